@@ -1,0 +1,348 @@
+# rdtd. `make help` lists the targets; everything that is built lands in build/<variant>/.
+VERSION   := 0.1.0
+SOVERSION := 0
+
+PREFIX        ?= /usr/local
+bindir        ?= $(PREFIX)/bin
+libdir        ?= $(PREFIX)/lib
+includedir    ?= $(PREFIX)/include
+sysconfdir    ?= /etc
+mandir        ?= $(PREFIX)/share/man
+completiondir ?= $(PREFIX)/share/bash-completion/completions
+unitdir       ?= $(PREFIX)/lib/systemd/system
+sysusersdir   ?= $(PREFIX)/lib/sysusers.d
+backenddir     = $(libdir)/rdtd
+conffile       = $(sysconfdir)/rdtd/rdtd.conf
+
+VARIANT ?= release
+B := build/$(VARIANT)
+
+# One line per backend that needs a library: the pkg-config modules. A backend whose library is missing is dropped with one
+# line, unless it is required.
+BACKEND_PKGS_ucx  := ucx
+REQUIRED_BACKENDS := host ucx
+
+PKGS := libuv libprotobuf-c openssl inih jansson $(foreach b,$(REQUIRED_BACKENDS),$(BACKEND_PKGS_$(b)))
+
+# ---- compiler ----
+
+ifeq ($(origin CC),default)
+CC := $(if $(filter fuzz,$(VARIANT)),clang,gcc)
+endif
+
+CFLAGS_release := -O2 -g -D_FORTIFY_SOURCE=2
+CFLAGS_asan    := -O1 -g -fsanitize=address,undefined -fno-sanitize-recover=undefined -fno-omit-frame-pointer
+CFLAGS_tsan    := -O1 -g -fsanitize=thread -fno-omit-frame-pointer
+CFLAGS_cov     := -O0 -g --coverage
+CFLAGS_fuzz    := -O1 -g -fsanitize=fuzzer-no-link,address,undefined -fno-sanitize-recover=undefined -fno-omit-frame-pointer
+ifndef CFLAGS_$(VARIANT)
+$(error VARIANT=$(VARIANT): expected one of release, asan, tsan, cov, fuzz)
+endif
+
+WARNINGS := -Wall -Wextra -Wshadow -Wvla -Wstrict-prototypes -Wmissing-prototypes -Wpointer-arith -Wundef -Wformat=2 \
+            $(if $(filter 1,$(WERROR)),-Werror)
+ifneq ($(VARIANT),release) # instrumented code misleads the compiler's flow analysis
+WARNINGS := -Wall -Wno-format-truncation -Wno-stringop-truncation -Wno-stringop-overflow -Wno-maybe-uninitialized
+endif
+CPPFLAGS_ALL := -D_GNU_SOURCE -iquote . -iquote proto -iquote backends -iquote $(B)/gen $(CPPFLAGS)
+CFLAGS_ALL    = -std=c11 $(CFLAGS_$(VARIANT)) -fstack-protector-strong -pthread $(CFLAGS)
+LDFLAGS_ALL   = $(CFLAGS_$(VARIANT)) -pthread -Wl,-z,relro,-z,now -Wl,--as-needed $(LDFLAGS)
+SHARED        = -shared -Wl,--no-undefined
+
+Q := $(if $(filter 1,$(V)),,@)
+say = $(if $(Q),@printf '  %-6s %s\n' '$(1)' '$(2)')
+
+# ---- what there is ----
+
+PROTOS := $(wildcard proto/*.proto)
+GEN_H  := $(PROTOS:proto/%.proto=$(B)/gen/%.pb-c.h)
+GEN_O  := $(PROTOS:proto/%.proto=$(B)/obj/gen/%.pb-c.o)
+
+obj  = $(patsubst %.c,$(B)/obj/%.o,$(1))
+srcs = $(foreach d,$(1),$(wildcard $(d)/*.c))
+
+PROTO_O   := $(call obj,$(call srcs,proto)) $(GEN_O)
+CTL_C     := $(wildcard client/rdtctl.c client/ctl.c client/ctl_*.c)
+CLIENT_O  := $(call obj,$(filter-out $(CTL_C),$(call srcs,client)))
+DAEMON_O  := $(call obj,$(filter-out daemon/main.c,$(call srcs,daemon)))
+SUPPORT_O := $(call obj,$(call srcs,tests/support))
+PLUGIN_O  := $(call obj,$(wildcard proto/rdt_status.c proto/rdt_dtype.c)) # what a plug-in carries of proto/
+
+HEADERS := client/rdt.h backends/rdt_backend.h $(wildcard proto/rdt_*.h)
+
+UNIT  := $(patsubst %.c,$(B)/%,$(call srcs,tests/unit tests/conformance tests/abi))
+INTEG := $(patsubst %.c,$(B)/%,$(call srcs,tests/integration tests/gpu))
+BENCH := $(patsubst %.c,$(B)/%,$(call srcs,tests/bench))
+FUZZ  := $(patsubst %.c,$(B)/%,$(call srcs,tests/fuzz))
+
+LIBRDT := $(B)/librdt.so.$(VERSION)
+PROGRAMS := $(if $(wildcard daemon/main.c),$(B)/rdtd) $(if $(wildcard client/rdtctl.c),$(B)/rdtctl)
+LOOPBACK := $(if $(wildcard tests/loopback/*.c),$(B)/tests/rdt_loopback.so)
+MANPAGES := $(foreach d,client daemon backends systemd,$(wildcard $(d)/*.[1-8]))
+
+# ---- libraries: looked for only when something is going to be compiled ----
+
+NO_LIBS_NEEDED := help clean deps test demo bench check-asan check-tsan cov fuzz format uninstall
+ifneq ($(filter-out $(NO_LIBS_NEEDED),$(or $(MAKECMDGOALS),all)),)
+
+MISSING := $(shell for p in $(PKGS); do pkg-config --exists $$p 2>/dev/null || echo $$p; done; \
+                   for c in $(CC) protoc-c; do command -v $$c >/dev/null || echo $$c; done)
+ifneq ($(strip $(MISSING)),)
+$(error missing: $(strip $(MISSING)). `make deps` installs what is needed ($(shell .ci/deps --missing)))
+endif
+
+cflags = $(patsubst -I%,-isystem %,$(shell pkg-config --cflags $(1)))
+libs   = $(shell pkg-config --libs $(1))
+
+ALL_CFLAGS  := $(call cflags,libuv libprotobuf-c openssl inih jansson)
+DAEMON_LIBS := $(call libs,libuv libprotobuf-c openssl inih) -ldl
+CLIENT_LIBS := $(call libs,libprotobuf-c)
+CTL_LIBS    := $(call libs,libprotobuf-c jansson)
+UCX_CFLAGS  := $(call cflags,ucx)
+UCX_LIBS    := $(call libs,ucx)
+TEST_LIBS    = $(shell pkg-config --libs criterion) $(DAEMON_LIBS) $(CTL_LIBS)
+
+BACKENDS := $(foreach d,$(wildcard backends/*/),$(if $(wildcard $(d)*.c),$(notdir $(d:/=))))
+DROPPED  := $(foreach b,$(BACKENDS),$(if $(BACKEND_PKGS_$(b)),$(shell pkg-config --exists $(BACKEND_PKGS_$(b)) || echo $(b))))
+$(foreach b,$(DROPPED),$(info backend $(b): dropped, $(BACKEND_PKGS_$(b)) is not installed))
+BACKENDS := $(filter-out $(DROPPED),$(BACKENDS))
+
+endif
+
+BACKEND_SO := $(BACKENDS:%=$(B)/backends/rdt_%.so)
+
+# ---- build ----
+
+.PHONY: all tests benches deps test test-run check-asan check-tsan check-layers bench bench-run demo demo-run fuzz fuzz-run \
+        cov format tidy install uninstall clean help FORCE
+.DELETE_ON_ERROR:
+.SUFFIXES:
+
+all: $(PROGRAMS) $(LIBRDT) $(B)/librdt.a $(BACKEND_SO)
+tests: all $(UNIT) $(INTEG) $(LOOPBACK)
+benches: all $(BENCH)
+
+# A stamp changes when its text does: other flags, other sources or other paths rebuild what depends on them.
+define stamp
+$(B)/.$(1): FORCE
+	@mkdir -p $$(@D); printf '%s\n' '$(2)' | cmp -s - $$@ || printf '%s\n' '$(2)' >$$@
+endef
+$(eval $(call stamp,flags,$(CC) $(WARNINGS) $(CPPFLAGS_ALL) $(CFLAGS_ALL) $(LDFLAGS_ALL)))
+$(eval $(call stamp,sources,$(PROTO_O) $(CLIENT_O) $(CTL_C) $(DAEMON_O) $(SUPPORT_O) $(wildcard backends/*/*.c)))
+$(eval $(call stamp,paths,$(backenddir) $(conffile)))
+
+# proto and client go into a shared library, and so do the plug-ins.
+OBJFLAGS = -fPIE
+$(B)/obj/gen/%.o: WARNINGS =
+$(B)/obj/gen/%.o $(B)/obj/proto/%.o $(B)/obj/client/%.o: OBJFLAGS = -fPIC -fno-semantic-interposition
+$(B)/obj/backends/%.o $(B)/obj/tests/loopback/%.o: OBJFLAGS = -fPIC -fno-semantic-interposition
+$(B)/obj/tests/bench/%.o: OBJFLAGS = -fPIE $(UCX_CFLAGS)
+$(B)/obj/daemon/options.o: OBJFLAGS = -fPIE -DRDT_BACKEND_DIR='"$(backenddir)"' -DRDT_CONFIG_FILE='"$(conffile)"'
+$(B)/obj/daemon/options.o: $(B)/.paths
+
+compile = $(CC) $(CPPFLAGS_ALL) $(ALL_CFLAGS) $(WARNINGS) $(CFLAGS_ALL) $(OBJFLAGS) -MMD -MP -c -o $@ $<
+
+$(B)/obj/%.o: %.c $(B)/.flags | $(GEN_H)
+	$(call say,CC,$<)
+	$(Q)mkdir -p $(@D)
+	$(Q)$(compile)
+
+$(B)/obj/gen/%.o: $(B)/gen/%.c $(B)/.flags | $(GEN_H)
+	$(call say,CC,$<)
+	$(Q)mkdir -p $(@D)
+	$(Q)$(compile)
+
+# Both files of all messages at once: one may import another.
+$(B)/gen/%.pb-c.c $(B)/gen/%.pb-c.h: proto/%.proto $(PROTOS)
+	$(call say,PROTO,$<)
+	$(Q)mkdir -p $(@D)
+	$(Q)protoc-c --proto_path=proto --c_out=$(B)/gen $<
+
+$(B)/libproto.a: $(PROTO_O)
+$(B)/librdt.a: $(CLIENT_O)
+$(B)/librdtd.a: $(DAEMON_O)
+$(B)/libsupport.a: $(SUPPORT_O)
+$(B)/libproto.a $(B)/librdt.a $(B)/librdtd.a $(B)/libsupport.a: $(B)/.sources
+	$(call say,AR,$@)
+	$(Q)rm -f $@ && $(AR) rcs $@ $(filter %.o,$^)
+
+$(LIBRDT): $(CLIENT_O) $(PROTO_O) client/librdt.map $(B)/.sources
+	$(call say,LINK,$@)
+	$(Q)$(CC) $(LDFLAGS_ALL) $(SHARED) -Wl,-soname,librdt.so.$(SOVERSION) -Wl,--version-script=client/librdt.map -o $@ \
+	    $(filter %.o,$^) $(CLIENT_LIBS)
+	$(Q)ln -sf $(@F) $(B)/librdt.so.$(SOVERSION) && ln -sf librdt.so.$(SOVERSION) $(B)/librdt.so
+
+$(B)/rdtd: $(B)/obj/daemon/main.o $(B)/librdtd.a $(B)/libproto.a
+	$(call say,LINK,$@)
+	$(Q)$(CC) -pie $(LDFLAGS_ALL) -o $@ $^ $(DAEMON_LIBS)
+
+$(B)/rdtctl: $(call obj,$(CTL_C)) $(B)/librdt.a $(B)/libproto.a
+	$(call say,LINK,$@)
+	$(Q)$(CC) -pie $(LDFLAGS_ALL) -o $@ $^ $(CTL_LIBS)
+
+# A plug-in shows one symbol.
+$(B)/plugin.map:
+	$(Q)mkdir -p $(@D) && echo '{ global: rdt_backend_init; local: *; };' >$@
+link_plugin = $(CC) $(LDFLAGS_ALL) $(SHARED) -Wl,--version-script=$(B)/plugin.map -o $@ $(filter %.o,$^)
+
+# backend NAME: backends/NAME/*.c, nothing of the daemon, its own libraries.
+define backend
+$(B)/backends/rdt_$(1).so: $(call obj,$(call srcs,backends/$(1))) $(PLUGIN_O) $(B)/plugin.map $(B)/.sources
+	$$(call say,LINK,$$@)
+	$(Q)mkdir -p $$(@D)
+	$(Q)$$(link_plugin) $(if $(BACKEND_PKGS_$(1)),$(call libs,$(BACKEND_PKGS_$(1))))
+$(B)/obj/backends/$(1)/%.o: OBJFLAGS += $(if $(BACKEND_PKGS_$(1)),$(call cflags,$(BACKEND_PKGS_$(1))))
+endef
+$(foreach b,$(BACKENDS),$(eval $(call backend,$(b))))
+
+$(LOOPBACK): $(call obj,$(call srcs,tests/loopback)) $(PLUGIN_O) $(B)/plugin.map $(B)/.sources
+	$(call say,LINK,$@)
+	$(Q)mkdir -p $(@D)
+	$(Q)$(link_plugin)
+
+# ---- test programs ----
+
+link_test = $(CC) -pie $(LDFLAGS_ALL) -o $@ $(filter %.o,$^) -Wl,--start-group $(filter %.a,$^) -Wl,--end-group
+
+# Criterion keeps its arena at addresses that ThreadSanitizer reserves, unless told otherwise.
+CRITERION_O := $(if $(filter tsan,$(VARIANT)),$(B)/obj/tests/criterion_tsan.o)
+
+$(UNIT): $(B)/%: $(B)/obj/%.o $(CRITERION_O) $(B)/librdtd.a $(B)/librdt.a $(B)/libproto.a $(B)/libsupport.a
+	$(call say,LINK,$@)
+	$(Q)mkdir -p $(@D)
+	$(Q)$(link_test) $(TEST_LIBS)
+
+$(INTEG): $(B)/%: $(B)/obj/%.o $(CRITERION_O) $(B)/librdt.a $(B)/libproto.a $(B)/libsupport.a
+	$(call say,LINK,$@)
+	$(Q)mkdir -p $(@D)
+	$(Q)$(link_test) $(TEST_LIBS)
+
+$(BENCH): $(B)/%: $(B)/obj/%.o $(B)/librdt.a $(B)/libproto.a $(B)/libsupport.a
+	$(call say,LINK,$@)
+	$(Q)mkdir -p $(@D)
+	$(Q)$(link_test) $(DAEMON_LIBS) $(CTL_LIBS) $(UCX_LIBS)
+
+$(FUZZ): $(B)/%: $(B)/obj/%.o $(B)/librdtd.a $(B)/librdt.a $(B)/libproto.a
+	$(call say,LINK,$@)
+	$(Q)mkdir -p $(@D)
+	$(Q)$(link_test) -fsanitize=fuzzer $(DAEMON_LIBS) $(CTL_LIBS)
+
+-include $(shell find $(B)/obj -name '*.d' 2>/dev/null)
+
+# ---- targets that people type: each first sees to the packages, then starts make again, which now finds them ----
+
+SUB = $(MAKE) --no-print-directory $(if $(filter -j%,$(MAKEFLAGS)),,-j$(shell nproc))
+
+deps:
+	@.ci/deps
+
+test:
+	@.ci/deps
+	+@$(SUB) VARIANT=$(VARIANT) test-run
+
+check-asan check-tsan: check-%:
+	@.ci/deps
+	+@$(SUB) VARIANT=$* test-run
+
+test-run: tests
+	@tests/run-tests $(B) '$(T)'
+
+check-layers: all
+	@tests/check-layers $(B)
+
+demo:
+	@.ci/deps
+	+@$(SUB) demo-run
+
+demo-run: all
+	@RDT_BUILD_DIR=$(CURDIR)/$(B) tests/demo/demo.sh
+
+bench:
+	@.ci/deps
+	+@$(SUB) bench-run
+
+bench-run: benches
+	@RDT_BUILD_DIR=$(CURDIR)/$(B) tests/bench/run
+
+FUZZ_SECONDS ?= 60
+fuzz:
+	@[ -n '$(FUZZ)' ] || { echo 'make fuzz: tests/fuzz/ holds no targets yet'; exit 1; }
+	@.ci/deps clang
+	+@$(SUB) VARIANT=fuzz fuzz-run
+
+fuzz-run: $(FUZZ)
+	@for f in $(FUZZ); do mkdir -p $$f.corpus && $$f -max_total_time=$(FUZZ_SECONDS) -artifact_prefix=$$f. $$f.corpus || exit 1; done
+
+cov:
+	@.ci/deps gcovr
+	+@$(SUB) VARIANT=cov test-run
+	@gcovr --root . --object-directory build/cov --exclude build/ --exclude tests/ --txt build/cov/coverage.txt --print-summary
+
+format:
+	@.ci/deps clang-format
+	@find proto daemon backends client tests -name '*.[ch]' -print0 | xargs -0 clang-format -i
+
+empty :=
+TIDY := $(subst $(empty) ,,-*,clang-analyzer-*,-clang-analyzer-security.insecureAPI.*,bugprone-*, \
+                            -bugprone-easily-swappable-parameters,-bugprone-reserved-identifier,performance-*)
+tidy: $(GEN_H)
+	@.ci/deps clang-tidy
+	@clang-tidy --quiet --checks='$(TIDY)' $(call srcs,proto client daemon $(BACKENDS:%=backends/%)) \
+	    -- -std=c11 $(CPPFLAGS_ALL) $(ALL_CFLAGS) $(UCX_CFLAGS)
+
+# ---- install ----
+
+substitute = sed -e 's|@PREFIX@|$(PREFIX)|g' -e 's|@bindir@|$(bindir)|g' -e 's|@libdir@|$(libdir)|g' \
+                 -e 's|@includedir@|$(includedir)|g' -e 's|@backenddir@|$(backenddir)|g' -e 's|@conffile@|$(conffile)|g' \
+                 -e 's|@VERSION@|$(VERSION)|g'
+COMPLETION := $(wildcard client/rdtctl.bash)
+
+install: all
+	@install -d $(addprefix $(DESTDIR),$(bindir) $(libdir)/pkgconfig $(includedir)/rdt $(backenddir) $(unitdir) $(sysusersdir) \
+	    $(dir $(conffile)) $(if $(COMPLETION),$(completiondir)))
+	@install -m755 $(PROGRAMS) $(DESTDIR)$(bindir)/
+	@install -m755 $(LIBRDT) $(DESTDIR)$(libdir)/
+	@ln -sf $(notdir $(LIBRDT)) $(DESTDIR)$(libdir)/librdt.so.$(SOVERSION)
+	@ln -sf librdt.so.$(SOVERSION) $(DESTDIR)$(libdir)/librdt.so
+	@install -m755 $(BACKEND_SO) $(DESTDIR)$(backenddir)/
+	@install -m644 $(HEADERS) $(DESTDIR)$(includedir)/rdt/
+	@$(substitute) client/rdt.pc.in >$(B)/rdt.pc && install -m644 $(B)/rdt.pc $(DESTDIR)$(libdir)/pkgconfig/rdt.pc
+	@$(substitute) systemd/rdtd.service.in >$(B)/rdtd.service && install -m644 $(B)/rdtd.service $(DESTDIR)$(unitdir)/
+	@install -m644 systemd/rdtd.socket $(DESTDIR)$(unitdir)/
+	@install -m644 systemd/rdtd.sysusers $(DESTDIR)$(sysusersdir)/rdtd.conf
+	@$(substitute) systemd/rdtd.conf >$(B)/rdtd.conf
+	@if [ -e $(DESTDIR)$(conffile) ] && ! cmp -s $(B)/rdtd.conf $(DESTDIR)$(conffile); then \
+	    install -m644 $(B)/rdtd.conf $(DESTDIR)$(conffile).new; echo "$(conffile) was kept; the template is $(conffile).new"; \
+	else install -m644 $(B)/rdtd.conf $(DESTDIR)$(conffile); fi
+	@$(if $(COMPLETION),install -m644 $(COMPLETION) $(DESTDIR)$(completiondir)/rdtctl)
+	@$(foreach m,$(MANPAGES),install -D -m644 $(m) $(DESTDIR)$(mandir)/man$(subst .,,$(suffix $(m)))/$(notdir $(m));)
+	@[ -n "$(DESTDIR)" ] || [ "$$(id -u)" != 0 ] || ldconfig
+	@echo 'installed below $(DESTDIR)$(PREFIX)'
+
+uninstall:
+	rm -f $(addprefix $(DESTDIR)$(bindir)/,rdtd rdtctl) $(addprefix $(DESTDIR)$(libdir)/librdt.so,.$(VERSION) .$(SOVERSION)) \
+	    $(DESTDIR)$(libdir)/librdt.so $(DESTDIR)$(libdir)/pkgconfig/rdt.pc $(DESTDIR)$(backenddir)/rdt_*.so \
+	    $(addprefix $(DESTDIR)$(includedir)/rdt/,$(notdir $(HEADERS))) $(addprefix $(DESTDIR)$(unitdir)/rdtd,.service .socket) \
+	    $(DESTDIR)$(sysusersdir)/rdtd.conf $(DESTDIR)$(completiondir)/rdtctl \
+	    $(foreach m,$(MANPAGES),$(DESTDIR)$(mandir)/man$(subst .,,$(suffix $(m)))/$(notdir $(m)))
+	rmdir $(DESTDIR)$(backenddir) $(DESTDIR)$(includedir)/rdt 2>/dev/null || true
+
+clean:
+	rm -rf build
+
+help:
+	@printf '%s\n' \
+	'make                  everything, into build/release (VARIANT=asan, tsan: into build/asan, build/tsan)' \
+	'make deps             installs the Debian packages that are missing, or says which' \
+	'make test [T=name]    builds and runs all tests, or those whose name contains T' \
+	'make check-asan       the same tests under AddressSanitizer and UndefinedBehaviorSanitizer' \
+	'make check-tsan       the same tests under ThreadSanitizer' \
+	'make check-layers     who may include and link whom' \
+	'make demo [FILE=...]  two daemons move a file between them' \
+	'make bench            measurements beside a reference' \
+	'make fuzz             each fuzz target for FUZZ_SECONDS (60)' \
+	'make cov              coverage of the tests' \
+	'make format, tidy     clang-format in place, clang-tidy' \
+	'make install          into PREFIX (/usr/local); DESTDIR, libdir, sysconfdir, unitdir; `make uninstall` takes it back' \
+	'make clean            removes build/' \
+	'V=1 shows the commands, WERROR=1 makes warnings errors.'

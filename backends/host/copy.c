@@ -1,0 +1,75 @@
+/* Copies of many MiB by stores that bypass the caches.
+ *
+ * memcpy reads each line of the destination before it writes it, until its own threshold (three quarters of the shared cache,
+ * on large servers hundreds of MiB). Median GB/s of memcpy, 16-byte and 32-byte streaming stores between two warm memfds on
+ * a two-core Xeon guest: 4 MiB 34, 27, 27; 16 MiB 17, 23, 26; 64 MiB 14, 17, 21; 1 GiB 13, 18, 21.
+ */
+#include "backends/host/copy.h"
+
+#include <stdint.h>
+#include <string.h>
+
+#ifdef __x86_64__
+#include <immintrin.h>
+
+#define STEP_BYTES 128
+
+static void stream_sse2(char *dst, const char *src, size_t bytes)
+{
+    for (size_t at = 0; at < bytes; at += STEP_BYTES / 2) {
+        __m128i a = _mm_loadu_si128((const __m128i *)(const void *)(src + at));
+        __m128i b = _mm_loadu_si128((const __m128i *)(const void *)(src + at + 16));
+        __m128i c = _mm_loadu_si128((const __m128i *)(const void *)(src + at + 32));
+        __m128i d = _mm_loadu_si128((const __m128i *)(const void *)(src + at + 48));
+        _mm_stream_si128((__m128i *)(void *)(dst + at), a);
+        _mm_stream_si128((__m128i *)(void *)(dst + at + 16), b);
+        _mm_stream_si128((__m128i *)(void *)(dst + at + 32), c);
+        _mm_stream_si128((__m128i *)(void *)(dst + at + 48), d);
+    }
+    _mm_sfence();
+}
+
+__attribute__((target("avx2"))) static void stream_avx2(char *dst, const char *src, size_t bytes)
+{
+    for (size_t at = 0; at < bytes; at += STEP_BYTES) {
+        __m256i a = _mm256_loadu_si256((const __m256i *)(const void *)(src + at));
+        __m256i b = _mm256_loadu_si256((const __m256i *)(const void *)(src + at + 32));
+        __m256i c = _mm256_loadu_si256((const __m256i *)(const void *)(src + at + 64));
+        __m256i d = _mm256_loadu_si256((const __m256i *)(const void *)(src + at + 96));
+        _mm256_stream_si256((__m256i *)(void *)(dst + at), a);
+        _mm256_stream_si256((__m256i *)(void *)(dst + at + 32), b);
+        _mm256_stream_si256((__m256i *)(void *)(dst + at + 64), c);
+        _mm256_stream_si256((__m256i *)(void *)(dst + at + 96), d);
+    }
+    _mm_sfence();
+}
+
+static void stream(char *dst, const char *src, size_t bytes)
+{
+    size_t head = -(uintptr_t)dst % STEP_BYTES;
+    size_t body = (bytes - head) / STEP_BYTES * STEP_BYTES;
+
+    memcpy(dst, src, head);
+    if (__builtin_cpu_supports("avx2"))
+        stream_avx2(dst + head, src + head, body);
+    else
+        stream_sse2(dst + head, src + head, body);
+    memcpy(dst + head + body, src + head + body, bytes - head - body);
+}
+
+void copy_bytes(void *dst, const void *src, size_t bytes)
+{
+    if (bytes >= COPY_STREAM_BYTES)
+        stream(dst, src, bytes);
+    else
+        memcpy(dst, src, bytes);
+}
+
+#else
+
+void copy_bytes(void *dst, const void *src, size_t bytes)
+{
+    memcpy(dst, src, bytes);
+}
+
+#endif

@@ -1,0 +1,311 @@
+/* The memory kind "host": memfds.
+ *
+ * Owns the descriptors and mappings of its blocks. What it allocates has all pages reserved and cannot shrink or grow, so no
+ * reader meets SIGBUS; what it imports must be sealed against shrinking. Holes that a client punches into its own memory are
+ * not its business: the core copies from imported memory under a guard.
+ */
+#include <errno.h>
+#include <fcntl.h>
+#include <linux/magic.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <sys/vfs.h>
+#include <unistd.h>
+
+#include "backends/host/copy.h"
+#include "backends/rdt_backend.h"
+
+#ifndef MFD_NOEXEC_SEAL
+#define MFD_NOEXEC_SEAL 0x0008U /* since Linux 6.3 */
+#endif
+
+/* block->priv */
+struct host_block {
+    uint64_t offset;       /* of the block in its file; a multiple of the page size */
+    uint64_t mapped_bytes; /* length of the mapping: bytes, rounded up for huge pages */
+    bool imported;
+    bool read_only;
+};
+
+/* There is nothing to remember, but NULL could be taken for a failure. */
+static char instance;
+
+static enum rdt_status host_open(const struct rdt_host *host, void **memory_p, struct rdt_error *err)
+{
+    (void)host;
+    (void)err;
+    *memory_p = &instance;
+    return RDT_OK;
+}
+
+static void host_close(void *memory)
+{
+    (void)memory;
+}
+
+static enum rdt_status out_of_memory(struct rdt_error *err, uint64_t bytes)
+{
+    return rdt_error_set(err, RDT_NO_MEMORY, "the system has no memory for %llu more bytes", (unsigned long long)bytes);
+}
+
+static enum rdt_status block_fill(struct rdt_block *block, int take_fd, uint64_t bytes, const struct host_block *values,
+                                  struct rdt_error *err)
+{
+    struct host_block *priv = malloc(sizeof *priv);
+
+    if (!priv) {
+        (void)close(take_fd);
+        return out_of_memory(err, bytes);
+    }
+    *priv = *values;
+    block->addr = NULL;
+    block->bytes = bytes;
+    block->fd = take_fd;
+    block->priv = priv;
+    block->read_only = values->read_only;
+    return RDT_OK;
+}
+
+/* ---- allocating ---- */
+
+static int create_memfd(void)
+{
+    int fd = memfd_create("rdtd", MFD_CLOEXEC | MFD_ALLOW_SEALING | MFD_NOEXEC_SEAL);
+
+    if (fd < 0 && errno == EINVAL)
+        fd = memfd_create("rdtd", MFD_CLOEXEC | MFD_ALLOW_SEALING);
+    return fd;
+}
+
+/* A signal undoes fallocate halfway: start again. */
+static int reserve(int fd, uint64_t bytes)
+{
+    while (fallocate(fd, 0, 0, (off_t)bytes))
+        if (errno != EINTR)
+            return errno;
+    return 0;
+}
+
+static enum rdt_status host_alloc(void *memory, const char *device, uint64_t bytes, struct rdt_block *block_p,
+                                  struct rdt_error *err)
+{
+    struct host_block values = {.mapped_bytes = bytes};
+    int fd, error;
+
+    (void)memory;
+    (void)device;
+    if (!bytes || bytes > INT64_MAX)
+        return rdt_error_set(err, RDT_INVALID, "cannot allocate %llu bytes of host memory", (unsigned long long)bytes);
+    fd = create_memfd();
+    if (fd < 0)
+        return rdt_error_sys(err, errno, "memfd_create for %llu bytes", (unsigned long long)bytes);
+
+    error = fchmod(fd, 0600) ? errno : reserve(fd, bytes);
+    if (!error && fcntl(fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL))
+        error = errno;
+    if (!error)
+        return block_fill(block_p, fd, bytes, &values, err);
+
+    (void)close(fd);
+    if (error == ENOMEM || error == ENOSPC || error == EFBIG)
+        return out_of_memory(err, bytes);
+    return rdt_error_sys(err, error, "reserving %llu bytes of host memory", (unsigned long long)bytes);
+}
+
+/* ---- importing ---- */
+
+static enum rdt_status check_file(int fd, struct stat *stat_p, struct rdt_error *err)
+{
+    struct statfs fs;
+
+    if (fstat(fd, stat_p) || fstatfs(fd, &fs))
+        return rdt_error_sys(err, errno, "looking at the descriptor to import");
+    if (!S_ISREG(stat_p->st_mode) || (fs.f_type != TMPFS_MAGIC && fs.f_type != HUGETLBFS_MAGIC))
+        return rdt_error_set(err, RDT_INVALID, "the descriptor to import is not a memfd: create it with memfd_create");
+    return RDT_OK;
+}
+
+static enum rdt_status check_seals(int fd, int *seals_p, struct rdt_error *err)
+{
+    int seals = fcntl(fd, F_GET_SEALS);
+
+    if (seals < 0)
+        return rdt_error_set(err, RDT_INVALID,
+                             "the descriptor to import is not a memfd (it knows no seals): create it with memfd_create");
+    if (seals & F_SEAL_SHRINK) {
+        *seals_p = seals;
+        return RDT_OK;
+    }
+    if (seals & F_SEAL_SEAL)
+        return rdt_error_set(err, RDT_INVALID,
+                             "the memory to import lacks F_SEAL_SHRINK and takes no more seals: create it with "
+                             "memfd_create(..., MFD_ALLOW_SEALING), then fcntl(fd, F_ADD_SEALS, F_SEAL_SHRINK)");
+    return rdt_error_set(err, RDT_INVALID,
+                         "the memory to import lacks F_SEAL_SHRINK: call fcntl(fd, F_ADD_SEALS, F_SEAL_SHRINK) once it has "
+                         "its size");
+}
+
+static enum rdt_status check_range(const struct rdt_import *import, const struct stat *st, struct rdt_error *err)
+{
+    long page = sysconf(_SC_PAGESIZE);
+    uint64_t unit = st->st_blksize > page ? (uint64_t)st->st_blksize : (uint64_t)page;
+
+    if (!import->bytes || import->bytes > INT64_MAX || import->offset > INT64_MAX)
+        return rdt_error_set(err, RDT_INVALID, "cannot import %llu bytes at offset %llu", (unsigned long long)import->bytes,
+                             (unsigned long long)import->offset);
+    if (import->offset % unit)
+        return rdt_error_set(err, RDT_INVALID, "offset %llu of the memory to import is not a multiple of its page size %llu",
+                             (unsigned long long)import->offset, (unsigned long long)unit);
+    if ((uint64_t)st->st_size < import->offset || (uint64_t)st->st_size - import->offset < import->bytes)
+        return rdt_error_set(err, RDT_INVALID, "the memory to import holds %llu bytes, fewer than the %llu at offset %llu asked for",
+                             (unsigned long long)st->st_size, (unsigned long long)import->bytes,
+                             (unsigned long long)import->offset);
+    return RDT_OK;
+}
+
+static uint64_t round_up(uint64_t bytes, uint64_t unit)
+{
+    return (bytes + unit - 1) / unit * unit;
+}
+
+static enum rdt_status host_import(void *memory, const char *device, const struct rdt_import *import, struct rdt_block *block_p,
+                                   struct rdt_error *err)
+{
+    struct host_block values = {.offset = import->offset, .mapped_bytes = import->bytes, .imported = true};
+    struct stat st;
+    enum rdt_status status;
+    int fd, flags, seals = 0;
+
+    (void)memory;
+    (void)device;
+    if (import->kind != RDT_IMPORT_MEMFD)
+        return rdt_error_set(err, RDT_UNSUPPORTED, "host memory is imported as a memfd only");
+    if (import->n_fds != 1)
+        return rdt_error_set(err, RDT_INVALID, "an import of host memory takes one descriptor, not %u", import->n_fds);
+
+    status = check_file(import->fds[0], &st, err);
+    if (status == RDT_OK)
+        status = check_seals(import->fds[0], &seals, err);
+    if (status == RDT_OK)
+        status = check_range(import, &st, err);
+    if (status != RDT_OK)
+        return status;
+
+    flags = fcntl(import->fds[0], F_GETFL);
+    if (flags < 0)
+        return rdt_error_sys(err, errno, "looking at the descriptor to import");
+    if ((flags & O_ACCMODE) == O_WRONLY || (flags & O_PATH))
+        return rdt_error_set(err, RDT_INVALID, "the descriptor to import cannot be read");
+    values.read_only = (flags & O_ACCMODE) == O_RDONLY || (seals & (F_SEAL_WRITE | F_SEAL_FUTURE_WRITE));
+
+    fd = fcntl(import->fds[0], F_DUPFD_CLOEXEC, 0);
+    if (fd < 0)
+        return rdt_error_sys(err, errno, "duplicating the descriptor to import");
+    if (st.st_blksize > sysconf(_SC_PAGESIZE))
+        values.mapped_bytes = round_up(import->bytes, (uint64_t)st.st_blksize);
+    return block_fill(block_p, fd, import->bytes, &values, err);
+}
+
+/* ---- a block's life ---- */
+
+/* Our own memory is mapped with its pages, which costs a pool thread now rather than a fault per page on the first copy or
+ * receive. Imported memory may have holes, which populating would fill at somebody's expense. */
+static enum rdt_status host_map(void *memory, struct rdt_block *block, struct rdt_error *err)
+{
+    const struct host_block *priv = block->priv;
+    int protection = priv->read_only ? PROT_READ : PROT_READ | PROT_WRITE;
+    int flags = MAP_SHARED | (priv->imported ? 0 : MAP_POPULATE);
+    void *addr;
+
+    (void)memory;
+    addr = mmap(NULL, priv->mapped_bytes, protection, flags, block->fd, (off_t)priv->offset);
+    /* Before Linux 6.7 memory with F_SEAL_WRITE had no shared mapping through a writable descriptor; nobody can change it, so
+     * a private one shows the same. */
+    if (addr == MAP_FAILED && errno == EPERM && priv->read_only)
+        addr = mmap(NULL, priv->mapped_bytes, PROT_READ, MAP_PRIVATE, block->fd, (off_t)priv->offset);
+    if (addr == MAP_FAILED) {
+        if (errno == ENOMEM)
+            return rdt_error_set(err, RDT_NO_MEMORY, "no address space or mapping left for %llu bytes of host memory",
+                                 (unsigned long long)block->bytes);
+        return rdt_error_sys(err, errno, "mapping %llu bytes of host memory", (unsigned long long)block->bytes);
+    }
+    block->addr = addr;
+    return RDT_OK;
+}
+
+static void host_free(void *memory, struct rdt_block *block)
+{
+    struct host_block *priv = block->priv;
+
+    (void)memory;
+    if (block->addr)
+        (void)munmap(block->addr, priv->mapped_bytes);
+    if (block->fd >= 0)
+        (void)close(block->fd);
+    free(priv);
+    block->addr = NULL;
+    block->fd = -1;
+    block->priv = NULL;
+}
+
+static enum rdt_status host_export(void *memory, const struct rdt_block *block, bool writable, int *fd_p, struct rdt_error *err)
+{
+    const struct host_block *priv = block->priv;
+    char path[32];
+    int fd;
+
+    (void)memory;
+    if (!writable && priv->imported)
+        return rdt_error_set(err, RDT_UNSUPPORTED, "imported memory belongs to its client and cannot be made read-only");
+    if (writable) {
+        fd = fcntl(block->fd, F_DUPFD_CLOEXEC, 0);
+        if (fd < 0)
+            return rdt_error_sys(err, errno, "duplicating a descriptor of host memory");
+    } else {
+        /* A duplicate would share the open file and its write access; opening anew asks the file's mode, 0600. */
+        (void)snprintf(path, sizeof path, "/proc/self/fd/%d", block->fd);
+        fd = open(path, O_RDONLY | O_CLOEXEC);
+        if (fd < 0)
+            return rdt_error_sys(err, errno, "opening host memory read-only by %s", path);
+    }
+    *fd_p = fd;
+    return RDT_OK;
+}
+
+static enum rdt_status host_copy(void *memory, void *dst, const void *src, uint64_t bytes, struct rdt_error *err)
+{
+    (void)memory;
+    (void)err;
+    copy_bytes(dst, src, bytes);
+    return RDT_OK;
+}
+
+/* ---- the backend ---- */
+
+static const struct rdt_memory_ops memory_ops = {
+    .struct_size = sizeof memory_ops,
+    .name = "host",
+    .open = host_open,
+    .close = host_close,
+    .alloc = host_alloc,
+    .import = host_import,
+    .free = host_free,
+    .map = host_map,
+    .share = host_export,
+    .copy = host_copy,
+};
+
+static const struct rdt_backend backend = {
+    .abi_version = RDT_BACKEND_ABI,
+    .struct_size = sizeof backend,
+    .name = "host",
+    .version = "0.1.0",
+    .memory = &memory_ops,
+};
+
+const struct rdt_backend *rdt_backend_init(void)
+{
+    return &backend;
+}

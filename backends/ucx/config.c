@@ -1,0 +1,280 @@
+/* What the user wants of UCX: our configuration, UCX's own environment, and the context that comes of both.
+ *
+ * A UCX_* variable of the environment wins over what is set here: it was put there by somebody who knows this machine.
+ */
+#include <arpa/inet.h>
+#include <errno.h>
+#include <ifaddrs.h>
+#include <net/if.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "backends/ucx/ucx.h"
+
+#define SEGMENT "512k" /* of TCP: 4 MiB chunks in segments of 64 KiB go at 0.6 of the speed */
+
+/* ---- addresses ---- */
+
+static bool parse_address(const char *text, struct sockaddr_storage *address_p)
+{
+    struct sockaddr_in in = {.sin_family = AF_INET};
+    struct sockaddr_in6 in6 = {.sin6_family = AF_INET6};
+
+    memset(address_p, 0, sizeof *address_p);
+    if (inet_pton(AF_INET, text, &in.sin_addr) == 1)
+        memcpy(address_p, &in, sizeof in);
+    else if (inet_pton(AF_INET6, text, &in6.sin6_addr) == 1)
+        memcpy(address_p, &in6, sizeof in6);
+    else
+        return false;
+    return true;
+}
+
+static bool is_wildcard(const char *text)
+{
+    struct sockaddr_storage address;
+
+    if (!parse_address(text, &address))
+        return false;
+    if (address.ss_family == AF_INET)
+        return ((struct sockaddr_in *)&address)->sin_addr.s_addr == INADDR_ANY;
+    return IN6_IS_ADDR_UNSPECIFIED(&((struct sockaddr_in6 *)&address)->sin6_addr);
+}
+
+static bool address_text(const struct sockaddr *address, char text_p[INET6_ADDRSTRLEN])
+{
+    if (address->sa_family == AF_INET)
+        return inet_ntop(AF_INET, &((const struct sockaddr_in *)(const void *)address)->sin_addr, text_p, INET6_ADDRSTRLEN);
+    /* A link-local address means nothing without the peer's own interface index. */
+    if (address->sa_family == AF_INET6) {
+        const struct in6_addr *in6 = &((const struct sockaddr_in6 *)(const void *)address)->sin6_addr;
+        return !IN6_IS_ADDR_LINKLOCAL(in6) && inet_ntop(AF_INET6, in6, text_p, INET6_ADDRSTRLEN);
+    }
+    return false;
+}
+
+static bool in_list(const char *list, const char *word)
+{
+    size_t bytes = strlen(word);
+
+    for (const char *at = list; *at; at += strcspn(at, ","), at += *at == ',')
+        if (strcspn(at, ",") == bytes && !strncmp(at, word, bytes))
+            return true;
+    return false;
+}
+
+/* The first address of an interface of the list, or of any but the loopback if the list is empty; IPv4 before IPv6. */
+static bool address_of_interfaces(const char *interfaces, char text_p[INET6_ADDRSTRLEN])
+{
+    static const int families[] = {AF_INET, AF_INET6};
+    struct ifaddrs *all;
+    bool found = false;
+
+    if (getifaddrs(&all))
+        return false;
+    for (unsigned i = 0; i < 2 && !found; i++)
+        for (struct ifaddrs *at = all; at && !found; at = at->ifa_next) {
+            if (!at->ifa_addr || at->ifa_addr->sa_family != families[i] || !(at->ifa_flags & IFF_UP))
+                continue;
+            if (*interfaces ? in_list(interfaces, at->ifa_name) : !(at->ifa_flags & IFF_LOOPBACK))
+                found = address_text(at->ifa_addr, text_p);
+        }
+    freeifaddrs(all);
+    return found;
+}
+
+static bool interface_of_address(const char *address, char *name_p, size_t size)
+{
+    struct ifaddrs *all;
+    char text[INET6_ADDRSTRLEN];
+    bool found = false;
+
+    if (getifaddrs(&all))
+        return false;
+    for (struct ifaddrs *at = all; at && !found; at = at->ifa_next)
+        if (at->ifa_addr && address_text(at->ifa_addr, text) && !strcmp(text, address)) {
+            (void)snprintf(name_p, size, "%s", at->ifa_name);
+            found = true;
+        }
+    freeifaddrs(all);
+    return found;
+}
+
+/* ---- settings ---- */
+
+static const char *config_text(const struct rdt_host *host, const char *key)
+{
+    const char *value = host->config(host->ctx, key);
+
+    return value ? value : "";
+}
+
+static enum rdt_status config_number(const struct rdt_host *host, const char *key, uint64_t max, uint64_t *number_p,
+                                     struct rdt_error *err)
+{
+    const char *text = config_text(host, key);
+    char *end;
+    unsigned long long number;
+
+    errno = 0;
+    number = strtoull(text, &end, 10);
+    if (end == text || *end || *text == '-' || errno || number > max)
+        return rdt_error_set(err, RDT_INVALID, "%s = %s: expected a number from 0 to %llu", key, text, (unsigned long long)max);
+    *number_p = number;
+    return RDT_OK;
+}
+
+static enum rdt_status config_copy(const struct rdt_host *host, const char *key, char *text_p, size_t size, struct rdt_error *err)
+{
+    const char *text = config_text(host, key);
+
+    if (strlen(text) >= size)
+        return rdt_error_set(err, RDT_INVALID, "%s is longer than %zu characters", key, size - 1);
+    (void)snprintf(text_p, size, "%s", text);
+    return RDT_OK;
+}
+
+/* Where to listen: what is set for us, else where the peer link listens, else what the interfaces have. */
+static enum rdt_status choose_listen(const struct rdt_host *host, struct settings *settings, struct rdt_error *err)
+{
+    struct sockaddr_storage address;
+    char text[64];
+    enum rdt_status status = config_copy(host, "listen", text, sizeof text, err);
+
+    if (status == RDT_OK && !*text)
+        status = config_copy(host, "listen_host", text, sizeof text, err);
+    if (status != RDT_OK)
+        return status;
+    if (*text && !parse_address(text, &address))
+        return rdt_error_set(err, RDT_INVALID, "listen = %s: expected a numeric IPv4 or IPv6 address", text);
+    if (*text && !is_wildcard(text)) {
+        (void)snprintf(settings->listen, sizeof settings->listen, "%.45s", text);
+        return RDT_OK;
+    }
+    if (address_of_interfaces(settings->interfaces, settings->listen))
+        return RDT_OK;
+    return rdt_error_set(err, RDT_UNSUPPORTED,
+                         "found no address to offer to peers%s%s: set listen in [ucx] to an address of this node",
+                         *settings->interfaces ? " on " : "", settings->interfaces);
+}
+
+enum rdt_status settings_read(const struct rdt_host *host, struct settings *settings_p, struct rdt_error *err)
+{
+    struct settings settings = {0};
+    uint64_t port, eager_bytes, spin_polls;
+    enum rdt_status status;
+
+    if (strcmp(config_text(host, "trusted_network"), "yes"))
+        return rdt_error_set(err, RDT_UNSUPPORTED,
+                             "trusted_network is not yes: UCX authenticates nobody, and whoever reaches its TCP ports may write to "
+                             "this process; set trusted_network = yes only if no one else is on its network");
+
+    status = config_copy(host, "tls", settings.tls, sizeof settings.tls, err);
+    if (status == RDT_OK)
+        status = config_copy(host, "interfaces", settings.interfaces, sizeof settings.interfaces, err);
+    if (status == RDT_OK)
+        status = config_number(host, "port", 65535, &port, err);
+    if (status == RDT_OK)
+        status = config_number(host, "eager_bytes", 1 << 20, &eager_bytes, err);
+    if (status == RDT_OK)
+        status = config_number(host, "spin_polls", 1000000, &spin_polls, err);
+    if (status == RDT_OK)
+        status = choose_listen(host, &settings, err);
+    if (status != RDT_OK)
+        return status;
+
+    settings.port = (uint16_t)port;
+    settings.eager_bytes = eager_bytes;
+    settings.spin_polls = (unsigned)spin_polls;
+    /* The trust was given for the network of that address, not for every interface there is. */
+    if (!*settings.interfaces)
+        (void)interface_of_address(settings.listen, settings.interfaces, sizeof settings.interfaces);
+    *settings_p = settings;
+    return RDT_OK;
+}
+
+/* ---- the context ---- */
+
+static bool version_from(unsigned minor_from)
+{
+    unsigned major, minor, release;
+
+    ucp_get_version(&major, &minor, &release);
+    return major > 1 || minor >= minor_from;
+}
+
+static enum rdt_status modify(ucp_config_t *config, const char *key, const char *value, struct rdt_error *err)
+{
+    char variable[64];
+    ucs_status_t status;
+
+    (void)snprintf(variable, sizeof variable, "UCX_%s", key);
+    if (!*value || getenv(variable))
+        return RDT_OK;
+    /* 1.13 knows the keys of a transport without the transport's name, and takes the others with a warning. */
+    status = ucp_config_modify(config, !version_from(14) && !strncmp(key, "TCP_", 4) ? key + 4 : key, value);
+    if (status == UCS_OK)
+        return RDT_OK;
+    return rdt_error_set(err, RDT_INVALID, "UCX does not take %s=%s: %s", key, value, ucs_status_string(status));
+}
+
+static enum rdt_status modify_all(const struct settings *settings, ucp_config_t *config, struct rdt_error *err)
+{
+    const struct {
+        const char *key, *value;
+        unsigned minor_from;
+    } changes[] = {
+        {"TLS", settings->tls, 0},
+        {"NET_DEVICES", settings->interfaces, 0},
+        {"TCP_CM_REUSEADDR", "y", 0}, /* a restart finds its fixed port free */
+        {"TCP_CONN_NB", "y", 0},      /* connect() would stall every peer's bytes */
+        /* With PUT the sender's TCP writes to an address: bytes were seen to land after the receiver's endpoint was closed, and 1.13
+         * aborts the process (an assertion on PUT's acknowledgement) in one of two peers that go away in the middle. Messages that
+         * are as long are as fast. */
+        {"TCP_PUT_ENABLE", "n", 0},
+        {"TCP_RX_SEG_SIZE", SEGMENT, 0},
+        {"TCP_TX_SEG_SIZE", SEGMENT, 19}, /* protocols v2 cut by this one */
+    };
+    enum rdt_status status = RDT_OK;
+
+    for (unsigned i = 0; i < sizeof changes / sizeof *changes && status == RDT_OK; i++)
+        if (version_from(changes[i].minor_from))
+            status = modify(config, changes[i].key, changes[i].value, err);
+    return status;
+}
+
+/* Two ends whose segments differ in size overrun each other's buffers, so the size is part of the version. */
+void settings_version(char *version_p, size_t size)
+{
+    const char *text = ucp_get_version_string(), *segment = getenv("UCX_TCP_RX_SEG_SIZE");
+
+    (void)snprintf(version_p, size, "%.*s, segments %s", (int)strcspn(text, " "), text, segment ? segment : SEGMENT);
+}
+
+enum rdt_status settings_context(const struct settings *settings, ucp_context_h *context_p, struct rdt_error *err)
+{
+    /* No RMA: its emulation over TCP is slower, and lets a peer read any address of the process. */
+    const ucp_params_t params = {
+        .field_mask = UCP_PARAM_FIELD_FEATURES | UCP_PARAM_FIELD_NAME,
+        .features = UCP_FEATURE_AM | UCP_FEATURE_WAKEUP,
+        .name = "rdtd",
+    };
+    ucp_config_t *config;
+    ucs_status_t ucs;
+    enum rdt_status status;
+
+    ucs = ucp_config_read(NULL, NULL, &config);
+    if (ucs != UCS_OK)
+        return rdt_error_set(err, RDT_INVALID, "UCX cannot read its configuration (UCX_* in the environment): %s",
+                             ucs_status_string(ucs));
+    status = modify_all(settings, config, err);
+    if (status == RDT_OK) {
+        ucs = ucp_init(&params, config, context_p);
+        if (ucs != UCS_OK)
+            status = rdt_error_set(err, RDT_UNSUPPORTED, "UCX finds no usable transport (tls = %s, interfaces = %s): %s",
+                                   settings->tls, settings->interfaces, ucs_status_string(ucs));
+    }
+    ucp_config_release(config);
+    return status;
+}

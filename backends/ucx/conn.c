@@ -1,0 +1,263 @@
+/* Connections: one per peer node, two links at the most.
+ *
+ * The loop thread creates, connects, disconnects and destroys them; what it asks for is done by the data thread in conns_run. A
+ * disconnected connection is closed when its links are gone and its operations have ended: nothing can land any more.
+ */
+#include <endian.h>
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/random.h>
+
+#include "backends/ucx/ucx.h"
+
+struct offer { /* the blob; big-endian like the addresses in it */
+    uint8_t version;
+    uint8_t family; /* 4 or 6 */
+    uint8_t port[2];
+    uint8_t address[16];
+    uint8_t token[TOKEN_BYTES];
+};
+_Static_assert(sizeof(struct offer) == 4 + 16 + TOKEN_BYTES, "the blob has no holes");
+
+#define OFFER_VERSION 1
+
+/* Both ends can tell the number from the token; it tags each message of the session. */
+uint64_t session_of(const uint8_t token[TOKEN_BYTES])
+{
+    uint64_t words[2];
+
+    memcpy(words, token, sizeof words);
+    words[0] = le64toh(words[0]) ^ (le64toh(words[1]) * 0x9e3779b97f4a7c15u);
+    words[0] = (words[0] ^ words[0] >> 32) * 0xd6e8feb86659fd93u;
+    return words[0] ^ words[0] >> 32;
+}
+
+/* The lock is held. */
+static void look_at(struct conn *conn)
+{
+    if (ring_empty(&conn->active))
+        ring_append(&conn->transport->active, &conn->active);
+    thread_wake(conn->transport);
+}
+
+/* ---- loop thread ---- */
+
+enum rdt_status conn_create(struct transport *transport, void *ctx, struct conn **conn_p, struct rdt_error *err)
+{
+    struct conn *conn = calloc(1, sizeof *conn);
+
+    if (!conn)
+        return rdt_error_set(err, RDT_NO_MEMORY, "no memory for a connection");
+    if (getrandom(conn->token, sizeof conn->token, 0) != sizeof conn->token) {
+        free(conn);
+        return rdt_error_sys(err, errno, "drawing a token");
+    }
+    conn->transport = transport;
+    conn->ctx = ctx;
+    ring_init(&conn->active);
+    ring_init(&conn->sends);
+    for (unsigned i = 0; i < RECV_BUCKETS; i++)
+        ring_init(&conn->recvs[i]);
+    (void)pthread_mutex_lock(&transport->lock);
+    ring_append(&transport->conns, &conn->ring);
+    (void)pthread_mutex_unlock(&transport->lock);
+    *conn_p = conn;
+    return RDT_OK;
+}
+
+void conn_destroy(struct conn *conn)
+{
+    (void)pthread_mutex_lock(&conn->transport->lock);
+    ring_remove(&conn->ring);
+    ring_remove(&conn->active);
+    (void)pthread_mutex_unlock(&conn->transport->lock);
+    explicit_bzero(conn->token, sizeof conn->token);
+    explicit_bzero(conn->peer_token, sizeof conn->peer_token);
+    free(conn);
+}
+
+enum rdt_status conn_offer(struct conn *conn, uint8_t blob[RDT_OFFER_MAX_BYTES], size_t *bytes_p)
+{
+    const struct sockaddr_storage *address = &conn->transport->address;
+    struct offer offer = {.version = OFFER_VERSION};
+
+    if (address->ss_family == AF_INET) {
+        struct sockaddr_in in;
+
+        memcpy(&in, address, sizeof in);
+        offer.family = 4;
+        memcpy(offer.port, &in.sin_port, 2);
+        memcpy(offer.address, &in.sin_addr, 4);
+    } else {
+        struct sockaddr_in6 in6;
+
+        memcpy(&in6, address, sizeof in6);
+        offer.family = 6;
+        memcpy(offer.port, &in6.sin6_port, 2);
+        memcpy(offer.address, &in6.sin6_addr, 16);
+    }
+    memcpy(offer.token, conn->token, TOKEN_BYTES);
+    memcpy(blob, &offer, sizeof offer);
+    *bytes_p = sizeof offer;
+
+    (void)pthread_mutex_lock(&conn->transport->lock);
+    conn->offered = true;
+    (void)pthread_mutex_unlock(&conn->transport->lock);
+    return RDT_OK;
+}
+
+static bool read_address(const struct offer *offer, struct sockaddr_storage *address_p)
+{
+    struct sockaddr_in in = {.sin_family = AF_INET};
+    struct sockaddr_in6 in6 = {.sin6_family = AF_INET6};
+
+    memset(address_p, 0, sizeof *address_p);
+    if (offer->family == 4) {
+        memcpy(&in.sin_port, offer->port, 2);
+        memcpy(&in.sin_addr, offer->address, 4);
+        memcpy(address_p, &in, sizeof in);
+    } else {
+        memcpy(&in6.sin6_port, offer->port, 2);
+        memcpy(&in6.sin6_addr, offer->address, 16);
+        memcpy(address_p, &in6, sizeof in6);
+    }
+    return (offer->family == 4 || offer->family == 6) && (offer->port[0] || offer->port[1]);
+}
+
+enum rdt_status conn_connect(struct conn *conn, const void *blob, size_t bytes, struct rdt_error *err)
+{
+    struct transport *transport = conn->transport;
+    struct sockaddr_storage address;
+    struct offer offer;
+    enum rdt_status status = RDT_OK;
+
+    if (bytes < sizeof offer)
+        return rdt_error_set(err, RDT_PROTOCOL, "the peer's offer has %zu bytes instead of %zu", bytes, sizeof offer);
+    memcpy(&offer, blob, sizeof offer);
+    if (offer.version != OFFER_VERSION)
+        return rdt_error_set(err, RDT_PROTOCOL, "the peer's offer is of version %u, this end knows %u", offer.version, OFFER_VERSION);
+    if (!read_address(&offer, &address))
+        return rdt_error_set(err, RDT_PROTOCOL, "the peer's offer holds no address");
+
+    (void)pthread_mutex_lock(&transport->lock);
+    if (conn->connected || conn->closing) {
+        status = rdt_error_set(err, RDT_INVALID, "the connection is %s", conn->closing ? "closing" : "connected already");
+    } else {
+        conn->peer_address = address;
+        memcpy(conn->peer_token, offer.token, TOKEN_BYTES);
+        conn->connected = true;
+        look_at(conn);
+    }
+    (void)pthread_mutex_unlock(&transport->lock);
+    return status;
+}
+
+void conn_disconnect(struct conn *conn)
+{
+    (void)pthread_mutex_lock(&conn->transport->lock);
+    conn->closing = true;
+    look_at(conn);
+    (void)pthread_mutex_unlock(&conn->transport->lock);
+}
+
+/* ---- data thread ---- */
+
+/* Looks at every token to its end, so that the time taken tells nothing. */
+struct conn *conn_take_token(struct transport *transport, const uint8_t token[TOKEN_BYTES])
+{
+    struct conn *found = NULL;
+
+    (void)pthread_mutex_lock(&transport->lock);
+    for (struct ring *at = transport->conns.next; at != &transport->conns; at = at->next) {
+        struct conn *conn = ring_of(at, struct conn, ring);
+        volatile uint8_t difference = 0;
+
+        for (unsigned i = 0; i < TOKEN_BYTES; i++)
+            difference |= conn->token[i] ^ token[i];
+        if (!difference && conn->offered && !conn->token_used && !conn->closing)
+            found = conn;
+    }
+    if (found)
+        found->token_used = true;
+    (void)pthread_mutex_unlock(&transport->lock);
+    return found;
+}
+
+void conn_fail(struct conn *conn, enum rdt_status status, const char *msg)
+{
+    bool closing;
+
+    (void)pthread_mutex_lock(&conn->transport->lock);
+    closing = conn->closing;
+    (void)pthread_mutex_unlock(&conn->transport->lock);
+    if (closing || conn->failed)
+        return;
+    conn->failed = true;
+    conn->transport->host.conn_failed(conn->ctx, status, msg);
+}
+
+void conn_link_gone(struct conn *conn, struct link *link)
+{
+    if (conn->in == link)
+        conn->in = NULL;
+    if (conn->out == link)
+        conn->out = NULL;
+    (void)pthread_mutex_lock(&conn->transport->lock);
+    look_at(conn);
+    (void)pthread_mutex_unlock(&conn->transport->lock);
+}
+
+static void run_closing(struct conn *conn)
+{
+    struct transport *transport = conn->transport;
+    bool quiet;
+
+    if (!conn->closed_links) {
+        conn->closed_links = true;
+        if (conn->in)
+            link_close(conn->in);
+        if (conn->out && link_abandon(conn->out))
+            conn->out = NULL;
+        if (conn->out)
+            link_close(conn->out);
+    }
+    (void)pthread_mutex_lock(&transport->lock);
+    ops_end_queued(conn);
+    quiet = !conn->posted && !conn->in && !conn->out;
+    if (quiet) {
+        ring_remove(&conn->ring);
+        ring_remove(&conn->active);
+    }
+    (void)pthread_mutex_unlock(&transport->lock);
+    if (quiet)
+        transport->host.conn_closed(conn->ctx); /* which may destroy it at once */
+}
+
+static void run_open(struct conn *conn, bool can_send)
+{
+    if (!can_send || conn->failed)
+        return;
+    if (!conn->out)
+        conn->out = link_open(conn);
+    else if (conn->out->state == LINK_READY)
+        ops_send(conn);
+}
+
+void conns_run(struct transport *transport)
+{
+    (void)pthread_mutex_lock(&transport->lock);
+    while (!ring_empty(&transport->active)) {
+        struct conn *conn = ring_of(transport->active.next, struct conn, active);
+        bool closing = conn->closing, can_send = conn->connected && !ring_empty(&conn->sends);
+
+        ring_remove(&conn->active);
+        (void)pthread_mutex_unlock(&transport->lock);
+        if (closing)
+            run_closing(conn);
+        else
+            run_open(conn, can_send);
+        (void)pthread_mutex_lock(&transport->lock);
+    }
+    (void)pthread_mutex_unlock(&transport->lock);
+}

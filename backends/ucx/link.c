@@ -1,0 +1,412 @@
+/* Endpoints: who may speak on one, from the first word to the last.
+ *
+ * A link is opened by the end that has bytes to send. Its first message, HELLO, carries the one-time token that the listener gave
+ * to this peer over the peer link; the listener answers WELCOME, and only then does data flow. A link that says anything else first,
+ * or nothing for a while, is closed. UCX's callbacks only mark a link; what follows is done after progress.
+ */
+#include <arpa/inet.h>
+#include <endian.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "backends/ucx/ucx.h"
+
+#define HELLO_NS (5 * 1000000000ull)
+#define MAX_STRANGERS 128u
+
+/* ---- states ---- */
+
+static void set_state(struct link *link, enum link_state to)
+{
+    static const bool allowed[4][4] = {
+        [LINK_FRESH] = {[LINK_READY] = true, [LINK_FAILED] = true, [LINK_CLOSING] = true},
+        [LINK_READY] = {[LINK_FAILED] = true, [LINK_CLOSING] = true},
+        [LINK_FAILED] = {[LINK_CLOSING] = true},
+    };
+
+    if (!allowed[link->state][to]) {
+        link->transport->host.log(link->transport->host.ctx, RDT_LOG_ERROR, "bug: a link goes from state %d to %d", link->state, to);
+        abort();
+    }
+    link->state = to;
+}
+
+static struct ring *bucket_of(struct transport *transport, ucp_ep_h ep)
+{
+    return &transport->links[((uintptr_t)ep >> 4) * 0x9e3779b97f4a7c15u >> 32 & (LINK_BUCKETS - 1)];
+}
+
+struct link *link_find(struct transport *transport, ucp_ep_h ep)
+{
+    struct ring *bucket = bucket_of(transport, ep);
+
+    for (struct ring *at = bucket->next; at != bucket; at = at->next)
+        if (ring_of(at, struct link, ring)->ep == ep)
+            return ring_of(at, struct link, ring);
+    return NULL;
+}
+
+static void look_at_later(struct link *link)
+{
+    if (ring_empty(&link->dying))
+        ring_append(&link->transport->dying, &link->dying);
+}
+
+void link_fail(struct link *link, ucs_status_t error, const char *fault)
+{
+    if (link->state == LINK_FAILED || link->state == LINK_CLOSING)
+        return;
+    set_state(link, LINK_FAILED);
+    link->error = error;
+    link->fault = fault;
+    look_at_later(link);
+}
+
+static void on_error(void *arg, ucp_ep_h ep, ucs_status_t status)
+{
+    (void)ep;
+    link_fail(arg, status, NULL);
+}
+
+/* ---- opening ---- */
+
+static struct link *link_create(struct transport *transport, bool incoming, ucp_ep_params_t *params)
+{
+    struct link *link = calloc(1, sizeof *link);
+    ucs_status_t status;
+
+    if (!link)
+        return NULL;
+    link->transport = transport;
+    link->incoming = incoming;
+    ring_init(&link->dying);
+
+    params->field_mask |= UCP_EP_PARAM_FIELD_ERR_HANDLING_MODE | UCP_EP_PARAM_FIELD_ERR_HANDLER;
+    params->err_mode = UCP_ERR_HANDLING_MODE_PEER;
+    params->err_handler.cb = on_error;
+    params->err_handler.arg = link;
+    status = ucp_ep_create(transport->worker, params, &link->ep);
+    if (status != UCS_OK) {
+        transport->host.log(transport->host.ctx, RDT_LOG_DEBUG, "cannot create an endpoint: %s", ucs_status_string(status));
+        free(link);
+        return NULL;
+    }
+    ring_append(bucket_of(transport, link->ep), &link->ring);
+    transport->n_links++;
+    return link;
+}
+
+static void on_greeted(void *request, ucs_status_t status, void *user_data)
+{
+    struct link *link = user_data;
+
+    ucp_request_free(request);
+    link->requests--;
+    if (status != UCS_OK)
+        link_fail(link, status, NULL);
+    if (link->state == LINK_CLOSING)
+        look_at_later(link);
+}
+
+static void greet(struct link *link, unsigned id)
+{
+    const ucp_request_param_t param = {
+        .op_attr_mask = UCP_OP_ATTR_FIELD_CALLBACK | UCP_OP_ATTR_FIELD_USER_DATA | UCP_OP_ATTR_FIELD_FLAGS,
+        .flags = UCP_AM_SEND_FLAG_REPLY | UCP_AM_SEND_FLAG_EAGER,
+        .cb.send = on_greeted,
+        .user_data = link,
+    };
+    ucs_status_ptr_t request;
+
+    link->greeting.version = GREETING_VERSION;
+    request = ucp_am_send_nbx(link->ep, id, &link->greeting, sizeof link->greeting, NULL, 0, &param);
+    if (UCS_PTR_IS_ERR(request))
+        link_fail(link, UCS_PTR_STATUS(request), NULL);
+    else if (request)
+        link->requests++;
+}
+
+struct link *link_open(struct conn *conn)
+{
+    ucp_ep_params_t params = {
+        .field_mask = UCP_EP_PARAM_FIELD_FLAGS | UCP_EP_PARAM_FIELD_SOCK_ADDR,
+        .flags = UCP_EP_PARAMS_FLAGS_CLIENT_SERVER,
+        .sockaddr.addr = (const struct sockaddr *)&conn->peer_address,
+        .sockaddr.addrlen = conn->peer_address.ss_family == AF_INET ? sizeof(struct sockaddr_in) : sizeof(struct sockaddr_in6),
+    };
+    struct link *link = link_create(conn->transport, false, &params);
+
+    if (!link) {
+        conn_fail(conn, RDT_PEER_LOST, "UCX cannot open an endpoint to the peer");
+        return NULL;
+    }
+    link->conn = conn;
+    memcpy(link->greeting.secret, conn->peer_token, TOKEN_BYTES);
+    greet(link, AM_HELLO);
+    return link;
+}
+
+static void accept_request(struct transport *transport, ucp_conn_request_h request)
+{
+    ucp_ep_params_t params = {
+        .field_mask = UCP_EP_PARAM_FIELD_CONN_REQUEST,
+        .conn_request = request,
+    };
+    struct link *link = link_create(transport, true, &params); /* UCX has taken the request either way */
+
+    if (!link)
+        return;
+    link->deadline_ns = thread_now_ns() + HELLO_NS;
+    transport->n_strangers++;
+}
+
+static void on_request(ucp_conn_request_h request, void *arg)
+{
+    struct transport *transport = arg;
+
+    if (transport->n_requests == sizeof transport->requests / sizeof *transport->requests ||
+        transport->n_strangers + transport->n_requests >= MAX_STRANGERS)
+        (void)ucp_listener_reject(transport->listener, request);
+    else
+        transport->requests[transport->n_requests++] = request;
+}
+
+/* ---- the first words ---- */
+
+static bool well_formed(const void *header, size_t header_bytes, size_t bytes, const ucp_am_recv_param_t *param,
+                        struct greeting *greeting_p)
+{
+    if (header_bytes != sizeof *greeting_p || bytes || (param->recv_attr & UCP_AM_RECV_ATTR_FLAG_RNDV))
+        return false;
+    memcpy(greeting_p, header, sizeof *greeting_p);
+    return greeting_p->version == GREETING_VERSION;
+}
+
+static ucs_status_t on_hello(void *arg, const void *header, size_t header_bytes, void *data, size_t bytes,
+                             const ucp_am_recv_param_t *param)
+{
+    struct transport *transport = arg;
+    struct link *link = param->recv_attr & UCP_AM_RECV_ATTR_FIELD_REPLY_EP ? link_find(transport, param->reply_ep) : NULL;
+    struct greeting greeting;
+    struct conn *conn;
+    uint64_t session;
+
+    (void)data;
+    if (!link)
+        return UCS_OK; /* not by our listener */
+    if (link->state != LINK_FRESH || !link->incoming || !well_formed(header, header_bytes, bytes, param, &greeting)) {
+        link_fail(link, UCS_OK, "its greeting is malformed or out of turn");
+        return UCS_OK;
+    }
+    conn = conn_take_token(transport, greeting.secret);
+    if (!conn) {
+        link_fail(link, UCS_OK, "its token is unknown or was used before");
+        return UCS_OK;
+    }
+    set_state(link, LINK_READY);
+    transport->n_strangers--;
+    link->conn = conn;
+    conn->in = link;
+    session = htole64(session_of(conn->token));
+    memcpy(link->greeting.secret, &session, sizeof session);
+    greet(link, AM_WELCOME);
+    return UCS_OK;
+}
+
+static ucs_status_t on_welcome(void *arg, const void *header, size_t header_bytes, void *data, size_t bytes,
+                               const ucp_am_recv_param_t *param)
+{
+    struct transport *transport = arg;
+    struct link *link = param->recv_attr & UCP_AM_RECV_ATTR_FIELD_REPLY_EP ? link_find(transport, param->reply_ep) : NULL;
+    struct greeting greeting;
+    uint64_t session;
+
+    (void)data;
+    if (!link)
+        return UCS_OK;
+    if (!link->conn && !link->incoming) {
+        link_fail(link, UCS_OK, "nobody needs it any more");
+        return UCS_OK;
+    }
+    if (link->state != LINK_FRESH || link->incoming || !well_formed(header, header_bytes, bytes, param, &greeting)) {
+        link_fail(link, UCS_OK, "its answer is malformed or out of turn");
+        return UCS_OK;
+    }
+    memcpy(&session, greeting.secret, sizeof session);
+    if (le64toh(session) != session_of(link->conn->peer_token)) {
+        link_fail(link, UCS_OK, "its answer is for another session");
+        return UCS_OK;
+    }
+    set_state(link, LINK_READY);
+    ops_send(link->conn);
+    return UCS_OK;
+}
+
+/* ---- closing ---- */
+
+static void on_closed(void *request, ucs_status_t status, void *user_data)
+{
+    struct link *link = user_data;
+
+    (void)status;
+    ucp_request_free(request);
+    link->closed = true;
+    look_at_later(link);
+}
+
+void link_close(struct link *link)
+{
+    const ucp_request_param_t param = {
+        .op_attr_mask = UCP_OP_ATTR_FIELD_CALLBACK | UCP_OP_ATTR_FIELD_USER_DATA | UCP_OP_ATTR_FIELD_FLAGS,
+        .flags = UCP_EP_CLOSE_FLAG_FORCE,
+        .cb.send = on_closed,
+        .user_data = link,
+    };
+    ucs_status_ptr_t request;
+
+    if (link->state == LINK_CLOSING)
+        return;
+    if (link->incoming && !link->conn)
+        link->transport->n_strangers--;
+    set_state(link, LINK_CLOSING);
+    ring_remove(&link->ring);
+    request = ucp_ep_close_nbx(link->ep, &param);
+    if (!request || UCS_PTR_IS_ERR(request)) {
+        link->closed = true;
+        look_at_later(link);
+    }
+}
+
+/* UCX aborts the process when an endpoint is closed in the middle of connecting (1.13: an assertion of tcp_sockcm). No operation runs on
+ * such a link yet, so its connection need not wait for it: it is closed when it has connected or failed. */
+bool link_abandon(struct link *link)
+{
+    if (link->incoming || link->state != LINK_FRESH)
+        return false;
+    link->conn = NULL;
+    return true;
+}
+
+static void report_failure(struct link *link)
+{
+    char msg[128];
+
+    (void)snprintf(msg, sizeof msg, "%s", link->fault ? link->fault : ucs_status_string(link->error));
+    if (link->conn) {
+        conn_fail(link->conn, link->fault ? RDT_PROTOCOL : RDT_PEER_LOST, msg);
+        return;
+    }
+    link->transport->host.log(link->transport->host.ctx, link->fault && link->incoming ? RDT_LOG_WARN : RDT_LOG_DEBUG,
+                              "closing an endpoint: %s", msg);
+    link_close(link);
+}
+
+static void link_free(struct link *link)
+{
+    struct conn *conn = link->conn;
+
+    link->transport->n_links--;
+    if (conn)
+        conn_link_gone(conn, link);
+    free(link);
+}
+
+void links_settle(struct transport *transport)
+{
+    for (unsigned i = 0; i < transport->n_requests; i++)
+        accept_request(transport, transport->requests[i]);
+    transport->n_requests = 0;
+
+    while (!ring_empty(&transport->dying)) {
+        struct link *link = ring_of(transport->dying.next, struct link, dying);
+
+        ring_remove(&link->dying);
+        if (link->state == LINK_FAILED)
+            report_failure(link);
+        else if (link->state == LINK_CLOSING && link->closed && !link->requests)
+            link_free(link);
+    }
+}
+
+void links_expire(struct transport *transport, bool all)
+{
+    uint64_t now_ns = thread_now_ns();
+
+    for (unsigned i = 0; i < LINK_BUCKETS; i++)
+        for (struct ring *at = transport->links[i].next, *next; at != &transport->links[i]; at = next) {
+            struct link *link = ring_of(at, struct link, ring);
+
+            next = at->next;
+            if (all && !link_abandon(link))
+                link_close(link);
+            else if (link->incoming && link->state == LINK_FRESH && now_ns > link->deadline_ns)
+                link_fail(link, UCS_OK, "it says nothing");
+        }
+}
+
+void links_free(struct transport *transport)
+{
+    for (unsigned i = 0; i < LINK_BUCKETS; i++)
+        while (!ring_empty(&transport->links[i])) {
+            struct link *link = ring_of(transport->links[i].next, struct link, ring);
+
+            ring_remove(&link->ring);
+            free(link);
+        }
+}
+
+/* ---- listening ---- */
+
+enum rdt_status links_listen(struct transport *transport, struct rdt_error *err)
+{
+    const struct settings *settings = &transport->settings;
+    struct sockaddr_storage address = {0};
+    struct sockaddr_in *in = (struct sockaddr_in *)&address;
+    struct sockaddr_in6 *in6 = (struct sockaddr_in6 *)&address;
+    ucp_listener_params_t params = {
+        .field_mask = UCP_LISTENER_PARAM_FIELD_SOCK_ADDR | UCP_LISTENER_PARAM_FIELD_CONN_HANDLER,
+        .sockaddr.addr = (const struct sockaddr *)&address,
+        .conn_handler.cb = on_request,
+        .conn_handler.arg = transport,
+    };
+    ucp_listener_attr_t attr = {.field_mask = UCP_LISTENER_ATTR_FIELD_SOCKADDR};
+    ucs_status_t ucs;
+    enum rdt_status status;
+
+    if (inet_pton(AF_INET, settings->listen, &in->sin_addr) == 1) {
+        in->sin_family = AF_INET;
+        in->sin_port = htons(settings->port);
+        params.sockaddr.addrlen = sizeof *in;
+    } else {
+        (void)inet_pton(AF_INET6, settings->listen, &in6->sin6_addr);
+        in6->sin6_family = AF_INET6;
+        in6->sin6_port = htons(settings->port);
+        params.sockaddr.addrlen = sizeof *in6;
+    }
+
+    status = thread_handle(transport, AM_HELLO, on_hello, err);
+    if (status == RDT_OK)
+        status = thread_handle(transport, AM_WELCOME, on_welcome, err);
+    if (status != RDT_OK)
+        return status;
+    ucs = ucp_listener_create(transport->worker, &params, &transport->listener);
+    if (ucs != UCS_OK)
+        return rdt_error_set(err, RDT_UNSUPPORTED, "UCX cannot listen on %s port %u: %s", settings->listen, settings->port,
+                             ucs_status_string(ucs));
+    ucs = ucp_listener_query(transport->listener, &attr);
+    if (ucs != UCS_OK) {
+        ucp_listener_destroy(transport->listener);
+        return rdt_error_set(err, RDT_UNSUPPORTED, "UCX does not say where it listens: %s", ucs_status_string(ucs));
+    }
+    transport->address = attr.sockaddr;
+    return RDT_OK;
+}
+
+void links_unlisten(struct transport *transport)
+{
+    for (unsigned i = 0; i < transport->n_requests; i++)
+        (void)ucp_listener_reject(transport->listener, transport->requests[i]);
+    transport->n_requests = 0;
+    ucp_listener_destroy(transport->listener);
+}

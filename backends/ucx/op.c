@@ -1,0 +1,301 @@
+/* Operations: chunks that are sent by one active message each, and received into the memory that was posted for them.
+ *
+ * A message above settings.eager_bytes is announced first, and UCX moves its bytes straight into the posted memory; a smaller one
+ * carries its bytes along. The announcement is checked against what was posted, and only a receive that fits it lets anything be
+ * written; everything else is dropped.
+ */
+#include <endian.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "backends/ucx/ucx.h"
+
+static struct ring *recv_bucket(struct conn *conn, uint64_t transfer, uint64_t chunk)
+{
+    return &conn->recvs[((transfer * 0x9e3779b97f4a7c15u) ^ (chunk * 0xd6e8feb86659fd93u)) >> 32 & (RECV_BUCKETS - 1)];
+}
+
+/* The lock is held. */
+static struct operation *recv_find(struct conn *conn, uint64_t transfer, uint64_t chunk)
+{
+    struct ring *bucket = recv_bucket(conn, transfer, chunk);
+
+    for (struct ring *at = bucket->next; at != bucket; at = at->next) {
+        struct operation *operation = ring_of(at, struct operation, ring);
+
+        if (operation->op->transfer == transfer && operation->op->chunk == chunk)
+            return operation;
+    }
+    return NULL;
+}
+
+/* ---- loop thread ---- */
+
+static enum rdt_status post(struct conn *conn, struct rdt_op *op, bool is_send, struct rdt_error *err)
+{
+    struct transport *transport = conn->transport;
+    struct operation *operation = calloc(1, sizeof *operation);
+    enum rdt_status status = RDT_OK;
+
+    if (!operation)
+        return rdt_error_set(err, RDT_NO_MEMORY, "no memory for an operation");
+    operation->op = op;
+    operation->conn = conn;
+    operation->state = OP_QUEUED;
+    operation->is_send = is_send;
+
+    (void)pthread_mutex_lock(&transport->lock);
+    if (conn->closing) {
+        status = rdt_error_set(err, RDT_PEER_LOST, "the connection is closing");
+    } else if (!is_send && recv_find(conn, op->transfer, op->chunk)) {
+        status = rdt_error_set(err, RDT_EXISTS, "chunk %llu of transfer %llu is posted already", (unsigned long long)op->chunk,
+                               (unsigned long long)op->transfer);
+    } else {
+        op->priv[0] = operation;
+        conn->posted++;
+        transport->posted++;
+        ring_append(is_send ? &conn->sends : recv_bucket(conn, op->transfer, op->chunk), &operation->ring);
+        if (is_send && ring_empty(&conn->active))
+            ring_append(&transport->active, &conn->active);
+        /* A receive needs nobody awake: its bytes wake the data thread. */
+        if (is_send)
+            thread_wake(transport);
+    }
+    (void)pthread_mutex_unlock(&transport->lock);
+    if (status != RDT_OK)
+        free(operation);
+    return status;
+}
+
+enum rdt_status op_post_send(struct conn *conn, struct rdt_op *op, struct rdt_error *err)
+{
+    return post(conn, op, true, err);
+}
+
+enum rdt_status op_post_recv(struct conn *conn, struct rdt_op *op, struct rdt_error *err)
+{
+    return post(conn, op, false, err);
+}
+
+/* The lock is held. */
+static void end_queued(struct transport *transport, struct operation *operation)
+{
+    ring_remove(&operation->ring);
+    operation->state = OP_ENDING;
+    ring_append(&transport->ending, &operation->ring);
+}
+
+/* UCX cannot call back what it has: a RUNNING operation goes on to its end. */
+void op_cancel(struct conn *conn, struct rdt_op *op)
+{
+    struct transport *transport = conn->transport;
+    struct operation *operation;
+
+    (void)pthread_mutex_lock(&transport->lock);
+    operation = op->priv[0]; /* NULL: it has ended, and the core has not heard of it yet */
+    if (operation && operation->state == OP_QUEUED) {
+        end_queued(transport, operation);
+        thread_wake(transport);
+    }
+    (void)pthread_mutex_unlock(&transport->lock);
+}
+
+void ops_end_queued(struct conn *conn)
+{
+    while (!ring_empty(&conn->sends))
+        end_queued(conn->transport, ring_of(conn->sends.next, struct operation, ring));
+    for (unsigned i = 0; i < RECV_BUCKETS; i++)
+        while (!ring_empty(&conn->recvs[i]))
+            end_queued(conn->transport, ring_of(conn->recvs[i].next, struct operation, ring));
+}
+
+/* ---- data thread: ends ---- */
+
+static enum rdt_status status_of(ucs_status_t ucs)
+{
+    return ucs == UCS_OK ? RDT_OK : RDT_TRANSPORT;
+}
+
+static void end(struct operation *operation, enum rdt_status status, const char *msg)
+{
+    struct conn *conn = operation->conn;
+    struct transport *transport = conn->transport;
+    struct rdt_op *op = operation->op;
+
+    (void)pthread_mutex_lock(&transport->lock);
+    op->priv[0] = NULL;
+    conn->posted--;
+    transport->posted--;
+    if (conn->closing) {
+        if (status != RDT_OK)
+            status = RDT_CANCELLED, msg = NULL;
+        if (ring_empty(&conn->active))
+            ring_append(&transport->active, &conn->active);
+    }
+    (void)pthread_mutex_unlock(&transport->lock);
+    transport->host.op_done(op, status, msg);
+    free(operation);
+}
+
+static void end_ucs(struct operation *operation, ucs_status_t ucs)
+{
+    end(operation, status_of(ucs), ucs == UCS_OK ? NULL : ucs_status_string(ucs));
+}
+
+void ops_report_ended(struct transport *transport)
+{
+    (void)pthread_mutex_lock(&transport->lock);
+    while (!ring_empty(&transport->ending)) {
+        struct operation *operation = ring_of(transport->ending.next, struct operation, ring);
+
+        ring_remove(&operation->ring);
+        (void)pthread_mutex_unlock(&transport->lock);
+        end(operation, RDT_CANCELLED, NULL);
+        (void)pthread_mutex_lock(&transport->lock);
+    }
+    (void)pthread_mutex_unlock(&transport->lock);
+}
+
+/* ---- data thread: sending ---- */
+
+static void on_sent(void *request, ucs_status_t status, void *user_data)
+{
+    ucp_request_free(request);
+    end_ucs(user_data, status);
+}
+
+static void send_one(struct conn *conn, struct operation *operation)
+{
+    const struct rdt_op *op = operation->op;
+    const bool eager = op->piece.bytes <= conn->transport->settings.eager_bytes;
+    /* The memory's type is stated, or UCX would look it up; a registration is not: its TCP knows none, and a send of 64 MiB
+     * takes the same time with and without. */
+    const ucp_request_param_t param = {
+        .op_attr_mask = UCP_OP_ATTR_FIELD_CALLBACK | UCP_OP_ATTR_FIELD_USER_DATA | UCP_OP_ATTR_FIELD_FLAGS |
+                        UCP_OP_ATTR_FIELD_MEMORY_TYPE,
+        .flags = UCP_AM_SEND_FLAG_REPLY | (eager ? UCP_AM_SEND_FLAG_EAGER : UCP_AM_SEND_FLAG_RNDV),
+        .cb.send = on_sent,
+        .user_data = operation,
+        .memory_type = UCS_MEMORY_TYPE_HOST,
+    };
+    ucs_status_ptr_t request;
+
+    operation->header = (struct data_header){
+        .session = htole64(session_of(conn->peer_token)),
+        .transfer = htole64(op->transfer),
+        .chunk = htole64(op->chunk),
+        .bytes = htole64(op->piece.bytes),
+    };
+    request = ucp_am_send_nbx(conn->out->ep, AM_DATA, &operation->header, sizeof operation->header, op->piece.addr,
+                              op->piece.bytes, &param);
+    if (!request)
+        end_ucs(operation, UCS_OK);
+    else if (UCS_PTR_IS_ERR(request))
+        end_ucs(operation, UCS_PTR_STATUS(request));
+}
+
+void ops_send(struct conn *conn)
+{
+    struct transport *transport = conn->transport;
+
+    (void)pthread_mutex_lock(&transport->lock);
+    while (!conn->closing && !ring_empty(&conn->sends)) {
+        struct operation *operation = ring_of(conn->sends.next, struct operation, ring);
+
+        ring_remove(&operation->ring);
+        operation->state = OP_RUNNING;
+        (void)pthread_mutex_unlock(&transport->lock);
+        send_one(conn, operation);
+        (void)pthread_mutex_lock(&transport->lock);
+    }
+    (void)pthread_mutex_unlock(&transport->lock);
+}
+
+/* ---- data thread: receiving ---- */
+
+static void on_received(void *request, ucs_status_t status, size_t length, void *user_data)
+{
+    (void)length;
+    ucp_request_free(request);
+    end_ucs(user_data, status);
+}
+
+/* The receive that the message is for, now RUNNING; NULL: none was posted. */
+static struct operation *take_recv(struct conn *conn, const struct data_header *header)
+{
+    struct operation *operation;
+
+    (void)pthread_mutex_lock(&conn->transport->lock);
+    operation = recv_find(conn, le64toh(header->transfer), le64toh(header->chunk));
+    if (operation) {
+        ring_remove(&operation->ring);
+        operation->state = OP_RUNNING;
+    }
+    (void)pthread_mutex_unlock(&conn->transport->lock);
+    return operation;
+}
+
+/* What a handler returns: INPROGRESS keeps UCX's descriptor, OK drops it (and tells the sender that its memory is free). */
+static ucs_status_t receive(struct transport *transport, struct operation *operation, void *data, size_t bytes, bool announced)
+{
+    const ucp_request_param_t param = {
+        .op_attr_mask = UCP_OP_ATTR_FIELD_CALLBACK | UCP_OP_ATTR_FIELD_USER_DATA | UCP_OP_ATTR_FIELD_MEMORY_TYPE,
+        .cb.recv_am = on_received,
+        .user_data = operation,
+        .memory_type = UCS_MEMORY_TYPE_HOST,
+    };
+    ucs_status_ptr_t request;
+
+    if (!announced) {
+        if (bytes)
+            memcpy(operation->op->piece.addr, data, bytes);
+        end(operation, RDT_OK, NULL);
+        return UCS_OK;
+    }
+    request = ucp_am_recv_data_nbx(transport->worker, data, operation->op->piece.addr, bytes, &param);
+    if (UCS_PTR_IS_PTR(request))
+        return UCS_INPROGRESS;
+    end_ucs(operation, UCS_PTR_STATUS(request));
+    return UCS_OK;
+}
+
+static ucs_status_t on_data(void *arg, const void *header_data, size_t header_bytes, void *data, size_t bytes,
+                            const ucp_am_recv_param_t *param)
+{
+    struct transport *transport = arg;
+    const struct rdt_host *host = &transport->host;
+    struct link *link = param->recv_attr & UCP_AM_RECV_ATTR_FIELD_REPLY_EP ? link_find(transport, param->reply_ep) : NULL;
+    struct data_header header;
+    struct operation *operation;
+
+    if (!link)
+        return UCS_OK; /* not by our listener, or of a link that is closing */
+    if (!link->incoming || link->state == LINK_FRESH || header_bytes != sizeof header) {
+        link_fail(link, UCS_OK, "its message is malformed or came before its greeting");
+        return UCS_OK;
+    }
+    if (link->state != LINK_READY)
+        return UCS_OK;
+    memcpy(&header, header_data, sizeof header);
+    if (le64toh(header.session) != session_of(link->conn->token) || le64toh(header.bytes) != bytes) {
+        link_fail(link, UCS_OK, "its message is of another session or lies about its length");
+        return UCS_OK;
+    }
+
+    operation = take_recv(link->conn, &header);
+    if (!operation) {
+        host->log(host->ctx, RDT_LOG_DEBUG, "dropped chunk %llu of transfer %llu, for which nothing is posted",
+                  (unsigned long long)le64toh(header.chunk), (unsigned long long)le64toh(header.transfer));
+        return UCS_OK;
+    }
+    if (operation->op->piece.bytes != bytes) {
+        end(operation, RDT_TRANSPORT, "the peer's chunk has another length than the one posted for it");
+        return UCS_OK;
+    }
+    return receive(transport, operation, data, bytes, param->recv_attr & UCP_AM_RECV_ATTR_FLAG_RNDV);
+}
+
+enum rdt_status ops_handle(struct transport *transport, struct rdt_error *err)
+{
+    return thread_handle(transport, AM_DATA, on_data, err);
+}

@@ -1,0 +1,39 @@
+/* A doubly linked list through its members; an element that is in none is a ring of its own. */
+#ifndef BACKENDS_UCX_RING_H
+#define BACKENDS_UCX_RING_H
+
+#include <stdbool.h>
+#include <stddef.h>
+
+struct ring {
+    struct ring *next, *prev;
+};
+
+static inline void ring_init(struct ring *ring)
+{
+    ring->next = ring->prev = ring;
+}
+
+static inline bool ring_empty(const struct ring *ring)
+{
+    return ring->next == ring;
+}
+
+static inline void ring_append(struct ring *head, struct ring *element)
+{
+    element->next = head;
+    element->prev = head->prev;
+    head->prev->next = element;
+    head->prev = element;
+}
+
+static inline void ring_remove(struct ring *element)
+{
+    element->next->prev = element->prev;
+    element->prev->next = element->next;
+    ring_init(element);
+}
+
+#define ring_of(element, type, member) ((type *)(void *)((char *)(element) - offsetof(type, member)))
+
+#endif

@@ -1,0 +1,206 @@
+/* The data thread: the only one that touches the UCX worker.
+ *
+ * It polls while something moves, a few hundred times more while something is outstanding, and then sleeps in the worker's
+ * descriptor: waking a sleeper costs tens of microseconds, a poll less than one. Idle, it wakes once a second, since UCX's own
+ * keepalive runs in progress only and a wake-up was known to be missed.
+ */
+#include <poll.h>
+#include <semaphore.h>
+#include <signal.h>
+#include <stdio.h>
+#include <time.h>
+
+#include "backends/ucx/ucx.h"
+
+#define TICK_MS 1000
+#define STOP_NS (2 * 1000000000ull) /* how long the links may take to close at the end */
+
+struct start {
+    struct transport *transport;
+    sem_t done;
+    enum rdt_status status;
+    struct rdt_error err;
+};
+
+uint64_t thread_now_ns(void)
+{
+    struct timespec now;
+
+    (void)clock_gettime(CLOCK_MONOTONIC, &now);
+    return (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
+}
+
+void thread_wake(struct transport *transport)
+{
+    if (!transport->asleep)
+        return;
+    transport->asleep = false; /* one signal is enough */
+    (void)ucp_worker_signal(transport->worker);
+}
+
+enum rdt_status thread_handle(struct transport *transport, unsigned id, ucp_am_recv_callback_t callback, struct rdt_error *err)
+{
+    const ucp_am_handler_param_t param = {
+        .field_mask = UCP_AM_HANDLER_PARAM_FIELD_ID | UCP_AM_HANDLER_PARAM_FIELD_FLAGS | UCP_AM_HANDLER_PARAM_FIELD_CB |
+                      UCP_AM_HANDLER_PARAM_FIELD_ARG,
+        .id = id,
+        .flags = UCP_AM_FLAG_WHOLE_MSG,
+        .cb = callback,
+        .arg = transport,
+    };
+    ucs_status_t ucs = ucp_worker_set_am_recv_handler(transport->worker, &param);
+
+    if (ucs != UCS_OK)
+        return rdt_error_set(err, RDT_UNSUPPORTED, "UCX takes no active message handler: %s", ucs_status_string(ucs));
+    return RDT_OK;
+}
+
+static enum rdt_status worker_create(struct transport *transport, struct rdt_error *err)
+{
+    const ucp_worker_params_t params = {
+        .field_mask = UCP_WORKER_PARAM_FIELD_THREAD_MODE,
+        .thread_mode = UCS_THREAD_MODE_SINGLE,
+    };
+    ucs_status_t ucs = ucp_worker_create(transport->context, &params, &transport->worker);
+    enum rdt_status status;
+
+    if (ucs != UCS_OK)
+        return rdt_error_set(err, RDT_UNSUPPORTED, "UCX cannot create a worker: %s", ucs_status_string(ucs));
+    status = ops_handle(transport, err);
+    if (status == RDT_OK)
+        status = links_listen(transport, err);
+    if (status != RDT_OK)
+        ucp_worker_destroy(transport->worker);
+    return status;
+}
+
+/* False: there is work, or UCX has events left. */
+static bool fall_asleep(struct transport *transport)
+{
+    bool quiet;
+
+    (void)pthread_mutex_lock(&transport->lock);
+    quiet = ring_empty(&transport->active) && ring_empty(&transport->ending) && !transport->stopping;
+    transport->asleep = quiet;
+    (void)pthread_mutex_unlock(&transport->lock);
+    return quiet && ucp_worker_arm(transport->worker) == UCS_OK;
+}
+
+static bool outstanding(struct transport *transport, bool *stopping_p)
+{
+    bool any;
+
+    (void)pthread_mutex_lock(&transport->lock);
+    any = transport->posted > 0;
+    *stopping_p = transport->stopping;
+    (void)pthread_mutex_unlock(&transport->lock);
+    return any;
+}
+
+static void awake(struct transport *transport)
+{
+    (void)pthread_mutex_lock(&transport->lock);
+    transport->asleep = false;
+    (void)pthread_mutex_unlock(&transport->lock);
+}
+
+static void run(struct transport *transport, int wake_fd)
+{
+    struct pollfd pollfd = {.fd = wake_fd, .events = POLLIN};
+    uint64_t tick_ns = thread_now_ns() + TICK_MS * 1000000ull, stop_ns = 0, now_ns;
+    unsigned idle = 0;
+
+    for (;;) {
+        bool stopping;
+
+        conns_run(transport);
+        ops_report_ended(transport);
+        if (ucp_worker_progress(transport->worker))
+            idle = 0;
+        else
+            idle++;
+        links_settle(transport);
+        if (!idle || (outstanding(transport, &stopping) && idle < transport->settings.spin_polls))
+            continue;
+
+        now_ns = thread_now_ns();
+        if (stopping) {
+            if (!stop_ns) {
+                stop_ns = now_ns + STOP_NS;
+                links_expire(transport, true);
+            }
+            if (!transport->n_links || now_ns > stop_ns)
+                return;
+            continue;
+        }
+        if (now_ns >= tick_ns) {
+            tick_ns = now_ns + TICK_MS * 1000000ull;
+            links_expire(transport, false);
+        }
+        if (fall_asleep(transport)) {
+            (void)poll(&pollfd, 1, TICK_MS);
+            idle = 0;
+        }
+        awake(transport);
+    }
+}
+
+static void *thread_main(void *arg)
+{
+    struct start *start = arg;
+    struct transport *transport = start->transport;
+    int wake_fd = -1;
+
+    start->status = worker_create(transport, &start->err);
+    if (start->status == RDT_OK && ucp_worker_get_efd(transport->worker, &wake_fd) != UCS_OK) {
+        links_unlisten(transport);
+        ucp_worker_destroy(transport->worker);
+        start->status = rdt_error_set(&start->err, RDT_UNSUPPORTED, "this UCX cannot wake a sleeping worker");
+    }
+    if (start->status != RDT_OK) {
+        (void)sem_post(&start->done);
+        return NULL;
+    }
+    (void)sem_post(&start->done); /* start is gone from here on */
+
+    run(transport, wake_fd);
+    links_unlisten(transport);
+    ucp_worker_destroy(transport->worker);
+    links_free(transport);
+    return NULL;
+}
+
+enum rdt_status thread_start(struct transport *transport, struct rdt_error *err)
+{
+    struct start start = {.transport = transport};
+    sigset_t all, before;
+    int error;
+
+    (void)sem_init(&start.done, 0, 0);
+    (void)sigfillset(&all);
+    (void)pthread_sigmask(SIG_SETMASK, &all, &before);
+    error = pthread_create(&transport->thread, NULL, thread_main, &start);
+    (void)pthread_sigmask(SIG_SETMASK, &before, NULL);
+    if (error) {
+        (void)sem_destroy(&start.done);
+        return rdt_error_sys(err, error, "starting the data thread");
+    }
+    (void)pthread_setname_np(transport->thread, "rdt-ucx");
+    while (sem_wait(&start.done))
+        ;
+    (void)sem_destroy(&start.done);
+    if (start.status != RDT_OK) {
+        (void)pthread_join(transport->thread, NULL);
+        return rdt_error_set(err, start.status, "%s", start.err.msg);
+    }
+    return RDT_OK;
+}
+
+void thread_stop(struct transport *transport)
+{
+    (void)pthread_mutex_lock(&transport->lock);
+    transport->stopping = true;
+    thread_wake(transport);
+    (void)pthread_mutex_unlock(&transport->lock);
+    (void)pthread_join(transport->thread, NULL);
+}

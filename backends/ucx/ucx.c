@@ -1,0 +1,230 @@
+/* The transport "ucx": active messages over TCP, two-sided, between host memories.
+ *
+ * Owns the context and the data thread; the rest is in config.c, thread.c, link.c, conn.c and op.c. It refuses to open unless the
+ * network is trusted, because UCX authenticates nobody: see settings_read.
+ *
+ * UCX installs handlers for fatal signals when it is loaded, unless UCX_HANDLE_ERRORS=none is in the environment by then. That is
+ * before any code here runs, so rdtd sets it at its start; open checks what came of it.
+ */
+#include <dlfcn.h>
+#include <signal.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <strings.h>
+#include <ucs/debug/log_def.h>
+
+#include "backends/ucx/ucx.h"
+
+/* ---- UCX's own log ---- */
+
+/* UCX has one log per process and passes no argument: the transport that was opened last gets it. */
+static _Atomic(struct transport *) log_reader;
+
+static ucs_log_func_rc_t on_log(const char *file, unsigned line, const char *function, ucs_log_level_t level,
+                                const ucs_log_component_config_t *component, const char *format, va_list args)
+{
+    static const char *const kinds[] = {"fatal", "error", "warning"};
+    struct transport *reader = atomic_load(&log_reader);
+    char text[512];
+
+    (void)file;
+    (void)line;
+    (void)function;
+    (void)component;
+    if (!reader)
+        return UCS_LOG_FUNC_RC_CONTINUE;
+    (void)vsnprintf(text, sizeof text, format, args);
+    text[strcspn(text, "\n")] = 0;
+    reader->host.log(reader->host.ctx, level <= UCS_LOG_LEVEL_WARN ? RDT_LOG_WARN : RDT_LOG_DEBUG, "ucx %s: %s",
+                     level <= UCS_LOG_LEVEL_WARN ? kinds[level] : "message", text);
+    return UCS_LOG_FUNC_RC_STOP;
+}
+
+static void log_start(struct transport *transport)
+{
+    if (!atomic_exchange(&log_reader, transport))
+        ucs_log_push_handler(on_log);
+}
+
+static void log_stop(struct transport *transport)
+{
+    struct transport *expected = transport;
+
+    if (atomic_compare_exchange_strong(&log_reader, &expected, NULL))
+        ucs_log_pop_handler();
+}
+
+static void check_signals(const struct rdt_host *host)
+{
+    struct sigaction action;
+    Dl_info info;
+
+    if (sigaction(SIGBUS, NULL, &action) || (void *)action.sa_sigaction == NULL)
+        return;
+    if (dladdr((void *)action.sa_sigaction, &info) && info.dli_fname && strstr(info.dli_fname, "libucs"))
+        host->log(host->ctx, RDT_LOG_WARN, "ucx has taken the fatal signals: start with UCX_HANDLE_ERRORS=none in the environment");
+}
+
+/* ---- operations of the table ---- */
+
+static void transport_free(struct transport *transport)
+{
+    if (transport->context)
+        ucp_cleanup(transport->context);
+    log_stop(transport);
+    (void)pthread_mutex_destroy(&transport->lock);
+    free(transport);
+}
+
+static enum rdt_status transport_open(const struct rdt_host *host, void **transport_p, struct rdt_error *err)
+{
+    struct settings settings;
+    struct transport *transport;
+    enum rdt_status status = settings_read(host, &settings, err);
+
+    if (status != RDT_OK)
+        return status;
+    transport = calloc(1, sizeof *transport);
+    if (!transport)
+        return rdt_error_set(err, RDT_NO_MEMORY, "no memory for the transport");
+    transport->host = *host;
+    transport->settings = settings;
+    (void)pthread_mutex_init(&transport->lock, NULL);
+    ring_init(&transport->conns);
+    ring_init(&transport->active);
+    ring_init(&transport->ending);
+    ring_init(&transport->dying);
+    for (unsigned i = 0; i < LINK_BUCKETS; i++)
+        ring_init(&transport->links[i]);
+    settings_version(transport->version, sizeof transport->version);
+
+    check_signals(host);
+    log_start(transport);
+    status = settings_context(&settings, &transport->context, err);
+    if (status == RDT_OK)
+        status = thread_start(transport, err);
+    if (status != RDT_OK) {
+        transport_free(transport);
+        return status;
+    }
+    host->log(host->ctx, RDT_LOG_INFO, "ucx %s listens on %s (tls %s, interfaces %s)", transport->version, settings.listen,
+              settings.tls, *settings.interfaces ? settings.interfaces : "any");
+    *transport_p = transport;
+    return RDT_OK;
+}
+
+static void transport_close(void *transport)
+{
+    thread_stop(transport);
+    transport_free(transport);
+}
+
+static const char *transport_version(void *arg)
+{
+    const struct transport *transport = arg;
+
+    return transport->version;
+}
+
+static enum rdt_status connection_create(void *transport, const uint8_t peer_uuid[16], void *conn_ctx, void **conn_p,
+                                         struct rdt_error *err)
+{
+    struct conn *conn;
+    enum rdt_status status = conn_create(transport, conn_ctx, &conn, err);
+
+    (void)peer_uuid;
+    if (status == RDT_OK)
+        *conn_p = conn;
+    return status;
+}
+
+static void connection_destroy(void *conn)
+{
+    conn_destroy(conn);
+}
+
+static enum rdt_status offer(void *conn, uint8_t blob[RDT_OFFER_MAX_BYTES], size_t *bytes_p, struct rdt_error *err)
+{
+    (void)err;
+    return conn_offer(conn, blob, bytes_p);
+}
+
+static enum rdt_status connect_to(void *conn, const void *blob, size_t bytes, struct rdt_error *err)
+{
+    return conn_connect(conn, blob, bytes, err);
+}
+
+static uint32_t sides(void *conn, const char *memory_kind)
+{
+    (void)conn;
+    return memory_kind && !strcasecmp(memory_kind, "host") ? RDT_TWO_SIDED : 0;
+}
+
+static void disconnect(void *conn)
+{
+    conn_disconnect(conn);
+}
+
+static enum rdt_status post_send(void *conn, struct rdt_op *op, struct rdt_error *err)
+{
+    return op_post_send(conn, op, err);
+}
+
+static enum rdt_status post_recv(void *conn, struct rdt_op *op, struct rdt_error *err)
+{
+    return op_post_recv(conn, op, err);
+}
+
+static void cancel(void *conn, struct rdt_op *op)
+{
+    op_cancel(conn, op);
+}
+
+/* ---- the backend ---- */
+
+static const char *const memory_kinds[] = {"host", NULL};
+
+static const struct rdt_transport_ops transport_ops = {
+    .struct_size = sizeof transport_ops,
+    .name = "ucx",
+    .memory_kinds = memory_kinds,
+    .speed = 100,
+    .open = transport_open,
+    .close = transport_close,
+    .version = transport_version,
+    /* No registration: UCX's TCP registers nothing (see send_one). */
+    .connection_create = connection_create,
+    .connection_destroy = connection_destroy,
+    .offer = offer,
+    .connect = connect_to,
+    .sides = sides,
+    .disconnect = disconnect,
+    .post_send = post_send,
+    .post_recv = post_recv,
+    .cancel = cancel,
+};
+
+static const struct rdt_config_key config_keys[] = {
+    {"listen", "", "numeric address that peers connect to; empty: that of the peer link, else of the interfaces"},
+    {"port", "0", "TCP port to listen on; 0: any"},
+    {"tls", "tcp", "UCX transports (UCX_TLS)"},
+    {"eager_bytes", "65536", "chunks up to this size are sent without asking the receiver first"},
+    {"spin_polls", "500", "empty polls before the data thread sleeps while something is outstanding"},
+    {NULL, NULL, NULL},
+};
+
+static const struct rdt_backend backend = {
+    .abi_version = RDT_BACKEND_ABI,
+    .struct_size = sizeof backend,
+    .name = "ucx",
+    .version = "0.1.0",
+    .config_keys = config_keys,
+    .transport = &transport_ops,
+};
+
+const struct rdt_backend *rdt_backend_init(void)
+{
+    return &backend;
+}

@@ -1,0 +1,190 @@
+/* The transport "ucx": what its files share.
+ *
+ * Threads. The core's loop thread posts, cancels, connects and disconnects; one data thread owns the UCX worker and everything
+ * that touches an endpoint. They meet in the lists and fields marked [lock], under transport->lock; what is marked [data] belongs to
+ * the data thread, the rest is constant after creation. The lock is never held across a call into UCX or the host.
+ */
+#ifndef BACKENDS_UCX_UCX_H
+#define BACKENDS_UCX_UCX_H
+
+#include <netinet/in.h>
+#include <pthread.h>
+#include <stdbool.h>
+#include <stdint.h>
+#include <ucp/api/ucp.h>
+
+#include "backends/rdt_backend.h"
+#include "backends/ucx/ring.h"
+
+#define TOKEN_BYTES 16
+#define RECV_BUCKETS 256
+#define LINK_BUCKETS 64
+
+struct settings {
+    char listen[INET6_ADDRSTRLEN];
+    uint16_t port;
+    char tls[256];
+    char interfaces[256];
+    uint64_t eager_bytes; /* chunks up to this size travel with their announcement */
+    unsigned spin_polls;  /* empty polls before the data thread sleeps while something is outstanding */
+};
+
+/* ---- operations ---- */
+
+/*   post            handed to UCX, or its bytes come in
+ *  ------> QUEUED --------------------------------------> RUNNING ---> ended: op_done, then freed
+ *             \                                                         ^
+ *              \ cancel, disconnect, failure                            |
+ *               `------------------------------------> ENDING ---------'
+ */
+enum op_state { OP_QUEUED, OP_RUNNING, OP_ENDING };
+
+struct data_header { /* of a data message; little-endian */
+    uint64_t session; /* session_of() the receiver's token */
+    uint64_t transfer;
+    uint64_t chunk;
+    uint64_t bytes;
+};
+
+/* One posted operation. op->priv[0] leads here until it has ended. */
+struct operation {
+    struct ring ring;     /* [lock] in conn->sends, a bucket of conn->recvs or transport->ending; alone while RUNNING */
+    struct rdt_op *op;
+    struct conn *conn;
+    enum op_state state;  /* [lock] */
+    bool is_send;
+    struct data_header header; /* UCX reads it until the send ends */
+};
+
+/* ---- connections and links ---- */
+
+/* One peer node. Bytes to the peer go over `out`, the link that we opened; its bytes to us come over `in`, which it opened. */
+struct conn {
+    struct ring ring;                 /* [lock] in transport->conns */
+    struct ring active;               /* [lock] in transport->active: the data thread must look at it */
+    struct transport *transport;
+    void *ctx;                        /* the core's */
+    uint8_t token[TOKEN_BYTES];       /* what the peer must show us first */
+    bool offered, token_used;         /* [lock] */
+    bool connected;                   /* [lock] peer_* are set */
+    struct sockaddr_storage peer_address; /* [lock] */
+    uint8_t peer_token[TOKEN_BYTES];  /* [lock] */
+    bool closing;                     /* [lock] disconnect was called */
+    struct ring sends;                /* [lock] QUEUED sends, in order */
+    struct ring recvs[RECV_BUCKETS];  /* [lock] QUEUED receives, by transfer and chunk */
+    unsigned posted;                  /* [lock] operations that have not ended */
+    bool closed_links;                /* [data] disconnect has reached the links */
+    bool failed;                      /* [data] conn_failed was called */
+    struct link *in, *out;            /* [data] */
+};
+
+/*                     HELLO or WELCOME          disconnect, or the transport closes
+ *   opened ---> FRESH ------------------> READY ---------------------.
+ *                 |  \                      |                         v
+ *                 |   `-------------------> FAILED ---------------> CLOSING ---> gone
+ *                 `----------------------------------------------------^
+ *                   incoming only: see link_abandon
+ */
+enum link_state { LINK_FRESH, LINK_READY, LINK_FAILED, LINK_CLOSING };
+
+#define GREETING_VERSION 1
+
+struct greeting { /* HELLO: secret is the one-time token of the one who listens. WELCOME: its session number, then zeros */
+    uint8_t version;
+    uint8_t reserved[7];
+    uint8_t secret[TOKEN_BYTES];
+};
+
+enum { AM_HELLO = 1, AM_WELCOME = 2, AM_DATA = 3 };
+
+/* One endpoint. All of it is the data thread's. */
+struct link {
+    struct ring ring;       /* in a bucket of transport->links, until CLOSING */
+    struct ring dying;      /* in transport->dying: to be looked at after progress, not inside a callback of UCX */
+    struct transport *transport;
+    struct conn *conn;      /* NULL: nobody knows yet whose it is, or it was let go */
+    ucp_ep_h ep;
+    enum link_state state;
+    bool incoming;
+    bool closed;            /* UCX has ended the close */
+    unsigned requests;      /* greetings that UCX still reads */
+    uint64_t deadline_ns;   /* incoming and FRESH: until when it must have said HELLO */
+    ucs_status_t error;
+    const char *fault;      /* what it did wrong, if that is why it is FAILED; static text */
+    struct greeting greeting; /* the one that we send */
+};
+
+/* ---- the transport ---- */
+
+struct transport {
+    struct rdt_host host;
+    struct settings settings;
+    char version[64];
+
+    pthread_t thread;
+    pthread_mutex_t lock;
+    struct ring conns, active, ending; /* [lock] */
+    bool stopping;                     /* [lock] */
+    bool asleep;                       /* [lock] the data thread needs a signal to look at the lists */
+    unsigned posted;                   /* [lock] operations that have not ended, of all connections */
+
+    ucp_context_h context;
+    ucp_worker_h worker;               /* [data], but for ucp_worker_signal */
+    ucp_listener_h listener;           /* [data] */
+    struct sockaddr_storage address;   /* what offers say; constant after open */
+
+    struct ring links[LINK_BUCKETS];   /* [data] by endpoint */
+    struct ring dying;                 /* [data] */
+    ucp_conn_request_h requests[32];   /* [data] peers that knocked */
+    unsigned n_requests;               /* [data] */
+    unsigned n_links, n_strangers;     /* [data] */
+};
+
+/* config.c: what the user wants, checked. */
+enum rdt_status settings_read(const struct rdt_host *host, struct settings *settings_p, struct rdt_error *err);
+void settings_version(char *version_p, size_t size); /* equal for two ends that understand each other */
+enum rdt_status settings_context(const struct settings *settings, ucp_context_h *context_p, struct rdt_error *err);
+
+/* thread.c: the data thread. */
+enum rdt_status thread_start(struct transport *transport, struct rdt_error *err);
+void thread_stop(struct transport *transport);
+void thread_wake(struct transport *transport); /* any thread; the lock is held */
+enum rdt_status thread_handle(struct transport *transport, unsigned id, ucp_am_recv_callback_t callback, struct rdt_error *err);
+uint64_t thread_now_ns(void);
+
+/* link.c: endpoints; data thread only. */
+enum rdt_status links_listen(struct transport *transport, struct rdt_error *err);
+void links_unlisten(struct transport *transport);
+struct link *link_open(struct conn *conn); /* NULL: failed, and the conn knows */
+void link_close(struct link *link);        /* ends in conn_link_gone if it has a conn */
+bool link_abandon(struct link *link);      /* true: it closes on its own, and is no link of its conn any more */
+void link_fail(struct link *link, ucs_status_t error, const char *fault);
+struct link *link_find(struct transport *transport, ucp_ep_h ep);
+void links_settle(struct transport *transport); /* after progress: accept, fail and free what UCX's callbacks left */
+void links_expire(struct transport *transport, bool all);
+void links_free(struct transport *transport); /* the worker is gone: what did not close in time */
+
+/* conn.c */
+uint64_t session_of(const uint8_t token[TOKEN_BYTES]);
+enum rdt_status conn_create(struct transport *transport, void *ctx, struct conn **conn_p, struct rdt_error *err);
+void conn_destroy(struct conn *conn);
+enum rdt_status conn_offer(struct conn *conn, uint8_t blob[RDT_OFFER_MAX_BYTES], size_t *bytes_p);
+enum rdt_status conn_connect(struct conn *conn, const void *blob, size_t bytes, struct rdt_error *err);
+void conn_disconnect(struct conn *conn);
+/* Data thread: */
+struct conn *conn_take_token(struct transport *transport, const uint8_t token[TOKEN_BYTES]);
+void conn_fail(struct conn *conn, enum rdt_status status, const char *msg);
+void conn_link_gone(struct conn *conn, struct link *link);
+void conns_run(struct transport *transport); /* does what the loop thread asked for */
+
+/* op.c */
+enum rdt_status op_post_send(struct conn *conn, struct rdt_op *op, struct rdt_error *err);
+enum rdt_status op_post_recv(struct conn *conn, struct rdt_op *op, struct rdt_error *err);
+void op_cancel(struct conn *conn, struct rdt_op *op);
+void ops_end_queued(struct conn *conn); /* the lock is held: moves the QUEUED to transport->ending */
+/* Data thread: */
+enum rdt_status ops_handle(struct transport *transport, struct rdt_error *err);
+void ops_report_ended(struct transport *transport);
+void ops_send(struct conn *conn); /* hands the queued sends to UCX; conn->out is READY */
+
+#endif

@@ -1,0 +1,252 @@
+/* rdt_alloc, rdt_import, rdt_dealloc. */
+#include "alloc.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <stdlib.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "call.h"
+#include "clock.h"
+#include "rdt.pb-c.h"
+
+/* ---- giving back ---- */
+
+struct giving_back {
+    struct pending pending;
+    struct mapping *mapping;
+};
+
+static void heard(rdt *conn, struct pending *pending)
+{
+    struct giving_back *giving = CHAIN_OWNER(pending, struct giving_back, pending);
+
+    memory_unref(&conn->memory, giving->mapping);
+    free(giving);
+}
+
+static void on_frame(rdt *conn, struct pending *pending, struct frame *frame)
+{
+    (void)frame; /* an error says that the daemon does not have it: as good */
+    heard(conn, pending);
+}
+
+static void on_lost(rdt *conn, struct pending *pending, const struct rdt_error *why)
+{
+    (void)why;
+    heard(conn, pending);
+}
+
+static const struct pending_ops giving_ops = {on_frame, on_lost};
+
+void alloc_give_back(rdt *conn, struct mapping *take_mapping)
+{
+    Rdt__Pb__ReleaseRegion request = RDT__PB__RELEASE_REGION__INIT;
+    struct giving_back *giving = malloc(sizeof *giving);
+    uint64_t id = connection_id(conn);
+
+    request.region = take_mapping->region;
+    if (connection_send(conn, RDT_MSG_RELEASE_REGION, id, &request.base, -1, true, NULL) != RDT_OK || !giving) {
+        memory_unref(&conn->memory, take_mapping);
+        free(giving);
+        return;
+    }
+    giving->pending.id = id;
+    giving->pending.ops = &giving_ops;
+    giving->mapping = take_mapping;
+    pending_add(&conn->pending, &giving->pending);
+}
+
+static void give_back_unmapped(rdt *conn, uint64_t region)
+{
+    Rdt__Pb__ReleaseRegion request = RDT__PB__RELEASE_REGION__INIT;
+
+    request.region = region;
+    connection_lock(conn);
+    (void)connection_send(conn, RDT_MSG_RELEASE_REGION, connection_id(conn), &request.base, -1, true, NULL);
+    connection_unlock(conn);
+}
+
+/* ---- the daemon's memory ---- */
+
+static enum rdt_status map_region(rdt *conn, const Rdt__Pb__RegionReply *reply, int fd, size_t bytes,
+                                  struct mapping **mapping_p, struct rdt_error *err)
+{
+    enum rdt_status status;
+
+    if (fd < 0 || reply->bytes < bytes || reply->bytes > SIZE_MAX)
+        return rdt_error_set(err, RDT_PROTOCOL, "rdtd answered ALLOC of %zu bytes with %llu bytes and %s", bytes,
+                             (unsigned long long)reply->bytes, fd < 0 ? "no fd" : "a fd");
+    connection_lock(conn);
+    status =
+        memory_map(&conn->memory, reply->region, reply->generation, fd, reply->bytes, true, MAPPING_ALLOCATED, mapping_p, err);
+    connection_unlock(conn);
+    return status;
+}
+
+enum rdt_status alloc_region(rdt *conn, size_t bytes, int64_t deadline_ns, struct mapping **mapping_p, struct rdt_error *err)
+{
+    Rdt__Pb__Alloc request = RDT__PB__ALLOC__INIT;
+    ProtobufCMessage *answer;
+    Rdt__Pb__RegionReply *reply;
+    enum rdt_status status;
+    int fd;
+
+    request.bytes = bytes;
+    status =
+        call_fds(conn, RDT_MSG_ALLOC, &request.base, -1, &rdt__pb__region_reply__descriptor, deadline_ns, &answer, &fd, err);
+    if (status != RDT_OK)
+        return status;
+    reply = (Rdt__Pb__RegionReply *)answer;
+    status = map_region(conn, reply, fd, bytes, mapping_p, err);
+    if (fd >= 0)
+        (void)close(fd);
+    if (status != RDT_OK)
+        give_back_unmapped(conn, reply->region);
+    rdt__pb__region_reply__free_unpacked(reply, NULL);
+    return status;
+}
+
+/* Imported memory that the caller has unmapped without rdt_dealloc: the kernel has given its address anew. */
+static void forget_stale_imports(rdt *conn, const struct mapping *fresh)
+{
+    uintptr_t lo = (uintptr_t)fresh->addr;
+    struct mapping *stale;
+
+    while ((stale = memory_at(&conn->memory, lo, lo + fresh->bytes)) && stale->origin == MAPPING_IMPORTED) {
+        memory_withdraw(&conn->memory, stale);
+        alloc_give_back(conn, stale);
+    }
+}
+
+enum rdt_status rdt_alloc(rdt *conn, size_t bytes, void **addr_p, struct rdt_error *err)
+{
+    struct mapping *mapping;
+    enum rdt_status status = connection_check(conn, err);
+
+    if (status != RDT_OK)
+        return status;
+    if (bytes == 0 || !addr_p)
+        return rdt_error_set(err, RDT_INVALID, bytes == 0 ? "an allocation of 0 bytes" : "addr_p is NULL");
+    status = alloc_region(conn, bytes, clock_deadline_ns(CALL_MEMORY_TIMEOUT_NS), &mapping, err);
+    if (status != RDT_OK)
+        return status;
+
+    connection_lock(conn);
+    forget_stale_imports(conn, mapping);
+    status = memory_offer(&conn->memory, mapping, err);
+    if (status == RDT_OK)
+        *addr_p = mapping->addr;
+    else
+        alloc_give_back(conn, mapping);
+    connection_unlock(conn);
+    return status;
+}
+
+/* ---- the caller's memory ---- */
+
+static enum rdt_status check_import(int fd, const void *addr, size_t bytes, struct rdt_error *err)
+{
+    struct stat st;
+    int seals;
+
+    if (!addr || bytes == 0)
+        return rdt_error_set(err, RDT_INVALID, bytes == 0 ? "an import of 0 bytes" : "addr is NULL");
+    if (bytes > UINTPTR_MAX - (uintptr_t)addr)
+        return rdt_error_set(err, RDT_INVALID, "[%p, +%zu) is no range of memory", addr, bytes);
+    if (fstat(fd, &st) < 0)
+        return rdt_error_set(err, RDT_INVALID, "fd %d is not open", fd);
+    seals = fcntl(fd, F_GET_SEALS);
+    if (seals < 0)
+        return rdt_error_set(err, RDT_INVALID, "fd %d is not a memfd", fd);
+    if (!(seals & F_SEAL_SHRINK))
+        return rdt_error_set(err, RDT_INVALID, "the memfd %d may still shrink: fcntl(fd, F_ADD_SEALS, F_SEAL_SHRINK) first",
+                             fd);
+    if ((uint64_t)st.st_size < bytes)
+        return rdt_error_set(err, RDT_INVALID, "the memfd %d has %lld bytes, not %zu", fd, (long long)st.st_size, bytes);
+    return RDT_OK;
+}
+
+static enum rdt_status check_unknown(rdt *conn, const void *addr, size_t bytes, struct rdt_error *err)
+{
+    struct mapping *other;
+    enum rdt_status status = RDT_OK;
+
+    connection_lock(conn);
+    other = memory_at(&conn->memory, (uintptr_t)addr, (uintptr_t)addr + bytes);
+    if (other)
+        status = rdt_error_set(err, RDT_INVALID,
+                               "[%p, +%zu) overlaps [%p, +%zu), which the daemon knows already: rdt_dealloc it first", addr,
+                               bytes, (void *)other->addr, other->bytes);
+    connection_unlock(conn);
+    return status;
+}
+
+static enum rdt_status adopt(rdt *conn, const Rdt__Pb__RegionReply *reply, void *addr, size_t bytes, struct rdt_error *err)
+{
+    struct mapping *mapping;
+    enum rdt_status status;
+
+    connection_lock(conn);
+    status = memory_adopt(&conn->memory, reply->region, reply->generation, addr, bytes, &mapping, err);
+    if (status == RDT_OK) {
+        status = memory_offer(&conn->memory, mapping, err);
+        if (status != RDT_OK)
+            memory_unref(&conn->memory, mapping);
+    }
+    connection_unlock(conn);
+    if (status != RDT_OK)
+        give_back_unmapped(conn, reply->region);
+    return status;
+}
+
+enum rdt_status rdt_import(rdt *conn, int fd, void *addr, size_t bytes, struct rdt_error *err)
+{
+    Rdt__Pb__Import request = RDT__PB__IMPORT__INIT;
+    ProtobufCMessage *answer;
+    enum rdt_status status = connection_check(conn, err);
+
+    if (status == RDT_OK)
+        status = check_import(fd, addr, bytes, err);
+    if (status == RDT_OK)
+        status = check_unknown(conn, addr, bytes, err);
+    if (status != RDT_OK)
+        return status;
+    request.kind = RDT__PB__REGION_KIND__REGION_KIND_MEMFD;
+    request.bytes = bytes;
+    status = call_fds(conn, RDT_MSG_IMPORT, &request.base, fd, &rdt__pb__region_reply__descriptor,
+                      clock_deadline_ns(CALL_MEMORY_TIMEOUT_NS), &answer, NULL, err);
+    if (status != RDT_OK)
+        return status;
+    status = adopt(conn, (Rdt__Pb__RegionReply *)answer, addr, bytes, err);
+    protobuf_c_message_free_unpacked(answer, NULL);
+    return status;
+}
+
+enum rdt_status rdt_dealloc(rdt *conn, void *addr, struct rdt_error *err)
+{
+    Rdt__Pb__ReleaseRegion request = RDT__PB__RELEASE_REGION__INIT;
+    struct mapping *mapping;
+    enum rdt_status status = connection_check(conn, err);
+
+    if (status != RDT_OK)
+        return status;
+    connection_lock(conn);
+    mapping = memory_at(&conn->memory, (uintptr_t)addr, (uintptr_t)addr + 1);
+    if (mapping && mapping->addr == addr)
+        memory_withdraw(&conn->memory, mapping);
+    else
+        status = rdt_error_set(err, RDT_INVALID, "%p is not the start of memory from rdt_alloc or rdt_import", addr);
+    connection_unlock(conn);
+    if (status != RDT_OK)
+        return status;
+
+    /* As in alloc_give_back the mapping stays until the daemon has heard of it; here the caller expects it gone on return. */
+    request.region = mapping->region;
+    status = call(conn, RDT_MSG_RELEASE_REGION, &request.base, &rdt__pb__empty__descriptor, CALL_TIMEOUT_NS, NULL, err);
+    connection_lock(conn);
+    memory_unref(&conn->memory, mapping);
+    connection_unlock(conn);
+    return status;
+}

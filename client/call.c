@@ -1,0 +1,189 @@
+/* Waiting for one reply; and what becomes of a reply that came too late. */
+#include "call.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <unistd.h>
+
+#include "clock.h"
+#include "connection.h"
+#include "rdt.pb-c.h"
+
+struct waiting { /* on the caller's stack, in the table until its frame came */
+    struct pending pending;
+    enum rdt_message type;
+    const ProtobufCMessageDescriptor *reply_type;
+    ProtobufCMessage *reply;
+    int fd;
+    bool done;
+    struct rdt_error err; /* status: how it ended */
+};
+
+static const char *type_name(enum rdt_message type)
+{
+    switch (type) {
+#define X(number, name, request, reply) \
+    case RDT_MSG_##name:                \
+        return #name;
+        RDT_MESSAGE_MAP(X)
+#undef X
+    }
+    return "a request";
+}
+
+static void on_frame(rdt *conn, struct pending *pending, struct frame *frame)
+{
+    struct waiting *waiting = CHAIN_OWNER(pending, struct waiting, pending);
+
+    if (frame->flags & FRAME_ERROR) {
+        (void)connection_error_reply(frame, &waiting->err);
+    } else {
+        waiting->reply = protobuf_c_message_unpack(waiting->reply_type, NULL, frame->length, frame->payload);
+        if (waiting->reply)
+            waiting->fd = frame_take_fd(frame, 0);
+        else
+            (void)rdt_error_set(&waiting->err, RDT_PROTOCOL, "rdtd's answer to %s cannot be read", type_name(waiting->type));
+    }
+    waiting->done = true;
+    connection_news(conn);
+}
+
+static void on_lost(rdt *conn, struct pending *pending, const struct rdt_error *why)
+{
+    struct waiting *waiting = CHAIN_OWNER(pending, struct waiting, pending);
+
+    /* While nothing was said yet (HELLO) the daemon's reason is the answer; later it is only the reason of the loss. */
+    if (waiting->type == RDT_MSG_HELLO)
+        waiting->err = *why;
+    else
+        (void)connection_lost_error(conn, &waiting->err);
+    waiting->done = true;
+    connection_news(conn);
+}
+
+static const struct pending_ops ops = {on_frame, on_lost};
+
+/* The daemon need not keep what nobody waits for. */
+static void cancel(rdt *conn, const struct waiting *waiting)
+{
+    Rdt__Pb__CancelRequest request = RDT__PB__CANCEL_REQUEST__INIT;
+
+    if (waiting->type != RDT_MSG_WAIT && waiting->type != RDT_MSG_WAIT_FREED)
+        return;
+    request.request_id = waiting->pending.id;
+    (void)connection_send(conn, RDT_MSG_CANCEL_REQUEST, connection_id(conn), &request.base, -1, true, NULL);
+}
+
+/* With the lock. */
+static void wait_for(rdt *conn, struct waiting *waiting, int64_t deadline_ns)
+{
+    int64_t start_ns = clock_now_ns();
+    enum rdt_status status = RDT_OK;
+
+    pending_add(&conn->pending, &waiting->pending);
+    while (!waiting->done && status != RDT_TIMED_OUT)
+        status = connection_step(conn, deadline_ns);
+    if (waiting->done)
+        return;
+    (void)pending_take(&conn->pending, waiting->pending.id);
+    cancel(conn, waiting);
+    (void)rdt_error_set(&waiting->err, RDT_TIMED_OUT, "rdtd did not answer %s within %.3f s", type_name(waiting->type),
+                        (double)(clock_now_ns() - start_ns) / 1e9);
+}
+
+enum rdt_status call_fds(rdt *conn, enum rdt_message type, const ProtobufCMessage *request, int send_fd,
+                         const ProtobufCMessageDescriptor *reply_type, int64_t deadline_ns, ProtobufCMessage **reply_p,
+                         int *fd_p, struct rdt_error *err)
+{
+    struct waiting waiting = {.pending.ops = &ops, .type = type, .reply_type = reply_type, .fd = -1};
+    enum rdt_status status = connection_check(conn, err);
+    int take_fd = -1;
+
+    if (status != RDT_OK)
+        return status;
+    if (send_fd >= 0) {
+        take_fd = fcntl(send_fd, F_DUPFD_CLOEXEC, 0);
+        if (take_fd < 0)
+            return rdt_error_sys(err, errno, "cannot duplicate fd %d to send it", send_fd);
+    }
+
+    connection_lock(conn);
+    waiting.pending.id = connection_id(conn);
+    status = connection_send(conn, type, waiting.pending.id, request, take_fd, false, err);
+    if (status == RDT_OK)
+        wait_for(conn, &waiting, deadline_ns);
+    connection_unlock(conn);
+
+    if (status != RDT_OK) {
+        if (take_fd >= 0)
+            (void)close(take_fd);
+        return status;
+    }
+    if (waiting.err.status != RDT_OK) {
+        if (err)
+            *err = waiting.err;
+        return waiting.err.status;
+    }
+    if (fd_p)
+        *fd_p = waiting.fd;
+    else if (waiting.fd >= 0)
+        (void)close(waiting.fd);
+    if (reply_p)
+        *reply_p = waiting.reply;
+    else
+        protobuf_c_message_free_unpacked(waiting.reply, NULL);
+    return RDT_OK;
+}
+
+enum rdt_status call(rdt *conn, enum rdt_message type, const ProtobufCMessage *request,
+                     const ProtobufCMessageDescriptor *reply_type, int64_t timeout_ns, ProtobufCMessage **reply_p,
+                     struct rdt_error *err)
+{
+    return call_fds(conn, type, request, -1, reply_type, clock_deadline_ns(timeout_ns), reply_p, NULL, err);
+}
+
+/* ---- too late ---- */
+
+static void give_back_region(rdt *conn, const struct frame *frame)
+{
+    Rdt__Pb__RegionReply *reply = rdt__pb__region_reply__unpack(NULL, frame->length, frame->payload);
+    Rdt__Pb__ReleaseRegion release = RDT__PB__RELEASE_REGION__INIT;
+
+    if (!reply)
+        return;
+    release.region = reply->region;
+    (void)connection_send(conn, RDT_MSG_RELEASE_REGION, connection_id(conn), &release.base, -1, true, NULL);
+    rdt__pb__region_reply__free_unpacked(reply, NULL);
+}
+
+static void give_back_object(rdt *conn, const struct frame *frame)
+{
+    Rdt__Pb__PutReply *reply = rdt__pb__put_reply__unpack(NULL, frame->length, frame->payload);
+    Rdt__Pb__Free request = RDT__PB__FREE__INIT;
+
+    if (!reply)
+        return;
+    request.ref = reply->ref;
+    if (request.ref)
+        (void)connection_send(conn, RDT_MSG_FREE, connection_id(conn), &request.base, -1, true, NULL);
+    rdt__pb__put_reply__free_unpacked(reply, NULL);
+}
+
+/* Most are answers to what was sent without waiting. The rest answers a call that had ended at its deadline: its caller was told
+ * that there is nothing. */
+void call_on_stray(rdt *conn, struct frame *frame)
+{
+    if (frame->flags & FRAME_ERROR)
+        return;
+    switch (frame->type) {
+    case RDT_MSG_ALLOC:
+    case RDT_MSG_IMPORT:
+        give_back_region(conn, frame);
+        break;
+    case RDT_MSG_PUT:
+        give_back_object(conn, frame);
+        break;
+    default:
+        break;
+    }
+}

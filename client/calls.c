@@ -1,0 +1,184 @@
+/* The calls that are one request and one reply: free, stat, and waiting for an object. */
+#include <stdio.h>
+#include <string.h>
+
+#include "call.h"
+#include "clock.h"
+#include "connection.h"
+#include "proto/wire_limits.h"
+#include "proto/wire_ref.h"
+#include "rdt.pb-c.h"
+#include "request.h"
+
+/* "0 polls": the daemon answers at once what is, but the answer has to come. A daemon that is stopped costs this. */
+#define POLL_NS (INT64_C(200) * 1000000)
+
+static int64_t round_trip_deadline_ns(int64_t timeout_ns)
+{
+    return clock_deadline_ns(timeout_ns == 0 ? POLL_NS : timeout_ns);
+}
+
+static enum rdt_status check_ref(const rdt *conn, const struct rdt_ref *ref, struct rdt_error *err)
+{
+    enum rdt_status status = connection_check(conn, err);
+
+    if (status != RDT_OK)
+        return status;
+    if (!ref)
+        return rdt_error_set(err, RDT_INVALID, "ref is NULL");
+    if (ref->id_bytes == 0 || ref->id_bytes > RDT_MAX_ID_BYTES)
+        return rdt_error_set(err, RDT_INVALID, "the ref's id has %u bytes, not 1 to %u", ref->id_bytes, RDT_MAX_ID_BYTES);
+    if (!memchr(ref->tenant, 0, sizeof ref->tenant) || !memchr(ref->address, 0, sizeof ref->address))
+        return rdt_error_set(err, RDT_INVALID, "the ref's tenant or address has no end");
+    return RDT_OK;
+}
+
+enum rdt_status rdt_ping(rdt *conn, int64_t timeout_ns, struct rdt_error *err)
+{
+    Rdt__Pb__Ping request = RDT__PB__PING__INIT;
+
+    return call_fds(conn, RDT_MSG_PING, &request.base, -1, &rdt__pb__ping__descriptor, round_trip_deadline_ns(timeout_ns), NULL,
+                    NULL, err);
+}
+
+enum rdt_status rdt_free(rdt *conn, const struct rdt_ref *ref, bool force, struct rdt_error *err)
+{
+    Rdt__Pb__Free request = RDT__PB__FREE__INIT;
+    Rdt__Pb__Ref message;
+    enum rdt_status status = check_ref(conn, ref, err);
+
+    if (status != RDT_OK)
+        return status;
+    wire_ref_from(ref, &message);
+    request.ref = &message;
+    request.force = force;
+    return call(conn, RDT_MSG_FREE, &request.base, &rdt__pb__empty__descriptor, CALL_TIMEOUT_NS, NULL, err);
+}
+
+/* ---- waiting ---- */
+
+/* Says what did not happen in time. Other errors name their object themselves. */
+static void name_wait(enum rdt_status status, const char *what, const struct rdt_ref *ref, struct rdt_error *err)
+{
+    char label[REQUEST_LABEL_BYTES];
+
+    if (status != RDT_TIMED_OUT || !err)
+        return;
+    request_label(ref, label);
+    rdt_error_prefix(err, "waiting for %s %s", label, what);
+}
+
+static enum rdt_status wait_freed(rdt *conn, Rdt__Pb__WaitFreed *request, int64_t timeout_ns, struct rdt_error *err)
+{
+    request->timeout_ns = timeout_ns < 0 ? -1 : timeout_ns;
+    return call_fds(conn, RDT_MSG_WAIT_FREED, &request->base, -1, &rdt__pb__empty__descriptor,
+                    round_trip_deadline_ns(timeout_ns), NULL, NULL, err);
+}
+
+enum rdt_status rdt_wait_put(rdt *conn, const struct rdt_ref *ref, int64_t timeout_ns, struct rdt_error *err)
+{
+    Rdt__Pb__Wait request = RDT__PB__WAIT__INIT;
+    Rdt__Pb__Ref message;
+    enum rdt_status status = check_ref(conn, ref, err);
+
+    if (status != RDT_OK)
+        return status;
+    wire_ref_from(ref, &message);
+    request.ref = &message;
+    request.timeout_ns = timeout_ns < 0 ? -1 : timeout_ns;
+    status = call_fds(conn, RDT_MSG_WAIT, &request.base, -1, &rdt__pb__object_info__descriptor,
+                      round_trip_deadline_ns(timeout_ns), NULL, NULL, err);
+    name_wait(status, "to be put", ref, err);
+    return status;
+}
+
+enum rdt_status rdt_wait_freed(rdt *conn, const struct rdt_ref *ref, int64_t timeout_ns, struct rdt_error *err)
+{
+    Rdt__Pb__WaitFreed request = RDT__PB__WAIT_FREED__INIT;
+    Rdt__Pb__Ref message;
+    enum rdt_status status = check_ref(conn, ref, err);
+
+    if (status != RDT_OK)
+        return status;
+    wire_ref_from(ref, &message);
+    request.ref = &message;
+    status = wait_freed(conn, &request, timeout_ns, err);
+    name_wait(status, "to be freed", ref, err);
+    return status;
+}
+
+enum rdt_status rdt_wait_freed_range(rdt *conn, const void *addr, size_t bytes, int64_t timeout_ns, struct rdt_error *err)
+{
+    Rdt__Pb__WaitFreed request = RDT__PB__WAIT_FREED__INIT;
+    const struct mapping *mapping;
+    uintptr_t lo = (uintptr_t)addr;
+    enum rdt_status status = connection_check(conn, err);
+
+    if (status != RDT_OK)
+        return status;
+    if (bytes == 0)
+        return RDT_OK; /* nothing overlaps nothing */
+    connection_lock(conn);
+    mapping = bytes <= UINTPTR_MAX - lo ? memory_at(&conn->memory, lo, lo + bytes) : NULL;
+    if (!mapping || lo < (uintptr_t)mapping->addr || bytes > mapping->bytes - (lo - (uintptr_t)mapping->addr)) {
+        status = rdt_error_set(err, RDT_INVALID, "[%p, +%zu) is not within memory from rdt_alloc or rdt_import", addr, bytes);
+    } else {
+        request.region = mapping->region;
+        request.generation = mapping->generation;
+        request.offset = lo - (uintptr_t)mapping->addr;
+        request.bytes = bytes;
+    }
+    connection_unlock(conn);
+    if (status != RDT_OK)
+        return status;
+    status = wait_freed(conn, &request, timeout_ns, err);
+    if (status == RDT_TIMED_OUT)
+        rdt_error_prefix(err, "waiting for [%p, +%zu) to be free", addr, bytes);
+    return status;
+}
+
+/* ---- stat ---- */
+
+static enum rdt_status fill_stat(const Rdt__Pb__ObjectInfo *info, struct rdt_stat *stat_p, struct rdt_error *err)
+{
+    struct rdt_stat stat;
+    enum rdt_status status;
+
+    memset(&stat, 0, sizeof stat);
+    status = rdt_ref_from_text(info->ref, &stat.ref, err);
+    if (status != RDT_OK) {
+        rdt_error_prefix(err, "rdtd's answer to STAT");
+        return status;
+    }
+    (void)snprintf(stat.state, sizeof stat.state, "%s", info->state);
+    stat.bytes = info->bytes;
+    stat.tensors = info->tensors;
+    stat.metadata_bytes = info->metadata_bytes;
+    stat.holds = info->holds;
+    stat.pins = info->pins;
+    stat.waiters = info->waiters;
+    stat.age_ns = info->age_ns;
+    *stat_p = stat;
+    return RDT_OK;
+}
+
+enum rdt_status rdt_stat(rdt *conn, const struct rdt_ref *ref, struct rdt_stat *stat_p, struct rdt_error *err)
+{
+    Rdt__Pb__Stat request = RDT__PB__STAT__INIT;
+    Rdt__Pb__Ref message;
+    ProtobufCMessage *answer;
+    enum rdt_status status = check_ref(conn, ref, err);
+
+    if (status == RDT_OK && !stat_p)
+        status = rdt_error_set(err, RDT_INVALID, "stat_p is NULL");
+    if (status != RDT_OK)
+        return status;
+    wire_ref_from(ref, &message);
+    request.ref = &message;
+    status = call(conn, RDT_MSG_STAT, &request.base, &rdt__pb__object_info__descriptor, CALL_TIMEOUT_NS, &answer, err);
+    if (status != RDT_OK)
+        return status;
+    status = fill_stat((const Rdt__Pb__ObjectInfo *)answer, stat_p, err);
+    protobuf_c_message_free_unpacked(answer, NULL);
+    return status;
+}

@@ -1,0 +1,47 @@
+/* The library's clock: monotonic nanoseconds, and deadlines on it. */
+#ifndef CLIENT_CLOCK_H
+#define CLIENT_CLOCK_H
+
+#include <stdint.h>
+#include <time.h>
+
+#define CLOCK_NEVER INT64_MAX /* the deadline of what waits without end */
+
+static inline int64_t clock_now_ns(void)
+{
+    struct timespec now;
+
+    (void)clock_gettime(CLOCK_MONOTONIC, &now); /* cannot fail on Linux */
+    return (int64_t)now.tv_sec * 1000000000 + now.tv_nsec;
+}
+
+/* Negative: never. */
+static inline int64_t clock_deadline_ns(int64_t timeout_ns)
+{
+    int64_t now_ns;
+
+    if (timeout_ns < 0)
+        return CLOCK_NEVER;
+    now_ns = clock_now_ns();
+    return timeout_ns > CLOCK_NEVER - now_ns ? CLOCK_NEVER : now_ns + timeout_ns;
+}
+
+/* As the wire says it: -1 is without end. */
+static inline int64_t clock_remaining_ns(int64_t deadline_ns)
+{
+    int64_t left_ns;
+
+    if (deadline_ns == CLOCK_NEVER)
+        return -1;
+    left_ns = deadline_ns - clock_now_ns();
+    return left_ns > 0 ? left_ns : 0;
+}
+
+static inline struct timespec clock_timespec(int64_t ns)
+{
+    struct timespec ts = {.tv_sec = ns / 1000000000, .tv_nsec = ns % 1000000000};
+
+    return ts;
+}
+
+#endif

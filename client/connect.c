@@ -1,0 +1,311 @@
+/* rdt_connect, rdt_close: where a connection comes from and what is left of it. */
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/epoll.h>
+#include <sys/eventfd.h>
+#include <sys/socket.h>
+#include <sys/time.h>
+#include <sys/timerfd.h>
+#include <sys/un.h>
+#include <unistd.h>
+
+#include "call.h"
+#include "clock.h"
+#include "connection.h"
+#include "fetch.h"
+#include "fetched.h"
+#include "options.h"
+#include "proto/wire_limits.h"
+#include "rdt.pb-c.h"
+#include "request.h"
+
+#define DEFAULT_SOCKET "/run/rdtd/rdtd.sock"
+#define DEFAULT_TIMEOUT_NS (INT64_C(10) * 1000000000)
+
+/* ---- the end ---- */
+
+static void close_fd(int fd)
+{
+    if (fd >= 0)
+        (void)close(fd);
+}
+
+static void close_fds(const rdt *conn)
+{
+    close_fd(conn->epoll_fd);
+    close_fd(conn->sock);
+    close_fd(conn->timer_fd);
+    close_fd(conn->event_fd);
+    close_fd(conn->wake_fd);
+}
+
+/* Everything but the fds. Nothing is sent any more. */
+static void free_all(rdt *conn)
+{
+    struct rdt_error why = {.status = RDT_DISCONNECTED, .msg = "rdt_close was called"};
+
+    conn->lost = true;
+    conn->why_lost = why;
+    if (conn->pending.buckets) {
+        for (struct pending *pending = pending_take_all(&conn->pending), *next; pending; pending = next) {
+            next = pending->next;
+            pending->ops->on_lost(conn, pending, &why);
+        }
+    }
+    while (!chain_is_empty(&conn->requests))
+        request_destroy(CHAIN_OWNER(conn->requests.next, rdt_request, link));
+    while (!chain_is_empty(&conn->objects))
+        fetched_destroy(CHAIN_OWNER(conn->objects.next, rdt_object, link));
+    memory_fini(&conn->memory);
+    pending_fini(&conn->pending);
+    expiry_fini(&conn->expiries);
+    frame_writer_fini(&conn->writer);
+    frame_reader_fini(&conn->reader);
+}
+
+/* The child's copy: the socket is the parent's, so it is neither written nor shut down, and the parent's threads are not here. */
+static void close_in_child(rdt *conn)
+{
+    bool consistent = pthread_mutex_trylock(&conn->lock) == 0;
+
+    close_fds(conn);
+    if (!consistent)
+        return;                   /* such a thread was changing it: nothing can be trusted but the fds */
+    pending_fini(&conn->pending); /* calls in it are on those threads' stacks */
+    if (!pending_init(&conn->pending))
+        return;
+    for (struct chain *link = conn->requests.next; link != &conn->requests; link = link->next)
+        CHAIN_OWNER(link, rdt_request, link)->copying = false;
+    free_all(conn);
+    free(conn); /* without destroying the conditions: that would wait for sleepers */
+}
+
+void rdt_close(rdt *conn)
+{
+    if (!conn)
+        return;
+    if (connection_is_forked(conn)) {
+        close_in_child(conn);
+        return;
+    }
+    connection_lock(conn);
+    free_all(conn);
+    close_fds(conn);
+    (void)pthread_mutex_unlock(&conn->lock);
+    (void)pthread_cond_destroy(&conn->changed);
+    (void)pthread_cond_destroy(&conn->copied);
+    (void)pthread_mutex_destroy(&conn->lock);
+    free(conn);
+}
+
+/* ---- the beginning ---- */
+
+static bool watch(const rdt *conn, int fd)
+{
+    struct epoll_event event = {.events = EPOLLIN};
+
+    return epoll_ctl(conn->epoll_fd, EPOLL_CTL_ADD, fd, &event) == 0;
+}
+
+static enum rdt_status open_fds(rdt *conn, int take_sock, struct rdt_error *err)
+{
+    conn->sock = take_sock;
+    conn->epoll_fd = epoll_create1(EPOLL_CLOEXEC);
+    conn->timer_fd = timerfd_create(CLOCK_MONOTONIC, TFD_CLOEXEC | TFD_NONBLOCK);
+    conn->event_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+    conn->wake_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+    if (conn->epoll_fd < 0 || conn->timer_fd < 0 || conn->event_fd < 0 || conn->wake_fd < 0 || !watch(conn, conn->sock) ||
+        !watch(conn, conn->timer_fd) || !watch(conn, conn->event_fd))
+        return rdt_error_sys(err, errno, "cannot open the fds of a connection");
+    return RDT_OK;
+}
+
+static void init_locks(rdt *conn)
+{
+    pthread_condattr_t attr;
+
+    (void)pthread_mutex_init(&conn->lock, NULL);
+    (void)pthread_condattr_init(&attr);
+    (void)pthread_condattr_setclock(&attr, CLOCK_MONOTONIC);
+    (void)pthread_cond_init(&conn->changed, &attr);
+    (void)pthread_cond_init(&conn->copied, &attr);
+    (void)pthread_condattr_destroy(&attr);
+}
+
+/* Takes the socket, whatever happens. */
+static enum rdt_status create(int take_sock, rdt **conn_p, struct rdt_error *err)
+{
+    rdt *conn = calloc(1, sizeof *conn);
+    enum rdt_status status;
+
+    if (!conn) {
+        close_fd(take_sock);
+        return rdt_error_set(err, RDT_NO_MEMORY, "no memory for a connection");
+    }
+    conn->pid = getpid();
+    conn->on_event = fetch_on_event;
+    conn->on_stray = call_on_stray;
+    conn->on_expired = request_on_expired;
+    conn->fd_timer_ns = CLOCK_NEVER;
+    chain_init(&conn->requests);
+    chain_init(&conn->objects);
+    chain_init(&conn->arrived);
+    frame_reader_init(&conn->reader, RDT_MAX_FRAME_BYTES);
+    frame_writer_init(&conn->writer);
+    init_locks(conn);
+    status = open_fds(conn, take_sock, err);
+    if (status == RDT_OK && (!pending_init(&conn->pending) || !memory_init(&conn->memory)))
+        status = rdt_error_set(err, RDT_NO_MEMORY, "no memory for a connection");
+    if (status == RDT_OK)
+        *conn_p = conn;
+    else
+        rdt_close(conn);
+    return status;
+}
+
+static enum rdt_status refused(const char *path, int sys_errno, struct rdt_error *err)
+{
+    const char *hint = "";
+
+    switch (sys_errno) {
+    case ENOENT:
+    case ECONNREFUSED:
+        hint = " (is the daemon running? set RDT_SOCKET to another socket)";
+        break;
+    case EACCES:
+    case EPERM:
+        hint = " (this user may not open the socket)";
+        break;
+    default:
+        break;
+    }
+    (void)rdt_error_set(err, RDT_SYSTEM, "cannot reach rdtd at %s: %s%s", path, strerrordesc_np(sys_errno), hint);
+    if (err)
+        err->sys_errno = sys_errno;
+    return RDT_SYSTEM;
+}
+
+/* A connect to a Unix socket waits for room in the daemon's backlog, as long as SO_SNDTIMEO says. */
+static enum rdt_status open_socket(const char *path, int64_t deadline_ns, int *sock_p, struct rdt_error *err)
+{
+    struct sockaddr_un address = {.sun_family = AF_UNIX};
+    size_t bytes = strlen(path);
+    int sock, sys_errno;
+
+    if (bytes >= sizeof address.sun_path)
+        return rdt_error_set(err, RDT_INVALID, "the socket's path is longer than %zu bytes: %s", sizeof address.sun_path - 1,
+                             path);
+    memcpy(address.sun_path, path, bytes + 1);
+    sock = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    if (sock < 0)
+        return rdt_error_sys(err, errno, "socket");
+    do {
+        int64_t left_ns = clock_remaining_ns(deadline_ns);
+        struct timeval left = {.tv_sec = left_ns / 1000000000, .tv_usec = left_ns % 1000000000 / 1000};
+
+        if (left_ns == 0)
+            sys_errno = EAGAIN;
+        else if (left_ns > 0 && left.tv_sec == 0 && left.tv_usec == 0)
+            left.tv_usec = 1; /* 0 would be without end */
+        if (left_ns > 0)
+            (void)setsockopt(sock, SOL_SOCKET, SO_SNDTIMEO, &left, sizeof left);
+        if (left_ns != 0)
+            sys_errno = connect(sock, (struct sockaddr *)&address, sizeof address) < 0 ? errno : 0;
+    } while (sys_errno == EINTR);
+    if (sys_errno == 0) {
+        *sock_p = sock; /* reads and writes say MSG_DONTWAIT */
+        return RDT_OK;
+    }
+    close_fd(sock);
+    if (sys_errno == EAGAIN)
+        return rdt_error_set(err, RDT_TIMED_OUT, "rdtd at %s does not accept connections: the deadline passed", path);
+    return refused(path, sys_errno, err);
+}
+
+static enum rdt_status fill_node(struct rdt_node_info *node, const Rdt__Pb__HelloReply *reply, struct rdt_error *err)
+{
+    if (reply->protocol < RDT_PROTOCOL_MIN || reply->protocol > RDT_PROTOCOL_MAX)
+        return rdt_error_set(err, RDT_PROTOCOL, "rdtd %s speaks protocol %u, librdt %s speaks %u to %u", reply->daemon_version,
+                             reply->protocol, RDT_VERSION, RDT_PROTOCOL_MIN, RDT_PROTOCOL_MAX);
+    if (reply->node_uuid.len != sizeof node->node || reply->boot_id.len != sizeof node->boot_id)
+        return rdt_error_set(err, RDT_PROTOCOL, "rdtd's node uuid has %zu bytes, its boot id %zu", reply->node_uuid.len,
+                             reply->boot_id.len);
+    memcpy(node->node, reply->node_uuid.data, sizeof node->node);
+    memcpy(node->boot_id, reply->boot_id.data, sizeof node->boot_id);
+    (void)stpncpy(node->address, reply->node_address, sizeof node->address - 1);
+    (void)stpncpy(node->daemon_version, reply->daemon_version, sizeof node->daemon_version - 1);
+    (void)stpncpy(node->tenant, reply->tenant, sizeof node->tenant - 1);
+    node->session = reply->session_id;
+    node->uid = reply->uid;
+    return RDT_OK;
+}
+
+static enum rdt_status say_hello(rdt *conn, const char *name, int64_t deadline_ns, struct rdt_error *err)
+{
+    Rdt__Pb__Hello request = RDT__PB__HELLO__INIT;
+    ProtobufCMessage *answer;
+    enum rdt_status status;
+
+    request.protocol_min = RDT_PROTOCOL_MIN;
+    request.protocol_max = RDT_PROTOCOL_MAX;
+    request.client_name = (char *)name;
+    request.library_version = (char *)RDT_VERSION;
+    status =
+        call_fds(conn, RDT_MSG_HELLO, &request.base, -1, &rdt__pb__hello_reply__descriptor, deadline_ns, &answer, NULL, err);
+    if (status != RDT_OK)
+        return status;
+    status = fill_node(&conn->node, (const Rdt__Pb__HelloReply *)answer, err);
+    protobuf_c_message_free_unpacked(answer, NULL);
+    return status;
+}
+
+static const char *socket_path(const struct rdt_connect_options *options)
+{
+    const char *path = options->socket ? options->socket : getenv("RDT_SOCKET");
+
+    return path && path[0] ? path : DEFAULT_SOCKET;
+}
+
+enum rdt_status rdt_connect(const struct rdt_connect_options *options, rdt **rdt_p, struct rdt_error *err)
+{
+    struct rdt_connect_options own;
+    const char *path;
+    char name[RDT_MAX_NAME_BYTES + 1] = "";
+    int64_t deadline_ns;
+    rdt *conn = NULL;
+    int sock = -1;
+    enum rdt_status status = options_copy(&own, sizeof own, options, err);
+
+    if (status == RDT_OK && !rdt_p)
+        status = rdt_error_set(err, RDT_INVALID, "rdt_p is NULL");
+    if (status != RDT_OK)
+        return status;
+    path = socket_path(&own);
+    (void)stpncpy(name, own.name ? own.name : program_invocation_short_name, sizeof name - 1);
+    deadline_ns = clock_deadline_ns(own.timeout_ns == 0 ? DEFAULT_TIMEOUT_NS : own.timeout_ns);
+    status = open_socket(path, deadline_ns, &sock, err);
+    if (status == RDT_OK)
+        status = create(sock, &conn, err);
+    if (status != RDT_OK)
+        return status;
+    status = say_hello(conn, name, deadline_ns, err);
+    if (status == RDT_OK) {
+        *rdt_p = conn;
+    } else {
+        rdt_error_prefix(err, "hello to rdtd at %s", path);
+        rdt_close(conn);
+    }
+    return status;
+}
+
+enum rdt_status rdt_node(rdt *conn, struct rdt_node_info *info_p, struct rdt_error *err)
+{
+    enum rdt_status status = connection_check(conn, err);
+
+    if (status == RDT_OK && !info_p)
+        status = rdt_error_set(err, RDT_INVALID, "info_p is NULL");
+    if (status == RDT_OK)
+        *info_p = conn->node;
+    return status;
+}

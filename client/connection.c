@@ -1,0 +1,358 @@
+/* The socket: sending, receiving, waiting by turns, losing it. */
+#include "connection.h"
+
+#include <errno.h>
+#include <poll.h>
+#include <stdlib.h>
+#include <sys/epoll.h>
+#include <sys/eventfd.h>
+#include <sys/socket.h>
+#include <sys/timerfd.h>
+#include <unistd.h>
+
+#include "clock.h"
+#include "rdt.pb-c.h"
+
+#define MAX_QUEUED_BYTES ((size_t)64 << 20) /* frames that the daemon does not take */
+#define MAX_READS 256                       /* in one go, so that a talkative daemon cannot hide a deadline */
+
+bool connection_is_forked(const rdt *conn)
+{
+    return conn->pid != getpid();
+}
+
+enum rdt_status connection_check(const rdt *conn, struct rdt_error *err)
+{
+    if (!conn)
+        return rdt_error_set(err, RDT_INVALID, "there is no connection: rdt is NULL");
+    if (connection_is_forked(conn))
+        return rdt_error_set(err, RDT_FORKED, "this connection belongs to process %ld, this is %ld: connect anew after a fork",
+                             (long)conn->pid, (long)getpid());
+    return RDT_OK;
+}
+
+enum rdt_status connection_lost_error(const rdt *conn, struct rdt_error *err)
+{
+    return rdt_error_set(err, RDT_DISCONNECTED, "the connection to rdtd is lost: %s", conn->why_lost.msg);
+}
+
+enum rdt_status connection_error_reply(const struct frame *frame, struct rdt_error *err)
+{
+    Rdt__Pb__ErrorReply *reply = rdt__pb__error_reply__unpack(NULL, frame->length, frame->payload);
+    enum rdt_status status;
+
+    if (!reply || reply->status >= RDT_OK) {
+        status = rdt_error_set(err, RDT_PROTOCOL, "rdtd answered with an error that cannot be read");
+    } else {
+        status = rdt_error_set(err, (enum rdt_status)reply->status, "%s",
+                               reply->message[0] ? reply->message : rdt_status_sentence((enum rdt_status)reply->status));
+        if (err)
+            err->sys_errno = reply->sys_errno;
+    }
+    if (reply)
+        rdt__pb__error_reply__free_unpacked(reply, NULL);
+    return status;
+}
+
+/* ---- the lock ---- */
+
+void connection_lock(rdt *conn)
+{
+    (void)pthread_mutex_lock(&conn->lock);
+}
+
+static void set_event(rdt *conn, bool readable)
+{
+    uint64_t count = 1;
+
+    if (readable == conn->fd_has_event)
+        return;
+    conn->fd_has_event = readable;
+    /* Neither can fail: the counter is 0 or 1, and the fd does not block. */
+    if (readable)
+        (void)!write(conn->event_fd, &count, sizeof count);
+    else
+        (void)!read(conn->event_fd, &count, sizeof count);
+}
+
+/* Brings what rdt_fd watches up to date. */
+static void update_fd(rdt *conn)
+{
+    bool wants_out = conn->writer.queued_frames > 0 && !conn->lost;
+    int64_t next_ns = expiry_next_ns(&conn->expiries);
+
+    if (wants_out != conn->fd_wants_out) {
+        struct epoll_event event = {.events = wants_out ? EPOLLIN | EPOLLOUT : EPOLLIN};
+
+        (void)epoll_ctl(conn->epoll_fd, EPOLL_CTL_MOD, conn->sock, &event);
+        conn->fd_wants_out = wants_out;
+    }
+    if (next_ns != conn->fd_timer_ns) {
+        struct itimerspec at = {0};
+
+        if (next_ns != CLOCK_NEVER)
+            at.it_value = clock_timespec(next_ns);
+        (void)timerfd_settime(conn->timer_fd, TFD_TIMER_ABSTIME, &at, NULL);
+        conn->fd_timer_ns = next_ns;
+    }
+    set_event(conn, conn->unseen > 0 || !chain_is_empty(&conn->arrived) || (conn->lost && !conn->fd_told_lost));
+}
+
+/* Wakes whom the news concerns. The leader's poll does not see what others do under the lock. */
+static void tell(rdt *conn)
+{
+    if (conn->polling && conn->wake_leader) {
+        uint64_t one = 1;
+
+        (void)!write(conn->wake_fd, &one, sizeof one);
+        conn->wake_leader = false;
+    }
+    /* Without a leader one of those who sleep must become it. */
+    if (conn->followers > 0 && (conn->news || !conn->polling))
+        (void)pthread_cond_broadcast(&conn->changed);
+    conn->news = false;
+    if (conn->fd_used)
+        update_fd(conn);
+}
+
+void connection_unlock(rdt *conn)
+{
+    struct mapping *aside = memory_take_aside(&conn->memory);
+
+    tell(conn);
+    (void)pthread_mutex_unlock(&conn->lock);
+    memory_unmap(aside);
+}
+
+void connection_news(rdt *conn)
+{
+    conn->n_news++;
+    conn->news = conn->wake_leader = true;
+}
+
+uint64_t connection_id(rdt *conn)
+{
+    return ++conn->last_id;
+}
+
+/* ---- losing it ---- */
+
+void connection_lose(rdt *conn, const struct rdt_error *why)
+{
+    if (conn->lost)
+        return;
+    conn->lost = true;
+    conn->why_lost = *why;
+    /* The fd stays open until rdt_close: another thread may be polling it. */
+    (void)shutdown(conn->sock, SHUT_RDWR);
+    (void)epoll_ctl(conn->epoll_fd, EPOLL_CTL_DEL, conn->sock, NULL);
+    conn->fd_wants_out = false;
+    frame_writer_fini(&conn->writer);
+    for (struct pending *pending = pending_take_all(&conn->pending), *next; pending; pending = next) {
+        next = pending->next;
+        pending->ops->on_lost(conn, pending, &conn->why_lost);
+    }
+    connection_news(conn);
+}
+
+/* ---- sending ---- */
+
+static void flush(rdt *conn)
+{
+    struct rdt_error err;
+    enum rdt_status status;
+
+    if (conn->why_unsent.status != RDT_OK)
+        return;
+    status = frame_writer_send(&conn->writer, conn->sock, &err);
+    if (status == RDT_OK)
+        return;
+    if (status == RDT_AGAIN) {
+        conn->wake_leader = true; /* it must poll for room too */
+        return;
+    }
+    /* What the daemon said before it closed is still to be read, and says more than this: receive() ends the connection. */
+    conn->why_unsent = err;
+    frame_writer_fini(&conn->writer);
+    if (status != RDT_DISCONNECTED)
+        (void)shutdown(conn->sock, SHUT_RDWR);
+}
+
+enum rdt_status connection_send(rdt *conn, uint16_t type, uint64_t id, const ProtobufCMessage *message, int take_fd,
+                                bool urgent, struct rdt_error *err)
+{
+    size_t bytes = protobuf_c_message_get_packed_size(message);
+    enum rdt_status status;
+    uint8_t *payload;
+
+    if (conn->lost)
+        return connection_lost_error(conn, err);
+    if (bytes > RDT_MAX_FRAME_BYTES)
+        return rdt_error_set(err, RDT_LIMIT, "the request takes %zu bytes, the most is %u", bytes, RDT_MAX_FRAME_BYTES);
+    if (!urgent && conn->writer.queued_bytes + bytes > MAX_QUEUED_BYTES)
+        return rdt_error_set(err, RDT_LIMIT, "%zu bytes wait to be sent already: rdtd does not read its socket",
+                             conn->writer.queued_bytes);
+    status = frame_writer_push(&conn->writer, type, 0, id, (uint32_t)bytes, &take_fd, take_fd >= 0 ? 1 : 0, &payload);
+    if (status != RDT_OK)
+        return rdt_error_set(err, status, "no memory for a request of %zu bytes", bytes);
+    (void)protobuf_c_message_pack(message, payload);
+    flush(conn);
+    return RDT_OK;
+}
+
+/* ---- receiving ---- */
+
+static void handle(rdt *conn, struct frame *frame)
+{
+    struct rdt_error err;
+    struct pending *pending;
+
+    if (frame->flags & FRAME_EVENT) {
+        conn->on_event(conn, frame);
+        return;
+    }
+    if (!(frame->flags & FRAME_REPLY)) {
+        (void)rdt_error_set(&err, RDT_PROTOCOL, "rdtd sent a frame of type %u that is neither reply nor event", frame->type);
+        connection_lose(conn, &err);
+        return;
+    }
+    pending = pending_take(&conn->pending, frame->request_id);
+    if (pending) {
+        pending->ops->on_frame(conn, pending, frame);
+    } else if (frame->request_id == 0 && (frame->flags & FRAME_ERROR)) {
+        /* About the connection, not about a request: why it is going to be closed. */
+        (void)connection_error_reply(frame, &err);
+        connection_lose(conn, &err);
+    } else {
+        conn->on_stray(conn, frame);
+    }
+}
+
+/* Hands out every whole frame. False: the stream is lost. */
+static bool handle_frames(rdt *conn)
+{
+    while (!conn->lost) {
+        struct frame frame;
+        struct rdt_error err;
+        enum rdt_status status = frame_reader_next(&conn->reader, &frame, &err);
+
+        if (status == RDT_AGAIN)
+            return true;
+        if (status != RDT_OK) {
+            connection_lose(conn, &err);
+            return false;
+        }
+        handle(conn, &frame);
+        frame_close_fds(&frame);
+    }
+    return false;
+}
+
+/* Reads once, and on while a frame is not whole; or all that is there. */
+static void receive(rdt *conn, bool all)
+{
+    for (unsigned reads = 0; !conn->lost && reads < MAX_READS; reads++) {
+        struct rdt_error err;
+        size_t n;
+        enum rdt_status status = frame_reader_recv(&conn->reader, conn->sock, &n, &err);
+
+        if (status == RDT_AGAIN)
+            return;
+        if (status != RDT_OK) {
+            connection_lose(conn, conn->why_unsent.status != RDT_OK && status == RDT_DISCONNECTED ? &conn->why_unsent : &err);
+            return;
+        }
+        if (!handle_frames(conn))
+            return;
+        if (!all && conn->reader.start == conn->reader.end)
+            return;
+    }
+}
+
+static void expire(rdt *conn)
+{
+    int64_t now_ns;
+
+    if (conn->expiries.count == 0)
+        return;
+    now_ns = clock_now_ns();
+    while (expiry_next_ns(&conn->expiries) <= now_ns) {
+        struct expiry *expiry = conn->expiries.at[1];
+
+        expiry_remove(&conn->expiries, expiry);
+        conn->on_expired(conn, expiry);
+    }
+}
+
+void connection_poll(rdt *conn)
+{
+    if (conn->writer.queued_frames > 0)
+        flush(conn);
+    receive(conn, true);
+    expire(conn);
+}
+
+/* ---- waiting ---- */
+
+static void lead(rdt *conn, int64_t until_ns)
+{
+    struct pollfd fds[2] = {{.fd = conn->lost ? -1 : conn->sock, .events = POLLIN}, {.fd = conn->wake_fd, .events = POLLIN}};
+    struct timespec left;
+    int n;
+
+    if (conn->writer.queued_frames > 0)
+        fds[0].events |= POLLOUT;
+    conn->polling = true;
+    conn->wake_leader = false;
+    connection_unlock(conn);
+
+    if (until_ns != CLOCK_NEVER)
+        left = clock_timespec(clock_remaining_ns(until_ns));
+    n = ppoll(fds, 2, until_ns != CLOCK_NEVER ? &left : NULL, NULL);
+
+    connection_lock(conn);
+    conn->polling = false;
+    if (n <= 0)
+        return; /* the time is over, or a signal came */
+    if (fds[1].revents) {
+        uint64_t count;
+
+        (void)!read(conn->wake_fd, &count, sizeof count);
+    }
+    if (fds[0].revents & POLLOUT)
+        flush(conn);
+    if (fds[0].revents & ~POLLOUT)
+        receive(conn, false);
+}
+
+static void sleep_until(rdt *conn, int64_t until_ns)
+{
+    tell(conn);
+    conn->followers++;
+    if (until_ns == CLOCK_NEVER) {
+        (void)pthread_cond_wait(&conn->changed, &conn->lock);
+    } else {
+        struct timespec until = clock_timespec(until_ns);
+
+        (void)pthread_cond_timedwait(&conn->changed, &conn->lock, &until);
+    }
+    conn->followers--;
+}
+
+enum rdt_status connection_step(rdt *conn, int64_t deadline_ns)
+{
+    int64_t until_ns = expiry_next_ns(&conn->expiries);
+
+    if (until_ns > deadline_ns)
+        until_ns = deadline_ns;
+    if (until_ns != CLOCK_NEVER && clock_now_ns() >= until_ns) {
+        /* What came in time counts, even if nobody looked until now. */
+        connection_poll(conn);
+        return clock_now_ns() >= deadline_ns ? RDT_TIMED_OUT : RDT_OK;
+    }
+    if (conn->polling)
+        sleep_until(conn, until_ns);
+    else
+        lead(conn, until_ns);
+    return RDT_OK;
+}

@@ -1,0 +1,129 @@
+/* One connection to the daemon: the socket, its lock, and who drives it. Owns framing, waiting, deadlines and the loss of the
+ * connection; knows no message but errors. What messages mean comes back by callbacks.
+ *
+ * No thread belongs to the library. A caller that waits drives: one of them polls the socket (the leader) while the others sleep,
+ * and whoever finds an answer there hands it to the one it is for. Everything below is under `lock` unless it says otherwise.
+ */
+#ifndef CLIENT_CONNECTION_H
+#define CLIENT_CONNECTION_H
+
+#include <protobuf-c/protobuf-c.h>
+#include <pthread.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <sys/types.h>
+
+#include "memory.h"
+#include "pending.h"
+#include "proto/frame.h"
+#include "rdt.h"
+
+struct chain { /* of what lives on the connection, both ways; an empty one points at itself */
+    struct chain *next, *prev;
+};
+
+struct rdt {
+    /* Never changed after rdt_connect: read without the lock. */
+    pid_t pid;
+    int sock, epoll_fd, timer_fd, event_fd, wake_fd;
+    struct rdt_node_info node;
+    void (*on_event)(rdt *conn, struct frame *frame); /* FRAME_EVENT */
+    void (*on_stray)(rdt *conn, struct frame *frame); /* a reply that nobody waits for any more */
+
+    pthread_mutex_t lock;
+    pthread_cond_t changed; /* what followers sleep on */
+    pthread_cond_t copied;  /* a thread stopped writing into some request's targets */
+
+    struct frame_reader reader;
+    struct frame_writer writer;
+    uint64_t last_id;
+    struct pending_table pending;
+    struct expiry_heap expiries;
+    void (*on_expired)(rdt *conn, struct expiry *expiry); /* taken out of the heap before */
+    bool lost;
+    struct rdt_error why_lost;
+    struct rdt_error why_unsent; /* status is not RDT_OK: nothing can be sent; reading still tells what the daemon said last */
+
+    bool polling;       /* a leader is in poll, without the lock */
+    unsigned followers; /* asleep on `changed` */
+    uint64_t n_news;    /* how often something ended or arrived */
+    bool news;          /* ... and those who sleep do not know yet */
+    bool wake_leader;   /* the leader polls for too little, or something happened that it must look at */
+
+    /* rdt_fd */
+    bool fd_used;
+    bool fd_wants_out;   /* as the epoll has it */
+    bool fd_has_event;   /* event_fd is readable */
+    int64_t fd_timer_ns; /* as the timer has it; CLOCK_NEVER: unarmed */
+    bool fd_told_lost;   /* rdt_dispatch has said that the connection is lost */
+    size_t unseen;       /* requests that ended since the last rdt_dispatch */
+
+    struct memory memory;
+    struct chain requests, objects; /* all of them: rdt_close ends them */
+    struct chain arrived;           /* requests whose bytes are here and have to be copied into their targets */
+};
+
+/* Before anything else in every public function, without the lock: FORKED in a child, INVALID for NULL. */
+enum rdt_status connection_check(const rdt *conn, struct rdt_error *err);
+bool connection_is_forked(const rdt *conn);
+
+/* connection_unlock also tells the leader, the followers and rdt_fd what happened, and unmaps what is no longer used. */
+void connection_lock(rdt *conn);
+void connection_unlock(rdt *conn);
+
+/* A new id, for a request or a fetch handle. */
+uint64_t connection_id(rdt *conn);
+
+/* Queues the message and sends what the socket takes. LIMIT: longer than a frame, or too much waits to be sent already (`urgent`
+ * ones, which give something back, are queued all the same). take_fd -1: none; taken on success only. DISCONNECTED. */
+enum rdt_status connection_send(rdt *conn, uint16_t type, uint64_t id, const ProtobufCMessage *message, int take_fd,
+                                bool urgent, struct rdt_error *err);
+
+/* Waits until something may have happened that a waiter must look at, or until the deadline: TIMED_OUT. The lock is released
+ * meanwhile. After TIMED_OUT all that is there has been read: look once more. */
+enum rdt_status connection_step(rdt *conn, int64_t deadline_ns);
+
+/* The part of it that does not block: reads all that is there, ends what is overdue. */
+void connection_poll(rdt *conn);
+
+/* Something ended or arrived: those who wait must look. */
+void connection_news(rdt *conn);
+
+/* Fails everything that waits with status and message, and every later call with DISCONNECTED. Once. */
+void connection_lose(rdt *conn, const struct rdt_error *why);
+
+/* DISCONNECTED, saying why; only if conn->lost. */
+enum rdt_status connection_lost_error(const rdt *conn, struct rdt_error *err);
+
+/* Reads the ErrorReply of a frame into err, which is never RDT_OK. */
+enum rdt_status connection_error_reply(const struct frame *frame, struct rdt_error *err);
+
+static inline void chain_init(struct chain *chain)
+{
+    chain->next = chain->prev = chain;
+}
+
+static inline bool chain_is_empty(const struct chain *chain)
+{
+    return chain->next == chain;
+}
+
+static inline void chain_append(struct chain *chain, struct chain *link)
+{
+    link->prev = chain->prev;
+    link->next = chain;
+    chain->prev->next = link;
+    chain->prev = link;
+}
+
+static inline void chain_remove(struct chain *link) /* fine if it is in none, but initialised */
+{
+    link->prev->next = link->next;
+    link->next->prev = link->prev;
+    chain_init(link);
+}
+
+#define CHAIN_OWNER(link, type, member) ((type *)((char *)(link)-offsetof(type, member)))
+
+#endif

@@ -1,0 +1,112 @@
+/* rdtctl explain: why a transfer went the way it went. */
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "ctl.h"
+#include "ctl_commands.h"
+#include "ctl_json.h"
+#include "ctl_table.h"
+#include "rdt.pb-c.h"
+#include "wire_ref.h"
+
+static void print_where(const Rdt__Pb__TransferInfo *t)
+{
+    const char *peer = *t->peer ? t->peer : "another node";
+
+    if (strcmp(t->direction, "in") == 0)
+        printf("fetched from ");
+    else if (strcmp(t->direction, "out") == 0)
+        printf("sent to ");
+    else
+        peer = "handed over within this node";
+    ctl_print_plain(peer, stdout);
+}
+
+static void print_candidates(const Rdt__Pb__TransferInfo *t)
+{
+    char path[64];
+
+    for (int chosen = 1; chosen >= 0; chosen--) {
+        for (size_t i = 0; i < t->n_candidates; i++) {
+            const Rdt__Pb__Candidate *c = t->candidates[i];
+
+            if (c->chosen != chosen)
+                continue;
+            printf("  %s %s%s", chosen ? "taken:    " : "not taken:", ctl_plain(c->path, path, sizeof path),
+                   *c->reason ? ", " : "");
+            ctl_print_plain(c->reason, stdout);
+            putchar('\n');
+        }
+    }
+    if (t->n_candidates == 0)
+        printf("  the choice was not recorded on this node\n");
+}
+
+static void print(const Rdt__Pb__TransferInfo *t)
+{
+    char id[160], state[32], path[64];
+    char done[CTL_HUMAN_BYTES], total[CTL_HUMAN_BYTES], took[CTL_HUMAN_BYTES], rate[CTL_HUMAN_BYTES];
+    int64_t ns = t->elapsed_ns > 0 ? t->elapsed_ns : t->age_ns;
+
+    printf("transfer %" PRIu64 ": \"%s\" ", t->transfer, ctl_id_of(t->ref, id, sizeof id));
+    print_where(t);
+    printf(", %s\n", ctl_plain(t->state, state, sizeof state));
+    printf("  moved:     %s of %s in %s (%s)", ctl_human_bytes(t->bytes_done, done), ctl_human_bytes(t->bytes, total),
+           ctl_human_duration(ns, took), ctl_human_rate(t->bytes_done, ns, rate));
+    printf("%s%s\n", *t->path ? " by " : "", ctl_plain(t->path, path, sizeof path));
+    print_candidates(t);
+    if (*t->error) {
+        printf("  failed:    ");
+        ctl_print_plain(t->error, stdout);
+        putchar('\n');
+    }
+}
+
+/* A word of digits only is a transfer's number. */
+static bool is_number(const char *text)
+{
+    return *text && strspn(text, "0123456789") == strlen(text) && strlen(text) < 20;
+}
+
+int ctl_explain(struct ctl *ctl, int argc, char **argv)
+{
+    Rdt__Pb__Explain request = RDT__PB__EXPLAIN__INIT;
+    Rdt__Pb__Ref ref_msg = RDT__PB__REF__INIT;
+    const Rdt__Pb__ListReply *list;
+    ProtobufCMessage *reply;
+    struct rdt_error err = {0};
+    struct rdt_ref ref;
+    char **operands;
+    int code = ctl_parse(ctl, NULL, argc, argv, 1, 1, &operands, NULL);
+
+    if (code != CTL_GO)
+        return code;
+    if (is_number(operands[0])) {
+        request.transfer = strtoull(operands[0], NULL, 10);
+    } else {
+        if (ctl_ref(operands[0], &ref, &err))
+            return ctl_usage_error(ctl, "%s", err.msg);
+        wire_ref_from(&ref, &ref_msg);
+        request.ref = &ref_msg;
+    }
+    if (ctl_call(ctl, RDT_MSG_EXPLAIN, &request.base, &rdt__pb__list_reply__descriptor, &reply, &err))
+        return ctl_fail(ctl, &err);
+    list = (const Rdt__Pb__ListReply *)reply;
+    if (ctl->json) {
+        json_t *array = json_array();
+
+        for (size_t i = 0; i < list->n_transfers; i++)
+            json_array_append_new(array, ctl_json(&list->transfers[i]->base));
+        code = ctl_print_json(json_pack("{s:o}", "transfers", array));
+    } else {
+        for (size_t i = 0; i < list->n_transfers; i++)
+            print(list->transfers[i]);
+        if (list->n_transfers == 0)
+            printf("no transfer of it is remembered on this node\n");
+        code = CTL_OK;
+    }
+    ctl_reply_free(reply);
+    return code;
+}

@@ -1,0 +1,309 @@
+/* rdtctl fetch: an object as a safetensors file. One connection carries the fetch and the questions how far it has come. */
+#include <errno.h>
+#include <fcntl.h>
+#include <inttypes.h>
+#include <poll.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "ctl.h"
+#include "ctl_commands.h"
+#include "ctl_json.h"
+#include "ctl_progress.h"
+#include "ctl_safetensors.h"
+#include "ctl_table.h"
+#include "rdt.pb-c.h"
+
+#define POLL_NS INT64_C(200000000) /* between two looks at the transfer */
+
+struct fetch {
+    const char *ref_text, *output, *transport, *least_path;
+    int mode; /* enum rdt_fetch_mode */
+    struct rdt_ref ref;
+    int signals;
+    rdt_request *request;
+    rdt_object *object;
+    struct rdt_tensor *tensors; /* of the object */
+    size_t count;
+    uint64_t bytes;
+    bool named; /* the object's metadata was a header that fits */
+};
+
+/* ---- waiting ---- */
+
+/* The running transfer that brings this object; of several, the one asked for by this client. */
+static const Rdt__Pb__TransferInfo *find_transfer(const Rdt__Pb__ListReply *list, const struct fetch *fetch, uint64_t client)
+{
+    const Rdt__Pb__TransferInfo *found = NULL;
+
+    for (size_t i = 0; i < list->n_transfers; i++) {
+        const Rdt__Pb__TransferInfo *t = list->transfers[i];
+        struct rdt_ref ref;
+
+        if (t->elapsed_ns > 0 || t->bytes == 0 || strcmp(t->direction, "out") == 0) /* no bytes: nobody has put it yet */
+            continue;
+        if (t->client == client)
+            return t;
+        if (rdt_ref_from_text(t->ref, &ref, NULL) == RDT_OK && ref.id_bytes == fetch->ref.id_bytes &&
+            memcmp(ref.id, fetch->ref.id, ref.id_bytes) == 0)
+            found = t;
+    }
+    return found;
+}
+
+static void show_progress(struct ctl *ctl, const struct fetch *fetch, struct ctl_progress *progress, bool *moving)
+{
+    Rdt__Pb__List request = RDT__PB__LIST__INIT;
+    const Rdt__Pb__TransferInfo *t;
+    struct rdt_node_info node;
+    ProtobufCMessage *reply;
+
+    request.kind = RDT__PB__LIST_KIND__LIST_KIND_TRANSFERS;
+    if (rdt_node(ctl->rdt, &node, NULL) ||
+        ctl_call_within(ctl, POLL_NS, RDT_MSG_LIST, &request.base, &rdt__pb__list_reply__descriptor, &reply, NULL))
+        return; /* what is wrong the fetch itself will say */
+    t = find_transfer((const Rdt__Pb__ListReply *)reply, fetch, node.session);
+    if (t && !*moving) {
+        *moving = true;
+        progress->started_ns = ctl_now_ns();
+        progress->first_bytes = t->bytes_done;
+    }
+    if (t)
+        ctl_progress_update(progress, t->bytes_done, t->bytes);
+    else if (!*moving)
+        ctl_progress_say(progress, "waiting until it is put");
+    ctl_reply_free(reply);
+}
+
+static enum rdt_status await(struct ctl *ctl, struct fetch *fetch, struct rdt_error *err)
+{
+    struct ctl_progress progress;
+    int64_t look_ns = ctl_now_ns() + POLL_NS;
+    enum rdt_status status;
+    bool moving = false;
+
+    ctl_progress_start(&progress, fetch->ref.id, ctl->quiet);
+    while ((status = rdt_request_status(fetch->request, err)) == RDT_AGAIN) {
+        struct pollfd fds[] = {{.fd = fetch->signals, .events = POLLIN}, {.fd = rdt_fd(ctl->rdt), .events = POLLIN}};
+
+        /* The tick also lets rdt_dispatch see that the deadline has passed. */
+        if (poll(fds, 2, (int)(POLL_NS / 1000000)) < 0 && errno != EINTR) {
+            status = rdt_error_sys(err, errno, "poll");
+            break;
+        }
+        if (fds[0].revents) {
+            rdt_cancel(fetch->request);
+            status = rdt_error_set(err, RDT_CANCELLED, "interrupted");
+            break;
+        }
+        status = rdt_dispatch(ctl->rdt, NULL, err);
+        if (status)
+            break;
+        if (progress.shown && ctl_now_ns() >= look_ns && rdt_request_status(fetch->request, NULL) == RDT_AGAIN) {
+            show_progress(ctl, fetch, &progress, &moving);
+            look_ns = ctl_now_ns() + POLL_NS;
+        }
+    }
+    ctl_progress_end(&progress);
+    return status;
+}
+
+static enum rdt_status bring(struct ctl *ctl, struct fetch *fetch, struct rdt_error *err)
+{
+    struct rdt_fetch_options options = RDT_INIT(options);
+    int64_t timeout_ns = ctl_timeout(ctl, RDT_FOREVER);
+    enum rdt_status status;
+
+    options.mode = (enum rdt_fetch_mode)fetch->mode;
+    options.timeout_ns = timeout_ns < 0 ? 0 : timeout_ns ? timeout_ns : 1;
+    options.transport = fetch->transport;
+    options.least_path = fetch->least_path;
+    status = rdt_fetch_start(ctl->rdt, &fetch->ref, 1, &options, &fetch->request, err);
+    if (status == RDT_OK)
+        status = await(ctl, fetch, err);
+    if (status == RDT_OK)
+        status = rdt_request_take_object(fetch->request, &fetch->object, err);
+    return status;
+}
+
+/* ---- writing ---- */
+
+static enum rdt_status list_tensors(struct fetch *fetch, struct rdt_error *err)
+{
+    enum rdt_status status = RDT_OK;
+
+    fetch->count = rdt_object_count(fetch->object);
+    fetch->tensors = calloc(fetch->count + 1, sizeof *fetch->tensors);
+    if (!fetch->tensors)
+        return rdt_error_set(err, RDT_NO_MEMORY, "no memory for the table of %zu tensors", fetch->count);
+    for (size_t i = 0; status == RDT_OK && i < fetch->count; i++) {
+        size_t bytes = 0;
+
+        status = rdt_object_tensor(fetch->object, i, &fetch->tensors[i], err);
+        if (status == RDT_OK)
+            status = rdt_tensor_bytes(&fetch->tensors[i], &bytes, err);
+        fetch->bytes += bytes;
+    }
+    return status;
+}
+
+/* The header that came as metadata if it is one for these tensors, else one of our own. *header_p is the caller's. */
+static enum rdt_status make_header(struct ctl *ctl, struct fetch *fetch, char **header_p, size_t *bytes_p,
+                                   struct rdt_error *err)
+{
+    size_t metadata_bytes = 0;
+    const void *metadata = rdt_object_metadata(fetch->object, &metadata_bytes);
+    struct safetensors *parsed = NULL;
+    struct rdt_error why = {0};
+
+    if (metadata_bytes && safetensors_parse(metadata, metadata_bytes, fetch->bytes, &parsed, &why) == RDT_OK &&
+        safetensors_match(parsed, fetch->tensors, fetch->count, &why) == RDT_OK) {
+        fetch->named = true;
+        *header_p = parsed->header;
+        *bytes_p = parsed->header_bytes;
+        parsed->header = NULL;
+        safetensors_destroy(parsed);
+        return RDT_OK;
+    }
+    safetensors_destroy(parsed);
+    if (!ctl->quiet && metadata_bytes) {
+        fprintf(stderr, "rdtctl: fetch: the object's metadata is no header for it (");
+        ctl_print_plain(why.msg, stderr);
+        fprintf(stderr, "); its tensors are named by their numbers\n");
+    }
+    return safetensors_header(fetch->tensors, NULL, fetch->count, header_p, bytes_p, err);
+}
+
+struct writing {
+    struct ctl_progress progress;
+    uint64_t done, total;
+    int signals;
+};
+
+static bool on_bytes(void *context, size_t bytes)
+{
+    struct writing *writing = context;
+
+    writing->done += bytes;
+    ctl_progress_update(&writing->progress, writing->done, writing->total);
+    return !ctl_signalled(writing->signals);
+}
+
+static enum rdt_status write_into(struct ctl *ctl, struct fetch *fetch, int fd, struct rdt_error *err)
+{
+    struct writing writing = {.total = fetch->bytes, .signals = fetch->signals};
+    char *header = NULL;
+    size_t header_bytes;
+    enum rdt_status status = make_header(ctl, fetch, &header, &header_bytes, err);
+    mode_t mask = umask(0);
+
+    umask(mask);
+    if (status == RDT_OK) {
+        ctl_progress_start(&writing.progress, fetch->output, ctl->quiet);
+        status = safetensors_write(fd, header, header_bytes, fetch->tensors, fetch->count, on_bytes, &writing, err);
+        ctl_progress_end(&writing.progress);
+    }
+    free(header);
+    if (status == RDT_OK && fchmod(fd, 0666 & ~mask) < 0)
+        status = rdt_error_sys(err, errno, "chmod");
+    return status;
+}
+
+/* Runs the fetch with a temporary file beside the output, which is made first: a folder that cannot be written to is better
+ * known before the bytes have moved. */
+static enum rdt_status fetch_file(struct ctl *ctl, struct fetch *fetch, struct rdt_error *err)
+{
+    enum rdt_status status;
+    char *temporary = NULL;
+    int fd;
+
+    if (asprintf(&temporary, "%s.XXXXXX", fetch->output) < 0)
+        return rdt_error_set(err, RDT_NO_MEMORY, "no memory for a file name");
+    fd = mkostemp(temporary, O_CLOEXEC);
+    if (fd < 0) {
+        rdt_error_sys(err, errno, "%s", temporary);
+        free(temporary);
+        return RDT_SYSTEM;
+    }
+    status = bring(ctl, fetch, err);
+    if (status == RDT_OK) {
+        status = list_tensors(fetch, err);
+        if (status == RDT_OK)
+            status = write_into(ctl, fetch, fd, err);
+        if (close(fd) < 0 && status == RDT_OK)
+            status = rdt_error_sys(err, errno, "writing");
+        fd = -1;
+        if (status == RDT_OK && rename(temporary, fetch->output) < 0)
+            status = rdt_error_sys(err, errno, "rename");
+        if (status)
+            rdt_error_prefix(err, "%s", fetch->output);
+    }
+    if (fd >= 0)
+        close(fd);
+    if (status)
+        unlink(temporary);
+    free(temporary);
+    return status;
+}
+
+static int report(struct ctl *ctl, const struct fetch *fetch)
+{
+    char text[RDT_REF_TEXT_BYTES], id[160], bytes[CTL_HUMAN_BYTES], took[CTL_HUMAN_BYTES], rate[CTL_HUMAN_BYTES];
+    struct rdt_object_info info;
+
+    rdt_object_info(fetch->object, &info);
+    if (ctl->json) {
+        rdt_ref_to_text(&info.ref, text);
+        return ctl_print_json(json_pack("{s:s, s:o, s:o, s:o, s:o, s:I, s:I, s:o, s:b}", "ref", text, "file",
+                                        ctl_json_text(fetch->output), "path", ctl_json_text(info.path), "transfer",
+                                        ctl_json_u64(info.transfer), "bytes_moved", ctl_json_u64(info.bytes_moved),
+                                        "elapsed_ns", (json_int_t)info.elapsed_ns, "tensors", (json_int_t)fetch->count, "bytes",
+                                        ctl_json_u64(fetch->bytes), "named", fetch->named));
+    }
+    if (ctl->quiet)
+        return CTL_OK;
+    printf("%s: %zu tensors, %s by %s", ctl_plain(info.ref.id, id, sizeof id), fetch->count,
+           ctl_human_bytes(fetch->bytes, bytes), info.path);
+    if (info.bytes_moved)
+        printf(" in %s (%s)", ctl_human_duration(info.elapsed_ns, took),
+               ctl_human_rate(info.bytes_moved, info.elapsed_ns, rate));
+    if (info.transfer)
+        printf(", transfer %" PRIu64, info.transfer);
+    printf(" -> %s\n", fetch->output);
+    return CTL_OK;
+}
+
+int ctl_fetch(struct ctl *ctl, int argc, char **argv)
+{
+    struct fetch fetch = {.signals = -1};
+    const struct ctl_option options[] = {
+        {'o', "output", CTL_TEXT, "FILE", "where to write it (needed)", &fetch.output},
+        {0, "mode", CTL_CHOICE, "auto|share|copy", "share memory on this node, or copy (auto: share if possible)", &fetch.mode},
+        {0, "transport", CTL_TEXT, "NAME", "only by this one", &fetch.transport},
+        {0, "least-path", CTL_TEXT, "PATH", "refuse what is slower: share, copy, or a transport's name", &fetch.least_path},
+        {0},
+    };
+    struct rdt_error err = {0};
+    char **operands;
+    int code = ctl_parse(ctl, options, argc, argv, 1, 1, &operands, NULL);
+
+    if (code != CTL_GO)
+        return code;
+    if (!fetch.output)
+        return ctl_usage_error(ctl, "needs -o FILE");
+    if (ctl_ref(operands[0], &fetch.ref, &err))
+        return ctl_usage_error(ctl, "%s", err.msg);
+    if (ctl_connect(ctl, &err) || (fetch.signals = ctl_signals(&err)) < 0 || fetch_file(ctl, &fetch, &err))
+        code = ctl_fail(ctl, &err);
+    else
+        code = report(ctl, &fetch);
+    rdt_release(fetch.object);
+    rdt_request_destroy(fetch.request);
+    free(fetch.tensors);
+    if (fetch.signals >= 0)
+        close(fetch.signals);
+    return code;
+}

@@ -1,0 +1,36 @@
+/* rdtctl free: the end of an object. */
+#include <stdio.h>
+
+#include "ctl.h"
+#include "ctl_commands.h"
+#include "ctl_json.h"
+
+int ctl_free(struct ctl *ctl, int argc, char **argv)
+{
+    bool force = false;
+    int64_t wait_ns = 0;
+    const struct ctl_option options[] = {
+        {0, "force", CTL_FLAG, NULL, "nobody fetches it any more, also on other nodes; who holds it keeps it", &force},
+        {0, "wait", CTL_DURATION, "TIME", "then wait until no hold and no transfer of it is left on any node", &wait_ns},
+        {0},
+    };
+    struct rdt_error err = {0};
+    struct rdt_ref ref;
+    char **operands, id[160];
+    int code = ctl_parse(ctl, options, argc, argv, 1, 1, &operands, NULL);
+
+    if (code != CTL_GO)
+        return code;
+    if (ctl_ref(operands[0], &ref, &err))
+        return ctl_usage_error(ctl, "%s", err.msg);
+    if (ctl_connect(ctl, &err) || rdt_free(ctl->rdt, &ref, force, &err))
+        return ctl_fail(ctl, &err);
+    if (wait_ns && rdt_wait_freed(ctl->rdt, &ref, wait_ns, &err))
+        return ctl_fail(ctl, &err);
+    if (ctl->json)
+        return ctl_print_json(
+            json_pack("{s:o, s:b, s:b}", "ref", ctl_json_text(operands[0]), "freed", 1, "gone", wait_ns != 0));
+    if (!ctl->quiet)
+        printf("%s is freed%s\n", ctl_id_of(operands[0], id, sizeof id), wait_ns ? " and gone" : "");
+    return CTL_OK;
+}

@@ -1,0 +1,323 @@
+/* rdtctl objects, regions, clients, peers, backends, transfers: the pages of one LIST, as a table or as {"objects": [...]}. */
+#include <inttypes.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "ctl.h"
+#include "ctl_commands.h"
+#include "ctl_json.h"
+#include "ctl_table.h"
+#include "rdt.pb-c.h"
+#include "wire_limits.h"
+
+struct view {
+    Rdt__Pb__ListKind kind;
+    const char *field; /* of ListReply, and the key under --json */
+    const struct ctl_column *columns;
+    unsigned n_columns;
+    void (*add_row)(struct ctl_table *table, const ProtobufCMessage *row);
+    const char *nothing;
+};
+
+#define COLUMNS(array) (array), sizeof(array) / sizeof *(array)
+
+/* "1000" or "tenant:1000" */
+static void add_owner(struct ctl_table *table, const char *tenant, uint32_t uid)
+{
+    ctl_table_add(table, "%s%s%" PRIu32, tenant, *tenant ? ":" : "", uid);
+}
+
+static void add_strings(struct ctl_table *table, char *const *strings, size_t count)
+{
+    char text[256] = "";
+    size_t used = 0;
+
+    for (size_t i = 0; i < count && used + 1 < sizeof text; i++) {
+        int n = snprintf(text + used, sizeof text - used, "%s%s", i ? "," : "", strings[i]);
+
+        used += n > 0 ? (size_t)n : 0;
+    }
+    ctl_table_add(table, "%s", text);
+}
+
+static const struct ctl_column object_columns[] = {
+    {"OBJECT", false}, {"STATE", false}, {"OWNER", false}, {"BYTES", true},  {"TENSORS", true},
+    {"HOLDS", true},   {"PINS", true},   {"WAITS", true},  {"CLIENT", true}, {"AGE", true},
+};
+
+static void add_object(struct ctl_table *table, const ProtobufCMessage *row)
+{
+    const Rdt__Pb__ObjectInfo *o = (const Rdt__Pb__ObjectInfo *)row;
+    char text[CTL_HUMAN_BYTES], id[64];
+
+    ctl_table_add(table, "%s", ctl_plain(o->id, id, sizeof id));
+    ctl_table_add(table, "%s", o->state);
+    add_owner(table, o->tenant, o->uid);
+    ctl_table_add(table, "%s", ctl_human_bytes(o->bytes, text));
+    ctl_table_add(table, "%" PRIu64, o->tensors);
+    ctl_table_add(table, "%" PRIu32, o->holds);
+    ctl_table_add(table, "%" PRIu32, o->pins);
+    ctl_table_add(table, "%" PRIu32, o->waiters);
+    ctl_table_add(table, "%" PRIu64, o->producer);
+    ctl_table_add(table, "%s", ctl_human_duration(o->age_ns, text));
+}
+
+static const struct ctl_column region_columns[] = {
+    {"REGION", true}, {"MEMORY", false}, {"ORIGIN", false}, {"BYTES", true},       {"OWNER", false},
+    {"CLIENT", true}, {"REFS", true},    {"PINS", true},    {"REGISTERED", false},
+};
+
+static void add_region(struct ctl_table *table, const ProtobufCMessage *row)
+{
+    const Rdt__Pb__RegionInfo *r = (const Rdt__Pb__RegionInfo *)row;
+    char text[CTL_HUMAN_BYTES];
+
+    ctl_table_add(table, "%" PRIu64, r->region);
+    ctl_table_add(table, "%s%s%s", r->memory, *r->device ? " " : "", r->device);
+    ctl_table_add(table, "%s", r->origin);
+    ctl_table_add(table, "%s", ctl_human_bytes(r->bytes, text));
+    add_owner(table, r->tenant, r->uid);
+    ctl_table_add(table, "%" PRIu64, r->client);
+    ctl_table_add(table, "%" PRIu32, r->refs);
+    ctl_table_add(table, "%" PRIu32, r->pins);
+    add_strings(table, r->registered, r->n_registered);
+}
+
+static const struct ctl_column client_columns[] = {
+    {"CLIENT", true},  {"NAME", false}, {"PID", true},      {"OWNER", false}, {"OBJECTS", true},
+    {"REGIONS", true}, {"HOLDS", true}, {"REQUESTS", true}, {"UNREAD", true}, {"AGE", true},
+};
+
+static void add_client(struct ctl_table *table, const ProtobufCMessage *row)
+{
+    const Rdt__Pb__ClientInfo *c = (const Rdt__Pb__ClientInfo *)row;
+    char text[CTL_HUMAN_BYTES], name[64];
+
+    ctl_table_add(table, "%" PRIu64, c->client);
+    ctl_table_add(table, "%s", ctl_plain(c->name, name, sizeof name));
+    ctl_table_add(table, "%" PRId32, c->pid);
+    add_owner(table, c->tenant, c->uid);
+    ctl_table_add(table, "%" PRIu32, c->objects);
+    ctl_table_add(table, "%" PRIu32, c->regions);
+    ctl_table_add(table, "%" PRIu32, c->holds);
+    ctl_table_add(table, "%" PRIu32, c->requests);
+    ctl_table_add(table, "%s", ctl_human_bytes(c->queued_bytes, text));
+    ctl_table_add(table, "%s", ctl_human_duration(c->age_ns, text));
+}
+
+static const struct ctl_column peer_columns[] = {
+    {"PEER", false}, {"NAME", false}, {"ADDRESS", false}, {"STATE", false},      {"SINCE", true},
+    {"RTT", true},   {"IN", true},    {"OUT", true},      {"TRANSPORTS", false}, {"LAST ERROR", false},
+};
+
+static void add_peer(struct ctl_table *table, const ProtobufCMessage *row)
+{
+    const Rdt__Pb__PeerInfo *p = (const Rdt__Pb__PeerInfo *)row;
+    char text[CTL_HUMAN_BYTES];
+
+    ctl_table_add(table, "%s", p->uuid);
+    ctl_table_add(table, "%s", p->name);
+    ctl_table_add(table, "%s", p->address);
+    if (p->retry_in_ns > 0)
+        ctl_table_add(table, "%s, again in %s", p->state, ctl_human_duration(p->retry_in_ns, text));
+    else
+        ctl_table_add(table, "%s", p->state);
+    ctl_table_add(table, "%s", ctl_human_duration(p->since_ns, text));
+    ctl_table_add(table, "%s", ctl_human_duration(p->rtt_ns > 0 ? p->rtt_ns : -1, text));
+    ctl_table_add(table, "%s", ctl_human_bytes(p->bytes_in, text));
+    ctl_table_add(table, "%s", ctl_human_bytes(p->bytes_out, text));
+    add_strings(table, p->transports, p->n_transports);
+    ctl_table_add(table, "%s", p->last_error);
+}
+
+static const struct ctl_column backend_columns[] = {
+    {"BACKEND", false}, {"KIND", false},  {"VERSION", false}, {"SIDED", false},     {"MEMORY", false},
+    {"ABORT", false},   {"ACTIVE", true}, {"BYTES", true},    {"AVAILABLE", false},
+};
+
+static void add_backend(struct ctl_table *table, const ProtobufCMessage *row)
+{
+    const Rdt__Pb__BackendInfo *b = (const Rdt__Pb__BackendInfo *)row;
+    char text[CTL_HUMAN_BYTES];
+
+    ctl_table_add(table, "%s", b->name);
+    ctl_table_add(table, "%s", b->kind);
+    ctl_table_add(table, "%s", b->version);
+    ctl_table_add(table, "%s", b->sided);
+    add_strings(table, b->memory, b->n_memory);
+    ctl_table_add(table, "%s", b->can_abort ? "yes" : "no");
+    ctl_table_add(table, "%" PRIu64, b->ops_active);
+    ctl_table_add(table, "%s", ctl_human_bytes(b->bytes, text));
+    ctl_table_add(table, "%s%s", b->available ? "yes" : "no: ", b->available ? "" : b->why_not);
+}
+
+static const struct ctl_column transfer_columns[] = {
+    {"TRANSFER", true}, {"OBJECT", false}, {"DIRECTION", false}, {"PEER", false}, {"STATE", false}, {"PATH", false},
+    {"BYTES", true},    {"DONE", true},    {"TOOK", true},       {"RATE", true},  {"ERROR", false},
+};
+
+static void add_transfer(struct ctl_table *table, const ProtobufCMessage *row)
+{
+    const Rdt__Pb__TransferInfo *t = (const Rdt__Pb__TransferInfo *)row;
+    int64_t ns = t->elapsed_ns > 0 ? t->elapsed_ns : t->age_ns;
+    char text[CTL_HUMAN_BYTES], id[64];
+
+    ctl_table_add(table, "%" PRIu64, t->transfer);
+    ctl_table_add(table, "%s", ctl_id_of(t->ref, id, sizeof id));
+    ctl_table_add(table, "%s", t->direction);
+    ctl_table_add(table, "%s", t->peer);
+    ctl_table_add(table, "%s", t->state);
+    ctl_table_add(table, "%s", t->path);
+    ctl_table_add(table, "%s", ctl_human_bytes(t->bytes, text));
+    ctl_table_add(table, "%.0f%%", t->bytes ? (double)t->bytes_done * 100 / (double)t->bytes : 100.0);
+    ctl_table_add(table, "%s", ctl_human_duration(ns, text));
+    ctl_table_add(table, "%s", ctl_human_rate(t->bytes_done, ns, text));
+    ctl_table_add(table, "%s", t->error);
+}
+
+/* Where the page goes: rows of the view's field, at most `left` of them. */
+static uint64_t take_page(const struct view *view, const ProtobufCMessage *reply, uint64_t left, json_t *array,
+                          struct ctl_table *table)
+{
+    const ProtobufCFieldDescriptor *field =
+        protobuf_c_message_descriptor_get_field_by_name(&rdt__pb__list_reply__descriptor, view->field);
+    const char *base = (const char *)reply;
+    ProtobufCMessage **rows;
+    size_t count;
+
+    memcpy(&count, base + field->quantifier_offset, sizeof count);
+    memcpy(&rows, base + field->offset, sizeof rows);
+    if (count > left)
+        count = (size_t)left;
+    for (size_t i = 0; i < count; i++) {
+        if (array)
+            json_array_append_new(array, ctl_json(rows[i]));
+        else
+            view->add_row(table, rows[i]);
+    }
+    return count;
+}
+
+static enum rdt_status take_all(struct ctl *ctl, const struct view *view, Rdt__Pb__List *request, uint64_t limit, json_t *array,
+                                struct ctl_table *table, struct rdt_error *err)
+{
+    uint64_t left = limit ? limit : UINT64_MAX, next;
+
+    do {
+        ProtobufCMessage *reply;
+        enum rdt_status status;
+
+        request->max = left < RDT_MAX_PAGE ? (uint32_t)left : 0;
+        status = ctl_call(ctl, RDT_MSG_LIST, &request->base, &rdt__pb__list_reply__descriptor, &reply, err);
+        if (status)
+            return status;
+        left -= take_page(view, reply, left, array, table);
+        next = ((const Rdt__Pb__ListReply *)reply)->next;
+        ctl_reply_free(reply);
+        if (next && next == request->after)
+            return rdt_error_set(err, RDT_PROTOCOL, "the daemon names the same page twice");
+        request->after = next;
+    } while (next && left);
+    return RDT_OK;
+}
+
+static int show(struct ctl *ctl, const struct view *view, Rdt__Pb__List *request, uint64_t limit)
+{
+    json_t *array = ctl->json ? json_array() : NULL;
+    struct ctl_table table;
+    struct rdt_error err = {0};
+    enum rdt_status status;
+    int code = CTL_OK;
+
+    ctl_table_init(&table, view->columns, view->n_columns);
+    request->kind = view->kind;
+    status = take_all(ctl, view, request, limit, array, &table, &err);
+    if (status == RDT_OK && array)
+        code = ctl_print_json(json_pack("{s:O}", view->field, array));
+    else if (status == RDT_OK && !ctl_table_print(&table, view->nothing, stdout))
+        status = rdt_error_set(&err, RDT_NO_MEMORY, "no memory for the table");
+    if (status)
+        code = ctl_fail(ctl, &err);
+    json_decref(array);
+    ctl_table_fini(&table);
+    return code;
+}
+
+int ctl_objects(struct ctl *ctl, int argc, char **argv)
+{
+    static const struct view view = {RDT__PB__LIST_KIND__LIST_KIND_OBJECTS, "objects", COLUMNS(object_columns), add_object,
+                                     "no objects"};
+    Rdt__Pb__List request = RDT__PB__LIST__INIT;
+    const char *state = "", *prefix = "";
+    uint64_t client = 0, limit = 0;
+    const struct ctl_option options[] = {
+        {0, "state", CTL_TEXT, "STATE", "only awaited, filling, live or draining ones", &state},
+        {0, "prefix", CTL_TEXT, "TEXT", "only ids that begin so", &prefix},
+        {0, "client", CTL_NUMBER, "N", "only what this client put", &client},
+        {0, "limit", CTL_NUMBER, "N", "at most so many", &limit},
+        {0},
+    };
+    int code = ctl_parse(ctl, options, argc, argv, 0, 0, NULL, NULL);
+
+    if (code != CTL_GO)
+        return code;
+    request.state = (char *)state;
+    request.id_prefix = (char *)prefix;
+    request.client = client;
+    return show(ctl, &view, &request, limit);
+}
+
+int ctl_transfers(struct ctl *ctl, int argc, char **argv)
+{
+    static const struct view view = {RDT__PB__LIST_KIND__LIST_KIND_TRANSFERS, "transfers", COLUMNS(transfer_columns),
+                                     add_transfer, "no transfers"};
+    Rdt__Pb__List request = RDT__PB__LIST__INIT;
+    const char *state = "";
+    uint64_t limit = 0;
+    const struct ctl_option options[] = {
+        {0, "state", CTL_TEXT, "STATE", "only those in this state: parked, moving, done, failed, ...", &state},
+        {0, "limit", CTL_NUMBER, "N", "at most so many", &limit},
+        {0},
+    };
+    int code = ctl_parse(ctl, options, argc, argv, 0, 0, NULL, NULL);
+
+    if (code != CTL_GO)
+        return code;
+    request.state = (char *)state;
+    return show(ctl, &view, &request, limit);
+}
+
+static int show_all(struct ctl *ctl, const struct view *view, int argc, char **argv)
+{
+    Rdt__Pb__List request = RDT__PB__LIST__INIT;
+    int code = ctl_parse(ctl, NULL, argc, argv, 0, 0, NULL, NULL);
+
+    return code == CTL_GO ? show(ctl, view, &request, 0) : code;
+}
+
+int ctl_regions(struct ctl *ctl, int argc, char **argv)
+{
+    static const struct view view = {RDT__PB__LIST_KIND__LIST_KIND_REGIONS, "regions", COLUMNS(region_columns), add_region,
+                                     "no regions"};
+    return show_all(ctl, &view, argc, argv);
+}
+
+int ctl_clients(struct ctl *ctl, int argc, char **argv)
+{
+    static const struct view view = {RDT__PB__LIST_KIND__LIST_KIND_CLIENTS, "clients", COLUMNS(client_columns), add_client,
+                                     "no clients"};
+    return show_all(ctl, &view, argc, argv);
+}
+
+int ctl_peers(struct ctl *ctl, int argc, char **argv)
+{
+    static const struct view view = {RDT__PB__LIST_KIND__LIST_KIND_PEERS, "peers", COLUMNS(peer_columns), add_peer, "no peers"};
+    return show_all(ctl, &view, argc, argv);
+}
+
+int ctl_backends(struct ctl *ctl, int argc, char **argv)
+{
+    static const struct view view = {RDT__PB__LIST_KIND__LIST_KIND_BACKENDS, "backends", COLUMNS(backend_columns), add_backend,
+                                     "no backends"};
+    return show_all(ctl, &view, argc, argv);
+}

@@ -1,0 +1,201 @@
+/* rdtctl put: a safetensors file as an object. The data section is read once, into the daemon's memory, and the tensors point
+ * into it as they lie in the file; the header travels as the object's metadata, so that fetch can write the same file. */
+#include <errno.h>
+#include <fcntl.h>
+#include <inttypes.h>
+#include <poll.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "ctl.h"
+#include "ctl_commands.h"
+#include "ctl_json.h"
+#include "ctl_progress.h"
+#include "ctl_safetensors.h"
+#include "ctl_table.h"
+#include "wire_limits.h"
+
+#define SLICE_BYTES (8u << 20)
+
+struct put {
+    const char *path, *id, *transport;
+    int visibility; /* enum rdt_visibility */
+    int64_t for_ns;
+    int fd, signals;
+    struct safetensors *file;
+    char *data; /* the daemon's memory; NULL if there are no bytes */
+    struct rdt_ref ref;
+};
+
+static enum rdt_status read_data(struct ctl *ctl, struct put *put, struct rdt_error *err)
+{
+    const char *slash = strrchr(put->path, '/');
+    uint64_t total = put->file->data_bytes, done = 0;
+    off_t first = (off_t)(SAFETENSORS_LENGTH_BYTES + put->file->header_bytes);
+    enum rdt_status status = RDT_OK;
+    struct ctl_progress progress;
+
+    ctl_progress_start(&progress, slash ? slash + 1 : put->path, ctl->quiet);
+    while (status == RDT_OK && done < total) {
+        size_t want = total - done < SLICE_BYTES ? (size_t)(total - done) : SLICE_BYTES;
+        ssize_t n = pread(put->fd, put->data + done, want, first + (off_t)done);
+
+        if (n < 0 && errno == EINTR)
+            continue;
+        if (n < 0)
+            status = rdt_error_sys(err, errno, "%s: reading", put->path);
+        else if (n == 0)
+            status = rdt_error_set(err, RDT_INVALID, "%s: the file was cut while it was read", put->path);
+        else if (ctl_signalled(put->signals))
+            status = rdt_error_set(err, RDT_CANCELLED, "%s: interrupted while reading", put->path);
+        else
+            ctl_progress_update(&progress, done += (uint64_t)n, total);
+    }
+    ctl_progress_end(&progress);
+    return status;
+}
+
+static enum rdt_status put_object(struct ctl *ctl, struct put *put, struct rdt_error *err)
+{
+    struct rdt_put_options options = RDT_INIT(options);
+    const struct safetensors *file = put->file;
+    struct rdt_tensor *tensors = calloc(file->count + 1, sizeof *tensors);
+    enum rdt_status status;
+
+    if (!tensors)
+        return rdt_error_set(err, RDT_NO_MEMORY, "no memory for the table of %zu tensors", file->count);
+    for (size_t i = 0; i < file->count; i++) {
+        const struct safetensors_tensor *t = &file->tensors[i];
+
+        tensors[i] = (struct rdt_tensor){
+            .dtype = t->dtype,
+            .ndim = t->ndim,
+            .shape = file->shape + t->first_dim,
+            .data = t->end > t->begin ? put->data + t->begin : NULL,
+        };
+    }
+    options.id = put->id;
+    options.id_bytes = put->id ? strlen(put->id) : 0;
+    options.metadata = file->header;
+    options.metadata_bytes = file->header_bytes;
+    options.visibility = (enum rdt_visibility)put->visibility;
+    options.transport = put->transport;
+    options.timeout_ns = ctl_timeout(ctl, CTL_DEFAULT_TIMEOUT_NS);
+    if (options.timeout_ns <= 0) /* 0 polls here, and is "without end" there */
+        options.timeout_ns = options.timeout_ns ? 0 : 1;
+    status = rdt_put(ctl->rdt, tensors, file->count, &options, &put->ref, err);
+    free(tensors);
+    return status;
+}
+
+static enum rdt_status start(struct ctl *ctl, struct put *put, struct rdt_error *err)
+{
+    enum rdt_status status;
+    void *data;
+
+    put->fd = open(put->path, O_RDONLY | O_CLOEXEC | O_NONBLOCK); /* a FIFO is refused, not waited for */
+    if (put->fd < 0)
+        return rdt_error_sys(err, errno, "%s", put->path);
+    status = safetensors_read(put->fd, RDT_MAX_METADATA_BYTES, &put->file, err);
+    if (status) {
+        rdt_error_prefix(err, "%s", put->path);
+        return status;
+    }
+    status = ctl_connect(ctl, err);
+    if (status)
+        return status;
+    if (put->file->data_bytes) {
+        status = rdt_alloc(ctl->rdt, (size_t)put->file->data_bytes, &data, err);
+        if (status)
+            return status;
+        put->data = data;
+    }
+    put->signals = ctl_signals(err); /* from here on they are heard at once; what came before may take time, and ends by them */
+    if (put->signals < 0)
+        return RDT_SYSTEM;
+    status = read_data(ctl, put, err);
+    return status ? status : put_object(ctl, put, err);
+}
+
+static int announce(struct ctl *ctl, const struct put *put)
+{
+    char text[RDT_REF_TEXT_BYTES], bytes[CTL_HUMAN_BYTES], lease[CTL_HUMAN_BYTES];
+
+    rdt_ref_to_text(&put->ref, text);
+    if (ctl->json) {
+        ctl_print_json(json_pack("{s:s, s:o, s:I, s:I}", "ref", text, "file", ctl_json_text(put->path), "tensors",
+                                 (json_int_t)put->file->count, "bytes", (json_int_t)put->file->data_bytes));
+    } else {
+        puts(text);
+    }
+    if (!ctl->quiet && !ctl->json) {
+        fprintf(stderr, "%zu tensors, %s; held ", put->file->count, ctl_human_bytes(put->file->data_bytes, bytes));
+        if (put->for_ns >= 0)
+            fprintf(stderr, "for %s\n", ctl_human_duration(put->for_ns, lease));
+        else
+            fprintf(stderr, "until this command is ended\n");
+    }
+    return ctl_flush(CTL_OK);
+}
+
+/* The connection is the lease: keeps it open, and looked after, until told otherwise. */
+static enum rdt_status hold(struct ctl *ctl, const struct put *put, struct rdt_error *err)
+{
+    int64_t end_ns = put->for_ns >= 0 ? ctl_now_ns() + put->for_ns : INT64_MAX;
+
+    for (;;) {
+        struct pollfd fds[] = {{.fd = put->signals, .events = POLLIN}, {.fd = rdt_fd(ctl->rdt), .events = POLLIN}};
+        int64_t left_ms = (end_ns - ctl_now_ns()) / 1000000;
+        enum rdt_status status;
+
+        if (left_ms < 0)
+            return RDT_OK;
+        if (poll(fds, 2, end_ns == INT64_MAX ? -1 : left_ms < 3600000 ? (int)left_ms + 1 : 3600000) < 0 && errno != EINTR)
+            return rdt_error_sys(err, errno, "poll");
+        if (fds[0].revents)
+            return RDT_OK;
+        status = rdt_dispatch(ctl->rdt, NULL, err);
+        if (status) {
+            rdt_error_prefix(err, "the object is lost");
+            return status;
+        }
+    }
+}
+
+int ctl_put(struct ctl *ctl, int argc, char **argv)
+{
+    struct put put = {.for_ns = RDT_FOREVER, .fd = -1, .signals = -1};
+    bool explicit_hold = false;
+    const struct ctl_option options[] = {
+        {0, "id", CTL_TEXT, "ID", "the object's id (generated)", &put.id},
+        {0, "visibility", CTL_CHOICE, "owner|tenant|all", "who else may fetch it (owner)", &put.visibility},
+        {0, "transport", CTL_TEXT, "NAME", "preferred between nodes", &put.transport},
+        {0, "for", CTL_DURATION, "TIME", "hold the object that long", &put.for_ns},
+        {0, "hold", CTL_FLAG, NULL, "hold it until SIGINT or SIGTERM (this is what happens without --for)", &explicit_hold},
+        {0},
+    };
+    struct rdt_error err = {0};
+    char **operands;
+    int code = ctl_parse(ctl, options, argc, argv, 1, 1, &operands, NULL);
+
+    if (code != CTL_GO)
+        return code;
+    if (explicit_hold && put.for_ns >= 0)
+        return ctl_usage_error(ctl, "--hold and --for exclude each other");
+    put.path = operands[0];
+    if (start(ctl, &put, &err)) {
+        code = ctl_fail(ctl, &err);
+    } else {
+        code = announce(ctl, &put);
+        if (code == CTL_OK && hold(ctl, &put, &err))
+            code = ctl_fail(ctl, &err);
+    }
+    safetensors_destroy(put.file);
+    if (put.fd >= 0)
+        close(put.fd);
+    if (put.signals >= 0)
+        close(put.signals);
+    return code;
+}

@@ -1,0 +1,75 @@
+/* rdtctl stat: one object, and in words what still keeps it. */
+#include <inttypes.h>
+#include <stdio.h>
+
+#include "ctl.h"
+#include "ctl_commands.h"
+#include "ctl_json.h"
+#include "ctl_table.h"
+#include "rdt.pb-c.h"
+#include "wire_ref.h"
+
+static void print_holder(const Rdt__Pb__HoldInfo *h)
+{
+    char kind[32], peer[80];
+
+    printf("  %s hold %" PRIu64, ctl_plain(h->kind, kind, sizeof kind), h->hold);
+    if (h->client)
+        printf(" of client %" PRIu64, h->client);
+    if (*h->peer)
+        printf(" of node %s", ctl_plain(h->peer, peer, sizeof peer));
+    putchar('\n');
+}
+
+static void print(const Rdt__Pb__ObjectInfo *o)
+{
+    char text[CTL_HUMAN_BYTES], word[160];
+
+    printf("object      %s\n", ctl_plain(o->id, word, sizeof word));
+    printf("ref         ");
+    ctl_print_plain(o->ref, stdout);
+    printf("\nstate       %s", ctl_plain(o->state, word, sizeof word));
+    printf(", %s old\n", ctl_human_duration(o->age_ns, text));
+    printf("owner       uid %" PRIu32 "%s%s\n", o->uid, *o->tenant ? ", tenant " : "", ctl_plain(o->tenant, word, sizeof word));
+    printf("visible to  %s\n", ctl_plain(o->visibility, word, sizeof word));
+    printf("producer    client %" PRIu64 "\n", o->producer);
+    printf("content     %" PRIu64 " tensors, %s, %" PRIu64 " bytes of metadata\n", o->tensors, ctl_human_bytes(o->bytes, text),
+           o->metadata_bytes);
+    if (*o->transport)
+        printf("transport   %s preferred\n", ctl_plain(o->transport, word, sizeof word));
+    printf("kept by     %" PRIu32 " holds, %" PRIu32 " pins; %" PRIu32 " waiting for it\n", o->holds, o->pins, o->waiters);
+    for (size_t i = 0; i < o->n_holders; i++)
+        print_holder(o->holders[i]);
+    for (size_t i = 0; i < o->n_why; i++) {
+        printf("%s", i ? "            " : "because     ");
+        ctl_print_plain(o->why[i], stdout);
+        putchar('\n');
+    }
+}
+
+int ctl_stat(struct ctl *ctl, int argc, char **argv)
+{
+    Rdt__Pb__Stat request = RDT__PB__STAT__INIT;
+    Rdt__Pb__Ref ref_msg = RDT__PB__REF__INIT;
+    ProtobufCMessage *reply;
+    struct rdt_error err = {0};
+    struct rdt_ref ref;
+    char **operands;
+    int code = ctl_parse(ctl, NULL, argc, argv, 1, 1, &operands, NULL);
+
+    if (code != CTL_GO)
+        return code;
+    if (ctl_ref(operands[0], &ref, &err))
+        return ctl_usage_error(ctl, "%s", err.msg);
+    wire_ref_from(&ref, &ref_msg);
+    request.ref = &ref_msg;
+    if (ctl_call(ctl, RDT_MSG_STAT, &request.base, &rdt__pb__object_info__descriptor, &reply, &err))
+        return ctl_fail(ctl, &err);
+    code = CTL_OK;
+    if (ctl->json)
+        code = ctl_print_json(ctl_json(reply));
+    else
+        print((const Rdt__Pb__ObjectInfo *)reply);
+    ctl_reply_free(reply);
+    return code;
+}

@@ -1,0 +1,55 @@
+/* rdtctl status: the daemon at a glance. */
+#include <inttypes.h>
+#include <stdio.h>
+
+#include "ctl.h"
+#include "ctl_commands.h"
+#include "ctl_json.h"
+#include "ctl_table.h"
+#include "rdt.pb-c.h"
+
+static void print(const Rdt__Pb__StatusReply *s)
+{
+    char a[CTL_HUMAN_BYTES], b[CTL_HUMAN_BYTES], c[CTL_HUMAN_BYTES], text[256];
+
+    printf("rdtd %s, ", ctl_plain(s->version, text, sizeof text));
+    printf("%s for %s, pid %d\n", ctl_plain(s->state, text, sizeof text), ctl_human_duration(s->uptime_ns, a), s->pid);
+    printf("node       %s\n", ctl_plain(s->node, text, sizeof text));
+    printf("boot id    %s\n", ctl_plain(s->boot_id, text, sizeof text));
+    printf("address    %s\n", *s->address ? ctl_plain(s->address, text, sizeof text) : "none: this daemon has no peer link");
+    printf("socket     %s\n", ctl_plain(s->socket, text, sizeof text));
+    printf("clients    %" PRIu32 "\n", s->clients);
+    printf("objects    %" PRIu64 "\n", s->objects);
+    printf("memory     %s of %s in %" PRIu64 " regions\n", ctl_human_bytes(s->memory_bytes, a),
+           ctl_human_bytes(s->memory_limit_bytes, b), s->regions);
+    printf("peers      %" PRIu32 " up of %" PRIu32 " known\n", s->peers_up, s->peers_known);
+    printf("transfers  %" PRIu32 " active, %" PRIu64 " done, %" PRIu64 " failed\n", s->transfers_active, s->transfers_done,
+           s->transfers_failed);
+    printf("bytes      %s in, %s out, %s within the node\n", ctl_human_bytes(s->bytes_in, a), ctl_human_bytes(s->bytes_out, b),
+           ctl_human_bytes(s->bytes_local, c));
+    printf("backends  ");
+    for (size_t i = 0; i < s->n_backends; i++)
+        printf(" %s", ctl_plain(s->backends[i], text, sizeof text));
+    printf("%s\n", s->n_backends ? "" : " none");
+}
+
+int ctl_status(struct ctl *ctl, int argc, char **argv)
+{
+    Rdt__Pb__Empty request = RDT__PB__EMPTY__INIT;
+    ProtobufCMessage *reply;
+    struct rdt_error err = {0};
+    int code = ctl_parse(ctl, NULL, argc, argv, 0, 0, NULL, NULL);
+
+    if (code != CTL_GO)
+        return code;
+    if (ctl_call(ctl, RDT_MSG_STATUS, &request.base, &rdt__pb__status_reply__descriptor, &reply, &err))
+        return ctl_fail(ctl, &err);
+    if (ctl->json) {
+        code = ctl_print_json(ctl_json(reply));
+    } else {
+        print((const Rdt__Pb__StatusReply *)reply);
+        code = CTL_OK;
+    }
+    ctl_reply_free(reply);
+    return code;
+}

@@ -1,0 +1,41 @@
+/* Text for people: aligned columns, sizes and durations, and names that cannot move the cursor. */
+#ifndef CLIENT_CTL_TABLE_H
+#define CLIENT_CTL_TABLE_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+
+#define CTL_HUMAN_BYTES 32                                                          /* enough for each of these */
+const char *ctl_human_bytes(uint64_t bytes, char text[CTL_HUMAN_BYTES]);            /* "256.0 MiB" */
+const char *ctl_human_rate(uint64_t bytes, int64_t ns, char text[CTL_HUMAN_BYTES]); /* "1.2 GiB/s" */
+const char *ctl_human_duration(int64_t ns, char text[CTL_HUMAN_BYTES]);             /* "3.4 ms", "2h 05m"; "-" below 0 */
+
+/* Copies text for a terminal: control bytes become '?', what is too long ends in "...". NULL is "". Returns text_p. */
+char *ctl_plain(const char *text, char *text_p, size_t size);
+void ctl_print_plain(const char *text, FILE *out); /* the same, unbounded */
+
+struct ctl_column {
+    const char *title;
+    bool right; /* numbers */
+};
+
+struct ctl_table {
+    const struct ctl_column *columns; /* borrowed */
+    unsigned n_columns;
+    char **cells; /* row after row */
+    size_t n_cells, size;
+    bool no_memory;
+};
+
+void ctl_table_init(struct ctl_table *table, const struct ctl_column *columns, unsigned n_columns);
+void ctl_table_fini(struct ctl_table *table);
+
+/* The next cell, left to right, row after row. Empty becomes "-". */
+void ctl_table_add(struct ctl_table *table, const char *fmt, ...) __attribute__((format(printf, 2, 3)));
+
+/* Title and rows; `nothing` instead if there are none. false: out of memory on the way. */
+bool ctl_table_print(const struct ctl_table *table, const char *nothing, FILE *out);
+
+#endif

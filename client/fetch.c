@@ -1,0 +1,453 @@
+/* rdt_fetch_start and rdt_fetch: from the caller's lists to FETCH frames; and the events that answer. */
+#include "fetch.h"
+
+#include <stdlib.h>
+
+#include "clock.h"
+#include "fetched.h"
+#include "options.h"
+#include "proto/messages.h"
+#include "proto/wire_limits.h"
+#include "proto/wire_ref.h"
+#include "rdt.pb-c.h"
+#include "request.h"
+
+#define ITEM_OVERHEAD_BYTES 24u /* of an item in its frame: tag, length, and the handle, which is not known yet */
+#define FRAME_ROOM_BYTES 4096u  /* what a FETCH says beside its items */
+
+/* ---- events ---- */
+
+static enum rdt_status arrive(rdt_request *request, const Rdt__Pb__FetchDone *done, struct frame *frame, struct rdt_error *err)
+{
+    rdt_object *object;
+    enum rdt_status status;
+
+    if (done->status != RDT_OK) {
+        status = done->status < 0 ? (enum rdt_status)done->status : RDT_PROTOCOL;
+        (void)rdt_error_set(err, status, "%s", done->message[0] ? done->message : rdt_status_sentence(status));
+        err->sys_errno = done->sys_errno;
+        return status;
+    }
+    status = fetched_create(request->conn, done, frame, !request->targets || !request->targets->direct, &object, err);
+    if (status != RDT_OK) {
+        rdt_error_prefix(err, "fetch of %s", request->label);
+        return status;
+    }
+    request_arrive(request, object);
+    return RDT_OK;
+}
+
+void fetch_on_event(rdt *conn, struct frame *frame)
+{
+    struct arena arena;
+    struct rdt_error err;
+    Rdt__Pb__FetchDone *done;
+    rdt_request *request;
+
+    if (frame->type != RDT_EVENT_FETCH_DONE)
+        return;
+    arena_init(&arena, RDT_MAX_DECODED_BYTES);
+    done = rdt__pb__fetch_done__unpack(&arena.allocator, frame->length, frame->payload);
+    if (!done) {
+        (void)rdt_error_set(&err, RDT_PROTOCOL, "rdtd sent a FETCH_DONE that cannot be read");
+        connection_lose(conn, &err);
+    } else {
+        request = request_find(conn, done->handle);
+        if (!request) {
+            fetched_release_hold(conn, done->hold); /* it was cancelled, or its time was over */
+        } else if (arrive(request, done, frame, &err) != RDT_OK) {
+            fetched_release_hold(conn, done->hold);
+            request_fail(request, &err);
+        }
+    }
+    arena_fini(&arena);
+}
+
+/* ---- building the items ---- */
+
+struct fetch { /* under construction: all items of one rdt_fetch_start */
+    rdt *conn;
+    const struct rdt_fetch_options *options;
+    struct arena arena;         /* items and what they point to */
+    Rdt__Pb__FetchItem **items; /* [count] */
+    rdt_request **requests;     /* [count], created, not started */
+    size_t count;
+    int64_t deadline_ns;
+    enum rdt_fetch_mode mode;
+};
+
+static enum rdt_status no_memory(struct rdt_error *err, size_t count)
+{
+    return rdt_error_set(err, RDT_NO_MEMORY, "no memory for a fetch of %zu objects", count);
+}
+
+static enum rdt_status check_ref(const struct rdt_ref *ref, struct rdt_error *err)
+{
+    if (ref->id_bytes == 0 || ref->id_bytes > RDT_MAX_ID_BYTES)
+        return rdt_error_set(err, RDT_INVALID, "its id has %u bytes, not 1 to %u", ref->id_bytes, RDT_MAX_ID_BYTES);
+    if (options_check_text(ref->tenant, sizeof ref->tenant - 1, "its tenant", err) != RDT_OK)
+        return RDT_INVALID;
+    return options_check_text(ref->address, sizeof ref->address - 1, "its address", err);
+}
+
+/* INVALID names the tensor. *n_dims_p: of all of them. */
+static enum rdt_status check_slices(const struct rdt_slice *slices, size_t count, size_t *n_dims_p, struct rdt_error *err)
+{
+    size_t n_dims = 0;
+
+    if (count > RDT_MAX_TENSORS)
+        return rdt_error_set(err, RDT_LIMIT, "%zu slices, an object has at most %u tensors", count, RDT_MAX_TENSORS);
+    for (size_t i = 0; i < count; i++) {
+        const struct rdt_slice *slice = &slices[i];
+
+        if (slice->ndim > RDT_MAX_NDIM)
+            return rdt_error_set(err, RDT_INVALID, "slice of tensor %zu: %u dimensions, the most is %u", i, slice->ndim,
+                                 RDT_MAX_NDIM);
+        if (slice->ndim > 0 && (!slice->start || !slice->count))
+            return rdt_error_set(err, RDT_INVALID, "slice of tensor %zu: start or count is NULL", i);
+        for (uint32_t d = 0; d < slice->ndim; d++) {
+            if (slice->start[d] < 0 || slice->count[d] < 0)
+                return rdt_error_set(err, RDT_INVALID, "slice of tensor %zu: dimension %u takes %lld from %lld on", i, d,
+                                     (long long)slice->count[d], (long long)slice->start[d]);
+        }
+        n_dims += slice->ndim;
+    }
+    *n_dims_p = n_dims;
+    return RDT_OK;
+}
+
+static enum rdt_status build_slice(struct arena *arena, const struct rdt_slice *slices, size_t count, Rdt__Pb__FetchItem *item,
+                                   struct rdt_error *err)
+{
+    Rdt__Pb__Slice *message;
+    size_t n_dims = 0, at = 0;
+    enum rdt_status status = check_slices(slices, count, &n_dims, err);
+
+    if (status != RDT_OK)
+        return status;
+    message = arena_alloc(arena, sizeof *message);
+    if (!message)
+        return no_memory(err, 1);
+    rdt__pb__slice__init(message);
+    message->ndim = arena_alloc(arena, (count + 1) * sizeof *message->ndim);
+    message->start = arena_alloc(arena, (n_dims + 1) * sizeof *message->start);
+    message->count = arena_alloc(arena, (n_dims + 1) * sizeof *message->count);
+    if (!message->ndim || !message->start || !message->count)
+        return no_memory(err, 1);
+    message->n_ndim = count;
+    message->n_start = message->n_count = n_dims;
+    for (size_t i = 0; i < count; i++) {
+        message->ndim[i] = slices[i].ndim;
+        for (uint32_t d = 0; d < slices[i].ndim; d++, at++) {
+            message->start[at] = (uint64_t)slices[i].start[d];
+            message->count[at] = (uint64_t)slices[i].count[d];
+        }
+    }
+    item->slice = message;
+    return RDT_OK;
+}
+
+/* Where the daemon shall write, if it can. */
+static enum rdt_status build_targets(struct arena *arena, const struct targets *targets, Rdt__Pb__FetchItem *item,
+                                     struct rdt_error *err)
+{
+    item->targets = arena_alloc(arena, sizeof *item->targets);
+    item->target_regions = arena_alloc(arena, targets->n_mappings * sizeof *item->target_regions);
+    if (!item->targets || !item->target_regions)
+        return no_memory(err, 1);
+    rdt__pb__tensor_list__init(item->targets);
+    layout_to_wire(targets->layout, true, item->targets);
+    for (uint32_t i = 0; i < targets->n_mappings; i++) {
+        Rdt__Pb__RegionUse *use = arena_alloc(arena, sizeof *use);
+
+        if (!use)
+            return no_memory(err, 1);
+        rdt__pb__region_use__init(use);
+        use->region = targets->mappings[i]->region;
+        use->generation = targets->mappings[i]->generation;
+        item->target_regions[i] = use;
+    }
+    item->n_target_regions = targets->n_mappings;
+    return RDT_OK;
+}
+
+static enum rdt_status create_request(struct fetch *fetch, size_t i, const struct rdt_ref *ref, struct rdt_error *err)
+{
+    const struct rdt_fetch_options *options = fetch->options;
+    struct targets *targets = NULL;
+    enum rdt_status status = RDT_OK;
+
+    if (options->targets && options->targets[i]) {
+        if (options->mode == RDT_FETCH_SHARE)
+            return rdt_error_set(err, RDT_INVALID, "to share and to fill targets exclude each other");
+        if (!options->target_counts)
+            return rdt_error_set(err, RDT_INVALID, "targets without target_counts");
+        status = targets_create(fetch->conn, options->targets[i], options->target_counts[i], &targets, err);
+        if (status != RDT_OK)
+            return status;
+    }
+    fetch->requests[i] = request_create(fetch->conn, ref, options->timeout_ns, targets);
+    if (!fetch->requests[i]) {
+        connection_lock(fetch->conn);
+        targets_destroy(fetch->conn, targets);
+        connection_unlock(fetch->conn);
+        return no_memory(err, fetch->count);
+    }
+    return RDT_OK;
+}
+
+static enum rdt_status build_item(struct fetch *fetch, size_t i, const struct rdt_ref *ref, struct rdt_error *err)
+{
+    const struct rdt_fetch_options *options = fetch->options;
+    Rdt__Pb__FetchItem *item = arena_alloc(&fetch->arena, sizeof *item);
+    Rdt__Pb__Ref *message = arena_alloc(&fetch->arena, sizeof *message);
+    enum rdt_status status;
+
+    if (!item || !message)
+        return no_memory(err, fetch->count);
+    status = check_ref(ref, err);
+    if (status != RDT_OK)
+        return status;
+    rdt__pb__fetch_item__init(item);
+    wire_ref_from(ref, message);
+    item->ref = message;
+    fetch->items[i] = item;
+    status = create_request(fetch, i, ref, err);
+    if (status == RDT_OK && options->slices && options->slices[i]) {
+        if (options->slice_counts)
+            status = build_slice(&fetch->arena, options->slices[i], options->slice_counts[i], item, err);
+        else
+            status = rdt_error_set(err, RDT_INVALID, "slices without slice_counts");
+    }
+    if (status == RDT_OK && fetch->requests[i]->targets && fetch->requests[i]->targets->direct)
+        status = build_targets(&fetch->arena, fetch->requests[i]->targets, item, err);
+    return status;
+}
+
+/* What goes into targets by the library's own copy is private already: a shared look at it is enough. The mode is the whole
+ * fetch's, so only if that holds for all. */
+static enum rdt_fetch_mode choose_mode(const struct fetch *fetch)
+{
+    if (fetch->options->mode != RDT_FETCH_COPY)
+        return fetch->options->mode;
+    for (size_t i = 0; i < fetch->count; i++) {
+        if (!fetch->requests[i]->targets || fetch->requests[i]->targets->direct)
+            return RDT_FETCH_COPY;
+    }
+    return RDT_FETCH_AUTO;
+}
+
+static enum rdt_status build(struct fetch *fetch, const struct rdt_ref *refs, struct rdt_error *err)
+{
+    fetch->items = arena_alloc(&fetch->arena, (fetch->count + 1) * sizeof *fetch->items);
+    if (!fetch->items)
+        return no_memory(err, fetch->count);
+    for (size_t i = 0; i < fetch->count; i++) {
+        enum rdt_status status = build_item(fetch, i, &refs[i], err);
+
+        if (status != RDT_OK) {
+            rdt_error_prefix(err, "ref %zu", i);
+            return status;
+        }
+    }
+    fetch->mode = choose_mode(fetch);
+    return RDT_OK;
+}
+
+/* ---- sending: everything below with the lock ---- */
+
+struct sent { /* one FETCH frame, until the daemon has answered it as a whole */
+    struct pending pending;
+    uint64_t first_handle, n_handles;
+};
+
+static void on_frame(rdt *conn, struct pending *pending, struct frame *frame)
+{
+    struct sent *sent = CHAIN_OWNER(pending, struct sent, pending);
+    struct rdt_error err;
+
+    if (frame->flags & FRAME_ERROR) {
+        (void)connection_error_reply(frame, &err);
+        for (uint64_t i = 0; i < sent->n_handles; i++) {
+            rdt_request *request = request_find(conn, sent->first_handle + i);
+
+            if (request)
+                request_fail(request, &err);
+        }
+    }
+    free(sent);
+}
+
+static void on_lost(rdt *conn, struct pending *pending, const struct rdt_error *why)
+{
+    (void)conn;
+    (void)why;
+    free(CHAIN_OWNER(pending, struct sent, pending)); /* its requests hear of it themselves */
+}
+
+static const struct pending_ops sent_ops = {on_frame, on_lost};
+
+/* How many items from `first` on fit into one frame. */
+static size_t batch(const struct fetch *fetch, size_t first)
+{
+    size_t bytes = FRAME_ROOM_BYTES, n = 0;
+
+    while (first + n < fetch->count && n < RDT_MAX_FETCH_REFS) {
+        bytes += protobuf_c_message_get_packed_size(&fetch->items[first + n]->base) + ITEM_OVERHEAD_BYTES;
+        if (bytes > RDT_MAX_FRAME_BYTES && n > 0)
+            break; /* one that fits nowhere is refused when it is sent */
+        n++;
+    }
+    return n;
+}
+
+static enum rdt_status send_batch(struct fetch *fetch, size_t first, size_t n, struct rdt_error *err)
+{
+    const struct rdt_fetch_options *options = fetch->options;
+    Rdt__Pb__Fetch request = RDT__PB__FETCH__INIT;
+    struct sent *sent = malloc(sizeof *sent);
+    enum rdt_status status;
+
+    if (!sent)
+        return no_memory(err, n);
+    for (size_t i = first; i < first + n; i++) {
+        request_start(fetch->requests[i], fetch->deadline_ns);
+        fetch->items[i]->handle = fetch->requests[i]->pending.id;
+    }
+    sent->pending.id = connection_id(fetch->conn);
+    sent->pending.ops = &sent_ops;
+    sent->first_handle = fetch->items[first]->handle;
+    sent->n_handles = n;
+    request.items = fetch->items + first;
+    request.n_items = n;
+    request.mode = (Rdt__Pb__FetchMode)fetch->mode;
+    if (options->transport)
+        request.transport = (char *)options->transport;
+    if (options->least_path)
+        request.least_path = (char *)options->least_path;
+    request.timeout_ns = clock_remaining_ns(fetch->deadline_ns);
+    status = connection_send(fetch->conn, RDT_MSG_FETCH, sent->pending.id, &request.base, -1, false, err);
+    if (status == RDT_OK)
+        pending_add(&fetch->conn->pending, &sent->pending);
+    else
+        free(sent);
+    return status;
+}
+
+static enum rdt_status send_all(struct fetch *fetch, struct rdt_error *err)
+{
+    enum rdt_status status = RDT_OK;
+
+    if (fetch->conn->lost)
+        return connection_lost_error(fetch->conn, err);
+    if (!expiry_reserve(&fetch->conn->expiries, fetch->count))
+        return no_memory(err, fetch->count);
+    for (size_t first = 0; first < fetch->count && status == RDT_OK;) {
+        size_t n = batch(fetch, first);
+
+        status = send_batch(fetch, first, n, err);
+        first += n;
+    }
+    return status;
+}
+
+/* ---- the public calls ---- */
+
+static enum rdt_status check_options(struct rdt_fetch_options *options, struct rdt_error *err)
+{
+    enum rdt_status status;
+
+    if ((unsigned)options->mode > RDT_FETCH_COW)
+        return rdt_error_set(err, RDT_INVALID, "fetch mode %d is unknown", (int)options->mode);
+    if (options->mode == RDT_FETCH_COW)
+        return rdt_error_set(err, RDT_UNSUPPORTED, "librdt %s does not serve RDT_FETCH_COW", RDT_VERSION);
+    if (options->timeout_ns <= 0)
+        options->timeout_ns = RDT_FOREVER;
+    status = options_check_text(options->transport, RDT_MAX_NAME_BYTES, "transport", err);
+    if (status == RDT_OK)
+        status = options_check_text(options->least_path, RDT_MAX_NAME_BYTES, "least_path", err);
+    return status;
+}
+
+static enum rdt_status start(rdt *conn, const struct rdt_ref *refs, size_t count, const struct rdt_fetch_options *options,
+                             int64_t deadline_ns, rdt_request **requests, struct rdt_error *err)
+{
+    struct fetch fetch = {.conn = conn, .options = options, .requests = requests, .count = count, .deadline_ns = deadline_ns};
+    enum rdt_status status;
+
+    arena_init(&fetch.arena, SIZE_MAX / 2);
+    status = build(&fetch, refs, err);
+    connection_lock(conn);
+    if (status == RDT_OK)
+        status = send_all(&fetch, err);
+    for (size_t i = 0; i < count && status != RDT_OK; i++) {
+        if (requests[i])
+            request_destroy(requests[i]);
+    }
+    connection_unlock(conn);
+    arena_fini(&fetch.arena);
+    return status;
+}
+
+/* Into requests of our own first: results are written only on success. */
+static enum rdt_status start_new(rdt *conn, const struct rdt_ref *refs, size_t count, const struct rdt_fetch_options *options,
+                                 rdt_request ***requests_p, int64_t *deadline_p, struct rdt_error *err)
+{
+    struct rdt_fetch_options own;
+    rdt_request **requests;
+    enum rdt_status status = connection_check(conn, err);
+
+    if (status == RDT_OK)
+        status = options_copy(&own, sizeof own, options, err);
+    if (status == RDT_OK)
+        status = check_options(&own, err);
+    if (status == RDT_OK && count > 0 && !refs)
+        status = rdt_error_set(err, RDT_INVALID, "refs is NULL, count %zu", count);
+    if (status != RDT_OK)
+        return status;
+    requests = calloc(count + 1, sizeof(rdt_request *));
+    if (!requests)
+        return no_memory(err, count);
+    *deadline_p = clock_deadline_ns(own.timeout_ns);
+    status = start(conn, refs, count, &own, *deadline_p, requests, err);
+    if (status == RDT_OK)
+        *requests_p = requests;
+    else
+        free(requests);
+    return status;
+}
+
+enum rdt_status rdt_fetch_start(rdt *conn, const struct rdt_ref *refs, size_t count, const struct rdt_fetch_options *options,
+                                rdt_request **requests_p, struct rdt_error *err)
+{
+    rdt_request **requests;
+    int64_t deadline_ns;
+    enum rdt_status status = start_new(conn, refs, count, options, &requests, &deadline_ns, err);
+
+    if (status != RDT_OK)
+        return status;
+    for (size_t i = 0; i < count; i++)
+        requests_p[i] = requests[i];
+    free(requests);
+    return RDT_OK;
+}
+
+enum rdt_status rdt_fetch(rdt *conn, const struct rdt_ref *refs, size_t count, const struct rdt_fetch_options *options,
+                          rdt_object **objects_p, struct rdt_error *err)
+{
+    rdt_request **requests;
+    int64_t deadline_ns;
+    enum rdt_status status = start_new(conn, refs, count, options, &requests, &deadline_ns, err);
+
+    if (status != RDT_OK)
+        return status;
+    /* The requests end at the deadline by themselves; the wait needs it for the copies into targets. */
+    status = rdt_wait(conn, requests, count, RDT_WAIT_ALL, clock_remaining_ns(deadline_ns), NULL, NULL, err);
+    for (size_t i = 0; i < count; i++) {
+        if (status == RDT_OK)
+            (void)rdt_request_take_object(requests[i], &objects_p[i], NULL); /* it ended well and was not taken */
+        rdt_request_destroy(requests[i]);
+    }
+    free(requests);
+    return status;
+}

@@ -1,0 +1,266 @@
+/* Objects: mapping what the daemon sent, and the public view of it. */
+#include "fetched.h"
+
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "proto/messages.h"
+#include "proto/wire_ref.h"
+
+void fetched_release_hold(rdt *conn, uint64_t hold)
+{
+    Rdt__Pb__Release request = RDT__PB__RELEASE__INIT;
+
+    if (hold == 0)
+        return;
+    request.hold = hold;
+    (void)connection_send(conn, RDT_MSG_RELEASE, connection_id(conn), &request.base, -1, true, NULL);
+}
+
+/* ---- ending ---- */
+
+/* Hold and memory. */
+static void let_go(rdt_object *object)
+{
+    rdt *conn = object->conn;
+
+    for (uint32_t i = 0; i < object->n_mappings; i++)
+        memory_unref(&conn->memory, object->mappings[i]);
+    fetched_release_hold(conn, object->hold);
+    free(object->mappings);
+    free(object->inline_data);
+    object->hold = 0;
+    object->n_mappings = 0;
+    object->mappings = NULL;
+    object->inline_data = NULL;
+    if (!object->targets) {
+        free(object->layout);
+        free(object->data);
+    }
+    object->layout = NULL;
+    object->data = NULL;
+}
+
+void fetched_destroy(rdt_object *object)
+{
+    if (!object)
+        return;
+    let_go(object);
+    targets_destroy(object->conn, object->targets);
+    chain_remove(&object->link);
+    free(object->metadata);
+    free(object);
+}
+
+void fetched_move_to(rdt_object *object, struct targets *take_targets)
+{
+    let_go(object);
+    object->targets = take_targets;
+    object->layout = take_targets->layout;
+    object->data = take_targets->data;
+    object->info.writable = true;
+}
+
+/* ---- beginning ---- */
+
+static void copy_text(char *to, size_t room, const char *from)
+{
+    size_t bytes = from ? strnlen(from, room - 1) : 0;
+
+    memcpy(to, from ? from : "", bytes);
+    to[bytes] = 0;
+}
+
+static enum rdt_status fill_info(rdt_object *object, const Rdt__Pb__FetchDone *done, struct rdt_error *err)
+{
+    struct rdt_object_info *info = &object->info;
+
+    copy_text(info->path, sizeof info->path, done->path);
+    info->transfer = done->transfer;
+    info->bytes_moved = done->bytes_moved;
+    info->elapsed_ns = done->elapsed_ns;
+    info->mutable_shared = done->mutable_shared;
+    info->writable = true; /* unless some region is not */
+    if (done->metadata.len > 0) {
+        object->metadata = malloc(done->metadata.len);
+        if (!object->metadata)
+            return rdt_error_set(err, RDT_NO_MEMORY, "no memory for %zu bytes of metadata", done->metadata.len);
+        memcpy(object->metadata, done->metadata.data, done->metadata.len);
+        object->metadata_bytes = done->metadata.len;
+    }
+    return wire_ref_to(done->ref, &info->ref, err);
+}
+
+/* One region, mapped; NULL for an empty one, which has nothing to map. */
+static enum rdt_status map_one(rdt *conn, const Rdt__Pb__SharedRegion *shared, struct frame *frame, struct mapping **mapping_p,
+                               struct rdt_error *err)
+{
+    enum rdt_status status = RDT_OK;
+    int fd = shared->fd_index >= 0 ? frame_take_fd(frame, (unsigned)shared->fd_index) : -1;
+
+    *mapping_p = NULL;
+    if (shared->fd_index < 0) {
+        *mapping_p = memory_find(&conn->memory, shared->region, shared->generation, false);
+        if (*mapping_p)
+            memory_ref(*mapping_p);
+        else
+            status = rdt_error_set(err, RDT_PROTOCOL, "rdtd says that region %llu is mapped here, but it is not",
+                                   (unsigned long long)shared->region);
+    } else if (fd < 0) {
+        status = rdt_error_set(err, RDT_PROTOCOL, "fd %d of %u of region %llu did not come", shared->fd_index, frame->nfds,
+                               (unsigned long long)shared->region);
+    } else if (shared->bytes > SIZE_MAX / 2) {
+        status = rdt_error_set(err, RDT_PROTOCOL, "region %llu has %llu bytes", (unsigned long long)shared->region,
+                               (unsigned long long)shared->bytes);
+    } else if (shared->bytes > 0) {
+        status = memory_map(&conn->memory, shared->region, shared->generation, fd, shared->bytes, shared->writable,
+                            MAPPING_FETCHED, mapping_p, err);
+    }
+    if (fd >= 0)
+        (void)close(fd);
+    return status;
+}
+
+static enum rdt_status map_all(rdt_object *object, const Rdt__Pb__FetchDone *done, struct frame *frame, struct rdt_error *err)
+{
+    object->mappings = calloc(done->n_regions + 1, sizeof(struct mapping *));
+    if (!object->mappings)
+        return rdt_error_set(err, RDT_NO_MEMORY, "no memory for %zu regions", done->n_regions);
+    for (size_t i = 0; i < done->n_regions; i++) {
+        enum rdt_status status = map_one(object->conn, done->regions[i], frame, &object->mappings[i], err);
+
+        if (status != RDT_OK)
+            return status;
+        object->n_mappings++;
+        if (object->mappings[i] && !object->mappings[i]->writable)
+            object->info.writable = false;
+    }
+    return RDT_OK;
+}
+
+/* Where tensor i's first element is, once its bytes are known to lie where the daemon says. */
+static enum rdt_status find_data(rdt_object *object, uint32_t i, size_t inline_bytes, struct rdt_error *err)
+{
+    const struct layout *layout = object->layout;
+    uint8_t *base = object->inline_data;
+    uint64_t lo, hi, bytes = inline_bytes;
+    enum rdt_status status;
+
+    object->data[i] = NULL;
+    if (layout_elems(layout, i) == 0)
+        return RDT_OK;
+    status = layout_extent(layout, i, &lo, &hi, err);
+    if (status != RDT_OK)
+        return status;
+    if (!base && layout->region[i] < object->n_mappings && object->mappings[layout->region[i]]) {
+        base = object->mappings[layout->region[i]]->addr;
+        bytes = object->mappings[layout->region[i]]->bytes;
+    }
+    if (!base || hi > bytes)
+        return rdt_error_set(err, RDT_PROTOCOL, "tensor %u ends at byte %llu of region %u, which has %llu", i,
+                             (unsigned long long)hi, layout->region[i], (unsigned long long)(base ? bytes : 0));
+    object->data[i] = base + layout->offset[i];
+    return RDT_OK;
+}
+
+static enum rdt_status fill_tensors(rdt_object *object, const Rdt__Pb__FetchDone *done, struct frame *frame,
+                                    struct rdt_error *err)
+{
+    enum rdt_status status = layout_from_wire(done->tensors, &object->layout, err);
+
+    if (status != RDT_OK)
+        return status;
+    object->data = calloc((size_t)object->layout->count + 1, sizeof *object->data);
+    if (!object->data)
+        return rdt_error_set(err, RDT_NO_MEMORY, "no memory for %u tensors", object->layout->count);
+    if (done->inline_data.len > 0) {
+        object->inline_data = aligned_alloc(LAYOUT_ALIGN_BYTES, (done->inline_data.len + LAYOUT_ALIGN_BYTES - 1) /
+                                                                    LAYOUT_ALIGN_BYTES * LAYOUT_ALIGN_BYTES);
+        if (!object->inline_data)
+            return rdt_error_set(err, RDT_NO_MEMORY, "no memory for %zu bytes", done->inline_data.len);
+        memcpy(object->inline_data, done->inline_data.data, done->inline_data.len);
+    }
+    status = map_all(object, done, frame, err);
+    for (uint32_t i = 0; i < object->layout->count && status == RDT_OK; i++)
+        status = find_data(object, i, done->inline_data.len, err);
+    return status;
+}
+
+enum rdt_status fetched_create(rdt *conn, const Rdt__Pb__FetchDone *done, struct frame *frame, bool placed,
+                               rdt_object **object_p, struct rdt_error *err)
+{
+    rdt_object *object = calloc(1, sizeof *object);
+    enum rdt_status status;
+
+    if (!object)
+        return rdt_error_set(err, RDT_NO_MEMORY, "no memory for an object");
+    object->conn = conn;
+    chain_init(&object->link);
+    status = fill_info(object, done, err);
+    if (status == RDT_OK && placed)
+        status = fill_tensors(object, done, frame, err);
+    if (status != RDT_OK) {
+        fetched_destroy(object);
+        return status;
+    }
+    object->hold = done->hold;
+    chain_append(&conn->objects, &object->link);
+    *object_p = object;
+    return RDT_OK;
+}
+
+/* ---- the public view ---- */
+
+size_t rdt_object_count(const rdt_object *object)
+{
+    return object && object->layout ? object->layout->count : 0;
+}
+
+enum rdt_status rdt_object_tensor(const rdt_object *object, size_t i, struct rdt_tensor *tensor_p, struct rdt_error *err)
+{
+    const struct layout *layout;
+    enum rdt_status status;
+
+    if (!object || !tensor_p)
+        return rdt_error_set(err, RDT_INVALID, "object or tensor_p is NULL");
+    status = connection_check(object->conn, err);
+    if (status != RDT_OK)
+        return status;
+    layout = object->layout;
+    if (i >= layout->count)
+        return rdt_error_set(err, RDT_INVALID, "tensor %zu of an object that has %u", i, layout->count);
+    tensor_p->dtype = (enum rdt_dtype)layout->dtype[i];
+    tensor_p->ndim = layout->ndim[i];
+    /* Sizes were checked to be below 2^63. */
+    tensor_p->shape = layout->ndim[i] ? (const int64_t *)layout->shape + layout->first_dim[i] : NULL;
+    tensor_p->strides = layout->ndim[i] ? layout->strides + layout->first_dim[i] : NULL;
+    tensor_p->data = object->data[i];
+    return RDT_OK;
+}
+
+const void *rdt_object_metadata(const rdt_object *object, size_t *bytes_p)
+{
+    if (bytes_p)
+        *bytes_p = object ? object->metadata_bytes : 0;
+    return object ? object->metadata : NULL;
+}
+
+void rdt_object_info(const rdt_object *object, struct rdt_object_info *info_p)
+{
+    if (object)
+        *info_p = object->info;
+    else
+        memset(info_p, 0, sizeof *info_p);
+}
+
+void rdt_release(rdt_object *object)
+{
+    rdt *conn = object ? object->conn : NULL;
+
+    if (!conn || connection_is_forked(conn))
+        return; /* in a child rdt_close unmaps */
+    connection_lock(conn);
+    fetched_destroy(object);
+    connection_unlock(conn);
+}

@@ -1,0 +1,238 @@
+/* Mappings by region and by address. */
+#include "memory.h"
+
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+
+#define FIRST_BUCKETS 64
+
+bool memory_init(struct memory *memory)
+{
+    memset(memory, 0, sizeof *memory);
+    memory->n_buckets = FIRST_BUCKETS;
+    memory->buckets = calloc(memory->n_buckets, sizeof *memory->buckets);
+    return memory->buckets != NULL;
+}
+
+void memory_fini(struct memory *memory)
+{
+    memory_unmap(memory_take_aside(memory));
+    for (size_t i = 0; i < memory->n_buckets; i++)
+        memory_unmap(memory->buckets[i]);
+    free(memory->buckets);
+    free(memory->offered);
+    memset(memory, 0, sizeof *memory);
+}
+
+/* ---- by region ---- */
+
+/* The daemon numbers its regions one after the other. */
+static struct mapping **bucket_of(const struct memory *memory, uint64_t region)
+{
+    return &memory->buckets[region & (memory->n_buckets - 1)];
+}
+
+static void add_to_bucket(struct memory *memory, struct mapping *mapping)
+{
+    struct mapping **bucket = bucket_of(memory, mapping->region);
+
+    mapping->next = *bucket;
+    *bucket = mapping;
+}
+
+static void grow(struct memory *memory)
+{
+    struct memory bigger = *memory;
+
+    bigger.n_buckets = 2 * memory->n_buckets;
+    bigger.buckets = calloc(bigger.n_buckets, sizeof(struct mapping *));
+    if (!bigger.buckets)
+        return; /* only slower */
+    for (size_t i = 0; i < memory->n_buckets; i++) {
+        for (struct mapping *mapping = memory->buckets[i], *next; mapping; mapping = next) {
+            next = mapping->next;
+            add_to_bucket(&bigger, mapping);
+        }
+    }
+    free(memory->buckets);
+    *memory = bigger;
+}
+
+struct mapping *memory_find(const struct memory *memory, uint64_t region, uint64_t generation, bool writable)
+{
+    struct mapping *mapping = *bucket_of(memory, region);
+
+    while (mapping && (mapping->region != region || mapping->generation != generation || (writable && !mapping->writable)))
+        mapping = mapping->next;
+    return mapping;
+}
+
+static enum rdt_status add(struct memory *memory, const struct mapping *what, struct mapping **mapping_p, struct rdt_error *err)
+{
+    struct mapping *mapping = malloc(sizeof *mapping);
+
+    if (!mapping)
+        return rdt_error_set(err, RDT_NO_MEMORY, "no memory to keep note of region %llu", (unsigned long long)what->region);
+    *mapping = *what;
+    mapping->refs = 1;
+    if (memory->count == memory->n_buckets)
+        grow(memory);
+    add_to_bucket(memory, mapping);
+    memory->count++;
+    *mapping_p = mapping;
+    return RDT_OK;
+}
+
+enum rdt_status memory_map(struct memory *memory, uint64_t region, uint64_t generation, int fd, size_t bytes, bool writable,
+                           enum mapping_origin origin, struct mapping **mapping_p, struct rdt_error *err)
+{
+    struct mapping what = {.region = region, .generation = generation, .bytes = bytes, .origin = origin, .writable = writable};
+    struct mapping *known = memory_find(memory, region, generation, writable);
+    enum rdt_status status;
+    struct stat st;
+    void *addr;
+
+    if (known) {
+        memory_ref(known);
+        *mapping_p = known;
+        return RDT_OK;
+    }
+    /* A shorter file would answer reads with SIGBUS. */
+    if (fstat(fd, &st) < 0)
+        return rdt_error_sys(err, errno, "cannot look at the fd of region %llu", (unsigned long long)region);
+    if (st.st_size < 0 || (uint64_t)st.st_size < bytes)
+        return rdt_error_set(err, RDT_PROTOCOL, "region %llu has %zu bytes, but its fd only %lld", (unsigned long long)region,
+                             bytes, (long long)st.st_size);
+    addr = mmap(NULL, bytes, writable ? PROT_READ | PROT_WRITE : PROT_READ, MAP_SHARED, fd, 0);
+    if (addr == MAP_FAILED)
+        return rdt_error_sys(err, errno, "cannot map %zu bytes of region %llu", bytes, (unsigned long long)region);
+    what.addr = addr;
+    status = add(memory, &what, mapping_p, err);
+    if (status != RDT_OK)
+        (void)munmap(addr, bytes);
+    return status;
+}
+
+enum rdt_status memory_adopt(struct memory *memory, uint64_t region, uint64_t generation, void *addr, size_t bytes,
+                             struct mapping **mapping_p, struct rdt_error *err)
+{
+    struct mapping what = {
+        .region = region, .generation = generation, .addr = addr, .bytes = bytes, .origin = MAPPING_IMPORTED, .writable = true};
+
+    return add(memory, &what, mapping_p, err);
+}
+
+/* ---- by address ---- */
+
+/* The place of the first offered mapping that ends above addr. */
+static size_t first_above(const struct memory *memory, uintptr_t addr)
+{
+    size_t low = 0, high = memory->n_offered;
+
+    while (low < high) {
+        size_t middle = low + (high - low) / 2;
+        const struct mapping *mapping = memory->offered[middle];
+
+        if ((uintptr_t)mapping->addr + mapping->bytes > addr)
+            high = middle;
+        else
+            low = middle + 1;
+    }
+    return low;
+}
+
+struct mapping *memory_at(const struct memory *memory, uintptr_t lo, uintptr_t hi)
+{
+    size_t place = first_above(memory, lo);
+
+    if (place == memory->n_offered || (uintptr_t)memory->offered[place]->addr >= hi)
+        return NULL;
+    return memory->offered[place];
+}
+
+enum rdt_status memory_offer(struct memory *memory, struct mapping *mapping, struct rdt_error *err)
+{
+    uintptr_t lo = (uintptr_t)mapping->addr, hi = lo + mapping->bytes;
+    struct mapping *other = memory_at(memory, lo, hi);
+    size_t place;
+
+    if (other)
+        return rdt_error_set(err, RDT_INVALID,
+                             "[%p, +%zu) overlaps [%p, +%zu), which the daemon knows already: rdt_dealloc it first",
+                             (void *)mapping->addr, mapping->bytes, (void *)other->addr, other->bytes);
+    if (memory->n_offered == memory->room) {
+        size_t room = memory->room ? 2 * memory->room : 16;
+        struct mapping **offered = realloc(memory->offered, room * sizeof *offered);
+
+        if (!offered)
+            return rdt_error_set(err, RDT_NO_MEMORY, "no memory to keep note of [%p, +%zu)", (void *)mapping->addr,
+                                 mapping->bytes);
+        memory->offered = offered;
+        memory->room = room;
+    }
+    place = first_above(memory, lo);
+    memmove(memory->offered + place + 1, memory->offered + place, (memory->n_offered - place) * sizeof *memory->offered);
+    memory->offered[place] = mapping;
+    memory->n_offered++;
+    mapping->offered = true;
+    return RDT_OK;
+}
+
+void memory_withdraw(struct memory *memory, struct mapping *mapping)
+{
+    size_t place = first_above(memory, (uintptr_t)mapping->addr);
+
+    if (!mapping->offered)
+        return;
+    mapping->offered = false;
+    memory->n_offered--;
+    memmove(memory->offered + place, memory->offered + place + 1, (memory->n_offered - place) * sizeof *memory->offered);
+}
+
+/* ---- users ---- */
+
+void memory_ref(struct mapping *mapping)
+{
+    mapping->refs++;
+}
+
+void memory_unref(struct memory *memory, struct mapping *mapping)
+{
+    struct mapping **at;
+
+    if (!mapping || --mapping->refs > 0)
+        return;
+    memory_withdraw(memory, mapping);
+    for (at = bucket_of(memory, mapping->region); *at != mapping;)
+        at = &(*at)->next;
+    *at = mapping->next;
+    memory->count--;
+    mapping->next = memory->aside;
+    memory->aside = mapping;
+}
+
+struct mapping *memory_take_aside(struct memory *memory)
+{
+    struct mapping *aside = memory->aside;
+
+    memory->aside = NULL;
+    return aside;
+}
+
+void memory_unmap(struct mapping *aside)
+{
+    for (struct mapping *next; aside; aside = next) {
+        next = aside->next;
+        if (aside->origin != MAPPING_IMPORTED)
+            (void)munmap(aside->addr, aside->bytes);
+        free(aside);
+    }
+}
+
+uint64_t memory_mark(struct memory *memory)
+{
+    return ++memory->last_mark;
+}

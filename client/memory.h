@@ -1,0 +1,74 @@
+/* Memory of this process that the daemon knows: which addresses, which region, who still uses it. Under the connection's lock.
+ *
+ * A mapping is counted: rdt_alloc or rdt_import is one user, every fetched object that points into it another. It is unmapped
+ * after the last one, outside the lock (a large munmap takes long): memory_unref only puts it aside.
+ */
+#ifndef CLIENT_MEMORY_H
+#define CLIENT_MEMORY_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "rdt.h"
+
+enum mapping_origin {
+    MAPPING_ALLOCATED, /* by rdt_alloc */
+    MAPPING_IMPORTED,  /* by rdt_import: the caller's own mapping, never unmapped here */
+    MAPPING_FETCHED,
+};
+
+struct mapping {
+    uint64_t region, generation;
+    uint8_t *addr;
+    size_t bytes;
+    enum mapping_origin origin;
+    bool writable;
+    bool offered; /* rdt_put finds it by address */
+    unsigned refs;
+    uint64_t mark; /* scratch of whoever numbers the regions of one message: valid if it is that message's */
+    uint32_t index;
+    struct mapping *next; /* with the same hash; later, of those put aside */
+};
+
+struct memory {
+    struct mapping **offered; /* by address; they never overlap */
+    size_t n_offered, room;
+    struct mapping **buckets; /* all, by region */
+    size_t n_buckets, count;
+    struct mapping *aside; /* no longer used, to be unmapped */
+    uint64_t last_mark;
+};
+
+bool memory_init(struct memory *memory); /* false: no memory */
+void memory_fini(struct memory *memory); /* unmaps everything, used or not */
+
+/* Maps `bytes` of the fd (borrowed), with one reference for the caller, unless the region is mapped already with the rights that
+ * are asked for: then that one. Does not offer it. SYSTEM, NO_MEMORY, PROTOCOL (the fd is shorter). */
+enum rdt_status memory_map(struct memory *memory, uint64_t region, uint64_t generation, int fd, size_t bytes, bool writable,
+                           enum mapping_origin origin, struct mapping **mapping_p, struct rdt_error *err);
+
+/* The caller's own mapping, known from now on, with one reference. */
+enum rdt_status memory_adopt(struct memory *memory, uint64_t region, uint64_t generation, void *addr, size_t bytes,
+                             struct mapping **mapping_p, struct rdt_error *err);
+
+/* The region, mapped with at least these rights; borrowed; NULL if there is none. */
+struct mapping *memory_find(const struct memory *memory, uint64_t region, uint64_t generation, bool writable);
+
+/* From now on memory_at finds it. INVALID if it overlaps another one. */
+enum rdt_status memory_offer(struct memory *memory, struct mapping *mapping, struct rdt_error *err);
+void memory_withdraw(struct memory *memory, struct mapping *mapping);
+
+/* An offered mapping that the range touches, the first by address, or NULL. Borrowed. */
+struct mapping *memory_at(const struct memory *memory, uintptr_t lo, uintptr_t hi);
+
+void memory_ref(struct mapping *mapping);
+void memory_unref(struct memory *memory, struct mapping *mapping); /* NULL is fine */
+
+struct mapping *memory_take_aside(struct memory *memory);
+void memory_unmap(struct mapping *aside); /* without the lock */
+
+/* A mark for numbering the regions of one message. */
+uint64_t memory_mark(struct memory *memory);
+
+#endif

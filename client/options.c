@@ -1,0 +1,30 @@
+/* Options structs begin with their size, as the caller's compiler saw it. */
+#include "options.h"
+
+#include <string.h>
+
+enum rdt_status options_copy(void *options_p, size_t bytes, const void *given, struct rdt_error *err)
+{
+    const unsigned char *from = given;
+    size_t have;
+
+    memset(options_p, 0, bytes);
+    if (!given)
+        return RDT_OK;
+    memcpy(&have, given, sizeof have);
+    if (have < sizeof have)
+        return rdt_error_set(err, RDT_INVALID, "the options' struct_size is %zu: initialise them with RDT_INIT", have);
+    for (size_t i = bytes; i < have; i++) {
+        if (from[i] != 0)
+            return rdt_error_set(err, RDT_UNSUPPORTED, "an option is set that librdt %s does not know", RDT_VERSION);
+    }
+    memcpy(options_p, given, have < bytes ? have : bytes);
+    return RDT_OK;
+}
+
+enum rdt_status options_check_text(const char *text, size_t max_bytes, const char *option, struct rdt_error *err)
+{
+    if (text && strnlen(text, max_bytes + 1) > max_bytes)
+        return rdt_error_set(err, RDT_INVALID, "%s is longer than %zu bytes", option, max_bytes);
+    return RDT_OK;
+}

@@ -1,0 +1,269 @@
+/* rdt_put: finds where each tensor's bytes are, copies in what the daemon cannot reach, and makes the object. */
+#include <stdlib.h>
+#include <string.h>
+
+#include "alloc.h"
+#include "call.h"
+#include "clock.h"
+#include "options.h"
+#include "proto/wire_limits.h"
+#include "proto/wire_ref.h"
+#include "rdt.pb-c.h"
+#include "tensor.h"
+
+#define COPY_BYTES ((uint64_t)64 << 20) /* between two looks at the clock */
+
+struct placed { /* the tensors of one put: layout's offsets are addresses until their place is known */
+    struct layout *layout;
+    enum rdt_memory *how; /* [count] */
+    Rdt__Pb__RegionUse *regions;
+    uint32_t n_regions, room;
+    uint64_t copied_bytes; /* packed */
+    struct mapping *copy;  /* what they are copied into, with its reference; NULL: nothing is copied */
+};
+
+static void placed_fini(rdt *conn, struct placed *placed)
+{
+    if (placed->copy) {
+        /* The object keeps the bytes alive. */
+        connection_lock(conn);
+        alloc_give_back(conn, placed->copy);
+        connection_unlock(conn);
+    }
+    free(placed->how);
+    free(placed->regions);
+    free(placed->layout);
+}
+
+static enum rdt_status add_region(struct placed *placed, const struct mapping *mapping, uint32_t *index_p,
+                                  struct rdt_error *err)
+{
+    Rdt__Pb__RegionUse *use;
+
+    if (placed->n_regions == placed->room) {
+        uint32_t room = placed->room ? 2 * placed->room : 8;
+        Rdt__Pb__RegionUse *regions = realloc(placed->regions, room * sizeof *regions);
+
+        if (!regions)
+            return rdt_error_set(err, RDT_NO_MEMORY, "no memory for %u regions", room);
+        placed->regions = regions;
+        placed->room = room;
+    }
+    use = &placed->regions[placed->n_regions];
+    rdt__pb__region_use__init(use);
+    use->region = mapping->region;
+    use->generation = mapping->generation;
+    *index_p = placed->n_regions++;
+    return RDT_OK;
+}
+
+/* ---- where the bytes are ---- */
+
+static bool contains(const struct mapping *mapping, uint64_t lo, uint64_t hi)
+{
+    uint64_t start = (uintptr_t)mapping->addr;
+
+    return lo >= start && hi <= start + mapping->bytes;
+}
+
+static enum rdt_status place_in(struct placed *placed, uint32_t i, struct mapping *mapping, uint64_t mark,
+                                struct rdt_error *err)
+{
+    enum rdt_status status;
+
+    if (mapping->mark != mark) {
+        status = add_region(placed, mapping, &mapping->index, err);
+        if (status != RDT_OK)
+            return status;
+        mapping->mark = mark;
+    }
+    placed->layout->region[i] = mapping->index;
+    placed->layout->offset[i] -= (uintptr_t)mapping->addr;
+    placed->how[i] = mapping->origin == MAPPING_IMPORTED ? RDT_MEMORY_IMPORTED : RDT_MEMORY_DAEMON;
+    return RDT_OK;
+}
+
+static uint64_t align_up(uint64_t bytes)
+{
+    return (bytes + LAYOUT_ALIGN_BYTES - 1) & ~(uint64_t)(LAYOUT_ALIGN_BYTES - 1);
+}
+
+/* With the lock. *near is the mapping of the tensor before, where the next one often is too. */
+static enum rdt_status place(rdt *conn, struct placed *placed, uint32_t i, uint64_t mark, struct mapping **near,
+                             struct rdt_error *err)
+{
+    struct layout *layout = placed->layout;
+    uint64_t lo, hi;
+    enum rdt_status status;
+
+    if (layout_elems(layout, i) == 0) {
+        layout->offset[i] = 0;
+        placed->how[i] = RDT_MEMORY_COPIED; /* all of its nothing */
+        tensor_set_row_major(layout, i);
+        return RDT_OK;
+    }
+    status = layout_extent(layout, i, &lo, &hi, err);
+    if (status != RDT_OK)
+        return status;
+    if (*near && contains(*near, lo, hi))
+        return place_in(placed, i, *near, mark, err);
+    *near = memory_at(&conn->memory, lo, hi);
+    if (!*near) {
+        placed->how[i] = RDT_MEMORY_COPIED;
+        placed->copied_bytes = align_up(placed->copied_bytes) + layout_bytes(layout, i);
+        return RDT_OK;
+    }
+    if (!contains(*near, lo, hi))
+        return rdt_error_set(err, RDT_INVALID, "tensor %u: its bytes [%p, +%llu) lie partly in [%p, +%zu), partly outside", i,
+                             (void *)(uintptr_t)lo, (unsigned long long)(hi - lo), (void *)(*near)->addr, (*near)->bytes);
+    return place_in(placed, i, *near, mark, err);
+}
+
+static enum rdt_status place_all(rdt *conn, struct placed *placed, struct rdt_error *err)
+{
+    struct mapping *near = NULL;
+    enum rdt_status status = RDT_OK;
+    uint64_t mark;
+
+    connection_lock(conn);
+    mark = memory_mark(&conn->memory);
+    for (uint32_t i = 0; i < placed->layout->count && status == RDT_OK; i++)
+        status = place(conn, placed, i, mark, &near, err);
+    connection_unlock(conn);
+    return status;
+}
+
+/* ---- copying in ---- */
+
+/* Tensor i, now at *at in the region, row-major; *at moves behind it. */
+static enum rdt_status copy_in(struct placed *placed, uint32_t i, uint32_t region, uint64_t *at, int64_t deadline_ns,
+                               struct rdt_error *err)
+{
+    struct layout *layout = placed->layout;
+    uint64_t bytes = layout_bytes(layout, i);
+    const uint8_t *data = (const uint8_t *)(uintptr_t)layout->offset[i];
+
+    *at = align_up(*at);
+    layout->offset[i] = 0;
+    for (uint64_t from = 0; from < bytes; from += COPY_BYTES) {
+        uint64_t part = bytes - from < COPY_BYTES ? bytes - from : COPY_BYTES;
+
+        if (deadline_ns != CLOCK_NEVER && clock_now_ns() >= deadline_ns)
+            return rdt_error_set(err, RDT_TIMED_OUT, "the deadline passed while tensor %u was copied in", i);
+        layout_gather(layout, i, data, from, part, placed->copy->addr + *at + from);
+    }
+    layout->region[i] = region;
+    layout->offset[i] = *at;
+    tensor_set_row_major(layout, i);
+    *at += bytes;
+    return RDT_OK;
+}
+
+static enum rdt_status copy_all_in(rdt *conn, struct placed *placed, int64_t deadline_ns, struct rdt_error *err)
+{
+    enum rdt_status status;
+    uint32_t region;
+    uint64_t at = 0;
+
+    if (placed->copied_bytes == 0)
+        return RDT_OK;
+    status = alloc_region(conn, placed->copied_bytes, deadline_ns, &placed->copy, err);
+    if (status == RDT_OK)
+        status = add_region(placed, placed->copy, &region, err);
+    for (uint32_t i = 0; i < placed->layout->count && status == RDT_OK; i++) {
+        if (placed->how[i] == RDT_MEMORY_COPIED && layout_elems(placed->layout, i) > 0)
+            status = copy_in(placed, i, region, &at, deadline_ns, err);
+    }
+    return status;
+}
+
+/* ---- the request ---- */
+
+static enum rdt_status send_put(rdt *conn, const struct placed *placed, const struct rdt_put_options *options,
+                                int64_t deadline_ns, struct rdt_ref *ref_p, struct rdt_error *err)
+{
+    Rdt__Pb__Put request = RDT__PB__PUT__INIT;
+    Rdt__Pb__TensorList list = RDT__PB__TENSOR_LIST__INIT;
+    ProtobufCMessage *answer;
+    enum rdt_status status;
+
+    request.id.data = (uint8_t *)options->id;
+    request.id.len = options->id ? options->id_bytes : 0;
+    request.metadata.data = (uint8_t *)options->metadata;
+    request.metadata.len = options->metadata_bytes;
+    request.flags = options->flags;
+    if (options->transport)
+        request.transport = (char *)options->transport;
+    request.visibility = (Rdt__Pb__Visibility)options->visibility;
+    layout_to_wire(placed->layout, true, &list);
+    request.tensors = &list;
+    request.regions = calloc((size_t)placed->n_regions + 1, sizeof *request.regions);
+    if (!request.regions)
+        return rdt_error_set(err, RDT_NO_MEMORY, "no memory for %u regions", placed->n_regions);
+    request.n_regions = placed->n_regions;
+    for (uint32_t i = 0; i < placed->n_regions; i++)
+        request.regions[i] = &placed->regions[i];
+    status = call_fds(conn, RDT_MSG_PUT, &request.base, -1, &rdt__pb__put_reply__descriptor, deadline_ns, &answer, NULL, err);
+    free(request.regions);
+    if (status != RDT_OK)
+        return status;
+    status = wire_ref_to(((Rdt__Pb__PutReply *)answer)->ref, ref_p, err);
+    if (status != RDT_OK) {
+        rdt_error_prefix(err, "rdtd's answer to PUT");
+        status = err ? (err->status = RDT_PROTOCOL) : RDT_PROTOCOL;
+    }
+    protobuf_c_message_free_unpacked(answer, NULL);
+    return status;
+}
+
+static enum rdt_status check_options(const struct rdt_put_options *options, struct rdt_error *err)
+{
+    if (options->id && (options->id_bytes == 0 || options->id_bytes > RDT_MAX_ID_BYTES))
+        return rdt_error_set(err, RDT_INVALID, "the id has %zu bytes, not 1 to %u", options->id_bytes, RDT_MAX_ID_BYTES);
+    if (options->metadata_bytes > RDT_MAX_METADATA_BYTES)
+        return rdt_error_set(err, RDT_LIMIT, "%zu bytes of metadata, the most is %u", options->metadata_bytes,
+                             RDT_MAX_METADATA_BYTES);
+    if (options->metadata_bytes > 0 && !options->metadata)
+        return rdt_error_set(err, RDT_INVALID, "metadata is NULL, metadata_bytes %zu", options->metadata_bytes);
+    if ((unsigned)options->visibility > RDT_VISIBLE_TO_ALL)
+        return rdt_error_set(err, RDT_INVALID, "visibility %d is unknown", (int)options->visibility);
+    if (options->flags != 0)
+        return rdt_error_set(err, RDT_UNSUPPORTED, "librdt %s serves no put flags, 0x%x was given", RDT_VERSION,
+                             options->flags);
+    return options_check_text(options->transport, RDT_MAX_NAME_BYTES, "transport", err);
+}
+
+enum rdt_status rdt_put(rdt *conn, const struct rdt_tensor *tensors, size_t count, const struct rdt_put_options *options,
+                        struct rdt_ref *ref_p, struct rdt_error *err)
+{
+    struct rdt_put_options own;
+    struct placed placed = {0};
+    int64_t deadline_ns;
+    enum rdt_status status = connection_check(conn, err);
+
+    if (status == RDT_OK)
+        status = options_copy(&own, sizeof own, options, err);
+    if (status == RDT_OK)
+        status = check_options(&own, err);
+    if (status == RDT_OK && !ref_p)
+        status = rdt_error_set(err, RDT_INVALID, "ref_p is NULL");
+    if (status == RDT_OK)
+        status = tensor_layout(tensors, count, &placed.layout, err);
+    if (status != RDT_OK)
+        return status;
+
+    deadline_ns = clock_deadline_ns(own.timeout_ns > 0 ? own.timeout_ns : RDT_FOREVER);
+    placed.how = malloc((count + 1) * sizeof *placed.how);
+    if (!placed.how)
+        status = rdt_error_set(err, RDT_NO_MEMORY, "no memory for %zu tensors", count);
+    if (status == RDT_OK)
+        status = place_all(conn, &placed, err);
+    if (status == RDT_OK)
+        status = copy_all_in(conn, &placed, deadline_ns, err);
+    if (status == RDT_OK)
+        status = send_put(conn, &placed, &own, deadline_ns, ref_p, err);
+    if (status == RDT_OK && own.how)
+        memcpy(own.how, placed.how, count * sizeof *own.how);
+    placed_fini(conn, &placed);
+    return status;
+}

@@ -1,0 +1,263 @@
+/* librdt: put, fetch, wait for and free tensors through the rdtd of this node.
+ *
+ *     rdt_connect(NULL, &c, &err);
+ *     rdt_put(c, &tensor, 1, NULL, &ref, &err);            ...   rdt_fetch(c, &ref, 1, NULL, -1, &object, &err);
+ *
+ * Bytes never travel over the socket: memory is shared by file descriptor on one node and moved daemon to daemon between
+ * nodes.
+ *
+ * Conventions
+ * - Every function that can fail returns enum rdt_status (0 is RDT_OK) and fills err, which may be NULL, with one sentence.
+ *   Results (..._p) are written only on success.
+ * - Times are nanoseconds that remain: 0 polls, negative waits without end. A call ends at its deadline even if the daemon is
+ *   stopped.
+ * - Thread-safe: any call may be made from any thread on one connection, except that a request, an object or a memory range
+ *   must not be destroyed while another thread still uses it. No thread is started; callers that wait drive the socket.
+ * - After a fork the child's copy of a connection, and of everything made from it, answers RDT_FORKED; the child may unmap by
+ *   rdt_close, connects anew, and never disturbs the parent.
+ * - Options structs begin with struct_size: set it by RDT_INIT, e.g. struct rdt_put_options o = RDT_INIT(o).
+ * - Any call on a lost connection answers RDT_DISCONNECTED. Memory that is mapped stays mapped until it is released.
+ */
+#ifndef RDT_H
+#define RDT_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "rdt_dtype.h"
+#include "rdt_ref.h"
+#include "rdt_status.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+#define RDT_VERSION "0.1.0"
+#define RDT_INIT(options) {.struct_size = sizeof(options)}
+#define RDT_FOREVER ((int64_t)-1)
+
+typedef struct rdt rdt;                 /* a connection: one session at the daemon; the lease of everything it holds */
+typedef struct rdt_request rdt_request; /* something started and not yet collected */
+typedef struct rdt_object rdt_object;   /* what a fetch brought: tensors, metadata, a hold */
+
+/* ---- connection ---- */
+
+struct rdt_connect_options {
+    size_t struct_size;
+    const char *socket;  /* NULL: $RDT_SOCKET, else /run/rdtd/rdtd.sock */
+    const char *name;    /* shown by rdtctl; NULL: the program's name */
+    int64_t timeout_ns;  /* 0: 10 s; negative: without end */
+};
+
+/* Connects and says hello. Errors: SYSTEM (no socket there; who to ask is in the sentence), DENIED, LIMIT (too many clients),
+ * PROTOCOL (no common version), TIMED_OUT. */
+enum rdt_status rdt_connect(const struct rdt_connect_options *options, rdt **rdt_p, struct rdt_error *err);
+
+/* Ends the session: cancels its requests, unmaps all memory that came from it, drops its holds; objects it put without DETACHED
+ * are freed. Every request, object and pointer made from it is invalid afterwards. NULL is fine. */
+void rdt_close(rdt *rdt);
+
+struct rdt_node_info {
+    uint8_t node[16], boot_id[16];
+    char address[65];        /* of the peer link, "" if there is none */
+    char daemon_version[32];
+    uint64_t session;        /* this session's id, as rdtctl shows it */
+    uint32_t uid;            /* owner this session acts as */
+    char tenant[33];
+};
+enum rdt_status rdt_node(rdt *rdt, struct rdt_node_info *info_p, struct rdt_error *err);
+
+/* One round trip to the daemon. */
+enum rdt_status rdt_ping(rdt *rdt, int64_t timeout_ns, struct rdt_error *err);
+
+/* ---- memory ----
+ * Three ways for a tensor's bytes to be known to the daemon; rdt_put finds out by the pointer and says which it was:
+ *   DAEMON    memory from rdt_alloc: no copy
+ *   IMPORTED  the caller's own memfd, offered by rdt_import: no copy; readers of other owners get copies
+ *   COPIED    anything else: copied once into daemon memory during rdt_put; later writes are not seen
+ */
+enum rdt_memory { RDT_MEMORY_DAEMON = 1, RDT_MEMORY_IMPORTED = 2, RDT_MEMORY_COPIED = 3 };
+
+/* Zeroed host memory of the daemon's, mapped writable, page-aligned, reserved. What is put from it stays alive with the object
+ * after rdt_dealloc. Errors: NO_MEMORY, LIMIT, INVALID (0 bytes). */
+enum rdt_status rdt_alloc(rdt *rdt, size_t bytes, void **addr_p, struct rdt_error *err);
+
+/* Gives back what rdt_alloc or rdt_import gave. The address is unmapped (alloc) or forgotten (import: the caller's mapping is
+ * the caller's). Objects put from it live on. INVALID: addr is not the start of such a range. */
+enum rdt_status rdt_dealloc(rdt *rdt, void *addr, struct rdt_error *err);
+
+/* Offers a memfd that the caller has mapped at addr (bytes from offset 0 of the fd, shared mapping). The fd stays the caller's
+ * and may be closed. INVALID: not a memfd, shorter than bytes, or not sealed against shrinking: fcntl(fd, F_ADD_SEALS,
+ * F_SEAL_SHRINK). */
+enum rdt_status rdt_import(rdt *rdt, int fd, void *addr, size_t bytes, struct rdt_error *err);
+
+/* ---- tensors ---- */
+
+struct rdt_tensor {
+    enum rdt_dtype dtype;
+    uint32_t ndim;          /* 0..32; 0 is a scalar of one element */
+    const int64_t *shape;   /* [ndim] elements, each >= 0 */
+    const int64_t *strides; /* [ndim] elements, may be negative or 0; NULL: row-major contiguous */
+    void *data;             /* address of element [0, 0, ...]; may be NULL if there are no elements */
+};
+
+/* Bytes of all elements, row-major contiguous. 0 if a dimension is 0. RDT_INVALID: bad dtype, ndim or shape, or overflow. */
+enum rdt_status rdt_tensor_bytes(const struct rdt_tensor *tensor, size_t *bytes_p, struct rdt_error *err);
+
+/* ---- put ---- */
+
+enum rdt_visibility { RDT_VISIBLE_TO_OWNER = 0, RDT_VISIBLE_TO_TENANT = 1, RDT_VISIBLE_TO_ALL = 2 };
+
+enum rdt_put_flags {
+    RDT_PUT_SNAPSHOT = 1, /* reserved */
+    RDT_PUT_DETACHED = 2, /* reserved */
+};
+
+struct rdt_put_options {
+    size_t struct_size;
+    const void *id;           /* the caller's name for it; NULL: generated */
+    size_t id_bytes;          /* 1..128 */
+    const void *metadata;     /* opaque, handed to every reader; at most 4 MiB */
+    size_t metadata_bytes;
+    enum rdt_visibility visibility; /* who else may fetch; default: this uid (and tenant) only */
+    const char *transport;    /* preferred between nodes; NULL: the daemon chooses */
+    uint32_t flags;           /* enum rdt_put_flags; one that this version does not serve is UNSUPPORTED */
+    int64_t timeout_ns;       /* of the synchronous call; 0: without end */
+    enum rdt_memory *how;     /* NULL, or [count]: receives how each tensor's memory was taken */
+};
+
+/* Makes an object of the tensors, in one round trip (two if bytes had to be copied in). The object refers to the memory: it is
+ * live, and what is written there later is seen by readers; put nothing over it before rdt_wait_freed. Tensors may overlap,
+ * repeat, be empty; count 0 is allowed. Tensors are borrowed during the call. The object lives until it is freed or this
+ * session ends.
+ * Errors: INVALID (names the tensor), EXISTS (id), LIMIT, NO_MEMORY, UNSUPPORTED (transport unknown; lists those loaded). */
+enum rdt_status rdt_put(rdt *rdt, const struct rdt_tensor *tensors, size_t count, const struct rdt_put_options *options,
+                        struct rdt_ref *ref_p, struct rdt_error *err);
+
+/* Drops the producer's hold: the object goes when its last reader has let go. With force nobody fetches it any more (FREED), also
+ * on other nodes; readers that hold it keep it. Errors: NOT_FOUND, FREED, DENIED, PEER_LOST. */
+enum rdt_status rdt_free(rdt *rdt, const struct rdt_ref *ref, bool force, struct rdt_error *err);
+
+/* ---- fetch ---- */
+
+enum rdt_fetch_mode {
+    RDT_FETCH_AUTO = 0,  /* share on this node, copy from another */
+    RDT_FETCH_SHARE = 1, /* this node only, read-only, constant time at any size */
+    RDT_FETCH_COPY = 2,  /* private, writable */
+    RDT_FETCH_COW = 3,   /* reserved */
+};
+
+/* A box of one tensor: [start[d], start[d] + count[d]) in every dimension d. */
+struct rdt_slice {
+    uint32_t ndim;         /* the tensor's; 0: the whole tensor */
+    const int64_t *start;  /* [ndim] */
+    const int64_t *count;  /* [ndim] */
+};
+
+struct rdt_fetch_options {
+    size_t struct_size;
+    enum rdt_fetch_mode mode;
+    int64_t timeout_ns;       /* deadline of every request, from its start to its last byte; 0: without end */
+    const char *transport;    /* only by this one; NULL: any */
+    const char *least_path;   /* refuse what is slower than this path: "share", "copy", a transport's name; NULL: any */
+    /* For the i-th ref, if not NULL, slices[i] has one entry per tensor of that object (or is NULL: whole). */
+    const struct rdt_slice *const *slices;
+    const size_t *slice_counts;         /* [refs] entries in slices[i] */
+    /* For the i-th ref, if not NULL, targets[i] (or NULL) receives its tensors: contiguous, same count, dtype and shape (after
+     * slicing). Checked before anything starts: MISMATCH names the tensor. They must stay valid until the request ends, also
+     * after a cancel or time-out: rdt_request_destroy returns only when nothing writes there any more unless the memory is
+     * rdt_alloc's or rdt_import's, where the daemon keeps it safe itself. */
+    const struct rdt_tensor *const *targets;
+    const size_t *target_counts;        /* [refs] */
+};
+
+/* Starts fetching all refs before any is awaited, and returns. An id that nobody has put yet parks until it is. Equal refs (with
+ * equal slices and no targets) share one transfer. requests_p is [count], each to be destroyed. count 0 is fine. */
+enum rdt_status rdt_fetch_start(rdt *rdt, const struct rdt_ref *refs, size_t count, const struct rdt_fetch_options *options,
+                                rdt_request **requests_p, struct rdt_error *err);
+
+/* The synchronous twin: all or the first failure (the rest is cancelled). objects_p is [count], each to be released. */
+enum rdt_status rdt_fetch(rdt *rdt, const struct rdt_ref *refs, size_t count, const struct rdt_fetch_options *options,
+                          rdt_object **objects_p, struct rdt_error *err);
+
+/* ---- requests ---- */
+
+#define RDT_WAIT_ALL ((size_t)-1)
+
+/* Waits until `how_many` of the requests (RDT_WAIT_ALL: every one) have ended, or one has failed, or the time is over.
+ * done_p, if not NULL, is [count] and tells which have ended; *n_done_p, if not NULL, how many.
+ * RDT_OK: enough have ended well. A failed one: its status and sentence, at once. RDT_TIMED_OUT: not enough; nothing is
+ * cancelled, they go on. */
+enum rdt_status rdt_wait(rdt *rdt, rdt_request *const *requests, size_t count, size_t how_many, int64_t timeout_ns,
+                         bool *done_p, size_t *n_done_p, struct rdt_error *err);
+
+/* RDT_AGAIN while it runs, else how it ended. Never blocks; does not read the socket (rdt_dispatch does). */
+enum rdt_status rdt_request_status(const rdt_request *request, struct rdt_error *err);
+
+/* The object of a fetch that ended well, once: it moves to the caller. AGAIN, INVALID (not a fetch, or taken), or the failure. */
+enum rdt_status rdt_request_take_object(rdt_request *request, rdt_object **object_p, struct rdt_error *err);
+
+/* Releases the caller now: the request ends with CANCELLED unless it ended before. The daemon releases the memory when nothing
+ * touches it any more. Never touches another transfer of the same object. */
+void rdt_cancel(rdt_request *request);
+
+/* Cancels if it runs, releases what it brought and nobody took, and frees it. NULL is fine. */
+void rdt_request_destroy(rdt_request *request);
+
+/* A fd that is readable when rdt_dispatch has something to do: for poll, epoll, libuv, asyncio. Owned by the connection. */
+int rdt_fd(const rdt *rdt);
+
+/* Does what can be done without blocking: reads answers, ends requests whose time is over. *n_ended_p, if not NULL: how many
+ * requests ended. */
+enum rdt_status rdt_dispatch(rdt *rdt, size_t *n_ended_p, struct rdt_error *err);
+
+/* ---- fetched objects ---- */
+
+size_t rdt_object_count(const rdt_object *object);
+
+/* Borrowed from the object: shape, strides (never NULL unless ndim is 0) and data are valid until rdt_release. */
+enum rdt_status rdt_object_tensor(const rdt_object *object, size_t i, struct rdt_tensor *tensor_p, struct rdt_error *err);
+
+const void *rdt_object_metadata(const rdt_object *object, size_t *bytes_p); /* NULL with 0 bytes if there is none */
+
+struct rdt_object_info {
+    struct rdt_ref ref;      /* with the true generation */
+    char path[32];           /* "local/same", "local/share", "local/copy", "inline", or the transport's name */
+    uint64_t transfer;       /* for rdtctl explain; 0 when nothing was moved */
+    uint64_t bytes_moved;
+    int64_t elapsed_ns;      /* in the daemon */
+    bool writable;           /* false: writing there is a fault */
+    bool mutable_shared;     /* said once per object: its producer may still write what you read */
+};
+void rdt_object_info(const rdt_object *object, struct rdt_object_info *info_p);
+
+/* The end of a fetch: unmaps and drops the hold. NULL is fine. */
+void rdt_release(rdt_object *object);
+
+/* ---- waiting ---- */
+
+/* Until the object is put (INVALID never, FREED if it was and is no more). */
+enum rdt_status rdt_wait_put(rdt *rdt, const struct rdt_ref *ref, int64_t timeout_ns, struct rdt_error *err);
+
+/* Until no hold and no transfer of the object is left on any node: its memory may be written again. The producer's own hold
+ * counts: free first. An object that is already gone is RDT_OK. */
+enum rdt_status rdt_wait_freed(rdt *rdt, const struct rdt_ref *ref, int64_t timeout_ns, struct rdt_error *err);
+
+/* The same for every object that overlaps [addr, addr + bytes) of rdt_alloc's or rdt_import's memory. */
+enum rdt_status rdt_wait_freed_range(rdt *rdt, const void *addr, size_t bytes, int64_t timeout_ns, struct rdt_error *err);
+
+struct rdt_stat {
+    struct rdt_ref ref;
+    char state[16];          /* "awaited", "live", "draining" */
+    uint64_t bytes;          /* of all tensors */
+    size_t tensors, metadata_bytes;
+    uint32_t holds, pins, waiters;
+    int64_t age_ns;
+};
+enum rdt_status rdt_stat(rdt *rdt, const struct rdt_ref *ref, struct rdt_stat *stat_p, struct rdt_error *err);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

@@ -1,0 +1,98 @@
+/* rdtctl: what the daemon of this node holds and does, and put and fetch of files. The subcommands' table, nothing else. */
+#include <stdio.h>
+#include <string.h>
+
+#include "ctl.h"
+#include "ctl_commands.h"
+
+/* One row makes a subcommand, its --help, its line in the overview and its completion. */
+static const struct ctl_command commands[] = {
+    {"status", ctl_status, "", "the daemon: version, address, memory, counters", NULL},
+    {"ping", ctl_ping, "", "round trips to the daemon", NULL},
+    {"objects", ctl_objects, "", "objects and what holds them", NULL},
+    {"regions", ctl_regions, "", "ranges of memory the daemon knows", NULL},
+    {"clients", ctl_clients, "", "connected actor processes", NULL},
+    {"peers", ctl_peers, "", "other nodes and the links to them", NULL},
+    {"backends", ctl_backends, "", "loaded plug-ins: memory kinds and transports", NULL},
+    {"transfers", ctl_transfers, "", "moves of objects, those that run and the latest that ended", NULL},
+    {"explain", ctl_explain, "REF|TRANSFER", "which path a transfer took, which were rejected and why",
+     "TRANSFER is the number that `rdtctl fetch` and `rdtctl transfers` show; with a REF, its latest transfers."},
+    {"stat", ctl_stat, "REF", "one object: what it is and what still keeps it", NULL},
+    {"put", ctl_put, "FILE.safetensors", "offers a safetensors file as an object, while this command runs",
+     "Reads the file into the daemon's memory, prints the object's ref and stays in the foreground: the connection is the\n"
+     "lease, so the object is freed when the command ends (SIGINT, SIGTERM, or --for). The file's header travels as the\n"
+     "object's metadata; it may have 4 MiB."},
+    {"fetch", ctl_fetch, "REF -o FILE", "brings an object here and writes it as a safetensors file",
+     "Waits until somebody puts the object, then until its last byte is here (both within --timeout; without it, for ever).\n"
+     "FILE appears whole or not at all. What `rdtctl put` offered comes back byte for byte. Of other objects the tensors are\n"
+     "named \"0\", \"1\", ... unless their metadata is a safetensors header that fits them."},
+    {"wait", ctl_wait, "REF", "waits until an object is put", "Without --timeout it waits for ever."},
+    {"free", ctl_free, "REF", "drops the producer's hold, or with --force the object for all later readers", NULL},
+};
+#define N_COMMANDS (sizeof commands / sizeof *commands)
+
+static const struct ctl_command *find(const char *name)
+{
+    for (size_t i = 0; i < N_COMMANDS; i++) {
+        if (strcmp(commands[i].name, name) == 0)
+            return &commands[i];
+    }
+    return NULL;
+}
+
+static void print_overview(FILE *out)
+{
+    fprintf(out, "usage: rdtctl COMMAND [arguments] [options]\n\ncommands:\n");
+    for (size_t i = 0; i < N_COMMANDS; i++)
+        fprintf(out, "  %-10s %s\n", commands[i].name, commands[i].help);
+    fprintf(out, "\noptions of every command:\n");
+    ctl_print_shared_options(out);
+    fprintf(
+        out,
+        "\n"
+        "A REF is the text that put prints (rdt:NODE/ID?...) or a bare id on this node. `rdtctl COMMAND --help` says more.\n"
+        "Exit status: 0 done, 1 refused or failed, 2 wrong usage, 3 no daemon, 4 timed out.\n");
+}
+
+static int run(struct ctl *ctl, int argc, char **argv)
+{
+    bool help = false, version = false;
+    char *help_argv[] = {NULL, "--help", NULL};
+    int next, result = ctl_parse_shared(ctl, argc, argv, &next, &help, &version);
+
+    if (result != CTL_GO)
+        return result;
+    if (version) {
+        printf("rdtctl %s\n", RDT_VERSION);
+        return CTL_OK;
+    }
+    if (!help && next < argc && strcmp(argv[next], "help") == 0) {
+        help = true;
+        next++;
+    }
+    if (help && next == argc) {
+        print_overview(stdout);
+        return CTL_OK;
+    }
+    if (next == argc) {
+        print_overview(stderr);
+        return CTL_USAGE;
+    }
+    ctl->command = find(argv[next]);
+    if (!ctl->command)
+        return ctl_usage_error(ctl, "unknown command '%s'", argv[next]);
+    if (help) {
+        help_argv[0] = argv[next];
+        return ctl->command->run(ctl, 2, help_argv);
+    }
+    return ctl->command->run(ctl, argc - next, argv + next);
+}
+
+int main(int argc, char **argv)
+{
+    struct ctl ctl = {0};
+    int code = run(&ctl, argc, argv);
+
+    rdt_close(ctl.rdt);
+    return ctl_flush(code);
+}

@@ -1,0 +1,331 @@
+/* The life of a request. Builds no fetch and reads no event: fetch.c does. */
+#include "request.h"
+
+#include <assert.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "clock.h"
+#include "fetched.h"
+#include "proto/messages.h"
+#include "rdt.pb-c.h"
+
+#define COPY_BYTES ((uint64_t)8 << 20) /* a few milliseconds: between two looks at clock and cancellation */
+
+/* [from][to] */
+static const bool moves[3][3] = {
+    [REQUEST_RUNNING] = {[REQUEST_ARRIVED] = true, [REQUEST_ENDED] = true},
+    [REQUEST_ARRIVED] = {[REQUEST_ENDED] = true},
+};
+
+void request_label(const struct rdt_ref *ref, char *label_p)
+{
+    bool text = true;
+
+    for (size_t i = 0; i < ref->id_bytes; i++)
+        text = text && ref->id[i] >= ' ' && ref->id[i] <= '~';
+    if (text) {
+        (void)snprintf(label_p, REQUEST_LABEL_BYTES, "\"%.*s%s\"", ref->id_bytes < 58 ? (int)ref->id_bytes : 56, ref->id,
+                       ref->id_bytes < 58 ? "" : "...");
+        return;
+    }
+    for (size_t i = 0; i < ref->id_bytes && 2 * i + 2 < REQUEST_LABEL_BYTES; i++)
+        (void)snprintf(label_p + 2 * i, 3, "%02x", (unsigned char)ref->id[i]);
+}
+
+static void move(rdt_request *request, enum request_state to)
+{
+    assert(moves[request->state][to]);
+    request->state = to;
+}
+
+/* ---- starting ---- */
+
+static void on_frame(rdt *conn, struct pending *pending, struct frame *frame)
+{
+    rdt_request *request = CHAIN_OWNER(pending, rdt_request, pending);
+    struct rdt_error err;
+
+    (void)conn;
+    (void)rdt_error_set(&err, RDT_PROTOCOL, "fetch of %s: rdtd answered the handle with a frame of type %u", request->label,
+                        frame->type);
+    request_fail(request, &err);
+}
+
+static void on_lost(rdt *conn, struct pending *pending, const struct rdt_error *why)
+{
+    rdt_request *request = CHAIN_OWNER(pending, rdt_request, pending);
+    struct rdt_error err;
+
+    (void)why;
+    (void)connection_lost_error(conn, &err);
+    rdt_error_prefix(&err, "fetch of %s", request->label);
+    request_fail(request, &err);
+}
+
+static const struct pending_ops ops = {on_frame, on_lost};
+
+rdt_request *request_create(rdt *conn, const struct rdt_ref *ref, int64_t timeout_ns, struct targets *take_targets)
+{
+    rdt_request *request = calloc(1, sizeof *request);
+
+    if (!request)
+        return NULL;
+    request->conn = conn;
+    request->pending.ops = &ops;
+    request->timeout_ns = timeout_ns;
+    request->targets = take_targets;
+    chain_init(&request->link);
+    chain_init(&request->arrived);
+    request_label(ref, request->label);
+    return request;
+}
+
+void request_start(rdt_request *request, int64_t deadline_ns)
+{
+    rdt *conn = request->conn;
+
+    request->pending.id = connection_id(conn);
+    pending_add(&conn->pending, &request->pending);
+    chain_append(&conn->requests, &request->link);
+    request->expiry.at_ns = deadline_ns;
+    if (deadline_ns != CLOCK_NEVER)
+        expiry_add(&conn->expiries, &request->expiry);
+}
+
+rdt_request *request_find(rdt *conn, uint64_t handle)
+{
+    struct pending *pending = pending_find(&conn->pending, handle);
+
+    return pending && pending->ops == &ops ? CHAIN_OWNER(pending, rdt_request, pending) : NULL;
+}
+
+/* ---- ending ---- */
+
+/* The daemon has no more to say about it, or is not listened to any more. */
+static void forget(rdt_request *request)
+{
+    (void)pending_take(&request->conn->pending, request->pending.id);
+    expiry_remove(&request->conn->expiries, &request->expiry);
+}
+
+static void end(rdt_request *request)
+{
+    forget(request);
+    chain_remove(&request->arrived);
+    move(request, REQUEST_ENDED);
+    request->conn->unseen++;
+    connection_news(request->conn);
+}
+
+static void drop_object(rdt_request *request)
+{
+    fetched_destroy(request->object);
+    request->object = NULL;
+}
+
+void request_fail(rdt_request *request, const struct rdt_error *err)
+{
+    request->err = *err;
+    end(request);
+    if (!request->copying)
+        drop_object(request);
+}
+
+static void send_cancel(const rdt_request *request)
+{
+    Rdt__Pb__Cancel message = RDT__PB__CANCEL__INIT;
+
+    message.handle = request->pending.id;
+    (void)connection_send(request->conn, RDT_MSG_CANCEL, connection_id(request->conn), &message.base, -1, true, NULL);
+}
+
+void request_cancel(rdt_request *request)
+{
+    struct rdt_error err;
+
+    if (request->state == REQUEST_ENDED)
+        return;
+    if (request->state == REQUEST_RUNNING)
+        send_cancel(request);
+    (void)rdt_error_set(&err, RDT_CANCELLED, "the fetch of %s was cancelled", request->label);
+    request_fail(request, &err);
+}
+
+void request_on_expired(rdt *conn, struct expiry *expiry)
+{
+    rdt_request *request = CHAIN_OWNER(expiry, rdt_request, expiry);
+    struct rdt_error err;
+
+    (void)conn;
+    send_cancel(request);
+    (void)rdt_error_set(&err, RDT_TIMED_OUT, "fetch of %s: not done within %.3f s", request->label,
+                        (double)request->timeout_ns / 1e9);
+    request_fail(request, &err);
+}
+
+/* ---- arriving ---- */
+
+/* The bytes are where they shall be. */
+static void end_in_targets(rdt_request *request)
+{
+    fetched_move_to(request->object, request->targets);
+    request->targets = NULL;
+    end(request);
+}
+
+void request_arrive(rdt_request *request, rdt_object *take_object)
+{
+    struct rdt_error err;
+
+    request->object = take_object;
+    if (!request->targets) {
+        end(request);
+    } else if (request->targets->direct) {
+        end_in_targets(request);
+    } else if (layout_same_shape(take_object->layout, request->targets->layout, &err) != RDT_OK) {
+        rdt_error_prefix(&err, "fetch of %s", request->label);
+        request_fail(request, &err);
+    } else if (layout_total_bytes(take_object->layout) == 0) {
+        end_in_targets(request);
+    } else {
+        forget(request); /* the daemon kept the deadline; the copy is on the clock of whoever waits for it */
+        move(request, REQUEST_ARRIVED);
+        chain_append(&request->conn->arrived, &request->arrived);
+        connection_news(request->conn);
+    }
+}
+
+/* Up to COPY_BYTES more; false: that was all. */
+static bool copy_some(rdt_request *request)
+{
+    const rdt_object *object = request->object;
+    const struct layout *layout = object->layout;
+    uint64_t budget = COPY_BYTES;
+
+    while (budget > 0 && request->copy_tensor < layout->count) {
+        uint32_t i = request->copy_tensor;
+        uint64_t left = layout_bytes(layout, i) - request->copy_from, part = left < budget ? left : budget;
+
+        if (part > 0)
+            layout_gather(layout, i, (const uint8_t *)object->data[i] - layout->offset[i], request->copy_from, part,
+                          (uint8_t *)request->targets->data[i] + request->copy_from);
+        request->copy_from += part;
+        budget -= part;
+        if (part == left) {
+            request->copy_tensor++;
+            request->copy_from = 0;
+        }
+    }
+    return request->copy_tensor < layout->count;
+}
+
+void request_copy_some(rdt_request *request)
+{
+    rdt *conn = request->conn;
+    bool more;
+
+    request->copying = true;
+    chain_remove(&request->arrived);
+    connection_unlock(conn);
+    more = copy_some(request);
+    connection_lock(conn);
+    request->copying = false;
+    (void)pthread_cond_broadcast(&conn->copied);
+    if (request->state == REQUEST_ENDED) {
+        drop_object(request);
+    } else if (!more) {
+        end_in_targets(request);
+    } else {
+        chain_append(&conn->arrived, &request->arrived);
+        connection_news(conn); /* whoever else waits for it may go on, should this thread not */
+    }
+}
+
+/* ---- the public view ---- */
+
+void request_destroy(rdt_request *request)
+{
+    bool started = request->pending.id != 0;
+
+    if (started && request->state != REQUEST_ENDED) {
+        request_cancel(request);
+        request->conn->unseen--; /* who destroys it need not be told */
+    }
+    while (request->copying)
+        (void)pthread_cond_wait(&request->conn->copied, &request->conn->lock);
+    drop_object(request);
+    targets_destroy(request->conn, request->targets);
+    chain_remove(&request->link);
+    free(request);
+}
+
+/* INVALID for NULL, FORKED. */
+static enum rdt_status check(const rdt_request *request, struct rdt_error *err)
+{
+    if (!request)
+        return rdt_error_set(err, RDT_INVALID, "request is NULL");
+    return connection_check(request->conn, err);
+}
+
+/* With the lock. */
+static enum rdt_status status_of(const rdt_request *request, struct rdt_error *err)
+{
+    if (request->state != REQUEST_ENDED)
+        return rdt_error_set(err, RDT_AGAIN, "the fetch of %s has not ended", request->label);
+    if (err && request->err.status != RDT_OK)
+        *err = request->err;
+    return request->err.status;
+}
+
+enum rdt_status rdt_request_status(const rdt_request *request, struct rdt_error *err)
+{
+    enum rdt_status status = check(request, err);
+
+    if (status != RDT_OK)
+        return status;
+    connection_lock(request->conn);
+    status = status_of(request, err);
+    connection_unlock(request->conn);
+    return status;
+}
+
+enum rdt_status rdt_request_take_object(rdt_request *request, rdt_object **object_p, struct rdt_error *err)
+{
+    enum rdt_status status = check(request, err);
+
+    if (status != RDT_OK)
+        return status;
+    connection_lock(request->conn);
+    status = status_of(request, err);
+    if (status == RDT_OK && request->taken)
+        status = rdt_error_set(err, RDT_INVALID, "the object of the fetch of %s was taken before", request->label);
+    if (status == RDT_OK) {
+        request->taken = true;
+        *object_p = request->object;
+        request->object = NULL;
+    }
+    connection_unlock(request->conn);
+    return status;
+}
+
+void rdt_cancel(rdt_request *request)
+{
+    if (check(request, NULL) != RDT_OK)
+        return;
+    connection_lock(request->conn);
+    request_cancel(request);
+    connection_unlock(request->conn);
+}
+
+void rdt_request_destroy(rdt_request *request)
+{
+    rdt *conn = request ? request->conn : NULL;
+
+    if (!conn || connection_is_forked(conn))
+        return;
+    connection_lock(conn);
+    request_destroy(request);
+    connection_unlock(conn);
+}

@@ -1,0 +1,71 @@
+/* One fetch of one object, from its start until it is collected: struct rdt_request. Under the connection's lock.
+ *
+ *                    FETCH_DONE               the bytes are in the targets
+ *      ┌─ RUNNING ──────────────────► ARRIVED ───────────────────┐
+ *      │     only with targets that the daemon cannot write      ▼
+ *      └─────────────────────────────────────────────────────► ENDED
+ *        done, failed, cancelled, its time is over, lost
+ *
+ * Who copies (`copying`) does so without the lock. A cancel ends the request meanwhile all the same; the copier then stops, and
+ * request_destroy waits for that. A connection that is lost does not end what has arrived.
+ */
+#ifndef CLIENT_REQUEST_H
+#define CLIENT_REQUEST_H
+
+#include "connection.h"
+#include "targets.h"
+
+#define REQUEST_LABEL_BYTES 64
+
+enum request_state { REQUEST_RUNNING, REQUEST_ARRIVED, REQUEST_ENDED };
+
+struct rdt_request {
+    struct rdt *conn;
+    struct chain link;               /* conn->requests */
+    struct chain arrived;            /* conn->arrived: ARRIVED and nobody copies it */
+    struct pending pending;          /* its id is the handle; in the table while RUNNING */
+    struct expiry expiry;            /* while RUNNING, if it has a deadline */
+    int64_t timeout_ns;              /* as it was asked for */
+    char label[REQUEST_LABEL_BYTES]; /* the ref's id, for people */
+
+    enum request_state state;
+    struct rdt_error err; /* ENDED: how; status RDT_OK: well */
+    bool taken;
+    rdt_object *object; /* ARRIVED, or ENDED well and not taken */
+
+    struct targets *targets;
+    bool copying;         /* some thread does, without the lock */
+    uint32_t copy_tensor; /* where it goes on */
+    uint64_t copy_from;
+};
+
+/* The ref's id if it is text, else its bytes in hex, cut to fit label_p[REQUEST_LABEL_BYTES]. */
+void request_label(const struct rdt_ref *ref, char *label_p);
+
+/* RUNNING, but neither sent nor known to the connection; NULL: no memory. */
+rdt_request *request_create(rdt *conn, const struct rdt_ref *ref, int64_t timeout_ns, struct targets *take_targets);
+
+/* Gives it its id and its deadline (CLOCK_NEVER: none; else there is room in conn->expiries). */
+void request_start(rdt_request *request, int64_t deadline_ns);
+
+/* The request with this handle, RUNNING; NULL: there is none. */
+rdt_request *request_find(rdt *conn, uint64_t handle);
+
+void request_fail(rdt_request *request, const struct rdt_error *err);
+
+/* Its object came: ends it, or leaves it to be copied. */
+void request_arrive(rdt_request *request, rdt_object *take_object);
+
+/* Copies a part of an ARRIVED request that nobody copies; the lock is released meanwhile, and the request may end. */
+void request_copy_some(rdt_request *request);
+
+/* Ends it with CANCELLED unless it ended before. */
+void request_cancel(rdt_request *request);
+
+/* Cancels if it runs, waits until nobody copies, and frees it with what it brought. */
+void request_destroy(rdt_request *request);
+
+/* connection's on_expired */
+void request_on_expired(rdt *conn, struct expiry *expiry);
+
+#endif

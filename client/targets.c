@@ -1,0 +1,103 @@
+/* Checks target tensors and finds out whether the daemon can write them itself. */
+#include "targets.h"
+
+#include <stdlib.h>
+
+#include "tensor.h"
+
+void targets_destroy(rdt *conn, struct targets *targets)
+{
+    if (!targets)
+        return;
+    for (uint32_t i = 0; i < targets->n_mappings; i++)
+        memory_unref(&conn->memory, targets->mappings[i]);
+    free(targets->mappings);
+    free(targets->data);
+    free(targets->layout);
+    free(targets);
+}
+
+static enum rdt_status fill(struct targets *targets, const struct rdt_tensor *tensors, size_t count, struct rdt_error *err)
+{
+    enum rdt_status status = tensor_layout(tensors, count, &targets->layout, err);
+
+    if (status != RDT_OK) {
+        rdt_error_prefix(err, "target");
+        return status;
+    }
+    for (uint32_t i = 0; i < targets->layout->count; i++) {
+        if (!layout_is_contiguous(targets->layout, i))
+            return rdt_error_set(err, RDT_MISMATCH, "target tensor %u is not contiguous", i);
+        tensor_set_row_major(targets->layout, i);
+    }
+    targets->data = calloc(count + 1, sizeof *targets->data);
+    if (!targets->data)
+        return rdt_error_set(err, RDT_NO_MEMORY, "no memory for %zu target tensors", count);
+    for (uint32_t i = 0; i < targets->layout->count; i++)
+        targets->data[i] = tensors[i].data;
+    return RDT_OK;
+}
+
+static bool add_mapping(struct targets *targets, struct mapping *mapping, uint32_t *room)
+{
+    if (targets->n_mappings == *room) {
+        uint32_t more = *room ? 2 * *room : 4;
+        struct mapping **mappings = realloc(targets->mappings, more * sizeof *mappings);
+
+        if (!mappings)
+            return false;
+        targets->mappings = mappings;
+        *room = more;
+    }
+    mapping->index = targets->n_mappings;
+    memory_ref(mapping);
+    targets->mappings[targets->n_mappings++] = mapping;
+    return true;
+}
+
+/* Whether every tensor lies in memory that the daemon knows, and where there. Anything else (no memory, too) means that the bytes
+ * are copied, which always works. */
+static bool find_places(rdt *conn, struct targets *targets)
+{
+    struct layout *layout = targets->layout;
+    uint64_t mark = memory_mark(&conn->memory);
+    uint32_t room = 0;
+
+    for (uint32_t i = 0; i < layout->count; i++) {
+        uint64_t lo = layout->offset[i], bytes = layout_bytes(layout, i);
+        struct mapping *mapping;
+
+        layout->offset[i] = 0;
+        if (bytes == 0)
+            continue;
+        mapping = memory_at(&conn->memory, lo, lo + bytes);
+        if (!mapping || lo < (uintptr_t)mapping->addr || lo + bytes > (uintptr_t)mapping->addr + mapping->bytes)
+            return false;
+        if (mapping->mark != mark && !add_mapping(targets, mapping, &room))
+            return false;
+        mapping->mark = mark;
+        layout->region[i] = mapping->index;
+        layout->offset[i] = lo - (uintptr_t)mapping->addr;
+    }
+    return targets->n_mappings > 0;
+}
+
+enum rdt_status targets_create(rdt *conn, const struct rdt_tensor *tensors, size_t count, struct targets **targets_p,
+                               struct rdt_error *err)
+{
+    struct targets *targets = calloc(1, sizeof *targets);
+    enum rdt_status status;
+
+    if (!targets)
+        return rdt_error_set(err, RDT_NO_MEMORY, "no memory for %zu target tensors", count);
+    status = fill(targets, tensors, count, err);
+    connection_lock(conn);
+    if (status == RDT_OK)
+        targets->direct = find_places(conn, targets);
+    else
+        targets_destroy(conn, targets);
+    connection_unlock(conn);
+    if (status == RDT_OK)
+        *targets_p = targets;
+    return status;
+}

@@ -1,0 +1,134 @@
+/* Waiting for requests: rdt_wait for those who block, rdt_fd and rdt_dispatch for event loops. */
+#include "clock.h"
+#include "connection.h"
+#include "request.h"
+
+/* ---- rdt_wait ---- */
+
+struct tally {
+    size_t ended;
+    rdt_request *failed;  /* the first by order */
+    rdt_request *arrived; /* one whose bytes this thread may copy */
+};
+
+static struct tally count_ended(rdt_request *const *requests, size_t count)
+{
+    struct tally tally = {0};
+
+    for (size_t i = 0; i < count; i++) {
+        rdt_request *request = requests[i];
+
+        if (request->state == REQUEST_ENDED) {
+            tally.ended++;
+            if (!tally.failed && request->err.status != RDT_OK)
+                tally.failed = request;
+        } else if (!tally.arrived && request->state == REQUEST_ARRIVED && !request->copying) {
+            tally.arrived = request;
+        }
+    }
+    return tally;
+}
+
+/* With the lock. */
+static enum rdt_status wait_for(rdt *conn, rdt_request *const *requests, size_t count, size_t how_many, int64_t deadline_ns,
+                                struct rdt_error *err)
+{
+    bool timed_out = false;
+
+    for (;;) {
+        struct tally tally = count_ended(requests, count);
+        uint64_t seen = conn->n_news;
+
+        if (tally.failed) {
+            if (err)
+                *err = tally.failed->err;
+            return tally.failed->err.status;
+        }
+        if (tally.ended >= how_many)
+            return RDT_OK;
+        if (timed_out)
+            return rdt_error_set(err, RDT_TIMED_OUT,
+                                 "%zu of %zu requests had ended when the time was over, %zu were waited for", tally.ended,
+                                 count, how_many);
+        if (tally.arrived) {
+            request_copy_some(tally.arrived);
+            timed_out = deadline_ns != CLOCK_NEVER && clock_now_ns() >= deadline_ns;
+            continue;
+        }
+        do {
+            timed_out = connection_step(conn, deadline_ns) == RDT_TIMED_OUT;
+        } while (!timed_out && conn->n_news == seen);
+    }
+}
+
+static enum rdt_status check(const rdt *conn, rdt_request *const *requests, size_t count, struct rdt_error *err)
+{
+    enum rdt_status status = connection_check(conn, err);
+
+    if (status != RDT_OK)
+        return status;
+    if (count > 0 && !requests)
+        return rdt_error_set(err, RDT_INVALID, "requests is NULL, count %zu", count);
+    for (size_t i = 0; i < count; i++) {
+        if (!requests[i] || requests[i]->conn != conn)
+            return rdt_error_set(err, RDT_INVALID, "request %zu is %s", i, requests[i] ? "another connection's" : "NULL");
+    }
+    return RDT_OK;
+}
+
+enum rdt_status rdt_wait(rdt *conn, rdt_request *const *requests, size_t count, size_t how_many, int64_t timeout_ns,
+                         bool *done_p, size_t *n_done_p, struct rdt_error *err)
+{
+    enum rdt_status status = check(conn, requests, count, err);
+
+    if (status != RDT_OK)
+        return status;
+    if (how_many == RDT_WAIT_ALL)
+        how_many = count;
+    if (how_many > count)
+        return rdt_error_set(err, RDT_INVALID, "%zu of %zu requests shall end", how_many, count);
+
+    connection_lock(conn);
+    status = wait_for(conn, requests, count, how_many, clock_deadline_ns(timeout_ns), err);
+    if (n_done_p)
+        *n_done_p = count_ended(requests, count).ended;
+    for (size_t i = 0; done_p && i < count; i++)
+        done_p[i] = requests[i]->state == REQUEST_ENDED;
+    connection_unlock(conn);
+    return status;
+}
+
+/* ---- event loops ---- */
+
+int rdt_fd(const rdt *conn)
+{
+    rdt *mutable = (rdt *)conn; /* what the caller sees of it does not change */
+
+    if (connection_check(conn, NULL) != RDT_OK)
+        return -1;
+    connection_lock(mutable);
+    mutable->fd_used = true; /* from now on connection_unlock keeps it up to date */
+    connection_unlock(mutable);
+    return conn->epoll_fd;
+}
+
+enum rdt_status rdt_dispatch(rdt *conn, size_t *n_ended_p, struct rdt_error *err)
+{
+    enum rdt_status status = connection_check(conn, err);
+
+    if (status != RDT_OK)
+        return status;
+    connection_lock(conn);
+    connection_poll(conn);
+    if (!chain_is_empty(&conn->arrived)) /* one part; as long as there is more, rdt_fd stays readable */
+        request_copy_some(CHAIN_OWNER(conn->arrived.next, rdt_request, arrived));
+    if (n_ended_p)
+        *n_ended_p = conn->unseen;
+    conn->unseen = 0;
+    if (conn->lost) {
+        conn->fd_told_lost = true;
+        status = connection_lost_error(conn, err);
+    }
+    connection_unlock(conn);
+    return status;
+}

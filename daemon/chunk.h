@@ -1,0 +1,44 @@
+/* How a transfer's byte stream is cut. Both ends compute the same plan from the tensors' sizes and chunk_bytes alone.
+ *
+ * The stream is the packed layout (layout_packed): tensors in order, each at a multiple of 64. A tensor of more than an eighth of
+ * chunk_bytes is cut by itself, so that its chunks go from memory to memory; runs of smaller ones share a chunk, which the ends
+ * gather and scatter.
+ */
+#ifndef DAEMON_CHUNK_H
+#define DAEMON_CHUNK_H
+
+#include <stdint.h>
+
+#include "proto/layout.h"
+
+struct chunk {
+    uint64_t offset, bytes;  /* in the stream */
+    uint32_t first, count;   /* the tensors it touches */
+};
+
+struct chunk_plan {
+    uint64_t stream_bytes;
+    uint32_t n;
+    struct chunk chunks[];
+};
+
+/* packed: what layout_packed made. Free with free(). LIMIT: too many chunks; INVALID: chunk_bytes out of range; NO_MEMORY. */
+enum rdt_status chunk_plan_create(const struct layout *packed, uint64_t stream_bytes, uint64_t chunk_bytes, struct chunk_plan **plan_p,
+                                  struct rdt_error *err);
+
+/* The plan of a one-sided reader: every chunk is of one tensor, however small. */
+enum rdt_status chunk_plan_create_single(const struct layout *packed, uint64_t stream_bytes, uint64_t chunk_bytes,
+                                         struct chunk_plan **plan_p, struct rdt_error *err);
+
+/* Copies one chunk between the stream's bytes and the tensors of `layout` (same shapes as packed), whose regions start at
+ * bases[region]. */
+void chunk_gather(const struct chunk *chunk, const struct layout *packed, const struct layout *layout, uint8_t *const *bases,
+                  uint8_t *stream_p);
+void chunk_scatter(const struct chunk *chunk, const struct layout *packed, const struct layout *layout, uint8_t *const *bases,
+                   const uint8_t *stream);
+
+/* Where the chunk lies in memory as one piece, if it does: a single contiguous tensor (or the packed layout itself). */
+bool chunk_piece(const struct chunk *chunk, const struct layout *packed, const struct layout *layout, uint32_t *region_p,
+                 uint64_t *offset_p);
+
+#endif

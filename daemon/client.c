@@ -1,0 +1,90 @@
+#include "daemon/client.h"
+
+#include <stdlib.h>
+
+#include "daemon/object.h"
+
+static uint64_t next_hold = 1; /* ids are unique in the daemon, so that a late release never hits another's hold */
+
+void client_init(struct client *client, uint64_t id)
+{
+    client->id = id;
+    client->since_ns = uv_hrtime();
+    list_init(&client->link);
+    list_init(&client->objects);
+    list_init(&client->calls);
+    map_init(&client->regions);
+    map_init(&client->holds);
+    map_init(&client->fetches);
+}
+
+void client_fini(struct client *client)
+{
+    struct hold *hold;
+    struct region *region;
+    size_t cursor = 0;
+
+    while ((hold = map_next(&client->holds, &cursor)))
+        client_release(hold);
+    cursor = 0;
+    while ((region = map_next(&client->regions, &cursor))) {
+        map_remove_u64(&client->regions, region->id);
+        region->client = 0;
+        region_unref(region);
+    }
+    map_fini(&client->holds);
+    map_fini(&client->regions);
+    map_fini(&client->fetches);
+}
+
+static struct hold *hold_new(struct client *client)
+{
+    struct hold *hold = calloc(1, sizeof *hold);
+
+    if (!hold)
+        return NULL;
+    hold->id = next_hold++;
+    hold->client = client;
+    list_init(&hold->by_object);
+    if (!map_put_u64(&client->holds, hold->id, hold)) {
+        free(hold);
+        return NULL;
+    }
+    return hold;
+}
+
+struct hold *client_hold_object(struct client *client, struct object *object)
+{
+    struct hold *hold = hold_new(client);
+
+    if (hold) {
+        hold->object = object;
+        list_append(&object->holders, &hold->by_object);
+        object_hold(object);
+    }
+    return hold;
+}
+
+struct hold *client_hold_region(struct client *client, struct region *region)
+{
+    struct hold *hold = hold_new(client);
+
+    if (hold) {
+        hold->region = region;
+        region_ref(region);
+    }
+    return hold;
+}
+
+void client_release(struct hold *hold)
+{
+    struct object *object = hold->object;
+    struct region *region = hold->region;
+
+    map_remove_u64(&hold->client->holds, hold->id);
+    list_remove(&hold->by_object);
+    free(hold);
+    if (object)
+        object_drop(object);
+    region_unref(region);
+}

@@ -1,0 +1,62 @@
+/* One session of one actor process: who it is, what it holds, what it has asked for. The connection that carries it is above
+ * (conn.c) and sends for it. What a client leaves behind when it ends is found by these lists.
+ */
+#ifndef DAEMON_CLIENT_H
+#define DAEMON_CLIENT_H
+
+#include <sys/types.h>
+
+#include "daemon/list.h"
+#include "daemon/map.h"
+#include "daemon/owner.h"
+#include "daemon/region.h"
+#include "proto/frame.h"
+#include "proto/messages.h"
+#include "rdt.pb-c.h"
+
+struct object;
+
+struct client {
+    uint64_t id;
+    struct owner owner;
+    gid_t gid;
+    pid_t pid;
+    bool admin;            /* root or the daemon's own uid: sees and may free everything */
+    bool gone;             /* its connection has ended: nothing can be sent */
+    char name[65];
+    uint64_t since_ns;
+    struct list link;      /* in the daemon's list of clients */
+    struct list objects;   /* it produced and has not freed: struct object.by_producer */
+    unsigned n_objects;
+    struct map regions;    /* handles it has: region id -> struct region, one reference each */
+    struct map holds;      /* hold id -> struct hold */
+    struct map fetches;    /* handle -> struct fetch */
+    struct list calls;     /* deferred: struct call.link */
+    unsigned n_calls;
+
+    /* Given by conn.c. Packs and queues one frame; takes the fds, whatever happens. Nothing once it is gone. */
+    void (*send)(struct client *, uint16_t type, uint8_t flags, uint64_t request_id, const ProtobufCMessage *, const int *take_fds,
+                 unsigned n_fds);
+    size_t (*queued_bytes)(const struct client *);
+};
+
+/* What keeps memory alive for a reader: a hold on an object, or a reference to a region with its private copy. */
+struct hold {
+    uint64_t id;
+    struct client *client;
+    struct object *object;  /* NULL: a copy */
+    struct list by_object;  /* in object->holders */
+    struct region *region;  /* copy: one reference; NULL: an object's hold */
+};
+
+void client_init(struct client *client, uint64_t id);
+
+/* Drops region handles and holds (objects, fetches and calls are ended by those who know them, before). */
+void client_fini(struct client *client);
+
+/* New hold of the client: takes one hold on the object, or one reference to the region. NULL: no memory. */
+struct hold *client_hold_object(struct client *client, struct object *object);
+struct hold *client_hold_region(struct client *client, struct region *region);
+void client_release(struct hold *hold);
+
+#endif

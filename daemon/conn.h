@@ -1,0 +1,51 @@
+/* One client's connection: its socket, its pidfd, its frames. It is the lease: with its end goes what the client held.
+ *
+ *   accepted -- HELLO --> serving -- end of file, pidfd, broken frame --> closing (freed in the last close callback)
+ */
+#ifndef DAEMON_CONN_H
+#define DAEMON_CONN_H
+
+#include <stdbool.h>
+#include <uv.h>
+
+#include "daemon/client.h"
+#include "daemon/deadline.h"
+#include "daemon/list.h"
+#include "daemon/rpc.h"
+#include "proto/frame.h"
+
+struct conn {
+    struct client client;
+    struct rpc *rpc;
+    struct list link;           /* in conns->all */
+    struct conns *conns;
+    int sock, pidfd;            /* pidfd -1: the kernel gave none */
+    uv_poll_t sock_poll, pid_poll;
+    unsigned open_handles;      /* freed at zero */
+    int events;                 /* what sock_poll waits for */
+    struct frame_reader reader;
+    struct frame_writer writer;
+    struct deadline hello;      /* by then it must have said who it is */
+    bool greeted, in_read, closing;
+    bool draining;              /* broken: closes when the queue has gone */
+    struct rdt_error refusal;   /* status not 0: HELLO is answered with it */
+};
+
+struct conns {
+    struct rpc *rpc;
+    struct list all;
+    unsigned n;
+    uint64_t next_id;
+    void (*on_empty)(void *arg); /* told when the last one is freed */
+    void *arg;
+};
+
+void conns_init(struct conns *conns, struct rpc *rpc);
+
+/* Takes sock. Closes it if there is no memory. */
+void conn_start(struct conns *conns, int sock);
+
+/* Ends every connection; on_empty when the last is freed (from the loop, unless there is none: then now). */
+void conns_close(struct conns *conns, void (*on_empty)(void *arg), void *arg);
+
+#endif

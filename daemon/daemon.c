@@ -1,0 +1,302 @@
+/*   start: plugins, work pool -> tables -> peers -> listener -> READY
+ *   SIGTERM: no new clients or puts; transfers may end until drain_timeout (or a second signal); then
+ *            listener -> clients -> transports -> peers -> work pool -> plugins -> loop
+ */
+#include "daemon/daemon.h"
+
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <sys/resource.h>
+#include <unistd.h>
+
+#include "daemon/conn.h"
+#include "daemon/listener.h"
+#include "daemon/log.h"
+#include "daemon/node.h"
+#include "daemon/rpc.h"
+#include "daemon/sdnotify.h"
+
+struct daemon {
+    uv_loop_t loop;
+    const struct options *options;
+    struct node node;
+    struct plugins *plugins;
+    struct work_pool *pool;
+    struct deadlines deadlines;
+    struct regions regions;
+    struct object_table objects;
+    struct transfers transfers;
+    struct peers *peers;
+    struct rpc rpc;
+    struct conns conns;
+    struct listener listener;
+    uv_signal_t sigterm, sigint;
+    uv_timer_t watchdog;
+    bool watching;
+    struct deadline drain;
+    bool stopping;
+};
+
+/* ---- peers' callbacks: the link carries transfers and calls ---- */
+
+static void on_peer_up(void *arg, struct peer *peer, const Rdt__Pb__LinkHello *hello, bool boot_changed)
+{
+    struct daemon *daemon = arg;
+
+    (void)hello;
+    log_info("node %s at %s is up%s", peer->name, peer->address, boot_changed ? ", restarted since we last met" : "");
+    transfers_peer_up(&daemon->transfers, peer);
+    calls_peer_up(&daemon->rpc, peer);
+}
+
+static void on_peer_down(void *arg, struct peer *peer, bool was_up, const struct rdt_error *why)
+{
+    struct daemon *daemon = arg;
+    struct rdt_error lost = *why;
+
+    lost.status = RDT_PEER_LOST; /* whatever ended the link: what was asked of that node is lost */
+    if (was_up)
+        log_warn("node %s is lost: %s", peer->name, why->msg);
+    transfers_peer_down(&daemon->transfers, peer, &lost);
+    calls_peer_down(&daemon->rpc, peer, &lost);
+}
+
+static enum rdt_status on_peer_frame(void *arg, struct peer *peer, const struct frame *frame, struct rdt_error *err)
+{
+    struct daemon *daemon = arg;
+
+    if (frame->type == RDT_PEER_CALL || frame->type == RDT_PEER_CALL_REPLY)
+        return calls_peer_frame(&daemon->rpc, peer, frame, err);
+    return transfers_peer_frame(&daemon->transfers, peer, frame, err);
+}
+
+/* ---- the end ---- */
+
+static void close_loop_handles(void *arg)
+{
+    struct daemon *daemon = arg;
+
+    uv_close((uv_handle_t *)&daemon->sigterm, NULL);
+    uv_close((uv_handle_t *)&daemon->sigint, NULL);
+    if (daemon->watching)
+        uv_close((uv_handle_t *)&daemon->watchdog, NULL);
+    deadlines_close(&daemon->deadlines, NULL);
+}
+
+static void close_plugins(void *arg)
+{
+    struct daemon *daemon = arg;
+
+    plugins_close(daemon->plugins, close_loop_handles, daemon);
+}
+
+static void close_pool(void *arg)
+{
+    struct daemon *daemon = arg;
+
+    work_pool_close(daemon->pool, close_plugins, daemon);
+}
+
+static void close_peers(void *arg)
+{
+    struct daemon *daemon = arg;
+
+    if (daemon->peers)
+        peers_close(daemon->peers, close_pool, daemon);
+    else
+        close_pool(daemon);
+}
+
+static void close_transfers(void *arg)
+{
+    struct daemon *daemon = arg;
+
+    transfers_close(&daemon->transfers, close_peers, daemon);
+}
+
+static void close_clients(void *arg)
+{
+    struct daemon *daemon = arg;
+
+    conns_close(&daemon->conns, close_transfers, daemon);
+}
+
+static void hurry(struct daemon *daemon)
+{
+    if (daemon->stopping)
+        return;
+    daemon->stopping = true;
+    deadline_unset(&daemon->deadlines, &daemon->drain);
+    daemon->transfers.on_idle = NULL;
+    listener_close(&daemon->listener, close_clients, daemon);
+}
+
+static void on_idle(struct transfers *transfers)
+{
+    hurry((struct daemon *)((char *)transfers - offsetof(struct daemon, transfers)));
+}
+
+static void on_drain_over(struct deadline *deadline)
+{
+    struct daemon *daemon = (struct daemon *)((char *)deadline - offsetof(struct daemon, drain));
+
+    log_warn("drain_timeout is over with %u transfers under way", transfers_active(&daemon->transfers));
+    hurry(daemon);
+}
+
+static void on_signal(uv_signal_t *handle, int number)
+{
+    struct daemon *daemon = handle->data;
+    unsigned active = transfers_active(&daemon->transfers);
+
+    if (daemon->rpc.draining) {
+        log_info("%s again: not waiting any longer", strsignal(number));
+        hurry(daemon);
+        return;
+    }
+    log_info("%s: draining %u transfers", strsignal(number), active);
+    sdnotify("STOPPING=1\nSTATUS=draining %u transfers", active);
+    daemon->rpc.draining = true;
+    if (active == 0) {
+        hurry(daemon);
+        return;
+    }
+    daemon->transfers.on_idle = on_idle;
+    daemon->drain.on_passed = on_drain_over;
+    (void)deadline_set(&daemon->deadlines, &daemon->drain, (int64_t)daemon->options->drain_timeout_ns);
+}
+
+static void on_watchdog(uv_timer_t *timer)
+{
+    (void)timer;
+    sdnotify("WATCHDOG=1");
+}
+
+/* ---- the start ---- */
+
+static void raise_fd_limit(void)
+{
+    struct rlimit limit;
+
+    if (getrlimit(RLIMIT_NOFILE, &limit) == 0 && limit.rlim_cur < limit.rlim_max) {
+        limit.rlim_cur = limit.rlim_max;
+        (void)setrlimit(RLIMIT_NOFILE, &limit);
+    }
+}
+
+static void wire(struct daemon *daemon)
+{
+    const struct options *options = daemon->options;
+
+    deadlines_init(&daemon->deadlines, &daemon->loop);
+    regions_init(&daemon->regions, daemon->plugins, daemon->pool, options_effective_memory_limit(options));
+    object_table_init(&daemon->objects, &daemon->node, options->max_objects);
+    daemon->transfers = (struct transfers){.loop = &daemon->loop, .options = options, .node = &daemon->node,
+                                           .plugins = daemon->plugins, .pool = daemon->pool, .deadlines = &daemon->deadlines,
+                                           .regions = &daemon->regions, .objects = &daemon->objects};
+    transfers_init(&daemon->transfers);
+    daemon->rpc = (struct rpc){.loop = &daemon->loop, .options = options, .node = &daemon->node, .plugins = daemon->plugins,
+                               .deadlines = &daemon->deadlines, .regions = &daemon->regions, .objects = &daemon->objects,
+                               .transfers = &daemon->transfers, .next_forward = 1, .started_ns = uv_hrtime(),
+                               .dispatch = rpc_dispatch};
+    list_init(&daemon->rpc.clients);
+    list_init(&daemon->rpc.remote);
+    list_init(&daemon->rpc.forwarded);
+    conns_init(&daemon->conns, &daemon->rpc);
+}
+
+static void start_signals(struct daemon *daemon)
+{
+    uint64_t interval = sdnotify_watchdog_ns();
+
+    (void)signal(SIGPIPE, SIG_IGN);
+    (void)uv_signal_init(&daemon->loop, &daemon->sigterm);
+    (void)uv_signal_init(&daemon->loop, &daemon->sigint);
+    daemon->sigterm.data = daemon->sigint.data = daemon;
+    (void)uv_signal_start(&daemon->sigterm, on_signal, SIGTERM);
+    (void)uv_signal_start(&daemon->sigint, on_signal, SIGINT);
+    if (interval > 0) {
+        daemon->watching = true;
+        (void)uv_timer_init(&daemon->loop, &daemon->watchdog);
+        (void)uv_timer_start(&daemon->watchdog, on_watchdog, interval / 1000000, interval / 1000000);
+    }
+}
+
+static enum rdt_status start(struct daemon *daemon, struct rdt_error *err)
+{
+    struct peers_callbacks callbacks = {.arg = daemon, .on_up = on_peer_up, .on_down = on_peer_down, .on_frame = on_peer_frame};
+    enum rdt_status status = RDT_OK;
+
+    if (!plugins_memory_kind(daemon->plugins, "host"))
+        return rdt_error_set(err, RDT_INVALID, "no backend for host memory in %s: set backend_dir to where rdt_host.so is",
+                             daemon->options->backend_dir);
+    if (daemon->options->key_file[0] != '\0')
+        status = peers_create(&daemon->loop, daemon->options, &daemon->node, &callbacks, &daemon->peers, err);
+    daemon->transfers.peers = daemon->rpc.peers = daemon->peers;
+    return status == RDT_OK ? listener_start(&daemon->listener, &daemon->conns, err) : status;
+}
+
+enum rdt_status daemon_run(const struct options *options, struct rdt_error *err)
+{
+    struct daemon *daemon = calloc(1, sizeof *daemon);
+    char uuid[33];
+    enum rdt_status status;
+
+    if (!daemon)
+        return rdt_error_set(err, RDT_NO_MEMORY, "no memory");
+    daemon->options = options;
+    raise_fd_limit();
+    (void)uv_loop_init(&daemon->loop);
+    status = node_load(options->state_dir, &daemon->node, err);
+    if (status == RDT_OK)
+        status = plugins_create(&daemon->loop, options, &daemon->plugins, err);
+    if (status == RDT_OK)
+        status = work_pool_create(&daemon->loop, options->worker_threads, &daemon->pool, err);
+    if (status != RDT_OK) {
+        free(daemon); /* nothing runs yet; the process ends */
+        return status;
+    }
+    wire(daemon);
+    start_signals(daemon);
+    status = start(daemon, err);
+    if (status == RDT_OK) {
+        node_hex(daemon->node.uuid, uuid);
+        log_info("node %s serves %s%s%s", uuid, options->socket, daemon->node.address[0] ? ", peers at " : "", daemon->node.address);
+        sdnotify("READY=1\nSTATUS=serving");
+    } else {
+        daemon->rpc.draining = true;
+        hurry(daemon);
+    }
+    (void)uv_run(&daemon->loop, UV_RUN_DEFAULT);
+
+    transfers_fini(&daemon->transfers);
+    object_table_fini(&daemon->objects);
+    regions_fini(&daemon->regions);
+    if (uv_loop_close(&daemon->loop) != 0)
+        log_warn("something was left in the loop");
+    if (status == RDT_OK)
+        log_info("clean end");
+    free(daemon);
+    return status;
+}
+
+static void on_checked(void *arg)
+{
+    (void)arg;
+}
+
+enum rdt_status daemon_check(const struct options *options, struct rdt_error *err)
+{
+    struct plugins *plugins;
+    uv_loop_t loop;
+    enum rdt_status status;
+
+    (void)uv_loop_init(&loop);
+    status = plugins_create(&loop, options, &plugins, err);
+    if (status == RDT_OK)
+        plugins_close(plugins, on_checked, NULL);
+    (void)uv_run(&loop, UV_RUN_DEFAULT);
+    (void)uv_loop_close(&loop);
+    return status;
+}

@@ -1,0 +1,246 @@
+/* From a FETCH message to transfers: everything a client says is checked here, before anything starts. */
+#include <assert.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+#include "daemon/log.h"
+#include "daemon/transfer_impl.h"
+#include "wire_ref.h"
+
+static void *copy_column(const void *column, size_t bytes)
+{
+    void *copy = malloc(bytes ? bytes : 1);
+
+    if (copy && bytes)
+        memcpy(copy, column, bytes);
+    return copy;
+}
+
+Rdt__Pb__Slice *slice_dup(const Rdt__Pb__Slice *slice)
+{
+    Rdt__Pb__Slice *copy;
+
+    if (!slice)
+        return NULL;
+    copy = malloc(sizeof *copy);
+    if (!copy)
+        return NULL;
+    rdt__pb__slice__init(copy);
+    copy->start = copy_column(slice->start, slice->n_start * sizeof *slice->start);
+    copy->count = copy_column(slice->count, slice->n_count * sizeof *slice->count);
+    copy->ndim = copy_column(slice->ndim, slice->n_ndim * sizeof *slice->ndim);
+    if (!copy->start || !copy->count || !copy->ndim) {
+        free(copy->start);
+        free(copy->count);
+        free(copy->ndim);
+        free(copy);
+        return NULL;
+    }
+    copy->n_start = slice->n_start;
+    copy->n_count = slice->n_count;
+    copy->n_ndim = slice->n_ndim;
+    return copy;
+}
+
+static bool same_slice(const Rdt__Pb__Slice *a, const Rdt__Pb__Slice *b)
+{
+    if (!a || !b)
+        return a == b;
+    return a->n_start == b->n_start && a->n_count == b->n_count && a->n_ndim == b->n_ndim &&
+           (a->n_start == 0 || memcmp(a->start, b->start, a->n_start * sizeof *a->start) == 0) &&
+           (a->n_count == 0 || memcmp(a->count, b->count, a->n_count * sizeof *a->count) == 0) &&
+           (a->n_ndim == 0 || memcmp(a->ndim, b->ndim, a->n_ndim * sizeof *a->ndim) == 0);
+}
+
+bool fetch_joinable(const Rdt__Pb__Fetch *message, const Rdt__Pb__FetchItem *a, const Rdt__Pb__FetchItem *b)
+{
+    struct rdt_ref x, y;
+
+    if (message->mode == RDT__PB__FETCH_MODE__FETCH_MODE_COPY || a->targets || b->targets) /* each wants memory of its own */
+        return false;
+    if (wire_ref_to(a->ref, &x, NULL) != RDT_OK || wire_ref_to(b->ref, &y, NULL) != RDT_OK)
+        return false;
+    return rdt_ref_equal(&x, &y) && same_slice(a->slice, b->slice);
+}
+
+/* ---- targets ---- */
+
+static enum rdt_status target_create(struct client *client, const Rdt__Pb__FetchItem *item, struct target **target_p, struct rdt_error *err)
+{
+    struct target *target = calloc(1, sizeof *target);
+    uint64_t *lo = NULL, *hi = NULL;
+    enum rdt_status status = RDT_OK;
+
+    if (!target)
+        return rdt_error_set(err, RDT_NO_MEMORY, "no memory for the targets");
+    if (item->n_target_regions > RDT_MAX_FRAME_FDS) {
+        free(target);
+        return rdt_error_set(err, RDT_LIMIT, "targets in %zu regions: at most %u", item->n_target_regions, RDT_MAX_FRAME_FDS);
+    }
+    target->uses = calloc(item->n_target_regions + 1, sizeof *target->uses);
+    lo = calloc(item->n_target_regions + 1, sizeof *lo);
+    hi = calloc(item->n_target_regions + 1, sizeof *hi);
+    if (!target->uses || !lo || !hi)
+        status = rdt_error_set(err, RDT_NO_MEMORY, "no memory for the targets");
+    if (status == RDT_OK)
+        status = layout_from_wire(item->targets, &target->layout, err);
+    for (uint32_t i = 0; status == RDT_OK && i < target->layout->count; i++) {
+        uint64_t tensor_lo, tensor_hi;
+        uint32_t r = target->layout->region[i];
+        struct region *region;
+
+        if (!layout_is_contiguous(target->layout, i)) {
+            status = rdt_error_set(err, RDT_MISMATCH, "target %u is not contiguous", i);
+            break;
+        }
+        status = layout_extent(target->layout, i, &tensor_lo, &tensor_hi, err);
+        if (status != RDT_OK || tensor_lo == tensor_hi)
+            continue;
+        if (r >= item->n_target_regions) {
+            status = rdt_error_set(err, RDT_INVALID, "target %u names region %u of %zu", i, r, item->n_target_regions);
+            break;
+        }
+        region = map_get_u64(&client->regions, item->target_regions[r]->region);
+        if (!region || region->generation != item->target_regions[r]->generation)
+            status = rdt_error_set(err, RDT_NOT_FOUND, "target %u lies in region %llu, which this client does not have", i,
+                                   (unsigned long long)item->target_regions[r]->region);
+        else if (tensor_hi > region->bytes)
+            status = rdt_error_set(err, RDT_INVALID, "target %u ends at byte %llu of a region of %llu", i,
+                                   (unsigned long long)tensor_hi, (unsigned long long)region->bytes);
+        lo[r] = hi[r] == 0 || tensor_lo < lo[r] ? tensor_lo : lo[r];
+        hi[r] = tensor_hi > hi[r] ? tensor_hi : hi[r];
+    }
+    if (status == RDT_OK) {
+        target->n = (uint32_t)item->n_target_regions;
+        for (uint32_t r = 0; r < target->n; r++) {
+            struct region *region = map_get_u64(&client->regions, item->target_regions[r]->region);
+            if (!region || hi[r] == 0)
+                continue; /* only empty tensors name it */
+            region_pin(region);
+            region_use_add(&target->uses[r], region, lo[r], hi[r]);
+        }
+        *target_p = target;
+    } else {
+        free(target->layout);
+        free(target->uses);
+        free(target);
+    }
+    free(lo);
+    free(hi);
+    return status;
+}
+
+/* ---- starting ---- */
+
+static void on_deadline(struct deadline *deadline)
+{
+    struct fetch *fetch = (struct fetch *)((char *)deadline - offsetof(struct fetch, deadline));
+    struct rdt_error err;
+
+    (void)rdt_error_set(&err, RDT_TIMED_OUT, "the fetch of \"%s\" did not end in time (it was %s)", fetch->transfer->ref.id,
+                        sm_name(&fetch->transfer->sm));
+    fetch_fail(fetch, &err);
+}
+
+static enum rdt_status join(struct client *client, struct transfer *transfer, const Rdt__Pb__Fetch *message, uint64_t handle,
+                            struct rdt_error *err)
+{
+    struct fetch *fetch = calloc(1, sizeof *fetch);
+
+    if (!fetch)
+        return rdt_error_set(err, RDT_NO_MEMORY, "no memory for the fetch");
+    fetch->client = client;
+    fetch->handle = handle;
+    fetch->transfer = transfer;
+    fetch->deadline.on_passed = on_deadline;
+    if (!map_put_u64(&client->fetches, handle, fetch)) {
+        free(fetch);
+        return rdt_error_set(err, RDT_NO_MEMORY, "no memory for the fetch");
+    }
+    if (!deadline_set(transfer->transfers->deadlines, &fetch->deadline, message->timeout_ns)) {
+        map_remove_u64(&client->fetches, handle);
+        free(fetch);
+        return rdt_error_set(err, RDT_NO_MEMORY, "no memory for the deadline");
+    }
+    list_append(&transfer->fetches, &fetch->by_transfer);
+    transfer->n_fetches++;
+    return RDT_OK;
+}
+
+static enum rdt_status check_wishes(struct transfers *transfers, const Rdt__Pb__Fetch *message, struct rdt_error *err)
+{
+    char names[256];
+
+    if (strlen(message->transport) > 64 || strlen(message->least_path) > 64)
+        return rdt_error_set(err, RDT_INVALID, "a path's name has at most 64 characters");
+    if (message->device[0] != '\0' && strcmp(message->device, "cpu") != 0 && strcmp(message->device, "host") != 0)
+        return rdt_error_set(err, RDT_UNSUPPORTED, "this daemon has no device \"%s\": only host memory", message->device);
+    if (message->transport[0] != '\0' && !plugins_transport(transfers->plugins, message->transport) &&
+        strcasecmp(message->transport, "inline") != 0 && strncmp(message->transport, "local", 5) != 0 &&
+        strcmp(message->transport, "share") != 0 && strcmp(message->transport, "copy") != 0) {
+        plugins_transport_names(transfers->plugins, names, sizeof names);
+        return rdt_error_set(err, RDT_UNSUPPORTED, "transport \"%s\" is not loaded here; loaded: %s", message->transport, names);
+    }
+    return RDT_OK;
+}
+
+enum rdt_status fetch_start(struct transfers *transfers, struct client *client, const Rdt__Pb__Fetch *message,
+                            const Rdt__Pb__FetchItem *item, struct transfer *twin, struct transfer **transfer_p, struct rdt_error *err)
+{
+    struct transfer *transfer;
+    struct rdt_ref ref;
+    enum rdt_status status;
+
+    if (item->handle == 0 || map_get_u64(&client->fetches, item->handle))
+        return rdt_error_set(err, RDT_INVALID, "fetch handle %llu is 0 or in use", (unsigned long long)item->handle);
+    status = wire_ref_to(item->ref, &ref, err);
+    if (status == RDT_OK)
+        status = check_wishes(transfers, message, err);
+    if (status != RDT_OK)
+        return status;
+    if (twin) {
+        status = join(client, twin, message, item->handle, err);
+        *transfer_p = twin;
+        return status;
+    }
+    transfer = transfer_new(transfers, client, &ref);
+    if (!transfer)
+        return rdt_error_set(err, RDT_NO_MEMORY, "no memory for the transfer");
+    transfer->mode = message->mode;
+    transfer->meta_only = message->meta_only;
+    memcpy(transfer->wish_transport, message->transport, strlen(message->transport) + 1);
+    memcpy(transfer->wish_least, message->least_path, strlen(message->least_path) + 1);
+    if (item->slice && !(transfer->slice = slice_dup(item->slice)))
+        status = rdt_error_set(err, RDT_NO_MEMORY, "no memory for the slice");
+    if (status == RDT_OK && item->targets)
+        status = target_create(client, item, &transfer->target, err);
+    if (status == RDT_OK)
+        status = join(client, transfer, message, item->handle, err);
+    if (status != RDT_OK) {
+        (void)snprintf(transfer->record.error, sizeof transfer->record.error, "%s", err->msg);
+        transfer_end(transfer);
+        return status;
+    }
+    *transfer_p = transfer;
+    return RDT_OK;
+}
+
+static bool is_here(const struct transfers *transfers, const struct rdt_ref *ref)
+{
+    static const uint8_t nowhere[16];
+
+    return memcmp(ref->node, nowhere, 16) == 0 || memcmp(ref->node, transfers->node->uuid, 16) == 0;
+}
+
+void transfer_go(struct transfer *transfer)
+{
+    struct rdt_error err = {0};
+
+    if (is_here(transfer->transfers, &transfer->ref)) {
+        transfer_local_start(transfer);
+        return;
+    }
+    transfer->record.direction = "in";
+    if (transfer_in_start(transfer, &err) != RDT_OK)
+        transfer_fail_err(transfer, &err);
+}

@@ -1,0 +1,52 @@
+/* An intrusive doubly linked list with a sentinel. */
+#ifndef DAEMON_LIST_H
+#define DAEMON_LIST_H
+
+#include <stdbool.h>
+#include <stddef.h>
+
+struct list {
+    struct list *prev, *next;
+};
+
+#define list_entry(node, type, member) ((type *)((char *)(node)-offsetof(type, member)))
+
+#define list_for_each(node, head) for (struct list *node = (head)->next; node != (head); node = node->next)
+
+/* The body may remove `node`. */
+#define list_for_each_safe(node, head)                                                               \
+    for (struct list *node = (head)->next, *node##_next = node->next; node != (head);                \
+         node = node##_next, node##_next = node->next)
+
+static inline void list_init(struct list *head)
+{
+    head->prev = head->next = head;
+}
+
+static inline bool list_empty(const struct list *head)
+{
+    return head->next == head;
+}
+
+static inline void list_append(struct list *head, struct list *node)
+{
+    node->prev = head->prev;
+    node->next = head;
+    head->prev->next = node;
+    head->prev = node;
+}
+
+/* Leaves the node empty, so that a second removal is harmless. */
+static inline void list_remove(struct list *node)
+{
+    node->prev->next = node->next;
+    node->next->prev = node->prev;
+    list_init(node);
+}
+
+static inline struct list *list_first(const struct list *head)
+{
+    return list_empty(head) ? NULL : head->next;
+}
+
+#endif

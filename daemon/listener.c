@@ -1,0 +1,163 @@
+#include "daemon/listener.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <libgen.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/un.h>
+#include <unistd.h>
+
+#include "daemon/log.h"
+#include "daemon/sdnotify.h"
+
+#define ACCEPTS_PER_TURN 64
+#define PAUSE_NS 100000000ll
+
+static void on_connection(uv_poll_t *poll, int status, int events);
+
+static void on_pause_over(struct deadline *deadline)
+{
+    struct listener *listener = (struct listener *)((char *)deadline - offsetof(struct listener, pause));
+
+    for (unsigned i = 0; i < listener->n; i++)
+        (void)uv_poll_start(&listener->sockets[i].poll, UV_READABLE, on_connection);
+}
+
+static void on_connection(uv_poll_t *poll, int status, int events)
+{
+    struct listener_socket *listening = poll->data;
+    struct listener *listener = listening->listener;
+
+    (void)events;
+    if (status < 0)
+        return;
+    for (int i = 0; i < ACCEPTS_PER_TURN; i++) {
+        int sock = accept4(listening->fd, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK);
+        if (sock >= 0) {
+            conn_start(listener->conns, sock);
+            continue;
+        }
+        if (errno == EMFILE || errno == ENFILE || errno == ENOMEM || errno == ENOBUFS) {
+            log_error("cannot accept a client: %s; trying again shortly", strerror(errno));
+            for (unsigned s = 0; s < listener->n; s++)
+                (void)uv_poll_stop(&listener->sockets[s].poll);
+            (void)deadline_set(listener->conns->rpc->deadlines, &listener->pause, PAUSE_NS);
+        }
+        return; /* EAGAIN, or a client that left before we looked */
+    }
+}
+
+static void add(struct listener *listener, int fd)
+{
+    struct listener_socket *listening = &listener->sockets[listener->n++];
+
+    listening->fd = fd;
+    listening->listener = listener;
+    (void)fcntl(fd, F_SETFL, fcntl(fd, F_GETFL) | O_NONBLOCK);
+    (void)uv_poll_init(listener->conns->rpc->loop, &listening->poll, fd);
+    listening->poll.data = listening;
+    (void)uv_poll_start(&listening->poll, UV_READABLE, on_connection);
+    listener->open++;
+}
+
+static enum rdt_status take_passed(struct listener *listener, int n, struct rdt_error *err)
+{
+    for (int i = 0; i < n; i++) {
+        int fd = 3 + i, domain = 0, accepting = 0;
+        socklen_t bytes = sizeof domain;
+        if (getsockopt(fd, SOL_SOCKET, SO_DOMAIN, &domain, &bytes) != 0 || domain != AF_UNIX ||
+            getsockopt(fd, SOL_SOCKET, SO_ACCEPTCONN, &accepting, &bytes) != 0 || !accepting)
+            return rdt_error_set(err, RDT_INVALID, "fd %d (\"%s\") passed by the service manager is no listening Unix socket", fd,
+                                 sdnotify_fd_name(i));
+        if (listener->n == LISTENER_MAX_SOCKETS)
+            return rdt_error_set(err, RDT_LIMIT, "the service manager passed more than %d sockets", LISTENER_MAX_SOCKETS);
+        add(listener, fd);
+    }
+    return RDT_OK;
+}
+
+static enum rdt_status remove_stale(const struct sockaddr_un *address, struct rdt_error *err)
+{
+    int probe = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+    struct stat info;
+    int failed;
+
+    if (probe < 0)
+        return rdt_error_sys(err, errno, "cannot make a socket");
+    failed = connect(probe, (const struct sockaddr *)address, sizeof *address) == 0 ? 0 : errno;
+    (void)close(probe);
+    if (failed == 0 || failed == EAGAIN)
+        return rdt_error_set(err, RDT_EXISTS, "another daemon serves %s: stop it, or give this one another --socket", address->sun_path);
+    if (failed == ENOENT)
+        return RDT_OK;
+    if (lstat(address->sun_path, &info) == 0 && !S_ISSOCK(info.st_mode))
+        return rdt_error_set(err, RDT_EXISTS, "%s exists and is no socket", address->sun_path);
+    if (unlink(address->sun_path) != 0 && errno != ENOENT)
+        return rdt_error_sys(err, errno, "cannot remove the stale socket %s", address->sun_path);
+    return RDT_OK;
+}
+
+static enum rdt_status make_socket(struct listener *listener, const struct options *options, struct rdt_error *err)
+{
+    struct sockaddr_un address = {.sun_family = AF_UNIX};
+    char folder[sizeof address.sun_path];
+    mode_t mode = (mode_t)strtoul(options->socket_mode, NULL, 8);
+    enum rdt_status status;
+    int fd;
+
+    if (strlen(options->socket) >= sizeof address.sun_path)
+        return rdt_error_set(err, RDT_INVALID, "socket path %s is longer than %zu bytes", options->socket, sizeof address.sun_path - 1);
+    memcpy(address.sun_path, options->socket, strlen(options->socket) + 1);
+    memcpy(folder, address.sun_path, sizeof folder);
+    (void)mkdir(dirname(folder), 0755); /* /run/rdtd, when no unit made it */
+    status = remove_stale(&address, err);
+    if (status != RDT_OK)
+        return status;
+    fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+    if (fd < 0)
+        return rdt_error_sys(err, errno, "cannot make a socket");
+    (void)fchmod(fd, mode); /* before bind: nobody meets it with other rights */
+    if (bind(fd, (struct sockaddr *)&address, sizeof address) != 0 || chmod(address.sun_path, mode) != 0 || listen(fd, 1024) != 0) {
+        status = rdt_error_sys(err, errno, "cannot listen on %s", options->socket);
+        (void)close(fd);
+        return status;
+    }
+    memcpy(listener->path, address.sun_path, sizeof listener->path);
+    add(listener, fd);
+    return RDT_OK;
+}
+
+enum rdt_status listener_start(struct listener *listener, struct conns *conns, struct rdt_error *err)
+{
+    int passed = sdnotify_listen_fds();
+
+    *listener = (struct listener){.conns = conns};
+    listener->pause.on_passed = on_pause_over;
+    return passed > 0 ? take_passed(listener, passed, err) : make_socket(listener, conns->rpc->options, err);
+}
+
+static void on_socket_closed(uv_handle_t *handle)
+{
+    struct listener_socket *listening = handle->data;
+    struct listener *listener = listening->listener;
+
+    (void)close(listening->fd);
+    if (--listener->open == 0)
+        listener->on_closed(listener->arg);
+}
+
+void listener_close(struct listener *listener, void (*on_closed)(void *arg), void *arg)
+{
+    listener->on_closed = on_closed;
+    listener->arg = arg;
+    deadline_unset(listener->conns->rpc->deadlines, &listener->pause);
+    if (listener->path[0])
+        (void)unlink(listener->path);
+    for (unsigned i = 0; i < listener->n; i++)
+        uv_close((uv_handle_t *)&listener->sockets[i].poll, on_socket_closed);
+    if (listener->n == 0)
+        on_closed(arg);
+}

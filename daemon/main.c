@@ -1,0 +1,49 @@
+/* rdtd: reads its options and runs. */
+#include <stdio.h>
+#include <stdlib.h>
+
+#include "daemon/daemon.h"
+#include "daemon/log.h"
+#include "daemon/node.h"
+
+int main(int argc, char **argv)
+{
+    struct rdt_error err = {0};
+    struct options options;
+    enum log_level level;
+    enum rdt_status status;
+
+    /* UCX installs handlers for SIGSEGV and others in its library's constructor: this must come before any backend is loaded. */
+    (void)setenv("UCX_HANDLE_ERRORS", "none", 0);
+    if (options_load(argc, argv, &options, &err) != RDT_OK) {
+        fprintf(stderr, "rdtd: %s\n", err.msg);
+        return 2;
+    }
+    if (options.help) {
+        options_help(stdout);
+        return 0;
+    }
+    if (options.version) {
+        printf("rdtd %s\n", RDTD_VERSION);
+        return 0;
+    }
+    if (log_level_parse(options.log_level, &level))
+        log_threshold = level;
+    if (options.dump_config) {
+        options_dump(&options, stdout);
+        return 0;
+    }
+    if (options.check_config) {
+        status = daemon_check(&options, &err);
+        if (status == RDT_OK)
+            printf("the configuration is valid\n");
+    } else {
+        status = daemon_run(&options, &err);
+    }
+    options_fini(&options);
+    if (status != RDT_OK) {
+        fprintf(stderr, "rdtd: %s\n", err.msg);
+        return 1;
+    }
+    return 0;
+}

@@ -1,0 +1,69 @@
+/* Every object of this node, by name and by generation; those that are awaited; and the memory of why recent ones ended. */
+#ifndef DAEMON_OBJECT_TABLE_H
+#define DAEMON_OBJECT_TABLE_H
+
+#include "daemon/map.h"
+#include "daemon/node.h"
+#include "daemon/object.h"
+
+#define TOMBSTONES 4096
+
+struct object_table {
+    const struct node *node;
+    struct map by_name;       /* key -> awaited or live object */
+    struct map by_generation; /* live and draining */
+    uint64_t next_generation; /* upper 24 bits random per boot: a ref of an earlier boot never hits */
+    uint64_t first_generation;
+    uint64_t max_objects;
+    uint64_t tombstones[TOMBSTONES]; /* generations whose producer died, a ring */
+    unsigned next_tombstone;
+};
+
+void object_table_init(struct object_table *table, const struct node *node, uint64_t max_objects);
+void object_table_fini(struct object_table *table);
+
+/* A new live object; takes the layout and, on success, one reference of each region (uses filled by the table from regions). Whoever
+ * waited for the id is told before it returns. EXISTS, LIMIT, NO_MEMORY. id_bytes 0: generated. */
+struct object_put {
+    const struct owner *owner;
+    const uint8_t *id;
+    size_t id_bytes;
+    const uint8_t *metadata;
+    size_t metadata_bytes;
+    struct layout *layout;    /* taken on success */
+    struct region **regions;  /* [n_regions] borrowed */
+    uint32_t n_regions;
+    Rdt__Pb__Visibility visibility;
+    const char *transport;
+    struct client *producer;
+};
+enum rdt_status object_table_put(struct object_table *table, const struct object_put *put, struct object **object_p,
+                                 struct rdt_error *err);
+
+/* The object that a ref of this node means to the requester. RDT_OK: live. RDT_AGAIN: nobody has put it yet (generation 0).
+ * FREED, OWNER_DIED, NOT_FOUND, DENIED, INVALID. */
+enum rdt_status object_table_find(struct object_table *table, const struct rdt_ref *ref, const struct owner *requester,
+                                  struct object **object_p, struct rdt_error *err);
+
+/* The same without the access rule, draining ones included: for stat and free by those who may. */
+enum rdt_status object_table_find_any(struct object_table *table, const struct rdt_ref *ref, const struct owner *requester,
+                                      struct object **object_p, struct rdt_error *err);
+
+/* Parks until the ref's object is live. Only after object_table_find said AGAIN. NO_MEMORY, LIMIT. */
+enum rdt_status object_table_wait(struct object_table *table, const struct rdt_ref *ref, const struct owner *requester,
+                                  struct object_waiter *waiter, struct rdt_error *err);
+
+/* Waits for the object to be gone. */
+void object_wait_freed(struct object *object, struct object_waiter *waiter);
+
+/* Before its event: stops waiting. Nothing if it is not waiting. */
+void object_waiter_remove(struct object_waiter *waiter);
+
+/* The ref of an object, complete with address. */
+void object_ref(const struct object *object, struct rdt_ref *ref_p);
+
+/* For object.c: it is gone (or freed by force): out of the tables. */
+void object_table_unname(struct object_table *table, struct object *object);
+void object_table_forget(struct object_table *table, struct object *object);
+
+#endif

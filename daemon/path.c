@@ -1,0 +1,172 @@
+#include "daemon/path.h"
+
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <strings.h>
+
+/* Ranks between the paths; a transport's own speed stays below a local copy. */
+enum { SPEED_SAME = 4000, SPEED_SHARE = 3000, SPEED_COPY = 2000, SPEED_INLINE = 1500 };
+
+static struct path_candidate *add(struct path_decision *decision, enum path_kind kind, const char *name, uint32_t speed)
+{
+    struct path_candidate *candidate;
+
+    if (decision->n == PATH_MAX_CANDIDATES)
+        return NULL;
+    candidate = &decision->candidates[decision->n++];
+    *candidate = (struct path_candidate){.kind = kind, .possible = true, .speed = speed};
+    (void)snprintf(candidate->name, sizeof candidate->name, "%s", name);
+    return candidate;
+}
+
+__attribute__((format(printf, 2, 3))) static void reject(struct path_candidate *candidate, const char *fmt, ...)
+{
+    va_list args;
+
+    if (!candidate || !candidate->possible)
+        return; /* the first reason stands */
+    candidate->possible = false;
+    va_start(args, fmt);
+    (void)vsnprintf(candidate->reason, sizeof candidate->reason, fmt, args);
+    va_end(args);
+}
+
+static void local(const struct path_query *query, struct path_decision *decision)
+{
+    struct path_candidate *same = add(decision, PATH_SAME, "local/same", SPEED_SAME);
+    struct path_candidate *share = add(decision, PATH_SHARE, "local/share", SPEED_SHARE);
+
+    (void)add(decision, PATH_COPY, "local/copy", SPEED_COPY);
+    if (!query->same_client)
+        reject(same, "the reader is not the actor whose memory it is");
+    if (query->mode == RDT__PB__FETCH_MODE__FETCH_MODE_COPY) {
+        reject(same, "the reader asked for a copy");
+        reject(share, "the reader asked for a copy");
+    }
+    if (query->has_target) {
+        reject(same, "the reader gave target buffers");
+        reject(share, "the reader gave target buffers");
+    }
+    if (query->too_many_regions)
+        reject(share, "the object lies in more regions than one message can carry");
+    if (query->show_why_not)
+        reject(share, "%s", query->show_why_not);
+    if (query->mode == RDT__PB__FETCH_MODE__FETCH_MODE_SHARE)
+        reject(&decision->candidates[2], "the reader asked for shared memory");
+}
+
+static void remote(const struct path_query *query, struct path_decision *decision)
+{
+    struct path_candidate *in_reply = add(decision, PATH_INLINE, "inline", SPEED_INLINE);
+
+    if (!query->has_inline)
+        reject(in_reply, "the object is too large to ride in the reply");
+    for (unsigned i = 0; i < query->n_offers; i++) {
+        const struct path_offer *offer = &query->offers[i];
+        uint32_t speed = offer->speed < SPEED_INLINE ? offer->speed : SPEED_INLINE - 1;
+        struct path_candidate *candidate = add(decision, PATH_TRANSPORT, offer->name, speed);
+        if (!candidate)
+            break;
+        if (query->preferred[0] && strcasecmp(query->preferred, offer->name) == 0)
+            candidate->speed += 200; /* the producer's wish goes before speed, never before the reader's */
+        if (offer->here_why_not)
+            reject(candidate, "not available on this node: %s", offer->here_why_not);
+        if (offer->there_why_not)
+            reject(candidate, "not available on the other node: %s", offer->there_why_not);
+        if (candidate->possible && strcmp(offer->here_version, offer->there_version) != 0)
+            reject(candidate, "the library's versions differ: %s here, %s on the other node", offer->here_version,
+                   offer->there_version);
+        if (!offer->moves_source)
+            reject(candidate, "it does not read %s memory", query->source_memory);
+        if (!offer->moves_target)
+            reject(candidate, "it does not write %s memory", query->target_memory);
+        if (!offer->connected)
+            reject(candidate, "its connection to the other node is being rebuilt");
+        if (!offer->two_sided && !offer->one_sided)
+            reject(candidate, "it can neither send nor read on this connection");
+        if (offer->one_sided && query->source_contiguous)
+            candidate->one_sided = true;
+        else if (!offer->two_sided)
+            reject(candidate, "it only reads contiguous memory, and the tensors at the owner have holes");
+    }
+    if (query->mode == RDT__PB__FETCH_MODE__FETCH_MODE_SHARE)
+        for (unsigned i = 0; i < decision->n; i++)
+            reject(&decision->candidates[i], "the reader asked for shared memory, and the object is on another node");
+}
+
+static bool names(const struct path_candidate *candidate, const char *wish)
+{
+    const char *slash = strchr(candidate->name, '/');
+
+    return strcasecmp(candidate->name, wish) == 0 || (slash && strcasecmp(slash + 1, wish) == 0);
+}
+
+static void apply_wishes(const struct path_query *query, struct path_decision *decision, bool *least_known_p)
+{
+    uint32_t least = 0;
+
+    *least_known_p = query->least[0] == '\0';
+    for (unsigned i = 0; i < decision->n; i++)
+        if (names(&decision->candidates[i], query->least)) {
+            least = decision->candidates[i].speed;
+            *least_known_p = true;
+        }
+    if (strcasecmp(query->least, "share") == 0 || strcasecmp(query->least, "copy") == 0) {
+        least = strcasecmp(query->least, "share") == 0 ? SPEED_SHARE : SPEED_COPY;
+        *least_known_p = true;
+    }
+    for (unsigned i = 0; i < decision->n; i++) {
+        struct path_candidate *candidate = &decision->candidates[i];
+        if (query->transport[0] && !names(candidate, query->transport))
+            reject(candidate, "the reader asked for %s only", query->transport);
+        if (candidate->speed < least)
+            reject(candidate, "slower than %s, the least path the reader accepts", query->least);
+    }
+}
+
+static int better_first(const void *a, const void *b)
+{
+    const struct path_candidate *x = a, *y = b;
+
+    if (x->possible != y->possible)
+        return x->possible ? -1 : 1;
+    return x->speed > y->speed ? -1 : x->speed < y->speed;
+}
+
+enum rdt_status path_choose(const struct path_query *query, struct path_decision *decision, struct rdt_error *err)
+{
+    char all[400] = "";
+    bool least_known;
+
+    *decision = (struct path_decision){.chosen = -1};
+    if (query->mode == RDT__PB__FETCH_MODE__FETCH_MODE_COW)
+        return rdt_error_set(err, RDT_UNSUPPORTED, "copy-on-write mappings need a snapshot, which this version does not make");
+    if (query->same_node)
+        local(query, decision);
+    else
+        remote(query, decision);
+    apply_wishes(query, decision, &least_known);
+    qsort(decision->candidates, decision->n, sizeof decision->candidates[0], better_first);
+    if (!least_known)
+        return rdt_error_set(err, RDT_INVALID, "least path \"%s\" is no path: use share, copy, inline or the name of a transport",
+                             query->least);
+    if (decision->n > 0 && decision->candidates[0].possible) {
+        struct path_candidate *chosen = &decision->candidates[0];
+        decision->chosen = 0;
+        (void)snprintf(chosen->reason, sizeof chosen->reason, "%s",
+                       chosen->kind == PATH_TRANSPORT && query->preferred[0] && strcasecmp(query->preferred, chosen->name) == 0
+                           ? "the producer prefers it"
+                           : "the fastest that fits");
+        for (unsigned i = 1; i < decision->n && decision->candidates[i].possible; i++)
+            (void)snprintf(decision->candidates[i].reason, sizeof decision->candidates[i].reason, "possible, but slower");
+        return RDT_OK;
+    }
+    for (unsigned i = 0; i < decision->n; i++) {
+        size_t used = strlen(all);
+        (void)snprintf(all + used, sizeof all - used, "%s%s: %s", i ? "; " : "", decision->candidates[i].name,
+                       decision->candidates[i].reason);
+    }
+    return rdt_error_set(err, RDT_NO_PATH, "no path for the bytes (%s)", all);
+}

@@ -1,0 +1,68 @@
+/* Which way the bytes go: one function of (source memory, target memory, what both ends offer, what the caller wishes). It touches
+ * nothing; what it decided and why it rejected the rest is kept with the transfer for `rdtctl explain`.
+ */
+#ifndef DAEMON_PATH_H
+#define DAEMON_PATH_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "rdt.pb-c.h"
+#include "rdt_status.h"
+
+#define PATH_MAX_CANDIDATES 12
+
+enum path_kind { PATH_SAME, PATH_SHARE, PATH_COPY, PATH_INLINE, PATH_TRANSPORT };
+
+struct path_candidate {
+    enum path_kind kind;
+    char name[65];    /* "local/share", "inline", "ucx" */
+    bool possible;    /* false: rejected, and why */
+    bool one_sided;
+    uint32_t speed;   /* higher is better */
+    char reason[192]; /* in words a person would use */
+};
+
+struct path_decision {
+    struct path_candidate candidates[PATH_MAX_CANDIDATES]; /* best first; rejected ones after those that are possible */
+    unsigned n;
+    int chosen; /* index, -1: none */
+};
+
+/* What one transport could do between the two nodes. */
+struct path_offer {
+    const char *name;
+    uint32_t speed;
+    const char *here_why_not;  /* NULL: available on this node */
+    const char *there_why_not; /* NULL: offered by the other node */
+    const char *here_version, *there_version; /* must be equal */
+    bool moves_source, moves_target; /* its memory kinds */
+    bool one_sided, two_sided; /* what the connection can do */
+    bool connected;            /* false: the connection is being (re)built */
+};
+
+struct path_query {
+    bool same_node;
+    /* same node */
+    bool same_client;          /* the reader has the very region */
+    bool has_target;           /* bytes must land in given memory */
+    bool too_many_regions;     /* more than one frame can carry */
+    const char *show_why_not;  /* NULL: its regions may be shown whole to the reader */
+    Rdt__Pb__FetchMode mode;
+    /* other node */
+    bool has_inline;
+    const char *source_memory, *target_memory;
+    bool source_contiguous;
+    const struct path_offer *offers; /* [n_offers] */
+    unsigned n_offers;
+    /* wishes */
+    const char *transport;     /* only this one; "" any */
+    const char *preferred;     /* the producer's; "" none */
+    const char *least;         /* nothing slower than this; "" any */
+};
+
+/* RDT_OK: decision->chosen says which. RDT_NO_PATH (the sentence lists every rejection), RDT_INVALID (unknown name in a wish),
+ * RDT_UNSUPPORTED (mode). decision_p is filled in either case. */
+enum rdt_status path_choose(const struct path_query *query, struct path_decision *decision_p, struct rdt_error *err);
+
+#endif

@@ -1,0 +1,87 @@
+/* The other nodes: one TLS 1.3 link each, its pings, its back-off, and who they are. Knows no transfer: what arrives and what
+ * happens goes up by callbacks given at start.
+ *
+ *                    dial / accept             hello exchanged
+ *      +--> IDLE ------------------> CONNECTING ---------------> UP ----+
+ *      |     ^                           | fails                        | end of file, error, ping timeout, goodbye
+ *      |     | time over                 v                              |
+ *      |     +----------------------- BACKOFF <-------------------------+
+ *      +-- (a connection that the peer dialled can come up in any state)
+ *
+ * All on the loop thread.
+ */
+#ifndef DAEMON_PEER_H
+#define DAEMON_PEER_H
+
+#include <stdbool.h>
+#include <uv.h>
+
+#include "daemon/list.h"
+#include "proto/frame.h"
+#include "proto/messages.h"
+#include "rdt_peer.pb-c.h"
+
+struct options;
+struct node;
+struct peers;
+
+enum peer_state { PEER_IDLE, PEER_CONNECTING, PEER_UP, PEER_BACKOFF };
+
+struct peer {
+    struct list link;            /* in peers_all() */
+    struct peers *peers;
+    uint8_t uuid[16];            /* all zero: never met, known by address only */
+    uint8_t boot_id[16];         /* of the link that is or was up */
+    char name[65];               /* from the nodes file, else the address */
+    char address[65];            /* where to dial; "" if it only ever dials us */
+    char version[32];
+    enum peer_state state;
+    uint64_t since_ns;           /* uv_hrtime() of the last change of state */
+    uint64_t retry_at_ns;        /* BACKOFF: when the next dial is due */
+    uint64_t rtt_ns;             /* of the last ping */
+    char last_error[192];        /* why it is not up */
+    unsigned epoch;              /* grows with each link that comes up */
+    void *upper;                 /* belongs to the layer above (transfer.c); survives links */
+    struct peer_link *link_up;   /* private to peer*.c: the connection in use; NULL unless UP */
+    struct peer_dial *dial;      /* private to peer*.c */
+};
+
+struct peers_callbacks {
+    void *arg;
+    /* Offers to put into our hello: fills and returns an array that lives until the next call. NULL, 0: none. */
+    void (*fill_hello)(void *arg, struct peer *peer /* NULL if not known yet */, Rdt__Pb__LinkHello *hello);
+    /* The link is up; hello is the peer's, borrowed. boot_changed: it restarted since we last met. */
+    void (*on_up)(void *arg, struct peer *peer, const Rdt__Pb__LinkHello *hello, bool boot_changed);
+    /* It was up and is no more, or a dial failed (was_up false): nothing sent since will be answered. */
+    void (*on_down)(void *arg, struct peer *peer, bool was_up, const struct rdt_error *why);
+    /* A frame of any type that peer.c does not handle itself (HELLO, PING, PONG, GOODBYE). RDT_OK, or an error that ends the link. */
+    enum rdt_status (*on_frame)(void *arg, struct peer *peer, const struct frame *frame, struct rdt_error *err);
+};
+
+/* Reads the key, binds options->listen (port 0: node->address receives the real one), dials the nodes of the nodes file. Without a
+ * key_file there are no peers: peers_find then says so. */
+enum rdt_status peers_create(uv_loop_t *loop, const struct options *options, struct node *node, const struct peers_callbacks *callbacks,
+                             struct peers **peers_p, struct rdt_error *err);
+
+/* Says goodbye, closes every link (on_down is called for those that were up), then on_closed. */
+void peers_close(struct peers *peers, void (*on_closed)(void *arg), void *arg);
+
+/* The node that a ref names, made known if it is not yet and address is not "". Starts dialling unless it is up, connecting or in
+ * back-off. NOT_FOUND: unknown and no address; UNSUPPORTED: this daemon has no peer link (no key_file); LIMIT: too many peers;
+ * INVALID: bad address. */
+enum rdt_status peers_find(struct peers *peers, const uint8_t uuid[16], const char *address, struct peer **peer_p, struct rdt_error *err);
+
+struct list *peers_all(struct peers *peers);
+const char *peer_state_name(enum peer_state state);
+
+/* "node n2 (7f3a...)" for sentences. Static thread-local-free: text_p has 128 bytes. */
+void peer_describe(const struct peer *peer, char *text_p);
+
+/* Queues a message on the link; written when the loop turns (several in one TLS record where possible). PEER_LOST unless UP;
+ * NO_MEMORY; LIMIT: too large. */
+enum rdt_status peer_send(struct peer *peer, enum rdt_peer_message type, const ProtobufCMessage *message, struct rdt_error *err);
+
+/* Bytes queued and not yet written: back-pressure for whoever asks. */
+size_t peer_queued_bytes(const struct peer *peer);
+
+#endif

@@ -1,0 +1,359 @@
+/* Finds and loads backends, and keeps the instances of their memory kinds and transports. */
+#include "daemon/plugin.h"
+
+#include <assert.h>
+#include <ctype.h>
+#include <dirent.h>
+#include <errno.h>
+#include <fnmatch.h>
+#include <limits.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <strings.h>
+
+#include "daemon/options.h"
+#include "daemon/plugin_events.h"
+#include "daemon/plugin_host.h"
+#include "daemon/plugin_load.h"
+
+struct plugins {
+    struct plugin_events events;
+    struct list files; /* of struct plugin */
+    struct list memory_kinds, transports;
+    void (*on_closed)(void *arg);
+    void *arg;
+};
+
+/* ---- loading ---- */
+
+static enum rdt_status check_names(struct plugins *plugins, const struct plugin *plugin, struct rdt_error *err)
+{
+    static const char *const reserved[] = {"daemon", "network", "transfer"};
+    for (size_t i = 0; i < sizeof(reserved) / sizeof(reserved[0]); i++) {
+        if (strcasecmp(plugin->name, reserved[i]) == 0)
+            return rdt_error_set(err, RDT_INVALID, "backend %s: the name '%s' is a section of the configuration", plugin->path,
+                                 plugin->name);
+    }
+    list_for_each (node, &plugins->files) {
+        const struct plugin *other = list_entry(node, struct plugin, link);
+        const char *what = NULL;
+        if (strcasecmp(other->name, plugin->name) == 0)
+            what = "backend";
+        else if (other->has_memory && plugin->has_memory && strcasecmp(other->memory.name, plugin->memory.name) == 0)
+            what = "memory kind";
+        else if (other->has_transport && plugin->has_transport &&
+                 strcasecmp(other->transport.name, plugin->transport.name) == 0)
+            what = "transport";
+        if (what != NULL)
+            return rdt_error_set(err, RDT_INVALID, "backend %s: the name of its %s is taken by %s", plugin->path, what,
+                                 other->path);
+    }
+    return RDT_OK;
+}
+
+static enum rdt_status load_file(struct plugins *plugins, const char *path, struct rdt_error *err)
+{
+    struct plugin *plugin;
+    enum rdt_status status = plugin_load(path, &plugin, err);
+    if (status != RDT_OK)
+        return status;
+    status = check_names(plugins, plugin, err);
+    if (status != RDT_OK) {
+        plugin_unload(plugin, false);
+        return status;
+    }
+    plugin_host_init(plugin);
+    plugin_events_host(&plugin->host);
+    list_append(&plugins->files, &plugin->link);
+    return RDT_OK;
+}
+
+static int is_backend(const struct dirent *entry)
+{
+    return fnmatch("rdt_*.so", entry->d_name, 0) == 0;
+}
+
+/* Bytes, not the locale's order. */
+static int by_name(const struct dirent **a, const struct dirent **b)
+{
+    return strcmp((*a)->d_name, (*b)->d_name);
+}
+
+static enum rdt_status load_dir(struct plugins *plugins, const char *dir, struct rdt_error *err)
+{
+    struct dirent **entries;
+    int n = dir[0] != 0 ? scandir(dir, &entries, is_backend, by_name) : 0;
+    if (n < 0)
+        return errno == ENOENT ? RDT_OK : rdt_error_sys(err, errno, "cannot read backend_dir %s", dir);
+    enum rdt_status status = RDT_OK;
+    for (int i = 0; i < n; i++) {
+        char path[PATH_MAX];
+        if (status == RDT_OK && snprintf(path, sizeof(path), "%s/%s", dir, entries[i]->d_name) >= (int)sizeof(path))
+            status = rdt_error_set(err, RDT_INVALID, "backend_dir is too long");
+        if (status == RDT_OK)
+            status = load_file(plugins, path, err);
+        free(entries[i]);
+    }
+    if (dir[0] != 0)
+        free(entries);
+    return status;
+}
+
+static enum rdt_status load_listed(struct plugins *plugins, const char *paths, struct rdt_error *err)
+{
+    char *copy = strdup(paths), *rest;
+    if (copy == NULL)
+        return rdt_error_set(err, RDT_NO_MEMORY, "no memory");
+    enum rdt_status status = RDT_OK;
+    for (char *path = strtok_r(copy, ",", &rest); path != NULL && status == RDT_OK; path = strtok_r(NULL, ",", &rest)) {
+        path += strspn(path, " \t");
+        path[strcspn(path, " \t")] = 0;
+        if (path[0] != 0)
+            status = load_file(plugins, path, err);
+    }
+    free(copy);
+    return status;
+}
+
+/* ---- instances ---- */
+
+static char *lower_copy(const char *text)
+{
+    char *copy = strdup(text);
+    for (char *p = copy; p != NULL && *p != 0; p++)
+        *p = (char)tolower((unsigned char)*p);
+    return copy;
+}
+
+static void memory_kind_destroy(struct memory_kind *kind)
+{
+    if (kind->available)
+        kind->ops.close(kind->instance);
+    list_remove(&kind->link);
+    free((char *)(uintptr_t)kind->name);
+    free(kind);
+}
+
+static void transport_destroy(struct transport *transport)
+{
+    if (transport->available)
+        transport->ops.close(transport->instance);
+    list_remove(&transport->link);
+    free((char *)(uintptr_t)transport->name);
+    free((char *)(uintptr_t)transport->version);
+    free(transport);
+}
+
+/* Of an open operation: true if it worked; false with OK in *status_p if the thing is to be kept as not available. */
+static bool judge_open(enum rdt_status *status_p, const struct plugin *plugin, const struct rdt_error *why, char why_not[192],
+                       struct rdt_error *err)
+{
+    if (*status_p == RDT_OK)
+        return true;
+    if (*status_p == RDT_UNSUPPORTED) {
+        snprintf(why_not, 192, "%.191s", why->msg[0] != 0 ? why->msg : "it gave no reason");
+        *status_p = RDT_OK;
+        return false;
+    }
+    rdt_error_set(err, *status_p, "backend %s: %s", plugin->path, why->msg[0] != 0 ? why->msg : rdt_status_sentence(*status_p));
+    return false;
+}
+
+static enum rdt_status open_memory(struct plugins *plugins, struct plugin *plugin, struct rdt_error *err)
+{
+    struct memory_kind *kind = calloc(1, sizeof(*kind));
+    char *name = lower_copy(plugin->memory.name);
+    if (kind == NULL || name == NULL) {
+        free(kind);
+        free(name);
+        return rdt_error_set(err, RDT_NO_MEMORY, "no memory for backend %s", plugin->path);
+    }
+    kind->ops = plugin->memory;
+    kind->name = name;
+    kind->path = plugin->path;
+    list_append(&plugins->memory_kinds, &kind->link);
+    struct rdt_error why = {0};
+    enum rdt_status status = kind->ops.open(&plugin->host, &kind->instance, &why);
+    kind->available = judge_open(&status, plugin, &why, kind->why_not, err);
+    return status;
+}
+
+static void insert_by_speed(struct list *transports, struct transport *transport)
+{
+    struct list *before = transports; /* the end */
+    list_for_each (node, transports) {
+        if (list_entry(node, struct transport, link)->ops.speed < transport->ops.speed) {
+            before = node;
+            break;
+        }
+    }
+    list_append(before, &transport->link); /* in front of `before` */
+}
+
+static enum rdt_status open_transport(struct plugins *plugins, struct plugin *plugin, struct rdt_error *err)
+{
+    struct transport *transport = calloc(1, sizeof(*transport));
+    char *name = lower_copy(plugin->transport.name);
+    if (transport == NULL || name == NULL) {
+        free(transport);
+        free(name);
+        return rdt_error_set(err, RDT_NO_MEMORY, "no memory for backend %s", plugin->path);
+    }
+    transport->ops = plugin->transport;
+    transport->name = name;
+    transport->path = plugin->path;
+    transport->plugins = plugins;
+    transport->events = &plugins->events;
+    insert_by_speed(&plugins->transports, transport);
+    struct rdt_error why = {0};
+    enum rdt_status status = transport->ops.open(&plugin->host, &transport->instance, &why);
+    transport->available = judge_open(&status, plugin, &why, transport->why_not, err);
+    const char *version =
+        transport->available && transport->ops.version != NULL ? transport->ops.version(transport->instance) : NULL;
+    transport->version = strdup(version != NULL ? version : "");
+    if (status == RDT_OK && transport->version == NULL)
+        status = rdt_error_set(err, RDT_NO_MEMORY, "no memory for backend %s", plugin->path);
+    return status;
+}
+
+static enum rdt_status open_all(struct plugins *plugins, const struct options *options, struct rdt_error *err)
+{
+    enum rdt_status status = RDT_OK;
+    list_for_each (node, &plugins->files) {
+        struct plugin *plugin = list_entry(node, struct plugin, link);
+        plugin->options = options;
+        if (plugin->has_memory)
+            status = open_memory(plugins, plugin, err);
+        if (status == RDT_OK && plugin->has_transport)
+            status = open_transport(plugins, plugin, err);
+        plugin->options = NULL;
+        if (status != RDT_OK)
+            return status;
+    }
+    return RDT_OK;
+}
+
+/* Transports first: they may use memory that a kind of theirs owns. */
+static void close_instances(struct plugins *plugins)
+{
+    list_for_each_safe (node, &plugins->transports)
+        transport_destroy(list_entry(node, struct transport, link));
+    list_for_each_safe (node, &plugins->memory_kinds)
+        memory_kind_destroy(list_entry(node, struct memory_kind, link));
+}
+
+static void plugins_free(struct plugins *plugins, bool were_opened)
+{
+    list_for_each_safe (node, &plugins->files)
+        plugin_unload(list_entry(node, struct plugin, link), were_opened);
+    free(plugins);
+}
+
+enum rdt_status plugins_create(uv_loop_t *loop, const struct options *options, struct plugins **plugins_p,
+                               struct rdt_error *err)
+{
+    struct plugins *plugins = calloc(1, sizeof(*plugins));
+    if (plugins == NULL)
+        return rdt_error_set(err, RDT_NO_MEMORY, "no memory for backends");
+    list_init(&plugins->files);
+    list_init(&plugins->memory_kinds);
+    list_init(&plugins->transports);
+
+    enum rdt_status status = load_dir(plugins, options->backend_dir, err);
+    if (status == RDT_OK)
+        status = load_listed(plugins, options->backends, err);
+    if (status == RDT_OK)
+        status = plugin_host_check(&plugins->files, options, err);
+    if (status != RDT_OK) {
+        plugins_free(plugins, false);
+        return status;
+    }
+    status = open_all(plugins, options, err);
+    /* Last, since only the loop could close it again. Nothing is reported before there is a connection. */
+    if (status == RDT_OK)
+        status = plugin_events_init(&plugins->events, loop, err);
+    if (status != RDT_OK) {
+        close_instances(plugins);
+        plugins_free(plugins, true);
+        return status;
+    }
+    *plugins_p = plugins;
+    return RDT_OK;
+}
+
+static void on_events_closed(struct plugin_events *events)
+{
+    struct plugins *plugins = list_entry(events, struct plugins, events);
+    void (*on_closed)(void *arg) = plugins->on_closed;
+    void *arg = plugins->arg;
+    plugins_free(plugins, true);
+    on_closed(arg);
+}
+
+void plugins_close(struct plugins *plugins, void (*on_closed)(void *arg), void *arg)
+{
+    assert(on_closed != NULL);
+    plugins->on_closed = on_closed;
+    plugins->arg = arg;
+    close_instances(plugins);
+    plugin_events_close(&plugins->events, on_events_closed);
+}
+
+/* ---- what there is ---- */
+
+struct list *plugins_memory_kinds(struct plugins *plugins)
+{
+    return &plugins->memory_kinds;
+}
+
+struct list *plugins_transports(struct plugins *plugins)
+{
+    return &plugins->transports;
+}
+
+struct memory_kind *plugins_memory_kind(struct plugins *plugins, const char *name)
+{
+    list_for_each (node, &plugins->memory_kinds) {
+        struct memory_kind *kind = list_entry(node, struct memory_kind, link);
+        if (strcasecmp(kind->name, name[0] != 0 ? name : "host") == 0)
+            return kind;
+    }
+    return NULL;
+}
+
+struct transport *plugins_transport(struct plugins *plugins, const char *name)
+{
+    list_for_each (node, &plugins->transports) {
+        struct transport *transport = list_entry(node, struct transport, link);
+        if (strcasecmp(transport->name, name) == 0)
+            return transport;
+    }
+    return NULL;
+}
+
+void plugins_transport_names(const struct plugins *plugins, char *text_p, size_t size)
+{
+    snprintf(text_p, size, "%s", list_empty(&plugins->transports) ? "none" : "");
+    size_t used = 0;
+    list_for_each (node, &plugins->transports) {
+        const char *name = list_entry(node, struct transport, link)->name;
+        if (used < size)
+            used += (size_t)snprintf(text_p + used, size - used, "%s%s", used > 0 ? ", " : "", name);
+    }
+}
+
+const char *transport_sided(const struct transport *transport)
+{
+    bool one = transport->ops.post_read != NULL, two = transport->ops.post_send != NULL;
+    return one && two ? "one and two" : one ? "one" : "two";
+}
+
+bool transport_moves(const struct transport *transport, const char *memory_kind)
+{
+    for (const char *const *kind = transport->ops.memory_kinds; *kind != NULL; kind++) {
+        if (strcasecmp(*kind, memory_kind) == 0)
+            return true;
+    }
+    return false;
+}

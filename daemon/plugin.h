@@ -1,0 +1,111 @@
+/* Loads backends, checks their tables, and brings what their threads report to the loop thread.
+ *
+ * Owns the loaded .so files and one instance of each memory kind and transport. Knows no vendor library and no transfer: an
+ * operation is a struct plugin_op that someone above embeds.
+ */
+#ifndef DAEMON_PLUGIN_H
+#define DAEMON_PLUGIN_H
+
+#include <stdbool.h>
+#include <uv.h>
+
+#include "backends/rdt_backend.h"
+#include "daemon/list.h"
+
+struct plugins;
+struct plugin_events;
+struct options;
+
+/* Something that a plug-in's thread reported, on its way to the loop thread. plugin.c's. */
+struct plugin_event {
+    struct list link;
+    void (*deliver)(struct plugin_event *);
+};
+
+struct memory_kind {
+    struct list link;             /* in plugins_memory_kinds() */
+    struct rdt_memory_ops ops;    /* our copy, missing operations NULL */
+    void *instance;
+    const char *name;             /* lower case: "host" */
+    const char *path;             /* of the .so */
+    bool available;
+    char why_not[192];
+};
+
+struct transport {
+    struct list link;             /* in plugins_transports(), best speed first */
+    struct rdt_transport_ops ops;
+    void *instance;
+    const char *name;             /* lower case */
+    const char *path;
+    const char *version;          /* of the vendor library; "" if unknown */
+    bool available;               /* false: open failed, why_not says why */
+    char why_not[192];
+    uint64_t ops_active, bytes_done; /* kept by plugin_op_* */
+    struct plugins *plugins;
+    struct plugin_events *events; /* plugin.c's */
+};
+
+/* One operation of a transport. on_done is called on the loop thread, exactly once, never inside the post; msg is never NULL and
+ * valid until it returns. It may free the struct. */
+struct plugin_op {
+    struct rdt_op op;
+    struct transport *transport;
+    void (*on_done)(struct plugin_op *, enum rdt_status, const char *msg);
+    /* plugin.c's */
+    struct plugin_event done;
+    enum rdt_status status;
+    char *msg;
+};
+
+/* One transport connection to one peer. Both callbacks are needed and may destroy what they are given, as far as the state
+ * of the connection allows it. */
+struct plugin_conn {
+    struct transport *transport;
+    void *handle;                 /* the plug-in's; NULL before create */
+    void (*on_failed)(struct plugin_conn *, enum rdt_status, const char *msg); /* loop thread, at most once, not after disconnect */
+    void (*on_closed)(struct plugin_conn *);                                   /* loop thread, once after disconnect */
+    /* plugin.c's */
+    struct plugin_event failed, closed;
+    bool has_failed, disconnecting;
+    char msg[192];
+    enum rdt_status status;
+};
+
+/* Loads every rdt_*.so of options->backend_dir (sorted; a directory that is not there holds none), then each of options->backends.
+ * A file that is not a backend, has the wrong ABI version, lacks a required operation or bears a name that is taken (names are
+ * case-insensitive) is an error that names file and fault. A plug-in whose open fails with UNSUPPORTED is kept as not available.
+ * Checks the configuration's backend sections against the declared keys: unknown section or key is RDT_INVALID. The library must
+ * not be writable by others than root and the daemon's user. The options must outlive the call only. */
+enum rdt_status plugins_create(uv_loop_t *loop, const struct options *options, struct plugins **plugins_p, struct rdt_error *err);
+
+/* Every connection must be destroyed. Closes the instances, which joins their threads; on_closed comes from the loop. */
+void plugins_close(struct plugins *plugins, void (*on_closed)(void *arg), void *arg);
+
+struct list *plugins_memory_kinds(struct plugins *plugins);
+struct list *plugins_transports(struct plugins *plugins);
+struct memory_kind *plugins_memory_kind(struct plugins *plugins, const char *name); /* "" is host; NULL: none */
+struct transport *plugins_transport(struct plugins *plugins, const char *name);     /* any case; NULL: none */
+
+/* The names of all transports, for error sentences: "ucx, loopback" or "none". */
+void plugins_transport_names(const struct plugins *plugins, char *text_p, size_t size);
+
+/* "one", "two", "one and two": by the operations it has. */
+const char *transport_sided(const struct transport *transport);
+bool transport_moves(const struct transport *transport, const char *memory_kind);
+
+/* Connections: fill the callbacks, then create, which sets transport and handle. After disconnect (a second one does nothing) comes
+ * on_closed; then destroy. One that was never offered nor connected may be destroyed at once. */
+enum rdt_status plugin_conn_create(struct plugin_conn *conn, struct transport *transport, const uint8_t peer_uuid[16],
+                                   struct rdt_error *err);
+void plugin_conn_disconnect(struct plugin_conn *conn);
+void plugin_conn_destroy(struct plugin_conn *conn); /* pending events of it are dropped */
+
+/* Operations: fill op.op (priv is zeroed here) and on_done, then post. On error on_done never runs; UNSUPPORTED: the transport has no
+ * such operation. */
+enum rdt_status plugin_op_send(struct plugin_conn *conn, struct plugin_op *op, struct rdt_error *err);
+enum rdt_status plugin_op_recv(struct plugin_conn *conn, struct plugin_op *op, struct rdt_error *err);
+enum rdt_status plugin_op_read(struct plugin_conn *conn, struct plugin_op *op, struct rdt_error *err);
+void plugin_op_cancel(struct plugin_conn *conn, struct plugin_op *op); /* nothing if the plug-in cannot */
+
+#endif

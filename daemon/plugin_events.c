@@ -1,0 +1,249 @@
+/* The one queue in which the reports of plug-ins' threads come to the loop: in the order in which they were made, so that a
+ * connection's last operation is known to have ended before its close is. And what is reported about: connections and operations. */
+#include "daemon/plugin_events.h"
+
+#include <assert.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "daemon/log.h"
+#include "daemon/plugin.h"
+
+/* After so many the loop sees to its sockets again. */
+#define EVENTS_PER_TURN 512
+
+/* ---- reports of foreign threads ---- */
+
+/* Under the mutex. */
+static void queue_event(struct plugin_events *events, struct plugin_event *event)
+{
+    bool wake = list_empty(&events->queue);
+    list_append(&events->queue, &event->link);
+    if (wake)
+        uv_async_send(&events->wake);
+}
+
+static void on_wake(uv_async_t *wake)
+{
+    struct plugin_events *events = wake->data;
+    for (unsigned i = 0; i < EVENTS_PER_TURN; i++) {
+        pthread_mutex_lock(&events->mutex);
+        struct list *node = list_first(&events->queue);
+        if (node != NULL)
+            list_remove(node);
+        pthread_mutex_unlock(&events->mutex);
+        if (node == NULL)
+            return;
+        struct plugin_event *event = list_entry(node, struct plugin_event, link);
+        event->deliver(event);
+    }
+    if (!uv_is_closing((uv_handle_t *)wake))
+        uv_async_send(wake);
+}
+
+static void deliver_done(struct plugin_event *event)
+{
+    struct plugin_op *op = list_entry(event, struct plugin_op, done);
+    char *msg = op->msg;
+    op->msg = NULL;
+    op->transport->ops_active--;
+    if (op->status == RDT_OK)
+        op->transport->bytes_done += op->op.piece.bytes;
+    op->on_done(op, op->status, msg != NULL ? msg : rdt_status_sentence(op->status));
+    free(msg);
+}
+
+static void host_op_done(struct rdt_op *rdt_op, enum rdt_status status, const char *msg)
+{
+    struct plugin_op *op = list_entry(rdt_op, struct plugin_op, op);
+    struct plugin_events *events = op->transport->events;
+    char *copy = msg != NULL && msg[0] != 0 ? strdup(msg) : NULL;
+    pthread_mutex_lock(&events->mutex);
+    bool again = !list_empty(&op->done.link);
+    if (!again) {
+        op->status = status;
+        op->msg = copy;
+        queue_event(events, &op->done);
+    }
+    pthread_mutex_unlock(&events->mutex);
+    if (again) {
+        log_error("bug in transport %s: an operation ended twice", op->transport->name);
+        free(copy);
+    }
+}
+
+static void deliver_failed(struct plugin_event *event)
+{
+    struct plugin_conn *conn = list_entry(event, struct plugin_conn, failed);
+    if (!conn->disconnecting)
+        conn->on_failed(conn, conn->status, conn->msg);
+}
+
+static void host_conn_failed(void *conn_ctx, enum rdt_status status, const char *msg)
+{
+    struct plugin_conn *conn = conn_ctx;
+    struct plugin_events *events = conn->transport->events;
+    pthread_mutex_lock(&events->mutex);
+    if (!conn->has_failed) {
+        conn->has_failed = true;
+        conn->status = status;
+        snprintf(conn->msg, sizeof(conn->msg), "%s", msg != NULL && msg[0] != 0 ? msg : rdt_status_sentence(status));
+        queue_event(events, &conn->failed);
+    }
+    pthread_mutex_unlock(&events->mutex);
+}
+
+static void deliver_closed(struct plugin_event *event)
+{
+    struct plugin_conn *conn = list_entry(event, struct plugin_conn, closed);
+    if (conn->disconnecting)
+        conn->on_closed(conn);
+    else
+        log_error("bug in transport %s: a connection closed that nobody disconnected", conn->transport->name);
+}
+
+static void host_conn_closed(void *conn_ctx)
+{
+    struct plugin_conn *conn = conn_ctx;
+    struct plugin_events *events = conn->transport->events;
+    pthread_mutex_lock(&events->mutex);
+    if (list_empty(&conn->closed.link))
+        queue_event(events, &conn->closed);
+    pthread_mutex_unlock(&events->mutex);
+}
+
+/* ---- the queue's life ---- */
+
+enum rdt_status plugin_events_init(struct plugin_events *events, uv_loop_t *loop, struct rdt_error *err)
+{
+    int rc = uv_async_init(loop, &events->wake, on_wake);
+    if (rc != 0)
+        return rdt_error_sys(err, -rc, "cannot make the backends' wake-up");
+    events->wake.data = events;
+    pthread_mutex_init(&events->mutex, NULL);
+    list_init(&events->queue);
+    return RDT_OK;
+}
+
+static void on_wake_closed(uv_handle_t *handle)
+{
+    struct plugin_events *events = handle->data;
+    pthread_mutex_destroy(&events->mutex);
+    events->on_closed(events);
+}
+
+void plugin_events_close(struct plugin_events *events, void (*on_closed)(struct plugin_events *))
+{
+    events->on_closed = on_closed;
+    uv_close((uv_handle_t *)&events->wake, on_wake_closed);
+}
+
+void plugin_events_host(struct rdt_host *host)
+{
+    host->op_done = host_op_done;
+    host->conn_failed = host_conn_failed;
+    host->conn_closed = host_conn_closed;
+}
+
+/* ---- connections ---- */
+
+static void drop_events(struct plugin_conn *conn)
+{
+    struct plugin_events *events = conn->transport->events;
+    pthread_mutex_lock(&events->mutex);
+    list_remove(&conn->failed.link);
+    list_remove(&conn->closed.link);
+    pthread_mutex_unlock(&events->mutex);
+}
+
+enum rdt_status plugin_conn_create(struct plugin_conn *conn, struct transport *transport, const uint8_t peer_uuid[16],
+                                   struct rdt_error *err)
+{
+    assert(conn->on_failed != NULL && conn->on_closed != NULL);
+    if (!transport->available)
+        return rdt_error_set(err, RDT_UNSUPPORTED, "%s: %s", transport->name, transport->why_not);
+    conn->transport = transport;
+    conn->handle = NULL;
+    conn->failed.deliver = deliver_failed;
+    conn->closed.deliver = deliver_closed;
+    list_init(&conn->failed.link);
+    list_init(&conn->closed.link);
+    conn->has_failed = conn->disconnecting = false;
+    void *handle;
+    enum rdt_status status = transport->ops.connection_create(transport->instance, peer_uuid, conn, &handle, err);
+    if (status != RDT_OK) {
+        drop_events(conn);
+        return status;
+    }
+    conn->handle = handle;
+    return RDT_OK;
+}
+
+void plugin_conn_disconnect(struct plugin_conn *conn)
+{
+    if (conn->disconnecting)
+        return;
+    conn->disconnecting = true;
+    conn->transport->ops.disconnect(conn->handle);
+}
+
+void plugin_conn_destroy(struct plugin_conn *conn)
+{
+    if (conn->handle == NULL)
+        return;
+    conn->transport->ops.connection_destroy(conn->handle);
+    conn->handle = NULL;
+    drop_events(conn); /* after it: the plug-in's threads report until then */
+}
+
+/* ---- operations ---- */
+
+typedef enum rdt_status (*post_fn)(void *conn, struct rdt_op *op, struct rdt_error *err);
+
+static enum rdt_status post(struct plugin_conn *conn, struct plugin_op *op, post_fn post_op, const char *what,
+                            struct rdt_error *err)
+{
+    struct transport *transport = conn->transport;
+    assert(op->on_done != NULL);
+    if (post_op == NULL)
+        return rdt_error_set(err, RDT_UNSUPPORTED, "%s cannot %s", transport->name, what);
+    op->transport = transport;
+    op->done.deliver = deliver_done;
+    list_init(&op->done.link);
+    op->status = RDT_OK;
+    op->msg = NULL;
+    memset(op->op.priv, 0, sizeof(op->op.priv));
+    transport->ops_active++;
+    enum rdt_status status = post_op(conn->handle, &op->op, err);
+    if (status != RDT_OK)
+        transport->ops_active--;
+    return status;
+}
+
+enum rdt_status plugin_op_send(struct plugin_conn *conn, struct plugin_op *op, struct rdt_error *err)
+{
+    return post(conn, op, conn->transport->ops.post_send, "send", err);
+}
+
+enum rdt_status plugin_op_recv(struct plugin_conn *conn, struct plugin_op *op, struct rdt_error *err)
+{
+    return post(conn, op, conn->transport->ops.post_recv, "receive", err);
+}
+
+enum rdt_status plugin_op_read(struct plugin_conn *conn, struct plugin_op *op, struct rdt_error *err)
+{
+    return post(conn, op, conn->transport->ops.post_read, "read", err);
+}
+
+void plugin_op_cancel(struct plugin_conn *conn, struct plugin_op *op)
+{
+    if (conn->transport->ops.cancel == NULL)
+        return;
+    struct plugin_events *events = conn->transport->events;
+    pthread_mutex_lock(&events->mutex);
+    bool ended = !list_empty(&op->done.link);
+    pthread_mutex_unlock(&events->mutex);
+    if (!ended) /* it may end right now: a plug-in looks an op up before it cancels it */
+        conn->transport->ops.cancel(conn->handle, &op->op);
+}

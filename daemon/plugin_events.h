@@ -1,0 +1,27 @@
+/* From the threads of plug-ins to the loop. For plugin*.c only; what others use of plugin_events.c is in plugin.h. */
+#ifndef DAEMON_PLUGIN_EVENTS_H
+#define DAEMON_PLUGIN_EVENTS_H
+
+#include <pthread.h>
+#include <uv.h>
+
+#include "backends/rdt_backend.h"
+#include "daemon/list.h"
+
+struct plugin_events {
+    uv_async_t wake;
+    pthread_mutex_t mutex;
+    /* Of struct plugin_event. Under the mutex, as are the members of conns and ops that foreign threads write. */
+    struct list queue;
+    void (*on_closed)(struct plugin_events *);
+};
+
+enum rdt_status plugin_events_init(struct plugin_events *events, uv_loop_t *loop, struct rdt_error *err);
+
+/* No thread reports any more. on_closed comes from the loop and may free the struct. */
+void plugin_events_close(struct plugin_events *events, void (*on_closed)(struct plugin_events *));
+
+/* Fills op_done, conn_failed and conn_closed. */
+void plugin_events_host(struct rdt_host *host);
+
+#endif

@@ -1,0 +1,13 @@
+/* What a plug-in may ask the core while it opens. For plugin*.c only. */
+#ifndef DAEMON_PLUGIN_HOST_H
+#define DAEMON_PLUGIN_HOST_H
+
+#include "daemon/plugin_load.h"
+
+/* Fills plugin->host but for op_done, conn_failed and conn_closed. */
+void plugin_host_init(struct plugin *plugin);
+
+/* Every key of every section that is not the daemon's own is one that a plug-in of the list declared. INVALID names it. */
+enum rdt_status plugin_host_check(const struct list *plugins, const struct options *options, struct rdt_error *err);
+
+#endif

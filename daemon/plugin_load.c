@@ -1,0 +1,193 @@
+/* Judges one backend file before any of its operations is called. Believes nothing that the file says about itself but sizes,
+ * versions and names, and these are checked. */
+#include "daemon/plugin_load.h"
+
+#include <ctype.h>
+#include <dlfcn.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "wire_limits.h"
+
+#define NAME_CHARS "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-"
+
+/* Whoever may write the file is the daemon. The directory is its administrator's business. */
+static enum rdt_status check_file(const char *path, struct rdt_error *err)
+{
+    int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOCTTY); /* a fifo must not hold us up */
+    if (fd < 0)
+        return rdt_error_sys(err, errno, "cannot open");
+    struct stat st;
+    int failed = fstat(fd, &st) != 0 ? errno : 0;
+    close(fd);
+    if (failed != 0)
+        return rdt_error_sys(err, failed, "cannot look at");
+    if (!S_ISREG(st.st_mode))
+        return rdt_error_set(err, RDT_INVALID, "is not a regular file");
+    if (st.st_uid != 0 && st.st_uid != geteuid())
+        return rdt_error_set(err, RDT_INVALID, "belongs to uid %u, neither root nor the daemon's", (unsigned)st.st_uid);
+    if (st.st_mode & (S_IWGRP | S_IWOTH))
+        return rdt_error_set(err, RDT_INVALID, "can be written by others: chmod go-w");
+    return RDT_OK;
+}
+
+/* What their version of the table has goes into ours; the rest is NULL. */
+static void copy_table(void *ours, size_t our_bytes, const void *theirs, uint32_t their_bytes)
+{
+    memset(ours, 0, our_bytes);
+    memcpy(ours, theirs, their_bytes < our_bytes ? their_bytes : our_bytes);
+}
+
+struct required {
+    const char *name;
+    bool there;
+};
+
+static enum rdt_status check_required(const char *table, const struct required *rows, size_t n, struct rdt_error *err)
+{
+    for (size_t i = 0; i < n; i++) {
+        if (!rows[i].there)
+            return rdt_error_set(err, RDT_INVALID, "%s: %s is missing", table, rows[i].name);
+    }
+    return RDT_OK;
+}
+#define CHECK_REQUIRED(table, rows, err) check_required((table), (rows), sizeof(rows) / sizeof((rows)[0]), (err))
+
+static enum rdt_status check_name(const char *what, const char *name, struct rdt_error *err)
+{
+    size_t bytes = name != NULL ? strlen(name) : 0;
+    if (bytes == 0 || bytes > RDT_MAX_NAME_BYTES || strspn(name, NAME_CHARS) != bytes)
+        return rdt_error_set(err, RDT_INVALID, "the %s's name must be letters, digits, '_' and '-', %u at most", what,
+                             RDT_MAX_NAME_BYTES);
+    return RDT_OK;
+}
+
+static enum rdt_status take_memory(struct plugin *plugin, struct rdt_error *err)
+{
+    struct rdt_memory_ops *ops = &plugin->memory;
+    copy_table(ops, sizeof(*ops), plugin->backend.memory, plugin->backend.memory->struct_size);
+    const struct required rows[] = {
+        {"open", ops->open != NULL}, {"close", ops->close != NULL}, {"alloc", ops->alloc != NULL},
+        {"free", ops->free != NULL}, {"map", ops->map != NULL},     {"copy", ops->copy != NULL},
+    };
+    enum rdt_status status = check_name("memory kind", ops->name, err);
+    if (status == RDT_OK)
+        status = CHECK_REQUIRED("memory kind", rows, err);
+    plugin->has_memory = status == RDT_OK;
+    return status;
+}
+
+static enum rdt_status take_transport(struct plugin *plugin, struct rdt_error *err)
+{
+    struct rdt_transport_ops *ops = &plugin->transport;
+    copy_table(ops, sizeof(*ops), plugin->backend.transport, plugin->backend.transport->struct_size);
+    bool one = ops->pack_key != NULL || ops->post_read != NULL, two = ops->post_send != NULL || ops->post_recv != NULL;
+    const struct required rows[] = {
+        {"memory_kinds", ops->memory_kinds != NULL && ops->memory_kinds[0] != NULL},
+        {"open", ops->open != NULL},
+        {"close", ops->close != NULL},
+        {"connection_create", ops->connection_create != NULL},
+        {"connection_destroy", ops->connection_destroy != NULL},
+        {"offer", ops->offer != NULL},
+        {"connect", ops->connect != NULL},
+        {"sides", ops->sides != NULL},
+        {"disconnect", ops->disconnect != NULL},
+        {"a way to move bytes (post_send and post_recv, or pack_key and post_read)", one || two},
+        /* Half of a pair is a forgotten operation, not a choice. */
+        {"post_send", ops->post_send != NULL || !two},
+        {"post_recv", ops->post_recv != NULL || !two},
+        {"pack_key", ops->pack_key != NULL || !one},
+        {"post_read", ops->post_read != NULL || !one},
+        {"register_memory", ops->register_memory != NULL || (!one && ops->unregister_memory == NULL)},
+        {"unregister_memory", ops->unregister_memory != NULL || ops->register_memory == NULL},
+    };
+    enum rdt_status status = check_name("transport", ops->name, err);
+    if (status == RDT_OK)
+        status = CHECK_REQUIRED("transport", rows, err);
+    plugin->has_transport = status == RDT_OK;
+    return status;
+}
+
+static enum rdt_status take_tables(struct plugin *plugin, const struct rdt_backend *theirs, struct rdt_error *err)
+{
+    if (theirs == NULL)
+        return rdt_error_set(err, RDT_INVALID, "rdt_backend_init gave nothing");
+    if (theirs->abi_version != RDT_BACKEND_ABI)
+        return rdt_error_set(err, RDT_INVALID, "is made for ABI version %u, and this rdtd has version %u", theirs->abi_version,
+                             RDT_BACKEND_ABI);
+    copy_table(&plugin->backend, sizeof(plugin->backend), theirs, theirs->struct_size);
+    enum rdt_status status = check_name("backend", plugin->backend.name, err);
+    if (status != RDT_OK)
+        return status;
+    if (plugin->backend.memory == NULL && plugin->backend.transport == NULL)
+        return rdt_error_set(err, RDT_INVALID, "has neither a memory kind nor a transport");
+    if (plugin->backend.memory != NULL)
+        status = take_memory(plugin, err);
+    if (status == RDT_OK && plugin->backend.transport != NULL)
+        status = take_transport(plugin, err);
+    if (status != RDT_OK)
+        return status;
+    plugin->name = strdup(plugin->backend.name);
+    if (plugin->name == NULL)
+        return rdt_error_set(err, RDT_NO_MEMORY, "no memory");
+    for (char *p = plugin->name; *p != 0; p++)
+        *p = (char)tolower((unsigned char)*p);
+    return RDT_OK;
+}
+
+static enum rdt_status load(struct plugin *plugin, struct rdt_error *err)
+{
+    enum rdt_status status = check_file(plugin->path, err);
+    if (status != RDT_OK)
+        return status;
+    plugin->library = dlopen(plugin->path, RTLD_NOW | RTLD_LOCAL);
+    if (plugin->library == NULL) {
+        const char *why = dlerror();
+        return rdt_error_set(err, RDT_INVALID, "cannot be loaded: %s", why != NULL ? why : "no reason given");
+    }
+    /* ISO C knows no conversion between void * and functions; POSIX promises that the bits are the same. */
+    const struct rdt_backend *(*init)(void);
+    void *symbol = dlsym(plugin->library, "rdt_backend_init");
+    if (symbol == NULL)
+        return rdt_error_set(err, RDT_INVALID, "is not a backend: it exports no rdt_backend_init");
+    memcpy(&init, &symbol, sizeof(init));
+    return take_tables(plugin, init(), err);
+}
+
+enum rdt_status plugin_load(const char *path, struct plugin **plugin_p, struct rdt_error *err)
+{
+    struct plugin *plugin = calloc(1, sizeof(*plugin));
+    if (plugin == NULL)
+        return rdt_error_set(err, RDT_NO_MEMORY, "no memory for %s", path);
+    list_init(&plugin->link);
+    /* A bare name would make dlopen search the system's directories. */
+    plugin->path = realpath(path, NULL);
+    if (plugin->path == NULL) {
+        int failed = errno;
+        plugin_unload(plugin, false);
+        return rdt_error_sys(err, failed, "backend %s", path);
+    }
+    enum rdt_status status = load(plugin, err);
+    if (status != RDT_OK) {
+        rdt_error_prefix(err, "backend %s", path);
+        plugin_unload(plugin, false);
+        return status;
+    }
+    *plugin_p = plugin;
+    return RDT_OK;
+}
+
+void plugin_unload(struct plugin *plugin, bool was_opened)
+{
+    if (plugin == NULL)
+        return;
+    if (plugin->library != NULL && !was_opened)
+        dlclose(plugin->library);
+    free(plugin->path);
+    free(plugin->name);
+    free(plugin);
+}

@@ -1,0 +1,79 @@
+#include "daemon/rpc.h"
+
+#include <stdlib.h>
+
+#include "daemon/log.h"
+#include "proto/layout.h"
+
+/* HELLO is conn.c's: it comes first and makes the client. */
+static const struct {
+    enum rdt_message type;
+    const char *name;
+    const ProtobufCMessageDescriptor *request;
+    enum rdt_status (*handle)(struct call *call, const void *request, struct rdt_error *err);
+} table[] = {
+    {RDT_MSG_PING, "PING", &rdt__pb__ping__descriptor, rpc_ping},
+    {RDT_MSG_STATUS, "STATUS", &rdt__pb__empty__descriptor, rpc_status},
+    {RDT_MSG_ALLOC, "ALLOC", &rdt__pb__alloc__descriptor, rpc_alloc},
+    {RDT_MSG_IMPORT, "IMPORT", &rdt__pb__import__descriptor, rpc_import},
+    {RDT_MSG_RELEASE_REGION, "RELEASE_REGION", &rdt__pb__release_region__descriptor, rpc_release_region},
+    {RDT_MSG_PUT, "PUT", &rdt__pb__put__descriptor, rpc_put},
+    {RDT_MSG_FETCH, "FETCH", &rdt__pb__fetch__descriptor, rpc_fetch},
+    {RDT_MSG_CANCEL, "CANCEL", &rdt__pb__cancel__descriptor, rpc_cancel},
+    {RDT_MSG_RELEASE, "RELEASE", &rdt__pb__release__descriptor, rpc_release},
+    {RDT_MSG_FREE, "FREE", &rdt__pb__free__descriptor, rpc_free},
+    {RDT_MSG_WAIT, "WAIT", &rdt__pb__wait__descriptor, rpc_wait},
+    {RDT_MSG_WAIT_FREED, "WAIT_FREED", &rdt__pb__wait_freed__descriptor, rpc_wait_freed},
+    {RDT_MSG_CANCEL_REQUEST, "CANCEL_REQUEST", &rdt__pb__cancel_request__descriptor, rpc_cancel_request},
+    {RDT_MSG_STAT, "STAT", &rdt__pb__stat__descriptor, rpc_stat},
+    {RDT_MSG_LIST, "LIST", &rdt__pb__list__descriptor, rpc_list},
+    {RDT_MSG_EXPLAIN, "EXPLAIN", &rdt__pb__explain__descriptor, rpc_explain},
+};
+
+void rpc_dispatch(struct call *call, const uint8_t *payload, size_t bytes)
+{
+    struct rdt_error err = {0};
+    enum rdt_status status = RDT_UNSUPPORTED;
+    struct arena arena;
+    size_t i = 0;
+
+    arena_init(&arena, RDT_MAX_DECODED_BYTES);
+    while (i < sizeof table / sizeof table[0] && table[i].type != call->type)
+        i++;
+    if (i == sizeof table / sizeof table[0]) {
+        (void)rdt_error_set(&err, RDT_UNSUPPORTED, "this daemon knows no request %u", call->type);
+    } else {
+        ProtobufCMessage *request = protobuf_c_message_unpack(table[i].request, &arena.allocator, bytes, payload);
+        log_trace("%s from client %llu, %zu bytes", table[i].name, call->client ? (unsigned long long)call->client->id : 0ull, bytes);
+        if (request)
+            status = table[i].handle(call, request, &err);
+        else
+            status = rdt_error_set(&err, RDT_PROTOCOL, "a broken %s: not a protobuf message, or one that takes more than %u bytes",
+                                   table[i].name, RDT_MAX_DECODED_BYTES);
+    }
+    if (status != RDT_OK) {
+        if (err.status == RDT_OK)
+            (void)rdt_error_set(&err, status, "%s", rdt_status_sentence(status));
+        call_fail(call, &err);
+    }
+    arena_fini(&arena);
+}
+
+enum rdt_status rpc_handle(struct rpc *rpc, struct client *client, struct frame *frame, struct rdt_error *err)
+{
+    struct call *call;
+
+    if (frame->flags != 0) {
+        frame_close_fds(frame);
+        return rdt_error_set(err, RDT_PROTOCOL, "a frame with flags %u is no request", frame->flags);
+    }
+    call = call_create(rpc, client, NULL, frame->type, frame->request_id);
+    if (!call) {
+        frame_close_fds(frame);
+        return rdt_error_set(err, RDT_NO_MEMORY, "no memory for a request");
+    }
+    call->frame = frame;
+    rpc_dispatch(call, frame->payload, frame->length);
+    frame_close_fds(frame);
+    return RDT_OK;
+}

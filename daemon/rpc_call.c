@@ -1,0 +1,174 @@
+#include "daemon/rpc_call.h"
+
+#include <assert.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <unistd.h>
+
+#include "daemon/log.h"
+#include "wire_ref.h"
+
+struct call *call_create(struct rpc *rpc, struct client *client, struct peer *peer, uint16_t type, uint64_t request_id)
+{
+    struct call *call = calloc(1, sizeof *call);
+
+    if (!call)
+        return NULL;
+    call->rpc = rpc;
+    call->client = client;
+    call->peer = peer;
+    call->peer_epoch = peer ? peer->epoch : 0;
+    call->type = type;
+    call->request_id = request_id;
+    if (client) {
+        call->requester = client->owner;
+        call->admin = client->admin;
+    }
+    list_init(&call->link);
+    list_init(&call->by_forward);
+    list_init(&call->object.link);
+    list_init(&call->range.link);
+    return call;
+}
+
+static void call_free(struct call *call)
+{
+    deadline_unset(call->rpc->deadlines, &call->deadline);
+    if (!list_empty(&call->link) && call->client)
+        call->client->n_calls--;
+    list_remove(&call->link);
+    list_remove(&call->by_forward);
+    object_waiter_remove(&call->object);
+    list_remove(&call->range.link);
+    region_unref(call->region);
+    free(call->packed);
+    free(call);
+}
+
+static void send_to_peer(struct call *call, const struct rdt_error *err, const ProtobufCMessage *reply)
+{
+    Rdt__Pb__CallReply message = RDT__PB__CALL_REPLY__INIT;
+    uint8_t *packed = NULL;
+
+    if (call->peer->state != PEER_UP || call->peer->epoch != call->peer_epoch)
+        return; /* asked on a link that is no more */
+    message.call = call->request_id;
+    if (err) {
+        message.status = err->status;
+        message.sys_errno = err->sys_errno;
+        message.message = (char *)err->msg;
+    } else {
+        size_t bytes = protobuf_c_message_get_packed_size(reply);
+        packed = malloc(bytes ? bytes : 1);
+        if (packed) {
+            protobuf_c_message_pack(reply, packed);
+            message.reply = (ProtobufCBinaryData){bytes, packed};
+        } else {
+            message.status = RDT_NO_MEMORY;
+        }
+    }
+    (void)peer_send(call->peer, RDT_PEER_CALL_REPLY, &message.base, NULL);
+    free(packed);
+}
+
+void call_reply(struct call *call, const ProtobufCMessage *reply, const int *take_fds, unsigned n_fds)
+{
+    if (call->client) {
+        call->client->send(call->client, call->type, FRAME_REPLY, call->request_id, reply, take_fds, n_fds);
+    } else {
+        for (unsigned i = 0; i < n_fds; i++)
+            (void)close(take_fds[i]);
+        send_to_peer(call, NULL, reply);
+    }
+    call_free(call);
+}
+
+void call_reply_empty(struct call *call)
+{
+    Rdt__Pb__Empty empty = RDT__PB__EMPTY__INIT;
+
+    call_reply(call, &empty.base, NULL, 0);
+}
+
+void call_fail(struct call *call, const struct rdt_error *err)
+{
+    if (call->client) {
+        Rdt__Pb__ErrorReply reply = RDT__PB__ERROR_REPLY__INIT;
+        reply.status = err->status;
+        reply.sys_errno = err->sys_errno;
+        reply.message = (char *)err->msg;
+        call->client->send(call->client, call->type, FRAME_REPLY | FRAME_ERROR, call->request_id, &reply.base, NULL, 0);
+    } else {
+        send_to_peer(call, err, NULL);
+    }
+    call_free(call);
+}
+
+static void on_deadline(struct deadline *deadline)
+{
+    struct call *call = (struct call *)((char *)deadline - offsetof(struct call, deadline));
+    struct rdt_error err;
+
+    if (call->on_end)
+        call->on_end(call);
+    (void)rdt_error_set(&err, RDT_TIMED_OUT, "%s did not come in time",
+                        call->type == RDT_MSG_WAIT ? "the put waited for" : call->type == RDT_MSG_WAIT_FREED ? "the last release" : "the answer");
+    call_fail(call, &err);
+}
+
+enum rdt_status call_defer(struct call *call, int64_t timeout_ns, void (*on_end)(struct call *), struct rdt_error *err)
+{
+    call->deadline.on_passed = on_deadline;
+    if (!deadline_set(call->rpc->deadlines, &call->deadline, timeout_ns))
+        return rdt_error_set(err, RDT_NO_MEMORY, "no memory for the deadline");
+    call->on_end = on_end;
+    if (call->client) {
+        list_append(&call->client->calls, &call->link);
+        call->client->n_calls++;
+    } else {
+        list_append(&call->rpc->remote, &call->link);
+    }
+    return RDT_OK;
+}
+
+void call_drop(struct call *call)
+{
+    if (call->on_end)
+        call->on_end(call);
+    call_free(call);
+}
+
+void calls_client_gone(struct rpc *rpc, struct client *client)
+{
+    (void)rpc;
+    while (!list_empty(&client->calls))
+        call_drop(list_entry(list_first(&client->calls), struct call, link));
+}
+
+struct call *call_find(struct client *client, uint64_t request_id)
+{
+    list_for_each(node, &client->calls)
+    {
+        struct call *call = list_entry(node, struct call, link);
+        if (call->request_id == request_id)
+            return call;
+    }
+    return NULL;
+}
+
+enum rdt_status call_ref(const Rdt__Pb__Ref *msg, struct rdt_ref *ref_p, struct rdt_error *err)
+{
+    return wire_ref_to(msg, ref_p, err);
+}
+
+bool call_is_remote(const struct call *call, const struct rdt_ref *ref)
+{
+    static const uint8_t nowhere[16];
+
+    return memcmp(ref->node, nowhere, 16) != 0 && memcmp(ref->node, call->rpc->node->uuid, 16) != 0;
+}
+
+bool call_may_see(const struct call *call, const struct owner *owner)
+{
+    return call->admin || owner_equal(&call->requester, owner);
+}

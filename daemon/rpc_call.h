@@ -1,0 +1,112 @@
+/* One request of a client, or of another node on behalf of one of its clients, from its arrival to its answer.
+ *
+ * A handler (rpc_<verb>.c) returns RDT_OK when it has answered or will; any other status is answered for it with err. A call that is
+ * answered later stays in the caller's list; it ends by its answer, its deadline, a CANCEL_REQUEST, or with the caller.
+ */
+#ifndef DAEMON_RPC_CALL_H
+#define DAEMON_RPC_CALL_H
+
+#include "daemon/transfer.h"
+
+struct call;
+
+struct rpc {                     /* what handlers work on */
+    uv_loop_t *loop;
+    const struct options *options;
+    const struct node *node;
+    struct plugins *plugins;
+    struct deadlines *deadlines;
+    struct regions *regions;
+    struct object_table *objects;
+    struct transfers *transfers;
+    struct peers *peers;         /* NULL: no peer link */
+    struct list clients;         /* struct client.link */
+    struct list remote;          /* struct call: of peers, deferred */
+    struct list forwarded;       /* struct call: of clients, waiting for another node */
+    uint64_t next_forward;
+    unsigned n_clients;
+    uint64_t started_ns;
+    bool draining;
+    /* rpc.c: decodes and handles a request, whoever sent it. */
+    void (*dispatch)(struct call *call, const uint8_t *payload, size_t bytes);
+};
+
+struct call {
+    struct list link;            /* client->calls, rpc->remote: while deferred */
+    struct rpc *rpc;
+    struct client *client;       /* NULL: a peer's */
+    struct peer *peer;           /* NULL: a client's */
+    unsigned peer_epoch;         /* the link it came by */
+    struct owner requester;
+    bool admin;
+    uint16_t type;               /* enum rdt_message */
+    uint64_t request_id;         /* the client's, or the peer's call number */
+    struct frame *frame;         /* inside the handler only: its fds */
+    struct deadline deadline;
+    /* Deferred: undoes what it waits for; called once before the call ends early. */
+    void (*on_end)(struct call *);
+
+    /* what it may be waiting for */
+    struct object_waiter object;
+    struct region_waiter range;
+    struct region *region;       /* of range: a reference */
+    void *waiting;               /* the handler's own, to be undone by on_end */
+    struct list by_forward;      /* rpc->forwarded */
+    struct peer *to;             /* forwarded to */
+    uint64_t forward;            /* number on that link */
+    bool sent;
+    uint8_t *packed;             /* the request, until the link is up */
+    size_t packed_bytes;
+};
+
+struct call *call_create(struct rpc *rpc, struct client *client, struct peer *peer, uint16_t type, uint64_t request_id);
+
+/* Each ends and frees the call. Takes the fds. */
+void call_reply(struct call *call, const ProtobufCMessage *reply, const int *take_fds, unsigned n_fds);
+void call_reply_empty(struct call *call);
+void call_fail(struct call *call, const struct rdt_error *err);
+
+/* It will be answered later, at the latest when timeout_ns is over (negative: never), then with TIMED_OUT and `what`. */
+enum rdt_status call_defer(struct call *call, int64_t timeout_ns, void (*on_end)(struct call *), struct rdt_error *err);
+
+/* Without an answer: the caller is gone. */
+void call_drop(struct call *call);
+void calls_client_gone(struct rpc *rpc, struct client *client);
+
+/* NULL: not deferred, or answered. */
+struct call *call_find(struct client *client, uint64_t request_id);
+
+/* Is the ref's object on another node? Then *peer_p is it, and the call goes there as it is (rpc_remote.c). */
+bool call_is_remote(const struct call *call, const struct rdt_ref *ref);
+enum rdt_status call_forward(struct call *call, const struct rdt_ref *ref, const ProtobufCMessage *request, int64_t timeout_ns,
+                             struct rdt_error *err);
+void calls_peer_up(struct rpc *rpc, struct peer *peer);
+void calls_peer_down(struct rpc *rpc, struct peer *peer, const struct rdt_error *why);
+enum rdt_status calls_peer_frame(struct rpc *rpc, struct peer *peer, const struct frame *frame, struct rdt_error *err);
+
+/* The wire's ref, checked. */
+enum rdt_status call_ref(const Rdt__Pb__Ref *msg, struct rdt_ref *ref_p, struct rdt_error *err);
+
+/* What the caller may see in lists. */
+bool call_may_see(const struct call *call, const struct owner *owner);
+
+/* ---- handlers: X_request decoded, borrowed until the handler returns ---- */
+#define RPC_HANDLER(name) enum rdt_status rpc_##name(struct call *call, const void *request, struct rdt_error *err)
+RPC_HANDLER(ping);
+RPC_HANDLER(status);
+RPC_HANDLER(alloc);
+RPC_HANDLER(import);
+RPC_HANDLER(release_region);
+RPC_HANDLER(put);
+RPC_HANDLER(fetch);
+RPC_HANDLER(cancel);
+RPC_HANDLER(release);
+RPC_HANDLER(free);
+RPC_HANDLER(wait);
+RPC_HANDLER(wait_freed);
+RPC_HANDLER(cancel_request);
+RPC_HANDLER(stat);
+RPC_HANDLER(list);
+RPC_HANDLER(explain);
+
+#endif

@@ -1,0 +1,166 @@
+/* FREE, WAIT, WAIT_FREED, CANCEL_REQUEST: the ends of objects, and waiting for beginnings and ends. */
+#include <stdlib.h>
+
+#include "daemon/log.h"
+#include "daemon/rpc_call.h"
+#include "daemon/rpc_view.h"
+
+enum rdt_status rpc_free(struct call *call, const void *request, struct rdt_error *err)
+{
+    const Rdt__Pb__Free *message = request;
+    struct object *object;
+    struct rdt_ref ref;
+    enum rdt_status status = call_ref(message->ref, &ref, err);
+
+    if (status != RDT_OK)
+        return status;
+    if (call_is_remote(call, &ref))
+        return call_forward(call, &ref, &message->base, -1, err);
+    status = object_table_find_any(call->rpc->objects, &ref, &call->requester, &object, err);
+    if (status == RDT_AGAIN)
+        return rdt_error_set(err, RDT_NOT_FOUND, "nobody has put object \"%s\"", ref.id);
+    if (status != RDT_OK)
+        return status;
+    if (!call_may_see(call, &object->owner))
+        return rdt_error_set(err, RDT_DENIED, "object \"%s\" belongs to uid %u: only that user or root may free it", ref.id,
+                             object->owner.uid);
+    if (!message->force && object->producer != call->client)
+        return rdt_error_set(err, RDT_DENIED, "object \"%s\" is held by its producer, client %llu: only that client may let go of it, "
+                                              "others of the same user may free it by force", ref.id, (unsigned long long)object->producer_id);
+    if (!message->force && !object->producer)
+        return rdt_error_set(err, RDT_FREED, "object \"%s\" was freed before", ref.id);
+    object_free(object, message->force, OBJECT_END_FREED);
+    call_reply_empty(call);
+    return RDT_OK;
+}
+
+/* ---- waiting for a put ---- */
+
+static void answer_live(struct call *call, struct object *object)
+{
+    struct object_view view;
+
+    object_view_fill(&view, call->rpc, object, false);
+    call_reply(call, &view.info.base, NULL, 0);
+    object_view_fini(&view);
+}
+
+static void on_put(struct object_waiter *waiter, struct object *object)
+{
+    struct call *call = (struct call *)((char *)waiter - offsetof(struct call, object));
+    struct rdt_error err;
+
+    if (object_visible_to(object, &call->requester)) {
+        answer_live(call, object);
+    } else {
+        (void)rdt_error_set(&err, RDT_DENIED, "the object was put, but is not visible to uid %u", call->requester.uid);
+        call_fail(call, &err);
+    }
+}
+
+enum rdt_status rpc_wait(struct call *call, const void *request, struct rdt_error *err)
+{
+    const Rdt__Pb__Wait *message = request;
+    struct object *object;
+    struct rdt_ref ref;
+    enum rdt_status status = call_ref(message->ref, &ref, err);
+
+    if (status != RDT_OK)
+        return status;
+    if (call_is_remote(call, &ref))
+        return call_forward(call, &ref, &message->base, message->timeout_ns, err);
+    status = object_table_find(call->rpc->objects, &ref, &call->requester, &object, err);
+    if (status == RDT_OK) {
+        answer_live(call, object);
+        return RDT_OK;
+    }
+    if (status != RDT_AGAIN)
+        return status;
+    call->object.on_event = on_put;
+    status = object_table_wait(call->rpc->objects, &ref, &call->requester, &call->object, err);
+    return status == RDT_OK ? call_defer(call, message->timeout_ns, NULL, err) : status;
+}
+
+/* ---- waiting for the end ---- */
+
+static void on_gone(struct object_waiter *waiter, struct object *object)
+{
+    (void)object;
+    call_reply_empty((struct call *)((char *)waiter - offsetof(struct call, object)));
+}
+
+static void on_idle(struct region_waiter *waiter)
+{
+    call_reply_empty((struct call *)((char *)waiter - offsetof(struct call, range)));
+}
+
+static enum rdt_status wait_range(struct call *call, const Rdt__Pb__WaitFreed *message, struct rdt_error *err)
+{
+    struct region *region;
+
+    if (!call->client)
+        return rdt_error_set(err, RDT_DENIED, "memory ranges are waited for on their own node");
+    region = map_get_u64(&call->client->regions, message->region);
+    if (!region || region->generation != message->generation)
+        return rdt_error_set(err, RDT_NOT_FOUND, "this client has no region %llu", (unsigned long long)message->region);
+    if (message->offset > region->bytes || message->bytes > region->bytes - message->offset)
+        return rdt_error_set(err, RDT_INVALID, "the range ends beyond region %llu", (unsigned long long)region->id);
+    if (!region_in_use(region, message->offset, message->offset + message->bytes)) {
+        call_reply_empty(call);
+        return RDT_OK;
+    }
+    call->range.lo = message->offset;
+    call->range.hi = message->offset + message->bytes;
+    call->range.on_idle = on_idle;
+    region_ref(region);
+    call->region = region;
+    list_append(&region->idle_waiters, &call->range.link);
+    return call_defer(call, message->timeout_ns, NULL, err);
+}
+
+enum rdt_status rpc_wait_freed(struct call *call, const void *request, struct rdt_error *err)
+{
+    const Rdt__Pb__WaitFreed *message = request;
+    struct object *object;
+    struct rdt_ref ref;
+    enum rdt_status status;
+
+    if (message->region != 0)
+        return wait_range(call, message, err);
+    status = call_ref(message->ref, &ref, err);
+    if (status != RDT_OK)
+        return status;
+    if (call_is_remote(call, &ref))
+        return call_forward(call, &ref, &message->base, message->timeout_ns, err);
+    status = object_table_find_any(call->rpc->objects, &ref, &call->requester, &object, err);
+    if (status == RDT_FREED || status == RDT_OWNER_DIED) {
+        call_reply_empty(call);
+        return RDT_OK;
+    }
+    if (status == RDT_AGAIN)
+        return rdt_error_set(err, RDT_NOT_FOUND, "nobody has put object \"%s\"", ref.id);
+    if (status != RDT_OK)
+        return status;
+    if (!call->admin && !object_visible_to(object, &call->requester))
+        return rdt_error_set(err, RDT_DENIED, "object \"%s\" is not visible to uid %u", ref.id, call->requester.uid);
+    call->object.on_event = on_gone;
+    object_wait_freed(object, &call->object);
+    return call_defer(call, message->timeout_ns, NULL, err);
+}
+
+enum rdt_status rpc_cancel_request(struct call *call, const void *request, struct rdt_error *err)
+{
+    const Rdt__Pb__CancelRequest *message = request;
+    struct call *other = call->client ? call_find(call->client, message->request_id) : NULL;
+    struct rdt_error why;
+
+    (void)err;
+    if (other) {
+        if (other->on_end)
+            other->on_end(other);
+        (void)rdt_error_set(&why, RDT_CANCELLED, "the request was cancelled");
+        call_fail(other, &why);
+    }
+    call_reply_empty(call);
+    return RDT_OK;
+}

@@ -1,0 +1,203 @@
+/* Requests about objects of another node: handed on over the link, and served when they come from there. */
+#include <assert.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+#include "daemon/log.h"
+#include "daemon/rpc_call.h"
+#include "wire_ref.h"
+
+/* Another node may ask for these only. */
+static bool served_for_peers(uint32_t type)
+{
+    return type == RDT_MSG_FREE || type == RDT_MSG_WAIT || type == RDT_MSG_WAIT_FREED || type == RDT_MSG_STAT ||
+           type == RDT_MSG_EXPLAIN;
+}
+
+/* ---- asking ---- */
+
+static void send_call(struct call *call)
+{
+    Rdt__Pb__Call message = RDT__PB__CALL__INIT;
+    Rdt__Pb__Requester requester = RDT__PB__REQUESTER__INIT;
+    struct rdt_error err = {0};
+
+    requester.tenant = call->requester.tenant;
+    requester.uid = call->requester.uid;
+    message.call = call->forward;
+    message.type = call->type;
+    message.requester = &requester;
+    message.request = (ProtobufCBinaryData){call->packed_bytes, call->packed};
+    call->sent = true;
+    if (peer_send(call->to, RDT_PEER_CALL, &message.base, &err) != RDT_OK)
+        call_fail(call, &err);
+}
+
+/* The client has left, or its time is over: the other node need not go on. */
+static void cancel_forwarded(struct call *call)
+{
+    Rdt__Pb__Call message = RDT__PB__CALL__INIT;
+    Rdt__Pb__Requester requester = RDT__PB__REQUESTER__INIT;
+
+    if (!call->sent)
+        return;
+    message.call = call->forward;
+    message.type = RDT_MSG_CANCEL_REQUEST;
+    message.requester = &requester;
+    (void)peer_send(call->to, RDT_PEER_CALL, &message.base, NULL);
+}
+
+enum rdt_status call_forward(struct call *call, const struct rdt_ref *ref, const ProtobufCMessage *request, int64_t timeout_ns,
+                             struct rdt_error *err)
+{
+    struct rpc *rpc = call->rpc;
+    enum rdt_status status;
+
+    if (!call->client)
+        return rdt_error_set(err, RDT_NOT_FOUND, "object \"%s\" is not on this node", ref->id);
+    if (!rpc->peers)
+        return rdt_error_set(err, RDT_UNSUPPORTED,
+                             "object \"%s\" is on another node, and this daemon has no peer link: set listen and key_file", ref->id);
+    status = peers_find(rpc->peers, ref->node, ref->address, &call->to, err);
+    if (status != RDT_OK)
+        return status;
+    if (call->to->state == PEER_BACKOFF)
+        return rdt_error_set(err, RDT_PEER_LOST, "node %s cannot be reached: %s", call->to->name, call->to->last_error);
+    call->packed_bytes = protobuf_c_message_get_packed_size(request);
+    call->packed = malloc(call->packed_bytes ? call->packed_bytes : 1);
+    if (!call->packed)
+        return rdt_error_set(err, RDT_NO_MEMORY, "no memory to ask node %s", call->to->name);
+    protobuf_c_message_pack(request, call->packed);
+    status = call_defer(call, timeout_ns, cancel_forwarded, err);
+    if (status != RDT_OK)
+        return status;
+    call->forward = rpc->next_forward++;
+    list_append(&rpc->forwarded, &call->by_forward);
+    if (call->to->state == PEER_UP)
+        send_call(call);
+    return RDT_OK;
+}
+
+void calls_peer_up(struct rpc *rpc, struct peer *peer)
+{
+    list_for_each_safe(node, &rpc->forwarded)
+    {
+        struct call *call = list_entry(node, struct call, by_forward);
+        if (call->to == peer && !call->sent)
+            send_call(call);
+    }
+}
+
+void calls_peer_down(struct rpc *rpc, struct peer *peer, const struct rdt_error *why)
+{
+    list_for_each_safe(node, &rpc->forwarded)
+    {
+        struct call *call = list_entry(node, struct call, by_forward);
+        if (call->to == peer)
+            call_fail(call, why);
+    }
+    list_for_each_safe(remote_node, &rpc->remote)
+    {
+        struct call *call = list_entry(remote_node, struct call, link);
+        if (call->peer == peer)
+            call_drop(call);
+    }
+}
+
+static const ProtobufCMessageDescriptor *reply_type(uint16_t type)
+{
+    switch (type) {
+    case RDT_MSG_WAIT:
+    case RDT_MSG_STAT:
+        return &rdt__pb__object_info__descriptor;
+    case RDT_MSG_EXPLAIN:
+        return &rdt__pb__list_reply__descriptor;
+    default:
+        return &rdt__pb__empty__descriptor;
+    }
+}
+
+static void on_reply(struct rpc *rpc, struct peer *peer, const Rdt__Pb__CallReply *reply, struct arena *arena)
+{
+    struct call *call = NULL;
+    ProtobufCMessage *message;
+    struct rdt_error err = {0};
+
+    list_for_each(node, &rpc->forwarded)
+    {
+        struct call *one = list_entry(node, struct call, by_forward);
+        if (one->to == peer && one->forward == reply->call)
+            call = one;
+    }
+    if (!call)
+        return; /* cancelled meanwhile */
+    if (reply->status != RDT_OK) {
+        err.status = reply->status < 0 ? (enum rdt_status)reply->status : RDT_PROTOCOL;
+        err.sys_errno = reply->sys_errno;
+        (void)snprintf(err.msg, sizeof err.msg, "%s", reply->message);
+        call_fail(call, &err);
+        return;
+    }
+    message = protobuf_c_message_unpack(reply_type(call->type), &arena->allocator, reply->reply.len, reply->reply.data);
+    if (message) {
+        call_reply(call, message, NULL, 0);
+    } else {
+        (void)rdt_error_set(&err, RDT_PROTOCOL, "node %s answered what cannot be read", peer->name);
+        call_fail(call, &err);
+    }
+}
+
+/* ---- serving ---- */
+
+static void on_call(struct rpc *rpc, struct peer *peer, const Rdt__Pb__Call *message)
+{
+    struct rdt_error err = {0};
+    struct owner requester;
+    struct call *call;
+
+    if (message->type == RDT_MSG_CANCEL_REQUEST) {
+        list_for_each(node, &rpc->remote)
+        {
+            call = list_entry(node, struct call, link);
+            if (call->peer == peer && call->request_id == message->call) {
+                call_drop(call);
+                return;
+            }
+        }
+        return;
+    }
+    call = call_create(rpc, NULL, peer, (uint16_t)message->type, message->call);
+    if (!call)
+        return; /* the asker's deadline */
+    if (!served_for_peers(message->type))
+        (void)rdt_error_set(&err, RDT_DENIED, "another node may not ask for message %u", message->type);
+    else if (transfers_believe(rpc->transfers, message->requester, &requester, &err))
+        call->requester = requester;
+    if (err.status != RDT_OK)
+        call_fail(call, &err);
+    else
+        rpc->dispatch(call, message->request.data, message->request.len);
+}
+
+enum rdt_status calls_peer_frame(struct rpc *rpc, struct peer *peer, const struct frame *frame, struct rdt_error *err)
+{
+    enum rdt_status status = RDT_OK;
+    struct arena arena;
+
+    arena_init(&arena, RDT_MAX_DECODED_BYTES);
+    if (frame->type == RDT_PEER_CALL) {
+        Rdt__Pb__Call *call = rdt__pb__call__unpack(&arena.allocator, frame->length, frame->payload);
+        if (call)
+            on_call(rpc, peer, call);
+        else
+            status = rdt_error_set(err, RDT_PROTOCOL, "a broken Call from node %s", peer->name);
+    } else {
+        Rdt__Pb__CallReply *reply = rdt__pb__call_reply__unpack(&arena.allocator, frame->length, frame->payload);
+        if (reply)
+            on_reply(rpc, peer, reply, &arena);
+        else
+            status = rdt_error_set(err, RDT_PROTOCOL, "a broken CallReply from node %s", peer->name);
+    }
+    arena_fini(&arena);
+    return status;
+}

@@ -1,0 +1,198 @@
+/* PING, STATUS, STAT: the short views. */
+#include "daemon/rpc_view.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <unistd.h>
+
+enum rdt_status rpc_ping(struct call *call, const void *request, struct rdt_error *err)
+{
+    const Rdt__Pb__Ping *ping = request;
+    Rdt__Pb__Ping reply = RDT__PB__PING__INIT;
+
+    (void)err;
+    reply.data = ping->data;
+    call_reply(call, &reply.base, NULL, 0);
+    return RDT_OK;
+}
+
+enum rdt_status rpc_status(struct call *call, const void *request, struct rdt_error *err)
+{
+    const struct rpc *rpc = call->rpc;
+    Rdt__Pb__StatusReply reply = RDT__PB__STATUS_REPLY__INIT;
+    char uuid[33], boot[33], *backends[16];
+
+    (void)request;
+    (void)err;
+    node_hex(rpc->node->uuid, uuid);
+    node_hex(rpc->node->boot_id, boot);
+    reply.version = (char *)RDTD_VERSION;
+    reply.node = uuid;
+    reply.boot_id = boot;
+    reply.address = (char *)rpc->node->address;
+    reply.state = (char *)(rpc->draining ? "draining" : "serving");
+    reply.uptime_ns = (int64_t)(uv_hrtime() - rpc->started_ns);
+    reply.pid = getpid();
+    reply.clients = rpc->n_clients;
+    reply.objects = map_count(&rpc->objects->by_generation);
+    reply.regions = map_count(&rpc->regions->by_id);
+    reply.memory_bytes = rpc->regions->bytes;
+    reply.memory_limit_bytes = rpc->regions->limit_bytes;
+    if (rpc->peers)
+        list_for_each(node, peers_all(rpc->peers))
+        {
+            reply.peers_known++;
+            reply.peers_up += list_entry(node, struct peer, link)->state == PEER_UP;
+        }
+    reply.transfers_active = transfers_active(rpc->transfers);
+    reply.transfers_done = rpc->transfers->done;
+    reply.transfers_failed = rpc->transfers->failed;
+    reply.bytes_in = rpc->transfers->bytes_in;
+    reply.bytes_out = rpc->transfers->bytes_out;
+    reply.bytes_local = rpc->transfers->bytes_local;
+    reply.socket = rpc->options->socket;
+    reply.backends = backends;
+    list_for_each(node, plugins_memory_kinds(rpc->plugins))
+    {
+        if (reply.n_backends < 16)
+            backends[reply.n_backends++] = (char *)list_entry(node, struct memory_kind, link)->name;
+    }
+    list_for_each(transport_node, plugins_transports(rpc->plugins))
+    {
+        if (reply.n_backends < 16 && list_entry(transport_node, struct transport, link)->available)
+            backends[reply.n_backends++] = (char *)list_entry(transport_node, struct transport, link)->name;
+    }
+    call_reply(call, &reply.base, NULL, 0);
+    return RDT_OK;
+}
+
+/* ---- one object ---- */
+
+static const char *const visibility[] = {"owner", "tenant", "all"};
+
+static void escape_id(const struct object *object, char *text_p)
+{
+    for (size_t i = 0; i < object->id_bytes; i++) {
+        uint8_t c = object->id[i];
+        if (c > ' ' && c < 0x7f && c != '%')
+            *text_p++ = (char)c;
+        else
+            text_p += sprintf(text_p, "%%%02X", c);
+    }
+    *text_p = '\0';
+}
+
+static void fill_holders(struct object_view *view, struct object *object)
+{
+    size_t n = 0, max = (object->producer != NULL) + 1u;
+
+    list_for_each(node, &object->holders) max++;
+    view->holds = calloc(max, sizeof *view->holds);
+    view->hold_list = calloc(max, sizeof *view->hold_list);
+    if (!view->holds || !view->hold_list)
+        return;
+    if (object->producer) {
+        rdt__pb__hold_info__init(&view->holds[n]);
+        view->holds[n].kind = (char *)"producer";
+        view->holds[n++].client = object->producer_id;
+    }
+    list_for_each(node, &object->holders)
+    {
+        const struct hold *hold = list_entry(node, struct hold, by_object);
+        rdt__pb__hold_info__init(&view->holds[n]);
+        view->holds[n].hold = hold->id;
+        view->holds[n].kind = (char *)"client";
+        view->holds[n++].client = hold->client->id;
+    }
+    for (size_t i = 0; i < n; i++)
+        view->hold_list[i] = &view->holds[i];
+    view->info.n_holders = n;
+    view->info.holders = view->hold_list;
+}
+
+static void fill_why(struct object_view *view, const struct object *object, size_t readers)
+{
+    size_t n = 0;
+
+    if (object->producer)
+        (void)snprintf(view->why[n++], sizeof view->why[0], "client %llu put it and has not freed it",
+                       (unsigned long long)object->producer_id);
+    if (readers > 0)
+        (void)snprintf(view->why[n++], sizeof view->why[0], "%zu reader%s on this node", readers, readers == 1 ? "" : "s");
+    if (object->peer_holds > 0)
+        (void)snprintf(view->why[n++], sizeof view->why[0], "%u transfer%s to other nodes", object->peer_holds,
+                       object->peer_holds == 1 ? "" : "s");
+    if (object->pins > 0)
+        (void)snprintf(view->why[n++], sizeof view->why[0], "%u engine%s at its memory", object->pins, object->pins == 1 ? "" : "s");
+    for (size_t i = 0; i < n; i++)
+        view->why_list[i] = view->why[i];
+    view->info.n_why = n;
+    view->info.why = view->why_list;
+}
+
+void object_view_fill(struct object_view *view, const struct rpc *rpc, struct object *object, bool with_holders)
+{
+    struct rdt_ref ref;
+    Rdt__Pb__ObjectInfo *info = &view->info;
+
+    (void)rpc;
+    rdt__pb__object_info__init(info);
+    view->holds = NULL;
+    view->hold_list = NULL;
+    object_ref(object, &ref);
+    rdt_ref_to_text(&ref, view->ref);
+    escape_id(object, view->id);
+    info->ref = view->ref;
+    info->id = view->id;
+    info->generation = object->generation;
+    info->state = (char *)object_state_name(object);
+    info->tenant = object->owner.tenant;
+    info->uid = object->owner.uid;
+    info->producer = object->producer_id;
+    info->visibility = (char *)visibility[object->visibility];
+    info->transport = object->transport;
+    info->bytes = object->bytes;
+    info->tensors = object->layout ? object->layout->count : 0;
+    info->metadata_bytes = object->metadata_bytes;
+    info->holds = object->holds;
+    info->pins = object->pins;
+    info->waiters = object->n_waiters;
+    info->age_ns = (int64_t)(uv_hrtime() - object->since_ns);
+    if (with_holders) {
+        size_t readers = 0;
+        list_for_each(node, &object->holders) readers++;
+        fill_holders(view, object);
+        fill_why(view, object, readers);
+    }
+}
+
+void object_view_fini(struct object_view *view)
+{
+    free(view->holds);
+    free(view->hold_list);
+}
+
+enum rdt_status rpc_stat(struct call *call, const void *request, struct rdt_error *err)
+{
+    const Rdt__Pb__Stat *message = request;
+    struct object_view view;
+    struct object *object;
+    struct rdt_ref ref;
+    enum rdt_status status = call_ref(message->ref, &ref, err);
+
+    if (status != RDT_OK)
+        return status;
+    if (call_is_remote(call, &ref))
+        return call_forward(call, &ref, &message->base, -1, err);
+    status = object_table_find_any(call->rpc->objects, &ref, &call->requester, &object, err);
+    if (status == RDT_AGAIN && !object)
+        return rdt_error_set(err, RDT_NOT_FOUND, "nobody has put object \"%s\"", ref.id);
+    if (status != RDT_OK && status != RDT_AGAIN)
+        return status;
+    if (!call->admin && !object_visible_to(object, &call->requester))
+        return rdt_error_set(err, RDT_DENIED, "object \"%s\" is not visible to uid %u", ref.id, call->requester.uid);
+    object_view_fill(&view, call->rpc, object, call_may_see(call, &object->owner));
+    call_reply(call, &view.info.base, NULL, 0);
+    object_view_fini(&view);
+    return RDT_OK;
+}

@@ -1,0 +1,490 @@
+/* The life of a transfer, whatever moves its bytes: records, results, failure, end. */
+#include "daemon/transfer_impl.h"
+
+#include <assert.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <unistd.h>
+
+#include "daemon/log.h"
+#include "wire_ref.h"
+
+#define BIT(state) (1u << (state))
+
+static const struct sm_state states[] = {
+    [TRANSFER_NEW] = {"new", BIT(TRANSFER_PARKED) | BIT(TRANSFER_LINK) | BIT(TRANSFER_ASKED) | BIT(TRANSFER_RESERVE) | BIT(TRANSFER_ENDED)},
+    [TRANSFER_PARKED] = {"parked", BIT(TRANSFER_NEW) | BIT(TRANSFER_ENDED)},
+    [TRANSFER_LINK] = {"link", BIT(TRANSFER_ASKED) | BIT(TRANSFER_ENDED)},
+    [TRANSFER_ASKED] = {"asked", BIT(TRANSFER_RESERVE) | BIT(TRANSFER_MOVE) | BIT(TRANSFER_ABORT) | BIT(TRANSFER_ENDED)},
+    [TRANSFER_RESERVE] = {"reserving", BIT(TRANSFER_MOVE) | BIT(TRANSFER_ABORT) | BIT(TRANSFER_ENDED)},
+    [TRANSFER_MOVE] = {"moving", BIT(TRANSFER_ABORT) | BIT(TRANSFER_ENDED)},
+    [TRANSFER_ABORT] = {"aborting", BIT(TRANSFER_ENDED)},
+    [TRANSFER_ENDED] = {"ended", 0},
+};
+
+void transfers_init(struct transfers *transfers)
+{
+    list_init(&transfers->active);
+    list_init(&transfers->outgoing);
+    list_init(&transfers->works);
+    map_init(&transfers->by_id);
+    transfers->next_id = 1;
+}
+
+void transfers_fini(struct transfers *transfers)
+{
+    list_for_each_safe(node, &transfers->works)
+    {
+        struct peer_work *work = list_entry(node, struct peer_work, link);
+        list_for_each_safe(pt_node, &work->transports) free(list_entry(pt_node, struct peer_transport, link));
+        map_fini(&work->outgoing);
+        free(work);
+    }
+    map_fini(&transfers->by_id);
+}
+
+unsigned transfers_active(const struct transfers *transfers)
+{
+    unsigned n = 0;
+
+    list_for_each(node, &transfers->active) n++;
+    list_for_each(node, &transfers->outgoing) n++;
+    return n;
+}
+
+void transfer_set_state(struct transfer *transfer, enum transfer_state state)
+{
+    sm_move(&transfer->sm, state);
+    transfer->record.state = sm_name(&transfer->sm);
+}
+
+struct transfer *transfer_new(struct transfers *transfers, struct client *client, const struct rdt_ref *ref)
+{
+    struct transfer *transfer = calloc(1, sizeof *transfer);
+
+    if (!transfer)
+        return NULL;
+    transfer->transfers = transfers;
+    transfer->id = transfers->next_id++;
+    transfer->client = client;
+    transfer->requester = client->owner;
+    transfer->ref = *ref;
+    list_init(&transfer->fetches);
+    list_init(&transfer->by_peer);
+    list_init(&transfer->by_via);
+    sm_init(&transfer->sm, states, sizeof states / sizeof states[0], TRANSFER_NEW);
+    transfer->record = (struct transfer_record){.id = transfer->id,
+                                                .client = client->id,
+                                                .requester = client->owner,
+                                                .ref = *ref,
+                                                .direction = "local",
+                                                .state = "new",
+                                                .since_ns = uv_hrtime(),
+                                                .decision.chosen = -1};
+    if (!map_put_u64(&transfers->by_id, transfer->id, transfer)) {
+        free(transfer);
+        return NULL;
+    }
+    list_append(&transfers->active, &transfer->record.link);
+    return transfer;
+}
+
+void record_finish(struct transfers *transfers, struct transfer_record *record, const char *state, const char *error)
+{
+    record->state = state;
+    if (error)
+        (void)snprintf(record->error, sizeof record->error, "%s", error);
+    record->elapsed_ns = uv_hrtime() - record->since_ns;
+    if (record->elapsed_ns == 0)
+        record->elapsed_ns = 1;
+    transfers->history[transfers->n_history++ % TRANSFER_HISTORY] = *record;
+    if (record->error[0])
+        transfers->failed++;
+    else
+        transfers->done++;
+}
+
+static void target_free(struct target *target)
+{
+    if (!target)
+        return;
+    for (uint32_t i = 0; i < target->n; i++) {
+        struct region *region = target->uses[i].region;
+        if (!region)
+            continue;
+        region_use_remove(&target->uses[i]);
+        region_unpin(region);
+    }
+    free(target->layout);
+    free(target->uses);
+    free(target);
+}
+
+void transfer_end(struct transfer *transfer)
+{
+    struct transfers *transfers = transfer->transfers;
+
+    assert(list_empty(&transfer->fetches) && transfer->n_ops == 0);
+    transfer_set_state(transfer, TRANSFER_ENDED);
+    record_finish(transfers, &transfer->record, transfer->record.error[0] ? "failed" : "done", NULL);
+    log_debug("xfer %llu ended: %s %s", (unsigned long long)transfer->id, transfer->record.path, transfer->record.error);
+    deadline_unset(transfers->deadlines, &transfer->stall);
+    object_waiter_remove(&transfer->waiter);
+    map_remove_u64(&transfers->by_id, transfer->id);
+    list_remove(&transfer->record.link);
+    list_remove(&transfer->by_via);
+    if (transfer->peer && !list_empty(&transfer->by_peer)) {
+        list_remove(&transfer->by_peer);
+        transfer->peer->n_in--;
+    }
+    if (transfer->object) {
+        object_unpin(transfer->object);
+        object_drop(transfer->object);
+    }
+    region_unref(transfer->received);
+    target_free(transfer->target);
+    if (transfer->slice)
+        rdt__pb__slice__free_unpacked(transfer->slice, NULL);
+    free(transfer->remote);
+    free(transfer->keys);
+    free(transfer->key_bytes);
+    if (transfer->packed != transfer->source)
+        free(transfer->packed);
+    free(transfer->source);
+    free(transfer->plan);
+    free(transfer->ops);
+    free(transfer->metadata);
+    free(transfer->inline_data);
+    free(transfer);
+    if (transfers->on_idle && list_empty(&transfers->active) && list_empty(&transfers->outgoing))
+        transfers->on_idle(transfers);
+}
+
+/* ---- fetches ---- */
+
+static void fetch_detach(struct fetch *fetch)
+{
+    deadline_unset(fetch->transfer->transfers->deadlines, &fetch->deadline);
+    map_remove_u64(&fetch->client->fetches, fetch->handle);
+    list_remove(&fetch->by_transfer);
+    free(fetch);
+}
+
+void fetch_answer_error(struct client *client, uint64_t handle, const struct rdt_error *err)
+{
+    Rdt__Pb__FetchDone done = RDT__PB__FETCH_DONE__INIT;
+
+    done.handle = handle;
+    done.status = err->status;
+    done.sys_errno = err->sys_errno;
+    done.message = (char *)err->msg;
+    client->send(client, RDT_EVENT_FETCH_DONE, FRAME_EVENT, handle, &done.base, NULL, 0);
+}
+
+void fetch_fail(struct fetch *fetch, const struct rdt_error *err)
+{
+    struct transfer *transfer = fetch->transfer;
+
+    fetch_answer_error(fetch->client, fetch->handle, err);
+    fetch_detach(fetch);
+    if (list_empty(&transfer->fetches)) {
+        if (!transfer->record.error[0])
+            (void)snprintf(transfer->record.error, sizeof transfer->record.error, "%s: %s", rdt_status_name(err->status), err->msg);
+        transfer_abort(transfer);
+    }
+}
+
+void transfers_client_gone(struct transfers *transfers, struct client *client)
+{
+    struct fetch *fetch;
+    size_t cursor = 0;
+
+    (void)transfers;
+    while ((fetch = map_next(&client->fetches, &cursor))) {
+        struct transfer *transfer = fetch->transfer;
+        fetch_detach(fetch);
+        if (list_empty(&transfer->fetches)) {
+            if (!transfer->record.error[0])
+                (void)snprintf(transfer->record.error, sizeof transfer->record.error, "the client that asked is gone");
+            transfer_abort(transfer);
+        }
+    }
+}
+
+void transfer_fail_err(struct transfer *transfer, const struct rdt_error *err)
+{
+    if (list_empty(&transfer->fetches))
+        return; /* it ends already */
+    if (!transfer->record.error[0])
+        (void)snprintf(transfer->record.error, sizeof transfer->record.error, "%s: %s", rdt_status_name(err->status), err->msg);
+    for (;;) {
+        struct list *node = list_first(&transfer->fetches);
+        bool last = node->next == &transfer->fetches;
+        fetch_fail(list_entry(node, struct fetch, by_transfer), err);
+        if (last)
+            return; /* the transfer may be freed by now */
+    }
+}
+
+void transfer_fail(struct transfer *transfer, enum rdt_status status, const char *fmt, ...)
+{
+    struct rdt_error err = {.status = status};
+    va_list args;
+
+    va_start(args, fmt);
+    (void)vsnprintf(err.msg, sizeof err.msg, fmt, args);
+    va_end(args);
+    transfer_fail_err(transfer, &err);
+}
+
+/* Nobody waits for it any more: stops what runs; memory goes when it has stopped. */
+void transfer_abort(struct transfer *transfer)
+{
+    transfer->client = NULL;
+    switch ((enum transfer_state)transfer->sm.state) {
+    case TRANSFER_NEW:
+    case TRANSFER_PARKED:
+    case TRANSFER_LINK:
+        transfer_end(transfer);
+        break;
+    case TRANSFER_ASKED:
+    case TRANSFER_RESERVE:
+    case TRANSFER_MOVE:
+        if (transfer->peer)
+            transfer_in_abort(transfer);
+        else
+            transfer_local_abort(transfer);
+        break;
+    case TRANSFER_ABORT:
+    case TRANSFER_ENDED:
+        break;
+    }
+}
+
+/* ---- results ---- */
+
+struct result {
+    Rdt__Pb__FetchDone done;
+    Rdt__Pb__Ref ref;
+    Rdt__Pb__TensorList tensors;
+    Rdt__Pb__SharedRegion *regions, **region_list;
+    int fds[RDT_MAX_FRAME_FDS];
+    unsigned n_fds;
+};
+
+static void result_init(struct result *result, const struct transfer *transfer, const struct rdt_ref *ref)
+{
+    rdt__pb__fetch_done__init(&result->done);
+    wire_ref_from(ref, &result->ref);
+    result->done.ref = &result->ref;
+    result->done.transfer = transfer->id;
+    result->done.path = (char *)transfer->record.path;
+    result->done.elapsed_ns = (int64_t)(uv_hrtime() - transfer->record.since_ns);
+    result->done.bytes_moved = transfer->record.bytes_done;
+    result->regions = NULL;
+    result->region_list = NULL;
+    result->n_fds = 0;
+}
+
+static void result_drop_fds(struct result *result)
+{
+    while (result->n_fds > 0)
+        (void)close(result->fds[--result->n_fds]);
+}
+
+static enum rdt_status result_add_region(struct result *result, struct region *region, bool writable, bool with_fd, struct rdt_error *err)
+{
+    size_t n = result->done.n_regions;
+    Rdt__Pb__SharedRegion *entry = &result->regions[n];
+    bool writable_fd = writable || region->origin == REGION_IMPORTED; /* imported memory knows no read-only fd */
+
+    rdt__pb__shared_region__init(entry);
+    entry->region = region->id;
+    entry->generation = region->generation;
+    entry->bytes = region->bytes;
+    entry->writable = writable;
+    entry->fd_index = -1;
+    if (with_fd) {
+        enum rdt_status status = region_export(region, writable_fd, &result->fds[result->n_fds], err);
+        if (status != RDT_OK)
+            return status;
+        entry->fd_index = (int32_t)result->n_fds++;
+    }
+    result->region_list[n] = entry;
+    result->done.n_regions++;
+    result->done.regions = result->region_list;
+    return RDT_OK;
+}
+
+static bool result_make_regions(struct result *result, uint32_t n)
+{
+    result->regions = calloc(n ? n : 1, sizeof *result->regions);
+    result->region_list = calloc(n ? n : 1, sizeof *result->region_list);
+    return result->regions && result->region_list;
+}
+
+static void result_fini(struct result *result)
+{
+    result_drop_fds(result);
+    free(result->regions);
+    free(result->region_list);
+}
+
+/* Sends one result to one fetch, with its own hold; detaches the fetch. */
+static void result_send(struct result *result, struct fetch *fetch, struct hold *hold)
+{
+    struct client *client = fetch->client;
+    unsigned n_fds = result->n_fds;
+
+    result->done.handle = fetch->handle;
+    result->done.hold = hold ? hold->id : 0;
+    result->n_fds = 0; /* send takes them */
+    client->send(client, RDT_EVENT_FETCH_DONE, FRAME_EVENT, fetch->handle, &result->done.base, result->fds, n_fds);
+    fetch_detach(fetch);
+}
+
+void transfer_deliver_object(struct transfer *transfer, struct object *object, struct layout *layout, bool same)
+{
+    struct rdt_ref ref;
+    bool notice = !same && !object->notice_given && object->producer && object->producer != transfer->client;
+
+    if (notice) { /* only while the producer can still write what it put */
+        notice = false;
+        for (uint32_t i = 0; i < object->n_regions; i++)
+            notice = notice || (object->uses[i].region->client == object->producer_id && object->uses[i].region->writable_outside);
+    }
+    if (notice) {
+        object->notice_given = true;
+        log_info("obj %016llx is shared with client %llu while its producer, client %llu, may still write it",
+                 (unsigned long long)object->generation, (unsigned long long)transfer->client->id,
+                 (unsigned long long)object->producer_id);
+    }
+    object_ref(object, &ref);
+    object_hold(object); /* while we are at it */
+    while (!list_empty(&transfer->fetches)) {
+        struct fetch *fetch = list_entry(list_first(&transfer->fetches), struct fetch, by_transfer);
+        struct rdt_error err = {0};
+        enum rdt_status status = RDT_OK;
+        struct hold *hold = NULL;
+        struct result result;
+
+        result_init(&result, transfer, &ref);
+        layout_to_wire(layout, true, &result.tensors);
+        result.done.tensors = &result.tensors;
+        result.done.metadata = (ProtobufCBinaryData){object->metadata_bytes, object->metadata};
+        result.done.mutable_shared = notice;
+        notice = false;
+        if (!result_make_regions(&result, object->n_regions) || !(hold = client_hold_object(fetch->client, object)))
+            status = rdt_error_set(&err, RDT_NO_MEMORY, "no memory to share object \"%s\"", ref.id);
+        for (uint32_t i = 0; i < object->n_regions && status == RDT_OK; i++)
+            status = result_add_region(&result, object->uses[i].region, same, true, &err);
+        if (status == RDT_OK) {
+            result_send(&result, fetch, hold);
+        } else {
+            bool last = list_first(&transfer->fetches)->next == &transfer->fetches;
+            if (hold)
+                client_release(hold);
+            fetch_answer_error(fetch->client, fetch->handle, &err);
+            fetch_detach(fetch);
+            if (last)
+                (void)snprintf(transfer->record.error, sizeof transfer->record.error, "%s", err.msg);
+        }
+        result_fini(&result);
+    }
+    object_drop(object);
+}
+
+static enum rdt_status fill_received(struct result *result, struct transfer *transfer, struct client *client, struct hold **hold_p,
+                                     struct rdt_error *err)
+{
+    if (transfer->target) {
+        if (!result_make_regions(result, transfer->target->n))
+            return rdt_error_set(err, RDT_NO_MEMORY, "no memory for the answer");
+        layout_to_wire(transfer->target->layout, true, &result->tensors);
+        for (uint32_t i = 0; i < transfer->target->n; i++)
+            (void)result_add_region(result, transfer->target->uses[i].region, true, false, err);
+        return RDT_OK;
+    }
+    layout_to_wire(transfer->packed, true, &result->tensors);
+    if (transfer->is_inline) {
+        result->done.inline_data = (ProtobufCBinaryData){transfer->stream_bytes, transfer->inline_data};
+        return RDT_OK;
+    }
+    if (!transfer->received) /* nothing but empty tensors */
+        return RDT_OK;
+    if (!result_make_regions(result, 1) || !(*hold_p = client_hold_region(client, transfer->received)))
+        return rdt_error_set(err, RDT_NO_MEMORY, "no memory for the answer");
+    return result_add_region(result, transfer->received, transfer->n_fetches == 1, true, err);
+}
+
+void transfer_deliver_received(struct transfer *transfer)
+{
+    while (!list_empty(&transfer->fetches)) {
+        struct fetch *fetch = list_entry(list_first(&transfer->fetches), struct fetch, by_transfer);
+        struct rdt_error err = {0};
+        struct hold *hold = NULL;
+        struct result result;
+
+        result_init(&result, transfer, &transfer->ref);
+        result.done.tensors = &result.tensors;
+        result.done.metadata = (ProtobufCBinaryData){transfer->metadata_bytes, transfer->metadata};
+        if (fill_received(&result, transfer, fetch->client, &hold, &err) == RDT_OK) {
+            result_send(&result, fetch, hold);
+        } else {
+            if (hold)
+                client_release(hold);
+            fetch_answer_error(fetch->client, fetch->handle, &err);
+            fetch_detach(fetch);
+        }
+        result_fini(&result);
+    }
+}
+
+void transfer_deliver_meta(struct transfer *transfer)
+{
+    while (!list_empty(&transfer->fetches)) {
+        struct fetch *fetch = list_entry(list_first(&transfer->fetches), struct fetch, by_transfer);
+        struct result result;
+
+        result_init(&result, transfer, &transfer->ref);
+        if (transfer->source) {
+            layout_to_wire(transfer->source, false, &result.tensors);
+            result.done.tensors = &result.tensors;
+        }
+        result.done.metadata = (ProtobufCBinaryData){transfer->metadata_bytes, transfer->metadata};
+        result_send(&result, fetch, NULL);
+    }
+}
+
+/* ---- records on the wire ---- */
+
+void transfer_record_to_wire(const struct transfer_record *record, Rdt__Pb__TransferInfo *info, char ref_text[RDT_REF_TEXT_BYTES])
+{
+    rdt__pb__transfer_info__init(info);
+    rdt_ref_to_text(&record->ref, ref_text);
+    info->transfer = record->id;
+    info->ref = ref_text;
+    info->direction = (char *)record->direction;
+    info->peer = (char *)record->peer;
+    info->state = (char *)record->state;
+    info->path = (char *)record->path;
+    info->bytes = record->bytes;
+    info->bytes_done = record->bytes_done;
+    info->age_ns = (int64_t)(uv_hrtime() - record->since_ns);
+    info->elapsed_ns = (int64_t)record->elapsed_ns;
+    info->error = (char *)record->error;
+    info->client = record->client;
+}
+
+const struct transfer_record *transfers_next_active(const struct transfers *transfers, struct list **cursor)
+{
+    struct list *next = *cursor ? (*cursor)->next : transfers->active.next;
+
+    if (next == &transfers->active)
+        next = transfers->outgoing.next;
+    if (next == &transfers->outgoing)
+        return NULL;
+    *cursor = next;
+    return list_entry(next, struct transfer_record, link);
+}

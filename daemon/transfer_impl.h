@@ -1,0 +1,160 @@
+/* What the files of the transfer room share. Nobody else includes it. */
+#ifndef DAEMON_TRANSFER_IMPL_H
+#define DAEMON_TRANSFER_IMPL_H
+
+#include "daemon/transfer.h"
+
+/* ---- one peer, as transfers see it: hangs at peer->upper ---- */
+
+struct peer_work {
+    struct list link;       /* in transfers->works */
+    struct transfers *transfers;
+    struct peer *peer;
+    struct list pending;    /* struct transfer.by_peer: LINK */
+    struct list incoming;   /* struct transfer.by_peer: ASKED and later */
+    struct map outgoing;    /* the reader's number -> struct outgoing */
+    struct list transports; /* struct peer_transport.link */
+    unsigned n_in, n_out;   /* active */
+    uint64_t bytes_in, bytes_out;
+};
+
+/* peer_send, unless we are closing: then the peer may be gone. */
+enum rdt_status work_send(struct peer_work *work, enum rdt_peer_message type, const ProtobufCMessage *message, struct rdt_error *err);
+
+struct peer_work *peer_work_get(struct transfers *transfers, struct peer *peer); /* NULL: no memory */
+
+/* ---- one transport to one peer ----
+ *
+ *   NONE --create, offer--> OFFERED --peer's offer--> CONNECTED
+ *    ^                         |                         |
+ *    +------- closed ------ CLOSING <---- failure, isolation, link down, the peer's newer offer
+ */
+enum peer_transport_state { PT_NONE, PT_OFFERED, PT_CONNECTED, PT_CLOSING };
+
+struct peer_transport {
+    struct list link;
+    struct peer_work *work;
+    struct transport *transport;
+    struct sm sm;
+    struct plugin_conn conn;
+    uint32_t epoch;              /* of our offer */
+    uint32_t remote_epoch;       /* of the offer we are connected to */
+    bool remote_known;
+    char remote_why_not[192];    /* "": offered */
+    char remote_version[65];
+    char remote_memory[128];     /* " host cuda " */
+    uint8_t blob[RDT_OFFER_MAX_BYTES]; /* the peer's offer, not yet used */
+    size_t blob_bytes;
+    uint32_t blob_epoch;         /* 0: none */
+    unsigned failures;           /* in a row; delays the next try */
+    struct deadline retry;
+    struct list users_in;        /* struct transfer.by_via */
+    struct list users_out;       /* struct outgoing.by_via */
+    struct list sending;         /* struct outgoing.in_turn: chunks left to post */
+    unsigned sends_in_flight;
+    bool pumping;
+};
+
+void peer_transports_up(struct peer_work *work);   /* the link is up: offer every transport */
+void peer_transports_down(struct peer_work *work); /* it is down: take all connections down */
+bool peer_transports_closed(const struct peer_work *work);
+void transfers_check_closed(struct transfers *transfers); /* a connection has closed */
+enum rdt_status peer_transport_on_offer(struct peer_work *work, const Rdt__Pb__Offer *offer, struct rdt_error *err);
+struct peer_transport *peer_transport_find(struct peer_work *work, const char *name);
+
+/* Tears the connection down because something on it cannot be stopped otherwise, or failed. */
+void peer_transport_isolate(struct peer_transport *pt, const char *why);
+
+/* What it could do, for path_choose. */
+void peer_transport_offer_to_path(const struct peer_transport *pt, const char *source_memory, const char *target_memory,
+                                  struct path_offer *offer_p);
+
+/* ---- chunks ---- */
+
+struct chunk_op {
+    struct plugin_op base;
+    struct transfer *in;         /* one of both */
+    struct outgoing *out;
+    uint32_t chunk;
+    uint8_t *staging;            /* NULL: straight to memory */
+    struct work work;
+};
+
+/* ---- the owner's side of a pull ---- */
+
+enum outgoing_state { OUTGOING_PARKED, OUTGOING_OFFERED, OUTGOING_PREPARE, OUTGOING_SENDING, OUTGOING_ABORT, OUTGOING_ENDED };
+
+struct outgoing {
+    struct transfers *transfers;
+    struct peer_work *work;
+    uint64_t number;             /* the reader's */
+    struct sm sm;
+    struct owner requester;
+    struct rdt_ref ref;
+    Rdt__Pb__Slice *slice;
+    bool meta_only;
+    uint64_t inline_max_bytes;
+    struct deadline deadline;    /* of the reader; while ABORT: the grace time */
+    struct object_waiter waiter;
+    struct object *object;       /* held; pinned from PREPARE on */
+    bool pinned;
+    struct layout *source, *packed;
+    uint64_t stream_bytes;
+    struct chunk_plan *plan;
+    uint8_t **bases;             /* [n_regions] where the object's regions start */
+    uint32_t next_chunk, chunks_done;
+    unsigned n_ops;
+    struct peer_transport *via;
+    struct list by_via, in_turn;
+    bool one_sided;
+    bool reader_done;            /* one-sided: the reader reads no more */
+    struct transfer_record record;
+};
+
+enum rdt_status outgoing_on_pull(struct peer_work *work, const Rdt__Pb__Pull *pull, struct rdt_error *err);
+void outgoing_on_start(struct peer_work *work, const Rdt__Pb__PullStart *start);
+void outgoing_on_end(struct peer_work *work, const Rdt__Pb__PullEnd *end);
+void outgoing_on_abort(struct peer_work *work, const Rdt__Pb__PullAbort *abort);
+void outgoing_set_state(struct outgoing *out, enum outgoing_state state);
+enum rdt_status outgoing_map(struct outgoing *out, struct rdt_error *err); /* fills bases */
+void outgoing_end(struct outgoing *out);
+void outgoing_stop(struct outgoing *out);   /* no more chunks; ends when nothing touches its memory */
+void outgoing_settle(struct outgoing *out); /* ABORT, one reason to wait less */
+void outgoing_fail(struct outgoing *out, const struct rdt_error *err); /* tells the reader, and stops */
+void outgoing_link_down(struct peer_work *work);
+void outgoing_pump(struct peer_transport *pt);      /* posts chunks, each transfer in turn */
+void outgoing_via_closed(struct peer_transport *pt); /* its connection is down: users end */
+
+/* ---- the reader's side ---- */
+
+struct transfer *transfer_new(struct transfers *transfers, struct client *client, const struct rdt_ref *ref);
+void transfer_set_state(struct transfer *transfer, enum transfer_state state);
+void transfer_fail(struct transfer *transfer, enum rdt_status status, const char *fmt, ...) __attribute__((format(printf, 3, 4)));
+void transfer_fail_err(struct transfer *transfer, const struct rdt_error *err);
+void transfer_abort(struct transfer *transfer); /* nobody waits any more */
+void transfer_end(struct transfer *transfer);   /* nothing touches memory: frees it */
+
+/* Results: each answers every fetch of the transfer. The caller ends the transfer afterwards. */
+void transfer_deliver_object(struct transfer *transfer, struct object *object, struct layout *layout, bool same);
+void transfer_deliver_received(struct transfer *transfer); /* region, target or inline data */
+void transfer_deliver_meta(struct transfer *transfer);
+
+void transfer_local_start(struct transfer *transfer);
+void transfer_local_abort(struct transfer *transfer);
+
+enum rdt_status transfer_in_start(struct transfer *transfer, struct rdt_error *err);
+void transfer_in_ask(struct transfer *transfer); /* the link is up */
+void transfer_in_on_meta(struct peer_work *work, const Rdt__Pb__PullMeta *meta);
+void transfer_in_on_keys(struct peer_work *work, const Rdt__Pb__PullKeys *keys);
+void transfer_in_on_end(struct peer_work *work, const Rdt__Pb__PullEnd *end);
+void transfer_in_abort(struct transfer *transfer);
+void transfer_in_settle(struct transfer *transfer);     /* ABORT, one operation less */
+void transfer_in_move(struct transfer *transfer);       /* memory is there: post and start */
+void transfer_in_on_stall(struct deadline *deadline);
+void transfer_in_cancel_ops(struct transfer *transfer);
+void transfer_in_via_closed(struct peer_transport *pt);
+
+void record_finish(struct transfers *transfers, struct transfer_record *record, const char *state, const char *error);
+Rdt__Pb__Slice *slice_dup(const Rdt__Pb__Slice *slice); /* NULL for NULL; free with protobuf_c_message_free_unpacked */
+
+#endif

@@ -1,0 +1,305 @@
+/* Fetches from another node, up to the point where its bytes begin to move: asking, the answer, memory for it. */
+#include <assert.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+#include "daemon/log.h"
+#include "daemon/transfer_impl.h"
+#include "wire_ref.h"
+
+static void go_on(struct transfer *transfer);
+
+enum rdt_status transfer_in_start(struct transfer *transfer, struct rdt_error *err)
+{
+    struct transfers *transfers = transfer->transfers;
+    struct peer *peer;
+    enum rdt_status status;
+
+    if (!transfers->peers)
+        return rdt_error_set(err, RDT_UNSUPPORTED,
+                             "object \"%s\" is on another node, and this daemon has no peer link: set listen and key_file", transfer->ref.id);
+    status = peers_find(transfers->peers, transfer->ref.node, transfer->ref.address, &peer, err);
+    if (status != RDT_OK)
+        return status;
+    transfer->peer = peer_work_get(transfers, peer);
+    if (!transfer->peer)
+        return rdt_error_set(err, RDT_NO_MEMORY, "no memory for node %s", peer->name);
+    (void)snprintf(transfer->record.peer, sizeof transfer->record.peer, "%s", peer->name);
+    if (peer->state == PEER_BACKOFF) {
+        uint64_t now = uv_hrtime();
+        return rdt_error_set(err, RDT_PEER_LOST, "node %s cannot be reached: %s (next try in %.1f s)", peer->name, peer->last_error,
+                             peer->retry_at_ns > now ? (double)(peer->retry_at_ns - now) / 1e9 : 0.0);
+    }
+    transfer->stall.on_passed = transfer_in_on_stall;
+    transfer->peer->n_in++;
+    if (peer->state == PEER_UP) {
+        list_append(&transfer->peer->incoming, &transfer->by_peer);
+        transfer_in_ask(transfer);
+        return RDT_OK;
+    }
+    list_append(&transfer->peer->pending, &transfer->by_peer);
+    transfer_set_state(transfer, TRANSFER_LINK);
+    return RDT_OK;
+}
+
+void transfer_in_ask(struct transfer *transfer)
+{
+    Rdt__Pb__Pull pull = RDT__PB__PULL__INIT;
+    Rdt__Pb__Requester requester = RDT__PB__REQUESTER__INIT;
+    Rdt__Pb__Ref ref;
+    struct fetch *fetch = list_entry(list_first(&transfer->fetches), struct fetch, by_transfer);
+    struct rdt_error err = {0};
+
+    transfer_set_state(transfer, TRANSFER_ASKED);
+    wire_ref_from(&transfer->ref, &ref);
+    requester.tenant = transfer->requester.tenant;
+    requester.uid = transfer->requester.uid;
+    pull.transfer = transfer->id;
+    pull.ref = &ref;
+    pull.requester = &requester;
+    pull.slice = transfer->slice;
+    pull.timeout_ns = deadline_left_ns(&fetch->deadline);
+    pull.meta_only = transfer->meta_only;
+    pull.inline_max_bytes = transfer->transfers->options->inline_max_bytes;
+    if (work_send(transfer->peer, RDT_PEER_PULL, &pull.base, &err) != RDT_OK)
+        transfer_fail_err(transfer, &err);
+}
+
+static struct transfer *find(struct peer_work *work, uint64_t id)
+{
+    struct transfer *transfer = map_get_u64(&work->transfers->by_id, id);
+
+    return transfer && transfer->peer == work ? transfer : NULL;
+}
+
+static void send_abort(struct transfer *transfer)
+{
+    Rdt__Pb__PullAbort abort_message = RDT__PB__PULL_ABORT__INIT;
+
+    abort_message.transfer = transfer->id;
+    (void)work_send(transfer->peer, RDT_PEER_PULL_ABORT, &abort_message.base, NULL); /* link down: the owner knows */
+}
+
+/* ---- the answer ---- */
+
+static enum rdt_status read_meta(struct transfer *transfer, const Rdt__Pb__PullMeta *meta, struct rdt_error *err)
+{
+    struct rdt_ref ref;
+    enum rdt_status status = wire_ref_to(meta->ref, &ref, err);
+
+    if (status == RDT_OK && transfer->ref.generation != 0 && ref.generation != transfer->ref.generation)
+        status = rdt_error_set(err, RDT_PROTOCOL, "the answer is about another object");
+    if (status == RDT_OK)
+        status = layout_from_wire(meta->tensors, &transfer->source, err);
+    if (status == RDT_OK)
+        status = layout_packed(transfer->source, &transfer->packed, &transfer->stream_bytes, err);
+    if (status == RDT_OK && transfer->stream_bytes != meta->bytes)
+        status = rdt_error_set(err, RDT_PROTOCOL, "its tensors take %llu bytes, not the %llu it says",
+                               (unsigned long long)transfer->stream_bytes, (unsigned long long)meta->bytes);
+    if (status == RDT_OK && meta->has_inline && meta->inline_data.len != meta->bytes)
+        status = rdt_error_set(err, RDT_PROTOCOL, "%zu bytes came with the answer, not %llu", meta->inline_data.len,
+                               (unsigned long long)meta->bytes);
+    if (status == RDT_OK && meta->metadata.len > RDT_MAX_METADATA_BYTES)
+        status = rdt_error_set(err, RDT_PROTOCOL, "its metadata is too large");
+    if (status != RDT_OK) {
+        rdt_error_prefix(err, "node %s", transfer->record.peer);
+        return status;
+    }
+    if (meta->metadata.len > 0) {
+        transfer->metadata = malloc(meta->metadata.len);
+        if (!transfer->metadata)
+            return rdt_error_set(err, RDT_NO_MEMORY, "no memory for the metadata");
+        memcpy(transfer->metadata, meta->metadata.data, meta->metadata.len);
+        transfer->metadata_bytes = meta->metadata.len;
+    }
+    memcpy(ref.node, transfer->peer->peer->uuid, sizeof ref.node);
+    transfer->ref = ref;
+    transfer->record.ref = ref;
+    transfer->record.bytes = transfer->stream_bytes;
+    transfer->have_meta = true;
+    if (transfer->target)
+        return layout_same_shape(transfer->source, transfer->target->layout, err);
+    return RDT_OK;
+}
+
+static enum rdt_status choose(struct transfer *transfer, const Rdt__Pb__PullMeta *meta, struct rdt_error *err)
+{
+    struct path_offer offers[PATH_MAX_CANDIDATES];
+    struct path_query query = {.has_inline = meta->has_inline, .source_memory = meta->memory, .target_memory = "host",
+                               .source_contiguous = meta->contiguous, .offers = offers, .mode = transfer->mode,
+                               .transport = transfer->wish_transport, .least = transfer->wish_least, .preferred = meta->transport,
+                               .has_target = transfer->target != NULL};
+    const struct path_candidate *chosen;
+    enum rdt_status status;
+
+    list_for_each(node, &transfer->peer->transports)
+    {
+        if (query.n_offers < PATH_MAX_CANDIDATES)
+            peer_transport_offer_to_path(list_entry(node, struct peer_transport, link), meta->memory, "host",
+                                         &offers[query.n_offers++]);
+    }
+    status = path_choose(&query, &transfer->record.decision, err);
+    if (status != RDT_OK)
+        return status;
+    chosen = &transfer->record.decision.candidates[transfer->record.decision.chosen];
+    memcpy(transfer->record.path, chosen->name, sizeof chosen->name);
+    transfer->is_inline = chosen->kind == PATH_INLINE;
+    transfer->one_sided = chosen->one_sided;
+    if (!transfer->is_inline) {
+        transfer->via = peer_transport_find(transfer->peer, chosen->name);
+        list_append(&transfer->via->users_in, &transfer->by_via);
+    }
+    return RDT_OK;
+}
+
+static void take_inline(struct transfer *transfer, const Rdt__Pb__PullMeta *meta)
+{
+    struct target *target = transfer->target;
+    struct rdt_error err = {0};
+
+    if (!target) {
+        transfer->inline_data = malloc(meta->inline_data.len ? meta->inline_data.len : 1);
+        if (!transfer->inline_data) {
+            transfer_fail(transfer, RDT_NO_MEMORY, "no memory for the bytes");
+            return;
+        }
+        if (meta->inline_data.len)
+            memcpy(transfer->inline_data, meta->inline_data.data, meta->inline_data.len);
+    }
+    for (uint32_t i = 0; target && i < target->layout->count; i++) {
+        uint64_t bytes = layout_bytes(target->layout, i);
+        uint8_t *base;
+        if (bytes == 0)
+            continue;
+        base = region_addr(target->uses[target->layout->region[i]].region, &err);
+        if (!base) {
+            transfer_fail_err(transfer, &err);
+            return;
+        }
+        memcpy(base + target->layout->offset[i], meta->inline_data.data + transfer->packed->offset[i], bytes);
+    }
+    transfer->record.bytes_done = meta->inline_data.len;
+    transfer->transfers->bytes_in += meta->inline_data.len;
+    transfer->peer->bytes_in += meta->inline_data.len;
+    transfer_deliver_received(transfer);
+    transfer_end(transfer);
+}
+
+void transfer_in_on_meta(struct peer_work *work, const Rdt__Pb__PullMeta *meta)
+{
+    struct transfer *transfer = find(work, meta->transfer);
+    struct rdt_error err = {0};
+    enum rdt_status status;
+
+    if (!transfer || transfer->sm.state != TRANSFER_ASKED || transfer->have_meta)
+        return; /* its reader has left */
+    if (meta->status != RDT_OK) {
+        err.status = meta->status < 0 ? (enum rdt_status)meta->status : RDT_PROTOCOL;
+        err.sys_errno = meta->sys_errno;
+        (void)snprintf(err.msg, sizeof err.msg, "%s", meta->message);
+        transfer->have_meta = true;
+        transfer_fail_err(transfer, &err);
+        return;
+    }
+    status = read_meta(transfer, meta, &err);
+    if (status == RDT_OK && transfer->meta_only) {
+        (void)snprintf(transfer->record.path, sizeof transfer->record.path, "metadata");
+        transfer_deliver_meta(transfer);
+        transfer_end(transfer);
+        return;
+    }
+    if (status == RDT_OK)
+        status = choose(transfer, meta, &err);
+    if (status != RDT_OK) {
+        transfer_fail_err(transfer, &err);
+        return;
+    }
+    transfer_set_state(transfer, TRANSFER_RESERVE);
+    if (transfer->is_inline)
+        take_inline(transfer, meta);
+    else
+        go_on(transfer);
+}
+
+/* ---- memory for it ---- */
+
+static void on_ready(void *arg, struct region *region, const struct rdt_error *err)
+{
+    struct transfer *transfer = arg;
+
+    transfer->n_ops--;
+    if (!transfer->target && !transfer->received)
+        transfer->received = region;
+    if (transfer->sm.state == TRANSFER_ABORT) {
+        transfer_in_settle(transfer);
+    } else if (err) {
+        transfer_fail_err(transfer, err);
+    } else {
+        go_on(transfer);
+    }
+}
+
+/* One step of reserving at a time, until all is there: then the bytes may come. */
+static void go_on(struct transfer *transfer)
+{
+    struct transfers *transfers = transfer->transfers;
+    struct target *target = transfer->target;
+    struct rdt_error err = {0};
+    enum rdt_status status = RDT_OK;
+    void *handle;
+
+    if (!target && !transfer->received)
+        status = region_alloc(transfers->regions, "host", "", transfer->stream_bytes, REGION_RECEIVED, &transfer->requester,
+                              transfer->client->id, &transfer->received, on_ready, transfer, &err);
+    for (uint32_t i = 0; status == RDT_OK && i < (target ? target->n : 1); i++) {
+        struct region *region = target ? target->uses[i].region : transfer->received;
+        if (region && !region_addr(region, &err))
+            status = err.status;
+        else if (region)
+            status = region_register(region, transfer->via->transport, &handle, on_ready, transfer, &err);
+    }
+    if (status == RDT_AGAIN)
+        transfer->n_ops++; /* the pool works for it */
+    else if (status != RDT_OK)
+        transfer_fail_err(transfer, &err);
+    else
+        transfer_in_move(transfer);
+}
+
+/* ---- the end ---- */
+
+void transfer_in_abort(struct transfer *transfer)
+{
+    struct transfers *transfers = transfer->transfers;
+    bool moving = transfer->sm.state == TRANSFER_MOVE;
+
+    transfer_set_state(transfer, TRANSFER_ABORT);
+    if (!transfer->one_sided || transfer->n_ops == 0)
+        send_abort(transfer);
+    if (transfer->n_ops == 0) {
+        transfer_end(transfer);
+        return;
+    }
+    if (!moving)
+        return;
+    transfer_in_cancel_ops(transfer);
+    (void)deadline_set(transfers->deadlines, &transfer->stall, (int64_t)transfers->options->quiesce_grace_ns);
+}
+
+void transfer_in_settle(struct transfer *transfer)
+{
+    if (transfer->n_ops > 0)
+        return;
+    if (transfer->one_sided)
+        send_abort(transfer);
+    transfer_end(transfer);
+}
+
+void transfer_in_on_end(struct peer_work *work, const Rdt__Pb__PullEnd *end)
+{
+    struct transfer *transfer = find(work, end->transfer);
+
+    if (!transfer || transfer->sm.state == TRANSFER_ABORT)
+        return;
+    transfer_fail(transfer, end->status < 0 ? (enum rdt_status)end->status : RDT_PROTOCOL, "%s", end->message);
+}

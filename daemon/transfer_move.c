@@ -1,0 +1,322 @@
+/* The reader's side while bytes move: chunks received or read, progress, failure. */
+#include <assert.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+#include "daemon/log.h"
+#include "daemon/transfer_impl.h"
+
+#define SMALL_COPY (256u << 10)
+#define VERDICT_NS 300000000ll /* after a transport's failure: time for the link to say that the whole node is gone */
+
+static void on_chunk_done(struct plugin_op *base, enum rdt_status status, const char *msg);
+
+void transfer_in_on_stall(struct deadline *deadline)
+{
+    struct transfer *transfer = (struct transfer *)((char *)deadline - offsetof(struct transfer, stall));
+    struct transfers *transfers = transfer->transfers;
+
+    if (transfer->sm.state == TRANSFER_ABORT) {
+        if (transfer->via && transfer->via->sm.state != PT_NONE)
+            peer_transport_isolate(transfer->via, "an aborted transfer does not come to rest");
+        return;
+    }
+    if (transfer->failed != RDT_OK) {
+        transfer_fail(transfer, transfer->failed, "%s: %s", transfer->record.path, transfer->failure);
+        return;
+    }
+    if (transfer->record.bytes_done == transfer->stall_bytes) {
+        transfer_fail(transfer, RDT_TRANSPORT, "%s moved nothing for %.1f s (stall_timeout) after %llu of %llu bytes",
+                      transfer->record.path, (double)transfers->options->stall_timeout_ns / 1e9,
+                      (unsigned long long)transfer->record.bytes_done, (unsigned long long)transfer->stream_bytes);
+        return;
+    }
+    transfer->stall_bytes = transfer->record.bytes_done;
+    (void)deadline_set(transfers->deadlines, &transfer->stall, (int64_t)transfers->options->stall_timeout_ns);
+}
+
+static const struct layout *destination(const struct transfer *transfer)
+{
+    return transfer->target ? transfer->target->layout : transfer->packed;
+}
+
+static struct region *destination_region(const struct transfer *transfer, uint32_t index)
+{
+    return transfer->target ? transfer->target->uses[index].region : transfer->received;
+}
+
+static struct chunk_op *make_op(struct transfer *transfer, uint32_t index, struct rdt_error *err)
+{
+    const struct chunk *chunk = &transfer->plan->chunks[index];
+    struct chunk_op *op = calloc(1, sizeof *op);
+    uint32_t region_index;
+    uint64_t offset;
+
+    if (!op)
+        goto no_memory;
+    op->in = transfer;
+    op->chunk = index;
+    op->base.on_done = on_chunk_done;
+    op->base.op.transfer = transfer->id;
+    op->base.op.chunk = index;
+    op->base.op.piece.bytes = chunk->bytes;
+    if (chunk_piece(chunk, transfer->packed, destination(transfer), &region_index, &offset)) {
+        struct region *region = destination_region(transfer, region_index);
+        op->base.op.piece.addr = region_addr(region, NULL) + offset; /* mapped while reserving */
+        (void)region_register(region, transfer->via->transport, &op->base.op.piece.registration, NULL, NULL, NULL);
+        return op;
+    }
+    op->staging = malloc(chunk->bytes);
+    if (op->staging) {
+        op->base.op.piece.addr = op->staging;
+        return op;
+    }
+    free(op);
+no_memory:
+    (void)rdt_error_set(err, RDT_NO_MEMORY, "no memory to receive %llu bytes", (unsigned long long)chunk->bytes);
+    return NULL;
+}
+
+static void op_free(struct chunk_op *op)
+{
+    free(op->staging);
+    free(op);
+}
+
+static enum rdt_status post(struct transfer *transfer, uint32_t index, struct rdt_error *err)
+{
+    struct chunk_op *op = make_op(transfer, index, err);
+    enum rdt_status status;
+
+    if (!op)
+        return RDT_NO_MEMORY;
+    if (transfer->one_sided) {
+        const struct chunk *chunk = &transfer->plan->chunks[index];
+        uint32_t i = chunk->first, key = transfer->remote->region[i];
+        op->base.op.key = transfer->keys[key];
+        op->base.op.key_bytes = transfer->key_bytes[key];
+        op->base.op.key_offset = transfer->remote->offset[i] + (chunk->offset - transfer->packed->offset[i]);
+        status = plugin_op_read(&transfer->via->conn, &op->base, err);
+    } else {
+        status = plugin_op_recv(&transfer->via->conn, &op->base, err);
+    }
+    if (status != RDT_OK) {
+        op_free(op);
+        return status;
+    }
+    transfer->ops[index] = op;
+    transfer->n_ops++;
+    return RDT_OK;
+}
+
+static void ask_start(struct transfer *transfer)
+{
+    Rdt__Pb__PullStart start = RDT__PB__PULL_START__INIT;
+    struct rdt_error err = {0};
+
+    start.transfer = transfer->id;
+    start.transport = (char *)transfer->via->transport->name;
+    start.chunk_bytes = transfer->transfers->options->chunk_bytes;
+    start.epoch = transfer->via->epoch;
+    start.one_sided = transfer->one_sided;
+    if (work_send(transfer->peer, RDT_PEER_PULL_START, &start.base, &err) != RDT_OK)
+        transfer_fail_err(transfer, &err);
+}
+
+void transfer_in_move(struct transfer *transfer)
+{
+    struct transfers *transfers = transfer->transfers;
+    uint64_t chunk_bytes = transfers->options->chunk_bytes;
+    struct rdt_error err = {0};
+    enum rdt_status status;
+
+    if (transfer->via->sm.state != PT_CONNECTED) {
+        transfer_fail(transfer, RDT_TRANSPORT, "%s: its connection to node %s is being rebuilt", transfer->record.path,
+                      transfer->record.peer);
+        return;
+    }
+    if (transfer->one_sided)
+        status = chunk_plan_create_single(transfer->packed, transfer->stream_bytes, chunk_bytes, &transfer->plan, &err);
+    else
+        status = chunk_plan_create(transfer->packed, transfer->stream_bytes, chunk_bytes, &transfer->plan, &err);
+    if (status == RDT_OK && !(transfer->ops = calloc(transfer->plan->n + 1u, sizeof(struct chunk_op *))))
+        status = rdt_error_set(&err, RDT_NO_MEMORY, "no memory for %u chunks", transfer->plan->n);
+    if (status != RDT_OK) {
+        transfer_fail_err(transfer, &err);
+        return;
+    }
+    transfer_set_state(transfer, TRANSFER_MOVE);
+    (void)deadline_set(transfers->deadlines, &transfer->stall, (int64_t)transfers->options->stall_timeout_ns);
+    if (!transfer->one_sided) /* every receive stands before the first send can come */
+        for (; transfer->next_chunk < transfer->plan->n; transfer->next_chunk++)
+            if (post(transfer, transfer->next_chunk, &err) != RDT_OK) {
+                transfer_fail_err(transfer, &err);
+                return;
+            }
+    ask_start(transfer);
+}
+
+/* ---- one-sided ---- */
+
+static void read_more(struct transfer *transfer)
+{
+    struct rdt_error err = {0};
+
+    while (transfer->next_chunk < transfer->plan->n && transfer->n_ops < transfer->transfers->options->chunks_in_flight) {
+        if (post(transfer, transfer->next_chunk, &err) != RDT_OK) {
+            transfer_fail_err(transfer, &err);
+            return;
+        }
+        transfer->next_chunk++;
+    }
+}
+
+static enum rdt_status take_keys(struct transfer *transfer, const Rdt__Pb__PullKeys *keys, struct rdt_error *err)
+{
+    enum rdt_status status = layout_from_wire(keys->tensors, &transfer->remote, err);
+
+    if (status == RDT_OK)
+        status = layout_same_shape(transfer->source, transfer->remote, err);
+    if (status != RDT_OK)
+        return status;
+    transfer->keys = calloc(keys->n_keys + 1, sizeof *transfer->keys);
+    transfer->key_bytes = calloc(keys->n_keys + 1, sizeof *transfer->key_bytes);
+    if (!transfer->keys || !transfer->key_bytes)
+        return rdt_error_set(err, RDT_NO_MEMORY, "no memory for the keys");
+    for (size_t i = 0; i < keys->n_keys; i++) {
+        if (keys->keys[i].len > RDT_KEY_MAX_BYTES)
+            return rdt_error_set(err, RDT_PROTOCOL, "a key of %zu bytes", keys->keys[i].len);
+        memcpy(transfer->keys[i], keys->keys[i].data, keys->keys[i].len);
+        transfer->key_bytes[i] = keys->keys[i].len;
+    }
+    transfer->n_keys = keys->n_keys;
+    for (uint32_t i = 0; i < transfer->remote->count; i++)
+        if (layout_bytes(transfer->remote, i) > 0 &&
+            (transfer->remote->region[i] >= keys->n_keys || !layout_is_contiguous(transfer->remote, i)))
+            return rdt_error_set(err, RDT_PROTOCOL, "tensor %u has no key, or has holes", i);
+    return RDT_OK;
+}
+
+void transfer_in_on_keys(struct peer_work *work, const Rdt__Pb__PullKeys *keys)
+{
+    struct transfer *transfer = map_get_u64(&work->transfers->by_id, keys->transfer);
+    struct rdt_error err = {0};
+
+    if (!transfer || transfer->peer != work || transfer->sm.state != TRANSFER_MOVE || !transfer->one_sided || transfer->keys)
+        return;
+    if (take_keys(transfer, keys, &err) != RDT_OK) {
+        rdt_error_prefix(&err, "keys from node %s", transfer->record.peer);
+        transfer_fail_err(transfer, &err);
+        return;
+    }
+    read_more(transfer);
+}
+
+/* ---- chunks ---- */
+
+static void finish(struct transfer *transfer)
+{
+    if (transfer->one_sided) {
+        Rdt__Pb__PullEnd end = RDT__PB__PULL_END__INIT;
+        end.transfer = transfer->id;
+        (void)work_send(transfer->peer, RDT_PEER_PULL_END, &end.base, NULL);
+    }
+    transfer->peer->bytes_in += transfer->stream_bytes;
+    transfer->transfers->bytes_in += transfer->stream_bytes;
+    transfer->via->failures = 0;
+    transfer_deliver_received(transfer);
+    transfer_end(transfer);
+}
+
+static void chunk_arrived(struct transfer *transfer, uint32_t index)
+{
+    transfer->chunks_done++;
+    transfer->record.bytes_done += transfer->plan->chunks[index].bytes;
+    if (transfer->chunks_done == transfer->plan->n && transfer->n_ops == 0)
+        finish(transfer);
+    else if (transfer->one_sided)
+        read_more(transfer);
+}
+
+static void run_scatter(struct work *work)
+{
+    struct chunk_op *op = (struct chunk_op *)((char *)work - offsetof(struct chunk_op, work));
+    struct transfer *transfer = op->in;
+    struct target *target = transfer->target;
+    uint8_t *bases[RDT_MAX_FRAME_FDS];
+    const struct chunk *chunk = &transfer->plan->chunks[op->chunk];
+
+    for (uint32_t i = 0; i < target->n; i++)
+        bases[i] = target->uses[i].region ? target->uses[i].region->block.addr : NULL;
+    chunk_scatter(chunk, transfer->packed, target->layout, bases, op->staging);
+}
+
+static void done_scatter(struct work *work)
+{
+    struct chunk_op *op = (struct chunk_op *)((char *)work - offsetof(struct chunk_op, work));
+    struct transfer *transfer = op->in;
+    uint32_t index = op->chunk;
+
+    op_free(op);
+    transfer->n_ops--;
+    if (transfer->sm.state == TRANSFER_ABORT)
+        transfer_in_settle(transfer);
+    else
+        chunk_arrived(transfer, index);
+}
+
+/* A transport that fails may only be the first to notice that the whole node is gone: the link's word goes first. */
+static void note_failure(struct transfer *transfer, enum rdt_status status, const char *msg)
+{
+    if (transfer->failed != RDT_OK)
+        return;
+    transfer->failed = status == RDT_CANCELLED ? RDT_TRANSPORT : status;
+    (void)snprintf(transfer->failure, sizeof transfer->failure, "%s", msg && msg[0] ? msg : "the connection was taken down");
+    (void)deadline_set(transfer->transfers->deadlines, &transfer->stall, VERDICT_NS);
+}
+
+static void on_chunk_done(struct plugin_op *base, enum rdt_status status, const char *msg)
+{
+    struct chunk_op *op = (struct chunk_op *)base;
+    struct transfer *transfer = op->in;
+    uint32_t index = op->chunk;
+
+    transfer->ops[index] = NULL;
+    if (status == RDT_OK && transfer->sm.state == TRANSFER_MOVE && op->staging) {
+        op->work = (struct work){.run = run_scatter, .done = done_scatter};
+        if (op->base.op.piece.bytes > SMALL_COPY) {
+            work_submit(transfer->transfers->pool, &op->work);
+        } else {
+            run_scatter(&op->work);
+            done_scatter(&op->work);
+        }
+        return;
+    }
+    op_free(op);
+    transfer->n_ops--;
+    if (transfer->sm.state == TRANSFER_ABORT)
+        transfer_in_settle(transfer);
+    else if (status != RDT_OK)
+        note_failure(transfer, status, msg);
+    else
+        chunk_arrived(transfer, index);
+}
+
+void transfer_in_cancel_ops(struct transfer *transfer)
+{
+    if (transfer->via->sm.state != PT_CONNECTED)
+        return; /* its disconnect ends them */
+    for (uint32_t i = 0; i < transfer->plan->n; i++)
+        if (transfer->ops[i])
+            plugin_op_cancel(&transfer->via->conn, &transfer->ops[i]->base);
+}
+
+void transfer_in_via_closed(struct peer_transport *pt)
+{
+    list_for_each_safe(node, &pt->users_in)
+    {
+        struct transfer *transfer = list_entry(node, struct transfer, by_via);
+        if (transfer->sm.state == TRANSFER_MOVE)
+            note_failure(transfer, RDT_TRANSPORT, "the connection was taken down");
+    }
+}

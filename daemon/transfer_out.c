@@ -1,0 +1,425 @@
+/* The owner's side of a pull: who may have it, the answer, and the end.
+ *
+ *   PARKED --put--> OFFERED --PULL_START--> PREPARE --> SENDING --last chunk sent, or PULL_END--> ENDED
+ *     |               |                        |           |                                        ^
+ *     +---------------+--- abort, deadline ----+-----------+--> ABORT --nothing touches memory------+
+ */
+#include <assert.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+#include "daemon/log.h"
+#include "daemon/transfer_impl.h"
+#include "wire_ref.h"
+
+#define MAX_PULLS 65536u /* of one peer at a time */
+
+static const struct sm_state states[] = {
+    [OUTGOING_PARKED] = {"parked", 1u << OUTGOING_OFFERED | 1u << OUTGOING_ENDED},
+    [OUTGOING_OFFERED] = {"offered", 1u << OUTGOING_PREPARE | 1u << OUTGOING_ENDED},
+    [OUTGOING_PREPARE] = {"preparing", 1u << OUTGOING_SENDING | 1u << OUTGOING_ABORT | 1u << OUTGOING_ENDED},
+    [OUTGOING_SENDING] = {"sending", 1u << OUTGOING_ABORT | 1u << OUTGOING_ENDED},
+    [OUTGOING_ABORT] = {"aborting", 1u << OUTGOING_ENDED},
+    [OUTGOING_ENDED] = {"ended", 0},
+};
+
+void outgoing_set_state(struct outgoing *out, enum outgoing_state state)
+{
+    sm_move(&out->sm, state);
+    out->record.state = sm_name(&out->sm);
+}
+
+void outgoing_end(struct outgoing *out)
+{
+    struct transfers *transfers = out->transfers;
+
+    assert(out->n_ops == 0);
+    outgoing_set_state(out, OUTGOING_ENDED);
+    record_finish(transfers, &out->record, out->record.error[0] ? "failed" : "done", NULL);
+    deadline_unset(transfers->deadlines, &out->deadline);
+    object_waiter_remove(&out->waiter);
+    if (map_get_u64(&out->work->outgoing, out->number) == out)
+        map_remove_u64(&out->work->outgoing, out->number);
+    list_remove(&out->record.link);
+    list_remove(&out->by_via);
+    list_remove(&out->in_turn);
+    out->work->n_out--;
+    if (out->pinned)
+        object_unpin(out->object);
+    if (out->object) {
+        out->object->peer_holds--;
+        object_drop(out->object);
+    }
+    if (out->slice)
+        rdt__pb__slice__free_unpacked(out->slice, NULL);
+    free(out->source);
+    free(out->packed);
+    free(out->plan);
+    free(out->bases);
+    free(out);
+    if (transfers->on_idle && list_empty(&transfers->active) && list_empty(&transfers->outgoing))
+        transfers->on_idle(transfers);
+}
+
+static void send_meta_error(struct peer_work *work, uint64_t number, const struct rdt_error *err)
+{
+    Rdt__Pb__PullMeta meta = RDT__PB__PULL_META__INIT;
+
+    meta.transfer = number;
+    meta.status = err->status;
+    meta.sys_errno = err->sys_errno;
+    meta.message = (char *)err->msg;
+    (void)work_send(work, RDT_PEER_PULL_META, &meta.base, NULL);
+}
+
+static void send_end(struct outgoing *out, const struct rdt_error *err)
+{
+    Rdt__Pb__PullEnd end = RDT__PB__PULL_END__INIT;
+
+    end.transfer = out->number;
+    end.status = err->status;
+    end.message = (char *)err->msg;
+    end.from_owner = true;
+    (void)work_send(out->work, RDT_PEER_PULL_END, &end.base, NULL);
+}
+
+static void send_aborted(struct outgoing *out)
+{
+    Rdt__Pb__PullAborted aborted = RDT__PB__PULL_ABORTED__INIT;
+
+    aborted.transfer = out->number;
+    (void)work_send(out->work, RDT_PEER_PULL_ABORTED, &aborted.base, NULL);
+}
+
+/* No more chunks; ends when nothing touches the memory. */
+void outgoing_stop(struct outgoing *out)
+{
+    struct transfers *transfers = out->transfers;
+
+    if (out->sm.state == OUTGOING_ABORT)
+        return;
+    list_remove(&out->in_turn);
+    if (out->sm.state == OUTGOING_PARKED || out->sm.state == OUTGOING_OFFERED) {
+        outgoing_end(out);
+        return;
+    }
+    outgoing_set_state(out, OUTGOING_ABORT);
+    if (out->n_ops > 0 || (out->one_sided && !out->reader_done))
+        (void)deadline_set(transfers->deadlines, &out->deadline, (int64_t)transfers->options->quiesce_grace_ns);
+    outgoing_settle(out);
+}
+
+void outgoing_settle(struct outgoing *out)
+{
+    bool readable = out->one_sided && !out->reader_done && out->via && out->via->sm.state != PT_NONE;
+
+    if (out->sm.state != OUTGOING_ABORT || out->n_ops > 0 || readable)
+        return; /* one-sided: the reader, or its connection's end, says when nobody reads any more */
+    send_aborted(out);
+    outgoing_end(out);
+}
+
+void outgoing_fail(struct outgoing *out, const struct rdt_error *err)
+{
+    if (out->sm.state == OUTGOING_ABORT)
+        return;
+    if (!out->record.error[0])
+        (void)snprintf(out->record.error, sizeof out->record.error, "%s: %s", rdt_status_name(err->status), err->msg);
+    send_end(out, err);
+    outgoing_stop(out);
+}
+
+static void on_deadline(struct deadline *deadline)
+{
+    struct outgoing *out = (struct outgoing *)((char *)deadline - offsetof(struct outgoing, deadline));
+    struct rdt_error err;
+
+    if (out->sm.state == OUTGOING_ABORT) {
+        if (out->via && out->via->sm.state != PT_NONE)
+            peer_transport_isolate(out->via, "the sends of an aborted transfer do not come to rest");
+        return;
+    }
+    (void)rdt_error_set(&err, RDT_TIMED_OUT, "object \"%s\" was not %s in time", out->ref.id,
+                        out->sm.state == OUTGOING_PARKED ? "put" : "fetched");
+    if (out->sm.state == OUTGOING_PARKED) {
+        send_meta_error(out->work, out->number, &err);
+        (void)snprintf(out->record.error, sizeof out->record.error, "%s", err.msg);
+        outgoing_end(out);
+        return;
+    }
+    outgoing_fail(out, &err);
+}
+
+/* ---- the answer ---- */
+
+static bool all_contiguous(const struct layout *layout)
+{
+    for (uint32_t i = 0; i < layout->count; i++)
+        if (!layout_is_contiguous(layout, i))
+            return false;
+    return true;
+}
+
+enum rdt_status outgoing_map(struct outgoing *out, struct rdt_error *err)
+{
+    struct object *object = out->object;
+
+    if (!out->bases)
+        out->bases = calloc(object->n_regions + 1u, sizeof *out->bases);
+    if (!out->bases)
+        return rdt_error_set(err, RDT_NO_MEMORY, "no memory to send object \"%s\"", out->ref.id);
+    for (uint32_t i = 0; i < object->n_regions; i++)
+        if (!(out->bases[i] = region_addr(object->uses[i].region, err)))
+            return err->status;
+    return RDT_OK;
+}
+
+static enum rdt_status gather_inline(struct outgoing *out, Rdt__Pb__PullMeta *meta, struct rdt_error *err)
+{
+    uint8_t *data = calloc(1, out->stream_bytes ? out->stream_bytes : 1);
+    enum rdt_status status = data ? outgoing_map(out, err) : rdt_error_set(err, RDT_NO_MEMORY, "no memory for the bytes");
+
+    if (status != RDT_OK) {
+        free(data);
+        return status;
+    }
+    for (uint32_t i = 0; i < out->source->count; i++)
+        if (layout_bytes(out->source, i) > 0)
+            layout_gather(out->source, i, out->bases[out->source->region[i]], 0, layout_bytes(out->source, i),
+                          data + out->packed->offset[i]);
+    meta->has_inline = true;
+    meta->inline_data = (ProtobufCBinaryData){out->stream_bytes, data};
+    out->transfers->bytes_out += out->stream_bytes;
+    out->work->bytes_out += out->stream_bytes;
+    out->record.bytes_done = out->stream_bytes;
+    return RDT_OK;
+}
+
+/* The object is there and may be read: answers, and ends here unless chunks are to follow. */
+static void answer(struct outgoing *out, struct object *object)
+{
+    Rdt__Pb__PullMeta meta = RDT__PB__PULL_META__INIT;
+    Rdt__Pb__TensorList tensors;
+    Rdt__Pb__Ref ref;
+    struct rdt_error err = {0};
+    enum rdt_status status;
+    bool more;
+
+    out->object = object;
+    object_hold(object);
+    object->peer_holds++;
+    object_ref(object, &out->ref);
+    out->record.ref = out->ref;
+    if (out->sm.state == OUTGOING_PARKED)
+        outgoing_set_state(out, OUTGOING_OFFERED);
+    status = layout_slice(object->layout, out->slice, &out->source, &err);
+    if (status == RDT_OK)
+        status = layout_packed(out->source, &out->packed, &out->stream_bytes, &err);
+    out->record.bytes = out->stream_bytes;
+    if (status == RDT_OK && !out->meta_only && out->stream_bytes <= out->inline_max_bytes)
+        status = gather_inline(out, &meta, &err);
+    if (status != RDT_OK) {
+        send_meta_error(out->work, out->number, &err);
+        (void)snprintf(out->record.error, sizeof out->record.error, "%s", err.msg);
+        outgoing_end(out);
+        return;
+    }
+    wire_ref_from(&out->ref, &ref);
+    layout_to_wire(out->packed, false, &tensors);
+    meta.transfer = out->number;
+    meta.ref = &ref;
+    meta.metadata = (ProtobufCBinaryData){object->metadata_bytes, object->metadata};
+    meta.tensors = &tensors;
+    meta.bytes = out->stream_bytes;
+    meta.transport = object->transport;
+    meta.memory = object->n_regions > 0 ? (char *)object->uses[0].region->kind->name : (char *)"host";
+    meta.contiguous = all_contiguous(out->source);
+    more = !out->meta_only && !meta.has_inline;
+    if (!more)
+        (void)snprintf(out->record.path, sizeof out->record.path, out->meta_only ? "metadata" : "inline");
+    status = work_send(out->work, RDT_PEER_PULL_META, &meta.base, &err);
+    free(meta.inline_data.data);
+    if (status != RDT_OK && status != RDT_PEER_LOST)
+        send_meta_error(out->work, out->number, &err);
+    if (status != RDT_OK)
+        (void)snprintf(out->record.error, sizeof out->record.error, "%s", err.msg);
+    if (!more || status != RDT_OK)
+        outgoing_end(out);
+}
+
+static void on_put(struct object_waiter *waiter, struct object *object)
+{
+    struct outgoing *out = (struct outgoing *)((char *)waiter - offsetof(struct outgoing, waiter));
+
+    if (!object_visible_to(object, &out->requester)) {
+        struct rdt_error err;
+        (void)rdt_error_set(&err, RDT_DENIED, "object \"%s\" was put, but is not visible to uid %u", out->ref.id, out->requester.uid);
+        send_meta_error(out->work, out->number, &err);
+        (void)snprintf(out->record.error, sizeof out->record.error, "%s", err.msg);
+        outgoing_end(out);
+        return;
+    }
+    answer(out, object);
+}
+
+bool transfers_believe(const struct transfers *transfers, const Rdt__Pb__Requester *requester, struct owner *owner_p,
+                       struct rdt_error *err)
+{
+    const char *shared = transfers->options->share_tenants;
+    const char *tenant = requester ? requester->tenant : "";
+    size_t length = strlen(tenant);
+    bool found = strcmp(shared, "*") == 0 || (length == 0 && shared[0] == '\0');
+
+    for (const char *at = shared; !found && *at; at += strcspn(at, ",") + (at[strcspn(at, ",")] == ','))
+        found = strcspn(at, ",") == length && strncmp(at, tenant, length) == 0;
+    if (!requester || length > RDT_MAX_TENANT_BYTES || !found) {
+        (void)rdt_error_set(err, RDT_DENIED, "tenant \"%.32s\" is not shared with other nodes here (share_tenants)", tenant);
+        return false;
+    }
+    *owner_p = (struct owner){.uid = requester->uid};
+    memcpy(owner_p->tenant, tenant, length + 1);
+    return true;
+}
+
+static struct outgoing *outgoing_new(struct peer_work *work, const Rdt__Pb__Pull *pull, const struct rdt_ref *ref,
+                                     const struct owner *requester)
+{
+    struct transfers *transfers = work->transfers;
+    struct outgoing *out = calloc(1, sizeof *out);
+
+    if (!out)
+        return NULL;
+    out->transfers = transfers;
+    out->work = work;
+    out->number = pull->transfer;
+    out->requester = *requester;
+    out->ref = *ref;
+    out->meta_only = pull->meta_only;
+    out->inline_max_bytes = pull->inline_max_bytes < transfers->options->inline_max_bytes ? pull->inline_max_bytes
+                                                                                         : transfers->options->inline_max_bytes;
+    out->deadline.on_passed = on_deadline;
+    out->waiter.on_event = on_put;
+    list_init(&out->by_via);
+    list_init(&out->in_turn);
+    sm_init(&out->sm, states, sizeof states / sizeof states[0], OUTGOING_PARKED);
+    out->record = (struct transfer_record){.id = transfers->next_id++, .requester = *requester, .ref = *ref, .direction = "out", .state = "parked",
+                                           .since_ns = uv_hrtime(), .decision.chosen = -1};
+    (void)snprintf(out->record.peer, sizeof out->record.peer, "%s", work->peer->name);
+    if (pull->slice && !(out->slice = slice_dup(pull->slice))) {
+        free(out);
+        return NULL;
+    }
+    if (!map_put_u64(&work->outgoing, out->number, out)) {
+        if (out->slice)
+            rdt__pb__slice__free_unpacked(out->slice, NULL);
+        free(out);
+        return NULL;
+    }
+    list_append(&transfers->outgoing, &out->record.link);
+    work->n_out++;
+    (void)deadline_set(transfers->deadlines, &out->deadline, pull->timeout_ns);
+    return out;
+}
+
+enum rdt_status outgoing_on_pull(struct peer_work *work, const Rdt__Pb__Pull *pull, struct rdt_error *err)
+{
+    struct transfers *transfers = work->transfers;
+    struct rdt_error why = {0};
+    struct owner requester;
+    struct object *object;
+    struct outgoing *out;
+    struct rdt_ref ref;
+    enum rdt_status status;
+
+    if (map_get_u64(&work->outgoing, pull->transfer))
+        return rdt_error_set(err, RDT_PROTOCOL, "node %s uses transfer number %llu twice", work->peer->name,
+                             (unsigned long long)pull->transfer);
+    status = wire_ref_to(pull->ref, &ref, &why);
+    if (status == RDT_OK && !transfers_believe(transfers, pull->requester, &requester, &why))
+        status = why.status;
+    if (status == RDT_OK && map_count(&work->outgoing) >= MAX_PULLS)
+        status = rdt_error_set(&why, RDT_LIMIT, "node %s has %u transfers under way from here", work->peer->name, MAX_PULLS);
+    if (status == RDT_OK)
+        status = object_table_find(transfers->objects, &ref, &requester, &object, &why);
+    if (status != RDT_OK && status != RDT_AGAIN) {
+        send_meta_error(work, pull->transfer, &why);
+        return RDT_OK;
+    }
+    out = outgoing_new(work, pull, &ref, &requester);
+    if (!out) {
+        (void)rdt_error_set(&why, RDT_NO_MEMORY, "no memory to serve object \"%s\"", ref.id);
+        send_meta_error(work, pull->transfer, &why);
+        return RDT_OK;
+    }
+    if (status == RDT_OK) {
+        answer(out, object);
+    } else if (object_table_wait(transfers->objects, &ref, &requester, &out->waiter, &why) != RDT_OK) {
+        send_meta_error(work, pull->transfer, &why);
+        outgoing_end(out);
+    }
+    return RDT_OK;
+}
+
+/* ---- what the reader says next ---- */
+
+void outgoing_on_end(struct peer_work *work, const Rdt__Pb__PullEnd *end)
+{
+    struct outgoing *out = map_get_u64(&work->outgoing, end->transfer);
+
+    if (!out)
+        return;
+    out->reader_done = true;
+    if (out->sm.state == OUTGOING_SENDING && out->one_sided && end->status == RDT_OK) {
+        out->record.bytes_done = out->stream_bytes;
+        out->transfers->bytes_out += out->stream_bytes;
+        work->bytes_out += out->stream_bytes;
+        outgoing_end(out);
+        return;
+    }
+    outgoing_stop(out);
+}
+
+void outgoing_on_abort(struct peer_work *work, const Rdt__Pb__PullAbort *message)
+{
+    struct outgoing *out = map_get_u64(&work->outgoing, message->transfer);
+
+    if (!out)
+        return;
+    out->reader_done = true;
+    if (!out->record.error[0])
+        (void)snprintf(out->record.error, sizeof out->record.error, "the reader gave up");
+    if (out->sm.state == OUTGOING_ABORT)
+        outgoing_settle(out);
+    else
+        outgoing_stop(out);
+}
+
+void outgoing_link_down(struct peer_work *work)
+{
+    struct outgoing *out;
+    size_t cursor = 0;
+
+    while ((out = map_next(&work->outgoing, &cursor))) {
+        map_remove_u64(&work->outgoing, out->number); /* the reader may come back and count from one again */
+        if (!out->record.error[0])
+            (void)snprintf(out->record.error, sizeof out->record.error, "the reader's node is gone");
+        outgoing_stop(out);
+    }
+}
+
+void outgoing_via_closed(struct peer_transport *pt)
+{
+    pt->sends_in_flight = 0;
+    list_for_each_safe(node, &pt->users_out)
+    {
+        struct outgoing *out = list_entry(node, struct outgoing, by_via);
+        struct rdt_error err;
+        out->reader_done = true;
+        if (out->sm.state == OUTGOING_ABORT) {
+            outgoing_settle(out);
+        } else {
+            (void)rdt_error_set(&err, RDT_TRANSPORT, "%s: the owner's connection was taken down", pt->transport->name);
+            outgoing_fail(out, &err);
+        }
+    }
+}

@@ -1,0 +1,220 @@
+/* The peer link as transfers see it: what comes in goes to the reader's or the owner's side. */
+#include <stdio.h>
+#include <stdlib.h>
+
+#include "daemon/log.h"
+#include "daemon/transfer_impl.h"
+
+struct peer_work *peer_work_get(struct transfers *transfers, struct peer *peer)
+{
+    struct peer_work *work = peer->upper;
+
+    if (work)
+        return work;
+    work = calloc(1, sizeof *work);
+    if (!work)
+        return NULL;
+    work->transfers = transfers;
+    work->peer = peer;
+    list_init(&work->pending);
+    list_init(&work->incoming);
+    list_init(&work->transports);
+    map_init(&work->outgoing);
+    peer->upper = work;
+    list_append(&transfers->works, &work->link);
+    return work;
+}
+
+enum rdt_status work_send(struct peer_work *work, enum rdt_peer_message type, const ProtobufCMessage *message, struct rdt_error *err)
+{
+    if (work->transfers->closing)
+        return rdt_error_set(err, RDT_SHUTTING_DOWN, "the daemon is shutting down");
+    return peer_send(work->peer, type, message, err);
+}
+
+void transfers_peer_up(struct transfers *transfers, struct peer *peer)
+{
+    struct peer_work *work = peer_work_get(transfers, peer);
+
+    if (!work || transfers->closing)
+        return;
+    peer_transports_up(work);
+    while (!list_empty(&work->pending)) {
+        struct transfer *transfer = list_entry(list_first(&work->pending), struct transfer, by_peer);
+        list_remove(&transfer->by_peer);
+        list_append(&work->incoming, &transfer->by_peer);
+        transfer_in_ask(transfer);
+    }
+}
+
+static void work_fail(struct peer_work *work, const struct rdt_error *why)
+{
+    peer_transports_down(work);
+    list_for_each_safe(node, &work->pending)
+    {
+        transfer_fail(list_entry(node, struct transfer, by_peer), why->status, "%s", why->msg);
+    }
+    list_for_each_safe(node, &work->incoming)
+    {
+        transfer_fail(list_entry(node, struct transfer, by_peer), why->status, "%s", why->msg);
+    }
+    outgoing_link_down(work);
+}
+
+void transfers_peer_down(struct transfers *transfers, struct peer *peer, const struct rdt_error *why)
+{
+    struct peer_work *work = peer->upper;
+
+    (void)transfers;
+    if (work)
+        work_fail(work, why);
+}
+
+void transfers_check_closed(struct transfers *transfers)
+{
+    void (*on_closed)(void *arg);
+
+    if (!transfers->closing || !transfers->on_closed)
+        return;
+    list_for_each(node, &transfers->works)
+    {
+        if (!peer_transports_closed(list_entry(node, struct peer_work, link)))
+            return;
+    }
+    on_closed = transfers->on_closed;
+    transfers->on_closed = NULL;
+    on_closed(transfers->closed_arg);
+}
+
+void transfers_close(struct transfers *transfers, void (*on_closed)(void *arg), void *arg)
+{
+    struct rdt_error err;
+
+    (void)rdt_error_set(&err, RDT_SHUTTING_DOWN, "the daemon is shutting down");
+    transfers->closing = true;
+    transfers->on_closed = on_closed;
+    transfers->closed_arg = arg;
+    list_for_each(node, &transfers->works) work_fail(list_entry(node, struct peer_work, link), &err);
+    transfers_check_closed(transfers);
+}
+
+typedef enum rdt_status (*handler)(struct peer_work *work, const void *message, struct rdt_error *err);
+
+static enum rdt_status on_offer(struct peer_work *work, const void *message, struct rdt_error *err)
+{
+    return peer_transport_on_offer(work, message, err);
+}
+
+static enum rdt_status on_pull(struct peer_work *work, const void *message, struct rdt_error *err)
+{
+    return outgoing_on_pull(work, message, err);
+}
+
+static enum rdt_status on_meta(struct peer_work *work, const void *message, struct rdt_error *err)
+{
+    (void)err;
+    transfer_in_on_meta(work, message);
+    return RDT_OK;
+}
+
+static enum rdt_status on_start(struct peer_work *work, const void *message, struct rdt_error *err)
+{
+    (void)err;
+    outgoing_on_start(work, message);
+    return RDT_OK;
+}
+
+static enum rdt_status on_keys(struct peer_work *work, const void *message, struct rdt_error *err)
+{
+    (void)err;
+    transfer_in_on_keys(work, message);
+    return RDT_OK;
+}
+
+static enum rdt_status on_end(struct peer_work *work, const void *message, struct rdt_error *err)
+{
+    const Rdt__Pb__PullEnd *end = message;
+
+    (void)err;
+    if (end->from_owner)
+        transfer_in_on_end(work, end);
+    else
+        outgoing_on_end(work, end);
+    return RDT_OK;
+}
+
+static enum rdt_status on_abort(struct peer_work *work, const void *message, struct rdt_error *err)
+{
+    (void)err;
+    outgoing_on_abort(work, message);
+    return RDT_OK;
+}
+
+static enum rdt_status on_aborted(struct peer_work *work, const void *message, struct rdt_error *err)
+{
+    (void)work; /* the reader's memory waits for its own engine, not for this */
+    (void)message;
+    (void)err;
+    return RDT_OK;
+}
+
+static const struct {
+    enum rdt_peer_message type;
+    const ProtobufCMessageDescriptor *descriptor;
+    handler on_message;
+} handlers[] = {
+    {RDT_PEER_OFFER, &rdt__pb__offer__descriptor, on_offer},
+    {RDT_PEER_PULL, &rdt__pb__pull__descriptor, on_pull},
+    {RDT_PEER_PULL_META, &rdt__pb__pull_meta__descriptor, on_meta},
+    {RDT_PEER_PULL_START, &rdt__pb__pull_start__descriptor, on_start},
+    {RDT_PEER_PULL_KEYS, &rdt__pb__pull_keys__descriptor, on_keys},
+    {RDT_PEER_PULL_END, &rdt__pb__pull_end__descriptor, on_end},
+    {RDT_PEER_PULL_ABORT, &rdt__pb__pull_abort__descriptor, on_abort},
+    {RDT_PEER_PULL_ABORTED, &rdt__pb__pull_aborted__descriptor, on_aborted},
+};
+
+enum rdt_status transfers_peer_frame(struct transfers *transfers, struct peer *peer, const struct frame *frame, struct rdt_error *err)
+{
+    struct peer_work *work = peer_work_get(transfers, peer);
+
+    if (!work)
+        return rdt_error_set(err, RDT_NO_MEMORY, "no memory for node %s", peer->name);
+    if (transfers->closing)
+        return RDT_OK;
+    for (size_t i = 0; i < sizeof handlers / sizeof handlers[0]; i++) {
+        enum rdt_status status = RDT_OK;
+        ProtobufCMessage *message;
+        struct arena arena;
+
+        if (handlers[i].type != frame->type)
+            continue;
+        arena_init(&arena, RDT_MAX_DECODED_BYTES);
+        message = protobuf_c_message_unpack(handlers[i].descriptor, &arena.allocator, frame->length, frame->payload);
+        if (message)
+            status = handlers[i].on_message(work, message, err);
+        else
+            status = rdt_error_set(err, RDT_PROTOCOL, "a broken %s from node %s", handlers[i].descriptor->short_name, peer->name);
+        arena_fini(&arena);
+        return status;
+    }
+    return rdt_error_set(err, RDT_PROTOCOL, "a message of unknown type %u from node %s", frame->type, peer->name);
+}
+
+void transfers_peer_summary(const struct peer *peer, struct peer_summary *summary)
+{
+    const struct peer_work *work = peer->upper;
+
+    *summary = (struct peer_summary){0};
+    if (!work)
+        return;
+    summary->transfers_in = work->n_in;
+    summary->transfers_out = work->n_out;
+    summary->bytes_in = work->bytes_in;
+    summary->bytes_out = work->bytes_out;
+    list_for_each(node, &work->transports)
+    {
+        const struct peer_transport *pt = list_entry(node, struct peer_transport, link);
+        if (pt->sm.state == PT_CONNECTED && summary->n_transports < PATH_MAX_CANDIDATES)
+            summary->transports[summary->n_transports++] = pt->transport->name;
+    }
+}

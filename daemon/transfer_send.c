@@ -1,0 +1,248 @@
+/* The owner's side while bytes move: preparing memory, and chunks of all transfers in turn, so that none starves another. */
+#include <assert.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+#include "daemon/log.h"
+#include "daemon/transfer_impl.h"
+
+#define SMALL_COPY (256u << 10)
+
+static void prepare(struct outgoing *out);
+
+/* ---- preparing ---- */
+
+static enum rdt_status send_keys(struct outgoing *out, struct rdt_error *err)
+{
+    Rdt__Pb__PullKeys keys = RDT__PB__PULL_KEYS__INIT;
+    struct object *object = out->object;
+    uint8_t(*blobs)[RDT_KEY_MAX_BYTES] = calloc(object->n_regions + 1u, sizeof *blobs);
+    ProtobufCBinaryData *list = calloc(object->n_regions + 1u, sizeof *list);
+    struct transport *transport = out->via->transport;
+    Rdt__Pb__TensorList tensors;
+    enum rdt_status status = blobs && list ? RDT_OK : rdt_error_set(err, RDT_NO_MEMORY, "no memory for keys");
+
+    for (uint32_t i = 0; status == RDT_OK && i < object->n_regions; i++) {
+        void *handle = NULL;
+        status = region_register(object->uses[i].region, transport, &handle, NULL, NULL, err);
+        list[i].data = blobs[i];
+        if (status == RDT_OK)
+            status = transport->ops.pack_key(transport->instance, handle, blobs[i], &list[i].len, err);
+    }
+    if (status == RDT_OK) {
+        keys.transfer = out->number;
+        keys.n_keys = object->n_regions;
+        keys.keys = list;
+        layout_to_wire(out->source, true, &tensors);
+        keys.tensors = &tensors;
+        status = work_send(out->work, RDT_PEER_PULL_KEYS, &keys.base, err);
+    }
+    free(blobs);
+    free(list);
+    return status;
+}
+
+static void on_registered(void *arg, struct region *region, const struct rdt_error *err)
+{
+    struct outgoing *out = arg;
+
+    (void)region;
+    out->n_ops--;
+    if (out->sm.state == OUTGOING_ABORT)
+        outgoing_settle(out);
+    else if (err)
+        outgoing_fail(out, err);
+    else
+        prepare(out);
+}
+
+/* Maps and registers the object's regions, one at a time; then sends, or lets the reader read. */
+static void prepare(struct outgoing *out)
+{
+    struct rdt_error err = {0};
+    enum rdt_status status = outgoing_map(out, &err);
+    void *handle;
+
+    for (uint32_t i = 0; status == RDT_OK && i < out->object->n_regions; i++)
+        status = region_register(out->object->uses[i].region, out->via->transport, &handle, on_registered, out, &err);
+    if (status == RDT_AGAIN) {
+        out->n_ops++;
+        return;
+    }
+    if (status == RDT_OK && out->via->sm.state != PT_CONNECTED)
+        status = rdt_error_set(&err, RDT_TRANSPORT, "%s: the owner's connection is being rebuilt", out->via->transport->name);
+    if (status == RDT_OK) {
+        outgoing_set_state(out, OUTGOING_SENDING);
+        if (out->one_sided)
+            status = send_keys(out, &err);
+    }
+    if (status != RDT_OK) {
+        outgoing_fail(out, &err);
+        return;
+    }
+    if (!out->one_sided) {
+        list_append(&out->via->sending, &out->in_turn);
+        outgoing_pump(out->via);
+    }
+}
+
+void outgoing_on_start(struct peer_work *work, const Rdt__Pb__PullStart *start)
+{
+    struct outgoing *out = map_get_u64(&work->outgoing, start->transfer);
+    struct peer_transport *pt = peer_transport_find(work, start->transport);
+    struct rdt_error err = {0};
+    enum rdt_status status = RDT_OK;
+
+    if (!out || out->sm.state != OUTGOING_OFFERED)
+        return;
+    if (!pt)
+        status = rdt_error_set(&err, RDT_UNSUPPORTED, "transport \"%.64s\" is not loaded at the owner", start->transport);
+    else if (pt->sm.state != PT_CONNECTED || pt->remote_epoch != start->epoch)
+        status = rdt_error_set(&err, RDT_TRANSPORT, "%s: the owner's connection is being rebuilt", pt->transport->name);
+    else if (start->one_sided ? !pt->transport->ops.pack_key : !pt->transport->ops.post_send)
+        status = rdt_error_set(&err, RDT_UNSUPPORTED, "%s cannot do that at the owner", pt->transport->name);
+    if (status == RDT_OK && !start->one_sided)
+        status = chunk_plan_create(out->packed, out->stream_bytes, start->chunk_bytes, &out->plan, &err);
+    if (status != RDT_OK) {
+        outgoing_fail(out, &err);
+        return;
+    }
+    deadline_unset(out->transfers->deadlines, &out->deadline); /* from here on the reader watches the time */
+    (void)snprintf(out->record.path, sizeof out->record.path, "%s", pt->transport->name);
+    out->one_sided = start->one_sided;
+    out->via = pt;
+    list_append(&pt->users_out, &out->by_via);
+    object_pin(out->object);
+    out->pinned = true;
+    outgoing_set_state(out, OUTGOING_PREPARE);
+    prepare(out);
+}
+
+/* ---- sending ---- */
+
+static void op_free(struct chunk_op *op)
+{
+    free(op->staging);
+    free(op);
+}
+
+static void chunk_ended(struct chunk_op *op, enum rdt_status status, const char *msg)
+{
+    struct outgoing *out = op->out;
+    struct peer_transport *pt = out->via;
+    uint64_t bytes = op->base.op.piece.bytes;
+    struct rdt_error err = {0};
+
+    op_free(op);
+    out->n_ops--;
+    if (pt->sends_in_flight > 0)
+        pt->sends_in_flight--;
+    if (out->sm.state == OUTGOING_ABORT) {
+        outgoing_settle(out);
+    } else if (status != RDT_OK) {
+        (void)rdt_error_set(&err, status == RDT_CANCELLED ? RDT_TRANSPORT : status, "%s at the owner: %s", pt->transport->name,
+                            msg && msg[0] ? msg : "the connection was taken down");
+        outgoing_fail(out, &err);
+    } else {
+        out->chunks_done++;
+        out->record.bytes_done += bytes;
+        out->transfers->bytes_out += bytes;
+        out->work->bytes_out += bytes;
+        if (out->chunks_done == out->plan->n)
+            outgoing_end(out);
+    }
+    outgoing_pump(pt);
+}
+
+static void on_sent(struct plugin_op *base, enum rdt_status status, const char *msg)
+{
+    chunk_ended((struct chunk_op *)base, status, msg);
+}
+
+/* Hands a chunk whose bytes are in place to the transport. */
+static void hand_over(struct chunk_op *op)
+{
+    struct peer_transport *pt = op->out->via;
+    struct rdt_error err = {0};
+    enum rdt_status status = RDT_CANCELLED;
+
+    if (op->out->sm.state == OUTGOING_SENDING && pt->sm.state == PT_CONNECTED)
+        status = plugin_op_send(&pt->conn, &op->base, &err);
+    if (status != RDT_OK)
+        chunk_ended(op, status, err.msg);
+}
+
+static void run_gather(struct work *work)
+{
+    struct chunk_op *op = (struct chunk_op *)((char *)work - offsetof(struct chunk_op, work));
+    struct outgoing *out = op->out;
+
+    chunk_gather(&out->plan->chunks[op->chunk], out->packed, out->source, out->bases, op->staging);
+}
+
+static void done_gather(struct work *work)
+{
+    hand_over((struct chunk_op *)((char *)work - offsetof(struct chunk_op, work)));
+}
+
+static bool send_next(struct outgoing *out, struct rdt_error *err)
+{
+    uint32_t index = out->next_chunk, region_index;
+    const struct chunk *chunk = &out->plan->chunks[index];
+    struct chunk_op *op = calloc(1, sizeof *op);
+    uint64_t offset;
+
+    if (!op) {
+        (void)rdt_error_set(err, RDT_NO_MEMORY, "no memory to send");
+        return false;
+    }
+    op->out = out;
+    op->chunk = index;
+    op->base.on_done = on_sent;
+    op->base.op.transfer = out->number;
+    op->base.op.chunk = index;
+    op->base.op.piece.bytes = chunk->bytes;
+    if (chunk_piece(chunk, out->packed, out->source, &region_index, &offset)) {
+        op->base.op.piece.addr = out->bases[region_index] + offset;
+        (void)region_register(out->object->uses[region_index].region, out->via->transport, &op->base.op.piece.registration, NULL,
+                              NULL, NULL);
+    } else if ((op->staging = malloc(chunk->bytes))) {
+        op->base.op.piece.addr = op->staging;
+    } else {
+        free(op);
+        (void)rdt_error_set(err, RDT_NO_MEMORY, "no memory to gather %llu bytes", (unsigned long long)chunk->bytes);
+        return false;
+    }
+    out->next_chunk++;
+    out->n_ops++;
+    out->via->sends_in_flight++;
+    if (!op->staging) {
+        hand_over(op);
+    } else if (chunk->bytes > SMALL_COPY) {
+        op->work = (struct work){.run = run_gather, .done = done_gather};
+        work_submit(out->transfers->pool, &op->work);
+    } else {
+        run_gather(&op->work);
+        hand_over(op);
+    }
+    return true;
+}
+
+void outgoing_pump(struct peer_transport *pt)
+{
+    if (pt->pumping) /* a chunk that failed at once ends here again */
+        return;
+    pt->pumping = true;
+    while (pt->sm.state == PT_CONNECTED && pt->sends_in_flight < pt->work->transfers->options->chunks_in_flight &&
+           !list_empty(&pt->sending)) {
+        struct outgoing *out = list_entry(list_first(&pt->sending), struct outgoing, in_turn);
+        struct rdt_error err = {0};
+
+        list_remove(&out->in_turn);
+        if (out->next_chunk + 1 < out->plan->n)
+            list_append(&pt->sending, &out->in_turn);
+        if (!send_next(out, &err))
+            outgoing_fail(out, &err);
+    }
+    pt->pumping = false;
+}

@@ -1,0 +1,29 @@
+/* The pool of threads for work whose time grows with pages: fallocate, populate, munmap, last close, copies, registering. Our own and
+ * not libuv's, so that file or name lookups never wait behind a copy. */
+#ifndef DAEMON_WORK_H
+#define DAEMON_WORK_H
+
+#include <stdbool.h>
+#include <uv.h>
+
+#include "rdt_status.h"
+
+struct work_pool;
+
+struct work {                     /* embed it; the pool owns it from submit until done is called */
+    void (*run)(struct work *);   /* on a pool thread */
+    void (*done)(struct work *);  /* on the loop thread; may free the struct; NULL: nothing to do,
+                                   * and run may free it */
+    struct work *next;
+};
+
+/* Threads are started at once. RDT_SYSTEM (the loop then has a handle to close in its next turn), RDT_NO_MEMORY. */
+enum rdt_status work_pool_create(uv_loop_t *loop, unsigned n_threads, struct work_pool **pool_p, struct rdt_error *err);
+
+/* Any thread may submit; order is first come, first served. */
+void work_submit(struct work_pool *pool, struct work *work);
+
+/* Loop thread. Runs what is queued to its end, joins the threads, calls every done, then on_closed from the loop. */
+void work_pool_close(struct work_pool *pool, void (*on_closed)(void *arg), void *arg);
+
+#endif

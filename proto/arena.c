@@ -1,0 +1,105 @@
+/* The allocator of decoded messages: blocks that only grow until all of them go at once.
+ *
+ * The cap counts the blocks whole, so it bounds what the process really pays, fillings and headers included.
+ */
+#include "layout.h"
+
+#include <stdlib.h>
+
+#define FIRST_BLOCK_BYTES ((size_t)4 << 10)
+#define MOST_BLOCK_BYTES ((size_t)256 << 10)
+
+struct arena_block {
+    struct arena_block *next;
+    size_t size, used; /* bytes, this header included */
+    _Alignas(max_align_t) uint8_t first_byte[];
+};
+
+static void *allocate(void *data, size_t bytes)
+{
+    return arena_alloc(data, bytes);
+}
+
+static void free_nothing(void *data, void *pointer)
+{
+    (void)data;
+    (void)pointer;
+}
+
+void arena_init(struct arena *arena, size_t max_bytes)
+{
+    arena->allocator.alloc = allocate;
+    arena->allocator.free = free_nothing;
+    arena->allocator.allocator_data = arena;
+    arena->blocks = NULL;
+    arena->used_bytes = 0;
+    arena->max_bytes = max_bytes;
+}
+
+/* A block with room for `need` bytes, and for as much more as habit and cap allow. */
+static struct arena_block *add_block(struct arena *arena, size_t need)
+{
+    size_t left = arena->max_bytes - arena->used_bytes;
+    size_t size = arena->blocks ? 2 * arena->blocks->size : FIRST_BLOCK_BYTES;
+    struct arena_block *block;
+
+    if (left < sizeof *block || need > left - sizeof *block)
+        return NULL;
+    if (size > MOST_BLOCK_BYTES)
+        size = MOST_BLOCK_BYTES;
+    if (size > left)
+        size = left;
+    if (size < sizeof *block + need)
+        size = sizeof *block + need;
+    block = malloc(size);
+    if (!block)
+        return NULL;
+    block->size = size;
+    block->used = sizeof *block;
+    arena->used_bytes += size;
+
+    /* The block with the most room left stays in front: one large request must not waste the rest of a fresh block. */
+    if (arena->blocks && size - block->used - need < arena->blocks->size - arena->blocks->used) {
+        block->next = arena->blocks->next;
+        arena->blocks->next = block;
+    } else {
+        block->next = arena->blocks;
+        arena->blocks = block;
+    }
+    return block;
+}
+
+void *arena_alloc(struct arena *arena, size_t bytes)
+{
+    struct arena_block *block = arena->blocks;
+    void *result;
+
+    if (bytes > arena->max_bytes)
+        return NULL;
+    /* Nothing still has an address of its own; and every one is aligned for anything. */
+    if (bytes == 0)
+        bytes = 1;
+    if (bytes > SIZE_MAX - _Alignof(max_align_t))
+        return NULL;
+    bytes = (bytes + _Alignof(max_align_t) - 1) / _Alignof(max_align_t) * _Alignof(max_align_t);
+
+    if (!block || block->size - block->used < bytes) {
+        block = add_block(arena, bytes);
+        if (!block)
+            return NULL;
+    }
+    result = (uint8_t *)block + block->used;
+    block->used += bytes;
+    return result;
+}
+
+void arena_fini(struct arena *arena)
+{
+    while (arena->blocks) {
+        struct arena_block *next = arena->blocks->next;
+
+        free(arena->blocks);
+        arena->blocks = next;
+    }
+    arena->used_bytes = 0;
+}

@@ -1,0 +1,441 @@
+/* One message and its fds. Owns the bytes and fds between a socket and whoever decodes or encodes messages.
+ *
+ * Refuses: to grow for a frame before its announced length was checked, to hold more fds than frames can claim, to send
+ * an fd twice. Never blocks and never raises SIGPIPE.
+ */
+#include "frame.h"
+
+#include <assert.h>
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <sys/uio.h>
+#include <unistd.h>
+
+#define READ_BYTES ((size_t)64 << 10) /* the first size of a reader's buffer, and what one read should get */
+#define KEEP_BYTES ((size_t)1 << 20)  /* an empty buffer above this is given back */
+#define KERNEL_MAX_FDS 253u           /* SCM_MAX_FD: what one message of a Unix socket may carry */
+#define SEND_FRAMES 16                /* frames one sendmsg may take */
+
+_Static_assert(4 * RDT_MAX_FRAME_FDS >= KERNEL_MAX_FDS, "a reader has room for whatever one recvmsg can bring");
+_Static_assert(RDT_MAX_FRAME_FDS <= KERNEL_MAX_FDS, "the fds of one frame fit into one sendmsg");
+
+static void put_le(uint8_t *out, uint64_t value, unsigned bytes)
+{
+    for (unsigned i = 0; i < bytes; i++)
+        out[i] = (uint8_t)(value >> (8 * i));
+}
+
+static uint64_t get_le(const uint8_t *in, unsigned bytes)
+{
+    uint64_t value = 0;
+
+    for (unsigned i = 0; i < bytes; i++)
+        value |= (uint64_t)in[i] << (8 * i);
+    return value;
+}
+
+void frame_header_encode(uint8_t out[FRAME_HEADER_BYTES], uint32_t length, uint16_t type, uint8_t nfds, uint8_t flags,
+                         uint64_t request_id)
+{
+    put_le(out, length, 4);
+    put_le(out + 4, type, 2);
+    out[6] = nfds;
+    out[7] = flags;
+    put_le(out + 8, request_id, 8);
+}
+
+static void close_all(const int *fds, unsigned n)
+{
+    for (unsigned i = 0; i < n; i++) {
+        if (fds[i] >= 0)
+            (void)close(fds[i]);
+    }
+}
+
+int frame_take_fd(struct frame *frame, unsigned i)
+{
+    int fd;
+
+    if (i >= frame->nfds)
+        return -1;
+    fd = frame->fds[i];
+    frame->fds[i] = -1;
+    return fd;
+}
+
+void frame_close_fds(struct frame *frame)
+{
+    close_all(frame->fds, frame->nfds);
+    frame->nfds = 0;
+}
+
+/* ---- reading ---- */
+
+void frame_reader_init(struct frame_reader *reader, size_t max_payload)
+{
+    memset(reader, 0, sizeof *reader);
+    reader->max_payload = max_payload;
+}
+
+void frame_reader_fini(struct frame_reader *reader)
+{
+    close_all(reader->fds, reader->n_fds);
+    free(reader->buf);
+    frame_reader_init(reader, reader->max_payload);
+}
+
+/* How many bytes the frame that is being received has in all: 0 while its header is not whole, and for one that is too
+ * long, which never gets room. */
+static size_t frame_bytes_expected(const struct frame_reader *reader)
+{
+    size_t length;
+
+    if (reader->end - reader->start < FRAME_HEADER_BYTES)
+        return 0;
+    length = get_le(reader->buf + reader->start, 4);
+    return length > reader->max_payload ? 0 : FRAME_HEADER_BYTES + length;
+}
+
+static void compact(struct frame_reader *reader)
+{
+    if (reader->start == 0)
+        return;
+    memmove(reader->buf, reader->buf + reader->start, reader->end - reader->start);
+    reader->end -= reader->start;
+    reader->start = 0;
+}
+
+static bool resize(struct frame_reader *reader, size_t size)
+{
+    uint8_t *buf = realloc(reader->buf, size);
+
+    if (!buf)
+        return false;
+    reader->buf = buf;
+    reader->size = size;
+    return true;
+}
+
+static void give_back_if_empty(struct frame_reader *reader)
+{
+    if (reader->start != reader->end)
+        return;
+    reader->start = reader->end = 0;
+    if (reader->size > KEEP_BYTES) {
+        free(reader->buf);
+        reader->buf = NULL;
+        reader->size = 0;
+    }
+}
+
+uint8_t *frame_reader_space(struct frame_reader *reader, size_t want, size_t *have_p)
+{
+    give_back_if_empty(reader);
+    if (reader->size - reader->end < want)
+        compact(reader);
+    if (!reader->buf || reader->size - reader->end < want) {
+        size_t size = reader->size ? 2 * reader->size : READ_BYTES;
+
+        if (size - reader->end < want) {
+            if (want > SIZE_MAX - reader->end)
+                return NULL;
+            size = reader->end + want;
+        }
+        if (!resize(reader, size))
+            return NULL;
+    }
+    *have_p = reader->size - reader->end;
+    return reader->buf + reader->end;
+}
+
+void frame_reader_commit(struct frame_reader *reader, size_t n)
+{
+    assert(n <= reader->size - reader->end);
+    reader->end += n;
+}
+
+/* Room for one read. The buffer doubles as bytes arrive, up to what the present frame needs: a header alone that
+ * announces megabytes costs its sender's peer nothing. */
+static enum rdt_status make_room(struct frame_reader *reader, struct rdt_error *err)
+{
+    size_t expected, missing, unread;
+
+    give_back_if_empty(reader);
+    if (!reader->buf && !resize(reader, READ_BYTES))
+        return rdt_error_set(err, RDT_NO_MEMORY, "no memory to receive into");
+
+    expected = frame_bytes_expected(reader);
+    unread = reader->end - reader->start;
+    missing = expected > unread ? expected - unread : 0;
+    if (reader->size - reader->end < READ_BYTES / 4 || reader->size - reader->end < missing)
+        compact(reader);
+    if (reader->size - reader->end < missing && reader->size - reader->end < READ_BYTES / 4) {
+        size_t size = 2 * reader->size < expected ? 2 * reader->size : expected;
+
+        if (!resize(reader, size))
+            return rdt_error_set(err, RDT_NO_MEMORY, "no memory for a frame of %zu bytes", expected);
+    }
+    /* Full of whole frames (or of one that frame_reader_next refuses): those must be taken first. */
+    return reader->end < reader->size ? RDT_OK : RDT_AGAIN;
+}
+
+static enum rdt_status keep_fds(struct frame_reader *reader, struct msghdr *msg, struct rdt_error *err)
+{
+    enum rdt_status status = RDT_OK;
+
+    for (struct cmsghdr *cmsg = CMSG_FIRSTHDR(msg); cmsg; cmsg = CMSG_NXTHDR(msg, cmsg)) {
+        int fds[KERNEL_MAX_FDS];
+        size_t n;
+
+        if (cmsg->cmsg_level != SOL_SOCKET || cmsg->cmsg_type != SCM_RIGHTS)
+            continue;
+        n = (cmsg->cmsg_len - CMSG_LEN(0)) / sizeof(int);
+        assert(n <= KERNEL_MAX_FDS);
+        memcpy(fds, CMSG_DATA(cmsg), n * sizeof(int));
+        if (reader->truncated) {
+            /* Fds were lost before these: to keep them would give a frame the fds of a later one. */
+            close_all(fds, (unsigned)n);
+        } else if (n > sizeof reader->fds / sizeof reader->fds[0] - reader->n_fds) {
+            close_all(fds, (unsigned)n);
+            status = rdt_error_set(err, RDT_PROTOCOL, "%u fds came that no frame claims", reader->n_fds);
+        } else {
+            memcpy(reader->fds + reader->n_fds, fds, n * sizeof(int));
+            reader->n_fds += (unsigned)n;
+        }
+    }
+    if (msg->msg_flags & MSG_CTRUNC)
+        reader->truncated = true;
+    return status;
+}
+
+enum rdt_status frame_reader_recv(struct frame_reader *reader, int sock, size_t *n_p, struct rdt_error *err)
+{
+    union {
+        struct cmsghdr align;
+        /* Credentials come too if the socket's owner asked for them; they must not push fds out. */
+        char bytes[CMSG_SPACE(KERNEL_MAX_FDS * sizeof(int)) + CMSG_SPACE(sizeof(struct ucred))];
+    } control;
+    struct iovec iov;
+    struct msghdr msg = {.msg_iov = &iov, .msg_iovlen = 1};
+    enum rdt_status status;
+    ssize_t n;
+
+    status = make_room(reader, err);
+    if (status != RDT_OK)
+        return status;
+    iov.iov_base = reader->buf + reader->end;
+    iov.iov_len = reader->size - reader->end;
+    do {
+        msg.msg_control = control.bytes;
+        msg.msg_controllen = sizeof control.bytes;
+        n = recvmsg(sock, &msg, MSG_CMSG_CLOEXEC | MSG_DONTWAIT);
+    } while (n < 0 && errno == EINTR);
+
+    if (n < 0) {
+        if (errno == EAGAIN || errno == EWOULDBLOCK)
+            return RDT_AGAIN;
+        if (errno == ECONNRESET || errno == EPIPE)
+            return rdt_error_set(err, RDT_DISCONNECTED, "the other end reset the connection");
+        return rdt_error_sys(err, errno, "recvmsg");
+    }
+    status = keep_fds(reader, &msg, err);
+    if (status != RDT_OK)
+        return status;
+    if (n == 0)
+        return rdt_error_set(err, RDT_DISCONNECTED, "the other end closed the connection");
+    reader->end += (size_t)n;
+    *n_p = (size_t)n;
+    return RDT_OK;
+}
+
+enum rdt_status frame_reader_next(struct frame_reader *reader, struct frame *frame, struct rdt_error *err)
+{
+    const uint8_t *header;
+    size_t length;
+    unsigned nfds;
+
+    if (reader->end - reader->start < FRAME_HEADER_BYTES)
+        return RDT_AGAIN;
+
+    header = reader->buf + reader->start;
+    length = get_le(header, 4);
+    nfds = header[6];
+    if (length > reader->max_payload || nfds > RDT_MAX_FRAME_FDS || nfds > reader->n_fds) {
+        memset(frame, 0, sizeof *frame);
+        frame->type = (uint16_t)get_le(header + 4, 2);
+        frame->flags = header[7];
+        frame->request_id = get_le(header + 8, 8);
+        if (length > reader->max_payload)
+            return rdt_error_set(err, RDT_LIMIT, "the frame has %zu bytes, the most is %zu", length, reader->max_payload);
+        if (nfds > RDT_MAX_FRAME_FDS)
+            return rdt_error_set(err, RDT_PROTOCOL, "the frame claims %u fds, the most is %u", nfds, RDT_MAX_FRAME_FDS);
+        /* Fds ride with the first byte, so here they are all that will come. */
+        if (reader->truncated)
+            return rdt_error_set(err, RDT_LIMIT, "%u of the frame's %u fds were lost: this process has no fds left",
+                                 nfds - reader->n_fds, nfds);
+        return rdt_error_set(err, RDT_PROTOCOL, "the frame claims %u fds, %u came", nfds, reader->n_fds);
+    }
+    if (reader->end - reader->start < FRAME_HEADER_BYTES + length)
+        return RDT_AGAIN;
+
+    frame->type = (uint16_t)get_le(header + 4, 2);
+    frame->flags = header[7];
+    frame->nfds = (uint8_t)nfds;
+    frame->length = (uint32_t)length;
+    frame->request_id = get_le(header + 8, 8);
+    frame->payload = header + FRAME_HEADER_BYTES;
+    memcpy(frame->fds, reader->fds, nfds * sizeof(int));
+    reader->n_fds -= nfds;
+    memmove(reader->fds, reader->fds + nfds, reader->n_fds * sizeof(int));
+    reader->start += FRAME_HEADER_BYTES + length;
+    return RDT_OK;
+}
+
+/* ---- writing ---- */
+
+struct frame_chunk {
+    struct frame_chunk *next;
+    size_t size, sent; /* bytes, header included */
+    uint8_t *bytes;    /* behind the fds, in the same allocation */
+    unsigned n_fds;    /* still to be sent; 0 once they have gone */
+    int fds[];
+};
+
+void frame_writer_init(struct frame_writer *writer)
+{
+    memset(writer, 0, sizeof *writer);
+}
+
+static void drop_head(struct frame_writer *writer)
+{
+    struct frame_chunk *chunk = writer->head;
+
+    close_all(chunk->fds, chunk->n_fds);
+    writer->queued_bytes -= chunk->size - chunk->sent;
+    writer->queued_frames--;
+    writer->head = chunk->next;
+    if (!writer->head)
+        writer->tail = NULL;
+    free(chunk);
+}
+
+void frame_writer_fini(struct frame_writer *writer)
+{
+    while (writer->head)
+        drop_head(writer);
+}
+
+enum rdt_status frame_writer_push(struct frame_writer *writer, uint16_t type, uint8_t flags, uint64_t request_id,
+                                  uint32_t length, const int *take_fds, unsigned n_fds, uint8_t **payload_p)
+{
+    struct frame_chunk *chunk;
+
+    if (length > RDT_MAX_FRAME_BYTES || n_fds > RDT_MAX_FRAME_FDS)
+        return RDT_LIMIT;
+    chunk = malloc(sizeof *chunk + n_fds * sizeof(int) + FRAME_HEADER_BYTES + length);
+    if (!chunk)
+        return RDT_NO_MEMORY;
+    chunk->next = NULL;
+    chunk->size = FRAME_HEADER_BYTES + (size_t)length;
+    chunk->sent = 0;
+    chunk->bytes = (uint8_t *)(chunk->fds + n_fds);
+    chunk->n_fds = n_fds;
+    if (n_fds > 0)
+        memcpy(chunk->fds, take_fds, n_fds * sizeof(int));
+    frame_header_encode(chunk->bytes, length, type, (uint8_t)n_fds, flags, request_id);
+
+    if (writer->tail)
+        writer->tail->next = chunk;
+    else
+        writer->head = chunk;
+    writer->tail = chunk;
+    writer->queued_bytes += chunk->size;
+    writer->queued_frames++;
+    if (payload_p)
+        *payload_p = chunk->bytes + FRAME_HEADER_BYTES;
+    return RDT_OK;
+}
+
+const uint8_t *frame_writer_peek(const struct frame_writer *writer, size_t *n_p)
+{
+    if (!writer->head)
+        return NULL;
+    *n_p = writer->head->size - writer->head->sent;
+    return writer->head->bytes + writer->head->sent;
+}
+
+void frame_writer_consume(struct frame_writer *writer, size_t n)
+{
+    assert(n <= writer->queued_bytes);
+    while (n > 0) {
+        struct frame_chunk *chunk = writer->head;
+        size_t part = chunk->size - chunk->sent;
+
+        if (part > n)
+            part = n;
+        chunk->sent += part;
+        writer->queued_bytes -= part;
+        n -= part;
+        if (chunk->sent == chunk->size)
+            drop_head(writer);
+    }
+}
+
+/* One sendmsg: the head with its fds, and the frames behind it up to the next that has some of its own. */
+static ssize_t send_some(const struct frame_writer *writer, int sock)
+{
+    union {
+        struct cmsghdr align;
+        char bytes[CMSG_SPACE(RDT_MAX_FRAME_FDS * sizeof(int))];
+    } control;
+    struct iovec iov[SEND_FRAMES];
+    struct msghdr msg = {.msg_iov = iov};
+    const struct frame_chunk *head = writer->head;
+    ssize_t n;
+
+    for (const struct frame_chunk *chunk = head; chunk && msg.msg_iovlen < SEND_FRAMES; chunk = chunk->next) {
+        if (chunk != head && chunk->n_fds > 0)
+            break;
+        iov[msg.msg_iovlen].iov_base = chunk->bytes + chunk->sent;
+        iov[msg.msg_iovlen].iov_len = chunk->size - chunk->sent;
+        msg.msg_iovlen++;
+    }
+    if (head->n_fds > 0) {
+        struct cmsghdr *cmsg;
+
+        memset(&control, 0, sizeof control);
+        msg.msg_control = control.bytes;
+        msg.msg_controllen = CMSG_SPACE(head->n_fds * sizeof(int));
+        cmsg = CMSG_FIRSTHDR(&msg);
+        cmsg->cmsg_level = SOL_SOCKET;
+        cmsg->cmsg_type = SCM_RIGHTS;
+        cmsg->cmsg_len = CMSG_LEN(head->n_fds * sizeof(int));
+        memcpy(CMSG_DATA(cmsg), head->fds, head->n_fds * sizeof(int));
+    }
+    do {
+        n = sendmsg(sock, &msg, MSG_DONTWAIT | MSG_NOSIGNAL);
+    } while (n < 0 && errno == EINTR);
+    return n;
+}
+
+enum rdt_status frame_writer_send(struct frame_writer *writer, int sock, struct rdt_error *err)
+{
+    while (writer->head) {
+        ssize_t n = send_some(writer, sock);
+
+        if (n < 0) {
+            if (errno == EAGAIN || errno == EWOULDBLOCK)
+                return RDT_AGAIN;
+            if (errno == EPIPE || errno == ECONNRESET)
+                return rdt_error_set(err, RDT_DISCONNECTED, "the other end closed the connection");
+            return rdt_error_sys(err, errno, "sendmsg");
+        }
+        /* Whatever part of the bytes went, the fds went with the first of them. */
+        close_all(writer->head->fds, writer->head->n_fds);
+        writer->head->n_fds = 0;
+        frame_writer_consume(writer, (size_t)n);
+    }
+    return RDT_OK;
+}

@@ -1,0 +1,98 @@
+/* One message and its fds: the framing of the Unix socket and of the peer link.
+ *
+ *   0        4      6     7     8                16
+ *   | length | type | nfd | flg |   request id    | payload: one protobuf message, `length` bytes | next frame ...
+ *
+ * Little-endian. Fds ride with the first byte of their frame. The reader owns every fd it received until frame_take_fd()
+ * gives it away; whatever nobody took is closed with the frame or with the reader. Knows nothing of message contents.
+ */
+#ifndef PROTO_FRAME_H
+#define PROTO_FRAME_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "wire_limits.h"
+#include "rdt_status.h"
+
+#define FRAME_HEADER_BYTES 16u
+
+enum frame_flags {
+    FRAME_REPLY = 1, /* answers the request with the same id */
+    FRAME_ERROR = 2, /* with FRAME_REPLY: the payload is an ErrorReply */
+    FRAME_EVENT = 4, /* unasked; the id names the request it belongs to, or 0 */
+};
+
+struct frame {
+    uint16_t type;
+    uint8_t flags;
+    uint8_t nfds;
+    uint32_t length;
+    uint64_t request_id;
+    const uint8_t *payload; /* borrowed from the reader until its next call */
+    int fds[RDT_MAX_FRAME_FDS];
+};
+
+/* Moves fd i of the frame to the caller; -1 if there is none or it was taken before. */
+int frame_take_fd(struct frame *frame, unsigned i);
+
+/* Closes what nobody took. */
+void frame_close_fds(struct frame *frame);
+
+void frame_header_encode(uint8_t out[FRAME_HEADER_BYTES], uint32_t length, uint16_t type, uint8_t nfds, uint8_t flags,
+                         uint64_t request_id);
+
+/* ---- reading ---- */
+
+struct frame_reader {
+    uint8_t *buf;
+    size_t size, start, end; /* unread bytes are buf[start..end) */
+    size_t max_payload;
+    int fds[4 * RDT_MAX_FRAME_FDS];
+    unsigned n_fds;
+    bool truncated; /* the kernel dropped fds (MSG_CTRUNC) */
+};
+
+void frame_reader_init(struct frame_reader *reader, size_t max_payload);
+void frame_reader_fini(struct frame_reader *reader); /* closes fds that no frame claimed */
+
+/* Reads once from a Unix stream socket, without blocking. RDT_OK: something came (n_p bytes); RDT_AGAIN: nothing there,
+ * or no room until frame_reader_next has taken the whole frames that fill the buffer;
+ * RDT_DISCONNECTED: end of file; RDT_PROTOCOL: more fds than any frames could claim; RDT_NO_MEMORY; RDT_SYSTEM. */
+enum rdt_status frame_reader_recv(struct frame_reader *reader, int sock, size_t *n_p, struct rdt_error *err);
+
+/* Where bytes that came another way (TLS) may be written: at least `want` bytes, NULL without memory; then commit. */
+uint8_t *frame_reader_space(struct frame_reader *reader, size_t want, size_t *have_p);
+void frame_reader_commit(struct frame_reader *reader, size_t n);
+
+/* The next whole frame. RDT_OK; RDT_AGAIN: not whole yet; RDT_LIMIT: longer than max_payload, or its fds were lost to
+ * this process's own fd limit; RDT_PROTOCOL: it claims fds that did not come. After an error the stream is lost: frame
+ * carries type and request id for an answer, then the connection must close. */
+enum rdt_status frame_reader_next(struct frame_reader *reader, struct frame *frame, struct rdt_error *err);
+
+/* ---- writing ---- */
+
+struct frame_writer {
+    struct frame_chunk *head, *tail; /* one encoded frame each, with its fds */
+    size_t queued_bytes;
+    unsigned queued_frames;
+};
+
+void frame_writer_init(struct frame_writer *writer);
+void frame_writer_fini(struct frame_writer *writer); /* drops what is queued, closes its fds */
+
+/* Queues a frame whose payload the caller writes into *payload_p (length bytes, uninitialised). Takes the fds on success
+ * only. RDT_NO_MEMORY or RDT_LIMIT change nothing. */
+enum rdt_status frame_writer_push(struct frame_writer *writer, uint16_t type, uint8_t flags, uint64_t request_id,
+                                  uint32_t length, const int *take_fds, unsigned n_fds, uint8_t **payload_p);
+
+/* Writes to a Unix stream socket without blocking, several frames a call where no fds stand between. RDT_OK: all is
+ * gone; RDT_AGAIN: the socket is full; RDT_DISCONNECTED, RDT_SYSTEM. */
+enum rdt_status frame_writer_send(struct frame_writer *writer, int sock, struct rdt_error *err);
+
+/* For another carrier: the oldest unsent bytes (NULL when empty), and that n of them have gone. */
+const uint8_t *frame_writer_peek(const struct frame_writer *writer, size_t *n_p);
+void frame_writer_consume(struct frame_writer *writer, size_t n);
+
+#endif

@@ -1,0 +1,85 @@
+/* Lists of tensors as columns: the only place where the wire's layout becomes ours and back, every product and sum checked.
+ *
+ * The columns have the wire's own types, so that sending one copies nothing. Offsets are bytes from the start of the region
+ * that region[i] names (an index into whatever list of regions stands beside the layout).
+ */
+#ifndef PROTO_LAYOUT_H
+#define PROTO_LAYOUT_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "rdt.pb-c.h"
+#include "rdt_dtype.h"
+#include "rdt_status.h"
+
+#define LAYOUT_ALIGN_BYTES 64u /* where each tensor of a packed layout starts */
+
+struct layout {
+    uint32_t count;       /* tensors */
+    uint32_t n_dims;      /* sum of ndim */
+    uint32_t *dtype;      /* [count] enum rdt_dtype */
+    uint32_t *ndim;       /* [count] */
+    uint32_t *first_dim;  /* [count] where tensor i's dimensions start in shape and strides */
+    uint32_t *region;     /* [count] */
+    uint64_t *offset;     /* [count] bytes: element [0, 0, ...] */
+    uint64_t *shape;      /* [n_dims] elements */
+    int64_t *strides;     /* [n_dims] elements */
+};                        /* one allocation: free() ends it */
+
+/* From the wire (list NULL: no tensors). RDT_INVALID names the tensor and what is wrong with it: unknown dtype, ndim above
+ * RDT_MAX_NDIM, columns of the wrong length, an element count or byte extent that overflows 2^63. RDT_LIMIT: too many tensors.
+ * Does not know regions: check those with layout_extent. */
+enum rdt_status layout_from_wire(const Rdt__Pb__TensorList *list, struct layout **layout_p, struct rdt_error *err);
+
+/* Points the message's columns into the layout (which must outlive it). with_place false: without region_index and offset. */
+void layout_to_wire(const struct layout *layout, bool with_place, Rdt__Pb__TensorList *list_p);
+
+/* An uninitialised one of the given size; NULL without memory. */
+struct layout *layout_create(uint32_t count, uint32_t n_dims);
+struct layout *layout_dup(const struct layout *layout);
+
+/* Elements; bytes of all elements, packed. */
+uint64_t layout_elems(const struct layout *layout, uint32_t i);
+uint64_t layout_bytes(const struct layout *layout, uint32_t i);
+uint64_t layout_total_bytes(const struct layout *layout);
+
+/* The bytes that tensor i touches: [*lo_p, *hi_p) from the region's start; lo == hi if it has no elements. RDT_INVALID: below
+ * the region's start, or beyond 2^63. */
+enum rdt_status layout_extent(const struct layout *layout, uint32_t i, uint64_t *lo_p, uint64_t *hi_p,
+                              struct rdt_error *err);
+
+/* Row-major without holes (strides of dimensions of size 1 do not matter; a tensor without elements is). */
+bool layout_is_contiguous(const struct layout *layout, uint32_t i);
+
+/* The view that the slice names (NULL: all): same places, smaller shapes. RDT_INVALID names tensor and dimension. */
+enum rdt_status layout_slice(const struct layout *layout, const Rdt__Pb__Slice *slice, struct layout **layout_p,
+                             struct rdt_error *err);
+
+/* The same tensors, row-major in one region (index 0), in order, each starting at a multiple of LAYOUT_ALIGN_BYTES; *bytes_p is
+ * where the last one ends. This is also the byte stream of a transfer. */
+enum rdt_status layout_packed(const struct layout *layout, struct layout **layout_p, uint64_t *bytes_p, struct rdt_error *err);
+
+/* RDT_MISMATCH, naming the first tensor that differs, unless both have the same count, dtypes and shapes. */
+enum rdt_status layout_same_shape(const struct layout *object, const struct layout *target, struct rdt_error *err);
+
+/* Copies bytes [from, from + bytes) of tensor i's packed row-major stream out of the tensor whose region starts at base (gather),
+ * or into it (scatter). The caller has checked extents. Tensor elements may have any strides. */
+void layout_gather(const struct layout *layout, uint32_t i, const void *base, uint64_t from, uint64_t bytes, void *packed_p);
+void layout_scatter(const struct layout *layout, uint32_t i, void *base, uint64_t from, uint64_t bytes, const void *packed);
+
+/* ---- decoding with a cap ---- */
+
+/* A protobuf-c allocator that gives up after max_bytes: what a message may cost is bounded before it is believed. One arena
+ * serves one message; fini frees everything at once. */
+struct arena {
+    ProtobufCAllocator allocator; /* hand &arena.allocator to X__unpack */
+    struct arena_block *blocks;
+    size_t used_bytes, max_bytes;
+};
+void arena_init(struct arena *arena, size_t max_bytes);
+void *arena_alloc(struct arena *arena, size_t bytes); /* NULL past the cap */
+void arena_fini(struct arena *arena);
+
+#endif

@@ -1,0 +1,184 @@
+/* Moves bytes between a tensor of any strides and its packed stream. Knows nothing of regions and checks no extent: the
+ * caller has.
+ *
+ * The tensor is first brought to the fewest dimensions over the longest runs of adjacent bytes; one without holes is a
+ * single run and costs one memcpy.
+ */
+#include "layout.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "wire_limits.h"
+
+#define TILE_ROWS 8u       /* measured: with more, rows a power of two apart evict each other from the cache */
+#define TILE_RUN_BYTES 32u /* longer runs fill half a cache line by themselves */
+
+struct walk {
+    uint64_t run;    /* bytes that lie side by side in both */
+    unsigned n_dims; /* over the runs; dimension 0 is the innermost, sizes are 2 and more */
+    uint64_t size[RDT_MAX_NDIM];
+    int64_t step[RDT_MAX_NDIM]; /* bytes */
+    uint64_t at[RDT_MAX_NDIM];  /* where the walk is */
+    int64_t place;              /* of the run it is at, in bytes from the region's start */
+};
+
+static void walk_init(struct walk *walk, const struct layout *layout, uint32_t i)
+{
+    const uint64_t *shape = layout->shape + layout->first_dim[i];
+    const int64_t *strides = layout->strides + layout->first_dim[i];
+    uint64_t item = rdt_dtype_bytes((enum rdt_dtype)layout->dtype[i]);
+
+    walk->run = item;
+    walk->n_dims = 0;
+    walk->place = (int64_t)layout->offset[i];
+    for (uint32_t d = layout->ndim[i]; d-- > 0;) {
+        unsigned n = walk->n_dims;
+        int64_t step;
+
+        if (shape[d] == 1)
+            continue;
+        step = strides[d] * (int64_t)item;
+        if (n == 0 && step == (int64_t)walk->run) {
+            walk->run *= shape[d];
+        } else if (n > 0 && step == walk->step[n - 1] * (int64_t)walk->size[n - 1]) {
+            walk->size[n - 1] *= shape[d];
+        } else {
+            walk->size[n] = shape[d];
+            walk->step[n] = step;
+            walk->n_dims++;
+        }
+    }
+}
+
+/* To the run with this number, of all runs in row-major order. */
+static void walk_seek(struct walk *walk, uint64_t number)
+{
+    for (unsigned d = 0; d < walk->n_dims; d++) {
+        walk->at[d] = number % walk->size[d];
+        walk->place += (int64_t)walk->at[d] * walk->step[d];
+        number /= walk->size[d];
+    }
+}
+
+/* Past `n` steps of dimension d, which must not lead beyond its end. */
+static void walk_advance(struct walk *walk, unsigned d, uint64_t n)
+{
+    if (d >= walk->n_dims)
+        return;
+    walk->at[d] += n;
+    walk->place += (int64_t)n * walk->step[d];
+    for (; walk->at[d] == walk->size[d]; d++) {
+        walk->place -= (int64_t)walk->size[d] * walk->step[d];
+        walk->at[d] = 0;
+        if (d + 1 == walk->n_dims)
+            return;
+        walk->at[d + 1]++;
+        walk->place += walk->step[d + 1];
+    }
+}
+
+/* Into the tensor (scatter) or out of it. With constant sizes, which inlining gives, memcpy is one move each way. */
+static inline __attribute__((always_inline)) void copy_runs(uint8_t *place, int64_t place_step, uint8_t *packed,
+                                                            uint64_t packed_step, size_t run, uint64_t runs, bool scatter)
+{
+    int64_t at = 0;
+
+    for (uint64_t r = 0; r < runs; r++, at += place_step, packed += packed_step) {
+        if (scatter)
+            memcpy(place + at, packed, run);
+        else
+            memcpy(packed, place + at, run);
+    }
+}
+
+static inline __attribute__((always_inline)) void copy_row(uint8_t *place, int64_t place_step, uint8_t *packed,
+                                                           uint64_t packed_step, size_t run, uint64_t runs, bool scatter)
+{
+    switch (run) {
+    case 1:
+        copy_runs(place, place_step, packed, packed_step, 1, runs, scatter);
+        break;
+    case 2:
+        copy_runs(place, place_step, packed, packed_step, 2, runs, scatter);
+        break;
+    case 4:
+        copy_runs(place, place_step, packed, packed_step, 4, runs, scatter);
+        break;
+    case 8:
+        copy_runs(place, place_step, packed, packed_step, 8, runs, scatter);
+        break;
+    case 16:
+        copy_runs(place, place_step, packed, packed_step, 16, runs, scatter);
+        break;
+    default:
+        copy_runs(place, place_step, packed, packed_step, run, runs, scatter);
+    }
+}
+
+/* How many whole rows to copy column by column. A transposed tensor has neighbours in memory one row apart: row by row, each
+ * cache line would be fetched once for every element in it. 1: row by row is right. */
+static uint64_t rows_of_tile(const struct walk *walk, uint64_t bytes)
+{
+    uint64_t rows;
+
+    if (walk->n_dims < 2 || walk->at[0] != 0 || walk->run > TILE_RUN_BYTES || llabs(walk->step[1]) >= llabs(walk->step[0]))
+        return 1;
+    rows = bytes / (walk->run * walk->size[0]);
+    if (rows > walk->size[1] - walk->at[1])
+        rows = walk->size[1] - walk->at[1];
+    return rows < TILE_ROWS ? rows : TILE_ROWS;
+}
+
+static inline __attribute__((always_inline)) void copy(const struct layout *layout, uint32_t i, uint8_t *base, uint64_t from,
+                                                       uint64_t bytes, uint8_t *packed, bool scatter)
+{
+    struct walk walk;
+    uint64_t skip, part;
+
+    if (bytes == 0)
+        return;
+    walk_init(&walk, layout, i);
+    walk_seek(&walk, from / walk.run);
+    skip = from % walk.run;
+    if (skip > 0 || bytes < walk.run) {
+        part = walk.run - skip < bytes ? walk.run - skip : bytes;
+        copy_runs(base + walk.place + skip, 0, packed, 0, part, 1, scatter);
+        packed += part;
+        bytes -= part;
+        walk_advance(&walk, 0, 1);
+    }
+    while (bytes >= walk.run) {
+        uint64_t run = walk.run, rows = rows_of_tile(&walk, bytes);
+        uint64_t runs = walk.n_dims > 0 ? walk.size[0] - walk.at[0] : 1;
+        int64_t step = walk.n_dims > 0 ? walk.step[0] : 0;
+
+        if (rows > 1) {
+            for (uint64_t c = 0; c < runs; c++)
+                copy_row(base + walk.place + (int64_t)c * step, walk.step[1], packed + c * run, runs * run, run, rows, scatter);
+            part = rows * runs * run;
+            walk_advance(&walk, 1, rows);
+        } else {
+            if (runs > bytes / run)
+                runs = bytes / run;
+            copy_row(base + walk.place, step, packed, run, run, runs, scatter);
+            part = runs * run;
+            walk_advance(&walk, 0, runs);
+        }
+        packed += part;
+        bytes -= part;
+    }
+    if (bytes > 0)
+        copy_runs(base + walk.place, 0, packed, 0, bytes, 1, scatter);
+}
+
+/* The casts drop const of what the given direction only reads. */
+void layout_gather(const struct layout *layout, uint32_t i, const void *base, uint64_t from, uint64_t bytes, void *packed_p)
+{
+    copy(layout, i, (uint8_t *)base, from, bytes, packed_p, false);
+}
+
+void layout_scatter(const struct layout *layout, uint32_t i, void *base, uint64_t from, uint64_t bytes, const void *packed)
+{
+    copy(layout, i, base, from, bytes, (uint8_t *)packed, true);
+}

@@ -1,0 +1,50 @@
+/* The portable name of an object. Installed. It names, it permits nothing. A plain value: copy it, send it, keep it. */
+#ifndef RDT_REF_H
+#define RDT_REF_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "rdt_status.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+#define RDT_REF_TEXT_BYTES 768 /* enough for any ref as text, its terminating zero included */
+#define RDT_REF_PACKED_BYTES 320 /* enough for any ref as bytes */
+
+struct rdt_ref {
+    uint8_t node[16];      /* uuid of the node that owns the object; all zero: the daemon that is asked */
+    uint64_t generation;   /* tells objects apart that had the same id; 0: whichever is under the id now */
+    uint32_t uid;          /* with tenant: the owner whose name space the id is in */
+    uint8_t any_owner;     /* 1: uid and tenant are not given, the caller's own apply */
+    uint8_t id_bytes;      /* 1..128 */
+    char tenant[33];       /* "" is the unnamed one */
+    char address[65];      /* "host:port" of the node's peer link; "" when the asked daemon must know the node */
+    char id[129];          /* any bytes; also zero-terminated, for ids that are text */
+};
+
+/* A ref for an id on the caller's own node in the caller's own name space: what rdt_fetch parks on before anyone has put it.
+ * RDT_INVALID: empty, or longer than 128 bytes. */
+enum rdt_status rdt_ref_from_id(const void *id, size_t id_bytes, struct rdt_ref *ref_p, struct rdt_error *err);
+
+/* As text: "rdt:NODE/ID?g=GENERATION&a=ADDRESS&u=UID&t=TENANT", NODE 32 hex digits, ID with %XX for anything outside
+ * A-Z a-z 0-9 . _ ~ -, each part after the ID only if it is set. text_p has RDT_REF_TEXT_BYTES. */
+void rdt_ref_to_text(const struct rdt_ref *ref, char *text_p);
+
+/* Reads either the text above or a bare id ("weights"), which becomes what rdt_ref_from_id makes of it.
+ * RDT_INVALID says which part is wrong. */
+enum rdt_status rdt_ref_from_text(const char *text, struct rdt_ref *ref_p, struct rdt_error *err);
+
+/* As bytes, the same on every machine. packed_p has RDT_REF_PACKED_BYTES; returns how many were used. */
+size_t rdt_ref_pack(const struct rdt_ref *ref, uint8_t *packed_p);
+enum rdt_status rdt_ref_unpack(const void *packed, size_t bytes, struct rdt_ref *ref_p, struct rdt_error *err);
+
+bool rdt_ref_equal(const struct rdt_ref *a, const struct rdt_ref *b);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

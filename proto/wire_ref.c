@@ -1,0 +1,68 @@
+/* The ref of the installed API to the wire's message and back. Decides nothing about who may use it. */
+#include "wire_ref.h"
+
+#include <stdbool.h>
+#include <string.h>
+
+static bool node_is_set(const struct rdt_ref *ref)
+{
+    static const uint8_t none[sizeof ref->node];
+
+    return memcmp(ref->node, none, sizeof none) != 0;
+}
+
+/* The message has no const, but nobody writes through a message that is packed. */
+void wire_ref_from(const struct rdt_ref *ref, Rdt__Pb__Ref *msg_p)
+{
+    rdt__pb__ref__init(msg_p);
+    if (node_is_set(ref)) {
+        msg_p->node.data = (uint8_t *)ref->node;
+        msg_p->node.len = sizeof ref->node;
+    }
+    msg_p->id.data = (uint8_t *)ref->id;
+    msg_p->id.len = ref->id_bytes < sizeof ref->id ? ref->id_bytes : sizeof ref->id - 1;
+    msg_p->generation = ref->generation;
+    msg_p->address = (char *)ref->address;
+    msg_p->any_owner = ref->any_owner != 0;
+    if (!ref->any_owner) {
+        msg_p->tenant = (char *)ref->tenant;
+        msg_p->uid = ref->uid;
+    }
+}
+
+enum rdt_status wire_ref_to(const Rdt__Pb__Ref *msg, struct rdt_ref *ref_p, struct rdt_error *err)
+{
+    struct rdt_ref ref;
+    enum rdt_status status;
+    size_t address, tenant;
+
+    if (!msg)
+        return rdt_error_set(err, RDT_INVALID, "the message has no ref");
+    status = rdt_ref_from_id(msg->id.data, msg->id.len, &ref, err);
+    if (status != RDT_OK)
+        return status;
+    if (msg->node.len != 0 && msg->node.len != sizeof ref.node)
+        return rdt_error_set(err, RDT_INVALID, "the ref's node has %zu bytes, not %zu", msg->node.len, sizeof ref.node);
+    address = msg->address ? strlen(msg->address) : 0;
+    tenant = msg->tenant ? strlen(msg->tenant) : 0;
+    if (address >= sizeof ref.address)
+        return rdt_error_set(err, RDT_INVALID, "the ref's address has %zu bytes, the most is %zu", address,
+                             sizeof ref.address - 1);
+    if (tenant >= sizeof ref.tenant)
+        return rdt_error_set(err, RDT_INVALID, "the ref's tenant has %zu bytes, the most is %zu", tenant,
+                             sizeof ref.tenant - 1);
+
+    if (msg->node.len)
+        memcpy(ref.node, msg->node.data, sizeof ref.node);
+    if (address)
+        memcpy(ref.address, msg->address, address);
+    ref.generation = msg->generation;
+    if (!msg->any_owner) {
+        ref.any_owner = 0;
+        ref.uid = msg->uid;
+        if (tenant)
+            memcpy(ref.tenant, msg->tenant, tenant);
+    }
+    *ref_p = ref;
+    return RDT_OK;
+}

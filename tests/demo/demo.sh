@@ -1,0 +1,162 @@
+#!/usr/bin/env bash
+# demo.sh [FILE.safetensors]: two daemons, one file. Actor A puts a model's weights into node a's daemon, actor B fetches them
+# through node b's, and the two files must be the same. As root each node is a network namespace of its own, joined by a veth
+# pair; else both are addresses of the loopback interface. RDT_BUILD_DIR says what to run (build/release); FILE may also come
+# from the environment, and DEMO_MIB, the size of the file that is made without it.
+# Ends with "demo: OK", or names the step that failed and shows the daemons' logs. Leaves nothing behind.
+set -euo pipefail
+cd "$(dirname "$0")/../.."
+build=${RDT_BUILD_DIR:-$PWD/build/release}
+file=${1:-${FILE:-}}
+generator=$build/tests/demo/make_safetensors
+mebibytes=${DEMO_MIB:-256}
+
+dir=$(mktemp -d /tmp/rdt-demo.XXXXXX)
+step=start
+pids=()
+namespaces=()
+finished=
+
+cleanup() {
+  local pid ns log
+  trap '' INT TERM HUP
+  trap - EXIT
+  set +e
+  for pid in "${pids[@]}"; do kill -KILL "$pid" 2>/dev/null; done
+  if [[ -z $finished ]]; then
+    for log in "$dir"/*.log; do
+      [[ -s $log ]] && { echo "--- the last lines of ${log##*/}"; tail -n 40 "$log"; }
+    done
+    echo "demo: FAILED: $step"
+  fi
+  wait 2>/dev/null
+  for ns in "${namespaces[@]}"; do ip netns del "$ns"; done
+  rm -rf "$dir"
+  [[ -n $finished ]] || exit 1
+}
+trap cleanup EXIT
+trap 'step+=" (interrupted)"; exit 130' INT TERM HUP
+
+say() { step=$*; printf '\n== %s\n' "$*"; }
+show() { printf '$ rdtctl %s\n' "$*"; "$build/rdtctl" "$@" --socket "$dir/b.sock"; }
+fail() { echo "$*"; exit 1; }
+
+# until_deadline SECONDS COMMAND ...: repeats the command until it succeeds.
+until_deadline() {
+  local deadline=$((SECONDS + $1))
+  shift
+  until "$@"; do
+    ((SECONDS < deadline)) || return 1
+    sleep 0.05
+  done
+}
+
+# ---- two nodes ----
+
+in_a=() in_b=()
+address_a=127.0.0.1 address_b=127.0.0.2
+make_namespaces() {
+  local a=rdtdemo-a-$$ b=rdtdemo-b-$$
+  command -v ip >/dev/null && ((EUID == 0)) && ip netns add "$a" 2>/dev/null || return 1
+  namespaces=("$a")
+  ip netns add "$b" 2>/dev/null || return 1
+  namespaces+=("$b")
+  ip link add rdta netns "$a" type veth peer name rdtb netns "$b" 2>/dev/null || return 1
+  ip -n "$a" addr add 10.231.0.1/30 dev rdta && ip -n "$b" addr add 10.231.0.2/30 dev rdtb &&
+    ip -n "$a" link set rdta up && ip -n "$b" link set rdtb up &&
+    ip -n "$a" link set lo up && ip -n "$b" link set lo up || return 1
+  in_a=(nsenter "--net=/run/netns/$a") in_b=(nsenter "--net=/run/netns/$b")
+  address_a=10.231.0.1 address_b=10.231.0.2
+}
+
+if make_namespaces; then
+  say 'Two nodes: network namespaces joined by a veth pair, 10.231.0.1 and 10.231.0.2'
+else
+  say 'Two nodes: 127.0.0.1 and 127.0.0.2 (namespaces need root)'
+fi
+
+say 'A key that both daemons know, and a file that names the nodes'
+(umask 077 && head -c 32 /dev/urandom | base64 >"$dir/key")
+printf '%s\n' "a $address_a:7171" "b $address_b:7171" | tee "$dir/nodes"
+
+start_daemon() { # NAME ADDRESS PREFIX ...
+  local name=$1 address=$2
+  shift 2
+  mkdir "$dir/$name"
+  "$@" "$build/rdtd" --socket "$dir/$name.sock" --listen "$address:7171" --key-file "$dir/key" --state-dir "$dir/$name" \
+    --backend-dir "$build/backends" --trusted-network yes --nodes "$dir/nodes" </dev/null >"$dir/$name.log" 2>&1 &
+  pids+=($!)
+}
+answers() { "$build/rdtctl" ping -q --timeout 2s --socket "$dir/$1.sock" 2>/dev/null; }
+ready() { answers "$1" || ! kill -0 "$2" 2>/dev/null; }
+
+say 'One daemon on each node'
+start_daemon a "$address_a" "${in_a[@]}"
+daemon_a=$!
+start_daemon b "$address_b" "${in_b[@]}"
+daemon_b=$!
+until_deadline 10 ready a "$daemon_a" && answers a || fail 'daemon a does not answer'
+until_deadline 10 ready b "$daemon_b" && answers b || fail 'daemon b does not answer'
+echo "rdtd runs as pid $daemon_a and $daemon_b"
+
+# ---- a file ----
+
+if [[ -z $file ]]; then
+  say "A file as a model's weights would be: $mebibytes MiB of several dtypes"
+  file=$dir/model.safetensors
+  [[ -x $generator ]] || fail "$generator was not built"
+  "$generator" "$file" "$mebibytes"
+else
+  say "Your file: $file"
+fi
+ls -lh "$file" | awk '{print $5, $9}'
+
+say 'Actor A puts it on node a; it holds the object as long as it runs, and hands its ref to whom it likes'
+exec {refs}< <(exec "$build/rdtctl" put "$file" --id weights --socket "$dir/a.sock" 2>>"$dir/actor-a.log")
+actor=$!
+pids+=("$actor")
+read -r -t 60 -u "$refs" ref || { cat "$dir/actor-a.log"; fail 'no ref came'; }
+echo "$ref"
+
+# ---- the point ----
+
+say 'Actor B fetches it on node b: the daemons find a path and move the bytes'
+show fetch "$ref" -o "$dir/out.safetensors" --timeout 60s
+
+say 'Both files are the same'
+cmp "$file" "$dir/out.safetensors"
+cksum "$file" "$dir/out.safetensors" | sed "s|$dir/||"
+
+say 'What node b knows about it'
+show status
+show peers
+show transfers
+transfer=$("$build/rdtctl" transfers --json --socket "$dir/b.sock" | sed -n 's/^ *"transfer": \([0-9]*\),*$/\1/p' | tail -n 1)
+show explain "$transfer"
+
+say 'And node a: the object, and what holds it'
+"$build/rdtctl" objects --socket "$dir/a.sock"
+"$build/rdtctl" stat weights --socket "$dir/a.sock"
+
+# ---- the end ----
+
+ended() { # PID NAME: it has ended, and well
+  until_deadline 10 eval "! kill -0 $1 2>/dev/null" || fail "$2 does not end"
+  wait "$1" || fail "$2 ended with status $?"
+}
+no_objects() { "$build/rdtctl" objects --json --socket "$dir/a.sock" | grep -q '"objects": \[\]'; }
+
+say 'Actor A ends, and the object with it'
+kill -TERM "$actor"
+ended "$actor" 'actor A'
+until_deadline 5 no_objects || { "$build/rdtctl" stat weights --socket "$dir/a.sock"; fail 'the object is still there'; }
+"$build/rdtctl" objects --socket "$dir/a.sock"
+
+say 'The daemons end'
+kill -TERM "$daemon_a" "$daemon_b"
+ended "$daemon_a" 'daemon a'
+ended "$daemon_b" 'daemon b'
+echo "both with status 0"
+
+finished=yes
+printf '\ndemo: OK (%d s)\n' "$SECONDS"

@@ -1,0 +1,148 @@
+/* The transport "loopback": a tool for tests that moves bytes between daemons of one machine and misbehaves on demand.
+ *
+ * Bytes travel over Unix stream sockets, one that this end opened to the peer (its sends, and its reads with their answers) and one
+ * that the peer opened. One thread per transport does all of it; whatever is here is under transport->lock, which the thread holds
+ * but for its poll and its calls to the host.
+ */
+#ifndef TESTS_LOOPBACK_LOOPBACK_H
+#define TESTS_LOOPBACK_LOOPBACK_H
+
+#include <pthread.h>
+#include <stdbool.h>
+#include <stdint.h>
+#include <stddef.h>
+
+#include "backends/rdt_backend.h"
+
+#define NAME_BYTES 40
+#define TOKEN_BYTES 16
+#define MAX_SOCKETS 128
+
+/* Each is a key of section [loopback], and a line of the fault file, which is read anew before every operation. */
+struct faults {
+    uint32_t delay_ms;            /* each chunk starts so long after the one before */
+    uint32_t lose_every;          /* every n-th operation never ends, short of a disconnect */
+    uint32_t fail_every;          /* every n-th operation ends with TRANSPORT */
+    uint32_t no_abort;            /* cancel does nothing */
+    uint32_t late_ms;             /* a cancelled operation ends so much later, and its memory is written just before */
+    uint32_t disconnect_delay_ms; /* a disconnect takes effect so much later */
+};
+
+/* ---- operations ---- */
+
+/*   post           its time has come             all bytes written, or read
+ *  ------> WAITING ----------------> RUNNING -------------------------------> DONE: op_done, freed
+ *             |  \                      |                                       ^
+ *             |   \ lose_every           \ cancel, with late_ms                 |
+ *             |    `---> LOST             `------> LATE ------------------------|
+ *             |            \ disconnect                                         |
+ *             `-------------`---------------------------------------------------'
+ */
+enum op_state { OP_WAITING, OP_RUNNING, OP_LOST, OP_LATE, OP_DONE };
+enum op_kind { OP_SEND, OP_RECV, OP_READ };
+
+struct operation {
+    struct operation *next; /* in conn->operations or transport->done */
+    struct rdt_op *op;
+    struct conn *conn;
+    enum op_kind kind;
+    enum op_state state;
+    uint64_t due_ns;        /* WAITING: when it starts; LATE: when it ends */
+    enum rdt_status status; /* how it ends: set at once if it is to fail */
+    const char *msg;        /* static */
+};
+
+/* ---- sockets ---- */
+
+enum frame_type { FRAME_HELLO = 1, FRAME_DATA, FRAME_READ, FRAME_ANSWER };
+
+struct frame {
+    uint32_t type;
+    uint32_t refused;       /* ANSWER: no bytes follow */
+    uint64_t transfer, chunk;
+    uint64_t bytes;         /* that follow; READ: that are asked for */
+    uint64_t key, offset;   /* READ; HELLO: the token */
+};
+
+struct message { /* to be written */
+    struct message *next;
+    struct frame frame;
+    const uint8_t *payload;
+    uint64_t at;                       /* written, of frame and payload */
+    struct operation *operation;       /* a send: ends when it is written */
+    const struct registration *source; /* an answer: whose memory the payload is */
+};
+
+struct channel {
+    int fd;                 /* -1: none */
+    struct conn *conn;      /* NULL: incoming, before its HELLO */
+    struct message *first, **last;
+    struct frame in;        /* being read */
+    uint64_t in_at;         /* read of it and of its payload */
+    struct operation *target; /* of the payload; NULL: it is dropped */
+};
+
+struct conn {
+    struct conn *next;
+    struct transport *transport;
+    void *ctx;
+    uint8_t token[TOKEN_BYTES], peer_token[TOKEN_BYTES];
+    char peer_name[NAME_BYTES];
+    bool connected, token_used;
+    bool closing;
+    bool failed, failure_told;
+    uint64_t close_ns, next_due_ns;
+    struct channel out, *in; /* `in` lives in transport->incoming */
+    struct operation *operations;
+};
+
+struct registration {
+    struct registration *next;
+    uint64_t key;
+    uint8_t *addr;
+    uint64_t bytes;
+};
+
+struct transport {
+    struct rdt_host host;
+    uint32_t sides;
+    struct faults faults;    /* of the configuration */
+    char fault_file[256];
+    uint64_t n_ops;          /* counted for lose_every and fail_every */
+    pthread_t thread;
+    pthread_mutex_t lock;
+    bool stopping;
+    int listener, wake;
+    char name[NAME_BYTES];
+    struct conn *conns;
+    struct channel incoming[MAX_SOCKETS];
+    struct registration *registrations;
+    uint64_t next_key;
+    struct operation *done, **done_last; /* to be reported */
+};
+
+/* faults.c */
+enum rdt_status faults_configure(struct transport *transport, struct rdt_error *err);
+struct faults faults_now(const struct transport *transport);
+
+/* wire.c; the lock is held */
+enum rdt_status wire_listen(struct transport *transport, struct rdt_error *err);
+void wire_connect(struct conn *conn);
+bool wire_queue(struct channel *channel, const struct frame *frame, const void *payload, struct operation *operation,
+                const struct registration *source);
+void wire_drop(struct channel *channel);
+void wire_forget(struct transport *transport, const struct registration *registration);
+void wire_accept(struct transport *transport);
+void wire_move(struct transport *transport, struct channel *channel);
+
+/* ops.c; the lock is held */
+uint64_t now_ns(void);
+enum rdt_status op_post(struct conn *conn, struct rdt_op *op, enum op_kind kind, struct rdt_error *err);
+void op_cancel(struct operation *operation);
+void op_end(struct operation *operation, enum rdt_status status, const char *msg);
+struct operation *op_find(struct conn *conn, enum op_kind kind, uint64_t transfer, uint64_t chunk);
+uint64_t ops_run(struct conn *conn); /* starts and ends what is due; when there is something next, 0: never */
+void conn_lost(struct conn *conn);
+bool conn_end_if_due(struct conn *conn); /* true: it is out of the lists, and its conn_closed is to be told */
+
+#endif

@@ -1,0 +1,184 @@
+/* Operations: when they start, how they end, and what goes wrong with them. */
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+#include "tests/loopback/loopback.h"
+
+#define MS_NS 1000000ull
+#define LATE_BYTE 0xee /* what lands in the memory of a cancelled operation, with late_ms */
+
+uint64_t now_ns(void)
+{
+    struct timespec now;
+
+    (void)clock_gettime(CLOCK_MONOTONIC, &now);
+    return (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
+}
+
+enum rdt_status op_post(struct conn *conn, struct rdt_op *op, enum op_kind kind, struct rdt_error *err)
+{
+    struct transport *transport = conn->transport;
+    struct faults faults = faults_now(transport);
+    struct operation *operation, **at = &conn->operations;
+    uint64_t n;
+
+    if (conn->closing)
+        return rdt_error_set(err, RDT_PEER_LOST, "the connection is closing");
+    if (kind == OP_READ && op->key_bytes != sizeof(uint64_t))
+        return rdt_error_set(err, RDT_INVALID, "the key has %zu bytes instead of %zu", op->key_bytes, sizeof(uint64_t));
+    operation = calloc(1, sizeof *operation);
+    if (!operation)
+        return rdt_error_set(err, RDT_NO_MEMORY, "no memory for an operation");
+
+    operation->op = op;
+    operation->conn = conn;
+    operation->kind = kind;
+    operation->due_ns = now_ns();
+    if (kind != OP_RECV && faults.delay_ms) {
+        if (operation->due_ns < conn->next_due_ns)
+            operation->due_ns = conn->next_due_ns;
+        operation->due_ns += faults.delay_ms * MS_NS;
+        conn->next_due_ns = operation->due_ns;
+    }
+    n = ++transport->n_ops;
+    if (faults.lose_every && n % faults.lose_every == 0)
+        operation->state = OP_LOST;
+    else if (faults.fail_every && n % faults.fail_every == 0)
+        operation->status = RDT_TRANSPORT;
+
+    op->priv[0] = operation;
+    while (*at)
+        at = &(*at)->next;
+    *at = operation;
+    return RDT_OK;
+}
+
+static void unlink_operation(struct operation *operation)
+{
+    struct operation **at = &operation->conn->operations;
+
+    while (*at != operation)
+        at = &(*at)->next;
+    *at = operation->next;
+}
+
+void op_end(struct operation *operation, enum rdt_status status, const char *msg)
+{
+    struct conn *conn = operation->conn;
+    struct transport *transport = conn->transport;
+
+    unlink_operation(operation);
+    if (conn->out.target == operation)
+        conn->out.target = NULL;
+    if (conn->in && conn->in->target == operation)
+        conn->in->target = NULL;
+    operation->state = OP_DONE;
+    operation->status = status;
+    operation->msg = msg;
+    operation->next = NULL;
+    *transport->done_last = operation;
+    transport->done_last = &operation->next;
+}
+
+void op_cancel(struct operation *operation)
+{
+    struct faults faults = faults_now(operation->conn->transport);
+
+    if (faults.no_abort || operation->state == OP_LOST || operation->state == OP_LATE || operation->state == OP_DONE)
+        return;
+    if (operation->kind == OP_SEND && operation->state == OP_RUNNING)
+        return;
+    if (faults.late_ms) {
+        operation->state = OP_LATE;
+        operation->due_ns = now_ns() + faults.late_ms * MS_NS;
+    } else if (operation->state == OP_WAITING) {
+        op_end(operation, RDT_CANCELLED, NULL);
+    }
+}
+
+struct operation *op_find(struct conn *conn, enum op_kind kind, uint64_t transfer, uint64_t chunk)
+{
+    for (struct operation *at = conn->operations; at; at = at->next)
+        if (at->kind == kind && at->op->transfer == transfer && at->op->chunk == chunk &&
+            at->state == (kind == OP_RECV ? OP_WAITING : OP_RUNNING))
+            return at;
+    return NULL;
+}
+
+static void start(struct operation *operation)
+{
+    struct conn *conn = operation->conn;
+    const struct rdt_op *op = operation->op;
+    struct frame frame = {.type = FRAME_DATA, .transfer = op->transfer, .chunk = op->chunk, .bytes = op->piece.bytes};
+    bool queued;
+
+    if (operation->kind == OP_READ) {
+        frame.type = FRAME_READ;
+        frame.offset = op->key_offset;
+        memcpy(&frame.key, op->key, sizeof frame.key);
+        queued = wire_queue(&conn->out, &frame, NULL, NULL, NULL);
+    } else {
+        queued = wire_queue(&conn->out, &frame, op->piece.addr, operation, NULL);
+    }
+    if (queued)
+        operation->state = OP_RUNNING;
+    else
+        op_end(operation, RDT_TRANSPORT, "no memory for a message");
+}
+
+static void run_due(struct operation *operation)
+{
+    struct conn *conn = operation->conn;
+
+    if (operation->state == OP_LATE) {
+        if (operation->kind != OP_SEND)
+            memset(operation->op->piece.addr, LATE_BYTE, operation->op->piece.bytes);
+        op_end(operation, RDT_CANCELLED, NULL);
+    } else if (operation->status != RDT_OK) {
+        op_end(operation, operation->status, "a failure was asked for");
+    } else if (operation->kind != OP_RECV && conn->connected && !conn->failed) {
+        if (conn->out.fd < 0)
+            wire_connect(conn);
+        if (conn->out.fd >= 0)
+            start(operation);
+    }
+}
+
+uint64_t ops_run(struct conn *conn)
+{
+    uint64_t now = now_ns(), next_ns = conn->closing ? conn->close_ns : 0;
+
+    for (struct operation *at = conn->operations, *next; at; at = next) {
+        next = at->next;
+        if (at->state != OP_WAITING && at->state != OP_LATE)
+            continue;
+        if (at->due_ns <= now)
+            run_due(at);
+        else if (!next_ns || at->due_ns < next_ns)
+            next_ns = at->due_ns;
+    }
+    return next_ns;
+}
+
+void conn_lost(struct conn *conn)
+{
+    conn->failed = true;
+}
+
+bool conn_end_if_due(struct conn *conn)
+{
+    struct conn **at = &conn->transport->conns;
+
+    if (!conn->closing || now_ns() < conn->close_ns)
+        return false;
+    wire_drop(&conn->out);
+    if (conn->in)
+        wire_drop(conn->in);
+    while (conn->operations)
+        op_end(conn->operations, RDT_CANCELLED, NULL);
+    while (*at != conn)
+        at = &(*at)->next;
+    *at = conn->next;
+    return true;
+}

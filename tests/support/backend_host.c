@@ -1,0 +1,405 @@
+#include "tests/support/backend_host.h"
+
+#include <dirent.h>
+#include <dlfcn.h>
+#include <errno.h>
+#include <pthread.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <strings.h>
+#include <time.h>
+
+/* op_done gets the op and nothing else: one lock for all hosts of the process. */
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+static pthread_cond_t changed;
+static pthread_once_t once = PTHREAD_ONCE_INIT;
+
+static void init_changed(void)
+{
+    pthread_condattr_t attr;
+
+    (void)pthread_condattr_init(&attr);
+    (void)pthread_condattr_setclock(&attr, CLOCK_MONOTONIC);
+    (void)pthread_cond_init(&changed, &attr);
+    (void)pthread_condattr_destroy(&attr);
+}
+
+int patience_ms(int ms)
+{
+#if defined(__SANITIZE_THREAD__)
+    return ms * 10;
+#elif defined(__SANITIZE_ADDRESS__)
+    return ms * 3;
+#else
+    return ms;
+#endif
+}
+
+static struct timespec deadline_in(int ms)
+{
+    struct timespec at;
+
+    (void)clock_gettime(CLOCK_MONOTONIC, &at);
+    at.tv_sec += ms / 1000;
+    at.tv_nsec += (long)(ms % 1000) * 1000000;
+    if (at.tv_nsec >= 1000000000) {
+        at.tv_sec++;
+        at.tv_nsec -= 1000000000;
+    }
+    return at;
+}
+
+/* The lock is held. */
+static bool wait_until(const unsigned *number, int ms)
+{
+    struct timespec deadline = deadline_in(patience_ms(ms));
+
+    while (!*number)
+        if (pthread_cond_timedwait(&changed, &lock, &deadline) == ETIMEDOUT)
+            return *number != 0;
+    return true;
+}
+
+/* ---- the host's table ---- */
+
+static void on_log(void *ctx, enum rdt_log_level level, const char *fmt, ...)
+{
+    struct backend_host *host = ctx;
+    va_list args;
+
+    if (level == RDT_LOG_ERROR) {
+        (void)pthread_mutex_lock(&lock);
+        host->n_errors++;
+        (void)pthread_mutex_unlock(&lock);
+    }
+    if (level != RDT_LOG_ERROR && !getenv("RDT_TEST_LOG"))
+        return;
+    flockfile(stderr);
+    (void)fprintf(stderr, "[%d] ", level);
+    va_start(args, fmt);
+    (void)vfprintf(stderr, fmt, args);
+    va_end(args);
+    (void)fputc('\n', stderr);
+    funlockfile(stderr);
+}
+
+/* The value of key in "key=value,key=value"; in the caller's buffer, which lives as long as the thread. */
+static const char *config_of_environment(const char *key)
+{
+    static _Thread_local char value[128];
+    const char *at = getenv("RDT_BACKEND_CONFIG");
+    size_t bytes = strlen(key);
+
+    for (; at && *at; at += strcspn(at, ","), at += *at == ',')
+        if (!strncmp(at, key, bytes) && at[bytes] == '=') {
+            at += bytes + 1;
+            (void)snprintf(value, sizeof value, "%.*s", (int)strcspn(at, ","), at);
+            return value;
+        }
+    return NULL;
+}
+
+static const char *on_config(void *ctx, const char *key)
+{
+    static const struct config_pair defaults[] = {
+        {"trusted_network", "yes"}, {"interfaces", "lo"}, {"listen_host", "127.0.0.1"}, {NULL, NULL}};
+    struct backend_host *host = ctx;
+    const char *value = config_of_environment(key);
+
+    if (!host->opening)
+        return NULL; /* the contract: only inside open */
+    for (const struct config_pair *at = host->config; !value && at && at->key; at++)
+        if (!strcmp(at->key, key))
+            value = at->value;
+    for (const struct rdt_config_key *at = host->backend->config_keys; !value && at && at->name; at++)
+        if (!strcmp(at->name, key))
+            value = at->fallback;
+    for (const struct config_pair *at = defaults; !value && at->key; at++)
+        if (!strcmp(at->key, key))
+            value = at->value;
+    return value;
+}
+
+static void on_op_done(struct rdt_op *rdt_op, enum rdt_status status, const char *msg)
+{
+    struct host_op *op = (struct host_op *)(void *)((char *)rdt_op - offsetof(struct host_op, op));
+
+    (void)pthread_mutex_lock(&lock);
+    op->n_done++;
+    op->conn->n_open_ops--;
+    op->status = status;
+    (void)snprintf(op->msg, sizeof op->msg, "%s", msg ? msg : "");
+    (void)pthread_cond_broadcast(&changed);
+    (void)pthread_mutex_unlock(&lock);
+}
+
+static void on_conn_failed(void *conn_ctx, enum rdt_status status, const char *msg)
+{
+    struct host_conn *conn = conn_ctx;
+
+    (void)pthread_mutex_lock(&lock);
+    conn->n_failed++;
+    conn->status = status;
+    (void)snprintf(conn->msg, sizeof conn->msg, "%s", msg ? msg : "");
+    (void)pthread_cond_broadcast(&changed);
+    (void)pthread_mutex_unlock(&lock);
+}
+
+static void on_conn_closed(void *conn_ctx)
+{
+    struct host_conn *conn = conn_ctx;
+
+    (void)pthread_mutex_lock(&lock);
+    conn->n_closed++;
+    conn->open_at_close = conn->n_open_ops;
+    (void)pthread_cond_broadcast(&changed);
+    (void)pthread_mutex_unlock(&lock);
+}
+
+/* ---- loading ---- */
+
+enum rdt_status backend_host_load(struct backend_host *host, const char *path, struct rdt_error *err)
+{
+    const struct rdt_backend *(*init)(void);
+
+    (void)pthread_once(&once, init_changed);
+    /* As rdtd does at its start: some vendors' libraries take fatal signals in their constructors. */
+    (void)setenv("UCX_HANDLE_ERRORS", "none", 0);
+    memset(host, 0, sizeof *host);
+    host->table = (struct rdt_host){
+        .abi_version = RDT_BACKEND_ABI,
+        .struct_size = sizeof host->table,
+        .ctx = host,
+        .log = on_log,
+        .config = on_config,
+        .op_done = on_op_done,
+        .conn_failed = on_conn_failed,
+        .conn_closed = on_conn_closed,
+    };
+    host->library = dlopen(path, RTLD_NOW | RTLD_LOCAL | RTLD_NODELETE);
+    if (!host->library)
+        return rdt_error_set(err, RDT_NOT_FOUND, "%s", dlerror());
+    *(void **)(&init) = dlsym(host->library, "rdt_backend_init");
+    host->backend = init ? init() : NULL;
+    if (!host->backend)
+        return rdt_error_set(err, RDT_INVALID, "%s is no backend", path);
+    host->ops = host->backend->transport;
+    return RDT_OK;
+}
+
+enum rdt_status backend_host_open(struct backend_host *host, const struct config_pair *config, struct rdt_error *err)
+{
+    enum rdt_status status;
+
+    host->config = config;
+    host->opening = true;
+    status = host->ops->open(&host->table, &host->transport, err);
+    host->opening = false;
+    return status;
+}
+
+void backend_host_close(struct backend_host *host)
+{
+    if (host->transport)
+        host->ops->close(host->transport);
+    host->transport = NULL;
+    if (host->library)
+        (void)dlclose(host->library);
+    host->library = NULL;
+}
+
+/* ---- connections ---- */
+
+enum rdt_status host_conn_create(struct backend_host *host, struct host_conn *conn, struct rdt_error *err)
+{
+    static const uint8_t uuid[16] = {1, 2, 3};
+
+    memset(conn, 0, sizeof *conn);
+    conn->host = host;
+    return host->ops->connection_create(host->transport, uuid, conn, &conn->handle, err);
+}
+
+enum rdt_status host_conn_join(struct host_conn *a, struct host_conn *b, struct rdt_error *err)
+{
+    uint8_t blob_a[RDT_OFFER_MAX_BYTES], blob_b[RDT_OFFER_MAX_BYTES];
+    size_t bytes_a, bytes_b;
+    enum rdt_status status = a->host->ops->offer(a->handle, blob_a, &bytes_a, err);
+
+    if (status == RDT_OK)
+        status = b->host->ops->offer(b->handle, blob_b, &bytes_b, err);
+    if (status == RDT_OK)
+        status = a->host->ops->connect(a->handle, blob_b, bytes_b, err);
+    if (status == RDT_OK)
+        status = b->host->ops->connect(b->handle, blob_a, bytes_a, err);
+    return status;
+}
+
+bool host_conn_wait_failed(struct host_conn *conn, int ms)
+{
+    bool failed;
+
+    (void)pthread_mutex_lock(&lock);
+    failed = wait_until(&conn->n_failed, ms);
+    (void)pthread_mutex_unlock(&lock);
+    return failed;
+}
+
+bool host_conn_disconnect(struct host_conn *conn, int ms)
+{
+    bool closed;
+
+    conn->host->ops->disconnect(conn->handle);
+    (void)pthread_mutex_lock(&lock);
+    closed = wait_until(&conn->n_closed, ms);
+    (void)pthread_mutex_unlock(&lock);
+    return closed;
+}
+
+void host_conn_destroy(struct host_conn *conn)
+{
+    conn->host->ops->connection_destroy(conn->handle);
+    conn->handle = NULL;
+}
+
+/* ---- operations ---- */
+
+void host_op_fill(struct host_op *op, uint64_t transfer, uint64_t chunk, void *addr, uint64_t bytes)
+{
+    memset(op, 0, sizeof *op);
+    op->op.transfer = transfer;
+    op->op.chunk = chunk;
+    op->op.piece.addr = addr;
+    op->op.piece.bytes = bytes;
+}
+
+enum rdt_status host_op_post(struct host_conn *conn, struct host_op *op, enum post post, struct rdt_error *err)
+{
+    const struct rdt_transport_ops *ops = conn->host->ops;
+    enum rdt_status status;
+
+    op->conn = conn;
+    op->n_done = 0;
+    memset(op->op.priv, 0, sizeof op->op.priv);
+    (void)pthread_mutex_lock(&lock);
+    conn->n_open_ops++;
+    (void)pthread_mutex_unlock(&lock);
+    if (post == POST_SEND)
+        status = ops->post_send(conn->handle, &op->op, err);
+    else if (post == POST_RECV)
+        status = ops->post_recv(conn->handle, &op->op, err);
+    else
+        status = ops->post_read(conn->handle, &op->op, err);
+    if (status != RDT_OK) {
+        (void)pthread_mutex_lock(&lock);
+        conn->n_open_ops--;
+        (void)pthread_mutex_unlock(&lock);
+    }
+    return status;
+}
+
+bool host_op_wait(struct host_op *op, int ms)
+{
+    bool done;
+
+    (void)pthread_mutex_lock(&lock);
+    done = wait_until(&op->n_done, ms);
+    (void)pthread_mutex_unlock(&lock);
+    return done;
+}
+
+bool host_op_ended(struct host_op *op)
+{
+    bool done;
+
+    (void)pthread_mutex_lock(&lock);
+    done = op->n_done > 0;
+    (void)pthread_mutex_unlock(&lock);
+    return done;
+}
+
+void host_op_cancel(struct host_op *op)
+{
+    if (op->conn->host->ops->cancel)
+        op->conn->host->ops->cancel(op->conn->handle, &op->op);
+}
+
+/* ---- bytes ---- */
+
+static uint64_t pattern_word(uint64_t index, uint32_t seed)
+{
+    uint64_t word = (index + 1) * 0x9e3779b97f4a7c15u + seed * 0xd6e8feb86659fd93u;
+
+    return word ^ word >> 29;
+}
+
+void pattern_fill(void *addr, uint64_t bytes, uint32_t seed)
+{
+    uint8_t *at = addr;
+
+    for (uint64_t i = 0; i < bytes; i += 8) {
+        uint64_t word = pattern_word(i, seed);
+
+        memcpy(at + i, &word, bytes - i < 8 ? bytes - i : 8);
+    }
+}
+
+bool pattern_holds(const void *addr, uint64_t bytes, uint32_t seed)
+{
+    const uint8_t *at = addr;
+
+    for (uint64_t i = 0; i < bytes; i += 8) {
+        uint64_t word = pattern_word(i, seed);
+
+        if (memcmp(at + i, &word, bytes - i < 8 ? bytes - i : 8))
+            return false;
+    }
+    return true;
+}
+
+bool guarded_create(struct guarded *guarded, uint64_t bytes)
+{
+    guarded->base = malloc(bytes + 2 * GUARD_BYTES);
+    if (!guarded->base)
+        return false;
+    guarded->addr = guarded->base + GUARD_BYTES;
+    guarded->bytes = bytes;
+    memset(guarded->base, CANARY, bytes + 2 * GUARD_BYTES);
+    return true;
+}
+
+static bool all_canary(const uint8_t *addr, uint64_t bytes)
+{
+    return !bytes || (*addr == CANARY && !memcmp(addr, addr + 1, bytes - 1));
+}
+
+bool guarded_margins_hold(const struct guarded *guarded)
+{
+    return all_canary(guarded->base, GUARD_BYTES) && all_canary(guarded->addr + guarded->bytes, GUARD_BYTES);
+}
+
+bool guarded_untouched(const struct guarded *guarded)
+{
+    return all_canary(guarded->base, guarded->bytes + 2 * GUARD_BYTES);
+}
+
+void guarded_destroy(struct guarded *guarded)
+{
+    free(guarded->base);
+    guarded->base = guarded->addr = NULL;
+}
+
+unsigned count_fds(void)
+{
+    DIR *dir = opendir("/proc/self/fd");
+    unsigned n = 0;
+
+    if (!dir)
+        return 0;
+    while (readdir(dir))
+        n++;
+    (void)closedir(dir);
+    return n;
+}

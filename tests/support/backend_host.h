@@ -1,0 +1,83 @@
+/* A host for one transport plug-in, small enough for a test: it loads the .so, opens an instance, and lets a test wait for what
+ * the plug-in reports. Everything that takes time has a deadline; no function fails a test itself.
+ */
+#ifndef TESTS_SUPPORT_BACKEND_HOST_H
+#define TESTS_SUPPORT_BACKEND_HOST_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "backends/rdt_backend.h"
+
+struct config_pair { /* a list of them ends with a NULL key */
+    const char *key, *value;
+};
+
+struct backend_host {
+    struct rdt_host table;
+    void *library;
+    const struct rdt_backend *backend;
+    const struct rdt_transport_ops *ops;
+    void *transport;
+    const struct config_pair *config; /* borrowed until close */
+    bool opening;
+    unsigned n_errors;                /* lines logged as error */
+};
+
+struct host_conn {
+    struct backend_host *host;
+    void *handle;
+    unsigned n_failed, n_closed;
+    unsigned n_open_ops;      /* posted and not ended */
+    unsigned open_at_close;   /* n_open_ops when conn_closed came */
+    enum rdt_status status;   /* of conn_failed */
+    char msg[160];
+};
+
+struct host_op {
+    struct rdt_op op;
+    struct host_conn *conn;
+    unsigned n_done;
+    enum rdt_status status;
+    char msg[160];
+};
+
+/* For the plug-in at path: $RDT_BACKEND_CONFIG ("key=value,key=value") comes before `config`, then what the plug-in declares, then
+ * a trusted network on the loopback interface. */
+enum rdt_status backend_host_load(struct backend_host *host, const char *path, struct rdt_error *err);
+enum rdt_status backend_host_open(struct backend_host *host, const struct config_pair *config, struct rdt_error *err);
+void backend_host_close(struct backend_host *host); /* the library stays loaded: not every vendor's can leave */
+
+enum rdt_status host_conn_create(struct backend_host *host, struct host_conn *conn, struct rdt_error *err);
+enum rdt_status host_conn_join(struct host_conn *a, struct host_conn *b, struct rdt_error *err); /* offers both ways */
+bool host_conn_wait_failed(struct host_conn *conn, int ms);
+bool host_conn_disconnect(struct host_conn *conn, int ms); /* and waits for conn_closed; false: it did not come */
+void host_conn_destroy(struct host_conn *conn);
+
+enum post { POST_SEND, POST_RECV, POST_READ };
+enum rdt_status host_op_post(struct host_conn *conn, struct host_op *op, enum post post, struct rdt_error *err);
+void host_op_fill(struct host_op *op, uint64_t transfer, uint64_t chunk, void *addr, uint64_t bytes);
+bool host_op_wait(struct host_op *op, int ms); /* false: it has not ended */
+bool host_op_ended(struct host_op *op);
+void host_op_cancel(struct host_op *op);
+
+/* Bytes that differ by seed and position. */
+void pattern_fill(void *addr, uint64_t bytes, uint32_t seed);
+bool pattern_holds(const void *addr, uint64_t bytes, uint32_t seed);
+
+/* A buffer with a margin on both sides; all of it is the canary at first. */
+#define GUARD_BYTES ((size_t)4096)
+#define CANARY 0xc5
+struct guarded {
+    uint8_t *base, *addr;
+    uint64_t bytes;
+};
+bool guarded_create(struct guarded *guarded, uint64_t bytes);
+bool guarded_margins_hold(const struct guarded *guarded);
+bool guarded_untouched(const struct guarded *guarded);
+void guarded_destroy(struct guarded *guarded);
+
+unsigned count_fds(void);
+int patience_ms(int ms); /* more under a sanitizer */
+
+#endif
