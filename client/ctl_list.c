@@ -169,7 +169,10 @@ static void add_transfer(struct ctl_table *table, const ProtobufCMessage *row)
     ctl_table_add(table, "%s", t->state);
     ctl_table_add(table, "%s", t->path);
     ctl_table_add(table, "%s", ctl_human_bytes(t->bytes, text));
-    ctl_table_add(table, "%.0f%%", t->bytes ? (double)t->bytes_done * 100 / (double)t->bytes : 100.0);
+    if (t->bytes)
+        ctl_table_add(table, "%.0f%%", (double)t->bytes_done * 100 / (double)t->bytes);
+    else
+        ctl_table_add(table, "%s", "");
     ctl_table_add(table, "%s", ctl_human_duration(ns, text));
     ctl_table_add(table, "%s", ctl_human_rate(t->bytes_done, ns, text));
     ctl_table_add(table, "%s", t->error);

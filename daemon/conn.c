@@ -236,7 +236,7 @@ static void on_socket(uv_poll_t *poll, int uv_status, int events)
     const char *end = NULL;
 
     if (uv_status < 0) {
-        conn_close(conn, uv_strerror(uv_status));
+        conn_close(conn, "its socket was reset"); /* libuv says EBADF for it */
         return;
     }
     if (events & UV_WRITABLE && !flush(conn))

@@ -250,7 +250,7 @@ static void host_free(void *memory, struct rdt_block *block)
     block->priv = NULL;
 }
 
-static enum rdt_status host_export(void *memory, const struct rdt_block *block, bool writable, int *fd_p, struct rdt_error *err)
+static enum rdt_status host_share(void *memory, const struct rdt_block *block, bool writable, int *fd_p, struct rdt_error *err)
 {
     const struct host_block *priv = block->priv;
     char path[32];
@@ -293,7 +293,7 @@ static const struct rdt_memory_ops memory_ops = {
     .import = host_import,
     .free = host_free,
     .map = host_map,
-    .share = host_export,
+    .share = host_share,
     .copy = host_copy,
 };
 

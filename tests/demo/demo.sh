@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # demo.sh [FILE.safetensors]: two daemons, one file. Actor A puts a model's weights into node a's daemon, actor B fetches them
 # through node b's, and the two files must be the same. As root each node is a network namespace of its own, joined by a veth
-# pair; else both are addresses of the loopback interface. RDT_BUILD_DIR says what to run (build/release); FILE may also come
+# pair; else both share the loopback interface. RDT_BUILD_DIR says what to run (build/release); FILE may also come
 # from the environment, and DEMO_MIB, the size of the file that is made without it.
 # Ends with "demo: OK", or names the step that failed and shows the daemons' logs. Leaves nothing behind.
 set -euo pipefail
@@ -10,6 +10,7 @@ build=${RDT_BUILD_DIR:-$PWD/build/release}
 file=${1:-${FILE:-}}
 generator=$build/tests/demo/make_safetensors
 mebibytes=${DEMO_MIB:-256}
+[[ -z $file || -r $file ]] || { echo "demo: cannot read $file"; exit 1; }
 
 dir=$(mktemp -d /tmp/rdt-demo.XXXXXX)
 step=start
@@ -22,14 +23,16 @@ cleanup() {
   trap '' INT TERM HUP
   trap - EXIT
   set +e
-  for pid in "${pids[@]}"; do kill -KILL "$pid" 2>/dev/null; done
+  {
+    for pid in "${pids[@]}"; do kill -KILL "$pid"; done
+    wait
+  } 2>/dev/null
   if [[ -z $finished ]]; then
     for log in "$dir"/*.log; do
       [[ -s $log ]] && { echo "--- the last lines of ${log##*/}"; tail -n 40 "$log"; }
     done
     echo "demo: FAILED: $step"
   fi
-  wait 2>/dev/null
   for ns in "${namespaces[@]}"; do ip netns del "$ns"; done
   rm -rf "$dir"
   [[ -n $finished ]] || exit 1
@@ -54,7 +57,8 @@ until_deadline() {
 # ---- two nodes ----
 
 in_a=() in_b=()
-address_a=127.0.0.1 address_b=127.0.0.2
+address_a=127.0.0.1:17171 address_b=127.0.0.1:17172
+carrier() { [[ $(ip -n "$1" -o link show "$2") == *'state UP'* ]]; } # a device that is not running is none for UCX
 make_namespaces() {
   local a=rdtdemo-a-$$ b=rdtdemo-b-$$
   command -v ip >/dev/null && ((EUID == 0)) && ip netns add "$a" 2>/dev/null || return 1
@@ -65,25 +69,27 @@ make_namespaces() {
   ip -n "$a" addr add 10.231.0.1/30 dev rdta && ip -n "$b" addr add 10.231.0.2/30 dev rdtb &&
     ip -n "$a" link set rdta up && ip -n "$b" link set rdtb up &&
     ip -n "$a" link set lo up && ip -n "$b" link set lo up || return 1
-  in_a=(nsenter "--net=/run/netns/$a") in_b=(nsenter "--net=/run/netns/$b")
-  address_a=10.231.0.1 address_b=10.231.0.2
+  until_deadline 5 carrier "$a" rdta && until_deadline 5 carrier "$b" rdtb || return 1
+  ip netns exec "$a" true 2>/dev/null || return 1 # it also mounts the namespace's own /sys, where UCX looks for interfaces
+  in_a=(ip netns exec "$a") in_b=(ip netns exec "$b")
+  address_a=10.231.0.1:7171 address_b=10.231.0.2:7171
 }
 
 if make_namespaces; then
   say 'Two nodes: network namespaces joined by a veth pair, 10.231.0.1 and 10.231.0.2'
 else
-  say 'Two nodes: 127.0.0.1 and 127.0.0.2 (namespaces need root)'
+  say "Two nodes: $address_a and $address_b (namespaces need root)"
 fi
 
 say 'A key that both daemons know, and a file that names the nodes'
 (umask 077 && head -c 32 /dev/urandom | base64 >"$dir/key")
-printf '%s\n' "a $address_a:7171" "b $address_b:7171" | tee "$dir/nodes"
+printf '%s\n' "a $address_a" "b $address_b" | tee "$dir/nodes"
 
 start_daemon() { # NAME ADDRESS PREFIX ...
   local name=$1 address=$2
   shift 2
   mkdir "$dir/$name"
-  "$@" "$build/rdtd" --socket "$dir/$name.sock" --listen "$address:7171" --key-file "$dir/key" --state-dir "$dir/$name" \
+  "$@" "$build/rdtd" --socket "$dir/$name.sock" --listen "$address" --key-file "$dir/key" --state-dir "$dir/$name" \
     --backend-dir "$build/backends" --trusted-network yes --nodes "$dir/nodes" </dev/null >"$dir/$name.log" 2>&1 &
   pids+=($!)
 }
@@ -104,7 +110,10 @@ echo "rdtd runs as pid $daemon_a and $daemon_b"
 if [[ -z $file ]]; then
   say "A file as a model's weights would be: $mebibytes MiB of several dtypes"
   file=$dir/model.safetensors
-  [[ -x $generator ]] || fail "$generator was not built"
+  if [[ ! -x $generator ]]; then
+    generator=$dir/make_safetensors
+    "${CC:-cc}" -std=c11 -D_GNU_SOURCE -O2 -o "$generator" tests/demo/make_safetensors.c
+  fi
   "$generator" "$file" "$mebibytes"
 else
   say "Your file: $file"

@@ -100,7 +100,7 @@ void world_init(struct world *world)
 {
     memset(world, 0, sizeof *world);
     signal(SIGPIPE, SIG_IGN);
-    log_threshold = LOG_LEVEL_ERROR;
+    log_threshold = LOG_LEVEL_TRACE;
     strcpy(world->dir, "/tmp/rdt_peer.XXXXXX");
     cr_assert_not_null(mkdtemp(world->dir));
     world_write_key(world, "key", "a key that both nodes have");

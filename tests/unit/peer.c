@@ -1,9 +1,14 @@
 /* daemon/peer: two nodes meet once however they start, notice each other's end in time, and find each other again. */
+#include <arpa/inet.h>
 #include <criterion/criterion.h>
+#include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
+#include <sys/socket.h>
+#include <unistd.h>
 #include <uv.h>
 
-#include "daemon/peer_link.h"
+#include "daemon/peer_impl.h"
 #include "tests/support/peer_world.h"
 
 #define ORDERS 12
@@ -195,6 +200,52 @@ Test(peer, both_dial_at_once_by_address_one_link_stays)
 Test(peer, both_dial_at_once_by_uuid_one_link_stays)
 {
     in_many_orders(true, true);
+}
+
+/* a has said hello on its own connection, which then breaks: the one that it held for b is what is left. */
+Test(peer, held_connection_is_taken_when_the_own_one_fails)
+{
+    struct peer *peer;
+
+    world_start(a);
+    world_start(b);
+    world_lay_cable(&world, b->node.address);
+    cr_assert_eq(peers_find(a->peers, b->node.uuid, world.cable.address, &peer, NULL), RDT_OK);
+    world_until(&world, peer->dial->link->tls.ssl);
+    while (!peer->dial->link->hello_sent)
+        world_turn(&world);
+    world_cut_cable(&world); /* after the last turn nothing was carried that b could have answered */
+    cr_assert_eq(b->n_up, 0);
+    find(b, a);
+    world_until(&world, !list_empty(&a->peers->links) && list_entry(a->peers->links.prev, struct peer_link, node)->held);
+    cr_assert_eq(a->n_up + b->n_up, 0);
+    world_close_wires(&world);
+    world_until(&world, a->n_up && b->n_up);
+    cr_assert_eq(a->n_down + a->n_failed + b->n_down, 0);
+    cr_assert_eq(a->peer, peer);
+}
+
+/* The address of a ref leads nowhere, that of the nodes file to the same node. */
+Test(peer, listed_address_rescues_a_dial_that_hangs)
+{
+    struct sockaddr_in in = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
+    socklen_t bytes = sizeof in;
+    int silent = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    struct peer *peer;
+    char address[65];
+
+    cr_assert_eq(bind(silent, (struct sockaddr *)&in, sizeof in), 0);
+    cr_assert_eq(listen(silent, 1), 0);
+    cr_assert_eq(getsockname(silent, (struct sockaddr *)&in, &bytes), 0);
+    snprintf(address, sizeof address, "127.0.0.1:%u", ntohs(in.sin_port));
+    start_listed(NULL);
+    cr_assert_eq(peers_find(a->peers, b->node.uuid, address, &peer, NULL), RDT_OK);
+    world_until(&world, a->n_up && b->n_up);
+    cr_assert_eq(a->peer, peer);
+    cr_assert_eq(count(a), 1);
+    cr_assert_str_eq(peer->name, "bee");
+    cr_assert_str_eq(peer->address, b->node.address);
+    close(silent);
 }
 
 Test(peer, three_nodes_all_meet)

@@ -1,0 +1,143 @@
+#!/usr/bin/env bash
+# rdtctl against one daemon: files go in and come back, waiting and its end, freeing, what the views say.
+set -uo pipefail
+rdtctl=$RDT_BUILD_DIR/rdtctl
+dir=$(mktemp -d)
+export RDT_SOCKET=$dir/s
+pids=()
+trap '{ kill -KILL "${pids[@]}"; wait; } 2>/dev/null; rm -rf "$dir"' EXIT
+failures=0
+bad() { echo "FAILED: $*"; failures=$((failures + 1)); }
+
+# status WANTED COMMAND ...: runs it, keeps its output in $dir/out and $dir/err.
+status() {
+  local want=$1 got
+  shift
+  "$@" >"$dir/out" 2>"$dir/err"
+  got=$?
+  [[ $got == "$want" ]] && return
+  bad "$*: status $got, expected $want: $(cat "$dir/out" "$dir/err")"
+}
+says() { grep -qE -- "$1" "$dir/out" "$dir/err" || bad "'$1' is not in: $(cat "$dir/out" "$dir/err")"; }
+until_deadline() { # SECONDS COMMAND ...
+  local deadline=$((SECONDS + $1))
+  shift
+  until "$@"; do
+    ((SECONDS < deadline)) || return 1
+    sleep 0.02
+  done
+}
+awaited() { "$rdtctl" stat "$1" 2>/dev/null | grep -q '^state  *awaited'; }
+is_empty() { "$rdtctl" objects --json | grep -q '"objects": \[\]'; }
+
+"$RDT_BUILD_DIR/rdtd" --socket "$RDT_SOCKET" --state-dir "$dir" --backend-dir "$RDT_BUILD_DIR/backends" </dev/null >"$dir/log" 2>&1 &
+pids+=($!)
+until_deadline 20 "$rdtctl" ping -q --timeout 2s 2>/dev/null || { cat "$dir/log"; exit 1; }
+
+# Offsets at odd places, an empty tensor, a scalar, two that are not in the order of the header, spaces behind the header.
+header='{"__metadata__":{"k":"v"},"z":{"dtype":"F32","shape":[2,2],"data_offsets":[3,19]},'
+header+='"a":{"dtype":"U8","shape":[3],"data_offsets":[0,3]},"none":{"dtype":"I64","shape":[0,4],"data_offsets":[3,3]},'
+header+='"step":{"dtype":"I64","shape":[],"data_offsets":[19,27]}}  '
+printf -v length '\\x%02x\\x%02x' $((${#header} & 255)) $((${#header} >> 8))
+printf '%b%s%s' "$length\0\0\0\0\0\0" "$header" 'abcdefghijklmnopqrstuvwxyz!' >"$dir/in.safetensors"
+
+put() { # ARGUMENTS ...: sets ref and actor
+  exec {refs}< <(exec "$rdtctl" put -q "$dir/in.safetensors" "$@" 2>"$dir/actor")
+  actor=$!
+  pids+=("$actor")
+  read -r -t 30 -u "$refs" ref || bad "put $*: no ref: $(cat "$dir/actor")"
+  exec {refs}<&-
+}
+ends_with() { # STATUS: the actor
+  local got
+  until_deadline 20 eval '! kill -0 "$actor" 2>/dev/null' || { bad 'the actor does not end'; return; }
+  wait "$actor"
+  got=$?
+  [[ $got == "$1" ]] || bad "the actor ended with status $got, expected $1: $(cat "$dir/actor")"
+}
+
+# ---- there and back ----
+
+put --id w
+for mode in auto share copy; do
+  status 0 "$rdtctl" fetch "$ref" -o "$dir/out.$mode" --mode "$mode" --timeout 20s
+  says '^w: 4 tensors, 27 B by local/'
+  cmp "$dir/in.safetensors" "$dir/out.$mode" || bad "mode $mode changed the file"
+done
+status 0 "$rdtctl" fetch w -o "$dir/out.json" --json
+says '"named": true'
+says '"bytes": 27'
+[[ $(stat -c %a "$dir/out.json") == $(printf %o $((0666 & ~$(umask)))) ]] || bad 'the file has other permissions than the umask says'
+status 0 "$rdtctl" wait w --timeout 5s
+status 0 "$rdtctl" stat w
+says '^content +4 tensors, 27 B'
+status 0 "$rdtctl" objects --prefix w --state live
+says '^w +live '
+status 0 "$rdtctl" objects --prefix other
+says '^no objects$'
+for view in status regions clients peers backends transfers "explain $ref"; do
+  # shellcheck disable=SC2086
+  status 0 "$rdtctl" $view
+  # shellcheck disable=SC2086
+  status 0 "$rdtctl" $view --json
+done
+
+# ---- refusals ----
+
+status 1 "$rdtctl" put "$dir/in.safetensors" --id w
+says 'rdtctl: put: EXISTS: '
+status 1 "$rdtctl" put "$dir/in.safetensors" --transport nosuch
+says 'rdtctl: put: UNSUPPORTED: '
+status 1 "$rdtctl" stat nobody
+says 'rdtctl: stat: NOT_FOUND: '
+status 4 "$rdtctl" wait nobody --timeout 100ms
+says 'rdtctl: wait: TIMED_OUT: '
+status 4 "$rdtctl" fetch nobody -o "$dir/never" --timeout 100ms --json
+says '"status": "TIMED_OUT"'
+status 1 "$rdtctl" fetch w -o "$dir/no/such/folder/x"
+says 'rdtctl: fetch: SYSTEM: .*No such file'
+compgen -G "$dir/never*" >/dev/null && bad 'a fetch that failed left a file'
+
+# ---- the ends of an object ----
+
+status 0 "$rdtctl" free w --force
+says 'w is freed'
+status 1 "$rdtctl" fetch "$ref" -o "$dir/never" --timeout 5s
+says 'FREED|NOT_FOUND'
+kill -TERM "$actor"
+ends_with 0
+until_deadline 10 is_empty || bad 'the object outlived its actor'
+
+put --id short --for 50ms
+ends_with 0
+
+# ---- a fetch that waits for its put, and one that is interrupted ----
+
+"$rdtctl" fetch later -o "$dir/later" --timeout 30s >"$dir/fetched" 2>&1 &
+fetcher=$!
+pids+=("$fetcher")
+until_deadline 10 awaited later || bad 'nobody waits for the object'
+put --id later
+until_deadline 20 eval '! kill -0 "$fetcher" 2>/dev/null' || bad 'the fetch does not end'
+wait "$fetcher" || bad "the fetch that waited: $(cat "$dir/fetched")"
+cmp "$dir/in.safetensors" "$dir/later" || bad 'the fetch that waited changed the file'
+
+"$rdtctl" fetch never -o "$dir/never" >"$dir/fetched" 2>&1 &
+fetcher=$!
+pids+=("$fetcher")
+until_deadline 10 awaited never || bad 'nobody waits for the object'
+kill -INT "$fetcher"
+kill -TERM "$fetcher"
+wait "$fetcher"
+grep -q 'rdtctl: fetch: CANCELLED: ' "$dir/fetched" || bad "an interrupted fetch says $(cat "$dir/fetched")"
+compgen -G "$dir/never*" >/dev/null && bad 'an interrupted fetch left a file'
+
+# ---- the daemon's end ----
+
+kill -TERM "${pids[0]}"
+wait "${pids[0]}" || bad "the daemon ended with status $?"
+ends_with 3
+grep -q 'the object is lost' "$dir/actor" || bad "the actor says $(cat "$dir/actor")"
+status 3 "$rdtctl" status
+
+((failures == 0))
