@@ -242,7 +242,8 @@ enum rdt_status rdt_dealloc(rdt *conn, void *addr, struct rdt_error *err)
     if (status != RDT_OK)
         return status;
 
-    /* As in alloc_give_back the mapping stays until the daemon has heard of it; here the caller expects it gone on return. */
+    /* As in alloc_give_back the mapping stays until the daemon has heard of it; here the caller expects it gone on
+     * return. */
     request.region = mapping->region;
     status = call(conn, RDT_MSG_RELEASE_REGION, &request.base, &rdt__pb__empty__descriptor, CALL_TIMEOUT_NS, NULL, err);
     connection_lock(conn);

@@ -169,8 +169,8 @@ static void give_back_object(rdt *conn, const struct frame *frame)
     rdt__pb__put_reply__free_unpacked(reply, NULL);
 }
 
-/* Most are answers to what was sent without waiting. The rest answers a call that had ended at its deadline: its caller was told
- * that there is nothing. */
+/* Most are answers to what was sent without waiting. The rest answers a call that had ended at its deadline: its
+ * caller was told that there is nothing. */
 void call_on_stray(rdt *conn, struct frame *frame)
 {
     if (frame->flags & FRAME_ERROR)

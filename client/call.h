@@ -1,5 +1,5 @@
-/* One request to the daemon and its one reply, under the caller's clock. Owns the wait for that reply and nothing else; what the
- * messages mean belongs to the callers. rdtctl, linked statically, uses it for what rdt.h does not offer.
+/* One request to the daemon and its one reply, under the caller's clock. Owns the wait for that reply and nothing else;
+ * what the messages mean belongs to the callers. rdtctl, linked statically, uses it for what rdt.h does not offer.
  */
 #ifndef CLIENT_CALL_H
 #define CLIENT_CALL_H
@@ -11,21 +11,24 @@
 #include "proto/messages.h"
 #include "rdt.h"
 
-/* Times of calls whose functions take none: they end too when the daemon is stopped. Memory takes as long as its pages do. */
+/* Times of calls whose functions take none: they end too when the daemon is stopped. Memory takes as long as its
+ * pages do. */
 #define CALL_TIMEOUT_NS (INT64_C(60) * 1000000000)
 #define CALL_MEMORY_TIMEOUT_NS (INT64_C(300) * 1000000000)
 
-/* Sends the request (borrowed) and waits for its reply until timeout_ns have passed (negative: without end). *reply_p, may be
- * NULL, is to be freed by protobuf_c_message_free_unpacked(.., NULL). Errors: the daemon's own, TIMED_OUT, DISCONNECTED, FORKED,
- * LIMIT (the request is too long, or too much waits to be sent), PROTOCOL (the reply is not a reply_type).
+/* Sends the request (borrowed) and waits for its reply until timeout_ns have passed (negative: without end).
+ * *reply_p, may be NULL, is to be freed by protobuf_c_message_free_unpacked(.., NULL). Errors: the daemon's own,
+ * TIMED_OUT, DISCONNECTED, FORKED, LIMIT (the request is too long, or too much waits to be sent), PROTOCOL (the
+ * reply is not a reply_type).
  *
- * A call that was left at its deadline leaves nothing behind: memory and objects that its late reply brings are given back. */
+ * A call that was left at its deadline leaves nothing behind: memory and objects that its late reply brings are
+ * given back. */
 enum rdt_status call(rdt *conn, enum rdt_message type, const ProtobufCMessage *request,
                      const ProtobufCMessageDescriptor *reply_type, int64_t timeout_ns, ProtobufCMessage **reply_p,
                      struct rdt_error *err);
 
-/* The same with fds, and with a deadline of clock_now_ns()'s clock. send_fd (borrowed) goes with the request unless it is -1;
- * *fd_p, if fd_p is not NULL, is the fd that came with the reply, the caller's, or -1. */
+/* The same with fds, and with a deadline of clock_now_ns()'s clock. send_fd (borrowed) goes with the request unless
+ * it is -1; *fd_p, if fd_p is not NULL, is the fd that came with the reply, the caller's, or -1. */
 enum rdt_status call_fds(rdt *conn, enum rdt_message type, const ProtobufCMessage *request, int send_fd,
                          const ProtobufCMessageDescriptor *reply_type, int64_t deadline_ns, ProtobufCMessage **reply_p,
                          int *fd_p, struct rdt_error *err);

@@ -16,6 +16,7 @@
 #include "fetch.h"
 #include "fetched.h"
 #include "options.h"
+#include "process.h"
 #include "proto/wire_limits.h"
 #include "rdt.pb-c.h"
 #include "request.h"
@@ -64,7 +65,8 @@ static void free_all(rdt *conn)
     frame_reader_fini(&conn->reader);
 }
 
-/* The child's copy: the socket is the parent's, so it is neither written nor shut down, and the parent's threads are not here. */
+/* The child's copy: the socket is the parent's, so it is neither written nor shut down, and the parent's threads are
+ * not here. */
 static void close_in_child(rdt *conn)
 {
     bool consistent = pthread_mutex_trylock(&conn->lock) == 0;
@@ -143,7 +145,7 @@ static enum rdt_status create(int take_sock, rdt **conn_p, struct rdt_error *err
         close_fd(take_sock);
         return rdt_error_set(err, RDT_NO_MEMORY, "no memory for a connection");
     }
-    conn->pid = getpid();
+    conn->pid = process_pid();
     conn->on_event = fetch_on_event;
     conn->on_stray = call_on_stray;
     conn->on_expired = request_on_expired;

@@ -11,6 +11,7 @@
 #include <unistd.h>
 
 #include "clock.h"
+#include "process.h"
 #include "rdt.pb-c.h"
 
 #define MAX_QUEUED_BYTES ((size_t)64 << 20) /* frames that the daemon does not take */
@@ -18,7 +19,7 @@
 
 bool connection_is_forked(const rdt *conn)
 {
-    return conn->pid != getpid();
+    return conn->pid != process_pid();
 }
 
 enum rdt_status connection_check(const rdt *conn, struct rdt_error *err)
@@ -27,7 +28,7 @@ enum rdt_status connection_check(const rdt *conn, struct rdt_error *err)
         return rdt_error_set(err, RDT_INVALID, "there is no connection: rdt is NULL");
     if (connection_is_forked(conn))
         return rdt_error_set(err, RDT_FORKED, "this connection belongs to process %ld, this is %ld: connect anew after a fork",
-                             (long)conn->pid, (long)getpid());
+                             (long)conn->pid, (long)process_pid());
     return RDT_OK;
 }
 
@@ -171,7 +172,8 @@ static void flush(rdt *conn)
         conn->wake_leader = true; /* it must poll for room too */
         return;
     }
-    /* What the daemon said before it closed is still to be read, and says more than this: receive() ends the connection. */
+    /* What the daemon said before it closed is still to be read, and says more than this: receive() ends the
+     * connection. */
     conn->why_unsent = err;
     frame_writer_fini(&conn->writer);
     if (status != RDT_DISCONNECTED)

@@ -1,8 +1,9 @@
-/* One connection to the daemon: the socket, its lock, and who drives it. Owns framing, waiting, deadlines and the loss of the
- * connection; knows no message but errors. What messages mean comes back by callbacks.
+/* One connection to the daemon: the socket, its lock, and who drives it. Owns framing, waiting, deadlines and the loss
+ * of the connection; knows no message but errors. What messages mean comes back by callbacks.
  *
- * No thread belongs to the library. A caller that waits drives: one of them polls the socket (the leader) while the others sleep,
- * and whoever finds an answer there hands it to the one it is for. Everything below is under `lock` unless it says otherwise.
+ * No thread belongs to the library. A caller that waits drives: one of them polls the socket (the leader) while the
+ * others sleep, and whoever finds an answer there hands it to the one it is for. Everything below is under `lock`
+ * unless it says otherwise.
  */
 #ifndef CLIENT_CONNECTION_H
 #define CLIENT_CONNECTION_H
@@ -68,20 +69,22 @@ struct rdt {
 enum rdt_status connection_check(const rdt *conn, struct rdt_error *err);
 bool connection_is_forked(const rdt *conn);
 
-/* connection_unlock also tells the leader, the followers and rdt_fd what happened, and unmaps what is no longer used. */
+/* connection_unlock also tells the leader, the followers and rdt_fd what happened, and unmaps what is no longer
+ * used. */
 void connection_lock(rdt *conn);
 void connection_unlock(rdt *conn);
 
 /* A new id, for a request or a fetch handle. */
 uint64_t connection_id(rdt *conn);
 
-/* Queues the message and sends what the socket takes. LIMIT: longer than a frame, or too much waits to be sent already (`urgent`
- * ones, which give something back, are queued all the same). take_fd -1: none; taken on success only. DISCONNECTED. */
+/* Queues the message and sends what the socket takes. LIMIT: longer than a frame, or too much waits to be sent
+ * already (`urgent` ones, which give something back, are queued all the same). take_fd -1: none; taken on success
+ * only. DISCONNECTED. */
 enum rdt_status connection_send(rdt *conn, uint16_t type, uint64_t id, const ProtobufCMessage *message, int take_fd,
                                 bool urgent, struct rdt_error *err);
 
-/* Waits until something may have happened that a waiter must look at, or until the deadline: TIMED_OUT. The lock is released
- * meanwhile. After TIMED_OUT all that is there has been read: look once more. */
+/* Waits until something may have happened that a waiter must look at, or until the deadline: TIMED_OUT. The lock is
+ * released meanwhile. After TIMED_OUT all that is there has been read: look once more. */
 enum rdt_status connection_step(rdt *conn, int64_t deadline_ns);
 
 /* The part of it that does not block: reads all that is there, ends what is overdue. */

@@ -224,8 +224,8 @@ static enum rdt_status build_item(struct fetch *fetch, size_t i, const struct rd
     return status;
 }
 
-/* What goes into targets by the library's own copy is private already: a shared look at it is enough. The mode is the whole
- * fetch's, so only if that holds for all. */
+/* What goes into targets by the library's own copy is private already: a shared look at it is enough. The mode is
+ * the whole fetch's, so only if that holds for all. */
 static enum rdt_fetch_mode choose_mode(const struct fetch *fetch)
 {
     if (fetch->options->mode != RDT_FETCH_COPY)

@@ -1,4 +1,5 @@
-/* What a fetch brought: struct rdt_object. Owns its hold at the daemon and its references to mappings. Under the lock. */
+/* What a fetch brought: struct rdt_object. Owns its hold at the daemon and its references to mappings. Under the
+ * lock. */
 #ifndef CLIENT_FETCHED_H
 #define CLIENT_FETCHED_H
 
@@ -22,8 +23,8 @@ struct rdt_object {
     struct targets *targets; /* NULL, or what layout and data are borrowed from */
 };
 
-/* From the daemon's event and the fds of its frame. With placed false its tensors are somewhere that the caller knows (direct
- * targets): they are left out. Takes the hold on success only. PROTOCOL, NO_MEMORY, SYSTEM. */
+/* From the daemon's event and the fds of its frame. With placed false its tensors are somewhere that the caller
+ * knows (direct targets): they are left out. Takes the hold on success only. PROTOCOL, NO_MEMORY, SYSTEM. */
 enum rdt_status fetched_create(rdt *conn, const Rdt__Pb__FetchDone *done, struct frame *frame, bool placed,
                                rdt_object **object_p, struct rdt_error *err);
 

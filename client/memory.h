@@ -1,7 +1,8 @@
-/* Memory of this process that the daemon knows: which addresses, which region, who still uses it. Under the connection's lock.
+/* Memory of this process that the daemon knows: which addresses, which region, who still uses it. Under the
+ * connection's lock.
  *
- * A mapping is counted: rdt_alloc or rdt_import is one user, every fetched object that points into it another. It is unmapped
- * after the last one, outside the lock (a large munmap takes long): memory_unref only puts it aside.
+ * A mapping is counted: rdt_alloc or rdt_import is one user, every fetched object that points into it another. It is
+ * unmapped after the last one, outside the lock (a large munmap takes long): memory_unref only puts it aside.
  */
 #ifndef CLIENT_MEMORY_H
 #define CLIENT_MEMORY_H
@@ -43,8 +44,8 @@ struct memory {
 bool memory_init(struct memory *memory); /* false: no memory */
 void memory_fini(struct memory *memory); /* unmaps everything, used or not */
 
-/* Maps `bytes` of the fd (borrowed), with one reference for the caller, unless the region is mapped already with the rights that
- * are asked for: then that one. Does not offer it. SYSTEM, NO_MEMORY, PROTOCOL (the fd is shorter). */
+/* Maps `bytes` of the fd (borrowed), with one reference for the caller, unless the region is mapped already with the
+ * rights that are asked for: then that one. Does not offer it. SYSTEM, NO_MEMORY, PROTOCOL (the fd is shorter). */
 enum rdt_status memory_map(struct memory *memory, uint64_t region, uint64_t generation, int fd, size_t bytes, bool writable,
                            enum mapping_origin origin, struct mapping **mapping_p, struct rdt_error *err);
 

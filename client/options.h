@@ -6,8 +6,8 @@
 
 #include "rdt.h"
 
-/* Copies what both versions know into *options_p (of `bytes`), and zeroes the rest; given NULL: all zero. INVALID: struct_size was
- * not set. UNSUPPORTED: something is set that this version does not know. */
+/* Copies what both versions know into *options_p (of `bytes`), and zeroes the rest; given NULL: all zero. INVALID:
+ * struct_size was not set. UNSUPPORTED: something is set that this version does not know. */
 enum rdt_status options_copy(void *options_p, size_t bytes, const void *given, struct rdt_error *err);
 
 /* INVALID, naming the option, unless text is NULL or has at most max_bytes. */

@@ -1,5 +1,5 @@
-/* A hash table of small consecutive ids, and a binary heap of deadlines. Neither fails once it is set up: a table that cannot
- * grow only becomes slower. */
+/* A hash table of small consecutive ids, and a binary heap of deadlines. Neither fails once it is set up: a table
+ * that cannot grow only becomes slower. */
 #include "pending.h"
 
 #include <stdlib.h>

@@ -1,5 +1,5 @@
-/* What waits for the daemon: a table of ids, from which request ids and fetch handles both come, and an order of deadlines.
- * Both only refer to what they hold; who put it there owns it. Under the connection's lock.
+/* What waits for the daemon: a table of ids, from which request ids and fetch handles both come, and an order of
+ * deadlines. Both only refer to what they hold; who put it there owns it. Under the connection's lock.
  */
 #ifndef CLIENT_PENDING_H
 #define CLIENT_PENDING_H
@@ -14,7 +14,8 @@
 struct pending;
 
 struct pending_ops {
-    /* The frame that answers. `pending` is no longer in the table; it may be freed. Fds that are not taken are closed. */
+    /* The frame that answers. `pending` is no longer in the table; it may be freed. Fds that are not taken are
+     * closed. */
     void (*on_frame)(rdt *conn, struct pending *pending, struct frame *frame);
     /* The connection is gone, and nothing will come. As above. */
     void (*on_lost)(rdt *conn, struct pending *pending, const struct rdt_error *why);

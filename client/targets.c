@@ -55,8 +55,8 @@ static bool add_mapping(struct targets *targets, struct mapping *mapping, uint32
     return true;
 }
 
-/* Whether every tensor lies in memory that the daemon knows, and where there. Anything else (no memory, too) means that the bytes
- * are copied, which always works. */
+/* Whether every tensor lies in memory that the daemon knows, and where there. Anything else (no memory, too) means
+ * that the bytes are copied, which always works. */
 static bool find_places(rdt *conn, struct targets *targets)
 {
     struct layout *layout = targets->layout;

@@ -13,7 +13,8 @@ struct targets {
     uint32_t n_mappings;
 };
 
-/* Checks all that can be known before the object is: INVALID or MISMATCH (not contiguous) names the tensor. Takes the lock. */
+/* Checks all that can be known before the object is: INVALID or MISMATCH (not contiguous) names the tensor. Takes
+ * the lock. */
 enum rdt_status targets_create(rdt *conn, const struct rdt_tensor *tensors, size_t count, struct targets **targets_p,
                                struct rdt_error *err);
 

@@ -40,6 +40,13 @@ struct daemon {
 
 /* ---- peers' callbacks: the link carries transfers and calls ---- */
 
+static void fill_hello(void *arg, struct peer *peer, Rdt__Pb__LinkHello *hello)
+{
+    (void)arg;
+    (void)peer; /* transports are offered when the link is up: only then is it known whose connections they are */
+    hello->version = (char *)RDTD_VERSION;
+}
+
 static void on_peer_up(void *arg, struct peer *peer, const Rdt__Pb__LinkHello *hello, bool boot_changed)
 {
     struct daemon *daemon = arg;
@@ -204,6 +211,7 @@ static void wire(struct daemon *daemon)
     list_init(&daemon->rpc.remote);
     list_init(&daemon->rpc.forwarded);
     conns_init(&daemon->conns, &daemon->rpc);
+    daemon->listener.conns = &daemon->conns;
 }
 
 static void start_signals(struct daemon *daemon)
@@ -225,7 +233,7 @@ static void start_signals(struct daemon *daemon)
 
 static enum rdt_status start(struct daemon *daemon, struct rdt_error *err)
 {
-    struct peers_callbacks callbacks = {.arg = daemon, .on_up = on_peer_up, .on_down = on_peer_down, .on_frame = on_peer_frame};
+    struct peers_callbacks callbacks = {.arg = daemon, .fill_hello = fill_hello, .on_up = on_peer_up, .on_down = on_peer_down, .on_frame = on_peer_frame};
     enum rdt_status status = RDT_OK;
 
     if (!plugins_memory_kind(daemon->plugins, "host"))

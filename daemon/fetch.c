@@ -68,7 +68,7 @@ bool fetch_joinable(const Rdt__Pb__Fetch *message, const Rdt__Pb__FetchItem *a, 
 static enum rdt_status target_create(struct client *client, const Rdt__Pb__FetchItem *item, struct target **target_p, struct rdt_error *err)
 {
     struct target *target = calloc(1, sizeof *target);
-    uint64_t *lo = NULL, *hi = NULL;
+    bool *named = NULL;
     enum rdt_status status = RDT_OK;
 
     if (!target)
@@ -78,9 +78,8 @@ static enum rdt_status target_create(struct client *client, const Rdt__Pb__Fetch
         return rdt_error_set(err, RDT_LIMIT, "targets in %zu regions: at most %u", item->n_target_regions, RDT_MAX_FRAME_FDS);
     }
     target->uses = calloc(item->n_target_regions + 1, sizeof *target->uses);
-    lo = calloc(item->n_target_regions + 1, sizeof *lo);
-    hi = calloc(item->n_target_regions + 1, sizeof *hi);
-    if (!target->uses || !lo || !hi)
+    named = calloc(item->n_target_regions + 1, sizeof *named);
+    if (!target->uses || !named)
         status = rdt_error_set(err, RDT_NO_MEMORY, "no memory for the targets");
     if (status == RDT_OK)
         status = layout_from_wire(item->targets, &target->layout, err);
@@ -107,17 +106,16 @@ static enum rdt_status target_create(struct client *client, const Rdt__Pb__Fetch
         else if (tensor_hi > region->bytes)
             status = rdt_error_set(err, RDT_INVALID, "target %u ends at byte %llu of a region of %llu", i,
                                    (unsigned long long)tensor_hi, (unsigned long long)region->bytes);
-        lo[r] = hi[r] == 0 || tensor_lo < lo[r] ? tensor_lo : lo[r];
-        hi[r] = tensor_hi > hi[r] ? tensor_hi : hi[r];
+        named[r] = true;
     }
     if (status == RDT_OK) {
         target->n = (uint32_t)item->n_target_regions;
         for (uint32_t r = 0; r < target->n; r++) {
             struct region *region = map_get_u64(&client->regions, item->target_regions[r]->region);
-            if (!region || hi[r] == 0)
+            if (!region || !named[r])
                 continue; /* only empty tensors name it */
             region_pin(region);
-            region_use_add(&target->uses[r], region, lo[r], hi[r]);
+            region_use_add(&target->uses[r], region, target->layout, r);
         }
         *target_p = target;
     } else {
@@ -125,8 +123,7 @@ static enum rdt_status target_create(struct client *client, const Rdt__Pb__Fetch
         free(target->uses);
         free(target);
     }
-    free(lo);
-    free(hi);
+    free(named);
     return status;
 }
 

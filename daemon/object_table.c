@@ -25,7 +25,7 @@ void object_table_init(struct object_table *table, const struct node *node, uint
     map_init(&table->by_generation);
     if (getrandom(&boot, sizeof boot, 0) != (ssize_t)sizeof boot)
         boot = (uint32_t)uv_hrtime();
-    table->first_generation = ((uint64_t)(boot & 0xffffff) << 40) + 1;
+    table->first_generation = ((uint64_t)(boot & 0x7fffff) << 40) + 1;
     table->next_generation = table->first_generation;
 }
 
@@ -110,16 +110,8 @@ static enum rdt_status set_tensors(struct object *object, const struct object_pu
     object->n_regions = n;
     for (uint32_t i = 0; i < n; i++) {
         struct region *region = put->regions[i];
-        uint64_t lo = region->bytes, hi = 0, tensor_lo, tensor_hi;
-        for (uint32_t t = 0; t < put->layout->count; t++) {
-            if (put->layout->region[t] != i || layout_extent(put->layout, t, &tensor_lo, &tensor_hi, NULL) != RDT_OK ||
-                tensor_lo == tensor_hi)
-                continue;
-            lo = tensor_lo < lo ? tensor_lo : lo;
-            hi = tensor_hi > hi ? tensor_hi : hi;
-        }
         region_ref(region);
-        region_use_add(&object->uses[i], region, lo, hi);
+        region_use_add(&object->uses[i], region, object->layout, i);
     }
     return RDT_OK;
 }

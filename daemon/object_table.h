@@ -12,7 +12,7 @@ struct object_table {
     const struct node *node;
     struct map by_name;       /* key -> awaited or live object */
     struct map by_generation; /* live and draining */
-    uint64_t next_generation; /* upper 24 bits random per boot: a ref of an earlier boot never hits */
+    uint64_t next_generation; /* below 2^63; its upper bits are random per boot: a ref of an earlier boot never hits */
     uint64_t first_generation;
     uint64_t max_objects;
     uint64_t tombstones[TOMBSTONES]; /* generations whose producer died, a ring */

@@ -1,5 +1,5 @@
-/* The other nodes: the table of them, their states, when each is dialled. How two nodes meet is in peer_meet.c, one connection in
- * peer_link.c.
+/* The other nodes: the table of them, their states, when each is dialled. How two nodes meet is in peer_meet.c, one
+ * connection in peer_link.c.
  *
  * An entry is never freed before all are, because the layer above keeps pointers; so their number is bounded.
  */
@@ -65,14 +65,15 @@ static void back_off(struct peer *peer)
 {
     struct peer_dial *dial = peer->dial;
     uint64_t most_ns = peer->peers->options->backoff_max_ns, wait_ns = BACKOFF_FIRST_NS;
-    uint32_t dice = UINT32_MAX / 2;
+    uint32_t dice;
 
     for (unsigned i = 0; i < dial->failures && wait_ns < most_ns; i++)
         wait_ns *= 2;
     if (wait_ns > most_ns)
         wait_ns = most_ns;
     /* Half to whole: nodes that lost the same peer at the same moment must not return to it at the same moment. */
-    (void)getrandom(&dice, sizeof dice, GRND_NONBLOCK);
+    if (getrandom(&dice, sizeof dice, GRND_NONBLOCK) != sizeof dice)
+        dice = UINT32_MAX / 2;
     wait_ns = wait_ns / 2 + (uint64_t)((double)(wait_ns / 2) * ((double)dice / (double)UINT32_MAX));
     dial->failures++;
     move(peer, PEER_BACKOFF);
@@ -144,7 +145,7 @@ void peer_lost(struct peer *peer, const struct rdt_error *why)
     peer_describe(peer, who);
     if (lost.status != RDT_LIMIT && lost.status != RDT_PROTOCOL && lost.status != RDT_SHUTTING_DOWN)
         lost.status = RDT_PEER_LOST;
-    log_at(peers->closing ? LOG_LEVEL_DEBUG : LOG_LEVEL_WARN, "%s is down: %s", who, lost.msg);
+    log_debug("%s is down: %s", who, lost.msg); /* on_down's receiver says it to people */
     snprintf(peer->last_error, sizeof peer->last_error, "%.191s", lost.msg);
     back_off(peer);
     if (peers->callbacks.on_down)
@@ -181,7 +182,7 @@ void peer_take_link(struct peer *peer, struct peer_link *link, const struct rdt_
     peer_link_up(link);
 
     peer_describe(peer, who);
-    log_info("%s is up: %s %s, version %s%s", who, link->accepted_ns ? "from" : "at", link->remote, peer->version,
+    log_debug("%s is up: %s %s, version %s%s", who, link->accepted_ns ? "from" : "at", link->remote, peer->version,
              boot_changed ? ", restarted" : "");
     if (peers->callbacks.on_up)
         peers->callbacks.on_up(peers->callbacks.arg, peer, hello, boot_changed);
@@ -275,7 +276,8 @@ struct list *peers_all(struct peers *peers)
     return &peers->all;
 }
 
-enum rdt_status peers_find(struct peers *peers, const uint8_t uuid[16], const char *address, struct peer **peer_p, struct rdt_error *err)
+enum rdt_status peers_find(struct peers *peers, const uint8_t uuid[16], const char *address, struct peer **peer_p,
+                           struct rdt_error *err)
 {
     struct peer *peer = map_get(&peers->by_uuid, uuid, 16);
     enum rdt_status status = RDT_OK;
@@ -367,8 +369,8 @@ static void add_listed(struct peers *peers, const struct node_entry *entry)
     }
 }
 
-enum rdt_status peers_create(uv_loop_t *loop, const struct options *options, struct node *node, const struct peers_callbacks *callbacks,
-                             struct peers **peers_p, struct rdt_error *err)
+enum rdt_status peers_create(uv_loop_t *loop, const struct options *options, struct node *node,
+                             const struct peers_callbacks *callbacks, struct peers **peers_p, struct rdt_error *err)
 {
     struct peers *peers = calloc(1, sizeof *peers);
     uint8_t *read_buf = malloc(PEER_LINK_READ_BYTES);
@@ -424,7 +426,7 @@ enum rdt_status peers_create(uv_loop_t *loop, const struct options *options, str
 
 static void free_entries(struct list *head)
 {
-    list_for_each_safe(node, head)
+    list_for_each_safe (node, head)
         free(list_entry(node, struct peer, link)->dial);
 }
 
@@ -455,7 +457,7 @@ static void on_timer_closed(uv_handle_t *handle)
 
 static void close_timers(struct list *head)
 {
-    list_for_each(node, head)
+    list_for_each (node, head)
         uv_close((uv_handle_t *)&list_entry(node, struct peer, link)->dial->timer, on_timer_closed);
 }
 

@@ -1,5 +1,5 @@
-/* What peer.c (who the nodes are, their states and back-off) and peer_meet.c (listening, hellos, which of two connections stays)
- * share. Private to them. */
+/* What peer.c (who the nodes are, their states and back-off) and peer_meet.c (listening, hellos, which of two
+ * connections stays) share. Private to them. */
 #ifndef DAEMON_PEER_IMPL_H
 #define DAEMON_PEER_IMPL_H
 
@@ -10,12 +10,12 @@
 #include "daemon/peer_link.h"
 
 struct peer_dial {
-    struct peer peer;        /* in this allocation */
-    uv_timer_t timer;        /* of the back-off */
-    struct peer_link *link;  /* what we dialled and is not up yet */
-    unsigned failures;       /* in a row */
-    bool listed;             /* in the nodes file: dialled for ever */
-    bool wanted;             /* peers_find asked during the back-off */
+    struct peer peer;       /* in this allocation */
+    uv_timer_t timer;       /* of the back-off */
+    struct peer_link *link; /* what we dialled and is not up yet */
+    unsigned failures;      /* in a row */
+    bool listed;            /* in the nodes file: dialled for ever */
+    bool wanted;            /* peers_find asked during the back-off */
 };
 
 struct peers {
@@ -23,21 +23,21 @@ struct peers {
     const struct options *options;
     struct node *node;
     struct peers_callbacks callbacks;
-    struct tls_context *tls;         /* NULL: no key, no peers */
+    struct tls_context *tls; /* NULL: no key, no peers */
     struct peer_link_config config;
     uint8_t *read_buf;
-    struct list all;                 /* struct peer */
-    struct list hidden;              /* struct peer: another entry is the same node, or it is this node itself */
-    struct map by_uuid;              /* of all */
-    unsigned n_peers;                /* in all */
-    struct list links;               /* struct peer_link, not ended */
-    unsigned n_open;                 /* handles and links whose memory libuv still uses */
+    struct list all;    /* struct peer */
+    struct list hidden; /* struct peer: another entry is the same node, or it is this node itself */
+    struct map by_uuid; /* of all */
+    unsigned n_peers;   /* in all */
+    struct list links;  /* struct peer_link, not ended */
+    unsigned n_open;    /* handles and links whose memory libuv still uses */
 
-    uv_tcp_t listener, turned_away;  /* turned_away: accepts what is not wanted, to close it */
+    uv_tcp_t listener, turned_away; /* turned_away: accepts what is not wanted, to close it */
     bool turning_away, left_waiting;
     char hello_address[65];
-    uint64_t warned_ns;              /* last warning about a stranger */
-    unsigned unsaid;                 /* warnings since that were not printed */
+    uint64_t warned_ns; /* last warning about a stranger */
+    unsigned unsaid;    /* warnings since that were not printed */
 
     bool closing;
     void (*on_closed)(void *arg);
@@ -58,8 +58,8 @@ enum rdt_status peer_identify(struct peer *peer, const uint8_t uuid[16], struct 
 /* Takes an entry that turned out to be another one, or this node, out of sight: it is never dialled again. */
 void peer_hide(struct peer *peer);
 
-/* An entry of which only the address was known turns out to be another one: its name, address and dial are that one's now. false: that
- * one's own dial has gone further, this one is closed. */
+/* An entry of which only the address was known turns out to be another one: its name, address and dial are that one's
+ * now. false: that one's own dial has gone further, this one is closed. */
 bool peer_merge(struct peer *from, struct peer *into);
 
 /* Starts to connect. NO_MEMORY, INVALID. */
@@ -81,9 +81,10 @@ void peers_unopen(struct peers *peers);
 
 extern const struct peer_link_events peer_meet_events;
 
-/* A socket that listens at options->listen; this node's address as refs carry it, and as its hello does. Both have 65 bytes. INVALID,
- * SYSTEM. */
-enum rdt_status peer_meet_bind(const struct options *options, char *address_p, char *hello_address_p, int *fd_p, struct rdt_error *err);
+/* A socket that listens at options->listen; this node's address as refs carry it, and as its hello does. Both have 65
+ * bytes. INVALID, SYSTEM. */
+enum rdt_status peer_meet_bind(const struct options *options, char *address_p, char *hello_address_p, int *fd_p,
+                               struct rdt_error *err);
 
 /* Begins to accept connections. Takes the fd. */
 void peer_meet_listen(struct peers *peers, int take_fd);

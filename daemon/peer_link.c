@@ -1,7 +1,9 @@
-/* One connection to another node: its life, its frames and its pings. How bytes get through TCP and TLS is in peer_wire.c.
+/* One connection to another node: its life, its frames and its pings. How bytes get through TCP and TLS is in
+ * peer_wire.c.
  *
- * Refuses: to believe anything before TLS is up, a first frame that is not hello, frames of the layer above before both ends have
- * agreed on this connection, more than QUEUE_MAX_BYTES that the other end does not read. Logs nothing: on_end says why.
+ * Refuses: to believe anything before TLS is up, a first frame that is not hello, frames of the layer above before both
+ * ends have agreed on this connection, more than QUEUE_MAX_BYTES that the other end does not read. Logs nothing: on_end
+ * says why.
  */
 #include "daemon/peer_link.h"
 
@@ -197,7 +199,8 @@ enum rdt_status peer_link_send(struct peer_link *link, enum rdt_peer_message typ
     uint8_t *payload;
 
     if (bytes > RDT_MAX_FRAME_BYTES)
-        return rdt_error_set(err, RDT_LIMIT, "a message of %zu bytes, at most %u go to another node", bytes, RDT_MAX_FRAME_BYTES);
+        return rdt_error_set(err, RDT_LIMIT, "a message of %zu bytes, at most %u go to another node", bytes,
+                             RDT_MAX_FRAME_BYTES);
     if (peer_link_queued_bytes(link) + bytes > QUEUE_MAX_BYTES) {
         struct rdt_error why;
         char who[128];
@@ -276,8 +279,8 @@ static enum rdt_status take_goodbye(struct peer_link *link, const struct frame *
         return malformed("goodbye", err);
 
     describe(link, who);
-    rdt_error_set(&why, RDT_PEER_LOST, "%s %s: %s", who, peer_link_state(link) == LINK_UP ? "said goodbye" : "refuses this node",
-                  reason);
+    rdt_error_set(&why, RDT_PEER_LOST, "%s %s: %s", who,
+                  peer_link_state(link) == LINK_UP ? "said goodbye" : "refuses this node", reason);
     peer_link_end(link, &why);
     return RDT_OK;
 }
@@ -353,8 +356,8 @@ static struct peer_link *create(const struct peer_link_config *config, enum peer
     return link;
 }
 
-enum rdt_status peer_link_dial(const struct peer_link_config *config, const char *host, uint16_t port, struct peer_link **link_p,
-                               struct rdt_error *err)
+enum rdt_status peer_link_dial(const struct peer_link_config *config, const char *host, uint16_t port,
+                               struct peer_link **link_p, struct rdt_error *err)
 {
     struct peer_link *link = create(config, LINK_CONNECTING);
 

@@ -12,9 +12,9 @@
  *          v                  v
  *     any of them ---------> ENDED   on_end, unless peer_link_close() was called; then on_freed
  *
- * The end that accepted says hello first, so that the end that dialled knows whom it reached before it commits itself by its own
- * hello. The end that accepted then takes the connection (and sends its first ping, which confirms it) or closes it. peer_meet.c
- * has the rules.
+ * The end that accepted says hello first, so that the end that dialled knows whom it reached before it commits itself
+ * by its own hello. The end that accepted then takes the connection (and sends its first ping, which confirms it) or
+ * closes it. peer_meet.c has the rules.
  */
 #ifndef DAEMON_PEER_LINK_H
 #define DAEMON_PEER_LINK_H
@@ -61,22 +61,22 @@ struct peer_link_config { /* what all links share; outlives them */
 struct peer_link {
     /* of peer_meet.c */
     struct list node;
-    struct peer *peer;         /* borrowed; NULL until known */
+    struct peer *peer; /* borrowed; NULL until known */
     bool hello_sent, held;
     Rdt__Pb__LinkHello *hello; /* the peer's; in the arena */
     struct arena arena;
-    uint64_t accepted_ns;      /* 0: dialled */
+    uint64_t accepted_ns; /* 0: dialled */
 
     const struct peer_link_config *config;
-    char remote[65];           /* "10.0.0.7:7070" */
+    char remote[65]; /* "10.0.0.7:7070" */
     char host[65];
     uint16_t port;
     struct sm sm;
-    unsigned n_handles;        /* not yet closed, a name being looked up included */
+    unsigned n_handles; /* not yet closed, a name being looked up included */
 
     uv_tcp_t tcp;
-    uv_timer_t timer;          /* before UP: the deadline; then: the next ping or the end of patience */
-    uv_idle_t turn;            /* active while something waits for the loop to turn */
+    uv_timer_t timer; /* before UP: the deadline; then: the next ping or the end of patience */
+    uv_idle_t turn;   /* active while something waits for the loop to turn */
     uv_getaddrinfo_t lookup;
     struct addrinfo *found, *next_found;
     uv_connect_t connect;
@@ -86,9 +86,9 @@ struct peer_link {
     struct tls tls;
     struct frame_reader reader;
     struct frame_writer writer;
-    uint8_t *out;              /* ciphertext being written */
+    uint8_t *out; /* ciphertext being written */
     size_t out_size, out_bytes;
-    bool failed;               /* ends when the loop turns, because of: */
+    bool failed; /* ends when the loop turns, because of: */
     struct rdt_error failure;
 
     bool hello_seen;
@@ -97,8 +97,8 @@ struct peer_link {
 };
 
 /* Starts to connect; a name is looked up first. NO_MEMORY; all else is told by on_end. */
-enum rdt_status peer_link_dial(const struct peer_link_config *config, const char *host, uint16_t port, struct peer_link **link_p,
-                               struct rdt_error *err);
+enum rdt_status peer_link_dial(const struct peer_link_config *config, const char *host, uint16_t port,
+                               struct peer_link **link_p, struct rdt_error *err);
 
 /* Takes the connection that waits at the listener. NO_MEMORY, SYSTEM: it was closed. */
 enum rdt_status peer_link_accept(const struct peer_link_config *config, uv_stream_t *listener, struct peer_link **link_p,
@@ -106,7 +106,8 @@ enum rdt_status peer_link_accept(const struct peer_link_config *config, uv_strea
 
 enum peer_link_state peer_link_state(const struct peer_link *link);
 
-/* Queues a message. The bytes leave when the loop turns. LIMIT: too large, or the other end does not read (the link then ends). */
+/* Queues a message. The bytes leave when the loop turns. LIMIT: too large, or the other end does not read (the link
+ * then ends). */
 enum rdt_status peer_link_send(struct peer_link *link, enum rdt_peer_message type, const ProtobufCMessage *message,
                                struct rdt_error *err);
 

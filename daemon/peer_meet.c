@@ -7,8 +7,9 @@
  *
  * - The dialler closes a connection that leads to a node whose link is up, or to itself; nobody notices.
  * - One that dials anew has given up on what was up before: the acceptor replaces it.
- * - Both dialled at once: the node with the higher uuid takes the connection it accepted. The other one, once it has said hello on
- *   its own, holds the accepted connection until its own is taken (then it closes the held one) or fails (then it takes it).
+ * - Both dialled at once: the node with the higher uuid takes the connection it accepted. The other one, once it has said
+ *   hello on its own, holds the accepted connection until its own is taken (then it closes the held one) or fails (then
+ *   it takes it).
  */
 #include "daemon/peer_impl.h"
 
@@ -96,8 +97,8 @@ static enum rdt_status check_hello(const Rdt__Pb__LinkHello *hello, struct rdt_e
     if (strlen(hello->address) > RDT_MAX_ADDRESS_BYTES || !is_printable(hello->address) || !is_printable(hello->version))
         return rdt_error_set(err, RDT_PROTOCOL, "its hello has no proper address or version");
     if (hello->protocol_max < RDT_PROTOCOL_MIN || hello->protocol_min > RDT_PROTOCOL_MAX)
-        return rdt_error_set(err, RDT_UNSUPPORTED, "version %.31s speaks protocol %u to %u, the other node %d to %d", hello->version,
-                             hello->protocol_min, hello->protocol_max, RDT_PROTOCOL_MIN, RDT_PROTOCOL_MAX);
+        return rdt_error_set(err, RDT_UNSUPPORTED, "version %.31s speaks protocol %u to %u, the other node %d to %d",
+                             hello->version, hello->protocol_min, hello->protocol_max, RDT_PROTOCOL_MIN, RDT_PROTOCOL_MAX);
     return RDT_OK;
 }
 
@@ -106,7 +107,8 @@ static void take(struct peer_link *link)
     bool restarted = memcmp(link->peer->boot_id, link->hello->boot_id.data, sizeof link->peer->boot_id) != 0;
     struct rdt_error why_old;
 
-    rdt_error_set(&why_old, RDT_PEER_LOST, "%s", restarted ? "it restarted" : "it dialled anew: for it the connection was dead");
+    rdt_error_set(&why_old, RDT_PEER_LOST, "%s",
+                  restarted ? "it restarted" : "it dialled anew: for it the connection was dead");
     peer_take_link(link->peer, link, &why_old);
 }
 
@@ -153,7 +155,7 @@ static enum rdt_status meet_acceptor(struct peer_link *link, struct rdt_error *e
 
 static void drop_held(struct peer *peer)
 {
-    list_for_each_safe(node, &peer->peers->links) {
+    list_for_each_safe (node, &peer->peers->links) {
         struct peer_link *link = list_entry(node, struct peer_link, node);
 
         if (link->held && link->peer == peer)
@@ -194,7 +196,8 @@ static void settle(struct peer_link *link)
     struct peer *peer = link->peer;
     const struct peer_link *own = peer->dial->link;
 
-    /* A caller that gave up on the link in use connects after that came up. This one is what remains of dialling at once. */
+    /* A caller that gave up on the link in use connects after that came up. This one is what remains of dialling at
+     * once. */
     if (peer->link_up && link->accepted_ns < peer->since_ns) {
         peer_meet_drop(peer->peers, link, NULL);
         return;
@@ -244,7 +247,8 @@ static enum rdt_status on_hello(struct peer_link *link, struct rdt_error *err)
         return status;
     if (memcmp(link->hello->node_uuid.data, self->uuid, 16) == 0) {
         if (memcmp(link->hello->boot_id.data, self->boot_id, 16) != 0)
-            return rdt_error_set(err, RDT_INVALID, "the node at %s has this node's uuid: two nodes share one state_dir", link->remote);
+            return rdt_error_set(err, RDT_INVALID, "the node at %s has this node's uuid: two nodes share one state_dir",
+                                 link->remote);
         if (link->accepted_ns) {
             peer_meet_drop(peers, link, NULL);
         } else if (peer_is_known(link->peer)) {
@@ -267,7 +271,7 @@ static enum rdt_status on_frame(struct peer_link *link, const struct frame *fram
 
 static struct peer_link *find_held(const struct peer *peer)
 {
-    list_for_each(node, &peer->peers->links) {
+    list_for_each (node, &peer->peers->links) {
         struct peer_link *link = list_entry(node, struct peer_link, node);
 
         if (link->held && link->peer == peer)
@@ -347,7 +351,7 @@ static unsigned count_strangers(const struct peers *peers)
 {
     unsigned n = 0;
 
-    list_for_each(node, &peers->links) {
+    list_for_each (node, &peers->links) {
         const struct peer_link *link = list_entry(node, struct peer_link, node);
 
         n += link->accepted_ns && peer_link_state(link) != LINK_UP;
@@ -412,7 +416,8 @@ static enum rdt_status own_address(const struct options *options, const char *li
     return RDT_OK;
 }
 
-enum rdt_status peer_meet_bind(const struct options *options, char *address_p, char *hello_address_p, int *fd_p, struct rdt_error *err)
+enum rdt_status peer_meet_bind(const struct options *options, char *address_p, char *hello_address_p, int *fd_p,
+                               struct rdt_error *err)
 {
     union {
         struct sockaddr any;

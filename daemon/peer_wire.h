@@ -1,4 +1,5 @@
-/* The lower half of a peer link: TCP and TLS. What both halves call of each other. Private to peer_link.c and peer_wire.c. */
+/* The lower half of a peer link: TCP and TLS. What both halves call of each other. Private to peer_link.c and
+ * peer_wire.c. */
 #ifndef DAEMON_PEER_WIRE_H
 #define DAEMON_PEER_WIRE_H
 

@@ -326,20 +326,42 @@ enum rdt_status region_register(struct region *region, struct transport *transpo
     return RDT_AGAIN;
 }
 
-void region_use_add(struct region_use *use, struct region *region, uint64_t lo, uint64_t hi)
+void region_use_add(struct region_use *use, struct region *region, const struct layout *layout, uint32_t index)
 {
+    uint64_t lo, hi;
+
     use->region = region;
-    use->lo = lo;
-    use->hi = hi;
+    use->layout = layout;
+    use->index = index;
+    use->lo = region->bytes;
+    use->hi = 0;
+    for (uint32_t i = 0; i < layout->count; i++) {
+        if (layout->region[i] != index || layout_extent(layout, i, &lo, &hi, NULL) != RDT_OK || lo == hi)
+            continue;
+        use->lo = lo < use->lo ? lo : use->lo;
+        use->hi = hi > use->hi ? hi : use->hi;
+    }
     list_append(&region->uses, &use->link);
+}
+
+static bool use_overlaps(const struct region_use *use, uint64_t lo, uint64_t hi)
+{
+    uint64_t tensor_lo, tensor_hi;
+
+    if (use->lo >= hi || lo >= use->hi)
+        return false;
+    for (uint32_t i = 0; i < use->layout->count; i++)
+        if (use->layout->region[i] == use->index && layout_extent(use->layout, i, &tensor_lo, &tensor_hi, NULL) == RDT_OK &&
+            tensor_lo < hi && lo < tensor_hi && tensor_lo < tensor_hi)
+            return true;
+    return false;
 }
 
 bool region_in_use(const struct region *region, uint64_t lo, uint64_t hi)
 {
     list_for_each(node, &region->uses)
     {
-        const struct region_use *use = list_entry(node, struct region_use, link);
-        if (use->lo < hi && lo < use->hi)
+        if (use_overlaps(list_entry(node, struct region_use, link), lo, hi))
             return true;
     }
     return false;

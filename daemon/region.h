@@ -11,6 +11,7 @@
 #include "daemon/owner.h"
 #include "daemon/plugin.h"
 #include "daemon/work.h"
+#include "proto/layout.h"
 
 struct regions {
     struct plugins *plugins;
@@ -53,7 +54,9 @@ struct region {
 struct region_use {
     struct list link;
     struct region *region;
-    uint64_t lo, hi;
+    uint64_t lo, hi;             /* hull of what it touches */
+    const struct layout *layout; /* what exactly: those of its tensors whose region is index; outlives the use */
+    uint32_t index;
 };
 
 /* Waits until no use overlaps [lo, hi). */
@@ -96,7 +99,7 @@ enum rdt_status region_export(struct region *region, bool writable, int *fd_p, s
 enum rdt_status region_register(struct region *region, struct transport *transport, void **handle_p, region_ready on_ready,
                                 void *arg, struct rdt_error *err);
 
-void region_use_add(struct region_use *use, struct region *region, uint64_t lo, uint64_t hi);
+void region_use_add(struct region_use *use, struct region *region, const struct layout *layout, uint32_t index);
 void region_use_remove(struct region_use *use); /* wakes waiters; nothing if it was never added */
 bool region_in_use(const struct region *region, uint64_t lo, uint64_t hi);
 

@@ -76,35 +76,66 @@ static uint64_t region_number(const void *region)
     return ((const struct region *)region)->id;
 }
 
+#define AWAITED_PAGES (1ull << 63) /* page tokens from here on count awaited objects, which have no generation yet */
+
+/* false: it does not fit any more. */
+static bool add_object(struct call *call, const Rdt__Pb__List *list, struct object *object, struct page *page)
+{
+    struct object_view *view;
+    size_t prefix = strlen(list->id_prefix);
+
+    if (!call_may_see(call, &object->owner) && !object_visible_to(object, &call->requester))
+        return true;
+    if (prefix > object->id_bytes || memcmp(object->id, list->id_prefix, prefix) != 0)
+        return true;
+    if (list->state[0] && strcmp(list->state, object_state_name(object)) != 0)
+        return true;
+    if (list->client != 0 && list->client != object->producer_id)
+        return true;
+    if (page_full(page))
+        return false;
+    view = page_alloc(page, sizeof *view);
+    if (view) {
+        object_view_fill(view, call->rpc, object, false);
+        page_add(page, &view->info);
+    }
+    return true;
+}
+
+static void list_awaited(struct call *call, const Rdt__Pb__List *list, uint64_t after, struct page *page)
+{
+    size_t cursor = 0;
+    struct object *object;
+    uint64_t place = 0;
+
+    while ((object = map_next(&call->rpc->objects->by_name, &cursor))) {
+        if (object->generation != 0 || ++place <= after)
+            continue;
+        if (!add_object(call, list, object, page)) {
+            page->reply.next = AWAITED_PAGES + place - 1;
+            return;
+        }
+    }
+}
+
 static void list_objects(struct call *call, const Rdt__Pb__List *list, struct page *page)
 {
     const struct object_table *table = call->rpc->objects;
-    size_t n, prefix = strlen(list->id_prefix);
-    uint64_t *generations = sorted_numbers(&table->by_generation, list->after, object_number, &n);
+    bool more = false;
+    size_t n = 0;
 
-    page->failed = !generations;
-    for (size_t i = 0; i < n && generations; i++) {
-        struct object *object = map_get_u64(&table->by_generation, generations[i]);
-        struct object_view *view;
-        if (!call_may_see(call, &object->owner) && !object_visible_to(object, &call->requester))
-            continue;
-        if (prefix > object->id_bytes || memcmp(object->id, list->id_prefix, prefix) != 0)
-            continue;
-        if (list->state[0] && strcmp(list->state, object_state_name(object)) != 0)
-            continue;
-        if (list->client != 0 && list->client != object->producer_id)
-            continue;
-        if (page_full(page)) {
-            page->reply.next = i > 0 ? generations[i] - 1 : 0;
-            break;
-        }
-        view = page_alloc(page, sizeof *view);
-        if (view) {
-            object_view_fill(view, call->rpc, object, false);
-            page_add(page, &view->info);
-        }
+    if (list->after < AWAITED_PAGES) {
+        uint64_t *generations = sorted_numbers(&table->by_generation, list->after, object_number, &n);
+        page->failed = !generations;
+        for (size_t i = 0; generations && i < n && !more; i++)
+            if (!add_object(call, list, map_get_u64(&table->by_generation, generations[i]), page)) {
+                page->reply.next = generations[i] - 1;
+                more = true;
+            }
+        free(generations);
     }
-    free(generations);
+    if (!more)
+        list_awaited(call, list, list->after < AWAITED_PAGES ? 0 : list->after - AWAITED_PAGES, page);
     page->reply.objects = (Rdt__Pb__ObjectInfo **)page->rows;
     page->reply.n_objects = page->n;
 }

@@ -84,8 +84,9 @@ static enum rdt_status read_key_file(const char *path, uint8_t *buf, size_t *n_p
     while (n && is_space(buf[n - 1]))
         n--;
     if (n < KEY_FILE_MIN_BYTES)
-        return rdt_error_set(err, RDT_INVALID, "key file %s has %zu bytes, at least %u are needed (head -c 32 /dev/urandom | base64)",
-                             path, n, KEY_FILE_MIN_BYTES);
+        return rdt_error_set(err, RDT_INVALID,
+                             "key file %s has %zu bytes, at least %u are needed (head -c 32 /dev/urandom | base64)", path, n,
+                             KEY_FILE_MIN_BYTES);
     *n_p = n;
     return RDT_OK;
 }
@@ -127,7 +128,8 @@ static SSL_SESSION *make_session(SSL *ssl)
 static int offer_psk(SSL *ssl, const EVP_MD *md, const unsigned char **id_p, size_t *id_bytes_p, SSL_SESSION **session_p)
 {
     *session_p = NULL;
-    /* A hash that is already agreed on and is not ours: a server that is not rdtd. Without a key the handshake ends there. */
+    /* A hash that is already agreed on and is not ours: a server that is not rdtd. Without a key the handshake ends
+     * there. */
     if (md && !EVP_MD_is_a(md, "SHA256"))
         return 1;
     *session_p = make_session(ssl);

@@ -95,7 +95,7 @@ void record_finish(struct transfers *transfers, struct transfer_record *record, 
     record->state = state;
     if (error)
         (void)snprintf(record->error, sizeof record->error, "%s", error);
-    record->elapsed_ns = uv_hrtime() - record->since_ns;
+    record->elapsed_ns = uv_hrtime() - (record->began_ns ? record->began_ns : record->since_ns);
     if (record->elapsed_ns == 0)
         record->elapsed_ns = 1;
     transfers->history[transfers->n_history++ % TRANSFER_HISTORY] = *record;
@@ -280,7 +280,7 @@ static void result_init(struct result *result, const struct transfer *transfer, 
     result->done.ref = &result->ref;
     result->done.transfer = transfer->id;
     result->done.path = (char *)transfer->record.path;
-    result->done.elapsed_ns = (int64_t)(uv_hrtime() - transfer->record.since_ns);
+    result->done.elapsed_ns = (int64_t)(uv_hrtime() - transfer->record.began_ns);
     result->done.bytes_moved = transfer->record.bytes_done;
     result->regions = NULL;
     result->region_list = NULL;

@@ -61,7 +61,9 @@ struct transfer_record {
     const char *state;
     char path[65];
     uint64_t bytes, bytes_done;
-    uint64_t since_ns, elapsed_ns; /* elapsed 0: not ended */
+    uint64_t since_ns;             /* asked for */
+    uint64_t began_ns;             /* the object was there: from here on it takes time; 0: not yet */
+    uint64_t elapsed_ns;           /* since it began; 0: not ended */
     char error[256];
     struct path_decision decision;
 };

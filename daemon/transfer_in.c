@@ -201,6 +201,7 @@ void transfer_in_on_meta(struct peer_work *work, const Rdt__Pb__PullMeta *meta)
         transfer_fail_err(transfer, &err);
         return;
     }
+    transfer->record.began_ns = uv_hrtime();
     status = read_meta(transfer, meta, &err);
     if (status == RDT_OK && transfer->meta_only) {
         (void)snprintf(transfer->record.path, sizeof transfer->record.path, "metadata");

@@ -200,6 +200,7 @@ static void serve(struct transfer *transfer, struct object *object)
     const char *why_not = NULL;
     const struct path_candidate *chosen;
 
+    transfer->record.began_ns = uv_hrtime();
     object_ref(object, &transfer->ref);
     transfer->record.ref = transfer->ref;
     if (layout_slice(object->layout, transfer->slice, &transfer->source, &err) != RDT_OK) {
@@ -231,6 +232,7 @@ static void serve(struct transfer *transfer, struct object *object)
     }
     transfer->record.bytes = layout_total_bytes(transfer->source);
     transfer_deliver_object(transfer, object, transfer->source, chosen->kind == PATH_SAME);
+    transfer->record.bytes_done = transfer->record.bytes; /* all there, none moved */
     transfer_end(transfer);
 }
 

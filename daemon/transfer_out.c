@@ -205,6 +205,7 @@ static void answer(struct outgoing *out, struct object *object)
     enum rdt_status status;
     bool more;
 
+    out->record.began_ns = uv_hrtime();
     out->object = object;
     object_hold(object);
     object->peer_holds++;

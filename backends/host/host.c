@@ -79,6 +79,22 @@ static int create_memfd(void)
     return fd;
 }
 
+/* fallocate goes on until the out-of-memory killer stops somebody: ask first. Two callers may still ask at once, which is why the
+ * core has a cap. */
+static bool fits(uint64_t bytes)
+{
+    FILE *file = fopen("/proc/meminfo", "re");
+    unsigned long long kib = UINT64_MAX / 1024;
+    char line[128];
+
+    while (file && fgets(line, sizeof line, file))
+        if (sscanf(line, "MemAvailable: %llu kB", &kib) == 1)
+            break;
+    if (file)
+        (void)fclose(file);
+    return bytes / 1024 < kib;
+}
+
 /* A signal undoes fallocate halfway: start again. */
 static int reserve(int fd, uint64_t bytes)
 {
@@ -98,6 +114,8 @@ static enum rdt_status host_alloc(void *memory, const char *device, uint64_t byt
     (void)device;
     if (!bytes || bytes > INT64_MAX)
         return rdt_error_set(err, RDT_INVALID, "cannot allocate %llu bytes of host memory", (unsigned long long)bytes);
+    if (!fits(bytes))
+        return out_of_memory(err, bytes);
     fd = create_memfd();
     if (fd < 0)
         return rdt_error_sys(err, errno, "memfd_create for %llu bytes", (unsigned long long)bytes);

@@ -29,7 +29,7 @@ static void setup(void)
     (void)snprintf(so, sizeof so, "%s/tests/rdt_loopback.so", build ? build : "build/release");
     if (given)
         (void)snprintf(so, sizeof so, "%s", given);
-    cr_assert(backend_peer_start(&peer, so, NULL));
+    cr_assert(backend_peer_start(&peer, so));
     cr_assert_eq(backend_host_load(&host, so, &err), RDT_OK, "%s", err.msg);
     one_sided = host.ops && host.ops->post_read;
     if (!one_sided)
@@ -165,7 +165,6 @@ Test(transport_reads, killed_owner_fails_the_connection)
         host_conn_destroy(&conn);
         backend_host_close(&host);
     }
-    one_sided = false;
-    peer.pid = -1;
+    one_sided = false; /* teardown has nothing left to do */
     free(memory);
 }

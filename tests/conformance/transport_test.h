@@ -57,11 +57,11 @@ static void load(const struct plugin *plugin)
     cr_assert_not_null(host.ops, "%s has no transport", plugin->so);
 }
 
-/* False: the plug-in is one-sided. The peers start first: not every vendor's library survives a fork. */
+/* False: the plug-in is one-sided. */
 static bool two_sided(const struct plugin *plugin, struct backend_peer *peers, unsigned n)
 {
     for (unsigned i = 0; i < n; i++)
-        cr_assert(backend_peer_start(&peers[i], plugin->so, NULL));
+        cr_assert(backend_peer_start(&peers[i], plugin->so));
     load(plugin);
     if (!host.ops->post_send) {
         for (unsigned i = 0; i < n; i++)

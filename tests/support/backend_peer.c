@@ -1,6 +1,7 @@
 #include "tests/support/backend_peer.h"
 
 #include <errno.h>
+#include <fcntl.h>
 #include <poll.h>
 #include <signal.h>
 #include <stdio.h>
@@ -165,13 +166,13 @@ static int leave(struct peer_process *process)
     return process->host.n_errors ? 4 : 0;
 }
 
-static int peer_main(int fd, const char *so, const struct config_pair *config)
+static int peer_main(int fd, const char *so)
 {
     static struct peer_process process;
     struct rdt_error err;
     struct request request = {.verb = OFFER};
 
-    if (backend_host_load(&process.host, so, &err) != RDT_OK || backend_host_open(&process.host, config, &err) != RDT_OK ||
+    if (backend_host_load(&process.host, so, &err) != RDT_OK || backend_host_open(&process.host, NULL, &err) != RDT_OK ||
         host_conn_create(&process.host, &process.conn, &err) != RDT_OK) {
         (void)fprintf(stderr, "the peer process: %s\n", err.msg);
         return 1;
@@ -197,18 +198,51 @@ static int peer_main(int fd, const char *so, const struct config_pair *config)
 
 /* ---- the test's side ---- */
 
-bool backend_peer_start(struct backend_peer *peer, const char *so, const struct config_pair *config)
+/* A peer is this program once more: it gets here before main, and never gets there. */
+__attribute__((constructor)) static void become_peer(void)
 {
+    const char *fd = getenv("RDT_TEST_PEER_FD"), *so = getenv("RDT_TEST_PEER_SO");
+
+    if (fd && so)
+        _exit(peer_main(atoi(fd), so));
+}
+
+/* Ours, but for what would tell the test framework that the child is one of its own. */
+static char **peer_environment(const char *so, int fd)
+{
+    size_t n = 0, kept = 0;
+    char **all;
+
+    while (environ[n])
+        n++;
+    all = calloc(n + 3, sizeof *all);
+    for (size_t i = 0; all && i < n; i++)
+        if (strncmp(environ[i], "BXF", 3) && strncmp(environ[i], "CRITERION", 9))
+            all[kept++] = environ[i];
+    if (!all || asprintf(&all[kept++], "RDT_TEST_PEER_FD=%d", fd) < 0 || asprintf(&all[kept++], "RDT_TEST_PEER_SO=%s", so) < 0)
+        abort();
+    return all;
+}
+
+bool backend_peer_start(struct backend_peer *peer, const char *so)
+{
+    char *args[] = {"peer", NULL}, **environment;
     int fds[2];
 
     if (socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, fds))
         return false;
+    environment = peer_environment(so, fds[1]);
     peer->pid = fork();
     if (peer->pid == 0) {
         (void)prctl(PR_SET_PDEATHSIG, SIGKILL);
-        (void)close(fds[0]);
-        _exit(peer_main(fds[1], so, config));
+        (void)fcntl(fds[1], F_SETFD, 0);
+        (void)execve("/proc/self/exe", args, environment);
+        _exit(127);
     }
+    for (char **at = environment; *at; at++)
+        if (!strncmp(*at, "RDT_TEST_PEER_", 14))
+            free(*at);
+    free(environment);
     (void)close(fds[1]);
     peer->fd = fds[0];
     return peer->pid > 0;
@@ -218,6 +252,8 @@ static bool reap(struct backend_peer *peer)
 {
     int status;
 
+    if (peer->pid <= 0)
+        return false;
     while (waitpid(peer->pid, &status, 0) < 0)
         if (errno != EINTR)
             return false;
@@ -228,6 +264,8 @@ static bool reap(struct backend_peer *peer)
 
 void backend_peer_kill(struct backend_peer *peer)
 {
+    if (peer->pid <= 0) /* it is gone; kill(-1) would end everybody else */
+        return;
     (void)kill(peer->pid, SIGKILL);
     (void)reap(peer);
 }

@@ -1,6 +1,5 @@
-/* The other node of a transport test: a process of its own that holds one connection and does what it is told.
- *
- * Start every peer before the test process opens a plug-in: not every vendor's library survives a fork.
+/* The other node of a transport test: a process of its own that holds one connection and does what it is told. It is the test's
+ * program once more, told by its environment to be a peer instead.
  */
 #ifndef TESTS_SUPPORT_BACKEND_PEER_H
 #define TESTS_SUPPORT_BACKEND_PEER_H
@@ -14,7 +13,7 @@ struct backend_peer {
     int fd;
 };
 
-bool backend_peer_start(struct backend_peer *peer, const char *so, const struct config_pair *config);
+bool backend_peer_start(struct backend_peer *peer, const char *so);
 void backend_peer_kill(struct backend_peer *peer); /* -9, and waits for its end */
 bool backend_peer_stop(struct backend_peer *peer); /* false: it did not end well */
 

@@ -157,6 +157,53 @@ void fake_free(void *message)
     protobuf_c_message_free_unpacked(message, NULL);
 }
 
+struct rdt_ref fake_ref(const char *id)
+{
+    struct rdt_ref ref;
+
+    MUST(rdt_ref_from_id(id, strlen(id), &ref, NULL) == RDT_OK);
+    return ref;
+}
+
+uint64_t fake_only_handle(struct fake *fake)
+{
+    Rdt__Pb__Fetch *message = FAKE_MESSAGE(fake, Fetch);
+    uint64_t handle;
+
+    MUST(message->n_items == 1);
+    handle = message->items[0]->handle;
+    fake_free(message);
+    return handle;
+}
+
+void fake_send_object(struct fake *fake, uint64_t handle, uint64_t hold, uint64_t bytes)
+{
+    Rdt__Pb__FetchDone done = RDT__PB__FETCH_DONE__INIT;
+    Rdt__Pb__Ref ref = RDT__PB__REF__INIT;
+    Rdt__Pb__TensorList tensors = RDT__PB__TENSOR_LIST__INIT;
+    Rdt__Pb__SharedRegion region = RDT__PB__SHARED_REGION__INIT, *regions = &region;
+    uint32_t dtype = RDT_U8, ndim = 1;
+    int fd = fake_memfd(bytes);
+
+    done.handle = handle;
+    done.hold = hold;
+    ref.id.data = (uint8_t *)"x";
+    ref.id.len = 1;
+    done.ref = &ref;
+    done.tensors = &tensors;
+    tensors.dtype = &dtype;
+    tensors.ndim = &ndim;
+    tensors.shape = &bytes;
+    tensors.n_dtype = tensors.n_ndim = tensors.n_shape = 1;
+    region.region = 7;
+    region.generation = 1;
+    region.bytes = bytes;
+    done.regions = &regions;
+    done.n_regions = 1;
+    fake_event(fake, &done, &fd, 1);
+    close(fd);
+}
+
 /* ---- the thread ---- */
 
 static void answer_hello(struct fake *fake)

@@ -1,5 +1,6 @@
-/* A fake rdtd for tests of librdt: one socket, one connection, and a script that a thread of the test's process plays on it. Holds
- * no object and no memory; it says what the script says. A script that meets something else than it expects ends the process.
+/* A fake rdtd for tests of librdt: one socket, one connection, and a script that a thread of the test's process plays
+ * on it. Holds no object and no memory; it says what the script says. A script that meets something else than it
+ * expects ends the process.
  */
 #ifndef SUPPORT_FAKE_DAEMON_H
 #define SUPPORT_FAKE_DAEMON_H
@@ -18,12 +19,12 @@
 #include "rdt.pb-c.h"
 
 /* In a script, and in any thread that is not the test's own: Criterion's asserts work only there. */
-#define MUST(condition)                                                                                                \
-    do {                                                                                                               \
-        if (!(condition)) {                                                                                            \
-            fprintf(stderr, "%s:%d: not so: %s\n", __FILE__, __LINE__, #condition);                                    \
-            abort();                                                                                                   \
-        }                                                                                                              \
+#define MUST(condition)                                                             \
+    do {                                                                            \
+        if (!(condition)) {                                                         \
+            fprintf(stderr, "%s:%d: not so: %s\n", __FILE__, __LINE__, #condition); \
+            abort();                                                                \
+        }                                                                           \
     } while (0)
 
 struct fake {
@@ -49,8 +50,9 @@ void fake_stop(struct fake *fake);
 
 /* ---- for scripts ---- */
 
-/* The next frame, which must have this type; fake->frame holds it until the next take. Answers on the way what is not the
- * awaited type and only gives back (RELEASE, RELEASE_REGION, CANCEL, CANCEL_REQUEST, FREE) or asks for nothing (PING). */
+/* The next frame, which must have this type; fake->frame holds it until the next take. Answers on the way what is
+ * not the awaited type and only gives back (RELEASE, RELEASE_REGION, CANCEL, CANCEL_REQUEST, FREE) or asks for
+ * nothing (PING). */
 void fake_take(struct fake *fake, enum rdt_message type);
 
 /* The next frame of any type; false: the client has closed. */
@@ -88,6 +90,22 @@ void fake_free(void *message);
 int fake_memfd(size_t bytes);
 
 unsigned fake_count_fds(void);
+
+struct rdt_ref fake_ref(const char *id);
+
+/* The handle of the only item of the FETCH taken last. */
+uint64_t fake_only_handle(struct fake *fake);
+
+/* FETCH_DONE of an object with one tensor of so many bytes in region 7, whose memfd goes along. */
+void fake_send_object(struct fake *fake, uint64_t handle, uint64_t hold, uint64_t bytes);
+
+/* For tests with Criterion and an `err`. */
+#define assert_status(expected, call)                                                                \
+    do {                                                                                             \
+        enum rdt_status status_ = (call);                                                            \
+        cr_assert_eq(status_, expected, "%s: %s instead of %s: %s", #call, rdt_status_name(status_), \
+                     rdt_status_name(expected), err.msg);                                            \
+    } while (0)
 
 /* Times for tests: generous, for sanitizers on a busy machine. */
 #define MS INT64_C(1000000)

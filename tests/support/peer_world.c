@@ -100,7 +100,7 @@ void world_init(struct world *world)
 {
     memset(world, 0, sizeof *world);
     signal(SIGPIPE, SIG_IGN);
-    log_threshold = LOG_LEVEL_TRACE;
+    log_threshold = LOG_LEVEL_ERROR;
     strcpy(world->dir, "/tmp/rdt_peer.XXXXXX");
     cr_assert_not_null(mkdtemp(world->dir));
     world_write_key(world, "key", "a key that both nodes have");
@@ -255,7 +255,7 @@ static bool carry(struct world_cable *cable)
     if (cable->listener >= 0)
         accept_wire(cable);
     for (unsigned i = 0; i < cable->n_wires; i++) {
-        for (int from = 0; from < 2 && !cable->wires[i].dead; from++) {
+        for (int from = cable->deaf; from < 2 && !cable->wires[i].dead; from++) {
             char buf[65536];
             ssize_t n = recv(cable->wires[i].ends[from], buf, sizeof buf, MSG_DONTWAIT);
 
@@ -300,7 +300,7 @@ void world_turn(struct world *world)
     if (world->cable.listener >= 0)
         polls[n++] = (struct pollfd){world->cable.listener, POLLIN, 0};
     for (unsigned i = 0; i < world->cable.n_wires; i++) {
-        for (int end = 0; end < 2 && !world->cable.wires[i].dead; end++)
+        for (int end = world->cable.deaf; end < 2 && !world->cable.wires[i].dead; end++)
             polls[n++] = (struct pollfd){world->cable.wires[i].ends[end], POLLIN, 0};
     }
     (void)poll(polls, n, wait_ms);

@@ -1,5 +1,5 @@
-/* A few struct peers in one process, each with a loop of its own that the test turns: so that one can stand still while others go on,
- * and a cable between two can be cut. */
+/* A few struct peers in one process, each with a loop of its own that the test turns: so that one can stand still while
+ * others go on, and a cable between two can be cut. */
 #ifndef TESTS_SUPPORT_PEER_WORLD_H
 #define TESTS_SUPPORT_PEER_WORLD_H
 
@@ -25,7 +25,7 @@ struct world_node {
 
     /* What its callbacks saw. */
     unsigned n_up, n_down, n_failed, n_boot_changed, n_frames;
-    struct peer *peer; /* of the last callback */
+    struct peer *peer;    /* of the last callback */
     struct rdt_error why; /* of the last on_down */
     char hello_address[65], hello_version[32];
     uint64_t frame_bytes, last_number;
@@ -39,7 +39,7 @@ struct world_cable {
     int listener;
     uint16_t port;
     char address[65], target[65];
-    bool cut; /* connections so far carry nothing more; new ones work */
+    bool deaf; /* carries only what the far end says */
     struct {
         int ends[2];
         bool dead;
@@ -70,7 +70,7 @@ void world_stop(struct world *world, struct world_node *node);
 void world_free_address(char address_p[65]);
 
 void world_lay_cable(struct world *world, const char *target);
-void world_cut_cable(struct world *world);
+void world_cut_cable(struct world *world);   /* connections so far carry nothing more; new ones work */
 void world_close_wires(struct world *world); /* as when the process at the other end is killed */
 
 /* Turns every loop once, waiting a moment if there is nothing to do. */
@@ -81,13 +81,13 @@ enum rdt_status world_send(struct world_node *node, uint64_t number, size_t byte
 
 #define WORLD_PATIENCE_NS UINT64_C(20000000000)
 
-#define world_until(world, condition)                                                                \
-    do {                                                                                             \
-        uint64_t world_deadline = uv_hrtime() + WORLD_PATIENCE_NS;                                   \
-        while (!(condition)) {                                                                       \
-            cr_assert_lt(uv_hrtime(), world_deadline, "never came: %s", #condition);                 \
-            world_turn(world);                                                                       \
-        }                                                                                            \
+#define world_until(world, condition)                                                \
+    do {                                                                             \
+        uint64_t world_deadline = uv_hrtime() + WORLD_PATIENCE_NS;                   \
+        while (!(condition)) {                                                       \
+            cr_assert_lt(uv_hrtime(), world_deadline, "never came: %s", #condition); \
+            world_turn(world);                                                       \
+        }                                                                            \
     } while (0)
 
 #endif

@@ -1,7 +1,6 @@
-/* librdt against a scripted fake daemon: connecting, deadlines, late answers, forks, loss, threads, event loops. */
+/* librdt against a scripted fake daemon: connecting, deadlines, late answers, forks, loss. */
 #include <criterion/criterion.h>
 #include <errno.h>
-#include <poll.h>
 #include <string.h>
 #include <sys/socket.h>
 #include <sys/wait.h>
@@ -9,13 +8,6 @@
 
 #include "client/call.h"
 #include "tests/support/fake_daemon.h"
-
-#define assert_status(expected, call)                                                                                  \
-    do {                                                                                                               \
-        enum rdt_status status_ = (call);                                                                              \
-        cr_assert_eq(status_, expected, "%s: %s instead of %s: %s", #call, rdt_status_name(status_),                   \
-                     rdt_status_name(expected), err.msg);                                                              \
-    } while (0)
 
 static struct rdt_error err;
 
@@ -26,65 +18,16 @@ static void setup(void)
 
 TestSuite(client, .init = setup);
 
-static struct rdt_ref ref_of(const char *id)
-{
-    struct rdt_ref ref;
-
-    MUST(rdt_ref_from_id(id, strlen(id), &ref, NULL) == RDT_OK);
-    return ref;
-}
-
 /* Starts one fetch. */
 static rdt_request *fetch(rdt *conn, const char *id, int64_t timeout_ns)
 {
     struct rdt_fetch_options options = RDT_INIT(options);
-    struct rdt_ref ref = ref_of(id);
+    struct rdt_ref ref = fake_ref(id);
     rdt_request *request;
 
     options.timeout_ns = timeout_ns;
     MUST(rdt_fetch_start(conn, &ref, 1, &options, &request, &err) == RDT_OK);
     return request;
-}
-
-/* The handle of the only item of the FETCH taken last. */
-static uint64_t only_handle(struct fake *fake)
-{
-    Rdt__Pb__Fetch *message = FAKE_MESSAGE(fake, Fetch);
-    uint64_t handle;
-
-    MUST(message->n_items == 1);
-    handle = message->items[0]->handle;
-    fake_free(message);
-    return handle;
-}
-
-/* FETCH_DONE of an object with one tensor of so many bytes in region 7, whose memfd goes along. */
-static void send_object(struct fake *fake, uint64_t handle, uint64_t hold, uint64_t bytes)
-{
-    Rdt__Pb__FetchDone done = RDT__PB__FETCH_DONE__INIT;
-    Rdt__Pb__Ref ref = RDT__PB__REF__INIT;
-    Rdt__Pb__TensorList tensors = RDT__PB__TENSOR_LIST__INIT;
-    Rdt__Pb__SharedRegion region = RDT__PB__SHARED_REGION__INIT, *regions = &region;
-    uint32_t dtype = RDT_U8, ndim = 1;
-    int fd = fake_memfd(bytes);
-
-    done.handle = handle;
-    done.hold = hold;
-    ref.id.data = (uint8_t *)"x";
-    ref.id.len = 1;
-    done.ref = &ref;
-    done.tensors = &tensors;
-    tensors.dtype = &dtype;
-    tensors.ndim = &ndim;
-    tensors.shape = &bytes;
-    tensors.n_dtype = tensors.n_ndim = tensors.n_shape = 1;
-    region.region = 7;
-    region.generation = 1;
-    region.bytes = bytes;
-    done.regions = &regions;
-    done.n_regions = 1;
-    fake_event(fake, &done, &fd, 1);
-    close(fd);
 }
 
 /* ---- connecting ---- */
@@ -203,7 +146,7 @@ Test(client, silent_daemon_every_call_ends_at_its_deadline)
 {
     struct rdt_put_options put = RDT_INIT(put);
     struct rdt_fetch_options options = RDT_INIT(options);
-    struct rdt_ref ref = ref_of("weights"), made;
+    struct rdt_ref ref = fake_ref("weights"), made;
     int64_t start_ns = fake_now_ns();
     struct fake fake;
     rdt_object *object;
@@ -350,8 +293,8 @@ Test(client, late_reply_is_given_back_and_its_fds_closed)
     fake_start(&fake, answer_late, NULL);
     conn = fake_connect(&fake);
     fds = fake_count_fds();
-    assert_status(RDT_TIMED_OUT, call(conn, RDT_MSG_ALLOC, &request.base, &rdt__pb__region_reply__descriptor, 20 * MS, NULL,
-                                      &err));
+    assert_status(RDT_TIMED_OUT,
+                  call(conn, RDT_MSG_ALLOC, &request.base, &rdt__pb__region_reply__descriptor, 20 * MS, NULL, &err));
     put.timeout_ns = 20 * MS;
     put.id = "late";
     put.id_bytes = 4;
@@ -371,14 +314,14 @@ static void finish_late(struct fake *fake)
     uint64_t handle;
 
     fake_take(fake, RDT_MSG_FETCH);
-    handle = only_handle(fake);
+    handle = fake_only_handle(fake);
     fake_empty(fake);
     fake_take(fake, RDT_MSG_CANCEL);
     cancel = FAKE_MESSAGE(fake, Cancel);
     MUST(cancel->handle == handle);
     fake_free(cancel);
     fake_empty(fake);
-    send_object(fake, handle, 5, 4096);
+    fake_send_object(fake, handle, 5, 4096);
     fake_take(fake, RDT_MSG_RELEASE);
     release = FAKE_MESSAGE(fake, Release);
     MUST(release->hold == 5);
@@ -435,14 +378,14 @@ Test(client, cancel_ends_the_request_at_once)
 static void share_one(struct fake *fake)
 {
     fake_take(fake, RDT_MSG_FETCH);
-    send_object(fake, only_handle(fake), 5, 4096);
+    fake_send_object(fake, fake_only_handle(fake), 5, 4096);
     fake_serve(fake);
 }
 
 /* What a child must see. */
 static int in_child(rdt *conn, rdt_request *request, rdt_object *object)
 {
-    struct rdt_ref ref = ref_of("x");
+    struct rdt_ref ref = fake_ref("x");
     struct rdt_tensor tensor;
     void *addr;
     size_t n;
@@ -513,7 +456,7 @@ static void refuse_and_garble(struct fake *fake)
 
 Test(client, error_reply_is_the_answer)
 {
-    struct rdt_ref ref = ref_of("x");
+    struct rdt_ref ref = fake_ref("x");
     struct rdt_stat stat;
     struct fake fake;
     rdt *conn;
@@ -558,7 +501,7 @@ Test(client, end_of_daemon_fails_everything_at_once)
     pthread_t threads[2];
     struct fake fake;
     rdt_request *requests[2];
-    struct rdt_ref ref = ref_of("z");
+    struct rdt_ref ref = fake_ref("z");
     rdt_object *object;
     bool done[2];
     size_t n;
@@ -584,207 +527,6 @@ Test(client, end_of_daemon_fails_everything_at_once)
     assert_status(RDT_DISCONNECTED, rdt_fetch(conn, &ref, 1, NULL, &object, &err));
     assert_status(RDT_DISCONNECTED, rdt_dispatch(conn, NULL, &err));
     cr_assert_lt(fake_now_ns() - start_ns, LONG_NS / 2);
-    rdt_close(conn);
-    fake_stop(&fake);
-}
-
-/* ---- threads ---- */
-
-#define PINGERS 6
-#define PINGS 200
-
-static void answer_backwards(struct fake *fake)
-{
-    uint64_t ids[PINGERS];
-    Rdt__Pb__Ping reply = RDT__PB__PING__INIT;
-
-    for (unsigned i = 0; i < PINGERS; i++) {
-        fake_take(fake, RDT_MSG_PING);
-        ids[i] = fake->frame.request_id;
-    }
-    for (unsigned i = PINGERS; i-- > 0;)
-        fake_send(fake, RDT_MSG_PING, FRAME_REPLY, ids[i], &reply.base, NULL, 0);
-    fake_serve(fake);
-}
-
-static void *ping_often(void *arg)
-{
-    for (unsigned i = 0; i < PINGS; i++)
-        MUST(rdt_ping(arg, LONG_NS, NULL) == RDT_OK);
-    return NULL;
-}
-
-Test(client, threads_wait_on_one_connection)
-{
-    pthread_t threads[PINGERS];
-    struct fake fake;
-    rdt *conn;
-
-    fake_start(&fake, answer_backwards, NULL);
-    conn = fake_connect(&fake);
-    for (unsigned i = 0; i < PINGERS; i++)
-        cr_assert_eq(pthread_create(&threads[i], NULL, ping_often, conn), 0);
-    for (unsigned i = 0; i < PINGERS; i++)
-        cr_assert_eq(pthread_join(threads[i], NULL), 0);
-    rdt_close(conn);
-    fake_stop(&fake);
-}
-
-static void *cancel_soon(void *arg)
-{
-    rdt_cancel(arg);
-    return NULL;
-}
-
-Test(client, cancel_by_another_thread_wakes_the_waiter)
-{
-    rdt_request *request;
-    pthread_t thread;
-    struct fake fake;
-    rdt *conn;
-
-    fake_start(&fake, be_silent, NULL);
-    conn = fake_connect(&fake);
-    request = fetch(conn, "x", 0);
-    cr_assert_eq(pthread_create(&thread, NULL, cancel_soon, request), 0);
-    assert_status(RDT_CANCELLED, rdt_wait(conn, &request, 1, 1, RDT_FOREVER, NULL, NULL, &err));
-    cr_assert_eq(pthread_join(thread, NULL), 0);
-    rdt_request_destroy(request);
-    rdt_close(conn);
-    fake_stop(&fake);
-}
-
-static void *wait_without_end(void *arg)
-{
-    struct rdt_ref ref = ref_of("forever");
-
-    MUST(rdt_wait_put(arg, &ref, LONG_NS, NULL) == RDT_DISCONNECTED);
-    return NULL;
-}
-
-static void hold_one_answer_the_rest(struct fake *fake)
-{
-    fake_take(fake, RDT_MSG_WAIT);
-    sem_post(&fake->step);
-    for (unsigned i = 0; i < 3; i++) {
-        MUST(fake_take_any(fake));
-        fake_empty(fake);
-    }
-}
-
-Test(client, a_leader_that_waits_longer_serves_the_others)
-{
-    struct rdt_ref ref = ref_of("x");
-    pthread_t thread;
-    struct fake fake;
-    rdt *conn;
-
-    fake_start(&fake, hold_one_answer_the_rest, NULL);
-    conn = fake_connect(&fake);
-    cr_assert_eq(pthread_create(&thread, NULL, wait_without_end, conn), 0);
-    cr_assert_eq(sem_wait(&fake.step), 0);
-    assert_status(RDT_OK, rdt_ping(conn, LONG_NS, &err));
-    assert_status(RDT_OK, rdt_free(conn, &ref, false, &err));
-    assert_status(RDT_OK, rdt_ping(conn, LONG_NS, &err));
-    cr_assert_eq(pthread_join(thread, NULL), 0);
-    rdt_close(conn);
-    fake_stop(&fake);
-}
-
-/* ---- event loops ---- */
-
-static bool readable(int fd, int64_t timeout_ns)
-{
-    struct pollfd pollfd = {.fd = fd, .events = POLLIN};
-
-    return poll(&pollfd, 1, (int)(timeout_ns / MS)) == 1;
-}
-
-static void answer_on_signal(struct fake *fake)
-{
-    uint64_t handles[2];
-
-    for (unsigned i = 0; i < 2; i++) {
-        fake_take(fake, RDT_MSG_FETCH);
-        handles[i] = only_handle(fake);
-    }
-    MUST(sem_wait(&fake->step) == 0);
-    send_object(fake, handles[0], 5, 4096);
-    MUST(sem_wait(&fake->step) == 0);
-    send_object(fake, handles[1], 6, 4096);
-    fake_take(fake, RDT_MSG_PING);
-    fake_empty(fake);
-    fake_serve(fake);
-}
-
-Test(client, fd_tells_when_there_is_something_to_do)
-{
-    rdt_request *requests[2];
-    struct fake fake;
-    size_t n;
-    rdt *conn;
-    int fd;
-
-    fake_start(&fake, answer_on_signal, NULL);
-    conn = fake_connect(&fake);
-    fd = rdt_fd(conn);
-    requests[0] = fetch(conn, "x", LONG_NS);
-    requests[1] = fetch(conn, "y", LONG_NS);
-    cr_assert(!readable(fd, 0));
-    assert_status(RDT_OK, rdt_dispatch(conn, &n, &err));
-    cr_assert_eq(n, 0);
-
-    sem_post(&fake.step); /* an answer */
-    cr_assert(readable(fd, LONG_NS));
-    assert_status(RDT_OK, rdt_dispatch(conn, &n, &err));
-    cr_assert_eq(n, 1);
-    assert_status(RDT_OK, rdt_request_status(requests[0], &err));
-    cr_assert(!readable(fd, 0));
-
-    sem_post(&fake.step); /* one that another driver reads: here a synchronous call */
-    assert_status(RDT_OK, rdt_ping(conn, LONG_NS, &err));
-    cr_assert(readable(fd, 0));
-    assert_status(RDT_OK, rdt_dispatch(conn, &n, &err));
-    cr_assert_eq(n, 1);
-    assert_status(RDT_OK, rdt_request_status(requests[1], &err));
-    cr_assert(!readable(fd, 0));
-
-    for (unsigned i = 0; i < 2; i++)
-        rdt_request_destroy(requests[i]);
-    rdt_close(conn);
-    fake_stop(&fake);
-}
-
-static void keep_then_close(struct fake *fake)
-{
-    fake_take(fake, RDT_MSG_FETCH);
-    fake_take(fake, RDT_MSG_CANCEL);
-    MUST(sem_wait(&fake->step) == 0);
-}
-
-Test(client, fd_tells_of_deadlines_and_of_the_end)
-{
-    rdt_request *request;
-    struct fake fake;
-    size_t n;
-    rdt *conn;
-    int fd;
-
-    fake_start(&fake, keep_then_close, NULL);
-    conn = fake_connect(&fake);
-    fd = rdt_fd(conn);
-    request = fetch(conn, "x", 30 * MS);
-    cr_assert(readable(fd, LONG_NS));
-    assert_status(RDT_OK, rdt_dispatch(conn, &n, &err));
-    cr_assert_eq(n, 1);
-    assert_status(RDT_TIMED_OUT, rdt_request_status(request, &err));
-    cr_assert(!readable(fd, 0));
-
-    sem_post(&fake.step);
-    cr_assert(readable(fd, LONG_NS));
-    assert_status(RDT_DISCONNECTED, rdt_dispatch(conn, &n, &err));
-    cr_assert(!readable(fd, 0), "a loop must not spin after the end");
-    rdt_request_destroy(request);
     rdt_close(conn);
     fake_stop(&fake);
 }

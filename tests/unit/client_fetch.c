@@ -1,18 +1,11 @@
-/* librdt against a scripted fake daemon: what a fetch brings, where it goes, and how several of them end. */
+/* librdt against a scripted fake daemon: what a fetch brings, and how several of them end. */
 #include <criterion/criterion.h>
 #include <string.h>
 #include <sys/mman.h>
 #include <unistd.h>
 
 #include "proto/wire_limits.h"
-#include "tests/support/fake_daemon.h"
-
-#define assert_status(expected, call)                                                                                  \
-    do {                                                                                                               \
-        enum rdt_status status_ = (call);                                                                              \
-        cr_assert_eq(status_, expected, "%s: %s instead of %s: %s", #call, rdt_status_name(status_),                   \
-                     rdt_status_name(expected), err.msg);                                                              \
-    } while (0)
+#include "tests/support/fake_answer.h"
 
 static struct rdt_error err;
 
@@ -23,18 +16,10 @@ static void setup(void)
 
 TestSuite(client_fetch, .init = setup);
 
-static struct rdt_ref ref_of(const char *id)
-{
-    struct rdt_ref ref;
-
-    MUST(rdt_ref_from_id(id, strlen(id), &ref, NULL) == RDT_OK);
-    return ref;
-}
-
 static rdt_request *start(rdt *conn, const char *id, int64_t timeout_ns)
 {
     struct rdt_fetch_options options = RDT_INIT(options);
-    struct rdt_ref ref = ref_of(id);
+    struct rdt_ref ref = fake_ref(id);
     rdt_request *request;
 
     options.timeout_ns = timeout_ns;
@@ -42,109 +27,26 @@ static rdt_request *start(rdt *conn, const char *id, int64_t timeout_ns)
     return request;
 }
 
-/* ---- what the fake sends: an object of u8 tensors of one shape in one region ---- */
-
-struct answer {
-    Rdt__Pb__FetchDone done;
-    Rdt__Pb__Ref ref;
-    Rdt__Pb__TensorList tensors;
-    Rdt__Pb__SharedRegion region, *regions;
-    uint32_t dtype[4], ndim[4];
-    uint64_t shape[8], offset[4];
-    int64_t strides[8];
-};
-
-static void add_tensor(struct answer *answer, uint64_t rows, uint64_t columns, int64_t row_stride, int64_t column_stride,
-                       uint64_t offset)
-{
-    size_t i = answer->tensors.n_dtype;
-
-    answer->dtype[i] = RDT_U8;
-    answer->ndim[i] = 2;
-    answer->shape[2 * i] = rows;
-    answer->shape[2 * i + 1] = columns;
-    answer->strides[2 * i] = row_stride;
-    answer->strides[2 * i + 1] = column_stride;
-    answer->offset[i] = offset;
-    answer->tensors.n_dtype = answer->tensors.n_ndim = answer->tensors.n_offset = i + 1;
-    answer->tensors.n_shape = answer->tensors.n_strides = 2 * (i + 1);
-}
-
-static void answer_init(struct answer *answer, uint64_t handle, uint64_t hold, uint64_t region, uint64_t bytes, int fd_index)
-{
-    memset(answer, 0, sizeof *answer);
-    rdt__pb__fetch_done__init(&answer->done);
-    rdt__pb__ref__init(&answer->ref);
-    rdt__pb__tensor_list__init(&answer->tensors);
-    rdt__pb__shared_region__init(&answer->region);
-    answer->done.handle = handle;
-    answer->done.hold = hold;
-    answer->done.ref = &answer->ref;
-    answer->done.tensors = &answer->tensors;
-    answer->done.path = (char *)"local/share";
-    answer->ref.id.data = (uint8_t *)"x";
-    answer->ref.id.len = 1;
-    answer->ref.generation = 9;
-    answer->tensors.dtype = answer->dtype;
-    answer->tensors.ndim = answer->ndim;
-    answer->tensors.shape = answer->shape;
-    answer->tensors.strides = answer->strides;
-    answer->tensors.offset = answer->offset;
-    answer->region.region = region;
-    answer->region.generation = 1;
-    answer->region.bytes = bytes;
-    answer->region.fd_index = fd_index;
-    answer->regions = &answer->region;
-    answer->done.regions = &answer->regions;
-    answer->done.n_regions = 1;
-}
-
-/* Takes a FETCH of one item and answers it as a whole. */
-static uint64_t take_one(struct fake *fake)
-{
-    Rdt__Pb__Fetch *message;
-    uint64_t handle;
-
-    fake_take(fake, RDT_MSG_FETCH);
-    message = FAKE_MESSAGE(fake, Fetch);
-    MUST(message->n_items == 1);
-    handle = message->items[0]->handle;
-    fake_free(message);
-    fake_empty(fake);
-    return handle;
-}
-
-static void take_release(struct fake *fake, uint64_t hold)
-{
-    Rdt__Pb__Release *release;
-
-    fake_take(fake, RDT_MSG_RELEASE);
-    release = FAKE_MESSAGE(fake, Release);
-    MUST(release->hold == hold);
-    fake_free(release);
-    fake_empty(fake);
-}
-
 /* ---- mapping ---- */
 
 static void share_a_region_twice(struct fake *fake)
 {
-    struct answer answer;
+    struct fake_answer answer;
     int fd = fake_memfd(8192);
 
     for (unsigned i = 0; i < 2; i++) {
-        answer_init(&answer, take_one(fake), 5 + i, 70, 8192, 0);
-        add_tensor(&answer, 2, 3, 100, 1, 10);
-        add_tensor(&answer, 0, 7, 7, 1, 0);
-        add_tensor(&answer, 2, 2, -10, 2, 4010);
+        fake_answer_init(&answer, fake_take_fetch(fake), 5 + i, 70, 8192, 0);
+        fake_answer_add(&answer, 2, 3, 100, 1, 10);
+        fake_answer_add(&answer, 0, 7, 7, 1, 0);
+        fake_answer_add(&answer, 2, 2, -10, 2, 4010);
         answer.done.metadata.data = (uint8_t *)"meta";
         answer.done.metadata.len = 4;
         answer.done.transfer = 31;
         fake_event(fake, &answer.done, &fd, 1);
     }
     close(fd);
-    take_release(fake, 5);
-    take_release(fake, 6);
+    fake_take_release(fake, 5);
+    fake_take_release(fake, 6);
     fake_serve(fake);
 }
 
@@ -174,7 +76,7 @@ static void check_shared(const rdt_object *object)
 Test(client_fetch, region_is_mapped_once)
 {
     struct rdt_tensor tensors[2];
-    struct rdt_ref ref = ref_of("x");
+    struct rdt_ref ref = fake_ref("x");
     rdt_object *objects[2];
     struct fake fake;
     unsigned fds;
@@ -204,7 +106,7 @@ Test(client_fetch, region_is_mapped_once)
 static void give_own_memory(struct fake *fake)
 {
     Rdt__Pb__RegionReply region = RDT__PB__REGION_REPLY__INIT;
-    struct answer answer;
+    struct fake_answer answer;
     uint64_t handle;
     int fd = fake_memfd(8192);
 
@@ -214,27 +116,27 @@ static void give_own_memory(struct fake *fake)
     region.bytes = 8192;
     fake_reply_fd(fake, &region.base, fd);
     close(fd);
-    answer_init(&answer, take_one(fake), 5, 70, 8192, -1);
-    add_tensor(&answer, 4, 4, 4, 1, 100);
+    fake_answer_init(&answer, fake_take_fetch(fake), 5, 70, 8192, -1);
+    fake_answer_add(&answer, 4, 4, 4, 1, 100);
     fake_event(fake, &answer.done, NULL, 0);
 
-    handle = take_one(fake);
+    handle = fake_take_fetch(fake);
     MUST(fake_take_any(fake) && fake->frame.type == RDT_MSG_RELEASE_REGION);
     /* Sent before the daemon heard that the client gave the region back. */
-    answer_init(&answer, handle, 6, 70, 8192, -1);
-    add_tensor(&answer, 4, 4, 4, 1, 200);
+    fake_answer_init(&answer, handle, 6, 70, 8192, -1);
+    fake_answer_add(&answer, 4, 4, 4, 1, 200);
     fake_event(fake, &answer.done, NULL, 0);
     fake_empty(fake);
 
-    answer_init(&answer, take_one(fake), 7, 71, 8192, -1);
+    fake_answer_init(&answer, fake_take_fetch(fake), 7, 71, 8192, -1);
     fake_event(fake, &answer.done, NULL, 0);
-    take_release(fake, 7); /* of what could not be used */
+    fake_take_release(fake, 7); /* of what could not be used */
     fake_serve(fake);
 }
 
 Test(client_fetch, own_memory_is_the_same_memory)
 {
-    struct rdt_ref ref = ref_of("x");
+    struct rdt_ref ref = fake_ref("x");
     struct rdt_tensor tensor;
     struct rdt_object_info info;
     rdt_request *request;
@@ -272,36 +174,36 @@ Test(client_fetch, own_memory_is_the_same_memory)
 static void send_inline_and_nonsense(struct fake *fake)
 {
     static const uint8_t bytes[6] = {1, 2, 3, 4, 5, 6};
-    struct answer answer;
+    struct fake_answer answer;
     int fd = fake_memfd(4096);
 
-    answer_init(&answer, take_one(fake), 0, 0, 0, 0);
+    fake_answer_init(&answer, fake_take_fetch(fake), 0, 0, 0, 0);
     answer.done.n_regions = 0;
     answer.done.inline_data.data = (uint8_t *)bytes;
     answer.done.inline_data.len = sizeof bytes;
     answer.done.path = (char *)"inline";
-    add_tensor(&answer, 2, 3, 3, 1, 0);
+    fake_answer_add(&answer, 2, 3, 3, 1, 0);
     fake_event(fake, &answer.done, NULL, 0);
 
-    answer_init(&answer, take_one(fake), 8, 70, 4096, 0); /* beyond its region */
-    add_tensor(&answer, 2, 3, 4094, 1, 0);
+    fake_answer_init(&answer, fake_take_fetch(fake), 8, 70, 4096, 0); /* beyond its region */
+    fake_answer_add(&answer, 2, 3, 4094, 1, 0);
     fake_event(fake, &answer.done, &fd, 1);
-    take_release(fake, 8);
+    fake_take_release(fake, 8);
 
-    answer_init(&answer, take_one(fake), 9, 70, 4097, 0); /* longer than its fd */
+    fake_answer_init(&answer, fake_take_fetch(fake), 9, 70, 4097, 0); /* longer than its fd */
     fake_event(fake, &answer.done, &fd, 1);
-    take_release(fake, 9);
+    fake_take_release(fake, 9);
 
-    answer_init(&answer, take_one(fake), 10, 70, 4096, 3); /* a fd that did not come */
+    fake_answer_init(&answer, fake_take_fetch(fake), 10, 70, 4096, 3); /* a fd that did not come */
     fake_event(fake, &answer.done, &fd, 1);
     close(fd);
-    take_release(fake, 10);
+    fake_take_release(fake, 10);
     fake_serve(fake);
 }
 
 Test(client_fetch, inline_object_is_private_and_nonsense_is_refused)
 {
-    struct rdt_ref ref = ref_of("x");
+    struct rdt_ref ref = fake_ref("x");
     struct rdt_tensor tensor;
     struct rdt_object_info info;
     struct fake fake;
@@ -324,227 +226,6 @@ Test(client_fetch, inline_object_is_private_and_nonsense_is_refused)
     fake_stop(&fake);
 }
 
-/* ---- targets ---- */
-
-/* Answers so many fetches with a strided tensor of 3 x 2: bytes 10, 12, 20, 22, 30, 32 of the memfd. */
-static void send_strided(struct fake *fake)
-{
-    int fd = fake_memfd(4096);
-
-    for (unsigned i = 0; i < *(unsigned *)fake->arg; i++) {
-        struct answer answer;
-
-        answer_init(&answer, take_one(fake), 5 + i, 70, 4096, 0);
-        add_tensor(&answer, 3, 2, 10, 2, 10);
-        fake_event(fake, &answer.done, &fd, 1);
-        take_release(fake, 5 + i); /* after the copy, or after the mismatch */
-    }
-    close(fd);
-    fake_serve(fake);
-}
-
-static enum rdt_status fetch_into(rdt *conn, const struct rdt_tensor *targets, size_t count, rdt_object **object_p)
-{
-    struct rdt_fetch_options options = RDT_INIT(options);
-    struct rdt_ref ref = ref_of("x");
-
-    options.targets = &targets;
-    options.target_counts = &count;
-    options.mode = RDT_FETCH_COPY;
-    options.timeout_ns = LONG_NS;
-    return rdt_fetch(conn, &ref, 1, &options, object_p, &err);
-}
-
-Test(client_fetch, target_of_ones_own_is_filled_by_a_copy)
-{
-    uint8_t bytes[6] = {0};
-    int64_t shape[] = {3, 2}, wrong[] = {2, 3}, gaps[] = {4, 1};
-    struct rdt_tensor target = {.dtype = RDT_U8, .ndim = 2, .shape = shape, .data = bytes}, got;
-    unsigned answers = 3;
-    rdt_object *object;
-    struct fake fake;
-    rdt *conn;
-
-    fake_start(&fake, send_strided, &answers);
-    conn = fake_connect(&fake);
-    assert_status(RDT_OK, fetch_into(conn, &target, 1, &object));
-    cr_assert_arr_eq(bytes, ((uint8_t[]){10, 12, 20, 22, 30, 32}), 6);
-    assert_status(RDT_OK, rdt_object_tensor(object, 0, &got, &err));
-    cr_assert(got.data == bytes && got.strides[0] == 2 && got.strides[1] == 1);
-    rdt_release(object);
-    memset(bytes, 0, sizeof bytes);
-
-    target.shape = wrong;
-    assert_status(RDT_MISMATCH, fetch_into(conn, &target, 1, &object));
-    cr_assert(strstr(err.msg, "tensor 0"), "%s", err.msg);
-    target.shape = shape;
-    assert_status(RDT_MISMATCH, fetch_into(conn, (struct rdt_tensor[]){target, target}, 2, &object));
-    cr_assert_eq(bytes[0], 0);
-
-    target.strides = gaps; /* these never reach the daemon */
-    assert_status(RDT_MISMATCH, fetch_into(conn, &target, 1, &object));
-    cr_assert(strstr(err.msg, "not contiguous"), "%s", err.msg);
-    target.strides = NULL;
-    target.dtype = 99;
-    assert_status(RDT_INVALID, fetch_into(conn, &target, 1, &object));
-    rdt_close(conn);
-    fake_stop(&fake);
-}
-
-static void fill_targets(struct fake *fake)
-{
-    Rdt__Pb__RegionReply region = RDT__PB__REGION_REPLY__INIT;
-    Rdt__Pb__Fetch *message;
-    Rdt__Pb__FetchItem *item;
-    struct answer answer;
-    int fd = fake_memfd(4096);
-
-    fake_take(fake, RDT_MSG_ALLOC);
-    region.region = 70;
-    region.generation = 3;
-    region.bytes = 4096;
-    fake_reply_fd(fake, &region.base, fd);
-    close(fd);
-
-    fake_take(fake, RDT_MSG_FETCH);
-    message = FAKE_MESSAGE(fake, Fetch);
-    item = message->items[0];
-    MUST(item->n_target_regions == 1 && item->target_regions[0]->region == 70 && item->target_regions[0]->generation == 3);
-    MUST(item->targets->n_dtype == 2 && item->targets->offset[0] == 64 && item->targets->offset[1] == 128);
-    MUST(message->mode == RDT__PB__FETCH_MODE__FETCH_MODE_COPY);
-    answer_init(&answer, item->handle, 5, 70, 4096, -1);
-    answer.done.n_regions = 0;
-    fake_event(fake, &answer.done, NULL, 0);
-    fake_free(message);
-    take_release(fake, 5);
-    fake_serve(fake);
-}
-
-Test(client_fetch, target_in_known_memory_is_the_daemons_to_fill)
-{
-    int64_t shape[] = {3, 2};
-    struct rdt_tensor targets[2], got;
-    rdt_object *object;
-    struct fake fake;
-    uint8_t *memory;
-    rdt *conn;
-
-    fake_start(&fake, fill_targets, NULL);
-    conn = fake_connect(&fake);
-    assert_status(RDT_OK, rdt_alloc(conn, 4096, (void **)&memory, &err));
-    for (unsigned i = 0; i < 2; i++)
-        targets[i] = (struct rdt_tensor){.dtype = RDT_F32, .ndim = 2, .shape = shape, .data = memory + 64 + 64 * i};
-    assert_status(RDT_OK, fetch_into(conn, targets, 2, &object));
-    cr_assert_eq(rdt_object_count(object), 2);
-    assert_status(RDT_OK, rdt_object_tensor(object, 1, &got, &err));
-    cr_assert_eq(got.data, memory + 128);
-    rdt_release(object);
-    rdt_close(conn);
-    fake_stop(&fake);
-}
-
-#define LARGE ((size_t)64 << 20)
-
-static void send_large(struct fake *fake)
-{
-    int fd = fake_memfd(LARGE);
-
-    for (unsigned i = 0; i < 2; i++) {
-        struct answer answer;
-
-        answer_init(&answer, take_one(fake), 0, 70 + i, LARGE, 0);
-        add_tensor(&answer, 64, LARGE / 64, LARGE / 64, 1, 0);
-        fake_event(fake, &answer.done, &fd, 1);
-    }
-    close(fd);
-    fake_serve(fake);
-}
-
-static void *cancel_and_destroy(void *arg)
-{
-    rdt_cancel(arg);
-    return NULL;
-}
-
-/* A large copy goes on over several waits, and a cancel in the middle of it holds. */
-Test(client_fetch, copy_into_targets_respects_deadline_and_cancel)
-{
-    uint8_t *bytes = malloc(LARGE);
-    int64_t shape[] = {64, LARGE / 64};
-    struct rdt_tensor target = {.dtype = RDT_U8, .ndim = 2, .shape = shape, .data = bytes};
-    const struct rdt_tensor *targets = &target;
-    struct rdt_fetch_options options = RDT_INIT(options);
-    struct rdt_ref ref = ref_of("x");
-    size_t one = 1;
-    enum rdt_status status;
-    unsigned waits = 0;
-    rdt_request *request;
-    pthread_t thread;
-    struct fake fake;
-    rdt *conn;
-
-    fake_start(&fake, send_large, NULL);
-    conn = fake_connect(&fake);
-    options.targets = &targets;
-    options.target_counts = &one;
-    assert_status(RDT_OK, rdt_fetch_start(conn, &ref, 1, &options, &request, &err));
-    do {
-        status = rdt_wait(conn, &request, 1, 1, 0, NULL, NULL, &err);
-        waits++;
-    } while (status == RDT_TIMED_OUT);
-    cr_assert_eq(status, RDT_OK);
-    cr_assert_geq(waits, 8);
-    for (size_t i = 0; i < LARGE; i += 4099)
-        cr_assert_eq(bytes[i], i % 251);
-    rdt_request_destroy(request);
-
-    assert_status(RDT_OK, rdt_fetch_start(conn, &ref, 1, &options, &request, &err));
-    assert_status(RDT_OK, rdt_ping(conn, LONG_NS, &err));
-    cr_assert_eq(pthread_create(&thread, NULL, cancel_and_destroy, request), 0);
-    status = rdt_wait(conn, &request, 1, 1, RDT_FOREVER, NULL, NULL, &err);
-    cr_assert(status == RDT_CANCELLED || status == RDT_OK);
-    cr_assert_eq(pthread_join(thread, NULL), 0);
-    rdt_request_destroy(request);
-    free(bytes);
-    rdt_close(conn);
-    fake_stop(&fake);
-}
-
-Test(client_fetch, event_loop_copies_into_targets_part_by_part)
-{
-    uint8_t *bytes = malloc(LARGE);
-    int64_t shape[] = {64, LARGE / 64};
-    struct rdt_tensor target = {.dtype = RDT_U8, .ndim = 2, .shape = shape, .data = bytes};
-    const struct rdt_tensor *targets = &target;
-    struct rdt_fetch_options options = RDT_INIT(options);
-    struct rdt_ref ref = ref_of("x");
-    size_t one = 1, ended = 0;
-    unsigned parts = 0;
-    rdt_request *request;
-    rdt_object *object;
-    struct fake fake;
-    rdt *conn;
-
-    fake_start(&fake, send_large, NULL);
-    conn = fake_connect(&fake);
-    (void)rdt_fd(conn);
-    options.targets = &targets;
-    options.target_counts = &one;
-    assert_status(RDT_OK, rdt_fetch_start(conn, &ref, 1, &options, &request, &err));
-    while (ended == 0) {
-        assert_status(RDT_OK, rdt_dispatch(conn, &ended, &err));
-        parts++;
-    }
-    cr_assert_geq(parts, 8);
-    cr_assert_eq(bytes[LARGE - 1], (LARGE - 1) % 251);
-    assert_status(RDT_OK, rdt_request_take_object(request, &object, &err));
-    rdt_request_destroy(request);
-    assert_status(RDT_OK, rdt_fetch_start(conn, &ref, 1, NULL, &request, &err));
-    rdt_close(conn); /* ends the request and the object */
-    free(bytes);
-    fake_stop(&fake);
-}
-
 /* ---- many ---- */
 
 static void refuse_all(struct fake *fake)
@@ -556,7 +237,7 @@ static void refuse_all(struct fake *fake)
 
 Test(client_fetch, refused_message_fails_all_its_requests)
 {
-    struct rdt_ref refs[3] = {ref_of("x"), ref_of("y"), ref_of("x")};
+    struct rdt_ref refs[3] = {fake_ref("x"), fake_ref("y"), fake_ref("x")};
     rdt_request *requests[3];
     struct fake fake;
     bool done[3];
@@ -590,9 +271,9 @@ static void answer_many(struct fake *fake)
         MUST(message->n_items <= RDT_MAX_FETCH_REFS && message->timeout_ns > 0);
         fake_empty(fake);
         for (size_t i = 0; i < message->n_items; i++, answered++) {
-            struct answer answer;
+            struct fake_answer answer;
 
-            answer_init(&answer, message->items[i]->handle, 0, 0, 0, 0);
+            fake_answer_init(&answer, message->items[i]->handle, 0, 0, 0, 0);
             answer.done.n_regions = 0;
             answer.ref.id = message->items[i]->ref->id;
             fake_event(fake, &answer.done, NULL, 0);
@@ -616,7 +297,7 @@ Test(client_fetch, many_refs_go_in_several_frames)
     conn = fake_connect(&fake);
     for (unsigned i = 0; i < MANY; i++) {
         snprintf(id, sizeof id, "id-%u", i);
-        refs[i] = ref_of(id);
+        refs[i] = fake_ref(id);
     }
     options.timeout_ns = 10 * LONG_NS;
     assert_status(RDT_OK, rdt_fetch(conn, refs, MANY, &options, objects, &err));
@@ -635,10 +316,10 @@ Test(client_fetch, many_refs_go_in_several_frames)
 
 static void answer_second_then_fail_first(struct fake *fake)
 {
-    struct answer answer;
-    uint64_t first = take_one(fake), second = take_one(fake);
+    struct fake_answer answer;
+    uint64_t first = fake_take_fetch(fake), second = fake_take_fetch(fake);
 
-    answer_init(&answer, second, 0, 0, 0, 0);
+    fake_answer_init(&answer, second, 0, 0, 0, 0);
     answer.done.n_regions = 0;
     fake_event(fake, &answer.done, NULL, 0);
     MUST(sem_wait(&fake->step) == 0);
@@ -702,7 +383,7 @@ Test(client_fetch, options_reach_the_daemon)
     const struct rdt_slice *lists[2] = {NULL, slices};
     size_t list_counts[2] = {0, 2};
     struct rdt_fetch_options options = RDT_INIT(options);
-    struct rdt_ref refs[2] = {ref_of("x"), ref_of("y")};
+    struct rdt_ref refs[2] = {fake_ref("x"), fake_ref("y")};
     rdt_object *objects[2];
     struct fake fake;
     rdt *conn;

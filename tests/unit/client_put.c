@@ -7,13 +7,6 @@
 
 #include "tests/support/fake_daemon.h"
 
-#define assert_status(expected, call)                                                                                  \
-    do {                                                                                                               \
-        enum rdt_status status_ = (call);                                                                              \
-        cr_assert_eq(status_, expected, "%s: %s instead of %s: %s", #call, rdt_status_name(status_),                   \
-                     rdt_status_name(expected), err.msg);                                                              \
-    } while (0)
-
 static struct rdt_error err;
 
 static void setup(void)

@@ -1,0 +1,155 @@
+#include "tests/support/check.h"
+
+#include <criterion/criterion.h>
+#include <dirent.h>
+#include <poll.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "tests/support/actor.h"
+
+#define MARGIN_BYTES ((size_t)4096)
+
+void check_fail(const char *file, int line, const char *fmt, ...)
+{
+    char text[1024];
+    va_list args;
+
+    va_start(args, fmt);
+    (void)vsnprintf(text, sizeof text, fmt, args);
+    va_end(args);
+    if (actor_is_one()) {
+        (void)fprintf(stderr, "%s:%d: in an actor: %s\n", file, line, text);
+        (void)fflush(NULL);
+        _exit(CHECK_FAILED);
+    }
+    (void)fprintf(stderr, "%s:%d: %s\n", file, line, text);
+    cr_assert_fail("%s:%d: %s", file, line, text);
+    abort();
+}
+
+void check_says(const char *file, int line, const struct rdt_error *err, enum rdt_status expected, const char *text)
+{
+    if (err->status != expected)
+        check_fail(file, line, "the error carries %s, the call answered %s", rdt_status_name(err->status), rdt_status_name(expected));
+    if (!strstr(err->msg, text))
+        check_fail(file, line, "the sentence \"%s\" does not say \"%s\"", err->msg, text);
+}
+
+int64_t now_ns(void)
+{
+    struct timespec now;
+
+    (void)clock_gettime(CLOCK_MONOTONIC, &now);
+    return now.tv_sec * SEC + now.tv_nsec;
+}
+
+int64_t patience(int64_t ns)
+{
+    const char *variant = getenv("RDT_VARIANT");
+
+    if (!variant)
+        return ns;
+    return ns * (strcmp(variant, "tsan") == 0 ? 10 : strcmp(variant, "asan") == 0 ? 4 : 1);
+}
+
+void wait_pause(unsigned *round)
+{
+    (void)poll(NULL, 0, *round < 10 ? 1 : 10);
+    ++*round;
+}
+
+static uint8_t pattern_byte(size_t i, uint32_t seed)
+{
+    uint64_t x = (uint64_t)(i >> 3) * 0x9e3779b97f4a7c15u + (uint64_t)seed * 0xbf58476d1ce4e5b9u;
+
+    x ^= x >> 29;
+    return (uint8_t)(x >> (8 * (i & 7)));
+}
+
+void fill_pattern(void *addr, size_t bytes, uint32_t seed)
+{
+    uint8_t *at = addr;
+
+    for (size_t i = 0; i < bytes; i++)
+        at[i] = pattern_byte(i, seed);
+}
+
+bool holds_pattern(const void *addr, size_t bytes, uint32_t seed)
+{
+    const uint8_t *at = addr;
+
+    for (size_t i = 0; i < bytes; i++)
+        if (at[i] != pattern_byte(i, seed))
+            return false;
+    return true;
+}
+
+bool is_filled_with(const void *addr, size_t bytes, uint8_t byte)
+{
+    const uint8_t *at = addr;
+
+    for (size_t i = 0; i < bytes; i++)
+        if (at[i] != byte)
+            return false;
+    return true;
+}
+
+void canary_create(struct canary *canary, size_t bytes)
+{
+    canary->base = malloc(bytes + 2 * MARGIN_BYTES);
+    must(canary->base != NULL);
+    memset(canary->base, CANARY_BYTE, bytes + 2 * MARGIN_BYTES);
+    canary->addr = canary->base + MARGIN_BYTES;
+    canary->bytes = bytes;
+}
+
+bool canary_alive(const struct canary *canary)
+{
+    return is_filled_with(canary->base, MARGIN_BYTES, CANARY_BYTE) &&
+           is_filled_with(canary->addr + canary->bytes, MARGIN_BYTES, CANARY_BYTE);
+}
+
+bool canary_untouched(const struct canary *canary)
+{
+    return is_filled_with(canary->base, canary->bytes + 2 * MARGIN_BYTES, CANARY_BYTE);
+}
+
+void canary_destroy(struct canary *canary)
+{
+    free(canary->base);
+    *canary = (struct canary){0};
+}
+
+unsigned fds_of(int pid)
+{
+    char path[64];
+    unsigned n = 0;
+    DIR *dir;
+
+    (void)snprintf(path, sizeof path, "/proc/%d/fd", pid ? pid : (int)getpid());
+    dir = opendir(path);
+    must_say(dir != NULL, "cannot read %s", path);
+    for (struct dirent *entry; (entry = readdir(dir));)
+        n += entry->d_name[0] != '.';
+    (void)closedir(dir);
+    return pid ? n : n - 1; /* the folder's own */
+}
+
+size_t rss_of(int pid)
+{
+    char path[64];
+    unsigned long total, resident;
+    FILE *file;
+
+    (void)snprintf(path, sizeof path, "/proc/%d/statm", pid ? pid : (int)getpid());
+    file = fopen(path, "re");
+    must_say(file != NULL, "cannot read %s", path);
+    must(fscanf(file, "%lu %lu", &total, &resident) == 2);
+    (void)fclose(file);
+    return resident * (size_t)sysconf(_SC_PAGESIZE);
+}

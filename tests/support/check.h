@@ -1,0 +1,98 @@
+/* What every test of real processes needs: failing from the test's process and from its actors alike, deadlines that grow under
+ * sanitizers, waiting for a state that has no event, patterns, and buffers with margins.
+ */
+#ifndef TESTS_SUPPORT_CHECK_H
+#define TESTS_SUPPORT_CHECK_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "client/rdt.h"
+
+#define MSEC INT64_C(1000000)
+#define SEC INT64_C(1000000000)
+
+/* Fails the test; in an actor says why and ends it with status 99, which actor_wait sees. Not in other threads. */
+#define CHECK_FAILED 99
+void check_fail(const char *file, int line, const char *fmt, ...) __attribute__((format(printf, 3, 4), noreturn));
+#define fail(...) check_fail(__FILE__, __LINE__, __VA_ARGS__)
+
+#define must(condition)                                                                              \
+    do {                                                                                             \
+        if (!(condition))                                                                            \
+            fail("not so: %s", #condition);                                                          \
+    } while (0)
+
+#define must_say(condition, ...)                                                                     \
+    do {                                                                                             \
+        if (!(condition))                                                                            \
+            fail(__VA_ARGS__);                                                                       \
+    } while (0)
+
+/* The call must end with this status. The call is given `&err`, which is declared here and shown when it does not. */
+#define must_be(expected, call)                                                                      \
+    do {                                                                                             \
+        struct rdt_error err = {0};                                                                  \
+        enum rdt_status check_status = (call);                                                       \
+        if (check_status != (expected))                                                              \
+            fail("%s: %s instead of %s: %s", #call, rdt_status_name(check_status), rdt_status_name(expected), err.msg); \
+        (void)err;                                                                                   \
+    } while (0)
+#define must_ok(call) must_be(RDT_OK, call)
+
+/* The same, and the sentence holds this text. */
+#define must_refuse(expected, text, call)                                                            \
+    do {                                                                                             \
+        struct rdt_error err = {0};                                                                  \
+        enum rdt_status check_status = (call);                                                       \
+        if (check_status != (expected))                                                              \
+            fail("%s: %s instead of %s: %s", #call, rdt_status_name(check_status), rdt_status_name(expected), err.msg); \
+        check_says(__FILE__, __LINE__, &err, (expected), (text));                                    \
+    } while (0)
+void check_says(const char *file, int line, const struct rdt_error *err, enum rdt_status expected, const char *text);
+
+/* Times. `patience` makes a limit longer under sanitizers. */
+int64_t now_ns(void);
+int64_t patience(int64_t ns);
+#define LONG (patience(20 * SEC)) /* nothing healthy takes so long */
+
+/* Until the condition holds: looks again and again, with short pauses; fails after `ns`, which it makes longer itself. For states
+ * that have no event to wait for. */
+void wait_pause(unsigned *round);
+#define wait_until(ns, condition)                                                                    \
+    do {                                                                                             \
+        int64_t check_deadline = now_ns() + patience(ns);                                            \
+        for (unsigned check_round = 0; !(condition);) {                                              \
+            if (now_ns() > check_deadline)                                                           \
+                fail("never came: %s", #condition);                                                  \
+            wait_pause(&check_round);                                                                \
+        }                                                                                            \
+    } while (0)
+
+/* Bytes that differ by seed and position. */
+void fill_pattern(void *addr, size_t bytes, uint32_t seed);
+bool holds_pattern(const void *addr, size_t bytes, uint32_t seed);
+bool is_filled_with(const void *addr, size_t bytes, uint8_t byte);
+
+/* A heap buffer between two margins; all of it is the canary at first. */
+#define CANARY_BYTE 0xc5
+struct canary {
+    uint8_t *base, *addr;
+    size_t bytes;
+};
+void canary_create(struct canary *canary, size_t bytes);
+bool canary_alive(const struct canary *canary);     /* the margins are intact */
+bool canary_untouched(const struct canary *canary); /* and so is the buffer */
+void canary_destroy(struct canary *canary);
+
+/* Open fds of a process; 0: itself. */
+unsigned fds_of(int pid);
+/* Resident memory of a process. */
+size_t rss_of(int pid);
+
+/* ns from now for things that must have ended by then, e.g. "after its deadline, but not much": fails if `since` is longer ago. */
+#define must_be_within(since, ns)                                                                    \
+    must_say(now_ns() - (since) <= patience(ns), "took %lld ms", (long long)((now_ns() - (since)) / MSEC))
+
+#endif
