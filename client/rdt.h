@@ -1,7 +1,7 @@
 /* librdt: put, fetch, wait for and free tensors through the rdtd of this node.
  *
  *     rdt_connect(NULL, &c, &err);
- *     rdt_put(c, &tensor, 1, NULL, &ref, &err);            ...   rdt_fetch(c, &ref, 1, NULL, -1, &object, &err);
+ *     rdt_put(c, &tensor, 1, NULL, &ref, &err);            ...   rdt_fetch(c, &ref, 1, NULL, &object, &err);
  *
  * Bytes never travel over the socket: memory is shared by file descriptor on one node and moved daemon to daemon between
  * nodes.

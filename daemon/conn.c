@@ -17,6 +17,7 @@
 #endif
 #define HELLO_TIMEOUT_NS 10000000000ll
 #define READS_PER_TURN 4
+#define SHORT_READ_BYTES 16384
 
 static void on_socket(uv_poll_t *poll, int status, int events);
 
@@ -256,8 +257,8 @@ static void on_socket(uv_poll_t *poll, int uv_status, int events)
                 refuse(conn, &none, &err);
                 end = NULL;
             }
-            if (status != RDT_OK || !handle_frames(conn))
-                break;
+            if (status != RDT_OK || !handle_frames(conn) || n < SHORT_READ_BYTES)
+                break; /* a short read has drained the socket: asking once more would only cost a call */
         }
     conn->in_read = false;
     if (end)

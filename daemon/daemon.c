@@ -17,6 +17,8 @@
 #include "daemon/rpc.h"
 #include "daemon/sdnotify.h"
 
+#define STUCK_NS 10000000000ll
+
 struct daemon {
     uv_loop_t loop;
     const struct options *options;
@@ -34,8 +36,8 @@ struct daemon {
     uv_signal_t sigterm, sigint;
     uv_timer_t watchdog;
     bool watching;
-    struct deadline drain;
-    bool stopping;
+    struct deadline drain, last;
+    bool stopping, stuck;
 };
 
 /* ---- peers' callbacks: the link carries transfers and calls ---- */
@@ -129,11 +131,23 @@ static void close_clients(void *arg)
     conns_close(&daemon->conns, close_transfers, daemon);
 }
 
+/* A backend that never says it has closed must not keep the process alive: its threads end with it. */
+static void on_stuck(struct deadline *deadline)
+{
+    struct daemon *daemon = (struct daemon *)((char *)deadline - offsetof(struct daemon, last));
+
+    log_error("a backend does not close its connections: leaving without it");
+    daemon->stuck = true;
+    uv_stop(&daemon->loop);
+}
+
 static void hurry(struct daemon *daemon)
 {
     if (daemon->stopping)
         return;
     daemon->stopping = true;
+    daemon->last.on_passed = on_stuck;
+    (void)deadline_set(&daemon->deadlines, &daemon->last, STUCK_NS);
     deadline_unset(&daemon->deadlines, &daemon->drain);
     daemon->transfers.on_idle = NULL;
     listener_close(&daemon->listener, close_clients, daemon);
@@ -277,6 +291,8 @@ enum rdt_status daemon_run(const struct options *options, struct rdt_error *err)
         hurry(daemon);
     }
     (void)uv_run(&daemon->loop, UV_RUN_DEFAULT);
+    if (daemon->stuck)
+        return rdt_error_set(err, RDT_INTERNAL, "the daemon could not end cleanly");
 
     transfers_fini(&daemon->transfers);
     object_table_fini(&daemon->objects);

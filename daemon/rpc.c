@@ -30,6 +30,14 @@ static const struct {
     {RDT_MSG_EXPLAIN, "EXPLAIN", &rdt__pb__explain__descriptor, rpc_explain},
 };
 
+bool rpc_handles(enum rdt_message type)
+{
+    for (size_t i = 0; i < sizeof table / sizeof table[0]; i++)
+        if (table[i].type == type)
+            return true;
+    return false;
+}
+
 void rpc_dispatch(struct call *call, const uint8_t *payload, size_t bytes)
 {
     struct rdt_error err = {0};

@@ -11,4 +11,7 @@ enum rdt_status rpc_handle(struct rpc *rpc, struct client *client, struct frame 
 /* For rpc->dispatch. */
 void rpc_dispatch(struct call *call, const uint8_t *payload, size_t bytes);
 
+/* Is there a line in the table for it? */
+bool rpc_handles(enum rdt_message type);
+
 #endif

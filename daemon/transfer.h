@@ -12,7 +12,7 @@
  *   MOVE    a copy or chunks are under way
  *   ABORT   its fetches have ended badly; the engine has not
  *
- *   NEW -> LINK -> ASKED -> RESERVE -> MOVE -> ENDED      (another node)
+ *   NEW -> LINK -> ASKED -> RESERVE -> MOVE -> ENDED      (another node; with targets it may be MOVE as soon as it is ASKED)
  *   NEW -> RESERVE -> MOVE -> ENDED                       (this node, copy; a share goes from NEW to ENDED)
  *   NEW -> PARKED -> NEW                                  (the id is put)
  *   ASKED, RESERVE, MOVE -> ABORT -> ENDED;  NEW, PARKED, LINK -> ENDED
@@ -141,6 +141,10 @@ struct transfer {
     struct peer_transport *via;    /* referenced while chunks are posted */
     struct list by_via;
     bool one_sided, have_meta;
+    bool early;                    /* receives were posted before the owner was asked: PULL carries the start */
+    bool rewind;                   /* an early start came to nothing: when its receives have ended, begin anew */
+    bool contiguous;               /* at the owner, from the answer */
+    char preferred[65], memory[65]; /* likewise */
     uint8_t *metadata;
     size_t metadata_bytes;
     uint8_t *inline_data;

@@ -108,6 +108,10 @@ struct outgoing {
     struct list by_via, in_turn;
     bool one_sided;
     bool reader_done;            /* one-sided: the reader reads no more */
+    struct layout *expect;       /* PULL came with a start: what its reader expects; NULL: it will say PULL_START */
+    char start_transport[65];
+    uint64_t start_chunk_bytes;
+    uint32_t start_epoch;
     struct transfer_record record;
 };
 
@@ -115,6 +119,8 @@ enum rdt_status outgoing_on_pull(struct peer_work *work, const Rdt__Pb__Pull *pu
 void outgoing_on_start(struct peer_work *work, const Rdt__Pb__PullStart *start);
 void outgoing_on_end(struct peer_work *work, const Rdt__Pb__PullEnd *end);
 void outgoing_on_abort(struct peer_work *work, const Rdt__Pb__PullAbort *abort);
+bool outgoing_can_start(struct outgoing *out); /* PULL's own start fits what the object is */
+void outgoing_begin(struct outgoing *out, struct peer_transport *pt);
 void outgoing_set_state(struct outgoing *out, enum outgoing_state state);
 enum rdt_status outgoing_map(struct outgoing *out, struct rdt_error *err); /* fills bases */
 void outgoing_end(struct outgoing *out);
@@ -150,6 +156,12 @@ void transfer_in_on_end(struct peer_work *work, const Rdt__Pb__PullEnd *end);
 void transfer_in_abort(struct transfer *transfer);
 void transfer_in_settle(struct transfer *transfer);     /* ABORT, one operation less */
 void transfer_in_move(struct transfer *transfer);       /* memory is there: post and start */
+void transfer_in_early(struct transfer *transfer);      /* targets: post before asking, where that may work */
+void transfer_in_started(struct transfer *transfer);    /* the answer has come after an early start */
+void transfer_in_ask_start(struct transfer *transfer);
+void transfer_in_watch(struct transfer *transfer);      /* from now on bytes are expected to move */
+void transfer_in_choose_again(struct transfer *transfer); /* the owner did not start as asked */
+void transfer_in_rewound(struct transfer *transfer);      /* one receive of the vain start less */
 void transfer_in_on_stall(struct deadline *deadline);
 void transfer_in_cancel_ops(struct transfer *transfer);
 void transfer_in_via_closed(struct peer_transport *pt);

@@ -45,12 +45,30 @@ enum rdt_status transfer_in_start(struct transfer *transfer, struct rdt_error *e
 void transfer_in_ask(struct transfer *transfer)
 {
     Rdt__Pb__Pull pull = RDT__PB__PULL__INIT;
+    Rdt__Pb__PullStart start = RDT__PB__PULL_START__INIT;
     Rdt__Pb__Requester requester = RDT__PB__REQUESTER__INIT;
+    Rdt__Pb__TensorList expect;
     Rdt__Pb__Ref ref;
     struct fetch *fetch = list_entry(list_first(&transfer->fetches), struct fetch, by_transfer);
     struct rdt_error err = {0};
 
     transfer_set_state(transfer, TRANSFER_ASKED);
+    if (transfer->target && !transfer->meta_only) {
+        struct transfers *transfers = transfer->transfers;
+        uint64_t id = transfer->id;
+        transfer_in_early(transfer);
+        if (map_get_u64(&transfers->by_id, id) != transfer || transfer->sm.state == TRANSFER_ABORT)
+            return; /* its receives could not be posted: it has failed */
+    }
+    if (transfer->early) {
+        transfer->record.state = "asked"; /* as far as anybody can see */
+        start.transport = (char *)transfer->via->transport->name;
+        start.chunk_bytes = transfer->transfers->options->chunk_bytes;
+        start.epoch = transfer->via->epoch;
+        pull.start = &start;
+        layout_to_wire(transfer->packed, false, &expect);
+        pull.expect = &expect;
+    }
     wire_ref_from(&transfer->ref, &ref);
     requester.tenant = transfer->requester.tenant;
     requester.uid = transfer->requester.uid;
@@ -91,7 +109,11 @@ static enum rdt_status read_meta(struct transfer *transfer, const Rdt__Pb__PullM
         status = rdt_error_set(err, RDT_PROTOCOL, "the answer is about another object");
     if (status == RDT_OK)
         status = layout_from_wire(meta->tensors, &transfer->source, err);
-    if (status == RDT_OK)
+    if (status == RDT_OK && transfer->target) /* before anything of an early start is believed */
+        status = layout_same_shape(transfer->source, transfer->target->layout, err);
+    if (status == RDT_MISMATCH)
+        return status;
+    if (status == RDT_OK && !transfer->early)
         status = layout_packed(transfer->source, &transfer->packed, &transfer->stream_bytes, err);
     if (status == RDT_OK && transfer->stream_bytes != meta->bytes)
         status = rdt_error_set(err, RDT_PROTOCOL, "its tensors take %llu bytes, not the %llu it says",
@@ -116,32 +138,35 @@ static enum rdt_status read_meta(struct transfer *transfer, const Rdt__Pb__PullM
     transfer->ref = ref;
     transfer->record.ref = ref;
     transfer->record.bytes = transfer->stream_bytes;
+    transfer->contiguous = meta->contiguous;
+    (void)snprintf(transfer->preferred, sizeof transfer->preferred, "%s", meta->transport);
+    (void)snprintf(transfer->memory, sizeof transfer->memory, "%s", meta->memory);
     transfer->have_meta = true;
-    if (transfer->target)
-        return layout_same_shape(transfer->source, transfer->target->layout, err);
     return RDT_OK;
 }
 
-static enum rdt_status choose(struct transfer *transfer, const Rdt__Pb__PullMeta *meta, struct rdt_error *err)
+/* Which path, by what is known: before the answer that is less. */
+static enum rdt_status choose(struct transfer *transfer, bool has_inline, struct path_decision *decision, struct rdt_error *err)
 {
     struct path_offer offers[PATH_MAX_CANDIDATES];
-    struct path_query query = {.has_inline = meta->has_inline, .source_memory = meta->memory, .target_memory = "host",
-                               .source_contiguous = meta->contiguous, .offers = offers, .mode = transfer->mode,
-                               .transport = transfer->wish_transport, .least = transfer->wish_least, .preferred = meta->transport,
+    struct path_query query = {.has_inline = has_inline, .source_memory = transfer->memory, .target_memory = "host",
+                               .source_contiguous = transfer->contiguous, .offers = offers, .mode = transfer->mode,
+                               .transport = transfer->wish_transport, .least = transfer->wish_least, .preferred = transfer->preferred,
                                .has_target = transfer->target != NULL};
-    const struct path_candidate *chosen;
-    enum rdt_status status;
 
     list_for_each(node, &transfer->peer->transports)
     {
         if (query.n_offers < PATH_MAX_CANDIDATES)
-            peer_transport_offer_to_path(list_entry(node, struct peer_transport, link), meta->memory, "host",
+            peer_transport_offer_to_path(list_entry(node, struct peer_transport, link), transfer->memory, "host",
                                          &offers[query.n_offers++]);
     }
-    status = path_choose(&query, &transfer->record.decision, err);
-    if (status != RDT_OK)
-        return status;
-    chosen = &transfer->record.decision.candidates[transfer->record.decision.chosen];
+    return path_choose(&query, decision, err);
+}
+
+static void take_path(struct transfer *transfer)
+{
+    const struct path_candidate *chosen = &transfer->record.decision.candidates[transfer->record.decision.chosen];
+
     memcpy(transfer->record.path, chosen->name, sizeof chosen->name);
     transfer->is_inline = chosen->kind == PATH_INLINE;
     transfer->one_sided = chosen->one_sided;
@@ -149,7 +174,32 @@ static enum rdt_status choose(struct transfer *transfer, const Rdt__Pb__PullMeta
         transfer->via = peer_transport_find(transfer->peer, chosen->name);
         list_append(&transfer->via->users_in, &transfer->by_via);
     }
-    return RDT_OK;
+}
+
+/* The reader knows what it will get: where a two-sided transport is connected, the receives can stand before the question, and the
+ * owner need not wait for a second message. */
+void transfer_in_early(struct transfer *transfer)
+{
+    const struct path_candidate *chosen;
+    struct rdt_error err = {0};
+
+    (void)snprintf(transfer->memory, sizeof transfer->memory, "host");
+    if (layout_packed(transfer->target->layout, &transfer->packed, &transfer->stream_bytes, &err) != RDT_OK)
+        return;
+    if (transfer->stream_bytes > transfer->transfers->options->inline_max_bytes &&
+        choose(transfer, false, &transfer->record.decision, &err) == RDT_OK) {
+        chosen = &transfer->record.decision.candidates[transfer->record.decision.chosen];
+        if (chosen->kind == PATH_TRANSPORT && !chosen->one_sided && plugins_transport(transfer->transfers->plugins, chosen->name) &&
+            !plugins_transport(transfer->transfers->plugins, chosen->name)->ops.register_memory) {
+            take_path(transfer);
+            transfer->early = true;
+            transfer_in_move(transfer);
+            return;
+        }
+    }
+    free(transfer->packed);
+    transfer->packed = NULL;
+    transfer->stream_bytes = 0;
 }
 
 static void take_inline(struct transfer *transfer, const Rdt__Pb__PullMeta *meta)
@@ -191,7 +241,7 @@ void transfer_in_on_meta(struct peer_work *work, const Rdt__Pb__PullMeta *meta)
     struct rdt_error err = {0};
     enum rdt_status status;
 
-    if (!transfer || transfer->sm.state != TRANSFER_ASKED || transfer->have_meta)
+    if (!transfer || (transfer->sm.state != TRANSFER_ASKED && transfer->sm.state != TRANSFER_MOVE) || transfer->have_meta)
         return; /* its reader has left */
     if (meta->status != RDT_OK) {
         err.status = meta->status < 0 ? (enum rdt_status)meta->status : RDT_PROTOCOL;
@@ -209,17 +259,67 @@ void transfer_in_on_meta(struct peer_work *work, const Rdt__Pb__PullMeta *meta)
         transfer_end(transfer);
         return;
     }
+    if (status == RDT_OK && transfer->early) {
+        transfer->record.state = sm_name(&transfer->sm);
+        if (meta->started)
+            transfer_in_started(transfer);
+        else
+            transfer_in_choose_again(transfer);
+        return;
+    }
     if (status == RDT_OK)
-        status = choose(transfer, meta, &err);
+        status = choose(transfer, meta->has_inline, &transfer->record.decision, &err);
     if (status != RDT_OK) {
         transfer_fail_err(transfer, &err);
         return;
     }
+    take_path(transfer);
     transfer_set_state(transfer, TRANSFER_RESERVE);
     if (transfer->is_inline)
         take_inline(transfer, meta);
     else
         go_on(transfer);
+}
+
+/* The owner did not start as asked: it prefers another transport, or its connection was not ready. If the way stays the same the
+ * receives that stand are good; else they end first. */
+void transfer_in_choose_again(struct transfer *transfer)
+{
+    struct rdt_error err = {0};
+    const struct path_candidate *chosen;
+
+    if (choose(transfer, false, &transfer->record.decision, &err) != RDT_OK) {
+        transfer_fail_err(transfer, &err);
+        return;
+    }
+    chosen = &transfer->record.decision.candidates[transfer->record.decision.chosen];
+    transfer->early = false;
+    if (transfer->failed == RDT_OK && !chosen->one_sided && strcmp(chosen->name, transfer->via->transport->name) == 0) {
+        transfer_in_watch(transfer);
+        transfer_in_ask_start(transfer);
+        return;
+    }
+    transfer->rewind = true;
+    transfer_in_cancel_ops(transfer);
+    transfer_in_rewound(transfer);
+}
+
+void transfer_in_rewound(struct transfer *transfer)
+{
+    if (transfer->n_ops > 0)
+        return;
+    transfer->rewind = false;
+    transfer->failed = RDT_OK;
+    deadline_unset(transfer->transfers->deadlines, &transfer->stall);
+    list_remove(&transfer->by_via);
+    free(transfer->plan);
+    free(transfer->ops);
+    transfer->plan = NULL;
+    transfer->ops = NULL;
+    transfer->next_chunk = 0;
+    take_path(transfer);
+    transfer_set_state(transfer, TRANSFER_RESERVE);
+    go_on(transfer);
 }
 
 /* ---- memory for it ---- */

@@ -109,7 +109,7 @@ static enum rdt_status post(struct transfer *transfer, uint32_t index, struct rd
     return RDT_OK;
 }
 
-static void ask_start(struct transfer *transfer)
+void transfer_in_ask_start(struct transfer *transfer)
 {
     Rdt__Pb__PullStart start = RDT__PB__PULL_START__INIT;
     struct rdt_error err = {0};
@@ -121,6 +121,13 @@ static void ask_start(struct transfer *transfer)
     start.one_sided = transfer->one_sided;
     if (work_send(transfer->peer, RDT_PEER_PULL_START, &start.base, &err) != RDT_OK)
         transfer_fail_err(transfer, &err);
+}
+
+void transfer_in_watch(struct transfer *transfer)
+{
+    struct transfers *transfers = transfer->transfers;
+
+    (void)deadline_set(transfers->deadlines, &transfer->stall, (int64_t)transfers->options->stall_timeout_ns);
 }
 
 void transfer_in_move(struct transfer *transfer)
@@ -146,14 +153,16 @@ void transfer_in_move(struct transfer *transfer)
         return;
     }
     transfer_set_state(transfer, TRANSFER_MOVE);
-    (void)deadline_set(transfers->deadlines, &transfer->stall, (int64_t)transfers->options->stall_timeout_ns);
+    if (!transfer->early)
+        transfer_in_watch(transfer);
     if (!transfer->one_sided) /* every receive stands before the first send can come */
         for (; transfer->next_chunk < transfer->plan->n; transfer->next_chunk++)
             if (post(transfer, transfer->next_chunk, &err) != RDT_OK) {
                 transfer_fail_err(transfer, &err);
                 return;
             }
-    ask_start(transfer);
+    if (!transfer->early)
+        transfer_in_ask_start(transfer);
 }
 
 /* ---- one-sided ---- */
@@ -232,10 +241,19 @@ static void chunk_arrived(struct transfer *transfer, uint32_t index)
 {
     transfer->chunks_done++;
     transfer->record.bytes_done += transfer->plan->chunks[index].bytes;
-    if (transfer->chunks_done == transfer->plan->n && transfer->n_ops == 0)
+    if (transfer->chunks_done == transfer->plan->n && transfer->n_ops == 0 && transfer->have_meta)
         finish(transfer);
     else if (transfer->one_sided)
         read_more(transfer);
+}
+
+void transfer_in_started(struct transfer *transfer)
+{
+    transfer_in_watch(transfer);
+    if (transfer->failed != RDT_OK)
+        (void)deadline_set(transfer->transfers->deadlines, &transfer->stall, VERDICT_NS);
+    else if (transfer->chunks_done == transfer->plan->n && transfer->n_ops == 0)
+        finish(transfer);
 }
 
 static void run_scatter(struct work *work)
@@ -272,6 +290,8 @@ static void note_failure(struct transfer *transfer, enum rdt_status status, cons
         return;
     transfer->failed = status == RDT_CANCELLED ? RDT_TRANSPORT : status;
     (void)snprintf(transfer->failure, sizeof transfer->failure, "%s", msg && msg[0] ? msg : "the connection was taken down");
+    if (transfer->early && !transfer->have_meta)
+        return; /* nothing was promised yet: the answer may lead another way */
     (void)deadline_set(transfer->transfers->deadlines, &transfer->stall, VERDICT_NS);
 }
 
@@ -296,6 +316,8 @@ static void on_chunk_done(struct plugin_op *base, enum rdt_status status, const 
     transfer->n_ops--;
     if (transfer->sm.state == TRANSFER_ABORT)
         transfer_in_settle(transfer);
+    else if (transfer->rewind)
+        transfer_in_rewound(transfer);
     else if (status != RDT_OK)
         note_failure(transfer, status, msg);
     else

@@ -54,6 +54,7 @@ void outgoing_end(struct outgoing *out)
         rdt__pb__slice__free_unpacked(out->slice, NULL);
     free(out->source);
     free(out->packed);
+    free(out->expect);
     free(out->plan);
     free(out->bases);
     free(out);
@@ -235,6 +236,7 @@ static void answer(struct outgoing *out, struct object *object)
     meta.transport = object->transport;
     meta.memory = object->n_regions > 0 ? (char *)object->uses[0].region->kind->name : (char *)"host";
     meta.contiguous = all_contiguous(out->source);
+    meta.started = !meta.has_inline && !out->meta_only && outgoing_can_start(out);
     more = !out->meta_only && !meta.has_inline;
     if (!more)
         (void)snprintf(out->record.path, sizeof out->record.path, out->meta_only ? "metadata" : "inline");
@@ -246,6 +248,8 @@ static void answer(struct outgoing *out, struct object *object)
         (void)snprintf(out->record.error, sizeof out->record.error, "%s", err.msg);
     if (!more || status != RDT_OK)
         outgoing_end(out);
+    else if (meta.started)
+        outgoing_begin(out, peer_transport_find(out->work, out->start_transport));
 }
 
 static void on_put(struct object_waiter *waiter, struct object *object)
@@ -306,13 +310,21 @@ static struct outgoing *outgoing_new(struct peer_work *work, const Rdt__Pb__Pull
     out->record = (struct transfer_record){.id = transfers->next_id++, .requester = *requester, .ref = *ref, .direction = "out", .state = "parked",
                                            .since_ns = uv_hrtime(), .decision.chosen = -1};
     (void)snprintf(out->record.peer, sizeof out->record.peer, "%s", work->peer->name);
+    if (pull->start && pull->expect && strlen(pull->start->transport) < sizeof out->start_transport &&
+        layout_from_wire(pull->expect, &out->expect, NULL) == RDT_OK) { /* else the reader will say PULL_START */
+        memcpy(out->start_transport, pull->start->transport, strlen(pull->start->transport) + 1);
+        out->start_chunk_bytes = pull->start->chunk_bytes;
+        out->start_epoch = pull->start->epoch;
+    }
     if (pull->slice && !(out->slice = slice_dup(pull->slice))) {
+        free(out->expect);
         free(out);
         return NULL;
     }
     if (!map_put_u64(&work->outgoing, out->number, out)) {
         if (out->slice)
             rdt__pb__slice__free_unpacked(out->slice, NULL);
+        free(out->expect);
         free(out);
         return NULL;
     }

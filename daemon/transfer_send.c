@@ -2,6 +2,7 @@
 #include <assert.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <strings.h>
 
 #include "daemon/log.h"
 #include "daemon/transfer_impl.h"
@@ -86,6 +87,29 @@ static void prepare(struct outgoing *out)
     }
 }
 
+/* The object is pinned from here on. The plan is made already where chunks are sent. */
+void outgoing_begin(struct outgoing *out, struct peer_transport *pt)
+{
+    deadline_unset(out->transfers->deadlines, &out->deadline); /* the reader watches the time */
+    (void)snprintf(out->record.path, sizeof out->record.path, "%s", pt->transport->name);
+    out->via = pt;
+    list_append(&pt->users_out, &out->by_via);
+    object_pin(out->object);
+    out->pinned = true;
+    outgoing_set_state(out, OUTGOING_PREPARE);
+    prepare(out);
+}
+
+bool outgoing_can_start(struct outgoing *out)
+{
+    struct peer_transport *pt = out->expect ? peer_transport_find(out->work, out->start_transport) : NULL;
+
+    return pt && pt->sm.state == PT_CONNECTED && pt->remote_epoch == out->start_epoch && pt->transport->ops.post_send &&
+           (out->object->transport[0] == '\0' || strcasecmp(out->object->transport, out->start_transport) == 0) &&
+           layout_same_shape(out->source, out->expect, NULL) == RDT_OK &&
+           chunk_plan_create(out->packed, out->stream_bytes, out->start_chunk_bytes, &out->plan, NULL) == RDT_OK;
+}
+
 void outgoing_on_start(struct peer_work *work, const Rdt__Pb__PullStart *start)
 {
     struct outgoing *out = map_get_u64(&work->outgoing, start->transfer);
@@ -107,15 +131,8 @@ void outgoing_on_start(struct peer_work *work, const Rdt__Pb__PullStart *start)
         outgoing_fail(out, &err);
         return;
     }
-    deadline_unset(out->transfers->deadlines, &out->deadline); /* from here on the reader watches the time */
-    (void)snprintf(out->record.path, sizeof out->record.path, "%s", pt->transport->name);
     out->one_sided = start->one_sided;
-    out->via = pt;
-    list_append(&pt->users_out, &out->by_via);
-    object_pin(out->object);
-    out->pinned = true;
-    outgoing_set_state(out, OUTGOING_PREPARE);
-    prepare(out);
+    outgoing_begin(out, pt);
 }
 
 /* ---- sending ---- */

@@ -53,6 +53,7 @@ void actor_start_keeping(struct actor *actor, int (*fn)(struct actor *self, void
         for (int signal_number = 1; signal_number < 32; signal_number++)
             (void)signal(signal_number, SIG_DFL); /* a crash of the actor is not the test's */
         close_all_but(ends[1], keep_fd);
+        harness_fds = 1;
         int result = fn(&self, arg);
         (void)fflush(NULL);
         _exit(result);
@@ -61,6 +62,7 @@ void actor_start_keeping(struct actor *actor, int (*fn)(struct actor *self, void
     actor->channel = ends[0];
     actor->pidfd = (int)syscall(SYS_pidfd_open, actor->pid, 0);
     must(actor->pidfd >= 0);
+    harness_fds += 2;
 }
 
 void actor_start(struct actor *actor, int (*fn)(struct actor *self, void *arg), void *arg)
@@ -100,6 +102,7 @@ int actor_result(struct actor *actor)
     must_say(child_ends(actor->pid, actor->pidfd, LONG, &status), "actor %d does not end", (int)actor->pid);
     (void)close(actor->pidfd);
     (void)close(actor->channel);
+    harness_fds -= 2;
     *actor = (struct actor){.pid = -1, .pidfd = -1, .channel = -1};
     return status;
 }

@@ -87,6 +87,7 @@ void net_create(struct test_net *net, unsigned n)
         run(net->ns[i], command);
     }
     (void)close(home);
+    harness_fds += (int)n + 1;
 }
 
 void net_destroy(struct test_net *net)
@@ -94,6 +95,7 @@ void net_destroy(struct test_net *net)
     for (unsigned i = 0; i < net->n; i++)
         (void)close(net->ns[i]);
     (void)close(net->hub);
+    harness_fds -= (int)net->n + 1;
     net->n = 0;
 }
 

@@ -238,6 +238,8 @@ void node_spawn(struct test_node *node, const struct node_options *options)
         free((char *)(uintptr_t)flags.at[i]);
     node->pidfd = (int)syscall(SYS_pidfd_open, node->pid, 0);
     must(node->pidfd >= 0);
+    harness_fds += 2;
+    node->own_fds = fds_of(0);
 }
 
 /* 1: a datagram that holds the text came; 0: the daemon ended; -1: neither within ns. */
@@ -328,6 +330,7 @@ int node_result(struct test_node *node)
     must_say(ended, "%s does not end", node->name);
     (void)close(node->pidfd);
     (void)close(node->notify);
+    harness_fds -= 2;
     node->pid = node->pidfd = node->notify = -1;
     return status;
 }
@@ -465,6 +468,7 @@ void node_print_log(const struct test_node *node)
 
 void node_end(struct test_node *node, const char *const *declared)
 {
+    must_say(fds_of(0) <= node->own_fds, "the test has %u fds open, %u at its start", fds_of(0), node->own_fds);
     node_expect_idle(node);
     node_expect_fds(node, 0);
     node_stop(node);

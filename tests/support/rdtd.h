@@ -2,7 +2,7 @@
  * the test. Readiness comes through NOTIFY_SOCKET. A test of a node ends with node_end.
  *
  *     struct test_node node;
- *     node_start(&node, &(struct node_options){.log = "debug"});      ...      node_end(&node, &before);
+ *     node_start(&node, &(struct node_options){.log = "debug"});      ...      node_end(&node, NULL);
  */
 #ifndef TESTS_SUPPORT_RDTD_H
 #define TESTS_SUPPORT_RDTD_H
@@ -47,6 +47,7 @@ struct test_node {
     char uuid[33];     /* in hex */
     uint8_t uuid_bytes[16];
     unsigned fds;      /* when it was ready and nobody was connected */
+    unsigned own_fds;  /* of the test at that time */
 };
 
 /* What STATUS answers. Its own connection is not counted. */
@@ -90,7 +91,7 @@ void node_check_log(const struct test_node *node, const char *const *declared);
 bool node_log_has(const struct test_node *node, const char *text);
 void node_print_log(const struct test_node *node);
 
-/* How most tests end: idle, no fd more, a clean log, stopped with 0. */
+/* How most tests end: idle, no fd more there and here, a clean log, stopped with 0. */
 void node_end(struct test_node *node, const char *const *declared);
 
 /* "NAME ADDRESS:PORT" lines of others; takes effect at the next start (node_options.nodes does at this one). */

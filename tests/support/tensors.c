@@ -1,0 +1,168 @@
+#include "tests/support/tensors.h"
+
+#include <string.h>
+
+int64_t elements_of(const struct rdt_tensor *tensor)
+{
+    int64_t n = 1;
+
+    for (uint32_t d = 0; d < tensor->ndim; d++)
+        n *= tensor->shape[d];
+    return n;
+}
+
+/* Index of element i in dimension d. */
+static int64_t index_in(const int64_t *shape, uint32_t ndim, int64_t i, uint32_t d)
+{
+    for (uint32_t inner = ndim - 1; inner > d; inner--)
+        i /= shape[inner];
+    return i % shape[d];
+}
+
+static int64_t row_major_stride(const struct rdt_tensor *tensor, uint32_t d)
+{
+    int64_t stride = 1;
+
+    for (uint32_t inner = d + 1; inner < tensor->ndim; inner++)
+        stride *= tensor->shape[inner];
+    return stride;
+}
+
+static int64_t stride_of(const struct rdt_tensor *tensor, uint32_t d)
+{
+    return tensor->strides ? tensor->strides[d] : row_major_stride(tensor, d);
+}
+
+void *element_of(const struct rdt_tensor *tensor, int64_t i)
+{
+    int64_t at = 0;
+
+    for (uint32_t d = 0; d < tensor->ndim; d++)
+        at += index_in(tensor->shape, tensor->ndim, i, d) * stride_of(tensor, d);
+    return (char *)tensor->data + at * (int64_t)rdt_dtype_bytes(tensor->dtype);
+}
+
+bool tensors_equal(const struct rdt_tensor *a, const struct rdt_tensor *b)
+{
+    if (a->dtype != b->dtype || a->ndim != b->ndim)
+        return false;
+    for (uint32_t d = 0; d < a->ndim; d++)
+        if (a->shape[d] != b->shape[d])
+            return false;
+    for (int64_t i = 0; i < elements_of(a); i++)
+        if (memcmp(element_of(a, i), element_of(b, i), rdt_dtype_bytes(a->dtype)) != 0)
+            return false;
+    return true;
+}
+
+bool is_row_major(const struct rdt_tensor *tensor)
+{
+    if (elements_of(tensor) == 0)
+        return true;
+    for (uint32_t d = 0; d < tensor->ndim; d++)
+        if (tensor->shape[d] > 1 && stride_of(tensor, d) != row_major_stride(tensor, d))
+            return false;
+    return true;
+}
+
+bool equals_slice(const struct rdt_tensor *part, const struct rdt_tensor *whole, const struct rdt_slice *slice)
+{
+    if (part->dtype != whole->dtype || part->ndim != whole->ndim || slice->ndim != whole->ndim)
+        return false;
+    for (uint32_t d = 0; d < part->ndim; d++)
+        if (part->shape[d] != slice->count[d])
+            return false;
+    for (int64_t i = 0; i < elements_of(part); i++) {
+        int64_t at = 0;
+        for (uint32_t d = 0; d < part->ndim; d++)
+            at += (slice->start[d] + index_in(part->shape, part->ndim, i, d)) * stride_of(whole, d);
+        if (memcmp(element_of(part, i), (char *)whole->data + at * (int64_t)rdt_dtype_bytes(whole->dtype),
+                   rdt_dtype_bytes(whole->dtype)) != 0)
+            return false;
+    }
+    return true;
+}
+
+struct rdt_ref put_shown(rdt *conn, const struct rdt_tensor *tensor, const char *id, enum rdt_visibility visibility)
+{
+    struct rdt_put_options options = RDT_INIT(options);
+    struct rdt_ref ref = {0};
+
+    options.id = id;
+    options.id_bytes = id ? strlen(id) : 0;
+    options.visibility = visibility;
+    options.timeout_ns = LONG;
+    must_ok(rdt_put(conn, tensor, 1, &options, &ref, &err));
+    return ref;
+}
+
+struct rdt_ref put_one(rdt *conn, const struct rdt_tensor *tensor, const char *id)
+{
+    return put_shown(conn, tensor, id, RDT_VISIBLE_TO_OWNER);
+}
+
+enum rdt_status try_fetch(rdt *conn, const struct rdt_ref *ref, enum rdt_fetch_mode mode, int64_t timeout_ns, rdt_object **object_p,
+                          struct rdt_error *err)
+{
+    struct rdt_fetch_options options = RDT_INIT(options);
+
+    options.mode = mode;
+    options.timeout_ns = timeout_ns;
+    return rdt_fetch(conn, ref, 1, &options, object_p, err);
+}
+
+rdt_object *fetch_one(rdt *conn, const struct rdt_ref *ref, enum rdt_fetch_mode mode)
+{
+    rdt_object *object = NULL;
+
+    must_ok(try_fetch(conn, ref, mode, LONG, &object, &err));
+    return object;
+}
+
+rdt_request *start_one(rdt *conn, const struct rdt_ref *ref, int64_t timeout_ns)
+{
+    struct rdt_fetch_options options = RDT_INIT(options);
+    rdt_request *request = NULL;
+
+    options.timeout_ns = timeout_ns;
+    must_ok(rdt_fetch_start(conn, ref, 1, &options, &request, &err));
+    return request;
+}
+
+struct rdt_tensor tensor_of(const rdt_object *object, size_t i)
+{
+    struct rdt_tensor tensor = {0};
+
+    must_ok(rdt_object_tensor(object, i, &tensor, &err));
+    return tensor;
+}
+
+struct rdt_object_info info_of(const rdt_object *object)
+{
+    struct rdt_object_info info;
+
+    rdt_object_info(object, &info);
+    return info;
+}
+
+struct rdt_ref ref_named(const char *id)
+{
+    struct rdt_ref ref = {0};
+
+    must_ok(rdt_ref_from_id(id, strlen(id), &ref, &err));
+    return ref;
+}
+
+void *alloc_memory(rdt *conn, size_t bytes)
+{
+    void *addr = NULL;
+
+    must_ok(rdt_alloc(conn, bytes, &addr, &err));
+    return addr;
+}
+
+uint32_t next_random(uint64_t *state)
+{
+    *state = *state * 6364136223846793005u + 1442695040888963407u;
+    return (uint32_t)(*state >> 33);
+}

@@ -1,0 +1,45 @@
+/* Tensors for tests: made in a line, compared element by element by the definition, without the code that is tested. */
+#ifndef TESTS_SUPPORT_TENSORS_H
+#define TESTS_SUPPORT_TENSORS_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "client/rdt.h"
+#include "tests/support/check.h"
+
+#define VECTOR(type, n, address) \
+    ((struct rdt_tensor){.dtype = (type), .ndim = 1, .shape = (const int64_t[]){(int64_t)(n)}, .data = (address)})
+#define MATRIX(type, rows, columns, address) \
+    ((struct rdt_tensor){.dtype = (type), .ndim = 2, .shape = (const int64_t[]){(rows), (columns)}, .data = (address)})
+
+int64_t elements_of(const struct rdt_tensor *tensor);
+
+/* Element number i in row-major order of the indices. */
+void *element_of(const struct rdt_tensor *tensor, int64_t i);
+
+/* Same dtype, shape and bytes of every element, however they lie. */
+bool tensors_equal(const struct rdt_tensor *a, const struct rdt_tensor *b);
+bool is_row_major(const struct rdt_tensor *tensor);
+
+/* Same as the box of `whole`. */
+bool equals_slice(const struct rdt_tensor *part, const struct rdt_tensor *whole, const struct rdt_slice *slice);
+
+/* In one line, each failing the test when it is refused. id NULL: generated. */
+struct rdt_ref put_one(rdt *conn, const struct rdt_tensor *tensor, const char *id);
+struct rdt_ref put_shown(rdt *conn, const struct rdt_tensor *tensor, const char *id, enum rdt_visibility visibility);
+rdt_object *fetch_one(rdt *conn, const struct rdt_ref *ref, enum rdt_fetch_mode mode);
+enum rdt_status try_fetch(rdt *conn, const struct rdt_ref *ref, enum rdt_fetch_mode mode, int64_t timeout_ns, rdt_object **object_p,
+                          struct rdt_error *err);
+rdt_request *start_one(rdt *conn, const struct rdt_ref *ref, int64_t timeout_ns);
+struct rdt_tensor tensor_of(const rdt_object *object, size_t i);
+struct rdt_object_info info_of(const rdt_object *object);
+struct rdt_ref ref_named(const char *id);
+void *alloc_memory(rdt *conn, size_t bytes);
+#define must_go_by(expected, object) \
+    must_say(strcmp(info_of(object).path, expected) == 0, "path %s instead of %s", info_of(object).path, expected)
+
+/* A small generator of its own: the same numbers everywhere. */
+uint32_t next_random(uint64_t *state);
+
+#endif
