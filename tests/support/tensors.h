@@ -8,6 +8,7 @@
 #include "client/rdt.h"
 #include "tests/support/check.h"
 
+/* Their shapes live as long as the block they stand in: not for an array that is filled by a loop. */
 #define VECTOR(type, n, address) \
     ((struct rdt_tensor){.dtype = (type), .ndim = 1, .shape = (const int64_t[]){(int64_t)(n)}, .data = (address)})
 #define MATRIX(type, rows, columns, address) \

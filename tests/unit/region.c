@@ -5,7 +5,8 @@
 #include <uv.h>
 
 #include "daemon/region.h"
-#include "tests/support/backend_fake.h"
+#include "proto/layout.h"
+#include "tests/support/fake_memory.h"
 
 TestSuite(region, .init = fake_setup, .fini = fake_teardown, .timeout = 60);
 
@@ -135,6 +136,22 @@ Test(region, failed_allocation_leaves_nothing)
 
 static unsigned n_idle;
 
+/* One tensor at [lo, hi). */
+static struct layout *span(uint64_t lo, uint64_t hi)
+{
+    struct layout *layout = layout_create(1, 1);
+
+    cr_assert_not_null(layout);
+    layout->dtype[0] = RDT_U8;
+    layout->ndim[0] = 1;
+    layout->first_dim[0] = 0;
+    layout->region[0] = 0;
+    layout->offset[0] = lo;
+    layout->shape[0] = hi - lo;
+    layout->strides[0] = 1;
+    return layout;
+}
+
 static void on_idle(struct region_waiter *waiter)
 {
     cr_assert(list_empty(&waiter->link), "told while still in the list");
@@ -145,12 +162,12 @@ Test(region, range_waiter_told_when_last_overlap_ends)
 {
     struct region *region = take(4096);
     struct region_use uses[3] = {0};
+    struct layout *spans[] = {span(50, 150), span(99, 100), span(100, 200)};
     struct region_waiter low = {.lo = 0, .hi = 100, .on_idle = on_idle}, all = {.lo = 0, .hi = 4096, .on_idle = on_idle};
 
     n_idle = 0;
-    region_use_add(&uses[0], region, 50, 150);
-    region_use_add(&uses[1], region, 99, 100);
-    region_use_add(&uses[2], region, 100, 200);
+    for (unsigned i = 0; i < 3; i++)
+        region_use_add(&uses[i], region, spans[i], 0);
     cr_assert(region_in_use(region, 0, 51));
     cr_assert(!region_in_use(region, 0, 50));
     cr_assert(!region_in_use(region, 200, 4096));
@@ -165,6 +182,37 @@ Test(region, range_waiter_told_when_last_overlap_ends)
     region_use_remove(&uses[0]); /* again is harmless */
     region_unref(region);
     fake_run();
+    for (unsigned i = 0; i < 3; i++)
+        free(spans[i]);
+}
+
+/* Between the tensors of one use the range is nobody's. */
+Test(region, hole_between_tensors_is_idle)
+{
+    struct region *region = take(4096);
+    struct region_use use = {0}, other = {0};
+    struct layout *layout = layout_create(3, 3);
+
+    for (uint32_t i = 0; i < 3; i++) {
+        layout->dtype[i] = RDT_U8;
+        layout->ndim[i] = 1;
+        layout->first_dim[i] = i;
+        layout->region[i] = i == 2; /* the third lies in another region */
+        layout->offset[i] = 1000 * i;
+        layout->shape[i] = 10;
+        layout->strides[i] = 1;
+    }
+    region_use_add(&use, region, layout, 0);
+    region_use_add(&other, region, layout, 7); /* touches nothing */
+    cr_expect(region_in_use(region, 0, 1) && region_in_use(region, 1009, 4096));
+    cr_expect(!region_in_use(region, 10, 1000));
+    cr_expect(!region_in_use(region, 1010, 4096));
+    region_use_remove(&use);
+    cr_expect(!region_in_use(region, 0, 4096));
+    region_use_remove(&other);
+    region_unref(region);
+    fake_run();
+    free(layout);
 }
 
 static struct region *dropped;
@@ -179,13 +227,23 @@ Test(region, waiter_may_hold_last_reference)
 {
     struct region_use use = {0};
     struct region_waiter waiter = {.lo = 0, .hi = 10, .on_idle = drop_the_region};
+    struct layout *whole = span(0, 4096);
 
     dropped = take(4096);
-    region_use_add(&use, dropped, 0, 4096);
+    region_use_add(&use, dropped, whole, 0);
     list_append(&dropped->idle_waiters, &waiter.link);
     region_use_remove(&use);
     fake_run();
     cr_assert_eq(fake.n_freed, 1u);
+    free(whole);
+}
+
+static uint64_t seed;
+
+static uint64_t dice(uint64_t sides)
+{
+    seed = seed * 6364136223846793005u + 1442695040888963407u;
+    return (seed >> 33) % sides;
 }
 
 Test(region, random_uses_match_a_plain_count)
@@ -193,31 +251,36 @@ Test(region, random_uses_match_a_plain_count)
     enum { BYTES = 256, USES = 40 };
     struct region *region = take(BYTES);
     struct region_use uses[USES] = {0};
+    struct layout *spans[USES] = {0};
     unsigned used[BYTES] = {0};
-    uint64_t seed = 3;
 
+    seed = 3;
     for (unsigned round = 0; round < 5000; round++) {
-        struct region_use *use = &uses[(seed = seed * 6364136223846793005u + 1) >> 33 & 31];
-        uint64_t lo = (seed = seed * 6364136223846793005u + 1) >> 40 & 255;
-        uint64_t hi = lo + 1 + ((seed = seed * 6364136223846793005u + 1) >> 40) % (BYTES - lo);
-        int change = use->region ? -1 : 1;
+        unsigned which = (unsigned)dice(USES);
+        uint64_t lo = dice(BYTES), hi = lo + 1 + dice(BYTES - lo);
         bool any = false;
 
-        if (use->region) {
-            for (uint64_t b = use->lo; b < use->hi; b++)
-                used[b] += (unsigned)change;
-            region_use_remove(use);
+        if (spans[which]) {
+            for (uint64_t b = uses[which].lo; b < uses[which].hi; b++)
+                used[b]--;
+            region_use_remove(&uses[which]);
+            free(spans[which]);
+            spans[which] = NULL;
         } else {
-            region_use_add(use, region, lo, hi);
+            spans[which] = span(lo, hi);
+            region_use_add(&uses[which], region, spans[which], 0);
+            cr_assert(uses[which].lo == lo && uses[which].hi == hi);
             for (uint64_t b = lo; b < hi; b++)
-                used[b] += (unsigned)change;
+                used[b]++;
         }
         for (uint64_t b = lo; b < hi; b++)
             any = any || used[b] > 0;
         cr_assert_eq(region_in_use(region, lo, hi), any, "round %u", round);
     }
-    for (unsigned i = 0; i < USES; i++)
+    for (unsigned i = 0; i < USES; i++) {
         region_use_remove(&uses[i]);
+        free(spans[i]);
+    }
     region_unref(region);
     fake_run();
 }

@@ -1,0 +1,91 @@
+/* What the programs of the bench share: the clock, medians, and the reference's own framing, which is as plain as it gets: a
+ * header of 16 bytes like rdtd's and one protobuf message. Nothing here is used by rdtd or librdt.
+ */
+#ifndef TESTS_BENCH_BENCH_H
+#define TESTS_BENCH_BENCH_H
+
+#include <protobuf-c/protobuf-c.h>
+#include <stdarg.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+#define BENCH_BUFFER_BYTES 65536u
+#define BENCH_SMALL_BYTES 4096u
+#define BENCH_BIG_BYTES ((size_t)1 << 30)
+
+/* Requests of the reference; PUT, FREE and their replies are rdt.proto's. */
+enum bench_message {
+    BENCH_PUT = 1,     /* Put -> PutReply */
+    BENCH_FREE = 2,    /* Free -> Empty */
+    BENCH_PASS_FD = 3, /* Ping -> Ping, with the fd of BENCH_BIG_BYTES of memory */
+    BENCH_READ = 4,    /* Ping -> Ping with BENCH_SMALL_BYTES of data */
+};
+
+struct bench_header {
+    uint32_t bytes; /* of the message behind it */
+    uint16_t type;
+    uint8_t n_fds, flags;
+    uint64_t id;
+};
+_Static_assert(sizeof(struct bench_header) == 16, "as long as rdtd's");
+
+__attribute__((format(printf, 1, 2), noreturn)) static inline void bench_die(const char *fmt, ...)
+{
+    va_list args;
+
+    va_start(args, fmt);
+    (void)fputs("bench: ", stderr);
+    (void)vfprintf(stderr, fmt, args);
+    (void)fputc('\n', stderr);
+    va_end(args);
+    exit(1);
+}
+
+static inline int64_t bench_now_ns(void)
+{
+    struct timespec now;
+
+    (void)clock_gettime(CLOCK_MONOTONIC, &now);
+    return (int64_t)now.tv_sec * 1000000000 + now.tv_nsec;
+}
+
+static inline unsigned long bench_number(const char *text)
+{
+    char *end;
+    unsigned long number = strtoul(text, &end, 10);
+
+    if (end == text || *end)
+        bench_die("\"%s\" is no number", text);
+    return number;
+}
+
+static inline int bench_compare(const void *a, const void *b)
+{
+    double x = *(const double *)a, y = *(const double *)b;
+
+    return (x > y) - (x < y);
+}
+
+/* Sorts them. */
+static inline double bench_median(double *values, size_t n)
+{
+    qsort(values, n, sizeof *values, bench_compare);
+    return n % 2 ? values[n / 2] : (values[n / 2 - 1] + values[n / 2]) / 2;
+}
+
+/* Header and message, at `to`; returns how many bytes they take. */
+static inline size_t bench_pack(uint8_t *to, size_t room, uint16_t type, uint64_t id, const ProtobufCMessage *message)
+{
+    struct bench_header header = {.bytes = (uint32_t)protobuf_c_message_get_packed_size(message), .type = type, .id = id};
+
+    if (sizeof header + header.bytes > room)
+        bench_die("a message of %u bytes", header.bytes);
+    memcpy(to, &header, sizeof header);
+    (void)protobuf_c_message_pack(message, to + sizeof header);
+    return sizeof header + header.bytes;
+}
+
+#endif

@@ -1,0 +1,122 @@
+/* Fetches of one object from the daemon at OWNER by a client of the daemon at READER, WINDOW of them in flight, into memory that
+ * was touched before. All of them go into the same target, as all messages of ucx_perftest do. Prints GB/s (1e9 bytes) from the
+ * first start to the last end.
+ *
+ *     throughput OWNER READER BYTES COUNT WARMUP WINDOW
+ */
+#include <unistd.h>
+
+#include "bench.h"
+#include "client/rdt.h"
+
+#define TIMEOUT_NS INT64_C(30000000000)
+
+#define must_ok(call)                                                                                \
+    do {                                                                                             \
+        struct rdt_error err = {0};                                                                  \
+        if ((call) != RDT_OK)                                                                        \
+            bench_die("%s: %s", #call, err.msg);                                                     \
+    } while (0)
+
+static rdt *connect_to(const char *socket)
+{
+    struct rdt_connect_options options = RDT_INIT(options);
+    rdt *conn;
+
+    options.socket = socket;
+    options.name = "bench";
+    must_ok(rdt_connect(&options, &conn, &err));
+    return conn;
+}
+
+/* Touched: none of its pages is new to the daemon or to us. */
+static void make_tensor(rdt *conn, const int64_t *bytes, int fill, struct rdt_tensor *tensor_p)
+{
+    *tensor_p = (struct rdt_tensor){.dtype = RDT_U8, .ndim = 1, .shape = bytes};
+    must_ok(rdt_alloc(conn, (size_t)*bytes, &tensor_p->data, &err));
+    memset(tensor_p->data, fill, (size_t)*bytes);
+}
+
+static void start(rdt *conn, const struct rdt_ref *ref, const struct rdt_tensor *target, rdt_request **request_p)
+{
+    struct rdt_fetch_options options = RDT_INIT(options);
+    const size_t count = 1;
+
+    options.timeout_ns = TIMEOUT_NS;
+    options.targets = &target;
+    options.target_counts = &count;
+    must_ok(rdt_fetch_start(conn, ref, 1, &options, request_p, &err));
+}
+
+static void end(rdt *conn, rdt_request *request)
+{
+    must_ok(rdt_wait(conn, &request, 1, RDT_WAIT_ALL, TIMEOUT_NS, NULL, NULL, &err));
+    rdt_request_destroy(request);
+}
+
+/* Always `window` in flight, until the last ones. */
+static void fetch_all(rdt *conn, const struct rdt_ref *ref, const struct rdt_tensor *target, size_t count, size_t window)
+{
+    rdt_request **requests = calloc(window, sizeof(rdt_request *));
+
+    if (!requests)
+        bench_die("no memory");
+    for (size_t i = 0; i < count + window; i++) {
+        rdt_request **slot = &requests[i % window];
+
+        if (i >= window && i - window < count)
+            end(conn, *slot);
+        if (i < count)
+            start(conn, ref, target, slot);
+    }
+    free(requests);
+}
+
+static void check_one(rdt *conn, const struct rdt_ref *ref, const struct rdt_tensor *target)
+{
+    struct rdt_object_info info;
+    rdt_request *request;
+    rdt_object *object;
+
+    start(conn, ref, target, &request);
+    must_ok(rdt_wait(conn, &request, 1, RDT_WAIT_ALL, TIMEOUT_NS, NULL, NULL, &err));
+    must_ok(rdt_request_take_object(request, &object, &err));
+    rdt_object_info(object, &info);
+    if (strcmp(info.path, "ucx") != 0 || info.bytes_moved != (uint64_t)target->shape[0])
+        bench_die("a fetch went by %s and moved %llu bytes", info.path, (unsigned long long)info.bytes_moved);
+    if (((uint8_t *)target->data)[target->shape[0] - 1] != 1)
+        bench_die("the bytes did not come");
+    rdt_release(object);
+    rdt_request_destroy(request);
+}
+
+int main(int argc, char **argv)
+{
+    struct rdt_tensor source, target;
+    size_t count, warmup, window;
+    struct rdt_ref ref;
+    int64_t bytes, since;
+    rdt *owner, *reader;
+
+    if (argc != 7)
+        bench_die("usage: throughput OWNER READER BYTES COUNT WARMUP WINDOW");
+    bytes = (int64_t)bench_number(argv[3]);
+    count = bench_number(argv[4]);
+    warmup = bench_number(argv[5]);
+    window = bench_number(argv[6]);
+    if (bytes == 0 || window == 0)
+        bench_die("BYTES and WINDOW are at least 1");
+    owner = connect_to(argv[1]);
+    reader = connect_to(argv[2]);
+    make_tensor(owner, &bytes, 1, &source);
+    make_tensor(reader, &bytes, 0, &target);
+    must_ok(rdt_put(owner, &source, 1, NULL, &ref, &err));
+    check_one(reader, &ref, &target);
+    fetch_all(reader, &ref, &target, warmup, window);
+    since = bench_now_ns();
+    fetch_all(reader, &ref, &target, count, window);
+    (void)printf("%.3f\n", (double)count * (double)bytes / (double)(bench_now_ns() - since));
+    rdt_close(reader);
+    rdt_close(owner);
+    return 0;
+}

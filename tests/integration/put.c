@@ -1,0 +1,473 @@
+/* Putting: names, metadata, many tensors, everything that is refused and how it says so; refs travel as text and bytes. */
+#include <criterion/criterion.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "client/call.h"
+#include "rdt.pb-c.h"
+#include "tests/support/rdtd.h"
+#include "tests/support/tensors.h"
+
+#define MIB ((size_t)1 << 20)
+
+static struct test_node node;
+static rdt *conn;
+
+static void begin(const struct node_options *options)
+{
+    node_start(&node, options);
+    conn = node_client(&node, "producer");
+}
+
+static void end(void)
+{
+    rdt_close(conn);
+    node_end(&node, NULL);
+}
+
+static uint64_t objects_now(void)
+{
+    struct node_status status;
+
+    node_status(&node, &status);
+    return status.objects;
+}
+
+static enum rdt_status put_as(const void *id, size_t id_bytes, struct rdt_ref *ref_p, struct rdt_error *err)
+{
+    struct rdt_put_options options = RDT_INIT(options);
+
+    options.id = id;
+    options.id_bytes = id_bytes;
+    return rdt_put(conn, NULL, 0, &options, ref_p, err);
+}
+
+/* ---- names ---- */
+
+Test(put, own_id_is_kept_whatever_its_bytes)
+{
+    char long_id[129], zeros[3] = {0, 1, 0};
+    struct rdt_ref ref;
+    rdt_object *object;
+
+    begin(NULL);
+    memset(long_id, 'x', sizeof long_id);
+    must_ok(put_as(long_id, 128, &ref, &err));
+    cr_assert_eq(ref.id_bytes, 128);
+    cr_assert_arr_eq(ref.id, long_id, 128);
+    cr_assert_arr_eq(ref.node, node.uuid_bytes, 16);
+    cr_assert_neq(ref.generation, 0);
+    cr_assert_eq(ref.uid, getuid());
+    must_ok(put_as(zeros, 3, &ref, &err));
+    cr_assert_arr_eq(ref.id, zeros, 3);
+    must_ok(rdt_ref_from_id(zeros, 3, &ref, &err));
+    object = fetch_one(conn, &ref, RDT_FETCH_AUTO);
+    rdt_release(object);
+    must_refuse(RDT_INVALID, "129", put_as(long_id, 129, &ref, &err));
+    end();
+}
+
+Test(put, generated_ids_are_all_different)
+{
+    enum { N = 300 };
+    struct rdt_ref refs[N];
+
+    begin(NULL);
+    for (unsigned i = 0; i < N; i++) {
+        must_ok(rdt_put(conn, NULL, 0, NULL, &refs[i], &err));
+        cr_assert_gt(refs[i].id_bytes, 0);
+        for (unsigned j = 0; j < i; j++)
+            cr_assert(refs[i].id_bytes != refs[j].id_bytes || memcmp(refs[i].id, refs[j].id, refs[i].id_bytes) != 0);
+    }
+    cr_assert_eq(objects_now(), N);
+    for (unsigned i = 0; i < N; i++)
+        must_ok(rdt_free(conn, &refs[i], false, &err));
+    cr_assert_eq(objects_now(), 0);
+    end();
+}
+
+Test(put, taken_id_exists_until_it_is_freed)
+{
+    struct rdt_put_options options = RDT_INIT(options);
+    struct rdt_ref first, second = {0};
+    rdt *other;
+
+    options.id = "w";
+    options.id_bytes = 1;
+    begin(NULL);
+    must_ok(put_as("w", 1, &first, &err));
+    must_refuse(RDT_EXISTS, "\"w\"", put_as("w", 1, &second, &err));
+    cr_assert_eq(second.generation, 0, "a result was written");
+    other = node_client(&node, "other");
+    must_refuse(RDT_EXISTS, "\"w\"", rdt_put(other, NULL, 0, &options, &second, &err));
+    cr_assert_eq(objects_now(), 1);
+    must_ok(rdt_free(conn, &first, false, &err));
+    must_ok(put_as("w", 1, &second, &err));
+    cr_assert_gt(second.generation, first.generation);
+    rdt_close(other);
+    end();
+}
+
+/* ---- metadata ---- */
+
+Test(put, metadata_of_every_size_up_to_4_mib)
+{
+    size_t sizes[] = {0, 1, 255, 65536, 4 * MIB};
+    struct rdt_put_options options = RDT_INIT(options);
+    char *metadata = malloc(4 * MIB + 1);
+    struct rdt_ref ref;
+
+    begin(NULL);
+    fill_pattern(metadata, 4 * MIB + 1, 7);
+    for (unsigned i = 0; i < 5; i++) {
+        struct rdt_stat stat;
+        const void *seen;
+        rdt_object *object;
+        size_t bytes;
+        options.metadata = metadata;
+        options.metadata_bytes = sizes[i];
+        must_ok(rdt_put(conn, NULL, 0, &options, &ref, &err));
+        object = fetch_one(conn, &ref, (enum rdt_fetch_mode)(i % 3));
+        seen = rdt_object_metadata(object, &bytes);
+        cr_assert_eq(bytes, sizes[i]);
+        cr_assert_eq(seen == NULL, bytes == 0);
+        cr_assert(bytes == 0 || memcmp(seen, metadata, bytes) == 0);
+        must_ok(rdt_stat(conn, &ref, &stat, &err));
+        cr_assert_eq(stat.metadata_bytes, sizes[i]);
+        rdt_release(object);
+        must_ok(rdt_free(conn, &ref, false, &err));
+    }
+    options.metadata_bytes = 4 * MIB + 1;
+    must_refuse(RDT_LIMIT, "4194305", rdt_put(conn, NULL, 0, &options, &ref, &err));
+    cr_assert_eq(objects_now(), 0);
+    must_ok(rdt_ping(conn, LONG, &err));
+    free(metadata);
+    end();
+}
+
+/* ---- many tensors ---- */
+
+Test(put, ten_thousand_tensors_in_one_put)
+{
+    enum { N = 10000 };
+    struct rdt_tensor *tensors = calloc(N, sizeof *tensors);
+    enum rdt_memory *how = calloc(N, sizeof *how);
+    struct rdt_put_options options = RDT_INIT(options);
+    static const int64_t shape[] = {4, 4};
+    struct rdt_ref ref;
+    rdt_object *object;
+    float *memory, heap[16];
+    rdt *reader;
+
+    begin(NULL);
+    memory = alloc_memory(conn, N * 64);
+    fill_pattern(memory, N * 64, 1);
+    fill_pattern(heap, sizeof heap, 2);
+    for (unsigned i = 0; i < N; i++)
+        tensors[i] = (struct rdt_tensor){.dtype = RDT_F32, .ndim = 2, .shape = shape, .data = i % 100 == 99 ? heap : memory + 16 * i};
+    options.how = how;
+    must_ok(rdt_put(conn, tensors, N, &options, &ref, &err));
+    reader = node_client(&node, "reader");
+    object = fetch_one(reader, &ref, RDT_FETCH_AUTO);
+    cr_assert_eq(rdt_object_count(object), N);
+    for (unsigned i = 0; i < N; i++) {
+        struct rdt_tensor seen = tensor_of(object, i);
+        cr_assert_eq(how[i], i % 100 == 99 ? RDT_MEMORY_COPIED : RDT_MEMORY_DAEMON);
+        cr_assert(tensors_equal(&seen, &tensors[i]), "tensor %u", i);
+    }
+    rdt_release(object);
+    rdt_close(reader);
+    free(tensors);
+    free(how);
+    end();
+}
+
+Test(put, tensors_in_hundreds_of_regions)
+{
+    enum { N = 300 }; /* more fds than a frame carries: readers get a copy */
+    static const int64_t shape[] = {4096};
+    struct rdt_tensor tensors[N];
+    struct rdt_ref ref;
+    rdt_object *object;
+    rdt *reader;
+
+    begin(NULL);
+    for (unsigned i = 0; i < N; i++) {
+        tensors[i] = (struct rdt_tensor){.dtype = RDT_U8, .ndim = 1, .shape = shape, .data = alloc_memory(conn, 4096)};
+        fill_pattern(tensors[i].data, 4096, i);
+    }
+    must_ok(rdt_put(conn, tensors, N, NULL, &ref, &err));
+    reader = node_client(&node, "reader");
+    for (unsigned mode = 0; mode < 3; mode += 2) {
+        object = fetch_one(reader, &ref, (enum rdt_fetch_mode)mode);
+        must_go_by("local/copy", object);
+        for (unsigned i = 0; i < N; i++) {
+            struct rdt_tensor seen = tensor_of(object, i);
+            cr_assert(tensors_equal(&seen, &tensors[i]));
+        }
+        rdt_release(object);
+    }
+    must_refuse(RDT_NO_PATH, "more regions", try_fetch(reader, &ref, RDT_FETCH_SHARE, LONG, &object, &err));
+    rdt_close(reader);
+    end();
+}
+
+Test(put, too_many_tensors_are_a_limit)
+{
+    enum { MOST = 65536 };
+    struct rdt_tensor *tensors = calloc(MOST + 1, sizeof *tensors);
+    char byte = 1;
+    struct rdt_ref ref;
+    rdt_object *object;
+
+    begin(NULL);
+    for (unsigned i = 0; i <= MOST; i++)
+        tensors[i] = (struct rdt_tensor){.dtype = RDT_U8, .data = &byte};
+    must_refuse(RDT_LIMIT, "65537", rdt_put(conn, tensors, MOST + 1, NULL, &ref, &err));
+    must_ok(rdt_put(conn, tensors, MOST, NULL, &ref, &err));
+    object = fetch_one(conn, &ref, RDT_FETCH_COPY);
+    cr_assert_eq(rdt_object_count(object), MOST);
+    rdt_release(object);
+    free(tensors);
+    end();
+}
+
+/* ---- what is refused ---- */
+
+static void refuses(struct rdt_tensor bad, enum rdt_status expected)
+{
+    float values[4] = {0};
+    struct rdt_tensor tensors[3] = {VECTOR(RDT_F32, 4, values), bad, VECTOR(RDT_F32, 4, values)};
+    struct rdt_ref ref = {0};
+
+    must_refuse(expected, "tensor 1", rdt_put(conn, tensors, 3, NULL, &ref, &err));
+    must(ref.generation == 0);
+}
+
+Test(put, bad_layouts_name_the_tensor)
+{
+    static const int64_t negative[] = {2, -1}, huge[] = {INT64_MAX, 2}, big[] = {INT64_MAX / 4 + 1}, ones[33] = {1}, two[] = {2, 2},
+                         far[] = {INT64_MAX / 2, 1};
+    float values[4] = {0};
+    char *memory;
+
+    begin(NULL);
+    memory = alloc_memory(conn, 8192);
+    refuses((struct rdt_tensor){.dtype = 0, .ndim = 2, .shape = two, .data = values}, RDT_INVALID);
+    refuses((struct rdt_tensor){.dtype = 999, .ndim = 2, .shape = two, .data = values}, RDT_INVALID);
+    refuses((struct rdt_tensor){.dtype = RDT_F32, .ndim = 2, .shape = negative, .data = values}, RDT_INVALID);
+    refuses((struct rdt_tensor){.dtype = RDT_F32, .ndim = 2, .shape = huge, .data = values}, RDT_INVALID);
+    refuses((struct rdt_tensor){.dtype = RDT_F32, .ndim = 1, .shape = big, .data = values}, RDT_INVALID);
+    refuses((struct rdt_tensor){.dtype = RDT_F32, .ndim = 33, .shape = ones, .data = values}, RDT_INVALID);
+    refuses((struct rdt_tensor){.dtype = RDT_F32, .ndim = 2, .shape = NULL, .data = values}, RDT_INVALID);
+    refuses((struct rdt_tensor){.dtype = RDT_F32, .ndim = 2, .shape = two, .data = NULL}, RDT_INVALID);
+    refuses((struct rdt_tensor){.dtype = RDT_F32, .ndim = 2, .shape = two, .strides = far, .data = values}, RDT_INVALID);
+    refuses(VECTOR(RDT_U8, 8193, memory), RDT_INVALID);
+    refuses(VECTOR(RDT_U8, 2, memory - 1), RDT_INVALID);
+    cr_assert_eq(objects_now(), 0);
+    end();
+}
+
+/* The same, from a client that is not librdt. */
+struct raw_put {
+    Rdt__Pb__Put put;
+    Rdt__Pb__TensorList list;
+    Rdt__Pb__RegionUse use, *uses[1];
+    uint32_t dtype[2], ndim[2], region_index[2];
+    uint64_t shape[4], offset[2];
+    int64_t strides[4];
+};
+
+static void raw_init(struct raw_put *raw, uint64_t region)
+{
+    *raw = (struct raw_put){.put = RDT__PB__PUT__INIT, .list = RDT__PB__TENSOR_LIST__INIT, .use = RDT__PB__REGION_USE__INIT,
+                            .dtype = {RDT_F32, RDT_F32}, .ndim = {2, 2}, .shape = {4, 4, 4, 4}, .strides = {4, 1, 4, 1}};
+    raw->use.region = region;
+    raw->use.generation = 1;
+    raw->uses[0] = &raw->use;
+    raw->put.regions = raw->uses;
+    raw->put.n_regions = 1;
+    raw->put.tensors = &raw->list;
+    raw->list.dtype = raw->dtype;
+    raw->list.ndim = raw->ndim;
+    raw->list.shape = raw->shape;
+    raw->list.strides = raw->strides;
+    raw->list.region_index = raw->region_index;
+    raw->list.offset = raw->offset;
+    raw->list.n_dtype = raw->list.n_ndim = raw->list.n_region_index = raw->list.n_offset = 2;
+    raw->list.n_shape = raw->list.n_strides = 4;
+}
+
+static enum rdt_status send_raw(struct raw_put *raw, struct rdt_error *err)
+{
+    return call(conn, RDT_MSG_PUT, &raw->put.base, &rdt__pb__put_reply__descriptor, LONG, NULL, err);
+}
+
+Test(put, by_hand_bad_columns_are_refused)
+{
+    Rdt__Pb__Alloc alloc = RDT__PB__ALLOC__INIT;
+    Rdt__Pb__RegionReply *reply;
+    struct raw_put raw;
+    uint64_t region;
+    int fd;
+
+    begin(NULL);
+    alloc.bytes = 4096;
+    must_ok(call_fds(conn, RDT_MSG_ALLOC, &alloc.base, -1, &rdt__pb__region_reply__descriptor, now_ns() + LONG,
+                     (ProtobufCMessage **)(void *)&reply, &fd, &err));
+    region = reply->region;
+    protobuf_c_message_free_unpacked(&reply->base, NULL);
+    close(fd);
+
+    raw_init(&raw, region + 1);
+    must_refuse(RDT_NOT_FOUND, "region", send_raw(&raw, &err));
+    raw_init(&raw, region);
+    raw.use.generation = 2;
+    must_refuse(RDT_NOT_FOUND, "region", send_raw(&raw, &err));
+    raw_init(&raw, region);
+    raw.region_index[1] = 1;
+    must_refuse(RDT_INVALID, "tensor 1", send_raw(&raw, &err));
+    raw_init(&raw, region);
+    raw.offset[1] = 4096 - 63;
+    must_refuse(RDT_INVALID, "tensor 1", send_raw(&raw, &err));
+    raw_init(&raw, region);
+    raw.offset[1] = UINT64_MAX;
+    must_refuse(RDT_INVALID, "tensor 1", send_raw(&raw, &err));
+    raw_init(&raw, region);
+    raw.strides[2] = -4;
+    must_refuse(RDT_INVALID, "tensor 1", send_raw(&raw, &err)); /* in front of the region */
+    raw_init(&raw, region);
+    raw.strides[2] = INT64_MIN;
+    must_refuse(RDT_INVALID, "tensor 1", send_raw(&raw, &err));
+    raw_init(&raw, region);
+    raw.shape[2] = UINT64_MAX;
+    must_refuse(RDT_INVALID, "tensor 1", send_raw(&raw, &err));
+    raw_init(&raw, region);
+    raw.ndim[1] = 33;
+    must_refuse(RDT_INVALID, "tensor 1", send_raw(&raw, &err));
+    raw_init(&raw, region);
+    raw.dtype[1] = 77;
+    must_refuse(RDT_INVALID, "tensor 1", send_raw(&raw, &err));
+    for (unsigned column = 0; column < 6; column++) {
+        size_t *lengths[] = {&raw.list.n_dtype, &raw.list.n_ndim, &raw.list.n_shape, &raw.list.n_strides, &raw.list.n_region_index,
+                             &raw.list.n_offset};
+        raw_init(&raw, region);
+        --*lengths[column];
+        must_be(RDT_INVALID, send_raw(&raw, &err));
+    }
+    raw_init(&raw, region);
+    raw.put.flags = 1;
+    must_refuse(RDT_UNSUPPORTED, "SNAPSHOT", send_raw(&raw, &err));
+    raw.put.flags = 2;
+    must_refuse(RDT_UNSUPPORTED, "DETACHED", send_raw(&raw, &err));
+    raw.put.flags = 64;
+    must_refuse(RDT_INVALID, "flags", send_raw(&raw, &err));
+    raw_init(&raw, region);
+    raw.put.visibility = (Rdt__Pb__Visibility)9;
+    must_refuse(RDT_INVALID, "visibility", send_raw(&raw, &err));
+    raw_init(&raw, region);
+    raw.put.tensors = NULL; /* no tensors: an object of metadata alone */
+    must_ok(send_raw(&raw, &err));
+    raw_init(&raw, region);
+    must_ok(send_raw(&raw, &err));
+    cr_assert_eq(objects_now(), 2);
+    end();
+}
+
+Test(put, unknown_transport_lists_those_loaded)
+{
+    struct rdt_put_options options = RDT_INIT(options);
+    struct rdt_ref ref;
+    float value = 1;
+
+    begin(&(struct node_options){.loopback = true});
+    options.transport = "warp";
+    must_refuse(RDT_UNSUPPORTED, "loopback", rdt_put(conn, &VECTOR(RDT_F32, 1, &value), 1, &options, &ref, &err));
+    must_refuse(RDT_UNSUPPORTED, "\"warp\"", rdt_put(conn, NULL, 0, &options, &ref, &err));
+    options.transport = "loopback";
+    must_ok(rdt_put(conn, &VECTOR(RDT_F32, 1, &value), 1, &options, &ref, &err));
+    options.transport = "ucx";
+    must_ok(rdt_put(conn, &VECTOR(RDT_F32, 1, &value), 1, &options, &ref, &err));
+    cr_assert_eq(objects_now(), 2);
+    end();
+}
+
+Test(put, reserved_flags_are_unsupported)
+{
+    struct rdt_put_options options = RDT_INIT(options);
+    struct rdt_ref ref;
+
+    begin(NULL);
+    options.flags = RDT_PUT_SNAPSHOT;
+    must_refuse(RDT_UNSUPPORTED, "flags", rdt_put(conn, NULL, 0, &options, &ref, &err));
+    options.flags = RDT_PUT_DETACHED;
+    must_refuse(RDT_UNSUPPORTED, "flags", rdt_put(conn, NULL, 0, &options, &ref, &err));
+    cr_assert_eq(objects_now(), 0);
+    end();
+}
+
+Test(put, too_many_objects_name_max_objects)
+{
+    const char *flags[] = {"--max-objects=5", NULL};
+    struct rdt_ref refs[6];
+
+    begin(&(struct node_options){.flags = flags});
+    for (unsigned i = 0; i < 5; i++)
+        must_ok(rdt_put(conn, NULL, 0, NULL, &refs[i], &err));
+    must_refuse(RDT_LIMIT, "max_objects", rdt_put(conn, NULL, 0, NULL, &refs[5], &err));
+    must_ok(rdt_free(conn, &refs[0], false, &err));
+    must_ok(rdt_put(conn, NULL, 0, NULL, &refs[5], &err));
+    end();
+}
+
+/* ---- refs travel ---- */
+
+static int read_by_text_and_bytes(struct actor *self, void *arg)
+{
+    rdt *reader = node_client(arg, "reader");
+    char text[RDT_REF_TEXT_BYTES];
+    uint8_t packed[RDT_REF_PACKED_BYTES];
+    struct rdt_ref refs[2];
+    size_t bytes;
+
+    actor_recv(self, text, sizeof text);
+    actor_recv(self, &bytes, sizeof bytes);
+    actor_recv(self, packed, bytes);
+    must_ok(rdt_ref_from_text(text, &refs[0], &err));
+    must_ok(rdt_ref_unpack(packed, bytes, &refs[1], &err));
+    must(rdt_ref_equal(&refs[0], &refs[1]));
+    for (unsigned i = 0; i < 2; i++) {
+        rdt_object *object = fetch_one(reader, &refs[i], RDT_FETCH_AUTO);
+        struct rdt_tensor seen = tensor_of(object, 0);
+        struct rdt_ref true_ref = info_of(object).ref;
+        must(holds_pattern(seen.data, 4096, 3));
+        must(rdt_ref_equal(&true_ref, &refs[i]));
+        rdt_release(object);
+    }
+    rdt_close(reader);
+    return 0;
+}
+
+Test(put, refs_travel_as_text_and_as_bytes)
+{
+    uint8_t packed[RDT_REF_PACKED_BYTES], memory[4096];
+    char text[RDT_REF_TEXT_BYTES] = "";
+    struct actor actor;
+    struct rdt_ref ref;
+    size_t bytes;
+
+    node_start(&node, NULL);
+    actor_start(&actor, read_by_text_and_bytes, &node);
+    conn = node_client(&node, "producer");
+    fill_pattern(memory, sizeof memory, 3);
+    ref = put_one(conn, &VECTOR(RDT_U8, sizeof memory, memory), "layer 0/é?&=%\x01");
+    rdt_ref_to_text(&ref, text);
+    bytes = rdt_ref_pack(&ref, packed);
+    actor_send(&actor, text, sizeof text);
+    actor_send(&actor, &bytes, sizeof bytes);
+    actor_send(&actor, packed, bytes);
+    actor_wait(&actor);
+    end();
+}
