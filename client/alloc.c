@@ -64,7 +64,7 @@ static void give_back_unmapped(rdt *conn, uint64_t region)
 
     request.region = region;
     connection_lock(conn);
-    (void)connection_send(conn, RDT_MSG_RELEASE_REGION, connection_id(conn), &request.base, -1, true, NULL);
+    (void)connection_send(conn, RDT_MSG_RELEASE_REGION, 0, &request.base, -1, true, NULL);
     connection_unlock(conn);
 }
 

@@ -71,7 +71,7 @@ static void cancel(rdt *conn, const struct waiting *waiting)
     if (waiting->type != RDT_MSG_WAIT && waiting->type != RDT_MSG_WAIT_FREED)
         return;
     request.request_id = waiting->pending.id;
-    (void)connection_send(conn, RDT_MSG_CANCEL_REQUEST, connection_id(conn), &request.base, -1, true, NULL);
+    (void)connection_send(conn, RDT_MSG_CANCEL_REQUEST, 0, &request.base, -1, true, NULL);
 }
 
 /* With the lock. */
@@ -152,7 +152,7 @@ static void give_back_region(rdt *conn, const struct frame *frame)
     if (!reply)
         return;
     release.region = reply->region;
-    (void)connection_send(conn, RDT_MSG_RELEASE_REGION, connection_id(conn), &release.base, -1, true, NULL);
+    (void)connection_send(conn, RDT_MSG_RELEASE_REGION, 0, &release.base, -1, true, NULL);
     rdt__pb__region_reply__free_unpacked(reply, NULL);
 }
 

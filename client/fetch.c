@@ -256,37 +256,6 @@ static enum rdt_status build(struct fetch *fetch, const struct rdt_ref *refs, st
 
 /* ---- sending: everything below with the lock ---- */
 
-struct sent { /* one FETCH frame, until the daemon has answered it as a whole */
-    struct pending pending;
-    uint64_t first_handle, n_handles;
-};
-
-static void on_frame(rdt *conn, struct pending *pending, struct frame *frame)
-{
-    struct sent *sent = CHAIN_OWNER(pending, struct sent, pending);
-    struct rdt_error err;
-
-    if (frame->flags & FRAME_ERROR) {
-        (void)connection_error_reply(frame, &err);
-        for (uint64_t i = 0; i < sent->n_handles; i++) {
-            rdt_request *request = request_find(conn, sent->first_handle + i);
-
-            if (request)
-                request_fail(request, &err);
-        }
-    }
-    free(sent);
-}
-
-static void on_lost(rdt *conn, struct pending *pending, const struct rdt_error *why)
-{
-    (void)conn;
-    (void)why;
-    free(CHAIN_OWNER(pending, struct sent, pending)); /* its requests hear of it themselves */
-}
-
-static const struct pending_ops sent_ops = {on_frame, on_lost};
-
 /* How many items from `first` on fit into one frame. */
 static size_t batch(const struct fetch *fetch, size_t first)
 {
@@ -305,19 +274,11 @@ static enum rdt_status send_batch(struct fetch *fetch, size_t first, size_t n, s
 {
     const struct rdt_fetch_options *options = fetch->options;
     Rdt__Pb__Fetch request = RDT__PB__FETCH__INIT;
-    struct sent *sent = malloc(sizeof *sent);
-    enum rdt_status status;
 
-    if (!sent)
-        return no_memory(err, n);
     for (size_t i = first; i < first + n; i++) {
         request_start(fetch->requests[i], fetch->deadline_ns);
         fetch->items[i]->handle = fetch->requests[i]->pending.id;
     }
-    sent->pending.id = connection_id(fetch->conn);
-    sent->pending.ops = &sent_ops;
-    sent->first_handle = fetch->items[first]->handle;
-    sent->n_handles = n;
     request.items = fetch->items + first;
     request.n_items = n;
     request.mode = (Rdt__Pb__FetchMode)fetch->mode;
@@ -326,12 +287,7 @@ static enum rdt_status send_batch(struct fetch *fetch, size_t first, size_t n, s
     if (options->least_path)
         request.least_path = (char *)options->least_path;
     request.timeout_ns = clock_remaining_ns(fetch->deadline_ns);
-    status = connection_send(fetch->conn, RDT_MSG_FETCH, sent->pending.id, &request.base, -1, false, err);
-    if (status == RDT_OK)
-        pending_add(&fetch->conn->pending, &sent->pending);
-    else
-        free(sent);
-    return status;
+    return connection_send(fetch->conn, RDT_MSG_FETCH, 0, &request.base, -1, false, err); /* each item is answered for itself */
 }
 
 static enum rdt_status send_all(struct fetch *fetch, struct rdt_error *err)

@@ -15,7 +15,7 @@ void fetched_release_hold(rdt *conn, uint64_t hold)
     if (hold == 0)
         return;
     request.hold = hold;
-    (void)connection_send(conn, RDT_MSG_RELEASE, connection_id(conn), &request.base, -1, true, NULL);
+    (void)connection_send(conn, RDT_MSG_RELEASE, 0, &request.base, -1, true, NULL);
 }
 
 /* ---- ending ---- */

@@ -138,7 +138,7 @@ static void send_cancel(const rdt_request *request)
     Rdt__Pb__Cancel message = RDT__PB__CANCEL__INIT;
 
     message.handle = request->pending.id;
-    (void)connection_send(request->conn, RDT_MSG_CANCEL, connection_id(request->conn), &message.base, -1, true, NULL);
+    (void)connection_send(request->conn, RDT_MSG_CANCEL, 0, &message.base, -1, true, NULL);
 }
 
 void request_cancel(rdt_request *request)

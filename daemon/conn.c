@@ -349,7 +349,13 @@ void conns_close(struct conns *conns, void (*on_empty)(void *arg), void *arg)
 {
     conns->on_empty = on_empty;
     conns->arg = arg;
-    list_for_each_safe(node, &conns->all) conn_close(list_entry(node, struct conn, link), "the daemon shuts down");
+    list_for_each_safe(node, &conns->all)
+    {
+        struct conn *conn = list_entry(node, struct conn, link);
+        if (!conn->closing && conn->writer.queued_frames > 0) /* the last answers; what the socket does not take is lost */
+            (void)frame_writer_send(&conn->writer, conn->sock, NULL);
+        conn_close(conn, "the daemon shuts down");
+    }
     if (conns->n == 0)
         on_empty(arg);
 }

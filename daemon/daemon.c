@@ -169,16 +169,18 @@ static void on_drain_over(struct deadline *deadline)
 static void on_signal(uv_signal_t *handle, int number)
 {
     struct daemon *daemon = handle->data;
-    unsigned active = transfers_active(&daemon->transfers);
+    unsigned active;
 
     if (daemon->rpc.draining) {
         log_info("%s again: not waiting any longer", strsignal(number));
         hurry(daemon);
         return;
     }
+    daemon->rpc.draining = true;
+    transfers_refuse_parked(&daemon->transfers);
+    active = transfers_active(&daemon->transfers);
     log_info("%s: draining %u transfers", strsignal(number), active);
     sdnotify("STOPPING=1\nSTATUS=draining %u transfers", active);
-    daemon->rpc.draining = true;
     if (active == 0) {
         hurry(daemon);
         return;

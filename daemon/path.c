@@ -70,7 +70,7 @@ static void remote(const struct path_query *query, struct path_decision *decisio
         if (!candidate)
             break;
         if (query->preferred[0] && strcasecmp(query->preferred, offer->name) == 0)
-            candidate->speed += 200; /* the producer's wish goes before speed, never before the reader's */
+            candidate->speed = speed + 200 < SPEED_INLINE ? speed + 200 : SPEED_INLINE - 1; /* before speed, never before the reader's wish */
         if (offer->here_why_not)
             reject(candidate, "not available on this node: %s", offer->here_why_not);
         if (offer->there_why_not)

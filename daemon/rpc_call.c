@@ -73,12 +73,13 @@ static void send_to_peer(struct call *call, const struct rdt_error *err, const P
 
 void call_reply(struct call *call, const ProtobufCMessage *reply, const int *take_fds, unsigned n_fds)
 {
-    if (call->client) {
+    if (call->client && call->request_id != 0) {
         call->client->send(call->client, call->type, FRAME_REPLY, call->request_id, reply, take_fds, n_fds);
     } else {
         for (unsigned i = 0; i < n_fds; i++)
             (void)close(take_fds[i]);
-        send_to_peer(call, NULL, reply);
+        if (call->peer)
+            send_to_peer(call, NULL, reply);
     }
     call_free(call);
 }
@@ -92,7 +93,9 @@ void call_reply_empty(struct call *call)
 
 void call_fail(struct call *call, const struct rdt_error *err)
 {
-    if (call->client) {
+    if (call->client && call->request_id == 0 && err->status != RDT_PROTOCOL) {
+        log_debug("client %llu: request %u, which wants no answer: %s", (unsigned long long)call->client->id, call->type, err->msg);
+    } else if (call->client) {
         Rdt__Pb__ErrorReply reply = RDT__PB__ERROR_REPLY__INIT;
         reply.status = err->status;
         reply.sys_errno = err->sys_errno;

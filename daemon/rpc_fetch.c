@@ -27,6 +27,15 @@ static struct transfer *find_twin(struct seen *seen, const Rdt__Pb__Fetch *messa
     return NULL;
 }
 
+/* Nothing was started: each item hears of it. */
+static enum rdt_status refuse_all(struct call *call, const Rdt__Pb__Fetch *message, const struct rdt_error *why)
+{
+    for (size_t i = 0; i < message->n_items; i++)
+        fetch_answer_error(call->client, message->items[i]->handle, why);
+    call_reply_empty(call);
+    return RDT_OK;
+}
+
 enum rdt_status rpc_fetch(struct call *call, const void *request, struct rdt_error *err)
 {
     const Rdt__Pb__Fetch *message = request;
@@ -36,19 +45,24 @@ enum rdt_status rpc_fetch(struct call *call, const void *request, struct rdt_err
     struct seen seen;
     size_t n = message->n_items;
 
-    if (rpc->draining)
-        return rdt_error_set(err, RDT_SHUTTING_DOWN, "the daemon is shutting down");
-    if (n > RDT_MAX_FETCH_REFS)
-        return rdt_error_set(err, RDT_LIMIT, "a fetch of %zu refs: at most %u in one message", n, RDT_MAX_FETCH_REFS);
+    if (rpc->draining) {
+        (void)rdt_error_set(err, RDT_SHUTTING_DOWN, "the daemon is shutting down");
+        return refuse_all(call, message, err);
+    }
+    if (n > RDT_MAX_FETCH_REFS) {
+        (void)rdt_error_set(err, RDT_LIMIT, "a fetch of %zu refs: at most %u in one message", n, RDT_MAX_FETCH_REFS);
+        return refuse_all(call, message, err);
+    }
     started = calloc(n + 1, sizeof *started);
     seen.earlier = calloc(n + 1, sizeof *seen.earlier);
     if (!started || !seen.earlier) {
         free(started);
         free(seen.earlier);
-        return rdt_error_set(err, RDT_NO_MEMORY, "no memory for the fetch");
+        (void)rdt_error_set(err, RDT_NO_MEMORY, "no memory for the fetch");
+        return refuse_all(call, message, err);
     }
     map_init(&seen.by_id);
-    call_reply_empty(call); /* taken; from here on each item answers for itself */
+    call_reply_empty(call); /* each item answers for itself */
     for (size_t i = 0; i < n; i++) {
         struct transfer *twin = n > 1 ? find_twin(&seen, message, started, i) : NULL;
         struct rdt_error why = {0};

@@ -53,6 +53,18 @@ unsigned transfers_active(const struct transfers *transfers)
     return n;
 }
 
+void transfers_refuse_parked(struct transfers *transfers)
+{
+    list_for_each_safe(node, &transfers->active)
+    {
+        struct transfer *transfer = list_entry(node, struct transfer, record.link);
+        if (transfer->sm.state == TRANSFER_PARKED)
+            transfer_fail(transfer, RDT_SHUTTING_DOWN, "object \"%s\" cannot be put any more: the daemon is shutting down",
+                          transfer->ref.id);
+    }
+    outgoing_refuse_parked(transfers);
+}
+
 void transfer_set_state(struct transfer *transfer, enum transfer_state state)
 {
     sm_move(&transfer->sm, state);

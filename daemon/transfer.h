@@ -167,6 +167,9 @@ void transfers_init(struct transfers *transfers);
 void transfers_fini(struct transfers *transfers);
 unsigned transfers_active(const struct transfers *transfers);
 
+/* The daemon stops and takes no more puts: what waits for one fails now with SHUTTING_DOWN. */
+void transfers_refuse_parked(struct transfers *transfers);
+
 /* Starts one item of a FETCH for the client. `twin` is an earlier transfer of the same message that the item may join, found by the
  * caller with fetch_joinable; NULL: none. On error nothing was started: the caller answers. */
 enum rdt_status fetch_start(struct transfers *transfers, struct client *client, const Rdt__Pb__Fetch *message,

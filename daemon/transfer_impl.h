@@ -128,6 +128,7 @@ void outgoing_stop(struct outgoing *out);   /* no more chunks; ends when nothing
 void outgoing_settle(struct outgoing *out); /* ABORT, one reason to wait less */
 void outgoing_fail(struct outgoing *out, const struct rdt_error *err); /* tells the reader, and stops */
 void outgoing_link_down(struct peer_work *work);
+void outgoing_refuse_parked(struct transfers *transfers); /* there will be no more puts */
 void outgoing_pump(struct peer_transport *pt);      /* posts chunks, each transfer in turn */
 void outgoing_via_closed(struct peer_transport *pt); /* its connection is down: users end */
 

@@ -2,6 +2,7 @@
 #include <assert.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <strings.h>
 
 #include "daemon/log.h"
 #include "daemon/transfer_impl.h"
@@ -78,7 +79,8 @@ void transfer_in_ask(struct transfer *transfer)
     pull.slice = transfer->slice;
     pull.timeout_ns = deadline_left_ns(&fetch->deadline);
     pull.meta_only = transfer->meta_only;
-    pull.inline_max_bytes = transfer->transfers->options->inline_max_bytes;
+    if (transfer->wish_transport[0] == '\0' || strcasecmp(transfer->wish_transport, "inline") == 0) /* else they go another way */
+        pull.inline_max_bytes = transfer->transfers->options->inline_max_bytes;
     if (work_send(transfer->peer, RDT_PEER_PULL, &pull.base, &err) != RDT_OK)
         transfer_fail_err(transfer, &err);
 }

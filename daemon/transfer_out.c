@@ -130,6 +130,26 @@ void outgoing_fail(struct outgoing *out, const struct rdt_error *err)
     outgoing_stop(out);
 }
 
+static void fail_parked(struct outgoing *out, const struct rdt_error *err)
+{
+    send_meta_error(out->work, out->number, err);
+    (void)snprintf(out->record.error, sizeof out->record.error, "%s", err->msg);
+    outgoing_end(out);
+}
+
+void outgoing_refuse_parked(struct transfers *transfers)
+{
+    list_for_each_safe(node, &transfers->outgoing)
+    {
+        struct outgoing *out = list_entry(node, struct outgoing, record.link);
+        struct rdt_error err;
+        if (out->sm.state != OUTGOING_PARKED)
+            continue;
+        (void)rdt_error_set(&err, RDT_SHUTTING_DOWN, "object \"%s\" cannot be put any more: its daemon is shutting down", out->ref.id);
+        fail_parked(out, &err);
+    }
+}
+
 static void on_deadline(struct deadline *deadline)
 {
     struct outgoing *out = (struct outgoing *)((char *)deadline - offsetof(struct outgoing, deadline));
@@ -143,9 +163,7 @@ static void on_deadline(struct deadline *deadline)
     (void)rdt_error_set(&err, RDT_TIMED_OUT, "object \"%s\" was not %s in time", out->ref.id,
                         out->sm.state == OUTGOING_PARKED ? "put" : "fetched");
     if (out->sm.state == OUTGOING_PARKED) {
-        send_meta_error(out->work, out->number, &err);
-        (void)snprintf(out->record.error, sizeof out->record.error, "%s", err.msg);
-        outgoing_end(out);
+        fail_parked(out, &err);
         return;
     }
     outgoing_fail(out, &err);

@@ -117,7 +117,16 @@ void outgoing_on_start(struct peer_work *work, const Rdt__Pb__PullStart *start)
     struct rdt_error err = {0};
     enum rdt_status status = RDT_OK;
 
-    if (!out || out->sm.state != OUTGOING_OFFERED)
+    if (!out) { /* its reader would wait for chunks that nobody sends */
+        Rdt__Pb__PullEnd end = RDT__PB__PULL_END__INIT;
+        end.transfer = start->transfer;
+        end.status = RDT_TRANSPORT;
+        end.message = (char *)"the owner's side of the transfer has ended";
+        end.from_owner = true;
+        (void)work_send(work, RDT_PEER_PULL_END, &end.base, NULL);
+        return;
+    }
+    if (out->sm.state != OUTGOING_OFFERED)
         return;
     if (!pt)
         status = rdt_error_set(&err, RDT_UNSUPPORTED, "transport \"%.64s\" is not loaded at the owner", start->transport);

@@ -3,7 +3,8 @@
  *   0        4      6     7     8                16
  *   | length | type | nfd | flg |   request id    | payload: one protobuf message, `length` bytes | next frame ...
  *
- * Little-endian. Fds ride with the first byte of their frame. The reader owns every fd it received until frame_take_fd()
+ * Little-endian. A request with id 0 wants no answer; every other one gets exactly one. An
+ * error with id 0 is about the connection: why it is going to be closed. Fds ride with the first byte of their frame. The reader owns every fd it received until frame_take_fd()
  * gives it away; whatever nobody took is closed with the frame or with the reader. Knows nothing of message contents.
  */
 #ifndef PROTO_FRAME_H

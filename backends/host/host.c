@@ -1,8 +1,8 @@
 /* The memory kind "host": memfds.
  *
- * Owns the descriptors and mappings of its blocks. What it allocates has all pages reserved and cannot shrink or grow, so no
- * reader meets SIGBUS; what it imports must be sealed against shrinking. Holes that a client punches into its own memory are
- * not its business: the core copies from imported memory under a guard.
+ * Owns the descriptors and mappings of its blocks. What it allocates has all pages reserved and cannot shrink or
+ * grow, so no reader meets SIGBUS; what it imports must be sealed against shrinking. Holes that a client punches into
+ * its own memory are not its business: the core copies from imported memory under a guard.
  */
 #include <errno.h>
 #include <fcntl.h>
@@ -79,8 +79,8 @@ static int create_memfd(void)
     return fd;
 }
 
-/* fallocate goes on until the out-of-memory killer stops somebody: ask first. Two callers may still ask at once, which is why the
- * core has a cap. */
+/* fallocate goes on until the out-of-memory killer stops somebody: ask first. Two callers may still ask at once,
+ * which is why the core has a cap. */
 static bool fits(uint64_t bytes)
 {
     FILE *file = fopen("/proc/meminfo", "re");
@@ -177,9 +177,9 @@ static enum rdt_status check_range(const struct rdt_import *import, const struct
         return rdt_error_set(err, RDT_INVALID, "offset %llu of the memory to import is not a multiple of its page size %llu",
                              (unsigned long long)import->offset, (unsigned long long)unit);
     if ((uint64_t)st->st_size < import->offset || (uint64_t)st->st_size - import->offset < import->bytes)
-        return rdt_error_set(err, RDT_INVALID, "the memory to import holds %llu bytes, fewer than the %llu at offset %llu asked for",
-                             (unsigned long long)st->st_size, (unsigned long long)import->bytes,
-                             (unsigned long long)import->offset);
+        return rdt_error_set(
+            err, RDT_INVALID, "the memory to import holds %llu bytes, fewer than the %llu at offset %llu asked for",
+            (unsigned long long)st->st_size, (unsigned long long)import->bytes, (unsigned long long)import->offset);
     return RDT_OK;
 }
 
@@ -228,8 +228,8 @@ static enum rdt_status host_import(void *memory, const char *device, const struc
 
 /* ---- a block's life ---- */
 
-/* Our own memory is mapped with its pages, which costs a pool thread now rather than a fault per page on the first copy or
- * receive. Imported memory may have holes, which populating would fill at somebody's expense. */
+/* Our own memory is mapped with its pages, which costs a pool thread now rather than a fault per page on the first
+ * copy or receive. Imported memory may have holes, which populating would fill at somebody's expense. */
 static enum rdt_status host_map(void *memory, struct rdt_block *block, struct rdt_error *err)
 {
     const struct host_block *priv = block->priv;
@@ -239,8 +239,8 @@ static enum rdt_status host_map(void *memory, struct rdt_block *block, struct rd
 
     (void)memory;
     addr = mmap(NULL, priv->mapped_bytes, protection, flags, block->fd, (off_t)priv->offset);
-    /* Before Linux 6.7 memory with F_SEAL_WRITE had no shared mapping through a writable descriptor; nobody can change it, so
-     * a private one shows the same. */
+    /* Before Linux 6.7 memory with F_SEAL_WRITE had no shared mapping through a writable descriptor; nobody can
+     * change it, so a private one shows the same. */
     if (addr == MAP_FAILED && errno == EPERM && priv->read_only)
         addr = mmap(NULL, priv->mapped_bytes, PROT_READ, MAP_PRIVATE, block->fd, (off_t)priv->offset);
     if (addr == MAP_FAILED) {

@@ -125,7 +125,8 @@ static enum rdt_status config_number(const struct rdt_host *host, const char *ke
     return RDT_OK;
 }
 
-static enum rdt_status config_copy(const struct rdt_host *host, const char *key, char *text_p, size_t size, struct rdt_error *err)
+static enum rdt_status config_copy(const struct rdt_host *host, const char *key, char *text_p, size_t size,
+                                   struct rdt_error *err)
 {
     const char *text = config_text(host, key);
 
@@ -166,9 +167,10 @@ enum rdt_status settings_read(const struct rdt_host *host, struct settings *sett
     enum rdt_status status;
 
     if (strcmp(config_text(host, "trusted_network"), "yes"))
-        return rdt_error_set(err, RDT_UNSUPPORTED,
-                             "trusted_network is not yes: UCX authenticates nobody, and whoever reaches its TCP ports may write to "
-                             "this process; set trusted_network = yes only if no one else is on its network");
+        return rdt_error_set(
+            err, RDT_UNSUPPORTED,
+            "trusted_network is not yes: UCX authenticates nobody, and whoever reaches its TCP ports may write to "
+            "this process; set trusted_network = yes only if no one else is on its network");
 
     status = config_copy(host, "tls", settings.tls, sizeof settings.tls, err);
     if (status == RDT_OK)
@@ -222,10 +224,11 @@ static enum rdt_status modify_all(const struct settings *settings, ucp_config_t 
         {"NET_DEVICES", settings->interfaces},
         {"TCP_CM_REUSEADDR", "y"}, /* a restart finds its fixed port free */
         {"TCP_CONN_NB", "y"},      /* connect() would stall every peer's bytes */
-        /* Without PUT and zero copy, TCP sends and receives by copying to and from a segment, and loses nothing if the segment is
-         * long: 4 MiB chunks 4.3 GB/s, with zero copy 4.4, in segments of 64 KiB 2.7. With PUT, bytes were seen to land after the
-         * receiver had closed its endpoint. And with either one 1.13, built with assertions as in Debian 12, aborts the process when
-         * a peer goes away at a bad moment (PUT_TX_WAITING_ACK; comp->count > 0). */
+        /* Without PUT and zero copy, TCP sends and receives by copying to and from a segment, and loses nothing if
+         * the segment is long: 4 MiB chunks 4.3 GB/s, with zero copy 4.4, in segments of 64 KiB 2.7. With PUT, bytes
+         * were seen to land after the receiver had closed its endpoint. And with either one 1.13, built with
+         * assertions as in Debian 12, aborts the process when a peer goes away at a bad moment (PUT_TX_WAITING_ACK;
+         * comp->count > 0). */
         {"TCP_PUT_ENABLE", "n"},
         {"ZCOPY_THRESH", "inf"},
         {"TCP_TX_SEG_SIZE", SEGMENT},

@@ -1,7 +1,8 @@
 /* Connections: one per peer node, two links at the most.
  *
- * The loop thread creates, connects, disconnects and destroys them; what it asks for is done by the data thread in conns_run. A
- * disconnected connection is closed when its links are gone and its operations have ended: nothing can land any more.
+ * The loop thread creates, connects, disconnects and destroys them; what it asks for is done by the data thread in
+ * conns_run. A disconnected connection is closed when its links are gone and its operations have ended: nothing can
+ * land any more.
  */
 #include <endian.h>
 #include <errno.h>
@@ -136,7 +137,8 @@ enum rdt_status conn_connect(struct conn *conn, const void *blob, size_t bytes, 
         return rdt_error_set(err, RDT_PROTOCOL, "the peer's offer has %zu bytes instead of %zu", bytes, sizeof offer);
     memcpy(&offer, blob, sizeof offer);
     if (offer.version != OFFER_VERSION)
-        return rdt_error_set(err, RDT_PROTOCOL, "the peer's offer is of version %u, this end knows %u", offer.version, OFFER_VERSION);
+        return rdt_error_set(err, RDT_PROTOCOL, "the peer's offer is of version %u, this end knows %u", offer.version,
+                             OFFER_VERSION);
     if (!read_address(&offer, &address))
         return rdt_error_set(err, RDT_PROTOCOL, "the peer's offer holds no address");
 

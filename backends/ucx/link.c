@@ -1,8 +1,9 @@
 /* Endpoints: who may speak on one, from the first word to the last.
  *
- * A link is opened by the end that has bytes to send. Its first message, HELLO, carries the one-time token that the listener gave
- * to this peer over the peer link; the listener answers WELCOME, and only then does data flow. A link that says anything else first,
- * or nothing for a while, is closed. UCX's callbacks only mark a link; what follows is done after progress.
+ * A link is opened by the end that has bytes to send. Its first message, HELLO, carries the one-time token that the
+ * listener gave to this peer over the peer link; the listener answers WELCOME, and only then does data flow. A link
+ * that says anything else first, or nothing for a while, is closed. UCX's callbacks only mark a link; what follows is
+ * done after progress.
  */
 #include <arpa/inet.h>
 #include <endian.h>
@@ -26,7 +27,8 @@ static void set_state(struct link *link, enum link_state to)
     };
 
     if (!allowed[link->state][to]) {
-        link->transport->host.log(link->transport->host.ctx, RDT_LOG_ERROR, "bug: a link goes from state %d to %d", link->state, to);
+        link->transport->host.log(link->transport->host.ctx, RDT_LOG_ERROR, "bug: a link goes from state %d to %d", link->state,
+                                  to);
         abort();
     }
     link->state = to;
@@ -278,8 +280,9 @@ void link_close(struct link *link)
     }
 }
 
-/* UCX aborts the process when an endpoint is closed in the middle of connecting (1.13: an assertion of tcp_sockcm). No operation runs on
- * such a link yet, so its connection need not wait for it: it is closed when it has connected or failed. */
+/* UCX aborts the process when an endpoint is closed in the middle of connecting (1.13: an assertion of tcp_sockcm).
+ * No operation runs on such a link yet, so its connection need not wait for it: it is closed when it has connected or
+ * failed. */
 bool link_abandon(struct link *link)
 {
     if (link->incoming || link->state != LINK_FRESH)

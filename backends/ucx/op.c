@@ -1,8 +1,8 @@
 /* Operations: chunks that are sent by one active message each, and received into the memory that was posted for them.
  *
- * A message above settings.eager_bytes is announced first, and UCX moves its bytes straight into the posted memory; a smaller one
- * carries its bytes along. The announcement is checked against what was posted, and only a receive that fits it lets anything be
- * written; everything else is dropped.
+ * A message above settings.eager_bytes is announced first, and UCX moves its bytes straight into the posted memory; a
+ * smaller one carries its bytes along. The announcement is checked against what was posted, and only a receive that
+ * fits it lets anything be written; everything else is dropped.
  */
 #include <endian.h>
 #include <stdlib.h>
@@ -168,11 +168,11 @@ static void send_one(struct conn *conn, struct operation *operation)
 {
     const struct rdt_op *op = operation->op;
     const bool eager = op->piece.bytes <= conn->transport->settings.eager_bytes;
-    /* The memory's type is stated, or UCX would look it up; a registration is not: its TCP knows none, and a send of 64 MiB
-     * takes the same time with and without. */
+    /* The memory's type is stated, or UCX would look it up. There is no registration to pass: TCP knows none, and all bytes go
+     * through segments of its own (see modify_all). */
     const ucp_request_param_t param = {
-        .op_attr_mask = UCP_OP_ATTR_FIELD_CALLBACK | UCP_OP_ATTR_FIELD_USER_DATA | UCP_OP_ATTR_FIELD_FLAGS |
-                        UCP_OP_ATTR_FIELD_MEMORY_TYPE,
+        .op_attr_mask =
+            UCP_OP_ATTR_FIELD_CALLBACK | UCP_OP_ATTR_FIELD_USER_DATA | UCP_OP_ATTR_FIELD_FLAGS | UCP_OP_ATTR_FIELD_MEMORY_TYPE,
         .flags = UCP_AM_SEND_FLAG_REPLY | (eager ? UCP_AM_SEND_FLAG_EAGER : UCP_AM_SEND_FLAG_RNDV),
         .cb.send = on_sent,
         .user_data = operation,
@@ -235,7 +235,8 @@ static struct operation *take_recv(struct conn *conn, const struct data_header *
     return operation;
 }
 
-/* What a handler returns: INPROGRESS keeps UCX's descriptor, OK drops it (and tells the sender that its memory is free). */
+/* What a handler returns: INPROGRESS keeps UCX's descriptor, OK drops it (and tells the sender that its memory is
+ * free). */
 static ucs_status_t receive(struct transport *transport, struct operation *operation, void *data, size_t bytes, bool announced)
 {
     const ucp_request_param_t param = {

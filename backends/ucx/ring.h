@@ -34,6 +34,6 @@ static inline void ring_remove(struct ring *element)
     ring_init(element);
 }
 
-#define ring_of(element, type, member) ((type *)(void *)((char *)(element) - offsetof(type, member)))
+#define ring_of(element, type, member) ((type *)(void *)((char *)(element)-offsetof(type, member)))
 
 #endif

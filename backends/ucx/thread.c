@@ -1,8 +1,8 @@
 /* The data thread: the only one that touches the UCX worker.
  *
- * It polls while something moves, a few hundred times more while something is outstanding, and then sleeps in the worker's
- * descriptor: waking a sleeper costs tens of microseconds, a poll less than one. Idle, it wakes once a second, since UCX's own
- * keepalive runs in progress only and a wake-up was known to be missed.
+ * It polls while something moves, a few hundred times more while something is outstanding, and then sleeps in the
+ * worker's descriptor: waking a sleeper costs tens of microseconds, a poll less than one. Idle, it wakes once a
+ * second, since UCX's own keepalive runs in progress only and a wake-up was known to be missed.
  */
 #include <poll.h>
 #include <semaphore.h>

@@ -1,10 +1,10 @@
 /* The transport "ucx": active messages over TCP, two-sided, between host memories.
  *
- * Owns the context and the data thread; the rest is in config.c, thread.c, link.c, conn.c and op.c. It refuses to open unless the
- * network is trusted, because UCX authenticates nobody: see settings_read.
+ * Owns the context and the data thread; the rest is in config.c, thread.c, link.c, conn.c and op.c. It refuses to
+ * open unless the network is trusted, because UCX authenticates nobody: see settings_read.
  *
- * UCX installs handlers for fatal signals when it is loaded, unless UCX_HANDLE_ERRORS=none is in the environment by then. That is
- * before any code here runs, so rdtd sets it at its start; open checks what came of it.
+ * UCX installs handlers for fatal signals when it is loaded, unless UCX_HANDLE_ERRORS=none is in the environment by
+ * then. That is before any code here runs, so rdtd sets it at its start; open checks what came of it.
  */
 #include <dlfcn.h>
 #include <signal.h>
@@ -64,7 +64,8 @@ static void check_signals(const struct rdt_host *host)
     if (sigaction(SIGBUS, NULL, &action) || (void *)action.sa_sigaction == NULL)
         return;
     if (dladdr((void *)action.sa_sigaction, &info) && info.dli_fname && strstr(info.dli_fname, "libucs"))
-        host->log(host->ctx, RDT_LOG_WARN, "ucx has taken the fatal signals: start with UCX_HANDLE_ERRORS=none in the environment");
+        host->log(host->ctx, RDT_LOG_WARN,
+                  "ucx has taken the fatal signals: start with UCX_HANDLE_ERRORS=none in the environment");
 }
 
 /* ---- operations of the table ---- */
@@ -210,7 +211,7 @@ static const struct rdt_config_key config_keys[] = {
     {"listen", "", "numeric address that peers connect to; empty: that of the peer link, else of the interfaces"},
     {"port", "0", "TCP port to listen on; 0: any"},
     {"tls", "tcp", "UCX transports (UCX_TLS)"},
-    {"eager_bytes", "65536", "chunks up to this size are sent without asking the receiver first"},
+    {"eager_bytes", "131072", "chunks up to this size are sent without asking the receiver first"},
     {"spin_polls", "500", "empty polls before the data thread sleeps while something is outstanding"},
     {NULL, NULL, NULL},
 };

@@ -1,8 +1,9 @@
 /* The transport "ucx": what its files share.
  *
- * Threads. The core's loop thread posts, cancels, connects and disconnects; one data thread owns the UCX worker and everything
- * that touches an endpoint. They meet in the lists and fields marked [lock], under transport->lock; what is marked [data] belongs to
- * the data thread, the rest is constant after creation. The lock is never held across a call into UCX or the host.
+ * Threads. The core's loop thread posts, cancels, connects and disconnects; one data thread owns the UCX worker and
+ * everything that touches an endpoint. They meet in the lists and fields marked [lock], under transport->lock; what
+ * is marked [data] belongs to the data thread, the rest is constant after creation. The lock is never held across a
+ * call into UCX or the host.
  */
 #ifndef BACKENDS_UCX_UCX_H
 #define BACKENDS_UCX_UCX_H
@@ -39,7 +40,7 @@ struct settings {
  */
 enum op_state { OP_QUEUED, OP_RUNNING, OP_ENDING };
 
-struct data_header { /* of a data message; little-endian */
+struct data_header {  /* of a data message; little-endian */
     uint64_t session; /* session_of() the receiver's token */
     uint64_t transfer;
     uint64_t chunk;
@@ -48,34 +49,35 @@ struct data_header { /* of a data message; little-endian */
 
 /* One posted operation. op->priv[0] leads here until it has ended. */
 struct operation {
-    struct ring ring;     /* [lock] in conn->sends, a bucket of conn->recvs or transport->ending; alone while RUNNING */
+    struct ring ring; /* [lock] in conn->sends, a bucket of conn->recvs or transport->ending; alone while RUNNING */
     struct rdt_op *op;
     struct conn *conn;
-    enum op_state state;  /* [lock] */
+    enum op_state state; /* [lock] */
     bool is_send;
     struct data_header header; /* UCX reads it until the send ends */
 };
 
 /* ---- connections and links ---- */
 
-/* One peer node. Bytes to the peer go over `out`, the link that we opened; its bytes to us come over `in`, which it opened. */
+/* One peer node. Bytes to the peer go over `out`, the link that we opened; its bytes to us come over `in`, which it
+ * opened. */
 struct conn {
-    struct ring ring;                 /* [lock] in transport->conns */
-    struct ring active;               /* [lock] in transport->active: the data thread must look at it */
+    struct ring ring;   /* [lock] in transport->conns */
+    struct ring active; /* [lock] in transport->active: the data thread must look at it */
     struct transport *transport;
-    void *ctx;                        /* the core's */
-    uint8_t token[TOKEN_BYTES];       /* what the peer must show us first */
-    bool offered, token_used;         /* [lock] */
-    bool connected;                   /* [lock] peer_* are set */
+    void *ctx;                            /* the core's */
+    uint8_t token[TOKEN_BYTES];           /* what the peer must show us first */
+    bool offered, token_used;             /* [lock] */
+    bool connected;                       /* [lock] peer_* are set */
     struct sockaddr_storage peer_address; /* [lock] */
-    uint8_t peer_token[TOKEN_BYTES];  /* [lock] */
-    bool closing;                     /* [lock] disconnect was called */
-    struct ring sends;                /* [lock] QUEUED sends, in order */
-    struct ring recvs[RECV_BUCKETS];  /* [lock] QUEUED receives, by transfer and chunk */
-    unsigned posted;                  /* [lock] operations that have not ended */
-    bool closed_links;                /* [data] disconnect has reached the links */
-    bool failed;                      /* [data] conn_failed was called */
-    struct link *in, *out;            /* [data] */
+    uint8_t peer_token[TOKEN_BYTES];      /* [lock] */
+    bool closing;                         /* [lock] disconnect was called */
+    struct ring sends;                    /* [lock] QUEUED sends, in order */
+    struct ring recvs[RECV_BUCKETS];      /* [lock] QUEUED receives, by transfer and chunk */
+    unsigned posted;                      /* [lock] operations that have not ended */
+    bool closed_links;                    /* [data] disconnect has reached the links */
+    bool failed;                          /* [data] conn_failed was called */
+    struct link *in, *out;                /* [data] */
 };
 
 /*                     HELLO or WELCOME          disconnect, or the transport closes
@@ -99,18 +101,18 @@ enum { AM_HELLO = 1, AM_WELCOME = 2, AM_DATA = 3 };
 
 /* One endpoint. All of it is the data thread's. */
 struct link {
-    struct ring ring;       /* in a bucket of transport->links, until CLOSING */
-    struct ring dying;      /* in transport->dying: to be looked at after progress, not inside a callback of UCX */
+    struct ring ring;  /* in a bucket of transport->links, until CLOSING */
+    struct ring dying; /* in transport->dying: to be looked at after progress, not inside a callback of UCX */
     struct transport *transport;
-    struct conn *conn;      /* NULL: nobody knows yet whose it is, or it was let go */
+    struct conn *conn; /* NULL: nobody knows yet whose it is, or it was let go */
     ucp_ep_h ep;
     enum link_state state;
     bool incoming;
-    bool closed;            /* UCX has ended the close */
-    unsigned requests;      /* greetings that UCX still reads */
-    uint64_t deadline_ns;   /* incoming and FRESH: until when it must have said HELLO */
+    bool closed;          /* UCX has ended the close */
+    unsigned requests;    /* greetings that UCX still reads */
+    uint64_t deadline_ns; /* incoming and FRESH: until when it must have said HELLO */
     ucs_status_t error;
-    const char *fault;      /* what it did wrong, if that is why it is FAILED; static text */
+    const char *fault;        /* what it did wrong, if that is why it is FAILED; static text */
     struct greeting greeting; /* the one that we send */
 };
 
@@ -129,15 +131,15 @@ struct transport {
     unsigned posted;                   /* [lock] operations that have not ended, of all connections */
 
     ucp_context_h context;
-    ucp_worker_h worker;               /* [data], but for ucp_worker_signal */
-    ucp_listener_h listener;           /* [data] */
-    struct sockaddr_storage address;   /* what offers say; constant after open */
+    ucp_worker_h worker;             /* [data], but for ucp_worker_signal */
+    ucp_listener_h listener;         /* [data] */
+    struct sockaddr_storage address; /* what offers say; constant after open */
 
-    struct ring links[LINK_BUCKETS];   /* [data] by endpoint */
-    struct ring dying;                 /* [data] */
-    ucp_conn_request_h requests[32];   /* [data] peers that knocked */
-    unsigned n_requests;               /* [data] */
-    unsigned n_links, n_strangers;     /* [data] */
+    struct ring links[LINK_BUCKETS]; /* [data] by endpoint */
+    struct ring dying;               /* [data] */
+    ucp_conn_request_h requests[32]; /* [data] peers that knocked */
+    unsigned n_requests;             /* [data] */
+    unsigned n_links, n_strangers;   /* [data] */
 };
 
 /* config.c: what the user wants, checked. */

@@ -1,8 +1,8 @@
-/* Times of single calls, each beside its reference: ours, reference, ours, reference, a median each. One line per row and round:
- * name, unit, better, goal, ours, reference, with tabs between. Who runs on which core is the caller's choice.
+/* Times of single calls, each beside its reference: ours, reference, ours, reference, a median each. One line per row and
+ * round: name, unit, better, goal, ours, reference, with tabs between. Who runs on which core is the caller's choice.
  *
- *     control local  SUFFIX ROUNDS RDTD_SOCKET ECHO_SOCKET                   one daemon
- *     control peers  SUFFIX ROUNDS RDTD_SOCKET ECHO_SOCKET OTHER_RDTD PORT   the object is at the other daemon; echo tcp at PORT
+ *     control local SUFFIX ROUNDS RDTD_SOCKET ECHO_SOCKET                   one daemon
+ *     control peers SUFFIX ROUNDS RDTD_SOCKET ECHO_SOCKET OTHER_RDTD PORT   the object is at OTHER_RDTD; `echo tcp` at PORT
  */
 #include <arpa/inet.h>
 #include <errno.h>
@@ -24,19 +24,19 @@
 #define TIMEOUT_NS INT64_C(20000000000)
 
 struct bench {
-    rdt *actor, *owner;           /* who measures, and who put what is fetched */
-    int echo, tcp;                /* sockets of the reference */
-    uint8_t *memory;              /* of the actor's daemon, of TENSORS tensors */
-    struct rdt_tensor *tensors;   /* in it */
-    struct rdt_ref *refs;         /* of the many puts */
+    rdt *actor, *owner;             /* who measures, and who put what is fetched */
+    int echo, tcp;                  /* sockets of the reference */
+    uint8_t *memory;                /* of the actor's daemon, of TENSORS tensors */
+    struct rdt_tensor *tensors;     /* in it */
+    struct rdt_ref *refs;           /* of the many puts */
     struct rdt_ref big, mib, small; /* the owner's objects */
 };
 
-#define must_ok(call)                                                                                \
-    do {                                                                                             \
-        struct rdt_error err = {0};                                                                  \
-        if ((call) != RDT_OK)                                                                        \
-            bench_die("%s: %s", #call, err.msg);                                                     \
+#define must_ok(call)                            \
+    do {                                         \
+        struct rdt_error err = {0};              \
+        if ((call) != RDT_OK)                    \
+            bench_die("%s: %s", #call, err.msg); \
     } while (0)
 
 static const int64_t small_shape[1] = {TENSOR_ELEMS};
@@ -79,8 +79,8 @@ static int fd_of(struct msghdr *msg)
 }
 
 /* One round trip; the reply is unpacked and, unless reply_p is given, freed. *fd_p: what came with it. */
-static void call(int sock, enum bench_message type, const ProtobufCMessage *request, const ProtobufCMessageDescriptor *reply_type,
-                 ProtobufCMessage **reply_p, int *fd_p)
+static void call(int sock, enum bench_message type, const ProtobufCMessage *request,
+                 const ProtobufCMessageDescriptor *reply_type, ProtobufCMessage **reply_p, int *fd_p)
 {
     static uint64_t id;
     static uint8_t buffer[BENCH_BUFFER_BYTES];
@@ -343,8 +343,8 @@ static void prepare_tensors(struct bench *bench)
     if (!bench->tensors || !bench->refs)
         bench_die("no memory");
     for (unsigned i = 0; i < TENSORS; i++)
-        bench->tensors[i] = (struct rdt_tensor){
-            .dtype = RDT_F32, .ndim = 1, .shape = small_shape, .data = bench->memory + i * TENSOR_BYTES};
+        bench->tensors[i] =
+            (struct rdt_tensor){.dtype = RDT_F32, .ndim = 1, .shape = small_shape, .data = bench->memory + i * TENSOR_BYTES};
 }
 
 int main(int argc, char **argv)

@@ -91,8 +91,8 @@ TRANSPORT_TEST(nothing_is_written_after_disconnect)
         memset(memory, CANARY, N * bytes);
         for (unsigned i = 0; i < N; i++)
             cancelled += ops[i].status == RDT_CANCELLED;
-        /* When the peer has disconnected too, nothing of it is under way any more, and when a bystander's bytes have come in, our
-         * end has read what was. */
+        /* When the peer has disconnected too, nothing of it is under way any more, and when a bystander's bytes have
+         * come in, our end has read what was. */
         cr_assert(backend_peer_disconnect(&peers[round]));
         receive(&other, bystander, round, MIB);
         for (uint64_t i = 0; i < N * bytes; i++)
@@ -208,7 +208,8 @@ TRANSPORT_TEST(connections_leave_no_descriptors)
     finish();
 }
 
-/* Nobody waits for anything before the end: each round cuts another moment of connecting and moving, from one end or both. */
+/* Nobody waits for anything before the end: each round cuts another moment of connecting and moving, from one end or
+ * both. */
 TRANSPORT_TEST(disconnect_at_any_moment_is_survived)
 {
     enum { ROUNDS = 60, N = 4 };

@@ -1,4 +1,5 @@
-/* What a transport plug-in with one-sided reads must do: the owner's process takes no part, and only what it registered is read.
+/* What a transport plug-in with one-sided reads must do: the owner's process takes no part, and only what it
+ * registered is read.
  *
  * Runs over $RDT_BACKEND_SO, or over loopback of $RDT_BUILD_DIR.
  */

@@ -1,7 +1,7 @@
 /* What the transport tests share: which plug-ins they run over, one node in this process, and its peers.
  *
- * A test runs over $RDT_BACKEND_SO, or over ucx and loopback of $RDT_BUILD_DIR. One that needs operations that the plug-in does not
- * have passes without them.
+ * A test runs over $RDT_BACKEND_SO, or over ucx and loopback of $RDT_BUILD_DIR. One that needs operations that the
+ * plug-in does not have passes without them.
  */
 #ifndef TESTS_CONFORMANCE_TRANSPORT_TEST_H
 #define TESTS_CONFORMANCE_TRANSPORT_TEST_H
@@ -14,7 +14,7 @@
 
 #include "tests/support/backend_peer.h"
 
-#define SOON_MS 2000  /* for what should be immediate */
+#define SOON_MS 2000   /* for what should be immediate */
 #define LATER_MS 20000 /* for what may take as long as its bytes */
 #define MIB ((uint64_t)1 << 20)
 
@@ -39,11 +39,11 @@ static struct criterion_test_params plugins(void)
     return cr_make_param_array(struct plugin, all, n, NULL);
 }
 
-#define TRANSPORT_TEST(name) \
+#define TRANSPORT_TEST(name)                     \
     ParameterizedTestParameters(transport, name) \
-    { \
-        return plugins(); \
-    } \
+    {                                            \
+        return plugins();                        \
+    }                                            \
     ParameterizedTest(struct plugin *plugin, transport, name)
 
 /* ---- one node and its peers ---- */

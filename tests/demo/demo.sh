@@ -17,6 +17,7 @@ step=start
 pids=()
 namespaces=()
 finished=
+netns_mounted=
 
 cleanup() {
   local pid ns log
@@ -34,6 +35,7 @@ cleanup() {
     echo "demo: FAILED: $step"
   fi
   for ns in "${namespaces[@]}"; do ip netns del "$ns"; done
+  [[ -z $netns_mounted ]] || umount /run/netns # `ip netns add` mounts it where it is not, and leaves it so
   rm -rf "$dir"
   [[ -n $finished ]] || exit 1
 }
@@ -61,7 +63,9 @@ address_a=127.0.0.1:17171 address_b=127.0.0.1:17172
 carrier() { [[ $(ip -n "$1" -o link show "$2") == *'state UP'* ]]; } # a device that is not running is none for UCX
 make_namespaces() {
   local a=rdtdemo-a-$$ b=rdtdemo-b-$$
-  command -v ip >/dev/null && ((EUID == 0)) && ip netns add "$a" 2>/dev/null || return 1
+  command -v ip >/dev/null && ((EUID == 0)) || return 1
+  grep -q ' /run/netns ' /proc/self/mounts || netns_mounted=yes
+  ip netns add "$a" 2>/dev/null || { grep -q ' /run/netns ' /proc/self/mounts || netns_mounted=; return 1; }
   namespaces=("$a")
   ip netns add "$b" 2>/dev/null || return 1
   namespaces+=("$b")

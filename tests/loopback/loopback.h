@@ -1,16 +1,16 @@
 /* The transport "loopback": a tool for tests that moves bytes between daemons of one machine and misbehaves on demand.
  *
- * Bytes travel over Unix stream sockets, one that this end opened to the peer (its sends, and its reads with their answers) and one
- * that the peer opened. One thread per transport does all of it; whatever is here is under transport->lock, which the thread holds
- * but for its poll and its calls to the host.
+ * Bytes travel over Unix stream sockets, one that this end opened to the peer (its sends, and its reads with their
+ * answers) and one that the peer opened. One thread per transport does all of it; whatever is here is under
+ * transport->lock, which the thread holds but for its poll and its calls to the host.
  */
 #ifndef TESTS_LOOPBACK_LOOPBACK_H
 #define TESTS_LOOPBACK_LOOPBACK_H
 
 #include <pthread.h>
 #include <stdbool.h>
-#include <stdint.h>
 #include <stddef.h>
+#include <stdint.h>
 
 #include "backends/rdt_backend.h"
 
@@ -58,10 +58,10 @@ enum frame_type { FRAME_HELLO = 1, FRAME_DATA, FRAME_READ, FRAME_ANSWER };
 
 struct frame {
     uint32_t type;
-    uint32_t refused;       /* ANSWER: no bytes follow */
+    uint32_t refused; /* ANSWER: no bytes follow */
     uint64_t transfer, chunk;
-    uint64_t bytes;         /* that follow; READ: that are asked for */
-    uint64_t key, offset;   /* READ; HELLO: the token */
+    uint64_t bytes;       /* that follow; READ: that are asked for */
+    uint64_t key, offset; /* READ; HELLO: the token */
 };
 
 struct message { /* to be written */
@@ -74,11 +74,11 @@ struct message { /* to be written */
 };
 
 struct channel {
-    int fd;                 /* -1: none */
-    struct conn *conn;      /* NULL: incoming, before its HELLO */
+    int fd;            /* -1: none */
+    struct conn *conn; /* NULL: incoming, before its HELLO */
     struct message *first, **last;
-    struct frame in;        /* being read */
-    uint64_t in_at;         /* read of it and of its payload */
+    struct frame in;          /* being read */
+    uint64_t in_at;           /* read of it and of its payload */
     struct operation *target; /* of the payload; NULL: it is dropped */
 };
 
@@ -106,9 +106,9 @@ struct registration {
 struct transport {
     struct rdt_host host;
     uint32_t sides;
-    struct faults faults;    /* of the configuration */
+    struct faults faults; /* of the configuration */
     char fault_file[256];
-    uint64_t n_ops;          /* counted for lose_every and fail_every */
+    uint64_t n_ops; /* counted for lose_every and fail_every */
     pthread_t thread;
     pthread_mutex_t lock;
     bool stopping;

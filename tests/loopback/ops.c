@@ -101,7 +101,7 @@ struct operation *op_find(struct conn *conn, enum op_kind kind, uint64_t transfe
 {
     for (struct operation *at = conn->operations; at; at = at->next)
         if (at->kind == kind && at->op->transfer == transfer && at->op->chunk == chunk &&
-            at->state == (kind == OP_RECV ? OP_WAITING : OP_RUNNING))
+            at->status == RDT_OK && at->state == (kind == OP_RECV ? OP_WAITING : OP_RUNNING))
             return at;
     return NULL;
 }

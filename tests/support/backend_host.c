@@ -370,7 +370,8 @@ bool guarded_create(struct guarded *guarded, uint64_t bytes)
     return true;
 }
 
-/* It may look at memory that is posted, which a thread of the plug-in will write one day: that is what it is to find out. */
+/* It may look at memory that is posted, which a thread of the plug-in will write one day: that is what it is to find
+ * out. */
 __attribute__((no_sanitize("thread"))) static bool all_canary(const volatile uint8_t *addr, uint64_t bytes)
 {
     for (uint64_t i = 0; i < bytes; i++)

@@ -1,5 +1,5 @@
-/* A host for one transport plug-in, small enough for a test: it loads the .so, opens an instance, and lets a test wait for what
- * the plug-in reports. Everything that takes time has a deadline; no function fails a test itself.
+/* A host for one transport plug-in, small enough for a test: it loads the .so, opens an instance, and lets a test
+ * wait for what the plug-in reports. Everything that takes time has a deadline; no function fails a test itself.
  */
 #ifndef TESTS_SUPPORT_BACKEND_HOST_H
 #define TESTS_SUPPORT_BACKEND_HOST_H
@@ -21,16 +21,16 @@ struct backend_host {
     void *transport;
     const struct config_pair *config; /* borrowed until close */
     bool opening;
-    unsigned n_errors;                /* lines logged as error */
+    unsigned n_errors; /* lines logged as error */
 };
 
 struct host_conn {
     struct backend_host *host;
     void *handle;
     unsigned n_failed, n_closed;
-    unsigned n_open_ops;      /* posted and not ended */
-    unsigned open_at_close;   /* n_open_ops when conn_closed came */
-    enum rdt_status status;   /* of conn_failed */
+    unsigned n_open_ops;    /* posted and not ended */
+    unsigned open_at_close; /* n_open_ops when conn_closed came */
+    enum rdt_status status; /* of conn_failed */
     char msg[160];
 };
 
@@ -42,8 +42,8 @@ struct host_op {
     char msg[160];
 };
 
-/* For the plug-in at path: $RDT_BACKEND_CONFIG ("key=value,key=value") comes before `config`, then what the plug-in declares, then
- * a trusted network on the loopback interface. */
+/* For the plug-in at path: $RDT_BACKEND_CONFIG ("key=value,key=value") comes before `config`, then what the plug-in
+ * declares, then a trusted network on the loopback interface. */
 enum rdt_status backend_host_load(struct backend_host *host, const char *path, struct rdt_error *err);
 enum rdt_status backend_host_open(struct backend_host *host, const struct config_pair *config, struct rdt_error *err);
 void backend_host_close(struct backend_host *host); /* the library stays loaded: not every vendor's can leave */

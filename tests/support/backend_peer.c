@@ -50,8 +50,8 @@ struct peer_process {
 };
 
 /* From the memory that posted has. */
-static enum rdt_status post_one(struct peer_process *process, struct posted *posted, const struct request *request, uint64_t chunk,
-                                void *addr)
+static enum rdt_status post_one(struct peer_process *process, struct posted *posted, const struct request *request,
+                                uint64_t chunk, void *addr)
 {
     enum rdt_status status;
 
@@ -97,7 +97,8 @@ static enum rdt_status do_wait(struct peer_process *process, const struct reques
         if (!host_op_wait(&posted->op, request->ms))
             return RDT_TIMED_OUT;
         if (posted->is_recv && posted->op.status == RDT_OK &&
-            (!pattern_holds(posted->memory.addr, posted->memory.bytes, request->seed) || !guarded_margins_hold(&posted->memory)))
+            (!pattern_holds(posted->memory.addr, posted->memory.bytes, request->seed) ||
+             !guarded_margins_hold(&posted->memory)))
             return RDT_MISMATCH;
         return posted->op.status;
     }
@@ -321,8 +322,7 @@ bool backend_peer_join(struct backend_peer *peer, struct host_conn *conn)
     uint8_t blob[RDT_OFFER_MAX_BYTES];
     size_t bytes;
 
-    return backend_peer_offer(peer, blob, &bytes) &&
-           conn->host->ops->connect(conn->handle, blob, bytes, NULL) == RDT_OK &&
+    return backend_peer_offer(peer, blob, &bytes) && conn->host->ops->connect(conn->handle, blob, bytes, NULL) == RDT_OK &&
            conn->host->ops->offer(conn->handle, blob, &bytes, NULL) == RDT_OK && backend_peer_connect(peer, blob, bytes);
 }
 

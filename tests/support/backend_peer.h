@@ -1,5 +1,5 @@
-/* The other node of a transport test: a process of its own that holds one connection and does what it is told. It is the test's
- * program once more, told by its environment to be a peer instead.
+/* The other node of a transport test: a process of its own that holds one connection and does what it is told. It is
+ * the test's program once more, told by its environment to be a peer instead.
  */
 #ifndef TESTS_SUPPORT_BACKEND_PEER_H
 #define TESTS_SUPPORT_BACKEND_PEER_H
@@ -28,8 +28,8 @@ bool backend_peer_send(struct backend_peer *peer, uint64_t transfer, uint64_t ch
 bool backend_peer_send_many(struct backend_peer *peer, uint64_t transfer, uint32_t n, uint64_t bytes, uint32_t seed);
 bool backend_peer_recv(struct backend_peer *peer, uint64_t transfer, uint64_t chunk, uint64_t bytes);
 
-/* The status that the op ended with; RDT_TIMED_OUT: it did not. For a receive that ended OK: RDT_MISMATCH unless its memory holds the
- * pattern and its margins are intact. */
+/* The status that the op ended with; RDT_TIMED_OUT: it did not. For a receive that ended OK: RDT_MISMATCH unless its
+ * memory holds the pattern and its margins are intact. */
 enum rdt_status backend_peer_wait(struct backend_peer *peer, uint64_t transfer, uint64_t chunk, uint32_t seed, int ms);
 bool backend_peer_wait_failed(struct backend_peer *peer, int ms);
 bool backend_peer_disconnect(struct backend_peer *peer);

@@ -362,7 +362,7 @@ struct waiting {
     struct object_waiter waiter;
     unsigned told;
     struct object *object;
-    bool drops; /* lets its object go when told */
+    struct waiting *ends; /* stops this other one when told */
 };
 
 static void on_event(struct object_waiter *waiter, struct object *object)
@@ -372,8 +372,8 @@ static void on_event(struct object_waiter *waiter, struct object *object)
     cr_assert_null(waiter->object, "removed before it is told");
     waiting->told++;
     waiting->object = object;
-    if (waiting->drops)
-        object_free(object, true, OBJECT_END_FREED);
+    if (waiting->ends)
+        object_waiter_remove(&waiting->ends->waiter);
 }
 
 static void wait_as(struct waiting *waiting, const char *id, const struct owner *requester)
@@ -414,17 +414,20 @@ Test(object, awaited_goes_with_last_waiter)
     cr_assert(a.told == 0 && b.told == 0);
 }
 
-/* One of those who are told frees it: the others still hear, and the put ends well. */
-Test(object, waiter_may_end_what_it_is_told_of)
+/* The first one's news ends the second one, who is then not told. */
+Test(object, waiter_ended_by_another_is_not_told)
 {
-    struct waiting a, b;
-    struct object *object = NULL;
+    struct waiting a, b, c;
+    struct object *object;
 
     wait_as(&a, "a", &me);
     wait_as(&b, "a", &me);
-    a.drops = true;
-    cr_assert_eq(try_put("a", &me, RDT__PB__VISIBILITY__VISIBILITY_OWNER, &object, NULL), RDT_OK);
-    cr_assert(a.told == 1 && b.told == 1);
+    wait_as(&c, "a", &me);
+    a.ends = &b;
+    object = put("a");
+    cr_assert(a.told == 1 && b.told == 0 && c.told == 1);
+    cr_assert_eq(object->n_waiters, 0u);
+    object_free(object, false, OBJECT_END_FREED);
 }
 
 Test(object, failed_put_keeps_waiters)

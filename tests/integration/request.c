@@ -1,0 +1,596 @@
+/* Requests: waiting for any and all, failures at once, cancels, event loops, threads, forks, and a daemon that stands still. */
+#include <criterion/criterion.h>
+#include <poll.h>
+#include <pthread.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "tests/support/rdtd.h"
+#include "tests/support/tensors.h"
+
+#define MIB ((size_t)1 << 20)
+
+static struct test_node node;
+static rdt *conn, *reader;
+
+static void begin(const struct node_options *options)
+{
+    node_start(&node, options);
+    conn = node_client(&node, "producer");
+    reader = node_client(&node, "reader");
+}
+
+static void end(void)
+{
+    rdt_close(conn);
+    rdt_close(reader);
+    node_end(&node, NULL);
+}
+
+static rdt_request *park(const char *id, int64_t timeout_ns)
+{
+    struct rdt_ref ref = ref_named(id);
+
+    return start_one(reader, &ref, timeout_ns);
+}
+
+static void put_named(const char *id)
+{
+    (void)put_one(conn, &VECTOR(RDT_U8, 5, "hello"), id);
+}
+
+static bool nobody_waits_for(const char *id)
+{
+    struct rdt_ref ref = ref_named(id);
+    struct rdt_stat stat;
+
+    return rdt_stat(conn, &ref, &stat, NULL) == RDT_NOT_FOUND;
+}
+
+/* ---- waiting ---- */
+
+Test(request, wait_for_any_and_for_all)
+{
+    rdt_request *requests[3];
+    bool done[3] = {true, true, true};
+    size_t n = 9;
+    int64_t start;
+
+    begin(NULL);
+    requests[0] = park("a", 0);
+    requests[1] = park("b", 0);
+    requests[2] = park("c", 0);
+    must_ok(rdt_wait(reader, requests, 3, 0, 0, done, &n, &err));
+    cr_assert_eq(n, 0);
+    must_be(RDT_TIMED_OUT, rdt_wait(reader, requests, 3, 1, 0, done, &n, &err));
+    cr_assert(n == 0 && !done[0] && !done[1] && !done[2]);
+    start = now_ns();
+    must_refuse(RDT_TIMED_OUT, "0 of 3", rdt_wait(reader, requests, 3, RDT_WAIT_ALL, 100 * MSEC, done, &n, &err));
+    cr_assert_geq(now_ns() - start, 100 * MSEC);
+    must_be_within(start, 2 * SEC);
+    put_named("b");
+    must_ok(rdt_wait(reader, requests, 3, 1, RDT_FOREVER, done, &n, &err));
+    cr_assert(n == 1 && !done[0] && done[1] && !done[2]);
+    must_be(RDT_AGAIN, rdt_request_status(requests[0], &err));
+    must_ok(rdt_request_status(requests[1], &err));
+    must_be(RDT_TIMED_OUT, rdt_wait(reader, requests, 3, 2, 50 * MSEC, done, &n, &err));
+    put_named("a");
+    put_named("c");
+    must_ok(rdt_wait(reader, requests, 3, RDT_WAIT_ALL, RDT_FOREVER, done, &n, &err));
+    cr_assert(n == 3 && done[0] && done[1] && done[2]);
+    must_ok(rdt_wait(reader, requests, 0, RDT_WAIT_ALL, RDT_FOREVER, NULL, NULL, &err));
+    must_refuse(RDT_INVALID, "4 of 3", rdt_wait(reader, requests, 3, 4, 0, done, &n, &err));
+    for (unsigned i = 0; i < 3; i++)
+        rdt_request_destroy(requests[i]);
+    end();
+}
+
+Test(request, object_is_taken_once)
+{
+    rdt_request *request;
+    rdt_object *object = NULL, *again = NULL;
+
+    begin(NULL);
+    request = park("a", 0);
+    must_be(RDT_AGAIN, rdt_request_take_object(request, &object, &err));
+    put_named("a");
+    must_ok(rdt_wait(reader, &request, 1, 1, LONG, NULL, NULL, &err));
+    must_ok(rdt_request_take_object(request, &object, &err));
+    must_refuse(RDT_INVALID, "taken before", rdt_request_take_object(request, &again, &err));
+    cr_assert_null(again);
+    rdt_request_destroy(request);
+    cr_assert_eq(memcmp(tensor_of(object, 0).data, "hello", 5), 0);
+    rdt_release(object);
+    end();
+}
+
+Test(request, first_failure_comes_at_once_and_others_go_on)
+{
+    rdt_request *requests[3];
+    bool done[3];
+    int64_t start;
+
+    begin(NULL);
+    requests[0] = park("a", 0);
+    requests[1] = park("b", 150 * MSEC);
+    requests[2] = park("c", 0);
+    start = now_ns();
+    must_refuse(RDT_TIMED_OUT, "\"b\"", rdt_wait(reader, requests, 3, RDT_WAIT_ALL, RDT_FOREVER, done, NULL, &err));
+    cr_assert_geq(now_ns() - start, 100 * MSEC);
+    must_be_within(start, 2 * SEC);
+    cr_assert(!done[0] && done[1] && !done[2]);
+    rdt_request_destroy(requests[1]);
+    requests[1] = requests[2];
+    put_named("a");
+    put_named("c");
+    must_ok(rdt_wait(reader, requests, 2, RDT_WAIT_ALL, LONG, NULL, NULL, &err));
+    rdt_request_destroy(requests[0]);
+    rdt_request_destroy(requests[1]);
+    end();
+}
+
+/* ---- ending early ---- */
+
+static struct rdt_ref put_big(size_t bytes)
+{
+    struct rdt_ref ref;
+    char *addr = alloc_memory(conn, bytes);
+
+    memset(addr, 1, bytes);
+    ref = put_one(conn, &VECTOR(RDT_U8, bytes, addr), NULL);
+    must_ok(rdt_dealloc(conn, addr, &err));
+    return ref;
+}
+
+static bool memory_is(uint64_t bytes)
+{
+    struct node_status status;
+
+    node_status(&node, &status);
+    return status.memory_bytes == bytes && status.transfers_active == 0;
+}
+
+Test(request, cancel_releases_caller_and_memory)
+{
+    struct rdt_fetch_options options = RDT_INIT(options);
+    rdt_request *parked, *copies[8];
+    struct rdt_ref ref;
+    int64_t start;
+
+    begin(NULL);
+    parked = park("a", 0);
+    must_ok(rdt_ping(reader, LONG, &err));
+    rdt_cancel(parked);
+    must_refuse(RDT_CANCELLED, "\"a\"", rdt_request_status(parked, &err));
+    must_be(RDT_CANCELLED, rdt_wait(reader, &parked, 1, 1, LONG, NULL, NULL, &err));
+    rdt_cancel(parked); /* again is fine */
+    rdt_request_destroy(parked);
+    wait_until(LONG, nobody_waits_for("a"));
+
+    ref = put_big(64 * MIB);
+    options.mode = RDT_FETCH_COPY;
+    for (unsigned i = 0; i < 8; i++)
+        must_ok(rdt_fetch_start(reader, &ref, 1, &options, &copies[i], &err));
+    start = now_ns();
+    for (unsigned i = 0; i < 8; i++) {
+        rdt_cancel(copies[i]);
+        cr_assert_neq(rdt_request_status(copies[i], NULL), RDT_AGAIN);
+        rdt_request_destroy(copies[i]);
+    }
+    must_be_within(start, 2 * SEC);
+    wait_until(LONG, memory_is(64 * MIB));
+    end();
+}
+
+Test(request, destroy_without_waiting_is_enough)
+{
+    struct rdt_fetch_options options = RDT_INIT(options);
+    rdt_request *requests[24];
+    struct rdt_ref ref;
+
+    begin(NULL);
+    ref = put_big(32 * MIB);
+    for (unsigned i = 0; i < 24; i++) {
+        options.mode = (enum rdt_fetch_mode)(i % 3);
+        if (i < 12)
+            must_ok(rdt_fetch_start(reader, &ref, 1, &options, &requests[i], &err));
+        else
+            requests[i] = park("a", i % 2 ? 0 : LONG);
+    }
+    for (unsigned i = 0; i < 24; i++)
+        rdt_request_destroy(requests[i]);
+    wait_until(LONG, nobody_waits_for("a"));
+    wait_until(LONG, memory_is(32 * MIB));
+    /* What rdt_close finds is given back too. */
+    for (unsigned i = 0; i < 4; i++) {
+        options.mode = RDT_FETCH_COPY;
+        must_ok(rdt_fetch_start(reader, &ref, 1, &options, &requests[i], &err));
+    }
+    end();
+}
+
+Test(request, deadline_in_a_copy_releases_its_memory)
+{
+    struct rdt_fetch_options options = RDT_INIT(options);
+    rdt_request *requests[6];
+    struct rdt_ref ref;
+
+    begin(NULL);
+    ref = put_big(96 * MIB);
+    options.mode = RDT_FETCH_COPY;
+    options.timeout_ns = 5 * MSEC;
+    for (unsigned i = 0; i < 6; i++)
+        must_ok(rdt_fetch_start(reader, &ref, 1, &options, &requests[i], &err));
+    for (unsigned i = 0; i < 6; i++) {
+        enum rdt_status status = rdt_wait(reader, &requests[i], 1, 1, LONG, NULL, NULL, NULL);
+        cr_assert(status == RDT_TIMED_OUT || status == RDT_OK || status == RDT_NO_MEMORY, "%s", rdt_status_name(status));
+        rdt_request_destroy(requests[i]);
+    }
+    wait_until(LONG, memory_is(96 * MIB));
+    end();
+}
+
+/* ---- event loops and threads ---- */
+
+static bool is_readable(int fd, int64_t ns)
+{
+    struct pollfd poll_fd = {.fd = fd, .events = POLLIN};
+
+    return poll(&poll_fd, 1, (int)(ns / MSEC)) == 1;
+}
+
+Test(request, fd_tells_an_event_loop)
+{
+    rdt_request *requests[2];
+    size_t n = 9, total = 0;
+    int fd;
+
+    begin(NULL);
+    fd = rdt_fd(reader);
+    requests[0] = park("a", 0);
+    must_ok(rdt_ping(reader, LONG, &err));
+    must_ok(rdt_dispatch(reader, &n, &err));
+    cr_assert_eq(n, 0);
+    cr_assert_not(is_readable(fd, 0));
+    put_named("a");
+    while (total == 0) {
+        cr_assert(is_readable(fd, LONG));
+        must_ok(rdt_dispatch(reader, &n, &err));
+        total += n;
+    }
+    cr_assert_eq(total, 1);
+    must_ok(rdt_request_status(requests[0], &err));
+    must_ok(rdt_dispatch(reader, &n, &err));
+    cr_assert_not(is_readable(fd, 0), "readable with nothing to do");
+    /* Deadlines too. */
+    requests[1] = park("b", 50 * MSEC);
+    for (total = 0; total == 0; total += n) {
+        cr_assert(is_readable(fd, LONG));
+        must_ok(rdt_dispatch(reader, &n, &err));
+    }
+    must_be(RDT_TIMED_OUT, rdt_request_status(requests[1], &err));
+    rdt_request_destroy(requests[0]);
+    rdt_request_destroy(requests[1]);
+    end();
+}
+
+Test(request, fd_tells_that_the_daemon_is_gone)
+{
+    rdt_request *request;
+    int fd;
+
+    begin(NULL);
+    fd = rdt_fd(reader);
+    request = park("a", 0);
+    must_ok(rdt_ping(reader, LONG, &err));
+    node_kill(&node, SIGKILL);
+    cr_assert(is_readable(fd, LONG));
+    must_be(RDT_DISCONNECTED, rdt_dispatch(reader, NULL, &err));
+    must_be(RDT_DISCONNECTED, rdt_request_status(request, &err));
+    must_be(RDT_DISCONNECTED, rdt_wait(reader, &request, 1, 1, RDT_FOREVER, NULL, NULL, &err));
+    must_be(RDT_DISCONNECTED, rdt_ping(conn, LONG, &err));
+    rdt_request_destroy(request);
+    rdt_close(conn);
+    rdt_close(reader);
+}
+
+struct worker {
+    pthread_t thread;
+    unsigned number;
+    const char *failed; /* where, or NULL: Criterion's asserts belong to the main thread */
+};
+
+#define hold_or_leave(condition)                                                                     \
+    do {                                                                                             \
+        if (!(condition)) {                                                                          \
+            worker->failed = #condition;                                                             \
+            return NULL;                                                                             \
+        }                                                                                            \
+    } while (0)
+
+static void *wait_in_thread(void *arg)
+{
+    struct worker *worker = arg;
+    struct rdt_ref ref;
+    rdt_object *object;
+
+    hold_or_leave(rdt_ref_from_id("later", 5, &ref, NULL) == RDT_OK);
+    hold_or_leave(try_fetch(conn, &ref, RDT_FETCH_AUTO, LONG, &object, NULL) == RDT_OK);
+    rdt_release(object);
+    return NULL;
+}
+
+Test(request, one_thread_waits_while_another_puts_on_the_same_connection)
+{
+    struct worker worker = {0};
+    struct rdt_ref later = ref_named("later");
+    struct rdt_stat stat;
+
+    begin(NULL);
+    cr_assert_eq(pthread_create(&worker.thread, NULL, wait_in_thread, &worker), 0);
+    wait_until(LONG, rdt_stat(conn, &later, &stat, NULL) == RDT_OK && stat.waiters == 1);
+    put_named("later");
+    cr_assert_eq(pthread_join(worker.thread, NULL), 0);
+    cr_assert_null(worker.failed, "%s", worker.failed);
+    end();
+}
+
+static void *hammer(void *arg)
+{
+    struct worker *worker = arg;
+
+    for (unsigned round = 0; round < 100; round++) {
+        struct rdt_tensor tensor = {0}, seen;
+        int64_t shape[] = {1000};
+        struct rdt_ref ref;
+        rdt_object *object;
+        void *addr;
+
+        hold_or_leave(rdt_alloc(conn, 4000, &addr, NULL) == RDT_OK);
+        fill_pattern(addr, 4000, worker->number * 1000 + round);
+        tensor = (struct rdt_tensor){.dtype = RDT_F32, .ndim = 1, .shape = shape, .data = addr};
+        hold_or_leave(rdt_put(conn, &tensor, 1, NULL, &ref, NULL) == RDT_OK);
+        hold_or_leave(try_fetch(conn, &ref, (enum rdt_fetch_mode)(round % 3), LONG, &object, NULL) == RDT_OK);
+        hold_or_leave(rdt_object_tensor(object, 0, &seen, NULL) == RDT_OK);
+        hold_or_leave(holds_pattern(seen.data, 4000, worker->number * 1000 + round));
+        rdt_release(object);
+        hold_or_leave(rdt_free(conn, &ref, false, NULL) == RDT_OK);
+        hold_or_leave(rdt_wait_freed(conn, &ref, LONG, NULL) == RDT_OK);
+        hold_or_leave(rdt_dealloc(conn, addr, NULL) == RDT_OK);
+    }
+    return NULL;
+}
+
+Test(request, threads_on_one_connection_do_not_disturb_each_other)
+{
+    struct worker workers[4] = {0};
+
+    begin(NULL);
+    for (unsigned i = 0; i < 4; i++) {
+        workers[i].number = i;
+        cr_assert_eq(pthread_create(&workers[i].thread, NULL, hammer, &workers[i]), 0);
+    }
+    for (unsigned i = 0; i < 4; i++) {
+        cr_assert_eq(pthread_join(workers[i].thread, NULL), 0);
+        cr_assert_null(workers[i].failed, "%s", workers[i].failed);
+    }
+    end();
+}
+
+Test(request, thousand_outstanding_requests_all_end)
+{
+    enum { N = 1000 };
+    static rdt_request *requests[N];
+    static struct rdt_ref refs[N];
+    struct rdt_fetch_options options = RDT_INIT(options);
+    bool *done = calloc(N, sizeof *done);
+    char id[16];
+    size_t n;
+
+    begin(NULL);
+    for (unsigned i = 0; i < N; i++) {
+        (void)snprintf(id, sizeof id, "r%u", i);
+        refs[i] = ref_named(id);
+    }
+    options.timeout_ns = 2 * LONG;
+    must_ok(rdt_fetch_start(reader, refs, N, &options, requests, &err));
+    must_be(RDT_TIMED_OUT, rdt_wait(reader, requests, N, 1, 0, done, &n, &err));
+    for (unsigned i = N; i-- > N / 2;) {
+        (void)snprintf(id, sizeof id, "r%u", i);
+        put_named(id);
+    }
+    must_ok(rdt_wait(reader, requests, N, N / 2, LONG, done, &n, &err));
+    cr_assert_geq(n, N / 2);
+    for (unsigned i = 0; i < N / 4; i++)
+        rdt_cancel(requests[i]);
+    for (unsigned i = N / 4; i < N / 2; i++) {
+        (void)snprintf(id, sizeof id, "r%u", i);
+        put_named(id);
+    }
+    must_ok(rdt_wait(reader, requests + N / 4, N - N / 4, RDT_WAIT_ALL, LONG, NULL, NULL, &err));
+    for (unsigned i = 0; i < N; i++) {
+        cr_assert_eq(rdt_request_status(requests[i], NULL), i < N / 4 ? RDT_CANCELLED : RDT_OK);
+        rdt_request_destroy(requests[i]);
+    }
+    free(done);
+    end();
+}
+
+/* ---- a daemon that stands still ---- */
+
+Test(request, stopped_daemon_ends_no_call_late_and_loses_nothing)
+{
+    struct rdt_fetch_options fetch_options = RDT_INIT(fetch_options);
+    struct rdt_put_options put_options = RDT_INIT(put_options);
+    struct rdt_connect_options connect_options = RDT_INIT(connect_options);
+    const int64_t limit = 100 * MSEC;
+    static char heap[200000];
+    rdt_request *parked, *request;
+    rdt_object *held, *object = NULL;
+    struct rdt_ref ref, big, new_ref;
+    struct rdt_stat stat;
+    struct node_status before, after;
+    int64_t start;
+    unsigned fds, own_fds;
+    rdt *late = NULL;
+    char *addr;
+
+    begin(NULL);
+    addr = alloc_memory(conn, MIB);
+    ref = put_one(conn, &VECTOR(RDT_U8, MIB, addr), "w");
+    big = put_big(32 * MIB);
+    held = fetch_one(reader, &ref, RDT_FETCH_SHARE);
+    parked = park("a", 0);
+    must_ok(rdt_ping(reader, LONG, &err));
+    node_status(&node, &before);
+    wait_until(LONG, (node_status(&node, &after), after.clients == 2));
+    fds = fds_of(node.pid);
+    own_fds = fds_of(0);
+
+    node_freeze(&node);
+    for (unsigned round = 0; round < 3; round++) {
+        start = now_ns();
+        must_be(RDT_TIMED_OUT, rdt_ping(conn, limit, &err));
+        must_be(RDT_TIMED_OUT, rdt_ping(conn, 0, &err));
+        fetch_options.timeout_ns = limit;
+        for (unsigned mode = 0; mode < 3; mode++) {
+            fetch_options.mode = (enum rdt_fetch_mode)mode;
+            must_be(RDT_TIMED_OUT, rdt_fetch(reader, mode == 1 ? &ref : &big, 1, &fetch_options, &object, &err));
+        }
+        put_options.timeout_ns = limit;
+        must_be(RDT_TIMED_OUT, rdt_put(conn, &VECTOR(RDT_U8, MIB, addr), 1, &put_options, &new_ref, &err));
+        must_be(RDT_TIMED_OUT, rdt_put(conn, &VECTOR(RDT_U8, sizeof heap, heap), 1, &put_options, &new_ref, &err));
+        must_be(RDT_TIMED_OUT, rdt_wait_put(reader, &ref, limit, &err));
+        must_be(RDT_TIMED_OUT, rdt_wait_freed(reader, &ref, limit, &err));
+        must_be(RDT_TIMED_OUT, rdt_wait_freed_range(conn, addr, MIB, limit, &err));
+        must_be(RDT_TIMED_OUT, rdt_wait(reader, &parked, 1, 1, limit, NULL, NULL, &err));
+        connect_options.socket = node.socket;
+        connect_options.timeout_ns = limit;
+        must_be(RDT_TIMED_OUT, rdt_connect(&connect_options, &late, &err));
+        cr_assert_null(object);
+        cr_assert_null(late);
+        /* What says nothing of time returns at once. */
+        fetch_options.timeout_ns = 0;
+        must_ok(rdt_fetch_start(reader, &ref, 1, &fetch_options, &request, &err));
+        rdt_cancel(request);
+        rdt_request_destroy(request);
+        must_ok(rdt_fetch_start(reader, &ref, 1, &fetch_options, &request, &err));
+        rdt_request_destroy(request);
+        cr_assert_leq(now_ns() - start, 12 * limit + patience(2 * SEC));
+    }
+    rdt_release(held);
+    node_thaw(&node);
+
+    put_named("a");
+    must_ok(rdt_wait(reader, &parked, 1, 1, LONG, NULL, NULL, &err));
+    rdt_request_destroy(parked);
+    must_ok(rdt_ping(conn, LONG, &err)); /* late answers have come */
+    must_ok(rdt_ping(reader, LONG, &err));
+    wait_until(LONG, rdt_ping(reader, LONG, NULL) == RDT_OK && rdt_stat(conn, &ref, &stat, NULL) == RDT_OK && stat.holds == 1);
+    wait_until(LONG, rdt_ping(reader, LONG, NULL) == RDT_OK && rdt_stat(conn, &big, &stat, NULL) == RDT_OK && stat.holds == 1 &&
+                         stat.pins == 0);
+    /* The puts that were left: their objects and memory are given back. */
+    wait_until(LONG, rdt_ping(conn, LONG, NULL) == RDT_OK && (node_status(&node, &after), after.objects == before.objects + 1));
+    wait_until(LONG, rdt_ping(conn, LONG, NULL) == RDT_OK && (node_status(&node, &after), after.regions == before.regions + 1));
+    wait_until(LONG, fds_of(node.pid) <= fds + 1); /* one memfd more, of "a" */
+    cr_assert_leq(fds_of(0), own_fds);
+    end();
+}
+
+Test(request, memory_calls_survive_a_pause_of_the_daemon)
+{
+    void *addr;
+
+    begin(NULL);
+    node_freeze(&node);
+    node_thaw(&node);
+    must_ok(rdt_alloc(conn, MIB, &addr, &err));
+    must_ok(rdt_dealloc(conn, addr, &err));
+    end();
+}
+
+/* ---- forks ---- */
+
+#define in_child(condition)                                                                          \
+    do {                                                                                             \
+        if (!(condition)) {                                                                          \
+            (void)fprintf(stderr, "in the child: not so: %s\n", #condition);                         \
+            _exit(CHECK_FAILED);                                                                     \
+        }                                                                                            \
+    } while (0)
+
+static void child_of_a_fork(rdt_request *request, rdt_object *object, const struct rdt_ref *ref, void *addr, bool close_it)
+{
+    struct rdt_connect_options options = RDT_INIT(options);
+    struct rdt_tensor tensor;
+    struct rdt_ref other;
+    struct rdt_stat stat;
+    rdt_object *fetched;
+    rdt *fresh = NULL;
+    void *more;
+
+    in_child(rdt_ping(conn, SEC, NULL) == RDT_FORKED);
+    in_child(rdt_alloc(conn, 10, &more, NULL) == RDT_FORKED);
+    in_child(rdt_dealloc(conn, addr, NULL) == RDT_FORKED);
+    in_child(rdt_put(conn, NULL, 0, NULL, &other, NULL) == RDT_FORKED);
+    in_child(rdt_free(conn, ref, true, NULL) == RDT_FORKED);
+    in_child(rdt_fetch(conn, ref, 1, NULL, &fetched, NULL) == RDT_FORKED);
+    in_child(rdt_wait(conn, &request, 1, 1, SEC, NULL, NULL, NULL) == RDT_FORKED);
+    in_child(rdt_request_status(request, NULL) == RDT_FORKED);
+    in_child(rdt_wait_put(conn, ref, SEC, NULL) == RDT_FORKED);
+    in_child(rdt_wait_freed(conn, ref, SEC, NULL) == RDT_FORKED);
+    in_child(rdt_wait_freed_range(conn, addr, 10, SEC, NULL) == RDT_FORKED);
+    in_child(rdt_stat(conn, ref, &stat, NULL) == RDT_FORKED);
+    in_child(rdt_dispatch(conn, NULL, NULL) == RDT_FORKED);
+    in_child(rdt_object_tensor(object, 0, &tensor, NULL) == RDT_FORKED);
+    rdt_cancel(request);
+    if (!close_it) { /* and one that just goes on */
+        rdt_request_destroy(request);
+        rdt_release(object);
+    }
+    rdt_close(close_it ? conn : NULL);
+    options.socket = node.socket;
+    options.timeout_ns = LONG;
+    in_child(rdt_connect(&options, &fresh, NULL) == RDT_OK);
+    in_child(rdt_fetch(fresh, ref, 1, NULL, &fetched, NULL) == RDT_OK);
+    rdt_release(fetched);
+    rdt_close(fresh);
+    _exit(0);
+}
+
+Test(request, forked_child_is_told_and_disturbs_nobody)
+{
+    rdt_request *request;
+    rdt_object *object;
+    struct rdt_ref ref, later;
+    char *addr;
+
+    begin(NULL);
+    addr = alloc_memory(conn, 4096);
+    fill_pattern(addr, 4096, 1);
+    ref = put_one(conn, &VECTOR(RDT_U8, 4096, addr), "w");
+    later = ref_named("later");
+    object = fetch_one(conn, &ref, RDT_FETCH_COPY);
+    request = start_one(conn, &later, 0);
+    for (unsigned i = 0; i < 2; i++) {
+        int status;
+        pid_t pid = fork();
+        cr_assert_geq(pid, 0);
+        if (pid == 0)
+            child_of_a_fork(request, object, &ref, addr, i == 0);
+        cr_assert_eq(waitpid(pid, &status, 0), pid);
+        cr_assert(WIFEXITED(status) && WEXITSTATUS(status) == 0, "the child ended with %x", status);
+    }
+    cr_assert(holds_pattern(tensor_of(object, 0).data, 4096, 1));
+    cr_assert(holds_pattern(addr, 4096, 1));
+    (void)put_one(conn, &VECTOR(RDT_U8, 4096, addr), "later");
+    must_ok(rdt_wait(conn, &request, 1, 1, LONG, NULL, NULL, &err));
+    rdt_request_destroy(request);
+    rdt_release(object);
+    must_ok(rdt_dealloc(conn, addr, &err));
+    end();
+}

@@ -1,0 +1,104 @@
+/* A few daemons that know each other: on cables of their own, or on 127.0.0.x of this machine. Knows when they have met and when
+ * nothing is left between them. Lists of the daemons as plain structs.
+ *
+ *     struct cluster c;
+ *     cluster_start(&c, 2, &(struct cluster_options){.loopback = true});   ...   cluster_end(&c, declared);
+ */
+#ifndef TESTS_SUPPORT_CLUSTER_H
+#define TESTS_SUPPORT_CLUSTER_H
+
+#include "tests/support/netns.h"
+#include "tests/support/rdtd.h"
+#include "tests/support/tensors.h"
+
+#define CLUSTER_MAX 3
+
+struct cluster_options {
+    bool cables;                    /* network namespaces; the test is skipped where they cannot be */
+    bool loopback;                  /* tests/rdt_loopback.so is loaded */
+    bool no_ucx;                    /* trusted_network = no */
+    bool no_meeting;                /* they meet when the test has them */
+    const char *const *flags;       /* of all nodes, NULL at the end */
+    const char *const *flags_of[CLUSTER_MAX]; /* further ones of one */
+};
+
+struct cluster {
+    struct cluster_options options;
+    unsigned n;
+    struct test_net net;
+    struct test_node node[CLUSTER_MAX];
+    char listen[CLUSTER_MAX][65], faults[CLUSTER_MAX][192];
+    unsigned fds[CLUSTER_MAX];      /* of each, when all had met */
+    unsigned restarts;
+};
+
+void cluster_start(struct cluster *cluster, unsigned n, const struct cluster_options *options);
+
+/* Starts a node that has ended again: same address, same uuid. */
+void cluster_restart(struct cluster *cluster, unsigned i);
+
+/* What goes wrong in the loopback transport of node i from its next operation on: "delay_ms=10\nno_abort=1\n"; "" is nothing. */
+void cluster_faults(struct cluster *cluster, unsigned i, const char *lines);
+
+/* Until every pair of nodes is connected, by the loopback transport and by ucx where they have it. */
+void cluster_meet(struct cluster *cluster);
+
+/* Nothing is left on any node; no fd more than when all had met; clean logs; each stops with 0. Declared: texts of warnings that
+ * were meant; those that a node's ordinary end causes on the others need not be. */
+void cluster_expect_idle(struct cluster *cluster);
+void cluster_end(struct cluster *cluster, const char *const *declared);
+
+/* ---- what a node shows ---- */
+
+struct transfer_view {
+    uint64_t id, client, bytes, bytes_done;
+    int64_t elapsed_ns;             /* 0: not ended */
+    char direction[8], state[16], path[65], error[256], peer[65];
+    unsigned n_candidates;
+    struct {
+        char path[65], reason[192];
+        bool chosen;
+    } candidates[12];
+};
+
+/* The transfers of a node, those under way first, latest first; how many (at most max). */
+unsigned transfers_of(const struct test_node *node, struct transfer_view *views_p, unsigned max);
+
+/* The one of that direction ("in", "out", "local") which has not ended; false: there is none. */
+bool transfer_under_way(const struct test_node *node, const char *direction, struct transfer_view *view_p);
+
+/* The one with this number, ended or not; fails the test if it is not known. */
+struct transfer_view transfer_numbered(const struct test_node *node, uint64_t id);
+
+/* Waits until a transfer of that direction is in one of the states ("moving" or "moving|reserving"). */
+void await_transfer(const struct test_node *node, const char *direction, const char *states);
+
+/* Waits until no node has a transfer under way; objects and clients may stay. */
+void cluster_expect_idle_of_transfers(const struct cluster *cluster);
+
+unsigned pins_of(const struct test_node *node); /* of all regions */
+
+struct peer_view {
+    char state[16], last_error[192], boot_id[33], name[65];
+    int64_t retry_in_ns;
+    bool loopback, ucx;             /* connected */
+    unsigned transfers_in, transfers_out;
+};
+/* How `node` sees `other`; false: it does not know it. */
+bool peer_seen(const struct test_node *node, const struct test_node *other, struct peer_view *view_p);
+
+/* ---- in a line ---- */
+
+/* One tensor of `bytes` bytes of that pattern, copied into the daemon; id NULL: generated. */
+struct rdt_ref put_pattern(rdt *conn, const char *id, size_t bytes, uint32_t seed);
+
+/* A fetch of it into fresh memory: bytes as expected, path as given (NULL: any); released. */
+void fetch_pattern(rdt *conn, const struct rdt_ref *ref, size_t bytes, uint32_t seed, const char *path);
+
+/* The ref of a name on a node that nobody need have put yet. */
+struct rdt_ref ref_on(const struct test_node *node, const char *id);
+
+/* A put and fetches on each of the nodes, and across those of `mask` (bits), small ones: others are not disturbed. */
+void bystander_round(struct cluster *cluster, unsigned mask);
+
+#endif
