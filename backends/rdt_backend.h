@@ -12,7 +12,7 @@
  * - The core checks bounds, states, permissions and deadlines before it calls; a plug-in may assert them.
  * - Transport operations are called on the core's loop thread and must not block: they queue work for a thread of the plug-in's
  *   own, which reports back by the host table. Memory operations are called on the core's pool threads, several at a time, and may
- *   take as long as their bytes need, but wait for nobody.
+ *   take as long as their bytes need, but wait for nobody (share, and map without warm, also on the loop).
  * - A plug-in takes no signals, changes no process-wide state it does not have to, and prints nothing: it logs by the host.
  *
  * Which operation is called when (transport; "conn" is one per peer node and epoch)
@@ -115,8 +115,9 @@ struct rdt_memory_ops {
     /* Nothing touches the block any more. */
     void (*free)(void *memory, struct rdt_block *block);
 
-    /* Sets block->addr; called once, before the first copy or registration. */
-    enum rdt_status (*map)(void *memory, struct rdt_block *block, struct rdt_error *err);
+    /* Sets block->addr; called once, before the first copy or registration. warm: every page is touched too, on a pool thread; else it
+     * returns at once, and may be called on the loop. */
+    enum rdt_status (*map)(void *memory, struct rdt_block *block, bool warm, struct rdt_error *err);
 
     /* A new fd of the block for another process; the caller owns it. writable false: one that cannot be mapped writable;
      * UNSUPPORTED if this memory knows no such right. NULL: cannot be shared. */

@@ -18,6 +18,7 @@
 #include "daemon/sdnotify.h"
 
 #define STUCK_NS 10000000000ll
+#define LINGER_NS 300000000ll
 
 struct daemon {
     uv_loop_t loop;
@@ -37,7 +38,7 @@ struct daemon {
     uv_timer_t watchdog;
     bool watching;
     struct deadline drain, last;
-    bool stopping, stuck;
+    bool stopping, stuck, lingering;
 };
 
 /* ---- peers' callbacks: the link carries transfers and calls ---- */
@@ -153,16 +154,21 @@ static void hurry(struct daemon *daemon)
     listener_close(&daemon->listener, close_clients, daemon);
 }
 
+/* The last chunk we sent may still be on its way: a transport knows that its buffer is free, not that the reader has it. */
 static void on_idle(struct transfers *transfers)
 {
-    hurry((struct daemon *)((char *)transfers - offsetof(struct daemon, transfers)));
+    struct daemon *daemon = (struct daemon *)((char *)transfers - offsetof(struct daemon, transfers));
+
+    daemon->lingering = true;
+    (void)deadline_set(&daemon->deadlines, &daemon->drain, LINGER_NS);
 }
 
 static void on_drain_over(struct deadline *deadline)
 {
     struct daemon *daemon = (struct daemon *)((char *)deadline - offsetof(struct daemon, drain));
 
-    log_warn("drain_timeout is over with %u transfers under way", transfers_active(&daemon->transfers));
+    if (!daemon->lingering)
+        log_warn("drain_timeout is over with %u transfers under way", transfers_active(&daemon->transfers));
     hurry(daemon);
 }
 
@@ -181,12 +187,15 @@ static void on_signal(uv_signal_t *handle, int number)
     active = transfers_active(&daemon->transfers);
     log_info("%s: draining %u transfers", strsignal(number), active);
     sdnotify("STOPPING=1\nSTATUS=draining %u transfers", active);
+    daemon->drain.on_passed = on_drain_over;
     if (active == 0) {
-        hurry(daemon);
+        if (uv_hrtime() - daemon->transfers.last_sent_ns < (uint64_t)LINGER_NS)
+            on_idle(&daemon->transfers);
+        else
+            hurry(daemon);
         return;
     }
     daemon->transfers.on_idle = on_idle;
-    daemon->drain.on_passed = on_drain_over;
     (void)deadline_set(&daemon->deadlines, &daemon->drain, (int64_t)daemon->options->drain_timeout_ns);
 }
 

@@ -103,6 +103,8 @@ static enum rdt_status target_create(struct client *client, const Rdt__Pb__Fetch
         if (!region || region->generation != item->target_regions[r]->generation)
             status = rdt_error_set(err, RDT_NOT_FOUND, "target %u lies in region %llu, which this client does not have", i,
                                    (unsigned long long)item->target_regions[r]->region);
+        else if (region->block.read_only)
+            status = rdt_error_set(err, RDT_INVALID, "target %u lies in memory that was imported read-only", i);
         else if (tensor_hi > region->bytes)
             status = rdt_error_set(err, RDT_INVALID, "target %u ends at byte %llu of a region of %llu", i,
                                    (unsigned long long)tensor_hi, (unsigned long long)region->bytes);

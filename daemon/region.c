@@ -84,6 +84,12 @@ static void run_alloc(struct work *work)
     struct region *region = page->region;
 
     page->status = region->kind->ops.alloc(region->kind->instance, region->device, region->bytes, &region->block, &page->err);
+    if (page->status != RDT_OK || region->origin != REGION_RECEIVED)
+        return;
+    /* bytes are about to come: its pages are touched here, not one by one by the thread that receives */
+    page->status = region->kind->ops.map(region->kind->instance, &region->block, true, &page->err);
+    if (page->status != RDT_OK)
+        region->kind->ops.free(region->kind->instance, &region->block);
 }
 
 static void done_alloc(struct work *work)
@@ -247,7 +253,7 @@ void region_unpin(struct region *region)
 
 uint8_t *region_addr(struct region *region, struct rdt_error *err)
 {
-    if (!region->block.addr && region->kind->ops.map(region->kind->instance, &region->block, err) != RDT_OK)
+    if (!region->block.addr && region->kind->ops.map(region->kind->instance, &region->block, false, err) != RDT_OK)
         return NULL;
     return region->block.addr;
 }

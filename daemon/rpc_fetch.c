@@ -61,7 +61,8 @@ enum rdt_status rpc_fetch(struct call *call, const void *request, struct rdt_err
         (void)rdt_error_set(err, RDT_NO_MEMORY, "no memory for the fetch");
         return refuse_all(call, message, err);
     }
-    map_init(&seen.by_id);
+    if (n > 1)
+        map_init(&seen.by_id);
     call_reply_empty(call); /* each item answers for itself */
     for (size_t i = 0; i < n; i++) {
         struct transfer *twin = n > 1 ? find_twin(&seen, message, started, i) : NULL;
@@ -76,7 +77,8 @@ enum rdt_status rpc_fetch(struct call *call, const void *request, struct rdt_err
     for (size_t i = 0; i < n; i++)
         if (started[i])
             transfer_go(started[i]);
-    map_fini(&seen.by_id);
+    if (n > 1)
+        map_fini(&seen.by_id);
     free(seen.earlier);
     free(started);
     return RDT_OK;

@@ -84,6 +84,7 @@ struct transfers {
     struct list outgoing;          /* struct transfer_record.link: pulled by others */
     struct transfer_record history[TRANSFER_HISTORY];
     uint64_t n_history;
+    uint64_t last_sent_ns;         /* when the last outgoing one ended */
     uint64_t done, failed, bytes_in, bytes_out, bytes_local;
     void (*on_idle)(struct transfers *); /* told when the last active one has ended */
     struct list works;             /* struct peer_work.link: every peer we ever had to do with */

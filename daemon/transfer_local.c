@@ -26,6 +26,18 @@ static void copy_free(struct local_copy *copy)
     free(copy);
 }
 
+static void copy_piece(const struct local_copy *copy, uint32_t i, uint64_t bytes)
+{
+    const struct memory_kind *kind = copy->transfer->object->uses[copy->source->region[i]].region->kind;
+    const uint8_t *base = copy->source_bases[copy->source->region[i]];
+    uint8_t *to = copy->target_bases[copy->target->region[i]] + copy->target->offset[i] + copy->from;
+
+    if (layout_is_contiguous(copy->source, i)) /* the memory's own way is the fastest */
+        (void)kind->ops.copy(kind->instance, to, base + copy->source->offset[i] + copy->from, bytes, NULL);
+    else
+        layout_gather(copy->source, i, base, copy->from, bytes, to);
+}
+
 /* At most one step; on a pool thread, or on the loop if it is little. */
 static void run_copy(struct work *work)
 {
@@ -36,10 +48,8 @@ static void run_copy(struct work *work)
         uint32_t i = copy->tensor;
         uint64_t left = layout_bytes(copy->source, i) - copy->from;
         uint64_t now = left < STEP_BYTES - copy->copied ? left : STEP_BYTES - copy->copied;
-        if (now > 0) {
-            uint8_t *to = copy->target_bases[copy->target->region[i]] + copy->target->offset[i] + copy->from;
-            layout_gather(copy->source, i, copy->source_bases[copy->source->region[i]], copy->from, now, to);
-        }
+        if (now > 0)
+            copy_piece(copy, i, now);
         copy->copied += now;
         copy->from += now;
         if (now == left) {

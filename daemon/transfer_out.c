@@ -34,6 +34,8 @@ void outgoing_end(struct outgoing *out)
     struct transfers *transfers = out->transfers;
 
     assert(out->n_ops == 0);
+    if (out->via)
+        transfers->last_sent_ns = uv_hrtime();
     outgoing_set_state(out, OUTGOING_ENDED);
     record_finish(transfers, &out->record, out->record.error[0] ? "failed" : "done", NULL);
     deadline_unset(transfers->deadlines, &out->deadline);

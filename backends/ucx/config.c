@@ -9,9 +9,11 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 
 #include "backends/ucx/ucx.h"
 
+#define CARRIER_WAIT_MS 3000
 #define SEGMENT "512k" /* of TCP; see modify_all */
 
 /* ---- addresses ---- */
@@ -84,8 +86,10 @@ static bool address_of_interfaces(const char *interfaces, char text_p[INET6_ADDR
     return found;
 }
 
+/* All of 127.0.0.0/8 is the loopback interface's, though it bears one address only. */
 static bool interface_of_address(const char *address, char *name_p, size_t size)
 {
+    bool loopback = !strncmp(address, "127.", 4);
     struct ifaddrs *all;
     char text[INET6_ADDRSTRLEN];
     bool found = false;
@@ -93,10 +97,25 @@ static bool interface_of_address(const char *address, char *name_p, size_t size)
     if (getifaddrs(&all))
         return false;
     for (struct ifaddrs *at = all; at && !found; at = at->ifa_next)
-        if (at->ifa_addr && address_text(at->ifa_addr, text) && !strcmp(text, address)) {
+        if (at->ifa_addr && address_text(at->ifa_addr, text) &&
+            (!strcmp(text, address) || (loopback && (at->ifa_flags & IFF_LOOPBACK) && at->ifa_addr->sa_family == AF_INET))) {
             (void)snprintf(name_p, size, "%s", at->ifa_name);
             found = true;
         }
+    freeifaddrs(all);
+    return found;
+}
+
+/* Does one of the interfaces exist and have no carrier yet? UCX passes such by. */
+static bool waits_for_carrier(const char *interfaces)
+{
+    struct ifaddrs *all;
+    bool found = false;
+
+    if (!*interfaces || getifaddrs(&all))
+        return false;
+    for (struct ifaddrs *at = all; at && !found; at = at->ifa_next)
+        found = in_list(interfaces, at->ifa_name) && (at->ifa_flags & IFF_UP) && !(at->ifa_flags & IFF_RUNNING);
     freeifaddrs(all);
     return found;
 }
@@ -267,6 +286,9 @@ enum rdt_status settings_context(const struct settings *settings, ucp_context_h 
                              ucs_status_string(ucs));
     status = modify_all(settings, config, err);
     if (status == RDT_OK) {
+        /* At boot the daemon may be up before its network: a link that is coming up is worth a moment of a start. */
+        for (int left_ms = CARRIER_WAIT_MS; left_ms > 0 && waits_for_carrier(settings->interfaces); left_ms -= 20)
+            (void)nanosleep(&(struct timespec){.tv_nsec = 20000000}, NULL);
         ucs = ucp_init(&params, config, context_p);
         if (ucs != UCS_OK)
             status = rdt_error_set(err, RDT_UNSUPPORTED, "UCX finds no usable transport (tls = %s, interfaces = %s): %s",

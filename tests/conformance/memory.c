@@ -42,7 +42,7 @@ static void alloc(struct rdt_block *block, uint64_t bytes)
 {
     memset(block, 0, sizeof *block);
     cr_assert_eq(ops->alloc(memory, "", bytes, block, &err), RDT_OK, "%s", err.msg);
-    cr_assert_eq(ops->map(memory, block, &err), RDT_OK, "%s", err.msg);
+    cr_assert_eq(ops->map(memory, block, true, &err), RDT_OK, "%s", err.msg);
 }
 
 static int sealed_memfd(uint64_t bytes, int seals)
@@ -165,7 +165,7 @@ Test(memory, import_shares_the_clients_memory)
     cr_assert_neq(client, MAP_FAILED);
     cr_assert_eq(import(fd, MIB, MIB, &block), RDT_OK, "%s", err.msg);
     (void)close(fd); /* it was borrowed */
-    cr_assert_eq(ops->map(memory, &block, &err), RDT_OK);
+    cr_assert_eq(ops->map(memory, &block, false, &err), RDT_OK);
     cr_assert_not(block.read_only);
     pattern_fill(client + MIB, MIB, 5);
     cr_assert(pattern_holds(block.addr, MIB, 5));
@@ -195,7 +195,7 @@ Test(memory, import_of_read_only_memory_says_so)
         }
         cr_assert_eq(import(given, 0, 6, &block), RDT_OK, "seals %d: %s", seals[i], err.msg);
         cr_assert(block.read_only);
-        cr_assert_eq(ops->map(memory, &block, &err), RDT_OK, "seals %d: %s", seals[i], err.msg);
+        cr_assert_eq(ops->map(memory, &block, false, &err), RDT_OK, "seals %d: %s", seals[i], err.msg);
         cr_assert_arr_eq((char *)block.addr, "tensor", 6);
         ops->free(memory, &block);
         if (given != fd)

@@ -395,7 +395,7 @@ Test(loopback, small_not_starved_by_big)
         small = put_pattern(owner, NULL, 2 * 64 * KIB, 2);
         set_faults("delay_ms=15\n");
         slow = start_one(reader, &big, LONG);
-        await_transfer(&c.node[1], "in", "moving");
+        await_engine(&c.node[1]);
         quick = start_one(reader, &small, LONG);
         must_ok(rdt_wait(reader, &quick, 1, 1, LONG, NULL, NULL, &err));
         must_be(RDT_AGAIN, rdt_request_status(slow, &err));
@@ -493,7 +493,7 @@ Test(loopback, forced_free_during_fetch)
         ref = put_pattern(owner, NULL, bytes, 1);
         set_faults("delay_ms=15\n");
         request = start_one(reader, &ref, LONG);
-        await_transfer(&c.node[1], "in", "moving");
+        await_engine(&c.node[1]);
         must_ok(rdt_free(owner, &ref, true, &err));
         must_be(RDT_FREED, try_fetch(reader, &ref, RDT_FETCH_AUTO, LONG, &object, &err));
         status = rdt_wait(reader, &request, 1, 1, LONG, NULL, NULL, NULL);
@@ -521,7 +521,7 @@ Test(loopback, failure_is_explained_on_both_ends)
     ref = put_pattern(owner, NULL, 20 * 64 * KIB, 1);
     set_faults("delay_ms=20\n");
     request = start_one(reader, &ref, 300 * MSEC);
-    await_transfer(&c.node[1], "in", "moving");
+    await_engine(&c.node[1]);
     must(transfer_under_way(&c.node[1], "in", &in));
     must_be(RDT_TIMED_OUT, rdt_wait(reader, &request, 1, 1, LONG, NULL, NULL, &err));
     rdt_request_destroy(request);

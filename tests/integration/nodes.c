@@ -1,6 +1,7 @@
 /* Objects on one node, readers on another: what arrives, by which path, and who is told what. Over ucx, on cables of their own where
  * the test may lay them. */
 #include <criterion/criterion.h>
+#include <signal.h>
 #include <grp.h>
 #include <sched.h>
 #include <stdio.h>
@@ -36,7 +37,7 @@ static void begin_with(unsigned n, const struct cluster_options *options)
 
     all.cables = cables_can_be();
     if (!all.cables)
-        (void)fprintf(stderr, "no network namespaces: on 127.0.0.x\n");
+        (void)fprintf(stderr, "no network namespaces: on 127.0.0.1\n");
     cluster_start(&c, n, &all);
     owner = node_client(&c.node[0], "owner");
     reader = node_client(&c.node[1], "reader");

@@ -50,9 +50,7 @@ void cluster_start(struct cluster *cluster, unsigned n, const struct cluster_opt
     if (options->cables)
         net_create(&cluster->net, n);
     for (unsigned i = 0; i < n; i++) {
-        char address[24];
-        (void)snprintf(address, sizeof address, "127.0.0.1");
-        free_address(options->cables ? cluster->net.ns[i] : 0, options->cables ? cluster->net.address[i] : address,
+        free_address(options->cables ? cluster->net.ns[i] : 0, options->cables ? cluster->net.address[i] : "127.0.0.1",
                      cluster->listen[i]);
         (void)snprintf(cluster->faults[i], sizeof cluster->faults[i], "%.100s/faults.%d.%u", tmp ? tmp : "/tmp", (int)getpid(), i);
         write_file(cluster->faults[i], "");
@@ -265,6 +263,24 @@ void await_transfer(const struct test_node *node, const char *direction, const c
         must_say(now_ns() < deadline, "%s has no transfer %s in state %s (but %s)", node->name, direction, states,
                  any ? view.state : "none");
     }
+}
+
+unsigned operations_of(const struct test_node *node)
+{
+    Rdt__Pb__ListReply *reply = list_of(node, RDT__PB__LIST_KIND__LIST_KIND_BACKENDS, 0);
+    unsigned n = 0;
+
+    for (size_t i = 0; i < reply->n_backends; i++)
+        if (strcmp(reply->backends[i]->name, "loopback") == 0)
+            n += (unsigned)reply->backends[i]->ops_active;
+    protobuf_c_message_free_unpacked(&reply->base, NULL);
+    return n;
+}
+
+void await_engine(const struct test_node *node)
+{
+    await_transfer(node, "in", "moving");
+    wait_until(20 * SEC, operations_of(node) > 0);
 }
 
 void cluster_expect_idle_of_transfers(const struct cluster *cluster)

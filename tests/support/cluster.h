@@ -1,4 +1,4 @@
-/* A few daemons that know each other: on cables of their own, or on 127.0.0.x of this machine. Knows when they have met and when
+/* A few daemons that know each other: on cables of their own, or on 127.0.0.1. Knows when they have met and when
  * nothing is left between them. Lists of the daemons as plain structs.
  *
  *     struct cluster c;
@@ -72,6 +72,12 @@ struct transfer_view transfer_numbered(const struct test_node *node, uint64_t id
 
 /* Waits until a transfer of that direction is in one of the states ("moving" or "moving|reserving"). */
 void await_transfer(const struct test_node *node, const char *direction, const char *states);
+
+/* Operations that the loopback transport of the node has now. */
+unsigned operations_of(const struct test_node *node);
+
+/* Waits until a transfer to the node is moving and its loopback transport is at it. */
+void await_engine(const struct test_node *node);
 
 /* Waits until no node has a transfer under way; objects and clients may stay. */
 void cluster_expect_idle_of_transfers(const struct cluster *cluster);

@@ -71,6 +71,8 @@ void fake_send(struct fake *fake, uint16_t type, uint8_t flags, uint64_t id, con
 
 void fake_reply(struct fake *fake, const ProtobufCMessage *message)
 {
+    if (fake->frame.request_id == 0) /* wants no answer */
+        return;
     fake_send(fake, fake->frame.type, FRAME_REPLY, fake->frame.request_id, message, NULL, 0);
 }
 
@@ -83,6 +85,20 @@ void fake_error(struct fake *fake, enum rdt_status status, const char *message)
 {
     Rdt__Pb__ErrorReply reply = RDT__PB__ERROR_REPLY__INIT;
 
+    if (fake->frame.type == RDT_MSG_FETCH) { /* refused as a whole: each of its items hears of it */
+        Rdt__Pb__Fetch *fetch = FAKE_MESSAGE(fake, Fetch);
+
+        for (size_t i = 0; i < fetch->n_items; i++) {
+            Rdt__Pb__FetchDone done = RDT__PB__FETCH_DONE__INIT;
+
+            done.handle = fetch->items[i]->handle;
+            done.status = status;
+            done.message = (char *)message;
+            fake_event(fake, &done, NULL, 0);
+        }
+        fake_free(fetch);
+        return;
+    }
     reply.status = status;
     reply.message = (char *)message;
     fake_send(fake, fake->frame.type, FRAME_REPLY | FRAME_ERROR, fake->frame.request_id, &reply.base, NULL, 0);

@@ -25,10 +25,11 @@ static void fake_free(void *memory, struct rdt_block *block)
     fake.n_freed++;
 }
 
-static enum rdt_status fake_map(void *memory, struct rdt_block *block, struct rdt_error *err)
+static enum rdt_status fake_map(void *memory, struct rdt_block *block, bool warm, struct rdt_error *err)
 {
     (void)memory;
     (void)block;
+    (void)warm;
     (void)err;
     return RDT_OK;
 }

@@ -237,9 +237,9 @@ static void memory_free(void *memory, struct rdt_block *block)
     (void)memory, (void)block;
 }
 
-static enum rdt_status memory_map(void *memory, struct rdt_block *block, struct rdt_error *err)
+static enum rdt_status memory_map(void *memory, struct rdt_block *block, bool warm, struct rdt_error *err)
 {
-    (void)memory, (void)block, (void)err;
+    (void)memory, (void)block, (void)warm, (void)err;
     return RDT_OK;
 }
 
