@@ -66,6 +66,7 @@ static void on_peer_down(void *arg, struct peer *peer, bool was_up, const struct
     struct rdt_error lost = *why;
 
     lost.status = RDT_PEER_LOST; /* whatever ended the link: what was asked of that node is lost */
+    rdt_error_prefix(&lost, was_up ? "node %s is lost" : "node %s cannot be reached", peer->name);
     if (was_up)
         log_warn("node %s is lost: %s", peer->name, why->msg);
     transfers_peer_down(&daemon->transfers, peer, &lost);

@@ -324,6 +324,14 @@ enum rdt_status peers_find(struct peers *peers, const uint8_t uuid[16], const ch
     return RDT_OK;
 }
 
+enum rdt_status peer_away(const struct peer *peer, struct rdt_error *err)
+{
+    uint64_t now = uv_hrtime();
+
+    return rdt_error_set(err, RDT_PEER_LOST, "node %s cannot be reached: %.120s (next try in %.1f s)", peer->name, peer->last_error,
+                         peer->retry_at_ns > now ? (double)(peer->retry_at_ns - now) / 1e9 : 0.0);
+}
+
 enum rdt_status peer_send(struct peer *peer, enum rdt_peer_message type, const ProtobufCMessage *message, struct rdt_error *err)
 {
     char who[128];

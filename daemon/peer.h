@@ -77,6 +77,9 @@ const char *peer_state_name(enum peer_state state);
 /* "node n2 (7f3a...)" for sentences. Static thread-local-free: text_p has 128 bytes. */
 void peer_describe(const struct peer *peer, char *text_p);
 
+/* For a peer in back-off: PEER_LOST, naming the node, what keeps it away and when it is dialled next. */
+enum rdt_status peer_away(const struct peer *peer, struct rdt_error *err);
+
 /* Queues a message on the link; written when the loop turns (several in one TLS record where possible). PEER_LOST unless UP;
  * NO_MEMORY; LIMIT: too large. */
 enum rdt_status peer_send(struct peer *peer, enum rdt_peer_message type, const ProtobufCMessage *message, struct rdt_error *err);

@@ -62,7 +62,7 @@ enum rdt_status call_forward(struct call *call, const struct rdt_ref *ref, const
     if (status != RDT_OK)
         return status;
     if (call->to->state == PEER_BACKOFF)
-        return rdt_error_set(err, RDT_PEER_LOST, "node %s cannot be reached: %s", call->to->name, call->to->last_error);
+        return peer_away(call->to, err);
     call->packed_bytes = protobuf_c_message_get_packed_size(request);
     call->packed = malloc(call->packed_bytes ? call->packed_bytes : 1);
     if (!call->packed)

@@ -26,11 +26,8 @@ enum rdt_status transfer_in_start(struct transfer *transfer, struct rdt_error *e
     if (!transfer->peer)
         return rdt_error_set(err, RDT_NO_MEMORY, "no memory for node %s", peer->name);
     (void)snprintf(transfer->record.peer, sizeof transfer->record.peer, "%s", peer->name);
-    if (peer->state == PEER_BACKOFF) {
-        uint64_t now = uv_hrtime();
-        return rdt_error_set(err, RDT_PEER_LOST, "node %s cannot be reached: %s (next try in %.1f s)", peer->name, peer->last_error,
-                             peer->retry_at_ns > now ? (double)(peer->retry_at_ns - now) / 1e9 : 0.0);
-    }
+    if (peer->state == PEER_BACKOFF)
+        return peer_away(peer, err);
     transfer->stall.on_passed = transfer_in_on_stall;
     transfer->peer->n_in++;
     if (peer->state == PEER_UP) {

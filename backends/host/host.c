@@ -25,7 +25,6 @@
 struct host_block {
     uint64_t offset;       /* of the block in its file; a multiple of the page size */
     uint64_t mapped_bytes; /* length of the mapping: bytes, rounded up for huge pages */
-    int read_only_fd;      /* opened at the first share that needs one; -1 */
     bool imported;
     bool read_only;
 };
@@ -108,7 +107,7 @@ static int reserve(int fd, uint64_t bytes)
 static enum rdt_status host_alloc(void *memory, const char *device, uint64_t bytes, struct rdt_block *block_p,
                                   struct rdt_error *err)
 {
-    struct host_block values = {.mapped_bytes = bytes, .read_only_fd = -1};
+    struct host_block values = {.mapped_bytes = bytes};
     int fd, error;
 
     (void)memory;
@@ -192,7 +191,7 @@ static uint64_t round_up(uint64_t bytes, uint64_t unit)
 static enum rdt_status host_import(void *memory, const char *device, const struct rdt_import *import, struct rdt_block *block_p,
                                    struct rdt_error *err)
 {
-    struct host_block values = {.offset = import->offset, .mapped_bytes = import->bytes, .read_only_fd = -1, .imported = true};
+    struct host_block values = {.offset = import->offset, .mapped_bytes = import->bytes, .imported = true};
     struct stat st;
     enum rdt_status status;
     int fd, flags, seals = 0;
@@ -261,8 +260,6 @@ static void host_free(void *memory, struct rdt_block *block)
     (void)memory;
     if (block->addr)
         (void)munmap(block->addr, priv->mapped_bytes);
-    if (priv->read_only_fd >= 0)
-        (void)close(priv->read_only_fd);
     if (block->fd >= 0)
         (void)close(block->fd);
     free(priv);
@@ -273,23 +270,25 @@ static void host_free(void *memory, struct rdt_block *block)
 
 static enum rdt_status host_share(void *memory, const struct rdt_block *block, bool writable, int *fd_p, struct rdt_error *err)
 {
-    struct host_block *priv = block->priv;
+    const struct host_block *priv = block->priv;
     char path[32];
     int fd;
 
     (void)memory;
     if (!writable && priv->imported)
         return rdt_error_set(err, RDT_UNSUPPORTED, "imported memory belongs to its client and cannot be made read-only");
-    if (!writable && priv->read_only_fd < 0) {
-        /* A duplicate would share the open file and its write access; opening anew asks the file's mode, 0600. Once is enough. */
+    if (writable) {
+        fd = fcntl(block->fd, F_DUPFD_CLOEXEC, 0);
+        if (fd < 0)
+            return rdt_error_sys(err, errno, "duplicating a descriptor of host memory");
+    } else {
+        /* A duplicate would share the open file and its write access; opening anew asks the file's mode, 0600. Not kept: a second
+         * descriptor for every region would halve how many there can be. */
         (void)snprintf(path, sizeof path, "/proc/self/fd/%d", block->fd);
-        priv->read_only_fd = open(path, O_RDONLY | O_CLOEXEC);
-        if (priv->read_only_fd < 0)
+        fd = open(path, O_RDONLY | O_CLOEXEC);
+        if (fd < 0)
             return rdt_error_sys(err, errno, "opening host memory read-only by %s", path);
     }
-    fd = fcntl(writable ? block->fd : priv->read_only_fd, F_DUPFD_CLOEXEC, 0);
-    if (fd < 0)
-        return rdt_error_sys(err, errno, "duplicating a descriptor of host memory");
     *fd_p = fd;
     return RDT_OK;
 }

@@ -519,8 +519,8 @@ Test(loopback, failure_is_explained_on_both_ends)
 
     begin(2, "two", NULL);
     ref = put_pattern(owner, NULL, 20 * 64 * KIB, 1);
-    set_faults("delay_ms=20\n");
-    request = start_one(reader, &ref, 300 * MSEC);
+    set_faults("delay_ms=400\n");
+    request = start_one(reader, &ref, patience(800 * MSEC));
     await_engine(&c.node[1]);
     must(transfer_under_way(&c.node[1], "in", &in));
     must_be(RDT_TIMED_OUT, rdt_wait(reader, &request, 1, 1, LONG, NULL, NULL, &err));

@@ -135,7 +135,7 @@ static void check_late_write(const char *sided, bool by_deadline)
     memory = alloc_memory(reader, BYTES);
     memset(memory, 0, BYTES);
     set_faults("delay_ms=150\nlate_ms=500\n");
-    request = start_into(&ref, memory, by_deadline ? 400 * MSEC : LONG);
+    request = start_into(&ref, memory, by_deadline ? patience(SEC) : LONG);
     await_engine(&c.node[1]);
     given_up = now_ns();
     give_up(request, by_deadline);
@@ -479,8 +479,8 @@ Test(quiesce, given_up_at_each_step)
                     if (step != PARKED)
                         ref = put_pattern(owner, "w", BYTES, 1);
                     if (step == MOVING)
-                        set_faults("delay_ms=100\n");
-                    request = start_into(&ref, at, by_deadline ? 300 * MSEC : LONG);
+                        set_faults("delay_ms=150\n");
+                    request = start_into(&ref, at, by_deadline ? patience(800 * MSEC) : LONG);
                     if (step != DELIVERED) {
                         if (step == PARKED)
                             await_transfer(&c.node[0], "out", "parked");
