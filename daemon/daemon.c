@@ -271,6 +271,11 @@ static enum rdt_status start(struct daemon *daemon, struct rdt_error *err)
     return status == RDT_OK ? listener_start(&daemon->listener, &daemon->conns, err) : status;
 }
 
+static void on_plugins_closed(void *arg)
+{
+    (void)arg;
+}
+
 enum rdt_status daemon_run(const struct options *options, struct rdt_error *err)
 {
     struct daemon *daemon = calloc(1, sizeof *daemon);
@@ -288,7 +293,11 @@ enum rdt_status daemon_run(const struct options *options, struct rdt_error *err)
     if (status == RDT_OK)
         status = work_pool_create(&daemon->loop, options->worker_threads, &daemon->pool, err);
     if (status != RDT_OK) {
-        free(daemon); /* nothing runs yet; the process ends */
+        if (daemon->plugins)
+            plugins_close(daemon->plugins, on_plugins_closed, NULL);
+        (void)uv_run(&daemon->loop, UV_RUN_DEFAULT);
+        (void)uv_loop_close(&daemon->loop);
+        free(daemon);
         return status;
     }
     wire(daemon);
@@ -317,12 +326,7 @@ enum rdt_status daemon_run(const struct options *options, struct rdt_error *err)
     return status;
 }
 
-static void on_checked(void *arg)
-{
-    (void)arg;
-}
-
-enum rdt_status daemon_check(const struct options *options, struct rdt_error *err)
+enum rdt_status daemon_check(const struct options *options, FILE *dump, struct rdt_error *err)
 {
     struct plugins *plugins;
     uv_loop_t loop;
@@ -330,8 +334,11 @@ enum rdt_status daemon_check(const struct options *options, struct rdt_error *er
 
     (void)uv_loop_init(&loop);
     status = plugins_create(&loop, options, &plugins, err);
-    if (status == RDT_OK)
-        plugins_close(plugins, on_checked, NULL);
+    if (status == RDT_OK) {
+        if (dump)
+            plugins_dump(plugins, options, dump);
+        plugins_close(plugins, on_plugins_closed, NULL);
+    }
     (void)uv_run(&loop, UV_RUN_DEFAULT);
     (void)uv_loop_close(&loop);
     return status;

@@ -8,7 +8,7 @@
 /* Serves until SIGTERM or SIGINT, drains, returns. The status says why it could not start. */
 enum rdt_status daemon_run(const struct options *options, struct rdt_error *err);
 
-/* Loads the backends to judge their sections of the configuration, and goes no further. */
-enum rdt_status daemon_check(const struct options *options, struct rdt_error *err);
+/* Loads the backends to judge their sections of the configuration, prints those to `dump` if it is not NULL, and goes no further. */
+enum rdt_status daemon_check(const struct options *options, FILE *dump, struct rdt_error *err);
 
 #endif

@@ -11,7 +11,7 @@ int main(int argc, char **argv)
     struct rdt_error err = {0};
     struct options options;
     enum log_level level;
-    enum rdt_status status;
+    enum rdt_status status = RDT_OK;
 
     /* UCX installs handlers for SIGSEGV and others in its library's constructor: this must come before any backend is loaded. */
     (void)setenv("UCX_HANDLE_ERRORS", "none", 0);
@@ -19,22 +19,18 @@ int main(int argc, char **argv)
         fprintf(stderr, "rdtd: %s\n", err.msg);
         return 2;
     }
-    if (options.help) {
-        options_help(stdout);
-        return 0;
-    }
-    if (options.version) {
-        printf("rdtd %s\n", RDTD_VERSION);
-        return 0;
-    }
     if (log_level_parse(options.log_level, &level))
         log_threshold = level;
-    if (options.dump_config) {
+    if (options.help) {
+        options_help(stdout);
+    } else if (options.version) {
+        printf("rdtd %s\n", RDTD_VERSION);
+    } else if (options.dump_config) {
         options_dump(&options, stdout);
-        return 0;
-    }
-    if (options.check_config) {
-        status = daemon_check(&options, &err);
+        if (daemon_check(&options, stdout, &err) != RDT_OK)
+            printf("\n# the backends' own sections are not shown: %s\n", err.msg);
+    } else if (options.check_config) {
+        status = daemon_check(&options, NULL, &err);
         if (status == RDT_OK)
             printf("the configuration is valid\n");
     } else {

@@ -243,10 +243,10 @@ static void close_instances(struct plugins *plugins)
         memory_kind_destroy(list_entry(node, struct memory_kind, link));
 }
 
-static void plugins_free(struct plugins *plugins, bool were_opened)
+static void plugins_free(struct plugins *plugins)
 {
     list_for_each_safe (node, &plugins->files)
-        plugin_unload(list_entry(node, struct plugin, link), were_opened);
+        plugin_unload(list_entry(node, struct plugin, link), true);
     free(plugins);
 }
 
@@ -266,7 +266,7 @@ enum rdt_status plugins_create(uv_loop_t *loop, const struct options *options, s
     if (status == RDT_OK)
         status = plugin_host_check(&plugins->files, options, err);
     if (status != RDT_OK) {
-        plugins_free(plugins, false);
+        plugins_free(plugins);
         return status;
     }
     status = open_all(plugins, options, err);
@@ -275,7 +275,7 @@ enum rdt_status plugins_create(uv_loop_t *loop, const struct options *options, s
         status = plugin_events_init(&plugins->events, loop, err);
     if (status != RDT_OK) {
         close_instances(plugins);
-        plugins_free(plugins, true);
+        plugins_free(plugins);
         return status;
     }
     *plugins_p = plugins;
@@ -287,7 +287,7 @@ static void on_events_closed(struct plugin_events *events)
     struct plugins *plugins = list_entry(events, struct plugins, events);
     void (*on_closed)(void *arg) = plugins->on_closed;
     void *arg = plugins->arg;
-    plugins_free(plugins, true);
+    plugins_free(plugins);
     on_closed(arg);
 }
 
@@ -356,4 +356,9 @@ bool transport_moves(const struct transport *transport, const char *memory_kind)
             return true;
     }
     return false;
+}
+
+void plugins_dump(const struct plugins *plugins, const struct options *options, FILE *out)
+{
+    plugin_host_dump(&plugins->files, options, out);
 }

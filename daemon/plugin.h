@@ -7,6 +7,7 @@
 #define DAEMON_PLUGIN_H
 
 #include <stdbool.h>
+#include <stdio.h>
 #include <uv.h>
 
 #include "backends/rdt_backend.h"
@@ -81,6 +82,9 @@ enum rdt_status plugins_create(uv_loop_t *loop, const struct options *options, s
 
 /* Every connection must be destroyed. Closes the instances, which joins their threads; on_closed comes from the loop. */
 void plugins_close(struct plugins *plugins, void (*on_closed)(void *arg), void *arg);
+
+/* The backends' own sections of the configuration, as --dump-config shows them. */
+void plugins_dump(const struct plugins *plugins, const struct options *options, FILE *out);
 
 struct list *plugins_memory_kinds(struct plugins *plugins);
 struct list *plugins_transports(struct plugins *plugins);

@@ -37,6 +37,30 @@ static const struct rdt_config_key *find_key(const struct plugin *plugin, const 
     return key != NULL && key->name != NULL ? key : NULL;
 }
 
+static const char *key_value(const struct plugin *plugin, const struct options *options, const struct rdt_config_key *key)
+{
+    for (const struct options_extra *extra = options->extras; extra != NULL; extra = extra->next) {
+        if (strcasecmp(extra->section, plugin->name) == 0 && strcmp(extra->key, key->name) == 0)
+            return extra->value;
+    }
+    return key->fallback;
+}
+
+void plugin_host_dump(const struct list *plugins, const struct options *options, FILE *out)
+{
+    list_for_each (node, plugins) {
+        const struct plugin *plugin = list_entry(node, struct plugin, link);
+        const struct rdt_config_key *key = plugin->backend.config_keys;
+        if (key == NULL || key->name == NULL)
+            continue;
+        fprintf(out, "\n[%s]\n", plugin->name);
+        for (; key->name != NULL; key++) {
+            const char *value = key_value(plugin, options, key);
+            fprintf(out, "\n# %s\n%s =%s%s\n", key->help, key->name, value[0] ? " " : "", value);
+        }
+    }
+}
+
 static const char *host_config(void *ctx, const char *name)
 {
     struct plugin *plugin = ctx;
@@ -45,13 +69,8 @@ static const char *host_config(void *ctx, const char *name)
     uint16_t port;
     if (options == NULL)
         return NULL;
-    if (key != NULL) {
-        for (const struct options_extra *extra = options->extras; extra != NULL; extra = extra->next) {
-            if (strcasecmp(extra->section, plugin->name) == 0 && strcmp(extra->key, name) == 0)
-                return extra->value;
-        }
-        return key->fallback;
-    }
+    if (key != NULL)
+        return key_value(plugin, options, key);
     if (strcmp(name, "trusted_network") == 0)
         return options->trusted_network ? "yes" : "no";
     if (strcmp(name, "interfaces") == 0)

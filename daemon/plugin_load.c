@@ -181,11 +181,11 @@ enum rdt_status plugin_load(const char *path, struct plugin **plugin_p, struct r
     return RDT_OK;
 }
 
-void plugin_unload(struct plugin *plugin, bool was_opened)
+void plugin_unload(struct plugin *plugin, bool keep_mapped)
 {
     if (plugin == NULL)
         return;
-    if (plugin->library != NULL && !was_opened)
+    if (plugin->library != NULL && !keep_mapped)
         dlclose(plugin->library);
     free(plugin->path);
     free(plugin->name);

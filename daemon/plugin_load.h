@@ -26,8 +26,8 @@ struct plugin {
 /* INVALID or SYSTEM: names file and fault. */
 enum rdt_status plugin_load(const char *path, struct plugin **plugin_p, struct rdt_error *err);
 
-/* Frees the struct. The file stays mapped once one of its open operations was called: threads and exit handlers of vendor libraries
- * outlive their close. */
-void plugin_unload(struct plugin *plugin, bool was_opened);
+/* Frees the struct. keep_mapped: of a sound plug-in, opened or not: what vendor libraries start in their constructors, and their
+ * threads and exit handlers, outlives their close. */
+void plugin_unload(struct plugin *plugin, bool keep_mapped);
 
 #endif

@@ -399,7 +399,7 @@ Test(ctl, wait_ends_with_the_put)
     ctl(4, "wait later --timeout 50ms");
     cr_assert(strstr(program.err, "TIMED_OUT"));
     ctl_start(&waiter, "wait later --timeout 1m");
-    wait_until(LONG, rdt_stat(conn, &later, &stat, NULL) == RDT_OK && stat.waiters == 1);
+    wait_until(20 * SEC, rdt_stat(conn, &later, &stat, NULL) == RDT_OK && stat.waiters == 1);
     (void)put_one(conn, &VECTOR(RDT_U8, 5, "hello"), "later");
     program_wait(&waiter);
     cr_assert_eq(waiter.status, 0, "%s", waiter.err);

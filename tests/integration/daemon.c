@@ -310,7 +310,7 @@ Test(daemon, one_client_too_many_is_told_the_limit)
     for (unsigned i = 0; i < 3; i++)
         must_ok(rdt_ping(conns[i], LONG, &err));
     rdt_close(conns[0]);
-    wait_until(LONG, rdt_connect(&options, &more, NULL) == RDT_OK);
+    wait_until(20 * SEC, rdt_connect(&options, &more, NULL) == RDT_OK);
     rdt_close(more);
     rdt_close(conns[1]);
     rdt_close(conns[2]);
@@ -495,7 +495,7 @@ Test(daemon, running_out_of_fds_harms_nobody_served)
     }
     for (unsigned i = 0; i < n; i++)
         rdt_close(others[i]);
-    wait_until(LONG, rdt_connect(&options, &others[0], NULL) == RDT_OK);
+    wait_until(20 * SEC, rdt_connect(&options, &others[0], NULL) == RDT_OK);
     rdt_close(others[0]);
     object = fetch_one(conn, &ref, RDT_FETCH_SHARE);
     cr_assert(is_filled_with(tensor_of(object, 0).data, MIB, 5));

@@ -607,7 +607,7 @@ Test(fetch, one_bad_ref_of_many_releases_the_others)
     options.timeout_ns = LONG;
     must_be(RDT_FREED, rdt_fetch(reader, refs, 3, &options, objects, &err));
     cr_assert(!objects[0] && !objects[1] && !objects[2]);
-    wait_until(LONG, rdt_stat(conn, &refs[0], &stat, NULL) == RDT_OK && stat.holds == 1);
+    wait_until(20 * SEC, rdt_stat(conn, &refs[0], &stat, NULL) == RDT_OK && stat.holds == 1);
     end();
 }
 
@@ -674,7 +674,7 @@ Test(fetch, never_put_times_out_at_its_deadline)
     cr_assert_geq(now_ns() - start, 100 * MSEC);
     must_be(RDT_TIMED_OUT, rdt_wait_put(reader, &ref, 0, &err));
     cr_assert_null(object);
-    wait_until(LONG, (node_status(&node, &status), status.objects == 0));
+    wait_until(20 * SEC, (node_status(&node, &status), status.objects == 0));
     end();
 }
 

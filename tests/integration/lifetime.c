@@ -90,7 +90,7 @@ Test(lifetime, readers_keep_what_a_killed_producer_left)
     actor_recv(&producer, &ref, sizeof ref);
     objects[0] = fetch_one(conn, &ref, RDT_FETCH_SHARE);
     actor_kill(&producer, SIGKILL);
-    wait_until(LONG, holds_of(&ref) == 1);
+    wait_until(20 * SEC, holds_of(&ref) == 1);
     cr_assert(holds_pattern(tensor_of(objects[0], 0).data, MIB, 1));
     other = node_client(&node, "other"); /* a hold keeps it for others too */
     objects[1] = fetch_one(other, &ref, RDT_FETCH_AUTO);
@@ -117,7 +117,7 @@ Test(lifetime, successor_takes_the_name_of_the_dead)
     conn = node_client(&node, "reader");
     actor_recv(&producer, &second, sizeof second);
     actor_kill(&producer, SIGKILL);
-    wait_until(LONG, rdt_stat(conn, &named, &(struct rdt_stat){0}, NULL) == RDT_NOT_FOUND);
+    wait_until(20 * SEC, rdt_stat(conn, &named, &(struct rdt_stat){0}, NULL) == RDT_NOT_FOUND);
     request = start_one(conn, &named, LONG);
     actor_start(&producer, produce, &node);
     actor_recv(&producer, &second, sizeof second);
@@ -224,9 +224,9 @@ Test(lifetime, killed_waiter_is_forgotten)
     ref = put_one(conn, &VECTOR(RDT_U8, 5, "hello"), "w");
     actor_send(&reader, &ref, sizeof ref);
     actor_await(&reader);
-    wait_until(LONG, rdt_stat(conn, &ref, &stat, NULL) == RDT_OK && stat.waiters == 1);
+    wait_until(20 * SEC, rdt_stat(conn, &ref, &stat, NULL) == RDT_OK && stat.waiters == 1);
     actor_kill(&reader, SIGKILL);
-    wait_until(LONG, rdt_stat(conn, &ref, &stat, NULL) == RDT_OK && stat.waiters == 0);
+    wait_until(20 * SEC, rdt_stat(conn, &ref, &stat, NULL) == RDT_OK && stat.waiters == 0);
     rdt_close(conn);
     node_end(&node, NULL);
 }
@@ -454,10 +454,10 @@ Test(lifetime, thousand_killed_clients_leave_nothing)
         if (cycle.number == warm)
             rss = rss_of(node.pid);
     }
-    wait_until(LONG, (node_status(&node, &after), after.clients == 1 && after.transfers_active == 0));
-    wait_until(LONG, (node_status(&node, &after), after.objects == before.objects && after.regions == before.regions));
+    wait_until(20 * SEC, (node_status(&node, &after), after.clients == 1 && after.transfers_active == 0));
+    wait_until(20 * SEC, (node_status(&node, &after), after.objects == before.objects && after.regions == before.regions));
     cr_assert_eq(after.memory_bytes, before.memory_bytes);
-    wait_until(LONG, holds_of(&cycle.ref) == 1);
+    wait_until(20 * SEC, holds_of(&cycle.ref) == 1);
     node_expect_fds(&node, 3); /* the producer's socket and pidfd, its memory */
     if (release) /* sanitizers keep what was freed for a while */
         cr_assert_lt(rss_of(node.pid), rss + 8 * MIB, "%zu bytes after %u clients, %zu after %u", rss_of(node.pid), cycles, rss, warm);

@@ -108,7 +108,7 @@ Test(memory, alloc_is_zeroed_aligned_and_counted_until_dealloc)
         must_refuse(RDT_INVALID, "not the start", rdt_dealloc(conn, addr[i], &err));
         cr_assert_eq(msync(addr[i], 1, MS_ASYNC), -1, "still mapped");
     }
-    wait_until(LONG, status_now().memory_bytes == 0);
+    wait_until(20 * SEC, status_now().memory_bytes == 0);
     end();
 }
 
@@ -133,7 +133,7 @@ Test(memory, dealloc_leaves_it_to_the_object)
     must_ok(rdt_free(conn, &ref, false, &err));
     cr_assert(holds_pattern(tensor.data, 2 * MIB, 5));
     rdt_release(object);
-    wait_until(LONG, status_now().memory_bytes == 0);
+    wait_until(20 * SEC, status_now().memory_bytes == 0);
     rdt_close(reader);
     end();
 }
@@ -354,7 +354,7 @@ Test(memory, malloc_memory_is_copied_once_and_says_so)
     rdt_release(object);
     must_ok(rdt_free(conn, &ref, false, &err));
     must_ok(rdt_dealloc(conn, daemon_memory, &err));
-    wait_until(LONG, status_now().memory_bytes == 0);
+    wait_until(20 * SEC, status_now().memory_bytes == 0);
     end();
 }
 
@@ -562,7 +562,7 @@ Test(memory, limit_is_named_and_changes_nothing)
     must_ok(rdt_dealloc(conn, more, &err));
     must_ok(rdt_dealloc(conn, addr, &err));
     must_ok(rdt_free(conn, &ref, false, &err));
-    wait_until(LONG, status_now().memory_bytes == 0);
+    wait_until(20 * SEC, status_now().memory_bytes == 0);
     must_ok(rdt_alloc(conn, 4 * MIB, &more, &err));
     free(heap);
     end();

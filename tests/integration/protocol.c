@@ -558,7 +558,7 @@ Test(protocol, client_that_never_reads_is_not_read)
     bystander = node_client(&node, "bystander");
     theirs = put_one(bystander, &VECTOR(RDT_U8, 4096, alloc_memory(bystander, 4096)), "theirs");
     rss = rss_of(node.pid);
-    wait_until(LONG, most_queued() > MIB);
+    wait_until(20 * SEC, most_queued() > MIB);
     for (unsigned i = 0; i < 200; i++) {
         rdt_object *object = fetch_one(bystander, &theirs, (enum rdt_fetch_mode)(i % 3));
         rdt_release(object);

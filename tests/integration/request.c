@@ -169,7 +169,7 @@ Test(request, cancel_releases_caller_and_memory)
     must_be(RDT_CANCELLED, rdt_wait(reader, &parked, 1, 1, LONG, NULL, NULL, &err));
     rdt_cancel(parked); /* again is fine */
     rdt_request_destroy(parked);
-    wait_until(LONG, nobody_waits_for("a"));
+    wait_until(20 * SEC, nobody_waits_for("a"));
 
     ref = put_big(64 * MIB);
     options.mode = RDT_FETCH_COPY;
@@ -182,7 +182,7 @@ Test(request, cancel_releases_caller_and_memory)
         rdt_request_destroy(copies[i]);
     }
     must_be_within(start, 2 * SEC);
-    wait_until(LONG, memory_is(64 * MIB));
+    wait_until(20 * SEC, memory_is(64 * MIB));
     end();
 }
 
@@ -203,8 +203,8 @@ Test(request, destroy_without_waiting_is_enough)
     }
     for (unsigned i = 0; i < 24; i++)
         rdt_request_destroy(requests[i]);
-    wait_until(LONG, nobody_waits_for("a"));
-    wait_until(LONG, memory_is(32 * MIB));
+    wait_until(20 * SEC, nobody_waits_for("a"));
+    wait_until(20 * SEC, memory_is(32 * MIB));
     /* What rdt_close finds is given back too. */
     for (unsigned i = 0; i < 4; i++) {
         options.mode = RDT_FETCH_COPY;
@@ -230,7 +230,7 @@ Test(request, deadline_in_a_copy_releases_its_memory)
         cr_assert(status == RDT_TIMED_OUT || status == RDT_OK || status == RDT_NO_MEMORY, "%s", rdt_status_name(status));
         rdt_request_destroy(requests[i]);
     }
-    wait_until(LONG, memory_is(96 * MIB));
+    wait_until(20 * SEC, memory_is(96 * MIB));
     end();
 }
 
@@ -332,7 +332,7 @@ Test(request, one_thread_waits_while_another_puts_on_the_same_connection)
 
     begin(NULL);
     cr_assert_eq(pthread_create(&worker.thread, NULL, wait_in_thread, &worker), 0);
-    wait_until(LONG, rdt_stat(conn, &later, &stat, NULL) == RDT_OK && stat.waiters == 1);
+    wait_until(20 * SEC, rdt_stat(conn, &later, &stat, NULL) == RDT_OK && stat.waiters == 1);
     put_named("later");
     cr_assert_eq(pthread_join(worker.thread, NULL), 0);
     cr_assert_null(worker.failed, "%s", worker.failed);
@@ -447,7 +447,7 @@ Test(request, stopped_daemon_ends_no_call_late_and_loses_nothing)
     parked = park("a", 0);
     must_ok(rdt_ping(reader, LONG, &err));
     node_status(&node, &before);
-    wait_until(LONG, (node_status(&node, &after), after.clients == 2));
+    wait_until(20 * SEC, (node_status(&node, &after), after.clients == 2));
     fds = fds_of(node.pid);
     own_fds = fds_of(0);
 
@@ -490,13 +490,13 @@ Test(request, stopped_daemon_ends_no_call_late_and_loses_nothing)
     rdt_request_destroy(parked);
     must_ok(rdt_ping(conn, LONG, &err)); /* late answers have come */
     must_ok(rdt_ping(reader, LONG, &err));
-    wait_until(LONG, rdt_ping(reader, LONG, NULL) == RDT_OK && rdt_stat(conn, &ref, &stat, NULL) == RDT_OK && stat.holds == 1);
-    wait_until(LONG, rdt_ping(reader, LONG, NULL) == RDT_OK && rdt_stat(conn, &big, &stat, NULL) == RDT_OK && stat.holds == 1 &&
+    wait_until(20 * SEC, rdt_ping(reader, LONG, NULL) == RDT_OK && rdt_stat(conn, &ref, &stat, NULL) == RDT_OK && stat.holds == 1);
+    wait_until(20 * SEC, rdt_ping(reader, LONG, NULL) == RDT_OK && rdt_stat(conn, &big, &stat, NULL) == RDT_OK && stat.holds == 1 &&
                          stat.pins == 0);
     /* The puts that were left: their objects and memory are given back. */
-    wait_until(LONG, rdt_ping(conn, LONG, NULL) == RDT_OK && (node_status(&node, &after), after.objects == before.objects + 1));
-    wait_until(LONG, rdt_ping(conn, LONG, NULL) == RDT_OK && (node_status(&node, &after), after.regions == before.regions + 1));
-    wait_until(LONG, fds_of(node.pid) <= fds + 4); /* "a" and what is kept for the readers of live memory */
+    wait_until(20 * SEC, rdt_ping(conn, LONG, NULL) == RDT_OK && (node_status(&node, &after), after.objects == before.objects + 1));
+    wait_until(20 * SEC, rdt_ping(conn, LONG, NULL) == RDT_OK && (node_status(&node, &after), after.regions == before.regions + 1));
+    wait_until(20 * SEC, fds_of(node.pid) <= fds + 4); /* "a" and what is kept for the readers of live memory */
     cr_assert_leq(fds_of(0), own_fds);
     end();
 }

@@ -57,12 +57,12 @@ int64_t now_ns(void);
 int64_t patience(int64_t ns);
 #define LONG (patience(20 * SEC)) /* nothing healthy takes so long */
 
-/* Until the condition holds: looks again and again, with short pauses; fails after `ns` (LONG, or patience(...)). For states that
- * have no event to wait for. */
+/* Until the condition holds: looks again and again, with short pauses; fails after `ns`, which it makes longer itself. For states
+ * that have no event to wait for. */
 void wait_pause(unsigned *round);
 #define wait_until(ns, condition)                                                                    \
     do {                                                                                             \
-        int64_t check_deadline = now_ns() + (ns);                                                    \
+        int64_t check_deadline = now_ns() + patience(ns);                                            \
         for (unsigned check_round = 0; !(condition);) {                                              \
             if (now_ns() > check_deadline)                                                           \
                 fail("never came: %s", #condition);                                                  \

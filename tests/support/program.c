@@ -89,5 +89,5 @@ static bool has_line(const struct program *program, char *line_p, size_t size)
 
 void program_first_line(struct program *program, char *line_p, size_t size)
 {
-    wait_until(LONG, has_line(program, line_p, size));
+    wait_until(20 * SEC, has_line(program, line_p, size));
 }
