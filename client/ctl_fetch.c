@@ -212,19 +212,37 @@ static enum rdt_status write_into(struct ctl *ctl, struct fetch *fetch, int fd, 
     return status;
 }
 
+/* The name that the temporary file takes in the end, the caller's to free: what is there must be a regular file, for a rename
+ * would put one in the place of a device or a pipe; a symbolic link is followed, and stays. */
+static enum rdt_status choose_target(const char *output, char **target_p, struct rdt_error *err)
+{
+    struct stat there, link;
+
+    *target_p = NULL;
+    if (stat(output, &there) == 0) {
+        if (!S_ISREG(there.st_mode))
+            return rdt_error_set(err, RDT_INVALID, "%s: is not a regular file", output);
+        if (lstat(output, &link) == 0 && S_ISLNK(link.st_mode) && !(*target_p = realpath(output, NULL)))
+            return rdt_error_sys(err, errno, "%s", output);
+    }
+    if (!*target_p && !(*target_p = strdup(output)))
+        return rdt_error_set(err, RDT_NO_MEMORY, "no memory for a file name");
+    return RDT_OK;
+}
+
 /* Runs the fetch with a temporary file beside the output, which is made first: a folder that cannot be written to is better
  * known before the bytes have moved. */
-static enum rdt_status fetch_file(struct ctl *ctl, struct fetch *fetch, struct rdt_error *err)
+static enum rdt_status fetch_to(struct ctl *ctl, struct fetch *fetch, const char *target, struct rdt_error *err)
 {
     enum rdt_status status;
     char *temporary = NULL;
     int fd;
 
-    if (asprintf(&temporary, "%s.XXXXXX", fetch->output) < 0)
+    if (asprintf(&temporary, "%s.XXXXXX", target) < 0)
         return rdt_error_set(err, RDT_NO_MEMORY, "no memory for a file name");
     fd = mkostemp(temporary, O_CLOEXEC);
     if (fd < 0) {
-        rdt_error_sys(err, errno, "%s", temporary);
+        rdt_error_sys(err, errno, "%s: cannot make a file there", fetch->output);
         free(temporary);
         return RDT_SYSTEM;
     }
@@ -236,7 +254,7 @@ static enum rdt_status fetch_file(struct ctl *ctl, struct fetch *fetch, struct r
         if (close(fd) < 0 && status == RDT_OK)
             status = rdt_error_sys(err, errno, "writing");
         fd = -1;
-        if (status == RDT_OK && rename(temporary, fetch->output) < 0)
+        if (status == RDT_OK && rename(temporary, target) < 0)
             status = rdt_error_sys(err, errno, "rename");
         if (status)
             rdt_error_prefix(err, "%s", fetch->output);
@@ -246,6 +264,17 @@ static enum rdt_status fetch_file(struct ctl *ctl, struct fetch *fetch, struct r
     if (status)
         unlink(temporary);
     free(temporary);
+    return status;
+}
+
+static enum rdt_status fetch_file(struct ctl *ctl, struct fetch *fetch, struct rdt_error *err)
+{
+    char *target;
+    enum rdt_status status = choose_target(fetch->output, &target, err);
+
+    if (status == RDT_OK)
+        status = fetch_to(ctl, fetch, target, err);
+    free(target);
     return status;
 }
 
@@ -283,7 +312,8 @@ int ctl_fetch(struct ctl *ctl, int argc, char **argv)
         {'o', "output", CTL_TEXT, "FILE", "where to write it (needed)", &fetch.output},
         {0, "mode", CTL_CHOICE, "auto|share|copy", "share memory on this node, or copy (auto: share if possible)", &fetch.mode},
         {0, "transport", CTL_TEXT, "NAME", "only by this one", &fetch.transport},
-        {0, "least-path", CTL_TEXT, "PATH", "refuse what is slower: share, copy, or a transport's name", &fetch.least_path},
+        {0, "least-path", CTL_TEXT, "PATH", "refuse what is slower: share, copy, inline, or a transport's name",
+         &fetch.least_path},
         {0},
     };
     struct rdt_error err = {0};
@@ -294,6 +324,8 @@ int ctl_fetch(struct ctl *ctl, int argc, char **argv)
         return code;
     if (!fetch.output)
         return ctl_usage_error(ctl, "needs -o FILE");
+    if (strcmp(fetch.output, "-") == 0)
+        return ctl_usage_error(ctl, "-o needs a file, not the standard output (./- is a file of that name)");
     if (ctl_ref(operands[0], &fetch.ref, &err))
         return ctl_usage_error(ctl, "%s", err.msg);
     if (ctl_connect(ctl, &err) || (fetch.signals = ctl_signals(&err)) < 0 || fetch_file(ctl, &fetch, &err))

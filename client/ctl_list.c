@@ -251,10 +251,12 @@ int ctl_objects(struct ctl *ctl, int argc, char **argv)
     static const struct view view = {RDT__PB__LIST_KIND__LIST_KIND_OBJECTS, "objects", COLUMNS(object_columns), add_object,
                                      "no objects"};
     Rdt__Pb__List request = RDT__PB__LIST__INIT;
-    const char *state = "", *prefix = "";
+    static const char *const states[] = {"awaited", "live", "draining"};
+    const char *prefix = "";
+    int state = -1;
     uint64_t client = 0, limit = 0;
     const struct ctl_option options[] = {
-        {0, "state", CTL_TEXT, "STATE", "only awaited, filling, live or draining ones", &state},
+        {0, "state", CTL_CHOICE, "awaited|live|draining", "only those in this state", &state},
         {0, "prefix", CTL_TEXT, "TEXT", "only ids that begin so", &prefix},
         {0, "client", CTL_NUMBER, "N", "only what this client put", &client},
         {0, "limit", CTL_NUMBER, "N", "at most so many", &limit},
@@ -264,7 +266,8 @@ int ctl_objects(struct ctl *ctl, int argc, char **argv)
 
     if (code != CTL_GO)
         return code;
-    request.state = (char *)state;
+    if (state >= 0)
+        request.state = (char *)states[state];
     request.id_prefix = (char *)prefix;
     request.client = client;
     return show(ctl, &view, &request, limit);
@@ -275,10 +278,13 @@ int ctl_transfers(struct ctl *ctl, int argc, char **argv)
     static const struct view view = {RDT__PB__LIST_KIND__LIST_KIND_TRANSFERS, "transfers", COLUMNS(transfer_columns),
                                      add_transfer, "no transfers"};
     Rdt__Pb__List request = RDT__PB__LIST__INIT;
-    const char *state = "";
+    static const char *const states[] = {"new",     "parked",    "link",    "asked",    "reserving", "moving",
+                                         "offered", "preparing", "sending", "aborting", "done",      "failed"};
+    int state = -1;
     uint64_t limit = 0;
     const struct ctl_option options[] = {
-        {0, "state", CTL_TEXT, "STATE", "only those in this state: parked, moving, done, failed, ...", &state},
+        {0, "state", CTL_CHOICE, "new|parked|link|asked|reserving|moving|offered|preparing|sending|aborting|done|failed",
+         "only those in this state", &state},
         {0, "limit", CTL_NUMBER, "N", "at most so many", &limit},
         {0},
     };
@@ -286,7 +292,8 @@ int ctl_transfers(struct ctl *ctl, int argc, char **argv)
 
     if (code != CTL_GO)
         return code;
-    request.state = (char *)state;
+    if (state >= 0)
+        request.state = (char *)states[state];
     return show(ctl, &view, &request, limit);
 }
 

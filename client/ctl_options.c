@@ -117,7 +117,7 @@ static int take(struct ctl *ctl, const struct ctl_option *o, const char *text)
         return CTL_GO;
     case CTL_TEXT:
         if (!*text)
-            return ctl_usage_error(ctl, "--%s needs a %s that is not empty", o->name, o->argument);
+            return ctl_usage_error(ctl, "--%s: %s must not be empty", o->name, o->argument);
         *(const char **)o->value_p = text;
         return CTL_GO;
     case CTL_NUMBER:
@@ -130,8 +130,11 @@ static int take(struct ctl *ctl, const struct ctl_option *o, const char *text)
     case CTL_DURATION:
         if (!ctl_parse_duration(text, o->value_p))
             return ctl_usage_error(ctl, "--%s: '%s' is not a time such as 500ms, 30s, 5m, 2h or forever", o->name, text);
-        if (o->value_p == &ctl->timeout_ns)
+        if (o->value_p == &ctl->timeout_ns) {
+            if (ctl->timeout_ns == 0) /* not even an answer comes in no time */
+                return ctl_usage_error(ctl, "--timeout must be longer than 0");
             ctl->timeout_given = true;
+        }
         return CTL_GO;
     case CTL_CHOICE:
         if (!parse_choice(o->argument, text, o->value_p))
@@ -171,7 +174,7 @@ static int run_parser(struct parser *parser, struct ctl *ctl, int argc, char **a
 
 static void print_option(const struct ctl_option *o, FILE *out)
 {
-    char left[96];
+    char left[128];
 
     snprintf(left, sizeof left, "%c%c%s --%s %s", o->letter ? '-' : ' ', o->letter ? o->letter : ' ', o->letter ? "," : " ",
              o->name, o->argument ? o->argument : "");

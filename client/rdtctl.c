@@ -24,8 +24,8 @@ static const struct ctl_command commands[] = {
      "object's metadata; it may have 4 MiB."},
     {"fetch", ctl_fetch, "REF -o FILE", "brings an object here and writes it as a safetensors file",
      "Waits until somebody puts the object, then until its last byte is here (both within --timeout; without it, for ever).\n"
-     "FILE appears whole or not at all. What `rdtctl put` offered comes back byte for byte. Of other objects the tensors are\n"
-     "named \"0\", \"1\", ... unless their metadata is a safetensors header that fits them."},
+     "FILE appears whole or not at all, so it is a regular file. What `rdtctl put` offered comes back byte for byte. Of\n"
+     "other objects the tensors are named \"0\", \"1\", ... unless their metadata is a safetensors header that fits them."},
     {"wait", ctl_wait, "REF", "waits until an object is put", "Without --timeout it waits for ever."},
     {"free", ctl_free, "REF", "drops the producer's hold, or with --force the object for all later readers", NULL},
 };

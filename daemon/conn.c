@@ -87,7 +87,7 @@ static void set_events(struct conn *conn)
         return;
     if (!conn->draining && conn->writer.queued_bytes <= limit) /* who does not read is not read */
         events |= UV_READABLE;
-    if (conn->writer.queued_frames > 0)
+    if (conn->writer.queued_frames > 0 || conn->held || conn->draining) /* the last two: what is left to do needs a turn */
         events |= UV_WRITABLE;
     if (events != conn->events)
         (void)uv_poll_start(&conn->sock_poll, events, on_socket);
@@ -128,6 +128,8 @@ static void send_message(struct client *client, uint16_t type, uint8_t flags, ui
         if (!conn->closing) {
             log_error("client %llu: an answer of %zu bytes cannot be queued: the connection ends", (unsigned long long)client->id, bytes);
             conn->draining = true;
+            if (!conn->in_read)
+                set_events(conn);
         }
         return;
     }
@@ -213,9 +215,13 @@ static bool handle_frames(struct conn *conn)
 {
     for (;;) {
         struct rdt_error err = {0};
+        enum rdt_status status;
         struct frame frame;
-        enum rdt_status status = frame_reader_next(&conn->reader, &frame, &err);
 
+        conn->held = conn->writer.queued_bytes > conn->rpc->options->client_queue_bytes;
+        if (conn->held)
+            return false;
+        status = frame_reader_next(&conn->reader, &frame, &err);
         if (status == RDT_AGAIN)
             return true;
         if (status == RDT_OK) {
@@ -226,7 +232,7 @@ static bool handle_frames(struct conn *conn)
         }
         if (status != RDT_OK)
             refuse(conn, &frame, &err);
-        if (conn->draining || conn->writer.queued_bytes > conn->rpc->options->client_queue_bytes)
+        if (conn->draining)
             return false;
     }
 }
@@ -243,7 +249,8 @@ static void on_socket(uv_poll_t *poll, int uv_status, int events)
     if (events & UV_WRITABLE && !flush(conn))
         return;
     conn->in_read = true;
-    if (events & UV_READABLE && !conn->draining && handle_frames(conn)) /* first what back-pressure left */
+    /* First what back-pressure left: the socket may have nothing more to say. */
+    if ((conn->held || events & UV_READABLE) && !conn->draining && handle_frames(conn) && events & UV_READABLE)
         for (int turn = 0; turn < READS_PER_TURN; turn++) {
             struct rdt_error err = {0};
             size_t n;

@@ -27,6 +27,7 @@ struct conn {
     struct frame_writer writer;
     struct deadline hello;      /* by then it must have said who it is */
     bool greeted, in_read, closing;
+    bool held;                  /* frames may have come that wait for its answers to be read */
     bool draining;              /* broken: closes when the queue has gone */
     struct rdt_error refusal;   /* status not 0: HELLO is answered with it */
 };

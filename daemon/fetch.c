@@ -65,10 +65,16 @@ bool fetch_joinable(const Rdt__Pb__Fetch *message, const Rdt__Pb__FetchItem *a, 
 
 /* ---- targets ---- */
 
+static struct region *find_region(const struct client *client, const Rdt__Pb__RegionUse *use)
+{
+    struct region *region = map_get_u64(&client->regions, use->region);
+
+    return region && region->generation == use->generation ? region : NULL;
+}
+
 static enum rdt_status target_create(struct client *client, const Rdt__Pb__FetchItem *item, struct target **target_p, struct rdt_error *err)
 {
     struct target *target = calloc(1, sizeof *target);
-    bool *named = NULL;
     enum rdt_status status = RDT_OK;
 
     if (!target)
@@ -78,8 +84,7 @@ static enum rdt_status target_create(struct client *client, const Rdt__Pb__Fetch
         return rdt_error_set(err, RDT_LIMIT, "targets in %zu regions: at most %u", item->n_target_regions, RDT_MAX_FRAME_FDS);
     }
     target->uses = calloc(item->n_target_regions + 1, sizeof *target->uses);
-    named = calloc(item->n_target_regions + 1, sizeof *named);
-    if (!target->uses || !named)
+    if (!target->uses)
         status = rdt_error_set(err, RDT_NO_MEMORY, "no memory for the targets");
     if (status == RDT_OK)
         status = layout_from_wire(item->targets, &target->layout, err);
@@ -99,8 +104,8 @@ static enum rdt_status target_create(struct client *client, const Rdt__Pb__Fetch
             status = rdt_error_set(err, RDT_INVALID, "target %u names region %u of %zu", i, r, item->n_target_regions);
             break;
         }
-        region = map_get_u64(&client->regions, item->target_regions[r]->region);
-        if (!region || region->generation != item->target_regions[r]->generation)
+        region = find_region(client, item->target_regions[r]);
+        if (!region)
             status = rdt_error_set(err, RDT_NOT_FOUND, "target %u lies in region %llu, which this client does not have", i,
                                    (unsigned long long)item->target_regions[r]->region);
         else if (region->block.read_only)
@@ -108,14 +113,15 @@ static enum rdt_status target_create(struct client *client, const Rdt__Pb__Fetch
         else if (tensor_hi > region->bytes)
             status = rdt_error_set(err, RDT_INVALID, "target %u ends at byte %llu of a region of %llu", i,
                                    (unsigned long long)tensor_hi, (unsigned long long)region->bytes);
-        named[r] = true;
     }
+    for (size_t r = 0; status == RDT_OK && r < item->n_target_regions; r++) /* the answer lists them all */
+        if (!find_region(client, item->target_regions[r]))
+            status = rdt_error_set(err, RDT_NOT_FOUND, "this client has no region %llu, which its targets list",
+                                   (unsigned long long)item->target_regions[r]->region);
     if (status == RDT_OK) {
         target->n = (uint32_t)item->n_target_regions;
         for (uint32_t r = 0; r < target->n; r++) {
-            struct region *region = map_get_u64(&client->regions, item->target_regions[r]->region);
-            if (!region || !named[r])
-                continue; /* only empty tensors name it */
+            struct region *region = find_region(client, item->target_regions[r]);
             region_pin(region);
             region_use_add(&target->uses[r], region, target->layout, r);
         }
@@ -125,7 +131,6 @@ static enum rdt_status target_create(struct client *client, const Rdt__Pb__Fetch
         free(target->uses);
         free(target);
     }
-    free(named);
     return status;
 }
 

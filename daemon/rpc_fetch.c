@@ -3,6 +3,8 @@
 
 #include "daemon/rpc_call.h"
 
+#define TWINS_TRIED 16 /* a message may ask for thousands of slices of one object: each is compared with the latest few */
+
 /* Finds an earlier item of the message that one may share a transfer with. By id: few messages repeat one. */
 struct seen {
     struct map by_id; /* id bytes -> index + 1 of the last item that began a transfer with it */
@@ -13,11 +15,12 @@ static struct transfer *find_twin(struct seen *seen, const Rdt__Pb__Fetch *messa
 {
     const Rdt__Pb__FetchItem *item = message->items[i];
     size_t last;
+    unsigned tries = 0;
 
     if (!item->ref || item->ref->id.len == 0)
         return NULL;
     last = (size_t)map_get(&seen->by_id, item->ref->id.data, item->ref->id.len);
-    for (size_t at = last; at != 0; at = seen->earlier[at - 1])
+    for (size_t at = last; at != 0 && tries < TWINS_TRIED; at = seen->earlier[at - 1], tries++)
         if (started[at - 1] && fetch_joinable(message, item, message->items[at - 1]))
             return started[at - 1];
     if (last != 0)

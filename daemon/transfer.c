@@ -55,6 +55,7 @@ unsigned transfers_active(const struct transfers *transfers)
 
 void transfers_refuse_parked(struct transfers *transfers)
 {
+    transfers->refuse_parked = true;
     list_for_each_safe(node, &transfers->active)
     {
         struct transfer *transfer = list_entry(node, struct transfer, record.link);
@@ -448,6 +449,7 @@ void transfer_deliver_received(struct transfer *transfer)
                 client_release(hold);
             fetch_answer_error(fetch->client, fetch->handle, &err);
             fetch_detach(fetch);
+            (void)snprintf(transfer->record.error, sizeof transfer->record.error, "%s", err.msg);
         }
         result_fini(&result);
     }

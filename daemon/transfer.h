@@ -88,6 +88,7 @@ struct transfers {
     uint64_t done, failed, bytes_in, bytes_out, bytes_local;
     void (*on_idle)(struct transfers *); /* told when the last active one has ended */
     struct list works;             /* struct peer_work.link: every peer we ever had to do with */
+    bool refuse_parked;            /* there will be no more puts */
     bool closing;
     void (*on_closed)(void *arg);
     void *closed_arg;

@@ -148,9 +148,11 @@ static enum rdt_status read_meta(struct transfer *transfer, const Rdt__Pb__PullM
 static enum rdt_status choose(struct transfer *transfer, bool has_inline, struct path_decision *decision, struct rdt_error *err)
 {
     struct path_offer offers[PATH_MAX_CANDIDATES];
+    bool nothing = transfer->have_meta && transfer->stream_bytes == 0; /* then no transport need move it */
     struct path_query query = {.has_inline = has_inline, .source_memory = transfer->memory, .target_memory = "host",
                                .source_contiguous = transfer->contiguous, .offers = offers, .mode = transfer->mode,
-                               .transport = transfer->wish_transport, .least = transfer->wish_least, .preferred = transfer->preferred,
+                               .transport = nothing ? "" : transfer->wish_transport, .least = transfer->wish_least,
+                               .preferred = transfer->preferred,
                                .has_target = transfer->target != NULL};
 
     list_for_each(node, &transfer->peer->transports)
@@ -175,6 +177,15 @@ static void take_path(struct transfer *transfer)
     }
 }
 
+/* Nobody reserves in an early start: what receives and scatters write to must be mapped all the same. */
+static bool map_targets(const struct target *target)
+{
+    for (uint32_t i = 0; i < target->n; i++)
+        if (!region_addr(target->uses[i].region, NULL))
+            return false; /* the ordinary way says why */
+    return true;
+}
+
 /* The reader knows what it will get: where a two-sided transport is connected, the receives can stand before the question, and the
  * owner need not wait for a second message. */
 void transfer_in_early(struct transfer *transfer)
@@ -187,9 +198,12 @@ void transfer_in_early(struct transfer *transfer)
         return;
     if (transfer->stream_bytes > transfer->transfers->options->inline_max_bytes &&
         choose(transfer, false, &transfer->record.decision, &err) == RDT_OK) {
+        const struct transport *transport;
         chosen = &transfer->record.decision.candidates[transfer->record.decision.chosen];
-        if (chosen->kind == PATH_TRANSPORT && !chosen->one_sided && plugins_transport(transfer->transfers->plugins, chosen->name) &&
-            !plugins_transport(transfer->transfers->plugins, chosen->name)->ops.register_memory) {
+        transport = plugins_transport(transfer->transfers->plugins, chosen->name);
+        /* without cancel a plain "no such object" would cost the connection */
+        if (chosen->kind == PATH_TRANSPORT && !chosen->one_sided && transport && !transport->ops.register_memory &&
+            transport->ops.cancel && map_targets(transfer->target)) {
             take_path(transfer);
             transfer->early = true;
             transfer_in_move(transfer);
@@ -284,6 +298,7 @@ void transfer_in_on_meta(struct peer_work *work, const Rdt__Pb__PullMeta *meta)
  * receives that stand are good; else they end first. */
 void transfer_in_choose_again(struct transfer *transfer)
 {
+    struct transfers *transfers = transfer->transfers;
     struct rdt_error err = {0};
     const struct path_candidate *chosen;
 
@@ -299,6 +314,7 @@ void transfer_in_choose_again(struct transfer *transfer)
         return;
     }
     transfer->rewind = true;
+    (void)deadline_set(transfers->deadlines, &transfer->stall, (int64_t)transfers->options->quiesce_grace_ns);
     transfer_in_cancel_ops(transfer);
     transfer_in_rewound(transfer);
 }
@@ -315,7 +331,8 @@ void transfer_in_rewound(struct transfer *transfer)
     free(transfer->ops);
     transfer->plan = NULL;
     transfer->ops = NULL;
-    transfer->next_chunk = 0;
+    transfer->next_chunk = transfer->chunks_done = 0; /* what came unasked counts for nothing */
+    transfer->record.bytes_done = 0;
     take_path(transfer);
     transfer_set_state(transfer, TRANSFER_RESERVE);
     go_on(transfer);

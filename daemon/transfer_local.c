@@ -160,6 +160,18 @@ static void on_reserved(void *arg, struct region *region, const struct rdt_error
     start_copy(transfer);
 }
 
+static enum rdt_status copy_metadata(struct transfer *transfer, const struct object *object, struct rdt_error *err)
+{
+    if (object->metadata_bytes == 0)
+        return RDT_OK;
+    transfer->metadata = malloc(object->metadata_bytes);
+    if (!transfer->metadata)
+        return rdt_error_set(err, RDT_NO_MEMORY, "no memory for the metadata");
+    memcpy(transfer->metadata, object->metadata, object->metadata_bytes);
+    transfer->metadata_bytes = object->metadata_bytes;
+    return RDT_OK;
+}
+
 /* The object is pinned; memory for the copy comes next. */
 static void reserve(struct transfer *transfer, struct object *object)
 {
@@ -167,16 +179,9 @@ static void reserve(struct transfer *transfer, struct object *object)
     struct rdt_error err = {0};
     enum rdt_status status;
 
-    if (object->metadata_bytes > 0) {
-        transfer->metadata = malloc(object->metadata_bytes);
-        if (!transfer->metadata) {
-            transfer_fail(transfer, RDT_NO_MEMORY, "no memory for the metadata");
-            return;
-        }
-        memcpy(transfer->metadata, object->metadata, object->metadata_bytes);
-        transfer->metadata_bytes = object->metadata_bytes;
-    }
-    status = layout_packed(transfer->source, &transfer->packed, &transfer->stream_bytes, &err);
+    status = copy_metadata(transfer, object, &err);
+    if (status == RDT_OK)
+        status = layout_packed(transfer->source, &transfer->packed, &transfer->stream_bytes, &err);
     if (status == RDT_OK && transfer->target)
         status = layout_same_shape(transfer->source, transfer->target->layout, &err);
     if (status != RDT_OK) {
@@ -218,6 +223,10 @@ static void serve(struct transfer *transfer, struct object *object)
         return;
     }
     if (transfer->meta_only) {
+        if (copy_metadata(transfer, object, &err) != RDT_OK) {
+            transfer_fail_err(transfer, &err);
+            return;
+        }
         (void)snprintf(transfer->record.path, sizeof transfer->record.path, "metadata");
         transfer_deliver_meta(transfer);
         transfer_end(transfer);

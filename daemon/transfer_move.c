@@ -16,9 +16,10 @@ void transfer_in_on_stall(struct deadline *deadline)
     struct transfer *transfer = (struct transfer *)((char *)deadline - offsetof(struct transfer, stall));
     struct transfers *transfers = transfer->transfers;
 
-    if (transfer->sm.state == TRANSFER_ABORT) {
+    if (transfer->sm.state == TRANSFER_ABORT || transfer->rewind) {
         if (transfer->via && transfer->via->sm.state != PT_NONE)
-            peer_transport_isolate(transfer->via, "an aborted transfer does not come to rest");
+            peer_transport_isolate(transfer->via, transfer->rewind ? "receives that nobody needs do not come to rest"
+                                                                   : "an aborted transfer does not come to rest");
         return;
     }
     if (transfer->failed != RDT_OK) {
@@ -171,6 +172,8 @@ static void read_more(struct transfer *transfer)
 {
     struct rdt_error err = {0};
 
+    if (transfer->failed != RDT_OK || transfer->via->sm.state != PT_CONNECTED)
+        return; /* there is no connection to post to, or another one by now: its failure ends the transfer */
     while (transfer->next_chunk < transfer->plan->n && transfer->n_ops < transfer->transfers->options->chunks_in_flight) {
         if (post(transfer, transfer->next_chunk, &err) != RDT_OK) {
             transfer_fail_err(transfer, &err);
@@ -279,6 +282,8 @@ static void done_scatter(struct work *work)
     transfer->n_ops--;
     if (transfer->sm.state == TRANSFER_ABORT)
         transfer_in_settle(transfer);
+    else if (transfer->rewind)
+        transfer_in_rewound(transfer);
     else
         chunk_arrived(transfer, index);
 }
@@ -302,7 +307,7 @@ static void on_chunk_done(struct plugin_op *base, enum rdt_status status, const 
     uint32_t index = op->chunk;
 
     transfer->ops[index] = NULL;
-    if (status == RDT_OK && transfer->sm.state == TRANSFER_MOVE && op->staging) {
+    if (status == RDT_OK && transfer->sm.state == TRANSFER_MOVE && !transfer->rewind && op->staging) {
         op->work = (struct work){.run = run_scatter, .done = done_scatter};
         if (op->base.op.piece.bytes > SMALL_COPY) {
             work_submit(transfer->transfers->pool, &op->work);
@@ -338,7 +343,7 @@ void transfer_in_via_closed(struct peer_transport *pt)
     list_for_each_safe(node, &pt->users_in)
     {
         struct transfer *transfer = list_entry(node, struct transfer, by_via);
-        if (transfer->sm.state == TRANSFER_MOVE)
+        if (transfer->sm.state == TRANSFER_MOVE && !transfer->rewind)
             note_failure(transfer, RDT_TRANSPORT, "the connection was taken down");
     }
 }

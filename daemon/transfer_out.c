@@ -374,6 +374,9 @@ enum rdt_status outgoing_on_pull(struct peer_work *work, const Rdt__Pb__Pull *pu
         status = rdt_error_set(&why, RDT_LIMIT, "node %s has %u transfers under way from here", work->peer->name, MAX_PULLS);
     if (status == RDT_OK)
         status = object_table_find(transfers->objects, &ref, &requester, &object, &why);
+    if (status == RDT_AGAIN && transfers->refuse_parked)
+        status = rdt_error_set(&why, RDT_SHUTTING_DOWN, "object \"%s\" cannot be put any more: its daemon is shutting down",
+                               ref.id);
     if (status != RDT_OK && status != RDT_AGAIN) {
         send_meta_error(work, pull->transfer, &why);
         return RDT_OK;
@@ -409,7 +412,10 @@ void outgoing_on_end(struct peer_work *work, const Rdt__Pb__PullEnd *end)
         outgoing_end(out);
         return;
     }
-    outgoing_stop(out);
+    if (out->sm.state == OUTGOING_ABORT)
+        outgoing_settle(out); /* it had waited for this reader only */
+    else
+        outgoing_stop(out);
 }
 
 void outgoing_on_abort(struct peer_work *work, const Rdt__Pb__PullAbort *message)

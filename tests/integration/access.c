@@ -82,8 +82,9 @@ static int try_everything(struct actor *self, void *arg)
     bare = ref_named("w"); /* in the stranger's own name space there is none */
     must_be(RDT_NOT_FOUND, rdt_stat(stranger, &bare, &stat, &err));
     must_be(RDT_TIMED_OUT, try_fetch(stranger, &bare, RDT_FETCH_AUTO, 50 * MSEC, &object, &err));
-    must_ok(rdt_put(stranger, NULL, 0, &(struct rdt_put_options){.struct_size = sizeof(struct rdt_put_options), .id = "w", .id_bytes = 1},
-                    &bare, &err));
+    must_ok(rdt_put(stranger, NULL, 0,
+                    &(struct rdt_put_options){.struct_size = sizeof(struct rdt_put_options), .id = "w", .id_bytes = 1}, &bare,
+                    &err));
     must(bare.uid == STRANGER);
     must_ok(rdt_stat(stranger, &bare, &stat, &err));
     must(stat.tensors == 0);
@@ -384,7 +385,8 @@ static uint64_t count_rows(rdt *client, Rdt__Pb__ListKind kind)
     uint64_t n;
 
     list.kind = kind;
-    must_ok(call(client, RDT_MSG_LIST, &list.base, &rdt__pb__list_reply__descriptor, LONG, (ProtobufCMessage **)(void *)&reply, &err));
+    must_ok(call(client, RDT_MSG_LIST, &list.base, &rdt__pb__list_reply__descriptor, LONG, (ProtobufCMessage **)(void *)&reply,
+                 &err));
     n = reply->n_objects + reply->n_regions + reply->n_clients + reply->n_transfers;
     rdt__pb__list_reply__free_unpacked(reply, NULL);
     return n;
@@ -397,9 +399,9 @@ static int look_around(struct actor *self, void *arg)
 
     (void)arg;
     actor_await(self);
-    must(count_rows(stranger, RDT__PB__LIST_KIND__LIST_KIND_OBJECTS) == 1);   /* the one for all */
+    must(count_rows(stranger, RDT__PB__LIST_KIND__LIST_KIND_OBJECTS) == 1); /* the one for all */
     must(count_rows(stranger, RDT__PB__LIST_KIND__LIST_KIND_REGIONS) == 0);
-    must(count_rows(stranger, RDT__PB__LIST_KIND__LIST_KIND_CLIENTS) == 1);   /* itself */
+    must(count_rows(stranger, RDT__PB__LIST_KIND__LIST_KIND_CLIENTS) == 1); /* itself */
     must(count_rows(stranger, RDT__PB__LIST_KIND__LIST_KIND_TRANSFERS) == 0);
     must_ok(rdt_alloc(stranger, 4096, &addr, &err));
     (void)put_one(stranger, &VECTOR(RDT_U8, 4096, addr), "mine");
@@ -470,7 +472,8 @@ Test(access, guessed_numbers_of_other_sessions_are_nothing)
     parked = start_one(conn, &(struct rdt_ref){.any_owner = 1, .id_bytes = 1, .id = "z"}, 0);
     for (uint64_t i = 0; i < 20; i++) {
         release.hold = i;
-        must_refuse(RDT_NOT_FOUND, "no hold", call(other, RDT_MSG_RELEASE, &release.base, &rdt__pb__empty__descriptor, LONG, NULL, &err));
+        must_refuse(RDT_NOT_FOUND, "no hold",
+                    call(other, RDT_MSG_RELEASE, &release.base, &rdt__pb__empty__descriptor, LONG, NULL, &err));
         region.region = i;
         must_refuse(RDT_NOT_FOUND, "no region",
                     call(other, RDT_MSG_RELEASE_REGION, &region.base, &rdt__pb__empty__descriptor, LONG, NULL, &err));

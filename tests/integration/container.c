@@ -26,12 +26,12 @@ static struct test_node node;
 static rdt *conn;
 
 /* Something that did not work says so and ends the actor: containers are not everywhere. */
-#define or_skip(condition)                                                                           \
-    do {                                                                                             \
-        if (!(condition)) {                                                                          \
-            (void)fprintf(stderr, "no container here: %s: %s\n", #condition, strerror(errno));       \
-            _exit(NO_NAMESPACES);                                                                    \
-        }                                                                                            \
+#define or_skip(condition)                                                                     \
+    do {                                                                                       \
+        if (!(condition)) {                                                                    \
+            (void)fprintf(stderr, "no container here: %s: %s\n", #condition, strerror(errno)); \
+            _exit(NO_NAMESPACES);                                                              \
+        }                                                                                      \
     } while (0)
 
 static void write_map(int proc, const char *name, const char *text)

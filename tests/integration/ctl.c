@@ -52,8 +52,8 @@ static void ctl(int expected, const char *words)
     program_free(&program);
     split(words, text, argv);
     program_run(&program, argv, NULL);
-    must_say(program.status == expected, "`rdtctl %s` ended with %d instead of %d: %s%s", words, program.status, expected, program.out,
-             program.err);
+    must_say(program.status == expected, "`rdtctl %s` ended with %d instead of %d: %s%s", words, program.status, expected,
+             program.out, program.err);
 }
 
 static void ctl_start(struct program *started, const char *words)
@@ -304,14 +304,16 @@ static size_t make_file(const char *path)
         size_t bytes = 6 * dtypes[i].bytes, used = strlen(header);
         if (!dtypes[i].name)
             continue;
-        (void)snprintf(header + used, sizeof header - used, ",\"t%u\":{\"dtype\":\"%s\",\"shape\":[2,3],\"data_offsets\":[%zu,%zu]}", i,
-                       dtypes[i].name, at, at + bytes);
+        (void)snprintf(header + used, sizeof header - used,
+                       ",\"t%u\":{\"dtype\":\"%s\",\"shape\":[2,3],\"data_offsets\":[%zu,%zu]}", i, dtypes[i].name, at,
+                       at + bytes);
         at += bytes;
     }
-    (void)snprintf(header + strlen(header), sizeof header - strlen(header),
-                   ",\"none\":{\"dtype\":\"F32\",\"shape\":[0],\"data_offsets\":[%zu,%zu]},\"scalar\":{\"dtype\":\"F64\",\"shape\":[],"
-                   "\"data_offsets\":[%zu,%zu]},\"large\":{\"dtype\":\"U8\",\"shape\":[%zu],\"data_offsets\":[%zu,%zu]}}",
-                   at, at, at, at + 8, large, at + 8, at + 8 + large);
+    (void)snprintf(
+        header + strlen(header), sizeof header - strlen(header),
+        ",\"none\":{\"dtype\":\"F32\",\"shape\":[0],\"data_offsets\":[%zu,%zu]},\"scalar\":{\"dtype\":\"F64\",\"shape\":[],"
+        "\"data_offsets\":[%zu,%zu]},\"large\":{\"dtype\":\"U8\",\"shape\":[%zu],\"data_offsets\":[%zu,%zu]}}",
+        at, at, at, at + 8, large, at + 8, at + 8 + large);
     at += 8 + large;
     data = malloc(at);
     must(data != NULL);

@@ -363,10 +363,17 @@ Test(daemon, bad_flags_end_with_2_and_a_sentence)
     static const struct {
         const char *flag, *text;
     } cases[] = {
-        {"--frobnicate", "no such flag"},          {"--max-clients=none", "max"},      {"--memory-limit=12XiB", "memory"},
-        {"--worker-threads=0", "1"},               {"--listen=nowhere:1", "numeric"},  {"--drain-timeout=soon", "drain"},
-        {"--log-level=loud", "expected error"},    {"--socket-mode=9", "octal"},       {"stray", "expected a flag"},
-        {"--listen=127.0.0.1:0", "needs key_file"}, {"--nodes=/does/not/exist", "/does/not/exist"},
+        {"--frobnicate", "no such flag"},
+        {"--max-clients=none", "max"},
+        {"--memory-limit=12XiB", "memory"},
+        {"--worker-threads=0", "1"},
+        {"--listen=nowhere:1", "numeric"},
+        {"--drain-timeout=soon", "drain"},
+        {"--log-level=loud", "expected error"},
+        {"--socket-mode=9", "octal"},
+        {"stray", "expected a flag"},
+        {"--listen=127.0.0.1:0", "needs key_file"},
+        {"--nodes=/does/not/exist", "/does/not/exist"},
     };
 
     for (unsigned i = 0; i < sizeof cases / sizeof cases[0]; i++) {
@@ -401,7 +408,8 @@ Test(daemon, check_config_tells_good_from_bad)
     program_run(&program, bad, NULL);
     cr_assert_eq(program.status, 2);
     cr_assert(strstr(program.err, "max_clients") && strstr(program.err, "sokcet") && strstr(program.err, "socket") &&
-                  strstr(program.err, "chunk") && strstr(program.err, "bad.conf"), "%s", program.err); /* all of them at once */
+                  strstr(program.err, "chunk") && strstr(program.err, "bad.conf"),
+              "%s", program.err); /* all of them at once */
     program_free(&program);
 
     program_run(&program, missing, NULL);
@@ -412,8 +420,16 @@ Test(daemon, check_config_tells_good_from_bad)
 
 Test(daemon, dumped_configuration_reads_back_the_same)
 {
-    const char *first_argv[] = {"rdtd", "--config=", "--dump-config", "--socket=/run/somewhere/s", "--max-clients=77", "--chunk=1MiB",
-                                "--drain-timeout=1500ms", "--allow-overflow-uid=yes", "--memory-limit=3GiB", NULL};
+    const char *first_argv[] = {"rdtd",
+                                "--config=",
+                                "--dump-config",
+                                "--socket=/run/somewhere/s",
+                                "--max-clients=77",
+                                "--chunk=1MiB",
+                                "--drain-timeout=1500ms",
+                                "--allow-overflow-uid=yes",
+                                "--memory-limit=3GiB",
+                                NULL};
     const char *second_argv[] = {"rdtd", "--dump-config", "--config", in_tmp("dumped.conf"), NULL};
     const char *env[] = {"RDTD_MAX_CLIENTS=5", NULL};
     struct program first, second;
@@ -491,7 +507,8 @@ Test(daemon, running_out_of_fds_harms_nobody_served)
         if (status == RDT_OK)
             rdt_release(object);
         else
-            cr_assert(status == RDT_SYSTEM || status == RDT_LIMIT || status == RDT_NO_MEMORY, "%s: %s", rdt_status_name(status), err.msg);
+            cr_assert(status == RDT_SYSTEM || status == RDT_LIMIT || status == RDT_NO_MEMORY, "%s: %s", rdt_status_name(status),
+                      err.msg);
     }
     for (unsigned i = 0; i < n; i++)
         rdt_close(others[i]);

@@ -1,6 +1,6 @@
-/* Somebody dies, freezes or is cut off at a known step of a fetch: whoever waits is told in time and in type, nobody else notices,
- * nothing is left, and what comes back works again. The test transport's delays and SIGSTOP hold a step open; the records of
- * transfers say which one it is.
+/* Somebody dies, freezes or is cut off at a known step of a fetch: whoever waits is told in time and in type, nobody
+ * else notices, nothing is left, and what comes back works again. The test transport's delays and SIGSTOP hold a step
+ * open; the records of transfers say which one it is.
  */
 #include <criterion/criterion.h>
 #include <signal.h>
@@ -22,14 +22,23 @@ static struct cluster c;
 enum step { PARKED, ASKED, OFFERED, RESERVING, MOVING, DELIVERED };
 enum victim { READER, PRODUCER, READERS_NODE, OWNERS_NODE };
 
-static const char *const expected_warnings[] = {"is down: ", "is lost: ", "taken down and rebuilt: ", "refused", "connection from",
-                                                "not connected", "reset", "timed out", "no TLS handshake", "no answer", "unreachable", NULL};
+static const char *const expected_warnings[] = {
+    "is down: ", "is lost: ", "taken down and rebuilt: ", "refused",   "connection from", "not connected",
+    "reset",     "timed out", "no TLS handshake",         "no answer", "unreachable",     NULL};
 
 static void begin_with(unsigned n, const char *sided, const char *further)
 {
     char set[64];
-    const char *flags[] = {"--peer-timeout=2s", "--ping-interval=200ms", further ? further : "--backoff-max=300ms", "--connect-timeout=2s", "--chunk=64KiB",
-                           "--chunks-in-flight=2", "--quiesce-grace=500ms", "--worker-threads=1", set, NULL};
+    const char *flags[] = {"--peer-timeout=2s",
+                           "--ping-interval=200ms",
+                           further ? further : "--backoff-max=300ms",
+                           "--connect-timeout=2s",
+                           "--chunk=64KiB",
+                           "--chunks-in-flight=2",
+                           "--quiesce-grace=500ms",
+                           "--worker-threads=1",
+                           set,
+                           NULL};
 
     (void)snprintf(set, sizeof set, "--set=loopback.sided=%s", sided);
     cluster_start(&c, n, &(struct cluster_options){.loopback = true, .no_ucx = true, .flags = flags});
@@ -151,7 +160,7 @@ struct scene {
     struct reading reading;
     struct actor reader, producer, busy;
     bool put, busy_runs;
-    bool held[2];       /* nodes that stand still to hold the step open */
+    bool held[2]; /* nodes that stand still to hold the step open */
     bool reported;
     struct report report;
     char boot_id[33];
@@ -189,7 +198,8 @@ static unsigned outgoing_in(const char *state)
     unsigned n = transfers_of(&c.node[0], views, 64), found = 0;
 
     for (unsigned i = 0; i < n; i++)
-        found += views[i].elapsed_ns == 0 && strcmp(views[i].direction, "out") == 0 && strcmp(views[i].state, state) == 0;
+        found +=
+            views[i].elapsed_ns == 0 && strcmp(views[i].direction, "out") == 0 && strcmp(views[i].state, state) == 0;
     return found;
 }
 
@@ -297,8 +307,8 @@ static bool at_rest(unsigned i)
 static void must_have_read(const struct scene *scene)
 {
     for (unsigned i = 0; i < 2; i++)
-        must_say(scene->report.status[i] == RDT_OK && scene->report.right[i], "step %d, fetch %u: %s: %s", scene->step, i,
-                 rdt_status_name(scene->report.status[i]), scene->report.msg[i]);
+        must_say(scene->report.status[i] == RDT_OK && scene->report.right[i], "step %d, fetch %u: %s: %s", scene->step,
+                 i, rdt_status_name(scene->report.status[i]), scene->report.msg[i]);
     must(scene->report.margins);
 }
 
@@ -372,7 +382,8 @@ static void node_struck(struct scene *scene)
             must_say(strstr(scene->report.msg[0], c.node[0].address), "which node? %s", scene->report.msg[0]);
         } else {
             must_have_failed(scene, scene->signal == SIGKILL ? RDT_DISCONNECTED : RDT_TIMED_OUT);
-            must_say(scene->signal == SIGKILL || scene->report.elapsed_ns < scene->reading.timeout_ns + patience(SEC), "too late");
+            must_say(scene->signal == SIGKILL || scene->report.elapsed_ns < scene->reading.timeout_ns + patience(SEC),
+                     "too late");
         }
     }
     wait_until(PEER_TIMEOUT + 5 * SEC, at_rest(other)); /* also while the other one stands still */
@@ -391,8 +402,8 @@ static void check_boot(const struct scene *scene)
 
     must(peer_seen(&c.node[1 - i], &c.node[i], &view));
     if (scene->boot_id[0])
-        must_say((strcmp(view.boot_id, scene->boot_id) != 0) == (scene->signal == SIGKILL), "the boot id is %s, was %s", view.boot_id,
-                 scene->boot_id);
+        must_say((strcmp(view.boot_id, scene->boot_id) != 0) == (scene->signal == SIGKILL), "the boot id is %s, was %s",
+                 view.boot_id, scene->boot_id);
 }
 
 /* Actors leave, whoever of them is left. */
@@ -408,7 +419,8 @@ static void leave(struct scene *scene)
         actor_recv(&scene->reader, &second, sizeof second);
         must_say(second.margins, "step %d: bytes beyond the targets", scene->step);
         for (unsigned i = 0; i < 2; i++)
-            must_say(scene->report.status[i] != RDT_OK || second.right[i], "step %d: what was delivered has changed", scene->step);
+            must_say(scene->report.status[i] != RDT_OK || second.right[i], "step %d: what was delivered has changed",
+                     scene->step);
         must(scene->report.status[0] == RDT_OK || second.untouched);
         actor_wait(&scene->reader);
     }
@@ -640,13 +652,15 @@ Test(faults, stopped_node_is_lost)
 /* Tiny chunks, one at a time: what is large takes long, however fast the cable. */
 static void begin_cables(void)
 {
-    static const char *const flags[] = {"--peer-timeout=1s", "--ping-interval=200ms", "--backoff-max=300ms", "--connect-timeout=1s",
-                                        "--quiesce-grace=300ms", "--chunk=4KiB", "--chunks-in-flight=1", NULL};
+    static const char *const flags[] = {
+        "--peer-timeout=1s",     "--ping-interval=200ms", "--backoff-max=300ms",  "--connect-timeout=1s",
+        "--quiesce-grace=300ms", "--chunk=4KiB",          "--chunks-in-flight=1", NULL};
 
     cluster_start(&c, 2, &(struct cluster_options){.cables = true, .flags = flags});
 }
 
-static void check_cable(void (*cut)(struct test_net *, unsigned), void (*restore)(struct test_net *, unsigned), bool moving)
+static void check_cable(void (*cut)(struct test_net *, unsigned), void (*restore)(struct test_net *, unsigned),
+                        bool moving)
 {
     const size_t bytes = moving ? 96 << 20 : 1000;
     rdt *owner, *reader;

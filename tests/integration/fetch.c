@@ -111,7 +111,8 @@ Test(fetch, writing_into_shared_memory_is_a_fault)
     actor_send(&actors[1], &ref, sizeof ref);
     status = actor_result(&actors[0]);
     /* A sanitizer catches the fault and ends the actor itself. */
-    cr_assert(status == 128 + SIGSEGV || (getenv("RDT_VARIANT") && strcmp(getenv("RDT_VARIANT"), "release") != 0 && status != 0),
+    cr_assert(status == 128 + SIGSEGV ||
+                  (getenv("RDT_VARIANT") && strcmp(getenv("RDT_VARIANT"), "release") != 0 && status != 0),
               "ended with %d", status);
     actor_wait(&actors[1]);
     end();
@@ -190,7 +191,8 @@ Test(fetch, notice_of_mutability_comes_once_per_object)
     objects[0] = fetch_one(reader, &live, RDT_FETCH_AUTO);
     objects[1] = fetch_one(reader, &live, RDT_FETCH_AUTO);
     objects[2] = fetch_one(third, &live, RDT_FETCH_AUTO);
-    cr_assert_eq(info_of(objects[0]).mutable_shared + info_of(objects[1]).mutable_shared + info_of(objects[2]).mutable_shared, 1);
+    cr_assert_eq(info_of(objects[0]).mutable_shared + info_of(objects[1]).mutable_shared + info_of(objects[2]).mutable_shared,
+                 1);
     cr_assert(info_of(objects[0]).mutable_shared);
     for (unsigned i = 0; i < 3; i++)
         rdt_release(objects[i]);
@@ -264,8 +266,8 @@ Test(fetch, wishes_that_no_path_meets_say_why)
 
 /* ---- targets ---- */
 
-static enum rdt_status fetch_into(const struct rdt_ref *ref, const struct rdt_tensor *targets, size_t count, rdt_object **object_p,
-                                  struct rdt_error *err)
+static enum rdt_status fetch_into(const struct rdt_ref *ref, const struct rdt_tensor *targets, size_t count,
+                                  rdt_object **object_p, struct rdt_error *err)
 {
     struct rdt_fetch_options options = RDT_INIT(options);
 
@@ -316,8 +318,8 @@ Test(fetch, targets_in_any_memory_are_filled_and_nothing_else)
 }
 
 /* Daemon memory and the heap both refuse, and neither is written. */
-static void mismatch(const struct rdt_ref *ref, const struct rdt_tensor *shape_of, size_t count, char *own, struct canary *canary,
-                     const char *text)
+static void mismatch(const struct rdt_ref *ref, const struct rdt_tensor *shape_of, size_t count, char *own,
+                     struct canary *canary, const char *text)
 {
     for (unsigned heap = 0; heap < 2; heap++) {
         struct rdt_tensor targets[3];

@@ -459,8 +459,9 @@ Test(lifetime, thousand_killed_clients_leave_nothing)
     cr_assert_eq(after.memory_bytes, before.memory_bytes);
     wait_until(20 * SEC, holds_of(&cycle.ref) == 1);
     node_expect_fds(&node, 3); /* the producer's socket and pidfd, its memory */
-    if (release) /* sanitizers keep what was freed for a while */
-        cr_assert_lt(rss_of(node.pid), rss + 8 * MIB, "%zu bytes after %u clients, %zu after %u", rss_of(node.pid), cycles, rss, warm);
+    if (release)               /* sanitizers keep what was freed for a while */
+        cr_assert_lt(rss_of(node.pid), rss + 8 * MIB, "%zu bytes after %u clients, %zu after %u", rss_of(node.pid), cycles, rss,
+                     warm);
     rdt_close(conn);
     node_end(&node, NULL);
 }

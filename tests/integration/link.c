@@ -104,14 +104,16 @@ Test(link, bad_key_file_is_refused)
 
 Test(link, garbage_disturbs_nobody)
 {
-    static const uint8_t http[] = "GET / HTTP/1.1\r\nHost: x\r\n\r\n", zeros[64], old_tls[] = {0x16, 0x03, 0x00, 0x00, 0x05, 1, 0, 0, 1, 0},
-                         odd_tls[] = {0x16, 0x09, 0x09, 0x40, 0x00, 1, 2, 3}, alert[] = {0x15, 0x03, 0x03, 0x00, 0x02, 2, 40},
+    static const uint8_t http[] = "GET / HTTP/1.1\r\nHost: x\r\n\r\n", zeros[64],
+                         old_tls[] = {0x16, 0x03, 0x00, 0x00, 0x05, 1, 0, 0, 1, 0},
+                         odd_tls[] = {0x16, 0x09, 0x09, 0x40, 0x00, 1, 2, 3},
+                         alert[] = {0x15, 0x03, 0x03, 0x00, 0x02, 2, 40},
                          frame[] = {16, 0, 0, 0, 1, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0};
     static const struct {
         const uint8_t *bytes;
         size_t n;
-    } rows[] = {{http, sizeof http - 1}, {zeros, sizeof zeros}, {old_tls, sizeof old_tls}, {odd_tls, sizeof odd_tls},
-                {alert, sizeof alert},   {frame, sizeof frame}};
+    } rows[] = {{http, sizeof http - 1},   {zeros, sizeof zeros}, {old_tls, sizeof old_tls},
+                {odd_tls, sizeof odd_tls}, {alert, sizeof alert}, {frame, sizeof frame}};
     uint8_t noise[3000];
 
     begin((const char *const[]){"--connect-timeout=300ms", NULL});
@@ -181,7 +183,8 @@ Test(link, copied_state_dir_is_refused)
     must(system(command) == 0);
     (void)snprintf(command, sizeof command, "%s/copy", first.dir);
     (void)snprintf(nodes, sizeof nodes, "first %s\n", first.address);
-    node_start(&second, &(struct node_options){.name = "second", .listen = "127.0.0.1:0", .nodes = nodes, .state_dir = command});
+    node_start(&second,
+               &(struct node_options){.name = "second", .listen = "127.0.0.1:0", .nodes = nodes, .state_dir = command});
     must(strcmp(first.uuid, second.uuid) == 0);
     wait_until(10 * SEC, node_log_has(&first, sentence) || node_log_has(&second, sentence));
     wait_until(10 * SEC, node_log_has(&second, sentence));
@@ -209,7 +212,8 @@ Test(link, node_is_not_who_it_should_be)
     wait_until(10 * SEC, node_log_has(&seeker, "as the nodes file says"));
     conn = node_client(&seeker, "seeker");
     ref = ref_on(&b, "x");
-    must_refuse(RDT_PEER_LOST, "bee", try_fetch(conn, &ref, RDT_FETCH_AUTO, LONG, &object, &err)); /* the file's word stands */
+    must_refuse(RDT_PEER_LOST, "bee",
+                try_fetch(conn, &ref, RDT_FETCH_AUTO, LONG, &object, &err)); /* the file's word stands */
     rdt_close(conn);
     node_stop(&seeker);
 

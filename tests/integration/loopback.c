@@ -1,4 +1,5 @@
-/* Two and three daemons over the test transport: both ways of moving bytes, and what its failures, delays and losses become. */
+/* Two and three daemons over the test transport: both ways of moving bytes, and what its failures, delays and losses
+ * become. */
 #include <criterion/criterion.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -45,7 +46,8 @@ static bool both_see_loopback(void)
 {
     struct peer_view here, there;
 
-    return peer_seen(&c.node[0], &c.node[1], &there) && there.loopback && peer_seen(&c.node[1], &c.node[0], &here) && here.loopback;
+    return peer_seen(&c.node[0], &c.node[1], &there) && there.loopback && peer_seen(&c.node[1], &c.node[0], &here) &&
+           here.loopback;
 }
 
 static const char *const sides[] = {"one", "two", "both"};
@@ -75,7 +77,8 @@ Test(loopback, two_sided_sizes_arrive)
     check_sizes("two");
 }
 
-/* Many tensors of many sizes in one object: small ones share a chunk when they are sent, none does when they are read. */
+/* Many tensors of many sizes in one object: small ones share a chunk when they are sent, none does when they are read.
+ */
 static void check_mixed(const char *sided)
 {
     enum { N = 400 };
@@ -196,7 +199,8 @@ Test(loopback, targets_apart_receive)
         for (unsigned i = 0; i < N; i++) {
             uint8_t *at = target[i].data;
             must(memcmp(at, source[i].data, (size_t)shapes[i]) == 0);
-            must(is_filled_with(at - 100, 100, CANARY_BYTE) && is_filled_with(at + shapes[i], 4000 - (size_t)i * 60, CANARY_BYTE));
+            must(is_filled_with(at - 100, 100, CANARY_BYTE) &&
+                 is_filled_with(at + shapes[i], 4000 - (size_t)i * 60, CANARY_BYTE));
         }
         rdt_release(object);
         must_ok(rdt_free(owner, &ref, false, &err));
@@ -430,7 +434,8 @@ static int wait_freed(struct actor *self, void *arg)
     return 0;
 }
 
-/* wait_freed, asked on either node, returns when the bytes have been read, not before: what is written afterwards is not seen. */
+/* wait_freed, asked on either node, returns when the bytes have been read, not before: what is written afterwards is
+ * not seen. */
 Test(loopback, wait_freed_returns_after_transfer)
 {
     const size_t bytes = 40 * 64 * KIB;
@@ -528,8 +533,9 @@ Test(loopback, failure_is_explained_on_both_ends)
     set_faults("");
     cluster_expect_idle_of_transfers(&c);
     in = transfer_numbered(&c.node[1], in.id);
-    must_say(strcmp(in.state, "failed") == 0 && (strstr(in.error, "TIMED_OUT") || strstr(in.error, "CANCELLED")) && strcmp(in.path, "loopback") == 0, "%s: %s", in.state,
-             in.error);
+    must_say(strcmp(in.state, "failed") == 0 && (strstr(in.error, "TIMED_OUT") || strstr(in.error, "CANCELLED")) &&
+                 strcmp(in.path, "loopback") == 0,
+             "%s: %s", in.state, in.error);
     must(in.bytes_done < in.bytes && in.n_candidates == 3);
     n = transfers_of(&c.node[0], views, 8);
     for (unsigned i = 0; i < n; i++)

@@ -71,7 +71,8 @@ Test(memory, alloc_is_sealed_private_and_reserved)
     begin(NULL);
     for (unsigned i = 0; i < 4; i++) {
         int fd = alloc_fd(conn, sizes[i], &region), seals = fcntl(fd, F_GET_SEALS);
-        cr_assert_eq(seals & (F_SEAL_SHRINK | F_SEAL_GROW), F_SEAL_SHRINK | F_SEAL_GROW, "seals %x of %zu bytes", seals, sizes[i]);
+        cr_assert_eq(seals & (F_SEAL_SHRINK | F_SEAL_GROW), F_SEAL_SHRINK | F_SEAL_GROW, "seals %x of %zu bytes", seals,
+                     sizes[i]);
         cr_assert_eq(fstat(fd, &st), 0);
         cr_assert_eq(st.st_mode & 07777, 0600);
         cr_assert_geq((size_t)st.st_size, sizes[i]);
@@ -191,7 +192,8 @@ static enum rdt_status import_raw(int fd, uint64_t bytes, struct rdt_error *err)
     Rdt__Pb__Import request = RDT__PB__IMPORT__INIT;
 
     request.bytes = bytes;
-    return call_fds(conn, RDT_MSG_IMPORT, &request.base, fd, &rdt__pb__region_reply__descriptor, now_ns() + LONG, NULL, NULL, err);
+    return call_fds(conn, RDT_MSG_IMPORT, &request.base, fd, &rdt__pb__region_reply__descriptor, now_ns() + LONG, NULL, NULL,
+                    err);
 }
 
 Test(memory, import_by_hand_is_refused_too)
@@ -482,7 +484,8 @@ Test(memory, strided_tensors_keep_their_elements)
     fill_pattern(memory, 65536, 9);
     fill_pattern(heap, 65536, 10);
     for (unsigned i = 0; i < 5; i++) {
-        tensors[i] = (struct rdt_tensor){.dtype = RDT_F32, .ndim = 3, .shape = shape, .strides = strides[i], .data = memory + 500};
+        tensors[i] =
+            (struct rdt_tensor){.dtype = RDT_F32, .ndim = 3, .shape = shape, .strides = strides[i], .data = memory + 500};
         tensors[5 + i] = tensors[i];
         tensors[5 + i].data = heap + 500;
     }

@@ -1,9 +1,9 @@
-/* Objects on one node, readers on another: what arrives, by which path, and who is told what. Over ucx, on cables of their own where
- * the test may lay them. */
+/* Objects on one node, readers on another: what arrives, by which path, and who is told what. Over ucx, on cables of
+ * their own where the test may lay them. */
 #include <criterion/criterion.h>
-#include <signal.h>
 #include <grp.h>
 #include <sched.h>
+#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -71,8 +71,8 @@ Test(nodes, sizes_arrive)
         size_t bytes;
         const char *path;
     } rows[] = {
-        {0, "inline"}, {1, "inline"}, {32 * KIB, "inline"}, {32 * KIB + 1, "ucx"}, {MIB - 1, "ucx"}, {5 * MIB, "ucx"},
-        {64 * MIB, "ucx"},
+        {0, "inline"},    {1, "inline"},    {32 * KIB, "inline"}, {32 * KIB + 1, "ucx"},
+        {MIB - 1, "ucx"}, {5 * MIB, "ucx"}, {64 * MIB, "ucx"},
     };
 
     begin(2);
@@ -85,7 +85,8 @@ Test(nodes, sizes_arrive)
     end(NULL);
 }
 
-/* As the names say: `count` tensors that lie in memory of the daemon, with all kinds of types, shapes and holes between them. */
+/* As the names say: `count` tensors that lie in memory of the daemon, with all kinds of types, shapes and holes between
+ * them. */
 struct pile {
     struct rdt_tensor *tensors;
     int64_t (*shapes)[2];
@@ -99,7 +100,8 @@ static void pile_up(struct pile *pile, rdt *conn, size_t count, size_t big_every
     uint64_t dice = 11;
     uint8_t *memory;
 
-    *pile = (struct pile){.tensors = calloc(count, sizeof *pile->tensors), .shapes = calloc(count, sizeof *pile->shapes), .count = count};
+    *pile = (struct pile){
+        .tensors = calloc(count, sizeof *pile->tensors), .shapes = calloc(count, sizeof *pile->shapes), .count = count};
     must(pile->tensors && pile->shapes);
     for (size_t i = 0; i < count; i++) {
         struct rdt_tensor *tensor = &pile->tensors[i];
@@ -171,7 +173,8 @@ Test(nodes, big_and_small_tensors_arrive)
 Test(nodes, strided_source_arrives_row_major)
 {
     enum { ROWS = 700, COLUMNS = 900 };
-    static const int64_t turned[] = {1, COLUMNS}, backwards[] = {-COLUMNS, -1}, holes[] = {2 * COLUMNS, 3}, same[] = {0, 1};
+    static const int64_t turned[] = {1, COLUMNS}, backwards[] = {-COLUMNS, -1}, holes[] = {2 * COLUMNS, 3},
+                         same[] = {0, 1};
     const int64_t shape[] = {COLUMNS, ROWS}, plain[] = {ROWS, COLUMNS}, few[] = {ROWS / 2, COLUMNS / 3};
     struct rdt_tensor tensors[4];
     struct rdt_ref ref;
@@ -206,7 +209,7 @@ Test(nodes, slices_arrive)
         const char *path;
     } rows[] = {
         {{0, 0}, {ROWS, COLUMNS}, "ucx"}, {{10, 0}, {700, COLUMNS}, "ucx"}, {{0, 100}, {ROWS, 300}, "ucx"},
-        {{1999, 499}, {1, 1}, "inline"},  {{5, 5}, {10, 10}, "inline"},      {{3, 3}, {0, 10}, "inline"},
+        {{1999, 499}, {1, 1}, "inline"},  {{5, 5}, {10, 10}, "inline"},     {{3, 3}, {0, 10}, "inline"},
     };
     struct rdt_tensor whole;
     struct rdt_ref ref;
@@ -312,7 +315,8 @@ Test(nodes, targets_receive)
         must_ok(rdt_fetch(reader, refs, 2, &options, objects, &err));
         must(holds_pattern(canary.addr, bytes, 9) && canary_alive(&canary));
         must(holds_pattern(shared + margin, bytes, 9));
-        must(is_filled_with(shared, margin, CANARY_BYTE) && is_filled_with(shared + margin + bytes, margin, CANARY_BYTE));
+        must(is_filled_with(shared, margin, CANARY_BYTE) &&
+             is_filled_with(shared + margin + bytes, margin, CANARY_BYTE));
         for (unsigned k = 0; k < 2; k++) {
             struct rdt_tensor tensor = tensor_of(objects[k], 0);
             must(tensor.data == targets[k]->data);
@@ -360,7 +364,8 @@ Test(nodes, target_mismatch_writes_nothing)
             target[1] = VECTOR(rows[i].dtype, rows[i].elements, at + bytes);
             options.targets = &targets;
             options.target_counts = &count;
-            must_refuse(RDT_MISMATCH, count == 1 ? "tensors" : "tensor 1", rdt_fetch(reader, &ref, 1, &options, &object, &err));
+            must_refuse(RDT_MISMATCH, count == 1 ? "tensors" : "tensor 1",
+                        rdt_fetch(reader, &ref, 1, &options, &object, &err));
             must(is_filled_with(at, canary.bytes, CANARY_BYTE));
             must(canary_untouched(&canary));
             if (direct) {
@@ -454,10 +459,12 @@ Test(nodes, equal_refs_share_one_transfer)
     for (unsigned i = 0; i < N; i++)
         refs[i] = ref;
     node_status(&c.node[0], &before);
-    must_ok(rdt_fetch(reader, refs, N, &(struct rdt_fetch_options){.struct_size = sizeof(struct rdt_fetch_options), .timeout_ns = LONG},
+    must_ok(rdt_fetch(reader, refs, N,
+                      &(struct rdt_fetch_options){.struct_size = sizeof(struct rdt_fetch_options), .timeout_ns = LONG},
                       objects, &err));
     node_status(&c.node[0], &after);
-    must_say(after.bytes_out - before.bytes_out == 2 * MIB, "%llu bytes moved", (unsigned long long)(after.bytes_out - before.bytes_out));
+    must_say(after.bytes_out - before.bytes_out == 2 * MIB, "%llu bytes moved",
+             (unsigned long long)(after.bytes_out - before.bytes_out));
     for (unsigned i = 0; i < N; i++) {
         struct rdt_tensor tensor = tensor_of(objects[i], 0);
         must(holds_pattern(tensor.data, 2 * MIB, 6));
@@ -712,7 +719,11 @@ Test(nodes, uid_of_requester_counts)
     all = put_for(owner, RDT_VISIBLE_TO_ALL);
     visit_as(&(struct visit){.node = &c.node[1], .uid = 1001, .ref = mine, .expected = RDT_DENIED, .says = "uid 1001"});
     visit_as(&(struct visit){.node = &c.node[1], .uid = 1001, .ref = all, .expected = RDT_OK});
-    visit_as(&(struct visit){.node = &c.node[1], .uid = 1001, .ref = all, .expected = RDT_DENIED, .says = "belongs to uid 0",
+    visit_as(&(struct visit){.node = &c.node[1],
+                             .uid = 1001,
+                             .ref = all,
+                             .expected = RDT_DENIED,
+                             .says = "belongs to uid 0",
                              .free_it = true});
     fetch_pattern(reader, &mine, 100000, 1, "ucx");
     must_ok(rdt_free(owner, &mine, false, &err));
@@ -1040,7 +1051,8 @@ Test(nodes, explained_on_both_ends)
     object = fetch_one(reader, &ref, RDT_FETCH_AUTO);
     in = transfer_numbered(&c.node[1], info_of(object).transfer);
     must(strcmp(in.direction, "in") == 0 && strcmp(in.state, "done") == 0 && strcmp(in.path, "ucx") == 0);
-    must(in.bytes == 100000 && in.bytes_done == 100000 && in.elapsed_ns > 0 && in.error[0] == '\0' && in.n_candidates == 2);
+    must(in.bytes == 100000 && in.bytes_done == 100000 && in.elapsed_ns > 0 && in.error[0] == '\0' &&
+         in.n_candidates == 2);
     for (unsigned i = 0; i < in.n_candidates; i++) {
         must(in.candidates[i].reason[0] != '\0');
         chosen += in.candidates[i].chosen && strcmp(in.candidates[i].path, "ucx") == 0;
@@ -1050,8 +1062,8 @@ Test(nodes, explained_on_both_ends)
     must(chosen == 1);
     n = transfers_of(&c.node[0], out, 16);
     for (unsigned i = 0; i < n; i++)
-        found += strcmp(out[i].direction, "out") == 0 && strcmp(out[i].path, "ucx") == 0 && out[i].bytes_done == 100000 &&
-                 out[i].error[0] == '\0';
+        found += strcmp(out[i].direction, "out") == 0 && strcmp(out[i].path, "ucx") == 0 &&
+                 out[i].bytes_done == 100000 && out[i].error[0] == '\0';
     must(found > 0);
     rdt_release(object);
     must_ok(rdt_free(owner, &ref, false, &err));

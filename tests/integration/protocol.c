@@ -137,8 +137,8 @@ Test(protocol, other_version_is_refused_with_both_named)
     raw_connect(&raw, node.socket); /* a newer one that still speaks ours */
     hello.protocol_min = 1;
     hello.protocol_max = 120;
-    protobuf_c_message_free_unpacked(raw_reply(&raw, raw_send(&raw, RDT_MSG_HELLO, &hello.base, NULL, 0),
-                                               &rdt__pb__hello_reply__descriptor), NULL);
+    protobuf_c_message_free_unpacked(
+        raw_reply(&raw, raw_send(&raw, RDT_MSG_HELLO, &hello.base, NULL, 0), &rdt__pb__hello_reply__descriptor), NULL);
     ping_works(&raw);
     raw_close(&raw);
     end();
@@ -428,8 +428,8 @@ Test(protocol, fetch_handles_are_the_clients_but_not_twice)
     fetch.items = list;
     fetch.n_items = 3;
     fetch.timeout_ns = -1;
-    protobuf_c_message_free_unpacked(raw_reply(&raw, raw_send(&raw, RDT_MSG_FETCH, &fetch.base, NULL, 0), &rdt__pb__empty__descriptor),
-                                     NULL);
+    protobuf_c_message_free_unpacked(
+        raw_reply(&raw, raw_send(&raw, RDT_MSG_FETCH, &fetch.base, NULL, 0), &rdt__pb__empty__descriptor), NULL);
     for (unsigned i = 0; i < 2; i++) { /* the 0 and the second 7; the first 7 is parked */
         Rdt__Pb__FetchDone *done;
         must(raw_next(&raw) && raw.frame.type == RDT_EVENT_FETCH_DONE);
@@ -524,7 +524,7 @@ static int never_read(struct actor *self, void *arg)
     for (unsigned i = 0;; i++) {
         struct pollfd fd = {.fd = raw.sock, .events = POLLOUT};
         if (i == 50)
-            actor_step(self); /* more than 6 MB are on the way */
+            actor_step(self);         /* more than 6 MB are on the way */
         while (poll(&fd, 1, -1) != 1) /* ends when the test kills it */
             continue;
         (void)raw_send(&raw, RDT_MSG_PING, &ping.base, NULL, 0);
@@ -539,7 +539,8 @@ static uint64_t most_queued(void)
     uint64_t most = 0;
 
     list.kind = RDT__PB__LIST_KIND__LIST_KIND_CLIENTS;
-    must_ok(call(bystander, RDT_MSG_LIST, &list.base, &rdt__pb__list_reply__descriptor, LONG, (ProtobufCMessage **)(void *)&reply, &err));
+    must_ok(call(bystander, RDT_MSG_LIST, &list.base, &rdt__pb__list_reply__descriptor, LONG,
+                 (ProtobufCMessage **)(void *)&reply, &err));
     for (size_t i = 0; i < reply->n_clients; i++)
         most = reply->clients[i]->queued_bytes > most ? reply->clients[i]->queued_bytes : most;
     rdt__pb__list_reply__free_unpacked(reply, NULL);

@@ -166,7 +166,8 @@ Test(put, ten_thousand_tensors_in_one_put)
     fill_pattern(memory, N * 64, 1);
     fill_pattern(heap, sizeof heap, 2);
     for (unsigned i = 0; i < N; i++)
-        tensors[i] = (struct rdt_tensor){.dtype = RDT_F32, .ndim = 2, .shape = shape, .data = i % 100 == 99 ? heap : memory + 16 * i};
+        tensors[i] =
+            (struct rdt_tensor){.dtype = RDT_F32, .ndim = 2, .shape = shape, .data = i % 100 == 99 ? heap : memory + 16 * i};
     options.how = how;
     must_ok(rdt_put(conn, tensors, N, &options, &ref, &err));
     reader = node_client(&node, "reader");
@@ -248,8 +249,8 @@ static void refuses(struct rdt_tensor bad, enum rdt_status expected)
 
 Test(put, bad_layouts_name_the_tensor)
 {
-    static const int64_t negative[] = {2, -1}, huge[] = {INT64_MAX, 2}, big[] = {INT64_MAX / 4 + 1}, ones[33] = {1}, two[] = {2, 2},
-                         far[] = {INT64_MAX / 2, 1};
+    static const int64_t negative[] = {2, -1}, huge[] = {INT64_MAX, 2}, big[] = {INT64_MAX / 4 + 1}, ones[33] = {1},
+                         two[] = {2, 2}, far[] = {INT64_MAX / 2, 1};
     float values[4] = {0};
     char *memory;
 
@@ -282,8 +283,13 @@ struct raw_put {
 
 static void raw_init(struct raw_put *raw, uint64_t region)
 {
-    *raw = (struct raw_put){.put = RDT__PB__PUT__INIT, .list = RDT__PB__TENSOR_LIST__INIT, .use = RDT__PB__REGION_USE__INIT,
-                            .dtype = {RDT_F32, RDT_F32}, .ndim = {2, 2}, .shape = {4, 4, 4, 4}, .strides = {4, 1, 4, 1}};
+    *raw = (struct raw_put){.put = RDT__PB__PUT__INIT,
+                            .list = RDT__PB__TENSOR_LIST__INIT,
+                            .use = RDT__PB__REGION_USE__INIT,
+                            .dtype = {RDT_F32, RDT_F32},
+                            .ndim = {2, 2},
+                            .shape = {4, 4, 4, 4},
+                            .strides = {4, 1, 4, 1}};
     raw->use.region = region;
     raw->use.generation = 1;
     raw->uses[0] = &raw->use;
@@ -351,8 +357,8 @@ Test(put, by_hand_bad_columns_are_refused)
     raw.dtype[1] = 77;
     must_refuse(RDT_INVALID, "tensor 1", send_raw(&raw, &err));
     for (unsigned column = 0; column < 6; column++) {
-        size_t *lengths[] = {&raw.list.n_dtype, &raw.list.n_ndim, &raw.list.n_shape, &raw.list.n_strides, &raw.list.n_region_index,
-                             &raw.list.n_offset};
+        size_t *lengths[] = {&raw.list.n_dtype,   &raw.list.n_ndim,         &raw.list.n_shape,
+                             &raw.list.n_strides, &raw.list.n_region_index, &raw.list.n_offset};
         raw_init(&raw, region);
         --*lengths[column];
         must_be(RDT_INVALID, send_raw(&raw, &err));

@@ -1,5 +1,5 @@
-/* Quiesce before free: who gives up is released at once, what an engine may still write stays put until it cannot. The transport is
- * told not to abort, to write late, to close slowly; patterns show where its late bytes go.
+/* Quiesce before free: who gives up is released at once, what an engine may still write stays put until it cannot. The
+ * transport is told not to abort, to write late, to close slowly; patterns show where its late bytes go.
  */
 #include <criterion/criterion.h>
 #include <signal.h>
@@ -92,12 +92,13 @@ static bool loopback_stands(void)
 {
     struct peer_view view;
 
-    return peer_seen(&c.node[0], &c.node[1], &view) && view.loopback && peer_seen(&c.node[1], &c.node[0], &view) && view.loopback;
+    return peer_seen(&c.node[0], &c.node[1], &view) && view.loopback && peer_seen(&c.node[1], &c.node[0], &view) &&
+           view.loopback;
 }
 
 /* What is allocated now is never written by anybody else. */
 struct innocent {
-    uint8_t *fresh;          /* rdt_alloc'ed after the give-up */
+    uint8_t *fresh; /* rdt_alloc'ed after the give-up */
     struct canary plain;
 };
 
@@ -118,8 +119,8 @@ static void innocent_end(struct innocent *innocent)
 
 /* ---- late writes ---- */
 
-/* The engine holds a cancelled operation for a while and writes its memory just before it ends. wait_freed_range returns after
- * that; then the buffer is the user's, put again and never written. */
+/* The engine holds a cancelled operation for a while and writes its memory just before it ends. wait_freed_range
+ * returns after that; then the buffer is the user's, put again and never written. */
 static void check_late_write(const char *sided, bool by_deadline)
 {
     struct innocent innocent;
@@ -145,7 +146,8 @@ static void check_late_write(const char *sided, bool by_deadline)
     innocent_begin(&innocent);
     must_ok(rdt_wait_freed_range(reader, memory, BYTES, LONG, &err));
     must_say(now_ns() - given_up >= 300 * MSEC, "given back before the engine was done");
-    must_say(memchr(memory, LATE_BYTE, BYTES) != NULL && pins_of(&c.node[1]) == 0, "nothing was written late, or something still may");
+    must_say(memchr(memory, LATE_BYTE, BYTES) != NULL && pins_of(&c.node[1]) == 0,
+             "nothing was written late, or something still may");
 
     fill_pattern(memory, BYTES, 5);
     tensor = VECTOR(RDT_U8, BYTES, memory);
@@ -185,7 +187,8 @@ Test(quiesce, late_receive_after_timeout_stays_in_quarantine)
     check_late_write("two", true);
 }
 
-/* The memory is given back to the daemon while the engine still has it: it serves nobody else, and counts until it is free. */
+/* The memory is given back to the daemon while the engine still has it: it serves nobody else, and counts until it is
+ * free. */
 Test(quiesce, memory_given_back_early_serves_nobody)
 {
     for (unsigned s = 0; s < 2; s++)
@@ -296,8 +299,8 @@ Test(quiesce, plain_target_untouched_after_cancel)
 
 /* ---- isolation ---- */
 
-/* The transport does not abort: after the grace time its connection is taken down. Memory is free when that is done, not before,
- * and not when it was asked for: closing takes its time. */
+/* The transport does not abort: after the grace time its connection is taken down. Memory is free when that is done,
+ * not before, and not when it was asked for: closing takes its time. */
 static void check_isolation(const char *sided)
 {
     struct innocent innocent;
@@ -497,7 +500,8 @@ Test(quiesce, given_up_at_each_step)
                     set_faults("");
                     if (direct) {
                         must_ok(rdt_wait_freed_range(reader, memory, BYTES + 2 * CHUNK, LONG, &err));
-                        must(is_filled_with(memory, CHUNK, CANARY_BYTE) && is_filled_with(at + BYTES, CHUNK, CANARY_BYTE));
+                        must(is_filled_with(memory, CHUNK, CANARY_BYTE) &&
+                             is_filled_with(at + BYTES, CHUNK, CANARY_BYTE));
                         must(step != PARKED || is_filled_with(at, BYTES, CANARY_BYTE));
                         must(canary_untouched(&canary));
                         must_ok(rdt_dealloc(reader, memory, &err));

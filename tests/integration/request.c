@@ -304,12 +304,12 @@ struct worker {
     const char *failed; /* where, or NULL: Criterion's asserts belong to the main thread */
 };
 
-#define hold_or_leave(condition)                                                                     \
-    do {                                                                                             \
-        if (!(condition)) {                                                                          \
-            worker->failed = #condition;                                                             \
-            return NULL;                                                                             \
-        }                                                                                            \
+#define hold_or_leave(condition)         \
+    do {                                 \
+        if (!(condition)) {              \
+            worker->failed = #condition; \
+            return NULL;                 \
+        }                                \
     } while (0)
 
 static void *wait_in_thread(void *arg)
@@ -490,12 +490,15 @@ Test(request, stopped_daemon_ends_no_call_late_and_loses_nothing)
     rdt_request_destroy(parked);
     must_ok(rdt_ping(conn, LONG, &err)); /* late answers have come */
     must_ok(rdt_ping(reader, LONG, &err));
-    wait_until(20 * SEC, rdt_ping(reader, LONG, NULL) == RDT_OK && rdt_stat(conn, &ref, &stat, NULL) == RDT_OK && stat.holds == 1);
-    wait_until(20 * SEC, rdt_ping(reader, LONG, NULL) == RDT_OK && rdt_stat(conn, &big, &stat, NULL) == RDT_OK && stat.holds == 1 &&
-                         stat.pins == 0);
+    wait_until(20 * SEC,
+               rdt_ping(reader, LONG, NULL) == RDT_OK && rdt_stat(conn, &ref, &stat, NULL) == RDT_OK && stat.holds == 1);
+    wait_until(20 * SEC, rdt_ping(reader, LONG, NULL) == RDT_OK && rdt_stat(conn, &big, &stat, NULL) == RDT_OK &&
+                             stat.holds == 1 && stat.pins == 0);
     /* The puts that were left: their objects and memory are given back. */
-    wait_until(20 * SEC, rdt_ping(conn, LONG, NULL) == RDT_OK && (node_status(&node, &after), after.objects == before.objects + 1));
-    wait_until(20 * SEC, rdt_ping(conn, LONG, NULL) == RDT_OK && (node_status(&node, &after), after.regions == before.regions + 1));
+    wait_until(20 * SEC,
+               rdt_ping(conn, LONG, NULL) == RDT_OK && (node_status(&node, &after), after.objects == before.objects + 1));
+    wait_until(20 * SEC,
+               rdt_ping(conn, LONG, NULL) == RDT_OK && (node_status(&node, &after), after.regions == before.regions + 1));
     wait_until(20 * SEC, fds_of(node.pid) <= fds + 4); /* "a" and what is kept for the readers of live memory */
     cr_assert_leq(fds_of(0), own_fds);
     end();
@@ -515,12 +518,12 @@ Test(request, memory_calls_survive_a_pause_of_the_daemon)
 
 /* ---- forks ---- */
 
-#define in_child(condition)                                                                          \
-    do {                                                                                             \
-        if (!(condition)) {                                                                          \
-            (void)fprintf(stderr, "in the child: not so: %s\n", #condition);                         \
-            _exit(CHECK_FAILED);                                                                     \
-        }                                                                                            \
+#define in_child(condition)                                                  \
+    do {                                                                     \
+        if (!(condition)) {                                                  \
+            (void)fprintf(stderr, "in the child: not so: %s\n", #condition); \
+            _exit(CHECK_FAILED);                                             \
+        }                                                                    \
     } while (0)
 
 static void child_of_a_fork(rdt_request *request, rdt_object *object, const struct rdt_ref *ref, void *addr, bool close_it)

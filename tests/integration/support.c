@@ -62,7 +62,8 @@ Test(support, nodes_on_cables_meet)
     cr_assert_eq(strncmp(node.address, "10.77.0.1:", 10), 0, "%s", node.address);
     cr_assert_eq(net_run(net.ns[1], "timeout 5 bash -c '</dev/tcp/%.9s/%s'", node.address, node.address + 10), 0);
     net_cut(&net, 0);
-    cr_assert_neq(net_run(net.ns[1], "timeout 0.3 bash -c '</dev/tcp/%.9s/%s' 2>/dev/null", node.address, node.address + 10), 0);
+    cr_assert_neq(net_run(net.ns[1], "timeout 0.3 bash -c '</dev/tcp/%.9s/%s' 2>/dev/null", node.address, node.address + 10),
+                  0);
     net_restore(&net, 0);
     cr_assert_eq(net_run(net.ns[1], "timeout 5 bash -c '</dev/tcp/%.9s/%s'", node.address, node.address + 10), 0);
     node_expect_idle(&node);

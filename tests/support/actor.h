@@ -23,10 +23,10 @@ void actor_start_keeping(struct actor *actor, int (*fn)(struct actor *self, void
 
 /* Its exit status, or 128 + the signal that ended it. Fails the test if it does not end within LONG. */
 int actor_result(struct actor *actor);
-#define actor_wait(actor)                                                                            \
-    do {                                                                                             \
-        int actor_status = actor_result(actor);                                                      \
-        must_say(actor_status == 0, "an actor ended with %d", actor_status);                         \
+#define actor_wait(actor)                                                    \
+    do {                                                                     \
+        int actor_status = actor_result(actor);                              \
+        must_say(actor_status == 0, "an actor ended with %d", actor_status); \
     } while (0)
 
 void actor_kill(struct actor *actor, int signal); /* and waits for its end */

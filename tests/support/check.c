@@ -35,7 +35,8 @@ void check_fail(const char *file, int line, const char *fmt, ...)
 void check_says(const char *file, int line, const struct rdt_error *err, enum rdt_status expected, const char *text)
 {
     if (err->status != expected)
-        check_fail(file, line, "the error carries %s, the call answered %s", rdt_status_name(err->status), rdt_status_name(expected));
+        check_fail(file, line, "the error carries %s, the call answered %s", rdt_status_name(err->status),
+                   rdt_status_name(expected));
     if (!strstr(err->msg, text))
         check_fail(file, line, "the sentence \"%s\" does not say \"%s\"", err->msg, text);
 }

@@ -18,37 +18,37 @@
 void check_fail(const char *file, int line, const char *fmt, ...) __attribute__((format(printf, 3, 4), noreturn));
 #define fail(...) check_fail(__FILE__, __LINE__, __VA_ARGS__)
 
-#define must(condition)                                                                              \
-    do {                                                                                             \
-        if (!(condition))                                                                            \
-            fail("not so: %s", #condition);                                                          \
+#define must(condition)                     \
+    do {                                    \
+        if (!(condition))                   \
+            fail("not so: %s", #condition); \
     } while (0)
 
-#define must_say(condition, ...)                                                                     \
-    do {                                                                                             \
-        if (!(condition))                                                                            \
-            fail(__VA_ARGS__);                                                                       \
+#define must_say(condition, ...) \
+    do {                         \
+        if (!(condition))        \
+            fail(__VA_ARGS__);   \
     } while (0)
 
 /* The call must end with this status. The call is given `&err`, which is declared here and shown when it does not. */
-#define must_be(expected, call)                                                                      \
-    do {                                                                                             \
-        struct rdt_error err = {0};                                                                  \
-        enum rdt_status check_status = (call);                                                       \
-        if (check_status != (expected))                                                              \
+#define must_be(expected, call)                                                                                         \
+    do {                                                                                                                \
+        struct rdt_error err = {0};                                                                                     \
+        enum rdt_status check_status = (call);                                                                          \
+        if (check_status != (expected))                                                                                 \
             fail("%s: %s instead of %s: %s", #call, rdt_status_name(check_status), rdt_status_name(expected), err.msg); \
-        (void)err;                                                                                   \
+        (void)err;                                                                                                      \
     } while (0)
 #define must_ok(call) must_be(RDT_OK, call)
 
 /* The same, and the sentence holds this text. */
-#define must_refuse(expected, text, call)                                                            \
-    do {                                                                                             \
-        struct rdt_error err = {0};                                                                  \
-        enum rdt_status check_status = (call);                                                       \
-        if (check_status != (expected))                                                              \
+#define must_refuse(expected, text, call)                                                                               \
+    do {                                                                                                                \
+        struct rdt_error err = {0};                                                                                     \
+        enum rdt_status check_status = (call);                                                                          \
+        if (check_status != (expected))                                                                                 \
             fail("%s: %s instead of %s: %s", #call, rdt_status_name(check_status), rdt_status_name(expected), err.msg); \
-        check_says(__FILE__, __LINE__, &err, (expected), (text));                                    \
+        check_says(__FILE__, __LINE__, &err, (expected), (text));                                                       \
     } while (0)
 void check_says(const char *file, int line, const struct rdt_error *err, enum rdt_status expected, const char *text);
 
@@ -60,14 +60,14 @@ int64_t patience(int64_t ns);
 /* Until the condition holds: looks again and again, with short pauses; fails after `ns`, which it makes longer itself. For states
  * that have no event to wait for. */
 void wait_pause(unsigned *round);
-#define wait_until(ns, condition)                                                                    \
-    do {                                                                                             \
-        int64_t check_deadline = now_ns() + patience(ns);                                            \
-        for (unsigned check_round = 0; !(condition);) {                                              \
-            if (now_ns() > check_deadline)                                                           \
-                fail("never came: %s", #condition);                                                  \
-            wait_pause(&check_round);                                                                \
-        }                                                                                            \
+#define wait_until(ns, condition)                         \
+    do {                                                  \
+        int64_t check_deadline = now_ns() + patience(ns); \
+        for (unsigned check_round = 0; !(condition);) {   \
+            if (now_ns() > check_deadline)                \
+                fail("never came: %s", #condition);       \
+            wait_pause(&check_round);                     \
+        }                                                 \
     } while (0)
 
 /* Bytes that differ by seed and position. */
@@ -93,7 +93,7 @@ extern int harness_fds; /* how many of this process's fds belong to nodes, actor
 size_t rss_of(int pid);
 
 /* ns from now for things that must have ended by then, e.g. "after its deadline, but not much": fails if `since` is longer ago. */
-#define must_be_within(since, ns)                                                                    \
+#define must_be_within(since, ns) \
     must_say(now_ns() - (since) <= patience(ns), "took %lld ms", (long long)((now_ns() - (since)) / MSEC))
 
 #endif

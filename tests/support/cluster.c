@@ -8,36 +8,47 @@
 #include "client/call.h"
 #include "rdt.pb-c.h"
 
-#define MAX_FLAGS 40
-
 /* ---- starting ---- */
 
-static void add_flags(const char **flags, unsigned *n, const char *const *more)
+static void add_flags(struct cluster *cluster, unsigned i, const char *const *more)
 {
-    for (unsigned i = 0; more && more[i]; i++) {
-        must(*n < MAX_FLAGS);
-        flags[(*n)++] = more[i];
+    unsigned n = 0;
+
+    while (cluster->flags[i][n])
+        n++;
+    for (unsigned k = 0; more && more[k]; k++) {
+        must(n < CLUSTER_MAX_FLAGS);
+        cluster->flags[i][n++] = strdup(more[k]);
     }
+}
+
+static void make_flags(struct cluster *cluster, unsigned i)
+{
+    char faults[256];
+
+    (void)snprintf(faults, sizeof faults, "--set=loopback.fault_file=%s", cluster->faults[i]);
+    if (cluster->options.loopback)
+        add_flags(cluster, i, (const char *const[]){faults, NULL});
+    add_flags(cluster, i, cluster->options.flags);
+    add_flags(cluster, i, cluster->options.flags_of[i]);
+    cluster->options.flags = i + 1 < cluster->n ? cluster->options.flags : NULL; /* the caller's; copied now */
+    cluster->options.flags_of[i] = NULL;
 }
 
 static void start_node(struct cluster *cluster, unsigned i)
 {
     const struct cluster_options *options = &cluster->options;
-    char faults[256], name[8], state_dir[sizeof cluster->node[i].state_dir];
-    const char *flags[MAX_FLAGS + 1] = {0};
-    unsigned n = 0;
+    char name[8], state_dir[sizeof cluster->node[i].state_dir];
 
     (void)snprintf(name, sizeof name, "n%u", i);
-    (void)snprintf(faults, sizeof faults, "--set=loopback.fault_file=%s", cluster->faults[i]);
     (void)snprintf(state_dir, sizeof state_dir, "%s", cluster->node[i].state_dir);
-    if (options->loopback)
-        flags[n++] = faults;
-    add_flags(flags, &n, options->flags);
-    add_flags(flags, &n, options->flags_of[i]);
-    node_start(&cluster->node[i], &(struct node_options){.name = name, .netns = options->cables ? cluster->net.ns[i] : 0,
-                                                         .listen = cluster->listen[i], .trusted_network = !options->no_ucx,
+    node_start(&cluster->node[i], &(struct node_options){.name = name,
+                                                         .netns = options->cables ? cluster->net.ns[i] : 0,
+                                                         .listen = cluster->listen[i],
+                                                         .trusted_network = !options->no_ucx,
                                                          .interfaces = options->cables ? NULL : "lo",
-                                                         .loopback = options->loopback, .flags = flags,
+                                                         .loopback = options->loopback,
+                                                         .flags = (const char *const *)cluster->flags[i],
                                                          .state_dir = state_dir[0] ? state_dir : NULL});
 }
 
@@ -52,8 +63,10 @@ void cluster_start(struct cluster *cluster, unsigned n, const struct cluster_opt
     for (unsigned i = 0; i < n; i++) {
         free_address(options->cables ? cluster->net.ns[i] : 0, options->cables ? cluster->net.address[i] : "127.0.0.1",
                      cluster->listen[i]);
-        (void)snprintf(cluster->faults[i], sizeof cluster->faults[i], "%.100s/faults.%d.%u", tmp ? tmp : "/tmp", (int)getpid(), i);
+        (void)snprintf(cluster->faults[i], sizeof cluster->faults[i], "%.100s/faults.%d.%u", tmp ? tmp : "/tmp",
+                       (int)getpid(), i);
         write_file(cluster->faults[i], "");
+        make_flags(cluster, i);
         start_node(cluster, i);
     }
     if (options->no_meeting)
@@ -66,7 +79,6 @@ void cluster_start(struct cluster *cluster, unsigned n, const struct cluster_opt
 void cluster_restart(struct cluster *cluster, unsigned i)
 {
     start_node(cluster, i);
-    cluster->restarts++;
 }
 
 void cluster_faults(struct cluster *cluster, unsigned i, const char *lines)
@@ -149,12 +161,14 @@ static void expect_fds(const struct cluster *cluster, unsigned i)
     if (cluster->options.no_meeting) /* what a link takes is not known */
         return;
     for (unsigned round = 0; (n = fds_of(cluster->node[i].pid)) > cluster->fds[i]; wait_pause(&round))
-        must_say(now_ns() < deadline, "%s has %u fds open, %u when all had met", cluster->node[i].name, n, cluster->fds[i]);
+        must_say(now_ns() < deadline, "%s has %u fds open, %u when all had met", cluster->node[i].name, n,
+                 cluster->fds[i]);
 }
 
 void cluster_end(struct cluster *cluster, const char *const *declared)
 {
-    static const char *const ends[] = {"is down: ", "is lost: ", "refused", "taken down and rebuilt: ", "shutting down", NULL};
+    static const char *const ends[] = {
+        "is down: ", "is lost: ", "refused", "taken down and rebuilt: ", "shutting down", NULL};
 
     cluster_expect_idle(cluster);
     for (unsigned i = 0; i < cluster->n; i++) {
@@ -173,6 +187,9 @@ void cluster_end(struct cluster *cluster, const char *const *declared)
         must(n < sizeof both / sizeof both[0]);
         node_check_log(&cluster->node[i], both);
     }
+    for (unsigned i = 0; i < cluster->n; i++)
+        for (unsigned k = 0; cluster->flags[i][k]; k++)
+            free(cluster->flags[i][k]);
     if (cluster->options.cables)
         net_destroy(&cluster->net);
 }
@@ -194,7 +211,10 @@ static Rdt__Pb__ListReply *list_of(const struct test_node *node, Rdt__Pb__ListKi
 
 static void view_transfer(const Rdt__Pb__TransferInfo *info, struct transfer_view *view)
 {
-    *view = (struct transfer_view){.id = info->transfer, .client = info->client, .bytes = info->bytes, .bytes_done = info->bytes_done,
+    *view = (struct transfer_view){.id = info->transfer,
+                                   .client = info->client,
+                                   .bytes = info->bytes,
+                                   .bytes_done = info->bytes_done,
                                    .elapsed_ns = info->elapsed_ns};
     (void)snprintf(view->direction, sizeof view->direction, "%s", info->direction);
     (void)snprintf(view->state, sizeof view->state, "%s", info->state);
@@ -203,7 +223,8 @@ static void view_transfer(const Rdt__Pb__TransferInfo *info, struct transfer_vie
     (void)snprintf(view->peer, sizeof view->peer, "%s", info->peer);
     for (size_t i = 0; i < info->n_candidates && i < 12; i++) {
         (void)snprintf(view->candidates[i].path, sizeof view->candidates[i].path, "%s", info->candidates[i]->path);
-        (void)snprintf(view->candidates[i].reason, sizeof view->candidates[i].reason, "%s", info->candidates[i]->reason);
+        (void)snprintf(view->candidates[i].reason, sizeof view->candidates[i].reason, "%s",
+                       info->candidates[i]->reason);
         view->candidates[i].chosen = info->candidates[i]->chosen;
         view->n_candidates++;
     }
@@ -248,7 +269,8 @@ static bool is_one_of(const char *state, const char *states)
 {
     const char *found = strstr(states, state);
 
-    return found && (found == states || found[-1] == '|') && (found[strlen(state)] == '\0' || found[strlen(state)] == '|');
+    return found && (found == states || found[-1] == '|') &&
+           (found[strlen(state)] == '\0' || found[strlen(state)] == '|');
 }
 
 void await_transfer(const struct test_node *node, const char *direction, const char *states)
@@ -312,8 +334,8 @@ bool peer_seen(const struct test_node *node, const struct test_node *other, stru
         if (strcmp(info->uuid, other->uuid) != 0)
             continue;
         found = true;
-        *view = (struct peer_view){.retry_in_ns = info->retry_in_ns, .transfers_in = info->transfers_in,
-                                   .transfers_out = info->transfers_out};
+        *view = (struct peer_view){
+            .retry_in_ns = info->retry_in_ns, .transfers_in = info->transfers_in, .transfers_out = info->transfers_out};
         (void)snprintf(view->state, sizeof view->state, "%s", info->state);
         (void)snprintf(view->last_error, sizeof view->last_error, "%s", info->last_error);
         (void)snprintf(view->boot_id, sizeof view->boot_id, "%s", info->boot_id);

@@ -12,13 +12,14 @@
 #include "tests/support/tensors.h"
 
 #define CLUSTER_MAX 3
+#define CLUSTER_MAX_FLAGS 24
 
 struct cluster_options {
-    bool cables;                    /* network namespaces; the test is skipped where they cannot be */
-    bool loopback;                  /* tests/rdt_loopback.so is loaded */
-    bool no_ucx;                    /* trusted_network = no */
-    bool no_meeting;                /* they meet when the test has them */
-    const char *const *flags;       /* of all nodes, NULL at the end */
+    bool cables;                              /* network namespaces; the test is skipped where they cannot be */
+    bool loopback;                            /* tests/rdt_loopback.so is loaded */
+    bool no_ucx;                              /* trusted_network = no */
+    bool no_meeting;                          /* they meet when the test has them */
+    const char *const *flags;                 /* of all nodes, NULL at the end */
     const char *const *flags_of[CLUSTER_MAX]; /* further ones of one */
 };
 
@@ -28,8 +29,8 @@ struct cluster {
     struct test_net net;
     struct test_node node[CLUSTER_MAX];
     char listen[CLUSTER_MAX][65], faults[CLUSTER_MAX][192];
-    unsigned fds[CLUSTER_MAX];      /* of each, when all had met */
-    unsigned restarts;
+    char *flags[CLUSTER_MAX][CLUSTER_MAX_FLAGS + 1]; /* copies: a restart needs them again */
+    unsigned fds[CLUSTER_MAX];                       /* of each, when all had met */
 };
 
 void cluster_start(struct cluster *cluster, unsigned n, const struct cluster_options *options);
@@ -37,14 +38,15 @@ void cluster_start(struct cluster *cluster, unsigned n, const struct cluster_opt
 /* Starts a node that has ended again: same address, same uuid. */
 void cluster_restart(struct cluster *cluster, unsigned i);
 
-/* What goes wrong in the loopback transport of node i from its next operation on: "delay_ms=10\nno_abort=1\n"; "" is nothing. */
+/* What goes wrong in the loopback transport of node i from its next operation on: "delay_ms=10\nno_abort=1\n"; "" is
+ * nothing. */
 void cluster_faults(struct cluster *cluster, unsigned i, const char *lines);
 
 /* Until every pair of nodes is connected, by the loopback transport and by ucx where they have it. */
 void cluster_meet(struct cluster *cluster);
 
-/* Nothing is left on any node; no fd more than when all had met; clean logs; each stops with 0. Declared: texts of warnings that
- * were meant; those that a node's ordinary end causes on the others need not be. */
+/* Nothing is left on any node; no fd more than when all had met; clean logs; each stops with 0. Declared: texts of
+ * warnings that were meant; those that a node's ordinary end causes on the others need not be. */
 void cluster_expect_idle(struct cluster *cluster);
 void cluster_end(struct cluster *cluster, const char *const *declared);
 
@@ -52,7 +54,7 @@ void cluster_end(struct cluster *cluster, const char *const *declared);
 
 struct transfer_view {
     uint64_t id, client, bytes, bytes_done;
-    int64_t elapsed_ns;             /* 0: not ended */
+    int64_t elapsed_ns; /* 0: not ended */
     char direction[8], state[16], path[65], error[256], peer[65];
     unsigned n_candidates;
     struct {
@@ -87,7 +89,7 @@ unsigned pins_of(const struct test_node *node); /* of all regions */
 struct peer_view {
     char state[16], last_error[192], boot_id[33], name[65];
     int64_t retry_in_ns;
-    bool loopback, ucx;             /* connected */
+    bool loopback, ucx; /* connected */
     unsigned transfers_in, transfers_out;
 };
 /* How `node` sees `other`; false: it does not know it. */

@@ -1,5 +1,5 @@
-/* Regions for unit tests: a table of them over a memory kind made of calloc, a pool of real threads, and a transport that only
- * registers. One at a time; for use as a suite's init and fini.
+/* Regions for unit tests: a table of them over a memory kind made of calloc, a pool of real threads, and a transport
+ * that only registers. One at a time; for use as a suite's init and fini.
  */
 #ifndef TESTS_SUPPORT_FAKE_MEMORY_H
 #define TESTS_SUPPORT_FAKE_MEMORY_H
@@ -17,7 +17,7 @@ struct fake_memory {
     struct transport transport; /* "fake" */
     atomic_bool fail_alloc;
     atomic_uint n_freed, n_registered; /* blocks given back; registrations that stand */
-    unsigned n_ready;           /* the test's */
+    unsigned n_ready;                  /* the test's */
 };
 
 extern struct fake_memory fake;

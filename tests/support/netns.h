@@ -8,8 +8,8 @@
 
 struct test_net {
     unsigned n;
-    int hub;           /* fd of the switch's namespace */
-    int ns[NET_MAX];   /* fds, for node_options.netns */
+    int hub;                   /* fd of the switch's namespace */
+    int ns[NET_MAX];           /* fds, for node_options.netns */
     char address[NET_MAX][16]; /* without port */
 };
 

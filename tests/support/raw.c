@@ -124,8 +124,8 @@ ProtobufCMessage *raw_reply(struct raw *raw, uint64_t id, const ProtobufCMessage
         Rdt__Pb__ErrorReply *error = rdt__pb__error_reply__unpack(NULL, raw->frame.length, raw->frame.payload);
         fail("the daemon answers %s: %s", rdt_status_name((enum rdt_status)error->status), error->message);
     }
-    must_say(raw->frame.request_id == id && raw->frame.flags == FRAME_REPLY, "frame of type %u, flags %u, id %llu", raw->frame.type,
-             raw->frame.flags, (unsigned long long)raw->frame.request_id);
+    must_say(raw->frame.request_id == id && raw->frame.flags == FRAME_REPLY, "frame of type %u, flags %u, id %llu",
+             raw->frame.type, raw->frame.flags, (unsigned long long)raw->frame.request_id);
     message = protobuf_c_message_unpack(type, NULL, raw->frame.length, raw->frame.payload);
     must(message != NULL);
     return message;
@@ -158,6 +158,6 @@ void raw_hello(struct raw *raw)
     hello.protocol_min = RDT_PROTOCOL_MIN;
     hello.protocol_max = RDT_PROTOCOL_MAX;
     hello.client_name = (char *)"raw";
-    protobuf_c_message_free_unpacked(raw_reply(raw, raw_send(raw, RDT_MSG_HELLO, &hello.base, NULL, 0), &rdt__pb__hello_reply__descriptor),
-                                     NULL);
+    protobuf_c_message_free_unpacked(
+        raw_reply(raw, raw_send(raw, RDT_MSG_HELLO, &hello.base, NULL, 0), &rdt__pb__hello_reply__descriptor), NULL);
 }

@@ -169,7 +169,8 @@ static void pass_fds(const int *fds)
     (void)close_range(3 + n, ~0u, CLOSE_RANGE_CLOEXEC);
 }
 
-static void run_daemon(const struct test_node *node, const struct node_options *options, const struct flags *flags, pid_t parent)
+static void run_daemon(const struct test_node *node, const struct node_options *options, const struct flags *flags,
+                       pid_t parent)
 {
     char notify[sizeof node->dir + 16];
     int log = open(node->log, O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0644);
@@ -390,13 +391,22 @@ void node_status(const struct test_node *node, struct node_status *status_p)
     Rdt__Pb__StatusReply *reply = NULL;
     rdt *conn = node_client(node, "onlooker");
 
-    must_ok(call(conn, RDT_MSG_STATUS, &request.base, &rdt__pb__status_reply__descriptor, LONG, (ProtobufCMessage **)(void *)&reply, &err));
+    must_ok(call(conn, RDT_MSG_STATUS, &request.base, &rdt__pb__status_reply__descriptor, LONG,
+                 (ProtobufCMessage **)(void *)&reply, &err));
     *status_p = (struct node_status){
-        .objects = reply->objects, .regions = reply->regions, .memory_bytes = reply->memory_bytes,
-        .memory_limit_bytes = reply->memory_limit_bytes, .transfers_done = reply->transfers_done,
-        .transfers_failed = reply->transfers_failed, .bytes_in = reply->bytes_in, .bytes_out = reply->bytes_out,
-        .bytes_local = reply->bytes_local, .clients = reply->clients - 1, .transfers_active = reply->transfers_active,
-        .peers_up = reply->peers_up, .peers_known = reply->peers_known,
+        .objects = reply->objects,
+        .regions = reply->regions,
+        .memory_bytes = reply->memory_bytes,
+        .memory_limit_bytes = reply->memory_limit_bytes,
+        .transfers_done = reply->transfers_done,
+        .transfers_failed = reply->transfers_failed,
+        .bytes_in = reply->bytes_in,
+        .bytes_out = reply->bytes_out,
+        .bytes_local = reply->bytes_local,
+        .clients = reply->clients - 1,
+        .transfers_active = reply->transfers_active,
+        .peers_up = reply->peers_up,
+        .peers_known = reply->peers_known,
     };
     (void)snprintf(status_p->state, sizeof status_p->state, "%s", reply->state);
     protobuf_c_message_free_unpacked(&reply->base, NULL);
@@ -410,13 +420,14 @@ void node_expect_idle(const struct test_node *node)
 
     for (unsigned round = 0;; wait_pause(&round)) {
         node_status(node, &status);
-        if (status.objects == 0 && status.regions == 0 && status.memory_bytes == 0 && status.transfers_active == 0 && status.clients == 0)
+        if (status.objects == 0 && status.regions == 0 && status.memory_bytes == 0 && status.transfers_active == 0 &&
+            status.clients == 0)
             return;
         if (now_ns() > deadline) {
             node_print_log(node);
             fail("%s is left with %llu objects, %llu regions, %llu bytes, %u transfers, %u clients", node->name,
-                 (unsigned long long)status.objects, (unsigned long long)status.regions, (unsigned long long)status.memory_bytes,
-                 status.transfers_active, status.clients);
+                 (unsigned long long)status.objects, (unsigned long long)status.regions,
+                 (unsigned long long)status.memory_bytes, status.transfers_active, status.clients);
         }
     }
 }

@@ -16,23 +16,23 @@
 #include "tests/support/check.h"
 
 struct node_options {
-    const char *name;           /* of its folder and in messages; NULL: "node" */
-    int netns;                  /* fd of the network namespace it runs in; 0: the test's */
-    const char *listen;         /* "127.0.0.1:0"; NULL: no peer link */
+    const char *name;   /* of its folder and in messages; NULL: "node" */
+    int netns;          /* fd of the network namespace it runs in; 0: the test's */
+    const char *listen; /* "127.0.0.1:0"; NULL: no peer link */
     const char *advertise;
-    const char *key;            /* text of the key file; NULL: TEST_KEY if it listens or has nodes */
-    const char *nodes;          /* text of the nodes file; NULL: none. node_write_nodes writes it anew */
+    const char *key;   /* text of the key file; NULL: TEST_KEY if it listens or has nodes */
+    const char *nodes; /* text of the nodes file; NULL: none. node_write_nodes writes it anew */
     bool trusted_network;
-    const char *interfaces;     /* NULL: any */
-    bool loopback;              /* loads tests/rdt_loopback.so */
-    bool no_backend_dir;        /* only what flags load */
-    const char *log;            /* log level; NULL: "info" */
-    const char *const *flags;   /* further ones, NULL at the end */
-    const char *const *env;     /* "NAME=VALUE", NULL at the end */
-    const char *state_dir;      /* NULL: its own; of an earlier node: a restart of the same one */
-    const char *socket;         /* NULL: its own */
-    const int *pass_fds;        /* as LISTEN_FDS, -1 at the end; NULL: none */
-    uint64_t watchdog_usec;     /* 0: none */
+    const char *interfaces;   /* NULL: any */
+    bool loopback;            /* loads tests/rdt_loopback.so */
+    bool no_backend_dir;      /* only what flags load */
+    const char *log;          /* log level; NULL: "info" */
+    const char *const *flags; /* further ones, NULL at the end */
+    const char *const *env;   /* "NAME=VALUE", NULL at the end */
+    const char *state_dir;    /* NULL: its own; of an earlier node: a restart of the same one */
+    const char *socket;       /* NULL: its own */
+    const int *pass_fds;      /* as LISTEN_FDS, -1 at the end; NULL: none */
+    uint64_t watchdog_usec;   /* 0: none */
 };
 
 #define TEST_KEY "cmR0ZCB0ZXN0cyBzaGFyZSB0aGlzIGtleSBvZiAzMiBieXRlcw==\n"
@@ -41,19 +41,20 @@ struct test_node {
     char name[32];
     pid_t pid;
     int pidfd;
-    int notify;        /* the datagrams of NOTIFY_SOCKET */
+    int notify; /* the datagrams of NOTIFY_SOCKET */
     char dir[128], socket[160], log[160], state_dir[160], nodes_path[160], key_path[160];
-    char address[65];  /* of its peer link; "" if it has none */
-    char uuid[33];     /* in hex */
+    char address[65]; /* of its peer link; "" if it has none */
+    char uuid[33];    /* in hex */
     uint8_t uuid_bytes[16];
-    unsigned fds;      /* when it was ready and nobody was connected */
-    unsigned own_fds;  /* of the test at that time */
+    unsigned fds;     /* when it was ready and nobody was connected */
+    unsigned own_fds; /* of the test at that time */
 };
 
 /* What STATUS answers. Its own connection is not counted. */
 struct node_status {
     char state[16];
-    uint64_t objects, regions, memory_bytes, memory_limit_bytes, transfers_done, transfers_failed, bytes_in, bytes_out, bytes_local;
+    uint64_t objects, regions, memory_bytes, memory_limit_bytes, transfers_done, transfers_failed, bytes_in, bytes_out,
+        bytes_local;
     unsigned clients, transfers_active, peers_up, peers_known;
 };
 

@@ -101,8 +101,8 @@ struct rdt_ref put_one(rdt *conn, const struct rdt_tensor *tensor, const char *i
     return put_shown(conn, tensor, id, RDT_VISIBLE_TO_OWNER);
 }
 
-enum rdt_status try_fetch(rdt *conn, const struct rdt_ref *ref, enum rdt_fetch_mode mode, int64_t timeout_ns, rdt_object **object_p,
-                          struct rdt_error *err)
+enum rdt_status try_fetch(rdt *conn, const struct rdt_ref *ref, enum rdt_fetch_mode mode, int64_t timeout_ns,
+                          rdt_object **object_p, struct rdt_error *err)
 {
     struct rdt_fetch_options options = RDT_INIT(options);
 

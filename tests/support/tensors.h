@@ -30,8 +30,8 @@ bool equals_slice(const struct rdt_tensor *part, const struct rdt_tensor *whole,
 struct rdt_ref put_one(rdt *conn, const struct rdt_tensor *tensor, const char *id);
 struct rdt_ref put_shown(rdt *conn, const struct rdt_tensor *tensor, const char *id, enum rdt_visibility visibility);
 rdt_object *fetch_one(rdt *conn, const struct rdt_ref *ref, enum rdt_fetch_mode mode);
-enum rdt_status try_fetch(rdt *conn, const struct rdt_ref *ref, enum rdt_fetch_mode mode, int64_t timeout_ns, rdt_object **object_p,
-                          struct rdt_error *err);
+enum rdt_status try_fetch(rdt *conn, const struct rdt_ref *ref, enum rdt_fetch_mode mode, int64_t timeout_ns,
+                          rdt_object **object_p, struct rdt_error *err);
 rdt_request *start_one(rdt *conn, const struct rdt_ref *ref, int64_t timeout_ns);
 struct rdt_tensor tensor_of(const rdt_object *object, size_t i);
 struct rdt_object_info info_of(const rdt_object *object);

@@ -58,13 +58,21 @@ static struct layout *bytes_at(uint64_t offset, uint64_t bytes)
     return layout;
 }
 
-static enum rdt_status try_put(const char *id, const struct owner *owner, Rdt__Pb__Visibility visibility, struct object **object_p,
-                               struct rdt_error *err)
+static enum rdt_status try_put(const char *id, const struct owner *owner, Rdt__Pb__Visibility visibility,
+                               struct object **object_p, struct rdt_error *err)
 {
     struct layout *layout = bytes_at(0, 4096);
-    struct object_put put = {.owner = owner, .id = (const uint8_t *)id, .id_bytes = strlen(id), .metadata = (const uint8_t *)"m",
-                             .metadata_bytes = 1, .layout = layout, .regions = &region, .n_regions = 1, .visibility = visibility,
-                             .transport = "", .producer = &producer};
+    struct object_put put = {.owner = owner,
+                             .id = (const uint8_t *)id,
+                             .id_bytes = strlen(id),
+                             .metadata = (const uint8_t *)"m",
+                             .metadata_bytes = 1,
+                             .layout = layout,
+                             .regions = &region,
+                             .n_regions = 1,
+                             .visibility = visibility,
+                             .transport = "",
+                             .producer = &producer};
     enum rdt_status status = object_table_put(&table, &put, object_p, err);
 
     if (status != RDT_OK)
@@ -102,7 +110,8 @@ static enum rdt_status find_as(const char *id, uint64_t generation, const struct
     enum rdt_status status = object_table_find(&table, &ref, requester, &object, &err);
 
     cr_assert(status != RDT_OK || object);
-    cr_assert(status == RDT_OK || status == RDT_AGAIN || err.status == status, "no sentence for %s", rdt_status_name(status));
+    cr_assert(status == RDT_OK || status == RDT_AGAIN || err.status == status, "no sentence for %s",
+              rdt_status_name(status));
     return status;
 }
 
@@ -273,9 +282,12 @@ Test(object, visibility_table)
         const struct owner *requester;
         enum rdt_status expected;
     } rows[] = {
-        {RDT__PB__VISIBILITY__VISIBILITY_OWNER, &me, RDT_OK},     {RDT__PB__VISIBILITY__VISIBILITY_OWNER, &other, RDT_DENIED},
-        {RDT__PB__VISIBILITY__VISIBILITY_OWNER, &guest, RDT_DENIED}, {RDT__PB__VISIBILITY__VISIBILITY_TENANT, &other, RDT_OK},
-        {RDT__PB__VISIBILITY__VISIBILITY_TENANT, &guest, RDT_DENIED}, {RDT__PB__VISIBILITY__VISIBILITY_ALL, &guest, RDT_OK},
+        {RDT__PB__VISIBILITY__VISIBILITY_OWNER, &me, RDT_OK},
+        {RDT__PB__VISIBILITY__VISIBILITY_OWNER, &other, RDT_DENIED},
+        {RDT__PB__VISIBILITY__VISIBILITY_OWNER, &guest, RDT_DENIED},
+        {RDT__PB__VISIBILITY__VISIBILITY_TENANT, &other, RDT_OK},
+        {RDT__PB__VISIBILITY__VISIBILITY_TENANT, &guest, RDT_DENIED},
+        {RDT__PB__VISIBILITY__VISIBILITY_ALL, &guest, RDT_OK},
         {RDT__PB__VISIBILITY__VISIBILITY_ALL, &other, RDT_OK},
     };
 

@@ -12,14 +12,27 @@ TestSuite(path, .timeout = 60);
 /* What a transport is like when nothing is wrong with it. */
 static struct path_offer offer(const char *name, uint32_t speed)
 {
-    return (struct path_offer){.name = name, .speed = speed, .here_version = SAME, .there_version = SAME, .moves_source = true,
-                               .moves_target = true, .one_sided = true, .two_sided = true, .connected = true};
+    return (struct path_offer){.name = name,
+                               .speed = speed,
+                               .here_version = SAME,
+                               .there_version = SAME,
+                               .moves_source = true,
+                               .moves_target = true,
+                               .one_sided = true,
+                               .two_sided = true,
+                               .connected = true};
 }
 
 static struct path_query remote_query(const struct path_offer *offers, unsigned n)
 {
-    return (struct path_query){.source_memory = "host", .target_memory = "host", .source_contiguous = true, .offers = offers,
-                               .n_offers = n, .transport = "", .preferred = "", .least = ""};
+    return (struct path_query){.source_memory = "host",
+                               .target_memory = "host",
+                               .source_contiguous = true,
+                               .offers = offers,
+                               .n_offers = n,
+                               .transport = "",
+                               .preferred = "",
+                               .least = ""};
 }
 
 static struct path_query local_query(void)
@@ -64,14 +77,16 @@ static const struct local_row {
     bool same_client, has_target, too_many_regions, secret;
     Rdt__Pb__FetchMode mode;
     const char *transport, *least;
-    const char *chosen;                /* NULL: no path */
-    const char *rejected, *because;    /* NULL: not looked at */
+    const char *chosen;             /* NULL: no path */
+    const char *rejected, *because; /* NULL: not looked at */
 } local_rows[] = {
     {"own object", .same_client = true, .chosen = "local/same"},
-    {"another's object", .chosen = "local/share", .rejected = "local/same", .because = "not the actor whose memory it is"},
+    {"another's object", .chosen = "local/share", .rejected = "local/same",
+     .because = "not the actor whose memory it is"},
     {"copy asked", .same_client = true, .mode = COPY, .chosen = "local/copy", .rejected = "local/share",
      .because = "asked for a copy"},
-    {"share asked", .mode = SHARE, .chosen = "local/share", .rejected = "local/copy", .because = "asked for shared memory"},
+    {"share asked", .mode = SHARE, .chosen = "local/share", .rejected = "local/copy",
+     .because = "asked for shared memory"},
     {"share asked of one's own", .same_client = true, .mode = SHARE, .chosen = "local/same"},
     {"targets", .same_client = true, .has_target = true, .chosen = "local/copy", .rejected = "local/same",
      .because = "target buffers"},
@@ -79,10 +94,12 @@ static const struct local_row {
      .because = "more regions than one message"},
     {"may not be shown", .secret = true, .chosen = "local/copy", .rejected = "local/share", .because = SECRET},
     {"share asked, may not be shown", .secret = true, .mode = SHARE, .rejected = "local/share", .because = SECRET},
-    {"share asked, targets", .has_target = true, .mode = SHARE, .rejected = "local/copy", .because = "asked for shared memory"},
-    {"only copy", .transport = "copy", .chosen = "local/copy", .rejected = "local/share", .because = "asked for copy only"},
-    {"only local/share", .same_client = true, .transport = "local/share", .chosen = "local/share", .rejected = "local/same",
-     .because = "asked for local/share only"},
+    {"share asked, targets", .has_target = true, .mode = SHARE, .rejected = "local/copy",
+     .because = "asked for shared memory"},
+    {"only copy", .transport = "copy", .chosen = "local/copy", .rejected = "local/share",
+     .because = "asked for copy only"},
+    {"only local/share", .same_client = true, .transport = "local/share", .chosen = "local/share",
+     .rejected = "local/same", .because = "asked for local/share only"},
     {"only ucx", .transport = "ucx", .rejected = "local/copy", .because = "asked for ucx only"},
     {"least share", .secret = true, .least = "share", .rejected = "local/copy", .because = "slower than share"},
     {"least share, can be", .least = "SHARE", .chosen = "local/share"},
