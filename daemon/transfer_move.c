@@ -6,6 +6,7 @@
 #include "daemon/log.h"
 #include "daemon/transfer_impl.h"
 
+#define MAX_KEYS 4096u /* regions of one object */
 #define SMALL_COPY (256u << 10)
 #define VERDICT_NS 300000000ll /* after a transport's failure: time for the link to say that the whole node is gone */
 
@@ -189,6 +190,8 @@ static enum rdt_status take_keys(struct transfer *transfer, const Rdt__Pb__PullK
 
     if (status == RDT_OK)
         status = layout_same_shape(transfer->source, transfer->remote, err);
+    if (status == RDT_OK && keys->n_keys > MAX_KEYS)
+        status = rdt_error_set(err, RDT_PROTOCOL, "%zu keys", keys->n_keys);
     if (status != RDT_OK)
         return status;
     transfer->keys = calloc(keys->n_keys + 1, sizeof *transfer->keys);

@@ -106,6 +106,20 @@ static bool interface_of_address(const char *address, char *name_p, size_t size)
     return found;
 }
 
+static bool address_is_of_interface(const char *address)
+{
+    struct ifaddrs *all;
+    char text[INET6_ADDRSTRLEN];
+    bool found = false;
+
+    if (getifaddrs(&all))
+        return false;
+    for (struct ifaddrs *at = all; at && !found; at = at->ifa_next)
+        found = at->ifa_addr && address_text(at->ifa_addr, text) && !strcmp(text, address);
+    freeifaddrs(all);
+    return found;
+}
+
 /* Does one of the interfaces exist and have no carrier yet? UCX passes such by. */
 static bool waits_for_carrier(const char *interfaces)
 {
@@ -169,6 +183,10 @@ static enum rdt_status choose_listen(const struct rdt_host *host, struct setting
     if (*text && !parse_address(text, &address))
         return rdt_error_set(err, RDT_INVALID, "listen = %s: expected a numeric IPv4 or IPv6 address", text);
     if (*text && !is_wildcard(text)) {
+        /* UCX looks for the interface that bears the address it was reached by, and finds none for 127.0.0.2 and its like: there the
+         * loopback's own address serves as well, as the port tells nodes apart. */
+        if (!strncmp(text, "127.", 4) && !address_is_of_interface(text))
+            (void)snprintf(text, sizeof text, "127.0.0.1");
         (void)snprintf(settings->listen, sizeof settings->listen, "%.45s", text);
         return RDT_OK;
     }

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # demo.sh [FILE.safetensors]: two daemons, one file. Actor A puts a model's weights into node a's daemon, actor B fetches them
 # through node b's, and the two files must be the same. As root each node is a network namespace of its own, joined by a veth
-# pair; else both share the loopback interface. RDT_BUILD_DIR says what to run (build/release); FILE may also come
+# pair; else 127.0.0.1 and 127.0.0.2. RDT_BUILD_DIR says what to run (build/release); FILE may also come
 # from the environment, and DEMO_MIB, the size of the file that is made without it.
 # Ends with "demo: OK", or names the step that failed and shows the daemons' logs. Leaves nothing behind.
 set -euo pipefail
@@ -12,7 +12,7 @@ generator=$build/tests/demo/make_safetensors
 mebibytes=${DEMO_MIB:-256}
 [[ -z $file || -r $file ]] || { echo "demo: cannot read $file"; exit 1; }
 
-dir=$(mktemp -d /tmp/rdt-demo.XXXXXX)
+dir=$(mktemp -d "${TMPDIR:-/tmp}/rdt-demo.XXXXXX")
 step=start
 pids=()
 namespaces=()
@@ -59,7 +59,7 @@ until_deadline() {
 # ---- two nodes ----
 
 in_a=() in_b=()
-address_a=127.0.0.1:17171 address_b=127.0.0.1:17172
+address_a=127.0.0.1:17171 address_b=127.0.0.2:17171
 carrier() { [[ $(ip -n "$1" -o link show "$2") == *'state UP'* ]]; } # a device that is not running is none for UCX
 make_namespaces() {
   local a=rdtdemo-a-$$ b=rdtdemo-b-$$

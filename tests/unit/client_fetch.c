@@ -247,9 +247,10 @@ Test(client_fetch, refused_message_fails_all_its_requests)
     fake_start(&fake, refuse_all, NULL);
     conn = fake_connect(&fake);
     assert_status(RDT_OK, rdt_fetch_start(conn, refs, 3, NULL, requests, &err));
-    assert_status(RDT_LIMIT, rdt_wait(conn, requests, 3, RDT_WAIT_ALL, LONG_NS, done, &n, &err));
-    cr_assert(n == 3 && done[0] && done[1] && done[2]);
+    assert_status(RDT_LIMIT, rdt_wait(conn, requests, 3, RDT_WAIT_ALL, LONG_NS, done, &n, &err)); /* at the first failure */
+    cr_assert(n >= 1 && n == (size_t)done[0] + done[1] + done[2]);
     for (unsigned i = 0; i < 3; i++) {
+        assert_status(RDT_LIMIT, rdt_wait(conn, &requests[i], 1, 1, LONG_NS, NULL, NULL, &err));
         assert_status(RDT_LIMIT, rdt_request_status(requests[i], &err));
         rdt_request_destroy(requests[i]);
     }
