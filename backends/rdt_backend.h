@@ -77,12 +77,12 @@ struct rdt_host {
 
 /* ---- memory kinds ---- */
 
-struct rdt_block {      /* one allocation or import; the struct is the core's */
-    void *addr;         /* where the daemon sees it, NULL until map */
+struct rdt_block { /* one allocation or import; the struct is the core's */
+    void *addr;    /* where the daemon sees it, NULL until map */
     uint64_t bytes;
-    int fd;             /* the plug-in's own descriptor, or -1 */
-    void *priv;         /* the plug-in's */
-    bool read_only;     /* set by import: it can only be mapped for reading, so it must be no target of a copy or a receive */
+    int fd;         /* the plug-in's own descriptor, or -1 */
+    void *priv;     /* the plug-in's */
+    bool read_only; /* set by import: it can only be mapped for reading, so it must be no target of a copy or a receive */
 };
 
 enum rdt_import_kind { RDT_IMPORT_MEMFD = 0, RDT_IMPORT_VMM = 1, RDT_IMPORT_LEGACY_IPC = 2 };
@@ -91,7 +91,7 @@ struct rdt_import {
     enum rdt_import_kind kind;
     uint64_t bytes;
     uint64_t offset;
-    const int *fds;              /* borrowed: the plug-in dups what it keeps */
+    const int *fds; /* borrowed: the plug-in dups what it keeps */
     uint32_t n_fds;
     const uint64_t *chunk_bytes; /* [n_fds], VMM only */
     const void *handle;
@@ -106,7 +106,8 @@ struct rdt_memory_ops {
     void (*close)(void *memory);
 
     /* Zeroed memory with its pages reserved; fits to be exported. NO_MEMORY, SYSTEM. */
-    enum rdt_status (*alloc)(void *memory, const char *device, uint64_t bytes, struct rdt_block *block_p, struct rdt_error *err);
+    enum rdt_status (*alloc)(void *memory, const char *device, uint64_t bytes, struct rdt_block *block_p,
+                             struct rdt_error *err);
 
     /* INVALID says what the handle lacks. NULL: cannot import. */
     enum rdt_status (*import)(void *memory, const char *device, const struct rdt_import *import, struct rdt_block *block_p,
@@ -137,10 +138,10 @@ struct rdt_piece {
 
 /* One movement of one chunk. Allocated by the core, lent to the plug-in from the post until op_done. */
 struct rdt_op {
-    uint64_t transfer;   /* with `chunk`: the key that matches a send of one node with a receive of the other; */
-    uint64_t chunk;      /* unique within the connection */
+    uint64_t transfer; /* with `chunk`: the key that matches a send of one node with a receive of the other; */
+    uint64_t chunk;    /* unique within the connection */
     struct rdt_piece piece;
-    const void *key;     /* post_read: the owner's packed key ... */
+    const void *key; /* post_read: the owner's packed key ... */
     size_t key_bytes;
     uint64_t key_offset; /* ... and the byte offset in the registered region */
     void *priv[6];       /* the plug-in's while it has the op; zeroed by the core before the post */
@@ -165,8 +166,8 @@ struct rdt_transport_ops {
     const char *(*version)(void *transport);
 
     /* Once per region, on a pool thread, before the first op that uses it; NULL: nothing to register. */
-    enum rdt_status (*register_memory)(void *transport, void *addr, uint64_t bytes, const char *memory_kind, void **registration_p,
-                                       struct rdt_error *err);
+    enum rdt_status (*register_memory)(void *transport, void *addr, uint64_t bytes, const char *memory_kind,
+                                       void **registration_p, struct rdt_error *err);
     void (*unregister_memory)(void *transport, void *registration);
 
     /* The state for one peer node, unconnected. conn_ctx is the core's, handed back by the host table. */
@@ -212,10 +213,10 @@ struct rdt_config_key {
 };
 
 struct rdt_backend {
-    uint32_t abi_version; /* RDT_BACKEND_ABI */
-    uint32_t struct_size; /* sizeof(struct rdt_backend) */
-    const char *name;     /* also the section of the configuration */
-    const char *version;  /* of the plug-in */
+    uint32_t abi_version;                     /* RDT_BACKEND_ABI */
+    uint32_t struct_size;                     /* sizeof(struct rdt_backend) */
+    const char *name;                         /* also the section of the configuration */
+    const char *version;                      /* of the plug-in */
     const struct rdt_config_key *config_keys; /* ends with a NULL name; NULL: none */
     const struct rdt_memory_ops *memory;
     const struct rdt_transport_ops *transport;

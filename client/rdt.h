@@ -34,7 +34,10 @@ extern "C" {
 #endif
 
 #define RDT_VERSION "0.1.0"
-#define RDT_INIT(options) {.struct_size = sizeof(options)}
+#define RDT_INIT(options)              \
+    {                                  \
+        .struct_size = sizeof(options) \
+    }
 #define RDT_FOREVER ((int64_t)-1)
 
 typedef struct rdt rdt;                 /* a connection: one session at the daemon; the lease of everything it holds */
@@ -45,9 +48,9 @@ typedef struct rdt_object rdt_object;   /* what a fetch brought: tensors, metada
 
 struct rdt_connect_options {
     size_t struct_size;
-    const char *socket;  /* NULL: $RDT_SOCKET, else /run/rdtd/rdtd.sock */
-    const char *name;    /* shown by rdtctl; NULL: the program's name */
-    int64_t timeout_ns;  /* 0: 10 s; negative: without end */
+    const char *socket; /* NULL: $RDT_SOCKET, else /run/rdtd/rdtd.sock */
+    const char *name;   /* shown by rdtctl; NULL: the program's name */
+    int64_t timeout_ns; /* 0: 10 s; negative: without end */
 };
 
 /* Connects and says hello. Errors: SYSTEM (no socket there; who to ask is in the sentence), DENIED, LIMIT (too many clients),
@@ -60,10 +63,10 @@ void rdt_close(rdt *rdt);
 
 struct rdt_node_info {
     uint8_t node[16], boot_id[16];
-    char address[65];        /* of the peer link, "" if there is none */
+    char address[65]; /* of the peer link, "" if there is none */
     char daemon_version[32];
-    uint64_t session;        /* this session's id, as rdtctl shows it */
-    uint32_t uid;            /* owner this session acts as */
+    uint64_t session; /* this session's id, as rdtctl shows it */
+    uint32_t uid;     /* owner this session acts as */
     char tenant[33];
 };
 enum rdt_status rdt_node(rdt *rdt, struct rdt_node_info *info_p, struct rdt_error *err);
@@ -116,15 +119,15 @@ enum rdt_put_flags {
 
 struct rdt_put_options {
     size_t struct_size;
-    const void *id;           /* the caller's name for it; NULL: generated */
-    size_t id_bytes;          /* 1..128 */
-    const void *metadata;     /* opaque, handed to every reader; at most 4 MiB */
+    const void *id;       /* the caller's name for it; NULL: generated */
+    size_t id_bytes;      /* 1..128 */
+    const void *metadata; /* opaque, handed to every reader; at most 4 MiB */
     size_t metadata_bytes;
     enum rdt_visibility visibility; /* who else may fetch; default: this uid (and tenant) only */
-    const char *transport;    /* preferred between nodes; NULL: the daemon chooses */
-    uint32_t flags;           /* enum rdt_put_flags; one that this version does not serve is UNSUPPORTED */
-    int64_t timeout_ns;       /* of the synchronous call; 0: without end */
-    enum rdt_memory *how;     /* NULL, or [count]: receives how each tensor's memory was taken */
+    const char *transport;          /* preferred between nodes; NULL: the daemon chooses */
+    uint32_t flags;                 /* enum rdt_put_flags; one that this version does not serve is UNSUPPORTED */
+    int64_t timeout_ns;             /* of the synchronous call; 0: without end */
+    enum rdt_memory *how;           /* NULL, or [count]: receives how each tensor's memory was taken */
 };
 
 /* Makes an object of the tensors, in one round trip (two if bytes had to be copied in). The object refers to the memory: it is
@@ -150,26 +153,26 @@ enum rdt_fetch_mode {
 
 /* A box of one tensor: [start[d], start[d] + count[d]) in every dimension d. */
 struct rdt_slice {
-    uint32_t ndim;         /* the tensor's; 0: the whole tensor */
-    const int64_t *start;  /* [ndim] */
-    const int64_t *count;  /* [ndim] */
+    uint32_t ndim;        /* the tensor's; 0: the whole tensor */
+    const int64_t *start; /* [ndim] */
+    const int64_t *count; /* [ndim] */
 };
 
 struct rdt_fetch_options {
     size_t struct_size;
     enum rdt_fetch_mode mode;
-    int64_t timeout_ns;       /* deadline of every request, from its start to its last byte; 0: without end */
-    const char *transport;    /* only by this one; NULL: any */
-    const char *least_path;   /* refuse what is slower than this path: "share", "copy", a transport's name; NULL: any */
+    int64_t timeout_ns;     /* deadline of every request, from its start to its last byte; 0: without end */
+    const char *transport;  /* only by this one; NULL: any */
+    const char *least_path; /* refuse what is slower than this path: "share", "copy", a transport's name; NULL: any */
     /* For the i-th ref, if not NULL, slices[i] has one entry per tensor of that object (or is NULL: whole). */
     const struct rdt_slice *const *slices;
-    const size_t *slice_counts;         /* [refs] entries in slices[i] */
+    const size_t *slice_counts; /* [refs] entries in slices[i] */
     /* For the i-th ref, if not NULL, targets[i] (or NULL) receives its tensors: contiguous, same count, dtype and shape (after
      * slicing). Checked before anything starts: MISMATCH names the tensor. They must stay valid until the request ends, also
      * after a cancel or time-out: rdt_request_destroy returns only when nothing writes there any more unless the memory is
      * rdt_alloc's or rdt_import's, where the daemon keeps it safe itself. */
     const struct rdt_tensor *const *targets;
-    const size_t *target_counts;        /* [refs] */
+    const size_t *target_counts; /* [refs] */
 };
 
 /* Starts fetching all refs before any is awaited, and returns. An id that nobody has put yet parks until it is. Equal refs (with
@@ -222,13 +225,13 @@ enum rdt_status rdt_object_tensor(const rdt_object *object, size_t i, struct rdt
 const void *rdt_object_metadata(const rdt_object *object, size_t *bytes_p); /* NULL with 0 bytes if there is none */
 
 struct rdt_object_info {
-    struct rdt_ref ref;      /* with the true generation */
-    char path[32];           /* "local/same", "local/share", "local/copy", "inline", or the transport's name */
-    uint64_t transfer;       /* for rdtctl explain; 0 when nothing was moved */
+    struct rdt_ref ref; /* with the true generation */
+    char path[32];      /* "local/same", "local/share", "local/copy", "inline", or the transport's name */
+    uint64_t transfer;  /* for rdtctl explain; 0 when nothing was moved */
     uint64_t bytes_moved;
-    int64_t elapsed_ns;      /* in the daemon */
-    bool writable;           /* false: writing there is a fault */
-    bool mutable_shared;     /* said once per object: its producer may still write what you read */
+    int64_t elapsed_ns;  /* in the daemon */
+    bool writable;       /* false: writing there is a fault */
+    bool mutable_shared; /* said once per object: its producer may still write what you read */
 };
 void rdt_object_info(const rdt_object *object, struct rdt_object_info *info_p);
 
@@ -249,8 +252,8 @@ enum rdt_status rdt_wait_freed_range(rdt *rdt, const void *addr, size_t bytes, i
 
 struct rdt_stat {
     struct rdt_ref ref;
-    char state[16];          /* "awaited", "live", "draining" */
-    uint64_t bytes;          /* of all tensors */
+    char state[16]; /* "awaited", "live", "draining" */
+    uint64_t bytes; /* of all tensors */
     size_t tensors, metadata_bytes;
     uint32_t holds, pins, waiters;
     int64_t age_ns;

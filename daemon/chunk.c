@@ -20,7 +20,8 @@ static uint64_t cut(const struct layout *packed, uint64_t chunk_bytes, uint64_t 
         } else if (bytes > alone) {
             for (uint64_t at = 0; at < bytes; at += chunk_bytes, n++)
                 if (chunks)
-                    chunks[n] = (struct chunk){packed->offset[i] + at, bytes - at < chunk_bytes ? bytes - at : chunk_bytes, i, 1};
+                    chunks[n] =
+                        (struct chunk){packed->offset[i] + at, bytes - at < chunk_bytes ? bytes - at : chunk_bytes, i, 1};
             i++;
         } else {
             uint32_t first = i;
@@ -51,8 +52,8 @@ static enum rdt_status create(const struct layout *packed, uint64_t stream_bytes
         return rdt_error_set(err, RDT_INVALID, "chunks of %llu bytes: must be %u to %llu", (unsigned long long)chunk_bytes,
                              MIN_CHUNK_BYTES, MAX_CHUNK_BYTES);
     if (stream_bytes / chunk_bytes > MAX_CHUNKS)
-        return rdt_error_set(err, RDT_LIMIT, "%llu bytes in chunks of %llu are too many chunks", (unsigned long long)stream_bytes,
-                             (unsigned long long)chunk_bytes);
+        return rdt_error_set(err, RDT_LIMIT, "%llu bytes in chunks of %llu are too many chunks",
+                             (unsigned long long)stream_bytes, (unsigned long long)chunk_bytes);
     n = cut(packed, chunk_bytes, alone, NULL);
     plan = malloc(sizeof *plan + n * sizeof plan->chunks[0]);
     if (!plan)
@@ -64,8 +65,8 @@ static enum rdt_status create(const struct layout *packed, uint64_t stream_bytes
     return RDT_OK;
 }
 
-enum rdt_status chunk_plan_create(const struct layout *packed, uint64_t stream_bytes, uint64_t chunk_bytes, struct chunk_plan **plan_p,
-                                  struct rdt_error *err)
+enum rdt_status chunk_plan_create(const struct layout *packed, uint64_t stream_bytes, uint64_t chunk_bytes,
+                                  struct chunk_plan **plan_p, struct rdt_error *err)
 {
     return create(packed, stream_bytes, chunk_bytes, chunk_bytes / 8, plan_p, err);
 }

@@ -12,8 +12,8 @@
 #include "proto/layout.h"
 
 struct chunk {
-    uint64_t offset, bytes;  /* in the stream */
-    uint32_t first, count;   /* the tensors it touches */
+    uint64_t offset, bytes; /* in the stream */
+    uint32_t first, count;  /* the tensors it touches */
 };
 
 struct chunk_plan {
@@ -23,8 +23,8 @@ struct chunk_plan {
 };
 
 /* packed: what layout_packed made. Free with free(). LIMIT: too many chunks; INVALID: chunk_bytes out of range; NO_MEMORY. */
-enum rdt_status chunk_plan_create(const struct layout *packed, uint64_t stream_bytes, uint64_t chunk_bytes, struct chunk_plan **plan_p,
-                                  struct rdt_error *err);
+enum rdt_status chunk_plan_create(const struct layout *packed, uint64_t stream_bytes, uint64_t chunk_bytes,
+                                  struct chunk_plan **plan_p, struct rdt_error *err);
 
 /* The plan of a one-sided reader: every chunk is of one tensor, however small. */
 enum rdt_status chunk_plan_create_single(const struct layout *packed, uint64_t stream_bytes, uint64_t chunk_bytes,

@@ -21,22 +21,22 @@ struct client {
     struct owner owner;
     gid_t gid;
     pid_t pid;
-    bool admin;            /* root or the daemon's own uid: sees and may free everything */
-    bool gone;             /* its connection has ended: nothing can be sent */
+    bool admin; /* root or the daemon's own uid: sees and may free everything */
+    bool gone;  /* its connection has ended: nothing can be sent */
     char name[65];
     uint64_t since_ns;
-    struct list link;      /* in the daemon's list of clients */
-    struct list objects;   /* it produced and has not freed: struct object.by_producer */
+    struct list link;    /* in the daemon's list of clients */
+    struct list objects; /* it produced and has not freed: struct object.by_producer */
     unsigned n_objects;
-    struct map regions;    /* handles it has: region id -> struct region, one reference each */
-    struct map holds;      /* hold id -> struct hold */
-    struct map fetches;    /* handle -> struct fetch */
-    struct list calls;     /* deferred: struct call.link */
+    struct map regions; /* handles it has: region id -> struct region, one reference each */
+    struct map holds;   /* hold id -> struct hold */
+    struct map fetches; /* handle -> struct fetch */
+    struct list calls;  /* deferred: struct call.link */
     unsigned n_calls;
 
     /* Given by conn.c. Packs and queues one frame; takes the fds, whatever happens. Nothing once it is gone. */
-    void (*send)(struct client *, uint16_t type, uint8_t flags, uint64_t request_id, const ProtobufCMessage *, const int *take_fds,
-                 unsigned n_fds);
+    void (*send)(struct client *, uint16_t type, uint8_t flags, uint64_t request_id, const ProtobufCMessage *,
+                 const int *take_fds, unsigned n_fds);
     size_t (*queued_bytes)(const struct client *);
 };
 
@@ -44,9 +44,9 @@ struct client {
 struct hold {
     uint64_t id;
     struct client *client;
-    struct object *object;  /* NULL: a copy */
-    struct list by_object;  /* in object->holders */
-    struct region *region;  /* copy: one reference; NULL: an object's hold */
+    struct object *object; /* NULL: a copy */
+    struct list by_object; /* in object->holders */
+    struct region *region; /* copy: one reference; NULL: an object's hold */
 };
 
 void client_init(struct client *client, uint64_t id);

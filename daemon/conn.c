@@ -59,9 +59,9 @@ static void conn_close(struct conn *conn, const char *why)
     client->gone = true;
     deadline_unset(conn->rpc->deadlines, &conn->hello);
     if (conn->greeted) {
-        log_info("client %llu (%s, pid %d, uid %u) ends: %s; %u objects, %zu holds, %zu fetches", (unsigned long long)client->id,
-                 client->name, (int)client->pid, client->owner.uid, why, client->n_objects, map_count(&client->holds),
-                 map_count(&client->fetches));
+        log_info("client %llu (%s, pid %d, uid %u) ends: %s; %u objects, %zu holds, %zu fetches",
+                 (unsigned long long)client->id, client->name, (int)client->pid, client->owner.uid, why, client->n_objects,
+                 map_count(&client->holds), map_count(&client->fetches));
         list_remove(&client->link);
         conn->rpc->n_clients--;
     }
@@ -114,8 +114,8 @@ static bool flush(struct conn *conn)
     return true;
 }
 
-static void send_message(struct client *client, uint16_t type, uint8_t flags, uint64_t request_id, const ProtobufCMessage *message,
-                         const int *take_fds, unsigned n_fds)
+static void send_message(struct client *client, uint16_t type, uint8_t flags, uint64_t request_id,
+                         const ProtobufCMessage *message, const int *take_fds, unsigned n_fds)
 {
     struct conn *conn = (struct conn *)((char *)client - offsetof(struct conn, client));
     size_t bytes = protobuf_c_message_get_packed_size(message);
@@ -126,7 +126,8 @@ static void send_message(struct client *client, uint16_t type, uint8_t flags, ui
         for (unsigned i = 0; i < n_fds; i++)
             (void)close(take_fds[i]);
         if (!conn->closing) {
-            log_error("client %llu: an answer of %zu bytes cannot be queued: the connection ends", (unsigned long long)client->id, bytes);
+            log_error("client %llu: an answer of %zu bytes cannot be queued: the connection ends",
+                      (unsigned long long)client->id, bytes);
             conn->draining = true;
             if (!conn->in_read)
                 set_events(conn);
@@ -153,8 +154,8 @@ static void refuse(struct conn *conn, const struct frame *frame, const struct rd
     reply.sys_errno = err->sys_errno;
     reply.message = (char *)err->msg;
     send_message(&conn->client, frame->type, FRAME_REPLY | FRAME_ERROR, frame->request_id, &reply.base, NULL, 0);
-    log_warn("client %llu (pid %d, uid %u): %s", (unsigned long long)conn->client.id, (int)conn->client.pid, conn->client.owner.uid,
-             err->msg);
+    log_warn("client %llu (pid %d, uid %u): %s", (unsigned long long)conn->client.id, (int)conn->client.pid,
+             conn->client.owner.uid, err->msg);
     conn->draining = true;
 }
 
@@ -173,7 +174,8 @@ static void on_hello(struct conn *conn, struct frame *frame)
     if (err.status == RDT_OK && !hello)
         (void)rdt_error_set(&err, RDT_PROTOCOL, "the first message must be HELLO");
     if (err.status == RDT_OK && (hello->protocol_min > RDT_PROTOCOL_MAX || hello->protocol_max < RDT_PROTOCOL_MIN))
-        (void)rdt_error_set(&err, RDT_PROTOCOL, "the library speaks protocols %u to %u, this daemon %u to %u: install the same version",
+        (void)rdt_error_set(&err, RDT_PROTOCOL,
+                            "the library speaks protocols %u to %u, this daemon %u to %u: install the same version",
                             hello->protocol_min, hello->protocol_max, RDT_PROTOCOL_MIN, RDT_PROTOCOL_MAX);
     if (err.status == RDT_OK && rpc->draining)
         (void)rdt_error_set(&err, RDT_SHUTTING_DOWN, "the daemon is shutting down");
@@ -305,9 +307,9 @@ static void identify(struct conn *conn)
     (void)snprintf(client->owner.tenant, sizeof client->owner.tenant, "%s", options->tenant);
     client->admin = cred.uid == 0 || cred.uid == geteuid();
     if (cred.uid == overflow && !options->allow_overflow_uid)
-        (void)rdt_error_set(&conn->refusal, RDT_DENIED,
-                            "uid %u is what the kernel shows for users it cannot map: such clients are refused (allow_overflow_uid)",
-                            overflow);
+        (void)rdt_error_set(
+            &conn->refusal, RDT_DENIED,
+            "uid %u is what the kernel shows for users it cannot map: such clients are refused (allow_overflow_uid)", overflow);
     if (conn->rpc->n_clients >= options->max_clients)
         (void)rdt_error_set(&conn->refusal, RDT_LIMIT, "this daemon serves max_clients of %u already", options->max_clients);
     bytes = sizeof conn->pidfd;
@@ -356,8 +358,7 @@ void conns_close(struct conns *conns, void (*on_empty)(void *arg), void *arg)
 {
     conns->on_empty = on_empty;
     conns->arg = arg;
-    list_for_each_safe(node, &conns->all)
-    {
+    list_for_each_safe (node, &conns->all) {
         struct conn *conn = list_entry(node, struct conn, link);
         if (!conn->closing && conn->writer.queued_frames > 0) /* the last answers; what the socket does not take is lost */
             (void)frame_writer_send(&conn->writer, conn->sock, NULL);

@@ -17,19 +17,19 @@
 struct conn {
     struct client client;
     struct rpc *rpc;
-    struct list link;           /* in conns->all */
+    struct list link; /* in conns->all */
     struct conns *conns;
-    int sock, pidfd;            /* pidfd -1: the kernel gave none */
+    int sock, pidfd; /* pidfd -1: the kernel gave none */
     uv_poll_t sock_poll, pid_poll;
-    unsigned open_handles;      /* freed at zero */
-    int events;                 /* what sock_poll waits for */
+    unsigned open_handles; /* freed at zero */
+    int events;            /* what sock_poll waits for */
     struct frame_reader reader;
     struct frame_writer writer;
-    struct deadline hello;      /* by then it must have said who it is */
+    struct deadline hello; /* by then it must have said who it is */
     bool greeted, in_read, closing;
-    bool held;                  /* frames may have come that wait for its answers to be read */
-    bool draining;              /* broken: closes when the queue has gone */
-    struct rdt_error refusal;   /* status not 0: HELLO is answered with it */
+    bool held;                /* frames may have come that wait for its answers to be read */
+    bool draining;            /* broken: closes when the queue has gone */
+    struct rdt_error refusal; /* status not 0: HELLO is answered with it */
 };
 
 struct conns {

@@ -225,13 +225,25 @@ static void wire(struct daemon *daemon)
     deadlines_init(&daemon->deadlines, &daemon->loop);
     regions_init(&daemon->regions, daemon->plugins, daemon->pool, options_effective_memory_limit(options));
     object_table_init(&daemon->objects, &daemon->node, options->max_objects);
-    daemon->transfers = (struct transfers){.loop = &daemon->loop, .options = options, .node = &daemon->node,
-                                           .plugins = daemon->plugins, .pool = daemon->pool, .deadlines = &daemon->deadlines,
-                                           .regions = &daemon->regions, .objects = &daemon->objects};
+    daemon->transfers = (struct transfers){.loop = &daemon->loop,
+                                           .options = options,
+                                           .node = &daemon->node,
+                                           .plugins = daemon->plugins,
+                                           .pool = daemon->pool,
+                                           .deadlines = &daemon->deadlines,
+                                           .regions = &daemon->regions,
+                                           .objects = &daemon->objects};
     transfers_init(&daemon->transfers);
-    daemon->rpc = (struct rpc){.loop = &daemon->loop, .options = options, .node = &daemon->node, .plugins = daemon->plugins,
-                               .deadlines = &daemon->deadlines, .regions = &daemon->regions, .objects = &daemon->objects,
-                               .transfers = &daemon->transfers, .next_forward = 1, .started_ns = uv_hrtime(),
+    daemon->rpc = (struct rpc){.loop = &daemon->loop,
+                               .options = options,
+                               .node = &daemon->node,
+                               .plugins = daemon->plugins,
+                               .deadlines = &daemon->deadlines,
+                               .regions = &daemon->regions,
+                               .objects = &daemon->objects,
+                               .transfers = &daemon->transfers,
+                               .next_forward = 1,
+                               .started_ns = uv_hrtime(),
                                .dispatch = rpc_dispatch};
     list_init(&daemon->rpc.clients);
     list_init(&daemon->rpc.remote);
@@ -259,7 +271,8 @@ static void start_signals(struct daemon *daemon)
 
 static enum rdt_status start(struct daemon *daemon, struct rdt_error *err)
 {
-    struct peers_callbacks callbacks = {.arg = daemon, .fill_hello = fill_hello, .on_up = on_peer_up, .on_down = on_peer_down, .on_frame = on_peer_frame};
+    struct peers_callbacks callbacks = {
+        .arg = daemon, .fill_hello = fill_hello, .on_up = on_peer_up, .on_down = on_peer_down, .on_frame = on_peer_frame};
     enum rdt_status status = RDT_OK;
 
     if (!plugins_memory_kind(daemon->plugins, "host"))
@@ -305,7 +318,8 @@ enum rdt_status daemon_run(const struct options *options, struct rdt_error *err)
     status = start(daemon, err);
     if (status == RDT_OK) {
         node_hex(daemon->node.uuid, uuid);
-        log_info("node %s serves %s%s%s", uuid, options->socket, daemon->node.address[0] ? ", peers at " : "", daemon->node.address);
+        log_info("node %s serves %s%s%s", uuid, options->socket, daemon->node.address[0] ? ", peers at " : "",
+                 daemon->node.address);
         sdnotify("READY=1\nSTATUS=serving");
     } else {
         daemon->rpc.draining = true;

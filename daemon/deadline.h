@@ -8,9 +8,9 @@
 #include <uv.h>
 
 struct deadline {
-    uint64_t at_ns;                        /* uv_hrtime() */
-    size_t place;                          /* 1.. in the heap; 0: not set */
-    void (*on_passed)(struct deadline *);  /* loop thread; the deadline is unset before */
+    uint64_t at_ns;                       /* uv_hrtime() */
+    size_t place;                         /* 1.. in the heap; 0: not set */
+    void (*on_passed)(struct deadline *); /* loop thread; the deadline is unset before */
 };
 
 struct deadlines {

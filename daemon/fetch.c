@@ -72,7 +72,8 @@ static struct region *find_region(const struct client *client, const Rdt__Pb__Re
     return region && region->generation == use->generation ? region : NULL;
 }
 
-static enum rdt_status target_create(struct client *client, const Rdt__Pb__FetchItem *item, struct target **target_p, struct rdt_error *err)
+static enum rdt_status target_create(struct client *client, const Rdt__Pb__FetchItem *item, struct target **target_p,
+                                     struct rdt_error *err)
 {
     struct target *target = calloc(1, sizeof *target);
     enum rdt_status status = RDT_OK;
@@ -183,13 +184,15 @@ static enum rdt_status check_wishes(struct transfers *transfers, const Rdt__Pb__
         strcasecmp(message->transport, "inline") != 0 && strncmp(message->transport, "local", 5) != 0 &&
         strcmp(message->transport, "share") != 0 && strcmp(message->transport, "copy") != 0) {
         plugins_transport_names(transfers->plugins, names, sizeof names);
-        return rdt_error_set(err, RDT_UNSUPPORTED, "transport \"%s\" is not loaded here; loaded: %s", message->transport, names);
+        return rdt_error_set(err, RDT_UNSUPPORTED, "transport \"%s\" is not loaded here; loaded: %s", message->transport,
+                             names);
     }
     return RDT_OK;
 }
 
 enum rdt_status fetch_start(struct transfers *transfers, struct client *client, const Rdt__Pb__Fetch *message,
-                            const Rdt__Pb__FetchItem *item, struct transfer *twin, struct transfer **transfer_p, struct rdt_error *err)
+                            const Rdt__Pb__FetchItem *item, struct transfer *twin, struct transfer **transfer_p,
+                            struct rdt_error *err)
 {
     struct transfer *transfer;
     struct rdt_ref ref;

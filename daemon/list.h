@@ -14,8 +14,8 @@ struct list {
 #define list_for_each(node, head) for (struct list *node = (head)->next; node != (head); node = node->next)
 
 /* The body may remove `node`. */
-#define list_for_each_safe(node, head)                                                               \
-    for (struct list *node = (head)->next, *node##_next = node->next; node != (head);                \
+#define list_for_each_safe(node, head)                                                \
+    for (struct list *node = (head)->next, *node##_next = node->next; node != (head); \
          node = node##_next, node##_next = node->next)
 
 static inline void list_init(struct list *head)

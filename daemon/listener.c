@@ -70,8 +70,8 @@ static enum rdt_status take_passed(struct listener *listener, int n, struct rdt_
         socklen_t bytes = sizeof domain;
         if (getsockopt(fd, SOL_SOCKET, SO_DOMAIN, &domain, &bytes) != 0 || domain != AF_UNIX ||
             getsockopt(fd, SOL_SOCKET, SO_ACCEPTCONN, &accepting, &bytes) != 0 || !accepting)
-            return rdt_error_set(err, RDT_INVALID, "fd %d (\"%s\") passed by the service manager is no listening Unix socket", fd,
-                                 sdnotify_fd_name(i));
+            return rdt_error_set(err, RDT_INVALID, "fd %d (\"%s\") passed by the service manager is no listening Unix socket",
+                                 fd, sdnotify_fd_name(i));
         if (listener->n == LISTENER_MAX_SOCKETS)
             return rdt_error_set(err, RDT_LIMIT, "the service manager passed more than %d sockets", LISTENER_MAX_SOCKETS);
         add(listener, fd);
@@ -90,7 +90,8 @@ static enum rdt_status remove_stale(const struct sockaddr_un *address, struct rd
     failed = connect(probe, (const struct sockaddr *)address, sizeof *address) == 0 ? 0 : errno;
     (void)close(probe);
     if (failed == 0 || failed == EAGAIN)
-        return rdt_error_set(err, RDT_EXISTS, "another daemon serves %s: stop it, or give this one another --socket", address->sun_path);
+        return rdt_error_set(err, RDT_EXISTS, "another daemon serves %s: stop it, or give this one another --socket",
+                             address->sun_path);
     if (failed == ENOENT)
         return RDT_OK;
     if (lstat(address->sun_path, &info) == 0 && !S_ISSOCK(info.st_mode))
@@ -109,7 +110,8 @@ static enum rdt_status make_socket(struct listener *listener, const struct optio
     int fd;
 
     if (strlen(options->socket) >= sizeof address.sun_path)
-        return rdt_error_set(err, RDT_INVALID, "socket path %s is longer than %zu bytes", options->socket, sizeof address.sun_path - 1);
+        return rdt_error_set(err, RDT_INVALID, "socket path %s is longer than %zu bytes", options->socket,
+                             sizeof address.sun_path - 1);
     memcpy(address.sun_path, options->socket, strlen(options->socket) + 1);
     memcpy(folder, address.sun_path, sizeof folder);
     (void)mkdir(dirname(folder), 0755); /* /run/rdtd, when no unit made it */
@@ -120,7 +122,8 @@ static enum rdt_status make_socket(struct listener *listener, const struct optio
     if (fd < 0)
         return rdt_error_sys(err, errno, "cannot make a socket");
     (void)fchmod(fd, mode); /* before bind: nobody meets it with other rights */
-    if (bind(fd, (struct sockaddr *)&address, sizeof address) != 0 || chmod(address.sun_path, mode) != 0 || listen(fd, 1024) != 0) {
+    if (bind(fd, (struct sockaddr *)&address, sizeof address) != 0 || chmod(address.sun_path, mode) != 0 ||
+        listen(fd, 1024) != 0) {
         status = rdt_error_sys(err, errno, "cannot listen on %s", options->socket);
         (void)close(fd);
         return status;

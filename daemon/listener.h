@@ -18,8 +18,8 @@ struct listener {
     struct conns *conns;
     struct listener_socket sockets[LISTENER_MAX_SOCKETS];
     unsigned n, open;
-    char path[108];           /* of a socket we made, to be unlinked; "" none */
-    struct deadline pause;    /* out of fds: accepts again when it has passed */
+    char path[108];        /* of a socket we made, to be unlinked; "" none */
+    struct deadline pause; /* out of fds: accepts again when it has passed */
     void (*on_closed)(void *arg);
     void *arg;
 };

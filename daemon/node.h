@@ -9,9 +9,9 @@
 #define RDTD_VERSION "0.1.0"
 
 struct node {
-    uint8_t uuid[16];     /* permanent: kept in state_dir */
-    uint8_t boot_id[16];  /* new at each start */
-    char address[65];     /* where peers reach us; "" without a peer link */
+    uint8_t uuid[16];    /* permanent: kept in state_dir */
+    uint8_t boot_id[16]; /* new at each start */
+    char address[65];    /* where peers reach us; "" without a peer link */
 };
 
 /* Reads or makes the uuid file in state_dir ("" : random), and a new boot id. */

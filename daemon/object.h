@@ -30,30 +30,30 @@ struct object {
     struct owner owner;
     uint8_t key[4 + 33 + 128]; /* owner and id, as the table's key */
     size_t key_bytes;
-    const uint8_t *id;         /* in key */
+    const uint8_t *id; /* in key */
     size_t id_bytes;
-    uint64_t generation;       /* 0 while awaited */
-    bool named;                /* in the table under its key: false after a forced free, or once gone */
-    bool forced;               /* freed by force: nobody new may have it */
-    enum object_end end;       /* why it goes, once the producer has let go */
+    uint64_t generation; /* 0 while awaited */
+    bool named;          /* in the table under its key: false after a forced free, or once gone */
+    bool forced;         /* freed by force: nobody new may have it */
+    enum object_end end; /* why it goes, once the producer has let go */
 
-    struct layout *layout;     /* regions by index into uses */
-    struct region_use *uses;   /* [n_regions]; each also one reference to the region */
+    struct layout *layout;   /* regions by index into uses */
+    struct region_use *uses; /* [n_regions]; each also one reference to the region */
     uint32_t n_regions;
     uint8_t *metadata;
     size_t metadata_bytes;
-    uint64_t bytes;            /* of all tensors */
+    uint64_t bytes; /* of all tensors */
     Rdt__Pb__Visibility visibility;
-    char transport[65];        /* preferred, "" none */
+    char transport[65]; /* preferred, "" none */
 
-    struct client *producer;   /* while its hold stands; NULL after free or its end */
+    struct client *producer; /* while its hold stands; NULL after free or its end */
     uint64_t producer_id;
     struct list by_producer;
-    unsigned holds;            /* producer's, clients' and peers' */
-    unsigned peer_holds;       /* of those: by transfers to other nodes */
+    unsigned holds;      /* producer's, clients' and peers' */
+    unsigned peer_holds; /* of those: by transfers to other nodes */
     unsigned pins;
-    struct list holders;       /* struct hold.by_object */
-    bool notice_given;         /* told that it is shared while its producer may write */
+    struct list holders; /* struct hold.by_object */
+    bool notice_given;   /* told that it is shared while its producer may write */
 
     struct list waiters;       /* struct object_waiter: for live */
     struct list freed_waiters; /* struct object_waiter: for gone */

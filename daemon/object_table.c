@@ -128,7 +128,8 @@ enum rdt_status object_table_put(struct object_table *table, const struct object
     enum rdt_status status;
 
     if (map_count(&table->by_generation) >= table->max_objects)
-        return rdt_error_set(err, RDT_LIMIT, "this daemon holds max_objects of %llu already", (unsigned long long)table->max_objects);
+        return rdt_error_set(err, RDT_LIMIT, "this daemon holds max_objects of %llu already",
+                             (unsigned long long)table->max_objects);
     if (id_bytes == 0) {
         id_bytes = (size_t)snprintf(generated, sizeof generated, "o-%llx", (unsigned long long)table->next_generation);
         id = (const uint8_t *)generated;
@@ -136,8 +137,8 @@ enum rdt_status object_table_put(struct object_table *table, const struct object
     key_bytes = make_key(key, put->owner, id, id_bytes, NULL);
     object = map_get(&table->by_name, key, key_bytes);
     if (object && object->sm.state != OBJECT_AWAITED)
-        return rdt_error_set(err, RDT_EXISTS, "object \"%.*s\" exists already: free it first, or put under another id", (int)id_bytes,
-                             (const char *)id);
+        return rdt_error_set(err, RDT_EXISTS, "object \"%.*s\" exists already: free it first, or put under another id",
+                             (int)id_bytes, (const char *)id);
     if (!object && !(object = object_new(table, put->owner, id, id_bytes)))
         return rdt_error_set(err, RDT_NO_MEMORY, "no memory for the object");
     status = set_tensors(object, put, err);
@@ -197,8 +198,9 @@ enum rdt_status object_table_put(struct object_table *table, const struct object
 static enum rdt_status why_gone(const struct object_table *table, const struct rdt_ref *ref, struct rdt_error *err)
 {
     if (ref->generation >= table->next_generation || ref->generation < table->first_generation)
-        return rdt_error_set(err, RDT_NOT_FOUND,
-                             "object \"%s\" is not known here: its ref is from an earlier start of this node, or was never given", ref->id);
+        return rdt_error_set(
+            err, RDT_NOT_FOUND,
+            "object \"%s\" is not known here: its ref is from an earlier start of this node, or was never given", ref->id);
     for (unsigned i = 0; i < TOMBSTONES; i++)
         if (table->tombstones[i] == ref->generation)
             return rdt_error_set(err, RDT_OWNER_DIED, "object \"%s\" went with the client that put it", ref->id);
@@ -248,10 +250,11 @@ enum rdt_status object_table_find(struct object_table *table, const struct rdt_r
     if (status != RDT_OK)
         return status;
     if (!object_visible_to(object, requester))
-        return rdt_error_set(err, RDT_DENIED, "object \"%s\" belongs to uid %u and is not visible to uid %u", ref->id, object->owner.uid,
-                             requester->uid);
+        return rdt_error_set(err, RDT_DENIED, "object \"%s\" belongs to uid %u and is not visible to uid %u", ref->id,
+                             object->owner.uid, requester->uid);
     if (object->sm.state == OBJECT_DRAINING)
-        return rdt_error_set(err, object->end == OBJECT_END_OWNER_DIED ? RDT_OWNER_DIED : RDT_FREED, "object \"%s\" was freed", ref->id);
+        return rdt_error_set(err, object->end == OBJECT_END_OWNER_DIED ? RDT_OWNER_DIED : RDT_FREED, "object \"%s\" was freed",
+                             ref->id);
     *object_p = object;
     return RDT_OK;
 }

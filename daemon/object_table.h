@@ -30,8 +30,8 @@ struct object_put {
     size_t id_bytes;
     const uint8_t *metadata;
     size_t metadata_bytes;
-    struct layout *layout;    /* taken on success */
-    struct region **regions;  /* [n_regions] borrowed */
+    struct layout *layout;   /* taken on success */
+    struct region **regions; /* [n_regions] borrowed */
     uint32_t n_regions;
     Rdt__Pb__Visibility visibility;
     const char *transport;

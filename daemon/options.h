@@ -8,58 +8,58 @@
 
 #include "rdt_status.h"
 
-struct options_extra {          /* a key of a section that belongs to a backend; checked when backends are loaded */
+struct options_extra { /* a key of a section that belongs to a backend; checked when backends are loaded */
     char *section, *key, *value;
     int line;
     struct options_extra *next;
 };
 
-struct node_entry {             /* a line of the nodes file: NAME ADDRESS:PORT [UUID] */
+struct node_entry { /* a line of the nodes file: NAME ADDRESS:PORT [UUID] */
     char name[65];
     char address[65];
-    uint8_t uuid[16];           /* all zero: any */
+    uint8_t uuid[16]; /* all zero: any */
     struct node_entry *next;
 };
 
 struct options {
     /* [daemon] */
-    char *socket;               /* "/run/rdtd/rdtd.sock" */
-    char *socket_mode;          /* "0666": the daemon judges callers itself */
-    char *tenant;               /* of the socket; "" is the unnamed one */
-    char *state_dir;            /* where the node's uuid is kept; "/var/lib/rdtd"; "" none: a new uuid each start */
-    char *backend_dir;          /* compiled-in $(libdir)/rdtd */
-    char *backends;             /* further .so files, comma-separated; --backend may be repeated */
-    char *log_level;            /* "info" */
-    bool allow_overflow_uid;    /* no: unmapped uids are refused */
+    char *socket;                /* "/run/rdtd/rdtd.sock" */
+    char *socket_mode;           /* "0666": the daemon judges callers itself */
+    char *tenant;                /* of the socket; "" is the unnamed one */
+    char *state_dir;             /* where the node's uuid is kept; "/var/lib/rdtd"; "" none: a new uuid each start */
+    char *backend_dir;           /* compiled-in $(libdir)/rdtd */
+    char *backends;              /* further .so files, comma-separated; --backend may be repeated */
+    char *log_level;             /* "info" */
+    bool allow_overflow_uid;     /* no: unmapped uids are refused */
     uint64_t memory_limit_bytes; /* 0: half of the smaller of RAM and the cgroup's limit */
-    uint32_t max_clients;       /* 4096 */
-    uint32_t max_objects;       /* 1048576 */
-    uint32_t worker_threads;    /* 2 */
+    uint32_t max_clients;        /* 4096 */
+    uint32_t max_objects;        /* 1048576 */
+    uint32_t worker_threads;     /* 2 */
     uint64_t client_queue_bytes; /* 8 MiB: unread replies past which a client's requests are not read */
-    uint64_t drain_timeout_ns;  /* 10s: how long SIGTERM waits for transfers */
+    uint64_t drain_timeout_ns;   /* 10s: how long SIGTERM waits for transfers */
     /* [network] */
-    char *listen;               /* "": no peer link; "ADDR:PORT", port 0 is any */
-    char *advertise;            /* "host:port" put into refs; "" derived from listen */
-    char *nodes;                /* nodes file; "" none */
-    char *key_file;             /* pre-shared key of the peer link; "" none: no peers */
-    char *share_tenants;        /* tenants that peers are believed for, comma-separated; "*" all; default "" : the unnamed one */
-    bool trusted_network;       /* no */
-    char *interfaces;           /* for data, comma-separated; "" any */
-    uint64_t ping_interval_ns;  /* 1s */
-    uint64_t peer_timeout_ns;   /* 5s without an answer: the peer is lost */
+    char *listen;              /* "": no peer link; "ADDR:PORT", port 0 is any */
+    char *advertise;           /* "host:port" put into refs; "" derived from listen */
+    char *nodes;               /* nodes file; "" none */
+    char *key_file;            /* pre-shared key of the peer link; "" none: no peers */
+    char *share_tenants;       /* tenants that peers are believed for, comma-separated; "*" all; default "" : the unnamed one */
+    bool trusted_network;      /* no */
+    char *interfaces;          /* for data, comma-separated; "" any */
+    uint64_t ping_interval_ns; /* 1s */
+    uint64_t peer_timeout_ns;  /* 5s without an answer: the peer is lost */
     uint64_t connect_timeout_ns; /* 5s */
-    uint64_t backoff_max_ns;    /* 30s */
+    uint64_t backoff_max_ns;     /* 30s */
     /* [transfer] */
-    uint64_t chunk_bytes;       /* 4 MiB */
-    uint32_t chunks_in_flight;  /* 4 per peer and direction */
-    uint64_t inline_max_bytes;  /* 32 KiB */
-    uint64_t quiesce_grace_ns;  /* 2s: after an abort, before the connection is torn down */
-    uint64_t stall_timeout_ns;  /* 30s without progress fails a transfer */
+    uint64_t chunk_bytes;      /* 4 MiB */
+    uint32_t chunks_in_flight; /* 4 per peer and direction */
+    uint64_t inline_max_bytes; /* 32 KiB */
+    uint64_t quiesce_grace_ns; /* 2s: after an abort, before the connection is torn down */
+    uint64_t stall_timeout_ns; /* 30s without progress fails a transfer */
 
     struct options_extra *extras;
-    struct node_entry *node_list; /* from the nodes file */
+    struct node_entry *node_list;                  /* from the nodes file */
     bool check_config, dump_config, version, help; /* flags only */
-    char *config;               /* the file that was read: --config, else the usual one if there is one; "" none */
+    char *config; /* the file that was read: --config, else the usual one if there is one; "" none */
 };
 
 /* Reads flags, environment and file; with --help or --version only these two are looked at. RDT_INVALID: names key, value, file and line, and what would be right; several faults are

@@ -70,7 +70,8 @@ static void remote(const struct path_query *query, struct path_decision *decisio
         if (!candidate)
             break;
         if (query->preferred[0] && strcasecmp(query->preferred, offer->name) == 0)
-            candidate->speed = speed + 200 < SPEED_INLINE ? speed + 200 : SPEED_INLINE - 1; /* before speed, never before the reader's wish */
+            candidate->speed =
+                speed + 200 < SPEED_INLINE ? speed + 200 : SPEED_INLINE - 1; /* before speed, never before the reader's wish */
         if (offer->here_why_not)
             reject(candidate, "not available on this node: %s", offer->here_why_not);
         if (offer->there_why_not)
@@ -150,8 +151,8 @@ enum rdt_status path_choose(const struct path_query *query, struct path_decision
     apply_wishes(query, decision, &least_known);
     qsort(decision->candidates, decision->n, sizeof decision->candidates[0], better_first);
     if (!least_known)
-        return rdt_error_set(err, RDT_INVALID, "least path \"%s\" is no path: use share, copy, inline or the name of a transport",
-                             query->least);
+        return rdt_error_set(err, RDT_INVALID,
+                             "least path \"%s\" is no path: use share, copy, inline or the name of a transport", query->least);
     if (decision->n > 0 && decision->candidates[0].possible) {
         struct path_candidate *chosen = &decision->candidates[0];
         decision->chosen = 0;

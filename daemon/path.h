@@ -16,8 +16,8 @@ enum path_kind { PATH_SAME, PATH_SHARE, PATH_COPY, PATH_INLINE, PATH_TRANSPORT }
 
 struct path_candidate {
     enum path_kind kind;
-    char name[65];    /* "local/share", "inline", "ucx" */
-    bool possible;    /* false: rejected, and why */
+    char name[65]; /* "local/share", "inline", "ucx" */
+    bool possible; /* false: rejected, and why */
     bool one_sided;
     uint32_t speed;   /* higher is better */
     char reason[192]; /* in words a person would use */
@@ -33,21 +33,21 @@ struct path_decision {
 struct path_offer {
     const char *name;
     uint32_t speed;
-    const char *here_why_not;  /* NULL: available on this node */
-    const char *there_why_not; /* NULL: offered by the other node */
+    const char *here_why_not;                 /* NULL: available on this node */
+    const char *there_why_not;                /* NULL: offered by the other node */
     const char *here_version, *there_version; /* must be equal */
-    bool moves_source, moves_target; /* its memory kinds */
-    bool one_sided, two_sided; /* what the connection can do */
-    bool connected;            /* false: the connection is being (re)built */
+    bool moves_source, moves_target;          /* its memory kinds */
+    bool one_sided, two_sided;                /* what the connection can do */
+    bool connected;                           /* false: the connection is being (re)built */
 };
 
 struct path_query {
     bool same_node;
     /* same node */
-    bool same_client;          /* the reader has the very region */
-    bool has_target;           /* bytes must land in given memory */
-    bool too_many_regions;     /* more than one frame can carry */
-    const char *show_why_not;  /* NULL: its regions may be shown whole to the reader */
+    bool same_client;         /* the reader has the very region */
+    bool has_target;          /* bytes must land in given memory */
+    bool too_many_regions;    /* more than one frame can carry */
+    const char *show_why_not; /* NULL: its regions may be shown whole to the reader */
     Rdt__Pb__FetchMode mode;
     /* other node */
     bool has_inline;
@@ -56,9 +56,9 @@ struct path_query {
     const struct path_offer *offers; /* [n_offers] */
     unsigned n_offers;
     /* wishes */
-    const char *transport;     /* only this one; "" any */
-    const char *preferred;     /* the producer's; "" none */
-    const char *least;         /* nothing slower than this; "" any */
+    const char *transport; /* only this one; "" any */
+    const char *preferred; /* the producer's; "" none */
+    const char *least;     /* nothing slower than this; "" any */
 };
 
 /* RDT_OK: decision->chosen says which. RDT_NO_PATH (the sentence lists every rejection), RDT_INVALID (unknown name in a wish),

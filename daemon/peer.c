@@ -183,7 +183,7 @@ void peer_take_link(struct peer *peer, struct peer_link *link, const struct rdt_
 
     peer_describe(peer, who);
     log_debug("%s is up: %s %s, version %s%s", who, link->accepted_ns ? "from" : "at", link->remote, peer->version,
-             boot_changed ? ", restarted" : "");
+              boot_changed ? ", restarted" : "");
     if (peers->callbacks.on_up)
         peers->callbacks.on_up(peers->callbacks.arg, peer, hello, boot_changed);
     peer_link_forget_hello(link);
@@ -328,8 +328,8 @@ enum rdt_status peer_away(const struct peer *peer, struct rdt_error *err)
 {
     uint64_t now = uv_hrtime();
 
-    return rdt_error_set(err, RDT_PEER_LOST, "node %s cannot be reached: %.120s (next try in %.1f s)", peer->name, peer->last_error,
-                         peer->retry_at_ns > now ? (double)(peer->retry_at_ns - now) / 1e9 : 0.0);
+    return rdt_error_set(err, RDT_PEER_LOST, "node %s cannot be reached: %.120s (next try in %.1f s)", peer->name,
+                         peer->last_error, peer->retry_at_ns > now ? (double)(peer->retry_at_ns - now) / 1e9 : 0.0);
 }
 
 enum rdt_status peer_send(struct peer *peer, enum rdt_peer_message type, const ProtobufCMessage *message, struct rdt_error *err)

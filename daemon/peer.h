@@ -28,22 +28,22 @@ struct peers;
 enum peer_state { PEER_IDLE, PEER_CONNECTING, PEER_UP, PEER_BACKOFF };
 
 struct peer {
-    struct list link;            /* in peers_all() */
+    struct list link; /* in peers_all() */
     struct peers *peers;
-    uint8_t uuid[16];            /* all zero: never met, known by address only */
-    uint8_t boot_id[16];         /* of the link that is or was up */
-    char name[65];               /* from the nodes file, else the address */
-    char address[65];            /* where to dial; "" if it only ever dials us */
+    uint8_t uuid[16];    /* all zero: never met, known by address only */
+    uint8_t boot_id[16]; /* of the link that is or was up */
+    char name[65];       /* from the nodes file, else the address */
+    char address[65];    /* where to dial; "" if it only ever dials us */
     char version[32];
     enum peer_state state;
-    uint64_t since_ns;           /* uv_hrtime() of the last change of state */
-    uint64_t retry_at_ns;        /* BACKOFF: when the next dial is due */
-    uint64_t rtt_ns;             /* of the last ping */
-    char last_error[192];        /* why it is not up */
-    unsigned epoch;              /* grows with each link that comes up */
-    void *upper;                 /* belongs to the layer above (transfer.c); survives links */
-    struct peer_link *link_up;   /* private to peer*.c: the connection in use; NULL unless UP */
-    struct peer_dial *dial;      /* private to peer*.c */
+    uint64_t since_ns;         /* uv_hrtime() of the last change of state */
+    uint64_t retry_at_ns;      /* BACKOFF: when the next dial is due */
+    uint64_t rtt_ns;           /* of the last ping */
+    char last_error[192];      /* why it is not up */
+    unsigned epoch;            /* grows with each link that comes up */
+    void *upper;               /* belongs to the layer above (transfer.c); survives links */
+    struct peer_link *link_up; /* private to peer*.c: the connection in use; NULL unless UP */
+    struct peer_dial *dial;    /* private to peer*.c */
 };
 
 struct peers_callbacks {
@@ -60,8 +60,8 @@ struct peers_callbacks {
 
 /* Reads the key, binds options->listen (port 0: node->address receives the real one), dials the nodes of the nodes file. Without a
  * key_file there are no peers: peers_find then says so. */
-enum rdt_status peers_create(uv_loop_t *loop, const struct options *options, struct node *node, const struct peers_callbacks *callbacks,
-                             struct peers **peers_p, struct rdt_error *err);
+enum rdt_status peers_create(uv_loop_t *loop, const struct options *options, struct node *node,
+                             const struct peers_callbacks *callbacks, struct peers **peers_p, struct rdt_error *err);
 
 /* Says goodbye, closes every link (on_down is called for those that were up), then on_closed. */
 void peers_close(struct peers *peers, void (*on_closed)(void *arg), void *arg);
@@ -69,7 +69,8 @@ void peers_close(struct peers *peers, void (*on_closed)(void *arg), void *arg);
 /* The node that a ref names, made known if it is not yet and address is not "". Starts dialling unless it is up, connecting or in
  * back-off. NOT_FOUND: unknown and no address; UNSUPPORTED: this daemon has no peer link (no key_file); LIMIT: too many peers;
  * INVALID: bad address. */
-enum rdt_status peers_find(struct peers *peers, const uint8_t uuid[16], const char *address, struct peer **peer_p, struct rdt_error *err);
+enum rdt_status peers_find(struct peers *peers, const uint8_t uuid[16], const char *address, struct peer **peer_p,
+                           struct rdt_error *err);
 
 struct list *peers_all(struct peers *peers);
 const char *peer_state_name(enum peer_state state);
@@ -82,7 +83,8 @@ enum rdt_status peer_away(const struct peer *peer, struct rdt_error *err);
 
 /* Queues a message on the link; written when the loop turns (several in one TLS record where possible). PEER_LOST unless UP;
  * NO_MEMORY; LIMIT: too large. */
-enum rdt_status peer_send(struct peer *peer, enum rdt_peer_message type, const ProtobufCMessage *message, struct rdt_error *err);
+enum rdt_status peer_send(struct peer *peer, enum rdt_peer_message type, const ProtobufCMessage *message,
+                          struct rdt_error *err);
 
 /* Bytes queued and not yet written: back-pressure for whoever asks. */
 size_t peer_queued_bytes(const struct peer *peer);

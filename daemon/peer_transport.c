@@ -142,8 +142,7 @@ static void peer_transport_open(struct peer_transport *pt)
 
 struct peer_transport *peer_transport_find(struct peer_work *work, const char *name)
 {
-    list_for_each(node, &work->transports)
-    {
+    list_for_each (node, &work->transports) {
         struct peer_transport *pt = list_entry(node, struct peer_transport, link);
         if (strcasecmp(pt->transport->name, name) == 0)
             return pt;
@@ -173,8 +172,7 @@ static struct peer_transport *peer_transport_get(struct peer_work *work, struct 
 
 void peer_transports_up(struct peer_work *work)
 {
-    list_for_each(node, plugins_transports(work->transfers->plugins))
-    {
+    list_for_each (node, plugins_transports(work->transfers->plugins)) {
         struct peer_transport *pt = peer_transport_get(work, list_entry(node, struct transport, link));
         if (!pt)
             continue;
@@ -186,8 +184,7 @@ void peer_transports_up(struct peer_work *work)
 
 void peer_transports_down(struct peer_work *work)
 {
-    list_for_each(node, &work->transports)
-    {
+    list_for_each (node, &work->transports) {
         struct peer_transport *pt = list_entry(node, struct peer_transport, link);
         pt->remote_known = false;
         pt->blob_epoch = 0;
@@ -199,8 +196,7 @@ void peer_transports_down(struct peer_work *work)
 
 bool peer_transports_closed(const struct peer_work *work)
 {
-    list_for_each(node, &work->transports)
-    {
+    list_for_each (node, &work->transports) {
         if (list_entry(node, struct peer_transport, link)->sm.state != PT_NONE)
             return false;
     }
@@ -250,8 +246,10 @@ void peer_transport_offer_to_path(const struct peer_transport *pt, const char *s
 {
     uint32_t sides = 0;
 
-    *offer = (struct path_offer){.name = pt->transport->name, .speed = pt->transport->ops.speed,
-                                 .here_version = pt->transport->version, .there_version = pt->remote_version};
+    *offer = (struct path_offer){.name = pt->transport->name,
+                                 .speed = pt->transport->ops.speed,
+                                 .here_version = pt->transport->version,
+                                 .there_version = pt->remote_version};
     if (!pt->transport->available)
         offer->here_why_not = pt->transport->why_not;
     if (!pt->remote_known)

@@ -24,23 +24,23 @@ struct plugin_event {
 };
 
 struct memory_kind {
-    struct list link;             /* in plugins_memory_kinds() */
-    struct rdt_memory_ops ops;    /* our copy, missing operations NULL */
+    struct list link;          /* in plugins_memory_kinds() */
+    struct rdt_memory_ops ops; /* our copy, missing operations NULL */
     void *instance;
-    const char *name;             /* lower case: "host" */
-    const char *path;             /* of the .so */
+    const char *name; /* lower case: "host" */
+    const char *path; /* of the .so */
     bool available;
     char why_not[192];
 };
 
 struct transport {
-    struct list link;             /* in plugins_transports(), best speed first */
+    struct list link; /* in plugins_transports(), best speed first */
     struct rdt_transport_ops ops;
     void *instance;
-    const char *name;             /* lower case */
+    const char *name; /* lower case */
     const char *path;
-    const char *version;          /* of the vendor library; "" if unknown */
-    bool available;               /* false: open failed, why_not says why */
+    const char *version; /* of the vendor library; "" if unknown */
+    bool available;      /* false: open failed, why_not says why */
     char why_not[192];
     uint64_t ops_active, bytes_done; /* kept by plugin_op_* */
     struct plugins *plugins;
@@ -63,9 +63,10 @@ struct plugin_op {
  * of the connection allows it. */
 struct plugin_conn {
     struct transport *transport;
-    void *handle;                 /* the plug-in's; NULL before create */
-    void (*on_failed)(struct plugin_conn *, enum rdt_status, const char *msg); /* loop thread, at most once, not after disconnect */
-    void (*on_closed)(struct plugin_conn *);                                   /* loop thread, once after disconnect */
+    void *handle; /* the plug-in's; NULL before create */
+    void (*on_failed)(struct plugin_conn *, enum rdt_status,
+                      const char *msg);      /* loop thread, at most once, not after disconnect */
+    void (*on_closed)(struct plugin_conn *); /* loop thread, once after disconnect */
     /* plugin.c's */
     struct plugin_event failed, closed;
     bool has_failed, disconnecting;
@@ -78,7 +79,8 @@ struct plugin_conn {
  * case-insensitive) is an error that names file and fault. A plug-in whose open fails with UNSUPPORTED is kept as not available.
  * Checks the configuration's backend sections against the declared keys: unknown section or key is RDT_INVALID. The library must
  * not be writable by others than root and the daemon's user. The options must outlive the call only. */
-enum rdt_status plugins_create(uv_loop_t *loop, const struct options *options, struct plugins **plugins_p, struct rdt_error *err);
+enum rdt_status plugins_create(uv_loop_t *loop, const struct options *options, struct plugins **plugins_p,
+                               struct rdt_error *err);
 
 /* Every connection must be destroyed. Closes the instances, which joins their threads; on_closed comes from the loop. */
 void plugins_close(struct plugins *plugins, void (*on_closed)(void *arg), void *arg);

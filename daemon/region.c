@@ -2,8 +2,8 @@
 #include "daemon/region.h"
 
 #include <assert.h>
-#include <stdlib.h>
 #include <stdio.h>
+#include <stdlib.h>
 
 #include "daemon/log.h"
 
@@ -153,8 +153,9 @@ enum rdt_status region_alloc(struct regions *regions, const char *kind_name, con
     return RDT_AGAIN;
 }
 
-enum rdt_status region_import(struct regions *regions, const char *kind_name, const char *device, const struct rdt_import *import,
-                              const struct owner *owner, uint64_t client, struct region **region_p, struct rdt_error *err)
+enum rdt_status region_import(struct regions *regions, const char *kind_name, const char *device,
+                              const struct rdt_import *import, const struct owner *owner, uint64_t client,
+                              struct region **region_p, struct rdt_error *err)
 {
     struct memory_kind *kind;
     struct region *region;
@@ -365,8 +366,7 @@ static bool use_overlaps(const struct region_use *use, uint64_t lo, uint64_t hi)
 
 bool region_in_use(const struct region *region, uint64_t lo, uint64_t hi)
 {
-    list_for_each(node, &region->uses)
-    {
+    list_for_each (node, &region->uses) {
         if (use_overlaps(list_entry(node, struct region_use, link), lo, hi))
             return true;
     }
@@ -382,8 +382,7 @@ void region_use_remove(struct region_use *use)
     list_remove(&use->link);
     use->region = NULL;
     region_ref(region); /* a waiter may hold the last reference */
-    list_for_each_safe(node, &region->idle_waiters)
-    {
+    list_for_each_safe (node, &region->idle_waiters) {
         struct region_waiter *waiter = list_entry(node, struct region_waiter, link);
         if (!region_in_use(region, waiter->lo, waiter->hi)) {
             list_remove(&waiter->link);

@@ -40,13 +40,13 @@ struct region {
     uint64_t bytes;
     enum region_origin origin;
     struct owner owner;
-    uint64_t client;         /* session that allocated or imported it, or fetched into it; 0 when that session gave it back */
+    uint64_t client; /* session that allocated or imported it, or fetched into it; 0 when that session gave it back */
     unsigned refs;
-    unsigned pins;           /* transfers that touch it now; each pin is also a ref */
-    bool writable_outside;   /* a writable fd has left the daemon, or came from outside */
+    unsigned pins;         /* transfers that touch it now; each pin is also a ref */
+    bool writable_outside; /* a writable fd has left the daemon, or came from outside */
     struct registration registrations[REGION_MAX_REGISTRATIONS];
     unsigned n_registrations;
-    struct list uses;        /* struct region_use: objects and targets over it */
+    struct list uses;         /* struct region_use: objects and targets over it */
     struct list idle_waiters; /* struct region_waiter */
 };
 
@@ -74,9 +74,9 @@ void regions_fini(struct regions *regions);
 /* New zeroed memory with one reference for the caller. RDT_OK: *region_p is ready now (little memory). RDT_AGAIN: on_ready comes
  * later, with the region or the error. NO_MEMORY, LIMIT (names it) and UNSUPPORTED (no such memory kind) come at once where they
  * can: the limit is taken before anything is touched. */
-enum rdt_status region_alloc(struct regions *regions, const char *kind, const char *device, uint64_t bytes, enum region_origin origin,
-                             const struct owner *owner, uint64_t client, struct region **region_p, region_ready on_ready, void *arg,
-                             struct rdt_error *err);
+enum rdt_status region_alloc(struct regions *regions, const char *kind, const char *device, uint64_t bytes,
+                             enum region_origin origin, const struct owner *owner, uint64_t client, struct region **region_p,
+                             region_ready on_ready, void *arg, struct rdt_error *err);
 
 enum rdt_status region_import(struct regions *regions, const char *kind, const char *device, const struct rdt_import *import,
                               const struct owner *owner, uint64_t client, struct region **region_p, struct rdt_error *err);

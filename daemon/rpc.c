@@ -52,12 +52,14 @@ void rpc_dispatch(struct call *call, const uint8_t *payload, size_t bytes)
         (void)rdt_error_set(&err, RDT_UNSUPPORTED, "this daemon knows no request %u", call->type);
     } else {
         ProtobufCMessage *request = protobuf_c_message_unpack(table[i].request, &arena.allocator, bytes, payload);
-        log_trace("%s from client %llu, %zu bytes", table[i].name, call->client ? (unsigned long long)call->client->id : 0ull, bytes);
+        log_trace("%s from client %llu, %zu bytes", table[i].name, call->client ? (unsigned long long)call->client->id : 0ull,
+                  bytes);
         if (request)
             status = table[i].handle(call, request, &err);
         else
-            status = rdt_error_set(&err, RDT_PROTOCOL, "a broken %s: not a protobuf message, or one that takes more than %u bytes",
-                                   table[i].name, RDT_MAX_DECODED_BYTES);
+            status =
+                rdt_error_set(&err, RDT_PROTOCOL, "a broken %s: not a protobuf message, or one that takes more than %u bytes",
+                              table[i].name, RDT_MAX_DECODED_BYTES);
     }
     if (status != RDT_OK) {
         if (err.status == RDT_OK)

@@ -94,7 +94,8 @@ void call_reply_empty(struct call *call)
 void call_fail(struct call *call, const struct rdt_error *err)
 {
     if (call->client && call->request_id == 0 && err->status != RDT_PROTOCOL) {
-        log_debug("client %llu: request %u, which wants no answer: %s", (unsigned long long)call->client->id, call->type, err->msg);
+        log_debug("client %llu: request %u, which wants no answer: %s", (unsigned long long)call->client->id, call->type,
+                  err->msg);
     } else if (call->client) {
         Rdt__Pb__ErrorReply reply = RDT__PB__ERROR_REPLY__INIT;
         reply.status = err->status;
@@ -115,7 +116,9 @@ static void on_deadline(struct deadline *deadline)
     if (call->on_end)
         call->on_end(call);
     (void)rdt_error_set(&err, RDT_TIMED_OUT, "%s did not come in time",
-                        call->type == RDT_MSG_WAIT ? "the put waited for" : call->type == RDT_MSG_WAIT_FREED ? "the last release" : "the answer");
+                        call->type == RDT_MSG_WAIT         ? "the put waited for"
+                        : call->type == RDT_MSG_WAIT_FREED ? "the last release"
+                                                           : "the answer");
     call_fail(call, &err);
 }
 
@@ -150,8 +153,7 @@ void calls_client_gone(struct rpc *rpc, struct client *client)
 
 struct call *call_find(struct client *client, uint64_t request_id)
 {
-    list_for_each(node, &client->calls)
-    {
+    list_for_each (node, &client->calls) {
         struct call *call = list_entry(node, struct call, link);
         if (call->request_id == request_id)
             return call;

@@ -10,7 +10,7 @@
 
 struct call;
 
-struct rpc {                     /* what handlers work on */
+struct rpc { /* what handlers work on */
     uv_loop_t *loop;
     const struct options *options;
     const struct node *node;
@@ -19,10 +19,10 @@ struct rpc {                     /* what handlers work on */
     struct regions *regions;
     struct object_table *objects;
     struct transfers *transfers;
-    struct peers *peers;         /* NULL: no peer link */
-    struct list clients;         /* struct client.link */
-    struct list remote;          /* struct call: of peers, deferred */
-    struct list forwarded;       /* struct call: of clients, waiting for another node */
+    struct peers *peers;   /* NULL: no peer link */
+    struct list clients;   /* struct client.link */
+    struct list remote;    /* struct call: of peers, deferred */
+    struct list forwarded; /* struct call: of clients, waiting for another node */
     uint64_t next_forward;
     unsigned n_clients;
     uint64_t started_ns;
@@ -32,16 +32,16 @@ struct rpc {                     /* what handlers work on */
 };
 
 struct call {
-    struct list link;            /* client->calls, rpc->remote: while deferred */
+    struct list link; /* client->calls, rpc->remote: while deferred */
     struct rpc *rpc;
-    struct client *client;       /* NULL: a peer's */
-    struct peer *peer;           /* NULL: a client's */
-    unsigned peer_epoch;         /* the link it came by */
+    struct client *client; /* NULL: a peer's */
+    struct peer *peer;     /* NULL: a client's */
+    unsigned peer_epoch;   /* the link it came by */
     struct owner requester;
     bool admin;
-    uint16_t type;               /* enum rdt_message */
-    uint64_t request_id;         /* the client's, or the peer's call number */
-    struct frame *frame;         /* inside the handler only: its fds */
+    uint16_t type;       /* enum rdt_message */
+    uint64_t request_id; /* the client's, or the peer's call number */
+    struct frame *frame; /* inside the handler only: its fds */
     struct deadline deadline;
     /* Deferred: undoes what it waits for; called once before the call ends early. */
     void (*on_end)(struct call *);
@@ -49,13 +49,13 @@ struct call {
     /* what it may be waiting for */
     struct object_waiter object;
     struct region_waiter range;
-    struct region *region;       /* of range: a reference */
-    void *waiting;               /* the handler's own, to be undone by on_end */
-    struct list by_forward;      /* rpc->forwarded */
-    struct peer *to;             /* forwarded to */
-    uint64_t forward;            /* number on that link */
+    struct region *region;  /* of range: a reference */
+    void *waiting;          /* the handler's own, to be undone by on_end */
+    struct list by_forward; /* rpc->forwarded */
+    struct peer *to;        /* forwarded to */
+    uint64_t forward;       /* number on that link */
     bool sent;
-    uint8_t *packed;             /* the request, until the link is up */
+    uint8_t *packed; /* the request, until the link is up */
     size_t packed_bytes;
 };
 

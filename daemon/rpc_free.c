@@ -27,8 +27,10 @@ enum rdt_status rpc_free(struct call *call, const void *request, struct rdt_erro
     if (!message->force && !object->producer)
         return rdt_error_set(err, RDT_FREED, "object \"%s\" was freed before", ref.id);
     if (!message->force && object->producer != call->client)
-        return rdt_error_set(err, RDT_DENIED, "object \"%s\" is held by its producer, client %llu: only that client may let go of it, "
-                                              "others of the same user may free it by force", ref.id, (unsigned long long)object->producer_id);
+        return rdt_error_set(err, RDT_DENIED,
+                             "object \"%s\" is held by its producer, client %llu: only that client may let go of it, "
+                             "others of the same user may free it by force",
+                             ref.id, (unsigned long long)object->producer_id);
     object_free(object, message->force, OBJECT_END_FREED);
     call_reply_empty(call);
     return RDT_OK;

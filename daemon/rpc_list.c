@@ -187,7 +187,7 @@ static void list_regions(struct call *call, const Rdt__Pb__List *list, struct pa
 
 static void list_clients(struct call *call, const Rdt__Pb__List *list, struct page *page)
 {
-    list_for_each(node, &call->rpc->clients) /* in order of id: they are appended */
+    list_for_each (node, &call->rpc->clients) /* in order of id: they are appended */
     {
         const struct client *client = list_entry(node, struct client, link);
         Rdt__Pb__ClientInfo *info;
@@ -257,8 +257,7 @@ static void list_peers(struct call *call, const Rdt__Pb__List *list, struct page
     uint64_t place = 0;
 
     if (call->rpc->peers)
-        list_for_each(node, peers_all(call->rpc->peers))
-        {
+        list_for_each (node, peers_all(call->rpc->peers)) {
             Rdt__Pb__PeerInfo *info;
             if (++place <= list->after)
                 continue;
@@ -278,8 +277,8 @@ static void list_peers(struct call *call, const Rdt__Pb__List *list, struct page
 
 /* ---- backends: few, one page ---- */
 
-static Rdt__Pb__BackendInfo *new_backend(struct page *page, const char *name, const char *kind, const char *path, bool available,
-                                         const char *why_not)
+static Rdt__Pb__BackendInfo *new_backend(struct page *page, const char *name, const char *kind, const char *path,
+                                         bool available, const char *why_not)
 {
     Rdt__Pb__BackendInfo *info = page_full(page) ? NULL : page_alloc(page, sizeof *info);
 
@@ -297,13 +296,11 @@ static Rdt__Pb__BackendInfo *new_backend(struct page *page, const char *name, co
 
 static void list_backends(struct call *call, struct page *page)
 {
-    list_for_each(node, plugins_memory_kinds(call->rpc->plugins))
-    {
+    list_for_each (node, plugins_memory_kinds(call->rpc->plugins)) {
         const struct memory_kind *kind = list_entry(node, struct memory_kind, link);
         (void)new_backend(page, kind->name, "memory", kind->path, kind->available, kind->why_not);
     }
-    list_for_each(transport_node, plugins_transports(call->rpc->plugins))
-    {
+    list_for_each (transport_node, plugins_transports(call->rpc->plugins)) {
         const struct transport *transport = list_entry(transport_node, struct transport, link);
         Rdt__Pb__BackendInfo *info =
             new_backend(page, transport->name, "transport", transport->path, transport->available, transport->why_not);
@@ -468,7 +465,8 @@ enum rdt_status rpc_explain(struct call *call, const void *request, struct rdt_e
     list_records(call, &filter, &page);
     if (page.n == 0) {
         arena_fini(&page.arena);
-        return rdt_error_set(err, RDT_NOT_FOUND, "no transfer of that number or object is known here any more (the latest %u are kept)",
+        return rdt_error_set(err, RDT_NOT_FOUND,
+                             "no transfer of that number or object is known here any more (the latest %u are kept)",
                              TRANSFER_HISTORY);
     }
     return page_send(&page, call, err);

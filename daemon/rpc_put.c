@@ -28,7 +28,8 @@ static enum rdt_status check_places(const struct layout *layout, struct region *
     return RDT_OK;
 }
 
-static enum rdt_status check_transport(const struct call *call, const char *name, struct region **regions, size_t n, struct rdt_error *err)
+static enum rdt_status check_transport(const struct call *call, const char *name, struct region **regions, size_t n,
+                                       struct rdt_error *err)
 {
     struct transport *transport;
     char names[192];
@@ -42,7 +43,8 @@ static enum rdt_status check_transport(const struct call *call, const char *name
     }
     for (size_t i = 0; i < n; i++)
         if (!transport_moves(transport, regions[i]->kind->name))
-            return rdt_error_set(err, RDT_UNSUPPORTED, "transport %s does not move %s memory", transport->name, regions[i]->kind->name);
+            return rdt_error_set(err, RDT_UNSUPPORTED, "transport %s does not move %s memory", transport->name,
+                                 regions[i]->kind->name);
     return RDT_OK;
 }
 
@@ -100,7 +102,8 @@ enum rdt_status rpc_put(struct call *call, const void *request, struct rdt_error
     if (message->id.len > RDT_MAX_ID_BYTES)
         return rdt_error_set(err, RDT_INVALID, "an id of %zu bytes: at most %u", message->id.len, RDT_MAX_ID_BYTES);
     if (message->metadata.len > RDT_MAX_METADATA_BYTES)
-        return rdt_error_set(err, RDT_LIMIT, "metadata of %zu bytes: at most %u", message->metadata.len, RDT_MAX_METADATA_BYTES);
+        return rdt_error_set(err, RDT_LIMIT, "metadata of %zu bytes: at most %u", message->metadata.len,
+                             RDT_MAX_METADATA_BYTES);
     if (message->n_regions > MAX_REGIONS)
         return rdt_error_set(err, RDT_LIMIT, "tensors in %zu regions: at most %u", message->n_regions, MAX_REGIONS);
     if (message->flags & (PUT_SNAPSHOT | PUT_DETACHED))

@@ -57,7 +57,8 @@ enum rdt_status call_forward(struct call *call, const struct rdt_ref *ref, const
         return rdt_error_set(err, RDT_NOT_FOUND, "object \"%s\" is not on this node", ref->id);
     if (!rpc->peers)
         return rdt_error_set(err, RDT_UNSUPPORTED,
-                             "object \"%s\" is on another node, and this daemon has no peer link: set listen and key_file", ref->id);
+                             "object \"%s\" is on another node, and this daemon has no peer link: set listen and key_file",
+                             ref->id);
     status = peers_find(rpc->peers, ref->node, ref->address, &call->to, err);
     if (status != RDT_OK)
         return status;
@@ -80,8 +81,7 @@ enum rdt_status call_forward(struct call *call, const struct rdt_ref *ref, const
 
 void calls_peer_up(struct rpc *rpc, struct peer *peer)
 {
-    list_for_each_safe(node, &rpc->forwarded)
-    {
+    list_for_each_safe (node, &rpc->forwarded) {
         struct call *call = list_entry(node, struct call, by_forward);
         if (call->to == peer && !call->sent)
             send_call(call);
@@ -90,14 +90,12 @@ void calls_peer_up(struct rpc *rpc, struct peer *peer)
 
 void calls_peer_down(struct rpc *rpc, struct peer *peer, const struct rdt_error *why)
 {
-    list_for_each_safe(node, &rpc->forwarded)
-    {
+    list_for_each_safe (node, &rpc->forwarded) {
         struct call *call = list_entry(node, struct call, by_forward);
         if (call->to == peer)
             call_fail(call, why);
     }
-    list_for_each_safe(remote_node, &rpc->remote)
-    {
+    list_for_each_safe (remote_node, &rpc->remote) {
         struct call *call = list_entry(remote_node, struct call, link);
         if (call->peer == peer)
             call_drop(call);
@@ -123,8 +121,7 @@ static void on_reply(struct rpc *rpc, struct peer *peer, const Rdt__Pb__CallRepl
     ProtobufCMessage *message;
     struct rdt_error err = {0};
 
-    list_for_each(node, &rpc->forwarded)
-    {
+    list_for_each (node, &rpc->forwarded) {
         struct call *one = list_entry(node, struct call, by_forward);
         if (one->to == peer && one->forward == reply->call)
             call = one;
@@ -156,8 +153,7 @@ static void on_call(struct rpc *rpc, struct peer *peer, const Rdt__Pb__Call *mes
     struct call *call;
 
     if (message->type == RDT_MSG_CANCEL_REQUEST) {
-        list_for_each(node, &rpc->remote)
-        {
+        list_for_each (node, &rpc->remote) {
             call = list_entry(node, struct call, link);
             if (call->peer == peer && call->request_id == message->call) {
                 call_drop(call);

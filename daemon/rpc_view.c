@@ -39,8 +39,7 @@ enum rdt_status rpc_status(struct call *call, const void *request, struct rdt_er
     reply.memory_bytes = rpc->regions->bytes;
     reply.memory_limit_bytes = rpc->regions->limit_bytes;
     if (rpc->peers)
-        list_for_each(node, peers_all(rpc->peers))
-        {
+        list_for_each (node, peers_all(rpc->peers)) {
             reply.peers_known++;
             reply.peers_up += list_entry(node, struct peer, link)->state == PEER_UP;
         }
@@ -52,13 +51,11 @@ enum rdt_status rpc_status(struct call *call, const void *request, struct rdt_er
     reply.bytes_local = rpc->transfers->bytes_local;
     reply.socket = rpc->options->socket;
     reply.backends = backends;
-    list_for_each(node, plugins_memory_kinds(rpc->plugins))
-    {
+    list_for_each (node, plugins_memory_kinds(rpc->plugins)) {
         if (reply.n_backends < 16)
             backends[reply.n_backends++] = (char *)list_entry(node, struct memory_kind, link)->name;
     }
-    list_for_each(transport_node, plugins_transports(rpc->plugins))
-    {
+    list_for_each (transport_node, plugins_transports(rpc->plugins)) {
         if (reply.n_backends < 16 && list_entry(transport_node, struct transport, link)->available)
             backends[reply.n_backends++] = (char *)list_entry(transport_node, struct transport, link)->name;
     }
@@ -86,7 +83,8 @@ static void fill_holders(struct object_view *view, struct object *object)
 {
     size_t n = 0, max = (object->producer != NULL) + 1u;
 
-    list_for_each(node, &object->holders) max++;
+    list_for_each (node, &object->holders)
+        max++;
     view->holds = calloc(max, sizeof *view->holds);
     view->hold_list = calloc(max, sizeof *view->hold_list);
     if (!view->holds || !view->hold_list)
@@ -96,8 +94,7 @@ static void fill_holders(struct object_view *view, struct object *object)
         view->holds[n].kind = (char *)"producer";
         view->holds[n++].client = object->producer_id;
     }
-    list_for_each(node, &object->holders)
-    {
+    list_for_each (node, &object->holders) {
         const struct hold *hold = list_entry(node, struct hold, by_object);
         rdt__pb__hold_info__init(&view->holds[n]);
         view->holds[n].hold = hold->id;
@@ -123,7 +120,8 @@ static void fill_why(struct object_view *view, const struct object *object, size
         (void)snprintf(view->why[n++], sizeof view->why[0], "%u transfer%s to other nodes", object->peer_holds,
                        object->peer_holds == 1 ? "" : "s");
     if (object->pins > 0)
-        (void)snprintf(view->why[n++], sizeof view->why[0], "%u engine%s at its memory", object->pins, object->pins == 1 ? "" : "s");
+        (void)snprintf(view->why[n++], sizeof view->why[0], "%u engine%s at its memory", object->pins,
+                       object->pins == 1 ? "" : "s");
     for (size_t i = 0; i < n; i++)
         view->why_list[i] = view->why[i];
     view->info.n_why = n;
@@ -160,7 +158,8 @@ void object_view_fill(struct object_view *view, const struct rpc *rpc, struct ob
     info->age_ns = (int64_t)(uv_hrtime() - object->since_ns);
     if (with_holders) {
         size_t readers = 0;
-        list_for_each(node, &object->holders) readers++;
+        list_for_each (node, &object->holders)
+            readers++;
         fill_holders(view, object);
         fill_why(view, object, readers);
     }

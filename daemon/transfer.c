@@ -13,7 +13,8 @@
 #define BIT(state) (1u << (state))
 
 static const struct sm_state states[] = {
-    [TRANSFER_NEW] = {"new", BIT(TRANSFER_PARKED) | BIT(TRANSFER_LINK) | BIT(TRANSFER_ASKED) | BIT(TRANSFER_RESERVE) | BIT(TRANSFER_ENDED)},
+    [TRANSFER_NEW] = {"new", BIT(TRANSFER_PARKED) | BIT(TRANSFER_LINK) | BIT(TRANSFER_ASKED) | BIT(TRANSFER_RESERVE) |
+                                 BIT(TRANSFER_ENDED)},
     [TRANSFER_PARKED] = {"parked", BIT(TRANSFER_NEW) | BIT(TRANSFER_ENDED)},
     [TRANSFER_LINK] = {"link", BIT(TRANSFER_ASKED) | BIT(TRANSFER_ENDED)},
     [TRANSFER_ASKED] = {"asked", BIT(TRANSFER_RESERVE) | BIT(TRANSFER_MOVE) | BIT(TRANSFER_ABORT) | BIT(TRANSFER_ENDED)},
@@ -34,10 +35,10 @@ void transfers_init(struct transfers *transfers)
 
 void transfers_fini(struct transfers *transfers)
 {
-    list_for_each_safe(node, &transfers->works)
-    {
+    list_for_each_safe (node, &transfers->works) {
         struct peer_work *work = list_entry(node, struct peer_work, link);
-        list_for_each_safe(pt_node, &work->transports) free(list_entry(pt_node, struct peer_transport, link));
+        list_for_each_safe (pt_node, &work->transports)
+            free(list_entry(pt_node, struct peer_transport, link));
         map_fini(&work->outgoing);
         free(work);
     }
@@ -48,16 +49,17 @@ unsigned transfers_active(const struct transfers *transfers)
 {
     unsigned n = 0;
 
-    list_for_each(node, &transfers->active) n++;
-    list_for_each(node, &transfers->outgoing) n++;
+    list_for_each (node, &transfers->active)
+        n++;
+    list_for_each (node, &transfers->outgoing)
+        n++;
     return n;
 }
 
 void transfers_refuse_parked(struct transfers *transfers)
 {
     transfers->refuse_parked = true;
-    list_for_each_safe(node, &transfers->active)
-    {
+    list_for_each_safe (node, &transfers->active) {
         struct transfer *transfer = list_entry(node, struct transfer, record.link);
         if (transfer->sm.state == TRANSFER_PARKED)
             transfer_fail(transfer, RDT_SHUTTING_DOWN, "object \"%s\" cannot be put any more: the daemon is shutting down",
@@ -203,7 +205,8 @@ void fetch_fail(struct fetch *fetch, const struct rdt_error *err)
     fetch_detach(fetch);
     if (list_empty(&transfer->fetches)) {
         if (!transfer->record.error[0])
-            (void)snprintf(transfer->record.error, sizeof transfer->record.error, "%s: %s", rdt_status_name(err->status), err->msg);
+            (void)snprintf(transfer->record.error, sizeof transfer->record.error, "%s: %s", rdt_status_name(err->status),
+                           err->msg);
         transfer_abort(transfer);
     }
 }
@@ -306,7 +309,8 @@ static void result_drop_fds(struct result *result)
         (void)close(result->fds[--result->n_fds]);
 }
 
-static enum rdt_status result_add_region(struct result *result, struct region *region, bool writable, bool with_fd, struct rdt_error *err)
+static enum rdt_status result_add_region(struct result *result, struct region *region, bool writable, bool with_fd,
+                                         struct rdt_error *err)
 {
     size_t n = result->done.n_regions;
     Rdt__Pb__SharedRegion *entry = &result->regions[n];
@@ -365,7 +369,8 @@ void transfer_deliver_object(struct transfer *transfer, struct object *object, s
     if (notice) { /* only while the producer can still write what it put */
         notice = false;
         for (uint32_t i = 0; i < object->n_regions; i++)
-            notice = notice || (object->uses[i].region->client == object->producer_id && object->uses[i].region->writable_outside);
+            notice =
+                notice || (object->uses[i].region->client == object->producer_id && object->uses[i].region->writable_outside);
     }
     if (notice) {
         object->notice_given = true;
@@ -408,8 +413,8 @@ void transfer_deliver_object(struct transfer *transfer, struct object *object, s
     object_drop(object);
 }
 
-static enum rdt_status fill_received(struct result *result, struct transfer *transfer, struct client *client, struct hold **hold_p,
-                                     struct rdt_error *err)
+static enum rdt_status fill_received(struct result *result, struct transfer *transfer, struct client *client,
+                                     struct hold **hold_p, struct rdt_error *err)
 {
     if (transfer->target) {
         if (!result_make_regions(result, transfer->target->n))
@@ -473,7 +478,8 @@ void transfer_deliver_meta(struct transfer *transfer)
 
 /* ---- records on the wire ---- */
 
-void transfer_record_to_wire(const struct transfer_record *record, Rdt__Pb__TransferInfo *info, char ref_text[RDT_REF_TEXT_BYTES])
+void transfer_record_to_wire(const struct transfer_record *record, Rdt__Pb__TransferInfo *info,
+                             char ref_text[RDT_REF_TEXT_BYTES])
 {
     rdt__pb__transfer_info__init(info);
     rdt_ref_to_text(&record->ref, ref_text);

@@ -51,19 +51,19 @@ enum transfer_state {
 
 /* What is kept of a transfer for rdtctl, also after its end. */
 struct transfer_record {
-    struct list link;              /* in transfers->active or ->outgoing, until it ends */
+    struct list link; /* in transfers->active or ->outgoing, until it ends */
     uint64_t id;
     uint64_t client;
     struct owner requester;
     struct rdt_ref ref;
-    const char *direction;         /* "in", "out", "local" */
+    const char *direction; /* "in", "out", "local" */
     char peer[65];
     const char *state;
     char path[65];
     uint64_t bytes, bytes_done;
-    uint64_t since_ns;             /* asked for */
-    uint64_t began_ns;             /* the object was there: from here on it takes time; 0: not yet */
-    uint64_t elapsed_ns;           /* since it began; 0: not ended */
+    uint64_t since_ns;   /* asked for */
+    uint64_t began_ns;   /* the object was there: from here on it takes time; 0: not yet */
+    uint64_t elapsed_ns; /* since it began; 0: not ended */
     char error[256];
     struct path_decision decision;
 };
@@ -77,18 +77,18 @@ struct transfers {
     struct deadlines *deadlines;
     struct regions *regions;
     struct object_table *objects;
-    struct peers *peers;           /* NULL without a peer link */
+    struct peers *peers; /* NULL without a peer link */
     uint64_t next_id;
-    struct map by_id;              /* struct transfer: ours, not ended */
-    struct list active;            /* struct transfer_record.link: ours */
-    struct list outgoing;          /* struct transfer_record.link: pulled by others */
+    struct map by_id;     /* struct transfer: ours, not ended */
+    struct list active;   /* struct transfer_record.link: ours */
+    struct list outgoing; /* struct transfer_record.link: pulled by others */
     struct transfer_record history[TRANSFER_HISTORY];
     uint64_t n_history;
-    uint64_t last_sent_ns;         /* when the last outgoing one ended */
+    uint64_t last_sent_ns; /* when the last outgoing one ended */
     uint64_t done, failed, bytes_in, bytes_out, bytes_local;
     void (*on_idle)(struct transfers *); /* told when the last active one has ended */
-    struct list works;             /* struct peer_work.link: every peer we ever had to do with */
-    bool refuse_parked;            /* there will be no more puts */
+    struct list works;                   /* struct peer_work.link: every peer we ever had to do with */
+    bool refuse_parked;                  /* there will be no more puts */
     bool closing;
     void (*on_closed)(void *arg);
     void *closed_arg;
@@ -97,7 +97,7 @@ struct transfers {
 /* Where a client wants the bytes. */
 struct target {
     struct layout *layout;
-    struct region_use *uses;       /* [n], each with a reference and a pin of its region */
+    struct region_use *uses; /* [n], each with a reference and a pin of its region */
     uint32_t n;
 };
 
@@ -107,51 +107,51 @@ struct transfer {
     struct transfers *transfers;
     struct sm sm;
     uint64_t id;
-    struct list fetches;           /* struct fetch.by_transfer */
-    unsigned n_fetches;            /* that joined from the start: more than one share the result */
-    struct client *client;         /* of its fetches; NULL once they have ended */
+    struct list fetches;   /* struct fetch.by_transfer */
+    unsigned n_fetches;    /* that joined from the start: more than one share the result */
+    struct client *client; /* of its fetches; NULL once they have ended */
     struct owner requester;
     struct rdt_ref ref;
-    Rdt__Pb__Slice *slice;         /* NULL: whole; own copy */
+    Rdt__Pb__Slice *slice; /* NULL: whole; own copy */
     Rdt__Pb__FetchMode mode;
     char wish_transport[65], wish_least[65];
     bool meta_only;
-    struct target *target;         /* NULL: the daemon finds memory */
-    struct deadline stall;         /* no progress; while ABORT: the grace time */
-    uint64_t stall_bytes;          /* done when stall was set */
+    struct target *target; /* NULL: the daemon finds memory */
+    struct deadline stall; /* no progress; while ABORT: the grace time */
+    uint64_t stall_bytes;  /* done when stall was set */
     struct transfer_record record;
 
     /* this node's object */
     struct object_waiter waiter;
-    struct object *object;         /* held and pinned during a copy */
+    struct object *object; /* held and pinned during a copy */
 
     /* what is moved */
-    struct layout *source;         /* the object's tensors, sliced; other node: shapes only */
-    struct layout *packed;         /* the stream's layout */
+    struct layout *source; /* the object's tensors, sliced; other node: shapes only */
+    struct layout *packed; /* the stream's layout */
     uint64_t stream_bytes;
-    struct region *received;       /* memory for it; NULL with a target */
+    struct region *received; /* memory for it; NULL with a target */
     struct chunk_plan *plan;
     uint32_t next_chunk, chunks_done;
-    unsigned n_ops;                /* operations, and pool work, that may touch memory */
-    struct chunk_op **ops;         /* [plan->n] receives or reads under way */
-    enum rdt_status failed;        /* first failure of an operation */
+    unsigned n_ops;         /* operations, and pool work, that may touch memory */
+    struct chunk_op **ops;  /* [plan->n] receives or reads under way */
+    enum rdt_status failed; /* first failure of an operation */
     char failure[192];
 
     /* other node */
     struct peer_work *peer;
-    struct list by_peer;           /* in peer_work.pending or .incoming */
-    struct peer_transport *via;    /* referenced while chunks are posted */
+    struct list by_peer;        /* in peer_work.pending or .incoming */
+    struct peer_transport *via; /* referenced while chunks are posted */
     struct list by_via;
     bool one_sided, have_meta;
-    bool early;                    /* receives were posted before the owner was asked: PULL carries the start */
-    bool rewind;                   /* an early start came to nothing: when its receives have ended, begin anew */
-    bool contiguous;               /* at the owner, from the answer */
+    bool early;                     /* receives were posted before the owner was asked: PULL carries the start */
+    bool rewind;                    /* an early start came to nothing: when its receives have ended, begin anew */
+    bool contiguous;                /* at the owner, from the answer */
     char preferred[65], memory[65]; /* likewise */
     uint8_t *metadata;
     size_t metadata_bytes;
     uint8_t *inline_data;
     bool is_inline;
-    struct layout *remote;         /* one-sided: where the tensors lie at the owner, regions by index into keys */
+    struct layout *remote;              /* one-sided: where the tensors lie at the owner, regions by index into keys */
     uint8_t (*keys)[RDT_KEY_MAX_BYTES]; /* [n_keys] */
     size_t *key_bytes;
     size_t n_keys;
@@ -175,7 +175,8 @@ void transfers_refuse_parked(struct transfers *transfers);
 /* Starts one item of a FETCH for the client. `twin` is an earlier transfer of the same message that the item may join, found by the
  * caller with fetch_joinable; NULL: none. On error nothing was started: the caller answers. */
 enum rdt_status fetch_start(struct transfers *transfers, struct client *client, const Rdt__Pb__Fetch *message,
-                            const Rdt__Pb__FetchItem *item, struct transfer *twin, struct transfer **transfer_p, struct rdt_error *err);
+                            const Rdt__Pb__FetchItem *item, struct transfer *twin, struct transfer **transfer_p,
+                            struct rdt_error *err);
 bool fetch_joinable(const Rdt__Pb__Fetch *message, const Rdt__Pb__FetchItem *a, const Rdt__Pb__FetchItem *b);
 
 /* Goes on with what fetch_start made: after all items of the message were started. May end it at once. */
@@ -193,7 +194,8 @@ void fetch_answer_error(struct client *client, uint64_t handle, const struct rdt
 /* ---- peers: called by the daemon from peer.h's callbacks ---- */
 void transfers_peer_up(struct transfers *transfers, struct peer *peer);
 void transfers_peer_down(struct transfers *transfers, struct peer *peer, const struct rdt_error *why);
-enum rdt_status transfers_peer_frame(struct transfers *transfers, struct peer *peer, const struct frame *frame, struct rdt_error *err);
+enum rdt_status transfers_peer_frame(struct transfers *transfers, struct peer *peer, const struct frame *frame,
+                                     struct rdt_error *err);
 
 /* A peer states whose behalf it speaks on: believed only for tenants that share_tenants names. false fills err. */
 bool transfers_believe(const struct transfers *transfers, const Rdt__Pb__Requester *requester, struct owner *owner_p,
@@ -215,6 +217,7 @@ struct peer_summary {
     unsigned n_transports;
 };
 void transfers_peer_summary(const struct peer *peer, struct peer_summary *summary_p);
-void transfer_record_to_wire(const struct transfer_record *record, Rdt__Pb__TransferInfo *info_p, char ref_text[RDT_REF_TEXT_BYTES]);
+void transfer_record_to_wire(const struct transfer_record *record, Rdt__Pb__TransferInfo *info_p,
+                             char ref_text[RDT_REF_TEXT_BYTES]);
 
 #endif

@@ -7,7 +7,7 @@
 /* ---- one peer, as transfers see it: hangs at peer->upper ---- */
 
 struct peer_work {
-    struct list link;       /* in transfers->works */
+    struct list link; /* in transfers->works */
     struct transfers *transfers;
     struct peer *peer;
     struct list pending;    /* struct transfer.by_peer: LINK */
@@ -19,7 +19,8 @@ struct peer_work {
 };
 
 /* peer_send, unless we are closing: then the peer may be gone. */
-enum rdt_status work_send(struct peer_work *work, enum rdt_peer_message type, const ProtobufCMessage *message, struct rdt_error *err);
+enum rdt_status work_send(struct peer_work *work, enum rdt_peer_message type, const ProtobufCMessage *message,
+                          struct rdt_error *err);
 
 struct peer_work *peer_work_get(struct transfers *transfers, struct peer *peer); /* NULL: no memory */
 
@@ -37,20 +38,20 @@ struct peer_transport {
     struct transport *transport;
     struct sm sm;
     struct plugin_conn conn;
-    uint32_t epoch;              /* of our offer */
-    uint32_t remote_epoch;       /* of the offer we are connected to */
+    uint32_t epoch;        /* of our offer */
+    uint32_t remote_epoch; /* of the offer we are connected to */
     bool remote_known;
-    char remote_why_not[192];    /* "": offered */
+    char remote_why_not[192]; /* "": offered */
     char remote_version[65];
-    char remote_memory[128];     /* " host cuda " */
+    char remote_memory[128];           /* " host cuda " */
     uint8_t blob[RDT_OFFER_MAX_BYTES]; /* the peer's offer, not yet used */
     size_t blob_bytes;
-    uint32_t blob_epoch;         /* 0: none */
-    unsigned failures;           /* in a row; delays the next try */
+    uint32_t blob_epoch; /* 0: none */
+    unsigned failures;   /* in a row; delays the next try */
     struct deadline retry;
-    struct list users_in;        /* struct transfer.by_via */
-    struct list users_out;       /* struct outgoing.by_via */
-    struct list sending;         /* struct outgoing.in_turn: chunks left to post */
+    struct list users_in;  /* struct transfer.by_via */
+    struct list users_out; /* struct outgoing.by_via */
+    struct list sending;   /* struct outgoing.in_turn: chunks left to post */
     unsigned sends_in_flight;
     bool pumping;
 };
@@ -73,10 +74,10 @@ void peer_transport_offer_to_path(const struct peer_transport *pt, const char *s
 
 struct chunk_op {
     struct plugin_op base;
-    struct transfer *in;         /* one of both */
+    struct transfer *in; /* one of both */
     struct outgoing *out;
     uint32_t chunk;
-    uint8_t *staging;            /* NULL: straight to memory */
+    uint8_t *staging; /* NULL: straight to memory */
     struct work work;
 };
 
@@ -87,28 +88,28 @@ enum outgoing_state { OUTGOING_PARKED, OUTGOING_OFFERED, OUTGOING_PREPARE, OUTGO
 struct outgoing {
     struct transfers *transfers;
     struct peer_work *work;
-    uint64_t number;             /* the reader's */
+    uint64_t number; /* the reader's */
     struct sm sm;
     struct owner requester;
     struct rdt_ref ref;
     Rdt__Pb__Slice *slice;
     bool meta_only;
     uint64_t inline_max_bytes;
-    struct deadline deadline;    /* of the reader; while ABORT: the grace time */
+    struct deadline deadline; /* of the reader; while ABORT: the grace time */
     struct object_waiter waiter;
-    struct object *object;       /* held; pinned from PREPARE on */
+    struct object *object; /* held; pinned from PREPARE on */
     bool pinned;
     struct layout *source, *packed;
     uint64_t stream_bytes;
     struct chunk_plan *plan;
-    uint8_t **bases;             /* [n_regions] where the object's regions start */
+    uint8_t **bases; /* [n_regions] where the object's regions start */
     uint32_t next_chunk, chunks_done;
     unsigned n_ops;
     struct peer_transport *via;
     struct list by_via, in_turn;
     bool one_sided;
-    bool reader_done;            /* one-sided: the reader reads no more */
-    struct layout *expect;       /* PULL came with a start: what its reader expects; NULL: it will say PULL_START */
+    bool reader_done;      /* one-sided: the reader reads no more */
+    struct layout *expect; /* PULL came with a start: what its reader expects; NULL: it will say PULL_START */
     char start_transport[65];
     uint64_t start_chunk_bytes;
     uint32_t start_epoch;
@@ -129,14 +130,15 @@ void outgoing_settle(struct outgoing *out); /* ABORT, one reason to wait less */
 void outgoing_fail(struct outgoing *out, const struct rdt_error *err); /* tells the reader, and stops */
 void outgoing_link_down(struct peer_work *work);
 void outgoing_refuse_parked(struct transfers *transfers); /* there will be no more puts */
-void outgoing_pump(struct peer_transport *pt);      /* posts chunks, each transfer in turn */
-void outgoing_via_closed(struct peer_transport *pt); /* its connection is down: users end */
+void outgoing_pump(struct peer_transport *pt);            /* posts chunks, each transfer in turn */
+void outgoing_via_closed(struct peer_transport *pt);      /* its connection is down: users end */
 
 /* ---- the reader's side ---- */
 
 struct transfer *transfer_new(struct transfers *transfers, struct client *client, const struct rdt_ref *ref);
 void transfer_set_state(struct transfer *transfer, enum transfer_state state);
-void transfer_fail(struct transfer *transfer, enum rdt_status status, const char *fmt, ...) __attribute__((format(printf, 3, 4)));
+void transfer_fail(struct transfer *transfer, enum rdt_status status, const char *fmt, ...)
+    __attribute__((format(printf, 3, 4)));
 void transfer_fail_err(struct transfer *transfer, const struct rdt_error *err);
 void transfer_abort(struct transfer *transfer); /* nobody waits any more */
 void transfer_end(struct transfer *transfer);   /* nothing touches memory: frees it */
@@ -155,12 +157,12 @@ void transfer_in_on_meta(struct peer_work *work, const Rdt__Pb__PullMeta *meta);
 void transfer_in_on_keys(struct peer_work *work, const Rdt__Pb__PullKeys *keys);
 void transfer_in_on_end(struct peer_work *work, const Rdt__Pb__PullEnd *end);
 void transfer_in_abort(struct transfer *transfer);
-void transfer_in_settle(struct transfer *transfer);     /* ABORT, one operation less */
-void transfer_in_move(struct transfer *transfer);       /* memory is there: post and start */
-void transfer_in_early(struct transfer *transfer);      /* targets: post before asking, where that may work */
-void transfer_in_started(struct transfer *transfer);    /* the answer has come after an early start */
+void transfer_in_settle(struct transfer *transfer);  /* ABORT, one operation less */
+void transfer_in_move(struct transfer *transfer);    /* memory is there: post and start */
+void transfer_in_early(struct transfer *transfer);   /* targets: post before asking, where that may work */
+void transfer_in_started(struct transfer *transfer); /* the answer has come after an early start */
 void transfer_in_ask_start(struct transfer *transfer);
-void transfer_in_watch(struct transfer *transfer);      /* from now on bytes are expected to move */
+void transfer_in_watch(struct transfer *transfer);        /* from now on bytes are expected to move */
 void transfer_in_choose_again(struct transfer *transfer); /* the owner did not start as asked */
 void transfer_in_rewound(struct transfer *transfer);      /* one receive of the vain start less */
 void transfer_in_on_stall(struct deadline *deadline);

@@ -18,7 +18,8 @@ enum rdt_status transfer_in_start(struct transfer *transfer, struct rdt_error *e
 
     if (!transfers->peers)
         return rdt_error_set(err, RDT_UNSUPPORTED,
-                             "object \"%s\" is on another node, and this daemon has no peer link: set listen and key_file", transfer->ref.id);
+                             "object \"%s\" is on another node, and this daemon has no peer link: set listen and key_file",
+                             transfer->ref.id);
     status = peers_find(transfers->peers, transfer->ref.node, transfer->ref.address, &peer, err);
     if (status != RDT_OK)
         return status;
@@ -76,7 +77,8 @@ void transfer_in_ask(struct transfer *transfer)
     pull.slice = transfer->slice;
     pull.timeout_ns = deadline_left_ns(&fetch->deadline);
     pull.meta_only = transfer->meta_only;
-    if (transfer->wish_transport[0] == '\0' || strcasecmp(transfer->wish_transport, "inline") == 0) /* else they go another way */
+    if (transfer->wish_transport[0] == '\0' ||
+        strcasecmp(transfer->wish_transport, "inline") == 0) /* else they go another way */
         pull.inline_max_bytes = transfer->transfers->options->inline_max_bytes;
     if (work_send(transfer->peer, RDT_PEER_PULL, &pull.base, &err) != RDT_OK)
         transfer_fail_err(transfer, &err);
@@ -149,14 +151,18 @@ static enum rdt_status choose(struct transfer *transfer, bool has_inline, struct
 {
     struct path_offer offers[PATH_MAX_CANDIDATES];
     bool nothing = transfer->have_meta && transfer->stream_bytes == 0; /* then no transport need move it */
-    struct path_query query = {.has_inline = has_inline, .source_memory = transfer->memory, .target_memory = "host",
-                               .source_contiguous = transfer->contiguous, .offers = offers, .mode = transfer->mode,
-                               .transport = nothing ? "" : transfer->wish_transport, .least = transfer->wish_least,
+    struct path_query query = {.has_inline = has_inline,
+                               .source_memory = transfer->memory,
+                               .target_memory = "host",
+                               .source_contiguous = transfer->contiguous,
+                               .offers = offers,
+                               .mode = transfer->mode,
+                               .transport = nothing ? "" : transfer->wish_transport,
+                               .least = transfer->wish_least,
                                .preferred = transfer->preferred,
                                .has_target = transfer->target != NULL};
 
-    list_for_each(node, &transfer->peer->transports)
-    {
+    list_for_each (node, &transfer->peer->transports) {
         if (query.n_offers < PATH_MAX_CANDIDATES)
             peer_transport_offer_to_path(list_entry(node, struct peer_transport, link), transfer->memory, "host",
                                          &offers[query.n_offers++]);

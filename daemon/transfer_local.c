@@ -209,8 +209,12 @@ static void reserve(struct transfer *transfer, struct object *object)
 
 static void serve(struct transfer *transfer, struct object *object)
 {
-    struct path_query query = {.same_node = true, .mode = transfer->mode, .transport = transfer->wish_transport,
-                               .least = transfer->wish_least, .preferred = "", .has_target = transfer->target != NULL};
+    struct path_query query = {.same_node = true,
+                               .mode = transfer->mode,
+                               .transport = transfer->wish_transport,
+                               .least = transfer->wish_least,
+                               .preferred = "",
+                               .has_target = transfer->target != NULL};
     struct rdt_error err = {0};
     const char *why_not = NULL;
     const struct path_candidate *chosen;

@@ -343,8 +343,7 @@ void transfer_in_cancel_ops(struct transfer *transfer)
 
 void transfer_in_via_closed(struct peer_transport *pt)
 {
-    list_for_each_safe(node, &pt->users_in)
-    {
+    list_for_each_safe (node, &pt->users_in) {
         struct transfer *transfer = list_entry(node, struct transfer, by_via);
         if (transfer->sm.state == TRANSFER_MOVE && !transfer->rewind)
             note_failure(transfer, RDT_TRANSPORT, "the connection was taken down");

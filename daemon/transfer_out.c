@@ -141,13 +141,13 @@ static void fail_parked(struct outgoing *out, const struct rdt_error *err)
 
 void outgoing_refuse_parked(struct transfers *transfers)
 {
-    list_for_each_safe(node, &transfers->outgoing)
-    {
+    list_for_each_safe (node, &transfers->outgoing) {
         struct outgoing *out = list_entry(node, struct outgoing, record.link);
         struct rdt_error err;
         if (out->sm.state != OUTGOING_PARKED)
             continue;
-        (void)rdt_error_set(&err, RDT_SHUTTING_DOWN, "object \"%s\" cannot be put any more: its daemon is shutting down", out->ref.id);
+        (void)rdt_error_set(&err, RDT_SHUTTING_DOWN, "object \"%s\" cannot be put any more: its daemon is shutting down",
+                            out->ref.id);
         fail_parked(out, &err);
     }
 }
@@ -278,7 +278,8 @@ static void on_put(struct object_waiter *waiter, struct object *object)
 
     if (!object_visible_to(object, &out->requester)) {
         struct rdt_error err;
-        (void)rdt_error_set(&err, RDT_DENIED, "object \"%s\" was put, but is not visible to uid %u", out->ref.id, out->requester.uid);
+        (void)rdt_error_set(&err, RDT_DENIED, "object \"%s\" was put, but is not visible to uid %u", out->ref.id,
+                            out->requester.uid);
         send_meta_error(out->work, out->number, &err);
         (void)snprintf(out->record.error, sizeof out->record.error, "%s", err.msg);
         outgoing_end(out);
@@ -320,15 +321,21 @@ static struct outgoing *outgoing_new(struct peer_work *work, const Rdt__Pb__Pull
     out->requester = *requester;
     out->ref = *ref;
     out->meta_only = pull->meta_only;
-    out->inline_max_bytes = pull->inline_max_bytes < transfers->options->inline_max_bytes ? pull->inline_max_bytes
-                                                                                         : transfers->options->inline_max_bytes;
+    out->inline_max_bytes = pull->inline_max_bytes < transfers->options->inline_max_bytes
+                                ? pull->inline_max_bytes
+                                : transfers->options->inline_max_bytes;
     out->deadline.on_passed = on_deadline;
     out->waiter.on_event = on_put;
     list_init(&out->by_via);
     list_init(&out->in_turn);
     sm_init(&out->sm, states, sizeof states / sizeof states[0], OUTGOING_PARKED);
-    out->record = (struct transfer_record){.id = transfers->next_id++, .requester = *requester, .ref = *ref, .direction = "out", .state = "parked",
-                                           .since_ns = uv_hrtime(), .decision.chosen = -1};
+    out->record = (struct transfer_record){.id = transfers->next_id++,
+                                           .requester = *requester,
+                                           .ref = *ref,
+                                           .direction = "out",
+                                           .state = "parked",
+                                           .since_ns = uv_hrtime(),
+                                           .decision.chosen = -1};
     (void)snprintf(out->record.peer, sizeof out->record.peer, "%s", work->peer->name);
     if (pull->start && pull->expect && strlen(pull->start->transport) < sizeof out->start_transport &&
         layout_from_wire(pull->expect, &out->expect, NULL) == RDT_OK) { /* else the reader will say PULL_START */
@@ -375,8 +382,8 @@ enum rdt_status outgoing_on_pull(struct peer_work *work, const Rdt__Pb__Pull *pu
     if (status == RDT_OK)
         status = object_table_find(transfers->objects, &ref, &requester, &object, &why);
     if (status == RDT_AGAIN && transfers->refuse_parked)
-        status = rdt_error_set(&why, RDT_SHUTTING_DOWN, "object \"%s\" cannot be put any more: its daemon is shutting down",
-                               ref.id);
+        status =
+            rdt_error_set(&why, RDT_SHUTTING_DOWN, "object \"%s\" cannot be put any more: its daemon is shutting down", ref.id);
     if (status != RDT_OK && status != RDT_AGAIN) {
         send_meta_error(work, pull->transfer, &why);
         return RDT_OK;
@@ -449,8 +456,7 @@ void outgoing_link_down(struct peer_work *work)
 void outgoing_via_closed(struct peer_transport *pt)
 {
     pt->sends_in_flight = 0;
-    list_for_each_safe(node, &pt->users_out)
-    {
+    list_for_each_safe (node, &pt->users_out) {
         struct outgoing *out = list_entry(node, struct outgoing, by_via);
         struct rdt_error err;
         out->reader_done = true;

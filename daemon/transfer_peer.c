@@ -25,7 +25,8 @@ struct peer_work *peer_work_get(struct transfers *transfers, struct peer *peer)
     return work;
 }
 
-enum rdt_status work_send(struct peer_work *work, enum rdt_peer_message type, const ProtobufCMessage *message, struct rdt_error *err)
+enum rdt_status work_send(struct peer_work *work, enum rdt_peer_message type, const ProtobufCMessage *message,
+                          struct rdt_error *err)
 {
     if (work->transfers->closing)
         return rdt_error_set(err, RDT_SHUTTING_DOWN, "the daemon is shutting down");
@@ -50,12 +51,10 @@ void transfers_peer_up(struct transfers *transfers, struct peer *peer)
 static void work_fail(struct peer_work *work, const struct rdt_error *why)
 {
     peer_transports_down(work);
-    list_for_each_safe(node, &work->pending)
-    {
+    list_for_each_safe (node, &work->pending) {
         transfer_fail(list_entry(node, struct transfer, by_peer), why->status, "%s", why->msg);
     }
-    list_for_each_safe(node, &work->incoming)
-    {
+    list_for_each_safe (node, &work->incoming) {
         transfer_fail(list_entry(node, struct transfer, by_peer), why->status, "%s", why->msg);
     }
     outgoing_link_down(work);
@@ -76,8 +75,7 @@ void transfers_check_closed(struct transfers *transfers)
 
     if (!transfers->closing || !transfers->on_closed)
         return;
-    list_for_each(node, &transfers->works)
-    {
+    list_for_each (node, &transfers->works) {
         if (!peer_transports_closed(list_entry(node, struct peer_work, link)))
             return;
     }
@@ -94,7 +92,8 @@ void transfers_close(struct transfers *transfers, void (*on_closed)(void *arg), 
     transfers->closing = true;
     transfers->on_closed = on_closed;
     transfers->closed_arg = arg;
-    list_for_each(node, &transfers->works) work_fail(list_entry(node, struct peer_work, link), &err);
+    list_for_each (node, &transfers->works)
+        work_fail(list_entry(node, struct peer_work, link), &err);
     transfers_check_closed(transfers);
 }
 
@@ -173,7 +172,8 @@ static const struct {
     {RDT_PEER_PULL_ABORTED, &rdt__pb__pull_aborted__descriptor, on_aborted},
 };
 
-enum rdt_status transfers_peer_frame(struct transfers *transfers, struct peer *peer, const struct frame *frame, struct rdt_error *err)
+enum rdt_status transfers_peer_frame(struct transfers *transfers, struct peer *peer, const struct frame *frame,
+                                     struct rdt_error *err)
 {
     struct peer_work *work = peer_work_get(transfers, peer);
 
@@ -193,7 +193,8 @@ enum rdt_status transfers_peer_frame(struct transfers *transfers, struct peer *p
         if (message)
             status = handlers[i].on_message(work, message, err);
         else
-            status = rdt_error_set(err, RDT_PROTOCOL, "a broken %s from node %s", handlers[i].descriptor->short_name, peer->name);
+            status =
+                rdt_error_set(err, RDT_PROTOCOL, "a broken %s from node %s", handlers[i].descriptor->short_name, peer->name);
         arena_fini(&arena);
         return status;
     }
@@ -211,8 +212,7 @@ void transfers_peer_summary(const struct peer *peer, struct peer_summary *summar
     summary->transfers_out = work->n_out;
     summary->bytes_in = work->bytes_in;
     summary->bytes_out = work->bytes_out;
-    list_for_each(node, &work->transports)
-    {
+    list_for_each (node, &work->transports) {
         const struct peer_transport *pt = list_entry(node, struct peer_transport, link);
         if (pt->sm.state == PT_CONNECTED && summary->n_transports < PATH_MAX_CANDIDATES)
             summary->transports[summary->n_transports++] = pt->transport->name;

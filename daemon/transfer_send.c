@@ -230,8 +230,8 @@ static bool send_next(struct outgoing *out, struct rdt_error *err)
     op->base.op.piece.bytes = chunk->bytes;
     if (chunk_piece(chunk, out->packed, out->source, &region_index, &offset)) {
         op->base.op.piece.addr = out->bases[region_index] + offset;
-        (void)region_register(out->object->uses[region_index].region, out->via->transport, &op->base.op.piece.registration, NULL,
-                              NULL, NULL);
+        (void)region_register(out->object->uses[region_index].region, out->via->transport, &op->base.op.piece.registration,
+                              NULL, NULL, NULL);
     } else if ((op->staging = malloc(chunk->bytes))) {
         op->base.op.piece.addr = op->staging;
     } else {

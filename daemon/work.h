@@ -10,9 +10,9 @@
 
 struct work_pool;
 
-struct work {                     /* embed it; the pool owns it from submit until done is called */
-    void (*run)(struct work *);   /* on a pool thread */
-    void (*done)(struct work *);  /* on the loop thread; may free the struct; NULL: nothing to do,
+struct work {                    /* embed it; the pool owns it from submit until done is called */
+    void (*run)(struct work *);  /* on a pool thread */
+    void (*done)(struct work *); /* on the loop thread; may free the struct; NULL: nothing to do,
                                    * and run may free it */
     struct work *next;
 };

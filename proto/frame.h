@@ -14,8 +14,8 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#include "wire_limits.h"
 #include "rdt_status.h"
+#include "wire_limits.h"
 
 #define FRAME_HEADER_BYTES 16u
 

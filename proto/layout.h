@@ -17,16 +17,16 @@
 #define LAYOUT_ALIGN_BYTES 64u /* where each tensor of a packed layout starts */
 
 struct layout {
-    uint32_t count;       /* tensors */
-    uint32_t n_dims;      /* sum of ndim */
-    uint32_t *dtype;      /* [count] enum rdt_dtype */
-    uint32_t *ndim;       /* [count] */
-    uint32_t *first_dim;  /* [count] where tensor i's dimensions start in shape and strides */
-    uint32_t *region;     /* [count] */
-    uint64_t *offset;     /* [count] bytes: element [0, 0, ...] */
-    uint64_t *shape;      /* [n_dims] elements */
-    int64_t *strides;     /* [n_dims] elements */
-};                        /* one allocation: free() ends it */
+    uint32_t count;      /* tensors */
+    uint32_t n_dims;     /* sum of ndim */
+    uint32_t *dtype;     /* [count] enum rdt_dtype */
+    uint32_t *ndim;      /* [count] */
+    uint32_t *first_dim; /* [count] where tensor i's dimensions start in shape and strides */
+    uint32_t *region;    /* [count] */
+    uint64_t *offset;    /* [count] bytes: element [0, 0, ...] */
+    uint64_t *shape;     /* [n_dims] elements */
+    int64_t *strides;    /* [n_dims] elements */
+};                       /* one allocation: free() ends it */
 
 /* From the wire (list NULL: no tensors). RDT_INVALID names the tensor and what is wrong with it: unknown dtype, ndim above
  * RDT_MAX_NDIM, columns of the wrong length, an element count or byte extent that overflows 2^63. RDT_LIMIT: too many tensors.
@@ -47,8 +47,7 @@ uint64_t layout_total_bytes(const struct layout *layout);
 
 /* The bytes that tensor i touches: [*lo_p, *hi_p) from the region's start; lo == hi if it has no elements. RDT_INVALID: below
  * the region's start, or beyond 2^63. */
-enum rdt_status layout_extent(const struct layout *layout, uint32_t i, uint64_t *lo_p, uint64_t *hi_p,
-                              struct rdt_error *err);
+enum rdt_status layout_extent(const struct layout *layout, uint32_t i, uint64_t *lo_p, uint64_t *hi_p, struct rdt_error *err);
 
 /* Row-major without holes (strides of dimensions of size 1 do not matter; a tensor without elements is). */
 bool layout_is_contiguous(const struct layout *layout, uint32_t i);

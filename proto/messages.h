@@ -3,23 +3,23 @@
 #define PROTO_MESSAGES_H
 
 /* Client and daemon. X(number, NAME, request message, reply message) in protobuf-c's spelling. */
-#define RDT_MESSAGE_MAP(X)                                                                           \
-    X(1, HELLO, hello, hello_reply)                                                                  \
-    X(2, PING, ping, ping)                                                                           \
-    X(3, STATUS, empty, status_reply)                                                                \
-    X(4, ALLOC, alloc, region_reply)                                                                 \
-    X(5, IMPORT, import, region_reply)                                                               \
-    X(6, RELEASE_REGION, release_region, empty)                                                      \
-    X(7, PUT, put, put_reply)                                                                        \
-    X(8, FETCH, fetch, empty)                                                                        \
-    X(9, CANCEL, cancel, empty)                                                                      \
-    X(10, RELEASE, release, empty)                                                                   \
-    X(11, FREE, free, empty)                                                                         \
-    X(12, WAIT, wait, object_info)                                                                   \
-    X(13, WAIT_FREED, wait_freed, empty)                                                             \
-    X(14, CANCEL_REQUEST, cancel_request, empty)                                                     \
-    X(15, STAT, stat, object_info)                                                                   \
-    X(16, LIST, list, list_reply)                                                                    \
+#define RDT_MESSAGE_MAP(X)                       \
+    X(1, HELLO, hello, hello_reply)              \
+    X(2, PING, ping, ping)                       \
+    X(3, STATUS, empty, status_reply)            \
+    X(4, ALLOC, alloc, region_reply)             \
+    X(5, IMPORT, import, region_reply)           \
+    X(6, RELEASE_REGION, release_region, empty)  \
+    X(7, PUT, put, put_reply)                    \
+    X(8, FETCH, fetch, empty)                    \
+    X(9, CANCEL, cancel, empty)                  \
+    X(10, RELEASE, release, empty)               \
+    X(11, FREE, free, empty)                     \
+    X(12, WAIT, wait, object_info)               \
+    X(13, WAIT_FREED, wait_freed, empty)         \
+    X(14, CANCEL_REQUEST, cancel_request, empty) \
+    X(15, STAT, stat, object_info)               \
+    X(16, LIST, list, list_reply)                \
     X(17, EXPLAIN, explain, list_reply)
 
 enum rdt_message {
@@ -34,21 +34,21 @@ enum rdt_event {
 };
 
 /* Daemon and daemon. X(number, NAME, message): rdt_peer.proto says who sends it when. */
-#define RDT_PEER_MESSAGE_MAP(X)                                                                      \
-    X(1, HELLO, link_hello)                                                                          \
-    X(2, PING, link_ping)                                                                            \
-    X(3, PONG, link_ping)                                                                            \
-    X(4, OFFER, offer)                                                                               \
-    X(5, OFFER_REQUEST, offer_request)                                                               \
-    X(6, PULL, pull)                                                                                 \
-    X(7, PULL_META, pull_meta)                                                                       \
-    X(8, PULL_START, pull_start)                                                                     \
-    X(9, PULL_END, pull_end)                                                                         \
-    X(10, PULL_ABORT, pull_abort)                                                                    \
-    X(11, PULL_ABORTED, pull_aborted)                                                                \
-    X(12, CALL, call)                                                                                \
-    X(13, CALL_REPLY, call_reply)                                                                    \
-    X(14, GOODBYE, goodbye)                                                                          \
+#define RDT_PEER_MESSAGE_MAP(X)        \
+    X(1, HELLO, link_hello)            \
+    X(2, PING, link_ping)              \
+    X(3, PONG, link_ping)              \
+    X(4, OFFER, offer)                 \
+    X(5, OFFER_REQUEST, offer_request) \
+    X(6, PULL, pull)                   \
+    X(7, PULL_META, pull_meta)         \
+    X(8, PULL_START, pull_start)       \
+    X(9, PULL_END, pull_end)           \
+    X(10, PULL_ABORT, pull_abort)      \
+    X(11, PULL_ABORTED, pull_aborted)  \
+    X(12, CALL, call)                  \
+    X(13, CALL_REPLY, call_reply)      \
+    X(14, GOODBYE, goodbye)            \
     X(15, PULL_KEYS, pull_keys)
 
 enum rdt_peer_message {

@@ -4,8 +4,8 @@
 size_t rdt_dtype_bytes(enum rdt_dtype dtype)
 {
     switch (dtype) {
-#define X(number, name, bytes, text, safetensors)                                                    \
-    case RDT_##name:                                                                                 \
+#define X(number, name, bytes, text, safetensors) \
+    case RDT_##name:                              \
         return (bytes);
         RDT_DTYPE_MAP(X)
 #undef X
@@ -16,8 +16,8 @@ size_t rdt_dtype_bytes(enum rdt_dtype dtype)
 const char *rdt_dtype_name(enum rdt_dtype dtype)
 {
     switch (dtype) {
-#define X(number, name, bytes, text, safetensors)                                                    \
-    case RDT_##name:                                                                                 \
+#define X(number, name, bytes, text, safetensors) \
+    case RDT_##name:                              \
         return (text);
         RDT_DTYPE_MAP(X)
 #undef X

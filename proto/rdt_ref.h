@@ -12,18 +12,18 @@
 extern "C" {
 #endif
 
-#define RDT_REF_TEXT_BYTES 768 /* enough for any ref as text, its terminating zero included */
+#define RDT_REF_TEXT_BYTES 768   /* enough for any ref as text, its terminating zero included */
 #define RDT_REF_PACKED_BYTES 320 /* enough for any ref as bytes */
 
 struct rdt_ref {
-    uint8_t node[16];      /* uuid of the node that owns the object; all zero: the daemon that is asked */
-    uint64_t generation;   /* tells objects apart that had the same id; 0: whichever is under the id now */
-    uint32_t uid;          /* with tenant: the owner whose name space the id is in */
-    uint8_t any_owner;     /* 1: uid and tenant are not given, the caller's own apply */
-    uint8_t id_bytes;      /* 1..128 */
-    char tenant[33];       /* "" is the unnamed one */
-    char address[65];      /* "host:port" of the node's peer link; "" when the asked daemon must know the node */
-    char id[129];          /* any bytes; also zero-terminated, for ids that are text */
+    uint8_t node[16];    /* uuid of the node that owns the object; all zero: the daemon that is asked */
+    uint64_t generation; /* tells objects apart that had the same id; 0: whichever is under the id now */
+    uint32_t uid;        /* with tenant: the owner whose name space the id is in */
+    uint8_t any_owner;   /* 1: uid and tenant are not given, the caller's own apply */
+    uint8_t id_bytes;    /* 1..128 */
+    char tenant[33];     /* "" is the unnamed one */
+    char address[65];    /* "host:port" of the node's peer link; "" when the asked daemon must know the node */
+    char id[129];        /* any bytes; also zero-terminated, for ids that are text */
 };
 
 /* A ref for an id on the caller's own node in the caller's own name space: what rdt_fetch parks on before anyone has put it.

@@ -8,8 +8,8 @@
 const char *rdt_status_name(enum rdt_status status)
 {
     switch (status) {
-#define X(number, name, sentence)                                                                    \
-    case RDT_##name:                                                                                 \
+#define X(number, name, sentence) \
+    case RDT_##name:              \
         return #name;
         RDT_STATUS_MAP(X)
 #undef X
@@ -20,8 +20,8 @@ const char *rdt_status_name(enum rdt_status status)
 const char *rdt_status_sentence(enum rdt_status status)
 {
     switch (status) {
-#define X(number, name, sentence)                                                                    \
-    case RDT_##name:                                                                                 \
+#define X(number, name, sentence) \
+    case RDT_##name:              \
         return sentence;
         RDT_STATUS_MAP(X)
 #undef X

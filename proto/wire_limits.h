@@ -5,18 +5,18 @@
 #define RDT_PROTOCOL_MIN 1
 #define RDT_PROTOCOL_MAX 1
 
-#define RDT_MAX_FRAME_BYTES (16u << 20)    /* payload of one frame */
-#define RDT_MAX_FRAME_FDS 64u              /* fds that ride with one frame */
-#define RDT_MAX_DECODED_BYTES (96u << 20)  /* heap one decoded message may take: protobuf-c blows small messages up */
-#define RDT_MAX_ID_BYTES 128u              /* object id */
+#define RDT_MAX_FRAME_BYTES (16u << 20)   /* payload of one frame */
+#define RDT_MAX_FRAME_FDS 64u             /* fds that ride with one frame */
+#define RDT_MAX_DECODED_BYTES (96u << 20) /* heap one decoded message may take: protobuf-c blows small messages up */
+#define RDT_MAX_ID_BYTES 128u             /* object id */
 #define RDT_MAX_TENANT_BYTES 32u
-#define RDT_MAX_NAME_BYTES 64u             /* transports, clients, groups */
-#define RDT_MAX_ADDRESS_BYTES 64u          /* "host:port" */
-#define RDT_MAX_METADATA_BYTES (4u << 20)  /* user metadata of one object */
-#define RDT_MAX_TENSORS 65536u             /* tensors of one object */
-#define RDT_MAX_NDIM 32u                   /* dimensions of one tensor */
-#define RDT_MAX_FETCH_REFS 16384u          /* refs of one fetch */
-#define RDT_MAX_PAGE 1024u                 /* rows of one list reply */
-#define RDT_INLINE_MAX_BYTES (32u << 10)   /* an object up to this size rides in the reply between nodes */
+#define RDT_MAX_NAME_BYTES 64u            /* transports, clients, groups */
+#define RDT_MAX_ADDRESS_BYTES 64u         /* "host:port" */
+#define RDT_MAX_METADATA_BYTES (4u << 20) /* user metadata of one object */
+#define RDT_MAX_TENSORS 65536u            /* tensors of one object */
+#define RDT_MAX_NDIM 32u                  /* dimensions of one tensor */
+#define RDT_MAX_FETCH_REFS 16384u         /* refs of one fetch */
+#define RDT_MAX_PAGE 1024u                /* rows of one list reply */
+#define RDT_INLINE_MAX_BYTES (32u << 10)  /* an object up to this size rides in the reply between nodes */
 
 #endif

@@ -198,8 +198,7 @@ static unsigned outgoing_in(const char *state)
     unsigned n = transfers_of(&c.node[0], views, 64), found = 0;
 
     for (unsigned i = 0; i < n; i++)
-        found +=
-            views[i].elapsed_ns == 0 && strcmp(views[i].direction, "out") == 0 && strcmp(views[i].state, state) == 0;
+        found += views[i].elapsed_ns == 0 && strcmp(views[i].direction, "out") == 0 && strcmp(views[i].state, state) == 0;
     return found;
 }
 
@@ -307,8 +306,8 @@ static bool at_rest(unsigned i)
 static void must_have_read(const struct scene *scene)
 {
     for (unsigned i = 0; i < 2; i++)
-        must_say(scene->report.status[i] == RDT_OK && scene->report.right[i], "step %d, fetch %u: %s: %s", scene->step,
-                 i, rdt_status_name(scene->report.status[i]), scene->report.msg[i]);
+        must_say(scene->report.status[i] == RDT_OK && scene->report.right[i], "step %d, fetch %u: %s: %s", scene->step, i,
+                 rdt_status_name(scene->report.status[i]), scene->report.msg[i]);
     must(scene->report.margins);
 }
 
@@ -659,8 +658,7 @@ static void begin_cables(void)
     cluster_start(&c, 2, &(struct cluster_options){.cables = true, .flags = flags});
 }
 
-static void check_cable(void (*cut)(struct test_net *, unsigned), void (*restore)(struct test_net *, unsigned),
-                        bool moving)
+static void check_cable(void (*cut)(struct test_net *, unsigned), void (*restore)(struct test_net *, unsigned), bool moving)
 {
     const size_t bytes = moving ? 96 << 20 : 1000;
     rdt *owner, *reader;

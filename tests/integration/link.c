@@ -106,8 +106,7 @@ Test(link, garbage_disturbs_nobody)
 {
     static const uint8_t http[] = "GET / HTTP/1.1\r\nHost: x\r\n\r\n", zeros[64],
                          old_tls[] = {0x16, 0x03, 0x00, 0x00, 0x05, 1, 0, 0, 1, 0},
-                         odd_tls[] = {0x16, 0x09, 0x09, 0x40, 0x00, 1, 2, 3},
-                         alert[] = {0x15, 0x03, 0x03, 0x00, 0x02, 2, 40},
+                         odd_tls[] = {0x16, 0x09, 0x09, 0x40, 0x00, 1, 2, 3}, alert[] = {0x15, 0x03, 0x03, 0x00, 0x02, 2, 40},
                          frame[] = {16, 0, 0, 0, 1, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0};
     static const struct {
         const uint8_t *bytes;
@@ -212,8 +211,7 @@ Test(link, node_is_not_who_it_should_be)
     wait_until(10 * SEC, node_log_has(&seeker, "as the nodes file says"));
     conn = node_client(&seeker, "seeker");
     ref = ref_on(&b, "x");
-    must_refuse(RDT_PEER_LOST, "bee",
-                try_fetch(conn, &ref, RDT_FETCH_AUTO, LONG, &object, &err)); /* the file's word stands */
+    must_refuse(RDT_PEER_LOST, "bee", try_fetch(conn, &ref, RDT_FETCH_AUTO, LONG, &object, &err)); /* the file's word stands */
     rdt_close(conn);
     node_stop(&seeker);
 

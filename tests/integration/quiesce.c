@@ -500,8 +500,7 @@ Test(quiesce, given_up_at_each_step)
                     set_faults("");
                     if (direct) {
                         must_ok(rdt_wait_freed_range(reader, memory, BYTES + 2 * CHUNK, LONG, &err));
-                        must(is_filled_with(memory, CHUNK, CANARY_BYTE) &&
-                             is_filled_with(at + BYTES, CHUNK, CANARY_BYTE));
+                        must(is_filled_with(memory, CHUNK, CANARY_BYTE) && is_filled_with(at + BYTES, CHUNK, CANARY_BYTE));
                         must(step != PARKED || is_filled_with(at, BYTES, CANARY_BYTE));
                         must(canary_untouched(&canary));
                         must_ok(rdt_dealloc(reader, memory, &err));

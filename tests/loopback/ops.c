@@ -100,8 +100,8 @@ void op_cancel(struct operation *operation)
 struct operation *op_find(struct conn *conn, enum op_kind kind, uint64_t transfer, uint64_t chunk)
 {
     for (struct operation *at = conn->operations; at; at = at->next)
-        if (at->kind == kind && at->op->transfer == transfer && at->op->chunk == chunk &&
-            at->status == RDT_OK && at->state == (kind == OP_RECV ? OP_WAITING : OP_RUNNING))
+        if (at->kind == kind && at->op->transfer == transfer && at->op->chunk == chunk && at->status == RDT_OK &&
+            at->state == (kind == OP_RECV ? OP_WAITING : OP_RUNNING))
             return at;
     return NULL;
 }

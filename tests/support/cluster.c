@@ -63,8 +63,8 @@ void cluster_start(struct cluster *cluster, unsigned n, const struct cluster_opt
     for (unsigned i = 0; i < n; i++) {
         free_address(options->cables ? cluster->net.ns[i] : 0, options->cables ? cluster->net.address[i] : "127.0.0.1",
                      cluster->listen[i]);
-        (void)snprintf(cluster->faults[i], sizeof cluster->faults[i], "%.100s/faults.%d.%u", tmp ? tmp : "/tmp",
-                       (int)getpid(), i);
+        (void)snprintf(cluster->faults[i], sizeof cluster->faults[i], "%.100s/faults.%d.%u", tmp ? tmp : "/tmp", (int)getpid(),
+                       i);
         write_file(cluster->faults[i], "");
         make_flags(cluster, i);
         start_node(cluster, i);
@@ -161,14 +161,12 @@ static void expect_fds(const struct cluster *cluster, unsigned i)
     if (cluster->options.no_meeting) /* what a link takes is not known */
         return;
     for (unsigned round = 0; (n = fds_of(cluster->node[i].pid)) > cluster->fds[i]; wait_pause(&round))
-        must_say(now_ns() < deadline, "%s has %u fds open, %u when all had met", cluster->node[i].name, n,
-                 cluster->fds[i]);
+        must_say(now_ns() < deadline, "%s has %u fds open, %u when all had met", cluster->node[i].name, n, cluster->fds[i]);
 }
 
 void cluster_end(struct cluster *cluster, const char *const *declared)
 {
-    static const char *const ends[] = {
-        "is down: ", "is lost: ", "refused", "taken down and rebuilt: ", "shutting down", NULL};
+    static const char *const ends[] = {"is down: ", "is lost: ", "refused", "taken down and rebuilt: ", "shutting down", NULL};
 
     cluster_expect_idle(cluster);
     for (unsigned i = 0; i < cluster->n; i++) {
@@ -223,8 +221,7 @@ static void view_transfer(const Rdt__Pb__TransferInfo *info, struct transfer_vie
     (void)snprintf(view->peer, sizeof view->peer, "%s", info->peer);
     for (size_t i = 0; i < info->n_candidates && i < 12; i++) {
         (void)snprintf(view->candidates[i].path, sizeof view->candidates[i].path, "%s", info->candidates[i]->path);
-        (void)snprintf(view->candidates[i].reason, sizeof view->candidates[i].reason, "%s",
-                       info->candidates[i]->reason);
+        (void)snprintf(view->candidates[i].reason, sizeof view->candidates[i].reason, "%s", info->candidates[i]->reason);
         view->candidates[i].chosen = info->candidates[i]->chosen;
         view->n_candidates++;
     }
@@ -269,8 +266,7 @@ static bool is_one_of(const char *state, const char *states)
 {
     const char *found = strstr(states, state);
 
-    return found && (found == states || found[-1] == '|') &&
-           (found[strlen(state)] == '\0' || found[strlen(state)] == '|');
+    return found && (found == states || found[-1] == '|') && (found[strlen(state)] == '\0' || found[strlen(state)] == '|');
 }
 
 void await_transfer(const struct test_node *node, const char *direction, const char *states)

@@ -64,10 +64,8 @@ void fake_setup(void)
     cr_assert_eq(uv_loop_init(&fake.loop), 0);
     cr_assert_eq(plugins_create(&fake.loop, &options, &fake.plugins, &err), RDT_OK, "%s", err.msg);
     cr_assert_eq(work_pool_create(&fake.loop, 2, &fake.pool, &err), RDT_OK, "%s", err.msg);
-    fake.kind = (struct memory_kind){.ops = {.alloc = fake_alloc, .free = fake_free, .map = fake_map},
-                                     .name = "fake",
-                                     .path = "",
-                                     .available = true};
+    fake.kind = (struct memory_kind){
+        .ops = {.alloc = fake_alloc, .free = fake_free, .map = fake_map}, .name = "fake", .path = "", .available = true};
     fake.transport = (struct transport){.ops = {.register_memory = fake_register, .unregister_memory = fake_unregister},
                                         .name = "fake",
                                         .path = "",
@@ -142,8 +140,8 @@ struct region *fake_region(uint64_t bytes, uint64_t client)
     struct owner owner = {.uid = 1000};
     struct region *region = NULL;
     struct rdt_error err = {0};
-    enum rdt_status status = region_alloc(&fake.regions, "fake", "", bytes, REGION_ALLOCATED, &owner, client, &region,
-                                          on_ready, &region, &err);
+    enum rdt_status status =
+        region_alloc(&fake.regions, "fake", "", bytes, REGION_ALLOCATED, &owner, client, &region, on_ready, &region, &err);
 
     if (status == RDT_AGAIN)
         fake_run();

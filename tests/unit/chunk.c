@@ -62,8 +62,8 @@ static void random_memory(const struct layout *shapes, bool holes, struct memory
     struct layout *layout = layout_dup(shapes);
     uint32_t n = 1 + (uint32_t)dice(3);
 
-    *memory_p = (struct memory){
-        .layout = layout, .n = n, .bases = calloc(n, sizeof(uint8_t *)), .bytes = calloc(n, sizeof(uint64_t))};
+    *memory_p =
+        (struct memory){.layout = layout, .n = n, .bases = calloc(n, sizeof(uint8_t *)), .bytes = calloc(n, sizeof(uint64_t))};
     cr_assert(layout && memory_p->bases && memory_p->bytes);
     for (uint32_t i = 0; i < layout->count; i++) {
         uint32_t r = layout->region[i] = (uint32_t)dice(n), d = layout->first_dim[i];
@@ -115,8 +115,8 @@ static struct chunk_plan *plan_of(const struct layout *packed, uint64_t bytes, u
 }
 
 /* In order, none over another, none above chunk_bytes, and each byte of each tensor in exactly one. */
-static void check_plan(const struct chunk_plan *plan, const struct layout *packed, uint64_t stream,
-                       uint64_t chunk_bytes, bool single)
+static void check_plan(const struct chunk_plan *plan, const struct layout *packed, uint64_t stream, uint64_t chunk_bytes,
+                       bool single)
 {
     uint8_t *seen = calloc(1, stream + 1);
     uint64_t end = 0;
@@ -237,8 +237,8 @@ Test(chunk, random_plans_round_trip)
                 }
         for (uint32_t r = 0; r < target.n; r++) /* holes were not written */
             for (uint64_t b = 0; b < target.bytes[r]; b++)
-                cr_assert_eq(target.bases[r][b], 0, "round %u: byte %lu of region %u is no tensor's", round,
-                             (unsigned long)b, r);
+                cr_assert_eq(target.bases[r][b], 0, "round %u: byte %lu of region %u is no tensor's", round, (unsigned long)b,
+                             r);
         check_piece(here, packed, &source);
 
         free(here);

@@ -110,8 +110,7 @@ static enum rdt_status find_as(const char *id, uint64_t generation, const struct
     enum rdt_status status = object_table_find(&table, &ref, requester, &object, &err);
 
     cr_assert(status != RDT_OK || object);
-    cr_assert(status == RDT_OK || status == RDT_AGAIN || err.status == status, "no sentence for %s",
-              rdt_status_name(status));
+    cr_assert(status == RDT_OK || status == RDT_AGAIN || err.status == status, "no sentence for %s", rdt_status_name(status));
     return status;
 }
 

@@ -92,9 +92,8 @@ Test(region, over_limit_refused_before_anything)
     cr_expect_eq(region_alloc(&fake.regions, "fake", "", 4097, REGION_ALLOCATED, &owner, 1, &region, NULL, NULL, &err),
                  RDT_NO_MEMORY, "does not fit now: %s", err.msg);
     cr_expect(strstr(err.msg, "4096"), "%s", err.msg);
-    cr_expect_eq(
-        region_alloc(&fake.regions, "fake", "", UINT64_MAX, REGION_ALLOCATED, &owner, 1, &region, NULL, NULL, &err),
-        RDT_LIMIT);
+    cr_expect_eq(region_alloc(&fake.regions, "fake", "", UINT64_MAX, REGION_ALLOCATED, &owner, 1, &region, NULL, NULL, &err),
+                 RDT_LIMIT);
     cr_expect_eq(region_alloc(&fake.regions, "fake", "", 0, REGION_ALLOCATED, &owner, 1, &region, NULL, NULL, &err),
                  RDT_INVALID);
     cr_expect_eq(region_alloc(&fake.regions, "cuda", "", 1, REGION_ALLOCATED, &owner, 1, &region, NULL, NULL, &err),
@@ -124,8 +123,8 @@ Test(region, failed_allocation_leaves_nothing)
         enum rdt_status status;
 
         fake.fail_alloc = true;
-        status = region_alloc(&fake.regions, "fake", "", sizes[i], REGION_ALLOCATED, &owner, 1, &region, on_ready,
-                              &region, &err);
+        status =
+            region_alloc(&fake.regions, "fake", "", sizes[i], REGION_ALLOCATED, &owner, 1, &region, on_ready, &region, &err);
         cr_assert(status == RDT_NO_MEMORY || status == RDT_AGAIN);
         fake_run();
         cr_assert_eq(fake.n_ready, status == RDT_AGAIN ? 1u : 0u);
@@ -167,8 +166,7 @@ Test(region, range_waiter_told_when_last_overlap_ends)
     struct region *region = take(4096);
     struct region_use uses[3] = {0};
     struct layout *spans[] = {span(50, 150), span(99, 100), span(100, 200)};
-    struct region_waiter low = {.lo = 0, .hi = 100, .on_idle = on_idle},
-                         all = {.lo = 0, .hi = 4096, .on_idle = on_idle};
+    struct region_waiter low = {.lo = 0, .hi = 100, .on_idle = on_idle}, all = {.lo = 0, .hi = 4096, .on_idle = on_idle};
 
     n_idle = 0;
     for (unsigned i = 0; i < 3; i++)

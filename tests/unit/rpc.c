@@ -5,7 +5,7 @@
 
 Test(rpc, every_request_has_a_handler)
 {
-#define X(number, name, request, reply) \
+#define X(number, name, request, reply)                                          \
     if (RDT_MSG_##name != RDT_MSG_HELLO) /* conn.c's own: it makes the client */ \
         cr_expect(rpc_handles(RDT_MSG_##name), "no line for %s in the table of daemon/rpc.c", #name);
     RDT_MESSAGE_MAP(X)

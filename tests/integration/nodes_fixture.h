@@ -1,0 +1,61 @@
+/* What the tests of several nodes begin and end with. Included by nodes.c and nodes_ends.c only. */
+#ifndef TESTS_NODES_FIXTURE_H
+#define TESTS_NODES_FIXTURE_H
+
+#include <sched.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "tests/support/cluster.h"
+
+#define KIB ((size_t)1024)
+#define MIB (1024 * KIB)
+
+static struct cluster c;
+static rdt *owner, *reader; /* clients of node 0 and of node 1 */
+
+static bool cables_can_be(void)
+{
+    int status = 1;
+    pid_t pid = geteuid() == 0 ? fork() : -1;
+
+    if (pid == 0)
+        _exit(unshare(CLONE_NEWNET) == 0 && system("command -v ip >/dev/null 2>&1") == 0 ? 0 : 1);
+    return pid > 0 && waitpid(pid, &status, 0) == pid && status == 0;
+}
+
+static void begin_with(unsigned n, const struct cluster_options *options)
+{
+    struct cluster_options all = *options;
+
+    all.cables = cables_can_be();
+    if (!all.cables)
+        (void)fprintf(stderr, "no network namespaces: on 127.0.0.1\n");
+    cluster_start(&c, n, &all);
+    owner = node_client(&c.node[0], "owner");
+    reader = node_client(&c.node[1], "reader");
+}
+
+static void begin(unsigned n)
+{
+    begin_with(n, &(struct cluster_options){0});
+}
+
+static void end(const char *const *declared)
+{
+    rdt_close(owner);
+    rdt_close(reader);
+    cluster_end(&c, declared);
+}
+
+static struct rdt_fetch_options within(int64_t ns)
+{
+    struct rdt_fetch_options options = RDT_INIT(options);
+
+    options.timeout_ns = ns;
+    return options;
+}
+
+#endif
