@@ -9,8 +9,8 @@
  * Conventions
  * - Every function that can fail returns enum rdt_status (0 is RDT_OK) and fills err, which may be NULL, with one sentence.
  *   Results (..._p) are written only on success.
- * - Times are nanoseconds that remain: 0 polls, negative waits without end. A call ends at its deadline even if the daemon is
- *   stopped.
+ * - Times are nanoseconds that remain: 0 polls, negative waits without end; in an options struct 0 is the default that is
+ *   written there. A call ends at its deadline even if the daemon is stopped.
  * - Thread-safe: any call may be made from any thread on one connection, except that a request, an object or a memory range
  *   must not be destroyed while another thread still uses it. No thread is started; callers that wait drive the socket.
  * - After a fork the child's copy of a connection, and of everything made from it, answers RDT_FORKED; the child may unmap by
@@ -119,7 +119,7 @@ enum rdt_put_flags {
 
 struct rdt_put_options {
     size_t struct_size;
-    const void *id;       /* the caller's name for it; NULL: generated */
+    const void *id;       /* the caller's name for it, among those of its uid and tenant; NULL: generated */
     size_t id_bytes;      /* 1..128 */
     const void *metadata; /* opaque, handed to every reader; at most 4 MiB */
     size_t metadata_bytes;
@@ -163,14 +163,14 @@ struct rdt_fetch_options {
     enum rdt_fetch_mode mode;
     int64_t timeout_ns;     /* deadline of every request, from its start to its last byte; 0: without end */
     const char *transport;  /* only by this one; NULL: any */
-    const char *least_path; /* refuse what is slower than this path: "share", "copy", a transport's name; NULL: any */
+    const char *least_path; /* refuse what is slower than this path: "share", "copy", "inline", a transport's; NULL: any */
     /* For the i-th ref, if not NULL, slices[i] has one entry per tensor of that object (or is NULL: whole). */
     const struct rdt_slice *const *slices;
     const size_t *slice_counts; /* [refs] entries in slices[i] */
     /* For the i-th ref, if not NULL, targets[i] (or NULL) receives its tensors: contiguous, same count, dtype and shape (after
-     * slicing). Checked before anything starts: MISMATCH names the tensor. They must stay valid until the request ends, also
-     * after a cancel or time-out: rdt_request_destroy returns only when nothing writes there any more unless the memory is
-     * rdt_alloc's or rdt_import's, where the daemon keeps it safe itself. */
+     * slicing). Checked before anything is written there: MISMATCH names the tensor. They must stay valid until the request
+     * ends, also after a cancel or time-out: rdt_request_destroy returns only when nothing writes there any more unless the
+     * memory is rdt_alloc's or rdt_import's, where the daemon keeps it safe itself. */
     const struct rdt_tensor *const *targets;
     const size_t *target_counts; /* [refs] */
 };
@@ -212,7 +212,8 @@ void rdt_request_destroy(rdt_request *request);
 int rdt_fd(const rdt *rdt);
 
 /* Does what can be done without blocking: reads answers, ends requests whose time is over. *n_ended_p, if not NULL: how many
- * requests ended. */
+ * requests ended since the last rdt_dispatch, those of rdt_fetch and rdt_wait included: a hint to look, rdt_request_status
+ * says which. */
 enum rdt_status rdt_dispatch(rdt *rdt, size_t *n_ended_p, struct rdt_error *err);
 
 /* ---- fetched objects ---- */

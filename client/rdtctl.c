@@ -47,11 +47,10 @@ static void print_overview(FILE *out)
         fprintf(out, "  %-10s %s\n", commands[i].name, commands[i].help);
     fprintf(out, "\noptions of every command:\n");
     ctl_print_shared_options(out);
-    fprintf(
-        out,
-        "\n"
-        "A REF is the text that put prints (rdt:NODE/ID?...) or a bare id on this node. `rdtctl COMMAND --help` says more.\n"
-        "Exit status: 0 done, 1 refused or failed, 2 wrong usage, 3 no daemon, 4 timed out.\n");
+    fprintf(out, "\n"
+                 "A REF is the text that put prints (rdt:NODE/ID?...) or an id of your own on this node. `rdtctl COMMAND "
+                 "--help` says more.\n"
+                 "Exit status: 0 done, 1 refused or failed, 2 wrong usage, 3 no daemon, 4 timed out.\n");
 }
 
 static int run(struct ctl *ctl, int argc, char **argv)
