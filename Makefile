@@ -280,7 +280,7 @@ cov:
 
 format:
 	@.ci/deps clang-format
-	@find proto daemon backends client tests -name '*.[ch]' -print0 | xargs -0 clang-format -i
+	@find proto daemon backends client tests -name '*.[ch]' ! -path 'tests/examples/*' -print0 | xargs -0 clang-format -i
 
 empty :=
 TIDY := $(subst $(empty) ,,-*,clang-analyzer-*,-clang-analyzer-security.insecureAPI.*,bugprone-*, \

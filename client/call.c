@@ -87,8 +87,12 @@ static void wait_for(rdt *conn, struct waiting *waiting, int64_t deadline_ns)
         return;
     (void)pending_take(&conn->pending, waiting->pending.id);
     cancel(conn, waiting);
-    (void)rdt_error_set(&waiting->err, RDT_TIMED_OUT, "rdtd did not answer %s within %.3f s", type_name(waiting->type),
-                        (double)(clock_now_ns() - start_ns) / 1e9);
+    if (waiting->type == RDT_MSG_WAIT || waiting->type == RDT_MSG_WAIT_FREED)
+        (void)rdt_error_set(&waiting->err, RDT_TIMED_OUT, "the object was not %s within %.3f s",
+                            waiting->type == RDT_MSG_WAIT ? "put" : "let go of", (double)(clock_now_ns() - start_ns) / 1e9);
+    else
+        (void)rdt_error_set(&waiting->err, RDT_TIMED_OUT, "rdtd did not answer %s within %.3f s", type_name(waiting->type),
+                            (double)(clock_now_ns() - start_ns) / 1e9);
 }
 
 enum rdt_status call_fds(rdt *conn, enum rdt_message type, const ProtobufCMessage *request, int send_fd,

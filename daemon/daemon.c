@@ -302,6 +302,8 @@ enum rdt_status daemon_run(const struct options *options, struct rdt_error *err)
     (void)uv_loop_init(&daemon->loop);
     status = node_load(options->state_dir, &daemon->node, err);
     if (status == RDT_OK)
+        status = node_lock(options->state_dir, err);
+    if (status == RDT_OK)
         status = plugins_create(&daemon->loop, options, &daemon->plugins, err);
     if (status == RDT_OK)
         status = work_pool_create(&daemon->loop, options->worker_threads, &daemon->pool, err);

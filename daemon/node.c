@@ -2,6 +2,7 @@
  * this node by what is in there. */
 #include "daemon/node.h"
 
+#include <sys/file.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <limits.h>
@@ -133,4 +134,26 @@ enum rdt_status node_load(const char *state_dir, struct node *node_p, struct rdt
     if (status == RDT_OK)
         *node_p = node;
     return status;
+}
+
+enum rdt_status node_lock(const char *state_dir, struct rdt_error *err)
+{
+    char path[PATH_MAX];
+    int fd;
+
+    if (state_dir[0] == 0)
+        return RDT_OK;
+    if (snprintf(path, sizeof(path), "%s/lock", state_dir) >= (int)sizeof(path))
+        return rdt_error_set(err, RDT_INVALID, "state_dir is too long");
+    fd = open(path, O_RDWR | O_CREAT | O_CLOEXEC, 0600);
+    if (fd < 0)
+        return rdt_error_sys(err, errno, "cannot make %s", path);
+    if (flock(fd, LOCK_EX | LOCK_NB) == 0)
+        return RDT_OK; /* the open file is the lock: it ends with the process */
+    if (errno == EWOULDBLOCK)
+        (void)rdt_error_set(err, RDT_EXISTS, "another daemon runs with state_dir %s: give this one its own", state_dir);
+    else
+        (void)rdt_error_sys(err, errno, "cannot lock %s", path);
+    close(fd);
+    return err ? err->status : RDT_EXISTS;
 }

@@ -17,6 +17,9 @@ struct node {
 /* Reads or makes the uuid file in state_dir ("" : random), and a new boot id. */
 enum rdt_status node_load(const char *state_dir, struct node *node_p, struct rdt_error *err);
 
+/* Keeps state_dir for this process alone: two daemons of one uuid would be taken for one node. The lock ends with the process. EXISTS. */
+enum rdt_status node_lock(const char *state_dir, struct rdt_error *err);
+
 /* 32 hex digits and a zero. */
 void node_hex(const uint8_t uuid[16], char text_p[33]);
 

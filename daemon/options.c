@@ -284,27 +284,6 @@ static void print_section(const struct options *options, const char *section, bo
     }
 }
 
-static bool section_was_printed(const struct options *options, const struct options_extra *extra)
-{
-    const struct options_extra *e = options->extras;
-    while (e != extra && strcmp(e->section, extra->section) != 0)
-        e = e->next;
-    return e != extra;
-}
-
-static void print_extras(const struct options *options, FILE *out)
-{
-    for (const struct options_extra *extra = options->extras; extra != NULL; extra = extra->next) {
-        if (section_was_printed(options, extra))
-            continue;
-        fprintf(out, "\n[%s]\n", extra->section);
-        for (const struct options_extra *e = extra; e != NULL; e = e->next) {
-            if (strcmp(e->section, extra->section) == 0)
-                fprintf(out, "%s = %s\n", e->key, e->value);
-        }
-    }
-}
-
 void options_dump(const struct options *options, FILE *out)
 {
     struct options defaults = {0};
@@ -325,7 +304,6 @@ void options_dump(const struct options *options, FILE *out)
         fprintf(out, "\n[%s]\n", option_keys[i].section);
         print_section(options, option_keys[i].section, as_template, out);
     }
-    print_extras(options, out);
     options_fini(&defaults);
 }
 

@@ -71,7 +71,8 @@ void options_fini(struct options *options);
  * those above it). */
 uint64_t options_effective_memory_limit(const struct options *options);
 
-/* As a configuration file with a comment per key: the effective values (--dump-config), or, options being NULL, the defaults with
+/* The daemon's own sections as a configuration file with a comment per key (plugins_dump prints the backends'): the effective values
+ * (--dump-config), or, options being NULL, the defaults with
  * every key commented out: the template. */
 void options_dump(const struct options *options, FILE *out);
 void options_help(FILE *out);

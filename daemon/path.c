@@ -138,7 +138,7 @@ static int better_first(const void *a, const void *b)
 
 enum rdt_status path_choose(const struct path_query *query, struct path_decision *decision, struct rdt_error *err)
 {
-    char all[400] = "";
+    char all[480] = "";
     bool least_known;
 
     *decision = (struct path_decision){.chosen = -1};
@@ -164,10 +164,12 @@ enum rdt_status path_choose(const struct path_query *query, struct path_decision
             (void)snprintf(decision->candidates[i].reason, sizeof decision->candidates[i].reason, "possible, but slower");
         return RDT_OK;
     }
-    for (unsigned i = 0; i < decision->n; i++) {
-        size_t used = strlen(all);
-        (void)snprintf(all + used, sizeof all - used, "%s%s: %s", i ? "; " : "", decision->candidates[i].name,
-                       decision->candidates[i].reason);
-    }
+    for (unsigned pass = 0; pass < 2; pass++) /* what could be mended first */
+        for (unsigned i = 0; i < decision->n; i++) {
+            size_t used = strlen(all);
+            if ((decision->candidates[i].kind == PATH_TRANSPORT) == (pass == 0))
+                (void)snprintf(all + used, sizeof all - used, "%s%s: %s", used ? "; " : "", decision->candidates[i].name,
+                               decision->candidates[i].reason);
+        }
     return rdt_error_set(err, RDT_NO_PATH, "no path for the bytes (%s)", all);
 }

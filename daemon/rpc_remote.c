@@ -7,6 +7,8 @@
 #include "daemon/rpc_call.h"
 #include "wire_ref.h"
 
+#define POLL_NS 200000000ll /* a call that polls still needs the way there and back; librdt keeps the caller's own clock */
+
 /* Another node may ask for these only. */
 static bool served_for_peers(uint32_t type)
 {
@@ -69,7 +71,7 @@ enum rdt_status call_forward(struct call *call, const struct rdt_ref *ref, const
     if (!call->packed)
         return rdt_error_set(err, RDT_NO_MEMORY, "no memory to ask node %s", call->to->name);
     protobuf_c_message_pack(request, call->packed);
-    status = call_defer(call, timeout_ns, cancel_forwarded, err);
+    status = call_defer(call, timeout_ns == 0 ? POLL_NS : timeout_ns, cancel_forwarded, err);
     if (status != RDT_OK)
         return status;
     call->forward = rpc->next_forward++;

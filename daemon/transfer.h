@@ -64,7 +64,7 @@ struct transfer_record {
     uint64_t since_ns;   /* asked for */
     uint64_t began_ns;   /* the object was there: from here on it takes time; 0: not yet */
     uint64_t elapsed_ns; /* since it began; 0: not ended */
-    char error[256];
+    char error[560];
     struct path_decision decision;
 };
 

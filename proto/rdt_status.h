@@ -48,7 +48,7 @@ enum rdt_status {
 struct rdt_error {
     enum rdt_status status;
     int sys_errno; /* errno behind RDT_SYSTEM, else 0 */
-    char msg[244]; /* always terminated; may be cut */
+    char msg[504]; /* always terminated; may be cut */
 };
 
 /* "TIMED_OUT"; never NULL ("UNKNOWN" for a number that is not ours). Static storage. */

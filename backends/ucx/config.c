@@ -206,8 +206,7 @@ enum rdt_status settings_read(const struct rdt_host *host, struct settings *sett
     if (strcmp(config_text(host, "trusted_network"), "yes"))
         return rdt_error_set(
             err, RDT_UNSUPPORTED,
-            "trusted_network is not yes: UCX authenticates nobody, and whoever reaches its TCP ports may write to "
-            "this process; set trusted_network = yes only if no one else is on its network");
+            "UCX authenticates nobody; set trusted_network = yes if only trusted machines reach its interfaces");
 
     status = config_copy(host, "tls", settings.tls, sizeof settings.tls, err);
     if (status == RDT_OK)

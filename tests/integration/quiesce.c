@@ -46,6 +46,15 @@ static void set_faults(const char *lines)
         cluster_faults(&c, i, lines);
 }
 
+/* Each chunk takes so long that a deadline, which sanitizers lengthen, passes in the middle. */
+static void set_slow(int64_t delay_ns, const char *more)
+{
+    char lines[96];
+
+    (void)snprintf(lines, sizeof lines, "delay_ms=%lld\n%s", (long long)(patience(delay_ns) / MSEC), more);
+    set_faults(lines);
+}
+
 /* One tensor of BYTES at each address; NULL: the daemon's memory. */
 static rdt_request *start_into(const struct rdt_ref *ref, void *address, int64_t timeout_ns)
 {
@@ -135,7 +144,7 @@ static void check_late_write(const char *sided, bool by_deadline)
     ref = put_pattern(owner, NULL, BYTES, 1);
     memory = alloc_memory(reader, BYTES);
     memset(memory, 0, BYTES);
-    set_faults("delay_ms=150\nlate_ms=500\n");
+    set_slow(150 * MSEC, "late_ms=500\n");
     request = start_into(&ref, memory, by_deadline ? patience(SEC) : LONG);
     await_engine(&c.node[1]);
     given_up = now_ns();
@@ -482,7 +491,7 @@ Test(quiesce, given_up_at_each_step)
                     if (step != PARKED)
                         ref = put_pattern(owner, "w", BYTES, 1);
                     if (step == MOVING)
-                        set_faults("delay_ms=150\n");
+                        set_slow(150 * MSEC, "");
                     request = start_into(&ref, at, by_deadline ? patience(800 * MSEC) : LONG);
                     if (step != DELIVERED) {
                         if (step == PARKED)

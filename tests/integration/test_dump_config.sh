@@ -1,0 +1,19 @@
+#!/usr/bin/env bash
+# What --dump-config prints, the backends' sections included, is a configuration that reads back as the same.
+set -euo pipefail
+dir=$(mktemp -d)
+trap 'rm -rf "$dir"' EXIT
+rdtd=(env LC_ALL=C "$RDT_BUILD_DIR/rdtd" --log-level error)
+fail() { echo "$*"; exit 1; }
+
+"${rdtd[@]}" --config= --backend-dir "$RDT_BUILD_DIR/backends" --max-clients 7 --set ucx.spin_polls=77 --set ucx.tls=tcp \
+  --dump-config >"$dir/first"
+grep -qx 'max_clients = 7' "$dir/first" || fail "max_clients is not in the dump"
+grep -qx 'spin_polls = 77' "$dir/first" || fail "a backend's key is not in the dump"
+(($(grep -cx '\[ucx\]' "$dir/first") == 1)) || fail "a section is there twice"
+"${rdtd[@]}" --config "$dir/first" --check-config >/dev/null || fail "the dump is not valid"
+"${rdtd[@]}" --config "$dir/first" --dump-config >"$dir/second"
+diff -u "$dir/first" "$dir/second" || fail "it does not read back as the same"
+sed 's/^spin_polls/spin_pools/' "$dir/first" >"$dir/wrong"
+! "${rdtd[@]}" --config "$dir/wrong" --check-config >"$dir/out" 2>&1 || fail "an unknown key of a backend is accepted"
+grep -q spin_pools "$dir/out" || fail "the error does not name the key: $(cat "$dir/out")"
