@@ -64,7 +64,7 @@ struct reading {
 
 struct report {
     enum rdt_status status[2];
-    char msg[2][244];
+    char msg[2][sizeof((struct rdt_error *)0)->msg];
     int64_t elapsed_ns;
     bool margins, right[2], untouched;
 };
