@@ -48,7 +48,7 @@ struct peer {
 
 struct peers_callbacks {
     void *arg;
-    /* Offers to put into our hello: fills and returns an array that lives until the next call. NULL, 0: none. */
+    /* What the layer above says of itself in our hello (version); what it points to lives until the next call. */
     void (*fill_hello)(void *arg, struct peer *peer /* NULL if not known yet */, Rdt__Pb__LinkHello *hello);
     /* The link is up; hello is the peer's, borrowed. boot_changed: it restarted since we last met. */
     void (*on_up)(void *arg, struct peer *peer, const Rdt__Pb__LinkHello *hello, bool boot_changed);
