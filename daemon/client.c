@@ -57,11 +57,12 @@ struct hold *client_hold_object(struct client *client, struct object *object)
 {
     struct hold *hold = hold_new(client);
 
-    if (hold) {
-        hold->object = object;
-        list_append(&object->holders, &hold->by_object);
-        object_hold(object);
+    if (hold && !object_hold_by(object, &hold->by_object)) {
+        client_release(hold);
+        return NULL;
     }
+    if (hold)
+        hold->object = object;
     return hold;
 }
 
@@ -82,9 +83,8 @@ void client_release(struct hold *hold)
     struct region *region = hold->region;
 
     map_remove_u64(&hold->client->holds, hold->id);
-    list_remove(&hold->by_object);
-    free(hold);
     if (object)
-        object_drop(object);
+        object_drop_by(object, &hold->by_object);
+    free(hold);
     region_unref(region);
 }

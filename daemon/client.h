@@ -6,9 +6,9 @@
 
 #include <sys/types.h>
 
+#include "daemon/account.h"
 #include "daemon/list.h"
 #include "daemon/map.h"
-#include "daemon/owner.h"
 #include "daemon/region.h"
 #include "proto/frame.h"
 #include "proto/messages.h"
@@ -18,7 +18,7 @@ struct object;
 
 struct client {
     uint64_t id;
-    struct owner owner;
+    struct account *account; /* a reference */
     gid_t gid;
     pid_t pid;
     bool admin; /* root or the daemon's own uid: sees and may free everything */
@@ -45,7 +45,7 @@ struct hold {
     uint64_t id;
     struct client *client;
     struct object *object; /* NULL: a copy */
-    struct list by_object; /* in object->holders */
+    struct list by_object; /* in object->extra->holders */
     struct region *region; /* copy: one reference; NULL: an object's hold */
 };
 

@@ -43,6 +43,7 @@ static void on_handle_closed(uv_handle_t *handle)
     frame_writer_fini(&conn->writer);
     list_remove(&conn->link);
     conns->n--;
+    account_unref(conn->client.account);
     free(conn);
     if (conns->n == 0 && conns->on_empty)
         conns->on_empty(conns->arg);
@@ -60,8 +61,8 @@ static void conn_close(struct conn *conn, const char *why)
     deadline_unset(conn->rpc->deadlines, &conn->hello);
     if (conn->greeted) {
         log_info("client %llu (%s, pid %d, uid %u) ends: %s; %u objects, %zu holds, %zu fetches",
-                 (unsigned long long)client->id, client->name, (int)client->pid, client->owner.uid, why, client->n_objects,
-                 map_count(&client->holds), map_count(&client->fetches));
+                 (unsigned long long)client->id, client->name, (int)client->pid, client->account->owner.uid, why,
+                 client->n_objects, map_count(&client->holds), map_count(&client->fetches));
         list_remove(&client->link);
         conn->rpc->n_clients--;
     }
@@ -155,7 +156,7 @@ static void refuse(struct conn *conn, const struct frame *frame, const struct rd
     reply.message = (char *)err->msg;
     send_message(&conn->client, frame->type, FRAME_REPLY | FRAME_ERROR, frame->request_id, &reply.base, NULL, 0);
     log_warn("client %llu (pid %d, uid %u): %s", (unsigned long long)conn->client.id, (int)conn->client.pid,
-             conn->client.owner.uid, err->msg);
+             conn->client.account->owner.uid, err->msg);
     conn->draining = true;
 }
 
@@ -190,15 +191,15 @@ static void on_hello(struct conn *conn, struct frame *frame)
     list_append(&rpc->clients, &client->link);
     rpc->n_clients++;
     log_info("client %llu (%s, pid %d, uid %u) connects", (unsigned long long)client->id, client->name, (int)client->pid,
-             client->owner.uid);
+             client->account->owner.uid);
     reply.protocol = RDT_PROTOCOL_MAX;
     reply.daemon_version = (char *)RDTD_VERSION;
     reply.node_uuid = (ProtobufCBinaryData){16, (uint8_t *)rpc->node->uuid};
     reply.boot_id = (ProtobufCBinaryData){16, (uint8_t *)rpc->node->boot_id};
     reply.node_address = (char *)rpc->node->address;
     reply.session_id = client->id;
-    reply.tenant = client->owner.tenant;
-    reply.uid = client->owner.uid;
+    reply.tenant = client->account->owner.tenant;
+    reply.uid = client->account->owner.uid;
     reply.max_frame_bytes = RDT_MAX_FRAME_BYTES;
     reply.max_frame_fds = RDT_MAX_FRAME_FDS;
     send_message(client, RDT_MSG_HELLO, FRAME_REPLY, frame->request_id, &reply.base, NULL, 0);
@@ -285,9 +286,11 @@ static void on_process_end(uv_poll_t *poll, int status, int events)
 
 /* ---- the beginning ---- */
 
-static void identify(struct conn *conn)
+/* false: no memory. */
+static bool identify(struct conn *conn)
 {
     const struct options *options = conn->rpc->options;
+    struct owner owner = {0};
     struct client *client = &conn->client;
     struct ucred cred = {.pid = 0, .uid = (uid_t)-1, .gid = (gid_t)-1};
     socklen_t bytes = sizeof cred;
@@ -303,8 +306,11 @@ static void identify(struct conn *conn)
         (void)rdt_error_sys(&conn->refusal, errno, "the kernel does not say who this client is");
     client->pid = cred.pid;
     client->gid = cred.gid;
-    client->owner.uid = cred.uid;
-    (void)snprintf(client->owner.tenant, sizeof client->owner.tenant, "%s", options->tenant);
+    owner.uid = cred.uid;
+    (void)snprintf(owner.tenant, sizeof owner.tenant, "%s", options->tenant);
+    client->account = account_get(conn->rpc->objects->accounts, &owner);
+    if (!client->account)
+        return false;
     client->admin = cred.uid == 0 || cred.uid == geteuid();
     if (cred.uid == overflow && !options->allow_overflow_uid)
         (void)rdt_error_set(
@@ -317,6 +323,7 @@ static void identify(struct conn *conn)
         conn->pidfd = cred.pid > 0 ? (int)syscall(SYS_pidfd_open, cred.pid, 0) : -1; /* kernels before 6.5 */
     if (conn->pidfd >= 0)
         (void)fcntl(conn->pidfd, F_SETFD, FD_CLOEXEC);
+    return true;
 }
 
 void conn_start(struct conns *conns, int sock)
@@ -332,13 +339,17 @@ void conn_start(struct conns *conns, int sock)
     conn->conns = conns;
     conn->sock = sock;
     conn->pidfd = -1;
+    if (!identify(conn)) {
+        free(conn);
+        (void)close(sock);
+        return;
+    }
     client_init(&conn->client, conns->next_id++);
     conn->client.send = send_message;
     conn->client.queued_bytes = queued_bytes;
     frame_reader_init(&conn->reader, RDT_MAX_FRAME_BYTES);
     frame_writer_init(&conn->writer);
     conn->hello.on_passed = on_hello_timeout;
-    identify(conn);
     (void)uv_poll_init(conns->rpc->loop, &conn->sock_poll, sock);
     conn->sock_poll.data = conn;
     conn->open_handles = 1;

@@ -28,6 +28,7 @@ struct daemon {
     struct work_pool *pool;
     struct deadlines deadlines;
     struct regions regions;
+    struct accounts accounts;
     struct object_table objects;
     struct transfers transfers;
     struct peers *peers;
@@ -224,7 +225,8 @@ static void wire(struct daemon *daemon)
 
     deadlines_init(&daemon->deadlines, &daemon->loop);
     regions_init(&daemon->regions, daemon->plugins, daemon->pool, options_effective_memory_limit(options));
-    object_table_init(&daemon->objects, &daemon->node, options->max_objects);
+    accounts_init(&daemon->accounts);
+    object_table_init(&daemon->objects, &daemon->node, &daemon->accounts, options->max_objects);
     daemon->transfers = (struct transfers){.loop = &daemon->loop,
                                            .options = options,
                                            .node = &daemon->node,
@@ -333,6 +335,7 @@ enum rdt_status daemon_run(const struct options *options, struct rdt_error *err)
 
     transfers_fini(&daemon->transfers);
     object_table_fini(&daemon->objects);
+    accounts_fini(&daemon->accounts);
     regions_fini(&daemon->regions);
     if (uv_loop_close(&daemon->loop) != 0)
         log_warn("something was left in the loop");

@@ -219,6 +219,14 @@ bool map_put_u64(struct map *map, uint64_t key, void *value)
     return put(map, number_key(map, key), value);
 }
 
+void map_replace(struct map *map, const void *key, size_t key_bytes, void *value)
+{
+    struct map_slot wanted = bytes_key(map, key, key_bytes), *slot = find(map, &wanted);
+    assert(slot != NULL && value != NULL);
+    slot->key.bytes = key;
+    slot->value = value;
+}
+
 void *map_remove(struct map *map, const void *key, size_t key_bytes)
 {
     struct map_slot wanted = bytes_key(map, key, key_bytes);

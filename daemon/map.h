@@ -28,6 +28,9 @@ void *map_get_u64(const struct map *map, uint64_t key);
 bool map_put(struct map *map, const void *key, size_t key_bytes, void *value);
 bool map_put_u64(struct map *map, uint64_t key, void *value);
 
+/* Another value for a key that is there (asserted), with the key in it: needs no memory. */
+void map_replace(struct map *map, const void *key, size_t key_bytes, void *value);
+
 /* The value that was there, or NULL. */
 void *map_remove(struct map *map, const void *key, size_t key_bytes);
 void *map_remove_u64(struct map *map, uint64_t key);

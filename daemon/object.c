@@ -7,16 +7,29 @@
 #include "daemon/client.h"
 #include "daemon/log.h"
 #include "daemon/object_table.h"
+#include "daemon/sm.h"
+
+static const struct sm_state states[] = {
+    [OBJECT_AWAITED] = {"awaited", 1u << OBJECT_LIVE | 1u << OBJECT_GONE},
+    [OBJECT_LIVE] = {"live", 1u << OBJECT_DRAINING | 1u << OBJECT_GONE},
+    [OBJECT_DRAINING] = {"draining", 1u << OBJECT_GONE},
+    [OBJECT_GONE] = {"gone", 0},
+};
+
+void object_set_state(struct object *object, enum object_state state)
+{
+    sm_move_byte(states, sizeof states / sizeof states[0], &object->state, state);
+}
 
 bool object_visible_to(const struct object *object, const struct owner *requester)
 {
-    if (owner_equal(&object->owner, requester))
+    if (owner_equal(&object->account->owner, requester))
         return true;
     switch (object->visibility) {
     case RDT__PB__VISIBILITY__VISIBILITY_ALL:
         return true;
     case RDT__PB__VISIBILITY__VISIBILITY_TENANT:
-        return strcmp(object->owner.tenant, requester->tenant) == 0;
+        return strcmp(object->account->owner.tenant, requester->tenant) == 0;
     default:
         return false;
     }
@@ -25,40 +38,40 @@ bool object_visible_to(const struct object *object, const struct owner *requeste
 static void object_destroy(struct object *object)
 {
     object_table_forget(object->table, object);
-    sm_move(&object->sm, OBJECT_GONE);
+    object_set_state(object, OBJECT_GONE);
     log_debug("obj %016llx is gone", (unsigned long long)object->generation);
     for (uint32_t i = 0; i < object->n_regions; i++) {
         struct region *region = object->uses[i].region;
         region_use_remove(&object->uses[i]);
         region_unref(region);
     }
-    while (!list_empty(&object->freed_waiters)) {
-        struct object_waiter *waiter = list_entry(list_first(&object->freed_waiters), struct object_waiter, link);
+    while (object->others && !list_empty(&object->others->freed_waiters)) {
+        struct object_waiter *waiter = list_entry(list_first(&object->others->freed_waiters), struct object_waiter, link);
         object_waiter_remove(waiter);
         waiter->on_event(waiter, NULL);
     }
-    assert(list_empty(&object->waiters) && list_empty(&object->holders));
+    assert(!object->others);
+    account_unref(object->account);
     free(object->uses);
     free(object->layout);
-    free(object->metadata);
     free(object);
 }
 
 static void settle(struct object *object)
 {
-    if (object->holds > 0 || object->sm.state == OBJECT_AWAITED)
+    if (object->holds > 0 || object->state == OBJECT_AWAITED)
         return;
     if (object->pins == 0) {
         object_destroy(object);
-    } else if (object->sm.state == OBJECT_LIVE) {
+    } else if (object->state == OBJECT_LIVE) {
         object_table_unname(object->table, object);
-        sm_move(&object->sm, OBJECT_DRAINING);
+        object_set_state(object, OBJECT_DRAINING);
     }
 }
 
 void object_hold(struct object *object)
 {
-    assert(object->sm.state == OBJECT_LIVE || object->sm.state == OBJECT_DRAINING);
+    assert(object->state == OBJECT_LIVE || object->state == OBJECT_DRAINING);
     object->holds++;
 }
 
@@ -68,6 +81,87 @@ void object_drop(struct object *object)
     object->holds--;
     settle(object);
 }
+
+/* ---- who has it ---- */
+
+struct object_others *object_others_get(struct object *object)
+{
+    struct object_others *others = object->others ? object->others : calloc(1, sizeof *others);
+
+    if (others && !object->others) {
+        list_init(&others->holders);
+        list_init(&others->waiters);
+        list_init(&others->freed_waiters);
+        object->others = others;
+    }
+    return others;
+}
+
+void object_others_settle(struct object *object)
+{
+    struct object_others *others = object->others;
+
+    if (!others || others->n_waiters > 0 || others->peer_holds > 0 || !list_empty(&others->holders))
+        return;
+    free(others);
+    object->others = NULL;
+}
+
+bool object_hold_by(struct object *object, struct list *by_object)
+{
+    struct object_others *others = object_others_get(object);
+
+    if (!others)
+        return false;
+    list_append(&others->holders, by_object);
+    object_hold(object);
+    return true;
+}
+
+void object_drop_by(struct object *object, struct list *by_object)
+{
+    list_remove(by_object);
+    object_others_settle(object);
+    object_drop(object);
+}
+
+bool object_peer_hold(struct object *object)
+{
+    struct object_others *others = object_others_get(object);
+
+    if (!others)
+        return false;
+    others->peer_holds++;
+    object_hold(object);
+    return true;
+}
+
+void object_peer_drop(struct object *object)
+{
+    assert(object->others && object->others->peer_holds > 0);
+    object->others->peer_holds--;
+    object_others_settle(object);
+    object_drop(object);
+}
+
+const struct list *object_holders(const struct object *object)
+{
+    static const struct list nobody = {(struct list *)&nobody, (struct list *)&nobody};
+
+    return object->others ? &object->others->holders : &nobody;
+}
+
+unsigned object_n_waiters(const struct object *object)
+{
+    return object->others ? object->others->n_waiters : 0;
+}
+
+unsigned object_peer_holds(const struct object *object)
+{
+    return object->others ? object->others->peer_holds : 0;
+}
+
+/* ---- pins, and the end ---- */
 
 void object_pin(struct object *object)
 {
@@ -89,9 +183,9 @@ void object_free(struct object *object, bool force, enum object_end end)
 {
     if (force && !object->forced) {
         object->forced = true;
-        if (object->sm.state == OBJECT_LIVE) {
+        if (object->state == OBJECT_LIVE) {
             object_table_unname(object->table, object);
-            sm_move(&object->sm, OBJECT_DRAINING);
+            object_set_state(object, OBJECT_DRAINING);
         }
     }
     if (object->producer) {
@@ -105,7 +199,7 @@ void object_free(struct object *object, bool force, enum object_end end)
 
 const char *object_state_name(const struct object *object)
 {
-    return sm_name(&object->sm);
+    return states[object->state].name;
 }
 
 struct span {
@@ -148,7 +242,7 @@ bool object_may_show(const struct object *object, const struct owner *requester,
 {
     for (uint32_t i = 0; i < object->n_regions; i++) {
         const struct region *region = object->uses[i].region;
-        if (owner_equal(&region->owner, requester))
+        if (owner_equal(&region->account->owner, requester))
             continue;
         if (region->origin == REGION_IMPORTED) {
             *why_not_p = "it lies in imported memory, which knows no read-only right, and belongs to another owner";

@@ -11,10 +11,9 @@
 #ifndef DAEMON_OBJECT_H
 #define DAEMON_OBJECT_H
 
+#include "daemon/account.h"
 #include "daemon/list.h"
-#include "daemon/owner.h"
 #include "daemon/region.h"
-#include "daemon/sm.h"
 #include "proto/layout.h"
 #include "rdt_ref.h"
 
@@ -24,51 +23,61 @@ struct object_table;
 enum object_state { OBJECT_AWAITED, OBJECT_LIVE, OBJECT_DRAINING, OBJECT_GONE };
 enum object_end { OBJECT_END_FREED, OBJECT_END_OWNER_DIED };
 
-struct object {
-    struct object_table *table;
-    struct sm sm;
-    struct owner owner;
-    uint8_t key[4 + 33 + 128]; /* owner and id, as the table's key */
-    size_t key_bytes;
-    const uint8_t *id; /* in key */
-    size_t id_bytes;
-    uint64_t generation; /* 0 while awaited */
-    bool named;          /* in the table under its key: false after a forced free, or once gone */
-    bool forced;         /* freed by force: nobody new may have it */
-    enum object_end end; /* why it goes, once the producer has let go */
-
-    struct layout *layout;   /* regions by index into uses */
-    struct region_use *uses; /* [n_regions]; each also one reference to the region */
-    uint32_t n_regions;
-    uint8_t *metadata;
-    size_t metadata_bytes;
-    uint64_t bytes; /* of all tensors */
-    Rdt__Pb__Visibility visibility;
-    char transport[65]; /* preferred, "" none */
-
-    struct client *producer; /* while its hold stands; NULL after free or its end */
-    uint64_t producer_id;
-    struct list by_producer;
-    unsigned holds;      /* producer's, clients' and peers' */
-    unsigned peer_holds; /* of those: by transfers to other nodes */
-    unsigned pins;
-    struct list holders; /* struct hold.by_object */
-    bool notice_given;   /* told that it is shared while its producer may write */
-
+/* Who holds it and who waits for it: most objects have nobody, and then have none of this. */
+struct object_others {
+    struct list holders;       /* struct hold.by_object */
     struct list waiters;       /* struct object_waiter: for live */
     struct list freed_waiters; /* struct object_waiter: for gone */
     unsigned n_waiters;
+    unsigned peer_holds; /* of object->holds: by transfers to other nodes */
+};
+
+/* There may be a million: what few of them need has its place elsewhere. One allocation with its key and metadata. */
+struct object {
+    struct object_table *table;
+    struct account *account;      /* its owner's: a reference */
+    uint64_t generation;          /* 0 while awaited */
+    struct layout *layout;        /* regions by index into uses */
+    struct region_use *uses;      /* [n_regions]; each also one reference to the region */
+    struct object_others *others; /* NULL: nobody */
+    const char *transport;        /* preferred, "" none; a plug-in's own name, which lives longer */
+    struct client *producer;      /* while its hold stands; NULL after free or its end */
+    uint64_t producer_id;
+    struct list by_producer;
+    uint64_t bytes; /* of all tensors */
     uint64_t since_ns;
+    uint32_t n_regions;
+    uint32_t metadata_bytes;
+    uint32_t holds; /* producer's, clients' and peers' */
+    uint32_t pins;
+    uint8_t state;         /* enum object_state */
+    uint8_t end;           /* enum object_end: why it goes, once the producer has let go */
+    uint8_t visibility;    /* Rdt__Pb__Visibility */
+    bool named : 1;        /* in the table under its key: false after a forced free, or once gone */
+    bool forced : 1;       /* freed by force: nobody new may have it */
+    bool notice_given : 1; /* told that it is shared while its producer may write */
+    uint8_t key_bytes;     /* owner and id, as the table's key */
+    uint8_t id_bytes;      /* the last of the key */
+    uint8_t tail[];        /* key, metadata */
 };
 
 /* Somebody who waits for the object to become live, or to be gone. */
 struct object_waiter {
     struct list link;
     struct object *object;
-    struct owner requester;
     /* Called once, removed before. object: the live one; NULL for a freed waiter. */
     void (*on_event)(struct object_waiter *, struct object *object);
 };
+
+static inline const uint8_t *object_id(const struct object *object)
+{
+    return object->tail + object->key_bytes - object->id_bytes;
+}
+
+static inline const uint8_t *object_metadata(const struct object *object)
+{
+    return object->tail + object->key_bytes;
+}
 
 bool object_visible_to(const struct object *object, const struct owner *requester);
 
@@ -78,6 +87,16 @@ void object_drop(struct object *object);
 void object_pin(struct object *object);
 void object_unpin(struct object *object);
 
+/* A hold that shows: by a client's struct hold, or by a transfer to another node. false: no memory. */
+bool object_hold_by(struct object *object, struct list *by_object);
+void object_drop_by(struct object *object, struct list *by_object);
+bool object_peer_hold(struct object *object);
+void object_peer_drop(struct object *object);
+
+const struct list *object_holders(const struct object *object); /* empty if there are none */
+unsigned object_n_waiters(const struct object *object);
+unsigned object_peer_holds(const struct object *object);
+
 /* The producer lets go (free, or its end); force: nobody new may have it. */
 void object_free(struct object *object, bool force, enum object_end end);
 
@@ -85,5 +104,10 @@ const char *object_state_name(const struct object *object);
 
 /* All its regions belong to the requester's owner, or its tensors cover every byte of them: they may be shown whole. */
 bool object_may_show(const struct object *object, const struct owner *requester, const char **why_not_p);
+
+/* For object_table.c. */
+void object_set_state(struct object *object, enum object_state state);
+struct object_others *object_others_get(struct object *object); /* made if there are none; NULL: no memory */
+void object_others_settle(struct object *object);               /* frees them if there is nobody */
 
 #endif

@@ -2,6 +2,7 @@
 #ifndef DAEMON_OBJECT_TABLE_H
 #define DAEMON_OBJECT_TABLE_H
 
+#include "daemon/index.h"
 #include "daemon/map.h"
 #include "daemon/node.h"
 #include "daemon/object.h"
@@ -10,22 +11,23 @@
 
 struct object_table {
     const struct node *node;
-    struct map by_name;       /* key -> awaited or live object */
-    struct map by_generation; /* live and draining */
-    uint64_t next_generation; /* below 2^63; its upper bits are random per boot: a ref of an earlier boot never hits */
+    struct accounts *accounts;
+    struct map by_name;         /* key -> awaited or live object */
+    struct index by_generation; /* live and draining */
+    uint64_t next_generation;   /* below 2^63; its upper bits are random per boot: a ref of an earlier boot never hits */
     uint64_t first_generation;
     uint64_t max_objects;
     uint64_t tombstones[TOMBSTONES]; /* generations whose producer died, a ring */
     unsigned next_tombstone;
 };
 
-void object_table_init(struct object_table *table, const struct node *node, uint64_t max_objects);
+void object_table_init(struct object_table *table, const struct node *node, struct accounts *accounts, uint64_t max_objects);
 void object_table_fini(struct object_table *table);
 
 /* A new live object; takes the layout and, on success, one reference of each region (uses filled by the table from regions). Whoever
  * waited for the id is told before it returns. EXISTS, LIMIT, NO_MEMORY. id_bytes 0: generated. */
 struct object_put {
-    const struct owner *owner;
+    struct account *account; /* the owner's: the object takes a reference of its own */
     const uint8_t *id;
     size_t id_bytes;
     const uint8_t *metadata;
@@ -34,7 +36,7 @@ struct object_put {
     struct region **regions; /* [n_regions] borrowed */
     uint32_t n_regions;
     Rdt__Pb__Visibility visibility;
-    const char *transport;
+    const char *transport; /* borrowed for good: a plug-in's own name, or "" */
     struct client *producer;
 };
 enum rdt_status object_table_put(struct object_table *table, const struct object_put *put, struct object **object_p,
@@ -53,8 +55,8 @@ enum rdt_status object_table_find_any(struct object_table *table, const struct r
 enum rdt_status object_table_wait(struct object_table *table, const struct rdt_ref *ref, const struct owner *requester,
                                   struct object_waiter *waiter, struct rdt_error *err);
 
-/* Waits for the object to be gone. */
-void object_wait_freed(struct object *object, struct object_waiter *waiter);
+/* Waits for the object to be gone. false: no memory. */
+bool object_wait_freed(struct object *object, struct object_waiter *waiter);
 
 /* Before its event: stops waiting. Nothing if it is not waiting. */
 void object_waiter_remove(struct object_waiter *waiter);

@@ -32,7 +32,7 @@ void regions_fini(struct regions *regions)
 }
 
 static struct region *region_new(struct regions *regions, struct memory_kind *kind, const char *device, uint64_t bytes,
-                                 enum region_origin origin, const struct owner *owner, uint64_t client)
+                                 enum region_origin origin, struct account *account, uint64_t client)
 {
     struct region *region = calloc(1, sizeof *region);
 
@@ -46,12 +46,13 @@ static struct region *region_new(struct regions *regions, struct memory_kind *ki
     region->block.fd = -1;
     region->bytes = bytes;
     region->origin = origin;
-    region->owner = *owner;
+    region->account = account_ref(account);
     region->client = client;
     region->refs = 1;
     list_init(&region->uses);
     list_init(&region->idle_waiters);
     if (!map_put_u64(&regions->by_id, region->id, region)) {
+        account_unref(account);
         free(region);
         return NULL;
     }
@@ -63,6 +64,7 @@ static void region_forget(struct region *region)
 {
     if (region->origin != REGION_IMPORTED)
         region->regions->bytes -= region->bytes;
+    account_unref(region->account);
     free(region);
 }
 
@@ -107,7 +109,7 @@ static void done_alloc(struct work *work)
 }
 
 enum rdt_status region_alloc(struct regions *regions, const char *kind_name, const char *device, uint64_t bytes,
-                             enum region_origin origin, const struct owner *owner, uint64_t client, struct region **region_p,
+                             enum region_origin origin, struct account *account, uint64_t client, struct region **region_p,
                              region_ready on_ready, void *arg, struct rdt_error *err)
 {
     struct memory_kind *kind;
@@ -124,7 +126,7 @@ enum rdt_status region_alloc(struct regions *regions, const char *kind_name, con
                              "%llu bytes do not fit: %llu of the daemon's memory_limit of %llu bytes are taken",
                              (unsigned long long)bytes, (unsigned long long)regions->bytes,
                              (unsigned long long)regions->limit_bytes);
-    region = region_new(regions, kind, device, bytes, origin, owner, client);
+    region = region_new(regions, kind, device, bytes, origin, account, client);
     if (!region)
         return rdt_error_set(err, RDT_NO_MEMORY, "no memory for a region");
     regions->bytes += bytes;
@@ -154,7 +156,7 @@ enum rdt_status region_alloc(struct regions *regions, const char *kind_name, con
 }
 
 enum rdt_status region_import(struct regions *regions, const char *kind_name, const char *device,
-                              const struct rdt_import *import, const struct owner *owner, uint64_t client,
+                              const struct rdt_import *import, struct account *account, uint64_t client,
                               struct region **region_p, struct rdt_error *err)
 {
     struct memory_kind *kind;
@@ -167,7 +169,7 @@ enum rdt_status region_import(struct regions *regions, const char *kind_name, co
         return rdt_error_set(err, RDT_UNSUPPORTED, "memory kind %s cannot import", kind->name);
     if (import->bytes == 0)
         return rdt_error_set(err, RDT_INVALID, "cannot import 0 bytes");
-    region = region_new(regions, kind, device, import->bytes, REGION_IMPORTED, owner, client);
+    region = region_new(regions, kind, device, import->bytes, REGION_IMPORTED, account, client);
     if (!region)
         return rdt_error_set(err, RDT_NO_MEMORY, "no memory for a region");
     status = kind->ops.import(kind->instance, device, import, &region->block, err);

@@ -6,9 +6,9 @@
 #ifndef DAEMON_REGION_H
 #define DAEMON_REGION_H
 
+#include "daemon/account.h"
 #include "daemon/list.h"
 #include "daemon/map.h"
-#include "daemon/owner.h"
 #include "daemon/plugin.h"
 #include "daemon/work.h"
 #include "proto/layout.h"
@@ -39,8 +39,8 @@ struct region {
     struct rdt_block block;
     uint64_t bytes;
     enum region_origin origin;
-    struct owner owner;
-    uint64_t client; /* session that allocated or imported it, or fetched into it; 0 when that session gave it back */
+    struct account *account; /* a reference */
+    uint64_t client;         /* session that allocated or imported it, or fetched into it; 0 when that session gave it back */
     unsigned refs;
     unsigned pins;         /* transfers that touch it now; each pin is also a ref */
     bool writable_outside; /* a writable fd has left the daemon, or came from outside */
@@ -75,11 +75,11 @@ void regions_fini(struct regions *regions);
  * later, with the region or the error. NO_MEMORY, LIMIT (names it) and UNSUPPORTED (no such memory kind) come at once where they
  * can: the limit is taken before anything is touched. */
 enum rdt_status region_alloc(struct regions *regions, const char *kind, const char *device, uint64_t bytes,
-                             enum region_origin origin, const struct owner *owner, uint64_t client, struct region **region_p,
+                             enum region_origin origin, struct account *account, uint64_t client, struct region **region_p,
                              region_ready on_ready, void *arg, struct rdt_error *err);
 
 enum rdt_status region_import(struct regions *regions, const char *kind, const char *device, const struct rdt_import *import,
-                              const struct owner *owner, uint64_t client, struct region **region_p, struct rdt_error *err);
+                              struct account *account, uint64_t client, struct region **region_p, struct rdt_error *err);
 
 /* NULL: no such region, or another generation. Borrowed. */
 struct region *region_find(const struct regions *regions, uint64_t id, uint64_t generation);

@@ -21,7 +21,7 @@ struct call *call_create(struct rpc *rpc, struct client *client, struct peer *pe
     call->type = type;
     call->request_id = request_id;
     if (client) {
-        call->requester = client->owner;
+        call->account = account_ref(client->account);
         call->admin = client->admin;
     }
     list_init(&call->link);
@@ -41,6 +41,7 @@ static void call_free(struct call *call)
     object_waiter_remove(&call->object);
     list_remove(&call->range.link);
     region_unref(call->region);
+    account_unref(call->account);
     free(call->packed);
     free(call);
 }
@@ -175,5 +176,5 @@ bool call_is_remote(const struct call *call, const struct rdt_ref *ref)
 
 bool call_may_see(const struct call *call, const struct owner *owner)
 {
-    return call->admin || owner_equal(&call->requester, owner);
+    return call->admin || owner_equal(&call->account->owner, owner);
 }

@@ -37,7 +37,7 @@ struct call {
     struct client *client; /* NULL: a peer's */
     struct peer *peer;     /* NULL: a client's */
     unsigned peer_epoch;   /* the link it came by */
-    struct owner requester;
+    struct account *account; /* the requester's: a reference; NULL: a peer that is not believed */
     bool admin;
     uint16_t type;       /* enum rdt_message */
     uint64_t request_id; /* the client's, or the peer's call number */

@@ -16,14 +16,14 @@ enum rdt_status rpc_free(struct call *call, const void *request, struct rdt_erro
         return status;
     if (call_is_remote(call, &ref))
         return call_forward(call, &ref, &message->base, -1, err);
-    status = object_table_find_any(call->rpc->objects, &ref, &call->requester, &object, err);
+    status = object_table_find_any(call->rpc->objects, &ref, &call->account->owner, &object, err);
     if (status == RDT_AGAIN)
         return rdt_error_set(err, RDT_NOT_FOUND, "nobody has put object \"%s\"", ref.id);
     if (status != RDT_OK)
         return status;
-    if (!call_may_see(call, &object->owner))
+    if (!call_may_see(call, &object->account->owner))
         return rdt_error_set(err, RDT_DENIED, "object \"%s\" belongs to uid %u: only that user or root may free it", ref.id,
-                             object->owner.uid);
+                             object->account->owner.uid);
     if (!message->force && !object->producer)
         return rdt_error_set(err, RDT_FREED, "object \"%s\" was freed before", ref.id);
     if (!message->force && object->producer != call->client)
@@ -52,10 +52,10 @@ static void on_put(struct object_waiter *waiter, struct object *object)
     struct call *call = (struct call *)((char *)waiter - offsetof(struct call, object));
     struct rdt_error err;
 
-    if (object_visible_to(object, &call->requester)) {
+    if (object_visible_to(object, &call->account->owner)) {
         answer_live(call, object);
     } else {
-        (void)rdt_error_set(&err, RDT_DENIED, "the object was put, but is not visible to uid %u", call->requester.uid);
+        (void)rdt_error_set(&err, RDT_DENIED, "the object was put, but is not visible to uid %u", call->account->owner.uid);
         call_fail(call, &err);
     }
 }
@@ -71,7 +71,7 @@ enum rdt_status rpc_wait(struct call *call, const void *request, struct rdt_erro
         return status;
     if (call_is_remote(call, &ref))
         return call_forward(call, &ref, &message->base, message->timeout_ns, err);
-    status = object_table_find(call->rpc->objects, &ref, &call->requester, &object, err);
+    status = object_table_find(call->rpc->objects, &ref, &call->account->owner, &object, err);
     if (status == RDT_OK) {
         answer_live(call, object);
         return RDT_OK;
@@ -79,7 +79,7 @@ enum rdt_status rpc_wait(struct call *call, const void *request, struct rdt_erro
     if (status != RDT_AGAIN)
         return status;
     call->object.on_event = on_put;
-    status = object_table_wait(call->rpc->objects, &ref, &call->requester, &call->object, err);
+    status = object_table_wait(call->rpc->objects, &ref, &call->account->owner, &call->object, err);
     return status == RDT_OK ? call_defer(call, message->timeout_ns, NULL, err) : status;
 }
 
@@ -134,7 +134,7 @@ enum rdt_status rpc_wait_freed(struct call *call, const void *request, struct rd
         return status;
     if (call_is_remote(call, &ref))
         return call_forward(call, &ref, &message->base, message->timeout_ns, err);
-    status = object_table_find_any(call->rpc->objects, &ref, &call->requester, &object, err);
+    status = object_table_find_any(call->rpc->objects, &ref, &call->account->owner, &object, err);
     if (status == RDT_FREED || status == RDT_OWNER_DIED) {
         call_reply_empty(call);
         return RDT_OK;
@@ -143,10 +143,11 @@ enum rdt_status rpc_wait_freed(struct call *call, const void *request, struct rd
         return rdt_error_set(err, RDT_NOT_FOUND, "nobody has put object \"%s\"", ref.id);
     if (status != RDT_OK)
         return status;
-    if (!call->admin && !object_visible_to(object, &call->requester))
-        return rdt_error_set(err, RDT_DENIED, "object \"%s\" is not visible to uid %u", ref.id, call->requester.uid);
+    if (!call->admin && !object_visible_to(object, &call->account->owner))
+        return rdt_error_set(err, RDT_DENIED, "object \"%s\" is not visible to uid %u", ref.id, call->account->owner.uid);
     call->object.on_event = on_gone;
-    object_wait_freed(object, &call->object);
+    if (!object_wait_freed(object, &call->object))
+        return rdt_error_set(err, RDT_NO_MEMORY, "no memory to wait for the end of \"%s\"", ref.id);
     return call_defer(call, message->timeout_ns, NULL, err);
 }
 

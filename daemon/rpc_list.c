@@ -66,11 +66,6 @@ static uint64_t *sorted_numbers(const struct map *map, uint64_t after, uint64_t 
     return numbers;
 }
 
-static uint64_t object_number(const void *object)
-{
-    return ((const struct object *)object)->generation;
-}
-
 static uint64_t region_number(const void *region)
 {
     return ((const struct region *)region)->id;
@@ -84,9 +79,9 @@ static bool add_object(struct call *call, const Rdt__Pb__List *list, struct obje
     struct object_view *view;
     size_t prefix = strlen(list->id_prefix);
 
-    if (!call_may_see(call, &object->owner) && !object_visible_to(object, &call->requester))
+    if (!call_may_see(call, &object->account->owner) && !object_visible_to(object, &call->account->owner))
         return true;
-    if (prefix > object->id_bytes || memcmp(object->id, list->id_prefix, prefix) != 0)
+    if (prefix > object->id_bytes || memcmp(object_id(object), list->id_prefix, prefix) != 0)
         return true;
     if (list->state[0] && strcmp(list->state, object_state_name(object)) != 0)
         return true;
@@ -121,19 +116,15 @@ static void list_awaited(struct call *call, const Rdt__Pb__List *list, uint64_t 
 static void list_objects(struct call *call, const Rdt__Pb__List *list, struct page *page)
 {
     const struct object_table *table = call->rpc->objects;
+    uint64_t generation = list->after;
     bool more = false;
-    size_t n = 0;
+    struct object *object;
 
-    if (list->after < AWAITED_PAGES) {
-        uint64_t *generations = sorted_numbers(&table->by_generation, list->after, object_number, &n);
-        page->failed = !generations;
-        for (size_t i = 0; generations && i < n && !more; i++)
-            if (!add_object(call, list, map_get_u64(&table->by_generation, generations[i]), page)) {
-                page->reply.next = generations[i] - 1;
-                more = true;
-            }
-        free(generations);
-    }
+    while (list->after < AWAITED_PAGES && !more && (object = index_next(&table->by_generation, generation + 1, &generation)))
+        if (!add_object(call, list, object, page)) {
+            page->reply.next = generation - 1;
+            more = true;
+        }
     if (!more)
         list_awaited(call, list, list->after < AWAITED_PAGES ? 0 : list->after - AWAITED_PAGES, page);
     page->reply.objects = (Rdt__Pb__ObjectInfo **)page->rows;
@@ -152,7 +143,7 @@ static void list_regions(struct call *call, const Rdt__Pb__List *list, struct pa
     for (size_t i = 0; i < n && ids; i++) {
         const struct region *region = map_get_u64(&regions->by_id, ids[i]);
         Rdt__Pb__RegionInfo *info;
-        if (!call_may_see(call, &region->owner) || (list->client != 0 && list->client != region->client))
+        if (!call_may_see(call, &region->account->owner) || (list->client != 0 && list->client != region->client))
             continue;
         if (page_full(page)) {
             page->reply.next = ids[i] - 1;
@@ -168,8 +159,8 @@ static void list_regions(struct call *call, const Rdt__Pb__List *list, struct pa
         info->device = (char *)region->device;
         info->origin = (char *)origins[region->origin];
         info->bytes = region->bytes;
-        info->tenant = (char *)region->owner.tenant;
-        info->uid = region->owner.uid;
+        info->tenant = (char *)region->account->owner.tenant;
+        info->uid = region->account->owner.uid;
         info->client = region->client;
         info->refs = region->refs;
         info->pins = region->pins;
@@ -191,7 +182,7 @@ static void list_clients(struct call *call, const Rdt__Pb__List *list, struct pa
     {
         const struct client *client = list_entry(node, struct client, link);
         Rdt__Pb__ClientInfo *info;
-        if (client->id <= list->after || !call_may_see(call, &client->owner))
+        if (client->id <= list->after || !call_may_see(call, &client->account->owner))
             continue;
         if (page_full(page)) {
             page->reply.next = client->id - 1;
@@ -203,8 +194,8 @@ static void list_clients(struct call *call, const Rdt__Pb__List *list, struct pa
         rdt__pb__client_info__init(info);
         info->client = client->id;
         info->name = (char *)client->name;
-        info->tenant = (char *)client->owner.tenant;
-        info->uid = client->owner.uid;
+        info->tenant = (char *)client->account->owner.tenant;
+        info->uid = client->account->owner.uid;
         info->gid = client->gid;
         info->pid = client->pid;
         info->objects = client->n_objects;

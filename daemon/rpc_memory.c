@@ -68,7 +68,7 @@ enum rdt_status rpc_alloc(struct call *call, const void *request, struct rdt_err
     if (!wait)
         return rdt_error_set(err, RDT_NO_MEMORY, "no memory for the request");
     wait->call = call;
-    status = region_alloc(call->rpc->regions, alloc->memory, "", alloc->bytes, REGION_ALLOCATED, &call->requester,
+    status = region_alloc(call->rpc->regions, alloc->memory, "", alloc->bytes, REGION_ALLOCATED, call->account,
                           call->client->id, &region, on_allocated, wait, err);
     if (status == RDT_AGAIN) {
         call->waiting = wait;
@@ -101,7 +101,7 @@ enum rdt_status rpc_import(struct call *call, const void *request, struct rdt_er
         return rdt_error_set(err, RDT_INVALID, "an import of a memfd carries one fd, not %u", call->frame->nfds);
     if (message->kind == RDT__PB__REGION_KIND__REGION_KIND_VMM && message->n_chunk_bytes != call->frame->nfds)
         return rdt_error_set(err, RDT_INVALID, "%zu chunk sizes for %u fds", message->n_chunk_bytes, call->frame->nfds);
-    status = region_import(call->rpc->regions, message->memory, message->device, &import, &call->requester, call->client->id,
+    status = region_import(call->rpc->regions, message->memory, message->device, &import, call->account, call->client->id,
                            &region, err);
     if (status == RDT_OK)
         reply_region(call, region, false);

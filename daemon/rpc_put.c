@@ -29,11 +29,12 @@ static enum rdt_status check_places(const struct layout *layout, struct region *
 }
 
 static enum rdt_status check_transport(const struct call *call, const char *name, struct region **regions, size_t n,
-                                       struct rdt_error *err)
+                                       const char **name_p, struct rdt_error *err)
 {
     struct transport *transport;
     char names[192];
 
+    *name_p = "";
     if (name[0] == '\0')
         return RDT_OK;
     transport = plugins_transport(call->rpc->plugins, name);
@@ -45,12 +46,13 @@ static enum rdt_status check_transport(const struct call *call, const char *name
         if (!transport_moves(transport, regions[i]->kind->name))
             return rdt_error_set(err, RDT_UNSUPPORTED, "transport %s does not move %s memory", transport->name,
                                  regions[i]->kind->name);
+    *name_p = transport->name;
     return RDT_OK;
 }
 
 static enum rdt_status put(struct call *call, const Rdt__Pb__Put *message, struct region **regions, struct rdt_error *err)
 {
-    struct object_put put = {.owner = &call->requester,
+    struct object_put put = {.account = call->account,
                              .id = message->id.data,
                              .id_bytes = message->id.len,
                              .metadata = message->metadata.data,
@@ -58,7 +60,6 @@ static enum rdt_status put(struct call *call, const Rdt__Pb__Put *message, struc
                              .regions = regions,
                              .n_regions = (uint32_t)message->n_regions,
                              .visibility = message->visibility,
-                             .transport = message->transport,
                              .producer = call->client};
     Rdt__Pb__PutReply reply = RDT__PB__PUT_REPLY__INIT;
     Rdt__Pb__Ref wire;
@@ -72,7 +73,7 @@ static enum rdt_status put(struct call *call, const Rdt__Pb__Put *message, struc
         if (!regions[i] || regions[i]->generation != use->generation)
             return rdt_error_set(err, RDT_NOT_FOUND, "this client has no region %llu", (unsigned long long)use->region);
     }
-    status = check_transport(call, message->transport, regions, message->n_regions, err);
+    status = check_transport(call, message->transport, regions, message->n_regions, &put.transport, err);
     if (status == RDT_OK)
         status = layout_from_wire(message->tensors, &put.layout, err);
     if (status != RDT_OK)

@@ -24,8 +24,8 @@ static void send_call(struct call *call)
     Rdt__Pb__Requester requester = RDT__PB__REQUESTER__INIT;
     struct rdt_error err = {0};
 
-    requester.tenant = call->requester.tenant;
-    requester.uid = call->requester.uid;
+    requester.tenant = call->account->owner.tenant;
+    requester.uid = call->account->owner.uid;
     message.call = call->forward;
     message.type = call->type;
     message.requester = &requester;
@@ -169,8 +169,9 @@ static void on_call(struct rpc *rpc, struct peer *peer, const Rdt__Pb__Call *mes
         return; /* the asker's deadline */
     if (!served_for_peers(message->type))
         (void)rdt_error_set(&err, RDT_DENIED, "another node may not ask for message %u", message->type);
-    else if (transfers_believe(rpc->transfers, message->requester, &requester, &err))
-        call->requester = requester;
+    else if (transfers_believe(rpc->transfers, message->requester, &requester, &err) &&
+             !(call->account = account_get(rpc->objects->accounts, &requester)))
+        (void)rdt_error_set(&err, RDT_NO_MEMORY, "no memory for the call");
     if (err.status != RDT_OK)
         call_fail(call, &err);
     else

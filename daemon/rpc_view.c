@@ -34,7 +34,7 @@ enum rdt_status rpc_status(struct call *call, const void *request, struct rdt_er
     reply.uptime_ns = (int64_t)(uv_hrtime() - rpc->started_ns);
     reply.pid = getpid();
     reply.clients = rpc->n_clients;
-    reply.objects = map_count(&rpc->objects->by_generation);
+    reply.objects = rpc->objects->by_generation.used;
     reply.regions = map_count(&rpc->regions->by_id);
     reply.memory_bytes = rpc->regions->bytes;
     reply.memory_limit_bytes = rpc->regions->limit_bytes;
@@ -70,7 +70,7 @@ static const char *const visibility[] = {"owner", "tenant", "all"};
 static void escape_id(const struct object *object, char *text_p)
 {
     for (size_t i = 0; i < object->id_bytes; i++) {
-        uint8_t c = object->id[i];
+        uint8_t c = object_id(object)[i];
         if (c > ' ' && c < 0x7f && c != '%')
             *text_p++ = (char)c;
         else
@@ -83,7 +83,7 @@ static void fill_holders(struct object_view *view, struct object *object)
 {
     size_t n = 0, max = (object->producer != NULL) + 1u;
 
-    list_for_each (node, &object->holders)
+    list_for_each (node, object_holders(object))
         max++;
     view->holds = calloc(max, sizeof *view->holds);
     view->hold_list = calloc(max, sizeof *view->hold_list);
@@ -94,7 +94,7 @@ static void fill_holders(struct object_view *view, struct object *object)
         view->holds[n].kind = (char *)"producer";
         view->holds[n++].client = object->producer_id;
     }
-    list_for_each (node, &object->holders) {
+    list_for_each (node, object_holders(object)) {
         const struct hold *hold = list_entry(node, struct hold, by_object);
         rdt__pb__hold_info__init(&view->holds[n]);
         view->holds[n].hold = hold->id;
@@ -116,9 +116,9 @@ static void fill_why(struct object_view *view, const struct object *object, size
                        (unsigned long long)object->producer_id);
     if (readers > 0)
         (void)snprintf(view->why[n++], sizeof view->why[0], "%zu reader%s on this node", readers, readers == 1 ? "" : "s");
-    if (object->peer_holds > 0)
-        (void)snprintf(view->why[n++], sizeof view->why[0], "%u transfer%s to other nodes", object->peer_holds,
-                       object->peer_holds == 1 ? "" : "s");
+    if (object_peer_holds(object) > 0)
+        (void)snprintf(view->why[n++], sizeof view->why[0], "%u transfer%s to other nodes", object_peer_holds(object),
+                       object_peer_holds(object) == 1 ? "" : "s");
     if (object->pins > 0)
         (void)snprintf(view->why[n++], sizeof view->why[0], "%u engine%s at its memory", object->pins,
                        object->pins == 1 ? "" : "s");
@@ -144,21 +144,21 @@ void object_view_fill(struct object_view *view, const struct rpc *rpc, struct ob
     info->id = view->id;
     info->generation = object->generation;
     info->state = (char *)object_state_name(object);
-    info->tenant = object->owner.tenant;
-    info->uid = object->owner.uid;
+    info->tenant = object->account->owner.tenant;
+    info->uid = object->account->owner.uid;
     info->producer = object->producer_id;
     info->visibility = (char *)visibility[object->visibility];
-    info->transport = object->transport;
+    info->transport = (char *)object->transport;
     info->bytes = object->bytes;
     info->tensors = object->layout ? object->layout->count : 0;
     info->metadata_bytes = object->metadata_bytes;
     info->holds = object->holds;
     info->pins = object->pins;
-    info->waiters = object->n_waiters;
+    info->waiters = object_n_waiters(object);
     info->age_ns = (int64_t)(uv_hrtime() - object->since_ns);
     if (with_holders) {
         size_t readers = 0;
-        list_for_each (node, &object->holders)
+        list_for_each (node, object_holders(object))
             readers++;
         fill_holders(view, object);
         fill_why(view, object, readers);
@@ -183,14 +183,14 @@ enum rdt_status rpc_stat(struct call *call, const void *request, struct rdt_erro
         return status;
     if (call_is_remote(call, &ref))
         return call_forward(call, &ref, &message->base, -1, err);
-    status = object_table_find_any(call->rpc->objects, &ref, &call->requester, &object, err);
+    status = object_table_find_any(call->rpc->objects, &ref, &call->account->owner, &object, err);
     if (status == RDT_AGAIN && !object)
         return rdt_error_set(err, RDT_NOT_FOUND, "nobody has put object \"%s\"", ref.id);
     if (status != RDT_OK && status != RDT_AGAIN)
         return status;
-    if (!call->admin && !object_visible_to(object, &call->requester))
-        return rdt_error_set(err, RDT_DENIED, "object \"%s\" is not visible to uid %u", ref.id, call->requester.uid);
-    object_view_fill(&view, call->rpc, object, call_may_see(call, &object->owner));
+    if (!call->admin && !object_visible_to(object, &call->account->owner))
+        return rdt_error_set(err, RDT_DENIED, "object \"%s\" is not visible to uid %u", ref.id, call->account->owner.uid);
+    object_view_fill(&view, call->rpc, object, call_may_see(call, &object->account->owner));
     call_reply(call, &view.info.base, NULL, 0);
     object_view_fini(&view);
     return RDT_OK;

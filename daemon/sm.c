@@ -14,14 +14,25 @@ void sm_init(struct sm *sm, const struct sm_state *table, unsigned n_states, uns
     sm->state = first;
 }
 
-void sm_move(struct sm *sm, unsigned to)
+static void check(const struct sm_state *table, unsigned n_states, unsigned from, unsigned to)
 {
     /* Not assert(): the names of the two states are what the reader of a crash needs, and NDEBUG must not let it pass. */
-    if (to >= sm->n_states || !(sm->table[sm->state].next & (1u << to))) {
-        log_error("bug: state '%s' may not become '%s'", sm_name(sm), to < sm->n_states ? sm->table[to].name : "out of range");
+    if (to >= n_states || !(table[from].next & (1u << to))) {
+        log_error("bug: state '%s' may not become '%s'", table[from].name, to < n_states ? table[to].name : "out of range");
         abort();
     }
+}
+
+void sm_move(struct sm *sm, unsigned to)
+{
+    check(sm->table, sm->n_states, sm->state, to);
     sm->state = to;
+}
+
+void sm_move_byte(const struct sm_state *table, unsigned n_states, uint8_t *state, unsigned to)
+{
+    check(table, n_states, *state, to);
+    *state = (uint8_t)to;
 }
 
 const char *sm_name(const struct sm *sm)

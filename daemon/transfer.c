@@ -83,7 +83,7 @@ struct transfer *transfer_new(struct transfers *transfers, struct client *client
     transfer->transfers = transfers;
     transfer->id = transfers->next_id++;
     transfer->client = client;
-    transfer->requester = client->owner;
+    transfer->account = account_ref(client->account);
     transfer->ref = *ref;
     list_init(&transfer->fetches);
     list_init(&transfer->by_peer);
@@ -91,13 +91,14 @@ struct transfer *transfer_new(struct transfers *transfers, struct client *client
     sm_init(&transfer->sm, states, sizeof states / sizeof states[0], TRANSFER_NEW);
     transfer->record = (struct transfer_record){.id = transfer->id,
                                                 .client = client->id,
-                                                .requester = client->owner,
+                                                .requester = client->account->owner,
                                                 .ref = *ref,
                                                 .direction = "local",
                                                 .state = "new",
                                                 .since_ns = uv_hrtime(),
                                                 .decision.chosen = -1};
     if (!map_put_u64(&transfers->by_id, transfer->id, transfer)) {
+        account_unref(transfer->account);
         free(transfer);
         return NULL;
     }
@@ -171,6 +172,7 @@ void transfer_end(struct transfer *transfer)
     free(transfer->ops);
     free(transfer->metadata);
     free(transfer->inline_data);
+    account_unref(transfer->account);
     free(transfer);
     if (transfers->on_idle && list_empty(&transfers->active) && list_empty(&transfers->outgoing))
         transfers->on_idle(transfers);
@@ -390,7 +392,7 @@ void transfer_deliver_object(struct transfer *transfer, struct object *object, s
         result_init(&result, transfer, &ref);
         layout_to_wire(layout, true, &result.tensors);
         result.done.tensors = &result.tensors;
-        result.done.metadata = (ProtobufCBinaryData){object->metadata_bytes, object->metadata};
+        result.done.metadata = (ProtobufCBinaryData){object->metadata_bytes, (uint8_t *)object_metadata(object)};
         result.done.mutable_shared = notice;
         notice = false;
         if (!result_make_regions(&result, object->n_regions) || !(hold = client_hold_object(fetch->client, object)))

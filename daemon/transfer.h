@@ -110,7 +110,7 @@ struct transfer {
     struct list fetches;   /* struct fetch.by_transfer */
     unsigned n_fetches;    /* that joined from the start: more than one share the result */
     struct client *client; /* of its fetches; NULL once they have ended */
-    struct owner requester;
+    struct account *account; /* the requester's: a reference */
     struct rdt_ref ref;
     Rdt__Pb__Slice *slice; /* NULL: whole; own copy */
     Rdt__Pb__FetchMode mode;

@@ -90,7 +90,7 @@ struct outgoing {
     struct peer_work *work;
     uint64_t number; /* the reader's */
     struct sm sm;
-    struct owner requester;
+    struct account *account; /* the requester's: a reference */
     struct rdt_ref ref;
     Rdt__Pb__Slice *slice;
     bool meta_only;

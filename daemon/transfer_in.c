@@ -69,8 +69,8 @@ void transfer_in_ask(struct transfer *transfer)
         pull.expect = &expect;
     }
     wire_ref_from(&transfer->ref, &ref);
-    requester.tenant = transfer->requester.tenant;
-    requester.uid = transfer->requester.uid;
+    requester.tenant = transfer->account->owner.tenant;
+    requester.uid = transfer->account->owner.uid;
     pull.transfer = transfer->id;
     pull.ref = &ref;
     pull.requester = &requester;
@@ -372,7 +372,7 @@ static void go_on(struct transfer *transfer)
     void *handle;
 
     if (!target && !transfer->received)
-        status = region_alloc(transfers->regions, "host", "", transfer->stream_bytes, REGION_RECEIVED, &transfer->requester,
+        status = region_alloc(transfers->regions, "host", "", transfer->stream_bytes, REGION_RECEIVED, transfer->account,
                               transfer->client->id, &transfer->received, on_ready, transfer, &err);
     for (uint32_t i = 0; status == RDT_OK && i < (target ? target->n : 1); i++) {
         struct region *region = target ? target->uses[i].region : transfer->received;

@@ -167,7 +167,7 @@ static enum rdt_status copy_metadata(struct transfer *transfer, const struct obj
     transfer->metadata = malloc(object->metadata_bytes);
     if (!transfer->metadata)
         return rdt_error_set(err, RDT_NO_MEMORY, "no memory for the metadata");
-    memcpy(transfer->metadata, object->metadata, object->metadata_bytes);
+    memcpy(transfer->metadata, object_metadata(object), object->metadata_bytes);
     transfer->metadata_bytes = object->metadata_bytes;
     return RDT_OK;
 }
@@ -197,7 +197,7 @@ static void reserve(struct transfer *transfer, struct object *object)
         start_copy(transfer);
         return;
     }
-    status = region_alloc(transfers->regions, "host", "", transfer->stream_bytes, REGION_RECEIVED, &transfer->requester,
+    status = region_alloc(transfers->regions, "host", "", transfer->stream_bytes, REGION_RECEIVED, transfer->account,
                           transfer->client->id, &transfer->received, on_reserved, transfer, &err);
     if (status == RDT_AGAIN)
         transfer->n_ops++;
@@ -236,7 +236,7 @@ static void serve(struct transfer *transfer, struct object *object)
         transfer_end(transfer);
         return;
     }
-    if (!object_may_show(object, &transfer->requester, &why_not))
+    if (!object_may_show(object, &transfer->account->owner, &why_not))
         query.show_why_not = why_not;
     query.too_many_regions = object->n_regions > RDT_MAX_FRAME_FDS;
     query.same_client = !query.too_many_regions && object->n_regions > 0;
@@ -264,9 +264,9 @@ static void on_put(struct object_waiter *waiter, struct object *object)
     struct transfer *transfer = (struct transfer *)((char *)waiter - offsetof(struct transfer, waiter));
 
     transfer_set_state(transfer, TRANSFER_NEW); /* as if it had only now been asked for */
-    if (!object_visible_to(object, &transfer->requester)) {
+    if (!object_visible_to(object, &transfer->account->owner)) {
         transfer_fail(transfer, RDT_DENIED, "object \"%s\" was put, but is not visible to uid %u", transfer->ref.id,
-                      transfer->requester.uid);
+                      transfer->account->owner.uid);
         return;
     }
     serve(transfer, object);
@@ -277,11 +277,11 @@ void transfer_local_start(struct transfer *transfer)
     struct object_table *objects = transfer->transfers->objects;
     struct rdt_error err = {0};
     struct object *object;
-    enum rdt_status status = object_table_find(objects, &transfer->ref, &transfer->requester, &object, &err);
+    enum rdt_status status = object_table_find(objects, &transfer->ref, &transfer->account->owner, &object, &err);
 
     if (status == RDT_AGAIN) {
         transfer->waiter.on_event = on_put;
-        status = object_table_wait(objects, &transfer->ref, &transfer->requester, &transfer->waiter, &err);
+        status = object_table_wait(objects, &transfer->ref, &transfer->account->owner, &transfer->waiter, &err);
         if (status == RDT_OK) {
             transfer_set_state(transfer, TRANSFER_PARKED);
             return;

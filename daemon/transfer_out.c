@@ -49,8 +49,7 @@ void outgoing_end(struct outgoing *out)
     if (out->pinned)
         object_unpin(out->object);
     if (out->object) {
-        out->object->peer_holds--;
-        object_drop(out->object);
+        object_peer_drop(out->object);
     }
     if (out->slice)
         rdt__pb__slice__free_unpacked(out->slice, NULL);
@@ -59,6 +58,7 @@ void outgoing_end(struct outgoing *out)
     free(out->expect);
     free(out->plan);
     free(out->bases);
+    account_unref(out->account);
     free(out);
     if (transfers->on_idle && list_empty(&transfers->active) && list_empty(&transfers->outgoing))
         transfers->on_idle(transfers);
@@ -227,9 +227,12 @@ static void answer(struct outgoing *out, struct object *object)
     bool more;
 
     out->record.began_ns = uv_hrtime();
+    if (!object_peer_hold(object)) {
+        (void)rdt_error_set(&err, RDT_NO_MEMORY, "no memory to serve object \"%s\"", out->ref.id);
+        fail_parked(out, &err);
+        return;
+    }
     out->object = object;
-    object_hold(object);
-    object->peer_holds++;
     object_ref(object, &out->ref);
     out->record.ref = out->ref;
     if (out->sm.state == OUTGOING_PARKED)
@@ -250,10 +253,10 @@ static void answer(struct outgoing *out, struct object *object)
     layout_to_wire(out->packed, false, &tensors);
     meta.transfer = out->number;
     meta.ref = &ref;
-    meta.metadata = (ProtobufCBinaryData){object->metadata_bytes, object->metadata};
+    meta.metadata = (ProtobufCBinaryData){object->metadata_bytes, (uint8_t *)object_metadata(object)};
     meta.tensors = &tensors;
     meta.bytes = out->stream_bytes;
-    meta.transport = object->transport;
+    meta.transport = (char *)object->transport;
     meta.memory = object->n_regions > 0 ? (char *)object->uses[0].region->kind->name : (char *)"host";
     meta.contiguous = all_contiguous(out->source);
     meta.started = !meta.has_inline && !out->meta_only && outgoing_can_start(out);
@@ -276,10 +279,10 @@ static void on_put(struct object_waiter *waiter, struct object *object)
 {
     struct outgoing *out = (struct outgoing *)((char *)waiter - offsetof(struct outgoing, waiter));
 
-    if (!object_visible_to(object, &out->requester)) {
+    if (!object_visible_to(object, &out->account->owner)) {
         struct rdt_error err;
         (void)rdt_error_set(&err, RDT_DENIED, "object \"%s\" was put, but is not visible to uid %u", out->ref.id,
-                            out->requester.uid);
+                            out->account->owner.uid);
         send_meta_error(out->work, out->number, &err);
         (void)snprintf(out->record.error, sizeof out->record.error, "%s", err.msg);
         outgoing_end(out);
@@ -313,12 +316,13 @@ static struct outgoing *outgoing_new(struct peer_work *work, const Rdt__Pb__Pull
     struct transfers *transfers = work->transfers;
     struct outgoing *out = calloc(1, sizeof *out);
 
-    if (!out)
+    if (!out || !(out->account = account_get(transfers->objects->accounts, requester))) {
+        free(out);
         return NULL;
+    }
     out->transfers = transfers;
     out->work = work;
     out->number = pull->transfer;
-    out->requester = *requester;
     out->ref = *ref;
     out->meta_only = pull->meta_only;
     out->inline_max_bytes = pull->inline_max_bytes < transfers->options->inline_max_bytes
@@ -345,6 +349,7 @@ static struct outgoing *outgoing_new(struct peer_work *work, const Rdt__Pb__Pull
     }
     if (pull->slice && !(out->slice = slice_dup(pull->slice))) {
         free(out->expect);
+        account_unref(out->account);
         free(out);
         return NULL;
     }
@@ -352,6 +357,7 @@ static struct outgoing *outgoing_new(struct peer_work *work, const Rdt__Pb__Pull
         if (out->slice)
             rdt__pb__slice__free_unpacked(out->slice, NULL);
         free(out->expect);
+        account_unref(out->account);
         free(out);
         return NULL;
     }

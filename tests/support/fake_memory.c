@@ -137,7 +137,7 @@ static void on_ready(void *arg, struct region *region, const struct rdt_error *e
 
 struct region *fake_region(uint64_t bytes, uint64_t client)
 {
-    struct owner owner = {.uid = 1000};
+    static struct account owner = {.owner = {.uid = 1000}, .refs = 1};
     struct region *region = NULL;
     struct rdt_error err = {0};
     enum rdt_status status =

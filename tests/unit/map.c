@@ -57,6 +57,21 @@ Test(map, numbers_of_every_size)
 }
 
 /* 200,000 random moves among 5,000 keys: put, remove and get agree with an array. */
+Test(map, replaced_value_brings_its_own_key)
+{
+    char first[] = "key", second[] = "key", value[2];
+    struct map map;
+
+    map_init(&map);
+    cr_assert(map_put(&map, first, 3, &value[0]));
+    map_replace(&map, second, 3, &value[1]);
+    first[0] = 'x'; /* nobody looks there any more */
+    cr_assert_eq(map_get(&map, "key", 3), &value[1]);
+    cr_assert_eq(map_count(&map), 1u);
+    cr_assert_eq(map_remove(&map, "key", 3), &value[1]);
+    map_fini(&map);
+}
+
 Test(map, random_moves_match_model)
 {
     enum { N = 5000 };

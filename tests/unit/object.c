@@ -12,6 +12,7 @@ static struct object_table table;
 static struct client producer;
 static struct region *region;
 static const struct owner me = {.uid = 1000}, other = {.uid = 1001}, guest = {.uid = 1000, .tenant = "guest"};
+static struct accounts accounts;
 
 static void setup(void)
 {
@@ -19,16 +20,17 @@ static void setup(void)
     node = (struct node){0};
     memset(node.uuid, 7, sizeof node.uuid);
     (void)snprintf(node.address, sizeof node.address, "192.0.2.1:7411");
-    object_table_init(&table, &node, 1000);
+    accounts_init(&accounts);
+    object_table_init(&table, &node, &accounts, 1000);
     client_init(&producer, 5);
-    producer.owner = me;
+    producer.account = account_get(&accounts, &me);
     region = fake_region(4096, 5);
 }
 
 static void teardown(void)
 {
     cr_assert_eq(map_count(&table.by_name), 0u, "a name is left");
-    cr_assert_eq(map_count(&table.by_generation), 0u, "an object is left");
+    cr_assert_eq(table.by_generation.used, 0u, "an object is left");
     cr_assert_eq(producer.n_objects, 0u);
     cr_assert_eq(region->refs, 1u, "a reference is left");
     cr_assert_eq(region->pins, 0u);
@@ -36,6 +38,10 @@ static void teardown(void)
     fake_run();
     object_table_fini(&table);
     client_fini(&producer);
+    cr_assert_eq(producer.account->refs, 1u, "an object was not taken off its owner's account");
+    account_unref(producer.account);
+    cr_assert_eq(map_count(&accounts.by_owner), 0u, "an account is left");
+    accounts_fini(&accounts);
     fake_teardown();
 }
 
@@ -62,7 +68,7 @@ static enum rdt_status try_put(const char *id, const struct owner *owner, Rdt__P
                                struct object **object_p, struct rdt_error *err)
 {
     struct layout *layout = bytes_at(0, 4096);
-    struct object_put put = {.owner = owner,
+    struct object_put put = {.account = account_get(&accounts, owner),
                              .id = (const uint8_t *)id,
                              .id_bytes = strlen(id),
                              .metadata = (const uint8_t *)"m",
@@ -75,6 +81,7 @@ static enum rdt_status try_put(const char *id, const struct owner *owner, Rdt__P
                              .producer = &producer};
     enum rdt_status status = object_table_put(&table, &put, object_p, err);
 
+    account_unref(put.account);
     if (status != RDT_OK)
         free(layout);
     return status;
@@ -224,7 +231,7 @@ Test(object, random_holds_and_pins)
             } else {
                 continue;
             }
-            cr_assert_eq(map_get_u64(&table.by_generation, generation) != NULL, holds + pins > 0, "round %u", round);
+            cr_assert_eq(index_get(&table.by_generation, generation) != NULL, holds + pins > 0, "round %u", round);
             if (holds + pins > 0)
                 cr_assert(object->holds == holds && object->pins == pins);
         }
@@ -336,7 +343,7 @@ Test(object, ids_are_generated)
     struct object *a = put(""), *b = put("");
 
     cr_assert(a->id_bytes > 0 && b->id_bytes > 0);
-    cr_assert(a->id_bytes != b->id_bytes || memcmp(a->id, b->id, a->id_bytes) != 0);
+    cr_assert(a->id_bytes != b->id_bytes || memcmp(object_id(a), object_id(b), a->id_bytes) != 0);
     object_free(a, false, OBJECT_END_FREED);
     object_free(b, false, OBJECT_END_FREED);
 }
@@ -437,7 +444,7 @@ Test(object, waiter_ended_by_another_is_not_told)
     a.ends = &b;
     object = put("a");
     cr_assert(a.told == 1 && b.told == 0 && c.told == 1);
-    cr_assert_eq(object->n_waiters, 0u);
+    cr_assert_eq(object_n_waiters(object), 0u);
     object_free(object, false, OBJECT_END_FREED);
 }
 

@@ -83,7 +83,7 @@ Test(region, ids_are_never_used_again)
 Test(region, over_limit_refused_before_anything)
 {
     struct region *region = NULL, *first = take(4096);
-    struct owner owner = {0};
+    struct account owner = {.refs = 1};
     struct rdt_error err = {0};
 
     fake.regions.limit_bytes = 8192;
@@ -115,7 +115,7 @@ static void on_ready(void *arg, struct region *region, const struct rdt_error *e
 Test(region, failed_allocation_leaves_nothing)
 {
     static const uint64_t sizes[] = {4096, 64 << 20};
-    struct owner owner = {0};
+    struct account owner = {.refs = 1};
 
     for (unsigned i = 0; i < 2; i++) {
         struct region *region = NULL;
