@@ -35,7 +35,7 @@ Test(ctl_json, every_kind_of_field)
     Rdt__Pb__Put put = RDT__PB__PUT__INIT;
     const char *want =
         "{\"node\":\"00abff\",\"id\":\"\",\"generation\":\"18446744073709551615\",\"address\":\"\",\"tenant\":\"\","
-        "\"uid\":4294967295,\"any_owner\":true}";
+        "\"uid\":4294967295,\"any_owner\":true,\"is_name\":false,\"after\":0}";
     json_t *json, *inner;
     char *text;
 
