@@ -21,10 +21,16 @@
 
 static void on_socket(uv_poll_t *poll, int status, int events);
 
+static void on_prepare(uv_prepare_t *prepare);
+
 void conns_init(struct conns *conns, struct rpc *rpc)
 {
     *conns = (struct conns){.rpc = rpc, .next_id = 1};
     list_init(&conns->all);
+    list_init(&conns->unflushed);
+    (void)uv_prepare_init(rpc->loop, &conns->prepare);
+    (void)uv_prepare_start(&conns->prepare, on_prepare);
+    conns->prepare.data = conns;
 }
 
 /* ---- the end ---- */
@@ -59,6 +65,7 @@ static void conn_close(struct conn *conn, const char *why)
     conn->closing = true;
     client->gone = true;
     deadline_unset(conn->rpc->deadlines, &conn->hello);
+    list_remove(&conn->unflushed);
     if (conn->greeted) {
         log_info("client %llu (%s, pid %d, uid %u) ends: %s; %u objects, %zu holds, %zu fetches",
                  (unsigned long long)client->id, client->name, (int)client->pid, client->account->owner.uid, why,
@@ -115,6 +122,25 @@ static bool flush(struct conn *conn)
     return true;
 }
 
+/* Before the loop sleeps: one write for all that was queued since, and no wait for a socket that has room. */
+static void on_prepare(uv_prepare_t *prepare)
+{
+    struct conns *conns = prepare->data;
+
+    while (!list_empty(&conns->unflushed)) {
+        struct conn *conn = list_entry(list_first(&conns->unflushed), struct conn, unflushed);
+        list_remove(&conn->unflushed);
+        (void)flush(conn);
+    }
+}
+
+/* Something is queued. on_socket flushes for itself, and a socket that was full tells when it has room. */
+static void flush_soon(struct conn *conn)
+{
+    if (!conn->in_read && !(conn->events & UV_WRITABLE) && list_empty(&conn->unflushed))
+        list_append(&conn->conns->unflushed, &conn->unflushed);
+}
+
 static void send_message(struct client *client, uint16_t type, uint8_t flags, uint64_t request_id,
                          const ProtobufCMessage *message, const int *take_fds, unsigned n_fds)
 {
@@ -130,14 +156,12 @@ static void send_message(struct client *client, uint16_t type, uint8_t flags, ui
             log_error("client %llu: an answer of %zu bytes cannot be queued: the connection ends",
                       (unsigned long long)client->id, bytes);
             conn->draining = true;
-            if (!conn->in_read)
-                set_events(conn);
+            flush_soon(conn);
         }
         return;
     }
     protobuf_c_message_pack(message, payload);
-    if (!conn->in_read) /* else one write for all answers of this turn */
-        set_events(conn);
+    flush_soon(conn);
 }
 
 static size_t queued_bytes(const struct client *client)
@@ -339,6 +363,7 @@ void conn_start(struct conns *conns, int sock)
     conn->conns = conns;
     conn->sock = sock;
     conn->pidfd = -1;
+    list_init(&conn->unflushed);
     if (!identify(conn)) {
         free(conn);
         (void)close(sock);
@@ -369,6 +394,7 @@ void conns_close(struct conns *conns, void (*on_empty)(void *arg), void *arg)
 {
     conns->on_empty = on_empty;
     conns->arg = arg;
+    uv_close((uv_handle_t *)&conns->prepare, NULL);
     list_for_each_safe (node, &conns->all) {
         struct conn *conn = list_entry(node, struct conn, link);
         if (!conn->closing && conn->writer.queued_frames > 0) /* the last answers; what the socket does not take is lost */

@@ -17,7 +17,8 @@
 struct conn {
     struct client client;
     struct rpc *rpc;
-    struct list link; /* in conns->all */
+    struct list link;      /* in conns->all */
+    struct list unflushed; /* in conns->unflushed: answers are queued that no event will send */
     struct conns *conns;
     int sock, pidfd; /* pidfd -1: the kernel gave none */
     uv_poll_t sock_poll, pid_poll;
@@ -34,7 +35,8 @@ struct conn {
 
 struct conns {
     struct rpc *rpc;
-    struct list all;
+    struct list all, unflushed;
+    uv_prepare_t prepare; /* sends what the turn has queued */
     unsigned n;
     uint64_t next_id;
     void (*on_empty)(void *arg); /* told when the last one is freed */

@@ -161,7 +161,10 @@ static void on_tick(uv_timer_t *timer)
     }
     silence_due = link->last_byte_ns + link->config->peer_timeout_ns;
     if (now >= silence_due) {
-        peer_link_no_answer(link);
+        struct rdt_error why;
+
+        peer_link_no_answer(link, &why);
+        peer_link_end(link, &why);
         return;
     }
     if (now >= link->next_ping_ns)
@@ -169,14 +172,12 @@ static void on_tick(uv_timer_t *timer)
     arm(link, link->next_ping_ns < silence_due ? link->next_ping_ns : silence_due, on_tick);
 }
 
-void peer_link_no_answer(struct peer_link *link)
+void peer_link_no_answer(const struct peer_link *link, struct rdt_error *why)
 {
-    struct rdt_error why;
     char who[128];
 
     describe(link, who);
-    rdt_error_set(&why, RDT_PEER_LOST, "no answer from %s for %.1f s", who, seconds(link->config->peer_timeout_ns));
-    peer_link_end(link, &why);
+    rdt_error_set(why, RDT_PEER_LOST, "no answer from %s for %.1f s", who, seconds(link->config->peer_timeout_ns));
 }
 
 void peer_link_up(struct peer_link *link)

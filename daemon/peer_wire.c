@@ -57,19 +57,33 @@ static enum rdt_status take_ciphertext(struct peer_link *link, struct rdt_error 
     return RDT_OK;
 }
 
+static void why_lost(const struct peer_link *link, int uv_error, struct rdt_error *why)
+{
+    if (uv_error == UV_ETIMEDOUT) /* TCP_USER_TIMEOUT */
+        peer_link_no_answer(link, why);
+    else if (uv_error == UV_EOF)
+        rdt_error_set(why, RDT_DISCONNECTED, "%s closed the connection", link->remote);
+    else
+        rdt_error_set(why, RDT_DISCONNECTED, "the connection with %s broke: %s", link->remote, uv_strerror(uv_error));
+}
+
 static void lost(struct peer_link *link, int uv_error)
 {
     struct rdt_error why;
 
-    if (uv_error == UV_ETIMEDOUT) { /* TCP_USER_TIMEOUT */
-        peer_link_no_answer(link);
-        return;
-    }
-    if (uv_error == UV_EOF)
-        rdt_error_set(&why, RDT_DISCONNECTED, "%s closed the connection", link->remote);
-    else
-        rdt_error_set(&why, RDT_DISCONNECTED, "the connection with %s broke: %s", link->remote, uv_strerror(uv_error));
+    why_lost(link, uv_error, &why);
     peer_link_end(link, &why);
+}
+
+/* A large buffer is kept only while there is more to send. */
+static void out_sent(struct peer_link *link)
+{
+    link->out_bytes = 0;
+    if (link->out_size > KEEP_OUT_BYTES && !link->writer.queued_bytes) {
+        free(link->out);
+        link->out = NULL;
+        link->out_size = 0;
+    }
 }
 
 static void on_written(uv_write_t *request, int uv_status)
@@ -77,19 +91,38 @@ static void on_written(uv_write_t *request, int uv_status)
     struct peer_link *link = request->data;
 
     link->writing = false;
-    link->out_bytes = 0;
+    out_sent(link);
     if (peer_link_state(link) == LINK_ENDED)
         return;
     if (uv_status < 0) {
         lost(link, uv_status);
         return;
     }
-    if (link->out_size > KEEP_OUT_BYTES && !link->writer.queued_bytes) {
-        free(link->out);
-        link->out = NULL;
-        link->out_size = 0;
-    }
     peer_wire_pump(link);
+}
+
+/* What the socket takes goes at once: to ask libuv for it would cost a turn of the loop and two system calls more. */
+static int write_out(struct peer_link *link)
+{
+    uv_buf_t buf = uv_buf_init((char *)link->out, (unsigned)link->out_bytes);
+    int n = uv_try_write((uv_stream_t *)&link->tcp, &buf, 1);
+
+    if (n == (int)link->out_bytes) {
+        out_sent(link);
+        if (link->writer.queued_frames > 0) /* the next slice has a turn of its own */
+            uv_idle_start(&link->turn, peer_link_on_turn);
+        return 0;
+    }
+    if (n < 0 && n != UV_EAGAIN)
+        return n;
+    if (n > 0) {
+        buf.base += n;
+        buf.len -= (size_t)n;
+    }
+    link->write.data = link;
+    n = uv_write(&link->write, (uv_stream_t *)&link->tcp, &buf, 1, on_written);
+    link->writing = n == 0;
+    return n;
 }
 
 void peer_wire_pump(struct peer_link *link)
@@ -105,15 +138,11 @@ void peer_wire_pump(struct peer_link *link)
     if (status == RDT_OK)
         status = take_ciphertext(link, &why);
     if (status == RDT_OK && link->out_bytes) {
-        uv_buf_t buf = uv_buf_init((char *)link->out, (unsigned)link->out_bytes);
-
-        link->write.data = link;
-        rc = uv_write(&link->write, (uv_stream_t *)&link->tcp, &buf, 1, on_written);
-        link->writing = rc == 0;
+        rc = write_out(link);
         if (rc < 0)
-            status = rdt_error_set(&why, RDT_DISCONNECTED, "the connection with %s broke: %s", link->remote, uv_strerror(rc));
+            why_lost(link, rc, &why);
     }
-    if (status != RDT_OK)
+    if (status != RDT_OK || rc < 0)
         peer_link_fail(link, &why);
 }
 

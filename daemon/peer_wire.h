@@ -27,8 +27,8 @@ void peer_link_fail(struct peer_link *link, const struct rdt_error *why);
 /* Ends it because of what came; the other end is told. */
 void peer_link_broke(struct peer_link *link, const struct rdt_error *why);
 
-/* Ends it with the sentence that every timeout of an established link has. */
-void peer_link_no_answer(struct peer_link *link);
+/* The sentence that every timeout of an established link has. */
+void peer_link_no_answer(const struct peer_link *link, struct rdt_error *why);
 
 /* May end the link. */
 enum rdt_status peer_link_take_frame(struct peer_link *link, const struct frame *frame, struct rdt_error *err);
