@@ -141,7 +141,8 @@ enum rdt_status path_choose(const struct path_query *query, struct path_decision
     char all[480] = "";
     bool least_known;
 
-    *decision = (struct path_decision){.chosen = -1};
+    decision->n = 0; /* of the candidates, only these many are ever looked at */
+    decision->chosen = -1;
     if (query->mode == RDT__PB__FETCH_MODE__FETCH_MODE_COW)
         return rdt_error_set(err, RDT_UNSUPPORTED, "copy-on-write mappings need a snapshot, which this version does not make");
     if (query->same_node)

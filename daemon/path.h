@@ -24,9 +24,9 @@ struct path_candidate {
 };
 
 struct path_decision {
-    struct path_candidate candidates[PATH_MAX_CANDIDATES]; /* best first; rejected ones after those that are possible */
     unsigned n;
-    int chosen; /* index, -1: none */
+    int chosen;                                            /* index, -1: none */
+    struct path_candidate candidates[PATH_MAX_CANDIDATES]; /* best first; rejected ones after those that are possible */
 };
 
 /* What one transport could do between the two nodes. */

@@ -161,7 +161,6 @@ static SSL_CTX *make_ssl_ctx(struct tls_context *context)
     }
     SSL_CTX_set_options(ctx, SSL_OP_NO_TICKET | SSL_OP_NO_RENEGOTIATION | SSL_OP_NO_COMPRESSION);
     SSL_CTX_set_session_cache_mode(ctx, SSL_SESS_CACHE_OFF);
-    SSL_CTX_set_mode(ctx, SSL_MODE_RELEASE_BUFFERS);
     SSL_CTX_set_app_data(ctx, context);
     SSL_CTX_set_psk_use_session_callback(ctx, offer_psk);
     SSL_CTX_set_psk_find_session_callback(ctx, find_psk);
@@ -264,6 +263,11 @@ enum rdt_status tls_handshake(struct tls *tls, struct rdt_error *err)
 
 enum rdt_status tls_read(struct tls *tls, void *buf, size_t size, size_t *n_p, struct rdt_error *err)
 {
+    /* OpenSSL takes longer to say so itself than to decrypt a small record. */
+    if (BIO_ctrl_pending(tls->in) == 0 && !SSL_has_pending(tls->ssl))
+        return SSL_get_shutdown(tls->ssl) & SSL_RECEIVED_SHUTDOWN
+                   ? rdt_error_set(err, RDT_DISCONNECTED, "the other end closed the connection")
+                   : RDT_AGAIN;
     ERR_clear_error();
     if (SSL_read_ex(tls->ssl, buf, size, n_p))
         return RDT_OK;

@@ -114,7 +114,10 @@ void record_finish(struct transfers *transfers, struct transfer_record *record, 
     record->elapsed_ns = uv_hrtime() - (record->began_ns ? record->began_ns : record->since_ns);
     if (record->elapsed_ns == 0)
         record->elapsed_ns = 1;
-    transfers->history[transfers->n_history++ % TRANSFER_HISTORY] = *record;
+    /* Most of a record is room for candidates, and the history as a whole is larger than a cache. */
+    memcpy(&transfers->history[transfers->n_history++ % TRANSFER_HISTORY], record,
+           offsetof(struct transfer_record, decision.candidates[0]) +
+               record->decision.n * sizeof record->decision.candidates[0]);
     if (record->error[0])
         transfers->failed++;
     else
