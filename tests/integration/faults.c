@@ -24,7 +24,8 @@ enum victim { READER, PRODUCER, READERS_NODE, OWNERS_NODE };
 
 static const char *const expected_warnings[] = {
     "is down: ", "is lost: ", "taken down and rebuilt: ", "refused",   "connection from", "not connected",
-    "reset",     "timed out", "no TLS handshake",         "no answer", "unreachable",     NULL};
+    "reset",     "timed out", "no TLS handshake",         "no answer", "unreachable",     "no connection",
+    NULL};
 
 static void begin_with(unsigned n, const char *sided, const char *further)
 {
