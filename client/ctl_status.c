@@ -25,6 +25,7 @@ static void print(const Rdt__Pb__StatusReply *s)
     printf("peers      %" PRIu32 " up of %" PRIu32 " known\n", s->peers_up, s->peers_known);
     printf("transfers  %" PRIu32 " active, %" PRIu64 " done, %" PRIu64 " failed\n", s->transfers_active, s->transfers_done,
            s->transfers_failed);
+    printf("fetches    %" PRIu64 " joined another's transfer\n", s->fetches_joined);
     printf("bytes      %s in, %s out, %s within the node\n", ctl_human_bytes(s->bytes_in, a), ctl_human_bytes(s->bytes_out, b),
            ctl_human_bytes(s->bytes_local, c));
     printf("backends  ");

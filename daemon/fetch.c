@@ -4,6 +4,7 @@
 #include <stdlib.h>
 
 #include "daemon/log.h"
+#include "daemon/question.h"
 #include "daemon/transfer_impl.h"
 #include "wire_ref.h"
 
@@ -205,16 +206,20 @@ enum rdt_status fetch_start(struct transfers *transfers, struct client *client, 
         status = check_wishes(transfers, message, err);
     if (status != RDT_OK)
         return status;
+    if (!twin && question_fits(message, item, &ref)) {
+        twin = question_open(transfers, &ref, &client->account->owner);
+        transfers->joined += twin != NULL;
+    }
     if (twin) {
-        status = join(client, twin, message, item->handle, err);
-        *transfer_p = twin;
-        return status;
+        *transfer_p = NULL;
+        return join(client, twin, message, item->handle, err);
     }
     transfer = transfer_new(transfers, client, &ref);
     if (!transfer)
         return rdt_error_set(err, RDT_NO_MEMORY, "no memory for the transfer");
     transfer->mode = message->mode;
     transfer->meta_only = message->meta_only;
+    transfer->joinable = question_fits(message, item, &ref);
     memcpy(transfer->wish_transport, message->transport, strlen(message->transport) + 1);
     memcpy(transfer->wish_least, message->least_path, strlen(message->least_path) + 1);
     if (item->slice && !(transfer->slice = slice_dup(item->slice)))

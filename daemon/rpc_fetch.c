@@ -73,8 +73,6 @@ enum rdt_status rpc_fetch(struct call *call, const void *request, struct rdt_err
         if (fetch_start(rpc->transfers, client, message, message->items[i], twin, &started[i], &why) != RDT_OK) {
             fetch_answer_error(client, message->items[i]->handle, &why);
             started[i] = NULL;
-        } else if (twin) {
-            started[i] = NULL; /* goes with its twin */
         }
     }
     for (size_t i = 0; i < n; i++)

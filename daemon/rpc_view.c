@@ -49,6 +49,7 @@ enum rdt_status rpc_status(struct call *call, const void *request, struct rdt_er
     reply.bytes_in = rpc->transfers->bytes_in;
     reply.bytes_out = rpc->transfers->bytes_out;
     reply.bytes_local = rpc->transfers->bytes_local;
+    reply.fetches_joined = rpc->transfers->joined;
     reply.socket = rpc->options->socket;
     reply.backends = backends;
     list_for_each (node, plugins_memory_kinds(rpc->plugins)) {

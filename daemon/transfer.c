@@ -13,10 +13,11 @@
 #define BIT(state) (1u << (state))
 
 static const struct sm_state states[] = {
-    [TRANSFER_NEW] = {"new", BIT(TRANSFER_PARKED) | BIT(TRANSFER_LINK) | BIT(TRANSFER_ASKED) | BIT(TRANSFER_RESERVE) |
-                                 BIT(TRANSFER_ENDED)},
+    [TRANSFER_NEW] = {"new", BIT(TRANSFER_PARKED) | BIT(TRANSFER_LINK) | BIT(TRANSFER_QUEUED) | BIT(TRANSFER_ASKED) |
+                                 BIT(TRANSFER_RESERVE) | BIT(TRANSFER_ENDED)},
     [TRANSFER_PARKED] = {"parked", BIT(TRANSFER_NEW) | BIT(TRANSFER_ENDED)},
     [TRANSFER_LINK] = {"link", BIT(TRANSFER_ASKED) | BIT(TRANSFER_ENDED)},
+    [TRANSFER_QUEUED] = {"queued", BIT(TRANSFER_ASKED) | BIT(TRANSFER_ENDED)},
     [TRANSFER_ASKED] = {"asked", BIT(TRANSFER_RESERVE) | BIT(TRANSFER_MOVE) | BIT(TRANSFER_ABORT) | BIT(TRANSFER_ENDED)},
     [TRANSFER_RESERVE] = {"reserving", BIT(TRANSFER_MOVE) | BIT(TRANSFER_ABORT) | BIT(TRANSFER_ENDED)},
     [TRANSFER_MOVE] = {"moving", BIT(TRANSFER_RESERVE) | BIT(TRANSFER_ABORT) | BIT(TRANSFER_ENDED)},
@@ -30,6 +31,7 @@ void transfers_init(struct transfers *transfers)
     list_init(&transfers->outgoing);
     list_init(&transfers->works);
     map_init(&transfers->by_id);
+    map_init(&transfers->questions);
     transfers->next_id = 1;
 }
 
@@ -43,6 +45,7 @@ void transfers_fini(struct transfers *transfers)
         free(work);
     }
     map_fini(&transfers->by_id);
+    map_fini(&transfers->questions);
 }
 
 unsigned transfers_active(const struct transfers *transfers)
@@ -149,6 +152,8 @@ void transfer_end(struct transfer *transfer)
     record_finish(transfers, &transfer->record, transfer->record.error[0] ? "failed" : "done", NULL);
     log_debug("xfer %llu ended: %s %s", (unsigned long long)transfer->id, transfer->record.path, transfer->record.error);
     deadline_unset(transfers->deadlines, &transfer->stall);
+    deadline_unset(transfers->deadlines, &transfer->turn);
+    transfer_in_leave_question(transfer);
     object_waiter_remove(&transfer->waiter);
     map_remove_u64(&transfers->by_id, transfer->id);
     list_remove(&transfer->record.link);
@@ -185,9 +190,13 @@ void transfer_end(struct transfer *transfer)
 
 static void fetch_detach(struct fetch *fetch)
 {
-    deadline_unset(fetch->transfer->transfers->deadlines, &fetch->deadline);
+    struct transfer *transfer = fetch->transfer;
+
+    deadline_unset(transfer->transfers->deadlines, &fetch->deadline);
     map_remove_u64(&fetch->client->fetches, fetch->handle);
     list_remove(&fetch->by_transfer);
+    if (!list_empty(&transfer->fetches)) /* whose client is left may differ: they joined */
+        transfer->client = list_entry(list_first(&transfer->fetches), struct fetch, by_transfer)->client;
     free(fetch);
 }
 
@@ -263,10 +272,12 @@ void transfer_fail(struct transfer *transfer, enum rdt_status status, const char
 void transfer_abort(struct transfer *transfer)
 {
     transfer->client = NULL;
+    transfer_in_leave_question(transfer);
     switch ((enum transfer_state)transfer->sm.state) {
     case TRANSFER_NEW:
     case TRANSFER_PARKED:
     case TRANSFER_LINK:
+    case TRANSFER_QUEUED:
         transfer_end(transfer);
         break;
     case TRANSFER_ASKED:

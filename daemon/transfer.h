@@ -7,15 +7,16 @@
  *
  *   PARKED  the object is on this node and nobody has put it yet
  *   LINK    the object is on another node, whose link is not up yet
+ *   QUEUED  another transfer of this node has asked for the same object and has no answer yet (question.h)
  *   ASKED   PULL is sent
  *   RESERVE memory for the bytes is being made or registered
  *   MOVE    a copy or chunks are under way
  *   ABORT   its fetches have ended badly; the engine has not
  *
- *   NEW -> LINK -> ASKED -> RESERVE -> MOVE -> ENDED      (another node; with targets it may be MOVE as soon as it is ASKED)
+ *   NEW -> LINK or QUEUED -> ASKED -> RESERVE -> MOVE -> ENDED      (another node; with targets it may be MOVE as soon as it is ASKED)
  *   NEW -> RESERVE -> MOVE -> ENDED                       (this node, copy; a share goes from NEW to ENDED)
  *   NEW -> PARKED -> NEW                                  (the id is put)
- *   ASKED, RESERVE, MOVE -> ABORT -> ENDED;  NEW, PARKED, LINK -> ENDED
+ *   ASKED, RESERVE, MOVE -> ABORT -> ENDED;  NEW, PARKED, LINK, QUEUED -> ENDED
  *
  * Loop thread only.
  */
@@ -42,6 +43,7 @@ enum transfer_state {
     TRANSFER_NEW,
     TRANSFER_PARKED,
     TRANSFER_LINK,
+    TRANSFER_QUEUED,
     TRANSFER_ASKED,
     TRANSFER_RESERVE,
     TRANSFER_MOVE,
@@ -80,12 +82,14 @@ struct transfers {
     struct peers *peers; /* NULL without a peer link */
     uint64_t next_id;
     struct map by_id;     /* struct transfer: ours, not ended */
+    struct map questions; /* struct question: asked for just now */
     struct list active;   /* struct transfer_record.link: ours */
     struct list outgoing; /* struct transfer_record.link: pulled by others */
     struct transfer_record history[TRANSFER_HISTORY];
     uint64_t n_history;
     uint64_t last_sent_ns; /* when the last outgoing one ended */
     uint64_t done, failed, bytes_in, bytes_out, bytes_local;
+    uint64_t joined;                     /* fetches that took part in a transfer that another one had begun */
     void (*on_idle)(struct transfers *); /* told when the last active one has ended */
     struct list works;                   /* struct peer_work.link: every peer we ever had to do with */
     bool refuse_parked;                  /* there will be no more puts */
@@ -107,9 +111,9 @@ struct transfer {
     struct transfers *transfers;
     struct sm sm;
     uint64_t id;
-    struct list fetches;   /* struct fetch.by_transfer */
-    unsigned n_fetches;    /* that joined from the start: more than one share the result */
-    struct client *client; /* of its fetches; NULL once they have ended */
+    struct list fetches;     /* struct fetch.by_transfer */
+    unsigned n_fetches;      /* that joined from the start: more than one share the result */
+    struct client *client;   /* of the first of its fetches; NULL once they have ended */
     struct account *account; /* the requester's: a reference */
     struct rdt_ref ref;
     Rdt__Pb__Slice *slice; /* NULL: whole; own copy */
@@ -140,6 +144,9 @@ struct transfer {
     /* other node */
     struct peer_work *peer;
     struct list by_peer;        /* in peer_work.pending or .incoming */
+    bool joinable;              /* may take part in a question */
+    struct question *question;  /* until it is answered; NULL: goes alone */
+    struct deadline turn;       /* QUEUED: the one before it has ended */
     struct peer_transport *via; /* referenced while chunks are posted */
     struct list by_via;
     bool one_sided, have_meta;
@@ -173,7 +180,8 @@ unsigned transfers_active(const struct transfers *transfers);
 void transfers_refuse_parked(struct transfers *transfers);
 
 /* Starts one item of a FETCH for the client. `twin` is an earlier transfer of the same message that the item may join, found by the
- * caller with fetch_joinable; NULL: none. On error nothing was started: the caller answers. */
+ * caller with fetch_joinable; NULL: none. *transfer_p is what the caller must transfer_go with; NULL: it joined one that goes already.
+ * On error nothing was started: the caller answers. */
 enum rdt_status fetch_start(struct transfers *transfers, struct client *client, const Rdt__Pb__Fetch *message,
                             const Rdt__Pb__FetchItem *item, struct transfer *twin, struct transfer **transfer_p,
                             struct rdt_error *err);

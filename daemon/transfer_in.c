@@ -5,6 +5,7 @@
 #include <strings.h>
 
 #include "daemon/log.h"
+#include "daemon/question.h"
 #include "daemon/transfer_impl.h"
 #include "wire_ref.h"
 
@@ -15,6 +16,7 @@ enum rdt_status transfer_in_start(struct transfer *transfer, struct rdt_error *e
     struct transfers *transfers = transfer->transfers;
     struct peer *peer;
     enum rdt_status status;
+    bool go;
 
     if (!transfers->peers)
         return rdt_error_set(err, RDT_UNSUPPORTED,
@@ -31,14 +33,54 @@ enum rdt_status transfer_in_start(struct transfer *transfer, struct rdt_error *e
         return peer_away(peer, err);
     transfer->stall.on_passed = transfer_in_on_stall;
     transfer->peer->n_in++;
-    if (peer->state == PEER_UP) {
+    go = !transfer->joinable || question_begin(transfer);
+    if (peer->state == PEER_UP && go) {
         list_append(&transfer->peer->incoming, &transfer->by_peer);
         transfer_in_ask(transfer);
         return RDT_OK;
     }
     list_append(&transfer->peer->pending, &transfer->by_peer);
-    transfer_set_state(transfer, TRANSFER_LINK);
+    transfer_set_state(transfer, go ? TRANSFER_LINK : TRANSFER_QUEUED);
     return RDT_OK;
+}
+
+static void on_turn(struct deadline *deadline)
+{
+    struct transfer *transfer = (struct transfer *)((char *)deadline - offsetof(struct transfer, turn));
+
+    if (transfer->sm.state != TRANSFER_QUEUED || (transfer->question && transfer->question->asked))
+        return;
+    list_remove(&transfer->by_peer);
+    list_append(&transfer->peer->incoming, &transfer->by_peer);
+    transfer_in_ask(transfer);
+}
+
+/* Whoever waited for its answer goes on when the loop turns: who calls here may be in the middle of another one's end. */
+void transfer_in_leave_question(struct transfer *transfer)
+{
+    struct transfers *transfers = transfer->transfers;
+    uint64_t id = question_close(transfer);
+    struct transfer *next = id ? map_get_u64(&transfers->by_id, id) : NULL;
+
+    if (!next || next->sm.state != TRANSFER_QUEUED)
+        return;
+    next->turn.on_passed = on_turn;
+    if (!deadline_set(transfers->deadlines, &next->turn, 0))
+        on_turn(&next->turn);
+}
+
+/* The longest that any of its fetches would wait. */
+static int64_t time_left_ns(const struct transfer *transfer)
+{
+    int64_t longest = 0;
+
+    list_for_each (node, &transfer->fetches) {
+        int64_t left = deadline_left_ns(&list_entry(node, struct fetch, by_transfer)->deadline);
+        if (left < 0)
+            return left;
+        longest = left > longest ? left : longest;
+    }
+    return longest;
 }
 
 void transfer_in_ask(struct transfer *transfer)
@@ -48,10 +90,10 @@ void transfer_in_ask(struct transfer *transfer)
     Rdt__Pb__Requester requester = RDT__PB__REQUESTER__INIT;
     Rdt__Pb__TensorList expect;
     Rdt__Pb__Ref ref;
-    struct fetch *fetch = list_entry(list_first(&transfer->fetches), struct fetch, by_transfer);
     struct rdt_error err = {0};
 
     transfer_set_state(transfer, TRANSFER_ASKED);
+    question_ask(transfer);
     if (transfer->target && !transfer->meta_only) {
         struct transfers *transfers = transfer->transfers;
         uint64_t id = transfer->id;
@@ -75,7 +117,7 @@ void transfer_in_ask(struct transfer *transfer)
     pull.ref = &ref;
     pull.requester = &requester;
     pull.slice = transfer->slice;
-    pull.timeout_ns = deadline_left_ns(&fetch->deadline);
+    pull.timeout_ns = time_left_ns(transfer);
     pull.meta_only = transfer->meta_only;
     if (transfer->wish_transport[0] == '\0' ||
         strcasecmp(transfer->wish_transport, "inline") == 0) /* else they go another way */
@@ -254,14 +296,11 @@ static void take_inline(struct transfer *transfer, const Rdt__Pb__PullMeta *meta
     transfer_end(transfer);
 }
 
-void transfer_in_on_meta(struct peer_work *work, const Rdt__Pb__PullMeta *meta)
+static void take_answer(struct transfer *transfer, const Rdt__Pb__PullMeta *meta)
 {
-    struct transfer *transfer = find(work, meta->transfer);
     struct rdt_error err = {0};
     enum rdt_status status;
 
-    if (!transfer || (transfer->sm.state != TRANSFER_ASKED && transfer->sm.state != TRANSFER_MOVE) || transfer->have_meta)
-        return; /* its reader has left */
     if (meta->status != RDT_OK) {
         err.status = meta->status < 0 ? (enum rdt_status)meta->status : RDT_PROTOCOL;
         err.sys_errno = meta->sys_errno;
@@ -298,6 +337,20 @@ void transfer_in_on_meta(struct peer_work *work, const Rdt__Pb__PullMeta *meta)
         take_inline(transfer, meta);
     else
         go_on(transfer);
+}
+
+void transfer_in_on_meta(struct peer_work *work, const Rdt__Pb__PullMeta *meta)
+{
+    struct transfer *transfer = find(work, meta->transfer), *next;
+    uint64_t id;
+
+    if (!transfer || (transfer->sm.state != TRANSFER_ASKED && transfer->sm.state != TRANSFER_MOVE) || transfer->have_meta)
+        return; /* its reader has left */
+    id = question_close(transfer);
+    take_answer(transfer, meta);
+    next = id ? map_get_u64(&work->transfers->by_id, id) : NULL;
+    if (next)
+        on_turn(&next->turn);
 }
 
 /* The owner did not start as asked: it prefers another transport, or its connection was not ready. If the way stays the same the
@@ -372,8 +425,9 @@ static void go_on(struct transfer *transfer)
     void *handle;
 
     if (!target && !transfer->received)
-        status = region_alloc(transfers->regions, "host", "", transfer->stream_bytes, REGION_RECEIVED, transfer->account,
-                              transfer->client->id, &transfer->received, on_ready, transfer, &err);
+        status =
+            region_alloc(transfers->regions, "host", "", transfer->stream_bytes, REGION_RECEIVED, transfer->account,
+                         transfer->n_fetches == 1 ? transfer->client->id : 0, &transfer->received, on_ready, transfer, &err);
     for (uint32_t i = 0; status == RDT_OK && i < (target ? target->n : 1); i++) {
         struct region *region = target ? target->uses[i].region : transfer->received;
         if (region && !region_addr(region, &err))

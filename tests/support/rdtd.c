@@ -403,6 +403,7 @@ void node_status(const struct test_node *node, struct node_status *status_p)
         .bytes_in = reply->bytes_in,
         .bytes_out = reply->bytes_out,
         .bytes_local = reply->bytes_local,
+        .joined = reply->fetches_joined,
         .clients = reply->clients - 1,
         .transfers_active = reply->transfers_active,
         .peers_up = reply->peers_up,

@@ -54,7 +54,7 @@ struct test_node {
 struct node_status {
     char state[16];
     uint64_t objects, regions, memory_bytes, memory_limit_bytes, transfers_done, transfers_failed, bytes_in, bytes_out,
-        bytes_local;
+        bytes_local, joined;
     unsigned clients, transfers_active, peers_up, peers_known;
 };
 
