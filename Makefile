@@ -73,6 +73,7 @@ HEADERS := client/rdt.h backends/rdt_backend.h $(wildcard proto/rdt_*.h)
 UNIT  := $(patsubst %.c,$(B)/%,$(call srcs,tests/unit tests/conformance tests/abi))
 INTEG := $(patsubst %.c,$(B)/%,$(call srcs,tests/integration tests/gpu))
 BENCH := $(patsubst %.c,$(B)/%,$(call srcs,tests/bench))
+FAULT := $(if $(wildcard tests/faults/fault_matrix.c),$(B)/tests/faults/fault_matrix)
 FUZZ  := $(patsubst %.c,$(B)/%,$(call srcs,tests/fuzz))
 
 LIBRDT := $(B)/librdt.so.$(VERSION)
@@ -82,7 +83,7 @@ MANPAGES := $(foreach d,client daemon backends systemd,$(wildcard $(d)/*.[1-8]))
 
 # ---- libraries: looked for only when something is going to be compiled ----
 
-NO_LIBS_NEEDED := help clean deps test demo bench check-asan check-tsan cov fuzz format uninstall
+NO_LIBS_NEEDED := help clean deps fault-matrix test demo bench check-asan check-tsan cov fuzz format uninstall
 ifneq ($(filter-out $(NO_LIBS_NEEDED),$(or $(MAKECMDGOALS),all)),)
 
 MISSING := $(shell for p in $(PKGS); do pkg-config --exists $$p 2>/dev/null || echo $$p; done; \
@@ -113,13 +114,14 @@ BACKEND_SO := $(BACKENDS:%=$(B)/backends/rdt_%.so)
 
 # ---- build ----
 
-.PHONY: all tests benches deps test test-run check-asan check-tsan check-layers bench bench-run demo demo-run fuzz fuzz-run \
+.PHONY: all tests benches deps test test-run check-asan check-tsan check-layers bench bench-run demo demo-run fuzz fuzz-run fault-matrix \
+        fault-matrix-run \
         cov format tidy install uninstall clean help FORCE
 .DELETE_ON_ERROR:
 .SUFFIXES:
 
 all: $(PROGRAMS) $(LIBRDT) $(B)/librdt.a $(BACKEND_SO)
-tests: all $(UNIT) $(INTEG) $(LOOPBACK)
+tests: all $(UNIT) $(INTEG) $(FAULT) $(LOOPBACK)
 benches: all $(BENCH)
 
 # A stamp changes when its text does: other flags, other sources or other paths rebuild what depends on them.
@@ -212,7 +214,7 @@ $(UNIT): $(B)/%: $(B)/obj/%.o $(CRITERION_O) $(B)/librdtd.a $(B)/librdt.a $(B)/l
 	$(Q)mkdir -p $(@D)
 	$(Q)$(link_test) $(TEST_LIBS)
 
-$(INTEG): $(B)/%: $(B)/obj/%.o $(CRITERION_O) $(B)/librdt.a $(B)/libproto.a $(B)/libsupport.a
+$(INTEG) $(FAULT): $(B)/%: $(B)/obj/%.o $(CRITERION_O) $(B)/librdt.a $(B)/libproto.a $(B)/libsupport.a
 	$(call say,LINK,$@)
 	$(Q)mkdir -p $(@D)
 	$(Q)$(link_test) $(TEST_LIBS)
@@ -263,6 +265,15 @@ bench:
 
 bench-run: benches
 	@RDT_BUILD_DIR=$(CURDIR)/$(B) tests/bench/run
+
+# Every cell of the fault matrix; CELL=text those whose name contains it.
+ROUNDS ?= 100
+fault-matrix:
+	@.ci/deps
+	+@$(SUB) VARIANT=$(VARIANT) fault-matrix-run
+
+fault-matrix-run: tests
+	@RDT_BUILD_DIR=$(CURDIR)/$(B) RDT_VARIANT=$(VARIANT) $(FAULT) --rounds $(ROUNDS) --jobs $(shell nproc) --cell '$(CELL)'
 
 FUZZ_SECONDS ?= 60
 fuzz:
@@ -340,6 +351,7 @@ help:
 	'make check-layers     who may include and link whom' \
 	'make demo [FILE=...]  two daemons move a file between them' \
 	'make bench            measurements beside a reference' \
+	'make fault-matrix     every fault at every step, ROUNDS (100) times each; CELL=text: those whose name contains it' \
 	'make fuzz             each fuzz target for FUZZ_SECONDS (60)' \
 	'make cov              coverage of the tests' \
 	'make format, tidy     clang-format in place, clang-tidy' \

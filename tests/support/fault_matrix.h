@@ -1,0 +1,74 @@
+/* The fault matrix: what happens (event) x at which step of which call x where the object lies and how its bytes travel. A cell is one
+ * of each; a round of a cell brings real daemons and real processes to the step, strikes at a moment that differs from round to
+ * round, and then checks that
+ *   - every call ended by its deadline, with a status that the event explains, and with every byte right if it ended well;
+ *   - nobody writes where a call has ended: margins, poisoned targets and delivered bytes are looked at again afterwards;
+ *   - others were not disturbed; what was struck works again when it is back;
+ *   - nothing is left: objects, holds, pins, transfers, and at the end of the cell memory and fds.
+ *
+ * make fault-matrix runs every cell a hundred times; the tests take some rounds of each.
+ */
+#ifndef TESTS_SUPPORT_FAULT_MATRIX_H
+#define TESTS_SUPPORT_FAULT_MATRIX_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+/* X(NAME, text) */
+#define FAULT_EVENTS(X)                                 \
+    X(CONSUMER_KILLED, "consumer-killed")               \
+    X(CONSUMER_FROZEN, "consumer-frozen")               \
+    X(PRODUCER_KILLED, "producer-killed")               \
+    X(PRODUCER_FROZEN, "producer-frozen")               \
+    X(CONSUMERS_NODE_KILLED, "consumers-node-killed")   \
+    X(CONSUMERS_NODE_FROZEN, "consumers-node-frozen")   \
+    X(CONSUMERS_NODE_STOPPED, "consumers-node-stopped") \
+    X(OWNERS_NODE_KILLED, "owners-node-killed")         \
+    X(OWNERS_NODE_FROZEN, "owners-node-frozen")         \
+    X(OWNERS_NODE_STOPPED, "owners-node-stopped")       \
+    X(CABLE_CUT, "cable-cut")                           \
+    X(CABLE_UNPLUGGED, "cable-unplugged")               \
+    X(DEADLINE, "deadline")                             \
+    X(CANCEL, "cancel")                                 \
+    X(FORCED_FREE, "forced-free")                       \
+    X(TRANSPORT_FAILS, "transport-fails")               \
+    X(GARBAGE, "garbage")
+
+#define FAULT_STEPS(X)                                                                      \
+    X(PUTTING, "put")              /* a snapshot is being put, and somebody waits for it */ \
+    X(PARKED, "fetch-parked")      /* a fetch of what nobody has put */                     \
+    X(MOVING, "fetch-moving")      /* its bytes are on their way */                         \
+    X(HELD, "fetch-held")          /* it has ended and its object is held */                \
+    X(WAITING, "wait")             /* wait_put */                                           \
+    X(WAITING_FREED, "wait-freed") /* the producer waits for its readers */                 \
+    X(FREEING, "free")             /* a forced free by the consumer */                      \
+    X(NAME_PARKED, "publish")      /* a fetch of a name's next version */
+
+#define FAULT_PLACES(X)                \
+    X(SAME, "same-node")               \
+    X(INLINE, "inline")                \
+    X(UCX, "ucx")                      \
+    X(TWO_SIDED, "loopback-two-sided") \
+    X(ONE_SIDED, "loopback-one-sided")
+
+#define X(name, text) FAULT_##name,
+enum fault_event { FAULT_EVENTS(X) FAULT_N_EVENTS };
+enum fault_step { FAULT_STEPS(X) FAULT_N_STEPS };
+enum fault_place { FAULT_PLACES(X) FAULT_N_PLACES };
+#undef X
+
+struct fault_cell {
+    enum fault_event event;
+    enum fault_step step;
+    enum fault_place place;
+};
+
+/* Combinations that mean something. */
+bool fault_cell_exists(const struct fault_cell *cell);
+bool fault_cell_needs_root(const struct fault_cell *cell);            /* network namespaces */
+void fault_cell_name(const struct fault_cell *cell, char name_p[96]); /* "owners-node-killed/fetch-moving/ucx" */
+
+/* Starts daemons, runs the rounds, ends the daemons. Fails the test (in an actor: ends it) if anything is wrong. */
+void fault_cell_run(const struct fault_cell *cell, unsigned rounds, uint64_t seed);
+
+#endif
