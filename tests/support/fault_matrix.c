@@ -359,10 +359,13 @@ static void strike(struct scene *scene)
 static uint64_t explained(const struct scene *scene, bool producer)
 {
     bool at_owner = producer || scene->far == 0; /* its own daemon is the owner's */
+    enum fault_event event = scene->cell->event;
     uint64_t may = MAY(RDT_OK);
 
     if (!producer && scene->cell->step == FAULT_WAITING_FREED)
         may |= MAY(RDT_FREED); /* it was freed before the fetch was heard of */
+    if (!producer && scene->cell->place >= FAULT_UCX && (consumers_node(event) || owners_node(event) || cable(event)))
+        may |= MAY(RDT_TRANSPORT); /* the transport may notice before the link does */
     switch (scene->cell->event) {
     case FAULT_PRODUCER_KILLED:
         return may | MAY(RDT_OWNER_DIED);
