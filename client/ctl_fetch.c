@@ -1,4 +1,4 @@
-/* rdtctl fetch: an object as a safetensors file. One connection carries the fetch and the questions how far it has come. */
+/* rdtctl fetch: an object as a safetensors file, or as an npy file if the output is named so. One connection carries the fetch and the questions how far it has come. */
 #include <errno.h>
 #include <fcntl.h>
 #include <inttypes.h>
@@ -6,12 +6,14 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <strings.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
 #include "ctl.h"
 #include "ctl_commands.h"
 #include "ctl_json.h"
+#include "ctl_npy.h"
 #include "ctl_progress.h"
 #include "ctl_safetensors.h"
 #include "ctl_table.h"
@@ -192,21 +194,60 @@ static bool on_bytes(void *context, size_t bytes)
     return !ctl_signalled(writing->signals);
 }
 
-static enum rdt_status write_into(struct ctl *ctl, struct fetch *fetch, int fd, struct rdt_error *err)
+static enum rdt_status write_safetensors(struct ctl *ctl, struct fetch *fetch, const struct bytes_sink *sink,
+                                         struct rdt_error *err)
 {
-    struct writing writing = {.total = fetch->bytes, .signals = fetch->signals};
     char *header = NULL;
     size_t header_bytes;
     enum rdt_status status = make_header(ctl, fetch, &header, &header_bytes, err);
+
+    if (status == RDT_OK)
+        status = safetensors_write(sink, header, header_bytes, fetch->tensors, fetch->count, err);
+    free(header);
+    return status;
+}
+
+static enum rdt_status write_npy(struct fetch *fetch, const struct bytes_sink *sink, struct rdt_error *err)
+{
+    const struct bytes_sink quiet = {.fd = sink->fd};
+    enum rdt_status status;
+    size_t header_bytes;
+    char *header;
+
+    if (fetch->count != 1)
+        return rdt_error_set(err, RDT_UNSUPPORTED,
+                             "the object has %zu tensors, an npy file holds one: give -o a name that does not end in .npy",
+                             fetch->count);
+    status = npy_header(fetch->tensors, &header, &header_bytes, err);
+    if (status) {
+        rdt_error_prefix(err, "give -o a name that does not end in .npy");
+        return status;
+    }
+    status = bytes_write(&quiet, header, header_bytes, err);
+    if (status == RDT_OK)
+        status = bytes_write_tensors(sink, fetch->tensors, 1, err);
+    free(header);
+    return status;
+}
+
+static bool is_npy(const char *output)
+{
+    const char *dot = strrchr(output, '.');
+
+    return dot && dot > output && strcasecmp(dot, ".npy") == 0;
+}
+
+static enum rdt_status write_into(struct ctl *ctl, struct fetch *fetch, int fd, struct rdt_error *err)
+{
+    struct writing writing = {.total = fetch->bytes, .signals = fetch->signals};
+    const struct bytes_sink sink = {.fd = fd, .on_written = on_bytes, .context = &writing};
+    enum rdt_status status;
     mode_t mask = umask(0);
 
     umask(mask);
-    if (status == RDT_OK) {
-        ctl_progress_start(&writing.progress, fetch->output, ctl->quiet);
-        status = safetensors_write(fd, header, header_bytes, fetch->tensors, fetch->count, on_bytes, &writing, err);
-        ctl_progress_end(&writing.progress);
-    }
-    free(header);
+    ctl_progress_start(&writing.progress, fetch->output, ctl->quiet);
+    status = is_npy(fetch->output) ? write_npy(fetch, &sink, err) : write_safetensors(ctl, fetch, &sink, err);
+    ctl_progress_end(&writing.progress);
     if (status == RDT_OK && fchmod(fd, 0666 & ~mask) < 0)
         status = rdt_error_sys(err, errno, "chmod");
     return status;

@@ -1,5 +1,6 @@
-/* rdtctl put: a safetensors file as an object. The data section is read once, into the daemon's memory, and the tensors point
- * into it as they lie in the file; the header travels as the object's metadata, so that fetch can write the same file. */
+/* rdtctl put: a safetensors or npy file as an object. The bytes are read once, into the daemon's memory, and the tensors point
+ * into it as they lie in the file. A safetensors header travels as the object's metadata, so that fetch can write the same file;
+ * an npy header says nothing that the tensor does not. */
 #include <errno.h>
 #include <fcntl.h>
 #include <inttypes.h>
@@ -7,11 +8,13 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <strings.h>
 #include <unistd.h>
 
 #include "ctl.h"
 #include "ctl_commands.h"
 #include "ctl_json.h"
+#include "ctl_npy.h"
 #include "ctl_progress.h"
 #include "ctl_safetensors.h"
 #include "ctl_table.h"
@@ -24,23 +27,25 @@ struct put {
     int visibility; /* enum rdt_visibility */
     int64_t for_ns;
     int fd, signals;
-    struct safetensors *file;
-    char *data; /* the daemon's memory; NULL if there are no bytes */
+    struct safetensors *safetensors; /* NULL: it is an npy file */
+    struct npy npy;
+    size_t count;
+    uint64_t first, bytes; /* of the tensors, in the file */
+    char *data;            /* the daemon's memory; NULL if there are no bytes */
     struct rdt_ref ref;
 };
 
 static enum rdt_status read_data(struct ctl *ctl, struct put *put, struct rdt_error *err)
 {
     const char *slash = strrchr(put->path, '/');
-    uint64_t total = put->file->data_bytes, done = 0;
-    off_t first = (off_t)(SAFETENSORS_LENGTH_BYTES + put->file->header_bytes);
+    uint64_t total = put->bytes, done = 0;
     enum rdt_status status = RDT_OK;
     struct ctl_progress progress;
 
     ctl_progress_start(&progress, slash ? slash + 1 : put->path, ctl->quiet);
     while (status == RDT_OK && done < total) {
         size_t want = total - done < SLICE_BYTES ? (size_t)(total - done) : SLICE_BYTES;
-        ssize_t n = pread(put->fd, put->data + done, want, first + (off_t)done);
+        ssize_t n = pread(put->fd, put->data + done, want, (off_t)(put->first + done));
 
         if (n < 0 && errno == EINTR)
             continue;
@@ -57,16 +62,20 @@ static enum rdt_status read_data(struct ctl *ctl, struct put *put, struct rdt_er
     return status;
 }
 
-static enum rdt_status put_object(struct ctl *ctl, struct put *put, struct rdt_error *err)
+/* Where each tensor lies in put->data. */
+static void place_tensors(const struct put *put, struct rdt_tensor *tensors)
 {
-    struct rdt_put_options options = RDT_INIT(options);
-    const struct safetensors *file = put->file;
-    struct rdt_tensor *tensors = calloc(file->count + 1, sizeof *tensors);
-    enum rdt_status status;
+    const struct safetensors *file = put->safetensors;
 
-    if (!tensors)
-        return rdt_error_set(err, RDT_NO_MEMORY, "no memory for the table of %zu tensors", file->count);
-    for (size_t i = 0; i < file->count; i++) {
+    if (!file)
+        *tensors = (struct rdt_tensor){
+            .dtype = put->npy.dtype,
+            .ndim = put->npy.ndim,
+            .shape = put->npy.shape,
+            .strides = put->npy.strides,
+            .data = put->data,
+        };
+    for (size_t i = 0; file && i < file->count; i++) {
         const struct safetensors_tensor *t = &file->tensors[i];
 
         tensors[i] = (struct rdt_tensor){
@@ -76,18 +85,65 @@ static enum rdt_status put_object(struct ctl *ctl, struct put *put, struct rdt_e
             .data = t->end > t->begin ? put->data + t->begin : NULL,
         };
     }
+}
+
+static enum rdt_status put_object(struct ctl *ctl, struct put *put, struct rdt_error *err)
+{
+    struct rdt_put_options options = RDT_INIT(options);
+    struct rdt_tensor *tensors = calloc(put->count + 1, sizeof *tensors);
+    enum rdt_status status;
+
+    if (!tensors)
+        return rdt_error_set(err, RDT_NO_MEMORY, "no memory for the table of %zu tensors", put->count);
+    place_tensors(put, tensors);
     options.id = put->id;
     options.id_bytes = put->id ? strlen(put->id) : 0;
-    options.metadata = file->header;
-    options.metadata_bytes = file->header_bytes;
+    if (put->safetensors) {
+        options.metadata = put->safetensors->header;
+        options.metadata_bytes = put->safetensors->header_bytes;
+    }
     options.visibility = (enum rdt_visibility)put->visibility;
     options.transport = put->transport;
     options.timeout_ns = ctl_timeout(ctl, CTL_DEFAULT_TIMEOUT_NS);
     if (options.timeout_ns <= 0) /* 0 polls here, and is "without end" there */
         options.timeout_ns = options.timeout_ns ? 0 : 1;
-    status = rdt_put(ctl->rdt, tensors, file->count, &options, &put->ref, err);
+    status = rdt_put(ctl->rdt, tensors, put->count, &options, &put->ref, err);
     free(tensors);
     return status;
+}
+
+static bool has_extension(const char *path, const char *extension)
+{
+    size_t n = strlen(path), m = strlen(extension);
+
+    return n > m && strcasecmp(path + n - m, extension) == 0;
+}
+
+/* The format is what the first bytes say; a name ending in .npy makes its faults those of an npy file. */
+static enum rdt_status read_header(struct put *put, struct rdt_error *err)
+{
+    char magic[NPY_MAGIC_BYTES];
+    ssize_t n = pread(put->fd, magic, sizeof magic, 0);
+    enum rdt_status status;
+
+    if (n >= 2 && memcmp(magic, "PK", 2) == 0)
+        return rdt_error_set(err, RDT_UNSUPPORTED, "an archive (.npz?): unpack it and put the .npy files that are in it");
+    if (has_extension(put->path, ".npy") || (n > 0 && npy_is_magic(magic, (size_t)n))) {
+        status = npy_read(put->fd, &put->npy, err);
+        if (status)
+            return status;
+        put->count = 1;
+        put->first = put->npy.data_offset;
+        put->bytes = put->npy.data_bytes;
+        return RDT_OK;
+    }
+    status = safetensors_read(put->fd, RDT_MAX_METADATA_BYTES, &put->safetensors, err);
+    if (status)
+        return status;
+    put->count = put->safetensors->count;
+    put->first = SAFETENSORS_LENGTH_BYTES + put->safetensors->header_bytes;
+    put->bytes = put->safetensors->data_bytes;
+    return RDT_OK;
 }
 
 static enum rdt_status start(struct ctl *ctl, struct put *put, struct rdt_error *err)
@@ -98,7 +154,7 @@ static enum rdt_status start(struct ctl *ctl, struct put *put, struct rdt_error 
     put->fd = open(put->path, O_RDONLY | O_CLOEXEC | O_NONBLOCK); /* a FIFO is refused, not waited for */
     if (put->fd < 0)
         return rdt_error_sys(err, errno, "%s", put->path);
-    status = safetensors_read(put->fd, RDT_MAX_METADATA_BYTES, &put->file, err);
+    status = read_header(put, err);
     if (status) {
         rdt_error_prefix(err, "%s", put->path);
         return status;
@@ -106,8 +162,8 @@ static enum rdt_status start(struct ctl *ctl, struct put *put, struct rdt_error 
     status = ctl_connect(ctl, err);
     if (status)
         return status;
-    if (put->file->data_bytes) {
-        status = rdt_alloc(ctl->rdt, (size_t)put->file->data_bytes, &data, err);
+    if (put->bytes) {
+        status = rdt_alloc(ctl->rdt, (size_t)put->bytes, &data, err);
         if (status)
             return status;
         put->data = data;
@@ -126,12 +182,12 @@ static int announce(struct ctl *ctl, const struct put *put)
     rdt_ref_to_text(&put->ref, text);
     if (ctl->json) {
         ctl_print_json(json_pack("{s:s, s:o, s:I, s:I}", "ref", text, "file", ctl_json_text(put->path), "tensors",
-                                 (json_int_t)put->file->count, "bytes", (json_int_t)put->file->data_bytes));
+                                 (json_int_t)put->count, "bytes", (json_int_t)put->bytes));
     } else {
         puts(text);
     }
     if (!ctl->quiet && !ctl->json) {
-        fprintf(stderr, "%zu tensors, %s; held ", put->file->count, ctl_human_bytes(put->file->data_bytes, bytes));
+        fprintf(stderr, "%zu tensors, %s; held ", put->count, ctl_human_bytes(put->bytes, bytes));
         if (put->for_ns >= 0)
             fprintf(stderr, "for %s\n", ctl_human_duration(put->for_ns, lease));
         else
@@ -192,7 +248,7 @@ int ctl_put(struct ctl *ctl, int argc, char **argv)
         if (code == CTL_OK && hold(ctl, &put, &err))
             code = ctl_fail(ctl, &err);
     }
-    safetensors_destroy(put.file);
+    safetensors_destroy(put.safetensors);
     if (put.fd >= 0)
         close(put.fd);
     if (put.signals >= 0)

@@ -242,22 +242,6 @@ enum rdt_status safetensors_parse(const char *header, size_t header_bytes, uint6
     return parse_taken(copy, header_bytes, data_bytes, safetensors_p, err);
 }
 
-static enum rdt_status read_at(int fd, void *buf, size_t bytes, off_t offset, struct rdt_error *err)
-{
-    for (size_t done = 0; done < bytes;) {
-        ssize_t n = pread(fd, (char *)buf + done, bytes - done, offset + (off_t)done);
-
-        if (n < 0 && errno == EINTR)
-            continue;
-        if (n < 0)
-            return rdt_error_sys(err, errno, "reading the header");
-        if (n == 0)
-            return rdt_error_set(err, RDT_INVALID, "the file ended within its header: it was cut while it was read");
-        done += (size_t)n;
-    }
-    return RDT_OK;
-}
-
 enum rdt_status safetensors_read(int fd, size_t max_header_bytes, struct safetensors **safetensors_p, struct rdt_error *err)
 {
     uint8_t raw[SAFETENSORS_LENGTH_BYTES];
@@ -275,7 +259,7 @@ enum rdt_status safetensors_read(int fd, size_t max_header_bytes, struct safeten
     file_bytes = (uint64_t)st.st_size;
     if (file_bytes < sizeof raw)
         return rdt_error_set(err, RDT_INVALID, "%" PRIu64 " bytes are too short for a safetensors file", file_bytes);
-    status = read_at(fd, raw, sizeof raw, 0, err);
+    status = bytes_read(fd, raw, sizeof raw, 0, "the header", err);
     if (status)
         return status;
     for (unsigned i = sizeof raw; i-- > 0;)
@@ -290,7 +274,7 @@ enum rdt_status safetensors_read(int fd, size_t max_header_bytes, struct safeten
     header = malloc((size_t)header_bytes + 1);
     if (!header)
         return rdt_error_set(err, RDT_NO_MEMORY, "no memory for a header of %" PRIu64 " bytes", header_bytes);
-    status = read_at(fd, header, (size_t)header_bytes, sizeof raw, err);
+    status = bytes_read(fd, header, (size_t)header_bytes, sizeof raw, "the header", err);
     if (status) {
         free(header);
         return status;

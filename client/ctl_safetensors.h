@@ -8,6 +8,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "ctl_bytes.h"
 #include "rdt.h"
 
 #define SAFETENSORS_MAX_HEADER_BYTES 100000000u /* the format's own bound */
@@ -53,11 +54,8 @@ enum rdt_status safetensors_match(const struct safetensors *safetensors, const s
 enum rdt_status safetensors_header(const struct rdt_tensor *tensors, const char *const *names, size_t count, char **header_p,
                                    size_t *header_bytes_p, struct rdt_error *err);
 
-/* Is told how many more bytes are written; false stops the writing (RDT_CANCELLED). */
-typedef bool safetensors_on_bytes(void *context, size_t bytes);
-
-/* Writes length, header and the bytes of all tensors, row-major whatever their strides, from the fd's position on. */
-enum rdt_status safetensors_write(int fd, const char *header, size_t header_bytes, const struct rdt_tensor *tensors,
-                                  size_t count, safetensors_on_bytes *on_bytes, void *context, struct rdt_error *err);
+/* Writes length, header and the bytes of all tensors, row-major whatever their strides; the sink hears of the tensors' bytes. */
+enum rdt_status safetensors_write(const struct bytes_sink *sink, const char *header, size_t header_bytes,
+                                  const struct rdt_tensor *tensors, size_t count, struct rdt_error *err);
 
 #endif

@@ -1,15 +1,11 @@
 /* Writing safetensors: a header for any tensors, and their bytes in row-major order whatever their strides. */
-#include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
 
 #include "ctl_safetensors.h"
-#include "wire_limits.h"
 
-#define SLICE_BYTES (4u << 20) /* of one write, so that progress and signals are seen */
-#define SHOWN 80               /* bytes of a name in a message */
+#define SHOWN 80 /* bytes of a name in a message */
 
 static const char *dtype_text(enum rdt_dtype dtype)
 {
@@ -93,95 +89,17 @@ enum rdt_status safetensors_header(const struct rdt_tensor *tensors, const char 
     return status;
 }
 
-struct sink {
-    int fd;
-    safetensors_on_bytes *on_bytes;
-    void *context;
-};
-
-static enum rdt_status put_bytes(const struct sink *sink, const void *data, size_t bytes, struct rdt_error *err)
+enum rdt_status safetensors_write(const struct bytes_sink *sink, const char *header, size_t header_bytes,
+                                  const struct rdt_tensor *tensors, size_t count, struct rdt_error *err)
 {
-    for (size_t done = 0; done < bytes;) {
-        size_t want = bytes - done < SLICE_BYTES ? bytes - done : SLICE_BYTES;
-        ssize_t n = write(sink->fd, (const char *)data + done, want);
-
-        if (n < 0 && errno == EINTR)
-            continue;
-        if (n < 0)
-            return rdt_error_sys(err, errno, "writing");
-        done += (size_t)n;
-        if (sink->on_bytes && !sink->on_bytes(sink->context, (size_t)n))
-            return rdt_error_set(err, RDT_CANCELLED, "interrupted while writing");
-    }
-    return RDT_OK;
-}
-
-/* How many of the last dimensions lie row-major without holes, and the bytes of such a run. */
-static uint32_t inner_run(const struct rdt_tensor *t, size_t *run_bytes_p)
-{
-    size_t elems = 1;
-    uint32_t d = t->ndim;
-
-    while (d > 0 && (!t->strides || t->shape[d - 1] == 1 || t->strides[d - 1] == (int64_t)elems))
-        elems *= (size_t)t->shape[--d];
-    *run_bytes_p = elems * rdt_dtype_bytes(t->dtype);
-    return d; /* dimensions [0, d) must be walked */
-}
-
-static enum rdt_status put_tensor(const struct sink *sink, const struct rdt_tensor *t, char *buf, struct rdt_error *err)
-{
-    size_t bytes, run_bytes, used = 0, elem_bytes = rdt_dtype_bytes(t->dtype);
-    enum rdt_status status = rdt_tensor_bytes(t, &bytes, err);
-    int64_t at[RDT_MAX_NDIM] = {0}, elem = 0;
-    uint32_t outer;
-
-    if (status || bytes == 0)
-        return status;
-    outer = inner_run(t, &run_bytes);
-    for (size_t left = bytes / run_bytes; left > 0; left--) {
-        const char *from = (const char *)t->data + elem * (int64_t)elem_bytes;
-        uint32_t d = outer;
-
-        if (run_bytes > SLICE_BYTES / 2) {
-            status = put_bytes(sink, from, run_bytes, err);
-        } else {
-            memcpy(buf + used, from, run_bytes);
-            used += run_bytes;
-            if (used > SLICE_BYTES - run_bytes || left == 1) {
-                status = put_bytes(sink, buf, used, err);
-                used = 0;
-            }
-        }
-        if (status)
-            return status;
-        while (d-- > 0) { /* the next run: an odometer over the outer dimensions */
-            elem += t->strides[d];
-            if (++at[d] < t->shape[d])
-                break;
-            elem -= t->shape[d] * t->strides[d];
-            at[d] = 0;
-        }
-    }
-    return RDT_OK;
-}
-
-enum rdt_status safetensors_write(int fd, const char *header, size_t header_bytes, const struct rdt_tensor *tensors,
-                                  size_t count, safetensors_on_bytes *on_bytes, void *context, struct rdt_error *err)
-{
-    const struct sink quiet = {.fd = fd}, sink = {.fd = fd, .on_bytes = on_bytes, .context = context};
+    const struct bytes_sink quiet = {.fd = sink->fd}; /* only tensors count as progress */
     uint8_t raw[SAFETENSORS_LENGTH_BYTES];
     enum rdt_status status;
-    char *buf = malloc(SLICE_BYTES);
 
-    if (!buf)
-        return rdt_error_set(err, RDT_NO_MEMORY, "no memory for a buffer");
     for (unsigned i = 0; i < sizeof raw; i++)
         raw[i] = (uint8_t)((uint64_t)header_bytes >> 8 * i);
-    status = put_bytes(&quiet, raw, sizeof raw, err);
+    status = bytes_write(&quiet, raw, sizeof raw, err);
     if (status == RDT_OK)
-        status = put_bytes(&quiet, header, header_bytes, err);
-    for (size_t i = 0; status == RDT_OK && i < count; i++)
-        status = put_tensor(&sink, &tensors[i], buf, err);
-    free(buf);
-    return status;
+        status = bytes_write(&quiet, header, header_bytes, err);
+    return status ? status : bytes_write_tensors(sink, tensors, count, err);
 }

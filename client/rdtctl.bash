@@ -49,7 +49,8 @@ _rdtctl() {
             ;;
         put)
             compopt -o filenames 2>/dev/null
-            mapfile -t COMPREPLY < <(compgen -d -- "$cur"; compgen -f -X '!*.safetensors' -- "$cur")
+            mapfile -t COMPREPLY < <(compgen -d -- "$cur"
+                compgen -f -X '!*.safetensors' -- "$cur"; compgen -f -X '!*.npy' -- "$cur")
             return
             ;;
         esac

@@ -18,14 +18,15 @@ static const struct ctl_command commands[] = {
     {"explain", ctl_explain, "REF|TRANSFER", "which path a transfer took, which were rejected and why",
      "TRANSFER is the number that `rdtctl fetch` and `rdtctl transfers` show; with a REF, its latest transfers."},
     {"stat", ctl_stat, "REF", "one object: what it is and what still keeps it", NULL},
-    {"put", ctl_put, "FILE.safetensors", "offers a safetensors file as an object, while this command runs",
+    {"put", ctl_put, "FILE", "offers a safetensors or npy file as an object, while this command runs",
      "Reads the file into the daemon's memory, prints the object's ref and stays in the foreground: the connection is the\n"
-     "lease, so the object is freed when the command ends (SIGINT, SIGTERM, or --for). The file's header travels as the\n"
-     "object's metadata; it may have 4 MiB."},
-    {"fetch", ctl_fetch, "REF -o FILE", "brings an object here and writes it as a safetensors file",
+     "lease, so the object is freed when the command ends (SIGINT, SIGTERM, or --for). A safetensors file's header travels\n"
+     "as the object's metadata; it may have 4 MiB. An npy file is one tensor, in the order that it has in the file."},
+    {"fetch", ctl_fetch, "REF -o FILE", "brings an object here and writes it as a safetensors or npy file",
      "Waits until somebody puts the object, then until its last byte is here (both within --timeout; without it, for ever).\n"
-     "FILE appears whole or not at all, so it is a regular file. What `rdtctl put` offered comes back byte for byte. Of\n"
-     "other objects the tensors are named \"0\", \"1\", ... unless their metadata is a safetensors header that fits them."},
+     "FILE appears whole or not at all, so it is a regular file. A safetensors file that `rdtctl put` offered comes back byte\n"
+     "for byte. Of other objects the tensors are named \"0\", \"1\", ... unless their metadata is a safetensors header that fits them.\n"
+     "A FILE whose name ends in .npy becomes an npy file, row-major: the object must be one tensor of a dtype that numpy has."},
     {"wait", ctl_wait, "REF", "waits until an object is put", "Without --timeout it waits for ever."},
     {"free", ctl_free, "REF", "drops the producer's hold, or with --force the object for all later readers", NULL},
 };

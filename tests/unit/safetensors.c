@@ -1,4 +1,4 @@
-/* rdtctl's reader and writer of safetensors: round trips, and files that lie. The two sources are compiled in here: they belong
+/* rdtctl's reader and writer of safetensors: round trips, and files that lie. The sources are compiled in here: they belong
  * to rdtctl, not to a library. */
 #include <criterion/criterion.h>
 #include <stdio.h>
@@ -7,6 +7,7 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include "../../client/ctl_bytes.c"
 #include "../../client/ctl_safetensors.c"
 #include "../../client/ctl_safetensors_write.c"
 
@@ -246,7 +247,8 @@ Test(safetensors, written_file_reads_back)
 
     cr_assert(safetensors_header(tensors, names, 3, &header, &header_bytes, &err) == RDT_OK, "%s", err.msg);
     cr_assert(header_bytes % 8 == 0);
-    cr_assert(safetensors_write(fd, header, header_bytes, tensors, 3, NULL, NULL, &err) == RDT_OK, "%s", err.msg);
+    cr_assert(safetensors_write(&(struct bytes_sink){.fd = fd}, header, header_bytes, tensors, 3, &err) == RDT_OK, "%s",
+              err.msg);
     cr_assert(safetensors_read(fd, SAFETENSORS_MAX_HEADER_BYTES, &s, &err) == RDT_OK, "%s", err.msg);
     cr_assert(safetensors_match(s, tensors, 3, &err) == RDT_OK, "%s", err.msg);
     cr_assert_str_eq(s->tensors[0].name, names[0]);
@@ -273,7 +275,7 @@ static void check_strided(const int64_t shape[3], const int64_t strides[3], size
         source[i] = (uint16_t)(i * 40503u);
     cr_assert(safetensors_header(&tensor, NULL, 1, &header, &header_bytes, NULL) == RDT_OK);
     cr_assert(strstr(header, "\"0\""));
-    cr_assert(safetensors_write(fd, header, header_bytes, &tensor, 1, NULL, NULL, NULL) == RDT_OK);
+    cr_assert(safetensors_write(&(struct bytes_sink){.fd = fd}, header, header_bytes, &tensor, 1, NULL) == RDT_OK);
     file = contents(fd, &bytes);
     cr_assert(bytes == 8 + header_bytes + (size_t)(shape[0] * shape[1] * shape[2]) * 2);
     for (int64_t i = 0; i < shape[0]; i++) {
@@ -317,18 +319,19 @@ Test(safetensors, large_tensors_pass_in_slices)
     const struct rdt_tensor tensor = {.dtype = RDT_U8, .ndim = 2, .shape = shape, .strides = strides, .data = source};
     size_t header_bytes = 0, bytes, left = (9u << 20) + 1;
     int fd = memfd_create("out", MFD_CLOEXEC);
+    const struct bytes_sink sink = {.fd = fd, .on_written = stop_after, .context = &left};
     struct rdt_error err = {0};
 
     for (size_t i = 0; i < 12u << 20; i++)
         source[i] = (char)(i * 2654435761u >> 13);
     cr_assert(safetensors_header(&tensor, NULL, 1, &header, &header_bytes, NULL) == RDT_OK);
-    cr_assert(safetensors_write(fd, header, header_bytes, &tensor, 1, stop_after, &left, &err) == RDT_OK, "%s", err.msg);
+    cr_assert(safetensors_write(&sink, header, header_bytes, &tensor, 1, &err) == RDT_OK, "%s", err.msg);
     cr_assert(left == 1);
     file = contents(fd, &bytes);
     for (size_t row = 0; row < 3; row++)
         cr_assert(memcmp(file + 8 + header_bytes + row * (3u << 20), source + row * (4u << 20), 3u << 20) == 0);
     left = 1;
-    cr_assert(safetensors_write(fd, header, header_bytes, &tensor, 1, stop_after, &left, &err) == RDT_CANCELLED);
+    cr_assert(safetensors_write(&sink, header, header_bytes, &tensor, 1, &err) == RDT_CANCELLED);
     free(file);
     free(header);
     free(source);
