@@ -313,6 +313,7 @@ static void drop_head(struct frame_writer *writer)
     struct frame_chunk *chunk = writer->head;
 
     close_all(chunk->fds, chunk->n_fds);
+    writer->queued_fds -= chunk->n_fds;
     writer->queued_bytes -= chunk->size - chunk->sent;
     writer->queued_frames--;
     writer->head = chunk->next;
@@ -353,6 +354,7 @@ enum rdt_status frame_writer_push(struct frame_writer *writer, uint16_t type, ui
     writer->tail = chunk;
     writer->queued_bytes += chunk->size;
     writer->queued_frames++;
+    writer->queued_fds += n_fds;
     if (payload_p)
         *payload_p = chunk->bytes + FRAME_HEADER_BYTES;
     return RDT_OK;
@@ -422,11 +424,13 @@ static ssize_t send_some(const struct frame_writer *writer, int sock)
 
 enum rdt_status frame_writer_send(struct frame_writer *writer, int sock, struct rdt_error *err)
 {
+    writer->stalled = false;
     while (writer->head) {
         ssize_t n = send_some(writer, sock);
 
         if (n < 0) {
-            if (errno == EAGAIN || errno == EWOULDBLOCK)
+            writer->stalled = errno == ETOOMANYREFS; /* other readers have yet to take theirs, or this one */
+            if (writer->stalled || errno == EAGAIN || errno == EWOULDBLOCK)
                 return RDT_AGAIN;
             if (errno == EPIPE || errno == ECONNRESET)
                 return rdt_error_set(err, RDT_DISCONNECTED, "the other end closed the connection");
@@ -434,6 +438,7 @@ enum rdt_status frame_writer_send(struct frame_writer *writer, int sock, struct 
         }
         /* Whatever part of the bytes went, the fds went with the first of them. */
         close_all(writer->head->fds, writer->head->n_fds);
+        writer->queued_fds -= writer->head->n_fds;
         writer->head->n_fds = 0;
         frame_writer_consume(writer, (size_t)n);
     }

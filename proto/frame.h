@@ -78,6 +78,8 @@ struct frame_writer {
     struct frame_chunk *head, *tail; /* one encoded frame each, with its fds */
     size_t queued_bytes;
     unsigned queued_frames;
+    unsigned queued_fds; /* open in this process until their frames leave */
+    bool stalled; /* the last AGAIN was not the socket's: too many fds are on their way, and no event tells when that ends */
 };
 
 void frame_writer_init(struct frame_writer *writer);
@@ -89,7 +91,8 @@ enum rdt_status frame_writer_push(struct frame_writer *writer, uint16_t type, ui
                                   uint32_t length, const int *take_fds, unsigned n_fds, uint8_t **payload_p);
 
 /* Writes to a Unix stream socket without blocking, several frames a call where no fds stand between. RDT_OK: all is
- * gone; RDT_AGAIN: the socket is full; RDT_DISCONNECTED, RDT_SYSTEM. */
+ * gone; RDT_AGAIN: the socket is full, or (stalled) the kernel carries no more fds for this user now: try again
+ * shortly; RDT_DISCONNECTED, RDT_SYSTEM. */
 enum rdt_status frame_writer_send(struct frame_writer *writer, int sock, struct rdt_error *err);
 
 /* For another carrier: the oldest unsent bytes (NULL when empty), and that n of them have gone. */

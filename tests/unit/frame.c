@@ -394,6 +394,53 @@ Test(frame_writer, fini_closes_what_was_not_sent)
     cr_assert_eq(open_fds(), before);
 }
 
+/* The kernel counts fds under way per user; who has no privileges may have as many of them as open files. */
+Test(frame_writer, too_many_fds_under_way_is_again)
+{
+    const struct rlimit limit = {64, 64};
+    struct frame_writer writer;
+    struct frame_reader reader;
+    struct frame frame;
+    uint8_t *payload;
+    int fd = fd_with_size(1), socks[2];
+    unsigned arrived = 0;
+    size_t n;
+
+    make_pair(socks);
+    frame_reader_init(&reader, 100);
+    cr_assert_eq(setrlimit(RLIMIT_NOFILE, &limit), 0);
+    if (geteuid() == 0)
+        cr_assert_eq(setresuid(54321, 54321, 54321), 0);
+    frame_writer_init(&writer);
+    for (unsigned i = 0; i < 10; i++) {
+        int fds[8];
+        for (unsigned f = 0; f < 8; f++)
+            cr_assert_geq(fds[f] = dup(fd), 0);
+        cr_assert_eq(frame_writer_push(&writer, 1, 0, i + 1, 0, fds, 8, &payload), RDT_OK);
+        cr_assert_eq(writer.queued_fds, 8);
+        if (frame_writer_send(&writer, socks[0], NULL) != RDT_OK)
+            break;
+        cr_assert_eq(writer.queued_fds, 0);
+    }
+    cr_assert(writer.stalled, "66 to 80 fds were under way at a limit of 64");
+    cr_assert_eq(writer.queued_fds, 8);
+    while (frame_reader_recv(&reader, socks[1], &n, NULL) == RDT_OK)
+        while (frame_reader_next(&reader, &frame, NULL) == RDT_OK) {
+            frame_close_fds(&frame);
+            arrived++;
+        }
+    cr_assert_eq(frame_writer_send(&writer, socks[0], NULL), RDT_OK, "they have arrived");
+    cr_assert(!writer.stalled && writer.queued_fds == 0);
+    cr_assert_eq(frame_reader_recv(&reader, socks[1], &n, NULL), RDT_OK);
+    cr_assert_eq(frame_reader_next(&reader, &frame, NULL), RDT_OK);
+    cr_assert_eq(frame.request_id, arrived + 1);
+    frame_close_fds(&frame);
+    frame_reader_fini(&reader);
+    frame_writer_fini(&writer);
+    close(fd);
+    close_pair(socks);
+}
+
 Test(frame_writer, dead_socket_is_disconnected_without_a_signal)
 {
     struct frame_writer writer;
