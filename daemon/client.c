@@ -13,28 +13,53 @@ void client_init(struct client *client, uint64_t id)
     list_init(&client->link);
     list_init(&client->objects);
     list_init(&client->calls);
+    list_init(&client->wakes);
     map_init(&client->regions);
     map_init(&client->holds);
     map_init(&client->fetches);
 }
 
-void client_fini(struct client *client)
+bool client_fini(struct client *client, uint64_t until_ns)
 {
     struct hold *hold;
     struct region *region;
-    size_t cursor = 0;
 
-    while ((hold = map_next(&client->holds, &cursor)))
+    while ((hold = map_next(&client->holds, &client->reaped_holds))) {
         client_release(hold);
-    cursor = 0;
-    while ((region = map_next(&client->regions, &cursor))) {
+        if (uv_hrtime() >= until_ns)
+            return false;
+    }
+    while ((region = map_next(&client->regions, &client->reaped_regions))) {
         map_remove_u64(&client->regions, region->id);
         region->client = 0;
         region_unref(region);
+        if (uv_hrtime() >= until_ns)
+            return false;
     }
     map_fini(&client->holds);
     map_fini(&client->regions);
     map_fini(&client->fetches);
+    return true;
+}
+
+void client_wake(struct client *client, struct client_wake *wake)
+{
+    list_append(&client->wakes, &wake->link);
+    client->want_turn(client);
+}
+
+bool client_work(struct client *client, uint64_t until_ns)
+{
+    while (!list_empty(&client->wakes)) {
+        struct client_wake *wake = list_entry(list_first(&client->wakes), struct client_wake, link);
+        list_remove(&wake->link);
+        wake->run(wake);
+        if (uv_hrtime() >= until_ns)
+            return list_empty(&client->wakes) && !client->task;
+    }
+    if (client->task && !client->task->waits && client->task->step(client->task, until_ns))
+        client->task = NULL;
+    return !client->task;
 }
 
 static struct hold *hold_new(struct client *client)

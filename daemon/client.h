@@ -16,6 +16,21 @@
 
 struct object;
 
+/* Something that happened for the client and costs time to tell: done in the client's own turns, not in those of whoever caused it. */
+struct client_wake {
+    struct list link;
+    void (*run)(struct client_wake *); /* removed from the list before */
+};
+
+/* A request that takes more than one turn. The client's further frames wait for its end, and nobody else does. */
+struct client_task {
+    bool waits; /* for the pool: asks for a turn when it can go on */
+    /* Goes on until about until_ns (uv_hrtime). true: it has ended, and freed itself. */
+    bool (*step)(struct client_task *, uint64_t until_ns);
+    /* The client is gone. false: not possible yet; it asks for a turn when it is. */
+    bool (*drop)(struct client_task *);
+};
+
 struct client {
     uint64_t id;
     struct account *account; /* a reference */
@@ -33,11 +48,15 @@ struct client {
     struct map fetches; /* handle -> struct fetch */
     struct list calls;  /* deferred: struct call.link */
     unsigned n_calls;
+    struct list wakes; /* struct client_wake.link */
+    struct client_task *task;
+    size_t reaped_fetches, reaped_holds, reaped_regions; /* how far its end has come in each map */
 
     /* Given by conn.c. Packs and queues one frame; takes the fds, whatever happens. Nothing once it is gone. */
     void (*send)(struct client *, uint16_t type, uint8_t flags, uint64_t request_id, const ProtobufCMessage *,
                  const int *take_fds, unsigned n_fds);
     size_t (*queued_bytes)(const struct client *);
+    void (*want_turn)(struct client *); /* it has work to do */
 };
 
 /* What keeps memory alive for a reader: a hold on an object, or a reference to a region with its private copy. */
@@ -51,8 +70,15 @@ struct hold {
 
 void client_init(struct client *client, uint64_t id);
 
-/* Drops region handles and holds (objects, fetches and calls are ended by those who know them, before). */
-void client_fini(struct client *client);
+/* Drops region handles and holds (objects, fetches and calls are ended by those who know them, before). false: the time was over, call
+ * again. */
+bool client_fini(struct client *client, uint64_t until_ns);
+
+/* Queues it for the client's next turn. list_remove takes it back. */
+void client_wake(struct client *client, struct client_wake *wake);
+
+/* Serves wakes, then the task. false: something is left. */
+bool client_work(struct client *client, uint64_t until_ns);
 
 /* New hold of the client: takes one hold on the object, or one reference to the region. NULL: no memory. */
 struct hold *client_hold_object(struct client *client, struct object *object);

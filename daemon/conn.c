@@ -16,8 +16,9 @@
 #define SO_PEERPIDFD 77
 #endif
 #define HELLO_TIMEOUT_NS 10000000000ll
-#define READS_PER_TURN 4
 #define SHORT_READ_BYTES 16384
+#define QUEUE_MAX_FDS 256 /* open in this process for answers that are not read yet */
+#define RETRY_NS 10000000ll
 
 static void on_socket(uv_poll_t *poll, int status, int events);
 
@@ -25,12 +26,18 @@ static void on_prepare(uv_prepare_t *prepare);
 
 void conns_init(struct conns *conns, struct rpc *rpc)
 {
+    FILE *file = fopen("/proc/sys/kernel/overflowuid", "re");
+
     *conns = (struct conns){.rpc = rpc, .next_id = 1};
     list_init(&conns->all);
     list_init(&conns->unflushed);
     (void)uv_prepare_init(rpc->loop, &conns->prepare);
     (void)uv_prepare_start(&conns->prepare, on_prepare);
     conns->prepare.data = conns;
+    if (!file || fscanf(file, "%u", &conns->overflow_uid) != 1)
+        conns->overflow_uid = 65534;
+    if (file)
+        (void)fclose(file);
 }
 
 /* ---- the end ---- */
@@ -55,7 +62,38 @@ static void on_handle_closed(uv_handle_t *handle)
         conns->on_empty(conns->arg);
 }
 
-/* What the client held goes now; the struct with its last handle. */
+static void on_turn(uv_idle_t *turn);
+
+static void want_turn(struct client *client)
+{
+    struct conn *conn = (struct conn *)((char *)client - offsetof(struct conn, client));
+
+    if (!uv_is_closing((uv_handle_t *)&conn->turn))
+        (void)uv_idle_start(&conn->turn, on_turn);
+}
+
+/* Part of what the client held goes; true: all of it has gone. */
+static bool reap(struct conn *conn, uint64_t until_ns)
+{
+    struct client *client = &conn->client;
+
+    if (client->task && !client->task->drop(client->task)) {
+        (void)uv_idle_stop(&conn->turn);
+        return false;
+    }
+    client->task = NULL;
+    if (!transfers_client_gone(conn->rpc->transfers, client, until_ns) || !calls_client_gone(conn->rpc, client, until_ns))
+        return false;
+    while (!list_empty(&client->objects)) {
+        object_free(list_entry(list_first(&client->objects), struct object, by_producer), false, OBJECT_END_OWNER_DIED);
+        if (uv_hrtime() >= until_ns)
+            return false;
+    }
+    return client_fini(client, until_ns);
+}
+
+/* What the client held goes in the turns to come, so that the end of a great one is no pause for others; the struct with its last
+ * handle. */
 static void conn_close(struct conn *conn, const char *why)
 {
     struct client *client = &conn->client;
@@ -66,6 +104,7 @@ static void conn_close(struct conn *conn, const char *why)
     client->gone = true;
     deadline_unset(conn->rpc->deadlines, &conn->hello);
     list_remove(&conn->unflushed);
+    deadline_unset(conn->rpc->deadlines, &conn->retry);
     if (conn->greeted) {
         log_info("client %llu (%s, pid %d, uid %u) ends: %s; %u objects, %zu holds, %zu fetches",
                  (unsigned long long)client->id, client->name, (int)client->pid, client->account->owner.uid, why,
@@ -73,33 +112,44 @@ static void conn_close(struct conn *conn, const char *why)
         list_remove(&client->link);
         conn->rpc->n_clients--;
     }
-    transfers_client_gone(conn->rpc->transfers, client);
-    calls_client_gone(conn->rpc, client);
-    while (!list_empty(&client->objects))
-        object_free(list_entry(list_first(&client->objects), struct object, by_producer), false, OBJECT_END_OWNER_DIED);
-    client_fini(client);
+    frame_writer_fini(&conn->writer);
     (void)shutdown(conn->sock, SHUT_RDWR); /* a forked child may hold the other end open: it must see the end too */
     uv_close((uv_handle_t *)&conn->sock_poll, on_handle_closed);
     if (conn->pidfd >= 0)
         uv_close((uv_handle_t *)&conn->pid_poll, on_handle_closed);
+    want_turn(client);
 }
 
 /* ---- writing ---- */
 
+static bool queue_is_full(const struct conn *conn)
+{
+    return conn->writer.queued_bytes > conn->rpc->options->client_queue_bytes || conn->writer.queued_fds > QUEUE_MAX_FDS;
+}
+
 static void set_events(struct conn *conn)
 {
-    size_t limit = conn->rpc->options->client_queue_bytes;
     int events = 0;
 
     if (conn->closing)
         return;
-    if (!conn->draining && conn->writer.queued_bytes <= limit) /* who does not read is not read */
+    /* Who does not read is not read, nor is who has work left. */
+    if (!conn->draining && !conn->more && !conn->client.task && !queue_is_full(conn))
         events |= UV_READABLE;
-    if (conn->writer.queued_frames > 0 || conn->held || conn->draining) /* the last two: what is left to do needs a turn */
+    if ((conn->writer.queued_frames > 0 || conn->draining) && conn->retry.place == 0)
         events |= UV_WRITABLE;
-    if (events != conn->events)
+    if (events == conn->events)
+        return;
+    if (events)
         (void)uv_poll_start(&conn->sock_poll, events, on_socket);
+    else
+        (void)uv_poll_stop(&conn->sock_poll);
     conn->events = events;
+}
+
+static void on_retry(struct deadline *deadline)
+{
+    set_events((struct conn *)((char *)deadline - offsetof(struct conn, retry)));
 }
 
 /* false: the connection is no more. */
@@ -117,6 +167,12 @@ static bool flush(struct conn *conn)
     if (conn->draining && status == RDT_OK) {
         conn_close(conn, "it broke the protocol");
         return false;
+    }
+    if (status == RDT_AGAIN && conn->writer.stalled)
+        (void)deadline_set(conn->rpc->deadlines, &conn->retry, RETRY_NS);
+    if (conn->held && !queue_is_full(conn)) {
+        conn->held = false;
+        want_turn(&conn->client);
     }
     set_events(conn);
     return true;
@@ -142,13 +198,37 @@ static void flush_soon(struct conn *conn)
 }
 
 static void send_message(struct client *client, uint16_t type, uint8_t flags, uint64_t request_id,
+                         const ProtobufCMessage *message, const int *take_fds, unsigned n_fds);
+
+/* An answer that fits into no frame fails its request alone. */
+static void send_too_large(struct client *client, uint16_t type, uint8_t flags, uint64_t request_id, size_t bytes)
+{
+    Rdt__Pb__ErrorReply reply = RDT__PB__ERROR_REPLY__INIT;
+    char text[160];
+
+    (void)snprintf(text, sizeof text, "the answer has %zu bytes: at most %u fit into one message", bytes, RDT_MAX_FRAME_BYTES);
+    reply.status = RDT_LIMIT;
+    reply.message = text;
+    if (flags & FRAME_REPLY)
+        send_message(client, type, FRAME_REPLY | FRAME_ERROR, request_id, &reply.base, NULL, 0);
+    else
+        log_error("client %llu: an event of %zu bytes cannot be sent", (unsigned long long)client->id, bytes);
+}
+
+static void send_message(struct client *client, uint16_t type, uint8_t flags, uint64_t request_id,
                          const ProtobufCMessage *message, const int *take_fds, unsigned n_fds)
 {
     struct conn *conn = (struct conn *)((char *)client - offsetof(struct conn, client));
     size_t bytes = protobuf_c_message_get_packed_size(message);
     uint8_t *payload;
 
-    if (conn->closing || bytes > RDT_MAX_FRAME_BYTES ||
+    if (bytes > RDT_MAX_FRAME_BYTES) {
+        for (unsigned i = 0; i < n_fds; i++)
+            (void)close(take_fds[i]);
+        send_too_large(client, type, flags, request_id, bytes);
+        return;
+    }
+    if (conn->closing ||
         frame_writer_push(&conn->writer, type, flags, request_id, (uint32_t)bytes, take_fds, n_fds, &payload) != RDT_OK) {
         for (unsigned i = 0; i < n_fds; i++)
             (void)close(take_fds[i]);
@@ -235,39 +315,100 @@ static void on_hello_timeout(struct deadline *deadline)
     conn_close((struct conn *)((char *)deadline - offsetof(struct conn, hello)), "it never said hello");
 }
 
-/* ---- reading ---- */
+/* ---- turns ---- */
 
-/* Whole frames that have come. false: stop reading. */
-static bool handle_frames(struct conn *conn)
+/* The next whole frame that has come, if there is one. */
+static void handle_frame(struct conn *conn)
 {
-    for (;;) {
-        struct rdt_error err = {0};
-        enum rdt_status status;
-        struct frame frame;
+    struct rdt_error err = {0};
+    struct frame frame;
+    enum rdt_status status = frame_reader_next(&conn->reader, &frame, &err);
 
-        conn->held = conn->writer.queued_bytes > conn->rpc->options->client_queue_bytes;
-        if (conn->held)
-            return false;
-        status = frame_reader_next(&conn->reader, &frame, &err);
-        if (status == RDT_AGAIN)
-            return true;
-        if (status == RDT_OK) {
-            if (!conn->greeted)
-                on_hello(conn, &frame);
-            else
-                status = rpc_handle(conn->rpc, &conn->client, &frame, &err);
-        }
-        if (status != RDT_OK)
-            refuse(conn, &frame, &err);
-        if (conn->draining)
-            return false;
+    if (status == RDT_AGAIN) {
+        conn->more = false;
+        return;
     }
+    if (status == RDT_OK) {
+        if (!conn->greeted)
+            on_hello(conn, &frame);
+        else
+            status = rpc_handle(conn->rpc, &conn->client, &frame, &err);
+    }
+    if (status != RDT_OK)
+        refuse(conn, &frame, &err);
+}
+
+/* Reads once. true: there may be more to read. */
+static bool receive(struct conn *conn)
+{
+    struct rdt_error err = {0};
+    size_t n;
+    enum rdt_status status = frame_reader_recv(&conn->reader, conn->sock, &n, &err);
+
+    if (status == RDT_OK) {
+        conn->more = true;
+        return n >= SHORT_READ_BYTES; /* a short read has drained the socket: asking once more would only cost a call */
+    }
+    if (status == RDT_PROTOCOL) {
+        struct frame none = {0};
+        refuse(conn, &none, &err);
+    } else if (status != RDT_AGAIN) {
+        conn_close(conn, status == RDT_DISCONNECTED ? "end of file" : "its socket failed");
+    }
+    return false;
+}
+
+static bool has_work(const struct conn *conn)
+{
+    const struct client *client = &conn->client;
+
+    if (client->task)
+        return !client->task->waits || !list_empty(&client->wakes);
+    return conn->more || !list_empty(&client->wakes);
+}
+
+/* One turn: what happened for the client, its task, frames that have come, and then what the socket has. */
+static void work(struct conn *conn, bool readable)
+{
+    uint64_t until_ns = uv_hrtime() + CONN_TURN_NS;
+
+    conn->in_read = true; /* one write for all answers of this turn */
+    while (!conn->closing && !conn->draining) {
+        conn->held = queue_is_full(conn);
+        if (conn->held || !client_work(&conn->client, until_ns))
+            break;
+        if (conn->more)
+            handle_frame(conn);
+        else if (readable)
+            readable = receive(conn);
+        else
+            break;
+        if (uv_hrtime() >= until_ns)
+            break;
+    }
+    conn->in_read = false;
+    if (conn->closing)
+        return;
+    if (has_work(conn) && !conn->held && !conn->draining)
+        want_turn(&conn->client);
+    else
+        (void)uv_idle_stop(&conn->turn);
+    (void)flush(conn);
+}
+
+static void on_turn(uv_idle_t *turn)
+{
+    struct conn *conn = turn->data;
+
+    if (!conn->closing)
+        work(conn, false);
+    else if (reap(conn, uv_hrtime() + CONN_TURN_NS))
+        uv_close((uv_handle_t *)turn, on_handle_closed);
 }
 
 static void on_socket(uv_poll_t *poll, int uv_status, int events)
 {
     struct conn *conn = poll->data;
-    const char *end = NULL;
 
     if (uv_status < 0) {
         conn_close(conn, "its socket was reset"); /* libuv says EBADF for it */
@@ -275,30 +416,8 @@ static void on_socket(uv_poll_t *poll, int uv_status, int events)
     }
     if (events & UV_WRITABLE && !flush(conn))
         return;
-    conn->in_read = true;
-    /* First what back-pressure left: the socket may have nothing more to say. */
-    if ((conn->held || events & UV_READABLE) && !conn->draining && handle_frames(conn) && events & UV_READABLE)
-        for (int turn = 0; turn < READS_PER_TURN; turn++) {
-            struct rdt_error err = {0};
-            size_t n;
-            enum rdt_status status = frame_reader_recv(&conn->reader, conn->sock, &n, &err);
-            if (status == RDT_AGAIN)
-                break;
-            if (status != RDT_OK)
-                end = status == RDT_DISCONNECTED ? "end of file" : "its socket failed";
-            if (status == RDT_PROTOCOL) {
-                struct frame none = {0};
-                refuse(conn, &none, &err);
-                end = NULL;
-            }
-            if (status != RDT_OK || !handle_frames(conn) || n < SHORT_READ_BYTES)
-                break; /* a short read has drained the socket: asking once more would only cost a call */
-        }
-    conn->in_read = false;
-    if (end)
-        conn_close(conn, end);
-    else if (!conn->closing)
-        (void)flush(conn);
+    if (events & UV_READABLE && !conn->draining)
+        work(conn, true);
 }
 
 static void on_process_end(uv_poll_t *poll, int status, int events)
@@ -318,14 +437,8 @@ static bool identify(struct conn *conn)
     struct client *client = &conn->client;
     struct ucred cred = {.pid = 0, .uid = (uid_t)-1, .gid = (gid_t)-1};
     socklen_t bytes = sizeof cred;
-    unsigned overflow = 65534;
-    FILE *file = fopen("/proc/sys/kernel/overflowuid", "re");
+    unsigned overflow = conn->conns->overflow_uid;
 
-    if (file) {
-        if (fscanf(file, "%u", &overflow) != 1)
-            overflow = 65534;
-        (void)fclose(file);
-    }
     if (getsockopt(conn->sock, SOL_SOCKET, SO_PEERCRED, &cred, &bytes) != 0)
         (void)rdt_error_sys(&conn->refusal, errno, "the kernel does not say who this client is");
     client->pid = cred.pid;
@@ -372,16 +485,20 @@ void conn_start(struct conns *conns, int sock)
     client_init(&conn->client, conns->next_id++);
     conn->client.send = send_message;
     conn->client.queued_bytes = queued_bytes;
+    conn->client.want_turn = want_turn;
     frame_reader_init(&conn->reader, RDT_MAX_FRAME_BYTES);
     frame_writer_init(&conn->writer);
     conn->hello.on_passed = on_hello_timeout;
     (void)uv_poll_init(conns->rpc->loop, &conn->sock_poll, sock);
     conn->sock_poll.data = conn;
-    conn->open_handles = 1;
+    (void)uv_idle_init(conns->rpc->loop, &conn->turn);
+    conn->turn.data = conn;
+    conn->retry.on_passed = on_retry;
+    conn->open_handles = 2;
     if (conn->pidfd >= 0) {
         (void)uv_poll_init(conns->rpc->loop, &conn->pid_poll, conn->pidfd);
         conn->pid_poll.data = conn;
-        conn->open_handles = 2;
+        conn->open_handles = 3;
         (void)uv_poll_start(&conn->pid_poll, UV_READABLE, on_process_end);
     }
     list_append(&conns->all, &conn->link);

@@ -1,6 +1,9 @@
 /* One client's connection: its socket, its pidfd, its frames. It is the lease: with its end goes what the client held.
  *
  *   accepted -- HELLO --> serving -- end of file, pidfd, broken frame --> closing (freed in the last close callback)
+ *
+ * Connections take turns: each may keep the loop for CONN_TURN_NS, then all others come first. What it could not do in its turn (frames
+ * that have come, a request of many parts, what happened for it, at last the release of what it held) waits for its next one.
  */
 #ifndef DAEMON_CONN_H
 #define DAEMON_CONN_H
@@ -14,6 +17,8 @@
 #include "daemon/rpc.h"
 #include "proto/frame.h"
 
+#define CONN_TURN_NS 50000 /* one indivisible step may take it beyond */
+
 struct conn {
     struct client client;
     struct rpc *rpc;
@@ -22,13 +27,16 @@ struct conn {
     struct conns *conns;
     int sock, pidfd; /* pidfd -1: the kernel gave none */
     uv_poll_t sock_poll, pid_poll;
+    uv_idle_t turn;        /* active while there is work for a turn */
     unsigned open_handles; /* freed at zero */
     int events;            /* what sock_poll waits for */
     struct frame_reader reader;
     struct frame_writer writer;
     struct deadline hello; /* by then it must have said who it is */
+    struct deadline retry; /* the kernel takes no fds: tries again */
     bool greeted, in_read, closing;
-    bool held;                /* frames may have come that wait for its answers to be read */
+    bool more;                /* its reader may hold whole frames */
+    bool held;                /* its work waits for its answers to be read */
     bool draining;            /* broken: closes when the queue has gone */
     struct rdt_error refusal; /* status not 0: HELLO is answered with it */
 };
@@ -39,6 +47,7 @@ struct conns {
     uv_prepare_t prepare; /* sends what the turn has queued */
     unsigned n;
     uint64_t next_id;
+    unsigned overflow_uid;       /* what the kernel shows for users it cannot map */
     void (*on_empty)(void *arg); /* told when the last one is freed */
     void *arg;
 };

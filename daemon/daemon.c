@@ -249,7 +249,7 @@ static void wire(struct daemon *daemon)
                                .dispatch = rpc_dispatch};
     list_init(&daemon->rpc.clients);
     list_init(&daemon->rpc.remote);
-    list_init(&daemon->rpc.forwarded);
+    map_init(&daemon->rpc.forwarded);
     conns_init(&daemon->conns, &daemon->rpc);
     daemon->listener.conns = &daemon->conns;
 }
@@ -333,6 +333,7 @@ enum rdt_status daemon_run(const struct options *options, struct rdt_error *err)
     if (daemon->stuck)
         return rdt_error_set(err, RDT_INTERNAL, "the daemon could not end cleanly");
 
+    map_fini(&daemon->rpc.forwarded);
     transfers_fini(&daemon->transfers);
     object_table_fini(&daemon->objects);
     accounts_fini(&daemon->accounts);

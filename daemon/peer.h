@@ -41,6 +41,7 @@ struct peer {
     uint64_t rtt_ns;           /* of the last ping */
     char last_error[192];      /* why it is not up */
     unsigned epoch;            /* grows with each link that comes up */
+    unsigned n_calls;          /* of it, that wait here for their answer (rpc_remote.c) */
     void *upper;               /* belongs to the layer above (transfer.c); survives links */
     struct peer_link *link_up; /* private to peer*.c: the connection in use; NULL unless UP */
     struct peer_dial *dial;    /* private to peer*.c */

@@ -46,6 +46,7 @@ void rpc_dispatch(struct call *call, const uint8_t *payload, size_t bytes)
     size_t i = 0;
 
     arena_init(&arena, RDT_MAX_DECODED_BYTES);
+    call->arena = &arena;
     while (i < sizeof table / sizeof table[0] && table[i].type != call->type)
         i++;
     if (i == sizeof table / sizeof table[0]) {

@@ -8,6 +8,8 @@
 #include "daemon/log.h"
 #include "wire_ref.h"
 
+#define CALL_REPLY_BYTES 64u /* what a CallReply needs beside the answer in it */
+
 struct call *call_create(struct rpc *rpc, struct client *client, struct peer *peer, uint16_t type, uint64_t request_id)
 {
     struct call *call = calloc(1, sizeof *call);
@@ -25,7 +27,7 @@ struct call *call_create(struct rpc *rpc, struct client *client, struct peer *pe
         call->admin = client->admin;
     }
     list_init(&call->link);
-    list_init(&call->by_forward);
+    list_init(&call->wake.link);
     list_init(&call->object.link);
     list_init(&call->range.link);
     return call;
@@ -36,8 +38,14 @@ static void call_free(struct call *call)
     deadline_unset(call->rpc->deadlines, &call->deadline);
     if (!list_empty(&call->link) && call->client)
         call->client->n_calls--;
+    if (!list_empty(&call->link) && call->peer)
+        call->peer->n_calls--;
     list_remove(&call->link);
-    list_remove(&call->by_forward);
+    list_remove(&call->wake.link);
+    if (call->forward)
+        (void)map_remove_u64(&call->rpc->forwarded, call->forward);
+    if (call->woken)
+        object_drop(call->woken);
     object_waiter_remove(&call->object);
     list_remove(&call->range.link);
     region_unref(call->region);
@@ -50,6 +58,7 @@ static void send_to_peer(struct call *call, const struct rdt_error *err, const P
 {
     Rdt__Pb__CallReply message = RDT__PB__CALL_REPLY__INIT;
     uint8_t *packed = NULL;
+    char text[128];
 
     if (call->peer->state != PEER_UP || call->peer->epoch != call->peer_epoch)
         return; /* asked on a link that is no more */
@@ -60,8 +69,13 @@ static void send_to_peer(struct call *call, const struct rdt_error *err, const P
         message.message = (char *)err->msg;
     } else {
         size_t bytes = protobuf_c_message_get_packed_size(reply);
-        packed = malloc(bytes ? bytes : 1);
-        if (packed) {
+        packed = bytes + CALL_REPLY_BYTES <= RDT_MAX_FRAME_BYTES ? malloc(bytes ? bytes : 1) : NULL;
+        if (bytes + CALL_REPLY_BYTES > RDT_MAX_FRAME_BYTES) {
+            (void)snprintf(text, sizeof text, "the answer has %zu bytes: at most %u go to another node in one message", bytes,
+                           RDT_MAX_FRAME_BYTES);
+            message.status = RDT_LIMIT;
+            message.message = text;
+        } else if (packed) {
             protobuf_c_message_pack(reply, packed);
             message.reply = (ProtobufCBinaryData){bytes, packed};
         } else {
@@ -116,10 +130,13 @@ static void on_deadline(struct deadline *deadline)
 
     if (call->on_end)
         call->on_end(call);
-    (void)rdt_error_set(&err, RDT_TIMED_OUT, "%s did not come in time",
-                        call->type == RDT_MSG_WAIT         ? "the put waited for"
-                        : call->type == RDT_MSG_WAIT_FREED ? "the last release"
-                                                           : "the answer");
+    if (call->forward && call->type != RDT_MSG_WAIT && call->type != RDT_MSG_WAIT_FREED)
+        (void)rdt_error_set(&err, RDT_TIMED_OUT, "node %s has not answered", call->to->name);
+    else
+        (void)rdt_error_set(&err, RDT_TIMED_OUT, "%s did not come in time",
+                            call->type == RDT_MSG_WAIT         ? "the put waited for"
+                            : call->type == RDT_MSG_WAIT_FREED ? "the last release"
+                                                               : "the answer");
     call_fail(call, &err);
 }
 
@@ -134,8 +151,15 @@ enum rdt_status call_defer(struct call *call, int64_t timeout_ns, void (*on_end)
         call->client->n_calls++;
     } else {
         list_append(&call->rpc->remote, &call->link);
+        call->peer->n_calls++;
     }
     return RDT_OK;
+}
+
+void call_take_request(struct call *call, struct arena *to)
+{
+    *to = *call->arena; /* nothing more is allocated from it */
+    arena_init(call->arena, call->arena->max_bytes);
 }
 
 void call_drop(struct call *call)
@@ -145,11 +169,15 @@ void call_drop(struct call *call)
     call_free(call);
 }
 
-void calls_client_gone(struct rpc *rpc, struct client *client)
+bool calls_client_gone(struct rpc *rpc, struct client *client, uint64_t until_ns)
 {
     (void)rpc;
-    while (!list_empty(&client->calls))
+    while (!list_empty(&client->calls)) {
         call_drop(list_entry(list_first(&client->calls), struct call, link));
+        if (uv_hrtime() >= until_ns)
+            return false;
+    }
+    return true;
 }
 
 struct call *call_find(struct client *client, uint64_t request_id)

@@ -19,10 +19,10 @@ struct rpc { /* what handlers work on */
     struct regions *regions;
     struct object_table *objects;
     struct transfers *transfers;
-    struct peers *peers;   /* NULL: no peer link */
-    struct list clients;   /* struct client.link */
-    struct list remote;    /* struct call: of peers, deferred */
-    struct list forwarded; /* struct call: of clients, waiting for another node */
+    struct peers *peers;  /* NULL: no peer link */
+    struct list clients;  /* struct client.link */
+    struct list remote;   /* struct call: of peers, deferred */
+    struct map forwarded; /* number -> struct call: of clients, waiting for another node */
     uint64_t next_forward;
     unsigned n_clients;
     uint64_t started_ns;
@@ -42,6 +42,7 @@ struct call {
     uint16_t type;       /* enum rdt_message */
     uint64_t request_id; /* the client's, or the peer's call number */
     struct frame *frame; /* inside the handler only: its fds */
+    struct arena *arena; /* inside the handler only: where the decoded request is */
     struct deadline deadline;
     /* Deferred: undoes what it waits for; called once before the call ends early. */
     void (*on_end)(struct call *);
@@ -49,11 +50,12 @@ struct call {
     /* what it may be waiting for */
     struct object_waiter object;
     struct region_waiter range;
-    struct region *region;  /* of range: a reference */
-    void *waiting;          /* the handler's own, to be undone by on_end */
-    struct list by_forward; /* rpc->forwarded */
-    struct peer *to;        /* forwarded to */
-    uint64_t forward;       /* number on that link */
+    struct region *region;   /* of range: a reference */
+    void *waiting;           /* the handler's own, to be undone by on_end */
+    struct client_wake wake; /* what it waited for has come: the answer waits for its client's turn */
+    struct object *woken;    /* and this is the object, held; NULL: it is gone */
+    struct peer *to;         /* forwarded to */
+    uint64_t forward;        /* number on that link; 0: not forwarded */
     bool sent;
     uint8_t *packed; /* the request, until the link is up */
     size_t packed_bytes;
@@ -71,7 +73,7 @@ enum rdt_status call_defer(struct call *call, int64_t timeout_ns, void (*on_end)
 
 /* Without an answer: the caller is gone. */
 void call_drop(struct call *call);
-void calls_client_gone(struct rpc *rpc, struct client *client);
+bool calls_client_gone(struct rpc *rpc, struct client *client, uint64_t until_ns); /* false: the time was over, call again */
 
 /* NULL: not deferred, or answered. */
 struct call *call_find(struct client *client, uint64_t request_id);
@@ -83,6 +85,9 @@ enum rdt_status call_forward(struct call *call, const struct rdt_ref *ref, const
 void calls_peer_up(struct rpc *rpc, struct peer *peer);
 void calls_peer_down(struct rpc *rpc, struct peer *peer, const struct rdt_error *why);
 enum rdt_status calls_peer_frame(struct rpc *rpc, struct peer *peer, const struct frame *frame, struct rdt_error *err);
+
+/* Inside the handler: the decoded request now lives in *to, as long as that does. */
+void call_take_request(struct call *call, struct arena *to);
 
 /* The wire's ref, checked. */
 enum rdt_status call_ref(const Rdt__Pb__Ref *msg, struct rdt_ref *ref_p, struct rdt_error *err);

@@ -3,6 +3,7 @@
 
 #include "daemon/rpc_call.h"
 
+#define AT_ONCE 8u     /* items that need no turn of their own */
 #define TWINS_TRIED 16 /* a message may ask for thousands of slices of one object: each is compared with the latest few */
 
 /* Finds an earlier item of the message that one may share a transfer with. By id: few messages repeat one. */
@@ -11,8 +12,28 @@ struct seen {
     size_t *earlier;  /* index + 1 of the one before with the same id; 0: none */
 };
 
-static struct transfer *find_twin(struct seen *seen, const Rdt__Pb__Fetch *message, struct transfer **started, size_t i)
+/* A fetch of many items is worked off in the client's turns. Between them what was started may end: by number it is found again. */
+struct batch {
+    struct client_task task;
+    struct rpc *rpc;
+    struct client *client;
+    struct arena arena; /* of the message */
+    const Rdt__Pb__Fetch *message;
+    uint64_t *started; /* transfer that item i began; 0: none */
+    struct seen seen;
+    size_t next;
+    bool going; /* all are started: they may be served */
+};
+
+static struct transfer *begun(const struct batch *batch, size_t i)
 {
+    return batch->started[i] ? map_get_u64(&batch->rpc->transfers->by_id, batch->started[i]) : NULL;
+}
+
+static struct transfer *find_twin(struct batch *batch, size_t i)
+{
+    const Rdt__Pb__Fetch *message = batch->message;
+    struct seen *seen = &batch->seen;
     const Rdt__Pb__FetchItem *item = message->items[i];
     size_t last;
     unsigned tries = 0;
@@ -21,8 +42,8 @@ static struct transfer *find_twin(struct seen *seen, const Rdt__Pb__Fetch *messa
         return NULL;
     last = (size_t)map_get(&seen->by_id, item->ref->id.data, item->ref->id.len);
     for (size_t at = last; at != 0 && tries < TWINS_TRIED; at = seen->earlier[at - 1], tries++)
-        if (started[at - 1] && fetch_joinable(message, item, message->items[at - 1]))
-            return started[at - 1];
+        if (begun(batch, at - 1) && fetch_joinable(message, item, message->items[at - 1]))
+            return begun(batch, at - 1);
     if (last != 0)
         (void)map_remove(&seen->by_id, item->ref->id.data, item->ref->id.len);
     seen->earlier[i] = last;
@@ -39,16 +60,63 @@ static enum rdt_status refuse_all(struct call *call, const Rdt__Pb__Fetch *messa
     return RDT_OK;
 }
 
+static void start_item(struct batch *batch, size_t i)
+{
+    const Rdt__Pb__FetchItem *item = batch->message->items[i];
+    struct transfer *transfer;
+    struct rdt_error why = {0};
+
+    if (fetch_start(batch->rpc->transfers, batch->client, batch->message, item, find_twin(batch, i), &transfer, &why) != RDT_OK)
+        fetch_answer_error(batch->client, item->handle, &why);
+    else if (transfer) /* else it goes with another */
+        batch->started[i] = transfer->id;
+}
+
+static bool batch_end(struct batch *batch)
+{
+    map_fini(&batch->seen.by_id);
+    free(batch->seen.earlier);
+    free(batch->started);
+    arena_fini(&batch->arena);
+    free(batch);
+    return true;
+}
+
+static bool batch_step(struct client_task *task, uint64_t until_ns)
+{
+    struct batch *batch = (struct batch *)task;
+    size_t n = batch->message->n_items;
+
+    do {
+        if (batch->next == n && batch->going)
+            return batch_end(batch);
+        if (batch->next == n) {
+            batch->going = true;
+            batch->next = 0;
+        } else if (!batch->going) {
+            start_item(batch, batch->next++);
+        } else {
+            struct transfer *transfer = begun(batch, batch->next++);
+            if (transfer)
+                transfer_go(transfer);
+        }
+    } while (uv_hrtime() < until_ns);
+    return false;
+}
+
+static bool batch_drop(struct client_task *task)
+{
+    return batch_end((struct batch *)task);
+}
+
 enum rdt_status rpc_fetch(struct call *call, const void *request, struct rdt_error *err)
 {
     const Rdt__Pb__Fetch *message = request;
     struct client *client = call->client;
-    struct rpc *rpc = call->rpc;
-    struct transfer **started;
-    struct seen seen;
+    struct batch *batch;
     size_t n = message->n_items;
 
-    if (rpc->draining) {
+    if (call->rpc->draining) {
         (void)rdt_error_set(err, RDT_SHUTTING_DOWN, "the daemon is shutting down");
         return refuse_all(call, message, err);
     }
@@ -56,32 +124,29 @@ enum rdt_status rpc_fetch(struct call *call, const void *request, struct rdt_err
         (void)rdt_error_set(err, RDT_LIMIT, "a fetch of %zu refs: at most %u in one message", n, RDT_MAX_FETCH_REFS);
         return refuse_all(call, message, err);
     }
-    started = calloc(n + 1, sizeof *started);
-    seen.earlier = calloc(n + 1, sizeof *seen.earlier);
-    if (!started || !seen.earlier) {
-        free(started);
-        free(seen.earlier);
+    batch = calloc(1, sizeof *batch);
+    if (batch) {
+        batch->started = calloc(n + 1, sizeof *batch->started);
+        batch->seen.earlier = calloc(n + 1, sizeof *batch->seen.earlier);
+    }
+    if (!batch || !batch->started || !batch->seen.earlier) {
+        if (batch) {
+            free(batch->started);
+            free(batch->seen.earlier);
+            free(batch);
+        }
         (void)rdt_error_set(err, RDT_NO_MEMORY, "no memory for the fetch");
         return refuse_all(call, message, err);
     }
-    if (n > 1)
-        map_init(&seen.by_id);
+    map_init(&batch->seen.by_id);
+    batch->task = (struct client_task){.step = batch_step, .drop = batch_drop};
+    batch->rpc = call->rpc;
+    batch->client = client;
+    batch->message = message;
+    call_take_request(call, &batch->arena);
     call_reply_empty(call); /* each item answers for itself */
-    for (size_t i = 0; i < n; i++) {
-        struct transfer *twin = n > 1 ? find_twin(&seen, message, started, i) : NULL;
-        struct rdt_error why = {0};
-        if (fetch_start(rpc->transfers, client, message, message->items[i], twin, &started[i], &why) != RDT_OK) {
-            fetch_answer_error(client, message->items[i]->handle, &why);
-            started[i] = NULL;
-        }
-    }
-    for (size_t i = 0; i < n; i++)
-        if (started[i])
-            transfer_go(started[i]);
-    if (n > 1)
-        map_fini(&seen.by_id);
-    free(seen.earlier);
-    free(started);
+    if (n > AT_ONCE || !batch_step(&batch->task, UINT64_MAX))
+        client->task = &batch->task;
     return RDT_OK;
 }
 

@@ -47,9 +47,8 @@ static void answer_live(struct call *call, struct object *object)
     object_view_fini(&view);
 }
 
-static void on_put(struct object_waiter *waiter, struct object *object)
+static void tell_put(struct call *call, struct object *object)
 {
-    struct call *call = (struct call *)((char *)waiter - offsetof(struct call, object));
     struct rdt_error err;
 
     if (object_visible_to(object, &call->account->owner)) {
@@ -58,6 +57,30 @@ static void on_put(struct object_waiter *waiter, struct object *object)
         (void)rdt_error_set(&err, RDT_DENIED, "the object was put, but is not visible to uid %u", call->account->owner.uid);
         call_fail(call, &err);
     }
+}
+
+static void on_wake_put(struct client_wake *wake)
+{
+    struct call *call = (struct call *)((char *)wake - offsetof(struct call, wake));
+    struct object *object = call->woken;
+
+    call->woken = NULL;
+    tell_put(call, object);
+    object_drop(object);
+}
+
+static void on_put(struct object_waiter *waiter, struct object *object)
+{
+    struct call *call = (struct call *)((char *)waiter - offsetof(struct call, object));
+
+    if (!call->client) {
+        tell_put(call, object);
+        return;
+    }
+    object_hold(object);
+    call->woken = object;
+    call->wake.run = on_wake_put;
+    client_wake(call->client, &call->wake);
 }
 
 enum rdt_status rpc_wait(struct call *call, const void *request, struct rdt_error *err)
@@ -85,15 +108,30 @@ enum rdt_status rpc_wait(struct call *call, const void *request, struct rdt_erro
 
 /* ---- waiting for the end ---- */
 
+static void on_wake_freed(struct client_wake *wake)
+{
+    call_reply_empty((struct call *)((char *)wake - offsetof(struct call, wake)));
+}
+
+static void wake_freed(struct call *call)
+{
+    if (!call->client) {
+        call_reply_empty(call);
+        return;
+    }
+    call->wake.run = on_wake_freed;
+    client_wake(call->client, &call->wake);
+}
+
 static void on_gone(struct object_waiter *waiter, struct object *object)
 {
     (void)object;
-    call_reply_empty((struct call *)((char *)waiter - offsetof(struct call, object)));
+    wake_freed((struct call *)((char *)waiter - offsetof(struct call, object)));
 }
 
 static void on_idle(struct region_waiter *waiter)
 {
-    call_reply_empty((struct call *)((char *)waiter - offsetof(struct call, range)));
+    wake_freed((struct call *)((char *)waiter - offsetof(struct call, range)));
 }
 
 static enum rdt_status wait_range(struct call *call, const Rdt__Pb__WaitFreed *message, struct rdt_error *err)

@@ -7,6 +7,7 @@
 #include "daemon/rpc_call.h"
 #include "wire_ref.h"
 
+#define MAX_CALLS 16384u    /* of one peer, waiting here */
 #define POLL_NS 200000000ll /* a call that polls still needs the way there and back; librdt keeps the caller's own clock */
 
 /* Another node may ask for these only. */
@@ -49,6 +50,12 @@ static void cancel_forwarded(struct call *call)
     (void)peer_send(call->to, RDT_PEER_CALL, &message.base, NULL);
 }
 
+/* What nobody waits for by its nature is answered at once: a node that does not is as good as lost. */
+static int64_t answer_ns(const struct rpc *rpc)
+{
+    return (int64_t)(rpc->options->connect_timeout_ns + 2 * rpc->options->peer_timeout_ns);
+}
+
 enum rdt_status call_forward(struct call *call, const struct rdt_ref *ref, const ProtobufCMessage *request, int64_t timeout_ns,
                              struct rdt_error *err)
 {
@@ -71,11 +78,14 @@ enum rdt_status call_forward(struct call *call, const struct rdt_ref *ref, const
     if (!call->packed)
         return rdt_error_set(err, RDT_NO_MEMORY, "no memory to ask node %s", call->to->name);
     protobuf_c_message_pack(request, call->packed);
+    if (call->type != RDT_MSG_WAIT && call->type != RDT_MSG_WAIT_FREED)
+        timeout_ns = answer_ns(rpc);
+    if (!map_put_u64(&rpc->forwarded, rpc->next_forward, call))
+        return rdt_error_set(err, RDT_NO_MEMORY, "no memory to ask node %s", call->to->name);
+    call->forward = rpc->next_forward++;
     status = call_defer(call, timeout_ns == 0 ? POLL_NS : timeout_ns, cancel_forwarded, err);
     if (status != RDT_OK)
         return status;
-    call->forward = rpc->next_forward++;
-    list_append(&rpc->forwarded, &call->by_forward);
     if (call->to->state == PEER_UP)
         send_call(call);
     return RDT_OK;
@@ -83,22 +93,24 @@ enum rdt_status call_forward(struct call *call, const struct rdt_ref *ref, const
 
 void calls_peer_up(struct rpc *rpc, struct peer *peer)
 {
-    list_for_each_safe (node, &rpc->forwarded) {
-        struct call *call = list_entry(node, struct call, by_forward);
+    struct call *call;
+    size_t cursor = 0;
+
+    while ((call = map_next(&rpc->forwarded, &cursor)))
         if (call->to == peer && !call->sent)
             send_call(call);
-    }
 }
 
 void calls_peer_down(struct rpc *rpc, struct peer *peer, const struct rdt_error *why)
 {
-    list_for_each_safe (node, &rpc->forwarded) {
-        struct call *call = list_entry(node, struct call, by_forward);
+    struct call *call;
+    size_t cursor = 0;
+
+    while ((call = map_next(&rpc->forwarded, &cursor)))
         if (call->to == peer)
             call_fail(call, why);
-    }
     list_for_each_safe (remote_node, &rpc->remote) {
-        struct call *call = list_entry(remote_node, struct call, link);
+        call = list_entry(remote_node, struct call, link);
         if (call->peer == peer)
             call_drop(call);
     }
@@ -119,16 +131,11 @@ static const ProtobufCMessageDescriptor *reply_type(uint16_t type)
 
 static void on_reply(struct rpc *rpc, struct peer *peer, const Rdt__Pb__CallReply *reply, struct arena *arena)
 {
-    struct call *call = NULL;
+    struct call *call = map_get_u64(&rpc->forwarded, reply->call);
     ProtobufCMessage *message;
     struct rdt_error err = {0};
 
-    list_for_each (node, &rpc->forwarded) {
-        struct call *one = list_entry(node, struct call, by_forward);
-        if (one->to == peer && one->forward == reply->call)
-            call = one;
-    }
-    if (!call)
+    if (!call || call->to != peer)
         return; /* cancelled meanwhile */
     if (reply->status != RDT_OK) {
         err.status = reply->status < 0 ? (enum rdt_status)reply->status : RDT_PROTOCOL;
@@ -169,6 +176,8 @@ static void on_call(struct rpc *rpc, struct peer *peer, const Rdt__Pb__Call *mes
         return; /* the asker's deadline */
     if (!served_for_peers(message->type))
         (void)rdt_error_set(&err, RDT_DENIED, "another node may not ask for message %u", message->type);
+    else if (peer->n_calls >= MAX_CALLS)
+        (void)rdt_error_set(&err, RDT_LIMIT, "%u calls of this node wait there already", peer->n_calls);
     else if (transfers_believe(rpc->transfers, message->requester, &requester, &err) &&
              !(call->account = account_get(rpc->objects->accounts, &requester)))
         (void)rdt_error_set(&err, RDT_NO_MEMORY, "no memory for the call");

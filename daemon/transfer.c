@@ -91,6 +91,7 @@ struct transfer *transfer_new(struct transfers *transfers, struct client *client
     list_init(&transfer->fetches);
     list_init(&transfer->by_peer);
     list_init(&transfer->by_via);
+    list_init(&transfer->wake.link);
     sm_init(&transfer->sm, states, sizeof states / sizeof states[0], TRANSFER_NEW);
     transfer->record = (struct transfer_record){.id = transfer->id,
                                                 .client = client->id,
@@ -158,6 +159,9 @@ void transfer_end(struct transfer *transfer)
     map_remove_u64(&transfers->by_id, transfer->id);
     list_remove(&transfer->record.link);
     list_remove(&transfer->by_via);
+    list_remove(&transfer->wake.link);
+    if (transfer->woken)
+        object_drop(transfer->woken);
     if (transfer->peer && !list_empty(&transfer->by_peer)) {
         list_remove(&transfer->by_peer);
         transfer->peer->n_in--;
@@ -225,13 +229,12 @@ void fetch_fail(struct fetch *fetch, const struct rdt_error *err)
     }
 }
 
-void transfers_client_gone(struct transfers *transfers, struct client *client)
+bool transfers_client_gone(struct transfers *transfers, struct client *client, uint64_t until_ns)
 {
     struct fetch *fetch;
-    size_t cursor = 0;
 
     (void)transfers;
-    while ((fetch = map_next(&client->fetches, &cursor))) {
+    while ((fetch = map_next(&client->fetches, &client->reaped_fetches))) {
         struct transfer *transfer = fetch->transfer;
         fetch_detach(fetch);
         if (list_empty(&transfer->fetches)) {
@@ -239,7 +242,10 @@ void transfers_client_gone(struct transfers *transfers, struct client *client)
                 (void)snprintf(transfer->record.error, sizeof transfer->record.error, "the client that asked is gone");
             transfer_abort(transfer);
         }
+        if (uv_hrtime() >= until_ns)
+            return false;
     }
+    return true;
 }
 
 void transfer_fail_err(struct transfer *transfer, const struct rdt_error *err)
@@ -369,9 +375,27 @@ static void result_send(struct result *result, struct fetch *fetch, struct hold 
 {
     struct client *client = fetch->client;
     unsigned n_fds = result->n_fds;
+    size_t bytes;
 
     result->done.handle = fetch->handle;
     result->done.hold = hold ? hold->id : 0;
+    bytes = protobuf_c_message_get_packed_size(&result->done.base);
+    if (bytes > RDT_MAX_FRAME_BYTES) {
+        struct rdt_error err;
+        struct transfer *transfer = fetch->transfer;
+        (void)rdt_error_set(
+            &err, RDT_LIMIT,
+            "the answer to the fetch of \"%s\" has %zu bytes, with %zu dimensions of %zu tensors and %zu bytes of "
+            "metadata: at most %u fit into one message",
+            transfer->ref.id, bytes, result->tensors.n_shape, result->tensors.n_dtype, result->done.metadata.len,
+            RDT_MAX_FRAME_BYTES);
+        (void)snprintf(transfer->record.error, sizeof transfer->record.error, "LIMIT: %s", err.msg);
+        if (hold)
+            client_release(hold);
+        fetch_answer_error(client, fetch->handle, &err);
+        fetch_detach(fetch);
+        return; /* its fds go with the result */
+    }
     result->n_fds = 0; /* send takes them */
     client->send(client, RDT_EVENT_FETCH_DONE, FRAME_EVENT, fetch->handle, &result->done.base, result->fds, n_fds);
     fetch_detach(fetch);

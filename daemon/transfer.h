@@ -127,7 +127,9 @@ struct transfer {
 
     /* this node's object */
     struct object_waiter waiter;
-    struct object *object; /* held and pinned during a copy */
+    struct client_wake wake; /* the object has been put: served in its client's turn */
+    struct object *woken;    /* held until then */
+    struct object *object;   /* held and pinned during a copy */
 
     /* what is moved */
     struct layout *source; /* the object's tensors, sliced; other node: shapes only */
@@ -193,8 +195,8 @@ void transfer_go(struct transfer *transfer);
 /* Ends a fetch with an error now; its transfer too if nobody else waits for it. */
 void fetch_fail(struct fetch *fetch, const struct rdt_error *err);
 
-/* The client's end: its fetches are dropped without an answer. */
-void transfers_client_gone(struct transfers *transfers, struct client *client);
+/* The client's end: its fetches are dropped without an answer. false: the time was over, call again. */
+bool transfers_client_gone(struct transfers *transfers, struct client *client, uint64_t until_ns);
 
 /* Sends the FETCH_DONE of an error for a fetch that was never started. */
 void fetch_answer_error(struct client *client, uint64_t handle, const struct rdt_error *err);

@@ -259,17 +259,29 @@ static void serve(struct transfer *transfer, struct object *object)
     transfer_end(transfer);
 }
 
+static void on_wake(struct client_wake *wake)
+{
+    struct transfer *transfer = (struct transfer *)((char *)wake - offsetof(struct transfer, wake));
+    struct object *object = transfer->woken;
+
+    transfer->woken = NULL;
+    if (object_visible_to(object, &transfer->account->owner))
+        serve(transfer, object);
+    else
+        transfer_fail(transfer, RDT_DENIED, "object \"%s\" was put, but is not visible to uid %u", transfer->ref.id,
+                      transfer->account->owner.uid);
+    object_drop(object);
+}
+
 static void on_put(struct object_waiter *waiter, struct object *object)
 {
     struct transfer *transfer = (struct transfer *)((char *)waiter - offsetof(struct transfer, waiter));
 
     transfer_set_state(transfer, TRANSFER_NEW); /* as if it had only now been asked for */
-    if (!object_visible_to(object, &transfer->account->owner)) {
-        transfer_fail(transfer, RDT_DENIED, "object \"%s\" was put, but is not visible to uid %u", transfer->ref.id,
-                      transfer->account->owner.uid);
-        return;
-    }
-    serve(transfer, object);
+    object_hold(object);
+    transfer->woken = object;
+    transfer->wake.run = on_wake;
+    client_wake(transfer->client, &transfer->wake);
 }
 
 void transfer_local_start(struct transfer *transfer)

@@ -592,8 +592,8 @@ Test(protocol, late_reader_gets_every_answer)
     }
     /* As much as fits without reading a byte; then both ways. */
     for (unsigned got = 0; got < N;) {
-        struct pollfd fd = {.fd = raw.sock, .events = POLLOUT};
-        while (sent < n && poll(&fd, 1, got == 0 ? 200 : 0) == 1) {
+        struct pollfd fd = {.fd = raw.sock, .events = got == 0 ? POLLOUT : POLLOUT | POLLIN};
+        while (sent < n && poll(&fd, 1, got == 0 ? 200 : (int)(LONG / MSEC)) == 1 && fd.revents & POLLOUT) {
             ssize_t now = send(raw.sock, bytes + sent, n - sent, MSG_DONTWAIT | MSG_NOSIGNAL);
             if (now <= 0)
                 break;

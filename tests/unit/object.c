@@ -37,7 +37,7 @@ static void teardown(void)
     region_unref(region);
     fake_run();
     object_table_fini(&table);
-    client_fini(&producer);
+    cr_assert(client_fini(&producer, UINT64_MAX));
     cr_assert_eq(producer.account->refs, 1u, "an object was not taken off its owner's account");
     account_unref(producer.account);
     cr_assert_eq(map_count(&accounts.by_owner), 0u, "an account is left");
