@@ -1,4 +1,5 @@
-/* The portable name of an object. Installed. It names, it permits nothing. A plain value: copy it, send it, keep it. */
+/* The portable name of an object, or of the versions that are published under a name. Installed. It names, it permits nothing. A plain
+ * value: copy it, send it, keep it. */
 #ifndef RDT_REF_H
 #define RDT_REF_H
 
@@ -18,8 +19,10 @@ extern "C" {
 struct rdt_ref {
     uint8_t node[16];    /* uuid of the node that owns the object; all zero: the daemon that is asked */
     uint64_t generation; /* tells objects apart that had the same id; 0: whichever is under the id now */
+    uint64_t after;      /* of a name: the version that was read last; 0: any will do */
     uint32_t uid;        /* with tenant: the owner whose name space the id is in */
     uint8_t any_owner;   /* 1: uid and tenant are not given, the caller's own apply */
+    uint8_t is_name;     /* 1: id is a published name, and the ref means its newest version above `after`; generation is 0 */
     uint8_t id_bytes;    /* 1..128 */
     char tenant[33];     /* "" is the unnamed one */
     char address[65];    /* "host:port" of the node's peer link; "" when the asked daemon must know the node */
@@ -30,8 +33,22 @@ struct rdt_ref {
  * RDT_INVALID: empty, or longer than 128 bytes. */
 enum rdt_status rdt_ref_from_id(const void *id, size_t id_bytes, struct rdt_ref *ref_p, struct rdt_error *err);
 
+/* A ref for the versions that are published under a name (rdt_publish): every call that waits for an object or fetches it takes the
+ * newest version above `after`, or waits for the next. `near` is any ref of the node where the name is (of an object there, of another
+ * name), and gives its address and whose name it is; NULL: the caller's own node and name space. A reader's loop:
+ *
+ *     for (uint64_t version = 0;; version = info.version) {
+ *         rdt_ref_from_name("weights", version, &near, &ref, &err);
+ *         rdt_fetch(c, &ref, 1, NULL, &object, &err); rdt_object_info(object, &info); ...; rdt_release(object);
+ *     }
+ *
+ * RDT_INVALID: empty, or longer than 128 bytes. */
+enum rdt_status rdt_ref_from_name(const char *name, uint64_t after, const struct rdt_ref *near, struct rdt_ref *ref_p,
+                                  struct rdt_error *err);
+
 /* As text: "rdt:NODE/ID?g=GENERATION&a=ADDRESS&u=UID&t=TENANT", NODE 32 hex digits, ID with %XX for anything outside
- * A-Z a-z 0-9 . _ ~ -, each part after the ID only if it is set. text_p has RDT_REF_TEXT_BYTES. */
+ * A-Z a-z 0-9 . _ ~ -, each part after the ID only if it is set; a name has "v=AFTER" in place of the generation, always.
+ * text_p has RDT_REF_TEXT_BYTES. */
 void rdt_ref_to_text(const struct rdt_ref *ref, char *text_p);
 
 /* Reads either the text above or a bare id ("weights"), which becomes what rdt_ref_from_id makes of it.

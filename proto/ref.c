@@ -9,7 +9,8 @@
 #include <string.h>
 
 #define TEXT_SCHEME "rdt:"
-#define PACKED_VERSION 1u
+#define PACKED_VERSION 1u      /* of an object */
+#define PACKED_VERSION_NAME 2u /* of a name: the same, with `after` in place of the generation */
 #define PACKED_FIXED_BYTES 33u /* version, node, generation, uid, any_owner, three lengths */
 
 #define ID_MOST_BYTES (sizeof(((struct rdt_ref *)0)->id) - 1)
@@ -49,12 +50,36 @@ enum rdt_status rdt_ref_from_id(const void *id, size_t id_bytes, struct rdt_ref 
     return RDT_OK;
 }
 
+enum rdt_status rdt_ref_from_name(const char *name, uint64_t after, const struct rdt_ref *near, struct rdt_ref *ref_p,
+                                  struct rdt_error *err)
+{
+    size_t bytes = name ? strnlen(name, ID_MOST_BYTES + 1) : 0;
+    struct rdt_ref ref = {.any_owner = 1, .is_name = 1, .after = after};
+
+    if (bytes == 0)
+        return rdt_error_set(err, RDT_INVALID, "the name is empty");
+    if (bytes > ID_MOST_BYTES)
+        return rdt_error_set(err, RDT_INVALID, "the name has more than %zu bytes", ID_MOST_BYTES);
+    if (near) {
+        memcpy(ref.node, near->node, sizeof ref.node);
+        memcpy(ref.address, near->address, address_length(near));
+        memcpy(ref.tenant, near->tenant, tenant_length(near));
+        ref.uid = near->any_owner ? 0 : near->uid;
+        ref.any_owner = near->any_owner;
+    }
+    ref.id_bytes = (uint8_t)bytes;
+    memcpy(ref.id, name, bytes);
+    *ref_p = ref;
+    return RDT_OK;
+}
+
 bool rdt_ref_equal(const struct rdt_ref *a, const struct rdt_ref *b)
 {
     size_t id_bytes = id_length(a), tenant_bytes = tenant_length(a);
 
     /* The address says where to ask, not what for: two refs of one object may know it or not. */
-    return memcmp(a->node, b->node, sizeof a->node) == 0 && a->generation == b->generation && !a->any_owner == !b->any_owner &&
+    return memcmp(a->node, b->node, sizeof a->node) == 0 && !a->is_name == !b->is_name &&
+           (a->is_name ? a->after == b->after : a->generation == b->generation) && !a->any_owner == !b->any_owner &&
            (a->any_owner || a->uid == b->uid) && tenant_bytes == tenant_length(b) &&
            memcmp(a->tenant, b->tenant, tenant_bytes) == 0 && id_bytes == id_length(b) && memcmp(a->id, b->id, id_bytes) == 0;
 }
@@ -110,7 +135,9 @@ void rdt_ref_to_text(const struct rdt_ref *ref, char *text_p)
     }
     *out++ = '/';
     out = id_end = put_escaped(out, ref->id, id_length(ref), "");
-    if (ref->generation != 0)
+    if (ref->is_name)
+        out = put_number(out, "&v=", ref->after);
+    else if (ref->generation != 0)
         out = put_number(out, "&g=", ref->generation);
     if (ref->address[0] != '\0') {
         out = put_text(out, "&a=");
@@ -198,7 +225,7 @@ static enum rdt_status get_number(const char *text, const char *end, uint64_t mo
 static enum rdt_status get_parameter(const char *text, const char *end, struct rdt_ref *ref, unsigned *seen,
                                      struct rdt_error *err)
 {
-    static const char names[] = "gaut";
+    static const char names[] = "gautv";
     const char *value = text + 2;
     const char *name = end - text >= 2 && text[0] != '\0' && text[1] == '=' ? strchr(names, text[0]) : NULL;
     enum rdt_status status = RDT_OK;
@@ -223,6 +250,10 @@ static enum rdt_status get_parameter(const char *text, const char *end, struct r
         status = get_number(value, end, UINT32_MAX, &number, "uid", err);
         ref->uid = (uint32_t)number;
         ref->any_owner = 0;
+        break;
+    case 'v':
+        status = get_number(value, end, UINT64_MAX, &ref->after, "version", err);
+        ref->is_name = 1;
         break;
     case 't':
         status = get_string(value, end, ref->tenant, TENANT_MOST_BYTES, "tenant", err);
@@ -266,15 +297,17 @@ enum rdt_status rdt_ref_from_text(const char *text, struct rdt_ref *ref_p, struc
     }
     if (ref.any_owner && ref.tenant[0] != '\0')
         return rdt_error_set(err, RDT_INVALID, "the ref has a tenant but no uid");
+    if (ref.is_name && ref.generation != 0)
+        return rdt_error_set(err, RDT_INVALID, "the ref has both a generation and a version: it is an object's or a name's");
     *ref_p = ref;
     return RDT_OK;
 }
 
 /* ---- as bytes ----
  *
- *   | version 1 | node 16 | generation 8 | uid 4 | any_owner 1 | lengths: id 1, address 1, tenant 1 | id address tenant
+ *   | version 1 | node 16 | generation, or after 8 | uid 4 | any_owner 1 | lengths: id 1, address 1, tenant 1 | id address tenant
  *
- * Little-endian.
+ * Little-endian. The version says whether it is an object or a name.
  */
 
 static void put_le(uint8_t *out, uint64_t value, unsigned bytes)
@@ -297,9 +330,9 @@ size_t rdt_ref_pack(const struct rdt_ref *ref, uint8_t *packed_p)
     size_t id = id_length(ref), address = address_length(ref), tenant = tenant_length(ref);
     uint8_t *out = packed_p + PACKED_FIXED_BYTES;
 
-    packed_p[0] = PACKED_VERSION;
+    packed_p[0] = ref->is_name ? PACKED_VERSION_NAME : PACKED_VERSION;
     memcpy(packed_p + 1, ref->node, sizeof ref->node);
-    put_le(packed_p + 17, ref->generation, 8);
+    put_le(packed_p + 17, ref->is_name ? ref->after : ref->generation, 8);
     put_le(packed_p + 25, ref->any_owner ? 0 : ref->uid, 4);
     packed_p[29] = ref->any_owner ? 1 : 0;
     packed_p[30] = (uint8_t)id;
@@ -319,7 +352,7 @@ enum rdt_status rdt_ref_unpack(const void *packed, size_t bytes, struct rdt_ref 
 
     if (bytes < PACKED_FIXED_BYTES)
         return rdt_error_set(err, RDT_INVALID, "%zu bytes are too few for a ref", bytes);
-    if (in[0] != PACKED_VERSION)
+    if (in[0] != PACKED_VERSION && in[0] != PACKED_VERSION_NAME)
         return rdt_error_set(err, RDT_INVALID, "the ref is of version %u, which is not known here", in[0]);
     id = in[30];
     address = in[31];
@@ -339,7 +372,8 @@ enum rdt_status rdt_ref_unpack(const void *packed, size_t bytes, struct rdt_ref 
         return rdt_error_set(err, RDT_INVALID, "the ref both has and has not an owner");
 
     memcpy(ref.node, in + 1, sizeof ref.node);
-    ref.generation = get_le(in + 17, 8);
+    ref.is_name = in[0] == PACKED_VERSION_NAME;
+    *(ref.is_name ? &ref.after : &ref.generation) = get_le(in + 17, 8);
     ref.uid = (uint32_t)get_le(in + 25, 4);
     ref.any_owner = in[29];
     ref.id_bytes = (uint8_t)id;

@@ -21,7 +21,11 @@ void wire_ref_from(const struct rdt_ref *ref, Rdt__Pb__Ref *msg_p)
     }
     msg_p->id.data = (uint8_t *)ref->id;
     msg_p->id.len = ref->id_bytes < sizeof ref->id ? ref->id_bytes : sizeof ref->id - 1;
-    msg_p->generation = ref->generation;
+    msg_p->is_name = ref->is_name != 0;
+    if (ref->is_name)
+        msg_p->after = ref->after;
+    else
+        msg_p->generation = ref->generation;
     msg_p->address = (char *)ref->address;
     msg_p->any_owner = ref->any_owner != 0;
     if (!ref->any_owner) {
@@ -56,7 +60,11 @@ enum rdt_status wire_ref_to(const Rdt__Pb__Ref *msg, struct rdt_ref *ref_p, stru
         memcpy(ref.node, msg->node.data, sizeof ref.node);
     if (address)
         memcpy(ref.address, msg->address, address);
+    if (msg->is_name && msg->generation != 0)
+        return rdt_error_set(err, RDT_INVALID, "the ref has both a generation and a name");
     ref.generation = msg->generation;
+    ref.is_name = msg->is_name ? 1 : 0;
+    ref.after = msg->is_name ? msg->after : 0;
     if (!msg->any_owner) {
         ref.any_owner = 0;
         ref.uid = msg->uid;

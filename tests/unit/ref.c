@@ -25,7 +25,8 @@ static struct rdt_ref random_ref(void)
         for (size_t i = 0; i < sizeof ref.node; i++)
             ref.node[i] = (uint8_t)rand();
     }
-    ref.generation = rand() % 3 ? (uint64_t)rand() << 33 ^ (uint64_t)rand() : 0;
+    ref.is_name = rand() % 3 == 0;
+    *(ref.is_name ? &ref.after : &ref.generation) = rand() % 3 ? (uint64_t)rand() << 33 ^ (uint64_t)rand() : 0;
     ref.any_owner = rand() % 2;
     if (!ref.any_owner) {
         ref.uid = rand() % 2 ? (uint32_t)rand() : 0;
@@ -43,6 +44,8 @@ static void assert_same(const struct rdt_ref *a, const struct rdt_ref *b)
     cr_assert(rdt_ref_equal(a, b));
     cr_assert_str_eq(a->address, b->address);
     cr_assert_eq(a->id_bytes, b->id_bytes);
+    cr_assert_eq(a->is_name, b->is_name);
+    cr_assert_eq(a->after, b->after);
     cr_assert_eq(memcmp(a->id, b->id, sizeof a->id), 0);
 }
 
@@ -72,6 +75,57 @@ Test(ref, from_id_length_is_checked)
     cr_assert_eq(rdt_ref_from_id(id, 128, &ref, &err), RDT_OK);
 }
 
+Test(ref, from_name_is_the_callers_own)
+{
+    struct rdt_ref ref;
+
+    memset(&ref, 0xff, sizeof ref);
+    cr_assert_eq(rdt_ref_from_name("weights", 12, NULL, &ref, NULL), RDT_OK);
+    cr_assert_eq(ref.is_name, 1);
+    cr_assert_eq(ref.after, 12);
+    cr_assert_eq(ref.any_owner, 1);
+    cr_assert_eq(ref.generation, 0);
+    cr_assert_eq(ref.id_bytes, 7);
+    cr_assert_str_eq(ref.id, "weights");
+    cr_assert_str_eq(ref.address, "");
+}
+
+Test(ref, from_name_takes_node_and_owner_of_a_ref_near_it)
+{
+    struct rdt_ref near = {.node = {1, 2}, .generation = 9, .uid = 7, .id_bytes = 1, .id = "x"}, ref;
+
+    strcpy(near.address, "192.0.2.1:7171");
+    strcpy(near.tenant, "blue");
+    cr_assert_eq(rdt_ref_from_name("weights", 0, &near, &ref, NULL), RDT_OK);
+    cr_assert_eq(memcmp(ref.node, near.node, sizeof ref.node), 0);
+    cr_assert_str_eq(ref.address, near.address);
+    cr_assert_str_eq(ref.tenant, "blue");
+    cr_assert_eq(ref.uid, 7);
+    cr_assert_eq(ref.any_owner, 0);
+    cr_assert_eq(ref.generation, 0);
+    cr_assert_eq(rdt_ref_from_name("next", 1, &ref, &ref, NULL), RDT_OK, "of another name, in place");
+    cr_assert_str_eq(ref.id, "next");
+    cr_assert_str_eq(ref.tenant, "blue");
+}
+
+Test(ref, from_name_length_is_checked)
+{
+    char name[130];
+    struct rdt_ref ref = {.uid = 5};
+    struct rdt_error err;
+
+    memset(name, 'n', sizeof name);
+    name[129] = 0;
+    cr_assert_eq(rdt_ref_from_name(NULL, 0, NULL, &ref, &err), RDT_INVALID);
+    cr_assert_eq(rdt_ref_from_name("", 0, NULL, &ref, &err), RDT_INVALID);
+    cr_assert_eq(rdt_ref_from_name(name, 0, NULL, &ref, &err), RDT_INVALID);
+    cr_assert_not_null(strstr(err.msg, "128"));
+    cr_assert_eq(ref.uid, 5, "a failure writes nothing");
+    name[128] = 0;
+    cr_assert_eq(rdt_ref_from_name(name, 0, NULL, &ref, &err), RDT_OK);
+    cr_assert_eq(ref.id_bytes, 128);
+}
+
 Test(ref, text_is_the_published_form)
 {
     struct rdt_ref ref = {.node = {0xab, 1}, .generation = 7, .uid = 1000, .id_bytes = 4, .id = "a/ b"};
@@ -84,6 +138,13 @@ Test(ref, text_is_the_published_form)
     ref = (struct rdt_ref){.any_owner = 1, .id_bytes = 1, .id = "x"};
     rdt_ref_to_text(&ref, text);
     cr_assert_str_eq(text, "rdt:00000000000000000000000000000000/x");
+    ref.is_name = 1;
+    rdt_ref_to_text(&ref, text);
+    cr_assert_str_eq(text, "rdt:00000000000000000000000000000000/x?v=0", "a name says so, also of any version");
+    ref.after = UINT64_MAX;
+    strcpy(ref.address, "h:1");
+    rdt_ref_to_text(&ref, text);
+    cr_assert_str_eq(text, "rdt:00000000000000000000000000000000/x?v=18446744073709551615&a=h:1");
 }
 
 Test(ref, bare_text_is_an_id)
@@ -176,6 +237,12 @@ Test(ref, bad_text_is_refused)
         NODE "/x?u=1&t=123456789012345678901234567890123",
         NODE "/x?g=1&",
         NODE "/x?g=1?u=1",
+        NODE "/x?v=",
+        NODE "/x?v=-1",
+        NODE "/x?v=1&v=1",
+        NODE "/x?g=1&v=1",
+        NODE "/x?v=0&g=1",
+        NODE "/x?v=18446744073709551616",
     };
 
     for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++) {
@@ -255,6 +322,33 @@ Test(ref, equal_ignores_the_address_and_an_owner_not_given)
     cr_assert_not(rdt_ref_equal(&a, &b));
 }
 
+Test(ref, name_is_not_the_object_of_that_id)
+{
+    struct rdt_ref object = {.any_owner = 1, .id_bytes = 1, .id = "x"}, name = object, later;
+
+    name.is_name = 1;
+    cr_assert_not(rdt_ref_equal(&object, &name));
+    later = name;
+    cr_assert(rdt_ref_equal(&later, &name));
+    later.after = 1;
+    cr_assert_not(rdt_ref_equal(&later, &name));
+}
+
+Test(ref, packed_object_is_as_it_always_was)
+{
+    static const uint8_t old[] = {1, 9, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 7, 0,
+                                  0, 0, 0, 0, 0, 0, 0xe8, 3, 0, 0, 0, 1, 0, 0, 'x'};
+    struct rdt_ref ref;
+    uint8_t packed[RDT_REF_PACKED_BYTES];
+
+    cr_assert_eq(rdt_ref_unpack(old, sizeof old, &ref, NULL), RDT_OK);
+    cr_assert_eq(ref.is_name, 0);
+    cr_assert_eq(ref.generation, 7);
+    cr_assert_eq(ref.uid, 1000);
+    cr_assert_eq(rdt_ref_pack(&ref, packed), sizeof old);
+    cr_assert_eq(memcmp(packed, old, sizeof old), 0);
+}
+
 Test(wire_ref, round_trip_keeps_everything)
 {
     srand(4);
@@ -308,6 +402,17 @@ Test(wire_ref, bad_message_is_refused)
     msg.node.data = bytes;
     msg.node.len = 15;
     cr_assert_eq(wire_ref_to(&msg, &ref, &err), RDT_INVALID);
+    msg = good;
+    msg.is_name = true;
+    msg.after = 3;
+    cr_assert_eq(wire_ref_to(&msg, &ref, &err), RDT_OK);
+    cr_assert_eq(ref.after, 3);
+    msg.generation = 1;
+    cr_assert_eq(wire_ref_to(&msg, &ref, &err), RDT_INVALID);
+    msg = good;
+    msg.after = 3; /* means nothing without a name */
+    cr_assert_eq(wire_ref_to(&msg, &ref, &err), RDT_OK);
+    cr_assert_eq(ref.after, 0);
     msg = good;
     msg.address = address;
     cr_assert_eq(wire_ref_to(&msg, &ref, &err), RDT_INVALID);
