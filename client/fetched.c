@@ -81,6 +81,7 @@ static enum rdt_status fill_info(rdt_object *object, const Rdt__Pb__FetchDone *d
     info->bytes_moved = done->bytes_moved;
     info->elapsed_ns = done->elapsed_ns;
     info->mutable_shared = done->mutable_shared;
+    info->version = done->version;
     info->writable = true; /* unless some region is not */
     if (done->metadata.len > 0) {
         object->metadata = malloc(done->metadata.len);

@@ -175,8 +175,9 @@ struct rdt_fetch_options {
     const size_t *target_counts; /* [refs] */
 };
 
-/* Starts fetching all refs before any is awaited, and returns. An id that nobody has put yet parks until it is. Equal refs (with
- * equal slices and no targets) share one transfer. requests_p is [count], each to be destroyed. count 0 is fine. */
+/* Starts fetching all refs before any is awaited, and returns. An id that nobody has put yet parks until it is, a name until it has a
+ * version above the one that was read (versions in between may never be seen). Equal refs (with equal slices and no targets) share
+ * one transfer. requests_p is [count], each to be destroyed. count 0 is fine. */
 enum rdt_status rdt_fetch_start(rdt *rdt, const struct rdt_ref *refs, size_t count, const struct rdt_fetch_options *options,
                                 rdt_request **requests_p, struct rdt_error *err);
 
@@ -233,15 +234,40 @@ struct rdt_object_info {
     int64_t elapsed_ns;  /* in the daemon */
     bool writable;       /* false: writing there is a fault */
     bool mutable_shared; /* said once per object: its producer may still write what you read */
+    uint64_t version;    /* of the name, if the ref was one; the next fetch's `after` */
 };
 void rdt_object_info(const rdt_object *object, struct rdt_object_info *info_p);
 
 /* The end of a fetch: unmaps and drops the hold. NULL is fine. */
 void rdt_release(rdt_object *object);
 
+/* ---- published names ----
+ * For what has a newest version, as weights have: a producer puts (or snapshots) it, publishes it under a name and frees its own hold;
+ * readers fetch the name and wait for the next version. The name is on the node where the object is, in the name space of the object's
+ * owner. It holds the newest version, and of older ones nothing is left but what readers still hold.
+ */
+
+struct rdt_publish_options {
+    size_t struct_size;
+    enum rdt_visibility visibility; /* who may fetch by the name: the same in each publish of a name, not wider than the object's */
+    struct rdt_ref *name_ref;       /* NULL, or receives a ref of the name that is good on every node, of any version (after is 0) */
+};
+
+/* Makes the object the next version of the name; *version_p, may be NULL, is which: they grow by one, from 1 on, and none is given
+ * twice while the daemon runs. Those who wait for it get it. The name holds the object by itself, and stays when this session ends,
+ * until rdt_unpublish. Errors: INVALID (a name of 0 or more than 128 bytes; visibility), NOT_FOUND, FREED, OWNER_DIED, DENIED (another
+ * owner's object), LIMIT (max_names), PEER_LOST. */
+enum rdt_status rdt_publish(rdt *rdt, const char *name, const struct rdt_ref *object, const struct rdt_publish_options *options,
+                            uint64_t *version_p, struct rdt_error *err);
+
+/* Ends the name (a ref from rdt_ref_from_name or rdt_publish; its `after` does not matter): it lets go of its object; those who wait for
+ * a version get FREED, as do later fetches with an `after`; with after 0 they wait until somebody publishes again. Errors: NOT_FOUND,
+ * DENIED, INVALID (an object's ref), PEER_LOST. */
+enum rdt_status rdt_unpublish(rdt *rdt, const struct rdt_ref *name, struct rdt_error *err);
+
 /* ---- waiting ---- */
 
-/* Until the object is put (INVALID never, FREED if it was and is no more). */
+/* Until the object is put, or the name has a version above `after` (FREED if it was and is no more). */
 enum rdt_status rdt_wait_put(rdt *rdt, const struct rdt_ref *ref, int64_t timeout_ns, struct rdt_error *err);
 
 /* Until no hold and no transfer of the object is left on any node: its memory may be written again. The producer's own hold

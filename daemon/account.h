@@ -17,6 +17,7 @@ struct usage {
     uint64_t fds;       /* that it handed to the daemon */
     uint64_t transfers; /* of its clients, and for it from other nodes, under way */
     uint64_t waiters;   /* for a put or an end */
+    uint64_t names;     /* published */
 };
 
 struct accounts {

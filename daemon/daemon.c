@@ -30,6 +30,7 @@ struct daemon {
     struct regions regions;
     struct accounts accounts;
     struct object_table objects;
+    struct names names;
     struct transfers transfers;
     struct peers *peers;
     struct rpc rpc;
@@ -124,6 +125,7 @@ static void close_transfers(void *arg)
 {
     struct daemon *daemon = arg;
 
+    names_clear(&daemon->names); /* what they hold goes while there are still threads that free memory */
     transfers_close(&daemon->transfers, close_peers, daemon);
 }
 
@@ -207,6 +209,11 @@ static void on_watchdog(uv_timer_t *timer)
     sdnotify("WATCHDOG=1");
 }
 
+static void on_forced(void *arg, struct object *object)
+{
+    names_object_freed(arg, object);
+}
+
 /* ---- the start ---- */
 
 static void raise_fd_limit(void)
@@ -227,6 +234,9 @@ static void wire(struct daemon *daemon)
     regions_init(&daemon->regions, daemon->plugins, daemon->pool, options_effective_memory_limit(options));
     accounts_init(&daemon->accounts);
     object_table_init(&daemon->objects, &daemon->node, &daemon->accounts, options->max_objects);
+    names_init(&daemon->names, &daemon->accounts, &daemon->deadlines, options->max_names, options->max_objects);
+    daemon->objects.on_forced = on_forced;
+    daemon->objects.arg = &daemon->names;
     daemon->transfers = (struct transfers){.loop = &daemon->loop,
                                            .options = options,
                                            .node = &daemon->node,
@@ -234,7 +244,8 @@ static void wire(struct daemon *daemon)
                                            .pool = daemon->pool,
                                            .deadlines = &daemon->deadlines,
                                            .regions = &daemon->regions,
-                                           .objects = &daemon->objects};
+                                           .objects = &daemon->objects,
+                                           .names = &daemon->names};
     transfers_init(&daemon->transfers);
     daemon->rpc = (struct rpc){.loop = &daemon->loop,
                                .options = options,
@@ -243,6 +254,7 @@ static void wire(struct daemon *daemon)
                                .deadlines = &daemon->deadlines,
                                .regions = &daemon->regions,
                                .objects = &daemon->objects,
+                               .names = &daemon->names,
                                .transfers = &daemon->transfers,
                                .next_forward = 1,
                                .started_ns = uv_hrtime(),
@@ -335,6 +347,7 @@ enum rdt_status daemon_run(const struct options *options, struct rdt_error *err)
 
     map_fini(&daemon->rpc.forwarded);
     transfers_fini(&daemon->transfers);
+    names_fini(&daemon->names);
     object_table_fini(&daemon->objects);
     accounts_fini(&daemon->accounts);
     regions_fini(&daemon->regions);

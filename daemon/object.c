@@ -181,12 +181,17 @@ void object_unpin(struct object *object)
 
 void object_free(struct object *object, bool force, enum object_end end)
 {
+    struct object_table *table = object->table;
+
+    object_hold(object); /* until we are done with it */
     if (force && !object->forced) {
         object->forced = true;
         if (object->state == OBJECT_LIVE) {
-            object_table_unname(object->table, object);
+            object_table_unname(table, object);
             object_set_state(object, OBJECT_DRAINING);
         }
+        if (table->on_forced)
+            table->on_forced(table->arg, object);
     }
     if (object->producer) {
         object->end = end;
@@ -195,6 +200,7 @@ void object_free(struct object *object, bool force, enum object_end end)
         list_remove(&object->by_producer);
         object_drop(object);
     }
+    object_drop(object);
 }
 
 const char *object_state_name(const struct object *object)

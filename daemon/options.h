@@ -34,6 +34,7 @@ struct options {
     uint64_t memory_limit_bytes; /* 0: half of the smaller of RAM and the cgroup's limit */
     uint32_t max_clients;        /* 4096 */
     uint32_t max_objects;        /* 1048576 */
+    uint32_t max_names;          /* 4096: of one owner */
     uint32_t worker_threads;     /* 2 */
     uint64_t client_queue_bytes; /* 8 MiB: unread replies past which a client's requests are not read */
     uint64_t drain_timeout_ns;   /* 10s: how long SIGTERM waits for transfers */

@@ -83,6 +83,8 @@ const struct option_key option_keys[] = {
     {ROW("daemon", "max_clients", OPTION_UINT, max_clients, 1, 1000000), .fallback = "4096", .help = "clients at one time"},
     {ROW("daemon", "max_objects", OPTION_UINT, max_objects, 1, 100000000), .fallback = "1048576",
      .help = "objects at one time"},
+    {ROW("daemon", "max_names", OPTION_UINT, max_names, 1, 100000000), .fallback = "4096",
+     .help = "names that one owner may have published at one time"},
     {ROW("daemon", "worker_threads", OPTION_UINT, worker_threads, 1, 256), .fallback = "2",
      .help = "threads that allocate, copy and register memory"},
     {ROW("daemon", "client_queue", OPTION_BYTES, client_queue_bytes, 64 * KIB, 4 * GIB), .fallback = "8MiB",

@@ -28,6 +28,8 @@ static const struct {
     {RDT_MSG_STAT, "STAT", &rdt__pb__stat__descriptor, rpc_stat},
     {RDT_MSG_LIST, "LIST", &rdt__pb__list__descriptor, rpc_list},
     {RDT_MSG_EXPLAIN, "EXPLAIN", &rdt__pb__explain__descriptor, rpc_explain},
+    {RDT_MSG_PUBLISH, "PUBLISH", &rdt__pb__publish__descriptor, rpc_publish},
+    {RDT_MSG_UNPUBLISH, "UNPUBLISH", &rdt__pb__unpublish__descriptor, rpc_unpublish},
 };
 
 bool rpc_handles(enum rdt_message type)

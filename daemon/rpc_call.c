@@ -47,6 +47,7 @@ static void call_free(struct call *call)
     if (call->woken)
         object_drop(call->woken);
     object_waiter_remove(&call->object);
+    name_waiter_remove(&call->named);
     list_remove(&call->range.link);
     region_unref(call->region);
     account_unref(call->account);
@@ -193,6 +194,16 @@ struct call *call_find(struct client *client, uint64_t request_id)
 enum rdt_status call_ref(const Rdt__Pb__Ref *msg, struct rdt_ref *ref_p, struct rdt_error *err)
 {
     return wire_ref_to(msg, ref_p, err);
+}
+
+enum rdt_status call_object_ref(const Rdt__Pb__Ref *msg, struct rdt_ref *ref_p, struct rdt_error *err)
+{
+    enum rdt_status status = call_ref(msg, ref_p, err);
+
+    if (status == RDT_OK && ref_p->is_name)
+        status = rdt_error_set(err, RDT_INVALID, "\"%s\" is a name: this wants the ref of an object, as put and fetch give it",
+                               ref_p->id);
+    return status;
 }
 
 bool call_is_remote(const struct call *call, const struct rdt_ref *ref)

@@ -6,6 +6,7 @@
 #ifndef DAEMON_RPC_CALL_H
 #define DAEMON_RPC_CALL_H
 
+#include "daemon/names.h"
 #include "daemon/transfer.h"
 
 struct call;
@@ -18,6 +19,7 @@ struct rpc { /* what handlers work on */
     struct deadlines *deadlines;
     struct regions *regions;
     struct object_table *objects;
+    struct names *names;
     struct transfers *transfers;
     struct peers *peers;  /* NULL: no peer link */
     struct list clients;  /* struct client.link */
@@ -49,6 +51,7 @@ struct call {
 
     /* what it may be waiting for */
     struct object_waiter object;
+    struct name_waiter named;
     struct region_waiter range;
     struct region *region;   /* of range: a reference */
     void *waiting;           /* the handler's own, to be undone by on_end */
@@ -92,6 +95,9 @@ void call_take_request(struct call *call, struct arena *to);
 /* The wire's ref, checked. */
 enum rdt_status call_ref(const Rdt__Pb__Ref *msg, struct rdt_ref *ref_p, struct rdt_error *err);
 
+/* The same for what is about one object, whatever a name means at the moment: INVALID for a name. */
+enum rdt_status call_object_ref(const Rdt__Pb__Ref *msg, struct rdt_ref *ref_p, struct rdt_error *err);
+
 /* What the caller may see in lists. */
 bool call_may_see(const struct call *call, const struct owner *owner);
 
@@ -113,5 +119,7 @@ RPC_HANDLER(cancel_request);
 RPC_HANDLER(stat);
 RPC_HANDLER(list);
 RPC_HANDLER(explain);
+RPC_HANDLER(publish);
+RPC_HANDLER(unpublish);
 
 #endif

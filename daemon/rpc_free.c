@@ -10,7 +10,7 @@ enum rdt_status rpc_free(struct call *call, const void *request, struct rdt_erro
     const Rdt__Pb__Free *message = request;
     struct object *object;
     struct rdt_ref ref;
-    enum rdt_status status = call_ref(message->ref, &ref, err);
+    enum rdt_status status = call_object_ref(message->ref, &ref, err);
 
     if (status != RDT_OK)
         return status;
@@ -83,6 +83,32 @@ static void on_put(struct object_waiter *waiter, struct object *object)
     client_wake(call->client, &call->wake);
 }
 
+static void on_published(struct name_waiter *waiter, struct object *object, uint64_t version, const struct rdt_error *err)
+{
+    struct call *call = (struct call *)((char *)waiter - offsetof(struct call, named));
+
+    (void)version;
+    if (object)
+        answer_live(call, object);
+    else
+        call_fail(call, err);
+}
+
+static enum rdt_status wait_name(struct call *call, const struct rdt_ref *ref, int64_t timeout_ns, struct rdt_error *err)
+{
+    struct object *object;
+    uint64_t version;
+    enum rdt_status status = names_find(call->rpc->names, ref, &call->account->owner, &object, &version, err);
+
+    if (status == RDT_OK)
+        answer_live(call, object);
+    if (status != RDT_AGAIN)
+        return status;
+    call->named.on_event = on_published;
+    status = names_wait(call->rpc->names, ref, &call->account->owner, &call->named, err);
+    return status == RDT_OK ? call_defer(call, timeout_ns, NULL, err) : status;
+}
+
 enum rdt_status rpc_wait(struct call *call, const void *request, struct rdt_error *err)
 {
     const Rdt__Pb__Wait *message = request;
@@ -94,6 +120,8 @@ enum rdt_status rpc_wait(struct call *call, const void *request, struct rdt_erro
         return status;
     if (call_is_remote(call, &ref))
         return call_forward(call, &ref, &message->base, message->timeout_ns, err);
+    if (ref.is_name)
+        return wait_name(call, &ref, message->timeout_ns, err);
     status = object_table_find(call->rpc->objects, &ref, &call->account->owner, &object, err);
     if (status == RDT_OK) {
         answer_live(call, object);
@@ -167,7 +195,7 @@ enum rdt_status rpc_wait_freed(struct call *call, const void *request, struct rd
 
     if (message->region != 0)
         return wait_range(call, message, err);
-    status = call_ref(message->ref, &ref, err);
+    status = call_object_ref(message->ref, &ref, err);
     if (status != RDT_OK)
         return status;
     if (call_is_remote(call, &ref))

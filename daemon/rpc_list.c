@@ -210,6 +210,35 @@ static void list_clients(struct call *call, const Rdt__Pb__List *list, struct pa
     page->reply.n_clients = page->n;
 }
 
+/* ---- names ---- */
+
+static void list_names(struct call *call, const Rdt__Pb__List *list, struct page *page)
+{
+    size_t prefix = strlen(list->id_prefix);
+
+    list_for_each (node, &call->rpc->names->published) /* in order of number: they are appended */
+    {
+        const struct name *name = list_entry(node, struct name, link);
+        struct name_view *view;
+        if (name->number <= list->after ||
+            (!call_may_see(call, &name->account->owner) && !name_visible_to(name, &call->account->owner)))
+            continue;
+        if (prefix > name->id_bytes || memcmp(name_id(name), list->id_prefix, prefix) != 0)
+            continue;
+        if (page_full(page)) {
+            page->reply.next = name->number - 1;
+            break;
+        }
+        view = page_alloc(page, sizeof *view);
+        if (!view)
+            break;
+        name_view_fill(view, name);
+        page_add(page, &view->info);
+    }
+    page->reply.names = (Rdt__Pb__NameInfo **)page->rows;
+    page->reply.n_names = page->n;
+}
+
 /* ---- peers ---- */
 
 static void fill_peer(struct page *page, Rdt__Pb__PeerInfo *info, const struct peer *peer)
@@ -429,6 +458,9 @@ enum rdt_status rpc_list(struct call *call, const void *request, struct rdt_erro
     case RDT__PB__LIST_KIND__LIST_KIND_TRANSFERS:
         list_records(call, &filter, &page);
         break;
+    case RDT__PB__LIST_KIND__LIST_KIND_NAMES:
+        list_names(call, list, &page);
+        break;
     default:
         arena_fini(&page.arena);
         return rdt_error_set(err, RDT_INVALID, "there is no list %d", (int)list->kind);
@@ -445,7 +477,7 @@ enum rdt_status rpc_explain(struct call *call, const void *request, struct rdt_e
     enum rdt_status status = RDT_OK;
 
     if (message->ref)
-        status = call_ref(message->ref, &ref, err);
+        status = call_object_ref(message->ref, &ref, err);
     else if (message->transfer == 0)
         status = rdt_error_set(err, RDT_INVALID, "explain needs a transfer or a ref");
     if (status == RDT_OK)

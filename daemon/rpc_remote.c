@@ -14,7 +14,7 @@
 static bool served_for_peers(uint32_t type)
 {
     return type == RDT_MSG_FREE || type == RDT_MSG_WAIT || type == RDT_MSG_WAIT_FREED || type == RDT_MSG_STAT ||
-           type == RDT_MSG_EXPLAIN;
+           type == RDT_MSG_EXPLAIN || type == RDT_MSG_PUBLISH || type == RDT_MSG_UNPUBLISH;
 }
 
 /* ---- asking ---- */
@@ -124,6 +124,8 @@ static const ProtobufCMessageDescriptor *reply_type(uint16_t type)
         return &rdt__pb__object_info__descriptor;
     case RDT_MSG_EXPLAIN:
         return &rdt__pb__list_reply__descriptor;
+    case RDT_MSG_PUBLISH:
+        return &rdt__pb__publish_reply__descriptor;
     default:
         return &rdt__pb__empty__descriptor;
     }

@@ -68,10 +68,10 @@ enum rdt_status rpc_status(struct call *call, const void *request, struct rdt_er
 
 static const char *const visibility[] = {"owner", "tenant", "all"};
 
-static void escape_id(const struct object *object, char *text_p)
+static void escape(const uint8_t *bytes, size_t n, char *text_p)
 {
-    for (size_t i = 0; i < object->id_bytes; i++) {
-        uint8_t c = object_id(object)[i];
+    for (size_t i = 0; i < n; i++) {
+        uint8_t c = bytes[i];
         if (c > ' ' && c < 0x7f && c != '%')
             *text_p++ = (char)c;
         else
@@ -80,15 +80,28 @@ static void escape_id(const struct object *object, char *text_p)
     *text_p = '\0';
 }
 
-static void fill_holders(struct object_view *view, struct object *object)
+static size_t count_names(const struct rpc *rpc, const struct object *object)
 {
-    size_t n = 0, max = (object->producer != NULL) + 1u;
+    struct list *cursor = NULL;
+    size_t n = 0;
+
+    while (names_of_object(rpc->names, object, &cursor))
+        n++;
+    return n;
+}
+
+static void fill_holders(struct object_view *view, const struct rpc *rpc, struct object *object, size_t n_names)
+{
+    size_t n = 0, max = (object->producer != NULL) + 1u + n_names;
+    struct list *cursor = NULL;
+    const struct name *name;
 
     list_for_each (node, object_holders(object))
         max++;
     view->holds = calloc(max, sizeof *view->holds);
     view->hold_list = calloc(max, sizeof *view->hold_list);
-    if (!view->holds || !view->hold_list)
+    view->names = calloc(n_names + 1, sizeof *view->names);
+    if (!view->holds || !view->hold_list || !view->names)
         return;
     if (object->producer) {
         rdt__pb__hold_info__init(&view->holds[n]);
@@ -102,19 +115,29 @@ static void fill_holders(struct object_view *view, struct object *object)
         view->holds[n].kind = (char *)"client";
         view->holds[n++].client = hold->client->id;
     }
+    for (size_t i = 0; (name = names_of_object(rpc->names, object, &cursor)); i++) {
+        rdt__pb__hold_info__init(&view->holds[n]);
+        escape(name_id(name), name->id_bytes, view->names[i]);
+        view->holds[n].kind = (char *)"name";
+        view->holds[n].name = view->names[i];
+        view->holds[n++].version = name->version;
+    }
     for (size_t i = 0; i < n; i++)
         view->hold_list[i] = &view->holds[i];
     view->info.n_holders = n;
     view->info.holders = view->hold_list;
 }
 
-static void fill_why(struct object_view *view, const struct object *object, size_t readers)
+static void fill_why(struct object_view *view, const struct object *object, size_t readers, size_t n_names)
 {
     size_t n = 0;
 
     if (object->producer)
         (void)snprintf(view->why[n++], sizeof view->why[0], "client %llu put it and has not freed it",
                        (unsigned long long)object->producer_id);
+    if (n_names > 0)
+        (void)snprintf(view->why[n++], sizeof view->why[0], "it is the newest version of %zu published name%s", n_names,
+                       n_names == 1 ? "" : "s");
     if (readers > 0)
         (void)snprintf(view->why[n++], sizeof view->why[0], "%zu reader%s on this node", readers, readers == 1 ? "" : "s");
     if (object_peer_holds(object) > 0)
@@ -134,13 +157,13 @@ void object_view_fill(struct object_view *view, const struct rpc *rpc, struct ob
     struct rdt_ref ref;
     Rdt__Pb__ObjectInfo *info = &view->info;
 
-    (void)rpc;
     rdt__pb__object_info__init(info);
     view->holds = NULL;
+    view->names = NULL;
     view->hold_list = NULL;
     object_ref(object, &ref);
     rdt_ref_to_text(&ref, view->ref);
-    escape_id(object, view->id);
+    escape(object_id(object), object->id_bytes, view->id);
     info->ref = view->ref;
     info->id = view->id;
     info->generation = object->generation;
@@ -158,11 +181,11 @@ void object_view_fill(struct object_view *view, const struct rpc *rpc, struct ob
     info->waiters = object_n_waiters(object);
     info->age_ns = (int64_t)(uv_hrtime() - object->since_ns);
     if (with_holders) {
-        size_t readers = 0;
+        size_t readers = 0, n_names = count_names(rpc, object);
         list_for_each (node, object_holders(object))
             readers++;
-        fill_holders(view, object);
-        fill_why(view, object, readers);
+        fill_holders(view, rpc, object, n_names);
+        fill_why(view, object, readers, n_names);
     }
 }
 
@@ -170,6 +193,44 @@ void object_view_fini(struct object_view *view)
 {
     free(view->holds);
     free(view->hold_list);
+    free(view->names);
+}
+
+void name_view_fill(struct name_view *view, const struct name *name)
+{
+    Rdt__Pb__NameInfo *info = &view->info;
+    struct rdt_ref ref;
+
+    rdt__pb__name_info__init(info);
+    view->ref[0] = '\0';
+    escape(name_id(name), name->id_bytes, view->name);
+    info->name = view->name;
+    info->tenant = (char *)name->account->owner.tenant;
+    info->uid = name->account->owner.uid;
+    info->version = name->version;
+    info->ref = view->ref;
+    info->waiters = name->n_waiters;
+    info->visibility = (char *)visibility[name->visibility];
+    info->age_ns = (int64_t)(uv_hrtime() - name->since_ns);
+    if (!name->object)
+        return;
+    object_ref(name->object, &ref);
+    rdt_ref_to_text(&ref, view->ref);
+    info->bytes = name->object->bytes;
+}
+
+/* What is published under the name now, whatever version that is. */
+static enum rdt_status find_named(const struct call *call, const struct rdt_ref *ref, struct object **object_p,
+                                  struct rdt_error *err)
+{
+    struct rdt_ref any = *ref;
+    uint64_t version;
+    enum rdt_status status;
+
+    any.after = 0;
+    status = names_find(call->rpc->names, &any, &call->account->owner, object_p, &version, err);
+    return status == RDT_AGAIN ? rdt_error_set(err, RDT_NOT_FOUND, "nothing is published under the name \"%s\"", ref->id)
+                               : status;
 }
 
 enum rdt_status rpc_stat(struct call *call, const void *request, struct rdt_error *err)
@@ -184,7 +245,10 @@ enum rdt_status rpc_stat(struct call *call, const void *request, struct rdt_erro
         return status;
     if (call_is_remote(call, &ref))
         return call_forward(call, &ref, &message->base, -1, err);
-    status = object_table_find_any(call->rpc->objects, &ref, &call->account->owner, &object, err);
+    if (ref.is_name)
+        status = find_named(call, &ref, &object, err);
+    else
+        status = object_table_find_any(call->rpc->objects, &ref, &call->account->owner, &object, err);
     if (status == RDT_AGAIN && !object)
         return rdt_error_set(err, RDT_NOT_FOUND, "nobody has put object \"%s\"", ref.id);
     if (status != RDT_OK && status != RDT_AGAIN)

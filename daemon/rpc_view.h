@@ -9,9 +9,17 @@ struct object_view {
     char ref[RDT_REF_TEXT_BYTES];
     char id[3 * RDT_MAX_ID_BYTES + 1];
     Rdt__Pb__HoldInfo *holds, **hold_list; /* NULL without holders */
-    char why[4][96], *why_list[4];
+    char (*names)[3 * RDT_MAX_ID_BYTES + 1];
+    char why[5][96], *why_list[5];
 };
 void object_view_fill(struct object_view *view, const struct rpc *rpc, struct object *object, bool with_holders);
 void object_view_fini(struct object_view *view);
+
+struct name_view {
+    Rdt__Pb__NameInfo info;
+    char ref[RDT_REF_TEXT_BYTES];
+    char name[3 * RDT_MAX_ID_BYTES + 1];
+};
+void name_view_fill(struct name_view *view, const struct name *name);
 
 #endif

@@ -156,6 +156,7 @@ void transfer_end(struct transfer *transfer)
     deadline_unset(transfers->deadlines, &transfer->turn);
     transfer_in_leave_question(transfer);
     object_waiter_remove(&transfer->waiter);
+    name_waiter_remove(&transfer->named);
     map_remove_u64(&transfers->by_id, transfer->id);
     list_remove(&transfer->record.link);
     list_remove(&transfer->by_via);
@@ -317,6 +318,7 @@ static void result_init(struct result *result, const struct transfer *transfer, 
     wire_ref_from(ref, &result->ref);
     result->done.ref = &result->ref;
     result->done.transfer = transfer->id;
+    result->done.version = transfer->version;
     result->done.path = (char *)transfer->record.path;
     result->done.elapsed_ns = (int64_t)(uv_hrtime() - transfer->record.began_ns);
     result->done.bytes_moved = transfer->record.bytes_done;

@@ -5,7 +5,7 @@
  *
  * The reader's side (struct transfer):
  *
- *   PARKED  the object is on this node and nobody has put it yet
+ *   PARKED  the object is on this node and nobody has put it yet, or the name has no version above the one that was read
  *   LINK    the object is on another node, whose link is not up yet
  *   QUEUED  another transfer of this node has asked for the same object and has no answer yet (question.h)
  *   ASKED   PULL is sent
@@ -15,7 +15,7 @@
  *
  *   NEW -> LINK or QUEUED -> ASKED -> RESERVE -> MOVE -> ENDED      (another node; with targets it may be MOVE as soon as it is ASKED)
  *   NEW -> RESERVE -> MOVE -> ENDED                       (this node, copy; a share goes from NEW to ENDED)
- *   NEW -> PARKED -> NEW                                  (the id is put)
+ *   NEW -> PARKED -> NEW                                  (the id is put, the name published)
  *   ASKED, RESERVE, MOVE -> ABORT -> ENDED;  NEW, PARKED, LINK, QUEUED -> ENDED
  *
  * Loop thread only.
@@ -28,6 +28,7 @@
 #include "daemon/chunk.h"
 #include "daemon/client.h"
 #include "daemon/deadline.h"
+#include "daemon/names.h"
 #include "daemon/object_table.h"
 #include "daemon/options.h"
 #include "daemon/path.h"
@@ -79,6 +80,7 @@ struct transfers {
     struct deadlines *deadlines;
     struct regions *regions;
     struct object_table *objects;
+    struct names *names;
     struct peers *peers; /* NULL without a peer link */
     uint64_t next_id;
     struct map by_id;     /* struct transfer: ours, not ended */
@@ -130,6 +132,8 @@ struct transfer {
     struct client_wake wake; /* the object has been put: served in its client's turn */
     struct object *woken;    /* held until then */
     struct object *object;   /* held and pinned during a copy */
+    struct name_waiter named;
+    uint64_t version; /* of the name that was asked for */
 
     /* what is moved */
     struct layout *source; /* the object's tensors, sliced; other node: shapes only */

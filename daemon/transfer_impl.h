@@ -97,6 +97,8 @@ struct outgoing {
     uint64_t inline_max_bytes;
     struct deadline deadline; /* of the reader; while ABORT: the grace time */
     struct object_waiter waiter;
+    struct name_waiter named;
+    uint64_t version;      /* of the name that was asked for */
     struct object *object; /* held; pinned from PREPARE on */
     bool pinned;
     struct layout *source, *packed;

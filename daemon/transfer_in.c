@@ -150,6 +150,8 @@ static enum rdt_status read_meta(struct transfer *transfer, const Rdt__Pb__PullM
 
     if (status == RDT_OK && transfer->ref.generation != 0 && ref.generation != transfer->ref.generation)
         status = rdt_error_set(err, RDT_PROTOCOL, "the answer is about another object");
+    if (status == RDT_OK && (ref.is_name || (transfer->ref.is_name && meta->version <= transfer->ref.after)))
+        status = rdt_error_set(err, RDT_PROTOCOL, "the answer is no later version of the name");
     if (status == RDT_OK)
         status = layout_from_wire(meta->tensors, &transfer->source, err);
     if (status == RDT_OK && transfer->target) /* before anything of an early start is believed */
@@ -179,6 +181,7 @@ static enum rdt_status read_meta(struct transfer *transfer, const Rdt__Pb__PullM
     }
     memcpy(ref.node, transfer->peer->peer->uuid, sizeof ref.node);
     transfer->ref = ref;
+    transfer->version = meta->version;
     transfer->record.ref = ref;
     transfer->record.bytes = transfer->stream_bytes;
     transfer->contiguous = meta->contiguous;

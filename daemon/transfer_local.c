@@ -284,13 +284,51 @@ static void on_put(struct object_waiter *waiter, struct object *object)
     client_wake(transfer->client, &transfer->wake);
 }
 
+static void on_published(struct name_waiter *waiter, struct object *object, uint64_t version, const struct rdt_error *err)
+{
+    struct transfer *transfer = (struct transfer *)((char *)waiter - offsetof(struct transfer, named));
+
+    transfer_set_state(transfer, TRANSFER_NEW);
+    transfer->version = version;
+    if (object)
+        serve(transfer, object);
+    else
+        transfer_fail_err(transfer, err);
+}
+
+static void start_named(struct transfer *transfer)
+{
+    struct names *names = transfer->transfers->names;
+    struct rdt_error err = {0};
+    struct object *object;
+    enum rdt_status status = names_find(names, &transfer->ref, &transfer->account->owner, &object, &transfer->version, &err);
+
+    if (status == RDT_AGAIN) {
+        transfer->named.on_event = on_published;
+        status = names_wait(names, &transfer->ref, &transfer->account->owner, &transfer->named, &err);
+        if (status == RDT_OK) {
+            transfer_set_state(transfer, TRANSFER_PARKED);
+            return;
+        }
+    }
+    if (status == RDT_OK)
+        serve(transfer, object);
+    else
+        transfer_fail_err(transfer, &err);
+}
+
 void transfer_local_start(struct transfer *transfer)
 {
     struct object_table *objects = transfer->transfers->objects;
     struct rdt_error err = {0};
     struct object *object;
-    enum rdt_status status = object_table_find(objects, &transfer->ref, &transfer->account->owner, &object, &err);
+    enum rdt_status status;
 
+    if (transfer->ref.is_name) {
+        start_named(transfer);
+        return;
+    }
+    status = object_table_find(objects, &transfer->ref, &transfer->account->owner, &object, &err);
     if (status == RDT_AGAIN) {
         transfer->waiter.on_event = on_put;
         status = object_table_wait(objects, &transfer->ref, &transfer->account->owner, &transfer->waiter, &err);

@@ -40,6 +40,7 @@ void outgoing_end(struct outgoing *out)
     record_finish(transfers, &out->record, out->record.error[0] ? "failed" : "done", NULL);
     deadline_unset(transfers->deadlines, &out->deadline);
     object_waiter_remove(&out->waiter);
+    name_waiter_remove(&out->named);
     if (map_get_u64(&out->work->outgoing, out->number) == out)
         map_remove_u64(&out->work->outgoing, out->number);
     list_remove(&out->record.link);
@@ -253,6 +254,7 @@ static void answer(struct outgoing *out, struct object *object)
     layout_to_wire(out->packed, false, &tensors);
     meta.transfer = out->number;
     meta.ref = &ref;
+    meta.version = out->version;
     meta.metadata = (ProtobufCBinaryData){object->metadata_bytes, (uint8_t *)object_metadata(object)};
     meta.tensors = &tensors;
     meta.bytes = out->stream_bytes;
@@ -289,6 +291,32 @@ static void on_put(struct object_waiter *waiter, struct object *object)
         return;
     }
     answer(out, object);
+}
+
+static void on_published(struct name_waiter *waiter, struct object *object, uint64_t version, const struct rdt_error *err)
+{
+    struct outgoing *out = (struct outgoing *)((char *)waiter - offsetof(struct outgoing, named));
+
+    out->version = version;
+    if (object)
+        answer(out, object);
+    else
+        fail_parked(out, err);
+}
+
+/* The object that is asked for now, by its own ref or as the newest version of a name; AGAIN: it is waited for. */
+static enum rdt_status find_object(struct transfers *transfers, const struct rdt_ref *ref, const struct owner *requester,
+                                   struct object **object_p, uint64_t *version_p, struct rdt_error *err)
+{
+    *version_p = 0;
+    return ref->is_name ? names_find(transfers->names, ref, requester, object_p, version_p, err)
+                        : object_table_find(transfers->objects, ref, requester, object_p, err);
+}
+
+static enum rdt_status park(struct outgoing *out, struct rdt_error *err)
+{
+    return out->ref.is_name ? names_wait(out->transfers->names, &out->ref, &out->account->owner, &out->named, err)
+                            : object_table_wait(out->transfers->objects, &out->ref, &out->account->owner, &out->waiter, err);
 }
 
 bool transfers_believe(const struct transfers *transfers, const Rdt__Pb__Requester *requester, struct owner *owner_p,
@@ -330,6 +358,7 @@ static struct outgoing *outgoing_new(struct peer_work *work, const Rdt__Pb__Pull
                                 : transfers->options->inline_max_bytes;
     out->deadline.on_passed = on_deadline;
     out->waiter.on_event = on_put;
+    out->named.on_event = on_published;
     list_init(&out->by_via);
     list_init(&out->in_turn);
     sm_init(&out->sm, states, sizeof states / sizeof states[0], OUTGOING_PARKED);
@@ -375,6 +404,7 @@ enum rdt_status outgoing_on_pull(struct peer_work *work, const Rdt__Pb__Pull *pu
     struct object *object;
     struct outgoing *out;
     struct rdt_ref ref;
+    uint64_t version;
     enum rdt_status status;
 
     if (map_get_u64(&work->outgoing, pull->transfer))
@@ -386,7 +416,7 @@ enum rdt_status outgoing_on_pull(struct peer_work *work, const Rdt__Pb__Pull *pu
     if (status == RDT_OK && map_count(&work->outgoing) >= MAX_PULLS)
         status = rdt_error_set(&why, RDT_LIMIT, "node %s has %u transfers under way from here", work->peer->name, MAX_PULLS);
     if (status == RDT_OK)
-        status = object_table_find(transfers->objects, &ref, &requester, &object, &why);
+        status = find_object(transfers, &ref, &requester, &object, &version, &why);
     if (status == RDT_AGAIN && transfers->refuse_parked)
         status =
             rdt_error_set(&why, RDT_SHUTTING_DOWN, "object \"%s\" cannot be put any more: its daemon is shutting down", ref.id);
@@ -401,8 +431,9 @@ enum rdt_status outgoing_on_pull(struct peer_work *work, const Rdt__Pb__Pull *pu
         return RDT_OK;
     }
     if (status == RDT_OK) {
+        out->version = version;
         answer(out, object);
-    } else if (object_table_wait(transfers->objects, &ref, &requester, &out->waiter, &why) != RDT_OK) {
+    } else if (park(out, &why) != RDT_OK) {
         send_meta_error(work, pull->transfer, &why);
         outgoing_end(out);
     }

@@ -20,7 +20,9 @@
     X(14, CANCEL_REQUEST, cancel_request, empty) \
     X(15, STAT, stat, object_info)               \
     X(16, LIST, list, list_reply)                \
-    X(17, EXPLAIN, explain, list_reply)
+    X(17, EXPLAIN, explain, list_reply)          \
+    X(18, PUBLISH, publish, publish_reply)       \
+    X(19, UNPUBLISH, unpublish, empty)
 
 enum rdt_message {
 #define X(number, name, request, reply) RDT_MSG_##name = (number),

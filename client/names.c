@@ -1,0 +1,89 @@
+/* rdt_publish and rdt_unpublish. */
+#include <string.h>
+
+#include "call.h"
+#include "connection.h"
+#include "options.h"
+#include "proto/wire_limits.h"
+#include "proto/wire_ref.h"
+#include "rdt.pb-c.h"
+
+static enum rdt_status check(const rdt *conn, const struct rdt_ref *ref, struct rdt_error *err)
+{
+    enum rdt_status status = connection_check(conn, err);
+
+    if (status == RDT_OK && !ref)
+        status = rdt_error_set(err, RDT_INVALID, "the ref is NULL");
+    if (status == RDT_OK && (ref->id_bytes == 0 || ref->id_bytes > RDT_MAX_ID_BYTES))
+        status = rdt_error_set(err, RDT_INVALID, "the ref's id has %u bytes, not 1 to %u", ref->id_bytes, RDT_MAX_ID_BYTES);
+    if (status == RDT_OK)
+        status = options_check_text(ref->tenant, sizeof ref->tenant - 1, "the ref's tenant", err);
+    return status == RDT_OK ? options_check_text(ref->address, sizeof ref->address - 1, "the ref's address", err) : status;
+}
+
+/* Where the name is and whose: as the object's ref says, and what it leaves open is this session's own. */
+static enum rdt_status name_ref(const rdt *conn, const char *name, const struct rdt_ref *object, struct rdt_ref *ref_p,
+                                struct rdt_error *err)
+{
+    static const uint8_t here[sizeof object->node];
+    struct rdt_ref near = *object;
+
+    if (memcmp(near.node, here, sizeof here) == 0) {
+        memcpy(near.node, conn->node.node, sizeof near.node);
+        memcpy(near.address, conn->node.address, sizeof near.address);
+    }
+    if (near.any_owner) {
+        near.any_owner = 0;
+        near.uid = conn->node.uid;
+        memcpy(near.tenant, conn->node.tenant, sizeof near.tenant);
+    }
+    return rdt_ref_from_name(name, 0, &near, ref_p, err);
+}
+
+enum rdt_status rdt_publish(rdt *conn, const char *name, const struct rdt_ref *object, const struct rdt_publish_options *options,
+                            uint64_t *version_p, struct rdt_error *err)
+{
+    Rdt__Pb__Publish request = RDT__PB__PUBLISH__INIT;
+    Rdt__Pb__Ref message;
+    struct rdt_publish_options own;
+    struct rdt_ref ref;
+    ProtobufCMessage *reply;
+    enum rdt_status status = check(conn, object, err);
+
+    if (status == RDT_OK)
+        status = options_copy(&own, sizeof own, options, err);
+    if (status == RDT_OK)
+        status = name_ref(conn, name, object, &ref, err);
+    if (status == RDT_OK && (unsigned)own.visibility > RDT_VISIBLE_TO_ALL)
+        status = rdt_error_set(err, RDT_INVALID, "visibility %d is unknown", (int)own.visibility);
+    if (status != RDT_OK)
+        return status;
+    wire_ref_from(object, &message);
+    request.name = (ProtobufCBinaryData){ref.id_bytes, (uint8_t *)ref.id};
+    request.ref = &message;
+    request.visibility = (Rdt__Pb__Visibility)own.visibility;
+    status = call(conn, RDT_MSG_PUBLISH, &request.base, &rdt__pb__publish_reply__descriptor, CALL_TIMEOUT_NS, &reply, err);
+    if (status != RDT_OK)
+        return status;
+    if (version_p)
+        *version_p = ((const Rdt__Pb__PublishReply *)reply)->version;
+    if (own.name_ref)
+        *own.name_ref = ref;
+    protobuf_c_message_free_unpacked(reply, NULL);
+    return RDT_OK;
+}
+
+enum rdt_status rdt_unpublish(rdt *conn, const struct rdt_ref *name, struct rdt_error *err)
+{
+    Rdt__Pb__Unpublish request = RDT__PB__UNPUBLISH__INIT;
+    Rdt__Pb__Ref message;
+    enum rdt_status status = check(conn, name, err);
+
+    if (status == RDT_OK && !name->is_name)
+        status = rdt_error_set(err, RDT_INVALID, "this is the ref of an object, not of a name: rdt_ref_from_name makes one");
+    if (status != RDT_OK)
+        return status;
+    wire_ref_from(name, &message);
+    request.name = &message;
+    return call(conn, RDT_MSG_UNPUBLISH, &request.base, &rdt__pb__empty__descriptor, CALL_TIMEOUT_NS, NULL, err);
+}
