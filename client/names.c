@@ -40,8 +40,8 @@ static enum rdt_status name_ref(const rdt *conn, const char *name, const struct 
     return rdt_ref_from_name(name, 0, &near, ref_p, err);
 }
 
-enum rdt_status rdt_publish(rdt *conn, const char *name, const struct rdt_ref *object, const struct rdt_publish_options *options,
-                            uint64_t *version_p, struct rdt_error *err)
+enum rdt_status rdt_publish(rdt *conn, const char *name, const struct rdt_ref *object,
+                            const struct rdt_publish_options *options, uint64_t *version_p, struct rdt_error *err)
 {
     Rdt__Pb__Publish request = RDT__PB__PUBLISH__INIT;
     Rdt__Pb__Ref message;

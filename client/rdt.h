@@ -249,8 +249,9 @@ void rdt_release(rdt_object *object);
 
 struct rdt_publish_options {
     size_t struct_size;
-    enum rdt_visibility visibility; /* who may fetch by the name: the same in each publish of a name, not wider than the object's */
-    struct rdt_ref *name_ref;       /* NULL, or receives a ref of the name that is good on every node, of any version (after is 0) */
+    enum rdt_visibility
+        visibility;           /* who may fetch by the name: the same in each publish of a name, not wider than the object's */
+    struct rdt_ref *name_ref; /* NULL, or receives a ref of the name that is good on every node, of any version (after is 0) */
 };
 
 /* Makes the object the next version of the name; *version_p, may be NULL, is which: they grow by one, from 1 on, and none is given

@@ -19,7 +19,8 @@ struct object_table {
     uint64_t max_objects;
     uint64_t tombstones[TOMBSTONES]; /* generations whose producer died, a ring */
     unsigned next_tombstone;
-    void (*on_forced)(void *arg, struct object *object); /* freed by force: who holds it for later readers lets go. NULL: nobody */
+    void (*on_forced)(void *arg,
+                      struct object *object); /* freed by force: who holds it for later readers lets go. NULL: nobody */
     void *arg;
 };
 

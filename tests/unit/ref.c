@@ -336,8 +336,8 @@ Test(ref, name_is_not_the_object_of_that_id)
 
 Test(ref, packed_object_is_as_it_always_was)
 {
-    static const uint8_t old[] = {1, 9, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 7, 0,
-                                  0, 0, 0, 0, 0, 0, 0xe8, 3, 0, 0, 0, 1, 0, 0, 'x'};
+    static const uint8_t old[] = {1, 9, 0, 0, 0, 0, 0, 0, 0,    0, 0, 0, 0, 0, 0, 0, 0,
+                                  7, 0, 0, 0, 0, 0, 0, 0, 0xe8, 3, 0, 0, 0, 1, 0, 0, 'x'};
     struct rdt_ref ref;
     uint8_t packed[RDT_REF_PACKED_BYTES];
 
