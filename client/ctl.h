@@ -106,6 +106,10 @@ void ctl_reply_free(ProtobufCMessage *reply);
 /* A ref from the command line; RDT_INVALID says what is wrong with it. */
 enum rdt_status ctl_ref(const char *text, struct rdt_ref *ref_p, struct rdt_error *err);
 
+/* What REF, or --name NAME and --after N in its place, mean; NULL or CTL_NO_VERSION: not given. CTL_GO or CTL_USAGE. */
+#define CTL_NO_VERSION UINT64_MAX
+int ctl_ref_or_name(struct ctl *ctl, const char *text, const char *name, uint64_t after, struct rdt_ref *ref_p);
+
 /* The object's id out of a ref's text, for people; text itself if it is no ref. text_p has `size` bytes. */
 const char *ctl_id_of(const char *text, char *text_p, size_t size);
 

@@ -18,5 +18,8 @@ int ctl_put(struct ctl *ctl, int argc, char **argv);
 int ctl_fetch(struct ctl *ctl, int argc, char **argv);
 int ctl_wait(struct ctl *ctl, int argc, char **argv);
 int ctl_free(struct ctl *ctl, int argc, char **argv);
+int ctl_publish(struct ctl *ctl, int argc, char **argv);
+int ctl_unpublish(struct ctl *ctl, int argc, char **argv);
+int ctl_names(struct ctl *ctl, int argc, char **argv);
 
 #endif

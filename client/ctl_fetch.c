@@ -327,14 +327,16 @@ static int report(struct ctl *ctl, const struct fetch *fetch)
     rdt_object_info(fetch->object, &info);
     if (ctl->json) {
         rdt_ref_to_text(&info.ref, text);
-        return ctl_print_json(json_pack("{s:s, s:o, s:o, s:o, s:o, s:I, s:I, s:o, s:b}", "ref", text, "file",
-                                        ctl_json_text(fetch->output), "path", ctl_json_text(info.path), "transfer",
-                                        ctl_json_u64(info.transfer), "bytes_moved", ctl_json_u64(info.bytes_moved),
-                                        "elapsed_ns", (json_int_t)info.elapsed_ns, "tensors", (json_int_t)fetch->count, "bytes",
-                                        ctl_json_u64(fetch->bytes), "named", fetch->named));
+        return ctl_print_json(json_pack("{s:s, s:o, s:o, s:o, s:o, s:o, s:I, s:I, s:o, s:b}", "ref", text, "version",
+                                        ctl_json_u64(info.version), "file", ctl_json_text(fetch->output), "path",
+                                        ctl_json_text(info.path), "transfer", ctl_json_u64(info.transfer), "bytes_moved",
+                                        ctl_json_u64(info.bytes_moved), "elapsed_ns", (json_int_t)info.elapsed_ns, "tensors",
+                                        (json_int_t)fetch->count, "bytes", ctl_json_u64(fetch->bytes), "named", fetch->named));
     }
     if (ctl->quiet)
         return CTL_OK;
+    if (info.version)
+        printf("version %" PRIu64 " of %s, ", info.version, ctl_plain(fetch->ref.id, id, sizeof id));
     printf("%s: %zu tensors, %s by %s", ctl_plain(info.ref.id, id, sizeof id), fetch->count,
            ctl_human_bytes(fetch->bytes, bytes), info.path);
     if (info.bytes_moved)
@@ -349,7 +351,11 @@ static int report(struct ctl *ctl, const struct fetch *fetch)
 int ctl_fetch(struct ctl *ctl, int argc, char **argv)
 {
     struct fetch fetch = {.signals = -1};
+    const char *name = NULL;
+    uint64_t after = CTL_NO_VERSION;
     const struct ctl_option options[] = {
+        {0, "name", CTL_TEXT, "NAME", "the newest version of what is published here under that name", &name},
+        {0, "after", CTL_NUMBER, "N", "of a name: a version above N, waiting for it (0)", &after},
         {'o', "output", CTL_TEXT, "FILE", "where to write it (needed)", &fetch.output},
         {0, "mode", CTL_CHOICE, "auto|share|copy", "share memory on this node, or copy (auto: share if possible)", &fetch.mode},
         {0, "transport", CTL_TEXT, "NAME", "only by this one", &fetch.transport},
@@ -359,7 +365,7 @@ int ctl_fetch(struct ctl *ctl, int argc, char **argv)
     };
     struct rdt_error err = {0};
     char **operands;
-    int code = ctl_parse(ctl, options, argc, argv, 1, 1, &operands, NULL);
+    int count, code = ctl_parse(ctl, options, argc, argv, 0, 1, &operands, &count);
 
     if (code != CTL_GO)
         return code;
@@ -367,8 +373,9 @@ int ctl_fetch(struct ctl *ctl, int argc, char **argv)
         return ctl_usage_error(ctl, "needs -o FILE");
     if (strcmp(fetch.output, "-") == 0)
         return ctl_usage_error(ctl, "-o needs a file, not the standard output (./- is a file of that name)");
-    if (ctl_ref(operands[0], &fetch.ref, &err))
-        return ctl_usage_error(ctl, "%s", err.msg);
+    code = ctl_ref_or_name(ctl, count ? operands[0] : NULL, name, after, &fetch.ref);
+    if (code != CTL_GO)
+        return code;
     if (ctl_connect(ctl, &err) || (fetch.signals = ctl_signals(&err)) < 0 || fetch_file(ctl, &fetch, &err))
         code = ctl_fail(ctl, &err);
     else

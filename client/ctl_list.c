@@ -1,4 +1,4 @@
-/* rdtctl objects, regions, clients, peers, backends, transfers: the pages of one LIST, as a table or as {"objects": [...]}. */
+/* rdtctl objects, regions, clients, names, peers, backends, transfers: the pages of one LIST, as a table or as {"objects": [...]}. */
 #include <inttypes.h>
 #include <stdio.h>
 #include <string.h>
@@ -103,6 +103,26 @@ static void add_client(struct ctl_table *table, const ProtobufCMessage *row)
     ctl_table_add(table, "%" PRIu32, c->requests);
     ctl_table_add(table, "%s", ctl_human_bytes(c->queued_bytes, text));
     ctl_table_add(table, "%s", ctl_human_duration(c->age_ns, text));
+}
+
+static const struct ctl_column name_columns[] = {
+    {"NAME", false}, {"VERSION", true}, {"OWNER", false}, {"VISIBLE TO", false},
+    {"BYTES", true}, {"WAITS", true},   {"AGE", true},    {"OBJECT", false},
+};
+
+static void add_name(struct ctl_table *table, const ProtobufCMessage *row)
+{
+    const Rdt__Pb__NameInfo *n = (const Rdt__Pb__NameInfo *)row;
+    char text[CTL_HUMAN_BYTES], word[160];
+
+    ctl_table_add(table, "%s", ctl_plain(n->name, word, sizeof word));
+    ctl_table_add(table, "%" PRIu64, n->version);
+    add_owner(table, n->tenant, n->uid);
+    ctl_table_add(table, "%s", n->visibility);
+    ctl_table_add(table, "%s", ctl_human_bytes(n->bytes, text));
+    ctl_table_add(table, "%" PRIu32, n->waiters);
+    ctl_table_add(table, "%s", ctl_human_duration(n->age_ns, text));
+    ctl_table_add(table, "%s", *n->ref ? ctl_id_of(n->ref, word, sizeof word) : "");
 }
 
 static const struct ctl_column peer_columns[] = {
@@ -270,6 +290,25 @@ int ctl_objects(struct ctl *ctl, int argc, char **argv)
         request.state = (char *)states[state];
     request.id_prefix = (char *)prefix;
     request.client = client;
+    return show(ctl, &view, &request, limit);
+}
+
+int ctl_names(struct ctl *ctl, int argc, char **argv)
+{
+    static const struct view view = {RDT__PB__LIST_KIND__LIST_KIND_NAMES, "names", COLUMNS(name_columns), add_name, "no names"};
+    Rdt__Pb__List request = RDT__PB__LIST__INIT;
+    const char *prefix = "";
+    uint64_t limit = 0;
+    const struct ctl_option options[] = {
+        {0, "prefix", CTL_TEXT, "TEXT", "only names that begin so", &prefix},
+        {0, "limit", CTL_NUMBER, "N", "at most so many", &limit},
+        {0},
+    };
+    int code = ctl_parse(ctl, options, argc, argv, 0, 0, NULL, NULL);
+
+    if (code != CTL_GO)
+        return code;
+    request.id_prefix = (char *)prefix;
     return show(ctl, &view, &request, limit);
 }
 

@@ -24,7 +24,8 @@
 
 struct put {
     const char *path, *id, *transport;
-    int visibility; /* enum rdt_visibility */
+    const char *publish; /* a name; NULL: none */
+    int visibility;      /* enum rdt_visibility */
     int64_t for_ns;
     int fd, signals;
     struct safetensors *safetensors; /* NULL: it is an npy file */
@@ -32,7 +33,8 @@ struct put {
     size_t count;
     uint64_t first, bytes; /* of the tensors, in the file */
     char *data;            /* the daemon's memory; NULL if there are no bytes */
-    struct rdt_ref ref;
+    struct rdt_ref ref, name_ref;
+    uint64_t version; /* of the name */
 };
 
 static enum rdt_status read_data(struct ctl *ctl, struct put *put, struct rdt_error *err)
@@ -109,6 +111,13 @@ static enum rdt_status put_object(struct ctl *ctl, struct put *put, struct rdt_e
         options.timeout_ns = options.timeout_ns ? 0 : 1;
     status = rdt_put(ctl->rdt, tensors, put->count, &options, &put->ref, err);
     free(tensors);
+    if (status == RDT_OK && put->publish) {
+        struct rdt_publish_options publish = RDT_INIT(publish);
+
+        publish.visibility = options.visibility;
+        publish.name_ref = &put->name_ref;
+        status = rdt_publish(ctl->rdt, put->publish, &put->ref, &publish, &put->version, err);
+    }
     return status;
 }
 
@@ -177,16 +186,19 @@ static enum rdt_status start(struct ctl *ctl, struct put *put, struct rdt_error 
 
 static int announce(struct ctl *ctl, const struct put *put)
 {
-    char text[RDT_REF_TEXT_BYTES], bytes[CTL_HUMAN_BYTES], lease[CTL_HUMAN_BYTES];
+    char text[RDT_REF_TEXT_BYTES], bytes[CTL_HUMAN_BYTES], lease[CTL_HUMAN_BYTES], name[160];
 
-    rdt_ref_to_text(&put->ref, text);
+    rdt_ref_to_text(put->publish ? &put->name_ref : &put->ref, text);
     if (ctl->json) {
-        ctl_print_json(json_pack("{s:s, s:o, s:I, s:I}", "ref", text, "file", ctl_json_text(put->path), "tensors",
-                                 (json_int_t)put->count, "bytes", (json_int_t)put->bytes));
+        ctl_print_json(json_pack("{s:s, s:o, s:o, s:I, s:I}", "ref", text, "version", ctl_json_u64(put->version), "file",
+                                 ctl_json_text(put->path), "tensors", (json_int_t)put->count, "bytes", (json_int_t)put->bytes));
     } else {
         puts(text);
     }
-    if (!ctl->quiet && !ctl->json) {
+    if (!ctl->quiet && !ctl->json && put->publish) {
+        fprintf(stderr, "%zu tensors, %s: version %" PRIu64 " of %s\n", put->count, ctl_human_bytes(put->bytes, bytes),
+                put->version, ctl_plain(put->publish, name, sizeof name));
+    } else if (!ctl->quiet && !ctl->json) {
         fprintf(stderr, "%zu tensors, %s; held ", put->count, ctl_human_bytes(put->bytes, bytes));
         if (put->for_ns >= 0)
             fprintf(stderr, "for %s\n", ctl_human_duration(put->for_ns, lease));
@@ -228,6 +240,8 @@ int ctl_put(struct ctl *ctl, int argc, char **argv)
         {0, "id", CTL_TEXT, "ID", "the object's id (generated)", &put.id},
         {0, "visibility", CTL_CHOICE, "owner|tenant|all", "who else may fetch it (owner)", &put.visibility},
         {0, "transport", CTL_TEXT, "NAME", "preferred between nodes", &put.transport},
+        {0, "publish", CTL_TEXT, "NAME", "make it the next version of that name, which holds it when this command has ended",
+         &put.publish},
         {0, "for", CTL_DURATION, "TIME", "hold the object that long", &put.for_ns},
         {0, "hold", CTL_FLAG, NULL, "hold it until SIGINT or SIGTERM (this is what happens without --for)", &explicit_hold},
         {0},
@@ -240,12 +254,14 @@ int ctl_put(struct ctl *ctl, int argc, char **argv)
         return code;
     if (explicit_hold && put.for_ns >= 0)
         return ctl_usage_error(ctl, "--hold and --for exclude each other");
+    if (put.publish && (explicit_hold || put.for_ns >= 0))
+        return ctl_usage_error(ctl, "--publish ends at once: the name holds the object, not this command");
     put.path = operands[0];
     if (start(ctl, &put, &err)) {
         code = ctl_fail(ctl, &err);
     } else {
         code = announce(ctl, &put);
-        if (code == CTL_OK && hold(ctl, &put, &err))
+        if (code == CTL_OK && !put.publish && hold(ctl, &put, &err))
             code = ctl_fail(ctl, &err);
     }
     safetensors_destroy(put.safetensors);

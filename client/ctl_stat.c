@@ -18,6 +18,10 @@ static void print_holder(const Rdt__Pb__HoldInfo *h)
         printf(" of client %" PRIu64, h->client);
     if (*h->peer)
         printf(" of node %s", ctl_plain(h->peer, peer, sizeof peer));
+    if (*h->name) {
+        printf(", version %" PRIu64 " of ", h->version);
+        ctl_print_plain(h->name, stdout);
+    }
     putchar('\n');
 }
 
@@ -54,13 +58,18 @@ int ctl_stat(struct ctl *ctl, int argc, char **argv)
     ProtobufCMessage *reply;
     struct rdt_error err = {0};
     struct rdt_ref ref;
+    const char *name = NULL;
+    const struct ctl_option options[] = {
+        {0, "name", CTL_TEXT, "NAME", "the newest version of what is published here under that name", &name},
+        {0},
+    };
     char **operands;
-    int code = ctl_parse(ctl, NULL, argc, argv, 1, 1, &operands, NULL);
+    int count, code = ctl_parse(ctl, options, argc, argv, 0, 1, &operands, &count);
 
+    if (code == CTL_GO)
+        code = ctl_ref_or_name(ctl, count ? operands[0] : NULL, name, CTL_NO_VERSION, &ref);
     if (code != CTL_GO)
         return code;
-    if (ctl_ref(operands[0], &ref, &err))
-        return ctl_usage_error(ctl, "%s", err.msg);
     wire_ref_from(&ref, &ref_msg);
     request.ref = &ref_msg;
     if (ctl_call(ctl, RDT_MSG_STAT, &request.base, &rdt__pb__object_info__descriptor, &reply, &err))

@@ -12,21 +12,29 @@ int ctl_wait(struct ctl *ctl, int argc, char **argv)
     char id[160], text[CTL_HUMAN_BYTES];
     struct rdt_error err = {0};
     struct rdt_ref ref;
+    const char *name = NULL, *what;
+    uint64_t after = CTL_NO_VERSION;
+    const struct ctl_option options[] = {
+        {0, "name", CTL_TEXT, "NAME", "for a version of what is published here under that name", &name},
+        {0, "after", CTL_NUMBER, "N", "of a name: for a version above N (0)", &after},
+        {0},
+    };
     char **operands;
     int64_t started = ctl_now_ns(), took;
-    int code = ctl_parse(ctl, NULL, argc, argv, 1, 1, &operands, NULL);
+    int count, code = ctl_parse(ctl, options, argc, argv, 0, 1, &operands, &count);
 
+    if (code == CTL_GO)
+        code = ctl_ref_or_name(ctl, count ? operands[0] : NULL, name, after, &ref);
     if (code != CTL_GO)
         return code;
-    if (ctl_ref(operands[0], &ref, &err))
-        return ctl_usage_error(ctl, "%s", err.msg);
+    what = name ? name : operands[0];
     if (ctl_connect(ctl, &err) || rdt_wait_put(ctl->rdt, &ref, ctl_timeout(ctl, RDT_FOREVER), &err))
         return ctl_fail(ctl, &err);
     took = ctl_now_ns() - started;
     if (ctl->json)
         return ctl_print_json(
-            json_pack("{s:o, s:b, s:I}", "ref", ctl_json_text(operands[0]), "put", 1, "waited_ns", (json_int_t)took));
+            json_pack("{s:o, s:b, s:I}", "ref", ctl_json_text(what), "put", 1, "waited_ns", (json_int_t)took));
     if (!ctl->quiet)
-        printf("%s is there (waited %s)\n", ctl_id_of(operands[0], id, sizeof id), ctl_human_duration(took, text));
+        printf("%s is there (waited %s)\n", ctl_id_of(what, id, sizeof id), ctl_human_duration(took, text));
     return CTL_OK;
 }

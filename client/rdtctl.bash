@@ -29,6 +29,8 @@ _rdtctl() {
     fi
     if [[ $prev == --* && -n $command ]]; then # a word list behind an option: a|b|c
         words=$(rdtctl "$command" --help 2>/dev/null | sed -n "s/^ .* $prev \([a-z]*|[a-z|]*\) .*/\1/p")
+        [[ $prev == --name || $prev == --publish ]] &&
+            words=$(_rdtctl_ids names name --limit 200 ${cur:+--prefix "$cur"} "${socket[@]}")
         [[ $prev == --transport ]] && words=$(_rdtctl_ids backends name "${socket[@]}")
         if [[ -n $words ]]; then
             mapfile -t COMPREPLY < <(compgen -W "${words//|/ }" -- "$cur")
@@ -43,6 +45,14 @@ _rdtctl() {
     else
         case $command in
         stat | fetch | wait | free) words=$(_rdtctl_ids objects id --limit 200 ${cur:+--prefix "$cur"} "${socket[@]}") ;;
+        unpublish) words=$(_rdtctl_ids names name --limit 200 ${cur:+--prefix "$cur"} "${socket[@]}") ;;
+        publish)
+            if [[ $prev == publish ]]; then
+                words=$(_rdtctl_ids names name --limit 200 ${cur:+--prefix "$cur"} "${socket[@]}")
+            else
+                words=$(_rdtctl_ids objects id --limit 200 ${cur:+--prefix "$cur"} "${socket[@]}")
+            fi
+            ;;
         explain)
             words=$(_rdtctl_ids objects id --limit 200 ${cur:+--prefix "$cur"} "${socket[@]}"
                     _rdtctl_ids transfers transfer --limit 200 "${socket[@]}")

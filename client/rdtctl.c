@@ -15,20 +15,30 @@ static const struct ctl_command commands[] = {
     {"peers", ctl_peers, "", "other nodes and the links to them", NULL},
     {"backends", ctl_backends, "", "loaded plug-ins: memory kinds and transports", NULL},
     {"transfers", ctl_transfers, "", "moves of objects, those that run and the latest that ended", NULL},
+    {"names", ctl_names, "", "published names and their newest versions", NULL},
     {"explain", ctl_explain, "REF|TRANSFER", "which path a transfer took, which were rejected and why",
      "TRANSFER is the number that `rdtctl fetch` and `rdtctl transfers` show; with a REF, its latest transfers."},
-    {"stat", ctl_stat, "REF", "one object: what it is and what still keeps it", NULL},
+    {"stat", ctl_stat, "REF|--name NAME", "one object: what it is and what still keeps it",
+     "Of a name: the object of its newest version."},
     {"put", ctl_put, "FILE", "offers a safetensors or npy file as an object, while this command runs",
      "Reads the file into the daemon's memory, prints the object's ref and stays in the foreground: the connection is the\n"
      "lease, so the object is freed when the command ends (SIGINT, SIGTERM, or --for). A safetensors file's header travels\n"
      "as the object's metadata; it may have 4 MiB. An npy file is one tensor, in the order that it has in the file."},
-    {"fetch", ctl_fetch, "REF -o FILE", "brings an object here and writes it as a safetensors or npy file",
-     "Waits until somebody puts the object, then until its last byte is here (both within --timeout; without it, for ever).\n"
+    {"fetch", ctl_fetch, "REF|--name NAME -o FILE", "brings an object here and writes it as a safetensors or npy file",
+     "Waits until somebody puts the object, or publishes a version of the name above --after, then until its last byte is "
+     "here\n"
+     "(both within --timeout; without it, for ever).\n"
      "FILE appears whole or not at all, so it is a regular file. A safetensors file that `rdtctl put` offered comes back byte\n"
-     "for byte. Of other objects the tensors are named \"0\", \"1\", ... unless their metadata is a safetensors header that fits them.\n"
+     "for byte. Of other objects the tensors are named \"0\", \"1\", ... unless their metadata is a safetensors header that "
+     "fits them.\n"
      "A FILE whose name ends in .npy becomes an npy file, row-major: the object must be one tensor of a dtype that numpy has."},
-    {"wait", ctl_wait, "REF", "waits until an object is put", "Without --timeout it waits for ever."},
+    {"wait", ctl_wait, "REF|--name NAME", "waits until an object is put, or a name has a version above --after",
+     "Without --timeout it waits for ever."},
     {"free", ctl_free, "REF", "drops the producer's hold, or with --force the object for all later readers", NULL},
+    {"publish", ctl_publish, "NAME REF", "makes an object the next version of a name",
+     "The name is on the object's node and holds the object by itself, until the next version or unpublish. Prints the name's\n"
+     "ref, which is good on every node, and the version. `rdtctl put FILE --publish NAME` does both for a file."},
+    {"unpublish", ctl_unpublish, "NAME|REF", "ends a name: those who wait for its next version are told", NULL},
 };
 #define N_COMMANDS (sizeof commands / sizeof *commands)
 

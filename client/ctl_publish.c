@@ -1,0 +1,63 @@
+/* rdtctl publish and unpublish: names for objects. */
+#include <inttypes.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "ctl.h"
+#include "ctl_commands.h"
+#include "ctl_json.h"
+#include "ctl_table.h"
+
+int ctl_publish(struct ctl *ctl, int argc, char **argv)
+{
+    int visibility = RDT_VISIBLE_TO_OWNER;
+    const struct ctl_option options[] = {
+        {0, "visibility", CTL_CHOICE, "owner|tenant|all",
+         "who else may fetch by the name: at most who may fetch the object (owner)", &visibility},
+        {0},
+    };
+    struct rdt_publish_options publish = RDT_INIT(publish);
+    char text[RDT_REF_TEXT_BYTES], name[160], **operands;
+    struct rdt_error err = {0};
+    struct rdt_ref ref, name_ref;
+    uint64_t version;
+    int code = ctl_parse(ctl, options, argc, argv, 2, 2, &operands, NULL);
+
+    if (code != CTL_GO)
+        return code;
+    if (rdt_ref_from_name(operands[0], 0, NULL, &name_ref, &err) || ctl_ref(operands[1], &ref, &err))
+        return ctl_usage_error(ctl, "%s", err.msg);
+    publish.visibility = (enum rdt_visibility)visibility;
+    publish.name_ref = &name_ref;
+    if (ctl_connect(ctl, &err) || rdt_publish(ctl->rdt, operands[0], &ref, &publish, &version, &err))
+        return ctl_fail(ctl, &err);
+    rdt_ref_to_text(&name_ref, text);
+    if (ctl->json)
+        return ctl_print_json(
+            json_pack("{s:o, s:s, s:o}", "name", ctl_json_text(operands[0]), "ref", text, "version", ctl_json_u64(version)));
+    puts(text);
+    if (!ctl->quiet)
+        fprintf(stderr, "version %" PRIu64 " of %s\n", version, ctl_plain(operands[0], name, sizeof name));
+    return CTL_OK;
+}
+
+int ctl_unpublish(struct ctl *ctl, int argc, char **argv)
+{
+    char name[160], **operands;
+    struct rdt_error err = {0};
+    struct rdt_ref ref;
+    int code = ctl_parse(ctl, NULL, argc, argv, 1, 1, &operands, NULL);
+
+    if (code != CTL_GO)
+        return code;
+    if (strncmp(operands[0], "rdt:", 4) == 0 ? ctl_ref(operands[0], &ref, &err)
+                                             : rdt_ref_from_name(operands[0], 0, NULL, &ref, &err))
+        return ctl_usage_error(ctl, "%s", err.msg);
+    if (ctl_connect(ctl, &err) || rdt_unpublish(ctl->rdt, &ref, &err))
+        return ctl_fail(ctl, &err);
+    if (ctl->json)
+        return ctl_print_json(json_pack("{s:o, s:b}", "name", ctl_json_text(operands[0]), "unpublished", 1));
+    if (!ctl->quiet)
+        printf("%s is unpublished\n", ctl_plain(ref.id, name, sizeof name));
+    return CTL_OK;
+}

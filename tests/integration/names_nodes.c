@@ -1,0 +1,361 @@
+/* Published names across nodes: a trainer and its samplers, waiting over the link, and what a lost link or node means for them. */
+#include <criterion/criterion.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "tests/support/cluster.h"
+
+TestSuite(names_nodes, .timeout = 240);
+
+#define KIB ((size_t)1024)
+#define SAMPLERS 8
+#define STEPS 200u
+#define INLINE_BYTES (4 * KIB)
+#define UCX_BYTES (512 * KIB)
+
+static struct cluster c;
+
+static const char *const link_warnings[] = {"is down: ",
+                                            "is lost: ",
+                                            "refused",
+                                            "connection from",
+                                            "not connected",
+                                            "reset",
+                                            "timed out",
+                                            "no TLS handshake",
+                                            "no answer",
+                                            "unreachable",
+                                            "taken down and rebuilt: ",
+                                            NULL};
+
+static struct rdt_ref name_on(const struct test_node *node, const char *name, uint64_t after)
+{
+    struct rdt_ref near = ref_on(node, "any"), ref = {0};
+
+    must_ok(rdt_ref_from_name(name, after, &near, &ref, &err));
+    return ref;
+}
+
+static uint64_t publish_pattern(rdt *conn, const char *name, size_t bytes, uint32_t seed)
+{
+    uint64_t version = 0;
+    struct rdt_ref ref = put_pattern(conn, NULL, bytes, seed);
+
+    must_ok(rdt_publish(conn, name, &ref, NULL, &version, &err));
+    must_ok(rdt_free(conn, &ref, false, &err));
+    return version;
+}
+
+static uint64_t outgoing_of(const struct test_node *node, const char *state)
+{
+    struct transfer_view views[64];
+    unsigned n = transfers_of(node, views, 64), found = 0;
+
+    for (unsigned i = 0; i < n; i++)
+        found += strcmp(views[i].direction, "out") == 0 && strcmp(views[i].state, state) == 0;
+    return found;
+}
+
+/* ---- a trainer and eight samplers ---- */
+
+struct training {
+    uint32_t first, last; /* steps */
+};
+
+static size_t bytes_of(uint64_t version)
+{
+    return version % 2 ? INLINE_BYTES : UCX_BYTES;
+}
+
+/* Every version is also its pattern's seed and tells its size. */
+static int train(struct actor *self, void *arg)
+{
+    const struct training *training = arg;
+    rdt *conn = node_client(&c.node[0], "trainer");
+    struct node_status status;
+
+    for (uint32_t step = training->first; step <= training->last; step++) {
+        must(publish_pattern(conn, "weights", bytes_of(step), step) == step);
+        node_status(&c.node[0], &status); /* the newest, and one in the hands of each sampler, the slow one and each transfer */
+        must_say(status.objects <= 2 * SAMPLERS + 2, "%llu objects at step %u", (unsigned long long)status.objects, step);
+        must_say(status.memory_bytes <= (2 * SAMPLERS + 2) * UCX_BYTES, "%llu bytes at step %u",
+                 (unsigned long long)status.memory_bytes, step);
+        if (step % 20 == 0) { /* let them keep up now and then: else they see the first and the last */
+            actor_step(self);
+            actor_await(self);
+        }
+    }
+    actor_await(self); /* for ever, or until it may go */
+    rdt_close(conn);
+    return 0;
+}
+
+struct sampling {
+    const struct test_node *node;
+    bool slow;
+};
+
+static int sample(struct actor *self, void *arg)
+{
+    const struct sampling *sampling = arg;
+    rdt *conn = node_client(sampling->node, "sampler");
+    uint64_t version = 0, seen = 0, first = 0;
+    rdt_object *object, *kept = NULL;
+    uint32_t paths = 0;
+
+    while (version < STEPS) {
+        struct rdt_ref ref = name_on(&c.node[0], "weights", version);
+        struct rdt_object_info info;
+        object = fetch_one(conn, &ref, RDT_FETCH_AUTO);
+        info = info_of(object);
+        must_say(info.version > version, "version %llu after %llu", (unsigned long long)info.version,
+                 (unsigned long long)version);
+        version = info.version;
+        must_say(holds_pattern(tensor_of(object, 0).data, bytes_of(version), (uint32_t)version), "the bytes of version %llu",
+                 (unsigned long long)version);
+        paths |= strcmp(info.path, "ucx") == 0 ? 1u : strcmp(info.path, "inline") == 0 ? 2u : 4u;
+        seen++;
+        if (sampling->slow && !kept) {
+            kept = object;
+            first = version;
+        } else {
+            rdt_release(object);
+        }
+        if (version % 20 == 0)
+            actor_send(self, &version, sizeof version);
+    }
+    must_say(seen >= STEPS / 20, "saw %llu versions", (unsigned long long)seen);
+    must(sampling->node == &c.node[0] ? paths == 4u : (paths & 1u) != 0);
+    if (kept) {
+        must(holds_pattern(tensor_of(kept, 0).data, bytes_of(first), (uint32_t)first));
+        rdt_release(kept);
+    }
+    rdt_close(conn);
+    return 0;
+}
+
+/* All samplers have the version; then the trainer goes on. */
+static void keep_up(struct actor *trainer, struct actor *samplers, uint64_t version)
+{
+    uint64_t got;
+
+    actor_await(trainer);
+    for (unsigned i = 0; i < SAMPLERS; i++) {
+        actor_recv(&samplers[i], &got, sizeof got);
+        must(got == version);
+    }
+    actor_step(trainer);
+}
+
+Test(names_nodes, eight_samplers_follow_two_trainers_in_turn)
+{
+    struct training trainings[] = {{1, STEPS / 2}, {STEPS / 2 + 1, STEPS}};
+    struct sampling samplings[SAMPLERS];
+    struct actor trainers[2], samplers[SAMPLERS];
+    struct rdt_ref name;
+    rdt *conn;
+
+    cluster_start(&c, 2, &(struct cluster_options){0});
+    for (unsigned i = 0; i < SAMPLERS; i++) {
+        samplings[i] = (struct sampling){.node = &c.node[i % 2], .slow = i >= SAMPLERS - 2};
+        actor_start(&samplers[i], sample, &samplings[i]);
+    }
+    actor_start(&trainers[0], train, &trainings[0]);
+    for (uint32_t step = 20; step <= STEPS / 2; step += 20)
+        keep_up(&trainers[0], samplers, step);
+    actor_kill(&trainers[0], SIGKILL);
+    actor_start(&trainers[1], train, &trainings[1]);
+    for (uint32_t step = STEPS / 2 + 20; step <= STEPS; step += 20)
+        keep_up(&trainers[1], samplers, step);
+    for (unsigned i = 0; i < SAMPLERS; i++)
+        actor_wait(&samplers[i]);
+    actor_step(&trainers[1]);
+    actor_wait(&trainers[1]);
+    conn = node_client(&c.node[1], "cleaner"); /* the name is there when its trainers are not, for other nodes too */
+    name = name_on(&c.node[0], "weights", 0);
+    must_ok(rdt_unpublish(conn, &name, &err));
+    must_be(RDT_NOT_FOUND, rdt_unpublish(conn, &name, &err));
+    rdt_close(conn);
+    cluster_end(&c, NULL);
+}
+
+/* ---- across the link ---- */
+
+Test(names_nodes, publish_goes_to_the_objects_node)
+{
+    struct rdt_publish_options options = RDT_INIT(options);
+    struct rdt_ref ref, name, here;
+    struct rdt_stat stat;
+    rdt *owner, *reader;
+    uint64_t version;
+    rdt_object *object;
+
+    cluster_start(&c, 2, &(struct cluster_options){.no_ucx = true});
+    owner = node_client(&c.node[0], "owner");
+    reader = node_client(&c.node[1], "reader");
+    ref = put_pattern(owner, "o", INLINE_BYTES, 1);
+    options.name_ref = &name;
+    must_ok(rdt_publish(reader, "weights", &ref, &options, &version, &err));
+    must(version == 1 && memcmp(name.node, c.node[0].uuid_bytes, 16) == 0 && strcmp(name.address, c.node[0].address) == 0);
+    must_ok(rdt_stat(reader, &name, &stat, &err));
+    must(stat.ref.generation == ref.generation && stat.holds == 2);
+    must_ok(rdt_ref_from_name("weights", 0, NULL, &here, &err));
+    must_be(RDT_NOT_FOUND, rdt_stat(reader, &here, &stat, &err)); /* not on the reader's own node */
+    must_ok(rdt_stat(owner, &here, &stat, &err));
+    must_ok(rdt_free(owner, &ref, false, &err));
+    must_ok(rdt_wait_put(reader, &name, LONG, &err));
+    object = fetch_one(reader, &name, RDT_FETCH_AUTO);
+    must(info_of(object).version == 1 && info_of(object).ref.generation == ref.generation);
+    must(memcmp(info_of(object).ref.node, c.node[0].uuid_bytes, 16) == 0);
+    rdt_release(object);
+    ref.generation += 7;
+    must_refuse(RDT_NOT_FOUND, "not known", rdt_publish(reader, "weights", &ref, NULL, NULL, &err));
+    must_refuse(RDT_INVALID, "is a name", rdt_publish(reader, "weights", &name, NULL, NULL, &err));
+    must_ok(rdt_unpublish(reader, &name, &err));
+    rdt_close(owner);
+    rdt_close(reader);
+    cluster_end(&c, NULL);
+}
+
+Test(names_nodes, deadline_cancel_end_and_unpublish_while_waiting_across)
+{
+    struct rdt_ref name, next;
+    rdt *owner, *reader, *gone;
+    rdt_request *timed, *cancelled, *told, *left;
+
+    cluster_start(&c, 2, &(struct cluster_options){.no_ucx = true});
+    owner = node_client(&c.node[0], "owner");
+    reader = node_client(&c.node[1], "reader");
+    gone = node_client(&c.node[1], "gone");
+    name = name_on(&c.node[0], "weights", 0);
+    next = name_on(&c.node[0], "weights", 1);
+    must(publish_pattern(owner, "weights", INLINE_BYTES, 1) == 1);
+    timed = start_one(reader, &next, 300 * MSEC);
+    cancelled = start_one(reader, &next, LONG);
+    told = start_one(reader, &next, LONG);
+    left = start_one(gone, &next, LONG);
+    must_be(RDT_TIMED_OUT, rdt_wait_put(reader, &next, 50 * MSEC, &err));
+    wait_until(20 * SEC, outgoing_of(&c.node[0], "parked") >= 3);
+    must_be(RDT_TIMED_OUT, rdt_wait(reader, &timed, 1, 1, LONG, NULL, NULL, &err));
+    rdt_cancel(cancelled);
+    rdt_request_destroy(left);
+    rdt_close(gone);
+    wait_until(20 * SEC, outgoing_of(&c.node[0], "parked") == 1); /* the owner has forgotten the others */
+    must_ok(rdt_unpublish(owner, &name, &err));
+    must_refuse(RDT_FREED, "after version 1", rdt_wait(reader, &told, 1, 1, LONG, NULL, NULL, &err));
+    must_be(RDT_FREED, rdt_wait_put(reader, &next, LONG, &err));
+    rdt_request_destroy(timed);
+    rdt_request_destroy(cancelled);
+    rdt_request_destroy(told);
+    rdt_close(owner);
+    rdt_close(reader);
+    cluster_end(&c, NULL);
+}
+
+Test(names_nodes, targets_are_filled_with_the_next_version)
+{
+    struct rdt_fetch_options options = RDT_INIT(options);
+    const struct rdt_tensor *targets[1];
+    size_t counts[] = {1};
+    struct rdt_tensor tensor;
+    struct rdt_ref next, name;
+    rdt *owner, *reader;
+    rdt_request *request;
+    rdt_object *object;
+    char *addr;
+
+    cluster_start(&c, 2, &(struct cluster_options){0});
+    owner = node_client(&c.node[0], "owner");
+    reader = node_client(&c.node[1], "reader");
+    name = name_on(&c.node[0], "weights", 0);
+    next = name_on(&c.node[0], "weights", 1);
+    must(publish_pattern(owner, "weights", UCX_BYTES, 1) == 1);
+    addr = alloc_memory(reader, UCX_BYTES);
+    tensor = VECTOR(RDT_U8, UCX_BYTES, addr);
+    targets[0] = &tensor;
+    options.targets = targets;
+    options.target_counts = counts;
+    options.timeout_ns = LONG;
+    must_ok(rdt_fetch_start(reader, &next, 1, &options, &request, &err));
+    wait_until(20 * SEC, outgoing_of(&c.node[0], "parked") == 1);
+    must(publish_pattern(owner, "weights", UCX_BYTES, 2) == 2);
+    must_ok(rdt_wait(reader, &request, 1, 1, LONG, NULL, NULL, &err));
+    must_ok(rdt_request_take_object(request, &object, &err));
+    must(info_of(object).version == 2);
+    must(holds_pattern(addr, UCX_BYTES, 2));
+    rdt_release(object);
+    rdt_request_destroy(request);
+    must_ok(rdt_unpublish(owner, &name, &err));
+    rdt_close(owner);
+    rdt_close(reader);
+    cluster_end(&c, NULL);
+}
+
+Test(names_nodes, lost_node_ends_the_wait_and_versions_begin_anew)
+{
+    static const char *const flags[] = {"--peer-timeout=2s", "--ping-interval=200ms", "--backoff-max=300ms", NULL};
+    struct rdt_ref next, any;
+    rdt *owner, *reader;
+    rdt_request *request;
+    rdt_object *object;
+
+    cluster_start(&c, 2, &(struct cluster_options){.no_ucx = true, .flags = flags});
+    owner = node_client(&c.node[0], "owner");
+    reader = node_client(&c.node[1], "reader");
+    next = name_on(&c.node[0], "weights", 1);
+    any = name_on(&c.node[0], "weights", 0);
+    must(publish_pattern(owner, "weights", INLINE_BYTES, 1) == 1);
+    request = start_one(reader, &next, LONG);
+    wait_until(20 * SEC, outgoing_of(&c.node[0], "parked") == 1);
+    node_kill(&c.node[0], SIGKILL);
+    must_be(RDT_PEER_LOST, rdt_wait(reader, &request, 1, 1, LONG, NULL, NULL, &err));
+    rdt_request_destroy(request);
+    rdt_close(owner);
+    cluster_restart(&c, 0);
+    cluster_meet(&c);
+    owner = node_client(&c.node[0], "owner");
+    request = start_one(reader, &any, LONG);
+    wait_until(20 * SEC, outgoing_of(&c.node[0], "parked") == 1);
+    must(publish_pattern(owner, "weights", INLINE_BYTES, 9) == 1);
+    must_ok(rdt_wait(reader, &request, 1, 1, LONG, NULL, NULL, &err));
+    must_ok(rdt_request_take_object(request, &object, &err));
+    must(holds_pattern(tensor_of(object, 0).data, INLINE_BYTES, 9));
+    rdt_release(object);
+    rdt_request_destroy(request);
+    must_ok(rdt_unpublish(owner, &any, &err));
+    rdt_close(owner);
+    rdt_close(reader);
+    cluster_end(&c, link_warnings);
+}
+
+Test(names_nodes, cut_cable_ends_the_wait_on_both_ends)
+{
+    static const char *const flags[] = {"--peer-timeout=2s", "--ping-interval=200ms", "--backoff-max=300ms",
+                                        "--connect-timeout=2s", NULL};
+    struct rdt_ref next, any;
+    rdt *owner, *reader;
+    rdt_request *request;
+
+    cluster_start(&c, 2, &(struct cluster_options){.cables = true, .no_ucx = true, .flags = flags});
+    owner = node_client(&c.node[0], "owner");
+    reader = node_client(&c.node[1], "reader");
+    next = name_on(&c.node[0], "weights", 1);
+    any = name_on(&c.node[0], "weights", 0);
+    must(publish_pattern(owner, "weights", INLINE_BYTES, 1) == 1);
+    request = start_one(reader, &next, LONG);
+    wait_until(20 * SEC, outgoing_of(&c.node[0], "parked") == 1);
+    net_cut(&c.net, 0);
+    must_be(RDT_PEER_LOST, rdt_wait(reader, &request, 1, 1, LONG, NULL, NULL, &err));
+    rdt_request_destroy(request);
+    wait_until(20 * SEC, outgoing_of(&c.node[0], "parked") == 0);
+    must(publish_pattern(owner, "weights", INLINE_BYTES, 2) == 2);
+    net_restore(&c.net, 0);
+    cluster_meet(&c);
+    fetch_pattern(reader, &next, INLINE_BYTES, 2, "inline");
+    must_ok(rdt_unpublish(owner, &any, &err));
+    rdt_close(owner);
+    rdt_close(reader);
+    cluster_end(&c, link_warnings);
+}
