@@ -32,7 +32,7 @@ expect 2 '' "unknown command 'frobnicate'" help frobnicate
 expect 2 '' 'unknown option --frobnicate' --frobnicate status
 
 commands=$("$rdtctl" help | sed -n '/^commands:/,/^$/s/^  \([a-z]*\) .*/\1/p')
-for name in status ping objects regions clients peers backends transfers explain stat put fetch wait free; do
+for name in status ping objects regions clients peers backends transfers explain stat put fetch wait free names publish unpublish; do
   grep -qx "$name" <<<"$commands" || { echo "the overview lacks $name"; failures=$((failures + 1)); }
 done
 for name in $commands; do
@@ -40,11 +40,18 @@ for name in $commands; do
   expect 0 '^ +--socket PATH' '' "$name" -h
   expect 0 "^usage: rdtctl $name" '' help "$name"
   expect 2 '' "rdtctl: $name: INVALID: unknown option --frobnicate" "$name" --frobnicate
-  expect 2 '' "unexpected argument|needs " "$name" one two three
+  expect 2 '' "unexpected argument|needs " "$name" one two three four
   expect 2 '' "unknown option -Z" "$name" -Z
 done
 
-for name in explain stat put fetch wait free; do expect 2 '' "rdtctl: $name: INVALID: needs " "$name"; done
+for name in explain stat put fetch wait free publish unpublish; do expect 2 '' "rdtctl: $name: INVALID: needs " "$name"; done
+expect 2 '' 'needs a REF, or --name NAME' fetch -o "$dir/x"
+expect 2 '' 'exclude each other' fetch weights --name weights -o "$dir/x"
+expect 2 '' "--after is of a name: 'weights' is an object" wait weights --after 3
+expect 2 '' '--name: NAME must not be empty' stat --name ''
+expect 2 '' 'the name is empty' unpublish ''
+expect 2 '' 'the name has more than 128 bytes' publish "$(printf '%0129d' 0)" weights
+expect 2 '' 'publish ends at once' put "$dir/x" --publish weights --for 1s
 expect 2 '' 'needs -o FILE' fetch weights
 expect 2 '' '-o needs an argument' fetch weights -o
 expect 2 '' '--socket needs an argument' status --socket
@@ -63,7 +70,8 @@ expect 2 '"status": "INVALID"' 'is not a time' --json status --timeout soon
 
 # No daemon: also with the option before the command.
 nobody=$dir/nobody.sock
-for name in status ping objects regions clients peers backends transfers 'explain 1' 'stat weights' 'wait weights' 'free weights'; do
+for name in status ping objects regions clients peers backends transfers 'explain 1' 'stat weights' 'wait weights' 'free weights' \
+  names 'publish weights o' 'unpublish weights' 'wait --name weights'; do
   # shellcheck disable=SC2086
   expect 3 '' "^rdtctl: ${name%% *}: DISCONNECTED: .*$nobody" $name --socket "$nobody"
 done

@@ -1,0 +1,127 @@
+#!/usr/bin/env bash
+# rdtctl and published names: files become versions, versions become files, waiting for the next, what the views say.
+set -uo pipefail
+rdtctl=$RDT_BUILD_DIR/rdtctl
+dir=$(mktemp -d)
+export RDT_SOCKET=$dir/s
+pids=()
+trap '{ kill -KILL "${pids[@]}"; wait; } 2>/dev/null; rm -rf "$dir"' EXIT
+failures=0
+bad() { echo "FAILED: $*"; failures=$((failures + 1)); }
+
+# status WANTED COMMAND ...: runs it, keeps its output in $dir/out and $dir/err.
+status() {
+  local want=$1 got
+  shift
+  "$@" >"$dir/out" 2>"$dir/err"
+  got=$?
+  [[ $got == "$want" ]] && return
+  bad "$*: status $got, expected $want: $(cat "$dir/out" "$dir/err")"
+}
+says() { grep -qE -- "$1" "$dir/out" "$dir/err" || bad "'$1' is not in: $(cat "$dir/out" "$dir/err")"; }
+until_deadline() { # SECONDS COMMAND ...
+  local deadline=$((SECONDS + $1))
+  shift
+  until "$@"; do
+    ((SECONDS < deadline)) || return 1
+    sleep 0.02
+  done
+}
+ended() { ! kill -0 "$1" 2>/dev/null; }
+waited_for() { "$rdtctl" names --json --prefix "$1" | grep -q '"waiters": 1'; }
+file() { # NAME BYTES_OF_4
+  local header='{"x":{"dtype":"U8","shape":[4],"data_offsets":[0,4]}}' length
+  printf -v length '\\x%02x' ${#header}
+  printf '%b%s%s' "$length\0\0\0\0\0\0\0" "$header" "$2" >"$dir/$1.safetensors"
+}
+
+"$RDT_BUILD_DIR/rdtd" --socket "$RDT_SOCKET" --state-dir "$dir" --backend-dir "$RDT_BUILD_DIR/backends" </dev/null >"$dir/log" 2>&1 &
+pids+=($!)
+until_deadline 20 "$rdtctl" ping -q --timeout 2s 2>/dev/null || { cat "$dir/log"; exit 1; }
+for i in 1 2 3; do file "v$i" "abc$i"; done
+
+# ---- a file is a version ----
+
+status 0 "$rdtctl" names
+says '^no names$'
+status 0 "$rdtctl" put "$dir/v1.safetensors" --publish weights
+says '^rdt:[0-9a-f]{32}/weights\?v=0&u='
+says 'version 1 of weights'
+ref=$(head -1 "$dir/out")
+status 0 "$rdtctl" names
+says '^weights +1 +[0-9]+ +owner +4 B +0 '
+status 0 "$rdtctl" fetch --name weights -o "$dir/out.st" --timeout 20s
+says '^version 1 of weights, '
+cmp "$dir/v1.safetensors" "$dir/out.st" || bad 'version 1 came back changed'
+status 0 "$rdtctl" fetch "$ref" -o "$dir/out.st" --timeout 20s --json
+says '"version": 1'
+status 0 "$rdtctl" stat --name weights
+says '^kept by +1 holds'
+says '^  name hold 0, version 1 of weights$'
+says 'newest version of 1 published name'
+status 4 "$rdtctl" wait --name weights --after 1 --timeout 50ms
+status 0 "$rdtctl" wait --name weights --timeout 5s
+says '^weights is there'
+
+# ---- the next one ----
+
+"$rdtctl" fetch --name weights --after 1 -o "$dir/next.st" --timeout 30s >"$dir/fetched" 2>&1 &
+fetcher=$!
+pids+=("$fetcher")
+until_deadline 20 waited_for weights || bad 'nobody waits for the next version'
+status 0 "$rdtctl" put "$dir/v2.safetensors" --publish weights --json -q
+says '"version": 2'
+until_deadline 20 ended "$fetcher" || bad 'the fetch does not end'
+wait "$fetcher" || bad "the fetch that waited: $(cat "$dir/fetched")"
+cmp "$dir/v2.safetensors" "$dir/next.st" || bad 'version 2 came changed'
+status 0 "$rdtctl" objects --json
+(($(grep -c '"generation"' "$dir/out") == 1)) || bad "more than the newest version is left: $(cat "$dir/out")"
+
+# ---- an object that is there ----
+
+exec {refs}< <(exec "$rdtctl" put -q "$dir/v3.safetensors" --id o 2>"$dir/actor")
+actor=$!
+pids+=("$actor")
+read -r -t 30 -u "$refs" _ || bad "put: no ref: $(cat "$dir/actor")"
+status 0 "$rdtctl" publish weights o --json
+says '"version": 3'
+status 0 "$rdtctl" publish other o
+says '^rdt:.*/other\?v=0'
+kill -TERM "$actor"
+wait "$actor"
+status 0 "$rdtctl" fetch --name other -o "$dir/out.st" --timeout 20s
+cmp "$dir/v3.safetensors" "$dir/out.st" || bad 'version 3 came changed'
+status 0 "$rdtctl" stat o
+says 'newest version of 2 published names'
+status 0 "$rdtctl" names --limit 1 --json
+(($(grep -c '"name"' "$dir/out") == 1)) || bad "--limit 1 shows $(cat "$dir/out")"
+status 0 "$rdtctl" names --prefix oth
+says '^other '
+
+# ---- refusals, and the end ----
+
+status 1 "$rdtctl" publish weights nobody
+says 'rdtctl: publish: NOT_FOUND: '
+status 1 "$rdtctl" publish weights o --visibility all
+says 'rdtctl: publish: INVALID: .*put it with that visibility'
+status 1 "$rdtctl" unpublish nobody
+says 'rdtctl: unpublish: NOT_FOUND: '
+status 1 "$rdtctl" free "$ref"
+says 'rdtctl: free: INVALID: .*is a name'
+"$rdtctl" wait --name weights --after 3 >"$dir/waited" 2>&1 &
+waiter=$!
+pids+=("$waiter")
+until_deadline 20 waited_for weights || bad 'nobody waits for the next version'
+status 0 "$rdtctl" unpublish "$ref"
+says '^weights is unpublished$'
+until_deadline 20 ended "$waiter" || bad 'the wait does not end'
+wait "$waiter" && bad 'the wait for an unpublished name ended well'
+grep -q 'FREED: .*after version 3' "$dir/waited" || bad "the wait says $(cat "$dir/waited")"
+status 0 "$rdtctl" unpublish other --json
+says '"unpublished": true'
+status 0 "$rdtctl" objects
+says '^no objects$'
+kill -TERM "${pids[0]}"
+wait "${pids[0]}" || bad "the daemon ended with status $?"
+
+((failures == 0))
