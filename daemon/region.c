@@ -147,7 +147,7 @@ enum rdt_status region_alloc(struct regions *regions, const char *kind_name, con
         region_forget(region);
         return rdt_error_set(err, RDT_NO_MEMORY, "no memory for a region");
     }
-    page->work = (struct work){.run = run_alloc, .done = done_alloc};
+    page->work = (struct work){.run = run_alloc, .done = done_alloc, .lane = client};
     page->region = region;
     page->on_ready = on_ready;
     page->arg = arg;
@@ -325,7 +325,7 @@ enum rdt_status region_register(struct region *region, struct transport *transpo
     page = calloc(1, sizeof *page);
     if (!page)
         return rdt_error_set(err, RDT_NO_MEMORY, "no memory to register region %llu", (unsigned long long)region->id);
-    page->work = (struct work){.run = run_register, .done = done_register};
+    page->work = (struct work){.run = run_register, .done = done_register, .lane = region->client};
     page->region = region;
     page->transport = transport;
     page->on_ready = on_ready;

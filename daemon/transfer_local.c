@@ -6,7 +6,7 @@
 #include "daemon/log.h"
 #include "daemon/transfer_impl.h"
 
-#define STEP_BYTES (32ull << 20)  /* a copy looks up from its work this often, to see whether anybody still wants it */
+#define STEP_BYTES (4ull << 20)   /* then others' work has its turn, and the copy sees whether anybody still wants it */
 #define SMALL_COPY (256ull << 10) /* copied on the loop: quicker than the way to the pool */
 
 struct local_copy {
@@ -122,7 +122,7 @@ static void start_copy(struct transfer *transfer)
         transfer_fail(transfer, RDT_NO_MEMORY, "no memory for the copy");
         return;
     }
-    copy->work = (struct work){.run = run_copy, .done = done_copy};
+    copy->work = (struct work){.run = run_copy, .done = done_copy, .lane = transfer->record.client};
     copy->transfer = transfer;
     copy->source = transfer->source;
     copy->target = transfer->target ? transfer->target->layout : transfer->packed;

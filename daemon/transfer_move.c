@@ -311,7 +311,7 @@ static void on_chunk_done(struct plugin_op *base, enum rdt_status status, const 
 
     transfer->ops[index] = NULL;
     if (status == RDT_OK && transfer->sm.state == TRANSFER_MOVE && !transfer->rewind && op->staging) {
-        op->work = (struct work){.run = run_scatter, .done = done_scatter};
+        op->work = (struct work){.run = run_scatter, .done = done_scatter, .lane = transfer->record.client};
         if (op->base.op.piece.bytes > SMALL_COPY) {
             work_submit(transfer->transfers->pool, &op->work);
         } else {

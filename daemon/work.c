@@ -1,12 +1,23 @@
-/* A queue, threads that take from it, and one uv_async_t that brings what is finished back to the loop. */
+/* A queue for each lane, threads that take from them in turn, and one uv_async_t that brings what is finished back to the loop. */
 #include "daemon/work.h"
 
 #include <assert.h>
 #include <pthread.h>
 #include <stdlib.h>
 
+#include "daemon/list.h"
+#include "daemon/map.h"
+
+#define DONE_PER_TURN 32 /* after so many the loop sees to its sockets again */
+
 struct queue {
     struct work *first, **last;
+};
+
+struct lane { /* exists while it has work */
+    struct list link;
+    uint64_t number;
+    struct queue todo;
 };
 
 struct work_pool {
@@ -14,7 +25,10 @@ struct work_pool {
     pthread_mutex_t mutex;
     pthread_cond_t more;
     /* Under the mutex. */
-    struct queue todo, finished;
+    struct list turns; /* struct lane.link: whose turn it is comes first */
+    struct map lanes;  /* by number; without memory for one, work goes to lane 0 */
+    struct lane common;
+    struct queue finished;
     uint64_t outstanding; /* submitted, and done has not returned */
     bool closing, stop;
     /* Loop thread. */
@@ -48,14 +62,49 @@ static struct work *queue_pop(struct queue *queue)
     return work;
 }
 
+static struct lane *lane_get(struct work_pool *pool, uint64_t number)
+{
+    struct lane *lane = number == 0 ? &pool->common : map_get_u64(&pool->lanes, number);
+
+    if (lane != NULL)
+        return lane;
+    lane = malloc(sizeof(*lane));
+    if (lane == NULL || !map_put_u64(&pool->lanes, number, lane)) {
+        free(lane);
+        return &pool->common;
+    }
+    lane->number = number;
+    list_init(&lane->link);
+    queue_init(&lane->todo);
+    return lane;
+}
+
+/* NULL: there is nothing to do. */
+static struct work *take_next(struct work_pool *pool)
+{
+    struct list *node = list_first(&pool->turns);
+    if (node == NULL)
+        return NULL;
+    struct lane *lane = list_entry(node, struct lane, link);
+    struct work *work = queue_pop(&lane->todo);
+    list_remove(&lane->link);
+    if (lane->todo.first != NULL) {
+        list_append(&pool->turns, &lane->link);
+    } else if (lane != &pool->common) {
+        (void)map_remove_u64(&pool->lanes, lane->number);
+        free(lane);
+    }
+    return work;
+}
+
 static void *thread_main(void *arg)
 {
     struct work_pool *pool = arg;
     pthread_mutex_lock(&pool->mutex);
     for (;;) {
-        while (pool->todo.first == NULL && !pool->stop)
+        while (list_empty(&pool->turns) && !pool->stop)
             pthread_cond_wait(&pool->more, &pool->mutex);
-        struct work *work = queue_pop(&pool->todo);
+        struct work *work = take_next(pool);
         if (work == NULL)
             break;
         pthread_mutex_unlock(&pool->mutex);
@@ -97,6 +146,7 @@ static void on_wake_closed(uv_handle_t *handle)
     struct work_pool *pool = handle->data;
     void (*on_closed)(void *arg) = pool->on_closed;
     void *arg = pool->arg;
+    map_fini(&pool->lanes);
     free(pool);
     on_closed(arg);
 }
@@ -105,16 +155,16 @@ static void on_wake(uv_async_t *wake)
 {
     struct work_pool *pool = wake->data;
     pthread_mutex_lock(&pool->mutex);
-    /* What finishes meanwhile sends a wake-up of its own: the queue that it is pushed to is empty by then. */
-    struct work *work = pool->finished.first;
-    queue_init(&pool->finished);
-    while (work != NULL) {
-        struct work *next = work->next;
+    for (unsigned n = 0; pool->finished.first != NULL; n++) {
+        if (n == DONE_PER_TURN) {
+            uv_async_send(&pool->wake);
+            break;
+        }
+        struct work *work = queue_pop(&pool->finished);
         pthread_mutex_unlock(&pool->mutex);
         work->done(work);
         pthread_mutex_lock(&pool->mutex);
         pool->outstanding--;
-        work = next;
     }
     bool finished = pool->closing && pool->outstanding == 0 && !uv_is_closing((uv_handle_t *)wake);
     pthread_mutex_unlock(&pool->mutex);
@@ -126,7 +176,9 @@ static void on_wake(uv_async_t *wake)
 
 static void on_stillborn_closed(uv_handle_t *handle)
 {
-    free(handle->data);
+    struct work_pool *pool = handle->data;
+    map_fini(&pool->lanes);
+    free(pool);
 }
 
 enum rdt_status work_pool_create(uv_loop_t *loop, unsigned n_threads, struct work_pool **pool_p, struct rdt_error *err)
@@ -135,10 +187,14 @@ enum rdt_status work_pool_create(uv_loop_t *loop, unsigned n_threads, struct wor
     struct work_pool *pool = calloc(1, sizeof(*pool) + n_threads * sizeof(pool->threads[0]));
     if (pool == NULL)
         return rdt_error_set(err, RDT_NO_MEMORY, "no memory for a pool of %u threads", n_threads);
-    queue_init(&pool->todo);
+    list_init(&pool->turns);
+    map_init(&pool->lanes);
+    list_init(&pool->common.link);
+    queue_init(&pool->common.todo);
     queue_init(&pool->finished);
     int rc = uv_async_init(loop, &pool->wake, on_wake);
     if (rc != 0) {
+        map_fini(&pool->lanes);
         free(pool);
         return rdt_error_sys(err, -rc, "cannot make the pool's wake-up");
     }
@@ -162,7 +218,10 @@ void work_submit(struct work_pool *pool, struct work *work)
     pthread_mutex_lock(&pool->mutex);
     assert(!pool->stop);
     pool->outstanding++;
-    queue_push(&pool->todo, work);
+    struct lane *lane = lane_get(pool, work->lane);
+    if (lane->todo.first == NULL)
+        list_append(&pool->turns, &lane->link);
+    queue_push(&lane->todo, work);
     pthread_cond_signal(&pool->more);
     pthread_mutex_unlock(&pool->mutex);
 }

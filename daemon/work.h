@@ -1,9 +1,13 @@
 /* The pool of threads for work whose time grows with pages: fallocate, populate, munmap, last close, copies, registering. Our own and
- * not libuv's, so that file or name lookups never wait behind a copy. */
+ * not libuv's, so that file or name lookups never wait behind a copy.
+ *
+ * Work comes in lanes, one for each client that has some, and lanes take turns: however much one client asks for, another's next work
+ * waits for one piece of it, not for all. What is long comes in pieces, each submitted when the one before is done. */
 #ifndef DAEMON_WORK_H
 #define DAEMON_WORK_H
 
 #include <stdbool.h>
+#include <stdint.h>
 #include <uv.h>
 
 #include "rdt_status.h"
@@ -14,13 +18,14 @@ struct work {                    /* embed it; the pool owns it from submit until
     void (*run)(struct work *);  /* on a pool thread */
     void (*done)(struct work *); /* on the loop thread; may free the struct; NULL: nothing to do,
                                    * and run may free it */
+    uint64_t lane;               /* session id of the client it is for; 0: nobody's */
     struct work *next;
 };
 
 /* Threads are started at once. RDT_SYSTEM (the loop then has a handle to close in its next turn), RDT_NO_MEMORY. */
 enum rdt_status work_pool_create(uv_loop_t *loop, unsigned n_threads, struct work_pool **pool_p, struct rdt_error *err);
 
-/* Any thread may submit; order is first come, first served. */
+/* Any thread may submit; within a lane the order is first come, first served. */
 void work_submit(struct work_pool *pool, struct work *work);
 
 /* Loop thread. Runs what is queued to its end, joins the threads, calls every done, then on_closed from the loop. */

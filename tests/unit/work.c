@@ -90,6 +90,55 @@ Test(work, one_thread_keeps_order)
         cr_assert_eq(order_of_runs[i], i);
 }
 
+static uv_sem_t gate;
+
+static void run_gate(struct work *work)
+{
+    (void)work;
+    uv_sem_wait(&gate);
+}
+
+static void submit_to(uint64_t lane, unsigned order)
+{
+    struct job *job = calloc(1, sizeof(*job));
+    *job = (struct job){.work = {.run = run_job, .done = done_job, .lane = lane}, .order = order};
+    work_submit(pool, &job->work);
+}
+
+Test(work, lanes_take_turns)
+{
+    struct work first = {.run = run_gate};
+    cr_assert_eq(work_pool_create(&loop, 1, &pool, NULL), RDT_OK);
+    cr_assert_eq(uv_sem_init(&gate, 0), 0);
+    work_submit(pool, &first); /* all is queued before the thread takes any */
+    for (unsigned i = 0; i < 80; i++)
+        submit_to(7, i);
+    submit_to(8, 80);
+    submit_to(9, 90);
+    submit_to(8, 81);
+    submit_to(0, 99);
+    uv_sem_post(&gate);
+    work_pool_close(pool, on_closed, &n_closed);
+    uv_run(&loop, UV_RUN_DEFAULT);
+    const unsigned first_ones[] = {0, 80, 90, 99, 1, 81, 2, 3, 4};
+    for (unsigned i = 0; i < sizeof(first_ones) / sizeof(first_ones[0]); i++)
+        cr_expect_eq(order_of_runs[i], first_ones[i], "run %u was %u instead of %u", i, order_of_runs[i], first_ones[i]);
+    cr_assert_eq(n_done, 84);
+    uv_sem_destroy(&gate);
+}
+
+/* Threads take from lanes that come and go under them. */
+Test(work, many_lanes)
+{
+    cr_assert_eq(work_pool_create(&loop, 4, &pool, NULL), RDT_OK);
+    for (unsigned i = 0; i < 20000; i++)
+        submit_to(i % 37, i);
+    work_pool_close(pool, on_closed, &n_closed);
+    uv_run(&loop, UV_RUN_DEFAULT);
+    cr_assert_eq(n_run, 20000);
+    cr_assert_eq(n_done, 20000);
+}
+
 static void done_then_submit(struct work *work)
 {
     unsigned order = ((struct job *)work)->order;
