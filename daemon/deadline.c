@@ -3,6 +3,8 @@
 #include <assert.h>
 #include <stdlib.h>
 
+#define PASSED_PER_TURN 32 /* after so many the loop sees to its sockets again */
+
 static void place(struct deadlines *all, size_t i, struct deadline *entry)
 {
     all->heap[i] = entry;
@@ -55,7 +57,7 @@ static void on_timer(uv_timer_t *timer)
     struct deadlines *all = timer->data;
     uint64_t now = uv_hrtime();
 
-    while (all->count > 0 && all->heap[1]->at_ns <= now) {
+    for (unsigned n = 0; all->count > 0 && all->heap[1]->at_ns <= now && n < PASSED_PER_TURN; n++) {
         struct deadline *due = all->heap[1];
         deadline_unset(all, due);
         due->on_passed(due);
