@@ -225,6 +225,8 @@ void peer_link_on_turn(uv_idle_t *turn)
     struct peer_link *link = turn->data;
 
     uv_idle_stop(turn);
+    if (!link->failed)
+        peer_wire_go_on(link);
     if (link->failed)
         peer_link_end(link, &link->failure);
     else

@@ -85,6 +85,7 @@ struct peer_link {
 
     struct tls tls;
     struct frame_reader reader;
+    bool more; /* has frames for another turn; nothing is read meanwhile */
     struct frame_writer writer;
     uint8_t *out; /* ciphertext being written */
     size_t out_size, out_bytes;

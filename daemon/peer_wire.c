@@ -11,6 +11,7 @@
 #include <string.h>
 
 #define SLICE_BYTES ((size_t)256 << 10) /* plaintext that one turn of the loop encrypts */
+#define TURN_NS 50000                   /* of one node's messages, then the loop sees to others */
 #define KEEP_OUT_BYTES ((size_t)64 << 10)
 
 /* ---- out ---- */
@@ -163,29 +164,37 @@ void peer_wire_push_out(struct peer_link *link)
 
 /* ---- in ---- */
 
+/* Frames that have come, until the turn is over: then link->more. */
 static enum rdt_status take_plaintext(struct peer_link *link, struct rdt_error *err)
 {
+    uint64_t until_ns = uv_hrtime() + TURN_NS;
+
     for (;;) {
         struct frame frame;
-        enum rdt_status status;
         size_t have = 0, n = 0;
-        uint8_t *space = frame_reader_space(&link->reader, TLS_RECORD_BYTES, &have);
+        uint8_t *space;
+        enum rdt_status status = frame_reader_next(&link->reader, &frame, err);
 
-        if (!space)
-            return rdt_error_set(err, RDT_NO_MEMORY, "no memory to receive from another node");
-        status = tls_read(&link->tls, space, have, &n, err);
-        if (status == RDT_AGAIN)
-            return RDT_OK;
-        if (status != RDT_OK)
-            return status;
-        frame_reader_commit(&link->reader, n);
-        while ((status = frame_reader_next(&link->reader, &frame, err)) == RDT_OK) {
+        if (status == RDT_OK) {
             status = peer_link_take_frame(link, &frame, err);
             if (status != RDT_OK || link->failed || peer_link_state(link) == LINK_ENDED)
                 return status;
+            link->more = uv_hrtime() >= until_ns;
+            if (link->more)
+                return RDT_OK;
+            continue;
         }
         if (status != RDT_AGAIN)
             return status;
+        space = frame_reader_space(&link->reader, TLS_RECORD_BYTES, &have);
+        if (!space)
+            return rdt_error_set(err, RDT_NO_MEMORY, "no memory to receive from another node");
+        status = tls_read(&link->tls, space, have, &n, err);
+        if (status != RDT_OK) {
+            link->more = false;
+            return status == RDT_AGAIN ? RDT_OK : status;
+        }
+        frame_reader_commit(&link->reader, n);
     }
 }
 
@@ -210,6 +219,34 @@ static void on_alloc(uv_handle_t *handle, size_t suggested, uv_buf_t *buf)
     *buf = uv_buf_init((char *)link->config->read_buf, PEER_LINK_READ_BYTES);
 }
 
+static void on_read(uv_stream_t *stream, ssize_t n, const uv_buf_t *buf);
+
+/* A node that floods the link has its turns like everybody: nothing is read before what came is worked off. */
+static void take_turns(struct peer_link *link)
+{
+    struct rdt_error why = {0};
+    enum rdt_status status = take_plaintext(link, &why);
+
+    if (peer_link_state(link) == LINK_ENDED || link->failed)
+        return;
+    if (status != RDT_OK) {
+        peer_link_broke(link, &why);
+    } else if (link->more) {
+        (void)uv_read_stop((uv_stream_t *)&link->tcp);
+        (void)uv_idle_start(&link->turn, peer_link_on_turn);
+    } else {
+        (void)uv_read_start((uv_stream_t *)&link->tcp, on_alloc, on_read);
+    }
+}
+
+void peer_wire_go_on(struct peer_link *link)
+{
+    if (!link->more)
+        return;
+    link->last_byte_ns = uv_hrtime(); /* it is we who do not read */
+    take_turns(link);
+}
+
 static void on_read(uv_stream_t *stream, ssize_t n, const uv_buf_t *buf)
 {
     struct peer_link *link = stream->data;
@@ -226,9 +263,9 @@ static void on_read(uv_stream_t *stream, ssize_t n, const uv_buf_t *buf)
     status = tls_feed(&link->tls, buf->base, (size_t)n, &why);
     if (status == RDT_OK && peer_link_state(link) == LINK_SECURING)
         status = step_handshake(link, &why);
-    if (status == RDT_OK && (peer_link_state(link) == LINK_MEETING || peer_link_state(link) == LINK_UP))
-        status = take_plaintext(link, &why);
     if (status == RDT_OK) {
+        if (peer_link_state(link) == LINK_MEETING || peer_link_state(link) == LINK_UP)
+            take_turns(link);
         peer_wire_pump(link);
         return;
     }

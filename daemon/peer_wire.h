@@ -18,6 +18,9 @@ void peer_wire_pump(struct peer_link *link);
 /* The same for all of a short queue, without waiting for the socket. */
 void peer_wire_push_out(struct peer_link *link);
 
+/* Works off what has come and was too much for an earlier turn. */
+void peer_wire_go_on(struct peer_link *link);
+
 /* ---- peer_link.c ---- */
 
 /* Ends it now, or when the loop turns (for callers that the layer above may have called). */
