@@ -126,6 +126,10 @@ struct rdt_memory_ops {
 
     /* bytes from src to dst, both mapped blocks' memory of this kind or host memory. Returns when the copy is finished. */
     enum rdt_status (*copy)(void *memory, void *dst, const void *src, uint64_t bytes, struct rdt_error *err);
+
+    /* since 1.1: before free, of memory that the plug-in allocated. Its pages go back to the system now, even if another process has it
+     * mapped; who still looks there sees zeros. NULL: they go when the last mapping does. */
+    void (*discard)(void *memory, struct rdt_block *block);
 };
 
 /* ---- transports ---- */

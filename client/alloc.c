@@ -58,6 +58,17 @@ void alloc_give_back(rdt *conn, struct mapping *take_mapping)
     pending_add(&conn->pending, &giving->pending);
 }
 
+void alloc_on_gone(rdt *conn, struct frame *frame)
+{
+    Rdt__Pb__RegionGone *gone = rdt__pb__region_gone__unpack(NULL, frame->length, frame->payload);
+
+    if (!gone)
+        return; /* no memory: it stays mapped, and that is all */
+    for (size_t i = 0; i < gone->n_regions; i++)
+        memory_drop_parked(&conn->memory, gone->regions[i]);
+    rdt__pb__region_gone__free_unpacked(gone, NULL);
+}
+
 static void give_back_unmapped(rdt *conn, uint64_t region)
 {
     Rdt__Pb__ReleaseRegion request = RDT__PB__RELEASE_REGION__INIT;
@@ -73,14 +84,24 @@ static void give_back_unmapped(rdt *conn, uint64_t region)
 static enum rdt_status map_region(rdt *conn, const Rdt__Pb__RegionReply *reply, int fd, size_t bytes,
                                   struct mapping **mapping_p, struct rdt_error *err)
 {
-    enum rdt_status status;
+    struct mapping *mapping = NULL;
+    enum rdt_status status = RDT_OK;
 
-    if (fd < 0 || reply->bytes < bytes || reply->bytes > SIZE_MAX)
-        return rdt_error_set(err, RDT_PROTOCOL, "rdtd answered ALLOC of %zu bytes with %llu bytes and %s", bytes,
-                             (unsigned long long)reply->bytes, fd < 0 ? "no fd" : "a fd");
     connection_lock(conn);
-    status =
-        memory_map(&conn->memory, reply->region, reply->generation, fd, reply->bytes, true, MAPPING_ALLOCATED, mapping_p, err);
+    if (fd < 0)
+        mapping = memory_unpark(&conn->memory, reply->region, reply->generation, MAPPING_ALLOCATED);
+    if ((fd < 0 && !mapping) || reply->bytes < bytes || reply->bytes > SIZE_MAX)
+        status = rdt_error_set(err, RDT_PROTOCOL, "rdtd answered ALLOC of %zu bytes with %llu bytes and %s", bytes,
+                               (unsigned long long)reply->bytes, fd < 0 ? "no fd" : "a fd");
+    else if (!mapping)
+        status = memory_map(&conn->memory, reply->region, reply->generation, fd, reply->bytes, true, MAPPING_ALLOCATED,
+                            &mapping, err);
+    if (status == RDT_OK) {
+        mapping->comes_again = reply->comes_again;
+        *mapping_p = mapping;
+    } else {
+        memory_unref(&conn->memory, mapping);
+    }
     connection_unlock(conn);
     return status;
 }
@@ -224,9 +245,37 @@ enum rdt_status rdt_import(rdt *conn, int fd, void *addr, size_t bytes, struct r
     return status;
 }
 
-enum rdt_status rdt_dealloc(rdt *conn, void *addr, struct rdt_error *err)
+/* As in alloc_give_back the mapping stays until the daemon has heard of it, unless it is parked; here the caller expects it gone on
+ * return. Its reply says whether the daemon keeps it too. */
+static enum rdt_status release_region(rdt *conn, struct mapping *mapping, struct rdt_error *err)
 {
     Rdt__Pb__ReleaseRegion request = RDT__PB__RELEASE_REGION__INIT;
+    ProtobufCMessage *reply = NULL;
+    bool kept = false;
+    enum rdt_status status;
+
+    connection_lock(conn);
+    request.region = mapping->region;
+    request.keep = memory_may_park(mapping, MAPPING_ALLOCATED);
+    if (request.keep)
+        memory_park(&conn->memory, mapping);
+    connection_unlock(conn);
+    status = call(conn, RDT_MSG_RELEASE_REGION, &request.base, &rdt__pb__region_kept__descriptor, CALL_TIMEOUT_NS, &reply, err);
+    if (status == RDT_OK) {
+        kept = ((Rdt__Pb__RegionKept *)reply)->kept;
+        protobuf_c_message_free_unpacked(reply, NULL);
+    }
+    connection_lock(conn);
+    if (!request.keep)
+        memory_unref(&conn->memory, mapping);
+    else if (!kept && status != RDT_TIMED_OUT) /* then it may be kept all the same */
+        memory_drop_parked(&conn->memory, request.region);
+    connection_unlock(conn);
+    return status;
+}
+
+enum rdt_status rdt_dealloc(rdt *conn, void *addr, struct rdt_error *err)
+{
     struct mapping *mapping;
     enum rdt_status status = connection_check(conn, err);
 
@@ -239,15 +288,5 @@ enum rdt_status rdt_dealloc(rdt *conn, void *addr, struct rdt_error *err)
     else
         status = rdt_error_set(err, RDT_INVALID, "%p is not the start of memory from rdt_alloc or rdt_import", addr);
     connection_unlock(conn);
-    if (status != RDT_OK)
-        return status;
-
-    /* As in alloc_give_back the mapping stays until the daemon has heard of it; here the caller expects it gone on
-     * return. */
-    request.region = mapping->region;
-    status = call(conn, RDT_MSG_RELEASE_REGION, &request.base, &rdt__pb__empty__descriptor, CALL_TIMEOUT_NS, NULL, err);
-    connection_lock(conn);
-    memory_unref(&conn->memory, mapping);
-    connection_unlock(conn);
-    return status;
+    return status == RDT_OK ? release_region(conn, mapping, err) : status;
 }

@@ -11,4 +11,7 @@ enum rdt_status alloc_region(rdt *conn, size_t bytes, int64_t deadline_ns, struc
  * has heard it. Until then an object that is fetched may still come as "the region that you have". */
 void alloc_give_back(rdt *conn, struct mapping *take_mapping);
 
+/* REGION_GONE, with the lock. */
+void alloc_on_gone(rdt *conn, struct frame *frame);
+
 #endif

@@ -22,6 +22,9 @@ static void print(const Rdt__Pb__StatusReply *s)
     printf("objects    %" PRIu64 "\n", s->objects);
     printf("memory     %s of %s in %" PRIu64 " regions\n", ctl_human_bytes(s->memory_bytes, a),
            ctl_human_bytes(s->memory_limit_bytes, b), s->regions);
+    printf("kept       %s ready for anyone, %s warm for who had it; %" PRIu64 " of %" PRIu64 " and %" PRIu64 " times of use\n",
+           ctl_human_bytes(s->ready_bytes, a), ctl_human_bytes(s->warm_bytes, b), s->ready_hits,
+           s->ready_hits + s->ready_misses, s->warm_hits);
     printf("peers      %" PRIu32 " up of %" PRIu32 " known\n", s->peers_up, s->peers_known);
     printf("transfers  %" PRIu32 " active, %" PRIu64 " done, %" PRIu64 " failed\n", s->transfers_active, s->transfers_done,
            s->transfers_failed);

@@ -3,6 +3,7 @@
 
 #include <stdlib.h>
 
+#include "alloc.h"
 #include "clock.h"
 #include "fetched.h"
 #include "options.h"
@@ -44,6 +45,8 @@ void fetch_on_event(rdt *conn, struct frame *frame)
     Rdt__Pb__FetchDone *done;
     rdt_request *request;
 
+    if (frame->type == RDT_EVENT_REGION_GONE)
+        alloc_on_gone(conn, frame);
     if (frame->type != RDT_EVENT_FETCH_DONE)
         return;
     arena_init(&arena, RDT_MAX_DECODED_BYTES);
@@ -54,9 +57,9 @@ void fetch_on_event(rdt *conn, struct frame *frame)
     } else {
         request = request_find(conn, done->handle);
         if (!request) {
-            fetched_release_hold(conn, done->hold); /* it was cancelled, or its time was over */
+            fetched_release_unseen(conn, done); /* it was cancelled, or its time was over */
         } else if (arrive(request, done, frame, &err) != RDT_OK) {
-            fetched_release_hold(conn, done->hold);
+            fetched_release_unseen(conn, done);
             request_fail(request, &err);
         }
     }

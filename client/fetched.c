@@ -8,14 +8,21 @@
 #include "proto/messages.h"
 #include "proto/wire_ref.h"
 
-void fetched_release_hold(rdt *conn, uint64_t hold)
+/* keep: its region is parked. */
+static void release_hold(rdt *conn, uint64_t hold, bool keep)
 {
     Rdt__Pb__Release request = RDT__PB__RELEASE__INIT;
 
     if (hold == 0)
         return;
     request.hold = hold;
+    request.keep = keep;
     (void)connection_send(conn, RDT_MSG_RELEASE, 0, &request.base, -1, true, NULL);
+}
+
+void fetched_release_unseen(rdt *conn, const Rdt__Pb__FetchDone *done)
+{
+    release_hold(conn, done->hold, done->n_regions == 1 && memory_is_parked(&conn->memory, done->regions[0]->region));
 }
 
 /* ---- ending ---- */
@@ -24,10 +31,13 @@ void fetched_release_hold(rdt *conn, uint64_t hold)
 static void let_go(rdt_object *object)
 {
     rdt *conn = object->conn;
+    bool keep = object->hold != 0 && object->n_mappings == 1 && memory_may_park(object->mappings[0], MAPPING_FETCHED);
 
-    for (uint32_t i = 0; i < object->n_mappings; i++)
+    if (keep)
+        memory_park(&conn->memory, object->mappings[0]);
+    for (uint32_t i = 0; i < object->n_mappings && !keep; i++)
         memory_unref(&conn->memory, object->mappings[i]);
-    fetched_release_hold(conn, object->hold);
+    release_hold(conn, object->hold, keep);
     free(object->mappings);
     free(object->inline_data);
     object->hold = 0;
@@ -106,6 +116,8 @@ static enum rdt_status map_one(rdt *conn, const Rdt__Pb__SharedRegion *shared, s
         if (*mapping_p)
             memory_ref(*mapping_p);
         else
+            *mapping_p = memory_unpark(&conn->memory, shared->region, shared->generation, MAPPING_FETCHED);
+        if (!*mapping_p)
             status = rdt_error_set(err, RDT_PROTOCOL, "rdtd says that region %llu is mapped here, but it is not",
                                    (unsigned long long)shared->region);
     } else if (fd < 0) {
@@ -118,6 +130,8 @@ static enum rdt_status map_one(rdt *conn, const Rdt__Pb__SharedRegion *shared, s
         status = memory_map(&conn->memory, shared->region, shared->generation, fd, shared->bytes, shared->writable,
                             MAPPING_FETCHED, mapping_p, err);
     }
+    if (*mapping_p && shared->comes_again)
+        (*mapping_p)->comes_again = true;
     if (fd >= 0)
         (void)close(fd);
     return status;

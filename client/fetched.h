@@ -33,7 +33,7 @@ void fetched_move_to(rdt_object *object, struct targets *take_targets);
 
 void fetched_destroy(rdt_object *object); /* NULL is fine */
 
-/* Gives back a hold that nobody has; 0 is fine. */
-void fetched_release_hold(rdt *conn, uint64_t hold);
+/* Gives back what an answer brought and nobody has. */
+void fetched_release_unseen(rdt *conn, const Rdt__Pb__FetchDone *done);
 
 #endif

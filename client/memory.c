@@ -20,6 +20,7 @@ bool memory_init(struct memory *memory)
 void memory_fini(struct memory *memory)
 {
     memory_unmap(memory_take_aside(memory));
+    memory_unmap(memory->parked);
     for (size_t i = 0; i < memory->n_buckets; i++)
         memory_unmap(memory->buckets[i]);
     free(memory->buckets);
@@ -199,20 +200,90 @@ void memory_ref(struct mapping *mapping)
     mapping->refs++;
 }
 
-void memory_unref(struct memory *memory, struct mapping *mapping)
+/* Nobody finds it any more. */
+static void take_out(struct memory *memory, struct mapping *mapping)
 {
     struct mapping **at;
 
-    if (!mapping || --mapping->refs > 0)
-        return;
     memory_withdraw(memory, mapping);
     for (at = bucket_of(memory, mapping->region); *at != mapping;)
         at = &(*at)->next;
     *at = mapping->next;
     memory->count--;
+}
+
+static void put_aside(struct memory *memory, struct mapping *mapping)
+{
     mapping->next = memory->aside;
     memory->aside = mapping;
 }
+
+void memory_unref(struct memory *memory, struct mapping *mapping)
+{
+    if (!mapping || --mapping->refs > 0)
+        return;
+    take_out(memory, mapping);
+    put_aside(memory, mapping);
+}
+
+/* ---- parked ---- */
+
+bool memory_may_park(const struct mapping *mapping, enum mapping_origin origin)
+{
+    return mapping && mapping->comes_again && mapping->origin == origin && mapping->writable && mapping->refs == 1;
+}
+
+void memory_park(struct memory *memory, struct mapping *mapping)
+{
+    mapping->refs = 0;
+    take_out(memory, mapping);
+    mapping->next = memory->parked;
+    memory->parked = mapping;
+}
+
+static struct mapping **find_parked(struct memory *memory, uint64_t region)
+{
+    struct mapping **at = &memory->parked;
+
+    while (*at && (*at)->region != region)
+        at = &(*at)->next;
+    return at;
+}
+
+bool memory_is_parked(const struct memory *memory, uint64_t region)
+{
+    for (const struct mapping *mapping = memory->parked; mapping; mapping = mapping->next)
+        if (mapping->region == region)
+            return true;
+    return false;
+}
+
+struct mapping *memory_unpark(struct memory *memory, uint64_t region, uint64_t generation, enum mapping_origin origin)
+{
+    struct mapping **at = find_parked(memory, region), *mapping = *at;
+
+    if (!mapping)
+        return NULL;
+    *at = mapping->next;
+    mapping->generation = generation;
+    mapping->origin = origin;
+    mapping->refs = 1;
+    add_to_bucket(memory, mapping);
+    memory->count++;
+    return mapping;
+}
+
+void memory_drop_parked(struct memory *memory, uint64_t region)
+{
+    struct mapping **at = find_parked(memory, region), *mapping = *at;
+
+    if (!mapping)
+        return;
+    *at = mapping->next;
+    put_aside(memory, mapping);
+}
+
+/* ---- unmapping ---- */
 
 struct mapping *memory_take_aside(struct memory *memory)
 {

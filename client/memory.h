@@ -3,6 +3,9 @@
  *
  * A mapping is counted: rdt_alloc or rdt_import is one user, every fetched object that points into it another. It is
  * unmapped after the last one, outside the lock (a large munmap takes long): memory_unref only puts it aside.
+ *
+ * A region that the daemon may give again is parked instead: nobody uses it, it stays mapped, and when the daemon names it anew,
+ * under another generation, it is there without a page fault. The daemon decides how much is kept and for how long.
  */
 #ifndef CLIENT_MEMORY_H
 #define CLIENT_MEMORY_H
@@ -25,7 +28,8 @@ struct mapping {
     size_t bytes;
     enum mapping_origin origin;
     bool writable;
-    bool offered; /* rdt_put finds it by address */
+    bool offered;     /* rdt_put finds it by address */
+    bool comes_again; /* may be parked */
     unsigned refs;
     uint64_t mark; /* scratch of whoever numbers the regions of one message: valid if it is that message's */
     uint32_t index;
@@ -37,7 +41,8 @@ struct memory {
     size_t n_offered, room;
     struct mapping **buckets; /* all, by region */
     size_t n_buckets, count;
-    struct mapping *aside; /* no longer used, to be unmapped */
+    struct mapping *aside;  /* no longer used, to be unmapped */
+    struct mapping *parked; /* no longer used, and to come again */
     uint64_t last_mark;
 };
 
@@ -65,6 +70,15 @@ struct mapping *memory_at(const struct memory *memory, uintptr_t lo, uintptr_t h
 
 void memory_ref(struct mapping *mapping);
 void memory_unref(struct memory *memory, struct mapping *mapping); /* NULL is fine */
+
+/* With the last reference, which is gone then: the daemon is told next, by RELEASE or RELEASE_REGION with `keep`. */
+bool memory_may_park(const struct mapping *mapping, enum mapping_origin origin);
+void memory_park(struct memory *memory, struct mapping *mapping);
+
+/* The region has come again: its mapping, with one reference for the caller. NULL: none is parked. */
+struct mapping *memory_unpark(struct memory *memory, uint64_t region, uint64_t generation, enum mapping_origin origin);
+bool memory_is_parked(const struct memory *memory, uint64_t region);
+void memory_drop_parked(struct memory *memory, uint64_t region); /* it will not come: put aside; nothing if it is not parked */
 
 struct mapping *memory_take_aside(struct memory *memory);
 void memory_unmap(struct mapping *aside); /* without the lock */

@@ -86,8 +86,8 @@ enum rdt_memory { RDT_MEMORY_DAEMON = 1, RDT_MEMORY_IMPORTED = 2, RDT_MEMORY_COP
  * after rdt_dealloc. Errors: NO_MEMORY, LIMIT, INVALID (0 bytes). */
 enum rdt_status rdt_alloc(rdt *rdt, size_t bytes, void **addr_p, struct rdt_error *err);
 
-/* Gives back what rdt_alloc or rdt_import gave. The address is unmapped (alloc) or forgotten (import: the caller's mapping is
- * the caller's). Objects put from it live on. INVALID: addr is not the start of such a range. */
+/* Gives back what rdt_alloc or rdt_import gave. The address is unmapped, or kept for what this process allocates or fetches next
+ * (alloc), or forgotten (import: the caller's mapping is the caller's). Nothing may be read or written there any more. Objects put from it live on. INVALID: addr is not the start of such a range. */
 enum rdt_status rdt_dealloc(rdt *rdt, void *addr, struct rdt_error *err);
 
 /* Offers a memfd that the caller has mapped at addr (bytes from offset 0 of the fd, shared mapping). The fd stays the caller's
@@ -238,7 +238,8 @@ struct rdt_object_info {
 };
 void rdt_object_info(const rdt_object *object, struct rdt_object_info *info_p);
 
-/* The end of a fetch: unmaps and drops the hold. NULL is fine. */
+/* The end of a fetch: drops the hold. Its memory is unmapped, or kept for what this process fetches next: nothing may be read or
+ * written there any more. NULL is fine. */
 void rdt_release(rdt_object *object);
 
 /* ---- published names ----

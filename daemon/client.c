@@ -19,11 +19,27 @@ void client_init(struct client *client, uint64_t id)
     map_init(&client->fetches);
 }
 
+static void on_drop(struct warm *warm, uint64_t region)
+{
+    struct client *client = list_entry(warm, struct client, warm);
+    Rdt__Pb__RegionGone gone = RDT__PB__REGION_GONE__INIT;
+
+    gone.n_regions = 1;
+    gone.regions = &region;
+    client->send(client, RDT_EVENT_REGION_GONE, FRAME_EVENT, 0, &gone.base, NULL, 0);
+}
+
+void client_keep_warm(struct client *client, struct regions *regions)
+{
+    warm_start(&client->warm, regions, client->id, on_drop);
+}
+
 bool client_fini(struct client *client, uint64_t until_ns)
 {
     struct hold *hold;
     struct region *region;
 
+    warm_stop(&client->warm); /* first: what it lets go of below comes to nobody again */
     while ((hold = map_next(&client->holds, &client->reaped_holds))) {
         client_release(hold);
         if (uv_hrtime() >= until_ns)

@@ -10,6 +10,7 @@
 #include "daemon/list.h"
 #include "daemon/map.h"
 #include "daemon/region.h"
+#include "daemon/warm.h"
 #include "proto/frame.h"
 #include "proto/messages.h"
 #include "rdt.pb-c.h"
@@ -46,6 +47,7 @@ struct client {
     struct map regions; /* handles it has: region id -> struct region, one reference each */
     struct map holds;   /* hold id -> struct hold */
     struct map fetches; /* handle -> struct fetch */
+    struct warm warm;   /* regions it has mapped and let go of: they come again */
     struct list calls;  /* deferred: struct call.link */
     unsigned n_calls;
     struct list wakes; /* struct client_wake.link */
@@ -69,6 +71,9 @@ struct hold {
 };
 
 void client_init(struct client *client, uint64_t id);
+
+/* From now on its regions may come again to it: it is told of those that will not. */
+void client_keep_warm(struct client *client, struct regions *regions);
 
 /* Drops region handles and holds (objects, fetches and calls are ended by those who know them, before). false: the time was over, call
  * again. */

@@ -291,6 +291,7 @@ static void on_hello(struct conn *conn, struct frame *frame)
     }
     (void)snprintf(client->name, sizeof client->name, "%s", hello->client_name);
     conn->greeted = true;
+    client_keep_warm(client, rpc->regions);
     deadline_unset(rpc->deadlines, &conn->hello);
     list_append(&rpc->clients, &client->link);
     rpc->n_clients++;

@@ -108,6 +108,7 @@ static void close_pool(void *arg)
 {
     struct daemon *daemon = arg;
 
+    regions_close(&daemon->regions);
     work_pool_close(daemon->pool, close_plugins, daemon);
 }
 
@@ -232,6 +233,9 @@ static void wire(struct daemon *daemon)
 
     deadlines_init(&daemon->deadlines, &daemon->loop);
     regions_init(&daemon->regions, daemon->plugins, daemon->pool, options_effective_memory_limit(options));
+    regions_keep(&daemon->regions, &daemon->deadlines,
+                 options->pool_max_bytes ? options->pool_max_bytes : daemon->regions.limit_bytes / 8,
+                 options->warm_max_bytes ? options->warm_max_bytes : daemon->regions.limit_bytes / 8, options->pool_idle_ns);
     accounts_init(&daemon->accounts);
     object_table_init(&daemon->objects, &daemon->node, &daemon->accounts, options->max_objects);
     names_init(&daemon->names, &daemon->accounts, &daemon->deadlines, options->max_names, options->max_objects);

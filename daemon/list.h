@@ -44,6 +44,18 @@ static inline void list_remove(struct list *node)
     list_init(node);
 }
 
+/* Moves all of them to the end of another list. */
+static inline void list_splice(struct list *head, struct list *from)
+{
+    if (list_empty(from))
+        return;
+    from->next->prev = head->prev;
+    head->prev->next = from->next;
+    from->prev->next = head;
+    head->prev = from->prev;
+    list_init(from);
+}
+
 static inline struct list *list_first(const struct list *head)
 {
     return list_empty(head) ? NULL : head->next;

@@ -32,6 +32,9 @@ struct options {
     char *log_level;             /* "info" */
     bool allow_overflow_uid;     /* no: unmapped uids are refused */
     uint64_t memory_limit_bytes; /* 0: half of the smaller of RAM and the cgroup's limit */
+    uint64_t pool_max_bytes;     /* 0: an eighth of memory_limit */
+    uint64_t warm_max_bytes;     /* of one client; 0: an eighth of memory_limit */
+    uint64_t pool_idle_ns;       /* 10s: memory that is ready or warm and nobody wanted goes back */
     uint32_t max_clients;        /* 4096 */
     uint32_t max_objects;        /* 1048576 */
     uint32_t max_names;          /* 4096: of one owner */

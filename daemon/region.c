@@ -1,11 +1,13 @@
-/* Allocation, import, export and the last unref of regions. What grows with pages runs on the pool. */
+/* Allocation, import, export and the last unref of regions. What grows with pages runs on the work pool. */
 #include "daemon/region.h"
 
 #include <assert.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 
 #include "daemon/log.h"
+#include "daemon/warm.h"
 
 #define SMALL_BYTES (128u << 10) /* page work up to this size is quicker than the way to the pool and back */
 
@@ -18,18 +20,87 @@ struct page_work {
     enum rdt_status status;
     struct rdt_error err;
     void *handle;
+    struct list victims; /* allocating: struct pool_block whose pages go first */
 };
+
+/* ---- all of them ---- */
+
+static bool reserve(void *arg, uint64_t bytes)
+{
+    struct regions *regions = arg;
+
+    if (bytes > regions->limit_bytes || regions->bytes > regions->limit_bytes - bytes)
+        return false;
+    regions->bytes += bytes;
+    return true;
+}
+
+static void unreserve(void *arg, uint64_t bytes)
+{
+    struct regions *regions = arg;
+
+    regions->bytes -= bytes;
+}
 
 void regions_init(struct regions *regions, struct plugins *plugins, struct work_pool *pool, uint64_t limit_bytes)
 {
     *regions = (struct regions){.plugins = plugins, .pool = pool, .next_id = 1, .limit_bytes = limit_bytes};
     map_init(&regions->by_id);
+    map_init(&regions->warm_clients);
+    list_init(&regions->warm);
+    pool_init(&regions->ready, pool, 0, 0);
 }
 
 void regions_fini(struct regions *regions)
 {
     map_fini(&regions->by_id);
+    map_fini(&regions->warm_clients);
 }
+
+static void on_sweep(struct deadline *deadline)
+{
+    struct regions *regions = list_entry(deadline, struct regions, sweep);
+    uint64_t now = uv_hrtime();
+    bool more = pool_sweep(&regions->ready, now);
+
+    if (warm_sweep(regions, now) || more)
+        regions_watch(regions);
+}
+
+void regions_watch(struct regions *regions)
+{
+    if (regions->deadlines && regions->sweep.place == 0)
+        (void)deadline_set(regions->deadlines, &regions->sweep, (int64_t)(regions->ready.idle_ns / 2));
+}
+
+void regions_keep(struct regions *regions, struct deadlines *deadlines, uint64_t pool_max_bytes, uint64_t warm_max_bytes,
+                  uint64_t idle_ns)
+{
+    pool_init(&regions->ready, regions->pool, pool_max_bytes, idle_ns);
+    regions->ready.kind = plugins_memory_kind(regions->plugins, "host");
+    regions->ready.reserve = reserve;
+    regions->ready.unreserve = unreserve;
+    regions->ready.arg = regions;
+    regions->warm_max_bytes = warm_max_bytes;
+    regions->deadlines = deadlines;
+    regions->sweep.on_passed = on_sweep;
+}
+
+void regions_close(struct regions *regions)
+{
+    if (!regions->deadlines)
+        return;
+    pool_close(&regions->ready);
+    deadline_unset(regions->deadlines, &regions->sweep);
+    regions->deadlines = NULL;
+}
+
+uint64_t regions_used_bytes(const struct regions *regions)
+{
+    return regions->bytes - regions->ready.bytes - regions->warm_bytes;
+}
+
+/* ---- one ---- */
 
 static struct region *region_new(struct regions *regions, struct memory_kind *kind, const char *device, uint64_t bytes,
                                  enum region_origin origin, struct account *account, uint64_t client)
@@ -44,13 +115,15 @@ static struct region *region_new(struct regions *regions, struct memory_kind *ki
     region->kind = kind;
     (void)snprintf(region->device, sizeof region->device, "%s", device);
     region->block.fd = -1;
-    region->bytes = bytes;
+    region->bytes = region->room = bytes;
     region->origin = origin;
     region->account = account_ref(account);
     region->client = client;
     region->refs = 1;
     list_init(&region->uses);
     list_init(&region->idle_waiters);
+    list_init(&region->by_client);
+    list_init(&region->by_age);
     if (!map_put_u64(&regions->by_id, region->id, region)) {
         account_unref(account);
         free(region);
@@ -63,7 +136,15 @@ static struct region *region_new(struct regions *regions, struct memory_kind *ki
 static void region_forget(struct region *region)
 {
     if (region->origin != REGION_IMPORTED)
-        region->regions->bytes -= region->bytes;
+        region->regions->bytes -= region->room;
+    account_unref(region->account);
+    free(region);
+}
+
+/* It never had memory. */
+static void region_cancel(struct region *region)
+{
+    map_remove_u64(&region->regions->by_id, region->id);
     account_unref(region->account);
     free(region);
 }
@@ -80,12 +161,23 @@ static enum rdt_status find_kind(struct regions *regions, const char *name, stru
     return RDT_OK;
 }
 
+static void free_victims(struct list *victims)
+{
+    list_for_each_safe (node, victims) {
+        struct pool_block *block = list_entry(node, struct pool_block, link);
+        pool_block_free(block);
+        free(block);
+    }
+    list_init(victims);
+}
+
 static void run_alloc(struct work *work)
 {
     struct page_work *page = (struct page_work *)work;
     struct region *region = page->region;
 
-    page->status = region->kind->ops.alloc(region->kind->instance, region->device, region->bytes, &region->block, &page->err);
+    free_victims(&page->victims);
+    page->status = region->kind->ops.alloc(region->kind->instance, region->device, region->room, &region->block, &page->err);
     if (page->status != RDT_OK || region->origin != REGION_RECEIVED)
         return;
     /* bytes are about to come: its pages are touched here, not one by one by the thread that receives */
@@ -108,6 +200,65 @@ static void done_alloc(struct work *work)
     free(page);
 }
 
+/* Whether there is room for so many bytes, if need be in place of what is ready or warm. */
+static bool make_room(struct regions *regions, uint64_t bytes, struct list *victims)
+{
+    uint64_t free_bytes = regions->bytes < regions->limit_bytes ? regions->limit_bytes - regions->bytes : 0;
+    uint64_t before = regions->bytes;
+
+    if (bytes <= free_bytes)
+        return true;
+    if (regions->ready.bytes + regions->warm_bytes < bytes - free_bytes)
+        return false; /* nobody shall lose what is warm for nothing */
+    pool_give_up(&regions->ready, bytes - free_bytes, victims);
+    free_bytes += before - regions->bytes;
+    if (bytes > free_bytes)
+        warm_give_up(regions, bytes - free_bytes, victims);
+    return bytes <= regions->limit_bytes && regions->bytes <= regions->limit_bytes - bytes;
+}
+
+/* What could not be used after all: the pages go, nobody waits for it. */
+static void run_drop(struct work *work)
+{
+    free_victims(&((struct page_work *)work)->victims);
+    free(work);
+}
+
+static void drop_victims(struct regions *regions, struct list *victims)
+{
+    struct page_work *page;
+
+    if (list_empty(victims))
+        return;
+    page = calloc(1, sizeof *page);
+    if (!page) {
+        free_victims(victims);
+        return;
+    }
+    page->work = (struct work){.run = run_drop};
+    list_init(&page->victims);
+    list_splice(&page->victims, victims);
+    work_submit(regions->pool, &page->work);
+}
+
+static enum rdt_status no_room(const struct regions *regions, uint64_t bytes, struct rdt_error *err)
+{
+    return rdt_error_set(err, bytes > regions->limit_bytes ? RDT_LIMIT : RDT_NO_MEMORY,
+                         "%llu bytes do not fit: %llu of the daemon's memory_limit of %llu bytes are taken",
+                         (unsigned long long)bytes, (unsigned long long)regions->bytes,
+                         (unsigned long long)regions->limit_bytes);
+}
+
+/* The charge is the pool's until now. */
+static void adopt(struct region *region, struct pool_block *take_block)
+{
+    region->block = take_block->block;
+    region->room = take_block->bytes;
+    region->n_registrations = take_block->n_registrations;
+    memcpy(region->registrations, take_block->registrations, sizeof region->registrations);
+    free(take_block);
+}
+
 enum rdt_status region_alloc(struct regions *regions, const char *kind_name, const char *device, uint64_t bytes,
                              enum region_origin origin, struct account *account, uint64_t client, struct region **region_p,
                              region_ready on_ready, void *arg, struct rdt_error *err)
@@ -115,24 +266,38 @@ enum rdt_status region_alloc(struct regions *regions, const char *kind_name, con
     struct memory_kind *kind;
     struct region *region;
     struct page_work *page;
+    struct pool_block *ready;
+    struct list victims;
+    uint64_t room;
     enum rdt_status status = find_kind(regions, kind_name, &kind, err);
 
     if (status != RDT_OK)
         return status;
     if (bytes == 0)
         return rdt_error_set(err, RDT_INVALID, "cannot allocate 0 bytes");
-    if (bytes > regions->limit_bytes || regions->bytes > regions->limit_bytes - bytes)
-        return rdt_error_set(err, bytes > regions->limit_bytes ? RDT_LIMIT : RDT_NO_MEMORY,
-                             "%llu bytes do not fit: %llu of the daemon's memory_limit of %llu bytes are taken",
-                             (unsigned long long)bytes, (unsigned long long)regions->bytes,
-                             (unsigned long long)regions->limit_bytes);
     region = region_new(regions, kind, device, bytes, origin, account, client);
     if (!region)
         return rdt_error_set(err, RDT_NO_MEMORY, "no memory for a region");
-    regions->bytes += bytes;
+    ready = origin == REGION_ALLOCATED ? NULL : pool_take(&regions->ready, kind, bytes);
+    if (regions->ready.bytes > 0)
+        regions_watch(regions);
+    if (ready) {
+        adopt(region, ready);
+        *region_p = region;
+        return RDT_OK;
+    }
+    list_init(&victims);
+    room = origin == REGION_ALLOCATED ? pool_pages_bytes(bytes) : pool_room_bytes(&regions->ready, kind, bytes);
+    if (!make_room(regions, room, &victims) && !make_room(regions, room = pool_pages_bytes(bytes), &victims)) {
+        drop_victims(regions, &victims);
+        region_cancel(region);
+        return no_room(regions, bytes, err);
+    }
+    region->room = room;
+    regions->bytes += room;
 
-    if (bytes <= SMALL_BYTES) {
-        status = kind->ops.alloc(kind->instance, device, bytes, &region->block, err);
+    if (bytes <= SMALL_BYTES && list_empty(&victims)) {
+        status = kind->ops.alloc(kind->instance, device, room, &region->block, err);
         if (status != RDT_OK) {
             map_remove_u64(&regions->by_id, region->id);
             region_forget(region);
@@ -143,6 +308,7 @@ enum rdt_status region_alloc(struct regions *regions, const char *kind_name, con
     }
     page = calloc(1, sizeof *page);
     if (!page) {
+        drop_victims(regions, &victims);
         map_remove_u64(&regions->by_id, region->id);
         region_forget(region);
         return rdt_error_set(err, RDT_NO_MEMORY, "no memory for a region");
@@ -151,6 +317,8 @@ enum rdt_status region_alloc(struct regions *regions, const char *kind_name, con
     page->region = region;
     page->on_ready = on_ready;
     page->arg = arg;
+    list_init(&page->victims);
+    list_splice(&page->victims, &victims);
     work_submit(regions->pool, &page->work);
     return RDT_AGAIN;
 }
@@ -197,29 +365,63 @@ void region_ref(struct region *region)
 
 static void run_free(struct work *work)
 {
-    struct region *region = ((struct page_work *)work)->region;
-
-    for (unsigned i = 0; i < region->n_registrations; i++) {
-        struct registration *registration = &region->registrations[i];
-        if (registration->handle)
-            registration->transport->ops.unregister_memory(registration->transport->instance, registration->handle);
-    }
-    region->kind->ops.free(region->kind->instance, &region->block);
+    pool_block_free(list_entry(work, struct pool_block, work));
 }
 
+/* The charge of memory goes when its pages have: block->bytes is 0 for imported memory. */
 static void done_free(struct work *work)
 {
-    struct page_work *page = (struct page_work *)work;
+    struct pool_block *block = list_entry(work, struct pool_block, work);
+    struct regions *regions = list_entry(block->pool, struct regions, ready);
 
-    page->region->regions->freeing--;
-    region_forget(page->region);
-    free(page);
+    regions->freeing--;
+    regions->bytes -= block->bytes;
+    free(block);
+}
+
+static void fill_block(struct pool_block *block, const struct region *region, bool discard)
+{
+    *block = (struct pool_block){.pool = &region->regions->ready,
+                                 .kind = region->kind,
+                                 .block = region->block,
+                                 .bytes = region->origin == REGION_IMPORTED ? 0 : region->room,
+                                 .n_registrations = region->n_registrations,
+                                 .discard = discard};
+    memcpy(block->registrations, region->registrations, sizeof block->registrations);
+    list_init(&block->link);
+}
+
+void region_retire(struct region *region, bool discard, struct list *victims)
+{
+    struct regions *regions = region->regions;
+    bool seen = region->exported_to != 0 || region->exported_widely || region->origin == REGION_IMPORTED;
+    bool little = region->room <= SMALL_BYTES && region->n_registrations == 0 && !discard && !victims;
+    struct pool_block *block = little ? NULL : malloc(sizeof *block), now;
+
+    fill_block(block ? block : &now, region, discard);
+    account_unref(region->account);
+    free(region);
+    if (!block) { /* little, or no memory to do it elsewhere */
+        pool_block_free(&now);
+        regions->bytes -= now.bytes;
+        return;
+    }
+    if (victims) {
+        regions->bytes -= block->bytes;
+        list_append(victims, &block->link);
+        return;
+    }
+    if (!seen && pool_give(&regions->ready, block)) {
+        regions_watch(regions);
+        return;
+    }
+    regions->freeing++;
+    block->work = (struct work){.run = run_free, .done = done_free};
+    work_submit(regions->pool, &block->work);
 }
 
 void region_unref(struct region *region)
 {
-    struct page_work *page;
-
     if (!region)
         return;
     assert(region->refs > 0);
@@ -227,18 +429,8 @@ void region_unref(struct region *region)
         return;
     assert(region->pins == 0 && list_empty(&region->uses) && list_empty(&region->idle_waiters));
     map_remove_u64(&region->regions->by_id, region->id);
-    page = region->bytes > SMALL_BYTES || region->n_registrations > 0 ? calloc(1, sizeof *page) : NULL;
-    region->regions->freeing++;
-    if (!page) { /* little, or no memory to do it elsewhere */
-        struct page_work now = {.region = region};
-        run_free(&now.work);
-        region->regions->freeing--;
-        region_forget(region);
-        return;
-    }
-    page->work = (struct work){.run = run_free, .done = done_free};
-    page->region = region;
-    work_submit(region->regions->pool, &page->work);
+    if (!warm_keep(region))
+        region_retire(region, false, NULL);
 }
 
 void region_pin(struct region *region)
@@ -261,7 +453,7 @@ uint8_t *region_addr(struct region *region, struct rdt_error *err)
     return region->block.addr;
 }
 
-enum rdt_status region_export(struct region *region, bool writable, int *fd_p, struct rdt_error *err)
+static enum rdt_status share(struct region *region, bool writable, int *fd_p, struct rdt_error *err)
 {
     enum rdt_status status;
 
@@ -273,13 +465,113 @@ enum rdt_status region_export(struct region *region, bool writable, int *fd_p, s
     return status;
 }
 
+static enum rdt_status not_anyone(const struct region *region, struct rdt_error *err)
+{
+    return rdt_error_set(err, RDT_INTERNAL, "region %llu served client %llu before, and can serve nobody else",
+                         (unsigned long long)region->id, (unsigned long long)region->exported_to);
+}
+
+enum rdt_status region_export_to(struct region *region, uint64_t client, bool writable, int *fd_p, struct rdt_error *err)
+{
+    bool first = region->exported_to == 0 && !region->exported_widely;
+    enum rdt_status status;
+
+    if (region->had_life && region->exported_to != client)
+        return not_anyone(region, err);
+    status = share(region, writable, fd_p, err);
+    if (status != RDT_OK)
+        return status;
+    if (first && client != 0)
+        region->exported_to = client;
+    else if (first || region->exported_to != client)
+        region->exported_widely = true;
+    return RDT_OK;
+}
+
+enum rdt_status region_export(struct region *region, bool writable, int *fd_p, struct rdt_error *err)
+{
+    enum rdt_status status;
+
+    if (region->had_life)
+        return not_anyone(region, err);
+    status = share(region, writable, fd_p, err);
+    if (status == RDT_OK)
+        region->exported_widely = true;
+    return status;
+}
+
+bool region_may_come_again(const struct region *region, uint64_t client)
+{
+    return region->regions->warm_max_bytes > 0 && region->origin != REGION_IMPORTED && region->exported_to == client &&
+           !region->exported_widely && region->writable_outside;
+}
+
+/* ---- scrubbing ---- */
+
+static void run_scrub(struct work *work)
+{
+    struct region *region = ((struct page_work *)work)->region;
+
+    memset(region->block.addr, 0, region->room);
+}
+
+static void done_scrub(struct work *work)
+{
+    struct page_work *page = (struct page_work *)work;
+
+    page->on_ready(page->arg, page->region, NULL);
+    free(page);
+}
+
+enum rdt_status region_scrub(struct region *region, region_ready on_ready, void *arg, struct rdt_error *err)
+{
+    struct page_work *page;
+
+    if (!region_addr(region, err))
+        return err ? err->status : RDT_SYSTEM;
+    page = calloc(1, sizeof *page);
+    if (!page)
+        return rdt_error_set(err, RDT_NO_MEMORY, "no memory to clear region %llu", (unsigned long long)region->id);
+    page->work = (struct work){.run = run_scrub, .done = done_scrub};
+    page->region = region;
+    page->on_ready = on_ready;
+    page->arg = arg;
+    work_submit(region->regions->pool, &page->work);
+    return RDT_OK;
+}
+
+/* ---- registering ---- */
+
 static void run_register(struct work *work)
 {
     struct page_work *page = (struct page_work *)work;
     struct region *region = page->region;
 
-    page->status = page->transport->ops.register_memory(page->transport->instance, region->block.addr, region->bytes,
+    page->status = page->transport->ops.register_memory(page->transport->instance, region->block.addr,
+                                                        region->origin == REGION_IMPORTED ? region->bytes : region->room,
                                                         region->kind->name, &page->handle, &page->err);
+}
+
+static void run_unregister(struct work *work)
+{
+    struct page_work *page = (struct page_work *)work;
+
+    page->transport->ops.unregister_memory(page->transport->instance, page->handle);
+    free(page);
+}
+
+static void unregister(struct regions *regions, struct transport *transport, void *handle)
+{
+    struct page_work *page = calloc(1, sizeof *page);
+
+    if (!page) {
+        transport->ops.unregister_memory(transport->instance, handle);
+        return;
+    }
+    page->work = (struct work){.run = run_unregister};
+    page->transport = transport;
+    page->handle = handle;
+    work_submit(regions->pool, &page->work);
 }
 
 static void done_register(struct work *work)
@@ -292,7 +584,7 @@ static void done_register(struct work *work)
         for (unsigned i = 0; i < region->n_registrations; i++)
             twice = twice || region->registrations[i].transport == page->transport;
         if (twice || region->n_registrations == REGION_MAX_REGISTRATIONS) /* two asked at once: one is enough */
-            page->transport->ops.unregister_memory(page->transport->instance, page->handle);
+            unregister(region->regions, page->transport, page->handle);
         else
             region->registrations[region->n_registrations++] = (struct registration){page->transport, page->handle};
         page->on_ready(page->arg, region, NULL);
@@ -331,6 +623,8 @@ enum rdt_status region_register(struct region *region, struct transport *transpo
     page->on_ready = on_ready;
     page->arg = arg;
     region_ref(region);
+    if (region->kind == region->regions->ready.kind)
+        pool_note_registration(&region->regions->ready, transport);
     work_submit(region->regions->pool, &page->work);
     return RDT_AGAIN;
 }

@@ -1,5 +1,6 @@
-/* Ranges of memory: who owns them, who keeps them, where they are registered. A region is counted: it goes when nobody refers to it,
- * and its pages are given back on the pool. Memory that left the daemon is never used for anyone else: there is no free list here.
+/* Ranges of memory: who owns them, who keeps them, where they are registered. A region is counted: when nobody refers to it any more
+ * its memory goes one of three ways. What never left the daemon serves anyone again (pool.h); what only one client ever had may serve
+ * that client again (warm.h); anything else goes back to the kernel, on the work pool.
  *
  * Loop thread only.
  */
@@ -7,9 +8,11 @@
 #define DAEMON_REGION_H
 
 #include "daemon/account.h"
+#include "daemon/deadline.h"
 #include "daemon/list.h"
 #include "daemon/map.h"
 #include "daemon/plugin.h"
+#include "daemon/pool.h"
 #include "daemon/work.h"
 #include "proto/layout.h"
 
@@ -18,18 +21,20 @@ struct regions {
     struct work_pool *pool;
     struct map by_id;
     uint64_t next_id;
-    uint64_t bytes, limit_bytes; /* of memory the daemon allocated, given out or not */
+    uint64_t bytes, limit_bytes; /* of memory the daemon allocated: in use, ready, warm, or on its way back */
     unsigned freeing;            /* pages on their way back */
+    struct pool ready;
+    struct map warm_clients;             /* client id -> struct warm */
+    struct list warm;                    /* struct region.by_age: of all clients, the oldest first */
+    uint64_t warm_bytes, warm_max_bytes; /* of all; of one client */
+    uint64_t warm_hits;
+    struct deadlines *deadlines; /* NULL: nothing is kept ready or warm */
+    struct deadline sweep;
 };
 
 enum region_origin { REGION_ALLOCATED, REGION_IMPORTED, REGION_RECEIVED };
 
-struct registration {
-    struct transport *transport;
-    void *handle;
-};
-
-#define REGION_MAX_REGISTRATIONS 4
+#define REGION_MAX_REGISTRATIONS BLOCK_MAX_REGISTRATIONS
 
 struct region {
     uint64_t id, generation; /* ids are never used again; the generation says so on the wire */
@@ -37,17 +42,24 @@ struct region {
     struct memory_kind *kind;
     char device[65];
     struct rdt_block block;
-    uint64_t bytes;
+    uint64_t bytes; /* as asked for */
+    uint64_t room;  /* what it takes, and a client maps: whole pages, or its size class */
     enum region_origin origin;
     struct account *account; /* a reference */
     uint64_t client;         /* session that allocated or imported it, or fetched into it; 0 when that session gave it back */
     unsigned refs;
     unsigned pins;         /* transfers that touch it now; each pin is also a ref */
     bool writable_outside; /* a writable fd has left the daemon, or came from outside */
+    uint64_t exported_to;  /* the only client that ever had a fd of it; 0: nobody had, or many */
+    bool exported_widely;
+    bool kept;     /* exported_to has it mapped, uses it for nothing, and waits for it to come again */
+    bool had_life; /* it was warm before: nobody but exported_to may ever have it */
     struct registration registrations[REGION_MAX_REGISTRATIONS];
     unsigned n_registrations;
-    struct list uses;         /* struct region_use: objects and targets over it */
-    struct list idle_waiters; /* struct region_waiter */
+    struct list uses;              /* struct region_use: objects and targets over it */
+    struct list idle_waiters;      /* struct region_waiter */
+    struct list by_client, by_age; /* warm.c's */
+    uint64_t warm_since_ns;
 };
 
 /* A byte range of a region that somebody may read or write: an object's tensors, or a fetch's target. */
@@ -71,9 +83,24 @@ typedef void (*region_ready)(void *arg, struct region *region, const struct rdt_
 void regions_init(struct regions *regions, struct plugins *plugins, struct work_pool *pool, uint64_t limit_bytes);
 void regions_fini(struct regions *regions);
 
-/* New zeroed memory with one reference for the caller. RDT_OK: *region_p is ready now (little memory). RDT_AGAIN: on_ready comes
- * later, with the region or the error. NO_MEMORY, LIMIT (names it) and UNSUPPORTED (no such memory kind) come at once where they
- * can: the limit is taken before anything is touched. */
+/* From now on memory is kept ready (pool_max_bytes in all) and warm (warm_max_bytes of each client); 0: none. What nobody wanted for
+ * idle_ns goes back. */
+void regions_keep(struct regions *regions, struct deadlines *deadlines, uint64_t pool_max_bytes, uint64_t warm_max_bytes,
+                  uint64_t idle_ns);
+
+/* Nothing is kept any more: what is ready goes back, by the work pool, which must still run. */
+void regions_close(struct regions *regions);
+
+/* What is in use, without what is ready or warm. */
+uint64_t regions_used_bytes(const struct regions *regions);
+
+/* Something ready or warm may have to be given back later: sees to it that somebody looks. */
+void regions_watch(struct regions *regions);
+
+/* New zeroed memory with one reference for the caller. RDT_OK: *region_p is ready now (little memory, or what was kept ready: not for
+ * REGION_ALLOCATED). RDT_AGAIN: on_ready comes later, with the region or the error. NO_MEMORY, LIMIT (names it) and UNSUPPORTED (no
+ * such memory kind) come at once where they can: the limit is taken before anything is touched. Before anyone is refused, what is
+ * ready or warm is given up. */
 enum rdt_status region_alloc(struct regions *regions, const char *kind, const char *device, uint64_t bytes,
                              enum region_origin origin, struct account *account, uint64_t client, struct region **region_p,
                              region_ready on_ready, void *arg, struct rdt_error *err);
@@ -92,8 +119,21 @@ void region_unpin(struct region *region);
 /* Where the daemon sees its first byte; mapped at the first call. NULL with err. */
 uint8_t *region_addr(struct region *region, struct rdt_error *err);
 
-/* A new fd for a client. writable false: cannot be mapped writable by another uid. */
+/* A new fd for the client of that number. writable false: cannot be mapped writable by another uid. */
+enum rdt_status region_export_to(struct region *region, uint64_t client, bool writable, int *fd_p, struct rdt_error *err);
+
+/* The same for whoever it may be: the memory can serve nobody again. INTERNAL if one client had it in an earlier life. */
 enum rdt_status region_export(struct region *region, bool writable, int *fd_p, struct rdt_error *err);
+
+/* The client may keep it mapped when it lets go of it, and may be given it again (warm.h): nobody else ever had it. */
+bool region_may_come_again(const struct region *region, uint64_t client);
+
+/* Zeroes it on the work pool; on_ready comes later. */
+enum rdt_status region_scrub(struct region *region, region_ready on_ready, void *arg, struct rdt_error *err);
+
+/* For warm.c: the memory of a region without references goes back, or onto victims with its charge gone; frees the struct. discard:
+ * its pages go even if a client has it mapped. */
+void region_retire(struct region *region, bool discard, struct list *victims);
 
 /* The transport's handle for it; *handle_p NULL if it registers nothing. RDT_AGAIN: on_ready comes later; call again then. */
 enum rdt_status region_register(struct region *region, struct transport *transport, void **handle_p, region_ready on_ready,

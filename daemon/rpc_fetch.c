@@ -172,6 +172,12 @@ enum rdt_status rpc_release(struct call *call, const void *request, struct rdt_e
 
     if (!hold)
         return rdt_error_set(err, RDT_NOT_FOUND, "this client has no hold %llu", (unsigned long long)message->hold);
+    if (message->keep && hold->region) {
+        if (region_may_come_again(hold->region, call->client->id))
+            hold->region->kept = true;
+        else
+            call->client->warm.on_drop(&call->client->warm, hold->region->id); /* nobody had told it so */
+    }
     client_release(hold);
     call_reply_empty(call);
     return RDT_OK;

@@ -1,9 +1,11 @@
 /* ALLOC, IMPORT, RELEASE_REGION: memory that a client asks for, offers, gives back. */
 #include <stdlib.h>
+#include <strings.h>
 #include <unistd.h>
 
 #include "daemon/rpc_call.h"
 
+/* The fd of memory that its client has mapped since it last had it need not be sent. */
 static void reply_region(struct call *call, struct region *region, bool with_fd)
 {
     Rdt__Pb__RegionReply reply = RDT__PB__REGION_REPLY__INIT;
@@ -12,8 +14,16 @@ static void reply_region(struct call *call, struct region *region, bool with_fd)
 
     reply.region = region->id;
     reply.generation = region->generation;
-    reply.bytes = region->bytes;
-    if (with_fd && region_export(region, true, &fd, &err) != RDT_OK) {
+    reply.bytes = region->room;
+    if (region->kept) {
+        region->kept = false;
+        reply.comes_again = true;
+        with_fd = false;
+    } else if (with_fd) {
+        (void)region_export_to(region, call->client->id, true, &fd, &err);
+        reply.comes_again = region_may_come_again(region, call->client->id);
+    }
+    if (err.status != RDT_OK) {
         region_unref(region);
         call_fail(call, &err);
         return;
@@ -68,8 +78,19 @@ enum rdt_status rpc_alloc(struct call *call, const void *request, struct rdt_err
     if (!wait)
         return rdt_error_set(err, RDT_NO_MEMORY, "no memory for the request");
     wait->call = call;
-    status = region_alloc(call->rpc->regions, alloc->memory, "", alloc->bytes, REGION_ALLOCATED, call->account,
-                          call->client->id, &region, on_allocated, wait, err);
+    region = alloc->memory[0] == '\0' || strcasecmp(alloc->memory, "host") == 0
+                 ? warm_take(&call->client->warm, alloc->bytes, REGION_ALLOCATED)
+                 : NULL;
+    if (region) {
+        status = region_scrub(region, on_allocated, wait, err);
+        if (status != RDT_OK)
+            region_unref(region);
+        else
+            status = RDT_AGAIN;
+    } else {
+        status = region_alloc(call->rpc->regions, alloc->memory, "", alloc->bytes, REGION_ALLOCATED, call->account,
+                              call->client->id, &region, on_allocated, wait, err);
+    }
     if (status == RDT_AGAIN) {
         call->waiting = wait;
         status = call_defer(call, -1, leave, err);
@@ -112,11 +133,15 @@ enum rdt_status rpc_release_region(struct call *call, const void *request, struc
 {
     const Rdt__Pb__ReleaseRegion *message = request;
     struct region *region = map_remove_u64(&call->client->regions, message->region);
+    Rdt__Pb__RegionKept reply = RDT__PB__REGION_KEPT__INIT;
 
     if (!region)
         return rdt_error_set(err, RDT_NOT_FOUND, "this client has no region %llu", (unsigned long long)message->region);
     region->client = 0; /* it cannot write there any more, as far as we know */
+    /* Not if an object or a transfer lies over it: they may show it to others yet. */
+    region->kept = message->keep && region->refs == 1 && region_may_come_again(region, call->client->id);
+    reply.kept = region->kept;
     region_unref(region);
-    call_reply_empty(call);
+    call_reply(call, &reply.base, NULL, 0);
     return RDT_OK;
 }

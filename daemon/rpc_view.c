@@ -36,7 +36,12 @@ enum rdt_status rpc_status(struct call *call, const void *request, struct rdt_er
     reply.clients = rpc->n_clients;
     reply.objects = rpc->objects->by_generation.used;
     reply.regions = map_count(&rpc->regions->by_id);
-    reply.memory_bytes = rpc->regions->bytes;
+    reply.memory_bytes = regions_used_bytes(rpc->regions);
+    reply.ready_bytes = rpc->regions->ready.bytes;
+    reply.ready_hits = rpc->regions->ready.hits;
+    reply.ready_misses = rpc->regions->ready.misses;
+    reply.warm_bytes = rpc->regions->warm_bytes;
+    reply.warm_hits = rpc->regions->warm_hits;
     reply.memory_limit_bytes = rpc->regions->limit_bytes;
     if (rpc->peers)
         list_for_each (node, peers_all(rpc->peers)) {

@@ -110,6 +110,16 @@ struct transfer *transfer_new(struct transfers *transfers, struct client *client
     return transfer;
 }
 
+enum rdt_status transfer_reserve(struct transfer *transfer, region_ready on_ready, struct rdt_error *err)
+{
+    if (transfer->n_fetches == 1) /* what several share is nobody's again */
+        transfer->received = warm_take(&transfer->client->warm, transfer->stream_bytes, REGION_RECEIVED);
+    if (transfer->received)
+        return RDT_OK;
+    return region_alloc(transfer->transfers->regions, "host", "", transfer->stream_bytes, REGION_RECEIVED, transfer->account,
+                        transfer->n_fetches == 1 ? transfer->client->id : 0, &transfer->received, on_ready, transfer, err);
+}
+
 void record_finish(struct transfers *transfers, struct transfer_record *record, const char *state, const char *error)
 {
     record->state = state;
@@ -333,8 +343,8 @@ static void result_drop_fds(struct result *result)
         (void)close(result->fds[--result->n_fds]);
 }
 
-static enum rdt_status result_add_region(struct result *result, struct region *region, bool writable, bool with_fd,
-                                         struct rdt_error *err)
+static enum rdt_status result_add_region(struct result *result, struct region *region, uint64_t client, bool writable,
+                                         bool with_fd, struct rdt_error *err)
 {
     size_t n = result->done.n_regions;
     Rdt__Pb__SharedRegion *entry = &result->regions[n];
@@ -343,14 +353,18 @@ static enum rdt_status result_add_region(struct result *result, struct region *r
     rdt__pb__shared_region__init(entry);
     entry->region = region->id;
     entry->generation = region->generation;
-    entry->bytes = region->bytes;
+    entry->bytes = region->room;
     entry->writable = writable;
     entry->fd_index = -1;
-    if (with_fd) {
-        enum rdt_status status = region_export(region, writable_fd, &result->fds[result->n_fds], err);
+    if (with_fd && region->kept && region->exported_to == client) {
+        region->kept = false; /* it has it mapped since it last had it */
+        entry->comes_again = true;
+    } else if (with_fd) {
+        enum rdt_status status = region_export_to(region, client, writable_fd, &result->fds[result->n_fds], err);
         if (status != RDT_OK)
             return status;
         entry->fd_index = (int32_t)result->n_fds++;
+        entry->comes_again = writable && region->origin == REGION_RECEIVED && region_may_come_again(region, client);
     }
     result->region_list[n] = entry;
     result->done.n_regions++;
@@ -438,7 +452,7 @@ void transfer_deliver_object(struct transfer *transfer, struct object *object, s
         if (!result_make_regions(&result, object->n_regions) || !(hold = client_hold_object(fetch->client, object)))
             status = rdt_error_set(&err, RDT_NO_MEMORY, "no memory to share object \"%s\"", ref.id);
         for (uint32_t i = 0; i < object->n_regions && status == RDT_OK; i++)
-            status = result_add_region(&result, object->uses[i].region, same, true, &err);
+            status = result_add_region(&result, object->uses[i].region, fetch->client->id, same, true, &err);
         if (status == RDT_OK) {
             result_send(&result, fetch, hold);
         } else {
@@ -463,7 +477,7 @@ static enum rdt_status fill_received(struct result *result, struct transfer *tra
             return rdt_error_set(err, RDT_NO_MEMORY, "no memory for the answer");
         layout_to_wire(transfer->target->layout, true, &result->tensors);
         for (uint32_t i = 0; i < transfer->target->n; i++)
-            (void)result_add_region(result, transfer->target->uses[i].region, true, false, err);
+            (void)result_add_region(result, transfer->target->uses[i].region, client->id, true, false, err);
         return RDT_OK;
     }
     layout_to_wire(transfer->packed, true, &result->tensors);
@@ -475,7 +489,7 @@ static enum rdt_status fill_received(struct result *result, struct transfer *tra
         return RDT_OK;
     if (!result_make_regions(result, 1) || !(*hold_p = client_hold_region(client, transfer->received)))
         return rdt_error_set(err, RDT_NO_MEMORY, "no memory for the answer");
-    return result_add_region(result, transfer->received, transfer->n_fetches == 1, true, err);
+    return result_add_region(result, transfer->received, client->id, transfer->n_fetches == 1, true, err);
 }
 
 void transfer_deliver_received(struct transfer *transfer)

@@ -145,6 +145,9 @@ void transfer_fail_err(struct transfer *transfer, const struct rdt_error *err);
 void transfer_abort(struct transfer *transfer); /* nobody waits any more */
 void transfer_end(struct transfer *transfer);   /* nothing touches memory: frees it */
 
+/* Memory for the bytes, in transfer->received: warm, ready, or (RDT_AGAIN: on_ready comes, with the transfer) new. */
+enum rdt_status transfer_reserve(struct transfer *transfer, region_ready on_ready, struct rdt_error *err);
+
 /* Results: each answers every fetch of the transfer. The caller ends the transfer afterwards. */
 void transfer_deliver_object(struct transfer *transfer, struct object *object, struct layout *layout, bool same);
 void transfer_deliver_received(struct transfer *transfer); /* region, target or inline data */

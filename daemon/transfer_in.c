@@ -421,16 +421,13 @@ static void on_ready(void *arg, struct region *region, const struct rdt_error *e
 /* One step of reserving at a time, until all is there: then the bytes may come. */
 static void go_on(struct transfer *transfer)
 {
-    struct transfers *transfers = transfer->transfers;
     struct target *target = transfer->target;
     struct rdt_error err = {0};
     enum rdt_status status = RDT_OK;
     void *handle;
 
     if (!target && !transfer->received)
-        status =
-            region_alloc(transfers->regions, "host", "", transfer->stream_bytes, REGION_RECEIVED, transfer->account,
-                         transfer->n_fetches == 1 ? transfer->client->id : 0, &transfer->received, on_ready, transfer, &err);
+        status = transfer_reserve(transfer, on_ready, &err);
     for (uint32_t i = 0; status == RDT_OK && i < (target ? target->n : 1); i++) {
         struct region *region = target ? target->uses[i].region : transfer->received;
         if (region && !region_addr(region, &err))

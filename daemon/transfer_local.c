@@ -175,7 +175,6 @@ static enum rdt_status copy_metadata(struct transfer *transfer, const struct obj
 /* The object is pinned; memory for the copy comes next. */
 static void reserve(struct transfer *transfer, struct object *object)
 {
-    struct transfers *transfers = transfer->transfers;
     struct rdt_error err = {0};
     enum rdt_status status;
 
@@ -197,8 +196,7 @@ static void reserve(struct transfer *transfer, struct object *object)
         start_copy(transfer);
         return;
     }
-    status = region_alloc(transfers->regions, "host", "", transfer->stream_bytes, REGION_RECEIVED, transfer->account,
-                          transfer->client->id, &transfer->received, on_reserved, transfer, &err);
+    status = transfer_reserve(transfer, on_reserved, &err);
     if (status == RDT_AGAIN)
         transfer->n_ops++;
     else if (status == RDT_OK)

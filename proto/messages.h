@@ -9,7 +9,7 @@
     X(3, STATUS, empty, status_reply)            \
     X(4, ALLOC, alloc, region_reply)             \
     X(5, IMPORT, import, region_reply)           \
-    X(6, RELEASE_REGION, release_region, empty)  \
+    X(6, RELEASE_REGION, release_region, region_kept)  \
     X(7, PUT, put, put_reply)                    \
     X(8, FETCH, fetch, empty)                    \
     X(9, CANCEL, cancel, empty)                  \
@@ -33,6 +33,7 @@ enum rdt_message {
 /* Events, daemon to client: FRAME_EVENT. */
 enum rdt_event {
     RDT_EVENT_FETCH_DONE = 128, /* FetchDone */
+    RDT_EVENT_REGION_GONE = 132, /* RegionGone */
 };
 
 /* Daemon and daemon. X(number, NAME, message): rdt_peer.proto says who sends it when. */

@@ -268,6 +268,15 @@ static void host_free(void *memory, struct rdt_block *block)
     block->priv = NULL;
 }
 
+static void host_discard(void *memory, struct rdt_block *block)
+{
+    struct stat st;
+
+    (void)memory;
+    if (fstat(block->fd, &st) == 0)
+        (void)fallocate(block->fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, 0, st.st_size);
+}
+
 static enum rdt_status host_share(void *memory, const struct rdt_block *block, bool writable, int *fd_p, struct rdt_error *err)
 {
     const struct host_block *priv = block->priv;
@@ -314,6 +323,7 @@ static const struct rdt_memory_ops memory_ops = {
     .map = host_map,
     .share = host_share,
     .copy = host_copy,
+    .discard = host_discard,
 };
 
 static const struct rdt_backend backend = {

@@ -1,6 +1,7 @@
 #include "tests/support/fake_memory.h"
 
 #include <criterion/criterion.h>
+#include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -55,6 +56,16 @@ static void fake_unregister(void *transport, void *registration)
     fake.n_registered--;
 }
 
+static enum rdt_status fake_share(void *memory, const struct rdt_block *block, bool writable, int *fd_p, struct rdt_error *err)
+{
+    (void)memory;
+    (void)block;
+    (void)writable;
+    (void)err;
+    *fd_p = -1;
+    return RDT_OK;
+}
+
 void fake_setup(void)
 {
     struct options options = {.backend_dir = (char *)"", .backends = (char *)"", .interfaces = (char *)""};
@@ -64,8 +75,10 @@ void fake_setup(void)
     cr_assert_eq(uv_loop_init(&fake.loop), 0);
     cr_assert_eq(plugins_create(&fake.loop, &options, &fake.plugins, &err), RDT_OK, "%s", err.msg);
     cr_assert_eq(work_pool_create(&fake.loop, 2, &fake.pool, &err), RDT_OK, "%s", err.msg);
-    fake.kind = (struct memory_kind){
-        .ops = {.alloc = fake_alloc, .free = fake_free, .map = fake_map}, .name = "fake", .path = "", .available = true};
+    fake.kind = (struct memory_kind){.ops = {.alloc = fake_alloc, .free = fake_free, .map = fake_map, .share = fake_share},
+                                     .name = "fake",
+                                     .path = "",
+                                     .available = true};
     fake.transport = (struct transport){.ops = {.register_memory = fake_register, .unregister_memory = fake_unregister},
                                         .name = "fake",
                                         .path = "",
@@ -102,12 +115,14 @@ void fake_teardown(void)
 
 struct marker {
     struct work work;
+    pthread_barrier_t *both;
     bool done;
 };
 
+/* Both threads must be here at once: what they had to do before is done. */
 static void run_marker(struct work *work)
 {
-    (void)work;
+    (void)pthread_barrier_wait(((struct marker *)work)->both);
 }
 
 static void done_marker(struct work *work)
@@ -115,11 +130,14 @@ static void done_marker(struct work *work)
     ((struct marker *)work)->done = true;
 }
 
-/* Two threads take work in order, but may end it in another: two rounds see to what the first one began. */
+/* Work that is done may begin more: each round sees to what the one before began. */
 void fake_run(void)
 {
+    pthread_barrier_t both;
+
+    (void)pthread_barrier_init(&both, NULL, 2);
     for (unsigned round = 0; round < 4; round++) {
-        struct marker markers[2] = {0};
+        struct marker markers[2] = {{.both = &both}, {.both = &both}};
         for (unsigned i = 0; i < 2; i++) {
             markers[i].work = (struct work){.run = run_marker, .done = done_marker};
             work_submit(fake.pool, &markers[i].work);
@@ -127,6 +145,7 @@ void fake_run(void)
         while (!markers[0].done || !markers[1].done)
             (void)uv_run(&fake.loop, UV_RUN_ONCE);
     }
+    (void)pthread_barrier_destroy(&both);
 }
 
 static void on_ready(void *arg, struct region *region, const struct rdt_error *err)

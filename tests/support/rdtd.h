@@ -53,8 +53,8 @@ struct test_node {
 /* What STATUS answers. Its own connection is not counted. */
 struct node_status {
     char state[16];
-    uint64_t objects, regions, memory_bytes, memory_limit_bytes, transfers_done, transfers_failed, bytes_in, bytes_out,
-        bytes_local, joined;
+    uint64_t objects, regions, memory_bytes, memory_limit_bytes, ready_bytes, ready_hits, warm_bytes, warm_hits, transfers_done,
+        transfers_failed, bytes_in, bytes_out, bytes_local, joined;
     unsigned clients, transfers_active, peers_up, peers_known;
 };
 

@@ -1,0 +1,121 @@
+#include "daemon/warm.h"
+
+#include <assert.h>
+
+#define MAX_REGIONS 256u /* of one client: each is a descriptor and two mappings */
+
+void warm_start(struct warm *warm, struct regions *regions, uint64_t client, void (*on_drop)(struct warm *, uint64_t region))
+{
+    *warm = (struct warm){.regions = regions, .client = client, .on_drop = on_drop};
+    list_init(&warm->list);
+    if (!map_put_u64(&regions->warm_clients, client, warm))
+        warm->regions = NULL; /* it will do without */
+}
+
+/* The region is nobody's then. */
+static void leave(struct warm *warm, struct region *region)
+{
+    list_remove(&region->by_client);
+    list_remove(&region->by_age);
+    warm->n--;
+    warm->bytes -= region->room;
+    warm->regions->warm_bytes -= region->room;
+}
+
+static void drop(struct warm *warm, struct region *region, struct list *victims)
+{
+    uint64_t id = region->id;
+
+    leave(warm, region);
+    region_retire(region, true, victims);
+    warm->on_drop(warm, id);
+}
+
+void warm_stop(struct warm *warm)
+{
+    if (!warm->regions)
+        return;
+    map_remove_u64(&warm->regions->warm_clients, warm->client);
+    while (!list_empty(&warm->list)) {
+        struct region *region = list_entry(list_first(&warm->list), struct region, by_client);
+        leave(warm, region);
+        region_retire(region, true, NULL);
+    }
+    warm->regions = NULL;
+}
+
+static struct region *oldest_of(const struct warm *warm)
+{
+    return list_entry(list_first(&warm->list), struct region, by_client);
+}
+
+bool warm_keep(struct region *region)
+{
+    struct regions *regions = region->regions;
+    struct warm *warm = region->kept ? map_get_u64(&regions->warm_clients, region->exported_to) : NULL;
+
+    if (!warm)
+        return false;
+    if (!region_may_come_again(region, warm->client) || region->room > regions->warm_max_bytes || !region_addr(region, NULL)) {
+        uint64_t id = region->id;
+        region_retire(region, true, NULL);
+        warm->on_drop(warm, id);
+        return true;
+    }
+    while (warm->n >= MAX_REGIONS || warm->bytes + region->room > regions->warm_max_bytes)
+        drop(warm, oldest_of(warm), NULL);
+    region->generation++; /* whoever still names the old one names nothing */
+    region->had_life = true;
+    region->warm_since_ns = uv_hrtime();
+    list_append(&warm->list, &region->by_client);
+    list_append(&regions->warm, &region->by_age);
+    warm->n++;
+    warm->bytes += region->room;
+    regions->warm_bytes += region->room;
+    regions_watch(regions);
+    return true;
+}
+
+struct region *warm_take(struct warm *warm, uint64_t bytes, enum region_origin origin)
+{
+    struct region *best = NULL;
+
+    if (!warm->regions || bytes == 0)
+        return NULL;
+    list_for_each (node, &warm->list) {
+        struct region *region = list_entry(node, struct region, by_client);
+        if (region->room >= bytes && region->room / 2 <= bytes && (!best || region->room <= best->room))
+            best = region; /* the latest of the smallest: the caches may still know it */
+    }
+    if (!best || !map_put_u64(&warm->regions->by_id, best->id, best))
+        return NULL;
+    leave(warm, best);
+    best->refs = 1;
+    best->bytes = bytes;
+    best->origin = origin;
+    best->client = warm->client;
+    warm->regions->warm_hits++;
+    return best;
+}
+
+void warm_give_up(struct regions *regions, uint64_t bytes, struct list *victims)
+{
+    uint64_t given = 0;
+
+    while (given < bytes && !list_empty(&regions->warm)) {
+        struct region *region = list_entry(list_first(&regions->warm), struct region, by_age);
+        given += region->room;
+        drop(map_get_u64(&regions->warm_clients, region->exported_to), region, victims);
+    }
+}
+
+bool warm_sweep(struct regions *regions, uint64_t now_ns)
+{
+    while (!list_empty(&regions->warm)) {
+        struct region *region = list_entry(list_first(&regions->warm), struct region, by_age);
+        if (now_ns - region->warm_since_ns < regions->ready.idle_ns)
+            return true;
+        drop(map_get_u64(&regions->warm_clients, region->exported_to), region, NULL);
+    }
+    return false;
+}

@@ -1,0 +1,35 @@
+/* Regions that come again to the only client that ever had them: released, still mapped at both ends, and destination of that
+ * client's next fetch or allocation of about the size, without fd, mapping or page fault. Each time under a new generation.
+ *
+ * A region gets here by its last unref, if its client said that it keeps it mapped (region->kept). Nobody else ever sees its memory.
+ * It counts under the limit, is bounded for each client, and goes, pages and all, when it is idle, when others need room, or with its
+ * client. Loop thread only.
+ */
+#ifndef DAEMON_WARM_H
+#define DAEMON_WARM_H
+
+#include "daemon/region.h"
+
+struct warm {                /* of one client */
+    struct regions *regions; /* NULL: not started */
+    uint64_t client;
+    struct list list; /* struct region.by_client, the latest last */
+    unsigned n;
+    uint64_t bytes;
+    void (*on_drop)(struct warm *, uint64_t region); /* the client's mapping is of no use any more */
+};
+
+/* on_drop is not called by warm_stop: the client is gone. */
+void warm_start(struct warm *warm, struct regions *regions, uint64_t client, void (*on_drop)(struct warm *, uint64_t region));
+void warm_stop(struct warm *warm); /* nothing if it was never started */
+
+/* One of its regions that holds so many bytes, as if new but for its bytes, which are what the client left there; with one reference
+ * for the caller, and kept until it is delivered. NULL: none fits. */
+struct region *warm_take(struct warm *warm, uint64_t bytes, enum region_origin origin);
+
+/* For region.c. warm_keep: the region had its last reference; true: it is here now. */
+bool warm_keep(struct region *region);
+void warm_give_up(struct regions *regions, uint64_t bytes, struct list *victims); /* struct pool_block, the oldest first */
+bool warm_sweep(struct regions *regions, uint64_t now_ns);                        /* false: nothing is left to grow old */
+
+#endif
