@@ -50,7 +50,7 @@ static void teardown(void)
     region_unref(region);
     fake_run();
     object_table_fini(&table);
-    client_fini(&producer, (size_t)-1);
+    client_fini(&producer, UINT64_MAX);
     cr_assert_eq(producer.account->refs, 1u, "a name was not taken off its owner's account");
     account_unref(producer.account);
     accounts_fini(&accounts);

@@ -1,0 +1,205 @@
+#include "daemon/rpc_row.h"
+
+#include "daemon/rpc_view.h"
+
+static char *copy_text(struct arena *arena, const char *text)
+{
+    size_t bytes = strlen(text) + 1;
+    char *copy = arena_alloc(arena, bytes);
+
+    return copy ? memcpy(copy, text, bytes) : NULL;
+}
+
+Rdt__Pb__ObjectInfo *row_object(struct arena *arena, const struct rpc *rpc, struct object *object)
+{
+    struct object_view *view = arena_alloc(arena, sizeof *view);
+
+    if (!view)
+        return NULL;
+    object_view_fill(view, rpc, object, false); /* without holders nothing is left to free */
+    return &view->info;
+}
+
+static const char *const origins[] = {"allocated", "imported", "received"};
+
+Rdt__Pb__RegionInfo *row_region(struct arena *arena, const struct region *region)
+{
+    Rdt__Pb__RegionInfo *info = arena_alloc(arena, sizeof *info);
+
+    if (!info)
+        return NULL;
+    rdt__pb__region_info__init(info);
+    info->region = region->id;
+    info->generation = region->generation;
+    info->memory = (char *)region->kind->name;
+    info->device = (char *)region->device;
+    info->origin = (char *)origins[region->origin];
+    info->bytes = region->bytes;
+    info->tenant = (char *)region->account->owner.tenant;
+    info->uid = region->account->owner.uid;
+    info->client = region->client;
+    info->refs = region->refs;
+    info->pins = region->pins;
+    info->registered = arena_alloc(arena, REGION_MAX_REGISTRATIONS * sizeof(char *));
+    if (!info->registered)
+        return NULL;
+    for (unsigned r = 0; r < region->n_registrations; r++)
+        info->registered[info->n_registered++] = (char *)region->registrations[r].transport->name;
+    return info;
+}
+
+Rdt__Pb__ClientInfo *row_client(struct arena *arena, const struct client *client)
+{
+    Rdt__Pb__ClientInfo *info = arena_alloc(arena, sizeof *info);
+
+    if (!info)
+        return NULL;
+    rdt__pb__client_info__init(info);
+    info->client = client->id;
+    info->name = (char *)client->name;
+    info->tenant = (char *)client->account->owner.tenant;
+    info->uid = client->account->owner.uid;
+    info->gid = client->gid;
+    info->pid = client->pid;
+    info->objects = client->n_objects;
+    info->regions = (uint32_t)map_count(&client->regions);
+    info->holds = (uint32_t)map_count(&client->holds);
+    info->requests = (uint32_t)map_count(&client->fetches) + client->n_calls;
+    info->queued_bytes = client->queued_bytes(client);
+    info->age_ns = (int64_t)(uv_hrtime() - client->since_ns);
+    return info;
+}
+
+Rdt__Pb__NameInfo *row_name(struct arena *arena, const struct name *name)
+{
+    struct name_view *view = arena_alloc(arena, sizeof *view);
+
+    if (!view)
+        return NULL;
+    name_view_fill(view, name);
+    return &view->info;
+}
+
+Rdt__Pb__PeerInfo *row_peer(struct arena *arena, const struct peer *peer)
+{
+    Rdt__Pb__PeerInfo *info = arena_alloc(arena, sizeof *info);
+    uint64_t now = uv_hrtime();
+    char hex[33];
+    struct peer_summary summary;
+
+    if (!info)
+        return NULL;
+    rdt__pb__peer_info__init(info);
+    node_hex(peer->uuid, hex);
+    info->uuid = copy_text(arena, hex);
+    node_hex(peer->boot_id, hex);
+    info->boot_id = copy_text(arena, hex);
+    info->name = (char *)peer->name;
+    info->address = (char *)peer->address;
+    info->state = (char *)peer_state_name(peer->state);
+    info->version = (char *)peer->version;
+    info->rtt_ns = (int64_t)peer->rtt_ns;
+    info->since_ns = (int64_t)(now - peer->since_ns);
+    if (peer->state == PEER_BACKOFF && peer->retry_at_ns > now)
+        info->retry_in_ns = (int64_t)(peer->retry_at_ns - now);
+    if (peer->state != PEER_UP)
+        info->last_error = (char *)peer->last_error;
+    transfers_peer_summary(peer, &summary);
+    info->transfers_in = summary.transfers_in;
+    info->transfers_out = summary.transfers_out;
+    info->bytes_in = summary.bytes_in;
+    info->bytes_out = summary.bytes_out;
+    info->transports = arena_alloc(arena, PATH_MAX_CANDIDATES * sizeof(char *));
+    if (!info->uuid || !info->boot_id || !info->transports)
+        return NULL;
+    for (unsigned i = 0; i < summary.n_transports; i++)
+        info->transports[info->n_transports++] = (char *)summary.transports[i];
+    return info;
+}
+
+static Rdt__Pb__BackendInfo *row_backend(struct arena *arena, const char *name, const char *kind, const char *path,
+                                         bool available, const char *why_not)
+{
+    Rdt__Pb__BackendInfo *info = arena_alloc(arena, sizeof *info);
+
+    if (!info)
+        return NULL;
+    rdt__pb__backend_info__init(info);
+    info->name = (char *)name;
+    info->kind = (char *)kind;
+    info->path = (char *)path;
+    info->available = available;
+    info->why_not = (char *)why_not;
+    return info;
+}
+
+Rdt__Pb__BackendInfo *row_memory(struct arena *arena, const struct memory_kind *kind)
+{
+    return row_backend(arena, kind->name, "memory", kind->path, kind->available, kind->why_not);
+}
+
+Rdt__Pb__BackendInfo *row_transport(struct arena *arena, const struct transport *transport)
+{
+    Rdt__Pb__BackendInfo *info =
+        row_backend(arena, transport->name, "transport", transport->path, transport->available, transport->why_not);
+
+    if (!info)
+        return NULL;
+    info->version = (char *)transport->version;
+    info->sided = (char *)transport_sided(transport);
+    info->can_abort = transport->ops.cancel != NULL;
+    info->ops_active = transport->ops_active;
+    info->bytes = transport->bytes_done;
+    info->memory = (char **)transport->ops.memory_kinds;
+    while (info->memory && info->memory[info->n_memory])
+        info->n_memory++;
+    return info;
+}
+
+Rdt__Pb__TransferInfo *row_transfer(struct arena *arena, const struct transfer_record *record)
+{
+    Rdt__Pb__TransferInfo *info = arena_alloc(arena, sizeof *info);
+    Rdt__Pb__Candidate *candidates = arena_alloc(arena, PATH_MAX_CANDIDATES * sizeof *candidates);
+    Rdt__Pb__Candidate **list = arena_alloc(arena, PATH_MAX_CANDIDATES * sizeof *list);
+    char *ref = arena_alloc(arena, RDT_REF_TEXT_BYTES);
+
+    if (!info || !candidates || !list || !ref)
+        return NULL;
+    transfer_record_to_wire(record, info, ref);
+    for (unsigned i = 0; i < record->decision.n; i++) {
+        rdt__pb__candidate__init(&candidates[i]);
+        candidates[i].path = (char *)record->decision.candidates[i].name;
+        candidates[i].chosen = (int)i == record->decision.chosen;
+        candidates[i].reason = (char *)record->decision.candidates[i].reason;
+        list[i] = &candidates[i];
+    }
+    info->n_candidates = record->decision.n;
+    info->candidates = list;
+    return info;
+}
+
+bool row_is_for(Rdt__Pb__ListKind kind, const void *thing, const struct owner *who, bool admin)
+{
+    const struct object *object = thing;
+    const struct name *name = thing;
+
+    if (admin)
+        return true;
+    switch (kind) {
+    case RDT__PB__LIST_KIND__LIST_KIND_OBJECTS:
+        return object_visible_to(object, who);
+    case RDT__PB__LIST_KIND__LIST_KIND_REGIONS:
+        return owner_equal(&((const struct region *)thing)->account->owner, who);
+    case RDT__PB__LIST_KIND__LIST_KIND_CLIENTS:
+        return owner_equal(&((const struct client *)thing)->account->owner, who);
+    case RDT__PB__LIST_KIND__LIST_KIND_TRANSFERS:
+        return owner_equal(&((const struct transfer_record *)thing)->requester, who);
+    case RDT__PB__LIST_KIND__LIST_KIND_NAMES:
+        return name_visible_to(name, who);
+    case RDT__PB__LIST_KIND__LIST_KIND_PEERS:
+    case RDT__PB__LIST_KIND__LIST_KIND_BACKENDS:
+        return true;
+    default:
+        return false;
+    }
+}
