@@ -1,11 +1,12 @@
-/* What the programs of the bench share: the clock, medians, and the reference's own framing, which is as plain as it gets: a
- * header of 16 bytes like rdtd's and one protobuf message. Nothing here is used by rdtd or librdt.
+/* What the programs of the bench share: the clock, medians, rows, and the reference's own framing, which is as plain as it gets:
+ * a header of 16 bytes like rdtd's and one protobuf message. Nothing here is used by rdtd or librdt.
  */
 #ifndef TESTS_BENCH_BENCH_H
 #define TESTS_BENCH_BENCH_H
 
 #include <protobuf-c/protobuf-c.h>
 #include <stdarg.h>
+#include <stdbool.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -22,6 +23,7 @@ enum bench_message {
     BENCH_FREE = 2,    /* Free -> Empty */
     BENCH_PASS_FD = 3, /* Ping -> Ping, with the fd of BENCH_BIG_BYTES of memory */
     BENCH_READ = 4,    /* Ping -> Ping with BENCH_SMALL_BYTES of data */
+    BENCH_PING = 5,    /* Ping -> Ping, the same */
 };
 
 struct bench_header {
@@ -74,6 +76,28 @@ static inline double bench_median(double *values, size_t n)
 {
     qsort(values, n, sizeof *values, bench_compare);
     return n % 2 ? values[n / 2] : (values[n / 2 - 1] + values[n / 2]) / 2;
+}
+
+/* The value that `share` (0.99: the 99th percentile) of them do not pass. Sorts them. */
+static inline double bench_percentile(double *values, size_t n, double share)
+{
+    size_t at = (size_t)(share * (double)n);
+
+    qsort(values, n, sizeof *values, bench_compare);
+    return values[at < n ? at : n - 1];
+}
+
+/* One round of a row. better: "lower" or "higher"; goal: a number, or "null" for a row that is reported, not judged. */
+static inline void bench_row(const char *name, const char *suffix, const char *unit, const char *better, const char *goal,
+                             double ours, double reference)
+{
+    (void)printf("%s%s\t%s\t%s\t%s\t%.4f\t%.4f\n", name, suffix, unit, better, goal, ours, reference);
+}
+
+/* What a reader of the row must know. */
+static inline void bench_note(const char *name, const char *suffix, const char *text)
+{
+    (void)printf("note\t%s%s\t%s\n", name, suffix, text);
 }
 
 /* Header and message, at `to`; returns how many bytes they take. */

@@ -3,17 +3,11 @@
  *
  *     echo unix PATH | echo tcp PORT       serves until it is killed; says "ready" on stdout
  */
-#include <arpa/inet.h>
-#include <errno.h>
 #include <fcntl.h>
-#include <netinet/tcp.h>
 #include <sys/mman.h>
-#include <sys/socket.h>
-#include <sys/un.h>
-#include <unistd.h>
 #include <uv.h>
 
-#include "bench.h"
+#include "bench_socket.h"
 #include "rdt.pb-c.h"
 
 struct peer {
@@ -82,7 +76,7 @@ static void on_ping(struct peer *peer, const struct bench_header *header, const 
     reply.data = message->data;
     if (header->type == BENCH_READ)
         reply.data = (ProtobufCBinaryData){sizeof data, data};
-    else
+    else if (header->type == BENCH_PASS_FD)
         peer->send_fd = big_memory;
     answer(peer, header, &reply.base);
     rdt__pb__ping__free_unpacked(message, NULL);
@@ -178,30 +172,6 @@ static void on_connection(uv_poll_t *poll, int status, int events)
     (void)uv_poll_start(&peer->poll, UV_READABLE, on_socket);
 }
 
-static int listen_unix(const char *path)
-{
-    struct sockaddr_un address = {.sun_family = AF_UNIX};
-    int sock = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
-
-    if (strlen(path) >= sizeof address.sun_path)
-        bench_die("%s is too long", path);
-    (void)strcpy(address.sun_path, path);
-    if (sock < 0 || bind(sock, (struct sockaddr *)&address, sizeof address) != 0 || listen(sock, 16) != 0)
-        bench_die("cannot listen at %s: %s", path, strerror(errno));
-    return sock;
-}
-
-static int listen_tcp(uint16_t port)
-{
-    struct sockaddr_in address = {.sin_family = AF_INET, .sin_port = htons(port), .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
-    int on = 1, sock = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
-
-    (void)setsockopt(sock, SOL_SOCKET, SO_REUSEADDR, &on, sizeof on);
-    if (sock < 0 || bind(sock, (struct sockaddr *)&address, sizeof address) != 0 || listen(sock, 16) != 0)
-        bench_die("cannot listen at port %u: %s", port, strerror(errno));
-    return sock;
-}
-
 int main(int argc, char **argv)
 {
     uv_loop_t *loop = uv_default_loop();
@@ -210,7 +180,7 @@ int main(int argc, char **argv)
 
     if (argc != 3 || (strcmp(argv[1], "unix") != 0 && strcmp(argv[1], "tcp") != 0))
         bench_die("usage: echo unix PATH | echo tcp PORT");
-    sock = strcmp(argv[1], "unix") == 0 ? listen_unix(argv[2]) : listen_tcp((uint16_t)bench_number(argv[2]));
+    sock = strcmp(argv[1], "unix") == 0 ? bench_listen_unix(argv[2]) : bench_listen_tcp((uint16_t)bench_number(argv[2]));
     big_memory = memfd_create("bench", MFD_CLOEXEC);
     if (big_memory < 0 || ftruncate(big_memory, (off_t)BENCH_BIG_BYTES) != 0)
         bench_die("no memfd: %s", strerror(errno));

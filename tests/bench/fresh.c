@@ -1,38 +1,10 @@
 /* What memory for a fetch costs: plain rdt_fetch and rdt_release, one after the other, beside the same fetches into a target that
  * was touched before. Both in turns, ROUNDS times COUNT fetches of one object from the daemon at OWNER by a client of the daemon at
- * READER. Prints a line of GB/s (1e9 bytes) for each round: plain, then into the target.
+ * READER.
  *
- *     fresh OWNER READER BYTES COUNT ROUNDS [copy]      copy: OWNER and READER are one daemon, which copies
+ *     fresh OWNER READER BYTES COUNT ROUNDS LABEL [copy]      copy: OWNER and READER are one daemon, which copies
  */
-#include "bench.h"
-#include "client/rdt.h"
-
-#define TIMEOUT_NS INT64_C(30000000000)
-
-#define must_ok(call)                            \
-    do {                                         \
-        struct rdt_error err = {0};              \
-        if ((call) != RDT_OK)                    \
-            bench_die("%s: %s", #call, err.msg); \
-    } while (0)
-
-static rdt *connect_to(const char *socket)
-{
-    struct rdt_connect_options options = RDT_INIT(options);
-    rdt *conn;
-
-    options.socket = socket;
-    options.name = "bench";
-    must_ok(rdt_connect(&options, &conn, &err));
-    return conn;
-}
-
-static void make_tensor(rdt *conn, const int64_t *bytes, int fill, struct rdt_tensor *tensor_p)
-{
-    *tensor_p = (struct rdt_tensor){.dtype = RDT_U8, .ndim = 1, .shape = bytes};
-    must_ok(rdt_alloc(conn, (size_t)*bytes, &tensor_p->data, &err));
-    memset(tensor_p->data, fill, (size_t)*bytes);
-}
+#include "bench_client.h"
 
 /* target NULL: where the daemon likes. The last byte of it is looked at, as whoever fetches would. */
 static double rate(rdt *conn, const struct rdt_ref *ref, const struct rdt_tensor *target, size_t bytes, size_t count, bool copy)
@@ -41,7 +13,7 @@ static double rate(rdt *conn, const struct rdt_ref *ref, const struct rdt_tensor
     const size_t one = 1;
     int64_t since = bench_now_ns();
 
-    options.timeout_ns = TIMEOUT_NS;
+    options.timeout_ns = BENCH_TIMEOUT_NS;
     options.mode = copy ? RDT_FETCH_COPY : RDT_FETCH_AUTO;
     options.targets = target ? &target : NULL;
     options.target_counts = target ? &one : NULL;
@@ -67,26 +39,27 @@ int main(int argc, char **argv)
     struct rdt_ref ref;
     int64_t bytes;
     rdt *owner, *reader;
-    bool copy = argc == 7 && strcmp(argv[6], "copy") == 0;
+    bool copy = argc == 8 && strcmp(argv[7], "copy") == 0;
 
-    if (argc != 6 && !copy)
-        bench_die("usage: fresh OWNER READER BYTES COUNT ROUNDS [copy]");
+    if (argc != 7 && !copy)
+        bench_die("usage: fresh OWNER READER BYTES COUNT ROUNDS LABEL [copy]");
     bytes = (int64_t)bench_number(argv[3]);
     count = bench_number(argv[4]);
     rounds = bench_number(argv[5]);
     if (bytes == 0 || count == 0)
         bench_die("BYTES and COUNT are at least 1");
-    owner = connect_to(argv[1]);
-    reader = connect_to(argv[2]);
-    make_tensor(owner, &bytes, 1, &source);
-    make_tensor(reader, &bytes, 0, &target);
+    owner = bench_connect(argv[1], "bench-owner");
+    reader = bench_connect(argv[2], "bench");
+    bench_tensor(owner, &bytes, 1, &source);
+    bench_tensor(reader, &bytes, 0, &target);
     must_ok(rdt_put(owner, &source, 1, NULL, &ref, &err));
     (void)rate(reader, &ref, NULL, (size_t)bytes, 2, copy); /* connections, and the first pages */
     (void)rate(reader, &ref, &target, (size_t)bytes, 2, copy);
     for (size_t i = 0; i < rounds; i++) {
         double plain = rate(reader, &ref, NULL, (size_t)bytes, count, copy);
-        double into = rate(reader, &ref, &target, (size_t)bytes, count, copy);
-        (void)printf("%.3f %.3f\n", plain, into);
+
+        bench_row("fresh_memory_", argv[6], "GB/s", "higher", "0.8", plain,
+                  rate(reader, &ref, &target, (size_t)bytes, count, copy));
     }
     rdt_close(reader);
     rdt_close(owner);

@@ -1,48 +1,17 @@
 /* Fetches of one object from the daemon at OWNER by a client of the daemon at READER, WINDOW of them in flight, into memory
  * that was touched before. All of them go into the same target, as all messages of ucx_perftest do. Prints GB/s (1e9 bytes)
- * from the first start to the last end.
+ * as the client sees it: from its first start until it has taken the last object.
  *
  *     throughput OWNER READER BYTES COUNT WARMUP WINDOW
  */
-#include <unistd.h>
-
-#include "bench.h"
-#include "client/rdt.h"
-
-#define TIMEOUT_NS INT64_C(30000000000)
-
-#define must_ok(call)                            \
-    do {                                         \
-        struct rdt_error err = {0};              \
-        if ((call) != RDT_OK)                    \
-            bench_die("%s: %s", #call, err.msg); \
-    } while (0)
-
-static rdt *connect_to(const char *socket)
-{
-    struct rdt_connect_options options = RDT_INIT(options);
-    rdt *conn;
-
-    options.socket = socket;
-    options.name = "bench";
-    must_ok(rdt_connect(&options, &conn, &err));
-    return conn;
-}
-
-/* Touched: none of its pages is new to the daemon or to us. */
-static void make_tensor(rdt *conn, const int64_t *bytes, int fill, struct rdt_tensor *tensor_p)
-{
-    *tensor_p = (struct rdt_tensor){.dtype = RDT_U8, .ndim = 1, .shape = bytes};
-    must_ok(rdt_alloc(conn, (size_t)*bytes, &tensor_p->data, &err));
-    memset(tensor_p->data, fill, (size_t)*bytes);
-}
+#include "bench_client.h"
 
 static void start(rdt *conn, const struct rdt_ref *ref, const struct rdt_tensor *target, rdt_request **request_p)
 {
     struct rdt_fetch_options options = RDT_INIT(options);
     const size_t count = 1;
 
-    options.timeout_ns = TIMEOUT_NS;
+    options.timeout_ns = BENCH_TIMEOUT_NS;
     options.targets = &target;
     options.target_counts = &count;
     must_ok(rdt_fetch_start(conn, ref, 1, &options, request_p, &err));
@@ -54,7 +23,7 @@ static void end(rdt *conn, rdt_request *request, const struct rdt_tensor *target
     struct rdt_object_info info;
     rdt_object *object;
 
-    must_ok(rdt_wait(conn, &request, 1, RDT_WAIT_ALL, TIMEOUT_NS, NULL, NULL, &err));
+    must_ok(rdt_wait(conn, &request, 1, RDT_WAIT_ALL, BENCH_TIMEOUT_NS, NULL, NULL, &err));
     must_ok(rdt_request_take_object(request, &object, &err));
     rdt_object_info(object, &info);
     if (strcmp(info.path, "ucx") != 0 || info.bytes_moved != (uint64_t)target->shape[0])
@@ -97,11 +66,11 @@ int main(int argc, char **argv)
     window = bench_number(argv[6]);
     if (bytes == 0 || window == 0)
         bench_die("BYTES and WINDOW are at least 1");
-    owner = connect_to(argv[1]);
-    reader = connect_to(argv[2]);
-    make_tensor(owner, &bytes, 1, &source);
-    make_tensor(reader, &bytes, 0, &target);
-    must_ok(rdt_put(owner, &source, 1, NULL, &ref, &err));
+    owner = bench_connect(argv[1], "bench-owner");
+    reader = bench_connect(argv[2], "bench");
+    bench_tensor(owner, &bytes, 1, &source);
+    bench_tensor(reader, &bytes, 0, &target);
+    bench_put(owner, &source, 1, &ref);
     fetch_all(reader, &ref, &target, warmup, window);
     if (warmup > 0 && ((uint8_t *)target.data)[bytes - 1] != 1)
         bench_die("the bytes did not come");
