@@ -83,6 +83,9 @@ struct rdt_block { /* one allocation or import; the struct is the core's */
     int fd;         /* the plug-in's own descriptor, or -1 */
     void *priv;     /* the plug-in's */
     bool read_only; /* set by import: it can only be mapped for reading, so it must be no target of a copy or a receive */
+    /* since 1.1: set by alloc and import: its pages are so large, and may be missing when they are touched (hugetlb, with a hole that a
+     * client has punched): the core copies from and to it under a guard. The mapping is a whole number of them. 0: none of this. */
+    uint64_t page_bytes;
 };
 
 enum rdt_import_kind { RDT_IMPORT_MEMFD = 0, RDT_IMPORT_VMM = 1, RDT_IMPORT_LEGACY_IPC = 2 };

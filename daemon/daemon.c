@@ -11,6 +11,7 @@
 #include <unistd.h>
 
 #include "daemon/conn.h"
+#include "daemon/guard.h"
 #include "daemon/listener.h"
 #include "daemon/log.h"
 #include "daemon/node.h"
@@ -323,6 +324,7 @@ enum rdt_status daemon_run(const struct options *options, struct rdt_error *err)
         status = node_lock(options->state_dir, err);
     if (status == RDT_OK)
         status = plugins_create(&daemon->loop, options, &daemon->plugins, err);
+    guard_install();
     if (status == RDT_OK)
         status = work_pool_create(&daemon->loop, options->worker_threads, &daemon->pool, err);
     if (status != RDT_OK) {

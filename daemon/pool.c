@@ -75,6 +75,7 @@ void pool_block_free(struct pool_block *block)
         if (block->registrations[i].handle)
             block->registrations[i].transport->ops.unregister_memory(block->registrations[i].transport->instance,
                                                                      block->registrations[i].handle);
+    guard_leave(block->guard);
     if (block->discard && kind->ops.discard)
         kind->ops.discard(kind->instance, &block->block);
     kind->ops.free(kind->instance, &block->block);
@@ -176,6 +177,7 @@ static struct pool_block *block_new(struct pool *pool, uint64_t bytes)
     block->kind = pool->kind;
     block->bytes = bytes;
     block->block.fd = -1;
+    block->guard = GUARD_NONE;
     return block;
 }
 
@@ -259,6 +261,7 @@ bool pool_give(struct pool *pool, struct pool_block *block)
     struct pool_class *class;
     uint64_t room;
 
+    assert(block->guard == GUARD_NONE);
     if (pool->closed || !keeps(pool, block->kind, block->bytes) || !block->block.addr ||
         pool->bytes + block->bytes > pool->max_bytes)
         return false;

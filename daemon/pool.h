@@ -10,6 +10,7 @@
 #ifndef DAEMON_POOL_H
 #define DAEMON_POOL_H
 
+#include "daemon/guard.h"
 #include "daemon/list.h"
 #include "daemon/plugin.h"
 #include "daemon/work.h"
@@ -32,6 +33,7 @@ struct pool_block {
     uint64_t bytes;
     struct registration registrations[BLOCK_MAX_REGISTRATIONS];
     unsigned n_registrations;
+    int guard;    /* of the mapping */
     bool discard; /* others may have it mapped: its pages go all the same */
     struct work work;
     enum rdt_status status; /* of the work */

@@ -115,10 +115,11 @@ static struct region *region_new(struct regions *regions, struct memory_kind *ki
     region->kind = kind;
     (void)snprintf(region->device, sizeof region->device, "%s", device);
     region->block.fd = -1;
+    region->guard = GUARD_NONE;
     region->bytes = region->room = bytes;
     region->origin = origin;
     region->account = account_ref(account);
-    region->client = client;
+    region->client = region->maker = client;
     region->refs = 1;
     list_init(&region->uses);
     list_init(&region->idle_waiters);
@@ -386,6 +387,7 @@ static void fill_block(struct pool_block *block, const struct region *region, bo
                                  .block = region->block,
                                  .bytes = region->origin == REGION_IMPORTED ? 0 : region->room,
                                  .n_registrations = region->n_registrations,
+                                 .guard = region->guard,
                                  .discard = discard};
     memcpy(block->registrations, region->registrations, sizeof block->registrations);
     list_init(&block->link);
@@ -450,7 +452,32 @@ uint8_t *region_addr(struct region *region, struct rdt_error *err)
 {
     if (!region->block.addr && region->kind->ops.map(region->kind->instance, &region->block, false, err) != RDT_OK)
         return NULL;
+    if (region->guard == GUARD_NONE && region_may_fault(region)) {
+        uint64_t page = region->block.page_bytes;
+        region->guard = guard_enter(region->block.addr, (region->room + page - 1) / page * page, page);
+        if (region->guard == GUARD_NONE) {
+            (void)rdt_error_set(err, RDT_LIMIT, "region %llu cannot be guarded: there are %u such already",
+                                (unsigned long long)region->id, GUARD_MAX);
+            return NULL;
+        }
+    }
     return region->block.addr;
+}
+
+bool region_may_fault(const struct region *region)
+{
+    return region->block.page_bytes > 0 && region->writable_outside;
+}
+
+enum rdt_status region_check(const struct region *region, struct rdt_error *err)
+{
+    if (!guard_is_broken(region->guard))
+        return RDT_OK;
+    return rdt_error_set(
+        err, RDT_SYSTEM,
+        "region %llu of uid %u (client %llu) has lost pages: a hole was punched in its memory, and the system has "
+        "no page to fill it",
+        (unsigned long long)region->id, region->account->owner.uid, (unsigned long long)region->maker);
 }
 
 static enum rdt_status share(struct region *region, bool writable, int *fd_p, struct rdt_error *err)

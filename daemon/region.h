@@ -42,11 +42,13 @@ struct region {
     struct memory_kind *kind;
     char device[65];
     struct rdt_block block;
+    int guard;      /* of its mapping; GUARD_NONE: its pages are there */
     uint64_t bytes; /* as asked for */
     uint64_t room;  /* what it takes, and a client maps: whole pages, or its size class */
     enum region_origin origin;
     struct account *account; /* a reference */
     uint64_t client;         /* session that allocated or imported it, or fetched into it; 0 when that session gave it back */
+    uint64_t maker;          /* the same, for ever: for people */
     unsigned refs;
     unsigned pins;         /* transfers that touch it now; each pin is also a ref */
     bool writable_outside; /* a writable fd has left the daemon, or came from outside */
@@ -118,6 +120,13 @@ void region_unpin(struct region *region);
 
 /* Where the daemon sees its first byte; mapped at the first call. NULL with err. */
 uint8_t *region_addr(struct region *region, struct rdt_error *err);
+
+/* Its pages may be missing when they are touched, and a client may see to it that they are: nothing but the daemon's own copies may
+ * touch it, not a transport, whose connection others use too. */
+bool region_may_fault(const struct region *region);
+
+/* SYSTEM, naming region and client, if that has happened: then what was read there is not what was written. */
+enum rdt_status region_check(const struct region *region, struct rdt_error *err);
 
 /* A new fd for the client of that number. writable false: cannot be mapped writable by another uid. */
 enum rdt_status region_export_to(struct region *region, uint64_t client, bool writable, int *fd_p, struct rdt_error *err);

@@ -154,6 +154,16 @@ static void target_free(struct target *target)
     free(target);
 }
 
+enum rdt_status target_check(const struct target *target, struct rdt_error *err)
+{
+    enum rdt_status status = RDT_OK;
+
+    for (uint32_t i = 0; target && status == RDT_OK && i < target->n; i++)
+        if (target->uses[i].region)
+            status = region_check(target->uses[i].region, err);
+    return status;
+}
+
 void transfer_end(struct transfer *transfer)
 {
     struct transfers *transfers = transfer->transfers;

@@ -125,7 +125,8 @@ void outgoing_on_abort(struct peer_work *work, const Rdt__Pb__PullAbort *abort);
 bool outgoing_can_start(struct outgoing *out); /* PULL's own start fits what the object is */
 void outgoing_begin(struct outgoing *out, struct peer_transport *pt);
 void outgoing_set_state(struct outgoing *out, enum outgoing_state state);
-enum rdt_status outgoing_map(struct outgoing *out, struct rdt_error *err); /* fills bases */
+enum rdt_status outgoing_map(struct outgoing *out, struct rdt_error *err);         /* fills bases */
+enum rdt_status outgoing_check(const struct outgoing *out, struct rdt_error *err); /* what was read was all there */
 void outgoing_end(struct outgoing *out);
 void outgoing_stop(struct outgoing *out);   /* no more chunks; ends when nothing touches its memory */
 void outgoing_settle(struct outgoing *out); /* ABORT, one reason to wait less */
@@ -152,6 +153,9 @@ enum rdt_status transfer_reserve(struct transfer *transfer, region_ready on_read
 void transfer_deliver_object(struct transfer *transfer, struct object *object, struct layout *layout, bool same);
 void transfer_deliver_received(struct transfer *transfer); /* region, target or inline data */
 void transfer_deliver_meta(struct transfer *transfer);
+
+/* SYSTEM if memory of it was missing. NULL is fine. */
+enum rdt_status target_check(const struct target *target, struct rdt_error *err);
 
 void transfer_local_start(struct transfer *transfer);
 void transfer_local_abort(struct transfer *transfer);

@@ -292,6 +292,10 @@ static void take_inline(struct transfer *transfer, const Rdt__Pb__PullMeta *meta
         }
         memcpy(base + target->layout->offset[i], meta->inline_data.data + transfer->packed->offset[i], bytes);
     }
+    if (target_check(target, &err) != RDT_OK) {
+        transfer_fail_err(transfer, &err);
+        return;
+    }
     transfer->record.bytes_done = meta->inline_data.len;
     transfer->transfers->bytes_in += meta->inline_data.len;
     transfer->peer->bytes_in += meta->inline_data.len;

@@ -59,12 +59,30 @@ static void run_copy(struct work *work)
     }
 }
 
+/* What a copy reads and writes was all there. */
+static enum rdt_status check_regions(const struct transfer *transfer, struct rdt_error *err)
+{
+    const struct object *object = transfer->object;
+    enum rdt_status status = target_check(transfer->target, err);
+
+    for (uint32_t i = 0; status == RDT_OK && i < object->n_regions; i++)
+        status = region_check(object->uses[i].region, err);
+    return status;
+}
+
 static void done_copy(struct work *work)
 {
     struct local_copy *copy = (struct local_copy *)work;
     struct transfer *transfer = copy->transfer;
+    struct rdt_error err = {0};
 
     transfer->record.bytes_done += copy->copied;
+    if (transfer->sm.state == TRANSFER_MOVE && check_regions(transfer, &err) != RDT_OK) {
+        transfer->n_ops--; /* the failure may end it */
+        copy_free(copy);
+        transfer_fail_err(transfer, &err);
+        return;
+    }
     if (transfer->sm.state == TRANSFER_MOVE && copy->tensor < copy->source->count) {
         work_submit(transfer->transfers->pool, &copy->work);
         return;

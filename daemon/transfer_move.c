@@ -62,7 +62,8 @@ static struct chunk_op *make_op(struct transfer *transfer, uint32_t index, struc
     op->base.op.transfer = transfer->id;
     op->base.op.chunk = index;
     op->base.op.piece.bytes = chunk->bytes;
-    if (chunk_piece(chunk, transfer->packed, destination(transfer), &region_index, &offset)) {
+    if (chunk_piece(chunk, transfer->packed, destination(transfer), &region_index, &offset) &&
+        (transfer->one_sided || !region_may_fault(destination_region(transfer, region_index)))) {
         struct region *region = destination_region(transfer, region_index);
         op->base.op.piece.addr = region_addr(region, NULL) + offset; /* mapped while reserving */
         (void)region_register(region, transfer->via->transport, &op->base.op.piece.registration, NULL, NULL, NULL);
@@ -270,6 +271,10 @@ static void run_scatter(struct work *work)
     uint8_t *bases[RDT_MAX_FRAME_FDS];
     const struct chunk *chunk = &transfer->plan->chunks[op->chunk];
 
+    if (!target) {
+        memcpy((uint8_t *)transfer->received->block.addr + chunk->offset, op->staging, chunk->bytes);
+        return;
+    }
     for (uint32_t i = 0; i < target->n; i++)
         bases[i] = target->uses[i].region ? target->uses[i].region->block.addr : NULL;
     chunk_scatter(chunk, transfer->packed, target->layout, bases, op->staging);
@@ -279,6 +284,7 @@ static void done_scatter(struct work *work)
 {
     struct chunk_op *op = (struct chunk_op *)((char *)work - offsetof(struct chunk_op, work));
     struct transfer *transfer = op->in;
+    struct rdt_error err = {0};
     uint32_t index = op->chunk;
 
     op_free(op);
@@ -287,6 +293,9 @@ static void done_scatter(struct work *work)
         transfer_in_settle(transfer);
     else if (transfer->rewind)
         transfer_in_rewound(transfer);
+    else if (target_check(transfer->target, &err) != RDT_OK ||
+             (transfer->received && region_check(transfer->received, &err) != RDT_OK))
+        transfer_fail_err(transfer, &err);
     else
         chunk_arrived(transfer, index);
 }

@@ -196,6 +196,15 @@ enum rdt_status outgoing_map(struct outgoing *out, struct rdt_error *err)
     return RDT_OK;
 }
 
+enum rdt_status outgoing_check(const struct outgoing *out, struct rdt_error *err)
+{
+    enum rdt_status status = RDT_OK;
+
+    for (uint32_t i = 0; status == RDT_OK && i < out->object->n_regions; i++)
+        status = region_check(out->object->uses[i].region, err);
+    return status;
+}
+
 static enum rdt_status gather_inline(struct outgoing *out, Rdt__Pb__PullMeta *meta, struct rdt_error *err)
 {
     uint8_t *data = calloc(1, out->stream_bytes ? out->stream_bytes : 1);
@@ -209,6 +218,11 @@ static enum rdt_status gather_inline(struct outgoing *out, Rdt__Pb__PullMeta *me
         if (layout_bytes(out->source, i) > 0)
             layout_gather(out->source, i, out->bases[out->source->region[i]], 0, layout_bytes(out->source, i),
                           data + out->packed->offset[i]);
+    status = outgoing_check(out, err);
+    if (status != RDT_OK) {
+        free(data);
+        return status;
+    }
     meta->has_inline = true;
     meta->inline_data = (ProtobufCBinaryData){out->stream_bytes, data};
     out->transfers->bytes_out += out->stream_bytes;

@@ -192,7 +192,9 @@ static void hand_over(struct chunk_op *op)
     struct rdt_error err = {0};
     enum rdt_status status = RDT_CANCELLED;
 
-    if (op->out->sm.state == OUTGOING_SENDING && pt->sm.state == PT_CONNECTED)
+    if (op->staging && op->out->sm.state == OUTGOING_SENDING && outgoing_check(op->out, &err) != RDT_OK)
+        status = err.status;
+    else if (op->out->sm.state == OUTGOING_SENDING && pt->sm.state == PT_CONNECTED)
         status = plugin_op_send(&pt->conn, &op->base, &err);
     if (status != RDT_OK)
         chunk_ended(op, status, err.msg);
@@ -228,7 +230,9 @@ static bool send_next(struct outgoing *out, struct rdt_error *err)
     op->base.op.transfer = out->number;
     op->base.op.chunk = index;
     op->base.op.piece.bytes = chunk->bytes;
-    if (chunk_piece(chunk, out->packed, out->source, &region_index, &offset)) {
+    /* What may fault is read by us alone: a transport's connection would not survive it. */
+    if (chunk_piece(chunk, out->packed, out->source, &region_index, &offset) &&
+        !region_may_fault(out->object->uses[region_index].region)) {
         op->base.op.piece.addr = out->bases[region_index] + offset;
         (void)region_register(out->object->uses[region_index].region, out->via->transport, &op->base.op.piece.registration,
                               NULL, NULL, NULL);

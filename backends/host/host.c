@@ -2,7 +2,7 @@
  *
  * Owns the descriptors and mappings of its blocks. What it allocates has all pages reserved and cannot shrink or
  * grow, so no reader meets SIGBUS; what it imports must be sealed against shrinking. Holes that a client punches into
- * its own memory are not its business: the core copies from imported memory under a guard.
+ * its own memory are not its business: the core copies under a guard from memory whose pages may be missing.
  */
 #include <errno.h>
 #include <fcntl.h>
@@ -25,6 +25,7 @@
 struct host_block {
     uint64_t offset;       /* of the block in its file; a multiple of the page size */
     uint64_t mapped_bytes; /* length of the mapping: bytes, rounded up for huge pages */
+    uint64_t page_bytes;   /* of huge pages; 0: of others */
     bool imported;
     bool read_only;
 };
@@ -65,6 +66,7 @@ static enum rdt_status block_fill(struct rdt_block *block, int take_fd, uint64_t
     block->fd = take_fd;
     block->priv = priv;
     block->read_only = values->read_only;
+    block->page_bytes = values->page_bytes;
     return RDT_OK;
 }
 
@@ -221,8 +223,10 @@ static enum rdt_status host_import(void *memory, const char *device, const struc
     fd = fcntl(import->fds[0], F_DUPFD_CLOEXEC, 0);
     if (fd < 0)
         return rdt_error_sys(err, errno, "duplicating the descriptor to import");
-    if (st.st_blksize > sysconf(_SC_PAGESIZE))
-        values.mapped_bytes = round_up(import->bytes, (uint64_t)st.st_blksize);
+    if (st.st_blksize > sysconf(_SC_PAGESIZE)) {
+        values.page_bytes = (uint64_t)st.st_blksize;
+        values.mapped_bytes = round_up(import->bytes, values.page_bytes);
+    }
     return block_fill(block_p, fd, import->bytes, &values, err);
 }
 

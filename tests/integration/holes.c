@@ -1,0 +1,237 @@
+/* Memory that its client takes away while it is read: a hugetlb memfd with a hole in it and no page to fill it. Whoever reads it hears
+ * of it, and nobody else notices. Borrows huge pages of the machine for a moment; skipped where it may not. */
+#include <criterion/criterion.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include "tests/support/cluster.h"
+
+#define MIB ((size_t)1 << 20)
+#define HUGE_BYTES (2 * MIB)
+#define POOL "/proc/sys/vm/nr_hugepages"
+
+TestSuite(holes, .timeout = 240);
+
+/* ---- the machine's pool ---- */
+
+static long pool_before = -1;
+
+static long pool_read(const char *path)
+{
+    FILE *file = fopen(path, "re");
+    long n = -1;
+
+    if (file && fscanf(file, "%ld", &n) != 1)
+        n = -1;
+    if (file)
+        (void)fclose(file);
+    return n;
+}
+
+static void pool_set(long n)
+{
+    FILE *file = fopen(POOL, "we");
+
+    if (!file)
+        return;
+    (void)fprintf(file, "%ld\n", n);
+    (void)fclose(file);
+}
+
+static void pool_restore(void)
+{
+    if (pool_before >= 0)
+        pool_set(pool_before);
+}
+
+/* Skips the test where there are no pages to be had. */
+static void borrow_pages(long n)
+{
+    long before = pool_read(POOL);
+
+    if (before != 0 || pool_read("/proc/sys/vm/nr_overcommit_hugepages") != 0 || geteuid() != 0)
+        cr_skip("the machine's huge pages are in use, or not ours to set");
+    pool_set(n);
+    pool_before = before;
+    (void)atexit(pool_restore);
+    if (pool_read(POOL) != n) {
+        pool_restore();
+        cr_skip("no %ld huge pages to be had", n);
+    }
+}
+
+/* ---- memory with holes ---- */
+
+struct holey {
+    int fd;
+    uint8_t *addr;
+    size_t bytes;
+};
+
+static void make_holey(struct holey *holey, unsigned pages, uint32_t seed)
+{
+    holey->bytes = pages * HUGE_BYTES;
+    holey->fd = memfd_create("holey", MFD_CLOEXEC | MFD_ALLOW_SEALING | MFD_HUGETLB);
+    must(holey->fd >= 0 && ftruncate(holey->fd, (off_t)holey->bytes) == 0);
+    must(fcntl(holey->fd, F_ADD_SEALS, F_SEAL_SHRINK) == 0);
+    holey->addr = mmap(NULL, holey->bytes, PROT_READ | PROT_WRITE, MAP_SHARED, holey->fd, 0);
+    must(holey->addr != MAP_FAILED);
+    fill_pattern(holey->addr, holey->bytes, seed);
+}
+
+/* Page i goes, and with it what the pool had left. */
+static void punch(const struct holey *holey, unsigned i)
+{
+    must(fallocate(holey->fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, (off_t)(i * HUGE_BYTES), (off_t)HUGE_BYTES) == 0);
+    pool_set(0);
+}
+
+static void drop_holey(rdt *conn, struct holey *holey)
+{
+    must_ok(rdt_dealloc(conn, holey->addr, &err));
+    (void)munmap(holey->addr, holey->bytes);
+    (void)close(holey->fd);
+}
+
+static void expect_lost(rdt *conn, const struct rdt_ref *ref, const struct rdt_fetch_options *options)
+{
+    rdt_object *object;
+
+    must_refuse(RDT_SYSTEM, "has lost pages", rdt_fetch(conn, ref, 1, options, &object, &err));
+    must_refuse(RDT_SYSTEM, "client ", rdt_fetch(conn, ref, 1, options, &object, &err)); /* and again */
+}
+
+/* A put, a copy, a check: all is well for the others. */
+static void expect_service(rdt *from, rdt *to)
+{
+    struct rdt_ref ref = put_pattern(from, NULL, 3 * MIB, 9);
+    rdt_object *object = fetch_one(to, &ref, RDT_FETCH_COPY);
+
+    must(holds_pattern(tensor_of(object, 0).data, 3 * MIB, 9));
+    rdt_release(object);
+    must_ok(rdt_free(from, &ref, false, &err));
+}
+
+Test(holes, copy_of_punched_memory_names_region_and_client)
+{
+    struct rdt_fetch_options options = RDT_INIT(options);
+    struct test_node node;
+    struct holey good, bad;
+    struct rdt_ref good_ref, bad_ref;
+    rdt *owner, *reader;
+    rdt_object *object;
+
+    borrow_pages(8);
+    node_start(&node, NULL);
+    owner = node_client(&node, "owner");
+    reader = node_client(&node, "reader");
+    make_holey(&good, 2, 1);
+    make_holey(&bad, 4, 2);
+    must_ok(rdt_import(owner, good.fd, good.addr, good.bytes, &err));
+    must_ok(rdt_import(owner, bad.fd, bad.addr, bad.bytes, &err));
+    good_ref = put_one(owner, &VECTOR(RDT_U8, good.bytes, good.addr), "good");
+    bad_ref = put_one(owner, &VECTOR(RDT_U8, bad.bytes, bad.addr), "bad");
+    options.mode = RDT_FETCH_COPY;
+    object = fetch_one(reader, &bad_ref, RDT_FETCH_COPY);
+    must(holds_pattern(tensor_of(object, 0).data, bad.bytes, 2));
+    rdt_release(object);
+
+    punch(&bad, 2);
+    expect_lost(reader, &bad_ref, &options);
+    object = fetch_one(reader, &good_ref, RDT_FETCH_COPY);
+    must(holds_pattern(tensor_of(object, 0).data, good.bytes, 1));
+    rdt_release(object);
+    expect_service(owner, reader);
+    must_ok(rdt_free(owner, &bad_ref, false, &err));
+    must_ok(rdt_free(owner, &good_ref, false, &err));
+    drop_holey(owner, &bad);
+    drop_holey(owner, &good);
+    rdt_close(owner);
+    rdt_close(reader);
+    node_end(&node, NULL);
+    pool_restore();
+}
+
+Test(holes, punched_target_gets_an_error_not_the_daemon)
+{
+    struct rdt_fetch_options options = RDT_INIT(options);
+    const struct rdt_tensor *targets[1];
+    const size_t count = 1;
+    struct rdt_tensor target;
+    struct test_node node;
+    struct holey bad;
+    struct rdt_ref ref;
+    rdt_object *object;
+    rdt *owner, *reader;
+
+    borrow_pages(4);
+    node_start(&node, NULL);
+    owner = node_client(&node, "owner");
+    reader = node_client(&node, "reader");
+    make_holey(&bad, 2, 2);
+    must_ok(rdt_import(reader, bad.fd, bad.addr, bad.bytes, &err));
+    ref = put_pattern(owner, NULL, bad.bytes, 5);
+    target = VECTOR(RDT_U8, bad.bytes, bad.addr);
+    targets[0] = &target;
+    options.targets = targets;
+    options.target_counts = &count;
+    must_ok(rdt_fetch(reader, &ref, 1, &options, &object, &err));
+    must(holds_pattern(bad.addr, bad.bytes, 5));
+    rdt_release(object);
+    punch(&bad, 1);
+    expect_lost(reader, &ref, &options);
+    expect_service(owner, reader);
+    must_ok(rdt_free(owner, &ref, false, &err));
+    drop_holey(reader, &bad);
+    rdt_close(owner);
+    rdt_close(reader);
+    node_end(&node, NULL);
+    pool_restore();
+}
+
+Test(holes, other_nodes_hear_of_it_and_their_connection_stays)
+{
+    struct rdt_fetch_options options = RDT_INIT(options);
+    struct cluster cluster;
+    struct rdt_ref ref, small, before;
+    struct holey bad;
+    rdt *owner, *reader;
+    rdt_object *object;
+
+    borrow_pages(8);
+    cluster_start(&cluster, 2, &(struct cluster_options){0});
+    owner = node_client(&cluster.node[0], "owner");
+    reader = node_client(&cluster.node[1], "reader");
+    make_holey(&bad, 4, 2);
+    must_ok(rdt_import(owner, bad.fd, bad.addr, bad.bytes, &err));
+    ref = put_one(owner, &VECTOR(RDT_U8, bad.bytes, bad.addr), "bad");
+    small = put_one(owner, &VECTOR(RDT_U8, 1000, bad.addr + 2 * HUGE_BYTES), "small");
+    before = put_pattern(owner, NULL, 48 * MIB, 3);
+    fetch_pattern(reader, &ref, bad.bytes, 2, "ucx");
+
+    punch(&bad, 2);
+    { /* another transfer on the same connection is under way */
+        rdt_request *request = start_one(reader, &before, RDT_FOREVER);
+        expect_lost(reader, &ref, &options);
+        expect_lost(reader, &small, &options);
+        must_ok(rdt_wait(reader, &request, 1, RDT_WAIT_ALL, LONG, NULL, NULL, &err));
+        must_ok(rdt_request_take_object(request, &object, &err));
+        must(holds_pattern(tensor_of(object, 0).data, 48 * MIB, 3));
+        rdt_release(object);
+        rdt_request_destroy(request);
+    }
+    must(!node_log_has(&cluster.node[0], "taken down") && !node_log_has(&cluster.node[1], "taken down"));
+    fetch_pattern(reader, &before, 48 * MIB, 3, "ucx");
+    must_ok(rdt_free(owner, &ref, false, &err));
+    must_ok(rdt_free(owner, &small, false, &err));
+    must_ok(rdt_free(owner, &before, false, &err));
+    drop_holey(owner, &bad);
+    rdt_close(owner);
+    rdt_close(reader);
+    cluster_end(&cluster, NULL);
+    pool_restore();
+}
