@@ -79,6 +79,7 @@ FUZZ  := $(patsubst %.c,$(B)/%,$(call srcs,tests/fuzz))
 LIBRDT := $(B)/librdt.so.$(VERSION)
 PROGRAMS := $(if $(wildcard daemon/main.c),$(B)/rdtd) $(if $(wildcard client/rdtctl.c),$(B)/rdtctl)
 LOOPBACK := $(if $(wildcard tests/loopback/*.c),$(B)/tests/rdt_loopback.so)
+PRELOAD := $(if $(filter release,$(VARIANT)),$(B)/tests/rdt_fail_alloc.so) # the sanitizers have an allocator of their own
 MANPAGES := $(foreach d,client daemon backends systemd,$(wildcard $(d)/*.[1-8]))
 
 # ---- libraries: looked for only when something is going to be compiled ----
@@ -121,7 +122,7 @@ BACKEND_SO := $(BACKENDS:%=$(B)/backends/rdt_%.so)
 .SUFFIXES:
 
 all: $(PROGRAMS) $(LIBRDT) $(B)/librdt.a $(BACKEND_SO)
-tests: all $(UNIT) $(INTEG) $(FAULT) $(LOOPBACK)
+tests: all $(UNIT) $(INTEG) $(FAULT) $(LOOPBACK) $(PRELOAD)
 benches: all $(BENCH)
 
 # A stamp changes when its text does: other flags, other sources or other paths rebuild what depends on them.
@@ -201,6 +202,11 @@ $(LOOPBACK): $(call obj,$(call srcs,tests/loopback)) $(PLUGIN_O) $(B)/plugin.map
 	$(call say,LINK,$@)
 	$(Q)mkdir -p $(@D)
 	$(Q)$(link_plugin)
+
+$(B)/tests/rdt_fail_alloc.so: $(B)/obj/tests/preload/fail_alloc.o
+	$(call say,LINK,$@)
+	$(Q)$(CC) $(LDFLAGS_ALL) $(SHARED) -o $@ $^
+$(B)/obj/tests/preload/%.o: OBJFLAGS = -fPIC
 
 # ---- test programs ----
 

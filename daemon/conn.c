@@ -269,15 +269,18 @@ static void on_hello(struct conn *conn, struct frame *frame)
     struct rpc *rpc = conn->rpc;
     struct client *client = &conn->client;
     Rdt__Pb__HelloReply reply = RDT__PB__HELLO_REPLY__INIT;
-    Rdt__Pb__Hello *hello;
+    ProtobufCMessage *message = NULL;
+    const Rdt__Pb__Hello *hello;
     struct rdt_error err = conn->refusal;
     struct arena arena;
 
     frame_close_fds(frame);
     arena_init(&arena, RDT_MAX_DECODED_BYTES);
-    hello = frame->type == RDT_MSG_HELLO ? rdt__pb__hello__unpack(&arena.allocator, frame->length, frame->payload) : NULL;
-    if (err.status == RDT_OK && !hello)
+    if (err.status == RDT_OK && frame->type != RDT_MSG_HELLO)
         (void)rdt_error_set(&err, RDT_PROTOCOL, "the first message must be HELLO");
+    if (err.status == RDT_OK)
+        (void)arena_unpack(&arena, &rdt__pb__hello__descriptor, frame->payload, frame->length, "HELLO", &message, &err);
+    hello = (const Rdt__Pb__Hello *)message;
     if (err.status == RDT_OK && (hello->protocol_min > RDT_PROTOCOL_MAX || hello->protocol_max < RDT_PROTOCOL_MIN))
         (void)rdt_error_set(&err, RDT_PROTOCOL,
                             "the library speaks protocols %u to %u, this daemon %u to %u: install the same version",

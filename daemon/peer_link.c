@@ -212,8 +212,16 @@ enum rdt_status peer_link_send(struct peer_link *link, enum rdt_peer_message typ
         return rdt_error_set(err, RDT_LIMIT, "%s", why.msg);
     }
     status = frame_writer_push(&link->writer, (uint16_t)type, 0, 0, (uint32_t)bytes, NULL, 0, &payload);
-    if (status != RDT_OK)
-        return rdt_error_set(err, status, "a message of %zu bytes to another node: %s", bytes, rdt_status_sentence(status));
+    if (status != RDT_OK) { /* what is not said the other end would wait for: no link says more than half */
+        struct rdt_error why;
+        char who[128];
+
+        describe(link, who);
+        (void)rdt_error_set(&why, RDT_PEER_LOST, "%s: a message of %zu bytes could not be sent: %s", who, bytes,
+                            rdt_status_sentence(status));
+        peer_link_fail(link, &why);
+        return rdt_error_set(err, status, "%s", why.msg);
+    }
     protobuf_c_message_pack(message, payload);
     if (!link->writing)
         uv_idle_start(&link->turn, peer_link_on_turn);

@@ -1,9 +1,12 @@
 #include "daemon/rpc.h"
 
+#include <stddef.h>
 #include <stdlib.h>
 
 #include "daemon/log.h"
 #include "proto/layout.h"
+
+#define SMALL_MESSAGE_BYTES 2048
 
 /* HELLO is conn.c's: it comes first and makes the client. */
 static const struct {
@@ -44,30 +47,36 @@ void rpc_dispatch(struct call *call, const uint8_t *payload, size_t bytes)
 {
     struct rdt_error err = {0};
     enum rdt_status status = RDT_UNSUPPORTED;
+    _Alignas(max_align_t) uint8_t buffer[SMALL_MESSAGE_BYTES]; /* RELEASE and CANCEL are heard however short memory is */
     struct arena arena;
+    bool unread = false;
     size_t i = 0;
 
-    arena_init(&arena, RDT_MAX_DECODED_BYTES);
+    if (call->type == RDT_MSG_FETCH) /* keeps its message for longer */
+        arena_init(&arena, RDT_MAX_DECODED_BYTES);
+    else
+        arena_init_with(&arena, RDT_MAX_DECODED_BYTES, buffer, sizeof buffer);
     call->arena = &arena;
     while (i < sizeof table / sizeof table[0] && table[i].type != call->type)
         i++;
     if (i == sizeof table / sizeof table[0]) {
         (void)rdt_error_set(&err, RDT_UNSUPPORTED, "this daemon knows no request %u", call->type);
     } else {
-        ProtobufCMessage *request = protobuf_c_message_unpack(table[i].request, &arena.allocator, bytes, payload);
+        ProtobufCMessage *request;
         log_trace("%s from client %llu, %zu bytes", table[i].name, call->client ? (unsigned long long)call->client->id : 0ull,
                   bytes);
-        if (request)
+        status = arena_unpack(&arena, table[i].request, payload, bytes, table[i].name, &request, &err);
+        unread = status != RDT_OK;
+        if (!unread)
             status = table[i].handle(call, request, &err);
-        else
-            status =
-                rdt_error_set(&err, RDT_PROTOCOL, "a broken %s: not a protobuf message, or one that takes more than %u bytes",
-                              table[i].name, RDT_MAX_DECODED_BYTES);
     }
     if (status != RDT_OK) {
         if (err.status == RDT_OK)
             (void)rdt_error_set(&err, status, "%s", rdt_status_sentence(status));
-        call_fail(call, &err);
+        if (unread)
+            call_fail_unread(call, &err);
+        else
+            call_fail(call, &err);
     }
     arena_fini(&arena);
 }

@@ -107,9 +107,9 @@ void call_reply_empty(struct call *call)
     call_reply(call, &empty.base, NULL, 0);
 }
 
-void call_fail(struct call *call, const struct rdt_error *err)
+static void fail(struct call *call, const struct rdt_error *err, bool unread)
 {
-    if (call->client && call->request_id == 0 && err->status != RDT_PROTOCOL) {
+    if (call->client && call->request_id == 0 && !unread) {
         log_debug("client %llu: request %u, which wants no answer: %s", (unsigned long long)call->client->id, call->type,
                   err->msg);
     } else if (call->client) {
@@ -122,6 +122,16 @@ void call_fail(struct call *call, const struct rdt_error *err)
         send_to_peer(call, err, NULL);
     }
     call_free(call);
+}
+
+void call_fail(struct call *call, const struct rdt_error *err)
+{
+    fail(call, err, err->status == RDT_PROTOCOL);
+}
+
+void call_fail_unread(struct call *call, const struct rdt_error *err)
+{
+    fail(call, err, true);
 }
 
 static void on_deadline(struct deadline *deadline)

@@ -36,9 +36,9 @@ struct rpc { /* what handlers work on */
 struct call {
     struct list link; /* client->calls, rpc->remote: while deferred */
     struct rpc *rpc;
-    struct client *client; /* NULL: a peer's */
-    struct peer *peer;     /* NULL: a client's */
-    unsigned peer_epoch;   /* the link it came by */
+    struct client *client;   /* NULL: a peer's */
+    struct peer *peer;       /* NULL: a client's */
+    unsigned peer_epoch;     /* the link it came by */
     struct account *account; /* the requester's: a reference; NULL: a peer that is not believed */
     bool admin;
     uint16_t type;       /* enum rdt_message */
@@ -70,6 +70,8 @@ struct call *call_create(struct rpc *rpc, struct client *client, struct peer *pe
 void call_reply(struct call *call, const ProtobufCMessage *reply, const int *take_fds, unsigned n_fds);
 void call_reply_empty(struct call *call);
 void call_fail(struct call *call, const struct rdt_error *err);
+void call_fail_unread(struct call *call,
+                      const struct rdt_error *err); /* without an id it cannot be told what fails: the session */
 
 /* It will be answered later, at the latest when timeout_ns is over (negative: never), then with TIMED_OUT and `what`. */
 enum rdt_status call_defer(struct call *call, int64_t timeout_ns, void (*on_end)(struct call *), struct rdt_error *err);

@@ -146,11 +146,11 @@ static void on_reply(struct rpc *rpc, struct peer *peer, const Rdt__Pb__CallRepl
         call_fail(call, &err);
         return;
     }
-    message = protobuf_c_message_unpack(reply_type(call->type), &arena->allocator, reply->reply.len, reply->reply.data);
-    if (message) {
+    if (arena_unpack(arena, reply_type(call->type), reply->reply.data, reply->reply.len, "its answer", &message, &err) ==
+        RDT_OK) {
         call_reply(call, message, NULL, 0);
     } else {
-        (void)rdt_error_set(&err, RDT_PROTOCOL, "node %s answered what cannot be read", peer->name);
+        rdt_error_prefix(&err, "node %s", peer->name);
         call_fail(call, &err);
     }
 }
@@ -174,8 +174,14 @@ static void on_call(struct rpc *rpc, struct peer *peer, const Rdt__Pb__Call *mes
         return;
     }
     call = call_create(rpc, NULL, peer, (uint16_t)message->type, message->call);
-    if (!call)
-        return; /* the asker's deadline */
+    if (!call) {
+        Rdt__Pb__CallReply refusal = RDT__PB__CALL_REPLY__INIT;
+        refusal.call = message->call;
+        refusal.status = RDT_NO_MEMORY;
+        refusal.message = (char *)"the owner's daemon has no memory for the call";
+        (void)peer_send(peer, RDT_PEER_CALL_REPLY, &refusal.base, NULL);
+        return;
+    }
     if (!served_for_peers(message->type))
         (void)rdt_error_set(&err, RDT_DENIED, "another node may not ask for message %u", message->type);
     else if (peer->n_calls >= MAX_CALLS)
@@ -191,23 +197,23 @@ static void on_call(struct rpc *rpc, struct peer *peer, const Rdt__Pb__Call *mes
 
 enum rdt_status calls_peer_frame(struct rpc *rpc, struct peer *peer, const struct frame *frame, struct rdt_error *err)
 {
-    enum rdt_status status = RDT_OK;
+    ProtobufCMessage *message;
+    enum rdt_status status;
     struct arena arena;
 
     arena_init(&arena, RDT_MAX_DECODED_BYTES);
     if (frame->type == RDT_PEER_CALL) {
-        Rdt__Pb__Call *call = rdt__pb__call__unpack(&arena.allocator, frame->length, frame->payload);
-        if (call)
-            on_call(rpc, peer, call);
-        else
-            status = rdt_error_set(err, RDT_PROTOCOL, "a broken Call from node %s", peer->name);
+        status = arena_unpack(&arena, &rdt__pb__call__descriptor, frame->payload, frame->length, "Call", &message, err);
+        if (status == RDT_OK)
+            on_call(rpc, peer, (const Rdt__Pb__Call *)message);
     } else {
-        Rdt__Pb__CallReply *reply = rdt__pb__call_reply__unpack(&arena.allocator, frame->length, frame->payload);
-        if (reply)
-            on_reply(rpc, peer, reply, &arena);
-        else
-            status = rdt_error_set(err, RDT_PROTOCOL, "a broken CallReply from node %s", peer->name);
+        status =
+            arena_unpack(&arena, &rdt__pb__call_reply__descriptor, frame->payload, frame->length, "CallReply", &message, err);
+        if (status == RDT_OK)
+            on_reply(rpc, peer, (Rdt__Pb__CallReply *)message, &arena);
     }
+    if (status != RDT_OK)
+        rdt_error_prefix(err, "node %s", peer->name);
     arena_fini(&arena);
     return status;
 }

@@ -182,19 +182,19 @@ enum rdt_status transfers_peer_frame(struct transfers *transfers, struct peer *p
     if (transfers->closing)
         return RDT_OK;
     for (size_t i = 0; i < sizeof handlers / sizeof handlers[0]; i++) {
-        enum rdt_status status = RDT_OK;
+        enum rdt_status status;
         ProtobufCMessage *message;
         struct arena arena;
 
         if (handlers[i].type != frame->type)
             continue;
         arena_init(&arena, RDT_MAX_DECODED_BYTES);
-        message = protobuf_c_message_unpack(handlers[i].descriptor, &arena.allocator, frame->length, frame->payload);
-        if (message)
+        status = arena_unpack(&arena, handlers[i].descriptor, frame->payload, frame->length, handlers[i].descriptor->short_name,
+                              &message, err);
+        if (status == RDT_OK)
             status = handlers[i].on_message(work, message, err);
         else
-            status =
-                rdt_error_set(err, RDT_PROTOCOL, "a broken %s from node %s", handlers[i].descriptor->short_name, peer->name);
+            rdt_error_prefix(err, "node %s", peer->name);
         arena_fini(&arena);
         return status;
     }

@@ -31,20 +31,30 @@ void arena_init(struct arena *arena, size_t max_bytes)
     arena->allocator.alloc = allocate;
     arena->allocator.free = free_nothing;
     arena->allocator.allocator_data = arena;
-    arena->blocks = NULL;
+    arena->blocks = arena->given = NULL;
     arena->used_bytes = 0;
     arena->max_bytes = max_bytes;
+    arena->over = arena->short_of_memory = false;
+}
+
+void arena_init_with(struct arena *arena, size_t max_bytes, void *buffer, size_t bytes)
+{
+    arena_init(arena, max_bytes);
+    arena->blocks = arena->given = buffer;
+    *arena->given = (struct arena_block){.size = bytes, .used = sizeof *arena->given};
 }
 
 /* A block with room for `need` bytes, and for as much more as habit and cap allow. */
 static struct arena_block *add_block(struct arena *arena, size_t need)
 {
     size_t left = arena->max_bytes - arena->used_bytes;
-    size_t size = arena->blocks ? 2 * arena->blocks->size : FIRST_BLOCK_BYTES;
+    size_t size = arena->used_bytes > 0 ? 2 * arena->blocks->size : FIRST_BLOCK_BYTES;
     struct arena_block *block;
 
-    if (left < sizeof *block || need > left - sizeof *block)
+    if (left < sizeof *block || need > left - sizeof *block) {
+        arena->over = true;
         return NULL;
+    }
     if (size > MOST_BLOCK_BYTES)
         size = MOST_BLOCK_BYTES;
     if (size > left)
@@ -52,8 +62,10 @@ static struct arena_block *add_block(struct arena *arena, size_t need)
     if (size < sizeof *block + need)
         size = sizeof *block + need;
     block = malloc(size);
-    if (!block)
+    if (!block) {
+        arena->short_of_memory = true;
         return NULL;
+    }
     block->size = size;
     block->used = sizeof *block;
     arena->used_bytes += size;
@@ -74,8 +86,10 @@ void *arena_alloc(struct arena *arena, size_t bytes)
     struct arena_block *block = arena->blocks;
     void *result;
 
-    if (bytes > arena->max_bytes)
+    if (bytes > arena->max_bytes) {
+        arena->over = true;
         return NULL;
+    }
     /* Nothing still has an address of its own; and every one is aligned for anything. */
     if (bytes == 0)
         bytes = 1;
@@ -98,8 +112,25 @@ void arena_fini(struct arena *arena)
     while (arena->blocks) {
         struct arena_block *next = arena->blocks->next;
 
-        free(arena->blocks);
+        if (arena->blocks != arena->given)
+            free(arena->blocks);
         arena->blocks = next;
     }
     arena->used_bytes = 0;
+}
+
+enum rdt_status arena_unpack(struct arena *arena, const ProtobufCMessageDescriptor *type, const void *payload, size_t bytes,
+                             const char *what, ProtobufCMessage **message_p, struct rdt_error *err)
+{
+    ProtobufCMessage *message = protobuf_c_message_unpack(type, &arena->allocator, bytes, payload);
+
+    if (message)
+        *message_p = message;
+    else if (arena->over)
+        return rdt_error_set(err, RDT_LIMIT, "%s takes more than %zu bytes when it is read", what, arena->max_bytes);
+    else if (arena->short_of_memory)
+        return rdt_error_set(err, RDT_NO_MEMORY, "no memory to read %s", what);
+    else
+        return rdt_error_set(err, RDT_PROTOCOL, "%s is broken: not a message of its type", what);
+    return RDT_OK;
 }

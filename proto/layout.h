@@ -75,10 +75,17 @@ void layout_scatter(const struct layout *layout, uint32_t i, void *base, uint64_
 struct arena {
     ProtobufCAllocator allocator; /* hand &arena.allocator to X__unpack */
     struct arena_block *blocks;
+    struct arena_block *given;  /* the caller's buffer, among the blocks; NULL: none */
+    bool over, short_of_memory; /* why the last one that failed did */
     size_t used_bytes, max_bytes;
 };
 void arena_init(struct arena *arena, size_t max_bytes);
-void *arena_alloc(struct arena *arena, size_t bytes); /* NULL past the cap */
+/* Takes from the buffer (the caller's, aligned for anything, outliving the arena) before it asks for memory: small messages need none. */
+void arena_init_with(struct arena *arena, size_t max_bytes, void *buffer, size_t bytes);
+void *arena_alloc(struct arena *arena, size_t bytes); /* NULL past the cap, or when memory is short */
+/* A message, valid until arena_fini; `what` names it. PROTOCOL: no such message; LIMIT: it would take more than the cap; NO_MEMORY. */
+enum rdt_status arena_unpack(struct arena *arena, const ProtobufCMessageDescriptor *type, const void *payload, size_t bytes,
+                             const char *what, ProtobufCMessage **message_p, struct rdt_error *err);
 void arena_fini(struct arena *arena);
 
 #endif

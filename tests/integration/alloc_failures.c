@@ -1,0 +1,254 @@
+/* The n-th allocation of a daemon fails, for every n that a run of all the calls comes to: the request fails, with a status that says
+ * so, or its connection ends; the daemon does not, nobody waits for ever, nothing is left, and the next user notices nothing.
+ */
+#include <criterion/criterion.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include "client/call.h"
+#include "rdt.pb-c.h"
+#include "tests/preload/fail_alloc.h"
+#include "tests/support/cluster.h"
+
+TestSuite(alloc_failures, .timeout = 280);
+
+#define LARGE ((size_t)300 << 10)
+#define SMALL ((size_t)1000)
+
+static struct test_node nodes[2]; /* 0 puts, 1 fetches */
+static struct fail_alloc *control[2];
+
+static const char *const expected_warnings[] = {
+    "no memory",   "memory",          "cannot be queued", "is down: ", "is lost: ", "taken down and rebuilt: ",
+    "closed",      "refused",         "not connected",    "reset",     "timed out", "no answer",
+    "unreachable", "connection from", "Cannot allocate",  "broke",     NULL};
+
+static void begin(void)
+{
+    static char preload[512], path[2][300];
+    const char *tmp = getenv("TMPDIR");
+
+    if (strcmp(getenv("RDT_VARIANT"), "release") != 0)
+        cr_skip_test("the sanitizers have an allocator of their own");
+    (void)snprintf(preload, sizeof preload, "LD_PRELOAD=%s", build_path("tests/rdt_fail_alloc.so"));
+    for (unsigned i = 0; i < 2; i++) {
+        static const char *const names[] = {"owner", "reader"};
+        int fd;
+
+        (void)snprintf(path[i], sizeof path[i], "RDT_FAIL_ALLOC=%.200s/fail%u", tmp ? tmp : "/tmp", i);
+        fd = open(strchr(path[i], '=') + 1, O_RDWR | O_CREAT | O_TRUNC | O_CLOEXEC, 0600);
+        must(fd >= 0 && ftruncate(fd, sizeof *control[i]) == 0);
+        control[i] = mmap(NULL, sizeof *control[i], PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+        must(control[i] != MAP_FAILED);
+        (void)close(fd);
+        node_start(&nodes[i],
+                   &(struct node_options){.name = names[i],
+                                          .listen = "127.0.0.1:0",
+                                          .trusted_network = true,
+                                          .interfaces = "lo",
+                                          .env = (const char *const[]){preload, path[i], NULL},
+                                          .flags = (const char *const[]){"--peer-timeout=2s", "--backoff-max=50ms",
+                                                                         "--quiesce-grace=300ms", "--chunk=64KiB", NULL}});
+    }
+}
+
+/* What a call may come to when memory is short somewhere on its way. */
+static void bears(const char *what, enum rdt_status status, const struct rdt_error *err)
+{
+    switch (status) {
+    case RDT_OK:
+    case RDT_NO_MEMORY:
+    case RDT_DISCONNECTED:
+    case RDT_PEER_LOST:
+    case RDT_TRANSPORT:
+    case RDT_NO_PATH:    /* its transport's connection could not be made: the sentence says so */
+    case RDT_OWNER_DIED: /* the owner's connection was ended */
+        return;
+    default:
+        fail("%s, at allocation %llu or %llu: %s: %s", what, (unsigned long long)control[0]->nth,
+             (unsigned long long)control[1]->nth, rdt_status_name(status), err->msg);
+    }
+}
+
+static bool fetch_and_look(rdt *conn, const struct rdt_ref *ref, enum rdt_fetch_mode mode, size_t bytes, bool into_target)
+{
+    struct rdt_fetch_options options = RDT_INIT(options);
+    struct canary canary;
+    struct rdt_tensor target;
+    const struct rdt_tensor *targets = &target;
+    const size_t one = 1;
+    struct rdt_error err = {0};
+    rdt_object *object;
+    enum rdt_status status;
+
+    canary_create(&canary, bytes);
+    target = VECTOR(RDT_U8, bytes, canary.addr);
+    options.mode = mode;
+    options.timeout_ns = LONG;
+    if (into_target) {
+        options.targets = &targets;
+        options.target_counts = &one;
+    }
+    status = rdt_fetch(conn, ref, 1, &options, &object, &err);
+    bears("fetch", status, &err);
+    if (status == RDT_OK) {
+        must(holds_pattern(tensor_of(object, 0).data, bytes, 1));
+        rdt_release(object);
+    }
+    must(canary_alive(&canary));
+    canary_destroy(&canary);
+    return status == RDT_OK;
+}
+
+static void list(rdt *conn, Rdt__Pb__ListKind kind)
+{
+    Rdt__Pb__List request = RDT__PB__LIST__INIT;
+    ProtobufCMessage *reply = NULL;
+    struct rdt_error err = {0};
+    enum rdt_status status;
+
+    request.kind = kind;
+    status = call(conn, RDT_MSG_LIST, &request.base, &rdt__pb__list_reply__descriptor, LONG, &reply, &err);
+    bears("list", status, &err);
+    if (status == RDT_OK)
+        protobuf_c_message_free_unpacked(reply, NULL);
+}
+
+static rdt *connect_to(unsigned i)
+{
+    struct rdt_connect_options options = RDT_INIT(options);
+    struct rdt_error err = {0};
+    rdt *conn = NULL;
+    enum rdt_status status;
+
+    options.socket = nodes[i].socket;
+    options.timeout_ns = LONG;
+    status = rdt_connect(&options, &conn, &err);
+    bears("connect", status, &err);
+    return status == RDT_OK ? conn : NULL;
+}
+
+static bool put(rdt *conn, size_t bytes, bool in_place, struct rdt_ref *ref_p)
+{
+    struct rdt_error err = {0};
+    struct rdt_tensor tensor;
+    enum rdt_status status;
+    void *memory = NULL;
+
+    if (in_place) {
+        status = rdt_alloc(conn, bytes, &memory, &err);
+        bears("alloc", status, &err);
+        if (status != RDT_OK)
+            return false;
+    } else {
+        memory = malloc(bytes);
+    }
+    fill_pattern(memory, bytes, 1);
+    tensor = VECTOR(RDT_U8, bytes, memory);
+    status = rdt_put(conn, &tensor, 1, NULL, ref_p, &err);
+    bears("put", status, &err);
+    if (!in_place)
+        free(memory);
+    return status == RDT_OK;
+}
+
+/* One of everything. */
+static void use(void)
+{
+    rdt *owner = connect_to(0), *reader = connect_to(1);
+    struct rdt_ref ref, small, parked = ref_named("nobody");
+    struct rdt_error err = {0};
+    struct rdt_stat stat;
+
+    if (owner && reader) {
+        if (put(owner, LARGE, true, &ref)) {
+            (void)fetch_and_look(owner, &ref, RDT_FETCH_AUTO, LARGE, false);
+            (void)fetch_and_look(owner, &ref, RDT_FETCH_COPY, LARGE, false);
+            (void)fetch_and_look(reader, &ref, RDT_FETCH_AUTO, LARGE, false);
+            (void)fetch_and_look(reader, &ref, RDT_FETCH_AUTO, LARGE, true);
+            bears("stat", rdt_stat(reader, &ref, &stat, &err), &err);
+            bears("free", rdt_free(owner, &ref, false, &err), &err);
+            bears("wait_freed", rdt_wait_freed(owner, &ref, LONG, &err), &err);
+        }
+        if (put(owner, SMALL, false, &small)) {
+            (void)fetch_and_look(reader, &small, RDT_FETCH_AUTO, SMALL, false);
+            (void)fetch_and_look(owner, &small, RDT_FETCH_AUTO, SMALL, true);
+        }
+        if (rdt_wait_put(owner, &parked, MSEC, &err) != RDT_TIMED_OUT)
+            bears("wait_put", err.status, &err);
+        for (Rdt__Pb__ListKind kind = 0; kind <= RDT__PB__LIST_KIND__LIST_KIND_TRANSFERS; kind++)
+            list(reader, kind);
+    }
+    rdt_close(reader);
+    rdt_close(owner);
+}
+
+static void arm(unsigned i, uint64_t nth)
+{
+    control[i]->nth = nth;
+    control[i]->count = 0;
+    control[i]->failed = 0;
+    control[i]->armed = 1;
+}
+
+/* Without failures everything works, at once or as soon as links and connections that broke are back. */
+static void use_in_peace(void)
+{
+    int64_t deadline = now_ns() + LONG;
+
+    for (unsigned round = 0;; wait_pause(&round)) {
+        rdt *owner = node_client(&nodes[0], "owner"), *reader = node_client(&nodes[1], "reader");
+        struct rdt_ref ref = put_pattern(owner, NULL, LARGE, 1);
+        bool well = fetch_and_look(reader, &ref, RDT_FETCH_AUTO, LARGE, false);
+
+        rdt_close(reader);
+        rdt_close(owner);
+        if (well)
+            return;
+        must_say(now_ns() < deadline, "the nodes do not recover");
+    }
+}
+
+static void check(unsigned i)
+{
+    uint64_t nth, hits = 0;
+
+    begin();
+    use_in_peace();
+    for (nth = 1;; nth++) {
+        bool failed;
+
+        arm(i, nth);
+        use();
+        control[i]->armed = 0;
+        failed = control[i]->failed > 0;
+        hits += failed;
+        use_in_peace();
+        if (!failed)
+            break;
+        node_expect_idle(&nodes[0]);
+        node_expect_idle(&nodes[1]);
+    }
+    (void)fprintf(stderr, "%llu failures, up to allocation %llu\n", (unsigned long long)hits, (unsigned long long)nth);
+    must_say(hits > 20, "only %llu allocations failed: is the tool there?", (unsigned long long)hits);
+    for (unsigned k = 0; k < 2; k++)
+        node_expect_idle(&nodes[k]);
+    for (unsigned k = 2; k-- > 0;) {
+        node_stop(&nodes[k]);
+        node_check_log(&nodes[k], expected_warnings);
+    }
+}
+
+Test(alloc_failures, of_the_owners_daemon)
+{
+    check(0);
+}
+
+Test(alloc_failures, of_the_readers_daemon)
+{
+    check(1);
+}

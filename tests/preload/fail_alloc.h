@@ -1,0 +1,15 @@
+/* What a test and tests/preload/fail_alloc.c share: the file that RDT_FAIL_ALLOC names holds it, and both map it. */
+#ifndef TESTS_PRELOAD_FAIL_ALLOC_H
+#define TESTS_PRELOAD_FAIL_ALLOC_H
+
+#include <stdatomic.h>
+#include <stdint.h>
+
+struct fail_alloc {
+    _Atomic uint32_t armed; /* the test sets it last and takes it back; nothing fails while it is 0 */
+    _Atomic uint64_t nth;   /* which allocation fails, the first is 1 */
+    _Atomic uint64_t count; /* allocations since then */
+    _Atomic uint64_t failed;
+};
+
+#endif
