@@ -79,7 +79,7 @@ FUZZ  := $(patsubst %.c,$(B)/%,$(call srcs,tests/fuzz))
 LIBRDT := $(B)/librdt.so.$(VERSION)
 PROGRAMS := $(if $(wildcard daemon/main.c),$(B)/rdtd) $(if $(wildcard client/rdtctl.c),$(B)/rdtctl)
 LOOPBACK := $(if $(wildcard tests/loopback/*.c),$(B)/tests/rdt_loopback.so)
-PRELOAD := $(if $(filter release,$(VARIANT)),$(B)/tests/rdt_fail_alloc.so) # the sanitizers have an allocator of their own
+PRELOAD := $(if $(filter release,$(VARIANT)),$(B)/tests/preload/fail_alloc.so) # the sanitizers have an allocator of their own
 MANPAGES := $(foreach d,client daemon backends systemd,$(wildcard $(d)/*.[1-8]))
 
 # ---- libraries: looked for only when something is going to be compiled ----
@@ -203,8 +203,9 @@ $(LOOPBACK): $(call obj,$(call srcs,tests/loopback)) $(PLUGIN_O) $(B)/plugin.map
 	$(Q)mkdir -p $(@D)
 	$(Q)$(link_plugin)
 
-$(B)/tests/rdt_fail_alloc.so: $(B)/obj/tests/preload/fail_alloc.o
+$(B)/tests/preload/fail_alloc.so: $(B)/obj/tests/preload/fail_alloc.o
 	$(call say,LINK,$@)
+	$(Q)mkdir -p $(@D)
 	$(Q)$(CC) $(LDFLAGS_ALL) $(SHARED) -o $@ $^
 $(B)/obj/tests/preload/%.o: OBJFLAGS = -fPIC
 

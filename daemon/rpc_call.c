@@ -169,6 +169,7 @@ enum rdt_status call_defer(struct call *call, int64_t timeout_ns, void (*on_end)
 
 void call_take_request(struct call *call, struct arena *to)
 {
+    assert(!call->arena->given);
     *to = *call->arena; /* nothing more is allocated from it */
     arena_init(call->arena, call->arena->max_bytes);
 }

@@ -34,7 +34,7 @@ static void begin(void)
 
     if (strcmp(getenv("RDT_VARIANT"), "release") != 0)
         cr_skip_test("the sanitizers have an allocator of their own");
-    (void)snprintf(preload, sizeof preload, "LD_PRELOAD=%s", build_path("tests/rdt_fail_alloc.so"));
+    (void)snprintf(preload, sizeof preload, "LD_PRELOAD=%s", build_path("tests/preload/fail_alloc.so"));
     for (unsigned i = 0; i < 2; i++) {
         static const char *const names[] = {"owner", "reader"};
         int fd;

@@ -36,7 +36,7 @@ static int on_object(struct dl_phdr_info *info, size_t size, void *arg)
     *(bool *)arg = false; /* the program itself comes first */
     if (!first && !strstr(info->dlpi_name, "/rdt_") && !strstr(info->dlpi_name, "libprotobuf-c"))
         return 0;
-    if (strstr(info->dlpi_name, "rdt_fail_alloc"))
+    if (strstr(info->dlpi_name, "/fail_alloc.so"))
         return 0;
     for (unsigned i = 0; i < info->dlpi_phnum && n_spans < MAX_SPANS; i++)
         if (info->dlpi_phdr[i].p_type == PT_LOAD && (info->dlpi_phdr[i].p_flags & PF_X)) {
