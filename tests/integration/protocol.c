@@ -339,7 +339,7 @@ Test(protocol, message_that_blows_up_is_refused)
     for (size_t i = 0; i + 1 < RDT_MAX_FRAME_BYTES; i += 2)
         payload[i] = 0x0a; /* item: empty */
     must(raw_frame(&raw, RDT_MAX_FRAME_BYTES, RDT_MSG_FETCH, 0, 0, 1, payload, RDT_MAX_FRAME_BYTES, NULL, 0));
-    refuses(&raw, RDT_PROTOCOL, "FETCH");
+    refuses(&raw, RDT_LIMIT, "FETCH");
     ping_works(&raw);
     cr_assert_lt(rss_of(node.pid), rss + 192 * MIB);
     raw_close(&raw);
