@@ -8,6 +8,7 @@
 #include "clock.h"
 #include "connection.h"
 #include "rdt.pb-c.h"
+#include "watch.h"
 
 struct waiting { /* on the caller's stack, in the table until its frame came */
     struct pending pending;
@@ -39,6 +40,8 @@ static void on_frame(rdt *conn, struct pending *pending, struct frame *frame)
         (void)connection_error_reply(frame, &waiting->err);
     } else {
         waiting->reply = protobuf_c_message_unpack(waiting->reply_type, NULL, frame->length, frame->payload);
+        if (waiting->reply && waiting->type == RDT_MSG_WATCH)
+            watch_begin(conn); /* here, for the first events may be in the same read */
         if (waiting->reply)
             waiting->fd = frame_take_fd(frame, 0);
         else
@@ -174,6 +177,14 @@ static void give_back_object(rdt *conn, const struct frame *frame)
     rdt__pb__put_reply__free_unpacked(reply, NULL);
 }
 
+static void end_watch(rdt *conn)
+{
+    Rdt__Pb__Watch request = RDT__PB__WATCH__INIT;
+
+    watch_begin(conn);
+    (void)connection_send(conn, RDT_MSG_WATCH, 0, &request.base, -1, true, NULL);
+}
+
 /* Most are answers to what was sent without waiting. The rest answers a call that had ended at its deadline: its
  * caller was told that there is nothing. */
 void call_on_stray(rdt *conn, struct frame *frame)
@@ -187,6 +198,9 @@ void call_on_stray(rdt *conn, struct frame *frame)
         break;
     case RDT_MSG_PUT:
         give_back_object(conn, frame);
+        break;
+    case RDT_MSG_WATCH:
+        end_watch(conn);
         break;
     default:
         break;

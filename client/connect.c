@@ -20,6 +20,7 @@
 #include "proto/wire_limits.h"
 #include "rdt.pb-c.h"
 #include "request.h"
+#include "watch.h"
 
 #define DEFAULT_SOCKET "/run/rdtd/rdtd.sock"
 #define DEFAULT_TIMEOUT_NS (INT64_C(10) * 1000000000)
@@ -58,6 +59,7 @@ static void free_all(rdt *conn)
         request_destroy(CHAIN_OWNER(conn->requests.next, rdt_request, link));
     while (!chain_is_empty(&conn->objects))
         fetched_destroy(CHAIN_OWNER(conn->objects.next, rdt_object, link));
+    watch_fini(conn);
     memory_fini(&conn->memory);
     pending_fini(&conn->pending);
     expiry_fini(&conn->expiries);
@@ -153,6 +155,7 @@ static enum rdt_status create(int take_sock, rdt **conn_p, struct rdt_error *err
     chain_init(&conn->requests);
     chain_init(&conn->objects);
     chain_init(&conn->arrived);
+    chain_init(&conn->events);
     frame_reader_init(&conn->reader, RDT_MAX_FRAME_BYTES);
     frame_writer_init(&conn->writer);
     init_locks(conn);

@@ -96,7 +96,7 @@ static void update_fd(rdt *conn)
         (void)timerfd_settime(conn->timer_fd, TFD_TIMER_ABSTIME, &at, NULL);
         conn->fd_timer_ns = next_ns;
     }
-    set_event(conn, conn->unseen > 0 || !chain_is_empty(&conn->arrived) || (conn->lost && !conn->fd_told_lost));
+    set_event(conn, conn->unseen > 0 || !chain_is_empty(&conn->events) || !chain_is_empty(&conn->arrived) || (conn->lost && !conn->fd_told_lost));
 }
 
 /* Wakes whom the news concerns. The leader's poll does not see what others do under the lock. */

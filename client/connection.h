@@ -60,6 +60,12 @@ struct rdt {
     bool fd_told_lost;   /* rdt_dispatch has said that the connection is lost */
     size_t unseen;       /* requests that ended since the last rdt_dispatch */
 
+    /* watch.c */
+    bool watching;
+    struct chain events; /* that came and were not taken */
+    size_t event_bytes;
+    uint64_t event_sequence; /* of the latest one that was taken */
+
     struct memory memory;
     struct chain requests, objects; /* all of them: rdt_close ends them */
     struct chain arrived;           /* requests whose bytes are here and have to be copied into their targets */

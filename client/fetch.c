@@ -12,6 +12,7 @@
 #include "proto/wire_ref.h"
 #include "rdt.pb-c.h"
 #include "request.h"
+#include "watch.h"
 
 #define ITEM_OVERHEAD_BYTES 24u /* of an item in its frame: tag, length, and the handle, which is not known yet */
 #define FRAME_ROOM_BYTES 4096u  /* what a FETCH says beside its items */
@@ -47,6 +48,8 @@ void fetch_on_event(rdt *conn, struct frame *frame)
 
     if (frame->type == RDT_EVENT_REGION_GONE)
         alloc_on_gone(conn, frame);
+    if (frame->type == RDT_EVENT_WATCHED)
+        watch_on_event(conn, frame);
     if (frame->type != RDT_EVENT_FETCH_DONE)
         return;
     arena_init(&arena, RDT_MAX_DECODED_BYTES);

@@ -279,6 +279,43 @@ enum rdt_status rdt_wait_freed(rdt *rdt, const struct rdt_ref *ref, int64_t time
 /* The same for every object that overlaps [addr, addr + bytes) of rdt_alloc's or rdt_import's memory. */
 enum rdt_status rdt_wait_freed_range(rdt *rdt, const void *addr, size_t bytes, int64_t timeout_ns, struct rdt_error *err);
 
+/* ---- events ----
+ * What happens in the daemon's tables, as it happens: rdtctl watch for programs. A session sees its own owner's things, what is visible to
+ * it, and all nodes; root sees everything. Whoever reads too slowly loses events, is told how many, and holds up nobody.
+ */
+enum rdt_kind {                          /* a set of them */
+                RDT_KIND_OBJECTS = 1,    /* awaited, put, freed, draining, gone */
+                RDT_KIND_REGIONS = 2,    /* new, gone */
+                RDT_KIND_CLIENTS = 4,    /* connected, gone */
+                RDT_KIND_PEERS = 8,      /* up, down, unreachable */
+                RDT_KIND_BACKENDS = 16,  /* none in this version: they are loaded before anybody connects */
+                RDT_KIND_TRANSFERS = 32, /* began, ended */
+                RDT_KIND_NAMES = 64,     /* published, freed (its newest version, by force), unpublished */
+                RDT_KIND_OWNERS = 128,   /* none in this version */
+};
+
+/* Begins to watch these kinds, 0: none, in place of what was watched before. Events come from now on: what is there already is not told;
+ * watch first, then list. UNSUPPORTED: a kind that this daemon does not tell. */
+enum rdt_status rdt_watch(rdt *rdt, uint32_t kinds, struct rdt_error *err);
+
+struct rdt_event {
+    uint64_t sequence;  /* of this rdt_watch, from 1 on: grows by one with each event, lost ones included */
+    uint64_t lost;      /* events right before this one that were lost because nobody took them */
+    enum rdt_kind kind; /* 0 with what "lost": nothing else is said */
+    char what[16];      /* as above */
+    char state[16];     /* of an object, peer or transfer; a region's origin */
+    uint64_t id;        /* an object's generation, a region's, client's or transfer's number, a name's version */
+    uint64_t bytes;     /* of an object, region, transfer, or a name's newest version */
+    uint32_t uid;       /* with tenant: the owner of what has one */
+    char tenant[33];
+    char name[400]; /* an object's id or a name, as rdtctl shows it (%XX); of a client, peer or backend; a transfer's path */
+    struct rdt_ref ref; /* of an object, of what a transfer moves, of a name's newest version; id_bytes 0: none */
+};
+
+/* The next event, in the order in which they happened. rdt_fd is readable while there is one; with timeout_ns 0 this is what to call
+ * then, until TIMED_OUT. Errors: TIMED_OUT (none came), INVALID (nothing is watched), DISCONNECTED. */
+enum rdt_status rdt_next_event(rdt *rdt, int64_t timeout_ns, struct rdt_event *event_p, struct rdt_error *err);
+
 struct rdt_stat {
     struct rdt_ref ref;
     char state[16]; /* "awaited", "live", "draining" */

@@ -45,6 +45,7 @@ _rdtctl() {
     else
         case $command in
         stat | fetch | wait | free) words=$(_rdtctl_ids objects id --limit 200 ${cur:+--prefix "$cur"} "${socket[@]}") ;;
+        watch) words='objects regions clients peers transfers names' ;;
         unpublish) words=$(_rdtctl_ids names name --limit 200 ${cur:+--prefix "$cur"} "${socket[@]}") ;;
         publish)
             if [[ $prev == publish ]]; then

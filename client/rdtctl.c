@@ -16,6 +16,10 @@ static const struct ctl_command commands[] = {
     {"backends", ctl_backends, "", "loaded plug-ins: memory kinds and transports", NULL},
     {"transfers", ctl_transfers, "", "moves of objects, those that run and the latest that ended", NULL},
     {"names", ctl_names, "", "published names and their newest versions", NULL},
+    {"watch", ctl_watch, "[KIND ...]", "what happens, one line each, until it is interrupted, --count or --timeout",
+     "KIND is objects, regions, clients, peers, transfers or names; without one it is all of them. Who reads too slowly is "
+     "told how\n"
+     "many events were lost. With --json each line is one object: {\"sequence\": ..., \"what\": \"put\", \"object\": {...}}."},
     {"explain", ctl_explain, "REF|TRANSFER", "which path a transfer took, which were rejected and why",
      "TRANSFER is the number that `rdtctl fetch` and `rdtctl transfers` show; with a REF, its latest transfers."},
     {"stat", ctl_stat, "REF|--name NAME", "one object: what it is and what still keeps it",

@@ -16,6 +16,7 @@
 #include "rdt.pb-c.h"
 
 struct object;
+struct watch;
 
 /* Something that happened for the client and costs time to tell: done in the client's own turns, not in those of whoever caused it. */
 struct client_wake {
@@ -52,6 +53,7 @@ struct client {
     unsigned n_calls;
     struct list wakes; /* struct client_wake.link */
     struct client_task *task;
+    struct watch *watch; /* of rpc_watch.c; NULL: it does not watch */
     size_t reaped_fetches, reaped_holds, reaped_regions; /* how far its end has come in each map */
 
     /* Given by conn.c. Packs and queues one frame; takes the fds, whatever happens. Nothing once it is gone. */

@@ -10,6 +10,7 @@
 
 #include "daemon/log.h"
 #include "daemon/object.h"
+#include "daemon/rpc_watch.h"
 #include "wire_ref.h"
 
 #ifndef SO_PEERPIDFD
@@ -111,6 +112,8 @@ static void conn_close(struct conn *conn, const char *why)
                  client->n_objects, map_count(&client->holds), map_count(&client->fetches));
         list_remove(&client->link);
         conn->rpc->n_clients--;
+        watch_end(conn->rpc, client);
+        event(&conn->rpc->events, RDT__PB__LIST_KIND__LIST_KIND_CLIENTS, "gone", client);
     }
     frame_writer_fini(&conn->writer);
     (void)shutdown(conn->sock, SHUT_RDWR); /* a forked child may hold the other end open: it must see the end too */
@@ -170,6 +173,8 @@ static bool flush(struct conn *conn)
     }
     if (status == RDT_AGAIN && conn->writer.stalled)
         (void)deadline_set(conn->rpc->deadlines, &conn->retry, RETRY_NS);
+    if (conn->client.watch && conn->writer.queued_frames == 0)
+        watch_on_room(&conn->client);
     if (conn->held && !queue_is_full(conn)) {
         conn->held = false;
         want_turn(&conn->client);
@@ -298,6 +303,7 @@ static void on_hello(struct conn *conn, struct frame *frame)
     deadline_unset(rpc->deadlines, &conn->hello);
     list_append(&rpc->clients, &client->link);
     rpc->n_clients++;
+    event(&rpc->events, RDT__PB__LIST_KIND__LIST_KIND_CLIENTS, "connected", client);
     log_info("client %llu (%s, pid %d, uid %u) connects", (unsigned long long)client->id, client->name, (int)client->pid,
              client->account->owner.uid);
     reply.protocol = RDT_PROTOCOL_MAX;

@@ -16,6 +16,7 @@
 #include "daemon/log.h"
 #include "daemon/node.h"
 #include "daemon/rpc.h"
+#include "daemon/rpc_watch.h"
 #include "daemon/sdnotify.h"
 
 #define STUCK_NS 10000000000ll
@@ -59,6 +60,7 @@ static void on_peer_up(void *arg, struct peer *peer, const Rdt__Pb__LinkHello *h
 
     (void)hello;
     log_info("node %s at %s is up%s", peer->name, peer->address, boot_changed ? ", restarted since we last met" : "");
+    event(&daemon->rpc.events, RDT__PB__LIST_KIND__LIST_KIND_PEERS, "up", peer);
     transfers_peer_up(&daemon->transfers, peer);
     calls_peer_up(&daemon->rpc, peer);
 }
@@ -72,6 +74,7 @@ static void on_peer_down(void *arg, struct peer *peer, bool was_up, const struct
     rdt_error_prefix(&lost, was_up ? "node %s is lost" : "node %s cannot be reached", peer->name);
     if (was_up)
         log_warn("node %s is lost: %s", peer->name, why->msg);
+    event(&daemon->rpc.events, RDT__PB__LIST_KIND__LIST_KIND_PEERS, was_up ? "down" : "unreachable", peer);
     transfers_peer_down(&daemon->transfers, peer, &lost);
     calls_peer_down(&daemon->rpc, peer, &lost);
 }
@@ -264,6 +267,8 @@ static void wire(struct daemon *daemon)
                                .next_forward = 1,
                                .started_ns = uv_hrtime(),
                                .dispatch = rpc_dispatch};
+    watches_init(&daemon->rpc);
+    daemon->regions.events = daemon->objects.events = daemon->transfers.events = daemon->names.events = &daemon->rpc.events;
     list_init(&daemon->rpc.clients);
     list_init(&daemon->rpc.remote);
     map_init(&daemon->rpc.forwarded);

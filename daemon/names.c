@@ -198,6 +198,7 @@ void names_object_freed(struct names *names, const struct object *object)
             list_append(&name->waiters, node);
         }
         change(name, NULL, NULL);
+        event(names->events, RDT__PB__LIST_KIND__LIST_KIND_NAMES, "freed", name);
     }
 }
 
@@ -322,6 +323,7 @@ enum rdt_status names_publish(struct names *names, const uint8_t *id, size_t id_
     log_debug("obj %016llx is version %llu of name \"%.*s\"", (unsigned long long)object->generation,
               (unsigned long long)name->version, (int)id_bytes, (const char *)id);
     change(name, object, carrier);
+    event(names->events, RDT__PB__LIST_KIND__LIST_KIND_NAMES, "published", name);
     list_for_each_safe (node, &name->waiters) {
         if (list_entry(node, struct name_waiter, link)->after >= name->version)
             continue; /* it looks further ahead */
@@ -338,6 +340,7 @@ static void unpublish(struct name *name, const struct rdt_error *why)
     list_remove(&name->link);
     name->account->used.names--;
     name->busy = true;
+    event(name->names->events, RDT__PB__LIST_KIND__LIST_KIND_NAMES, "unpublished", name);
     change(name, NULL, NULL);
     fail_waiters(name, why);
 }

@@ -16,6 +16,7 @@
 #include "daemon/object_table.h"
 
 struct names {
+    const struct events *events; /* NULL: nobody watches */
     struct accounts *accounts;
     struct deadlines *deadlines;
     struct map by_key;      /* owner and name -> struct name: published, waited for, or remembered */

@@ -19,6 +19,8 @@ static const struct sm_state states[] = {
 void object_set_state(struct object *object, enum object_state state)
 {
     sm_move_byte(states, sizeof states / sizeof states[0], &object->state, state);
+    event(object->table->events, RDT__PB__LIST_KIND__LIST_KIND_OBJECTS, state == OBJECT_LIVE ? "put" : states[state].name,
+          object);
 }
 
 bool object_visible_to(const struct object *object, const struct owner *requester)
@@ -184,6 +186,8 @@ void object_free(struct object *object, bool force, enum object_end end)
     struct object_table *table = object->table;
 
     object_hold(object); /* until we are done with it */
+    if (object->producer || (force && !object->forced))
+        event(table->events, RDT__PB__LIST_KIND__LIST_KIND_OBJECTS, "freed", object);
     if (force && !object->forced) {
         object->forced = true;
         if (object->state == OBJECT_LIVE) {

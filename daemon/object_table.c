@@ -289,6 +289,7 @@ enum rdt_status object_table_wait(struct object_table *table, const struct rdt_r
             return rdt_error_set(err, RDT_NO_MEMORY, "no memory to wait for \"%s\"", ref->id);
         }
         object->named = true;
+        event(table->events, RDT__PB__LIST_KIND__LIST_KIND_OBJECTS, "awaited", object);
     }
     waiter->object = object;
     list_append(&object->others->waiters, &waiter->link);
@@ -319,6 +320,7 @@ void object_waiter_remove(struct object_waiter *waiter)
     object->others->n_waiters--;
     object_others_settle(object);
     if (object->state == OBJECT_AWAITED && !object->others) {
+        object_set_state(object, OBJECT_GONE);
         object_table_forget(object->table, object);
         object_discard(object);
     }

@@ -10,6 +10,7 @@
 #define TOMBSTONES 4096
 
 struct object_table {
+    const struct events *events; /* NULL: nobody watches */
     const struct node *node;
     struct accounts *accounts;
     struct map by_name;         /* key -> awaited or live object */

@@ -130,6 +130,7 @@ static struct region *region_new(struct regions *regions, struct memory_kind *ki
         free(region);
         return NULL;
     }
+    event(regions->events, RDT__PB__LIST_KIND__LIST_KIND_REGIONS, "new", region);
     return region;
 }
 
@@ -138,6 +139,7 @@ static void region_forget(struct region *region)
 {
     if (region->origin != REGION_IMPORTED)
         region->regions->bytes -= region->room;
+    event(region->regions->events, RDT__PB__LIST_KIND__LIST_KIND_REGIONS, "gone", region);
     account_unref(region->account);
     free(region);
 }
@@ -146,6 +148,7 @@ static void region_forget(struct region *region)
 static void region_cancel(struct region *region)
 {
     map_remove_u64(&region->regions->by_id, region->id);
+    event(region->regions->events, RDT__PB__LIST_KIND__LIST_KIND_REGIONS, "gone", region);
     account_unref(region->account);
     free(region);
 }
@@ -401,6 +404,7 @@ void region_retire(struct region *region, bool discard, struct list *victims)
     struct pool_block *block = little ? NULL : malloc(sizeof *block), now;
 
     fill_block(block ? block : &now, region, discard);
+    event(regions->events, RDT__PB__LIST_KIND__LIST_KIND_REGIONS, "gone", region);
     account_unref(region->account);
     free(region);
     if (!block) { /* little, or no memory to do it elsewhere */

@@ -8,6 +8,7 @@
 #define DAEMON_REGION_H
 
 #include "daemon/account.h"
+#include "daemon/events.h"
 #include "daemon/deadline.h"
 #include "daemon/list.h"
 #include "daemon/map.h"
@@ -17,6 +18,7 @@
 #include "proto/layout.h"
 
 struct regions {
+    const struct events *events; /* NULL: nobody watches */
     struct plugins *plugins;
     struct work_pool *pool;
     struct map by_id;

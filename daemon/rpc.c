@@ -33,6 +33,7 @@ static const struct {
     {RDT_MSG_EXPLAIN, "EXPLAIN", &rdt__pb__explain__descriptor, rpc_explain},
     {RDT_MSG_PUBLISH, "PUBLISH", &rdt__pb__publish__descriptor, rpc_publish},
     {RDT_MSG_UNPUBLISH, "UNPUBLISH", &rdt__pb__unpublish__descriptor, rpc_unpublish},
+    {RDT_MSG_WATCH, "WATCH", &rdt__pb__watch__descriptor, rpc_watch},
 };
 
 bool rpc_handles(enum rdt_message type)

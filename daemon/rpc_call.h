@@ -6,6 +6,7 @@
 #ifndef DAEMON_RPC_CALL_H
 #define DAEMON_RPC_CALL_H
 
+#include "daemon/events.h"
 #include "daemon/names.h"
 #include "daemon/transfer.h"
 
@@ -22,6 +23,8 @@ struct rpc { /* what handlers work on */
     struct names *names;
     struct transfers *transfers;
     struct peers *peers;  /* NULL: no peer link */
+    struct events events; /* the tables refer to it */
+    struct list watches;  /* struct watch, private to rpc_watch.c */
     struct list clients;  /* struct client.link */
     struct list remote;   /* struct call: of peers, deferred */
     struct map forwarded; /* number -> struct call: of clients, waiting for another node */
@@ -123,5 +126,6 @@ RPC_HANDLER(list);
 RPC_HANDLER(explain);
 RPC_HANDLER(publish);
 RPC_HANDLER(unpublish);
+RPC_HANDLER(watch);
 
 #endif

@@ -107,6 +107,7 @@ struct transfer *transfer_new(struct transfers *transfers, struct client *client
         return NULL;
     }
     list_append(&transfers->active, &transfer->record.link);
+    event(transfers->events, RDT__PB__LIST_KIND__LIST_KIND_TRANSFERS, "began", &transfer->record);
     return transfer;
 }
 
@@ -132,6 +133,7 @@ void record_finish(struct transfers *transfers, struct transfer_record *record, 
     memcpy(&transfers->history[transfers->n_history++ % TRANSFER_HISTORY], record,
            offsetof(struct transfer_record, decision.candidates[0]) +
                record->decision.n * sizeof record->decision.candidates[0]);
+    event(transfers->events, RDT__PB__LIST_KIND__LIST_KIND_TRANSFERS, "ended", record);
     if (record->error[0])
         transfers->failed++;
     else

@@ -72,6 +72,7 @@ struct transfer_record {
 };
 
 struct transfers {
+    const struct events *events; /* NULL: nobody watches */
     uv_loop_t *loop;
     const struct options *options;
     const struct node *node;

@@ -406,6 +406,7 @@ static struct outgoing *outgoing_new(struct peer_work *work, const Rdt__Pb__Pull
     }
     list_append(&transfers->outgoing, &out->record.link);
     work->n_out++;
+    event(transfers->events, RDT__PB__LIST_KIND__LIST_KIND_TRANSFERS, "began", &out->record);
     (void)deadline_set(transfers->deadlines, &out->deadline, pull->timeout_ns);
     return out;
 }

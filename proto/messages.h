@@ -22,7 +22,8 @@
     X(16, LIST, list, list_reply)                \
     X(17, EXPLAIN, explain, list_reply)          \
     X(18, PUBLISH, publish, publish_reply)       \
-    X(19, UNPUBLISH, unpublish, empty)
+    X(19, UNPUBLISH, unpublish, empty)           \
+    X(20, WATCH, watch, empty)
 
 enum rdt_message {
 #define X(number, name, request, reply) RDT_MSG_##name = (number),
@@ -31,8 +32,9 @@ enum rdt_message {
 };
 
 /* Events, daemon to client: FRAME_EVENT. */
-enum rdt_event {
+enum rdt_event_type {
     RDT_EVENT_FETCH_DONE = 128, /* FetchDone */
+    RDT_EVENT_WATCHED = 129,    /* Event */
     RDT_EVENT_REGION_GONE = 132, /* RegionGone */
 };
 

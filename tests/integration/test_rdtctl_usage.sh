@@ -32,7 +32,7 @@ expect 2 '' "unknown command 'frobnicate'" help frobnicate
 expect 2 '' 'unknown option --frobnicate' --frobnicate status
 
 commands=$("$rdtctl" help | sed -n '/^commands:/,/^$/s/^  \([a-z]*\) .*/\1/p')
-for name in status ping objects regions clients peers backends transfers explain stat put fetch wait free names publish unpublish; do
+for name in status ping objects regions clients peers backends transfers explain stat put fetch wait free names publish unpublish watch; do
   grep -qx "$name" <<<"$commands" || { echo "the overview lacks $name"; failures=$((failures + 1)); }
 done
 for name in $commands; do
@@ -40,7 +40,7 @@ for name in $commands; do
   expect 0 '^ +--socket PATH' '' "$name" -h
   expect 0 "^usage: rdtctl $name" '' help "$name"
   expect 2 '' "rdtctl: $name: INVALID: unknown option --frobnicate" "$name" --frobnicate
-  expect 2 '' "unexpected argument|needs " "$name" one two three four
+  expect 2 '' "unexpected argument|needs |is none of" "$name" one two three four
   expect 2 '' "unknown option -Z" "$name" -Z
 done
 
@@ -51,6 +51,7 @@ expect 2 '' "--after is of a name: 'weights' is an object" wait weights --after 
 expect 2 '' '--name: NAME must not be empty' stat --name ''
 expect 2 '' 'the name is empty' unpublish ''
 expect 2 '' 'the name has more than 128 bytes' publish "$(printf '%0129d' 0)" weights
+expect 2 '' "'three' is none of objects, regions, clients, peers, transfers, names" watch names three
 expect 2 '' 'publish ends at once' put "$dir/x" --publish weights --for 1s
 expect 2 '' 'needs -o FILE' fetch weights
 expect 2 '' '-o needs an argument' fetch weights -o
@@ -71,7 +72,7 @@ expect 2 '"status": "INVALID"' 'is not a time' --json status --timeout soon
 # No daemon: also with the option before the command.
 nobody=$dir/nobody.sock
 for name in status ping objects regions clients peers backends transfers 'explain 1' 'stat weights' 'wait weights' 'free weights' \
-  names 'publish weights o' 'unpublish weights' 'wait --name weights'; do
+  names watch 'publish weights o' 'unpublish weights' 'wait --name weights'; do
   # shellcheck disable=SC2086
   expect 3 '' "^rdtctl: ${name%% *}: DISCONNECTED: .*$nobody" $name --socket "$nobody"
 done

@@ -1,0 +1,218 @@
+/* rdt_watch and rdt_next_event. Who does not take events loses them: they are kept up to a bound. What was lost, there or in the daemon,
+ * is told by the gap in their numbers. */
+#include "watch.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "call.h"
+#include "clock.h"
+
+#define MOST_BYTES ((size_t)4 << 20)
+
+struct watched {
+    struct chain link;
+    size_t bytes;
+    uint8_t payload[];
+};
+
+static void forget_all(rdt *conn)
+{
+    while (!chain_is_empty(&conn->events)) {
+        struct watched *watched = CHAIN_OWNER(conn->events.next, struct watched, link);
+
+        chain_remove(&watched->link);
+        free(watched);
+    }
+    conn->event_bytes = 0;
+}
+
+void watch_begin(rdt *conn)
+{
+    forget_all(conn);
+    conn->event_sequence = 0;
+}
+
+void watch_fini(rdt *conn)
+{
+    forget_all(conn);
+}
+
+void watch_on_event(rdt *conn, struct frame *frame)
+{
+    struct watched *watched;
+
+    if (conn->event_bytes + frame->length > MOST_BYTES)
+        return; /* the next one's number tells */
+    watched = malloc(sizeof *watched + frame->length);
+    if (!watched)
+        return;
+    watched->bytes = frame->length;
+    if (frame->length > 0)
+        memcpy(watched->payload, frame->payload, frame->length);
+    conn->event_bytes += frame->length;
+    chain_append(&conn->events, &watched->link);
+    connection_news(conn);
+}
+
+/* NULL with err RDT_OK: there is none. */
+static Rdt__Pb__Event *take(rdt *conn, struct rdt_error *err)
+{
+    err->status = RDT_OK;
+    while (!chain_is_empty(&conn->events)) {
+        struct watched *watched = CHAIN_OWNER(conn->events.next, struct watched, link);
+        Rdt__Pb__Event *event = rdt__pb__event__unpack(NULL, watched->bytes, watched->payload);
+        bool is_row;
+
+        chain_remove(&watched->link);
+        conn->event_bytes -= watched->bytes;
+        free(watched);
+        is_row = event && strcmp(event->what, "lost") != 0;
+        if (!event || event->sequence < conn->event_sequence + is_row) {
+            if (event)
+                rdt__pb__event__free_unpacked(event, NULL);
+            (void)rdt_error_set(err, RDT_PROTOCOL, "rdtd sent an event that cannot be read");
+            return NULL;
+        }
+        event->lost = event->sequence - conn->event_sequence - is_row;
+        conn->event_sequence = event->sequence;
+        if (is_row || event->lost > 0)
+            return event;
+        rdt__pb__event__free_unpacked(event, NULL); /* what it says was told by an earlier one */
+    }
+    return NULL;
+}
+
+enum rdt_status watch_next(rdt *conn, int64_t timeout_ns, Rdt__Pb__Event **event_p, struct rdt_error *err)
+{
+    int64_t deadline_ns = clock_deadline_ns(timeout_ns);
+    struct rdt_error why;
+    enum rdt_status status = connection_check(conn, err);
+    bool timed_out = false;
+
+    if (status != RDT_OK)
+        return status;
+    connection_lock(conn);
+    while (!(*event_p = take(conn, &why))) {
+        if (why.status != RDT_OK)
+            break;
+        if (conn->lost)
+            (void)connection_lost_error(conn, &why);
+        else if (!conn->watching)
+            (void)rdt_error_set(&why, RDT_INVALID, "nothing is watched: rdt_watch comes first");
+        else if (timed_out)
+            (void)rdt_error_set(&why, RDT_TIMED_OUT, "there was no event within %.3f s", (double)timeout_ns / 1e9);
+        if (why.status != RDT_OK)
+            break;
+        timed_out = connection_step(conn, deadline_ns) == RDT_TIMED_OUT;
+    }
+    connection_unlock(conn);
+    if (why.status != RDT_OK && err)
+        *err = why;
+    return why.status;
+}
+
+enum rdt_status rdt_watch(rdt *conn, uint32_t kinds, struct rdt_error *err)
+{
+    Rdt__Pb__Watch request = RDT__PB__WATCH__INIT;
+    enum rdt_status status;
+
+    request.kinds = kinds;
+    status = call(conn, RDT_MSG_WATCH, &request.base, &rdt__pb__empty__descriptor, CALL_TIMEOUT_NS, NULL, err);
+    if (status != RDT_OK)
+        return status;
+    connection_lock(conn);
+    conn->watching = kinds != 0;
+    connection_unlock(conn);
+    return RDT_OK;
+}
+
+/* ---- the public view ---- */
+
+static void fill_ref(struct rdt_event *event, const char *text)
+{
+    if (text && text[0])
+        (void)rdt_ref_from_text(text, &event->ref, NULL); /* else it stays empty */
+}
+
+static void fill_text(char *to, size_t room, const char *from)
+{
+    (void)snprintf(to, room, "%s", from ? from : "");
+}
+
+static void fill_owner(struct rdt_event *event, const char *tenant, uint32_t uid)
+{
+    event->uid = uid;
+    fill_text(event->tenant, sizeof event->tenant, tenant);
+}
+
+static void fill_row(struct rdt_event *event, const Rdt__Pb__Event *message)
+{
+    if (message->object) {
+        event->kind = RDT_KIND_OBJECTS;
+        event->id = message->object->generation;
+        event->bytes = message->object->bytes;
+        fill_ref(event, message->object->ref);
+        fill_text(event->name, sizeof event->name, message->object->id);
+        fill_text(event->state, sizeof event->state, message->object->state);
+        fill_owner(event, message->object->tenant, message->object->uid);
+    } else if (message->region) {
+        event->kind = RDT_KIND_REGIONS;
+        event->id = message->region->region;
+        event->bytes = message->region->bytes;
+        fill_text(event->state, sizeof event->state, message->region->origin);
+        fill_owner(event, message->region->tenant, message->region->uid);
+    } else if (message->client) {
+        event->kind = RDT_KIND_CLIENTS;
+        event->id = message->client->client;
+        fill_text(event->name, sizeof event->name, message->client->name);
+        fill_owner(event, message->client->tenant, message->client->uid);
+    } else if (message->peer) {
+        event->kind = RDT_KIND_PEERS;
+        fill_text(event->name, sizeof event->name, message->peer->name);
+        fill_text(event->state, sizeof event->state, message->peer->state);
+    } else if (message->transfer) {
+        event->kind = RDT_KIND_TRANSFERS;
+        event->id = message->transfer->transfer;
+        event->bytes = message->transfer->bytes;
+        fill_ref(event, message->transfer->ref);
+        fill_text(event->name, sizeof event->name, message->transfer->path);
+        fill_text(event->state, sizeof event->state, message->transfer->state);
+    } else if (message->name) {
+        event->kind = RDT_KIND_NAMES;
+        event->id = message->name->version;
+        event->bytes = message->name->bytes;
+        fill_ref(event, message->name->ref);
+        fill_text(event->name, sizeof event->name, message->name->name);
+        fill_owner(event, message->name->tenant, message->name->uid);
+    } else if (message->backend) {
+        event->kind = RDT_KIND_BACKENDS;
+        fill_text(event->name, sizeof event->name, message->backend->name);
+    } else if (message->owner) {
+        event->kind = RDT_KIND_OWNERS;
+        fill_owner(event, message->owner->tenant, message->owner->uid);
+    }
+}
+
+enum rdt_status rdt_next_event(rdt *conn, int64_t timeout_ns, struct rdt_event *event_p, struct rdt_error *err)
+{
+    Rdt__Pb__Event *message = NULL;
+    struct rdt_event event;
+    enum rdt_status status = connection_check(conn, err);
+
+    if (status == RDT_OK && !event_p)
+        status = rdt_error_set(err, RDT_INVALID, "event_p is NULL");
+    if (status == RDT_OK)
+        status = watch_next(conn, timeout_ns, &message, err);
+    if (status != RDT_OK)
+        return status;
+    memset(&event, 0, sizeof event);
+    event.sequence = message->sequence;
+    event.lost = message->lost;
+    fill_text(event.what, sizeof event.what, message->what);
+    fill_row(&event, message);
+    rdt__pb__event__free_unpacked(message, NULL);
+    *event_p = event;
+    return RDT_OK;
+}

@@ -1,0 +1,77 @@
+#!/usr/bin/env bash
+# rdtctl watch: a line for what happens, as text and as JSON, and every way in which it ends.
+set -uo pipefail
+rdtctl=$RDT_BUILD_DIR/rdtctl
+dir=$(mktemp -d)
+export RDT_SOCKET=$dir/s
+pids=()
+trap '{ kill -KILL "${pids[@]}"; wait; } 2>/dev/null; rm -rf "$dir"' EXIT
+failures=0
+bad() { echo "FAILED: $*"; failures=$((failures + 1)); }
+until_deadline() { # SECONDS COMMAND ...
+  local deadline=$((SECONDS + $1))
+  shift
+  until "$@"; do
+    ((SECONDS < deadline)) || return 1
+    sleep 0.02
+  done
+}
+has() { grep -qsE -- "$2" "$dir/$1"; }
+ends_with() { # STATUS: the watcher
+  local got
+  until_deadline 20 eval '! kill -0 "$watcher" 2>/dev/null' || { bad 'the watcher does not end'; return; }
+  wait "$watcher"
+  got=$?
+  [[ $got == "$1" ]] || bad "the watcher ended with status $got, expected $1: $(cat "$dir/events" "$dir/err")"
+}
+watch() { # ARGUMENTS ...: sets watcher
+  rm -f "$dir/events" "$dir/err"
+  "$rdtctl" watch "$@" >"$dir/events" 2>"$dir/err" &
+  watcher=$!
+  pids+=("$watcher")
+  until_deadline 20 has err '^watching$' || bad "watch $*: $(cat "$dir/err")"
+}
+
+"$RDT_BUILD_DIR/rdtd" --socket "$RDT_SOCKET" --state-dir "$dir" --backend-dir "$RDT_BUILD_DIR/backends" </dev/null >"$dir/log" 2>&1 &
+pids+=($!)
+until_deadline 20 "$rdtctl" ping -q --timeout 2s 2>/dev/null || { cat "$dir/log"; exit 1; }
+header='{"x":{"dtype":"U8","shape":[4],"data_offsets":[0,4]}}'
+printf -v length '\\x%02x' ${#header}
+printf '%b%s%s' "$length\0\0\0\0\0\0\0" "$header" abcd >"$dir/in.safetensors"
+
+watch --timeout 1m
+"$rdtctl" put -q "$dir/in.safetensors" --id o --publish weights >"$dir/ref"
+until_deadline 20 has events 'object freed o: live' || bad "no object: $(cat "$dir/events")"
+has events '^[0-9:]{8}\.[0-9]{3} client connected [0-9]+: rdtctl, pid' || bad 'no client'
+has events 'region new [0-9]+: ' || bad 'no region'
+has events 'object put o: live, 4 B, held 1, uid' || bad 'no put'
+has events 'name published weights: version 1 is o, 4 B, uid' || bad 'no name'
+kill -INT "$watcher"
+ends_with 0
+
+watch names --count 1
+"$rdtctl" unpublish -q weights
+ends_with 0
+has events 'name unpublished weights: version 1' || bad "watch names says $(cat "$dir/events")"
+(($(wc -l <"$dir/events") == 1)) || bad '--count 1 printed more'
+
+"$rdtctl" watch objects --json -q --count 2 >"$dir/events" &
+watcher=$!
+pids+=("$watcher")
+fetched() { "$rdtctl" wait nobody --timeout 50ms 2>/dev/null; has events '"what":"gone"'; } # awaited, and no more
+until_deadline 20 fetched || bad "no JSON: $(cat "$dir/events")"
+ends_with 0
+has events '^\{"sequence":1,"lost":0,"what":"awaited","kind":"[A-Z_]*OBJECTS","object":\{.*"state":"awaited".*\}\}$' ||
+  bad "the JSON is $(cat "$dir/events")"
+
+"$rdtctl" watch peers --timeout 50ms >"$dir/events" 2>&1 || bad 'a time-out without --count is no failure'
+"$rdtctl" watch peers --count 1 --timeout 50ms >"$dir/events" 2>&1
+[[ $? == 4 ]] || bad 'a time-out before --count is one'
+has events 'TIMED_OUT: 0 of 1 events came' || bad "it says $(cat "$dir/events")"
+
+watch
+kill -TERM "${pids[0]}"
+wait "${pids[0]}" || bad "the daemon ended with status $?"
+ends_with 3
+
+((failures == 0))
