@@ -220,7 +220,10 @@ static int run(struct actor *channel, void *arg)
             report.status[0] = rdt_free(self.conn, &order.ref, order.force, &err);
             break;
         case AGENT_PUBLISH:
-            report.status[0] = RDT_UNSUPPORTED;
+            report.status[0] = rdt_publish(self.conn, order.name, &order.ref, NULL, NULL, &err);
+            break;
+        case AGENT_UNPUBLISH:
+            report.status[0] = rdt_unpublish(self.conn, &order.ref, &err);
             break;
         case AGENT_RELEASE:
         case AGENT_LOOK:

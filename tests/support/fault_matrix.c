@@ -62,7 +62,7 @@ bool fault_cell_exists(const struct fault_cell *cell)
     enum fault_place place = cell->place;
     bool fetches = step <= FAULT_HELD || step == FAULT_NAME_PARKED;
 
-    if (step == FAULT_PUTTING || step == FAULT_NAME_PARKED)
+    if (step == FAULT_PUTTING)
         return false;
     if (place == FAULT_SAME && (consumers_node(event) || cable(event)))
         return false; /* there is one node, the owner's */
@@ -109,7 +109,7 @@ struct scene {
     unsigned round;
     size_t bytes;
     uint32_t seed;
-    struct rdt_ref id, ref; /* without and with the generation */
+    struct rdt_ref id, name, ref; /* the object's without generation, its name's, and with generation */
     bool was_put;
 };
 
@@ -199,7 +199,9 @@ static int64_t consumers_timeout(struct scene *scene)
 static struct agent_order fetch_order(struct scene *scene)
 {
     struct agent_order order = {.verb = AGENT_FETCH,
-                                .ref = scene->was_put ? scene->ref : scene->id,
+                                .ref = scene->was_put                           ? scene->ref
+                                       : scene->cell->step == FAULT_NAME_PARKED ? scene->name
+                                                                                : scene->id,
                                 .bytes = scene->bytes,
                                 .seed = scene->seed,
                                 .timeout_ns = consumers_timeout(scene),
@@ -554,6 +556,10 @@ static void leave_nothing(struct scene *scene)
 
     for (struct agent *agent = &scene->consumer;; agent = &scene->producer) {
         if (agent->alive) {
+            if (agent == &scene->producer && scene->cell->step == FAULT_NAME_PARKED) { /* it may not be there */
+                agent_order(agent, &(struct agent_order){.verb = AGENT_UNPUBLISH, .ref = scene->name});
+                agent_report(agent, &report);
+            }
             if (agent == &scene->producer && scene->was_put) {
                 agent_order(agent,
                             &(struct agent_order){.verb = AGENT_FREE, .ref = scene->ref}); /* as far as it is still there */
@@ -578,6 +584,7 @@ static void play(struct scene *scene)
         agent_start(&scene->consumer, &scene->cluster.node[scene->far], "consumer");
     (void)snprintf(id, sizeof id, "w%u", scene->round);
     scene->id = scene->far ? ref_on(&scene->cluster.node[0], id) : ref_named(id);
+    must_ok(rdt_ref_from_name(id, 0, scene->far ? &scene->id : NULL, &scene->name, &err));
     scene->seed = next_random(&scene->random);
     scene->was_put = false;
     reach(scene);
