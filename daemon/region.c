@@ -253,6 +253,25 @@ static enum rdt_status no_room(const struct regions *regions, uint64_t bytes, st
                          (unsigned long long)regions->limit_bytes);
 }
 
+enum rdt_status regions_charge(struct regions *regions, uint64_t bytes, struct rdt_error *err)
+{
+    struct list victims;
+    bool fits;
+
+    list_init(&victims);
+    fits = make_room(regions, bytes, &victims);
+    drop_victims(regions, &victims);
+    if (!fits)
+        return no_room(regions, bytes, err);
+    regions->bytes += bytes;
+    return RDT_OK;
+}
+
+void regions_uncharge(struct regions *regions, uint64_t bytes)
+{
+    regions->bytes -= bytes;
+}
+
 /* The charge is the pool's until now. */
 static void adopt(struct region *region, struct pool_block *take_block)
 {

@@ -95,6 +95,10 @@ void regions_keep(struct regions *regions, struct deadlines *deadlines, uint64_t
 /* Nothing is kept any more: what is ready goes back, by the work pool, which must still run. */
 void regions_close(struct regions *regions);
 
+/* Memory of the heap that is counted like the rest. NO_MEMORY, LIMIT. */
+enum rdt_status regions_charge(struct regions *regions, uint64_t bytes, struct rdt_error *err);
+void regions_uncharge(struct regions *regions, uint64_t bytes);
+
 /* What is in use, without what is ready or warm. */
 uint64_t regions_used_bytes(const struct regions *regions);
 

@@ -194,6 +194,7 @@ void transfer_end(struct transfer *transfer)
         object_drop(transfer->object);
     }
     region_unref(transfer->received);
+    transfer_free_staging(transfer);
     target_free(transfer->target);
     if (transfer->slice)
         rdt__pb__slice__free_unpacked(transfer->slice, NULL);

@@ -110,6 +110,15 @@ struct target {
 
 struct chunk_op;
 
+/* Memory that chunks pass through on their way to many small tensors: transfer_staging.c. */
+struct staging {
+    uint64_t need, used;
+    struct region *region; /* or, if it is little: */
+    uint8_t *heap;
+    uint64_t heap_bytes; /* charged */
+    region_ready on_ready;
+};
+
 struct transfer {
     struct transfers *transfers;
     struct sm sm;
@@ -142,6 +151,7 @@ struct transfer {
     uint64_t stream_bytes;
     struct region *received; /* memory for it; NULL with a target */
     struct chunk_plan *plan;
+    struct staging staging;
     uint32_t next_chunk, chunks_done;
     unsigned n_ops;         /* operations, and pool work, that may touch memory */
     struct chunk_op **ops;  /* [plan->n] receives or reads under way */

@@ -149,6 +149,15 @@ void transfer_end(struct transfer *transfer);   /* nothing touches memory: frees
 /* Memory for the bytes, in transfer->received: warm, ready, or (RDT_AGAIN: on_ready comes, with the transfer) new. */
 enum rdt_status transfer_reserve(struct transfer *transfer, region_ready on_ready, struct rdt_error *err);
 
+/* The plan of its chunks, and what of them must be staged: transfer->staging.need. Then memory for that (RDT_AGAIN: on_ready comes, with
+ * the transfer), to be taken chunk by chunk. Freed with the transfer. */
+enum rdt_status transfer_plan(struct transfer *transfer, struct rdt_error *err);
+bool transfer_chunk_in_place(const struct transfer *transfer, uint32_t index, struct region **region_p, uint64_t *offset_p);
+bool transfer_staging_is_little(const struct transfer *transfer);
+enum rdt_status transfer_reserve_staging(struct transfer *transfer, region_ready on_ready, struct rdt_error *err);
+uint8_t *transfer_take_staging(struct transfer *transfer, uint64_t bytes);
+void transfer_free_staging(struct transfer *transfer);
+
 /* Results: each answers every fetch of the transfer. The caller ends the transfer afterwards. */
 void transfer_deliver_object(struct transfer *transfer, struct object *object, struct layout *layout, bool same);
 void transfer_deliver_received(struct transfer *transfer); /* region, target or inline data */

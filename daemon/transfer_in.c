@@ -256,9 +256,16 @@ void transfer_in_early(struct transfer *transfer)
         if (chosen->kind == PATH_TRANSPORT && !chosen->one_sided && transport && !transport->ops.register_memory &&
             transport->ops.cancel && map_targets(transfer->target)) {
             take_path(transfer);
-            transfer->early = true;
-            transfer_in_move(transfer);
-            return;
+            if (transfer_plan(transfer, &err) == RDT_OK && transfer_staging_is_little(transfer) &&
+                transfer_reserve_staging(transfer, NULL, &err) == RDT_OK) {
+                transfer->early = true;
+                transfer_in_move(transfer);
+                return;
+            }
+            free(transfer->plan);
+            transfer->plan = NULL;
+            list_remove(&transfer->by_via);
+            transfer->via = NULL;
         }
     }
     free(transfer->packed);
@@ -397,6 +404,7 @@ void transfer_in_rewound(struct transfer *transfer)
     free(transfer->ops);
     transfer->plan = NULL;
     transfer->ops = NULL;
+    transfer->staging.used = 0;
     transfer->next_chunk = transfer->chunks_done = 0; /* what came unasked counts for nothing */
     transfer->record.bytes_done = 0;
     take_path(transfer);
@@ -439,6 +447,10 @@ static void go_on(struct transfer *transfer)
         else if (region)
             status = region_register(region, transfer->via->transport, &handle, on_ready, transfer, &err);
     }
+    if (status == RDT_OK)
+        status = transfer_plan(transfer, &err);
+    if (status == RDT_OK)
+        status = transfer_reserve_staging(transfer, on_ready, &err);
     if (status == RDT_AGAIN)
         transfer->n_ops++; /* the pool works for it */
     else if (status != RDT_OK)

@@ -37,53 +37,30 @@ void transfer_in_on_stall(struct deadline *deadline)
     (void)deadline_set(transfers->deadlines, &transfer->stall, (int64_t)transfers->options->stall_timeout_ns);
 }
 
-static const struct layout *destination(const struct transfer *transfer)
-{
-    return transfer->target ? transfer->target->layout : transfer->packed;
-}
-
-static struct region *destination_region(const struct transfer *transfer, uint32_t index)
-{
-    return transfer->target ? transfer->target->uses[index].region : transfer->received;
-}
-
 static struct chunk_op *make_op(struct transfer *transfer, uint32_t index, struct rdt_error *err)
 {
     const struct chunk *chunk = &transfer->plan->chunks[index];
     struct chunk_op *op = calloc(1, sizeof *op);
-    uint32_t region_index;
+    struct region *region;
     uint64_t offset;
 
-    if (!op)
-        goto no_memory;
+    if (!op) {
+        (void)rdt_error_set(err, RDT_NO_MEMORY, "no memory to receive %llu bytes", (unsigned long long)chunk->bytes);
+        return NULL;
+    }
     op->in = transfer;
     op->chunk = index;
     op->base.on_done = on_chunk_done;
     op->base.op.transfer = transfer->id;
     op->base.op.chunk = index;
     op->base.op.piece.bytes = chunk->bytes;
-    if (chunk_piece(chunk, transfer->packed, destination(transfer), &region_index, &offset) &&
-        (transfer->one_sided || !region_may_fault(destination_region(transfer, region_index)))) {
-        struct region *region = destination_region(transfer, region_index);
+    if (transfer_chunk_in_place(transfer, index, &region, &offset)) {
         op->base.op.piece.addr = region_addr(region, NULL) + offset; /* mapped while reserving */
         (void)region_register(region, transfer->via->transport, &op->base.op.piece.registration, NULL, NULL, NULL);
-        return op;
+    } else {
+        op->base.op.piece.addr = op->staging = transfer_take_staging(transfer, chunk->bytes);
     }
-    op->staging = malloc(chunk->bytes);
-    if (op->staging) {
-        op->base.op.piece.addr = op->staging;
-        return op;
-    }
-    free(op);
-no_memory:
-    (void)rdt_error_set(err, RDT_NO_MEMORY, "no memory to receive %llu bytes", (unsigned long long)chunk->bytes);
-    return NULL;
-}
-
-static void op_free(struct chunk_op *op)
-{
-    free(op->staging);
-    free(op);
+    return op;
 }
 
 static enum rdt_status post(struct transfer *transfer, uint32_t index, struct rdt_error *err)
@@ -104,7 +81,7 @@ static enum rdt_status post(struct transfer *transfer, uint32_t index, struct rd
         status = plugin_op_recv(&transfer->via->conn, &op->base, err);
     }
     if (status != RDT_OK) {
-        op_free(op);
+        free(op);
         return status;
     }
     transfer->ops[index] = op;
@@ -135,8 +112,6 @@ void transfer_in_watch(struct transfer *transfer)
 
 void transfer_in_move(struct transfer *transfer)
 {
-    struct transfers *transfers = transfer->transfers;
-    uint64_t chunk_bytes = transfers->options->chunk_bytes;
     struct rdt_error err = {0};
     enum rdt_status status;
 
@@ -145,10 +120,7 @@ void transfer_in_move(struct transfer *transfer)
                       transfer->record.peer);
         return;
     }
-    if (transfer->one_sided)
-        status = chunk_plan_create_single(transfer->packed, transfer->stream_bytes, chunk_bytes, &transfer->plan, &err);
-    else
-        status = chunk_plan_create(transfer->packed, transfer->stream_bytes, chunk_bytes, &transfer->plan, &err);
+    status = transfer_plan(transfer, &err);
     if (status == RDT_OK && !(transfer->ops = calloc(transfer->plan->n + 1u, sizeof(struct chunk_op *))))
         status = rdt_error_set(&err, RDT_NO_MEMORY, "no memory for %u chunks", transfer->plan->n);
     if (status != RDT_OK) {
@@ -287,7 +259,7 @@ static void done_scatter(struct work *work)
     struct rdt_error err = {0};
     uint32_t index = op->chunk;
 
-    op_free(op);
+    free(op);
     transfer->n_ops--;
     if (transfer->sm.state == TRANSFER_ABORT)
         transfer_in_settle(transfer);
@@ -329,7 +301,7 @@ static void on_chunk_done(struct plugin_op *base, enum rdt_status status, const 
         }
         return;
     }
-    op_free(op);
+    free(op);
     transfer->n_ops--;
     if (transfer->sm.state == TRANSFER_ABORT)
         transfer_in_settle(transfer);
