@@ -133,6 +133,12 @@ struct rdt_memory_ops {
     /* since 1.1: before free, of memory that the plug-in allocated. Its pages go back to the system now, even if another process has it
      * mapped; who still looks there sees zeros. NULL: they go when the last mapping does. */
     void (*discard)(void *memory, struct rdt_block *block);
+
+    /* since 1.1: nobody gains the right to write the block any more, for ever and whoever he is, by whatever descriptor. proof false:
+     * what is mapped stays as it is (the core's own mapping, which it no longer writes to); at once. proof true: nobody has such a
+     * right left from before either, or BUSY and nothing has changed; the core's own mapping has ended in both cases (addr is NULL),
+     * and the next one is for reading; on a pool thread. NULL: this memory cannot be sealed. */
+    enum rdt_status (*seal)(void *memory, struct rdt_block *block, bool proof, struct rdt_error *err);
 };
 
 /* ---- transports ---- */

@@ -123,7 +123,7 @@ static enum rdt_status host_alloc(void *memory, const char *device, uint64_t byt
         return rdt_error_sys(err, errno, "memfd_create for %llu bytes", (unsigned long long)bytes);
 
     error = fchmod(fd, 0600) ? errno : reserve(fd, bytes);
-    if (!error && fcntl(fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL))
+    if (!error && fcntl(fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW)) /* more may follow: host_seal */
         error = errno;
     if (!error)
         return block_fill(block_p, fd, bytes, &values, err);
@@ -306,6 +306,28 @@ static enum rdt_status host_share(void *memory, const struct rdt_block *block, b
     return RDT_OK;
 }
 
+/* The kernel refuses F_SEAL_WRITE while a writable mapping exists anywhere, or while a device or a system call is at the pages;
+ * once it stands, no descriptor writes, no hole is punched and no mapping becomes writable, root's included. */
+static enum rdt_status host_seal(void *memory, struct rdt_block *block, bool proof, struct rdt_error *err)
+{
+    struct host_block *priv = block->priv;
+
+    (void)memory;
+    if (priv->imported)
+        return rdt_error_set(err, RDT_UNSUPPORTED, "imported memory belongs to its client and is not sealed");
+    if (proof && block->addr) {
+        (void)munmap(block->addr, priv->mapped_bytes);
+        block->addr = NULL;
+    }
+    if (fcntl(block->fd, F_ADD_SEALS, (proof ? F_SEAL_WRITE : F_SEAL_FUTURE_WRITE) | F_SEAL_SEAL)) {
+        if (errno == EBUSY)
+            return rdt_error_set(err, RDT_BUSY, "somebody may still write the memory to be sealed");
+        return rdt_error_sys(err, errno, "sealing %llu bytes of host memory", (unsigned long long)block->bytes);
+    }
+    priv->read_only = block->read_only = true;
+    return RDT_OK;
+}
+
 static enum rdt_status host_copy(void *memory, void *dst, const void *src, uint64_t bytes, struct rdt_error *err)
 {
     (void)memory;
@@ -328,6 +350,7 @@ static const struct rdt_memory_ops memory_ops = {
     .share = host_share,
     .copy = host_copy,
     .discard = host_discard,
+    .seal = host_seal,
 };
 
 static const struct rdt_backend backend = {
