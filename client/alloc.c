@@ -69,7 +69,7 @@ void alloc_on_gone(rdt *conn, struct frame *frame)
     rdt__pb__region_gone__free_unpacked(gone, NULL);
 }
 
-static void give_back_unmapped(rdt *conn, uint64_t region)
+void alloc_release(rdt *conn, uint64_t region)
 {
     Rdt__Pb__ReleaseRegion request = RDT__PB__RELEASE_REGION__INIT;
 
@@ -124,7 +124,7 @@ enum rdt_status alloc_region(rdt *conn, size_t bytes, int64_t deadline_ns, struc
     if (fd >= 0)
         (void)close(fd);
     if (status != RDT_OK)
-        give_back_unmapped(conn, reply->region);
+        alloc_release(conn, reply->region);
     rdt__pb__region_reply__free_unpacked(reply, NULL);
     return status;
 }
@@ -218,7 +218,7 @@ static enum rdt_status adopt(rdt *conn, const Rdt__Pb__RegionReply *reply, void 
     }
     connection_unlock(conn);
     if (status != RDT_OK)
-        give_back_unmapped(conn, reply->region);
+        alloc_release(conn, reply->region);
     return status;
 }
 

@@ -13,5 +13,7 @@ void alloc_give_back(rdt *conn, struct mapping *take_mapping);
 
 /* REGION_GONE, with the lock. */
 void alloc_on_gone(rdt *conn, struct frame *frame);
+/* The same of a region that is not mapped here any more. */
+void alloc_release(rdt *conn, uint64_t region);
 
 #endif

@@ -234,11 +234,11 @@ static enum rdt_status build_item(struct fetch *fetch, size_t i, const struct rd
  * the whole fetch's, so only if that holds for all. */
 static enum rdt_fetch_mode choose_mode(const struct fetch *fetch)
 {
-    if (fetch->options->mode != RDT_FETCH_COPY)
+    if (fetch->options->mode != RDT_FETCH_COPY && fetch->options->mode != RDT_FETCH_COW)
         return fetch->options->mode;
     for (size_t i = 0; i < fetch->count; i++) {
         if (!fetch->requests[i]->targets || fetch->requests[i]->targets->direct)
-            return RDT_FETCH_COPY;
+            return fetch->options->mode;
     }
     return RDT_FETCH_AUTO;
 }
@@ -321,8 +321,6 @@ static enum rdt_status check_options(struct rdt_fetch_options *options, struct r
 
     if ((unsigned)options->mode > RDT_FETCH_COW)
         return rdt_error_set(err, RDT_INVALID, "fetch mode %d is unknown", (int)options->mode);
-    if (options->mode == RDT_FETCH_COW)
-        return rdt_error_set(err, RDT_UNSUPPORTED, "librdt %s does not serve RDT_FETCH_COW", RDT_VERSION);
     if (options->timeout_ns <= 0)
         options->timeout_ns = RDT_FOREVER;
     status = options_check_text(options->transport, RDT_MAX_NAME_BYTES, "transport", err);

@@ -126,6 +126,8 @@ static enum rdt_status map_one(rdt *conn, const Rdt__Pb__SharedRegion *shared, s
     } else if (shared->bytes > SIZE_MAX / 2) {
         status = rdt_error_set(err, RDT_PROTOCOL, "region %llu has %llu bytes", (unsigned long long)shared->region,
                                (unsigned long long)shared->bytes);
+    } else if (shared->bytes > 0 && shared->cow) {
+        status = memory_map_cow(&conn->memory, shared->region, shared->generation, fd, shared->bytes, mapping_p, err);
     } else if (shared->bytes > 0) {
         status = memory_map(&conn->memory, shared->region, shared->generation, fd, shared->bytes, shared->writable,
                             MAPPING_FETCHED, mapping_p, err);

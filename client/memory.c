@@ -66,7 +66,8 @@ struct mapping *memory_find(const struct memory *memory, uint64_t region, uint64
 {
     struct mapping *mapping = *bucket_of(memory, region);
 
-    while (mapping && (mapping->region != region || mapping->generation != generation || (writable && !mapping->writable)))
+    while (mapping &&
+           (mapping->region != region || mapping->generation != generation || mapping->cow || (writable && !mapping->writable)))
         mapping = mapping->next;
     return mapping;
 }
@@ -87,34 +88,51 @@ static enum rdt_status add(struct memory *memory, const struct mapping *what, st
     return RDT_OK;
 }
 
+static enum rdt_status map_fd(struct memory *memory, struct mapping *what, int fd, struct mapping **mapping_p,
+                              struct rdt_error *err)
+{
+    unsigned long long region = what->region;
+    enum rdt_status status;
+    struct stat st;
+    void *addr;
+
+    /* A shorter file would answer reads with SIGBUS. */
+    if (fstat(fd, &st) < 0)
+        return rdt_error_sys(err, errno, "cannot look at the fd of region %llu", region);
+    if (st.st_size < 0 || (uint64_t)st.st_size < what->bytes)
+        return rdt_error_set(err, RDT_PROTOCOL, "region %llu has %zu bytes, but its fd only %lld", region, what->bytes,
+                             (long long)st.st_size);
+    addr = mmap(NULL, what->bytes, what->writable ? PROT_READ | PROT_WRITE : PROT_READ, what->cow ? MAP_PRIVATE : MAP_SHARED,
+                fd, 0);
+    if (addr == MAP_FAILED)
+        return rdt_error_sys(err, errno, "cannot map %zu bytes of region %llu", what->bytes, region);
+    what->addr = addr;
+    status = add(memory, what, mapping_p, err);
+    if (status != RDT_OK)
+        (void)munmap(addr, what->bytes);
+    return status;
+}
+
 enum rdt_status memory_map(struct memory *memory, uint64_t region, uint64_t generation, int fd, size_t bytes, bool writable,
                            enum mapping_origin origin, struct mapping **mapping_p, struct rdt_error *err)
 {
     struct mapping what = {.region = region, .generation = generation, .bytes = bytes, .origin = origin, .writable = writable};
     struct mapping *known = memory_find(memory, region, generation, writable);
-    enum rdt_status status;
-    struct stat st;
-    void *addr;
 
-    if (known) {
-        memory_ref(known);
-        *mapping_p = known;
-        return RDT_OK;
-    }
-    /* A shorter file would answer reads with SIGBUS. */
-    if (fstat(fd, &st) < 0)
-        return rdt_error_sys(err, errno, "cannot look at the fd of region %llu", (unsigned long long)region);
-    if (st.st_size < 0 || (uint64_t)st.st_size < bytes)
-        return rdt_error_set(err, RDT_PROTOCOL, "region %llu has %zu bytes, but its fd only %lld", (unsigned long long)region,
-                             bytes, (long long)st.st_size);
-    addr = mmap(NULL, bytes, writable ? PROT_READ | PROT_WRITE : PROT_READ, MAP_SHARED, fd, 0);
-    if (addr == MAP_FAILED)
-        return rdt_error_sys(err, errno, "cannot map %zu bytes of region %llu", bytes, (unsigned long long)region);
-    what.addr = addr;
-    status = add(memory, &what, mapping_p, err);
-    if (status != RDT_OK)
-        (void)munmap(addr, bytes);
-    return status;
+    if (!known)
+        return map_fd(memory, &what, fd, mapping_p, err);
+    memory_ref(known);
+    *mapping_p = known;
+    return RDT_OK;
+}
+
+enum rdt_status memory_map_cow(struct memory *memory, uint64_t region, uint64_t generation, int fd, size_t bytes,
+                               struct mapping **mapping_p, struct rdt_error *err)
+{
+    struct mapping what = {
+        .region = region, .generation = generation, .bytes = bytes, .origin = MAPPING_FETCHED, .writable = true, .cow = true};
+
+    return map_fd(memory, &what, fd, mapping_p, err);
 }
 
 enum rdt_status memory_adopt(struct memory *memory, uint64_t region, uint64_t generation, void *addr, size_t bytes,

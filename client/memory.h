@@ -28,6 +28,7 @@ struct mapping {
     size_t bytes;
     enum mapping_origin origin;
     bool writable;
+    bool cow;         /* writable, and seen by nobody else: never found by its region */
     bool offered;     /* rdt_put finds it by address */
     bool comes_again; /* may be parked */
     unsigned refs;
@@ -54,11 +55,15 @@ void memory_fini(struct memory *memory); /* unmaps everything, used or not */
 enum rdt_status memory_map(struct memory *memory, uint64_t region, uint64_t generation, int fd, size_t bytes, bool writable,
                            enum mapping_origin origin, struct mapping **mapping_p, struct rdt_error *err);
 
+/* A private, writable mapping of its own, in constant time: pages are copied when they are written. Errors as above. */
+enum rdt_status memory_map_cow(struct memory *memory, uint64_t region, uint64_t generation, int fd, size_t bytes,
+                               struct mapping **mapping_p, struct rdt_error *err);
+
 /* The caller's own mapping, known from now on, with one reference. */
 enum rdt_status memory_adopt(struct memory *memory, uint64_t region, uint64_t generation, void *addr, size_t bytes,
                              struct mapping **mapping_p, struct rdt_error *err);
 
-/* The region, mapped with at least these rights; borrowed; NULL if there is none. */
+/* The region, mapped for all to see with at least these rights; borrowed; NULL if there is none. */
 struct mapping *memory_find(const struct memory *memory, uint64_t region, uint64_t generation, bool writable);
 
 /* From now on memory_at finds it. INVALID if it overlaps another one. */

@@ -20,6 +20,8 @@ struct placed { /* the tensors of one put: layout's offsets are addresses until 
     uint32_t n_regions, room;
     uint64_t copied_bytes; /* packed */
     struct mapping *copy;  /* what they are copied into, with its reference; NULL: nothing is copied */
+    uint32_t copy_index;   /* in regions */
+    bool given;            /* it is unmapped, and becomes the snapshot as it is if nobody else can write it */
 };
 
 static void placed_fini(rdt *conn, struct placed *placed)
@@ -162,19 +164,28 @@ static enum rdt_status copy_in(struct placed *placed, uint32_t i, uint32_t regio
 static enum rdt_status copy_all_in(rdt *conn, struct placed *placed, int64_t deadline_ns, struct rdt_error *err)
 {
     enum rdt_status status;
-    uint32_t region;
     uint64_t at = 0;
 
     if (placed->copied_bytes == 0)
         return RDT_OK;
     status = alloc_region(conn, placed->copied_bytes, deadline_ns, &placed->copy, err);
     if (status == RDT_OK)
-        status = add_region(placed, placed->copy, &region, err);
+        status = add_region(placed, placed->copy, &placed->copy_index, err);
     for (uint32_t i = 0; i < placed->layout->count && status == RDT_OK; i++) {
         if (placed->how[i] == RDT_MEMORY_COPIED && layout_elems(placed->layout, i) > 0)
-            status = copy_in(placed, i, region, &at, deadline_ns, err);
+            status = copy_in(placed, i, placed->copy_index, &at, deadline_ns, err);
     }
     return status;
+}
+
+/* A snapshot need not be copied again: nobody maps its bytes any more, so that the daemon can seal them. */
+static void give_up_copy(rdt *conn, struct placed *placed)
+{
+    connection_lock(conn);
+    memory_unref(&conn->memory, placed->copy);
+    connection_unlock(conn);
+    placed->copy = NULL;
+    placed->given = true;
 }
 
 /* ---- the request ---- */
@@ -203,6 +214,12 @@ static enum rdt_status send_put(rdt *conn, const struct placed *placed, const st
     request.n_regions = placed->n_regions;
     for (uint32_t i = 0; i < placed->n_regions; i++)
         request.regions[i] = &placed->regions[i];
+    if (placed->given) {
+        request.given = (uint32_t *)&placed->copy_index;
+        request.n_given = 1;
+    }
+    if (deadline_ns != CLOCK_NEVER) /* 0 would be without end */
+        request.timeout_ns = clock_remaining_ns(deadline_ns) > 0 ? clock_remaining_ns(deadline_ns) : 1;
     status = call_fds(conn, RDT_MSG_PUT, &request.base, -1, &rdt__pb__put_reply__descriptor, deadline_ns, &answer, NULL, err);
     free(request.regions);
     if (status != RDT_OK)
@@ -227,9 +244,9 @@ static enum rdt_status check_options(const struct rdt_put_options *options, stru
         return rdt_error_set(err, RDT_INVALID, "metadata is NULL, metadata_bytes %zu", options->metadata_bytes);
     if ((unsigned)options->visibility > RDT_VISIBLE_TO_ALL)
         return rdt_error_set(err, RDT_INVALID, "visibility %d is unknown", (int)options->visibility);
-    if (options->flags != 0)
-        return rdt_error_set(err, RDT_UNSUPPORTED, "librdt %s serves no put flags, 0x%x was given", RDT_VERSION,
-                             options->flags);
+    if (options->flags & ~(uint32_t)RDT_PUT_SNAPSHOT)
+        return rdt_error_set(err, RDT_UNSUPPORTED, "librdt %s knows no put flags 0x%x", RDT_VERSION,
+                             options->flags & ~(uint32_t)RDT_PUT_SNAPSHOT);
     return options_check_text(options->transport, RDT_MAX_NAME_BYTES, "transport", err);
 }
 
@@ -260,8 +277,12 @@ enum rdt_status rdt_put(rdt *conn, const struct rdt_tensor *tensors, size_t coun
         status = place_all(conn, &placed, err);
     if (status == RDT_OK)
         status = copy_all_in(conn, &placed, deadline_ns, err);
+    if (status == RDT_OK && placed.copy && own.flags & RDT_PUT_SNAPSHOT)
+        give_up_copy(conn, &placed);
     if (status == RDT_OK)
         status = send_put(conn, &placed, &own, deadline_ns, ref_p, err);
+    if (status != RDT_OK && placed.given)
+        alloc_release(conn, placed.regions[placed.copy_index].region);
     if (status == RDT_OK && own.how)
         memcpy(own.how, placed.how, count * sizeof *own.how);
     placed_fini(conn, &placed);

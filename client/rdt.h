@@ -113,7 +113,9 @@ enum rdt_status rdt_tensor_bytes(const struct rdt_tensor *tensor, size_t *bytes_
 enum rdt_visibility { RDT_VISIBLE_TO_OWNER = 0, RDT_VISIBLE_TO_TENANT = 1, RDT_VISIBLE_TO_ALL = 2 };
 
 enum rdt_put_flags {
-    RDT_PUT_SNAPSHOT = 1, /* reserved */
+    /* The object never changes: the daemon copies the tensors before rdt_put returns, and the caller may write them again at once. What
+     * was not in the daemon's memory yet is not copied twice. Readers map it read-only, or privately (RDT_FETCH_COW). */
+    RDT_PUT_SNAPSHOT = 1,
     RDT_PUT_DETACHED = 2, /* reserved */
 };
 
@@ -148,7 +150,8 @@ enum rdt_fetch_mode {
     RDT_FETCH_AUTO = 0,  /* share on this node, copy from another */
     RDT_FETCH_SHARE = 1, /* this node only, read-only, constant time at any size */
     RDT_FETCH_COPY = 2,  /* private, writable */
-    RDT_FETCH_COW = 3,   /* reserved */
+    /* Private, writable, in constant time: pages are copied when they are written. Of a snapshot; a live object is copied. */
+    RDT_FETCH_COW = 3,
 };
 
 /* A box of one tensor: [start[d], start[d] + count[d]) in every dimension d. */
@@ -228,7 +231,7 @@ const void *rdt_object_metadata(const rdt_object *object, size_t *bytes_p); /* N
 
 struct rdt_object_info {
     struct rdt_ref ref; /* with the true generation */
-    char path[32];      /* "local/same", "local/share", "local/copy", "inline", or the transport's name */
+    char path[32];      /* "local/same", "local/share", "local/cow", "local/copy", "inline", or the transport's name */
     uint64_t transfer;  /* for rdtctl explain; 0 when nothing was moved */
     uint64_t bytes_moved;
     int64_t elapsed_ns;  /* in the daemon */

@@ -183,7 +183,8 @@ static enum rdt_status check_wishes(struct transfers *transfers, const Rdt__Pb__
         return rdt_error_set(err, RDT_UNSUPPORTED, "this daemon has no device \"%s\": only host memory", message->device);
     if (message->transport[0] != '\0' && !plugins_transport(transfers->plugins, message->transport) &&
         strcasecmp(message->transport, "inline") != 0 && strncmp(message->transport, "local", 5) != 0 &&
-        strcmp(message->transport, "share") != 0 && strcmp(message->transport, "copy") != 0) {
+        strcmp(message->transport, "share") != 0 && strcmp(message->transport, "cow") != 0 &&
+        strcmp(message->transport, "copy") != 0) {
         plugins_transport_names(transfers->plugins, names, sizeof names);
         return rdt_error_set(err, RDT_UNSUPPORTED, "transport \"%s\" is not loaded here; loaded: %s", message->transport,
                              names);
@@ -201,6 +202,8 @@ enum rdt_status fetch_start(struct transfers *transfers, struct client *client, 
 
     if (item->handle == 0 || map_get_u64(&client->fetches, item->handle))
         return rdt_error_set(err, RDT_INVALID, "fetch handle %llu is 0 or in use", (unsigned long long)item->handle);
+    if ((unsigned)message->mode > RDT__PB__FETCH_MODE__FETCH_MODE_COW)
+        return rdt_error_set(err, RDT_INVALID, "fetch mode %d is unknown", (int)message->mode);
     status = wire_ref_to(item->ref, &ref, err);
     if (status == RDT_OK)
         status = check_wishes(transfers, message, err);

@@ -10,7 +10,8 @@
 #include "daemon/sm.h"
 
 static const struct sm_state states[] = {
-    [OBJECT_AWAITED] = {"awaited", 1u << OBJECT_LIVE | 1u << OBJECT_GONE},
+    [OBJECT_AWAITED] = {"awaited", 1u << OBJECT_FILLING | 1u << OBJECT_LIVE | 1u << OBJECT_GONE},
+    [OBJECT_FILLING] = {"filling", 1u << OBJECT_LIVE | 1u << OBJECT_DRAINING},
     [OBJECT_LIVE] = {"live", 1u << OBJECT_DRAINING | 1u << OBJECT_GONE},
     [OBJECT_DRAINING] = {"draining", 1u << OBJECT_GONE},
     [OBJECT_GONE] = {"gone", 0},
@@ -37,24 +38,29 @@ bool object_visible_to(const struct object *object, const struct owner *requeste
     }
 }
 
+static void drop_uses(struct region_use *uses, uint32_t n)
+{
+    for (uint32_t i = 0; i < n; i++) {
+        struct region *region = uses[i].region;
+        region_use_remove(&uses[i]);
+        region_unref(region);
+    }
+    free(uses);
+}
+
 static void object_destroy(struct object *object)
 {
     object_table_forget(object->table, object);
     object_set_state(object, OBJECT_GONE);
     log_debug("obj %016llx is gone", (unsigned long long)object->generation);
-    for (uint32_t i = 0; i < object->n_regions; i++) {
-        struct region *region = object->uses[i].region;
-        region_use_remove(&object->uses[i]);
-        region_unref(region);
-    }
+    drop_uses(object->uses, object->n_regions);
     while (object->others && !list_empty(&object->others->freed_waiters)) {
         struct object_waiter *waiter = list_entry(list_first(&object->others->freed_waiters), struct object_waiter, link);
         object_waiter_remove(waiter);
-        waiter->on_event(waiter, NULL);
+        waiter->on_event(waiter, NULL, NULL);
     }
     assert(!object->others);
     account_unref(object->account);
-    free(object->uses);
     free(object->layout);
     free(object);
 }
@@ -73,7 +79,7 @@ static void settle(struct object *object)
 
 void object_hold(struct object *object)
 {
-    assert(object->state == OBJECT_LIVE || object->state == OBJECT_DRAINING);
+    assert(object->state == OBJECT_FILLING || object->state == OBJECT_LIVE || object->state == OBJECT_DRAINING);
     object->holds++;
 }
 
@@ -181,13 +187,37 @@ void object_unpin(struct object *object)
     settle(object);
 }
 
+static void drop_producer(struct object *object, enum object_end end)
+{
+    if (!object->producer)
+        return;
+    object->end = end;
+    object->producer->n_objects--;
+    object->producer = NULL;
+    list_remove(&object->by_producer);
+    object_drop(object);
+}
+
+static void stop_filling(struct object *object, const struct rdt_error *why)
+{
+    object_table_unname(object->table, object);
+    object_set_state(object, OBJECT_DRAINING);
+    object_tell_waiters(object, why);
+}
+
 void object_free(struct object *object, bool force, enum object_end end)
 {
     struct object_table *table = object->table;
+    struct rdt_error why;
 
     object_hold(object); /* until we are done with it */
     if (object->producer || (force && !object->forced))
         event(table->events, RDT__PB__LIST_KIND__LIST_KIND_OBJECTS, "freed", object);
+    if (object->state == OBJECT_FILLING) {
+        object->end = end;
+        (void)object_why_ended(object, &why);
+        stop_filling(object, &why);
+    }
     if (force && !object->forced) {
         object->forced = true;
         if (object->state == OBJECT_LIVE) {
@@ -197,14 +227,54 @@ void object_free(struct object *object, bool force, enum object_end end)
         if (table->on_forced)
             table->on_forced(table->arg, object);
     }
-    if (object->producer) {
-        object->end = end;
-        object->producer->n_objects--;
-        object->producer = NULL;
-        list_remove(&object->by_producer);
-        object_drop(object);
-    }
+    drop_producer(object, end);
     object_drop(object);
+}
+
+/* ---- filling ---- */
+
+enum rdt_status object_fill(struct object *object, struct layout *take_layout, struct region **regions, uint32_t n_regions,
+                            struct rdt_error *err)
+{
+    struct region_use *uses = calloc(n_regions + 1u, sizeof *uses), *old_uses = object->uses;
+    struct layout *old_layout = object->layout;
+    uint32_t n_old = object->n_regions;
+
+    assert(object->state == OBJECT_FILLING && object->pins == 0);
+    if (!uses)
+        return rdt_error_set(err, RDT_NO_MEMORY, "no memory for the object");
+    for (uint32_t i = 0; i < n_regions; i++) {
+        region_ref(regions[i]);
+        region_use_add(&uses[i], regions[i], take_layout, i);
+    }
+    object->uses = uses;
+    object->layout = take_layout;
+    object->n_regions = n_regions;
+    drop_uses(old_uses, n_old); /* what it was copied from may be written again */
+    free(old_layout);
+    object_set_state(object, OBJECT_LIVE);
+    object_tell_waiters(object, NULL);
+    return RDT_OK;
+}
+
+void object_fail(struct object *object, const struct rdt_error *why)
+{
+    if (object->state != OBJECT_FILLING)
+        return;
+    object_hold(object);
+    stop_filling(object, why);
+    drop_producer(object, OBJECT_END_FREED);
+    object_drop(object);
+}
+
+enum rdt_status object_why_ended(const struct object *object, struct rdt_error *err)
+{
+    int n = object->id_bytes;
+    const char *id = (const char *)object_id(object);
+
+    if (object->end == OBJECT_END_OWNER_DIED)
+        return rdt_error_set(err, RDT_OWNER_DIED, "object \"%.*s\" went with the client that put it", n, id);
+    return rdt_error_set(err, RDT_FREED, "object \"%.*s\" was freed", n, id);
 }
 
 const char *object_state_name(const struct object *object)
@@ -252,7 +322,7 @@ bool object_may_show(const struct object *object, const struct owner *requester,
 {
     for (uint32_t i = 0; i < object->n_regions; i++) {
         const struct region *region = object->uses[i].region;
-        if (owner_equal(&region->account->owner, requester))
+        if (owner_equal(&region->account->owner, requester) || region->origin == REGION_SNAPSHOT)
             continue;
         if (region->origin == REGION_IMPORTED) {
             *why_not_p = "it lies in imported memory, which knows no read-only right, and belongs to another owner";

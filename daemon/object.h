@@ -2,11 +2,16 @@
  *
  *                  put                     last hold dropped, or forced free
  *   AWAITED ---------------> LIVE ------------------------------------------> DRAINING ----> GONE
- *      |                      |                                                  no hold, no pin    ^
- *      |  last waiter leaves  |  last hold dropped and no pin                                       |
- *      +----------------------+---------------------------------------------------------------------+
+ *    |  |                     ^  |                                               ^  no hold, no pin    ^
+ *    |  |        copied whole |  |  last hold dropped and no pin                 |                     |
+ *    |  | put as SNAPSHOT     |  +-----------------------------------------------|---------------------+
+ *    |  +-----------------> FILLING ---------------------------------------------+                     |
+ *    |                            the put has failed, its client is gone, a free: waiters are told     |
+ *    |  last waiter leaves                                                                             |
+ *    +-------------------------------------------------------------------------------------------------+
  *
- * A hold says that somebody may still ask for it, a pin that an engine touches its memory. Memory goes at zero of both.
+ * While it is FILLING its tensors lie where they are copied from, and nobody can have it yet. A hold says that somebody may still
+ * ask for it, a pin that an engine touches its memory. Memory goes at zero of both.
  */
 #ifndef DAEMON_OBJECT_H
 #define DAEMON_OBJECT_H
@@ -20,7 +25,7 @@
 struct client;
 struct object_table;
 
-enum object_state { OBJECT_AWAITED, OBJECT_LIVE, OBJECT_DRAINING, OBJECT_GONE };
+enum object_state { OBJECT_AWAITED, OBJECT_FILLING, OBJECT_LIVE, OBJECT_DRAINING, OBJECT_GONE };
 enum object_end { OBJECT_END_FREED, OBJECT_END_OWNER_DIED };
 
 /* Who holds it and who waits for it: most objects have nobody, and then have none of this. */
@@ -56,6 +61,7 @@ struct object {
     bool named : 1;        /* in the table under its key: false after a forced free, or once gone */
     bool forced : 1;       /* freed by force: nobody new may have it */
     bool notice_given : 1; /* told that it is shared while its producer may write */
+    bool snapshot : 1;     /* it never changes: its regions are sealed, and hold nothing else */
     uint8_t key_bytes;     /* owner and id, as the table's key */
     uint8_t id_bytes;      /* the last of the key */
     uint8_t tail[];        /* key, metadata */
@@ -65,8 +71,8 @@ struct object {
 struct object_waiter {
     struct list link;
     struct object *object;
-    /* Called once, removed before. object: the live one; NULL for a freed waiter. */
-    void (*on_event)(struct object_waiter *, struct object *object);
+    /* Called once, removed before. object: the live one; NULL for a freed waiter, and with the reason why it never came to live. */
+    void (*on_event)(struct object_waiter *, struct object *object, const struct rdt_error *why);
 };
 
 static inline const uint8_t *object_id(const struct object *object)
@@ -99,6 +105,17 @@ unsigned object_peer_holds(const struct object *object);
 
 /* The producer lets go (free, or its end); force: nobody new may have it. */
 void object_free(struct object *object, bool force, enum object_end end);
+
+/* FILLING: its tensors are here now, and it is live; whoever waited is told before it returns. Takes the layout on success; the regions
+ * are borrowed. NO_MEMORY. */
+enum rdt_status object_fill(struct object *object, struct layout *take_layout, struct region **regions, uint32_t n_regions,
+                            struct rdt_error *err);
+
+/* FILLING: its put came to nothing; whoever waited is told why. Nothing in another state. */
+void object_fail(struct object *object, const struct rdt_error *why);
+
+/* DRAINING or GONE: FREED or OWNER_DIED, with a sentence. */
+enum rdt_status object_why_ended(const struct object *object, struct rdt_error *err);
 
 const char *object_state_name(const struct object *object);
 

@@ -112,17 +112,24 @@ static enum rdt_status set_tensors(struct object *object, const struct object_pu
     return RDT_OK;
 }
 
-/* Those who waited for the id. A list of its own, because their events may start new waits or drop the object. */
-static void tell_waiters(struct object *object, struct object *awaited)
+/* Those who waited for the id wait for this object. */
+static void adopt_waiters(struct object *object, struct object *awaited)
+{
+    object->others = awaited->others;
+    awaited->others = NULL;
+    if (object->others)
+        list_for_each (node, &object->others->waiters)
+            list_entry(node, struct object_waiter, link)->object = object;
+}
+
+/* A list of its own, because their events may start new waits or drop the object. */
+void object_tell_waiters(struct object *object, const struct rdt_error *why)
 {
     struct list told;
 
     list_init(&told);
-    object->others = awaited->others;
-    awaited->others = NULL;
     while (object->others && !list_empty(&object->others->waiters)) {
         struct list *node = list_first(&object->others->waiters);
-        list_entry(node, struct object_waiter, link)->object = object;
         list_remove(node);
         list_append(&told, node);
     }
@@ -130,7 +137,7 @@ static void tell_waiters(struct object *object, struct object *awaited)
     while (!list_empty(&told)) {
         struct object_waiter *waiter = list_entry(list_first(&told), struct object_waiter, link);
         object_waiter_remove(waiter);
-        waiter->on_event(waiter, object);
+        waiter->on_event(waiter, why ? NULL : object, why);
     }
     assert(object->holds > 1);
     object_drop(object);
@@ -185,11 +192,14 @@ enum rdt_status object_table_put(struct object_table *table, const struct object
         list_append(&put->producer->objects, &object->by_producer);
         put->producer->n_objects++;
     }
-    object_set_state(object, OBJECT_LIVE);
+    object->snapshot = put->snapshot;
+    object_set_state(object, put->snapshot ? OBJECT_FILLING : OBJECT_LIVE);
     *object_p = object;
     if (awaited) {
-        tell_waiters(object, awaited);
+        adopt_waiters(object, awaited);
         object_discard(awaited);
+        if (!put->snapshot)
+            object_tell_waiters(object, NULL);
     }
     return RDT_OK;
 }
@@ -251,9 +261,10 @@ enum rdt_status object_table_find(struct object_table *table, const struct rdt_r
     if (!object_visible_to(object, requester))
         return rdt_error_set(err, RDT_DENIED, "object \"%s\" belongs to uid %u and is not visible to uid %u", ref->id,
                              object->account->owner.uid, requester->uid);
+    if (object->state == OBJECT_FILLING)
+        return RDT_AGAIN;
     if (object->state == OBJECT_DRAINING)
-        return rdt_error_set(err, object->end == OBJECT_END_OWNER_DIED ? RDT_OWNER_DIED : RDT_FREED, "object \"%s\" was freed",
-                             ref->id);
+        return object_why_ended(object, err);
     *object_p = object;
     return RDT_OK;
 }
@@ -271,8 +282,11 @@ enum rdt_status object_table_wait(struct object_table *table, const struct rdt_r
         memcpy(owner.tenant, ref->tenant, sizeof owner.tenant);
     }
     key_bytes = make_key(key, &owner, (const uint8_t *)ref->id, ref->id_bytes);
-    object = map_get(&table->by_name, key, key_bytes);
-    assert(!object || object->state == OBJECT_AWAITED);
+    object =
+        ref->generation != 0 ? index_get(&table->by_generation, ref->generation) : map_get(&table->by_name, key, key_bytes);
+    assert(!object || object->state == OBJECT_AWAITED || object->state == OBJECT_FILLING);
+    if (object && !object_others_get(object))
+        return rdt_error_set(err, RDT_NO_MEMORY, "no memory to wait for \"%s\"", ref->id);
     if (!object) {
         struct account *account;
         if (map_count(&table->by_name) >= table->max_objects)

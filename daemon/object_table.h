@@ -28,8 +28,8 @@ struct object_table {
 void object_table_init(struct object_table *table, const struct node *node, struct accounts *accounts, uint64_t max_objects);
 void object_table_fini(struct object_table *table);
 
-/* A new live object; takes the layout and, on success, one reference of each region (uses filled by the table from regions). Whoever
- * waited for the id is told before it returns. EXISTS, LIMIT, NO_MEMORY. id_bytes 0: generated. */
+/* A new object, live unless it is to be a snapshot; takes the layout and, on success, one reference of each region (uses filled by
+ * the table from regions). Whoever waited for the id is told before it returns, if it is live. EXISTS, LIMIT, NO_MEMORY. id_bytes 0: generated. */
 struct object_put {
     struct account *account; /* the owner's: the object takes a reference of its own */
     const uint8_t *id;
@@ -42,20 +42,21 @@ struct object_put {
     Rdt__Pb__Visibility visibility;
     const char *transport; /* borrowed for good: a plug-in's own name, or "" */
     struct client *producer;
+    bool snapshot; /* it is FILLING, over the memory to be copied, until object_fill or object_fail */
 };
 enum rdt_status object_table_put(struct object_table *table, const struct object_put *put, struct object **object_p,
                                  struct rdt_error *err);
 
-/* The object that a ref of this node means to the requester. RDT_OK: live. RDT_AGAIN: nobody has put it yet (generation 0).
+/* The object that a ref of this node means to the requester. RDT_OK: live. RDT_AGAIN: nobody has put it yet, or its put has not ended.
  * FREED, OWNER_DIED, NOT_FOUND, DENIED, INVALID. */
 enum rdt_status object_table_find(struct object_table *table, const struct rdt_ref *ref, const struct owner *requester,
                                   struct object **object_p, struct rdt_error *err);
 
-/* The same without the access rule, draining ones included: for stat and free by those who may. */
+/* The same without the access rule, filling and draining ones included: for stat and free by those who may. */
 enum rdt_status object_table_find_any(struct object_table *table, const struct rdt_ref *ref, const struct owner *requester,
                                       struct object **object_p, struct rdt_error *err);
 
-/* Parks until the ref's object is live. Only after object_table_find said AGAIN. NO_MEMORY, LIMIT. */
+/* Parks until the ref's object is live, or its put has failed. Only after object_table_find said AGAIN. NO_MEMORY, LIMIT. */
 enum rdt_status object_table_wait(struct object_table *table, const struct rdt_ref *ref, const struct owner *requester,
                                   struct object_waiter *waiter, struct rdt_error *err);
 
@@ -67,6 +68,9 @@ void object_waiter_remove(struct object_waiter *waiter);
 
 /* The ref of an object, complete with address. */
 void object_ref(const struct object *object, struct rdt_ref *ref_p);
+
+/* For object.c: those who waited for it to be live hear that it is, or why it never will be. */
+void object_tell_waiters(struct object *object, const struct rdt_error *why);
 
 /* For object.c: it is gone (or freed by force): out of the tables. */
 void object_table_unname(struct object_table *table, struct object *object);

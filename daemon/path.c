@@ -7,7 +7,7 @@
 #include <strings.h>
 
 /* Ranks between the paths; a transport's own speed stays below a local copy. */
-enum { SPEED_SAME = 4000, SPEED_SHARE = 3000, SPEED_COPY = 2000, SPEED_INLINE = 1500 };
+enum { SPEED_SAME = 4000, SPEED_SHARE = 3000, SPEED_COW = 2500, SPEED_COPY = 2000, SPEED_INLINE = 1500 };
 
 static struct path_candidate *add(struct path_decision *decision, enum path_kind kind, const char *name, uint32_t speed)
 {
@@ -37,24 +37,43 @@ static void local(const struct path_query *query, struct path_decision *decision
 {
     struct path_candidate *same = add(decision, PATH_SAME, "local/same", SPEED_SAME);
     struct path_candidate *share = add(decision, PATH_SHARE, "local/share", SPEED_SHARE);
+    struct path_candidate *cow = add(decision, PATH_COW, "local/cow", SPEED_COW);
+    struct path_candidate *copy = add(decision, PATH_COPY, "local/copy", SPEED_COPY);
 
-    (void)add(decision, PATH_COPY, "local/copy", SPEED_COPY);
     if (!query->same_client)
         reject(same, "the reader is not the actor whose memory it is");
-    if (query->mode == RDT__PB__FETCH_MODE__FETCH_MODE_COPY) {
+    switch (query->mode) {
+    case RDT__PB__FETCH_MODE__FETCH_MODE_COPY:
         reject(same, "the reader asked for a copy");
         reject(share, "the reader asked for a copy");
+        reject(cow, "the reader asked for a copy");
+        break;
+    case RDT__PB__FETCH_MODE__FETCH_MODE_COW:
+        reject(same, "the reader asked for memory of its own to write");
+        reject(share, "the reader asked for memory of its own to write");
+        break;
+    case RDT__PB__FETCH_MODE__FETCH_MODE_SHARE:
+        reject(cow, "the reader asked for shared memory");
+        reject(copy, "the reader asked for shared memory");
+        break;
+    default:
+        break;
     }
     if (query->has_target) {
         reject(same, "the reader gave target buffers");
         reject(share, "the reader gave target buffers");
+        reject(cow, "the reader gave target buffers");
     }
-    if (query->too_many_regions)
+    if (query->too_many_regions) {
         reject(share, "the object lies in more regions than one message can carry");
-    if (query->show_why_not)
+        reject(cow, "the object lies in more regions than one message can carry");
+    }
+    if (query->show_why_not) {
         reject(share, "%s", query->show_why_not);
-    if (query->mode == RDT__PB__FETCH_MODE__FETCH_MODE_SHARE)
-        reject(&decision->candidates[2], "the reader asked for shared memory");
+        reject(cow, "%s", query->show_why_not);
+    }
+    if (query->cow_why_not)
+        reject(cow, "%s", query->cow_why_not);
 }
 
 static void remote(const struct path_query *query, struct path_decision *decision)
@@ -104,6 +123,11 @@ static bool names(const struct path_candidate *candidate, const char *wish)
     return strcasecmp(candidate->name, wish) == 0 || (slash && strcasecmp(slash + 1, wish) == 0);
 }
 
+static const struct {
+    const char *name;
+    uint32_t speed;
+} locals[] = {{"share", SPEED_SHARE}, {"cow", SPEED_COW}, {"copy", SPEED_COPY}};
+
 static void apply_wishes(const struct path_query *query, struct path_decision *decision, bool *least_known_p)
 {
     uint32_t least = 0;
@@ -114,10 +138,11 @@ static void apply_wishes(const struct path_query *query, struct path_decision *d
             least = decision->candidates[i].speed;
             *least_known_p = true;
         }
-    if (strcasecmp(query->least, "share") == 0 || strcasecmp(query->least, "copy") == 0) {
-        least = strcasecmp(query->least, "share") == 0 ? SPEED_SHARE : SPEED_COPY;
-        *least_known_p = true;
-    }
+    for (unsigned i = 0; i < sizeof locals / sizeof locals[0]; i++) /* known to fetches from other nodes too */
+        if (strcasecmp(query->least, locals[i].name) == 0) {
+            least = locals[i].speed;
+            *least_known_p = true;
+        }
     for (unsigned i = 0; i < decision->n; i++) {
         struct path_candidate *candidate = &decision->candidates[i];
         if (query->transport[0] && !names(candidate, query->transport))
@@ -143,8 +168,6 @@ enum rdt_status path_choose(const struct path_query *query, struct path_decision
 
     decision->n = 0; /* of the candidates, only these many are ever looked at */
     decision->chosen = -1;
-    if (query->mode == RDT__PB__FETCH_MODE__FETCH_MODE_COW)
-        return rdt_error_set(err, RDT_UNSUPPORTED, "copy-on-write mappings need a snapshot, which this version does not make");
     if (query->same_node)
         local(query, decision);
     else
@@ -153,7 +176,8 @@ enum rdt_status path_choose(const struct path_query *query, struct path_decision
     qsort(decision->candidates, decision->n, sizeof decision->candidates[0], better_first);
     if (!least_known)
         return rdt_error_set(err, RDT_INVALID,
-                             "least path \"%s\" is no path: use share, copy, inline or the name of a transport", query->least);
+                             "least path \"%s\" is no path: use share, cow, copy, inline or the name of a transport",
+                             query->least);
     if (decision->n > 0 && decision->candidates[0].possible) {
         struct path_candidate *chosen = &decision->candidates[0];
         decision->chosen = 0;

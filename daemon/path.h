@@ -12,7 +12,7 @@
 
 #define PATH_MAX_CANDIDATES 12
 
-enum path_kind { PATH_SAME, PATH_SHARE, PATH_COPY, PATH_INLINE, PATH_TRANSPORT };
+enum path_kind { PATH_SAME, PATH_SHARE, PATH_COW, PATH_COPY, PATH_INLINE, PATH_TRANSPORT };
 
 struct path_candidate {
     enum path_kind kind;
@@ -48,6 +48,7 @@ struct path_query {
     bool has_target;          /* bytes must land in given memory */
     bool too_many_regions;    /* more than one frame can carry */
     const char *show_why_not; /* NULL: its regions may be shown whole to the reader */
+    const char *cow_why_not;  /* NULL: it is a snapshot: a private mapping of it shows what it holds for ever */
     Rdt__Pb__FetchMode mode;
     /* other node */
     bool has_inline;
@@ -61,8 +62,8 @@ struct path_query {
     const char *least;     /* nothing slower than this; "" any */
 };
 
-/* RDT_OK: decision->chosen says which. RDT_NO_PATH (the sentence lists every rejection), RDT_INVALID (unknown name in a wish),
- * RDT_UNSUPPORTED (mode). decision_p is filled in either case. */
+/* RDT_OK: decision->chosen says which. RDT_NO_PATH (the sentence lists every rejection), RDT_INVALID (unknown name in a
+ * wish). decision_p is filled in either case. */
 enum rdt_status path_choose(const struct path_query *query, struct path_decision *decision_p, struct rdt_error *err);
 
 #endif

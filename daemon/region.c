@@ -182,7 +182,7 @@ static void run_alloc(struct work *work)
 
     free_victims(&page->victims);
     page->status = region->kind->ops.alloc(region->kind->instance, region->device, region->room, &region->block, &page->err);
-    if (page->status != RDT_OK || region->origin != REGION_RECEIVED)
+    if (page->status != RDT_OK || region->origin < REGION_RECEIVED)
         return;
     /* bytes are about to come: its pages are touched here, not one by one by the thread that receives */
     page->status = region->kind->ops.map(region->kind->instance, &region->block, true, &page->err);
@@ -503,12 +503,29 @@ enum rdt_status region_check(const struct region *region, struct rdt_error *err)
         (unsigned long long)region->id, region->account->owner.uid, (unsigned long long)region->maker);
 }
 
+enum rdt_status region_seal(struct region *region, struct rdt_error *err)
+{
+    enum rdt_status status = RDT_OK;
+
+    if (region->sealed)
+        return RDT_OK;
+    if (!region->kind->ops.seal)
+        return rdt_error_set(err, RDT_UNSUPPORTED, "memory kind %s cannot be sealed", region->kind->name);
+    status = region->kind->ops.seal(region->kind->instance, &region->block, false, err);
+    region->sealed = status == RDT_OK;
+    return status;
+}
+
 static enum rdt_status share(struct region *region, bool writable, int *fd_p, struct rdt_error *err)
 {
-    enum rdt_status status;
+    enum rdt_status status = RDT_OK;
 
     if (!region->kind->ops.share)
         return rdt_error_set(err, RDT_UNSUPPORTED, "memory kind %s cannot be shared", region->kind->name);
+    if (region->origin == REGION_SNAPSHOT) /* not before: what never leaves the daemon may serve again */
+        status = region_seal(region, err);
+    if (status != RDT_OK)
+        return status;
     status = region->kind->ops.share(region->kind->instance, &region->block, writable, fd_p, err);
     if (status == RDT_OK && writable)
         region->writable_outside = true;
@@ -553,7 +570,7 @@ enum rdt_status region_export(struct region *region, bool writable, int *fd_p, s
 bool region_may_come_again(const struct region *region, uint64_t client)
 {
     return region->regions->warm_max_bytes > 0 && region->origin != REGION_IMPORTED && region->exported_to == client &&
-           !region->exported_widely && region->writable_outside;
+           !region->exported_widely && region->writable_outside && !region->sealed;
 }
 
 /* ---- scrubbing ---- */

@@ -34,7 +34,7 @@ struct regions {
     struct deadline sweep;
 };
 
-enum region_origin { REGION_ALLOCATED, REGION_IMPORTED, REGION_RECEIVED };
+enum region_origin { REGION_ALLOCATED, REGION_IMPORTED, REGION_RECEIVED, REGION_SNAPSHOT };
 
 #define REGION_MAX_REGISTRATIONS BLOCK_MAX_REGISTRATIONS
 
@@ -54,6 +54,7 @@ struct region {
     unsigned refs;
     unsigned pins;         /* transfers that touch it now; each pin is also a ref */
     bool writable_outside; /* a writable fd has left the daemon, or came from outside */
+    bool sealed;           /* nobody writes it any more, for ever */
     uint64_t exported_to;  /* the only client that ever had a fd of it; 0: nobody had, or many */
     bool exported_widely;
     bool kept;     /* exported_to has it mapped, uses it for nothing, and waits for it to come again */
@@ -149,6 +150,9 @@ enum rdt_status region_scrub(struct region *region, region_ready on_ready, void 
 /* For warm.c: the memory of a region without references goes back, or onto victims with its charge gone; frees the struct. discard:
  * its pages go even if a client has it mapped. */
 void region_retire(struct region *region, bool discard, struct list *victims);
+/* Its bytes are complete: nobody maps it writable from now on, whatever fd and rights he has. At once. UNSUPPORTED: memory of this kind
+ * cannot be sealed. */
+enum rdt_status region_seal(struct region *region, struct rdt_error *err);
 
 /* The transport's handle for it; *handle_p NULL if it registers nothing. RDT_AGAIN: on_ready comes later; call again then. */
 enum rdt_status region_register(struct region *region, struct transport *transport, void **handle_p, region_ready on_ready,

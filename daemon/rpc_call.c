@@ -147,6 +147,7 @@ static void on_deadline(struct deadline *deadline)
         (void)rdt_error_set(&err, RDT_TIMED_OUT, "%s did not come in time",
                             call->type == RDT_MSG_WAIT         ? "the put waited for"
                             : call->type == RDT_MSG_WAIT_FREED ? "the last release"
+                            : call->type == RDT_MSG_PUT        ? "the snapshot's last byte"
                                                                : "the answer");
     call_fail(call, &err);
 }

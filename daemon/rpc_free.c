@@ -69,10 +69,14 @@ static void on_wake_put(struct client_wake *wake)
     object_drop(object);
 }
 
-static void on_put(struct object_waiter *waiter, struct object *object)
+static void on_put(struct object_waiter *waiter, struct object *object, const struct rdt_error *why)
 {
     struct call *call = (struct call *)((char *)waiter - offsetof(struct call, object));
 
+    if (why) {
+        call_fail(call, why);
+        return;
+    }
     if (!call->client) {
         tell_put(call, object);
         return;
@@ -151,9 +155,10 @@ static void wake_freed(struct call *call)
     client_wake(call->client, &call->wake);
 }
 
-static void on_gone(struct object_waiter *waiter, struct object *object)
+static void on_gone(struct object_waiter *waiter, struct object *object, const struct rdt_error *why)
 {
     (void)object;
+    (void)why;
     wake_freed((struct call *)((char *)waiter - offsetof(struct call, object)));
 }
 

@@ -1,7 +1,8 @@
-/* PUT: an object over memory that the client has, in one round trip whatever the number of tensors. */
+/* PUT: an object over memory that the client has, or a snapshot of it, in one round trip whatever the number of tensors. */
 #include <stdlib.h>
 
 #include "daemon/rpc_call.h"
+#include "daemon/snapshot.h"
 #include "wire_ref.h"
 
 #define PUT_SNAPSHOT 1u
@@ -50,7 +51,79 @@ static enum rdt_status check_transport(const struct call *call, const char *name
     return RDT_OK;
 }
 
-static enum rdt_status put(struct call *call, const Rdt__Pb__Put *message, struct region **regions, struct rdt_error *err)
+static enum rdt_status find_regions(struct call *call, const Rdt__Pb__Put *message, struct region **regions,
+                                    struct rdt_error *err)
+{
+    for (size_t i = 0; i < message->n_regions; i++) {
+        const Rdt__Pb__RegionUse *use = message->regions[i];
+        regions[i] = map_get_u64(&call->client->regions, use->region);
+        if (!regions[i] || regions[i]->generation != use->generation)
+            return rdt_error_set(err, RDT_NOT_FOUND, "this client has no region %llu", (unsigned long long)use->region);
+    }
+    for (size_t i = 0; i < message->n_given; i++)
+        if (message->given[i] >= message->n_regions)
+            return rdt_error_set(err, RDT_INVALID, "region %u of %zu is given up", message->given[i], message->n_regions);
+    return RDT_OK;
+}
+
+static void answer(struct call *call, const struct object *object)
+{
+    Rdt__Pb__PutReply reply = RDT__PB__PUT_REPLY__INIT;
+    Rdt__Pb__Ref wire;
+    struct rdt_ref ref;
+
+    object_ref(object, &ref);
+    wire_ref_from(&ref, &wire);
+    reply.ref = &wire;
+    call_reply(call, &reply.base, NULL, 0);
+}
+
+/* ---- snapshots ---- */
+
+static void on_snapshot(void *arg, struct object *object, const struct rdt_error *err)
+{
+    struct call *call = arg;
+
+    call->on_end = NULL;
+    if (err)
+        call_fail(call, err);
+    else
+        answer(call, object);
+}
+
+static void leave(struct call *call)
+{
+    snapshot_abandon(call->waiting, call->client->gone ? OBJECT_END_OWNER_DIED : OBJECT_END_FREED);
+}
+
+static enum rdt_status fill(struct call *call, const Rdt__Pb__Put *message, struct object *object, const bool *given,
+                            struct rdt_error *err)
+{
+    struct snapshot *snapshot;
+    enum rdt_status status;
+
+    for (size_t i = 0; i < message->n_given; i++) { /* given up, whatever becomes of them */
+        struct region *region = map_remove_u64(&call->client->regions, message->regions[message->given[i]]->region);
+        if (region)
+            region->client = 0;
+        region_unref(region);
+    }
+    status = snapshot_start(call->rpc->regions, object, given, on_snapshot, call, &snapshot, err);
+    if (status == RDT_OK)
+        answer(call, object);
+    if (status != RDT_AGAIN)
+        return status;
+    call->waiting = snapshot;
+    status = call_defer(call, message->timeout_ns > 0 ? message->timeout_ns : -1, leave, err);
+    if (status != RDT_OK)
+        snapshot_abandon(snapshot, OBJECT_END_FREED);
+    return status;
+}
+
+/* ---- the request ---- */
+
+static enum rdt_status put(struct call *call, const Rdt__Pb__Put *message, struct region **regions, bool *given,
+                           struct rdt_error *err)
 {
     struct object_put put = {.account = call->account,
                              .id = message->id.data,
@@ -60,24 +133,19 @@ static enum rdt_status put(struct call *call, const Rdt__Pb__Put *message, struc
                              .regions = regions,
                              .n_regions = (uint32_t)message->n_regions,
                              .visibility = message->visibility,
-                             .producer = call->client};
-    Rdt__Pb__PutReply reply = RDT__PB__PUT_REPLY__INIT;
-    Rdt__Pb__Ref wire;
+                             .producer = call->client,
+                             .snapshot = message->flags & PUT_SNAPSHOT};
     struct object *object;
-    struct rdt_ref ref;
-    enum rdt_status status;
+    enum rdt_status status = find_regions(call, message, regions, err);
 
-    for (size_t i = 0; i < message->n_regions; i++) {
-        const Rdt__Pb__RegionUse *use = message->regions[i];
-        regions[i] = map_get_u64(&call->client->regions, use->region);
-        if (!regions[i] || regions[i]->generation != use->generation)
-            return rdt_error_set(err, RDT_NOT_FOUND, "this client has no region %llu", (unsigned long long)use->region);
-    }
-    status = check_transport(call, message->transport, regions, message->n_regions, &put.transport, err);
+    if (status == RDT_OK)
+        status = check_transport(call, message->transport, regions, message->n_regions, &put.transport, err);
     if (status == RDT_OK)
         status = layout_from_wire(message->tensors, &put.layout, err);
     if (status != RDT_OK)
         return status;
+    for (size_t i = 0; i < message->n_given; i++)
+        given[message->given[i]] = snapshot_may_take(regions[message->given[i]]);
     status = check_places(put.layout, regions, message->n_regions, err);
     if (status == RDT_OK)
         status = object_table_put(call->rpc->objects, &put, &object, err);
@@ -85,10 +153,9 @@ static enum rdt_status put(struct call *call, const Rdt__Pb__Put *message, struc
         free(put.layout);
         return status;
     }
-    object_ref(object, &ref);
-    wire_ref_from(&ref, &wire);
-    reply.ref = &wire;
-    call_reply(call, &reply.base, NULL, 0);
+    if (put.snapshot)
+        return fill(call, message, object, given, err);
+    answer(call, object);
     return RDT_OK;
 }
 
@@ -97,6 +164,7 @@ enum rdt_status rpc_put(struct call *call, const void *request, struct rdt_error
     const Rdt__Pb__Put *message = request;
     struct region **regions;
     enum rdt_status status;
+    bool *given;
 
     if (call->rpc->draining)
         return rdt_error_set(err, RDT_SHUTTING_DOWN, "the daemon is shutting down");
@@ -107,15 +175,21 @@ enum rdt_status rpc_put(struct call *call, const void *request, struct rdt_error
                              RDT_MAX_METADATA_BYTES);
     if (message->n_regions > MAX_REGIONS)
         return rdt_error_set(err, RDT_LIMIT, "tensors in %zu regions: at most %u", message->n_regions, MAX_REGIONS);
-    if (message->flags & (PUT_SNAPSHOT | PUT_DETACHED))
-        return rdt_error_set(err, RDT_UNSUPPORTED, "%s is not served by this version",
-                             message->flags & PUT_SNAPSHOT ? "SNAPSHOT" : "DETACHED");
-    if (message->flags != 0 || (unsigned)message->visibility > RDT__PB__VISIBILITY__VISIBILITY_ALL)
+    if (message->flags & PUT_DETACHED)
+        return rdt_error_set(err, RDT_UNSUPPORTED, "DETACHED is not served by this version");
+    if (message->n_given > 0 && !(message->flags & PUT_SNAPSHOT))
+        return rdt_error_set(err, RDT_INVALID, "regions are given up for snapshots only");
+    if (message->n_given > message->n_regions)
+        return rdt_error_set(err, RDT_INVALID, "%zu of %zu regions are given up", message->n_given, message->n_regions);
+    if (message->flags & ~PUT_SNAPSHOT || (unsigned)message->visibility > RDT__PB__VISIBILITY__VISIBILITY_ALL)
         return rdt_error_set(err, RDT_INVALID, "unknown flags %u or visibility %d", message->flags, (int)message->visibility);
     regions = calloc(message->n_regions + 1, sizeof *regions);
-    if (!regions)
-        return rdt_error_set(err, RDT_NO_MEMORY, "no memory for the put");
-    status = put(call, message, regions, err);
+    given = calloc(message->n_regions + 1, sizeof *given);
+    if (regions && given)
+        status = put(call, message, regions, given, err);
+    else
+        status = rdt_error_set(err, RDT_NO_MEMORY, "no memory for the put");
     free(regions);
+    free(given);
     return status;
 }

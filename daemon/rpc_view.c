@@ -179,6 +179,7 @@ void object_view_fill(struct object_view *view, const struct rpc *rpc, struct ob
     info->visibility = (char *)visibility[object->visibility];
     info->transport = (char *)object->transport;
     info->bytes = object->bytes;
+    info->snapshot = object->snapshot;
     info->tensors = object->layout ? object->layout->count : 0;
     info->metadata_bytes = object->metadata_bytes;
     info->holds = object->holds;

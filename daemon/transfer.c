@@ -356,18 +356,21 @@ static void result_drop_fds(struct result *result)
         (void)close(result->fds[--result->n_fds]);
 }
 
-static enum rdt_status result_add_region(struct result *result, struct region *region, uint64_t client, bool writable,
+enum share { SHARE_READ, SHARE_WRITE, SHARE_COW };
+
+static enum rdt_status result_add_region(struct result *result, struct region *region, uint64_t client, enum share how,
                                          bool with_fd, struct rdt_error *err)
 {
     size_t n = result->done.n_regions;
     Rdt__Pb__SharedRegion *entry = &result->regions[n];
-    bool writable_fd = writable || region->origin == REGION_IMPORTED; /* imported memory knows no read-only fd */
+    bool writable_fd = how == SHARE_WRITE || region->origin == REGION_IMPORTED; /* imported memory knows no read-only fd */
 
     rdt__pb__shared_region__init(entry);
     entry->region = region->id;
     entry->generation = region->generation;
     entry->bytes = region->room;
-    entry->writable = writable;
+    entry->writable = how == SHARE_WRITE;
+    entry->cow = how == SHARE_COW;
     entry->fd_index = -1;
     if (with_fd && region->kept && region->exported_to == client) {
         region->kept = false; /* it has it mapped since it last had it */
@@ -377,7 +380,7 @@ static enum rdt_status result_add_region(struct result *result, struct region *r
         if (status != RDT_OK)
             return status;
         entry->fd_index = (int32_t)result->n_fds++;
-        entry->comes_again = writable && region->origin == REGION_RECEIVED && region_may_come_again(region, client);
+        entry->comes_again = entry->writable && region->origin == REGION_RECEIVED && region_may_come_again(region, client);
     }
     result->region_list[n] = entry;
     result->done.n_regions++;
@@ -430,10 +433,11 @@ static void result_send(struct result *result, struct fetch *fetch, struct hold 
     fetch_detach(fetch);
 }
 
-void transfer_deliver_object(struct transfer *transfer, struct object *object, struct layout *layout, bool same)
+void transfer_deliver_object(struct transfer *transfer, struct object *object, struct layout *layout, enum path_kind how)
 {
     struct rdt_ref ref;
-    bool notice = !same && !object->notice_given && object->producer && object->producer != transfer->client;
+    bool notice = how == PATH_SHARE && !object->snapshot && !object->notice_given && object->producer &&
+                  object->producer != transfer->client;
 
     if (notice) { /* only while the producer can still write what it put */
         notice = false;
@@ -465,7 +469,11 @@ void transfer_deliver_object(struct transfer *transfer, struct object *object, s
         if (!result_make_regions(&result, object->n_regions) || !(hold = client_hold_object(fetch->client, object)))
             status = rdt_error_set(&err, RDT_NO_MEMORY, "no memory to share object \"%s\"", ref.id);
         for (uint32_t i = 0; i < object->n_regions && status == RDT_OK; i++)
-            status = result_add_region(&result, object->uses[i].region, fetch->client->id, same, true, &err);
+            status = result_add_region(&result, object->uses[i].region, fetch->client->id,
+                                       how == PATH_SAME  ? SHARE_WRITE
+                                       : how == PATH_COW ? SHARE_COW
+                                                         : SHARE_READ,
+                                       true, &err);
         if (status == RDT_OK) {
             result_send(&result, fetch, hold);
         } else {
@@ -490,7 +498,7 @@ static enum rdt_status fill_received(struct result *result, struct transfer *tra
             return rdt_error_set(err, RDT_NO_MEMORY, "no memory for the answer");
         layout_to_wire(transfer->target->layout, true, &result->tensors);
         for (uint32_t i = 0; i < transfer->target->n; i++)
-            (void)result_add_region(result, transfer->target->uses[i].region, client->id, true, false, err);
+            (void)result_add_region(result, transfer->target->uses[i].region, client->id, SHARE_WRITE, false, err);
         return RDT_OK;
     }
     layout_to_wire(transfer->packed, true, &result->tensors);
@@ -500,9 +508,15 @@ static enum rdt_status fill_received(struct result *result, struct transfer *tra
     }
     if (!transfer->received) /* nothing but empty tensors */
         return RDT_OK;
+    if (transfer->n_fetches > 1) /* several read the same: none may write it, the same uid's others included */
+        (void)region_seal(transfer->received, NULL);
     if (!result_make_regions(result, 1) || !(*hold_p = client_hold_region(client, transfer->received)))
         return rdt_error_set(err, RDT_NO_MEMORY, "no memory for the answer");
-    return result_add_region(result, transfer->received, client->id, transfer->n_fetches == 1, true, err);
+    return result_add_region(result, transfer->received, client->id,
+                             transfer->n_fetches == 1                                ? SHARE_WRITE
+                             : transfer->mode == RDT__PB__FETCH_MODE__FETCH_MODE_COW ? SHARE_COW
+                                                                                     : SHARE_READ,
+                             true, err);
 }
 
 void transfer_deliver_received(struct transfer *transfer)

@@ -159,7 +159,7 @@ uint8_t *transfer_take_staging(struct transfer *transfer, uint64_t bytes);
 void transfer_free_staging(struct transfer *transfer);
 
 /* Results: each answers every fetch of the transfer. The caller ends the transfer afterwards. */
-void transfer_deliver_object(struct transfer *transfer, struct object *object, struct layout *layout, bool same);
+void transfer_deliver_object(struct transfer *transfer, struct object *object, struct layout *layout, enum path_kind how);
 void transfer_deliver_received(struct transfer *transfer); /* region, target or inline data */
 void transfer_deliver_meta(struct transfer *transfer);
 

@@ -3,60 +3,25 @@
 #include <stdio.h>
 #include <stdlib.h>
 
+#include "daemon/copy.h"
 #include "daemon/log.h"
 #include "daemon/transfer_impl.h"
-
-#define STEP_BYTES (4ull << 20)   /* then others' work has its turn, and the copy sees whether anybody still wants it */
-#define SMALL_COPY (256ull << 10) /* copied on the loop: quicker than the way to the pool */
 
 struct local_copy {
     struct work work;
     struct transfer *transfer;
-    const struct layout *source, *target;
-    uint8_t **source_bases, **target_bases;
-    uint32_t tensor;
-    uint64_t from;   /* next byte of that tensor */
-    uint64_t copied; /* in this step */
+    struct copy copy;
 };
 
-static void copy_free(struct local_copy *copy)
+static void copy_free(struct local_copy *local)
 {
-    free(copy->source_bases);
-    free(copy->target_bases);
-    free(copy);
+    copy_fini(&local->copy);
+    free(local);
 }
 
-static void copy_piece(const struct local_copy *copy, uint32_t i, uint64_t bytes)
-{
-    const struct memory_kind *kind = copy->transfer->object->uses[copy->source->region[i]].region->kind;
-    const uint8_t *base = copy->source_bases[copy->source->region[i]];
-    uint8_t *to = copy->target_bases[copy->target->region[i]] + copy->target->offset[i] + copy->from;
-
-    if (layout_is_contiguous(copy->source, i)) /* the memory's own way is the fastest */
-        (void)kind->ops.copy(kind->instance, to, base + copy->source->offset[i] + copy->from, bytes, NULL);
-    else
-        layout_gather(copy->source, i, base, copy->from, bytes, to);
-}
-
-/* At most one step; on a pool thread, or on the loop if it is little. */
 static void run_copy(struct work *work)
 {
-    struct local_copy *copy = (struct local_copy *)work;
-
-    copy->copied = 0;
-    while (copy->tensor < copy->source->count && copy->copied < STEP_BYTES) {
-        uint32_t i = copy->tensor;
-        uint64_t left = layout_bytes(copy->source, i) - copy->from;
-        uint64_t now = left < STEP_BYTES - copy->copied ? left : STEP_BYTES - copy->copied;
-        if (now > 0)
-            copy_piece(copy, i, now);
-        copy->copied += now;
-        copy->from += now;
-        if (now == left) {
-            copy->tensor++;
-            copy->from = 0;
-        }
-    }
+    copy_step(&((struct local_copy *)work)->copy);
 }
 
 /* What a copy reads and writes was all there. */
@@ -72,23 +37,23 @@ static enum rdt_status check_regions(const struct transfer *transfer, struct rdt
 
 static void done_copy(struct work *work)
 {
-    struct local_copy *copy = (struct local_copy *)work;
-    struct transfer *transfer = copy->transfer;
+    struct local_copy *local = (struct local_copy *)work;
+    struct transfer *transfer = local->transfer;
     struct rdt_error err = {0};
 
-    transfer->record.bytes_done += copy->copied;
+    transfer->record.bytes_done += local->copy.copied;
     if (transfer->sm.state == TRANSFER_MOVE && check_regions(transfer, &err) != RDT_OK) {
         transfer->n_ops--; /* the failure may end it */
-        copy_free(copy);
+        copy_free(local);
         transfer_fail_err(transfer, &err);
         return;
     }
-    if (transfer->sm.state == TRANSFER_MOVE && copy->tensor < copy->source->count) {
-        work_submit(transfer->transfers->pool, &copy->work);
+    if (transfer->sm.state == TRANSFER_MOVE && !copy_ended(&local->copy)) {
+        work_submit(transfer->transfers->pool, &local->work);
         return;
     }
     transfer->n_ops--;
-    copy_free(copy);
+    copy_free(local);
     if (transfer->sm.state == TRANSFER_MOVE) {
         transfer->transfers->bytes_local += transfer->record.bytes_done;
         transfer_deliver_received(transfer);
@@ -96,68 +61,47 @@ static void done_copy(struct work *work)
     transfer_end(transfer);
 }
 
-static uint8_t **map_object(struct object *object, struct rdt_error *err)
+static enum rdt_status fill_places(struct transfer *transfer, struct copy *copy, struct rdt_error *err)
 {
-    uint8_t **bases = calloc(object->n_regions + 1u, sizeof *bases);
-
-    if (!bases) {
-        (void)rdt_error_set(err, RDT_NO_MEMORY, "no memory for the copy");
-        return NULL;
-    }
-    for (uint32_t i = 0; i < object->n_regions; i++)
-        if (!(bases[i] = region_addr(object->uses[i].region, err))) {
-            free(bases);
-            return NULL;
-        }
-    return bases;
-}
-
-static uint8_t **map_destination(struct transfer *transfer, struct rdt_error *err)
-{
+    struct object *object = transfer->object;
     struct target *target = transfer->target;
-    uint8_t **bases = calloc((target ? target->n : 1) + 1u, sizeof *bases);
+    enum rdt_status status = RDT_OK;
 
-    if (!bases) {
-        (void)rdt_error_set(err, RDT_NO_MEMORY, "no memory for the copy");
-        return NULL;
-    }
-    for (uint32_t i = 0; i < (target ? target->n : 1); i++) {
-        struct region *region = target ? target->uses[i].region : transfer->received;
-        if (region && !(bases[i] = region_addr(region, err))) {
-            free(bases);
-            return NULL;
-        }
-    }
-    return bases;
+    for (uint32_t i = 0; i < object->n_regions && status == RDT_OK; i++)
+        status = copy_place(&copy->from[i], object->uses[i].region, err);
+    for (uint32_t i = 0; target && i < target->n && status == RDT_OK; i++)
+        status = copy_place(&copy->to[i], target->uses[i].region, err);
+    if (!target && transfer->received && status == RDT_OK)
+        status = copy_place(&copy->to[0], transfer->received, err);
+    return status;
 }
 
 static void start_copy(struct transfer *transfer)
 {
-    struct local_copy *copy = calloc(1, sizeof *copy);
+    struct target *target = transfer->target;
+    struct local_copy *local = calloc(1, sizeof *local);
     struct rdt_error err = {0};
 
-    if (!copy) {
+    if (!local || !copy_init(&local->copy, transfer->source, transfer->object->n_regions,
+                             target ? target->layout : transfer->packed, target ? target->n : 1)) {
+        free(local);
         transfer_fail(transfer, RDT_NO_MEMORY, "no memory for the copy");
         return;
     }
-    copy->work = (struct work){.run = run_copy, .done = done_copy, .lane = transfer->record.client};
-    copy->transfer = transfer;
-    copy->source = transfer->source;
-    copy->target = transfer->target ? transfer->target->layout : transfer->packed;
-    copy->source_bases = map_object(transfer->object, &err);
-    copy->target_bases = copy->source_bases ? map_destination(transfer, &err) : NULL;
-    if (!copy->target_bases) {
-        copy_free(copy);
+    local->work = (struct work){.run = run_copy, .done = done_copy, .lane = transfer->record.client};
+    local->transfer = transfer;
+    if (fill_places(transfer, &local->copy, &err) != RDT_OK) {
+        copy_free(local);
         transfer_fail_err(transfer, &err);
         return;
     }
     transfer_set_state(transfer, TRANSFER_MOVE);
     transfer->n_ops++;
-    if (transfer->stream_bytes <= SMALL_COPY) {
-        run_copy(&copy->work);
-        done_copy(&copy->work);
+    if (transfer->stream_bytes <= COPY_SMALL_BYTES) {
+        run_copy(&local->work);
+        done_copy(&local->work);
     } else {
-        work_submit(transfer->transfers->pool, &copy->work);
+        work_submit(transfer->transfers->pool, &local->work);
     }
 }
 
@@ -254,6 +198,8 @@ static void serve(struct transfer *transfer, struct object *object)
     }
     if (!object_may_show(object, &transfer->account->owner, &why_not))
         query.show_why_not = why_not;
+    if (!object->snapshot)
+        query.cow_why_not = "the object is live: what its producer writes later would show in a private mapping of it";
     query.too_many_regions = object->n_regions > RDT_MAX_FRAME_FDS;
     query.same_client = !query.too_many_regions && object->n_regions > 0;
     for (uint32_t i = 0; i < object->n_regions; i++)
@@ -270,7 +216,7 @@ static void serve(struct transfer *transfer, struct object *object)
         return;
     }
     transfer->record.bytes = layout_total_bytes(transfer->source);
-    transfer_deliver_object(transfer, object, transfer->source, chosen->kind == PATH_SAME);
+    transfer_deliver_object(transfer, object, transfer->source, chosen->kind);
     transfer->record.bytes_done = transfer->record.bytes; /* all there, none moved */
     transfer_end(transfer);
 }
@@ -289,11 +235,15 @@ static void on_wake(struct client_wake *wake)
     object_drop(object);
 }
 
-static void on_put(struct object_waiter *waiter, struct object *object)
+static void on_put(struct object_waiter *waiter, struct object *object, const struct rdt_error *why)
 {
     struct transfer *transfer = (struct transfer *)((char *)waiter - offsetof(struct transfer, waiter));
 
     transfer_set_state(transfer, TRANSFER_NEW); /* as if it had only now been asked for */
+    if (why) {
+        transfer_fail_err(transfer, why);
+        return;
+    }
     object_hold(object);
     transfer->woken = object;
     transfer->wake.run = on_wake;

@@ -275,6 +275,8 @@ static void answer(struct outgoing *out, struct object *object)
     meta.transport = (char *)object->transport;
     meta.memory = object->n_regions > 0 ? (char *)object->uses[0].region->kind->name : (char *)"host";
     meta.contiguous = all_contiguous(out->source);
+    meta.snapshot = object->snapshot;
+    meta.visibility = object->visibility;
     meta.started = !meta.has_inline && !out->meta_only && outgoing_can_start(out);
     more = !out->meta_only && !meta.has_inline;
     if (!more)
@@ -291,10 +293,14 @@ static void answer(struct outgoing *out, struct object *object)
         outgoing_begin(out, peer_transport_find(out->work, out->start_transport));
 }
 
-static void on_put(struct object_waiter *waiter, struct object *object)
+static void on_put(struct object_waiter *waiter, struct object *object, const struct rdt_error *why)
 {
     struct outgoing *out = (struct outgoing *)((char *)waiter - offsetof(struct outgoing, waiter));
 
+    if (why) {
+        fail_parked(out, why);
+        return;
+    }
     if (!object_visible_to(object, &out->account->owner)) {
         struct rdt_error err;
         (void)rdt_error_set(&err, RDT_DENIED, "object \"%s\" was put, but is not visible to uid %u", out->ref.id,

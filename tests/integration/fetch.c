@@ -260,7 +260,12 @@ Test(fetch, wishes_that_no_path_meets_say_why)
     must_refuse(RDT_NO_PATH, "ucx only", rdt_fetch(reader, &ref, 1, &options, &object, &err));
     options.transport = NULL;
     options.mode = RDT_FETCH_COW;
-    must_refuse(RDT_UNSUPPORTED, "COW", rdt_fetch(reader, &ref, 1, &options, &object, &err));
+    options.least_path = "cow";
+    must_refuse(RDT_NO_PATH, "the object is live", rdt_fetch(reader, &ref, 1, &options, &object, &err));
+    options.least_path = NULL;
+    must_ok(rdt_fetch(reader, &ref, 1, &options, &object, &err));
+    must_go_by("local/copy", object);
+    rdt_release(object);
     end();
 }
 

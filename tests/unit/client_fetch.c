@@ -401,8 +401,8 @@ Test(client_fetch, options_reach_the_daemon)
     assert_status(RDT_INVALID, rdt_fetch(conn, refs, 2, &options, objects, &err));
     cr_assert(strstr(err.msg, "ref 1: slice of tensor 1"), "%s", err.msg);
     options.slices = NULL;
-    options.mode = RDT_FETCH_COW;
-    assert_status(RDT_UNSUPPORTED, rdt_fetch(conn, refs, 2, &options, objects, &err));
+    options.mode = (enum rdt_fetch_mode)4;
+    assert_status(RDT_INVALID, rdt_fetch(conn, refs, 2, &options, objects, &err));
     options.mode = RDT_FETCH_AUTO;
     refs[1].id_bytes = 200;
     assert_status(RDT_INVALID, rdt_fetch(conn, refs, 2, &options, objects, &err));

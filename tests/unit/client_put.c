@@ -277,7 +277,7 @@ Test(client_put, wrong_tensors_are_named)
 
     assert_status(RDT_OK, rdt_tensor_bytes(&tensor, &bytes, &err));
     cr_assert_eq(bytes, 16);
-    options.flags = RDT_PUT_SNAPSHOT;
+    options.flags = 64;
     assert_status(RDT_UNSUPPORTED, rdt_put(conn, NULL, 0, &options, &ref, &err));
     options.flags = 0;
     options.metadata = "x";

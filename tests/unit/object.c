@@ -380,16 +380,18 @@ struct waiting {
     struct object_waiter waiter;
     unsigned told;
     struct object *object;
+    enum rdt_status why;
     struct waiting *ends; /* stops this other one when told */
 };
 
-static void on_event(struct object_waiter *waiter, struct object *object)
+static void on_event(struct object_waiter *waiter, struct object *object, const struct rdt_error *why)
 {
     struct waiting *waiting = (struct waiting *)waiter;
 
     cr_assert_null(waiter->object, "removed before it is told");
     waiting->told++;
     waiting->object = object;
+    waiting->why = why ? why->status : RDT_OK;
     if (waiting->ends)
         object_waiter_remove(&waiting->ends->waiter);
 }

@@ -120,7 +120,7 @@ Test(path, local_table)
         query.least = row->least ? row->least : "";
         status = path_choose(&query, &decision, &err);
         check_order(&decision);
-        cr_assert_eq(decision.n, 3u, "%s: %u candidates", row->what, decision.n);
+        cr_assert_eq(decision.n, 4u, "%s: %u candidates", row->what, decision.n);
         if (row->chosen) {
             cr_assert_eq(status, RDT_OK, "%s: %s", row->what, err.msg);
             cr_assert_str_eq(decision.candidates[decision.chosen].name, row->chosen, "%s", row->what);
@@ -386,13 +386,33 @@ Test(path, unknown_least_invalid)
     cr_assert_eq(path_choose(&query, &decision, &err), RDT_NO_PATH);
 }
 
-Test(path, cow_unsupported)
+Test(path, cow_of_a_snapshot_else_a_copy_that_says_why)
 {
     struct path_query query = local_query();
     struct path_decision decision;
 
     query.mode = RDT__PB__FETCH_MODE__FETCH_MODE_COW;
-    cr_assert_eq(path_choose(&query, &decision, NULL), RDT_UNSUPPORTED);
+    query.same_client = true; /* it wants memory of its own all the same */
+    cr_assert_eq(path_choose(&query, &decision, NULL), RDT_OK);
+    cr_assert_str_eq(decision.candidates[0].name, "local/cow");
+    cr_assert_str_eq(find(&decision, "local/copy")->reason, "possible, but slower");
+    query.cow_why_not = "it is live";
+    cr_assert_eq(path_choose(&query, &decision, NULL), RDT_OK);
+    cr_assert_str_eq(decision.candidates[0].name, "local/copy");
+    cr_assert_str_eq(find(&decision, "local/cow")->reason, "it is live");
+    query.least = "cow";
+    cr_assert_eq(path_choose(&query, &decision, NULL), RDT_NO_PATH);
+    query.cow_why_not = NULL;
+    query.show_why_not = SECRET;
+    cr_assert_eq(path_choose(&query, &decision, NULL), RDT_NO_PATH);
+    query.show_why_not = NULL;
+    cr_assert_eq(path_choose(&query, &decision, NULL), RDT_OK);
+    query.has_target = true;
+    cr_assert_eq(path_choose(&query, &decision, NULL), RDT_NO_PATH);
+    query = local_query();
+    query.transport = "cow"; /* that one and no other, though nobody asked to write */
+    cr_assert_eq(path_choose(&query, &decision, NULL), RDT_OK);
+    cr_assert_str_eq(decision.candidates[0].name, "local/cow");
 }
 
 /* However fast a plug-in says it is, it does not pass itself off as the reply or as local memory. */
