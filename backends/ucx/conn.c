@@ -4,35 +4,12 @@
  * conns_run. A disconnected connection is closed when its links are gone and its operations have ended: nothing can
  * land any more.
  */
-#include <endian.h>
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/random.h>
 
 #include "backends/ucx/ucx.h"
-
-struct offer { /* the blob; big-endian like the addresses in it */
-    uint8_t version;
-    uint8_t family; /* 4 or 6 */
-    uint8_t port[2];
-    uint8_t address[16];
-    uint8_t token[TOKEN_BYTES];
-};
-_Static_assert(sizeof(struct offer) == 4 + 16 + TOKEN_BYTES, "the blob has no holes");
-
-#define OFFER_VERSION 1
-
-/* Both ends can tell the number from the token; it tags each message of the session. */
-uint64_t session_of(const uint8_t token[TOKEN_BYTES])
-{
-    uint64_t words[2];
-
-    memcpy(words, token, sizeof words);
-    words[0] = le64toh(words[0]) ^ (le64toh(words[1]) * 0x9e3779b97f4a7c15u);
-    words[0] = (words[0] ^ words[0] >> 32) * 0xd6e8feb86659fd93u;
-    return words[0] ^ words[0] >> 32;
-}
 
 /* The lock is held. */
 static void look_at(struct conn *conn)
@@ -80,74 +57,28 @@ void conn_destroy(struct conn *conn)
 
 enum rdt_status conn_offer(struct conn *conn, uint8_t blob[RDT_OFFER_MAX_BYTES], size_t *bytes_p)
 {
-    const struct sockaddr_storage *address = &conn->transport->address;
-    struct offer offer = {.version = OFFER_VERSION};
-
-    if (address->ss_family == AF_INET) {
-        struct sockaddr_in in;
-
-        memcpy(&in, address, sizeof in);
-        offer.family = 4;
-        memcpy(offer.port, &in.sin_port, 2);
-        memcpy(offer.address, &in.sin_addr, 4);
-    } else {
-        struct sockaddr_in6 in6;
-
-        memcpy(&in6, address, sizeof in6);
-        offer.family = 6;
-        memcpy(offer.port, &in6.sin6_port, 2);
-        memcpy(offer.address, &in6.sin6_addr, 16);
-    }
-    memcpy(offer.token, conn->token, TOKEN_BYTES);
-    memcpy(blob, &offer, sizeof offer);
-    *bytes_p = sizeof offer;
-
+    *bytes_p = wire_put_offer(&conn->transport->address, conn->token, blob);
     (void)pthread_mutex_lock(&conn->transport->lock);
     conn->offered = true;
     (void)pthread_mutex_unlock(&conn->transport->lock);
     return RDT_OK;
 }
 
-static bool read_address(const struct offer *offer, struct sockaddr_storage *address_p)
-{
-    struct sockaddr_in in = {.sin_family = AF_INET};
-    struct sockaddr_in6 in6 = {.sin6_family = AF_INET6};
-
-    memset(address_p, 0, sizeof *address_p);
-    if (offer->family == 4) {
-        memcpy(&in.sin_port, offer->port, 2);
-        memcpy(&in.sin_addr, offer->address, 4);
-        memcpy(address_p, &in, sizeof in);
-    } else {
-        memcpy(&in6.sin6_port, offer->port, 2);
-        memcpy(&in6.sin6_addr, offer->address, 16);
-        memcpy(address_p, &in6, sizeof in6);
-    }
-    return (offer->family == 4 || offer->family == 6) && (offer->port[0] || offer->port[1]);
-}
-
 enum rdt_status conn_connect(struct conn *conn, const void *blob, size_t bytes, struct rdt_error *err)
 {
     struct transport *transport = conn->transport;
     struct sockaddr_storage address;
-    struct offer offer;
-    enum rdt_status status = RDT_OK;
+    uint8_t token[TOKEN_BYTES];
+    enum rdt_status status = wire_read_offer(blob, bytes, &address, token, err);
 
-    if (bytes < sizeof offer)
-        return rdt_error_set(err, RDT_PROTOCOL, "the peer's offer has %zu bytes instead of %zu", bytes, sizeof offer);
-    memcpy(&offer, blob, sizeof offer);
-    if (offer.version != OFFER_VERSION)
-        return rdt_error_set(err, RDT_PROTOCOL, "the peer's offer is of version %u, this end knows %u", offer.version,
-                             OFFER_VERSION);
-    if (!read_address(&offer, &address))
-        return rdt_error_set(err, RDT_PROTOCOL, "the peer's offer holds no address");
-
+    if (status != RDT_OK)
+        return status;
     (void)pthread_mutex_lock(&transport->lock);
     if (conn->connected || conn->closing) {
         status = rdt_error_set(err, RDT_INVALID, "the connection is %s", conn->closing ? "closing" : "connected already");
     } else {
         conn->peer_address = address;
-        memcpy(conn->peer_token, offer.token, TOKEN_BYTES);
+        memcpy(conn->peer_token, token, TOKEN_BYTES);
         conn->connected = true;
         look_at(conn);
     }

@@ -121,7 +121,6 @@ static void greet(struct link *link, unsigned id)
     };
     ucs_status_ptr_t request;
 
-    link->greeting.version = GREETING_VERSION;
     request = ucp_am_send_nbx(link->ep, id, &link->greeting, sizeof link->greeting, NULL, 0, &param);
     if (UCS_PTR_IS_ERR(request))
         link_fail(link, UCS_PTR_STATUS(request), NULL);
@@ -144,7 +143,7 @@ struct link *link_open(struct conn *conn)
         return NULL;
     }
     link->conn = conn;
-    memcpy(link->greeting.secret, conn->peer_token, TOKEN_BYTES);
+    wire_put_greeting(&link->greeting, conn->peer_token, TOKEN_BYTES);
     greet(link, AM_HELLO);
     return link;
 }
@@ -179,10 +178,7 @@ static void on_request(ucp_conn_request_h request, void *arg)
 static bool well_formed(const void *header, size_t header_bytes, size_t bytes, const ucp_am_recv_param_t *param,
                         struct greeting *greeting_p)
 {
-    if (header_bytes != sizeof *greeting_p || bytes || (param->recv_attr & UCP_AM_RECV_ATTR_FLAG_RNDV))
-        return false;
-    memcpy(greeting_p, header, sizeof *greeting_p);
-    return greeting_p->version == GREETING_VERSION;
+    return wire_read_greeting(header, header_bytes, bytes, param->recv_attr & UCP_AM_RECV_ATTR_FLAG_RNDV, greeting_p);
 }
 
 static ucs_status_t on_hello(void *arg, const void *header, size_t header_bytes, void *data, size_t bytes,
@@ -211,7 +207,7 @@ static ucs_status_t on_hello(void *arg, const void *header, size_t header_bytes,
     link->conn = conn;
     conn->in = link;
     session = htole64(session_of(conn->token));
-    memcpy(link->greeting.secret, &session, sizeof session);
+    wire_put_greeting(&link->greeting, &session, sizeof session);
     greet(link, AM_WELCOME);
     return UCS_OK;
 }
@@ -222,7 +218,6 @@ static ucs_status_t on_welcome(void *arg, const void *header, size_t header_byte
     struct transport *transport = arg;
     struct link *link = param->recv_attr & UCP_AM_RECV_ATTR_FIELD_REPLY_EP ? link_find(transport, param->reply_ep) : NULL;
     struct greeting greeting;
-    uint64_t session;
 
     (void)data;
     if (!link)
@@ -235,8 +230,7 @@ static ucs_status_t on_welcome(void *arg, const void *header, size_t header_byte
         link_fail(link, UCS_OK, "its answer is malformed or out of turn");
         return UCS_OK;
     }
-    memcpy(&session, greeting.secret, sizeof session);
-    if (le64toh(session) != session_of(link->conn->peer_token)) {
+    if (wire_greeting_session(&greeting) != session_of(link->conn->peer_token)) {
         link_fail(link, UCS_OK, "its answer is for another session");
         return UCS_OK;
     }

@@ -4,7 +4,6 @@
  * smaller one carries its bytes along. The announcement is checked against what was posted, and only a receive that
  * fits it lets anything be written; everything else is dropped.
  */
-#include <endian.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -180,12 +179,7 @@ static void send_one(struct conn *conn, struct operation *operation)
     };
     ucs_status_ptr_t request;
 
-    operation->header = (struct data_header){
-        .session = htole64(session_of(conn->peer_token)),
-        .transfer = htole64(op->transfer),
-        .chunk = htole64(op->chunk),
-        .bytes = htole64(op->piece.bytes),
-    };
+    wire_put_data(&operation->header, session_of(conn->peer_token), op->transfer, op->chunk, op->piece.bytes);
     request = ucp_am_send_nbx(conn->out->ep, AM_DATA, &operation->header, sizeof operation->header, op->piece.addr,
                               op->piece.bytes, &param);
     if (!request)
@@ -226,7 +220,7 @@ static struct operation *take_recv(struct conn *conn, const struct data_header *
     struct operation *operation;
 
     (void)pthread_mutex_lock(&conn->transport->lock);
-    operation = recv_find(conn, le64toh(header->transfer), le64toh(header->chunk));
+    operation = recv_find(conn, header->transfer, header->chunk);
     if (operation) {
         ring_remove(&operation->ring);
         operation->state = OP_RUNNING;
@@ -271,14 +265,13 @@ static ucs_status_t on_data(void *arg, const void *header_data, size_t header_by
 
     if (!link)
         return UCS_OK; /* not by our listener, or of a link that is closing */
-    if (!link->incoming || link->state == LINK_FRESH || header_bytes != sizeof header) {
+    if (!link->incoming || link->state == LINK_FRESH || !wire_read_data(header_data, header_bytes, &header)) {
         link_fail(link, UCS_OK, "its message is malformed or came before its greeting");
         return UCS_OK;
     }
     if (link->state != LINK_READY)
         return UCS_OK;
-    memcpy(&header, header_data, sizeof header);
-    if (le64toh(header.session) != session_of(link->conn->token) || le64toh(header.bytes) != bytes) {
+    if (header.session != session_of(link->conn->token) || header.bytes != bytes) {
         link_fail(link, UCS_OK, "its message is of another session or lies about its length");
         return UCS_OK;
     }
@@ -286,7 +279,7 @@ static ucs_status_t on_data(void *arg, const void *header_data, size_t header_by
     operation = take_recv(link->conn, &header);
     if (!operation) {
         host->log(host->ctx, RDT_LOG_DEBUG, "dropped chunk %llu of transfer %llu, for which nothing is posted",
-                  (unsigned long long)le64toh(header.chunk), (unsigned long long)le64toh(header.transfer));
+                  (unsigned long long)header.chunk, (unsigned long long)header.transfer);
         return UCS_OK;
     }
     if (operation->op->piece.bytes != bytes) {

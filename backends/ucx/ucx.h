@@ -16,8 +16,8 @@
 
 #include "backends/rdt_backend.h"
 #include "backends/ucx/ring.h"
+#include "backends/ucx/wire.h"
 
-#define TOKEN_BYTES 16
 #define RECV_BUCKETS 256
 #define LINK_BUCKETS 64
 
@@ -39,13 +39,6 @@ struct settings {
  *               `------------------------------------> ENDING ---------'
  */
 enum op_state { OP_QUEUED, OP_RUNNING, OP_ENDING };
-
-struct data_header {  /* of a data message; little-endian */
-    uint64_t session; /* session_of() the receiver's token */
-    uint64_t transfer;
-    uint64_t chunk;
-    uint64_t bytes;
-};
 
 /* One posted operation. op->priv[0] leads here until it has ended. */
 struct operation {
@@ -88,14 +81,6 @@ struct conn {
  *                   incoming only: see link_abandon
  */
 enum link_state { LINK_FRESH, LINK_READY, LINK_FAILED, LINK_CLOSING };
-
-#define GREETING_VERSION 1
-
-struct greeting { /* HELLO: secret is the one-time token of the one who listens. WELCOME: its session number, then zeros */
-    uint8_t version;
-    uint8_t reserved[7];
-    uint8_t secret[TOKEN_BYTES];
-};
 
 enum { AM_HELLO = 1, AM_WELCOME = 2, AM_DATA = 3 };
 
@@ -167,7 +152,6 @@ void links_expire(struct transport *transport, bool all);
 void links_free(struct transport *transport); /* the worker is gone: what did not close in time */
 
 /* conn.c */
-uint64_t session_of(const uint8_t token[TOKEN_BYTES]);
 enum rdt_status conn_create(struct transport *transport, void *ctx, struct conn **conn_p, struct rdt_error *err);
 void conn_destroy(struct conn *conn);
 enum rdt_status conn_offer(struct conn *conn, uint8_t blob[RDT_OFFER_MAX_BYTES], size_t *bytes_p);

@@ -1,0 +1,135 @@
+/* See wire.h. */
+#include "backends/ucx/wire.h"
+
+#include <endian.h>
+#include <netinet/in.h>
+#include <string.h>
+
+struct offer { /* big-endian like the addresses in it */
+    uint8_t version;
+    uint8_t family; /* 4 or 6 */
+    uint8_t port[2];
+    uint8_t address[16];
+    uint8_t token[TOKEN_BYTES];
+};
+_Static_assert(sizeof(struct offer) == 4 + 16 + TOKEN_BYTES, "the blob has no holes");
+
+#define OFFER_VERSION 1
+#define GREETING_VERSION 1
+
+uint64_t session_of(const uint8_t token[TOKEN_BYTES])
+{
+    uint64_t words[2];
+
+    memcpy(words, token, sizeof words);
+    words[0] = le64toh(words[0]) ^ (le64toh(words[1]) * 0x9e3779b97f4a7c15u);
+    words[0] = (words[0] ^ words[0] >> 32) * 0xd6e8feb86659fd93u;
+    return words[0] ^ words[0] >> 32;
+}
+
+/* ---- offers ---- */
+
+size_t wire_put_offer(const struct sockaddr_storage *address, const uint8_t token[TOKEN_BYTES],
+                      uint8_t blob_p[RDT_OFFER_MAX_BYTES])
+{
+    struct offer offer = {.version = OFFER_VERSION};
+
+    if (address->ss_family == AF_INET) {
+        struct sockaddr_in in;
+
+        memcpy(&in, address, sizeof in);
+        offer.family = 4;
+        memcpy(offer.port, &in.sin_port, 2);
+        memcpy(offer.address, &in.sin_addr, 4);
+    } else {
+        struct sockaddr_in6 in6;
+
+        memcpy(&in6, address, sizeof in6);
+        offer.family = 6;
+        memcpy(offer.port, &in6.sin6_port, 2);
+        memcpy(offer.address, &in6.sin6_addr, 16);
+    }
+    memcpy(offer.token, token, TOKEN_BYTES);
+    memcpy(blob_p, &offer, sizeof offer);
+    return sizeof offer;
+}
+
+static bool read_address(const struct offer *offer, struct sockaddr_storage *address_p)
+{
+    struct sockaddr_in in = {.sin_family = AF_INET};
+    struct sockaddr_in6 in6 = {.sin6_family = AF_INET6};
+
+    memset(address_p, 0, sizeof *address_p);
+    if (offer->family == 4) {
+        memcpy(&in.sin_port, offer->port, 2);
+        memcpy(&in.sin_addr, offer->address, 4);
+        memcpy(address_p, &in, sizeof in);
+    } else {
+        memcpy(&in6.sin6_port, offer->port, 2);
+        memcpy(&in6.sin6_addr, offer->address, 16);
+        memcpy(address_p, &in6, sizeof in6);
+    }
+    return (offer->family == 4 || offer->family == 6) && (offer->port[0] || offer->port[1]);
+}
+
+enum rdt_status wire_read_offer(const void *blob, size_t bytes, struct sockaddr_storage *address_p,
+                                uint8_t token_p[TOKEN_BYTES], struct rdt_error *err)
+{
+    struct offer offer;
+
+    if (bytes < sizeof offer)
+        return rdt_error_set(err, RDT_PROTOCOL, "the peer's offer has %zu bytes instead of %zu", bytes, sizeof offer);
+    memcpy(&offer, blob, sizeof offer);
+    if (offer.version != OFFER_VERSION)
+        return rdt_error_set(err, RDT_PROTOCOL, "the peer's offer is of version %u, this end knows %u", offer.version,
+                             OFFER_VERSION);
+    if (!read_address(&offer, address_p))
+        return rdt_error_set(err, RDT_PROTOCOL, "the peer's offer holds no address");
+    memcpy(token_p, offer.token, TOKEN_BYTES);
+    return RDT_OK;
+}
+
+/* ---- headers ---- */
+
+void wire_put_greeting(struct greeting *greeting_p, const void *secret, size_t secret_bytes)
+{
+    memset(greeting_p, 0, sizeof *greeting_p);
+    greeting_p->version = GREETING_VERSION;
+    memcpy(greeting_p->secret, secret, secret_bytes);
+}
+
+bool wire_read_greeting(const void *header, size_t header_bytes, size_t data_bytes, bool announced, struct greeting *greeting_p)
+{
+    if (header_bytes != sizeof *greeting_p || data_bytes || announced)
+        return false;
+    memcpy(greeting_p, header, sizeof *greeting_p);
+    return greeting_p->version == GREETING_VERSION;
+}
+
+uint64_t wire_greeting_session(const struct greeting *greeting)
+{
+    uint64_t session;
+
+    memcpy(&session, greeting->secret, sizeof session);
+    return le64toh(session);
+}
+
+void wire_put_data(struct data_header *header_p, uint64_t session, uint64_t transfer, uint64_t chunk, uint64_t bytes)
+{
+    *header_p = (struct data_header){
+        .session = htole64(session), .transfer = htole64(transfer), .chunk = htole64(chunk), .bytes = htole64(bytes)};
+}
+
+bool wire_read_data(const void *header, size_t header_bytes, struct data_header *header_p)
+{
+    struct data_header raw;
+
+    if (header_bytes != sizeof raw)
+        return false;
+    memcpy(&raw, header, sizeof raw);
+    *header_p = (struct data_header){.session = le64toh(raw.session),
+                                     .transfer = le64toh(raw.transfer),
+                                     .chunk = le64toh(raw.chunk),
+                                     .bytes = le64toh(raw.bytes)};
+    return true;
+}

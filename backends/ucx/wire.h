@@ -1,0 +1,55 @@
+/* What goes over the wire between two ends of this transport, read and written without UCX: whatever arrives is bytes of somebody,
+ * and is judged here before anything follows from it. */
+#ifndef BACKENDS_UCX_WIRE_H
+#define BACKENDS_UCX_WIRE_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <sys/socket.h>
+
+#include "rdt_backend.h"
+
+#define TOKEN_BYTES 16
+
+/* Both ends can tell the number from the token; it tags each message of the session. */
+uint64_t session_of(const uint8_t token[TOKEN_BYTES]);
+
+/* ---- the blob of an offer: where to connect to, and the one-time token ---- */
+
+/* The address is of AF_INET or AF_INET6. Returns how many bytes the blob has. */
+size_t wire_put_offer(const struct sockaddr_storage *address, const uint8_t token[TOKEN_BYTES],
+                      uint8_t blob_p[RDT_OFFER_MAX_BYTES]);
+
+/* RDT_PROTOCOL: too short, another version, no address or no port. */
+enum rdt_status wire_read_offer(const void *blob, size_t bytes, struct sockaddr_storage *address_p,
+                                uint8_t token_p[TOKEN_BYTES], struct rdt_error *err);
+
+/* ---- headers of active messages ---- */
+
+struct greeting { /* HELLO: secret is the one-time token of the one who listens. WELCOME: its session number, then zeros */
+    uint8_t version;
+    uint8_t reserved[7];
+    uint8_t secret[TOKEN_BYTES];
+};
+
+void wire_put_greeting(struct greeting *greeting_p, const void *secret, size_t secret_bytes);
+
+/* A greeting has no data, and comes with its first word. */
+bool wire_read_greeting(const void *header, size_t header_bytes, size_t data_bytes, bool announced,
+                        struct greeting *greeting_p);
+uint64_t wire_greeting_session(const struct greeting *greeting); /* of a WELCOME */
+
+struct data_header {  /* of a data message; little-endian */
+    uint64_t session; /* session_of() the receiver's token */
+    uint64_t transfer;
+    uint64_t chunk;
+    uint64_t bytes;
+};
+
+void wire_put_data(struct data_header *header_p, uint64_t session, uint64_t transfer, uint64_t chunk, uint64_t bytes);
+
+/* In this machine's order; false: it is not as long as one. */
+bool wire_read_data(const void *header, size_t header_bytes, struct data_header *header_p);
+
+#endif
