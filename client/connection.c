@@ -12,6 +12,7 @@
 
 #include "clock.h"
 #include "process.h"
+#include "proto/wire_error.h"
 #include "rdt.pb-c.h"
 
 #define MAX_QUEUED_BYTES ((size_t)64 << 20) /* frames that the daemon does not take */
@@ -42,16 +43,10 @@ enum rdt_status connection_error_reply(const struct frame *frame, struct rdt_err
     Rdt__Pb__ErrorReply *reply = rdt__pb__error_reply__unpack(NULL, frame->length, frame->payload);
     enum rdt_status status;
 
-    if (!reply || reply->status >= RDT_OK) {
-        status = rdt_error_set(err, RDT_PROTOCOL, "rdtd answered with an error that cannot be read");
-    } else {
-        status = rdt_error_set(err, (enum rdt_status)reply->status, "%s",
-                               reply->message[0] ? reply->message : rdt_status_sentence((enum rdt_status)reply->status));
-        if (err)
-            err->sys_errno = reply->sys_errno;
-    }
-    if (reply)
-        rdt__pb__error_reply__free_unpacked(reply, NULL);
+    if (!reply)
+        return rdt_error_set(err, RDT_PROTOCOL, "rdtd answered with an error that cannot be read");
+    status = wire_error(reply->status, reply->sys_errno, reply->message, err);
+    rdt__pb__error_reply__free_unpacked(reply, NULL);
     return status;
 }
 

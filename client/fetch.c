@@ -8,6 +8,7 @@
 #include "fetched.h"
 #include "options.h"
 #include "proto/messages.h"
+#include "proto/wire_error.h"
 #include "proto/wire_limits.h"
 #include "proto/wire_ref.h"
 #include "rdt.pb-c.h"
@@ -24,12 +25,8 @@ static enum rdt_status arrive(rdt_request *request, const Rdt__Pb__FetchDone *do
     rdt_object *object;
     enum rdt_status status;
 
-    if (done->status != RDT_OK) {
-        status = done->status < 0 ? (enum rdt_status)done->status : RDT_PROTOCOL;
-        (void)rdt_error_set(err, status, "%s", done->message[0] ? done->message : rdt_status_sentence(status));
-        err->sys_errno = done->sys_errno;
-        return status;
-    }
+    if (done->status != RDT_OK)
+        return wire_error(done->status, done->sys_errno, done->message, err);
     status = fetched_create(request->conn, done, frame, !request->targets || !request->targets->direct, &object, err);
     if (status != RDT_OK) {
         rdt_error_prefix(err, "fetch of %s", request->label);

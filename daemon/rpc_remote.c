@@ -5,6 +5,7 @@
 
 #include "daemon/log.h"
 #include "daemon/rpc_call.h"
+#include "wire_error.h"
 #include "wire_ref.h"
 
 #define MAX_CALLS 16384u    /* of one peer, waiting here */
@@ -140,9 +141,7 @@ static void on_reply(struct rpc *rpc, struct peer *peer, const Rdt__Pb__CallRepl
     if (!call || call->to != peer)
         return; /* cancelled meanwhile */
     if (reply->status != RDT_OK) {
-        err.status = reply->status < 0 ? (enum rdt_status)reply->status : RDT_PROTOCOL;
-        err.sys_errno = reply->sys_errno;
-        (void)snprintf(err.msg, sizeof err.msg, "%s", reply->message);
+        (void)wire_error(reply->status, reply->sys_errno, reply->message, &err);
         call_fail(call, &err);
         return;
     }

@@ -7,6 +7,7 @@
 #include "daemon/log.h"
 #include "daemon/question.h"
 #include "daemon/transfer_impl.h"
+#include "wire_error.h"
 #include "wire_ref.h"
 
 static void go_on(struct transfer *transfer);
@@ -316,9 +317,7 @@ static void take_answer(struct transfer *transfer, const Rdt__Pb__PullMeta *meta
     enum rdt_status status;
 
     if (meta->status != RDT_OK) {
-        err.status = meta->status < 0 ? (enum rdt_status)meta->status : RDT_PROTOCOL;
-        err.sys_errno = meta->sys_errno;
-        (void)snprintf(err.msg, sizeof err.msg, "%s", meta->message);
+        (void)wire_error(meta->status, meta->sys_errno, meta->message, &err);
         transfer->have_meta = true;
         transfer_fail_err(transfer, &err);
         return;
@@ -491,8 +490,10 @@ void transfer_in_settle(struct transfer *transfer)
 void transfer_in_on_end(struct peer_work *work, const Rdt__Pb__PullEnd *end)
 {
     struct transfer *transfer = find(work, end->transfer);
+    struct rdt_error err;
 
     if (!transfer || transfer->sm.state == TRANSFER_ABORT)
         return;
-    transfer_fail(transfer, end->status < 0 ? (enum rdt_status)end->status : RDT_PROTOCOL, "%s", end->message);
+    (void)wire_error(end->status, 0, end->message, &err);
+    transfer_fail_err(transfer, &err);
 }
