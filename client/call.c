@@ -60,6 +60,8 @@ static void on_lost(rdt *conn, struct pending *pending, const struct rdt_error *
         waiting->err = *why;
     else
         (void)connection_lost_error(conn, &waiting->err);
+    if (why->status == RDT_LIMIT) /* what was on its way was lost to this process's own limit */
+        waiting->err.status = RDT_LIMIT;
     waiting->done = true;
     connection_news(conn);
 }

@@ -58,8 +58,9 @@ static void on_lost(rdt *conn, struct pending *pending, const struct rdt_error *
     rdt_request *request = CHAIN_OWNER(pending, rdt_request, pending);
     struct rdt_error err;
 
-    (void)why;
     (void)connection_lost_error(conn, &err);
+    if (why->status == RDT_LIMIT) /* what was on its way was lost to this process's own limit */
+        err.status = RDT_LIMIT;
     rdt_error_prefix(&err, "fetch of %s", request->label);
     request_fail(request, &err);
 }

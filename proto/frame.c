@@ -273,7 +273,7 @@ enum rdt_status frame_reader_next(struct frame_reader *reader, struct frame *fra
             return rdt_error_set(err, RDT_PROTOCOL, "the frame claims %u fds, the most is %u", nfds, RDT_MAX_FRAME_FDS);
         /* Fds ride with the first byte, so here they are all that will come. */
         if (reader->truncated)
-            return rdt_error_set(err, RDT_LIMIT, "%u of the frame's %u fds were lost: this process has no fds left",
+            return rdt_error_set(err, RDT_LIMIT, "%u of the frame's %u fds were lost: this process has no fds left, its limit (ulimit -n) is reached",
                                  nfds - reader->n_fds, nfds);
         return rdt_error_set(err, RDT_PROTOCOL, "the frame claims %u fds, %u came", nfds, reader->n_fds);
     }
