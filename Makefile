@@ -41,13 +41,15 @@ endif
 
 WARNINGS := -Wall -Wextra -Wshadow -Wvla -Wstrict-prototypes -Wmissing-prototypes -Wpointer-arith -Wundef -Wformat=2 \
             $(if $(filter 1,$(WERROR)),-Werror)
-ifneq ($(VARIANT),release) # instrumented code misleads the compiler's flow analysis
+ifeq ($(VARIANT),fuzz)
+WARNINGS := -Wall
+else ifneq ($(VARIANT),release) # instrumented code misleads the compiler's flow analysis
 WARNINGS := -Wall -Wno-format-truncation -Wno-stringop-truncation -Wno-stringop-overflow -Wno-maybe-uninitialized
 endif
 CPPFLAGS_ALL := -D_GNU_SOURCE -iquote . -iquote proto -iquote backends -iquote $(B)/gen $(CPPFLAGS)
 CFLAGS_ALL    = -std=c11 $(CFLAGS_$(VARIANT)) -fstack-protector-strong -pthread $(CFLAGS)
 LDFLAGS_ALL   = $(CFLAGS_$(VARIANT)) -pthread -Wl,-z,relro,-z,now -Wl,--as-needed $(LDFLAGS)
-SHARED        = -shared -Wl,--no-undefined
+SHARED        = -shared $(if $(filter fuzz,$(VARIANT)),,-Wl,--no-undefined) # clang's runtimes are the program's
 
 Q := $(if $(filter 1,$(V)),,@)
 say = $(if $(Q),@printf '  %-6s %s\n' '$(1)' '$(2)')
@@ -75,6 +77,7 @@ INTEG := $(patsubst %.c,$(B)/%,$(call srcs,tests/integration tests/gpu))
 BENCH := $(patsubst %.c,$(B)/%,$(call srcs,tests/bench))
 FAULT := $(if $(wildcard tests/faults/fault_matrix.c),$(B)/tests/faults/fault_matrix)
 FUZZ  := $(patsubst %.c,$(B)/%,$(call srcs,tests/fuzz))
+FUZZ_O := $(call obj,$(filter-out $(if $(filter fuzz,$(VARIANT)),%/replay.c),$(call srcs,tests/fuzz/harness)))
 
 LIBRDT := $(B)/librdt.so.$(VERSION)
 PROGRAMS := $(if $(wildcard daemon/main.c),$(B)/rdtd) $(if $(wildcard client/rdtctl.c),$(B)/rdtctl)
@@ -226,15 +229,19 @@ $(INTEG) $(FAULT): $(B)/%: $(B)/obj/%.o $(CRITERION_O) $(B)/librdt.a $(B)/libpro
 	$(Q)mkdir -p $(@D)
 	$(Q)$(link_test) $(TEST_LIBS)
 
+$(B)/tests/integration/hostile_peer: $(B)/librdtd.a # an insider's TLS
+
 $(BENCH): $(B)/%: $(B)/obj/%.o $(B)/librdt.a $(B)/libproto.a $(B)/libsupport.a
 	$(call say,LINK,$@)
 	$(Q)mkdir -p $(@D)
 	$(Q)$(link_test) $(DAEMON_LIBS) $(CTL_LIBS) $(UCX_LIBS)
 
-$(FUZZ): $(B)/%: $(B)/obj/%.o $(B)/librdtd.a $(B)/librdt.a $(B)/libproto.a
+# libFuzzer's, or with a main that replays files.
+$(FUZZ): $(B)/%: $(B)/obj/%.o $(FUZZ_O) $(B)/librdtd.a $(B)/librdt.a $(B)/libproto.a $(B)/libsupport.a \
+    | $(B)/backends/rdt_host.so
 	$(call say,LINK,$@)
 	$(Q)mkdir -p $(@D)
-	$(Q)$(link_test) -fsanitize=fuzzer $(DAEMON_LIBS) $(CTL_LIBS)
+	$(Q)$(link_test) $(if $(filter fuzz,$(VARIANT)),-fsanitize=fuzzer -rdynamic) $(DAEMON_LIBS) $(CTL_LIBS)
 
 -include $(shell find $(B)/obj -name '*.d' 2>/dev/null)
 
@@ -282,14 +289,13 @@ fault-matrix:
 fault-matrix-run: tests
 	@RDT_BUILD_DIR=$(CURDIR)/$(B) RDT_VARIANT=$(VARIANT) $(FAULT) --rounds $(ROUNDS) --jobs $(shell nproc) --cell '$(CELL)'
 
-FUZZ_SECONDS ?= 60
+TIME ?= 60
 fuzz:
-	@[ -n '$(FUZZ)' ] || { echo 'make fuzz: tests/fuzz/ holds no targets yet'; exit 1; }
-	@.ci/deps clang
+	@.ci/deps clang libclang-rt-dev
 	+@$(SUB) VARIANT=fuzz fuzz-run
 
 fuzz-run: $(FUZZ)
-	@for f in $(FUZZ); do mkdir -p $$f.corpus && $$f -max_total_time=$(FUZZ_SECONDS) -artifact_prefix=$$f. $$f.corpus || exit 1; done
+	@tests/fuzz/run $(B) $(TIME) '$(T)'
 
 cov:
 	@.ci/deps gcovr
@@ -359,7 +365,7 @@ help:
 	'make demo [FILE=...]  two daemons move a file between them' \
 	'make bench            measurements beside a reference' \
 	'make fault-matrix     every fault at every step, ROUNDS (100) times each; CELL=text: those whose name contains it' \
-	'make fuzz             each fuzz target for FUZZ_SECONDS (60)' \
+	'make fuzz [TIME=60] [T=name]  the fuzz targets, or those whose name contains T, for TIME seconds each' \
 	'make cov              coverage of the tests' \
 	'make format, tidy     clang-format in place, clang-tidy' \
 	'make install          into PREFIX (/usr/local); DESTDIR, libdir, sysconfdir, unitdir; `make uninstall` takes it back' \

@@ -1,0 +1,183 @@
+/* See daemon.h: the daemon itself, and waiting until it holds nothing. */
+#include "tests/fuzz/harness/daemon.h"
+
+#include <fcntl.h>
+#include <libgen.h>
+#include <pthread.h>
+#include <signal.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/un.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "daemon/daemon.h"
+#include "daemon/log.h"
+#include "tests/fuzz/harness/client.h"
+
+#define PATIENCE_S 30
+
+char fuzz_daemon_key[64];
+
+static struct options options;
+static char dir[32], socket_path[64];
+static pthread_t thread;
+static struct fuzz_client watcher;
+
+uint16_t fuzz_daemon_port(void)
+{
+    const char *colon = strrchr(watcher.node_address, ':');
+
+    fuzz_must(colon != NULL);
+    return (uint16_t)atoi(colon + 1);
+}
+
+static void *run(void *arg)
+{
+    struct rdt_error err = {0};
+
+    (void)arg;
+    if (daemon_run(&options, &err) != RDT_OK) {
+        fprintf(stderr, "the daemon: %s\n", err.msg);
+        abort();
+    }
+    return NULL;
+}
+
+static void stop(void)
+{
+    fuzz_client_close(&watcher);
+    (void)kill(getpid(), SIGTERM);
+    fuzz_must(pthread_join(thread, NULL) == 0);
+    options_fini(&options);
+    (void)unlink(fuzz_daemon_key);
+    (void)rmdir(dir);
+}
+
+int fuzz_daemon_connect(void)
+{
+    struct sockaddr_un address = {.sun_family = AF_UNIX};
+    int sock = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
+
+    memcpy(address.sun_path, socket_path, sizeof socket_path);
+    if (sock < 0 || connect(sock, (const struct sockaddr *)&address, sizeof address) != 0) {
+        if (sock >= 0)
+            close(sock);
+        return -1;
+    }
+    return sock;
+}
+
+void fuzz_daemon_start(bool with_link)
+{
+    static bool started;
+    char exe[512] = {0}, backend[600], flags[8][620];
+    const struct timespec moment = {.tv_nsec = 10000000};
+    char *argv[12];
+    struct rdt_error err = {0};
+    int argc = 0, fd;
+
+    if (started)
+        return;
+    started = true;
+    log_threshold = LOG_LEVEL_ERROR;
+    fuzz_must(readlink("/proc/self/exe", exe, sizeof exe - 1) > 0);
+    (void)snprintf(dir, sizeof dir, "/tmp/rdt_fuzz.XXXXXX"); /* BUILD/tests/fuzz/TARGET */
+    fuzz_must(mkdtemp(dir) != NULL);
+    (void)snprintf(backend, sizeof backend, "%s/backends/rdt_host.so", dirname(dirname(dirname(exe))));
+    (void)snprintf(socket_path, sizeof socket_path, "%s/s", dir);
+    (void)snprintf(fuzz_daemon_key, sizeof fuzz_daemon_key, "%s/key", dir);
+    fd = open(fuzz_daemon_key, O_WRONLY | O_CREAT | O_CLOEXEC, 0600);
+    fuzz_must(fd >= 0 && write(fd, "a key of more than sixteen bytes", 32) == 32);
+    close(fd);
+
+    argv[argc++] = (char *)"rdtd";
+    argv[argc++] = (char *)"--config=";
+    argv[argc++] = (char *)"--state-dir=";
+    argv[argc++] = (char *)"--backend-dir=";
+    argv[argc++] = (char *)"--log-level=error";
+    argv[argc++] = (char *)"--memory-limit=256MiB";
+    (void)snprintf(flags[0], sizeof flags[0], "--backend=%s", backend);
+    (void)snprintf(flags[1], sizeof flags[1], "--socket=%s", socket_path);
+    argv[argc++] = flags[0];
+    argv[argc++] = flags[1];
+    if (with_link) {
+        (void)snprintf(flags[2], sizeof flags[2], "--key-file=%s", fuzz_daemon_key);
+        argv[argc++] = flags[2];
+        argv[argc++] = (char *)"--listen=127.0.0.1:0";
+    }
+    if (options_load(argc, argv, &options, &err) != RDT_OK) {
+        fprintf(stderr, "options: %s\n", err.msg);
+        abort();
+    }
+    fuzz_must(pthread_create(&thread, NULL, run, NULL) == 0);
+    for (int left = PATIENCE_S * 100; (fd = fuzz_daemon_connect()) < 0; left--) {
+        fuzz_must(left > 0);
+        (void)nanosleep(&moment, NULL);
+    }
+    close(fd);
+    fuzz_client_open(&watcher);
+    (void)atexit(stop);
+}
+
+/* ---- nothing is left ---- */
+
+static void *ask(uint16_t type, const ProtobufCMessage *message, const ProtobufCMessageDescriptor *reply_type)
+{
+    uint64_t id = fuzz_client_send(&watcher, type, message);
+    struct frame frame;
+
+    fuzz_must(fuzz_client_await(&watcher, id, PATIENCE_S * 1000, &frame));
+    if (frame.flags != FRAME_REPLY)
+        return NULL;
+    return protobuf_c_message_unpack(reply_type, NULL, frame.length, frame.payload);
+}
+
+/* What outlives its client by right (detached objects) or by its nature (those of names) is freed by force. */
+static void free_objects(void)
+{
+    Rdt__Pb__List list = RDT__PB__LIST__INIT;
+    Rdt__Pb__ListReply *objects = ask(RDT_MSG_LIST, &list.base, &rdt__pb__list_reply__descriptor);
+
+    for (size_t i = 0; objects && i < objects->n_objects; i++) {
+        Rdt__Pb__Free message = RDT__PB__FREE__INIT;
+        Rdt__Pb__Ref ref = RDT__PB__REF__INIT;
+        struct rdt_ref parsed;
+
+        if (rdt_ref_from_text(objects->objects[i]->ref, &parsed, NULL) != RDT_OK)
+            continue;
+        wire_ref_from(&parsed, &ref);
+        message.ref = &ref;
+        message.force = true;
+        rdt__pb__empty__free_unpacked(ask(RDT_MSG_FREE, &message.base, &rdt__pb__empty__descriptor), NULL);
+    }
+    if (objects)
+        rdt__pb__list_reply__free_unpacked(objects, NULL);
+}
+
+void fuzz_daemon_settle(void)
+{
+    const struct timespec moment = {.tv_nsec = 1000000};
+    Rdt__Pb__Empty empty = RDT__PB__EMPTY__INIT;
+
+    for (unsigned round = 0;; round++) {
+        Rdt__Pb__StatusReply *status = ask(RDT_MSG_STATUS, &empty.base, &rdt__pb__status_reply__descriptor);
+        bool idle = status && status->clients == 1 && status->objects == 0 && status->regions == 0 &&
+                    status->transfers_active == 0 && status->peers_up == 0;
+
+        fuzz_must(status != NULL);
+        if (round > PATIENCE_S * 1000) {
+            fprintf(stderr, "left: %u clients, %llu objects, %llu regions, %u transfers, %u peers\n", status->clients - 1,
+                    (unsigned long long)status->objects, (unsigned long long)status->regions, status->transfers_active,
+                    status->peers_up);
+            abort();
+        }
+        rdt__pb__status_reply__free_unpacked(status, NULL);
+        if (idle)
+            return;
+        if (round > 20)
+            (void)nanosleep(&moment, NULL);
+        if (round % 100 == 50)
+            free_objects();
+    }
+}

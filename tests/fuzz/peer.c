@@ -1,0 +1,55 @@
+/* A whole daemon between a client and a peer that has the key. The peer says what the input says: as owner of what the client
+ * fetches, as reader of what the client put, as caller; what it was asked it can name.
+ *
+ *   | type 6, known 1, the client says it 1 | request flags 6 (of a client: fds), unused 2 | bytes 2 | message | next ...
+ *
+ * The daemon must answer the client or close the link, and hold nothing when both are gone.
+ */
+#include "tests/fuzz/harness/client.h"
+#include "tests/fuzz/harness/daemon.h"
+#include "tests/support/insider.h"
+
+#define MOST_MESSAGES 24
+
+/* "@" in place of a node means the peer's. */
+static void say_as_client(struct fuzz_client *client, uint16_t type, const uint8_t *payload, size_t n, unsigned fds)
+{
+    static const uint8_t sign[16] = "@@@@@@@@@@@@@@@@";
+    uint8_t *copy = fuzz_copy(payload, n, false);
+
+    for (size_t i = 0; i + sizeof sign <= n; i++)
+        if (memcmp(copy + i, sign, sizeof sign) == 0)
+            memcpy(copy + i, insider_uuid, sizeof insider_uuid);
+    fuzz_client_tell(client, type, copy, n, fds);
+    free(copy);
+}
+
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t bytes)
+{
+    const uint8_t *at = data, *end = data + bytes;
+    struct fuzz_client client;
+    struct insider peer;
+
+    fuzz_daemon_start(true);
+    fuzz_client_open(&client);
+    insider_open(&peer, fuzz_daemon_key, fuzz_daemon_port());
+    for (unsigned i = 0; at < end && i < MOST_MESSAGES && peer.sock >= 0; i++) {
+        uint8_t what = (uint8_t)fuzz_take(&at, end, 1), how = (uint8_t)fuzz_take(&at, end, 1);
+        size_t n = fuzz_take(&at, end, 2);
+
+        if (n > (size_t)(end - at))
+            n = (size_t)(end - at);
+        if (what & 0x80) {
+            say_as_client(&client, what & 0x3f, at, n, how & 0x3f);
+            insider_listen(&peer, 2); /* what the daemon now asks of us */
+        } else {
+            insider_say(&peer, what & 0x3f, how & 0x3f, at, n, what & 0x40);
+            insider_flush(&peer);
+        }
+        at += n;
+    }
+    insider_close(&peer);
+    fuzz_client_close(&client);
+    fuzz_daemon_settle();
+    return 0;
+}

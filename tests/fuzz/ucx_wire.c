@@ -1,0 +1,69 @@
+/* backends/ucx: what a peer's offer and the headers of its active messages may say.
+ *
+ *   | which 1, announced 1 | bytes of data 4 | it |
+ */
+#include <arpa/inet.h>
+#include <netinet/in.h>
+
+#include "../../backends/ucx/wire.c"
+#include "tests/fuzz/harness/fuzz.h"
+
+static void offer(const void *blob, size_t n)
+{
+    struct sockaddr_storage address;
+    uint8_t token[TOKEN_BYTES], again[RDT_OFFER_MAX_BYTES], token_again[TOKEN_BYTES];
+    struct sockaddr_storage address_again;
+    struct rdt_error err;
+    enum rdt_status status = wire_read_offer(blob, n, &address, token, &err);
+    size_t bytes;
+
+    if (status != RDT_OK) {
+        fuzz_refused(status, &err);
+        return;
+    }
+    fuzz_must(address.ss_family == AF_INET || address.ss_family == AF_INET6);
+    bytes = wire_put_offer(&address, token, again);
+    fuzz_must(bytes <= n && wire_read_offer(again, bytes, &address_again, token_again, &err) == RDT_OK);
+    fuzz_must(memcmp(&address, &address_again, sizeof address) == 0 && memcmp(token, token_again, sizeof token) == 0);
+}
+
+static void greeting(const void *header, size_t n, size_t data_bytes, bool announced)
+{
+    struct greeting first, second;
+
+    if (!wire_read_greeting(header, n, data_bytes, announced, &first))
+        return;
+    fuzz_must(data_bytes == 0 && !announced);
+    wire_put_greeting(&second, first.secret, sizeof first.secret);
+    fuzz_must(wire_greeting_session(&first) == wire_greeting_session(&second));
+    fuzz_must(wire_read_greeting(&second, sizeof second, 0, false, &first));
+    (void)session_of(first.secret);
+}
+
+static void data_header(const void *header, size_t n)
+{
+    struct data_header first, raw, second;
+
+    if (!wire_read_data(header, n, &first))
+        return;
+    wire_put_data(&raw, first.session, first.transfer, first.chunk, first.bytes);
+    fuzz_must(wire_read_data(&raw, sizeof raw, &second) && memcmp(&first, &second, sizeof first) == 0);
+    fuzz_must(memcmp(&raw, header, n) == 0);
+}
+
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t bytes)
+{
+    const uint8_t *at = data, *end = data + bytes;
+    uint8_t which = (uint8_t)fuzz_take(&at, end, 1);
+    size_t data_bytes = fuzz_take(&at, end, 4), n = (size_t)(end - at);
+    void *copy = fuzz_copy(at, n, false);
+
+    if (which % 3 == 0)
+        offer(copy, n);
+    else if (which % 3 == 1)
+        greeting(copy, n, data_bytes, which & 0x80);
+    else
+        data_header(copy, n);
+    free(copy);
+    return 0;
+}

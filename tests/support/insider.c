@@ -1,0 +1,271 @@
+/* See peer.h. */
+#include "tests/support/insider.h"
+
+#include <arpa/inet.h>
+#include <errno.h>
+#include <netinet/tcp.h>
+#include <openssl/ssl.h>
+#include <poll.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#define LONG_MS 30000
+
+#define insist(condition)                                                           \
+    do {                                                                            \
+        if (!(condition)) {                                                         \
+            fprintf(stderr, "%s:%d: not so: %s\n", __FILE__, __LINE__, #condition); \
+            abort();                                                                \
+        }                                                                           \
+    } while (0)
+
+const uint8_t insider_uuid[16] = "insider's uuid.";
+
+static void lost(struct insider *insider)
+{
+    if (insider->sock >= 0)
+        close(insider->sock);
+    insider->sock = -1;
+}
+
+static bool wait_for(int sock, short events, int timeout_ms)
+{
+    struct pollfd ready = {.fd = sock, .events = events};
+    int n;
+
+    do {
+        n = poll(&ready, 1, timeout_ms);
+    } while (n < 0 && errno == EINTR); /* libFuzzer's clock */
+    return n == 1;
+}
+
+static void flush_out(struct insider *insider)
+{
+    uint8_t buf[16384];
+    size_t n;
+
+    while (insider->sock >= 0 && (n = tls_take(&insider->tls, buf, sizeof buf)) > 0) {
+        for (size_t done = 0; insider->sock >= 0 && done < n;) {
+            ssize_t sent =
+                wait_for(insider->sock, POLLOUT, 5000) ? send(insider->sock, buf + done, n - done, MSG_NOSIGNAL) : -1;
+
+            if (sent < 0)
+                lost(insider);
+            else
+                done += (size_t)sent;
+        }
+    }
+}
+
+/* ---- what comes ---- */
+
+static void take(struct insider *insider, const struct frame *frame)
+{
+    Rdt__Pb__Pull *pull;
+    Rdt__Pb__Call *call;
+
+    if (frame->type < INSIDER_TYPES) {
+        free(insider->came[frame->type].payload);
+        insider->came[frame->type].payload = malloc(frame->length + 1u);
+        insist(insider->came[frame->type].payload != NULL);
+        memcpy(insider->came[frame->type].payload, frame->payload, frame->length);
+        insider->came[frame->type].bytes = frame->length;
+        insider->came[frame->type].n++;
+    }
+    switch (frame->type) {
+    case RDT_PEER_PING:
+        insider_say(insider, RDT_PEER_PONG, 0, frame->payload, frame->length, false);
+        break;
+    case RDT_PEER_PULL:
+        pull = rdt__pb__pull__unpack(NULL, frame->length, frame->payload);
+        insist(pull != NULL);
+        insider->pulls[insider->n_pulls++ % INSIDER_ASKED] = pull->transfer;
+        rdt__pb__pull__free_unpacked(pull, NULL);
+        break;
+    case RDT_PEER_CALL:
+        call = rdt__pb__call__unpack(NULL, frame->length, frame->payload);
+        insist(call != NULL);
+        insider->calls[insider->n_calls++ % INSIDER_ASKED] = call->call;
+        rdt__pb__call__free_unpacked(call, NULL);
+        break;
+    default:
+        break;
+    }
+}
+
+static void read_in(struct insider *insider)
+{
+    uint8_t buf[16384];
+    ssize_t n = recv(insider->sock, buf, sizeof buf, MSG_DONTWAIT);
+
+    if (n == 0 || (n < 0 && errno != EAGAIN && errno != EINTR)) {
+        lost(insider);
+        return;
+    }
+    if (n > 0)
+        insist(tls_feed(&insider->tls, buf, (size_t)n, NULL) == RDT_OK);
+    if (!SSL_is_init_finished(insider->tls.ssl)) {
+        insist(tls_handshake(&insider->tls, NULL) != RDT_DENIED);
+        flush_out(insider);
+    }
+    while (SSL_is_init_finished(insider->tls.ssl)) {
+        size_t have, got;
+        uint8_t *space = frame_reader_space(&insider->reader, 16384, &have);
+        struct frame frame;
+
+        insist(space != NULL);
+        if (tls_read(&insider->tls, space, have, &got, NULL) != RDT_OK)
+            break;
+        frame_reader_commit(&insider->reader, got);
+        while (frame_reader_next(&insider->reader, &frame, NULL) == RDT_OK)
+            take(insider, &frame);
+    }
+}
+
+void insider_listen(struct insider *insider, int timeout_ms)
+{
+    while (insider->sock >= 0 && wait_for(insider->sock, POLLIN, timeout_ms)) {
+        read_in(insider);
+        timeout_ms = 0;
+    }
+}
+
+/* ---- what goes ---- */
+
+static void name_number(const uint64_t *asked, unsigned n, uint64_t *number)
+{
+    if (*number < n && *number < INSIDER_ASKED)
+        *number = asked[*number];
+}
+
+static const ProtobufCMessageDescriptor *descriptor_of(uint16_t type)
+{
+    switch (type) {
+#define X(number, name, message) \
+    case number:                 \
+        return &rdt__pb__##message##__descriptor;
+        RDT_PEER_MESSAGE_MAP(X)
+#undef X
+    }
+    return NULL;
+}
+
+static void name_all(const struct insider *insider, uint16_t type, ProtobufCMessage *message)
+{
+    if (type == RDT_PEER_PULL_META)
+        name_number(insider->pulls, insider->n_pulls, &((Rdt__Pb__PullMeta *)message)->transfer);
+    else if (type == RDT_PEER_PULL_KEYS)
+        name_number(insider->pulls, insider->n_pulls, &((Rdt__Pb__PullKeys *)message)->transfer);
+    else if (type == RDT_PEER_PULL_ABORTED)
+        name_number(insider->pulls, insider->n_pulls, &((Rdt__Pb__PullAborted *)message)->transfer);
+    else if (type == RDT_PEER_PULL_END && ((Rdt__Pb__PullEnd *)message)->from_owner)
+        name_number(insider->pulls, insider->n_pulls, &((Rdt__Pb__PullEnd *)message)->transfer);
+    else if (type == RDT_PEER_CALL_REPLY)
+        name_number(insider->calls, insider->n_calls, &((Rdt__Pb__CallReply *)message)->call);
+}
+
+void insider_say(struct insider *insider, uint16_t type, uint8_t flags, const uint8_t *payload, size_t n, bool known)
+{
+    const ProtobufCMessageDescriptor *descriptor = descriptor_of(type);
+    ProtobufCMessage *message = known && descriptor ? protobuf_c_message_unpack(descriptor, NULL, n, payload) : NULL;
+    uint8_t *frame;
+
+    if (message) {
+        name_all(insider, type, message);
+        n = protobuf_c_message_get_packed_size(message);
+    }
+    frame = malloc(FRAME_HEADER_BYTES + n);
+    insist(frame != NULL);
+    frame_header_encode(frame, (uint32_t)n, type, 0, flags, 0);
+    if (message)
+        (void)protobuf_c_message_pack(message, frame + FRAME_HEADER_BYTES);
+    else if (n)
+        memcpy(frame + FRAME_HEADER_BYTES, payload, n);
+    if (message)
+        protobuf_c_message_free_unpacked(message, NULL);
+    if (insider->sock >= 0)
+        insist(tls_write(&insider->tls, frame, FRAME_HEADER_BYTES + n, NULL) == RDT_OK);
+    free(frame);
+    flush_out(insider);
+}
+
+void insider_flush(struct insider *insider)
+{
+    Rdt__Pb__LinkPing ping = RDT__PB__LINK_PING__INIT;
+    uint8_t packed[16];
+    unsigned before = insider->came[RDT_PEER_PONG].n;
+
+    ping.sequence = 1;
+    insider_say(insider, RDT_PEER_PING, 0, packed, rdt__pb__link_ping__pack(&ping, packed), false);
+    (void)insider_await(insider, RDT_PEER_PONG, before + 1);
+}
+
+void insider_send(struct insider *insider, uint16_t type, const ProtobufCMessage *message)
+{
+    size_t n = protobuf_c_message_get_packed_size(message);
+    uint8_t *packed = malloc(n + 1);
+
+    insist(packed != NULL);
+    (void)protobuf_c_message_pack(message, packed);
+    insider_say(insider, type, 0, packed, n, false);
+    free(packed);
+}
+
+void insider_begin_frame(struct insider *insider, uint16_t type, uint32_t claimed, size_t n)
+{
+    uint8_t *frame = calloc(1, FRAME_HEADER_BYTES + n);
+
+    insist(frame != NULL);
+    frame_header_encode(frame, claimed, type, 0, 0, 0);
+    insist(tls_write(&insider->tls, frame, FRAME_HEADER_BYTES + n, NULL) == RDT_OK);
+    free(frame);
+    flush_out(insider);
+}
+
+bool insider_await(struct insider *insider, uint16_t type, unsigned n)
+{
+    while (insider->sock >= 0 && insider->came[type].n < n) {
+        insist(wait_for(insider->sock, POLLIN, LONG_MS));
+        read_in(insider);
+    }
+    return insider->came[type].n >= n;
+}
+
+void insider_open(struct insider *insider, const char *key_path, uint16_t port)
+{
+    struct sockaddr_in in = {.sin_family = AF_INET, .sin_port = htons(port), .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
+    Rdt__Pb__LinkHello hello = RDT__PB__LINK_HELLO__INIT;
+    int on = 1;
+
+    memset(insider, 0, sizeof *insider);
+    insist(tls_context_create(key_path, &insider->context, NULL) == RDT_OK);
+    insider->sock = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    insist(insider->sock >= 0 && connect(insider->sock, (struct sockaddr *)&in, sizeof in) == 0);
+    (void)setsockopt(insider->sock, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
+    insist(tls_init(&insider->tls, insider->context, false, NULL) == RDT_OK);
+    frame_reader_init(&insider->reader, RDT_MAX_FRAME_BYTES);
+    (void)tls_handshake(&insider->tls, NULL);
+    flush_out(insider);
+    insist(insider_await(insider, RDT_PEER_HELLO, 1));
+    hello.protocol_min = RDT_PROTOCOL_MIN;
+    hello.protocol_max = RDT_PROTOCOL_MAX;
+    hello.node_uuid = (ProtobufCBinaryData){16, (uint8_t *)(uintptr_t)insider_uuid};
+    hello.boot_id = hello.node_uuid;
+    hello.version = (char *)"insider";
+    insider_send(insider, RDT_PEER_HELLO, &hello.base);
+    insider_flush(insider);
+    insist(insider->sock >= 0);
+}
+
+void insider_close(struct insider *insider)
+{
+    lost(insider);
+    frame_reader_fini(&insider->reader);
+    tls_fini(&insider->tls);
+    tls_context_destroy(insider->context);
+    for (unsigned i = 0; i < INSIDER_TYPES; i++)
+        free(insider->came[i].payload);
+}
