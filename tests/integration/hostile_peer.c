@@ -1,0 +1,359 @@
+/* A node that has the key and lies: about sizes, about states, about what it was asked. Whoever fetches from it is told what is
+ * wrong, with the node's name or the thing; the link ends only where it cannot go on; this node's own clients do not notice. */
+#include "proto/rdt_dtype.h"
+#include "proto/wire_ref.h"
+#include "tests/integration/protocol_fixture.h"
+#include "tests/support/insider.h"
+
+TestSuite(hostile_peer, .timeout = 120);
+
+static const char *const meant[] = {"is lost", "insider", "is down", "protocol", "uses transfer number", NULL};
+static struct insider insider;
+static rdt *reader; /* a client that fetches from the insider */
+
+static void begin_with_insider(const char *const *flags)
+{
+    begin(&(struct node_options){.listen = "127.0.0.1:0", .flags = flags});
+    insider_open(&insider, node.key_path, (uint16_t)atoi(strrchr(node.address, ':') + 1));
+    reader = node_client(&node, "reader");
+}
+
+static void end_with_insider(void)
+{
+    others_are_well();
+    insider_close(&insider);
+    rdt_close(reader);
+    rdt_close(bystander);
+    node_end(&node, meant);
+}
+
+static struct rdt_ref of_insider(const char *id)
+{
+    struct rdt_ref ref;
+
+    must_ok(rdt_ref_from_id(id, strlen(id), &ref, &err));
+    memcpy(ref.node, insider_uuid, sizeof ref.node);
+    return ref;
+}
+
+/* A fetch that the insider has been asked for; *number_p is the daemon's number of it. */
+static rdt_request *asked(uint64_t *number_p)
+{
+    unsigned before = insider.n_pulls;
+    struct rdt_ref ref = of_insider("w");
+    rdt_request *request;
+
+    must_ok(rdt_fetch_start(reader, &ref, 1, NULL, &request, &err));
+    must(insider_await(&insider, RDT_PEER_PULL, insider.came[RDT_PEER_PULL].n + (insider.n_pulls == before)));
+    *number_p = insider.pulls[(insider.n_pulls - 1) % INSIDER_ASKED];
+    return request;
+}
+
+static void ends_with(rdt_request *request, enum rdt_status expected, const char *says)
+{
+    enum rdt_status status;
+    struct rdt_error err = {0};
+
+    (void)rdt_wait(reader, &request, 1, 1, LONG, NULL, NULL, NULL);
+    status = rdt_request_status(request, &err);
+    must_say(status == expected && strstr(err.msg, says), "%s: %s", rdt_status_name(status), err.msg);
+    rdt_request_destroy(request);
+}
+
+/* An honest answer: 16 bytes inline. Tests change it. */
+struct answer {
+    Rdt__Pb__PullMeta meta;
+    Rdt__Pb__TensorList tensors;
+    Rdt__Pb__Ref ref;
+    uint32_t dtype, ndim;
+    uint64_t shape;
+    uint8_t bytes[16];
+};
+
+static void answer_init(struct answer *answer, uint64_t number)
+{
+    *answer = (struct answer){.meta = RDT__PB__PULL_META__INIT,
+                              .tensors = RDT__PB__TENSOR_LIST__INIT,
+                              .ref = RDT__PB__REF__INIT,
+                              .dtype = RDT_U8,
+                              .ndim = 1,
+                              .shape = 16};
+    fill_pattern(answer->bytes, 16, 5);
+    answer->tensors.dtype = &answer->dtype;
+    answer->tensors.ndim = &answer->ndim;
+    answer->tensors.shape = &answer->shape;
+    answer->tensors.n_dtype = answer->tensors.n_ndim = answer->tensors.n_shape = 1;
+    answer->ref.id = (ProtobufCBinaryData){1, (uint8_t *)"w"};
+    answer->ref.generation = 7;
+    answer->meta.transfer = number;
+    answer->meta.ref = &answer->ref;
+    answer->meta.tensors = &answer->tensors;
+    answer->meta.bytes = 16;
+    answer->meta.has_inline = true;
+    answer->meta.inline_data = (ProtobufCBinaryData){16, answer->bytes};
+    answer->meta.memory = (char *)"host";
+    answer->meta.contiguous = true;
+}
+
+static void send_answer(struct answer *answer)
+{
+    insider_send(&insider, RDT_PEER_PULL_META, &answer->meta.base);
+    insider_flush(&insider);
+}
+
+static void honest_fetch_works(void)
+{
+    struct answer answer;
+    rdt_object *object;
+    uint64_t number;
+    rdt_request *request = asked(&number);
+
+    answer_init(&answer, number);
+    send_answer(&answer);
+    must_ok(rdt_wait(reader, &request, 1, 1, LONG, NULL, NULL, &err));
+    must_ok(rdt_request_take_object(request, &object, &err));
+    cr_assert(holds_pattern(tensor_of(object, 0).data, 16, 5));
+    rdt_release(object);
+    rdt_request_destroy(request);
+}
+
+#define LIES(expected, says, ...)              \
+    do {                                       \
+        struct answer answer;                  \
+        uint64_t number;                       \
+        rdt_request *request = asked(&number); \
+        answer_init(&answer, number);          \
+        __VA_ARGS__;                           \
+        send_answer(&answer);                  \
+        ends_with(request, expected, says);    \
+        cr_assert_geq(insider.sock, 0);        \
+    } while (0)
+
+/* ---- lies ---- */
+
+Test(hostile_peer, sizes_that_do_not_agree_are_refused)
+{
+    uint64_t huge[] = {UINT64_C(1) << 62, 8};
+    uint32_t two = 2;
+    uint8_t *megabytes = calloc(1, 5 * MIB);
+
+    begin_with_insider(NULL);
+    LIES(RDT_PROTOCOL, "take 16 bytes, not the 17 it says", answer.meta.bytes = 17);
+    LIES(RDT_PROTOCOL, "take 16 bytes, not the 18446744073709551615", answer.meta.bytes = UINT64_MAX);
+    LIES(RDT_PROTOCOL, "15 bytes came with the answer, not 16", answer.meta.inline_data.len = 15);
+    LIES(RDT_PROTOCOL, "0 bytes came with the answer, not 16", answer.meta.inline_data.len = 0);
+    LIES(RDT_PROTOCOL, "take 0 bytes, not the 16", answer.meta.tensors = NULL);
+    LIES(RDT_INVALID, "tensor 0", answer.dtype = 99);
+    LIES(RDT_INVALID, "tensor 0", answer.shape = UINT64_MAX);
+    LIES(RDT_INVALID, "tensor 0", answer.ndim = two; answer.tensors.shape = huge; answer.tensors.n_shape = 2);
+    LIES(RDT_INVALID, "2 dimensions but 1 sizes", answer.ndim = two);
+    LIES(RDT_PROTOCOL, "metadata is too large", answer.meta.metadata = (ProtobufCBinaryData){5 * MIB, megabytes});
+    LIES(RDT_INVALID, "ref", answer.meta.ref = NULL);
+    LIES(RDT_INVALID, "id", answer.ref.id.len = 0);
+    LIES(RDT_NO_PATH, "", answer.meta.has_inline = false; answer.meta.transport = (char *)"nosuch");
+    LIES(RDT_NO_PATH, "", answer.meta.has_inline = false; answer.shape = answer.meta.bytes = UINT64_C(1) << 50);
+    LIES(RDT_NO_PATH, "", answer.meta.has_inline = false; answer.meta.started = true);
+    honest_fetch_works();
+    free(megabytes);
+    end_with_insider();
+}
+
+/* A status that is no failure must not make anybody wait. */
+Test(hostile_peer, statuses_that_are_no_failure_are_one)
+{
+    static const int32_t none[] = {RDT_AGAIN, RDT_DISCONNECTED, RDT_FORKED, -25, -999, INT32_MIN, 1, INT32_MAX};
+    Rdt__Pb__PullEnd over = RDT__PB__PULL_END__INIT;
+
+    begin_with_insider(NULL);
+    for (unsigned i = 0; i < sizeof none / sizeof *none; i++) {
+        char text[64];
+        (void)snprintf(text, sizeof text, "a failure of status %d, which is none: so there", none[i]);
+        LIES(RDT_PROTOCOL, text, answer.meta.status = none[i]; answer.meta.message = (char *)"so there");
+        if (i < 4)
+            LIES(RDT_PROTOCOL, "which is none", (void)answer; over.transfer = number; over.status = none[i];
+                 over.from_owner = true; insider_send(&insider, RDT_PEER_PULL_END, &over.base));
+    }
+    LIES(RDT_FREED, "the object was freed", answer.meta.status = RDT_FREED);
+    LIES(RDT_PROTOCOL, "status 0", (void)answer; over.transfer = number; over.status = 0;
+         insider_send(&insider, RDT_PEER_PULL_END, &over.base));
+    honest_fetch_works();
+    end_with_insider();
+}
+
+Test(hostile_peer, answers_of_calls_are_judged_too)
+{
+    static const int32_t statuses[] = {RDT_AGAIN, -999, 5, RDT_DENIED, RDT_OK};
+    Rdt__Pb__Stat stat = RDT__PB__STAT__INIT;
+    struct rdt_ref ref = of_insider("w");
+    Rdt__Pb__Ref wire;
+    struct raw raw;
+
+    begin_with_insider(NULL);
+    greeted(&raw);
+    wire_ref_from(&ref, &wire);
+    stat.ref = &wire;
+    for (unsigned i = 0; i < 5; i++) {
+        Rdt__Pb__CallReply reply = RDT__PB__CALL_REPLY__INIT;
+
+        (void)raw_send(&raw, RDT_MSG_STAT, &stat.base, NULL, 0);
+        must(insider_await(&insider, RDT_PEER_CALL, i + 1));
+        reply.call = insider.calls[(insider.n_calls - 1) % INSIDER_ASKED];
+        reply.status = statuses[i];
+        reply.message = (char *)"so there";
+        reply.reply = (ProtobufCBinaryData){3, (uint8_t *)"\xff\xff\xff"}; /* no ObjectInfo */
+        insider_send(&insider, RDT_PEER_CALL_REPLY, &reply.base);
+        refuses(&raw, i == 3 ? RDT_DENIED : RDT_PROTOCOL, i == 4 ? "" : "so there");
+        insider_send(&insider, RDT_PEER_CALL_REPLY, &reply.base); /* once more: nobody waits */
+    }
+    ping_works(&raw);
+    insider_flush(&insider);
+    cr_assert_geq(insider.sock, 0);
+    raw_close(&raw);
+    end_with_insider();
+}
+
+/* ---- out of turn ---- */
+
+Test(hostile_peer, what_was_not_asked_is_passed_over)
+{
+    static const uint16_t types[] = {RDT_PEER_PULL_META,    RDT_PEER_PULL_START, RDT_PEER_PULL_END,  RDT_PEER_PULL_ABORT,
+                                     RDT_PEER_PULL_ABORTED, RDT_PEER_CALL_REPLY, RDT_PEER_PULL_KEYS, RDT_PEER_PONG};
+
+    begin_with_insider(NULL);
+    for (unsigned round = 0; round < 200; round++)
+        for (unsigned i = 0; i < sizeof types / sizeof *types; i++) {
+            uint8_t payload[] = {0x08, (uint8_t)(round & 0x7f)}; /* transfer or call number */
+            insider_say(&insider, types[i], 0, payload, sizeof payload, false);
+        }
+    insider_flush(&insider);
+    cr_assert_geq(insider.sock, 0);
+    honest_fetch_works();
+    end_with_insider();
+}
+
+Test(hostile_peer, second_answer_changes_nothing)
+{
+    struct answer answer;
+    uint64_t number;
+    rdt_request *request;
+    rdt_object *object;
+
+    begin_with_insider(NULL);
+    request = asked(&number);
+    answer_init(&answer, number);
+    insider_send(&insider, RDT_PEER_PULL_META, &answer.meta.base);
+    fill_pattern(answer.bytes, 16, 99);
+    answer.shape = answer.meta.bytes = answer.meta.inline_data.len = 8;
+    for (unsigned i = 0; i < 10; i++)
+        insider_send(&insider, RDT_PEER_PULL_META, &answer.meta.base);
+    must_ok(rdt_wait(reader, &request, 1, 1, LONG, NULL, NULL, &err));
+    must_ok(rdt_request_take_object(request, &object, &err));
+    cr_assert(holds_pattern(tensor_of(object, 0).data, 16, 5));
+    rdt_release(object);
+    rdt_request_destroy(request);
+    insider_flush(&insider);
+    end_with_insider();
+}
+
+/* The daemon's last word. */
+static void shown_out(const char *says)
+{
+    Rdt__Pb__Goodbye *goodbye;
+
+    must(insider_await(&insider, RDT_PEER_GOODBYE, 1));
+    goodbye = rdt__pb__goodbye__unpack(NULL, insider.came[RDT_PEER_GOODBYE].bytes, insider.came[RDT_PEER_GOODBYE].payload);
+    must_say(strstr(goodbye->reason, says), "'%s' instead of '%s'", goodbye->reason, says);
+    rdt__pb__goodbye__free_unpacked(goodbye, NULL);
+}
+
+static void pull(uint64_t number, const char *id)
+{
+    Rdt__Pb__Pull pull = RDT__PB__PULL__INIT;
+    Rdt__Pb__Requester requester = RDT__PB__REQUESTER__INIT;
+    Rdt__Pb__Ref ref = RDT__PB__REF__INIT;
+
+    ref.id = (ProtobufCBinaryData){strlen(id), (uint8_t *)(uintptr_t)id};
+    ref.any_owner = true;
+    pull.transfer = number;
+    pull.ref = &ref;
+    pull.requester = &requester;
+    pull.timeout_ns = -1;
+    pull.inline_max_bytes = 32768;
+    insider_send(&insider, RDT_PEER_PULL, &pull.base);
+}
+
+Test(hostile_peer, number_used_twice_ends_the_link)
+{
+    begin_with_insider(NULL);
+    pull(1, "nobody");
+    insider_flush(&insider);
+    pull(1, "nobody");
+    shown_out("uses transfer number 1 twice");
+    end_with_insider();
+}
+
+Test(hostile_peer, flood_of_questions_is_bounded)
+{
+    enum { N = 200000 };
+    Rdt__Pb__PullMeta *meta;
+    size_t rss;
+
+    begin_with_insider(NULL);
+    rss = rss_of(node.pid);
+    for (unsigned i = 0; i < N; i++) {
+        pull(i + 1, "nobody");
+        if (i % 1000 == 999)
+            insider_listen(&insider, 0);
+        if (i % 50000 == 49999)
+            others_are_well();
+    }
+    insider_flush(&insider);
+    must(insider_await(&insider, RDT_PEER_PULL_META, 1));
+    meta = rdt__pb__pull_meta__unpack(NULL, insider.came[RDT_PEER_PULL_META].bytes, insider.came[RDT_PEER_PULL_META].payload);
+    must_say(meta->status == RDT_LIMIT && strstr(meta->message, "transfers under way"), "%s", meta->message);
+    rdt__pb__pull_meta__free_unpacked(meta, NULL);
+    must_say(rss_of(node.pid) < rss + 512 * MIB, "%zu MiB more", (rss_of(node.pid) - rss) / MIB);
+    end_with_insider();
+}
+
+/* ---- framing ---- */
+
+/* It stops in the middle of a frame, and says no more: the link ends in peer_timeout, and who waited is told. */
+Test(hostile_peer, frame_that_stops_in_the_middle_ends_in_time)
+{
+    const char *flags[] = {"--peer-timeout=500ms", "--ping-interval=100ms", NULL};
+    uint64_t number;
+    rdt_request *request;
+
+    begin_with_insider(flags);
+    request = asked(&number);
+    insider_begin_frame(&insider, RDT_PEER_PULL_META, 1000, 10);
+    ends_with(request, RDT_PEER_LOST, "lost");
+    end_with_insider();
+}
+
+Test(hostile_peer, frames_that_cannot_be_end_the_link_with_a_reason)
+{
+    static const struct {
+        uint16_t type;
+        const char *payload;
+        size_t n;
+        const char *says;
+    } bad[] = {
+        {RDT_PEER_PULL, "\x0a\xff\xff\xff", 4, "Pull "}, {RDT_PEER_PULL_META, "\xff", 1, "PullMeta "},
+        {RDT_PEER_CALL, "\x0a\x05", 2, "Call "},         {40, "", 0, "40"},
+        {RDT_PEER_OFFER, "\x0a\xff", 2, "Offer "},
+    };
+
+    begin_with_insider(NULL);
+    for (unsigned i = 0; i < sizeof bad / sizeof *bad; i++) {
+        if (i > 0)
+            insider_open(&insider, node.key_path, (uint16_t)atoi(strrchr(node.address, ':') + 1));
+        insider_say(&insider, bad[i].type, 0, (const uint8_t *)bad[i].payload, bad[i].n, false);
+        shown_out(bad[i].says);
+        others_are_well();
+        if (i + 1 < sizeof bad / sizeof *bad)
+            insider_close(&insider);
+    }
+    end_with_insider();
+}

@@ -1,0 +1,86 @@
+/* What the tests of hostile clients begin and end with: a node, a bystander whose work must go on, and refusals that are read
+ * word by word. Included by those tests only. */
+#ifndef TESTS_PROTOCOL_FIXTURE_H
+#define TESTS_PROTOCOL_FIXTURE_H
+
+#include <criterion/criterion.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "client/call.h"
+#include "proto/wire_limits.h"
+#include "tests/support/raw.h"
+#include "tests/support/rdtd.h"
+#include "tests/support/tensors.h"
+
+#define MIB ((size_t)1 << 20)
+
+static const char *const declared[] = {"(pid ", NULL}; /* what the daemon says of such a client */
+static struct test_node node;
+static rdt *bystander;
+static struct rdt_ref theirs;
+
+static inline void begin(const struct node_options *options)
+{
+    char *addr;
+
+    node_start(&node, options);
+    bystander = node_client(&node, "bystander");
+    addr = alloc_memory(bystander, 4096);
+    fill_pattern(addr, 4096, 1);
+    theirs = put_one(bystander, &VECTOR(RDT_U8, 4096, addr), "theirs");
+}
+
+/* Somebody else's work goes on. */
+static inline void others_are_well(void)
+{
+    rdt_object *object = fetch_one(bystander, &theirs, RDT_FETCH_COPY);
+
+    cr_assert(holds_pattern(tensor_of(object, 0).data, 4096, 1));
+    rdt_release(object);
+    must_ok(rdt_ping(bystander, LONG, &err));
+}
+
+static inline void end(void)
+{
+    others_are_well();
+    rdt_close(bystander);
+    node_end(&node, declared);
+}
+
+static inline void greeted(struct raw *raw)
+{
+    raw_connect(raw, node.socket);
+    raw_hello(raw);
+}
+
+static inline void ping_works(struct raw *raw)
+{
+    Rdt__Pb__Ping ping = RDT__PB__PING__INIT;
+    Rdt__Pb__Ping *pong;
+
+    ping.data.data = (uint8_t *)"echo";
+    ping.data.len = 4;
+    pong = (Rdt__Pb__Ping *)raw_reply(raw, raw_send(raw, RDT_MSG_PING, &ping.base, NULL, 0), &rdt__pb__ping__descriptor);
+    cr_assert(pong->data.len == 4 && memcmp(pong->data.data, "echo", 4) == 0);
+    rdt__pb__ping__free_unpacked(pong, NULL);
+}
+
+static inline void refuses(struct raw *raw, enum rdt_status expected, const char *text)
+{
+    char said[256];
+    enum rdt_status status = raw_error(raw, said);
+
+    must_say(status == expected && strstr(said, text), "%s: %s", rdt_status_name(status), said);
+}
+
+static inline void refuses_and_closes(struct raw *raw, enum rdt_status expected, const char *text)
+{
+    refuses(raw, expected, text);
+    raw_expect_closed(raw);
+    raw_close(raw);
+    others_are_well();
+}
+
+#endif
