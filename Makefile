@@ -125,7 +125,7 @@ BACKEND_SO := $(BACKENDS:%=$(B)/backends/rdt_%.so)
 .SUFFIXES:
 
 all: $(PROGRAMS) $(LIBRDT) $(B)/librdt.a $(BACKEND_SO)
-tests: all $(UNIT) $(INTEG) $(FAULT) $(LOOPBACK) $(PRELOAD)
+tests: all $(UNIT) $(INTEG) $(FUZZ) $(FAULT) $(LOOPBACK) $(PRELOAD)
 benches: all $(BENCH)
 
 # A stamp changes when its text does: other flags, other sources or other paths rebuild what depends on them.
