@@ -179,6 +179,8 @@ static enum rdt_status check_wishes(struct transfers *transfers, const Rdt__Pb__
 
     if (strlen(message->transport) > 64 || strlen(message->least_path) > 64)
         return rdt_error_set(err, RDT_INVALID, "a path's name has at most 64 characters");
+    if ((unsigned)message->mode > RDT__PB__FETCH_MODE__FETCH_MODE_COW)
+        return rdt_error_set(err, RDT_INVALID, "unknown fetch mode %d", (int)message->mode);
     if (message->device[0] != '\0' && strcmp(message->device, "cpu") != 0 && strcmp(message->device, "host") != 0)
         return rdt_error_set(err, RDT_UNSUPPORTED, "this daemon has no device \"%s\": only host memory", message->device);
     if (message->transport[0] != '\0' && !plugins_transport(transfers->plugins, message->transport) &&
