@@ -82,6 +82,7 @@ FUZZ_O := $(call obj,$(filter-out $(if $(filter fuzz,$(VARIANT)),%/replay.c),$(c
 LIBRDT := $(B)/librdt.so.$(VERSION)
 PROGRAMS := $(if $(wildcard daemon/main.c),$(B)/rdtd) $(if $(wildcard client/rdtctl.c),$(B)/rdtctl)
 LOOPBACK := $(if $(wildcard tests/loopback/*.c),$(B)/tests/rdt_loopback.so)
+VOID     := $(B)/tests/rdt_void.so
 PRELOAD := $(if $(filter release,$(VARIANT)),$(B)/tests/preload/fail_alloc.so) # the sanitizers have an allocator of their own
 MANPAGES := $(foreach d,client daemon backends systemd,$(wildcard $(d)/*.[1-8]))
 
@@ -141,7 +142,7 @@ $(eval $(call stamp,paths,$(backenddir) $(conffile)))
 OBJFLAGS = -fPIE
 $(B)/obj/gen/%.o: WARNINGS =
 $(B)/obj/gen/%.o $(B)/obj/proto/%.o $(B)/obj/client/%.o: OBJFLAGS = -fPIC -fno-semantic-interposition
-$(B)/obj/backends/%.o $(B)/obj/tests/loopback/%.o: OBJFLAGS = -fPIC -fno-semantic-interposition
+$(B)/obj/backends/%.o $(B)/obj/tests/loopback/%.o $(B)/obj/tests/fuzz/void/%.o: OBJFLAGS = -fPIC -fno-semantic-interposition
 $(B)/obj/tests/bench/%.o: OBJFLAGS = -fPIE $(UCX_CFLAGS)
 $(B)/obj/daemon/options.o: OBJFLAGS = -fPIE -DRDT_BACKEND_DIR='"$(backenddir)"' -DRDT_CONFIG_FILE='"$(conffile)"'
 $(B)/obj/daemon/options.o: $(B)/.paths
@@ -201,7 +202,9 @@ $(B)/obj/backends/$(1)/%.o: OBJFLAGS += $(if $(BACKEND_PKGS_$(1)),$(call cflags,
 endef
 $(foreach b,$(BACKENDS),$(eval $(call backend,$(b))))
 
-$(LOOPBACK): $(call obj,$(call srcs,tests/loopback)) $(PLUGIN_O) $(B)/plugin.map $(B)/.sources
+$(LOOPBACK): $(call obj,$(call srcs,tests/loopback))
+$(VOID): $(call obj,$(call srcs,tests/fuzz/void))
+$(LOOPBACK) $(VOID): $(PLUGIN_O) $(B)/plugin.map $(B)/.sources
 	$(call say,LINK,$@)
 	$(Q)mkdir -p $(@D)
 	$(Q)$(link_plugin)
@@ -238,7 +241,7 @@ $(BENCH): $(B)/%: $(B)/obj/%.o $(B)/librdt.a $(B)/libproto.a $(B)/libsupport.a
 
 # libFuzzer's, or with a main that replays files.
 $(FUZZ): $(B)/%: $(B)/obj/%.o $(FUZZ_O) $(B)/librdtd.a $(B)/librdt.a $(B)/libproto.a $(B)/libsupport.a \
-    | $(B)/backends/rdt_host.so
+    | $(B)/backends/rdt_host.so $(VOID)
 	$(call say,LINK,$@)
 	$(Q)mkdir -p $(@D)
 	$(Q)$(link_test) $(if $(filter fuzz,$(VARIANT)),-fsanitize=fuzzer -rdynamic) $(DAEMON_LIBS) $(CTL_LIBS)

@@ -71,7 +71,7 @@ int fuzz_daemon_connect(void)
 void fuzz_daemon_start(bool with_link)
 {
     static bool started;
-    char exe[512] = {0}, backend[600], flags[8][620];
+    char exe[512] = {0}, *build, flags[4][640];
     const struct timespec moment = {.tv_nsec = 10000000};
     char *argv[12];
     struct rdt_error err = {0};
@@ -84,7 +84,7 @@ void fuzz_daemon_start(bool with_link)
     fuzz_must(readlink("/proc/self/exe", exe, sizeof exe - 1) > 0);
     (void)snprintf(dir, sizeof dir, "/tmp/rdt_fuzz.XXXXXX"); /* BUILD/tests/fuzz/TARGET */
     fuzz_must(mkdtemp(dir) != NULL);
-    (void)snprintf(backend, sizeof backend, "%s/backends/rdt_host.so", dirname(dirname(dirname(exe))));
+    build = dirname(dirname(dirname(exe)));
     (void)snprintf(socket_path, sizeof socket_path, "%s/s", dir);
     (void)snprintf(fuzz_daemon_key, sizeof fuzz_daemon_key, "%s/key", dir);
     fd = open(fuzz_daemon_key, O_WRONLY | O_CREAT | O_CLOEXEC, 0600);
@@ -97,7 +97,7 @@ void fuzz_daemon_start(bool with_link)
     argv[argc++] = (char *)"--backend-dir=";
     argv[argc++] = (char *)"--log-level=error";
     argv[argc++] = (char *)"--memory-limit=256MiB";
-    (void)snprintf(flags[0], sizeof flags[0], "--backend=%s", backend);
+    (void)snprintf(flags[0], sizeof flags[0], "--backend=%s/backends/rdt_host.so", build);
     (void)snprintf(flags[1], sizeof flags[1], "--socket=%s", socket_path);
     argv[argc++] = flags[0];
     argv[argc++] = flags[1];
@@ -105,6 +105,8 @@ void fuzz_daemon_start(bool with_link)
         (void)snprintf(flags[2], sizeof flags[2], "--key-file=%s", fuzz_daemon_key);
         argv[argc++] = flags[2];
         argv[argc++] = (char *)"--listen=127.0.0.1:0";
+        (void)snprintf(flags[3], sizeof flags[3], "--backend=%s/tests/rdt_void.so", build);
+        argv[argc++] = flags[3];
     }
     if (options_load(argc, argv, &options, &err) != RDT_OK) {
         fprintf(stderr, "options: %s\n", err.msg);
