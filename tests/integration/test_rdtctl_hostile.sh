@@ -1,0 +1,73 @@
+#!/usr/bin/env bash
+# rdtctl put with files that lie about themselves: each is refused with what is wrong, nothing stays in the daemon, and an honest
+# file goes in afterwards. (What the headers may hold is tested in unit/safetensors and unit/npy.)
+set -uo pipefail
+rdtctl=$RDT_BUILD_DIR/rdtctl
+dir=$(mktemp -d)
+export RDT_SOCKET=$dir/s
+pids=()
+trap '{ kill -KILL "${pids[@]}"; wait; } 2>/dev/null; rm -rf "$dir"' EXIT
+failures=0
+bad() { echo "FAILED: $*"; failures=$((failures + 1)); }
+
+"$RDT_BUILD_DIR/rdtd" --socket "$RDT_SOCKET" --state-dir "$dir" --backend-dir "$RDT_BUILD_DIR/backends" --memory-limit 64MiB \
+  </dev/null >"$dir/log" 2>&1 &
+pids+=($!)
+deadline=$((SECONDS + 20))
+until "$rdtctl" ping -q --timeout 2s 2>/dev/null; do
+  ((SECONDS < deadline)) || { cat "$dir/log"; exit 1; }
+  sleep 0.02
+done
+
+# file NAME HEADER_FILE [DATA_BYTES]: a safetensors file with the header's true length and so many zeros
+file() {
+  local n length i
+  n=$(stat -c %s "$2")
+  for ((i = 0; i < 8; i++)); do printf -v length '%s\\x%02x' "${length:-}" $((n >> 8 * i & 255)); done
+  { printf '%b' "$length"; cat "$2"; } >"$dir/$1"
+  truncate -s "+${3:-0}" "$dir/$1"
+}
+refused() { # NAME STATUS PATTERN: put says so, within a minute
+  timeout 60 "$rdtctl" put "$dir/$1" --for 1ms >"$dir/out" 2>&1
+  local got=$?
+  [[ $got == 1 ]] && grep -qE "^rdtctl: put: $2: .*$3" "$dir/out" || bad "$1: status $got, '$2: $3' expected: $(head -c 600 "$dir/out")"
+}
+
+seq 70000 | awk 'BEGIN {printf "{"} {printf "%s\"t%d\":{\"dtype\":\"U8\",\"shape\":[0],\"data_offsets\":[0,0]}", (NR > 1 ? "," : ""), $1} END {printf "}"}' >"$dir/h"
+file many.safetensors "$dir/h"
+refused many.safetensors LIMIT '(70000|[0-9]+ bytes)' # of the tensors, or of the header that names them
+seq 66000 | awk 'BEGIN {printf "{"} {printf "%s\"%x\":{\"dtype\":\"U8\",\"shape\":[0],\"data_offsets\":[0,0]}", (NR > 1 ? "," : ""), $1} END {printf "}"}' >"$dir/h"
+file many_short.safetensors "$dir/h"
+refused many_short.safetensors LIMIT '66000'
+printf '{"a":{"dtype":"U8","shape":[%s],"data_offsets":[0,1]}}' "$(printf '1,%.0s' {1..40})1" >"$dir/h"
+file dims.safetensors "$dir/h" 1
+refused dims.safetensors INVALID '41 dimensions'
+printf '{"a":{"dtype":"F64","shape":[1152921504606846976],"data_offsets":[0,9223372036854775807]}}' >"$dir/h"
+file huge.safetensors "$dir/h"
+refused huge.safetensors INVALID 'out of range: the file has 0 bytes'
+printf '{"a":{"dtype":"U8","shape":[1099511627776],"data_offsets":[0,1099511627776]}}' >"$dir/h"
+file sparse.safetensors "$dir/h" 1099511627776 # a terabyte of holes in a daemon of 64 MiB
+refused sparse.safetensors 'LIMIT|NO_MEMORY' 'memory_limit'
+awk 'BEGIN {printf "{\"a\":"; for (i = 0; i < 1000000; i++) printf "["}' >"$dir/h"
+file deep.safetensors "$dir/h"
+refused deep.safetensors INVALID 'not valid JSON'
+head -c 5000000 /dev/zero | tr '\0' ' ' >"$dir/h"
+file long.safetensors "$dir/h"
+refused long.safetensors LIMIT '5000000 bytes; at most 4194304'
+printf '\377\377\377\377\377\377\377\377{}' >"$dir/claims.safetensors"
+refused claims.safetensors INVALID 'claims 18446744073709551615 bytes, the file has 2'
+mkfifo "$dir/fifo.safetensors"
+refused fifo.safetensors INVALID 'not a regular file'
+refused . INVALID 'not a regular file'
+ln -s loop.safetensors "$dir/loop.safetensors"
+refused loop.safetensors SYSTEM 'symbolic links'
+: >"$dir/empty.npy"
+refused empty.npy INVALID 'does not begin'
+
+"$rdtctl" status --json >"$dir/status"
+grep -q '"objects": 0' "$dir/status" && grep -q '"regions": 0' "$dir/status" || bad "something stays: $(cat "$dir/status")"
+printf '{"a":{"dtype":"U8","shape":[4],"data_offsets":[0,4]}}' >"$dir/h"
+file honest.safetensors "$dir/h" 4
+timeout 60 "$rdtctl" put "$dir/honest.safetensors" --for 1ms >"$dir/out" 2>&1 || bad "an honest file: $(cat "$dir/out")"
+
+((failures == 0))
