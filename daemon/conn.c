@@ -267,6 +267,7 @@ static void refuse(struct conn *conn, const struct frame *frame, const struct rd
     log_warn("client %llu (pid %d, uid %u): %s", (unsigned long long)conn->client.id, (int)conn->client.pid,
              conn->client.account->owner.uid, err->msg);
     conn->draining = true;
+    (void)deadline_set(conn->rpc->deadlines, &conn->hello, HELLO_TIMEOUT_NS); /* for the answer to be read */
 }
 
 static void on_hello(struct conn *conn, struct frame *frame)
@@ -318,11 +319,6 @@ static void on_hello(struct conn *conn, struct frame *frame)
     reply.max_frame_fds = RDT_MAX_FRAME_FDS;
     send_message(client, RDT_MSG_HELLO, FRAME_REPLY, frame->request_id, &reply.base, NULL, 0);
     arena_fini(&arena);
-}
-
-static void on_hello_timeout(struct deadline *deadline)
-{
-    conn_close((struct conn *)((char *)deadline - offsetof(struct conn, hello)), "it never said hello");
 }
 
 /* ---- turns ---- */
@@ -428,6 +424,17 @@ static void on_socket(uv_poll_t *poll, int uv_status, int events)
         return;
     if (events & UV_READABLE && !conn->draining)
         work(conn, true);
+}
+
+static void on_hello_timeout(struct deadline *deadline)
+{
+    struct conn *conn = (struct conn *)((char *)deadline - offsetof(struct conn, hello));
+
+    if (!conn->greeted && !conn->draining)
+        work(conn, true); /* if the daemon itself stood still, the hello may be waiting in the socket */
+    if (conn->closing || (conn->greeted && !conn->draining))
+        return;
+    conn_close(conn, conn->greeted ? "it broke the protocol, and does not read that it did" : "it never said hello");
 }
 
 static void on_process_end(uv_poll_t *poll, int status, int events)

@@ -32,7 +32,7 @@ struct conn {
     int events;            /* what sock_poll waits for */
     struct frame_reader reader;
     struct frame_writer writer;
-    struct deadline hello; /* by then it must have said who it is */
+    struct deadline hello; /* by then it must have said who it is; of one that broke the protocol: have read that it did */
     struct deadline retry; /* the kernel takes no fds: tries again */
     bool greeted, in_read, closing;
     bool more;                /* its reader may hold whole frames */

@@ -54,6 +54,49 @@ Test(hostile_frames, slow_greetings_end_in_time, .timeout = 120)
     end();
 }
 
+/* It is the daemon that stood still: a hello that waits in the socket when it goes on is in time. */
+Test(hostile_frames, greeting_that_waited_for_the_daemon_is_in_time, .timeout = 120)
+{
+    Rdt__Pb__Hello hello = RDT__PB__HELLO__INIT;
+    struct pollfd quiet;
+    struct raw raw;
+    uint64_t id;
+
+    begin(NULL);
+    raw_connect(&raw, node.socket);
+    must_ok(rdt_ping(bystander, LONG, &err)); /* it was accepted */
+    must_ok(rdt_ping(bystander, LONG, &err));
+    node_freeze(&node);
+    hello.protocol_min = hello.protocol_max = 1;
+    id = raw_send(&raw, RDT_MSG_HELLO, &hello.base, NULL, 0);
+    quiet = (struct pollfd){.fd = raw.sock, .events = POLLIN};
+    cr_assert_eq(poll(&quiet, 1, 10500), 0); /* longer than a greeting may take */
+    node_thaw(&node);
+    protobuf_c_message_free_unpacked(raw_reply(&raw, id, &rdt__pb__hello_reply__descriptor), NULL);
+    ping_works(&raw);
+    raw_close(&raw);
+    end();
+}
+
+/* It has broken the framing, does not read that it is shown out, and keeps its end open: it goes all the same. */
+Test(hostile_frames, broken_client_that_does_not_read_is_closed_in_time, .timeout = 120)
+{
+    static uint8_t data[200000];
+    Rdt__Pb__Ping ping = RDT__PB__PING__INIT;
+    struct node_status status;
+    struct raw raw;
+
+    begin(NULL);
+    greeted(&raw);
+    ping.data = (ProtobufCBinaryData){sizeof data, data};
+    for (unsigned i = 0; i < 8; i++) /* more than the socket takes */
+        (void)raw_send(&raw, RDT_MSG_PING, &ping.base, NULL, 0);
+    must(raw_frame(&raw, UINT32_MAX, RDT_MSG_PING, 0, 0, 4711, "", 0, NULL, 0));
+    wait_until(40 * SEC, (node_status(&node, &status), status.clients == 1)); /* the bystander */
+    raw_close(&raw);
+    end();
+}
+
 Test(hostile_frames, announced_bytes_that_never_come_cost_nothing)
 {
     enum { N = 40 };
