@@ -57,4 +57,7 @@ static inline void *fuzz_copy(const void *bytes, size_t n, bool terminated)
 /* A memfd that holds them, to be closed. */
 int fuzz_file(const void *bytes, size_t n);
 
+/* No fd more is open than after the first input, when *most is 0; else they are listed. */
+void fuzz_check_fds(unsigned *most);
+
 #endif
