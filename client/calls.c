@@ -158,6 +158,9 @@ static enum rdt_status fill_stat(const Rdt__Pb__ObjectInfo *info, struct rdt_sta
     stat.pins = info->pins;
     stat.waiters = info->waiters;
     stat.age_ns = info->age_ns;
+    stat.snapshot = info->snapshot;
+    stat.detached = info->detached;
+    stat.ttl_left_ns = info->ttl_left_ns;
     *stat_p = stat;
     return RDT_OK;
 }

@@ -43,6 +43,7 @@ static void add_strings(struct ctl_table *table, char *const *strings, size_t co
 static const struct ctl_column object_columns[] = {
     {"OBJECT", false}, {"STATE", false}, {"OWNER", false}, {"BYTES", true},  {"TENSORS", true},
     {"HOLDS", true},   {"PINS", true},   {"WAITS", true},  {"CLIENT", true}, {"AGE", true},
+    {"MARKS", false},
 };
 
 static void add_object(struct ctl_table *table, const ProtobufCMessage *row)
@@ -60,6 +61,11 @@ static void add_object(struct ctl_table *table, const ProtobufCMessage *row)
     ctl_table_add(table, "%" PRIu32, o->waiters);
     ctl_table_add(table, "%" PRIu64, o->producer);
     ctl_table_add(table, "%s", ctl_human_duration(o->age_ns, text));
+    if (o->detached && o->ttl_left_ns >= 0)
+        ctl_table_add(table, "%sdetached, %s left", o->snapshot ? "snapshot, " : "", ctl_human_duration(o->ttl_left_ns, text));
+    else
+        ctl_table_add(table, "%s%s%s", o->snapshot ? "snapshot" : "", o->snapshot && o->detached ? ", " : "",
+                      o->detached ? "detached" : "");
 }
 
 static const struct ctl_column region_columns[] = {
@@ -271,12 +277,12 @@ int ctl_objects(struct ctl *ctl, int argc, char **argv)
     static const struct view view = {RDT__PB__LIST_KIND__LIST_KIND_OBJECTS, "objects", COLUMNS(object_columns), add_object,
                                      "no objects"};
     Rdt__Pb__List request = RDT__PB__LIST__INIT;
-    static const char *const states[] = {"awaited", "live", "draining"};
+    static const char *const states[] = {"awaited", "filling", "live", "draining"};
     const char *prefix = "";
     int state = -1;
     uint64_t client = 0, limit = 0;
     const struct ctl_option options[] = {
-        {0, "state", CTL_CHOICE, "awaited|live|draining", "only those in this state", &state},
+        {0, "state", CTL_CHOICE, "awaited|filling|live|draining", "only those in this state", &state},
         {0, "prefix", CTL_TEXT, "TEXT", "only ids that begin so", &prefix},
         {0, "client", CTL_NUMBER, "N", "only what this client put", &client},
         {0, "limit", CTL_NUMBER, "N", "at most so many", &limit},

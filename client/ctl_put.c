@@ -26,7 +26,8 @@ struct put {
     const char *path, *id, *transport;
     const char *publish; /* a name; NULL: none */
     int visibility;      /* enum rdt_visibility */
-    int64_t for_ns;
+    bool snapshot, detached;
+    int64_t for_ns, ttl_ns; /* ttl_ns 0: the daemon's */
     int fd, signals;
     struct safetensors *safetensors; /* NULL: it is an npy file */
     struct npy npy;
@@ -104,6 +105,8 @@ static enum rdt_status put_object(struct ctl *ctl, struct put *put, struct rdt_e
         options.metadata = put->safetensors->header;
         options.metadata_bytes = put->safetensors->header_bytes;
     }
+    options.flags = (put->snapshot ? RDT_PUT_SNAPSHOT : 0) | (put->detached ? RDT_PUT_DETACHED : 0);
+    options.ttl_ns = put->ttl_ns;
     options.visibility = (enum rdt_visibility)put->visibility;
     options.transport = put->transport;
     options.timeout_ns = ctl_timeout(ctl, CTL_DEFAULT_TIMEOUT_NS);
@@ -200,10 +203,15 @@ static int announce(struct ctl *ctl, const struct put *put)
                 put->version, ctl_plain(put->publish, name, sizeof name));
     } else if (!ctl->quiet && !ctl->json) {
         fprintf(stderr, "%zu tensors, %s; held ", put->count, ctl_human_bytes(put->bytes, bytes));
-        if (put->for_ns >= 0)
-            fprintf(stderr, "for %s\n", ctl_human_duration(put->for_ns, lease));
-        else
-            fprintf(stderr, "until this command is ended\n");
+        if (put->for_ns > 0)
+            fprintf(stderr, "for %s", ctl_human_duration(put->for_ns, lease));
+        else if (put->for_ns < 0)
+            fprintf(stderr, "until this command is ended");
+        if (put->detached && put->ttl_ns > 0)
+            fprintf(stderr, "%s%s", put->for_ns ? ", then for " : "for ", ctl_human_duration(put->ttl_ns, lease));
+        else if (put->detached)
+            fprintf(stderr, "%sfor the daemon's detached_ttl", put->for_ns ? ", then " : "");
+        fputc('\n', stderr);
     }
     return ctl_flush(CTL_OK);
 }
@@ -242,8 +250,11 @@ int ctl_put(struct ctl *ctl, int argc, char **argv)
         {0, "transport", CTL_TEXT, "NAME", "preferred between nodes", &put.transport},
         {0, "publish", CTL_TEXT, "NAME", "make it the next version of that name, which holds it when this command has ended",
          &put.publish},
+        {0, "snapshot", CTL_FLAG, NULL, "it never changes: readers may map it privately, and nodes keep copies", &put.snapshot},
+        {0, "detached", CTL_FLAG, NULL, "it outlives this command, which ends at once (unless --for or --hold)", &put.detached},
+        {0, "ttl", CTL_DURATION, "TIME", "how long it does (the daemon's detached_ttl)", &put.ttl_ns},
         {0, "for", CTL_DURATION, "TIME", "hold the object that long", &put.for_ns},
-        {0, "hold", CTL_FLAG, NULL, "hold it until SIGINT or SIGTERM (this is what happens without --for)", &explicit_hold},
+        {0, "hold", CTL_FLAG, NULL, "hold it until SIGINT or SIGTERM (as without --for)", &explicit_hold},
         {0},
     };
     struct rdt_error err = {0};
@@ -256,6 +267,10 @@ int ctl_put(struct ctl *ctl, int argc, char **argv)
         return ctl_usage_error(ctl, "--hold and --for exclude each other");
     if (put.publish && (explicit_hold || put.for_ns >= 0))
         return ctl_usage_error(ctl, "--publish ends at once: the name holds the object, not this command");
+    if (put.ttl_ns && !put.detached)
+        return ctl_usage_error(ctl, "--ttl is for --detached");
+    if (put.detached && !explicit_hold && put.for_ns < 0)
+        put.for_ns = 0;
     put.path = operands[0];
     if (start(ctl, &put, &err)) {
         code = ctl_fail(ctl, &err);

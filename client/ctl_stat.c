@@ -41,6 +41,12 @@ static void print(const Rdt__Pb__ObjectInfo *o)
            o->metadata_bytes);
     if (*o->transport)
         printf("transport   %s preferred\n", ctl_plain(o->transport, word, sizeof word));
+    if (o->snapshot)
+        printf("snapshot    it never changes\n");
+    if (o->detached && o->ttl_left_ns >= 0)
+        printf("detached    client %" PRIu64 " is gone, it stays for %s\n", o->producer, ctl_human_duration(o->ttl_left_ns, text));
+    else if (o->detached)
+        printf("detached    it outlives client %" PRIu64 "\n", o->producer);
     printf("kept by     %" PRIu32 " holds, %" PRIu32 " pins; %" PRIu32 " waiting for it\n", o->holds, o->pins, o->waiters);
     for (size_t i = 0; i < o->n_holders; i++)
         print_holder(o->holders[i]);

@@ -11,6 +11,7 @@
 #include "rdt.pb-c.h"
 #include "tensor.h"
 
+#define KNOWN_FLAGS ((uint32_t)(RDT_PUT_SNAPSHOT | RDT_PUT_DETACHED))
 #define COPY_BYTES ((uint64_t)64 << 20) /* between two looks at the clock */
 
 struct placed { /* the tensors of one put: layout's offsets are addresses until their place is known */
@@ -203,6 +204,7 @@ static enum rdt_status send_put(rdt *conn, const struct placed *placed, const st
     request.metadata.data = (uint8_t *)options->metadata;
     request.metadata.len = options->metadata_bytes;
     request.flags = options->flags;
+    request.ttl_ns = options->ttl_ns;
     if (options->transport)
         request.transport = (char *)options->transport;
     request.visibility = (Rdt__Pb__Visibility)options->visibility;
@@ -244,9 +246,9 @@ static enum rdt_status check_options(const struct rdt_put_options *options, stru
         return rdt_error_set(err, RDT_INVALID, "metadata is NULL, metadata_bytes %zu", options->metadata_bytes);
     if ((unsigned)options->visibility > RDT_VISIBLE_TO_ALL)
         return rdt_error_set(err, RDT_INVALID, "visibility %d is unknown", (int)options->visibility);
-    if (options->flags & ~(uint32_t)RDT_PUT_SNAPSHOT)
+    if (options->flags & ~KNOWN_FLAGS)
         return rdt_error_set(err, RDT_UNSUPPORTED, "librdt %s knows no put flags 0x%x", RDT_VERSION,
-                             options->flags & ~(uint32_t)RDT_PUT_SNAPSHOT);
+                             options->flags & ~KNOWN_FLAGS);
     return options_check_text(options->transport, RDT_MAX_NAME_BYTES, "transport", err);
 }
 

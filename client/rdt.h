@@ -116,7 +116,9 @@ enum rdt_put_flags {
     /* The object never changes: the daemon copies the tensors before rdt_put returns, and the caller may write them again at once. What
      * was not in the daemon's memory yet is not copied twice. Readers map it read-only, or privately (RDT_FETCH_COW). */
     RDT_PUT_SNAPSHOT = 1,
-    RDT_PUT_DETACHED = 2, /* reserved */
+    /* The object outlives this session, for ttl_ns counted from the session's end; then it goes as by rdt_free, and who comes later
+     * gets FREED. Any session of the same owner may rdt_free it. Its bytes stay charged to the owner. */
+    RDT_PUT_DETACHED = 2,
 };
 
 struct rdt_put_options {
@@ -130,6 +132,7 @@ struct rdt_put_options {
     uint32_t flags;                 /* enum rdt_put_flags; one that this version does not serve is UNSUPPORTED */
     int64_t timeout_ns;             /* of the synchronous call; 0: without end */
     enum rdt_memory *how;           /* NULL, or [count]: receives how each tensor's memory was taken */
+    int64_t ttl_ns;                 /* of RDT_PUT_DETACHED; 0: the daemon's detached_ttl; LIMIT above its detached_ttl_max */
 };
 
 /* Makes an object of the tensors, in one round trip (two if bytes had to be copied in). The object refers to the memory: it is
@@ -321,11 +324,13 @@ enum rdt_status rdt_next_event(rdt *rdt, int64_t timeout_ns, struct rdt_event *e
 
 struct rdt_stat {
     struct rdt_ref ref;
-    char state[16]; /* "awaited", "live", "draining" */
+    char state[16]; /* "awaited", "filling", "live", "draining" */
     uint64_t bytes; /* of all tensors */
     size_t tensors, metadata_bytes;
     uint32_t holds, pins, waiters;
     int64_t age_ns;
+    bool snapshot, detached;
+    int64_t ttl_left_ns; /* of a detached object whose session has ended; -1: there is no end in sight */
 };
 enum rdt_status rdt_stat(rdt *rdt, const struct rdt_ref *ref, struct rdt_stat *stat_p, struct rdt_error *err);
 

@@ -86,7 +86,7 @@ static bool reap(struct conn *conn, uint64_t until_ns)
     if (!transfers_client_gone(conn->rpc->transfers, client, until_ns) || !calls_client_gone(conn->rpc, client, until_ns))
         return false;
     while (!list_empty(&client->objects)) {
-        object_free(list_entry(list_first(&client->objects), struct object, by_producer), false, OBJECT_END_OWNER_DIED);
+        object_leave(list_entry(list_first(&client->objects), struct object, by_producer));
         if (uv_hrtime() >= until_ns)
             return false;
     }

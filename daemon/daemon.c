@@ -11,6 +11,7 @@
 #include <unistd.h>
 
 #include "daemon/conn.h"
+#include "daemon/detached.h"
 #include "daemon/guard.h"
 #include "daemon/listener.h"
 #include "daemon/log.h"
@@ -130,6 +131,7 @@ static void close_transfers(void *arg)
 {
     struct daemon *daemon = arg;
 
+    detached_end_all(&daemon->objects);
     names_clear(&daemon->names); /* what they hold goes while there are still threads that free memory */
     transfers_close(&daemon->transfers, close_peers, daemon);
 }
@@ -242,6 +244,7 @@ static void wire(struct daemon *daemon)
                  options->warm_max_bytes ? options->warm_max_bytes : daemon->regions.limit_bytes / 8, options->pool_idle_ns);
     accounts_init(&daemon->accounts);
     object_table_init(&daemon->objects, &daemon->node, &daemon->accounts, options->max_objects);
+    daemon->objects.deadlines = &daemon->deadlines;
     names_init(&daemon->names, &daemon->accounts, &daemon->deadlines, options->max_names, options->max_objects);
     daemon->objects.on_forced = on_forced;
     daemon->objects.arg = &daemon->names;

@@ -5,6 +5,7 @@
 #include <stdlib.h>
 
 #include "daemon/client.h"
+#include "daemon/detached.h"
 #include "daemon/log.h"
 #include "daemon/object_table.h"
 #include "daemon/sm.h"
@@ -187,14 +188,24 @@ void object_unpin(struct object *object)
     settle(object);
 }
 
-static void drop_producer(struct object *object, enum object_end end)
+static void forget_producer(struct object *object)
 {
     if (!object->producer)
         return;
-    object->end = end;
     object->producer->n_objects--;
     object->producer = NULL;
     list_remove(&object->by_producer);
+}
+
+static void drop_producer(struct object *object, enum object_end end)
+{
+    if (!object_is_kept(object))
+        return;
+    object->end = end;
+    forget_producer(object);
+    if (object->detached)
+        detached_remove(object->table, object->generation);
+    object->detached = false;
     object_drop(object);
 }
 
@@ -211,7 +222,7 @@ void object_free(struct object *object, bool force, enum object_end end)
     struct rdt_error why;
 
     object_hold(object); /* until we are done with it */
-    if (object->producer || (force && !object->forced))
+    if (object_is_kept(object) || (force && !object->forced))
         event(table->events, RDT__PB__LIST_KIND__LIST_KIND_OBJECTS, "freed", object);
     if (object->state == OBJECT_FILLING) {
         object->end = end;
@@ -229,6 +240,14 @@ void object_free(struct object *object, bool force, enum object_end end)
     }
     drop_producer(object, end);
     object_drop(object);
+}
+
+void object_leave(struct object *object)
+{
+    if (!object->detached || object->state == OBJECT_FILLING || !detached_begin(object))
+        object_free(object, false, OBJECT_END_OWNER_DIED);
+    else
+        forget_producer(object);
 }
 
 /* ---- filling ---- */

@@ -61,6 +61,7 @@ struct object {
     bool named : 1;        /* in the table under its key: false after a forced free, or once gone */
     bool forced : 1;       /* freed by force: nobody new may have it */
     bool notice_given : 1; /* told that it is shared while its producer may write */
+    bool detached : 1;     /* its producer's hold outlives the producer, for a time (detached.h) */
     bool snapshot : 1;     /* it never changes: its regions are sealed, and hold nothing else */
     uint8_t key_bytes;     /* owner and id, as the table's key */
     uint8_t id_bytes;      /* the last of the key */
@@ -105,6 +106,15 @@ unsigned object_peer_holds(const struct object *object);
 
 /* The producer lets go (free, or its end); force: nobody new may have it. */
 void object_free(struct object *object, bool force, enum object_end end);
+
+/* The producer's session has ended: OWNER_DIED, unless the object is detached. */
+void object_leave(struct object *object);
+
+/* The producer's hold stands: its own, or that of a detached object. */
+static inline bool object_is_kept(const struct object *object)
+{
+    return object->producer || object->detached;
+}
 
 /* FILLING: its tensors are here now, and it is live; whoever waited is told before it returns. Takes the layout on success; the regions
  * are borrowed. NO_MEMORY. */

@@ -7,6 +7,7 @@
 #include <uv.h>
 
 #include "daemon/client.h"
+#include "daemon/detached.h"
 #include "daemon/log.h"
 
 #define MAX_KEY_BYTES (4u + sizeof((struct owner *)0)->tenant + 128u)
@@ -17,6 +18,7 @@ void object_table_init(struct object_table *table, const struct node *node, stru
 
     *table = (struct object_table){.node = node, .accounts = accounts, .max_objects = max_objects};
     map_init(&table->by_name);
+    map_init(&table->detached);
     if (getrandom(&boot, sizeof boot, 0) != (ssize_t)sizeof boot)
         boot = (uint32_t)uv_hrtime();
     table->first_generation = ((uint64_t)(boot & 0x7fffff) << 40) + 1;
@@ -27,6 +29,7 @@ void object_table_init(struct object_table *table, const struct node *node, stru
 void object_table_fini(struct object_table *table)
 {
     map_fini(&table->by_name);
+    map_fini(&table->detached);
     index_fini(&table->by_generation);
 }
 
@@ -169,6 +172,8 @@ enum rdt_status object_table_put(struct object_table *table, const struct object
     if (!object)
         return rdt_error_set(err, RDT_NO_MEMORY, "no memory for the object");
     status = set_tensors(object, put, err);
+    if (status == RDT_OK && put->ttl_ns > 0 && !detached_add(table, table->next_generation, put->ttl_ns))
+        status = rdt_error_set(err, RDT_NO_MEMORY, "no memory for the object");
     if (status == RDT_OK && !index_put(&table->by_generation, table->next_generation, object))
         status = rdt_error_set(err, RDT_NO_MEMORY, "no memory for the object");
     if (status == RDT_OK && awaited) {
@@ -178,10 +183,12 @@ enum rdt_status object_table_put(struct object_table *table, const struct object
         status = rdt_error_set(err, RDT_NO_MEMORY, "no memory for the object");
     }
     if (status != RDT_OK) {
+        detached_remove(table, table->next_generation);
         object_discard(object);
         return status;
     }
     object->named = true;
+    object->detached = put->ttl_ns > 0;
     object->generation = table->next_generation++;
     object->visibility = (uint8_t)put->visibility;
     object->transport = put->transport;

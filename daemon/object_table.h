@@ -18,6 +18,8 @@ struct object_table {
     uint64_t next_generation;   /* below 2^63; its upper bits are random per boot: a ref of an earlier boot never hits */
     uint64_t first_generation;
     uint64_t max_objects;
+    struct map detached;         /* generation -> struct detached */
+    struct deadlines *deadlines; /* set by the owner of the table: for detached objects */
     uint64_t tombstones[TOMBSTONES]; /* generations whose producer died, a ring */
     unsigned next_tombstone;
     void (*on_forced)(void *arg,
@@ -42,6 +44,7 @@ struct object_put {
     Rdt__Pb__Visibility visibility;
     const char *transport; /* borrowed for good: a plug-in's own name, or "" */
     struct client *producer;
+    int64_t ttl_ns; /* DETACHED: how long it stays after its producer's end; 0: it goes with it */
     bool snapshot; /* it is FILLING, over the memory to be copied, until object_fill or object_fail */
 };
 enum rdt_status object_table_put(struct object_table *table, const struct object_put *put, struct object **object_p,

@@ -40,6 +40,8 @@ struct options {
     uint32_t max_names;          /* 4096: of one owner */
     uint32_t worker_threads;     /* 2 */
     uint64_t client_queue_bytes; /* 8 MiB: unread replies past which a client's requests are not read */
+    uint64_t detached_ttl_ns;     /* 10m: of a detached object whose put says nothing */
+    uint64_t detached_ttl_max_ns; /* 24h */
     uint64_t drain_timeout_ns;   /* 10s: how long SIGTERM waits for transfers */
     /* [network] */
     char *listen;              /* "": no peer link; "ADDR:PORT", port 0 is any */

@@ -95,6 +95,10 @@ const struct option_key option_keys[] = {
      .help = "threads that allocate, copy and register memory"},
     {ROW("daemon", "client_queue", OPTION_BYTES, client_queue_bytes, 64 * KIB, 4 * GIB), .fallback = "8MiB",
      .help = "unread replies past which a client's requests are not read"},
+    {ROW("daemon", "detached_ttl", OPTION_DURATION, detached_ttl_ns, MS, 8760 * HOUR), .fallback = "10m",
+     .help = "how long a detached object stays after its client's end, if its put says nothing"},
+    {ROW("daemon", "detached_ttl_max", OPTION_DURATION, detached_ttl_max_ns, MS, 8760 * HOUR), .fallback = "24h",
+     .help = "the longest time that a put may ask for"},
     {ROW("daemon", "drain_timeout", OPTION_DURATION, drain_timeout_ns, 0, HOUR), .fallback = "10s",
      .help = "how long a stop waits for transfers"},
 

@@ -24,9 +24,9 @@ enum rdt_status rpc_free(struct call *call, const void *request, struct rdt_erro
     if (!call_may_see(call, &object->account->owner))
         return rdt_error_set(err, RDT_DENIED, "object \"%s\" belongs to uid %u: only that user or root may free it", ref.id,
                              object->account->owner.uid);
-    if (!message->force && !object->producer)
+    if (!message->force && !object_is_kept(object))
         return rdt_error_set(err, RDT_FREED, "object \"%s\" was freed before", ref.id);
-    if (!message->force && object->producer != call->client)
+    if (!message->force && object->producer != call->client && !object->detached)
         return rdt_error_set(err, RDT_DENIED,
                              "object \"%s\" is held by its producer, client %llu: only that client may let go of it, "
                              "others of the same user may free it by force",

@@ -122,6 +122,26 @@ static enum rdt_status fill(struct call *call, const Rdt__Pb__Put *message, stru
 
 /* ---- the request ---- */
 
+/* 0: it is not detached. */
+static int64_t ttl_of(const struct call *call, const Rdt__Pb__Put *message)
+{
+    if (!(message->flags & PUT_DETACHED))
+        return 0;
+    return message->ttl_ns > 0 ? message->ttl_ns : (int64_t)call->rpc->options->detached_ttl_ns;
+}
+
+static enum rdt_status check_ttl(const struct call *call, const Rdt__Pb__Put *message, struct rdt_error *err)
+{
+    if (message->ttl_ns < 0)
+        return rdt_error_set(err, RDT_INVALID, "the time to live of a detached object is not negative");
+    if (message->ttl_ns > 0 && !(message->flags & PUT_DETACHED))
+        return rdt_error_set(err, RDT_INVALID, "a time to live is for DETACHED objects");
+    if ((uint64_t)message->ttl_ns > call->rpc->options->detached_ttl_max_ns)
+        return rdt_error_set(err, RDT_LIMIT, "a time to live of %.3f s is above detached_ttl_max, %.3f s",
+                             (double)message->ttl_ns / 1e9, (double)call->rpc->options->detached_ttl_max_ns / 1e9);
+    return RDT_OK;
+}
+
 static enum rdt_status put(struct call *call, const Rdt__Pb__Put *message, struct region **regions, bool *given,
                            struct rdt_error *err)
 {
@@ -134,6 +154,7 @@ static enum rdt_status put(struct call *call, const Rdt__Pb__Put *message, struc
                              .n_regions = (uint32_t)message->n_regions,
                              .visibility = message->visibility,
                              .producer = call->client,
+                             .ttl_ns = ttl_of(call, message),
                              .snapshot = message->flags & PUT_SNAPSHOT};
     struct object *object;
     enum rdt_status status = find_regions(call, message, regions, err);
@@ -175,14 +196,15 @@ enum rdt_status rpc_put(struct call *call, const void *request, struct rdt_error
                              RDT_MAX_METADATA_BYTES);
     if (message->n_regions > MAX_REGIONS)
         return rdt_error_set(err, RDT_LIMIT, "tensors in %zu regions: at most %u", message->n_regions, MAX_REGIONS);
-    if (message->flags & PUT_DETACHED)
-        return rdt_error_set(err, RDT_UNSUPPORTED, "DETACHED is not served by this version");
     if (message->n_given > 0 && !(message->flags & PUT_SNAPSHOT))
         return rdt_error_set(err, RDT_INVALID, "regions are given up for snapshots only");
     if (message->n_given > message->n_regions)
         return rdt_error_set(err, RDT_INVALID, "%zu of %zu regions are given up", message->n_given, message->n_regions);
-    if (message->flags & ~PUT_SNAPSHOT || (unsigned)message->visibility > RDT__PB__VISIBILITY__VISIBILITY_ALL)
+    if (message->flags & ~(PUT_SNAPSHOT | PUT_DETACHED) || (unsigned)message->visibility > RDT__PB__VISIBILITY__VISIBILITY_ALL)
         return rdt_error_set(err, RDT_INVALID, "unknown flags %u or visibility %d", message->flags, (int)message->visibility);
+    status = check_ttl(call, message, err);
+    if (status != RDT_OK)
+        return status;
     regions = calloc(message->n_regions + 1, sizeof *regions);
     given = calloc(message->n_regions + 1, sizeof *given);
     if (regions && given)

@@ -5,6 +5,8 @@
 #include <stdlib.h>
 #include <unistd.h>
 
+#include "daemon/detached.h"
+
 enum rdt_status rpc_ping(struct call *call, const void *request, struct rdt_error *err)
 {
     const Rdt__Pb__Ping *ping = request;
@@ -97,7 +99,7 @@ static size_t count_names(const struct rpc *rpc, const struct object *object)
 
 static void fill_holders(struct object_view *view, const struct rpc *rpc, struct object *object, size_t n_names)
 {
-    size_t n = 0, max = (object->producer != NULL) + 1u + n_names;
+    size_t n = 0, max = object_is_kept(object) + 1u + n_names;
     struct list *cursor = NULL;
     const struct name *name;
 
@@ -108,9 +110,9 @@ static void fill_holders(struct object_view *view, const struct rpc *rpc, struct
     view->names = calloc(n_names + 1, sizeof *view->names);
     if (!view->holds || !view->hold_list || !view->names)
         return;
-    if (object->producer) {
+    if (object_is_kept(object)) {
         rdt__pb__hold_info__init(&view->holds[n]);
-        view->holds[n].kind = (char *)"producer";
+        view->holds[n].kind = (char *)(object->producer ? "producer" : "detached");
         view->holds[n++].client = object->producer_id;
     }
     list_for_each (node, object_holders(object)) {
@@ -140,6 +142,9 @@ static void fill_why(struct object_view *view, const struct object *object, size
     if (object->producer)
         (void)snprintf(view->why[n++], sizeof view->why[0], "client %llu put it and has not freed it",
                        (unsigned long long)object->producer_id);
+    else if (object->detached)
+        (void)snprintf(view->why[n++], sizeof view->why[0], "it is detached: client %llu put it and is gone, %.1f s are left",
+                       (unsigned long long)object->producer_id, (double)detached_left_ns(object) / 1e9);
     if (n_names > 0)
         (void)snprintf(view->why[n++], sizeof view->why[0], "it is the newest version of %zu published name%s", n_names,
                        n_names == 1 ? "" : "s");
@@ -180,6 +185,8 @@ void object_view_fill(struct object_view *view, const struct rpc *rpc, struct ob
     info->transport = (char *)object->transport;
     info->bytes = object->bytes;
     info->snapshot = object->snapshot;
+    info->detached = object->detached;
+    info->ttl_left_ns = object->detached ? detached_left_ns(object) : -1;
     info->tensors = object->layout ? object->layout->count : 0;
     info->metadata_bytes = object->metadata_bytes;
     info->holds = object->holds;

@@ -336,3 +336,214 @@ Test(snapshot, nobody_writes_through_the_descriptor_the_same_uid_neither)
     free(heap);
     end();
 }
+
+/* ---- what is given up ---- */
+
+static uint64_t raw_alloc(struct raw *raw, size_t bytes, int *fd_p, uint64_t *generation_p)
+{
+    Rdt__Pb__Alloc request = RDT__PB__ALLOC__INIT;
+    Rdt__Pb__RegionReply *reply;
+    uint64_t region, id;
+
+    request.bytes = bytes;
+    id = raw_send(raw, RDT_MSG_ALLOC, &request.base, NULL, 0);
+    reply = (Rdt__Pb__RegionReply *)raw_reply(raw, id, &rdt__pb__region_reply__descriptor);
+    *fd_p = frame_take_fd(&raw->frame, 0);
+    *generation_p = reply->generation;
+    region = reply->region;
+    rdt__pb__region_reply__free_unpacked(reply, NULL);
+    return region;
+}
+
+static void raw_put_given(struct raw *raw, uint64_t region, uint64_t generation, size_t bytes, const char *name)
+{
+    Rdt__Pb__Put put = RDT__PB__PUT__INIT;
+    Rdt__Pb__RegionUse use = RDT__PB__REGION_USE__INIT, *uses = &use;
+    Rdt__Pb__TensorList list = RDT__PB__TENSOR_LIST__INIT;
+    uint32_t dtype = RDT_U8, ndim = 1, given = 0;
+    uint64_t shape = bytes, offset = 0, id;
+    uint32_t index = 0;
+
+    use.region = region;
+    use.generation = generation;
+    list.n_dtype = list.n_ndim = list.n_shape = list.n_offset = list.n_region_index = 1;
+    list.dtype = &dtype;
+    list.ndim = &ndim;
+    list.shape = &shape;
+    list.offset = &offset;
+    list.region_index = &index;
+    put.id = (ProtobufCBinaryData){strlen(name), (uint8_t *)name};
+    put.flags = RDT_PUT_SNAPSHOT;
+    put.regions = &uses;
+    put.n_regions = 1;
+    put.tensors = &list;
+    put.given = &given;
+    put.n_given = 1;
+    id = raw_send(raw, RDT_MSG_PUT, &put.base, NULL, 0);
+    rdt__pb__put_reply__free_unpacked((Rdt__Pb__PutReply *)raw_reply(raw, id, &rdt__pb__put_reply__descriptor), NULL);
+}
+
+/* It says that it has unmapped it, and has not: the daemon does not take its word. With the descriptor alone it is the kernel that
+ * forbids. */
+Test(snapshot, giver_that_keeps_a_mapping_or_the_descriptor_changes_nothing)
+{
+    struct raw raw;
+
+    begin(NULL);
+    raw_connect(&raw, node.socket);
+    raw_hello(&raw);
+    for (unsigned i = 0; i < 4; i++) {
+        size_t bytes = i < 2 ? 50000 : BYTES;
+        bool keeps_mapping = i % 2;
+        struct rdt_ref ref;
+        rdt_object *object;
+        uint64_t generation;
+        int fd;
+        uint64_t region = raw_alloc(&raw, bytes, &fd, &generation);
+        char *memory = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+        char id[2] = {(char)('a' + i), 0};
+        cr_assert_neq(memory, MAP_FAILED);
+        fill_pattern(memory, bytes, 5);
+        if (!keeps_mapping)
+            munmap(memory, bytes);
+        raw_put_given(&raw, region, generation, bytes, id);
+        ref = ref_named(id);
+        if (keeps_mapping)
+            memset(memory, 0xee, bytes);
+        else
+            attack(fd, bytes);
+        object = fetch_one(conn, &ref, RDT_FETCH_AUTO);
+        must_go_by("local/share", object);
+        must_hold(object, 0, bytes, 5);
+        rdt_release(object);
+        if (keeps_mapping)
+            munmap(memory, bytes);
+        close(fd);
+    }
+    raw_close(&raw);
+    end();
+}
+
+/* ---- limits ---- */
+
+Test(snapshot, heap_memory_needs_room_for_one_copy_daemon_memory_for_two)
+{
+    const char *flags[] = {"--memory-limit=5MiB", "--set", "daemon.warm_max=1", NULL};
+    struct rdt_put_options options = RDT_INIT(options);
+    char *heap = malloc(BYTES), *memory;
+    struct rdt_ref ref;
+
+    begin(&(struct node_options){.flags = flags});
+    fill_pattern(heap, BYTES, 1);
+    ref = put_snapshot(&VECTOR(RDT_U8, BYTES, heap), 1, "heap");
+    must_read(conn, &ref, RDT_FETCH_COW, "local/cow", 1);
+    must_ok(rdt_free(conn, &ref, false, &err));
+    wait_until(LONG, memory_now() == 0);
+    memory = alloc_memory(conn, BYTES);
+    options.flags = RDT_PUT_SNAPSHOT;
+    options.id = "w";
+    options.id_bytes = 1;
+    must_refuse(RDT_NO_MEMORY, "memory_limit", rdt_put(conn, &VECTOR(RDT_U8, BYTES, memory), 1, &options, &ref, &err));
+    ref = ref_named("w");
+    must_be(RDT_NOT_FOUND, rdt_stat(conn, &ref, &(struct rdt_stat){.bytes = 0}, &err)); /* the id is free again */
+    must_ok(rdt_wait_freed_range(conn, memory, BYTES, 0, &err));
+    options.flags = 0;
+    must_ok(rdt_put(conn, &VECTOR(RDT_U8, BYTES, memory), 1, &options, &ref, &err));
+    must_ok(rdt_dealloc(conn, memory, &err));
+    must_ok(rdt_free(conn, &ref, false, &err));
+    free(heap);
+    end();
+}
+
+/* ---- copy on write ---- */
+
+static int write_cow(struct actor *self, void *arg)
+{
+    rdt *client = node_client(&node, "writer");
+    struct rdt_ref ref = ref_named("w");
+    rdt_object *object[3];
+    struct rdt_tensor tensor[3];
+    pid_t child;
+    int status;
+
+    (void)arg;
+    actor_await(self);
+    object[0] = fetch_one(client, &ref, RDT_FETCH_COW);
+    object[1] = fetch_one(client, &ref, RDT_FETCH_SHARE);
+    object[2] = fetch_one(client, &ref, RDT_FETCH_COW); /* of the same region: another mapping */
+    for (unsigned i = 0; i < 3; i++)
+        tensor[i] = tensor_of(object[i], 0);
+    must(tensor[0].data != tensor[1].data && tensor[0].data != tensor[2].data && tensor[1].data != tensor[2].data);
+    memset(tensor[0].data, 0x11, BYTES);
+    must(holds_pattern(tensor[1].data, BYTES, 1) && holds_pattern(tensor[2].data, BYTES, 1));
+    memset(tensor[2].data, 0x22, BYTES / 2);
+    must(is_filled_with(tensor[0].data, BYTES, 0x11) && holds_pattern(tensor[1].data, BYTES, 1));
+    child = fork();
+    if (child == 0) { /* has its own from now on */
+        memset(tensor[0].data, 0x33, BYTES);
+        _exit(is_filled_with(tensor[0].data, BYTES, 0x33) && holds_pattern(tensor[1].data, BYTES, 1) ? 0 : 1);
+    }
+    must(child > 0 && waitpid(child, &status, 0) == child && status == 0);
+    must(is_filled_with(tensor[0].data, BYTES, 0x11));
+    rdt_release(object[0]);
+    must(holds_pattern(tensor[1].data, BYTES, 1) && is_filled_with(tensor[2].data, BYTES / 2, 0x22));
+    actor_step(self);
+    actor_await(self);
+    must(is_filled_with(tensor[2].data, BYTES / 2, 0x22)); /* also after the object was freed */
+    rdt_release(object[1]);
+    rdt_release(object[2]);
+    rdt_close(client);
+    return 0;
+}
+
+Test(snapshot, cow_mappings_are_each_ones_own)
+{
+    struct actor writers[2];
+    char *heap = malloc(BYTES);
+    struct rdt_ref ref;
+
+    node_start(&node, NULL);
+    for (unsigned i = 0; i < 2; i++)
+        actor_start(&writers[i], write_cow, NULL);
+    conn = node_client(&node, "producer");
+    fill_pattern(heap, BYTES, 1);
+    ref = put_snapshot(&VECTOR(RDT_U8, BYTES, heap), 1, "w");
+    for (unsigned i = 0; i < 2; i++)
+        actor_step(&writers[i]);
+    for (unsigned i = 0; i < 2; i++)
+        actor_await(&writers[i]);
+    must_read(conn, &ref, RDT_FETCH_SHARE, "local/share", 1);
+    must_ok(rdt_free(conn, &ref, false, &err));
+    for (unsigned i = 0; i < 2; i++) {
+        actor_step(&writers[i]);
+        actor_wait(&writers[i]);
+    }
+    free(heap);
+    end();
+}
+
+/* Equal refs of one call share the transfer: each still has memory of its own. */
+Test(snapshot, cow_of_equal_refs_in_one_fetch)
+{
+    struct rdt_fetch_options options = RDT_INIT(options);
+    char *heap = malloc(BYTES);
+    struct rdt_ref refs[3];
+    rdt_object *objects[3];
+
+    begin(NULL);
+    fill_pattern(heap, BYTES, 1);
+    refs[0] = refs[1] = refs[2] = put_snapshot(&VECTOR(RDT_U8, BYTES, heap), 1, "w");
+    options.mode = RDT_FETCH_COW;
+    options.timeout_ns = LONG;
+    must_ok(rdt_fetch(conn, refs, 3, &options, objects, &err));
+    for (unsigned i = 0; i < 3; i++) {
+        must_hold(objects[i], 0, BYTES, 1);
+        memset(tensor_of(objects[i], 0).data, (int)i + 1, BYTES);
+    }
+    for (unsigned i = 0; i < 3; i++) {
+        cr_assert(is_filled_with(tensor_of(objects[i], 0).data, BYTES, (uint8_t)(i + 1)));
+        rdt_release(objects[i]);
+    }
+    free(heap);
+    end();
+}

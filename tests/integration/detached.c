@@ -1,0 +1,204 @@
+/* Detached objects: they outlive their client, for a time. */
+#include <criterion/criterion.h>
+#include <grp.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/prctl.h>
+#include <unistd.h>
+
+#include "client/call.h"
+#include "rdt.pb-c.h"
+#include "tests/support/rdtd.h"
+#include "tests/support/tensors.h"
+
+#define MIB ((size_t)1 << 20)
+#define STRANGER 12345
+
+static struct test_node node;
+static rdt *conn;
+
+static void begin(const struct node_options *options)
+{
+    node_start(&node, options);
+}
+
+static void end(void)
+{
+    rdt_close(conn);
+    conn = NULL;
+    node_end(&node, NULL);
+}
+
+struct producing {
+    uint32_t flags;
+    int64_t ttl_ns;
+    bool heap;
+};
+
+/* Puts "w" over a mebibyte, tells its ref, and lives until it is killed or told to end. */
+static int produce(struct actor *self, void *arg)
+{
+    const struct producing *producing = arg;
+    rdt *client = node_client(&node, "producer");
+    char *memory = producing->heap ? malloc(MIB) : alloc_memory(client, MIB);
+    struct rdt_put_options options = RDT_INIT(options);
+    struct rdt_ref ref;
+
+    fill_pattern(memory, MIB, 3);
+    options.id = "w";
+    options.id_bytes = 1;
+    options.flags = RDT_PUT_DETACHED | producing->flags;
+    options.ttl_ns = producing->ttl_ns;
+    options.visibility = RDT_VISIBLE_TO_ALL;
+    must_ok(rdt_put(client, &VECTOR(RDT_U8, MIB, memory), 1, &options, &ref, &err));
+    actor_send(self, &ref, sizeof ref);
+    actor_await(self);
+    rdt_close(client);
+    return 0;
+}
+
+static struct rdt_ref put_and_die(const struct producing *producing, bool killed)
+{
+    struct actor producer;
+    struct rdt_ref ref;
+    struct rdt_stat stat;
+
+    actor_start(&producer, produce, (void *)producing);
+    actor_recv(&producer, &ref, sizeof ref);
+    conn = node_client(&node, "test");
+    must_ok(rdt_stat(conn, &ref, &stat, &err));
+    cr_assert(stat.detached);
+    cr_assert_eq(stat.ttl_left_ns, -1, "its client lives");
+    if (killed) {
+        actor_kill(&producer, SIGKILL);
+    } else {
+        actor_step(&producer);
+        actor_wait(&producer);
+    }
+    wait_until(LONG, rdt_stat(conn, &ref, &stat, NULL) == RDT_OK && stat.ttl_left_ns >= 0);
+    return ref;
+}
+
+static void check_survives(const struct producing *producing, bool killed)
+{
+    struct rdt_stat stat;
+    struct rdt_ref ref;
+    rdt_object *object;
+
+    begin(NULL);
+    ref = put_and_die(producing, killed);
+    object = fetch_one(conn, &ref, RDT_FETCH_AUTO);
+    must_go_by("local/share", object);
+    cr_assert_not(info_of(object).mutable_shared, "nobody is left to write it");
+    cr_assert(holds_pattern(tensor_of(object, 0).data, MIB, 3));
+    must_ok(rdt_stat(conn, &ref, &stat, &err));
+    cr_assert_str_eq(stat.state, "live");
+    cr_assert_eq(stat.holds, 2);
+    cr_assert_gt(stat.ttl_left_ns, 0);
+    cr_assert_leq(stat.ttl_left_ns, producing->ttl_ns ? producing->ttl_ns : 600 * SEC);
+    must_ok(rdt_free(conn, &ref, false, &err)); /* by another session of the same owner */
+    must_be(RDT_FREED, rdt_free(conn, &ref, false, &err));
+    cr_assert(holds_pattern(tensor_of(object, 0).data, MIB, 3), "readers keep theirs");
+    rdt_release(object);
+    must_be(RDT_FREED, try_fetch(conn, &ref, RDT_FETCH_AUTO, LONG, &object, &err));
+    end();
+}
+
+Test(detached, outlives_a_killed_client_in_the_memory_it_had)
+{
+    check_survives(&(struct producing){0}, true);
+}
+
+Test(detached, outlives_a_client_that_leaves)
+{
+    check_survives(&(struct producing){.heap = true, .ttl_ns = 50 * SEC}, false);
+}
+
+Test(detached, snapshot_outlives_it_too)
+{
+    check_survives(&(struct producing){.flags = RDT_PUT_SNAPSHOT, .heap = true}, true);
+}
+
+Test(detached, goes_when_its_time_is_over_and_readers_keep_theirs)
+{
+    struct rdt_ref ref;
+    rdt_object *object;
+
+    begin(&(struct node_options){.log = "debug"});
+    ref = put_and_die(&(struct producing){.ttl_ns = patience(2 * SEC)}, true);
+    object = fetch_one(conn, &ref, RDT_FETCH_SHARE);
+    wait_until(LONG, node_log_has(&node, "it was detached, and its time is over"));
+    must_be(RDT_TIMED_OUT, rdt_wait_freed(conn, &ref, 0, &err));
+    cr_assert(holds_pattern(tensor_of(object, 0).data, MIB, 3));
+    rdt_release(object);
+    must_ok(rdt_wait_freed(conn, &ref, LONG, &err));
+    must_refuse(RDT_FREED, "\"w\"", try_fetch(conn, &ref, RDT_FETCH_AUTO, LONG, &object, &err));
+    end();
+}
+
+static int try_to_free(struct actor *self, void *arg)
+{
+    struct rdt_connect_options options = RDT_INIT(options);
+    struct rdt_ref ref;
+    rdt *stranger;
+
+    (void)arg;
+    must(chdir(node.dir) == 0 && setgroups(0, NULL) == 0 && setresgid(STRANGER, STRANGER, STRANGER) == 0 &&
+         setresuid(STRANGER, STRANGER, STRANGER) == 0 && prctl(PR_SET_DUMPABLE, 1) == 0);
+    options.socket = "s";
+    options.timeout_ns = LONG;
+    must_ok(rdt_connect(&options, &stranger, &err));
+    actor_recv(self, &ref, sizeof ref);
+    must_be(RDT_DENIED, rdt_free(stranger, &ref, false, &err));
+    must_be(RDT_DENIED, rdt_free(stranger, &ref, true, &err));
+    rdt_close(stranger);
+    return 0;
+}
+
+Test(detached, no_other_user_frees_it)
+{
+    struct actor stranger;
+    struct rdt_ref ref;
+
+    if (geteuid() != 0)
+        cr_skip_test("needs root, to become another user");
+    begin(NULL);
+    actor_start(&stranger, try_to_free, NULL);
+    ref = put_and_die(&(struct producing){0}, true);
+    actor_send(&stranger, &ref, sizeof ref);
+    actor_wait(&stranger);
+    cr_assert_eq(rdt_free(conn, &ref, false, NULL), RDT_OK);
+    end();
+}
+
+Test(detached, time_to_live_has_its_bounds)
+{
+    const char *flags[] = {"--set", "daemon.detached_ttl=1s", "--set", "daemon.detached_ttl_max=5s", NULL};
+    struct rdt_put_options options = RDT_INIT(options);
+    struct rdt_ref ref;
+
+    begin(&(struct node_options){.flags = flags});
+    conn = node_client(&node, "test");
+    options.ttl_ns = 1;
+    must_be(RDT_INVALID, rdt_put(conn, NULL, 0, &options, &ref, &err));
+    options.flags = RDT_PUT_DETACHED;
+    options.ttl_ns = 5 * SEC + 1;
+    must_refuse(RDT_LIMIT, "detached_ttl_max", rdt_put(conn, NULL, 0, &options, &ref, &err));
+    options.ttl_ns = -1;
+    must_be(RDT_INVALID, rdt_put(conn, NULL, 0, &options, &ref, &err));
+    options.ttl_ns = 5 * SEC;
+    must_ok(rdt_put(conn, NULL, 0, &options, &ref, &err));
+    must_ok(rdt_free(conn, &ref, false, &err));
+    end();
+}
+
+Test(detached, stopped_daemon_leaves_nothing)
+{
+    begin(NULL);
+    (void)put_and_die(&(struct producing){.heap = true}, true);
+    rdt_close(conn);
+    node_stop(&node); /* what it leaks would fail the sanitizers' run */
+    node_check_log(&node, NULL);
+}
