@@ -41,9 +41,8 @@ static void add_strings(struct ctl_table *table, char *const *strings, size_t co
 }
 
 static const struct ctl_column object_columns[] = {
-    {"OBJECT", false}, {"STATE", false}, {"OWNER", false}, {"BYTES", true},  {"TENSORS", true},
-    {"HOLDS", true},   {"PINS", true},   {"WAITS", true},  {"CLIENT", true}, {"AGE", true},
-    {"MARKS", false},
+    {"OBJECT", false}, {"STATE", false}, {"OWNER", false}, {"BYTES", true}, {"TENSORS", true}, {"HOLDS", true},
+    {"PINS", true},    {"WAITS", true},  {"CLIENT", true}, {"AGE", true},   {"MARKS", false},
 };
 
 static void add_object(struct ctl_table *table, const ProtobufCMessage *row)

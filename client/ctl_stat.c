@@ -44,7 +44,8 @@ static void print(const Rdt__Pb__ObjectInfo *o)
     if (o->snapshot)
         printf("snapshot    it never changes\n");
     if (o->detached && o->ttl_left_ns >= 0)
-        printf("detached    client %" PRIu64 " is gone, it stays for %s\n", o->producer, ctl_human_duration(o->ttl_left_ns, text));
+        printf("detached    client %" PRIu64 " is gone, it stays for %s\n", o->producer,
+               ctl_human_duration(o->ttl_left_ns, text));
     else if (o->detached)
         printf("detached    it outlives client %" PRIu64 "\n", o->producer);
     printf("kept by     %" PRIu32 " holds, %" PRIu32 " pins; %" PRIu32 " waiting for it\n", o->holds, o->pins, o->waiters);

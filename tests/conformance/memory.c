@@ -154,6 +154,62 @@ Test(memory, read_only_export_cannot_be_mapped_writable)
     ops->free(memory, &block);
 }
 
+/* ---- sealing ---- */
+
+static void expect_unwritable(int fd)
+{
+    cr_assert(write(fd, "x", 1) < 0 && errno == EPERM);
+    cr_assert(mmap(NULL, MIB, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0) == MAP_FAILED && errno == EPERM);
+    cr_assert(fallocate(fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, 0, 4096) && errno == EPERM);
+    cr_assert(fcntl(fd, F_ADD_SEALS, F_SEAL_SEAL) && errno == EPERM);
+}
+
+Test(memory, sealed_memory_is_written_by_no_descriptor)
+{
+    struct rdt_block block;
+    int fd;
+
+    if (!ops->seal)
+        cr_skip_test("this memory cannot be sealed");
+    alloc(&block, MIB);
+    pattern_fill(block.addr, MIB, 4);
+    cr_assert_eq(ops->share(memory, &block, true, &fd, &err), RDT_OK);
+    cr_assert_eq(ops->seal(memory, &block, false, &err), RDT_OK, "%s", err.msg);
+    expect_unwritable(fd);
+    cr_assert(block.read_only);
+    cr_assert(pattern_holds(block.addr, MIB, 4), "our own mapping stays");
+    (void)close(fd);
+    ops->free(memory, &block);
+}
+
+Test(memory, seal_with_proof_is_refused_while_somebody_may_write)
+{
+    struct rdt_block block;
+    char *other;
+    int fd;
+
+    if (!ops->seal)
+        cr_skip_test("this memory cannot be sealed");
+    alloc(&block, MIB);
+    pattern_fill(block.addr, MIB, 4);
+    cr_assert_eq(ops->share(memory, &block, true, &fd, &err), RDT_OK);
+    other = mmap(NULL, MIB, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+    cr_assert_neq(other, MAP_FAILED);
+    cr_assert_eq(ops->seal(memory, &block, true, &err), RDT_BUSY);
+    cr_assert_null(block.addr);
+    cr_assert_not(block.read_only);
+    cr_assert_eq(ops->map(memory, &block, false, &err), RDT_OK);
+    ((char *)block.addr)[0]++; /* it is as it was */
+    ((char *)block.addr)[0]--;
+    (void)munmap(other, MIB);
+    cr_assert_eq(ops->seal(memory, &block, true, &err), RDT_OK, "%s", err.msg);
+    expect_unwritable(fd);
+    cr_assert_eq(ops->map(memory, &block, false, &err), RDT_OK, "%s", err.msg);
+    cr_assert(pattern_holds(block.addr, MIB, 4));
+    (void)close(fd);
+    ops->free(memory, &block);
+}
+
 /* ---- importing ---- */
 
 Test(memory, import_shares_the_clients_memory)

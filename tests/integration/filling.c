@@ -157,8 +157,9 @@ Test(filling, fetches_and_waits_park_and_get_the_whole)
     must_be(RDT_TIMED_OUT, rdt_wait_put(conn, &ref, 10 * MSEC, &err));
     must_be(RDT_TIMED_OUT, rdt_wait(conn, requests, 2, 1, 10 * MSEC, NULL, NULL, &err));
     must_be(RDT_EXISTS, put_snapshot(conn, &VECTOR(RDT_U8, 0, NULL), "w", LONG, 0, &live, &err));
-    must_be(RDT_EXISTS, rdt_put(conn, NULL, 0, &(struct rdt_put_options){sizeof(struct rdt_put_options), .id = "w", .id_bytes = 1},
-                                &live, &err));
+    must_be(RDT_EXISTS,
+            rdt_put(conn, NULL, 0, &(struct rdt_put_options){sizeof(struct rdt_put_options), .id = "w", .id_bytes = 1}, &live,
+                    &err));
     release_workers();
     must_ok(rdt_wait(conn, requests, 2, RDT_WAIT_ALL, LONG, NULL, NULL, &err));
     for (unsigned i = 0; i < 2; i++) {

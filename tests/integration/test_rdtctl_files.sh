@@ -82,6 +82,24 @@ for view in status regions clients peers backends transfers "explain $ref"; do
   status 0 "$rdtctl" $view --json
 done
 
+
+# ---- what outlives the command ----
+
+status 0 "$rdtctl" put "$dir/in.safetensors" --id stays --snapshot --detached --ttl 1h
+says 'for 1'
+status 0 "$rdtctl" stat stays
+says '^snapshot .*never changes'
+says '^detached .*is gone, it stays for'
+says 'because .*it is detached'
+status 0 "$rdtctl" objects
+says 'snapshot, detached, .* left'
+status 0 "$rdtctl" fetch -q stays -o "$dir/stays.safetensors"
+cmp "$dir/in.safetensors" "$dir/stays.safetensors" || bad 'what stayed differs'
+status 0 "$rdtctl" free stays
+until_deadline 10 is_empty || bad 'it is not freed'
+status 1 "$rdtctl" put -q "$dir/in.safetensors" --detached --ttl 48h
+says 'LIMIT: .*detached_ttl_max'
+
 # ---- refusals ----
 
 status 1 "$rdtctl" put "$dir/in.safetensors" --id w

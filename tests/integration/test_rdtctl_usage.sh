@@ -66,6 +66,7 @@ expect 2 '' "--mode: 'cow' is none of auto\|share\|copy" fetch weights -o "$dir/
 expect 2 '' "--visibility: 'a' is none of owner" put "$dir/x" --visibility a
 expect 2 '' '--count must be' ping -c 0
 expect 2 '' 'exclude each other' put "$dir/x" --hold --for 1s
+expect 2 '' 'ttl is for --detached' put "$dir/x" --ttl 1s
 expect 2 '' "'rdt:nonsense'" stat rdt:nonsense
 expect 2 '"status": "INVALID"' 'is not a time' --json status --timeout soon
 

@@ -450,6 +450,92 @@ Test(object, waiter_ended_by_another_is_not_told)
     object_free(object, false, OBJECT_END_FREED);
 }
 
+/* ---- filling ---- */
+
+static struct object *put_filling(const char *id, int64_t ttl_ns)
+{
+    struct layout *layout = bytes_at(0, 4096);
+    struct object_put filling = {.account = producer.account,
+                                 .id = (const uint8_t *)id,
+                                 .id_bytes = strlen(id),
+                                 .layout = layout,
+                                 .regions = &region,
+                                 .n_regions = 1,
+                                 .transport = "",
+                                 .producer = &producer,
+                                 .ttl_ns = ttl_ns,
+                                 .snapshot = true};
+    struct object *object = NULL;
+    struct rdt_error err = {0};
+
+    cr_assert_eq(object_table_put(&table, &filling, &object, &err), RDT_OK, "%s", err.msg);
+    return object;
+}
+
+Test(object, filling_keeps_waiters_until_it_is_full)
+{
+    struct region *copy = fake_region(4096, 0);
+    struct waiting before, meanwhile, by_generation;
+    struct object *object;
+    struct rdt_ref ref;
+
+    wait_as(&before, "a", &me);
+    object = put_filling("a", 0);
+    cr_assert_str_eq(object_state_name(object), "filling");
+    cr_assert_eq(find_as("a", 0, &me), RDT_AGAIN);
+    cr_assert_eq(find_as("a", object->generation, &me), RDT_AGAIN);
+    cr_assert_eq(find_as("a", object->generation, &other), RDT_DENIED);
+    wait_as(&meanwhile, "a", &me);
+    ref = ref_of("a", object->generation);
+    by_generation = (struct waiting){.waiter.on_event = on_event};
+    cr_assert_eq(object_table_wait(&table, &ref, &other, &by_generation.waiter, NULL), RDT_OK);
+    cr_assert_eq(object_n_waiters(object), 3u);
+    cr_assert(region_in_use(region, 0, 1));
+    cr_assert_eq(object_fill(object, bytes_at(0, 4096), &copy, 1, NULL), RDT_OK);
+    cr_assert(before.told == 1 && meanwhile.told == 1 && by_generation.told == 1);
+    cr_assert(before.object == object && before.why == RDT_OK);
+    cr_assert_eq(find_as("a", 0, &me), RDT_OK);
+    cr_assert_not(region_in_use(region, 0, 4096), "its source may be written again");
+    object_free(object, false, OBJECT_END_FREED);
+    cr_assert_eq(copy->refs, 1u);
+    region_unref(copy);
+}
+
+Test(object, filling_that_fails_tells_why)
+{
+    struct rdt_error why = {.status = RDT_NO_MEMORY, .msg = "none"};
+    struct waiting waiting;
+
+    wait_as(&waiting, "a", &me);
+    object_fail(put_filling("a", 0), &why);
+    cr_assert(waiting.told == 1 && !waiting.object && waiting.why == RDT_NO_MEMORY);
+    wait_as(&waiting, "a", &me);
+    object_free(put_filling("a", 0), false, OBJECT_END_FREED);
+    cr_assert(waiting.told == 1 && waiting.why == RDT_FREED);
+    wait_as(&waiting, "a", &me);
+    object_leave(put_filling("a", 1000)); /* detached or not: it was never whole */
+    cr_assert(waiting.told == 1 && waiting.why == RDT_OWNER_DIED);
+    cr_assert_eq(map_count(&table.detached), 0u);
+}
+
+/* The first who is told lets go of what the others wait for. */
+Test(object, filling_ended_by_the_one_who_is_told)
+{
+    struct waiting a, b;
+    struct object *object;
+
+    wait_as(&a, "a", &me);
+    wait_as(&b, "a", &me);
+    a.ends = &b;
+    object = put_filling("a", 0);
+    object_hold(object); /* the copy's */
+    object_free(object, true, OBJECT_END_FREED);
+    cr_assert_str_eq(object_state_name(object), "draining");
+    cr_assert(a.told == 1 && b.told == 0);
+    object_fail(object, &(struct rdt_error){.status = RDT_SYSTEM}); /* nothing */
+    object_drop(object);
+}
+
 Test(object, failed_put_keeps_waiters)
 {
     struct waiting a;
