@@ -23,26 +23,26 @@ struct node_entry { /* a line of the nodes file: NAME ADDRESS:PORT [UUID] */
 
 struct options {
     /* [daemon] */
-    char *socket;                 /* "/run/rdtd/rdtd.sock" */
-    char *socket_mode;            /* "0666": the daemon judges callers itself */
-    char *tenant;                 /* of the socket; "" is the unnamed one */
-    char *state_dir;              /* where the node's uuid is kept; "/var/lib/rdtd"; "" none: a new uuid each start */
-    char *backend_dir;            /* compiled-in $(libdir)/rdtd */
-    char *backends;               /* further .so files, comma-separated; --backend may be repeated */
-    char *log_level;              /* "info" */
-    bool allow_overflow_uid;      /* no: unmapped uids are refused */
-    uint64_t memory_limit_bytes;  /* 0: half of the smaller of RAM and the cgroup's limit */
-    uint64_t pool_max_bytes;      /* 0: an eighth of memory_limit */
-    uint64_t warm_max_bytes;      /* of one client; 0: an eighth of memory_limit */
-    uint64_t pool_idle_ns;        /* 10s: memory that is ready or warm and nobody wanted goes back */
-    uint32_t max_clients;         /* 4096 */
-    uint32_t max_objects;         /* 1048576 */
-    uint32_t max_names;           /* 4096: of one owner */
-    uint32_t worker_threads;      /* 2 */
-    uint64_t client_queue_bytes;  /* 8 MiB: unread replies past which a client's requests are not read */
-    uint64_t detached_ttl_ns;     /* 10m: of a detached object whose put says nothing */
-    uint64_t detached_ttl_max_ns; /* 24h */
-    uint64_t drain_timeout_ns;    /* 10s: how long SIGTERM waits for transfers */
+    char *socket;                /* "/run/rdtd/rdtd.sock" */
+    char *socket_mode;           /* "0666": the daemon judges callers itself */
+    char *tenant;                /* of the socket; "" is the unnamed one */
+    char *state_dir;             /* where the node's uuid is kept; "/var/lib/rdtd"; "" none: a new uuid each start */
+    char *backend_dir;           /* compiled-in $(libdir)/rdtd */
+    char *backends;              /* further .so files, comma-separated; --backend may be repeated */
+    char *log_level;             /* "info" */
+    bool allow_overflow_uid;     /* no: unmapped uids are refused */
+    uint64_t memory_limit_bytes; /* 0: half of the smaller of RAM and the cgroup's limit */
+    uint64_t pool_max_bytes;     /* 0: an eighth of memory_limit */
+    uint64_t warm_max_bytes;     /* of one client; 0: an eighth of memory_limit */
+    uint64_t pool_idle_ns;       /* 10s: memory that is ready or warm and nobody wanted goes back */
+    uint32_t max_clients;        /* 4096 */
+    uint32_t max_objects;        /* 1048576 */
+    uint32_t max_names;          /* 4096: of one owner */
+    uint32_t worker_threads;     /* 2 */
+    uint64_t client_queue_bytes; /* 8 MiB: unread replies past which a client's requests are not read */
+    uint64_t detached_ttl_ns;    /* 10m: of a detached object whose put says nothing */
+    uint64_t detached_max_ns;    /* 24h: detached_ttl_max */
+    uint64_t drain_timeout_ns;   /* 10s: how long SIGTERM waits for transfers */
     /* [network] */
     char *listen;              /* "": no peer link; "ADDR:PORT", port 0 is any */
     char *advertise;           /* "host:port" put into refs; "" derived from listen */

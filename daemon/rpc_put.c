@@ -136,9 +136,9 @@ static enum rdt_status check_ttl(const struct call *call, const Rdt__Pb__Put *me
         return rdt_error_set(err, RDT_INVALID, "the time to live of a detached object is not negative");
     if (message->ttl_ns > 0 && !(message->flags & PUT_DETACHED))
         return rdt_error_set(err, RDT_INVALID, "a time to live is for DETACHED objects");
-    if ((uint64_t)message->ttl_ns > call->rpc->options->detached_ttl_max_ns)
+    if ((uint64_t)message->ttl_ns > call->rpc->options->detached_max_ns)
         return rdt_error_set(err, RDT_LIMIT, "a time to live of %.3f s is above detached_ttl_max, %.3f s",
-                             (double)message->ttl_ns / 1e9, (double)call->rpc->options->detached_ttl_max_ns / 1e9);
+                             (double)message->ttl_ns / 1e9, (double)call->rpc->options->detached_max_ns / 1e9);
     return RDT_OK;
 }
 
