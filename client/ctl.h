@@ -106,9 +106,18 @@ void ctl_reply_free(ProtobufCMessage *reply);
 /* A ref from the command line; RDT_INVALID says what is wrong with it. */
 enum rdt_status ctl_ref(const char *text, struct rdt_ref *ref_p, struct rdt_error *err);
 
-/* What REF, or --name NAME and --after N in its place, mean; NULL or CTL_NO_VERSION: not given. CTL_GO or CTL_USAGE. */
+struct ctl_name {            /* what commands take in place of a REF, from their options */
+    const char *name, *node; /* NULL: not given */
+    uint64_t after;          /* CTL_NO_VERSION: not given */
+};
 #define CTL_NO_VERSION UINT64_MAX
-int ctl_ref_or_name(struct ctl *ctl, const char *text, const char *name, uint64_t after, struct rdt_ref *ref_p);
+#define CTL_NAME_INIT            \
+    {                            \
+        .after = CTL_NO_VERSION, \
+    }
+
+/* What REF (NULL: not given) or the options mean. CTL_GO or CTL_USAGE. */
+int ctl_ref_or_name(struct ctl *ctl, const char *text, const struct ctl_name *name, struct rdt_ref *ref_p);
 
 /* The object's id out of a ref's text, for people; text itself if it is no ref. text_p has `size` bytes. */
 const char *ctl_id_of(const char *text, char *text_p, size_t size);

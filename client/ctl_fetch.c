@@ -351,11 +351,12 @@ static int report(struct ctl *ctl, const struct fetch *fetch)
 int ctl_fetch(struct ctl *ctl, int argc, char **argv)
 {
     struct fetch fetch = {.signals = -1};
-    const char *name = NULL;
-    uint64_t after = CTL_NO_VERSION;
+    struct ctl_name name = CTL_NAME_INIT;
     const struct ctl_option options[] = {
-        {0, "name", CTL_TEXT, "NAME", "the newest version of what is published here under that name", &name},
-        {0, "after", CTL_NUMBER, "N", "of a name: a version above N, waiting for it (0)", &after},
+        {0, "name", CTL_TEXT, "NAME", "the newest version of what is published under that name", &name.name},
+        {0, "node", CTL_TEXT, "ADDRESS", "the node where the name is: HOST:PORT or as in the nodes file (this one)",
+         &name.node},
+        {0, "after", CTL_NUMBER, "N", "of a name: a version above N, waiting for it (0)", &name.after},
         {'o', "output", CTL_TEXT, "FILE", "where to write it (needed)", &fetch.output},
         {0, "mode", CTL_CHOICE, "auto|share|copy", "share memory on this node, or copy (auto: share if possible)", &fetch.mode},
         {0, "transport", CTL_TEXT, "NAME", "only by this one", &fetch.transport},
@@ -373,7 +374,7 @@ int ctl_fetch(struct ctl *ctl, int argc, char **argv)
         return ctl_usage_error(ctl, "needs -o FILE");
     if (strcmp(fetch.output, "-") == 0)
         return ctl_usage_error(ctl, "-o needs a file, not the standard output (./- is a file of that name)");
-    code = ctl_ref_or_name(ctl, count ? operands[0] : NULL, name, after, &fetch.ref);
+    code = ctl_ref_or_name(ctl, count ? operands[0] : NULL, &name, &fetch.ref);
     if (code != CTL_GO)
         return code;
     if (ctl_connect(ctl, &err) || (fetch.signals = ctl_signals(&err)) < 0 || fetch_file(ctl, &fetch, &err))

@@ -100,20 +100,24 @@ enum rdt_status ctl_ref(const char *text, struct rdt_ref *ref_p, struct rdt_erro
     return status;
 }
 
-int ctl_ref_or_name(struct ctl *ctl, const char *text, const char *name, uint64_t after, struct rdt_ref *ref_p)
+int ctl_ref_or_name(struct ctl *ctl, const char *text, const struct ctl_name *name, struct rdt_ref *ref_p)
 {
     struct rdt_error err;
     enum rdt_status status;
 
-    if (!text == !name)
+    if (!text == !name->name)
         return ctl_usage_error(ctl, text ? "a REF and --name exclude each other" : "needs a REF, or --name NAME");
-    status = name ? rdt_ref_from_name(name, 0, NULL, ref_p, &err) : ctl_ref(text, ref_p, &err);
+    if (text && name->node)
+        return ctl_usage_error(ctl, "--node is where a name is: a REF says that itself");
+    status = text ? ctl_ref(text, ref_p, &err) : rdt_ref_from_name(name->name, 0, NULL, ref_p, &err);
+    if (status == RDT_OK && name->node)
+        status = rdt_ref_set_address(ref_p, name->node, &err);
     if (status)
         return ctl_usage_error(ctl, "%s", err.msg);
-    if (after != CTL_NO_VERSION && !ref_p->is_name)
+    if (name->after != CTL_NO_VERSION && !ref_p->is_name)
         return ctl_usage_error(ctl, "--after is of a name: '%.60s' is an object", text);
-    if (after != CTL_NO_VERSION)
-        ref_p->after = after;
+    if (name->after != CTL_NO_VERSION)
+        ref_p->after = name->after;
     return CTL_GO;
 }
 

@@ -65,16 +65,18 @@ int ctl_stat(struct ctl *ctl, int argc, char **argv)
     ProtobufCMessage *reply;
     struct rdt_error err = {0};
     struct rdt_ref ref;
-    const char *name = NULL;
+    struct ctl_name name = CTL_NAME_INIT;
     const struct ctl_option options[] = {
-        {0, "name", CTL_TEXT, "NAME", "the newest version of what is published here under that name", &name},
+        {0, "name", CTL_TEXT, "NAME", "the newest version of what is published under that name", &name.name},
+        {0, "node", CTL_TEXT, "ADDRESS", "the node where the name is: HOST:PORT or as in the nodes file (this one)",
+         &name.node},
         {0},
     };
     char **operands;
     int count, code = ctl_parse(ctl, options, argc, argv, 0, 1, &operands, &count);
 
     if (code == CTL_GO)
-        code = ctl_ref_or_name(ctl, count ? operands[0] : NULL, name, CTL_NO_VERSION, &ref);
+        code = ctl_ref_or_name(ctl, count ? operands[0] : NULL, &name, &ref);
     if (code != CTL_GO)
         return code;
     wire_ref_from(&ref, &ref_msg);

@@ -12,11 +12,13 @@ int ctl_wait(struct ctl *ctl, int argc, char **argv)
     char id[160], text[CTL_HUMAN_BYTES];
     struct rdt_error err = {0};
     struct rdt_ref ref;
-    const char *name = NULL, *what;
-    uint64_t after = CTL_NO_VERSION;
+    struct ctl_name name = CTL_NAME_INIT;
+    const char *what;
     const struct ctl_option options[] = {
-        {0, "name", CTL_TEXT, "NAME", "for a version of what is published here under that name", &name},
-        {0, "after", CTL_NUMBER, "N", "of a name: for a version above N (0)", &after},
+        {0, "name", CTL_TEXT, "NAME", "for a version of what is published under that name", &name.name},
+        {0, "node", CTL_TEXT, "ADDRESS", "the node where the name is: HOST:PORT or as in the nodes file (this one)",
+         &name.node},
+        {0, "after", CTL_NUMBER, "N", "of a name: for a version above N (0)", &name.after},
         {0},
     };
     char **operands;
@@ -24,10 +26,10 @@ int ctl_wait(struct ctl *ctl, int argc, char **argv)
     int count, code = ctl_parse(ctl, options, argc, argv, 0, 1, &operands, &count);
 
     if (code == CTL_GO)
-        code = ctl_ref_or_name(ctl, count ? operands[0] : NULL, name, after, &ref);
+        code = ctl_ref_or_name(ctl, count ? operands[0] : NULL, &name, &ref);
     if (code != CTL_GO)
         return code;
-    what = name ? name : operands[0];
+    what = name.name ? name.name : operands[0];
     if (ctl_connect(ctl, &err) || rdt_wait_put(ctl->rdt, &ref, ctl_timeout(ctl, RDT_FOREVER), &err))
         return ctl_fail(ctl, &err);
     took = ctl_now_ns() - started;

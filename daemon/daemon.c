@@ -80,6 +80,21 @@ static void on_peer_down(void *arg, struct peer *peer, bool was_up, const struct
     calls_peer_down(&daemon->rpc, peer, &lost);
 }
 
+static void on_peer_merged(void *arg, struct peer *from, struct peer *into)
+{
+    struct daemon *daemon = arg;
+    struct rdt_error itself;
+
+    if (into) {
+        transfers_peer_merged(&daemon->transfers, from, into);
+        calls_peer_merged(&daemon->rpc, from, into);
+        return;
+    }
+    (void)rdt_error_set(&itself, RDT_INVALID, "the node at %s is this node itself", from->address);
+    transfers_peer_down(&daemon->transfers, from, &itself);
+    calls_peer_down(&daemon->rpc, from, &itself);
+}
+
 static enum rdt_status on_peer_frame(void *arg, struct peer *peer, const struct frame *frame, struct rdt_error *err)
 {
     struct daemon *daemon = arg;
@@ -299,7 +314,7 @@ static void start_signals(struct daemon *daemon)
 static enum rdt_status start(struct daemon *daemon, struct rdt_error *err)
 {
     struct peers_callbacks callbacks = {
-        .arg = daemon, .fill_hello = fill_hello, .on_up = on_peer_up, .on_down = on_peer_down, .on_frame = on_peer_frame};
+        .arg = daemon, .fill_hello = fill_hello, .on_up = on_peer_up, .on_down = on_peer_down, .on_merged = on_peer_merged, .on_frame = on_peer_frame};
     enum rdt_status status = RDT_OK;
 
     if (!plugins_memory_kind(daemon->plugins, "host"))

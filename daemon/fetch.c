@@ -242,18 +242,11 @@ enum rdt_status fetch_start(struct transfers *transfers, struct client *client, 
     return RDT_OK;
 }
 
-static bool is_here(const struct transfers *transfers, const struct rdt_ref *ref)
-{
-    static const uint8_t nowhere[16];
-
-    return memcmp(ref->node, nowhere, 16) == 0 || memcmp(ref->node, transfers->node->uuid, 16) == 0;
-}
-
 void transfer_go(struct transfer *transfer)
 {
     struct rdt_error err = {0};
 
-    if (is_here(transfer->transfers, &transfer->ref)) {
+    if (node_is_here(transfer->transfers->node, transfer->ref.node, transfer->ref.address)) {
         transfer_local_start(transfer);
         return;
     }

@@ -30,6 +30,15 @@ static enum rdt_status random_uuid(uint8_t uuid[16], struct rdt_error *err)
     return status;
 }
 
+bool node_is_here(const struct node *node, const uint8_t uuid[16], const char *address)
+{
+    static const uint8_t nobody[16];
+
+    if (memcmp(uuid, nobody, sizeof nobody) == 0)
+        return address[0] == '\0' || strcmp(address, node->address) == 0;
+    return memcmp(uuid, node->uuid, sizeof node->uuid) == 0;
+}
+
 void node_hex(const uint8_t uuid[16], char text_p[33])
 {
     for (int i = 0; i < 16; i++)

@@ -2,6 +2,7 @@
 #ifndef DAEMON_NODE_H
 #define DAEMON_NODE_H
 
+#include <stdbool.h>
 #include <stdint.h>
 
 #include "rdt_status.h"
@@ -19,6 +20,9 @@ enum rdt_status node_load(const char *state_dir, struct node *node_p, struct rdt
 
 /* Keeps state_dir for this process alone: two daemons of one uuid would be taken for one node. The lock ends with the process. EXISTS. */
 enum rdt_status node_lock(const char *state_dir, struct rdt_error *err);
+
+/* Does this node and address mean this node? A zero uuid is whoever is at the address, and without one the daemon that is asked. */
+bool node_is_here(const struct node *node, const uint8_t uuid[16], const char *address);
 
 /* 32 hex digits and a zero. */
 void node_hex(const uint8_t uuid[16], char text_p[33]);

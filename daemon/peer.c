@@ -231,8 +231,10 @@ enum rdt_status peer_add(struct peers *peers, const uint8_t *uuid, const char *n
     return RDT_OK;
 }
 
-void peer_hide(struct peer *peer)
+void peer_hide(struct peer *peer, struct peer *same)
 {
+    struct peers *peers = peer->peers;
+
     uv_timer_stop(&peer->dial->timer);
     if (peer->dial->link)
         peer_meet_drop(peer->peers, peer->dial->link, NULL);
@@ -240,8 +242,8 @@ void peer_hide(struct peer *peer)
         move(peer, PEER_IDLE);
     peer->dial->listed = false;
     list_remove(&peer->link);
-    list_append(&peer->peers->hidden, &peer->link);
-    peer->peers->n_peers--;
+    list_append(&peers->hidden, &peer->link);
+    peer->dial->same = same;
 }
 
 bool peer_merge(struct peer *from, struct peer *into)
@@ -253,11 +255,11 @@ bool peer_merge(struct peer *from, struct peer *into)
     snprintf(into->address, sizeof into->address, "%s", from->address);
     into->dial->listed |= from->dial->listed;
     if (keeps_own) {
-        peer_hide(from);
+        peer_hide(from, into);
         return false;
     }
     from->dial->link = NULL;
-    peer_hide(from);
+    peer_hide(from, into);
     if (into->dial->link)
         peer_meet_drop(into->peers, into->dial->link, NULL);
     into->dial->link = link;
@@ -276,10 +278,35 @@ struct list *peers_all(struct peers *peers)
     return &peers->all;
 }
 
+/* false: it is this node itself. *peer_p NULL: nobody that is known. */
+static bool find_by_address(struct peers *peers, const char *address, struct peer **peer_p)
+{
+    *peer_p = NULL;
+    list_for_each (node, &peers->all) {
+        struct peer *peer = list_entry(node, struct peer, link);
+        if (strcmp(peer->address, address) == 0 || strcmp(peer->name, address) == 0) {
+            *peer_p = peer;
+            return true;
+        }
+    }
+    list_for_each (hidden_node, &peers->hidden) {
+        struct peer *peer = list_entry(hidden_node, struct peer, link);
+        if (strcmp(peer->address, address) != 0)
+            continue;
+        while (peer && peer->dial->same)
+            peer = peer->dial->same;
+        *peer_p = peer_is_known(peer) ? peer : NULL;
+        return *peer_p != NULL;
+    }
+    return true;
+}
+
 enum rdt_status peers_find(struct peers *peers, const uint8_t uuid[16], const char *address, struct peer **peer_p,
                            struct rdt_error *err)
 {
-    struct peer *peer = map_get(&peers->by_uuid, uuid, 16);
+    static const uint8_t zero[16];
+    bool named = memcmp(uuid, zero, sizeof zero) != 0;
+    struct peer *peer = named ? map_get(&peers->by_uuid, uuid, 16) : NULL;
     enum rdt_status status = RDT_OK;
     char host[65], hex[33];
     uint16_t port;
@@ -292,7 +319,9 @@ enum rdt_status peers_find(struct peers *peers, const uint8_t uuid[16], const ch
         return rdt_error_set(err, RDT_INVALID, "this node is not its own peer");
     if (strlen(address) >= sizeof peer->address)
         return rdt_error_set(err, RDT_INVALID, "an address of %zu bytes", strlen(address));
-    if (address[0]) {
+    if (!named && !find_by_address(peers, address, &peer))
+        return rdt_error_set(err, RDT_INVALID, "the node at %s is this node itself", address);
+    if (address[0] && (named || !peer)) {
         status = options_split_address(address, host, &port, err);
         if (status == RDT_OK && port == 0)
             status = rdt_error_set(err, RDT_INVALID, "address %s: port 0 cannot be dialled", address);
@@ -303,10 +332,10 @@ enum rdt_status peers_find(struct peers *peers, const uint8_t uuid[16], const ch
     if (!peer) {
         if (!address[0])
             return rdt_error_set(err, RDT_NOT_FOUND, "node %s is unknown, and the ref has no address of it", hex);
-        status = peer_add(peers, uuid, address, address, &peer, err);
+        status = peer_add(peers, named ? uuid : NULL, address, address, &peer, err);
         if (status != RDT_OK)
             return status;
-    } else if (address[0] && !peer->dial->listed && peer->state != PEER_UP && peer->state != PEER_CONNECTING) {
+    } else if (named && address[0] && !peer->dial->listed && peer->state != PEER_UP && peer->state != PEER_CONNECTING) {
         /* The node may have moved; what the nodes file says stays. */
         snprintf(peer->address, sizeof peer->address, "%s", address);
     }

@@ -57,6 +57,9 @@ struct peers_callbacks {
     void (*on_down)(void *arg, struct peer *peer, bool was_up, const struct rdt_error *why);
     /* A frame of any type that peer.c does not handle itself (HELLO, PING, PONG, GOODBYE). RDT_OK, or an error that ends the link. */
     enum rdt_status (*on_frame)(void *arg, struct peer *peer, const struct frame *frame, struct rdt_error *err);
+    /* What was known by an address only turned out to be `into`, or (NULL) this node itself: whoever waits for its link goes on there.
+     * NULL: nobody waits for such. */
+    void (*on_merged)(void *arg, struct peer *from, struct peer *into);
 };
 
 /* Reads the key, binds options->listen (port 0: node->address receives the real one), dials the nodes of the nodes file. Without a
@@ -67,7 +70,7 @@ enum rdt_status peers_create(uv_loop_t *loop, const struct options *options, str
 /* Says goodbye, closes every link (on_down is called for those that were up), then on_closed. */
 void peers_close(struct peers *peers, void (*on_closed)(void *arg), void *arg);
 
-/* The node that a ref names, made known if it is not yet and address is not "". Starts dialling unless it is up, connecting or in
+/* The node that a ref names (uuid all zero: the one at that address, or of that name in the nodes file), made known if it is not yet and address is not "". Starts dialling unless it is up, connecting or in
  * back-off. NOT_FOUND: unknown and no address; UNSUPPORTED: this daemon has no peer link (no key_file); LIMIT: too many peers;
  * INVALID: bad address. */
 enum rdt_status peers_find(struct peers *peers, const uint8_t uuid[16], const char *address, struct peer **peer_p,

@@ -16,6 +16,7 @@ struct peer_dial {
     unsigned failures;      /* in a row */
     bool listed;            /* in the nodes file: dialled for ever */
     bool wanted;            /* peers_find asked during the back-off */
+    struct peer *same;      /* hidden: the entry that it turned out to be; NULL: this node itself */
 };
 
 struct peers {
@@ -29,7 +30,7 @@ struct peers {
     struct list all;    /* struct peer */
     struct list hidden; /* struct peer: another entry is the same node, or it is this node itself */
     struct map by_uuid; /* of all */
-    unsigned n_peers;   /* in all */
+    unsigned n_peers;   /* in both */
     struct list links;  /* struct peer_link, not ended */
     unsigned n_open;    /* handles and links whose memory libuv still uses */
 
@@ -56,7 +57,7 @@ enum rdt_status peer_add(struct peers *peers, const uint8_t *uuid, const char *n
 enum rdt_status peer_identify(struct peer *peer, const uint8_t uuid[16], struct rdt_error *err);
 
 /* Takes an entry that turned out to be another one, or this node, out of sight: it is never dialled again. */
-void peer_hide(struct peer *peer);
+void peer_hide(struct peer *peer, struct peer *same);
 
 /* An entry of which only the address was known turns out to be another one: its name, address and dial are that one's
  * now. false: that one's own dial has gone further, this one is closed. */

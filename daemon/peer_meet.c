@@ -127,6 +127,16 @@ static enum rdt_status check_whom_we_reached(const struct peer_link *link, struc
                          peer->dial->listed ? "the nodes file" : "a ref");
 }
 
+static bool merge(struct peer *from, struct peer *into)
+{
+    struct peers *peers = from->peers;
+    bool goes_on = peer_merge(from, into);
+
+    if (peers->callbacks.on_merged)
+        peers->callbacks.on_merged(peers->callbacks.arg, from, into);
+    return goes_on;
+}
+
 /* We know whom we reached: is the link wanted? */
 static enum rdt_status meet_acceptor(struct peer_link *link, struct rdt_error *err)
 {
@@ -140,7 +150,7 @@ static enum rdt_status meet_acceptor(struct peer_link *link, struct rdt_error *e
     if (!peer_is_known(peer)) {
         if (!known)
             status = peer_identify(peer, hello->node_uuid.data, err);
-        else if (!peer_merge(peer, known))
+        else if (!merge(peer, known))
             return RDT_OK;
         if (status != RDT_OK)
             return status;
@@ -254,8 +264,11 @@ static enum rdt_status on_hello(struct peer_link *link, struct rdt_error *err)
         } else if (peer_is_known(link->peer)) {
             return check_whom_we_reached(link, err);
         } else {
-            log_debug("node %s of the nodes file is this node itself", link->peer->name);
-            peer_hide(link->peer);
+            struct peer *itself = link->peer;
+            log_debug("node %s is this node itself", itself->name);
+            peer_hide(itself, NULL);
+            if (peers->callbacks.on_merged)
+                peers->callbacks.on_merged(peers->callbacks.arg, itself, NULL);
         }
         return RDT_OK;
     }

@@ -22,7 +22,9 @@ static struct question *find(const struct transfers *transfers, const struct rdt
 
 bool question_fits(const Rdt__Pb__Fetch *message, const Rdt__Pb__FetchItem *item, const struct rdt_ref *ref)
 {
-    return ref->generation != 0 && message->mode == RDT__PB__FETCH_MODE__FETCH_MODE_AUTO && !message->meta_only &&
+    static const uint8_t nobody[16];
+
+    return ref->generation != 0 && memcmp(ref->node, nobody, sizeof nobody) != 0 && message->mode == RDT__PB__FETCH_MODE__FETCH_MODE_AUTO && !message->meta_only &&
            message->transport[0] == '\0' && message->least_path[0] == '\0' && !item->targets && !item->slice;
 }
 

@@ -220,9 +220,11 @@ enum rdt_status call_object_ref(const Rdt__Pb__Ref *msg, struct rdt_ref *ref_p, 
 
 bool call_is_remote(const struct call *call, const struct rdt_ref *ref)
 {
-    static const uint8_t nowhere[16];
+    static const uint8_t nobody[16];
 
-    return memcmp(ref->node, nowhere, 16) != 0 && memcmp(ref->node, call->rpc->node->uuid, 16) != 0;
+    if (!call->client && memcmp(ref->node, nobody, sizeof nobody) == 0)
+        return false; /* another node asks the one at that address, and here it is */
+    return !node_is_here(call->rpc->node, ref->node, ref->address);
 }
 
 bool call_may_see(const struct call *call, const struct owner *owner)

@@ -91,6 +91,7 @@ bool call_is_remote(const struct call *call, const struct rdt_ref *ref);
 enum rdt_status call_forward(struct call *call, const struct rdt_ref *ref, const ProtobufCMessage *request, int64_t timeout_ns,
                              struct rdt_error *err);
 void calls_peer_up(struct rpc *rpc, struct peer *peer);
+void calls_peer_merged(struct rpc *rpc, struct peer *from, struct peer *into);
 void calls_peer_down(struct rpc *rpc, struct peer *peer, const struct rdt_error *why);
 enum rdt_status calls_peer_frame(struct rpc *rpc, struct peer *peer, const struct frame *frame, struct rdt_error *err);
 

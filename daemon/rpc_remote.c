@@ -102,6 +102,18 @@ void calls_peer_up(struct rpc *rpc, struct peer *peer)
             send_call(call);
 }
 
+void calls_peer_merged(struct rpc *rpc, struct peer *from, struct peer *into)
+{
+    struct call *call;
+    size_t cursor = 0;
+
+    while ((call = map_next(&rpc->forwarded, &cursor)))
+        if (call->to == from)
+            call->to = into;
+    if (into->state == PEER_UP)
+        calls_peer_up(rpc, into);
+}
+
 void calls_peer_down(struct rpc *rpc, struct peer *peer, const struct rdt_error *why)
 {
     struct call *call;

@@ -218,6 +218,7 @@ void fetch_answer_error(struct client *client, uint64_t handle, const struct rdt
 
 /* ---- peers: called by the daemon from peer.h's callbacks ---- */
 void transfers_peer_up(struct transfers *transfers, struct peer *peer);
+void transfers_peer_merged(struct transfers *transfers, struct peer *from, struct peer *into);
 void transfers_peer_down(struct transfers *transfers, struct peer *peer, const struct rdt_error *why);
 enum rdt_status transfers_peer_frame(struct transfers *transfers, struct peer *peer, const struct frame *frame,
                                      struct rdt_error *err);

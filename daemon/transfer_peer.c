@@ -33,6 +33,16 @@ enum rdt_status work_send(struct peer_work *work, enum rdt_peer_message type, co
     return peer_send(work->peer, type, message, err);
 }
 
+static void ask_pending(struct peer_work *work)
+{
+    while (!list_empty(&work->pending)) {
+        struct transfer *transfer = list_entry(list_first(&work->pending), struct transfer, by_peer);
+        list_remove(&transfer->by_peer);
+        list_append(&work->incoming, &transfer->by_peer);
+        transfer_in_ask(transfer);
+    }
+}
+
 void transfers_peer_up(struct transfers *transfers, struct peer *peer)
 {
     struct peer_work *work = peer_work_get(transfers, peer);
@@ -40,12 +50,25 @@ void transfers_peer_up(struct transfers *transfers, struct peer *peer)
     if (!work || transfers->closing)
         return;
     peer_transports_up(work);
-    while (!list_empty(&work->pending)) {
-        struct transfer *transfer = list_entry(list_first(&work->pending), struct transfer, by_peer);
+    ask_pending(work);
+}
+
+/* What waits for the link of one waits for the other's: one node, known by two addresses. */
+void transfers_peer_merged(struct transfers *transfers, struct peer *from, struct peer *into)
+{
+    struct peer_work *old = from->upper, *work = old ? peer_work_get(transfers, into) : NULL;
+
+    while (work && !list_empty(&old->pending)) {
+        struct transfer *transfer = list_entry(list_first(&old->pending), struct transfer, by_peer);
         list_remove(&transfer->by_peer);
-        list_append(&work->incoming, &transfer->by_peer);
-        transfer_in_ask(transfer);
+        list_append(&work->pending, &transfer->by_peer);
+        transfer->peer = work;
+        (void)snprintf(transfer->record.peer, sizeof transfer->record.peer, "%s", into->name);
+        old->n_in--;
+        work->n_in++;
     }
+    if (work && into->state == PEER_UP)
+        ask_pending(work);
 }
 
 static void work_fail(struct peer_work *work, const struct rdt_error *why)

@@ -17,7 +17,7 @@ extern "C" {
 #define RDT_REF_PACKED_BYTES 320 /* enough for any ref as bytes */
 
 struct rdt_ref {
-    uint8_t node[16];    /* uuid of the node that owns the object; all zero: the daemon that is asked */
+    uint8_t node[16]; /* uuid of the node that owns the object; all zero: the node at `address`, or the daemon that is asked */
     uint64_t generation; /* tells objects apart that had the same id; 0: whichever is under the id now */
     uint64_t after;      /* of a name: the version that was read last; 0: any will do */
     uint32_t uid;        /* with tenant: the owner whose name space the id is in */
@@ -25,7 +25,7 @@ struct rdt_ref {
     uint8_t is_name;     /* 1: id is a published name, and the ref means its newest version above `after`; generation is 0 */
     uint8_t id_bytes;    /* 1..128 */
     char tenant[33];     /* "" is the unnamed one */
-    char address[65];    /* "host:port" of the node's peer link; "" when the asked daemon must know the node */
+    char address[65];    /* "host:port" of the node's peer link, or its name; "" when the asked daemon must know the node */
     char id[129];        /* any bytes; also zero-terminated, for ids that are text */
 };
 
@@ -45,6 +45,10 @@ enum rdt_status rdt_ref_from_id(const void *id, size_t id_bytes, struct rdt_ref 
  * RDT_INVALID: empty, or longer than 128 bytes. */
 enum rdt_status rdt_ref_from_name(const char *name, uint64_t after, const struct rdt_ref *near, struct rdt_ref *ref_p,
                                   struct rdt_error *err);
+
+/* The ref then means what is on the node at that address, whichever node that is: "host:port" of its peer link, or the name that it
+ * has in the nodes file of the daemon that is asked. RDT_INVALID: empty, or longer than 64 bytes. */
+enum rdt_status rdt_ref_set_address(struct rdt_ref *ref, const char *address, struct rdt_error *err);
 
 /* As text: "rdt:NODE/ID?g=GENERATION&a=ADDRESS&u=UID&t=TENANT", NODE 32 hex digits, ID with %XX for anything outside
  * A-Z a-z 0-9 . _ ~ -, each part after the ID only if it is set; a name has "v=AFTER" in place of the generation, always.

@@ -73,11 +73,34 @@ enum rdt_status rdt_ref_from_name(const char *name, uint64_t after, const struct
     return RDT_OK;
 }
 
+enum rdt_status rdt_ref_set_address(struct rdt_ref *ref, const char *address, struct rdt_error *err)
+{
+    size_t bytes = address ? strnlen(address, ADDRESS_MOST_BYTES + 1) : 0;
+
+    if (bytes == 0)
+        return rdt_error_set(err, RDT_INVALID, "the node's address is empty");
+    if (bytes > ADDRESS_MOST_BYTES)
+        return rdt_error_set(err, RDT_INVALID, "the node's address has more than %zu bytes", ADDRESS_MOST_BYTES);
+    memset(ref->node, 0, sizeof ref->node);
+    memset(ref->address, 0, sizeof ref->address);
+    memcpy(ref->address, address, bytes);
+    return RDT_OK;
+}
+
+static bool has_node(const struct rdt_ref *ref)
+{
+    static const uint8_t none[sizeof ref->node];
+
+    return memcmp(ref->node, none, sizeof none) != 0;
+}
+
 bool rdt_ref_equal(const struct rdt_ref *a, const struct rdt_ref *b)
 {
     size_t id_bytes = id_length(a), tenant_bytes = tenant_length(a);
 
-    /* The address says where to ask, not what for: two refs of one object may know it or not. */
+    /* The address says where to ask, not what for: two refs of one object may know it or not. Without a node it is all there is. */
+    if (!has_node(a) && strncmp(a->address, b->address, sizeof a->address) != 0)
+        return false;
     return memcmp(a->node, b->node, sizeof a->node) == 0 && !a->is_name == !b->is_name &&
            (a->is_name ? a->after == b->after : a->generation == b->generation) && !a->any_owner == !b->any_owner &&
            (a->any_owner || a->uid == b->uid) && tenant_bytes == tenant_length(b) &&

@@ -219,6 +219,57 @@ Test(names_nodes, publish_goes_to_the_objects_node)
     cluster_end(&c, NULL);
 }
 
+/* Nobody has met anybody: the address is all that the readers have. */
+Test(names_nodes, address_of_the_node_is_enough)
+{
+    struct rdt_ref name = {0}, alias, own, object_ref;
+    char other[65], text[RDT_REF_TEXT_BYTES];
+    struct rdt_stat stat;
+    rdt *owner, *reader;
+    rdt_request *requests[2];
+    rdt_object *object;
+
+    cluster_start(&c, 2, &(struct cluster_options){.no_ucx = true, .no_meeting = true});
+    owner = node_client(&c.node[0], "owner");
+    reader = node_client(&c.node[1], "reader");
+    must_ok(rdt_ref_from_name("weights", 0, NULL, &name, &err));
+    alias = own = name;
+    must_ok(rdt_ref_set_address(&name, c.node[0].address, &err));
+    (void)snprintf(other, sizeof other, "localhost%s", strrchr(c.node[0].address, ':'));
+    must_ok(rdt_ref_set_address(&alias, other, &err));
+    rdt_ref_to_text(&name, text);
+    must_ok(rdt_ref_from_text(text, &name, &err));
+    requests[0] = start_one(reader, &name, LONG); /* the first to dial */
+    requests[1] = start_one(reader, &alias, LONG);
+    wait_until(20 * SEC, outgoing_of(&c.node[0], "parked") == 2);
+    must(publish_pattern(owner, "weights", INLINE_BYTES, 1) == 1);
+    must_ok(rdt_wait(reader, requests, 2, RDT_WAIT_ALL, LONG, NULL, NULL, &err));
+    for (unsigned i = 0; i < 2; i++) {
+        must_ok(rdt_request_take_object(requests[i], &object, &err));
+        must(holds_pattern(tensor_of(object, 0).data, INLINE_BYTES, 1));
+        must(memcmp(info_of(object).ref.node, c.node[0].uuid_bytes, 16) == 0);
+        object_ref = info_of(object).ref;
+        rdt_release(object);
+        rdt_request_destroy(requests[i]);
+    }
+    fetch_pattern(reader, &alias, INLINE_BYTES, 1, "inline"); /* now that it is known what it is */
+    must_ok(rdt_stat(reader, &alias, &stat, &err));
+    must(stat.ref.generation == object_ref.generation);
+    must_ok(rdt_wait_put(reader, &name, LONG, &err));
+    must_ok(rdt_ref_set_address(&own, c.node[0].address, &err));
+    fetch_pattern(owner, &own, INLINE_BYTES, 1, "local/share");
+    must_ok(rdt_ref_set_address(&own, other, &err));
+    must_refuse(RDT_INVALID, "this node itself", try_fetch(owner, &own, RDT_FETCH_AUTO, LONG, &object, &err));
+    must_refuse(RDT_INVALID, "this node itself", rdt_wait_put(owner, &own, LONG, &err));
+    must_ok(rdt_ref_set_address(&own, "no address", &err));
+    must_be(RDT_INVALID, try_fetch(owner, &own, RDT_FETCH_AUTO, LONG, &object, &err));
+    must_ok(rdt_unpublish(reader, &alias, &err));
+    rdt_close(owner);
+    rdt_close(reader);
+    cluster_meet(&c);
+    cluster_end(&c, NULL);
+}
+
 Test(names_nodes, deadline_cancel_end_and_unpublish_while_waiting_across)
 {
     struct rdt_ref name, next;

@@ -46,6 +46,7 @@ done
 
 for name in explain stat put fetch wait free publish unpublish; do expect 2 '' "rdtctl: $name: INVALID: needs " "$name"; done
 expect 2 '' 'needs a REF, or --name NAME' fetch -o "$dir/x"
+expect 2 '' '--node is where a name is' wait weights --node n1
 expect 2 '' 'exclude each other' fetch weights --name weights -o "$dir/x"
 expect 2 '' "--after is of a name: 'weights' is an object" wait weights --after 3
 expect 2 '' '--name: NAME must not be empty' stat --name ''

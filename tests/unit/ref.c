@@ -108,6 +108,27 @@ Test(ref, from_name_takes_node_and_owner_of_a_ref_near_it)
     cr_assert_str_eq(ref.tenant, "blue");
 }
 
+Test(ref, address_takes_the_place_of_the_node)
+{
+    struct rdt_ref ref = {.node = {1}, .any_owner = 1, .id_bytes = 1, .id = "x"}, other;
+    char text[RDT_REF_TEXT_BYTES], longest[66];
+
+    strcpy(ref.address, "a much longer one than the next:1");
+    cr_assert_eq(rdt_ref_set_address(&ref, "h:1", NULL), RDT_OK);
+    rdt_ref_to_text(&ref, text);
+    cr_assert_str_eq(text, "rdt:00000000000000000000000000000000/x?a=h:1");
+    cr_assert_eq(rdt_ref_from_text(text, &other, NULL), RDT_OK);
+    assert_same(&ref, &other);
+    cr_assert_eq(rdt_ref_set_address(&other, "h:2", NULL), RDT_OK);
+    cr_assert_not(rdt_ref_equal(&ref, &other), "without a node the address is what tells them apart");
+    memset(longest, 'h', sizeof longest - 1);
+    longest[65] = 0;
+    cr_assert_eq(rdt_ref_set_address(&ref, longest, NULL), RDT_INVALID);
+    cr_assert_eq(rdt_ref_set_address(&ref, "", NULL), RDT_INVALID);
+    cr_assert_eq(rdt_ref_set_address(&ref, NULL, NULL), RDT_INVALID);
+    cr_assert_str_eq(ref.address, "h:1", "a failure writes nothing");
+}
+
 Test(ref, from_name_length_is_checked)
 {
     char name[130];
@@ -304,7 +325,7 @@ Test(ref, packed_garbage_is_refused_or_whole)
 
 Test(ref, equal_ignores_the_address_and_an_owner_not_given)
 {
-    struct rdt_ref a = {.generation = 1, .uid = 3, .id_bytes = 1, .id = "x"}, b = a;
+    struct rdt_ref a = {.node = {1}, .generation = 1, .uid = 3, .id_bytes = 1, .id = "x"}, b = a;
 
     strcpy(b.address, "somewhere:1");
     cr_assert(rdt_ref_equal(&a, &b));
