@@ -9,7 +9,7 @@
 
 #define REMEMBERED_MOST 4096u /* unpublished names whose versions are remembered each for itself */
 #define KEY_MOST (4 + sizeof((struct owner *)0)->tenant + 128)
-#define TOLD_AT_ONCE 128u /* thousands may wait for one name: others get their turn in between */
+#define TOLD_AT_ONCE 32u /* thousands may wait for one name: others get their turn in between */
 
 struct name_carrier { /* an object that names hold */
     uint64_t generation;
