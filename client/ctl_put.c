@@ -109,6 +109,7 @@ static enum rdt_status put_object(struct ctl *ctl, struct put *put, struct rdt_e
     options.ttl_ns = put->ttl_ns;
     options.visibility = (enum rdt_visibility)put->visibility;
     options.transport = put->transport;
+    options.flags = put->publish ? RDT_PUT_SNAPSHOT : 0; /* nobody writes it any more: copies of it may serve others */
     options.timeout_ns = ctl_timeout(ctl, CTL_DEFAULT_TIMEOUT_NS);
     if (options.timeout_ns <= 0) /* 0 polls here, and is "without end" there */
         options.timeout_ns = options.timeout_ns ? 0 : 1;

@@ -9,7 +9,8 @@
 
 #define REMEMBERED_MOST 4096u /* unpublished names whose versions are remembered each for itself */
 #define KEY_MOST (4 + sizeof((struct owner *)0)->tenant + 128)
-#define TOLD_AT_ONCE 32u /* thousands may wait for one name: others get their turn in between */
+#define TOLD_AT_ONCE 64u /* thousands may wait for one name: others get their turn in between */
+#define TURN_NS 1000000  /* until the next; not 0, which libuv's timers would take for this very turn */
 
 struct name_carrier { /* an object that names hold */
     uint64_t generation;
@@ -231,7 +232,7 @@ static void tell_due(struct name *name)
     name->busy = false;
     if (!list_empty(&name->due)) {
         list_append(&names->waking, &name->by_waking);
-        if (!deadline_set(names->deadlines, &names->wake, 0))
+        if (!deadline_set(names->deadlines, &names->wake, TURN_NS))
             log_error("no memory to wake those who wait for a name: they wait for its next version");
     }
     settle(name);

@@ -9,6 +9,8 @@ static enum rdt_status check_object(const struct call *call, const struct rdt_re
     if (!call_may_see(call, &object->account->owner))
         return rdt_error_set(err, RDT_DENIED, "object \"%s\" belongs to uid %u: only that user or root may publish it", ref->id,
                              object->account->owner.uid);
+    if (object->state == OBJECT_FILLING)
+        return rdt_error_set(err, RDT_BUSY, "object \"%s\" is still being put: publish it when its put has returned", ref->id);
     if (object->state != OBJECT_LIVE)
         return rdt_error_set(err, object->end == OBJECT_END_OWNER_DIED ? RDT_OWNER_DIED : RDT_FREED,
                              "object \"%s\" was freed: there is nothing to publish", ref->id);

@@ -181,6 +181,77 @@ Test(names_nodes, eight_samplers_follow_two_trainers_in_turn)
     cluster_end(&c, NULL);
 }
 
+/* What a trainer does: one buffer for ever, each step a snapshot of it. */
+static int train_in_place(struct actor *self, void *arg)
+{
+    rdt *conn = node_client(&c.node[0], "trainer");
+    uint8_t *weights = alloc_memory(conn, UCX_BYTES);
+    struct rdt_put_options options = RDT_INIT(options);
+    uint64_t version = 0;
+
+    (void)arg;
+    options.flags = RDT_PUT_SNAPSHOT;
+    for (uint32_t step = 1; step <= STEPS; step++) {
+        struct rdt_ref ref;
+        fill_pattern(weights, UCX_BYTES, step);
+        must_ok(rdt_put(conn, &VECTOR(RDT_U8, UCX_BYTES, weights), 1, &options, &ref, &err));
+        must_ok(rdt_publish(conn, "weights", &ref, NULL, &version, &err));
+        must_ok(rdt_free(conn, &ref, false, &err));
+        must(version == step);
+        if (step % 20 == 0) {
+            actor_step(self);
+            actor_await(self);
+        }
+    }
+    rdt_close(conn);
+    return 0;
+}
+
+static int sample_in_place(struct actor *self, void *arg)
+{
+    rdt *conn = node_client(arg, "sampler");
+    uint64_t version = 0;
+
+    while (version < STEPS) {
+        struct rdt_ref ref = name_on(&c.node[0], "weights", version);
+        rdt_object *object = fetch_one(conn, &ref, RDT_FETCH_AUTO);
+        must(info_of(object).version > version);
+        version = info_of(object).version;
+        must_say(holds_pattern(tensor_of(object, 0).data, UCX_BYTES, (uint32_t)version), "the bytes of version %llu",
+                 (unsigned long long)version);
+        rdt_release(object);
+        if (version % 20 == 0)
+            actor_send(self, &version, sizeof version);
+    }
+    rdt_close(conn);
+    return 0;
+}
+
+Test(names_nodes, snapshots_of_one_buffer_are_versions_that_never_change)
+{
+    struct actor trainer, samplers[SAMPLERS];
+    struct node_status status;
+    struct rdt_ref name;
+    rdt *conn;
+
+    cluster_start(&c, 2, &(struct cluster_options){0});
+    for (unsigned i = 0; i < SAMPLERS; i++)
+        actor_start(&samplers[i], sample_in_place, &c.node[i % 2]);
+    actor_start(&trainer, train_in_place, NULL);
+    for (uint32_t step = 20; step <= STEPS; step += 20)
+        keep_up(&trainer, samplers, step);
+    actor_wait(&trainer);
+    for (unsigned i = 0; i < SAMPLERS; i++)
+        actor_wait(&samplers[i]);
+    node_status(&c.node[0], &status);
+    must_say(status.objects == 1, "%llu objects are left", (unsigned long long)status.objects);
+    conn = node_client(&c.node[0], "cleaner");
+    name = name_on(&c.node[0], "weights", 0);
+    must_ok(rdt_unpublish(conn, &name, &err));
+    rdt_close(conn);
+    cluster_end(&c, NULL);
+}
+
 /* ---- across the link ---- */
 
 Test(names_nodes, publish_goes_to_the_objects_node)

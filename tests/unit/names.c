@@ -152,7 +152,9 @@ static void wait_as(struct waiting *waiting, const char *name, uint64_t after, c
 
 static bool turn_until_told(const struct waiting *waiting, unsigned n)
 {
-    for (unsigned round = 0; round < 10000; round++) {
+    uint64_t end_ns = uv_hrtime() + UINT64_C(20000000000);
+
+    while (uv_hrtime() < end_ns) {
         unsigned told = 0;
         for (unsigned i = 0; i < n; i++)
             told += waiting[i].told;
