@@ -139,6 +139,12 @@ struct rdt_memory_ops {
      * right left from before either, or BUSY and nothing has changed; the core's own mapping has ended in both cases (addr is NULL),
      * and the next one is for reading; on a pool thread. NULL: this memory cannot be sealed. */
     enum rdt_status (*seal)(void *memory, struct rdt_block *block, bool proof, struct rdt_error *err);
+
+    /* since 1.1: what an allocation of so many bytes takes, where that is more than whole pages of the system. NULL: it never is. */
+    uint64_t (*round)(void *memory, uint64_t bytes);
+
+    /* since 1.1: as alloc, for memory that is never shared. NULL, or UNSUPPORTED: as any other. */
+    enum rdt_status (*alloc_private)(void *memory, uint64_t bytes, struct rdt_block *block_p, struct rdt_error *err);
 };
 
 /* ---- transports ---- */

@@ -50,18 +50,19 @@ static bool keeps(const struct pool *pool, const struct memory_kind *kind, uint6
     return kind == pool->kind && bytes > POOL_MIN_BYTES && bytes <= pool->max_bytes / 2;
 }
 
-uint64_t pool_pages_bytes(uint64_t bytes)
+uint64_t pool_pages_bytes(const struct memory_kind *kind, uint64_t bytes)
 {
-    return round_up(bytes, page_bytes());
+    bytes = round_up(bytes, page_bytes());
+    return kind && kind->ops.round ? kind->ops.round(kind->instance, bytes) : bytes;
 }
 
 uint64_t pool_room_bytes(const struct pool *pool, const struct memory_kind *kind, uint64_t bytes)
 {
-    uint64_t room = bytes;
+    uint64_t pages = pool_pages_bytes(kind, bytes), room;
 
-    if (!keeps(pool, kind, bytes))
-        return pool_pages_bytes(bytes);
-    (void)class_of(bytes, &room);
+    if (!keeps(pool, kind, pages))
+        return pages;
+    (void)class_of(pages, &room);
     return room;
 }
 
@@ -224,6 +225,7 @@ struct pool_block *pool_take(struct pool *pool, const struct memory_kind *kind, 
     struct pool_block *block;
     uint64_t room, now = uv_hrtime();
 
+    bytes = pool_pages_bytes(kind, bytes);
     if (!keeps(pool, kind, bytes))
         return NULL;
     class = &pool->classes[class_of(bytes, &room)];

@@ -65,8 +65,8 @@ struct pool {
 
 void pool_init(struct pool *pool, struct work_pool *work, uint64_t max_bytes, uint64_t idle_ns);
 
-/* What memory for so many bytes takes: whole pages; or its size class, where the pool keeps such. */
-uint64_t pool_pages_bytes(uint64_t bytes);
+/* What memory for so many bytes takes: whole pages, as its kind has them; or its size class, where the pool keeps such. */
+uint64_t pool_pages_bytes(const struct memory_kind *kind, uint64_t bytes);
 uint64_t pool_room_bytes(const struct pool *pool, const struct memory_kind *kind, uint64_t bytes);
 
 /* A ready block of pool_room_bytes(bytes), which is the caller's with its charge; NULL: none. Either way the pool learns that such

@@ -175,13 +175,26 @@ static void free_victims(struct list *victims)
     list_init(victims);
 }
 
+static enum rdt_status alloc_block(struct region *region, struct rdt_error *err)
+{
+    const struct rdt_memory_ops *ops = &region->kind->ops;
+    void *instance = region->kind->instance;
+
+    if (region->origin == REGION_STAGING && ops->alloc_private &&
+        ops->alloc_private(instance, region->room, &region->block, NULL) == RDT_OK) {
+        region->never_leaves = true;
+        return RDT_OK;
+    }
+    return ops->alloc(instance, region->device, region->room, &region->block, err);
+}
+
 static void run_alloc(struct work *work)
 {
     struct page_work *page = (struct page_work *)work;
     struct region *region = page->region;
 
     free_victims(&page->victims);
-    page->status = region->kind->ops.alloc(region->kind->instance, region->device, region->room, &region->block, &page->err);
+    page->status = alloc_block(region, &page->err);
     if (page->status != RDT_OK || region->origin < REGION_RECEIVED)
         return;
     /* bytes are about to come: its pages are touched here, not one by one by the thread that receives */
@@ -310,8 +323,8 @@ enum rdt_status region_alloc(struct regions *regions, const char *kind_name, con
         return RDT_OK;
     }
     list_init(&victims);
-    room = origin == REGION_ALLOCATED ? pool_pages_bytes(bytes) : pool_room_bytes(&regions->ready, kind, bytes);
-    if (!make_room(regions, room, &victims) && !make_room(regions, room = pool_pages_bytes(bytes), &victims)) {
+    room = origin == REGION_ALLOCATED ? pool_pages_bytes(kind, bytes) : pool_room_bytes(&regions->ready, kind, bytes);
+    if (!make_room(regions, room, &victims) && !make_room(regions, room = pool_pages_bytes(kind, bytes), &victims)) {
         drop_victims(regions, &victims);
         region_cancel(region);
         return no_room(regions, bytes, err);
@@ -320,7 +333,7 @@ enum rdt_status region_alloc(struct regions *regions, const char *kind_name, con
     regions->bytes += room;
 
     if (bytes <= SMALL_BYTES && list_empty(&victims)) {
-        status = kind->ops.alloc(kind->instance, device, room, &region->block, err);
+        status = alloc_block(region, err);
         if (status != RDT_OK) {
             map_remove_u64(&regions->by_id, region->id);
             region_forget(region);
@@ -419,6 +432,7 @@ void region_retire(struct region *region, bool discard, struct list *victims)
 {
     struct regions *regions = region->regions;
     bool seen = region->exported_to != 0 || region->exported_widely || region->origin == REGION_IMPORTED;
+    bool anyone = !seen && !region->never_leaves && !region->sealed; /* what is ready may be given away */
     bool little = region->room <= SMALL_BYTES && region->n_registrations == 0 && !discard && !victims;
     struct pool_block *block = little ? NULL : malloc(sizeof *block), now;
 
@@ -436,7 +450,7 @@ void region_retire(struct region *region, bool discard, struct list *victims)
         list_append(victims, &block->link);
         return;
     }
-    if (!seen && pool_give(&regions->ready, block)) {
+    if (anyone && pool_give(&regions->ready, block)) {
         regions_watch(regions);
         return;
     }

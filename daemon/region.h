@@ -8,8 +8,8 @@
 #define DAEMON_REGION_H
 
 #include "daemon/account.h"
-#include "daemon/events.h"
 #include "daemon/deadline.h"
+#include "daemon/events.h"
 #include "daemon/list.h"
 #include "daemon/map.h"
 #include "daemon/plugin.h"
@@ -34,7 +34,8 @@ struct regions {
     struct deadline sweep;
 };
 
-enum region_origin { REGION_ALLOCATED, REGION_IMPORTED, REGION_RECEIVED, REGION_SNAPSHOT };
+/* Staging never leaves the daemon. */
+enum region_origin { REGION_ALLOCATED, REGION_IMPORTED, REGION_RECEIVED, REGION_SNAPSHOT, REGION_STAGING };
 
 #define REGION_MAX_REGISTRATIONS BLOCK_MAX_REGISTRATIONS
 
@@ -57,8 +58,9 @@ struct region {
     bool sealed;           /* nobody writes it any more, for ever */
     uint64_t exported_to;  /* the only client that ever had a fd of it; 0: nobody had, or many */
     bool exported_widely;
-    bool kept;     /* exported_to has it mapped, uses it for nothing, and waits for it to come again */
-    bool had_life; /* it was warm before: nobody but exported_to may ever have it */
+    bool never_leaves; /* it cannot be exported */
+    bool kept;         /* exported_to has it mapped, uses it for nothing, and waits for it to come again */
+    bool had_life;     /* it was warm before: nobody but exported_to may ever have it */
     struct registration registrations[REGION_MAX_REGISTRATIONS];
     unsigned n_registrations;
     struct list uses;              /* struct region_use: objects and targets over it */

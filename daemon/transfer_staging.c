@@ -79,7 +79,7 @@ enum rdt_status transfer_reserve_staging(struct transfer *transfer, region_ready
             staging->heap_bytes = staging->heap ? staging->need : 0;
         } else {
             staging->on_ready = on_ready;
-            status = region_alloc(regions, "host", "", staging->need, REGION_RECEIVED, transfer->account, 0, &staging->region,
+            status = region_alloc(regions, "host", "", staging->need, REGION_STAGING, transfer->account, 0, &staging->region,
                                   on_staging, transfer, err);
         }
         if (status != RDT_OK && status != RDT_AGAIN)

@@ -15,6 +15,7 @@
 #include <unistd.h>
 
 #include "backends/host/copy.h"
+#include "backends/host/huge.h"
 #include "backends/rdt_backend.h"
 
 #ifndef MFD_NOEXEC_SEAL
@@ -28,17 +29,19 @@ struct host_block {
     uint64_t page_bytes;   /* of huge pages; 0: of others */
     bool imported;
     bool read_only;
+    bool never_shared;
+    void *addr; /* mapped when it was allocated */
 };
 
-/* There is nothing to remember, but NULL could be taken for a failure. */
-static char instance;
+static struct huge huge; /* the one instance */
 
 static enum rdt_status host_open(const struct rdt_host *host, void **memory_p, struct rdt_error *err)
 {
-    (void)host;
-    (void)err;
-    *memory_p = &instance;
-    return RDT_OK;
+    enum rdt_status status = huge_open(&huge, host, err);
+
+    if (status == RDT_OK)
+        *memory_p = &huge;
+    return status;
 }
 
 static void host_close(void *memory)
@@ -111,27 +114,54 @@ static enum rdt_status host_alloc(void *memory, const char *device, uint64_t byt
 {
     struct host_block values = {.mapped_bytes = bytes};
     int fd, error;
+    enum rdt_status status;
 
-    (void)memory;
     (void)device;
     if (!bytes || bytes > INT64_MAX)
         return rdt_error_set(err, RDT_INVALID, "cannot allocate %llu bytes of host memory", (unsigned long long)bytes);
     if (!fits(bytes))
         return out_of_memory(err, bytes);
-    fd = create_memfd();
-    if (fd < 0)
-        return rdt_error_sys(err, errno, "memfd_create for %llu bytes", (unsigned long long)bytes);
-
-    error = fchmod(fd, 0600) ? errno : reserve(fd, bytes);
+    status = huge_memfd(memory, bytes, &fd, err);
+    if (status != RDT_OK)
+        return status;
+    if (fd >= 0) {
+        values.mapped_bytes = huge_round(memory, bytes);
+        values.page_bytes = huge.page_bytes;
+    } else {
+        fd = create_memfd();
+        if (fd < 0)
+            return rdt_error_sys(err, errno, "memfd_create for %llu bytes", (unsigned long long)bytes);
+        values.addr = huge_map(memory, fd, bytes);
+    }
+    error = fchmod(fd, 0600) ? errno : 0;
+    if (!error && !values.page_bytes && !values.addr)
+        error = reserve(fd, bytes);
     if (!error && fcntl(fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW)) /* more may follow: host_seal */
         error = errno;
     if (!error)
         return block_fill(block_p, fd, bytes, &values, err);
 
+    if (values.addr)
+        (void)munmap(values.addr, bytes);
     (void)close(fd);
     if (error == ENOMEM || error == ENOSPC || error == EFBIG)
         return out_of_memory(err, bytes);
     return rdt_error_sys(err, error, "reserving %llu bytes of host memory", (unsigned long long)bytes);
+}
+
+static uint64_t host_round(void *memory, uint64_t bytes)
+{
+    return huge_round(memory, bytes);
+}
+
+static enum rdt_status host_alloc_private(void *memory, uint64_t bytes, struct rdt_block *block_p, struct rdt_error *err)
+{
+    struct host_block values = {.mapped_bytes = bytes, .never_shared = true};
+    int fd = huge_tmpfs(memory, bytes);
+
+    if (fd < 0)
+        return rdt_error_set(err, RDT_UNSUPPORTED, "there is no huge_tmpfs, or no room on it");
+    return block_fill(block_p, fd, bytes, &values, err);
 }
 
 /* ---- importing ---- */
@@ -236,13 +266,15 @@ static enum rdt_status host_import(void *memory, const char *device, const struc
  * memory: it may have holes, which populating would fill at somebody's expense. */
 static enum rdt_status host_map(void *memory, struct rdt_block *block, bool warm, struct rdt_error *err)
 {
-    const struct host_block *priv = block->priv;
+    struct host_block *priv = block->priv;
     int protection = priv->read_only ? PROT_READ : PROT_READ | PROT_WRITE;
     int flags = MAP_SHARED | (warm && !priv->imported ? MAP_POPULATE : 0);
-    void *addr;
+    void *addr = priv->addr;
 
     (void)memory;
-    addr = mmap(NULL, priv->mapped_bytes, protection, flags, block->fd, (off_t)priv->offset);
+    priv->addr = NULL;
+    if (!addr)
+        addr = mmap(NULL, priv->mapped_bytes, protection, flags, block->fd, (off_t)priv->offset);
     /* Before Linux 6.7 memory with F_SEAL_WRITE had no shared mapping through a writable descriptor; nobody can
      * change it, so a private one shows the same. */
     if (addr == MAP_FAILED && errno == EPERM && priv->read_only)
@@ -262,8 +294,8 @@ static void host_free(void *memory, struct rdt_block *block)
     struct host_block *priv = block->priv;
 
     (void)memory;
-    if (block->addr)
-        (void)munmap(block->addr, priv->mapped_bytes);
+    if (block->addr || priv->addr)
+        (void)munmap(block->addr ? block->addr : priv->addr, priv->mapped_bytes);
     if (block->fd >= 0)
         (void)close(block->fd);
     free(priv);
@@ -288,6 +320,8 @@ static enum rdt_status host_share(void *memory, const struct rdt_block *block, b
     int fd;
 
     (void)memory;
+    if (priv->never_shared)
+        return rdt_error_set(err, RDT_UNSUPPORTED, "this memory lies on huge_tmpfs, which knows no seals: it is never shared");
     if (!writable && priv->imported)
         return rdt_error_set(err, RDT_UNSUPPORTED, "imported memory belongs to its client and cannot be made read-only");
     if (writable) {
@@ -315,9 +349,9 @@ static enum rdt_status host_seal(void *memory, struct rdt_block *block, bool pro
     (void)memory;
     if (priv->imported)
         return rdt_error_set(err, RDT_UNSUPPORTED, "imported memory belongs to its client and is not sealed");
-    if (proof && block->addr) {
-        (void)munmap(block->addr, priv->mapped_bytes);
-        block->addr = NULL;
+    if (proof && (block->addr || priv->addr)) {
+        (void)munmap(block->addr ? block->addr : priv->addr, priv->mapped_bytes);
+        block->addr = priv->addr = NULL;
     }
     if (fcntl(block->fd, F_ADD_SEALS, (proof ? F_SEAL_WRITE : F_SEAL_FUTURE_WRITE) | F_SEAL_SEAL)) {
         if (errno == EBUSY)
@@ -338,6 +372,13 @@ static enum rdt_status host_copy(void *memory, void *dst, const void *src, uint6
 
 /* ---- the backend ---- */
 
+static const struct rdt_config_key config_keys[] = {
+    {"huge_pages", "no",
+     "memory of 2 MiB and more on huge pages (hugetlb, else transparent): no, try (small ones where there are none), require"},
+    {"huge_tmpfs", "", "folder on a tmpfs mounted with huge=always, for memory that never leaves the daemon; empty: none"},
+    {NULL, NULL, NULL},
+};
+
 static const struct rdt_memory_ops memory_ops = {
     .struct_size = sizeof memory_ops,
     .name = "host",
@@ -351,6 +392,8 @@ static const struct rdt_memory_ops memory_ops = {
     .copy = host_copy,
     .discard = host_discard,
     .seal = host_seal,
+    .round = host_round,
+    .alloc_private = host_alloc_private,
 };
 
 static const struct rdt_backend backend = {
@@ -358,6 +401,7 @@ static const struct rdt_backend backend = {
     .struct_size = sizeof backend,
     .name = "host",
     .version = "0.1.0",
+    .config_keys = config_keys,
     .memory = &memory_ops,
 };
 

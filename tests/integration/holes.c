@@ -235,3 +235,48 @@ Test(holes, other_nodes_hear_of_it_and_their_connection_stays)
     cluster_end(&cluster, NULL);
     pool_restore();
 }
+
+/* ---- the daemon's own memory on huge pages ---- */
+
+static long free_pages(void)
+{
+    FILE *file = fopen("/proc/meminfo", "re");
+    char line[128];
+    long n = -1;
+
+    while (file && fgets(line, sizeof line, file) && sscanf(line, "HugePages_Free: %ld", &n) != 1)
+        continue;
+    if (file)
+        (void)fclose(file);
+    return n;
+}
+
+Test(holes, daemon_on_huge_pages_gives_them_all_back)
+{
+    static const char *const flags[] = {"--set", "host.huge_pages=require", "--pool-idle=200ms", NULL};
+    struct cluster cluster;
+    struct rdt_ref ref;
+    rdt *owner, *reader;
+    uint8_t *memory;
+
+    borrow_pages(40);
+    cluster_start(&cluster, 2, &(struct cluster_options){.flags = flags});
+    owner = node_client(&cluster.node[0], "owner");
+    reader = node_client(&cluster.node[1], "reader");
+    for (uint32_t i = 0; i < 3; i++) {
+        memory = alloc_memory(owner, 5 * MIB); /* no whole number of pages */
+        must(free_pages() < 40);
+        fill_pattern(memory, 5 * MIB, i);
+        ref = put_one(owner, &VECTOR(RDT_U8, 5 * MIB, memory), NULL);
+        fetch_pattern(reader, &ref, 5 * MIB, i, "ucx");
+        fetch_pattern(reader, &ref, 5 * MIB, i, "ucx"); /* into memory that came again */
+        must_ok(rdt_free(owner, &ref, false, &err));
+        must_ok(rdt_dealloc(owner, memory, &err));
+    }
+    must_refuse(RDT_NO_MEMORY, "nr_hugepages", rdt_alloc(owner, 100 * MIB, (void **)&memory, &err));
+    rdt_close(owner);
+    rdt_close(reader);
+    cluster_end(&cluster, NULL);
+    wait_until(20 * SEC, free_pages() == 40);
+    pool_restore();
+}
