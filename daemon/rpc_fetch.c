@@ -1,6 +1,7 @@
 /* FETCH, CANCEL, RELEASE: all items start before any is served; each is answered by its own FETCH_DONE. */
 #include <stdlib.h>
 
+#include "daemon/reservation.h"
 #include "daemon/rpc_call.h"
 
 #define AT_ONCE 8u     /* items that need no turn of their own */
@@ -22,7 +23,8 @@ struct batch {
     uint64_t *started; /* transfer that item i began; 0: none */
     struct seen seen;
     size_t next;
-    bool going; /* all are started: they may be served */
+    bool going;                   /* all are started: they may be served */
+    struct reservation *together; /* memory for all of them; NULL: a single one */
 };
 
 static struct transfer *begun(const struct batch *batch, size_t i)
@@ -74,6 +76,7 @@ static void start_item(struct batch *batch, size_t i)
 
 static bool batch_end(struct batch *batch)
 {
+    reservation_seal(batch->together);
     map_fini(&batch->seen.by_id);
     free(batch->seen.earlier);
     free(batch->started);
@@ -97,8 +100,13 @@ static bool batch_step(struct client_task *task, uint64_t until_ns)
             start_item(batch, batch->next++);
         } else {
             struct transfer *transfer = begun(batch, batch->next++);
-            if (transfer)
+            if (transfer) {
+                transfer->reservation = batch->together;
                 transfer_go(transfer);
+                transfer = begun(batch, batch->next - 1);
+                if (transfer) /* it waits for something, and others do not wait for it */
+                    transfer->reservation = NULL;
+            }
         }
     } while (uv_hrtime() < until_ns);
     return false;
@@ -143,6 +151,7 @@ enum rdt_status rpc_fetch(struct call *call, const void *request, struct rdt_err
     batch->rpc = call->rpc;
     batch->client = client;
     batch->message = message;
+    batch->together = n > 1 ? reservation_create(call->rpc->regions) : NULL;
     call_take_request(call, &batch->arena);
     call_reply_empty(call); /* each item answers for itself */
     if (n > AT_ONCE || !batch_step(&batch->task, UINT64_MAX))

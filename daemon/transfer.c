@@ -8,6 +8,7 @@
 #include <unistd.h>
 
 #include "daemon/log.h"
+#include "daemon/reservation.h"
 #include "wire_ref.h"
 
 #define BIT(state) (1u << (state))
@@ -91,6 +92,7 @@ struct transfer *transfer_new(struct transfers *transfers, struct client *client
     list_init(&transfer->fetches);
     list_init(&transfer->by_peer);
     list_init(&transfer->by_via);
+    list_init(&transfer->by_group);
     list_init(&transfer->wake.link);
     sm_init(&transfer->sm, states, sizeof states / sizeof states[0], TRANSFER_NEW);
     transfer->record = (struct transfer_record){.id = transfer->id,
@@ -177,6 +179,7 @@ void transfer_end(struct transfer *transfer)
     deadline_unset(transfers->deadlines, &transfer->stall);
     deadline_unset(transfers->deadlines, &transfer->turn);
     transfer_in_leave_question(transfer);
+    reservation_leave(transfer);
     object_waiter_remove(&transfer->waiter);
     name_waiter_remove(&transfer->named);
     map_remove_u64(&transfers->by_id, transfer->id);
@@ -303,6 +306,7 @@ void transfer_abort(struct transfer *transfer)
 {
     transfer->client = NULL;
     transfer_in_leave_question(transfer);
+    reservation_leave(transfer);
     switch ((enum transfer_state)transfer->sm.state) {
     case TRANSFER_NEW:
     case TRANSFER_PARKED:

@@ -149,7 +149,12 @@ struct transfer {
     struct layout *source; /* the object's tensors, sliced; other node: shapes only */
     struct layout *packed; /* the stream's layout */
     uint64_t stream_bytes;
-    struct region *received; /* memory for it; NULL with a target */
+    struct region *received;         /* memory for it; NULL with a target */
+    struct reservation *reservation; /* of its message, until it joins; borrowed */
+    struct reservation_group *group; /* it takes part in, until its memory is judged; reservation.h */
+    struct list by_group;
+    uint64_t group_bytes;
+    void (*on_room)(struct transfer *);
     struct chunk_plan *plan;
     struct staging staging;
     uint32_t next_chunk, chunks_done;

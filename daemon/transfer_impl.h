@@ -173,6 +173,7 @@ enum rdt_status transfer_in_start(struct transfer *transfer, struct rdt_error *e
 void transfer_in_ask(struct transfer *transfer); /* the link is up, and nobody has asked for the same */
 void transfer_in_leave_question(struct transfer *transfer);
 void transfer_in_on_meta(struct peer_work *work, const Rdt__Pb__PullMeta *meta);
+void transfer_in_on_parked(struct peer_work *work, const Rdt__Pb__PullParked *parked);
 void transfer_in_on_keys(struct peer_work *work, const Rdt__Pb__PullKeys *keys);
 void transfer_in_on_end(struct peer_work *work, const Rdt__Pb__PullEnd *end);
 void transfer_in_abort(struct transfer *transfer);

@@ -6,6 +6,7 @@
 
 #include "daemon/log.h"
 #include "daemon/question.h"
+#include "daemon/reservation.h"
 #include "daemon/transfer_impl.h"
 #include "wire_error.h"
 #include "wire_ref.h"
@@ -36,6 +37,7 @@ enum rdt_status transfer_in_start(struct transfer *transfer, struct rdt_error *e
     transfer->peer->n_in++;
     go = !transfer->joinable || question_begin(transfer);
     if (peer->state == PEER_UP && go) {
+        reservation_join(transfer, transfer->peer);
         list_append(&transfer->peer->incoming, &transfer->by_peer);
         transfer_in_ask(transfer);
         return RDT_OK;
@@ -120,6 +122,7 @@ void transfer_in_ask(struct transfer *transfer)
     pull.slice = transfer->slice;
     pull.timeout_ns = time_left_ns(transfer);
     pull.meta_only = transfer->meta_only;
+    pull.tell_parked = transfer->group != NULL;
     if (transfer->wish_transport[0] == '\0' ||
         strcasecmp(transfer->wish_transport, "inline") == 0) /* else they go another way */
         pull.inline_max_bytes = transfer->transfers->options->inline_max_bytes;
@@ -348,7 +351,7 @@ static void take_answer(struct transfer *transfer, const Rdt__Pb__PullMeta *meta
     transfer_set_state(transfer, TRANSFER_RESERVE);
     if (transfer->is_inline)
         take_inline(transfer, meta);
-    else
+    else if (!reservation_wait(transfer, go_on))
         go_on(transfer);
 }
 
@@ -364,6 +367,14 @@ void transfer_in_on_meta(struct peer_work *work, const Rdt__Pb__PullMeta *meta)
     next = id ? map_get_u64(&work->transfers->by_id, id) : NULL;
     if (next)
         on_turn(&next->turn);
+}
+
+void transfer_in_on_parked(struct peer_work *work, const Rdt__Pb__PullParked *parked)
+{
+    struct transfer *transfer = find(work, parked->transfer);
+
+    if (transfer)
+        reservation_leave(transfer); /* the others need not wait for a put */
 }
 
 /* The owner did not start as asked: it prefers another transport, or its connection was not ready. If the way stays the same the

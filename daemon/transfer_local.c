@@ -5,6 +5,7 @@
 
 #include "daemon/copy.h"
 #include "daemon/log.h"
+#include "daemon/reservation.h"
 #include "daemon/transfer_impl.h"
 
 struct local_copy {
@@ -134,6 +135,19 @@ static enum rdt_status copy_metadata(struct transfer *transfer, const struct obj
     return RDT_OK;
 }
 
+static void on_room(struct transfer *transfer)
+{
+    struct rdt_error err = {0};
+    enum rdt_status status = transfer_reserve(transfer, on_reserved, &err);
+
+    if (status == RDT_AGAIN)
+        transfer->n_ops++;
+    else if (status == RDT_OK)
+        start_copy(transfer);
+    else
+        transfer_fail_err(transfer, &err);
+}
+
 /* The object is pinned; memory for the copy comes next. */
 static void reserve(struct transfer *transfer, struct object *object)
 {
@@ -158,13 +172,8 @@ static void reserve(struct transfer *transfer, struct object *object)
         start_copy(transfer);
         return;
     }
-    status = transfer_reserve(transfer, on_reserved, &err);
-    if (status == RDT_AGAIN)
-        transfer->n_ops++;
-    else if (status == RDT_OK)
-        start_copy(transfer);
-    else
-        transfer_fail_err(transfer, &err);
+    if (!reservation_wait(transfer, on_room))
+        on_room(transfer);
 }
 
 static void serve(struct transfer *transfer, struct object *object)
@@ -307,6 +316,7 @@ void transfer_local_start(struct transfer *transfer)
         transfer_fail_err(transfer, &err);
         return;
     }
+    reservation_join(transfer, NULL);
     serve(transfer, object);
 }
 

@@ -457,6 +457,10 @@ enum rdt_status outgoing_on_pull(struct peer_work *work, const Rdt__Pb__Pull *pu
     } else if (park(out, &why) != RDT_OK) {
         send_meta_error(work, pull->transfer, &why);
         outgoing_end(out);
+    } else if (pull->tell_parked) {
+        Rdt__Pb__PullParked parked = RDT__PB__PULL_PARKED__INIT;
+        parked.transfer = pull->transfer;
+        (void)work_send(work, RDT_PEER_PULL_PARKED, &parked.base, NULL);
     }
     return RDT_OK;
 }

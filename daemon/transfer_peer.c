@@ -139,6 +139,13 @@ static enum rdt_status on_meta(struct peer_work *work, const void *message, stru
     return RDT_OK;
 }
 
+static enum rdt_status on_parked(struct peer_work *work, const void *message, struct rdt_error *err)
+{
+    (void)err;
+    transfer_in_on_parked(work, message);
+    return RDT_OK;
+}
+
 static enum rdt_status on_start(struct peer_work *work, const void *message, struct rdt_error *err)
 {
     (void)err;
@@ -188,6 +195,7 @@ static const struct {
     {RDT_PEER_OFFER, &rdt__pb__offer__descriptor, on_offer},
     {RDT_PEER_PULL, &rdt__pb__pull__descriptor, on_pull},
     {RDT_PEER_PULL_META, &rdt__pb__pull_meta__descriptor, on_meta},
+    {RDT_PEER_PULL_PARKED, &rdt__pb__pull_parked__descriptor, on_parked},
     {RDT_PEER_PULL_START, &rdt__pb__pull_start__descriptor, on_start},
     {RDT_PEER_PULL_KEYS, &rdt__pb__pull_keys__descriptor, on_keys},
     {RDT_PEER_PULL_END, &rdt__pb__pull_end__descriptor, on_end},

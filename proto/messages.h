@@ -54,7 +54,8 @@ enum rdt_event_type {
     X(12, CALL, call)                  \
     X(13, CALL_REPLY, call_reply)      \
     X(14, GOODBYE, goodbye)            \
-    X(15, PULL_KEYS, pull_keys)
+    X(15, PULL_KEYS, pull_keys)        \
+    X(24, PULL_PARKED, pull_parked)
 
 enum rdt_peer_message {
 #define X(number, name, message) RDT_PEER_##name = (number),

@@ -130,3 +130,138 @@ Test(reserve, staged_bytes_arrive)
     must_ok(rdt_dealloc(reader, into, &err));
     end();
 }
+
+/* ---- many objects in one fetch ---- */
+
+#define BIG (8 * MIB)
+
+static rdt_object *objects[8];
+static struct rdt_ref refs[8];
+
+static void put_big(rdt *conn, unsigned n)
+{
+    for (unsigned i = 0; i < n; i++)
+        refs[i] = put_pattern(conn, NULL, BIG, i);
+}
+
+static void free_big(rdt *conn, unsigned n)
+{
+    for (unsigned i = 0; i < n; i++)
+        must_ok(rdt_free(conn, &refs[i], false, &err));
+}
+
+static void expect_big(unsigned i)
+{
+    struct rdt_tensor tensor = tensor_of(objects[i], 0);
+
+    must(holds_pattern(tensor.data, BIG, i));
+    rdt_release(objects[i]);
+}
+
+/* Every one of them ends with this status. */
+static void expect_all(rdt *conn, unsigned n, enum rdt_fetch_mode mode, enum rdt_status expected, const char *text)
+{
+    struct rdt_fetch_options options = RDT_INIT(options);
+    rdt_request *requests[8];
+
+    options.mode = mode;
+    must_ok(rdt_fetch_start(conn, refs, n, &options, requests, &err));
+    for (unsigned i = 0; i < n; i++) {
+        (void)rdt_wait(conn, &requests[i], 1, RDT_WAIT_ALL, LONG, NULL, NULL, NULL);
+        must_refuse(expected, text, rdt_request_status(requests[i], &err));
+        rdt_request_destroy(requests[i]);
+    }
+}
+
+Test(reserve, batch_from_another_node_is_all_or_none)
+{
+    struct node_status before;
+
+    begin("--memory-limit=40MiB");
+    put_big(owner, 6);
+    before = status_of_reader();
+    expect_all(reader, 6, RDT_FETCH_AUTO, RDT_LIMIT, "objects of this fetch need");
+    cr_assert_eq(status_of_reader().bytes_in, before.bytes_in, "nothing moved");
+    wait_until(20 * SEC, status_of_reader().memory_bytes == 0);
+    must_ok(rdt_fetch(reader, refs, 4, NULL, objects, &err));
+    refs[6] = refs[4];
+    refs[7] = refs[5];
+    expect_all(reader, 2, RDT_FETCH_AUTO, RDT_NO_MEMORY, "together");
+    for (unsigned i = 0; i < 4; i++)
+        expect_big(i);
+    must_ok(rdt_fetch(reader, refs, 4, NULL, objects, &err)); /* warm memory is room */
+    for (unsigned i = 0; i < 4; i++)
+        expect_big(i);
+    free_big(owner, 6);
+    end();
+}
+
+Test(reserve, batch_of_copies_on_one_node_is_all_or_none)
+{
+    begin("--memory-limit=60MiB");
+    put_big(reader, 4);
+    expect_all(reader, 4, RDT_FETCH_COPY, RDT_NO_MEMORY, "together");
+    cr_assert_eq(status_of_reader().bytes_local, 0, "nothing was copied");
+    cr_assert_leq(status_of_reader().memory_bytes, 4 * BIG + MIB);
+    {
+        struct rdt_fetch_options options = RDT_INIT(options);
+        options.mode = RDT_FETCH_COPY;
+        must_ok(rdt_fetch(reader, refs, 3, &options, objects, &err));
+    }
+    for (unsigned i = 0; i < 3; i++)
+        expect_big(i);
+    free_big(reader, 4);
+    end();
+}
+
+/* Who waits for a put waits alone. */
+Test(reserve, batch_does_not_wait_for_what_nobody_has_put)
+{
+    rdt_request *requests[4];
+    struct rdt_ref late[2] = {ref_named("late"), ref_named("late")}; /* here and there */
+    struct rdt_fetch_options options = RDT_INIT(options);
+
+    begin("--memory-limit=400MiB");
+    late[1] = ref_on(&c.node[0], "late");
+    refs[0] = put_pattern(owner, NULL, BIG, 0);
+    refs[1] = put_pattern(reader, NULL, BIG, 1);
+    refs[2] = late[0];
+    refs[3] = late[1];
+    options.mode = RDT_FETCH_COPY;
+    must_ok(rdt_fetch_start(reader, refs, 4, &options, requests, &err));
+    must_ok(rdt_wait(reader, requests, 2, RDT_WAIT_ALL, LONG, NULL, NULL, &err));
+    must_be(RDT_AGAIN, rdt_request_status(requests[2], &err));
+    must_be(RDT_AGAIN, rdt_request_status(requests[3], &err));
+    refs[2] = put_pattern(reader, "late", BIG, 2);
+    refs[3] = put_pattern(owner, "late", BIG, 3);
+    must_ok(rdt_wait(reader, requests, 4, RDT_WAIT_ALL, LONG, NULL, NULL, &err));
+    for (unsigned i = 0; i < 4; i++) {
+        must_ok(rdt_request_take_object(requests[i], &objects[i], &err));
+        expect_big(i);
+        rdt_request_destroy(requests[i]);
+    }
+    must_ok(rdt_free(owner, &refs[0], false, &err));
+    must_ok(rdt_free(reader, &refs[1], false, &err));
+    must_ok(rdt_free(reader, &refs[2], false, &err));
+    must_ok(rdt_free(owner, &refs[3], false, &err));
+    end();
+}
+
+Test(reserve, batch_member_that_is_cancelled_does_not_hold_the_others)
+{
+    rdt_request *requests[4];
+    unsigned round;
+
+    begin("--memory-limit=400MiB");
+    put_big(owner, 4);
+    for (round = 0; round < 8; round++) {
+        must_ok(rdt_fetch_start(reader, refs, 4, NULL, requests, &err));
+        rdt_request_destroy(requests[round % 4]);
+        requests[round % 4] = requests[3];
+        must_ok(rdt_wait(reader, requests, 3, RDT_WAIT_ALL, LONG, NULL, NULL, &err));
+        for (unsigned i = 0; i < 3; i++)
+            rdt_request_destroy(requests[i]);
+    }
+    free_big(owner, 4);
+    end();
+}
