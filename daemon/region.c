@@ -9,7 +9,7 @@
 #include "daemon/log.h"
 #include "daemon/warm.h"
 
-#define SMALL_BYTES (128u << 10) /* page work up to this size is quicker than the way to the pool and back */
+#define SMALL_BYTES POOL_MIN_BYTES
 
 struct page_work {
     struct work work;
