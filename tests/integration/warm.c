@@ -442,7 +442,7 @@ Test(warm, cancelled_fetches_leave_it_usable)
 
 Test(warm, fetches_from_another_node_come_to_the_same_memory)
 {
-    static const char *const flags[] = {"--pool-idle=1s", NULL};
+    static const char *const flags[] = {"--pool-idle=60s", NULL};
     struct cluster cluster;
     unsigned long inode, first = 0;
     struct rdt_ref ref;
