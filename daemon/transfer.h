@@ -109,6 +109,7 @@ struct target {
 };
 
 struct chunk_op;
+struct local_copy;
 
 /* Memory that chunks pass through on their way to many small tensors: transfer_staging.c. */
 struct staging {
@@ -142,6 +143,7 @@ struct transfer {
     struct client_wake wake; /* the object has been put: served in its client's turn */
     struct object *woken;    /* held until then */
     struct object *object;   /* held and pinned during a copy */
+    struct local_copy *copy; /* while it is under way */
     struct name_waiter named;
     uint64_t version; /* of the name that was asked for */
 

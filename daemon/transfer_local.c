@@ -8,21 +8,36 @@
 #include "daemon/reservation.h"
 #include "daemon/transfer_impl.h"
 
-struct local_copy {
+#define LOOK_STEPS 16 /* of one hand; then the loop hears how far the copy is */
+
+struct hand { /* a work of the pool that takes the copy's next step as long as there is one */
     struct work work;
+    struct local_copy *local;
+    unsigned steps;
+};
+
+struct local_copy {
     struct transfer *transfer;
     struct copy copy;
+    struct rdt_error failure; /* status RDT_OK: none yet */
+    unsigned n_hands;         /* at work */
+    struct hand *hands;
 };
 
 static void copy_free(struct local_copy *local)
 {
+    local->transfer->copy = NULL;
     copy_fini(&local->copy);
+    free(local->hands);
     free(local);
 }
 
-static void run_copy(struct work *work)
+static void run_hand(struct work *work)
 {
-    copy_step(&((struct local_copy *)work)->copy);
+    struct hand *hand = (struct hand *)work;
+    bool more = copy_step(&hand->local->copy);
+
+    work->again = more && ++hand->steps % LOOK_STEPS != 0;
 }
 
 /* What a copy reads and writes was all there. */
@@ -36,25 +51,30 @@ static enum rdt_status check_regions(const struct transfer *transfer, struct rdt
     return status;
 }
 
-static void done_copy(struct work *work)
+static void done_hand(struct work *work)
 {
-    struct local_copy *local = (struct local_copy *)work;
+    struct local_copy *local = ((struct hand *)work)->local;
     struct transfer *transfer = local->transfer;
-    struct rdt_error err = {0};
+    struct rdt_error failure;
 
-    transfer->record.bytes_done += local->copy.copied;
-    if (transfer->sm.state == TRANSFER_MOVE && check_regions(transfer, &err) != RDT_OK) {
-        transfer->n_ops--; /* the failure may end it */
-        copy_free(local);
-        transfer_fail_err(transfer, &err);
-        return;
-    }
-    if (transfer->sm.state == TRANSFER_MOVE && !copy_ended(&local->copy)) {
-        work_submit(transfer->transfers->pool, &local->work);
+    transfer->record.bytes_done = atomic_load(&local->copy.copied);
+    if (transfer->sm.state == TRANSFER_MOVE && local->failure.status == RDT_OK)
+        (void)check_regions(transfer, &local->failure);
+    if (transfer->sm.state == TRANSFER_MOVE && local->failure.status == RDT_OK && !copy_ended(&local->copy)) {
+        work_submit(transfer->transfers->pool, work);
         return;
     }
     transfer->n_ops--;
+    if (--local->n_hands > 0) {
+        atomic_store(&local->copy.stop, true); /* nothing is left to take, or nobody wants it */
+        return;
+    }
+    failure = local->failure;
     copy_free(local);
+    if (transfer->sm.state == TRANSFER_MOVE && failure.status != RDT_OK) {
+        transfer_fail_err(transfer, &failure); /* ends it */
+        return;
+    }
     if (transfer->sm.state == TRANSFER_MOVE) {
         transfer->transfers->bytes_local += transfer->record.bytes_done;
         transfer_deliver_received(transfer);
@@ -77,33 +97,53 @@ static enum rdt_status fill_places(struct transfer *transfer, struct copy *copy,
     return status;
 }
 
-static void start_copy(struct transfer *transfer)
+static struct local_copy *copy_create(struct transfer *transfer)
 {
     struct target *target = transfer->target;
     struct local_copy *local = calloc(1, sizeof *local);
-    struct rdt_error err = {0};
 
     if (!local || !copy_init(&local->copy, transfer->source, transfer->object->n_regions,
                              target ? target->layout : transfer->packed, target ? target->n : 1)) {
         free(local);
+        return NULL;
+    }
+    transfer->copy = local;
+    local->transfer = transfer;
+    local->n_hands = copy_hands(&local->copy, transfer->transfers->options->worker_threads);
+    local->hands = calloc(local->n_hands, sizeof *local->hands);
+    if (!local->hands) {
+        copy_free(local);
+        return NULL;
+    }
+    for (unsigned i = 0; i < local->n_hands; i++)
+        local->hands[i] =
+            (struct hand){.work = {.run = run_hand, .done = done_hand, .lane = transfer->record.client}, .local = local};
+    return local;
+}
+
+static void start_copy(struct transfer *transfer)
+{
+    struct local_copy *local = copy_create(transfer);
+    struct rdt_error err = {0};
+
+    if (!local) {
         transfer_fail(transfer, RDT_NO_MEMORY, "no memory for the copy");
         return;
     }
-    local->work = (struct work){.run = run_copy, .done = done_copy, .lane = transfer->record.client};
-    local->transfer = transfer;
     if (fill_places(transfer, &local->copy, &err) != RDT_OK) {
         copy_free(local);
         transfer_fail_err(transfer, &err);
         return;
     }
     transfer_set_state(transfer, TRANSFER_MOVE);
-    transfer->n_ops++;
+    transfer->n_ops += local->n_hands;
     if (transfer->stream_bytes <= COPY_SMALL_BYTES) {
-        run_copy(&local->work);
-        done_copy(&local->work);
-    } else {
-        work_submit(transfer->transfers->pool, &local->work);
+        run_hand(&local->hands[0].work);
+        done_hand(&local->hands[0].work);
+        return;
     }
+    for (unsigned i = 0, n = local->n_hands; i < n; i++) /* none is done before the loop turns */
+        work_submit(transfer->transfers->pool, &local->hands[i].work);
 }
 
 static void on_reserved(void *arg, struct region *region, const struct rdt_error *err)
@@ -322,6 +362,8 @@ void transfer_local_start(struct transfer *transfer)
 
 void transfer_local_abort(struct transfer *transfer)
 {
+    if (transfer->copy)
+        atomic_store(&transfer->copy->copy.stop, true);
     transfer_set_state(transfer, TRANSFER_ABORT);
     if (transfer->n_ops == 0)
         transfer_end(transfer);

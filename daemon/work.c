@@ -97,6 +97,14 @@ static struct work *take_next(struct work_pool *pool)
     return work;
 }
 
+static void put_in_lane(struct work_pool *pool, struct work *work)
+{
+    struct lane *lane = lane_get(pool, work->lane);
+    if (lane->todo.first == NULL)
+        list_append(&pool->turns, &lane->link);
+    queue_push(&lane->todo, work);
+}
+
 static void *thread_main(void *arg)
 {
     struct work_pool *pool = arg;
@@ -115,7 +123,10 @@ static void *thread_main(void *arg)
 
         pthread_mutex_lock(&pool->mutex);
         bool wake = false;
-        if (wants_done) {
+        if (wants_done && work->again) {
+            work->again = false;
+            put_in_lane(pool, work); /* this thread takes what is next: nobody need be woken */
+        } else if (wants_done) {
             wake = pool->finished.first == NULL;
             queue_push(&pool->finished, work);
         } else {
@@ -218,10 +229,7 @@ void work_submit(struct work_pool *pool, struct work *work)
     pthread_mutex_lock(&pool->mutex);
     assert(!pool->stop);
     pool->outstanding++;
-    struct lane *lane = lane_get(pool, work->lane);
-    if (lane->todo.first == NULL)
-        list_append(&pool->turns, &lane->link);
-    queue_push(&lane->todo, work);
+    put_in_lane(pool, work);
     pthread_cond_signal(&pool->more);
     pthread_mutex_unlock(&pool->mutex);
 }

@@ -2,7 +2,7 @@
  * not libuv's, so that file or name lookups never wait behind a copy.
  *
  * Work comes in lanes, one for each client that has some, and lanes take turns: however much one client asks for, another's next work
- * waits for one piece of it, not for all. What is long comes in pieces, each submitted when the one before is done. */
+ * waits for one piece of it, not for all. What is long comes in pieces: it says `again`, or is submitted anew when it is done. */
 #ifndef DAEMON_WORK_H
 #define DAEMON_WORK_H
 
@@ -19,6 +19,7 @@ struct work {                    /* embed it; the pool owns it from submit until
     void (*done)(struct work *); /* on the loop thread; may free the struct; NULL: nothing to do,
                                    * and run may free it */
     uint64_t lane;               /* session id of the client it is for; 0: nobody's */
+    bool again;                  /* set by run: it is not done, and runs again after the other lanes' turns */
     struct work *next;
 };
 

@@ -3,7 +3,7 @@
  * memcpy reads each line of the destination before it writes it, until its own threshold (three quarters of the
  * shared cache, on large servers hundreds of MiB). Median GB/s of memcpy, 16-byte and 32-byte streaming stores
  * between two warm memfds on a two-core Xeon guest: 4 MiB 34, 27, 27; 16 MiB 17, 23, 26; 64 MiB 14, 17, 21; 1 GiB 13,
- * 18, 21.
+ * 18, 21. A large copy comes here in pieces: the threshold is below what a single copy would want.
  */
 #include "backends/host/copy.h"
 

@@ -5,7 +5,7 @@
 #include <stddef.h>
 
 /* memcpy, which past COPY_STREAM_BYTES bypasses the caches. The ranges do not overlap. Any thread. */
-#define COPY_STREAM_BYTES ((size_t)16 << 20)
+#define COPY_STREAM_BYTES ((size_t)4 << 20)
 void copy_bytes(void *dst, const void *src, size_t bytes);
 
 #endif

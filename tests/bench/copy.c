@@ -1,5 +1,6 @@
 /* Fetches by copy into memory that was touched before, beside the best copy that a program could make itself: glibc's memcpy or
- * streaming stores, on one thread or on as many as the daemon may use. Best is the one with the highest median in this run.
+ * streaming stores, on one thread or on as many as the daemon may use. Best is the one with the highest median in this run. Fetches are
+ * made eight at a time (fewer if they are large), and one at a time.
  *
  *     copy ROUNDS RDTD_SOCKET THREADS BYTES LABEL
  */
@@ -15,6 +16,8 @@
 #define MAX_ROUNDS 200u
 #define MAX_THREADS 16u
 #define ROUND_NS 3000000 /* a side of a round copies at least so long, or once */
+#define IN_FLIGHT 8
+#define ALL_IN_FLIGHT ((size_t)64 << 20) /* bytes of all of them, at most; one of any size */
 
 typedef void copier(uint8_t *to, const uint8_t *from, size_t bytes);
 
@@ -123,23 +126,53 @@ struct copies {
     struct crew crew;
 };
 
-enum { OURS, MEMCPY_1, STREAM_1, MEMCPY_N, STREAM_N, WAYS };
-static const char *const way_names[WAYS] = {"", "memcpy", "streaming stores", "memcpy, threads:", "streaming stores, threads:"};
+enum { OURS, OURS_ONE, MEMCPY_1, STREAM_1, MEMCPY_N, STREAM_N, WAYS };
+static const char *const way_names[WAYS] = {
+    "", "", "memcpy", "streaming stores", "memcpy, threads:", "streaming stores, threads:"};
 
-static void copy_once(struct copies *copies, int way)
+/* All of them into the same target, as a reference copies to the same place. */
+static void fetch_together(struct copies *copies, size_t n)
 {
+    const struct rdt_tensor *target = &copies->target;
+    rdt_request *requests[IN_FLIGHT];
+    const size_t one = 1;
+
+    for (size_t i = 0; i < n; i++) {
+        struct rdt_fetch_options options = RDT_INIT(options);
+
+        options.mode = RDT_FETCH_COPY;
+        options.timeout_ns = BENCH_TIMEOUT_NS;
+        options.targets = &target;
+        options.target_counts = &one;
+        must_ok(rdt_fetch_start(copies->reader, &copies->ref, 1, &options, &requests[i], &err));
+    }
+    must_ok(rdt_wait(copies->reader, requests, n, RDT_WAIT_ALL, BENCH_TIMEOUT_NS, NULL, NULL, &err));
+    for (size_t i = 0; i < n; i++)
+        rdt_request_destroy(requests[i]);
+}
+
+/* Returns how many copies were made. */
+static size_t copy_some(struct copies *copies, int way)
+{
+    size_t n = ALL_IN_FLIGHT / copies->bytes;
+
     switch (way) {
     case OURS:
+        n = n < 1 ? 1 : n < IN_FLIGHT ? n : IN_FLIGHT;
+        fetch_together(copies, n);
+        return n;
+    case OURS_ONE:
         rdt_release(bench_fetch(copies->reader, &copies->ref, RDT_FETCH_COPY, &copies->target, 1, "local/copy"));
-        break;
+        return 1;
     case MEMCPY_1:
         copy_memcpy(copies->to, copies->from, copies->bytes);
-        break;
+        return 1;
     case STREAM_1:
         copy_stream(copies->to, copies->from, copies->bytes);
-        break;
+        return 1;
     default:
         crew_copy(&copies->crew, way == MEMCPY_N ? copy_memcpy : copy_stream);
+        return 1;
     }
 }
 
@@ -147,11 +180,10 @@ static void copy_once(struct copies *copies, int way)
 static double measure(struct copies *copies, int way)
 {
     int64_t since = bench_now_ns(), took;
-    unsigned n = 0;
+    size_t n = 0;
 
     do {
-        copy_once(copies, way);
-        n++;
+        n += copy_some(copies, way);
         took = bench_now_ns() - since;
     } while (took < ROUND_NS);
     return (double)n * (double)copies->bytes / (double)took;
@@ -177,7 +209,7 @@ int main(int argc, char **argv)
     struct rdt_tensor source;
     unsigned rounds, threads;
     double best_speed = 0;
-    char note[160];
+    char note[160], one[32];
     int64_t bytes;
     int best = MEMCPY_1;
 
@@ -198,7 +230,7 @@ int main(int argc, char **argv)
     copies.to = map_memfd(copies.bytes, 0);
     copies.crew = (struct crew){.to = copies.to, .from = copies.from, .bytes = copies.bytes};
     crew_start(&copies.crew, threads);
-    copy_once(&copies, OURS);
+    (void)copy_some(&copies, OURS_ONE);
     for (unsigned round = 0; round < rounds; round++)
         for (int way = OURS; way < (threads > 1 ? WAYS : MEMCPY_N); way++)
             if ((way != STREAM_1 && way != STREAM_N) || can_stream())
@@ -213,8 +245,11 @@ int main(int argc, char **argv)
             best = way;
         }
     }
-    for (unsigned round = 0; round < rounds; round++)
+    (void)snprintf(one, sizeof one, "%s_one_in_flight", argv[5]);
+    for (unsigned round = 0; round < rounds; round++) {
         bench_row("copy_", argv[5], "GB/s", "higher", "0.9", speeds[OURS][round], speeds[best][round]);
+        bench_row("copy_", one, "GB/s", "higher", "null", speeds[OURS_ONE][round], speeds[best][round]);
+    }
     (void)snprintf(note, sizeof note, "reference: %s", way_names[best]);
     if (best >= MEMCPY_N)
         (void)snprintf(note + strlen(note), sizeof note - strlen(note), " %u", threads);

@@ -232,6 +232,44 @@ Test(fetch, copy_is_private_and_writable)
     end();
 }
 
+/* Several threads share a large copy, and tensors that lie in a row go together: none is forgotten, none is copied to another's place. */
+Test(fetch, copy_of_many_tensors_is_whole)
+{
+    enum { TENSORS = 3000 };
+    static int64_t shapes[TENSORS][2], strides[TENSORS][2];
+    static struct rdt_tensor tensors[TENSORS];
+    size_t at = 0;
+    struct rdt_ref ref;
+    rdt_object *object;
+    char *addr;
+
+    begin(NULL);
+    addr = alloc_memory(conn, 64 * MIB);
+    fill_pattern(addr, 64 * MIB, 5);
+    for (unsigned i = 0; i < TENSORS; i++) { /* most in a row; some with holes, some empty, a few large */
+        int64_t columns = i % 97 == 0 ? 0 : i % 1000 == 7 ? 5 << 20 : 1 + (int64_t)(i * 7919 % 9000);
+        shapes[i][0] = i % 31 == 0 ? 2 : 1;
+        shapes[i][1] = columns;
+        strides[i][0] = i % 62 == 0 ? columns + 3 : columns;
+        strides[i][1] = 1;
+        tensors[i] =
+            (struct rdt_tensor){.dtype = RDT_U8, .ndim = 2, .shape = shapes[i], .strides = strides[i], .data = addr + at};
+        at += (size_t)(columns * shapes[i][0]) + (i % 62 == 0 ? 3 : 0) + (i % 5 == 0 ? 64 : 0);
+    }
+    cr_assert_leq(at, 64 * MIB);
+    must_ok(rdt_put(conn, tensors, TENSORS, NULL, &ref, &err));
+    object = fetch_one(reader, &ref, RDT_FETCH_COPY);
+    must_go_by("local/copy", object);
+    for (unsigned i = 0; i < TENSORS; i++) {
+        struct rdt_tensor seen = tensor_of(object, i);
+        for (int64_t r = 0; r < shapes[i][0]; r++)
+            cr_assert_arr_eq((char *)seen.data + r * shapes[i][1], (char *)tensors[i].data + r * strides[i][0],
+                             (size_t)shapes[i][1], "row %d of tensor %u", (int)r, i);
+    }
+    rdt_release(object);
+    end();
+}
+
 Test(fetch, wishes_that_no_path_meets_say_why)
 {
     struct rdt_fetch_options options = RDT_INIT(options);

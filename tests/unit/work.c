@@ -34,7 +34,7 @@ static void on_closed(void *arg)
 
 struct job {
     struct work work;
-    unsigned order;
+    unsigned order, n_runs;
     bool has_run;
 };
 
@@ -137,6 +137,36 @@ Test(work, many_lanes)
     uv_run(&loop, UV_RUN_DEFAULT);
     cr_assert_eq(n_run, 20000);
     cr_assert_eq(n_done, 20000);
+}
+
+static void run_thrice(struct work *work)
+{
+    struct job *job = (struct job *)work;
+    run_job(work);
+    job->work.again = ++job->n_runs < 3;
+}
+
+/* Two pieces of another lane's work go between the three of one that says `again`, and it is done once. */
+Test(work, again_waits_for_others_turns)
+{
+    static const unsigned expected[] = {1, 2, 1, 2, 1};
+    struct work blocker = {.run = run_gate};
+    struct job *job = calloc(1, sizeof(*job));
+    cr_assert_eq(work_pool_create(&loop, 1, &pool, NULL), RDT_OK);
+    cr_assert_eq(uv_sem_init(&gate, 0), 0);
+    work_submit(pool, &blocker);
+    *job = (struct job){.work = {.run = run_thrice, .done = done_job, .lane = 1}, .order = 1};
+    work_submit(pool, &job->work);
+    submit_to(2, 2);
+    submit_to(2, 2);
+    uv_sem_post(&gate);
+    work_pool_close(pool, on_closed, &n_closed);
+    uv_run(&loop, UV_RUN_DEFAULT);
+    uv_sem_destroy(&gate);
+    cr_assert_eq(n_run, 5);
+    cr_assert_eq(n_done, 3);
+    for (unsigned i = 0; i < 5; i++)
+        cr_assert_eq(order_of_runs[i], expected[i], "run %u was of %u", i, order_of_runs[i]);
 }
 
 static void done_then_submit(struct work *work)
