@@ -121,23 +121,37 @@ void chunk_scatter(const struct chunk *chunk, const struct layout *packed, const
     }
 }
 
+/* Tensor i + 1 follows tensor i without a gap in both: a gap's bytes are nobody's in the stream, and somebody's in memory. */
+static bool follows(const struct layout *packed, const struct layout *layout, uint32_t i, uint32_t next)
+{
+    uint64_t bytes = layout_bytes(packed, i);
+
+    return layout->region[next] == layout->region[i] && layout->offset[next] == layout->offset[i] + bytes &&
+           packed->offset[next] == packed->offset[i] + bytes && layout_is_contiguous(layout, next);
+}
+
 bool chunk_piece(const struct chunk *chunk, const struct layout *packed, const struct layout *layout, uint32_t *region_p,
                  uint64_t *offset_p)
 {
-    uint32_t i = chunk->first;
+    uint32_t end = chunk->first + chunk->count, i = chunk->first, last;
 
     if (layout == packed) {
         *region_p = 0;
         *offset_p = chunk->offset;
         return true;
     }
-    while (i < chunk->first + chunk->count && layout_bytes(packed, i) == 0)
+    while (i < end && layout_bytes(packed, i) == 0)
         i++;
-    for (uint32_t rest = i + 1; rest < chunk->first + chunk->count; rest++)
-        if (layout_bytes(packed, rest) > 0)
-            return false;
-    if (i >= chunk->first + chunk->count || !layout_is_contiguous(layout, i))
+    if (i >= end || !layout_is_contiguous(layout, i))
         return false;
+    last = i;
+    for (uint32_t rest = i + 1; rest < end; rest++) {
+        if (layout_bytes(packed, rest) == 0)
+            continue;
+        if (!follows(packed, layout, last, rest))
+            return false;
+        last = rest;
+    }
     *region_p = layout->region[i];
     *offset_p = layout->offset[i] + (chunk->offset - packed->offset[i]);
     return true;

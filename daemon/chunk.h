@@ -2,7 +2,7 @@
  *
  * The stream is the packed layout (layout_packed): tensors in order, each at a multiple of 64. A tensor of more than an eighth of
  * chunk_bytes is cut by itself, so that its chunks go from memory to memory; runs of smaller ones share a chunk, which the ends
- * gather and scatter.
+ * gather and scatter unless they lie in a row.
  */
 #ifndef DAEMON_CHUNK_H
 #define DAEMON_CHUNK_H
@@ -37,7 +37,8 @@ void chunk_gather(const struct chunk *chunk, const struct layout *packed, const 
 void chunk_scatter(const struct chunk *chunk, const struct layout *packed, const struct layout *layout, uint8_t *const *bases,
                    const uint8_t *stream);
 
-/* Where the chunk lies in memory as one piece, if it does: a single contiguous tensor (or the packed layout itself). */
+/* Where the chunk lies in memory as one piece, if it does: a contiguous tensor, or several that follow each other without gaps (or the
+ * packed layout itself). */
 bool chunk_piece(const struct chunk *chunk, const struct layout *packed, const struct layout *layout, uint32_t *region_p,
                  uint64_t *offset_p);
 

@@ -6,6 +6,8 @@
 #include <string.h>
 #include <strings.h>
 
+#include "daemon/text.h"
+
 /* Ranks between the paths; a transport's own speed stays below a local copy. */
 enum { SPEED_SAME = 4000, SPEED_SHARE = 3000, SPEED_COW = 2500, SPEED_COPY = 2000, SPEED_INLINE = 1500 };
 
@@ -16,8 +18,12 @@ static struct path_candidate *add(struct path_decision *decision, enum path_kind
     if (decision->n == PATH_MAX_CANDIDATES)
         return NULL;
     candidate = &decision->candidates[decision->n++];
-    *candidate = (struct path_candidate){.kind = kind, .possible = true, .speed = speed};
-    (void)snprintf(candidate->name, sizeof candidate->name, "%s", name);
+    candidate->kind = kind;
+    candidate->possible = true;
+    candidate->one_sided = false;
+    candidate->speed = speed;
+    candidate->reason[0] = '\0';
+    text_copy(candidate->name, sizeof candidate->name, name);
     return candidate;
 }
 
@@ -28,6 +34,10 @@ __attribute__((format(printf, 2, 3))) static void reject(struct path_candidate *
     if (!candidate || !candidate->possible)
         return; /* the first reason stands */
     candidate->possible = false;
+    if (!strchr(fmt, '%')) {
+        text_copy(candidate->reason, sizeof candidate->reason, fmt);
+        return;
+    }
     va_start(args, fmt);
     (void)vsnprintf(candidate->reason, sizeof candidate->reason, fmt, args);
     va_end(args);
@@ -181,12 +191,12 @@ enum rdt_status path_choose(const struct path_query *query, struct path_decision
     if (decision->n > 0 && decision->candidates[0].possible) {
         struct path_candidate *chosen = &decision->candidates[0];
         decision->chosen = 0;
-        (void)snprintf(chosen->reason, sizeof chosen->reason, "%s",
-                       chosen->kind == PATH_TRANSPORT && query->preferred[0] && strcasecmp(query->preferred, chosen->name) == 0
-                           ? "the producer prefers it"
-                           : "the fastest that fits");
+        text_copy(chosen->reason, sizeof chosen->reason,
+                  chosen->kind == PATH_TRANSPORT && query->preferred[0] && strcasecmp(query->preferred, chosen->name) == 0
+                      ? "the producer prefers it"
+                      : "the fastest that fits");
         for (unsigned i = 1; i < decision->n && decision->candidates[i].possible; i++)
-            (void)snprintf(decision->candidates[i].reason, sizeof decision->candidates[i].reason, "possible, but slower");
+            text_copy(decision->candidates[i].reason, sizeof decision->candidates[i].reason, "possible, but slower");
         return RDT_OK;
     }
     for (unsigned pass = 0; pass < 2; pass++) /* what could be mended first */

@@ -95,14 +95,8 @@ struct transfer *transfer_new(struct transfers *transfers, struct client *client
     list_init(&transfer->by_group);
     list_init(&transfer->wake.link);
     sm_init(&transfer->sm, states, sizeof states / sizeof states[0], TRANSFER_NEW);
-    transfer->record = (struct transfer_record){.id = transfer->id,
-                                                .client = client->id,
-                                                .requester = client->account->owner,
-                                                .ref = *ref,
-                                                .direction = "local",
-                                                .state = "new",
-                                                .since_ns = uv_hrtime(),
-                                                .decision.chosen = -1};
+    transfer->record.client = client->id;
+    record_start(&transfer->record, transfer->id, &client->account->owner, ref, "local", "new");
     if (!map_put_u64(&transfers->by_id, transfer->id, transfer)) {
         account_unref(transfer->account);
         free(transfer);
@@ -121,6 +115,18 @@ enum rdt_status transfer_reserve(struct transfer *transfer, region_ready on_read
         return RDT_OK;
     return region_alloc(transfer->transfers->regions, "host", "", transfer->stream_bytes, REGION_RECEIVED, transfer->account,
                         transfer->n_fetches == 1 ? transfer->client->id : 0, &transfer->received, on_ready, transfer, err);
+}
+
+void record_start(struct transfer_record *record, uint64_t id, const struct owner *requester, const struct rdt_ref *ref,
+                  const char *direction, const char *state)
+{
+    record->id = id;
+    record->requester = *requester;
+    record->ref = *ref;
+    record->direction = direction;
+    record->state = state;
+    record->since_ns = uv_hrtime();
+    record->decision.chosen = -1;
 }
 
 void record_finish(struct transfers *transfers, struct transfer_record *record, const char *state, const char *error)

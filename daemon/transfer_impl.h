@@ -189,6 +189,9 @@ void transfer_in_on_stall(struct deadline *deadline);
 void transfer_in_cancel_ops(struct transfer *transfer);
 void transfer_in_via_closed(struct peer_transport *pt);
 
+/* Of a record that is all zero. */
+void record_start(struct transfer_record *record, uint64_t id, const struct owner *requester, const struct rdt_ref *ref,
+                  const char *direction, const char *state);
 void record_finish(struct transfers *transfers, struct transfer_record *record, const char *state, const char *error);
 Rdt__Pb__Slice *slice_dup(const Rdt__Pb__Slice *slice); /* NULL for NULL; free with protobuf_c_message_free_unpacked */
 

@@ -7,6 +7,7 @@
 #include "daemon/log.h"
 #include "daemon/question.h"
 #include "daemon/reservation.h"
+#include "daemon/text.h"
 #include "daemon/transfer_impl.h"
 #include "wire_error.h"
 #include "wire_ref.h"
@@ -30,7 +31,7 @@ enum rdt_status transfer_in_start(struct transfer *transfer, struct rdt_error *e
     transfer->peer = peer_work_get(transfers, peer);
     if (!transfer->peer)
         return rdt_error_set(err, RDT_NO_MEMORY, "no memory for node %s", peer->name);
-    (void)snprintf(transfer->record.peer, sizeof transfer->record.peer, "%s", peer->name);
+    text_copy(transfer->record.peer, sizeof transfer->record.peer, peer->name);
     if (peer->state == PEER_BACKOFF)
         return peer_away(peer, err);
     transfer->stall.on_passed = transfer_in_on_stall;
@@ -189,8 +190,8 @@ static enum rdt_status read_meta(struct transfer *transfer, const Rdt__Pb__PullM
     transfer->record.ref = ref;
     transfer->record.bytes = transfer->stream_bytes;
     transfer->contiguous = meta->contiguous;
-    (void)snprintf(transfer->preferred, sizeof transfer->preferred, "%s", meta->transport);
-    (void)snprintf(transfer->memory, sizeof transfer->memory, "%s", meta->memory);
+    text_copy(transfer->preferred, sizeof transfer->preferred, meta->transport);
+    text_copy(transfer->memory, sizeof transfer->memory, meta->memory);
     transfer->have_meta = true;
     return RDT_OK;
 }

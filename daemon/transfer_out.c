@@ -9,6 +9,7 @@
 #include <stdlib.h>
 
 #include "daemon/log.h"
+#include "daemon/text.h"
 #include "daemon/transfer_impl.h"
 #include "wire_ref.h"
 
@@ -280,7 +281,7 @@ static void answer(struct outgoing *out, struct object *object)
     meta.started = !meta.has_inline && !out->meta_only && outgoing_can_start(out);
     more = !out->meta_only && !meta.has_inline;
     if (!more)
-        (void)snprintf(out->record.path, sizeof out->record.path, out->meta_only ? "metadata" : "inline");
+        text_copy(out->record.path, sizeof out->record.path, out->meta_only ? "metadata" : "inline");
     status = work_send(out->work, RDT_PEER_PULL_META, &meta.base, &err);
     free(meta.inline_data.data);
     if (status != RDT_OK && status != RDT_PEER_LOST)
@@ -382,14 +383,8 @@ static struct outgoing *outgoing_new(struct peer_work *work, const Rdt__Pb__Pull
     list_init(&out->by_via);
     list_init(&out->in_turn);
     sm_init(&out->sm, states, sizeof states / sizeof states[0], OUTGOING_PARKED);
-    out->record = (struct transfer_record){.id = transfers->next_id++,
-                                           .requester = *requester,
-                                           .ref = *ref,
-                                           .direction = "out",
-                                           .state = "parked",
-                                           .since_ns = uv_hrtime(),
-                                           .decision.chosen = -1};
-    (void)snprintf(out->record.peer, sizeof out->record.peer, "%s", work->peer->name);
+    record_start(&out->record, transfers->next_id++, requester, ref, "out", "parked");
+    text_copy(out->record.peer, sizeof out->record.peer, work->peer->name);
     if (pull->start && pull->expect && strlen(pull->start->transport) < sizeof out->start_transport &&
         layout_from_wire(pull->expect, &out->expect, NULL) == RDT_OK) { /* else the reader will say PULL_START */
         memcpy(out->start_transport, pull->start->transport, strlen(pull->start->transport) + 1);

@@ -338,3 +338,49 @@ Test(chunk, size_out_of_range_refused)
     cr_expect_eq(chunk_plan_create(shapes, 1ull << 40, MIN_CHUNK, &plan, &err), RDT_LIMIT);
     free(shapes);
 }
+
+/* Three vectors from offset 1000 on, with `gap` bytes of memory before the last. Is the chunk that they share one piece? */
+static bool is_piece(const uint64_t sizes[3], uint64_t gap, uint64_t *offset_p)
+{
+    struct layout *layout = layout_create(3, 3), *packed = NULL;
+    struct chunk_plan *plan = NULL;
+    uint64_t stream_bytes, at = 1000;
+    uint32_t region;
+    bool piece;
+
+    cr_assert_not_null(layout);
+    for (uint32_t i = 0; i < 3; i++) {
+        layout->dtype[i] = RDT_U8;
+        layout->ndim[i] = 1;
+        layout->first_dim[i] = i;
+        layout->region[i] = 2;
+        layout->shape[i] = sizes[i];
+        layout->strides[i] = 1;
+        at += i == 2 ? gap : 0;
+        layout->offset[i] = at;
+        at += sizes[i];
+    }
+    cr_assert_eq(layout_packed(layout, &packed, &stream_bytes, NULL), RDT_OK);
+    cr_assert_eq(chunk_plan_create(packed, stream_bytes, 64 * MIN_CHUNK, &plan, NULL), RDT_OK);
+    cr_assert_eq(plan->n, 1u);
+    piece = chunk_piece(&plan->chunks[0], packed, layout, &region, offset_p);
+    cr_assert(!piece || region == 2);
+    free(plan);
+    free(packed);
+    free(layout);
+    return piece;
+}
+
+/* What lies in a row goes from memory to memory; what has a gap, in memory or in the stream, does not: those bytes are not the object's. */
+Test(chunk, tensors_in_a_row_are_one_piece)
+{
+    uint64_t offset = 0;
+
+    cr_assert(is_piece((uint64_t[]){64, 128, 192}, 0, &offset));
+    cr_assert_eq(offset, 1000u);
+    cr_assert(is_piece((uint64_t[]){0, 640, 0}, 0, &offset));
+    cr_assert(is_piece((uint64_t[]){64, 0, 60}, 0, &offset));
+    cr_assert_not(is_piece((uint64_t[]){64, 128, 192}, 64, &offset));
+    cr_assert_not(is_piece((uint64_t[]){60, 128, 192}, 0, &offset));
+    cr_assert_not(is_piece((uint64_t[]){60, 128, 192}, 4, &offset));
+}
