@@ -73,10 +73,45 @@ static struct region *find_region(const struct client *client, const Rdt__Pb__Re
     return region && region->generation == use->generation ? region : NULL;
 }
 
+/* Every tensor lies whole in a region that the client may write. regions[n]: NULL where it has none. */
+static enum rdt_status check_targets(const struct layout *layout, const Rdt__Pb__FetchItem *item, struct region *const *regions,
+                                     struct rdt_error *err)
+{
+    for (uint32_t i = 0; i < layout->count; i++) {
+        uint64_t tensor_lo, tensor_hi;
+        uint32_t r = layout->region[i];
+        enum rdt_status status;
+
+        if (!layout_is_contiguous(layout, i))
+            return rdt_error_set(err, RDT_MISMATCH, "target %u is not contiguous", i);
+        status = layout_extent(layout, i, &tensor_lo, &tensor_hi, err);
+        if (status != RDT_OK)
+            return status;
+        if (tensor_lo == tensor_hi)
+            continue;
+        if (r >= item->n_target_regions)
+            return rdt_error_set(err, RDT_INVALID, "target %u names region %u of %zu", i, r, item->n_target_regions);
+        if (!regions[r])
+            return rdt_error_set(err, RDT_NOT_FOUND, "target %u lies in region %llu, which this client does not have", i,
+                                 (unsigned long long)item->target_regions[r]->region);
+        if (regions[r]->block.read_only)
+            return rdt_error_set(err, RDT_INVALID, "target %u lies in memory that was imported read-only", i);
+        if (tensor_hi > regions[r]->bytes)
+            return rdt_error_set(err, RDT_INVALID, "target %u ends at byte %llu of a region of %llu", i,
+                                 (unsigned long long)tensor_hi, (unsigned long long)regions[r]->bytes);
+    }
+    for (size_t r = 0; r < item->n_target_regions; r++) /* the answer lists them all */
+        if (!regions[r])
+            return rdt_error_set(err, RDT_NOT_FOUND, "this client has no region %llu, which its targets list",
+                                 (unsigned long long)item->target_regions[r]->region);
+    return RDT_OK;
+}
+
 static enum rdt_status target_create(struct client *client, const Rdt__Pb__FetchItem *item, struct target **target_p,
                                      struct rdt_error *err)
 {
     struct target *target = calloc(1, sizeof *target);
+    struct region *regions[RDT_MAX_FRAME_FDS];
     enum rdt_status status = RDT_OK;
 
     if (!target)
@@ -90,42 +125,15 @@ static enum rdt_status target_create(struct client *client, const Rdt__Pb__Fetch
         status = rdt_error_set(err, RDT_NO_MEMORY, "no memory for the targets");
     if (status == RDT_OK)
         status = layout_from_wire(item->targets, &target->layout, err);
-    for (uint32_t i = 0; status == RDT_OK && i < target->layout->count; i++) {
-        uint64_t tensor_lo, tensor_hi;
-        uint32_t r = target->layout->region[i];
-        struct region *region;
-
-        if (!layout_is_contiguous(target->layout, i)) {
-            status = rdt_error_set(err, RDT_MISMATCH, "target %u is not contiguous", i);
-            break;
-        }
-        status = layout_extent(target->layout, i, &tensor_lo, &tensor_hi, err);
-        if (status != RDT_OK || tensor_lo == tensor_hi)
-            continue;
-        if (r >= item->n_target_regions) {
-            status = rdt_error_set(err, RDT_INVALID, "target %u names region %u of %zu", i, r, item->n_target_regions);
-            break;
-        }
-        region = find_region(client, item->target_regions[r]);
-        if (!region)
-            status = rdt_error_set(err, RDT_NOT_FOUND, "target %u lies in region %llu, which this client does not have", i,
-                                   (unsigned long long)item->target_regions[r]->region);
-        else if (region->block.read_only)
-            status = rdt_error_set(err, RDT_INVALID, "target %u lies in memory that was imported read-only", i);
-        else if (tensor_hi > region->bytes)
-            status = rdt_error_set(err, RDT_INVALID, "target %u ends at byte %llu of a region of %llu", i,
-                                   (unsigned long long)tensor_hi, (unsigned long long)region->bytes);
-    }
-    for (size_t r = 0; status == RDT_OK && r < item->n_target_regions; r++) /* the answer lists them all */
-        if (!find_region(client, item->target_regions[r]))
-            status = rdt_error_set(err, RDT_NOT_FOUND, "this client has no region %llu, which its targets list",
-                                   (unsigned long long)item->target_regions[r]->region);
+    for (size_t r = 0; status == RDT_OK && r < item->n_target_regions; r++)
+        regions[r] = find_region(client, item->target_regions[r]);
+    if (status == RDT_OK)
+        status = check_targets(target->layout, item, regions, err);
     if (status == RDT_OK) {
         target->n = (uint32_t)item->n_target_regions;
         for (uint32_t r = 0; r < target->n; r++) {
-            struct region *region = find_region(client, item->target_regions[r]);
-            region_pin(region);
-            region_use_add(&target->uses[r], region, target->layout, r);
+            region_pin(regions[r]);
+            region_use_add(&target->uses[r], regions[r], target->layout, r);
         }
         *target_p = target;
     } else {

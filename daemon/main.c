@@ -1,10 +1,16 @@
 /* rdtd: reads its options and runs. */
+#include <malloc.h>
 #include <stdio.h>
 #include <stdlib.h>
 
 #include "daemon/daemon.h"
 #include "daemon/log.h"
 #include "daemon/node.h"
+
+/* Messages of some hundred KiB come and go by the thousand: their pages stay, rather than go back to the kernel with each of them. What
+ * is kept is never more than KEEP_BYTES. */
+#define KEEP_BYTES (8 << 20)
+#define MMAP_BYTES (2 << 20)
 
 int main(int argc, char **argv)
 {
@@ -13,6 +19,8 @@ int main(int argc, char **argv)
     enum log_level level;
     enum rdt_status status = RDT_OK;
 
+    (void)mallopt(M_TRIM_THRESHOLD, KEEP_BYTES);
+    (void)mallopt(M_MMAP_THRESHOLD, MMAP_BYTES);
     /* UCX installs handlers for SIGSEGV and others in its library's constructor: this must come before any backend is loaded. */
     (void)setenv("UCX_HANDLE_ERRORS", "none", 0);
     if (options_load(argc, argv, &options, &err) != RDT_OK) {
