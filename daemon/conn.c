@@ -136,8 +136,9 @@ static void set_events(struct conn *conn)
 
     if (conn->closing)
         return;
-    /* Who does not read is not read, nor is who has work left. */
-    if (!conn->draining && !conn->more && !conn->client.task && !queue_is_full(conn))
+    /* Who does not read is not read, nor is who has a task. Frames that wait for the next turn change nothing here: on_socket looks away
+     * meanwhile, which costs less than to tell the kernel twice. */
+    if (!conn->draining && !conn->client.task && !queue_is_full(conn))
         events |= UV_READABLE;
     if ((conn->writer.queued_frames > 0 || conn->draining) && conn->retry.place == 0)
         events |= UV_WRITABLE;
@@ -342,6 +343,8 @@ static void handle_frame(struct conn *conn)
     }
     if (status != RDT_OK)
         refuse(conn, &frame, &err);
+    if (conn->reader.start == conn->reader.end)
+        conn->more = false; /* a turn more would only find that out */
 }
 
 /* Reads once. true: there may be more to read. */
@@ -422,7 +425,7 @@ static void on_socket(uv_poll_t *poll, int uv_status, int events)
     }
     if (events & UV_WRITABLE && !flush(conn))
         return;
-    if (events & UV_READABLE && !conn->draining)
+    if (events & UV_READABLE && !conn->draining && !uv_is_active((uv_handle_t *)&conn->turn))
         work(conn, true);
 }
 

@@ -3,6 +3,7 @@
 #include "daemon/map.h"
 
 #include <assert.h>
+#include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/random.h>
@@ -70,15 +71,27 @@ static uint32_t hash_bytes(uint64_t seed, const void *key, size_t bytes)
 
 /* ---- slots ---- */
 
+/* One secret for the process, so that a map for a moment costs no system call; and another seed for each map. */
+static uint64_t new_seed(void)
+{
+    static _Atomic uint64_t secret, n_maps;
+    uint64_t seed = atomic_load(&secret);
+
+    if (seed == 0) {
+        if (getrandom(&seed, sizeof(seed), GRND_NONBLOCK) != (ssize_t)sizeof(seed)) {
+            /* Only in the first moments of a machine's life: weaker, but no reason to fail. */
+            struct timespec now;
+            clock_gettime(CLOCK_MONOTONIC, &now);
+            seed = (uint64_t)now.tv_nsec * 0x9e3779b97f4a7c15u ^ (uintptr_t)&secret;
+        }
+        atomic_store(&secret, seed);
+    }
+    return seed + (atomic_fetch_add(&n_maps, 1) + 1) * 0x9e3779b97f4a7c15u;
+}
+
 void map_init(struct map *map)
 {
-    *map = (struct map){0};
-    if (getrandom(&map->seed, sizeof(map->seed), GRND_NONBLOCK) != (ssize_t)sizeof(map->seed)) {
-        /* Only in the first moments of a machine's life: weaker, but no reason to fail. */
-        struct timespec now;
-        clock_gettime(CLOCK_MONOTONIC, &now);
-        map->seed = (uint64_t)now.tv_nsec * 0x9e3779b97f4a7c15u ^ (uintptr_t)map;
-    }
+    *map = (struct map){.seed = new_seed()};
 }
 
 void map_fini(struct map *map)
