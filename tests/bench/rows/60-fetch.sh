@@ -59,8 +59,7 @@ if [[ fetch =~ $wanted || fetch_64K =~ $wanted || $wanted == *fetch* ]]; then
 fi
 fetch_rows 64K 65536 4000 1000 5
 fetch_rows 1M 1048576 800 300 5
-fetch_rows 4M 4194304 200 100 5
 fetch_rows 16M 16777216 60 30 5
 fetch_rows 64M 67108864 20 10 5
 fetch_rows 256M 268435456 6 3 3
-fetch_rows 1G 1073741824 3 2 3
+fetch_rows 1G 1073741824 2 1 3
