@@ -262,7 +262,7 @@ Test(fetch, copy_of_many_tensors_is_whole)
     must_go_by("local/copy", object);
     for (unsigned i = 0; i < TENSORS; i++) {
         struct rdt_tensor seen = tensor_of(object, i);
-        for (int64_t r = 0; r < shapes[i][0]; r++)
+        for (int64_t r = 0; r < shapes[i][0] && shapes[i][1] > 0; r++)
             cr_assert_arr_eq((char *)seen.data + r * shapes[i][1], (char *)tensors[i].data + r * strides[i][0],
                              (size_t)shapes[i][1], "row %d of tensor %u", (int)r, i);
     }
