@@ -94,7 +94,7 @@ static void release(struct self *self)
 
 /* ---- verbs ---- */
 
-static void put(struct self *self, const struct agent_order *order, struct agent_report *report)
+static void put(struct self *self, const struct agent_order *order, struct actor *channel, struct agent_report *report)
 {
     struct rdt_put_options options = RDT_INIT(options);
     struct rdt_error err = {0};
@@ -105,6 +105,7 @@ static void put(struct self *self, const struct agent_order *order, struct agent
         (void)rdt_dealloc(self->conn, self->source, NULL);
     self->source = NULL;
     report->status[0] = rdt_alloc(self->conn, order->bytes, &memory, &err);
+    actor_step(channel);
     if (report->status[0] == RDT_OK) {
         self->source = memory;
         fill_pattern(memory, order->bytes, order->seed);
@@ -201,11 +202,11 @@ static int run(struct actor *channel, void *arg)
         int64_t start = now_ns();
 
         actor_recv(channel, &order, sizeof order);
-        if (order.verb != AGENT_FETCH)
+        if (order.verb != AGENT_FETCH && order.verb != AGENT_PUT) /* they say it later */
             actor_step(channel);
         switch (order.verb) {
         case AGENT_PUT:
-            put(&self, &order, &report);
+            put(&self, &order, channel, &report);
             break;
         case AGENT_FETCH:
             fetch(&self, &order, channel, &report);

@@ -62,8 +62,6 @@ bool fault_cell_exists(const struct fault_cell *cell)
     enum fault_place place = cell->place;
     bool fetches = step <= FAULT_HELD || step == FAULT_NAME_PARKED;
 
-    if (step == FAULT_PUTTING)
-        return false;
     if (place == FAULT_SAME && (consumers_node(event) || cable(event)))
         return false; /* there is one node, the owner's */
     if (cable(event) && place != FAULT_INLINE && place != FAULT_UCX)
