@@ -138,7 +138,7 @@ struct rdt_put_options {
 /* Makes an object of the tensors, in one round trip (two if bytes had to be copied in). The object refers to the memory: it is
  * live, and what is written there later is seen by readers; put nothing over it before rdt_wait_freed. Tensors may overlap,
  * repeat, be empty; count 0 is allowed. Tensors are borrowed during the call. The object lives until it is freed or this
- * session ends.
+ * session ends. With SNAPSHOT the call returns when the copy is whole; TIMED_OUT: there is no object.
  * Errors: INVALID (names the tensor), EXISTS (id), LIMIT, NO_MEMORY, UNSUPPORTED (transport unknown; lists those loaded). */
 enum rdt_status rdt_put(rdt *rdt, const struct rdt_tensor *tensors, size_t count, const struct rdt_put_options *options,
                         struct rdt_ref *ref_p, struct rdt_error *err);
@@ -169,7 +169,7 @@ struct rdt_fetch_options {
     enum rdt_fetch_mode mode;
     int64_t timeout_ns;     /* deadline of every request, from its start to its last byte; 0: without end */
     const char *transport;  /* only by this one; NULL: any */
-    const char *least_path; /* refuse what is slower than this path: "share", "copy", "inline", a transport's; NULL: any */
+    const char *least_path; /* refuse what is slower than this path: "share", "cow", "copy", "inline", a transport's; NULL: any */
     /* For the i-th ref, if not NULL, slices[i] has one entry per tensor of that object (or is NULL: whole). */
     const struct rdt_slice *const *slices;
     const size_t *slice_counts; /* [refs] entries in slices[i] */

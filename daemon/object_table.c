@@ -211,6 +211,22 @@ enum rdt_status object_table_put(struct object_table *table, const struct object
     return RDT_OK;
 }
 
+void object_table_withdraw(struct object *object, const struct rdt_error *why)
+{
+    struct object_table *table = object->table;
+    struct object *awaited = NULL;
+
+    if (object_n_waiters(object) > 0)
+        awaited = object_new(table, object->account, object->tail, object->key_bytes, object->id_bytes, NULL, 0);
+    if (awaited) {
+        map_replace(&table->by_name, awaited->tail, awaited->key_bytes, awaited);
+        object->named = false;
+        awaited->named = true;
+        adopt_waiters(awaited, object);
+    }
+    object_fail(object, why);
+}
+
 static enum rdt_status why_gone(const struct object_table *table, const struct rdt_ref *ref, struct rdt_error *err)
 {
     if (ref->generation >= table->next_generation || ref->generation < table->first_generation)

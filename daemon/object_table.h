@@ -50,6 +50,10 @@ struct object_put {
 enum rdt_status object_table_put(struct object_table *table, const struct object_put *put, struct object **object_p,
                                  struct rdt_error *err);
 
+/* Undoes the put of a filling object that was refused at once: who waited for the id goes on waiting, or hears why if there is no
+ * memory for that. Drops the producer's hold. */
+void object_table_withdraw(struct object *object, const struct rdt_error *why);
+
 /* The object that a ref of this node means to the requester. RDT_OK: live. RDT_AGAIN: nobody has put it yet, or its put has not ended.
  * FREED, OWNER_DIED, NOT_FOUND, DENIED, INVALID. */
 enum rdt_status object_table_find(struct object_table *table, const struct rdt_ref *ref, const struct owner *requester,

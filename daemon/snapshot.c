@@ -245,8 +245,8 @@ static enum rdt_status advance(struct snapshot *snapshot, enum rdt_status status
     return status;
 }
 
-/* It has come to an end: live, or failed. */
-static enum rdt_status finish(struct snapshot *snapshot, enum rdt_status status, struct rdt_error *err)
+/* It has come to an end: live, or failed. at_once: the put has not been deferred yet. */
+static enum rdt_status finish(struct snapshot *snapshot, enum rdt_status status, bool at_once, struct rdt_error *err)
 {
     struct object *object = snapshot->object;
 
@@ -256,6 +256,8 @@ static enum rdt_status finish(struct snapshot *snapshot, enum rdt_status status,
         status = object_fill(object, snapshot->layout, snapshot->regions, snapshot->n_taken + (snapshot->fresh != NULL), err);
     if (status == RDT_OK)
         snapshot->layout = NULL; /* taken */
+    else if (at_once)
+        object_table_withdraw(object, err);
     else
         object_fail(object, err);
     region_unref(snapshot->fresh); /* the object has its own */
@@ -272,7 +274,7 @@ static void go_on(struct snapshot *snapshot, enum rdt_status status, struct rdt_
     status = advance(snapshot, status, &err);
     if (status == RDT_AGAIN)
         return;
-    status = finish(snapshot, status, &err);
+    status = finish(snapshot, status, false, &err);
     if (snapshot->on_done)
         snapshot->on_done(snapshot->arg, object, status == RDT_OK ? NULL : &err);
     snapshot_free(snapshot);
@@ -288,7 +290,7 @@ enum rdt_status snapshot_start(struct regions *table, struct object *object, con
     if (!snapshot || !(snapshot->given = calloc(object->n_regions + 1u, sizeof(bool)))) {
         free(snapshot);
         (void)rdt_error_set(err, RDT_NO_MEMORY, "no memory for the snapshot");
-        object_fail(object, err);
+        object_table_withdraw(object, err);
         return RDT_NO_MEMORY;
     }
     for (uint32_t i = 0; given && i < object->n_regions; i++)
@@ -303,7 +305,7 @@ enum rdt_status snapshot_start(struct regions *table, struct object *object, con
         *snapshot_p = snapshot;
         return status;
     }
-    status = finish(snapshot, status, err);
+    status = finish(snapshot, status, true, err);
     snapshot_free(snapshot);
     object_drop(object);
     return status;

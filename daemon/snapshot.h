@@ -21,7 +21,8 @@ typedef void (*snapshot_done)(void *arg, struct object *object, const struct rdt
 bool snapshot_may_take(const struct region *region);
 
 /* For an object that was put as filling, over the memory that is to be copied. given, if not NULL, is [n_regions]: those given
- * up, with no other reference than the object's. RDT_OK: it is live. RDT_AGAIN: on_done comes later. Else the object has failed. */
+ * up, with no other reference than the object's. RDT_OK: it is live. RDT_AGAIN: on_done comes later. Else it was
+ * withdrawn: who waited for its id waits on. */
 enum rdt_status snapshot_start(struct regions *table, struct object *object, const bool *given, snapshot_done on_done,
                                void *arg, struct snapshot **snapshot_p, struct rdt_error *err);
 

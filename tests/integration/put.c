@@ -364,10 +364,20 @@ Test(put, by_hand_bad_columns_are_refused)
         must_be(RDT_INVALID, send_raw(&raw, &err));
     }
     raw_init(&raw, region);
-    raw.put.flags = 2;
-    must_refuse(RDT_UNSUPPORTED, "DETACHED", send_raw(&raw, &err));
     raw.put.flags = 64;
     must_refuse(RDT_INVALID, "flags", send_raw(&raw, &err));
+    for (unsigned i = 0; i < 3; i++) {
+        uint32_t given[2] = {0, 0};
+        raw_init(&raw, region);
+        raw.put.given = given;
+        raw.put.n_given = i == 1 ? 2 : 1; /* more than there are */
+        raw.put.flags = i > 0;            /* not of live objects */
+        given[0] = i == 2;                /* none of those listed */
+        must_refuse(RDT_INVALID, "given up", send_raw(&raw, &err));
+    }
+    raw_init(&raw, region);
+    raw.put.ttl_ns = 1;
+    must_refuse(RDT_INVALID, "DETACHED", send_raw(&raw, &err));
     raw_init(&raw, region);
     raw.put.visibility = (Rdt__Pb__Visibility)9;
     must_refuse(RDT_INVALID, "visibility", send_raw(&raw, &err));
@@ -406,8 +416,6 @@ Test(put, unknown_flags_are_unsupported)
     begin(NULL);
     options.flags = 64;
     must_refuse(RDT_UNSUPPORTED, "flags 0x40", rdt_put(conn, NULL, 0, &options, &ref, &err));
-    options.flags = RDT_PUT_DETACHED;
-    must_refuse(RDT_UNSUPPORTED, "flags", rdt_put(conn, NULL, 0, &options, &ref, &err));
     cr_assert_eq(objects_now(), 0);
     end();
 }

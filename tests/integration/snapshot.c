@@ -431,6 +431,8 @@ Test(snapshot, heap_memory_needs_room_for_one_copy_daemon_memory_for_two)
     const char *flags[] = {"--memory-limit=5MiB", "--set", "daemon.warm_max=1", NULL};
     struct rdt_put_options options = RDT_INIT(options);
     char *heap = malloc(BYTES), *memory;
+    rdt_request *waiting;
+    rdt_object *object;
     struct rdt_ref ref;
 
     begin(&(struct node_options){.flags = flags});
@@ -443,12 +445,19 @@ Test(snapshot, heap_memory_needs_room_for_one_copy_daemon_memory_for_two)
     options.flags = RDT_PUT_SNAPSHOT;
     options.id = "w";
     options.id_bytes = 1;
-    must_refuse(RDT_NO_MEMORY, "memory_limit", rdt_put(conn, &VECTOR(RDT_U8, BYTES, memory), 1, &options, &ref, &err));
     ref = ref_named("w");
+    must_refuse(RDT_NO_MEMORY, "memory_limit", rdt_put(conn, &VECTOR(RDT_U8, BYTES, memory), 1, &options, &ref, &err));
     must_be(RDT_NOT_FOUND, rdt_stat(conn, &ref, &(struct rdt_stat){.bytes = 0}, &err)); /* the id is free again */
+    waiting = start_one(conn, &ref, LONG);
+    must_refuse(RDT_NO_MEMORY, "memory_limit", rdt_put(conn, &VECTOR(RDT_U8, BYTES, memory), 1, &options, &ref, &err));
+    must_be(RDT_TIMED_OUT, rdt_wait(conn, &waiting, 1, 1, 0, NULL, NULL, &err)); /* a put that was refused is none */
     must_ok(rdt_wait_freed_range(conn, memory, BYTES, 0, &err));
     options.flags = 0;
     must_ok(rdt_put(conn, &VECTOR(RDT_U8, BYTES, memory), 1, &options, &ref, &err));
+    must_ok(rdt_wait(conn, &waiting, 1, 1, LONG, NULL, NULL, &err));
+    must_ok(rdt_request_take_object(waiting, &object, &err));
+    rdt_release(object);
+    rdt_request_destroy(waiting);
     must_ok(rdt_dealloc(conn, memory, &err));
     must_ok(rdt_free(conn, &ref, false, &err));
     free(heap);

@@ -518,6 +518,24 @@ Test(object, filling_that_fails_tells_why)
     cr_assert_eq(map_count(&table.detached), 0u);
 }
 
+Test(object, filling_refused_at_once_keeps_waiters)
+{
+    struct rdt_error why = {.status = RDT_NO_MEMORY};
+    struct waiting waiting;
+    struct object *object;
+
+    wait_as(&waiting, "a", &me);
+    object_table_withdraw(put_filling("a", 1000), &why);
+    cr_assert_eq(waiting.told, 0u);
+    cr_assert_eq(find_as("a", 0, &me), RDT_AGAIN);
+    cr_assert_eq(map_count(&table.by_name), 1u);
+    object = put("a");
+    cr_assert(waiting.told == 1 && waiting.object == object);
+    object_free(object, false, OBJECT_END_FREED);
+    object_table_withdraw(put_filling("b", 0), &why);
+    cr_assert_eq(map_count(&table.by_name), 0u);
+}
+
 /* The first who is told lets go of what the others wait for. */
 Test(object, filling_ended_by_the_one_who_is_told)
 {
