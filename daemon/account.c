@@ -1,11 +1,40 @@
 #include "daemon/account.h"
 
 #include <assert.h>
+#include <stdio.h>
 #include <stdlib.h>
+
+static const char *const names[] = {
+#define X(NAME, name, what) #name,
+    USAGE_MAP(X)
+#undef X
+};
+
+static const char *const things[] = {
+#define X(NAME, name, what) what,
+    USAGE_MAP(X)
+#undef X
+};
+
+const char *usage_name(enum usage what)
+{
+    return names[what];
+}
+
+static void init(struct account *account, struct accounts *accounts, const uint64_t *limits)
+{
+    account->accounts = accounts;
+    account->limits = limits;
+    account->refs = 1;
+    for (unsigned i = 0; i < USAGE_COUNT; i++)
+        list_init(&account->waiting[i]);
+}
 
 void accounts_init(struct accounts *accounts)
 {
+    memset(accounts, 0, sizeof *accounts);
     map_init(&accounts->by_owner);
+    init(&accounts->node, NULL, accounts->limits.node);
 }
 
 void accounts_fini(struct accounts *accounts)
@@ -33,11 +62,28 @@ struct account *account_get(struct accounts *accounts, const struct owner *owner
     account = calloc(1, sizeof *account);
     if (!account)
         return NULL;
+    init(account, accounts, accounts->limits.owner);
     account->owner = *owner;
+    account->parent = &accounts->node;
     memcpy(account->key, key, key_bytes);
-    account->accounts = accounts;
-    account->refs = 1;
     if (!map_put(&accounts->by_owner, account->key, key_bytes, account)) {
+        free(account);
+        return NULL;
+    }
+    return account;
+}
+
+struct account *account_get_client(struct accounts *accounts, const struct owner *owner, uint64_t client)
+{
+    struct account *account = calloc(1, sizeof *account);
+
+    if (!account)
+        return NULL;
+    init(account, accounts, accounts->limits.client);
+    account->owner = *owner;
+    account->client = client;
+    account->parent = account_get(accounts, owner);
+    if (!account->parent) {
         free(account);
         return NULL;
     }
@@ -52,11 +98,189 @@ struct account *account_ref(struct account *account)
 
 void account_unref(struct account *account)
 {
+    struct account *parent;
+
     if (!account)
         return;
     assert(account->refs > 0);
     if (--account->refs > 0 || !account->accounts)
         return;
-    (void)map_remove(&account->accounts->by_owner, account->key, 4 + strlen(account->owner.tenant));
+    parent = account->parent;
+    if (account->client == 0)
+        (void)map_remove(&account->accounts->by_owner, account->key, 4 + strlen(account->owner.tenant));
     free(account);
+    if (parent && parent->accounts)
+        account_unref(parent);
+}
+
+/* ---- charging ---- */
+
+static bool waits_behind(const struct account *at, enum usage what)
+{
+    const struct account_wait *trying = at->accounts ? at->accounts->trying : NULL;
+
+    return at->accounts && !list_empty(&at->waiting[what]) && !(trying && trying->at == at && trying->what == what);
+}
+
+static void say(const struct account *at, enum usage what, uint64_t n, bool queue, struct rdt_error *err)
+{
+    unsigned long long used = at->used[what], limit = at->limits ? at->limits[what] : 0, more = n;
+    char who[96];
+
+    if (at->client)
+        (void)snprintf(who, sizeof who, "client %llu", (unsigned long long)at->client);
+    else if (at->owner.tenant[0])
+        (void)snprintf(who, sizeof who, "uid %u of tenant \"%s\"", at->owner.uid, at->owner.tenant);
+    else
+        (void)snprintf(who, sizeof who, "uid %u", at->owner.uid);
+    if (!at->parent && at->accounts == NULL)
+        (void)rdt_error_set(err, RDT_LIMIT, "this daemon has %llu %s of at most %llu, and %llu more %s wanted%s", used,
+                            things[what], limit, more, more == 1 ? "is" : "are",
+                            what == USAGE_FDS ? ": raise its limit of open files (LimitNOFILE)" : "");
+    else if (queue)
+        (void)rdt_error_set(err, RDT_LIMIT, "other requests of %s wait for %s already (%s_max_%s is %llu)", who, things[what],
+                            at->client ? "client" : "owner", names[what], limit);
+    else
+        (void)rdt_error_set(
+            err, RDT_LIMIT, "%s has %llu %s of at most %llu, and %llu more %s wanted: release some, or raise %s_max_%s", who,
+            used, things[what], limit, more, more == 1 ? "is" : "are", at->client ? "client" : "owner", names[what]);
+}
+
+enum rdt_status account_check(struct account *account, enum usage what, uint64_t n, struct rdt_error *err)
+{
+    if (n == 0)
+        return RDT_OK;
+    for (struct account *at = account; at; at = at->parent) {
+        uint64_t limit = at->limits ? at->limits[what] : 0;
+        bool room = limit == 0 || (n <= limit && at->used[what] <= limit - n);
+        if (room && !waits_behind(at, what))
+            continue;
+        say(at, what, n, room, err);
+        /* What does not fit into the empty account never will: nobody waits for that. */
+        if (account->accounts && (limit == 0 || n <= limit)) {
+            account->accounts->full = at->parent ? at : account->client ? account->parent : account;
+            account->accounts->full_of = what;
+        }
+        return RDT_LIMIT;
+    }
+    return RDT_OK;
+}
+
+void account_add(struct account *account, enum usage what, uint64_t n)
+{
+    for (struct account *at = account; at; at = at->parent)
+        at->used[what] += n;
+}
+
+enum rdt_status account_take(struct account *account, enum usage what, uint64_t n, struct rdt_error *err)
+{
+    enum rdt_status status = account_check(account, what, n, err);
+
+    if (status == RDT_OK)
+        account_add(account, what, n);
+    return status;
+}
+
+enum rdt_status account_take_all(struct account *account, const uint64_t *want, struct rdt_error *err)
+{
+    for (unsigned i = 0; i < USAGE_COUNT; i++)
+        if (account_check(account, (enum usage)i, want[i], err) != RDT_OK)
+            return RDT_LIMIT;
+    for (unsigned i = 0; i < USAGE_COUNT; i++)
+        account_add(account, (enum usage)i, want[i]);
+    return RDT_OK;
+}
+
+static void call_first(struct account *at, enum usage what)
+{
+    struct list *node = list_first(&at->waiting[what]);
+    struct account_wait *wait = node ? list_entry(node, struct account_wait, link) : NULL;
+
+    if (!wait || wait->called)
+        return;
+    wait->called = true;
+    wait->on_room(wait);
+}
+
+void account_room(struct accounts *accounts, enum usage what)
+{
+    struct account *owner;
+    size_t cursor = 0;
+
+    while (accounts->n_waiting > 0 && (owner = map_next(&accounts->by_owner, &cursor)))
+        call_first(owner, what);
+}
+
+void account_give(struct account *account, enum usage what, uint64_t n)
+{
+    struct accounts *accounts;
+
+    if (n == 0)
+        return;
+    accounts = account->accounts;
+    for (struct account *at = account; at; at = at->parent) {
+        assert(at->used[what] >= n);
+        at->used[what] -= n;
+    }
+    if (!accounts || accounts->n_waiting == 0)
+        return;
+    if (account->client)
+        call_first(account, what);
+    account_room(accounts, what); /* what the node lacked every owner lacked */
+}
+
+void account_give_all(struct account *account, const uint64_t *had)
+{
+    for (unsigned i = 0; i < USAGE_COUNT; i++)
+        account_give(account, (enum usage)i, had[i]);
+}
+
+/* ---- waiting for room ---- */
+
+void account_node_is_full(struct account *account, enum usage what)
+{
+    if (!account->accounts)
+        return;
+    account->accounts->full = account->client ? account->parent : account;
+    account->accounts->full_of = what;
+}
+
+void account_try(struct accounts *accounts, const struct account_wait *wait)
+{
+    accounts->trying = wait;
+    accounts->full = NULL;
+}
+
+static void leave(struct account_wait *wait)
+{
+    struct account *at = wait->at;
+
+    wait->at = NULL;
+    wait->called = false;
+    list_remove(&wait->link);
+    at->accounts->n_waiting--;
+    call_first(at, wait->what);
+    account_unref(at);
+}
+
+void account_tried(struct accounts *accounts, struct account_wait *wait)
+{
+    accounts->trying = NULL;
+    if (!wait || !accounts->full)
+        return;
+    wait->called = false;
+    if (wait->at == accounts->full && wait->what == accounts->full_of)
+        return;
+    if (wait->at)
+        leave(wait);
+    wait->at = account_ref(accounts->full);
+    wait->what = accounts->full_of;
+    list_append(&wait->at->waiting[wait->what], &wait->link);
+    accounts->n_waiting++;
+}
+
+void account_wait_end(struct account_wait *wait)
+{
+    if (wait->at)
+        leave(wait);
 }

@@ -1,35 +1,57 @@
-/* Who has what: one account for each owner that has anything here, interned, counted, and gone with the last who refers to it. Objects,
- * regions, clients, requests and transfers point to their owner's account instead of carrying the owner.
+/* Who has what: one account for each client, above it one for each owner that has anything here, above those the node's. Objects,
+ * regions, requests and transfers point to the account of the client they are for (of the owner, if another node asks), and an account
+ * is gone with the last who refers to it: what a client leaves behind stays counted.
+ *
+ *   node <-- owner (tenant, uid) <-- client
+ *
+ * What is limited is charged to all three at once, before anything is done, and refused as a whole if one of them has no room. Who wants
+ * to wait for room queues at the account that had none, and comes in turn.
  *
  * Loop thread only.
  */
 #ifndef DAEMON_ACCOUNT_H
 #define DAEMON_ACCOUNT_H
 
+#include "daemon/list.h"
 #include "daemon/map.h"
 #include "daemon/owner.h"
+#include "daemon/usage.h"
+#include "rdt_status.h"
 
-/* What is limited, counted for an owner as long as it lasts: whoever makes one charges it, whoever ends it gives it back. */
-struct usage {
-    uint64_t bytes;     /* of memory that the daemon allocated for it: regions, and small objects in its arena */
-    uint64_t objects;   /* put and not gone */
-    uint64_t regions;   /* allocated, imported or received */
-    uint64_t fds;       /* that it handed to the daemon */
-    uint64_t transfers; /* of its clients, and for it from other nodes, under way */
-    uint64_t waiters;   /* for a put or an end */
-    uint64_t names;     /* published */
-};
-
-struct accounts {
-    struct map by_owner; /* key -> struct account */
+struct account_limits { /* 0: none */
+    uint64_t client[USAGE_COUNT], owner[USAGE_COUNT], node[USAGE_COUNT];
 };
 
 struct account {
     struct owner owner;
     uint8_t key[4 + sizeof((struct owner *)0)->tenant];
     uint32_t refs;
+    uint64_t client;           /* session id; 0: an owner's, or the node's */
+    struct account *parent;    /* a reference; NULL: the node's, or one that a test made */
+    const uint64_t *limits;    /* [USAGE_COUNT], borrowed; NULL: none */
     struct accounts *accounts; /* NULL: in no table, the one who made it frees it */
-    struct usage used;
+    uint64_t used[USAGE_COUNT];
+    struct list waiting[USAGE_COUNT]; /* struct account_wait.link: for room here, first come first; not the node's */
+};
+
+struct accounts {
+    struct account_limits limits;
+    struct account node;
+    struct map by_owner; /* key -> struct account, of owners */
+    unsigned n_waiting;
+    const struct account_wait *trying;
+    struct account *full; /* why the last request failed: where there was no room, and of what; NULL: it did not */
+    enum usage full_of;
+};
+
+/* Somebody who waits for room. Zeroed before its first use. */
+struct account_wait {
+    struct list link;
+    struct account *at; /* where; a reference; NULL: not waiting */
+    enum usage what;
+    bool called;
+    /* There may be room: try again, between account_try and account_tried; not inside this call. Once until then. */
+    void (*on_room)(struct account_wait *);
 };
 
 void accounts_init(struct accounts *accounts);
@@ -38,7 +60,44 @@ void accounts_fini(struct accounts *accounts);
 /* The owner's, with a reference for the caller. NULL: no memory. */
 struct account *account_get(struct accounts *accounts, const struct owner *owner);
 
+/* A new one for a client of that owner, with a reference for the caller. NULL: no memory. */
+struct account *account_get_client(struct accounts *accounts, const struct owner *owner, uint64_t client);
+
 struct account *account_ref(struct account *account); /* returns it */
 void account_unref(struct account *account);          /* NULL is fine */
+
+/* Charges it and those above. LIMIT: nothing is charged, and the sentence says which limit, whose, its value and the key to raise. While
+ * somebody waits there for the same, there is none for those who come later. */
+enum rdt_status account_take(struct account *account, enum usage what, uint64_t n, struct rdt_error *err);
+void account_give(struct account *account, enum usage what, uint64_t n);
+
+/* The same for several things, all or nothing: want is [USAGE_COUNT]. */
+enum rdt_status account_take_all(struct account *account, const uint64_t *want, struct rdt_error *err);
+void account_give_all(struct account *account, const uint64_t *had);
+
+/* Would it be charged? */
+enum rdt_status account_check(struct account *account, enum usage what, uint64_t n, struct rdt_error *err);
+
+/* Charges without asking: what cannot be refused any more, or is bounded elsewhere. */
+void account_add(struct account *account, enum usage what, uint64_t n);
+
+/* ---- waiting for room ---- */
+
+/* There is no room in the node for another reason than these limits: the memory of the device, say. */
+void account_node_is_full(struct account *account, enum usage what);
+
+/* There is room of the kind in the node again. */
+void account_room(struct accounts *accounts, enum usage what);
+
+/* A request begins; afterwards accounts->full tells whether it failed for want of room. */
+void account_try(struct accounts *accounts, const struct account_wait *wait);
+
+/* It has ended. wait: it waits, or goes on waiting in its place, for accounts->full. */
+void account_tried(struct accounts *accounts, struct account_wait *wait);
+
+/* It waits no more: the next one is called. Nothing if it did not wait. */
+void account_wait_end(struct account_wait *wait);
+
+const char *usage_name(enum usage what);
 
 #endif

@@ -18,7 +18,9 @@
 #endif
 #define HELLO_TIMEOUT_NS 10000000000ll
 #define SHORT_READ_BYTES 16384
-#define QUEUE_MAX_FDS 256 /* open in this process for answers that are not read yet */
+#define REFUSED_AT_ONCE 16 /* of one owner, above its limit: they may hear why */
+#define CONN_FDS 2         /* its socket and pidfd */
+#define QUEUE_MAX_FDS 256  /* open in this process for answers that are not read yet */
 #define RETRY_NS 10000000ll
 
 static void on_socket(uv_poll_t *poll, int status, int events);
@@ -57,6 +59,8 @@ static void on_handle_closed(uv_handle_t *handle)
     frame_writer_fini(&conn->writer);
     list_remove(&conn->link);
     conns->n--;
+    account_give(conn->client.account, USAGE_SESSIONS, 1);
+    account_give(conn->client.account, USAGE_FDS, CONN_FDS);
     account_unref(conn->client.account);
     free(conn);
     if (conns->n == 0 && conns->on_empty)
@@ -465,9 +469,18 @@ static bool identify(struct conn *conn)
     client->gid = cred.gid;
     owner.uid = cred.uid;
     (void)snprintf(owner.tenant, sizeof owner.tenant, "%s", options->tenant);
-    client->account = account_get(conn->rpc->objects->accounts, &owner);
+    client->account = account_get_client(conn->rpc->objects->accounts, &owner, conn->conns->next_id);
     if (!client->account)
         return false;
+    if (account_check(client->account, USAGE_SESSIONS, 1, &conn->refusal) != RDT_OK) {
+        const struct account *all = client->account->parent;
+        if (all->used[USAGE_SESSIONS] >= all->limits[USAGE_SESSIONS] + REFUSED_AT_ONCE) { /* so many are being told already */
+            account_unref(client->account);
+            return false;
+        }
+    }
+    account_add(client->account, USAGE_SESSIONS, 1);
+    account_add(client->account, USAGE_FDS, CONN_FDS);
     client->admin = cred.uid == 0 || cred.uid == geteuid();
     if (cred.uid == overflow && !options->allow_overflow_uid)
         (void)rdt_error_set(

@@ -15,6 +15,7 @@
 #include "daemon/conn.h"
 #include "daemon/detached.h"
 #include "daemon/guard.h"
+#include "daemon/limits.h"
 #include "daemon/listener.h"
 #include "daemon/log.h"
 #include "daemon/node.h"
@@ -35,6 +36,7 @@ struct daemon {
     struct deadlines deadlines;
     struct regions regions;
     struct accounts accounts;
+    uint64_t open_files; /* that this process may have */
     struct object_table objects;
     struct names names;
     struct transfers transfers;
@@ -241,16 +243,6 @@ static void on_forced(void *arg, struct object *object)
 
 /* ---- the start ---- */
 
-static void raise_fd_limit(void)
-{
-    struct rlimit limit;
-
-    if (getrlimit(RLIMIT_NOFILE, &limit) == 0 && limit.rlim_cur < limit.rlim_max) {
-        limit.rlim_cur = limit.rlim_max;
-        (void)setrlimit(RLIMIT_NOFILE, &limit);
-    }
-}
-
 static void wire(struct daemon *daemon)
 {
     const struct options *options = daemon->options;
@@ -261,8 +253,10 @@ static void wire(struct daemon *daemon)
                  options->pool_max_bytes ? options->pool_max_bytes : daemon->regions.limit_bytes / 8,
                  options->warm_max_bytes ? options->warm_max_bytes : daemon->regions.limit_bytes / 8, options->pool_idle_ns);
     accounts_init(&daemon->accounts);
+    limits_derive(options, options_effective_memory_limit(options), daemon->open_files, &daemon->accounts.limits);
     object_table_init(&daemon->objects, &daemon->node, &daemon->accounts, options->max_objects);
     daemon->objects.deadlines = &daemon->deadlines;
+    daemon->regions.accounts = &daemon->accounts;
     names_init(&daemon->names, &daemon->accounts, &daemon->deadlines, options->max_names, options->max_objects);
     daemon->objects.on_forced = on_forced;
     daemon->objects.arg = &daemon->names;
@@ -361,7 +355,7 @@ enum rdt_status daemon_run(const struct options *options, struct rdt_error *err)
     if (!daemon)
         return rdt_error_set(err, RDT_NO_MEMORY, "no memory");
     daemon->options = options;
-    raise_fd_limit();
+    daemon->open_files = limits_raise_open_files();
     (void)uv_loop_init(&daemon->loop);
     status = node_load(options->state_dir, &daemon->node, err);
     if (status == RDT_OK)

@@ -159,20 +159,27 @@ static void on_deadline(struct deadline *deadline)
 static enum rdt_status join(struct client *client, struct transfer *transfer, const Rdt__Pb__Fetch *message, uint64_t handle,
                             struct rdt_error *err)
 {
-    struct fetch *fetch = calloc(1, sizeof *fetch);
+    struct fetch *fetch;
 
-    if (!fetch)
+    if (account_take(client->account, USAGE_TRANSFERS, 1, err) != RDT_OK)
+        return RDT_LIMIT;
+    fetch = calloc(1, sizeof *fetch);
+    if (!fetch) {
+        account_give(client->account, USAGE_TRANSFERS, 1);
         return rdt_error_set(err, RDT_NO_MEMORY, "no memory for the fetch");
+    }
     fetch->client = client;
     fetch->handle = handle;
     fetch->transfer = transfer;
     fetch->deadline.on_passed = on_deadline;
     if (!map_put_u64(&client->fetches, handle, fetch)) {
+        account_give(client->account, USAGE_TRANSFERS, 1);
         free(fetch);
         return rdt_error_set(err, RDT_NO_MEMORY, "no memory for the fetch");
     }
     if (!deadline_set(transfer->transfers->deadlines, &fetch->deadline, message->timeout_ns)) {
         map_remove_u64(&client->fetches, handle);
+        account_give(client->account, USAGE_TRANSFERS, 1);
         free(fetch);
         return rdt_error_set(err, RDT_NO_MEMORY, "no memory for the deadline");
     }

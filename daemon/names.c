@@ -299,7 +299,7 @@ enum rdt_status names_publish(struct names *names, const uint8_t *id, size_t id_
         status = name_new(names, &object->account->owner, id, id_bytes, &name, err);
     if (status != RDT_OK)
         return status;
-    if (!name->published && name->account->used.names >= names->max_per_owner)
+    if (!name->published && name->account->used[USAGE_NAMES] >= names->max_per_owner)
         status = rdt_error_set(err, RDT_LIMIT, "uid %u has max_names of %u names published already: unpublish one",
                                name->account->owner.uid, names->max_per_owner);
     carrier = status == RDT_OK ? carrier_get(names, object) : NULL;
@@ -312,7 +312,7 @@ enum rdt_status names_publish(struct names *names, const uint8_t *id, size_t id_
     if (!name->published) {
         take_from_remembered(name);
         name->published = true;
-        name->account->used.names++;
+        account_add(name->account, USAGE_NAMES, 1);
         name->visibility = visibility;
         name->number = names->next_number++;
         list_append(&names->published, &name->link);
@@ -339,7 +339,7 @@ static void unpublish(struct name *name, const struct rdt_error *why)
 {
     name->published = false;
     list_remove(&name->link);
-    name->account->used.names--;
+    account_give(name->account, USAGE_NAMES, 1);
     name->busy = true;
     event(name->names->events, RDT__PB__LIST_KIND__LIST_KIND_NAMES, "unpublished", name);
     change(name, NULL, NULL);

@@ -49,8 +49,17 @@ static void drop_uses(struct region_use *uses, uint32_t n)
     free(uses);
 }
 
+void object_charges(const struct object *object, uint64_t *want)
+{
+    memset(want, 0, USAGE_COUNT * sizeof *want);
+    want[USAGE_OBJECTS] = 1;
+    want[USAGE_HEAP] = object->heap_bytes;
+}
+
 static void object_destroy(struct object *object)
 {
+    uint64_t had[USAGE_COUNT];
+
     object_table_forget(object->table, object);
     object_set_state(object, OBJECT_GONE);
     log_debug("obj %016llx is gone", (unsigned long long)object->generation);
@@ -61,6 +70,8 @@ static void object_destroy(struct object *object)
         waiter->on_event(waiter, NULL, NULL);
     }
     assert(!object->others);
+    object_charges(object, had);
+    account_give_all(object->account, had);
     account_unref(object->account);
     free(object->layout);
     free(object);

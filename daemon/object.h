@@ -53,7 +53,8 @@ struct object {
     uint64_t since_ns;
     uint32_t n_regions;
     uint32_t metadata_bytes;
-    uint32_t holds; /* producer's, clients' and peers' */
+    uint32_t heap_bytes; /* charged */
+    uint32_t holds;      /* producer's, clients' and peers' */
     uint32_t pins;
     uint8_t state;         /* enum object_state */
     uint8_t end;           /* enum object_end: why it goes, once the producer has let go */
@@ -133,6 +134,7 @@ const char *object_state_name(const struct object *object);
 bool object_may_show(const struct object *object, const struct owner *requester, const char **why_not_p);
 
 /* For object_table.c. */
+void object_charges(const struct object *object, uint64_t *want); /* what a live one is charged with: [USAGE_COUNT] */
 void object_set_state(struct object *object, enum object_state state);
 struct object_others *object_others_get(struct object *object); /* made if there are none; NULL: no memory */
 void object_others_settle(struct object *object);               /* frees them if there is nobody */

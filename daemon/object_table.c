@@ -146,6 +146,12 @@ void object_tell_waiters(struct object *object, const struct rdt_error *why)
     object_drop(object);
 }
 
+static uint32_t heap_bytes(const struct object_put *put, size_t key_bytes)
+{
+    return (uint32_t)(sizeof(struct object) + key_bytes + put->metadata_bytes + sizeof *put->layout +
+                      put->n_regions * sizeof(struct region_use) + 24 * put->layout->count + 16 * put->layout->n_dims);
+}
+
 enum rdt_status object_table_put(struct object_table *table, const struct object_put *put, struct object **object_p,
                                  struct rdt_error *err)
 {
@@ -154,6 +160,7 @@ enum rdt_status object_table_put(struct object_table *table, const struct object
     const uint8_t *id = put->id;
     size_t id_bytes = put->id_bytes, key_bytes;
     struct object *awaited, *object;
+    uint64_t want[USAGE_COUNT];
     enum rdt_status status;
 
     if (table->by_generation.used >= table->max_objects)
@@ -171,6 +178,13 @@ enum rdt_status object_table_put(struct object_table *table, const struct object
     object = object_new(table, put->account, key, key_bytes, id_bytes, put->metadata, put->metadata_bytes);
     if (!object)
         return rdt_error_set(err, RDT_NO_MEMORY, "no memory for the object");
+    object->heap_bytes = heap_bytes(put, key_bytes);
+    object_charges(object, want);
+    status = account_take_all(put->account, want, err);
+    if (status != RDT_OK) {
+        object_discard(object);
+        return status;
+    }
     status = set_tensors(object, put, err);
     if (status == RDT_OK && put->ttl_ns > 0 && !detached_add(table, table->next_generation, put->ttl_ns))
         status = rdt_error_set(err, RDT_NO_MEMORY, "no memory for the object");
@@ -184,6 +198,7 @@ enum rdt_status object_table_put(struct object_table *table, const struct object
     }
     if (status != RDT_OK) {
         detached_remove(table, table->next_generation);
+        account_give_all(put->account, want);
         object_discard(object);
         return status;
     }

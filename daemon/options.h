@@ -6,6 +6,7 @@
 #include <stdint.h>
 #include <stdio.h>
 
+#include "daemon/usage.h"
 #include "rdt_status.h"
 
 struct options_extra { /* a key of a section that belongs to a backend; checked when backends are loaded */
@@ -43,6 +44,8 @@ struct options {
     uint64_t detached_ttl_ns;    /* 10m: of a detached object whose put says nothing */
     uint64_t detached_max_ns;    /* 24h: detached_ttl_max */
     uint64_t drain_timeout_ns;   /* 10s: how long SIGTERM waits for transfers */
+    /* [limits] */
+    uint64_t client_max[USAGE_COUNT], owner_max[USAGE_COUNT]; /* 0: see limits.h */
     /* [network] */
     char *listen;              /* "": no peer link; "ADDR:PORT", port 0 is any */
     char *advertise;           /* "host:port" put into refs; "" derived from listen */

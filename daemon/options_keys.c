@@ -61,6 +61,10 @@ static enum rdt_status check_advertise(const char *text, struct rdt_error *err)
 #define ROW(SECTION, NAME, TYPE, FIELD, MIN, MAX) \
     .section = SECTION, .name = NAME, .type = TYPE, .offset = offsetof(struct options, FIELD), .min = MIN, .max = MAX
 
+#define LIMIT_ROW(WHOSE, WHAT, TYPE, USAGE)                                                                                  \
+    .section = "limits", .name = #WHOSE "_max_" #WHAT, .type = TYPE, .offset = offsetof(struct options, WHOSE##_max[USAGE]), \
+    .min = 0, .max = 1024 * TIB
+
 const struct option_key option_keys[] = {
     {ROW("daemon", "socket", OPTION_STRING, socket, 1, SOCKET_BYTES), .fallback = "/run/rdtd/rdtd.sock",
      .help = "where clients connect"},
@@ -102,6 +106,34 @@ const struct option_key option_keys[] = {
     {ROW("daemon", "drain_timeout", OPTION_DURATION, drain_timeout_ns, 0, HOUR), .fallback = "10s",
      .help = "how long a stop waits for transfers"},
 
+    {LIMIT_ROW(client, bytes, OPTION_BYTES, USAGE_BYTES), .fallback = "0",
+     .help = "memory of one client; 0: seven eighths of memory_limit, so that nobody takes the last"},
+    {LIMIT_ROW(client, objects, OPTION_COUNT, USAGE_OBJECTS), .fallback = "0",
+     .help = "objects of one client; 0: seven eighths of max_objects"},
+    {LIMIT_ROW(client, regions, OPTION_COUNT, USAGE_REGIONS), .fallback = "65536",
+     .help = "regions of one client: allocated, imported or fetched into"},
+    {LIMIT_ROW(client, fds, OPTION_COUNT, USAGE_FDS), .fallback = "0",
+     .help = "file descriptors that the daemon keeps open for one client; 0: seven eighths of all it may open"},
+    {LIMIT_ROW(client, transfers, OPTION_COUNT, USAGE_TRANSFERS), .fallback = "65536",
+     .help = "fetches of one client that have not ended"},
+    {LIMIT_ROW(client, waiters, OPTION_COUNT, USAGE_WAITERS), .fallback = "65536",
+     .help = "requests of one client that wait: for a put, an end, another node, room"},
+    {LIMIT_ROW(client, heap, OPTION_BYTES, USAGE_HEAP), .fallback = "1GiB",
+     .help = "metadata, lists of tensors and requests that the daemon keeps for one client"},
+    {LIMIT_ROW(owner, bytes, OPTION_BYTES, USAGE_BYTES), .fallback = "0",
+     .help = "memory of all clients of one user (and tenant); 0: up to memory_limit"},
+    {LIMIT_ROW(owner, objects, OPTION_COUNT, USAGE_OBJECTS), .fallback = "0",
+     .help = "objects of one user; 0: up to max_objects"},
+    {LIMIT_ROW(owner, regions, OPTION_COUNT, USAGE_REGIONS), .fallback = "262144", .help = "regions of one user"},
+    {LIMIT_ROW(owner, fds, OPTION_COUNT, USAGE_FDS), .fallback = "0",
+     .help = "file descriptors that the daemon keeps open for one user; 0: all it may open"},
+    {LIMIT_ROW(owner, transfers, OPTION_COUNT, USAGE_TRANSFERS), .fallback = "262144",
+     .help = "fetches of one user that have not ended, those of other nodes in its name included"},
+    {LIMIT_ROW(owner, waiters, OPTION_COUNT, USAGE_WAITERS), .fallback = "262144", .help = "requests of one user that wait"},
+    {LIMIT_ROW(owner, heap, OPTION_BYTES, USAGE_HEAP), .fallback = "4GiB",
+     .help = "metadata, lists of tensors and requests that the daemon keeps for one user"},
+    {LIMIT_ROW(owner, sessions, OPTION_COUNT, USAGE_SESSIONS), .fallback = "3584", .help = "clients of one user at one time"},
+
     {ROW("network", "listen", OPTION_STRING, listen, 0, RDT_MAX_ADDRESS_BYTES), .check = check_listen, .fallback = "",
      .help = "numeric ADDRESS:PORT where other nodes connect; port 0 is any; empty: no peer link"},
     {ROW("network", "advertise", OPTION_STRING, advertise, 0, RDT_MAX_ADDRESS_BYTES), .check = check_advertise, .fallback = "",
@@ -138,6 +170,7 @@ const struct option_key option_keys[] = {
     {ROW("transfer", "stall_timeout", OPTION_DURATION, stall_timeout_ns, 10 * MS, HOUR), .fallback = "30s",
      .help = "a transfer without progress for so long fails"},
 };
+#undef LIMIT_ROW
 #undef ROW
 
 const size_t n_option_keys = sizeof(option_keys) / sizeof(option_keys[0]);
@@ -193,6 +226,7 @@ enum rdt_status option_key_set(struct options *options, const struct option_key 
     case OPTION_BOOL:
         return option_parse_bool(text, field(options, key), err);
     case OPTION_UINT:
+    case OPTION_COUNT:
         status = option_parse_uint(text, &value, err);
         break;
     case OPTION_BYTES:
@@ -227,6 +261,9 @@ void option_key_print(const struct options *options, const struct option_key *ke
         break;
     case OPTION_UINT:
         snprintf(number, sizeof(number), "%" PRIu32, *(const uint32_t *)value);
+        break;
+    case OPTION_COUNT:
+        snprintf(number, sizeof(number), "%" PRIu64, *(const uint64_t *)value);
         break;
     case OPTION_BYTES:
         option_format_bytes(*(const uint64_t *)value, number);

@@ -10,12 +10,12 @@
 #include "daemon/options.h"
 #include "rdt_status.h"
 
-enum option_type { OPTION_STRING, OPTION_BOOL, OPTION_UINT, OPTION_BYTES, OPTION_DURATION };
+enum option_type { OPTION_STRING, OPTION_BOOL, OPTION_UINT, OPTION_COUNT, OPTION_BYTES, OPTION_DURATION };
 
 struct option_key {
     const char *section, *name; /* a name is unique among all sections: flags and environment bear no section */
     enum option_type type;
-    size_t offset;     /* in struct options: char *, bool, uint32_t, uint64_t, uint64_t */
+    size_t offset;     /* in struct options: char *, bool, uint32_t, uint64_t for all others */
     uint64_t min, max; /* numbers; strings: least and most bytes */
     bool is_path;      /* relative to the directory of the file that says it */
     enum rdt_status (*check)(const char *text, struct rdt_error *err); /* strings; NULL: anything */

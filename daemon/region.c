@@ -35,11 +35,17 @@ static bool reserve(void *arg, uint64_t bytes)
     return true;
 }
 
+/* Pages have gone back: whoever waits for memory may try again. */
+static void give_back(struct regions *regions, uint64_t bytes)
+{
+    regions->bytes -= bytes;
+    if (regions->accounts && bytes > 0)
+        account_room(regions->accounts, USAGE_BYTES);
+}
+
 static void unreserve(void *arg, uint64_t bytes)
 {
-    struct regions *regions = arg;
-
-    regions->bytes -= bytes;
+    give_back(arg, bytes);
 }
 
 void regions_init(struct regions *regions, struct plugins *plugins, struct work_pool *pool, uint64_t limit_bytes)
@@ -102,13 +108,50 @@ uint64_t regions_used_bytes(const struct regions *regions)
 
 /* ---- one ---- */
 
-static struct region *region_new(struct regions *regions, struct memory_kind *kind, const char *device, uint64_t bytes,
-                                 enum region_origin origin, struct account *account, uint64_t client)
+static void charges(const struct region *region, uint64_t *want)
+{
+    memset(want, 0, USAGE_COUNT * sizeof *want);
+    want[USAGE_FDS] = region->n_fds;
+    want[USAGE_REGIONS] = region->in_use;
+    want[USAGE_BYTES] = region->in_use && region->origin != REGION_IMPORTED ? region->bytes : 0;
+}
+
+static void uncharge(struct region *region)
+{
+    uint64_t had[USAGE_COUNT];
+
+    charges(region, had);
+    account_give_all(region->account, had);
+    account_unref(region->account);
+}
+
+void region_rest(struct region *region)
+{
+    account_give(region->account, USAGE_BYTES, region->bytes);
+    account_give(region->account, USAGE_REGIONS, 1);
+    region->in_use = false;
+}
+
+enum rdt_status region_resume(struct region *region, struct rdt_error *err)
+{
+    uint64_t want[USAGE_COUNT] = {[USAGE_BYTES] = region->bytes, [USAGE_REGIONS] = 1};
+    enum rdt_status status = account_take_all(region->account, want, err);
+
+    region->in_use = status == RDT_OK;
+    return status;
+}
+
+/* Charged at once: before anything is done. */
+static enum rdt_status region_new(struct regions *regions, struct memory_kind *kind, const char *device, uint64_t bytes,
+                                  enum region_origin origin, struct account *account, uint64_t client, unsigned n_fds,
+                                  struct region **region_p, struct rdt_error *err)
 {
     struct region *region = calloc(1, sizeof *region);
+    uint64_t want[USAGE_COUNT];
+    enum rdt_status status;
 
     if (!region)
-        return NULL;
+        return rdt_error_set(err, RDT_NO_MEMORY, "no memory for a region");
     region->id = regions->next_id++;
     region->generation = 1;
     region->regions = regions;
@@ -125,22 +168,32 @@ static struct region *region_new(struct regions *regions, struct memory_kind *ki
     list_init(&region->idle_waiters);
     list_init(&region->by_client);
     list_init(&region->by_age);
-    if (!map_put_u64(&regions->by_id, region->id, region)) {
+    region->n_fds = n_fds;
+    region->in_use = true;
+    charges(region, want);
+    status = account_take_all(account, want, err);
+    if (status != RDT_OK) {
         account_unref(account);
         free(region);
-        return NULL;
+        return status;
+    }
+    if (!map_put_u64(&regions->by_id, region->id, region)) {
+        uncharge(region);
+        free(region);
+        return rdt_error_set(err, RDT_NO_MEMORY, "no memory for a region");
     }
     event(regions->events, RDT__PB__LIST_KIND__LIST_KIND_REGIONS, "new", region);
-    return region;
+    *region_p = region;
+    return RDT_OK;
 }
 
 /* The memory is gone already, or never was. */
 static void region_forget(struct region *region)
 {
     if (region->origin != REGION_IMPORTED)
-        region->regions->bytes -= region->room;
     event(region->regions->events, RDT__PB__LIST_KIND__LIST_KIND_REGIONS, "gone", region);
-    account_unref(region->account);
+        give_back(region->regions, region->room);
+    uncharge(region);
     free(region);
 }
 
@@ -149,7 +202,7 @@ static void region_cancel(struct region *region)
 {
     map_remove_u64(&region->regions->by_id, region->id);
     event(region->regions->events, RDT__PB__LIST_KIND__LIST_KIND_REGIONS, "gone", region);
-    account_unref(region->account);
+    uncharge(region);
     free(region);
 }
 
@@ -311,9 +364,9 @@ enum rdt_status region_alloc(struct regions *regions, const char *kind_name, con
         return status;
     if (bytes == 0)
         return rdt_error_set(err, RDT_INVALID, "cannot allocate 0 bytes");
-    region = region_new(regions, kind, device, bytes, origin, account, client);
-    if (!region)
-        return rdt_error_set(err, RDT_NO_MEMORY, "no memory for a region");
+    status = region_new(regions, kind, device, bytes, origin, account, client, 1, &region, err);
+    if (status != RDT_OK)
+        return status;
     ready = origin == REGION_ALLOCATED ? NULL : pool_take(&regions->ready, kind, bytes);
     if (regions->ready.bytes > 0)
         regions_watch(regions);
@@ -327,6 +380,8 @@ enum rdt_status region_alloc(struct regions *regions, const char *kind_name, con
     if (!make_room(regions, room, &victims) && !make_room(regions, room = pool_pages_bytes(kind, bytes), &victims)) {
         drop_victims(regions, &victims);
         region_cancel(region);
+        if (bytes <= regions->limit_bytes)
+            account_node_is_full(account, USAGE_BYTES);
         return no_room(regions, bytes, err);
     }
     region->room = room;
@@ -373,9 +428,9 @@ enum rdt_status region_import(struct regions *regions, const char *kind_name, co
         return rdt_error_set(err, RDT_UNSUPPORTED, "memory kind %s cannot import", kind->name);
     if (import->bytes == 0)
         return rdt_error_set(err, RDT_INVALID, "cannot import 0 bytes");
-    region = region_new(regions, kind, device, import->bytes, REGION_IMPORTED, account, client);
-    if (!region)
-        return rdt_error_set(err, RDT_NO_MEMORY, "no memory for a region");
+    status = region_new(regions, kind, device, import->bytes, REGION_IMPORTED, account, client, import->n_fds, &region, err);
+    if (status != RDT_OK)
+        return status;
     status = kind->ops.import(kind->instance, device, import, &region->block, err);
     if (status != RDT_OK) {
         map_remove_u64(&regions->by_id, region->id);
@@ -411,7 +466,7 @@ static void done_free(struct work *work)
     struct regions *regions = list_entry(block->pool, struct regions, ready);
 
     regions->freeing--;
-    regions->bytes -= block->bytes;
+    give_back(regions, block->bytes);
     free(block);
 }
 
@@ -438,11 +493,11 @@ void region_retire(struct region *region, bool discard, struct list *victims)
 
     fill_block(block ? block : &now, region, discard);
     event(regions->events, RDT__PB__LIST_KIND__LIST_KIND_REGIONS, "gone", region);
-    account_unref(region->account);
+    uncharge(region);
     free(region);
     if (!block) { /* little, or no memory to do it elsewhere */
         pool_block_free(&now);
-        regions->bytes -= now.bytes;
+        give_back(regions, now.bytes);
         return;
     }
     if (victims) {

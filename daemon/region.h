@@ -31,6 +31,7 @@ struct regions {
     uint64_t warm_bytes, warm_max_bytes; /* of all; of one client */
     uint64_t warm_hits;
     struct deadlines *deadlines; /* NULL: nothing is kept ready or warm */
+    struct accounts *accounts;   /* who may wait for room; NULL: nobody does */
     struct deadline sweep;
 };
 
@@ -52,6 +53,8 @@ struct region {
     struct account *account; /* a reference */
     uint64_t client;         /* session that allocated or imported it, or fetched into it; 0 when that session gave it back */
     uint64_t maker;          /* the same, for ever: for people */
+    unsigned n_fds;          /* charged to the account while it exists */
+    bool in_use;             /* and its bytes, and that it is one */
     unsigned refs;
     unsigned pins;         /* transfers that touch it now; each pin is also a ref */
     bool writable_outside; /* a writable fd has left the daemon, or came from outside */
@@ -121,6 +124,10 @@ enum rdt_status region_import(struct regions *regions, const char *kind, const c
 
 /* NULL: no such region, or another generation. Borrowed. */
 struct region *region_find(const struct regions *regions, uint64_t id, uint64_t generation);
+
+/* For warm.c: it is in nobody's use, and in its client's again. LIMIT: over one of its account's. */
+void region_rest(struct region *region);
+enum rdt_status region_resume(struct region *region, struct rdt_error *err);
 
 void region_ref(struct region *region);
 void region_unref(struct region *region); /* NULL is fine */

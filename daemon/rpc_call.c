@@ -46,6 +46,8 @@ static void call_free(struct call *call)
         (void)map_remove_u64(&call->rpc->forwarded, call->forward);
     if (call->woken)
         object_drop(call->woken);
+    account_give(call->account, USAGE_WAITERS, call->deferred ? 1 : 0);
+    account_give(call->account, USAGE_HEAP, call->heap_bytes);
     object_waiter_remove(&call->object);
     name_waiter_remove(&call->named);
     list_remove(&call->range.link);
@@ -154,6 +156,9 @@ static void on_deadline(struct deadline *deadline)
 
 enum rdt_status call_defer(struct call *call, int64_t timeout_ns, void (*on_end)(struct call *), struct rdt_error *err)
 {
+    if (!call->deferred && account_take(call->account, USAGE_WAITERS, 1, err) != RDT_OK)
+        return RDT_LIMIT;
+    call->deferred = true;
     call->deadline.on_passed = on_deadline;
     if (!deadline_set(call->rpc->deadlines, &call->deadline, timeout_ns))
         return rdt_error_set(err, RDT_NO_MEMORY, "no memory for the deadline");

@@ -63,7 +63,9 @@ struct call {
     struct peer *to;         /* forwarded to */
     uint64_t forward;        /* number on that link; 0: not forwarded */
     bool sent;
-    uint8_t *packed; /* the request, until the link is up */
+    bool deferred;       /* charged as a waiter */
+    uint64_t heap_bytes; /* charged for what is kept of it */
+    uint8_t *packed;     /* the request, until the link is up */
     size_t packed_bytes;
 };
 

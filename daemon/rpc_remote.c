@@ -75,6 +75,10 @@ enum rdt_status call_forward(struct call *call, const struct rdt_ref *ref, const
     if (call->to->state == PEER_BACKOFF)
         return peer_away(call->to, err);
     call->packed_bytes = protobuf_c_message_get_packed_size(request);
+    status = account_take(call->account, USAGE_HEAP, call->packed_bytes, err);
+    if (status != RDT_OK)
+        return status;
+    call->heap_bytes = call->packed_bytes;
     call->packed = malloc(call->packed_bytes ? call->packed_bytes : 1);
     if (!call->packed)
         return rdt_error_set(err, RDT_NO_MEMORY, "no memory to ask node %s", call->to->name);

@@ -231,6 +231,7 @@ static void fetch_detach(struct fetch *fetch)
 
     deadline_unset(transfer->transfers->deadlines, &fetch->deadline);
     map_remove_u64(&fetch->client->fetches, fetch->handle);
+    account_give(fetch->client->account, USAGE_TRANSFERS, 1);
     list_remove(&fetch->by_transfer);
     if (!list_empty(&transfer->fetches)) /* whose client is left may differ: they joined */
         transfer->client = list_entry(list_first(&transfer->fetches), struct fetch, by_transfer)->client;

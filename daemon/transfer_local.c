@@ -299,16 +299,30 @@ static void on_put(struct object_waiter *waiter, struct object *object, const st
     client_wake(transfer->client, &transfer->wake);
 }
 
+static void on_wake_published(struct client_wake *wake)
+{
+    struct transfer *transfer = (struct transfer *)((char *)wake - offsetof(struct transfer, wake));
+    struct object *object = transfer->woken;
+
+    transfer->woken = NULL;
+    serve(transfer, object);
+    object_drop(object);
+}
+
 static void on_published(struct name_waiter *waiter, struct object *object, uint64_t version, const struct rdt_error *err)
 {
     struct transfer *transfer = (struct transfer *)((char *)waiter - offsetof(struct transfer, named));
 
     transfer_set_state(transfer, TRANSFER_NEW);
     transfer->version = version;
-    if (object)
-        serve(transfer, object);
-    else
+    if (!object) {
         transfer_fail_err(transfer, err);
+        return;
+    }
+    object_hold(object);
+    transfer->woken = object;
+    transfer->wake.run = on_wake_published;
+    client_wake(transfer->client, &transfer->wake);
 }
 
 static void start_named(struct transfer *transfer)

@@ -60,6 +60,7 @@ void outgoing_end(struct outgoing *out)
     free(out->expect);
     free(out->plan);
     free(out->bases);
+    account_give(out->account, USAGE_TRANSFERS, 1);
     account_unref(out->account);
     free(out);
     if (transfers->on_idle && list_empty(&transfers->active) && list_empty(&transfers->outgoing))
@@ -360,12 +361,18 @@ bool transfers_believe(const struct transfers *transfers, const Rdt__Pb__Request
 }
 
 static struct outgoing *outgoing_new(struct peer_work *work, const Rdt__Pb__Pull *pull, const struct rdt_ref *ref,
-                                     const struct owner *requester)
+                                     const struct owner *requester, struct rdt_error *err)
 {
     struct transfers *transfers = work->transfers;
     struct outgoing *out = calloc(1, sizeof *out);
 
     if (!out || !(out->account = account_get(transfers->objects->accounts, requester))) {
+        (void)rdt_error_set(err, RDT_NO_MEMORY, "no memory to serve object \"%s\"", ref->id);
+        free(out);
+        return NULL;
+    }
+    if (account_take(out->account, USAGE_TRANSFERS, 1, err) != RDT_OK) {
+        account_unref(out->account);
         free(out);
         return NULL;
     }
@@ -393,7 +400,9 @@ static struct outgoing *outgoing_new(struct peer_work *work, const Rdt__Pb__Pull
     }
     if (pull->slice && !(out->slice = slice_dup(pull->slice))) {
         free(out->expect);
+        account_give(out->account, USAGE_TRANSFERS, 1);
         account_unref(out->account);
+        (void)rdt_error_set(err, RDT_NO_MEMORY, "no memory to serve object \"%s\"", ref->id);
         free(out);
         return NULL;
     }
@@ -401,7 +410,9 @@ static struct outgoing *outgoing_new(struct peer_work *work, const Rdt__Pb__Pull
         if (out->slice)
             rdt__pb__slice__free_unpacked(out->slice, NULL);
         free(out->expect);
+        account_give(out->account, USAGE_TRANSFERS, 1);
         account_unref(out->account);
+        (void)rdt_error_set(err, RDT_NO_MEMORY, "no memory to serve object \"%s\"", ref->id);
         free(out);
         return NULL;
     }
@@ -440,9 +451,8 @@ enum rdt_status outgoing_on_pull(struct peer_work *work, const Rdt__Pb__Pull *pu
         send_meta_error(work, pull->transfer, &why);
         return RDT_OK;
     }
-    out = outgoing_new(work, pull, &ref, &requester);
+    out = outgoing_new(work, pull, &ref, &requester, &why);
     if (!out) {
-        (void)rdt_error_set(&why, RDT_NO_MEMORY, "no memory to serve object \"%s\"", ref.id);
         send_meta_error(work, pull->transfer, &why);
         return RDT_OK;
     }

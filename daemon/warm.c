@@ -64,6 +64,7 @@ bool warm_keep(struct region *region)
     }
     while (warm->n >= MAX_REGIONS || warm->bytes + region->room > regions->warm_max_bytes)
         drop(warm, oldest_of(warm), NULL);
+    region_rest(region);
     region->generation++; /* whoever still names the old one names nothing */
     region->had_life = true;
     region->warm_since_ns = uv_hrtime();
@@ -89,9 +90,13 @@ struct region *warm_take(struct warm *warm, uint64_t bytes, enum region_origin o
     }
     if (!best || !map_put_u64(&warm->regions->by_id, best->id, best))
         return NULL;
+    best->bytes = bytes;
+    if (region_resume(best, NULL) != RDT_OK) { /* a new one will be refused, and it said why */
+        (void)map_remove_u64(&warm->regions->by_id, best->id);
+        return NULL;
+    }
     leave(warm, best);
     best->refs = 1;
-    best->bytes = bytes;
     best->origin = origin;
     best->client = warm->client;
     warm->regions->warm_hits++;

@@ -18,15 +18,15 @@ Test(account, one_for_each_owner_until_last_leaves)
     cr_assert(a && b && c && a != b && b != c && a != c);
     cr_assert(owner_equal(&b->owner, &guest));
     cr_assert_eq(account_get(&accounts, &me), a);
-    a->used.objects = 7;
+    a->used[USAGE_OBJECTS] = 7;
     account_unref(a);
     cr_assert_eq(map_count(&accounts.by_owner), 3u);
-    cr_assert_eq(account_ref(a)->used.objects, 7u, "it is the same as long as it lasts");
+    cr_assert_eq(account_ref(a)->used[USAGE_OBJECTS], 7u, "it is the same as long as it lasts");
     account_unref(a);
     account_unref(a);
     cr_assert_eq(map_count(&accounts.by_owner), 2u);
     a = account_get(&accounts, &me);
-    cr_assert_eq(a->used.objects, 0u);
+    cr_assert_eq(a->used[USAGE_OBJECTS], 0u);
     account_unref(a);
     account_unref(b);
     account_unref(c);

@@ -44,7 +44,7 @@ static void teardown(void)
     names_clear(&names);
     cr_assert_eq(map_count(&names.by_object), 0u, "an object is held");
     cr_assert_eq(table.by_generation.used, 0u, "an object is left");
-    cr_assert_eq(producer.account->used.names, 0u, "a name is counted");
+    cr_assert_eq(producer.account->used[USAGE_NAMES], 0u, "a name is counted");
     names_fini(&names);
     deadlines_close(&deadlines, NULL);
     region_unref(region);

@@ -1,0 +1,24 @@
+/* What is limited. One row each drives the accounts, the options client_max_X and owner_max_X, what rdtctl shows and the tests. */
+#ifndef DAEMON_USAGE_H
+#define DAEMON_USAGE_H
+
+/* X(NAME, name, what one of them is called in a sentence). An option of 0 is derived when the daemon starts (account_limits_derive). */
+#define USAGE_MAP(X)                                                                                              \
+    X(BYTES, bytes, "bytes of memory")      /* allocated, fetched into, in the arena of small objects */          \
+    X(OBJECTS, objects, "objects")          /* put and not gone */                                                \
+    X(REGIONS, regions, "regions")          /* allocated, imported, fetched into */                               \
+    X(FDS, fds, "file descriptors")         /* that the daemon keeps open for it */                               \
+    X(TRANSFERS, transfers, "fetches")      /* of its own, and of other nodes in its name, that have not ended */ \
+    X(WAITERS, waiters, "waiting requests") /* answered later: for a put, an end, another node, room */           \
+    X(NAMES, names, "published names")      /* */                                                                 \
+    X(HEAP, heap, "bytes of bookkeeping")   /* metadata, lists of tensors, requests that are kept */              \
+    X(SESSIONS, sessions, "sessions")       /* connections */
+
+enum usage {
+#define X(NAME, name, what) USAGE_##NAME,
+    USAGE_MAP(X)
+#undef X
+        USAGE_COUNT
+};
+
+#endif
