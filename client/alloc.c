@@ -9,6 +9,7 @@
 
 #include "call.h"
 #include "clock.h"
+#include "options.h"
 #include "rdt.pb-c.h"
 
 /* ---- giving back ---- */
@@ -106,7 +107,8 @@ static enum rdt_status map_region(rdt *conn, const Rdt__Pb__RegionReply *reply, 
     return status;
 }
 
-enum rdt_status alloc_region(rdt *conn, size_t bytes, int64_t deadline_ns, struct mapping **mapping_p, struct rdt_error *err)
+enum rdt_status alloc_region(rdt *conn, size_t bytes, int64_t room_ns, int64_t deadline_ns, struct mapping **mapping_p,
+                             struct rdt_error *err)
 {
     Rdt__Pb__Alloc request = RDT__PB__ALLOC__INIT;
     ProtobufCMessage *answer;
@@ -115,6 +117,7 @@ enum rdt_status alloc_region(rdt *conn, size_t bytes, int64_t deadline_ns, struc
     int fd;
 
     request.bytes = bytes;
+    request.timeout_ns = room_ns;
     status =
         call_fds(conn, RDT_MSG_ALLOC, &request.base, -1, &rdt__pb__region_reply__descriptor, deadline_ns, &answer, &fd, err);
     if (status != RDT_OK)
@@ -143,14 +146,29 @@ static void forget_stale_imports(rdt *conn, const struct mapping *fresh)
 
 enum rdt_status rdt_alloc(rdt *conn, size_t bytes, void **addr_p, struct rdt_error *err)
 {
+    return rdt_alloc_with(conn, bytes, NULL, addr_p, err);
+}
+
+enum rdt_status rdt_alloc_with(rdt *conn, size_t bytes, const struct rdt_alloc_options *options, void **addr_p,
+                               struct rdt_error *err)
+{
+    struct rdt_alloc_options own;
     struct mapping *mapping;
+    int64_t deadline_ns;
     enum rdt_status status = connection_check(conn, err);
+
+    if (status == RDT_OK)
+        status = options_copy(&own, sizeof own, options, err);
 
     if (status != RDT_OK)
         return status;
     if (bytes == 0 || !addr_p)
         return rdt_error_set(err, RDT_INVALID, bytes == 0 ? "an allocation of 0 bytes" : "addr_p is NULL");
-    status = alloc_region(conn, bytes, clock_deadline_ns(CALL_MEMORY_TIMEOUT_NS), &mapping, err);
+    /* Making the pages takes its time too, after the wait for room. */
+    deadline_ns = own.timeout_ns < 0 || own.timeout_ns > INT64_MAX - CALL_MEMORY_TIMEOUT_NS
+                      ? CLOCK_NEVER
+                      : clock_deadline_ns(own.timeout_ns + CALL_MEMORY_TIMEOUT_NS);
+    status = alloc_region(conn, bytes, own.timeout_ns, deadline_ns, &mapping, err);
     if (status != RDT_OK)
         return status;
 

@@ -4,8 +4,10 @@
 
 #include "connection.h"
 
-/* New daemon memory, mapped writable, not offered by address, with one reference for the caller. */
-enum rdt_status alloc_region(rdt *conn, size_t bytes, int64_t deadline_ns, struct mapping **mapping_p, struct rdt_error *err);
+/* New daemon memory, mapped writable, not offered by address, with one reference for the caller. room_ns: how long the daemon may let it
+ * wait for room; 0: not at all, negative: without end. */
+enum rdt_status alloc_region(rdt *conn, size_t bytes, int64_t room_ns, int64_t deadline_ns, struct mapping **mapping_p,
+                             struct rdt_error *err);
 
 /* With the lock: tells the daemon that the session no longer has the region, and drops the reference once the daemon
  * has heard it. Until then an object that is fetched may still come as "the region that you have". */

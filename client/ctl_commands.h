@@ -20,6 +20,7 @@ int ctl_wait(struct ctl *ctl, int argc, char **argv);
 int ctl_free(struct ctl *ctl, int argc, char **argv);
 int ctl_publish(struct ctl *ctl, int argc, char **argv);
 int ctl_unpublish(struct ctl *ctl, int argc, char **argv);
+int ctl_limits(struct ctl *ctl, int argc, char **argv);
 int ctl_names(struct ctl *ctl, int argc, char **argv);
 int ctl_watch(struct ctl *ctl, int argc, char **argv);
 

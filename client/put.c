@@ -12,6 +12,7 @@
 #include "tensor.h"
 
 #define KNOWN_FLAGS ((uint32_t)(RDT_PUT_SNAPSHOT | RDT_PUT_DETACHED))
+#define ROOM_MARGIN_NS 20000000
 #define COPY_BYTES ((uint64_t)64 << 20) /* between two looks at the clock */
 
 struct placed { /* the tensors of one put: layout's offsets are addresses until their place is known */
@@ -162,6 +163,17 @@ static enum rdt_status copy_in(struct placed *placed, uint32_t i, uint32_t regio
     return RDT_OK;
 }
 
+/* How long the daemon may let a request of this put wait for room: a little less than the put has, so that its word of what it waited
+ * for comes in time. */
+static int64_t room_ns(int64_t deadline_ns)
+{
+    int64_t left_ns = clock_remaining_ns(deadline_ns), margin_ns = left_ns / 8;
+
+    if (left_ns < 0)
+        return 0;
+    return left_ns - (margin_ns < ROOM_MARGIN_NS ? margin_ns : ROOM_MARGIN_NS);
+}
+
 static enum rdt_status copy_all_in(rdt *conn, struct placed *placed, int64_t deadline_ns, struct rdt_error *err)
 {
     enum rdt_status status;
@@ -169,7 +181,7 @@ static enum rdt_status copy_all_in(rdt *conn, struct placed *placed, int64_t dea
 
     if (placed->copied_bytes == 0)
         return RDT_OK;
-    status = alloc_region(conn, placed->copied_bytes, deadline_ns, &placed->copy, err);
+    status = alloc_region(conn, placed->copied_bytes, room_ns(deadline_ns), deadline_ns, &placed->copy, err);
     if (status == RDT_OK)
         status = add_region(placed, placed->copy, &placed->copy_index, err);
     for (uint32_t i = 0; i < placed->layout->count && status == RDT_OK; i++) {
@@ -208,6 +220,7 @@ static enum rdt_status send_put(rdt *conn, const struct placed *placed, const st
     if (options->transport)
         request.transport = (char *)options->transport;
     request.visibility = (Rdt__Pb__Visibility)options->visibility;
+    request.timeout_ns = room_ns(deadline_ns);
     layout_to_wire(placed->layout, true, &list);
     request.tensors = &list;
     request.regions = calloc((size_t)placed->n_regions + 1, sizeof *request.regions);

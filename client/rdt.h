@@ -86,6 +86,16 @@ enum rdt_memory { RDT_MEMORY_DAEMON = 1, RDT_MEMORY_IMPORTED = 2, RDT_MEMORY_COP
  * after rdt_dealloc. Errors: NO_MEMORY, LIMIT, INVALID (0 bytes). */
 enum rdt_status rdt_alloc(rdt *rdt, size_t bytes, void **addr_p, struct rdt_error *err);
 
+struct rdt_alloc_options {
+    size_t struct_size;
+    int64_t timeout_ns; /* how long it may wait for room under a limit or memory_limit; 0: not at all; negative: without end */
+};
+
+/* The same with options. TIMED_OUT: there was no room in time; the sentence says what it waited for. Who waits holds nothing, and comes
+ * in turn: later requests of the same user do not overtake it. */
+enum rdt_status rdt_alloc_with(rdt *rdt, size_t bytes, const struct rdt_alloc_options *options, void **addr_p,
+                               struct rdt_error *err);
+
 /* Gives back what rdt_alloc or rdt_import gave. The address is unmapped, or kept for what this process allocates or fetches next
  * (alloc), or forgotten (import: the caller's mapping is the caller's). Nothing may be read or written there any more. Objects put from it live on. INVALID: addr is not the start of such a range. */
 enum rdt_status rdt_dealloc(rdt *rdt, void *addr, struct rdt_error *err);
@@ -130,7 +140,8 @@ struct rdt_put_options {
     enum rdt_visibility visibility; /* who else may fetch; default: this uid (and tenant) only */
     const char *transport;          /* preferred between nodes; NULL: the daemon chooses */
     uint32_t flags;                 /* enum rdt_put_flags; one that this version does not serve is UNSUPPORTED */
-    int64_t timeout_ns;             /* of the synchronous call; 0: without end */
+    int64_t timeout_ns;             /* of the synchronous call; where a limit is reached it waits so long for room; 0: without
+                                     * end, and it waits for no room */
     enum rdt_memory *how;           /* NULL, or [count]: receives how each tensor's memory was taken */
     int64_t ttl_ns;                 /* of RDT_PUT_DETACHED; 0: the daemon's detached_ttl; LIMIT above its detached_ttl_max */
 };

@@ -12,6 +12,8 @@ static const struct ctl_command commands[] = {
     {"objects", ctl_objects, "", "objects and what holds them", NULL},
     {"regions", ctl_regions, "", "ranges of memory the daemon knows", NULL},
     {"clients", ctl_clients, "", "connected actor processes", NULL},
+    {"limits", ctl_limits, "", "what each user and client uses of what is limited",
+     "A limit is set by client_max_WHAT or owner_max_WHAT in the daemon's configuration, section [limits]."},
     {"peers", ctl_peers, "", "other nodes and the links to them", NULL},
     {"backends", ctl_backends, "", "loaded plug-ins: memory kinds and transports", NULL},
     {"transfers", ctl_transfers, "", "moves of objects, those that run and the latest that ended", NULL},

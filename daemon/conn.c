@@ -18,7 +18,7 @@
 #endif
 #define HELLO_TIMEOUT_NS 10000000000ll
 #define SHORT_READ_BYTES 16384
-#define REFUSED_AT_ONCE 16 /* of one owner, above its limit: they may hear why */
+#define REFUSED_AT_ONCE 32 /* above their owners' limits: they may hear why */
 #define CONN_FDS 2         /* its socket and pidfd */
 #define QUEUE_MAX_FDS 256  /* open in this process for answers that are not read yet */
 #define RETRY_NS 10000000ll
@@ -59,7 +59,8 @@ static void on_handle_closed(uv_handle_t *handle)
     frame_writer_fini(&conn->writer);
     list_remove(&conn->link);
     conns->n--;
-    account_give(conn->client.account, USAGE_SESSIONS, 1);
+    account_give(conn->client.account, USAGE_SESSIONS, conn->counted);
+    conns->n_refused -= !conn->counted;
     account_give(conn->client.account, USAGE_FDS, CONN_FDS);
     account_unref(conn->client.account);
     free(conn);
@@ -472,14 +473,12 @@ static bool identify(struct conn *conn)
     client->account = account_get_client(conn->rpc->objects->accounts, &owner, conn->conns->next_id);
     if (!client->account)
         return false;
-    if (account_check(client->account, USAGE_SESSIONS, 1, &conn->refusal) != RDT_OK) {
-        const struct account *all = client->account->parent;
-        if (all->used[USAGE_SESSIONS] >= all->limits[USAGE_SESSIONS] + REFUSED_AT_ONCE) { /* so many are being told already */
-            account_unref(client->account);
-            return false;
-        }
+    conn->counted = account_take(client->account, USAGE_SESSIONS, 1, &conn->refusal) == RDT_OK;
+    if (!conn->counted && conn->conns->n_refused == REFUSED_AT_ONCE) {
+        account_unref(client->account);
+        return false;
     }
-    account_add(client->account, USAGE_SESSIONS, 1);
+    conn->conns->n_refused += !conn->counted;
     account_add(client->account, USAGE_FDS, CONN_FDS);
     client->admin = cred.uid == 0 || cred.uid == geteuid();
     if (cred.uid == overflow && !options->allow_overflow_uid)

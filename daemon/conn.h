@@ -34,6 +34,7 @@ struct conn {
     struct frame_writer writer;
     struct deadline hello; /* by then it must have said who it is; of one that broke the protocol: have read that it did */
     struct deadline retry; /* the kernel takes no fds: tries again */
+    bool counted;          /* as a session of its owner; false: refused */
     bool greeted, in_read, closing;
     bool more;                /* its reader may hold whole frames */
     bool held;                /* its work waits for its answers to be read */
@@ -45,7 +46,7 @@ struct conns {
     struct rpc *rpc;
     struct list all, unflushed;
     uv_prepare_t prepare; /* sends what the turn has queued */
-    unsigned n;
+    unsigned n, n_refused;
     uint64_t next_id;
     unsigned overflow_uid;       /* what the kernel shows for users it cannot map */
     void (*on_empty)(void *arg); /* told when the last one is freed */

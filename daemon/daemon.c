@@ -253,7 +253,7 @@ static void wire(struct daemon *daemon)
                  options->pool_max_bytes ? options->pool_max_bytes : daemon->regions.limit_bytes / 8,
                  options->warm_max_bytes ? options->warm_max_bytes : daemon->regions.limit_bytes / 8, options->pool_idle_ns);
     accounts_init(&daemon->accounts);
-    limits_derive(options, options_effective_memory_limit(options), daemon->open_files, &daemon->accounts.limits);
+    limits_derive(options, daemon->open_files, &daemon->accounts.limits);
     object_table_init(&daemon->objects, &daemon->node, &daemon->accounts, options->max_objects);
     daemon->objects.deadlines = &daemon->deadlines;
     daemon->regions.accounts = &daemon->accounts;

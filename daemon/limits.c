@@ -23,8 +23,7 @@ static uint64_t most_of(uint64_t all)
     return all - all / 8;
 }
 
-void limits_derive(const struct options *options, uint64_t memory_limit_bytes, uint64_t open_files,
-                   struct account_limits *limits)
+void limits_derive(const struct options *options, uint64_t open_files, struct account_limits *limits)
 {
     uint64_t reserve = OWN_FDS + 2ull * options->max_clients; /* a socket and a pidfd each */
 
@@ -36,8 +35,6 @@ void limits_derive(const struct options *options, uint64_t memory_limit_bytes, u
         limits->owner[i] = options->owner_max[i];
     }
     limits->owner[USAGE_NAMES] = options->max_names;
-    if (limits->client[USAGE_BYTES] == 0)
-        limits->client[USAGE_BYTES] = most_of(memory_limit_bytes);
     if (limits->client[USAGE_OBJECTS] == 0)
         limits->client[USAGE_OBJECTS] = most_of(options->max_objects);
     if (limits->owner[USAGE_OBJECTS] == 0)

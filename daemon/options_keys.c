@@ -107,7 +107,7 @@ const struct option_key option_keys[] = {
      .help = "how long a stop waits for transfers"},
 
     {LIMIT_ROW(client, bytes, OPTION_BYTES, USAGE_BYTES), .fallback = "0",
-     .help = "memory of one client; 0: seven eighths of memory_limit, so that nobody takes the last"},
+     .help = "memory of one client; 0: up to memory_limit"},
     {LIMIT_ROW(client, objects, OPTION_COUNT, USAGE_OBJECTS), .fallback = "0",
      .help = "objects of one client; 0: seven eighths of max_objects"},
     {LIMIT_ROW(client, regions, OPTION_COUNT, USAGE_REGIONS), .fallback = "65536",

@@ -364,6 +364,8 @@ enum rdt_status region_alloc(struct regions *regions, const char *kind_name, con
         return status;
     if (bytes == 0)
         return rdt_error_set(err, RDT_INVALID, "cannot allocate 0 bytes");
+    if (bytes > regions->limit_bytes)
+        return no_room(regions, bytes, err);
     status = region_new(regions, kind, device, bytes, origin, account, client, 1, &region, err);
     if (status != RDT_OK)
         return status;

@@ -44,8 +44,69 @@ bool rpc_handles(enum rdt_message type)
     return false;
 }
 
+/* How long a request wants to wait for room; 0: not at all. */
+static int64_t patience(const struct call *call, const void *request)
+{
+    if (!call->client)
+        return 0;
+    if (call->type == RDT_MSG_ALLOC)
+        return ((const Rdt__Pb__Alloc *)request)->timeout_ns;
+    return call->type == RDT_MSG_PUT ? ((const Rdt__Pb__Put *)request)->timeout_ns : 0;
+}
+
+static void on_turn_to_try(struct client_wake *wake);
+
+static void on_room(struct account_wait *room)
+{
+    struct call *call = (struct call *)((char *)room - offsetof(struct call, room));
+
+    call->wake.run = on_turn_to_try;
+    client_wake(call->client, &call->wake);
+}
+
+/* There was no room, and the request may wait for it: nothing is held meanwhile but its bytes. */
+static enum rdt_status park(struct call *call, const uint8_t *payload, size_t bytes, int64_t timeout_ns, struct rdt_error *err)
+{
+    struct accounts *accounts = call->rpc->objects->accounts;
+    struct account *full = accounts->full;
+    enum usage full_of = accounts->full_of;
+    struct rdt_error why = *err;
+    enum rdt_status status;
+
+    if (!call->packed) {
+        status = account_take(call->account, USAGE_HEAP, bytes, err);
+        if (status != RDT_OK)
+            return status;
+        call->heap_bytes = bytes;
+        call->packed = malloc(bytes ? bytes : 1);
+        if (!call->packed)
+            return rdt_error_set(err, RDT_NO_MEMORY, "no memory to wait for room");
+        memcpy(call->packed, payload, bytes);
+        call->packed_bytes = bytes;
+        call->frame = NULL;
+        call->room.on_room = on_room;
+        status = call_defer(call, timeout_ns, NULL, err);
+        if (status != RDT_OK)
+            return status;
+    }
+    free(call->why);
+    call->why = strdup(why.msg);
+    accounts->full = full;
+    accounts->full_of = full_of;
+    account_tried(accounts, &call->room);
+    return RDT_OK;
+}
+
+static void on_turn_to_try(struct client_wake *wake)
+{
+    struct call *call = (struct call *)((char *)wake - offsetof(struct call, wake));
+
+    rpc_dispatch(call, call->packed, call->packed_bytes);
+}
+
 void rpc_dispatch(struct call *call, const uint8_t *payload, size_t bytes)
 {
+    struct accounts *accounts = call->rpc->objects->accounts;
     struct rdt_error err = {0};
     enum rdt_status status = RDT_UNSUPPORTED;
     _Alignas(max_align_t) uint8_t buffer[SMALL_MESSAGE_BYTES]; /* RELEASE and CANCEL are heard however short memory is */
@@ -58,6 +119,7 @@ void rpc_dispatch(struct call *call, const uint8_t *payload, size_t bytes)
     else
         arena_init_with(&arena, RDT_MAX_DECODED_BYTES, buffer, sizeof buffer);
     call->arena = &arena;
+    account_try(accounts, &call->room);
     while (i < sizeof table / sizeof table[0] && table[i].type != call->type)
         i++;
     if (i == sizeof table / sizeof table[0]) {
@@ -70,7 +132,10 @@ void rpc_dispatch(struct call *call, const uint8_t *payload, size_t bytes)
         unread = status != RDT_OK;
         if (!unread)
             status = table[i].handle(call, request, &err);
+        if (!unread && status != RDT_OK && accounts->full && patience(call, request) != 0)
+            status = park(call, payload, bytes, patience(call, request), &err);
     }
+    account_tried(accounts, NULL);
     if (status != RDT_OK) {
         if (err.status == RDT_OK)
             (void)rdt_error_set(&err, status, "%s", rdt_status_sentence(status));

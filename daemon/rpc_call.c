@@ -46,6 +46,7 @@ static void call_free(struct call *call)
         (void)map_remove_u64(&call->rpc->forwarded, call->forward);
     if (call->woken)
         object_drop(call->woken);
+    account_wait_end(&call->room);
     account_give(call->account, USAGE_WAITERS, call->deferred ? 1 : 0);
     account_give(call->account, USAGE_HEAP, call->heap_bytes);
     object_waiter_remove(&call->object);
@@ -53,6 +54,7 @@ static void call_free(struct call *call)
     list_remove(&call->range.link);
     region_unref(call->region);
     account_unref(call->account);
+    free(call->why);
     free(call->packed);
     free(call);
 }
@@ -143,7 +145,9 @@ static void on_deadline(struct deadline *deadline)
 
     if (call->on_end)
         call->on_end(call);
-    if (call->forward && call->type != RDT_MSG_WAIT && call->type != RDT_MSG_WAIT_FREED)
+    if (call->room.at)
+        (void)rdt_error_set(&err, RDT_TIMED_OUT, "there was no room in time: %s", call->why ? call->why : "");
+    else if (call->forward && call->type != RDT_MSG_WAIT && call->type != RDT_MSG_WAIT_FREED)
         (void)rdt_error_set(&err, RDT_TIMED_OUT, "node %s has not answered", call->to->name);
     else
         (void)rdt_error_set(&err, RDT_TIMED_OUT, "%s did not come in time",
@@ -156,6 +160,11 @@ static void on_deadline(struct deadline *deadline)
 
 enum rdt_status call_defer(struct call *call, int64_t timeout_ns, void (*on_end)(struct call *), struct rdt_error *err)
 {
+    int64_t left_ns = deadline_left_ns(&call->deadline);
+
+    if (left_ns >= 0 && (timeout_ns < 0 || left_ns < timeout_ns))
+        timeout_ns = left_ns;
+    account_wait_end(&call->room); /* it has what it waited for */
     if (!call->deferred && account_take(call->account, USAGE_WAITERS, 1, err) != RDT_OK)
         return RDT_LIMIT;
     call->deferred = true;
@@ -163,6 +172,8 @@ enum rdt_status call_defer(struct call *call, int64_t timeout_ns, void (*on_end)
     if (!deadline_set(call->rpc->deadlines, &call->deadline, timeout_ns))
         return rdt_error_set(err, RDT_NO_MEMORY, "no memory for the deadline");
     call->on_end = on_end;
+    if (!list_empty(&call->link))
+        return RDT_OK;
     if (call->client) {
         list_append(&call->client->calls, &call->link);
         call->client->n_calls++;

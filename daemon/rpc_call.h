@@ -63,9 +63,11 @@ struct call {
     struct peer *to;         /* forwarded to */
     uint64_t forward;        /* number on that link; 0: not forwarded */
     bool sent;
-    bool deferred;       /* charged as a waiter */
-    uint64_t heap_bytes; /* charged for what is kept of it */
-    uint8_t *packed;     /* the request, until the link is up */
+    struct account_wait room; /* queued for room under a limit (rpc.c) */
+    char *why;                /* what it waits for */
+    bool deferred;            /* charged as a waiter */
+    uint64_t heap_bytes;      /* charged for what is kept of it */
+    uint8_t *packed;          /* the request, until the link is up */
     size_t packed_bytes;
 };
 
@@ -78,7 +80,8 @@ void call_fail(struct call *call, const struct rdt_error *err);
 void call_fail_unread(struct call *call,
                       const struct rdt_error *err); /* without an id it cannot be told what fails: the session */
 
-/* It will be answered later, at the latest when timeout_ns is over (negative: never), then with TIMED_OUT and `what`. */
+/* It will be answered later, at the latest when timeout_ns is over (negative: never), then with TIMED_OUT. Of two deadlines the earlier
+ * counts. LIMIT: too many wait. */
 enum rdt_status call_defer(struct call *call, int64_t timeout_ns, void (*on_end)(struct call *), struct rdt_error *err);
 
 /* Without an answer: the caller is gone. */

@@ -139,7 +139,27 @@ static void list_regions(struct call *call, const Rdt__Pb__List *list, struct pa
     page->reply.n_regions = page->n;
 }
 
-/* ---- clients ---- */
+/* ---- clients, owners ---- */
+
+static void list_owners(struct call *call, const Rdt__Pb__List *list, struct page *page)
+{
+    struct accounts *accounts = call->rpc->objects->accounts;
+    const struct account *account;
+    size_t cursor = 0;
+    uint64_t place = 0;
+
+    while ((account = map_next(&accounts->by_owner, &cursor))) {
+        if (++place <= list->after || !call_may_see(call, &account->owner))
+            continue;
+        if (page_full(page)) {
+            page->reply.next = place - 1;
+            break;
+        }
+        page_add(page, row_owner(&page->arena, account));
+    }
+    page->reply.owners = (Rdt__Pb__OwnerInfo **)page->rows;
+    page->reply.n_owners = page->n;
+}
 
 static void list_clients(struct call *call, const Rdt__Pb__List *list, struct page *page)
 {
@@ -316,6 +336,9 @@ enum rdt_status rpc_list(struct call *call, const void *request, struct rdt_erro
         break;
     case RDT__PB__LIST_KIND__LIST_KIND_NAMES:
         list_names(call, list, &page);
+        break;
+    case RDT__PB__LIST_KIND__LIST_KIND_OWNERS:
+        list_owners(call, list, &page);
         break;
     default:
         arena_fini(&page.arena);

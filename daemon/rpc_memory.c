@@ -74,6 +74,8 @@ enum rdt_status rpc_alloc(struct call *call, const void *request, struct rdt_err
 
     if (alloc->device[0] != '\0' && strcmp(alloc->device, "cpu") != 0)
         return rdt_error_set(err, RDT_UNSUPPORTED, "this daemon has no device \"%.64s\"", alloc->device);
+    if (account_check(call->account, USAGE_WAITERS, call->deferred ? 0 : 1, err) != RDT_OK)
+        return RDT_LIMIT;
     wait = calloc(1, sizeof *wait);
     if (!wait)
         return rdt_error_set(err, RDT_NO_MEMORY, "no memory for the request");

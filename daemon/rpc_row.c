@@ -48,6 +48,25 @@ Rdt__Pb__RegionInfo *row_region(struct arena *arena, const struct region *region
     return info;
 }
 
+/* What it uses of what is limited, in the order of daemon/usage.h; 0: no memory. */
+static size_t add_usage(struct arena *arena, const struct account *account, Rdt__Pb__Usage ***list_p)
+{
+    Rdt__Pb__Usage *rows = arena_alloc(arena, USAGE_COUNT * sizeof *rows);
+    Rdt__Pb__Usage **list = arena_alloc(arena, USAGE_COUNT * sizeof(Rdt__Pb__Usage *));
+
+    if (!rows || !list)
+        return 0;
+    for (unsigned i = 0; i < USAGE_COUNT; i++) {
+        rdt__pb__usage__init(&rows[i]);
+        rows[i].what = (char *)usage_name((enum usage)i);
+        rows[i].used = account->used[i];
+        rows[i].limit = account->limits ? account->limits[i] : 0;
+        list[i] = &rows[i];
+    }
+    *list_p = list;
+    return USAGE_COUNT;
+}
+
 Rdt__Pb__ClientInfo *row_client(struct arena *arena, const struct client *client)
 {
     Rdt__Pb__ClientInfo *info = arena_alloc(arena, sizeof *info);
@@ -67,6 +86,21 @@ Rdt__Pb__ClientInfo *row_client(struct arena *arena, const struct client *client
     info->requests = (uint32_t)map_count(&client->fetches) + client->n_calls;
     info->queued_bytes = client->queued_bytes(client);
     info->age_ns = (int64_t)(uv_hrtime() - client->since_ns);
+    info->n_usage = add_usage(arena, client->account, &info->usage);
+    return info;
+}
+
+Rdt__Pb__OwnerInfo *row_owner(struct arena *arena, const struct account *account)
+{
+    Rdt__Pb__OwnerInfo *info = arena_alloc(arena, sizeof *info);
+
+    if (!info)
+        return NULL;
+    rdt__pb__owner_info__init(info);
+    info->tenant = (char *)account->owner.tenant;
+    info->uid = account->owner.uid;
+    info->clients = (uint32_t)account->used[USAGE_SESSIONS];
+    info->n_usage = add_usage(arena, account, &info->usage);
     return info;
 }
 

@@ -8,6 +8,7 @@
 /* Each made in the arena, and pointing into it or to what is daemon's own: to be packed before that changes. NULL: no memory. */
 Rdt__Pb__ObjectInfo *row_object(struct arena *arena, const struct rpc *rpc, struct object *object);
 Rdt__Pb__RegionInfo *row_region(struct arena *arena, const struct region *region);
+Rdt__Pb__OwnerInfo *row_owner(struct arena *arena, const struct account *account);
 Rdt__Pb__ClientInfo *row_client(struct arena *arena, const struct client *client);
 Rdt__Pb__NameInfo *row_name(struct arena *arena, const struct name *name);
 Rdt__Pb__PeerInfo *row_peer(struct arena *arena, const struct peer *peer);

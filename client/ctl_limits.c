@@ -1,0 +1,142 @@
+/* rdtctl limits: what owners and clients use, beside what they may. */
+#include <inttypes.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "ctl.h"
+#include "ctl_commands.h"
+#include "ctl_json.h"
+#include "ctl_table.h"
+#include "rdt.pb-c.h"
+
+static const struct ctl_column columns[] = {
+    {"WHOSE", false}, {"WHAT", false}, {"USED", true}, {"LIMIT", true}, {"FULL", true},
+};
+
+static const char *amount(const char *what, uint64_t n, char text[CTL_HUMAN_BYTES])
+{
+    if (strcmp(what, "bytes") == 0 || strcmp(what, "heap") == 0)
+        return ctl_human_bytes(n, text);
+    (void)snprintf(text, CTL_HUMAN_BYTES, "%" PRIu64, n);
+    return text;
+}
+
+static void add_rows(struct ctl_table *table, const char *whose, Rdt__Pb__Usage *const *usage, size_t n, bool all)
+{
+    char text[CTL_HUMAN_BYTES];
+
+    for (size_t i = 0; i < n; i++) {
+        const Rdt__Pb__Usage *u = usage[i];
+
+        if (!all && u->used == 0)
+            continue;
+        ctl_table_add(table, "%s", whose);
+        ctl_table_add(table, "%s", u->what);
+        ctl_table_add(table, "%s", amount(u->what, u->used, text));
+        ctl_table_add(table, "%s", u->limit ? amount(u->what, u->limit, text) : "");
+        if (u->limit)
+            ctl_table_add(table, "%.0f%%", (double)u->used * 100 / (double)u->limit);
+        else
+            ctl_table_add(table, "%s", "");
+    }
+}
+
+static void add_owner(struct ctl_table *table, const Rdt__Pb__OwnerInfo *owner, bool all)
+{
+    char whose[96];
+
+    (void)snprintf(whose, sizeof whose, "owner %s%s%" PRIu32, owner->tenant, *owner->tenant ? ":" : "", owner->uid);
+    add_rows(table, whose, owner->usage, owner->n_usage, all);
+}
+
+static void add_client(struct ctl_table *table, const Rdt__Pb__ClientInfo *client, bool all)
+{
+    char whose[128], name[64];
+
+    (void)snprintf(whose, sizeof whose, "client %" PRIu64 " (%s)", client->client, ctl_plain(client->name, name, sizeof name));
+    add_rows(table, whose, client->usage, client->n_usage, all);
+}
+
+/* One line for each owner or client under --json: who, and what it uses. */
+static json_t *entry(json_t *who, Rdt__Pb__Usage *const *usage, size_t n)
+{
+    json_t *array = json_array();
+
+    for (size_t i = 0; i < n; i++)
+        json_array_append_new(array, ctl_json(&usage[i]->base));
+    json_object_set_new(who, "usage", array);
+    return who;
+}
+
+static enum rdt_status take(struct ctl *ctl, Rdt__Pb__ListKind kind, bool all, struct ctl_table *table, json_t *array,
+                            struct rdt_error *err)
+{
+    Rdt__Pb__List request = RDT__PB__LIST__INIT;
+
+    request.kind = kind;
+    do {
+        ProtobufCMessage *reply;
+        const Rdt__Pb__ListReply *page;
+        enum rdt_status status = ctl_call(ctl, RDT_MSG_LIST, &request.base, &rdt__pb__list_reply__descriptor, &reply, err);
+
+        if (status)
+            return status;
+        page = (const Rdt__Pb__ListReply *)reply;
+        for (size_t i = 0; i < page->n_owners; i++) {
+            const Rdt__Pb__OwnerInfo *o = page->owners[i];
+            if (array)
+                json_array_append_new(array, entry(json_pack("{s:s, s:I, s:I}", "tenant", o->tenant, "uid", (json_int_t)o->uid,
+                                                             "clients", (json_int_t)o->clients),
+                                                   o->usage, o->n_usage));
+            else
+                add_owner(table, o, all);
+        }
+        for (size_t i = 0; i < page->n_clients; i++) {
+            const Rdt__Pb__ClientInfo *c = page->clients[i];
+            if (array)
+                json_array_append_new(
+                    array, entry(json_pack("{s:I, s:o, s:I, s:I}", "client", (json_int_t)c->client, "name",
+                                           ctl_json_text(c->name), "pid", (json_int_t)c->pid, "uid", (json_int_t)c->uid),
+                                 c->usage, c->n_usage));
+            else
+                add_client(table, c, all);
+        }
+        request.after = page->next;
+        ctl_reply_free(reply);
+    } while (request.after);
+    return RDT_OK;
+}
+
+int ctl_limits(struct ctl *ctl, int argc, char **argv)
+{
+    bool all = false;
+    const struct ctl_option options[] = {
+        {'a', "all", CTL_FLAG, NULL, "also what is not used", &all},
+        {0},
+    };
+    json_t *owners, *clients;
+    struct ctl_table table;
+    struct rdt_error err = {0};
+    enum rdt_status status;
+    int code = ctl_parse(ctl, options, argc, argv, 0, 0, NULL, NULL);
+
+    if (code != CTL_GO)
+        return code;
+    ctl_table_init(&table, columns, sizeof columns / sizeof *columns);
+    owners = ctl->json ? json_array() : NULL;
+    clients = ctl->json ? json_array() : NULL;
+    status = take(ctl, RDT__PB__LIST_KIND__LIST_KIND_OWNERS, all, &table, owners, &err);
+    if (status == RDT_OK)
+        status = take(ctl, RDT__PB__LIST_KIND__LIST_KIND_CLIENTS, all, &table, clients, &err);
+    code = CTL_OK;
+    if (status == RDT_OK && ctl->json)
+        code = ctl_print_json(json_pack("{s:O, s:O}", "owners", owners, "clients", clients));
+    else if (status == RDT_OK && !ctl_table_print(&table, "nothing is used", stdout))
+        status = rdt_error_set(&err, RDT_NO_MEMORY, "no memory for the table");
+    if (status)
+        code = ctl_fail(ctl, &err);
+    json_decref(owners);
+    json_decref(clients);
+    ctl_table_fini(&table);
+    return code;
+}
