@@ -191,8 +191,8 @@ static enum rdt_status region_new(struct regions *regions, struct memory_kind *k
 static void region_forget(struct region *region)
 {
     if (region->origin != REGION_IMPORTED)
-    event(region->regions->events, RDT__PB__LIST_KIND__LIST_KIND_REGIONS, "gone", region);
-        give_back(region->regions, region->room);
+        event(region->regions->events, RDT__PB__LIST_KIND__LIST_KIND_REGIONS, "gone", region);
+    give_back(region->regions, region->room);
     uncharge(region);
     free(region);
 }

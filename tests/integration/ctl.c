@@ -183,6 +183,15 @@ Test(ctl, lists_name_objects_regions_clients_and_backends)
     ctl(0, "clients");
     cr_assert(printed("the producer"), "%s", program.out);
 
+    json = ctl_json(0, "limits");
+    (void)row_with(json, "clients", "name", "the producer");
+    cr_assert_gt(json_array_size(json_object_get(json, "owners")), 0);
+    json_decref(json);
+    ctl(0, "limits");
+    cr_assert(printed("the producer") && printed("sessions") && !printed("waiters"), "%s", program.out);
+    ctl(0, "limits --all");
+    cr_assert(printed("waiters"), "%s", program.out);
+
     json = ctl_json(0, "backends");
     cr_assert_str_eq(text_at(row_with(json, "backends", "name", "host"), "kind"), "memory");
     row = row_with(json, "backends", "name", "loopback");
