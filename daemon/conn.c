@@ -348,8 +348,7 @@ static void handle_frame(struct conn *conn)
     }
     if (status != RDT_OK)
         refuse(conn, &frame, &err);
-    if (conn->reader.start == conn->reader.end)
-        conn->more = false; /* a turn more would only find that out */
+    conn->more = frame_reader_is_ready(&conn->reader);
 }
 
 /* Reads once. true: there may be more to read. */
@@ -360,7 +359,7 @@ static bool receive(struct conn *conn)
     enum rdt_status status = frame_reader_recv(&conn->reader, conn->sock, &n, &err);
 
     if (status == RDT_OK) {
-        conn->more = true;
+        conn->more = frame_reader_is_ready(&conn->reader);
         return n >= SHORT_READ_BYTES; /* a short read has drained the socket: asking once more would only cost a call */
     }
     if (status == RDT_PROTOCOL) {
@@ -430,7 +429,7 @@ static void on_socket(uv_poll_t *poll, int uv_status, int events)
     }
     if (events & UV_WRITABLE && !flush(conn))
         return;
-    if (events & UV_READABLE && !conn->draining && !uv_is_active((uv_handle_t *)&conn->turn))
+    if (events & UV_READABLE && !conn->draining && !uv_is_active((uv_handle_t *)&conn->turn)) /* else it has its turn */
         work(conn, true);
 }
 

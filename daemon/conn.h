@@ -17,7 +17,7 @@
 #include "daemon/rpc.h"
 #include "proto/frame.h"
 
-#define CONN_TURN_NS 50000 /* one indivisible step may take it beyond */
+#define CONN_TURN_NS 25000 /* one indivisible step may take it beyond */
 
 struct conn {
     struct client client;

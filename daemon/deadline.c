@@ -3,7 +3,7 @@
 #include <assert.h>
 #include <stdlib.h>
 
-#define PASSED_PER_TURN 32 /* after so many the loop sees to its sockets again */
+#define PASSED_PER_TURN 16 /* after so many the loop sees to its sockets again */
 
 static void place(struct deadlines *all, size_t i, struct deadline *entry)
 {
@@ -37,6 +37,7 @@ static void sift_down(struct deadlines *all, size_t i, struct deadline *entry)
 }
 
 static void on_timer(uv_timer_t *timer);
+static void on_turn(uv_idle_t *turn);
 
 static void rearm(struct deadlines *all)
 {
@@ -47,14 +48,17 @@ static void rearm(struct deadlines *all)
         return;
     }
     at = all->heap[1]->at_ns;
+    if (at <= now) { /* a timer of 0 ms would not let the loop go on */
+        uv_idle_start(&all->turn, on_turn);
+        return;
+    }
     uv_update_time(all->timer.loop);
     /* round up: a timer that fires early would find nothing due and spin */
-    uv_timer_start(&all->timer, on_timer, at > now ? (at - now + 999999) / 1000000 : 0, 0);
+    uv_timer_start(&all->timer, on_timer, (at - now + 999999) / 1000000, 0);
 }
 
-static void on_timer(uv_timer_t *timer)
+static void tell(struct deadlines *all)
 {
-    struct deadlines *all = timer->data;
     uint64_t now = uv_hrtime();
 
     for (unsigned n = 0; all->count > 0 && all->heap[1]->at_ns <= now && n < PASSED_PER_TURN; n++) {
@@ -65,10 +69,23 @@ static void on_timer(uv_timer_t *timer)
     rearm(all);
 }
 
+static void on_timer(uv_timer_t *timer)
+{
+    tell(timer->data);
+}
+
+static void on_turn(uv_idle_t *turn)
+{
+    uv_idle_stop(turn);
+    tell(turn->data);
+}
+
 void deadlines_init(struct deadlines *all, uv_loop_t *loop)
 {
     uv_timer_init(loop, &all->timer);
     all->timer.data = all;
+    uv_idle_init(loop, &all->turn);
+    all->turn.data = all;
     all->heap = NULL;
     all->count = all->size = 0;
 }
@@ -80,6 +97,7 @@ void deadlines_close(struct deadlines *all, uv_close_cb on_closed)
     free(all->heap);
     all->heap = NULL;
     all->count = all->size = 0;
+    uv_close((uv_handle_t *)&all->turn, NULL);
     uv_close((uv_handle_t *)&all->timer, on_closed);
 }
 

@@ -15,6 +15,7 @@ struct deadline {
 
 struct deadlines {
     uv_timer_t timer;
+    uv_idle_t turn; /* active while more have passed than one turn tells */
     struct deadline **heap; /* [1..count] */
     size_t count, size;
 };

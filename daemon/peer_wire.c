@@ -11,7 +11,7 @@
 #include <string.h>
 
 #define SLICE_BYTES ((size_t)256 << 10) /* plaintext that one turn of the loop encrypts */
-#define TURN_NS 50000                   /* of one node's messages, then the loop sees to others */
+#define TURN_NS 25000                   /* of one node's messages, then the loop sees to others */
 #define KEEP_OUT_BYTES ((size_t)64 << 10)
 
 /* ---- out ---- */

@@ -5,18 +5,22 @@
 
 #include "daemon/rpc_row.h"
 
+#define PAGE_NS 20000
+#define FEW_ROWS 16u
+
 /* Everything a page points to, freed at once. */
 struct page {
     Rdt__Pb__ListReply reply;
     struct arena arena;
     void **rows;
     size_t n, max;
+    uint64_t until_ns; /* a page ends then, if it has a few rows: nobody else shall wait for a full one */
     bool failed;
 };
 
 static bool page_full(const struct page *page)
 {
-    return page->n == page->max || page->failed;
+    return page->n == page->max || page->failed || (page->n >= FEW_ROWS && uv_hrtime() >= page->until_ns);
 }
 
 static void page_add(struct page *page, void *row)
@@ -289,6 +293,7 @@ static enum rdt_status page_init(struct page *page, uint32_t max, struct rdt_err
     arena_init(&page->arena, RDT_MAX_DECODED_BYTES);
     page->n = 0;
     page->failed = false;
+    page->until_ns = UINT64_MAX;
     page->max = max == 0 || max > RDT_MAX_PAGE ? RDT_MAX_PAGE : max;
     page->rows = arena_alloc(&page->arena, page->max * sizeof *page->rows);
     return page->rows ? RDT_OK : rdt_error_set(err, RDT_NO_MEMORY, "no memory for a page");
@@ -315,6 +320,8 @@ enum rdt_status rpc_list(struct call *call, const void *request, struct rdt_erro
 
     if (status != RDT_OK)
         return status;
+    if (list->kind != RDT__PB__LIST_KIND__LIST_KIND_TRANSFERS && list->kind != RDT__PB__LIST_KIND__LIST_KIND_BACKENDS)
+        page.until_ns = uv_hrtime() + PAGE_NS; /* those two have one page */
     switch (list->kind) {
     case RDT__PB__LIST_KIND__LIST_KIND_OBJECTS:
         list_objects(call, list, &page);

@@ -16,7 +16,7 @@
 #define READ_BYTES ((size_t)64 << 10) /* the first size of a reader's buffer, and what one read should get */
 #define KEEP_BYTES ((size_t)1 << 20)  /* an empty buffer above this is given back */
 #define KERNEL_MAX_FDS 253u           /* SCM_MAX_FD: what one message of a Unix socket may carry */
-#define SEND_FRAMES 16                /* frames one sendmsg may take */
+#define SEND_FRAMES 64                /* frames one sendmsg may take */
 
 _Static_assert(4 * RDT_MAX_FRAME_FDS >= KERNEL_MAX_FDS, "a reader has room for whatever one recvmsg can bring");
 _Static_assert(RDT_MAX_FRAME_FDS <= KERNEL_MAX_FDS, "the fds of one frame fit into one sendmsg");
@@ -291,6 +291,18 @@ enum rdt_status frame_reader_next(struct frame_reader *reader, struct frame *fra
     memmove(reader->fds, reader->fds + nfds, reader->n_fds * sizeof(int));
     reader->start += FRAME_HEADER_BYTES + length;
     return RDT_OK;
+}
+
+bool frame_reader_is_ready(const struct frame_reader *reader)
+{
+    const uint8_t *header = reader->buf + reader->start;
+    size_t length;
+
+    if (reader->end - reader->start < FRAME_HEADER_BYTES)
+        return false;
+    length = get_le(header, 4);
+    return length > reader->max_payload || header[6] > reader->n_fds ||
+           reader->end - reader->start >= FRAME_HEADER_BYTES + length;
 }
 
 /* ---- writing ---- */

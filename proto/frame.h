@@ -72,6 +72,9 @@ void frame_reader_commit(struct frame_reader *reader, size_t n);
  * carries type and request id for an answer, then the connection must close. */
 enum rdt_status frame_reader_next(struct frame_reader *reader, struct frame *frame, struct rdt_error *err);
 
+/* frame_reader_next would have something to say. */
+bool frame_reader_is_ready(const struct frame_reader *reader);
+
 /* ---- writing ---- */
 
 struct frame_writer {

@@ -277,10 +277,11 @@ Test(limits, heap)
 
 Test(limits, of_one_owner_for_all_its_clients)
 {
-    const char *flags[] = {"--owner-max-regions=4", "--owner-max-sessions=5", NULL};
+    const char *flags[] = {"--owner-max-regions=4", "--owner-max-sessions=12", NULL};
     const char *declared[] = {"owner_max_sessions", NULL};
+    struct rdt_connect_options options = RDT_INIT(options);
     void *more = NULL;
-    rdt *third, *refused = NULL;
+    rdt *others[9], *refused = NULL;
 
     begin(flags);
     for (unsigned i = 0; i < 2; i++) {
@@ -289,18 +290,19 @@ Test(limits, of_one_owner_for_all_its_clients)
     }
     must_refuse(RDT_LIMIT, "owner_max_regions", rdt_alloc(conn, 4096, &more, &err));
     must_refuse(RDT_LIMIT, "owner_max_regions", rdt_alloc(other, 4096, &more, &err));
-    wait_until(LONG, used(0, "sessions") == 2); /* the one that waited for the daemon has left */
-    third = node_client(&node, "third");
-    rdt_close(conn);
-    wait_until(LONG, used(0, "sessions") == 2);
-    conn = node_client(&node, "fourth");
-    (void)alloc_memory(conn, 4096);
-    rdt *last = node_client(&node, "last");
-    struct rdt_connect_options options = RDT_INIT(options);
+    wait_until(LONG, used(0, "sessions") == 2); /* those that waited for the daemon have left */
+    for (unsigned i = 0; i < 9; i++)
+        others[i] = node_client(&node, "another");
     options.socket = node.socket;
-    must_refuse(RDT_LIMIT, "owner_max_sessions", rdt_connect(&options, &refused, &err));
-    rdt_close(last);
-    rdt_close(third);
+    must_refuse(RDT_LIMIT, "12 sessions of at most 12", rdt_connect(&options, &refused, &err));
+    cr_assert_null(refused);
+    rdt_close(conn);
+    wait_until(LONG, used(0, "sessions") == 10);
+    conn = node_client(&node, "greedy");
+    (void)alloc_memory(conn, 4096);
+    for (unsigned i = 0; i < 9; i++)
+        rdt_close(others[i]);
+    wait_until(LONG, used(0, "sessions") == 2);
     end(declared);
 }
 
@@ -329,7 +331,7 @@ Test(limits, killed_client_gives_everything_back)
     begin_alone(NULL);
     actor_start(&actor, hoard, NULL);
     actor_await(&actor);
-    cr_assert_eq(used(0, "transfers"), 20);
+    wait_until(LONG, used(0, "transfers") == 20);
     cr_assert_eq(used(0, "objects"), 20);
     cr_assert_eq(used(0, "regions"), 40);
     actor_kill(&actor, SIGKILL);
