@@ -12,7 +12,7 @@
 #include "tensor.h"
 
 #define KNOWN_FLAGS ((uint32_t)(RDT_PUT_SNAPSHOT | RDT_PUT_DETACHED))
-#define ROOM_MARGIN_NS 20000000
+#define ROOM_MARGIN_NS 100000000
 #define COPY_BYTES ((uint64_t)64 << 20) /* between two looks at the clock */
 
 struct placed { /* the tensors of one put: layout's offsets are addresses until their place is known */

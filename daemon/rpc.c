@@ -51,7 +51,10 @@ static int64_t patience(const struct call *call, const void *request)
         return 0;
     if (call->type == RDT_MSG_ALLOC)
         return ((const Rdt__Pb__Alloc *)request)->timeout_ns;
-    return call->type == RDT_MSG_PUT ? ((const Rdt__Pb__Put *)request)->timeout_ns : 0;
+    if (call->type != RDT_MSG_PUT ||
+        ((const Rdt__Pb__Put *)request)->flags != 0) /* a snapshot has begun when it finds no room */
+        return 0;
+    return ((const Rdt__Pb__Put *)request)->timeout_ns;
 }
 
 static void on_turn_to_try(struct client_wake *wake);

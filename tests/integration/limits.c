@@ -538,7 +538,7 @@ Test(limits, put_waits_for_room)
     begin(flags);
     a = put_one(conn, &VECTOR(RDT_U8, 5, "hello"), "a");
     b = put_one(conn, &VECTOR(RDT_U8, 5, "hello"), "b");
-    options.timeout_ns = 100 * MSEC;
+    options.timeout_ns = SEC;
     must_refuse(RDT_TIMED_OUT, "owner_max_objects",
                 rdt_put(other, &VECTOR(RDT_U8, 5, "hello"), 1, &options, &(struct rdt_ref){0}, &err));
     pthread_create(&thread, NULL, put_late, &status);
