@@ -220,7 +220,6 @@ static enum rdt_status send_put(rdt *conn, const struct placed *placed, const st
     if (options->transport)
         request.transport = (char *)options->transport;
     request.visibility = (Rdt__Pb__Visibility)options->visibility;
-    request.timeout_ns = room_ns(deadline_ns);
     layout_to_wire(placed->layout, true, &list);
     request.tensors = &list;
     request.regions = calloc((size_t)placed->n_regions + 1, sizeof *request.regions);
@@ -234,7 +233,7 @@ static enum rdt_status send_put(rdt *conn, const struct placed *placed, const st
         request.n_given = 1;
     }
     if (deadline_ns != CLOCK_NEVER) /* 0 would be without end */
-        request.timeout_ns = clock_remaining_ns(deadline_ns) > 0 ? clock_remaining_ns(deadline_ns) : 1;
+        request.timeout_ns = room_ns(deadline_ns) > 0 ? room_ns(deadline_ns) : 1;
     status = call_fds(conn, RDT_MSG_PUT, &request.base, -1, &rdt__pb__put_reply__descriptor, deadline_ns, &answer, NULL, err);
     free(request.regions);
     if (status != RDT_OK)
