@@ -158,11 +158,12 @@ Test(limits, objects)
 Test(limits, bytes_of_all_kinds)
 {
     const char *flags[] = {"--client-max-bytes=1MiB", NULL};
+    static uint8_t bytes[100000];
     void *memory, *more = NULL;
     struct rdt_ref ref;
 
     begin(flags);
-    ref = put_one(other, &VECTOR(RDT_U8, 100000, calloc(1, 100000)), "x");
+    ref = put_one(other, &VECTOR(RDT_U8, sizeof bytes, bytes), "x");
     must_refuse(RDT_LIMIT, "client_max_bytes", rdt_alloc(conn, MIB + 1, &more, &err));
     memory = alloc_memory(conn, MIB);
     cr_assert_eq(used(session(conn), "bytes"), MIB);
