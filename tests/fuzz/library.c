@@ -2,7 +2,7 @@
  *
  *   | type 6, answer the request 1, with its own type 1 | flags 3, fds 2 | bytes 2 | message | next ...
  *
- * After each request comes the next answer; when there is none left the daemon closes.
+ * After each request comes the next answer, and also when the library waits on; when there is none left the daemon closes.
  */
 #include <errno.h>
 #include <fcntl.h>
@@ -29,7 +29,9 @@ struct script {
 
 /* ---- the daemon ---- */
 
-static bool next_request(int sock, struct frame_reader *reader, struct frame *frame)
+enum heard { REQUEST, NOTHING, END };
+
+static enum heard next_request(int sock, struct frame_reader *reader, struct frame *frame)
 {
     for (;;) {
         enum rdt_status status = frame_reader_next(reader, frame, NULL);
@@ -38,15 +40,17 @@ static bool next_request(int sock, struct frame_reader *reader, struct frame *fr
         ssize_t n;
 
         if (status == RDT_OK)
-            return true;
+            return REQUEST;
         fuzz_must(status == RDT_AGAIN);
         space = frame_reader_space(reader, 4096, &have);
         fuzz_must(space != NULL);
         do {
             n = recv(sock, space, have, 0); /* fds that it sends are dropped */
         } while (n < 0 && errno == EINTR);
+        if (n < 0 && errno == EAGAIN)
+            return NOTHING;
         if (n <= 0)
-            return false;
+            return END;
         frame_reader_commit(reader, (size_t)n);
     }
 }
@@ -78,7 +82,12 @@ static bool say_hello(int sock, struct frame_reader *reader)
     uint8_t packed[256];
     struct frame frame;
 
-    if (!next_request(sock, reader, &frame))
+    enum heard heard;
+
+    do {
+        heard = next_request(sock, reader, &frame);
+    } while (heard == NOTHING);
+    if (heard == END)
         return false;
     fuzz_must(frame.type == RDT_MSG_HELLO);
     reply.protocol = RDT_PROTOCOL_MAX;
@@ -93,16 +102,17 @@ static void *serve(void *arg)
 {
     struct script *script = arg;
     struct frame_reader reader;
-    struct frame frame;
+    const struct timeval moment = {.tv_usec = 10000};
+    struct frame frame = {0};
     int sock;
 
     do {
         sock = accept4(listener, NULL, NULL, SOCK_CLOEXEC);
     } while (sock < 0 && errno == EINTR);
-    fuzz_must(sock >= 0);
+    fuzz_must(sock >= 0 && setsockopt(sock, SOL_SOCKET, SO_RCVTIMEO, &moment, sizeof moment) == 0);
     frame_reader_init(&reader, RDT_MAX_FRAME_BYTES);
     if (say_hello(sock, &reader)) {
-        while (script->at < script->end && next_request(sock, &reader, &frame)) {
+        while (script->at < script->end && next_request(sock, &reader, &frame) != END) {
             uint8_t what = (uint8_t)fuzz_take(&script->at, script->end, 1),
                     how = (uint8_t)fuzz_take(&script->at, script->end, 1);
             size_t n = fuzz_take(&script->at, script->end, 2);
