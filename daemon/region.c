@@ -190,9 +190,9 @@ static enum rdt_status region_new(struct regions *regions, struct memory_kind *k
 /* The memory is gone already, or never was. */
 static void region_forget(struct region *region)
 {
+    event(region->regions->events, RDT__PB__LIST_KIND__LIST_KIND_REGIONS, "gone", region);
     if (region->origin != REGION_IMPORTED)
-        event(region->regions->events, RDT__PB__LIST_KIND__LIST_KIND_REGIONS, "gone", region);
-    give_back(region->regions, region->room);
+        give_back(region->regions, region->room);
     uncharge(region);
     free(region);
 }

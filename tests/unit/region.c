@@ -135,6 +135,22 @@ Test(region, failed_allocation_leaves_nothing)
     }
 }
 
+/* What was never the daemon's memory is not given back to it. */
+Test(region, failed_import_leaves_nothing)
+{
+    static struct account account = {.owner = {.uid = 1000}, .refs = 1};
+    const struct rdt_import import = {.kind = RDT_IMPORT_MEMFD, .bytes = 4096};
+    struct region *region = NULL, *other = take(4096);
+    struct rdt_error err = {0};
+
+    cr_assert_eq(region_import(&fake.regions, "fake", "", &import, &account, 7, &region, &err), RDT_INVALID);
+    cr_assert_null(region);
+    cr_assert_eq(fake.regions.bytes, 4096u, "%llu bytes", (unsigned long long)fake.regions.bytes);
+    cr_assert_eq(map_count(&fake.regions.by_id), 1u);
+    region_unref(other);
+    fake_run();
+}
+
 /* ---- uses ---- */
 
 static unsigned n_idle;
