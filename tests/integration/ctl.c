@@ -242,7 +242,7 @@ Test(ctl, transfers_and_explain_tell_the_path_and_why)
             (void)snprintf(words, sizeof words, "explain %s", i == 1 ? text : "w");
         json = ctl_json(0, words);
         row = json_object_get(row_with(json, "transfers", "path", "local/copy"), "candidates");
-        cr_assert_eq(json_array_size(row), 3);
+        cr_assert_eq(json_array_size(row), 4);
         cr_assert(printed("the reader asked for a copy"));
         json_decref(json);
         ctl(0, words);
