@@ -261,6 +261,9 @@ static enum rdt_status say_hello(rdt *conn, const char *name, int64_t deadline_n
     if (status != RDT_OK)
         return status;
     status = fill_node(&conn->node, (const Rdt__Pb__HelloReply *)answer, err);
+    conn->inline_max_bytes = ((const Rdt__Pb__HelloReply *)answer)->inline_max_bytes;
+    if (conn->inline_max_bytes > RDT_INLINE_MAX_BYTES)
+        conn->inline_max_bytes = RDT_INLINE_MAX_BYTES;
     protobuf_c_message_free_unpacked(answer, NULL);
     return status;
 }

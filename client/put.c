@@ -24,6 +24,7 @@ struct placed { /* the tensors of one put: layout's offsets are addresses until 
     struct mapping *copy;  /* what they are copied into, with its reference; NULL: nothing is copied */
     uint32_t copy_index;   /* in regions */
     bool given;            /* it is unmapped, and becomes the snapshot as it is if nobody else can write it */
+    uint8_t *inline_data;  /* or this, which goes with the message; its tensors' region is n_regions */
 };
 
 static void placed_fini(rdt *conn, struct placed *placed)
@@ -34,6 +35,7 @@ static void placed_fini(rdt *conn, struct placed *placed)
         alloc_give_back(conn, placed->copy);
         connection_unlock(conn);
     }
+    free(placed->inline_data);
     free(placed->how);
     free(placed->regions);
     free(placed->layout);
@@ -139,9 +141,9 @@ static enum rdt_status place_all(rdt *conn, struct placed *placed, struct rdt_er
 
 /* ---- copying in ---- */
 
-/* Tensor i, now at *at in the region, row-major; *at moves behind it. */
-static enum rdt_status copy_in(struct placed *placed, uint32_t i, uint32_t region, uint64_t *at, int64_t deadline_ns,
-                               struct rdt_error *err)
+/* Tensor i, now at *at of the region that starts at base, row-major; *at moves behind it. */
+static enum rdt_status copy_in(struct placed *placed, uint32_t i, uint8_t *base, uint32_t region, uint64_t *at,
+                               int64_t deadline_ns, struct rdt_error *err)
 {
     struct layout *layout = placed->layout;
     uint64_t bytes = layout_bytes(layout, i);
@@ -154,7 +156,7 @@ static enum rdt_status copy_in(struct placed *placed, uint32_t i, uint32_t regio
 
         if (deadline_ns != CLOCK_NEVER && clock_now_ns() >= deadline_ns)
             return rdt_error_set(err, RDT_TIMED_OUT, "the deadline passed while tensor %u was copied in", i);
-        layout_gather(layout, i, data, from, part, placed->copy->addr + *at + from);
+        layout_gather(layout, i, data, from, part, base + *at + from);
     }
     layout->region[i] = region;
     layout->offset[i] = *at;
@@ -176,17 +178,27 @@ static int64_t room_ns(int64_t deadline_ns)
 
 static enum rdt_status copy_all_in(rdt *conn, struct placed *placed, int64_t deadline_ns, struct rdt_error *err)
 {
-    enum rdt_status status;
+    enum rdt_status status = RDT_OK;
+    uint8_t *base = NULL;
     uint64_t at = 0;
 
     if (placed->copied_bytes == 0)
         return RDT_OK;
-    status = alloc_region(conn, placed->copied_bytes, room_ns(deadline_ns), deadline_ns, &placed->copy, err);
-    if (status == RDT_OK)
-        status = add_region(placed, placed->copy, &placed->copy_index, err);
+    if (placed->copied_bytes <= conn->inline_max_bytes) {
+        base = placed->inline_data = calloc(1, placed->copied_bytes); /* what lies between tensors is sent too */
+        if (!base)
+            status = rdt_error_set(err, RDT_NO_MEMORY, "no memory for %llu bytes", (unsigned long long)placed->copied_bytes);
+    } else {
+        status = alloc_region(conn, placed->copied_bytes, room_ns(deadline_ns), deadline_ns, &placed->copy, err);
+        if (status == RDT_OK) {
+            base = placed->copy->addr;
+            status = add_region(placed, placed->copy, &placed->copy_index, err);
+        }
+    }
     for (uint32_t i = 0; i < placed->layout->count && status == RDT_OK; i++) {
         if (placed->how[i] == RDT_MEMORY_COPIED && layout_elems(placed->layout, i) > 0)
-            status = copy_in(placed, i, placed->copy_index, &at, deadline_ns, err);
+            status =
+                copy_in(placed, i, base, placed->inline_data ? placed->n_regions : placed->copy_index, &at, deadline_ns, err);
     }
     return status;
 }
@@ -222,6 +234,8 @@ static enum rdt_status send_put(rdt *conn, const struct placed *placed, const st
     request.visibility = (Rdt__Pb__Visibility)options->visibility;
     layout_to_wire(placed->layout, true, &list);
     request.tensors = &list;
+    if (placed->inline_data)
+        request.inline_data = (ProtobufCBinaryData){placed->copied_bytes, placed->inline_data};
     request.regions = calloc((size_t)placed->n_regions + 1, sizeof *request.regions);
     if (!request.regions)
         return rdt_error_set(err, RDT_NO_MEMORY, "no memory for %u regions", placed->n_regions);

@@ -78,7 +78,9 @@ enum rdt_status rdt_ping(rdt *rdt, int64_t timeout_ns, struct rdt_error *err);
  * Three ways for a tensor's bytes to be known to the daemon; rdt_put finds out by the pointer and says which it was:
  *   DAEMON    memory from rdt_alloc: no copy
  *   IMPORTED  the caller's own memfd, offered by rdt_import: no copy; readers of other owners get copies
- *   COPIED    anything else: copied once into daemon memory during rdt_put; later writes are not seen
+ *   COPIED    anything else: copied once into daemon memory during rdt_put; later writes are not seen. If that is all of the object
+ *             and no more than the daemon's inline_max (32 KiB), its bytes travel in the messages: one round trip, no memory to
+ *             map; every reader gets a copy, and RDT_FETCH_SHARE is answered NO_PATH
  */
 enum rdt_memory { RDT_MEMORY_DAEMON = 1, RDT_MEMORY_IMPORTED = 2, RDT_MEMORY_COPIED = 3 };
 

@@ -323,6 +323,7 @@ static void on_hello(struct conn *conn, struct frame *frame)
     reply.uid = client->account->owner.uid;
     reply.max_frame_bytes = RDT_MAX_FRAME_BYTES;
     reply.max_frame_fds = RDT_MAX_FRAME_FDS;
+    reply.inline_max_bytes = rpc->options->inline_max_bytes;
     send_message(client, RDT_MSG_HELLO, FRAME_REPLY, frame->request_id, &reply.base, NULL, 0);
     arena_fini(&arena);
 }

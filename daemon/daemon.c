@@ -37,6 +37,8 @@ struct daemon {
     struct regions regions;
     struct accounts accounts;
     uint64_t open_files; /* that this process may have */
+    struct account own; /* of what the daemon has for itself */
+    struct slabs slabs;
     struct object_table objects;
     struct names names;
     struct transfers transfers;
@@ -133,6 +135,7 @@ static void close_pool(void *arg)
 {
     struct daemon *daemon = arg;
 
+    slabs_fini(&daemon->slabs); /* every object is gone */
     regions_close(&daemon->regions);
     work_pool_close(daemon->pool, close_plugins, daemon);
 }
@@ -254,7 +257,9 @@ static void wire(struct daemon *daemon)
                  options->warm_max_bytes ? options->warm_max_bytes : daemon->regions.limit_bytes / 8, options->pool_idle_ns);
     accounts_init(&daemon->accounts);
     limits_derive(options, daemon->open_files, &daemon->accounts.limits);
-    object_table_init(&daemon->objects, &daemon->node, &daemon->accounts, options->max_objects);
+    daemon->own = (struct account){.owner.uid = geteuid(), .refs = 1};
+    slabs_init(&daemon->slabs, &daemon->regions, &daemon->deadlines, "host", &daemon->own);
+    object_table_init(&daemon->objects, &daemon->node, &daemon->accounts, &daemon->slabs, options->max_objects);
     daemon->objects.deadlines = &daemon->deadlines;
     daemon->regions.accounts = &daemon->accounts;
     names_init(&daemon->names, &daemon->accounts, &daemon->deadlines, options->max_names, options->max_objects);

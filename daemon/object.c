@@ -8,6 +8,7 @@
 #include "daemon/detached.h"
 #include "daemon/log.h"
 #include "daemon/object_table.h"
+#include "daemon/shapes.h"
 #include "daemon/sm.h"
 
 static const struct sm_state states[] = {
@@ -54,6 +55,44 @@ void object_charges(const struct object *object, uint64_t *want)
     memset(want, 0, USAGE_COUNT * sizeof *want);
     want[USAGE_OBJECTS] = 1;
     want[USAGE_HEAP] = object->heap_bytes;
+    want[USAGE_BYTES] = slab_bytes(object_piece(object));
+}
+
+uint8_t *object_base(struct object *object, uint32_t place, struct rdt_error *err)
+{
+    return object->chunk ? slab_addr(object_piece(object)) : region_addr(object->uses[place].region, err);
+}
+
+static const uint8_t *shapes(const struct object *object)
+{
+    return object_metadata(object) + object->metadata_bytes;
+}
+
+uint32_t object_n_tensors(const struct object *object)
+{
+    if (object->state == OBJECT_AWAITED)
+        return 0;
+    return object->layout ? object->layout->count : shapes_count(shapes(object));
+}
+
+enum rdt_status object_layout(const struct object *object, const Rdt__Pb__Slice *slice, struct layout **layout_p,
+                              struct rdt_error *err)
+{
+    struct layout *whole;
+    enum rdt_status status;
+
+    if (object->layout)
+        return layout_slice(object->layout, slice, layout_p, err);
+    whole = shapes_unpack(shapes(object));
+    if (!whole)
+        return rdt_error_set(err, RDT_NO_MEMORY, "no memory for the tensors");
+    if (!slice) {
+        *layout_p = whole;
+        return RDT_OK;
+    }
+    status = layout_slice(whole, slice, layout_p, err);
+    free(whole);
+    return status;
 }
 
 static void object_destroy(struct object *object)
@@ -72,6 +111,7 @@ static void object_destroy(struct object *object)
     assert(!object->others);
     object_charges(object, had);
     account_give_all(object->account, had);
+    slab_free(object_piece(object));
     account_unref(object->account);
     free(object->layout);
     free(object);
@@ -350,6 +390,10 @@ static bool covers(const struct object *object, uint32_t index)
 
 bool object_may_show(const struct object *object, const struct owner *requester, const char **why_not_p)
 {
+    if (object->chunk) {
+        *why_not_p = "it is in the daemon's arena for small objects, which is never shared";
+        return false;
+    }
     for (uint32_t i = 0; i < object->n_regions; i++) {
         const struct region *region = object->uses[i].region;
         if (owner_equal(&region->account->owner, requester) || region->origin == REGION_SNAPSHOT)

@@ -19,6 +19,7 @@
 #include "daemon/account.h"
 #include "daemon/list.h"
 #include "daemon/region.h"
+#include "daemon/slab.h"
 #include "proto/layout.h"
 #include "rdt_ref.h"
 
@@ -37,13 +38,18 @@ struct object_others {
     unsigned peer_holds; /* of object->holds: by transfers to other nodes */
 };
 
-/* There may be a million: what few of them need has its place elsewhere. One allocation with its key and metadata. */
+/* There may be a million: what few of them need has its place elsewhere. One allocation with its key, metadata and, if all its bytes
+ * are in the arena, its shapes.
+ *
+ * Its bytes lie in places, which layout->region[i] counts: its regions, or one piece of the arena.
+ */
 struct object {
     struct object_table *table;
     struct account *account;      /* its owner's: a reference */
     uint64_t generation;          /* 0 while awaited */
-    struct layout *layout;        /* regions by index into uses */
-    struct region_use *uses;      /* [n_regions]; each also one reference to the region */
+    struct layout *layout;        /* NULL: all bytes are in the arena, packed, and tail has the shapes */
+    struct region_use *uses;      /* [n_regions]; each also one reference to the region; NULL if there are none */
+    struct slab_chunk *chunk;     /* of the piece; NULL: nothing is in the arena */
     struct object_others *others; /* NULL: nobody */
     const char *transport;        /* preferred, "" none; a plug-in's own name, which lives longer */
     struct client *producer;      /* while its hold stands; NULL after free or its end */
@@ -51,6 +57,7 @@ struct object {
     struct list by_producer;
     uint64_t bytes; /* of all tensors */
     uint64_t since_ns;
+    uint32_t piece; /* in chunk */
     uint32_t n_regions;
     uint32_t metadata_bytes;
     uint32_t heap_bytes; /* charged */
@@ -66,7 +73,7 @@ struct object {
     bool snapshot : 1;     /* it never changes: its regions are sealed, and hold nothing else */
     uint8_t key_bytes;     /* owner and id, as the table's key */
     uint8_t id_bytes;      /* the last of the key */
-    uint8_t tail[];        /* key, metadata */
+    uint8_t tail[];        /* key, metadata, shapes */
 };
 
 /* Somebody who waits for the object to become live, or to be gone. */
@@ -86,6 +93,28 @@ static inline const uint8_t *object_metadata(const struct object *object)
 {
     return object->tail + object->key_bytes;
 }
+
+static inline struct slab_piece object_piece(const struct object *object)
+{
+    return (struct slab_piece){object->chunk, object->piece};
+}
+
+static inline uint32_t object_n_places(const struct object *object)
+{
+    return object->chunk ? 1 : object->n_regions;
+}
+
+static inline struct region *object_region(const struct object *object, uint32_t place)
+{
+    return object->chunk ? slab_region(object_piece(object)) : object->uses[place].region;
+}
+
+uint8_t *object_base(struct object *object, uint32_t place, struct rdt_error *err); /* NULL: err says why */
+uint32_t object_n_tensors(const struct object *object);
+
+/* Its tensors, or a view of them (layout_slice), over its places; the caller's own. */
+enum rdt_status object_layout(const struct object *object, const Rdt__Pb__Slice *slice, struct layout **layout_p,
+                              struct rdt_error *err);
 
 bool object_visible_to(const struct object *object, const struct owner *requester);
 
@@ -130,7 +159,7 @@ enum rdt_status object_why_ended(const struct object *object, struct rdt_error *
 
 const char *object_state_name(const struct object *object);
 
-/* All its regions belong to the requester's owner, or its tensors cover every byte of them: they may be shown whole. */
+/* It is not in the arena, which nobody else ever sees; and all its regions belong to the requester's owner, or its tensors cover every byte of them: they may be shown whole. */
 bool object_may_show(const struct object *object, const struct owner *requester, const char **why_not_p);
 
 /* For object_table.c. */

@@ -9,14 +9,16 @@
 #include "daemon/client.h"
 #include "daemon/detached.h"
 #include "daemon/log.h"
+#include "daemon/shapes.h"
 
 #define MAX_KEY_BYTES (4u + sizeof((struct owner *)0)->tenant + 128u)
 
-void object_table_init(struct object_table *table, const struct node *node, struct accounts *accounts, uint64_t max_objects)
+void object_table_init(struct object_table *table, const struct node *node, struct accounts *accounts, struct slabs *slabs,
+                       uint64_t max_objects)
 {
     uint32_t boot = 0;
 
-    *table = (struct object_table){.node = node, .accounts = accounts, .max_objects = max_objects};
+    *table = (struct object_table){.node = node, .accounts = accounts, .slabs = slabs, .max_objects = max_objects};
     map_init(&table->by_name);
     map_init(&table->detached);
     if (getrandom(&boot, sizeof boot, 0) != (ssize_t)sizeof boot)
@@ -44,11 +46,12 @@ static size_t make_key(uint8_t *key, const struct owner *owner, const uint8_t *i
     return 4 + tenant + id_bytes;
 }
 
-/* In no table yet. */
+/* In no table yet. shapes NULL: none. */
 static struct object *object_new(struct object_table *table, struct account *account, const uint8_t *key, size_t key_bytes,
-                                 size_t id_bytes, const void *metadata, size_t metadata_bytes)
+                                 size_t id_bytes, const struct object_put *put, const struct layout *shapes)
 {
-    struct object *object = calloc(1, sizeof *object + key_bytes + metadata_bytes);
+    size_t metadata_bytes = put ? put->metadata_bytes : 0;
+    struct object *object = calloc(1, sizeof *object + key_bytes + metadata_bytes + (shapes ? shapes_bytes(shapes) : 0));
 
     if (!object)
         return NULL;
@@ -59,8 +62,10 @@ static struct object *object_new(struct object_table *table, struct account *acc
     object->key_bytes = (uint8_t)key_bytes;
     object->id_bytes = (uint8_t)id_bytes;
     if (metadata_bytes > 0)
-        memcpy(object->tail + key_bytes, metadata, metadata_bytes);
+        memcpy(object->tail + key_bytes, put->metadata, metadata_bytes);
     object->metadata_bytes = (uint32_t)metadata_bytes;
+    if (shapes)
+        shapes_pack(shapes, object->tail + key_bytes + metadata_bytes);
     object->since_ns = uv_hrtime();
     object->state = OBJECT_AWAITED;
     list_init(&object->by_producer);
@@ -76,6 +81,7 @@ static void object_discard(struct object *object)
         region_unref(region);
     }
     free(object->uses);
+    slab_free(object_piece(object));
     account_unref(object->account);
     free(object);
 }
@@ -97,19 +103,73 @@ void object_table_forget(struct object_table *table, struct object *object)
     }
 }
 
+/* All of it goes to the arena, packed: from then on the shapes say all. */
+static enum rdt_status copy_packed(struct object *object, const struct object_put *put, struct rdt_error *err)
+{
+    struct layout *packed = NULL;
+    struct slab_piece piece;
+    uint64_t bytes = 0;
+    uint8_t *addr = NULL;
+    enum rdt_status status = layout_packed(put->layout, &packed, &bytes, err);
+
+    if (status == RDT_OK && bytes > SLAB_MAX_BYTES)
+        status = rdt_error_set(err, RDT_LIMIT, "tensors of %llu bytes in the message: at most %u", (unsigned long long)bytes,
+                               SLAB_MAX_BYTES);
+    if (status == RDT_OK && bytes > 0)
+        status = slab_alloc(object->table->slabs, bytes, &piece, err);
+    if (status == RDT_OK && bytes > 0) {
+        object->chunk = piece.chunk;
+        object->piece = piece.index;
+        addr = slab_addr(piece);
+    }
+    if (status == RDT_OK && bytes > 0 && packed->count > 1)
+        memset(addr, 0, bytes); /* between tensors too: it was another's */
+    for (uint32_t i = 0; status == RDT_OK && i < packed->count; i++)
+        if (layout_elems(packed, i) > 0)
+            layout_gather(put->layout, i, put->inline_data, 0, layout_bytes(packed, i), addr + packed->offset[i]);
+    free(packed);
+    return status;
+}
+
+/* Beside tensors in regions those of the message get one too, so that the whole can be shared. */
+static enum rdt_status copy_to_region(struct object *object, const struct object_put *put, struct region **region_p,
+                                      struct rdt_error *err)
+{
+    const struct slabs *slabs = object->table->slabs;
+    uint8_t *addr;
+    enum rdt_status status =
+        region_alloc_now(slabs->regions, slabs->kind, "", put->inline_bytes, REGION_ALLOCATED, put->account, region_p, err);
+
+    if (status != RDT_OK)
+        return status;
+    addr = region_addr(*region_p, err);
+    if (!addr) {
+        region_unref(*region_p);
+        return err ? err->status : RDT_SYSTEM;
+    }
+    memcpy(addr, put->inline_data, put->inline_bytes);
+    return RDT_OK;
+}
+
 static enum rdt_status set_tensors(struct object *object, const struct object_put *put, struct rdt_error *err)
 {
-    uint32_t n = put->n_regions;
+    struct region *copy = NULL;
+    enum rdt_status status = RDT_OK;
 
-    object->uses = calloc(n ? n : 1, sizeof *object->uses);
+    object->bytes = layout_total_bytes(put->layout);
+    if (put->n_regions == 0)
+        return copy_packed(object, put, err);
+    object->uses = calloc(put->n_regions + 1u, sizeof *object->uses);
     if (!object->uses)
         return rdt_error_set(err, RDT_NO_MEMORY, "no memory for the object");
+    if (put->inline_bytes > 0)
+        status = copy_to_region(object, put, &copy, err);
+    if (status != RDT_OK)
+        return status;
     object->layout = put->layout;
-    object->bytes = layout_total_bytes(put->layout);
-    object->n_regions = n;
-    for (uint32_t i = 0; i < n; i++) {
-        struct region *region = put->regions[i];
-        region_ref(region);
+    object->n_regions = put->n_regions + (copy != NULL);
+    for (uint32_t i = 0; i < object->n_regions; i++) {
+        struct region *region = i < put->n_regions ? region_ref(put->regions[i]) : copy; /* that reference is ours */
         region_use_add(&object->uses[i], region, object->layout, i);
     }
     return RDT_OK;
@@ -162,6 +222,7 @@ enum rdt_status object_table_put(struct object_table *table, const struct object
     struct object *awaited, *object;
     uint64_t want[USAGE_COUNT];
     enum rdt_status status;
+    bool filling;
 
     if (table->by_generation.used >= table->max_objects)
         return rdt_error_set(err, RDT_LIMIT, "this daemon holds max_objects of %llu already",
@@ -175,7 +236,7 @@ enum rdt_status object_table_put(struct object_table *table, const struct object
     if (awaited && awaited->state != OBJECT_AWAITED)
         return rdt_error_set(err, RDT_EXISTS, "object \"%.*s\" exists already: free it first, or put under another id",
                              (int)id_bytes, (const char *)id);
-    object = object_new(table, put->account, key, key_bytes, id_bytes, put->metadata, put->metadata_bytes);
+    object = object_new(table, put->account, key, key_bytes, id_bytes, put, put->n_regions == 0 ? put->layout : NULL);
     if (!object)
         return rdt_error_set(err, RDT_NO_MEMORY, "no memory for the object");
     object->heap_bytes = heap_bytes(put, key_bytes);
@@ -186,6 +247,10 @@ enum rdt_status object_table_put(struct object_table *table, const struct object
         return status;
     }
     status = set_tensors(object, put, err);
+    if (status == RDT_OK && object->chunk) {
+        status = account_take(put->account, USAGE_BYTES, slab_bytes(object_piece(object)), err);
+        want[USAGE_BYTES] = status == RDT_OK ? slab_bytes(object_piece(object)) : 0;
+    }
     if (status == RDT_OK && put->ttl_ns > 0 && !detached_add(table, table->next_generation, put->ttl_ns))
         status = rdt_error_set(err, RDT_NO_MEMORY, "no memory for the object");
     if (status == RDT_OK && !index_put(&table->by_generation, table->next_generation, object))
@@ -215,12 +280,15 @@ enum rdt_status object_table_put(struct object_table *table, const struct object
         put->producer->n_objects++;
     }
     object->snapshot = put->snapshot;
-    object_set_state(object, put->snapshot ? OBJECT_FILLING : OBJECT_LIVE);
+    filling = put->snapshot && object->layout; /* what is in the arena never changes */
+    object_set_state(object, filling ? OBJECT_FILLING : OBJECT_LIVE);
     *object_p = object;
+    if (!object->layout)
+        free(put->layout);
     if (awaited) {
         adopt_waiters(object, awaited);
         object_discard(awaited);
-        if (!put->snapshot)
+        if (!filling)
             object_tell_waiters(object, NULL);
     }
     return RDT_OK;
@@ -331,7 +399,7 @@ enum rdt_status object_table_wait(struct object_table *table, const struct rdt_r
             return rdt_error_set(err, RDT_LIMIT, "this daemon holds max_objects of %llu already, awaited ones included",
                                  (unsigned long long)table->max_objects);
         account = account_get(table->accounts, &owner);
-        object = account ? object_new(table, account, key, key_bytes, ref->id_bytes, NULL, 0) : NULL;
+        object = account ? object_new(table, account, key, key_bytes, ref->id_bytes, NULL, NULL) : NULL;
         account_unref(account);
         if (!object || !object_others_get(object) || !map_put(&table->by_name, object->tail, key_bytes, object)) {
             if (object) {

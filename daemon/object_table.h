@@ -13,6 +13,7 @@ struct object_table {
     const struct events *events; /* NULL: nobody watches */
     const struct node *node;
     struct accounts *accounts;
+    struct slabs *slabs;
     struct map by_name;         /* key -> awaited or live object */
     struct index by_generation; /* live and draining */
     uint64_t next_generation;   /* below 2^63; its upper bits are random per boot: a ref of an earlier boot never hits */
@@ -27,7 +28,8 @@ struct object_table {
     void *arg;
 };
 
-void object_table_init(struct object_table *table, const struct node *node, struct accounts *accounts, uint64_t max_objects);
+void object_table_init(struct object_table *table, const struct node *node, struct accounts *accounts, struct slabs *slabs,
+                       uint64_t max_objects);
 void object_table_fini(struct object_table *table);
 
 /* A new object, live unless it is to be a snapshot; takes the layout and, on success, one reference of each region (uses filled by
@@ -41,6 +43,8 @@ struct object_put {
     struct layout *layout;   /* taken on success */
     struct region **regions; /* [n_regions] borrowed */
     uint32_t n_regions;
+    const uint8_t *inline_data; /* copied: the bytes of the tensors whose region is n_regions */
+    size_t inline_bytes;        /* up to SLAB_MAX_BYTES; they lie in there, as the caller has checked */
     Rdt__Pb__Visibility visibility;
     const char *transport; /* borrowed for good: a plug-in's own name, or "" */
     struct client *producer;

@@ -9,7 +9,7 @@
 #include "daemon/text.h"
 
 /* Ranks between the paths; a transport's own speed stays below a local copy. */
-enum { SPEED_SAME = 4000, SPEED_SHARE = 3000, SPEED_COW = 2500, SPEED_COPY = 2000, SPEED_INLINE = 1500 };
+enum { SPEED_SAME = 4000, SPEED_SHARE = 3000, SPEED_COW = 2500, SPEED_REPLY = 2500, SPEED_COPY = 2000, SPEED_INLINE = 1500 };
 
 static struct path_candidate *add(struct path_decision *decision, enum path_kind kind, const char *name, uint32_t speed)
 {
@@ -50,6 +50,8 @@ static void local(const struct path_query *query, struct path_decision *decision
     struct path_candidate *cow = add(decision, PATH_COW, "local/cow", SPEED_COW);
     struct path_candidate *copy = add(decision, PATH_COPY, "local/copy", SPEED_COPY);
 
+    struct path_candidate *in_reply = query->has_inline ? add(decision, PATH_INLINE, "inline", SPEED_REPLY) : NULL;
+
     if (!query->same_client)
         reject(same, "the reader is not the actor whose memory it is");
     switch (query->mode) {
@@ -65,6 +67,7 @@ static void local(const struct path_query *query, struct path_decision *decision
     case RDT__PB__FETCH_MODE__FETCH_MODE_SHARE:
         reject(cow, "the reader asked for shared memory");
         reject(copy, "the reader asked for shared memory");
+        reject(in_reply, "the reader asked for shared memory");
         break;
     default:
         break;
@@ -73,6 +76,7 @@ static void local(const struct path_query *query, struct path_decision *decision
         reject(same, "the reader gave target buffers");
         reject(share, "the reader gave target buffers");
         reject(cow, "the reader gave target buffers");
+        reject(in_reply, "the reader gave target buffers");
     }
     if (query->too_many_regions) {
         reject(share, "the object lies in more regions than one message can carry");
@@ -136,7 +140,7 @@ static bool names(const struct path_candidate *candidate, const char *wish)
 static const struct {
     const char *name;
     uint32_t speed;
-} locals[] = {{"share", SPEED_SHARE}, {"cow", SPEED_COW}, {"copy", SPEED_COPY}};
+} locals[] = {{"share", SPEED_SHARE}, {"cow", SPEED_COW}, {"copy", SPEED_COPY}, {"inline", SPEED_INLINE}};
 
 static void apply_wishes(const struct path_query *query, struct path_decision *decision, bool *least_known_p)
 {

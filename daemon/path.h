@@ -50,8 +50,8 @@ struct path_query {
     const char *show_why_not; /* NULL: its regions may be shown whole to the reader */
     const char *cow_why_not;  /* NULL: it is a snapshot: a private mapping of it shows what it holds for ever */
     Rdt__Pb__FetchMode mode;
+    bool has_inline; /* all bytes can ride in the reply. Same node: they lie in the daemon's arena */
     /* other node */
-    bool has_inline;
     const char *source_memory, *target_memory;
     bool source_contiguous;
     const struct path_offer *offers; /* [n_offers] */

@@ -389,7 +389,9 @@ enum rdt_status region_alloc(struct regions *regions, const char *kind_name, con
     region->room = room;
     regions->bytes += room;
 
-    if (bytes <= SMALL_BYTES && list_empty(&victims)) {
+    if (!on_ready)
+        drop_victims(regions, &victims); /* their share of the limit is free already */
+    if ((bytes <= SMALL_BYTES || !on_ready) && list_empty(&victims)) {
         status = alloc_block(region, err);
         if (status != RDT_OK) {
             map_remove_u64(&regions->by_id, region->id);
@@ -414,6 +416,13 @@ enum rdt_status region_alloc(struct regions *regions, const char *kind_name, con
     list_splice(&page->victims, &victims);
     work_submit(regions->pool, &page->work);
     return RDT_AGAIN;
+}
+
+enum rdt_status region_alloc_now(struct regions *regions, const char *kind, const char *device, uint64_t bytes,
+                                 enum region_origin origin, struct account *account, struct region **region_p,
+                                 struct rdt_error *err)
+{
+    return region_alloc(regions, kind, device, bytes, origin, account, 0, region_p, NULL, NULL, err);
 }
 
 enum rdt_status region_import(struct regions *regions, const char *kind_name, const char *device,
@@ -451,9 +460,10 @@ struct region *region_find(const struct regions *regions, uint64_t id, uint64_t 
     return region && region->generation == generation ? region : NULL;
 }
 
-void region_ref(struct region *region)
+struct region *region_ref(struct region *region)
 {
     region->refs++;
+    return region;
 }
 
 static void run_free(struct work *work)

@@ -35,8 +35,8 @@ struct regions {
     struct deadline sweep;
 };
 
-/* Staging never leaves the daemon. */
-enum region_origin { REGION_ALLOCATED, REGION_IMPORTED, REGION_RECEIVED, REGION_SNAPSHOT, REGION_STAGING };
+/* Staging and the arena of small objects never leave the daemon. */
+enum region_origin { REGION_ALLOCATED, REGION_IMPORTED, REGION_RECEIVED, REGION_SNAPSHOT, REGION_STAGING, REGION_ARENA };
 
 #define REGION_MAX_REGISTRATIONS BLOCK_MAX_REGISTRATIONS
 
@@ -119,6 +119,11 @@ enum rdt_status region_alloc(struct regions *regions, const char *kind, const ch
                              enum region_origin origin, struct account *account, uint64_t client, struct region **region_p,
                              region_ready on_ready, void *arg, struct rdt_error *err);
 
+/* The same on the loop, whatever the size: for what has no time to wait, and is little. */
+enum rdt_status region_alloc_now(struct regions *regions, const char *kind, const char *device, uint64_t bytes,
+                                 enum region_origin origin, struct account *account, struct region **region_p,
+                                 struct rdt_error *err);
+
 enum rdt_status region_import(struct regions *regions, const char *kind, const char *device, const struct rdt_import *import,
                               struct account *account, uint64_t client, struct region **region_p, struct rdt_error *err);
 
@@ -129,8 +134,8 @@ struct region *region_find(const struct regions *regions, uint64_t id, uint64_t 
 void region_rest(struct region *region);
 enum rdt_status region_resume(struct region *region, struct rdt_error *err);
 
-void region_ref(struct region *region);
-void region_unref(struct region *region); /* NULL is fine */
+struct region *region_ref(struct region *region); /* returns it */
+void region_unref(struct region *region);         /* NULL is fine */
 void region_pin(struct region *region);
 void region_unpin(struct region *region);
 

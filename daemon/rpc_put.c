@@ -9,8 +9,9 @@
 #define PUT_DETACHED 2u
 #define MAX_REGIONS 4096u
 
-/* Every tensor lies in a region of this client's. */
-static enum rdt_status check_places(const struct layout *layout, struct region **regions, size_t n, struct rdt_error *err)
+/* Every tensor lies in a region of this client's, or in the message. */
+static enum rdt_status check_places(const struct layout *layout, struct region **regions, size_t n, size_t inline_bytes,
+                                    struct rdt_error *err)
 {
     for (uint32_t i = 0; i < layout->count; i++) {
         uint64_t lo, hi;
@@ -19,6 +20,12 @@ static enum rdt_status check_places(const struct layout *layout, struct region *
             return status;
         if (lo == hi)
             continue; /* no elements: it needs no memory */
+        if (layout->region[i] == n && inline_bytes > 0) {
+            if (hi > inline_bytes)
+                return rdt_error_set(err, RDT_INVALID, "tensor %u ends at byte %llu of the message's data, which has %zu", i,
+                                     (unsigned long long)hi, inline_bytes);
+            continue;
+        }
         if (layout->region[i] >= n)
             return rdt_error_set(err, RDT_INVALID, "tensor %u names region %u of %zu", i, layout->region[i], n);
         if (hi > regions[layout->region[i]]->bytes)
@@ -152,6 +159,8 @@ static enum rdt_status put(struct call *call, const Rdt__Pb__Put *message, struc
                              .metadata_bytes = message->metadata.len,
                              .regions = regions,
                              .n_regions = (uint32_t)message->n_regions,
+                             .inline_data = message->inline_data.data,
+                             .inline_bytes = message->inline_data.len,
                              .visibility = message->visibility,
                              .producer = call->client,
                              .ttl_ns = ttl_of(call, message),
@@ -167,14 +176,14 @@ static enum rdt_status put(struct call *call, const Rdt__Pb__Put *message, struc
         return status;
     for (size_t i = 0; i < message->n_given; i++)
         given[message->given[i]] = snapshot_may_take(regions[message->given[i]]);
-    status = check_places(put.layout, regions, message->n_regions, err);
+    status = check_places(put.layout, regions, message->n_regions, message->inline_data.len, err);
     if (status == RDT_OK)
         status = object_table_put(call->rpc->objects, &put, &object, err);
     if (status != RDT_OK) {
         free(put.layout);
         return status;
     }
-    if (put.snapshot)
+    if (object->state == OBJECT_FILLING)
         return fill(call, message, object, given, err);
     answer(call, object);
     return RDT_OK;
@@ -194,6 +203,9 @@ enum rdt_status rpc_put(struct call *call, const void *request, struct rdt_error
     if (message->metadata.len > RDT_MAX_METADATA_BYTES)
         return rdt_error_set(err, RDT_LIMIT, "metadata of %zu bytes: at most %u", message->metadata.len,
                              RDT_MAX_METADATA_BYTES);
+    if (message->inline_data.len > call->rpc->options->inline_max_bytes)
+        return rdt_error_set(err, RDT_LIMIT, "tensors of %zu bytes in the message: at most inline_max of %llu",
+                             message->inline_data.len, (unsigned long long)call->rpc->options->inline_max_bytes);
     if (message->n_regions > MAX_REGIONS)
         return rdt_error_set(err, RDT_LIMIT, "tensors in %zu regions: at most %u", message->n_regions, MAX_REGIONS);
     if (message->n_given > 0 && !(message->flags & PUT_SNAPSHOT))

@@ -187,7 +187,7 @@ void object_view_fill(struct object_view *view, const struct rpc *rpc, struct ob
     info->snapshot = object->snapshot;
     info->detached = object->detached;
     info->ttl_left_ns = object->detached ? detached_left_ns(object) : -1;
-    info->tensors = object->layout ? object->layout->count : 0;
+    info->tensors = object_n_tensors(object);
     info->metadata_bytes = object->metadata_bytes;
     info->holds = object->holds;
     info->pins = object->pins;

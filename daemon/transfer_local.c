@@ -88,6 +88,8 @@ static enum rdt_status fill_places(struct transfer *transfer, struct copy *copy,
     struct target *target = transfer->target;
     enum rdt_status status = RDT_OK;
 
+    if (object->chunk)
+        copy->from[0] = (struct copy_place){object_base(object, 0, err), object_region(object, 0)->kind};
     for (uint32_t i = 0; i < object->n_regions && status == RDT_OK; i++)
         status = copy_place(&copy->from[i], object->uses[i].region, err);
     for (uint32_t i = 0; target && i < target->n && status == RDT_OK; i++)
@@ -102,7 +104,7 @@ static struct local_copy *copy_create(struct transfer *transfer)
     struct target *target = transfer->target;
     struct local_copy *local = calloc(1, sizeof *local);
 
-    if (!local || !copy_init(&local->copy, transfer->source, transfer->object->n_regions,
+    if (!local || !copy_init(&local->copy, transfer->source, object_n_places(transfer->object),
                              target ? target->layout : transfer->packed, target ? target->n : 1)) {
         free(local);
         return NULL;
@@ -216,6 +218,32 @@ static void reserve(struct transfer *transfer, struct object *object)
         on_room(transfer);
 }
 
+/* From the arena into the reply: nothing is held, nothing is registered. */
+static void reply_inline(struct transfer *transfer, struct object *object)
+{
+    struct rdt_error err = {0};
+    const struct layout *source = transfer->source;
+    enum rdt_status status = copy_metadata(transfer, object, &err);
+
+    if (status == RDT_OK)
+        status = layout_packed(source, &transfer->packed, &transfer->stream_bytes, &err);
+    if (status == RDT_OK && !(transfer->inline_data = calloc(1, transfer->stream_bytes + 1)))
+        status = rdt_error_set(&err, RDT_NO_MEMORY, "no memory for the bytes");
+    if (status != RDT_OK) {
+        transfer_fail_err(transfer, &err);
+        return;
+    }
+    for (uint32_t i = 0; i < source->count; i++)
+        if (layout_bytes(source, i) > 0)
+            layout_gather(source, i, slab_addr(object_piece(object)), 0, layout_bytes(source, i),
+                          transfer->inline_data + transfer->packed->offset[i]);
+    transfer->is_inline = true;
+    transfer->record.bytes = transfer->record.bytes_done = transfer->stream_bytes;
+    transfer->transfers->bytes_local += transfer->stream_bytes;
+    transfer_deliver_received(transfer);
+    transfer_end(transfer);
+}
+
 static void serve(struct transfer *transfer, struct object *object)
 {
     struct path_query query = {.same_node = true,
@@ -231,7 +259,7 @@ static void serve(struct transfer *transfer, struct object *object)
     transfer->record.began_ns = uv_hrtime();
     object_ref(object, &transfer->ref);
     transfer->record.ref = transfer->ref;
-    if (layout_slice(object->layout, transfer->slice, &transfer->source, &err) != RDT_OK) {
+    if (object_layout(object, transfer->slice, &transfer->source, &err) != RDT_OK) {
         transfer_fail_err(transfer, &err);
         return;
     }
@@ -249,6 +277,7 @@ static void serve(struct transfer *transfer, struct object *object)
         query.show_why_not = why_not;
     if (!object->snapshot)
         query.cow_why_not = "the object is live: what its producer writes later would show in a private mapping of it";
+    query.has_inline = object->chunk != NULL;
     query.too_many_regions = object->n_regions > RDT_MAX_FRAME_FDS;
     query.same_client = !query.too_many_regions && object->n_regions > 0;
     for (uint32_t i = 0; i < object->n_regions; i++)
@@ -260,6 +289,10 @@ static void serve(struct transfer *transfer, struct object *object)
     }
     chosen = &transfer->record.decision.candidates[transfer->record.decision.chosen];
     memcpy(transfer->record.path, chosen->name, sizeof chosen->name);
+    if (chosen->kind == PATH_INLINE) {
+        reply_inline(transfer, object);
+        return;
+    }
     if (chosen->kind == PATH_COPY) {
         reserve(transfer, object);
         return;

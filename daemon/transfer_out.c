@@ -189,11 +189,11 @@ enum rdt_status outgoing_map(struct outgoing *out, struct rdt_error *err)
     struct object *object = out->object;
 
     if (!out->bases)
-        out->bases = calloc(object->n_regions + 1u, sizeof *out->bases);
+        out->bases = calloc(object_n_places(object) + 1u, sizeof *out->bases);
     if (!out->bases)
         return rdt_error_set(err, RDT_NO_MEMORY, "no memory to send object \"%s\"", out->ref.id);
-    for (uint32_t i = 0; i < object->n_regions; i++)
-        if (!(out->bases[i] = region_addr(object->uses[i].region, err)))
+    for (uint32_t i = 0; i < object_n_places(object); i++)
+        if (!(out->bases[i] = object_base(object, i, err)))
             return err->status;
     return RDT_OK;
 }
@@ -254,7 +254,7 @@ static void answer(struct outgoing *out, struct object *object)
     out->record.ref = out->ref;
     if (out->sm.state == OUTGOING_PARKED)
         outgoing_set_state(out, OUTGOING_OFFERED);
-    status = layout_slice(object->layout, out->slice, &out->source, &err);
+    status = object_layout(object, out->slice, &out->source, &err);
     if (status == RDT_OK)
         status = layout_packed(out->source, &out->packed, &out->stream_bytes, &err);
     out->record.bytes = out->stream_bytes;
@@ -275,8 +275,8 @@ static void answer(struct outgoing *out, struct object *object)
     meta.tensors = &tensors;
     meta.bytes = out->stream_bytes;
     meta.transport = (char *)object->transport;
-    meta.memory = object->n_regions > 0 ? (char *)object->uses[0].region->kind->name : (char *)"host";
-    meta.contiguous = all_contiguous(out->source);
+    meta.memory = object_n_places(object) > 0 ? (char *)object_region(object, 0)->kind->name : (char *)"host";
+    meta.contiguous = !object->chunk && all_contiguous(out->source); /* nobody is given a key of the arena */
     meta.snapshot = object->snapshot;
     meta.visibility = object->visibility;
     meta.started = !meta.has_inline && !out->meta_only && outgoing_can_start(out);

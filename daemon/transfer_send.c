@@ -64,8 +64,8 @@ static void prepare(struct outgoing *out)
     enum rdt_status status = outgoing_map(out, &err);
     void *handle;
 
-    for (uint32_t i = 0; status == RDT_OK && i < out->object->n_regions; i++)
-        status = region_register(out->object->uses[i].region, out->via->transport, &handle, on_registered, out, &err);
+    for (uint32_t i = 0; status == RDT_OK && i < object_n_places(out->object); i++)
+        status = region_register(object_region(out->object, i), out->via->transport, &handle, on_registered, out, &err);
     if (status == RDT_AGAIN) {
         out->n_ops++;
         return;
@@ -134,6 +134,9 @@ void outgoing_on_start(struct peer_work *work, const Rdt__Pb__PullStart *start)
         status = rdt_error_set(&err, RDT_TRANSPORT, "%s: the owner's connection is being rebuilt", pt->transport->name);
     else if (start->one_sided ? !pt->transport->ops.pack_key : !pt->transport->ops.post_send)
         status = rdt_error_set(&err, RDT_UNSUPPORTED, "%s cannot do that at the owner", pt->transport->name);
+    else if (start->one_sided && out->object->chunk) /* a key would show its neighbours too */
+        status =
+            rdt_error_set(&err, RDT_UNSUPPORTED, "%s cannot read a small object of the owner's arena", pt->transport->name);
     if (status == RDT_OK && !start->one_sided)
         status = chunk_plan_create(out->packed, out->stream_bytes, start->chunk_bytes, &out->plan, &err);
     if (status != RDT_OK) {
@@ -234,7 +237,7 @@ static bool send_next(struct outgoing *out, struct rdt_error *err)
     if (chunk_piece(chunk, out->packed, out->source, &region_index, &offset) &&
         !region_may_fault(out->object->uses[region_index].region)) {
         op->base.op.piece.addr = out->bases[region_index] + offset;
-        (void)region_register(out->object->uses[region_index].region, out->via->transport, &op->base.op.piece.registration,
+        (void)region_register(object_region(out->object, region_index), out->via->transport, &op->base.op.piece.registration,
                               NULL, NULL, NULL);
     } else if ((op->staging = malloc(chunk->bytes))) {
         op->base.op.piece.addr = op->staging;

@@ -87,7 +87,7 @@ static uint64_t next_row_major(uint64_t stride, uint64_t size)
     return size == 0 ? stride : stride * size;
 }
 
-static void set_row_major(struct layout *layout, uint32_t i)
+void layout_set_row_major(struct layout *layout, uint32_t i)
 {
     const uint64_t *shape = layout->shape + layout->first_dim[i];
     int64_t *strides = layout->strides + layout->first_dim[i];
@@ -254,7 +254,7 @@ static enum rdt_status check_tensors(struct layout *layout, bool row_major, stru
         if (status != RDT_OK)
             return status;
         if (row_major)
-            set_row_major(layout, i);
+            layout_set_row_major(layout, i);
         /* Whether it starts before its region is for layout_extent to say: a list without places may well. */
         if (layout->offset[i] > MAX_EXTENT_BYTES || !reach(layout, i, &before, &after) ||
             after > MAX_EXTENT_BYTES - layout->offset[i])
@@ -411,7 +411,7 @@ enum rdt_status layout_packed(const struct layout *layout, struct layout **layou
         }
         packed->region[i] = 0;
         packed->offset[i] = start;
-        set_row_major(packed, i);
+        layout_set_row_major(packed, i);
         end = start + bytes;
     }
     *layout_p = packed;

@@ -52,6 +52,9 @@ enum rdt_status layout_extent(const struct layout *layout, uint32_t i, uint64_t 
 /* Row-major without holes (strides of dimensions of size 1 do not matter; a tensor without elements is). */
 bool layout_is_contiguous(const struct layout *layout, uint32_t i);
 
+/* Gives tensor i row-major strides. */
+void layout_set_row_major(struct layout *layout, uint32_t i);
+
 /* The view that the slice names (NULL: all): same places, smaller shapes. RDT_INVALID names tensor and dimension. */
 enum rdt_status layout_slice(const struct layout *layout, const Rdt__Pb__Slice *slice, struct layout **layout_p,
                              struct rdt_error *err);

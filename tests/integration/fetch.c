@@ -588,9 +588,10 @@ Test(fetch, list_of_refs_comes_in_order)
     struct rdt_fetch_options options = RDT_INIT(options);
     struct rdt_ref refs[N];
     rdt_object *objects[N];
-    uint32_t values[N];
+    uint32_t *values;
 
     begin(NULL);
+    values = alloc_memory(conn, N * sizeof *values);
     options.timeout_ns = LONG;
     for (unsigned i = 0; i < N; i++) {
         values[i] = 1000 + i;

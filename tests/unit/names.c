@@ -10,6 +10,8 @@
 
 static struct node node;
 static struct accounts accounts;
+static struct account own = {.refs = 1};
+static struct slabs slabs;
 static struct object_table table;
 static struct names names;
 static struct deadlines deadlines;
@@ -29,7 +31,8 @@ static void setup(void)
     node = (struct node){0};
     memset(node.uuid, 7, sizeof node.uuid);
     accounts_init(&accounts);
-    object_table_init(&table, &node, &accounts, 100000);
+    slabs_init(&slabs, &fake.regions, NULL, "fake", &own);
+    object_table_init(&table, &node, &accounts, &slabs, 100000);
     deadlines_init(&deadlines, &fake.loop);
     names_init(&names, &accounts, &deadlines, 100000, 50);
     table.on_forced = on_forced;
@@ -48,6 +51,7 @@ static void teardown(void)
     names_fini(&names);
     deadlines_close(&deadlines, NULL);
     region_unref(region);
+    slabs_fini(&slabs);
     fake_run();
     object_table_fini(&table);
     client_fini(&producer, UINT64_MAX);

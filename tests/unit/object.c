@@ -13,6 +13,8 @@ static struct client producer;
 static struct region *region;
 static const struct owner me = {.uid = 1000}, other = {.uid = 1001}, guest = {.uid = 1000, .tenant = "guest"};
 static struct accounts accounts;
+static struct account own = {.refs = 1};
+static struct slabs slabs;
 
 static void setup(void)
 {
@@ -21,7 +23,8 @@ static void setup(void)
     memset(node.uuid, 7, sizeof node.uuid);
     (void)snprintf(node.address, sizeof node.address, "192.0.2.1:7411");
     accounts_init(&accounts);
-    object_table_init(&table, &node, &accounts, 1000);
+    slabs_init(&slabs, &fake.regions, NULL, "fake", &own);
+    object_table_init(&table, &node, &accounts, &slabs, 1000);
     client_init(&producer, 5);
     producer.account = account_get(&accounts, &me);
     region = fake_region(4096, 5);
@@ -35,6 +38,7 @@ static void teardown(void)
     cr_assert_eq(region->refs, 1u, "a reference is left");
     cr_assert_eq(region->pins, 0u);
     region_unref(region);
+    slabs_fini(&slabs);
     fake_run();
     object_table_fini(&table);
     cr_assert(client_fini(&producer, UINT64_MAX));
