@@ -235,7 +235,7 @@ static bool send_next(struct outgoing *out, struct rdt_error *err)
     op->base.op.piece.bytes = chunk->bytes;
     /* What may fault is read by us alone: a transport's connection would not survive it. */
     if (chunk_piece(chunk, out->packed, out->source, &region_index, &offset) &&
-        !region_may_fault(out->object->uses[region_index].region)) {
+        !region_may_fault(object_region(out->object, region_index))) {
         op->base.op.piece.addr = out->bases[region_index] + offset;
         (void)region_register(object_region(out->object, region_index), out->via->transport, &op->base.op.piece.registration,
                               NULL, NULL, NULL);
