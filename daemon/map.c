@@ -10,6 +10,8 @@
 #include <time.h>
 
 #define FIRST_SLOTS 16u
+#define KEPT_SLOTS 1024u      /* so few are kept for good */
+#define MOVED_AT_ONCE 32u     /* slots of the old table, with each put: it is empty long before the new one is full */
 #define NUMBER_KEY UINT32_MAX /* key_bytes of a key that is a number */
 
 struct map_slot {
@@ -97,8 +99,9 @@ void map_init(struct map *map)
 void map_fini(struct map *map)
 {
     free(map->slots);
-    map->slots = NULL;
-    map->n_slots = map->used = map->removed = 0;
+    free(map->old);
+    map->slots = map->old = NULL;
+    map->n_slots = map->used = map->removed = map->n_old = map->moved = 0;
 }
 
 size_t map_count(const struct map *map)
@@ -131,46 +134,74 @@ static struct map_slot number_key(const struct map *map, uint64_t key)
     return (struct map_slot){.key.number = key, .key_bytes = NUMBER_KEY, .hash = hash_bytes(map->seed, &key, sizeof(key))};
 }
 
-static struct map_slot *find(const struct map *map, const struct map_slot *wanted)
+static struct map_slot *find_in(struct map_slot *slots, size_t n_slots, const struct map_slot *wanted)
 {
-    if (map->used == 0)
-        return NULL;
-    size_t mask = map->n_slots - 1;
-    for (size_t i = wanted->hash & mask; map->slots[i].value != NULL; i = (i + 1) & mask) {
-        if (slot_is(&map->slots[i], wanted))
-            return &map->slots[i];
+    size_t mask = n_slots - 1;
+    for (size_t i = wanted->hash & mask; slots[i].value != NULL; i = (i + 1) & mask) {
+        if (slot_is(&slots[i], wanted))
+            return &slots[i];
     }
     return NULL;
 }
 
-static bool rehash(struct map *map, size_t n_slots)
+static struct map_slot *find(const struct map *map, const struct map_slot *wanted)
 {
-    struct map_slot *slots = calloc(n_slots, sizeof(*slots));
-    if (slots == NULL)
-        return false;
-    for (size_t i = 0; i < map->n_slots; i++) {
-        if (!slot_live(&map->slots[i]))
-            continue;
-        size_t to = map->slots[i].hash & (n_slots - 1);
-        while (slots[to].value != NULL)
-            to = (to + 1) & (n_slots - 1);
-        slots[to] = map->slots[i];
+    struct map_slot *slot;
+    if (map->used == 0)
+        return NULL;
+    slot = find_in(map->slots, map->n_slots, wanted);
+    return slot == NULL && map->old != NULL ? find_in(map->old, map->n_old, wanted) : slot;
+}
+
+static void insert(struct map *map, const struct map_slot *slot)
+{
+    size_t mask = map->n_slots - 1, i = slot->hash & mask;
+    while (slot_live(&map->slots[i]))
+        i = (i + 1) & mask;
+    if (map->slots[i].value == &tombstone)
+        map->removed--;
+    map->slots[i] = *slot;
+}
+
+/* What has moved leaves a tombstone: others behind it are still found. */
+static void move_some(struct map *map, size_t n)
+{
+    for (; map->old != NULL && n > 0; n--) {
+        struct map_slot *slot = &map->old[map->moved];
+        if (slot_live(slot)) {
+            insert(map, slot);
+            slot->value = &tombstone;
+        }
+        if (++map->moved == map->n_old) {
+            free(map->old);
+            map->old = NULL;
+            map->n_old = map->moved = 0;
+        }
     }
-    free(map->slots);
+}
+
+/* At most three quarters in use or removed, so that probes end soon; many removed slots are swept, not doubled. And not less than an
+ * eighth in use, so that what was much once is not remembered for ever. */
+static bool make_room(struct map *map)
+{
+    size_t n_slots = map->n_slots == 0 ? FIRST_SLOTS : (map->used + 1) * 2 > map->n_slots ? map->n_slots * 2 : map->n_slots;
+    bool full = (map->used + map->removed + 1) * 4 > map->n_slots * 3;
+    struct map_slot *slots;
+    if (!full && (map->old != NULL || map->n_slots <= KEPT_SLOTS || (map->used + 1) * 8 >= map->n_slots))
+        return true;
+    if (!full)
+        n_slots = map->n_slots / 4;
+    move_some(map, map->n_old); /* never much: it was long ago that the old table began to move */
+    slots = calloc(n_slots, sizeof(*slots));
+    if (slots == NULL)
+        return !full;
+    map->old = map->slots;
+    map->n_old = map->n_slots;
+    map->moved = 0;
     map->slots = slots;
     map->n_slots = n_slots;
     map->removed = 0;
     return true;
-}
-
-/* At most three quarters in use or removed, so that probes end soon. Many removed slots are swept, not doubled. */
-static bool make_room(struct map *map)
-{
-    if ((map->used + map->removed + 1) * 4 <= map->n_slots * 3)
-        return true;
-    if (map->n_slots == 0)
-        return rehash(map, FIRST_SLOTS);
-    return rehash(map, (map->used + 1) * 2 > map->n_slots ? map->n_slots * 2 : map->n_slots);
 }
 
 static bool put(struct map *map, struct map_slot slot, void *value)
@@ -179,13 +210,9 @@ static bool put(struct map *map, struct map_slot slot, void *value)
     assert(find(map, &slot) == NULL);
     if (!make_room(map))
         return false;
-    size_t mask = map->n_slots - 1, i = slot.hash & mask;
-    while (slot_live(&map->slots[i]))
-        i = (i + 1) & mask;
-    if (map->slots[i].value == &tombstone)
-        map->removed--;
+    move_some(map, MOVED_AT_ONCE);
     slot.value = value;
-    map->slots[i] = slot;
+    insert(map, &slot);
     map->used++;
     return true;
 }
@@ -196,9 +223,12 @@ static void *take(struct map *map, const struct map_slot *wanted)
     if (slot == NULL)
         return NULL;
     void *value = slot->value;
-    size_t mask = map->n_slots - 1, i = (size_t)(slot - map->slots);
+    size_t mask = map->n_slots - 1, i;
     map->used--;
     slot->value = &tombstone;
+    if (slot < map->slots || slot >= map->slots + map->n_slots)
+        return value; /* of the old table, which goes as it is */
+    i = (size_t)(slot - map->slots);
     map->removed++;
     /* No probe passes over the end of a run: tombstones there are as good as unused. */
     if (map->slots[(i + 1) & mask].value == NULL) {
@@ -254,8 +284,9 @@ void *map_remove_u64(struct map *map, uint64_t key)
 
 void *map_next(const struct map *map, size_t *cursor)
 {
-    while (*cursor < map->n_slots) {
-        const struct map_slot *slot = &map->slots[(*cursor)++];
+    while (*cursor < map->n_slots + map->n_old) {
+        size_t i = (*cursor)++;
+        const struct map_slot *slot = i < map->n_slots ? &map->slots[i] : &map->old[i - map->n_slots];
         if (slot_live(slot))
             return slot->value;
     }

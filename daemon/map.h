@@ -1,5 +1,5 @@
 /* Open-addressing hash table from a byte string or a number to a pointer. Keys of the byte-string kind are borrowed: they must live
- * in the value. Not thread-safe. */
+ * in the value. It grows bit by bit, with each put a few entries: no call takes long, however many there are. Not thread-safe. */
 #ifndef DAEMON_MAP_H
 #define DAEMON_MAP_H
 
@@ -11,7 +11,9 @@ struct map_slot;
 
 struct map {
     struct map_slot *slots;
-    size_t n_slots, used, removed;
+    size_t n_slots, used, removed; /* used: in both tables */
+    struct map_slot *old;          /* a smaller table whose entries move over; NULL: none */
+    size_t n_old, moved;
     uint64_t seed; /* random: ids come from clients */
 };
 

@@ -128,6 +128,63 @@ Test(map, removing_while_iterating_misses_nothing)
     free(numbers);
 }
 
+/* While a table moves into a larger one nothing is missing, and nothing is seen twice. */
+Test(map, growing_goes_bit_by_bit)
+{
+    enum { N = 50000 };
+    static unsigned char seen[N];
+    static uint64_t numbers[N];
+    struct map map;
+    unsigned moving = 0;
+
+    map_init(&map);
+    for (uint64_t i = 0; i < N; i++) {
+        size_t cursor = 0, before = map.moved;
+        numbers[i] = i;
+        cr_assert(map_put_u64(&map, i, &numbers[i]));
+        if (map.old == NULL)
+            continue;
+        cr_assert(map.moved <= before + 64, "%zu slots at once", map.moved - before);
+        if (i % 7 == 0) { /* from either table */
+            uint64_t gone = (i * 7919) % i;
+            uint64_t *was = map_remove_u64(&map, gone);
+            cr_assert(was == &numbers[gone]);
+            cr_assert_null(map_get_u64(&map, gone));
+            cr_assert(map_put_u64(&map, gone, &numbers[gone]));
+        }
+        if (moving++ % 50 != 0)
+            continue;
+        memset(seen, 0, sizeof seen);
+        for (uint64_t *number; (number = map_next(&map, &cursor)) != NULL;)
+            cr_assert_eq(seen[*number]++, 0);
+        for (uint64_t k = 0; k <= i; k++)
+            cr_assert(seen[k] && map_get_u64(&map, k) == &numbers[k]);
+    }
+    cr_assert_gt(moving, 100u);
+    map_fini(&map);
+}
+
+Test(map, table_of_few_becomes_small_again)
+{
+    static uint64_t numbers[200000];
+    struct map map;
+
+    map_init(&map);
+    for (uint64_t i = 0; i < 200000; i++)
+        cr_assert(map_put_u64(&map, i, &numbers[i]));
+    for (uint64_t i = 100; i < 200000; i++)
+        cr_assert_eq(map_remove_u64(&map, i), &numbers[i]);
+    for (uint64_t i = 100; i < 100000; i++) { /* a few come and go */
+        cr_assert(map_put_u64(&map, i, &numbers[i]));
+        cr_assert_eq(map_remove_u64(&map, i), &numbers[i]);
+    }
+    cr_assert_leq(map.n_slots + map.n_old, 2048u);
+    for (uint64_t i = 0; i < 100; i++)
+        cr_assert_eq(map_get_u64(&map, i), &numbers[i]);
+    cr_assert_eq(map_count(&map), 100u);
+    map_fini(&map);
+}
+
 /* Objects come and go for months: the table must not grow, nor its probes. */
 Test(map, churn_does_not_grow)
 {
