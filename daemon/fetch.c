@@ -133,8 +133,9 @@ static enum rdt_status target_create(struct client *client, const Rdt__Pb__Fetch
         target->n = (uint32_t)item->n_target_regions;
         for (uint32_t r = 0; r < target->n; r++) {
             region_pin(regions[r]);
-            region_use_add(&target->uses[r], regions[r], target->layout, r);
+            target->uses[r].region = regions[r];
         }
+        region_uses_add(target->uses, target->n, target->layout);
         *target_p = target;
     } else {
         free(target->layout);

@@ -313,11 +313,11 @@ enum rdt_status object_fill(struct object *object, struct layout *take_layout, s
     assert(object->state == OBJECT_FILLING && object->pins == 0);
     if (!uses)
         return rdt_error_set(err, RDT_NO_MEMORY, "no memory for the object");
-    for (uint32_t i = 0; i < n_regions; i++) {
-        region_ref(regions[i]);
-        region_use_add(&uses[i], regions[i], take_layout, i);
-    }
+    for (uint32_t i = 0; i < n_regions; i++)
+        uses[i].region = region_ref(regions[i]);
+    region_uses_add(uses, n_regions, take_layout);
     object->uses = uses;
+    object->cover_known = false;
     object->layout = take_layout;
     object->n_regions = n_regions;
     drop_uses(old_uses, n_old); /* what it was copied from may be written again */
@@ -352,43 +352,7 @@ const char *object_state_name(const struct object *object)
     return states[object->state].name;
 }
 
-struct span {
-    uint64_t lo, hi;
-};
-
-static int by_lo(const void *a, const void *b)
-{
-    const struct span *x = a, *y = b;
-
-    return x->lo < y->lo ? -1 : x->lo > y->lo;
-}
-
-/* Do the object's tensors cover every byte of the region? Only contiguous tensors count: others may have holes. */
-static bool covers(const struct object *object, uint32_t index)
-{
-    const struct layout *layout = object->layout;
-    struct span *spans = malloc((layout->count + 1u) * sizeof *spans);
-    uint32_t n = 0;
-    uint64_t end = 0;
-
-    if (!spans)
-        return false;
-    for (uint32_t i = 0; i < layout->count; i++) {
-        uint64_t lo, hi;
-        if (layout->region[i] != index || !layout_is_contiguous(layout, i))
-            continue;
-        if (layout_extent(layout, i, &lo, &hi, NULL) == RDT_OK && lo < hi)
-            spans[n++] = (struct span){lo, hi};
-    }
-    qsort(spans, n, sizeof *spans, by_lo);
-    for (uint32_t i = 0; i < n && spans[i].lo <= end; i++)
-        if (spans[i].hi > end)
-            end = spans[i].hi;
-    free(spans);
-    return end >= object->uses[index].region->bytes;
-}
-
-bool object_may_show(const struct object *object, const struct owner *requester, const char **why_not_p)
+bool object_may_show(struct object *object, const struct owner *requester, const char **why_not_p)
 {
     if (object->chunk) {
         *why_not_p = "it is in the daemon's arena for small objects, which is never shared";
@@ -402,7 +366,9 @@ bool object_may_show(const struct object *object, const struct owner *requester,
             *why_not_p = "it lies in imported memory, which knows no read-only right, and belongs to another owner";
             return false;
         }
-        if (!covers(object, i)) {
+        if (!object->cover_known)
+            object->cover_known = region_uses_cover(object->uses, object->n_regions, object->layout);
+        if (!object->uses[i].covered) {
             *why_not_p = "its region holds other bytes of another owner, and sharing would show the whole region";
             return false;
         }

@@ -18,7 +18,7 @@
 
 #include "daemon/account.h"
 #include "daemon/list.h"
-#include "daemon/region.h"
+#include "daemon/region_use.h"
 #include "daemon/slab.h"
 #include "proto/layout.h"
 #include "rdt_ref.h"
@@ -68,6 +68,7 @@ struct object {
     uint8_t visibility;    /* Rdt__Pb__Visibility */
     bool named : 1;        /* in the table under its key: false after a forced free, or once gone */
     bool forced : 1;       /* freed by force: nobody new may have it */
+    bool cover_known : 1;  /* uses[].covered is filled in */
     bool notice_given : 1; /* told that it is shared while its producer may write */
     bool detached : 1;     /* its producer's hold outlives the producer, for a time (detached.h) */
     bool snapshot : 1;     /* it never changes: its regions are sealed, and hold nothing else */
@@ -160,7 +161,7 @@ enum rdt_status object_why_ended(const struct object *object, struct rdt_error *
 const char *object_state_name(const struct object *object);
 
 /* It is not in the arena, which nobody else ever sees; and all its regions belong to the requester's owner, or its tensors cover every byte of them: they may be shown whole. */
-bool object_may_show(const struct object *object, const struct owner *requester, const char **why_not_p);
+bool object_may_show(struct object *object, const struct owner *requester, const char **why_not_p);
 
 /* For object_table.c. */
 void object_charges(const struct object *object, uint64_t *want); /* what a live one is charged with: [USAGE_COUNT] */

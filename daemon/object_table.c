@@ -46,6 +46,44 @@ static size_t make_key(uint8_t *key, const struct owner *owner, const uint8_t *i
     return 4 + tenant + id_bytes;
 }
 
+/* The client that put it has ended. Its daemon takes its time to give back what that left; nobody else shall see that. */
+static bool is_left_behind(const struct object *object)
+{
+    return object && object->producer && object->producer->gone;
+}
+
+static struct object *get_numbered(struct object_table *table, uint64_t generation)
+{
+    struct object *object = index_get(&table->by_generation, generation);
+
+    if (is_left_behind(object)) {
+        object_free(object, false, OBJECT_END_OWNER_DIED);
+        object = index_get(&table->by_generation, generation); /* others may hold it */
+    }
+    return object;
+}
+
+static struct object *get_named(struct object_table *table, const uint8_t *key, size_t key_bytes)
+{
+    struct object *object = map_get(&table->by_name, key, key_bytes);
+
+    if (is_left_behind(object)) {
+        object_free(object, false, OBJECT_END_OWNER_DIED);
+        object = map_get(&table->by_name, key, key_bytes);
+    }
+    return object;
+}
+
+struct object *object_table_next(struct object_table *table, uint64_t after, uint64_t *generation_p)
+{
+    struct object *object;
+
+    while (is_left_behind(object = index_next(&table->by_generation, after + 1, generation_p)) &&
+           !get_numbered(table, *generation_p))
+        after = *generation_p;
+    return object;
+}
+
 /* In no table yet. shapes NULL: none. */
 static struct object *object_new(struct object_table *table, struct account *account, const uint8_t *key, size_t key_bytes,
                                  size_t id_bytes, const struct object_put *put, const struct layout *shapes)
@@ -170,8 +208,9 @@ static enum rdt_status set_tensors(struct object *object, const struct object_pu
     object->n_regions = put->n_regions + (copy != NULL);
     for (uint32_t i = 0; i < object->n_regions; i++) {
         struct region *region = i < put->n_regions ? region_ref(put->regions[i]) : copy; /* that reference is ours */
-        region_use_add(&object->uses[i], region, object->layout, i);
+        object->uses[i].region = region;
     }
+    region_uses_add(object->uses, object->n_regions, object->layout);
     return RDT_OK;
 }
 
@@ -232,7 +271,7 @@ enum rdt_status object_table_put(struct object_table *table, const struct object
         id = (const uint8_t *)generated;
     }
     key_bytes = make_key(key, &put->account->owner, id, id_bytes);
-    awaited = map_get(&table->by_name, key, key_bytes);
+    awaited = get_named(table, key, key_bytes);
     if (awaited && awaited->state != OBJECT_AWAITED)
         return rdt_error_set(err, RDT_EXISTS, "object \"%.*s\" exists already: free it first, or put under another id",
                              (int)id_bytes, (const char *)id);
@@ -332,7 +371,7 @@ enum rdt_status object_table_find_any(struct object_table *table, const struct r
     if (ref->id_bytes == 0 || ref->id_bytes > 128)
         return rdt_error_set(err, RDT_INVALID, "a ref without an id");
     if (ref->generation != 0) {
-        object = index_get(&table->by_generation, ref->generation);
+        object = get_numbered(table, ref->generation);
         if (!object)
             return why_gone(table, ref, err);
         if (object->id_bytes != ref->id_bytes || memcmp(object_id(object), ref->id, ref->id_bytes) != 0)
@@ -344,7 +383,7 @@ enum rdt_status object_table_find_any(struct object_table *table, const struct r
         owner.uid = ref->uid;
         memcpy(owner.tenant, ref->tenant, sizeof owner.tenant);
     }
-    object = map_get(&table->by_name, key, make_key(key, &owner, (const uint8_t *)ref->id, ref->id_bytes));
+    object = get_named(table, key, make_key(key, &owner, (const uint8_t *)ref->id, ref->id_bytes));
     if (!object || object->state == OBJECT_AWAITED) {
         if (object)
             *object_p = object;
@@ -388,8 +427,7 @@ enum rdt_status object_table_wait(struct object_table *table, const struct rdt_r
         memcpy(owner.tenant, ref->tenant, sizeof owner.tenant);
     }
     key_bytes = make_key(key, &owner, (const uint8_t *)ref->id, ref->id_bytes);
-    object =
-        ref->generation != 0 ? index_get(&table->by_generation, ref->generation) : map_get(&table->by_name, key, key_bytes);
+    object = ref->generation != 0 ? get_numbered(table, ref->generation) : get_named(table, key, key_bytes);
     assert(!object || object->state == OBJECT_AWAITED || object->state == OBJECT_FILLING);
     if (object && !object_others_get(object))
         return rdt_error_set(err, RDT_NO_MEMORY, "no memory to wait for \"%s\"", ref->id);

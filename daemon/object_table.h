@@ -67,6 +67,9 @@ enum rdt_status object_table_find(struct object_table *table, const struct rdt_r
 enum rdt_status object_table_find_any(struct object_table *table, const struct rdt_ref *ref, const struct owner *requester,
                                       struct object **object_p, struct rdt_error *err);
 
+/* The live or draining object of the next generation above `after`. NULL: there is none. */
+struct object *object_table_next(struct object_table *table, uint64_t after, uint64_t *generation_p);
+
 /* Parks until the ref's object is live, or its put has failed. Only after object_table_find said AGAIN. NO_MEMORY, LIMIT. */
 enum rdt_status object_table_wait(struct object_table *table, const struct rdt_ref *ref, const struct owner *requester,
                                   struct object_waiter *waiter, struct rdt_error *err);

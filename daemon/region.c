@@ -51,7 +51,7 @@ static void unreserve(void *arg, uint64_t bytes)
 void regions_init(struct regions *regions, struct plugins *plugins, struct work_pool *pool, uint64_t limit_bytes)
 {
     *regions = (struct regions){.plugins = plugins, .pool = pool, .next_id = 1, .limit_bytes = limit_bytes};
-    map_init(&regions->by_id);
+    index_init(&regions->by_id, 1);
     map_init(&regions->warm_clients);
     list_init(&regions->warm);
     pool_init(&regions->ready, pool, 0, 0);
@@ -59,7 +59,7 @@ void regions_init(struct regions *regions, struct plugins *plugins, struct work_
 
 void regions_fini(struct regions *regions)
 {
-    map_fini(&regions->by_id);
+    index_fini(&regions->by_id);
     map_fini(&regions->warm_clients);
 }
 
@@ -165,7 +165,6 @@ static enum rdt_status region_new(struct regions *regions, struct memory_kind *k
     region->client = region->maker = client;
     region->refs = 1;
     list_init(&region->uses);
-    list_init(&region->idle_waiters);
     list_init(&region->by_client);
     list_init(&region->by_age);
     region->n_fds = n_fds;
@@ -177,7 +176,7 @@ static enum rdt_status region_new(struct regions *regions, struct memory_kind *k
         free(region);
         return status;
     }
-    if (!map_put_u64(&regions->by_id, region->id, region)) {
+    if (!index_put(&regions->by_id, region->id, region)) {
         uncharge(region);
         free(region);
         return rdt_error_set(err, RDT_NO_MEMORY, "no memory for a region");
@@ -200,7 +199,7 @@ static void region_forget(struct region *region)
 /* It never had memory. */
 static void region_cancel(struct region *region)
 {
-    map_remove_u64(&region->regions->by_id, region->id);
+    index_remove(&region->regions->by_id, region->id);
     event(region->regions->events, RDT__PB__LIST_KIND__LIST_KIND_REGIONS, "gone", region);
     uncharge(region);
     free(region);
@@ -261,7 +260,7 @@ static void done_alloc(struct work *work)
     struct page_work *page = (struct page_work *)work;
 
     if (page->status != RDT_OK) {
-        map_remove_u64(&page->region->regions->by_id, page->region->id);
+        index_remove(&page->region->regions->by_id, page->region->id);
         region_forget(page->region);
         page->on_ready(page->arg, NULL, &page->err);
     } else {
@@ -394,7 +393,7 @@ enum rdt_status region_alloc(struct regions *regions, const char *kind_name, con
     if ((bytes <= SMALL_BYTES || !on_ready) && list_empty(&victims)) {
         status = alloc_block(region, err);
         if (status != RDT_OK) {
-            map_remove_u64(&regions->by_id, region->id);
+            index_remove(&regions->by_id, region->id);
             region_forget(region);
             return status;
         }
@@ -404,7 +403,7 @@ enum rdt_status region_alloc(struct regions *regions, const char *kind_name, con
     page = calloc(1, sizeof *page);
     if (!page) {
         drop_victims(regions, &victims);
-        map_remove_u64(&regions->by_id, region->id);
+        index_remove(&regions->by_id, region->id);
         region_forget(region);
         return rdt_error_set(err, RDT_NO_MEMORY, "no memory for a region");
     }
@@ -444,7 +443,7 @@ enum rdt_status region_import(struct regions *regions, const char *kind_name, co
         return status;
     status = kind->ops.import(kind->instance, device, import, &region->block, err);
     if (status != RDT_OK) {
-        map_remove_u64(&regions->by_id, region->id);
+        index_remove(&regions->by_id, region->id);
         region_forget(region);
         return status;
     }
@@ -455,7 +454,7 @@ enum rdt_status region_import(struct regions *regions, const char *kind_name, co
 
 struct region *region_find(const struct regions *regions, uint64_t id, uint64_t generation)
 {
-    struct region *region = map_get_u64(&regions->by_id, id);
+    struct region *region = index_get(&regions->by_id, id);
 
     return region && region->generation == generation ? region : NULL;
 }
@@ -533,8 +532,8 @@ void region_unref(struct region *region)
     assert(region->refs > 0);
     if (--region->refs > 0)
         return;
-    assert(region->pins == 0 && list_empty(&region->uses) && list_empty(&region->idle_waiters));
-    map_remove_u64(&region->regions->by_id, region->id);
+    assert(region->pins == 0 && list_empty(&region->uses));
+    index_remove(&region->regions->by_id, region->id);
     if (!warm_keep(region))
         region_retire(region, false, NULL);
 }
@@ -775,63 +774,4 @@ enum rdt_status region_register(struct region *region, struct transport *transpo
         pool_note_registration(&region->regions->ready, transport);
     work_submit(region->regions->pool, &page->work);
     return RDT_AGAIN;
-}
-
-void region_use_add(struct region_use *use, struct region *region, const struct layout *layout, uint32_t index)
-{
-    uint64_t lo, hi;
-
-    use->region = region;
-    use->layout = layout;
-    use->index = index;
-    use->lo = region->bytes;
-    use->hi = 0;
-    for (uint32_t i = 0; i < layout->count; i++) {
-        if (layout->region[i] != index || layout_extent(layout, i, &lo, &hi, NULL) != RDT_OK || lo == hi)
-            continue;
-        use->lo = lo < use->lo ? lo : use->lo;
-        use->hi = hi > use->hi ? hi : use->hi;
-    }
-    list_append(&region->uses, &use->link);
-}
-
-static bool use_overlaps(const struct region_use *use, uint64_t lo, uint64_t hi)
-{
-    uint64_t tensor_lo, tensor_hi;
-
-    if (use->lo >= hi || lo >= use->hi)
-        return false;
-    for (uint32_t i = 0; i < use->layout->count; i++)
-        if (use->layout->region[i] == use->index && layout_extent(use->layout, i, &tensor_lo, &tensor_hi, NULL) == RDT_OK &&
-            tensor_lo < hi && lo < tensor_hi && tensor_lo < tensor_hi)
-            return true;
-    return false;
-}
-
-bool region_in_use(const struct region *region, uint64_t lo, uint64_t hi)
-{
-    list_for_each (node, &region->uses) {
-        if (use_overlaps(list_entry(node, struct region_use, link), lo, hi))
-            return true;
-    }
-    return false;
-}
-
-void region_use_remove(struct region_use *use)
-{
-    struct region *region = use->region;
-
-    if (!region)
-        return;
-    list_remove(&use->link);
-    use->region = NULL;
-    region_ref(region); /* a waiter may hold the last reference */
-    list_for_each_safe (node, &region->idle_waiters) {
-        struct region_waiter *waiter = list_entry(node, struct region_waiter, link);
-        if (!region_in_use(region, waiter->lo, waiter->hi)) {
-            list_remove(&waiter->link);
-            waiter->on_idle(waiter);
-        }
-    }
-    region_unref(region);
 }

@@ -10,6 +10,7 @@
 #include "daemon/account.h"
 #include "daemon/deadline.h"
 #include "daemon/events.h"
+#include "daemon/index.h"
 #include "daemon/list.h"
 #include "daemon/map.h"
 #include "daemon/plugin.h"
@@ -21,7 +22,7 @@ struct regions {
     const struct events *events; /* NULL: nobody watches */
     struct plugins *plugins;
     struct work_pool *pool;
-    struct map by_id;
+    struct index by_id;
     uint64_t next_id;
     uint64_t bytes, limit_bytes; /* of memory the daemon allocated: in use, ready, warm, or on its way back */
     unsigned freeing;            /* pages on their way back */
@@ -66,26 +67,9 @@ struct region {
     bool had_life;     /* it was warm before: nobody but exported_to may ever have it */
     struct registration registrations[REGION_MAX_REGISTRATIONS];
     unsigned n_registrations;
-    struct list uses;              /* struct region_use: objects and targets over it */
-    struct list idle_waiters;      /* struct region_waiter */
+    struct list uses;              /* struct region_use (region_use.h) */
     struct list by_client, by_age; /* warm.c's */
     uint64_t warm_since_ns;
-};
-
-/* A byte range of a region that somebody may read or write: an object's tensors, or a fetch's target. */
-struct region_use {
-    struct list link;
-    struct region *region;
-    uint64_t lo, hi;             /* hull of what it touches */
-    const struct layout *layout; /* what exactly: those of its tensors whose region is index; outlives the use */
-    uint32_t index;
-};
-
-/* Waits until no use overlaps [lo, hi). */
-struct region_waiter {
-    struct list link;
-    uint64_t lo, hi;
-    void (*on_idle)(struct region_waiter *); /* removed from the list before */
 };
 
 typedef void (*region_ready)(void *arg, struct region *region, const struct rdt_error *err);
@@ -171,9 +155,5 @@ enum rdt_status region_seal(struct region *region, struct rdt_error *err);
 /* The transport's handle for it; *handle_p NULL if it registers nothing. RDT_AGAIN: on_ready comes later; call again then. */
 enum rdt_status region_register(struct region *region, struct transport *transport, void **handle_p, region_ready on_ready,
                                 void *arg, struct rdt_error *err);
-
-void region_use_add(struct region_use *use, struct region *region, const struct layout *layout, uint32_t index);
-void region_use_remove(struct region_use *use); /* wakes waiters; nothing if it was never added */
-bool region_in_use(const struct region *region, uint64_t lo, uint64_t hi);
 
 #endif

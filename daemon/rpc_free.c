@@ -178,16 +178,14 @@ static enum rdt_status wait_range(struct call *call, const Rdt__Pb__WaitFreed *m
         return rdt_error_set(err, RDT_NOT_FOUND, "this client has no region %llu", (unsigned long long)message->region);
     if (message->offset > region->bytes || message->bytes > region->bytes - message->offset)
         return rdt_error_set(err, RDT_INVALID, "the range ends beyond region %llu", (unsigned long long)region->id);
-    if (!region_in_use(region, message->offset, message->offset + message->bytes)) {
-        call_reply_empty(call);
-        return RDT_OK;
-    }
     call->range.lo = message->offset;
     call->range.hi = message->offset + message->bytes;
     call->range.on_idle = on_idle;
-    region_ref(region);
-    call->region = region;
-    list_append(&region->idle_waiters, &call->range.link);
+    if (!region_wait_idle(region, &call->range)) {
+        call_reply_empty(call);
+        return RDT_OK;
+    }
+    call->region = region_ref(region);
     return call_defer(call, message->timeout_ns, NULL, err);
 }
 

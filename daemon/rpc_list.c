@@ -38,35 +38,8 @@ static bool is_for(const struct call *call, Rdt__Pb__ListKind kind, const void *
 
 /* ---- objects: in order of generation ---- */
 
-static int by_number(const void *a, const void *b)
-{
-    const uint64_t x = *(const uint64_t *)a, y = *(const uint64_t *)b;
-
-    return x < y ? -1 : x > y;
-}
-
-/* The smallest `max` + 1 numbers above `after` would do; sorting what passes is quick enough up to a million. */
-static uint64_t *sorted_numbers(const struct map *map, uint64_t after, uint64_t (*number)(const void *), size_t *n_p)
-{
-    uint64_t *numbers = malloc((map_count(map) + 1) * sizeof *numbers);
-    size_t cursor = 0, n = 0;
-    const void *value;
-
-    while (numbers && (value = map_next(map, &cursor)))
-        if (number(value) > after)
-            numbers[n++] = number(value);
-    if (numbers)
-        qsort(numbers, n, sizeof *numbers, by_number);
-    *n_p = n;
-    return numbers;
-}
-
-static uint64_t region_number(const void *region)
-{
-    return ((const struct region *)region)->id;
-}
-
-#define AWAITED_PAGES (1ull << 63) /* page tokens from here on count awaited objects, which have no generation yet */
+#define AWAITED_PAGES (1ull << 63) /* page tokens from here on are for awaited objects, which have no generation yet */
+#define LOOKED_AT_ONCE 20000u      /* objects, for one page: a filter may pass few, and the next page goes on from there */
 
 /* false: it does not fit any more. */
 static bool add_object(struct call *call, const Rdt__Pb__List *list, struct object *object, struct page *page)
@@ -87,17 +60,19 @@ static bool add_object(struct call *call, const Rdt__Pb__List *list, struct obje
     return true;
 }
 
-static void list_awaited(struct call *call, const Rdt__Pb__List *list, uint64_t after, struct page *page)
+/* From the slot of the table where the page before ended. */
+static void list_awaited(struct call *call, const Rdt__Pb__List *list, uint64_t after, size_t looked, struct page *page)
 {
-    size_t cursor = 0;
-    struct object *object;
-    uint64_t place = 0;
+    const struct map *by_name = &call->rpc->objects->by_name;
+    size_t cursor = (size_t)after;
 
-    while ((object = map_next(&call->rpc->objects->by_name, &cursor))) {
-        if (object->generation != 0 || ++place <= after)
-            continue;
-        if (!add_object(call, list, object, page)) {
-            page->reply.next = AWAITED_PAGES + place - 1;
+    for (size_t last = cursor;; last = cursor) {
+        struct object *object = map_next(by_name, &cursor);
+        if (!object)
+            return;
+        looked += cursor - last;
+        if (looked > LOOKED_AT_ONCE || (object->generation == 0 && !add_object(call, list, object, page))) {
+            page->reply.next = AWAITED_PAGES + cursor - 1;
             return;
         }
     }
@@ -105,40 +80,41 @@ static void list_awaited(struct call *call, const Rdt__Pb__List *list, uint64_t 
 
 static void list_objects(struct call *call, const Rdt__Pb__List *list, struct page *page)
 {
-    const struct object_table *table = call->rpc->objects;
-    uint64_t generation = list->after;
-    bool more = false;
-    struct object *object;
+    struct object_table *table = call->rpc->objects;
+    uint64_t generation = list->after, last = generation;
+    struct object *object = NULL;
+    size_t looked = 0;
 
-    while (list->after < AWAITED_PAGES && !more && (object = index_next(&table->by_generation, generation + 1, &generation)))
-        if (!add_object(call, list, object, page)) {
-            page->reply.next = generation - 1;
-            more = true;
-        }
-    if (!more)
-        list_awaited(call, list, list->after < AWAITED_PAGES ? 0 : list->after - AWAITED_PAGES, page);
     page->reply.objects = (Rdt__Pb__ObjectInfo **)page->rows;
+    while (list->after < AWAITED_PAGES && (object = object_table_next(table, last, &generation))) {
+        if (looked++ == LOOKED_AT_ONCE || !add_object(call, list, object, page)) {
+            page->reply.next = last;
+            break;
+        }
+        last = generation;
+    }
+    if (!object)
+        list_awaited(call, list, list->after < AWAITED_PAGES ? 0 : list->after - AWAITED_PAGES, looked, page);
     page->reply.n_objects = page->n;
 }
 
 static void list_regions(struct call *call, const Rdt__Pb__List *list, struct page *page)
 {
     const struct regions *regions = call->rpc->regions;
-    size_t n;
-    uint64_t *ids = sorted_numbers(&regions->by_id, list->after, region_number, &n);
+    uint64_t last = list->after, id = last;
+    const struct region *region;
+    size_t looked = 0;
 
-    page->failed = !ids;
-    for (size_t i = 0; i < n && ids; i++) {
-        const struct region *region = map_get_u64(&regions->by_id, ids[i]);
-        if (!is_for(call, list->kind, region) || (list->client != 0 && list->client != region->client))
-            continue;
-        if (page_full(page)) {
-            page->reply.next = ids[i] - 1;
+    while ((region = index_next(&regions->by_id, last + 1, &id))) {
+        bool wanted = is_for(call, list->kind, region) && (list->client == 0 || list->client == region->client);
+        if (looked++ == LOOKED_AT_ONCE || (wanted && page_full(page))) {
+            page->reply.next = last;
             break;
         }
-        page_add(page, row_region(&page->arena, region));
+        if (wanted)
+            page_add(page, row_region(&page->arena, region));
+        last = id;
     }
-    free(ids);
     page->reply.regions = (Rdt__Pb__RegionInfo **)page->rows;
     page->reply.n_regions = page->n;
 }

@@ -37,7 +37,7 @@ enum rdt_status rpc_status(struct call *call, const void *request, struct rdt_er
     reply.pid = getpid();
     reply.clients = rpc->n_clients;
     reply.objects = rpc->objects->by_generation.used;
-    reply.regions = map_count(&rpc->regions->by_id);
+    reply.regions = rpc->regions->by_id.used;
     reply.memory_bytes = regions_used_bytes(rpc->regions);
     reply.ready_bytes = rpc->regions->ready.bytes;
     reply.ready_hits = rpc->regions->ready.hits;

@@ -34,7 +34,7 @@
 #include "daemon/path.h"
 #include "daemon/peer.h"
 #include "daemon/plugin.h"
-#include "daemon/region.h"
+#include "daemon/region_use.h"
 #include "daemon/sm.h"
 #include "daemon/work.h"
 

@@ -88,7 +88,7 @@ struct region *warm_take(struct warm *warm, uint64_t bytes, enum region_origin o
         if (region->room >= bytes && region->room / 2 <= bytes && (!best || region->room <= best->room))
             best = region; /* the latest of the smallest: the caches may still know it */
     }
-    if (!best || !map_put_u64(&warm->regions->by_id, best->id, best))
+    if (!best || !index_put(&warm->regions->by_id, best->id, best))
         return NULL;
     best->bytes = bytes;
     if (region_resume(best, NULL) != RDT_OK) { /* a new one will be refused, and it said why */

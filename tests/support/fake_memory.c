@@ -112,7 +112,7 @@ static void close_plugins(void *arg)
 
 void fake_teardown(void)
 {
-    cr_assert_eq(map_count(&fake.regions.by_id), 0u, "regions are left");
+    cr_assert_eq(fake.regions.by_id.used, 0u, "regions are left");
     cr_assert_eq(fake.regions.bytes, 0u);
     list_remove(&fake.kind.link);
     work_pool_close(fake.pool, close_plugins, NULL);

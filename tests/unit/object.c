@@ -633,3 +633,38 @@ Test(object, may_show_own_or_covered_regions)
         object_free(object, false, OBJECT_END_FREED);
     }
 }
+
+/* ---- a client's end takes several turns ---- */
+
+Test(object, nobody_finds_what_an_ended_client_leaves)
+{
+    struct client ended;
+    struct object *held = NULL, *mine;
+    uint64_t generations[3], number = 0;
+
+    mine = put("mine");
+    ended = producer;
+    list_init(&ended.objects);
+    ended.n_objects = 0;
+    for (unsigned i = 0; i < 3; i++) {
+        struct object *object = put((const char *[]){"first", "second", "held"}[i]);
+        list_remove(&object->by_producer);
+        producer.n_objects--;
+        object->producer = &ended;
+        list_append(&ended.objects, &object->by_producer);
+        ended.n_objects++;
+        generations[i] = object->generation;
+        held = object;
+    }
+    object_hold(held);
+    ended.gone = true;
+    cr_assert_eq(find_as("first", generations[0], &me), RDT_OWNER_DIED);
+    cr_assert_eq(find_as("second", 0, &me), RDT_AGAIN, "as if nobody had put it");
+    cr_assert_eq(find_as("held", generations[2], &me), RDT_OK, "somebody holds it");
+    cr_assert_eq(object_table_next(&table, 0, &number), mine);
+    cr_assert_eq(object_table_next(&table, number, &number), held);
+    cr_assert_null(object_table_next(&table, number, &number));
+    cr_assert(list_empty(&ended.objects) && ended.n_objects == 0);
+    object_drop(held);
+    object_free(mine, false, OBJECT_END_FREED);
+}

@@ -5,7 +5,7 @@
 #include <string.h>
 #include <uv.h>
 
-#include "daemon/region.h"
+#include "daemon/region_use.h"
 #include "proto/layout.h"
 #include "tests/support/fake_memory.h"
 
@@ -30,7 +30,7 @@ Test(region, last_reference_frees_once)
     fake_run();
     cr_assert_eq(fake.n_freed, 1u);
     cr_assert_eq(fake.regions.bytes, 0u);
-    cr_assert_eq(map_count(&fake.regions.by_id), 0u);
+    cr_assert_eq(fake.regions.by_id.used, 0u);
     region_unref(NULL);
 }
 
@@ -100,7 +100,7 @@ Test(region, over_limit_refused_before_anything)
                  RDT_UNSUPPORTED);
     cr_assert_null(region);
     cr_assert_eq(fake.regions.bytes, 4096u);
-    cr_assert_eq(map_count(&fake.regions.by_id), 1u);
+    cr_assert_eq(fake.regions.by_id.used, 1u);
     region_unref(first);
     fake_run();
 }
@@ -130,7 +130,7 @@ Test(region, failed_allocation_leaves_nothing)
         cr_assert_eq(fake.n_ready, status == RDT_AGAIN ? 1u : 0u);
         cr_assert_null(region);
         cr_assert_eq(fake.regions.bytes, 0u);
-        cr_assert_eq(map_count(&fake.regions.by_id), 0u);
+        cr_assert_eq(fake.regions.by_id.used, 0u);
         fake.n_ready = 0;
     }
 }
@@ -177,6 +177,22 @@ static void on_idle(struct region_waiter *waiter)
     n_idle++;
 }
 
+static void use_add(struct region_use *use, struct region *region, const struct layout *layout)
+{
+    use->region = region;
+    region_uses_add(use, 1, layout);
+}
+
+static bool in_use(struct region *region, uint64_t lo, uint64_t hi)
+{
+    struct region_waiter waiter = {.lo = lo, .hi = hi};
+    bool waits = region_wait_idle(region, &waiter);
+
+    if (waits)
+        list_remove(&waiter.link);
+    return waits;
+}
+
 Test(region, range_waiter_told_when_last_overlap_ends)
 {
     struct region *region = take(4096);
@@ -186,12 +202,11 @@ Test(region, range_waiter_told_when_last_overlap_ends)
 
     n_idle = 0;
     for (unsigned i = 0; i < 3; i++)
-        region_use_add(&uses[i], region, spans[i], 0);
-    cr_assert(region_in_use(region, 0, 51));
-    cr_assert(!region_in_use(region, 0, 50));
-    cr_assert(!region_in_use(region, 200, 4096));
-    list_append(&region->idle_waiters, &low.link);
-    list_append(&region->idle_waiters, &all.link);
+        use_add(&uses[i], region, spans[i]);
+    cr_assert(in_use(region, 0, 51));
+    cr_assert(!in_use(region, 0, 50));
+    cr_assert(!in_use(region, 200, 4096));
+    cr_assert(region_wait_idle(region, &low) && region_wait_idle(region, &all));
     region_use_remove(&uses[2]);
     cr_assert_eq(n_idle, 0u);
     region_use_remove(&uses[1]);
@@ -209,7 +224,8 @@ Test(region, range_waiter_told_when_last_overlap_ends)
 Test(region, hole_between_tensors_is_idle)
 {
     struct region *region = take(4096);
-    struct region_use use = {0}, other = {0};
+    struct region *elsewhere = take(4096);
+    struct region_use uses[2] = {{.region = region}, {.region = elsewhere}};
     struct layout *layout = layout_create(3, 3);
 
     for (uint32_t i = 0; i < 3; i++) {
@@ -221,15 +237,16 @@ Test(region, hole_between_tensors_is_idle)
         layout->shape[i] = 10;
         layout->strides[i] = 1;
     }
-    region_use_add(&use, region, layout, 0);
-    region_use_add(&other, region, layout, 7); /* touches nothing */
-    cr_expect(region_in_use(region, 0, 1) && region_in_use(region, 1009, 4096));
-    cr_expect(!region_in_use(region, 10, 1000));
-    cr_expect(!region_in_use(region, 1010, 4096));
-    region_use_remove(&use);
-    cr_expect(!region_in_use(region, 0, 4096));
-    region_use_remove(&other);
+    region_uses_add(uses, 2, layout);
+    cr_expect(in_use(elsewhere, 2000, 2001) && !in_use(elsewhere, 0, 2000));
+    cr_expect(in_use(region, 0, 1) && in_use(region, 1009, 4096));
+    cr_expect(!in_use(region, 10, 1000));
+    cr_expect(!in_use(region, 1010, 4096));
+    region_use_remove(&uses[0]);
+    cr_expect(!in_use(region, 0, 4096));
+    region_use_remove(&uses[1]);
     region_unref(region);
+    region_unref(elsewhere);
     fake_run();
     free(layout);
 }
@@ -249,12 +266,41 @@ Test(region, waiter_may_hold_last_reference)
     struct layout *whole = span(0, 4096);
 
     dropped = take(4096);
-    region_use_add(&use, dropped, whole, 0);
-    list_append(&dropped->idle_waiters, &waiter.link);
+    use_add(&use, dropped, whole);
+    cr_assert(region_wait_idle(dropped, &waiter));
     region_use_remove(&use);
     fake_run();
     cr_assert_eq(fake.n_freed, 1u);
     free(whole);
+}
+
+/* A million objects may lie in one region, and each end must not look at all others. */
+Test(region, many_uses_are_looked_at_once)
+{
+    enum { N = 100000, WAITERS = 100 };
+    struct region *region = take(4096);
+    struct region_use *uses = calloc(N, sizeof *uses);
+    static struct region_waiter waiters[WAITERS];
+    struct layout *spans[] = {span(0, 10), span(10, 20)};
+
+    n_idle = 0;
+    for (unsigned i = 0; i < N; i++)
+        use_add(&uses[i], region, spans[i % 2]);
+    for (unsigned i = 0; i < WAITERS; i++) {
+        waiters[i] = (struct region_waiter){.lo = i % 3 * 5, .hi = i % 3 * 5 + 7, .on_idle = on_idle};
+        cr_assert(region_wait_idle(region, &waiters[i]));
+    }
+    for (unsigned i = 0; i < N; i += 2)
+        region_use_remove(&uses[i]);
+    cr_assert_eq(n_idle, 34u, "those of bytes 0 to 7");
+    for (unsigned i = N - 1; i < N; i -= 2)
+        region_use_remove(&uses[i]);
+    cr_assert_eq(n_idle, WAITERS);
+    free(uses);
+    free(spans[0]);
+    free(spans[1]);
+    region_unref(region);
+    fake_run();
 }
 
 static uint64_t seed;
@@ -287,14 +333,14 @@ Test(region, random_uses_match_a_plain_count)
             spans[which] = NULL;
         } else {
             spans[which] = span(lo, hi);
-            region_use_add(&uses[which], region, spans[which], 0);
+            use_add(&uses[which], region, spans[which]);
             cr_assert(uses[which].lo == lo && uses[which].hi == hi);
             for (uint64_t b = lo; b < hi; b++)
                 used[b]++;
         }
         for (uint64_t b = lo; b < hi; b++)
             any = any || used[b] > 0;
-        cr_assert_eq(region_in_use(region, lo, hi), any, "round %u", round);
+        cr_assert_eq(in_use(region, lo, hi), any, "round %u", round);
     }
     for (unsigned i = 0; i < USES; i++) {
         region_use_remove(&uses[i]);
