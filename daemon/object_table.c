@@ -57,7 +57,7 @@ static struct object *get_numbered(struct object_table *table, uint64_t generati
     struct object *object = index_get(&table->by_generation, generation);
 
     if (is_left_behind(object)) {
-        object_free(object, false, OBJECT_END_OWNER_DIED);
+        object_leave(object);
         object = index_get(&table->by_generation, generation); /* others may hold it */
     }
     return object;
@@ -68,7 +68,7 @@ static struct object *get_named(struct object_table *table, const uint8_t *key, 
     struct object *object = map_get(&table->by_name, key, key_bytes);
 
     if (is_left_behind(object)) {
-        object_free(object, false, OBJECT_END_OWNER_DIED);
+        object_leave(object);
         object = map_get(&table->by_name, key, key_bytes);
     }
     return object;
