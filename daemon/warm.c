@@ -92,7 +92,7 @@ struct region *warm_take(struct warm *warm, uint64_t bytes, enum region_origin o
         return NULL;
     best->bytes = bytes;
     if (region_resume(best, NULL) != RDT_OK) { /* a new one will be refused, and it said why */
-        (void)map_remove_u64(&warm->regions->by_id, best->id);
+        (void)index_remove(&warm->regions->by_id, best->id);
         return NULL;
     }
     leave(warm, best);
