@@ -146,7 +146,7 @@ Test(region, failed_import_leaves_nothing)
     cr_assert_eq(region_import(&fake.regions, "fake", "", &import, &account, 7, &region, &err), RDT_INVALID);
     cr_assert_null(region);
     cr_assert_eq(fake.regions.bytes, 4096u, "%llu bytes", (unsigned long long)fake.regions.bytes);
-    cr_assert_eq(map_count(&fake.regions.by_id), 1u);
+    cr_assert_eq(fake.regions.by_id.used, 1u);
     region_unref(other);
     fake_run();
 }
