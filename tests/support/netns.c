@@ -126,15 +126,3 @@ void net_plug(struct test_net *net, unsigned i)
 {
     port(net, i, "up");
 }
-
-void net_shape(struct test_net *net, unsigned i, const char *netem)
-{
-    char command[256];
-
-    if (system("command -v tc >/dev/null 2>&1") != 0)
-        cr_skip_test("no `tc` here (iproute2)");
-    if (net_run(net->hub, "tc qdisc replace dev p%u root netem %s 2>/dev/null", i, netem) != 0)
-        cr_skip_test("the kernel shapes no links (netem)");
-    (void)snprintf(command, sizeof command, "tc qdisc replace dev eth0 root netem %s", netem);
-    run(net->ns[i], command);
-}

@@ -1,5 +1,6 @@
 /* Nodes on cables of their own: n network namespaces joined by a switch, each with eth0 at 10.77.0.(i + 1)/24. The namespaces have
- * no names and go with the test and its daemons. Needs root and `ip`: the test is skipped without, and says so.
+ * no names and go with the test and its daemons. Needs root and `ip`: the test is skipped without, and says so. A cable that is
+ * not cut but bad: badcable.h.
  */
 #ifndef TESTS_SUPPORT_NETNS_H
 #define TESTS_SUPPORT_NETNS_H
@@ -26,9 +27,6 @@ void net_plug(struct test_net *net, unsigned i);
 
 /* Runs a command there (`ns` an fd; by /bin/sh -c); returns its exit status. */
 int net_run(int ns, const char *fmt, ...) __attribute__((format(printf, 2, 3)));
-
-/* What leaves node i and what it receives is shaped: `tc qdisc ... netem` arguments, as in "delay 20ms rate 100mbit". */
-void net_shape(struct test_net *net, unsigned i, const char *netem);
 
 /* Enters the namespace; for forked children. */
 void net_enter(int ns);
