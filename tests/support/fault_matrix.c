@@ -6,6 +6,7 @@
 #include <string.h>
 #include <time.h>
 
+#include "tests/support/badcable.h"
 #include "tests/support/cluster.h"
 #include "tests/support/fault_agent.h"
 #include "tests/support/raw.h"
@@ -13,94 +14,16 @@
 #define CHUNK ((size_t)64 << 10)
 #define SMALL ((size_t)4 << 10)
 
-static const char *const event_names[] = {
-#define X(name, text) text,
-    FAULT_EVENTS(X)
-#undef X
-};
-static const char *const step_names[] = {
-#define X(name, text) text,
-    FAULT_STEPS(X)
-#undef X
-};
-static const char *const place_names[] = {
-#define X(name, text) text,
-    FAULT_PLACES(X)
-#undef X
-};
-
 static const char *const expected_warnings[] = {
     "is down: ", "is lost: ", "taken down and rebuilt: ", "refused",   "connection from", "not connected",  "shutting down",
     "reset",     "timed out", "no TLS handshake",         "no answer", "unreachable",     "the frame has ", NULL};
-
-/* ---- cells ---- */
-
-static bool is_at(enum fault_event event, enum fault_event first, enum fault_event last)
-{
-    return event >= first && event <= last;
-}
-
-static bool consumers_node(enum fault_event event)
-{
-    return is_at(event, FAULT_CONSUMERS_NODE_KILLED, FAULT_CONSUMERS_NODE_STOPPED);
-}
-
-static bool owners_node(enum fault_event event)
-{
-    return is_at(event, FAULT_OWNERS_NODE_KILLED, FAULT_OWNERS_NODE_STOPPED);
-}
-
-static bool cable(enum fault_event event)
-{
-    return event == FAULT_CABLE_CUT || event == FAULT_CABLE_UNPLUGGED;
-}
-
-bool fault_cell_exists(const struct fault_cell *cell)
-{
-    enum fault_event event = cell->event;
-    enum fault_step step = cell->step;
-    enum fault_place place = cell->place;
-    bool fetches = step <= FAULT_HELD || step == FAULT_NAME_PARKED;
-
-    if (place == FAULT_SAME && (consumers_node(event) || cable(event)))
-        return false; /* there is one node, the owner's */
-    if (cable(event) && place != FAULT_INLINE && place != FAULT_UCX)
-        return false; /* the test transport has no cable */
-    if (event == FAULT_TRANSPORT_FAILS)
-        return step == FAULT_MOVING && (place == FAULT_TWO_SIDED || place == FAULT_ONE_SIDED);
-    if (event == FAULT_DEADLINE)
-        return step != FAULT_HELD && step != FAULT_FREEING;
-    if (event == FAULT_CANCEL)
-        return fetches && step != FAULT_HELD;
-    if (event == FAULT_FORCED_FREE)
-        return step == FAULT_MOVING || step == FAULT_HELD || step == FAULT_WAITING_FREED;
-    if (step ==
-        FAULT_FREEING) { /* a call without a deadline of its own: it ends after a minute where its daemon stands still */
-        if (event == FAULT_CONSUMER_FROZEN || event == FAULT_CONSUMERS_NODE_FROZEN)
-            return false;
-        return !(event == FAULT_OWNERS_NODE_FROZEN && place == FAULT_SAME);
-    }
-    /* Steps without bytes are the same whatever would carry them. */
-    if ((step == FAULT_WAITING || step == FAULT_FREEING) && place != FAULT_SAME && place != FAULT_INLINE)
-        return false;
-    return true;
-}
-
-bool fault_cell_needs_root(const struct fault_cell *cell)
-{
-    return cable(cell->event);
-}
-
-void fault_cell_name(const struct fault_cell *cell, char name_p[96])
-{
-    (void)snprintf(name_p, 96, "%s/%s/%s", event_names[cell->event], step_names[cell->step], place_names[cell->place]);
-}
 
 /* ---- a round ---- */
 
 struct scene {
     const struct fault_cell *cell;
     struct cluster cluster;
+    struct badcable badcable; /* of the owner's node, for events that want one */
     struct agent producer, consumer;
     unsigned far; /* the consumer's node */
     uint64_t random;
@@ -146,8 +69,12 @@ static void begin(struct scene *scene)
     flags[8] = loopback ? sided : NULL;
     scene->far = cell->place == FAULT_SAME ? 0 : 1;
     cluster_start(&scene->cluster, scene->far + 1,
-                  &(struct cluster_options){
-                      .cables = cable(cell->event), .loopback = loopback, .no_ucx = cell->place != FAULT_UCX, .flags = flags});
+                  &(struct cluster_options){.cables = fault_wants_cable(cell->event),
+                                            .loopback = loopback,
+                                            .no_ucx = cell->place != FAULT_UCX,
+                                            .flags = flags});
+    if (fault_wants_badcable(cell->event))
+        badcable_put(&scene->badcable, &scene->cluster.net, 0, scene->random);
     scene->bytes = cell->place == FAULT_INLINE ? SMALL : cell->place == FAULT_SAME ? 128 * CHUNK : 48 * CHUNK;
     if (cell->step == FAULT_PUTTING && cell->place != FAULT_INLINE)
         scene->bytes = 256 * CHUNK;
@@ -338,6 +265,16 @@ static void strike(struct scene *scene)
     case FAULT_CABLE_UNPLUGGED:
         net_unplug(&cluster->net, 0);
         break;
+    case FAULT_HALF_OPEN_OUT:
+        badcable_set(&scene->badcable, BADCABLE_OUT, &(struct badcable_faults){.dead = true});
+        break;
+    case FAULT_HALF_OPEN_IN:
+        badcable_set(&scene->badcable, BADCABLE_IN, &(struct badcable_faults){.dead = true});
+        break;
+    case FAULT_LOSSY:
+        badcable_set(&scene->badcable, BADCABLE_WAYS,
+                     &(struct badcable_faults){.loss_pm = 30, .duplicate_pm = 30, .reorder_pm = 50, .hold_us = 1000});
+        break;
     case FAULT_FORCED_FREE:
         if (scene->cell->step != FAULT_WAITING_FREED) /* there it has happened */
             producer_must(scene, &(struct agent_order){.verb = AGENT_FREE, .ref = scene->ref, .force = true});
@@ -353,67 +290,17 @@ static void strike(struct scene *scene)
 
 /* ---- what follows ---- */
 
-#define MAY(status) (1ull << -(status))
-
-/* What a call of the consumer (or, in PUTTING and WAITING_FREED, of the producer) may answer. */
-static uint64_t explained(const struct scene *scene, bool producer)
-{
-    bool at_owner = producer || scene->far == 0; /* its own daemon is the owner's */
-    enum fault_event event = scene->cell->event;
-    uint64_t may = MAY(RDT_OK);
-
-    if (!producer && scene->cell->step == FAULT_WAITING_FREED)
-        may |= MAY(RDT_FREED); /* it was freed before the fetch was heard of */
-    if (!producer && scene->cell->place >= FAULT_UCX && (consumers_node(event) || owners_node(event) || cable(event)))
-        may |= MAY(RDT_TRANSPORT); /* the transport may notice before the link does */
-    switch (scene->cell->event) {
-    case FAULT_PRODUCER_KILLED:
-        return may | MAY(RDT_OWNER_DIED);
-    case FAULT_OWNERS_NODE_KILLED:
-        return may | (at_owner ? MAY(RDT_DISCONNECTED) : MAY(RDT_PEER_LOST));
-    case FAULT_OWNERS_NODE_FROZEN:
-        return may | (at_owner ? MAY(RDT_TIMED_OUT) : MAY(RDT_PEER_LOST));
-    case FAULT_OWNERS_NODE_STOPPED: /* it drains: the producer's session may end first */
-        return may | MAY(RDT_SHUTTING_DOWN) | MAY(RDT_OWNER_DIED) | (at_owner ? MAY(RDT_DISCONNECTED) : MAY(RDT_PEER_LOST));
-    case FAULT_DEADLINE:
-        return may | MAY(RDT_TIMED_OUT);
-    case FAULT_TRANSPORT_FAILS:
-        return may | MAY(RDT_TRANSPORT);
-    default:
-        break;
-    }
-    if (producer) /* the others do not concern it */
-        return may;
-    switch (scene->cell->event) {
-    case FAULT_CONSUMERS_NODE_KILLED:
-        return may | MAY(RDT_DISCONNECTED);
-    case FAULT_CONSUMERS_NODE_FROZEN:
-        return may | MAY(RDT_TIMED_OUT);
-    case FAULT_CONSUMERS_NODE_STOPPED:
-        return may | MAY(RDT_DISCONNECTED) | MAY(RDT_SHUTTING_DOWN);
-    case FAULT_CABLE_CUT:
-    case FAULT_CABLE_UNPLUGGED:
-        return may | MAY(RDT_PEER_LOST);
-    case FAULT_CANCEL:
-        return may | MAY(RDT_CANCELLED);
-    case FAULT_FORCED_FREE:
-        return may | MAY(RDT_FREED);
-    default:
-        return may;
-    }
-}
-
 static void judge(struct scene *scene, struct agent *agent, unsigned items)
 {
     bool producer = agent == &scene->producer;
-    uint64_t may = explained(scene, producer);
+    uint64_t may = fault_cell_explains(scene->cell, producer);
     struct agent_report report;
 
     if (!agent->alive || !agent->busy)
         return;
     agent_report(agent, &report);
     for (unsigned i = 0; i < items; i++)
-        must_say(may & MAY(report.status[i]), "round %u: the %s's call %u: %s: %s", scene->round, agent->name, i,
+        must_say(may & FAULT_MAY(report.status[i]), "round %u: the %s's call %u: %s: %s", scene->round, agent->name, i,
                  rdt_status_name(report.status[i]), report.msg[i]);
     if (producer && scene->cell->step == FAULT_PUTTING && report.status[0] == RDT_OK) {
         scene->ref = report.ref;
@@ -426,8 +313,8 @@ static bool ends_waiting(const struct scene *scene)
 {
     enum fault_event event = scene->cell->event;
 
-    return consumers_node(event) || owners_node(event) || cable(event) || event == FAULT_DEADLINE || event == FAULT_CANCEL ||
-           event == FAULT_CONSUMER_KILLED;
+    return fault_hits_consumers_node(event) || fault_hits_owners_node(event) || fault_hits_cable(event) ||
+           event == FAULT_DEADLINE || event == FAULT_CANCEL || event == FAULT_CONSUMER_KILLED;
 }
 
 static void put_after_all(struct scene *scene)
@@ -480,9 +367,9 @@ static void collect(struct scene *scene)
         put_after_all(scene);
     if (step == FAULT_WAITING_FREED && scene->far == 0 && scene->consumer.alive && event != FAULT_OWNERS_NODE_KILLED) {
         struct agent_report report;
-        if (event == FAULT_DEADLINE || owners_node(event)) /* it holds the object: the wait ends without it */
+        if (event == FAULT_DEADLINE || fault_hits_owners_node(event)) /* it holds the object: the wait ends without it */
             judge(scene, &scene->producer, 1);
-        if (!owners_node(event)) {
+        if (!fault_hits_owners_node(event)) {
             agent_order(&scene->consumer, &(struct agent_order){.verb = AGENT_RELEASE});
             agent_report(&scene->consumer, &report);
         }
@@ -497,7 +384,7 @@ static void recover(struct scene *scene)
 {
     struct cluster *cluster = &scene->cluster;
     enum fault_event event = scene->cell->event;
-    unsigned struck = consumers_node(event) ? scene->far : 0;
+    unsigned struck = fault_hits_consumers_node(event) ? scene->far : 0;
 
     set_faults(scene, "");
     switch (event) {
@@ -531,6 +418,16 @@ static void recover(struct scene *scene)
         bystander_round(cluster, 2);
         net_plug(&cluster->net, 0);
         break;
+    case FAULT_HALF_OPEN_OUT:
+    case FAULT_HALF_OPEN_IN:
+        bystander_round(cluster, 1);
+        bystander_round(cluster, 2);
+        badcable_heal(&scene->badcable);
+        break;
+    case FAULT_LOSSY:
+        bystander_round(cluster, 3);
+        badcable_heal(&scene->badcable);
+        return;
     default:
         return;
     }
@@ -602,5 +499,7 @@ void fault_cell_run(const struct fault_cell *cell, unsigned rounds, uint64_t see
     agent_leave(&scene.consumer);
     agent_leave(&scene.producer);
     bystander_round(&scene.cluster, scene.far ? 3 : 1);
+    if (fault_wants_badcable(cell->event))
+        badcable_take(&scene.badcable);
     cluster_end(&scene.cluster, expected_warnings);
 }

@@ -15,23 +15,26 @@
 #include <stdint.h>
 
 /* X(NAME, text) */
-#define FAULT_EVENTS(X)                                 \
-    X(CONSUMER_KILLED, "consumer-killed")               \
-    X(CONSUMER_FROZEN, "consumer-frozen")               \
-    X(PRODUCER_KILLED, "producer-killed")               \
-    X(PRODUCER_FROZEN, "producer-frozen")               \
-    X(CONSUMERS_NODE_KILLED, "consumers-node-killed")   \
-    X(CONSUMERS_NODE_FROZEN, "consumers-node-frozen")   \
-    X(CONSUMERS_NODE_STOPPED, "consumers-node-stopped") \
-    X(OWNERS_NODE_KILLED, "owners-node-killed")         \
-    X(OWNERS_NODE_FROZEN, "owners-node-frozen")         \
-    X(OWNERS_NODE_STOPPED, "owners-node-stopped")       \
-    X(CABLE_CUT, "cable-cut")                           \
-    X(CABLE_UNPLUGGED, "cable-unplugged")               \
-    X(DEADLINE, "deadline")                             \
-    X(CANCEL, "cancel")                                 \
-    X(FORCED_FREE, "forced-free")                       \
-    X(TRANSPORT_FAILS, "transport-fails")               \
+#define FAULT_EVENTS(X)                                                                             \
+    X(CONSUMER_KILLED, "consumer-killed")                                                           \
+    X(CONSUMER_FROZEN, "consumer-frozen")                                                           \
+    X(PRODUCER_KILLED, "producer-killed")                                                           \
+    X(PRODUCER_FROZEN, "producer-frozen")                                                           \
+    X(CONSUMERS_NODE_KILLED, "consumers-node-killed")                                               \
+    X(CONSUMERS_NODE_FROZEN, "consumers-node-frozen")                                               \
+    X(CONSUMERS_NODE_STOPPED, "consumers-node-stopped")                                             \
+    X(OWNERS_NODE_KILLED, "owners-node-killed")                                                     \
+    X(OWNERS_NODE_FROZEN, "owners-node-frozen")                                                     \
+    X(OWNERS_NODE_STOPPED, "owners-node-stopped")                                                   \
+    X(CABLE_CUT, "cable-cut")                                                                       \
+    X(CABLE_UNPLUGGED, "cable-unplugged")                                                           \
+    X(HALF_OPEN_OUT, "half-open-out") /* nothing that the owner's node sends arrives */             \
+    X(HALF_OPEN_IN, "half-open-in")   /* nothing arrives at the owner's node */                     \
+    X(LOSSY, "lossy")                 /* frames are lost, doubled and disordered: nobody notices */ \
+    X(DEADLINE, "deadline")                                                                         \
+    X(CANCEL, "cancel")                                                                             \
+    X(FORCED_FREE, "forced-free")                                                                   \
+    X(TRANSPORT_FAILS, "transport-fails")                                                           \
     X(GARBAGE, "garbage")
 
 #define FAULT_STEPS(X)                                                                      \
@@ -67,6 +70,17 @@ struct fault_cell {
 bool fault_cell_exists(const struct fault_cell *cell);
 bool fault_cell_needs_root(const struct fault_cell *cell);            /* network namespaces */
 void fault_cell_name(const struct fault_cell *cell, char name_p[96]); /* "owners-node-killed/fetch-moving/ucx" */
+
+/* What an event strikes; the cells that have it need namespaces on a cable, or on a bad one (badcable.h). */
+bool fault_hits_consumers_node(enum fault_event event);
+bool fault_hits_owners_node(enum fault_event event);
+bool fault_hits_cable(enum fault_event event); /* which breaks */
+bool fault_wants_cable(enum fault_event event);
+bool fault_wants_badcable(enum fault_event event);
+
+/* The statuses, as bits, that a call of the consumer (or, in PUTTING and WAITING_FREED, of the producer) may end with. */
+#define FAULT_MAY(status) (1ull << -(status))
+uint64_t fault_cell_explains(const struct fault_cell *cell, bool producer);
 
 /* Starts daemons, runs the rounds, ends the daemons. Fails the test (in an actor: ends it) if anything is wrong. */
 void fault_cell_run(const struct fault_cell *cell, unsigned rounds, uint64_t seed);
