@@ -156,8 +156,9 @@ struct rdt_put_options {
 enum rdt_status rdt_put(rdt *rdt, const struct rdt_tensor *tensors, size_t count, const struct rdt_put_options *options,
                         struct rdt_ref *ref_p, struct rdt_error *err);
 
-/* Drops the producer's hold: the object goes when its last reader has let go. With force nobody fetches it any more (FREED), also
- * on other nodes; readers that hold it keep it. Errors: NOT_FOUND, FREED, DENIED, PEER_LOST. */
+/* Drops the producer's hold: the object goes when its last reader has let go. With force nobody fetches it any more (FREED), on no
+ * node, from the moment that this returns: it waits for the nodes that keep a copy (of a snapshot), at most the daemon's peer_timeout
+ * for one that does not answer and then serves no copy either. Readers that hold it keep it. Errors: NOT_FOUND, FREED, DENIED, PEER_LOST. */
 enum rdt_status rdt_free(rdt *rdt, const struct rdt_ref *ref, bool force, struct rdt_error *err);
 
 /* ---- fetch ---- */
@@ -292,7 +293,7 @@ enum rdt_status rdt_unpublish(rdt *rdt, const struct rdt_ref *name, struct rdt_e
 enum rdt_status rdt_wait_put(rdt *rdt, const struct rdt_ref *ref, int64_t timeout_ns, struct rdt_error *err);
 
 /* Until no hold and no transfer of the object is left on any node: its memory may be written again. The producer's own hold
- * counts: free first. An object that is already gone is RDT_OK. */
+ * counts: free first. What readers on other nodes have received is memory of their own, and is not waited for. An object that is already gone is RDT_OK. */
 enum rdt_status rdt_wait_freed(rdt *rdt, const struct rdt_ref *ref, int64_t timeout_ns, struct rdt_error *err);
 
 /* The same for every object that overlaps [addr, addr + bytes) of rdt_alloc's or rdt_import's memory. */

@@ -246,6 +246,16 @@ static void on_forced(void *arg, struct object *object)
 
 /* ---- the start ---- */
 
+static void on_object_ended(void *arg, const struct object *object)
+{
+    keepers_object_ended(&((struct daemon *)arg)->transfers.keepers, object);
+}
+
+static uint64_t give_up_copies(void *arg, uint64_t bytes)
+{
+    return replicas_give_up(&((struct daemon *)arg)->transfers.replicas, bytes);
+}
+
 static void wire(struct daemon *daemon)
 {
     const struct options *options = daemon->options;
@@ -275,6 +285,10 @@ static void wire(struct daemon *daemon)
                                            .objects = &daemon->objects,
                                            .names = &daemon->names};
     transfers_init(&daemon->transfers);
+    daemon->regions.give_up = give_up_copies;
+    daemon->regions.give_up_arg = daemon;
+    daemon->objects.on_ended = on_object_ended;
+    daemon->objects.on_ended_arg = daemon;
     daemon->rpc = (struct rpc){.loop = &daemon->loop,
                                .options = options,
                                .node = &daemon->node,
@@ -315,8 +329,12 @@ static void start_signals(struct daemon *daemon)
 
 static enum rdt_status start(struct daemon *daemon, struct rdt_error *err)
 {
-    struct peers_callbacks callbacks = {
-        .arg = daemon, .fill_hello = fill_hello, .on_up = on_peer_up, .on_down = on_peer_down, .on_merged = on_peer_merged, .on_frame = on_peer_frame};
+    struct peers_callbacks callbacks = {.arg = daemon,
+                                        .fill_hello = fill_hello,
+                                        .on_up = on_peer_up,
+                                        .on_down = on_peer_down,
+                                        .on_merged = on_peer_merged,
+                                        .on_frame = on_peer_frame};
     enum rdt_status status = RDT_OK;
 
     if (!plugins_memory_kind(daemon->plugins, "host"))

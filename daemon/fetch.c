@@ -158,7 +158,7 @@ static void on_deadline(struct deadline *deadline)
 }
 
 static enum rdt_status join(struct client *client, struct transfer *transfer, const Rdt__Pb__Fetch *message, uint64_t handle,
-                            struct rdt_error *err)
+                            bool merged, struct rdt_error *err)
 {
     struct fetch *fetch;
 
@@ -173,6 +173,8 @@ static enum rdt_status join(struct client *client, struct transfer *transfer, co
     fetch->handle = handle;
     fetch->transfer = transfer;
     fetch->deadline.on_passed = on_deadline;
+    fetch->merged = merged;
+    fetch->cow = message->mode == RDT__PB__FETCH_MODE__FETCH_MODE_COW;
     if (!map_put_u64(&client->fetches, handle, fetch)) {
         account_give(client->account, USAGE_TRANSFERS, 1);
         free(fetch);
@@ -210,6 +212,32 @@ static enum rdt_status check_wishes(struct transfers *transfers, const Rdt__Pb__
     return RDT_OK;
 }
 
+static bool is_here(const struct transfers *transfers, const struct rdt_ref *ref)
+{
+    static const uint8_t nowhere[16];
+
+    return memcmp(ref->node, nowhere, 16) == 0 || memcmp(ref->node, transfers->node->uuid, 16) == 0;
+}
+
+/* All of it, in memory that others may read too, by any path: a snapshot that comes so stays for everybody. */
+static bool may_keep(const Rdt__Pb__Fetch *message, const Rdt__Pb__FetchItem *item)
+{
+    return (message->mode == RDT__PB__FETCH_MODE__FETCH_MODE_AUTO || message->mode == RDT__PB__FETCH_MODE__FETCH_MODE_COW) &&
+           !message->meta_only && message->transport[0] == '\0' && message->least_path[0] == '\0' && !item->targets &&
+           !item->slice;
+}
+
+static struct transfer *find_joinable(struct transfers *transfers, const struct client *client, const Rdt__Pb__Fetch *message,
+                                      const Rdt__Pb__FetchItem *item, const struct rdt_ref *ref)
+{
+    const struct owner *requester = &client->account->owner;
+    struct replica *replica = may_keep(message, item) ? replica_for(&transfers->replicas, ref, requester) : NULL;
+
+    if (replica)
+        return replica->filling; /* NULL: it is whole, and serves at once */
+    return question_fits(message, item, ref) ? question_open(transfers, ref, requester) : NULL;
+}
+
 enum rdt_status fetch_start(struct transfers *transfers, struct client *client, const Rdt__Pb__Fetch *message,
                             const Rdt__Pb__FetchItem *item, struct transfer *twin, struct transfer **transfer_p,
                             struct rdt_error *err)
@@ -217,6 +245,7 @@ enum rdt_status fetch_start(struct transfers *transfers, struct client *client, 
     struct transfer *transfer;
     struct rdt_ref ref;
     enum rdt_status status;
+    bool joins = false;
 
     if (item->handle == 0 || map_get_u64(&client->fetches, item->handle))
         return rdt_error_set(err, RDT_INVALID, "fetch handle %llu is 0 or in use", (unsigned long long)item->handle);
@@ -227,13 +256,14 @@ enum rdt_status fetch_start(struct transfers *transfers, struct client *client, 
         status = check_wishes(transfers, message, err);
     if (status != RDT_OK)
         return status;
-    if (!twin && question_fits(message, item, &ref)) {
-        twin = question_open(transfers, &ref, &client->account->owner);
-        transfers->joined += twin != NULL;
+    if (!twin && !is_here(transfers, &ref)) {
+        twin = find_joinable(transfers, client, message, item, &ref);
+        joins = twin != NULL;
+        transfers->joined += joins;
     }
     if (twin) {
         *transfer_p = NULL;
-        return join(client, twin, message, item->handle, err);
+        return join(client, twin, message, item->handle, joins, err);
     }
     transfer = transfer_new(transfers, client, &ref);
     if (!transfer)
@@ -241,6 +271,7 @@ enum rdt_status fetch_start(struct transfers *transfers, struct client *client, 
     transfer->mode = message->mode;
     transfer->meta_only = message->meta_only;
     transfer->joinable = question_fits(message, item, &ref);
+    transfer->keeps = may_keep(message, item);
     memcpy(transfer->wish_transport, message->transport, strlen(message->transport) + 1);
     memcpy(transfer->wish_least, message->least_path, strlen(message->least_path) + 1);
     if (item->slice && !(transfer->slice = slice_dup(item->slice)))
@@ -248,7 +279,7 @@ enum rdt_status fetch_start(struct transfers *transfers, struct client *client, 
     if (status == RDT_OK && item->targets)
         status = target_create(client, item, &transfer->target, err);
     if (status == RDT_OK)
-        status = join(client, transfer, message, item->handle, err);
+        status = join(client, transfer, message, item->handle, false, err);
     if (status != RDT_OK) {
         (void)snprintf(transfer->record.error, sizeof transfer->record.error, "%s", err->msg);
         transfer_end(transfer);
@@ -266,6 +297,8 @@ void transfer_go(struct transfer *transfer)
         transfer_local_start(transfer);
         return;
     }
+    if (transfer_copy_serves(transfer))
+        return;
     transfer->record.direction = "in";
     if (transfer_in_start(transfer, &err) != RDT_OK)
         transfer_fail_err(transfer, &err);

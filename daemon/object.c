@@ -53,7 +53,7 @@ static void drop_uses(struct region_use *uses, uint32_t n)
 void object_charges(const struct object *object, uint64_t *want)
 {
     memset(want, 0, USAGE_COUNT * sizeof *want);
-    want[USAGE_OBJECTS] = 1;
+    want[USAGE_OBJECTS] = !object->adopted;
     want[USAGE_HEAP] = object->heap_bytes;
     want[USAGE_BYTES] = slab_bytes(object_piece(object));
 }
@@ -327,6 +327,21 @@ enum rdt_status object_fill(struct object *object, struct layout *take_layout, s
     return RDT_OK;
 }
 
+enum rdt_status object_attach(struct object *object, struct region **regions, uint32_t n_regions, struct rdt_error *err)
+{
+    struct region_use *uses = calloc(n_regions + 1u, sizeof *uses);
+
+    assert(object->n_regions == 0 && object->pins == 0);
+    if (!uses)
+        return rdt_error_set(err, RDT_NO_MEMORY, "no memory for the object");
+    for (uint32_t i = 0; i < n_regions; i++)
+        uses[i].region = region_ref(regions[i]);
+    region_uses_add(uses, n_regions, object->layout);
+    object->uses = uses;
+    object->n_regions = n_regions;
+    return RDT_OK;
+}
+
 void object_fail(struct object *object, const struct rdt_error *why)
 {
     if (object->state != OBJECT_FILLING)
@@ -360,7 +375,8 @@ bool object_may_show(struct object *object, const struct owner *requester, const
     }
     for (uint32_t i = 0; i < object->n_regions; i++) {
         const struct region *region = object->uses[i].region;
-        if (owner_equal(&region->account->owner, requester) || region->origin == REGION_SNAPSHOT)
+        if (owner_equal(&region->account->owner, requester) || region->origin == REGION_SNAPSHOT ||
+            region->origin == REGION_COPY)
             continue;
         if (region->origin == REGION_IMPORTED) {
             *why_not_p = "it lies in imported memory, which knows no read-only right, and belongs to another owner";

@@ -71,6 +71,7 @@ struct object {
     bool cover_known : 1;  /* uses[].covered is filled in */
     bool notice_given : 1; /* told that it is shared while its producer may write */
     bool detached : 1;     /* its producer's hold outlives the producer, for a time (detached.h) */
+    bool adopted : 1;      /* another node's, which has a copy here: in no table, charged to nobody */
     bool snapshot : 1;     /* it never changes: its regions are sealed, and hold nothing else */
     uint8_t key_bytes;     /* owner and id, as the table's key */
     uint8_t id_bytes;      /* the last of the key */
@@ -151,6 +152,10 @@ static inline bool object_is_kept(const struct object *object)
  * are borrowed. NO_MEMORY. */
 enum rdt_status object_fill(struct object *object, struct layout *take_layout, struct region **regions, uint32_t n_regions,
                             struct rdt_error *err);
+
+/* Gives memory to one that has none yet (object_table_adopt with no regions): its layout lies in these. The regions are borrowed.
+ * NO_MEMORY. */
+enum rdt_status object_attach(struct object *object, struct region **regions, uint32_t n_regions, struct rdt_error *err);
 
 /* FILLING: its put came to nothing; whoever waited is told why. Nothing in another state. */
 void object_fail(struct object *object, const struct rdt_error *why);

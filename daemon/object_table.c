@@ -126,9 +126,12 @@ static void object_discard(struct object *object)
 
 void object_table_unname(struct object_table *table, struct object *object)
 {
-    if (object->named)
-        map_remove(&table->by_name, object->tail, object->key_bytes);
+    if (!object->named)
+        return;
+    map_remove(&table->by_name, object->tail, object->key_bytes);
     object->named = false;
+    if (table->on_ended && object->generation != 0)
+        table->on_ended(table->on_ended_arg, object);
 }
 
 void object_table_forget(struct object_table *table, struct object *object)
@@ -347,6 +350,27 @@ void object_table_withdraw(struct object *object, const struct rdt_error *why)
         adopt_waiters(awaited, object);
     }
     object_fail(object, why);
+}
+
+enum rdt_status object_table_adopt(struct object_table *table, const struct object_put *put, struct object **object_p,
+                                   struct rdt_error *err)
+{
+    uint8_t key[MAX_KEY_BYTES];
+    size_t key_bytes = make_key(key, &put->account->owner, put->id, put->id_bytes);
+    struct object *object = object_new(table, put->account, key, key_bytes, put->id_bytes, put, NULL);
+
+    if (!object)
+        return rdt_error_set(err, RDT_NO_MEMORY, "no memory for a copy");
+    object->layout = put->layout;
+    object->bytes = layout_total_bytes(put->layout);
+    object->visibility = (uint8_t)put->visibility;
+    object->transport = put->transport;
+    object->snapshot = put->snapshot;
+    object->adopted = true;
+    object->holds = 1;
+    object_set_state(object, OBJECT_LIVE);
+    *object_p = object;
+    return RDT_OK;
 }
 
 static enum rdt_status why_gone(const struct object_table *table, const struct rdt_ref *ref, struct rdt_error *err)

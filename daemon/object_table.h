@@ -19,13 +19,16 @@ struct object_table {
     uint64_t next_generation;   /* below 2^63; its upper bits are random per boot: a ref of an earlier boot never hits */
     uint64_t first_generation;
     uint64_t max_objects;
-    struct map detached;         /* generation -> struct detached */
-    struct deadlines *deadlines; /* set by the owner of the table: for detached objects */
+    struct map detached;             /* generation -> struct detached */
+    struct deadlines *deadlines;     /* set by the owner of the table: for detached objects */
     uint64_t tombstones[TOMBSTONES]; /* generations whose producer died, a ring */
     unsigned next_tombstone;
     void (*on_forced)(void *arg,
                       struct object *object); /* freed by force: who holds it for later readers lets go. NULL: nobody */
     void *arg;
+    /* Told when an object of this node can be fetched no more, unless it never could; NULL: nobody. */
+    void (*on_ended)(void *arg, const struct object *object);
+    void *on_ended_arg;
 };
 
 void object_table_init(struct object_table *table, const struct node *node, struct accounts *accounts, struct slabs *slabs,
@@ -49,7 +52,7 @@ struct object_put {
     const char *transport; /* borrowed for good: a plug-in's own name, or "" */
     struct client *producer;
     int64_t ttl_ns; /* DETACHED: how long it stays after its producer's end; 0: it goes with it */
-    bool snapshot; /* it is FILLING, over the memory to be copied, until object_fill or object_fail */
+    bool snapshot;  /* it is FILLING, over the memory to be copied, until object_fill or object_fail */
 };
 enum rdt_status object_table_put(struct object_table *table, const struct object_put *put, struct object **object_p,
                                  struct rdt_error *err);
@@ -57,6 +60,11 @@ enum rdt_status object_table_put(struct object_table *table, const struct object
 /* Undoes the put of a filling object that was refused at once: who waited for the id goes on waiting, or hears why if there is no
  * memory for that. Drops the producer's hold. */
 void object_table_withdraw(struct object *object, const struct rdt_error *why);
+
+/* An object in no table, live, with one hold for the caller: what this node has of another node's. It has no generation here,
+ * and no memory until object_attach. Takes the layout on success. NO_MEMORY. */
+enum rdt_status object_table_adopt(struct object_table *table, const struct object_put *put, struct object **object_p,
+                                   struct rdt_error *err);
 
 /* The object that a ref of this node means to the requester. RDT_OK: live. RDT_AGAIN: nobody has put it yet, or its put has not ended.
  * FREED, OWNER_DIED, NOT_FOUND, DENIED, INVALID. */

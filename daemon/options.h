@@ -64,6 +64,8 @@ struct options {
     uint64_t inline_max_bytes; /* 32 KiB */
     uint64_t quiesce_grace_ns; /* 2s: after an abort, before the connection is torn down */
     uint64_t stall_timeout_ns; /* 30s without progress fails a transfer */
+    uint64_t copies_max_bytes; /* 4 GiB: of copies of other nodes' snapshots; 0: none is kept */
+    uint64_t fanout_min_bytes; /* 4 MiB: snapshots from here on are also had from those who have them; 0: never */
 
     struct options_extra *extras;
     struct node_entry *node_list;                  /* from the nodes file */

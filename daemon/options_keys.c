@@ -169,6 +169,11 @@ const struct option_key option_keys[] = {
      .help = "after an abort, before the connection is torn down"},
     {ROW("transfer", "stall_timeout", OPTION_DURATION, stall_timeout_ns, 10 * MS, HOUR), .fallback = "30s",
      .help = "a transfer without progress for so long fails"},
+    {ROW("transfer", "copies_max", OPTION_BYTES, copies_max_bytes, 0, 1024 * TIB), .fallback = "4GiB",
+     .help = "copies of other nodes' snapshots that stay for later readers; those that nobody reads give way to everything else;\n"
+             "0: none is kept"},
+    {ROW("transfer", "fanout_min", OPTION_BYTES, fanout_min_bytes, 0, 1024 * TIB), .fallback = "4MiB",
+     .help = "snapshots of at least this size are passed on from reader to reader where several nodes want one; 0: never"},
 };
 #undef LIMIT_ROW
 #undef ROW

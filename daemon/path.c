@@ -195,10 +195,10 @@ enum rdt_status path_choose(const struct path_query *query, struct path_decision
     if (decision->n > 0 && decision->candidates[0].possible) {
         struct path_candidate *chosen = &decision->candidates[0];
         decision->chosen = 0;
-        text_copy(chosen->reason, sizeof chosen->reason,
-                  chosen->kind == PATH_TRANSPORT && query->preferred[0] && strcasecmp(query->preferred, chosen->name) == 0
-                      ? "the producer prefers it"
-                      : "the fastest that fits");
+        (void)snprintf(chosen->reason, sizeof chosen->reason, "%s%s", query->from_copy ? "a copy is on this node: " : "",
+                       chosen->kind == PATH_TRANSPORT && query->preferred[0] && strcasecmp(query->preferred, chosen->name) == 0
+                           ? "the producer prefers it"
+                           : "the fastest that fits");
         for (unsigned i = 1; i < decision->n && decision->candidates[i].possible; i++)
             text_copy(decision->candidates[i].reason, sizeof decision->candidates[i].reason, "possible, but slower");
         return RDT_OK;

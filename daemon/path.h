@@ -45,6 +45,7 @@ struct path_query {
     bool same_node;
     /* same node */
     bool same_client;         /* the reader has the very region */
+    bool from_copy;           /* it is another node's object, and this node has a copy */
     bool has_target;          /* bytes must land in given memory */
     bool too_many_regions;    /* more than one frame can carry */
     const char *show_why_not; /* NULL: its regions may be shown whole to the reader */

@@ -258,8 +258,10 @@ static enum rdt_status take_ping(struct peer_link *link, const struct frame *fra
         status = malformed("ping", err);
     else if (frame->type == RDT_PEER_PING)
         status = peer_link_send(link, RDT_PEER_PONG, &ping->base, err);
-    else if (link->peer && ping->sequence == link->ping_sequence)
+    else if (link->peer && ping->sequence == link->ping_sequence) {
         link->peer->rtt_ns = uv_hrtime() - link->ping_sent_ns;
+        link->peer->confirmed_ns = link->ping_sent_ns;
+    }
     arena_fini(&arena);
     return status;
 }

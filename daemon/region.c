@@ -273,10 +273,19 @@ static void done_alloc(struct work *work)
 static bool make_room(struct regions *regions, uint64_t bytes, struct list *victims)
 {
     uint64_t free_bytes = regions->bytes < regions->limit_bytes ? regions->limit_bytes - regions->bytes : 0;
-    uint64_t before = regions->bytes;
+    uint64_t spare = regions->ready.bytes + regions->warm_bytes, before = regions->bytes;
 
     if (bytes <= free_bytes)
         return true;
+    if (regions->give_up && bytes <= regions->limit_bytes && spare < bytes - free_bytes) {
+        regions->giving_up = victims;
+        (void)regions->give_up(regions->give_up_arg, bytes - free_bytes - spare);
+        regions->giving_up = NULL;
+        free_bytes += before - regions->bytes;
+        before = regions->bytes;
+        if (bytes <= free_bytes)
+            return true;
+    }
     if (regions->ready.bytes + regions->warm_bytes < bytes - free_bytes)
         return false; /* nobody shall lose what is warm for nothing */
     pool_give_up(&regions->ready, bytes - free_bytes, victims);
@@ -534,7 +543,9 @@ void region_unref(struct region *region)
         return;
     assert(region->pins == 0 && list_empty(&region->uses));
     index_remove(&region->regions->by_id, region->id);
-    if (!warm_keep(region))
+    if (region->regions->giving_up)
+        region_retire(region, false, region->regions->giving_up);
+    else if (!warm_keep(region))
         region_retire(region, false, NULL);
 }
 
@@ -602,7 +613,8 @@ static enum rdt_status share(struct region *region, bool writable, int *fd_p, st
 
     if (!region->kind->ops.share)
         return rdt_error_set(err, RDT_UNSUPPORTED, "memory kind %s cannot be shared", region->kind->name);
-    if (region->origin == REGION_SNAPSHOT) /* not before: what never leaves the daemon may serve again */
+    if (region->origin == REGION_SNAPSHOT ||
+        region->origin == REGION_COPY) /* not before: what never leaves the daemon may serve again */
         status = region_seal(region, err);
     if (status != RDT_OK)
         return status;

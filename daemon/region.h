@@ -34,10 +34,23 @@ struct regions {
     struct deadlines *deadlines; /* NULL: nothing is kept ready or warm */
     struct accounts *accounts;   /* who may wait for room; NULL: nobody does */
     struct deadline sweep;
+    /* Before anyone is refused memory: lets go of regions of at least so many bytes that nobody uses, or of none; how much there was to
+     * let go of. NULL: there are none. */
+    uint64_t (*give_up)(void *arg, uint64_t bytes);
+    void *give_up_arg;
+    struct list *giving_up; /* struct pool_block: what is let go of meanwhile; NULL: it goes as usual */
 };
 
 /* Staging and the arena of small objects never leave the daemon. */
-enum region_origin { REGION_ALLOCATED, REGION_IMPORTED, REGION_RECEIVED, REGION_SNAPSHOT, REGION_STAGING, REGION_ARENA };
+enum region_origin {
+    REGION_ALLOCATED,
+    REGION_IMPORTED,
+    REGION_RECEIVED,
+    REGION_SNAPSHOT,
+    REGION_STAGING,
+    REGION_ARENA,
+    REGION_COPY,
+};
 
 #define REGION_MAX_REGISTRATIONS BLOCK_MAX_REGISTRATIONS
 

@@ -59,6 +59,9 @@ static enum rdt_status judge(const struct reservation_group *group, struct rdt_e
 {
     const struct regions *regions = group->reservation->regions;
     uint64_t used = regions_used_bytes(regions), limit = regions->limit_bytes;
+    uint64_t spare = regions->give_up ? regions->give_up(regions->give_up_arg, 0) : 0; /* goes when it is wanted */
+
+    used -= spare < used ? spare : used;
 
     if (group->bytes <= limit && used <= limit - group->bytes)
         return RDT_OK;

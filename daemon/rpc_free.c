@@ -5,6 +5,71 @@
 #include "daemon/rpc_call.h"
 #include "daemon/rpc_view.h"
 
+/* ---- freeing ---- */
+
+/* A free by force is answered when no other node gives a copy to anybody new: each has said so, or its link is down, or it has been
+ * silent for as long as it takes to give it up (a copy is not served without a sign of life from here that is younger). */
+struct freeing {
+    struct kept_waiter waiter;
+    struct deadline deadline;
+    struct call *call;
+};
+
+static void freeing_end(struct call *call)
+{
+    struct freeing *freeing = call->waiting;
+
+    list_remove(&freeing->waiter.link);
+    deadline_unset(call->rpc->deadlines, &freeing->deadline);
+    free(freeing);
+    call->waiting = NULL;
+}
+
+static void freeing_done(struct freeing *freeing)
+{
+    struct call *call = freeing->call;
+
+    freeing_end(call);
+    call_reply_empty(call);
+}
+
+static void on_settled(struct kept_waiter *waiter)
+{
+    freeing_done((struct freeing *)((char *)waiter - offsetof(struct freeing, waiter)));
+}
+
+static void on_silence(struct deadline *deadline)
+{
+    freeing_done((struct freeing *)((char *)deadline - offsetof(struct freeing, deadline)));
+}
+
+/* The answer comes when the copies are out of reach; NO_MEMORY: it is freed all the same, but nobody waits for that. */
+static enum rdt_status answer_forced(struct call *call, uint64_t generation, struct rdt_error *err)
+{
+    struct freeing *freeing = calloc(1, sizeof *freeing);
+    enum rdt_status status;
+
+    if (!freeing)
+        return rdt_error_set(err, RDT_NO_MEMORY, "no memory to wait for the other nodes that have copies");
+    freeing->waiter.on_settled = on_settled;
+    freeing->deadline.on_passed = on_silence;
+    freeing->call = call;
+    list_init(&freeing->waiter.link);
+    if (!keepers_wait(&call->rpc->transfers->keepers, generation, &freeing->waiter)) {
+        free(freeing);
+        call_reply_empty(call);
+        return RDT_OK;
+    }
+    call->waiting = freeing;
+    status = call_defer(call, -1, freeing_end, err);
+    if (status == RDT_OK &&
+        !deadline_set(call->rpc->deadlines, &freeing->deadline, (int64_t)call->rpc->options->peer_timeout_ns))
+        freeing_done(freeing);
+    else if (status != RDT_OK)
+        freeing_end(call);
+    return status;
+}
+
 enum rdt_status rpc_free(struct call *call, const void *request, struct rdt_error *err)
 {
     const Rdt__Pb__Free *message = request;
@@ -31,7 +96,10 @@ enum rdt_status rpc_free(struct call *call, const void *request, struct rdt_erro
                              "object \"%s\" is held by its producer, client %llu: only that client may let go of it, "
                              "others of the same user may free it by force",
                              ref.id, (unsigned long long)object->producer_id);
+    ref.generation = object->generation;
     object_free(object, message->force, OBJECT_END_FREED);
+    if (message->force)
+        return answer_forced(call, ref.generation, err);
     call_reply_empty(call);
     return RDT_OK;
 }

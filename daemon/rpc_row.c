@@ -20,7 +20,7 @@ Rdt__Pb__ObjectInfo *row_object(struct arena *arena, const struct rpc *rpc, stru
     return &view->info;
 }
 
-static const char *const origins[] = {"allocated", "imported", "received", "snapshot", "staging", "arena"};
+static const char *const origins[] = {"allocated", "imported", "received", "snapshot", "staging", "arena", "copy"};
 
 Rdt__Pb__RegionInfo *row_region(struct arena *arena, const struct region *region)
 {

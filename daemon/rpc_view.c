@@ -57,6 +57,10 @@ enum rdt_status rpc_status(struct call *call, const void *request, struct rdt_er
     reply.bytes_out = rpc->transfers->bytes_out;
     reply.bytes_local = rpc->transfers->bytes_local;
     reply.fetches_joined = rpc->transfers->joined;
+    reply.copies = map_count(&rpc->transfers->replicas.by_origin);
+    reply.copy_bytes = rpc->transfers->replicas.bytes;
+    reply.fetches_from_copies = rpc->transfers->replicas.served;
+    reply.redirected = rpc->transfers->keepers.redirected;
     reply.socket = rpc->options->socket;
     reply.backends = backends;
     list_for_each (node, plugins_memory_kinds(rpc->plugins)) {
@@ -100,15 +104,21 @@ static size_t count_names(const struct rpc *rpc, const struct object *object)
 static void fill_holders(struct object_view *view, const struct rpc *rpc, struct object *object, size_t n_names)
 {
     size_t n = 0, max = object_is_kept(object) + 1u + n_names;
-    struct list *cursor = NULL;
+    struct list *cursor = NULL, *copy_cursor = NULL;
+    const struct keeper *keeper;
     const struct name *name;
+    size_t n_copies = 0;
 
     list_for_each (node, object_holders(object))
         max++;
+    while (keepers_next(&rpc->transfers->keepers, object->generation, &copy_cursor))
+        n_copies++;
+    max += n_copies;
     view->holds = calloc(max, sizeof *view->holds);
     view->hold_list = calloc(max, sizeof *view->hold_list);
     view->names = calloc(n_names + 1, sizeof *view->names);
-    if (!view->holds || !view->hold_list || !view->names)
+    view->copies = calloc(n_copies + 1, sizeof *view->copies);
+    if (!view->holds || !view->hold_list || !view->names || !view->copies)
         return;
     if (object_is_kept(object)) {
         rdt__pb__hold_info__init(&view->holds[n]);
@@ -128,6 +138,13 @@ static void fill_holders(struct object_view *view, const struct rpc *rpc, struct
         view->holds[n].kind = (char *)"name";
         view->holds[n].name = view->names[i];
         view->holds[n++].version = name->version;
+    }
+    copy_cursor = NULL;
+    for (size_t i = 0; (keeper = keepers_next(&rpc->transfers->keepers, object->generation, &copy_cursor)); i++) {
+        rdt__pb__hold_info__init(&view->holds[n]);
+        node_hex(keeper_peer(keeper)->uuid, view->copies[i]);
+        view->holds[n].kind = (char *)(keeper->whole ? "copy" : "copy being made");
+        view->holds[n++].peer = view->copies[i];
     }
     for (size_t i = 0; i < n; i++)
         view->hold_list[i] = &view->holds[i];
@@ -171,6 +188,7 @@ void object_view_fill(struct object_view *view, const struct rpc *rpc, struct ob
     view->holds = NULL;
     view->names = NULL;
     view->hold_list = NULL;
+    view->copies = NULL;
     object_ref(object, &ref);
     rdt_ref_to_text(&ref, view->ref);
     escape(object_id(object), object->id_bytes, view->id);
@@ -207,6 +225,7 @@ void object_view_fini(struct object_view *view)
     free(view->holds);
     free(view->hold_list);
     free(view->names);
+    free(view->copies);
 }
 
 void name_view_fill(struct name_view *view, const struct name *name)

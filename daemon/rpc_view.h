@@ -10,6 +10,7 @@ struct object_view {
     char id[3 * RDT_MAX_ID_BYTES + 1];
     Rdt__Pb__HoldInfo *holds, **hold_list; /* NULL without holders */
     char (*names)[3 * RDT_MAX_ID_BYTES + 1];
+    char (*copies)[33]; /* uuids of nodes */
     char why[5][96], *why_list[5];
 };
 void object_view_fill(struct object_view *view, const struct rpc *rpc, struct object *object, bool with_holders);

@@ -17,11 +17,14 @@ static const struct sm_state states[] = {
     [TRANSFER_NEW] = {"new", BIT(TRANSFER_PARKED) | BIT(TRANSFER_LINK) | BIT(TRANSFER_QUEUED) | BIT(TRANSFER_ASKED) |
                                  BIT(TRANSFER_RESERVE) | BIT(TRANSFER_ENDED)},
     [TRANSFER_PARKED] = {"parked", BIT(TRANSFER_NEW) | BIT(TRANSFER_ENDED)},
-    [TRANSFER_LINK] = {"link", BIT(TRANSFER_ASKED) | BIT(TRANSFER_ENDED)},
-    [TRANSFER_QUEUED] = {"queued", BIT(TRANSFER_ASKED) | BIT(TRANSFER_ENDED)},
-    [TRANSFER_ASKED] = {"asked", BIT(TRANSFER_RESERVE) | BIT(TRANSFER_MOVE) | BIT(TRANSFER_ABORT) | BIT(TRANSFER_ENDED)},
-    [TRANSFER_RESERVE] = {"reserving", BIT(TRANSFER_MOVE) | BIT(TRANSFER_ABORT) | BIT(TRANSFER_ENDED)},
-    [TRANSFER_MOVE] = {"moving", BIT(TRANSFER_RESERVE) | BIT(TRANSFER_ABORT) | BIT(TRANSFER_ENDED)},
+    [TRANSFER_LINK] = {"link", BIT(TRANSFER_LINK) | BIT(TRANSFER_ASKED) | BIT(TRANSFER_ENDED)},
+    [TRANSFER_QUEUED] = {"queued", BIT(TRANSFER_LINK) | BIT(TRANSFER_ASKED) | BIT(TRANSFER_RESERVE) | BIT(TRANSFER_ENDED)},
+    [TRANSFER_ASKED] = {"asked", BIT(TRANSFER_LINK) | BIT(TRANSFER_ASKED) | BIT(TRANSFER_RESERVE) | BIT(TRANSFER_MOVE) |
+                                     BIT(TRANSFER_ABORT) | BIT(TRANSFER_ENDED)},
+    [TRANSFER_RESERVE] = {"reserving", BIT(TRANSFER_LINK) | BIT(TRANSFER_ASKED) | BIT(TRANSFER_MOVE) | BIT(TRANSFER_ABORT) |
+                                           BIT(TRANSFER_ENDED)},
+    [TRANSFER_MOVE] = {"moving", BIT(TRANSFER_LINK) | BIT(TRANSFER_ASKED) | BIT(TRANSFER_RESERVE) | BIT(TRANSFER_ABORT) |
+                                     BIT(TRANSFER_ENDED)},
     [TRANSFER_ABORT] = {"aborting", BIT(TRANSFER_ENDED)},
     [TRANSFER_ENDED] = {"ended", 0},
 };
@@ -33,11 +36,15 @@ void transfers_init(struct transfers *transfers)
     list_init(&transfers->works);
     map_init(&transfers->by_id);
     map_init(&transfers->questions);
+    replicas_init(&transfers->replicas, transfers);
+    keepers_init(&transfers->keepers, transfers);
     transfers->next_id = 1;
 }
 
 void transfers_fini(struct transfers *transfers)
 {
+    keepers_fini(&transfers->keepers);
+    replicas_fini(&transfers->replicas);
     list_for_each_safe (node, &transfers->works) {
         struct peer_work *work = list_entry(node, struct peer_work, link);
         list_for_each_safe (pt_node, &work->transports)
@@ -109,12 +116,14 @@ struct transfer *transfer_new(struct transfers *transfers, struct client *client
 
 enum rdt_status transfer_reserve(struct transfer *transfer, region_ready on_ready, struct rdt_error *err)
 {
-    if (transfer->n_fetches == 1) /* what several share is nobody's again */
+    bool own = transfer->n_fetches == 1 && !transfer->replica; /* what several share is nobody's again */
+
+    if (own)
         transfer->received = warm_take(&transfer->client->warm, transfer->stream_bytes, REGION_RECEIVED);
     if (transfer->received)
         return RDT_OK;
     return region_alloc(transfer->transfers->regions, "host", "", transfer->stream_bytes, REGION_RECEIVED, transfer->account,
-                        transfer->n_fetches == 1 ? transfer->client->id : 0, &transfer->received, on_ready, transfer, err);
+                        own ? transfer->client->id : 0, &transfer->received, on_ready, transfer, err);
 }
 
 void record_start(struct transfer_record *record, uint64_t id, const struct owner *requester, const struct rdt_ref *ref,
@@ -180,10 +189,16 @@ void transfer_end(struct transfer *transfer)
 
     assert(list_empty(&transfer->fetches) && transfer->n_ops == 0);
     transfer_set_state(transfer, TRANSFER_ENDED);
-    record_finish(transfers, &transfer->record, transfer->record.error[0] ? "failed" : "done", NULL);
+    if (transfer->merged) {
+        transfer->record.state = "joined";
+        event(transfers->events, RDT__PB__LIST_KIND__LIST_KIND_TRANSFERS, "ended", &transfer->record);
+    } else {
+        record_finish(transfers, &transfer->record, transfer->record.error[0] ? "failed" : "done", NULL);
+    }
     log_debug("xfer %llu ended: %s %s", (unsigned long long)transfer->id, transfer->record.path, transfer->record.error);
     deadline_unset(transfers->deadlines, &transfer->stall);
     deadline_unset(transfers->deadlines, &transfer->turn);
+    deadline_unset(transfers->deadlines, &transfer->unwanted);
     transfer_in_leave_question(transfer);
     reservation_leave(transfer);
     object_waiter_remove(&transfer->waiter);
@@ -194,10 +209,8 @@ void transfer_end(struct transfer *transfer)
     list_remove(&transfer->wake.link);
     if (transfer->woken)
         object_drop(transfer->woken);
-    if (transfer->peer && !list_empty(&transfer->by_peer)) {
-        list_remove(&transfer->by_peer);
-        transfer->peer->n_in--;
-    }
+    transfer_in_leave_peer(transfer);
+    replica_end_filling(transfer);
     if (transfer->object) {
         object_unpin(transfer->object);
         object_drop(transfer->object);
@@ -256,6 +269,9 @@ void fetch_fail(struct fetch *fetch, const struct rdt_error *err)
     fetch_answer_error(fetch->client, fetch->handle, err);
     fetch_detach(fetch);
     if (list_empty(&transfer->fetches)) {
+        transfer->client = NULL;
+        if (replica_in_demand(transfer->replica))
+            return;
         if (!transfer->record.error[0])
             (void)snprintf(transfer->record.error, sizeof transfer->record.error, "%s: %s", rdt_status_name(err->status),
                            err->msg);
@@ -272,9 +288,12 @@ bool transfers_client_gone(struct transfers *transfers, struct client *client, u
         struct transfer *transfer = fetch->transfer;
         fetch_detach(fetch);
         if (list_empty(&transfer->fetches)) {
-            if (!transfer->record.error[0])
-                (void)snprintf(transfer->record.error, sizeof transfer->record.error, "the client that asked is gone");
-            transfer_abort(transfer);
+            transfer->client = NULL;
+            if (!replica_in_demand(transfer->replica)) {
+                if (!transfer->record.error[0])
+                    (void)snprintf(transfer->record.error, sizeof transfer->record.error, "the client that asked is gone");
+                transfer_abort(transfer);
+            }
         }
         if (uv_hrtime() >= until_ns)
             return false;
@@ -284,8 +303,15 @@ bool transfers_client_gone(struct transfers *transfers, struct client *client, u
 
 void transfer_fail_err(struct transfer *transfer, const struct rdt_error *err)
 {
-    if (list_empty(&transfer->fetches))
-        return; /* it ends already */
+    if (transfer_copy_comes_back(transfer, err))
+        return;
+    if (list_empty(&transfer->fetches)) {
+        if (transfer->replica) { /* other nodes had wanted the copy; else it ends already */
+            (void)snprintf(transfer->record.error, sizeof transfer->record.error, "%s", err->msg);
+            transfer_abort(transfer);
+        }
+        return;
+    }
     if (!transfer->record.error[0])
         (void)snprintf(transfer->record.error, sizeof transfer->record.error, "%s: %s", rdt_status_name(err->status), err->msg);
     for (;;) {
@@ -314,6 +340,8 @@ void transfer_abort(struct transfer *transfer)
     transfer->client = NULL;
     transfer_in_leave_question(transfer);
     reservation_leave(transfer);
+    replica_end_filling(transfer);
+    deadline_unset(transfer->transfers->deadlines, &transfer->turn);
     switch ((enum transfer_state)transfer->sm.state) {
     case TRANSFER_NEW:
     case TRANSFER_PARKED:
@@ -324,7 +352,7 @@ void transfer_abort(struct transfer *transfer)
     case TRANSFER_ASKED:
     case TRANSFER_RESERVE:
     case TRANSFER_MOVE:
-        if (transfer->peer)
+        if (transfer->origin)
             transfer_in_abort(transfer);
         else
             transfer_local_abort(transfer);
@@ -422,6 +450,8 @@ static void result_send(struct result *result, struct fetch *fetch, struct hold 
 
     result->done.handle = fetch->handle;
     result->done.hold = hold ? hold->id : 0;
+    if (fetch->merged)
+        result->done.version = fetch->version;
     bytes = protobuf_c_message_get_packed_size(&result->done.base);
     if (bytes > RDT_MAX_FRAME_BYTES) {
         struct rdt_error err;
@@ -462,7 +492,10 @@ void transfer_deliver_object(struct transfer *transfer, struct object *object, s
                  (unsigned long long)object->generation, (unsigned long long)transfer->client->id,
                  (unsigned long long)object->producer_id);
     }
-    object_ref(object, &ref);
+    if (transfer->from_copy || transfer->replica)
+        ref = transfer->ref;
+    else
+        object_ref(object, &ref);
     object_hold(object); /* while we are at it */
     while (!list_empty(&transfer->fetches)) {
         struct fetch *fetch = list_entry(list_first(&transfer->fetches), struct fetch, by_transfer);
@@ -481,9 +514,9 @@ void transfer_deliver_object(struct transfer *transfer, struct object *object, s
             status = rdt_error_set(&err, RDT_NO_MEMORY, "no memory to share object \"%s\"", ref.id);
         for (uint32_t i = 0; i < object->n_regions && status == RDT_OK; i++)
             status = result_add_region(&result, object->uses[i].region, fetch->client->id,
-                                       how == PATH_SAME  ? SHARE_WRITE
-                                       : how == PATH_COW ? SHARE_COW
-                                                         : SHARE_READ,
+                                       how == PATH_SAME                ? SHARE_WRITE
+                                       : how == PATH_COW || fetch->cow ? SHARE_COW
+                                                                       : SHARE_READ,
                                        true, &err);
         if (status == RDT_OK) {
             result_send(&result, fetch, hold);

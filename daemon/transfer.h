@@ -28,6 +28,7 @@
 #include "daemon/chunk.h"
 #include "daemon/client.h"
 #include "daemon/deadline.h"
+#include "daemon/keeper.h"
 #include "daemon/names.h"
 #include "daemon/object_table.h"
 #include "daemon/options.h"
@@ -35,6 +36,7 @@
 #include "daemon/peer.h"
 #include "daemon/plugin.h"
 #include "daemon/region_use.h"
+#include "daemon/replica.h"
 #include "daemon/sm.h"
 #include "daemon/work.h"
 
@@ -86,6 +88,8 @@ struct transfers {
     uint64_t next_id;
     struct map by_id;     /* struct transfer: ours, not ended */
     struct map questions; /* struct question: asked for just now */
+    struct replicas replicas;
+    struct keepers keepers;
     struct list active;   /* struct transfer_record.link: ours */
     struct list outgoing; /* struct transfer_record.link: pulled by others */
     struct transfer_record history[TRANSFER_HISTORY];
@@ -160,6 +164,7 @@ struct transfer {
     struct chunk_plan *plan;
     struct staging staging;
     uint32_t next_chunk, chunks_done;
+    uint32_t first_chunk;   /* those before are there from an earlier try */
     unsigned n_ops;         /* operations, and pool work, that may touch memory */
     struct chunk_op **ops;  /* [plan->n] receives or reads under way */
     enum rdt_status failed; /* first failure of an operation */
@@ -168,9 +173,17 @@ struct transfer {
     /* other node */
     struct peer_work *peer;
     struct list by_peer;        /* in peer_work.pending or .incoming */
+    struct peer_work *origin;   /* the node whose object it is; peer is another one while a copy there serves */
     bool joinable;              /* may take part in a question */
+    bool keeps;                 /* of a snapshot it makes a copy for everybody here */
+    bool no_redirect;           /* it has come back from a copy, or wants a certain path */
+    bool merged;                /* its fetches take part in another one: it leaves no record */
     struct question *question;  /* until it is answered; NULL: goes alone */
-    struct deadline turn;       /* QUEUED: the one before it has ended */
+    struct deadline turn;       /* QUEUED: the one before it has ended; at a copy: patience with it */
+    struct deadline unwanted;   /* set when the last other node has left its copy */
+    int64_t patience_ns;        /* at a copy */
+    struct replica *replica;    /* that it fills: a reference; NULL: none */
+    bool from_copy;             /* a copy here serves it, as if it were an object of this node */
     struct peer_transport *via; /* referenced while chunks are posted */
     struct list by_via;
     bool one_sided, have_meta;
@@ -194,6 +207,9 @@ struct fetch {
     struct transfer *transfer;
     struct list by_transfer;
     struct deadline deadline;
+    bool cow;    /* memory that several read is to be mapped privately */
+    bool merged; /* it took part in another one's transfer: the name's version is its own */
+    uint64_t version;
 };
 
 void transfers_init(struct transfers *transfers);

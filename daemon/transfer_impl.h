@@ -13,6 +13,7 @@ struct peer_work {
     struct list pending;    /* struct transfer.by_peer: LINK */
     struct list incoming;   /* struct transfer.by_peer: ASKED and later */
     struct map outgoing;    /* the reader's number -> struct outgoing */
+    struct list keeps;      /* struct keeper.by_node: copies of our objects there */
     struct list transports; /* struct peer_transport.link */
     unsigned n_in, n_out;   /* active */
     uint64_t bytes_in, bytes_out;
@@ -94,8 +95,12 @@ struct outgoing {
     struct rdt_ref ref;
     Rdt__Pb__Slice *slice;
     bool meta_only;
+    bool keep, no_redirect; /* the reader's word */
     uint64_t inline_max_bytes;
-    struct deadline deadline; /* of the reader; while ABORT: the grace time */
+    struct deadline deadline;             /* of the reader; while ABORT: the grace time */
+    struct replica *replica;              /* it is served from: a reference; NULL: an object of this node */
+    struct list by_replica;               /* in replica->pulls, or replicas->expected */
+    struct peer_transport *awaits_memory; /* OFFERED: begins by it when the copy has memory */
     struct object_waiter waiter;
     struct name_waiter named;
     uint64_t version;      /* of the name that was asked for */
@@ -124,6 +129,9 @@ void outgoing_on_end(struct peer_work *work, const Rdt__Pb__PullEnd *end);
 void outgoing_on_abort(struct peer_work *work, const Rdt__Pb__PullAbort *abort);
 bool outgoing_can_start(struct outgoing *out); /* PULL's own start fits what the object is */
 void outgoing_begin(struct outgoing *out, struct peer_transport *pt);
+void outgoing_answer(struct outgoing *out, struct object *object);
+void outgoing_refuse(struct outgoing *out, const struct rdt_error *err); /* instead of an answer; ends it */
+void outgoing_go_on(struct outgoing *out); /* more of the copy that it is served from may be there */
 void outgoing_set_state(struct outgoing *out, enum outgoing_state state);
 enum rdt_status outgoing_map(struct outgoing *out, struct rdt_error *err);         /* fills bases */
 enum rdt_status outgoing_check(const struct outgoing *out, struct rdt_error *err); /* what was read was all there */
@@ -167,11 +175,18 @@ void transfer_deliver_meta(struct transfer *transfer);
 enum rdt_status target_check(const struct target *target, struct rdt_error *err);
 
 void transfer_local_start(struct transfer *transfer);
+void transfer_local_serve(struct transfer *transfer, struct object *object);
 void transfer_local_abort(struct transfer *transfer);
 
 enum rdt_status transfer_in_start(struct transfer *transfer, struct rdt_error *err);
 void transfer_in_ask(struct transfer *transfer); /* the link is up, and nobody has asked for the same */
 void transfer_in_leave_question(struct transfer *transfer);
+void transfer_in_send_abort(struct transfer *transfer);
+void transfer_in_pull_from(struct transfer *transfer, struct peer_work *work); /* asks there, as soon as the link is up */
+enum rdt_status transfer_in_read_meta(struct transfer *transfer, const Rdt__Pb__PullMeta *meta, struct rdt_error *err);
+void transfer_in_leave_peer(struct transfer *transfer);
+void transfer_in_forget_answer(struct transfer *transfer); /* as if there had been none; its memory stays */
+void transfer_in_go_back(struct transfer *transfer);       /* asks anew when no operation is left */
 void transfer_in_on_meta(struct peer_work *work, const Rdt__Pb__PullMeta *meta);
 void transfer_in_on_parked(struct peer_work *work, const Rdt__Pb__PullParked *parked);
 void transfer_in_on_keys(struct peer_work *work, const Rdt__Pb__PullKeys *keys);
@@ -188,6 +203,23 @@ void transfer_in_rewound(struct transfer *transfer);      /* one receive of the 
 void transfer_in_on_stall(struct deadline *deadline);
 void transfer_in_cancel_ops(struct transfer *transfer);
 void transfer_in_via_closed(struct peer_transport *pt);
+
+/* ---- copies (transfer_copy.c) ---- */
+
+/* A copy here serves it, or the transfer that fills one does: true, and it has ended or goes its way. */
+bool transfer_copy_serves(struct transfer *transfer);
+
+/* The answer was of a snapshot: true as above, or it was sent to another node; false: its bytes are to come by this transfer. */
+bool transfer_copy_answered(struct transfer *transfer, const Rdt__Pb__PullMeta *meta);
+void transfer_copy_redirected(struct transfer *transfer, const Rdt__Pb__PullMeta *meta);
+
+/* The copy that it was sent to fails: true, and it asks the owner's node again. */
+bool transfer_copy_comes_back(struct transfer *transfer, const struct rdt_error *why);
+void transfer_copy_moved(struct transfer *transfer); /* a chunk has come */
+void transfer_deliver_copy(struct transfer *transfer);
+
+/* The last pull of the copy that it fills has gone: it ends, unless somebody here waits for it. */
+void transfer_unwanted(struct transfer *transfer);
 
 /* Of a record that is all zero. */
 void record_start(struct transfer_record *record, uint64_t id, const struct owner *requester, const struct rdt_ref *ref,

@@ -19,7 +19,6 @@ enum rdt_status transfer_in_start(struct transfer *transfer, struct rdt_error *e
     struct transfers *transfers = transfer->transfers;
     struct peer *peer;
     enum rdt_status status;
-    bool go;
 
     if (!transfers->peers)
         return rdt_error_set(err, RDT_UNSUPPORTED,
@@ -28,24 +27,47 @@ enum rdt_status transfer_in_start(struct transfer *transfer, struct rdt_error *e
     status = peers_find(transfers->peers, transfer->ref.node, transfer->ref.address, &peer, err);
     if (status != RDT_OK)
         return status;
-    transfer->peer = peer_work_get(transfers, peer);
-    if (!transfer->peer)
+    transfer->origin = peer_work_get(transfers, peer);
+    if (!transfer->origin)
         return rdt_error_set(err, RDT_NO_MEMORY, "no memory for node %s", peer->name);
     text_copy(transfer->record.peer, sizeof transfer->record.peer, peer->name);
     if (peer->state == PEER_BACKOFF)
         return peer_away(peer, err);
     transfer->stall.on_passed = transfer_in_on_stall;
-    transfer->peer->n_in++;
-    go = !transfer->joinable || question_begin(transfer);
-    if (peer->state == PEER_UP && go) {
-        reservation_join(transfer, transfer->peer);
-        list_append(&transfer->peer->incoming, &transfer->by_peer);
-        transfer_in_ask(transfer);
+    if (!transfer->joinable || question_begin(transfer)) {
+        if (peer->state == PEER_UP)
+            reservation_join(transfer, transfer->origin);
+        transfer_in_pull_from(transfer, transfer->origin);
         return RDT_OK;
     }
+    transfer->peer = transfer->origin;
+    transfer->peer->n_in++;
     list_append(&transfer->peer->pending, &transfer->by_peer);
-    transfer_set_state(transfer, go ? TRANSFER_LINK : TRANSFER_QUEUED);
+    transfer_set_state(transfer, TRANSFER_QUEUED);
     return RDT_OK;
+}
+
+void transfer_in_leave_peer(struct transfer *transfer)
+{
+    if (transfer->peer && !list_empty(&transfer->by_peer)) {
+        list_remove(&transfer->by_peer);
+        transfer->peer->n_in--;
+    }
+    transfer->peer = NULL;
+}
+
+void transfer_in_pull_from(struct transfer *transfer, struct peer_work *work)
+{
+    transfer_in_leave_peer(transfer);
+    transfer->peer = work;
+    work->n_in++;
+    if (work->peer->state == PEER_UP) {
+        list_append(&work->incoming, &transfer->by_peer);
+        transfer_in_ask(transfer);
+        return;
+    }
+    list_append(&work->pending, &transfer->by_peer);
+    transfer_set_state(transfer, TRANSFER_LINK);
 }
 
 static void on_turn(struct deadline *deadline)
@@ -54,9 +76,9 @@ static void on_turn(struct deadline *deadline)
 
     if (transfer->sm.state != TRANSFER_QUEUED || (transfer->question && transfer->question->asked))
         return;
-    list_remove(&transfer->by_peer);
-    list_append(&transfer->peer->incoming, &transfer->by_peer);
-    transfer_in_ask(transfer);
+    if (transfer_copy_serves(transfer))
+        return;
+    transfer_in_pull_from(transfer, transfer->origin);
 }
 
 /* Whoever waited for its answer goes on when the loop turns: who calls here may be in the middle of another one's end. */
@@ -76,7 +98,7 @@ void transfer_in_leave_question(struct transfer *transfer)
 /* The longest that any of its fetches would wait. */
 static int64_t time_left_ns(const struct transfer *transfer)
 {
-    int64_t longest = 0;
+    int64_t longest = list_empty(&transfer->fetches) ? -1 : 0; /* nobody here: other nodes wait for its copy */
 
     list_for_each (node, &transfer->fetches) {
         int64_t left = deadline_left_ns(&list_entry(node, struct fetch, by_transfer)->deadline);
@@ -124,6 +146,9 @@ void transfer_in_ask(struct transfer *transfer)
     pull.timeout_ns = time_left_ns(transfer);
     pull.meta_only = transfer->meta_only;
     pull.tell_parked = transfer->group != NULL;
+    pull.keep = transfer->keeps && transfer->peer == transfer->origin;
+    pull.no_redirect = transfer->no_redirect;
+    pull.from_copy = transfer->peer != transfer->origin;
     if (transfer->wish_transport[0] == '\0' ||
         strcasecmp(transfer->wish_transport, "inline") == 0) /* else they go another way */
         pull.inline_max_bytes = transfer->transfers->options->inline_max_bytes;
@@ -138,17 +163,19 @@ static struct transfer *find(struct peer_work *work, uint64_t id)
     return transfer && transfer->peer == work ? transfer : NULL;
 }
 
-static void send_abort(struct transfer *transfer)
+void transfer_in_send_abort(struct transfer *transfer)
 {
     Rdt__Pb__PullAbort abort_message = RDT__PB__PULL_ABORT__INIT;
 
+    if (!transfer->peer)
+        return; /* it was on its way back, and has told already */
     abort_message.transfer = transfer->id;
     (void)work_send(transfer->peer, RDT_PEER_PULL_ABORT, &abort_message.base, NULL); /* link down: the owner knows */
 }
 
 /* ---- the answer ---- */
 
-static enum rdt_status read_meta(struct transfer *transfer, const Rdt__Pb__PullMeta *meta, struct rdt_error *err)
+enum rdt_status transfer_in_read_meta(struct transfer *transfer, const Rdt__Pb__PullMeta *meta, struct rdt_error *err)
 {
     struct rdt_ref ref;
     enum rdt_status status = wire_ref_to(meta->ref, &ref, err);
@@ -171,6 +198,9 @@ static enum rdt_status read_meta(struct transfer *transfer, const Rdt__Pb__PullM
     if (status == RDT_OK && meta->has_inline && meta->inline_data.len != meta->bytes)
         status = rdt_error_set(err, RDT_PROTOCOL, "%zu bytes came with the answer, not %llu", meta->inline_data.len,
                                (unsigned long long)meta->bytes);
+    if (status == RDT_OK && transfer->received && transfer->received->bytes != meta->bytes) /* it is asked for again */
+        status = rdt_error_set(err, RDT_PROTOCOL, "the object has %llu bytes, and had %llu before",
+                               (unsigned long long)meta->bytes, (unsigned long long)transfer->received->bytes);
     if (status == RDT_OK && meta->metadata.len > RDT_MAX_METADATA_BYTES)
         status = rdt_error_set(err, RDT_PROTOCOL, "its metadata is too large");
     if (status != RDT_OK) {
@@ -184,9 +214,10 @@ static enum rdt_status read_meta(struct transfer *transfer, const Rdt__Pb__PullM
         memcpy(transfer->metadata, meta->metadata.data, meta->metadata.len);
         transfer->metadata_bytes = meta->metadata.len;
     }
-    memcpy(ref.node, transfer->peer->peer->uuid, sizeof ref.node);
+    memcpy(ref.node, transfer->origin->peer->uuid, sizeof ref.node);
     transfer->ref = ref;
-    transfer->version = meta->version;
+    if (meta->version != 0) /* else it was asked for again, by the ref that the name meant */
+        transfer->version = meta->version;
     transfer->record.ref = ref;
     transfer->record.bytes = transfer->stream_bytes;
     transfer->contiguous = meta->contiguous;
@@ -327,7 +358,11 @@ static void take_answer(struct transfer *transfer, const Rdt__Pb__PullMeta *meta
         return;
     }
     transfer->record.began_ns = uv_hrtime();
-    status = read_meta(transfer, meta, &err);
+    if (meta->redirect_node.len > 0) {
+        transfer_copy_redirected(transfer, meta);
+        return;
+    }
+    status = transfer_in_read_meta(transfer, meta, &err);
     if (status == RDT_OK && transfer->meta_only) {
         (void)snprintf(transfer->record.path, sizeof transfer->record.path, "metadata");
         transfer_deliver_meta(transfer);
@@ -342,6 +377,8 @@ static void take_answer(struct transfer *transfer, const Rdt__Pb__PullMeta *meta
             transfer_in_choose_again(transfer);
         return;
     }
+    if (status == RDT_OK && !meta->has_inline && transfer_copy_answered(transfer, meta))
+        return;
     if (status == RDT_OK)
         status = choose(transfer, meta->has_inline, &transfer->record.decision, &err);
     if (status != RDT_OK) {
@@ -361,8 +398,11 @@ void transfer_in_on_meta(struct peer_work *work, const Rdt__Pb__PullMeta *meta)
     struct transfer *transfer = find(work, meta->transfer), *next;
     uint64_t id;
 
-    if (!transfer || (transfer->sm.state != TRANSFER_ASKED && transfer->sm.state != TRANSFER_MOVE) || transfer->have_meta)
+    if (!transfer || (transfer->sm.state != TRANSFER_ASKED && transfer->sm.state != TRANSFER_MOVE) || transfer->have_meta) {
+        if (meta->kept && meta->ref && !replica_find(&work->transfers->replicas, work->peer->uuid, meta->ref->generation))
+            replica_decline(work, meta->ref->generation);
         return; /* its reader has left */
+    }
     id = question_close(transfer);
     take_answer(transfer, meta);
     next = id ? map_get_u64(&work->transfers->by_id, id) : NULL;
@@ -403,21 +443,79 @@ void transfer_in_choose_again(struct transfer *transfer)
     transfer_in_rewound(transfer);
 }
 
-void transfer_in_rewound(struct transfer *transfer)
+void transfer_in_forget_answer(struct transfer *transfer)
 {
-    if (transfer->n_ops > 0)
-        return;
+    if (transfer->packed != transfer->source)
+        free(transfer->packed);
+    free(transfer->source);
+    free(transfer->metadata);
+    transfer->source = transfer->packed = NULL;
+    transfer->metadata = NULL;
+    transfer->metadata_bytes = 0;
+    transfer->stream_bytes = 0;
+    transfer->have_meta = false;
+}
+
+/* The operations on that connection have ended: nothing of them counts. */
+static void rewind_move(struct transfer *transfer)
+{
     transfer->rewind = false;
     transfer->failed = RDT_OK;
     deadline_unset(transfer->transfers->deadlines, &transfer->stall);
     list_remove(&transfer->by_via);
+    if (transfer->replica)
+        replica_unplan(transfer->replica);
     free(transfer->plan);
     free(transfer->ops);
+    free(transfer->remote);
+    free(transfer->keys);
+    free(transfer->key_bytes);
     transfer->plan = NULL;
     transfer->ops = NULL;
     transfer->staging.used = 0;
+    transfer->remote = NULL;
+    transfer->keys = NULL;
+    transfer->key_bytes = NULL;
     transfer->next_chunk = transfer->chunks_done = 0; /* what came unasked counts for nothing */
     transfer->record.bytes_done = 0;
+}
+
+void transfer_in_go_back(struct transfer *transfer)
+{
+    struct rdt_error err = {0};
+    struct peer *peer;
+
+    transfer->rewind = true;
+    if (transfer->n_ops > 0) {
+        if (transfer->ops) {
+            (void)deadline_set(transfer->transfers->deadlines, &transfer->stall,
+                               (int64_t)transfer->transfers->options->quiesce_grace_ns);
+            transfer_in_cancel_ops(transfer);
+        }
+        return;
+    }
+    rewind_move(transfer);
+    transfer_in_forget_answer(transfer);
+    peer = transfer->origin->peer;
+    if (peer->state == PEER_IDLE)
+        (void)peers_find(transfer->transfers->peers, transfer->ref.node, transfer->ref.address, &peer, &err);
+    else if (peer->state == PEER_BACKOFF)
+        (void)peer_away(peer, &err);
+    if (err.status == RDT_OK)
+        transfer_in_pull_from(transfer, transfer->origin);
+    else
+        transfer_fail_err(transfer, &err);
+}
+
+void transfer_in_rewound(struct transfer *transfer)
+{
+    if (transfer->n_ops > 0)
+        return;
+    if (!transfer->peer) {
+        transfer_in_go_back(transfer);
+        return;
+    }
+    rewind_move(transfer);
     take_path(transfer);
     transfer_set_state(transfer, TRANSFER_RESERVE);
     go_on(transfer);
@@ -434,6 +532,8 @@ static void on_ready(void *arg, struct region *region, const struct rdt_error *e
         transfer->received = region;
     if (transfer->sm.state == TRANSFER_ABORT) {
         transfer_in_settle(transfer);
+    } else if (transfer->rewind) {
+        transfer_in_rewound(transfer);
     } else if (err) {
         transfer_fail_err(transfer, err);
     } else {
@@ -451,6 +551,8 @@ static void go_on(struct transfer *transfer)
 
     if (!target && !transfer->received)
         status = transfer_reserve(transfer, on_ready, &err);
+    if (status == RDT_OK && transfer->replica && !transfer->replica->placed)
+        status = replica_place(transfer->replica, transfer, &err);
     for (uint32_t i = 0; status == RDT_OK && i < (target ? target->n : 1); i++) {
         struct region *region = target ? target->uses[i].region : transfer->received;
         if (region && !region_addr(region, &err))
@@ -479,7 +581,7 @@ void transfer_in_abort(struct transfer *transfer)
 
     transfer_set_state(transfer, TRANSFER_ABORT);
     if (!transfer->one_sided || transfer->n_ops == 0)
-        send_abort(transfer);
+        transfer_in_send_abort(transfer);
     if (transfer->n_ops == 0) {
         transfer_end(transfer);
         return;
@@ -495,7 +597,7 @@ void transfer_in_settle(struct transfer *transfer)
     if (transfer->n_ops > 0)
         return;
     if (transfer->one_sided)
-        send_abort(transfer);
+        transfer_in_send_abort(transfer);
     transfer_end(transfer);
 }
 

@@ -244,9 +244,10 @@ static void reply_inline(struct transfer *transfer, struct object *object)
     transfer_end(transfer);
 }
 
-static void serve(struct transfer *transfer, struct object *object)
+void transfer_local_serve(struct transfer *transfer, struct object *object)
 {
     struct path_query query = {.same_node = true,
+                               .from_copy = transfer->from_copy,
                                .mode = transfer->mode,
                                .transport = transfer->wish_transport,
                                .least = transfer->wish_least,
@@ -257,7 +258,8 @@ static void serve(struct transfer *transfer, struct object *object)
     const struct path_candidate *chosen;
 
     transfer->record.began_ns = uv_hrtime();
-    object_ref(object, &transfer->ref);
+    if (!transfer->from_copy)
+        object_ref(object, &transfer->ref);
     transfer->record.ref = transfer->ref;
     if (object_layout(object, transfer->slice, &transfer->source, &err) != RDT_OK) {
         transfer_fail_err(transfer, &err);
@@ -310,7 +312,7 @@ static void on_wake(struct client_wake *wake)
 
     transfer->woken = NULL;
     if (object_visible_to(object, &transfer->account->owner))
-        serve(transfer, object);
+        transfer_local_serve(transfer, object);
     else
         transfer_fail(transfer, RDT_DENIED, "object \"%s\" was put, but is not visible to uid %u", transfer->ref.id,
                       transfer->account->owner.uid);
@@ -338,7 +340,7 @@ static void on_wake_published(struct client_wake *wake)
     struct object *object = transfer->woken;
 
     transfer->woken = NULL;
-    serve(transfer, object);
+    transfer_local_serve(transfer, object);
     object_drop(object);
 }
 
@@ -374,7 +376,7 @@ static void start_named(struct transfer *transfer)
         }
     }
     if (status == RDT_OK)
-        serve(transfer, object);
+        transfer_local_serve(transfer, object);
     else
         transfer_fail_err(transfer, &err);
 }
@@ -404,7 +406,7 @@ void transfer_local_start(struct transfer *transfer)
         return;
     }
     reservation_join(transfer, NULL);
-    serve(transfer, object);
+    transfer_local_serve(transfer, object);
 }
 
 void transfer_local_abort(struct transfer *transfer)

@@ -99,6 +99,7 @@ void transfer_in_ask_start(struct transfer *transfer)
     start.chunk_bytes = transfer->transfers->options->chunk_bytes;
     start.epoch = transfer->via->epoch;
     start.one_sided = transfer->one_sided;
+    start.first_chunk = transfer->one_sided ? 0 : transfer->first_chunk;
     if (work_send(transfer->peer, RDT_PEER_PULL_START, &start.base, &err) != RDT_OK)
         transfer_fail_err(transfer, &err);
 }
@@ -108,6 +109,17 @@ void transfer_in_watch(struct transfer *transfer)
     struct transfers *transfers = transfer->transfers;
 
     (void)deadline_set(transfers->deadlines, &transfer->stall, (int64_t)transfers->options->stall_timeout_ns);
+}
+
+/* It comes back from a copy that failed: what came from there need not come again, as far as it came in order. The last chunk does,
+ * so that there is always something to wait for. */
+static void skip_what_is_there(struct transfer *transfer)
+{
+    uint32_t next = 0;
+
+    while (transfer->replica && next + 1 < transfer->plan->n && !replica_wants(transfer->replica, next))
+        transfer->record.bytes_done += transfer->plan->chunks[next++].bytes;
+    transfer->first_chunk = transfer->next_chunk = transfer->chunks_done = next;
 }
 
 void transfer_in_move(struct transfer *transfer)
@@ -121,6 +133,8 @@ void transfer_in_move(struct transfer *transfer)
         return;
     }
     status = transfer_plan(transfer, &err);
+    if (status == RDT_OK && transfer->replica)
+        status = replica_plan(transfer->replica, transfer->plan, &err);
     if (status == RDT_OK && !(transfer->ops = calloc(transfer->plan->n + 1u, sizeof(struct chunk_op *))))
         status = rdt_error_set(&err, RDT_NO_MEMORY, "no memory for %u chunks", transfer->plan->n);
     if (status != RDT_OK) {
@@ -128,6 +142,7 @@ void transfer_in_move(struct transfer *transfer)
         return;
     }
     transfer_set_state(transfer, TRANSFER_MOVE);
+    skip_what_is_there(transfer);
     if (!transfer->early)
         transfer_in_watch(transfer);
     if (!transfer->one_sided) /* every receive stands before the first send can come */
@@ -212,7 +227,10 @@ static void finish(struct transfer *transfer)
     transfer->peer->bytes_in += transfer->stream_bytes;
     transfer->transfers->bytes_in += transfer->stream_bytes;
     transfer->via->failures = 0;
-    transfer_deliver_received(transfer);
+    if (transfer->replica)
+        transfer_deliver_copy(transfer);
+    else
+        transfer_deliver_received(transfer);
     transfer_end(transfer);
 }
 
@@ -220,6 +238,9 @@ static void chunk_arrived(struct transfer *transfer, uint32_t index)
 {
     transfer->chunks_done++;
     transfer->record.bytes_done += transfer->plan->chunks[index].bytes;
+    transfer_copy_moved(transfer);
+    if (transfer->replica)
+        replica_arrived(transfer->replica, index);
     if (transfer->chunks_done == transfer->plan->n && transfer->n_ops == 0 && transfer->have_meta)
         finish(transfer);
     else if (transfer->one_sided)

@@ -50,9 +50,9 @@ void outgoing_end(struct outgoing *out)
     out->work->n_out--;
     if (out->pinned)
         object_unpin(out->object);
-    if (out->object) {
+    if (out->object)
         object_peer_drop(out->object);
-    }
+    replica_unserve(out);
     if (out->slice)
         rdt__pb__slice__free_unpacked(out->slice, NULL);
     free(out->source);
@@ -233,8 +233,34 @@ static enum rdt_status gather_inline(struct outgoing *out, Rdt__Pb__PullMeta *me
     return RDT_OK;
 }
 
+/* The reader will keep it: is noted, and may be sent to another node that has it: then that is in the answer. */
+static void note_keeper(struct outgoing *out, const struct object *object, Rdt__Pb__PullMeta *meta)
+{
+    struct transfers *transfers = out->transfers;
+    uint64_t least = transfers->options->fanout_min_bytes;
+    struct peer_work *elsewhere = NULL;
+    struct keeper *keeper = NULL;
+    bool is_new;
+
+    if (out->keep && object->snapshot && !out->replica && !out->slice && !out->meta_only && !meta->has_inline)
+        keeper = keeper_add(&transfers->keepers, out->work, object, &is_new);
+    meta->kept = keeper != NULL;
+    if (!keeper)
+        return;
+    if (is_new && !out->no_redirect && least > 0 && out->stream_bytes >= least)
+        elsewhere = keeper_redirect(keeper);
+    else if (out->no_redirect && !keeper->whole)
+        keeper_serve_here(keeper);
+    if (!elsewhere)
+        return;
+    meta->redirect_node = (ProtobufCBinaryData){sizeof elsewhere->peer->uuid, elsewhere->peer->uuid};
+    meta->redirect_address = elsewhere->peer->address;
+    meta->redirect_depth = keeper_depth(keeper);
+    (void)snprintf(out->record.path, sizeof out->record.path, "redirect");
+}
+
 /* The object is there and may be read: answers, and ends here unless chunks are to follow. */
-static void answer(struct outgoing *out, struct object *object)
+void outgoing_answer(struct outgoing *out, struct object *object)
 {
     Rdt__Pb__PullMeta meta = RDT__PB__PULL_META__INIT;
     Rdt__Pb__TensorList tensors;
@@ -250,7 +276,8 @@ static void answer(struct outgoing *out, struct object *object)
         return;
     }
     out->object = object;
-    object_ref(object, &out->ref);
+    if (!out->replica)
+        object_ref(object, &out->ref);
     out->record.ref = out->ref;
     if (out->sm.state == OUTGOING_PARKED)
         outgoing_set_state(out, OUTGOING_OFFERED);
@@ -258,7 +285,7 @@ static void answer(struct outgoing *out, struct object *object)
     if (status == RDT_OK)
         status = layout_packed(out->source, &out->packed, &out->stream_bytes, &err);
     out->record.bytes = out->stream_bytes;
-    if (status == RDT_OK && !out->meta_only && out->stream_bytes <= out->inline_max_bytes)
+    if (status == RDT_OK && !out->meta_only && !out->replica && out->stream_bytes <= out->inline_max_bytes)
         status = gather_inline(out, &meta, &err);
     if (status != RDT_OK) {
         send_meta_error(out->work, out->number, &err);
@@ -276,12 +303,14 @@ static void answer(struct outgoing *out, struct object *object)
     meta.bytes = out->stream_bytes;
     meta.transport = (char *)object->transport;
     meta.memory = object_n_places(object) > 0 ? (char *)object_region(object, 0)->kind->name : (char *)"host";
-    meta.contiguous = !object->chunk && all_contiguous(out->source); /* nobody is given a key of the arena */
+    /* nobody is given a key of the arena, or of a copy that is being filled */
+    meta.contiguous = !object->chunk && all_contiguous(out->source) && !(out->replica && out->replica->filling);
     meta.snapshot = object->snapshot;
     meta.visibility = object->visibility;
+    note_keeper(out, object, &meta);
     meta.started = !meta.has_inline && !out->meta_only && outgoing_can_start(out);
-    more = !out->meta_only && !meta.has_inline;
-    if (!more)
+    more = !out->meta_only && !meta.has_inline && meta.redirect_node.len == 0;
+    if (out->meta_only || meta.has_inline)
         text_copy(out->record.path, sizeof out->record.path, out->meta_only ? "metadata" : "inline");
     status = work_send(out->work, RDT_PEER_PULL_META, &meta.base, &err);
     free(meta.inline_data.data);
@@ -293,6 +322,11 @@ static void answer(struct outgoing *out, struct object *object)
         outgoing_end(out);
     else if (meta.started)
         outgoing_begin(out, peer_transport_find(out->work, out->start_transport));
+}
+
+void outgoing_refuse(struct outgoing *out, const struct rdt_error *err)
+{
+    fail_parked(out, err);
 }
 
 static void on_put(struct object_waiter *waiter, struct object *object, const struct rdt_error *why)
@@ -312,7 +346,7 @@ static void on_put(struct object_waiter *waiter, struct object *object, const st
         outgoing_end(out);
         return;
     }
-    answer(out, object);
+    outgoing_answer(out, object);
 }
 
 static void on_published(struct name_waiter *waiter, struct object *object, uint64_t version, const struct rdt_error *err)
@@ -321,7 +355,7 @@ static void on_published(struct name_waiter *waiter, struct object *object, uint
 
     out->version = version;
     if (object)
-        answer(out, object);
+        outgoing_answer(out, object);
     else
         fail_parked(out, err);
 }
@@ -381,6 +415,8 @@ static struct outgoing *outgoing_new(struct peer_work *work, const Rdt__Pb__Pull
     out->number = pull->transfer;
     out->ref = *ref;
     out->meta_only = pull->meta_only;
+    out->keep = pull->keep;
+    out->no_redirect = pull->no_redirect;
     out->inline_max_bytes = pull->inline_max_bytes < transfers->options->inline_max_bytes
                                 ? pull->inline_max_bytes
                                 : transfers->options->inline_max_bytes;
@@ -389,6 +425,7 @@ static struct outgoing *outgoing_new(struct peer_work *work, const Rdt__Pb__Pull
     out->named.on_event = on_published;
     list_init(&out->by_via);
     list_init(&out->in_turn);
+    list_init(&out->by_replica);
     sm_init(&out->sm, states, sizeof states / sizeof states[0], OUTGOING_PARKED);
     record_start(&out->record, transfers->next_id++, requester, ref, "out", "parked");
     text_copy(out->record.peer, sizeof out->record.peer, work->peer->name);
@@ -442,7 +479,9 @@ enum rdt_status outgoing_on_pull(struct peer_work *work, const Rdt__Pb__Pull *pu
         status = why.status;
     if (status == RDT_OK && map_count(&work->outgoing) >= MAX_PULLS)
         status = rdt_error_set(&why, RDT_LIMIT, "node %s has %u transfers under way from here", work->peer->name, MAX_PULLS);
-    if (status == RDT_OK)
+    if (status == RDT_OK && pull->from_copy && (pull->slice || pull->meta_only || ref.generation == 0))
+        status = rdt_error_set(&why, RDT_UNSUPPORTED, "a copy is served whole");
+    else if (status == RDT_OK && !pull->from_copy)
         status = find_object(transfers, &ref, &requester, &object, &version, &why);
     if (status == RDT_AGAIN && transfers->refuse_parked)
         status =
@@ -456,9 +495,11 @@ enum rdt_status outgoing_on_pull(struct peer_work *work, const Rdt__Pb__Pull *pu
         send_meta_error(work, pull->transfer, &why);
         return RDT_OK;
     }
-    if (status == RDT_OK) {
+    if (pull->from_copy) {
+        replica_serve(&transfers->replicas, out);
+    } else if (status == RDT_OK) {
         out->version = version;
-        answer(out, object);
+        outgoing_answer(out, object);
     } else if (park(out, &why) != RDT_OK) {
         send_meta_error(work, pull->transfer, &why);
         outgoing_end(out);

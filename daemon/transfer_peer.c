@@ -19,6 +19,7 @@ struct peer_work *peer_work_get(struct transfers *transfers, struct peer *peer)
     list_init(&work->pending);
     list_init(&work->incoming);
     list_init(&work->transports);
+    list_init(&work->keeps);
     map_init(&work->outgoing);
     peer->upper = work;
     list_append(&transfers->works, &work->link);
@@ -50,6 +51,7 @@ void transfers_peer_up(struct transfers *transfers, struct peer *peer)
     if (!work || transfers->closing)
         return;
     peer_transports_up(work);
+    replicas_peer_up(&transfers->replicas, work);
     ask_pending(work);
 }
 
@@ -63,6 +65,8 @@ void transfers_peer_merged(struct transfers *transfers, struct peer *from, struc
         list_remove(&transfer->by_peer);
         list_append(&work->pending, &transfer->by_peer);
         transfer->peer = work;
+        if (transfer->origin == old)
+            transfer->origin = work;
         (void)snprintf(transfer->record.peer, sizeof transfer->record.peer, "%s", into->name);
         old->n_in--;
         work->n_in++;
@@ -81,6 +85,7 @@ static void work_fail(struct peer_work *work, const struct rdt_error *why)
         transfer_fail(list_entry(node, struct transfer, by_peer), why->status, "%s", why->msg);
     }
     outgoing_link_down(work);
+    keepers_link_down(work);
 }
 
 void transfers_peer_down(struct transfers *transfers, struct peer *peer, const struct rdt_error *why)
@@ -117,6 +122,7 @@ void transfers_close(struct transfers *transfers, void (*on_closed)(void *arg), 
     transfers->closed_arg = arg;
     list_for_each (node, &transfers->works)
         work_fail(list_entry(node, struct peer_work, link), &err);
+    replicas_close(&transfers->replicas);
     transfers_check_closed(transfers);
 }
 
@@ -187,6 +193,14 @@ static enum rdt_status on_aborted(struct peer_work *work, const void *message, s
     return RDT_OK;
 }
 
+static enum rdt_status on_copies(struct peer_work *work, const void *message, struct rdt_error *err)
+{
+    (void)err;
+    keepers_on_news(&work->transfers->keepers, work, message);
+    replicas_on_news(&work->transfers->replicas, work, message);
+    return RDT_OK;
+}
+
 static const struct {
     enum rdt_peer_message type;
     const ProtobufCMessageDescriptor *descriptor;
@@ -201,6 +215,7 @@ static const struct {
     {RDT_PEER_PULL_END, &rdt__pb__pull_end__descriptor, on_end},
     {RDT_PEER_PULL_ABORT, &rdt__pb__pull_abort__descriptor, on_abort},
     {RDT_PEER_PULL_ABORTED, &rdt__pb__pull_aborted__descriptor, on_aborted},
+    {RDT_PEER_COPIES, &rdt__pb__copies__descriptor, on_copies},
 };
 
 enum rdt_status transfers_peer_frame(struct transfers *transfers, struct peer *peer, const struct frame *frame,

@@ -81,15 +81,16 @@ static void prepare(struct outgoing *out)
         outgoing_fail(out, &err);
         return;
     }
-    if (!out->one_sided) {
-        list_append(&out->via->sending, &out->in_turn);
-        outgoing_pump(out->via);
-    }
+    outgoing_go_on(out);
 }
 
 /* The object is pinned from here on. The plan is made already where chunks are sent. */
 void outgoing_begin(struct outgoing *out, struct peer_transport *pt)
 {
+    if (out->replica && !out->replica->placed) {
+        out->awaits_memory = pt;
+        return;
+    }
     deadline_unset(out->transfers->deadlines, &out->deadline); /* the reader watches the time */
     (void)snprintf(out->record.path, sizeof out->record.path, "%s", pt->transport->name);
     out->via = pt;
@@ -137,13 +138,20 @@ void outgoing_on_start(struct peer_work *work, const Rdt__Pb__PullStart *start)
     else if (start->one_sided && out->object->chunk) /* a key would show its neighbours too */
         status =
             rdt_error_set(&err, RDT_UNSUPPORTED, "%s cannot read a small object of the owner's arena", pt->transport->name);
+    else if (start->one_sided && out->replica && out->replica->filling)
+        status = rdt_error_set(&err, RDT_TRANSPORT, "%s: a copy that is not whole yet cannot be read", pt->transport->name);
     if (status == RDT_OK && !start->one_sided)
         status = chunk_plan_create(out->packed, out->stream_bytes, start->chunk_bytes, &out->plan, &err);
+    if (status == RDT_OK && !start->one_sided && start->first_chunk >= out->plan->n)
+        status = rdt_error_set(&err, RDT_PROTOCOL, "chunk %u of %u", start->first_chunk, out->plan->n);
     if (status != RDT_OK) {
         outgoing_fail(out, &err);
         return;
     }
     out->one_sided = start->one_sided;
+    out->start_epoch = start->epoch;
+    if (!out->one_sided)
+        out->next_chunk = out->chunks_done = start->first_chunk;
     outgoing_begin(out, pt);
 }
 
@@ -261,6 +269,44 @@ static bool send_next(struct outgoing *out, struct rdt_error *err)
     return true;
 }
 
+/* There is such a chunk, and its bytes are here. */
+static bool is_here(const struct outgoing *out, uint32_t index)
+{
+    return index < out->plan->n &&
+           (!out->replica || replica_has(out->replica, out->plan->chunks[index].offset, out->plan->chunks[index].bytes));
+}
+
+static void send_more(struct outgoing *out)
+{
+    if (out->sm.state != OUTGOING_SENDING || out->one_sided || !list_empty(&out->in_turn) || !is_here(out, out->next_chunk))
+        return;
+    list_append(&out->via->sending, &out->in_turn);
+    outgoing_pump(out->via);
+}
+
+/* The copy that it is served from has memory now. */
+static void begin_late(struct outgoing *out)
+{
+    struct peer_transport *pt = out->awaits_memory;
+    struct rdt_error err;
+
+    out->awaits_memory = NULL;
+    if (pt->sm.state == PT_CONNECTED && pt->remote_epoch == out->start_epoch) {
+        outgoing_begin(out, pt);
+        return;
+    }
+    (void)rdt_error_set(&err, RDT_TRANSPORT, "%s: the owner's connection is being rebuilt", pt->transport->name);
+    outgoing_fail(out, &err);
+}
+
+void outgoing_go_on(struct outgoing *out)
+{
+    if (out->awaits_memory && out->sm.state == OUTGOING_OFFERED)
+        begin_late(out);
+    else
+        send_more(out);
+}
+
 void outgoing_pump(struct peer_transport *pt)
 {
     if (pt->pumping) /* a chunk that failed at once ends here again */
@@ -272,7 +318,7 @@ void outgoing_pump(struct peer_transport *pt)
         struct rdt_error err = {0};
 
         list_remove(&out->in_turn);
-        if (out->next_chunk + 1 < out->plan->n)
+        if (is_here(out, out->next_chunk + 1))
             list_append(&pt->sending, &out->in_turn);
         if (!send_next(out, &err))
             outgoing_fail(out, &err);

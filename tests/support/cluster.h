@@ -11,7 +11,7 @@
 #include "tests/support/rdtd.h"
 #include "tests/support/tensors.h"
 
-#define CLUSTER_MAX 3
+#define CLUSTER_MAX 9
 #define CLUSTER_MAX_FLAGS 24
 
 struct cluster_options {

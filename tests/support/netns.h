@@ -5,7 +5,7 @@
 #ifndef TESTS_SUPPORT_NETNS_H
 #define TESTS_SUPPORT_NETNS_H
 
-#define NET_MAX 8
+#define NET_MAX 9
 
 struct test_net {
     unsigned n;

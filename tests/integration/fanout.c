@@ -1,0 +1,250 @@
+/* One snapshot for several nodes at the same time: it goes from reader to reader, and nobody depends on it. Over the test transport,
+ * which takes its time for each chunk. */
+#include <criterion/criterion.h>
+#include <signal.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "tests/support/cluster.h"
+
+TestSuite(fanout, .timeout = 240);
+
+#define KIB ((size_t)1024)
+#define MIB (1024 * KIB)
+#define BYTES (4 * MIB)
+#define READERS 3
+
+static struct cluster c;
+static rdt *owner, *readers[READERS]; /* of node 0, and of the others */
+static rdt_request *requests[READERS];
+static struct rdt_ref ref;
+
+static const char *const meant[] = {"taken down and rebuilt", "is lost", "cannot be reached", "refused", NULL};
+
+/* Chunks of 64 KiB, 10 ms each. */
+static void begin_sided(const char *sided)
+{
+    char set[64];
+    const char *flags[] = {"--chunk=64KiB",         "--chunks-in-flight=2",
+                           "--quiesce-grace=300ms", "--set=loopback.sided=two",
+                           "--fanout-min=1MiB",     NULL};
+    struct rdt_put_options options = RDT_INIT(options);
+    struct rdt_tensor tensor;
+    uint8_t *memory;
+
+    (void)snprintf(set, sizeof set, "--set=loopback.sided=%s", sided);
+    cluster_start(&c, 1 + READERS, &(struct cluster_options){.loopback = true, .no_ucx = true, .flags = flags});
+    owner = node_client(&c.node[0], "owner");
+    for (unsigned i = 0; i < READERS; i++)
+        readers[i] = node_client(&c.node[1 + i], "reader");
+    memory = alloc_memory(owner, BYTES);
+    fill_pattern(memory, BYTES, 7);
+    tensor = VECTOR(RDT_U8, BYTES, memory);
+    options.flags = RDT_PUT_SNAPSHOT;
+    options.timeout_ns = LONG;
+    must_ok(rdt_put(owner, &tensor, 1, &options, &ref, &err));
+    must_ok(rdt_dealloc(owner, memory, &err));
+    for (unsigned i = 0; i < c.n; i++)
+        cluster_faults(&c, i, "delay_ms=10\n");
+}
+
+static void begin(void)
+{
+    begin_sided("two");
+}
+
+static bool moving(unsigned node, const char *direction, uint64_t least_bytes)
+{
+    struct transfer_view view;
+
+    return transfer_under_way(&c.node[node], direction, &view) && view.bytes_done >= least_bytes;
+}
+
+/* One after the other, each when the one before it receives, so that they make a row: 0 <- 1 <- 2 <- 3. */
+static void start_row(void)
+{
+    for (unsigned i = 0; i < READERS; i++) {
+        requests[i] = start_one(readers[i], &ref, LONG);
+        wait_until(10 * SEC, moving(1 + i, "in", 128 * KIB));
+    }
+}
+
+static void must_arrive(unsigned i)
+{
+    struct rdt_tensor tensor;
+    rdt_object *object;
+
+    must_ok(rdt_wait(readers[i], &requests[i], 1, 1, LONG, NULL, NULL, &err));
+    must_ok(rdt_request_take_object(requests[i], &object, &err));
+    tensor = tensor_of(object, 0);
+    must(holds_pattern(tensor.data, BYTES, 7));
+    rdt_release(object);
+    rdt_request_destroy(requests[i]);
+}
+
+static struct node_status status_of(unsigned i)
+{
+    struct node_status status;
+
+    node_status(&c.node[i], &status);
+    return status;
+}
+
+static void end(void)
+{
+    must_ok(rdt_free(owner, &ref, true, &err));
+    for (unsigned i = 0; i < READERS; i++) {
+        if (readers[i])
+            must_be(RDT_FREED, try_fetch(readers[i], &ref, RDT_FETCH_AUTO, LONG, NULL, &err));
+        rdt_close(readers[i]);
+    }
+    rdt_close(owner);
+    cluster_end(&c, meant);
+}
+
+Test(fanout, row_of_nodes_passes_it_on)
+{
+    uint64_t before;
+
+    begin();
+    before = status_of(0).bytes_out;
+    start_row();
+    for (unsigned i = 0; i < READERS; i++)
+        must_arrive(i);
+    must_say(status_of(0).bytes_out - before == BYTES, "%llu bytes left the owner",
+             (unsigned long long)(status_of(0).bytes_out - before));
+    must(status_of(0).redirected == READERS - 1);
+    end();
+}
+
+/* The owner's memory is read by the first; a copy that is not whole yet is not read, but sent. */
+Test(fanout, row_of_nodes_where_memory_is_read)
+{
+    begin_sided("both");
+    start_row();
+    for (unsigned i = 0; i < READERS; i++)
+        must_arrive(i);
+    must(status_of(0).redirected == READERS - 1);
+    end();
+}
+
+/* Nobody can send: the copies cannot be passed on before they are whole, and the readers come back to the owner. */
+Test(fanout, copies_that_cannot_be_passed_on)
+{
+    begin_sided("one");
+    start_row();
+    for (unsigned i = 0; i < READERS; i++)
+        must_arrive(i);
+    end();
+}
+
+/* Node 1 goes in the middle of it: node 2 comes back to the owner for the rest, node 3 does not notice. */
+Test(fanout, killed_relay_costs_nobody_else)
+{
+    begin();
+    start_row();
+    rdt_close(readers[0]);
+    readers[0] = NULL;
+    node_kill(&c.node[1], SIGKILL);
+    must_arrive(1);
+    must_arrive(2);
+    cluster_restart(&c, 1);
+    end();
+}
+
+/* It says nothing any more, and its link stays: patience ends sooner than the link does. */
+Test(fanout, frozen_relay_is_left)
+{
+    begin();
+    start_row();
+    node_freeze(&c.node[1]);
+    must_arrive(1);
+    must_arrive(2);
+    node_thaw(&c.node[1]);
+    must_arrive(0);
+    end();
+}
+
+/* The one in the middle wants it no more; those behind it do. */
+Test(fanout, cancelled_relay_goes_on_for_others)
+{
+    uint64_t before;
+
+    begin();
+    before = status_of(0).bytes_out;
+    start_row();
+    rdt_cancel(requests[0]);
+    must_be(RDT_CANCELLED, rdt_wait(readers[0], &requests[0], 1, 1, LONG, NULL, NULL, &err));
+    must_arrive(1);
+    must_arrive(2);
+    must(status_of(0).bytes_out - before == BYTES);
+    rdt_request_destroy(requests[0]);
+    end();
+}
+
+/* Nobody wants it any more: it ends everywhere. */
+Test(fanout, cancelled_by_all_ends)
+{
+    begin();
+    start_row();
+    for (unsigned i = 0; i < READERS; i++) {
+        rdt_cancel(requests[i]);
+        must_be(RDT_CANCELLED, rdt_wait(readers[i], &requests[i], 1, 1, LONG, NULL, NULL, &err));
+        rdt_request_destroy(requests[i]);
+    }
+    cluster_expect_idle_of_transfers(&c);
+    for (unsigned i = 1; i <= READERS; i++)
+        must(status_of(i).copies == 0);
+    end();
+}
+
+Test(fanout, killed_reader_in_the_middle)
+{
+    begin();
+    start_row();
+    rdt_close(readers[1]);
+    readers[1] = NULL;
+    node_kill(&c.node[2], SIGKILL);
+    must_arrive(0);
+    must_arrive(2);
+    cluster_restart(&c, 2);
+    end();
+}
+
+Test(fanout, killed_owner_fails_all)
+{
+    begin();
+    start_row();
+    rdt_close(owner);
+    node_kill(&c.node[0], SIGKILL);
+    for (unsigned i = 0; i < READERS; i++) {
+        must_be(RDT_PEER_LOST, rdt_wait(readers[i], &requests[i], 1, 1, LONG, NULL, NULL, &err));
+        rdt_request_destroy(requests[i]);
+    }
+    cluster_restart(&c, 0);
+    for (unsigned i = 0; i < READERS; i++) {
+        enum rdt_status status = RDT_PEER_LOST;
+        struct rdt_error err = {0};
+        wait_until(20 * SEC, (status = try_fetch(readers[i], &ref, RDT_FETCH_AUTO, LONG, NULL, &err)) != RDT_PEER_LOST);
+        must(status == RDT_NOT_FOUND); /* of an earlier start */
+        wait_until(5 * SEC, status_of(1 + i).copies == 0);
+        rdt_close(readers[i]);
+    }
+    cluster_end(&c, meant);
+}
+
+/* Freed by force in the middle: who has asked before gets it or does not, later ones never; nothing stays. */
+Test(fanout, freed_in_the_middle)
+{
+    begin();
+    start_row();
+    must_ok(rdt_free(owner, &ref, true, &err));
+    for (unsigned i = 0; i < READERS; i++)
+        must_be(RDT_FREED, try_fetch(readers[i], &ref, RDT_FETCH_AUTO, LONG, NULL, &err));
+    for (unsigned i = 0; i < READERS; i++)
+        must_arrive(i);
+    for (unsigned i = 0; i < READERS; i++)
+        rdt_close(readers[i]);
+    rdt_close(owner);
+    cluster_end(&c, meant);
+}
