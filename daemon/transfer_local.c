@@ -223,25 +223,35 @@ static void reply_inline(struct transfer *transfer, struct object *object)
 {
     struct rdt_error err = {0};
     const struct layout *source = transfer->source;
+    uint8_t *data = slab_addr(object_piece(object));
     enum rdt_status status = copy_metadata(transfer, object, &err);
 
-    if (status == RDT_OK)
-        status = layout_packed(source, &transfer->packed, &transfer->stream_bytes, &err);
-    if (status == RDT_OK && !(transfer->inline_data = calloc(1, transfer->stream_bytes + 1)))
-        status = rdt_error_set(&err, RDT_NO_MEMORY, "no memory for the bytes");
-    if (status != RDT_OK) {
-        transfer_fail_err(transfer, &err);
-        return;
+    if (transfer->slice) {
+        if (status == RDT_OK)
+            status = layout_packed(source, &transfer->packed, &transfer->stream_bytes, &err);
+        if (status == RDT_OK && !(transfer->inline_data = calloc(1, transfer->stream_bytes + 1)))
+            status = rdt_error_set(&err, RDT_NO_MEMORY, "no memory for the bytes");
+        for (uint32_t i = 0; status == RDT_OK && i < source->count; i++)
+            if (layout_bytes(source, i) > 0)
+                layout_gather(source, i, data, 0, layout_bytes(source, i), transfer->inline_data + transfer->packed->offset[i]);
+    } else { /* as it lies there, it goes */
+        uint32_t last = source->count - 1;
+        transfer->packed = transfer->source;
+        transfer->stream_bytes = source->offset[last] + layout_bytes(source, last);
+        transfer->inline_data = data;
     }
-    for (uint32_t i = 0; i < source->count; i++)
-        if (layout_bytes(source, i) > 0)
-            layout_gather(source, i, slab_addr(object_piece(object)), 0, layout_bytes(source, i),
-                          transfer->inline_data + transfer->packed->offset[i]);
-    transfer->is_inline = true;
-    transfer->record.bytes = transfer->record.bytes_done = transfer->stream_bytes;
-    transfer->transfers->bytes_local += transfer->stream_bytes;
-    transfer_deliver_received(transfer);
-    transfer_end(transfer);
+    if (status == RDT_OK) {
+        transfer->is_inline = true;
+        transfer->record.bytes = transfer->record.bytes_done = transfer->stream_bytes;
+        transfer->transfers->bytes_local += transfer->stream_bytes;
+        transfer_deliver_received(transfer);
+    }
+    if (transfer->inline_data == data)
+        transfer->inline_data = NULL; /* not ours */
+    if (status == RDT_OK)
+        transfer_end(transfer);
+    else
+        transfer_fail_err(transfer, &err);
 }
 
 void transfer_local_serve(struct transfer *transfer, struct object *object)
