@@ -1,0 +1,180 @@
+/* Snapshots of three nodes, readers on all of them, and everything at random: what arrives is right, what was freed by force is freed
+ * everywhere, and nothing is left. */
+#include <criterion/criterion.h>
+#include <signal.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "tests/support/cluster.h"
+
+TestSuite(copies_storm, .timeout = 300);
+
+#define KIB ((size_t)1024)
+
+enum { NODES = 3, CLIENTS = 6, OBJECTS = 5, REQUESTS = 24 };
+
+struct thing { /* a snapshot, or none */
+    bool there;
+    struct rdt_ref ref;
+    size_t bytes;
+    uint32_t seed;
+    unsigned node;
+};
+
+struct asked {
+    rdt_request *request; /* NULL: none */
+    rdt *conn;
+    size_t bytes;
+    uint32_t seed;
+    rdt_object *object; /* held */
+};
+
+static struct cluster c;
+static rdt *producers[NODES], *conns[CLIENTS];
+static struct thing things[OBJECTS];
+static struct asked asked[REQUESTS];
+static uint64_t dice;
+static unsigned arrived, denied;
+
+static uint32_t roll(uint32_t n)
+{
+    return next_random(&dice) % n;
+}
+
+static void put_thing(struct thing *thing)
+{
+    struct rdt_put_options options = RDT_INIT(options);
+    struct rdt_tensor tensor;
+    void *memory;
+
+    thing->node = roll(NODES);
+    thing->bytes = (40 + roll(1500)) * KIB + roll(3);
+    thing->seed = next_random(&dice);
+    memory = alloc_memory(producers[thing->node], thing->bytes);
+    fill_pattern(memory, thing->bytes, thing->seed);
+    tensor = VECTOR(RDT_U8, thing->bytes, memory);
+    options.flags = RDT_PUT_SNAPSHOT;
+    options.timeout_ns = LONG;
+    must_ok(rdt_put(producers[thing->node], &tensor, 1, &options, &thing->ref, &err));
+    must_ok(rdt_dealloc(producers[thing->node], memory, &err));
+    thing->there = true;
+}
+
+static void free_thing(struct thing *thing)
+{
+    bool force = roll(2);
+
+    must_ok(rdt_free(producers[thing->node], &thing->ref, force, &err));
+    thing->there = false;
+    for (unsigned i = 0; force && i < CLIENTS; i++)
+        must_be(RDT_FREED, try_fetch(conns[i], &thing->ref, RDT_FETCH_AUTO, LONG, NULL, &err));
+}
+
+static void ask(struct asked *slot, const struct thing *thing)
+{
+    static const enum rdt_fetch_mode modes[] = {RDT_FETCH_AUTO, RDT_FETCH_AUTO, RDT_FETCH_AUTO, RDT_FETCH_COW, RDT_FETCH_COPY};
+    struct rdt_fetch_options options = RDT_INIT(options);
+
+    options.timeout_ns = roll(8) ? LONG : (1 + roll(40)) * MSEC;
+    options.mode = modes[roll(5)];
+    *slot = (struct asked){.conn = conns[roll(CLIENTS)], .bytes = thing->bytes, .seed = thing->seed};
+    must_ok(rdt_fetch_start(slot->conn, &thing->ref, 1, &options, &slot->request, &err));
+}
+
+static void take(struct asked *slot)
+{
+    struct rdt_error why = {0};
+    enum rdt_status status;
+
+    if (roll(6) == 0)
+        rdt_cancel(slot->request);
+    status = rdt_wait(slot->conn, &slot->request, 1, 1, LONG, NULL, NULL, &why);
+    if (status == RDT_OK) {
+        struct rdt_tensor tensor;
+        must_ok(rdt_request_take_object(slot->request, &slot->object, &err));
+        tensor = tensor_of(slot->object, 0);
+        must(holds_pattern(tensor.data, slot->bytes, slot->seed));
+        arrived++;
+    } else {
+        must_say(status == RDT_FREED || status == RDT_CANCELLED || status == RDT_TIMED_OUT, "%s: %s", rdt_status_name(status),
+                 why.msg);
+        denied++;
+    }
+    rdt_request_destroy(slot->request);
+    slot->request = NULL;
+}
+
+/* What is held stays as it was, whatever became of the object and of its copies. */
+static void let_go(struct asked *slot)
+{
+    struct rdt_tensor tensor = tensor_of(slot->object, 0);
+
+    must(holds_pattern(tensor.data, slot->bytes, slot->seed));
+    rdt_release(slot->object);
+    slot->object = NULL;
+}
+
+static void step(void)
+{
+    struct thing *thing = &things[roll(OBJECTS)];
+    struct asked *slot = &asked[roll(REQUESTS)];
+
+    if (!thing->there)
+        put_thing(thing);
+    else if (roll(12) == 0)
+        free_thing(thing);
+    if (slot->request)
+        take(slot);
+    else if (slot->object)
+        let_go(slot);
+    else if (thing->there)
+        ask(slot, thing);
+}
+
+static void storm(const char *sided, const char *delay, const char *copies_max)
+{
+    char set[64], max[64];
+    const char *flags[] = {
+        "--chunk=64KiB", "--quiesce-grace=300ms", "--fanout-min=100KiB", "--memory-limit=96MiB", max, set, NULL};
+
+    (void)snprintf(set, sizeof set, "--set=loopback.sided=%s", sided);
+    (void)snprintf(max, sizeof max, "--copies-max=%s", copies_max);
+    dice = (uint64_t)now_ns();
+    (void)fprintf(stderr, "dice %llu\n", (unsigned long long)dice);
+    cluster_start(&c, NODES, &(struct cluster_options){.loopback = true, .no_ucx = true, .flags = flags});
+    for (unsigned i = 0; i < NODES; i++) {
+        cluster_faults(&c, i, delay);
+        producers[i] = node_client(&c.node[i], "producer");
+    }
+    for (unsigned i = 0; i < CLIENTS; i++)
+        conns[i] = node_client(&c.node[i % NODES], "reader");
+    for (unsigned i = 0; i < 2500; i++)
+        step();
+    for (unsigned i = 0; i < REQUESTS; i++) {
+        if (asked[i].request)
+            take(&asked[i]);
+        if (asked[i].object)
+            let_go(&asked[i]);
+    }
+    must_say(arrived > 300, "%u arrived, %u did not", arrived, denied);
+    for (unsigned i = 0; i < CLIENTS; i++)
+        rdt_close(conns[i]);
+    for (unsigned i = 0; i < NODES; i++)
+        rdt_close(producers[i]);
+    cluster_end(&c, (const char *const[]){"taken down and rebuilt", NULL});
+}
+
+Test(copies_storm, sent)
+{
+    storm("two", "delay_ms=1\n", "1GiB");
+}
+
+Test(copies_storm, read_or_sent)
+{
+    storm("both", "delay_ms=1\n", "3MiB");
+}
+
+Test(copies_storm, at_once)
+{
+    storm("two", "", "1GiB");
+}
