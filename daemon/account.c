@@ -279,8 +279,10 @@ void account_tried(struct accounts *accounts, struct account_wait *wait)
     accounts->n_waiting++;
 }
 
-void account_wait_end(struct account_wait *wait)
+void account_wait_end(struct accounts *accounts, struct account_wait *wait)
 {
+    if (accounts->trying == wait) /* answered, while what it began goes on */
+        accounts->trying = NULL;
     if (wait->at)
         leave(wait);
 }

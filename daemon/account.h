@@ -95,8 +95,8 @@ void account_try(struct accounts *accounts, const struct account_wait *wait);
 /* It has ended. wait: it waits, or goes on waiting in its place, for accounts->full. */
 void account_tried(struct accounts *accounts, struct account_wait *wait);
 
-/* It waits no more: the next one is called. Nothing if it did not wait. */
-void account_wait_end(struct account_wait *wait);
+/* It waits no more, nor does it try: the next one is called. Nothing if it did neither. */
+void account_wait_end(struct accounts *accounts, struct account_wait *wait);
 
 const char *usage_name(enum usage what);
 

@@ -46,7 +46,7 @@ static void call_free(struct call *call)
         (void)map_remove_u64(&call->rpc->forwarded, call->forward);
     if (call->woken)
         object_drop(call->woken);
-    account_wait_end(&call->room);
+    account_wait_end(call->rpc->objects->accounts, &call->room);
     account_give(call->account, USAGE_WAITERS, call->deferred ? 1 : 0);
     account_give(call->account, USAGE_HEAP, call->heap_bytes);
     object_waiter_remove(&call->object);
@@ -164,7 +164,7 @@ enum rdt_status call_defer(struct call *call, int64_t timeout_ns, void (*on_end)
 
     if (left_ns >= 0 && (timeout_ns < 0 || left_ns < timeout_ns))
         timeout_ns = left_ns;
-    account_wait_end(&call->room); /* it has what it waited for */
+    account_wait_end(call->rpc->objects->accounts, &call->room); /* it has what it waited for */
     if (!call->deferred && account_take(call->account, USAGE_WAITERS, 1, err) != RDT_OK)
         return RDT_LIMIT;
     call->deferred = true;

@@ -142,7 +142,7 @@ static bool attempt(struct waiter *waiter)
     status = account_take(waiter->account, USAGE_REGIONS, waiter->n, NULL);
     account_tried(&accounts, status == RDT_OK ? NULL : &waiter->wait);
     if (status == RDT_OK)
-        account_wait_end(&waiter->wait);
+        account_wait_end(&accounts, &waiter->wait);
     return status == RDT_OK;
 }
 
@@ -172,8 +172,26 @@ Test(account_limits, who_leaves_the_queue_makes_way)
 
     take(first, 2);
     cr_assert(!attempt(&a) && !attempt(&b));
-    account_wait_end(&a.wait);
+    account_wait_end(&accounts, &a.wait);
     cr_assert(b.called == 1 && attempt(&b));
+    account_give(first, USAGE_REGIONS, 3);
+}
+
+/* A request may be answered, and be no more, before all that it began has been charged. */
+Test(account_limits, who_has_been_answered_tries_no_more)
+{
+    struct waiter a = {.account = first, .n = 1}, b = {.account = first};
+
+    take(first, 3);
+    cr_assert(!attempt(&a));
+    account_give(first, USAGE_REGIONS, 1);
+    account_try(&accounts, &b.wait);
+    account_wait_end(&accounts, &b.wait);
+    b.wait.at = first; /* what the next request left in that memory */
+    b.wait.what = USAGE_REGIONS;
+    refused(first, 1, "wait for regions already");
+    account_tried(&accounts, NULL);
+    cr_assert(attempt(&a));
     account_give(first, USAGE_REGIONS, 3);
 }
 
@@ -217,6 +235,6 @@ Test(account_limits, room_of_the_node_calls_every_owner)
     account_tried(&accounts, &b.wait);
     account_room(&accounts, USAGE_BYTES);
     cr_assert(a.called == 1 && b.called == 1);
-    account_wait_end(&a.wait);
-    account_wait_end(&b.wait);
+    account_wait_end(&accounts, &a.wait);
+    account_wait_end(&accounts, &b.wait);
 }
