@@ -191,6 +191,20 @@ enum rdt_status account_take_all(struct account *account, const uint64_t *want, 
     return RDT_OK;
 }
 
+static void subtract(struct account *account, enum usage what, uint64_t n)
+{
+    for (struct account *at = account; at; at = at->parent) {
+        assert(at->used[what] >= n);
+        at->used[what] -= n;
+    }
+}
+
+void account_take_back(struct account *account, const uint64_t *had)
+{
+    for (unsigned i = 0; i < USAGE_COUNT; i++)
+        subtract(account, (enum usage)i, had[i]);
+}
+
 static void call_first(struct account *at, enum usage what)
 {
     struct list *node = list_first(&at->waiting[what]);
@@ -218,10 +232,7 @@ void account_give(struct account *account, enum usage what, uint64_t n)
     if (n == 0)
         return;
     accounts = account->accounts;
-    for (struct account *at = account; at; at = at->parent) {
-        assert(at->used[what] >= n);
-        at->used[what] -= n;
-    }
+    subtract(account, what, n);
     if (!accounts || accounts->n_waiting == 0)
         return;
     if (account->client)

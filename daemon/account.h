@@ -75,6 +75,10 @@ void account_give(struct account *account, enum usage what, uint64_t n);
 enum rdt_status account_take_all(struct account *account, const uint64_t *want, struct rdt_error *err);
 void account_give_all(struct account *account, const uint64_t *had);
 
+/* What was taken a moment ago comes to nothing, before anybody could miss it: nobody is told that there is room. Two who wait and fail for
+ * another reason would else wake each other for ever. */
+void account_take_back(struct account *account, const uint64_t *had);
+
 /* Would it be charged? */
 enum rdt_status account_check(struct account *account, enum usage what, uint64_t n, struct rdt_error *err);
 

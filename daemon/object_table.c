@@ -305,7 +305,7 @@ enum rdt_status object_table_put(struct object_table *table, const struct object
     }
     if (status != RDT_OK) {
         detached_remove(table, table->next_generation);
-        account_give_all(put->account, want);
+        account_take_back(put->account, want);
         object_discard(object);
         return status;
     }

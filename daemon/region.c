@@ -177,7 +177,8 @@ static enum rdt_status region_new(struct regions *regions, struct memory_kind *k
         return status;
     }
     if (!index_put(&regions->by_id, region->id, region)) {
-        uncharge(region);
+        account_take_back(account, want);
+        account_unref(account);
         free(region);
         return rdt_error_set(err, RDT_NO_MEMORY, "no memory for a region");
     }
@@ -196,12 +197,16 @@ static void region_forget(struct region *region)
     free(region);
 }
 
-/* It never had memory. */
+/* It never had memory, and was not there before. */
 static void region_cancel(struct region *region)
 {
+    uint64_t had[USAGE_COUNT];
+
     index_remove(&region->regions->by_id, region->id);
     event(region->regions->events, RDT__PB__LIST_KIND__LIST_KIND_REGIONS, "gone", region);
-    uncharge(region);
+    charges(region, had);
+    account_take_back(region->account, had);
+    account_unref(region->account);
     free(region);
 }
 
@@ -343,7 +348,7 @@ enum rdt_status regions_charge(struct regions *regions, uint64_t bytes, struct r
 
 void regions_uncharge(struct regions *regions, uint64_t bytes)
 {
-    regions->bytes -= bytes;
+    give_back(regions, bytes);
 }
 
 /* The charge is the pool's until now. */
@@ -521,7 +526,7 @@ void region_retire(struct region *region, bool discard, struct list *victims)
         return;
     }
     if (victims) {
-        regions->bytes -= block->bytes;
+        give_back(regions, block->bytes);
         list_append(victims, &block->link);
         return;
     }

@@ -195,6 +195,21 @@ Test(account_limits, who_has_been_answered_tries_no_more)
     account_give(first, USAGE_REGIONS, 3);
 }
 
+Test(account_limits, what_came_to_nothing_calls_nobody)
+{
+    struct waiter a = {.account = first, .n = 1};
+    uint64_t want[USAGE_COUNT] = {[USAGE_REGIONS] = 1, [USAGE_OBJECTS] = 1};
+
+    take(first, 2);
+    cr_assert_eq(account_take_all(first, want, NULL), RDT_OK);
+    cr_assert(!attempt(&a));
+    account_take_back(first, want);
+    cr_assert(a.called == 0 && accounts.node.used[USAGE_OBJECTS] == 0);
+    account_give(first, USAGE_REGIONS, 2);
+    cr_assert(a.called == 1 && attempt(&a));
+    account_give(first, USAGE_REGIONS, 1);
+}
+
 /* Who waits for the client's limit may meet the owner's next. */
 Test(account_limits, one_queue_after_another)
 {

@@ -384,3 +384,61 @@ Test(region, reference_during_registration)
     cr_assert_eq(fake.n_freed, 1u);
     cr_assert_eq(fake.n_registered, 0u);
 }
+
+/* ---- who waits for memory ---- */
+
+struct room_waiter {
+    struct account_wait wait; /* first */
+    struct account *account;
+    unsigned called;
+};
+
+static void on_room(struct account_wait *wait)
+{
+    ((struct room_waiter *)wait)->called++;
+}
+
+static enum rdt_status try_alloc(struct accounts *accounts, struct room_waiter *waiter, uint64_t bytes)
+{
+    struct region *region = NULL;
+    enum rdt_status status;
+
+    waiter->wait.on_room = on_room;
+    account_try(accounts, &waiter->wait);
+    status =
+        region_alloc(&fake.regions, "fake", "", bytes, REGION_ALLOCATED, waiter->account, 1, &region, on_ready, &region, NULL);
+    account_tried(accounts, &waiter->wait);
+    return status;
+}
+
+/* Else the two would call each other as long as the memory is full. */
+Test(region, refused_allocation_calls_nobody_who_waits)
+{
+    struct accounts accounts;
+    struct room_waiter a = {0}, b = {0};
+    struct region *full;
+    struct rdt_error err = {0};
+
+    accounts_init(&accounts);
+    a.account = account_get(&accounts, &(struct owner){.uid = 1});
+    b.account = account_get(&accounts, &(struct owner){.uid = 2});
+    fake.regions.accounts = &accounts;
+    fake.regions.limit_bytes = 1 << 20;
+    full = take(1 << 20);
+    cr_assert_eq(try_alloc(&accounts, &a, 4096), RDT_NO_MEMORY);
+    cr_assert_eq(try_alloc(&accounts, &b, 4096), RDT_NO_MEMORY);
+    cr_assert(accounts.n_waiting == 2 && a.called == 0, "called %u times", a.called);
+    region_unref(full);
+    fake_run();
+    cr_assert(a.called == 1 && b.called == 1);
+    cr_assert_eq(regions_charge(&fake.regions, 1 << 20, &err), RDT_OK);
+    a.wait.called = b.wait.called = false;
+    regions_uncharge(&fake.regions, 1 << 20);
+    cr_assert(a.called == 2 && b.called == 2, "memory of the heap is room too");
+    account_wait_end(&accounts, &a.wait);
+    account_wait_end(&accounts, &b.wait);
+    account_unref(a.account);
+    account_unref(b.account);
+    fake.regions.accounts = NULL;
+    accounts_fini(&accounts);
+}
