@@ -171,6 +171,9 @@ Test(copies_storm, sent)
 
 Test(copies_storm, read_or_sent)
 {
+#ifdef __SANITIZE_THREAD__
+    cr_skip_test("that a reader has read before memory is used again is known by its word, which no tool follows");
+#endif
     storm("both", "delay_ms=1\n", "3MiB");
 }
 
