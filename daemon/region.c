@@ -1,4 +1,4 @@
-/* Allocation, import, export and the last unref of regions. What grows with pages runs on the work pool. */
+/* Import, export and the last unref of regions. What grows with pages runs on the work pool. */
 #include "daemon/region.h"
 
 #include <assert.h>
@@ -6,22 +6,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "daemon/log.h"
+#include "daemon/region_impl.h"
 #include "daemon/warm.h"
-
-#define SMALL_BYTES POOL_MIN_BYTES
-
-struct page_work {
-    struct work work;
-    struct region *region;
-    struct transport *transport; /* registering */
-    region_ready on_ready;
-    void *arg;
-    enum rdt_status status;
-    struct rdt_error err;
-    void *handle;
-    struct list victims; /* allocating: struct pool_block whose pages go first */
-};
 
 /* ---- all of them ---- */
 
@@ -35,8 +21,7 @@ static bool reserve(void *arg, uint64_t bytes)
     return true;
 }
 
-/* Pages have gone back: whoever waits for memory may try again. */
-static void give_back(struct regions *regions, uint64_t bytes)
+void regions_give_back(struct regions *regions, uint64_t bytes)
 {
     regions->bytes -= bytes;
     if (regions->accounts && bytes > 0)
@@ -45,7 +30,7 @@ static void give_back(struct regions *regions, uint64_t bytes)
 
 static void unreserve(void *arg, uint64_t bytes)
 {
-    give_back(arg, bytes);
+    regions_give_back(arg, bytes);
 }
 
 void regions_init(struct regions *regions, struct plugins *plugins, struct work_pool *pool, uint64_t limit_bytes)
@@ -141,10 +126,9 @@ enum rdt_status region_resume(struct region *region, struct rdt_error *err)
     return status;
 }
 
-/* Charged at once: before anything is done. */
-static enum rdt_status region_new(struct regions *regions, struct memory_kind *kind, const char *device, uint64_t bytes,
-                                  enum region_origin origin, struct account *account, uint64_t client, unsigned n_fds,
-                                  struct region **region_p, struct rdt_error *err)
+enum rdt_status region_new(struct regions *regions, struct memory_kind *kind, const char *device, uint64_t bytes,
+                           enum region_origin origin, struct account *account, uint64_t client, unsigned n_fds,
+                           struct region **region_p, struct rdt_error *err)
 {
     struct region *region = calloc(1, sizeof *region);
     uint64_t want[USAGE_COUNT];
@@ -187,18 +171,16 @@ static enum rdt_status region_new(struct regions *regions, struct memory_kind *k
     return RDT_OK;
 }
 
-/* The memory is gone already, or never was. */
-static void region_forget(struct region *region)
+void region_forget(struct region *region)
 {
     event(region->regions->events, RDT__PB__LIST_KIND__LIST_KIND_REGIONS, "gone", region);
     if (region->origin != REGION_IMPORTED)
-        give_back(region->regions, region->room);
+        regions_give_back(region->regions, region->room);
     uncharge(region);
     free(region);
 }
 
-/* It never had memory, and was not there before. */
-static void region_cancel(struct region *region)
+void region_cancel(struct region *region)
 {
     uint64_t had[USAGE_COUNT];
 
@@ -210,7 +192,7 @@ static void region_cancel(struct region *region)
     free(region);
 }
 
-static enum rdt_status find_kind(struct regions *regions, const char *name, struct memory_kind **kind_p, struct rdt_error *err)
+enum rdt_status regions_find_kind(struct regions *regions, const char *name, struct memory_kind **kind_p, struct rdt_error *err)
 {
     struct memory_kind *kind = plugins_memory_kind(regions->plugins, name);
 
@@ -222,229 +204,13 @@ static enum rdt_status find_kind(struct regions *regions, const char *name, stru
     return RDT_OK;
 }
 
-static void free_victims(struct list *victims)
-{
-    list_for_each_safe (node, victims) {
-        struct pool_block *block = list_entry(node, struct pool_block, link);
-        pool_block_free(block);
-        free(block);
-    }
-    list_init(victims);
-}
-
-static enum rdt_status alloc_block(struct region *region, struct rdt_error *err)
-{
-    const struct rdt_memory_ops *ops = &region->kind->ops;
-    void *instance = region->kind->instance;
-
-    if (region->origin == REGION_STAGING && ops->alloc_private &&
-        ops->alloc_private(instance, region->room, &region->block, NULL) == RDT_OK) {
-        region->never_leaves = true;
-        return RDT_OK;
-    }
-    return ops->alloc(instance, region->device, region->room, &region->block, err);
-}
-
-static void run_alloc(struct work *work)
-{
-    struct page_work *page = (struct page_work *)work;
-    struct region *region = page->region;
-
-    free_victims(&page->victims);
-    page->status = alloc_block(region, &page->err);
-    if (page->status != RDT_OK || region->origin < REGION_RECEIVED)
-        return;
-    /* bytes are about to come: its pages are touched here, not one by one by the thread that receives */
-    page->status = region->kind->ops.map(region->kind->instance, &region->block, true, &page->err);
-    if (page->status != RDT_OK)
-        region->kind->ops.free(region->kind->instance, &region->block);
-}
-
-static void done_alloc(struct work *work)
-{
-    struct page_work *page = (struct page_work *)work;
-
-    if (page->status != RDT_OK) {
-        index_remove(&page->region->regions->by_id, page->region->id);
-        region_forget(page->region);
-        page->on_ready(page->arg, NULL, &page->err);
-    } else {
-        page->on_ready(page->arg, page->region, NULL);
-    }
-    free(page);
-}
-
-/* Whether there is room for so many bytes, if need be in place of what is ready or warm. */
-static bool make_room(struct regions *regions, uint64_t bytes, struct list *victims)
-{
-    uint64_t free_bytes = regions->bytes < regions->limit_bytes ? regions->limit_bytes - regions->bytes : 0;
-    uint64_t spare = regions->ready.bytes + regions->warm_bytes, before = regions->bytes;
-
-    if (bytes <= free_bytes)
-        return true;
-    if (regions->give_up && bytes <= regions->limit_bytes && spare < bytes - free_bytes) {
-        regions->giving_up = victims;
-        (void)regions->give_up(regions->give_up_arg, bytes - free_bytes - spare);
-        regions->giving_up = NULL;
-        free_bytes += before - regions->bytes;
-        before = regions->bytes;
-        if (bytes <= free_bytes)
-            return true;
-    }
-    if (regions->ready.bytes + regions->warm_bytes < bytes - free_bytes)
-        return false; /* nobody shall lose what is warm for nothing */
-    pool_give_up(&regions->ready, bytes - free_bytes, victims);
-    free_bytes += before - regions->bytes;
-    if (bytes > free_bytes)
-        warm_give_up(regions, bytes - free_bytes, victims);
-    return bytes <= regions->limit_bytes && regions->bytes <= regions->limit_bytes - bytes;
-}
-
-/* What could not be used after all: the pages go, nobody waits for it. */
-static void run_drop(struct work *work)
-{
-    free_victims(&((struct page_work *)work)->victims);
-    free(work);
-}
-
-static void drop_victims(struct regions *regions, struct list *victims)
-{
-    struct page_work *page;
-
-    if (list_empty(victims))
-        return;
-    page = calloc(1, sizeof *page);
-    if (!page) {
-        free_victims(victims);
-        return;
-    }
-    page->work = (struct work){.run = run_drop};
-    list_init(&page->victims);
-    list_splice(&page->victims, victims);
-    work_submit(regions->pool, &page->work);
-}
-
-static enum rdt_status no_room(const struct regions *regions, uint64_t bytes, struct rdt_error *err)
-{
-    return rdt_error_set(err, bytes > regions->limit_bytes ? RDT_LIMIT : RDT_NO_MEMORY,
-                         "%llu bytes do not fit: %llu of the daemon's memory_limit of %llu bytes are taken",
-                         (unsigned long long)bytes, (unsigned long long)regions->bytes,
-                         (unsigned long long)regions->limit_bytes);
-}
-
-enum rdt_status regions_charge(struct regions *regions, uint64_t bytes, struct rdt_error *err)
-{
-    struct list victims;
-    bool fits;
-
-    list_init(&victims);
-    fits = make_room(regions, bytes, &victims);
-    drop_victims(regions, &victims);
-    if (!fits)
-        return no_room(regions, bytes, err);
-    regions->bytes += bytes;
-    return RDT_OK;
-}
-
-void regions_uncharge(struct regions *regions, uint64_t bytes)
-{
-    give_back(regions, bytes);
-}
-
-/* The charge is the pool's until now. */
-static void adopt(struct region *region, struct pool_block *take_block)
-{
-    region->block = take_block->block;
-    region->room = take_block->bytes;
-    region->n_registrations = take_block->n_registrations;
-    memcpy(region->registrations, take_block->registrations, sizeof region->registrations);
-    free(take_block);
-}
-
-enum rdt_status region_alloc(struct regions *regions, const char *kind_name, const char *device, uint64_t bytes,
-                             enum region_origin origin, struct account *account, uint64_t client, struct region **region_p,
-                             region_ready on_ready, void *arg, struct rdt_error *err)
-{
-    struct memory_kind *kind;
-    struct region *region;
-    struct page_work *page;
-    struct pool_block *ready;
-    struct list victims;
-    uint64_t room;
-    enum rdt_status status = find_kind(regions, kind_name, &kind, err);
-
-    if (status != RDT_OK)
-        return status;
-    if (bytes == 0)
-        return rdt_error_set(err, RDT_INVALID, "cannot allocate 0 bytes");
-    if (bytes > regions->limit_bytes)
-        return no_room(regions, bytes, err);
-    status = region_new(regions, kind, device, bytes, origin, account, client, 1, &region, err);
-    if (status != RDT_OK)
-        return status;
-    ready = origin == REGION_ALLOCATED ? NULL : pool_take(&regions->ready, kind, bytes);
-    if (regions->ready.bytes > 0)
-        regions_watch(regions);
-    if (ready) {
-        adopt(region, ready);
-        *region_p = region;
-        return RDT_OK;
-    }
-    list_init(&victims);
-    room = origin == REGION_ALLOCATED ? pool_pages_bytes(kind, bytes) : pool_room_bytes(&regions->ready, kind, bytes);
-    if (!make_room(regions, room, &victims) && !make_room(regions, room = pool_pages_bytes(kind, bytes), &victims)) {
-        drop_victims(regions, &victims);
-        region_cancel(region);
-        if (bytes <= regions->limit_bytes)
-            account_node_is_full(account, USAGE_BYTES);
-        return no_room(regions, bytes, err);
-    }
-    region->room = room;
-    regions->bytes += room;
-
-    if (!on_ready)
-        drop_victims(regions, &victims); /* their share of the limit is free already */
-    if ((bytes <= SMALL_BYTES || !on_ready) && list_empty(&victims)) {
-        status = alloc_block(region, err);
-        if (status != RDT_OK) {
-            index_remove(&regions->by_id, region->id);
-            region_forget(region);
-            return status;
-        }
-        *region_p = region;
-        return RDT_OK;
-    }
-    page = calloc(1, sizeof *page);
-    if (!page) {
-        drop_victims(regions, &victims);
-        index_remove(&regions->by_id, region->id);
-        region_forget(region);
-        return rdt_error_set(err, RDT_NO_MEMORY, "no memory for a region");
-    }
-    page->work = (struct work){.run = run_alloc, .done = done_alloc, .lane = client};
-    page->region = region;
-    page->on_ready = on_ready;
-    page->arg = arg;
-    list_init(&page->victims);
-    list_splice(&page->victims, &victims);
-    work_submit(regions->pool, &page->work);
-    return RDT_AGAIN;
-}
-
-enum rdt_status region_alloc_now(struct regions *regions, const char *kind, const char *device, uint64_t bytes,
-                                 enum region_origin origin, struct account *account, struct region **region_p,
-                                 struct rdt_error *err)
-{
-    return region_alloc(regions, kind, device, bytes, origin, account, 0, region_p, NULL, NULL, err);
-}
-
 enum rdt_status region_import(struct regions *regions, const char *kind_name, const char *device,
                               const struct rdt_import *import, struct account *account, uint64_t client,
                               struct region **region_p, struct rdt_error *err)
 {
     struct memory_kind *kind;
     struct region *region;
-    enum rdt_status status = find_kind(regions, kind_name, &kind, err);
+    enum rdt_status status = regions_find_kind(regions, kind_name, &kind, err);
 
     if (status != RDT_OK)
         return status;
@@ -491,7 +257,7 @@ static void done_free(struct work *work)
     struct regions *regions = list_entry(block->pool, struct regions, ready);
 
     regions->freeing--;
-    give_back(regions, block->bytes);
+    regions_give_back(regions, block->bytes);
     free(block);
 }
 
@@ -522,11 +288,11 @@ void region_retire(struct region *region, bool discard, struct list *victims)
     free(region);
     if (!block) { /* little, or no memory to do it elsewhere */
         pool_block_free(&now);
-        give_back(regions, now.bytes);
+        regions_give_back(regions, now.bytes);
         return;
     }
     if (victims) {
-        give_back(regions, block->bytes);
+        regions_give_back(regions, block->bytes);
         list_append(victims, &block->link);
         return;
     }
@@ -668,127 +434,4 @@ bool region_may_come_again(const struct region *region, uint64_t client)
 {
     return region->regions->warm_max_bytes > 0 && region->origin != REGION_IMPORTED && region->exported_to == client &&
            !region->exported_widely && region->writable_outside && !region->sealed;
-}
-
-/* ---- scrubbing ---- */
-
-static void run_scrub(struct work *work)
-{
-    struct region *region = ((struct page_work *)work)->region;
-
-    memset(region->block.addr, 0, region->room);
-}
-
-static void done_scrub(struct work *work)
-{
-    struct page_work *page = (struct page_work *)work;
-
-    page->on_ready(page->arg, page->region, NULL);
-    free(page);
-}
-
-enum rdt_status region_scrub(struct region *region, region_ready on_ready, void *arg, struct rdt_error *err)
-{
-    struct page_work *page;
-
-    if (!region_addr(region, err))
-        return err ? err->status : RDT_SYSTEM;
-    page = calloc(1, sizeof *page);
-    if (!page)
-        return rdt_error_set(err, RDT_NO_MEMORY, "no memory to clear region %llu", (unsigned long long)region->id);
-    page->work = (struct work){.run = run_scrub, .done = done_scrub};
-    page->region = region;
-    page->on_ready = on_ready;
-    page->arg = arg;
-    work_submit(region->regions->pool, &page->work);
-    return RDT_OK;
-}
-
-/* ---- registering ---- */
-
-static void run_register(struct work *work)
-{
-    struct page_work *page = (struct page_work *)work;
-    struct region *region = page->region;
-
-    page->status = page->transport->ops.register_memory(page->transport->instance, region->block.addr,
-                                                        region->origin == REGION_IMPORTED ? region->bytes : region->room,
-                                                        region->kind->name, &page->handle, &page->err);
-}
-
-static void run_unregister(struct work *work)
-{
-    struct page_work *page = (struct page_work *)work;
-
-    page->transport->ops.unregister_memory(page->transport->instance, page->handle);
-    free(page);
-}
-
-static void unregister(struct regions *regions, struct transport *transport, void *handle)
-{
-    struct page_work *page = calloc(1, sizeof *page);
-
-    if (!page) {
-        transport->ops.unregister_memory(transport->instance, handle);
-        return;
-    }
-    page->work = (struct work){.run = run_unregister};
-    page->transport = transport;
-    page->handle = handle;
-    work_submit(regions->pool, &page->work);
-}
-
-static void done_register(struct work *work)
-{
-    struct page_work *page = (struct page_work *)work;
-    struct region *region = page->region;
-
-    if (page->status == RDT_OK) {
-        bool twice = false;
-        for (unsigned i = 0; i < region->n_registrations; i++)
-            twice = twice || region->registrations[i].transport == page->transport;
-        if (twice || region->n_registrations == REGION_MAX_REGISTRATIONS) /* two asked at once: one is enough */
-            unregister(region->regions, page->transport, page->handle);
-        else
-            region->registrations[region->n_registrations++] = (struct registration){page->transport, page->handle};
-        page->on_ready(page->arg, region, NULL);
-    } else {
-        page->on_ready(page->arg, NULL, &page->err);
-    }
-    region_unref(region);
-    free(page);
-}
-
-enum rdt_status region_register(struct region *region, struct transport *transport, void **handle_p, region_ready on_ready,
-                                void *arg, struct rdt_error *err)
-{
-    struct page_work *page;
-
-    if (!transport->ops.register_memory) {
-        *handle_p = NULL;
-        return RDT_OK;
-    }
-    for (unsigned i = 0; i < region->n_registrations; i++)
-        if (region->registrations[i].transport == transport) {
-            *handle_p = region->registrations[i].handle;
-            return RDT_OK;
-        }
-    if (region->n_registrations == REGION_MAX_REGISTRATIONS)
-        return rdt_error_set(err, RDT_LIMIT, "region %llu is registered with %u transports already",
-                             (unsigned long long)region->id, REGION_MAX_REGISTRATIONS);
-    if (!region_addr(region, err))
-        return err ? err->status : RDT_SYSTEM;
-    page = calloc(1, sizeof *page);
-    if (!page)
-        return rdt_error_set(err, RDT_NO_MEMORY, "no memory to register region %llu", (unsigned long long)region->id);
-    page->work = (struct work){.run = run_register, .done = done_register, .lane = region->client};
-    page->region = region;
-    page->transport = transport;
-    page->on_ready = on_ready;
-    page->arg = arg;
-    region_ref(region);
-    if (region->kind == region->regions->ready.kind)
-        pool_note_registration(&region->regions->ready, transport);
-    work_submit(region->regions->pool, &page->work);
-    return RDT_AGAIN;
 }

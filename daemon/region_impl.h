@@ -1,0 +1,26 @@
+/* What region.c, region_alloc.c and region_register.c share. */
+#ifndef DAEMON_REGION_IMPL_H
+#define DAEMON_REGION_IMPL_H
+
+#include "daemon/region.h"
+
+#define SMALL_BYTES POOL_MIN_BYTES /* pages of so few bytes come and go on the loop */
+
+/* Pages have gone back: whoever waits for memory may try again. */
+void regions_give_back(struct regions *regions, uint64_t bytes);
+
+enum rdt_status regions_find_kind(struct regions *regions, const char *name, struct memory_kind **kind_p,
+                                  struct rdt_error *err);
+
+/* Charged at once: before anything is done. */
+enum rdt_status region_new(struct regions *regions, struct memory_kind *kind, const char *device, uint64_t bytes,
+                           enum region_origin origin, struct account *account, uint64_t client, unsigned n_fds,
+                           struct region **region_p, struct rdt_error *err);
+
+/* The memory is gone already, or never was. */
+void region_forget(struct region *region);
+
+/* It never had memory, and was not there before. */
+void region_cancel(struct region *region);
+
+#endif
