@@ -97,9 +97,11 @@ static void uncharge(struct pool *pool, uint64_t bytes)
 static void done_free(struct work *work)
 {
     struct pool_block *block = list_entry(work, struct pool_block, work);
+    struct pool *pool = block->pool;
 
-    uncharge(block->pool, block->bytes);
+    uncharge(pool, block->bytes);
     free(block);
+    pool->on_change(pool->arg);
 }
 
 static void release(struct pool_block *block)
@@ -152,19 +154,22 @@ static void settle(struct pool_block *block)
     }
     list_append(&class->ready, &block->link);
     class->n_ready++;
+    pool->on_change(pool->arg);
 }
 
 static void done_make(struct work *work)
 {
     struct pool_block *block = list_entry(work, struct pool_block, work);
+    struct pool *pool = block->pool;
 
     if (block->status == RDT_OK) {
         settle(block);
         return;
     }
-    block->pool->classes[class_of(block->bytes, NULL)].n_making--;
-    uncharge(block->pool, block->bytes); /* who needs memory now will say that there is none */
+    pool->classes[class_of(block->bytes, NULL)].n_making--;
+    uncharge(pool, block->bytes); /* who needs memory now will say that there is none */
     free(block);
+    pool->on_change(pool->arg);
 }
 
 static struct pool_block *block_new(struct pool *pool, uint64_t bytes)

@@ -61,6 +61,7 @@ struct pool {
     /* Takes from, and gives back to, what the daemon may use. reserve: false, there is no room. */
     bool (*reserve)(void *arg, uint64_t bytes);
     void (*unreserve)(void *arg, uint64_t bytes);
+    void (*on_change)(void *arg); /* from the loop: a block is ready, or gone */
     void *arg;
     struct pool_class classes[POOL_CLASSES];
 };

@@ -15,7 +15,7 @@ static bool reserve(void *arg, uint64_t bytes)
 {
     struct regions *regions = arg;
 
-    if (bytes > regions->limit_bytes || regions->bytes > regions->limit_bytes - bytes)
+    if (bytes > regions->limit_bytes || regions->bytes > regions->limit_bytes - bytes || !list_empty(&regions->awaiting))
         return false;
     regions->bytes += bytes;
     return true;
@@ -33,12 +33,18 @@ static void unreserve(void *arg, uint64_t bytes)
     regions_give_back(arg, bytes);
 }
 
+static void on_change(void *arg)
+{
+    regions_admit(arg);
+}
+
 void regions_init(struct regions *regions, struct plugins *plugins, struct work_pool *pool, uint64_t limit_bytes)
 {
     *regions = (struct regions){.plugins = plugins, .pool = pool, .next_id = 1, .limit_bytes = limit_bytes};
     index_init(&regions->by_id, 1);
     map_init(&regions->warm_clients);
     list_init(&regions->warm);
+    list_init(&regions->awaiting);
     pool_init(&regions->ready, pool, 0, 0);
 }
 
@@ -71,6 +77,7 @@ void regions_keep(struct regions *regions, struct deadlines *deadlines, uint64_t
     regions->ready.kind = plugins_memory_kind(regions->plugins, "host");
     regions->ready.reserve = reserve;
     regions->ready.unreserve = unreserve;
+    regions->ready.on_change = on_change;
     regions->ready.arg = regions;
     regions->warm_max_bytes = warm_max_bytes;
     regions->deadlines = deadlines;
@@ -89,6 +96,11 @@ void regions_close(struct regions *regions)
 uint64_t regions_used_bytes(const struct regions *regions)
 {
     return regions->bytes - regions->ready.bytes - regions->warm_bytes;
+}
+
+uint64_t regions_claimed_bytes(const struct regions *regions)
+{
+    return regions_used_bytes(regions) - regions->freeing_bytes + regions->awaiting_bytes;
 }
 
 /* ---- one ---- */
@@ -257,8 +269,10 @@ static void done_free(struct work *work)
     struct regions *regions = list_entry(block->pool, struct regions, ready);
 
     regions->freeing--;
+    regions->freeing_bytes -= block->bytes;
     regions_give_back(regions, block->bytes);
     free(block);
+    regions_admit(regions);
 }
 
 static void fill_block(struct pool_block *block, const struct region *region, bool discard)
@@ -296,11 +310,12 @@ void region_retire(struct region *region, bool discard, struct list *victims)
         list_append(victims, &block->link);
         return;
     }
-    if (anyone && pool_give(&regions->ready, block)) {
+    if (anyone && list_empty(&regions->awaiting) && pool_give(&regions->ready, block)) {
         regions_watch(regions);
         return;
     }
     regions->freeing++;
+    regions->freeing_bytes += block->bytes;
     block->work = (struct work){.run = run_free, .done = done_free};
     work_submit(regions->pool, &block->work);
 }

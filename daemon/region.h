@@ -26,6 +26,10 @@ struct regions {
     uint64_t next_id;
     uint64_t bytes, limit_bytes; /* of memory the daemon allocated: in use, ready, warm, or on its way back */
     unsigned freeing;            /* pages on their way back */
+    uint64_t freeing_bytes;
+    struct list
+        awaiting; /* allocations that wait for what is on its way back, or is about to be ready: in turn (region_alloc.c) */
+    uint64_t awaiting_bytes;
     struct pool ready;
     struct map warm_clients;             /* client id -> struct warm */
     struct list warm;                    /* struct region.by_age: of all clients, the oldest first */
@@ -105,13 +109,16 @@ void regions_uncharge(struct regions *regions, uint64_t bytes);
 /* What is in use, without what is ready or warm. */
 uint64_t regions_used_bytes(const struct regions *regions);
 
+/* What nobody else can have, now or in a moment: what is in use, less what is on its way back, and what others wait for. */
+uint64_t regions_claimed_bytes(const struct regions *regions);
+
 /* Something ready or warm may have to be given back later: sees to it that somebody looks. */
 void regions_watch(struct regions *regions);
 
 /* New zeroed memory with one reference for the caller. RDT_OK: *region_p is ready now (little memory, or what was kept ready: not for
  * REGION_ALLOCATED). RDT_AGAIN: on_ready comes later, with the region or the error. NO_MEMORY, LIMIT (names it) and UNSUPPORTED (no
  * such memory kind) come at once where they can: the limit is taken before anything is touched. Before anyone is refused, what is
- * ready or warm is given up. */
+ * ready or warm is given up, and what is on its way back waited for, if on_ready can come later. */
 enum rdt_status region_alloc(struct regions *regions, const char *kind, const char *device, uint64_t bytes,
                              enum region_origin origin, struct account *account, uint64_t client, struct region **region_p,
                              region_ready on_ready, void *arg, struct rdt_error *err);

@@ -6,7 +6,8 @@
 #include "daemon/warm.h"
 
 struct page_work {
-    struct work work;
+    struct work work; /* first */
+    struct list link; /* in regions->awaiting */
     struct region *region;
     region_ready on_ready;
     void *arg;
@@ -154,6 +155,106 @@ static void adopt(struct region *region, struct pool_block *take_block)
     free(take_block);
 }
 
+/* Takes its room from the limit. */
+static bool take_room(struct region *region, struct list *victims)
+{
+    struct regions *regions = region->regions;
+    uint64_t pages = pool_pages_bytes(region->kind, region->bytes);
+    uint64_t room = region->origin == REGION_ALLOCATED ? pages : pool_room_bytes(&regions->ready, region->kind, region->bytes);
+
+    if (!make_room(regions, room, victims) && !make_room(regions, room = pages, victims))
+        return false;
+    region->room = room;
+    regions->bytes += room;
+    return true;
+}
+
+static void submit(struct page_work *page)
+{
+    page->work = (struct work){.run = run_alloc, .done = done_alloc, .lane = page->region->client};
+    work_submit(page->region->regions->pool, &page->work);
+}
+
+static struct page_work *page_work_new(struct region *region, region_ready on_ready, void *arg)
+{
+    struct page_work *page = calloc(1, sizeof *page);
+
+    if (!page)
+        return NULL;
+    page->region = region;
+    page->on_ready = on_ready;
+    page->arg = arg;
+    list_init(&page->link);
+    list_init(&page->victims);
+    return page;
+}
+
+/* ---- waiting for what is on its way ---- */
+
+static bool will_fit(const struct regions *regions, uint64_t claimed, uint64_t bytes)
+{
+    return bytes <= regions->limit_bytes && claimed <= regions->limit_bytes - bytes;
+}
+
+/* There is no room, but there would be if the work pool stood still: memory that is made ahead, scrubbed or given back takes until then,
+ * and nobody is refused for that. */
+static bool await_room(struct region *region, region_ready on_ready, void *arg)
+{
+    struct regions *regions = region->regions;
+    uint64_t bytes = pool_pages_bytes(region->kind, region->bytes);
+    struct page_work *page;
+
+    if (!on_ready || !will_fit(regions, regions_claimed_bytes(regions), bytes))
+        return false;
+    page = page_work_new(region, on_ready, arg);
+    if (!page)
+        return false;
+    region->room = bytes;
+    regions->awaiting_bytes += bytes;
+    list_append(&regions->awaiting, &page->link);
+    return true;
+}
+
+static void stop_awaiting(struct page_work *page, uint64_t bytes)
+{
+    list_remove(&page->link);
+    page->region->regions->awaiting_bytes -= bytes;
+}
+
+/* What it waited for went to somebody who could not wait. */
+static void refuse(struct page_work *page)
+{
+    struct region *region = page->region;
+
+    (void)no_room(region->regions, region->room, &page->err);
+    stop_awaiting(page, region->room);
+    index_remove(&region->regions->by_id, region->id);
+    region->room = 0; /* it never had any */
+    region_forget(region);
+    page->on_ready(page->arg, NULL, &page->err);
+    free(page);
+}
+
+void regions_admit(struct regions *regions)
+{
+    while (!list_empty(&regions->awaiting)) {
+        struct page_work *page = list_entry(list_first(&regions->awaiting), struct page_work, link);
+        uint64_t bytes = page->region->room;
+        if (take_room(page->region, &page->victims)) {
+            stop_awaiting(page, bytes);
+            submit(page);
+        } else if (will_fit(regions, regions_claimed_bytes(regions) - regions->awaiting_bytes, bytes)) {
+            drop_victims(regions, &page->victims);
+            return; /* more comes */
+        } else {
+            drop_victims(regions, &page->victims);
+            refuse(page);
+        }
+    }
+}
+
+/* ---- allocating ---- */
+
 enum rdt_status region_alloc(struct regions *regions, const char *kind_name, const char *device, uint64_t bytes,
                              enum region_origin origin, struct account *account, uint64_t client, struct region **region_p,
                              region_ready on_ready, void *arg, struct rdt_error *err)
@@ -163,7 +264,7 @@ enum rdt_status region_alloc(struct regions *regions, const char *kind_name, con
     struct page_work *page;
     struct pool_block *ready;
     struct list victims;
-    uint64_t room;
+    bool in_turn = on_ready && !list_empty(&regions->awaiting);
     enum rdt_status status = regions_find_kind(regions, kind_name, &kind, err);
 
     if (status != RDT_OK)
@@ -175,7 +276,7 @@ enum rdt_status region_alloc(struct regions *regions, const char *kind_name, con
     status = region_new(regions, kind, device, bytes, origin, account, client, 1, &region, err);
     if (status != RDT_OK)
         return status;
-    ready = origin == REGION_ALLOCATED ? NULL : pool_take(&regions->ready, kind, bytes);
+    ready = origin == REGION_ALLOCATED || in_turn ? NULL : pool_take(&regions->ready, kind, bytes);
     if (regions->ready.bytes > 0)
         regions_watch(regions);
     if (ready) {
@@ -184,17 +285,15 @@ enum rdt_status region_alloc(struct regions *regions, const char *kind_name, con
         return RDT_OK;
     }
     list_init(&victims);
-    room = origin == REGION_ALLOCATED ? pool_pages_bytes(kind, bytes) : pool_room_bytes(&regions->ready, kind, bytes);
-    if (!make_room(regions, room, &victims) && !make_room(regions, room = pool_pages_bytes(kind, bytes), &victims)) {
+    if (in_turn || !take_room(region, &victims)) {
         drop_victims(regions, &victims);
+        if (await_room(region, on_ready, arg))
+            return RDT_AGAIN;
         region_cancel(region);
         if (bytes <= regions->limit_bytes)
             account_node_is_full(account, USAGE_BYTES);
         return no_room(regions, bytes, err);
     }
-    region->room = room;
-    regions->bytes += room;
-
     if (!on_ready)
         drop_victims(regions, &victims); /* their share of the limit is free already */
     if ((bytes <= SMALL_BYTES || !on_ready) && list_empty(&victims)) {
@@ -207,20 +306,15 @@ enum rdt_status region_alloc(struct regions *regions, const char *kind_name, con
         *region_p = region;
         return RDT_OK;
     }
-    page = calloc(1, sizeof *page);
+    page = page_work_new(region, on_ready, arg);
     if (!page) {
         drop_victims(regions, &victims);
         index_remove(&regions->by_id, region->id);
         region_forget(region);
         return rdt_error_set(err, RDT_NO_MEMORY, "no memory for a region");
     }
-    page->work = (struct work){.run = run_alloc, .done = done_alloc, .lane = client};
-    page->region = region;
-    page->on_ready = on_ready;
-    page->arg = arg;
-    list_init(&page->victims);
     list_splice(&page->victims, &victims);
-    work_submit(regions->pool, &page->work);
+    submit(page);
     return RDT_AGAIN;
 }
 

@@ -20,6 +20,9 @@ enum rdt_status region_new(struct regions *regions, struct memory_kind *kind, co
 /* The memory is gone already, or never was. */
 void region_forget(struct region *region);
 
+/* Who waits for memory, in turn, as far as there is room now. From the loop only, for it may call anyone. */
+void regions_admit(struct regions *regions);
+
 /* It never had memory, and was not there before. */
 void region_cancel(struct region *region);
 

@@ -58,7 +58,7 @@ static void take_out(struct transfer *transfer)
 static enum rdt_status judge(const struct reservation_group *group, struct rdt_error *err)
 {
     const struct regions *regions = group->reservation->regions;
-    uint64_t used = regions_used_bytes(regions), limit = regions->limit_bytes;
+    uint64_t used = regions_claimed_bytes(regions), limit = regions->limit_bytes;
     uint64_t spare = regions->give_up ? regions->give_up(regions->give_up_arg, 0) : 0; /* goes when it is wanted */
 
     used -= spare < used ? spare : used;

@@ -190,6 +190,71 @@ Test(pool, cap_holds)
     cr_assert_eq(fake.regions.bytes, fake.regions.ready.bytes);
 }
 
+/* What is made ahead, scrubbed or given back takes its time, and nobody is refused for that. */
+Test(pool, what_is_on_its_way_is_waited_for)
+{
+    struct region *region, *got[4] = {0};
+    struct rdt_error err = {0};
+    int fd;
+
+    fake.regions.limit_bytes = 5 * SIZE;
+    for (unsigned i = 0; i < 4; i++) { /* from the second on one more is made ahead */
+        enum rdt_status status =
+            region_alloc(&fake.regions, "fake", "", SIZE, REGION_RECEIVED, &account, i, &got[i], on_ready, &got[i], &err);
+        cr_assert(status == RDT_OK || status == RDT_AGAIN, "%u: %s", i, err.msg);
+    }
+    fake_run();
+    for (unsigned i = 0; i < 4; i++) {
+        cr_assert_not_null(got[i]);
+        if (i % 2) /* these go back to the system */
+            cr_assert_eq(region_export(got[i], false, &fd, NULL), RDT_OK);
+    }
+    for (unsigned i = 0; i < 4; i++)
+        region_unref(got[i]);
+    region = NULL;
+    cr_assert_eq(
+        region_alloc(&fake.regions, "fake", "", 5 * SIZE, REGION_ALLOCATED, &account, 1, &region, on_ready, &region, &err),
+        RDT_AGAIN, "%s", err.msg);
+    got[0] = NULL;
+    cr_assert_eq(region_alloc(&fake.regions, "fake", "", 4096, REGION_ALLOCATED, &account, 1, &got[0], on_ready, &got[0], &err),
+                 RDT_NO_MEMORY, "it is promised already");
+    fake_run();
+    cr_assert_not_null(region);
+    cr_assert_eq(fake.regions.bytes, 5 * SIZE);
+    cr_assert(fake.regions.awaiting_bytes == 0 && fake.regions.freeing_bytes == 0);
+    drop(region);
+    cr_assert_eq(account.used[USAGE_BYTES], 0u);
+}
+
+static enum rdt_status last_status;
+
+static void on_answer(void *arg, struct region *region, const struct rdt_error *err)
+{
+    *(struct region **)arg = region;
+    last_status = err ? err->status : RDT_OK;
+}
+
+/* Who cannot wait takes what there is; who waited for it hears that it is gone. */
+Test(pool, what_is_waited_for_may_be_lost)
+{
+    struct region *all = fake_region(2 * SIZE, 1), *late = NULL, *now = NULL;
+    struct rdt_error err = {0};
+
+    fake.regions.limit_bytes = 3 * SIZE;
+    region_unref(all);
+    cr_assert_eq(
+        region_alloc(&fake.regions, "fake", "", 3 * SIZE, REGION_ALLOCATED, &account, 1, &late, on_answer, &late, &err),
+        RDT_AGAIN);
+    cr_assert_eq(region_alloc_now(&fake.regions, "fake", "", 4096, REGION_ARENA, &account, &now, &err), RDT_OK, "%s", err.msg);
+    last_status = RDT_OK;
+    fake_run();
+    cr_assert_eq(last_status, RDT_NO_MEMORY);
+    cr_assert_null(late);
+    cr_assert_eq(regions_used_bytes(&fake.regions), 4096u);
+    drop(now);
+    cr_assert_eq(account.used[USAGE_BYTES], 0u);
+}
+
 static void turn_until_bytes(uint64_t bytes)
 {
     while (fake.regions.bytes != bytes)
