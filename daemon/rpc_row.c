@@ -193,21 +193,23 @@ Rdt__Pb__BackendInfo *row_transport(struct arena *arena, const struct transport 
 Rdt__Pb__TransferInfo *row_transfer(struct arena *arena, const struct transfer_record *record)
 {
     Rdt__Pb__TransferInfo *info = arena_alloc(arena, sizeof *info);
-    Rdt__Pb__Candidate *candidates = arena_alloc(arena, PATH_MAX_CANDIDATES * sizeof *candidates);
-    Rdt__Pb__Candidate **list = arena_alloc(arena, PATH_MAX_CANDIDATES * sizeof *list);
+    const struct path_decision *decision = record->decision;
+    unsigned n = decision ? decision->n : 0;
+    Rdt__Pb__Candidate *candidates = arena_alloc(arena, (n + 1) * sizeof *candidates);
+    Rdt__Pb__Candidate **list = arena_alloc(arena, (n + 1) * sizeof *list);
     char *ref = arena_alloc(arena, RDT_REF_TEXT_BYTES);
 
     if (!info || !candidates || !list || !ref)
         return NULL;
     transfer_record_to_wire(record, info, ref);
-    for (unsigned i = 0; i < record->decision.n; i++) {
+    for (unsigned i = 0; i < n; i++) {
         rdt__pb__candidate__init(&candidates[i]);
-        candidates[i].path = (char *)record->decision.candidates[i].name;
-        candidates[i].chosen = (int)i == record->decision.chosen;
-        candidates[i].reason = (char *)record->decision.candidates[i].reason;
+        candidates[i].path = (char *)decision->candidates[i].name;
+        candidates[i].chosen = (int)i == decision->chosen;
+        candidates[i].reason = (char *)decision->candidates[i].reason;
         list[i] = &candidates[i];
     }
-    info->n_candidates = record->decision.n;
+    info->n_candidates = n;
     info->candidates = list;
     return info;
 }

@@ -54,6 +54,8 @@ void transfers_fini(struct transfers *transfers)
     }
     map_fini(&transfers->by_id);
     map_fini(&transfers->questions);
+    for (unsigned i = 0; i < TRANSFER_HISTORY; i++)
+        free(transfers->history[i].decision);
 }
 
 unsigned transfers_active(const struct transfers *transfers)
@@ -126,37 +128,6 @@ enum rdt_status transfer_reserve(struct transfer *transfer, region_ready on_read
                         own ? transfer->client->id : 0, &transfer->received, on_ready, transfer, err);
 }
 
-void record_start(struct transfer_record *record, uint64_t id, const struct owner *requester, const struct rdt_ref *ref,
-                  const char *direction, const char *state)
-{
-    record->id = id;
-    record->requester = *requester;
-    record->ref = *ref;
-    record->direction = direction;
-    record->state = state;
-    record->since_ns = uv_hrtime();
-    record->decision.chosen = -1;
-}
-
-void record_finish(struct transfers *transfers, struct transfer_record *record, const char *state, const char *error)
-{
-    record->state = state;
-    if (error)
-        (void)snprintf(record->error, sizeof record->error, "%s", error);
-    record->elapsed_ns = uv_hrtime() - (record->began_ns ? record->began_ns : record->since_ns);
-    if (record->elapsed_ns == 0)
-        record->elapsed_ns = 1;
-    /* Most of a record is room for candidates, and the history as a whole is larger than a cache. */
-    memcpy(&transfers->history[transfers->n_history++ % TRANSFER_HISTORY], record,
-           offsetof(struct transfer_record, decision.candidates[0]) +
-               record->decision.n * sizeof record->decision.candidates[0]);
-    event(transfers->events, RDT__PB__LIST_KIND__LIST_KIND_TRANSFERS, "ended", record);
-    if (record->error[0])
-        transfers->failed++;
-    else
-        transfers->done++;
-}
-
 static void target_free(struct target *target)
 {
     if (!target)
@@ -192,6 +163,7 @@ void transfer_end(struct transfer *transfer)
     if (transfer->merged) {
         transfer->record.state = "joined";
         event(transfers->events, RDT__PB__LIST_KIND__LIST_KIND_TRANSFERS, "ended", &transfer->record);
+        free(transfer->record.decision);
     } else {
         record_finish(transfers, &transfer->record, transfer->record.error[0] ? "failed" : "done", NULL);
     }
@@ -622,16 +594,4 @@ void transfer_record_to_wire(const struct transfer_record *record, Rdt__Pb__Tran
     info->elapsed_ns = (int64_t)record->elapsed_ns;
     info->error = (char *)record->error;
     info->client = record->client;
-}
-
-const struct transfer_record *transfers_next_active(const struct transfers *transfers, struct list **cursor)
-{
-    struct list *next = *cursor ? (*cursor)->next : transfers->active.next;
-
-    if (next == &transfers->active)
-        next = transfers->outgoing.next;
-    if (next == &transfers->outgoing)
-        return NULL;
-    *cursor = next;
-    return list_entry(next, struct transfer_record, link);
 }

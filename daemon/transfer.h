@@ -70,7 +70,7 @@ struct transfer_record {
     uint64_t began_ns;   /* the object was there: from here on it takes time; 0: not yet */
     uint64_t elapsed_ns; /* since it began; 0: not ended */
     char error[560];
-    struct path_decision decision;
+    struct path_decision *decision; /* with as many candidates as it has; NULL: not decided yet, and most that wait never are */
 };
 
 struct transfers {

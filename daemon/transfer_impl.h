@@ -224,6 +224,10 @@ void transfer_unwanted(struct transfer *transfer);
 /* Of a record that is all zero. */
 void record_start(struct transfer_record *record, uint64_t id, const struct owner *requester, const struct rdt_ref *ref,
                   const char *direction, const char *state);
+/* The path, by path_choose; what it decided is kept with the record, whose own it is. NO_MEMORY too. */
+enum rdt_status record_decide(struct transfer_record *record, const struct path_query *query, struct rdt_error *err);
+const struct path_candidate *record_chosen(const struct transfer_record *record); /* after an OK */
+/* Goes into the history. */
 void record_finish(struct transfers *transfers, struct transfer_record *record, const char *state, const char *error);
 Rdt__Pb__Slice *slice_dup(const Rdt__Pb__Slice *slice); /* NULL for NULL; free with protobuf_c_message_free_unpacked */
 

@@ -228,7 +228,7 @@ enum rdt_status transfer_in_read_meta(struct transfer *transfer, const Rdt__Pb__
 }
 
 /* Which path, by what is known: before the answer that is less. */
-static enum rdt_status choose(struct transfer *transfer, bool has_inline, struct path_decision *decision, struct rdt_error *err)
+static enum rdt_status choose(struct transfer *transfer, bool has_inline, struct rdt_error *err)
 {
     struct path_offer offers[PATH_MAX_CANDIDATES];
     bool nothing = transfer->have_meta && transfer->stream_bytes == 0; /* then no transport need move it */
@@ -248,12 +248,12 @@ static enum rdt_status choose(struct transfer *transfer, bool has_inline, struct
             peer_transport_offer_to_path(list_entry(node, struct peer_transport, link), transfer->memory, "host",
                                          &offers[query.n_offers++]);
     }
-    return path_choose(&query, decision, err);
+    return record_decide(&transfer->record, &query, err);
 }
 
 static void take_path(struct transfer *transfer)
 {
-    const struct path_candidate *chosen = &transfer->record.decision.candidates[transfer->record.decision.chosen];
+    const struct path_candidate *chosen = record_chosen(&transfer->record);
 
     memcpy(transfer->record.path, chosen->name, sizeof chosen->name);
     transfer->is_inline = chosen->kind == PATH_INLINE;
@@ -283,10 +283,9 @@ void transfer_in_early(struct transfer *transfer)
     (void)snprintf(transfer->memory, sizeof transfer->memory, "host");
     if (layout_packed(transfer->target->layout, &transfer->packed, &transfer->stream_bytes, &err) != RDT_OK)
         return;
-    if (transfer->stream_bytes > transfer->transfers->options->inline_max_bytes &&
-        choose(transfer, false, &transfer->record.decision, &err) == RDT_OK) {
+    if (transfer->stream_bytes > transfer->transfers->options->inline_max_bytes && choose(transfer, false, &err) == RDT_OK) {
         const struct transport *transport;
-        chosen = &transfer->record.decision.candidates[transfer->record.decision.chosen];
+        chosen = record_chosen(&transfer->record);
         transport = plugins_transport(transfer->transfers->plugins, chosen->name);
         /* without cancel a plain "no such object" would cost the connection */
         if (chosen->kind == PATH_TRANSPORT && !chosen->one_sided && transport && !transport->ops.register_memory &&
@@ -380,7 +379,7 @@ static void take_answer(struct transfer *transfer, const Rdt__Pb__PullMeta *meta
     if (status == RDT_OK && !meta->has_inline && transfer_copy_answered(transfer, meta))
         return;
     if (status == RDT_OK)
-        status = choose(transfer, meta->has_inline, &transfer->record.decision, &err);
+        status = choose(transfer, meta->has_inline, &err);
     if (status != RDT_OK) {
         transfer_fail_err(transfer, &err);
         return;
@@ -426,11 +425,11 @@ void transfer_in_choose_again(struct transfer *transfer)
     struct rdt_error err = {0};
     const struct path_candidate *chosen;
 
-    if (choose(transfer, false, &transfer->record.decision, &err) != RDT_OK) {
+    if (choose(transfer, false, &err) != RDT_OK) {
         transfer_fail_err(transfer, &err);
         return;
     }
-    chosen = &transfer->record.decision.candidates[transfer->record.decision.chosen];
+    chosen = record_chosen(&transfer->record);
     transfer->early = false;
     if (transfer->failed == RDT_OK && !chosen->one_sided && strcmp(chosen->name, transfer->via->transport->name) == 0) {
         transfer_in_watch(transfer);

@@ -295,11 +295,11 @@ void transfer_local_serve(struct transfer *transfer, struct object *object)
     for (uint32_t i = 0; i < object->n_regions; i++)
         query.same_client = query.same_client && object->uses[i].region->client == transfer->client->id &&
                             object->uses[i].region->origin != REGION_RECEIVED;
-    if (path_choose(&query, &transfer->record.decision, &err) != RDT_OK) {
+    if (record_decide(&transfer->record, &query, &err) != RDT_OK) {
         transfer_fail_err(transfer, &err);
         return;
     }
-    chosen = &transfer->record.decision.candidates[transfer->record.decision.chosen];
+    chosen = record_chosen(&transfer->record);
     memcpy(transfer->record.path, chosen->name, sizeof chosen->name);
     if (chosen->kind == PATH_INLINE) {
         reply_inline(transfer, object);

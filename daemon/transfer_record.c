@@ -1,0 +1,67 @@
+/* What is kept of transfers for people. */
+#include <stdio.h>
+#include <stdlib.h>
+
+#include "daemon/transfer_impl.h"
+
+void record_start(struct transfer_record *record, uint64_t id, const struct owner *requester, const struct rdt_ref *ref,
+                  const char *direction, const char *state)
+{
+    record->id = id;
+    record->requester = *requester;
+    record->ref = *ref;
+    record->direction = direction;
+    record->state = state;
+    record->since_ns = uv_hrtime();
+}
+
+enum rdt_status record_decide(struct transfer_record *record, const struct path_query *query, struct rdt_error *err)
+{
+    struct path_decision decision, *kept;
+    enum rdt_status status = path_choose(query, &decision, err);
+    size_t bytes = offsetof(struct path_decision, candidates) + decision.n * sizeof decision.candidates[0];
+
+    kept = realloc(record->decision, bytes);
+    if (!kept)
+        return status == RDT_OK ? rdt_error_set(err, RDT_NO_MEMORY, "no memory for the transfer") : status;
+    memcpy(kept, &decision, bytes);
+    record->decision = kept;
+    return status;
+}
+
+const struct path_candidate *record_chosen(const struct transfer_record *record)
+{
+    return &record->decision->candidates[record->decision->chosen];
+}
+
+void record_finish(struct transfers *transfers, struct transfer_record *record, const char *state, const char *error)
+{
+    struct transfer_record *place = &transfers->history[transfers->n_history++ % TRANSFER_HISTORY];
+
+    record->state = state;
+    if (error)
+        (void)snprintf(record->error, sizeof record->error, "%s", error);
+    record->elapsed_ns = uv_hrtime() - (record->began_ns ? record->began_ns : record->since_ns);
+    if (record->elapsed_ns == 0)
+        record->elapsed_ns = 1;
+    free(place->decision);
+    *place = *record;
+    event(transfers->events, RDT__PB__LIST_KIND__LIST_KIND_TRANSFERS, "ended", record);
+    record->decision = NULL; /* the history's */
+    if (record->error[0])
+        transfers->failed++;
+    else
+        transfers->done++;
+}
+
+const struct transfer_record *transfers_next_active(const struct transfers *transfers, struct list **cursor)
+{
+    struct list *next = *cursor ? (*cursor)->next : transfers->active.next;
+
+    if (next == &transfers->active)
+        next = transfers->outgoing.next;
+    if (next == &transfers->outgoing)
+        return NULL;
+    *cursor = next;
+    return list_entry(next, struct transfer_record, link);
+}
