@@ -37,7 +37,7 @@ struct daemon {
     struct regions regions;
     struct accounts accounts;
     uint64_t open_files; /* that this process may have */
-    struct account own; /* of what the daemon has for itself */
+    struct account own;  /* of what the daemon has for itself */
     struct slabs slabs;
     struct object_table objects;
     struct names names;
@@ -154,6 +154,7 @@ static void close_transfers(void *arg)
 {
     struct daemon *daemon = arg;
 
+    object_tellings_end(&daemon->objects);
     detached_end_all(&daemon->objects);
     names_clear(&daemon->names); /* what they hold goes while there are still threads that free memory */
     transfers_close(&daemon->transfers, close_peers, daemon);

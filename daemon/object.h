@@ -157,7 +157,7 @@ enum rdt_status object_fill(struct object *object, struct layout *take_layout, s
  * NO_MEMORY. */
 enum rdt_status object_attach(struct object *object, struct region **regions, uint32_t n_regions, struct rdt_error *err);
 
-/* FILLING: its put came to nothing; whoever waited is told why. Nothing in another state. */
+/* FILLING: its put came to nothing; whoever waited is told why, many in turns. Nothing in another state. */
 void object_fail(struct object *object, const struct rdt_error *why);
 
 /* DRAINING or GONE: FREED or OWNER_DIED, with a sentence. */

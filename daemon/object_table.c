@@ -21,6 +21,7 @@ void object_table_init(struct object_table *table, const struct node *node, stru
     *table = (struct object_table){.node = node, .accounts = accounts, .slabs = slabs, .max_objects = max_objects};
     map_init(&table->by_name);
     map_init(&table->detached);
+    list_init(&table->tellings);
     if (getrandom(&boot, sizeof boot, 0) != (ssize_t)sizeof boot)
         boot = (uint32_t)uv_hrtime();
     table->first_generation = ((uint64_t)(boot & 0x7fffff) << 40) + 1;
@@ -225,27 +226,6 @@ static void adopt_waiters(struct object *object, struct object *awaited)
     if (object->others)
         list_for_each (node, &object->others->waiters)
             list_entry(node, struct object_waiter, link)->object = object;
-}
-
-/* A list of its own, because their events may start new waits or drop the object. */
-void object_tell_waiters(struct object *object, const struct rdt_error *why)
-{
-    struct list told;
-
-    list_init(&told);
-    while (object->others && !list_empty(&object->others->waiters)) {
-        struct list *node = list_first(&object->others->waiters);
-        list_remove(node);
-        list_append(&told, node);
-    }
-    object_hold(object);
-    while (!list_empty(&told)) {
-        struct object_waiter *waiter = list_entry(list_first(&told), struct object_waiter, link);
-        object_waiter_remove(waiter);
-        waiter->on_event(waiter, why ? NULL : object, why);
-    }
-    assert(object->holds > 1);
-    object_drop(object);
 }
 
 static uint32_t heap_bytes(const struct object_put *put, size_t key_bytes)

@@ -522,6 +522,47 @@ Test(object, filling_that_fails_tells_why)
     cr_assert_eq(map_count(&table.detached), 0u);
 }
 
+/* The loop has others to see to. */
+Test(object, filling_that_fails_tells_many_in_turns)
+{
+    enum { N = 500 };
+    struct rdt_error why = {.status = RDT_NO_MEMORY, .msg = "none"};
+    struct waiting *all = calloc(N, sizeof *all);
+    struct deadlines deadlines;
+    unsigned told = 0, turns = 0, before;
+
+    cr_assert_not_null(all);
+    deadlines_init(&deadlines, &fake.loop);
+    table.deadlines = &deadlines;
+    for (unsigned i = 0; i < N; i++)
+        wait_as(&all[i], "a", &me);
+    object_fail(put_filling("a", 0), &why);
+    cr_assert_eq(find_as("a", 0, &me), RDT_AGAIN, "nobody comes after them");
+    for (; told < N - 1; turns++) {
+        before = told;
+        told = 0;
+        for (unsigned i = 0; i < N; i++)
+            told += all[i].told;
+        cr_assert_leq(told - before, 64u);
+        if (turns == 0)
+            object_waiter_remove(&all[N - 1].waiter); /* has left meanwhile */
+        if (told < N - 1)
+            (void)uv_run(&fake.loop, UV_RUN_ONCE);
+    }
+    cr_assert(all[N - 1].told == 0 && all[N - 2].why == RDT_NO_MEMORY);
+    cr_assert(list_empty(&table.tellings));
+    for (unsigned i = 0; i < N; i++)
+        wait_as(&all[i], "a", &me);
+    object_fail(put_filling("a", 0), &why);
+    object_tellings_end(&table);
+    for (unsigned i = 0; i < N; i++)
+        cr_assert(all[i].told == 1 && all[i].why == RDT_NO_MEMORY);
+    table.deadlines = NULL;
+    deadlines_close(&deadlines, NULL);
+    fake_run();
+    free(all);
+}
+
 Test(object, filling_refused_at_once_keeps_waiters)
 {
     struct rdt_error why = {.status = RDT_NO_MEMORY};
