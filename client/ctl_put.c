@@ -105,11 +105,11 @@ static enum rdt_status put_object(struct ctl *ctl, struct put *put, struct rdt_e
         options.metadata = put->safetensors->header;
         options.metadata_bytes = put->safetensors->header_bytes;
     }
-    options.flags = (put->snapshot ? RDT_PUT_SNAPSHOT : 0) | (put->detached ? RDT_PUT_DETACHED : 0);
+    /* what is published nobody writes any more: as a snapshot, copies of it may serve others */
+    options.flags = (put->snapshot || put->publish ? RDT_PUT_SNAPSHOT : 0) | (put->detached ? RDT_PUT_DETACHED : 0);
     options.ttl_ns = put->ttl_ns;
     options.visibility = (enum rdt_visibility)put->visibility;
     options.transport = put->transport;
-    options.flags = put->publish ? RDT_PUT_SNAPSHOT : 0; /* nobody writes it any more: copies of it may serve others */
     options.timeout_ns = ctl_timeout(ctl, CTL_DEFAULT_TIMEOUT_NS);
     if (options.timeout_ns <= 0) /* 0 polls here, and is "without end" there */
         options.timeout_ns = options.timeout_ns ? 0 : 1;

@@ -116,7 +116,7 @@ if [[ -z $file ]]; then
   file=$dir/model.safetensors
   if [[ ! -x $generator ]]; then
     generator=$dir/make_safetensors
-    "${CC:-cc}" -std=c11 -D_GNU_SOURCE -O2 -o "$generator" tests/demo/make_safetensors.c
+    ${CC:-cc} -std=c11 -D_GNU_SOURCE -O2 -o "$generator" tests/demo/make_safetensors.c
   fi
   "$generator" "$file" "$mebibytes"
 else
