@@ -564,6 +564,26 @@ Test(limits, put_waits_for_room)
     end(NULL);
 }
 
+/* The arena's memory is the daemon's own, but who puts waits for it. */
+Test(limits, small_put_waits_for_memory)
+{
+    const char *flags[] = {"--memory-limit=8MiB", NULL};
+    enum rdt_status status = RDT_INTERNAL;
+    pthread_t thread;
+    void *all;
+
+    begin(flags);
+    all = alloc_memory(conn, 8 * MIB);
+    must_refuse(RDT_NO_MEMORY, "memory_limit",
+                rdt_put(other, &VECTOR(RDT_U8, 5, "hello"), 1, NULL, &(struct rdt_ref){0}, &err));
+    pthread_create(&thread, NULL, put_late, &status);
+    wait_until(LONG, used(0, "waiters") == 1);
+    must_ok(rdt_dealloc(conn, all, &err));
+    pthread_join(thread, NULL);
+    cr_assert_eq(status, RDT_OK);
+    end(NULL);
+}
+
 /* ---- the daemon's own ---- */
 
 static uint64_t cpu_ms(pid_t pid)
