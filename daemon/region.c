@@ -448,5 +448,5 @@ enum rdt_status region_export(struct region *region, bool writable, int *fd_p, s
 bool region_may_come_again(const struct region *region, uint64_t client)
 {
     return region->regions->warm_max_bytes > 0 && region->origin != REGION_IMPORTED && region->exported_to == client &&
-           !region->exported_widely && region->writable_outside && !region->sealed;
+           !region->exported_widely && region->writable_outside && !region->sealed && !guard_is_broken(region->guard);
 }

@@ -159,7 +159,8 @@ enum rdt_status region_export_to(struct region *region, uint64_t client, bool wr
 /* The same for whoever it may be: the memory can serve nobody again. INTERNAL if one client had it in an earlier life. */
 enum rdt_status region_export(struct region *region, bool writable, int *fd_p, struct rdt_error *err);
 
-/* The client may keep it mapped when it lets go of it, and may be given it again (warm.h): nobody else ever had it. */
+/* The client may keep it mapped when it lets go of it, and may be given it again (warm.h): nobody else ever had it, and it has all its
+ * pages. */
 bool region_may_come_again(const struct region *region, uint64_t client);
 
 /* Zeroes it on the work pool; on_ready comes later. */

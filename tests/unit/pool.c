@@ -2,6 +2,8 @@
  * from a kind made of calloc. */
 #include <criterion/criterion.h>
 #include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
 #include <uv.h>
 
 #include "daemon/region.h"
@@ -279,6 +281,42 @@ static void on_drop(struct warm *warm, uint64_t region)
     (void)warm;
     n_dropped++;
     last_dropped = region;
+}
+
+/* A guarded mapping that has lost a page. */
+static int broken_slot(void)
+{
+    size_t page = (size_t)sysconf(_SC_PAGESIZE);
+    int file = memfd_create("hole", MFD_CLOEXEC), slot;
+    volatile uint8_t *addr = mmap(NULL, page, PROT_READ, MAP_SHARED, file, 0);
+
+    cr_assert(file >= 0 && addr != MAP_FAILED);
+    guard_install();
+    slot = guard_enter((const void *)addr, page, page);
+    cr_assert_eq(addr[0], 0, "behind the end of the file");
+    cr_assert(guard_is_broken(slot));
+    (void)munmap((void *)addr, page);
+    (void)close(file);
+    return slot;
+}
+
+/* Else it would fail whatever is fetched into it, for as long as its client comes back for it. */
+Test(pool, what_has_lost_pages_does_not_come_again)
+{
+    struct warm warm;
+    struct region *region;
+    int fd;
+
+    warm_start(&warm, &fake.regions, 1, on_drop);
+    region = receive(SIZE, 1);
+    cr_assert_eq(region_export_to(region, 1, true, &fd, NULL), RDT_OK);
+    region->guard = broken_slot();
+    cr_assert(!region_may_come_again(region, 1));
+    region->kept = true; /* it was whole when its client let go of it */
+    drop(region);
+    cr_assert_eq(fake.regions.warm_bytes, 0u);
+    cr_assert_eq(n_dropped, 1u, "its client was told");
+    warm_stop(&warm);
 }
 
 /* A region that only this client had and has let go of. */
