@@ -328,7 +328,7 @@ Test(names_nodes, address_of_the_node_is_enough)
     must(stat.ref.generation == object_ref.generation);
     must_ok(rdt_wait_put(reader, &name, LONG, &err));
     must_ok(rdt_ref_set_address(&own, c.node[0].address, &err));
-    fetch_pattern(owner, &own, INLINE_BYTES, 1, "local/share");
+    fetch_pattern(owner, &own, INLINE_BYTES, 1, "inline");
     must_ok(rdt_ref_set_address(&own, other, &err));
     must_refuse(RDT_INVALID, "this node itself", try_fetch(owner, &own, RDT_FETCH_AUTO, LONG, &object, &err));
     must_refuse(RDT_INVALID, "this node itself", rdt_wait_put(owner, &own, LONG, &err));
