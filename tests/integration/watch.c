@@ -80,7 +80,7 @@ Test(watch, life_of_an_object)
     cr_assert_eq(event.sequence, 1u);
     rdt_request_destroy(request);
     (void)expect(watcher, RDT_KIND_OBJECTS, "gone");
-    ref = put_one(actor, &VECTOR(RDT_U8, 5, "hello"), "o");
+    ref = put_one(actor, &VECTOR(RDT_U8, 5, alloc_memory(actor, 4096)), "o"); /* memory that can be shared */
     event = expect(watcher, RDT_KIND_OBJECTS, "put");
     cr_assert_eq(event.bytes, 5u);
     cr_assert_eq(event.uid, getuid());
