@@ -326,7 +326,8 @@ static void print_flag(const char *flag, const char *help, FILE *out)
 
 void options_help(FILE *out)
 {
-    static const char *const values[] = {"TEXT", "yes|no", "N", "BYTES", "TIME"};
+    static const char *const values[] = {[OPTION_STRING] = "TEXT", [OPTION_BOOL] = "yes|no", [OPTION_UINT] = "N",
+                                         [OPTION_COUNT] = "N",     [OPTION_BYTES] = "BYTES", [OPTION_DURATION] = "TIME"};
     fputs("rdtd: owns memory, its registrations and transports, and hands tensors between processes and nodes\n"
           "\n"
           "usage: rdtd [FLAG VALUE | FLAG=VALUE]...\n\n",

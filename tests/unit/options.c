@@ -478,6 +478,10 @@ Test(options, help_names_every_flag)
         snprintf(flag, sizeof(flag), "  --%s ", option_keys[i].name);
         for (char *p = flag; *p != 0; p++)
             *p = *p == '_' ? '-' : *p;
+        if (option_keys[i].type == OPTION_BYTES)
+            strcat(flag, "BYTES ");
+        else if (option_keys[i].type == OPTION_DURATION)
+            strcat(flag, "TIME ");
         cr_assert_not_null(strstr(text, flag), "%s", flag);
         for (size_t j = 0; j < i; j++)
             cr_assert_str_neq(option_keys[i].name, option_keys[j].name);
