@@ -366,7 +366,7 @@ help:
 	'make check-tsan       the same tests under ThreadSanitizer' \
 	'make check-layers     who may include and link whom' \
 	'make demo [FILE=...]  two daemons move a file between them' \
-	'make bench            measurements beside a reference' \
+	'make bench            measurements beside a reference; BENCH_ROWS=text: the groups whose name contains it' \
 	'make fault-matrix     every fault at every step, ROUNDS (100) times each; CELL=text: those whose name contains it' \
 	'make fuzz [TIME=60] [T=name]  the fuzz targets, or those whose name contains T, for TIME seconds each' \
 	'make cov              coverage of the tests' \

@@ -10,7 +10,7 @@
  * - Every function that can fail returns enum rdt_status (0 is RDT_OK) and fills err, which may be NULL, with one sentence.
  *   Results (..._p) are written only on success.
  * - Times are nanoseconds that remain: 0 polls, negative waits without end; in an options struct 0 is the default that is
- *   written there. A call ends at its deadline even if the daemon is stopped.
+ *   written there. A call ends at its deadline even if the daemon is stopped; one that takes none, within a minute (TIMED_OUT).
  * - Thread-safe: any call may be made from any thread on one connection, except that a request, an object or a memory range
  *   must not be destroyed while another thread still uses it. No thread is started; callers that wait drive the socket.
  * - After a fork the child's copy of a connection, and of everything made from it, answers RDT_FORKED; the child may unmap by
@@ -93,13 +93,14 @@ struct rdt_alloc_options {
     int64_t timeout_ns; /* how long it may wait for room under a limit or memory_limit; 0: not at all; negative: without end */
 };
 
-/* The same with options. TIMED_OUT: there was no room in time; the sentence says what it waited for. Who waits holds nothing, and comes
- * in turn: later requests of the same user do not overtake it. */
+/* The same with options. TIMED_OUT: there was no room in time; the sentence says what it waited for. What could never fit is refused
+ * at once. Who waits holds nothing, and comes in turn: later requests of the same user do not overtake it. */
 enum rdt_status rdt_alloc_with(rdt *rdt, size_t bytes, const struct rdt_alloc_options *options, void **addr_p,
                                struct rdt_error *err);
 
-/* Gives back what rdt_alloc or rdt_import gave. The address is unmapped, or kept for what this process allocates or fetches next
- * (alloc), or forgotten (import: the caller's mapping is the caller's). Nothing may be read or written there any more. Objects put from it live on. INVALID: addr is not the start of such a range. */
+/* Gives back what rdt_alloc or rdt_import gave. Memory of rdt_alloc is unmapped, or kept for what this process allocates or fetches
+ * next: nothing may be read or written there any more. An import is forgotten: the caller's mapping stays the caller's. Objects put
+ * from it live on. INVALID: addr is not the start of such a range. */
 enum rdt_status rdt_dealloc(rdt *rdt, void *addr, struct rdt_error *err);
 
 /* Offers a memfd that the caller has mapped at addr (bytes from offset 0 of the fd, shared mapping). The fd stays the caller's
@@ -158,7 +159,8 @@ enum rdt_status rdt_put(rdt *rdt, const struct rdt_tensor *tensors, size_t count
 
 /* Drops the producer's hold: the object goes when its last reader has let go. With force nobody fetches it any more (FREED), on no
  * node, from the moment that this returns: it waits for the nodes that keep a copy (of a snapshot), at most the daemon's peer_timeout
- * for one that does not answer and then serves no copy either. Readers that hold it keep it. Errors: NOT_FOUND, FREED, DENIED, PEER_LOST. */
+ * for one that does not answer and then serves no copy either. Readers that hold it keep it. Errors: NOT_FOUND,
+ * FREED, DENIED, PEER_LOST. */
 enum rdt_status rdt_free(rdt *rdt, const struct rdt_ref *ref, bool force, struct rdt_error *err);
 
 /* ---- fetch ---- */
@@ -183,7 +185,7 @@ struct rdt_fetch_options {
     enum rdt_fetch_mode mode;
     int64_t timeout_ns;     /* deadline of every request, from its start to its last byte; 0: without end */
     const char *transport;  /* only by this one; NULL: any */
-    const char *least_path; /* refuse what is slower than this path: "share", "cow", "copy", "inline", a transport's; NULL: any */
+    const char *least_path; /* refuse what is slower: "share", "cow", "copy", "inline" or a transport's name; NULL: any */
     /* For the i-th ref, if not NULL, slices[i] has one entry per tensor of that object (or is NULL: whole). */
     const struct rdt_slice *const *slices;
     const size_t *slice_counts; /* [refs] entries in slices[i] */
@@ -293,7 +295,8 @@ enum rdt_status rdt_unpublish(rdt *rdt, const struct rdt_ref *name, struct rdt_e
 enum rdt_status rdt_wait_put(rdt *rdt, const struct rdt_ref *ref, int64_t timeout_ns, struct rdt_error *err);
 
 /* Until no hold and no transfer of the object is left on any node: its memory may be written again. The producer's own hold
- * counts: free first. What readers on other nodes have received is memory of their own, and is not waited for. An object that is already gone is RDT_OK. */
+ * counts: free first. What readers on other nodes have received is memory of their own, and is not waited for. An object that is
+ * already gone is RDT_OK. */
 enum rdt_status rdt_wait_freed(rdt *rdt, const struct rdt_ref *ref, int64_t timeout_ns, struct rdt_error *err);
 
 /* The same for every object that overlaps [addr, addr + bytes) of rdt_alloc's or rdt_import's memory. */
@@ -304,14 +307,14 @@ enum rdt_status rdt_wait_freed_range(rdt *rdt, const void *addr, size_t bytes, i
  * it, and all nodes; root sees everything. Whoever reads too slowly loses events, is told how many, and holds up nobody.
  */
 enum rdt_kind {                          /* a set of them */
-                RDT_KIND_OBJECTS = 1,    /* awaited, put, freed, draining, gone */
+                RDT_KIND_OBJECTS = 1,    /* awaited, filling, put, freed, draining, gone */
                 RDT_KIND_REGIONS = 2,    /* new, gone */
                 RDT_KIND_CLIENTS = 4,    /* connected, gone */
                 RDT_KIND_PEERS = 8,      /* up, down, unreachable */
-                RDT_KIND_BACKENDS = 16,  /* none in this version: they are loaded before anybody connects */
+                RDT_KIND_BACKENDS = 16,  /* none: they are loaded before anybody connects */
                 RDT_KIND_TRANSFERS = 32, /* began, ended */
                 RDT_KIND_NAMES = 64,     /* published, freed (its newest version, by force), unpublished */
-                RDT_KIND_OWNERS = 128,   /* none in this version */
+                RDT_KIND_OWNERS = 128,   /* not told: UNSUPPORTED */
 };
 
 /* Begins to watch these kinds, 0: none, in place of what was watched before. Events come from now on: what is there already is not told;
@@ -346,6 +349,8 @@ struct rdt_stat {
     bool snapshot, detached;
     int64_t ttl_left_ns; /* of a detached object whose session has ended; -1: there is no end in sight */
 };
+/* What an object is and what keeps it; of a name: the object of its newest version. Errors: NOT_FOUND (nobody has put it, or
+ * waits for it), FREED, DENIED, PEER_LOST. */
 enum rdt_status rdt_stat(rdt *rdt, const struct rdt_ref *ref, struct rdt_stat *stat_p, struct rdt_error *err);
 
 #ifdef __cplusplus

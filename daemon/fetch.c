@@ -152,8 +152,12 @@ static void on_deadline(struct deadline *deadline)
     struct fetch *fetch = (struct fetch *)((char *)deadline - offsetof(struct fetch, deadline));
     struct rdt_error err;
 
-    (void)rdt_error_set(&err, RDT_TIMED_OUT, "the fetch of \"%s\" did not end in time (it was %s)", fetch->transfer->ref.id,
-                        sm_name(&fetch->transfer->sm));
+    if (fetch->transfer->sm.state == TRANSFER_PARKED)
+        (void)rdt_error_set(&err, RDT_TIMED_OUT, "the fetch of \"%s\" did not end in time: %s", fetch->transfer->ref.id,
+                            fetch->transfer->ref.is_name ? "no such version of it was published" : "nobody has put it yet");
+    else
+        (void)rdt_error_set(&err, RDT_TIMED_OUT, "the fetch of \"%s\" did not end in time (it was %s)", fetch->transfer->ref.id,
+                            sm_name(&fetch->transfer->sm));
     fetch_fail(fetch, &err);
 }
 

@@ -325,6 +325,8 @@ enum rdt_status peers_find(struct peers *peers, const uint8_t uuid[16], const ch
         return rdt_error_set(err, RDT_INVALID, "the node at %s is this node itself", address);
     if (address[0] && (named || !peer)) {
         status = options_split_address(address, host, &port, err);
+        if (status != RDT_OK && strchr(address, ':') == NULL)
+            status = rdt_error_set(err, RDT_INVALID, "'%s' is neither HOST:PORT nor a name in the nodes file", address);
         if (status == RDT_OK && port == 0)
             status = rdt_error_set(err, RDT_INVALID, "address %s: port 0 cannot be dialled", address);
         if (status != RDT_OK)

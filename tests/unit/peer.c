@@ -314,7 +314,9 @@ Test(peer, find_names_what_is_missing)
 
     world_start(a);
     cr_assert_eq(peers_find(a->peers, b->node.uuid, "", &peer, NULL), RDT_NOT_FOUND);
-    cr_assert_eq(peers_find(a->peers, b->node.uuid, "nonsense", &peer, NULL), RDT_INVALID);
+    struct rdt_error err;
+    cr_assert_eq(peers_find(a->peers, b->node.uuid, "nonsense", &peer, &err), RDT_INVALID);
+    cr_assert_not_null(strstr(err.msg, "nodes file"), "%s", err.msg);
     cr_assert_eq(peers_find(a->peers, b->node.uuid, "127.0.0.1:0", &peer, NULL), RDT_INVALID);
     cr_assert_eq(peers_find(a->peers, a->node.uuid, "127.0.0.1:1", &peer, NULL), RDT_INVALID);
     cr_assert_null(peer);
