@@ -52,7 +52,7 @@ static int64_t patience(const struct call *call, const void *request)
     if (call->type == RDT_MSG_ALLOC)
         return ((const Rdt__Pb__Alloc *)request)->timeout_ns;
     if (call->type != RDT_MSG_PUT ||
-        ((const Rdt__Pb__Put *)request)->flags != 0) /* a snapshot has begun when it finds no room */
+        ((const Rdt__Pb__Put *)request)->flags & PUT_SNAPSHOT) /* a snapshot has begun when it finds no room */
         return 0;
     return ((const Rdt__Pb__Put *)request)->timeout_ns;
 }

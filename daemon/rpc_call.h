@@ -12,6 +12,8 @@
 
 struct call;
 
+#define PUT_SNAPSHOT 1u /* of Put.flags */
+
 struct rpc { /* what handlers work on */
     uv_loop_t *loop;
     const struct options *options;

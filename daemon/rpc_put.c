@@ -5,7 +5,6 @@
 #include "daemon/snapshot.h"
 #include "wire_ref.h"
 
-#define PUT_SNAPSHOT 1u
 #define PUT_DETACHED 2u
 #define MAX_REGIONS 4096u
 

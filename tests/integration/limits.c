@@ -554,6 +554,9 @@ Test(limits, put_waits_for_room)
     options.timeout_ns = SEC;
     must_refuse(RDT_TIMED_OUT, "owner_max_objects",
                 rdt_put(other, &VECTOR(RDT_U8, 5, "hello"), 1, &options, &(struct rdt_ref){0}, &err));
+    options.flags = RDT_PUT_DETACHED;
+    must_refuse(RDT_TIMED_OUT, "owner_max_objects",
+                rdt_put(other, &VECTOR(RDT_U8, 5, "hello"), 1, &options, &(struct rdt_ref){0}, &err));
     pthread_create(&thread, NULL, put_late, &status);
     wait_until(LONG, used(0, "waiters") == 1);
     must_ok(rdt_free(conn, &a, false, &err));
