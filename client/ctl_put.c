@@ -194,8 +194,9 @@ static int announce(struct ctl *ctl, const struct put *put)
 
     rdt_ref_to_text(put->publish ? &put->name_ref : &put->ref, text);
     if (ctl->json) {
-        ctl_print_json(json_pack("{s:s, s:o, s:o, s:I, s:I}", "ref", text, "version", ctl_json_u64(put->version), "file",
-                                 ctl_json_text(put->path), "tensors", (json_int_t)put->count, "bytes", (json_int_t)put->bytes));
+        ctl_print_json(json_pack("{s:s, s:o*, s:o, s:I, s:I}", "ref", text, "version",
+                                 put->publish ? ctl_json_u64(put->version) : NULL, "file", ctl_json_text(put->path), "tensors",
+                                 (json_int_t)put->count, "bytes", (json_int_t)put->bytes));
     } else {
         puts(text);
     }

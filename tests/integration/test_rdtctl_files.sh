@@ -96,6 +96,9 @@ says 'snapshot, detached, .* left'
 status 0 "$rdtctl" fetch -q stays -o "$dir/stays.safetensors"
 cmp "$dir/in.safetensors" "$dir/stays.safetensors" || bad 'what stayed differs'
 status 0 "$rdtctl" free stays
+status 0 "$rdtctl" put "$dir/in.safetensors" --detached --ttl 1s --json
+says '"ref": "rdt:'
+grep -q '"version"' "$dir/out" && bad 'a version of what has no name'
 status 1 "$rdtctl" stat stays
 status 1 "$rdtctl" put -q "$dir/in.safetensors" --detached --ttl 48h
 says 'LIMIT: .*detached_ttl_max'
