@@ -34,14 +34,23 @@ enum rdt_status work_send(struct peer_work *work, enum rdt_peer_message type, co
     return peer_send(work->peer, type, message, err);
 }
 
+/* Takes the first transfer of `from` over into `to`; NULL: none is left. Lists of transfers are walked so where the end of one may
+ * end others: what is left is never one that is gone. */
+static struct transfer *take_over(struct list *from, struct list *to)
+{
+    struct list *node = list_first(from);
+
+    if (!node)
+        return NULL;
+    list_remove(node);
+    list_append(to, node);
+    return list_entry(node, struct transfer, by_peer);
+}
+
 static void ask_pending(struct peer_work *work)
 {
-    while (!list_empty(&work->pending)) {
-        struct transfer *transfer = list_entry(list_first(&work->pending), struct transfer, by_peer);
-        list_remove(&transfer->by_peer);
-        list_append(&work->incoming, &transfer->by_peer);
-        transfer_in_ask(transfer);
-    }
+    while (!list_empty(&work->pending))
+        transfer_in_ask(take_over(&work->pending, &work->incoming));
 }
 
 void transfers_peer_up(struct transfers *transfers, struct peer *peer)
@@ -75,15 +84,26 @@ void transfers_peer_merged(struct transfers *transfers, struct peer *from, struc
         ask_pending(work);
 }
 
+/* Those first that wait for the rest of their batch: the end of the rest would let them go on. */
+static void fail_each(struct list *transfers, const struct rdt_error *why)
+{
+    for (unsigned pass = 0; pass < 2; pass++) {
+        struct list now;
+        struct transfer *transfer;
+
+        list_init(&now);
+        list_splice(&now, transfers);
+        while ((transfer = take_over(&now, transfers)))
+            if (pass == 1 || !list_empty(&transfer->by_group))
+                transfer_fail_err(transfer, why);
+    }
+}
+
 static void work_fail(struct peer_work *work, const struct rdt_error *why)
 {
     peer_transports_down(work);
-    list_for_each_safe (node, &work->pending) {
-        transfer_fail(list_entry(node, struct transfer, by_peer), why->status, "%s", why->msg);
-    }
-    list_for_each_safe (node, &work->incoming) {
-        transfer_fail(list_entry(node, struct transfer, by_peer), why->status, "%s", why->msg);
-    }
+    fail_each(&work->pending, why);
+    fail_each(&work->incoming, why);
     outgoing_link_down(work);
     keepers_link_down(work);
 }

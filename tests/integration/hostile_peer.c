@@ -357,3 +357,43 @@ Test(hostile_peer, frames_that_cannot_be_end_the_link_with_a_reason)
     }
     end_with_insider();
 }
+
+/* Of a batch one item is answered and waits for the other's size; then the link ends. */
+Test(hostile_peer, link_that_ends_with_a_batch_half_answered_fails_it)
+{
+    Rdt__Pb__Offer offer = RDT__PB__OFFER__INIT;
+    uint8_t blob[56] = "nobody"; /* as long as loopback's offers are */
+    char *memory[] = {(char *)"host"};
+    struct rdt_ref refs[2] = {of_insider("v"), of_insider("w")};
+    rdt_request *requests[2];
+    struct answer answer;
+
+    begin(&(struct node_options){
+        .listen = "127.0.0.1:0", .loopback = true, .flags = (const char *const[]){"--memory-limit=40MiB", NULL}});
+    insider_open(&insider, node.key_path, (uint16_t)atoi(strrchr(node.address, ':') + 1));
+    reader = node_client(&node, "reader");
+    (void)alloc_memory(reader, 30 * MIB); /* if the second went on now, it would fail at once */
+    must_ok(rdt_fetch_start(reader, refs, 2, NULL, requests, &err));
+    must(insider_await(&insider, RDT_PEER_PULL, 2));
+
+    offer.transport = (char *)"loopback";
+    offer.version = (char *)"1";
+    offer.epoch = 1;
+    offer.memory = memory;
+    offer.n_memory = 1;
+    offer.blob = (ProtobufCBinaryData){sizeof blob, blob};
+    answer_init(&answer, insider.pulls[1]);
+    answer.ref.id.data = (uint8_t *)"w";
+    answer.shape = answer.meta.bytes = 20 * MIB;
+    answer.meta.has_inline = false;
+    answer.meta.inline_data = (ProtobufCBinaryData){0, NULL};
+    insider_send(&insider, RDT_PEER_OFFER, &offer.base);
+    insider_send(&insider, RDT_PEER_PULL_META, &answer.meta.base);
+    insider_close(&insider);
+    ends_with(requests[0], RDT_PEER_LOST, "is lost");
+    ends_with(requests[1], RDT_PEER_LOST, "is lost");
+    others_are_well();
+    rdt_close(reader);
+    rdt_close(bystander);
+    node_end(&node, meant);
+}
