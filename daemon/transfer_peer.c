@@ -47,10 +47,21 @@ static struct transfer *take_over(struct list *from, struct list *to)
     return list_entry(node, struct transfer, by_peer);
 }
 
+/* The link is up. What is queued behind a question has its turn when that is answered. */
 static void ask_pending(struct peer_work *work)
 {
-    while (!list_empty(&work->pending))
-        transfer_in_ask(take_over(&work->pending, &work->incoming));
+    struct list now;
+    struct transfer *transfer;
+
+    list_init(&now);
+    list_splice(&now, &work->pending);
+    while ((transfer = take_over(&now, &work->pending))) {
+        if (transfer->sm.state != TRANSFER_LINK)
+            continue;
+        list_remove(&transfer->by_peer);
+        list_append(&work->incoming, &transfer->by_peer);
+        transfer_in_ask(transfer);
+    }
 }
 
 void transfers_peer_up(struct transfers *transfers, struct peer *peer)
