@@ -111,6 +111,13 @@ static enum rdt_status on_peer_frame(void *arg, struct peer *peer, const struct 
     return transfers_peer_frame(&daemon->transfers, peer, frame, err);
 }
 
+static void on_peer_answer(void *arg, struct peer *peer)
+{
+    struct daemon *daemon = arg;
+
+    transfers_peer_answer(&daemon->transfers, peer);
+}
+
 /* ---- the end ---- */
 
 static void close_loop_handles(void *arg)
@@ -335,7 +342,8 @@ static enum rdt_status start(struct daemon *daemon, struct rdt_error *err)
                                         .on_up = on_peer_up,
                                         .on_down = on_peer_down,
                                         .on_merged = on_peer_merged,
-                                        .on_frame = on_peer_frame};
+                                        .on_frame = on_peer_frame,
+                                        .on_answer = on_peer_answer};
     enum rdt_status status = RDT_OK;
 
     if (!plugins_memory_kind(daemon->plugins, "host"))

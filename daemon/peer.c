@@ -377,6 +377,12 @@ enum rdt_status peer_send(struct peer *peer, enum rdt_peer_message type, const P
     return rdt_error_set(err, RDT_PEER_LOST, "%s is not connected", who);
 }
 
+void peer_ask(struct peer *peer)
+{
+    if (peer->state == PEER_UP)
+        peer_link_ask(peer->link_up);
+}
+
 size_t peer_queued_bytes(const struct peer *peer)
 {
     return peer->link_up ? peer_link_queued_bytes(peer->link_up) : 0;

@@ -62,6 +62,8 @@ struct peers_callbacks {
     /* What was known by an address only turned out to be `into`, or (NULL) this node itself: whoever waits for its link goes on there.
      * NULL: nobody waits for such. */
     void (*on_merged)(void *arg, struct peer *from, struct peer *into);
+    /* The answer to the latest peer_ask. NULL: nobody asks. */
+    void (*on_answer)(void *arg, struct peer *peer);
 };
 
 /* Reads the key, binds options->listen (port 0: node->address receives the real one), dials the nodes of the nodes file. Without a
@@ -91,6 +93,9 @@ enum rdt_status peer_away(const struct peer *peer, struct rdt_error *err);
  * NO_MEMORY; LIMIT: too large. */
 enum rdt_status peer_send(struct peer *peer, enum rdt_peer_message type, const ProtobufCMessage *message,
                           struct rdt_error *err);
+
+/* Is the node still there? A ping at once: on_answer when the node has answered it, or on_down. */
+void peer_ask(struct peer *peer);
 
 /* Bytes queued and not yet written: back-pressure for whoever asks. */
 size_t peer_queued_bytes(const struct peer *peer);

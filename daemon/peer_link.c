@@ -148,6 +148,12 @@ static void send_ping(struct peer_link *link, uint64_t now)
     (void)peer_link_send(link, RDT_PEER_PING, &ping.base, NULL);
 }
 
+void peer_link_ask(struct peer_link *link)
+{
+    send_ping(link, uv_hrtime());
+    link->asked = link->ping_sequence;
+}
+
 static void on_tick(uv_timer_t *timer)
 {
     struct peer_link *link = timer->data;
@@ -251,6 +257,7 @@ static enum rdt_status take_ping(struct peer_link *link, const struct frame *fra
     enum rdt_status status = RDT_OK;
     Rdt__Pb__LinkPing *ping;
     struct arena arena;
+    bool answered = false;
 
     arena_init(&arena, SMALL_MESSAGE_BYTES);
     ping = rdt__pb__link_ping__unpack(&arena.allocator, frame->length, frame->payload);
@@ -258,11 +265,18 @@ static enum rdt_status take_ping(struct peer_link *link, const struct frame *fra
         status = malformed("ping", err);
     else if (frame->type == RDT_PEER_PING)
         status = peer_link_send(link, RDT_PEER_PONG, &ping->base, err);
-    else if (link->peer && ping->sequence == link->ping_sequence) {
-        link->peer->rtt_ns = uv_hrtime() - link->ping_sent_ns;
-        link->peer->confirmed_ns = link->ping_sent_ns;
+    else {
+        if (link->peer && ping->sequence == link->ping_sequence) {
+            link->peer->rtt_ns = uv_hrtime() - link->ping_sent_ns;
+            link->peer->confirmed_ns = link->ping_sent_ns;
+        }
+        answered = link->asked > 0 && ping->sequence >= link->asked;
     }
     arena_fini(&arena);
+    if (answered) {
+        link->asked = 0;
+        link->config->events->on_answer(link);
+    }
     return status;
 }
 

@@ -43,6 +43,8 @@ struct peer_link_events {
     void (*on_confirmed)(struct peer_link *link);
     /* UP: a frame that is not hello, ping, pong or goodbye. An error as above. */
     enum rdt_status (*on_frame)(struct peer_link *link, const struct frame *frame, struct rdt_error *err);
+    /* The node has answered what peer_link_ask asked last. */
+    void (*on_answer)(struct peer_link *link);
     /* It has ended by itself: once, never inside a call from outside, never after peer_link_close. */
     void (*on_end)(struct peer_link *link, const struct rdt_error *why);
     /* All its handles are closed; its memory goes when this returns. */
@@ -95,6 +97,7 @@ struct peer_link {
     bool hello_seen;
     uint64_t last_byte_ns, next_ping_ns, timer_due_ns;
     uint64_t ping_sequence, ping_sent_ns;
+    uint64_t asked; /* the ping of the latest peer_link_ask; 0: it is answered */
 };
 
 /* Starts to connect; a name is looked up first. NO_MEMORY; all else is told by on_end. */
@@ -114,6 +117,9 @@ enum rdt_status peer_link_send(struct peer_link *link, enum rdt_peer_message typ
 
 /* MEETING -> UP: the deadline no longer counts, pings begin, with one at once. */
 void peer_link_up(struct peer_link *link);
+
+/* UP: a ping now, whose answer on_answer tells. */
+void peer_link_ask(struct peer_link *link);
 
 /* Frees what the hello took. */
 void peer_link_forget_hello(struct peer_link *link);

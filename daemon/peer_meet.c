@@ -294,6 +294,14 @@ static struct peer_link *find_held(const struct peer *peer)
     return NULL;
 }
 
+static void on_answer(struct peer_link *link)
+{
+    struct peers *peers = peers_of(link);
+
+    if (peers->callbacks.on_answer && link->peer->link_up == link)
+        peers->callbacks.on_answer(peers->callbacks.arg, link->peer);
+}
+
 static void on_end(struct peer_link *link, const struct rdt_error *why)
 {
     struct peer *peer = link->peer;
@@ -326,6 +334,7 @@ const struct peer_link_events peer_meet_events = {
     .on_hello = on_hello,
     .on_confirmed = on_confirmed,
     .on_frame = on_frame,
+    .on_answer = on_answer,
     .on_end = on_end,
     .on_freed = on_freed,
 };

@@ -89,6 +89,7 @@ static void use_blob(struct peer_transport *pt)
         return;
     }
     sm_move(&pt->sm, PT_CONNECTED);
+    peer_work_connected(pt);
 }
 
 static void send_offer(struct peer_transport *pt, uint8_t *blob, size_t blob_bytes, const char *why_not)
@@ -231,6 +232,12 @@ enum rdt_status peer_transport_on_offer(struct peer_work *work, const Rdt__Pb__O
     else
         use_blob(pt);
     return RDT_OK;
+}
+
+bool peer_transport_is_coming(const struct peer_transport *pt)
+{
+    return pt->sm.state == PT_OFFERED || pt->sm.state == PT_CLOSING ||
+           (pt->sm.state == PT_NONE && deadline_left_ns(&pt->retry) >= 0);
 }
 
 static bool has_word(const char *words, const char *word)

@@ -169,6 +169,7 @@ struct transfer {
     struct chunk_op **ops;  /* [plan->n] receives or reads under way */
     enum rdt_status failed; /* first failure of an operation */
     char failure[192];
+    uint64_t asked; /* which question to the peer judges the failure: peer_work.asked; 0: none */
 
     /* other node */
     struct peer_work *peer;
@@ -243,6 +244,7 @@ void fetch_answer_error(struct client *client, uint64_t handle, const struct rdt
 void transfers_peer_up(struct transfers *transfers, struct peer *peer);
 void transfers_peer_merged(struct transfers *transfers, struct peer *from, struct peer *into);
 void transfers_peer_down(struct transfers *transfers, struct peer *peer, const struct rdt_error *why);
+void transfers_peer_answer(struct transfers *transfers, struct peer *peer); /* what peer_ask asked */
 enum rdt_status transfers_peer_frame(struct transfers *transfers, struct peer *peer, const struct frame *frame,
                                      struct rdt_error *err);
 

@@ -17,7 +17,14 @@ struct peer_work {
     struct list transports; /* struct peer_transport.link */
     unsigned n_in, n_out;   /* active */
     uint64_t bytes_in, bytes_out;
+    uint64_t asked;  /* number of the latest peer_ask */
+    bool answer_due; /* it is not answered yet */
 };
+
+/* A transport's failure may be the first sign that the whole node is gone. Its transfer has noted it (transfer->failed) and ends with
+ * it when the node has answered; with PEER_LOST if instead the link goes down. */
+void peer_work_doubt(struct transfer *transfer);
+void peer_work_connected(struct peer_transport *pt);
 
 /* peer_send, unless we are closing: then the peer may be gone. */
 enum rdt_status work_send(struct peer_work *work, enum rdt_peer_message type, const ProtobufCMessage *message,
@@ -66,6 +73,9 @@ struct peer_transport *peer_transport_find(struct peer_work *work, const char *n
 
 /* Tears the connection down because something on it cannot be stopped otherwise, or failed. */
 void peer_transport_isolate(struct peer_transport *pt, const char *why);
+
+/* It is not connected, and is being rebuilt. */
+bool peer_transport_is_coming(const struct peer_transport *pt);
 
 /* What it could do, for path_choose. */
 void peer_transport_offer_to_path(const struct peer_transport *pt, const char *source_memory, const char *target_memory,
@@ -140,9 +150,10 @@ void outgoing_stop(struct outgoing *out);   /* no more chunks; ends when nothing
 void outgoing_settle(struct outgoing *out); /* ABORT, one reason to wait less */
 void outgoing_fail(struct outgoing *out, const struct rdt_error *err); /* tells the reader, and stops */
 void outgoing_link_down(struct peer_work *work);
-void outgoing_refuse_parked(struct transfers *transfers); /* there will be no more puts */
-void outgoing_pump(struct peer_transport *pt);            /* posts chunks, each transfer in turn */
-void outgoing_via_closed(struct peer_transport *pt);      /* its connection is down: users end */
+void outgoing_shut_down(struct transfers *transfers, const struct rdt_error *why); /* tells each reader */
+void outgoing_refuse_parked(struct transfers *transfers);                          /* there will be no more puts */
+void outgoing_pump(struct peer_transport *pt);                                     /* posts chunks, each transfer in turn */
+void outgoing_via_closed(struct peer_transport *pt);                               /* its connection is down: users end */
 
 /* ---- the reader's side ---- */
 
@@ -202,7 +213,10 @@ void transfer_in_choose_again(struct transfer *transfer); /* the owner did not s
 void transfer_in_rewound(struct transfer *transfer);      /* one receive of the vain start less */
 void transfer_in_on_stall(struct deadline *deadline);
 void transfer_in_cancel_ops(struct transfer *transfer);
+void transfer_in_judge(struct transfer *transfer); /* the node is there: the failure that was noted stands */
 void transfer_in_via_closed(struct peer_transport *pt);
+void transfer_in_wait(struct transfer *transfer); /* RESERVE: for a connection that is being rebuilt */
+void transfer_in_connected(struct transfer *transfer, const struct peer_transport *pt); /* it stands: whoever waits goes on */
 
 /* ---- copies (transfer_copy.c) ---- */
 

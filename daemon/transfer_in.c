@@ -127,8 +127,9 @@ void transfer_in_ask(struct transfer *transfer)
         if (map_get_u64(&transfers->by_id, id) != transfer || transfer->sm.state == TRANSFER_ABORT)
             return; /* its receives could not be posted: it has failed */
     }
-    if (transfer->early) {
-        transfer->record.state = "asked"; /* as far as anybody can see */
+    if (transfer->early)
+        transfer->record.state = "asked";                /* as far as anybody can see */
+    if (transfer->early && transfer->failed == RDT_OK) { /* else some of its receives could not be posted */
         start.transport = (char *)transfer->via->transport->name;
         start.chunk_bytes = transfer->transfers->options->chunk_bytes;
         start.epoch = transfer->via->epoch;
@@ -227,8 +228,9 @@ enum rdt_status transfer_in_read_meta(struct transfer *transfer, const Rdt__Pb__
     return RDT_OK;
 }
 
-/* Which path, by what is known: before the answer that is less. */
-static enum rdt_status choose(struct transfer *transfer, bool has_inline, struct rdt_error *err)
+/* Which path, by what is known: before the answer that is less. soon_p: as if what is being rebuilt stood already, and only to know. */
+static enum rdt_status choose_of(struct transfer *transfer, bool has_inline, struct path_decision *soon_p,
+                                 struct rdt_error *err)
 {
     struct path_offer offers[PATH_MAX_CANDIDATES];
     bool nothing = transfer->have_meta && transfer->stream_bytes == 0; /* then no transport need move it */
@@ -244,11 +246,29 @@ static enum rdt_status choose(struct transfer *transfer, bool has_inline, struct
                                .has_target = transfer->target != NULL};
 
     list_for_each (node, &transfer->peer->transports) {
-        if (query.n_offers < PATH_MAX_CANDIDATES)
-            peer_transport_offer_to_path(list_entry(node, struct peer_transport, link), transfer->memory, "host",
-                                         &offers[query.n_offers++]);
+        struct peer_transport *pt = list_entry(node, struct peer_transport, link);
+        if (query.n_offers == PATH_MAX_CANDIDATES)
+            break;
+        peer_transport_offer_to_path(pt, transfer->memory, "host", &offers[query.n_offers]);
+        offers[query.n_offers++].connected |= soon_p && peer_transport_is_coming(pt);
     }
-    return record_decide(&transfer->record, &query, err);
+    return soon_p ? path_choose(&query, soon_p, err) : record_decide(&transfer->record, &query, err);
+}
+
+static enum rdt_status choose(struct transfer *transfer, bool has_inline, struct rdt_error *err)
+{
+    return choose_of(transfer, has_inline, NULL, err);
+}
+
+/* There is no path only because a connection is being rebuilt. */
+static bool path_is_coming(struct transfer *transfer)
+{
+    struct path_decision soon = {0};
+
+    if (choose_of(transfer, false, &soon, NULL) != RDT_OK)
+        return false;
+    text_copy(transfer->record.path, sizeof transfer->record.path, soon.candidates[soon.chosen].name);
+    return true;
 }
 
 static void take_path(struct transfer *transfer)
@@ -345,6 +365,41 @@ static void take_inline(struct transfer *transfer, const Rdt__Pb__PullMeta *meta
     transfer_end(transfer);
 }
 
+/* meta: the answer, which has just come; NULL: it was there before. */
+static void find_path(struct transfer *transfer, const Rdt__Pb__PullMeta *meta)
+{
+    struct rdt_error err = {0};
+    enum rdt_status status = choose(transfer, meta && meta->has_inline, &err);
+
+    if (transfer->sm.state != TRANSFER_RESERVE)
+        transfer_set_state(transfer, TRANSFER_RESERVE);
+    if (status == RDT_NO_PATH && path_is_coming(transfer)) {
+        transfer_in_wait(transfer);
+        return;
+    }
+    if (status != RDT_OK) {
+        transfer_fail_err(transfer, &err);
+        return;
+    }
+    take_path(transfer);
+    if (transfer->is_inline)
+        take_inline(transfer, meta);
+    else if (!reservation_wait(transfer, go_on))
+        go_on(transfer);
+}
+
+void transfer_in_connected(struct transfer *transfer, const struct peer_transport *pt)
+{
+    if (transfer->sm.state != TRANSFER_RESERVE || transfer->failed == RDT_OK || (transfer->via && transfer->via != pt))
+        return;
+    transfer->failed = RDT_OK;
+    deadline_unset(transfer->transfers->deadlines, &transfer->stall);
+    if (transfer->via)
+        transfer_in_move(transfer);
+    else
+        find_path(transfer, NULL);
+}
+
 static void take_answer(struct transfer *transfer, const Rdt__Pb__PullMeta *meta)
 {
     struct rdt_error err = {0};
@@ -379,17 +434,9 @@ static void take_answer(struct transfer *transfer, const Rdt__Pb__PullMeta *meta
     if (status == RDT_OK && !meta->has_inline && transfer_copy_answered(transfer, meta))
         return;
     if (status == RDT_OK)
-        status = choose(transfer, meta->has_inline, &err);
-    if (status != RDT_OK) {
+        find_path(transfer, meta);
+    else
         transfer_fail_err(transfer, &err);
-        return;
-    }
-    take_path(transfer);
-    transfer_set_state(transfer, TRANSFER_RESERVE);
-    if (transfer->is_inline)
-        take_inline(transfer, meta);
-    else if (!reservation_wait(transfer, go_on))
-        go_on(transfer);
 }
 
 void transfer_in_on_meta(struct peer_work *work, const Rdt__Pb__PullMeta *meta)
@@ -422,16 +469,13 @@ void transfer_in_on_parked(struct peer_work *work, const Rdt__Pb__PullParked *pa
 void transfer_in_choose_again(struct transfer *transfer)
 {
     struct transfers *transfers = transfer->transfers;
-    struct rdt_error err = {0};
-    const struct path_candidate *chosen;
+    const struct path_candidate *chosen = NULL;
 
-    if (choose(transfer, false, &err) != RDT_OK) {
-        transfer_fail_err(transfer, &err);
-        return;
-    }
-    chosen = record_chosen(&transfer->record);
+    if (choose(transfer, false, NULL) == RDT_OK)
+        chosen = record_chosen(&transfer->record);
     transfer->early = false;
-    if (transfer->failed == RDT_OK && !chosen->one_sided && strcmp(chosen->name, transfer->via->transport->name) == 0) {
+    if (transfer->failed == RDT_OK && chosen && !chosen->one_sided &&
+        strcmp(chosen->name, transfer->via->transport->name) == 0) {
         transfer_in_watch(transfer);
         transfer_in_ask_start(transfer);
         return;
@@ -462,8 +506,10 @@ static void rewind_move(struct transfer *transfer)
     transfer->failed = RDT_OK;
     deadline_unset(transfer->transfers->deadlines, &transfer->stall);
     list_remove(&transfer->by_via);
+    transfer->via = NULL;
     if (transfer->replica)
         replica_unplan(transfer->replica);
+    transfer->asked = 0;
     free(transfer->plan);
     free(transfer->ops);
     free(transfer->remote);
@@ -515,9 +561,7 @@ void transfer_in_rewound(struct transfer *transfer)
         return;
     }
     rewind_move(transfer);
-    take_path(transfer);
-    transfer_set_state(transfer, TRANSFER_RESERVE);
-    go_on(transfer);
+    find_path(transfer, NULL);
 }
 
 /* ---- memory for it ---- */

@@ -4,13 +4,31 @@
 #include <stdlib.h>
 
 #include "daemon/log.h"
+#include "daemon/text.h"
 #include "daemon/transfer_impl.h"
 
 #define MAX_KEYS 4096u /* regions of one object */
 #define SMALL_COPY (256u << 10)
-#define VERDICT_NS 300000000ll /* after a transport's failure: time for the link to say that the whole node is gone */
 
 static void on_chunk_done(struct plugin_op *base, enum rdt_status status, const char *msg);
+
+void transfer_in_judge(struct transfer *transfer)
+{
+    transfer->asked = 0;
+    if (transfer->failed != RDT_OK)
+        transfer_fail(transfer, transfer->failed, "%s: %s", transfer->record.path, transfer->failure);
+}
+
+static void note_failure(struct transfer *transfer, enum rdt_status status, const char *msg)
+{
+    if (transfer->failed != RDT_OK)
+        return;
+    transfer->failed = status == RDT_CANCELLED ? RDT_TRANSPORT : status;
+    text_copy(transfer->failure, sizeof transfer->failure, msg && msg[0] ? msg : "the connection was taken down");
+    if (transfer->early && !transfer->have_meta)
+        return; /* nothing was promised yet: the answer may lead another way */
+    peer_work_doubt(transfer);
+}
 
 void transfer_in_on_stall(struct deadline *deadline)
 {
@@ -24,7 +42,7 @@ void transfer_in_on_stall(struct deadline *deadline)
         return;
     }
     if (transfer->failed != RDT_OK) {
-        transfer_fail(transfer, transfer->failed, "%s: %s", transfer->record.path, transfer->failure);
+        transfer_in_judge(transfer);
         return;
     }
     if (transfer->record.bytes_done == transfer->stall_bytes) {
@@ -122,14 +140,31 @@ static void skip_what_is_there(struct transfer *transfer)
     transfer->first_chunk = transfer->next_chunk = transfer->chunks_done = next;
 }
 
+/* A connection that has failed is for the transport, or for the link if the node is gone, to judge. */
+static void post_failed(struct transfer *transfer, const struct rdt_error *err)
+{
+    if (err->status == RDT_TRANSPORT || err->status == RDT_PEER_LOST)
+        note_failure(transfer, RDT_TRANSPORT, err->msg);
+    else
+        transfer_fail_err(transfer, err);
+}
+
+/* Nothing has moved yet: it can as well wait until the connection is rebuilt, or its link is down. */
+void transfer_in_wait(struct transfer *transfer)
+{
+    transfer->failed = RDT_TRANSPORT;
+    (void)snprintf(transfer->failure, sizeof transfer->failure, "its connection to node %s was not rebuilt in time",
+                   transfer->record.peer);
+    transfer_in_watch(transfer);
+}
+
 void transfer_in_move(struct transfer *transfer)
 {
     struct rdt_error err = {0};
     enum rdt_status status;
 
     if (transfer->via->sm.state != PT_CONNECTED) {
-        transfer_fail(transfer, RDT_TRANSPORT, "%s: its connection to node %s is being rebuilt", transfer->record.path,
-                      transfer->record.peer);
+        transfer_in_wait(transfer);
         return;
     }
     status = transfer_plan(transfer, &err);
@@ -148,7 +183,7 @@ void transfer_in_move(struct transfer *transfer)
     if (!transfer->one_sided) /* every receive stands before the first send can come */
         for (; transfer->next_chunk < transfer->plan->n; transfer->next_chunk++)
             if (post(transfer, transfer->next_chunk, &err) != RDT_OK) {
-                transfer_fail_err(transfer, &err);
+                post_failed(transfer, &err);
                 return;
             }
     if (!transfer->early)
@@ -165,7 +200,7 @@ static void read_more(struct transfer *transfer)
         return; /* there is no connection to post to, or another one by now: its failure ends the transfer */
     while (transfer->next_chunk < transfer->plan->n && transfer->n_ops < transfer->transfers->options->chunks_in_flight) {
         if (post(transfer, transfer->next_chunk, &err) != RDT_OK) {
-            transfer_fail_err(transfer, &err);
+            post_failed(transfer, &err);
             return;
         }
         transfer->next_chunk++;
@@ -251,7 +286,7 @@ void transfer_in_started(struct transfer *transfer)
 {
     transfer_in_watch(transfer);
     if (transfer->failed != RDT_OK)
-        (void)deadline_set(transfer->transfers->deadlines, &transfer->stall, VERDICT_NS);
+        peer_work_doubt(transfer);
     else if (transfer->chunks_done == transfer->plan->n && transfer->n_ops == 0)
         finish(transfer);
 }
@@ -291,18 +326,6 @@ static void done_scatter(struct work *work)
         transfer_fail_err(transfer, &err);
     else
         chunk_arrived(transfer, index);
-}
-
-/* A transport that fails may only be the first to notice that the whole node is gone: the link's word goes first. */
-static void note_failure(struct transfer *transfer, enum rdt_status status, const char *msg)
-{
-    if (transfer->failed != RDT_OK)
-        return;
-    transfer->failed = status == RDT_CANCELLED ? RDT_TRANSPORT : status;
-    (void)snprintf(transfer->failure, sizeof transfer->failure, "%s", msg && msg[0] ? msg : "the connection was taken down");
-    if (transfer->early && !transfer->have_meta)
-        return; /* nothing was promised yet: the answer may lead another way */
-    (void)deadline_set(transfer->transfers->deadlines, &transfer->stall, VERDICT_NS);
 }
 
 static void on_chunk_done(struct plugin_op *base, enum rdt_status status, const char *msg)

@@ -548,6 +548,12 @@ void outgoing_on_abort(struct peer_work *work, const Rdt__Pb__PullAbort *message
         outgoing_stop(out);
 }
 
+void outgoing_shut_down(struct transfers *transfers, const struct rdt_error *why)
+{
+    list_for_each_safe (node, &transfers->outgoing)
+        outgoing_fail(list_entry(node, struct outgoing, record.link), why);
+}
+
 void outgoing_link_down(struct peer_work *work)
 {
     struct outgoing *out;

@@ -110,8 +110,69 @@ static void fail_each(struct list *transfers, const struct rdt_error *why)
     }
 }
 
+/* One question at a time: who comes while it is under way needs the next, for the node may have gone since it answered. */
+static void ask(struct peer_work *work)
+{
+    work->asked++;
+    work->answer_due = true;
+    peer_ask(work->peer);
+}
+
+void peer_work_doubt(struct transfer *transfer)
+{
+    struct transfers *transfers = transfer->transfers;
+    struct peer_work *work = transfer->peer;
+    int64_t patience_ns = 2 * (int64_t)transfers->options->peer_timeout_ns;
+
+    if (work->answer_due) {
+        transfer->asked = work->asked + 1;
+    } else {
+        ask(work);
+        transfer->asked = work->asked;
+    }
+    (void)deadline_set(transfers->deadlines, &transfer->stall,
+                       patience_ns); /* for a node that says this and that, but no pong */
+}
+
+void transfers_peer_answer(struct transfers *transfers, struct peer *peer)
+{
+    struct peer_work *work = peer->upper;
+    struct transfer *transfer;
+    bool again = false;
+    struct list now;
+
+    if (!work || transfers->closing)
+        return;
+    work->answer_due = false;
+    list_init(&now);
+    list_splice(&now, &work->incoming);
+    while ((transfer = take_over(&now, &work->incoming))) {
+        if (transfer->asked == 0)
+            continue;
+        if (transfer->asked > work->asked)
+            again = true;
+        else
+            transfer_in_judge(transfer);
+    }
+    if (again && !work->answer_due)
+        ask(work);
+}
+
+void peer_work_connected(struct peer_transport *pt)
+{
+    struct peer_work *work = pt->work;
+    struct transfer *transfer;
+    struct list now;
+
+    list_init(&now);
+    list_splice(&now, &work->incoming);
+    while ((transfer = take_over(&now, &work->incoming)))
+        transfer_in_connected(transfer, pt);
+}
+
 static void work_fail(struct peer_work *work, const struct rdt_error *why)
 {
+    work->answer_due = false;
     peer_transports_down(work);
     fail_each(&work->pending, why);
     fail_each(&work->incoming, why);
@@ -148,6 +209,7 @@ void transfers_close(struct transfers *transfers, void (*on_closed)(void *arg), 
     struct rdt_error err;
 
     (void)rdt_error_set(&err, RDT_SHUTTING_DOWN, "the daemon is shutting down");
+    outgoing_shut_down(transfers, &err);
     transfers->closing = true;
     transfers->on_closed = on_closed;
     transfers->closed_arg = arg;

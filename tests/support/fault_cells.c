@@ -99,9 +99,6 @@ uint64_t fault_cell_explains(const struct fault_cell *cell, bool producer)
 
     if (!producer && cell->step == FAULT_WAITING_FREED)
         may |= FAULT_MAY(RDT_FREED); /* it was freed before the fetch was heard of */
-    if (!producer && cell->place >= FAULT_UCX &&
-        (fault_hits_consumers_node(event) || fault_hits_owners_node(event) || fault_hits_cable(event)))
-        may |= FAULT_MAY(RDT_TRANSPORT); /* the transport may notice before the link does */
     switch (event) {
     case FAULT_PRODUCER_KILLED:
         return may | FAULT_MAY(RDT_OWNER_DIED);
