@@ -232,7 +232,8 @@ static void tell_due(struct name *name)
     name->busy = false;
     if (!list_empty(&name->due)) {
         list_append(&names->waking, &name->by_waking);
-        if (!deadline_set(names->deadlines, &names->wake, TURN_NS))
+        /* once set it stands: who publishes again and again must not put off the others' turn */
+        if (deadline_left_ns(&names->wake) < 0 && !deadline_set(names->deadlines, &names->wake, TURN_NS))
             log_error("no memory to wake those who wait for a name: they wait for its next version");
     }
     settle(name);
