@@ -387,7 +387,7 @@ enum rdt_status names_find(struct names *names, const struct rdt_ref *ref, const
 
     if (!name || (!name->published && ref->after == 0))
         return RDT_AGAIN;
-    if (!name->published && name->version > 0)
+    if (!name->published && name->version > 0 && name_visible_to(name, requester))
         return rdt_error_set(err, RDT_FREED, "name \"%s\" was unpublished after version %llu", ref->id,
                              (unsigned long long)name->version);
     if (!name->published)
