@@ -30,6 +30,12 @@ static void move(const struct layout *layout, uint32_t i, uint64_t lo, uint64_t 
     first = malloc(bytes);
     second = malloc(bytes);
     fuzz_must(memory && first && second);
+    if (lo > (uintptr_t)memory) { /* no address is so far below it */
+        free(memory);
+        free(first);
+        free(second);
+        return;
+    }
     for (uint64_t b = 0; b < hi - lo; b++)
         memory[b] = (uint8_t)next_random();
     for (uint64_t at = 0, n; at < bytes; at += n) {
