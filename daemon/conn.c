@@ -440,6 +440,8 @@ static void on_hello_timeout(struct deadline *deadline)
 
     if (!conn->greeted && !conn->draining)
         work(conn, true); /* if the daemon itself stood still, the hello may be waiting in the socket */
+    if (!conn->closing && !conn->greeted && !conn->draining && conn->more)
+        work(conn, false); /* its turn was over when it had been read */
     if (conn->closing || (conn->greeted && !conn->draining))
         return;
     conn_close(conn, conn->greeted ? "it broke the protocol, and does not read that it did" : "it never said hello");
