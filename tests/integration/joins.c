@@ -18,7 +18,7 @@ struct book {
     size_t n;
     atomic_uint_fast64_t written; /* every word is at least this */
     atomic_uint readers, rounds;
-    unsigned goal;
+    atomic_uint goal; /* fetches in all; grows until some have joined */
 };
 
 struct page_reader {
@@ -54,10 +54,18 @@ static void *read_on(void *arg)
 {
     struct page_reader *one = arg;
 
-    while (atomic_fetch_add(&one->book->rounds, 1) < one->book->goal && look(one))
+    while (atomic_fetch_add(&one->book->rounds, 1) < atomic_load(&one->book->goal) && look(one))
         ;
     atomic_fetch_sub(&one->book->readers, 1);
     return NULL;
+}
+
+static uint64_t joined_on(unsigned i)
+{
+    struct node_status status;
+
+    node_status(&c.node[i], &status);
+    return status.joined;
 }
 
 /* The writer goes on to write until all readers have ended. */
@@ -79,6 +87,10 @@ static void check_never_stale(size_t bytes, unsigned goal)
         must(pthread_create(&readers[i].thread, NULL, read_on, &readers[i]) == 0);
     }
     for (uint64_t number = 1; atomic_load(&book.readers) > 0; number++) {
+        /* Whether fetches meet is chance: they go on, within bounds, until some have on both nodes. */
+        if (atomic_load(&book.rounds) > atomic_load(&book.goal) / 2 && atomic_load(&book.goal) < 16 * goal &&
+            (joined_on(1) == 0 || joined_on(2) == 0))
+            atomic_fetch_add(&book.goal, goal);
         for (size_t i = 0; i < book.n; i++)
             ((volatile uint64_t *)book.words)[i] = number;
         atomic_store(&book.written, number);
@@ -107,14 +119,6 @@ Test(joins, large_live_object_is_never_stale)
 }
 
 /* ---- each fetch is its own ---- */
-
-static uint64_t joined_on(unsigned i)
-{
-    struct node_status status;
-
-    node_status(&c.node[i], &status);
-    return status.joined;
-}
 
 /* While the owner's node stands still: the first asks, the second waits for its answer, the others join the second. */
 Test(joins, fetches_of_one_object_gather_and_end_apart)
