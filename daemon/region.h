@@ -81,7 +81,7 @@ struct region {
     bool exported_widely;
     bool never_leaves; /* it cannot be exported */
     bool kept;         /* exported_to has it mapped, uses it for nothing, and waits for it to come again */
-    bool had_life;     /* it was warm before: nobody but exported_to may ever have it */
+    bool had_life;     /* it was warm, and what it received since, exported_to may write: nobody else may ever have it */
     struct registration registrations[REGION_MAX_REGISTRATIONS];
     unsigned n_registrations;
     struct list uses;              /* struct region_use (region_use.h) */

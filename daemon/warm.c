@@ -98,6 +98,7 @@ struct region *warm_take(struct warm *warm, uint64_t bytes, enum region_origin o
     leave(warm, best);
     best->refs = 1;
     best->origin = origin;
+    best->had_life = origin != REGION_ALLOCATED; /* what is the client's own to write anyway it may put and show like any other */
     best->client = warm->client;
     warm->regions->warm_hits++;
     return best;

@@ -156,6 +156,37 @@ Test(warm, alloc_after_dealloc_is_the_same_memory_zeroed)
     finish();
 }
 
+/* Memory of an allocation that came again is its producer's like any other: what lies in it is shared. */
+Test(warm, what_is_put_in_memory_that_came_again_is_shared)
+{
+    size_t sizes[] = {100000, 5 * MIB};
+
+    start(long_idle);
+    for (unsigned s = 0; s < 2; s++) {
+        char *addr = alloc_memory(producer, sizes[s]);
+        unsigned long inode = inode_at(addr);
+        struct rdt_tensor tensor;
+        struct rdt_ref ref;
+        rdt_object *object;
+        must_ok(rdt_dealloc(producer, addr, &err));
+        addr = alloc_memory(producer, sizes[s]);
+        cr_assert_eq(inode_at(addr), inode);
+        fill_pattern((uint8_t *)addr, sizes[s], s);
+        ref = put_one(producer, &VECTOR(RDT_U8, sizes[s], addr), NULL);
+        object = fetch_one(consumer, &ref, RDT_FETCH_SHARE);
+        tensor = tensor_of(object, 0);
+        cr_assert(holds_pattern(tensor.data, sizes[s], s));
+        cr_assert_eq(inode_at(tensor.data), inode);
+        rdt_release(object);
+        must_ok(rdt_free(producer, &ref, false, &err));
+        must_ok(rdt_dealloc(producer, addr, &err)); /* another has seen it: it comes to nobody again */
+        addr = alloc_memory(producer, sizes[s]);
+        cr_assert_neq(inode_at(addr), inode);
+        must_ok(rdt_dealloc(producer, addr, &err));
+    }
+    finish();
+}
+
 static int others_memory(struct actor *self, void *arg)
 {
     struct rdt_ref *ref = arg;

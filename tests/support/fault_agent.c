@@ -9,6 +9,8 @@
 
 #define MARGIN ((size_t)4096)
 #define POISON 0xa5
+#define HOARD_MAX 128
+#define HOARD_LEAST ((size_t)16 << 10)
 
 struct memory { /* a target between margins */
     uint8_t *base;
@@ -25,6 +27,9 @@ struct self {
     rdt_object *objects[AGENT_ITEMS];
     bool delivered[AGENT_ITEMS];
     struct memory plain, direct;
+    bool prepared;          /* the targets are those of the next fetch */
+    void *hoard[HOARD_MAX]; /* [n_hoard] */
+    unsigned n_hoard;
 };
 
 /* ---- looking ---- */
@@ -82,11 +87,14 @@ static void forget(struct self *self)
     if (self->direct.base)
         (void)rdt_dealloc(self->conn, self->direct.base, NULL);
     self->plain = self->direct = (struct memory){0};
+    self->prepared = false;
 }
 
 static void release(struct self *self)
 {
     forget(self);
+    while (self->n_hoard > 0)
+        (void)rdt_dealloc(self->conn, self->hoard[--self->n_hoard], NULL);
     if (self->source)
         (void)rdt_dealloc(self->conn, self->source, NULL);
     self->source = NULL;
@@ -121,8 +129,28 @@ static void put(struct self *self, const struct agent_order *order, struct actor
     (void)snprintf(report->msg[0], sizeof report->msg[0], "%s", err.msg);
 }
 
+/* Large pieces first, then what is left beside them. */
+static void hoard(struct self *self, struct agent_report *report, struct rdt_error *err)
+{
+    for (size_t bytes = (size_t)16 << 20; bytes >= HOARD_LEAST; bytes /= 2) {
+        do {
+            must(self->n_hoard < HOARD_MAX);
+            report->status[0] = rdt_alloc(self->conn, bytes, &self->hoard[self->n_hoard], err);
+            self->n_hoard += report->status[0] == RDT_OK;
+        } while (report->status[0] == RDT_OK);
+        if (report->status[0] != RDT_NO_MEMORY && report->status[0] != RDT_LIMIT)
+            break;
+    }
+}
+
 static void make_targets(struct self *self, const struct agent_order *order)
 {
+    if (self->prepared) {
+        must(self->plain.bytes == order->bytes);
+        self->prepared = false;
+        return;
+    }
+    forget(self);
     self->plain = (struct memory){.base = malloc(order->bytes + 2 * MARGIN), .bytes = order->bytes};
     self->direct = (struct memory){.base = alloc_memory(self->conn, order->bytes + 2 * MARGIN), .bytes = order->bytes};
     must(self->plain.base != NULL);
@@ -152,7 +180,6 @@ static void fetch(struct self *self, const struct agent_order *order, struct act
     struct rdt_error err = {0};
     enum rdt_status status;
 
-    forget(self);
     make_targets(self, order);
     self->fetched_bytes = order->bytes;
     self->fetched_seed = order->seed;
@@ -210,6 +237,13 @@ static int run(struct actor *channel, void *arg)
             break;
         case AGENT_FETCH:
             fetch(&self, &order, channel, &report);
+            break;
+        case AGENT_PREPARE:
+            make_targets(&self, &order);
+            self.prepared = true;
+            break;
+        case AGENT_HOARD:
+            hoard(&self, &report, &err);
             break;
         case AGENT_WAIT_PUT:
             report.status[0] = rdt_wait_put(self.conn, &order.ref, order.timeout_ns, &err);

@@ -10,6 +10,8 @@
 enum agent_verb {
     AGENT_PUT,        /* bytes of the pattern `seed` under ref.id */
     AGENT_FETCH,      /* three at once: daemon's memory, malloc'ed target, target in a region */
+    AGENT_PREPARE,    /* the targets of the next FETCH, which must have as many bytes */
+    AGENT_HOARD,      /* all the memory that it can get; RELEASE gives it back. report: the status of the last try */
     AGENT_WAIT_PUT,   /* of ref */
     AGENT_WAIT_FREED, /* of ref */
     AGENT_FREE,       /* of ref, by force if `force` */

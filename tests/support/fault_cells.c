@@ -51,6 +51,11 @@ bool fault_wants_badcable(enum fault_event event)
     return is_at(event, FAULT_HALF_OPEN_OUT, FAULT_LOSSY);
 }
 
+bool fault_hits_memory(enum fault_event event)
+{
+    return is_at(event, FAULT_NO_MEMORY, FAULT_OVER_LIMIT);
+}
+
 bool fault_cell_exists(const struct fault_cell *cell)
 {
     enum fault_event event = cell->event;
@@ -66,6 +71,8 @@ bool fault_cell_exists(const struct fault_cell *cell)
         return step == FAULT_MOVING && (place == FAULT_TWO_SIDED || place == FAULT_ONE_SIDED);
     if (event == FAULT_DEADLINE)
         return step != FAULT_HELD && step != FAULT_FREEING;
+    if (fault_hits_memory(event))
+        return fetches && step != FAULT_HELD && place != FAULT_INLINE;
     if (event == FAULT_CANCEL)
         return fetches && step != FAULT_HELD;
     if (event == FAULT_FORCED_FREE)
@@ -113,6 +120,10 @@ uint64_t fault_cell_explains(const struct fault_cell *cell, bool producer)
         return may | FAULT_MAY(RDT_TIMED_OUT);
     case FAULT_TRANSPORT_FAILS:
         return may | FAULT_MAY(RDT_TRANSPORT);
+    case FAULT_NO_MEMORY:
+        return may | FAULT_MAY(RDT_NO_MEMORY);
+    case FAULT_OVER_LIMIT:
+        return may | FAULT_MAY(RDT_LIMIT);
     default:
         break;
     }

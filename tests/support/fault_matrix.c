@@ -25,7 +25,8 @@ struct scene {
     struct cluster cluster;
     struct badcable badcable; /* of the owner's node, for events that want one */
     struct agent producer, consumer;
-    unsigned far; /* the consumer's node */
+    struct agent hoarder; /* for events that want one */
+    unsigned far;         /* the consumer's node */
     uint64_t random;
     unsigned round;
     size_t bytes;
@@ -49,7 +50,7 @@ static void linger(struct scene *scene, unsigned most_us)
 
 static void begin(struct scene *scene)
 {
-    static char peer_timeout[48], quiesce[48], sided[40];
+    static char peer_timeout[48], quiesce[48], sided[40], memory[48];
     const struct fault_cell *cell = scene->cell;
     const char *flags[] = {peer_timeout,
                            "--ping-interval=100ms",
@@ -59,14 +60,21 @@ static void begin(struct scene *scene)
                            "--chunk=64KiB",
                            "--chunks-in-flight=2",
                            "--drain-timeout=100ms",
-                           "--set=loopback.sided=two",
+                           NULL,
+                           NULL,
                            NULL};
+    unsigned n = 8;
     bool loopback = cell->place == FAULT_TWO_SIDED || cell->place == FAULT_ONE_SIDED;
 
     (void)snprintf(peer_timeout, sizeof peer_timeout, "--peer-timeout=%lldms", (long long)(patience(SEC) / MSEC));
     (void)snprintf(quiesce, sizeof quiesce, "--quiesce-grace=%lldms", (long long)(patience(300 * MSEC) / MSEC));
     (void)snprintf(sided, sizeof sided, "--set=loopback.sided=%s", cell->place == FAULT_ONE_SIDED ? "one" : "two");
-    flags[8] = loopback ? sided : NULL;
+    if (loopback)
+        flags[n++] = sided;
+    if (fault_hits_memory(cell->event)) {
+        (void)snprintf(memory, sizeof memory, "--%s=96MiB", cell->event == FAULT_NO_MEMORY ? "memory-limit" : "owner-max-bytes");
+        flags[n++] = memory;
+    }
     scene->far = cell->place == FAULT_SAME ? 0 : 1;
     cluster_start(&scene->cluster, scene->far + 1,
                   &(struct cluster_options){.cables = fault_wants_cable(cell->event),
@@ -147,6 +155,45 @@ static void publish(struct scene *scene)
     producer_must(scene, &order);
 }
 
+/* ---- somebody who takes all memory ---- */
+
+/* Where the call that is to be struck allocates. */
+static bool hoards_at_owners(const struct scene *scene)
+{
+    return scene->far == 0 || scene->cell->step == FAULT_PUTTING;
+}
+
+static void hoard(struct scene *scene)
+{
+    struct agent_report report;
+    enum rdt_status expected = scene->cell->event == FAULT_NO_MEMORY ? RDT_NO_MEMORY : RDT_LIMIT;
+
+    agent_order(&scene->hoarder, &(struct agent_order){.verb = AGENT_HOARD});
+    agent_report(&scene->hoarder, &report);
+    must_say(report.status[0] == expected, "the hoarder: %s: %s", rdt_status_name(report.status[0]), report.msg[0]);
+}
+
+static void give_back(struct scene *scene)
+{
+    struct agent_report report;
+
+    agent_order(&scene->hoarder, &(struct agent_order){.verb = AGENT_RELEASE});
+    agent_report(&scene->hoarder, &report);
+}
+
+/* In half of the rounds it was there first; in the others it takes what is left while the call is under way. */
+static void hoard_early(struct scene *scene)
+{
+    struct agent_order order = {.verb = AGENT_PREPARE, .bytes = scene->bytes};
+    struct agent_report report;
+
+    if (!fault_hits_memory(scene->cell->event) || scene->round % 2)
+        return;
+    agent_order(&scene->consumer, &order);
+    agent_report(&scene->consumer, &report);
+    hoard(scene);
+}
+
 /* Brings the calls to the step; those that are to be struck are under way when it returns. */
 static void reach(struct scene *scene)
 {
@@ -177,8 +224,9 @@ static void reach(struct scene *scene)
         producer_must(scene, &order);
         if (event == FAULT_TRANSPORT_FAILS)
             set_faults(scene, scene->round % 2 ? "fail_every=7\ndelay_ms=1\n" : "fail_every=5\nno_abort=1\n");
-        else if (scene->cell->step != FAULT_HELD)
+        else if (scene->cell->step != FAULT_HELD && !fault_hits_memory(event))
             set_faults(scene, scene->round % 3 == 0 ? "delay_ms=5\nlate_ms=20\n" : "delay_ms=3\n");
+        hoard_early(scene);
         order = fetch_order(scene);
         if (scene->cell->step == FAULT_HELD || (scene->cell->step == FAULT_WAITING_FREED && scene->far == 0))
             order.timeout_ns = LONG;
@@ -283,6 +331,10 @@ static void strike(struct scene *scene)
         send_garbage(near);
         send_garbage(far);
         break;
+    case FAULT_NO_MEMORY:
+    case FAULT_OVER_LIMIT:
+        hoard(scene);
+        break;
     default: /* the call brings its own */
         break;
     }
@@ -363,6 +415,8 @@ static void collect(struct scene *scene)
     }
     if (step == FAULT_PUTTING)
         judge(scene, &scene->producer, 1);
+    if (fault_hits_memory(event) && hoards_at_owners(scene) && parked)
+        give_back(scene); /* the put after all wants memory too */
     if (parked && !scene->was_put && !ends_waiting(scene))
         put_after_all(scene);
     if (step == FAULT_WAITING_FREED && scene->far == 0 && scene->consumer.alive && event != FAULT_OWNERS_NODE_KILLED) {
@@ -375,6 +429,10 @@ static void collect(struct scene *scene)
         }
     }
     judge(scene, &scene->consumer, items);
+    if (fault_hits_memory(event)) {
+        give_back(scene);
+        bystander_round(&scene->cluster, scene->far ? 3 : 1);
+    }
     if (step == FAULT_WAITING_FREED)
         judge(scene, &scene->producer, 1);
 }
@@ -477,6 +535,8 @@ static void play(struct scene *scene)
         agent_start(&scene->producer, &scene->cluster.node[0], "producer");
     if (!scene->consumer.alive)
         agent_start(&scene->consumer, &scene->cluster.node[scene->far], "consumer");
+    if (fault_hits_memory(scene->cell->event) && !scene->hoarder.alive)
+        agent_start(&scene->hoarder, &scene->cluster.node[hoards_at_owners(scene) ? 0 : scene->far], "hoarder");
     (void)snprintf(id, sizeof id, "w%u", scene->round);
     scene->id = scene->far ? ref_on(&scene->cluster.node[0], id) : ref_named(id);
     must_ok(rdt_ref_from_name(id, 0, scene->far ? &scene->id : NULL, &scene->name, &err));
@@ -498,6 +558,7 @@ void fault_cell_run(const struct fault_cell *cell, unsigned rounds, uint64_t see
         play(&scene);
     agent_leave(&scene.consumer);
     agent_leave(&scene.producer);
+    agent_leave(&scene.hoarder);
     bystander_round(&scene.cluster, scene.far ? 3 : 1);
     if (fault_wants_badcable(cell->event))
         badcable_take(&scene.badcable);

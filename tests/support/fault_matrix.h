@@ -35,7 +35,9 @@
     X(CANCEL, "cancel")                                                                             \
     X(FORCED_FREE, "forced-free")                                                                   \
     X(TRANSPORT_FAILS, "transport-fails")                                                           \
-    X(GARBAGE, "garbage")
+    X(GARBAGE, "garbage")                                                                           \
+    X(NO_MEMORY, "no-memory")         /* somebody takes all that is left under memory_limit */      \
+    X(OVER_LIMIT, "over-limit")       /* of his user's share: the others are the same user's */
 
 #define FAULT_STEPS(X)                                                                      \
     X(PUTTING, "put")              /* a snapshot is being put, and somebody waits for it */ \
@@ -77,6 +79,7 @@ bool fault_hits_owners_node(enum fault_event event);
 bool fault_hits_cable(enum fault_event event); /* which breaks */
 bool fault_wants_cable(enum fault_event event);
 bool fault_wants_badcable(enum fault_event event);
+bool fault_hits_memory(enum fault_event event); /* where the next allocation is made */
 
 /* The statuses, as bits, that a call of the consumer (or, in PUTTING and WAITING_FREED, of the producer) may end with. */
 #define FAULT_MAY(status) (1ull << -(status))
