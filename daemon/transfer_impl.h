@@ -196,8 +196,16 @@ void transfer_in_send_abort(struct transfer *transfer);
 void transfer_in_pull_from(struct transfer *transfer, struct peer_work *work); /* asks there, as soon as the link is up */
 enum rdt_status transfer_in_read_meta(struct transfer *transfer, const Rdt__Pb__PullMeta *meta, struct rdt_error *err);
 void transfer_in_leave_peer(struct transfer *transfer);
+
+/* The path, by what is known; then memory, by what the answer says that has just come (NULL: it was there before). */
+enum rdt_status transfer_in_choose(struct transfer *transfer, bool has_inline, struct rdt_error *err);
+void transfer_in_find_path(struct transfer *transfer, const Rdt__Pb__PullMeta *meta);
+
+/* Beginning anew (transfer_back.c). */
+void transfer_in_choose_again(struct transfer *transfer);  /* the owner did not start as asked */
 void transfer_in_forget_answer(struct transfer *transfer); /* as if there had been none; its memory stays */
 void transfer_in_go_back(struct transfer *transfer);       /* asks anew when no operation is left */
+void transfer_in_rewound(struct transfer *transfer);       /* one operation of what came to nothing less */
 void transfer_in_on_meta(struct peer_work *work, const Rdt__Pb__PullMeta *meta);
 void transfer_in_on_parked(struct peer_work *work, const Rdt__Pb__PullParked *parked);
 void transfer_in_on_keys(struct peer_work *work, const Rdt__Pb__PullKeys *keys);
@@ -208,9 +216,7 @@ void transfer_in_move(struct transfer *transfer);    /* memory is there: post an
 void transfer_in_early(struct transfer *transfer);   /* targets: post before asking, where that may work */
 void transfer_in_started(struct transfer *transfer); /* the answer has come after an early start */
 void transfer_in_ask_start(struct transfer *transfer);
-void transfer_in_watch(struct transfer *transfer);        /* from now on bytes are expected to move */
-void transfer_in_choose_again(struct transfer *transfer); /* the owner did not start as asked */
-void transfer_in_rewound(struct transfer *transfer);      /* one receive of the vain start less */
+void transfer_in_watch(struct transfer *transfer); /* from now on bytes are expected to move */
 void transfer_in_on_stall(struct deadline *deadline);
 void transfer_in_cancel_ops(struct transfer *transfer);
 void transfer_in_judge(struct transfer *transfer); /* the node is there: the failure that was noted stands */
