@@ -83,6 +83,7 @@ LIBRDT := $(B)/librdt.so.$(VERSION)
 PROGRAMS := $(if $(wildcard daemon/main.c),$(B)/rdtd) $(if $(wildcard client/rdtctl.c),$(B)/rdtctl)
 LOOPBACK := $(if $(wildcard tests/loopback/*.c),$(B)/tests/rdt_loopback.so)
 VOID     := $(B)/tests/rdt_void.so
+FROZEN   := $(B)/tests/rdt_v1.so # of version 1 of the plug-in interface, with the headers of its day
 PRELOAD := $(if $(filter release,$(VARIANT)),$(B)/tests/preload/fail_alloc.so) # the sanitizers have an allocator of their own
 MANPAGES := $(foreach d,client daemon backends systemd,$(wildcard $(d)/*.[1-8]))
 
@@ -126,7 +127,7 @@ BACKEND_SO := $(BACKENDS:%=$(B)/backends/rdt_%.so)
 .SUFFIXES:
 
 all: $(PROGRAMS) $(LIBRDT) $(B)/librdt.a $(BACKEND_SO)
-tests: all $(UNIT) $(INTEG) $(FUZZ) $(FAULT) $(LOOPBACK) $(PRELOAD)
+tests: all $(UNIT) $(INTEG) $(FUZZ) $(FAULT) $(LOOPBACK) $(FROZEN) $(PRELOAD)
 benches: all $(BENCH)
 
 # A stamp changes when its text does: other flags, other sources or other paths rebuild what depends on them.
@@ -142,7 +143,7 @@ $(eval $(call stamp,paths,$(backenddir) $(conffile)))
 OBJFLAGS = -fPIE
 $(B)/obj/gen/%.o: WARNINGS =
 $(B)/obj/gen/%.o $(B)/obj/proto/%.o $(B)/obj/client/%.o: OBJFLAGS = -fPIC -fno-semantic-interposition
-$(B)/obj/backends/%.o $(B)/obj/tests/loopback/%.o $(B)/obj/tests/fuzz/void/%.o: OBJFLAGS = -fPIC -fno-semantic-interposition
+$(B)/obj/backends/%.o $(B)/obj/tests/loopback/%.o $(B)/obj/tests/fuzz/void/%.o $(B)/obj/tests/abi/v1/%.o: OBJFLAGS = -fPIC -fno-semantic-interposition
 $(B)/obj/tests/bench/%.o: OBJFLAGS = -fPIE $(UCX_CFLAGS)
 $(B)/obj/daemon/options.o: OBJFLAGS = -fPIE -DRDT_BACKEND_DIR='"$(backenddir)"' -DRDT_CONFIG_FILE='"$(conffile)"'
 $(B)/obj/daemon/options.o: $(B)/.paths
@@ -204,7 +205,9 @@ $(foreach b,$(BACKENDS),$(eval $(call backend,$(b))))
 
 $(LOOPBACK): $(call obj,$(call srcs,tests/loopback))
 $(VOID): $(call obj,$(call srcs,tests/fuzz/void))
-$(LOOPBACK) $(VOID): $(PLUGIN_O) $(B)/plugin.map $(B)/.sources
+$(LOOPBACK) $(VOID): $(PLUGIN_O)
+$(FROZEN): $(call obj,$(call srcs,tests/abi/v1))
+$(LOOPBACK) $(VOID) $(FROZEN): $(B)/plugin.map $(B)/.sources
 	$(call say,LINK,$@)
 	$(Q)mkdir -p $(@D)
 	$(Q)$(link_plugin)
@@ -232,6 +235,7 @@ $(INTEG) $(FAULT): $(B)/%: $(B)/obj/%.o $(CRITERION_O) $(B)/librdt.a $(B)/libpro
 	$(Q)mkdir -p $(@D)
 	$(Q)$(link_test) $(TEST_LIBS)
 
+$(B)/tests/abi/frozen: $(call obj,$(call srcs,tests/abi/layout))
 $(B)/tests/integration/hostile_peer: $(B)/librdtd.a # an insider's TLS
 
 $(BENCH): $(B)/%: $(B)/obj/%.o $(B)/librdt.a $(B)/libproto.a $(B)/libsupport.a
@@ -307,7 +311,7 @@ cov:
 
 format:
 	@.ci/deps clang-format
-	@find proto daemon backends client tests -name '*.[ch]' ! -path 'tests/examples/*' -print0 | xargs -0 clang-format -i
+	@find proto daemon backends client tests -name '*.[ch]' ! -path 'tests/examples/*' ! -path 'tests/abi/v1/rdt_*' -print0 | xargs -0 clang-format -i
 
 empty :=
 TIDY := $(subst $(empty) ,,-*,clang-analyzer-*,-clang-analyzer-security.insecureAPI.*,bugprone-*, \

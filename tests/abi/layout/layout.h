@@ -1,0 +1,24 @@
+/* Where things lie, as one version of the headers has them (frozen.c, live.c: each includes one version only). */
+#ifndef TESTS_ABI_LAYOUT_H
+#define TESTS_ABI_LAYOUT_H
+
+#include <stddef.h>
+
+enum thing_kind { THING_FIELD, THING_END, THING_VALUE };
+
+struct thing {
+    enum thing_kind kind;
+    const char *name;
+    long offset; /* of a field; the size of a struct at its end; a constant's value */
+    size_t bytes;
+};
+
+extern const struct thing frozen_things[], live_things[];
+extern const size_t n_frozen_things, n_live_things;
+
+#define FIELD(type, member) \
+    {THING_FIELD, #type "." #member, (long)offsetof(struct type, member), sizeof((struct type *)0)->member},
+#define END(type) {THING_END, #type, (long)sizeof(struct type), 0},
+#define VALUE(constant) {THING_VALUE, #constant, (long)(constant), 0},
+
+#endif

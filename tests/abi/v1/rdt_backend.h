@@ -1,0 +1,249 @@
+/* The plug-in interface of rdtd: memory kinds and transports. Installed; append-only.
+ *
+ * A backend is one .so that exports
+ *
+ *     const struct rdt_backend *rdt_backend_init(void);
+ *
+ * and describes up to one memory kind and one transport by tables of operations. The core reads abi_version and struct_size
+ * first, takes the smaller of both sizes of every table, and treats what is missing or NULL as not supported: what a backend
+ * can do follows from the operations it has, and is stated nowhere else.
+ *
+ * Rules for every operation
+ * - The core checks bounds, states, permissions and deadlines before it calls; a plug-in may assert them.
+ * - Transport operations are called on the core's loop thread and must not block: they queue work for a thread of the plug-in's
+ *   own, which reports back by the host table. Memory operations are called on the core's pool threads, several at a time, and may
+ *   take as long as their bytes need, but wait for nobody (share, and map without warm, also on the loop).
+ * - A plug-in takes no signals, changes no process-wide state it does not have to, and prints nothing: it logs by the host.
+ *
+ * Which operation is called when (transport; "conn" is one per peer node and epoch)
+ *
+ *     load:            rdt_backend_init, open
+ *     link comes up:   connection_create, offer  ->  the blob travels to the peer  ->  connect(the peer's blob)
+ *     fetch, reader:   register (once per region)   post_recv ...   op_done
+ *     fetch, owner:    register (once per region)   post_send ...   op_done
+ *     abort:           cancel ...   op_done;  if that does not come within the grace time: disconnect, every op ends, conn_closed
+ *     link goes down:  disconnect, every op ends, conn_closed, connection_destroy
+ *     free:            unregister
+ *     unload:          close
+ */
+#ifndef RDT_BACKEND_H
+#define RDT_BACKEND_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "rdt_status.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+#define RDT_BACKEND_ABI 1
+#define RDT_OFFER_MAX_BYTES 512
+#define RDT_KEY_MAX_BYTES 512
+
+struct rdt_op;
+
+enum rdt_log_level { RDT_LOG_ERROR = 0, RDT_LOG_WARN = 1, RDT_LOG_INFO = 2, RDT_LOG_DEBUG = 3, RDT_LOG_TRACE = 4 };
+
+/* ---- what the core offers ---- */
+
+struct rdt_host {
+    uint32_t abi_version;
+    uint32_t struct_size;
+    void *ctx; /* first argument of the functions below that take one */
+
+    /* Any thread. One line, lower case, no newline; the core adds the backend's name. */
+    void (*log)(void *ctx, enum rdt_log_level level, const char *fmt, ...) __attribute__((format(printf, 3, 4)));
+
+    /* Only inside open. The value of a key of the backend's own section of the configuration (as declared in config_keys), or of
+     * "trusted_network" ("yes", "no"), "interfaces" (comma-separated, "" is any) and "listen_host" (numeric address of the peer link,
+     * "" if there is none), which every transport may ask for. NULL: no such key. Valid until open returns. */
+    const char *(*config)(void *ctx, const char *key);
+
+    /* Any thread. Ends an operation: exactly once for each that was posted, never inside the posting call, and only when neither the
+     * plug-in nor anything it started touches the op's memory any more. RDT_OK, RDT_CANCELLED, or RDT_TRANSPORT with the vendor's
+     * text in msg (copied; may be NULL). The op belongs to the core again as soon as it is called. */
+    void (*op_done)(struct rdt_op *op, enum rdt_status status, const char *msg);
+
+    /* Any thread. The connection is of no use any more (the peer is gone, the endpoint failed). At most once per connection; the core
+     * then disconnects it. */
+    void (*conn_failed)(void *conn_ctx, enum rdt_status status, const char *msg);
+
+    /* Any thread. Answers disconnect: every op of the connection has ended, nothing can land in its memory any more. */
+    void (*conn_closed)(void *conn_ctx);
+};
+
+/* ---- memory kinds ---- */
+
+struct rdt_block { /* one allocation or import; the struct is the core's */
+    void *addr;    /* where the daemon sees it, NULL until map */
+    uint64_t bytes;
+    int fd;         /* the plug-in's own descriptor, or -1 */
+    void *priv;     /* the plug-in's */
+    bool read_only; /* set by import: it can only be mapped for reading, so it must be no target of a copy or a receive */
+    /* since 1.1: set by alloc and import: its pages are so large, and may be missing when they are touched (hugetlb, with a hole that a
+     * client has punched): the core copies from and to it under a guard. The mapping is a whole number of them. 0: none of this. */
+    uint64_t page_bytes;
+};
+
+enum rdt_import_kind { RDT_IMPORT_MEMFD = 0, RDT_IMPORT_VMM = 1, RDT_IMPORT_LEGACY_IPC = 2 };
+
+struct rdt_import {
+    enum rdt_import_kind kind;
+    uint64_t bytes;
+    uint64_t offset;
+    const int *fds; /* borrowed: the plug-in dups what it keeps */
+    uint32_t n_fds;
+    const uint64_t *chunk_bytes; /* [n_fds], VMM only */
+    const void *handle;
+    size_t handle_bytes;
+};
+
+struct rdt_memory_ops {
+    uint32_t struct_size;
+    const char *name; /* "host", "cuda" */
+
+    enum rdt_status (*open)(const struct rdt_host *host, void **memory_p, struct rdt_error *err);
+    void (*close)(void *memory);
+
+    /* Zeroed memory with its pages reserved; fits to be exported. NO_MEMORY, SYSTEM. */
+    enum rdt_status (*alloc)(void *memory, const char *device, uint64_t bytes, struct rdt_block *block_p,
+                             struct rdt_error *err);
+
+    /* INVALID says what the handle lacks. NULL: cannot import. */
+    enum rdt_status (*import)(void *memory, const char *device, const struct rdt_import *import, struct rdt_block *block_p,
+                              struct rdt_error *err);
+
+    /* Nothing touches the block any more. */
+    void (*free)(void *memory, struct rdt_block *block);
+
+    /* Sets block->addr; called once, before the first copy or registration. warm: every page is touched too, on a pool thread; else it
+     * returns at once, and may be called on the loop. */
+    enum rdt_status (*map)(void *memory, struct rdt_block *block, bool warm, struct rdt_error *err);
+
+    /* A new fd of the block for another process; the caller owns it. writable false: one that cannot be mapped writable;
+     * UNSUPPORTED if this memory knows no such right. NULL: cannot be shared. */
+    enum rdt_status (*share)(void *memory, const struct rdt_block *block, bool writable, int *fd_p, struct rdt_error *err);
+
+    /* bytes from src to dst, both mapped blocks' memory of this kind or host memory. Returns when the copy is finished. */
+    enum rdt_status (*copy)(void *memory, void *dst, const void *src, uint64_t bytes, struct rdt_error *err);
+
+    /* since 1.1: before free, of memory that the plug-in allocated. Its pages go back to the system now, even if another process has it
+     * mapped; who still looks there sees zeros. NULL: they go when the last mapping does. */
+    void (*discard)(void *memory, struct rdt_block *block);
+
+    /* since 1.1: nobody gains the right to write the block any more, for ever and whoever he is, by whatever descriptor. proof false:
+     * what is mapped stays as it is (the core's own mapping, which it no longer writes to); at once. proof true: nobody has such a
+     * right left from before either, or BUSY and nothing has changed; the core's own mapping has ended in both cases (addr is NULL),
+     * and the next one is for reading; on a pool thread. NULL: this memory cannot be sealed. */
+    enum rdt_status (*seal)(void *memory, struct rdt_block *block, bool proof, struct rdt_error *err);
+
+    /* since 1.1: what an allocation of so many bytes takes, where that is more than whole pages of the system. NULL: it never is. */
+    uint64_t (*round)(void *memory, uint64_t bytes);
+
+    /* since 1.1: as alloc, for memory that is never shared. NULL, or UNSUPPORTED: as any other. */
+    enum rdt_status (*alloc_private)(void *memory, uint64_t bytes, struct rdt_block *block_p, struct rdt_error *err);
+};
+
+/* ---- transports ---- */
+
+struct rdt_piece {
+    void *addr;
+    uint64_t bytes;
+    void *registration; /* what register gave for the region the piece lies in; NULL if the transport registers nothing */
+};
+
+/* One movement of one chunk. Allocated by the core, lent to the plug-in from the post until op_done. */
+struct rdt_op {
+    uint64_t transfer; /* with `chunk`: the key that matches a send of one node with a receive of the other; */
+    uint64_t chunk;    /* unique within the connection */
+    struct rdt_piece piece;
+    const void *key; /* post_read: the owner's packed key ... */
+    size_t key_bytes;
+    uint64_t key_offset; /* ... and the byte offset in the registered region */
+    void *priv[6];       /* the plug-in's while it has the op; zeroed by the core before the post */
+};
+
+enum rdt_sides { RDT_ONE_SIDED = 1, RDT_TWO_SIDED = 2 };
+
+struct rdt_transport_ops {
+    uint32_t struct_size;
+    const char *name;                /* "ucx"; case-insensitive */
+    const char *const *memory_kinds; /* NULL-terminated: what it reads from and writes to directly */
+    uint32_t speed;                  /* rank among the transports that fit, higher is tried first; ucx 100, stream 50 */
+
+    /* May fail with UNSUPPORTED and the reason in words ("trusted_network is not set: ..."): the transport is then listed as not
+     * available, and the reason is what explain shows. */
+    enum rdt_status (*open)(const struct rdt_host *host, void **transport_p, struct rdt_error *err);
+
+    /* Every connection is destroyed. Joins the plug-in's threads. */
+    void (*close)(void *transport);
+
+    /* Version of the vendor library in use, e.g. "1.13.1": ends whose strings differ do not use this transport together. */
+    const char *(*version)(void *transport);
+
+    /* Once per region, on a pool thread, before the first op that uses it; NULL: nothing to register. */
+    enum rdt_status (*register_memory)(void *transport, void *addr, uint64_t bytes, const char *memory_kind,
+                                       void **registration_p, struct rdt_error *err);
+    void (*unregister_memory)(void *transport, void *registration);
+
+    /* The state for one peer node, unconnected. conn_ctx is the core's, handed back by the host table. */
+    enum rdt_status (*connection_create)(void *transport, const uint8_t peer_uuid[16], void *conn_ctx, void **conn_p,
+                                         struct rdt_error *err);
+
+    /* After conn_closed, or when it was never offered nor connected. */
+    void (*connection_destroy)(void *conn);
+
+    /* What the peer needs to connect to this end: address and one-time token. Travels over the peer link only. */
+    enum rdt_status (*offer)(void *conn, uint8_t blob[RDT_OFFER_MAX_BYTES], size_t *bytes_p, struct rdt_error *err);
+
+    /* The peer's offer has come. Failing later is reported by conn_failed. */
+    enum rdt_status (*connect)(void *conn, const void *blob, size_t bytes, struct rdt_error *err);
+
+    /* enum rdt_sides, ored: what this connection can do for that memory kind. */
+    uint32_t (*sides)(void *conn, const char *memory_kind);
+
+    /* Ends every op of the connection, with whatever force it takes, then conn_closed. */
+    void (*disconnect)(void *conn);
+
+    /* Two-sided: the send with the same transfer and chunk ends up in the receive; equal bytes. The core posts a receive before its
+     * peer posts the send. */
+    enum rdt_status (*post_send)(void *conn, struct rdt_op *op, struct rdt_error *err);
+    enum rdt_status (*post_recv)(void *conn, struct rdt_op *op, struct rdt_error *err);
+
+    /* One-sided: the owner packs a key of a registration, the reader pulls. */
+    enum rdt_status (*pack_key)(void *transport, void *registration, uint8_t key[RDT_KEY_MAX_BYTES], size_t *bytes_p,
+                                struct rdt_error *err);
+    enum rdt_status (*post_read)(void *conn, struct rdt_op *op, struct rdt_error *err);
+
+    /* Asks for an early end: the op still ends by op_done, with OK if it was too late to stop it. An op that was not matched with the
+     * peer's yet must end at once. NULL: cannot abort; the core disconnects when it has to. */
+    void (*cancel)(void *conn, struct rdt_op *op);
+};
+
+/* ---- the backend ---- */
+
+struct rdt_config_key {
+    const char *name;
+    const char *fallback; /* value when the configuration says nothing */
+    const char *help;     /* one line */
+};
+
+struct rdt_backend {
+    uint32_t abi_version;                     /* RDT_BACKEND_ABI */
+    uint32_t struct_size;                     /* sizeof(struct rdt_backend) */
+    const char *name;                         /* also the section of the configuration */
+    const char *version;                      /* of the plug-in */
+    const struct rdt_config_key *config_keys; /* ends with a NULL name; NULL: none */
+    const struct rdt_memory_ops *memory;
+    const struct rdt_transport_ops *transport;
+};
+
+const struct rdt_backend *rdt_backend_init(void);
+
+#ifdef __cplusplus
+}
+#endif
+#endif
