@@ -104,7 +104,7 @@ static enum rdt_status await(struct ctl *ctl, struct fetch *fetch, struct rdt_er
         status = rdt_dispatch(ctl->rdt, NULL, err);
         if (status)
             break;
-        if (progress.shown && ctl_now_ns() >= look_ns && rdt_request_status(fetch->request, NULL) == RDT_AGAIN) {
+        if ((progress.shown || progress.may_say) && ctl_now_ns() >= look_ns && rdt_request_status(fetch->request, NULL) == RDT_AGAIN) {
             show_progress(ctl, fetch, &progress, &moving);
             look_ns = ctl_now_ns() + POLL_NS;
         }
@@ -337,7 +337,7 @@ static int report(struct ctl *ctl, const struct fetch *fetch)
         return CTL_OK;
     if (info.version)
         printf("version %" PRIu64 " of %s, ", info.version, ctl_plain(fetch->ref.id, id, sizeof id));
-    printf("%s: %zu tensors, %s by %s", ctl_plain(info.ref.id, id, sizeof id), fetch->count,
+    printf("%s: %zu tensor%s, %s by %s", ctl_plain(info.ref.id, id, sizeof id), fetch->count, fetch->count == 1 ? "" : "s",
            ctl_human_bytes(fetch->bytes, bytes), info.path);
     if (info.bytes_moved)
         printf(" in %s (%s)", ctl_human_duration(info.elapsed_ns, took),

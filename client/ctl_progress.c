@@ -11,6 +11,7 @@
 
 #define REDRAW_NS INT64_C(100000000)
 #define BAR_CELLS 30
+#define PATIENCE_NS INT64_C(1000000000) /* before a log is told what is waited for */
 
 int64_t ctl_now_ns(void)
 {
@@ -35,6 +36,7 @@ void ctl_progress_start(struct ctl_progress *progress, const char *label, bool q
         .shown = !quiet && isatty(STDERR_FILENO) && term && strcmp(term, "dumb") != 0,
         .started_ns = ctl_now_ns(),
     };
+    progress->may_say = !quiet && !progress->shown;
     ctl_plain(label, progress->label, sizeof progress->label);
 }
 
@@ -95,6 +97,10 @@ void ctl_progress_say(struct ctl_progress *progress, const char *what)
 {
     char text[256], spent[CTL_HUMAN_BYTES];
 
+    if (progress->may_say && ctl_now_ns() - progress->started_ns >= PATIENCE_NS) {
+        progress->may_say = false;
+        fprintf(stderr, "%s: %s\n", progress->label, what);
+    }
     if (!due(progress))
         return;
     snprintf(text, sizeof text, "%s: %s (%s)", progress->label, what,

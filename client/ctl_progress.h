@@ -1,4 +1,4 @@
-/* One line on stderr that moves: what, how far, how fast, how long still. Silent unless stderr is a terminal. */
+/* One line on stderr that moves: what, how far, how fast, how long still. Unless stderr is a terminal, nothing but what is waited for. */
 #ifndef CLIENT_CTL_PROGRESS_H
 #define CLIENT_CTL_PROGRESS_H
 
@@ -7,8 +7,9 @@
 
 struct ctl_progress {
     char label[32];
-    bool shown; /* there is a terminal and nobody asked for quiet */
-    bool drawn; /* a line is on the screen */
+    bool shown;   /* there is a terminal and nobody asked for quiet */
+    bool may_say; /* there is none: what is waited for is said once, when it has taken a while */
+    bool drawn;   /* a line is on the screen */
     int64_t started_ns, drawn_ns;
     uint64_t first_bytes; /* done when the measurement began */
 };

@@ -201,10 +201,10 @@ static int announce(struct ctl *ctl, const struct put *put)
         puts(text);
     }
     if (!ctl->quiet && !ctl->json && put->publish) {
-        fprintf(stderr, "%zu tensors, %s: version %" PRIu64 " of %s\n", put->count, ctl_human_bytes(put->bytes, bytes),
+        fprintf(stderr, "%zu tensor%s, %s: version %" PRIu64 " of %s\n", put->count, put->count == 1 ? "" : "s", ctl_human_bytes(put->bytes, bytes),
                 put->version, ctl_plain(put->publish, name, sizeof name));
     } else if (!ctl->quiet && !ctl->json) {
-        fprintf(stderr, "%zu tensors, %s; held ", put->count, ctl_human_bytes(put->bytes, bytes));
+        fprintf(stderr, "%zu tensor%s, %s; held ", put->count, put->count == 1 ? "" : "s", ctl_human_bytes(put->bytes, bytes));
         if (put->for_ns > 0)
             fprintf(stderr, "for %s", ctl_human_duration(put->for_ns, lease));
         else if (put->for_ns < 0)

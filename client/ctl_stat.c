@@ -37,7 +37,7 @@ static void print(const Rdt__Pb__ObjectInfo *o)
     printf("owner       uid %" PRIu32 "%s%s\n", o->uid, *o->tenant ? ", tenant " : "", ctl_plain(o->tenant, word, sizeof word));
     printf("visible to  %s\n", ctl_plain(o->visibility, word, sizeof word));
     printf("producer    client %" PRIu64 "\n", o->producer);
-    printf("content     %" PRIu64 " tensors, %s, %" PRIu64 " bytes of metadata\n", o->tensors, ctl_human_bytes(o->bytes, text),
+    printf("content     %" PRIu64 " tensor%s, %s, %" PRIu64 " bytes of metadata\n", o->tensors, o->tensors == 1 ? "" : "s", ctl_human_bytes(o->bytes, text),
            o->metadata_bytes);
     if (*o->transport)
         printf("transport   %s preferred\n", ctl_plain(o->transport, word, sizeof word));

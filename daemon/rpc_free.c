@@ -83,7 +83,7 @@ enum rdt_status rpc_free(struct call *call, const void *request, struct rdt_erro
         return call_forward(call, &ref, &message->base, -1, err);
     status = object_table_find_any(call->rpc->objects, &ref, &call->account->owner, &object, err);
     if (status == RDT_AGAIN)
-        return rdt_error_set(err, RDT_NOT_FOUND, "nobody has put object \"%s\"", ref.id);
+        return rdt_error_set(err, RDT_NOT_FOUND, "nobody has put object \"%s\", or it has ended", ref.id);
     if (status != RDT_OK)
         return status;
     if (!call_may_see(call, &object->account->owner))
@@ -277,7 +277,7 @@ enum rdt_status rpc_wait_freed(struct call *call, const void *request, struct rd
         return RDT_OK;
     }
     if (status == RDT_AGAIN)
-        return rdt_error_set(err, RDT_NOT_FOUND, "nobody has put object \"%s\"", ref.id);
+        return rdt_error_set(err, RDT_NOT_FOUND, "nobody has put object \"%s\", or it has ended", ref.id);
     if (status != RDT_OK)
         return status;
     if (!call->admin && !object_visible_to(object, &call->account->owner))

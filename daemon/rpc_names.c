@@ -39,7 +39,7 @@ enum rdt_status rpc_publish(struct call *call, const void *request, struct rdt_e
         return rdt_error_set(err, RDT_SHUTTING_DOWN, "the daemon is shutting down");
     status = object_table_find_any(call->rpc->objects, &ref, &call->account->owner, &object, err);
     if (status == RDT_AGAIN)
-        return rdt_error_set(err, RDT_NOT_FOUND, "nobody has put object \"%s\"", ref.id);
+        return rdt_error_set(err, RDT_NOT_FOUND, "nobody has put object \"%s\", or it has ended", ref.id);
     if (status == RDT_OK)
         status = check_object(call, &ref, object, err);
     if (status == RDT_OK)

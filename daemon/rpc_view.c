@@ -282,7 +282,7 @@ enum rdt_status rpc_stat(struct call *call, const void *request, struct rdt_erro
     else
         status = object_table_find_any(call->rpc->objects, &ref, &call->account->owner, &object, err);
     if (status == RDT_AGAIN && !object)
-        return rdt_error_set(err, RDT_NOT_FOUND, "nobody has put object \"%s\"", ref.id);
+        return rdt_error_set(err, RDT_NOT_FOUND, "nobody has put object \"%s\", or it has ended", ref.id);
     if (status != RDT_OK && status != RDT_AGAIN)
         return status;
     if (!call->admin && !object_visible_to(object, &call->account->owner))

@@ -147,6 +147,7 @@ cmp "$dir/in.safetensors" "$dir/later" || bad 'the fetch that waited changed the
 fetcher=$!
 pids+=("$fetcher")
 until_deadline 10 awaited never || bad 'nobody waits for the object'
+until_deadline 10 grep -q '^never: waiting until it is put$' "$dir/fetched" || bad 'a log does not hear what is waited for'
 kill -INT "$fetcher"
 kill -TERM "$fetcher"
 wait "$fetcher"
