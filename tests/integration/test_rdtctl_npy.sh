@@ -47,7 +47,7 @@ npy "$dir/rows.npy" "{'descr': '<u2', 'fortran_order': False, 'shape': (2, 3), }
 put "$dir/rows.npy"
 for mode in auto share copy; do
   status 0 "$rdtctl" fetch "$ref" --timeout 20s -o "$dir/out.npy" --mode "$mode"
-  says '1 tensors, 12 B'
+  says '1 tensor, 12 B'
   [[ $(data "$dir/out.npy" 12) == aAbBcCdDeEfF && $(stat -c %s "$dir/out.npy") == 140 ]] || bad "mode $mode: other bytes"
   cp "$dir/out.npy" "$dir/first.npy"
 done
