@@ -47,14 +47,15 @@ bool rpc_handles(enum rdt_message type)
 /* How long a request wants to wait for room; 0: not at all. */
 static int64_t patience(const struct call *call, const void *request)
 {
+    const Rdt__Pb__Put *put = request;
+
     if (!call->client)
         return 0;
     if (call->type == RDT_MSG_ALLOC)
         return ((const Rdt__Pb__Alloc *)request)->timeout_ns;
-    if (call->type != RDT_MSG_PUT ||
-        ((const Rdt__Pb__Put *)request)->flags & PUT_SNAPSHOT) /* a snapshot has begun when it finds no room */
+    if (call->type != RDT_MSG_PUT || put->n_given > 0) /* what a snapshot was given is gone: it cannot be put again */
         return 0;
-    return ((const Rdt__Pb__Put *)request)->timeout_ns;
+    return put->timeout_ns;
 }
 
 static void on_turn_to_try(struct client_wake *wake);

@@ -491,6 +491,46 @@ Test(limits, room_comes_in_turn)
     end(NULL);
 }
 
+static int put_snapshot(struct actor *self, void *arg)
+{
+    rdt *mine = node_client(&node, "trainer");
+    uint8_t *memory = alloc_memory(mine, 3 * MIB);
+    struct rdt_put_options options = RDT_INIT(options);
+    struct rdt_ref ref;
+    rdt_object *object;
+
+    (void)arg;
+    fill_pattern(memory, 3 * MIB, 7);
+    options.flags = RDT_PUT_SNAPSHOT;
+    options.timeout_ns = 20 * MSEC;
+    must_refuse(RDT_TIMED_OUT, "memory_limit", rdt_put(mine, &VECTOR(RDT_U8, 3 * MIB, memory), 1, &options, &ref, &err));
+    actor_step(self);
+    options.timeout_ns = LONG;
+    must_ok(rdt_put(mine, &VECTOR(RDT_U8, 3 * MIB, memory), 1, &options, &ref, &err));
+    memset(memory, 0, 3 * MIB);
+    object = fetch_one(mine, &ref, RDT_FETCH_SHARE);
+    must(holds_pattern(tensor_of(object, 0).data, 3 * MIB, 7));
+    rdt_release(object);
+    rdt_close(mine);
+    return 0;
+}
+
+Test(limits, snapshot_waits_for_room)
+{
+    const char *flags[] = {"--memory-limit=8MiB", NULL};
+    struct actor actor;
+    void *most;
+
+    begin(flags);
+    most = alloc_memory(conn, 4 * MIB);
+    actor_start(&actor, put_snapshot, NULL);
+    actor_await(&actor);
+    wait_until(LONG, used(0, "waiters") == 1);
+    must_ok(rdt_dealloc(conn, most, &err));
+    actor_wait(&actor);
+    end(NULL);
+}
+
 Test(limits, wait_for_room_ends_by_deadline_cancel_and_death)
 {
     const char *flags[] = {"--client-max-regions=1", "--owner-max-bytes=4MiB", NULL};
