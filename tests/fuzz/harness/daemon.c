@@ -73,7 +73,7 @@ void fuzz_daemon_start(bool with_link)
     static bool started;
     char exe[512] = {0}, *build, flags[4][640];
     const struct timespec moment = {.tv_nsec = 10000000};
-    char *argv[12];
+    char *argv[16];
     struct rdt_error err = {0};
     int argc = 0, fd;
 
@@ -105,6 +105,8 @@ void fuzz_daemon_start(bool with_link)
         (void)snprintf(flags[2], sizeof flags[2], "--key-file=%s", fuzz_daemon_key);
         argv[argc++] = flags[2];
         argv[argc++] = (char *)"--listen=127.0.0.1:0";
+        argv[argc++] = (char *)"--connect-timeout=10m"; /* a fuzzer may stand still for long */
+        argv[argc++] = (char *)"--peer-timeout=10m";
         (void)snprintf(flags[3], sizeof flags[3], "--backend=%s/tests/rdt_void.so", build);
         argv[argc++] = flags[3];
     }
