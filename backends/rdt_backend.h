@@ -13,6 +13,8 @@
  * - Transport operations are called on the core's loop thread and must not block: they queue work for a thread of the plug-in's
  *   own, which reports back by the host table. Memory operations are called on the core's pool threads, several at a time, and may
  *   take as long as their bytes need, but wait for nobody (share, and map without warm, also on the loop).
+ * - Who shares the machine with a plug-in's work should not wait for it: the daemon's threads, and those that a plug-in starts, have short
+ *   slices of the processor (Linux 6.12 and later), and call sched_yield after some tens of microseconds of copying or polling.
  * - A plug-in takes no signals, changes no process-wide state it does not have to, and prints nothing: it logs by the host.
  *
  * Which operation is called when (transport; "conn" is one per peer node and epoch)

@@ -355,8 +355,10 @@ static enum rdt_status start(struct daemon *daemon, struct rdt_error *err)
     return status == RDT_OK ? listener_start(&daemon->listener, &daemon->conns, err) : status;
 }
 
-/* The loop works for some microseconds at a time, those who copy and receive beside it for milliseconds. Since Linux 6.12 a thread may say
- * so by itself: with short slices it need not wait for the end of theirs. Elsewhere this does nothing. */
+/* Before any thread starts, so that all have it, those of plug-ins too. The loop works for some microseconds at a time: with short slices
+ * it need not wait for the end of others' (since Linux 6.12; elsewhere this does nothing). Those who copy and receive beside it would
+ * work for milliseconds, and the kernel looks only when its clock ticks whether a client or the loop should have had the processor: they
+ * ask with sched_yield after each piece. What a thread gives away by that is the rest of its slice, hence theirs are short too. */
 static void ask_for_short_slices(void)
 {
     struct {
@@ -386,6 +388,7 @@ enum rdt_status daemon_run(const struct options *options, struct rdt_error *err)
 
     if (!daemon)
         return rdt_error_set(err, RDT_NO_MEMORY, "no memory");
+    ask_for_short_slices();
     daemon->options = options;
     daemon->open_files = limits_raise_open_files();
     (void)uv_loop_init(&daemon->loop);
@@ -417,7 +420,6 @@ enum rdt_status daemon_run(const struct options *options, struct rdt_error *err)
         daemon->rpc.draining = true;
         hurry(daemon);
     }
-    ask_for_short_slices(); /* after the pool's and the backends' threads were started */
     (void)uv_run(&daemon->loop, UV_RUN_DEFAULT);
     if (daemon->stuck)
         return rdt_error_set(err, RDT_INTERNAL, "the daemon could not end cleanly");

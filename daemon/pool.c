@@ -255,7 +255,7 @@ static void run_scrub(struct work *work)
 {
     struct pool_block *block = list_entry(work, struct pool_block, work);
 
-    memset(block->block.addr, 0, block->bytes);
+    work_zero(block->block.addr, block->bytes);
 }
 
 static void done_scrub(struct work *work)

@@ -331,7 +331,7 @@ static void run_scrub(struct work *work)
 {
     struct region *region = ((struct page_work *)work)->region;
 
-    memset(region->block.addr, 0, region->room);
+    work_zero(region->block.addr, region->room);
 }
 
 static void done_scrub(struct work *work)

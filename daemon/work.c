@@ -3,11 +3,14 @@
 
 #include <assert.h>
 #include <pthread.h>
+#include <sched.h>
 #include <stdlib.h>
+#include <string.h>
 
 #include "daemon/list.h"
 #include "daemon/map.h"
 
+#define ZERO_BYTES (512u << 10) /* at once: some tens of microseconds */
 #define DONE_PER_TURN 32 /* after so many the loop sees to its sockets again */
 
 struct queue {
@@ -120,6 +123,7 @@ static void *thread_main(void *arg)
         /* Without done the struct may be gone when run returns. */
         bool wants_done = work->done != NULL;
         work->run(work);
+        (void)sched_yield(); /* a client or the loop may have waited for this core */
 
         pthread_mutex_lock(&pool->mutex);
         bool wake = false;
@@ -232,6 +236,14 @@ void work_submit(struct work_pool *pool, struct work *work)
     put_in_lane(pool, work);
     pthread_cond_signal(&pool->more);
     pthread_mutex_unlock(&pool->mutex);
+}
+
+void work_zero(void *memory, uint64_t bytes)
+{
+    for (uint64_t at = 0; at < bytes; at += ZERO_BYTES) {
+        memset((uint8_t *)memory + at, 0, bytes - at < ZERO_BYTES ? bytes - at : ZERO_BYTES);
+        (void)sched_yield();
+    }
 }
 
 void work_pool_close(struct work_pool *pool, void (*on_closed)(void *arg), void *arg)

@@ -29,6 +29,9 @@ enum rdt_status work_pool_create(uv_loop_t *loop, unsigned n_threads, struct wor
 /* Any thread may submit; within a lane the order is first come, first served. */
 void work_submit(struct work_pool *pool, struct work *work);
 
+/* In run: memset to zero, in pieces between which others may have the processor. */
+void work_zero(void *memory, uint64_t bytes);
+
 /* Loop thread. Runs what is queued to its end, joins the threads, calls every done, then on_closed from the loop. */
 void work_pool_close(struct work_pool *pool, void (*on_closed)(void *arg), void *arg);
 

@@ -2,9 +2,11 @@
  *
  * It polls while something moves, a few hundred times more while something is outstanding, and then sleeps in the
  * worker's descriptor: waking a sleeper costs tens of microseconds, a poll less than one. Idle, it wakes once a
- * second, since UCX's own keepalive runs in progress only and a wake-up was known to be missed.
+ * second, since UCX's own keepalive runs in progress only and a wake-up was known to be missed. While it polls it lets
+ * others have the processor: a client's small request must not wait until the kernel takes it away.
  */
 #include <poll.h>
+#include <sched.h>
 #include <semaphore.h>
 #include <signal.h>
 #include <stdio.h>
@@ -120,6 +122,7 @@ static void run(struct transport *transport, int wake_fd)
         else
             idle++;
         links_settle(transport);
+        (void)sched_yield();
         if (!idle || (outstanding(transport, &stopping) && idle < transport->settings.spin_polls))
             continue;
 

@@ -1,7 +1,8 @@
 /* What one client's flood costs another: put and free of one client while another process floods the same daemon, beside the same of the
  * idle daemon, in turns. The flood runs at nice NICE: its own use of the processor is not the daemon's to divide.
  *
- *     fairness ROUNDS SUFFIX NICE SOCKET [OTHER_SOCKET]     OTHER_SOCKET: another node's daemon, for the flood by the network
+ *     fairness ROUNDS SUFFIX NICE SOCKET OTHER_SOCKET [FLOOD]     OTHER_SOCKET: another node's daemon, for the flood by the network;
+ *                                                                 FLOOD: this one only
  */
 #include <errno.h>
 #include <sched.h>
@@ -311,17 +312,16 @@ static void deaths(struct flood *flood)
 static const struct {
     const char *name;
     void (*run)(struct flood *);
-    bool two_nodes;
 } floods[] = {
-    {"puts", puts_, false},
-    {"fetches_of_16384", fetches, false},
-    {"waits", waits, false},
-    {"lists", lists, false},
-    {"large_messages", large, false},
-    {"a_client_that_never_reads", never_reads, false},
-    {"deaths", deaths, false},
-    {"copies", copies, false},
-    {"moves_between_nodes", moves, true},
+    {"puts", puts_},
+    {"fetches_of_16384", fetches},
+    {"waits", waits},
+    {"lists", lists},
+    {"large_messages", large},
+    {"a_client_that_never_reads", never_reads},
+    {"deaths", deaths},
+    {"copies", copies},
+    {"moves_between_nodes", moves},
 };
 
 /* ---- the one who is measured ---- */
@@ -399,12 +399,12 @@ int main(int argc, char **argv)
     rdt *conn;
     pid_t pid;
 
-    if (argc < 5 || argc > 6 || flood == MAP_FAILED || !samples.us)
-        bench_die("usage: fairness ROUNDS SUFFIX NICE SOCKET [OTHER_SOCKET]");
+    if (argc < 6 || argc > 7 || flood == MAP_FAILED || !samples.us)
+        bench_die("usage: fairness ROUNDS SUFFIX NICE SOCKET OTHER_SOCKET [FLOOD]");
     flood->socket = argv[4];
-    flood->other = argc == 6 ? argv[5] : NULL;
+    flood->other = argv[5];
     for (unsigned kind = 0; kind < sizeof floods / sizeof floods[0]; kind++) {
-        if (floods[kind].two_nodes && !flood->other)
+        if (argc == 7 && strcmp(argv[6], floods[kind].name) != 0)
             continue;
         (void)fflush(stdout);
         pid = start(flood, floods[kind].run, atoi(argv[3]));
