@@ -223,6 +223,10 @@ struct rdt_transport_ops {
     /* Asks for an early end: the op still ends by op_done, with OK if it was too late to stop it. An op that was not matched with the
      * peer's yet must end at once. NULL: cannot abort; the core disconnects when it has to. */
     void (*cancel)(void *conn, struct rdt_op *op);
+
+    /* since 1.2: which way the bytes of this connection go, in the vendor's own words: "tcp/eth0", "rc_mlx5/mlx5_0:1"; what is wrong with
+     * it, too. For people: at most size - 1 bytes and a zero, one line. AGAIN: not known yet. NULL: nothing to say. */
+    enum rdt_status (*describe)(void *conn, char *text_p, size_t size);
 };
 
 /* ---- the backend ---- */

@@ -55,7 +55,12 @@ static void print(const Rdt__Pb__TransferInfo *t)
     printf(", %s\n", ctl_plain(t->state, state, sizeof state));
     printf("  moved:     %s of %s in %s (%s)", ctl_human_bytes(t->bytes_done, done), ctl_human_bytes(t->bytes, total),
            ctl_human_duration(ns, took), ctl_human_rate(t->bytes_done, ns, rate));
-    printf("%s%s\n", *t->path ? " by " : "", ctl_plain(t->path, path, sizeof path));
+    printf("%s%s", *t->path ? " by " : "", ctl_plain(t->path, path, sizeof path));
+    if (*t->lanes) {
+        printf(" over ");
+        ctl_print_plain(t->lanes, stdout);
+    }
+    putchar('\n');
     print_candidates(t);
     if (*t->error) {
         printf("  failed:    ");

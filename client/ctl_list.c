@@ -135,6 +135,22 @@ static const struct ctl_column peer_columns[] = {
     {"RTT", true},   {"IN", true},    {"OUT", true},      {"TRANSPORTS", false}, {"LAST ERROR", false},
 };
 
+/* "ucx (tcp/eth0),stream" */
+static void add_transports(struct ctl_table *table, const Rdt__Pb__PeerInfo *p)
+{
+    char text[1024] = "", plain[192];
+    size_t used = 0;
+
+    for (size_t i = 0; i < p->n_transports && used + 1 < sizeof text; i++) {
+        bool says = i < p->n_lanes && *p->lanes[i];
+        int n = snprintf(text + used, sizeof text - used, "%s%s%s%s%s", i ? "," : "", p->transports[i], says ? " (" : "",
+                         says ? ctl_plain(p->lanes[i], plain, sizeof plain) : "", says ? ")" : "");
+
+        used += n > 0 ? (size_t)n : 0;
+    }
+    ctl_table_add(table, "%s", text);
+}
+
 static void add_peer(struct ctl_table *table, const ProtobufCMessage *row)
 {
     const Rdt__Pb__PeerInfo *p = (const Rdt__Pb__PeerInfo *)row;
@@ -151,7 +167,7 @@ static void add_peer(struct ctl_table *table, const ProtobufCMessage *row)
     ctl_table_add(table, "%s", ctl_human_duration(p->rtt_ns > 0 ? p->rtt_ns : -1, text));
     ctl_table_add(table, "%s", ctl_human_bytes(p->bytes_in, text));
     ctl_table_add(table, "%s", ctl_human_bytes(p->bytes_out, text));
-    add_strings(table, p->transports, p->n_transports);
+    add_transports(table, p);
     ctl_table_add(table, "%s", p->last_error);
 }
 

@@ -107,6 +107,9 @@ enum rdt_status plugin_conn_create(struct plugin_conn *conn, struct transport *t
 void plugin_conn_disconnect(struct plugin_conn *conn);
 void plugin_conn_destroy(struct plugin_conn *conn); /* pending events of it are dropped */
 
+/* Which way its bytes go, in the transport's words; "" if it does not say, or not yet. */
+void plugin_conn_describe(const struct plugin_conn *conn, char *text_p, size_t size);
+
 /* Operations: fill op.op (priv is zeroed here) and on_done, then post. On error on_done never runs; UNSUPPORTED: the transport has no
  * such operation. */
 enum rdt_status plugin_op_send(struct plugin_conn *conn, struct plugin_op *op, struct rdt_error *err);

@@ -197,6 +197,15 @@ void plugin_conn_destroy(struct plugin_conn *conn)
     drop_events(conn); /* after it: the plug-in's threads report until then */
 }
 
+void plugin_conn_describe(const struct plugin_conn *conn, char *text_p, size_t size)
+{
+    text_p[0] = 0;
+    if (conn->handle != NULL && conn->transport->ops.describe != NULL &&
+        conn->transport->ops.describe(conn->handle, text_p, size) != RDT_OK)
+        text_p[0] = 0;
+    text_p[size - 1] = 0; /* whatever a plug-in takes for text */
+}
+
 /* ---- operations ---- */
 
 typedef enum rdt_status (*post_fn)(void *conn, struct rdt_op *op, struct rdt_error *err);

@@ -144,10 +144,15 @@ Rdt__Pb__PeerInfo *row_peer(struct arena *arena, const struct peer *peer)
     info->bytes_in = summary.bytes_in;
     info->bytes_out = summary.bytes_out;
     info->transports = arena_alloc(arena, PATH_MAX_CANDIDATES * sizeof(char *));
-    if (!info->uuid || !info->boot_id || !info->transports)
+    info->lanes = arena_alloc(arena, PATH_MAX_CANDIDATES * sizeof(char *));
+    if (!info->uuid || !info->boot_id || !info->transports || !info->lanes)
         return NULL;
-    for (unsigned i = 0; i < summary.n_transports; i++)
+    for (unsigned i = 0; i < summary.n_transports; i++) {
         info->transports[info->n_transports++] = (char *)summary.transports[i];
+        info->lanes[info->n_lanes] = copy_text(arena, summary.lanes[i]);
+        if (!info->lanes[info->n_lanes++])
+            return NULL;
+    }
     return info;
 }
 

@@ -588,6 +588,7 @@ void transfer_record_to_wire(const struct transfer_record *record, Rdt__Pb__Tran
     info->peer = (char *)record->peer;
     info->state = (char *)record->state;
     info->path = (char *)record->path;
+    info->lanes = (char *)record->lanes;
     info->bytes = record->bytes;
     info->bytes_done = record->bytes_done;
     info->age_ns = (int64_t)(uv_hrtime() - record->since_ns);

@@ -65,6 +65,7 @@ struct transfer_record {
     char peer[65];
     const char *state;
     char path[65];
+    char lanes[64]; /* which way its bytes went, in the transport's words; "" if it does not say */
     uint64_t bytes, bytes_done;
     uint64_t since_ns;   /* asked for */
     uint64_t began_ns;   /* the object was there: from here on it takes time; 0: not yet */
@@ -265,6 +266,7 @@ struct peer_summary {
     unsigned transfers_in, transfers_out;
     uint64_t bytes_in, bytes_out;
     const char *transports[PATH_MAX_CANDIDATES]; /* connected */
+    char lanes[PATH_MAX_CANDIDATES][160];        /* what each says of its way there */
     unsigned n_transports;
 };
 void transfers_peer_summary(const struct peer *peer, struct peer_summary *summary_p);

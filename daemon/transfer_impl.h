@@ -247,6 +247,8 @@ void record_start(struct transfer_record *record, uint64_t id, const struct owne
 /* The path, by path_choose; what it decided is kept with the record, whose own it is. NO_MEMORY too. */
 enum rdt_status record_decide(struct transfer_record *record, const struct path_query *query, struct rdt_error *err);
 const struct path_candidate *record_chosen(const struct transfer_record *record); /* after an OK */
+/* Which way its bytes went; once. */
+void record_lanes(struct transfer_record *record, const struct peer_transport *pt);
 /* Goes into the history. */
 void record_finish(struct transfers *transfers, struct transfer_record *record, const char *state, const char *error);
 Rdt__Pb__Slice *slice_dup(const Rdt__Pb__Slice *slice); /* NULL for NULL; free with protobuf_c_message_free_unpacked */

@@ -262,6 +262,7 @@ static void finish(struct transfer *transfer)
     transfer->peer->bytes_in += transfer->stream_bytes;
     transfer->transfers->bytes_in += transfer->stream_bytes;
     transfer->via->failures = 0;
+    record_lanes(&transfer->record, transfer->via);
     if (transfer->replica)
         transfer_deliver_copy(transfer);
     else

@@ -353,7 +353,9 @@ void transfers_peer_summary(const struct peer *peer, struct peer_summary *summar
     summary->bytes_out = work->bytes_out;
     list_for_each (node, &work->transports) {
         const struct peer_transport *pt = list_entry(node, struct peer_transport, link);
-        if (pt->sm.state == PT_CONNECTED && summary->n_transports < PATH_MAX_CANDIDATES)
-            summary->transports[summary->n_transports++] = pt->transport->name;
+        if (pt->sm.state != PT_CONNECTED || summary->n_transports == PATH_MAX_CANDIDATES)
+            continue;
+        plugin_conn_describe(&pt->conn, summary->lanes[summary->n_transports], sizeof summary->lanes[0]);
+        summary->transports[summary->n_transports++] = pt->transport->name;
     }
 }

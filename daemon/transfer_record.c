@@ -34,6 +34,12 @@ const struct path_candidate *record_chosen(const struct transfer_record *record)
     return &record->decision->candidates[record->decision->chosen];
 }
 
+void record_lanes(struct transfer_record *record, const struct peer_transport *pt)
+{
+    if (!record->lanes[0])
+        plugin_conn_describe(&pt->conn, record->lanes, sizeof record->lanes);
+}
+
 void record_finish(struct transfers *transfers, struct transfer_record *record, const char *state, const char *error)
 {
     struct transfer_record *place = &transfers->history[transfers->n_history++ % TRANSFER_HISTORY];

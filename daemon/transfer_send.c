@@ -185,8 +185,10 @@ static void chunk_ended(struct chunk_op *op, enum rdt_status status, const char 
         out->record.bytes_done += bytes;
         out->transfers->bytes_out += bytes;
         out->work->bytes_out += bytes;
-        if (out->chunks_done == out->plan->n)
+        if (out->chunks_done == out->plan->n) {
+            record_lanes(&out->record, pt);
             outgoing_end(out);
+        }
     }
     outgoing_pump(pt);
 }

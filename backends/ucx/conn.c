@@ -5,6 +5,7 @@
  * land any more.
  */
 #include <errno.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/random.h>
@@ -94,6 +95,17 @@ void conn_disconnect(struct conn *conn)
     (void)pthread_mutex_unlock(&conn->transport->lock);
 }
 
+enum rdt_status conn_describe(struct conn *conn, char *text_p, size_t size)
+{
+    bool known;
+
+    (void)pthread_mutex_lock(&conn->transport->lock);
+    known = conn->lanes[0] != '\0';
+    (void)snprintf(text_p, size, "%s", conn->lanes);
+    (void)pthread_mutex_unlock(&conn->transport->lock);
+    return known ? RDT_OK : RDT_AGAIN;
+}
+
 /* ---- data thread ---- */
 
 /* Looks at every token to its end, so that the time taken tells nothing. */
@@ -128,6 +140,16 @@ void conn_fail(struct conn *conn, enum rdt_status status, const char *msg)
         return;
     conn->failed = true;
     conn->transport->host.conn_failed(conn->ctx, status, msg);
+}
+
+void conn_link_ready(struct conn *conn, struct link *link)
+{
+    char lanes[LANES_BYTES];
+
+    lanes_of(link->ep, lanes, sizeof lanes);
+    (void)pthread_mutex_lock(&conn->transport->lock);
+    memcpy(conn->lanes, lanes, sizeof lanes);
+    (void)pthread_mutex_unlock(&conn->transport->lock);
 }
 
 void conn_link_gone(struct conn *conn, struct link *link)

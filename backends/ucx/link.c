@@ -206,6 +206,7 @@ static ucs_status_t on_hello(void *arg, const void *header, size_t header_bytes,
     transport->n_strangers--;
     link->conn = conn;
     conn->in = link;
+    conn_link_ready(conn, link);
     session = htole64(session_of(conn->token));
     wire_put_greeting(&link->greeting, &session, sizeof session);
     greet(link, AM_WELCOME);
@@ -235,6 +236,7 @@ static ucs_status_t on_welcome(void *arg, const void *header, size_t header_byte
         return UCS_OK;
     }
     set_state(link, LINK_READY);
+    conn_link_ready(link->conn, link);
     ops_send(link->conn);
     return UCS_OK;
 }

@@ -1,6 +1,6 @@
 /* The transport "ucx": active messages over TCP, two-sided, between host memories.
  *
- * Owns the context and the data thread; the rest is in config.c, thread.c, link.c, conn.c and op.c. It refuses to
+ * Owns the context and the data thread; the rest is in config.c, thread.c, link.c, lanes.c, conn.c and op.c. It refuses to
  * open unless the network is trusted, because UCX authenticates nobody: see settings_read.
  *
  * UCX installs handlers for fatal signals when it is loaded, unless UCX_HANDLE_ERRORS=none is in the environment by
@@ -183,6 +183,11 @@ static void cancel(void *conn, struct rdt_op *op)
     op_cancel(conn, op);
 }
 
+static enum rdt_status describe(void *conn, char *text_p, size_t size)
+{
+    return conn_describe(conn, text_p, size);
+}
+
 /* ---- the backend ---- */
 
 static const char *const memory_kinds[] = {"host", NULL};
@@ -205,6 +210,7 @@ static const struct rdt_transport_ops transport_ops = {
     .post_send = post_send,
     .post_recv = post_recv,
     .cancel = cancel,
+    .describe = describe,
 };
 
 static const struct rdt_config_key config_keys[] = {

@@ -20,6 +20,7 @@
 
 #define RECV_BUCKETS 256
 #define LINK_BUCKETS 64
+#define LANES_BYTES 160
 
 struct settings {
     char listen[INET6_ADDRSTRLEN];
@@ -65,6 +66,7 @@ struct conn {
     struct sockaddr_storage peer_address; /* [lock] */
     uint8_t peer_token[TOKEN_BYTES];      /* [lock] */
     bool closing;                         /* [lock] disconnect was called */
+    char lanes[LANES_BYTES];              /* [lock] of the link that became READY last; "": of none yet */
     struct ring sends;                    /* [lock] QUEUED sends, in order */
     struct ring recvs[RECV_BUCKETS];      /* [lock] QUEUED receives, by transfer and chunk */
     unsigned posted;                      /* [lock] operations that have not ended */
@@ -151,15 +153,21 @@ void links_settle(struct transport *transport); /* after progress: accept, fail 
 void links_expire(struct transport *transport, bool all);
 void links_free(struct transport *transport); /* the worker is gone: what did not close in time */
 
+/* lanes.c; data thread only. */
+bool ucx_is_at_least(unsigned major, unsigned minor);
+void lanes_of(ucp_ep_h ep, char *list_p, size_t size); /* "tcp/eth0, tcp/eth1"; "" if UCX does not say */
+
 /* conn.c */
 enum rdt_status conn_create(struct transport *transport, void *ctx, struct conn **conn_p, struct rdt_error *err);
 void conn_destroy(struct conn *conn);
 enum rdt_status conn_offer(struct conn *conn, uint8_t blob[RDT_OFFER_MAX_BYTES], size_t *bytes_p);
 enum rdt_status conn_connect(struct conn *conn, const void *blob, size_t bytes, struct rdt_error *err);
 void conn_disconnect(struct conn *conn);
+enum rdt_status conn_describe(struct conn *conn, char *text_p, size_t size);
 /* Data thread: */
 struct conn *conn_take_token(struct transport *transport, const uint8_t token[TOKEN_BYTES]);
 void conn_fail(struct conn *conn, enum rdt_status status, const char *msg);
+void conn_link_ready(struct conn *conn, struct link *link);
 void conn_link_gone(struct conn *conn, struct link *link);
 void conns_run(struct transport *transport); /* does what the loop thread asked for */
 

@@ -75,6 +75,45 @@ TRANSPORT_TEST(sides_follow_from_operations)
     finish();
 }
 
+/* What it says is text and stays in its place, before it is known and after. */
+static void expect_description(struct host_conn *conn, bool known)
+{
+    char text[200], small[8];
+    enum rdt_status status;
+
+    memset(text, 'x', sizeof text);
+    memset(small, 'x', sizeof small);
+    status = host.ops->describe(conn->handle, text, sizeof text - 1);
+    cr_assert(status == RDT_OK || (status == RDT_AGAIN && !known), "%s", rdt_status_name(status));
+    cr_assert_eq(text[sizeof text - 1], 'x');
+    (void)host.ops->describe(conn->handle, small, sizeof small - 1);
+    cr_assert_eq(small[sizeof small - 1], 'x');
+    if (status != RDT_OK)
+        return;
+    cr_assert_not_null(memchr(text, 0, sizeof text));
+    cr_assert_not_null(memchr(small, 0, sizeof small));
+    cr_assert(*text && !strchr(text, '\n'), "'%s' is no line", text);
+    cr_assert_eq(strncmp(text, small, strlen(small)), 0);
+}
+
+TRANSPORT_TEST(description_is_a_line)
+{
+    struct backend_peer peer;
+    struct host_conn conn;
+
+    if (!two_sided(plugin, &peer, 1))
+        return;
+    join(&conn, &peer);
+    if (host.ops->struct_size > offsetof(struct rdt_transport_ops, describe) && host.ops->describe) {
+        expect_description(&conn, false);
+        receive(&conn, &peer, 1, MIB);
+        expect_description(&conn, true);
+    }
+    leave(&conn);
+    cr_assert(backend_peer_stop(&peer));
+    finish();
+}
+
 /* ---- moving bytes ---- */
 
 static const uint64_t sizes[] = {1, 7, 4096, 65535, 65536, 65537, MIB, 4 * MIB + 3, 64 * MIB};

@@ -49,6 +49,7 @@ static void start_node(struct cluster *cluster, unsigned i)
                                                          .interfaces = options->cables ? NULL : "lo",
                                                          .loopback = options->loopback,
                                                          .flags = (const char *const *)cluster->flags[i],
+                                                         .env = options->env_of[i],
                                                          .state_dir = state_dir[0] ? state_dir : NULL});
 }
 
@@ -217,6 +218,7 @@ static void view_transfer(const Rdt__Pb__TransferInfo *info, struct transfer_vie
     (void)snprintf(view->direction, sizeof view->direction, "%s", info->direction);
     (void)snprintf(view->state, sizeof view->state, "%s", info->state);
     (void)snprintf(view->path, sizeof view->path, "%s", info->path);
+    (void)snprintf(view->lanes, sizeof view->lanes, "%s", info->lanes);
     (void)snprintf(view->error, sizeof view->error, "%s", info->error);
     (void)snprintf(view->peer, sizeof view->peer, "%s", info->peer);
     for (size_t i = 0; i < info->n_candidates && i < 12; i++) {
@@ -338,7 +340,10 @@ bool peer_seen(const struct test_node *node, const struct test_node *other, stru
         (void)snprintf(view->name, sizeof view->name, "%s", info->name);
         for (size_t t = 0; t < info->n_transports; t++) {
             view->loopback = view->loopback || strcmp(info->transports[t], "loopback") == 0;
-            view->ucx = view->ucx || strcmp(info->transports[t], "ucx") == 0;
+            if (strcmp(info->transports[t], "ucx") != 0)
+                continue;
+            view->ucx = true;
+            (void)snprintf(view->ucx_lanes, sizeof view->ucx_lanes, "%s", t < info->n_lanes ? info->lanes[t] : "");
         }
     }
     protobuf_c_message_free_unpacked(&reply->base, NULL);

@@ -21,6 +21,7 @@ struct cluster_options {
     bool no_meeting;                          /* they meet when the test has them */
     const char *const *flags;                 /* of all nodes, NULL at the end */
     const char *const *flags_of[CLUSTER_MAX]; /* further ones of one */
+    const char *const *env_of[CLUSTER_MAX];   /* "NAME=VALUE", NULL at the end; lives as long as the cluster */
 };
 
 struct cluster {
@@ -55,7 +56,7 @@ void cluster_end(struct cluster *cluster, const char *const *declared);
 struct transfer_view {
     uint64_t id, client, bytes, bytes_done;
     int64_t elapsed_ns; /* 0: not ended */
-    char direction[8], state[16], path[65], error[256], peer[65];
+    char direction[8], state[16], path[65], lanes[64], error[256], peer[65];
     unsigned n_candidates;
     struct {
         char path[65], reason[192];
@@ -89,7 +90,8 @@ unsigned pins_of(const struct test_node *node); /* of all regions */
 struct peer_view {
     char state[16], last_error[192], boot_id[33], name[65];
     int64_t retry_in_ns;
-    bool loopback, ucx; /* connected */
+    bool loopback, ucx;  /* connected */
+    char ucx_lanes[161]; /* what it says of its way there */
     unsigned transfers_in, transfers_out;
 };
 /* How `node` sees `other`; false: it does not know it. */
