@@ -227,6 +227,13 @@ struct rdt_transport_ops {
     /* since 1.2: which way the bytes of this connection go, in the vendor's own words: "tcp/eth0", "rc_mlx5/mlx5_0:1"; what is wrong with
      * it, too. For people: at most size - 1 bytes and a zero, one line. AGAIN: not known yet. NULL: nothing to say. */
     enum rdt_status (*describe)(void *conn, char *text_p, size_t size);
+
+    /* since 1.2: two-sided. The ordered queue ("gpu0") that this end's sends and receives in that memory stand in, whatever their
+     * connection: one may hold up those posted after it until its counterpart on the other node is posted. The core then posts them
+     * chunk by chunk, one transfer after the other, in an order that is the same in the queues of all nodes; of one transfer the
+     * receives are posted before the sends. 64 bytes at most; valid while the connection is. NULL, or nothing given: not ordered, the
+     * core posts as it comes. */
+    const char *(*queue)(void *conn, const char *memory_kind, const char *device);
 };
 
 /* ---- the backend ---- */

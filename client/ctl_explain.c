@@ -61,6 +61,11 @@ static void print(const Rdt__Pb__TransferInfo *t)
         ctl_print_plain(t->lanes, stdout);
     }
     putchar('\n');
+    if (*t->waits) {
+        printf("  waits:     ");
+        ctl_print_plain(t->waits, stdout);
+        putchar('\n');
+    }
     print_candidates(t);
     if (*t->error) {
         printf("  failed:    ");

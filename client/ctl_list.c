@@ -193,8 +193,8 @@ static void add_backend(struct ctl_table *table, const ProtobufCMessage *row)
 }
 
 static const struct ctl_column transfer_columns[] = {
-    {"TRANSFER", true}, {"OBJECT", false}, {"DIRECTION", false}, {"PEER", false}, {"STATE", false}, {"PATH", false},
-    {"BYTES", true},    {"DONE", true},    {"TOOK", true},       {"RATE", true},  {"ERROR", false},
+    {"TRANSFER", true}, {"OBJECT", false}, {"DIRECTION", false}, {"PEER", false}, {"STATE", false},          {"PATH", false},
+    {"BYTES", true},    {"DONE", true},    {"TOOK", true},       {"RATE", true},  {"WAITS OR ERROR", false},
 };
 
 static void add_transfer(struct ctl_table *table, const ProtobufCMessage *row)
@@ -216,7 +216,7 @@ static void add_transfer(struct ctl_table *table, const ProtobufCMessage *row)
         ctl_table_add(table, "%s", "");
     ctl_table_add(table, "%s", ctl_human_duration(ns, text));
     ctl_table_add(table, "%s", ctl_human_rate(t->bytes_done, ns, text));
-    ctl_table_add(table, "%s", t->error);
+    ctl_table_add(table, "%s", *t->error ? t->error : t->waits);
 }
 
 /* Where the page goes: rows of the view's field, at most `left` of them. */
@@ -338,12 +338,12 @@ int ctl_transfers(struct ctl *ctl, int argc, char **argv)
     static const struct view view = {RDT__PB__LIST_KIND__LIST_KIND_TRANSFERS, "transfers", COLUMNS(transfer_columns),
                                      add_transfer, "no transfers"};
     Rdt__Pb__List request = RDT__PB__LIST__INIT;
-    static const char *const states[] = {"new",     "parked",    "link",    "asked",    "reserving", "moving",
+    static const char *const states[] = {"new",     "parked",    "link",    "asked",    "reserving", "turn",  "moving",
                                          "offered", "preparing", "sending", "aborting", "done",      "failed"};
     int state = -1;
     uint64_t limit = 0;
     const struct ctl_option options[] = {
-        {0, "state", CTL_CHOICE, "new|parked|link|asked|reserving|moving|offered|preparing|sending|aborting|done|failed",
+        {0, "state", CTL_CHOICE, "new|parked|link|asked|reserving|turn|moving|offered|preparing|sending|aborting|done|failed",
          "only those in this state", &state},
         {0, "limit", CTL_NUMBER, "N", "at most so many", &limit},
         {0},

@@ -110,6 +110,9 @@ void plugin_conn_destroy(struct plugin_conn *conn); /* pending events of it are 
 /* Which way its bytes go, in the transport's words; "" if it does not say, or not yet. */
 void plugin_conn_describe(const struct plugin_conn *conn, char *text_p, size_t size);
 
+/* The ordered queue that operations in such memory stand in; NULL: none. */
+const char *plugin_conn_queue(const struct plugin_conn *conn, const char *memory_kind, const char *device);
+
 /* Operations: fill op.op (priv is zeroed here) and on_done, then post. On error on_done never runs; UNSUPPORTED: the transport has no
  * such operation. */
 enum rdt_status plugin_op_send(struct plugin_conn *conn, struct plugin_op *op, struct rdt_error *err);

@@ -206,6 +206,11 @@ void plugin_conn_describe(const struct plugin_conn *conn, char *text_p, size_t s
     text_p[size - 1] = 0; /* whatever a plug-in takes for text */
 }
 
+const char *plugin_conn_queue(const struct plugin_conn *conn, const char *memory_kind, const char *device)
+{
+    return conn->handle && conn->transport->ops.queue ? conn->transport->ops.queue(conn->handle, memory_kind, device) : NULL;
+}
+
 /* ---- operations ---- */
 
 typedef enum rdt_status (*post_fn)(void *conn, struct rdt_op *op, struct rdt_error *err);

@@ -203,10 +203,11 @@ Rdt__Pb__TransferInfo *row_transfer(struct arena *arena, const struct transfer_r
     Rdt__Pb__Candidate *candidates = arena_alloc(arena, (n + 1) * sizeof *candidates);
     Rdt__Pb__Candidate **list = arena_alloc(arena, (n + 1) * sizeof *list);
     char *ref = arena_alloc(arena, RDT_REF_TEXT_BYTES);
+    char *waits = arena_alloc(arena, RECORD_WAITS_BYTES);
 
-    if (!info || !candidates || !list || !ref)
+    if (!info || !candidates || !list || !ref || !waits)
         return NULL;
-    transfer_record_to_wire(record, info, ref);
+    transfer_record_to_wire(record, info, ref, waits);
     for (unsigned i = 0; i < n; i++) {
         rdt__pb__candidate__init(&candidates[i]);
         candidates[i].path = (char *)decision->candidates[i].name;

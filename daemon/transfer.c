@@ -21,8 +21,10 @@ static const struct sm_state states[] = {
     [TRANSFER_QUEUED] = {"queued", BIT(TRANSFER_LINK) | BIT(TRANSFER_ASKED) | BIT(TRANSFER_RESERVE) | BIT(TRANSFER_ENDED)},
     [TRANSFER_ASKED] = {"asked", BIT(TRANSFER_LINK) | BIT(TRANSFER_ASKED) | BIT(TRANSFER_RESERVE) | BIT(TRANSFER_MOVE) |
                                      BIT(TRANSFER_ABORT) | BIT(TRANSFER_ENDED)},
-    [TRANSFER_RESERVE] = {"reserving", BIT(TRANSFER_LINK) | BIT(TRANSFER_ASKED) | BIT(TRANSFER_MOVE) | BIT(TRANSFER_ABORT) |
-                                           BIT(TRANSFER_ENDED)},
+    [TRANSFER_RESERVE] = {"reserving", BIT(TRANSFER_LINK) | BIT(TRANSFER_ASKED) | BIT(TRANSFER_TURN) | BIT(TRANSFER_MOVE) |
+                                           BIT(TRANSFER_ABORT) | BIT(TRANSFER_ENDED)},
+    [TRANSFER_TURN] = {"turn", BIT(TRANSFER_LINK) | BIT(TRANSFER_ASKED) | BIT(TRANSFER_RESERVE) | BIT(TRANSFER_MOVE) |
+                                   BIT(TRANSFER_ABORT) | BIT(TRANSFER_ENDED)},
     [TRANSFER_MOVE] = {"moving", BIT(TRANSFER_LINK) | BIT(TRANSFER_ASKED) | BIT(TRANSFER_RESERVE) | BIT(TRANSFER_ABORT) |
                                      BIT(TRANSFER_ENDED)},
     [TRANSFER_ABORT] = {"aborting", BIT(TRANSFER_ENDED)},
@@ -38,11 +40,13 @@ void transfers_init(struct transfers *transfers)
     map_init(&transfers->questions);
     replicas_init(&transfers->replicas, transfers);
     keepers_init(&transfers->keepers, transfers);
+    transfers_init_turns(transfers);
     transfers->next_id = 1;
 }
 
 void transfers_fini(struct transfers *transfers)
 {
+    turns_fini(&transfers->turns);
     keepers_fini(&transfers->keepers);
     replicas_fini(&transfers->replicas);
     list_for_each_safe (node, &transfers->works) {
@@ -182,6 +186,7 @@ void transfer_end(struct transfer *transfer)
     if (transfer->woken)
         object_drop(transfer->woken);
     transfer_in_leave_peer(transfer);
+    order_leave(&transfer->record);
     replica_end_filling(transfer);
     if (transfer->object) {
         object_unpin(transfer->object);
@@ -323,6 +328,7 @@ void transfer_abort(struct transfer *transfer)
         break;
     case TRANSFER_ASKED:
     case TRANSFER_RESERVE:
+    case TRANSFER_TURN:
     case TRANSFER_MOVE:
         if (transfer->origin)
             transfer_in_abort(transfer);
@@ -578,10 +584,12 @@ void transfer_deliver_meta(struct transfer *transfer)
 /* ---- records on the wire ---- */
 
 void transfer_record_to_wire(const struct transfer_record *record, Rdt__Pb__TransferInfo *info,
-                             char ref_text[RDT_REF_TEXT_BYTES])
+                             char ref_text[RDT_REF_TEXT_BYTES], char waits[RECORD_WAITS_BYTES])
 {
     rdt__pb__transfer_info__init(info);
     rdt_ref_to_text(&record->ref, ref_text);
+    record_waits_for(record, waits);
+    info->waits = waits;
     info->transfer = record->id;
     info->ref = ref_text;
     info->direction = (char *)record->direction;

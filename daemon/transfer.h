@@ -10,13 +10,15 @@
  *   QUEUED  another transfer of this node has asked for the same object and has no answer yet (question.h)
  *   ASKED   PULL is sent
  *   RESERVE memory for the bytes is being made or registered
+ *   TURN    memory is there; in the ordered queues of the transport it waits until both ends have their turns (turn.h)
  *   MOVE    a copy or chunks are under way
  *   ABORT   its fetches have ended badly; the engine has not
  *
  *   NEW -> LINK or QUEUED -> ASKED -> RESERVE -> MOVE -> ENDED      (another node; with targets it may be MOVE as soon as it is ASKED)
+ *   RESERVE -> TURN -> MOVE                               (ordered queues)
  *   NEW -> RESERVE -> MOVE -> ENDED                       (this node, copy; a share goes from NEW to ENDED)
  *   NEW -> PARKED -> NEW                                  (the id is put, the name published)
- *   ASKED, RESERVE, MOVE -> ABORT -> ENDED;  NEW, PARKED, LINK, QUEUED -> ENDED
+ *   ASKED, RESERVE, TURN, MOVE -> ABORT -> ENDED;  NEW, PARKED, LINK, QUEUED -> ENDED
  *
  * Loop thread only.
  */
@@ -38,6 +40,7 @@
 #include "daemon/region_use.h"
 #include "daemon/replica.h"
 #include "daemon/sm.h"
+#include "daemon/turn.h"
 #include "daemon/work.h"
 
 #define TRANSFER_HISTORY 512
@@ -49,6 +52,7 @@ enum transfer_state {
     TRANSFER_QUEUED,
     TRANSFER_ASKED,
     TRANSFER_RESERVE,
+    TRANSFER_TURN,
     TRANSFER_MOVE,
     TRANSFER_ABORT,
     TRANSFER_ENDED,
@@ -71,6 +75,7 @@ struct transfer_record {
     uint64_t began_ns;   /* the object was there: from here on it takes time; 0: not yet */
     uint64_t elapsed_ns; /* since it began; 0: not ended */
     char error[560];
+    struct order *order;            /* in ordered queues: its turn, until it ends; NULL: none */
     struct path_decision *decision; /* with as many candidates as it has; NULL: not decided yet, and most that wait never are */
 };
 
@@ -91,6 +96,8 @@ struct transfers {
     struct map questions; /* struct question: asked for just now */
     struct replicas replicas;
     struct keepers keepers;
+    struct turns turns; /* of what stands in ordered queues here */
+    struct deadline turns_ready, turns_tick;
     struct list active;   /* struct transfer_record.link: ours */
     struct list outgoing; /* struct transfer_record.link: pulled by others */
     struct transfer_record history[TRANSFER_HISTORY];
@@ -262,6 +269,10 @@ void transfers_close(struct transfers *transfers, void (*on_closed)(void *arg), 
 /* What is under way, one after the other; *cursor starts NULL; NULL at the end. */
 const struct transfer_record *transfers_next_active(const struct transfers *transfers, struct list **cursor);
 
+/* What a transfer in ordered queues waits for: "behind transfer 12 (to n2) in queue nccl/gpu0"; "": for nothing of that kind. */
+#define RECORD_WAITS_BYTES 256
+void record_waits_for(const struct transfer_record *record, char text_p[RECORD_WAITS_BYTES]);
+
 struct peer_summary {
     unsigned transfers_in, transfers_out;
     uint64_t bytes_in, bytes_out;
@@ -271,6 +282,6 @@ struct peer_summary {
 };
 void transfers_peer_summary(const struct peer *peer, struct peer_summary *summary_p);
 void transfer_record_to_wire(const struct transfer_record *record, Rdt__Pb__TransferInfo *info_p,
-                             char ref_text[RDT_REF_TEXT_BYTES]);
+                             char ref_text[RDT_REF_TEXT_BYTES], char waits[RECORD_WAITS_BYTES]);
 
 #endif

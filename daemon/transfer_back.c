@@ -45,6 +45,7 @@ static void rewind_move(struct transfer *transfer)
     transfer->rewind = false;
     transfer->failed = RDT_OK;
     deadline_unset(transfer->transfers->deadlines, &transfer->stall);
+    order_leave(&transfer->record);
     list_remove(&transfer->by_via);
     transfer->via = NULL;
     if (transfer->replica)

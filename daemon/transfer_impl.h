@@ -94,7 +94,15 @@ struct chunk_op {
 
 /* ---- the owner's side of a pull ---- */
 
-enum outgoing_state { OUTGOING_PARKED, OUTGOING_OFFERED, OUTGOING_PREPARE, OUTGOING_SENDING, OUTGOING_ABORT, OUTGOING_ENDED };
+enum outgoing_state {
+    OUTGOING_PARKED,
+    OUTGOING_OFFERED,
+    OUTGOING_PREPARE,
+    OUTGOING_TURN,
+    OUTGOING_SENDING,
+    OUTGOING_ABORT,
+    OUTGOING_ENDED
+};
 
 struct outgoing {
     struct transfers *transfers;
@@ -107,7 +115,7 @@ struct outgoing {
     bool meta_only;
     bool keep, no_redirect; /* the reader's word */
     uint64_t inline_max_bytes;
-    struct deadline deadline;             /* of the reader; while ABORT: the grace time */
+    struct deadline deadline;             /* of the reader; while TURN: patience with it; while ABORT: the grace time */
     struct replica *replica;              /* it is served from: a reference; NULL: an object of this node */
     struct list by_replica;               /* in replica->pulls, or replicas->expected */
     struct peer_transport *awaits_memory; /* OFFERED: begins by it when the copy has memory */
@@ -125,6 +133,9 @@ struct outgoing {
     struct peer_transport *via;
     struct list by_via, in_turn;
     bool one_sided;
+    bool turns;            /* its reader's end stands in ordered queues */
+    bool gathering;        /* with turns: a chunk, and those behind it wait */
+    bool posting;          /* likewise: sends are being posted */
     bool reader_done;      /* one-sided: the reader reads no more */
     struct layout *expect; /* PULL came with a start: what its reader expects; NULL: it will say PULL_START */
     char start_transport[65];
@@ -215,6 +226,7 @@ void transfer_in_settle(struct transfer *transfer);  /* ABORT, one operation les
 void transfer_in_move(struct transfer *transfer);    /* memory is there: post and start */
 void transfer_in_early(struct transfer *transfer);   /* targets: post before asking, where that may work */
 void transfer_in_started(struct transfer *transfer); /* the answer has come after an early start */
+void transfer_in_receive(struct transfer *transfer); /* posts the receives, or asks for keys */
 void transfer_in_ask_start(struct transfer *transfer);
 void transfer_in_watch(struct transfer *transfer); /* from now on bytes are expected to move */
 void transfer_in_on_stall(struct deadline *deadline);
@@ -223,6 +235,18 @@ void transfer_in_judge(struct transfer *transfer); /* the node is there: the fai
 void transfer_in_via_closed(struct peer_transport *pt);
 void transfer_in_wait(struct transfer *transfer); /* RESERVE: for a connection that is being rebuilt */
 void transfer_in_connected(struct transfer *transfer, const struct peer_transport *pt); /* it stands: whoever waits goes on */
+
+/* ---- ordered queues (transfer_order.c): of those that have record.order ---- */
+
+void transfers_init_turns(struct transfers *transfers);
+bool order_wanted(const struct transfer *transfer, const struct peer_transport *pt); /* its memory here stands in one */
+enum rdt_status order_in_begin(struct transfer *transfer, struct rdt_error *err);    /* before START is sent */
+enum rdt_status order_out_begin(struct outgoing *out, struct rdt_error *err);        /* its memory is ready */
+void order_receives_stand(struct transfer *transfer);                                /* all are posted; may end it */
+void order_give(const struct transfer_record *record);                               /* all, or nearly all, is posted */
+void order_leave(struct transfer_record *record);                                    /* nothing of it is under way */
+bool order_stands_behind(const struct transfer_record *record);
+void order_on_turn(struct peer_work *work, const Rdt__Pb__PullTurn *message);
 
 /* ---- copies (transfer_copy.c) ---- */
 

@@ -310,7 +310,8 @@ void transfer_in_early(struct transfer *transfer)
         transport = plugins_transport(transfer->transfers->plugins, chosen->name);
         /* without cancel a plain "no such object" would cost the connection */
         if (chosen->kind == PATH_TRANSPORT && !chosen->one_sided && transport && !transport->ops.register_memory &&
-            transport->ops.cancel && map_targets(transfer->target)) {
+            transport->ops.cancel && map_targets(transfer->target) &&
+            !order_wanted(transfer, peer_transport_find(transfer->peer, chosen->name))) {
             take_path(transfer);
             if (transfer_plan(transfer, &err) == RDT_OK && transfer_staging_is_little(transfer) &&
                 transfer_reserve_staging(transfer, NULL, &err) == RDT_OK) {

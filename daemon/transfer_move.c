@@ -27,6 +27,8 @@ static void note_failure(struct transfer *transfer, enum rdt_status status, cons
     text_copy(transfer->failure, sizeof transfer->failure, msg && msg[0] ? msg : "the connection was taken down");
     if (transfer->early && !transfer->have_meta)
         return; /* nothing was promised yet: the answer may lead another way */
+    if (transfer->sm.state == TRANSFER_TURN)
+        order_leave(&transfer->record); /* it has posted nothing */
     peer_work_doubt(transfer);
 }
 
@@ -45,7 +47,12 @@ void transfer_in_on_stall(struct deadline *deadline)
         transfer_in_judge(transfer);
         return;
     }
-    if (transfer->record.bytes_done == transfer->stall_bytes) {
+    if (transfer->sm.state == TRANSFER_TURN) {
+        transfer_fail(transfer, RDT_TRANSPORT, "%s: node %s has said nothing about its turn for %.1f s (stall_timeout)",
+                      transfer->record.path, transfer->record.peer, (double)transfers->options->stall_timeout_ns / 1e9);
+        return;
+    }
+    if (transfer->record.bytes_done == transfer->stall_bytes && !order_stands_behind(&transfer->record)) {
         transfer_fail(transfer, RDT_TRANSPORT, "%s moved nothing for %.1f s (stall_timeout) after %llu of %llu bytes",
                       transfer->record.path, (double)transfers->options->stall_timeout_ns / 1e9,
                       (unsigned long long)transfer->record.bytes_done, (unsigned long long)transfer->stream_bytes);
@@ -118,6 +125,7 @@ void transfer_in_ask_start(struct transfer *transfer)
     start.epoch = transfer->via->epoch;
     start.one_sided = transfer->one_sided;
     start.first_chunk = transfer->one_sided ? 0 : transfer->first_chunk;
+    start.turns = transfer->record.order != NULL;
     if (work_send(transfer->peer, RDT_PEER_PULL_START, &start.base, &err) != RDT_OK)
         transfer_fail_err(transfer, &err);
 }
@@ -127,6 +135,13 @@ void transfer_in_watch(struct transfer *transfer)
     struct transfers *transfers = transfer->transfers;
 
     (void)deadline_set(transfers->deadlines, &transfer->stall, (int64_t)transfers->options->stall_timeout_ns);
+}
+
+/* From now on another transfer may post behind it: what is left is as much as the owner has posted too. */
+static void give_if_nearly_done(const struct transfer *transfer)
+{
+    if (transfer->plan->n - transfer->chunks_done <= transfer->transfers->options->chunks_in_flight)
+        order_give(&transfer->record);
 }
 
 /* It comes back from a copy that failed: what came from there need not come again, as far as it came in order. The last chunk does,
@@ -158,6 +173,36 @@ void transfer_in_wait(struct transfer *transfer)
     transfer_in_watch(transfer);
 }
 
+/* Both ends' turns have come: its operations may stand in ordered queues no longer than they must. */
+static void receive_in_order(struct transfer *transfer)
+{
+    struct transfers *transfers = transfer->transfers;
+    uint64_t id = transfer->id;
+
+    order_receives_stand(transfer);
+    if (map_get_u64(&transfers->by_id, id) == transfer)
+        give_if_nearly_done(transfer);
+}
+
+void transfer_in_receive(struct transfer *transfer)
+{
+    struct rdt_error err = {0};
+
+    transfer_set_state(transfer, TRANSFER_MOVE);
+    if (!transfer->early)
+        transfer_in_watch(transfer);
+    if (!transfer->one_sided) /* every receive stands before the first send can come */
+        for (; transfer->next_chunk < transfer->plan->n; transfer->next_chunk++)
+            if (post(transfer, transfer->next_chunk, &err) != RDT_OK) {
+                post_failed(transfer, &err);
+                return;
+            }
+    if (transfer->record.order)
+        receive_in_order(transfer);
+    else if (!transfer->early)
+        transfer_in_ask_start(transfer);
+}
+
 void transfer_in_move(struct transfer *transfer)
 {
     struct rdt_error err = {0};
@@ -172,22 +217,20 @@ void transfer_in_move(struct transfer *transfer)
         status = replica_plan(transfer->replica, transfer->plan, &err);
     if (status == RDT_OK && !(transfer->ops = calloc(transfer->plan->n + 1u, sizeof(struct chunk_op *))))
         status = rdt_error_set(&err, RDT_NO_MEMORY, "no memory for %u chunks", transfer->plan->n);
+    if (status == RDT_OK && !transfer->one_sided && order_wanted(transfer, transfer->via))
+        status = order_in_begin(transfer, &err);
     if (status != RDT_OK) {
         transfer_fail_err(transfer, &err);
         return;
     }
-    transfer_set_state(transfer, TRANSFER_MOVE);
     skip_what_is_there(transfer);
-    if (!transfer->early)
-        transfer_in_watch(transfer);
-    if (!transfer->one_sided) /* every receive stands before the first send can come */
-        for (; transfer->next_chunk < transfer->plan->n; transfer->next_chunk++)
-            if (post(transfer, transfer->next_chunk, &err) != RDT_OK) {
-                post_failed(transfer, &err);
-                return;
-            }
-    if (!transfer->early)
-        transfer_in_ask_start(transfer);
+    if (!transfer->record.order) {
+        transfer_in_receive(transfer);
+        return;
+    }
+    transfer_set_state(transfer, TRANSFER_TURN);
+    transfer_in_watch(transfer);
+    transfer_in_ask_start(transfer);
 }
 
 /* ---- one-sided ---- */
@@ -277,6 +320,7 @@ static void chunk_arrived(struct transfer *transfer, uint32_t index)
     transfer_copy_moved(transfer);
     if (transfer->replica)
         replica_arrived(transfer->replica, index);
+    give_if_nearly_done(transfer);
     if (transfer->chunks_done == transfer->plan->n && transfer->n_ops == 0 && transfer->have_meta)
         finish(transfer);
     else if (transfer->one_sided)
@@ -371,7 +415,7 @@ void transfer_in_via_closed(struct peer_transport *pt)
 {
     list_for_each_safe (node, &pt->users_in) {
         struct transfer *transfer = list_entry(node, struct transfer, by_via);
-        if (transfer->sm.state == TRANSFER_MOVE && !transfer->rewind)
+        if ((transfer->sm.state == TRANSFER_TURN || transfer->sm.state == TRANSFER_MOVE) && !transfer->rewind)
             note_failure(transfer, RDT_TRANSPORT, "the connection was taken down");
     }
 }

@@ -1,8 +1,10 @@
 /* The owner's side of a pull: who may have it, the answer, and the end.
  *
  *   PARKED --put--> OFFERED --PULL_START--> PREPARE --> SENDING --last chunk sent, or PULL_END--> ENDED
- *     |               |                        |           |                                        ^
+ *     |               |                        |  TURN     |                                        ^
  *     +---------------+--- abort, deadline ----+-----------+--> ABORT --nothing touches memory------+
+ *
+ *   TURN, between PREPARE and SENDING, is of ordered queues alone: transfer_order.c.
  */
 #include <assert.h>
 #include <stdio.h>
@@ -18,7 +20,9 @@
 static const struct sm_state states[] = {
     [OUTGOING_PARKED] = {"parked", 1u << OUTGOING_OFFERED | 1u << OUTGOING_ENDED},
     [OUTGOING_OFFERED] = {"offered", 1u << OUTGOING_PREPARE | 1u << OUTGOING_ENDED},
-    [OUTGOING_PREPARE] = {"preparing", 1u << OUTGOING_SENDING | 1u << OUTGOING_ABORT | 1u << OUTGOING_ENDED},
+    [OUTGOING_PREPARE] = {"preparing",
+                          1u << OUTGOING_TURN | 1u << OUTGOING_SENDING | 1u << OUTGOING_ABORT | 1u << OUTGOING_ENDED},
+    [OUTGOING_TURN] = {"turn", 1u << OUTGOING_SENDING | 1u << OUTGOING_ABORT | 1u << OUTGOING_ENDED},
     [OUTGOING_SENDING] = {"sending", 1u << OUTGOING_ABORT | 1u << OUTGOING_ENDED},
     [OUTGOING_ABORT] = {"aborting", 1u << OUTGOING_ENDED},
     [OUTGOING_ENDED] = {"ended", 0},
@@ -47,6 +51,7 @@ void outgoing_end(struct outgoing *out)
     list_remove(&out->record.link);
     list_remove(&out->by_via);
     list_remove(&out->in_turn);
+    order_leave(&out->record);
     out->work->n_out--;
     if (out->pinned)
         object_unpin(out->object);
@@ -165,8 +170,13 @@ static void on_deadline(struct deadline *deadline)
             peer_transport_isolate(out->via, "the sends of an aborted transfer do not come to rest");
         return;
     }
-    (void)rdt_error_set(&err, RDT_TIMED_OUT, "object \"%s\" was not %s in time", out->ref.id,
-                        out->sm.state == OUTGOING_PARKED ? "put" : "fetched");
+    if (out->sm.state == OUTGOING_TURN)
+        (void)rdt_error_set(&err, RDT_TRANSPORT,
+                            "%s at the owner: the reader has said nothing about its turn for %.1f s (stall_timeout)",
+                            out->via->transport->name, (double)out->transfers->options->stall_timeout_ns / 1e9);
+    else
+        (void)rdt_error_set(&err, RDT_TIMED_OUT, "object \"%s\" was not %s in time", out->ref.id,
+                            out->sm.state == OUTGOING_PARKED ? "put" : "fetched");
     if (out->sm.state == OUTGOING_PARKED) {
         fail_parked(out, &err);
         return;

@@ -252,6 +252,13 @@ static enum rdt_status on_start(struct peer_work *work, const void *message, str
     return RDT_OK;
 }
 
+static enum rdt_status on_turn(struct peer_work *work, const void *message, struct rdt_error *err)
+{
+    (void)err;
+    order_on_turn(work, message);
+    return RDT_OK;
+}
+
 static enum rdt_status on_keys(struct peer_work *work, const void *message, struct rdt_error *err)
 {
     (void)err;
@@ -304,6 +311,7 @@ static const struct {
     {RDT_PEER_PULL_META, &rdt__pb__pull_meta__descriptor, on_meta},
     {RDT_PEER_PULL_PARKED, &rdt__pb__pull_parked__descriptor, on_parked},
     {RDT_PEER_PULL_START, &rdt__pb__pull_start__descriptor, on_start},
+    {RDT_PEER_PULL_TURN, &rdt__pb__pull_turn__descriptor, on_turn},
     {RDT_PEER_PULL_KEYS, &rdt__pb__pull_keys__descriptor, on_keys},
     {RDT_PEER_PULL_END, &rdt__pb__pull_end__descriptor, on_end},
     {RDT_PEER_PULL_ABORT, &rdt__pb__pull_abort__descriptor, on_abort},

@@ -52,6 +52,7 @@ void record_finish(struct transfers *transfers, struct transfer_record *record, 
         record->elapsed_ns = 1;
     free(place->decision);
     *place = *record;
+    place->order = NULL;
     event(transfers->events, RDT__PB__LIST_KIND__LIST_KIND_TRANSFERS, "ended", record);
     record->decision = NULL; /* the history's */
     if (record->error[0])

@@ -72,7 +72,11 @@ static void prepare(struct outgoing *out)
     }
     if (status == RDT_OK && out->via->sm.state != PT_CONNECTED)
         status = rdt_error_set(&err, RDT_TRANSPORT, "%s: the owner's connection is being rebuilt", out->via->transport->name);
-    if (status == RDT_OK) {
+    if (status == RDT_OK && out->turns) {
+        status = order_out_begin(out, &err);
+        if (status == RDT_OK)
+            return;
+    } else if (status == RDT_OK) {
         outgoing_set_state(out, OUTGOING_SENDING);
         if (out->one_sided)
             status = send_keys(out, &err);
@@ -140,6 +144,9 @@ void outgoing_on_start(struct peer_work *work, const Rdt__Pb__PullStart *start)
             rdt_error_set(&err, RDT_UNSUPPORTED, "%s cannot read a small object of the owner's arena", pt->transport->name);
     else if (start->one_sided && out->replica && out->replica->filling)
         status = rdt_error_set(&err, RDT_TRANSPORT, "%s: a copy that is not whole yet cannot be read", pt->transport->name);
+    else if (start->turns && !start->one_sided && out->replica && out->replica->filling)
+        status =
+            rdt_error_set(&err, RDT_TRANSPORT, "%s: a copy that is not whole yet would hold up its queue", pt->transport->name);
     if (status == RDT_OK && !start->one_sided)
         status = chunk_plan_create(out->packed, out->stream_bytes, start->chunk_bytes, &out->plan, &err);
     if (status == RDT_OK && !start->one_sided && start->first_chunk >= out->plan->n)
@@ -149,6 +156,7 @@ void outgoing_on_start(struct peer_work *work, const Rdt__Pb__PullStart *start)
         return;
     }
     out->one_sided = start->one_sided;
+    out->turns = start->turns && !start->one_sided;
     out->start_epoch = start->epoch;
     if (!out->one_sided)
         out->next_chunk = out->chunks_done = start->first_chunk;
@@ -163,6 +171,8 @@ static void op_free(struct chunk_op *op)
     free(op);
 }
 
+static void send_in_order(struct outgoing *out);
+
 static void chunk_ended(struct chunk_op *op, enum rdt_status status, const char *msg)
 {
     struct outgoing *out = op->out;
@@ -172,7 +182,7 @@ static void chunk_ended(struct chunk_op *op, enum rdt_status status, const char 
 
     op_free(op);
     out->n_ops--;
-    if (pt->sends_in_flight > 0)
+    if (!out->turns && pt->sends_in_flight > 0)
         pt->sends_in_flight--;
     if (out->sm.state == OUTGOING_ABORT) {
         outgoing_settle(out);
@@ -188,6 +198,8 @@ static void chunk_ended(struct chunk_op *op, enum rdt_status status, const char 
         if (out->chunks_done == out->plan->n) {
             record_lanes(&out->record, pt);
             outgoing_end(out);
+        } else if (out->turns) {
+            send_in_order(out);
         }
     }
     outgoing_pump(pt);
@@ -223,7 +235,21 @@ static void run_gather(struct work *work)
 
 static void done_gather(struct work *work)
 {
-    hand_over((struct chunk_op *)((char *)work - offsetof(struct chunk_op, work)));
+    struct chunk_op *op = (struct chunk_op *)((char *)work - offsetof(struct chunk_op, work));
+    struct outgoing *out = op->out;
+
+    if (!out->turns) {
+        hand_over(op);
+        return;
+    }
+    out->gathering = false;
+    out->n_ops++; /* it does not end meanwhile */
+    hand_over(op);
+    out->n_ops--;
+    if (out->sm.state == OUTGOING_ABORT)
+        outgoing_settle(out);
+    else
+        send_in_order(out);
 }
 
 static bool send_next(struct outgoing *out, struct rdt_error *err)
@@ -258,10 +284,12 @@ static bool send_next(struct outgoing *out, struct rdt_error *err)
     }
     out->next_chunk++;
     out->n_ops++;
-    out->via->sends_in_flight++;
+    if (!out->turns)
+        out->via->sends_in_flight++;
     if (!op->staging) {
         hand_over(op);
     } else if (chunk->bytes > SMALL_COPY) {
+        out->gathering = true;
         op->work = (struct work){.run = run_gather, .done = done_gather};
         work_submit(out->transfers->pool, &op->work);
     } else {
@@ -278,8 +306,35 @@ static bool is_here(const struct outgoing *out, uint32_t index)
            (!out->replica || replica_has(out->replica, out->plan->chunks[index].offset, out->plan->chunks[index].bytes));
 }
 
+/* In ordered queues: chunk after chunk, each handed over before the next, while it has its turn. What other transfers have under way does
+ * not count: theirs may stand behind it. */
+static void send_in_order(struct outgoing *out)
+{
+    unsigned most = out->transfers->options->chunks_in_flight;
+    struct rdt_error err = {0};
+
+    if (out->posting || out->sm.state != OUTGOING_SENDING)
+        return;
+    out->posting = true;
+    out->n_ops++; /* it does not end meanwhile */
+    while (out->sm.state == OUTGOING_SENDING && out->via->sm.state == PT_CONNECTED && !out->gathering &&
+           out->next_chunk < out->plan->n && out->n_ops - 1 < most)
+        if (!send_next(out, &err))
+            outgoing_fail(out, &err);
+    out->n_ops--;
+    out->posting = false;
+    if (out->sm.state == OUTGOING_ABORT)
+        outgoing_settle(out);
+    else if (out->next_chunk == out->plan->n && !out->gathering)
+        order_give(&out->record);
+}
+
 static void send_more(struct outgoing *out)
 {
+    if (out->turns) {
+        send_in_order(out);
+        return;
+    }
     if (out->sm.state != OUTGOING_SENDING || out->one_sided || !list_empty(&out->in_turn) || !is_here(out, out->next_chunk))
         return;
     list_append(&out->via->sending, &out->in_turn);

@@ -56,7 +56,8 @@ enum rdt_event_type {
     X(14, GOODBYE, goodbye)            \
     X(15, PULL_KEYS, pull_keys)        \
     X(24, PULL_PARKED, pull_parked)    \
-    X(25, COPIES, copies)
+    X(25, COPIES, copies)              \
+    X(26, PULL_TURN, pull_turn)
 
 enum rdt_peer_message {
 #define X(number, name, message) RDT_PEER_##name = (number),

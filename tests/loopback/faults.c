@@ -37,6 +37,7 @@ enum rdt_status faults_configure(struct transport *transport, struct rdt_error *
     const struct rdt_host *host = &transport->host;
     const char *sided = host->config(host->ctx, "sided");
     const char *file = host->config(host->ctx, "fault_file");
+    const char *ordered = host->config(host->ctx, "ordered");
 
     if (sided && !strcmp(sided, "one"))
         transport->sides = RDT_ONE_SIDED;
@@ -46,6 +47,11 @@ enum rdt_status faults_configure(struct transport *transport, struct rdt_error *
         transport->sides = RDT_ONE_SIDED | RDT_TWO_SIDED;
     else
         return rdt_error_set(err, RDT_INVALID, "sided = %s: expected one, two or both", sided ? sided : "");
+
+    transport->says_so = ordered && !strcmp(ordered, "yes");
+    transport->ordered = transport->says_so || (ordered && !strcmp(ordered, "unsaid"));
+    if (!transport->ordered && ordered && strcmp(ordered, "no"))
+        return rdt_error_set(err, RDT_INVALID, "ordered = %s: expected yes, no or unsaid", ordered);
 
     if (file && strlen(file) >= sizeof transport->fault_file)
         return rdt_error_set(err, RDT_INVALID, "fault_file: the path is too long");

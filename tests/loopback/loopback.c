@@ -371,6 +371,15 @@ static void cancel(void *arg, struct rdt_op *op)
     wake(conn->transport);
 }
 
+static const char *queue(void *arg, const char *memory_kind, const char *device)
+{
+    const struct conn *conn = arg;
+
+    (void)memory_kind;
+    (void)device;
+    return conn->transport->says_so ? "all" : NULL;
+}
+
 /* ---- the backend ---- */
 
 static const char *const memory_kinds[] = {"host", NULL};
@@ -396,10 +405,12 @@ static const struct rdt_transport_ops transport_ops = {
     .pack_key = pack_key,
     .post_read = post_read,
     .cancel = cancel,
+    .queue = queue,
 };
 
 static const struct rdt_config_key config_keys[] = {
     {"sided", "both", "one, two or both: what connections claim to be"},
+    {"ordered", "no", "yes: sends and receives stand in one queue; unsaid: they do, and the core is not told"},
     {"delay_ms", "0", "each chunk starts so long after the one before"},
     {"lose_every", "0", "every n-th operation never ends, short of a disconnect"},
     {"fail_every", "0", "every n-th operation fails"},

@@ -3,6 +3,9 @@
  * Bytes travel over Unix stream sockets, one that this end opened to the peer (its sends, and its reads with their
  * answers) and one that the peer opened. One thread per transport does all of it; whatever is here is under
  * transport->lock, which the thread holds but for its poll and its calls to the host.
+ *
+ * Ordered, all its sends and receives stand in one queue, whatever their connection: only the one at the head moves, and
+ * only when its counterpart is at the head of the other node's queue too. The receiver tells the sender when it is (FRAME_CLEAR).
  */
 #ifndef TESTS_LOOPBACK_LOOPBACK_H
 #define TESTS_LOOPBACK_LOOPBACK_H
@@ -42,7 +45,9 @@ enum op_state { OP_WAITING, OP_RUNNING, OP_LOST, OP_LATE, OP_DONE };
 enum op_kind { OP_SEND, OP_RECV, OP_READ };
 
 struct operation {
-    struct operation *next; /* in conn->operations or transport->done */
+    struct operation *next;       /* in conn->operations or transport->done */
+    struct operation *queue_next; /* in transport->queue */
+    bool cleared;                 /* a receive: its sender knows that it is at the head */
     struct rdt_op *op;
     struct conn *conn;
     enum op_kind kind;
@@ -54,7 +59,7 @@ struct operation {
 
 /* ---- sockets ---- */
 
-enum frame_type { FRAME_HELLO = 1, FRAME_DATA, FRAME_READ, FRAME_ANSWER };
+enum frame_type { FRAME_HELLO = 1, FRAME_DATA, FRAME_READ, FRAME_ANSWER, FRAME_CLEAR };
 
 struct frame {
     uint32_t type;
@@ -82,6 +87,11 @@ struct channel {
     struct operation *target; /* of the payload; NULL: it is dropped */
 };
 
+struct clearance { /* that receive of the peer is at the head of its queue */
+    struct clearance *next;
+    uint64_t transfer, chunk;
+};
+
 struct conn {
     struct conn *next;
     struct transport *transport;
@@ -94,6 +104,7 @@ struct conn {
     uint64_t close_ns, next_due_ns;
     struct channel out, *in; /* `in` lives in transport->incoming */
     struct operation *operations;
+    struct clearance *clearances;
 };
 
 struct registration {
@@ -106,6 +117,8 @@ struct registration {
 struct transport {
     struct rdt_host host;
     uint32_t sides;
+    bool ordered, says_so;
+    struct operation *queue;
     struct faults faults; /* of the configuration */
     char fault_file[256];
     uint64_t n_ops; /* counted for lose_every and fail_every */
@@ -141,6 +154,7 @@ enum rdt_status op_post(struct conn *conn, struct rdt_op *op, enum op_kind kind,
 void op_cancel(struct operation *operation);
 void op_end(struct operation *operation, enum rdt_status status, const char *msg);
 struct operation *op_find(struct conn *conn, enum op_kind kind, uint64_t transfer, uint64_t chunk);
+bool op_clear(struct conn *conn, uint64_t transfer, uint64_t chunk); /* the peer's receive is at its head; false: no memory */
 uint64_t ops_run(struct conn *conn); /* starts and ends what is due; when there is something next, 0: never */
 void conn_lost(struct conn *conn);
 bool conn_end_if_due(struct conn *conn); /* true: it is out of the lists, and its conn_closed is to be told */

@@ -51,7 +51,21 @@ enum rdt_status op_post(struct conn *conn, struct rdt_op *op, enum op_kind kind,
     while (*at)
         at = &(*at)->next;
     *at = operation;
+    for (at = &transport->queue; *at;)
+        at = &(*at)->queue_next;
+    if (transport->ordered && kind != OP_READ)
+        *at = operation;
     return RDT_OK;
+}
+
+static void leave_queue(struct operation *operation)
+{
+    struct operation **at = &operation->conn->transport->queue;
+
+    while (*at && *at != operation)
+        at = &(*at)->queue_next;
+    if (*at)
+        *at = operation->queue_next;
 }
 
 static void unlink_operation(struct operation *operation)
@@ -69,6 +83,7 @@ void op_end(struct operation *operation, enum rdt_status status, const char *msg
     struct transport *transport = conn->transport;
 
     unlink_operation(operation);
+    leave_queue(operation);
     if (conn->out.target == operation)
         conn->out.target = NULL;
     if (conn->in && conn->in->target == operation)
@@ -127,9 +142,48 @@ static void start(struct operation *operation)
         op_end(operation, RDT_TRANSPORT, "no memory for a message");
 }
 
+bool op_clear(struct conn *conn, uint64_t transfer, uint64_t chunk)
+{
+    struct clearance *clearance = calloc(1, sizeof *clearance);
+
+    if (!clearance)
+        return false;
+    clearance->transfer = transfer;
+    clearance->chunk = chunk;
+    clearance->next = conn->clearances;
+    conn->clearances = clearance;
+    return true;
+}
+
+static bool take_clearance(struct conn *conn, const struct rdt_op *op)
+{
+    struct clearance **at = &conn->clearances, *found;
+
+    while (*at && ((*at)->transfer != op->transfer || (*at)->chunk != op->chunk))
+        at = &(*at)->next;
+    found = *at;
+    if (found)
+        *at = found->next;
+    free(found);
+    return found != NULL;
+}
+
+/* At the head of the queue, and with a connection: a receive tells its sender, a send starts when it has been told. */
+static void run_at_head(struct operation *operation)
+{
+    struct frame frame = {.type = FRAME_CLEAR, .transfer = operation->op->transfer, .chunk = operation->op->chunk};
+    struct conn *conn = operation->conn;
+
+    if (operation->kind == OP_SEND && take_clearance(conn, operation->op))
+        start(operation);
+    else if (operation->kind == OP_RECV && !operation->cleared)
+        operation->cleared = wire_queue(&conn->out, &frame, NULL, NULL, NULL);
+}
+
 static void run_due(struct operation *operation)
 {
     struct conn *conn = operation->conn;
+    bool ordered = conn->transport->ordered && operation->kind != OP_READ;
 
     if (operation->state == OP_LATE) {
         if (operation->kind != OP_SEND)
@@ -137,10 +191,13 @@ static void run_due(struct operation *operation)
         op_end(operation, RDT_CANCELLED, NULL);
     } else if (operation->status != RDT_OK) {
         op_end(operation, operation->status, "a failure was asked for");
-    } else if (operation->kind != OP_RECV && conn->connected && !conn->failed) {
+    } else if ((operation->kind != OP_RECV || ordered) && (!ordered || conn->transport->queue == operation) &&
+               conn->connected && !conn->failed) {
         if (conn->out.fd < 0)
             wire_connect(conn);
-        if (conn->out.fd >= 0)
+        if (conn->out.fd >= 0 && ordered)
+            run_at_head(operation);
+        else if (conn->out.fd >= 0)
             start(operation);
     }
 }
@@ -177,6 +234,11 @@ bool conn_end_if_due(struct conn *conn)
         wire_drop(conn->in);
     while (conn->operations)
         op_end(conn->operations, RDT_CANCELLED, NULL);
+    while (conn->clearances) {
+        struct clearance *clearance = conn->clearances;
+        conn->clearances = clearance->next;
+        free(clearance);
+    }
     while (*at != conn)
         at = &(*at)->next;
     *at = conn->next;

@@ -189,6 +189,8 @@ static bool on_frame(struct channel *channel, struct transport *transport)
 
     if (!channel->conn)
         return frame->type == FRAME_HELLO && !frame->bytes && on_hello(channel, transport, frame);
+    if (frame->type == FRAME_CLEAR)
+        return transport->ordered && !frame->bytes && op_clear(channel->conn, frame->transfer, frame->chunk);
     if (frame->type == FRAME_READ)
         return on_read(channel, transport, frame);
     if (frame->type != FRAME_DATA && frame->type != FRAME_ANSWER)
