@@ -157,6 +157,36 @@ void ops_report_ended(struct transport *transport)
 
 /* ---- data thread: sending ---- */
 
+/* The bytes to send are UCX's "generic" data, whose pieces it asks for one after the other, because it fills whole sockets at a time:
+ * milliseconds in which nothing else of this thread runs, and nobody else on its core. It copies them in any case (see modify_all). */
+static void *pack_start(void *context, const void *operation, size_t count)
+{
+    (void)context;
+    (void)count;
+    return (void *)(uintptr_t)operation;
+}
+
+static size_t pack_size(void *state)
+{
+    return ((const struct operation *)state)->op->piece.bytes;
+}
+
+static size_t pack(void *state, size_t offset, void *to, size_t most)
+{
+    const struct operation *operation = state;
+    const struct rdt_op *op = operation->op;
+    size_t bytes = op->piece.bytes - offset < most ? op->piece.bytes - offset : most;
+
+    thread_give_way(operation->conn->transport);
+    memcpy(to, (const uint8_t *)op->piece.addr + offset, bytes);
+    return bytes;
+}
+
+static void pack_finish(void *state)
+{
+    (void)state;
+}
+
 static void on_sent(void *request, ucs_status_t status, void *user_data)
 {
     ucp_request_free(request);
@@ -167,21 +197,18 @@ static void send_one(struct conn *conn, struct operation *operation)
 {
     const struct rdt_op *op = operation->op;
     const bool eager = op->piece.bytes <= conn->transport->settings.eager_bytes;
-    /* The memory's type is stated, or UCX would look it up. There is no registration to pass: TCP knows none, and all bytes go
-     * through segments of its own (see modify_all). */
     const ucp_request_param_t param = {
         .op_attr_mask =
-            UCP_OP_ATTR_FIELD_CALLBACK | UCP_OP_ATTR_FIELD_USER_DATA | UCP_OP_ATTR_FIELD_FLAGS | UCP_OP_ATTR_FIELD_MEMORY_TYPE,
+            UCP_OP_ATTR_FIELD_CALLBACK | UCP_OP_ATTR_FIELD_USER_DATA | UCP_OP_ATTR_FIELD_FLAGS | UCP_OP_ATTR_FIELD_DATATYPE,
         .flags = UCP_AM_SEND_FLAG_REPLY | (eager ? UCP_AM_SEND_FLAG_EAGER : UCP_AM_SEND_FLAG_RNDV),
         .cb.send = on_sent,
         .user_data = operation,
-        .memory_type = UCS_MEMORY_TYPE_HOST,
+        .datatype = conn->transport->pieces,
     };
     ucs_status_ptr_t request;
 
     wire_put_data(&operation->header, session_of(conn->peer_token), op->transfer, op->chunk, op->piece.bytes);
-    request = ucp_am_send_nbx(conn->out->ep, AM_DATA, &operation->header, sizeof operation->header, op->piece.addr,
-                              op->piece.bytes, &param);
+    request = ucp_am_send_nbx(conn->out->ep, AM_DATA, &operation->header, sizeof operation->header, operation, 1, &param);
     if (!request)
         end_ucs(operation, UCS_OK);
     else if (UCS_PTR_IS_ERR(request))
@@ -291,5 +318,17 @@ static ucs_status_t on_data(void *arg, const void *header_data, size_t header_by
 
 enum rdt_status ops_handle(struct transport *transport, struct rdt_error *err)
 {
+    static const ucp_generic_dt_ops_t ops = {
+        .start_pack = pack_start, .packed_size = pack_size, .pack = pack, .finish = pack_finish};
+    ucs_status_t ucs = ucp_dt_create_generic(&ops, NULL, &transport->pieces);
+
+    if (ucs != UCS_OK)
+        return rdt_error_set(err, RDT_NO_MEMORY, "UCX takes no type of data: %s", ucs_status_string(ucs));
     return thread_handle(transport, AM_DATA, on_data, err);
+}
+
+void ops_fini(struct transport *transport)
+{
+    if (transport->pieces)
+        ucp_dt_destroy(transport->pieces);
 }

@@ -15,6 +15,7 @@
 #include "backends/ucx/ucx.h"
 
 #define TICK_MS 1000
+#define GIVE_WAY_NS 50000 /* small messages are quicker when many are moved at a time */
 #define STOP_NS (2 * 1000000000ull) /* how long the links may take to close at the end */
 
 struct start {
@@ -30,6 +31,14 @@ uint64_t thread_now_ns(void)
 
     (void)clock_gettime(CLOCK_MONOTONIC, &now);
     return (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
+}
+
+void thread_give_way(struct transport *transport)
+{
+    if (thread_now_ns() - transport->gave_way_ns < GIVE_WAY_NS)
+        return;
+    (void)sched_yield();
+    transport->gave_way_ns = thread_now_ns();
 }
 
 void thread_wake(struct transport *transport)
@@ -122,7 +131,7 @@ static void run(struct transport *transport, int wake_fd)
         else
             idle++;
         links_settle(transport);
-        (void)sched_yield();
+        thread_give_way(transport);
         if (!idle || (outstanding(transport, &stopping) && idle < transport->settings.spin_polls))
             continue;
 
@@ -161,6 +170,7 @@ static void *thread_main(void *arg)
         start->status = rdt_error_set(&start->err, RDT_UNSUPPORTED, "this UCX cannot wake a sleeping worker");
     }
     if (start->status != RDT_OK) {
+        ops_fini(transport);
         (void)sem_post(&start->done);
         return NULL;
     }
@@ -169,6 +179,7 @@ static void *thread_main(void *arg)
     run(transport, wake_fd);
     links_unlisten(transport);
     ucp_worker_destroy(transport->worker);
+    ops_fini(transport);
     links_free(transport);
     return NULL;
 }

@@ -119,6 +119,8 @@ struct transport {
 
     ucp_context_h context;
     ucp_worker_h worker;             /* [data], but for ucp_worker_signal */
+    uint64_t gave_way_ns;            /* [data] when others last could have its core */
+    ucp_datatype_t pieces;           /* [data] what is sent; 0: none yet */
     ucp_listener_h listener;         /* [data] */
     struct sockaddr_storage address; /* what offers say; constant after open */
 
@@ -139,6 +141,7 @@ enum rdt_status thread_start(struct transport *transport, struct rdt_error *err)
 void thread_stop(struct transport *transport);
 void thread_wake(struct transport *transport); /* any thread; the lock is held */
 enum rdt_status thread_handle(struct transport *transport, unsigned id, ucp_am_recv_callback_t callback, struct rdt_error *err);
+void thread_give_way(struct transport *transport); /* data thread, after each piece of work: others may have its core */
 uint64_t thread_now_ns(void);
 
 /* link.c: endpoints; data thread only. */
@@ -178,6 +181,7 @@ void op_cancel(struct conn *conn, struct rdt_op *op);
 void ops_end_queued(struct conn *conn); /* the lock is held: moves the QUEUED to transport->ending */
 /* Data thread: */
 enum rdt_status ops_handle(struct transport *transport, struct rdt_error *err);
+void ops_fini(struct transport *transport); /* the worker is gone */
 void ops_report_ended(struct transport *transport);
 void ops_send(struct conn *conn); /* hands the queued sends to UCX; conn->out is READY */
 
