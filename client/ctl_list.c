@@ -135,16 +135,22 @@ static const struct ctl_column peer_columns[] = {
     {"RTT", true},   {"IN", true},    {"OUT", true},      {"TRANSPORTS", false}, {"LAST ERROR", false},
 };
 
-/* "ucx (tcp/eth0),stream" */
+/* "ucx (tcp/eth0),stream"; "stream; not ucx: the library's versions differ: ..." */
 static void add_transports(struct ctl_table *table, const Rdt__Pb__PeerInfo *p)
 {
-    char text[1024] = "", plain[192];
+    char text[2048] = "", plain[384];
     size_t used = 0;
 
     for (size_t i = 0; i < p->n_transports && used + 1 < sizeof text; i++) {
         bool says = i < p->n_lanes && *p->lanes[i];
         int n = snprintf(text + used, sizeof text - used, "%s%s%s%s%s", i ? "," : "", p->transports[i], says ? " (" : "",
                          says ? ctl_plain(p->lanes[i], plain, sizeof plain) : "", says ? ")" : "");
+
+        used += n > 0 ? (size_t)n : 0;
+    }
+    for (size_t i = 0; i < p->n_unusable && used + 1 < sizeof text; i++) {
+        int n = snprintf(text + used, sizeof text - used, "%snot %s", used ? "; " : "",
+                         ctl_plain(p->unusable[i], plain, sizeof plain));
 
         used += n > 0 ? (size_t)n : 0;
     }

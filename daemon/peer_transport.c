@@ -76,11 +76,23 @@ static void on_retry(struct deadline *deadline)
         peer_transport_open(pt);
 }
 
+/* Two versions of one library may take each other's connections and then fail, or worse: they are not brought together. */
+static bool versions_agree(struct peer_transport *pt)
+{
+    bool agree = strcmp(pt->transport->version, pt->remote_version) == 0;
+
+    if (!agree && !pt->difference_told)
+        log_warn("%s is not used with node %s: the library's versions differ: %s here, %s there", pt->transport->name,
+                 pt->work->peer->name, pt->transport->version, pt->remote_version);
+    pt->difference_told = !agree;
+    return agree;
+}
+
 static void use_blob(struct peer_transport *pt)
 {
     struct rdt_error err = {0};
 
-    if (pt->sm.state != PT_OFFERED || pt->blob_epoch == 0)
+    if (pt->sm.state != PT_OFFERED || pt->blob_epoch == 0 || !versions_agree(pt))
         return;
     pt->remote_epoch = pt->blob_epoch;
     pt->blob_epoch = 0;
@@ -236,8 +248,22 @@ enum rdt_status peer_transport_on_offer(struct peer_work *work, const Rdt__Pb__O
 
 bool peer_transport_is_coming(const struct peer_transport *pt)
 {
+    if (pt->remote_known && strcmp(pt->transport->version, pt->remote_version) != 0)
+        return false;
     return pt->sm.state == PT_OFFERED || pt->sm.state == PT_CLOSING ||
            (pt->sm.state == PT_NONE && deadline_left_ns(&pt->retry) >= 0);
+}
+
+void peer_transport_why_not(const struct peer_transport *pt, char *text, size_t size)
+{
+    text[0] = '\0';
+    if (!pt->transport->available || !pt->remote_known)
+        return;
+    if (pt->remote_why_not[0] != '\0')
+        (void)snprintf(text, size, "%s: not available there: %s", pt->transport->name, pt->remote_why_not);
+    else if (strcmp(pt->transport->version, pt->remote_version) != 0)
+        (void)snprintf(text, size, "%s: the library's versions differ: %s here, %s there", pt->transport->name,
+                       pt->transport->version, pt->remote_version);
 }
 
 static bool has_word(const char *words, const char *word)

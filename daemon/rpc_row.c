@@ -145,8 +145,12 @@ Rdt__Pb__PeerInfo *row_peer(struct arena *arena, const struct peer *peer)
     info->bytes_out = summary.bytes_out;
     info->transports = arena_alloc(arena, PATH_MAX_CANDIDATES * sizeof(char *));
     info->lanes = arena_alloc(arena, PATH_MAX_CANDIDATES * sizeof(char *));
-    if (!info->uuid || !info->boot_id || !info->transports || !info->lanes)
+    info->unusable = arena_alloc(arena, PATH_MAX_CANDIDATES * sizeof(char *));
+    if (!info->uuid || !info->boot_id || !info->transports || !info->lanes || !info->unusable)
         return NULL;
+    for (; info->n_unusable < summary.n_unusable; info->n_unusable++)
+        if (!(info->unusable[info->n_unusable] = copy_text(arena, summary.unusable[info->n_unusable])))
+            return NULL;
     for (unsigned i = 0; i < summary.n_transports; i++) {
         info->transports[info->n_transports++] = (char *)summary.transports[i];
         info->lanes[info->n_lanes] = copy_text(arena, summary.lanes[i]);

@@ -279,6 +279,8 @@ struct peer_summary {
     const char *transports[PATH_MAX_CANDIDATES]; /* connected */
     char lanes[PATH_MAX_CANDIDATES][160];        /* what each says of its way there */
     unsigned n_transports;
+    char unusable[PATH_MAX_CANDIDATES][320]; /* which others there are, and why not */
+    unsigned n_unusable;
 };
 void transfers_peer_summary(const struct peer *peer, struct peer_summary *summary_p);
 void transfer_record_to_wire(const struct transfer_record *record, Rdt__Pb__TransferInfo *info_p,

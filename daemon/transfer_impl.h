@@ -55,7 +55,8 @@ struct peer_transport {
     uint8_t blob[RDT_OFFER_MAX_BYTES]; /* the peer's offer, not yet used */
     size_t blob_bytes;
     uint32_t blob_epoch; /* 0: none */
-    unsigned failures;   /* in a row; delays the next try */
+    bool difference_told; /* the log knows that the versions differ */
+    unsigned failures;    /* in a row; delays the next try */
     struct deadline retry;
     struct list users_in;  /* struct transfer.by_via */
     struct list users_out; /* struct outgoing.by_via */
@@ -76,6 +77,9 @@ void peer_transport_isolate(struct peer_transport *pt, const char *why);
 
 /* It is not connected, and is being rebuilt. */
 bool peer_transport_is_coming(const struct peer_transport *pt);
+
+/* Why it moves no bytes to this node though it is available here: "ucx: ..."; "" if it does, or will. */
+void peer_transport_why_not(const struct peer_transport *pt, char *text_p, size_t size);
 
 /* What it could do, for path_choose. */
 void peer_transport_offer_to_path(const struct peer_transport *pt, const char *source_memory, const char *target_memory,

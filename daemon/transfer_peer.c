@@ -361,7 +361,14 @@ void transfers_peer_summary(const struct peer *peer, struct peer_summary *summar
     summary->bytes_out = work->bytes_out;
     list_for_each (node, &work->transports) {
         const struct peer_transport *pt = list_entry(node, struct peer_transport, link);
-        if (pt->sm.state != PT_CONNECTED || summary->n_transports == PATH_MAX_CANDIDATES)
+        if (pt->sm.state != PT_CONNECTED) {
+            if (peer->state == PEER_UP && summary->n_unusable < PATH_MAX_CANDIDATES) {
+                peer_transport_why_not(pt, summary->unusable[summary->n_unusable], sizeof summary->unusable[0]);
+                summary->n_unusable += summary->unusable[summary->n_unusable][0] != '\0';
+            }
+            continue;
+        }
+        if (summary->n_transports == PATH_MAX_CANDIDATES)
             continue;
         plugin_conn_describe(&pt->conn, summary->lanes[summary->n_transports], sizeof summary->lanes[0]);
         summary->transports[summary->n_transports++] = pt->transport->name;

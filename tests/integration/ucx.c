@@ -22,13 +22,20 @@ static void expect_ctl(unsigned i, const char *text, const char *word, const cha
     program_free(&program);
 }
 
-static rdt_object *fetch_by_ucx(const struct rdt_ref *ref)
+static enum rdt_status try_fetch_by(const struct rdt_ref *ref, const char *transport, rdt_object **object_p,
+                                    struct rdt_error *err)
 {
     struct rdt_fetch_options options = within(LONG);
+
+    options.transport = transport;
+    return rdt_fetch(reader, ref, 1, &options, object_p, err);
+}
+
+static rdt_object *fetch_by(const struct rdt_ref *ref, const char *transport)
+{
     rdt_object *object;
 
-    options.transport = "ucx";
-    must_ok(rdt_fetch(reader, ref, 1, &options, &object, &err));
+    must_ok(try_fetch_by(ref, transport, &object, &err));
     return object;
 }
 
@@ -43,7 +50,7 @@ Test(ucx, lanes_are_shown)
     begin(2);
     ref = put_pattern(owner, NULL, BYTES, 1);
     rdt_ref_to_text(&ref, ref_text);
-    object = fetch_by_ucx(&ref);
+    object = fetch_by(&ref, "ucx");
     view = transfer_numbered(&c.node[1], info_of(object).transfer);
     must_say(strncmp(view.lanes, "tcp/", 4) == 0, "the transfer went over '%s'", view.lanes);
     (void)snprintf(number, sizeof number, "%llu", (unsigned long long)info_of(object).transfer);
@@ -57,5 +64,94 @@ Test(ucx, lanes_are_shown)
     }
     rdt_release(object);
     must_ok(rdt_free(owner, &ref, false, &err));
+    end(NULL);
+}
+
+/* ---- versions ---- */
+
+static const char *const differ[] = {"the library's versions differ", NULL};
+
+/* Bytes go by the transport `good`, and `bad`, whose versions differ as `why` says, is refused by name. */
+static void expect_other_transport(const char *good, const char *bad, const char *why)
+{
+    char number[24], not_bad[80];
+    struct rdt_ref ref = put_pattern(owner, NULL, BYTES, 1);
+    struct transfer_view view;
+    struct peer_view peer;
+    rdt_object *object;
+    unsigned told = 0;
+
+    (void)snprintf(not_bad, sizeof not_bad, "not %s: the library's versions differ", bad);
+    object = fetch_by(&ref, NULL);
+    must_go_by(good, object);
+    view = transfer_numbered(&c.node[1], info_of(object).transfer);
+    for (unsigned i = 0; i < view.n_candidates; i++)
+        told += strcmp(view.candidates[i].path, bad) == 0 && strstr(view.candidates[i].reason, why);
+    must_say(told == 1, "nothing of the transfer says '%s'", why);
+    (void)snprintf(number, sizeof number, "%llu", (unsigned long long)view.id);
+    expect_ctl(1, why, "explain", number);
+    rdt_release(object);
+    must_refuse(RDT_NO_PATH, why, try_fetch_by(&ref, bad, &object, &err));
+    for (unsigned i = 0; i < 2; i++) {
+        must(peer_seen(&c.node[i], &c.node[1 - i], &peer));
+        must(strcmp(bad, "ucx") == 0 ? !peer.ucx : !peer.loopback);
+        expect_ctl(i, not_bad, "peers", NULL);
+    }
+    must_ok(rdt_free(owner, &ref, false, &err));
+}
+
+/* On 127.0.0.1, where the loopback transport works too. */
+static void begin_with_loopback(const char *const *flags, const char *const *env)
+{
+    cluster_start(&c, 2, &(struct cluster_options){
+                             .loopback = true, .flags_of = {NULL, flags}, .env_of = {NULL, env}, .no_meeting = true});
+    owner = node_client(&c.node[0], "owner");
+    reader = node_client(&c.node[1], "reader");
+}
+
+Test(ucx, different_versions_of_a_library_are_not_brought_together)
+{
+    static const char *const newer[] = {"--set=loopback.version=2.0", NULL};
+
+    begin_with_loopback(newer, NULL);
+    expect_other_transport("ucx", "loopback", "the library's versions differ: 2.0 here, 1.0 on the other node");
+    end(differ);
+}
+
+/* A folder with another UCX than the one of the build; what tests/README says brings one. */
+static const char *other_ucx(void)
+{
+    static char variable[300];
+    const char *path = getenv("RDT_UCX_PATH");
+
+    if (!path || !*path)
+        cr_skip_test("RDT_UCX_PATH names no folder with another libucp.so.0");
+    (void)snprintf(variable, sizeof variable, "LD_LIBRARY_PATH=%s", path ? path : "");
+    return variable;
+}
+
+Test(ucx, other_version_on_one_node_leaves_the_other_transports)
+{
+    const char *const env[] = {other_ucx(), NULL};
+
+    begin_with_loopback(NULL, env);
+    expect_other_transport("loopback", "ucx", "the library's versions differ: 1.");
+    end(differ);
+}
+
+Test(ucx, other_version_on_both_nodes_works)
+{
+    const char *const env[] = {other_ucx(), NULL};
+    struct peer_view peer;
+    struct rdt_ref ref;
+
+    begin_with(2, &(struct cluster_options){.env_of = {env, env}});
+    for (size_t bytes = 64 * KIB; bytes <= 64 * MIB; bytes *= 4) {
+        ref = put_pattern(owner, NULL, bytes + 1, (uint32_t)bytes);
+        fetch_pattern(reader, &ref, bytes + 1, (uint32_t)bytes, "ucx");
+        must_ok(rdt_free(owner, &ref, false, &err));
+    }
+    must(peer_seen(&c.node[1], &c.node[0], &peer));
+    must_say(strncmp(peer.ucx_lanes, "tcp/", 4) == 0, "ucx says '%s'", peer.ucx_lanes);
     end(NULL);
 }

@@ -38,6 +38,7 @@ enum rdt_status faults_configure(struct transport *transport, struct rdt_error *
     const char *sided = host->config(host->ctx, "sided");
     const char *file = host->config(host->ctx, "fault_file");
     const char *ordered = host->config(host->ctx, "ordered");
+    const char *version = host->config(host->ctx, "version");
 
     if (sided && !strcmp(sided, "one"))
         transport->sides = RDT_ONE_SIDED;
@@ -53,6 +54,9 @@ enum rdt_status faults_configure(struct transport *transport, struct rdt_error *
     if (!transport->ordered && ordered && strcmp(ordered, "no"))
         return rdt_error_set(err, RDT_INVALID, "ordered = %s: expected yes, no or unsaid", ordered);
 
+    if (version && strlen(version) >= sizeof transport->version)
+        return rdt_error_set(err, RDT_INVALID, "version: it is too long");
+    (void)snprintf(transport->version, sizeof transport->version, "%s", version ? version : "1.0");
     if (file && strlen(file) >= sizeof transport->fault_file)
         return rdt_error_set(err, RDT_INVALID, "fault_file: the path is too long");
     (void)snprintf(transport->fault_file, sizeof transport->fault_file, "%s", file ? file : "");

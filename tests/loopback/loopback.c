@@ -191,10 +191,11 @@ static void transport_close(void *arg)
     transport_free(transport);
 }
 
-static const char *transport_version(void *transport)
+static const char *transport_version(void *arg)
 {
-    (void)transport;
-    return "1";
+    const struct transport *transport = arg;
+
+    return transport->version;
 }
 
 /* ---- memory ---- */
@@ -409,6 +410,7 @@ static const struct rdt_transport_ops transport_ops = {
 };
 
 static const struct rdt_config_key config_keys[] = {
+    {"version", "1.0", "of its library, as peers are told"},
     {"sided", "both", "one, two or both: what connections claim to be"},
     {"ordered", "no", "yes: sends and receives stand in one queue; unsaid: they do, and the core is not told"},
     {"delay_ms", "0", "each chunk starts so long after the one before"},

@@ -121,6 +121,7 @@ struct transport {
     struct operation *queue;
     struct faults faults; /* of the configuration */
     char fault_file[256];
+    char version[32];
     uint64_t n_ops; /* counted for lose_every and fail_every */
     pthread_t thread;
     pthread_mutex_t lock;
