@@ -220,6 +220,7 @@ static void view_transfer(const Rdt__Pb__TransferInfo *info, struct transfer_vie
     (void)snprintf(view->path, sizeof view->path, "%s", info->path);
     (void)snprintf(view->lanes, sizeof view->lanes, "%s", info->lanes);
     (void)snprintf(view->error, sizeof view->error, "%s", info->error);
+    (void)snprintf(view->waits, sizeof view->waits, "%s", info->waits);
     (void)snprintf(view->peer, sizeof view->peer, "%s", info->peer);
     for (size_t i = 0; i < info->n_candidates && i < 12; i++) {
         (void)snprintf(view->candidates[i].path, sizeof view->candidates[i].path, "%s", info->candidates[i]->path);

@@ -56,7 +56,7 @@ void cluster_end(struct cluster *cluster, const char *const *declared);
 struct transfer_view {
     uint64_t id, client, bytes, bytes_done;
     int64_t elapsed_ns; /* 0: not ended */
-    char direction[8], state[16], path[65], lanes[64], error[256], peer[65];
+    char direction[8], state[16], path[65], lanes[64], error[256], waits[192], peer[65];
     unsigned n_candidates;
     struct {
         char path[65], reason[192];

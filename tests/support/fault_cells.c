@@ -68,7 +68,7 @@ bool fault_cell_exists(const struct fault_cell *cell)
     if (fault_wants_cable(event) && place != FAULT_INLINE && place != FAULT_UCX)
         return false; /* the test transport has no cable */
     if (event == FAULT_TRANSPORT_FAILS)
-        return step == FAULT_MOVING && (place == FAULT_TWO_SIDED || place == FAULT_ONE_SIDED);
+        return step == FAULT_MOVING && (place == FAULT_TWO_SIDED || place == FAULT_ONE_SIDED || place == FAULT_ORDERED);
     if (event == FAULT_DEADLINE)
         return step != FAULT_HELD && step != FAULT_FREEING;
     if (fault_hits_memory(event))

@@ -62,15 +62,18 @@ static void begin(struct scene *scene)
                            "--drain-timeout=100ms",
                            NULL,
                            NULL,
+                           NULL,
                            NULL};
     unsigned n = 8;
-    bool loopback = cell->place == FAULT_TWO_SIDED || cell->place == FAULT_ONE_SIDED;
+    bool loopback = cell->place == FAULT_TWO_SIDED || cell->place == FAULT_ONE_SIDED || cell->place == FAULT_ORDERED;
 
     (void)snprintf(peer_timeout, sizeof peer_timeout, "--peer-timeout=%lldms", (long long)(patience(SEC) / MSEC));
     (void)snprintf(quiesce, sizeof quiesce, "--quiesce-grace=%lldms", (long long)(patience(300 * MSEC) / MSEC));
     (void)snprintf(sided, sizeof sided, "--set=loopback.sided=%s", cell->place == FAULT_ONE_SIDED ? "one" : "two");
     if (loopback)
         flags[n++] = sided;
+    if (cell->place == FAULT_ORDERED)
+        flags[n++] = "--set=loopback.ordered=yes";
     if (fault_hits_memory(cell->event)) {
         (void)snprintf(memory, sizeof memory, "--%s=96MiB", cell->event == FAULT_NO_MEMORY ? "memory-limit" : "owner-max-bytes");
         flags[n++] = memory;

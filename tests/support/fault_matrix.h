@@ -36,8 +36,8 @@
     X(FORCED_FREE, "forced-free")                                                                   \
     X(TRANSPORT_FAILS, "transport-fails")                                                           \
     X(GARBAGE, "garbage")                                                                           \
-    X(NO_MEMORY, "no-memory")         /* somebody takes all that is left under memory_limit */      \
-    X(OVER_LIMIT, "over-limit")       /* of his user's share: the others are the same user's */
+    X(NO_MEMORY, "no-memory")   /* somebody takes all that is left under memory_limit */            \
+    X(OVER_LIMIT, "over-limit") /* of his user's share: the others are the same user's */
 
 #define FAULT_STEPS(X)                                                                      \
     X(PUTTING, "put")              /* a snapshot is being put, and somebody waits for it */ \
@@ -54,7 +54,8 @@
     X(INLINE, "inline")                \
     X(UCX, "ucx")                      \
     X(TWO_SIDED, "loopback-two-sided") \
-    X(ONE_SIDED, "loopback-one-sided")
+    X(ONE_SIDED, "loopback-one-sided") \
+    X(ORDERED, "loopback-ordered") /* two-sided, in one queue per node */
 
 #define X(name, text) FAULT_##name,
 enum fault_event { FAULT_EVENTS(X) FAULT_N_EVENTS };
