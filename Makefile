@@ -89,7 +89,7 @@ MANPAGES := $(foreach d,client daemon backends systemd,$(wildcard $(d)/*.[1-8]))
 
 # ---- libraries: looked for only when something is going to be compiled ----
 
-NO_LIBS_NEEDED := help clean deps fault-matrix test demo bench check-asan check-tsan cov fuzz format uninstall
+NO_LIBS_NEEDED := help clean deps ucx-wheels fault-matrix test demo bench check-asan check-tsan cov fuzz format uninstall
 ifneq ($(filter-out $(NO_LIBS_NEEDED),$(or $(MAKECMDGOALS),all)),)
 
 MISSING := $(shell for p in $(PKGS); do pkg-config --exists $$p 2>/dev/null || echo $$p; done; \
@@ -122,7 +122,7 @@ BACKEND_SO := $(BACKENDS:%=$(B)/backends/rdt_%.so)
 
 .PHONY: all tests benches deps test test-run check-asan check-tsan check-layers bench bench-run demo demo-run fuzz fuzz-run fault-matrix \
         fault-matrix-run \
-        cov format tidy install uninstall clean help FORCE
+        cov format tidy ucx-wheels install uninstall clean help FORCE
 .DELETE_ON_ERROR:
 .SUFFIXES:
 
@@ -304,6 +304,19 @@ fuzz:
 fuzz-run: $(FUZZ)
 	@tests/fuzz/run $(B) $(TIME) '$(T)'
 
+# Newer UCX than Debian's, each in a folder of its own. Only tests that are told of one by RDT_UCX_PATH use it.
+UCX_WHEELS ?= 1.19.0 1.22.0
+ucx-wheels:
+	@command -v pip >/dev/null || .ci/deps python3-pip
+	@for v in $(UCX_WHEELS); do \
+	    if ! [ -e build/ucx/$$v/libucx/lib/libucp.so.0 ]; then \
+	        rm -rf build/ucx/$$v && mkdir -p build/ucx/$$v && \
+	        pip download -q --disable-pip-version-check --no-deps -d build/ucx/$$v libucx-cu13==$$v && \
+	        python3 -m zipfile -e build/ucx/$$v/*.whl build/ucx/$$v && rm build/ucx/$$v/*.whl || exit 1; \
+	    fi; \
+	    echo "RDT_UCX_PATH=$(CURDIR)/build/ucx/$$v/libucx/lib make test T=ucx"; \
+	done
+
 cov:
 	@.ci/deps gcovr
 	+@$(SUB) VARIANT=cov test-run
@@ -374,6 +387,7 @@ help:
 	'make fault-matrix     every fault at every step, ROUNDS (100) times each; CELL=text: those whose name contains it' \
 	'make fuzz [TIME=60] [T=name]  the fuzz targets, or those whose name contains T, for TIME seconds each' \
 	'make cov              coverage of the tests' \
+	'make ucx-wheels       newer UCX as packaged for Python, for the tests: says how to name one of them' \
 	'make format, tidy     clang-format in place, clang-tidy' \
 	'make install          into PREFIX (/usr/local); DESTDIR, libdir, sysconfdir, unitdir; `make uninstall` takes it back' \
 	'make clean            removes build/' \

@@ -118,7 +118,7 @@ Test(ucx, different_versions_of_a_library_are_not_brought_together)
     end(differ);
 }
 
-/* A folder with another UCX than the one of the build; what tests/README says brings one. */
+/* A folder with another UCX than the one of the build: `make ucx-wheels`. */
 static const char *other_ucx(void)
 {
     static char variable[300];
