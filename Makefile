@@ -19,8 +19,9 @@ B := build/$(VARIANT)
 
 # One line per backend that needs a library: the pkg-config modules. A backend whose library is missing is dropped with one
 # line, unless it is required.
-BACKEND_PKGS_ucx  := ucx
-REQUIRED_BACKENDS := host ucx
+BACKEND_PKGS_ucx    := ucx
+BACKEND_PKGS_stream := openssl
+REQUIRED_BACKENDS   := host ucx stream
 
 PKGS := libuv libprotobuf-c openssl inih jansson $(foreach b,$(REQUIRED_BACKENDS),$(BACKEND_PKGS_$(b)))
 
@@ -69,6 +70,7 @@ CLIENT_O  := $(call obj,$(filter-out $(CTL_C),$(call srcs,client)))
 DAEMON_O  := $(call obj,$(filter-out daemon/main.c,$(call srcs,daemon)))
 SUPPORT_O := $(call obj,$(call srcs,tests/support))
 PLUGIN_O  := $(call obj,$(wildcard proto/rdt_status.c proto/rdt_dtype.c)) # what a plug-in carries of proto/
+LISTEN_O  := $(call obj,backends/address.c) # and those that listen
 
 HEADERS := client/rdt.h backends/rdt_backend.h $(wildcard proto/rdt_*.h)
 
@@ -136,7 +138,7 @@ $(B)/.$(1): FORCE
 	@mkdir -p $$(@D); printf '%s\n' '$(2)' | cmp -s - $$@ || printf '%s\n' '$(2)' >$$@
 endef
 $(eval $(call stamp,flags,$(CC) $(WARNINGS) $(CPPFLAGS_ALL) $(CFLAGS_ALL) $(LDFLAGS_ALL)))
-$(eval $(call stamp,sources,$(PROTO_O) $(CLIENT_O) $(CTL_C) $(DAEMON_O) $(SUPPORT_O) $(wildcard backends/*/*.c)))
+$(eval $(call stamp,sources,$(PROTO_O) $(CLIENT_O) $(CTL_C) $(DAEMON_O) $(SUPPORT_O) $(wildcard backends/*.c backends/*/*.c)))
 $(eval $(call stamp,paths,$(backenddir) $(conffile)))
 
 # proto and client go into a shared library, and so do the plug-ins.
@@ -195,7 +197,7 @@ link_plugin = $(CC) $(LDFLAGS_ALL) $(SHARED) -Wl,--version-script=$(B)/plugin.ma
 
 # backend NAME: backends/NAME/*.c, nothing of the daemon, its own libraries.
 define backend
-$(B)/backends/rdt_$(1).so: $(call obj,$(call srcs,backends/$(1))) $(PLUGIN_O) $(B)/plugin.map $(B)/.sources
+$(B)/backends/rdt_$(1).so: $(call obj,$(call srcs,backends/$(1))) $(PLUGIN_O) $(LISTEN_O) $(B)/plugin.map $(B)/.sources
 	$$(call say,LINK,$$@)
 	$(Q)mkdir -p $$(@D)
 	$(Q)$$(link_plugin) $(if $(BACKEND_PKGS_$(1)),$(call libs,$(BACKEND_PKGS_$(1))))

@@ -11,80 +11,13 @@
 #include <string.h>
 #include <time.h>
 
+#include "backends/address.h"
 #include "backends/ucx/ucx.h"
 
 #define CARRIER_WAIT_MS 3000
 #define SEGMENT "512k" /* of TCP; see modify_all */
 
-/* ---- addresses ---- */
-
-static bool parse_address(const char *text, struct sockaddr_storage *address_p)
-{
-    struct sockaddr_in in = {.sin_family = AF_INET};
-    struct sockaddr_in6 in6 = {.sin6_family = AF_INET6};
-
-    memset(address_p, 0, sizeof *address_p);
-    if (inet_pton(AF_INET, text, &in.sin_addr) == 1)
-        memcpy(address_p, &in, sizeof in);
-    else if (inet_pton(AF_INET6, text, &in6.sin6_addr) == 1)
-        memcpy(address_p, &in6, sizeof in6);
-    else
-        return false;
-    return true;
-}
-
-static bool is_wildcard(const char *text)
-{
-    struct sockaddr_storage address;
-
-    if (!parse_address(text, &address))
-        return false;
-    if (address.ss_family == AF_INET)
-        return ((struct sockaddr_in *)&address)->sin_addr.s_addr == INADDR_ANY;
-    return IN6_IS_ADDR_UNSPECIFIED(&((struct sockaddr_in6 *)&address)->sin6_addr);
-}
-
-static bool address_text(const struct sockaddr *address, char text_p[INET6_ADDRSTRLEN])
-{
-    if (address->sa_family == AF_INET)
-        return inet_ntop(AF_INET, &((const struct sockaddr_in *)(const void *)address)->sin_addr, text_p, INET6_ADDRSTRLEN);
-    /* A link-local address means nothing without the peer's own interface index. */
-    if (address->sa_family == AF_INET6) {
-        const struct in6_addr *in6 = &((const struct sockaddr_in6 *)(const void *)address)->sin6_addr;
-        return !IN6_IS_ADDR_LINKLOCAL(in6) && inet_ntop(AF_INET6, in6, text_p, INET6_ADDRSTRLEN);
-    }
-    return false;
-}
-
-static bool in_list(const char *list, const char *word)
-{
-    size_t bytes = strlen(word);
-
-    for (const char *at = list; *at; at += strcspn(at, ","), at += *at == ',')
-        if (strcspn(at, ",") == bytes && !strncmp(at, word, bytes))
-            return true;
-    return false;
-}
-
-/* The first address of an interface of the list, or of any but the loopback if the list is empty; IPv4 before IPv6. */
-static bool address_of_interfaces(const char *interfaces, char text_p[INET6_ADDRSTRLEN])
-{
-    static const int families[] = {AF_INET, AF_INET6};
-    struct ifaddrs *all;
-    bool found = false;
-
-    if (getifaddrs(&all))
-        return false;
-    for (unsigned i = 0; i < 2 && !found; i++)
-        for (struct ifaddrs *at = all; at && !found; at = at->ifa_next) {
-            if (!at->ifa_addr || at->ifa_addr->sa_family != families[i] || !(at->ifa_flags & IFF_UP))
-                continue;
-            if (*interfaces ? in_list(interfaces, at->ifa_name) : !(at->ifa_flags & IFF_LOOPBACK))
-                found = address_text(at->ifa_addr, text_p);
-        }
-    freeifaddrs(all);
-    return found;
-}
+/* ---- interfaces ---- */
 
 /* All of 127.0.0.0/8 is the loopback interface's, though it bears one address only. */
 static bool interface_of_address(const char *address, char *name_p, size_t size)
@@ -129,7 +62,7 @@ static bool waits_for_carrier(const char *interfaces)
     if (!*interfaces || getifaddrs(&all))
         return false;
     for (struct ifaddrs *at = all; at && !found; at = at->ifa_next)
-        found = in_list(interfaces, at->ifa_name) && (at->ifa_flags & IFF_UP) && !(at->ifa_flags & IFF_RUNNING);
+        found = address_in_list(interfaces, at->ifa_name) && (at->ifa_flags & IFF_UP) && !(at->ifa_flags & IFF_RUNNING);
     freeifaddrs(all);
     return found;
 }
@@ -180,9 +113,9 @@ static enum rdt_status choose_listen(const struct rdt_host *host, struct setting
         status = config_copy(host, "listen_host", text, sizeof text, err);
     if (status != RDT_OK)
         return status;
-    if (*text && !parse_address(text, &address))
+    if (*text && !address_parse(text, &address))
         return rdt_error_set(err, RDT_INVALID, "listen = %s: expected a numeric IPv4 or IPv6 address", text);
-    if (*text && !is_wildcard(text)) {
+    if (*text && !address_is_wildcard(text)) {
         /* UCX looks for the interface that bears the address it was reached by, and finds none for 127.0.0.2 and its like: there the
          * loopback's own address serves as well, as the port tells nodes apart. */
         if (!strncmp(text, "127.", 4) && !address_is_of_interface(text))

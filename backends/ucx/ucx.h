@@ -15,7 +15,7 @@
 #include <ucp/api/ucp.h>
 
 #include "backends/rdt_backend.h"
-#include "backends/ucx/ring.h"
+#include "backends/ring.h"
 #include "backends/ucx/wire.h"
 
 #define RECV_BUCKETS 256

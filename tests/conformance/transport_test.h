@@ -1,6 +1,6 @@
 /* What the transport tests share: which plug-ins they run over, one node in this process, and its peers.
  *
- * A test runs over $RDT_BACKEND_SO, or over ucx and loopback of $RDT_BUILD_DIR. One that needs operations that the
+ * A test runs over $RDT_BACKEND_SO, or over ucx, stream and loopback of $RDT_BUILD_DIR. One that needs operations that the
  * plug-in does not have passes without them.
  */
 #ifndef TESTS_CONFORMANCE_TRANSPORT_TEST_H
@@ -20,21 +20,33 @@
 
 struct plugin {
     char so[240];
+    char config[120]; /* as RDT_BACKEND_CONFIG */
 };
 
 static struct criterion_test_params plugins(void)
 {
+    static const struct {
+        const char *so, *config;
+    } ours[] = {
+        {"backends/rdt_ucx.so", ""},
+        {"tests/rdt_loopback.so", ""},
+        {"backends/rdt_stream.so", ""}, /* bare: the network is trusted */
+        {"backends/rdt_stream.so", "encrypt=always"},
+        /* Chunks overtake each other, and connections are replaced all the time. */
+        {"backends/rdt_stream.so", "encrypt=always,threads=3,connections=3,rekey_bytes=1048576"},
+    };
     const char *given = getenv("RDT_BACKEND_SO"), *build = getenv("RDT_BUILD_DIR");
-    struct plugin *all = cr_malloc(2 * sizeof *all);
-    size_t n = 0;
+    size_t n = given ? 1 : sizeof ours / sizeof *ours;
+    struct plugin *all = cr_malloc(n * sizeof *all);
 
     if (!build)
         build = "build/release";
-    if (given) {
-        (void)snprintf(all[n++].so, sizeof all->so, "%s", given);
-    } else {
-        (void)snprintf(all[n++].so, sizeof all->so, "%s/backends/rdt_ucx.so", build);
-        (void)snprintf(all[n++].so, sizeof all->so, "%s/tests/rdt_loopback.so", build);
+    memset(all, 0, n * sizeof *all);
+    if (given)
+        (void)snprintf(all->so, sizeof all->so, "%s", given);
+    for (size_t i = 0; i < n && !given; i++) {
+        (void)snprintf(all[i].so, sizeof all->so, "%s/%s", build, ours[i].so);
+        (void)snprintf(all[i].config, sizeof all->config, "%s", ours[i].config);
     }
     return cr_make_param_array(struct plugin, all, n, NULL);
 }
@@ -51,8 +63,15 @@ static struct criterion_test_params plugins(void)
 static struct backend_host host;
 static struct rdt_error err;
 
+static void configure(const struct plugin *plugin) /* of the peers too */
+{
+    if (*plugin->config)
+        (void)setenv("RDT_BACKEND_CONFIG", plugin->config, 1);
+}
+
 static void load(const struct plugin *plugin)
 {
+    configure(plugin);
     cr_assert_eq(backend_host_load(&host, plugin->so, &err), RDT_OK, "%s", err.msg);
     cr_assert_not_null(host.ops, "%s has no transport", plugin->so);
 }
@@ -60,6 +79,7 @@ static void load(const struct plugin *plugin)
 /* False: the plug-in is one-sided. */
 static bool two_sided(const struct plugin *plugin, struct backend_peer *peers, unsigned n)
 {
+    configure(plugin);
     for (unsigned i = 0; i < n; i++)
         cr_assert(backend_peer_start(&peers[i], plugin->so));
     load(plugin);

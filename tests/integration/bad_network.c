@@ -40,7 +40,9 @@ static const char *const expected_warnings[] = {
     NULL};
 
 /* Nodes 0 (behind the cable), 1 and perhaps 2; an agent at each end. */
-static void begin(unsigned n, bool inline_only, int64_t timeout, bool chunky)
+enum carrier { BY_INLINE, BY_UCX, BY_STREAM };
+
+static void begin(unsigned n, enum carrier by, int64_t timeout, bool chunky)
 {
     static char timeout_flag[48], ping_flag[48];
     const char *flags[] = {timeout_flag,
@@ -56,7 +58,8 @@ static void begin(unsigned n, bool inline_only, int64_t timeout, bool chunky)
     peer_timeout = patience(timeout);
     (void)snprintf(timeout_flag, sizeof timeout_flag, "--peer-timeout=%lldms", (long long)(peer_timeout / MSEC));
     (void)snprintf(ping_flag, sizeof ping_flag, "--ping-interval=%lldms", (long long)(peer_timeout / 10 / MSEC));
-    cluster_start(&c, n, &(struct cluster_options){.cables = true, .no_ucx = inline_only, .flags = flags});
+    cluster_start(&c, n,
+                  &(struct cluster_options){.cables = true, .no_ucx = by != BY_UCX, .stream = by == BY_STREAM, .flags = flags});
     badcable_put(&cable, &c.net, 0, 1);
     for (unsigned i = 0; i < 2; i++)
         agent_start(&agents[i], &c.node[i], i == 0 ? "agent near" : "agent far");
@@ -204,9 +207,9 @@ static void check_forced_free(unsigned owner, size_t bytes, uint32_t seed)
     rdt_close(freer);
 }
 
-static void check_calls(bool inline_only, unsigned rounds)
+static void check_calls(enum carrier by, unsigned rounds)
 {
-    size_t bytes = inline_only ? SMALL : LARGE;
+    size_t bytes = by == BY_INLINE ? SMALL : LARGE;
 
     for (unsigned round = 0; round < rounds; round++) {
         check_life(round % 2, bytes, round);
@@ -230,21 +233,21 @@ static void check_delay(unsigned delay_us)
 }
 
 /* No link is lost, not even for a moment: that would be a warning. */
-static void check_mended(bool inline_only, const struct badcable_faults *faults, unsigned rounds)
+static void check_mended(enum carrier by, const struct badcable_faults *faults, unsigned rounds)
 {
     struct badcable_counts counts;
 
-    begin(2, inline_only, 3 * SEC, false);
+    begin(2, by, 3 * SEC, false);
     both_ways(faults);
     check_delay(faults->delay_us);
-    check_calls(inline_only, rounds);
+    check_calls(by, rounds);
     counts = badcable_counts(&cable);
     must_say((counts.lost > 0) == (faults->loss_pm > 0), "%llu frames lost", (unsigned long long)counts.lost);
     must_say((counts.doubled > 0) == (faults->duplicate_pm > 0), "%llu frames doubled", (unsigned long long)counts.doubled);
     must_say((counts.disordered > 0) == (faults->reorder_pm > 0), "%llu frames out of order",
              (unsigned long long)counts.disordered);
     badcable_heal(&cable);
-    check_calls(inline_only, 1);
+    check_calls(by, 1);
     end(NULL);
 }
 
@@ -258,42 +261,62 @@ static const struct badcable_faults lossy = {.loss_pm = 20}, late = {.delay_us =
 
 Test(bad_network, lost_frames_inline)
 {
-    check_mended(true, &lossy, 12);
+    check_mended(BY_INLINE, &lossy, 12);
 }
 
 Test(bad_network, lost_frames_ucx)
 {
-    check_mended(false, &lossy, 4);
+    check_mended(BY_UCX, &lossy, 4);
+}
+
+Test(bad_network, lost_frames_stream)
+{
+    check_mended(BY_STREAM, &lossy, 4);
 }
 
 Test(bad_network, late_disordered_frames_inline)
 {
-    check_mended(true, &late, 4);
+    check_mended(BY_INLINE, &late, 4);
 }
 
 Test(bad_network, late_disordered_frames_ucx)
 {
-    check_mended(false, &late, 3);
+    check_mended(BY_UCX, &late, 3);
+}
+
+Test(bad_network, late_disordered_frames_stream)
+{
+    check_mended(BY_STREAM, &late, 3);
 }
 
 Test(bad_network, doubled_frames_inline)
 {
-    check_mended(true, &doubling, 4);
+    check_mended(BY_INLINE, &doubling, 4);
 }
 
 Test(bad_network, doubled_frames_ucx)
 {
-    check_mended(false, &doubling, 4);
+    check_mended(BY_UCX, &doubling, 4);
+}
+
+Test(bad_network, doubled_frames_stream)
+{
+    check_mended(BY_STREAM, &doubling, 4);
 }
 
 Test(bad_network, everything_at_once_inline)
 {
-    check_mended(true, &all_of_it, 12);
+    check_mended(BY_INLINE, &all_of_it, 12);
 }
 
 Test(bad_network, everything_at_once_ucx)
 {
-    check_mended(false, &all_of_it, 3);
+    check_mended(BY_UCX, &all_of_it, 3);
+}
+
+Test(bad_network, everything_at_once_stream)
+{
+    check_mended(BY_STREAM, &all_of_it, 3);
 }
 
 /* ---- one direction carries nothing ---- */
@@ -397,32 +420,42 @@ static void check_half_open(enum badcable_way way, enum step step, size_t bytes,
     bystander_round(&c, 7);
 }
 
-static void check_all_steps(enum badcable_way way, bool inline_only)
+static void check_all_steps(enum badcable_way way, enum carrier by)
 {
-    begin(3, inline_only, SEC, true);
+    begin(3, by, SEC, true);
     for (enum step step = 0; step < N_STEPS; step++)
-        check_half_open(way, step, inline_only ? SMALL : 4 * LARGE, step);
+        check_half_open(way, step, by == BY_INLINE ? SMALL : 4 * LARGE, step);
     end(expected_warnings);
 }
 
 Test(bad_network, nothing_goes_out_inline)
 {
-    check_all_steps(BADCABLE_OUT, true);
+    check_all_steps(BADCABLE_OUT, BY_INLINE);
 }
 
 Test(bad_network, nothing_goes_out_ucx)
 {
-    check_all_steps(BADCABLE_OUT, false);
+    check_all_steps(BADCABLE_OUT, BY_UCX);
+}
+
+Test(bad_network, nothing_goes_out_stream)
+{
+    check_all_steps(BADCABLE_OUT, BY_STREAM);
 }
 
 Test(bad_network, nothing_comes_in_inline)
 {
-    check_all_steps(BADCABLE_IN, true);
+    check_all_steps(BADCABLE_IN, BY_INLINE);
 }
 
 Test(bad_network, nothing_comes_in_ucx)
 {
-    check_all_steps(BADCABLE_IN, false);
+    check_all_steps(BADCABLE_IN, BY_UCX);
+}
+
+Test(bad_network, nothing_comes_in_stream)
+{
+    check_all_steps(BADCABLE_IN, BY_STREAM);
 }
 
 /* ---- while nodes meet ---- */
@@ -430,7 +463,7 @@ Test(bad_network, nothing_comes_in_ucx)
 /* The frames of TCP's, TLS's and the daemons' greetings alike. */
 Test(bad_network, nodes_meet_on_bad_cable)
 {
-    begin(2, false, 3 * SEC, false);
+    begin(2, BY_UCX, 3 * SEC, false);
     both_ways(&all_of_it);
     for (unsigned round = 0; round < 4; round++) {
         unsigned i = round % 2;
@@ -450,7 +483,7 @@ Test(bad_network, nodes_meet_on_bad_cable)
  * when it can. */
 static void check_dead_from_start(enum badcable_way way)
 {
-    begin(2, true, SEC, false);
+    begin(2, BY_INLINE, SEC, false);
     for (unsigned i = 0; i < 2; i++) {
         struct rdt_ref ref;
         struct rdt_stat stat;
@@ -472,7 +505,7 @@ static void check_dead_from_start(enum badcable_way way)
         }
         badcable_heal(&cable);
         cluster_meet(&c);
-        check_calls(true, 1);
+        check_calls(BY_INLINE, 1);
     }
     end(expected_warnings);
 }
@@ -505,14 +538,14 @@ static void await_link(void)
             return;
 }
 
-static void check_flapping(bool inline_only, int64_t timeout)
+static void check_flapping(enum carrier by, int64_t timeout)
 {
-    const size_t bytes = inline_only ? SMALL : LARGE;
+    const size_t bytes = by == BY_INLINE ? SMALL : LARGE;
     const int64_t deadline = patience(700 * MSEC);
     int64_t last;
     unsigned ended[2] = {0};
 
-    begin(2, inline_only, timeout, true);
+    begin(2, by, timeout, true);
     both_ways(&(struct badcable_faults){.flap_ms = FLAP_MS, .delay_us = 1000});
     last = now_ns() + FLAPS * 2 * FLAP_MS * MSEC;
     for (unsigned round = 0; now_ns() < last; round++) {
@@ -546,27 +579,37 @@ static void check_flapping(bool inline_only, int64_t timeout)
     badcable_heal(&cable);
     wait_until(10 * SEC, at_rest(0) && at_rest(1)); /* what cannot be stopped takes its connection down, and others on it */
     cluster_meet(&c);
-    check_calls(inline_only, 2);
+    check_calls(by, 2);
     end(expected_warnings);
 }
 
 Test(bad_network, flapping_inline)
 {
-    check_flapping(true, 2 * SEC);
+    check_flapping(BY_INLINE, 2 * SEC);
 }
 
 Test(bad_network, flapping_ucx)
 {
-    check_flapping(false, 2 * SEC);
+    check_flapping(BY_UCX, 2 * SEC);
+}
+
+Test(bad_network, flapping_stream)
+{
+    check_flapping(BY_STREAM, 2 * SEC);
 }
 
 /* Each flap is longer than the patience: every one loses the link. */
 Test(bad_network, flapping_loses_link_inline)
 {
-    check_flapping(true, 150 * MSEC);
+    check_flapping(BY_INLINE, 150 * MSEC);
 }
 
 Test(bad_network, flapping_loses_link_ucx)
 {
-    check_flapping(false, 150 * MSEC);
+    check_flapping(BY_UCX, 150 * MSEC);
+}
+
+Test(bad_network, flapping_loses_link_stream)
+{
+    check_flapping(BY_STREAM, 150 * MSEC);
 }

@@ -17,13 +17,13 @@ expected=(
   usr/local/include/rdt/{rdt,rdt_backend,rdt_dtype,rdt_ref,rdt_status}.h
   usr/local/lib/librdt.so{,.0,.0.1.0}
   usr/local/lib/pkgconfig/rdt.pc
-  usr/local/lib/rdtd/rdt_{host,ucx}.so
+  usr/local/lib/rdtd/rdt_{host,stream,ucx}.so
   usr/local/lib/systemd/system/rdtd.{service,socket}
   usr/local/lib/sysusers.d/rdtd.conf
 )
 for file in "${expected[@]}"; do grep -qx "$file" "$tmp/found" || fail "not installed: $file"; done
 # What is there only when its source or its library is.
-optional='^usr/local/(lib/rdtd/rdt_(stream|gloo|nccl|cuda)\.so|share/man/man[1-8]/.*|share/bash-completion/completions/rdtctl)$'
+optional='^usr/local/(lib/rdtd/rdt_(gloo|nccl|cuda)\.so|share/man/man[1-8]/.*|share/bash-completion/completions/rdtctl)$'
 while read -r file; do
   [[ " ${expected[*]} " == *" $file "* || $file =~ $optional ]] || fail "installed, but nobody expects it: $file"
 done <"$tmp/found"

@@ -29,6 +29,8 @@ static void make_flags(struct cluster *cluster, unsigned i)
     (void)snprintf(faults, sizeof faults, "--set=loopback.fault_file=%s", cluster->faults[i]);
     if (cluster->options.loopback)
         add_flags(cluster, i, (const char *const[]){faults, NULL});
+    if (!cluster->options.stream)
+        add_flags(cluster, i, (const char *const[]){"--set=stream.enabled=no", NULL});
     add_flags(cluster, i, cluster->options.flags);
     add_flags(cluster, i, cluster->options.flags_of[i]);
     cluster->options.flags = i + 1 < cluster->n ? cluster->options.flags : NULL; /* the caller's; copied now */
@@ -98,7 +100,8 @@ static bool have_met(const struct cluster *cluster, unsigned i, unsigned j)
     struct peer_view view;
 
     return peer_seen(&cluster->node[i], &cluster->node[j], &view) && strcmp(view.state, "up") == 0 &&
-           (view.loopback || !cluster->options.loopback) && (view.ucx || cluster->options.no_ucx);
+           (view.loopback || !cluster->options.loopback) && (view.ucx || cluster->options.no_ucx) &&
+           (view.stream || !cluster->options.stream);
 }
 
 /* Whatever is asked of a node has it dialled; in back-off the question is refused at once. */
@@ -143,6 +146,8 @@ void cluster_meet(struct cluster *cluster)
                 warm_up(cluster, i, j, "loopback");
             if (i != j && !cluster->options.no_ucx)
                 warm_up(cluster, i, j, "ucx");
+            if (i != j && cluster->options.stream)
+                warm_up(cluster, i, j, "stream");
         }
 }
 
@@ -341,6 +346,7 @@ bool peer_seen(const struct test_node *node, const struct test_node *other, stru
         (void)snprintf(view->name, sizeof view->name, "%s", info->name);
         for (size_t t = 0; t < info->n_transports; t++) {
             view->loopback = view->loopback || strcmp(info->transports[t], "loopback") == 0;
+            view->stream = view->stream || strcmp(info->transports[t], "stream") == 0;
             if (strcmp(info->transports[t], "ucx") != 0)
                 continue;
             view->ucx = true;

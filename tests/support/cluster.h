@@ -18,6 +18,7 @@ struct cluster_options {
     bool cables;                              /* network namespaces; the test is skipped where they cannot be */
     bool loopback;                            /* tests/rdt_loopback.so is loaded */
     bool no_ucx;                              /* trusted_network = no */
+    bool stream;                              /* the transport of that name is on: bytes that ucx does not move go by it */
     bool no_meeting;                          /* they meet when the test has them */
     const char *const *flags;                 /* of all nodes, NULL at the end */
     const char *const *flags_of[CLUSTER_MAX]; /* further ones of one */
@@ -43,7 +44,7 @@ void cluster_restart(struct cluster *cluster, unsigned i);
  * nothing. */
 void cluster_faults(struct cluster *cluster, unsigned i, const char *lines);
 
-/* Until every pair of nodes is connected, by the loopback transport and by ucx where they have it. */
+/* Until every pair of nodes is connected, by each transport that they have. */
 void cluster_meet(struct cluster *cluster);
 
 /* Nothing is left on any node; no fd more than when all had met; clean logs; each stops with 0. Declared: texts of
@@ -90,8 +91,8 @@ unsigned pins_of(const struct test_node *node); /* of all regions */
 struct peer_view {
     char state[16], last_error[192], boot_id[33], name[65];
     int64_t retry_in_ns;
-    bool loopback, ucx;  /* connected */
-    char ucx_lanes[161]; /* what it says of its way there */
+    bool loopback, ucx, stream; /* connected */
+    char ucx_lanes[161];        /* what it says of its way there */
     unsigned transfers_in, transfers_out;
 };
 /* How `node` sees `other`; false: it does not know it. */

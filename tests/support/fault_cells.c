@@ -65,7 +65,7 @@ bool fault_cell_exists(const struct fault_cell *cell)
 
     if (place == FAULT_SAME && (fault_hits_consumers_node(event) || fault_wants_cable(event)))
         return false; /* there is one node, the owner's */
-    if (fault_wants_cable(event) && place != FAULT_INLINE && place != FAULT_UCX)
+    if (fault_wants_cable(event) && place != FAULT_INLINE && place != FAULT_UCX && place != FAULT_STREAM)
         return false; /* the test transport has no cable */
     if (event == FAULT_TRANSPORT_FAILS)
         return step == FAULT_MOVING && (place == FAULT_TWO_SIDED || place == FAULT_ONE_SIDED || place == FAULT_ORDERED);

@@ -83,6 +83,7 @@ static void begin(struct scene *scene)
                   &(struct cluster_options){.cables = fault_wants_cable(cell->event),
                                             .loopback = loopback,
                                             .no_ucx = cell->place != FAULT_UCX,
+                                            .stream = cell->place == FAULT_STREAM,
                                             .flags = flags});
     if (fault_wants_badcable(cell->event))
         badcable_put(&scene->badcable, &scene->cluster.net, 0, scene->random);

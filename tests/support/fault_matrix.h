@@ -53,6 +53,7 @@
     X(SAME, "same-node")               \
     X(INLINE, "inline")                \
     X(UCX, "ucx")                      \
+    X(STREAM, "stream")                \
     X(TWO_SIDED, "loopback-two-sided") \
     X(ONE_SIDED, "loopback-one-sided") \
     X(ORDERED, "loopback-ordered") /* two-sided, in one queue per node */

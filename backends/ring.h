@@ -1,6 +1,6 @@
 /* A doubly linked list through its members; an element that is in none is a ring of its own. */
-#ifndef BACKENDS_UCX_RING_H
-#define BACKENDS_UCX_RING_H
+#ifndef BACKENDS_RING_H
+#define BACKENDS_RING_H
 
 #include <stdbool.h>
 #include <stddef.h>

@@ -1,0 +1,126 @@
+/* Bytes in and out of a lane: TLS or bare, always without blocking.
+ *
+ * A lane's descriptor is watched for edges: readable and writable stay set until the kernel has said that there is no more. A short
+ * count from a bare socket says so too, and saves the call that would.
+ */
+#include <errno.h>
+#include <openssl/err.h>
+#include <sys/socket.h>
+
+#include "backends/stream/stream.h"
+
+/* Of a call of OpenSSL that did not succeed. */
+static ssize_t tls_outcome(struct lane *lane, int result)
+{
+    int error = errno;
+    unsigned long code = ERR_peek_last_error();
+
+    switch (SSL_get_error(lane->ssl, result)) {
+    case SSL_ERROR_WANT_READ:
+        lane->readable = false;
+        return CHANNEL_AGAIN;
+    case SSL_ERROR_WANT_WRITE:
+        lane->writable = false;
+        return CHANNEL_AGAIN;
+    case SSL_ERROR_ZERO_RETURN:
+        return CHANNEL_END;
+    case SSL_ERROR_SYSCALL:
+        if (!error && !code)
+            return CHANNEL_END;
+        lane->error = error;
+        break;
+    default:
+        lane->fault = code ? ERR_reason_error_string(code) : NULL;
+        break;
+    }
+    ERR_clear_error();
+    if (!lane->fault && !lane->error)
+        lane->fault = "TLS broke";
+    return CHANNEL_BROKEN;
+}
+
+enum rdt_status channel_shake(struct lane *lane)
+{
+    int result;
+
+    ERR_clear_error();
+    errno = 0;
+    result = SSL_do_handshake(lane->ssl);
+    if (result != 1)
+        return tls_outcome(lane, result) == CHANNEL_AGAIN ? RDT_AGAIN : RDT_PROTOCOL;
+    if (!tls_has_key(lane->ssl)) { /* it cannot be: see tls_start */
+        lane->fault = "its TLS does not use the key";
+        return RDT_PROTOCOL;
+    }
+    lane->kernel_tls = BIO_get_ktls_send(SSL_get_wbio(lane->ssl));
+    return RDT_OK;
+}
+
+static ssize_t bare_outcome(struct lane *lane, bool *ready)
+{
+    if (errno == EAGAIN || errno == EWOULDBLOCK) {
+        *ready = false;
+        return CHANNEL_AGAIN;
+    }
+    if (errno == EINTR)
+        return CHANNEL_AGAIN; /* still ready: tried again */
+    lane->error = errno;
+    return CHANNEL_BROKEN;
+}
+
+static size_t iov_bytes(const struct iovec *iov, unsigned n)
+{
+    size_t bytes = 0;
+
+    for (unsigned i = 0; i < n; i++)
+        bytes += iov[i].iov_len;
+    return bytes;
+}
+
+ssize_t channel_read(struct lane *lane, void *first, size_t first_n, void *then, size_t then_n)
+{
+    struct iovec iov[2] = {{first, first_n}, {then, then_n}};
+    ssize_t n;
+
+    if (lane->ssl) {
+        size_t got = 0;
+        int result;
+
+        ERR_clear_error();
+        errno = 0;
+        result = SSL_read_ex(lane->ssl, first, first_n, &got);
+        return result == 1 ? (ssize_t)got : tls_outcome(lane, result);
+    }
+    n = readv(lane->fd, iov, then_n ? 2 : 1);
+    if (n < 0)
+        return bare_outcome(lane, &lane->readable);
+    if (n == 0)
+        return CHANNEL_END;
+    if ((size_t)n < first_n + then_n)
+        lane->readable = false;
+    return n;
+}
+
+/* With TLS the caller gives one piece of a record at the most, and the same number of bytes again until it is taken: the record may
+ * be encrypted and not all in the socket yet. (Where the kernel encrypts, bytes are written as if there were no TLS.) */
+ssize_t channel_write(struct lane *lane, const struct iovec *iov, unsigned n)
+{
+    const struct msghdr message = {.msg_iov = (struct iovec *)(uintptr_t)iov, .msg_iovlen = n};
+    ssize_t sent;
+
+    if (lane->ssl && !lane->kernel_tls) {
+        size_t written = 0;
+        int result;
+
+        ERR_clear_error();
+        errno = 0;
+        result = SSL_write_ex(lane->ssl, iov->iov_base, iov->iov_len, &written);
+        return result == 1 ? (ssize_t)written : tls_outcome(lane, result);
+    }
+    sent = sendmsg(lane->fd, &message, MSG_NOSIGNAL);
+    if (sent < 0)
+        return bare_outcome(lane, &lane->writable);
+    if ((size_t)sent < iov_bytes(iov, n))
+        lane->writable = false;
+    return sent;
+}

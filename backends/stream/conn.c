@@ -1,0 +1,223 @@
+/* Connections: one per peer node, with the secrets of its lanes.
+ *
+ * The loop thread creates, connects, disconnects and destroys them. A disconnected one is closed when its lanes are gone and its
+ * operations have ended: nothing can land any more.
+ */
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/random.h>
+
+#include "backends/stream/stream.h"
+
+void conn_visit(struct conn *conn)
+{
+    if (ring_empty(&conn->visit))
+        ring_append(&conn->home->visits, &conn->visit);
+    thread_wake(conn->home);
+}
+
+/* An idle lane, or a new one if there may be more. A lane that is busy or still greeting takes from the queue by itself. */
+void conn_start_sends(struct conn *conn)
+{
+    struct lane *lane;
+
+    if (!conn->connected || conn->closing || conn->failed || ring_empty(&conn->sends))
+        return;
+    if (!ring_empty(&conn->idle)) {
+        lane = ring_of(conn->idle.next, struct lane, idle);
+        ring_remove(&lane->idle);
+    } else if (conn->n_out < conn->transport->settings.connections) {
+        lane = lane_create(conn->transport, conn, -1); /* NULL: the next post tries again, or nobody */
+    } else {
+        return;
+    }
+    if (lane)
+        thread_attend(lane);
+    else if (!conn->n_out)
+        conn_visit(conn); /* which fails it */
+}
+
+/* ---- loop thread ---- */
+
+enum rdt_status conn_create(struct transport *transport, void *ctx, struct conn **conn_p, struct rdt_error *err)
+{
+    struct conn *conn = calloc(1, sizeof *conn);
+
+    if (!conn)
+        return rdt_error_set(err, RDT_NO_MEMORY, "no memory for a connection");
+    if (getrandom(&conn->ours, sizeof conn->ours, 0) != sizeof conn->ours) {
+        free(conn);
+        return rdt_error_sys(err, errno, "drawing a secret");
+    }
+    conn->transport = transport;
+    conn->ctx = ctx;
+    ring_init(&conn->visit);
+    ring_init(&conn->lanes);
+    ring_init(&conn->idle);
+    ring_init(&conn->sends);
+    for (unsigned i = 0; i < RECV_BUCKETS; i++)
+        ring_init(&conn->recvs[i]);
+    (void)pthread_mutex_lock(&transport->lock);
+    conn->home = thread_next(transport);
+    ring_append(&transport->conns, &conn->ring);
+    (void)pthread_mutex_unlock(&transport->lock);
+    *conn_p = conn;
+    return RDT_OK;
+}
+
+void conn_destroy(struct conn *conn)
+{
+    (void)pthread_mutex_lock(&conn->transport->lock);
+    ring_remove(&conn->ring);
+    ring_remove(&conn->visit);
+    (void)pthread_mutex_unlock(&conn->transport->lock);
+    explicit_bzero(&conn->ours, sizeof conn->ours);
+    explicit_bzero(&conn->peers, sizeof conn->peers);
+    free(conn);
+}
+
+enum rdt_status conn_offer(struct conn *conn, uint8_t blob[RDT_OFFER_MAX_BYTES], size_t *bytes_p)
+{
+    struct transport *transport = conn->transport;
+
+    *bytes_p = wire_put_offer(&transport->address, &conn->ours, transport->settings.plain, blob);
+    (void)pthread_mutex_lock(&transport->lock);
+    conn->offered = true;
+    (void)pthread_mutex_unlock(&transport->lock);
+    return RDT_OK;
+}
+
+enum rdt_status conn_connect(struct conn *conn, const void *blob, size_t bytes, struct rdt_error *err)
+{
+    struct transport *transport = conn->transport;
+    struct sockaddr_storage address;
+    struct secrets secrets;
+    bool plain;
+    enum rdt_status status = wire_read_offer(blob, bytes, &address, &secrets, &plain, err);
+
+    if (status != RDT_OK)
+        return status;
+    (void)pthread_mutex_lock(&transport->lock);
+    if (conn->connected || conn->closing) {
+        status = rdt_error_set(err, RDT_INVALID, "the connection is %s", conn->closing ? "closing" : "connected already");
+    } else {
+        conn->peer_address = address;
+        conn->peers = secrets;
+        conn->tls = !plain || !transport->settings.plain; /* bare only if both ends trust the network */
+        conn->connected = true;
+        conn_start_sends(conn);
+    }
+    (void)pthread_mutex_unlock(&transport->lock);
+    explicit_bzero(&secrets, sizeof secrets);
+    return status;
+}
+
+void conn_disconnect(struct conn *conn)
+{
+    (void)pthread_mutex_lock(&conn->transport->lock);
+    conn->closing = true;
+    ops_end_queued(conn);
+    for (struct ring *at = conn->lanes.next; at != &conn->lanes; at = at->next)
+        thread_attend(ring_of(at, struct lane, ring));
+    conn_visit(conn);
+    (void)pthread_mutex_unlock(&conn->transport->lock);
+}
+
+/* ---- data threads ---- */
+
+/* The lock is held. Looks at every id to its end. */
+static struct conn *find(struct transport *transport, const uint8_t id[ID_BYTES])
+{
+    struct conn *found = NULL;
+
+    for (struct ring *at = transport->conns.next; at != &transport->conns; at = at->next) {
+        struct conn *conn = ring_of(at, struct conn, ring);
+
+        if (wire_same_secret(conn->ours.id, id, ID_BYTES) && conn->offered && !conn->closing)
+            found = conn;
+    }
+    return found;
+}
+
+bool conn_find_key(struct transport *transport, const uint8_t id[ID_BYTES], uint8_t key_p[KEY_BYTES])
+{
+    struct conn *conn;
+
+    (void)pthread_mutex_lock(&transport->lock);
+    conn = find(transport, id);
+    if (conn)
+        memcpy(key_p, conn->ours.key, KEY_BYTES);
+    (void)pthread_mutex_unlock(&transport->lock);
+    return conn != NULL;
+}
+
+const char *conn_take_lane(struct lane *lane, const uint8_t id[ID_BYTES], const uint8_t token[TOKEN_BYTES])
+{
+    struct transport *transport = lane->transport;
+    const char *why_not = NULL;
+    struct conn *conn;
+
+    (void)pthread_mutex_lock(&transport->lock);
+    conn = find(transport, id);
+    if (!conn || !wire_same_secret(conn->ours.token, token, TOKEN_BYTES) || !numbers_take(&conn->taken, lane->number)) {
+        why_not = "its token is unknown or was used before";
+    } else if (conn->n_in == MAX_LANES) {
+        why_not = "its node has too many connections";
+    } else {
+        ring_remove(&lane->ring);
+        transport->n_strangers--;
+        ring_append(&conn->lanes, &lane->ring);
+        conn->n_in++;
+        lane->counted = true;
+        lane->conn = conn;
+    }
+    (void)pthread_mutex_unlock(&transport->lock);
+    return why_not;
+}
+
+void conn_lane_leaves(struct lane *lane)
+{
+    struct conn *conn = lane->conn;
+
+    (void)pthread_mutex_lock(&conn->transport->lock);
+    ring_remove(&lane->idle);
+    lane->counted = false;
+    conn->n_out--;
+    conn_start_sends(conn);
+    (void)pthread_mutex_unlock(&conn->transport->lock);
+}
+
+void conn_fail(struct conn *conn, enum rdt_status status, const char *msg)
+{
+    bool tell;
+
+    (void)pthread_mutex_lock(&conn->transport->lock);
+    tell = !conn->closing && !conn->failed;
+    conn->failed = conn->failed || tell;
+    (void)pthread_mutex_unlock(&conn->transport->lock);
+    if (tell)
+        conn->transport->host.conn_failed(conn->ctx, status, msg);
+}
+
+void conns_close(struct thread *thread)
+{
+    struct transport *transport = thread->transport;
+
+    (void)pthread_mutex_lock(&transport->lock);
+    while (!ring_empty(&thread->visits)) {
+        struct conn *conn = ring_of(thread->visits.next, struct conn, visit);
+        bool closed = conn->closing && !conn->posted && ring_empty(&conn->lanes), stuck = !conn->closing && !conn->n_out;
+
+        ring_remove(&conn->visit);
+        if (closed)
+            ring_remove(&conn->ring);
+        (void)pthread_mutex_unlock(&transport->lock);
+        if (closed)
+            transport->host.conn_closed(conn->ctx); /* which may destroy it at once */
+        else if (stuck)
+            conn_fail(conn, RDT_NO_MEMORY, "no memory for a connection of TCP");
+        (void)pthread_mutex_lock(&transport->lock);
+    }
+    (void)pthread_mutex_unlock(&transport->lock);
+}

@@ -1,0 +1,176 @@
+/* Operations: what is posted, found, cancelled and ended.
+ *
+ * A receive is in its bucket before post_recv returns, and the core has the peer send only after that: a chunk that finds no receive
+ * is one whose receive was cancelled, and is dropped. Nothing ever waits behind it.
+ */
+#include <stdlib.h>
+
+#include "backends/stream/stream.h"
+
+static struct ring *recv_bucket(struct conn *conn, uint64_t transfer, uint64_t chunk)
+{
+    return &conn->recvs[((transfer * 0x9e3779b97f4a7c15u) ^ (chunk * 0xd6e8feb86659fd93u)) >> 32 & (RECV_BUCKETS - 1)];
+}
+
+/* The lock is held. */
+static struct operation *recv_find(struct conn *conn, uint64_t transfer, uint64_t chunk)
+{
+    struct ring *bucket = recv_bucket(conn, transfer, chunk);
+
+    for (struct ring *at = bucket->next; at != bucket; at = at->next) {
+        struct operation *operation = ring_of(at, struct operation, ring);
+
+        if (operation->op->transfer == transfer && operation->op->chunk == chunk)
+            return operation;
+    }
+    return NULL;
+}
+
+/* ---- loop thread ---- */
+
+enum rdt_status op_post(struct conn *conn, struct rdt_op *op, bool is_send, struct rdt_error *err)
+{
+    struct transport *transport = conn->transport;
+    struct operation *operation = calloc(1, sizeof *operation);
+    enum rdt_status status = RDT_OK;
+
+    if (!operation)
+        return rdt_error_set(err, RDT_NO_MEMORY, "no memory for an operation");
+    operation->op = op;
+    operation->conn = conn;
+    operation->state = OP_QUEUED;
+
+    (void)pthread_mutex_lock(&transport->lock);
+    if (conn->closing) {
+        status = rdt_error_set(err, RDT_PEER_LOST, "the connection is closing");
+    } else if (!is_send && recv_find(conn, op->transfer, op->chunk)) {
+        status = rdt_error_set(err, RDT_EXISTS, "chunk %llu of transfer %llu is posted already", (unsigned long long)op->chunk,
+                               (unsigned long long)op->transfer);
+    } else {
+        op->priv[0] = operation;
+        conn->posted++;
+        ring_append(is_send ? &conn->sends : recv_bucket(conn, op->transfer, op->chunk), &operation->ring);
+        if (is_send)
+            conn_start_sends(conn); /* a receive needs nobody awake: its bytes wake their lane */
+    }
+    (void)pthread_mutex_unlock(&transport->lock);
+    if (status != RDT_OK)
+        free(operation);
+    return status;
+}
+
+/* The lock is held. */
+static void end_queued(struct operation *operation)
+{
+    struct thread *home = operation->conn->home;
+
+    ring_remove(&operation->ring);
+    operation->state = OP_ENDING;
+    ring_append(&home->ending, &operation->ring);
+    thread_wake(home);
+}
+
+/* A lane lets go of memory between two system calls, however much of the chunk is still to come or to be sent: it reads the rest
+ * into the void, or sends zeros in its place and says so behind them. The connection need not be rebuilt for a cancel. */
+void op_cancel(struct conn *conn, struct rdt_op *op)
+{
+    struct operation *operation;
+
+    (void)pthread_mutex_lock(&conn->transport->lock);
+    operation = op->priv[0]; /* NULL: it has ended, and the core has not heard of it yet */
+    if (operation && operation->state == OP_QUEUED) {
+        end_queued(operation);
+    } else if (operation && operation->state == OP_RUNNING) {
+        operation->cancelled = true;
+        thread_attend(operation->lane);
+    }
+    (void)pthread_mutex_unlock(&conn->transport->lock);
+}
+
+void ops_end_queued(struct conn *conn)
+{
+    while (!ring_empty(&conn->sends))
+        end_queued(ring_of(conn->sends.next, struct operation, ring));
+    for (unsigned i = 0; i < RECV_BUCKETS; i++)
+        while (!ring_empty(&conn->recvs[i]))
+            end_queued(ring_of(conn->recvs[i].next, struct operation, ring));
+}
+
+/* ---- data threads ---- */
+
+/* The lock is held. */
+static void start(struct operation *operation, struct lane *lane)
+{
+    ring_remove(&operation->ring);
+    operation->state = OP_RUNNING;
+    operation->lane = lane;
+}
+
+struct operation *op_take_send(struct lane *lane)
+{
+    struct transport *transport = lane->transport;
+    struct conn *conn = lane->conn;
+    struct operation *operation = NULL;
+
+    (void)pthread_mutex_lock(&transport->lock);
+    if (!conn->closing && !ring_empty(&conn->sends)) {
+        operation = ring_of(conn->sends.next, struct operation, ring);
+        start(operation, lane);
+        ring_remove(&lane->idle);
+    } else if (ring_empty(&lane->idle)) {
+        ring_append(&conn->idle, &lane->idle);
+    }
+    (void)pthread_mutex_unlock(&transport->lock);
+    return operation;
+}
+
+struct operation *op_take_recv(struct conn *conn, struct lane *lane, const struct header *header)
+{
+    struct operation *operation;
+
+    (void)pthread_mutex_lock(&conn->transport->lock);
+    operation = recv_find(conn, header->transfer, header->chunk);
+    if (operation)
+        start(operation, lane);
+    (void)pthread_mutex_unlock(&conn->transport->lock);
+    return operation;
+}
+
+void op_end(struct operation *operation, enum rdt_status status, const char *msg)
+{
+    struct conn *conn = operation->conn;
+    struct transport *transport = conn->transport;
+    struct rdt_op *op = operation->op;
+
+    (void)pthread_mutex_lock(&transport->lock);
+    op->priv[0] = NULL; /* a cancel that comes now finds nothing */
+    if (status != RDT_OK && (conn->closing || operation->cancelled))
+        status = RDT_CANCELLED, msg = NULL;
+    (void)pthread_mutex_unlock(&transport->lock);
+
+    transport->host.op_done(op, status, msg);
+    free(operation);
+
+    /* Only now: when a connection has nothing posted left, it is told to be closed, and the core has heard of all before. */
+    (void)pthread_mutex_lock(&transport->lock);
+    conn->posted--;
+    if (conn->closing && !conn->posted)
+        conn_visit(conn);
+    (void)pthread_mutex_unlock(&transport->lock);
+}
+
+void ops_report_ended(struct thread *thread)
+{
+    struct transport *transport = thread->transport;
+
+    (void)pthread_mutex_lock(&transport->lock);
+    while (!ring_empty(&thread->ending)) {
+        struct operation *operation = ring_of(thread->ending.next, struct operation, ring);
+
+        ring_remove(&operation->ring);
+        (void)pthread_mutex_unlock(&transport->lock);
+        op_end(operation, RDT_CANCELLED, NULL);
+        (void)pthread_mutex_lock(&transport->lock);
+    }
+    (void)pthread_mutex_unlock(&transport->lock);
+}

@@ -1,0 +1,128 @@
+/* Receiving: straight into the memory that was posted for the chunk.
+ *
+ * A chunk for which nothing is posted, or something of another length, is read into the void.
+ */
+#include <string.h>
+
+#include "backends/stream/stream.h"
+
+#define BUDGET_BYTES ((size_t)4 << 20) /* before other lanes have their turn */
+
+static void take_header(struct lane *lane)
+{
+    const struct rdt_host *host = &lane->transport->host;
+    struct operation *operation;
+
+    if (!wire_read_header(lane->small, &lane->header)) {
+        lane_fail(lane, "its header is malformed", 0);
+        return;
+    }
+    lane->small_n = 0;
+    if (lane->header.kind == HEADER_BYE) {
+        lane_leave(lane);
+        return;
+    }
+    operation = op_take_recv(lane->conn, lane, &lane->header);
+    if (operation && operation->op->piece.bytes != lane->header.bytes) {
+        op_end(operation, RDT_TRANSPORT, "the peer's chunk has another length than the one posted for it");
+        operation = NULL;
+    } else if (!operation) {
+        host->log(host->ctx, RDT_LOG_DEBUG, "dropped chunk %llu of transfer %llu, for which nothing is posted",
+                  (unsigned long long)lane->header.chunk, (unsigned long long)lane->header.transfer);
+    }
+    lane->operation = operation;
+    lane->memory = operation ? operation->op->piece.addr : NULL;
+    lane->bytes = lane->header.bytes;
+    lane->at = 0;
+    lane->stage = lane->bytes ? IN_BYTES : IN_TRAILER;
+}
+
+static void take_trailer(struct lane *lane)
+{
+    struct operation *operation = lane->operation;
+    bool whole;
+
+    if (!wire_read_trailer(lane->small, &whole)) {
+        lane_fail(lane, "its trailer is malformed", 0);
+        return;
+    }
+    lane->small_n -= TRAILER_BYTES;
+    memmove(lane->small, lane->small + TRAILER_BYTES, lane->small_n); /* of the next header */
+    lane->stage = IN_HEADER;
+    lane->operation = NULL;
+    lane->memory = NULL;
+    if (operation)
+        op_end(operation, whole ? RDT_OK : RDT_TRANSPORT, whole ? NULL : "the sender gave up on the chunk");
+}
+
+/* Of a header or trailer; true: it is there. */
+static bool read_small(struct lane *lane, size_t bytes)
+{
+    while (lane->small_n < bytes) {
+        ssize_t n;
+
+        if (!lane->readable)
+            return false;
+        n = channel_read(lane, lane->small + lane->small_n, bytes - lane->small_n, NULL, 0);
+        if (n < 0) {
+            lane_fail(lane, NULL, 0);
+            return false;
+        }
+        lane->small_n += (size_t)n;
+    }
+    return true;
+}
+
+/* Some of the chunk's bytes, and what follows them if it is here already: its trailer and the next header. */
+static size_t read_bytes(struct lane *lane)
+{
+    uint64_t rest = lane->bytes - lane->at;
+    uint8_t *to = lane->memory ? lane->memory + lane->at : lane->thread->scratch;
+    bool all = lane->memory || rest <= SCRATCH_BYTES;
+    ssize_t n = channel_read(lane, to, all ? rest : SCRATCH_BYTES, lane->small, all ? TRAILER_BYTES + HEADER_BYTES : 0);
+
+    if (n < 0) {
+        lane_fail(lane, NULL, 0);
+        return 0;
+    }
+    if ((uint64_t)n >= rest) {
+        lane->small_n = (size_t)((uint64_t)n - rest);
+        lane->at = lane->bytes;
+        lane->stage = IN_TRAILER;
+    } else {
+        lane->at += (uint64_t)n;
+    }
+    return (size_t)n;
+}
+
+void receive_run(struct lane *lane)
+{
+    size_t budget = BUDGET_BYTES;
+
+    while (lane->state == LANE_READY) {
+        size_t n;
+
+        switch (lane->stage) {
+        case IN_HEADER:
+            if (!read_small(lane, HEADER_BYTES))
+                return;
+            take_header(lane);
+            break;
+        case IN_BYTES:
+            if (!lane->readable)
+                return;
+            n = read_bytes(lane);
+            if (n >= budget) {
+                thread_run_again(lane);
+                return;
+            }
+            budget -= n;
+            break;
+        case IN_TRAILER:
+            if (!read_small(lane, TRAILER_BYTES))
+                return;
+            take_trailer(lane);
+            break;
+        }
+    }
+}

@@ -1,0 +1,137 @@
+/* Sending: header, the operation's bytes straight from its memory, trailer. */
+#include <string.h>
+#include <sys/socket.h>
+
+#include "backends/stream/stream.h"
+
+#define BUDGET_BYTES ((size_t)4 << 20) /* before other lanes have their turn */
+
+static const uint8_t zeros[RECORD_BYTES * 4];
+
+/* The chunk as it goes out: [header | bytes | trailer], of which lane->at bytes are out; header and trailer lie in lane->small. */
+static uint64_t total(const struct lane *lane)
+{
+    return lane->header.kind == HEADER_BYE ? HEADER_BYTES : HEADER_BYTES + lane->bytes + TRAILER_BYTES;
+}
+
+static bool start_next(struct lane *lane)
+{
+    if (lane->ssl && lane->sent >= lane->transport->settings.rekey_bytes) {
+        lane->header = (struct header){.kind = HEADER_BYE};
+        lane->bytes = 0;
+        conn_lane_leaves(lane);
+    } else {
+        const struct rdt_op *op;
+
+        lane->operation = op_take_send(lane);
+        if (!lane->operation)
+            return false;
+        op = lane->operation->op;
+        lane->header =
+            (struct header){.kind = HEADER_CHUNK, .transfer = op->transfer, .chunk = op->chunk, .bytes = op->piece.bytes};
+        lane->bytes = op->piece.bytes;
+        lane->memory = op->piece.addr;
+    }
+    wire_put_header(&lane->header, lane->small);
+    wire_put_trailer(true, lane->small + HEADER_BYTES);
+    lane->at = 0;
+    lane->sending = true;
+    return true;
+}
+
+/* What follows lane->at, all of it if it can be: how many pieces. */
+static unsigned pieces(struct lane *lane, struct iovec iov_p[3])
+{
+    uint64_t end = HEADER_BYTES + lane->bytes;
+    unsigned n = 0;
+
+    if (lane->at < HEADER_BYTES)
+        iov_p[n++] = (struct iovec){lane->small + lane->at, HEADER_BYTES - lane->at};
+    if (lane->header.kind == HEADER_BYE)
+        return n;
+    if (lane->at < end) {
+        uint64_t done = lane->at > HEADER_BYTES ? lane->at - HEADER_BYTES : 0, rest = lane->bytes - done;
+
+        if (!lane->memory && rest > sizeof zeros) {
+            iov_p[n++] = (struct iovec){(uint8_t *)(uintptr_t)zeros, sizeof zeros};
+            return n;
+        }
+        iov_p[n++] = (struct iovec){lane->memory ? lane->memory + done : (uint8_t *)(uintptr_t)zeros, rest};
+    }
+    end = lane->at > end ? lane->at - end : 0;
+    iov_p[n++] = (struct iovec){lane->small + HEADER_BYTES + end, TRAILER_BYTES - end};
+    return n;
+}
+
+/* The next record: its bytes in one piece, copied if they are not. How many depends on lane->at alone. */
+static struct iovec record(struct lane *lane)
+{
+    uint64_t rest = total(lane) - lane->at, n = rest < RECORD_BYTES ? rest : RECORD_BYTES;
+    struct iovec parts[3], whole = {lane->thread->staging, n};
+    unsigned count = pieces(lane, parts);
+    uint8_t *to = lane->thread->staging;
+
+    if (parts[0].iov_len >= n)
+        return (struct iovec){parts[0].iov_base, n};
+    for (unsigned i = 0; i < count && n > 0; i++) {
+        size_t bytes = parts[i].iov_len < n ? parts[i].iov_len : n;
+
+        memcpy(to, parts[i].iov_base, bytes);
+        to += bytes;
+        n -= bytes;
+    }
+    return whole;
+}
+
+static void finish_chunk(struct lane *lane)
+{
+    lane->sending = false;
+    if (lane->header.kind == HEADER_CHUNK)
+        return;
+    (void)shutdown(lane->fd, SHUT_WR);
+    lane_leave(lane);
+}
+
+/* Its memory is not needed any more: the rest is ours. */
+static void end_operation(struct lane *lane)
+{
+    struct operation *operation = lane->operation;
+
+    lane->operation = NULL;
+    lane->memory = NULL;
+    op_end(operation, RDT_OK, NULL);
+}
+
+void send_run(struct lane *lane)
+{
+    size_t budget = BUDGET_BYTES;
+
+    while (lane->writable && lane->state == LANE_READY) {
+        struct iovec iov[3];
+        unsigned n_iov = 1;
+        ssize_t n;
+
+        if (!lane->sending && !start_next(lane))
+            return;
+        if (lane->ssl && !lane->kernel_tls)
+            iov[0] = record(lane);
+        else
+            n_iov = pieces(lane, iov);
+        n = channel_write(lane, iov, n_iov);
+        if (n < 0) {
+            lane_fail(lane, NULL, 0);
+            return;
+        }
+        lane->at += (uint64_t)n;
+        lane->sent += (uint64_t)n;
+        if (lane->operation && lane->at >= HEADER_BYTES + lane->bytes)
+            end_operation(lane);
+        if (lane->at == total(lane))
+            finish_chunk(lane);
+        if ((size_t)n >= budget) {
+            thread_run_again(lane);
+            return;
+        }
+        budget -= (size_t)n;
+    }
+}

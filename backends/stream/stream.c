@@ -1,0 +1,168 @@
+/* The transport "stream": TCP connections of its own beside the peer link, two-sided, between host memories. Works everywhere: it
+ * encrypts unless both ends trust the network, and needs nothing of the machine but TCP.
+ *
+ * Owns the table of operations; the rest is in config.c, thread.c, listen.c, lane.c, channel.c, send.c, receive.c, conn.c and op.c.
+ */
+#include <stdlib.h>
+#include <string.h>
+#include <strings.h>
+#include <unistd.h>
+
+#include "backends/stream/stream.h"
+
+static void transport_free(struct transport *transport)
+{
+    if (transport->listener >= 0)
+        (void)close(transport->listener);
+    SSL_CTX_free(transport->ssl_ctx);
+    (void)pthread_mutex_destroy(&transport->lock);
+    free(transport);
+}
+
+static enum rdt_status transport_open(const struct rdt_host *host, void **transport_p, struct rdt_error *err)
+{
+    struct settings settings;
+    struct transport *transport;
+    enum rdt_status status = settings_read(host, &settings, err);
+
+    if (status != RDT_OK)
+        return status;
+    transport = calloc(1, sizeof *transport);
+    if (!transport)
+        return rdt_error_set(err, RDT_NO_MEMORY, "no memory for the transport");
+    transport->host = *host;
+    transport->settings = settings;
+    transport->listener = -1;
+    (void)pthread_mutex_init(&transport->lock, NULL);
+    ring_init(&transport->conns);
+    ring_init(&transport->strangers);
+
+    transport->ssl_ctx = tls_create(err);
+    status = transport->ssl_ctx ? listen_open(transport, err) : RDT_UNSUPPORTED;
+    if (status == RDT_OK)
+        status = threads_start(transport, err);
+    if (status != RDT_OK) {
+        transport_free(transport);
+        return status;
+    }
+    host->log(host->ctx, RDT_LOG_INFO, "listens on %s port %u: %s; %s", settings.listen,
+              ntohs(((const struct sockaddr_in *)&transport->address)->sin_port),
+              settings.plain ? "bare where the peer trusts the network too, else TLS 1.3" : "TLS 1.3", tls_kernel_state());
+    *transport_p = transport;
+    return RDT_OK;
+}
+
+static void transport_close(void *transport)
+{
+    threads_stop(transport);
+    transport_free(transport);
+}
+
+static const char *transport_version(void *transport)
+{
+    (void)transport;
+    return WIRE_VERSION;
+}
+
+static enum rdt_status connection_create(void *transport, const uint8_t peer_uuid[16], void *conn_ctx, void **conn_p,
+                                         struct rdt_error *err)
+{
+    struct conn *conn;
+    enum rdt_status status = conn_create(transport, conn_ctx, &conn, err);
+
+    (void)peer_uuid;
+    if (status == RDT_OK)
+        *conn_p = conn;
+    return status;
+}
+
+static void connection_destroy(void *conn)
+{
+    conn_destroy(conn);
+}
+
+static enum rdt_status offer(void *conn, uint8_t blob[RDT_OFFER_MAX_BYTES], size_t *bytes_p, struct rdt_error *err)
+{
+    (void)err;
+    return conn_offer(conn, blob, bytes_p);
+}
+
+static enum rdt_status connect_to(void *conn, const void *blob, size_t bytes, struct rdt_error *err)
+{
+    return conn_connect(conn, blob, bytes, err);
+}
+
+static uint32_t sides(void *conn, const char *memory_kind)
+{
+    (void)conn;
+    return memory_kind && !strcasecmp(memory_kind, "host") ? RDT_TWO_SIDED : 0;
+}
+
+static void disconnect(void *conn)
+{
+    conn_disconnect(conn);
+}
+
+static enum rdt_status post_send(void *conn, struct rdt_op *op, struct rdt_error *err)
+{
+    return op_post(conn, op, true, err);
+}
+
+static enum rdt_status post_recv(void *conn, struct rdt_op *op, struct rdt_error *err)
+{
+    return op_post(conn, op, false, err);
+}
+
+static void cancel(void *conn, struct rdt_op *op)
+{
+    op_cancel(conn, op);
+}
+
+/* ---- the backend ---- */
+
+static const char *const memory_kinds[] = {"host", NULL};
+
+static const struct rdt_transport_ops transport_ops = {
+    .struct_size = sizeof transport_ops,
+    .name = "stream",
+    .memory_kinds = memory_kinds,
+    .speed = 50,
+    .open = transport_open,
+    .close = transport_close,
+    .version = transport_version,
+    .connection_create = connection_create,
+    .connection_destroy = connection_destroy,
+    .offer = offer,
+    .connect = connect_to,
+    .sides = sides,
+    .disconnect = disconnect,
+    .post_send = post_send,
+    .post_recv = post_recv,
+    .cancel = cancel,
+};
+
+static const struct rdt_config_key config_keys[] = {
+    {"enabled", "yes", "no: this node neither offers nor uses it"},
+    {"listen", "", "numeric address that peers connect to; empty: that of the peer link, else of the interfaces"},
+    {"ports", "0", "TCP port to listen on, or FIRST-LAST, the first that is free; 0: any"},
+    {"encrypt", "unless_trusted", "TLS between the nodes: unless_trusted (both have trusted_network = yes), or always"},
+    {"connections", "0", "TCP connections to one peer; 0: as many as threads"},
+    {"threads", "0", "that move bytes; 0: one for each four processors, at most 4"},
+    {"rekey_bytes", "68719476736", "a connection by TLS is replaced by a new one, with new keys, after so many bytes"},
+    {"dead_after", "10", "seconds without a sign of life from a peer's kernel until its connection fails"},
+    {NULL, NULL, NULL},
+};
+
+static const struct rdt_backend backend = {
+    .abi_version = RDT_BACKEND_ABI,
+    .struct_size = sizeof backend,
+    .name = "stream",
+    .version = "0.1.0",
+    .config_keys = config_keys,
+    .transport = &transport_ops,
+};
+
+const struct rdt_backend *rdt_backend_init(void)
+{
+    return &backend;
+}

@@ -1,0 +1,254 @@
+/* The data threads: each sleeps in its own epoll, runs the lanes that can go on in turns, and does what the loop thread asked for. */
+#include <errno.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <sys/epoll.h>
+#include <sys/eventfd.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "backends/stream/stream.h"
+
+#define TICK_MS 200 /* while somebody has a deadline */
+#define EVENTS 64
+
+uint64_t thread_now_ns(void)
+{
+    struct timespec now;
+
+    (void)clock_gettime(CLOCK_MONOTONIC, &now);
+    return (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
+}
+
+void thread_wake(struct thread *thread)
+{
+    if (!thread->asleep)
+        return;
+    thread->asleep = false; /* one is enough */
+    (void)eventfd_write(thread->wake, 1);
+}
+
+void thread_attend(struct lane *lane)
+{
+    if (ring_empty(&lane->attention))
+        ring_append(&lane->thread->attention, &lane->attention);
+    thread_wake(lane->thread);
+}
+
+struct thread *thread_next(struct transport *transport)
+{
+    return &transport->threads[transport->next_thread++ % transport->settings.threads];
+}
+
+void thread_run_again(struct lane *lane)
+{
+    if (ring_empty(&lane->runnable))
+        ring_append(&lane->thread->runnable, &lane->runnable);
+}
+
+static bool watch(struct thread *thread, int fd, uint32_t events, void *what)
+{
+    struct epoll_event event = {.events = events, .data.ptr = what};
+
+    return !epoll_ctl(thread->epoll, EPOLL_CTL_ADD, fd, &event);
+}
+
+void thread_watch(struct lane *lane)
+{
+    if (!watch(lane->thread, lane->fd, EPOLLIN | EPOLLOUT | EPOLLRDHUP | EPOLLET, lane))
+        lane_fail(lane, NULL, errno);
+}
+
+/* ---- the loop ---- */
+
+static void attend_all(struct thread *thread)
+{
+    struct transport *transport = thread->transport;
+
+    (void)pthread_mutex_lock(&transport->lock);
+    while (!ring_empty(&thread->attention)) {
+        struct lane *lane = ring_of(thread->attention.next, struct lane, attention);
+
+        ring_remove(&lane->attention);
+        (void)pthread_mutex_unlock(&transport->lock);
+        lane_attend(lane);
+        (void)pthread_mutex_lock(&transport->lock);
+    }
+    (void)pthread_mutex_unlock(&transport->lock);
+}
+
+static void run_all(struct thread *thread)
+{
+    struct ring now;
+
+    if (ring_empty(&thread->runnable))
+        return;
+    now = thread->runnable; /* whoever wants another turn waits for the next round */
+    now.next->prev = now.prev->next = &now;
+    ring_init(&thread->runnable);
+    while (!ring_empty(&now)) {
+        struct lane *lane = ring_of(now.next, struct lane, runnable);
+
+        ring_remove(&lane->runnable);
+        lane_run(lane);
+    }
+}
+
+static void expire(struct thread *thread)
+{
+    uint64_t now_ns = thread_now_ns();
+
+    for (struct ring *at = thread->fresh.next, *next; at != &thread->fresh; at = next) {
+        struct lane *lane = ring_of(at, struct lane, fresh);
+
+        next = at->next;
+        if (now_ns < lane->deadline_ns)
+            continue;
+        lane_fail(lane, lane->incoming ? "it says nothing" : NULL, ETIMEDOUT);
+        lane_run(lane);
+    }
+    if (thread->deaf)
+        thread->deaf = !watch(thread, thread->transport->listener, EPOLLIN, &thread->transport->listener);
+}
+
+/* True: there is nothing to do until something comes; whoever has something from now on wakes us. */
+static bool fall_asleep(struct thread *thread, bool *stopping_p)
+{
+    struct transport *transport = thread->transport;
+
+    bool quiet;
+
+    (void)pthread_mutex_lock(&transport->lock);
+    *stopping_p = transport->stopping;
+    quiet = thread->asleep = ring_empty(&thread->attention) && ring_empty(&thread->visits) && ring_empty(&thread->ending) &&
+                             ring_empty(&thread->runnable) && !transport->stopping;
+    (void)pthread_mutex_unlock(&transport->lock);
+    return quiet;
+}
+
+static void await(struct thread *thread, bool asleep)
+{
+    struct transport *transport = thread->transport;
+    struct epoll_event events[EVENTS];
+    bool ticking = !ring_empty(&thread->fresh) || thread->deaf;
+    int n = epoll_wait(thread->epoll, events, EVENTS, !asleep ? 0 : ticking ? TICK_MS : -1);
+
+    (void)pthread_mutex_lock(&transport->lock);
+    thread->asleep = false;
+    (void)pthread_mutex_unlock(&transport->lock);
+    for (int i = 0; i < n; i++) {
+        struct lane *lane = events[i].data.ptr;
+        eventfd_t ignored;
+
+        if (events[i].data.ptr == &thread->wake) {
+            (void)eventfd_read(thread->wake, &ignored);
+        } else if (events[i].data.ptr == &transport->listener) {
+            listen_accept(transport, thread);
+        } else {
+            lane->readable = lane->readable || events[i].events & (EPOLLIN | EPOLLRDHUP | EPOLLHUP | EPOLLERR);
+            lane->writable = lane->writable || events[i].events & (EPOLLOUT | EPOLLHUP | EPOLLERR);
+            thread_run_again(lane);
+        }
+    }
+    if (ticking)
+        expire(thread);
+}
+
+static void *thread_main(void *arg)
+{
+    struct thread *thread = arg;
+    bool stopping, asleep;
+
+    for (;;) {
+        attend_all(thread);
+        run_all(thread);
+        ops_report_ended(thread);
+        conns_close(thread);
+        asleep = fall_asleep(thread, &stopping);
+        if (stopping)
+            break;
+        await(thread, asleep);
+    }
+    attend_all(thread);
+    while (!ring_empty(&thread->fresh)) /* strangers: whoever had said who it was has gone with its connection */
+        lane_free(ring_of(thread->fresh.next, struct lane, fresh));
+    return NULL;
+}
+
+/* ---- start and stop ---- */
+
+static void thread_fini(struct thread *thread)
+{
+    if (thread->epoll >= 0)
+        (void)close(thread->epoll);
+    if (thread->wake >= 0)
+        (void)close(thread->wake);
+    free(thread->scratch);
+    free(thread->staging);
+}
+
+static enum rdt_status thread_init(struct transport *transport, struct thread *thread, struct rdt_error *err)
+{
+    thread->transport = transport;
+    ring_init(&thread->attention);
+    ring_init(&thread->visits);
+    ring_init(&thread->ending);
+    ring_init(&thread->fresh);
+    ring_init(&thread->runnable);
+    thread->epoll = epoll_create1(EPOLL_CLOEXEC);
+    thread->wake = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+    thread->scratch = malloc(SCRATCH_BYTES);
+    thread->staging = malloc(RECORD_BYTES);
+    if (thread->epoll >= 0 && thread->wake >= 0 && thread->scratch && thread->staging &&
+        watch(thread, thread->wake, EPOLLIN, &thread->wake) &&
+        (thread != transport->threads || watch(thread, transport->listener, EPOLLIN, &transport->listener)))
+        return RDT_OK;
+    return rdt_error_sys(err, errno, "preparing a data thread");
+}
+
+static void stop(struct transport *transport, unsigned started, unsigned prepared)
+{
+    (void)pthread_mutex_lock(&transport->lock);
+    transport->stopping = true;
+    for (unsigned i = 0; i < started; i++)
+        thread_wake(&transport->threads[i]);
+    (void)pthread_mutex_unlock(&transport->lock);
+    for (unsigned i = 0; i < started; i++)
+        (void)pthread_join(transport->threads[i].id, NULL);
+    for (unsigned i = 0; i < prepared; i++)
+        thread_fini(&transport->threads[i]);
+}
+
+enum rdt_status threads_start(struct transport *transport, struct rdt_error *err)
+{
+    unsigned n = transport->settings.threads, prepared = 0, started = 0;
+    enum rdt_status status = RDT_OK;
+    sigset_t all, before;
+
+    while (prepared < n && status == RDT_OK)
+        status = thread_init(transport, &transport->threads[prepared++], err);
+    (void)sigfillset(&all); /* SIGPIPE too, which OpenSSL's writes would raise */
+    (void)pthread_sigmask(SIG_SETMASK, &all, &before);
+    while (started < n && status == RDT_OK) {
+        struct thread *thread = &transport->threads[started];
+        int error = pthread_create(&thread->id, NULL, thread_main, thread);
+        char name[32];
+
+        if (error) {
+            status = rdt_error_sys(err, error, "starting a data thread");
+            break;
+        }
+        (void)snprintf(name, sizeof name, "rdt-stream-%u", started++);
+        (void)pthread_setname_np(thread->id, name);
+    }
+    (void)pthread_sigmask(SIG_SETMASK, &before, NULL);
+    if (status != RDT_OK)
+        stop(transport, started, prepared);
+    return status;
+}
+
+void threads_stop(struct transport *transport)
+{
+    stop(transport, transport->settings.threads, transport->settings.threads);
+}

@@ -1,0 +1,137 @@
+/* TLS 1.3 with a key that both ends know from an offer, and nothing else: no certificates, no tickets, no early data, a fresh
+ * Diffie-Hellman exchange for each lane.
+ *
+ * Who does not have the key of a connection that is offered now gets no further than a ClientHello.
+ */
+#include <errno.h>
+#include <netinet/tcp.h>
+#include <openssl/err.h>
+#include <string.h>
+#include <sys/auxv.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include "backends/stream/stream.h"
+
+#ifndef TCP_ULP
+#define TCP_ULP 31
+#endif
+#define READ_BUFFER_BYTES ((size_t)131072)
+
+/* Does this processor have instructions for AES? Without them ChaCha20 is several times as fast. The dialler, who is the one that
+ * encrypts, has its first choice. Both suites have the hash that the key is bound to. */
+static bool has_aes(void)
+{
+#if defined __x86_64__ || defined __i386__
+    return __builtin_cpu_supports("aes") && __builtin_cpu_supports("pclmul");
+#elif defined __aarch64__
+    return getauxval(AT_HWCAP) & (1 << 3);
+#else
+    return false;
+#endif
+}
+
+static const unsigned char suite_id[2] = {0x13, 0x01}; /* TLS_AES_128_GCM_SHA256: says which hash */
+
+/* OpenSSL keeps an external key of TLS 1.3 as a session that nobody negotiated. NULL: no memory. */
+static SSL_SESSION *session_of(SSL *ssl, const uint8_t key[KEY_BYTES])
+{
+    const SSL_CIPHER *cipher = SSL_CIPHER_find(ssl, suite_id);
+    SSL_SESSION *session = SSL_SESSION_new();
+
+    if (session && cipher && SSL_SESSION_set1_master_key(session, key, KEY_BYTES) && SSL_SESSION_set_cipher(session, cipher) &&
+        SSL_SESSION_set_protocol_version(session, TLS1_3_VERSION))
+        return session;
+    SSL_SESSION_free(session);
+    return NULL;
+}
+
+static int use_key(SSL *ssl, const EVP_MD *md, const unsigned char **id_p, size_t *id_bytes_p, SSL_SESSION **session_p)
+{
+    const struct lane *lane = SSL_get_app_data(ssl);
+
+    *session_p = NULL;
+    if (md && !EVP_MD_is_a(md, "SHA256")) /* agreed on already, and not ours: no rdtd */
+        return 1;
+    *session_p = session_of(ssl, lane->conn->peers.key);
+    *id_p = lane->conn->peers.id;
+    *id_bytes_p = ID_BYTES;
+    return *session_p != NULL;
+}
+
+static int find_key(SSL *ssl, const unsigned char *id, size_t id_bytes, SSL_SESSION **session_p)
+{
+    struct lane *lane = SSL_get_app_data(ssl);
+    uint8_t key[KEY_BYTES];
+
+    *session_p = NULL;
+    if (id_bytes != ID_BYTES || !conn_find_key(lane->transport, id, key))
+        return 1;
+    memcpy(lane->id, id, ID_BYTES);
+    *session_p = session_of(ssl, key);
+    OPENSSL_cleanse(key, sizeof key);
+    return *session_p != NULL;
+}
+
+SSL_CTX *tls_create(struct rdt_error *err)
+{
+    const char *suites = has_aes() ? "TLS_AES_128_GCM_SHA256:TLS_CHACHA20_POLY1305_SHA256"
+                                   : "TLS_CHACHA20_POLY1305_SHA256:TLS_AES_128_GCM_SHA256";
+    SSL_CTX *ctx = SSL_CTX_new(TLS_method());
+
+    if (!ctx || SSL_CTX_set_min_proto_version(ctx, TLS1_3_VERSION) != 1 ||
+        SSL_CTX_set_max_proto_version(ctx, TLS1_3_VERSION) != 1 || SSL_CTX_set_ciphersuites(ctx, suites) != 1 ||
+        SSL_CTX_set_num_tickets(ctx, 0) != 1 || SSL_CTX_set_max_early_data(ctx, 0) != 1) {
+        (void)rdt_error_set(err, RDT_UNSUPPORTED, "OpenSSL does not set up TLS 1.3: %s",
+                            ERR_peek_last_error() ? ERR_reason_error_string(ERR_peek_last_error()) : "it gives no reason");
+        ERR_clear_error();
+        SSL_CTX_free(ctx);
+        return NULL;
+    }
+    SSL_CTX_set_options(ctx, SSL_OP_NO_TICKET | SSL_OP_NO_RENEGOTIATION | SSL_OP_NO_COMPRESSION | SSL_OP_ENABLE_KTLS |
+                                 SSL_OP_IGNORE_UNEXPECTED_EOF); /* what is cut off shows by its missing trailer */
+    SSL_CTX_set_session_cache_mode(ctx, SSL_SESS_CACHE_OFF);
+    (void)SSL_CTX_set_mode(ctx, SSL_MODE_ENABLE_PARTIAL_WRITE | SSL_MODE_ACCEPT_MOVING_WRITE_BUFFER);
+    /* Several records by one read(), not two reads for one record. */
+    SSL_CTX_set_read_ahead(ctx, 1);
+    SSL_CTX_set_default_read_buffer_len(ctx, READ_BUFFER_BYTES);
+    SSL_CTX_set_psk_use_session_callback(ctx, use_key);
+    SSL_CTX_set_psk_find_session_callback(ctx, find_key);
+    return ctx;
+}
+
+SSL *tls_start(struct lane *lane)
+{
+    SSL *ssl = SSL_new(lane->transport->ssl_ctx);
+
+    if (!ssl || !SSL_set_fd(ssl, lane->fd) || !SSL_set_app_data(ssl, lane)) {
+        ERR_clear_error();
+        SSL_free(ssl);
+        return NULL;
+    }
+    if (lane->incoming) {
+        SSL_set_accept_state(ssl); /* without a certificate there is no handshake without the key */
+    } else {
+        SSL_set_verify(ssl, SSL_VERIFY_PEER, NULL); /* and a server that shows one is trusted by nobody */
+        SSL_set_connect_state(ssl);
+    }
+    return ssl;
+}
+
+bool tls_has_key(const SSL *ssl)
+{
+    return SSL_session_reused(ssl) && SSL_version(ssl) == TLS1_3_VERSION;
+}
+
+/* A socket that is not connected refuses the module with ENOTCONN if there is one. */
+const char *tls_kernel_state(void)
+{
+    int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0), error = 0;
+
+    if (fd >= 0 && setsockopt(fd, SOL_TCP, TCP_ULP, "tls", sizeof "tls"))
+        error = errno;
+    if (fd >= 0)
+        (void)close(fd);
+    return error == ENOTCONN || !error ? "this kernel can encrypt (kernel TLS)"
+                                       : "this kernel has no TLS of its own (module tls)";
+}
