@@ -4,6 +4,7 @@
  * operations have ended: nothing can land any more.
  */
 #include <errno.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/random.h>
@@ -121,6 +122,13 @@ void conn_disconnect(struct conn *conn)
     for (struct ring *at = conn->lanes.next; at != &conn->lanes; at = at->next)
         thread_attend(ring_of(at, struct lane, ring));
     conn_visit(conn);
+    (void)pthread_mutex_unlock(&conn->transport->lock);
+}
+
+void conn_describe(struct conn *conn, char *text_p, size_t size)
+{
+    (void)pthread_mutex_lock(&conn->transport->lock);
+    (void)snprintf(text_p, size, "%s", conn->how);
     (void)pthread_mutex_unlock(&conn->transport->lock);
 }
 

@@ -277,6 +277,15 @@ static bool greeting_moved(struct lane *lane, bool out, size_t bytes)
 
 static void become_ready(struct lane *lane)
 {
+    struct conn *conn = lane->conn;
+
+    (void)pthread_mutex_lock(&lane->transport->lock);
+    if (lane->ssl)
+        (void)snprintf(conn->how, sizeof conn->how, "tcp, %s %s%s", SSL_get_version(lane->ssl), SSL_get_cipher_name(lane->ssl),
+                       lane->kernel_tls ? " in the kernel" : "");
+    else
+        (void)snprintf(conn->how, sizeof conn->how, "tcp, not encrypted");
+    (void)pthread_mutex_unlock(&lane->transport->lock);
     lane_set_state(lane, LANE_READY);
     lane_set_deadline(lane, 0);
 }

@@ -78,8 +78,9 @@ static size_t read_bytes(struct lane *lane)
 {
     uint64_t rest = lane->bytes - lane->at;
     uint8_t *to = lane->memory ? lane->memory + lane->at : lane->thread->scratch;
-    bool all = lane->memory || rest <= SCRATCH_BYTES;
-    ssize_t n = channel_read(lane, to, all ? rest : SCRATCH_BYTES, lane->small, all ? TRAILER_BYTES + HEADER_BYTES : 0);
+    size_t most = lane->memory ? PIECE_BYTES : SCRATCH_BYTES;
+    bool all = rest <= most;
+    ssize_t n = channel_read(lane, to, all ? rest : most, lane->small, all ? TRAILER_BYTES + HEADER_BYTES : 0);
 
     if (n < 0) {
         lane_fail(lane, NULL, 0);
@@ -112,6 +113,7 @@ void receive_run(struct lane *lane)
             if (!lane->readable)
                 return;
             n = read_bytes(lane);
+            thread_give_way(lane->thread);
             if (n >= budget) {
                 thread_run_again(lane);
                 return;

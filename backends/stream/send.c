@@ -39,8 +39,8 @@ static bool start_next(struct lane *lane)
     return true;
 }
 
-/* What follows lane->at, all of it if it can be: how many pieces. */
-static unsigned pieces(struct lane *lane, struct iovec iov_p[3])
+/* What follows lane->at, up to a piece of the bytes and what is around it: how many parts. */
+static unsigned parts_of(struct lane *lane, struct iovec iov_p[3])
 {
     uint64_t end = HEADER_BYTES + lane->bytes;
     unsigned n = 0;
@@ -51,12 +51,11 @@ static unsigned pieces(struct lane *lane, struct iovec iov_p[3])
         return n;
     if (lane->at < end) {
         uint64_t done = lane->at > HEADER_BYTES ? lane->at - HEADER_BYTES : 0, rest = lane->bytes - done;
+        uint64_t most = lane->memory ? PIECE_BYTES : sizeof zeros, now = rest < most ? rest : most;
 
-        if (!lane->memory && rest > sizeof zeros) {
-            iov_p[n++] = (struct iovec){(uint8_t *)(uintptr_t)zeros, sizeof zeros};
+        iov_p[n++] = (struct iovec){lane->memory ? lane->memory + done : (uint8_t *)(uintptr_t)zeros, now};
+        if (now < rest)
             return n;
-        }
-        iov_p[n++] = (struct iovec){lane->memory ? lane->memory + done : (uint8_t *)(uintptr_t)zeros, rest};
     }
     end = lane->at > end ? lane->at - end : 0;
     iov_p[n++] = (struct iovec){lane->small + HEADER_BYTES + end, TRAILER_BYTES - end};
@@ -68,7 +67,7 @@ static struct iovec record(struct lane *lane)
 {
     uint64_t rest = total(lane) - lane->at, n = rest < RECORD_BYTES ? rest : RECORD_BYTES;
     struct iovec parts[3], whole = {lane->thread->staging, n};
-    unsigned count = pieces(lane, parts);
+    unsigned count = parts_of(lane, parts);
     uint8_t *to = lane->thread->staging;
 
     if (parts[0].iov_len >= n)
@@ -116,8 +115,9 @@ void send_run(struct lane *lane)
         if (lane->ssl && !lane->kernel_tls)
             iov[0] = record(lane);
         else
-            n_iov = pieces(lane, iov);
+            n_iov = parts_of(lane, iov);
         n = channel_write(lane, iov, n_iov);
+        thread_give_way(lane->thread);
         if (n < 0) {
             lane_fail(lane, NULL, 0);
             return;

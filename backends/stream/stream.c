@@ -98,6 +98,12 @@ static uint32_t sides(void *conn, const char *memory_kind)
     return memory_kind && !strcasecmp(memory_kind, "host") ? RDT_TWO_SIDED : 0;
 }
 
+static enum rdt_status describe(void *conn, char *text_p, size_t size)
+{
+    conn_describe(conn, text_p, size);
+    return *text_p ? RDT_OK : RDT_AGAIN;
+}
+
 static void disconnect(void *conn)
 {
     conn_disconnect(conn);
@@ -139,6 +145,7 @@ static const struct rdt_transport_ops transport_ops = {
     .post_send = post_send,
     .post_recv = post_recv,
     .cancel = cancel,
+    .describe = describe,
 };
 
 static const struct rdt_config_key config_keys[] = {

@@ -24,9 +24,10 @@
 
 #define RECV_BUCKETS 256
 #define MAX_THREADS 16
-#define MAX_LANES 64       /* from one peer; to one: settings.connections */
-#define MAX_STRANGERS 128u /* connections that have not said who they are */
-#define RECORD_BYTES 16384 /* of TLS, at most */
+#define MAX_LANES 64                    /* from one peer; to one: settings.connections */
+#define MAX_STRANGERS 128u              /* connections that have not said who they are */
+#define RECORD_BYTES 16384              /* of TLS, at most */
+#define PIECE_BYTES ((size_t)256 << 10) /* that one system call moves, at most: some tens of microseconds */
 
 struct settings {
     char listen[INET6_ADDRSTRLEN];
@@ -73,6 +74,7 @@ struct conn {
     bool offered, connected; /* [lock]; connected: peer_* are set */
     struct sockaddr_storage peer_address;
     struct secrets peers;
+    char how[80];                    /* [lock] what the latest lane is; "": there was none yet */
     bool tls;                        /* what we dial with */
     bool closing;                    /* [lock] disconnect was called */
     bool failed;                     /* [lock] conn_failed was called */
@@ -151,6 +153,7 @@ struct thread {
     struct ring fresh, runnable; /* [data] */
     uint8_t *scratch;            /* [data] SCRATCH_BYTES: what nobody wants is read into it */
     uint8_t *staging;            /* [data] one record that is not all in one piece */
+    uint64_t gave_way_ns;        /* [data] when others last could have its core */
     bool deaf;                   /* [data] there are no descriptors to accept with, for a while */
 };
 #define SCRATCH_BYTES ((size_t)65536)
@@ -196,6 +199,7 @@ void thread_attend(struct lane *lane);                   /* the lock is held */
 struct thread *thread_next(struct transport *transport); /* the lock is held */
 void thread_watch(struct lane *lane);                    /* its thread: the socket, once it has one */
 void thread_run_again(struct lane *lane);                /* its thread */
+void thread_give_way(struct thread *thread);             /* its thread, after each piece of work: others may have its core */
 uint64_t thread_now_ns(void);
 
 /* listen.c */
@@ -223,8 +227,9 @@ void conn_destroy(struct conn *conn);
 enum rdt_status conn_offer(struct conn *conn, uint8_t blob[RDT_OFFER_MAX_BYTES], size_t *bytes_p);
 enum rdt_status conn_connect(struct conn *conn, const void *blob, size_t bytes, struct rdt_error *err);
 void conn_disconnect(struct conn *conn);
-void conn_start_sends(struct conn *conn); /* the lock is held: has a lane take what is queued */
-void conn_visit(struct conn *conn);       /* the lock is held */
+void conn_describe(struct conn *conn, char *text_p, size_t size); /* "": not known yet */
+void conn_start_sends(struct conn *conn);                         /* the lock is held: has a lane take what is queued */
+void conn_visit(struct conn *conn);                               /* the lock is held */
 /* Data threads: */
 bool conn_find_key(struct transport *transport, const uint8_t id[ID_BYTES], uint8_t key_p[KEY_BYTES]);
 const char *conn_take_lane(struct lane *lane, const uint8_t id[ID_BYTES], const uint8_t token[TOKEN_BYTES]); /* NULL: it has */

@@ -1,5 +1,6 @@
 /* The data threads: each sleeps in its own epoll, runs the lanes that can go on in turns, and does what the loop thread asked for. */
 #include <errno.h>
+#include <sched.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -12,6 +13,7 @@
 
 #define TICK_MS 200 /* while somebody has a deadline */
 #define EVENTS 64
+#define GIVE_WAY_NS 50000
 
 uint64_t thread_now_ns(void)
 {
@@ -19,6 +21,14 @@ uint64_t thread_now_ns(void)
 
     (void)clock_gettime(CLOCK_MONOTONIC, &now);
     return (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
+}
+
+void thread_give_way(struct thread *thread)
+{
+    if (thread_now_ns() - thread->gave_way_ns < GIVE_WAY_NS)
+        return;
+    (void)sched_yield();
+    thread->gave_way_ns = thread_now_ns();
 }
 
 void thread_wake(struct thread *thread)
