@@ -11,6 +11,7 @@ int ctl_regions(struct ctl *ctl, int argc, char **argv);
 int ctl_clients(struct ctl *ctl, int argc, char **argv);
 int ctl_peers(struct ctl *ctl, int argc, char **argv);
 int ctl_backends(struct ctl *ctl, int argc, char **argv);
+int ctl_backend(struct ctl *ctl, int argc, char **argv);
 int ctl_transfers(struct ctl *ctl, int argc, char **argv);
 int ctl_explain(struct ctl *ctl, int argc, char **argv);
 int ctl_stat(struct ctl *ctl, int argc, char **argv);

@@ -19,8 +19,9 @@ static const struct {
     const char *name;
     uint32_t kind;
 } kinds[] = {
-    {"objects", RDT_KIND_OBJECTS}, {"regions", RDT_KIND_REGIONS},     {"clients", RDT_KIND_CLIENTS},
-    {"peers", RDT_KIND_PEERS},     {"transfers", RDT_KIND_TRANSFERS}, {"names", RDT_KIND_NAMES},
+    {"objects", RDT_KIND_OBJECTS}, {"regions", RDT_KIND_REGIONS},   {"clients", RDT_KIND_CLIENTS},
+    {"peers", RDT_KIND_PEERS},     {"backends", RDT_KIND_BACKENDS}, {"transfers", RDT_KIND_TRANSFERS},
+    {"names", RDT_KIND_NAMES},     {"owners", RDT_KIND_OWNERS},
 };
 #define N_KINDS (sizeof kinds / sizeof *kinds)
 
@@ -80,6 +81,17 @@ static void print_peer(const Rdt__Pb__PeerInfo *p)
     if (*p->last_error) {
         printf(", ");
         ctl_print_plain(p->last_error, stdout);
+    }
+}
+
+static void print_backend(const Rdt__Pb__BackendInfo *b)
+{
+    char name[80];
+
+    printf(" %s: %s", ctl_plain(b->name, name, sizeof name), b->kind);
+    if (!b->available && *b->why_not) {
+        printf(", ");
+        ctl_print_plain(b->why_not, stdout);
     }
 }
 
@@ -143,6 +155,11 @@ static void print_line(const Rdt__Pb__Event *event)
         print_client(event->client);
     else if (event->peer)
         print_peer(event->peer);
+    else if (event->backend)
+        print_backend(event->backend);
+    else if (event->owner)
+        printf(" uid %" PRIu32 "%s%s: %" PRIu32 " clients", event->owner->uid, *event->owner->tenant ? " of " : "",
+               ctl_plain(event->owner->tenant, what, sizeof what), event->owner->clients);
     else if (event->transfer)
         print_transfer(event->transfer);
     else if (event->name)
@@ -237,7 +254,8 @@ int ctl_watch(struct ctl *ctl, int argc, char **argv)
         while (k < N_KINDS && strcmp(kinds[k].name, operands[i]) != 0)
             k++;
         if (k == N_KINDS)
-            return ctl_usage_error(ctl, "'%.40s' is none of objects, regions, clients, peers, transfers, names", operands[i]);
+            return ctl_usage_error(
+                ctl, "'%.40s' is none of objects, regions, clients, peers, backends, transfers, names, owners", operands[i]);
         wanted |= kinds[k].kind;
     }
     for (size_t k = 0; k < N_KINDS && count == 0; k++)

@@ -311,10 +311,10 @@ enum rdt_kind {                          /* a set of them */
                 RDT_KIND_REGIONS = 2,    /* new, gone */
                 RDT_KIND_CLIENTS = 4,    /* connected, gone */
                 RDT_KIND_PEERS = 8,      /* up, down, unreachable */
-                RDT_KIND_BACKENDS = 16,  /* none: they are loaded before anybody connects */
+                RDT_KIND_BACKENDS = 16,  /* loaded, unavailable (it is about to be unloaded), unloaded */
                 RDT_KIND_TRANSFERS = 32, /* began, ended */
                 RDT_KIND_NAMES = 64,     /* published, freed (its newest version, by force), unpublished */
-                RDT_KIND_OWNERS = 128,   /* not told: UNSUPPORTED */
+                RDT_KIND_OWNERS = 128,   /* new (who has nothing here yet), gone (nothing is left of him) */
 };
 
 /* Begins to watch these kinds, 0: none, in place of what was watched before. Events come from now on: what is there already is not told;
@@ -326,7 +326,7 @@ struct rdt_event {
     uint64_t lost;      /* events right before this one that were lost because nobody took them */
     enum rdt_kind kind; /* 0 with what "lost": nothing else is said */
     char what[16];      /* as above */
-    char state[16];     /* of an object, peer or transfer; a region's origin */
+    char state[16];     /* of an object, peer or transfer; a region's origin; a backend's kind: "memory", "transport" */
     uint64_t id;        /* an object's generation, a region's, client's or transfer's number, a name's version */
     uint64_t bytes;     /* of an object, region, transfer, or a name's newest version */
     uint32_t uid;       /* with tenant: the owner of what has one */
@@ -338,6 +338,21 @@ struct rdt_event {
 /* The next event, in the order in which they happened. rdt_fd is readable while there is one; with timeout_ns 0 this is what to call
  * then, until TIMED_OUT. Errors: TIMED_OUT (none came), INVALID (nothing is watched), DISCONNECTED. */
 enum rdt_status rdt_next_event(rdt *rdt, int64_t timeout_ns, struct rdt_event *event_p, struct rdt_error *err);
+
+/* ---- backends: for root and the daemon's own user ---- */
+
+/* Loads the plug-in at `path` into the running daemon, with settings of its own section of the configuration ("KEY=VALUE", NULL at the
+ * end; NULL: none); it is offered to every node at once, and gone with the daemon's end. The file, and every folder on its path, may be
+ * writable by nobody but root and the daemon's user. timeout_ns bounds the wait; the loading goes on. Errors: DENIED (the caller, or the
+ * file), NOT_FOUND (no such file), INVALID (no backend, an operation is missing, a key it does not know), UNSUPPORTED (another ABI
+ * version; not available here, and why), EXISTS (a name that is taken), BUSY (another change is under way), TIMED_OUT, and what its own
+ * open failed with. */
+enum rdt_status rdt_backend_load(rdt *rdt, const char *path, const char *const *settings, int64_t timeout_ns,
+                                 struct rdt_error *err);
+
+/* Takes a backend out: by its name, its transport's or its memory kind's. Its connections to other nodes are taken down before. Errors:
+ * BUSY (who uses it, or another change is under way), NOT_FOUND, INVALID (host memory), DENIED, TIMED_OUT (it goes on). */
+enum rdt_status rdt_backend_unload(rdt *rdt, const char *name, int64_t timeout_ns, struct rdt_error *err);
 
 struct rdt_stat {
     struct rdt_ref ref;

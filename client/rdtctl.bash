@@ -45,7 +45,14 @@ _rdtctl() {
     else
         case $command in
         stat | fetch | wait | free) words=$(_rdtctl_ids objects id --limit 200 ${cur:+--prefix "$cur"} "${socket[@]}") ;;
-        watch) words='objects regions clients peers transfers names' ;;
+        watch) words='objects regions clients peers backends transfers names owners' ;;
+        backend)
+            case $prev in
+            load) mapfile -t COMPREPLY < <(compgen -f -- "$cur"); return ;;
+            unload) words=$(_rdtctl_ids backends name "${socket[@]}") ;;
+            *) words='load list unload' ;;
+            esac
+            ;;
         unpublish) words=$(_rdtctl_ids names name --limit 200 ${cur:+--prefix "$cur"} "${socket[@]}") ;;
         publish)
             if [[ $prev == publish ]]; then

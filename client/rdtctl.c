@@ -16,10 +16,14 @@ static const struct ctl_command commands[] = {
      "A limit is set by client_max_WHAT or owner_max_WHAT in the daemon's configuration, section [limits]."},
     {"peers", ctl_peers, "", "other nodes and the links to them", NULL},
     {"backends", ctl_backends, "", "loaded plug-ins: memory kinds and transports", NULL},
+    {"backend", ctl_backend, "load PATH [KEY=VALUE ...]|list|unload NAME", "loads a plug-in into the running daemon, or takes one out",
+     "For root and the daemon's own user. A file that others can write, or put another in its place, is refused; so is a plug-in\n"
+     "that is in use, with who uses it. What is loaded so is gone with the daemon's end: backend_dir or `rdtd --backend` keep it.\n"
+     "KEY=VALUE are settings of the plug-in's own section, before those of the configuration. `list` is what `rdtctl backends` shows."},
     {"transfers", ctl_transfers, "", "moves of objects, those that run and the latest that ended", NULL},
     {"names", ctl_names, "", "published names and their newest versions", NULL},
     {"watch", ctl_watch, "[KIND ...]", "what happens, one line each, until it is interrupted, --count or --timeout",
-     "KIND is objects, regions, clients, peers, transfers or names; without one it is all of them. Who reads too slowly is "
+     "KIND is objects, regions, clients, peers, backends, transfers, names or owners; without one it is all of them. Who reads too slowly is "
      "told how\n"
      "many events were lost. With --json each line is one object: {\"sequence\": ..., \"what\": \"put\", \"object\": {...}}."},
     {"explain", ctl_explain, "REF|TRANSFER", "which path a transfer took, which were rejected and why",

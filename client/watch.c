@@ -189,6 +189,7 @@ static void fill_row(struct rdt_event *event, const Rdt__Pb__Event *message)
     } else if (message->backend) {
         event->kind = RDT_KIND_BACKENDS;
         fill_text(event->name, sizeof event->name, message->backend->name);
+        fill_text(event->state, sizeof event->state, message->backend->kind);
     } else if (message->owner) {
         event->kind = RDT_KIND_OWNERS;
         fill_owner(event, message->owner->tenant, message->owner->uid);

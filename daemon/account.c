@@ -70,6 +70,7 @@ struct account *account_get(struct accounts *accounts, const struct owner *owner
         free(account);
         return NULL;
     }
+    event(accounts->events, RDT__PB__LIST_KIND__LIST_KIND_OWNERS, "new", account);
     return account;
 }
 
@@ -106,8 +107,10 @@ void account_unref(struct account *account)
     if (--account->refs > 0 || !account->accounts)
         return;
     parent = account->parent;
-    if (account->client == 0)
+    if (account->client == 0) {
         (void)map_remove(&account->accounts->by_owner, account->key, 4 + strlen(account->owner.tenant));
+        event(account->accounts->events, RDT__PB__LIST_KIND__LIST_KIND_OWNERS, "gone", account);
+    }
     free(account);
     if (parent && parent->accounts)
         account_unref(parent);

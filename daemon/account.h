@@ -12,6 +12,7 @@
 #ifndef DAEMON_ACCOUNT_H
 #define DAEMON_ACCOUNT_H
 
+#include "daemon/events.h"
 #include "daemon/list.h"
 #include "daemon/map.h"
 #include "daemon/owner.h"
@@ -35,6 +36,7 @@ struct account {
 };
 
 struct accounts {
+    const struct events *events; /* NULL: nobody watches */
     struct account_limits limits;
     struct account node;
     struct map by_owner; /* key -> struct account, of owners */

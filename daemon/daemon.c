@@ -43,6 +43,7 @@ struct daemon {
     struct names names;
     struct transfers transfers;
     struct peers *peers;
+    struct loading loading;
     struct rpc rpc;
     struct conns conns;
     struct listener listener;
@@ -306,11 +307,20 @@ static void wire(struct daemon *daemon)
                                .objects = &daemon->objects,
                                .names = &daemon->names,
                                .transfers = &daemon->transfers,
+                               .loading = &daemon->loading,
                                .next_forward = 1,
                                .started_ns = uv_hrtime(),
                                .dispatch = rpc_dispatch};
     watches_init(&daemon->rpc);
     daemon->regions.events = daemon->objects.events = daemon->transfers.events = daemon->names.events = &daemon->rpc.events;
+    daemon->accounts.events = &daemon->rpc.events;
+    daemon->loading = (struct loading){.events = &daemon->rpc.events,
+                                       .options = options,
+                                       .plugins = daemon->plugins,
+                                       .regions = &daemon->regions,
+                                       .transfers = &daemon->transfers,
+                                       .deadlines = &daemon->deadlines};
+    loading_init(&daemon->loading);
     list_init(&daemon->rpc.clients);
     list_init(&daemon->rpc.remote);
     map_init(&daemon->rpc.forwarded);

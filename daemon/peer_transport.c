@@ -24,6 +24,12 @@ static bool link_is_up(const struct peer_transport *pt)
     return pt->work->peer->state == PEER_UP;
 }
 
+/* Neither end has said that it will not. */
+static bool may_open(const struct peer_transport *pt)
+{
+    return link_is_up(pt) && !pt->transport->leaving && pt->remote_why_not[0] == '\0';
+}
+
 static void close_connection(struct peer_transport *pt)
 {
     sm_move(&pt->sm, PT_CLOSING);
@@ -44,6 +50,10 @@ static void on_failed(struct plugin_conn *conn, enum rdt_status status, const ch
     struct peer_transport *pt = (struct peer_transport *)((char *)conn - offsetof(struct peer_transport, conn));
     char why[256];
 
+    if (pt->transport->leaving && (pt->sm.state == PT_CONNECTED || pt->sm.state == PT_OFFERED)) {
+        close_connection(pt); /* the other end has heard of it */
+        return;
+    }
     (void)snprintf(why, sizeof why, "%s: %s", rdt_status_name(status), msg ? msg : "");
     peer_transport_isolate(pt, why);
 }
@@ -59,7 +69,7 @@ static void on_closed(struct plugin_conn *conn)
     outgoing_via_closed(pt);
     if (pt->work->transfers->closing) {
         transfers_check_closed(pt->work->transfers);
-    } else if (link_is_up(pt)) {
+    } else if (may_open(pt)) {
         int64_t wait = RETRY_MIN_NS << (pt->failures < 8 ? pt->failures : 8);
         if (pt->failures <= 1)
             peer_transport_open(pt);
@@ -68,11 +78,22 @@ static void on_closed(struct plugin_conn *conn)
     }
 }
 
+/* The other end has no use for it, and says why. It will be built again when that changes. */
+static void take_down(struct peer_transport *pt)
+{
+    pt->blob_epoch = 0;
+    deadline_unset(pt->work->transfers->deadlines, &pt->retry);
+    if (pt->sm.state != PT_CONNECTED && pt->sm.state != PT_OFFERED)
+        return;
+    log_debug("%s to node %s is taken down: %s", pt->transport->name, pt->work->peer->name, pt->remote_why_not);
+    close_connection(pt);
+}
+
 static void on_retry(struct deadline *deadline)
 {
     struct peer_transport *pt = (struct peer_transport *)((char *)deadline - offsetof(struct peer_transport, retry));
 
-    if (pt->sm.state == PT_NONE && link_is_up(pt))
+    if (pt->sm.state == PT_NONE && may_open(pt))
         peer_transport_open(pt);
 }
 
@@ -190,6 +211,7 @@ void peer_transports_up(struct peer_work *work)
         if (!pt)
             continue;
         pt->failures = 0;
+        pt->remote_why_not[0] = '\0';
         if (pt->sm.state == PT_NONE)
             peer_transport_open(pt); /* one that still closes is opened when it has */
     }
@@ -216,12 +238,24 @@ bool peer_transports_closed(const struct peer_work *work)
     return true;
 }
 
+/* What is offered to us, and we do not have: so that the other end need not keep its end of nothing. */
+static void decline(struct peer_work *work, const char *transport)
+{
+    Rdt__Pb__Offer offer = RDT__PB__OFFER__INIT;
+
+    offer.transport = (char *)transport;
+    offer.why_not = (char *)"it is not loaded there";
+    (void)work_send(work, RDT_PEER_OFFER, &offer.base, NULL);
+}
+
 enum rdt_status peer_transport_on_offer(struct peer_work *work, const Rdt__Pb__Offer *offer, struct rdt_error *err)
 {
     struct peer_transport *pt = peer_transport_find(work, offer->transport);
 
     if (!pt) { /* a transport that is not loaded here */
         log_debug("node %s offers %s, which is not loaded here", work->peer->name, offer->transport);
+        if (offer->why_not[0] == '\0')
+            decline(work, offer->transport);
         return RDT_OK;
     }
     if (offer->blob.len > RDT_OFFER_MAX_BYTES || strlen(offer->version) > 64)
@@ -234,13 +268,19 @@ enum rdt_status peer_transport_on_offer(struct peer_work *work, const Rdt__Pb__O
         size_t used = strlen(pt->remote_memory);
         (void)snprintf(pt->remote_memory + used, sizeof pt->remote_memory - used, " %s ", offer->memory[i]);
     }
-    if (offer->why_not[0] != '\0' || offer->epoch == 0)
+    if (offer->why_not[0] != '\0') {
+        take_down(pt);
+        return RDT_OK;
+    }
+    if (offer->epoch == 0)
         return RDT_OK;
     memcpy(pt->blob, offer->blob.data, offer->blob.len);
     pt->blob_bytes = offer->blob.len;
     pt->blob_epoch = offer->epoch;
     if (pt->sm.state == PT_CONNECTED) /* the peer built its end anew: ours leads nowhere */
         close_connection(pt);
+    else if (pt->sm.state == PT_NONE && pt->transport->available && pt->retry.place == 0)
+        peer_transport_open(pt); /* it was not there before */
     else
         use_blob(pt);
     return RDT_OK;
@@ -296,4 +336,97 @@ void peer_transport_offer_to_path(const struct peer_transport *pt, const char *s
         sides = pt->transport->ops.sides(pt->conn.handle, target_memory);
     offer->one_sided = (sides & RDT_ONE_SIDED) != 0 || !offer->connected;
     offer->two_sided = (sides & RDT_TWO_SIDED) != 0 || !offer->connected;
+}
+
+/* ---- loading and unloading while links are up ---- */
+
+void transfers_transport_loaded(struct transfers *transfers, struct transport *transport)
+{
+    list_for_each (node, &transfers->works) {
+        struct peer_work *work = list_entry(node, struct peer_work, link);
+        struct peer_transport *pt = work->peer->state == PEER_UP ? peer_transport_get(work, transport) : NULL;
+        if (pt && pt->sm.state == PT_NONE)
+            peer_transport_open(pt);
+    }
+}
+
+static bool has_users(const struct peer_transport *pt)
+{
+    const struct outgoing *out;
+    size_t cursor = 0;
+
+    if (!list_empty(&pt->users_in) || !list_empty(&pt->users_out))
+        return true;
+    while ((out = map_next(&pt->work->outgoing, &cursor)))
+        if (out->awaits_memory == pt)
+            return true;
+    return false;
+}
+
+enum rdt_status transfers_transport_idle(const struct transfers *transfers, const struct transport *transport,
+                                         struct rdt_error *err)
+{
+    list_for_each (node, &transfers->works) {
+        struct peer_work *work = list_entry(node, struct peer_work, link);
+        const struct peer_transport *pt = peer_transport_find(work, transport->name);
+        if (!pt || !has_users(pt))
+            continue;
+        if (!list_empty(&pt->users_in))
+            return rdt_error_set(
+                err, RDT_BUSY, "transport %s is in use: transfer %llu from node %s moves by it", transport->name,
+                (unsigned long long)list_entry(list_first(&pt->users_in), struct transfer, by_via)->id, work->peer->name);
+        return rdt_error_set(err, RDT_BUSY, "transport %s is in use: a transfer to node %s moves by it", transport->name,
+                             work->peer->name);
+    }
+    if (transport->ops_active > 0)
+        return rdt_error_set(err, RDT_BUSY, "transport %s is in use: %llu of its operations have not ended", transport->name,
+                             (unsigned long long)transport->ops_active);
+    return RDT_OK;
+}
+
+void transfers_transport_leave(struct transfers *transfers, struct transport *transport)
+{
+    list_for_each (node, &transfers->works) {
+        struct peer_work *work = list_entry(node, struct peer_work, link);
+        struct peer_transport *pt = peer_transport_find(work, transport->name);
+        if (!pt)
+            continue;
+        deadline_unset(transfers->deadlines, &pt->retry);
+        if (link_is_up(pt))
+            send_offer(pt, NULL, 0, "it was unloaded there");
+        if (pt->sm.state == PT_OFFERED)
+            close_connection(pt);
+    }
+}
+
+void transfers_transport_cut(struct transfers *transfers, const struct transport *transport)
+{
+    list_for_each (node, &transfers->works) {
+        struct peer_transport *pt = peer_transport_find(list_entry(node, struct peer_work, link), transport->name);
+        if (pt && (pt->sm.state == PT_CONNECTED || pt->sm.state == PT_OFFERED))
+            close_connection(pt);
+    }
+}
+
+bool transfers_transport_gone(const struct transfers *transfers, const struct transport *transport)
+{
+    list_for_each (node, &transfers->works) {
+        struct peer_work *work = list_entry(node, struct peer_work, link);
+        const struct peer_transport *pt = peer_transport_find(work, transport->name);
+        if (pt && (pt->sm.state != PT_NONE || has_users(pt)))
+            return false;
+    }
+    return transport->ops_active == 0;
+}
+
+void transfers_transport_forget(struct transfers *transfers, const struct transport *transport)
+{
+    list_for_each (node, &transfers->works) {
+        struct peer_transport *pt = peer_transport_find(list_entry(node, struct peer_work, link), transport->name);
+        if (!pt)
+            continue;
+        deadline_unset(transfers->deadlines, &pt->retry);
+        list_remove(&pt->link);
+        free(pt);
+    }
 }

@@ -2,7 +2,6 @@
 #include "daemon/plugin.h"
 
 #include <assert.h>
-#include <ctype.h>
 #include <dirent.h>
 #include <errno.h>
 #include <fnmatch.h>
@@ -13,23 +12,14 @@
 #include <strings.h>
 
 #include "daemon/options.h"
-#include "daemon/plugin_events.h"
 #include "daemon/plugin_host.h"
-#include "daemon/plugin_load.h"
-
-struct plugins {
-    struct plugin_events events;
-    struct list files; /* of struct plugin */
-    struct list memory_kinds, transports;
-    void (*on_closed)(void *arg);
-    void *arg;
-};
+#include "daemon/plugin_impl.h"
 
 /* ---- loading ---- */
 
-static enum rdt_status check_names(struct plugins *plugins, const struct plugin *plugin, struct rdt_error *err)
+enum rdt_status plugins_check_names(struct plugins *plugins, const struct plugin *plugin, struct rdt_error *err)
 {
-    static const char *const reserved[] = {"daemon", "network", "transfer"};
+    static const char *const reserved[] = {"daemon", "limits", "network", "transfer"};
     for (size_t i = 0; i < sizeof(reserved) / sizeof(reserved[0]); i++) {
         if (strcasecmp(plugin->name, reserved[i]) == 0)
             return rdt_error_set(err, RDT_INVALID, "backend %s: the name '%s' is a section of the configuration", plugin->path,
@@ -46,7 +36,7 @@ static enum rdt_status check_names(struct plugins *plugins, const struct plugin 
                  strcasecmp(other->transport.name, plugin->transport.name) == 0)
             what = "transport";
         if (what != NULL)
-            return rdt_error_set(err, RDT_INVALID, "backend %s: the name of its %s is taken by %s", plugin->path, what,
+            return rdt_error_set(err, RDT_EXISTS, "backend %s: the name of its %s is taken by %s", plugin->path, what,
                                  other->path);
     }
     return RDT_OK;
@@ -55,16 +45,15 @@ static enum rdt_status check_names(struct plugins *plugins, const struct plugin 
 static enum rdt_status load_file(struct plugins *plugins, const char *path, struct rdt_error *err)
 {
     struct plugin *plugin;
-    enum rdt_status status = plugin_load(path, &plugin, err);
+    enum rdt_status status = plugin_load(path, false, &plugin, err);
     if (status != RDT_OK)
         return status;
-    status = check_names(plugins, plugin, err);
+    status = plugins_check_names(plugins, plugin, err);
     if (status != RDT_OK) {
         plugin_unload(plugin, false);
         return status;
     }
     plugin_host_init(plugin);
-    plugin_events_host(&plugin->host);
     list_append(&plugins->files, &plugin->link);
     return RDT_OK;
 }
@@ -118,135 +107,49 @@ static enum rdt_status load_listed(struct plugins *plugins, const char *paths, s
 
 /* ---- instances ---- */
 
-static char *lower_copy(const char *text)
-{
-    char *copy = strdup(text);
-    for (char *p = copy; p != NULL && *p != 0; p++)
-        *p = (char)tolower((unsigned char)*p);
-    return copy;
-}
-
-static void memory_kind_destroy(struct memory_kind *kind)
-{
-    if (kind->available)
-        kind->ops.close(kind->instance);
-    list_remove(&kind->link);
-    free((char *)(uintptr_t)kind->name);
-    free(kind);
-}
-
-static void transport_destroy(struct transport *transport)
-{
-    if (transport->available)
-        transport->ops.close(transport->instance);
-    list_remove(&transport->link);
-    free((char *)(uintptr_t)transport->name);
-    free((char *)(uintptr_t)transport->version);
-    free(transport);
-}
-
-/* Of an open operation: true if it worked; false with OK in *status_p if the thing is to be kept as not available. */
-static bool judge_open(enum rdt_status *status_p, const struct plugin *plugin, const struct rdt_error *why, char why_not[192],
-                       struct rdt_error *err)
-{
-    if (*status_p == RDT_OK)
-        return true;
-    if (*status_p == RDT_UNSUPPORTED) {
-        snprintf(why_not, 192, "%.191s", why->msg[0] != 0 ? why->msg : "it gave no reason");
-        *status_p = RDT_OK;
-        return false;
-    }
-    rdt_error_set(err, *status_p, "backend %s: %s", plugin->path, why->msg[0] != 0 ? why->msg : rdt_status_sentence(*status_p));
-    return false;
-}
-
-static enum rdt_status open_memory(struct plugins *plugins, struct plugin *plugin, struct rdt_error *err)
-{
-    struct memory_kind *kind = calloc(1, sizeof(*kind));
-    char *name = lower_copy(plugin->memory.name);
-    if (kind == NULL || name == NULL) {
-        free(kind);
-        free(name);
-        return rdt_error_set(err, RDT_NO_MEMORY, "no memory for backend %s", plugin->path);
-    }
-    kind->ops = plugin->memory;
-    kind->name = name;
-    kind->path = plugin->path;
-    list_append(&plugins->memory_kinds, &kind->link);
-    struct rdt_error why = {0};
-    enum rdt_status status = kind->ops.open(&plugin->host, &kind->instance, &why);
-    kind->available = judge_open(&status, plugin, &why, kind->why_not, err);
-    return status;
-}
-
-static void insert_by_speed(struct list *transports, struct transport *transport)
-{
-    struct list *before = transports; /* the end */
-    list_for_each (node, transports) {
-        if (list_entry(node, struct transport, link)->ops.speed < transport->ops.speed) {
-            before = node;
-            break;
-        }
-    }
-    list_append(before, &transport->link); /* in front of `before` */
-}
-
-static enum rdt_status open_transport(struct plugins *plugins, struct plugin *plugin, struct rdt_error *err)
-{
-    struct transport *transport = calloc(1, sizeof(*transport));
-    char *name = lower_copy(plugin->transport.name);
-    if (transport == NULL || name == NULL) {
-        free(transport);
-        free(name);
-        return rdt_error_set(err, RDT_NO_MEMORY, "no memory for backend %s", plugin->path);
-    }
-    transport->ops = plugin->transport;
-    transport->name = name;
-    transport->path = plugin->path;
-    transport->plugins = plugins;
-    transport->events = &plugins->events;
-    insert_by_speed(&plugins->transports, transport);
-    struct rdt_error why = {0};
-    enum rdt_status status = transport->ops.open(&plugin->host, &transport->instance, &why);
-    transport->available = judge_open(&status, plugin, &why, transport->why_not, err);
-    const char *version =
-        transport->available && transport->ops.version != NULL ? transport->ops.version(transport->instance) : NULL;
-    transport->version = strdup(version != NULL ? version : "");
-    if (status == RDT_OK && transport->version == NULL)
-        status = rdt_error_set(err, RDT_NO_MEMORY, "no memory for backend %s", plugin->path);
-    return status;
-}
-
 static enum rdt_status open_all(struct plugins *plugins, const struct options *options, struct rdt_error *err)
 {
-    enum rdt_status status = RDT_OK;
     list_for_each (node, &plugins->files) {
-        struct plugin *plugin = list_entry(node, struct plugin, link);
-        plugin->options = options;
-        if (plugin->has_memory)
-            status = open_memory(plugins, plugin, err);
-        if (status == RDT_OK && plugin->has_transport)
-            status = open_transport(plugins, plugin, err);
-        plugin->options = NULL;
+        struct plugin_parts parts;
+        enum rdt_status status = plugin_open(plugins, list_entry(node, struct plugin, link), options, &parts, err);
         if (status != RDT_OK)
             return status;
+        plugin_link(plugins, &parts);
     }
     return RDT_OK;
 }
 
-/* Transports first: they may use memory that a kind of theirs owns. */
+static struct plugin_parts parts_of(struct plugin *plugin)
+{
+    return (struct plugin_parts){.plugin = plugin, .kind = plugin->kind, .transport = plugin->instance};
+}
+
+/* Transports first: they may use memory that a kind of another plug-in owns. */
 static void close_instances(struct plugins *plugins)
 {
-    list_for_each_safe (node, &plugins->transports)
-        transport_destroy(list_entry(node, struct transport, link));
-    list_for_each_safe (node, &plugins->memory_kinds)
-        memory_kind_destroy(list_entry(node, struct memory_kind, link));
+    list_for_each (node, &plugins->transports) {
+        struct transport *transport = list_entry(node, struct transport, link);
+        plugin_close(&(struct plugin_parts){.transport = transport});
+        transport->opened = false;
+    }
+    list_for_each (plugin_node, &plugins->files) {
+        struct plugin_parts parts = parts_of(list_entry(plugin_node, struct plugin, link));
+        plugin_close(&parts);
+    }
+    list_init(&plugins->transports);
+    list_init(&plugins->memory_kinds);
 }
 
 static void plugins_free(struct plugins *plugins)
 {
-    list_for_each_safe (node, &plugins->files)
-        plugin_unload(list_entry(node, struct plugin, link), true);
+    list_for_each_safe (node, &plugins->files) {
+        struct plugin *plugin = list_entry(node, struct plugin, link);
+        struct plugin_parts parts = parts_of(plugin);
+        plugin_parts_free(&parts);
+        plugin_unload(plugin, true);
+    }
+    list_for_each_safe (name_node, &plugins->names)
+        free(list_entry(name_node, struct plugin_name, link));
     free(plugins);
 }
 
@@ -259,6 +162,7 @@ enum rdt_status plugins_create(uv_loop_t *loop, const struct options *options, s
     list_init(&plugins->files);
     list_init(&plugins->memory_kinds);
     list_init(&plugins->transports);
+    list_init(&plugins->names);
 
     enum rdt_status status = load_dir(plugins, options->backend_dir, err);
     if (status == RDT_OK)
@@ -291,13 +195,21 @@ static void on_events_closed(struct plugin_events *events)
     on_closed(arg);
 }
 
+void plugins_close_if_due(struct plugins *plugins)
+{
+    if (!plugins->closing || plugins->change != NULL)
+        return;
+    close_instances(plugins);
+    plugin_events_close(&plugins->events, on_events_closed);
+}
+
 void plugins_close(struct plugins *plugins, void (*on_closed)(void *arg), void *arg)
 {
     assert(on_closed != NULL);
     plugins->on_closed = on_closed;
     plugins->arg = arg;
-    close_instances(plugins);
-    plugin_events_close(&plugins->events, on_events_closed);
+    plugins->closing = true;
+    plugins_close_if_due(plugins);
 }
 
 /* ---- what there is ---- */
@@ -361,4 +273,35 @@ bool transport_moves(const struct transport *transport, const char *memory_kind)
 void plugins_dump(const struct plugins *plugins, const struct options *options, FILE *out)
 {
     plugin_host_dump(&plugins->files, options, out);
+}
+
+const char *plugin_name(const struct plugin *plugin)
+{
+    return plugin->name;
+}
+
+static bool has_name(const struct plugin *plugin, const char *name, unsigned pass)
+{
+    if (pass == 0)
+        return strcasecmp(plugin->name, name) == 0;
+    if (pass == 1)
+        return plugin->instance != NULL && strcasecmp(plugin->instance->name, name) == 0;
+    return plugin->kind != NULL && strcasecmp(plugin->kind->name, name) == 0;
+}
+
+enum rdt_status plugins_find(struct plugins *plugins, const char *name, struct plugin_parts *parts_p, struct rdt_error *err)
+{
+    char names[256] = "none";
+    size_t used = 0;
+    for (unsigned pass = 0; pass < 3; pass++)
+        list_for_each (node, &plugins->files) {
+            struct plugin *plugin = list_entry(node, struct plugin, link);
+            if (has_name(plugin, name, pass)) {
+                *parts_p = parts_of(plugin);
+                return RDT_OK;
+            }
+            if (pass == 0 && used < sizeof(names))
+                used += (size_t)snprintf(names + used, sizeof(names) - used, "%s%s", used > 0 ? ", " : "", plugin->name);
+        }
+    return rdt_error_set(err, RDT_NOT_FOUND, "no backend \"%.64s\" is loaded; loaded: %s", name, names);
 }

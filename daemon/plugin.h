@@ -6,6 +6,7 @@
 #ifndef DAEMON_PLUGIN_H
 #define DAEMON_PLUGIN_H
 
+#include <stdatomic.h>
 #include <stdbool.h>
 #include <stdio.h>
 #include <uv.h>
@@ -14,8 +15,11 @@
 #include "daemon/list.h"
 
 struct plugins;
+struct plugin;
+struct plugin_name;
 struct plugin_events;
 struct options;
+struct options_extra;
 
 /* Something that a plug-in's thread reported, on its way to the loop thread. plugin.c's. */
 struct plugin_event {
@@ -31,21 +35,40 @@ struct memory_kind {
     const char *path; /* of the .so */
     bool available;
     char why_not[192];
+    bool opened;       /* there is an instance */
+    atomic_uint users; /* regions and blocks of its memory: memory_kind_use. 0: nothing of it is left */
+    struct plugin *plugin;
 };
 
 struct transport {
     struct list link; /* in plugins_transports(), best speed first */
     struct rdt_transport_ops ops;
     void *instance;
-    const char *name; /* lower case */
+    const char *name; /* lower case; stays valid after its unload, for those who prefer it */
     const char *path;
     const char *version; /* of the vendor library; "" if unknown */
     bool available;      /* false: open failed, why_not says why */
     char why_not[192];
     uint64_t ops_active, bytes_done; /* kept by plugin_op_* */
+    bool opened;                     /* there is an instance */
+    bool leaving;                    /* it is being unloaded: nobody begins anything with it */
+    atomic_uint registered;          /* memory registered with it, or about to be */
     struct plugins *plugins;
+    struct plugin *plugin;
     struct plugin_events *events; /* plugin.c's */
+    struct plugin_name *kept;     /* likewise */
 };
+
+/* Loop thread; unuse from any. */
+static inline void memory_kind_use(struct memory_kind *kind)
+{
+    atomic_fetch_add(&kind->users, 1);
+}
+
+static inline void memory_kind_unuse(struct memory_kind *kind)
+{
+    atomic_fetch_sub(&kind->users, 1);
+}
 
 /* One operation of a transport. on_done is called on the loop thread, exactly once, never inside the post; msg is never NULL and
  * valid until it returns. It may free the struct. */
@@ -75,11 +98,37 @@ struct plugin_conn {
 };
 
 /* Loads every rdt_*.so of options->backend_dir (sorted; a directory that is not there holds none), then each of options->backends.
- * A file that is not a backend, has the wrong ABI version, lacks a required operation or bears a name that is taken (names are
- * case-insensitive) is an error that names file and fault. A plug-in whose open fails with UNSUPPORTED is kept as not available.
- * Checks the configuration's backend sections against the declared keys: unknown section or key is RDT_INVALID. The library must
- * not be writable by others than root and the daemon's user. The options must outlive the call only. */
+ * An error names file and fault: INVALID (no backend, a required operation is missing), UNSUPPORTED (another ABI version), EXISTS (a
+ * name that is taken; names are case-insensitive), DENIED (others than root and the daemon's user may write it), NOT_FOUND, SYSTEM. A
+ * plug-in whose open fails with UNSUPPORTED is kept as not available. Checks the configuration's backend sections against the declared
+ * keys: unknown section or key is INVALID. The options must outlive the plugins. */
 enum rdt_status plugins_create(uv_loop_t *loop, const struct options *options, struct plugins **plugins_p,
+                               struct rdt_error *err);
+
+/* ---- while the daemon runs: one change at a time (loading.h); what may take long is done on a thread of its own ---- */
+
+struct plugin_parts {
+    struct plugin *plugin;
+    struct memory_kind *kind;    /* NULL: it has none */
+    struct transport *transport; /* likewise */
+};
+
+typedef void (*plugins_changed)(void *arg, const struct plugin_parts *parts, const struct rdt_error *err);
+
+/* Loads a file and opens it. Beyond what plugins_create demands, nobody else may be able to write to a directory on its path. An open that
+ * fails is an error too, and UNSUPPORTED if nothing of it is available. take_settings: of its own section, over the configuration's. on_changed
+ * comes later from the loop: with the parts, which are in the lists now, or the error. NO_MEMORY, SYSTEM: at once. */
+enum rdt_status plugins_load(struct plugins *plugins, const struct options *options, const char *path,
+                             struct options_extra *take_settings, plugins_changed on_changed, void *arg, struct rdt_error *err);
+void options_extra_free(struct options_extra *extras);
+
+/* By the backend's name, its transport's or its memory kind's. NOT_FOUND says which there are. */
+enum rdt_status plugins_find(struct plugins *plugins, const char *name, struct plugin_parts *parts_p, struct rdt_error *err);
+const char *plugin_name(const struct plugin *plugin);
+
+/* Closes it and unmaps the file: it has no connection, no registration, no memory. on_changed comes when that is done; after it the parts
+ * are gone. */
+enum rdt_status plugins_unload(struct plugins *plugins, const struct plugin_parts *parts, plugins_changed on_changed, void *arg,
                                struct rdt_error *err);
 
 /* Every connection must be destroyed. Closes the instances, which joins their threads; on_closed comes from the loop. */

@@ -24,6 +24,14 @@ static void queue_event(struct plugin_events *events, struct plugin_event *event
         uv_async_send(&events->wake);
 }
 
+void plugin_events_queue(struct plugin_events *events, struct plugin_event *event)
+{
+    list_init(&event->link);
+    pthread_mutex_lock(&events->mutex);
+    queue_event(events, event);
+    pthread_mutex_unlock(&events->mutex);
+}
+
 static void on_wake(uv_async_t *wake)
 {
     struct plugin_events *events = wake->data;

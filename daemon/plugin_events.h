@@ -8,6 +8,8 @@
 #include "backends/rdt_backend.h"
 #include "daemon/list.h"
 
+struct plugin_event;
+
 struct plugin_events {
     uv_async_t wake;
     pthread_mutex_t mutex;
@@ -17,6 +19,9 @@ struct plugin_events {
 };
 
 enum rdt_status plugin_events_init(struct plugin_events *events, uv_loop_t *loop, struct rdt_error *err);
+
+/* Any thread: event->deliver is called on the loop. */
+void plugin_events_queue(struct plugin_events *events, struct plugin_event *event);
 
 /* No thread reports any more. on_closed comes from the loop and may free the struct. */
 void plugin_events_close(struct plugin_events *events, void (*on_closed)(struct plugin_events *));

@@ -8,6 +8,7 @@
 
 #include "daemon/log.h"
 #include "daemon/nearest.h"
+#include "daemon/plugin_events.h"
 
 static void host_log(void *ctx, enum rdt_log_level level, const char *fmt, ...) __attribute__((format(printf, 3, 4)));
 
@@ -39,6 +40,10 @@ static const struct rdt_config_key *find_key(const struct plugin *plugin, const 
 
 static const char *key_value(const struct plugin *plugin, const struct options *options, const struct rdt_config_key *key)
 {
+    for (const struct options_extra *extra = plugin->settings; extra != NULL; extra = extra->next) {
+        if (strcmp(extra->key, key->name) == 0)
+            return extra->value;
+    }
     for (const struct options_extra *extra = options->extras; extra != NULL; extra = extra->next) {
         if (strcasecmp(extra->section, plugin->name) == 0 && strcmp(extra->key, key->name) == 0)
             return extra->value;
@@ -92,6 +97,7 @@ void plugin_host_init(struct plugin *plugin)
         .log = host_log,
         .config = host_config,
     };
+    plugin_events_host(&plugin->host);
 }
 
 static enum rdt_status unknown_section(const struct list *plugins, const struct options_extra *extra, struct rdt_error *err)
@@ -117,6 +123,18 @@ static enum rdt_status unknown_key(const struct plugin *plugin, const struct opt
         nearest_try(&nearest, key->name);
     nearest_hint(&nearest, "", hint, sizeof(hint));
     return rdt_error_set(err, RDT_INVALID, "the backend has no such key%s", hint);
+}
+
+enum rdt_status plugin_host_check_own(const struct plugin *plugin, struct rdt_error *err)
+{
+    for (const struct options_extra *extra = plugin->settings; extra != NULL; extra = extra->next) {
+        if (find_key(plugin, extra->key) != NULL)
+            continue;
+        enum rdt_status status = unknown_key(plugin, extra, err);
+        rdt_error_prefix(err, "backend %s: %s=%s", plugin->name, extra->key, extra->value);
+        return status;
+    }
+    return RDT_OK;
 }
 
 enum rdt_status plugin_host_check(const struct list *plugins, const struct options *options, struct rdt_error *err)

@@ -6,11 +6,14 @@
 
 #include "daemon/plugin_load.h"
 
-/* Fills plugin->host but for op_done, conn_failed and conn_closed. */
+/* Fills plugin->host. */
 void plugin_host_init(struct plugin *plugin);
 
 /* Every key of every section that is not the daemon's own is one that a plug-in of the list declared. INVALID names it. */
 enum rdt_status plugin_host_check(const struct list *plugins, const struct options *options, struct rdt_error *err);
+
+/* The same of the settings that came with the request to load it. */
+enum rdt_status plugin_host_check_own(const struct plugin *plugin, struct rdt_error *err);
 
 /* The plug-ins' own sections as a configuration file with a comment per key: the effective values. */
 void plugin_host_dump(const struct list *plugins, const struct options *options, FILE *out);

@@ -5,35 +5,14 @@
 #include <ctype.h>
 #include <dlfcn.h>
 #include <errno.h>
-#include <fcntl.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/stat.h>
 #include <unistd.h>
 
+#include "daemon/plugin.h"
 #include "wire_limits.h"
 
 #define NAME_CHARS "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-"
-
-/* Whoever may write the file is the daemon. The directory is its administrator's business. */
-static enum rdt_status check_file(const char *path, struct rdt_error *err)
-{
-    int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOCTTY); /* a fifo must not hold us up */
-    if (fd < 0)
-        return rdt_error_sys(err, errno, "cannot open");
-    struct stat st;
-    int failed = fstat(fd, &st) != 0 ? errno : 0;
-    close(fd);
-    if (failed != 0)
-        return rdt_error_sys(err, failed, "cannot look at");
-    if (!S_ISREG(st.st_mode))
-        return rdt_error_set(err, RDT_INVALID, "is not a regular file");
-    if (st.st_uid != 0 && st.st_uid != geteuid())
-        return rdt_error_set(err, RDT_INVALID, "belongs to uid %u, neither root nor the daemon's", (unsigned)st.st_uid);
-    if (st.st_mode & (S_IWGRP | S_IWOTH))
-        return rdt_error_set(err, RDT_INVALID, "can be written by others: chmod go-w");
-    return RDT_OK;
-}
 
 /* What their version of the table has goes into ours; the rest is NULL. */
 static void copy_table(void *ours, size_t our_bytes, const void *theirs, uint32_t their_bytes)
@@ -117,8 +96,8 @@ static enum rdt_status take_tables(struct plugin *plugin, const struct rdt_backe
     if (theirs == NULL)
         return rdt_error_set(err, RDT_INVALID, "rdt_backend_init gave nothing");
     if (theirs->abi_version != RDT_BACKEND_ABI)
-        return rdt_error_set(err, RDT_INVALID, "is made for ABI version %u, and this rdtd has version %u", theirs->abi_version,
-                             RDT_BACKEND_ABI);
+        return rdt_error_set(err, RDT_UNSUPPORTED, "is made for ABI version %u, and this rdtd has version %u",
+                             theirs->abi_version, RDT_BACKEND_ABI);
     copy_table(&plugin->backend, sizeof(plugin->backend), theirs, theirs->struct_size);
     enum rdt_status status = check_name("backend", plugin->backend.name, err);
     if (status != RDT_OK)
@@ -139,11 +118,8 @@ static enum rdt_status take_tables(struct plugin *plugin, const struct rdt_backe
     return RDT_OK;
 }
 
-static enum rdt_status load(struct plugin *plugin, struct rdt_error *err)
+static enum rdt_status open_library(struct plugin *plugin, struct rdt_error *err)
 {
-    enum rdt_status status = check_file(plugin->path, err);
-    if (status != RDT_OK)
-        return status;
     plugin->library = dlopen(plugin->path, RTLD_NOW | RTLD_LOCAL);
     if (plugin->library == NULL) {
         const char *why = dlerror();
@@ -158,7 +134,22 @@ static enum rdt_status load(struct plugin *plugin, struct rdt_error *err)
     return take_tables(plugin, init(), err);
 }
 
-enum rdt_status plugin_load(const char *path, struct plugin **plugin_p, struct rdt_error *err)
+/* The file is loaded by its path, for then the loader finds libraries that lie beside it ($ORIGIN). Nobody who may not change it could
+ * make the path lead elsewhere meanwhile, if it is guarded; whoever may, and does, is told. */
+static enum rdt_status load(struct plugin *plugin, bool guarded, struct rdt_error *err)
+{
+    int fd;
+    enum rdt_status status = plugin_file_open(plugin->path, guarded, &fd, err);
+    if (status != RDT_OK)
+        return status;
+    status = open_library(plugin, err);
+    if (status == RDT_OK && !plugin_file_is(plugin->path, fd))
+        status = rdt_error_set(err, RDT_BUSY, "was replaced while it was being loaded: try again");
+    close(fd);
+    return status;
+}
+
+enum rdt_status plugin_load(const char *path, bool guarded, struct plugin **plugin_p, struct rdt_error *err)
 {
     struct plugin *plugin = calloc(1, sizeof(*plugin));
     if (plugin == NULL)
@@ -169,9 +160,11 @@ enum rdt_status plugin_load(const char *path, struct plugin **plugin_p, struct r
     if (plugin->path == NULL) {
         int failed = errno;
         plugin_unload(plugin, false);
+        if (failed == ENOENT || failed == ENOTDIR)
+            return rdt_error_set(err, RDT_NOT_FOUND, "backend %s: there is no such file", path);
         return rdt_error_sys(err, failed, "backend %s", path);
     }
-    enum rdt_status status = load(plugin, err);
+    enum rdt_status status = load(plugin, guarded, err);
     if (status != RDT_OK) {
         rdt_error_prefix(err, "backend %s", path);
         plugin_unload(plugin, false);
@@ -181,12 +174,20 @@ enum rdt_status plugin_load(const char *path, struct plugin **plugin_p, struct r
     return RDT_OK;
 }
 
+void plugin_unmap(struct plugin *plugin)
+{
+    if (plugin->library != NULL)
+        dlclose(plugin->library);
+    plugin->library = NULL;
+}
+
 void plugin_unload(struct plugin *plugin, bool keep_mapped)
 {
     if (plugin == NULL)
         return;
-    if (plugin->library != NULL && !keep_mapped)
-        dlclose(plugin->library);
+    if (!keep_mapped)
+        plugin_unmap(plugin);
+    options_extra_free(plugin->settings);
     free(plugin->path);
     free(plugin->name);
     free(plugin);

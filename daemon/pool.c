@@ -68,18 +68,26 @@ uint64_t pool_room_bytes(const struct pool *pool, const struct memory_kind *kind
 
 /* ---- a block's end ---- */
 
+void registration_end(const struct registration *registration)
+{
+    struct transport *transport = registration->transport;
+
+    if (registration->handle)
+        transport->ops.unregister_memory(transport->instance, registration->handle);
+    atomic_fetch_sub(&transport->registered, 1);
+}
+
 void pool_block_free(struct pool_block *block)
 {
     struct memory_kind *kind = block->kind;
 
     for (unsigned i = 0; i < block->n_registrations; i++)
-        if (block->registrations[i].handle)
-            block->registrations[i].transport->ops.unregister_memory(block->registrations[i].transport->instance,
-                                                                     block->registrations[i].handle);
+        registration_end(&block->registrations[i]);
     guard_leave(block->guard);
     if (block->discard && kind->ops.discard)
         kind->ops.discard(kind->instance, &block->block);
     kind->ops.free(kind->instance, &block->block);
+    memory_kind_unuse(kind);
 }
 
 static void run_free(struct work *work)
@@ -112,14 +120,20 @@ static void release(struct pool_block *block)
 
 /* ---- making ahead ---- */
 
-static void register_all(struct pool_block *block, const struct pool *pool, unsigned n)
+/* With those that are in the block already. */
+static void register_all(struct pool_block *block)
 {
+    unsigned n = block->n_registrations;
+
+    block->n_registrations = 0;
     for (unsigned i = 0; i < n; i++) {
-        struct transport *transport = pool->registers[i];
+        struct transport *transport = block->registrations[i].transport;
         void *handle = NULL;
         if (transport->ops.register_memory(transport->instance, block->block.addr, block->bytes, block->kind->name, &handle,
                                            NULL) == RDT_OK)
             block->registrations[block->n_registrations++] = (struct registration){transport, handle};
+        else
+            atomic_fetch_sub(&transport->registered, 1);
     }
 }
 
@@ -127,9 +141,7 @@ static void run_make(struct work *work)
 {
     struct pool_block *block = list_entry(work, struct pool_block, work);
     struct memory_kind *kind = block->kind;
-    unsigned wanted = block->n_registrations;
 
-    block->n_registrations = 0;
     block->status = kind->ops.alloc(kind->instance, "", block->bytes, &block->block, NULL);
     if (block->status != RDT_OK)
         return;
@@ -138,7 +150,15 @@ static void run_make(struct work *work)
         kind->ops.free(kind->instance, &block->block);
         return;
     }
-    register_all(block, block->pool, wanted);
+    register_all(block);
+}
+
+static bool is_of_leaving(const struct pool_block *block)
+{
+    for (unsigned i = 0; i < block->n_registrations; i++)
+        if (block->registrations[i].transport->leaving)
+            return true;
+    return false;
 }
 
 /* A block that is zeroed and warm: kept, unless it came too late. */
@@ -148,7 +168,7 @@ static void settle(struct pool_block *block)
     struct pool_class *class = &pool->classes[class_of(block->bytes, NULL)];
 
     class->n_making--;
-    if (pool->closed) {
+    if (pool->closed || is_of_leaving(block)) {
         release(block);
         return;
     }
@@ -166,6 +186,9 @@ static void done_make(struct work *work)
         settle(block);
         return;
     }
+    for (unsigned i = 0; i < block->n_registrations; i++)
+        atomic_fetch_sub(&block->registrations[i].transport->registered, 1);
+    memory_kind_unuse(block->kind);
     pool->classes[class_of(block->bytes, NULL)].n_making--;
     uncharge(pool, block->bytes); /* who needs memory now will say that there is none */
     free(block);
@@ -181,6 +204,7 @@ static struct pool_block *block_new(struct pool *pool, uint64_t bytes)
     list_init(&block->link);
     block->pool = pool;
     block->kind = pool->kind;
+    memory_kind_use(pool->kind);
     block->bytes = bytes;
     block->block.fd = -1;
     block->guard = GUARD_NONE;
@@ -206,7 +230,10 @@ static void make_ahead(struct pool *pool, struct pool_class *class, uint64_t byt
         }
         pool->bytes += bytes;
         class->n_making++;
-        block->n_registrations = pool->n_registers; /* how many of them: the list only grows */
+        for (unsigned i = 0; i < pool->n_registers; i++) {
+            atomic_fetch_add(&pool->registers[i]->registered, 1);
+            block->registrations[block->n_registrations++] = (struct registration){.transport = pool->registers[i]};
+        }
         block->work = (struct work){.run = run_make, .done = done_make};
         work_submit(pool->work, &block->work);
     }
@@ -331,6 +358,25 @@ void pool_note_registration(struct pool *pool, struct transport *transport)
             return;
     if (pool->n_registers < BLOCK_MAX_REGISTRATIONS)
         pool->registers[pool->n_registers++] = transport;
+}
+
+void pool_forget_transport(struct pool *pool, const struct transport *transport)
+{
+    unsigned n = 0;
+
+    for (unsigned i = 0; i < pool->n_registers; i++)
+        if (pool->registers[i] != transport)
+            pool->registers[n++] = pool->registers[i];
+    pool->n_registers = n;
+    for (unsigned i = 0; i < POOL_CLASSES; i++)
+        list_for_each_safe (node, &pool->classes[i].ready) {
+            struct pool_block *block = list_entry(node, struct pool_block, link);
+            if (!is_of_leaving(block))
+                continue;
+            list_remove(&block->link);
+            pool->classes[i].n_ready--;
+            release(block);
+        }
 }
 
 void pool_close(struct pool *pool)

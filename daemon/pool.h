@@ -21,10 +21,13 @@
 #define POOL_MIN_BYTES (16u << 10)
 #define POOL_CLASSES 256
 
-struct registration {
+struct registration { /* counted in transport->registered */
     struct transport *transport;
     void *handle;
 };
+
+/* Ends it. Any thread. */
+void registration_end(const struct registration *registration);
 
 /* Memory by itself, without anybody's name on it. */
 struct pool_block {
@@ -87,6 +90,9 @@ void pool_give_up(struct pool *pool, uint64_t bytes, struct list *victims);
 bool pool_sweep(struct pool *pool, uint64_t now_ns);
 
 void pool_note_registration(struct pool *pool, struct transport *transport);
+
+/* The transport is leaving: nothing more is registered with it, and what is ready and was goes. */
+void pool_forget_transport(struct pool *pool, const struct transport *transport);
 
 /* Everything goes; what is being made goes when it is. */
 void pool_close(struct pool *pool);

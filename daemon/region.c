@@ -178,6 +178,7 @@ enum rdt_status region_new(struct regions *regions, struct memory_kind *kind, co
         free(region);
         return rdt_error_set(err, RDT_NO_MEMORY, "no memory for a region");
     }
+    memory_kind_use(kind);
     event(regions->events, RDT__PB__LIST_KIND__LIST_KIND_REGIONS, "new", region);
     *region_p = region;
     return RDT_OK;
@@ -188,6 +189,7 @@ void region_forget(struct region *region)
     event(region->regions->events, RDT__PB__LIST_KIND__LIST_KIND_REGIONS, "gone", region);
     if (region->origin != REGION_IMPORTED)
         regions_give_back(region->regions, region->room);
+    memory_kind_unuse(region->kind);
     uncharge(region);
     free(region);
 }
@@ -199,6 +201,7 @@ void region_cancel(struct region *region)
     index_remove(&region->regions->by_id, region->id);
     event(region->regions->events, RDT__PB__LIST_KIND__LIST_KIND_REGIONS, "gone", region);
     charges(region, had);
+    memory_kind_unuse(region->kind);
     account_take_back(region->account, had);
     account_unref(region->account);
     free(region);

@@ -177,4 +177,11 @@ enum rdt_status region_seal(struct region *region, struct rdt_error *err);
 enum rdt_status region_register(struct region *region, struct transport *transport, void **handle_p, region_ready on_ready,
                                 void *arg, struct rdt_error *err);
 
+/* The transport is leaving: ends what is registered with it, of some regions; true: that was the last of them. *cursor begins with 0. It
+ * has come to its end when transport->registered is 0. */
+bool regions_forget_transport(struct regions *regions, const struct transport *transport, uint64_t *cursor);
+
+/* One whose memory is of that kind. NULL: none was found in a moment. */
+const struct region *regions_find_user(const struct regions *regions, const struct memory_kind *kind);
+
 #endif

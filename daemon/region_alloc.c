@@ -152,6 +152,7 @@ static void adopt(struct region *region, struct pool_block *take_block)
     region->room = take_block->bytes;
     region->n_registrations = take_block->n_registrations;
     memcpy(region->registrations, take_block->registrations, sizeof region->registrations);
+    memory_kind_unuse(take_block->kind); /* the region counts */
     free(take_block);
 }
 

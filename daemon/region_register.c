@@ -3,6 +3,8 @@
 
 #include "daemon/region_impl.h"
 
+#define FORGET_AT_ONCE 2000u /* regions, in one turn of the loop */
+
 struct registering {
     struct work work;
     struct region *region;
@@ -28,7 +30,7 @@ static void run_unregister(struct work *work)
 {
     struct registering *page = (struct registering *)work;
 
-    page->transport->ops.unregister_memory(page->transport->instance, page->handle);
+    registration_end(&(struct registration){page->transport, page->handle});
     free(page);
 }
 
@@ -37,7 +39,7 @@ static void unregister(struct regions *regions, struct transport *transport, voi
     struct registering *page = calloc(1, sizeof *page);
 
     if (!page) {
-        transport->ops.unregister_memory(transport->instance, handle);
+        registration_end(&(struct registration){transport, handle});
         return;
     }
     page->work = (struct work){.run = run_unregister};
@@ -52,7 +54,7 @@ static void done_register(struct work *work)
     struct region *region = page->region;
 
     if (page->status == RDT_OK) {
-        bool twice = false;
+        bool twice = page->transport->leaving; /* it came too late: who asks again is told */
         for (unsigned i = 0; i < region->n_registrations; i++)
             twice = twice || region->registrations[i].transport == page->transport;
         if (twice || region->n_registrations == REGION_MAX_REGISTRATIONS) /* two asked at once: one is enough */
@@ -61,6 +63,7 @@ static void done_register(struct work *work)
             region->registrations[region->n_registrations++] = (struct registration){page->transport, page->handle};
         page->on_ready(page->arg, region, NULL);
     } else {
+        atomic_fetch_sub(&page->transport->registered, 1);
         page->on_ready(page->arg, NULL, &page->err);
     }
     region_unref(region);
@@ -81,6 +84,8 @@ enum rdt_status region_register(struct region *region, struct transport *transpo
             *handle_p = region->registrations[i].handle;
             return RDT_OK;
         }
+    if (transport->leaving)
+        return rdt_error_set(err, RDT_UNSUPPORTED, "%s is being unloaded", transport->name);
     if (region->n_registrations == REGION_MAX_REGISTRATIONS)
         return rdt_error_set(err, RDT_LIMIT, "region %llu is registered with %u transports already",
                              (unsigned long long)region->id, REGION_MAX_REGISTRATIONS);
@@ -94,9 +99,56 @@ enum rdt_status region_register(struct region *region, struct transport *transpo
     page->transport = transport;
     page->on_ready = on_ready;
     page->arg = arg;
+    atomic_fetch_add(&transport->registered, 1);
     region_ref(region);
     if (region->kind == region->regions->ready.kind)
         pool_note_registration(&region->regions->ready, transport);
     work_submit(region->regions->pool, &page->work);
     return RDT_AGAIN;
+}
+
+static void forget(struct region *region, const struct transport *transport)
+{
+    unsigned n = 0;
+
+    for (unsigned i = 0; i < region->n_registrations; i++) {
+        struct registration *at = &region->registrations[i];
+        if (at->transport == transport)
+            unregister(region->regions, at->transport, at->handle);
+        else
+            region->registrations[n++] = *at;
+    }
+    region->n_registrations = n;
+}
+
+bool regions_forget_transport(struct regions *regions, const struct transport *transport, uint64_t *cursor)
+{
+    struct region *region;
+    uint64_t id = 0;
+
+    if (*cursor == 0) {
+        pool_forget_transport(&regions->ready, transport);
+        list_for_each (node, &regions->warm)
+            forget(list_entry(node, struct region, by_age), transport);
+        *cursor = 1;
+    }
+    for (unsigned i = 0; i < FORGET_AT_ONCE; i++) {
+        region = index_next(&regions->by_id, *cursor, &id);
+        if (!region)
+            return true;
+        forget(region, transport);
+        *cursor = id + 1;
+    }
+    return false;
+}
+
+const struct region *regions_find_user(const struct regions *regions, const struct memory_kind *kind)
+{
+    const struct region *region;
+    uint64_t id = 0, at = 1;
+
+    for (unsigned i = 0; i < FORGET_AT_ONCE && (region = index_next(&regions->by_id, at, &id)); i++, at = id + 1)
+        if (region->kind == kind)
+            return region;
+    return NULL;
 }

@@ -34,6 +34,8 @@ static const struct {
     {RDT_MSG_PUBLISH, "PUBLISH", &rdt__pb__publish__descriptor, rpc_publish},
     {RDT_MSG_UNPUBLISH, "UNPUBLISH", &rdt__pb__unpublish__descriptor, rpc_unpublish},
     {RDT_MSG_WATCH, "WATCH", &rdt__pb__watch__descriptor, rpc_watch},
+    {RDT_MSG_BACKEND_LOAD, "BACKEND_LOAD", &rdt__pb__backend_load__descriptor, rpc_backend_load},
+    {RDT_MSG_BACKEND_UNLOAD, "BACKEND_UNLOAD", &rdt__pb__backend_unload__descriptor, rpc_backend_unload},
 };
 
 bool rpc_handles(enum rdt_message type)

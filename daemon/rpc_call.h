@@ -7,6 +7,7 @@
 #define DAEMON_RPC_CALL_H
 
 #include "daemon/events.h"
+#include "daemon/loading.h"
 #include "daemon/names.h"
 #include "daemon/transfer.h"
 
@@ -24,6 +25,7 @@ struct rpc { /* what handlers work on */
     struct object_table *objects;
     struct names *names;
     struct transfers *transfers;
+    struct loading *loading;
     struct peers *peers;  /* NULL: no peer link */
     struct events events; /* the tables refer to it */
     struct list watches;  /* struct watch, private to rpc_watch.c */
@@ -135,5 +137,7 @@ RPC_HANDLER(explain);
 RPC_HANDLER(publish);
 RPC_HANDLER(unpublish);
 RPC_HANDLER(watch);
+RPC_HANDLER(backend_load);
+RPC_HANDLER(backend_unload);
 
 #endif

@@ -199,6 +199,11 @@ Rdt__Pb__BackendInfo *row_transport(struct arena *arena, const struct transport 
     return info;
 }
 
+Rdt__Pb__BackendInfo *row_part(struct arena *arena, const struct plugin_parts *part)
+{
+    return part->kind ? row_memory(arena, part->kind) : row_transport(arena, part->transport);
+}
+
 Rdt__Pb__TransferInfo *row_transfer(struct arena *arena, const struct transfer_record *record)
 {
     Rdt__Pb__TransferInfo *info = arena_alloc(arena, sizeof *info);
@@ -242,6 +247,8 @@ bool row_is_for(Rdt__Pb__ListKind kind, const void *thing, const struct owner *w
         return owner_equal(&((const struct transfer_record *)thing)->requester, who);
     case RDT__PB__LIST_KIND__LIST_KIND_NAMES:
         return name_visible_to(name, who);
+    case RDT__PB__LIST_KIND__LIST_KIND_OWNERS:
+        return owner_equal(&((const struct account *)thing)->owner, who);
     case RDT__PB__LIST_KIND__LIST_KIND_PEERS:
     case RDT__PB__LIST_KIND__LIST_KIND_BACKENDS:
         return true;

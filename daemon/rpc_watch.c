@@ -70,6 +70,10 @@ static bool make_row(const struct rpc *rpc, struct arena *arena, Rdt__Pb__ListKi
         return (message->transfer = row_transfer(arena, thing)) != NULL;
     case RDT__PB__LIST_KIND__LIST_KIND_NAMES:
         return (message->name = row_name(arena, thing)) != NULL;
+    case RDT__PB__LIST_KIND__LIST_KIND_BACKENDS:
+        return (message->backend = row_part(arena, thing)) != NULL;
+    case RDT__PB__LIST_KIND__LIST_KIND_OWNERS:
+        return (message->owner = row_owner(arena, thing)) != NULL;
     default:
         return false;
     }

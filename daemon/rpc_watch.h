@@ -4,12 +4,12 @@
 
 #include "daemon/rpc_call.h"
 
-/* What can be watched. Backends have no events: they are loaded before the first client comes. */
+/* What can be watched: all that LIST shows. */
 #define WATCH_KINDS                                                                                 \
     (1u << RDT__PB__LIST_KIND__LIST_KIND_OBJECTS | 1u << RDT__PB__LIST_KIND__LIST_KIND_REGIONS |    \
      1u << RDT__PB__LIST_KIND__LIST_KIND_CLIENTS | 1u << RDT__PB__LIST_KIND__LIST_KIND_PEERS |      \
      1u << RDT__PB__LIST_KIND__LIST_KIND_BACKENDS | 1u << RDT__PB__LIST_KIND__LIST_KIND_TRANSFERS | \
-     1u << RDT__PB__LIST_KIND__LIST_KIND_NAMES)
+     1u << RDT__PB__LIST_KIND__LIST_KIND_NAMES | 1u << RDT__PB__LIST_KIND__LIST_KIND_OWNERS)
 
 void watches_init(struct rpc *rpc);
 

@@ -256,6 +256,22 @@ void transfers_peer_answer(struct transfers *transfers, struct peer *peer); /* w
 enum rdt_status transfers_peer_frame(struct transfers *transfers, struct peer *peer, const struct frame *frame,
                                      struct rdt_error *err);
 
+/* ---- a transport comes and goes while links are up (loading.c) ---- */
+
+/* It is in the list: offered to every node whose link is up. */
+void transfers_transport_loaded(struct transfers *transfers, struct transport *transport);
+
+/* BUSY: a transfer uses it; which one. */
+enum rdt_status transfers_transport_idle(const struct transfers *transfers, const struct transport *transport,
+                                         struct rdt_error *err);
+
+/* transport->leaving and not available: tells every node, which takes its end of the connection down, and then this one goes; those that
+ * do not are cut. When it is gone nothing of it is connected or under way, and it may be forgotten. */
+void transfers_transport_leave(struct transfers *transfers, struct transport *transport);
+void transfers_transport_cut(struct transfers *transfers, const struct transport *transport);
+bool transfers_transport_gone(const struct transfers *transfers, const struct transport *transport);
+void transfers_transport_forget(struct transfers *transfers, const struct transport *transport);
+
 /* A peer states whose behalf it speaks on: believed only for tenants that share_tenants names. false fills err. */
 bool transfers_believe(const struct transfers *transfers, const Rdt__Pb__Requester *requester, struct owner *owner_p,
                        struct rdt_error *err);

@@ -23,7 +23,9 @@
     X(17, EXPLAIN, explain, list_reply)          \
     X(18, PUBLISH, publish, publish_reply)       \
     X(19, UNPUBLISH, unpublish, empty)           \
-    X(20, WATCH, watch, empty)
+    X(20, WATCH, watch, empty)                   \
+    X(40, BACKEND_LOAD, backend_load, backend_reply) \
+    X(41, BACKEND_UNLOAD, backend_unload, backend_reply)
 
 enum rdt_message {
 #define X(number, name, request, reply) RDT_MSG_##name = (number),

@@ -52,7 +52,7 @@ expect 2 '' "--after is of a name: 'weights' is an object" wait weights --after 
 expect 2 '' '--name: NAME must not be empty' stat --name ''
 expect 2 '' 'the name is empty' unpublish ''
 expect 2 '' 'the name has more than 128 bytes' publish "$(printf '%0129d' 0)" weights
-expect 2 '' "'three' is none of objects, regions, clients, peers, transfers, names" watch names three
+expect 2 '' "'three' is none of objects, regions, clients, peers, backends, transfers, names, owners" watch names three
 expect 2 '' 'publish ends at once' put "$dir/x" --publish weights --for 1s
 expect 2 '' 'needs -o FILE' fetch weights
 expect 2 '' '-o needs an argument' fetch weights -o

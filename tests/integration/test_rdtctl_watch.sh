@@ -69,6 +69,20 @@ has events '^\{"sequence":[12],"lost":0,"what":"awaited","kind":"[A-Z_]*OBJECTS"
 [[ $? == 4 ]] || bad 'a time-out before --count is one'
 has events 'TIMED_OUT: 0 of 1 events came' || bad "it says $(cat "$dir/events")"
 
+watch backends --count 2 # loaded, and about to be unloaded
+"$rdtctl" backend load "$RDT_BUILD_DIR/tests/rdt_loopback.so" lose_every=0 >"$dir/out" || bad 'backend load'
+has out '^transport loopback is loaded$' || bad "backend load says $(cat "$dir/out")"
+"$rdtctl" backend list | grep -q '^loopback .* yes$' || bad "backend list: $("$rdtctl" backend list)"
+"$rdtctl" backend load "$RDT_BUILD_DIR/tests/rdt_loopback.so" 2>"$dir/out"
+[[ $? == 1 ]] && has out 'EXISTS: .* is taken by' || bad "loaded twice: $(cat "$dir/out")"
+"$rdtctl" backend unload loopback | grep -q '^loopback is unloaded$' || bad 'backend unload'
+"$rdtctl" backend unload host 2>/dev/null && bad 'host is unloaded'
+"$rdtctl" backend load 2>/dev/null
+[[ $? == 2 ]] || bad 'load without a path is wrong usage'
+ends_with 0
+has events 'backend loaded loopback: transport$' || bad "watch backends says $(cat "$dir/events")"
+has events 'backend unavailable loopback: transport, it is being unloaded$' || bad "watch backends says $(cat "$dir/events")"
+
 watch
 kill -TERM "${pids[0]}"
 wait "${pids[0]}" || bad "the daemon ended with status $?"

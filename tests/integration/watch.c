@@ -14,7 +14,7 @@
 #define STRANGER 12345
 #define EVERY_KIND                                                                                                      \
     (RDT_KIND_OBJECTS | RDT_KIND_REGIONS | RDT_KIND_CLIENTS | RDT_KIND_PEERS | RDT_KIND_BACKENDS | RDT_KIND_TRANSFERS | \
-     RDT_KIND_NAMES)
+     RDT_KIND_NAMES | RDT_KIND_OWNERS)
 
 static struct test_node node;
 static rdt *actor, *watcher;
@@ -344,7 +344,7 @@ Test(watch, fd_is_readable_while_there_are_events)
     struct rdt_ref ref;
 
     begin();
-    must_refuse(RDT_UNSUPPORTED, "0x80", rdt_watch(watcher, RDT_KIND_OBJECTS | RDT_KIND_OWNERS, &err));
+    must_refuse(RDT_UNSUPPORTED, "0x8000000", rdt_watch(watcher, RDT_KIND_OBJECTS | 1u << 27, &err));
     must_refuse(RDT_INVALID, "comes first", rdt_next_event(watcher, LONG, &event, &err));
     must_ok(rdt_watch(watcher, EVERY_KIND, &err));
     fd = (struct pollfd){.fd = rdt_fd(watcher), .events = POLLIN};
