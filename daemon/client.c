@@ -14,6 +14,7 @@ void client_init(struct client *client, uint64_t id)
     list_init(&client->objects);
     list_init(&client->calls);
     list_init(&client->wakes);
+    list_init(&client->hearing);
     map_init(&client->regions);
     map_init(&client->holds);
     map_init(&client->fetches);
@@ -62,6 +63,26 @@ void client_wake(struct client *client, struct client_wake *wake)
 {
     list_append(&client->wakes, &wake->link);
     client->want_turn(client);
+}
+
+enum rdt_status client_hear(struct client *client, struct client_hearing *hearing)
+{
+    hearing->said = client->said(client);
+    if (hearing->said == 0)
+        return RDT_OK;
+    list_append(&client->hearing, &hearing->link);
+    return RDT_AGAIN;
+}
+
+void client_heard(struct client *client, uint64_t bytes)
+{
+    while (!list_empty(&client->hearing)) { /* each has heard no less than those after it wait for */
+        struct client_hearing *hearing = list_entry(list_first(&client->hearing), struct client_hearing, link);
+        if (hearing->said > bytes)
+            return;
+        list_remove(&hearing->link);
+        hearing->run(hearing);
+    }
 }
 
 bool client_work(struct client *client, uint64_t until_ns)

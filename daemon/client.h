@@ -51,7 +51,8 @@ struct client {
     struct warm warm;   /* regions it has mapped and let go of: they come again */
     struct list calls;  /* deferred: struct call.link */
     unsigned n_calls;
-    struct list wakes; /* struct client_wake.link */
+    struct list wakes;   /* struct client_wake.link */
+    struct list hearing; /* struct client_hearing.link */
     struct client_task *task;
     struct watch *watch; /* of rpc_watch.c; NULL: it does not watch */
     size_t reaped_fetches, reaped_holds, reaped_regions; /* how far its end has come in each map */
@@ -60,7 +61,16 @@ struct client {
     void (*send)(struct client *, uint16_t type, uint8_t flags, uint64_t request_id, const ProtobufCMessage *,
                  const int *take_fds, unsigned n_fds);
     size_t (*queued_bytes)(const struct client *);
+    /* How many bytes it has said, those included that nobody has read yet. 0: all of them have been handled. */
+    uint64_t (*said)(const struct client *);
     void (*want_turn)(struct client *); /* it has work to do */
+};
+
+/* Somebody who goes on when all that the client has said up to now has been handled: its word that he need not, it may be. */
+struct client_hearing {
+    struct list link;
+    uint64_t said;
+    void (*run)(struct client_hearing *); /* removed from the list before; never inside client_hear */
 };
 
 /* What keeps memory alive for a reader: a hold on an object, or a reference to a region with its private copy. */
@@ -83,6 +93,12 @@ bool client_fini(struct client *client, uint64_t until_ns);
 
 /* Queues it for the client's next turn. list_remove takes it back. */
 void client_wake(struct client *client, struct client_wake *wake);
+
+/* AGAIN: run comes, unless list_remove takes it back. OK: nothing is unheard. */
+enum rdt_status client_hear(struct client *client, struct client_hearing *hearing);
+
+/* For conn.c: so many bytes of what it said have been handled. */
+void client_heard(struct client *client, uint64_t bytes);
 
 /* Serves wakes, then the task. false: something is left. */
 bool client_work(struct client *client, uint64_t until_ns);

@@ -4,6 +4,7 @@
 #include <fcntl.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <sys/ioctl.h>
 #include <sys/socket.h>
 #include <sys/syscall.h>
 #include <unistd.h>
@@ -260,6 +261,16 @@ static size_t queued_bytes(const struct client *client)
     return ((const struct conn *)((const char *)client - offsetof(struct conn, client)))->writer.queued_bytes;
 }
 
+static uint64_t said(const struct client *client)
+{
+    const struct conn *conn = (const struct conn *)((const char *)client - offsetof(struct conn, client));
+    int unread = 0;
+
+    if (ioctl(conn->sock, FIONREAD, &unread))
+        unread = 0; /* the connection is at its end */
+    return unread > 0 || frame_reader_bytes(&conn->reader) > 0 ? conn->received_bytes + (uint64_t)unread : 0;
+}
+
 /* ---- hello ---- */
 
 static void refuse(struct conn *conn, const struct frame *frame, const struct rdt_error *err)
@@ -360,6 +371,7 @@ static bool receive(struct conn *conn)
     enum rdt_status status = frame_reader_recv(&conn->reader, conn->sock, &n, &err);
 
     if (status == RDT_OK) {
+        conn->received_bytes += n;
         conn->more = frame_reader_is_ready(&conn->reader);
         return n >= SHORT_READ_BYTES; /* a short read has drained the socket: asking once more would only cost a call */
     }
@@ -397,6 +409,8 @@ static void work(struct conn *conn, bool readable)
             readable = receive(conn);
         else
             break;
+        if (!list_empty(&conn->client.hearing))
+            client_heard(&conn->client, conn->received_bytes - frame_reader_bytes(&conn->reader));
         if (uv_hrtime() >= until_ns)
             break;
     }
@@ -519,6 +533,7 @@ void conn_start(struct conns *conns, int sock)
     client_init(&conn->client, conns->next_id++);
     conn->client.send = send_message;
     conn->client.queued_bytes = queued_bytes;
+    conn->client.said = said;
     conn->client.want_turn = want_turn;
     frame_reader_init(&conn->reader, RDT_MAX_FRAME_BYTES);
     frame_writer_init(&conn->writer);

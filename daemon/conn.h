@@ -31,6 +31,7 @@ struct conn {
     unsigned open_handles; /* freed at zero */
     int events;            /* what sock_poll waits for */
     struct frame_reader reader;
+    uint64_t received_bytes; /* by the reader, in all */
     struct frame_writer writer;
     struct deadline hello; /* by then it must have said who it is; of one that broke the protocol: have read that it did */
     struct deadline retry; /* the kernel takes no fds: tries again */

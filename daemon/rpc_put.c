@@ -114,7 +114,9 @@ static enum rdt_status fill(struct call *call, const Rdt__Pb__Put *message, stru
             region->client = 0;
         region_unref(region);
     }
-    status = snapshot_start(call->rpc->regions, object, given, on_snapshot, call, &snapshot, err);
+    status = snapshot_start(call->rpc->regions, object, given,
+                            message->timeout_ns > 0 && message->n_regions > 0 ? call->client : NULL, on_snapshot, call, &snapshot,
+                            err);
     if (status == RDT_OK)
         answer(call, object);
     if (status != RDT_AGAIN)

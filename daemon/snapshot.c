@@ -1,12 +1,13 @@
 #include "daemon/snapshot.h"
 
 #include <assert.h>
+#include <stddef.h>
 #include <stdlib.h>
 
 #include "daemon/copy.h"
 #include "daemon/log.h"
 
-enum step { STEP_PROVE, STEP_RESERVE, STEP_COPY, STEP_END };
+enum step { STEP_PROVE, STEP_RESERVE, STEP_COPY, STEP_HEAR, STEP_END };
 
 struct snapshot {
     struct work work;
@@ -23,6 +24,8 @@ struct snapshot {
     struct region *fresh;
     struct copy copy;
     bool copying; /* copy is to be finished */
+    struct client *impatient;
+    struct client_hearing hearing; /* in its list while HEAR */
 };
 
 bool snapshot_may_take(const struct region *region)
@@ -217,6 +220,21 @@ static enum rdt_status copy(struct snapshot *snapshot, struct rdt_error *err)
     return RDT_AGAIN;
 }
 
+/* ---- was it given up meanwhile? ---- */
+
+static void on_heard(struct client_hearing *hearing)
+{
+    go_on((struct snapshot *)((char *)hearing - offsetof(struct snapshot, hearing)), RDT_OK, NULL);
+}
+
+static enum rdt_status hear(struct snapshot *snapshot)
+{
+    if (!snapshot->impatient)
+        return RDT_OK;
+    snapshot->hearing.run = on_heard;
+    return client_hear(snapshot->impatient, &snapshot->hearing);
+}
+
 /* ---- from step to step ---- */
 
 /* AGAIN: it goes on later; else how it ended: the object is live, or it must fail. */
@@ -234,9 +252,13 @@ static enum rdt_status advance(struct snapshot *snapshot, enum rdt_status status
             snapshot->step = STEP_COPY;
             status = reserve(snapshot, err);
             break;
+        case STEP_COPY:
+            snapshot->step = STEP_HEAR;
+            status = copy(snapshot, err);
+            break;
         default:
             snapshot->step = STEP_END;
-            status = copy(snapshot, err);
+            status = hear(snapshot);
             break;
         }
     }
@@ -281,8 +303,8 @@ static void go_on(struct snapshot *snapshot, enum rdt_status status, struct rdt_
     object_drop(object);
 }
 
-enum rdt_status snapshot_start(struct regions *table, struct object *object, const bool *given, snapshot_done on_done,
-                               void *arg, struct snapshot **snapshot_p, struct rdt_error *err)
+enum rdt_status snapshot_start(struct regions *table, struct object *object, const bool *given, struct client *impatient,
+                               snapshot_done on_done, void *arg, struct snapshot **snapshot_p, struct rdt_error *err)
 {
     struct snapshot *snapshot = calloc(1, sizeof *snapshot);
     enum rdt_status status;
@@ -297,6 +319,8 @@ enum rdt_status snapshot_start(struct regions *table, struct object *object, con
         snapshot->given[i] = given[i];
     snapshot->table = table;
     snapshot->object = object;
+    snapshot->impatient = impatient;
+    list_init(&snapshot->hearing.link);
     object_hold(object);
     status = advance(snapshot, RDT_OK, err);
     if (status == RDT_AGAIN) {
@@ -313,6 +337,12 @@ enum rdt_status snapshot_start(struct regions *table, struct object *object, con
 
 void snapshot_abandon(struct snapshot *snapshot, enum object_end end)
 {
+    bool hearing = !list_empty(&snapshot->hearing.link);
+
     snapshot->on_done = NULL;
+    snapshot->impatient = NULL;
+    list_remove(&snapshot->hearing.link);
     object_free(snapshot->object, false, end);
+    if (hearing)
+        go_on(snapshot, RDT_OK, NULL);
 }

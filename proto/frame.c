@@ -305,6 +305,11 @@ bool frame_reader_is_ready(const struct frame_reader *reader)
            reader->end - reader->start >= FRAME_HEADER_BYTES + length;
 }
 
+size_t frame_reader_bytes(const struct frame_reader *reader)
+{
+    return reader->end - reader->start;
+}
+
 /* ---- writing ---- */
 
 struct frame_chunk {

@@ -75,6 +75,8 @@ enum rdt_status frame_reader_next(struct frame_reader *reader, struct frame *fra
 /* frame_reader_next would have something to say. */
 bool frame_reader_is_ready(const struct frame_reader *reader);
 
+size_t frame_reader_bytes(const struct frame_reader *reader); /* that no frame was made of yet */
+
 /* ---- writing ---- */
 
 struct frame_writer {

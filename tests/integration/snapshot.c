@@ -55,6 +55,53 @@ static void must_hold(rdt_object *object, size_t i, size_t bytes, uint32_t seed)
     cr_assert(holds_pattern(tensor.data, bytes, seed), "tensor %zu by %s has changed", i, info_of(object).path);
 }
 
+static bool is_asked_for(void)
+{
+    struct node_status status;
+
+    node_status(&node, &status);
+    return status.transfers_active == 1;
+}
+
+/* A daemon that stands still reads a put only after its producer has given it up, and written on: nobody may get that. */
+Test(snapshot, put_given_up_before_it_was_read_is_never_seen)
+{
+    size_t sizes[] = {5000, 100000, 4 * MIB};
+
+    begin(NULL);
+    for (unsigned i = 0; i < 3; i++) {
+        rdt *reader = node_client(&node, "reader");
+        uint8_t *memory = alloc_memory(conn, sizes[i]);
+        struct rdt_put_options options = RDT_INIT(options);
+        struct rdt_tensor tensor = VECTOR(RDT_U8, sizes[i], memory);
+        struct rdt_ref name = ref_named("late"), ref;
+        rdt_request *request;
+        rdt_object *object;
+
+        must_ok(rdt_fetch_start(reader, &name, 1, NULL, &request, &err));
+        wait_until(LONG, is_asked_for());
+        options.flags = RDT_PUT_SNAPSHOT;
+        options.timeout_ns = 20 * MSEC;
+        options.id = "late";
+        options.id_bytes = 4;
+        node_freeze(&node);
+        must_be(RDT_TIMED_OUT, rdt_put(conn, &tensor, 1, &options, &ref, &err));
+        memset(memory, 0xee, sizes[i]);
+        node_thaw(&node);
+        fill_pattern(memory, sizes[i], i);
+        (void)put_snapshot(&tensor, 1, "late");
+        must_be(RDT_FREED, rdt_wait(reader, &request, 1, 1, LONG, NULL, NULL, &err));
+        object = fetch_one(reader, &name, RDT_FETCH_SHARE);
+        must_hold(object, 0, sizes[i], i);
+        rdt_release(object);
+        rdt_request_destroy(request);
+        rdt_close(reader);
+        must_ok(rdt_free(conn, &name, true, &err));
+        must_ok(rdt_dealloc(conn, memory, &err));
+    }
+    end();
+}
+
 static void must_read(rdt *reader, const struct rdt_ref *ref, enum rdt_fetch_mode mode, const char *path, uint32_t seed)
 {
     rdt_object *object = fetch_one(reader, ref, mode);
