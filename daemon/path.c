@@ -119,7 +119,7 @@ static void remote(const struct path_query *query, struct path_decision *decisio
         if (!offer->connected)
             reject(candidate, "its connection to the other node is being rebuilt");
         if (!offer->two_sided && !offer->one_sided)
-            reject(candidate, "it can neither send nor read on this connection");
+            reject(candidate, "it can neither send nor read on this connection%s%s", offer->refusal[0] ? ": " : "", offer->refusal);
         if (offer->one_sided && query->source_contiguous)
             candidate->one_sided = true;
         else if (!offer->two_sided)

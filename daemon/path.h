@@ -39,6 +39,7 @@ struct path_offer {
     bool moves_source, moves_target;          /* its memory kinds */
     bool one_sided, two_sided;                /* what the connection can do */
     bool connected;                           /* false: the connection is being (re)built */
+    char refusal[160];                        /* neither one- nor two-sided: what the connection says of itself; "": nothing */
 };
 
 struct path_query {

@@ -334,6 +334,8 @@ void peer_transport_offer_to_path(const struct peer_transport *pt, const char *s
     offer->connected = pt->sm.state == PT_CONNECTED;
     if (offer->connected)
         sides = pt->transport->ops.sides(pt->conn.handle, target_memory);
+    if (offer->connected && sides == 0)
+        plugin_conn_describe(&pt->conn, offer->refusal, sizeof offer->refusal);
     offer->one_sided = (sides & RDT_ONE_SIDED) != 0 || !offer->connected;
     offer->two_sided = (sides & RDT_TWO_SIDED) != 0 || !offer->connected;
 }

@@ -102,6 +102,19 @@ static enum rdt_status config_copy(const struct rdt_host *host, const char *key,
     return RDT_OK;
 }
 
+static enum rdt_status config_on_slow(const struct rdt_host *host, enum on_slow *on_slow_p, struct rdt_error *err)
+{
+    static const char *const words[] = {[SLOW_WARN] = "warn", [SLOW_REFUSE] = "refuse", [SLOW_IGNORE] = "ignore"};
+    const char *text = config_text(host, "on_slow");
+
+    for (unsigned i = 0; i < sizeof words / sizeof *words; i++)
+        if (!strcmp(text, words[i])) {
+            *on_slow_p = (enum on_slow)i;
+            return RDT_OK;
+        }
+    return rdt_error_set(err, RDT_INVALID, "on_slow = %s: expected warn, refuse or ignore", text);
+}
+
 /* Where to listen: what is set for us, else where the peer link listens, else what the interfaces have. */
 static enum rdt_status choose_listen(const struct rdt_host *host, struct settings *settings, struct rdt_error *err)
 {
@@ -150,6 +163,10 @@ enum rdt_status settings_read(const struct rdt_host *host, struct settings *sett
         status = config_number(host, "eager_bytes", 1 << 20, &eager_bytes, err);
     if (status == RDT_OK)
         status = config_number(host, "spin_polls", 1000000, &spin_polls, err);
+    if (status == RDT_OK)
+        status = config_copy(host, "least_lane", settings.least_lane, sizeof settings.least_lane, err);
+    if (status == RDT_OK)
+        status = config_on_slow(host, &settings.on_slow, err);
     if (status == RDT_OK)
         status = choose_listen(host, &settings, err);
     if (status != RDT_OK)

@@ -22,7 +22,8 @@ static void look_at(struct conn *conn)
 
 /* ---- loop thread ---- */
 
-enum rdt_status conn_create(struct transport *transport, void *ctx, struct conn **conn_p, struct rdt_error *err)
+enum rdt_status conn_create(struct transport *transport, const uint8_t peer_uuid[16], void *ctx, struct conn **conn_p,
+                            struct rdt_error *err)
 {
     struct conn *conn = calloc(1, sizeof *conn);
 
@@ -34,6 +35,7 @@ enum rdt_status conn_create(struct transport *transport, void *ctx, struct conn 
     }
     conn->transport = transport;
     conn->ctx = ctx;
+    memcpy(conn->peer_uuid, peer_uuid, sizeof conn->peer_uuid);
     ring_init(&conn->active);
     ring_init(&conn->sends);
     for (unsigned i = 0; i < RECV_BUCKETS; i++)
@@ -95,6 +97,16 @@ void conn_disconnect(struct conn *conn)
     (void)pthread_mutex_unlock(&conn->transport->lock);
 }
 
+bool conn_refuses(struct conn *conn)
+{
+    bool refused;
+
+    (void)pthread_mutex_lock(&conn->transport->lock);
+    refused = conn->refused;
+    (void)pthread_mutex_unlock(&conn->transport->lock);
+    return refused;
+}
+
 enum rdt_status conn_describe(struct conn *conn, char *text_p, size_t size)
 {
     bool known;
@@ -144,12 +156,20 @@ void conn_fail(struct conn *conn, enum rdt_status status, const char *msg)
 
 void conn_link_ready(struct conn *conn, struct link *link)
 {
-    char lanes[LANES_BYTES];
+    struct transport *transport = conn->transport;
+    char lanes[LANES_BYTES / 2], why[LANES_BYTES] = "";
+    bool slow;
 
     lanes_of(link->ep, lanes, sizeof lanes);
-    (void)pthread_mutex_lock(&conn->transport->lock);
-    memcpy(conn->lanes, lanes, sizeof lanes);
-    (void)pthread_mutex_unlock(&conn->transport->lock);
+    slow = lanes_judge(transport, conn->peer_uuid, lanes, why, sizeof why);
+    (void)pthread_mutex_lock(&transport->lock);
+    if (!conn->refused)
+        (void)snprintf(conn->lanes, sizeof conn->lanes, "%s%s%s", lanes, slow ? "; slow: " : "", why);
+    if (slow && transport->settings.on_slow == SLOW_REFUSE) {
+        conn->refused = true;
+        ops_end_queued(conn);
+    }
+    (void)pthread_mutex_unlock(&transport->lock);
 }
 
 void conn_link_gone(struct conn *conn, struct link *link)
@@ -191,7 +211,7 @@ static void run_closing(struct conn *conn)
 
 static void run_open(struct conn *conn, bool can_send)
 {
-    if (!can_send || conn->failed)
+    if (!can_send || conn->failed || conn_refuses(conn))
         return;
     if (!conn->out)
         conn->out = link_open(conn);
@@ -204,7 +224,9 @@ void conns_run(struct transport *transport)
     (void)pthread_mutex_lock(&transport->lock);
     while (!ring_empty(&transport->active)) {
         struct conn *conn = ring_of(transport->active.next, struct conn, active);
-        bool closing = conn->closing, can_send = conn->connected && !ring_empty(&conn->sends);
+        /* Whether it is to be refused must be known before somebody counts on it. */
+        bool early = transport->settings.on_slow == SLOW_REFUSE && !conn->lanes[0];
+        bool closing = conn->closing, can_send = conn->connected && (early || !ring_empty(&conn->sends));
 
         ring_remove(&conn->active);
         (void)pthread_mutex_unlock(&transport->lock);

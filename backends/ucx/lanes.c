@@ -34,17 +34,6 @@ bool ucx_is_at_least(unsigned wanted_major, unsigned wanted_minor)
     return major != wanted_major ? major > wanted_major : minor >= wanted_minor;
 }
 
-/* "tcp/eth0" to the end of the list, once. */
-static void add(char *list, size_t size, const char *lane, size_t bytes)
-{
-    size_t used = strlen(list);
-
-    for (const char *at = list; *at; at += strcspn(at, " "), at += *at == ' ')
-        if (strcspn(at, ",") == bytes && !strncmp(at, lane, bytes))
-            return;
-    (void)snprintf(list + used, size - used, "%s%.*s", used ? ", " : "", (int)bytes, lane);
-}
-
 static void ask(ucp_ep_h ep, char *list, size_t size)
 {
     struct entry entries[MAX_LANES];
@@ -58,30 +47,7 @@ static void ask(ucp_ep_h ep, char *list, size_t size)
         if (!entries[i].device || !*entries[i].device) /* the connection manager's */
             continue;
         (void)snprintf(lane, sizeof lane, "%s/%s", entries[i].transport, entries[i].device);
-        add(list, size, lane, strlen(lane));
-    }
-}
-
-/* "#    lane[1]:  0:tcp/lo.0 md[0]  -> md[0]/tcp/..."; "lane[0]: cm rdmacm" is the connection manager's. */
-static void read_printed(const char *text, char *list, size_t size)
-{
-    for (const char *line = text; *line; line += strcspn(line, "\n"), line += *line == '\n') {
-        const char *at = strstr(line, "lane["), *end = line + strcspn(line, "\n");
-        size_t bytes;
-
-        if (!at || at >= end || !(at = strstr(at, "]:")) || at >= end)
-            continue;
-        at += 2;
-        at += strspn(at, " ");
-        bytes = strspn(at, "0123456789");
-        if (!bytes || at[bytes] != ':')
-            continue;
-        at += bytes + 1;
-        bytes = strcspn(at, " \n");
-        while (bytes && at[bytes - 1] != '.') /* the path's number is of no interest */
-            bytes--;
-        if (bytes > 1)
-            add(list, size, at, bytes - 1);
+        lanes_add(list, size, lane, strlen(lane));
     }
 }
 
@@ -95,7 +61,7 @@ static void have_printed(ucp_ep_h ep, char *list, size_t size)
         return;
     ucp_ep_print_info(ep, file);
     if (!fclose(file) && text)
-        read_printed(text, list, size);
+        lanes_read_printed(text, list, size);
     free(text);
 }
 
@@ -106,4 +72,36 @@ void lanes_of(ucp_ep_h ep, char *list_p, size_t size)
         ask(ep, list_p, size);
     else
         have_printed(ep, list_p, size);
+}
+
+/* ---- the judgement ---- */
+
+/* True once for each peer node, or when there is no memory to remember it. */
+static bool is_news(struct transport *transport, const uint8_t uuid[16])
+{
+    uint8_t(*more)[16];
+
+    for (unsigned i = 0; i < transport->n_warned; i++)
+        if (!memcmp(transport->warned[i], uuid, 16))
+            return false;
+    more = realloc(transport->warned, (transport->n_warned + 1) * sizeof *more);
+    if (!more)
+        return true;
+    transport->warned = more;
+    memcpy(more[transport->n_warned++], uuid, 16);
+    return true;
+}
+
+bool lanes_judge(struct transport *transport, const uint8_t peer_uuid[16], const char *lanes, char *why_p, size_t size)
+{
+    const struct settings *settings = &transport->settings;
+    const struct slow_rule rule = {settings->least_lane, settings->interfaces, "/sys"};
+
+    if (settings->on_slow == SLOW_IGNORE || !lanes_are_slow(&rule, lanes, why_p, size))
+        return false;
+    if (is_news(transport, peer_uuid))
+        transport->host.log(transport->host.ctx, RDT_LOG_WARN, "node %02x%02x%02x%02x is %s slow lanes, %s: %s", peer_uuid[0],
+                            peer_uuid[1], peer_uuid[2], peer_uuid[3],
+                            settings->on_slow == SLOW_REFUSE ? "not used over" : "reached by", lanes, why_p);
+    return true;
 }

@@ -4,6 +4,7 @@
  * smaller one carries its bytes along. The announcement is checked against what was posted, and only a receive that
  * fits it lets anything be written; everything else is dropped.
  */
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -46,6 +47,8 @@ static enum rdt_status post(struct conn *conn, struct rdt_op *op, bool is_send, 
     (void)pthread_mutex_lock(&transport->lock);
     if (conn->closing) {
         status = rdt_error_set(err, RDT_PEER_LOST, "the connection is closing");
+    } else if (conn->refused) {
+        status = rdt_error_set(err, RDT_TRANSPORT, "refused (on_slow): %s", conn->lanes);
     } else if (!is_send && recv_find(conn, op->transfer, op->chunk)) {
         status = rdt_error_set(err, RDT_EXISTS, "chunk %llu of transfer %llu is posted already", (unsigned long long)op->chunk,
                                (unsigned long long)op->transfer);
@@ -143,13 +146,18 @@ static void end_ucs(struct operation *operation, ucs_status_t ucs)
 
 void ops_report_ended(struct transport *transport)
 {
+    char why[LANES_BYTES + 32];
+
     (void)pthread_mutex_lock(&transport->lock);
     while (!ring_empty(&transport->ending)) {
         struct operation *operation = ring_of(transport->ending.next, struct operation, ring);
+        bool refused = operation->conn->refused;
 
         ring_remove(&operation->ring);
+        if (refused)
+            (void)snprintf(why, sizeof why, "refused (on_slow): %s", operation->conn->lanes);
         (void)pthread_mutex_unlock(&transport->lock);
-        end(operation, RDT_CANCELLED, NULL);
+        end(operation, refused ? RDT_TRANSPORT : RDT_CANCELLED, refused ? why : NULL);
         (void)pthread_mutex_lock(&transport->lock);
     }
     (void)pthread_mutex_unlock(&transport->lock);

@@ -76,6 +76,7 @@ static void transport_free(struct transport *transport)
         ucp_cleanup(transport->context);
     log_stop(transport);
     (void)pthread_mutex_destroy(&transport->lock);
+    free(transport->warned);
     free(transport);
 }
 
@@ -133,9 +134,8 @@ static enum rdt_status connection_create(void *transport, const uint8_t peer_uui
                                          struct rdt_error *err)
 {
     struct conn *conn;
-    enum rdt_status status = conn_create(transport, conn_ctx, &conn, err);
+    enum rdt_status status = conn_create(transport, peer_uuid, conn_ctx, &conn, err);
 
-    (void)peer_uuid;
     if (status == RDT_OK)
         *conn_p = conn;
     return status;
@@ -159,8 +159,7 @@ static enum rdt_status connect_to(void *conn, const void *blob, size_t bytes, st
 
 static uint32_t sides(void *conn, const char *memory_kind)
 {
-    (void)conn;
-    return memory_kind && !strcasecmp(memory_kind, "host") ? RDT_TWO_SIDED : 0;
+    return memory_kind && !strcasecmp(memory_kind, "host") && !conn_refuses(conn) ? RDT_TWO_SIDED : 0;
 }
 
 static void disconnect(void *conn)
@@ -219,6 +218,8 @@ static const struct rdt_config_key config_keys[] = {
     {"tls", "tcp", "UCX transports (UCX_TLS)"},
     {"eager_bytes", "131072", "chunks up to this size are sent without asking the receiver first"},
     {"spin_polls", "500", "empty polls before the data thread sleeps while something is outstanding"},
+    {"on_slow", "warn", "warn, refuse or ignore: when UCX has taken lanes to a peer that are slower than what this node has"},
+    {"least_lane", "", "UCX transports, one of which must be among the lanes (rdma, rc, shm, tcp ...); empty: RDMA where interfaces have it"},
     {NULL, NULL, NULL},
 };
 

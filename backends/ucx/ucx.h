@@ -16,17 +16,22 @@
 
 #include "backends/rdt_backend.h"
 #include "backends/ring.h"
+#include "backends/ucx/slow.h"
 #include "backends/ucx/wire.h"
 
 #define RECV_BUCKETS 256
 #define LINK_BUCKETS 64
 #define LANES_BYTES 160
 
+enum on_slow { SLOW_WARN, SLOW_REFUSE, SLOW_IGNORE };
+
 struct settings {
     char listen[INET6_ADDRSTRLEN];
     uint16_t port;
     char tls[256];
     char interfaces[256];
+    char least_lane[128];
+    enum on_slow on_slow;
     uint64_t eager_bytes; /* chunks up to this size travel with their announcement */
     unsigned spin_polls;  /* empty polls before the data thread sleeps while something is outstanding */
 };
@@ -66,7 +71,9 @@ struct conn {
     struct sockaddr_storage peer_address; /* [lock] */
     uint8_t peer_token[TOKEN_BYTES];      /* [lock] */
     bool closing;                         /* [lock] disconnect was called */
-    char lanes[LANES_BYTES];              /* [lock] of the link that became READY last; "": of none yet */
+    uint8_t peer_uuid[16];
+    char lanes[LANES_BYTES];              /* [lock] of the link that became READY last, and what is wrong; "": of none yet */
+    bool refused;                         /* [lock] they are too slow: nothing moves on it */
     struct ring sends;                    /* [lock] QUEUED sends, in order */
     struct ring recvs[RECV_BUCKETS];      /* [lock] QUEUED receives, by transfer and chunk */
     unsigned posted;                      /* [lock] operations that have not ended */
@@ -129,6 +136,8 @@ struct transport {
     ucp_conn_request_h requests[32]; /* [data] peers that knocked */
     unsigned n_requests;             /* [data] */
     unsigned n_links, n_strangers;   /* [data] */
+    uint8_t (*warned)[16];           /* [data] peers whose slow lanes the log knows */
+    unsigned n_warned;               /* [data] */
 };
 
 /* config.c: what the user wants, checked. */
@@ -159,13 +168,16 @@ void links_free(struct transport *transport); /* the worker is gone: what did no
 /* lanes.c; data thread only. */
 bool ucx_is_at_least(unsigned major, unsigned minor);
 void lanes_of(ucp_ep_h ep, char *list_p, size_t size); /* "tcp/eth0, tcp/eth1"; "" if UCX does not say */
+/* True: they are too slow for the configuration, why_p says why, and the log knows. */
+bool lanes_judge(struct transport *transport, const uint8_t peer_uuid[16], const char *lanes, char *why_p, size_t size);
 
 /* conn.c */
-enum rdt_status conn_create(struct transport *transport, void *ctx, struct conn **conn_p, struct rdt_error *err);
+enum rdt_status conn_create(struct transport *transport, const uint8_t peer_uuid[16], void *ctx, struct conn **conn_p, struct rdt_error *err);
 void conn_destroy(struct conn *conn);
 enum rdt_status conn_offer(struct conn *conn, uint8_t blob[RDT_OFFER_MAX_BYTES], size_t *bytes_p);
 enum rdt_status conn_connect(struct conn *conn, const void *blob, size_t bytes, struct rdt_error *err);
 void conn_disconnect(struct conn *conn);
+bool conn_refuses(struct conn *conn);
 enum rdt_status conn_describe(struct conn *conn, char *text_p, size_t size);
 /* Data thread: */
 struct conn *conn_take_token(struct transport *transport, const uint8_t token[TOKEN_BYTES]);

@@ -67,6 +67,99 @@ Test(ucx, lanes_are_shown)
     end(NULL);
 }
 
+/* ---- lanes that are slow ---- */
+
+#define NO_RDMA "no lane is of least_lane = rdma"
+
+static unsigned lines_with(const struct test_node *node, const char *text)
+{
+    char *log = read_file(node->log, NULL);
+    unsigned n = 0;
+
+    for (const char *at = log; (at = strstr(at, text)); at++)
+        n++;
+    free(log);
+    return n;
+}
+
+Test(ucx, slow_lanes_are_told_once)
+{
+    static const char *const rdma[] = {"--set=ucx.least_lane=rc,rdma", NULL}, *const declared[] = {"slow lanes", NULL};
+    char number[24];
+    struct rdt_ref ref;
+
+    begin_with(2, &(struct cluster_options){.flags = rdma});
+    ref = put_pattern(owner, NULL, BYTES, 1);
+    for (unsigned round = 0; round < 2; round++) {
+        rdt_object *object = fetch_by(&ref, "ucx");
+
+        (void)snprintf(number, sizeof number, "%llu", (unsigned long long)info_of(object).transfer);
+        expect_ctl(1, "slow: no lane is of least_lane", "explain", number);
+        rdt_release(object);
+    }
+    for (unsigned i = 0; i < 2; i++) {
+        expect_ctl(i, "slow: no lane is of least_lane = rc,rdma", "peers", NULL);
+        must(lines_with(&c.node[i], "slow lanes") == 1);
+    }
+    must_ok(rdt_free(owner, &ref, false, &err));
+    end(declared);
+}
+
+static bool refused(unsigned i)
+{
+    struct peer_view peer;
+
+    return peer_seen(&c.node[i], &c.node[1 - i], &peer) && strstr(peer.ucx_lanes, NO_RDMA);
+}
+
+Test(ucx, slow_lanes_are_refused_by_the_reader)
+{
+    static const char *const refuse[] = {"--set=ucx.least_lane=rdma", "--set=ucx.on_slow=refuse", NULL},
+                            *const declared[] = {"slow lanes", NULL};
+    struct rdt_ref ref;
+    struct rdt_stat stat;
+    rdt_object *object;
+
+    begin_with(2, &(struct cluster_options){.stream = true, .flags_of = {NULL, refuse}, .no_meeting = true});
+    ref = put_pattern(owner, NULL, BYTES, 1);
+    must_ok(rdt_stat(reader, &ref, &stat, &err));
+    wait_until(20 * SEC, refused(1)); /* before anybody asks for bytes */
+    must_refuse(RDT_NO_PATH, NO_RDMA, try_fetch_by(&ref, "ucx", &object, &err));
+    object = fetch_by(&ref, NULL);
+    must_go_by("stream", object);
+    rdt_release(object);
+    must(!refused(0));
+    must_ok(rdt_free(owner, &ref, false, &err));
+    end(declared);
+}
+
+Test(ucx, slow_lanes_are_refused_by_the_owner)
+{
+    static const char *const refuse[] = {"--set=ucx.least_lane=rdma", "--set=ucx.on_slow=refuse", NULL},
+                            *const declared[] = {"slow lanes", NULL};
+    struct rdt_ref ref;
+    rdt_object *object;
+
+    begin_with(2, &(struct cluster_options){.flags_of = {refuse, NULL}, .no_meeting = true});
+    ref = put_pattern(owner, NULL, BYTES, 1);
+    for (unsigned round = 0; round < 3; round++)
+        must_refuse(RDT_TRANSPORT, NO_RDMA, try_fetch_by(&ref, NULL, &object, &err));
+    must_ok(rdt_free(owner, &ref, false, &err));
+    end(declared);
+}
+
+Test(ucx, lanes_over_another_interface_are_told)
+{
+    static const char *const interfaces[] = {"--interfaces=lo", NULL}, *const declared[] = {"slow lanes", NULL},
+                            *const env[] = {"UCX_NET_DEVICES=eth0", NULL};
+
+    if (!cables_can_be())
+        cr_skip_test("needs network namespaces");
+    begin_with(2, &(struct cluster_options){.flags = interfaces, .env_of = {env, env}});
+    expect_ctl(0, "slow: tcp/eth0 is none of interfaces = lo", "peers", NULL);
+    end(declared);
+}
+
 /* ---- versions ---- */
 
 static const char *const differ[] = {"the library's versions differ", NULL};
@@ -101,10 +194,9 @@ static void expect_other_transport(const char *good, const char *bad, const char
 }
 
 /* On 127.0.0.1, where the loopback transport works too. */
-static void begin_with_loopback(const char *const *flags, const char *const *env)
+static void begin_with_loopback(const char *const *flags)
 {
-    cluster_start(&c, 2, &(struct cluster_options){
-                             .loopback = true, .flags_of = {NULL, flags}, .env_of = {NULL, env}, .no_meeting = true});
+    cluster_start(&c, 2, &(struct cluster_options){.loopback = true, .flags_of = {NULL, flags}, .no_meeting = true});
     owner = node_client(&c.node[0], "owner");
     reader = node_client(&c.node[1], "reader");
 }
@@ -113,7 +205,7 @@ Test(ucx, different_versions_of_a_library_are_not_brought_together)
 {
     static const char *const newer[] = {"--set=loopback.version=2.0", NULL};
 
-    begin_with_loopback(newer, NULL);
+    begin_with_loopback(newer);
     expect_other_transport("ucx", "loopback", "the library's versions differ: 2.0 here, 1.0 on the other node");
     end(differ);
 }
@@ -134,8 +226,8 @@ Test(ucx, other_version_on_one_node_leaves_the_other_transports)
 {
     const char *const env[] = {other_ucx(), NULL};
 
-    begin_with_loopback(NULL, env);
-    expect_other_transport("loopback", "ucx", "the library's versions differ: 1.");
+    begin_with(2, &(struct cluster_options){.stream = true, .env_of = {NULL, env}, .no_meeting = true});
+    expect_other_transport("stream", "ucx", "the library's versions differ: 1.");
     end(differ);
 }
 
