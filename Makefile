@@ -81,6 +81,8 @@ FAULT := $(if $(wildcard tests/faults/fault_matrix.c),$(B)/tests/faults/fault_ma
 FUZZ  := $(patsubst %.c,$(B)/%,$(call srcs,tests/fuzz))
 FUZZ_O := $(call obj,$(filter-out $(if $(filter fuzz,$(VARIANT)),%/replay.c),$(call srcs,tests/fuzz/harness)))
 
+PY_FILES  := $(wildcard client/python/rdt/*.py client/python/rdt/*.pyi client/python/rdt/py.typed)
+
 LIBRDT := $(B)/librdt.so.$(VERSION)
 PROGRAMS := $(if $(wildcard daemon/main.c),$(B)/rdtd) $(if $(wildcard client/rdtctl.c),$(B)/rdtctl)
 LOOPBACK := $(if $(wildcard tests/loopback/*.c),$(B)/tests/rdt_loopback.so)
@@ -116,19 +118,30 @@ DROPPED  := $(foreach b,$(BACKENDS),$(if $(BACKEND_PKGS_$(b)),$(shell pkg-config
 $(foreach b,$(DROPPED),$(info backend $(b): dropped, $(BACKEND_PKGS_$(b)) is not installed))
 BACKENDS := $(filter-out $(DROPPED),$(BACKENDS))
 
+# The Python package, for this Python (PYTHON=, PYTHON=no: without). Sanitized, it runs in a Python that loads asan first; tsan and fuzz have none.
+PYTHON ?= $(or $(wildcard /usr/bin/python3),python3)
+PY_INFO := $(if $(filter no,$(PYTHON)),,$(shell $(PYTHON) -c 'import sysconfig as s; print(s.get_paths()["include"], s.get_config_var("EXT_SUFFIX"))' 2>/dev/null))
+ifneq ($(filter release asan cov,$(VARIANT)),)
+ifneq ($(wildcard $(firstword $(PY_INFO))/Python.h),)
+PY_EXT := $(B)/python/rdt/_rdt$(lastword $(PY_INFO))
+else
+$(info python: dropped, $(if $(filter no,$(PYTHON)),PYTHON=no,$(PYTHON) has no Python.h (Debian: python3-dev)))
+endif
+endif
+
 endif
 
 BACKEND_SO := $(BACKENDS:%=$(B)/backends/rdt_%.so)
 
 # ---- build ----
 
-.PHONY: all tests benches deps test test-run check-asan check-tsan check-layers bench bench-run demo demo-run fuzz fuzz-run fault-matrix \
+.PHONY: all python tests benches deps test test-run check-asan check-tsan check-layers bench bench-run demo demo-run fuzz fuzz-run fault-matrix \
         fault-matrix-run \
         cov format tidy ucx-wheels install uninstall clean help FORCE
 .DELETE_ON_ERROR:
 .SUFFIXES:
 
-all: $(PROGRAMS) $(LIBRDT) $(B)/librdt.a $(BACKEND_SO)
+all: $(PROGRAMS) $(LIBRDT) $(B)/librdt.a $(BACKEND_SO) $(PY_EXT)
 tests: all $(UNIT) $(INTEG) $(FUZZ) $(FAULT) $(LOOPBACK) $(FROZEN) $(PRELOAD)
 benches: all $(BENCH)
 
@@ -139,6 +152,7 @@ $(B)/.$(1): FORCE
 endef
 $(eval $(call stamp,flags,$(CC) $(WARNINGS) $(CPPFLAGS_ALL) $(CFLAGS_ALL) $(LDFLAGS_ALL)))
 $(eval $(call stamp,sources,$(PROTO_O) $(CLIENT_O) $(CTL_C) $(DAEMON_O) $(SUPPORT_O) $(wildcard backends/*.c backends/*/*.c)))
+$(eval $(call stamp,python,$(PYTHON) $(PY_INFO) $(PY_FILES)))
 $(eval $(call stamp,paths,$(backenddir) $(conffile)))
 
 # proto and client go into a shared library, and so do the plug-ins.
@@ -189,6 +203,19 @@ $(B)/rdtd: $(B)/obj/daemon/main.o $(B)/librdtd.a $(B)/libproto.a
 $(B)/rdtctl: $(call obj,$(CTL_C)) $(B)/librdt.a $(B)/libproto.a
 	$(call say,LINK,$@)
 	$(Q)$(CC) -pie $(LDFLAGS_ALL) -o $@ $^ $(CTL_LIBS)
+
+# The package as it is imported, PYTHONPATH=$(B)/python: librdt is within, so it needs nothing that is installed.
+python: $(PY_EXT)
+	$(if $(PY_EXT),,$(error no Python package: see above))
+
+$(PY_EXT): $(call obj,$(call srcs,client/python/src)) $(B)/librdt.a $(B)/libproto.a $(PY_FILES) $(B)/python.map $(B)/.python
+	$(call say,LINK,$@)
+	$(Q)mkdir -p $(@D) && rm -rf $(@D)/* && cp $(PY_FILES) $(@D)/
+	$(Q)$(CC) $(LDFLAGS_ALL) -shared -Wl,--version-script=$(B)/python.map -o $@ $(filter %.o %.a,$^) $(CLIENT_LIBS)
+$(B)/python.map:
+	$(Q)mkdir -p $(@D) && echo '{ global: PyInit__rdt; local: *; };' >$@
+$(B)/obj/client/python/%.o: OBJFLAGS = -fPIC -fno-semantic-interposition -Iclient -Iproto -isystem $(firstword $(PY_INFO))
+$(B)/obj/client/python/%.o: $(B)/.python
 
 # A plug-in shows one symbol.
 $(B)/plugin.map:
@@ -379,6 +406,7 @@ clean:
 help:
 	@printf '%s\n' \
 	'make                  everything, into build/release (VARIANT=asan, tsan: into build/asan, build/tsan)' \
+	'make python           the Python package, in build/release/python; a part of make where Python.h is (PYTHON=python3.12, PYTHON=no)' \
 	'make deps             installs the Debian packages that are missing, or says which' \
 	'make test [T=name]    builds and runs all tests, or those whose name contains T' \
 	'make check-asan       the same tests under AddressSanitizer and UndefinedBehaviorSanitizer' \

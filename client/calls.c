@@ -1,4 +1,4 @@
-/* The calls that are one request and one reply: free, stat, and waiting for an object. */
+/* The calls that are one request and one reply: free, stat, and waiting for an object, in place or started. */
 #include <stdio.h>
 #include <string.h>
 
@@ -55,6 +55,22 @@ enum rdt_status rdt_free(rdt *conn, const struct rdt_ref *ref, bool force, struc
     return call(conn, RDT_MSG_FREE, &request.base, &rdt__pb__empty__descriptor, CALL_TIMEOUT_NS, NULL, err);
 }
 
+enum rdt_status rdt_drop(rdt *conn, const struct rdt_ref *ref, struct rdt_error *err)
+{
+    Rdt__Pb__Free request = RDT__PB__FREE__INIT;
+    Rdt__Pb__Ref message;
+    enum rdt_status status = check_ref(conn, ref, err);
+
+    if (status != RDT_OK)
+        return status;
+    wire_ref_from(ref, &message);
+    request.ref = &message;
+    connection_lock(conn);
+    status = connection_send(conn, RDT_MSG_FREE, connection_id(conn), &request.base, -1, true, err);
+    connection_unlock(conn);
+    return status;
+}
+
 /* ---- waiting ---- */
 
 /* Says what did not happen in time. Other errors name their object themselves. */
@@ -107,11 +123,24 @@ enum rdt_status rdt_wait_freed(rdt *conn, const struct rdt_ref *ref, int64_t tim
     return status;
 }
 
+/* The range, as the daemon knows it; with the lock. */
+static enum rdt_status find_range(rdt *conn, const void *addr, size_t bytes, Rdt__Pb__WaitFreed *request_p, struct rdt_error *err)
+{
+    uintptr_t lo = (uintptr_t)addr;
+    const struct mapping *mapping = bytes <= UINTPTR_MAX - lo ? memory_at(&conn->memory, lo, lo + bytes) : NULL;
+
+    if (!mapping || lo < (uintptr_t)mapping->addr || bytes > mapping->bytes - (lo - (uintptr_t)mapping->addr))
+        return rdt_error_set(err, RDT_INVALID, "[%p, +%zu) is not within memory from rdt_alloc or rdt_import", addr, bytes);
+    request_p->region = mapping->region;
+    request_p->generation = mapping->generation;
+    request_p->offset = lo - (uintptr_t)mapping->addr;
+    request_p->bytes = bytes;
+    return RDT_OK;
+}
+
 enum rdt_status rdt_wait_freed_range(rdt *conn, const void *addr, size_t bytes, int64_t timeout_ns, struct rdt_error *err)
 {
     Rdt__Pb__WaitFreed request = RDT__PB__WAIT_FREED__INIT;
-    const struct mapping *mapping;
-    uintptr_t lo = (uintptr_t)addr;
     enum rdt_status status = connection_check(conn, err);
 
     if (status != RDT_OK)
@@ -119,21 +148,117 @@ enum rdt_status rdt_wait_freed_range(rdt *conn, const void *addr, size_t bytes, 
     if (bytes == 0)
         return RDT_OK; /* nothing overlaps nothing */
     connection_lock(conn);
-    mapping = bytes <= UINTPTR_MAX - lo ? memory_at(&conn->memory, lo, lo + bytes) : NULL;
-    if (!mapping || lo < (uintptr_t)mapping->addr || bytes > mapping->bytes - (lo - (uintptr_t)mapping->addr)) {
-        status = rdt_error_set(err, RDT_INVALID, "[%p, +%zu) is not within memory from rdt_alloc or rdt_import", addr, bytes);
-    } else {
-        request.region = mapping->region;
-        request.generation = mapping->generation;
-        request.offset = lo - (uintptr_t)mapping->addr;
-        request.bytes = bytes;
-    }
+    status = find_range(conn, addr, bytes, &request, err);
     connection_unlock(conn);
     if (status != RDT_OK)
         return status;
     status = wait_freed(conn, &request, timeout_ns, err);
     if (status == RDT_TIMED_OUT)
         rdt_error_prefix(err, "waiting for [%p, +%zu) to be free", addr, bytes);
+    return status;
+}
+
+/* ---- waiting without staying: a request that the reply ends ---- */
+
+/* With the lock. `request` is taken. */
+static enum rdt_status start_wait(rdt_request *request, enum rdt_message type, const ProtobufCMessage *message,
+                                  rdt_request **request_p, struct rdt_error *err)
+{
+    rdt *conn = request->conn;
+    enum rdt_status status = RDT_OK;
+
+    if (!expiry_reserve(&conn->expiries, 1))
+        status = rdt_error_set(err, RDT_NO_MEMORY, "no memory for a request");
+    if (status == RDT_OK) {
+        request_start(request, round_trip_deadline_ns(request->timeout_ns));
+        status = connection_send(conn, type, request->pending.id, message, -1, false, err);
+    }
+    if (status == RDT_OK)
+        *request_p = request;
+    else
+        request_destroy(request);
+    return status;
+}
+
+static rdt_request *create_wait(rdt *conn, const struct rdt_ref *ref, const char *what, int64_t timeout_ns, struct rdt_error *err)
+{
+    rdt_request *request = request_create(conn, ref, timeout_ns, NULL);
+
+    if (request)
+        request_make_wait(request, what);
+    else
+        (void)rdt_error_set(err, RDT_NO_MEMORY, "no memory for a request");
+    return request;
+}
+
+enum rdt_status rdt_wait_put_start(rdt *conn, const struct rdt_ref *ref, int64_t timeout_ns, rdt_request **request_p,
+                                   struct rdt_error *err)
+{
+    Rdt__Pb__Wait message = RDT__PB__WAIT__INIT;
+    Rdt__Pb__Ref wire;
+    rdt_request *request;
+    enum rdt_status status = check_ref(conn, ref, err);
+
+    if (status != RDT_OK)
+        return status;
+    request = create_wait(conn, ref, "wait for the put of", timeout_ns, err);
+    if (!request)
+        return RDT_NO_MEMORY;
+    wire_ref_from(ref, &wire);
+    message.ref = &wire;
+    message.timeout_ns = timeout_ns < 0 ? -1 : timeout_ns;
+    connection_lock(conn);
+    status = start_wait(request, RDT_MSG_WAIT, &message.base, request_p, err);
+    connection_unlock(conn);
+    return status;
+}
+
+enum rdt_status rdt_wait_freed_start(rdt *conn, const struct rdt_ref *ref, int64_t timeout_ns, rdt_request **request_p,
+                                     struct rdt_error *err)
+{
+    Rdt__Pb__WaitFreed message = RDT__PB__WAIT_FREED__INIT;
+    Rdt__Pb__Ref wire;
+    rdt_request *request;
+    enum rdt_status status = check_ref(conn, ref, err);
+
+    if (status != RDT_OK)
+        return status;
+    request = create_wait(conn, ref, "wait for the end of", timeout_ns, err);
+    if (!request)
+        return RDT_NO_MEMORY;
+    wire_ref_from(ref, &wire);
+    message.ref = &wire;
+    message.timeout_ns = timeout_ns < 0 ? -1 : timeout_ns;
+    connection_lock(conn);
+    status = start_wait(request, RDT_MSG_WAIT_FREED, &message.base, request_p, err);
+    connection_unlock(conn);
+    return status;
+}
+
+enum rdt_status rdt_wait_freed_range_start(rdt *conn, const void *addr, size_t bytes, int64_t timeout_ns, rdt_request **request_p,
+                                           struct rdt_error *err)
+{
+    Rdt__Pb__WaitFreed message = RDT__PB__WAIT_FREED__INIT;
+    struct rdt_ref none = {0};
+    rdt_request *request;
+    enum rdt_status status = connection_check(conn, err);
+
+    if (status != RDT_OK)
+        return status;
+    if (bytes == 0)
+        return rdt_error_set(err, RDT_INVALID, "the range has no bytes");
+    request = create_wait(conn, &none, "wait for the end of what is in", timeout_ns, err);
+    if (!request)
+        return RDT_NO_MEMORY;
+    (void)snprintf(request->label, sizeof request->label, "[%p, +%zu)", addr, bytes);
+    message.timeout_ns = timeout_ns < 0 ? -1 : timeout_ns;
+    connection_lock(conn);
+    status = find_range(conn, addr, bytes, &message, err);
+    if (status == RDT_OK)
+        status = start_wait(request, RDT_MSG_WAIT_FREED, &message.base, request_p, err);
+    else
+        request_destroy(request);
+    connection_unlock(conn);
     return status;
 }
 

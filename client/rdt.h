@@ -163,6 +163,10 @@ enum rdt_status rdt_put(rdt *rdt, const struct rdt_tensor *tensors, size_t count
  * FREED, DENIED, PEER_LOST. */
 enum rdt_status rdt_free(rdt *rdt, const struct rdt_ref *ref, bool force, struct rdt_error *err);
 
+/* rdt_free without its answer: never blocks, and nobody is told how it went. For destructors and collectors of garbage. Errors: INVALID,
+ * FORKED, DISCONNECTED. */
+enum rdt_status rdt_drop(rdt *rdt, const struct rdt_ref *ref, struct rdt_error *err);
+
 /* ---- fetch ---- */
 
 enum rdt_fetch_mode {
@@ -221,7 +225,7 @@ enum rdt_status rdt_wait(rdt *rdt, rdt_request *const *requests, size_t count, s
 /* RDT_AGAIN while it runs, else how it ended. Never blocks; does not read the socket (rdt_dispatch does). */
 enum rdt_status rdt_request_status(const rdt_request *request, struct rdt_error *err);
 
-/* The object of a fetch that ended well, once: it moves to the caller. AGAIN, INVALID (not a fetch, or taken), or the failure. */
+/* The object of a fetch that ended well, once: it moves to the caller. AGAIN, INVALID (a wait, or taken), or the failure. */
 enum rdt_status rdt_request_take_object(rdt_request *request, rdt_object **object_p, struct rdt_error *err);
 
 /* Releases the caller now: the request ends with CANCELLED unless it ended before. The daemon releases the memory when nothing
@@ -301,6 +305,15 @@ enum rdt_status rdt_wait_freed(rdt *rdt, const struct rdt_ref *ref, int64_t time
 
 /* The same for every object that overlaps [addr, addr + bytes) of rdt_alloc's or rdt_import's memory. */
 enum rdt_status rdt_wait_freed_range(rdt *rdt, const void *addr, size_t bytes, int64_t timeout_ns, struct rdt_error *err);
+
+/* The three as requests, for event loops and for waiting beside fetches (rdt_wait); timeout_ns is theirs. *request_p is to be destroyed. What
+ * is already so ends at once, as every request does, when the answer is read. INVALID also: a range of 0 bytes. */
+enum rdt_status rdt_wait_put_start(rdt *rdt, const struct rdt_ref *ref, int64_t timeout_ns, rdt_request **request_p,
+                                   struct rdt_error *err);
+enum rdt_status rdt_wait_freed_start(rdt *rdt, const struct rdt_ref *ref, int64_t timeout_ns, rdt_request **request_p,
+                                     struct rdt_error *err);
+enum rdt_status rdt_wait_freed_range_start(rdt *rdt, const void *addr, size_t bytes, int64_t timeout_ns, rdt_request **request_p,
+                                           struct rdt_error *err);
 
 /* ---- events ----
  * What happens in the daemon's tables, as it happens: rdtctl watch for programs. A session sees its own owner's things, what is visible to

@@ -1,4 +1,4 @@
-/* The life of a request. Builds no fetch and reads no event: fetch.c does. */
+/* The life of a request. Builds no fetch and reads no event: fetch.c does; and no wait: calls.c. */
 #include "request.h"
 
 #include <assert.h>
@@ -48,8 +48,8 @@ static void on_frame(rdt *conn, struct pending *pending, struct frame *frame)
     struct rdt_error err;
 
     (void)conn;
-    (void)rdt_error_set(&err, RDT_PROTOCOL, "fetch of %s: rdtd answered the handle with a frame of type %u", request->label,
-                        frame->type);
+    (void)rdt_error_set(&err, RDT_PROTOCOL, "%s %s: rdtd answered the handle with a frame of type %u", request->what,
+                        request->label, frame->type);
     request_fail(request, &err);
 }
 
@@ -61,11 +61,37 @@ static void on_lost(rdt *conn, struct pending *pending, const struct rdt_error *
     (void)connection_lost_error(conn, &err);
     if (why->status == RDT_LIMIT) /* what was on its way was lost to this process's own limit */
         err.status = RDT_LIMIT;
-    rdt_error_prefix(&err, "fetch of %s", request->label);
+    rdt_error_prefix(&err, "%s %s", request->what, request->label);
     request_fail(request, &err);
 }
 
 static const struct pending_ops ops = {on_frame, on_lost};
+
+static void end(rdt_request *request);
+
+/* The answer to a wait. */
+static void on_answer(rdt *conn, struct pending *pending, struct frame *frame)
+{
+    rdt_request *request = CHAIN_OWNER(pending, rdt_request, pending);
+    struct rdt_error err;
+
+    (void)conn;
+    if (frame->flags & FRAME_ERROR) {
+        (void)connection_error_reply(frame, &err);
+        request_fail(request, &err);
+    } else {
+        end(request);
+    }
+}
+
+static const struct pending_ops wait_ops = {on_answer, on_lost};
+
+void request_make_wait(rdt_request *request, const char *what)
+{
+    request->what = what;
+    request->wait = true;
+    request->pending.ops = &wait_ops;
+}
 
 rdt_request *request_create(rdt *conn, const struct rdt_ref *ref, int64_t timeout_ns, struct targets *take_targets)
 {
@@ -75,6 +101,7 @@ rdt_request *request_create(rdt *conn, const struct rdt_ref *ref, int64_t timeou
         return NULL;
     request->conn = conn;
     request->pending.ops = &ops;
+    request->what = "fetch of";
     request->timeout_ns = timeout_ns;
     request->targets = take_targets;
     chain_init(&request->link);
@@ -137,7 +164,13 @@ void request_fail(rdt_request *request, const struct rdt_error *err)
 static void send_cancel(const rdt_request *request)
 {
     Rdt__Pb__Cancel message = RDT__PB__CANCEL__INIT;
+    Rdt__Pb__CancelRequest wait = RDT__PB__CANCEL_REQUEST__INIT;
 
+    if (request->wait) {
+        wait.request_id = request->pending.id;
+        (void)connection_send(request->conn, RDT_MSG_CANCEL_REQUEST, 0, &wait.base, -1, true, NULL);
+        return;
+    }
     message.handle = request->pending.id;
     (void)connection_send(request->conn, RDT_MSG_CANCEL, 0, &message.base, -1, true, NULL);
 }
@@ -150,7 +183,7 @@ void request_cancel(rdt_request *request)
         return;
     if (request->state == REQUEST_RUNNING)
         send_cancel(request);
-    (void)rdt_error_set(&err, RDT_CANCELLED, "the fetch of %s was cancelled", request->label);
+    (void)rdt_error_set(&err, RDT_CANCELLED, "the %s %s was cancelled", request->what, request->label);
     request_fail(request, &err);
 }
 
@@ -161,7 +194,7 @@ void request_on_expired(rdt *conn, struct expiry *expiry)
 
     (void)conn;
     send_cancel(request);
-    (void)rdt_error_set(&err, RDT_TIMED_OUT, "fetch of %s: not done within %.3f s", request->label,
+    (void)rdt_error_set(&err, RDT_TIMED_OUT, "%s %s: not done within %.3f s", request->what, request->label,
                         (double)request->timeout_ns / 1e9);
     request_fail(request, &err);
 }
@@ -186,7 +219,7 @@ void request_arrive(rdt_request *request, rdt_object *take_object)
     } else if (request->targets->direct) {
         end_in_targets(request);
     } else if (layout_same_shape(take_object->layout, request->targets->layout, &err) != RDT_OK) {
-        rdt_error_prefix(&err, "fetch of %s", request->label);
+        rdt_error_prefix(&err, "%s %s", request->what, request->label);
         request_fail(request, &err);
     } else if (layout_total_bytes(take_object->layout) == 0) {
         end_in_targets(request);
@@ -274,7 +307,7 @@ static enum rdt_status check(const rdt_request *request, struct rdt_error *err)
 static enum rdt_status status_of(const rdt_request *request, struct rdt_error *err)
 {
     if (request->state != REQUEST_ENDED)
-        return rdt_error_set(err, RDT_AGAIN, "the fetch of %s has not ended", request->label);
+        return rdt_error_set(err, RDT_AGAIN, "the %s %s has not ended", request->what, request->label);
     if (err && request->err.status != RDT_OK)
         *err = request->err;
     return request->err.status;
@@ -300,6 +333,8 @@ enum rdt_status rdt_request_take_object(rdt_request *request, rdt_object **objec
         return status;
     connection_lock(request->conn);
     status = status_of(request, err);
+    if (status == RDT_OK && request->wait)
+        status = rdt_error_set(err, RDT_INVALID, "the %s %s brings no object", request->what, request->label);
     if (status == RDT_OK && request->taken)
         status = rdt_error_set(err, RDT_INVALID, "the object of the fetch of %s was taken before", request->label);
     if (status == RDT_OK) {

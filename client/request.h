@@ -1,4 +1,4 @@
-/* One fetch of one object, from its start until it is collected: struct rdt_request. Under the connection's lock.
+/* One fetch of one object, or one wait for it, from its start until it is collected: struct rdt_request. Under the connection's lock.
  *
  *                    FETCH_DONE               the bytes are in the targets
  *      ┌─ RUNNING ──────────────────► ARRIVED ───────────────────┐
@@ -8,6 +8,8 @@
  *
  * Who copies (`copying`) does so without the lock. A cancel ends the request meanwhile all the same; the copier then stops, and
  * request_destroy waits for that. A connection that is lost does not end what has arrived.
+ *
+ * A wait (`wait`) has no object: its reply, not an event, ends it, and its id is that of the message.
  */
 #ifndef CLIENT_REQUEST_H
 #define CLIENT_REQUEST_H
@@ -27,6 +29,8 @@ struct rdt_request {
     struct expiry expiry;            /* while RUNNING, if it has a deadline */
     int64_t timeout_ns;              /* as it was asked for */
     char label[REQUEST_LABEL_BYTES]; /* the ref's id, for people */
+    const char *what;                /* "fetch of": stands before the label; static */
+    bool wait;                       /* rdt_wait_..._start made it */
 
     enum request_state state;
     struct rdt_error err; /* ENDED: how; status RDT_OK: well */
@@ -44,6 +48,9 @@ void request_label(const struct rdt_ref *ref, char *label_p);
 
 /* RUNNING, but neither sent nor known to the connection; NULL: no memory. */
 rdt_request *request_create(rdt *conn, const struct rdt_ref *ref, int64_t timeout_ns, struct targets *take_targets);
+
+/* Makes what was created one that a reply ends; `what` as above. */
+void request_make_wait(rdt_request *request, const char *what);
 
 /* Gives it its id and its deadline (CLOCK_NEVER: none; else there is room in conn->expiries). */
 void request_start(rdt_request *request, int64_t deadline_ns);

@@ -1,0 +1,84 @@
+"""rdt: put, fetch, wait for and free tensors through the rdtd of this node.
+
+    import numpy, rdt
+
+    with rdt.connect() as c:
+        ref = c.put({"w": numpy.ones((32, 32), "f4"), "step": 7})
+        value = c.get(ref)                 # any process: the very same memory, read-only; another node: a copy
+        value = await c.fetch(ref)         # the same in an event loop
+
+On one node processes share memory by file descriptor, in constant time whatever the size; between nodes the daemons move the bytes.
+Arrays that came from rdt keep what is below them, so nothing has to be released: the memory lives as long as the last view.
+
+Host memory only, in this version. numpy and torch are used where they are, and required nowhere.
+"""
+from __future__ import annotations
+
+import os
+import threading
+from os import PathLike
+from typing import Any, Optional, Union
+
+from . import _rdt
+from ._connection import Connection, Versions
+from ._errors import *  # noqa: F401,F403
+from ._errors import BY_STATUS, Error
+from ._errors import __all__ as _error_names
+from ._arrays import BY_OTHER_NAME, MORE_NAMES, NUMBERS
+from ._requests import Fetched, Ref, Request
+from ._rdt import Tensor
+
+__version__ = _rdt.VERSION
+__all__ = ["connect", "default", "put", "get", "fetch", "Connection", "Ref", "Request", "Fetched", "Tensor", "Versions", *_error_names]
+
+_rdt.setup(BY_STATUS, Error, Ref, Request, {other: NUMBERS[text] for other, text in BY_OTHER_NAME.items() if text in MORE_NAMES})
+
+
+def connect(socket: Union[str, PathLike[str], None] = None, *, name: Optional[str] = None,
+            timeout: Optional[float] = None) -> Connection:
+    """A new connection to the daemon of this node: see Connection."""
+    return Connection(socket, name=name, timeout=timeout)
+
+
+_default: Optional[Connection] = None
+_lock = threading.Lock()
+
+
+def default() -> Connection:
+    """This process's own connection, made when it is first asked for (and anew after it was lost or closed): in a child after a fork, a
+    DataLoader's worker say, another one than in its parent. What `put`, `get` and `fetch` of this module use."""
+    global _default
+    with _lock:
+        if _default is not None and not _default.closed:
+            try:
+                _default.dispatch()
+            except Error:  # the daemon is gone: perhaps there is a new one
+                _default = None
+        if _default is None or _default.closed:
+            _default = Connection()
+        return _default
+
+
+def _after_fork() -> None:
+    global _default, _lock
+    _default = None
+    _lock = threading.Lock()
+    Connection._hub_lock = threading.Lock()
+
+
+os.register_at_fork(after_in_child=_after_fork)
+
+
+def put(value: Any, **options: Any) -> Ref:
+    """Connection.put on `default()`."""
+    return default().put(value, **options)
+
+
+def get(refs: Any, **options: Any) -> Any:
+    """Connection.get on `default()`."""
+    return default().get(refs, **options)
+
+
+def fetch(refs: Any, **options: Any) -> Any:
+    """Connection.fetch on `default()`."""
+    return default().fetch(refs, **options)

@@ -1,0 +1,113 @@
+"""Requests in event loops: the connection's descriptor is a reader of every loop that waits for something of it.
+
+Whichever loop is woken reads the answers and looks at what all loops wait for; a thread that waits without a loop may read them too, and then
+the descriptor stays readable until a loop has looked. So several loops and threads share one connection.
+"""
+from __future__ import annotations
+
+import asyncio
+import threading
+import weakref
+from typing import Any
+
+from . import _rdt
+from ._errors import Error
+
+AGAIN = _rdt.STATUSES["AGAIN"]
+
+_Waiting = dict["asyncio.Future[None]", _rdt.Request]
+
+
+def _finish(future: asyncio.Future[None]) -> None:
+    if not future.done():
+        future.set_result(None)
+
+
+class Hub:
+    """Who waits for what of one connection."""
+
+    def __init__(self, connection: _rdt.Conn) -> None:
+        self._connection = weakref.ref(connection)
+        self._fd = connection.fileno()
+        self._lock = threading.Lock()
+        self._waiting: dict[asyncio.AbstractEventLoop, _Waiting] = {}
+
+    async def ended(self, request: _rdt.Request) -> None:
+        """Until the request has ended, well or not. Who is cancelled here cancels the request."""
+        if request._state() != AGAIN:
+            return
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[None] = loop.create_future()
+        with self._lock:
+            mine = self._waiting.setdefault(loop, {})
+            mine[future] = request
+            if len(mine) == 1:
+                loop.add_reader(self._fd, self._readable)
+        try:
+            if request._state() == AGAIN:  # it may have ended before it was in the list
+                await future
+        except asyncio.CancelledError:
+            request.cancel()
+            raise
+        finally:
+            with self._lock:
+                mine.pop(future, None)
+                if not mine and self._waiting.get(loop) is mine:
+                    del self._waiting[loop]
+                    loop.remove_reader(self._fd)
+
+    def _readable(self) -> None:
+        connection = self._connection()
+        if connection is None:
+            return
+        try:
+            connection.dispatch()
+        except Error:
+            pass  # every request has ended, and says so
+        self._look()
+
+    def _look(self) -> None:
+        try:
+            here: Any = asyncio.get_running_loop()
+        except RuntimeError:
+            here = None
+        with self._lock:
+            ended = [(loop, future) for loop, mine in self._waiting.items() for future, request in mine.items()
+                     if request._state() != AGAIN]
+        for loop, future in ended:
+            if loop is here:
+                _finish(future)
+            else:
+                try:
+                    loop.call_soon_threadsafe(_finish, future)
+                except RuntimeError:
+                    pass  # that loop was closed, and nobody waits there any more
+
+    def leave(self) -> None:
+        """Before the connection is closed, and with it the descriptor."""
+        with self._lock:
+            loops = list(self._waiting)
+        try:
+            here: Any = asyncio.get_running_loop()
+        except RuntimeError:
+            here = None
+        for loop in loops:
+            if loop is here:
+                loop.remove_reader(self._fd)
+                continue
+            gone = threading.Event()
+
+            def remove(loop: asyncio.AbstractEventLoop = loop, gone: threading.Event = gone) -> None:
+                loop.remove_reader(self._fd)
+                gone.set()
+
+            try:
+                loop.call_soon_threadsafe(remove)
+            except RuntimeError:
+                continue
+            if loop.is_running():
+                gone.wait(1)
+
+    def closed(self) -> None:
+        """After it was closed: all requests have ended."""
+        self._look()

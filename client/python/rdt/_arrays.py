@@ -1,0 +1,204 @@
+"""numpy and torch, where they are: which of their types are tensors here, and views of the daemon's memory as theirs.
+
+Neither is required, and neither is imported before somebody uses it: numpy with the first array that is asked for, torch when a tensor of
+it is put or asked for.
+"""
+from __future__ import annotations
+
+import sys
+from importlib import import_module
+from typing import Any, Callable
+
+from . import _rdt
+
+NUMPY_NAMES = {
+    "bool": "bool", "u8": "uint8", "i8": "int8", "u16": "uint16", "i16": "int16", "u32": "uint32", "i32": "int32", "u64": "uint64",
+    "i64": "int64", "f16": "float16", "f32": "float32", "f64": "float64", "c64": "complex64", "c128": "complex128",
+}
+# ml_dtypes gives numpy these, and torch has some under the same names.
+MORE_NAMES = {
+    "bf16": "bfloat16", "f8_e4m3fn": "float8_e4m3fn", "f8_e5m2": "float8_e5m2", "f8_e4m3fnuz": "float8_e4m3fnuz",
+    "f8_e5m2fnuz": "float8_e5m2fnuz", "f8_e4m3b11fnuz": "float8_e4m3b11fnuz", "f8_e4m3": "float8_e4m3", "f8_e3m4": "float8_e3m4",
+    "f8_e8m0fnu": "float8_e8m0fnu",
+}
+NUMBERS = {text: number for text, (number, _) in _rdt.DTYPES.items()}
+ITEM_BYTES = {text: size for text, (_, size) in _rdt.DTYPES.items()}
+BY_OTHER_NAME = {other: text for names in (NUMPY_NAMES, MORE_NAMES) for text, other in names.items()}
+BY_OTHER_NAME["complex32"] = "c32"
+PYTHON_TYPES: dict[Any, str] = {float: "f64", int: "i64", bool: "bool", complex: "c128"}
+
+
+# ---- numpy ----
+
+_np: Any = None  # False: there is none
+_np_dtypes: dict[str, Any] = {}  # "f32" -> numpy.dtype
+_np_known: dict[Any, str] = {}  # numpy.dtype -> "f32"
+
+
+def numpy() -> Any:
+    """numpy, or None."""
+    global _np
+    if _np is None:
+        try:
+            _np = import_module("numpy")
+        except ImportError:
+            _np = False
+        else:
+            for text, name in NUMPY_NAMES.items():
+                dtype = _np.dtype(name)
+                _np_dtypes[text] = dtype
+                _np_known[dtype] = text
+    return _np or None
+
+
+def numpy_dtype(text: str) -> Any:
+    """numpy's dtype for "f32", "bf16", ...; None if this numpy has none (bf16 and fp8 need ml_dtypes)."""
+    np = numpy()
+    if np is None:
+        return None
+    found = _np_dtypes.get(text)
+    if found is None and text in MORE_NAMES:
+        try:
+            found = np.dtype(getattr(import_module("ml_dtypes"), MORE_NAMES[text]))
+        except (ImportError, AttributeError, TypeError):
+            return None
+        _np_dtypes[text] = found
+        _np_known[found] = text
+    return found
+
+
+def plain_array(array: Any) -> bool:
+    """Whether a numpy array's elements are ones that travel as a tensor: no objects, structs, times, and none of the other byte order."""
+    numpy()
+    if array.dtype in _np_known:
+        return True
+    text = BY_OTHER_NAME.get(array.dtype.name)
+    return text in MORE_NAMES and numpy_dtype(text) == array.dtype
+
+
+def to_numpy(tensor: _rdt.Tensor) -> Any:
+    """The tensor's memory as an ndarray, read-only where it is. Where numpy has no such dtype, or is not there, the Tensor itself."""
+    dtype = _np_dtypes.get(tensor.dtype) or numpy_dtype(tensor.dtype)
+    if dtype is None:
+        return tensor
+    if tensor.contiguous:
+        return _np.ndarray(tensor.shape, dtype, tensor)
+    if tensor.dtype in NUMPY_NAMES:
+        return _np.asarray(tensor)
+    return _np.asarray(tensor.bits()).view(dtype)
+
+
+# ---- torch ----
+
+_torch: Any = None
+_torch_by_text: dict[str, Any] = {}
+# What every torch reads from a DLPack capsule by its own type; the rest comes as integers and is viewed.
+_TORCH_PLAIN = frozenset(("f16", "bf16", "f32", "f64", "c64", "c128", "u8", "i8", "i16", "i32", "i64"))
+
+
+def torch() -> Any:
+    """torch, imported if it was not; None if there is none."""
+    global _torch
+    if _torch is None:
+        try:
+            _torch = import_module("torch")
+        except ImportError:
+            _torch = False
+        else:
+            numbers = {}
+            for other, text in BY_OTHER_NAME.items():
+                dtype = getattr(_torch, other, None)
+                if isinstance(dtype, _torch.dtype):
+                    _torch_by_text[text] = dtype
+                    numbers[dtype] = NUMBERS[text]
+            _rdt.set_torch(_torch.Tensor, numbers)
+    return _torch or None
+
+
+def to_torch(tensor: _rdt.Tensor) -> Any:
+    """The tensor's memory as a torch.Tensor. torch knows no read-only: writing to what came so is a fault.
+
+    TypeError: this torch has no such dtype."""
+    module = torch()
+    if module is None:
+        raise ImportError("there is no torch here: as_=\"numpy\" or \"tensor\" needs none")
+    text = tensor.dtype
+    dtype = _torch_by_text.get(text)
+    if dtype is None:
+        raise TypeError(f"this torch ({module.__version__}) has no {text}: as_=\"tensor\", and bits() of it, shows the bits")
+    made = module.utils.dlpack.from_dlpack(tensor._capsule())
+    return made if text in _TORCH_PLAIN else made.view(dtype)
+
+
+# ---- what is a tensor ----
+
+_kinds: dict[type, str] = {bytes: "b", bytearray: "B", _rdt.Tensor: "o", memoryview: "o"}
+
+
+def _classify(cls: type) -> str:
+    np = sys.modules.get("numpy")
+    if np is not None and issubclass(cls, np.ndarray):
+        return "n" if cls in (np.ndarray, np.memmap) else ""
+    if "torch" in sys.modules and torch() is not None and issubclass(cls, _torch.Tensor):
+        return "t"
+    if np is not None and issubclass(cls, np.generic):
+        return ""
+    return "o" if hasattr(cls, "__dlpack__") and hasattr(cls, "__dlpack_device__") else ""
+
+
+def kind_of(value: Any) -> str:
+    """How a value travels: "n" numpy, "t" torch, "o" another tensor, "b" bytes, "B" bytearray; "" not as a tensor."""
+    cls = type(value)
+    kind = _kinds.get(cls)
+    if kind is None:
+        kind = _kinds[cls] = _classify(cls)
+    if kind == "n" and not plain_array(value):
+        return ""
+    return kind
+
+
+def dtype_text(dtype: Any) -> str:
+    """"f32" for "f32", numpy.float32, "float32", torch.float32, float. TypeError: nothing that there is here."""
+    if isinstance(dtype, str) and dtype in NUMBERS:
+        return dtype
+    if isinstance(dtype, type) and dtype in PYTHON_TYPES:
+        return PYTHON_TYPES[dtype]
+    name = dtype if isinstance(dtype, str) else str(dtype)
+    if name.startswith("torch."):
+        name = name[6:]
+    elif not isinstance(dtype, str) and numpy() is not None:
+        name = _np.dtype(dtype).name
+    text = BY_OTHER_NAME.get(name)
+    if text is None:
+        raise TypeError(f"no dtype here is called {name}: there are {', '.join(NUMBERS)}")
+    return text
+
+
+def converter(as_: str) -> Callable[[_rdt.Tensor, str], Any]:
+    """What makes of a Tensor, put as this kind, what the caller of fetch wants."""
+    try:
+        return _CONVERTERS[as_]
+    except KeyError:
+        raise ValueError(f"as_ is one of {', '.join(_CONVERTERS)}, not {as_!r}") from None
+
+
+def _auto(tensor: _rdt.Tensor, kind: str) -> Any:
+    if kind == "t" and torch() is not None and tensor.dtype in _torch_by_text:
+        return to_torch(tensor)
+    return _with_bytes(tensor, kind, to_numpy)
+
+
+def _with_bytes(tensor: _rdt.Tensor, kind: str, convert: Callable[[_rdt.Tensor], Any]) -> Any:
+    if kind == "b":
+        return tensor.tobytes()
+    if kind == "B":
+        return bytearray(tensor.tobytes())
+    return convert(tensor)
+
+
+_CONVERTERS: dict[str, Callable[[_rdt.Tensor, str], Any]] = {
+    "auto": _auto,
+    "numpy": lambda tensor, kind: _with_bytes(tensor, kind, to_numpy),
+    "torch": lambda tensor, kind: _with_bytes(tensor, kind, to_torch),
+    "tensor": lambda tensor, kind: _with_bytes(tensor, kind, lambda same: same),
+}

@@ -1,0 +1,165 @@
+"""What was started and not yet collected, what it brought, and refs."""
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Generator, NamedTuple, Optional
+
+from . import _rdt
+from ._aio import AGAIN
+from ._errors import TimedOut
+from ._structure import Layout
+
+if TYPE_CHECKING:
+    from ._connection import Connection
+
+MODES = {"auto": 0, "share": 1, "copy": 2, "cow": 3}
+
+
+class Ref(_rdt.Ref):
+    """The portable name of an object, or of the versions that are published under a name.
+
+    `Ref("rdt:...")` reads one from text, and str() writes it; it pickles, hashes and compares as a plain value, so any channel carries it.
+
+    What it holds: the Ref that `put` returned holds the object, as its producer: when that very Ref is gone (or `free()` was called, or its
+    `with` block left), the object goes when its last reader has let go, and who fetches it later gets `Freed`. **A copy that was pickled or
+    written as text holds nothing**: it is a name. Keep the Ref that `put` returned until those who were told the name have fetched, or
+    use `keep()` (the connection holds it on), `put(..., detached=True)` (it outlives the connection, for a time), or publish it.
+    What was put under an id of yours is kept so from the start: others know it by that id.
+    What a reader fetched it holds by itself: its arrays keep the memory, whatever becomes of the ref.
+    """
+
+    __slots__ = ()
+
+    @classmethod
+    def from_id(cls, id: str | bytes) -> Ref:
+        """What is, or will be, put under this id on this node by this user: fetching it waits until it is put."""
+        return cls._from_id(id)
+
+    @classmethod
+    def from_name(cls, name: str, after: int = 0, *, near: Optional[_rdt.Ref] = None, address: Optional[str] = None) -> Ref:
+        """The newest version above `after` of a published name; fetching it waits for one.
+
+        near: any ref of the node where the name is; address: that node's "host:port" or name. Neither: this node."""
+        made = cls._from_name(name, after, near)
+        return made.at(address) if address is not None else made
+
+    def __enter__(self) -> Ref:
+        return self
+
+    def __exit__(self, *ignored: object) -> None:
+        self.free()
+
+
+class How(NamedTuple):
+    """What the caller of fetch wanted."""
+
+    as_: str
+    mode: Optional[str]
+    into: Any
+    allow_pickle: Optional[bool]
+    again: Any  # starts the same fetch in another mode
+
+
+@dataclass(frozen=True)
+class Fetched:
+    """What a fetch brought, and how it came."""
+
+    value: Any
+    ref: Ref
+    version: int
+    """Of the published name, if the ref was one; the next `after`."""
+    path: str
+    """"local/same", "local/share", "local/cow", "local/copy", "inline", or the transport's name."""
+    transfer: int
+    """For `rdtctl explain`; 0: nothing was moved."""
+    bytes_moved: int
+    elapsed: float
+    """Seconds in the daemon."""
+    writable: bool
+    mutable_shared: bool
+    """Its producer may still write what you read; said once per object."""
+    tensors: list[_rdt.Tensor]
+    metadata: bytes
+
+
+class Request(_rdt.Request):
+    """A fetch or a wait that was started. `await` it, or call `result()`; wait for several with `Connection.wait`.
+
+    A request that nobody keeps is cancelled. Awaiting and being cancelled there cancels the request too."""
+
+    __slots__ = ()
+
+    def done(self) -> bool:
+        """Whether it has ended, well or not. Reads what the daemon has said; never blocks."""
+        if self._state() == AGAIN:
+            self.connection.dispatch()
+        return self._state() != AGAIN
+
+    def result(self, timeout: Optional[float] = None) -> Any:
+        """What it brought: of a fetch the value (or `into`), of a wait None. Waits `timeout` seconds (None: until its own deadline).
+
+        Raises how it failed; TimedOut also if it goes on: then nothing is cancelled."""
+        self._wait(timeout)
+        how: Optional[How] = self._how
+        return None if how is None else self._collect(how, True).value
+
+    def fetched(self, timeout: Optional[float] = None) -> Fetched:
+        """The same of a fetch, with how it came: path, version, bytes moved."""
+        self._wait(timeout)
+        return self._collect(self._how, True)
+
+    def __await__(self) -> Generator[Any, None, Any]:
+        return self._result().__await__()
+
+    async def _result(self) -> Any:
+        fetched = await self.fetched_async()
+        return None if fetched is None else fetched.value
+
+    async def fetched_async(self) -> Any:
+        """`fetched` for event loops."""
+        connection: Connection = self.connection
+        await connection._hub().ended(self)
+        self._check()
+        how: Optional[How] = self._how
+        if how is None:
+            return None
+        got = self._collect(how, False)
+        if got.value is _AGAIN_COW:
+            return await how.again("cow").fetched_async()
+        return got
+
+    def _wait(self, timeout: Optional[float]) -> None:
+        if self._state() == AGAIN:
+            (ended,) = self.connection._wait([self], 1, timeout)
+            if not ended:
+                raise _still_running(timeout)
+        self._check()
+
+    def _collect(self, how: How, may_block: bool) -> Fetched:
+        brought = self._take()
+        metadata = brought.metadata
+        tensors = brought.tensors()
+        info = brought.info()
+        info["ref"] = ref = Ref._unpack(info["ref"].pack())
+        if how.into is not None:
+            return Fetched(how.into, tensors=tensors, metadata=metadata, **info)
+        layout = Layout(metadata, tensors)
+        # torch knows no read-only, and writing there would end the process: it gets pages of its own, unless it asked to share.
+        if how.mode is None and not info["writable"] and tensors and (how.as_ == "torch" or how.as_ == "auto" and layout.has_torch):
+            if may_block:
+                again: Request = how.again("cow")
+                return again.fetched()
+            return Fetched(_AGAIN_COW, tensors=tensors, metadata=metadata, **info)
+        connection: Connection = self.connection
+        may_unpickle = connection._is_own(ref) if how.allow_pickle is None else how.allow_pickle
+        value = layout.value(how.as_, may_unpickle, Ref)
+        return Fetched(value, tensors=tensors, metadata=metadata, **info)
+
+
+_AGAIN_COW = object()
+
+
+def _still_running(timeout: Optional[float]) -> TimedOut:
+    error = TimedOut(f"the request had not ended after {timeout} s; it goes on")
+    error.status = _rdt.STATUSES["TIMED_OUT"]
+    return error

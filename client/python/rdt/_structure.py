@@ -1,0 +1,265 @@
+"""Nested values as an object: their tensors, and what is left of them as the object's metadata.
+
+Three forms, by the metadata's first bytes:
+- a safetensors header, for a dict of tensors: `rdtctl fetch` writes it as such a file, and files that `rdtctl put` put come as dicts
+- {"rdt": 1, "form": "tree", ...}: JSON with tensors by their number, for what is made of dicts, lists, tuples, text, numbers, bytes
+- {"rdt": 1, "form": "pickle", ...}: a pickle with tensors by their number, for everything else
+A single tensor has none, or says only that it was torch's. What is long goes as one more tensor behind the others ("tail").
+"""
+from __future__ import annotations
+
+import io
+import json
+import pickle
+from collections import OrderedDict
+from typing import Any, Callable, NamedTuple, Optional, cast
+
+from . import _rdt
+from ._arrays import converter, kind_of
+from ._errors import PickleRefused
+
+_quote: Callable[[str], str] = json.JSONEncoder().encode  # of text: as fast as json gets
+TAIL_BYTES = 1 << 18  # what is longer goes as a tensor
+BLOB_BYTES = 1 << 12  # bytes in a pickle that are longer go as a tensor
+
+
+class Encoded(NamedTuple):
+    tensors: list[Any]
+    metadata: bytes
+    names: Optional[list[str]]  # JSON strings: metadata then goes behind them in a safetensors header
+    has_torch: bool
+
+
+class _NotPlain(Exception):
+    """What of a value needs a pickle, and where."""
+
+
+def encode(value: Any, allow_pickle: bool) -> Encoded:
+    """TypeError: a pickle is needed, and allow_pickle is False; says for what."""
+    kind = kind_of(value)
+    if kind == "t":
+        return Encoded([value], b'{"rdt":1,"kinds":"t"}\n', None, True)
+    if kind in ("n", "o"):
+        return Encoded([value], b"", None, False)
+    return _encode_flat(value) or encode_nested(value, allow_pickle)
+
+
+def encode_nested(value: Any, allow_pickle: bool) -> Encoded:
+    tensors: list[Any] = []
+    kinds: list[str] = []
+    try:
+        tree = _tree(value, "value", tensors, kinds)
+        return _pack("tree", json.dumps(tree, separators=(",", ":")).encode(), tensors, kinds)
+    except _NotPlain as why:
+        if not allow_pickle:
+            raise TypeError(f"put without pickle: {why}") from None
+    tensors, kinds = [], []
+    out = io.BytesIO()
+    _Pickler(out, tensors, kinds).dump(value)
+    return _pack("pickle", out.getvalue(), tensors, kinds)
+
+
+def _pack(form: str, text: bytes, tensors: list[Any], kinds: list[str]) -> Encoded:
+    head = {"rdt": 1, "form": form, "kinds": _shorten(kinds)}
+    has_torch = "t" in kinds
+    if len(text) > TAIL_BYTES:
+        head["tail"] = True
+        tensors.append(memoryview(text))
+        text = b""
+    return Encoded(tensors, json.dumps(head, separators=(",", ":")).encode() + b"\n" + text, None, has_torch)
+
+
+def _shorten(kinds: list[str]) -> str:
+    if not kinds:
+        return "n"
+    return kinds[0] if kinds.count(kinds[0]) == len(kinds) else "".join(kinds)
+
+
+def _encode_flat(value: Any) -> Optional[Encoded]:
+    cls = type(value)
+    if cls is not dict and cls is not OrderedDict or not value or "__metadata__" in value:
+        return None
+    names = []
+    kinds = []
+    for name, leaf in value.items():
+        kind = kind_of(leaf)
+        if type(name) is not str or kind not in ("n", "t", "o"):
+            return None
+        names.append(_quote(name))
+        kinds.append(kind)
+    said = _shorten(kinds)
+    more = {"rdt": said} if cls is dict else {"rdt": said, "rdt.type": "OrderedDict"}
+    return Encoded(list(value.values()), b',"__metadata__":' + json.dumps(more).encode() + b"\0", names, "t" in said)
+
+
+_SCALARS = frozenset((str, int, bool, type(None)))
+
+
+def _tree(value: Any, where: str, tensors: list[Any], kinds: list[str]) -> Any:
+    cls = type(value)
+    if cls in _SCALARS or cls is float:
+        return value
+    kind = kind_of(value)
+    if kind:
+        tensors.append(value)
+        kinds.append(kind)
+        return {"$": len(tensors) - 1}
+    if cls is list:
+        return [_tree(item, f"{where}[{i}]", tensors, kinds) for i, item in enumerate(value)]
+    if cls is tuple:
+        return {"$tuple": [_tree(item, f"{where}[{i}]", tensors, kinds) for i, item in enumerate(value)]}
+    if cls is dict and all(type(key) is str and key[:1] != "$" for key in value):
+        return {key: _tree(item, f"{where}[{key!r}]", tensors, kinds) for key, item in value.items()}
+    if cls is dict or cls is OrderedDict:
+        pairs = []
+        for key, item in value.items():
+            if type(key) not in _SCALARS and type(key) is not float:
+                raise _NotPlain(f"{where} has a key that is a {type(key).__name__}")
+            pairs.append([key, _tree(item, f"{where}[{key!r}]", tensors, kinds)])
+        return {"$dict" if cls is dict else "$ordered": pairs}
+    if isinstance(value, _rdt.Ref):
+        return {"$ref": str(value)}
+    raise _NotPlain(f"{where} is a {cls.__module__}.{cls.__qualname__}: put its fields, or allow_pickle=True")
+
+
+def _untree(node: Any, leaves: list[Any], ref: Callable[[str], Any]) -> Any:
+    if isinstance(node, list):
+        return [_untree(item, leaves, ref) for item in node]
+    if not isinstance(node, dict):
+        return node
+    if len(node) == 1:
+        ((key, inner),) = node.items()
+        if key == "$":
+            return leaves[inner]
+        if key == "$tuple":
+            return tuple(_untree(item, leaves, ref) for item in inner)
+        if key == "$dict":
+            return {k: _untree(item, leaves, ref) for k, item in inner}
+        if key == "$ordered":
+            return OrderedDict((k, _untree(item, leaves, ref)) for k, item in inner)
+        if key == "$ref":
+            return ref(inner)
+    return {key: _untree(item, leaves, ref) for key, item in node.items()}
+
+
+class _Pickler(pickle.Pickler):
+    def __init__(self, out: io.BytesIO, tensors: list[Any], kinds: list[str]) -> None:
+        super().__init__(out, protocol=5)
+        self.tensors = tensors
+        self.kinds = kinds
+        self.numbers: dict[int, int] = {}
+
+    def persistent_id(self, value: Any) -> Optional[int]:
+        kind = kind_of(value)
+        if not kind or kind in "bB" and len(value) < BLOB_BYTES:
+            return None
+        number = self.numbers.setdefault(id(value), len(self.tensors))
+        if number == len(self.tensors):
+            self.tensors.append(value)
+            self.kinds.append(kind)
+        return number
+
+
+class _Unpickler(pickle.Unpickler):
+    def __init__(self, text: bytes, leaves: list[Any]) -> None:
+        super().__init__(io.BytesIO(text))
+        self.leaves = leaves
+
+    def persistent_load(self, number: int) -> Any:
+        return self.leaves[number]
+
+
+# ---- reading ----
+
+def _by_name(head: dict[str, Any], tensors: list[_rdt.Tensor]) -> Optional[tuple[list[str], str, type[dict[str, Any]]]]:
+    """Names in the tensors' order, kinds, and the type, if the header is a safetensors header for these tensors."""
+    more = head.pop("__metadata__", {})
+    if not isinstance(more, dict) or len(head) != len(tensors):
+        return None
+    try:
+        begins: list[list[int]] = [entry["data_offsets"] for entry in head.values()]
+        names = list(head)
+        if any(a > b for a, b in zip(begins, begins[1:])):
+            order = sorted(range(len(names)), key=lambda i: begins[i])
+            names = [names[i] for i in order]
+    except (KeyError, TypeError):
+        return None
+    ordered = more.get("rdt.type") == "OrderedDict"
+    return names, str(more.get("rdt", "n")), cast("type[dict[str, Any]]", OrderedDict if ordered else dict)
+
+
+def _head(metadata: bytes) -> tuple[Optional[dict[str, Any]], bytes]:
+    if metadata[:1] != b"{":
+        return None, b""
+    line, _, text = metadata.partition(b"\n")
+    try:
+        head = json.loads(line)
+    except ValueError:
+        try:
+            head = json.loads(metadata)  # a header of somebody who writes with line breaks
+        except ValueError:
+            return None, b""
+    return (head, text) if isinstance(head, dict) else (None, b"")
+
+
+class Layout:
+    """What the metadata says about an object's tensors."""
+
+    def __init__(self, metadata: bytes, tensors: list[_rdt.Tensor]) -> None:
+        head, text = _head(metadata)
+        self.tensors = tensors
+        self.form = "bare"
+        self.text: bytes = text
+        self.kinds = "n"
+        self.names: Optional[tuple[list[str], str, type[dict[str, Any]]]] = None
+        if head is None:
+            return
+        if head.get("rdt") == 1:
+            self.kinds = str(head.get("kinds", "n"))
+            self.form = str(head.get("form", "bare"))
+            if head.get("tail") and tensors:
+                self.text = tensors[-1].tobytes()
+                self.tensors = tensors[:-1]
+        else:
+            self.names = _by_name(head, tensors)
+            if self.names:
+                self.form, self.kinds = "names", self.names[1]
+
+    @property
+    def has_torch(self) -> bool:
+        return "t" in self.kinds
+
+    def leaves(self, as_: str) -> list[Any]:
+        convert = converter(as_)
+        kinds = self.kinds
+        if len(kinds) == 1:
+            return [convert(tensor, kinds) for tensor in self.tensors]
+        return [convert(tensor, kind) for tensor, kind in zip(self.tensors, kinds)]
+
+    def value(self, as_: str, may_unpickle: bool, ref: Callable[[str], Any]) -> Any:
+        """The value that was put. PickleRefused."""
+        if as_ == "list":
+            return self.leaves("auto")
+        if self.form == "pickle" and not may_unpickle:
+            raise PickleRefused("the object's structure is a pickle, which can run any code of who put it: allow_pickle=True if you "
+                                "trust them, as_=\"list\" for its tensors alone")
+        leaves = self.leaves(as_)
+        if self.form == "names":
+            names, _, cls = cast("tuple[list[str], str, type[dict[str, Any]]]", self.names)
+            return cls(zip(names, leaves))
+        if self.form == "tree":
+            return _untree(json.loads(self.text), leaves, ref)
+        if self.form == "pickle":
+            return _Unpickler(self.text, leaves).load()
+        return leaves[0] if len(leaves) == 1 else leaves
+
+
+def flatten(value: Any) -> list[Any]:
+    """The tensors of a nested value, in the order in which put takes them. TypeError: there is something else in it."""
+    if kind_of(value):
+        return [value]
+    if isinstance(value, dict):
+        return [leaf for item in value.values() for leaf in flatten(item)]
+    if isinstance(value, (list, tuple)):
+        return [leaf for item in value for leaf in flatten(item)]
+    raise TypeError(f"targets are tensors in dicts, lists and tuples, and not a {type(value).__name__}")

@@ -1,0 +1,255 @@
+/* Conn's calls that are one answer. */
+#include "rdtpy.h"
+
+static PyObject *none_or_raise(enum rdt_status status, const struct rdt_error *err)
+{
+    if (status != RDT_OK)
+        return raise_error(err);
+    Py_RETURN_NONE;
+}
+
+static PyObject *node(PyObject *self, PyObject *ignored)
+{
+    struct conn *conn = (struct conn *)self;
+    struct rdt_node_info info;
+    struct rdt_error err;
+    enum rdt_status status;
+
+    (void)ignored;
+    if (!conn_enter(conn))
+        return NULL;
+    status = rdt_node(conn->rdt, &info, &err);
+    conn_leave(conn);
+    if (status != RDT_OK)
+        return raise_error(&err);
+    return Py_BuildValue("{s:y#,s:y#,s:s,s:s,s:K,s:I,s:s}", "node", info.node, (Py_ssize_t)sizeof info.node, "boot_id", info.boot_id,
+                         (Py_ssize_t)sizeof info.boot_id, "address", info.address, "daemon_version", info.daemon_version, "session",
+                         (unsigned long long)info.session, "uid", (unsigned)info.uid, "tenant", info.tenant);
+}
+
+static PyObject *ping(PyObject *self, PyObject *timeout)
+{
+    struct conn *conn = (struct conn *)self;
+    struct rdt_error err;
+    enum rdt_status status;
+    int64_t timeout_ns;
+
+    if (!timeout_from(timeout, -1, &timeout_ns) || !conn_enter(conn))
+        return NULL;
+    CONN_CALL(conn, status = rdt_ping(conn->rdt, timeout_ns, &err));
+    return none_or_raise(status, &err);
+}
+
+/* _free(ref, force) */
+static PyObject *free_ref(PyObject *self, PyObject *args)
+{
+    struct conn *conn = (struct conn *)self;
+    struct ref *ref;
+    struct rdt_ref value;
+    struct rdt_error err;
+    enum rdt_status status;
+    int force;
+
+    if (!PyArg_ParseTuple(args, "O!p:_free", &ref_type, &ref, &force) || !conn_enter(conn))
+        return NULL;
+    value = ref->ref;
+    if (ref->conn == conn) { /* what it holds is dropped here, once */
+        link_remove(&ref->link);
+        ref->conn = NULL;
+        Py_DECREF(conn);
+    }
+    conn_forget(conn, &value);
+    CONN_CALL(conn, status = rdt_free(conn->rdt, &value, force != 0, &err));
+    return none_or_raise(status, &err);
+}
+
+/* _start(what, ref or None, address, bytes, timeout): the Request of a wait; what: 0 put, 1 freed, 2 freed range. */
+static PyObject *start(PyObject *self, PyObject *args)
+{
+    struct conn *conn = (struct conn *)self;
+    PyObject *ref, *timeout, *made = NULL;
+    unsigned long long address;
+    Py_ssize_t bytes;
+    struct rdt_ref value;
+    struct rdt_error err;
+    rdt_request *request;
+    enum rdt_status status;
+    int64_t timeout_ns;
+    int what;
+
+    if (!PyArg_ParseTuple(args, "iOKnO:_start", &what, &ref, &address, &bytes, &timeout) || !timeout_from(timeout, -1, &timeout_ns))
+        return NULL;
+    if (what != 2) {
+        if (!PyObject_TypeCheck(ref, &ref_type)) {
+            PyErr_Format(PyExc_TypeError, "a Ref is needed, not a %.100s", Py_TYPE(ref)->tp_name);
+            return NULL;
+        }
+        value = ((struct ref *)ref)->ref;
+    }
+    if (!conn_enter(conn))
+        return NULL;
+    if (what == 0)
+        status = rdt_wait_put_start(conn->rdt, &value, timeout_ns, &request, &err);
+    else if (what == 1)
+        status = rdt_wait_freed_start(conn->rdt, &value, timeout_ns, &request, &err);
+    else
+        status = rdt_wait_freed_range_start(conn->rdt, (const void *)(uintptr_t)address, (size_t)bytes, timeout_ns, &request, &err);
+    if (status == RDT_OK)
+        made = request_new(conn, request);
+    else
+        (void)raise_error(&err);
+    conn_leave(conn);
+    return made;
+}
+
+/* _span(tensor): address of the first byte and bytes to the last one of its elements. */
+static PyObject *span(PyObject *self, PyObject *tensor)
+{
+    PyObject *list = PyList_New(1);
+    struct held_set *set;
+    const struct rdt_tensor *view;
+    int64_t lo = 0, hi = 0, row = 1;
+    size_t itemsize;
+    bool empty = false;
+
+    (void)self;
+    if (!list)
+        return NULL;
+    Py_INCREF(tensor);
+    PyList_SET_ITEM(list, 0, tensor);
+    set = held_set_from(list, false, "wait_freed:");
+    Py_DECREF(list);
+    if (!set)
+        return NULL;
+    view = &set->tensors[0];
+    itemsize = rdt_dtype_bytes(view->dtype);
+    for (uint32_t d = view->ndim; d-- > 0;) {
+        int64_t stride = view->strides ? view->strides[d] : row, reach = (view->shape[d] - 1) * stride;
+
+        empty = empty || view->shape[d] == 0;
+        *(reach < 0 ? &lo : &hi) += reach;
+        row *= view->shape[d];
+    }
+    tensor = empty ? Py_BuildValue("(KK)", 0ULL, 0ULL)
+                   : Py_BuildValue("(KK)", (unsigned long long)(uintptr_t)view->data + (unsigned long long)(lo * (int64_t)itemsize),
+                                   (unsigned long long)((hi - lo + 1) * (int64_t)itemsize));
+    held_set_free(set);
+    return tensor;
+}
+
+/* _publish(name, ref, visibility): (version, the name's ref) */
+static PyObject *publish(PyObject *self, PyObject *args)
+{
+    struct conn *conn = (struct conn *)self;
+    struct rdt_publish_options options = RDT_INIT(options);
+    struct rdt_ref name_ref, value;
+    struct ref *ref;
+    struct rdt_error err;
+    enum rdt_status status;
+    uint64_t version;
+    const char *name;
+    int visibility;
+
+    if (!PyArg_ParseTuple(args, "sO!i:_publish", &name, &ref_type, &ref, &visibility) || !conn_enter(conn))
+        return NULL;
+    options.visibility = (enum rdt_visibility)visibility;
+    options.name_ref = &name_ref;
+    value = ref->ref;
+    CONN_CALL(conn, status = rdt_publish(conn->rdt, name, &value, &options, &version, &err));
+    if (status != RDT_OK)
+        return raise_error(&err);
+    return Py_BuildValue("(KN)", (unsigned long long)version, ref_new(&name_ref, NULL));
+}
+
+static PyObject *unpublish(PyObject *self, PyObject *ref)
+{
+    struct conn *conn = (struct conn *)self;
+    struct rdt_ref value;
+    struct rdt_error err;
+    enum rdt_status status;
+
+    if (!PyObject_TypeCheck(ref, &ref_type)) {
+        PyErr_Format(PyExc_TypeError, "a Ref is needed, not a %.100s", Py_TYPE(ref)->tp_name);
+        return NULL;
+    }
+    if (!conn_enter(conn))
+        return NULL;
+    value = ((struct ref *)ref)->ref;
+    CONN_CALL(conn, status = rdt_unpublish(conn->rdt, &value, &err));
+    return none_or_raise(status, &err);
+}
+
+static PyObject *stat_ref(PyObject *self, PyObject *ref)
+{
+    struct conn *conn = (struct conn *)self;
+    struct rdt_ref value;
+    struct rdt_stat stat;
+    struct rdt_error err;
+    enum rdt_status status;
+
+    if (!PyObject_TypeCheck(ref, &ref_type)) {
+        PyErr_Format(PyExc_TypeError, "stat: a Ref is needed, not a %.100s", Py_TYPE(ref)->tp_name);
+        return NULL;
+    }
+    if (!conn_enter(conn))
+        return NULL;
+    value = ((struct ref *)ref)->ref;
+    CONN_CALL(conn, status = rdt_stat(conn->rdt, &value, &stat, &err));
+    if (status != RDT_OK)
+        return raise_error(&err);
+    return Py_BuildValue("{s:N,s:s,s:K,s:n,s:n,s:I,s:I,s:I,s:d,s:O,s:O,s:d}", "ref", ref_new(&stat.ref, NULL), "state", stat.state, "bytes",
+                         (unsigned long long)stat.bytes, "tensors", (Py_ssize_t)stat.tensors, "metadata_bytes", (Py_ssize_t)stat.metadata_bytes,
+                         "holds", stat.holds, "pins", stat.pins, "waiters", stat.waiters, "age", (double)stat.age_ns / 1e9, "snapshot",
+                         stat.snapshot ? Py_True : Py_False, "detached", stat.detached ? Py_True : Py_False, "ttl_left",
+                         stat.ttl_left_ns < 0 ? -1.0 : (double)stat.ttl_left_ns / 1e9);
+}
+
+/* ---- event loops ---- */
+
+static PyObject *fileno_of(PyObject *self, PyObject *ignored)
+{
+    struct conn *conn = (struct conn *)self;
+    int fd;
+
+    (void)ignored;
+    if (!conn_enter(conn))
+        return NULL;
+    fd = rdt_fd(conn->rdt);
+    conn_leave(conn);
+    if (fd < 0)
+        return raise_status(RDT_FORKED, "this connection belongs to the parent process: connect in the child");
+    return PyLong_FromLong(fd);
+}
+
+static PyObject *dispatch(PyObject *self, PyObject *ignored)
+{
+    struct conn *conn = (struct conn *)self;
+    enum rdt_status status;
+    struct rdt_error err;
+
+    (void)ignored;
+    if (!conn_enter(conn))
+        return NULL;
+    CONN_CALL(conn, status = rdt_dispatch(conn->rdt, NULL, &err));
+    return none_or_raise(status, &err);
+}
+
+PyMethodDef conn_methods[] = {
+    {"close", conn_close, METH_NOARGS,
+     "Ends the connection: cancels its requests and frees what it put (but for what is detached). Arrays and tensors that came from it "
+     "stay valid: the session lingers, with nothing but their memory, until the last of them is gone. Closing twice is fine."},
+    {"fileno", fileno_of, METH_NOARGS, "A descriptor that is readable when dispatch() has something to do: for poll and event loops."},
+    {"dispatch", dispatch, METH_NOARGS, "Does what can be done without blocking: reads answers, ends requests whose time is over."},
+    {"_put", conn_put, METH_VARARGS, NULL},
+    {"_fetch", conn_fetch, METH_VARARGS, NULL},
+    {"_wait", conn_wait, METH_VARARGS, NULL},
+    {"_node", node, METH_NOARGS, NULL},
+    {"_ping", ping, METH_O, NULL},
+    {"_free", free_ref, METH_VARARGS, NULL},
+    {"_start", start, METH_VARARGS, NULL},
+    {"_span", span, METH_O, NULL},
+    {"_publish", publish, METH_VARARGS, NULL},
+    {"_unpublish", unpublish, METH_O, NULL},
+    {"_stat", stat_ref, METH_O, NULL},
+    {NULL, NULL, 0, NULL},
+};

@@ -1,0 +1,205 @@
+/* A connection. close() ends it for callers at once; the session itself goes when no memory of it can be seen any more and no
+ * thread is in a call: rdt_close unmaps, and a view that somebody still has must not lose what is below it. */
+#include "rdtpy.h"
+
+void link_init(struct link *link)
+{
+    link->next = link->prev = link;
+}
+
+void link_add(struct link *list, struct link *link)
+{
+    link->prev = list->prev;
+    link->next = list;
+    list->prev->next = link;
+    list->prev = link;
+}
+
+void link_remove(struct link *link)
+{
+    link->prev->next = link->next;
+    link->next->prev = link->prev;
+    link_init(link);
+}
+
+/* ---- who uses it ---- */
+
+/* Closes it for good if nobody needs it any more. */
+static void settle(struct conn *conn)
+{
+    rdt *gone = conn->rdt;
+
+    if (!conn->closed || conn->calls > 0 || conn->keepers > 0 || !gone)
+        return;
+    conn->rdt = NULL;
+    while (conn->requests.next != &conn->requests) {
+        struct request *request = LINK_OWNER(conn->requests.next, struct request, link);
+        rdt_request *request_gone = request->request;
+
+        link_remove(&request->link);
+        request->request = NULL;
+        Py_INCREF(request);
+        Py_BEGIN_ALLOW_THREADS
+        rdt_request_destroy(request_gone);
+        Py_END_ALLOW_THREADS
+        held_set_free(request->targets);
+        request->targets = NULL;
+        Py_DECREF(request);
+    }
+    Py_BEGIN_ALLOW_THREADS
+    rdt_close(gone);
+    Py_END_ALLOW_THREADS
+}
+
+bool conn_enter(struct conn *conn)
+{
+    if (conn->closed || !conn->rdt) {
+        (void)raise_status(RDT_DISCONNECTED, "this connection was closed");
+        return false;
+    }
+    conn->calls++;
+    Py_INCREF(conn);
+    return true;
+}
+
+void conn_leave(struct conn *conn)
+{
+    conn->calls--;
+    settle(conn);
+    Py_DECREF(conn);
+}
+
+void conn_keep(struct conn *conn)
+{
+    Py_INCREF(conn);
+    conn->keepers++;
+}
+
+void conn_unkeep(struct conn *conn)
+{
+    conn->keepers--;
+    settle(conn);
+    Py_DECREF(conn);
+}
+
+void conn_forget(struct conn *conn, const struct rdt_ref *ref)
+{
+    for (struct link *at = conn->kept.next, *next; at != &conn->kept; at = next) {
+        struct kept *kept = LINK_OWNER(at, struct kept, link);
+
+        next = at->next;
+        if (!ref || rdt_ref_equal(&kept->ref, ref)) {
+            link_remove(at);
+            PyMem_Free(kept);
+        }
+    }
+}
+
+/* What this session put goes now, as with the session's end. */
+static void drop_holds(struct conn *conn)
+{
+    while (conn->holds.next != &conn->holds) {
+        struct ref *ref = LINK_OWNER(conn->holds.next, struct ref, link);
+
+        link_remove(&ref->link);
+        ref->conn = NULL;
+        if (conn->rdt)
+            (void)rdt_drop(conn->rdt, &ref->ref, NULL);
+        Py_DECREF(conn); /* the caller has another one */
+    }
+    for (struct link *at = conn->kept.next; conn->rdt && at != &conn->kept; at = at->next)
+        (void)rdt_drop(conn->rdt, &LINK_OWNER(at, struct kept, link)->ref, NULL);
+    conn_forget(conn, NULL);
+}
+
+PyObject *conn_close(PyObject *self, PyObject *ignored)
+{
+    struct conn *conn = (struct conn *)self;
+
+    (void)ignored;
+    if (conn->closed)
+        Py_RETURN_NONE;
+    Py_INCREF(conn);
+    conn->closed = true;
+    for (struct link *at = conn->requests.next; at != &conn->requests; at = at->next)
+        rdt_cancel(LINK_OWNER(at, struct request, link)->request);
+    drop_holds(conn);
+    settle(conn);
+    Py_DECREF(conn);
+    Py_RETURN_NONE;
+}
+
+/* ---- the type ---- */
+
+static PyObject *conn_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
+{
+    struct rdt_connect_options options = RDT_INIT(options);
+    static char *names[] = {"socket", "name", "timeout", NULL};
+    PyObject *timeout = Py_None, *socket_bytes = NULL, *socket = Py_None;
+    struct conn *conn;
+    struct rdt_error err;
+    enum rdt_status status;
+
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "|OzO:Connection", names, &socket, &options.name, &timeout) ||
+        !timeout_from(timeout, 0, &options.timeout_ns))
+        return NULL;
+    if (timeout != Py_None && options.timeout_ns == 0)
+        options.timeout_ns = 1;
+    if (socket != Py_None && !PyUnicode_FSConverter(socket, &socket_bytes))
+        return NULL;
+    options.socket = socket_bytes ? PyBytes_AS_STRING(socket_bytes) : NULL;
+    conn = (struct conn *)type->tp_alloc(type, 0);
+    if (!conn) {
+        Py_XDECREF(socket_bytes);
+        return NULL;
+    }
+    link_init(&conn->requests);
+    link_init(&conn->holds);
+    link_init(&conn->kept);
+    Py_BEGIN_ALLOW_THREADS
+    status = rdt_connect(&options, &conn->rdt, &err);
+    Py_END_ALLOW_THREADS
+    Py_XDECREF(socket_bytes);
+    if (status != RDT_OK) {
+        Py_DECREF(conn);
+        return raise_error(&err);
+    }
+    return (PyObject *)conn;
+}
+
+static void conn_dealloc(PyObject *self)
+{
+    struct conn *conn = (struct conn *)self;
+
+    if (conn->weakrefs)
+        PyObject_ClearWeakRefs(self);
+    if (conn->rdt) { /* nothing that was made from it is left: each would own a reference */
+        conn->closed = true;
+        conn->calls = conn->keepers = 0;
+        settle(conn);
+    }
+    conn_forget(conn, NULL);
+    Py_TYPE(self)->tp_free(self);
+}
+
+static PyObject *get_closed(PyObject *self, void *ignored)
+{
+    (void)ignored;
+    return PyBool_FromLong(((struct conn *)self)->closed);
+}
+
+static PyGetSetDef getset[] = {
+    {"closed", get_closed, NULL, "True once close() was called.", NULL},
+    {NULL, NULL, NULL, NULL, NULL},
+};
+
+PyTypeObject conn_type = {
+    PyVarObject_HEAD_INIT(NULL, 0).tp_name = "rdt._rdt.Conn",
+    .tp_basicsize = sizeof(struct conn),
+    .tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE,
+    .tp_new = conn_new,
+    .tp_dealloc = conn_dealloc,
+    .tp_weaklistoffset = offsetof(struct conn, weakrefs),
+    .tp_methods = conn_methods,
+    .tp_getset = getset,
+};

@@ -1,0 +1,153 @@
+/* Tensors as DLPack capsules. The consumer's deleter, on whichever thread, gives the tensor back. */
+#include "rdtpy.h"
+
+struct exported {
+    union {
+        struct dl_managed plain;
+        struct dl_managed_versioned versioned;
+    } managed;
+    PyObject *tensor; /* owned */
+};
+
+static void give_back(struct exported *exported)
+{
+    PyGILState_STATE state;
+
+    if (!Py_IsInitialized()) { /* too late for either */
+        return;
+    }
+    state = PyGILState_Ensure();
+    Py_DECREF(exported->tensor);
+    PyMem_Free(exported);
+    PyGILState_Release(state);
+}
+
+static void delete_plain(struct dl_managed *managed)
+{
+    give_back(managed->context);
+}
+
+static void delete_versioned(struct dl_managed_versioned *managed)
+{
+    give_back(managed->context);
+}
+
+/* Of a capsule that nobody consumed. */
+static void drop_capsule(PyObject *capsule)
+{
+    const char *name = PyCapsule_GetName(capsule);
+
+    if (name && strcmp(name, "dltensor") == 0)
+        delete_plain(PyCapsule_GetPointer(capsule, name));
+    else if (name && strcmp(name, "dltensor_versioned") == 0)
+        delete_versioned(PyCapsule_GetPointer(capsule, name));
+}
+
+static PyObject *export(struct tensor *tensor, bool versioned, uint8_t code, uint8_t bits)
+{
+    struct exported *exported = PyMem_Calloc(1, sizeof *exported);
+    struct dl_tensor *dl;
+    PyObject *capsule;
+
+    if (!exported)
+        return PyErr_NoMemory();
+    dl = versioned ? &exported->managed.versioned.tensor : &exported->managed.plain.tensor;
+    if (versioned) {
+        exported->managed.versioned.version.major = 1;
+        exported->managed.versioned.context = exported;
+        exported->managed.versioned.deleter = delete_versioned;
+        exported->managed.versioned.flags = tensor->readonly ? DL_READ_ONLY : 0;
+    } else {
+        exported->managed.plain.context = exported;
+        exported->managed.plain.deleter = delete_plain;
+    }
+    dl->data = tensor->data;
+    dl->device.type = DL_CPU;
+    dl->ndim = tensor->ndim;
+    dl->dtype.code = code;
+    dl->dtype.bits = bits;
+    dl->dtype.lanes = 1;
+    dl->shape = (int64_t *)tensor->dims;
+    dl->strides = (int64_t *)tensor->dims + tensor->ndim;
+    capsule = PyCapsule_New(exported, versioned ? "dltensor_versioned" : "dltensor", drop_capsule);
+    if (!capsule) {
+        PyMem_Free(exported);
+        return NULL;
+    }
+    Py_INCREF(tensor);
+    exported->tensor = (PyObject *)tensor;
+    return capsule;
+}
+
+PyObject *tensor_dlpack(PyObject *self, PyObject *args, PyObject *kwargs)
+{
+    static char *names[] = {"stream", "max_version", "dl_device", "copy", NULL};
+    PyObject *stream = Py_None, *max_version = Py_None, *device = Py_None, *copy = Py_None;
+    struct tensor *tensor = (struct tensor *)self;
+    bool versioned = false;
+    uint8_t code, bits;
+
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "|$OOOO:__dlpack__", names, &stream, &max_version, &device, &copy))
+        return NULL;
+    if (max_version != Py_None) {
+        unsigned major, minor;
+
+        if (!PyArg_ParseTuple(max_version, "II", &major, &minor))
+            return NULL;
+        versioned = major >= 1;
+    }
+    if (device != Py_None) {
+        int type, id;
+
+        if (!PyArg_ParseTuple(device, "ii", &type, &id))
+            return NULL;
+        if (type != DL_CPU) {
+            PyErr_SetString(PyExc_BufferError, "the tensor is in host memory");
+            return NULL;
+        }
+    }
+    if (copy == Py_True) {
+        PyErr_SetString(PyExc_BufferError, "the tensor is handed out as it is, never copied: copy=True cannot be had");
+        return NULL;
+    }
+    if (tensor->readonly && !versioned) {
+        PyErr_SetString(PyExc_BufferError, "the tensor is read-only, which DLPack before 1.0 cannot say: fetch with mode=\"cow\" or \"copy\"");
+        return NULL;
+    }
+    if (!dlpack_of_dtype(tensor->dtype, &code, &bits)) {
+        PyErr_Format(PyExc_BufferError, "DLPack has no type for %s", rdt_dtype_name(tensor->dtype));
+        return NULL;
+    }
+    return export(tensor, versioned, code, bits);
+}
+
+PyObject *tensor_dlpack_device(PyObject *self, PyObject *ignored)
+{
+    (void)self, (void)ignored;
+    return Py_BuildValue("(ii)", DL_CPU, 0);
+}
+
+/* For torch: never versioned, read-only or not; dtypes that old torches do not take come as integers of their size. */
+PyObject *tensor_capsule(PyObject *self, PyObject *ignored)
+{
+    struct tensor *tensor = (struct tensor *)self;
+    uint8_t code, bits = (uint8_t)(8 * rdt_dtype_bytes(tensor->dtype));
+
+    (void)ignored;
+    switch (tensor->dtype) {
+    case RDT_F16:
+    case RDT_BF16:
+    case RDT_F32:
+    case RDT_F64:
+    case RDT_C64:
+    case RDT_C128:
+    case RDT_U8:
+    case RDT_I8:
+        (void)dlpack_of_dtype(tensor->dtype, &code, &bits);
+        break;
+    default:
+        code = bits == 8; /* torch has unsigned bytes, and signed integers of every size */
+        break;
+    }
+    return export(tensor, false, code, bits);
+}

@@ -1,0 +1,445 @@
+/* Anybody's tensors as librdt takes them: the buffer protocol, torch, DLPack, numpy's dtypes that have no buffer. Nothing is
+ * copied; a held_set keeps what was borrowed. */
+#include <string.h>
+
+#include "rdtpy.h"
+
+/* ---- dtypes ---- */
+
+enum rdt_dtype dtype_of_format(const char *format, Py_ssize_t itemsize)
+{
+    if (!format)
+        return RDT_U8;
+    if (*format == '@' || *format == '=' || *format == '<')
+        format++;
+    if (format[0] == 'Z' && format[1] && !format[2])
+        return itemsize == 8 ? RDT_C64 : itemsize == 16 ? RDT_C128 : 0;
+    if (!format[0] || format[1])
+        return 0;
+    switch (format[0]) {
+    case '?':
+        return RDT_BOOL;
+    case 'c':
+    case 'B':
+        return RDT_U8;
+    case 'b':
+        return RDT_I8;
+    case 'e':
+        return RDT_F16;
+    case 'f':
+        return RDT_F32;
+    case 'd':
+        return RDT_F64;
+    case 'h':
+    case 'i':
+    case 'l':
+    case 'q':
+        return itemsize == 8 ? RDT_I64 : itemsize == 4 ? RDT_I32 : itemsize == 2 ? RDT_I16 : 0;
+    case 'H':
+    case 'I':
+    case 'L':
+    case 'Q':
+        return itemsize == 8 ? RDT_U64 : itemsize == 4 ? RDT_U32 : itemsize == 2 ? RDT_U16 : 0;
+    default:
+        return 0;
+    }
+}
+
+enum { DL_INT, DL_UINT, DL_FLOAT, DL_BFLOAT = 4, DL_COMPLEX, DL_BOOL };
+
+static const struct {
+    enum rdt_dtype dtype;
+    uint8_t code, bits;
+} dlpack_codes[] = {
+    {RDT_BOOL, DL_BOOL, 8},    {RDT_U8, DL_UINT, 8},       {RDT_I8, DL_INT, 8},       {RDT_U16, DL_UINT, 16},
+    {RDT_I16, DL_INT, 16},     {RDT_U32, DL_UINT, 32},     {RDT_I32, DL_INT, 32},     {RDT_U64, DL_UINT, 64},
+    {RDT_I64, DL_INT, 64},     {RDT_F16, DL_FLOAT, 16},    {RDT_BF16, DL_BFLOAT, 16}, {RDT_F32, DL_FLOAT, 32},
+    {RDT_F64, DL_FLOAT, 64},   {RDT_C32, DL_COMPLEX, 32},  {RDT_C64, DL_COMPLEX, 64}, {RDT_C128, DL_COMPLEX, 128},
+    {RDT_F8_E3M4, 7, 8},       {RDT_F8_E4M3, 8, 8},        {RDT_F8_E4M3B11FNUZ, 9, 8}, {RDT_F8_E4M3FN, 10, 8},
+    {RDT_F8_E4M3FNUZ, 11, 8},  {RDT_F8_E5M2, 12, 8},       {RDT_F8_E5M2FNUZ, 13, 8},  {RDT_F8_E8M0FNU, 14, 8},
+};
+
+enum rdt_dtype dtype_of_dlpack(uint8_t code, uint8_t bits, uint16_t lanes)
+{
+    for (size_t i = 0; i < sizeof dlpack_codes / sizeof *dlpack_codes; i++) {
+        if (dlpack_codes[i].code == code && dlpack_codes[i].bits == bits && lanes == 1)
+            return dlpack_codes[i].dtype;
+    }
+    return 0;
+}
+
+bool dlpack_of_dtype(enum rdt_dtype dtype, uint8_t *code_p, uint8_t *bits_p)
+{
+    for (size_t i = 0; i < sizeof dlpack_codes / sizeof *dlpack_codes; i++) {
+        if (dlpack_codes[i].dtype == dtype) {
+            *code_p = dlpack_codes[i].code;
+            *bits_p = dlpack_codes[i].bits;
+            return true;
+        }
+    }
+    return false;
+}
+
+/* ---- one tensor ---- */
+
+/* Room for shape and strides. */
+static int64_t *dims_of(struct held *held, Py_ssize_t ndim)
+{
+    if (ndim > 32) {
+        PyErr_Format(PyExc_ValueError, "it has %zd dimensions, not 0 to 32", ndim);
+        return NULL;
+    }
+    if (2 * ndim <= (Py_ssize_t)(sizeof held->few / sizeof *held->few))
+        return held->few;
+    held->dims = PyMem_Malloc(2 * (size_t)ndim * sizeof *held->dims);
+    if (!held->dims)
+        PyErr_NoMemory();
+    return held->dims;
+}
+
+static bool strides_from_bytes(int64_t *strides, const Py_ssize_t *shape, const Py_ssize_t *bytes, Py_ssize_t ndim, Py_ssize_t itemsize)
+{
+    for (Py_ssize_t i = 0; i < ndim; i++) {
+        if (bytes[i] % itemsize != 0 && shape[i] > 1) {
+            PyErr_Format(PyExc_ValueError, "its stride of %zd bytes is no multiple of its elements' %zd: copy it first", bytes[i], itemsize);
+            return false;
+        }
+        strides[i] = bytes[i] / itemsize;
+    }
+    return true;
+}
+
+/* After PyObject_GetBuffer. */
+static bool from_buffer(struct held *held, struct rdt_tensor *tensor)
+{
+    const Py_buffer *view = &held->view;
+    enum rdt_dtype dtype = dtype_of_format(view->format, view->itemsize);
+    int64_t *dims;
+
+    if (!dtype) {
+        PyErr_Format(PyExc_TypeError, "its elements are '%s' (%zd bytes), which has no counterpart here", view->format, view->itemsize);
+        return false;
+    }
+    dims = dims_of(held, view->ndim);
+    if (!dims || !strides_from_bytes(dims, view->shape, view->strides, view->ndim, view->itemsize))
+        return false;
+    *tensor = (struct rdt_tensor){.dtype = dtype, .ndim = (uint32_t)view->ndim, .shape = (const int64_t *)view->shape, .strides = dims, .data = view->buf};
+    return true;
+}
+
+static bool from_tensor(struct held *held, struct rdt_tensor *tensor, const struct tensor *ours)
+{
+    Py_INCREF(ours);
+    held->alive = (PyObject *)ours;
+    *tensor = (struct rdt_tensor){.dtype = ours->dtype,
+                                  .ndim = (uint32_t)ours->ndim,
+                                  .shape = (const int64_t *)ours->dims,
+                                  .strides = (const int64_t *)ours->dims + ours->ndim,
+                                  .data = ours->data};
+    return true;
+}
+
+static bool dims_from_tuple(PyObject *tuple, int64_t *dims, Py_ssize_t ndim)
+{
+    if (!tuple || !PyTuple_Check(tuple) || PyTuple_GET_SIZE(tuple) != ndim) {
+        if (!PyErr_Occurred())
+            PyErr_SetString(PyExc_TypeError, "its shape and strides are no tuples of one length");
+        return false;
+    }
+    for (Py_ssize_t i = 0; i < ndim; i++) {
+        dims[i] = PyLong_AsLongLong(PyTuple_GET_ITEM(tuple, i));
+        if (dims[i] == -1 && PyErr_Occurred())
+            return false;
+    }
+    return true;
+}
+
+/* -1: an exception. */
+static int is_true(PyObject *object, const char *method)
+{
+    PyObject *answer = PyObject_CallMethod(object, method, NULL);
+    int truth = answer ? PyObject_IsTrue(answer) : -1;
+
+    Py_XDECREF(answer);
+    return truth;
+}
+
+static void *address_from(PyObject *number)
+{
+    void *address = number ? PyLong_AsVoidPtr(number) : NULL;
+
+    Py_XDECREF(number);
+    return address;
+}
+
+static bool from_torch(struct held *held, struct rdt_tensor *tensor, PyObject *torch, bool writable)
+{
+    PyObject *on_cpu = PyObject_GetAttrString(torch, "is_cpu"), *dtype = NULL, *shape = NULL, *strides = NULL, *number;
+    int64_t *dims;
+    int lazy;
+    bool ok = false;
+
+    if (!on_cpu)
+        return false;
+    Py_DECREF(on_cpu);
+    if (on_cpu != Py_True) {
+        PyErr_SetString(PyExc_TypeError, "it is not in host memory, and this version takes no other: .cpu() it first");
+        return false;
+    }
+    lazy = is_true(torch, "is_conj");
+    if (lazy == 0)
+        lazy = is_true(torch, "is_neg");
+    if (lazy < 0)
+        return false;
+    Py_INCREF(torch);
+    held->alive = torch;
+    if (lazy) {
+        if (writable) {
+            PyErr_SetString(PyExc_TypeError, "it is a lazily conjugated or negated view: nothing can be written there");
+            return false;
+        }
+        held->alive = PyObject_CallMethod(torch, "resolve_conj", NULL);
+        Py_DECREF(torch);
+        torch = held->alive;
+        held->alive = torch ? PyObject_CallMethod(torch, "resolve_neg", NULL) : NULL;
+        Py_XDECREF(torch);
+        if (!held->alive)
+            return false;
+        torch = held->alive;
+    }
+    dtype = PyObject_GetAttrString(torch, "dtype");
+    number = dtype ? PyDict_GetItemWithError(torch_dtypes, dtype) : NULL;
+    if (!number) {
+        if (!PyErr_Occurred())
+            PyErr_Format(PyExc_TypeError, "its dtype %S has no counterpart here", dtype);
+        goto end;
+    }
+    shape = PyObject_GetAttrString(torch, "shape");
+    strides = PyObject_CallMethod(torch, "stride", NULL);
+    if (!shape || !strides || !PyTuple_Check(shape))
+        goto end;
+    tensor->dtype = (enum rdt_dtype)PyLong_AsLong(number);
+    tensor->ndim = (uint32_t)PyTuple_GET_SIZE(shape);
+    dims = dims_of(held, (Py_ssize_t)tensor->ndim);
+    if (!dims || !dims_from_tuple(shape, dims, (Py_ssize_t)tensor->ndim) ||
+        !dims_from_tuple(strides, dims + tensor->ndim, (Py_ssize_t)tensor->ndim))
+        goto end;
+    tensor->shape = dims;
+    tensor->strides = dims + tensor->ndim;
+    tensor->data = address_from(PyObject_CallMethod(torch, "data_ptr", NULL));
+    ok = !PyErr_Occurred();
+end:
+    Py_XDECREF(dtype);
+    Py_XDECREF(shape);
+    Py_XDECREF(strides);
+    return ok;
+}
+
+static bool from_dlpack(struct held *held, struct rdt_tensor *tensor, PyObject *object, bool writable)
+{
+    const struct dl_tensor *dl;
+    bool readonly = false;
+    int64_t *dims;
+
+    held->alive = PyObject_CallMethod(object, "__dlpack__", NULL);
+    if (!held->alive)
+        return false;
+    if (PyCapsule_IsValid(held->alive, "dltensor")) {
+        dl = &((const struct dl_managed *)PyCapsule_GetPointer(held->alive, "dltensor"))->tensor;
+    } else if (PyCapsule_IsValid(held->alive, "dltensor_versioned")) {
+        const struct dl_managed_versioned *managed = PyCapsule_GetPointer(held->alive, "dltensor_versioned");
+
+        if (managed->version.major != 1) {
+            PyErr_Format(PyExc_BufferError, "it speaks DLPack %u, not 1", (unsigned)managed->version.major);
+            return false;
+        }
+        dl = &managed->tensor;
+        readonly = (managed->flags & DL_READ_ONLY) != 0;
+    } else {
+        PyErr_SetString(PyExc_TypeError, "its __dlpack__() gave no DLPack capsule");
+        return false;
+    }
+    if (dl->device.type != DL_CPU) {
+        PyErr_Format(PyExc_TypeError, "it is in memory of DLPack's device type %d, and this version takes host memory only", (int)dl->device.type);
+        return false;
+    }
+    if (writable && readonly) {
+        PyErr_SetString(PyExc_BufferError, "it is read-only");
+        return false;
+    }
+    tensor->dtype = dtype_of_dlpack(dl->dtype.code, dl->dtype.bits, dl->dtype.lanes);
+    if (!tensor->dtype) {
+        PyErr_Format(PyExc_TypeError, "its DLPack type (code %d, %d bits, %d lanes) has no counterpart here", (int)dl->dtype.code,
+                     (int)dl->dtype.bits, (int)dl->dtype.lanes);
+        return false;
+    }
+    dims = dims_of(held, dl->ndim);
+    if (!dims)
+        return false;
+    for (int i = 0; i < dl->ndim; i++) {
+        dims[i] = dl->shape[i];
+        if (dl->strides)
+            dims[dl->ndim + i] = dl->strides[i];
+    }
+    tensor->ndim = (uint32_t)dl->ndim;
+    tensor->shape = dims;
+    tensor->strides = dl->strides ? dims + dl->ndim : NULL;
+    tensor->data = (uint8_t *)dl->data + dl->byte_offset;
+    return true;
+}
+
+/* numpy's arrays of dtypes that the buffer protocol does not have: ml_dtypes, by their names. */
+static bool from_numpy_name(struct held *held, struct rdt_tensor *tensor, PyObject *array, bool writable)
+{
+    PyObject *dtype = PyObject_GetAttrString(array, "dtype"), *name = dtype ? PyObject_GetAttrString(dtype, "name") : NULL;
+    PyObject *number = name && numpy_names ? PyDict_GetItemWithError(numpy_names, name) : NULL, *flags = NULL, *writeable = NULL;
+    PyObject *shape = NULL, *strides = NULL, *ctypes = NULL, *item;
+    int64_t *dims;
+    bool ok = false;
+
+    if (!number) {
+        if (!PyErr_Occurred())
+            PyErr_Format(PyExc_TypeError, "its dtype %S has no counterpart here", dtype);
+        goto end;
+    }
+    flags = PyObject_GetAttrString(array, "flags");
+    writeable = flags ? PyObject_GetAttrString(flags, "writeable") : NULL;
+    if (!writeable)
+        goto end;
+    if (writable && writeable != Py_True) {
+        PyErr_SetString(PyExc_BufferError, "it is read-only");
+        goto end;
+    }
+    tensor->dtype = (enum rdt_dtype)PyLong_AsLong(number);
+    shape = PyObject_GetAttrString(array, "shape");
+    strides = PyObject_GetAttrString(array, "strides");
+    if (!shape || !strides || !PyTuple_Check(shape))
+        goto end;
+    tensor->ndim = (uint32_t)PyTuple_GET_SIZE(shape);
+    dims = dims_of(held, (Py_ssize_t)tensor->ndim);
+    if (!dims || !dims_from_tuple(shape, dims, (Py_ssize_t)tensor->ndim) ||
+        !dims_from_tuple(strides, dims + tensor->ndim, (Py_ssize_t)tensor->ndim) ||
+        !strides_from_bytes(dims + tensor->ndim, (const Py_ssize_t *)dims, (const Py_ssize_t *)dims + tensor->ndim, (Py_ssize_t)tensor->ndim,
+                            (Py_ssize_t)rdt_dtype_bytes(tensor->dtype)))
+        goto end;
+    tensor->shape = dims;
+    tensor->strides = dims + tensor->ndim;
+    ctypes = PyObject_GetAttrString(array, "__array_interface__");
+    item = ctypes && PyDict_Check(ctypes) ? PyDict_GetItemString(ctypes, "data") : NULL;
+    if (!item || !PyTuple_Check(item) || PyTuple_GET_SIZE(item) < 1)
+        goto end;
+    tensor->data = PyLong_AsVoidPtr(PyTuple_GET_ITEM(item, 0));
+    Py_INCREF(array);
+    held->alive = array;
+    ok = !PyErr_Occurred();
+end:
+    if (!ok && !PyErr_Occurred())
+        PyErr_SetString(PyExc_TypeError, "it is no tensor");
+    Py_XDECREF(dtype);
+    Py_XDECREF(name);
+    Py_XDECREF(flags);
+    Py_XDECREF(writeable);
+    Py_XDECREF(shape);
+    Py_XDECREF(strides);
+    Py_XDECREF(ctypes);
+    return ok;
+}
+
+static bool take(struct held *held, struct rdt_tensor *tensor, PyObject *object, bool writable)
+{
+    if (PyObject_TypeCheck(object, &tensor_type)) {
+        if (writable && ((struct tensor *)object)->readonly) {
+            PyErr_SetString(PyExc_BufferError, "it is read-only");
+            return false;
+        }
+        return from_tensor(held, tensor, (struct tensor *)object);
+    }
+    if (PyObject_CheckBuffer(object)) {
+        if (PyObject_GetBuffer(object, &held->view, PyBUF_STRIDES | PyBUF_FORMAT | (writable ? PyBUF_WRITABLE : 0)) == 0)
+            return from_buffer(held, tensor);
+        held->view.obj = NULL;
+        if (writable) {
+            Py_buffer readable;
+            PyObject *type, *value, *traceback;
+
+            PyErr_Fetch(&type, &value, &traceback);
+            if (PyObject_GetBuffer(object, &readable, PyBUF_STRIDES | PyBUF_FORMAT) == 0) {
+                PyBuffer_Release(&readable);
+                PyErr_Restore(type, value, traceback); /* it is read-only */
+                return false;
+            }
+            PyErr_Restore(type, value, traceback);
+        }
+        if (!PyObject_HasAttrString(object, "__array_interface__"))
+            return false;
+        PyErr_Clear();
+        return from_numpy_name(held, tensor, object, writable);
+    }
+    if (torch_tensor_type && PyObject_TypeCheck(object, (PyTypeObject *)torch_tensor_type))
+        return from_torch(held, tensor, object, writable);
+    if (PyObject_HasAttrString(object, "__dlpack__"))
+        return from_dlpack(held, tensor, object, writable);
+    PyErr_Format(PyExc_TypeError, "a %.100s has neither a buffer nor __dlpack__", Py_TYPE(object)->tp_name);
+    return false;
+}
+
+/* ---- many ---- */
+
+/* Says which one an exception is about. */
+static void name_it(const char *what, size_t i)
+{
+    PyObject *type, *value, *traceback, *said;
+
+    PyErr_Fetch(&type, &value, &traceback);
+    said = value ? PyUnicode_FromFormat("%s tensor %zu: %S", what, i, value) : NULL;
+    if (said) {
+        Py_XDECREF(value);
+        value = said;
+    }
+    PyErr_Restore(type, value, traceback);
+}
+
+struct held_set *held_set_from(PyObject *list, bool writable, const char *what)
+{
+    PyObject *items = PySequence_Fast(list, "tensors come as a list");
+    struct held_set *set = items ? PyMem_Calloc(1, sizeof *set) : NULL;
+    size_t count = items ? (size_t)PySequence_Fast_GET_SIZE(items) : 0;
+
+    if (set) {
+        set->tensors = PyMem_Calloc(count + 1, sizeof *set->tensors);
+        set->held = PyMem_Calloc(count + 1, sizeof *set->held);
+    }
+    if (!set || !set->tensors || !set->held) {
+        if (items)
+            PyErr_NoMemory();
+        goto failed;
+    }
+    for (size_t i = 0; i < count; i++) {
+        set->count = i + 1;
+        if (!take(&set->held[i], &set->tensors[i], PySequence_Fast_GET_ITEM(items, (Py_ssize_t)i), writable)) {
+            name_it(what, i);
+            goto failed;
+        }
+    }
+    Py_DECREF(items);
+    return set;
+failed:
+    Py_XDECREF(items);
+    held_set_free(set);
+    return NULL;
+}
+
+void held_set_free(struct held_set *set)
+{
+    if (!set)
+        return;
+    for (size_t i = 0; i < set->count; i++) {
+        if (set->held[i].view.obj)
+            PyBuffer_Release(&set->held[i].view);
+        Py_XDECREF(set->held[i].alive);
+        PyMem_Free(set->held[i].dims);
+    }
+    PyMem_Free(set->tensors);
+    PyMem_Free(set->held);
+    PyMem_Free(set);
+}

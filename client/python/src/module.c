@@ -1,0 +1,147 @@
+/* The module, and how statuses become exceptions. */
+#include "rdtpy.h"
+
+PyObject *made_ref_type, *made_request_type;
+PyObject *torch_tensor_type, *torch_dtypes, *numpy_names;
+static PyObject *errors;     /* dict of status to exception class */
+static PyObject *error_type; /* for a status that is not in it */
+
+PyObject *raise_error(const struct rdt_error *err)
+{
+    PyObject *status = PyLong_FromLong(err->status), *type, *message, *error = NULL, *sys_errno;
+
+    if (!status)
+        return NULL;
+    type = errors ? PyDict_GetItemWithError(errors, status) : NULL;
+    if (!type)
+        type = error_type ? error_type : PyExc_RuntimeError;
+    message = PyUnicode_DecodeUTF8(err->msg, (Py_ssize_t)strlen(err->msg), "replace");
+    if (message)
+        error = PyObject_CallOneArg(type, message);
+    Py_XDECREF(message);
+    if (error) {
+        sys_errno = PyLong_FromLong(err->sys_errno);
+        if (PyObject_SetAttrString(error, "status", status) < 0 || !sys_errno ||
+            (err->sys_errno && PyObject_SetAttrString(error, "errno", sys_errno) < 0))
+            PyErr_Clear();
+        Py_XDECREF(sys_errno);
+        PyErr_SetObject(type, error);
+        Py_DECREF(error);
+    }
+    Py_DECREF(status);
+    return NULL;
+}
+
+PyObject *raise_status(enum rdt_status status, const char *fmt, ...)
+{
+    struct rdt_error err = {.status = status};
+    va_list args;
+
+    va_start(args, fmt);
+    (void)PyOS_vsnprintf(err.msg, sizeof err.msg, fmt, args);
+    va_end(args);
+    return raise_error(&err);
+}
+
+bool timeout_from(PyObject *seconds, int64_t none, int64_t *ns_p)
+{
+    double s;
+
+    if (seconds == Py_None) {
+        *ns_p = none;
+        return true;
+    }
+    s = PyFloat_AsDouble(seconds);
+    if (s == -1.0 && PyErr_Occurred())
+        return false;
+    if (!(s >= 0)) {
+        PyErr_SetString(PyExc_ValueError, "a timeout is None or a number of seconds, 0 or more");
+        return false;
+    }
+    *ns_p = s >= 9.2e9 ? INT64_MAX : (int64_t)(s * 1e9);
+    return true;
+}
+
+/* setup(errors, error, Ref, Request, numpy_names): what the Python side makes of things. */
+static PyObject *setup(PyObject *module, PyObject *args)
+{
+    (void)module;
+    Py_CLEAR(errors);
+    if (!PyArg_ParseTuple(args, "O!OOOO!", &PyDict_Type, &errors, &error_type, &made_ref_type, &made_request_type, &PyDict_Type,
+                          &numpy_names))
+        return NULL;
+    Py_INCREF(errors);
+    Py_INCREF(error_type);
+    Py_INCREF(made_ref_type);
+    Py_INCREF(made_request_type);
+    Py_INCREF(numpy_names);
+    Py_RETURN_NONE;
+}
+
+/* set_torch(Tensor, dtypes): once torch is there. */
+static PyObject *set_torch(PyObject *module, PyObject *args)
+{
+    PyObject *type, *dtypes;
+
+    (void)module;
+    if (!PyArg_ParseTuple(args, "O!O!", &PyType_Type, &type, &PyDict_Type, &dtypes))
+        return NULL;
+    Py_INCREF(type);
+    Py_INCREF(dtypes);
+    Py_XSETREF(torch_tensor_type, type);
+    Py_XSETREF(torch_dtypes, dtypes);
+    Py_RETURN_NONE;
+}
+
+static PyMethodDef functions[] = {
+    {"setup", setup, METH_VARARGS, NULL},
+    {"set_torch", set_torch, METH_VARARGS, NULL},
+    {NULL, NULL, 0, NULL},
+};
+
+static struct PyModuleDef definition = {
+    PyModuleDef_HEAD_INIT, .m_name = "rdt._rdt", .m_doc = "librdt for Python: used by the package rdt.", .m_size = -1, .m_methods = functions};
+
+static bool add_constants(PyObject *module)
+{
+    PyObject *names = PyDict_New(), *statuses = PyDict_New(), *item;
+    bool ok = names && statuses;
+
+#define X(number, name, bytes, text, safetensors)                                    \
+    item = ok ? Py_BuildValue("(ii)", number, bytes) : NULL;                         \
+    ok = ok && item && PyDict_SetItemString(names, text, item) == 0;                 \
+    Py_XDECREF(item);
+    RDT_DTYPE_MAP(X)
+#undef X
+#define X(number, name, sentence)                                                    \
+    item = ok ? PyLong_FromLong(number) : NULL;                                      \
+    ok = ok && item && PyDict_SetItemString(statuses, #name, item) == 0;             \
+    Py_XDECREF(item);
+    RDT_STATUS_MAP(X)
+#undef X
+    ok = ok && PyModule_AddObjectRef(module, "DTYPES", names) == 0 && PyModule_AddObjectRef(module, "STATUSES", statuses) == 0;
+    Py_XDECREF(names);
+    Py_XDECREF(statuses);
+    return ok && PyModule_AddStringConstant(module, "VERSION", RDT_VERSION) == 0;
+}
+
+PyMODINIT_FUNC PyInit__rdt(void);
+PyMODINIT_FUNC PyInit__rdt(void)
+{
+    static PyTypeObject *const types[] = {&conn_type, &ref_type, &request_type, &object_type, &memory_type, &tensor_type};
+    PyObject *module = PyModule_Create(&definition);
+
+    if (!module)
+        return NULL;
+    for (size_t i = 0; i < sizeof types / sizeof *types; i++) {
+        if (PyModule_AddType(module, types[i]) < 0) {
+            Py_DECREF(module);
+            return NULL;
+        }
+    }
+    if (!add_constants(module)) {
+        Py_DECREF(module);
+        return NULL;
+    }
+    return module;
+}

@@ -1,0 +1,358 @@
+/* Refs: plain values, and of what put returned also the producer's hold, which ends with the ref. */
+#include "rdtpy.h"
+
+PyObject *ref_new(const struct rdt_ref *value, struct conn *conn)
+{
+    PyTypeObject *type = made_ref_type ? (PyTypeObject *)made_ref_type : &ref_type;
+    struct ref *ref = (struct ref *)type->tp_alloc(type, 0);
+
+    if (!ref)
+        return NULL;
+    ref->ref = *value;
+    ref->copied = -1;
+    link_init(&ref->link);
+    if (conn) {
+        Py_INCREF(conn);
+        ref->conn = conn;
+        link_add(&conn->holds, &ref->link);
+    }
+    return (PyObject *)ref;
+}
+
+/* It holds nothing any more. */
+static void let_go(struct ref *ref)
+{
+    struct conn *conn = ref->conn;
+
+    if (!conn)
+        return;
+    link_remove(&ref->link);
+    ref->conn = NULL;
+    Py_DECREF(conn);
+}
+
+static void ref_dealloc(PyObject *self)
+{
+    struct ref *ref = (struct ref *)self;
+    struct kept *kept = ref->conn && ref->kept ? PyMem_Malloc(sizeof *kept) : NULL;
+
+    if (kept) {
+        kept->ref = ref->ref;
+        link_add(&ref->conn->kept, &kept->link);
+    } else if (ref->conn && ref->conn->rdt) /* without waiting for the answer: this may be anywhere */
+        (void)rdt_drop(ref->conn->rdt, &ref->ref, NULL);
+    let_go(ref);
+    Py_TYPE(self)->tp_free(self);
+}
+
+/* ---- making one ---- */
+
+static PyObject *make(PyTypeObject *type, const struct rdt_ref *value)
+{
+    struct ref *ref = (struct ref *)type->tp_alloc(type, 0);
+
+    if (!ref)
+        return NULL;
+    ref->ref = *value;
+    ref->copied = -1;
+    link_init(&ref->link);
+    return (PyObject *)ref;
+}
+
+/* Ref(text): a ref as text, or a bare id. */
+static PyObject *ref_make(PyTypeObject *type, PyObject *args, PyObject *kwargs)
+{
+    static char *names[] = {"text", NULL};
+    const char *text;
+    struct rdt_ref value;
+    struct rdt_error err;
+    enum rdt_status status;
+
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "s:Ref", names, &text))
+        return NULL;
+    status = rdt_ref_from_text(text, &value, &err);
+    return status == RDT_OK ? make(type, &value) : raise_error(&err);
+}
+
+static PyObject *ref_unpack(PyObject *type, PyObject *args)
+{
+    const char *bytes;
+    Py_ssize_t count;
+    int hint = 0;
+    struct rdt_ref value;
+    struct rdt_error err;
+    enum rdt_status status;
+    PyObject *made;
+
+    if (!PyArg_ParseTuple(args, "y#|i:_unpack", &bytes, &count, &hint))
+        return NULL;
+    status = rdt_ref_unpack(bytes, (size_t)count, &value, &err);
+    if (status != RDT_OK)
+        return raise_error(&err);
+    made = make((PyTypeObject *)type, &value);
+    if (made)
+        ((struct ref *)made)->hint = hint;
+    return made;
+}
+
+static PyObject *ref_from_id(PyObject *type, PyObject *id)
+{
+    struct rdt_ref value;
+    struct rdt_error err;
+    const char *bytes;
+    Py_ssize_t count;
+
+    if (PyBytes_Check(id)) {
+        bytes = PyBytes_AS_STRING(id);
+        count = PyBytes_GET_SIZE(id);
+    } else {
+        bytes = PyUnicode_AsUTF8AndSize(id, &count);
+        if (!bytes)
+            return NULL;
+    }
+    if (rdt_ref_from_id(bytes, (size_t)count, &value, &err) != RDT_OK)
+        return raise_error(&err);
+    return make((PyTypeObject *)type, &value);
+}
+
+static PyObject *ref_from_name(PyObject *type, PyObject *args)
+{
+    const char *name;
+    unsigned long long after;
+    PyObject *near;
+    struct rdt_ref value;
+    struct rdt_error err;
+
+    if (!PyArg_ParseTuple(args, "sKO:_from_name", &name, &after, &near))
+        return NULL;
+    if (near != Py_None && !PyObject_TypeCheck(near, &ref_type)) {
+        PyErr_SetString(PyExc_TypeError, "near is a Ref or None");
+        return NULL;
+    }
+    if (rdt_ref_from_name(name, after, near == Py_None ? NULL : &((struct ref *)near)->ref, &value, &err) != RDT_OK)
+        return raise_error(&err);
+    return make((PyTypeObject *)type, &value);
+}
+
+static PyObject *ref_at(PyObject *self, PyObject *address)
+{
+    const char *text = PyUnicode_AsUTF8(address);
+    struct rdt_ref value = ((struct ref *)self)->ref;
+    struct rdt_error err;
+
+    if (!text)
+        return NULL;
+    if (rdt_ref_set_address(&value, text, &err) != RDT_OK)
+        return raise_error(&err);
+    return make(Py_TYPE(self), &value);
+}
+
+/* ---- what it does ---- */
+
+static PyObject *ref_pack(PyObject *self, PyObject *ignored)
+{
+    uint8_t packed[RDT_REF_PACKED_BYTES];
+    size_t bytes = rdt_ref_pack(&((struct ref *)self)->ref, packed);
+
+    (void)ignored;
+    return PyBytes_FromStringAndSize((const char *)packed, (Py_ssize_t)bytes);
+}
+
+static PyObject *ref_reduce(PyObject *self, PyObject *ignored)
+{
+    PyObject *packed = ref_pack(self, NULL), *unpack = PyObject_GetAttrString((PyObject *)Py_TYPE(self), "_unpack"), *reduced = NULL;
+
+    (void)ignored;
+    if (packed && unpack)
+        reduced = Py_BuildValue("O(Oi)", unpack, packed, ((struct ref *)self)->hint);
+    Py_XDECREF(packed);
+    Py_XDECREF(unpack);
+    return reduced;
+}
+
+static PyObject *ref_free(PyObject *self, PyObject *args, PyObject *kwargs)
+{
+    static char *names[] = {"force", NULL};
+    struct ref *ref = (struct ref *)self;
+    struct conn *conn = ref->conn;
+    struct rdt_ref value = ref->ref;
+    struct rdt_error err;
+    enum rdt_status status = RDT_OK;
+    int force = 0;
+
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "|$p:free", names, &force))
+        return NULL;
+    if (!conn)
+        Py_RETURN_NONE; /* it holds nothing, or not any more */
+    if (!conn_enter(conn))
+        return NULL;
+    let_go(ref);
+    CONN_CALL(conn, status = rdt_free(conn->rdt, &value, force != 0, &err));
+    if (status != RDT_OK)
+        return raise_error(&err);
+    Py_RETURN_NONE;
+}
+
+static PyObject *ref_keep(PyObject *self, PyObject *ignored)
+{
+    (void)ignored;
+    ((struct ref *)self)->kept = true;
+    Py_INCREF(self);
+    return self;
+}
+
+static PyObject *ref_str(PyObject *self)
+{
+    char text[RDT_REF_TEXT_BYTES];
+
+    rdt_ref_to_text(&((struct ref *)self)->ref, text);
+    return PyUnicode_FromString(text);
+}
+
+static PyObject *ref_repr(PyObject *self)
+{
+    PyObject *text = ref_str(self), *repr = text ? PyUnicode_FromFormat("Ref(%R)", text) : NULL;
+
+    Py_XDECREF(text);
+    return repr;
+}
+
+static PyObject *ref_compare(PyObject *self, PyObject *other, int op)
+{
+    bool equal;
+
+    if ((op != Py_EQ && op != Py_NE) || !PyObject_TypeCheck(other, &ref_type))
+        Py_RETURN_NOTIMPLEMENTED;
+    equal = rdt_ref_equal(&((struct ref *)self)->ref, &((struct ref *)other)->ref);
+    return PyBool_FromLong(equal == (op == Py_EQ));
+}
+
+static Py_hash_t ref_hash(PyObject *self) /* of what equal refs have in common */
+{
+    const struct rdt_ref *ref = &((struct ref *)self)->ref;
+    uint64_t hash = 14695981039346656037u;
+
+    for (size_t i = 0; i < ref->id_bytes; i++)
+        hash = (hash ^ (uint8_t)ref->id[i]) * 1099511628211u;
+    hash = (hash ^ ref->generation) * 1099511628211u;
+    return hash == (uint64_t)-1 ? -2 : (Py_hash_t)hash;
+}
+
+/* ---- what it says ---- */
+
+static PyObject *get_id(PyObject *self, void *ignored)
+{
+    const struct rdt_ref *ref = &((struct ref *)self)->ref;
+
+    (void)ignored;
+    return PyBytes_FromStringAndSize(ref->id, ref->id_bytes);
+}
+
+static PyObject *get_address(PyObject *self, void *ignored)
+{
+    (void)ignored;
+    return PyUnicode_FromString(((struct ref *)self)->ref.address);
+}
+
+static PyObject *get_generation(PyObject *self, void *ignored)
+{
+    (void)ignored;
+    return PyLong_FromUnsignedLongLong(((struct ref *)self)->ref.generation);
+}
+
+static PyObject *get_owner(PyObject *self, void *ignored)
+{
+    const struct rdt_ref *ref = &((struct ref *)self)->ref;
+
+    (void)ignored;
+    if (ref->any_owner)
+        Py_RETURN_NONE;
+    return Py_BuildValue("(Is)", (unsigned)ref->uid, ref->tenant);
+}
+
+static PyObject *get_after(PyObject *self, void *ignored)
+{
+    (void)ignored;
+    return PyLong_FromUnsignedLongLong(((struct ref *)self)->ref.after);
+}
+
+static PyObject *get_is_name(PyObject *self, void *ignored)
+{
+    (void)ignored;
+    return PyBool_FromLong(((struct ref *)self)->ref.is_name);
+}
+
+static PyObject *get_holds(PyObject *self, void *ignored)
+{
+    (void)ignored;
+    return PyBool_FromLong(((struct ref *)self)->conn != NULL);
+}
+
+static PyObject *get_copied(PyObject *self, void *ignored)
+{
+    struct ref *ref = (struct ref *)self;
+
+    (void)ignored;
+    if (ref->copied < 0)
+        Py_RETURN_NONE;
+    return PyLong_FromSsize_t(ref->copied);
+}
+
+static PyObject *get_hint(PyObject *self, void *ignored)
+{
+    (void)ignored;
+    return PyLong_FromLong(((struct ref *)self)->hint);
+}
+
+static int set_hint(PyObject *self, PyObject *value, void *ignored)
+{
+    long hint = value ? PyLong_AsLong(value) : 0;
+
+    (void)ignored;
+    if (hint == -1 && PyErr_Occurred())
+        return -1;
+    ((struct ref *)self)->hint = (int)hint;
+    return 0;
+}
+
+static PyGetSetDef getset[] = {
+    {"id", get_id, NULL, "The object's id, or the published name: 1 to 128 bytes.", NULL},
+    {"address", get_address, NULL, "\"host:port\" of the node's peer link; \"\" if it has none.", NULL},
+    {"generation", get_generation, NULL, "Tells objects apart that had the same id; 0: whichever is under the id.", NULL},
+    {"owner", get_owner, NULL, "(uid, tenant) of whom it belongs to; None: of whoever asks.", NULL},
+    {"after", get_after, NULL, "Of a name: the version that was read last; 0: any will do.", NULL},
+    {"is_name", get_is_name, NULL, "Whether this means the newest version of a published name.", NULL},
+    {"holds", get_holds, NULL, "Whether this very Ref came from put, and its object was not freed by it yet.", NULL},
+    {"copied", get_copied, NULL, "How many tensors put had to copy into the daemon's memory; None: this did not come from put.", NULL},
+    {"_hint", get_hint, set_hint, NULL, NULL},
+    {NULL, NULL, NULL, NULL, NULL},
+};
+
+static PyMethodDef methods[] = {
+    {"_unpack", ref_unpack, METH_VARARGS | METH_CLASS, NULL},
+    {"_from_id", ref_from_id, METH_O | METH_CLASS, NULL},
+    {"_from_name", ref_from_name, METH_VARARGS | METH_CLASS, NULL},
+    {"at", ref_at, METH_O, "The same on the node at that address (\"host:port\", or its name in the nodes file)."},
+    {"pack", ref_pack, METH_NOARGS, "As bytes, the same on every machine."},
+    {"__reduce__", ref_reduce, METH_NOARGS, NULL},
+    {"free", (PyCFunction)(void (*)(void))ref_free, METH_VARARGS | METH_KEYWORDS,
+     "Drops the hold now: the object goes when its last reader has let go. With force nobody fetches it any more, on no node. Does nothing "
+     "if this Ref holds nothing (Connection.free takes any ref). Errors: PeerLost, Disconnected."},
+    {"keep", ref_keep, METH_NOARGS,
+     "The object stays when this Ref is gone, until somebody frees it or the connection ends. Returns the Ref."},
+    {NULL, NULL, 0, NULL},
+};
+
+PyTypeObject ref_type = {
+    PyVarObject_HEAD_INIT(NULL, 0).tp_name = "rdt._rdt.Ref",
+    .tp_basicsize = sizeof(struct ref),
+    .tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE,
+    .tp_new = ref_make,
+    .tp_dealloc = ref_dealloc,
+    .tp_str = ref_str,
+    .tp_repr = ref_repr,
+    .tp_richcompare = ref_compare,
+    .tp_hash = ref_hash,
+    .tp_methods = methods,
+    .tp_getset = getset,
+};

@@ -1,0 +1,291 @@
+/* Requests that were started, and the objects that fetches brought. */
+#include "rdtpy.h"
+
+/* ---- requests ---- */
+
+PyObject *request_new(struct conn *conn, rdt_request *take_request)
+{
+    PyTypeObject *type = made_request_type ? (PyTypeObject *)made_request_type : &request_type;
+    struct request *request = (struct request *)type->tp_alloc(type, 0);
+
+    if (!request) {
+        rdt_request_destroy(take_request);
+        return NULL;
+    }
+    Py_INCREF(conn);
+    request->conn = conn;
+    request->request = take_request;
+    link_init(&request->link);
+    link_add(&conn->requests, &request->link);
+    return (PyObject *)request;
+}
+
+static void request_dealloc(PyObject *self)
+{
+    struct request *request = (struct request *)self;
+    struct conn *conn = request->conn;
+    rdt_request *gone = request->request;
+
+    PyObject_GC_UnTrack(self);
+    if (conn) {
+        link_remove(&request->link);
+        request->request = NULL;
+        if (gone && !request->targets) {
+            rdt_request_destroy(gone); /* does not block: nothing of the caller's is written */
+        } else if (gone) {
+            conn->calls++; /* it may be closed, but not before this has ended */
+            Py_INCREF(conn);
+            CONN_CALL(conn, rdt_request_destroy(gone));
+        }
+        held_set_free(request->targets);
+        Py_DECREF(conn);
+    }
+    Py_CLEAR(request->how);
+    Py_TYPE(self)->tp_free(self);
+}
+
+static int request_traverse(PyObject *self, visitproc visit, void *arg)
+{
+    Py_VISIT(((struct request *)self)->how);
+    return 0;
+}
+
+static int request_clear(PyObject *self)
+{
+    Py_CLEAR(((struct request *)self)->how);
+    return 0;
+}
+
+static bool gone(const struct request *request)
+{
+    if (request->request)
+        return false;
+    (void)raise_status(RDT_DISCONNECTED, "the request's connection was closed");
+    return true;
+}
+
+static PyObject *request_state(PyObject *self, PyObject *ignored)
+{
+    struct request *request = (struct request *)self;
+    enum rdt_status status = request->request ? rdt_request_status(request->request, NULL) : RDT_DISCONNECTED;
+
+    (void)ignored;
+    return PyLong_FromLong(status);
+}
+
+static PyObject *request_cancel(PyObject *self, PyObject *ignored)
+{
+    struct request *request = (struct request *)self;
+
+    (void)ignored;
+    if (request->request)
+        rdt_cancel(request->request);
+    Py_RETURN_NONE;
+}
+
+/* Raises how it ended, unless it ended well. */
+static PyObject *request_check(PyObject *self, PyObject *ignored)
+{
+    struct request *request = (struct request *)self;
+    struct rdt_error err;
+
+    (void)ignored;
+    if (gone(request))
+        return NULL;
+    if (rdt_request_status(request->request, &err) != RDT_OK)
+        return raise_error(&err);
+    Py_RETURN_NONE;
+}
+
+static PyObject *request_take(PyObject *self, PyObject *ignored)
+{
+    struct request *request = (struct request *)self;
+    rdt_object *object;
+    struct rdt_error err;
+
+    (void)ignored;
+    if (gone(request))
+        return NULL;
+    if (rdt_request_take_object(request->request, &object, &err) != RDT_OK)
+        return raise_error(&err);
+    return object_new(request->conn, object);
+}
+
+static PyObject *get_connection(PyObject *self, void *ignored)
+{
+    PyObject *conn = (PyObject *)((struct request *)self)->conn;
+
+    (void)ignored;
+    Py_INCREF(conn);
+    return conn;
+}
+
+static PyObject *get_how(PyObject *self, void *ignored)
+{
+    PyObject *how = ((struct request *)self)->how;
+
+    (void)ignored;
+    if (!how)
+        how = Py_None;
+    Py_INCREF(how);
+    return how;
+}
+
+static int set_how(PyObject *self, PyObject *value, void *ignored)
+{
+    struct request *request = (struct request *)self;
+
+    (void)ignored;
+    Py_XINCREF(value);
+    Py_XSETREF(request->how, value);
+    return 0;
+}
+
+static PyGetSetDef request_getset[] = {
+    {"connection", get_connection, NULL, "The connection it was started on.", NULL},
+    {"_how", get_how, set_how, NULL, NULL},
+    {NULL, NULL, NULL, NULL, NULL},
+};
+
+static PyMethodDef request_methods[] = {
+    {"_state", request_state, METH_NOARGS, NULL},
+    {"_check", request_check, METH_NOARGS, NULL},
+    {"_take", request_take, METH_NOARGS, NULL},
+    {"cancel", request_cancel, METH_NOARGS,
+     "Ends it now, with Cancelled, unless it ended before. Never touches another transfer of the same object."},
+    {NULL, NULL, 0, NULL},
+};
+
+PyTypeObject request_type = {
+    PyVarObject_HEAD_INIT(NULL, 0).tp_name = "rdt._rdt.Request",
+    .tp_basicsize = sizeof(struct request),
+    .tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE | Py_TPFLAGS_HAVE_GC,
+    .tp_dealloc = request_dealloc,
+    .tp_traverse = request_traverse,
+    .tp_clear = request_clear,
+    .tp_methods = request_methods,
+    .tp_getset = request_getset,
+};
+
+/* ---- objects ---- */
+
+PyObject *object_new(struct conn *conn, rdt_object *take_object)
+{
+    struct object *object = PyObject_New(struct object, &object_type);
+
+    if (!object) {
+        rdt_release(take_object);
+        return NULL;
+    }
+    conn_keep(conn);
+    object->conn = conn;
+    object->object = take_object;
+    return (PyObject *)object;
+}
+
+static void object_dealloc(PyObject *self)
+{
+    struct object *object = (struct object *)self;
+    struct conn *conn = object->conn;
+    rdt_object *released = object->object;
+
+    Py_BEGIN_ALLOW_THREADS /* it may unmap much */
+    rdt_release(released);
+    Py_END_ALLOW_THREADS
+    conn_unkeep(conn);
+    PyObject_Free(self);
+}
+
+/* A list of Tensors, each of which keeps the object. */
+static PyObject *object_tensors(PyObject *self, PyObject *ignored)
+{
+    struct object *object = (struct object *)self;
+    size_t count = rdt_object_count(object->object);
+    PyObject *list = PyList_New((Py_ssize_t)count);
+    struct rdt_object_info info;
+    struct rdt_error err;
+
+    (void)ignored;
+    if (!list)
+        return NULL;
+    rdt_object_info(object->object, &info);
+    for (size_t i = 0; i < count; i++) {
+        struct rdt_tensor view;
+        PyObject *tensor;
+
+        if (rdt_object_tensor(object->object, i, &view, &err) != RDT_OK) {
+            Py_DECREF(list);
+            return raise_error(&err);
+        }
+        tensor = tensor_new(self, &view, !info.writable);
+        if (!tensor) {
+            Py_DECREF(list);
+            return NULL;
+        }
+        PyList_SET_ITEM(list, (Py_ssize_t)i, tensor);
+    }
+    return list;
+}
+
+static PyObject *get_metadata(PyObject *self, void *ignored)
+{
+    size_t bytes;
+    const void *metadata = rdt_object_metadata(((struct object *)self)->object, &bytes);
+
+    (void)ignored;
+    return PyBytes_FromStringAndSize(metadata, (Py_ssize_t)bytes);
+}
+
+static PyObject *object_info(PyObject *self, PyObject *ignored)
+{
+    struct rdt_object_info info;
+    PyObject *ref;
+
+    (void)ignored;
+    rdt_object_info(((struct object *)self)->object, &info);
+    ref = ref_new(&info.ref, NULL);
+    return Py_BuildValue("{s:N,s:s,s:K,s:K,s:d,s:O,s:O,s:K}", "ref", ref, "path", info.path, "transfer", (unsigned long long)info.transfer,
+                         "bytes_moved", (unsigned long long)info.bytes_moved, "elapsed", (double)info.elapsed_ns / 1e9, "writable",
+                         info.writable ? Py_True : Py_False, "mutable_shared", info.mutable_shared ? Py_True : Py_False, "version",
+                         (unsigned long long)info.version);
+}
+
+static PyObject *get_writable(PyObject *self, void *ignored)
+{
+    struct rdt_object_info info;
+
+    (void)ignored;
+    rdt_object_info(((struct object *)self)->object, &info);
+    return PyBool_FromLong(info.writable);
+}
+
+static PyObject *get_version(PyObject *self, void *ignored)
+{
+    struct rdt_object_info info;
+
+    (void)ignored;
+    rdt_object_info(((struct object *)self)->object, &info);
+    return PyLong_FromUnsignedLongLong(info.version);
+}
+
+static PyGetSetDef object_getset[] = {
+    {"metadata", get_metadata, NULL, NULL, NULL},
+    {"writable", get_writable, NULL, NULL, NULL},
+    {"version", get_version, NULL, NULL, NULL},
+    {NULL, NULL, NULL, NULL, NULL},
+};
+
+static PyMethodDef object_methods[] = {
+    {"tensors", object_tensors, METH_NOARGS, NULL},
+    {"info", object_info, METH_NOARGS, NULL},
+    {NULL, NULL, 0, NULL},
+};
+
+PyTypeObject object_type = {
+    PyVarObject_HEAD_INIT(NULL, 0).tp_name = "rdt._rdt.Object",
+    .tp_basicsize = sizeof(struct object),
+    .tp_flags = Py_TPFLAGS_DEFAULT,
+    .tp_dealloc = object_dealloc,
+    .tp_methods = object_methods,
+    .tp_getset = object_getset,
+};

@@ -1,0 +1,390 @@
+/* Memory of the daemon's as Python sees it: Tensor, a view that keeps what is below it, and Memory, an allocation. */
+#include "rdtpy.h"
+
+static char nowhere[64]; /* where a tensor without elements is */
+
+const char *tensor_format(enum rdt_dtype dtype)
+{
+    static const char *const formats[] = {
+        [RDT_BOOL] = "?", [RDT_U8] = "B",  [RDT_I8] = "b",  [RDT_U16] = "H", [RDT_I16] = "h", [RDT_U32] = "I",   [RDT_I32] = "i",
+        [RDT_U64] = "Q",  [RDT_I64] = "q", [RDT_F16] = "e", [RDT_F32] = "f", [RDT_F64] = "d", [RDT_C64] = "Zf", [RDT_C128] = "Zd"};
+
+    return (size_t)dtype < sizeof formats / sizeof *formats ? formats[dtype] : NULL;
+}
+
+PyObject *tensor_new(PyObject *owner, const struct rdt_tensor *view, bool readonly)
+{
+    Py_ssize_t ndim = (Py_ssize_t)view->ndim, itemsize = (Py_ssize_t)rdt_dtype_bytes(view->dtype), count = 1;
+    struct tensor *tensor = (struct tensor *)tensor_type.tp_alloc(&tensor_type, 3 * ndim);
+
+    if (!tensor)
+        return NULL;
+    Py_INCREF(owner);
+    tensor->owner = owner;
+    tensor->dtype = view->dtype;
+    tensor->ndim = (int)ndim;
+    tensor->readonly = readonly;
+    tensor->data = view->data ? view->data : nowhere;
+    for (Py_ssize_t i = ndim; i-- > 0;) {
+        int64_t stride = view->strides ? view->strides[i] : count;
+
+        tensor->dims[i] = (Py_ssize_t)view->shape[i];
+        tensor->dims[ndim + i] = (Py_ssize_t)stride;
+        tensor->dims[2 * ndim + i] = (Py_ssize_t)stride * itemsize;
+        count *= (Py_ssize_t)view->shape[i];
+    }
+    tensor->bytes = count * itemsize;
+    return (PyObject *)tensor;
+}
+
+static void tensor_dealloc(PyObject *self)
+{
+    struct tensor *tensor = (struct tensor *)self;
+
+    if (tensor->weakrefs)
+        PyObject_ClearWeakRefs(self);
+    Py_DECREF(tensor->owner);
+    Py_TYPE(self)->tp_free(self);
+}
+
+static bool is_contiguous(const struct tensor *tensor, bool fortran)
+{
+    Py_ssize_t expected = 1;
+
+    if (tensor->bytes == 0)
+        return true;
+    for (int n = 0; n < tensor->ndim; n++) {
+        int i = fortran ? n : tensor->ndim - 1 - n;
+
+        if (tensor->dims[i] != 1 && tensor->dims[tensor->ndim + i] != expected)
+            return false;
+        expected *= tensor->dims[i];
+    }
+    return true;
+}
+
+static int tensor_getbuffer(PyObject *self, Py_buffer *view, int flags)
+{
+    struct tensor *tensor = (struct tensor *)self;
+    const char *format = tensor_format(tensor->dtype);
+    bool c = is_contiguous(tensor, false);
+
+    view->obj = NULL;
+    if ((flags & PyBUF_WRITABLE) && tensor->readonly) {
+        PyErr_SetString(PyExc_BufferError, "the tensor is read-only: fetch with mode=\"cow\" or \"copy\" to write");
+        return -1;
+    }
+    if ((flags & PyBUF_FORMAT) && !format) {
+        PyErr_Format(PyExc_BufferError, "the buffer protocol has no letter for %s: numpy() needs ml_dtypes, torch() takes it, bits() shows the bits",
+                     rdt_dtype_name(tensor->dtype));
+        return -1;
+    }
+    if ((!(flags & PyBUF_ND) || (flags & PyBUF_C_CONTIGUOUS) == PyBUF_C_CONTIGUOUS || (flags & PyBUF_STRIDES) != PyBUF_STRIDES) && !c) {
+        PyErr_SetString(PyExc_BufferError, "the tensor is not contiguous");
+        return -1;
+    }
+    if (((flags & PyBUF_F_CONTIGUOUS) == PyBUF_F_CONTIGUOUS && !is_contiguous(tensor, true)) ||
+        ((flags & PyBUF_ANY_CONTIGUOUS) == PyBUF_ANY_CONTIGUOUS && !c && !is_contiguous(tensor, true))) {
+        PyErr_SetString(PyExc_BufferError, "the tensor is not contiguous");
+        return -1;
+    }
+    view->buf = tensor->data;
+    view->len = tensor->bytes;
+    view->itemsize = (flags & PyBUF_FORMAT) || format ? (Py_ssize_t)rdt_dtype_bytes(tensor->dtype) : 1;
+    view->readonly = tensor->readonly;
+    view->ndim = (flags & PyBUF_ND) ? tensor->ndim : 1;
+    view->format = (flags & PyBUF_FORMAT) ? (char *)format : NULL;
+    view->shape = (flags & PyBUF_ND) ? tensor->dims : NULL;
+    view->strides = (flags & PyBUF_STRIDES) == PyBUF_STRIDES ? tensor->dims + 2 * tensor->ndim : NULL;
+    view->suboffsets = NULL;
+    view->internal = NULL;
+    Py_INCREF(self);
+    view->obj = self;
+    return 0;
+}
+
+/* ---- what it says ---- */
+
+static PyObject *tuple_of(const Py_ssize_t *numbers, int count)
+{
+    PyObject *tuple = PyTuple_New(count);
+
+    for (int i = 0; tuple && i < count; i++) {
+        PyObject *number = PyLong_FromSsize_t(numbers[i]);
+
+        if (!number)
+            Py_CLEAR(tuple);
+        else
+            PyTuple_SET_ITEM(tuple, i, number);
+    }
+    return tuple;
+}
+
+static PyObject *get_shape(PyObject *self, void *ignored)
+{
+    struct tensor *tensor = (struct tensor *)self;
+
+    (void)ignored;
+    return tuple_of(tensor->dims, tensor->ndim);
+}
+
+static PyObject *get_strides(PyObject *self, void *ignored)
+{
+    struct tensor *tensor = (struct tensor *)self;
+
+    (void)ignored;
+    return tuple_of(tensor->dims + tensor->ndim, tensor->ndim);
+}
+
+static PyObject *get_dtype(PyObject *self, void *ignored)
+{
+    (void)ignored;
+    return PyUnicode_FromString(rdt_dtype_name(((struct tensor *)self)->dtype));
+}
+
+static PyObject *get_ndim(PyObject *self, void *ignored)
+{
+    (void)ignored;
+    return PyLong_FromLong(((struct tensor *)self)->ndim);
+}
+
+static PyObject *get_nbytes(PyObject *self, void *ignored)
+{
+    (void)ignored;
+    return PyLong_FromSsize_t(((struct tensor *)self)->bytes);
+}
+
+static PyObject *get_readonly(PyObject *self, void *ignored)
+{
+    (void)ignored;
+    return PyBool_FromLong(((struct tensor *)self)->readonly);
+}
+
+static PyObject *get_contiguous(PyObject *self, void *ignored)
+{
+    (void)ignored;
+    return PyBool_FromLong(is_contiguous((struct tensor *)self, false));
+}
+
+static PyObject *get_owner(PyObject *self, void *ignored)
+{
+    PyObject *owner = ((struct tensor *)self)->owner;
+
+    (void)ignored;
+    Py_INCREF(owner);
+    return owner;
+}
+
+static PyObject *get_interface(PyObject *self, void *ignored)
+{
+    struct tensor *tensor = (struct tensor *)self;
+    const char *format = tensor_format(tensor->dtype);
+    size_t itemsize = rdt_dtype_bytes(tensor->dtype);
+    char typestr[8];
+    char kind;
+
+    (void)ignored;
+    if (!format) {
+        PyErr_Format(PyExc_AttributeError, "numpy has no typestr for %s", rdt_dtype_name(tensor->dtype));
+        return NULL;
+    }
+    kind = format[0] == '?' ? 'b' : format[0] == 'Z' ? 'c' : strchr("efd", format[0]) ? 'f' : strchr("bhiq", format[0]) ? 'i' : 'u';
+    (void)PyOS_snprintf(typestr, sizeof typestr, "%c%c%zu", itemsize == 1 ? '|' : '<', kind, itemsize);
+    return Py_BuildValue("{s:i,s:s,s:N,s:N,s:(NO)}", "version", 3, "typestr", typestr, "shape", tuple_of(tensor->dims, tensor->ndim), "strides",
+                         tuple_of(tensor->dims + 2 * tensor->ndim, tensor->ndim), "data", PyLong_FromVoidPtr(tensor->data),
+                         tensor->readonly ? Py_True : Py_False);
+}
+
+/* The same memory as unsigned integers of the elements' size. */
+static PyObject *tensor_bits(PyObject *self, PyObject *ignored)
+{
+    struct tensor *tensor = (struct tensor *)self;
+    size_t itemsize = rdt_dtype_bytes(tensor->dtype);
+    struct rdt_tensor view = {.ndim = (uint32_t)tensor->ndim,
+                              .shape = (const int64_t *)tensor->dims,
+                              .strides = (const int64_t *)tensor->dims + tensor->ndim,
+                              .data = tensor->data};
+
+    (void)ignored;
+    view.dtype = itemsize == 1 ? RDT_U8 : itemsize == 2 ? RDT_U16 : itemsize == 4 ? RDT_U32 : RDT_U64;
+    if (itemsize == 16) {
+        PyErr_SetString(PyExc_TypeError, "no integer has 16 bytes");
+        return NULL;
+    }
+    return tensor_new(tensor->owner, &view, tensor->readonly);
+}
+
+static PyObject *tensor_tobytes(PyObject *self, PyObject *ignored)
+{
+    struct tensor *tensor = (struct tensor *)self;
+
+    (void)ignored;
+    if (is_contiguous(tensor, false))
+        return PyBytes_FromStringAndSize((const char *)tensor->data, tensor->bytes);
+    PyErr_SetString(PyExc_BufferError, "the tensor is not contiguous");
+    return NULL;
+}
+
+static Py_ssize_t tensor_len(PyObject *self)
+{
+    struct tensor *tensor = (struct tensor *)self;
+
+    if (tensor->ndim == 0) {
+        PyErr_SetString(PyExc_TypeError, "a scalar has no length");
+        return -1;
+    }
+    return tensor->dims[0];
+}
+
+static PyObject *tensor_repr(PyObject *self)
+{
+    struct tensor *tensor = (struct tensor *)self;
+    PyObject *shape = tuple_of(tensor->dims, tensor->ndim), *repr;
+
+    if (!shape)
+        return NULL;
+    repr = PyUnicode_FromFormat("<rdt.Tensor %s %R%s>", rdt_dtype_name(tensor->dtype), shape, tensor->readonly ? ", read-only" : "");
+    Py_DECREF(shape);
+    return repr;
+}
+
+static PyGetSetDef tensor_getset[] = {
+    {"shape", get_shape, NULL, "Elements in each dimension.", NULL},
+    {"strides", get_strides, NULL, "Elements from one to the next, in each dimension.", NULL},
+    {"dtype", get_dtype, NULL, "\"f32\", \"bf16\", ...", NULL},
+    {"ndim", get_ndim, NULL, NULL, NULL},
+    {"nbytes", get_nbytes, NULL, "Bytes of the elements.", NULL},
+    {"readonly", get_readonly, NULL, NULL, NULL},
+    {"contiguous", get_contiguous, NULL, "Row-major.", NULL},
+    {"_owner", get_owner, NULL, NULL, NULL},
+    {"__array_interface__", get_interface, NULL, NULL, NULL},
+    {NULL, NULL, NULL, NULL, NULL},
+};
+
+static PyMethodDef tensor_methods[] = {
+    {"bits", tensor_bits, METH_NOARGS, "The same memory as unsigned integers of the elements' size: for dtypes that nothing here knows."},
+    {"tobytes", tensor_tobytes, METH_NOARGS, "A copy of the elements' bytes. BufferError: it is not contiguous."},
+    {"__dlpack__", (PyCFunction)(void (*)(void))tensor_dlpack, METH_VARARGS | METH_KEYWORDS, NULL},
+    {"__dlpack_device__", tensor_dlpack_device, METH_NOARGS, NULL},
+    {"_capsule", tensor_capsule, METH_NOARGS, NULL},
+    {NULL, NULL, 0, NULL},
+};
+
+static PyBufferProcs tensor_buffer = {.bf_getbuffer = tensor_getbuffer};
+static PySequenceMethods tensor_sequence = {.sq_length = tensor_len};
+
+PyTypeObject tensor_type = {
+    PyVarObject_HEAD_INIT(NULL, 0).tp_name = "rdt.Tensor",
+    .tp_doc = "A view of a tensor in memory that came from the daemon, which it keeps. numpy, torch, memoryview and whatever takes DLPack "
+              "see the same memory: numpy.asarray(t), torch.from_dlpack(t), memoryview(t).",
+    .tp_basicsize = sizeof(struct tensor),
+    .tp_itemsize = sizeof(Py_ssize_t),
+    .tp_flags = Py_TPFLAGS_DEFAULT,
+    .tp_dealloc = tensor_dealloc,
+    .tp_repr = tensor_repr,
+    .tp_weaklistoffset = offsetof(struct tensor, weakrefs),
+    .tp_as_buffer = &tensor_buffer,
+    .tp_as_sequence = &tensor_sequence,
+    .tp_methods = tensor_methods,
+    .tp_getset = tensor_getset,
+};
+
+/* ---- memory ---- */
+
+/* Memory(conn, bytes, timeout). */
+static PyObject *memory_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
+{
+    struct rdt_alloc_options options = RDT_INIT(options);
+    PyObject *timeout;
+    struct conn *conn;
+    struct memory *memory;
+    Py_ssize_t bytes;
+    enum rdt_status status;
+    struct rdt_error err;
+    void *addr = NULL;
+
+    if (kwargs || !PyArg_ParseTuple(args, "O!nO:Memory", &conn_type, &conn, &bytes, &timeout) ||
+        !timeout_from(timeout, 0, &options.timeout_ns))
+        return NULL;
+    memory = (struct memory *)type->tp_alloc(type, 0);
+    if (!memory)
+        return NULL;
+    if (!conn_enter(conn)) {
+        Py_DECREF(memory);
+        return NULL;
+    }
+    conn_keep(conn); /* also against a close meanwhile */
+    CONN_CALL(conn, status = rdt_alloc_with(conn->rdt, (size_t)bytes, &options, &addr, &err));
+    if (status != RDT_OK) {
+        conn_unkeep(conn);
+        Py_DECREF(memory);
+        return raise_error(&err);
+    }
+    memory->conn = conn;
+    memory->addr = addr;
+    memory->bytes = (size_t)bytes;
+    return (PyObject *)memory;
+}
+
+static void memory_dealloc(PyObject *self)
+{
+    struct memory *memory = (struct memory *)self;
+    struct conn *conn = memory->conn;
+    void *addr = memory->addr;
+
+    if (conn) {
+        Py_BEGIN_ALLOW_THREADS
+        (void)rdt_dealloc(conn->rdt, addr, NULL);
+        Py_END_ALLOW_THREADS
+        conn_unkeep(conn);
+    }
+    Py_TYPE(self)->tp_free(self);
+}
+
+/* tensor(dtype number, shape, offset in bytes) */
+static PyObject *memory_tensor(PyObject *self, PyObject *args)
+{
+    struct memory *memory = (struct memory *)self;
+    PyObject *shape;
+    Py_ssize_t offset;
+    int dtype;
+    int64_t dims[32];
+    size_t bytes;
+    struct rdt_tensor view;
+    struct rdt_error err;
+
+    if (!PyArg_ParseTuple(args, "iO!n", &dtype, &PyTuple_Type, &shape, &offset))
+        return NULL;
+    if (PyTuple_GET_SIZE(shape) > 32) {
+        PyErr_SetString(PyExc_ValueError, "a tensor has at most 32 dimensions");
+        return NULL;
+    }
+    view = (struct rdt_tensor){.dtype = (enum rdt_dtype)dtype, .ndim = (uint32_t)PyTuple_GET_SIZE(shape), .shape = dims};
+    for (uint32_t i = 0; i < view.ndim; i++) {
+        dims[i] = PyLong_AsLongLong(PyTuple_GET_ITEM(shape, i));
+        if (dims[i] == -1 && PyErr_Occurred())
+            return NULL;
+    }
+    view.data = (uint8_t *)memory->addr + offset;
+    if (rdt_tensor_bytes(&view, &bytes, &err) != RDT_OK)
+        return raise_error(&err);
+    if (offset < 0 || (size_t)offset > memory->bytes || bytes > memory->bytes - (size_t)offset) {
+        PyErr_SetString(PyExc_ValueError, "the tensor does not lie in the memory");
+        return NULL;
+    }
+    return tensor_new(self, &view, false);
+}
+
+static PyMethodDef memory_methods[] = {
+    {"tensor", memory_tensor, METH_VARARGS, NULL},
+    {NULL, NULL, 0, NULL},
+};
+
+PyTypeObject memory_type = {
+    PyVarObject_HEAD_INIT(NULL, 0).tp_name = "rdt._rdt.Memory",
+    .tp_basicsize = sizeof(struct memory),
+    .tp_flags = Py_TPFLAGS_DEFAULT,
+    .tp_new = memory_new,
+    .tp_dealloc = memory_dealloc,
+    .tp_methods = memory_methods,
+};

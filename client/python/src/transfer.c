@@ -1,0 +1,404 @@
+/* Conn's put and fetch, and waiting for requests. */
+#include <stdio.h>
+#include <string.h>
+
+#include "rdtpy.h"
+
+#define MAX_HEADER_BYTES ((size_t)4 << 20)
+
+#define SLICE_NS (INT64_C(100) * 1000000) /* how long a signal waits for its handler, a Ctrl-C too */
+
+/* A safetensors header for these tensors one behind the other: rdtctl writes such a file of it. `names` are JSON strings already, `more`
+ * goes behind them. NULL without an exception: a dtype that the format does not have, or more than metadata may be. */
+static PyObject *header_of(const struct held_set *set, PyObject *names, const char *more)
+{
+    static const char *const dtypes[] = {
+#define X(number, name, bytes, text, safetensors) [number] = safetensors,
+        RDT_DTYPE_MAP(X)
+#undef X
+    };
+    size_t room = strlen(more) + 16, used = 0, at = 0;
+    PyObject *header;
+    char *text;
+
+    for (size_t i = 0; i < set->count; i++) {
+        Py_ssize_t bytes;
+
+        if (!PyUnicode_AsUTF8AndSize(PyList_GET_ITEM(names, (Py_ssize_t)i), &bytes))
+            return NULL;
+        room += (size_t)bytes + 96 + 21 * (size_t)set->tensors[i].ndim;
+        if (!dtypes[set->tensors[i].dtype])
+            return NULL;
+    }
+    text = PyMem_Malloc(room);
+    if (!text)
+        return PyErr_NoMemory();
+    for (size_t i = 0; i < set->count; i++) {
+        const struct rdt_tensor *tensor = &set->tensors[i];
+        size_t bytes;
+
+        if (rdt_tensor_bytes(tensor, &bytes, NULL) != RDT_OK)
+            bytes = 0; /* rdt_put says what is wrong */
+        used += (size_t)snprintf(text + used, room - used, "%c%s:{\"dtype\":\"%s\",\"shape\":[", i ? ',' : '{',
+                                 PyUnicode_AsUTF8(PyList_GET_ITEM(names, (Py_ssize_t)i)), dtypes[tensor->dtype]);
+        for (uint32_t d = 0; d < tensor->ndim; d++)
+            used += (size_t)snprintf(text + used, room - used, d ? ",%lld" : "%lld", (long long)tensor->shape[d]);
+        used += (size_t)snprintf(text + used, room - used, "],\"data_offsets\":[%zu,%zu]}", at, at + bytes);
+        at += bytes;
+    }
+    used += (size_t)snprintf(text + used, room - used, "%s}", more);
+    header = used <= MAX_HEADER_BYTES ? PyBytes_FromStringAndSize(text, (Py_ssize_t)used) : NULL;
+    PyMem_Free(text);
+    return header;
+}
+
+/* _put(tensors, id, metadata, visibility, transport, flags, timeout, ttl, names): with names (JSON strings, as many as tensors) metadata is
+ * what goes behind them in a safetensors header; None: there can be no such header, and nothing was put. */
+PyObject *conn_put(PyObject *self, PyObject *args)
+{
+    struct conn *conn = (struct conn *)self;
+    struct rdt_put_options options = RDT_INIT(options);
+    PyObject *tensors, *timeout, *ttl, *names, *made, *header = NULL;
+    Py_buffer id = {0}, metadata = {0};
+    struct held_set *set = NULL;
+    enum rdt_memory *how = NULL;
+    struct rdt_ref value;
+    struct rdt_error err;
+    enum rdt_status status = RDT_INVALID;
+    int visibility;
+
+    if (!PyArg_ParseTuple(args, "Oz*z*izIOOO:_put", &tensors, &id, &metadata, &visibility, &options.transport, &options.flags, &timeout,
+                          &ttl, &names))
+        return NULL;
+    options.id = id.buf;
+    options.id_bytes = (size_t)id.len;
+    options.metadata = metadata.buf;
+    options.metadata_bytes = (size_t)metadata.len;
+    options.visibility = (enum rdt_visibility)visibility;
+    made = NULL;
+    if (!timeout_from(timeout, 0, &options.timeout_ns) || !timeout_from(ttl, 0, &options.ttl_ns))
+        goto end;
+    if (timeout != Py_None && options.timeout_ns == 0)
+        options.timeout_ns = 1;
+    set = held_set_from(tensors, false, "put:");
+    how = set ? PyMem_Calloc(set->count + 1, sizeof *how) : NULL;
+    if (!how) {
+        if (set)
+            PyErr_NoMemory();
+        goto end;
+    }
+    if (names != Py_None) {
+        if (!PyList_Check(names) || (size_t)PyList_GET_SIZE(names) != set->count || !metadata.buf) {
+            PyErr_SetString(PyExc_ValueError, "as many names as tensors are needed");
+            goto end;
+        }
+        header = header_of(set, names, metadata.buf);
+        if (!header) {
+            if (!PyErr_Occurred()) {
+                Py_INCREF(Py_None);
+                made = Py_None;
+            }
+            goto end;
+        }
+        options.metadata = PyBytes_AS_STRING(header);
+        options.metadata_bytes = (size_t)PyBytes_GET_SIZE(header);
+    }
+    options.how = how;
+    if (!conn_enter(conn))
+        goto end;
+    Py_BEGIN_ALLOW_THREADS
+    status = rdt_put(conn->rdt, set->tensors, set->count, &options, &value, &err);
+    Py_END_ALLOW_THREADS
+    if (status != RDT_OK) {
+        raise_error(&err);
+    } else {
+        made = ref_new(&value, options.flags & RDT_PUT_DETACHED || conn->closed ? NULL : conn);
+        if (made) {
+            struct ref *ref = (struct ref *)made;
+
+            ref->kept = options.id != NULL;
+            ref->copied = 0;
+            for (size_t i = 0; i < set->count; i++) {
+                size_t bytes;
+
+                ref->copied += how[i] == RDT_MEMORY_COPIED && rdt_tensor_bytes(&set->tensors[i], &bytes, NULL) == RDT_OK && bytes > 0;
+            }
+        } else {
+            (void)rdt_drop(conn->rdt, &value, NULL);
+        }
+    }
+    conn_leave(conn);
+end:
+    PyMem_Free(how);
+    held_set_free(set);
+    Py_XDECREF(header);
+    PyBuffer_Release(&id);
+    PyBuffer_Release(&metadata);
+    return made;
+}
+
+/* ---- fetch ---- */
+
+struct fetching { /* what rdt_fetch_start borrows */
+    size_t count;
+    struct rdt_ref *refs;
+    const struct rdt_slice **slices;
+    size_t *slice_counts;
+    const struct rdt_tensor **targets;
+    size_t *target_counts;
+    struct held_set **held; /* [count], NULL where there are no targets */
+    rdt_request **requests;
+};
+
+static void fetching_fini(struct fetching *fetching)
+{
+    for (size_t i = 0; i < fetching->count; i++) {
+        if (fetching->slices && fetching->slices[i]) {
+            for (size_t t = 0; t < fetching->slice_counts[i]; t++)
+                PyMem_Free((void *)fetching->slices[i][t].start);
+            PyMem_Free((void *)fetching->slices[i]);
+        }
+        if (fetching->held)
+            held_set_free(fetching->held[i]);
+    }
+    PyMem_Free(fetching->refs);
+    PyMem_Free(fetching->slices);
+    PyMem_Free(fetching->slice_counts);
+    PyMem_Free(fetching->targets);
+    PyMem_Free(fetching->target_counts);
+    PyMem_Free(fetching->held);
+    PyMem_Free(fetching->requests);
+}
+
+/* None, or a list that has for each tensor None or a tuple of (start, count). */
+static bool read_slices(struct fetching *fetching, size_t i, PyObject *list)
+{
+    Py_ssize_t count;
+    struct rdt_slice *slices;
+
+    if (list == Py_None)
+        return true;
+    if (!PyList_Check(list)) {
+        PyErr_SetString(PyExc_TypeError, "slices of one object are a list");
+        return false;
+    }
+    count = PyList_GET_SIZE(list);
+    slices = PyMem_Calloc((size_t)count + 1, sizeof *slices);
+    if (!slices) {
+        PyErr_NoMemory();
+        return false;
+    }
+    fetching->slices[i] = slices;
+    fetching->slice_counts[i] = (size_t)count;
+    for (Py_ssize_t t = 0; t < count; t++) {
+        PyObject *box = PyList_GET_ITEM(list, t);
+        Py_ssize_t ndim;
+        int64_t *dims;
+
+        if (box == Py_None)
+            continue;
+        if (!PyTuple_Check(box)) {
+            PyErr_SetString(PyExc_TypeError, "a slice is a tuple");
+            return false;
+        }
+        ndim = PyTuple_GET_SIZE(box);
+        dims = PyMem_Calloc(2 * (size_t)ndim + 1, sizeof *dims);
+        if (!dims) {
+            PyErr_NoMemory();
+            return false;
+        }
+        slices[t].ndim = (uint32_t)ndim;
+        slices[t].start = dims;
+        slices[t].count = dims + ndim;
+        for (Py_ssize_t d = 0; d < ndim; d++) {
+            long long start, length;
+
+            if (!PyArg_ParseTuple(PyTuple_GET_ITEM(box, d), "LL", &start, &length))
+                return false;
+            dims[d] = start;
+            dims[ndim + d] = length;
+        }
+    }
+    return true;
+}
+
+static bool fetching_init(struct fetching *fetching, PyObject *refs, PyObject *slices, PyObject *targets)
+{
+    size_t count = (size_t)PyList_GET_SIZE(refs);
+
+    fetching->count = count;
+    fetching->refs = PyMem_Calloc(count + 1, sizeof *fetching->refs);
+    fetching->requests = PyMem_Calloc(count + 1, sizeof(rdt_request *));
+    fetching->held = PyMem_Calloc(count + 1, sizeof(struct held_set *));
+    if (slices != Py_None) {
+        fetching->slices = PyMem_Calloc(count + 1, sizeof(struct rdt_slice *));
+        fetching->slice_counts = PyMem_Calloc(count + 1, sizeof(size_t));
+    }
+    if (targets != Py_None) {
+        fetching->targets = PyMem_Calloc(count + 1, sizeof(struct rdt_tensor *));
+        fetching->target_counts = PyMem_Calloc(count + 1, sizeof(size_t));
+    }
+    if (!fetching->refs || !fetching->requests || !fetching->held ||
+        (slices != Py_None && (!fetching->slices || !fetching->slice_counts)) ||
+        (targets != Py_None && (!fetching->targets || !fetching->target_counts))) {
+        PyErr_NoMemory();
+        return false;
+    }
+    if ((slices != Py_None && (!PyList_Check(slices) || (size_t)PyList_GET_SIZE(slices) != count)) ||
+        (targets != Py_None && (!PyList_Check(targets) || (size_t)PyList_GET_SIZE(targets) != count))) {
+        PyErr_SetString(PyExc_ValueError, "as many slices and targets as refs are needed");
+        return false;
+    }
+    for (size_t i = 0; i < count; i++) {
+        PyObject *ref = PyList_GET_ITEM(refs, (Py_ssize_t)i);
+
+        if (!PyObject_TypeCheck(ref, &ref_type)) {
+            PyErr_Format(PyExc_TypeError, "fetch: a Ref is needed, not a %.100s", Py_TYPE(ref)->tp_name);
+            return false;
+        }
+        fetching->refs[i] = ((struct ref *)ref)->ref;
+        if (slices != Py_None && !read_slices(fetching, i, PyList_GET_ITEM(slices, (Py_ssize_t)i)))
+            return false;
+        if (targets != Py_None && PyList_GET_ITEM(targets, (Py_ssize_t)i) != Py_None) {
+            fetching->held[i] = held_set_from(PyList_GET_ITEM(targets, (Py_ssize_t)i), true, "fetch: target");
+            if (!fetching->held[i])
+                return false;
+            fetching->targets[i] = fetching->held[i]->tensors;
+            fetching->target_counts[i] = fetching->held[i]->count;
+        }
+    }
+    return true;
+}
+
+/* _fetch([ref], mode, timeout, transport, least_path, slices, targets): a list of Requests. */
+PyObject *conn_fetch(PyObject *self, PyObject *args)
+{
+    struct conn *conn = (struct conn *)self;
+    struct rdt_fetch_options options = RDT_INIT(options);
+    struct fetching fetching = {0};
+    PyObject *refs, *timeout, *slices, *targets, *list = NULL;
+    struct rdt_error err;
+    enum rdt_status status;
+    int mode;
+
+    if (!PyArg_ParseTuple(args, "O!iOzzOO:_fetch", &PyList_Type, &refs, &mode, &timeout, &options.transport, &options.least_path, &slices,
+                          &targets) ||
+        !timeout_from(timeout, 0, &options.timeout_ns))
+        return NULL;
+    if (timeout != Py_None && options.timeout_ns == 0)
+        options.timeout_ns = 1;
+    options.mode = (enum rdt_fetch_mode)mode;
+    if (!fetching_init(&fetching, refs, slices, targets) || !conn_enter(conn)) {
+        fetching_fini(&fetching);
+        return NULL;
+    }
+    options.slices = (const struct rdt_slice *const *)fetching.slices;
+    options.slice_counts = fetching.slice_counts;
+    options.targets = (const struct rdt_tensor *const *)fetching.targets;
+    options.target_counts = fetching.target_counts;
+    Py_BEGIN_ALLOW_THREADS
+    status = rdt_fetch_start(conn->rdt, fetching.refs, fetching.count, &options, fetching.requests, &err);
+    Py_END_ALLOW_THREADS
+    if (status != RDT_OK) {
+        (void)raise_error(&err);
+    } else {
+        list = PyList_New((Py_ssize_t)fetching.count);
+        for (size_t i = 0; i < fetching.count; i++) {
+            PyObject *request = list ? request_new(conn, fetching.requests[i]) : NULL;
+
+            if (request) {
+                ((struct request *)request)->targets = fetching.held[i];
+                fetching.held[i] = NULL;
+                PyList_SET_ITEM(list, (Py_ssize_t)i, request);
+                if (conn->closed)
+                    rdt_cancel(fetching.requests[i]);
+            } else if (list) { /* it has destroyed its own */
+                Py_CLEAR(list);
+            } else {
+                rdt_request_destroy(fetching.requests[i]);
+            }
+        }
+    }
+    conn_leave(conn);
+    fetching_fini(&fetching);
+    return list;
+}
+
+/* ---- wait ---- */
+
+/* TIMED_OUT is how one of them ended, and not that the wait is over. */
+static bool one_timed_out(rdt_request *const *requests, const bool *done, Py_ssize_t count)
+{
+    for (Py_ssize_t i = 0; i < count; i++) {
+        if (done[i] && rdt_request_status(requests[i], NULL) != RDT_OK)
+            return true;
+    }
+    return false;
+}
+
+/* _wait([request], how many (-1: all), timeout): a list of which have ended, enough or not; raises how the first that failed ended. */
+PyObject *conn_wait(PyObject *self, PyObject *args)
+{
+    struct conn *conn = (struct conn *)self;
+    PyObject *list, *timeout, *ended = NULL;
+    Py_ssize_t how_many, count;
+    rdt_request **requests;
+    bool *done;
+    int64_t left_ns;
+    struct rdt_error err;
+    enum rdt_status status = RDT_OK;
+
+    if (!PyArg_ParseTuple(args, "O!nO:_wait", &PyList_Type, &list, &how_many, &timeout) || !timeout_from(timeout, -1, &left_ns) ||
+        !conn_enter(conn))
+        return NULL;
+    count = PyList_GET_SIZE(list);
+    requests = PyMem_Calloc((size_t)count + 1, sizeof(rdt_request *));
+    done = PyMem_Calloc((size_t)count + 1, sizeof *done);
+    list = PyList_GetSlice(list, 0, count); /* the caller's may change meanwhile */
+    if (!requests || !done || !list) {
+        if (list)
+            PyErr_NoMemory();
+        goto end;
+    }
+    for (Py_ssize_t i = 0; i < count; i++) {
+        struct request *request = (struct request *)PyList_GET_ITEM(list, i);
+
+        if (!PyObject_TypeCheck((PyObject *)request, &request_type)) {
+            PyErr_Format(PyExc_TypeError, "wait: a Request is needed, not a %.100s", Py_TYPE(request)->tp_name);
+            goto end;
+        }
+        requests[i] = request->request;
+    }
+    for (;;) {
+        int64_t slice_ns = left_ns < 0 || left_ns > SLICE_NS ? SLICE_NS : left_ns;
+
+        Py_BEGIN_ALLOW_THREADS
+        status = rdt_wait(conn->rdt, requests, (size_t)count, how_many < 0 ? RDT_WAIT_ALL : (size_t)how_many, slice_ns, done, NULL, &err);
+        Py_END_ALLOW_THREADS
+        if (left_ns >= 0)
+            left_ns -= slice_ns;
+        if (status != RDT_TIMED_OUT || one_timed_out(requests, done, count))
+            break;
+        status = RDT_OK;
+        if (left_ns == 0)
+            break;
+        if (PyErr_CheckSignals() < 0)
+            goto end;
+    }
+    if (status != RDT_OK) {
+        (void)raise_error(&err);
+        goto end;
+    }
+    ended = PyList_New(count);
+    for (Py_ssize_t i = 0; ended && i < count; i++) {
+        PyObject *truth = PyBool_FromLong(done[i]);
+
+        PyList_SET_ITEM(ended, i, truth);
+    }
+end:
+    PyMem_Free(requests);
+    PyMem_Free(done);
+    Py_XDECREF(list);
+    conn_leave(conn);
+    return ended;
+}

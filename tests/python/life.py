@@ -1,0 +1,430 @@
+"""How long things live: holds, views, sessions; processes that fork, are killed, or lose their daemon; nodes; threads; event loops."""
+import asyncio
+import gc
+import multiprocessing
+import os
+import pickle
+import signal
+import subprocess
+import sys
+import threading
+import time
+
+import rdt
+
+from nodes import LONG, Node, Skipped, main, raises, until
+
+try:
+    import numpy as np
+except ImportError:
+    print("no numpy here")
+    sys.exit(77)
+
+
+def holds(c, ref):
+    try:
+        return c.stat(ref)["holds"]
+    except (rdt.NotFound, rdt.Freed, rdt.OwnerDied):
+        return 0
+
+
+def test_object_lives_as_long_as_its_ref():
+    with Node() as node, rdt.connect(node.socket) as c:
+        ref = c.put(np.arange(3))
+        name = rdt.Ref(str(ref))
+        assert ref.holds and not name.holds and not pickle.loads(pickle.dumps(ref)).holds
+        assert holds(c, name) == 1
+        del ref
+        c.wait_freed(name, timeout=LONG)
+        assert holds(c, name) == 0
+        with c.put(np.arange(3)) as ref:
+            assert holds(c, ref) == 1
+        assert not ref.holds and holds(c, ref) == 0
+        ref.free()
+        kept = rdt.Ref(str(c.put(np.arange(3)).keep()))
+        c.put(np.arange(3), id="named")
+        assert holds(c, kept) == 1 and c.get(rdt.Ref("named"))[2] == 2
+        c.free(kept)
+        with c.put(np.arange(3), id="other"):
+            pass
+        with raises(rdt.TimedOut):
+            c.wait_put(rdt.Ref("other"), timeout=0)
+        ref = c.put(np.arange(3))
+        c.free(ref, force=True)
+        with raises(rdt.Freed):
+            c.get(ref)
+        far = rdt.Ref(str(c.put(np.arange(3), detached=True, ttl=30)))
+        assert c.stat(far)["detached"]
+        c.free(far)
+        assert {ref, rdt.Ref(str(ref))} == {ref}
+
+
+def test_reader_holds_what_it_sees_until_the_last_view():
+    with Node() as node, rdt.connect(node.socket) as c, rdt.connect(node.socket) as reader:
+        e = c.empty(100000, "u8")
+        ref = c.put(e)
+        view = memoryview(reader.get(ref))[5:7]
+        ref.free()
+        with raises(rdt.TimedOut):
+            c.wait_freed(e, timeout=0.05)
+        wait = c.when_freed(e[10:20])
+        assert not wait.done()
+        del view
+        wait.result(LONG)
+        c.wait_freed(e, timeout=0)
+
+
+def test_views_outlive_their_connection():
+    with Node() as node:
+        with rdt.connect(node.socket) as c:
+            ref = c.put(np.arange(100000))
+            other_ref = c.put(np.arange(3))
+            c.put(np.arange(3), id="named")
+            seen = c.get(ref)
+            mine = c.empty(100000, "f64")
+            parked = c.fetch(rdt.Ref("never"))
+        assert c.closed and not ref.holds
+        assert seen[99999] == 99999
+        mine[:] = seen
+        with rdt.connect(node.socket) as other:
+            for gone in (str(other_ref), "named"):  # what it put went with close(), though the session lingers for `seen`
+                until(lambda: holds(other, rdt.Ref(gone)) == 0, "it is gone")
+        with raises(rdt.Error):
+            parked.result()
+        with raises(ConnectionError, "closed"):
+            c.ping()
+        with raises(rdt.Disconnected):
+            c.put(np.zeros(1))
+        c.close()
+        assert node.open_fds() > node.fds, "the session is there for them"
+        del seen, mine
+        until(lambda: node.open_fds() <= node.fds, "the session has ended")
+
+
+def test_nothing_leaks():
+    def round_of(c, ref):
+        c.get(ref)
+        c.get([ref, ref], as_="tensor")
+        c.put({"a": np.zeros(3), "b": [np.ones(2), 1]})
+        c.put({1, 2})
+        c.fetch(rdt.Ref("never")).cancel()
+        c.fetch(rdt.Ref("never"))
+        c.wait_freed(c.empty(100, "u8"))
+        np.from_dlpack(c.get(c.put(c.empty(9000, "u8")), as_="tensor", mode="copy")).sum()
+        for wrong in (lambda: c.get(rdt.Ref("never"), timeout=0.0001), lambda: c.put([np.zeros(2), object()], allow_pickle=False),
+                      lambda: c.put(np.zeros(1), id="x" * 200), lambda: c.get(ref, into=np.zeros(3)), lambda: c.get(ref, slices=[3]),
+                      lambda: c.empty(-1), lambda: c.when_freed(np.zeros(3))):
+            try:
+                wrong()
+            except (rdt.Error, ValueError, TypeError):
+                pass
+        pickle.loads(pickle.dumps(ref)).free()
+
+    def memory():
+        with open("/proc/self/statm") as f:
+            return int(f.read().split()[1]) * 4096
+
+    with Node() as node, rdt.connect(node.socket) as c:
+        ref = c.put({"w": np.arange(100000), "x": np.ones(5)})
+        for _ in range(200):
+            round_of(c, ref)
+        gc.collect()
+        blocks, fds, resident = sys.getallocatedblocks(), len(os.listdir("/proc/self/fd")), memory()
+        counts = [sys.getrefcount(thing) for thing in (c, ref, None, rdt.Ref)]
+        for _ in range(300):
+            round_of(c, ref)
+        gc.collect()
+        assert sys.getallocatedblocks() - blocks < 200, sys.getallocatedblocks() - blocks
+        assert len(os.listdir("/proc/self/fd")) == fds
+        assert memory() - resident < 20 << 20, memory() - resident
+        after = [sys.getrefcount(thing) for thing in (c, ref, None, rdt.Ref)]
+        assert all(abs(b - a) < 100 for a, b in zip(counts, after)), (counts, after)
+        c.ping()
+        assert node.ctl("objects", "--json").count('"generation"') <= 2, node.ctl("objects")
+
+
+# ---- processes ----
+
+def sum_of(socket, ref, results):
+    with rdt.connect(socket) as c:
+        got = c.get_fetched(ref)
+        results.put((int(got.value["a"].sum()), got.path, ref.holds))
+
+
+def test_refs_travel_through_multiprocessing():
+    with Node() as node, rdt.connect(node.socket) as c:
+        e = c.empty(100000, "i64")
+        e[:] = 1
+        ref = c.put({"a": e})
+        for method in ("spawn", "fork"):
+            context = multiprocessing.get_context(method)
+            results = context.Queue()
+            child = context.Process(target=sum_of, args=(node.socket, ref, results))
+            child.start()
+            assert results.get(timeout=LONG) == (100000, "local/share", method == "fork")  # which copies memory, and pickles nothing
+            child.join(LONG)
+            assert child.exitcode == 0
+        c.ping()
+
+
+def test_child_of_a_fork_is_told_and_default_connects_anew():
+    with Node() as node:
+        os.environ["RDT_SOCKET"] = node.socket
+        c = rdt.default()
+        assert rdt.default() is c
+        ref = c.put(np.arange(100000))
+        seen = c.get(ref)
+        started = c.fetch(rdt.Ref("never"))
+        child = os.fork()
+        if child == 0:
+            try:
+                for call in (c.ping, lambda: c.get(ref), lambda: c.put(np.zeros(1)), lambda: c.empty(3), started.result, ref.free):
+                    with raises(rdt.Forked, "connect"):
+                        call()
+                assert seen[77] == 77
+                assert rdt.get(rdt.Ref(str(ref)))[99999] == 99999 and rdt.default() is not c
+                del seen, started, ref
+                gc.collect()
+                rdt.default().close()
+                c.close()
+            except BaseException:
+                import traceback
+                traceback.print_exc()
+                os._exit(1)
+            os._exit(0)
+        assert os.waitpid(child, 0)[1] == 0
+        c.ping()
+        assert c.get(ref)[5] == 5 and rdt.default() is c, "the child disturbed nobody"
+        started.cancel()
+        c.close()
+        assert rdt.default() is not c and rdt.put(np.zeros(2)).holds
+        rdt.default().close()
+        del seen
+
+
+def test_torch_dataloader_workers_fetch_by_themselves():
+    try:
+        import torch
+        from torch.utils.data import DataLoader, Dataset
+    except ImportError:
+        raise Skipped("no torch here") from None
+
+    class Rows(Dataset):
+        def __init__(self, ref):
+            self.ref = ref
+
+        def __len__(self):
+            return 8
+
+        def __getitem__(self, i):
+            return rdt.get(self.ref)[i].clone()
+
+    with Node() as node:
+        os.environ["RDT_SOCKET"] = node.socket
+        ref = rdt.put(torch.arange(80000).reshape(8, 10000))
+        got = torch.cat(list(DataLoader(Rows(ref), batch_size=2, num_workers=2)))
+        assert torch.equal(got, torch.arange(80000).reshape(8, 10000))
+        rdt.default().close()
+
+
+PRODUCER = """
+import sys, numpy, rdt
+c = rdt.connect(sys.argv[1])
+ref = c.put(numpy.arange(100000), id="fragile")
+print(ref, flush=True)
+sys.stdin.read()
+"""
+
+
+def test_killed_producer_is_told_to_readers():
+    with Node() as node, rdt.connect(node.socket) as c:
+        child = subprocess.Popen([sys.executable, "-c", PRODUCER, node.socket], stdout=subprocess.PIPE, stdin=subprocess.PIPE, text=True)
+        ref = rdt.Ref(child.stdout.readline().strip())
+        seen = c.get(ref)
+        child.kill()
+        child.wait()
+        assert seen[99999] == 99999, "who holds it keeps it"
+        del seen
+        until(lambda: holds(c, ref) == 0, "it went with its owner")
+        with raises((rdt.OwnerDied, rdt.Freed, rdt.NotFound)):
+            c.get(ref, timeout=LONG)
+        child.stdin.close()
+        child.stdout.close()
+
+
+def test_daemon_that_dies_is_an_error_and_no_hang():
+    with Node() as node:
+        c = rdt.connect(node.socket)
+        seen = c.get(c.put(np.arange(100000)))
+        parked = c.fetch(rdt.Ref("never"))
+        node.kill()
+        with raises(ConnectionError):
+            parked.result(LONG)
+        with raises(rdt.Disconnected):
+            c.put(np.zeros(1))
+        assert seen.sum() == 4999950000
+        c.close()
+    with raises(rdt.SystemFailed, "no daemon" if False else ""):
+        rdt.connect(node.socket)
+    try:
+        rdt.connect("/nowhere")
+    except OSError as error:
+        assert error.errno == 2 and error.status_name == "SYSTEM"
+
+
+def test_interrupt_ends_a_wait():
+    with Node() as node, rdt.connect(node.socket) as c:
+        for wait in (lambda: c.get(rdt.Ref("never")), lambda: c.wait_put(rdt.Ref("never")), lambda: c.wait([c.fetch(rdt.Ref("never"))])):
+            threading.Timer(0.1, os.kill, (os.getpid(), signal.SIGINT)).start()
+            started = time.monotonic()
+            with raises(KeyboardInterrupt):
+                wait()
+            assert time.monotonic() - started < 5
+        until(lambda: '"waiters": 1' not in node.ctl("objects", "--json"), "nobody waits")
+
+
+def test_two_nodes():
+    with Node(listen=True) as a, Node(listen=True) as b, rdt.connect(a.socket) as here, rdt.connect(b.socket) as there:
+        for value in ({"w": np.arange(300000, dtype="f4"), "n": 1}, {"tiny": np.arange(3)}):
+            for snapshot in (False, True):
+                ref = here.put(value, snapshot=snapshot)
+                got = there.get_fetched(pickle.loads(pickle.dumps(ref)))
+                assert (got.value[next(iter(value))] == value[next(iter(value))]).all() and not got.path.startswith("local/s"), got.path
+        here.publish("weights", np.arange(3))
+        near = here.put(np.zeros(1))
+        versions = there.versions("weights", near=rdt.Ref(str(near)), timeout=LONG)
+        assert next(versions)[0] == 1
+        here.publish("weights", np.arange(4))
+        number, value = next(versions)
+        assert number == 2 and len(value) == 4
+        waiting = there.fetch(rdt.Ref.from_name("weights", 2, near=near))
+        lost = there.fetch(rdt.Ref("nothing", ).at(ref.address))
+        here.unpublish("weights")
+        with raises(rdt.Freed):
+            waiting.result(LONG)
+        lost.cancel()
+        del got, value, near, ref
+        a.kill()
+
+
+# ---- threads and loops ----
+
+def test_threads_share_a_connection():
+    with Node() as node, rdt.connect(node.socket) as c:
+        failures = []
+
+        def work(number):
+            try:
+                for i in range(100):
+                    ref = c.put({"a": np.full(50, number * 1000 + i), "b": c.empty(2000, "u8")})
+                    assert c.get(ref)["a"][49] == number * 1000 + i
+                    assert len(c.get([ref] * 3)) == 3
+            except BaseException as error:
+                failures.append(error)
+
+        threads = [threading.Thread(target=work, args=(n,)) for n in range(8)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(LONG)
+        assert not failures, failures
+
+
+def test_close_in_one_thread_ends_waits_in_others():
+    with Node() as node:
+        c = rdt.connect(node.socket)
+        ends = []
+
+        def wait(what):
+            try:
+                what()
+            except rdt.Error as error:
+                ends.append(type(error))
+
+        threads = [threading.Thread(target=wait, args=(what,)) for what in
+                   (lambda: c.get(rdt.Ref("never")), lambda: c.wait_put(rdt.Ref("never")), lambda: asyncio.run(one(c)))]
+
+        async def one(c):
+            await c.fetch(rdt.Ref("never"))
+
+        for thread in threads:
+            thread.start()
+        until(lambda: '"waiters": 3' in node.ctl("objects", "--json"), "three wait")
+        c.close()
+        for thread in threads:
+            thread.join(LONG)
+            assert not thread.is_alive()
+        assert len(ends) == 3, ends
+
+
+def test_await_everything():
+    async def run(c, ref):
+        got = await asyncio.gather(*[c.fetch(ref) for _ in range(50)])
+        assert all((value == got[0]).all() for value in got)
+        late = c.fetch(rdt.Ref("late"))
+        there = c.when_put(rdt.Ref("late"))
+        other = asyncio.ensure_future(c.put_async({"x": np.ones(3)}, id="late"))
+        assert (await late)["x"].sum() == 3 and await there is None
+        held = await other
+        gone = c.when_freed(held)
+        held.free()
+        del late
+        gc.collect()
+        await gone
+        try:
+            await asyncio.wait_for(c.fetch(rdt.Ref("never")), 0.05)
+        except asyncio.TimeoutError:
+            pass
+        with raises(rdt.TimedOut):
+            await c.fetch(rdt.Ref("never"), timeout=0.05)
+        memory = await c.empty_async(10, "u8")
+        assert len(memory) == 10
+        number = c.publish("n", np.arange(2))
+        async for version, value in c.versions("n"):
+            assert version == number
+            break
+
+    with Node() as node, rdt.connect(node.socket) as c:
+        asyncio.run(run(c, c.put(np.arange(100000))))
+        c.unpublish("n")
+        asyncio.run(run(c, c.put(np.arange(100000))), debug=True)
+        c.unpublish("n")
+        until(lambda: '"waiters": 1' not in node.ctl("objects", "--json"), "nobody waits")
+
+
+def test_loops_of_several_threads_share_a_connection():
+    with Node() as node, rdt.connect(node.socket) as c:
+        failures = []
+
+        async def run(number):
+            for i in range(100):
+                name = f"{number}.{i}"
+                wait = c.fetch(rdt.Ref(name), timeout=LONG)
+                ref = c.put(np.full(3, i), id=name)
+                assert (await wait)[0] == i
+                del ref
+
+        def loop(number):
+            try:
+                asyncio.run(run(number))
+            except BaseException as error:
+                failures.append(error)
+
+        def block():
+            try:
+                for i in range(200):
+                    c.get(c.put(np.zeros(3)))
+            except BaseException as error:
+                failures.append(error)
+
+        threads = [threading.Thread(target=loop, args=(n,)) for n in range(4)] + [threading.Thread(target=block)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(LONG)
+            assert not thread.is_alive()
+        assert not failures, failures
+
+
+if __name__ == "__main__":
+    main(globals())

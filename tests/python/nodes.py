@@ -1,0 +1,136 @@
+"""Real daemons for the tests of the Python package: each in a folder of its own below $TMPDIR, ended with the test."""
+from __future__ import annotations
+
+import gc
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+import traceback
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Callable, Iterator, Optional
+
+BUILD = Path(os.environ["RDT_BUILD_DIR"])
+SLOWER = 3 if os.environ.get("RDT_VARIANT") == "asan" else 1
+LONG = 60.0
+KEY = "cmR0ZCB0ZXN0cyBzaGFyZSB0aGlzIGtleSBvZiAzMiBieXRlcw==\n"
+
+
+def until(condition: Callable[[], bool], what: str, seconds: float = 20) -> None:
+    """Waits for what has no event of its own."""
+    deadline = time.monotonic() + seconds * SLOWER
+    while not condition():
+        assert time.monotonic() < deadline, f"not within {seconds} s: {what}"
+        time.sleep(0.005)
+
+
+nodes: list[Node] = []
+
+
+class Node:
+    def __init__(self, *flags: str, listen: bool = False) -> None:
+        self.dir = Path(tempfile.mkdtemp(prefix="n"))
+        self.socket = str(self.dir / "s")
+        command = [str(BUILD / "rdtd"), "--socket", self.socket, "--state-dir", "", "--backend-dir", str(BUILD / "backends"), "--set", "daemon.pool_idle=100ms", *flags]
+        self.address = ""
+        if listen:
+            (self.dir / "key").write_text(KEY)
+            (self.dir / "key").chmod(0o600)
+            command += ["--listen", "127.0.0.1:0", "--key-file", str(self.dir / "key"), "--trusted-network", "yes", "--interfaces", "lo"]
+        notify = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        notify.bind(str(self.dir / "notify"))
+        notify.settimeout(60)
+        environment = {name: value for name, value in os.environ.items() if name != "LD_PRELOAD"}
+        environment["NOTIFY_SOCKET"] = str(self.dir / "notify")
+        with open(self.dir / "log", "wb") as log:
+            self.process = subprocess.Popen(command, stdout=log, stderr=log, stdin=subprocess.DEVNULL, env=environment)
+        while b"READY=1" not in notify.recv(4096):
+            pass
+        notify.close()
+        self.fds = self.open_fds()
+        nodes.append(self)
+
+    def log(self) -> str:
+        return (self.dir / "log").read_text(errors="replace")
+
+    def open_fds(self) -> int:
+        return len(os.listdir(f"/proc/{self.process.pid}/fd"))
+
+    def ctl(self, *arguments: str) -> str:
+        environment = {**os.environ, "RDT_SOCKET": self.socket}
+        environment.pop("LD_PRELOAD", None)
+        done = subprocess.run([str(BUILD / "rdtctl"), *arguments], env=environment, capture_output=True, text=True, timeout=LONG)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    def kill(self) -> None:
+        self.process.kill()
+        self.process.wait(LONG)
+
+    def end(self) -> None:
+        """The daemon ends well, and holds nothing that its clients left."""
+        if self.process.poll() is not None:
+            return
+        until(lambda: '"generation"' not in self.ctl("objects", "--json"), "objects are gone")
+        until(lambda: self.open_fds() <= self.fds + 1, f"fds are closed: {self.open_fds()} of {self.fds}")
+        self.process.send_signal(signal.SIGTERM)
+        status = self.process.wait(LONG)
+        assert status == 0, f"rdtd ended with {status}:\n{self.log()}"
+
+    def __enter__(self) -> Node:
+        return self
+
+    def __exit__(self, *ignored: object) -> None:
+        pass  # main ends it, when the test's variables are gone
+
+
+@contextmanager
+def raises(kind: type[BaseException], text: str = "") -> Iterator[None]:
+    try:
+        yield
+    except kind as error:
+        assert text in str(error), f"{kind.__name__} says {str(error)!r}, not {text!r}"
+        return
+    raise AssertionError(f"no {kind.__name__} ({text})")
+
+
+class Skipped(Exception):
+    """Why this test cannot run here."""
+
+
+def main(tests: dict[str, object]) -> None:
+    """Runs every test_* of a module, or those whose names contain $T; a line each. Status 77 if all were skipped."""
+    failed = ran = 0
+    skipped = []
+    for name, test in tests.items():
+        if not name.startswith("test_") or not callable(test) or os.environ.get("T", "") not in name:
+            continue
+        started = time.monotonic()
+        try:
+            test()
+            gc.collect()
+            for node in nodes:
+                node.end()
+        except Skipped as why:
+            skipped.append(f"{name[5:]}: {why}")
+        except BaseException:
+            failed += 1
+            print(f"FAILED {name[5:]}")
+            traceback.print_exc(file=sys.stdout)
+            for node in nodes:
+                print(node.log())
+        else:
+            ran += 1
+            print(f"ok {name[5:]} {time.monotonic() - started:.2f} s")
+        sys.stdout.flush()
+        for node in nodes:
+            node.kill()
+        nodes.clear()
+    for line in skipped:
+        print(f"skipped {line}")
+    print(f"{ran} ran, {failed} failed, {len(skipped)} skipped")
+    sys.exit(1 if failed else 77 if not ran else 0)

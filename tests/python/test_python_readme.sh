@@ -1,0 +1,45 @@
+#!/usr/bin/env bash
+# The README's Python, word for word, and what it says that it prints; and the package as pip installs it, where pip is.
+# variant: release
+set -uo pipefail
+cd "$(dirname "$0")/../.." || exit 1
+compgen -G "$RDT_BUILD_DIR/python/rdt/_rdt*.so" >/dev/null || { echo "the Python package was not built (python3-dev)"; exit 77; }
+python=${PYTHON:-/usr/bin/python3}
+[[ -x $python ]] || python=python3
+"$python" -c 'import numpy' 2>/dev/null || { echo "no numpy for $python"; exit 77; }
+dir=$(mktemp -d)
+export RDT_SOCKET=$dir/s PYTHONDONTWRITEBYTECODE=1
+trap '[[ -z ${daemon:-} ]] || { kill "$daemon"; wait "$daemon"; } 2>/dev/null; rm -rf "$dir"' EXIT
+awk '/^<!-- python -->$/ {marked = 1; next}
+     marked && /^```python$/ {inside = 1; marked = 0; next}
+     /^```/ {if (inside) exit}
+     inside' README.md >"$dir/first.py"
+[[ -s $dir/first.py ]] || { echo "README.md holds no Python after the line <!-- python -->"; exit 1; }
+sed -n 's/^ *print(.*# //p' "$dir/first.py" >"$dir/wanted"
+[[ $(wc -l <"$dir/wanted") == 2 ]] || { echo "the README's program does not say what it prints"; exit 1; }
+"$RDT_BUILD_DIR/rdtd" --socket "$RDT_SOCKET" --state-dir '' --backend-dir "$RDT_BUILD_DIR/backends" </dev/null >"$dir/log" 2>&1 &
+daemon=$!
+for ((i = 0; i < 400; i++)); do
+  [[ -S $RDT_SOCKET ]] && break
+  kill -0 "$daemon" 2>/dev/null || { cat "$dir/log"; exit 1; }
+  sleep 0.05
+done
+check() { # PYTHONPATH
+  (cd "$dir" && PYTHONPATH=$1 timeout 60 "$python" first.py) >"$dir/out" 2>&1 || { cat "$dir/out"; return 1; }
+  diff -u "$dir/wanted" "$dir/out"
+}
+check "$RDT_BUILD_DIR/python" || exit 1
+"$RDT_BUILD_DIR/rdtctl" unpublish weights || exit 1
+
+# ---- pip ----
+
+if [[ $RDT_BUILD_DIR != "$PWD/build/release" ]] || ! "$python" -c 'import pip, setuptools, wheel' 2>/dev/null; then
+  echo "pip install: not tried, $python has no pip, setuptools or wheel"
+  exit 0
+fi
+cp -r client "$dir/" && mkdir -p "$dir/build" && ln -s "$RDT_BUILD_DIR" "$dir/build/release" && ln -s "$PWD/proto" "$dir/proto"
+"$python" -m pip -q --disable-pip-version-check install --no-build-isolation --no-index --no-deps --target "$dir/site" "$dir/client/python" \
+  >"$dir/out" 2>&1 || { cat "$dir/out"; exit 1; }
+sed -i 's/(1, /(2, /' "$dir/wanted" # versions are not given twice
+check "$dir/site" || exit 1
+[[ $("$python" -c 'import sys; sys.path[0] = sys.argv[1]; import rdt; print(rdt.__file__)' "$dir/site") == "$dir/site/"* ]]

@@ -1,0 +1,9 @@
+#!/usr/bin/env bash
+# The package's types, and what a user's program makes of them.
+# variant: release
+set -uo pipefail
+cd "$(dirname "$0")/../.." || exit 1
+command -v mypy >/dev/null || { echo "mypy is not installed"; exit 77; }
+dir=$(mktemp -d)
+trap 'rm -rf "$dir"' EXIT
+MYPYPATH=client/python mypy --strict --cache-dir "$dir" client/python/rdt tests/python/typed.py

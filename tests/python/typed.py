@@ -1,0 +1,28 @@
+"""Never run: what a type checker must accept of a program that uses the package."""
+from __future__ import annotations
+
+from typing import Any
+
+import rdt
+
+
+def program() -> tuple[int, str]:
+    with rdt.connect(timeout=1) as c:
+        ref: rdt.Ref = c.put([1, 2], snapshot=True, visible="tenant")
+        one: rdt.Request = c.fetch(ref)
+        many: list[rdt.Request] = c.fetch([ref, ref], timeout=1)
+        done, running = c.wait([one, *many], "any", 0)
+        value: Any = c.get(ref, mode="cow", as_="torch")
+        version: int = c.publish("w", ref)
+        assert isinstance(value, rdt.Tensor) and value.readonly
+        try:
+            c.wait_freed(value, timeout=0.5)
+        except rdt.TimedOut as error:
+            return error.status, error.status_name
+        return version + len(done) + len(running), str(ref)
+
+
+async def waits(c: rdt.Connection) -> Any:
+    async for _version, value in c.versions("w"):
+        return value
+    return await c.fetch(rdt.Ref("x"))

@@ -1,0 +1,293 @@
+"""What goes in comes out: arrays, dtypes, strides, nested values, pickles; in daemon memory, without copies where none are promised."""
+import array
+import collections
+import dataclasses
+import pickle
+
+import rdt
+
+from nodes import Node, Skipped, main, raises
+
+try:
+    import numpy as np
+except ImportError:
+    np = None
+try:
+    import torch
+except ImportError:
+    torch = None
+
+
+@dataclasses.dataclass
+class Step:
+    weights: object
+    number: int
+
+
+def need(module, name):
+    if module is None:
+        raise Skipped(f"no {name} here")
+
+
+def same(a, b):
+    if isinstance(a, dict):
+        assert type(a) is type(b) and list(a) == list(b), (a, b)
+        for key in a:
+            same(a[key], b[key])
+    elif isinstance(a, (list, tuple)):
+        assert type(a) is type(b) and len(a) == len(b), (a, b)
+        for x, y in zip(a, b):
+            same(x, y)
+    elif np is not None and isinstance(a, np.ndarray):
+        assert isinstance(b, np.ndarray) and a.dtype == b.dtype and a.shape == b.shape and (a == b).all(), (a, b)
+    elif torch is not None and isinstance(a, torch.Tensor):
+        assert isinstance(b, torch.Tensor) and a.dtype == b.dtype and a.shape == b.shape and torch.equal(a, b), (a, b)
+    else:
+        assert type(a) is type(b) and a == b, (a, b)
+
+
+def test_every_numpy_dtype_and_stride():
+    need(np, "numpy")
+    with Node() as node, rdt.connect(node.socket) as c:
+        for code in "?bBhHiIlLqQefdFD":
+            for a in (np.arange(24).reshape(2, 3, 4).astype(code), np.array(3).astype(code), np.zeros((0, 5), code)):
+                for put in (a, a.T, a[::-1] if a.ndim else a, a[..., ::2] if a.ndim else a, np.asfortranarray(a)):
+                    same(np.ascontiguousarray(put).reshape(put.shape), np.ascontiguousarray(c.get(c.put(put))).reshape(put.shape))
+        big = np.arange(1 << 16, dtype="f8").reshape(256, 256)
+        same(big.T.copy(), c.get(c.put(big.T)).copy())
+        with raises(TypeError, "no counterpart"):
+            c._put([np.zeros(3, ">f4")], None, None, 0, None, 0, None, None, None)
+        same(np.zeros(3, ">f4"), c.get(c.put(np.zeros(3, ">f4"))))  # as a pickle
+        same(np.array(["a", None], object), c.get(c.put(np.array(["a", None], object))))
+
+
+def test_plain_structure_needs_no_pickle():
+    need(np, "numpy")
+    value = {"w": np.ones((3, 4), "f4"), "list": [1, 2.5, True, None, "x", [], {}], "tuple": (np.arange(3), (), b"bytes", bytearray(b"b")),
+             "$odd": {1: np.zeros(1), None: 2, "$": 3, False: 4}, "big": b"x" * 100000, "inf": float("inf"), "é\n\"": "é\n"}
+    with Node() as node, rdt.connect(node.socket) as c:
+        same(value, c.get(c.put(value, allow_pickle=False), allow_pickle=False))
+        for small in (1, "x", [], {}, (), None, b"", [[]], {"a": []}, 10**30):
+            same(small, c.get(c.put(small, allow_pickle=False), allow_pickle=False))
+        ref = c.put([np.zeros(3)], id="inner")
+        assert c.get(c.put({"ref": ref}, allow_pickle=False))["ref"] == ref
+        long = {f"layer.{i}": i for i in range(30000)}
+        same(long, c.get(c.put(long, allow_pickle=False), allow_pickle=False))
+
+
+def test_dict_of_tensors_is_a_safetensors_file():
+    need(np, "numpy")
+    with Node() as node, rdt.connect(node.socket) as c:
+        value = collections.OrderedDict([("b\"é", np.arange(4, dtype="i8")), ("a", np.ones((2, 2), "f2")), ("none", np.zeros((0, 3), "f4"))])
+        with c.put(value) as ref:
+            got = c.get(ref)
+            assert list(got) == list(value)
+            for name in value:
+                same(value[name], got[name])
+            assert type(got) is collections.OrderedDict
+            path = node.dir / "x.safetensors"
+            node.ctl("fetch", str(ref), "-o", str(path))
+        detached = node.ctl("put", str(path), "--detached", "-q").split()[0]
+        got = c.get(rdt.Ref(detached))
+        assert set(got) == set(value)
+        for name in value:
+            same(value[name], got[name])
+        c.free(rdt.Ref(detached))
+        halves = {"a": np.zeros(2, "c16"), "b": np.ones(1)}  # c128: no such file, but a dict all the same
+        same(halves, c.get(c.put(halves)))
+
+
+def test_what_needs_a_pickle_says_so_and_can_be_refused():
+    need(np, "numpy")
+    with Node() as node, rdt.connect(node.socket) as c:
+        shared = np.arange(5)
+        value = {"step": Step({"w": shared, "again": shared}, 4), "set": {1, 2}, "deque": collections.deque([np.float32(2)])}
+        ref = c.put(value)
+        got = c.get(ref)
+        assert got["step"].number == 4 and got["set"] == {1, 2} and (got["step"].weights["w"] == shared).all()
+        assert c.stat(ref)["tensors"] == 1, "the same array twice is one tensor"
+        with raises(rdt.PickleRefused, "allow_pickle"):
+            c.get(ref, allow_pickle=False)
+        (leaf,) = c.get(ref, allow_pickle=False, as_="list")
+        same(leaf, shared)
+        with raises(TypeError, "value['step'] is a values.Step" if __name__ != "__main__" else "value['step'] is a __main__.Step"):
+            c.put(value, allow_pickle=False)
+        with raises(TypeError, "value[1] is a"):
+            c.put([1, array.array("d", [1])], allow_pickle=False)
+        same(c.get(c.put(array.array("d", [1, 2]))), array.array("d", [1, 2]))
+        long = [Step(None, i) for i in range(20000)]
+        assert c.get(c.put(long)) == long
+
+
+def test_pickles_of_another_user_are_refused_unless_asked_for():
+    need(np, "numpy")
+    with Node() as node, rdt.connect(node.socket) as c:
+        ref = c.put({1, 2})
+        owner = c._owner
+        c._owner = (owner[0] + 1, owner[1])
+        with raises(rdt.PickleRefused):
+            c.get(ref)
+        assert c.get(ref, allow_pickle=True) == {1, 2}
+        c._owner = owner
+        assert c.get(ref) == {1, 2}
+
+
+def test_daemon_memory_is_put_without_a_copy_and_stays_live():
+    need(np, "numpy")
+    with Node() as node, rdt.connect(node.socket) as c, rdt.connect(node.socket) as reader:
+        e = c.empty((300, 1000), "f32")
+        assert e.dtype == np.float32 and (e == 0).all() and e.flags.writeable
+        ref = c.put(e[100:200])
+        assert ref.copied == 0 and c.put(np.zeros(10)).copied == 1
+        seen = reader.get(rdt.Ref(str(ref)))
+        assert reader.get_fetched(ref).path in ("local/share", "local/same") and not seen.flags.writeable
+        e[100, 0] = 5
+        assert seen[0, 0] == 5
+        with raises(ValueError):
+            seen[0, 0] = 1
+        copied = reader.get(ref, mode="copy")
+        copied[0, 0] = 6
+        assert seen[0, 0] == 5
+        del e
+        ref2 = c.put({"all": seen.copy()}, snapshot=True)
+        cow = reader.get(ref2, mode="cow")["all"]
+        cow[0, 0] = 9
+        assert reader.get(ref2)["all"][0, 0] == 5 and cow.flags.writeable
+
+
+def test_empty_like_is_one_allocation():
+    need(np, "numpy")
+    with Node() as node, rdt.connect(node.socket) as c:
+        like = {"a": np.ones((3, 3)), "b": [np.arange(5, dtype="u1"), (np.zeros((0,), "f4"), np.array(1.5))]}
+        mine = c.empty_like(like)
+        assert mine["a"].shape == (3, 3) and mine["b"][0].dtype == np.uint8 and mine["b"][1][1].shape == ()
+        mine["a"][:] = 2
+        ref = c.put(mine)
+        assert ref.copied == 0
+        assert node.ctl("regions", "--json").count('"region"') == 1, node.ctl("regions", "--json")
+        same(mine, c.get(ref))
+        for bad, kind in ((-1, ValueError), ("x", TypeError)):
+            with raises(kind):
+                c.empty(bad)
+        with raises(TypeError, "no dtype here is called"):
+            c.empty(3, "f5")
+        with raises(MemoryError, "memory_limit"):
+            c.empty((1 << 42,), "u8")
+
+
+def test_targets_and_slices():
+    need(np, "numpy")
+    with Node() as node, rdt.connect(node.socket) as c:
+        a = np.arange(20000, dtype="f8").reshape(100, 200)
+        ref = c.put({"a": a, "b": np.arange(7)})
+        part = c.get(ref, slices=[np.s_[10:20, 5:7], None])
+        same(part["a"], a[10:20, 5:7].copy())
+        into = {"a": np.zeros((100, 200)), "b": np.zeros(7, "i8")}
+        assert c.get(ref, into=into) is into
+        same(into["a"], a)
+        with raises(rdt.Mismatch, "tensor 1"):
+            c.get(ref, into=[into["a"], np.zeros(8, "i8")])
+        frozen = np.zeros((100, 200))
+        frozen.flags.writeable = False
+        with raises((ValueError, BufferError), "target tensor 0"):
+            c.get(ref, into=[frozen, into["b"]])
+        with raises(ValueError, "start and stop"):
+            c.get(ref, slices=[np.s_[10:], None])
+        with raises(rdt.Invalid):
+            c.get(ref, slices=[np.s_[0:101, 0:1], None])
+
+
+def test_torch_goes_both_ways():
+    need(torch, "torch")
+    with Node() as node, rdt.connect(node.socket) as c:
+        value = {name: torch.arange(12).to(getattr(torch, name)).reshape(3, 4)
+                 for name in ("float32", "float16", "bfloat16", "float64", "int8", "uint8", "int16", "int32", "int64", "bool", "complex64")}
+        value["strided"] = torch.arange(12.0).reshape(3, 4).t()
+        value["scalar"], value["none"] = torch.tensor(2.5), torch.zeros(0, 3)
+        same({**value, "strided": value["strided"].contiguous()}, c.get(c.put(value)))
+        big = torch.arange(1 << 16)
+        ref = c.put(big, snapshot=True)
+        for one in (ref, rdt.Ref(str(ref)), pickle.loads(pickle.dumps(ref))):  # with the hint and without
+            got = c.get(one)
+            assert c.get_fetched(one).path == "local/cow"
+            got[0] = 7  # torch knows no read-only: these pages are its own
+            same(c.get(one), big)
+        live = c.put(c.empty((70000,), torch.float32))
+        assert live.copied == 0
+        shared = c.get(live, mode="share", as_="torch")
+        assert shared.shape == (70000,)
+        model = torch.nn.Linear(3, 4)
+        c.put(model.state_dict(), id="model")
+        model.load_state_dict(c.get(rdt.Ref("model")))
+        same(c.get(c.put(torch.nn.Parameter(torch.ones(3)))), torch.ones(3))
+        same(c.get(c.put(torch.tensor([1 + 2j]).conj())), torch.tensor([1 - 2j]))
+        with raises(TypeError, "host memory"):
+            c.put([torch.zeros(3, device="meta")])
+        into = torch.zeros(1 << 16, dtype=torch.int64)
+        c.get(ref, into=into)
+        same(into, big)
+        assert c.get(ref, as_="numpy")[9] == 9
+
+
+def test_views_of_every_protocol_are_the_memory_itself():
+    need(np, "numpy")
+    with Node() as node, rdt.connect(node.socket) as c:
+        e = c.empty((4, 5), "i32", as_="tensor")
+        assert (e.shape, e.strides, e.dtype, e.nbytes, e.ndim, len(e)) == ((4, 5), (5, 1), "i32", 80, 2, 4)
+        memoryview(e)[0, 1] = 3
+        assert np.asarray(e)[0, 1] == 3 and np.from_dlpack(e)[0, 1] == 3
+        assert e.__dlpack_device__() == (1, 0)
+        if torch is not None:
+            assert torch.from_dlpack(e)[0, 1] == 3
+        ref = c.put(np.arange(100000), snapshot=True)
+        (frozen,) = c.get(ref, as_="list", mode="share")
+        (t,) = [c.get(ref, as_="tensor", mode="share")]
+        assert t.readonly and not frozen.flags.writeable and memoryview(t).readonly
+        with raises(BufferError, "read-only"):
+            t.__dlpack__()
+        assert "dltensor_versioned" in repr(t.__dlpack__(max_version=(1, 0)))
+        with raises(BufferError, "copy"):
+            e.__dlpack__(copy=True)
+        with raises(BufferError, "host memory"):
+            e.__dlpack__(dl_device=(2, 0))
+        half = c.empty((3,), "bf16", as_="tensor")
+        with raises(BufferError, "bf16"):
+            memoryview(half)
+        assert half.bits().dtype == "u16" and memoryview(half.bits()).format == "H"
+        capsule = e.__dlpack__()
+        del e, capsule, half, t, frozen  # those that nobody consumed
+
+
+def test_dlpack_comes_in():
+    need(np, "numpy")
+
+    class Foreign:
+        def __init__(self, a):
+            self.a = a
+
+        def __dlpack__(self, **kwargs):
+            return self.a.__dlpack__()
+
+        def __dlpack_device__(self):
+            return (1, 0)
+
+    with Node() as node, rdt.connect(node.socket) as c:
+        a = np.arange(12, dtype="f4").reshape(3, 4)[:, 1:]
+        same(c.get(c.put([Foreign(a)]))[0], a.copy())
+
+
+def test_ml_dtypes_where_they_are():
+    need(np, "numpy")
+    try:
+        import ml_dtypes
+    except ImportError:
+        raise Skipped("no ml_dtypes here") from None
+    with Node() as node, rdt.connect(node.socket) as c:
+        for name in ("bfloat16", "float8_e4m3fn", "float8_e5m2"):
+            a = np.arange(6).astype(getattr(ml_dtypes, name)).reshape(2, 3)
+            same(c.get(c.put({"a": a, "t": a.T}))["a"], a)
+        assert c.empty(3, "bf16").dtype == ml_dtypes.bfloat16
+
+
+if __name__ == "__main__":
+    main(globals())
