@@ -33,7 +33,7 @@ check "$RDT_BUILD_DIR/python" || exit 1
 
 # ---- pip ----
 
-if [[ $RDT_BUILD_DIR != "$PWD/build/release" ]] || ! "$python" -c 'import pip, setuptools, wheel' 2>/dev/null; then
+if [[ $RDT_BUILD_DIR != "$PWD/build/release" ]] || ! "$python" -c 'import setuptools, wheel, pip' 2>/dev/null; then
   echo "pip install: not tried, $python has no pip, setuptools or wheel"
   exit 0
 fi
