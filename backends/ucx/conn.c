@@ -161,6 +161,7 @@ void conn_link_ready(struct conn *conn, struct link *link)
     bool slow;
 
     lanes_of(link->ep, lanes, sizeof lanes);
+    link->copies = lanes_copy(lanes);
     slow = lanes_judge(transport, conn->peer_uuid, lanes, why, sizeof why);
     (void)pthread_mutex_lock(&transport->lock);
     if (!conn->refused)

@@ -166,7 +166,8 @@ void ops_report_ended(struct transport *transport)
 /* ---- data thread: sending ---- */
 
 /* The bytes to send are UCX's "generic" data, whose pieces it asks for one after the other, because it fills whole sockets at a time:
- * milliseconds in which nothing else of this thread runs, and nobody else on its core. It copies them in any case (see modify_all). */
+ * milliseconds in which nothing else of this thread runs, and nobody else on its core. It copies them in any case (see modify_all). Over
+ * lanes that need not copy they are plain memory, of a type that is stated, or UCX would look it up. */
 static void *pack_start(void *context, const void *operation, size_t count)
 {
     (void)context;
@@ -205,18 +206,21 @@ static void send_one(struct conn *conn, struct operation *operation)
 {
     const struct rdt_op *op = operation->op;
     const bool eager = op->piece.bytes <= conn->transport->settings.eager_bytes;
+    const bool copies = conn->out->copies;
     const ucp_request_param_t param = {
-        .op_attr_mask =
-            UCP_OP_ATTR_FIELD_CALLBACK | UCP_OP_ATTR_FIELD_USER_DATA | UCP_OP_ATTR_FIELD_FLAGS | UCP_OP_ATTR_FIELD_DATATYPE,
+        .op_attr_mask = UCP_OP_ATTR_FIELD_CALLBACK | UCP_OP_ATTR_FIELD_USER_DATA | UCP_OP_ATTR_FIELD_FLAGS |
+                        (copies ? UCP_OP_ATTR_FIELD_DATATYPE : UCP_OP_ATTR_FIELD_MEMORY_TYPE),
         .flags = UCP_AM_SEND_FLAG_REPLY | (eager ? UCP_AM_SEND_FLAG_EAGER : UCP_AM_SEND_FLAG_RNDV),
         .cb.send = on_sent,
         .user_data = operation,
         .datatype = conn->transport->pieces,
+        .memory_type = UCS_MEMORY_TYPE_HOST,
     };
     ucs_status_ptr_t request;
 
     wire_put_data(&operation->header, session_of(conn->peer_token), op->transfer, op->chunk, op->piece.bytes);
-    request = ucp_am_send_nbx(conn->out->ep, AM_DATA, &operation->header, sizeof operation->header, operation, 1, &param);
+    request = ucp_am_send_nbx(conn->out->ep, AM_DATA, &operation->header, sizeof operation->header,
+                              copies ? (const void *)operation : op->piece.addr, copies ? 1 : op->piece.bytes, &param);
     if (!request)
         end_ucs(operation, UCS_OK);
     else if (UCS_PTR_IS_ERR(request))

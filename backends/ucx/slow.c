@@ -98,6 +98,17 @@ static bool any_answers_to(const char *list, const char *wanted, size_t n)
     return false;
 }
 
+bool lanes_copy(const char *list)
+{
+    const char *at = list, *lane;
+    size_t bytes;
+
+    while ((lane = next_lane(&at, &bytes)))
+        if (strncmp(lane, "tcp/", 4) != 0)
+            return false;
+    return true;
+}
+
 bool lanes_have_rdma(const char *list)
 {
     return any_answers_to(list, "rdma", 4);

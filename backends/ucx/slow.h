@@ -17,6 +17,9 @@ void lanes_read_printed(const char *text, char *list_p, size_t size);
 /* One more in the list, unless it is there. */
 void lanes_add(char *list, size_t size, const char *lane, size_t bytes);
 
+/* All of TCP: every byte is copied to and from a segment. An empty list is, too. */
+bool lanes_copy(const char *list);
+
 /* Lanes that remote memory can be read by, without its owner's processor: those of RDMA. */
 bool lanes_have_rdma(const char *list);
 

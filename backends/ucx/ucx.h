@@ -102,6 +102,7 @@ struct link {
     ucp_ep_h ep;
     enum link_state state;
     bool incoming;
+    bool copies;          /* READY: all of its lanes copy what is sent */
     bool closed;          /* UCX has ended the close */
     unsigned requests;    /* greetings that UCX still reads */
     uint64_t deadline_ns; /* incoming and FRESH: until when it must have said HELLO */

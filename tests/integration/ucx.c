@@ -67,6 +67,28 @@ Test(ucx, lanes_are_shown)
     end(NULL);
 }
 
+/* Two daemons of one machine may read each other's memory: bytes that are announced are copied once, by the kernel. */
+Test(ucx, memory_of_the_machine_is_a_lane)
+{
+    static const char *const tls[] = {"--set=ucx.tls=tcp,cma", NULL}, *const env[] = {"UCX_CMA_MEMORY_INVALIDATE=y", NULL};
+    struct peer_view peer;
+
+    if (geteuid() != 0)
+        cr_skip_test("needs root, to read another process's memory whatever the machine allows");
+    cluster_start(&c, 2, &(struct cluster_options){.flags = tls, .env_of = {env, env}});
+    owner = node_client(&c.node[0], "owner");
+    reader = node_client(&c.node[1], "reader");
+    must(peer_seen(&c.node[1], &c.node[0], &peer));
+    must_say(strstr(peer.ucx_lanes, "cma/memory"), "ucx says '%s'", peer.ucx_lanes);
+    for (size_t bytes = KIB; bytes <= 64 * MIB; bytes *= 4) {
+        struct rdt_ref ref = put_pattern(owner, NULL, bytes + 1, (uint32_t)bytes);
+
+        fetch_pattern(reader, &ref, bytes + 1, (uint32_t)bytes, bytes > 64 * KIB ? "ucx" : NULL);
+        must_ok(rdt_free(owner, &ref, false, &err));
+    }
+    end(NULL);
+}
+
 /* ---- lanes that are slow ---- */
 
 #define NO_RDMA "no lane is of least_lane = rdma"

@@ -105,6 +105,14 @@ Test(ucx_slow, rdma_device_that_nobody_uses_is_named)
     cr_assert(!slow("tcp/eth0", "tcp", "eth0", sys_dir, "")); /* the user says that it will do */
 }
 
+Test(ucx_slow, only_tcp_copies)
+{
+    cr_assert(lanes_copy(""));
+    cr_assert(lanes_copy("tcp/lo, tcp/eth0"));
+    cr_assert(!lanes_copy("tcp/lo, cma/memory"));
+    cr_assert(!lanes_copy("rc_mlx5/mlx5_0:1"));
+}
+
 Test(ucx_slow, tcp_over_another_interface_is_named)
 {
     cr_assert(slow("tcp/eth1", "", "eth0,lo", "/nowhere", "tcp/eth1 is none of interfaces"));
