@@ -162,8 +162,9 @@ static void on_deadline(struct deadline *deadline)
 }
 
 static enum rdt_status join(struct client *client, struct transfer *transfer, const Rdt__Pb__Fetch *message, uint64_t handle,
-                            bool merged, struct rdt_error *err)
+                            bool joined, struct rdt_error *err)
 {
+    bool is_name = transfer->ref.is_name; /* then it has asked for the same version */
     struct fetch *fetch;
 
     if (account_take(client->account, USAGE_TRANSFERS, 1, err) != RDT_OK)
@@ -177,7 +178,8 @@ static enum rdt_status join(struct client *client, struct transfer *transfer, co
     fetch->handle = handle;
     fetch->transfer = transfer;
     fetch->deadline.on_passed = on_deadline;
-    fetch->merged = merged;
+    fetch->counted = joined;
+    fetch->merged = joined && !is_name;
     fetch->cow = message->mode == RDT__PB__FETCH_MODE__FETCH_MODE_COW;
     if (!map_put_u64(&client->fetches, handle, fetch)) {
         account_give(client->account, USAGE_TRANSFERS, 1);

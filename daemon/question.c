@@ -3,29 +3,41 @@
 #include <assert.h>
 #include <stdlib.h>
 
-static void make_key(const struct rdt_ref *ref, const struct owner *requester, uint8_t key[sizeof((struct question *)0)->key])
+_Static_assert(sizeof(struct question_key) == 16 + 2 * 8 + 2 * 4 + 2 * 33 + 2 + 128 + 4, "bytes of the key that nobody sets");
+
+static void make_key(const struct rdt_ref *ref, const struct owner *requester, struct question_key *key)
 {
-    memset(key, 0, sizeof((struct question *)0)->key);
-    memcpy(key, ref->node, 16);
-    memcpy(key + 16, &ref->generation, 8);
-    memcpy(key + 24, &requester->uid, 4);
-    memcpy(key + 28, requester->tenant, strlen(requester->tenant));
+    memset(key, 0, sizeof *key);
+    memcpy(key->node, ref->node, sizeof key->node);
+    key->generation = ref->generation;
+    key->requester_uid = requester->uid;
+    memcpy(key->requester, requester->tenant, strlen(requester->tenant));
+    if (!ref->is_name)
+        return;
+    key->after = ref->after;
+    key->any_owner = ref->any_owner;
+    key->uid = ref->any_owner ? 0 : ref->uid;
+    if (!ref->any_owner)
+        memcpy(key->tenant, ref->tenant, strlen(ref->tenant));
+    key->id_bytes = ref->id_bytes;
+    memcpy(key->id, ref->id, ref->id_bytes);
 }
 
 static struct question *find(const struct transfers *transfers, const struct rdt_ref *ref, const struct owner *requester)
 {
-    uint8_t key[sizeof((struct question *)0)->key];
+    struct question_key key;
 
-    make_key(ref, requester, key);
-    return map_get(&transfers->questions, key, sizeof key);
+    make_key(ref, requester, &key);
+    return map_get(&transfers->questions, &key, sizeof key);
 }
 
 bool question_fits(const Rdt__Pb__Fetch *message, const Rdt__Pb__FetchItem *item, const struct rdt_ref *ref)
 {
     static const uint8_t nobody[16];
 
-    return ref->generation != 0 && memcmp(ref->node, nobody, sizeof nobody) != 0 && message->mode == RDT__PB__FETCH_MODE__FETCH_MODE_AUTO && !message->meta_only &&
-           message->transport[0] == '\0' && message->least_path[0] == '\0' && !item->targets && !item->slice;
+    return (ref->generation != 0 || ref->is_name) && memcmp(ref->node, nobody, sizeof nobody) != 0 &&
+           message->mode == RDT__PB__FETCH_MODE__FETCH_MODE_AUTO && !message->meta_only && message->transport[0] == '\0' &&
+           message->least_path[0] == '\0' && !item->targets && !item->slice;
 }
 
 static bool same_id(const struct rdt_ref *a, const struct rdt_ref *b)
@@ -48,8 +60,8 @@ bool question_begin(struct transfer *transfer)
         question = calloc(1, sizeof *question);
         if (!question)
             return true; /* then it goes alone */
-        make_key(&transfer->ref, &transfer->account->owner, question->key);
-        if (!map_put(&transfer->transfers->questions, question->key, sizeof question->key, question)) {
+        make_key(&transfer->ref, &transfer->account->owner, &question->key);
+        if (!map_put(&transfer->transfers->questions, &question->key, sizeof question->key, question)) {
             free(question);
             return true;
         }
@@ -87,7 +99,7 @@ uint64_t question_close(struct transfer *transfer)
         question->open = NULL;
     if (question->asked || question->open)
         return was_asked && question->open ? question->open->id : 0;
-    map_remove(&transfer->transfers->questions, question->key, sizeof question->key);
+    map_remove(&transfer->transfers->questions, &question->key, sizeof question->key);
     free(question);
     return 0;
 }

@@ -14,19 +14,33 @@
  *   second, third            QUEUED ...... \---> asks (live), or takes what the first receives (snapshot)
  *   fourth                                          QUEUED ...
  *
- * Only fetches of a whole object into memory that the daemon finds, without a wish for a path, join; and only with a generation: an
- * id alone may mean another object from one moment to the next. Their requester is one owner: whether another one may have the object
- * the owner's node decides.
+ * So it is with a published name too: who asks for its next version while another one's question waits for the same is queued, and asks
+ * when that is answered; a snapshot's bytes come once all the same. Only fetches that have read the same version gather.
+ *
+ * Only fetches of a whole object into memory that the daemon finds, without a wish for a path, join; and only with a generation or by
+ * a name: an id alone may mean another object from one moment to the next. Their requester is one owner: whether another one may have the
+ * object the owner's node decides.
  */
 #ifndef DAEMON_QUESTION_H
 #define DAEMON_QUESTION_H
 
 #include "daemon/transfer_impl.h"
 
+struct question_key { /* no padding: it is compared as bytes */
+    uint8_t node[16];
+    uint64_t generation, after; /* of a name: 0, and the version that was read last */
+    uint32_t requester_uid, uid;
+    char requester[33], tenant[33];
+    uint8_t id_bytes; /* uid, tenant, any_owner and id: of a name only */
+    uint8_t any_owner;
+    char id[128];
+    uint8_t rest[4]; /* 0 */
+};
+
 struct question {
-    uint8_t key[16 + 8 + 4 + 33]; /* node, generation, requester */
-    struct transfer *asked;       /* PULL is sent and not answered; NULL: none */
-    struct transfer *open;        /* PULL is not sent: takes further fetches; NULL: none */
+    struct question_key key;
+    struct transfer *asked; /* PULL is sent and not answered; NULL: none */
+    struct transfer *open;  /* PULL is not sent: takes further fetches; NULL: none */
 };
 
 /* May the item take part at all? */

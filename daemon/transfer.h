@@ -216,8 +216,9 @@ struct fetch {
     struct transfer *transfer;
     struct list by_transfer;
     struct deadline deadline;
-    bool cow;    /* memory that several read is to be mapped privately */
-    bool merged; /* it took part in another one's transfer: the name's version is its own */
+    bool cow;     /* memory that several read is to be mapped privately */
+    bool counted; /* it took part in another one's transfer: once is enough */
+    bool merged;  /* it took part in another one's transfer: the name's version is its own */
     uint64_t version;
 };
 

@@ -25,7 +25,8 @@ static void merge(struct transfer *transfer, struct transfer *into)
         struct fetch *fetch = list_entry(list_first(&transfer->fetches), struct fetch, by_transfer);
         list_remove(&fetch->by_transfer);
         list_append(&into->fetches, &fetch->by_transfer);
-        into->transfers->joined += !fetch->merged; /* it may have joined before */
+        into->transfers->joined += !fetch->counted;
+        fetch->counted = true;
         fetch->version = fetch->merged ? fetch->version : transfer->version;
         fetch->merged = true;
         fetch->transfer = into;

@@ -227,3 +227,149 @@ Test(joins, lost_owner_fails_all_that_gathered)
     owner = node_client(&c.node[0], "owner");
     end((const char *const[]){"is lost", "cannot be reached", "refused", "taken down and rebuilt", NULL});
 }
+
+/* ---- by name ---- */
+
+static struct rdt_ref name_of(uint64_t after)
+{
+    struct rdt_ref near = ref_on(&c.node[0], "any"), ref = {0};
+
+    must_ok(rdt_ref_from_name("weights", after, &near, &ref, &err));
+    return ref;
+}
+
+/* Of each version a pattern with its number. */
+static void publish(bool snapshot, size_t bytes, uint64_t expected)
+{
+    struct rdt_put_options options = RDT_INIT(options);
+    struct rdt_tensor tensor = VECTOR(RDT_U8, bytes, alloc_memory(owner, bytes));
+    struct rdt_ref ref;
+    uint64_t version;
+
+    fill_pattern(tensor.data, bytes, (uint32_t)expected);
+    options.flags = snapshot ? RDT_PUT_SNAPSHOT : 0;
+    must_ok(rdt_put(owner, &tensor, 1, &options, &ref, &err));
+    must_ok(rdt_publish(owner, "weights", &ref, NULL, &version, &err));
+    must(version == expected);
+    must_ok(rdt_free(owner, &ref, false, &err));
+    must_ok(rdt_dealloc(owner, tensor.data, &err));
+}
+
+static void unpublish(void)
+{
+    struct rdt_ref name = name_of(0);
+
+    must_ok(rdt_unpublish(owner, &name, &err));
+}
+
+/* Those that have read the same version wait for the next by one question, and by one more for all that came later; a snapshot's bytes come
+ * once, those of a live object once for the first and once for the others. Who has read another version waits for himself. */
+static void check_samplers(bool snapshot, uint64_t copies)
+{
+    enum { N = 6, BYTES = 3 * MIB };
+    rdt *conns[N + 1];
+    rdt_request *requests[N + 1];
+
+    begin(2);
+    publish(snapshot, BYTES, 1);
+    for (unsigned i = 0; i < N + 1; i++)
+        conns[i] = node_client(&c.node[1], "sampler");
+    for (uint64_t version = 2; version < 6; version++) {
+        struct node_status before, after;
+        node_status(&c.node[1], &before);
+        for (unsigned i = 0; i < N + 1; i++) {
+            struct rdt_ref ref = name_of(i < N ? version - 1 : version); /* the last one is one ahead */
+            requests[i] = start_one(conns[i], &ref, LONG);
+        }
+        wait_until(5 * SEC, joined_on(1) - before.joined == N - 2);
+        publish(snapshot, BYTES, version);
+        for (unsigned i = 0; i < N; i++) {
+            rdt_object *object;
+            must_ok(rdt_wait(conns[i], &requests[i], 1, 1, LONG, NULL, NULL, &err));
+            must_ok(rdt_request_take_object(requests[i], &object, &err));
+            must_say(info_of(object).version == version, "version %llu", (unsigned long long)info_of(object).version);
+            must(holds_pattern(tensor_of(object, 0).data, BYTES, (uint32_t)version));
+            rdt_release(object);
+            rdt_request_destroy(requests[i]);
+        }
+        must_be(RDT_AGAIN, rdt_request_status(requests[N], &err));
+        rdt_request_destroy(requests[N]);
+        node_status(&c.node[1], &after);
+        must_say(after.bytes_in - before.bytes_in == copies * BYTES, "%llu bytes came",
+                 (unsigned long long)(after.bytes_in - before.bytes_in));
+    }
+    for (unsigned i = 0; i < N + 1; i++)
+        rdt_close(conns[i]);
+    unpublish();
+    end(NULL);
+}
+
+Test(joins, samplers_of_one_node_pull_a_snapshot_once)
+{
+    check_samplers(true, 1);
+}
+
+Test(joins, samplers_of_one_node_pull_a_live_version_twice)
+{
+    check_samplers(false, 2);
+}
+
+/* Nobody gets an older version than was the newest when he asked, and nobody one that he has read. */
+struct follower {
+    pthread_t thread;
+    rdt *conn;
+    atomic_uint_fast64_t *newest;
+    uint64_t last;
+    char wrong[160];
+};
+
+static void *follow(void *arg)
+{
+    struct follower *one = arg;
+    uint64_t after = 0;
+
+    while (after < one->last && !one->wrong[0]) {
+        uint64_t least = atomic_load(one->newest), version;
+        struct rdt_ref ref = name_of(after);
+        struct rdt_fetch_options options = within(LONG);
+        struct rdt_error why = {0};
+        rdt_object *object;
+
+        if (rdt_fetch(one->conn, &ref, 1, &options, &object, &why) != RDT_OK) {
+            (void)snprintf(one->wrong, sizeof one->wrong, "%s: %.120s", rdt_status_name(why.status), why.msg);
+            break;
+        }
+        version = info_of(object).version;
+        if (version <= after || version < least || !holds_pattern(tensor_of(object, 0).data, 100 * KIB, (uint32_t)version))
+            (void)snprintf(one->wrong, sizeof one->wrong, "version %llu after %llu, when %llu was there",
+                           (unsigned long long)version, (unsigned long long)after, (unsigned long long)least);
+        rdt_release(object);
+        after = version;
+    }
+    return NULL;
+}
+
+Test(joins, nobody_gets_an_older_version_than_was_there)
+{
+    enum { N = 12, LAST = 300 };
+    struct follower followers[N];
+    atomic_uint_fast64_t newest = 0;
+
+    begin(3);
+    for (unsigned i = 0; i < N; i++) {
+        followers[i] = (struct follower){.conn = node_client(&c.node[1 + i % 2], "follower"), .newest = &newest, .last = LAST};
+        must(pthread_create(&followers[i].thread, NULL, follow, &followers[i]) == 0);
+    }
+    for (uint64_t version = 1; version <= LAST; version++) {
+        publish(version % 2, 100 * KIB, version);
+        atomic_store(&newest, version);
+    }
+    for (unsigned i = 0; i < N; i++) {
+        must(pthread_join(followers[i].thread, NULL) == 0);
+        must_say(!followers[i].wrong[0], "follower %u: %s", i, followers[i].wrong);
+        rdt_close(followers[i].conn);
+    }
+    must_say(joined_on(1) > 0, "nobody joined");
+    unpublish();
+    end(NULL);
+}
