@@ -86,6 +86,7 @@ PY_FILES  := $(wildcard client/python/rdt/*.py client/python/rdt/*.pyi client/py
 LIBRDT := $(B)/librdt.so.$(VERSION)
 PROGRAMS := $(if $(wildcard daemon/main.c),$(B)/rdtd) $(if $(wildcard client/rdtctl.c),$(B)/rdtctl)
 LOOPBACK := $(if $(wildcard tests/loopback/*.c),$(B)/tests/rdt_loopback.so)
+GROUPED  := $(B)/tests/rdt_grouped.so
 VOID     := $(B)/tests/rdt_void.so
 FROZEN   := $(B)/tests/rdt_v1.so # of version 1 of the plug-in interface, with the headers of its day
 PRELOAD := $(if $(filter release,$(VARIANT)),$(B)/tests/preload/fail_alloc.so) # the sanitizers have an allocator of their own
@@ -142,7 +143,7 @@ BACKEND_SO := $(BACKENDS:%=$(B)/backends/rdt_%.so)
 .SUFFIXES:
 
 all: $(PROGRAMS) $(LIBRDT) $(B)/librdt.a $(BACKEND_SO) $(PY_EXT)
-tests: all $(UNIT) $(INTEG) $(FUZZ) $(FAULT) $(LOOPBACK) $(FROZEN) $(PRELOAD)
+tests: all $(UNIT) $(INTEG) $(FUZZ) $(FAULT) $(LOOPBACK) $(GROUPED) $(FROZEN) $(PRELOAD)
 benches: all $(BENCH)
 
 # A stamp changes when its text does: other flags, other sources or other paths rebuild what depends on them.
@@ -159,7 +160,7 @@ $(eval $(call stamp,paths,$(backenddir) $(conffile)))
 OBJFLAGS = -fPIE
 $(B)/obj/gen/%.o: WARNINGS =
 $(B)/obj/gen/%.o $(B)/obj/proto/%.o $(B)/obj/client/%.o: OBJFLAGS = -fPIC -fno-semantic-interposition
-$(B)/obj/backends/%.o $(B)/obj/tests/loopback/%.o $(B)/obj/tests/fuzz/void/%.o $(B)/obj/tests/abi/v1/%.o: OBJFLAGS = -fPIC -fno-semantic-interposition
+$(B)/obj/backends/%.o $(B)/obj/tests/loopback/%.o $(B)/obj/tests/grouped/%.o $(B)/obj/tests/fuzz/void/%.o $(B)/obj/tests/abi/v1/%.o: OBJFLAGS = -fPIC -fno-semantic-interposition
 $(B)/obj/tests/bench/%.o: OBJFLAGS = -fPIE $(UCX_CFLAGS)
 $(B)/obj/daemon/options.o: OBJFLAGS = -fPIE -DRDT_BACKEND_DIR='"$(backenddir)"' -DRDT_CONFIG_FILE='"$(conffile)"'
 $(B)/obj/daemon/options.o: $(B)/.paths
@@ -233,10 +234,11 @@ endef
 $(foreach b,$(BACKENDS),$(eval $(call backend,$(b))))
 
 $(LOOPBACK): $(call obj,$(call srcs,tests/loopback))
+$(GROUPED): $(call obj,$(filter-out %/backend.c,$(call srcs,tests/loopback)) $(call srcs,tests/grouped))
 $(VOID): $(call obj,$(call srcs,tests/fuzz/void))
-$(LOOPBACK) $(VOID): $(PLUGIN_O)
+$(LOOPBACK) $(GROUPED) $(VOID): $(PLUGIN_O)
 $(FROZEN): $(call obj,$(call srcs,tests/abi/v1))
-$(LOOPBACK) $(VOID) $(FROZEN): $(B)/plugin.map $(B)/.sources
+$(LOOPBACK) $(GROUPED) $(VOID) $(FROZEN): $(B)/plugin.map $(B)/.sources
 	$(call say,LINK,$@)
 	$(Q)mkdir -p $(@D)
 	$(Q)$(link_plugin)

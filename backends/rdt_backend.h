@@ -27,6 +27,15 @@
  *     link goes down:  disconnect, every op ends, conn_closed, connection_destroy
  *     free:            unregister
  *     unload:          close
+ *
+ * A transport that moves bytes within groups only has group_create and no connection_create (since 1.2). "group" is one rank's end of
+ * one group in one epoch; a rank is a node and a device:
+ *
+ *     forming:         group_create, group_offer  ->  the blobs of all ranks travel to all nodes  ->  group_connect, group_ready
+ *     fetch:           register, post_send, post_recv, cancel as above, on the conn that group_conn gives for the peer's rank
+ *     broadcast:       register, group_broadcast on every rank   op_done
+ *     failure, abort that does not come to rest, a node lost, the group's end:
+ *                      group_close, every op ends, group_closed, group_destroy; then, under the next epoch, forming again
  */
 #ifndef RDT_BACKEND_H
 #define RDT_BACKEND_H
@@ -44,6 +53,7 @@ extern "C" {
 #define RDT_BACKEND_ABI 1
 #define RDT_OFFER_MAX_BYTES 512
 #define RDT_KEY_MAX_BYTES 512
+#define RDT_GROUP_OFFER_MAX_BYTES 16384
 
 struct rdt_op;
 
@@ -75,6 +85,15 @@ struct rdt_host {
 
     /* Any thread. Answers disconnect: every op of the connection has ended, nothing can land in its memory any more. */
     void (*conn_closed)(void *conn_ctx);
+
+    /* since 1.2: any thread, never inside an operation of the group. Answers group_connect: every rank can be reached. Once. */
+    void (*group_ready)(void *group_ctx);
+
+    /* since 1.2: any thread. The group cannot be connected, or is of no use any more. At most once; the core then closes it. */
+    void (*group_failed)(void *group_ctx, enum rdt_status status, const char *msg);
+
+    /* since 1.2: any thread. Answers group_close: every op of the group has ended, nothing can land in its memory any more. */
+    void (*group_closed)(void *group_ctx);
 };
 
 /* ---- memory kinds ---- */
@@ -170,6 +189,22 @@ struct rdt_op {
 
 enum rdt_sides { RDT_ONE_SIDED = 1, RDT_TWO_SIDED = 2 };
 
+/* since 1.2: one rank of a group. */
+struct rdt_group_member {
+    uint8_t node_uuid[16];
+    const char *device; /* "" is the host */
+};
+
+/* since 1.2: a group as one of its ranks sees it. Valid inside group_create only. */
+struct rdt_group_desc {
+    uint32_t struct_size;
+    const char *name;
+    uint64_t epoch; /* grows each time the group is formed anew */
+    uint32_t rank, size;
+    const struct rdt_group_member *members; /* [size], in order of rank; no two are equal */
+    uint8_t token[16];                      /* random, the same on every rank, of this group and no other */
+};
+
 struct rdt_transport_ops {
     uint32_t struct_size;
     const char *name;                /* "ucx"; case-insensitive */
@@ -234,6 +269,30 @@ struct rdt_transport_ops {
      * receives are posted before the sends. 64 bytes at most; valid while the connection is. NULL, or nothing given: not ordered, the
      * core posts as it comes. */
     const char *(*queue)(void *conn, const char *memory_kind, const char *device);
+
+    /* since 1.2: groups; all but group_broadcast, or none. The state for one rank, unconnected. group_ctx is the core's. */
+    enum rdt_status (*group_create)(void *transport, const struct rdt_group_desc *desc, void *group_ctx, void **group_p,
+                                    struct rdt_error *err);
+
+    /* since 1.2: what the other ranks need to connect to this one, or nothing (0 bytes). Travels over peer links only. Called once. */
+    enum rdt_status (*group_offer)(void *group, uint8_t blob[RDT_GROUP_OFFER_MAX_BYTES], size_t *bytes_p, struct rdt_error *err);
+
+    /* since 1.2: the offers of all ranks, [size] in their order, this one's too; valid inside the call. Then comes group_ready or
+     * group_failed; the core has the patience. */
+    enum rdt_status (*group_connect)(void *group, const void *const *blobs, const size_t *bytes, struct rdt_error *err);
+
+    /* since 1.2: another rank, as a conn for sides, post_send, post_recv and cancel; after group_ready, until group_close. */
+    void *(*group_conn)(void *group, uint32_t rank);
+
+    /* since 1.2: the bytes of the root's op end up in those of all others; every rank posts it, in the same order, with equal bytes.
+     * op_done as for any operation; what cannot be stopped ends with group_close. NULL: not supported. */
+    enum rdt_status (*group_broadcast)(void *group, uint32_t root, struct rdt_op *op, struct rdt_error *err);
+
+    /* since 1.2: ends every op of the group, with whatever force it takes, then group_closed. In any state after group_create. */
+    void (*group_close)(void *group);
+
+    /* since 1.2: after group_closed, or when it was never offered nor connected. */
+    void (*group_destroy)(void *group);
 };
 
 /* ---- the backend ---- */

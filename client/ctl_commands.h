@@ -23,6 +23,8 @@ int ctl_publish(struct ctl *ctl, int argc, char **argv);
 int ctl_unpublish(struct ctl *ctl, int argc, char **argv);
 int ctl_limits(struct ctl *ctl, int argc, char **argv);
 int ctl_names(struct ctl *ctl, int argc, char **argv);
+int ctl_list_groups(struct ctl *ctl); /* what `groups` alone does */
+int ctl_groups(struct ctl *ctl, int argc, char **argv);
 int ctl_watch(struct ctl *ctl, int argc, char **argv);
 
 #endif

@@ -22,7 +22,7 @@
 #define POLL_NS INT64_C(200000000) /* between two looks at the transfer */
 
 struct fetch {
-    const char *ref_text, *output, *transport, *least_path;
+    const char *ref_text, *output, *transport, *group, *least_path;
     int mode; /* enum rdt_fetch_mode */
     struct rdt_ref ref;
     int signals;
@@ -122,6 +122,7 @@ static enum rdt_status bring(struct ctl *ctl, struct fetch *fetch, struct rdt_er
     options.mode = (enum rdt_fetch_mode)fetch->mode;
     options.timeout_ns = timeout_ns < 0 ? 0 : timeout_ns ? timeout_ns : 1;
     options.transport = fetch->transport;
+    options.group = fetch->group;
     options.least_path = fetch->least_path;
     status = rdt_fetch_start(ctl->rdt, &fetch->ref, 1, &options, &fetch->request, err);
     if (status == RDT_OK)
@@ -360,6 +361,7 @@ int ctl_fetch(struct ctl *ctl, int argc, char **argv)
         {'o', "output", CTL_TEXT, "FILE", "where to write it (needed)", &fetch.output},
         {0, "mode", CTL_CHOICE, "auto|share|copy", "share memory on this node, or copy (auto: share if possible)", &fetch.mode},
         {0, "transport", CTL_TEXT, "NAME", "only by this one", &fetch.transport},
+        {0, "group", CTL_TEXT, "NAME", "only within this group", &fetch.group},
         {0, "least-path", CTL_TEXT, "PATH", "refuse what is slower: share, copy, inline, or a transport's name",
          &fetch.least_path},
         {0},

@@ -1,4 +1,4 @@
-/* rdtctl objects, regions, clients, names, peers, backends, transfers: the pages of one LIST, as a table or as {"objects": [...]}. */
+/* rdtctl objects, regions, clients, names, groups, peers, backends, transfers: the pages of one LIST, as a table or as {"objects": [...]}. */
 #include <inttypes.h>
 #include <stdio.h>
 #include <string.h>
@@ -128,6 +128,35 @@ static void add_name(struct ctl_table *table, const ProtobufCMessage *row)
     ctl_table_add(table, "%" PRIu32, n->waiters);
     ctl_table_add(table, "%s", ctl_human_duration(n->age_ns, text));
     ctl_table_add(table, "%s", *n->ref ? ctl_id_of(n->ref, word, sizeof word) : "");
+}
+
+static const struct ctl_column group_columns[] = {
+    {"GROUP", false}, {"TRANSPORT", false}, {"STATE", false},    {"EPOCH", true}, {"RANKS", true},
+    {"OWNER", false}, {"SINCE", true},      {"TRANSFERS", true}, {"MEMBERS", false}, {"WHY", false},
+};
+
+static void add_group(struct ctl_table *table, const ProtobufCMessage *row)
+{
+    const Rdt__Pb__GroupInfo *g = (const Rdt__Pb__GroupInfo *)row;
+    char text[CTL_HUMAN_BYTES], word[80], members[512] = "";
+    size_t used = 0;
+
+    for (size_t i = 0; i < g->n_members && used + 1 < sizeof members; i++) {
+        int n = snprintf(members + used, sizeof members - used, "%s%s@%s", i ? "," : "",
+                         ctl_plain(g->members[i]->client, word, sizeof word), g->members[i]->address);
+
+        used += n > 0 ? (size_t)n : 0;
+    }
+    ctl_table_add(table, "%s", ctl_plain(g->name, word, sizeof word));
+    ctl_table_add(table, "%s", g->transport);
+    ctl_table_add(table, "%s", g->state);
+    ctl_table_add(table, "%" PRIu32, g->epoch);
+    ctl_table_add(table, "%" PRIu32, g->ranks);
+    add_owner(table, g->tenant, g->uid);
+    ctl_table_add(table, "%s", ctl_human_duration(g->since_ns, text));
+    ctl_table_add(table, "%" PRIu32, g->transfers);
+    ctl_table_add(table, "%s", members);
+    ctl_table_add(table, "%s", g->why);
 }
 
 static const struct ctl_column peer_columns[] = {
@@ -389,6 +418,14 @@ int ctl_peers(struct ctl *ctl, int argc, char **argv)
 {
     static const struct view view = {RDT__PB__LIST_KIND__LIST_KIND_PEERS, "peers", COLUMNS(peer_columns), add_peer, "no peers"};
     return show_all(ctl, &view, argc, argv);
+}
+
+int ctl_list_groups(struct ctl *ctl)
+{
+    static const struct view view = {RDT__PB__LIST_KIND__LIST_KIND_GROUPS, "groups", COLUMNS(group_columns), add_group, "no groups"};
+    Rdt__Pb__List request = RDT__PB__LIST__INIT;
+
+    return show(ctl, &view, &request, 0);
 }
 
 int ctl_backends(struct ctl *ctl, int argc, char **argv)

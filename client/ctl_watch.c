@@ -22,6 +22,7 @@ static const struct {
     {"objects", RDT_KIND_OBJECTS}, {"regions", RDT_KIND_REGIONS},   {"clients", RDT_KIND_CLIENTS},
     {"peers", RDT_KIND_PEERS},     {"backends", RDT_KIND_BACKENDS}, {"transfers", RDT_KIND_TRANSFERS},
     {"names", RDT_KIND_NAMES},     {"owners", RDT_KIND_OWNERS},
+    {"groups", RDT_KIND_GROUPS},
 };
 #define N_KINDS (sizeof kinds / sizeof *kinds)
 
@@ -130,9 +131,20 @@ static void print_name(const Rdt__Pb__NameInfo *n)
     print_owner(n->tenant, n->uid);
 }
 
+static void print_group(const Rdt__Pb__GroupInfo *g)
+{
+    char name[80];
+
+    printf(" %s: %s, %s, epoch %" PRIu32, ctl_plain(g->name, name, sizeof name), g->transport, g->state, g->epoch);
+    if (*g->why) {
+        printf(", ");
+        ctl_print_plain(g->why, stdout);
+    }
+}
+
 static void print_line(const Rdt__Pb__Event *event)
 {
-    static const char *const things[] = {"object", "region", "client", "peer", "backend", "transfer", "name", "owner"};
+    static const char *const things[] = {"object", "region", "client", "peer", "backend", "transfer", "name", "owner", "group"};
     struct timeval now;
     struct tm local;
     char clock[16] = "", what[32];
@@ -164,13 +176,15 @@ static void print_line(const Rdt__Pb__Event *event)
         print_transfer(event->transfer);
     else if (event->name)
         print_name(event->name);
+    else if (event->group)
+        print_group(event->group);
     putchar('\n');
 }
 
 /* One line, without the rows that it does not have. */
 static bool print_json(const Rdt__Pb__Event *event)
 {
-    static const char *const rows[] = {"object", "region", "client", "peer", "backend", "transfer", "name", "owner"};
+    static const char *const rows[] = {"object", "region", "client", "peer", "backend", "transfer", "name", "owner", "group"};
     json_t *json = ctl_json(&event->base);
     bool good;
 
@@ -255,7 +269,7 @@ int ctl_watch(struct ctl *ctl, int argc, char **argv)
             k++;
         if (k == N_KINDS)
             return ctl_usage_error(
-                ctl, "'%.40s' is none of objects, regions, clients, peers, backends, transfers, names, owners", operands[i]);
+                ctl, "'%.40s' is none of objects, regions, clients, peers, backends, transfers, names, owners, groups", operands[i]);
         wanted |= kinds[k].kind;
     }
     for (size_t k = 0; k < N_KINDS && count == 0; k++)

@@ -289,6 +289,8 @@ static enum rdt_status send_batch(struct fetch *fetch, size_t first, size_t n, s
         request.transport = (char *)options->transport;
     if (options->least_path)
         request.least_path = (char *)options->least_path;
+    if (options->group)
+        request.group = (char *)options->group;
     request.timeout_ns = clock_remaining_ns(fetch->deadline_ns);
     return connection_send(fetch->conn, RDT_MSG_FETCH, 0, &request.base, -1, false, err); /* each item is answered for itself */
 }
@@ -323,6 +325,8 @@ static enum rdt_status check_options(struct rdt_fetch_options *options, struct r
     status = options_check_text(options->transport, RDT_MAX_NAME_BYTES, "transport", err);
     if (status == RDT_OK)
         status = options_check_text(options->least_path, RDT_MAX_NAME_BYTES, "least_path", err);
+    if (status == RDT_OK)
+        status = options_check_text(options->group, RDT_MAX_NAME_BYTES, "group", err);
     return status;
 }
 

@@ -199,6 +199,7 @@ struct rdt_fetch_options {
      * memory is rdt_alloc's or rdt_import's, where the daemon keeps it safe itself. */
     const struct rdt_tensor *const *targets;
     const size_t *target_counts; /* [refs] */
+    const char *group; /* only within this group (see rdt_group_create); NULL: where a path needs a group, the first that both share */
 };
 
 /* Starts fetching all refs before any is awaited, and returns. An id that nobody has put yet parks until it is, a name until it has a
@@ -293,6 +294,45 @@ enum rdt_status rdt_publish(rdt *rdt, const char *name, const struct rdt_ref *ob
  * DENIED, INVALID (an object's ref), PEER_LOST. */
 enum rdt_status rdt_unpublish(rdt *rdt, const struct rdt_ref *name, struct rdt_error *err);
 
+/* ---- groups ----
+ * Some transports (gloo) move bytes only within a group: an ordered set of actors on several nodes, whose daemons are connected with one
+ * another. It belongs to its owner (uid and tenant), not to the session that created it: any member may use it, whoever created it, and
+ * it stays until it is destroyed or the daemon that created it ends. An actor may be in several. When a node of it is lost, or the
+ * transport fails, it is formed anew by itself under the next epoch; only the transfers in it at the time fail, with TRANSPORT.
+ */
+
+struct rdt_member {
+    const char *client; /* the name that it gives to rdt_connect */
+    const char *node;   /* where it is: "HOST:PORT", a name in the nodes file, or the uuid in hex; NULL: on this node */
+    const char *device; /* where its tensors are; NULL: host memory */
+};
+
+struct rdt_group_options {
+    size_t struct_size;
+    int64_t timeout_ns; /* until every member's node is connected; 0: a minute */
+};
+
+/* Forms a group of the members, in rank order; all must be connected now, as this owner's. Returns when each of their nodes is ready; on
+ * an error there is no group. Errors: EXISTS (the name), NOT_FOUND (a member is not there), UNSUPPORTED (the transport is not loaded, not
+ * available, or needs no group), INVALID (fewer than two members, or one twice), PEER_LOST, TRANSPORT, TIMED_OUT, LIMIT. */
+enum rdt_status rdt_group_create(rdt *rdt, const char *name, const char *transport, const struct rdt_member *members, size_t count,
+                                 const struct rdt_group_options *options, struct rdt_error *err);
+
+/* Ends it, for all its members; transfers in it fail with TRANSPORT. Returns when no node that can be reached has it any more. NOT_FOUND:
+ * this node knows no such group of this owner. */
+enum rdt_status rdt_group_destroy(rdt *rdt, const char *name, struct rdt_error *err);
+
+struct rdt_group {
+    char name[65], transport[65];
+    char state[16]; /* "forming", "ready", "rebuilding", "down", "ending" */
+    char why[256];  /* it is not ready */
+    uint32_t epoch; /* grows each time it is formed anew */
+    uint32_t members, ranks;
+};
+
+/* This owner's groups that this node is in, or has created: at most max of them in groups_p; *count_p: how many there are. */
+enum rdt_status rdt_group_list(rdt *rdt, struct rdt_group *groups_p, size_t max, size_t *count_p, struct rdt_error *err);
+
 /* ---- waiting ---- */
 
 /* Until the object is put, or the name has a version above `after` (FREED if it was and is no more). */
@@ -328,6 +368,7 @@ enum rdt_kind {                          /* a set of them */
                 RDT_KIND_TRANSFERS = 32, /* began, ended */
                 RDT_KIND_NAMES = 64,     /* published, freed (its newest version, by force), unpublished */
                 RDT_KIND_OWNERS = 128,   /* new (who has nothing here yet), gone (nothing is left of him) */
+                RDT_KIND_GROUPS = 256,   /* forming, ready, broken, down, ending, gone */
 };
 
 /* Begins to watch these kinds, 0: none, in place of what was watched before. Events come from now on: what is there already is not told;
@@ -339,12 +380,12 @@ struct rdt_event {
     uint64_t lost;      /* events right before this one that were lost because nobody took them */
     enum rdt_kind kind; /* 0 with what "lost": nothing else is said */
     char what[16];      /* as above */
-    char state[16];     /* of an object, peer or transfer; a region's origin; a backend's kind: "memory", "transport" */
-    uint64_t id;        /* an object's generation, a region's, client's or transfer's number, a name's version */
+    char state[16];     /* of an object, peer, transfer or group; a region's origin; a backend's kind: "memory", "transport" */
+    uint64_t id;        /* an object's generation, a region's, client's or transfer's number, a name's version, a group's epoch */
     uint64_t bytes;     /* of an object, region, transfer, or a name's newest version */
     uint32_t uid;       /* with tenant: the owner of what has one */
     char tenant[33];
-    char name[400]; /* an object's id or a name, as rdtctl shows it (%XX); of a client, peer or backend; a transfer's path */
+    char name[400]; /* an object's id or a name, as rdtctl shows it (%XX); of a client, peer, backend or group; a transfer's path */
     struct rdt_ref ref; /* of an object, of what a transfer moves, of a name's newest version; id_bytes 0: none */
 };
 

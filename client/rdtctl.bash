@@ -45,7 +45,7 @@ _rdtctl() {
     else
         case $command in
         stat | fetch | wait | free) words=$(_rdtctl_ids objects id --limit 200 ${cur:+--prefix "$cur"} "${socket[@]}") ;;
-        watch) words='objects regions clients peers backends transfers names owners' ;;
+        watch) words='objects regions clients peers backends transfers names owners groups' ;;
         backend)
             case $prev in
             load) mapfile -t COMPREPLY < <(compgen -f -- "$cur"); return ;;
@@ -53,6 +53,7 @@ _rdtctl() {
             *) words='load list unload' ;;
             esac
             ;;
+        groups) [[ $prev == groups ]] && words='create destroy' || words=$(_rdtctl_ids groups name "${socket[@]}") ;;
         unpublish) words=$(_rdtctl_ids names name --limit 200 ${cur:+--prefix "$cur"} "${socket[@]}") ;;
         publish)
             if [[ $prev == publish ]]; then

@@ -22,8 +22,11 @@ static const struct ctl_command commands[] = {
      "KEY=VALUE are settings of the plug-in's own section, before those of the configuration. `list` is what `rdtctl backends` shows."},
     {"transfers", ctl_transfers, "", "moves of objects, those that run and the latest that ended", NULL},
     {"names", ctl_names, "", "published names and their newest versions", NULL},
+    {"groups", ctl_groups, "[create NAME MEMBER MEMBER ... | destroy NAME]", "groups that transports move bytes within",
+     "Without arguments it lists them. MEMBER is CLIENT, an actor of this node by the name that it connected with, or CLIENT@NODE of\n"
+     "another one (HOST:PORT, a name in the nodes file, or a uuid), in rank order. create returns when all their nodes are ready."},
     {"watch", ctl_watch, "[KIND ...]", "what happens, one line each, until it is interrupted, --count or --timeout",
-     "KIND is objects, regions, clients, peers, backends, transfers, names or owners; without one it is all of them. Who reads too slowly is "
+     "KIND is objects, regions, clients, peers, backends, transfers, names, owners or groups; without one it is all of them. Who reads too slowly is "
      "told how\n"
      "many events were lost. With --json each line is one object: {\"sequence\": ..., \"what\": \"put\", \"object\": {...}}."},
     {"explain", ctl_explain, "REF|TRANSFER", "which path a transfer took, which were rejected and why",

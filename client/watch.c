@@ -186,6 +186,12 @@ static void fill_row(struct rdt_event *event, const Rdt__Pb__Event *message)
         fill_ref(event, message->name->ref);
         fill_text(event->name, sizeof event->name, message->name->name);
         fill_owner(event, message->name->tenant, message->name->uid);
+    } else if (message->group) {
+        event->kind = RDT_KIND_GROUPS;
+        event->id = message->group->epoch;
+        fill_text(event->name, sizeof event->name, message->group->name);
+        fill_text(event->state, sizeof event->state, message->group->state);
+        fill_owner(event, message->group->tenant, message->group->uid);
     } else if (message->backend) {
         event->kind = RDT_KIND_BACKENDS;
         fill_text(event->name, sizeof event->name, message->backend->name);

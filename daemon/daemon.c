@@ -42,6 +42,7 @@ struct daemon {
     struct object_table objects;
     struct names names;
     struct transfers transfers;
+    struct groups groups;
     struct peers *peers;
     struct loading loading;
     struct rpc rpc;
@@ -70,6 +71,7 @@ static void on_peer_up(void *arg, struct peer *peer, const Rdt__Pb__LinkHello *h
     (void)hello;
     log_info("node %s at %s is up%s", peer->name, peer->address, boot_changed ? ", restarted since we last met" : "");
     event(&daemon->rpc.events, RDT__PB__LIST_KIND__LIST_KIND_PEERS, "up", peer);
+    groups_peer_up(&daemon->groups, peer, boot_changed);
     transfers_peer_up(&daemon->transfers, peer);
     calls_peer_up(&daemon->rpc, peer);
 }
@@ -85,6 +87,7 @@ static void on_peer_down(void *arg, struct peer *peer, bool was_up, const struct
         log_warn("node %s is lost: %s", peer->name, why->msg);
     event(&daemon->rpc.events, RDT__PB__LIST_KIND__LIST_KIND_PEERS, was_up ? "down" : "unreachable", peer);
     transfers_peer_down(&daemon->transfers, peer, &lost);
+    groups_peer_down(&daemon->groups, peer, &lost);
     calls_peer_down(&daemon->rpc, peer, &lost);
 }
 
@@ -93,6 +96,7 @@ static void on_peer_merged(void *arg, struct peer *from, struct peer *into)
     struct daemon *daemon = arg;
     struct rdt_error itself;
 
+    groups_peer_merged(&daemon->groups, from, into);
     if (into) {
         transfers_peer_merged(&daemon->transfers, from, into);
         calls_peer_merged(&daemon->rpc, from, into);
@@ -109,6 +113,8 @@ static enum rdt_status on_peer_frame(void *arg, struct peer *peer, const struct 
 
     if (frame->type == RDT_PEER_CALL || frame->type == RDT_PEER_CALL_REPLY)
         return calls_peer_frame(&daemon->rpc, peer, frame, err);
+    if (groups_frame_is_ours(frame->type))
+        return groups_peer_frame(&daemon->groups, peer, frame, err);
     return transfers_peer_frame(&daemon->transfers, peer, frame, err);
 }
 
@@ -117,6 +123,50 @@ static void on_peer_answer(void *arg, struct peer *peer)
     struct daemon *daemon = arg;
 
     transfers_peer_answer(&daemon->transfers, peer);
+}
+
+/* ---- what groups need of the rest ---- */
+
+static enum rdt_status send_for_group(void *arg, struct peer *peer, enum rdt_peer_message type, const ProtobufCMessage *message,
+                                      struct rdt_error *err)
+{
+    (void)arg;
+    return peer_send(peer, type, message, err);
+}
+
+static enum rdt_status find_for_group(void *arg, const uint8_t node[16], const char *address, struct peer **peer_p,
+                                      struct rdt_error *err)
+{
+    struct daemon *daemon = arg;
+
+    *peer_p = NULL;
+    if (node_is_here(&daemon->node, node, address))
+        return RDT_OK;
+    if (!daemon->peers)
+        return rdt_error_set(err, RDT_UNSUPPORTED, "it is on another node, and this daemon has no peer link: set listen and key_file");
+    return peers_find(daemon->peers, node, address, peer_p, err);
+}
+
+static bool believe_for_group(void *arg, const Rdt__Pb__Requester *requester, struct owner *owner_p, struct rdt_error *err)
+{
+    return transfers_believe(&((struct daemon *)arg)->transfers, requester, owner_p, err);
+}
+
+static bool has_client(void *arg, const struct owner *owner, const char *name)
+{
+    const struct daemon *daemon = arg;
+
+    list_for_each (node, &daemon->rpc.clients) {
+        const struct client *client = list_entry(node, struct client, link);
+        if (!client->gone && strcmp(client->name, name) == 0 && owner_equal(&client->account->owner, owner))
+            return true;
+    }
+    return false;
+}
+
+static void on_group(void *arg, struct group *group, enum group_change change)
+{
+    transfers_on_group(&((struct daemon *)arg)->transfers, group, change);
 }
 
 /* ---- the end ---- */
@@ -158,6 +208,13 @@ static void close_peers(void *arg)
         close_pool(daemon);
 }
 
+static void close_groups(void *arg)
+{
+    struct daemon *daemon = arg;
+
+    groups_close(&daemon->groups, close_peers, daemon);
+}
+
 static void close_transfers(void *arg)
 {
     struct daemon *daemon = arg;
@@ -165,7 +222,7 @@ static void close_transfers(void *arg)
     object_tellings_end(&daemon->objects);
     detached_end_all(&daemon->objects);
     names_clear(&daemon->names); /* what they hold goes while there are still threads that free memory */
-    transfers_close(&daemon->transfers, close_peers, daemon);
+    transfers_close(&daemon->transfers, close_groups, daemon);
 }
 
 static void close_clients(void *arg)
@@ -292,7 +349,8 @@ static void wire(struct daemon *daemon)
                                            .deadlines = &daemon->deadlines,
                                            .regions = &daemon->regions,
                                            .objects = &daemon->objects,
-                                           .names = &daemon->names};
+                                           .names = &daemon->names,
+                                           .groups = &daemon->groups};
     transfers_init(&daemon->transfers);
     daemon->regions.give_up = give_up_copies;
     daemon->regions.give_up_arg = daemon;
@@ -308,10 +366,23 @@ static void wire(struct daemon *daemon)
                                .names = &daemon->names,
                                .transfers = &daemon->transfers,
                                .loading = &daemon->loading,
+                               .groups = &daemon->groups,
                                .next_forward = 1,
                                .started_ns = uv_hrtime(),
                                .dispatch = rpc_dispatch};
     watches_init(&daemon->rpc);
+    daemon->groups = (struct groups){.events = &daemon->rpc.events,
+                                     .options = options,
+                                     .node = &daemon->node,
+                                     .plugins = daemon->plugins,
+                                     .deadlines = &daemon->deadlines,
+                                     .callbacks = {.arg = daemon,
+                                                   .send = send_for_group,
+                                                   .find = find_for_group,
+                                                   .believe = believe_for_group,
+                                                   .has_client = has_client,
+                                                   .on_change = on_group}};
+    groups_init(&daemon->groups);
     daemon->regions.events = daemon->objects.events = daemon->transfers.events = daemon->names.events = &daemon->rpc.events;
     daemon->accounts.events = &daemon->rpc.events;
     daemon->loading = (struct loading){.events = &daemon->rpc.events,

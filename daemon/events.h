@@ -14,7 +14,8 @@ struct events {
     void *arg;
 };
 
-/* `thing` is the struct of that table: object, region, client, peer, plugin_parts (with one part), transfer_record, name, account. events NULL: nobody ever watches. */
+/* `thing` is the struct of that table: object, region, client, peer, plugin_parts (with one part), transfer_record, name, account,
+ * group. events NULL: nobody ever watches. */
 static inline void event(const struct events *events, Rdt__Pb__ListKind kind, const char *what, const void *thing)
 {
     if (events && events->watched & 1u << kind)

@@ -2,9 +2,11 @@
 #include <assert.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <strings.h>
 
 #include "daemon/log.h"
 #include "daemon/question.h"
+#include "daemon/text.h"
 #include "daemon/transfer_impl.h"
 #include "wire_ref.h"
 
@@ -201,7 +203,7 @@ static enum rdt_status check_wishes(struct transfers *transfers, const Rdt__Pb__
 {
     char names[256];
 
-    if (strlen(message->transport) > 64 || strlen(message->least_path) > 64)
+    if (strlen(message->transport) > 64 || strlen(message->least_path) > 64 || strlen(message->group) > 64)
         return rdt_error_set(err, RDT_INVALID, "a path's name has at most 64 characters");
     if ((unsigned)message->mode > RDT__PB__FETCH_MODE__FETCH_MODE_COW)
         return rdt_error_set(err, RDT_INVALID, "unknown fetch mode %d", (int)message->mode);
@@ -218,6 +220,28 @@ static enum rdt_status check_wishes(struct transfers *transfers, const Rdt__Pb__
     return RDT_OK;
 }
 
+/* A group is a wish for its transport too. */
+static enum rdt_status check_group(const struct transfers *transfers, const struct client *client, const Rdt__Pb__Fetch *message,
+                                   const struct group **group_p, struct rdt_error *err)
+{
+    const struct group *group = NULL;
+
+    *group_p = NULL;
+    if (message->group[0] == '\0')
+        return RDT_OK;
+    group = group_find(transfers->groups, &client->account->owner, message->group);
+    if (!group)
+        return rdt_error_set(err, RDT_NOT_FOUND, "this node has no member in a group \"%s\" of uid %u", message->group,
+                             client->account->owner.uid);
+    if (!group_has(group, transfers->node->uuid, client->name, NULL))
+        return rdt_error_set(err, RDT_DENIED, "client \"%s\" is no member of group \"%s\"", client->name, message->group);
+    if (message->transport[0] != '\0' && strcasecmp(message->transport, group->transport->name) != 0)
+        return rdt_error_set(err, RDT_INVALID, "group \"%s\" is one of %s, not of %s", message->group, group->transport->name,
+                             message->transport);
+    *group_p = group;
+    return RDT_OK;
+}
+
 static bool is_here(const struct transfers *transfers, const struct rdt_ref *ref)
 {
     static const uint8_t nowhere[16];
@@ -229,7 +253,7 @@ static bool is_here(const struct transfers *transfers, const struct rdt_ref *ref
 static bool may_keep(const Rdt__Pb__Fetch *message, const Rdt__Pb__FetchItem *item)
 {
     return (message->mode == RDT__PB__FETCH_MODE__FETCH_MODE_AUTO || message->mode == RDT__PB__FETCH_MODE__FETCH_MODE_COW) &&
-           !message->meta_only && message->transport[0] == '\0' && message->least_path[0] == '\0' && !item->targets &&
+           !message->meta_only && message->transport[0] == '\0' && message->group[0] == '\0' && message->least_path[0] == '\0' && !item->targets &&
            !item->slice;
 }
 
@@ -248,6 +272,7 @@ enum rdt_status fetch_start(struct transfers *transfers, struct client *client, 
                             const Rdt__Pb__FetchItem *item, struct transfer *twin, struct transfer **transfer_p,
                             struct rdt_error *err)
 {
+    const struct group *group;
     struct transfer *transfer;
     struct rdt_ref ref;
     enum rdt_status status;
@@ -260,6 +285,8 @@ enum rdt_status fetch_start(struct transfers *transfers, struct client *client, 
     status = wire_ref_to(item->ref, &ref, err);
     if (status == RDT_OK)
         status = check_wishes(transfers, message, err);
+    if (status == RDT_OK)
+        status = check_group(transfers, client, message, &group, err);
     if (status != RDT_OK)
         return status;
     if (!twin && !is_here(transfers, &ref)) {
@@ -280,6 +307,10 @@ enum rdt_status fetch_start(struct transfers *transfers, struct client *client, 
     transfer->keeps = may_keep(message, item);
     memcpy(transfer->wish_transport, message->transport, strlen(message->transport) + 1);
     memcpy(transfer->wish_least, message->least_path, strlen(message->least_path) + 1);
+    if (group) {
+        text_copy(transfer->wish_transport, sizeof transfer->wish_transport, group->transport->name);
+        text_copy(transfer->wish_group, sizeof transfer->wish_group, group->name);
+    }
     if (item->slice && !(transfer->slice = slice_dup(item->slice)))
         status = rdt_error_set(err, RDT_NO_MEMORY, "no memory for the slice");
     if (status == RDT_OK && item->targets)

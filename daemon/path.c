@@ -105,6 +105,8 @@ static void remote(const struct path_query *query, struct path_decision *decisio
         if (query->preferred[0] && strcasecmp(query->preferred, offer->name) == 0)
             candidate->speed =
                 speed + 200 < SPEED_INLINE ? speed + 200 : SPEED_INLINE - 1; /* before speed, never before the reader's wish */
+        if (offer->group_why_not)
+            reject(candidate, "%s", offer->group_why_not);
         if (offer->here_why_not)
             reject(candidate, "not available on this node: %s", offer->here_why_not);
         if (offer->there_why_not)
@@ -116,6 +118,8 @@ static void remote(const struct path_query *query, struct path_decision *decisio
             reject(candidate, "it does not read %s memory", query->source_memory);
         if (!offer->moves_target)
             reject(candidate, "it does not write %s memory", query->target_memory);
+        if (!offer->connected && offer->group)
+            reject(candidate, "group %s is being rebuilt", offer->group);
         if (!offer->connected)
             reject(candidate, "its connection to the other node is being rebuilt");
         if (!offer->two_sided && !offer->one_sided)
@@ -124,6 +128,8 @@ static void remote(const struct path_query *query, struct path_decision *decisio
             candidate->one_sided = true;
         else if (!offer->two_sided)
             reject(candidate, "it only reads contiguous memory, and the tensors at the owner have holes");
+        if (candidate->possible && offer->group)
+            (void)snprintf(candidate->reason, sizeof candidate->reason, "in group %s, ", offer->group);
     }
     if (query->mode == RDT__PB__FETCH_MODE__FETCH_MODE_SHARE)
         for (unsigned i = 0; i < decision->n; i++)
@@ -194,8 +200,10 @@ enum rdt_status path_choose(const struct path_query *query, struct path_decision
                              query->least);
     if (decision->n > 0 && decision->candidates[0].possible) {
         struct path_candidate *chosen = &decision->candidates[0];
+        char in_group[sizeof chosen->reason];
         decision->chosen = 0;
-        (void)snprintf(chosen->reason, sizeof chosen->reason, "%s%s", query->from_copy ? "a copy is on this node: " : "",
+        text_copy(in_group, sizeof in_group, chosen->reason);
+        (void)snprintf(chosen->reason, sizeof chosen->reason, "%.100s%s%s", in_group, query->from_copy ? "a copy is on this node: " : "",
                        chosen->kind == PATH_TRANSPORT && query->preferred[0] && strcasecmp(query->preferred, chosen->name) == 0
                            ? "the producer prefers it"
                            : "the fastest that fits");

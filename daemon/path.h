@@ -40,6 +40,8 @@ struct path_offer {
     bool one_sided, two_sided;                /* what the connection can do */
     bool connected;                           /* false: the connection is being (re)built */
     char refusal[160];                        /* neither one- nor two-sided: what the connection says of itself; "": nothing */
+    const char *group;                        /* by this group; NULL: by a connection */
+    const char *group_why_not;                /* NULL: it is there */
 };
 
 struct path_query {

@@ -40,6 +40,10 @@ void peer_transport_isolate(struct peer_transport *pt, const char *why)
 {
     if (pt->sm.state != PT_CONNECTED && pt->sm.state != PT_OFFERED)
         return;
+    if (pt->group) {
+        group_break(pt->group, why);
+        return;
+    }
     log_warn("%s to node %s: connection taken down and rebuilt: %s", pt->transport->name, pt->work->peer->name, why);
     pt->failures++;
     close_connection(pt);
@@ -207,7 +211,8 @@ static struct peer_transport *peer_transport_get(struct peer_work *work, struct 
 void peer_transports_up(struct peer_work *work)
 {
     list_for_each (node, plugins_transports(work->transfers->plugins)) {
-        struct peer_transport *pt = peer_transport_get(work, list_entry(node, struct transport, link));
+        struct transport *transport = list_entry(node, struct transport, link);
+        struct peer_transport *pt = transport_is_grouped(transport) ? NULL : peer_transport_get(work, transport);
         if (!pt)
             continue;
         pt->failures = 0;
@@ -346,7 +351,8 @@ void transfers_transport_loaded(struct transfers *transfers, struct transport *t
 {
     list_for_each (node, &transfers->works) {
         struct peer_work *work = list_entry(node, struct peer_work, link);
-        struct peer_transport *pt = work->peer->state == PEER_UP ? peer_transport_get(work, transport) : NULL;
+        struct peer_transport *pt =
+            work->peer->state == PEER_UP && !transport_is_grouped(transport) ? peer_transport_get(work, transport) : NULL;
         if (pt && pt->sm.state == PT_NONE)
             peer_transport_open(pt);
     }
@@ -380,6 +386,8 @@ enum rdt_status transfers_transport_idle(const struct transfers *transfers, cons
         return rdt_error_set(err, RDT_BUSY, "transport %s is in use: a transfer to node %s moves by it", transport->name,
                              work->peer->name);
     }
+    if (transfers->groups && transfer_groups_use(transfers, transport, err))
+        return RDT_BUSY;
     if (transport->ops_active > 0)
         return rdt_error_set(err, RDT_BUSY, "transport %s is in use: %llu of its operations have not ended", transport->name,
                              (unsigned long long)transport->ops_active);
@@ -418,7 +426,7 @@ bool transfers_transport_gone(const struct transfers *transfers, const struct tr
         if (pt && (pt->sm.state != PT_NONE || has_users(pt)))
             return false;
     }
-    return transport->ops_active == 0;
+    return transport->ops_active == 0 && !(transfers->groups && transfer_groups_use(transfers, transport, NULL));
 }
 
 void transfers_transport_forget(struct transfers *transfers, const struct transport *transport)

@@ -97,6 +97,20 @@ struct plugin_conn {
     enum rdt_status status;
 };
 
+/* One rank of a group. All three callbacks are needed; they may destroy what they are given where its state allows it. */
+struct plugin_group {
+    struct transport *transport;
+    void *handle;                                                                       /* the plug-in's; NULL before create */
+    void (*on_ready)(struct plugin_group *);                                            /* loop thread, not after close */
+    void (*on_failed)(struct plugin_group *, enum rdt_status, const char *msg); /* likewise, at most once */
+    void (*on_closed)(struct plugin_group *);                                           /* loop thread, once after close */
+    /* plugin.c's */
+    struct plugin_event ready, failed, closed;
+    bool has_failed, closing;
+    char msg[192];
+    enum rdt_status status;
+};
+
 /* Loads every rdt_*.so of options->backend_dir (sorted; a directory that is not there holds none), then each of options->backends.
  * An error names file and fault: INVALID (no backend, a required operation is missing), UNSUPPORTED (another ABI version), EXISTS (a
  * name that is taken; names are case-insensitive), DENIED (others than root and the daemon's user may write it), NOT_FOUND, SYSTEM. A
@@ -161,6 +175,19 @@ void plugin_conn_describe(const struct plugin_conn *conn, char *text_p, size_t s
 
 /* The ordered queue that operations in such memory stand in; NULL: none. */
 const char *plugin_conn_queue(const struct plugin_conn *conn, const char *memory_kind, const char *device);
+
+/* It moves bytes within groups only. */
+bool transport_is_grouped(const struct transport *transport);
+
+/* Groups: fill the callbacks, then create. After close (a second one does nothing) comes on_closed; then destroy. One that was never
+ * offered nor connected may be destroyed at once. plugin_group_conn: the conn of another rank for the operations below, by a struct that
+ * the caller owns and that is nobody's to disconnect. */
+enum rdt_status plugin_group_create(struct plugin_group *group, struct transport *transport, const struct rdt_group_desc *desc,
+                                    struct rdt_error *err);
+void plugin_group_conn(struct plugin_group *group, uint32_t rank, struct plugin_conn *conn_p);
+void plugin_group_close(struct plugin_group *group);
+void plugin_group_destroy(struct plugin_group *group); /* pending events of it are dropped */
+enum rdt_status plugin_group_broadcast(struct plugin_group *group, uint32_t root, struct plugin_op *op, struct rdt_error *err);
 
 /* Operations: fill op.op (priv is zeroed here) and on_done, then post. On error on_done never runs; UNSUPPORTED: the transport has no
  * such operation. */

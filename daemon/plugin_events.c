@@ -15,8 +15,7 @@
 
 /* ---- reports of foreign threads ---- */
 
-/* Under the mutex. */
-static void queue_event(struct plugin_events *events, struct plugin_event *event)
+void plugin_events_add(struct plugin_events *events, struct plugin_event *event)
 {
     bool wake = list_empty(&events->queue);
     list_append(&events->queue, &event->link);
@@ -28,7 +27,7 @@ void plugin_events_queue(struct plugin_events *events, struct plugin_event *even
 {
     list_init(&event->link);
     pthread_mutex_lock(&events->mutex);
-    queue_event(events, event);
+    plugin_events_add(events, event);
     pthread_mutex_unlock(&events->mutex);
 }
 
@@ -72,7 +71,7 @@ static void host_op_done(struct rdt_op *rdt_op, enum rdt_status status, const ch
     if (!again) {
         op->status = status;
         op->msg = copy;
-        queue_event(events, &op->done);
+        plugin_events_add(events, &op->done);
     }
     pthread_mutex_unlock(&events->mutex);
     if (again) {
@@ -97,7 +96,7 @@ static void host_conn_failed(void *conn_ctx, enum rdt_status status, const char 
         conn->has_failed = true;
         conn->status = status;
         snprintf(conn->msg, sizeof(conn->msg), "%s", msg != NULL && msg[0] != 0 ? msg : rdt_status_sentence(status));
-        queue_event(events, &conn->failed);
+        plugin_events_add(events, &conn->failed);
     }
     pthread_mutex_unlock(&events->mutex);
 }
@@ -117,7 +116,7 @@ static void host_conn_closed(void *conn_ctx)
     struct plugin_events *events = conn->transport->events;
     pthread_mutex_lock(&events->mutex);
     if (list_empty(&conn->closed.link))
-        queue_event(events, &conn->closed);
+        plugin_events_add(events, &conn->closed);
     pthread_mutex_unlock(&events->mutex);
 }
 
@@ -152,6 +151,7 @@ void plugin_events_host(struct rdt_host *host)
     host->op_done = host_op_done;
     host->conn_failed = host_conn_failed;
     host->conn_closed = host_conn_closed;
+    plugin_group_host(host);
 }
 
 /* ---- connections ---- */
@@ -221,15 +221,9 @@ const char *plugin_conn_queue(const struct plugin_conn *conn, const char *memory
 
 /* ---- operations ---- */
 
-typedef enum rdt_status (*post_fn)(void *conn, struct rdt_op *op, struct rdt_error *err);
-
-static enum rdt_status post(struct plugin_conn *conn, struct plugin_op *op, post_fn post_op, const char *what,
-                            struct rdt_error *err)
+void plugin_op_begin(struct plugin_op *op, struct transport *transport)
 {
-    struct transport *transport = conn->transport;
     assert(op->on_done != NULL);
-    if (post_op == NULL)
-        return rdt_error_set(err, RDT_UNSUPPORTED, "%s cannot %s", transport->name, what);
     op->transport = transport;
     op->done.deliver = deliver_done;
     list_init(&op->done.link);
@@ -237,9 +231,25 @@ static enum rdt_status post(struct plugin_conn *conn, struct plugin_op *op, post
     op->msg = NULL;
     memset(op->op.priv, 0, sizeof(op->op.priv));
     transport->ops_active++;
+}
+
+void plugin_op_refused(struct plugin_op *op)
+{
+    op->transport->ops_active--;
+}
+
+typedef enum rdt_status (*post_fn)(void *conn, struct rdt_op *op, struct rdt_error *err);
+
+static enum rdt_status post(struct plugin_conn *conn, struct plugin_op *op, post_fn post_op, const char *what,
+                            struct rdt_error *err)
+{
+    struct transport *transport = conn->transport;
+    if (post_op == NULL)
+        return rdt_error_set(err, RDT_UNSUPPORTED, "%s cannot %s", transport->name, what);
+    plugin_op_begin(op, transport);
     enum rdt_status status = post_op(conn->handle, &op->op, err);
     if (status != RDT_OK)
-        transport->ops_active--;
+        plugin_op_refused(op);
     return status;
 }
 

@@ -26,7 +26,19 @@ void plugin_events_queue(struct plugin_events *events, struct plugin_event *even
 /* No thread reports any more. on_closed comes from the loop and may free the struct. */
 void plugin_events_close(struct plugin_events *events, void (*on_closed)(struct plugin_events *));
 
-/* Fills op_done, conn_failed and conn_closed. */
+/* Fills op_done, conn_failed, conn_closed, and (plugin_group.c) what groups report. */
 void plugin_events_host(struct rdt_host *host);
+void plugin_group_host(struct rdt_host *host);
+
+struct plugin_event;
+struct plugin_op;
+struct transport;
+
+/* Under the mutex. */
+void plugin_events_add(struct plugin_events *events, struct plugin_event *event);
+
+/* Before the plug-in is asked to post it, and again if it refuses. */
+void plugin_op_begin(struct plugin_op *op, struct transport *transport);
+void plugin_op_refused(struct plugin_op *op);
 
 #endif

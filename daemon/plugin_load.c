@@ -64,17 +64,23 @@ static enum rdt_status take_transport(struct plugin *plugin, struct rdt_error *e
 {
     struct rdt_transport_ops *ops = &plugin->transport;
     copy_table(ops, sizeof(*ops), plugin->backend.transport, plugin->backend.transport->struct_size);
+    bool grouped = ops->group_create != NULL, alone = ops->connection_create != NULL || !grouped;
     bool one = ops->pack_key != NULL || ops->post_read != NULL, two = ops->post_send != NULL || ops->post_recv != NULL;
     const struct required rows[] = {
         {"memory_kinds", ops->memory_kinds != NULL && ops->memory_kinds[0] != NULL},
         {"open", ops->open != NULL},
         {"close", ops->close != NULL},
-        {"connection_create", ops->connection_create != NULL},
-        {"connection_destroy", ops->connection_destroy != NULL},
-        {"offer", ops->offer != NULL},
-        {"connect", ops->connect != NULL},
+        {"connection_create", ops->connection_create != NULL || !alone},
+        {"connection_destroy", ops->connection_destroy != NULL || !alone},
+        {"offer", ops->offer != NULL || !alone},
+        {"connect", ops->connect != NULL || !alone},
         {"sides", ops->sides != NULL},
-        {"disconnect", ops->disconnect != NULL},
+        {"disconnect", ops->disconnect != NULL || !alone},
+        {"group_offer", ops->group_offer != NULL || !grouped},
+        {"group_connect", ops->group_connect != NULL || !grouped},
+        {"group_conn", ops->group_conn != NULL || !grouped},
+        {"group_close", ops->group_close != NULL || !grouped},
+        {"group_destroy", ops->group_destroy != NULL || !grouped},
         {"a way to move bytes (post_send and post_recv, or pack_key and post_read)", one || two},
         /* Half of a pair is a forgotten operation, not a choice. */
         {"post_send", ops->post_send != NULL || !two},

@@ -37,7 +37,7 @@ bool question_fits(const Rdt__Pb__Fetch *message, const Rdt__Pb__FetchItem *item
 
     return (ref->generation != 0 || ref->is_name) && memcmp(ref->node, nobody, sizeof nobody) != 0 &&
            message->mode == RDT__PB__FETCH_MODE__FETCH_MODE_AUTO && !message->meta_only && message->transport[0] == '\0' &&
-           message->least_path[0] == '\0' && !item->targets && !item->slice;
+           message->group[0] == '\0' && message->least_path[0] == '\0' && !item->targets && !item->slice;
 }
 
 static bool same_id(const struct rdt_ref *a, const struct rdt_ref *b)

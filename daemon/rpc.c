@@ -36,6 +36,8 @@ static const struct {
     {RDT_MSG_WATCH, "WATCH", &rdt__pb__watch__descriptor, rpc_watch},
     {RDT_MSG_BACKEND_LOAD, "BACKEND_LOAD", &rdt__pb__backend_load__descriptor, rpc_backend_load},
     {RDT_MSG_BACKEND_UNLOAD, "BACKEND_UNLOAD", &rdt__pb__backend_unload__descriptor, rpc_backend_unload},
+    {RDT_MSG_GROUP_CREATE, "GROUP_CREATE", &rdt__pb__group_create__descriptor, rpc_group_create},
+    {RDT_MSG_GROUP_DESTROY, "GROUP_DESTROY", &rdt__pb__group_destroy__descriptor, rpc_group_destroy},
 };
 
 bool rpc_handles(enum rdt_message type)

@@ -26,6 +26,7 @@ struct rpc { /* what handlers work on */
     struct names *names;
     struct transfers *transfers;
     struct loading *loading;
+    struct groups *groups;
     struct peers *peers;  /* NULL: no peer link */
     struct events events; /* the tables refer to it */
     struct list watches;  /* struct watch, private to rpc_watch.c */
@@ -139,5 +140,7 @@ RPC_HANDLER(unpublish);
 RPC_HANDLER(watch);
 RPC_HANDLER(backend_load);
 RPC_HANDLER(backend_unload);
+RPC_HANDLER(group_create);
+RPC_HANDLER(group_destroy);
 
 #endif

@@ -181,6 +181,26 @@ static void list_names(struct call *call, const Rdt__Pb__List *list, struct page
     page->reply.n_names = page->n;
 }
 
+/* ---- groups ---- */
+
+static void list_groups(struct call *call, const Rdt__Pb__List *list, struct page *page)
+{
+    list_for_each (node, &call->rpc->groups->all) /* in order of number: they are appended */
+    {
+        const struct group *group = list_entry(node, struct group, link);
+        if (group->number <= list->after || !is_for(call, list->kind, group) ||
+            strncmp(group->name, list->id_prefix, strlen(list->id_prefix)) != 0)
+            continue;
+        if (page_full(page)) {
+            page->reply.next = group->number - 1;
+            break;
+        }
+        page_add(page, row_group(&page->arena, group));
+    }
+    page->reply.groups = (Rdt__Pb__GroupInfo **)page->rows;
+    page->reply.n_groups = page->n;
+}
+
 /* ---- peers ---- */
 
 static void list_peers(struct call *call, const Rdt__Pb__List *list, struct page *page)
@@ -319,6 +339,9 @@ enum rdt_status rpc_list(struct call *call, const void *request, struct rdt_erro
         break;
     case RDT__PB__LIST_KIND__LIST_KIND_NAMES:
         list_names(call, list, &page);
+        break;
+    case RDT__PB__LIST_KIND__LIST_KIND_GROUPS:
+        list_groups(call, list, &page);
         break;
     case RDT__PB__LIST_KIND__LIST_KIND_OWNERS:
         list_owners(call, list, &page);

@@ -229,6 +229,52 @@ Rdt__Pb__TransferInfo *row_transfer(struct arena *arena, const struct transfer_r
     return info;
 }
 
+static uint32_t transfers_in_group(const struct group *group)
+{
+    uint32_t n = 0;
+
+    list_for_each (node, &group->vias)
+        n += transfers_by_side(node);
+    return n;
+}
+
+Rdt__Pb__GroupInfo *row_group(struct arena *arena, const struct group *group)
+{
+    Rdt__Pb__GroupInfo *info = arena_alloc(arena, sizeof *info);
+    Rdt__Pb__GroupMember *members = arena_alloc(arena, (group->n_members + 1u) * sizeof *members);
+    Rdt__Pb__GroupMember **list = arena_alloc(arena, (group->n_members + 1u) * sizeof(Rdt__Pb__GroupMember *));
+    char *coordinator = arena_alloc(arena, 33);
+
+    if (!info || !members || !list || !coordinator)
+        return NULL;
+    rdt__pb__group_info__init(info);
+    node_hex(group->coordinator ? group->coordinator->uuid : group->groups->node->uuid, coordinator);
+    info->name = (char *)group->name;
+    info->tenant = (char *)group->owner.tenant;
+    info->uid = group->owner.uid;
+    info->transport = (char *)group->transport->name;
+    info->state = (char *)group_state_name(group);
+    info->epoch = group->epoch;
+    info->why = (char *)group->why;
+    info->since_ns = (int64_t)(uv_hrtime() - group->since_ns);
+    info->coordinator = coordinator;
+    info->ranks = group->n_ranks;
+    info->transfers = transfers_in_group(group);
+    for (uint32_t i = 0; i < group->n_members; i++) {
+        const struct group_member *from = &group->members[i];
+        rdt__pb__group_member__init(&members[i]);
+        members[i].client = (char *)from->client;
+        members[i].device = (char *)from->device;
+        members[i].node = (ProtobufCBinaryData){16, (uint8_t *)from->node};
+        members[i].address = (char *)from->address;
+        members[i].rank = from->rank;
+        list[i] = &members[i];
+    }
+    info->n_members = group->n_members;
+    info->members = list;
+    return info;
+}
+
 bool row_is_for(Rdt__Pb__ListKind kind, const void *thing, const struct owner *who, bool admin)
 {
     const struct object *object = thing;
@@ -249,6 +295,8 @@ bool row_is_for(Rdt__Pb__ListKind kind, const void *thing, const struct owner *w
         return name_visible_to(name, who);
     case RDT__PB__LIST_KIND__LIST_KIND_OWNERS:
         return owner_equal(&((const struct account *)thing)->owner, who);
+    case RDT__PB__LIST_KIND__LIST_KIND_GROUPS:
+        return owner_equal(&((const struct group *)thing)->owner, who);
     case RDT__PB__LIST_KIND__LIST_KIND_PEERS:
     case RDT__PB__LIST_KIND__LIST_KIND_BACKENDS:
         return true;

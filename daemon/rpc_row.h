@@ -15,6 +15,7 @@ Rdt__Pb__PeerInfo *row_peer(struct arena *arena, const struct peer *peer);
 Rdt__Pb__BackendInfo *row_memory(struct arena *arena, const struct memory_kind *kind);
 Rdt__Pb__BackendInfo *row_transport(struct arena *arena, const struct transport *transport);
 Rdt__Pb__BackendInfo *row_part(struct arena *arena, const struct plugin_parts *part); /* that has one of both */
+Rdt__Pb__GroupInfo *row_group(struct arena *arena, const struct group *group);
 Rdt__Pb__TransferInfo *row_transfer(struct arena *arena, const struct transfer_record *record);
 
 /* Who may see the row of this thing: its owner, an admin, and of some kinds everybody whom it is visible to. */

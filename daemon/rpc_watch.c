@@ -74,6 +74,8 @@ static bool make_row(const struct rpc *rpc, struct arena *arena, Rdt__Pb__ListKi
         return (message->backend = row_part(arena, thing)) != NULL;
     case RDT__PB__LIST_KIND__LIST_KIND_OWNERS:
         return (message->owner = row_owner(arena, thing)) != NULL;
+    case RDT__PB__LIST_KIND__LIST_KIND_GROUPS:
+        return (message->group = row_group(arena, thing)) != NULL;
     default:
         return false;
     }

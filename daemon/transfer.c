@@ -53,6 +53,7 @@ void transfers_fini(struct transfers *transfers)
         struct peer_work *work = list_entry(node, struct peer_work, link);
         list_for_each_safe (pt_node, &work->transports)
             free(list_entry(pt_node, struct peer_transport, link));
+        transfer_groups_free(work);
         map_fini(&work->outgoing);
         free(work);
     }

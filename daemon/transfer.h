@@ -30,6 +30,7 @@
 #include "daemon/chunk.h"
 #include "daemon/client.h"
 #include "daemon/deadline.h"
+#include "daemon/group.h"
 #include "daemon/keeper.h"
 #include "daemon/names.h"
 #include "daemon/object_table.h"
@@ -91,6 +92,7 @@ struct transfers {
     struct object_table *objects;
     struct names *names;
     struct peers *peers; /* NULL without a peer link */
+    struct groups *groups;
     uint64_t next_id;
     struct map by_id;     /* struct transfer: ours, not ended */
     struct map questions; /* struct question: asked for just now */
@@ -143,7 +145,7 @@ struct transfer {
     struct rdt_ref ref;
     Rdt__Pb__Slice *slice; /* NULL: whole; own copy */
     Rdt__Pb__FetchMode mode;
-    char wish_transport[65], wish_least[65];
+    char wish_transport[65], wish_least[65], wish_group[65];
     bool meta_only;
     struct target *target; /* NULL: the daemon finds memory */
     struct deadline stall; /* no progress; while ABORT: the grace time */
@@ -200,6 +202,7 @@ struct transfer {
     bool rewind;                    /* an early start came to nothing: when its receives have ended, begin anew */
     bool contiguous;                /* at the owner, from the answer */
     char preferred[65], memory[65]; /* likewise */
+    char producer[65];              /* likewise: a client's name; "": it is gone */
     uint8_t *metadata;
     size_t metadata_bytes;
     uint8_t *inline_data;
@@ -277,6 +280,9 @@ void transfers_transport_forget(struct transfers *transfers, const struct transp
 bool transfers_believe(const struct transfers *transfers, const Rdt__Pb__Requester *requester, struct owner *owner_p,
                        struct rdt_error *err);
 
+/* For groups_callbacks. */
+void transfers_on_group(struct transfers *transfers, struct group *group, enum group_change change);
+
 /* Fails what is under way and takes down every transport connection; on_closed from the loop when none is left. The peers must live
  * until then. */
 void transfers_close(struct transfers *transfers, void (*on_closed)(void *arg), void *arg);
@@ -300,6 +306,7 @@ struct peer_summary {
     unsigned n_unusable;
 };
 void transfers_peer_summary(const struct peer *peer, struct peer_summary *summary_p);
+unsigned transfers_by_side(const struct list *via); /* of group->vias: how many use it */
 void transfer_record_to_wire(const struct transfer_record *record, Rdt__Pb__TransferInfo *info_p,
                              char ref_text[RDT_REF_TEXT_BYTES], char waits[RECORD_WAITS_BYTES]);
 

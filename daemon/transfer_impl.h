@@ -15,6 +15,7 @@ struct peer_work {
     struct map outgoing;    /* the reader's number -> struct outgoing */
     struct list keeps;      /* struct keeper.by_node: copies of our objects there */
     struct list transports; /* struct peer_transport.link */
+    struct list in_groups;  /* struct peer_transport.link: its sides of groups */
     unsigned n_in, n_out;   /* active */
     uint64_t bytes_in, bytes_out;
     uint64_t asked;  /* number of the latest peer_ask */
@@ -41,8 +42,11 @@ struct peer_work *peer_work_get(struct transfers *transfers, struct peer *peer);
 enum peer_transport_state { PT_NONE, PT_OFFERED, PT_CONNECTED, PT_CLOSING };
 
 struct peer_transport {
-    struct list link;
+    struct list link; /* in work->transports, or ->in_groups */
     struct peer_work *work;
+    struct group *group;   /* it is that node's side of this group, whose epoch is its own; NULL: a connection, or the group is gone */
+    struct list by_group;  /* in group->vias */
+    char broken[192];      /* why the group was taken down last */
     struct transport *transport;
     struct sm sm;
     struct plugin_conn conn;
@@ -84,6 +88,31 @@ void peer_transport_why_not(const struct peer_transport *pt, char *text_p, size_
 /* What it could do, for path_choose. */
 void peer_transport_offer_to_path(const struct peer_transport *pt, const char *source_memory, const char *target_memory,
                                   struct path_offer *offer_p);
+
+/* ---- groups (transfer_group.c) ---- */
+
+/* The node's side of the group. NULL: no memory. */
+struct peer_transport *transfer_group_via(struct peer_work *work, struct group *group);
+
+/* What this group transport could do for the transfer, for path_choose: by the first group, of those it wants, that its reader and the
+ * object's producer share. The texts lie in why_p. */
+void transfer_group_offer(const struct transfer *transfer, struct transport *transport, struct path_offer *offer_p,
+                          char why_p[192]);
+struct group *transfer_group_of(const struct transfer *transfer, const struct transport *transport, char why_p[192]);
+
+/* It is no group's, or all nodes of the group are ready. */
+bool transfer_group_is_open(const struct peer_transport *pt);
+
+/* Reader and producer are members of one group of the transport that the transfer asked for, on this node. */
+bool transfer_group_is_local(const struct transfer *transfer, const struct object *object);
+
+/* The reader's node may be sent chunks in this group, by the side *pt_p. */
+enum rdt_status transfer_group_start(struct outgoing *out, const Rdt__Pb__PullStart *start, struct peer_transport **pt_p,
+                                     struct rdt_error *err);
+void transfer_groups_free(struct peer_work *work);
+
+/* There is a group of this transport, or what moved in one has not ended yet: BUSY, naming it. Else nothing is left of any. */
+bool transfer_groups_use(const struct transfers *transfers, const struct transport *transport, struct rdt_error *err);
 
 /* ---- chunks ---- */
 
@@ -236,6 +265,7 @@ void transfer_in_watch(struct transfer *transfer); /* from now on bytes are expe
 void transfer_in_on_stall(struct deadline *deadline);
 void transfer_in_cancel_ops(struct transfer *transfer);
 void transfer_in_judge(struct transfer *transfer); /* the node is there: the failure that was noted stands */
+void transfer_in_via_broken(struct peer_transport *pt, const char *why); /* its operations are about to end, for this reason */
 void transfer_in_via_closed(struct peer_transport *pt);
 void transfer_in_wait(struct transfer *transfer); /* RESERVE: for a connection that is being rebuilt */
 void transfer_in_connected(struct transfer *transfer, const struct peer_transport *pt); /* it stands: whoever waits goes on */

@@ -224,6 +224,7 @@ enum rdt_status transfer_in_read_meta(struct transfer *transfer, const Rdt__Pb__
     transfer->contiguous = meta->contiguous;
     text_copy(transfer->preferred, sizeof transfer->preferred, meta->transport);
     text_copy(transfer->memory, sizeof transfer->memory, meta->memory);
+    text_copy(transfer->producer, sizeof transfer->producer, meta->producer);
     transfer->have_meta = true;
     return RDT_OK;
 }
@@ -233,6 +234,7 @@ static enum rdt_status choose_of(struct transfer *transfer, bool has_inline, str
                                  struct rdt_error *err)
 {
     struct path_offer offers[PATH_MAX_CANDIDATES];
+    char why[PATH_MAX_CANDIDATES][192];
     bool nothing = transfer->have_meta && transfer->stream_bytes == 0; /* then no transport need move it */
     struct path_query query = {.has_inline = has_inline,
                                .source_memory = transfer->memory,
@@ -251,6 +253,15 @@ static enum rdt_status choose_of(struct transfer *transfer, bool has_inline, str
             break;
         peer_transport_offer_to_path(pt, transfer->memory, "host", &offers[query.n_offers]);
         offers[query.n_offers++].connected |= soon_p && peer_transport_is_coming(pt);
+    }
+    list_for_each (transport_node, plugins_transports(transfer->transfers->plugins)) {
+        struct transport *transport = list_entry(transport_node, struct transport, link);
+        struct path_offer *offer = &offers[query.n_offers];
+        if (query.n_offers == PATH_MAX_CANDIDATES || !transport_is_grouped(transport) || !transfer->have_meta)
+            continue; /* before the answer it is not known whose object it is */
+        transfer_group_offer(transfer, transport, offer, why[query.n_offers++]);
+        if (soon_p && !offer->connected && !offer->group_why_not && !offer->here_why_not)
+            offer->connected = offer->two_sided = true;
     }
     return soon_p ? path_choose(&query, soon_p, err) : record_decide(&transfer->record, &query, err);
 }
@@ -280,6 +291,8 @@ static void take_path(struct transfer *transfer)
     transfer->one_sided = chosen->one_sided;
     if (!transfer->is_inline) {
         transfer->via = peer_transport_find(transfer->peer, chosen->name);
+        if (!transfer->via) /* chosen a moment ago, and its side has been made */
+            transfer->via = transfer_group_via(transfer->peer, transfer_group_of(transfer, plugins_transport(transfer->transfers->plugins, chosen->name), NULL));
         list_append(&transfer->via->users_in, &transfer->by_via);
     }
 }

@@ -285,6 +285,8 @@ void transfer_local_serve(struct transfer *transfer, struct object *object)
         transfer_end(transfer);
         return;
     }
+    if (transfer_group_is_local(transfer, object))
+        query.transport = ""; /* nothing needs to be moved between nodes */
     if (!object_may_show(object, &transfer->account->owner, &why_not))
         query.show_why_not = why_not;
     if (!object->snapshot)

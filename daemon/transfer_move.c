@@ -124,6 +124,8 @@ void transfer_in_ask_start(struct transfer *transfer)
     start.chunk_bytes = transfer->transfers->options->chunk_bytes;
     start.epoch = transfer->via->epoch;
     start.one_sided = transfer->one_sided;
+    if (transfer->via->group)
+        start.group = (ProtobufCBinaryData){sizeof transfer->via->group->token, transfer->via->group->token};
     start.first_chunk = transfer->one_sided ? 0 : transfer->first_chunk;
     start.turns = transfer->record.order != NULL;
     if (work_send(transfer->peer, RDT_PEER_PULL_START, &start.base, &err) != RDT_OK)
@@ -208,7 +210,7 @@ void transfer_in_move(struct transfer *transfer)
     struct rdt_error err = {0};
     enum rdt_status status;
 
-    if (transfer->via->sm.state != PT_CONNECTED) {
+    if (transfer->via->sm.state != PT_CONNECTED || !transfer_group_is_open(transfer->via)) {
         transfer_in_wait(transfer);
         return;
     }
@@ -409,6 +411,15 @@ void transfer_in_cancel_ops(struct transfer *transfer)
     for (uint32_t i = 0; i < transfer->plan->n; i++)
         if (transfer->ops[i])
             plugin_op_cancel(&transfer->via->conn, &transfer->ops[i]->base);
+}
+
+void transfer_in_via_broken(struct peer_transport *pt, const char *why)
+{
+    list_for_each_safe (node, &pt->users_in) {
+        struct transfer *transfer = list_entry(node, struct transfer, by_via);
+        if ((transfer->sm.state == TRANSFER_TURN || transfer->sm.state == TRANSFER_MOVE) && !transfer->rewind)
+            note_failure(transfer, RDT_TRANSPORT, why);
+    }
 }
 
 void transfer_in_via_closed(struct peer_transport *pt)

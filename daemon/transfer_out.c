@@ -315,6 +315,8 @@ void outgoing_answer(struct outgoing *out, struct object *object)
     meta.memory = object_n_places(object) > 0 ? (char *)object_region(object, 0)->kind->name : (char *)"host";
     /* nobody is given a key of the arena, or of a copy that is being filled */
     meta.contiguous = !object->chunk && all_contiguous(out->source) && !(out->replica && out->replica->filling);
+    if (object->producer && !out->replica && !list_empty(&out->transfers->groups->all))
+        meta.producer = object->producer->name;
     meta.snapshot = object->snapshot;
     meta.visibility = object->visibility;
     note_keeper(out, object, &meta);

@@ -19,6 +19,7 @@ struct peer_work *peer_work_get(struct transfers *transfers, struct peer *peer)
     list_init(&work->pending);
     list_init(&work->incoming);
     list_init(&work->transports);
+    list_init(&work->in_groups);
     list_init(&work->keeps);
     map_init(&work->outgoing);
     peer->upper = work;

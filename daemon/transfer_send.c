@@ -118,7 +118,7 @@ bool outgoing_can_start(struct outgoing *out)
 void outgoing_on_start(struct peer_work *work, const Rdt__Pb__PullStart *start)
 {
     struct outgoing *out = map_get_u64(&work->outgoing, start->transfer);
-    struct peer_transport *pt = peer_transport_find(work, start->transport);
+    struct peer_transport *pt = start->group.len == 0 ? peer_transport_find(work, start->transport) : NULL;
     struct rdt_error err = {0};
     enum rdt_status status = RDT_OK;
 
@@ -133,8 +133,12 @@ void outgoing_on_start(struct peer_work *work, const Rdt__Pb__PullStart *start)
     }
     if (out->sm.state != OUTGOING_OFFERED)
         return;
-    if (!pt)
+    if (start->group.len > 0)
+        status = transfer_group_start(out, start, &pt, &err);
+    else if (!pt)
         status = rdt_error_set(&err, RDT_UNSUPPORTED, "transport \"%.64s\" is not loaded at the owner", start->transport);
+    if (status != RDT_OK)
+        ;
     else if (pt->sm.state != PT_CONNECTED || pt->remote_epoch != start->epoch)
         status = rdt_error_set(&err, RDT_TRANSPORT, "%s: the owner's connection is being rebuilt", pt->transport->name);
     else if (start->one_sided ? !pt->transport->ops.pack_key : !pt->transport->ops.post_send)

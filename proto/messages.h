@@ -24,6 +24,8 @@
     X(18, PUBLISH, publish, publish_reply)       \
     X(19, UNPUBLISH, unpublish, empty)           \
     X(20, WATCH, watch, empty)                   \
+    X(30, GROUP_CREATE, group_create, empty)     \
+    X(31, GROUP_DESTROY, group_destroy, empty)    \
     X(40, BACKEND_LOAD, backend_load, backend_reply) \
     X(41, BACKEND_UNLOAD, backend_unload, backend_reply)
 
@@ -59,7 +61,14 @@ enum rdt_event_type {
     X(15, PULL_KEYS, pull_keys)        \
     X(24, PULL_PARKED, pull_parked)    \
     X(25, COPIES, copies)              \
-    X(26, PULL_TURN, pull_turn)
+    X(26, PULL_TURN, pull_turn)        \
+    X(40, GROUP_PROPOSE, group_propose) \
+    X(41, GROUP_ACCEPT, group_accept)  \
+    X(42, GROUP_COMMIT, group_commit)  \
+    X(43, GROUP_READY, group_word)     \
+    X(44, GROUP_FAILED, group_word)    \
+    X(45, GROUP_END, group_word)       \
+    X(46, GROUP_ENDED, group_word)
 
 enum rdt_peer_message {
 #define X(number, name, message) RDT_PEER_##name = (number),

@@ -16,6 +16,7 @@
 #define RDT_MAX_TENSORS 65536u            /* tensors of one object */
 #define RDT_MAX_NDIM 32u                  /* dimensions of one tensor */
 #define RDT_MAX_FETCH_REFS 16384u         /* refs of one fetch */
+#define RDT_MAX_GROUP_MEMBERS 1024u
 #define RDT_MAX_PAGE 1024u                /* rows of one list reply */
 #define RDT_INLINE_MAX_BYTES (32u << 10)  /* an object up to this size rides in the reply between nodes */
 

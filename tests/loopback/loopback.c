@@ -1,4 +1,4 @@
-/* The plug-in's table, its thread, and its connections. See loopback.h; what can go wrong on demand is in faults.c. */
+/* The plug-in's thread, its connections and operations. See loopback.h; what can go wrong on demand is in faults.c. */
 #include <errno.h>
 #include <poll.h>
 #include <signal.h>
@@ -12,9 +12,9 @@
 
 #include "tests/loopback/loopback.h"
 
-#define MAX_EVENTS 32
+#define MAX_EVENTS GROUP_NEWS_MAX
 
-static void wake(struct transport *transport)
+void loopback_wake(struct transport *transport)
 {
     (void)eventfd_write(transport->wake, 1);
 }
@@ -44,9 +44,12 @@ static bool report(struct transport *transport)
     struct operation *done = transport->done;
     void *failed[MAX_EVENTS], *closed[MAX_EVENTS];
     unsigned n_failed = 0, n_closed = 0;
+    struct group_news news = {0};
 
     for (struct conn *conn = transport->conns, *next; conn; conn = next) {
         next = conn->next;
+        if (conn->group)
+            continue; /* told below */
         if (n_failed < MAX_EVENTS && conn->failed && !conn->failure_told && !conn->closing) {
             conn->failure_told = true;
             failed[n_failed++] = conn->ctx;
@@ -54,6 +57,8 @@ static bool report(struct transport *transport)
         if (n_closed < MAX_EVENTS && conn_end_if_due(conn))
             closed[n_closed++] = conn->ctx;
     }
+    if (transport->look_at_groups)
+        transport->look_at_groups(transport, &news);
     done = transport->done;
     transport->done = NULL;
     transport->done_last = &transport->done;
@@ -70,8 +75,14 @@ static bool report(struct transport *transport)
         transport->host.conn_failed(failed[i], RDT_PEER_LOST, "the peer closed its socket");
     for (unsigned i = 0; i < n_closed; i++)
         transport->host.conn_closed(closed[i]);
+    for (unsigned i = 0; i < news.n_ready; i++)
+        transport->host.group_ready(news.ready[i]);
+    for (unsigned i = 0; i < news.n_failed; i++)
+        transport->host.group_failed(news.failed[i], RDT_PEER_LOST, news.why);
+    for (unsigned i = 0; i < news.n_closed; i++)
+        transport->host.group_closed(news.closed[i]);
     (void)pthread_mutex_lock(&transport->lock);
-    return done || n_failed || n_closed;
+    return done || n_failed || n_closed || news.n_ready || news.n_failed || news.n_closed;
 }
 
 static int timeout_until(uint64_t due_ns)
@@ -146,7 +157,7 @@ static int start_thread(struct transport *transport)
     return error;
 }
 
-static enum rdt_status transport_open(const struct rdt_host *host, void **transport_p, struct rdt_error *err)
+enum rdt_status loopback_transport_open(const struct rdt_host *host, void **transport_p, struct rdt_error *err)
 {
     struct transport *transport = calloc(1, sizeof *transport);
     enum rdt_status status;
@@ -179,19 +190,19 @@ static enum rdt_status transport_open(const struct rdt_host *host, void **transp
     return RDT_OK;
 }
 
-static void transport_close(void *arg)
+void loopback_transport_close(void *arg)
 {
     struct transport *transport = arg;
 
     (void)pthread_mutex_lock(&transport->lock);
     transport->stopping = true;
     (void)pthread_mutex_unlock(&transport->lock);
-    wake(transport);
+    loopback_wake(transport);
     (void)pthread_join(transport->thread, NULL);
     transport_free(transport);
 }
 
-static const char *transport_version(void *arg)
+const char *loopback_transport_version(void *arg)
 {
     const struct transport *transport = arg;
 
@@ -200,7 +211,7 @@ static const char *transport_version(void *arg)
 
 /* ---- memory ---- */
 
-static enum rdt_status register_memory(void *arg, void *addr, uint64_t bytes, const char *memory_kind, void **registration_p,
+enum rdt_status loopback_register_memory(void *arg, void *addr, uint64_t bytes, const char *memory_kind, void **registration_p,
                                        struct rdt_error *err)
 {
     struct transport *transport = arg;
@@ -222,7 +233,7 @@ static enum rdt_status register_memory(void *arg, void *addr, uint64_t bytes, co
     return RDT_OK;
 }
 
-static void unregister_memory(void *arg, void *registration)
+void loopback_unregister_memory(void *arg, void *registration)
 {
     struct transport *transport = arg;
     struct registration **at = &transport->registrations;
@@ -233,11 +244,11 @@ static void unregister_memory(void *arg, void *registration)
     *at = (*at)->next;
     wire_forget(transport, registration);
     (void)pthread_mutex_unlock(&transport->lock);
-    wake(transport);
+    loopback_wake(transport);
     free(registration);
 }
 
-static enum rdt_status pack_key(void *transport, void *arg, uint8_t key[RDT_KEY_MAX_BYTES], size_t *bytes_p,
+enum rdt_status loopback_pack_key(void *transport, void *arg, uint8_t key[RDT_KEY_MAX_BYTES], size_t *bytes_p,
                                 struct rdt_error *err)
 {
     const struct registration *registration = arg;
@@ -251,7 +262,7 @@ static enum rdt_status pack_key(void *transport, void *arg, uint8_t key[RDT_KEY_
 
 /* ---- connections ---- */
 
-static enum rdt_status connection_create(void *arg, const uint8_t peer_uuid[16], void *conn_ctx, void **conn_p,
+enum rdt_status loopback_connection_create(void *arg, const uint8_t peer_uuid[16], void *conn_ctx, void **conn_p,
                                          struct rdt_error *err)
 {
     struct transport *transport = arg;
@@ -275,7 +286,7 @@ static enum rdt_status connection_create(void *arg, const uint8_t peer_uuid[16],
     return RDT_OK;
 }
 
-static void connection_destroy(void *arg)
+void loopback_connection_destroy(void *arg)
 {
     struct conn *conn = arg, **at = &conn->transport->conns;
 
@@ -288,7 +299,7 @@ static void connection_destroy(void *arg)
     free(conn);
 }
 
-static enum rdt_status offer(void *arg, uint8_t blob[RDT_OFFER_MAX_BYTES], size_t *bytes_p, struct rdt_error *err)
+enum rdt_status loopback_offer(void *arg, uint8_t blob[RDT_OFFER_MAX_BYTES], size_t *bytes_p, struct rdt_error *err)
 {
     const struct conn *conn = arg;
 
@@ -299,7 +310,7 @@ static enum rdt_status offer(void *arg, uint8_t blob[RDT_OFFER_MAX_BYTES], size_
     return RDT_OK;
 }
 
-static enum rdt_status connect_to(void *arg, const void *blob, size_t bytes, struct rdt_error *err)
+enum rdt_status loopback_connect_to(void *arg, const void *blob, size_t bytes, struct rdt_error *err)
 {
     struct conn *conn = arg;
 
@@ -310,18 +321,18 @@ static enum rdt_status connect_to(void *arg, const void *blob, size_t bytes, str
     memcpy(conn->peer_token, (const uint8_t *)blob + NAME_BYTES, TOKEN_BYTES);
     conn->connected = true;
     (void)pthread_mutex_unlock(&conn->transport->lock);
-    wake(conn->transport);
+    loopback_wake(conn->transport);
     return RDT_OK;
 }
 
-static uint32_t sides(void *arg, const char *memory_kind)
+uint32_t loopback_sides(void *arg, const char *memory_kind)
 {
     const struct conn *conn = arg;
 
     return strcasecmp(memory_kind, "host") ? 0 : conn->transport->sides;
 }
 
-static void disconnect(void *arg)
+void loopback_disconnect(void *arg)
 {
     struct conn *conn = arg;
     struct faults faults = faults_now(conn->transport);
@@ -330,7 +341,7 @@ static void disconnect(void *arg)
     conn->closing = true;
     conn->close_ns = now_ns() + faults.disconnect_delay_ms * 1000000ull;
     (void)pthread_mutex_unlock(&conn->transport->lock);
-    wake(conn->transport);
+    loopback_wake(conn->transport);
 }
 
 /* ---- operations ---- */
@@ -342,26 +353,26 @@ static enum rdt_status post(struct conn *conn, struct rdt_op *op, enum op_kind k
     (void)pthread_mutex_lock(&conn->transport->lock);
     status = op_post(conn, op, kind, err);
     (void)pthread_mutex_unlock(&conn->transport->lock);
-    wake(conn->transport);
+    loopback_wake(conn->transport);
     return status;
 }
 
-static enum rdt_status post_send(void *conn, struct rdt_op *op, struct rdt_error *err)
+enum rdt_status loopback_post_send(void *conn, struct rdt_op *op, struct rdt_error *err)
 {
     return post(conn, op, OP_SEND, err);
 }
 
-static enum rdt_status post_recv(void *conn, struct rdt_op *op, struct rdt_error *err)
+enum rdt_status loopback_post_recv(void *conn, struct rdt_op *op, struct rdt_error *err)
 {
     return post(conn, op, OP_RECV, err);
 }
 
-static enum rdt_status post_read(void *conn, struct rdt_op *op, struct rdt_error *err)
+enum rdt_status loopback_post_read(void *conn, struct rdt_op *op, struct rdt_error *err)
 {
     return post(conn, op, OP_READ, err);
 }
 
-static void cancel(void *arg, struct rdt_op *op)
+void loopback_cancel(void *arg, struct rdt_op *op)
 {
     struct conn *conn = arg;
 
@@ -369,70 +380,14 @@ static void cancel(void *arg, struct rdt_op *op)
     if (op->priv[0])
         op_cancel(op->priv[0]);
     (void)pthread_mutex_unlock(&conn->transport->lock);
-    wake(conn->transport);
+    loopback_wake(conn->transport);
 }
 
-static const char *queue(void *arg, const char *memory_kind, const char *device)
+const char *loopback_queue(void *arg, const char *memory_kind, const char *device)
 {
     const struct conn *conn = arg;
 
     (void)memory_kind;
     (void)device;
     return conn->transport->says_so ? "all" : NULL;
-}
-
-/* ---- the backend ---- */
-
-static const char *const memory_kinds[] = {"host", NULL};
-
-static const struct rdt_transport_ops transport_ops = {
-    .struct_size = sizeof transport_ops,
-    .name = "loopback",
-    .memory_kinds = memory_kinds,
-    .speed = 10,
-    .open = transport_open,
-    .close = transport_close,
-    .version = transport_version,
-    .register_memory = register_memory,
-    .unregister_memory = unregister_memory,
-    .connection_create = connection_create,
-    .connection_destroy = connection_destroy,
-    .offer = offer,
-    .connect = connect_to,
-    .sides = sides,
-    .disconnect = disconnect,
-    .post_send = post_send,
-    .post_recv = post_recv,
-    .pack_key = pack_key,
-    .post_read = post_read,
-    .cancel = cancel,
-    .queue = queue,
-};
-
-static const struct rdt_config_key config_keys[] = {
-    {"version", "1.0", "of its library, as peers are told"},
-    {"sided", "both", "one, two or both: what connections claim to be"},
-    {"ordered", "no", "yes: sends and receives stand in one queue; unsaid: they do, and the core is not told"},
-    {"delay_ms", "0", "each chunk starts so long after the one before"},
-    {"lose_every", "0", "every n-th operation never ends, short of a disconnect"},
-    {"fail_every", "0", "every n-th operation fails"},
-    {"no_abort", "no", "yes: cancel does nothing"},
-    {"late_ms", "0", "a cancelled operation ends so much later, and its memory is written just before"},
-    {"disconnect_delay_ms", "0", "a disconnect takes effect so much later"},
-    {"fault_file", "", "file of key=value lines that override the faults above, read before every operation"},
-    {NULL, NULL, NULL},
-};
-
-static const struct rdt_backend backend = {
-    .abi_version = RDT_BACKEND_ABI,
-    .struct_size = sizeof backend,
-    .name = "loopback",
-    .version = "0.1.0",
-    .config_keys = config_keys,
-    .transport = &transport_ops,
-};
-
-const struct rdt_backend *rdt_backend_init(void)
-{
-    return &backend;
 }

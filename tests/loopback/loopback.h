@@ -29,6 +29,8 @@ struct faults {
     uint32_t no_abort;            /* cancel does nothing */
     uint32_t late_ms;             /* a cancelled operation ends so much later, and its memory is written just before */
     uint32_t disconnect_delay_ms; /* a disconnect takes effect so much later */
+    uint32_t refuse_group;        /* tests/grouped: a group is not connected */
+    uint32_t hang_group;          /* likewise: it never is ready */
 };
 
 /* ---- operations ---- */
@@ -96,6 +98,7 @@ struct conn {
     struct conn *next;
     struct transport *transport;
     void *ctx;
+    struct party *group; /* tests/grouped: it is one of this group's; NULL: of nobody's */
     uint8_t token[TOKEN_BYTES], peer_token[TOKEN_BYTES];
     char peer_name[NAME_BYTES];
     bool connected, token_used;
@@ -114,8 +117,18 @@ struct registration {
     uint64_t bytes;
 };
 
+#define GROUP_NEWS_MAX 32
+
+struct group_news { /* what the host is to be told of groups: their contexts */
+    void *ready[GROUP_NEWS_MAX], *failed[GROUP_NEWS_MAX], *closed[GROUP_NEWS_MAX];
+    unsigned n_ready, n_failed, n_closed;
+    const char *why; /* they failed; static */
+};
+
 struct transport {
     struct rdt_host host;
+    struct party *groups;                                                            /* of tests/grouped */
+    void (*look_at_groups)(struct transport *transport, struct group_news *news_p); /* likewise; the lock is held */
     uint32_t sides;
     bool ordered, says_so;
     struct operation *queue;
@@ -134,6 +147,29 @@ struct transport {
     uint64_t next_key;
     struct operation *done, **done_last; /* to be reported */
 };
+
+/* loopback.c: the operations of both tables */
+enum rdt_status loopback_transport_open(const struct rdt_host *host, void **transport_p, struct rdt_error *err);
+void loopback_transport_close(void *arg);
+const char *loopback_transport_version(void *arg);
+const char *loopback_queue(void *arg, const char *memory_kind, const char *device);
+enum rdt_status loopback_register_memory(void *arg, void *addr, uint64_t bytes, const char *memory_kind, void **registration_p,
+                                         struct rdt_error *err);
+void loopback_unregister_memory(void *arg, void *registration);
+enum rdt_status loopback_pack_key(void *transport, void *arg, uint8_t key[RDT_KEY_MAX_BYTES], size_t *bytes_p,
+                                  struct rdt_error *err);
+enum rdt_status loopback_connection_create(void *arg, const uint8_t peer_uuid[16], void *conn_ctx, void **conn_p,
+                                           struct rdt_error *err);
+void loopback_connection_destroy(void *arg);
+enum rdt_status loopback_offer(void *arg, uint8_t blob[RDT_OFFER_MAX_BYTES], size_t *bytes_p, struct rdt_error *err);
+enum rdt_status loopback_connect_to(void *arg, const void *blob, size_t bytes, struct rdt_error *err);
+uint32_t loopback_sides(void *arg, const char *memory_kind);
+void loopback_disconnect(void *arg);
+enum rdt_status loopback_post_send(void *conn, struct rdt_op *op, struct rdt_error *err);
+enum rdt_status loopback_post_recv(void *conn, struct rdt_op *op, struct rdt_error *err);
+enum rdt_status loopback_post_read(void *conn, struct rdt_op *op, struct rdt_error *err);
+void loopback_cancel(void *arg, struct rdt_op *op);
+void loopback_wake(struct transport *transport);
 
 /* faults.c */
 enum rdt_status faults_configure(struct transport *transport, struct rdt_error *err);

@@ -24,20 +24,24 @@ static void add_flags(struct cluster *cluster, unsigned i, const char *const *mo
 
 static void make_flags(struct cluster *cluster, unsigned i)
 {
-    char faults[256];
+    char faults[256], backend[256];
 
     (void)snprintf(faults, sizeof faults, "--set=loopback.fault_file=%s", cluster->faults[i]);
     if (cluster->options.loopback)
         add_flags(cluster, i, (const char *const[]){faults, NULL});
     if (!cluster->options.stream)
         add_flags(cluster, i, (const char *const[]){"--set=stream.enabled=no", NULL});
+    (void)snprintf(faults, sizeof faults, "--set=grouped.fault_file=%s", cluster->faults[i]);
+    (void)snprintf(backend, sizeof backend, "--backend=%s", build_path("tests/rdt_grouped.so"));
+    if (cluster->options.grouped)
+        add_flags(cluster, i, (const char *const[]){backend, faults, NULL});
     add_flags(cluster, i, cluster->options.flags);
     add_flags(cluster, i, cluster->options.flags_of[i]);
     cluster->options.flags = i + 1 < cluster->n ? cluster->options.flags : NULL; /* the caller's; copied now */
     cluster->options.flags_of[i] = NULL;
 }
 
-static void start_node(struct cluster *cluster, unsigned i)
+static void start_node(struct cluster *cluster, unsigned i, bool again)
 {
     const struct cluster_options *options = &cluster->options;
     char name[8], state_dir[sizeof cluster->node[i].state_dir];
@@ -52,7 +56,8 @@ static void start_node(struct cluster *cluster, unsigned i)
                                                          .loopback = options->loopback,
                                                          .flags = (const char *const *)cluster->flags[i],
                                                          .env = options->env_of[i],
-                                                         .state_dir = state_dir[0] ? state_dir : NULL});
+                                                         .state_dir = state_dir[0] ? state_dir : NULL,
+                                                         .awaited = again});
 }
 
 void cluster_start(struct cluster *cluster, unsigned n, const struct cluster_options *options)
@@ -70,7 +75,7 @@ void cluster_start(struct cluster *cluster, unsigned n, const struct cluster_opt
                        i);
         write_file(cluster->faults[i], "");
         make_flags(cluster, i);
-        start_node(cluster, i);
+        start_node(cluster, i, false);
     }
     if (options->no_meeting)
         return;
@@ -81,7 +86,7 @@ void cluster_start(struct cluster *cluster, unsigned n, const struct cluster_opt
 
 void cluster_restart(struct cluster *cluster, unsigned i)
 {
-    start_node(cluster, i);
+    start_node(cluster, i, true);
 }
 
 void cluster_faults(struct cluster *cluster, unsigned i, const char *lines)
@@ -297,7 +302,7 @@ unsigned operations_of(const struct test_node *node)
     unsigned n = 0;
 
     for (size_t i = 0; i < reply->n_backends; i++)
-        if (strcmp(reply->backends[i]->name, "loopback") == 0)
+        if (strcmp(reply->backends[i]->name, "loopback") == 0 || strcmp(reply->backends[i]->name, "grouped") == 0)
             n += (unsigned)reply->backends[i]->ops_active;
     protobuf_c_message_free_unpacked(&reply->base, NULL);
     return n;

@@ -17,6 +17,7 @@
 struct cluster_options {
     bool cables;                              /* network namespaces; the test is skipped where they cannot be */
     bool loopback;                            /* tests/rdt_loopback.so is loaded */
+    bool grouped;                             /* tests/rdt_grouped.so is, and has the same faults */
     bool no_ucx;                              /* trusted_network = no */
     bool stream;                              /* the transport of that name is on: bytes that ucx does not move go by it */
     bool no_meeting;                          /* they meet when the test has them */

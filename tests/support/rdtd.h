@@ -33,6 +33,7 @@ struct node_options {
     const char *socket;       /* NULL: its own */
     const int *pass_fds;      /* as LISTEN_FDS, -1 at the end; NULL: none */
     uint64_t watchdog_usec;   /* 0: none */
+    bool awaited;             /* other nodes dial it as soon as it is there: its fds at the start are not known */
 };
 
 #define TEST_KEY "cmR0ZCB0ZXN0cyBzaGFyZSB0aGlzIGtleSBvZiAzMiBieXRlcw==\n"

@@ -1,0 +1,157 @@
+/* rdt_group_create, rdt_group_destroy and rdt_group_list. */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "call.h"
+#include "clock.h"
+#include "connection.h"
+#include "options.h"
+#include "proto/wire_limits.h"
+#include "rdt.pb-c.h"
+
+#define SLACK_NS (INT64_C(5) * 1000000000) /* the daemon answers by the deadline, and says what was missing */
+
+static int digit(char c)
+{
+    return c >= '0' && c <= '9' ? c - '0' : c >= 'a' && c <= 'f' ? c - 'a' + 10 : -1;
+}
+
+static bool is_uuid(const char *text, uint8_t uuid[16])
+{
+    if (strlen(text) != 32 || strspn(text, "0123456789abcdef") != 32)
+        return false;
+    for (unsigned i = 0; i < 16; i++)
+        uuid[i] = (uint8_t)(digit(text[2 * i]) << 4 | digit(text[2 * i + 1]));
+    return true;
+}
+
+struct spec {
+    Rdt__Pb__GroupMember message;
+    uint8_t uuid[16];
+};
+
+static enum rdt_status fill(struct spec *spec, const struct rdt_member *member, size_t i, struct rdt_error *err)
+{
+    enum rdt_status status = RDT_OK;
+
+    rdt__pb__group_member__init(&spec->message);
+    if (!member->client || !member->client[0])
+        return rdt_error_set(err, RDT_INVALID, "member %zu has no client's name", i);
+    status = options_check_text(member->client, RDT_MAX_NAME_BYTES, "the client's name", err);
+    if (status == RDT_OK)
+        status = options_check_text(member->device, RDT_MAX_NAME_BYTES, "the device", err);
+    if (status == RDT_OK)
+        status = options_check_text(member->node, RDT_MAX_ADDRESS_BYTES, "the node", err);
+    if (status != RDT_OK) {
+        rdt_error_prefix(err, "member %zu", i);
+        return status;
+    }
+    spec->message.client = (char *)(uintptr_t)member->client;
+    if (member->device)
+        spec->message.device = (char *)(uintptr_t)member->device;
+    if (member->node && is_uuid(member->node, spec->uuid))
+        spec->message.node = (ProtobufCBinaryData){sizeof spec->uuid, spec->uuid};
+    else if (member->node)
+        spec->message.address = (char *)(uintptr_t)member->node;
+    return RDT_OK;
+}
+
+enum rdt_status rdt_group_create(rdt *conn, const char *name, const char *transport, const struct rdt_member *members,
+                                 size_t count, const struct rdt_group_options *options, struct rdt_error *err)
+{
+    Rdt__Pb__GroupCreate request = RDT__PB__GROUP_CREATE__INIT;
+    struct rdt_group_options own;
+    struct spec *specs = NULL;
+    enum rdt_status status = connection_check(conn, err);
+
+    if (status == RDT_OK)
+        status = options_copy(&own, sizeof own, options, err);
+    if (status == RDT_OK && (!name || !transport || (count > 0 && !members)))
+        status = rdt_error_set(err, RDT_INVALID, "a group needs a name, a transport and members");
+    if (status == RDT_OK)
+        status = options_check_text(name, RDT_MAX_NAME_BYTES, "the name", err);
+    if (status == RDT_OK)
+        status = options_check_text(transport, RDT_MAX_NAME_BYTES, "the transport", err);
+    if (status == RDT_OK && count > RDT_MAX_GROUP_MEMBERS)
+        status = rdt_error_set(err, RDT_LIMIT, "a group of %zu members: at most %u", count, RDT_MAX_GROUP_MEMBERS);
+    if (status != RDT_OK)
+        return status;
+    specs = calloc(count + 1, sizeof *specs);
+    request.members = calloc(count + 1, sizeof(Rdt__Pb__GroupMember *));
+    if (!specs || !request.members)
+        status = rdt_error_set(err, RDT_NO_MEMORY, "no memory for a group of %zu", count);
+    for (size_t i = 0; status == RDT_OK && i < count; i++) {
+        status = fill(&specs[i], &members[i], i, err);
+        request.members[request.n_members++] = &specs[i].message;
+    }
+    if (status == RDT_OK) {
+        request.name = (char *)(uintptr_t)name;
+        request.transport = (char *)(uintptr_t)transport;
+        request.timeout_ns = own.timeout_ns > 0 ? own.timeout_ns : CALL_TIMEOUT_NS;
+        status = call(conn, RDT_MSG_GROUP_CREATE, &request.base, &rdt__pb__empty__descriptor, request.timeout_ns + SLACK_NS,
+                      NULL, err);
+    }
+    free(request.members);
+    free(specs);
+    return status;
+}
+
+enum rdt_status rdt_group_destroy(rdt *conn, const char *name, struct rdt_error *err)
+{
+    Rdt__Pb__GroupDestroy request = RDT__PB__GROUP_DESTROY__INIT;
+    enum rdt_status status = connection_check(conn, err);
+
+    if (status == RDT_OK && !name)
+        status = rdt_error_set(err, RDT_INVALID, "the group's name is NULL");
+    if (status == RDT_OK)
+        status = options_check_text(name, RDT_MAX_NAME_BYTES, "the name", err);
+    if (status != RDT_OK)
+        return status;
+    request.name = (char *)(uintptr_t)name;
+    return call(conn, RDT_MSG_GROUP_DESTROY, &request.base, &rdt__pb__empty__descriptor, CALL_TIMEOUT_NS, NULL, err);
+}
+
+static void take(struct rdt_group *group, const Rdt__Pb__GroupInfo *info)
+{
+    memset(group, 0, sizeof *group);
+    (void)snprintf(group->name, sizeof group->name, "%s", info->name);
+    (void)snprintf(group->transport, sizeof group->transport, "%s", info->transport);
+    (void)snprintf(group->state, sizeof group->state, "%s", info->state);
+    (void)snprintf(group->why, sizeof group->why, "%s", info->why);
+    group->epoch = info->epoch;
+    group->members = (uint32_t)info->n_members;
+    group->ranks = info->ranks;
+}
+
+enum rdt_status rdt_group_list(rdt *conn, struct rdt_group *groups, size_t max, size_t *count_p, struct rdt_error *err)
+{
+    Rdt__Pb__List request = RDT__PB__LIST__INIT;
+    struct rdt_node_info own;
+    size_t n = 0;
+    enum rdt_status status = rdt_node(conn, &own, err);
+
+    request.kind = RDT__PB__LIST_KIND__LIST_KIND_GROUPS;
+    while (status == RDT_OK) {
+        ProtobufCMessage *message;
+        const Rdt__Pb__ListReply *reply;
+        status = call(conn, RDT_MSG_LIST, &request.base, &rdt__pb__list_reply__descriptor, CALL_TIMEOUT_NS, &message, err);
+        if (status != RDT_OK)
+            break;
+        reply = (const Rdt__Pb__ListReply *)message;
+        for (size_t i = 0; i < reply->n_groups; i++) {
+            if (reply->groups[i]->uid != own.uid || strcmp(reply->groups[i]->tenant, own.tenant) != 0)
+                continue; /* root sees everybody's */
+            if (n < max)
+                take(&groups[n], reply->groups[i]);
+            n++;
+        }
+        request.after = reply->next;
+        protobuf_c_message_free_unpacked(message, NULL);
+        if (request.after == 0) {
+            *count_p = n;
+            break;
+        }
+    }
+    return status;
+}

@@ -1,0 +1,303 @@
+/* Groups as transfers see them: each other node's side of a group is a connection to it, whose life is the group's. */
+#include <stdio.h>
+#include <stdlib.h>
+#include <strings.h>
+
+#include "daemon/text.h"
+#include "daemon/transfer_impl.h"
+
+static const struct sm_state states[] = {
+    [PT_NONE] = {"none", 1u << PT_CONNECTED},
+    [PT_OFFERED] = {"offered", 0},
+    [PT_CONNECTED] = {"connected", 1u << PT_CLOSING},
+    [PT_CLOSING] = {"closing", 1u << PT_NONE},
+};
+
+/* ---- sides ---- */
+
+static bool in_use(const struct peer_transport *pt)
+{
+    return pt->group || !list_empty(&pt->users_in) || !list_empty(&pt->users_out) || pt->pumping;
+}
+
+/* Sides of groups that are gone, when the last who used them have ended. */
+static void sweep(struct peer_work *work)
+{
+    list_for_each_safe (node, &work->in_groups) {
+        struct peer_transport *pt = list_entry(node, struct peer_transport, link);
+        if (in_use(pt))
+            continue;
+        list_remove(&pt->link);
+        free(pt);
+    }
+}
+
+void transfer_groups_free(struct peer_work *work)
+{
+    list_for_each_safe (node, &work->in_groups)
+        free(list_entry(node, struct peer_transport, link));
+}
+
+bool transfer_groups_use(const struct transfers *transfers, const struct transport *transport, struct rdt_error *err)
+{
+    list_for_each (node, &transfers->groups->all) {
+        const struct group *group = list_entry(node, struct group, link);
+        if (group->transport != transport)
+            continue;
+        (void)rdt_error_set(err, RDT_BUSY, "transport %s is in use: group \"%s\" of uid %u; rdtctl groups destroy ends it",
+                            transport->name, group->name, group->owner.uid);
+        return true;
+    }
+    list_for_each (work_node, &transfers->works) {
+        struct peer_work *work = list_entry(work_node, struct peer_work, link);
+        sweep(work);
+        list_for_each (pt_node, &work->in_groups)
+            if (list_entry(pt_node, struct peer_transport, link)->transport == transport) {
+                (void)rdt_error_set(err, RDT_BUSY, "transport %s is in use: transfers of a group that has ended have not",
+                                    transport->name);
+                return true;
+            }
+    }
+    return false;
+}
+
+static void connect_side(struct peer_transport *pt)
+{
+    struct group *group = pt->group;
+    struct group_rank *here = group_rank_here(group);
+    uint32_t there;
+
+    if (!group->serves || pt->sm.state != PT_NONE || !here || !here->open ||
+        !group_has(group, pt->work->peer->uuid, NULL, &there))
+        return;
+    plugin_group_conn(&here->vendor, there, &pt->conn);
+    pt->epoch = pt->remote_epoch = group->epoch;
+    pt->broken[0] = '\0';
+    sm_move(&pt->sm, PT_CONNECTED);
+}
+
+struct peer_transport *transfer_group_via(struct peer_work *work, struct group *group)
+{
+    struct peer_transport *pt;
+
+    list_for_each (node, &group->vias) {
+        pt = list_entry(node, struct peer_transport, by_group);
+        if (pt->work == work)
+            return pt;
+    }
+    sweep(work);
+    pt = calloc(1, sizeof *pt);
+    if (!pt)
+        return NULL;
+    pt->work = work;
+    pt->group = group;
+    pt->transport = group->transport;
+    sm_init(&pt->sm, states, sizeof states / sizeof states[0], PT_NONE);
+    list_init(&pt->users_in);
+    list_init(&pt->users_out);
+    list_init(&pt->sending);
+    list_append(&work->in_groups, &pt->link);
+    list_append(&group->vias, &pt->by_group);
+    connect_side(pt);
+    return pt;
+}
+
+bool transfer_group_is_open(const struct peer_transport *pt)
+{
+    return !pt->group || pt->group->sm.state == GROUP_READY;
+}
+
+/* ---- what the group goes through ---- */
+
+static void broken(struct peer_transport *pt)
+{
+    struct rdt_error err;
+
+    if (pt->sm.state == PT_CONNECTED)
+        sm_move(&pt->sm, PT_CLOSING);
+    transfer_in_via_broken(pt, pt->broken);
+    (void)rdt_error_set(&err, RDT_TRANSPORT, "%s: %s", pt->transport->name, pt->broken);
+    list_for_each_safe (node, &pt->users_out)
+        outgoing_fail(list_entry(node, struct outgoing, by_via), &err);
+}
+
+/* Those who waited for it to be formed anew. */
+static void gone(struct peer_transport *pt)
+{
+    list_remove(&pt->by_group);
+    pt->group = NULL;
+    list_for_each_safe (node, &pt->users_in) {
+        struct transfer *transfer = list_entry(node, struct transfer, by_via);
+        if (transfer->sm.state == TRANSFER_RESERVE && transfer->failed != RDT_OK)
+            transfer_fail(transfer, RDT_TRANSPORT, "%s: the group is destroyed", pt->transport->name);
+    }
+}
+
+static void closed(struct peer_transport *pt)
+{
+    sm_move(&pt->sm, PT_NONE);
+    pt->remote_epoch = 0;
+    transfer_in_via_closed(pt);
+    outgoing_via_closed(pt);
+}
+
+void transfers_on_group(struct transfers *transfers, struct group *group, enum group_change change)
+{
+    (void)transfers;
+    list_for_each_safe (node, &group->vias) {
+        struct peer_transport *pt = list_entry(node, struct peer_transport, by_group);
+        switch (change) {
+        case GROUP_SERVES:
+            connect_side(pt);
+            break;
+        case GROUP_OPENS:
+            break;
+        case GROUP_BREAKS:
+            (void)snprintf(pt->broken, sizeof pt->broken, "group %s was taken down: %.90s", group->name,
+                           group->why[0] ? group->why : "it is destroyed");
+            broken(pt);
+            break;
+        case GROUP_CLOSED:
+            if (pt->sm.state == PT_CLOSING)
+                closed(pt);
+            break;
+        case GROUP_GOES:
+            gone(pt);
+            break;
+        }
+    }
+    if (change == GROUP_OPENS && !transfers->closing) /* whoever waits for it, with a side or without one yet */
+        list_for_each_safe (work_node, &transfers->works) {
+            struct peer_work *work = list_entry(work_node, struct peer_work, link);
+            struct peer_transport *pt = group_has(group, work->peer->uuid, NULL, NULL) && group_rank_here(group)
+                                            ? transfer_group_via(work, group)
+                                            : NULL;
+            if (pt)
+                peer_work_connected(pt);
+        }
+}
+
+/* ---- the reader's side ---- */
+
+/* The group that the transfer is to go by, READY if there is such; NULL: why_p, if given, says what to do. */
+struct group *transfer_group_of(const struct transfer *transfer, const struct transport *transport, char why_p[192])
+{
+    const struct transfers *transfers = transfer->transfers;
+    const char *reader = transfer->client ? transfer->client->name : NULL;
+    /* A copy serves for its node, and so does a node whose client has left what it put. */
+    const char *producer = transfer->producer[0] && transfer->peer == transfer->origin ? transfer->producer : NULL;
+    struct group *shared = NULL;
+
+    list_for_each (node, &transfers->groups->all) {
+        struct group *group = list_entry(node, struct group, link);
+        if (group->transport != transport || group->sm.state == GROUP_ENDING || !reader ||
+            !owner_equal(&group->owner, &transfer->account->owner) ||
+            (transfer->wish_group[0] && strcmp(transfer->wish_group, group->name) != 0))
+            continue;
+        if (!group_has(group, transfers->node->uuid, reader, NULL) ||
+            !group_has(group, transfer->peer->peer->uuid, producer, NULL))
+            continue;
+        if (group->sm.state == GROUP_READY)
+            return group;
+        if (!shared || (group_is_coming(group) && !group_is_coming(shared)))
+            shared = group;
+    }
+    if (!shared && why_p && transfer->wish_group[0])
+        (void)snprintf(why_p, 192, "client \"%.40s\" of node %.40s is not in group %.40s", producer ? producer : "(gone)",
+                       transfer->peer->peer->name, transfer->wish_group);
+    else if (!shared && why_p)
+        (void)snprintf(
+            why_p, 192,
+            "client \"%.24s\" here and \"%.24s\" of node %.24s share no %.12s group: rdt_group_create (rdtctl groups "
+            "create) makes one",
+            reader ? reader : "(gone)", producer ? producer : "(gone)", transfer->peer->peer->name, transport->name);
+    return shared;
+}
+
+void transfer_group_offer(const struct transfer *transfer, struct transport *transport, struct path_offer *offer,
+                          char why_p[192])
+{
+    struct group *group = transport->available ? transfer_group_of(transfer, transport, why_p) : NULL;
+    struct peer_transport *pt = NULL;
+
+    *offer = (struct path_offer){.name = transport->name,
+                                 .speed = transport->ops.speed,
+                                 .here_version = transport->version,
+                                 .there_version = transport->version, /* it could not have been formed else */
+                                 .moves_source = transport_moves(transport, transfer->memory),
+                                 .moves_target = transport_moves(transport, "host")};
+    if (!transport->available) {
+        offer->here_why_not = transport->why_not;
+        return;
+    }
+    if (!group) {
+        offer->group_why_not = why_p;
+        return;
+    }
+    offer->group = group->name;
+    if (group->sm.state == GROUP_READY)
+        pt = transfer_group_via(transfer->peer, group);
+    if (pt && pt->sm.state == PT_CONNECTED) {
+        uint32_t sides = transport->ops.sides(pt->conn.handle, "host");
+        offer->connected = true;
+        offer->two_sided = (sides & RDT_TWO_SIDED) != 0;
+        offer->one_sided = (sides & RDT_ONE_SIDED) != 0;
+    } else if (!group_is_coming(group)) {
+        (void)snprintf(why_p, 192, "group %s is down: %.100s", group->name, group->why);
+        offer->group_why_not = why_p;
+    }
+    offer->two_sided |= !offer->connected;
+}
+
+bool transfer_group_is_local(const struct transfer *transfer, const struct object *object)
+{
+    const struct transfers *transfers = transfer->transfers;
+    const struct transport *transport =
+        transfer->wish_transport[0] ? plugins_transport(transfers->plugins, transfer->wish_transport) : NULL;
+    const char *producer = object->producer ? object->producer->name : NULL;
+
+    if (!transport || !transport_is_grouped(transport) || !transfer->client)
+        return false;
+    list_for_each (node, &transfers->groups->all) {
+        const struct group *group = list_entry(node, struct group, link);
+        if (group->transport == transport && group->sm.state != GROUP_ENDING &&
+            owner_equal(&group->owner, &transfer->account->owner) &&
+            (!transfer->wish_group[0] || strcmp(transfer->wish_group, group->name) == 0) &&
+            group_has(group, transfers->node->uuid, transfer->client->name, NULL) &&
+            group_has(group, transfers->node->uuid, producer, NULL))
+            return true;
+    }
+    return false;
+}
+
+/* ---- the owner's side ---- */
+
+enum rdt_status transfer_group_start(struct outgoing *out, const Rdt__Pb__PullStart *start, struct peer_transport **pt_p,
+                                     struct rdt_error *err)
+{
+    struct transfers *transfers = out->transfers;
+    struct group *group = group_by_token(transfers->groups, start->group.data, start->group.len);
+    const char *producer = out->object->producer && !out->replica ? out->object->producer->name : NULL;
+
+    if (!group || group->sm.state == GROUP_ENDING)
+        return rdt_error_set(err, RDT_TRANSPORT, "%.64s: the group has ended", start->transport);
+    if (!owner_equal(&group->owner, &out->account->owner) || !group_has(group, out->work->peer->uuid, NULL, NULL) ||
+        !group_has(group, transfers->node->uuid, producer, NULL))
+        return rdt_error_set(err, RDT_DENIED,
+                             "the reader's node and the producer of object \"%s\" are not both in group \"%s\"", out->ref.id,
+                             group->name);
+    *pt_p = transfer_group_via(out->work, group);
+    return *pt_p ? RDT_OK : rdt_error_set(err, RDT_NO_MEMORY, "no memory to send in group \"%s\"", group->name);
+}
+
+unsigned transfers_by_side(const struct list *via)
+{
+    const struct peer_transport *pt = list_entry(via, struct peer_transport, by_group);
+    unsigned n = 0;
+
+    list_for_each (in, &pt->users_in)
+        n++;
+    list_for_each (out, &pt->users_out)
+        n++;
+    return n;
+}

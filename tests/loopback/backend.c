@@ -1,0 +1,56 @@
+/* The table of "loopback": connections between any two nodes. */
+#include "tests/loopback/loopback.h"
+
+static const char *const memory_kinds[] = {"host", NULL};
+
+static const struct rdt_transport_ops transport_ops = {
+    .struct_size = sizeof transport_ops,
+    .name = "loopback",
+    .memory_kinds = memory_kinds,
+    .speed = 10,
+    .open = loopback_transport_open,
+    .close = loopback_transport_close,
+    .version = loopback_transport_version,
+    .register_memory = loopback_register_memory,
+    .unregister_memory = loopback_unregister_memory,
+    .connection_create = loopback_connection_create,
+    .connection_destroy = loopback_connection_destroy,
+    .offer = loopback_offer,
+    .connect = loopback_connect_to,
+    .sides = loopback_sides,
+    .disconnect = loopback_disconnect,
+    .post_send = loopback_post_send,
+    .post_recv = loopback_post_recv,
+    .pack_key = loopback_pack_key,
+    .post_read = loopback_post_read,
+    .cancel = loopback_cancel,
+    .queue = loopback_queue,
+};
+
+static const struct rdt_config_key config_keys[] = {
+    {"version", "1.0", "of its library, as peers are told"},
+    {"sided", "both", "one, two or both: what connections claim to be"},
+    {"ordered", "no", "yes: sends and receives stand in one queue; unsaid: they do, and the core is not told"},
+    {"delay_ms", "0", "each chunk starts so long after the one before"},
+    {"lose_every", "0", "every n-th operation never ends, short of a disconnect"},
+    {"fail_every", "0", "every n-th operation fails"},
+    {"no_abort", "no", "yes: cancel does nothing"},
+    {"late_ms", "0", "a cancelled operation ends so much later, and its memory is written just before"},
+    {"disconnect_delay_ms", "0", "a disconnect takes effect so much later"},
+    {"fault_file", "", "file of key=value lines that override the faults above, read before every operation"},
+    {NULL, NULL, NULL},
+};
+
+static const struct rdt_backend backend = {
+    .abi_version = RDT_BACKEND_ABI,
+    .struct_size = sizeof backend,
+    .name = "loopback",
+    .version = "0.1.0",
+    .config_keys = config_keys,
+    .transport = &transport_ops,
+};
+
+const struct rdt_backend *rdt_backend_init(void)
+{
+    return &backend;
+}
