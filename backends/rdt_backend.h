@@ -293,6 +293,10 @@ struct rdt_transport_ops {
 
     /* since 1.2: after group_closed, or when it was never offered nor connected. */
     void (*group_destroy)(void *group);
+
+    /* since 1.2: asked once after open. False: as it is configured it neither registers memory nor reads one-sided, and these
+     * operations count as NULL. NULL: it does what it has operations for. */
+    bool (*reads)(void *transport);
 };
 
 /* ---- the backend ---- */

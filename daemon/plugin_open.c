@@ -118,7 +118,14 @@ static enum rdt_status open_memory(struct plugin *plugin, struct memory_kind *ki
 static enum rdt_status open_transport(struct plugin *plugin, struct transport *transport, struct rdt_error *err)
 {
     struct rdt_error why = {0};
-    enum rdt_status status = transport->ops.open(&plugin->host, &transport->instance, &why);
+    struct rdt_transport_ops *ops = &transport->ops;
+    enum rdt_status status = ops->open(&plugin->host, &transport->instance, &why);
+    if (status == RDT_OK && ops->reads != NULL && ops->post_send != NULL && !ops->reads(transport->instance)) {
+        ops->register_memory = NULL;
+        ops->unregister_memory = NULL;
+        ops->pack_key = NULL;
+        ops->post_read = NULL;
+    }
     transport->opened = transport->available = judge_open(&status, plugin, &why, transport->why_not, err);
     const char *version =
         transport->available && transport->ops.version != NULL ? transport->ops.version(transport->instance) : NULL;

@@ -536,6 +536,8 @@ void outgoing_on_end(struct peer_work *work, const Rdt__Pb__PullEnd *end)
         out->record.bytes_done = out->stream_bytes;
         out->transfers->bytes_out += out->stream_bytes;
         work->bytes_out += out->stream_bytes;
+        if (out->via)
+            record_lanes(&out->record, out->via);
         outgoing_end(out);
         return;
     }

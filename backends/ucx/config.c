@@ -102,17 +102,45 @@ static enum rdt_status config_copy(const struct rdt_host *host, const char *key,
     return RDT_OK;
 }
 
-static enum rdt_status config_on_slow(const struct rdt_host *host, enum on_slow *on_slow_p, struct rdt_error *err)
+/* One of the words, whose number goes into *choice_p. */
+static enum rdt_status config_choice(const struct rdt_host *host, const char *key, const char *const words[3],
+                                     unsigned *choice_p, struct rdt_error *err)
 {
-    static const char *const words[] = {[SLOW_WARN] = "warn", [SLOW_REFUSE] = "refuse", [SLOW_IGNORE] = "ignore"};
-    const char *text = config_text(host, "on_slow");
+    const char *text = config_text(host, key);
 
-    for (unsigned i = 0; i < sizeof words / sizeof *words; i++)
+    for (unsigned i = 0; i < 3; i++)
         if (!strcmp(text, words[i])) {
-            *on_slow_p = (enum on_slow)i;
+            *choice_p = i;
             return RDT_OK;
         }
-    return rdt_error_set(err, RDT_INVALID, "on_slow = %s: expected warn, refuse or ignore", text);
+    return rdt_error_set(err, RDT_INVALID, "%s = %s: expected %s, %s or %s", key, text, words[0], words[1], words[2]);
+}
+
+static bool tls_has_tcp(const struct settings *settings)
+{
+    const char *tls = getenv("UCX_TLS");
+
+    if (!tls)
+        tls = settings->tls;
+    return *tls == '^' || address_in_list(tls, "tcp") || address_in_list(tls, "all");
+}
+
+static enum rdt_status config_lanes(const struct rdt_host *host, struct settings *settings, struct rdt_error *err)
+{
+    static const char *const on_slow[] = {[SLOW_WARN] = "warn", [SLOW_REFUSE] = "refuse", [SLOW_IGNORE] = "ignore"};
+    static const char *const one_sided[] = {
+        [ONE_SIDED_AUTO] = "auto", [ONE_SIDED_NEVER] = "never", [ONE_SIDED_ALWAYS] = "always"};
+    unsigned slow = 0, one = 0;
+    enum rdt_status status = config_copy(host, "least_lane", settings->least_lane, sizeof settings->least_lane, err);
+
+    if (status == RDT_OK)
+        status = config_choice(host, "on_slow", on_slow, &slow, err);
+    if (status == RDT_OK)
+        status = config_choice(host, "one_sided", one_sided, &one, err);
+    settings->on_slow = (enum on_slow)slow;
+    settings->one_sided = (enum one_sided)one;
+    settings->reads = one == ONE_SIDED_ALWAYS || (one == ONE_SIDED_AUTO && !tls_has_tcp(settings));
+    return status;
 }
 
 /* Where to listen: what is set for us, else where the peer link listens, else what the interfaces have. */
@@ -164,9 +192,7 @@ enum rdt_status settings_read(const struct rdt_host *host, struct settings *sett
     if (status == RDT_OK)
         status = config_number(host, "spin_polls", 1000000, &spin_polls, err);
     if (status == RDT_OK)
-        status = config_copy(host, "least_lane", settings.least_lane, sizeof settings.least_lane, err);
-    if (status == RDT_OK)
-        status = config_on_slow(host, &settings.on_slow, err);
+        status = config_lanes(host, &settings, err);
     if (status == RDT_OK)
         status = choose_listen(host, &settings, err);
     if (status != RDT_OK)
@@ -217,7 +243,7 @@ static enum rdt_status modify_all(const struct settings *settings, ucp_config_t 
          * comp->count > 0). Newer versions, whose segments are 8 KiB by themselves, are as fast as 1.13 so, whatever their
          * protocol selection (UCX_PROTO_ENABLE): 1 MiB 3.3 and 64 MiB 3.5 to 4.1 GB/s with 1.13.1, 1.19.0 and 1.22.0. */
         {"TCP_PUT_ENABLE", "n"},
-        {"ZCOPY_THRESH", "inf"},
+        {"ZCOPY_THRESH", settings->reads ? "" : "inf"}, /* what is read is not to be copied */
         {"TCP_TX_SEG_SIZE", SEGMENT},
         {"TCP_RX_SEG_SIZE", SEGMENT},
     };
@@ -228,20 +254,24 @@ static enum rdt_status modify_all(const struct settings *settings, ucp_config_t 
     return status;
 }
 
-/* Two ends whose segments differ in size overrun each other's buffers, so the size is part of the version. */
-void settings_version(char *version_p, size_t size)
+/* Two ends whose segments differ in size overrun each other's buffers, and one that reads needs a peer that has registered; so both are
+ * part of the version. */
+void settings_version(const struct settings *settings, char *version_p, size_t size)
 {
     const char *text = ucp_get_version_string(), *segment = getenv("UCX_TCP_RX_SEG_SIZE");
 
-    (void)snprintf(version_p, size, "%.*s, segments %s", (int)strcspn(text, " "), text, segment ? segment : SEGMENT);
+    (void)snprintf(version_p, size, "%.*s, segments %.16s%s", (int)strcspn(text, " "), text, segment ? segment : SEGMENT,
+                   settings->reads ? ", one-sided" : "");
 }
 
 enum rdt_status settings_context(const struct settings *settings, ucp_context_h *context_p, struct rdt_error *err)
 {
-    /* No RMA: its emulation over TCP is slower, and lets a peer read any address of the process. */
+    /* RMA only where it is wanted: its emulation over TCP lets a peer read any address of the process (see read.c). Then memory is
+     * registered by other threads too. */
     const ucp_params_t params = {
-        .field_mask = UCP_PARAM_FIELD_FEATURES | UCP_PARAM_FIELD_NAME,
-        .features = UCP_FEATURE_AM | UCP_FEATURE_WAKEUP,
+        .field_mask = UCP_PARAM_FIELD_FEATURES | UCP_PARAM_FIELD_NAME | UCP_PARAM_FIELD_MT_WORKERS_SHARED,
+        .features = UCP_FEATURE_AM | UCP_FEATURE_WAKEUP | (settings->reads ? UCP_FEATURE_RMA : 0),
+        .mt_workers_shared = settings->reads,
         .name = "rdtd",
     };
     ucp_config_t *config;

@@ -97,14 +97,14 @@ void conn_disconnect(struct conn *conn)
     (void)pthread_mutex_unlock(&conn->transport->lock);
 }
 
-bool conn_refuses(struct conn *conn)
+uint32_t conn_sides(struct conn *conn)
 {
-    bool refused;
+    uint32_t sides;
 
     (void)pthread_mutex_lock(&conn->transport->lock);
-    refused = conn->refused;
+    sides = conn->refused ? 0 : RDT_TWO_SIDED | (conn->readable ? RDT_ONE_SIDED : 0);
     (void)pthread_mutex_unlock(&conn->transport->lock);
-    return refused;
+    return sides;
 }
 
 enum rdt_status conn_describe(struct conn *conn, char *text_p, size_t size)
@@ -157,15 +157,19 @@ void conn_fail(struct conn *conn, enum rdt_status status, const char *msg)
 void conn_link_ready(struct conn *conn, struct link *link)
 {
     struct transport *transport = conn->transport;
+    const struct settings *settings = &transport->settings;
     char lanes[LANES_BYTES / 2], why[LANES_BYTES] = "";
-    bool slow;
+    bool slow, readable;
 
     lanes_of(link->ep, lanes, sizeof lanes);
     link->copies = lanes_copy(lanes);
+    readable = settings->reads && (lanes_have_rdma(lanes) || (settings->one_sided == ONE_SIDED_ALWAYS && lanes_have_cma(lanes) &&
+                                                              ucx_is_at_least(1, 16)));
     slow = lanes_judge(transport, conn->peer_uuid, lanes, why, sizeof why);
     (void)pthread_mutex_lock(&transport->lock);
     if (!conn->refused)
-        (void)snprintf(conn->lanes, sizeof conn->lanes, "%s%s%s", lanes, slow ? "; slow: " : "", why);
+        (void)snprintf(conn->lanes, sizeof conn->lanes, "%s%s%s%s", lanes, readable ? ", one-sided" : "", slow ? "; slow: " : "", why);
+    conn->readable = readable;
     if (slow && transport->settings.on_slow == SLOW_REFUSE) {
         conn->refused = true;
         ops_end_queued(conn);
@@ -212,7 +216,7 @@ static void run_closing(struct conn *conn)
 
 static void run_open(struct conn *conn, bool can_send)
 {
-    if (!can_send || conn->failed || conn_refuses(conn))
+    if (!can_send || conn->failed || !conn_sides(conn))
         return;
     if (!conn->out)
         conn->out = link_open(conn);
@@ -225,8 +229,8 @@ void conns_run(struct transport *transport)
     (void)pthread_mutex_lock(&transport->lock);
     while (!ring_empty(&transport->active)) {
         struct conn *conn = ring_of(transport->active.next, struct conn, active);
-        /* Whether it is to be refused must be known before somebody counts on it. */
-        bool early = transport->settings.on_slow == SLOW_REFUSE && !conn->lanes[0];
+        /* Whether it is to be refused, or can be read by, is to be known before somebody chooses it. */
+        bool early = (transport->settings.on_slow == SLOW_REFUSE || transport->settings.reads) && !conn->lanes[0];
         bool closing = conn->closing, can_send = conn->connected && (early || !ring_empty(&conn->sends));
 
         ring_remove(&conn->active);

@@ -31,7 +31,7 @@ static struct operation *recv_find(struct conn *conn, uint64_t transfer, uint64_
 
 /* ---- loop thread ---- */
 
-static enum rdt_status post(struct conn *conn, struct rdt_op *op, bool is_send, struct rdt_error *err)
+static enum rdt_status post(struct conn *conn, struct rdt_op *op, enum op_kind kind, struct rdt_error *err)
 {
     struct transport *transport = conn->transport;
     struct operation *operation = calloc(1, sizeof *operation);
@@ -42,25 +42,25 @@ static enum rdt_status post(struct conn *conn, struct rdt_op *op, bool is_send, 
     operation->op = op;
     operation->conn = conn;
     operation->state = OP_QUEUED;
-    operation->is_send = is_send;
+    operation->kind = kind;
 
     (void)pthread_mutex_lock(&transport->lock);
     if (conn->closing) {
         status = rdt_error_set(err, RDT_PEER_LOST, "the connection is closing");
     } else if (conn->refused) {
         status = rdt_error_set(err, RDT_TRANSPORT, "refused (on_slow): %s", conn->lanes);
-    } else if (!is_send && recv_find(conn, op->transfer, op->chunk)) {
+    } else if (kind == OP_RECV && recv_find(conn, op->transfer, op->chunk)) {
         status = rdt_error_set(err, RDT_EXISTS, "chunk %llu of transfer %llu is posted already", (unsigned long long)op->chunk,
                                (unsigned long long)op->transfer);
     } else {
         op->priv[0] = operation;
         conn->posted++;
         transport->posted++;
-        ring_append(is_send ? &conn->sends : recv_bucket(conn, op->transfer, op->chunk), &operation->ring);
-        if (is_send && ring_empty(&conn->active))
+        ring_append(kind != OP_RECV ? &conn->sends : recv_bucket(conn, op->transfer, op->chunk), &operation->ring);
+        if (kind != OP_RECV && ring_empty(&conn->active))
             ring_append(&transport->active, &conn->active);
         /* A receive needs nobody awake: its bytes wake the data thread. */
-        if (is_send)
+        if (kind != OP_RECV)
             thread_wake(transport);
     }
     (void)pthread_mutex_unlock(&transport->lock);
@@ -71,12 +71,17 @@ static enum rdt_status post(struct conn *conn, struct rdt_op *op, bool is_send, 
 
 enum rdt_status op_post_send(struct conn *conn, struct rdt_op *op, struct rdt_error *err)
 {
-    return post(conn, op, true, err);
+    return post(conn, op, OP_SEND, err);
 }
 
 enum rdt_status op_post_recv(struct conn *conn, struct rdt_op *op, struct rdt_error *err)
 {
-    return post(conn, op, false, err);
+    return post(conn, op, OP_RECV, err);
+}
+
+enum rdt_status op_post_read(struct conn *conn, struct rdt_op *op, struct rdt_error *err)
+{
+    return post(conn, op, OP_READ, err);
 }
 
 /* The lock is held. */
@@ -118,7 +123,7 @@ static enum rdt_status status_of(ucs_status_t ucs)
     return ucs == UCS_OK ? RDT_OK : RDT_TRANSPORT;
 }
 
-static void end(struct operation *operation, enum rdt_status status, const char *msg)
+void op_end(struct operation *operation, enum rdt_status status, const char *msg)
 {
     struct conn *conn = operation->conn;
     struct transport *transport = conn->transport;
@@ -139,9 +144,9 @@ static void end(struct operation *operation, enum rdt_status status, const char 
     free(operation);
 }
 
-static void end_ucs(struct operation *operation, ucs_status_t ucs)
+void op_end_ucs(struct operation *operation, ucs_status_t ucs)
 {
-    end(operation, status_of(ucs), ucs == UCS_OK ? NULL : ucs_status_string(ucs));
+    op_end(operation, status_of(ucs), ucs == UCS_OK ? NULL : ucs_status_string(ucs));
 }
 
 void ops_report_ended(struct transport *transport)
@@ -157,7 +162,7 @@ void ops_report_ended(struct transport *transport)
         if (refused)
             (void)snprintf(why, sizeof why, "refused (on_slow): %s", operation->conn->lanes);
         (void)pthread_mutex_unlock(&transport->lock);
-        end(operation, refused ? RDT_TRANSPORT : RDT_CANCELLED, refused ? why : NULL);
+        op_end(operation, refused ? RDT_TRANSPORT : RDT_CANCELLED, refused ? why : NULL);
         (void)pthread_mutex_lock(&transport->lock);
     }
     (void)pthread_mutex_unlock(&transport->lock);
@@ -199,7 +204,7 @@ static void pack_finish(void *state)
 static void on_sent(void *request, ucs_status_t status, void *user_data)
 {
     ucp_request_free(request);
-    end_ucs(user_data, status);
+    op_end_ucs(user_data, status);
 }
 
 static void send_one(struct conn *conn, struct operation *operation)
@@ -222,9 +227,9 @@ static void send_one(struct conn *conn, struct operation *operation)
     request = ucp_am_send_nbx(conn->out->ep, AM_DATA, &operation->header, sizeof operation->header,
                               copies ? (const void *)operation : op->piece.addr, copies ? 1 : op->piece.bytes, &param);
     if (!request)
-        end_ucs(operation, UCS_OK);
+        op_end_ucs(operation, UCS_OK);
     else if (UCS_PTR_IS_ERR(request))
-        end_ucs(operation, UCS_PTR_STATUS(request));
+        op_end_ucs(operation, UCS_PTR_STATUS(request));
 }
 
 void ops_send(struct conn *conn)
@@ -238,7 +243,10 @@ void ops_send(struct conn *conn)
         ring_remove(&operation->ring);
         operation->state = OP_RUNNING;
         (void)pthread_mutex_unlock(&transport->lock);
-        send_one(conn, operation);
+        if (operation->kind == OP_READ)
+            read_start(conn, operation);
+        else
+            send_one(conn, operation);
         (void)pthread_mutex_lock(&transport->lock);
     }
     (void)pthread_mutex_unlock(&transport->lock);
@@ -250,7 +258,7 @@ static void on_received(void *request, ucs_status_t status, size_t length, void 
 {
     (void)length;
     ucp_request_free(request);
-    end_ucs(user_data, status);
+    op_end_ucs(user_data, status);
 }
 
 /* The receive that the message is for, now RUNNING; NULL: none was posted. */
@@ -283,13 +291,13 @@ static ucs_status_t receive(struct transport *transport, struct operation *opera
     if (!announced) {
         if (bytes)
             memcpy(operation->op->piece.addr, data, bytes);
-        end(operation, RDT_OK, NULL);
+        op_end(operation, RDT_OK, NULL);
         return UCS_OK;
     }
     request = ucp_am_recv_data_nbx(transport->worker, data, operation->op->piece.addr, bytes, &param);
     if (UCS_PTR_IS_PTR(request))
         return UCS_INPROGRESS;
-    end_ucs(operation, UCS_PTR_STATUS(request));
+    op_end_ucs(operation, UCS_PTR_STATUS(request));
     return UCS_OK;
 }
 
@@ -322,7 +330,7 @@ static ucs_status_t on_data(void *arg, const void *header_data, size_t header_by
         return UCS_OK;
     }
     if (operation->op->piece.bytes != bytes) {
-        end(operation, RDT_TRANSPORT, "the peer's chunk has another length than the one posted for it");
+        op_end(operation, RDT_TRANSPORT, "the peer's chunk has another length than the one posted for it");
         return UCS_OK;
     }
     return receive(transport, operation, data, bytes, param->recv_attr & UCP_AM_RECV_ATTR_FLAG_RNDV);

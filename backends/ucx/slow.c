@@ -114,6 +114,11 @@ bool lanes_have_rdma(const char *list)
     return any_answers_to(list, "rdma", 4);
 }
 
+bool lanes_have_cma(const char *list)
+{
+    return any_answers_to(list, "cma", 3);
+}
+
 /* ---- what there is ---- */
 
 /* The RDMA device behind a network interface: it shares its PCI function. */

@@ -22,6 +22,7 @@ bool lanes_copy(const char *list);
 
 /* Lanes that remote memory can be read by, without its owner's processor: those of RDMA. */
 bool lanes_have_rdma(const char *list);
+bool lanes_have_cma(const char *list); /* the same of another process on this machine, by the kernel */
 
 /* True: why_p says what is wrong with these lanes, and what to do. An empty list is never slow: nothing is known. */
 bool lanes_are_slow(const struct slow_rule *rule, const char *list, char *why_p, size_t size);

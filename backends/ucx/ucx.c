@@ -100,7 +100,7 @@ static enum rdt_status transport_open(const struct rdt_host *host, void **transp
     ring_init(&transport->dying);
     for (unsigned i = 0; i < LINK_BUCKETS; i++)
         ring_init(&transport->links[i]);
-    settings_version(transport->version, sizeof transport->version);
+    settings_version(&settings, transport->version, sizeof transport->version);
 
     check_signals(host);
     log_start(transport);
@@ -159,7 +159,7 @@ static enum rdt_status connect_to(void *conn, const void *blob, size_t bytes, st
 
 static uint32_t sides(void *conn, const char *memory_kind)
 {
-    return memory_kind && !strcasecmp(memory_kind, "host") && !conn_refuses(conn) ? RDT_TWO_SIDED : 0;
+    return memory_kind && !strcasecmp(memory_kind, "host") ? conn_sides(conn) : 0;
 }
 
 static void disconnect(void *conn)
@@ -175,6 +175,43 @@ static enum rdt_status post_send(void *conn, struct rdt_op *op, struct rdt_error
 static enum rdt_status post_recv(void *conn, struct rdt_op *op, struct rdt_error *err)
 {
     return op_post_recv(conn, op, err);
+}
+
+static bool reads(void *arg)
+{
+    const struct transport *transport = arg;
+
+    return transport->settings.reads;
+}
+
+static enum rdt_status register_memory(void *transport, void *addr, uint64_t bytes, const char *memory_kind,
+                                       void **registration_p, struct rdt_error *err)
+{
+    struct registration *registration;
+    enum rdt_status status;
+
+    if (strcasecmp(memory_kind, "host"))
+        return rdt_error_set(err, RDT_UNSUPPORTED, "ucx reads host memory, not %s", memory_kind);
+    status = read_register(transport, addr, bytes, &registration, err);
+    if (status == RDT_OK)
+        *registration_p = registration;
+    return status;
+}
+
+static void unregister_memory(void *transport, void *registration)
+{
+    read_unregister(transport, registration);
+}
+
+static enum rdt_status pack_key(void *transport, void *registration, uint8_t key[RDT_KEY_MAX_BYTES], size_t *bytes_p,
+                                struct rdt_error *err)
+{
+    return read_pack_key(transport, registration, key, bytes_p, err);
+}
+
+static enum rdt_status post_read(void *conn, struct rdt_op *op, struct rdt_error *err)
+{
+    return op_post_read(conn, op, err);
 }
 
 static void cancel(void *conn, struct rdt_op *op)
@@ -199,7 +236,8 @@ static const struct rdt_transport_ops transport_ops = {
     .open = transport_open,
     .close = transport_close,
     .version = transport_version,
-    /* No registration: UCX's TCP registers nothing (see send_one). */
+    .register_memory = register_memory,
+    .unregister_memory = unregister_memory,
     .connection_create = connection_create,
     .connection_destroy = connection_destroy,
     .offer = offer,
@@ -208,8 +246,11 @@ static const struct rdt_transport_ops transport_ops = {
     .disconnect = disconnect,
     .post_send = post_send,
     .post_recv = post_recv,
+    .pack_key = pack_key,
+    .post_read = post_read,
     .cancel = cancel,
     .describe = describe,
+    .reads = reads, /* over TCP UCX registers nothing, and never reads */
 };
 
 static const struct rdt_config_key config_keys[] = {
@@ -218,6 +259,9 @@ static const struct rdt_config_key config_keys[] = {
     {"tls", "tcp", "UCX transports (UCX_TLS)"},
     {"eager_bytes", "131072", "chunks up to this size are sent without asking the receiver first"},
     {"spin_polls", "500", "empty polls before the data thread sleeps while something is outstanding"},
+    {"one_sided", "auto",
+     "auto: readers pull by RDMA where tls leaves TCP out; never; always: by RDMA or cma beside TCP too, where whoever reaches the port can "
+     "then also read any memory of the daemon"},
     {"on_slow", "warn", "warn, refuse or ignore: when UCX has taken lanes to a peer that are slower than what this node has"},
     {"least_lane", "", "UCX transports, one of which must be among the lanes (rdma, rc, shm, tcp ...); empty: RDMA where interfaces have it"},
     {NULL, NULL, NULL},

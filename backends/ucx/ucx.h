@@ -25,6 +25,8 @@
 
 enum on_slow { SLOW_WARN, SLOW_REFUSE, SLOW_IGNORE };
 
+enum one_sided { ONE_SIDED_AUTO, ONE_SIDED_NEVER, ONE_SIDED_ALWAYS };
+
 struct settings {
     char listen[INET6_ADDRSTRLEN];
     uint16_t port;
@@ -32,6 +34,8 @@ struct settings {
     char interfaces[256];
     char least_lane[128];
     enum on_slow on_slow;
+    enum one_sided one_sided;
+    bool reads; /* what comes of it and of tls: the context can read one-sided */
     uint64_t eager_bytes; /* chunks up to this size travel with their announcement */
     unsigned spin_polls;  /* empty polls before the data thread sleeps while something is outstanding */
 };
@@ -45,6 +49,14 @@ struct settings {
  *               `------------------------------------> ENDING ---------'
  */
 enum op_state { OP_QUEUED, OP_RUNNING, OP_ENDING };
+enum op_kind { OP_SEND, OP_RECV, OP_READ };
+
+/* Memory that peers may read. */
+struct registration {
+    ucp_mem_h memh;
+    void *addr;
+    uint64_t bytes;
+};
 
 /* One posted operation. op->priv[0] leads here until it has ended. */
 struct operation {
@@ -52,7 +64,8 @@ struct operation {
     struct rdt_op *op;
     struct conn *conn;
     enum op_state state; /* [lock] */
-    bool is_send;
+    enum op_kind kind;
+    ucp_rkey_h rkey;           /* RUNNING reads */
     struct data_header header; /* UCX reads it until the send ends */
 };
 
@@ -73,8 +86,9 @@ struct conn {
     bool closing;                         /* [lock] disconnect was called */
     uint8_t peer_uuid[16];
     char lanes[LANES_BYTES];              /* [lock] of the link that became READY last, and what is wrong; "": of none yet */
+    bool readable;                        /* [lock] they read the peer's memory */
     bool refused;                         /* [lock] they are too slow: nothing moves on it */
-    struct ring sends;                    /* [lock] QUEUED sends, in order */
+    struct ring sends;                    /* [lock] QUEUED sends and reads, in order */
     struct ring recvs[RECV_BUCKETS];      /* [lock] QUEUED receives, by transfer and chunk */
     unsigned posted;                      /* [lock] operations that have not ended */
     bool closed_links;                    /* [data] disconnect has reached the links */
@@ -143,7 +157,7 @@ struct transport {
 
 /* config.c: what the user wants, checked. */
 enum rdt_status settings_read(const struct rdt_host *host, struct settings *settings_p, struct rdt_error *err);
-void settings_version(char *version_p, size_t size); /* equal for two ends that understand each other */
+void settings_version(const struct settings *settings, char *version_p, size_t size); /* equal for two ends that understand each other */
 enum rdt_status settings_context(const struct settings *settings, ucp_context_h *context_p, struct rdt_error *err);
 
 /* thread.c: the data thread. */
@@ -178,7 +192,7 @@ void conn_destroy(struct conn *conn);
 enum rdt_status conn_offer(struct conn *conn, uint8_t blob[RDT_OFFER_MAX_BYTES], size_t *bytes_p);
 enum rdt_status conn_connect(struct conn *conn, const void *blob, size_t bytes, struct rdt_error *err);
 void conn_disconnect(struct conn *conn);
-bool conn_refuses(struct conn *conn);
+uint32_t conn_sides(struct conn *conn);
 enum rdt_status conn_describe(struct conn *conn, char *text_p, size_t size);
 /* Data thread: */
 struct conn *conn_take_token(struct transport *transport, const uint8_t token[TOKEN_BYTES]);
@@ -190,12 +204,23 @@ void conns_run(struct transport *transport); /* does what the loop thread asked 
 /* op.c */
 enum rdt_status op_post_send(struct conn *conn, struct rdt_op *op, struct rdt_error *err);
 enum rdt_status op_post_recv(struct conn *conn, struct rdt_op *op, struct rdt_error *err);
+enum rdt_status op_post_read(struct conn *conn, struct rdt_op *op, struct rdt_error *err);
 void op_cancel(struct conn *conn, struct rdt_op *op);
 void ops_end_queued(struct conn *conn); /* the lock is held: moves the QUEUED to transport->ending */
 /* Data thread: */
 enum rdt_status ops_handle(struct transport *transport, struct rdt_error *err);
 void ops_fini(struct transport *transport); /* the worker is gone */
 void ops_report_ended(struct transport *transport);
+void op_end(struct operation *operation, enum rdt_status status, const char *msg);
+void op_end_ucs(struct operation *operation, ucs_status_t ucs);
 void ops_send(struct conn *conn); /* hands the queued sends to UCX; conn->out is READY */
+
+/* read.c: any thread, but for read_start. */
+enum rdt_status read_register(struct transport *transport, void *addr, uint64_t bytes, struct registration **registration_p,
+                              struct rdt_error *err);
+void read_unregister(struct transport *transport, struct registration *registration);
+enum rdt_status read_pack_key(struct transport *transport, const struct registration *registration,
+                              uint8_t key[RDT_KEY_MAX_BYTES], size_t *bytes_p, struct rdt_error *err);
+void read_start(struct conn *conn, struct operation *operation); /* data thread; conn->out is READY */
 
 #endif

@@ -89,6 +89,55 @@ enum rdt_status wire_read_offer(const void *blob, size_t bytes, struct sockaddr_
     return RDT_OK;
 }
 
+/* ---- keys ---- */
+
+struct key { /* little-endian; then UCX's own */
+    uint64_t sum; /* of all that follows */
+    uint64_t address, bytes;
+};
+
+/* Finds what was damaged or mistaken; a peer that means harm is none that keys come from. */
+static uint64_t sum_of(const uint8_t *at, size_t bytes)
+{
+    uint64_t sum = 0xcbf29ce484222325u;
+
+    for (size_t i = 0; i < bytes; i++)
+        sum = (sum ^ at[i]) * 0x100000001b3u;
+    return sum;
+}
+
+size_t wire_put_key(uint64_t address, uint64_t bytes, const void *rkey, size_t rkey_bytes, uint8_t key_p[RDT_KEY_MAX_BYTES])
+{
+    struct key key = {.address = htole64(address), .bytes = htole64(bytes)};
+
+    if (rkey_bytes > RDT_KEY_MAX_BYTES - sizeof key)
+        return 0;
+    memcpy(key_p, &key, sizeof key);
+    memcpy(key_p + sizeof key, rkey, rkey_bytes);
+    key.sum = htole64(sum_of(key_p + sizeof key.sum, sizeof key - sizeof key.sum + rkey_bytes));
+    memcpy(key_p, &key.sum, sizeof key.sum);
+    return sizeof key + rkey_bytes;
+}
+
+enum rdt_status wire_read_key(const void *bytes_of_key, size_t key_bytes, uint64_t offset, uint64_t bytes, uint64_t *address_p,
+                              const void **rkey_p, struct rdt_error *err)
+{
+    const uint8_t *at = bytes_of_key;
+    struct key key;
+
+    if (key_bytes <= sizeof key || key_bytes > RDT_KEY_MAX_BYTES)
+        return rdt_error_set(err, RDT_PROTOCOL, "the owner's key has %zu bytes", key_bytes);
+    memcpy(&key, at, sizeof key);
+    if (le64toh(key.sum) != sum_of(at + sizeof key.sum, key_bytes - sizeof key.sum))
+        return rdt_error_set(err, RDT_PROTOCOL, "the owner's key is damaged");
+    if (offset > le64toh(key.bytes) || bytes > le64toh(key.bytes) - offset)
+        return rdt_error_set(err, RDT_PROTOCOL, "the owner's memory of %llu bytes holds no %llu at %llu",
+                             (unsigned long long)le64toh(key.bytes), (unsigned long long)bytes, (unsigned long long)offset);
+    *address_p = le64toh(key.address) + offset;
+    *rkey_p = at + sizeof key;
+    return RDT_OK;
+}
+
 /* ---- headers ---- */
 
 void wire_put_greeting(struct greeting *greeting_p, const void *secret, size_t secret_bytes)

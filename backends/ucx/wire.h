@@ -25,6 +25,16 @@ size_t wire_put_offer(const struct sockaddr_storage *address, const uint8_t toke
 enum rdt_status wire_read_offer(const void *blob, size_t bytes, struct sockaddr_storage *address_p,
                                 uint8_t token_p[TOKEN_BYTES], struct rdt_error *err);
 
+/* ---- keys of memory that the peer may read ---- */
+
+/* Returns how many bytes the key has; 0: UCX's is too long. */
+size_t wire_put_key(uint64_t address, uint64_t bytes, const void *rkey, size_t rkey_bytes, uint8_t key_p[RDT_KEY_MAX_BYTES]);
+
+/* RDT_PROTOCOL: it is none of those, or was changed on its way (UCX believes what it unpacks), or the range is not all in the memory. The
+ * rkey points into the key. */
+enum rdt_status wire_read_key(const void *key, size_t key_bytes, uint64_t offset, uint64_t bytes, uint64_t *address_p,
+                              const void **rkey_p, struct rdt_error *err);
+
 /* ---- headers of active messages ---- */
 
 struct greeting { /* HELLO: secret is the one-time token of the one who listens. WELCOME: its session number, then zeros */

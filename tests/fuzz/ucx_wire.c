@@ -1,6 +1,6 @@
-/* backends/ucx: what a peer's offer and the headers of its active messages may say.
+/* backends/ucx: what a peer's offer, its keys and the headers of its active messages may say.
  *
- *   | which 1, announced 1 | bytes of data 4 | it |
+ *   | which 1, announced 1 | bytes of data, or offset of a read, 4 | it |
  */
 #include <arpa/inet.h>
 #include <netinet/in.h>
@@ -51,6 +51,27 @@ static void data_header(const void *header, size_t n)
     fuzz_must(memcmp(&raw, header, n) == 0);
 }
 
+/* The bytes as a key; and what is made of them as UCX's part of one, whole and damaged. */
+static void key(const uint8_t *bytes, size_t n, uint64_t offset)
+{
+    uint8_t made[RDT_KEY_MAX_BYTES];
+    const void *rkey;
+    uint64_t address;
+    struct rdt_error err;
+    size_t made_bytes = wire_put_key(1 << 20, 1000, bytes, n, made);
+
+    if (wire_read_key(bytes, n, offset, 1, &address, &rkey, &err) == RDT_OK)
+        fuzz_must((const uint8_t *)rkey > bytes && (const uint8_t *)rkey < bytes + n);
+    if (!made_bytes)
+        return;
+    if (n > 0)
+        fuzz_must((wire_read_key(made, made_bytes, offset, 10, &address, &rkey, &err) == RDT_OK) == (offset <= 990));
+    if (n > 0 && offset <= 990)
+        fuzz_must(address == (1 << 20) + offset && memcmp(rkey, bytes, n) == 0);
+    made[offset % made_bytes] ^= 1;
+    fuzz_must(wire_read_key(made, made_bytes, 0, 10, &address, &rkey, &err) != RDT_OK);
+}
+
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t bytes)
 {
     const uint8_t *at = data, *end = data + bytes;
@@ -58,7 +79,9 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t bytes)
     size_t data_bytes = fuzz_take(&at, end, 4), n = (size_t)(end - at);
     void *copy = fuzz_copy(at, n, false);
 
-    if (which % 3 == 0)
+    if (which & 0x40)
+        key(copy, n, data_bytes);
+    else if (which % 3 == 0)
         offer(copy, n);
     else if (which % 3 == 1)
         greeting(copy, n, data_bytes, which & 0x80);

@@ -89,6 +89,43 @@ Test(ucx, memory_of_the_machine_is_a_lane)
     end(NULL);
 }
 
+/* A folder with another UCX than the one of the build: `make ucx-wheels`. */
+static const char *other_ucx(void)
+{
+    static char variable[300];
+    const char *path = getenv("RDT_UCX_PATH");
+
+    if (!path || !*path)
+        cr_skip_test("RDT_UCX_PATH names no folder with another libucp.so.0");
+    (void)snprintf(variable, sizeof variable, "LD_LIBRARY_PATH=%s", path ? path : "");
+    return variable;
+}
+
+/* Read by the receiver, while the sender's process takes no part: by cma, as there is no RDMA here. 1.13 would emulate it. */
+Test(ucx, memory_of_the_machine_is_read_one_sided)
+{
+    static const char *const flags[] = {"--set=ucx.tls=tcp,cma", "--set=ucx.one_sided=always", NULL};
+    const char *const env[] = {other_ucx(), "UCX_CMA_MEMORY_INVALIDATE=y", NULL};
+    struct transfer_view view;
+
+    if (geteuid() != 0)
+        cr_skip_test("needs root, to read another process's memory whatever the machine allows");
+    cluster_start(&c, 2, &(struct cluster_options){.flags = flags, .env_of = {env, env}});
+    owner = node_client(&c.node[0], "owner");
+    reader = node_client(&c.node[1], "reader");
+    expect_ctl(0, "one and two", "backends", NULL);
+    for (size_t bytes = KIB; bytes <= 64 * MIB; bytes *= 4) {
+        struct rdt_ref ref = put_pattern(owner, NULL, bytes + 1, (uint32_t)bytes);
+
+        fetch_pattern(reader, &ref, bytes + 1, (uint32_t)bytes, bytes > 64 * KIB ? "ucx" : NULL);
+        must(transfers_of(&c.node[1], &view, 1) == 1);
+        if (bytes > 64 * KIB)
+            must_say(strstr(view.lanes, "cma/memory, one-sided"), "the transfer went over '%s'", view.lanes);
+        must_ok(rdt_free(owner, &ref, false, &err));
+    }
+    end(NULL);
+}
+
 /* ---- lanes that are slow ---- */
 
 #define NO_RDMA "no lane is of least_lane = rdma"
@@ -230,18 +267,6 @@ Test(ucx, different_versions_of_a_library_are_not_brought_together)
     begin_with_loopback(newer);
     expect_other_transport("ucx", "loopback", "the library's versions differ: 2.0 here, 1.0 on the other node");
     end(differ);
-}
-
-/* A folder with another UCX than the one of the build: `make ucx-wheels`. */
-static const char *other_ucx(void)
-{
-    static char variable[300];
-    const char *path = getenv("RDT_UCX_PATH");
-
-    if (!path || !*path)
-        cr_skip_test("RDT_UCX_PATH names no folder with another libucp.so.0");
-    (void)snprintf(variable, sizeof variable, "LD_LIBRARY_PATH=%s", path ? path : "");
-    return variable;
 }
 
 Test(ucx, other_version_on_one_node_leaves_the_other_transports)

@@ -1,0 +1,100 @@
+/* One-sided reads: the owner registers memory and packs a key for it; the reader pulls, and the owner's process takes no part.
+ *
+ * Only over lanes that truly read remote memory: those of RDMA (which nothing here has ever run on: no machine had such a device), and,
+ * where the user says one_sided = always, another process's memory on the same machine (cma). UCX would emulate a read over TCP,
+ * slower than a send, and let a peer read any address of the process: there sides() never says that one can read, and unless the
+ * configuration leaves TCP out, or wants it so, the context cannot read at all.
+ */
+#include <stdlib.h>
+#include <string.h>
+
+#include "backends/ucx/ucx.h"
+
+enum rdt_status read_register(struct transport *transport, void *addr, uint64_t bytes, struct registration **registration_p,
+                              struct rdt_error *err)
+{
+    const ucp_mem_map_params_t params = {
+        .field_mask = UCP_MEM_MAP_PARAM_FIELD_ADDRESS | UCP_MEM_MAP_PARAM_FIELD_LENGTH,
+        .address = addr,
+        .length = bytes,
+    };
+    struct registration *registration = calloc(1, sizeof *registration);
+    ucs_status_t ucs;
+
+    if (!registration)
+        return rdt_error_set(err, RDT_NO_MEMORY, "no memory for a registration");
+    registration->addr = addr;
+    registration->bytes = bytes;
+    ucs = ucp_mem_map(transport->context, &params, &registration->memh);
+    if (ucs != UCS_OK) {
+        free(registration);
+        return rdt_error_set(err, ucs == UCS_ERR_NO_MEMORY ? RDT_NO_MEMORY : RDT_TRANSPORT,
+                             "UCX cannot register %llu bytes: %s", (unsigned long long)bytes, ucs_status_string(ucs));
+    }
+    *registration_p = registration;
+    return RDT_OK;
+}
+
+void read_unregister(struct transport *transport, struct registration *registration)
+{
+    (void)ucp_mem_unmap(transport->context, registration->memh);
+    free(registration);
+}
+
+enum rdt_status read_pack_key(struct transport *transport, const struct registration *registration,
+                              uint8_t key[RDT_KEY_MAX_BYTES], size_t *bytes_p, struct rdt_error *err)
+{
+    void *rkey;
+    size_t bytes;
+    ucs_status_t ucs = ucp_rkey_pack(transport->context, registration->memh, &rkey, &bytes);
+
+    if (ucs != UCS_OK)
+        return rdt_error_set(err, RDT_TRANSPORT, "UCX packs no key: %s", ucs_status_string(ucs));
+    *bytes_p = wire_put_key((uintptr_t)registration->addr, registration->bytes, rkey, bytes, key);
+    ucp_rkey_buffer_release(rkey);
+    return *bytes_p ? RDT_OK : rdt_error_set(err, RDT_TRANSPORT, "UCX's key of %zu bytes is too long", bytes);
+}
+
+static void on_read(void *request, ucs_status_t status, void *user_data)
+{
+    struct operation *operation = user_data;
+
+    ucp_request_free(request);
+    ucp_rkey_destroy(operation->rkey);
+    op_end_ucs(operation, status);
+}
+
+void read_start(struct conn *conn, struct operation *operation)
+{
+    const struct rdt_op *op = operation->op;
+    const struct registration *registration = op->piece.registration;
+    ucp_request_param_t param = {
+        .op_attr_mask = UCP_OP_ATTR_FIELD_CALLBACK | UCP_OP_ATTR_FIELD_USER_DATA,
+        .cb.send = on_read,
+        .user_data = operation,
+    };
+    const void *rkey;
+    uint64_t address;
+    ucs_status_ptr_t request;
+    ucs_status_t ucs;
+    struct rdt_error err = {0};
+
+    if (wire_read_key(op->key, op->key_bytes, op->key_offset, op->piece.bytes, &address, &rkey, &err) != RDT_OK) {
+        op_end(operation, RDT_TRANSPORT, err.msg);
+        return;
+    }
+    ucs = ucp_ep_rkey_unpack(conn->out->ep, rkey, &operation->rkey);
+    if (ucs != UCS_OK) {
+        op_end_ucs(operation, ucs);
+        return;
+    }
+    if (registration) { /* or UCX would look the memory up */
+        param.op_attr_mask |= UCP_OP_ATTR_FIELD_MEMH;
+        param.memh = registration->memh;
+    }
+    request = ucp_get_nbx(conn->out->ep, op->piece.addr, op->piece.bytes, address, operation->rkey, &param);
+    if (UCS_PTR_IS_PTR(request))
+        return;
+    ucp_rkey_destroy(operation->rkey);
+    op_end_ucs(operation, UCS_PTR_STATUS(request));
+}
