@@ -21,6 +21,9 @@ B := build/$(VARIANT)
 # line, unless it is required.
 BACKEND_PKGS_ucx    := ucx
 BACKEND_PKGS_stream := openssl
+# One without pkg-config is found by a header; its C++, if it has any, is linked so.
+BACKEND_HEADER_gloo := gloo/config.h
+BACKEND_LIBS_gloo   := -lgloo -lstdc++
 REQUIRED_BACKENDS   := host ucx stream
 
 PKGS := libuv libprotobuf-c openssl inih jansson $(foreach b,$(REQUIRED_BACKENDS),$(BACKEND_PKGS_$(b)))
@@ -29,6 +32,9 @@ PKGS := libuv libprotobuf-c openssl inih jansson $(foreach b,$(REQUIRED_BACKENDS
 
 ifeq ($(origin CC),default)
 CC := $(if $(filter fuzz,$(VARIANT)),clang,gcc)
+endif
+ifeq ($(origin CXX),default)
+CXX := $(if $(filter fuzz,$(VARIANT)),clang++,g++)
 endif
 
 CFLAGS_release := -O2 -g -D_FORTIFY_SOURCE=2
@@ -116,7 +122,9 @@ TEST_LIBS    = $(shell pkg-config --libs criterion) $(DAEMON_LIBS) $(CTL_LIBS)
 
 BACKENDS := $(foreach d,$(wildcard backends/*/),$(if $(wildcard $(d)*.c),$(notdir $(d:/=))))
 DROPPED  := $(foreach b,$(BACKENDS),$(if $(BACKEND_PKGS_$(b)),$(shell pkg-config --exists $(BACKEND_PKGS_$(b)) || echo $(b))))
-$(foreach b,$(DROPPED),$(info backend $(b): dropped, $(BACKEND_PKGS_$(b)) is not installed))
+DROPPED  += $(foreach b,$(BACKENDS),$(if $(BACKEND_HEADER_$(b)),$(shell printf '\043include <%s>\n' $(BACKEND_HEADER_$(b)) | \
+                $(CXX) -E -x c++ - >/dev/null 2>&1 || echo $(b))))
+$(foreach b,$(DROPPED),$(info backend $(b): dropped, $(or $(BACKEND_PKGS_$(b)),$(BACKEND_HEADER_$(b)) for a C++ compiler) is not installed))
 BACKENDS := $(filter-out $(DROPPED),$(BACKENDS))
 
 # The Python package, for this Python (PYTHON=, PYTHON=no: without). Sanitized, it runs in a Python that loads asan first; tsan and fuzz have none.
@@ -172,6 +180,13 @@ $(B)/obj/%.o: %.c $(B)/.flags | $(GEN_H)
 	$(Q)mkdir -p $(@D)
 	$(Q)$(compile)
 
+# C++ is for libraries that have nothing else.
+$(B)/obj/%.o: %.cc $(B)/.flags
+	$(call say,CXX,$<)
+	$(Q)mkdir -p $(@D)
+	$(Q)$(CXX) $(CPPFLAGS_ALL) $(filter-out -Wstrict-prototypes -Wmissing-prototypes,$(WARNINGS)) -std=c++17 $(CFLAGS_$(VARIANT)) \
+	    -fstack-protector-strong -pthread $(CXXFLAGS) $(OBJFLAGS) -MMD -MP -c -o $@ $<
+
 $(B)/obj/gen/%.o: $(B)/gen/%.c $(B)/.flags | $(GEN_H)
 	$(call say,CC,$<)
 	$(Q)mkdir -p $(@D)
@@ -225,10 +240,10 @@ link_plugin = $(CC) $(LDFLAGS_ALL) $(SHARED) -Wl,--version-script=$(B)/plugin.ma
 
 # backend NAME: backends/NAME/*.c, nothing of the daemon, its own libraries.
 define backend
-$(B)/backends/rdt_$(1).so: $(call obj,$(call srcs,backends/$(1))) $(PLUGIN_O) $(LISTEN_O) $(B)/plugin.map $(B)/.sources
+$(B)/backends/rdt_$(1).so: $(call obj,$(call srcs,backends/$(1))) $(patsubst %.cc,$(B)/obj/%.o,$(wildcard backends/$(1)/*.cc)) $(PLUGIN_O) $(LISTEN_O) $(B)/plugin.map $(B)/.sources
 	$$(call say,LINK,$$@)
 	$(Q)mkdir -p $$(@D)
-	$(Q)$$(link_plugin) $(if $(BACKEND_PKGS_$(1)),$(call libs,$(BACKEND_PKGS_$(1))))
+	$(Q)$$(link_plugin) $(if $(BACKEND_PKGS_$(1)),$(call libs,$(BACKEND_PKGS_$(1)))) $(BACKEND_LIBS_$(1))
 $(B)/obj/backends/$(1)/%.o: OBJFLAGS += $(if $(BACKEND_PKGS_$(1)),$(call cflags,$(BACKEND_PKGS_$(1))))
 endef
 $(foreach b,$(BACKENDS),$(eval $(call backend,$(b))))

@@ -1,0 +1,48 @@
+/* Gloo as C sees it: a device, a mesh of pairs between the ranks of one group, and calls that block until they are done. Every exception
+ * ends in mesh.cc: true is success, false leaves a sentence in why.
+ *
+ * Any thread; of one mesh and one peer one thread sends and one receives. mesh_close ends what blocks, and from its return on nothing
+ * reads or writes the memory of any call.
+ */
+#ifndef GLOO_MESH_H
+#define GLOO_MESH_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+#define MESH_WHY_BYTES 192
+
+struct mesh_device;
+struct mesh;
+
+/* Listens on that interface, or ("") at that numeric address. */
+bool mesh_device_create(const char *interface, const char *address, struct mesh_device **device_p, char why[MESH_WHY_BYTES]);
+void mesh_device_destroy(struct mesh_device *device);
+
+bool mesh_create(struct mesh_device *device, uint32_t rank, uint32_t size, struct mesh **mesh_p, char why[MESH_WHY_BYTES]);
+
+/* The addresses at which each of the other ranks reaches this one. */
+bool mesh_offer(struct mesh *mesh, uint8_t *blob, size_t room, size_t *bytes_p, char why[MESH_WHY_BYTES]);
+
+/* Connects with one rank, which does the same; blocks, at most for timeout_ms. All ranks do so in the order of ranks. */
+bool mesh_connect(struct mesh *mesh, uint32_t rank, const void *blob, size_t bytes, char why[MESH_WHY_BYTES]);
+
+bool mesh_send(struct mesh *mesh, uint32_t rank, uint64_t slot, const void *from, size_t bytes, char why[MESH_WHY_BYTES]);
+bool mesh_recv(struct mesh *mesh, uint32_t rank, uint64_t slot, void *to, size_t bytes, char why[MESH_WHY_BYTES]);
+
+/* The root's bytes to all; every rank calls it, with the same tag. */
+bool mesh_broadcast(struct mesh *mesh, uint32_t root, void *memory, size_t bytes, uint32_t tag, char why[MESH_WHY_BYTES]);
+
+void mesh_close(struct mesh *mesh);
+void mesh_destroy(struct mesh *mesh); /* closed, and no call is under way */
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif
