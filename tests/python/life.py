@@ -131,10 +131,11 @@ def test_nothing_leaks():
         gc.collect()
         blocks, fds, resident = sys.getallocatedblocks(), len(os.listdir("/proc/self/fd")), memory()
         counts = [sys.getrefcount(thing) for thing in (c, ref, None, rdt.Ref)]
-        for _ in range(300):
+        for _ in range(800):
             round_of(c, ref)
         gc.collect()
-        assert sys.getallocatedblocks() - blocks < 200, sys.getallocatedblocks() - blocks
+        # Python's own caches take some hundreds, however many rounds there are; what leaks takes 800.
+        assert sys.getallocatedblocks() - blocks < 700, sys.getallocatedblocks() - blocks
         assert len(os.listdir("/proc/self/fd")) == fds
         assert memory() - resident < 20 << 20, memory() - resident
         after = [sys.getrefcount(thing) for thing in (c, ref, None, rdt.Ref)]

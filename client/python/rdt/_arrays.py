@@ -78,7 +78,9 @@ def plain_array(array: Any) -> bool:
 
 def to_numpy(tensor: _rdt.Tensor) -> Any:
     """The tensor's memory as an ndarray, read-only where it is. Where numpy has no such dtype, or is not there, the Tensor itself."""
-    dtype = _np_dtypes.get(tensor.dtype) or numpy_dtype(tensor.dtype)
+    dtype = _np_dtypes.get(tensor.dtype)
+    if dtype is None:
+        dtype = numpy_dtype(tensor.dtype)
     if dtype is None:
         return tensor
     if tensor.contiguous:
@@ -91,6 +93,7 @@ def to_numpy(tensor: _rdt.Tensor) -> Any:
 # ---- torch ----
 
 _torch: Any = None
+_from_capsule: Any = None
 _torch_by_text: dict[str, Any] = {}
 # What every torch reads from a DLPack capsule by its own type; the rest comes as integers and is viewed.
 _TORCH_PLAIN = frozenset(("f16", "bf16", "f32", "f64", "c64", "c128", "u8", "i8", "i16", "i32", "i64"))
@@ -98,7 +101,7 @@ _TORCH_PLAIN = frozenset(("f16", "bf16", "f32", "f64", "c64", "c128", "u8", "i8"
 
 def torch() -> Any:
     """torch, imported if it was not; None if there is none."""
-    global _torch
+    global _torch, _from_capsule
     if _torch is None:
         try:
             _torch = import_module("torch")
@@ -112,6 +115,8 @@ def torch() -> Any:
                     _torch_by_text[text] = dtype
                     numbers[dtype] = NUMBERS[text]
             _rdt.set_torch(_torch.Tensor, numbers)
+            # What torch.from_dlpack ends in; it is called for every tensor.
+            _from_capsule = getattr(_torch._C, "_from_dlpack", _torch.utils.dlpack.from_dlpack)
     return _torch or None
 
 
@@ -126,7 +131,7 @@ def to_torch(tensor: _rdt.Tensor) -> Any:
     dtype = _torch_by_text.get(text)
     if dtype is None:
         raise TypeError(f"this torch ({module.__version__}) has no {text}: as_=\"tensor\", and bits() of it, shows the bits")
-    made = module.utils.dlpack.from_dlpack(tensor._capsule())
+    made = _from_capsule(tensor._capsule())
     return made if text in _TORCH_PLAIN else made.view(dtype)
 
 
@@ -174,31 +179,34 @@ def dtype_text(dtype: Any) -> str:
     return text
 
 
-def converter(as_: str) -> Callable[[_rdt.Tensor, str], Any]:
-    """What makes of a Tensor, put as this kind, what the caller of fetch wants."""
-    try:
-        return _CONVERTERS[as_]
-    except KeyError:
-        raise ValueError(f"as_ is one of {', '.join(_CONVERTERS)}, not {as_!r}") from None
+def convert(tensors: list[_rdt.Tensor], kinds: str, as_: str) -> list[Any]:
+    """What the caller of fetch wants of tensors that were put as these kinds (one letter: all the same)."""
+    one = _CONVERTERS.get(as_)
+    if one is None:
+        raise ValueError(f"as_ is one of {', '.join(_CONVERTERS)}, list, not {as_!r}")
+    if kinds in ("n", "o"):
+        return [one(tensor) for tensor in tensors]
+    if len(kinds) == 1:
+        kinds *= len(tensors)
+    return [_as_put(tensor, kind) if one is _auto or kind in "bB" else one(tensor) for tensor, kind in zip(tensors, kinds)]
 
 
-def _auto(tensor: _rdt.Tensor, kind: str) -> Any:
-    if kind == "t" and torch() is not None and tensor.dtype in _torch_by_text:
-        return to_torch(tensor)
-    return _with_bytes(tensor, kind, to_numpy)
-
-
-def _with_bytes(tensor: _rdt.Tensor, kind: str, convert: Callable[[_rdt.Tensor], Any]) -> Any:
+def _as_put(tensor: _rdt.Tensor, kind: str) -> Any:
     if kind == "b":
         return tensor.tobytes()
     if kind == "B":
         return bytearray(tensor.tobytes())
-    return convert(tensor)
+    if kind == "t" and torch() is not None and tensor.dtype in _torch_by_text:
+        return to_torch(tensor)
+    return to_numpy(tensor)
 
 
-_CONVERTERS: dict[str, Callable[[_rdt.Tensor, str], Any]] = {
-    "auto": _auto,
-    "numpy": lambda tensor, kind: _with_bytes(tensor, kind, to_numpy),
-    "torch": lambda tensor, kind: _with_bytes(tensor, kind, to_torch),
-    "tensor": lambda tensor, kind: _with_bytes(tensor, kind, lambda same: same),
-}
+def _auto(tensor: _rdt.Tensor) -> Any:
+    return to_numpy(tensor)
+
+
+def _same(tensor: _rdt.Tensor) -> Any:
+    return tensor
+
+
+_CONVERTERS: dict[str, Callable[[_rdt.Tensor], Any]] = {"auto": _auto, "numpy": to_numpy, "torch": to_torch, "tensor": _same}

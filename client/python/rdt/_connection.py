@@ -246,19 +246,18 @@ class Connection(_rdt.Conn):
         targets = None if into is None else [None if value is None else flatten(value) for value in into]
         boxes = None if slices is None else [None if each is None else [_box(one_) for one_ in each] for each in slices]
         number = MODES["auto"] if mode is None else _choice(MODES, mode, "mode")
-        if mode is None and into is None and (as_ == "torch" or as_ == "auto" and wanted and all(ref._hint for ref in wanted)):
+        if mode is None and into is None and (as_ == "torch" or as_ == "auto" and wanted and all([ref._hint for ref in wanted])):
             number = MODES["cow"]
         started = self._fetch(wanted, number, timeout, transport, least_path, boxes, targets)
         for i, request in enumerate(started):
-            again = partial(self._again, wanted[i], timeout, transport, least_path, None if boxes is None else [boxes[i]], as_,
-                            allow_pickle)
+            again = (wanted[i], timeout, transport, least_path, None if boxes is None else [boxes[i]])
             request._how = How(as_, mode, None if into is None else into[i], allow_pickle, again)
         return started[0] if one else started
 
-    def _again(self, ref: Ref, timeout: Optional[float], transport: Optional[str], least_path: Optional[str], boxes: Any, as_: str,
-               allow_pickle: Optional[bool], mode: str) -> Request:
-        (request,) = self._fetch([ref], MODES[mode], timeout, transport, least_path, boxes, None)
-        request._how = How(as_, mode, None, allow_pickle, None)
+    def _again(self, how: How) -> Request:
+        ref, timeout, transport, least_path, boxes = how.again
+        (request,) = self._fetch([ref], MODES["cow"], timeout, transport, least_path, boxes, None)
+        request._how = how._replace(mode="cow")
         return request
 
     def get(self, refs: Any, **options: Any) -> Any:

@@ -57,10 +57,10 @@ class How(NamedTuple):
     mode: Optional[str]
     into: Any
     allow_pickle: Optional[bool]
-    again: Any  # starts the same fetch in another mode
+    again: tuple[Any, ...]  # what Connection._again needs to start the same fetch in another mode
 
 
-@dataclass(frozen=True)
+@dataclass
 class Fetched:
     """What a fetch brought, and how it came."""
 
@@ -101,12 +101,16 @@ class Request(_rdt.Request):
         Raises how it failed; TimedOut also if it goes on: then nothing is cancelled."""
         self._wait(timeout)
         how: Optional[How] = self._how
-        return None if how is None else self._collect(how, True).value
+        return None if how is None else self._value(how)
 
     def fetched(self, timeout: Optional[float] = None) -> Fetched:
         """The same of a fetch, with how it came: path, version, bytes moved."""
         self._wait(timeout)
-        return self._collect(self._how, True)
+        how: How = self._how
+        brought = self._take()
+        if self._needs_cow(how, brought):
+            return self._again(how).fetched()
+        return self._tell(how, brought)
 
     def __await__(self) -> Generator[Any, None, Any]:
         return self._result().__await__()
@@ -116,47 +120,56 @@ class Request(_rdt.Request):
         return None if fetched is None else fetched.value
 
     async def fetched_async(self) -> Any:
-        """`fetched` for event loops."""
+        """`fetched` for event loops; None of a wait."""
         connection: Connection = self.connection
         await connection._hub().ended(self)
         self._check()
         how: Optional[How] = self._how
         if how is None:
             return None
-        got = self._collect(how, False)
-        if got.value is _AGAIN_COW:
-            return await how.again("cow").fetched_async()
-        return got
+        brought = self._take()
+        if self._needs_cow(how, brought):
+            return await self._again(how).fetched_async()
+        return self._tell(how, brought)
 
     def _wait(self, timeout: Optional[float]) -> None:
-        if self._state() == AGAIN:
-            (ended,) = self.connection._wait([self], 1, timeout)
-            if not ended:
-                raise _still_running(timeout)
-        self._check()
+        if self._state() != AGAIN:
+            self._check()
+        elif not self.connection._wait([self], 1, timeout)[0]:
+            raise _still_running(timeout)
 
-    def _collect(self, how: How, may_block: bool) -> Fetched:
+    def _value(self, how: How) -> Any:
         brought = self._take()
+        if how.into is not None:
+            return how.into
+        if self._needs_cow(how, brought):
+            return self._again(how).result()
+        return self._read(how, brought, Layout(brought.metadata, brought.tensors()))
+
+    def _read(self, how: How, brought: _rdt.Object, layout: Layout) -> Any:
+        may_unpickle = how.allow_pickle
+        if may_unpickle is None:
+            connection: Connection = self.connection
+            may_unpickle = layout.form == "pickle" and connection._is_own(brought.info()["ref"])
+        return layout.value(how.as_, may_unpickle, Ref)
+
+    def _tell(self, how: How, brought: _rdt.Object) -> Fetched:
         metadata = brought.metadata
         tensors = brought.tensors()
-        info = brought.info()
-        info["ref"] = ref = Ref._unpack(info["ref"].pack())
-        if how.into is not None:
-            return Fetched(how.into, tensors=tensors, metadata=metadata, **info)
-        layout = Layout(metadata, tensors)
-        # torch knows no read-only, and writing there would end the process: it gets pages of its own, unless it asked to share.
-        if how.mode is None and not info["writable"] and tensors and (how.as_ == "torch" or how.as_ == "auto" and layout.has_torch):
-            if may_block:
-                again: Request = how.again("cow")
-                return again.fetched()
-            return Fetched(_AGAIN_COW, tensors=tensors, metadata=metadata, **info)
+        value = how.into if how.into is not None else self._read(how, brought, Layout(metadata, tensors))
+        return Fetched(value, tensors=tensors, metadata=metadata, **brought.info())
+
+    # torch knows no read-only, and writing there would end the process: it gets pages of its own, unless it asked to share.
+
+    def _needs_cow(self, how: How, brought: _rdt.Object) -> bool:
+        if how.mode is not None or how.into is not None or brought.writable or how.as_ not in ("auto", "torch"):
+            return False
+        metadata = brought.metadata
+        return how.as_ == "torch" or bool(metadata) and Layout(metadata, brought.tensors()).has_torch
+
+    def _again(self, how: How) -> Request:
         connection: Connection = self.connection
-        may_unpickle = connection._is_own(ref) if how.allow_pickle is None else how.allow_pickle
-        value = layout.value(how.as_, may_unpickle, Ref)
-        return Fetched(value, tensors=tensors, metadata=metadata, **info)
-
-
-_AGAIN_COW = object()
+        return connection._again(how)
 
 
 def _still_running(timeout: Optional[float]) -> TimedOut:

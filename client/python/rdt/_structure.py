@@ -15,7 +15,7 @@ from collections import OrderedDict
 from typing import Any, Callable, NamedTuple, Optional, cast
 
 from . import _rdt
-from ._arrays import converter, kind_of
+from ._arrays import convert, kind_of
 from ._errors import PickleRefused
 
 _quote: Callable[[str], str] = json.JSONEncoder().encode  # of text: as fast as json gets
@@ -230,11 +230,7 @@ class Layout:
         return "t" in self.kinds
 
     def leaves(self, as_: str) -> list[Any]:
-        convert = converter(as_)
-        kinds = self.kinds
-        if len(kinds) == 1:
-            return [convert(tensor, kinds) for tensor in self.tensors]
-        return [convert(tensor, kind) for tensor, kind in zip(self.tensors, kinds)]
+        return convert(self.tensors, self.kinds, as_)
 
     def value(self, as_: str, may_unpickle: bool, ref: Callable[[str], Any]) -> Any:
         """The value that was put. PickleRefused."""

@@ -138,8 +138,18 @@ static PyObject *get_strides(PyObject *self, void *ignored)
 
 static PyObject *get_dtype(PyObject *self, void *ignored)
 {
+    static PyObject *names[32];
+    enum rdt_dtype dtype = ((struct tensor *)self)->dtype;
+    PyObject *name;
+
     (void)ignored;
-    return PyUnicode_FromString(rdt_dtype_name(((struct tensor *)self)->dtype));
+    if ((size_t)dtype >= sizeof names / sizeof *names)
+        return PyUnicode_FromString(rdt_dtype_name(dtype));
+    name = names[dtype];
+    if (!name)
+        name = names[dtype] = PyUnicode_InternFromString(rdt_dtype_name(dtype));
+    Py_XINCREF(name);
+    return name;
 }
 
 static PyObject *get_ndim(PyObject *self, void *ignored)
