@@ -338,11 +338,16 @@ enum rdt_status snapshot_start(struct regions *table, struct object *object, con
 void snapshot_abandon(struct snapshot *snapshot, enum object_end end)
 {
     bool hearing = !list_empty(&snapshot->hearing.link);
+    struct rdt_error why = {0};
 
+    (void)rdt_error_set(&why, RDT_CANCELLED, "its put was given up");
     snapshot->on_done = NULL;
     snapshot->impatient = NULL;
     list_remove(&snapshot->hearing.link);
-    object_free(snapshot->object, false, end);
+    if (end == OBJECT_END_OWNER_DIED)
+        object_free(snapshot->object, false, end);
+    else
+        object_table_withdraw(snapshot->object, &why); /* it was never put: who waits for its id waits on */
     if (hearing)
         go_on(snapshot, RDT_OK, NULL);
 }

@@ -28,7 +28,7 @@ bool snapshot_may_take(const struct region *region);
 enum rdt_status snapshot_start(struct regions *table, struct object *object, const bool *given, struct client *impatient,
                                snapshot_done on_done, void *arg, struct snapshot **snapshot_p, struct rdt_error *err);
 
-/* Whoever put it has gone, or given up: on_done does not come, and the object ends. */
+/* Whoever put it has gone, or given up: on_done does not come, and the object ends; was it given up, then as if it had never been put. */
 void snapshot_abandon(struct snapshot *snapshot, enum object_end end);
 
 #endif

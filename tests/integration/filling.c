@@ -199,7 +199,7 @@ Test(filling, killed_producer_fails_those_who_wait)
     end();
 }
 
-Test(filling, timeout_of_the_put_frees_it)
+Test(filling, timed_out_put_leaves_those_who_wait_to_the_next)
 {
     struct rdt_ref ref = ref_named("w");
     int64_t timeout_ns = 50 * MSEC;
@@ -215,10 +215,12 @@ Test(filling, timeout_of_the_put_frees_it)
     request = start_one(conn, &ref, LONG);
     actor_step(&producer);
     cr_assert_eq(actor_result(&producer), 100 - RDT_TIMED_OUT);
-    must_be(RDT_FREED, rdt_wait(conn, &request, 1, 1, LONG, NULL, NULL, &err));
-    rdt_request_destroy(request);
-    cr_assert_not(state_is("w", "filling"));
+    wait_until(LONG, !state_is("w", "filling"));
     release_workers();
+    cr_assert_eq(rdt_request_status(request, NULL), RDT_AGAIN);
+    (void)put_one(conn, &VECTOR(RDT_U8, 3, "abc"), "w");
+    must_ok(rdt_wait(conn, &request, 1, 1, LONG, NULL, NULL, &err));
+    rdt_request_destroy(request);
     end();
 }
 

@@ -502,7 +502,7 @@ static int put_snapshot(struct actor *self, void *arg)
     (void)arg;
     fill_pattern(memory, 3 * MIB, 7);
     options.flags = RDT_PUT_SNAPSHOT;
-    options.timeout_ns = 20 * MSEC;
+    options.timeout_ns = patience(200 * MSEC);
     must_refuse(RDT_TIMED_OUT, "memory_limit", rdt_put(mine, &VECTOR(RDT_U8, 3 * MIB, memory), 1, &options, &ref, &err));
     actor_step(self);
     options.timeout_ns = LONG;

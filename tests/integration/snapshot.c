@@ -90,8 +90,8 @@ Test(snapshot, put_given_up_before_it_was_read_is_never_seen)
         node_thaw(&node);
         fill_pattern(memory, sizes[i], i);
         (void)put_snapshot(&tensor, 1, "late");
-        must_be(RDT_FREED, rdt_wait(reader, &request, 1, 1, LONG, NULL, NULL, &err));
-        object = fetch_one(reader, &name, RDT_FETCH_SHARE);
+        must_ok(rdt_wait(reader, &request, 1, 1, LONG, NULL, NULL, &err)); /* it waited for the one that was put */
+        must_ok(rdt_request_take_object(request, &object, &err));
         must_hold(object, 0, sizes[i], i);
         rdt_release(object);
         rdt_request_destroy(request);

@@ -9,7 +9,7 @@
 
 #define MARGIN ((size_t)4096)
 #define POISON 0xa5
-#define HOARD_MAX 128
+#define HOARD_MAX 1024
 #define HOARD_LEAST ((size_t)16 << 10)
 
 struct memory { /* a target between margins */

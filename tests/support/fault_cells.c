@@ -120,10 +120,10 @@ uint64_t fault_cell_explains(const struct fault_cell *cell, bool producer)
         return may | FAULT_MAY(RDT_TIMED_OUT);
     case FAULT_TRANSPORT_FAILS:
         return may | FAULT_MAY(RDT_TRANSPORT);
-    case FAULT_NO_MEMORY:
-        return may | FAULT_MAY(RDT_NO_MEMORY);
+    case FAULT_NO_MEMORY: /* a put waits for room until its deadline */
+        return may | FAULT_MAY(RDT_NO_MEMORY) | (producer ? FAULT_MAY(RDT_TIMED_OUT) : 0);
     case FAULT_OVER_LIMIT:
-        return may | FAULT_MAY(RDT_LIMIT);
+        return may | FAULT_MAY(RDT_LIMIT) | (producer ? FAULT_MAY(RDT_TIMED_OUT) : 0);
     default:
         break;
     }
