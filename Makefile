@@ -80,7 +80,7 @@ LISTEN_O  := $(call obj,backends/address.c) # and those that listen
 
 HEADERS := client/rdt.h backends/rdt_backend.h $(wildcard proto/rdt_*.h)
 
-UNIT  := $(patsubst %.c,$(B)/%,$(call srcs,tests/unit tests/conformance tests/abi))
+UNIT  := $(patsubst %.c,$(B)/%,$(call srcs,tests/unit tests/abi))
 INTEG := $(patsubst %.c,$(B)/%,$(call srcs,tests/integration tests/gpu))
 BENCH := $(patsubst %.c,$(B)/%,$(call srcs,tests/bench))
 FAULT := $(if $(wildcard tests/faults/fault_matrix.c),$(B)/tests/faults/fault_matrix)
@@ -96,11 +96,14 @@ GROUPED  := $(B)/tests/rdt_grouped.so
 VOID     := $(B)/tests/rdt_void.so
 FROZEN   := $(B)/tests/rdt_v1.so # of version 1 of the plug-in interface, with the headers of its day
 PRELOAD := $(if $(filter release,$(VARIANT)),$(B)/tests/preload/fail_alloc.so) # the sanitizers have an allocator of their own
+BROKEN   := $(B)/tests/rdt_broken.so
+CHECK    := $(B)/rdt-check-backend
+CHECK_O  := $(call obj,$(call srcs,tests/conformance) tests/support/backend_host.c tests/support/backend_peer.c)
 MANPAGES := $(foreach d,client daemon backends systemd,$(wildcard $(d)/*.[1-8]))
 
 # ---- libraries: looked for only when something is going to be compiled ----
 
-NO_LIBS_NEEDED := help clean deps ucx-wheels fault-matrix test demo bench check-asan check-tsan cov fuzz format uninstall
+NO_LIBS_NEEDED := help clean deps ucx-wheels fault-matrix test demo bench check-backend check-asan check-tsan cov fuzz format uninstall
 ifneq ($(filter-out $(NO_LIBS_NEEDED),$(or $(MAKECMDGOALS),all)),)
 
 MISSING := $(shell for p in $(PKGS); do pkg-config --exists $$p 2>/dev/null || echo $$p; done; \
@@ -144,14 +147,14 @@ BACKEND_SO := $(BACKENDS:%=$(B)/backends/rdt_%.so)
 
 # ---- build ----
 
-.PHONY: all python tests benches deps test test-run check-asan check-tsan check-layers bench bench-run demo demo-run fuzz fuzz-run fault-matrix \
+.PHONY: all python tests benches deps test test-run check-backend check-backend-run check-asan check-tsan check-layers bench bench-run demo demo-run fuzz fuzz-run fault-matrix \
         fault-matrix-run \
         cov format tidy ucx-wheels install uninstall clean help FORCE
 .DELETE_ON_ERROR:
 .SUFFIXES:
 
-all: $(PROGRAMS) $(LIBRDT) $(B)/librdt.a $(BACKEND_SO) $(PY_EXT)
-tests: all $(UNIT) $(INTEG) $(FUZZ) $(FAULT) $(LOOPBACK) $(GROUPED) $(FROZEN) $(PRELOAD)
+all: $(PROGRAMS) $(CHECK) $(LIBRDT) $(B)/librdt.a $(BACKEND_SO) $(PY_EXT)
+tests: all $(UNIT) $(INTEG) $(FUZZ) $(FAULT) $(LOOPBACK) $(GROUPED) $(FROZEN) $(BROKEN) $(PRELOAD)
 benches: all $(BENCH)
 
 # A stamp changes when its text does: other flags, other sources or other paths rebuild what depends on them.
@@ -168,7 +171,7 @@ $(eval $(call stamp,paths,$(backenddir) $(conffile)))
 OBJFLAGS = -fPIE
 $(B)/obj/gen/%.o: WARNINGS =
 $(B)/obj/gen/%.o $(B)/obj/proto/%.o $(B)/obj/client/%.o: OBJFLAGS = -fPIC -fno-semantic-interposition
-$(B)/obj/backends/%.o $(B)/obj/tests/loopback/%.o $(B)/obj/tests/grouped/%.o $(B)/obj/tests/fuzz/void/%.o $(B)/obj/tests/abi/v1/%.o: OBJFLAGS = -fPIC -fno-semantic-interposition
+$(B)/obj/backends/%.o $(B)/obj/tests/loopback/%.o $(B)/obj/tests/grouped/%.o $(B)/obj/tests/fuzz/void/%.o $(B)/obj/tests/abi/v1/%.o $(B)/obj/tests/conformance/broken/%.o: OBJFLAGS = -fPIC -fno-semantic-interposition
 $(B)/obj/tests/bench/%.o: OBJFLAGS = -fPIE $(UCX_CFLAGS)
 $(B)/obj/daemon/options.o: OBJFLAGS = -fPIE -DRDT_BACKEND_DIR='"$(backenddir)"' -DRDT_CONFIG_FILE='"$(conffile)"'
 $(B)/obj/daemon/options.o: $(B)/.paths
@@ -233,6 +236,11 @@ $(B)/python.map:
 $(B)/obj/client/python/%.o: OBJFLAGS = -fPIC -fno-semantic-interposition -Iclient -Iproto -isystem $(firstword $(PY_INFO))
 $(B)/obj/client/python/%.o: $(B)/.python
 
+# What is given to users for plug-ins of their own: libc and the statuses.
+$(CHECK): $(CHECK_O) $(PLUGIN_O)
+	$(call say,LINK,$@)
+	$(Q)$(CC) -pie $(LDFLAGS_ALL) -o $@ $^ -ldl
+
 # A plug-in shows one symbol.
 $(B)/plugin.map:
 	$(Q)mkdir -p $(@D) && echo '{ global: rdt_backend_init; local: *; };' >$@
@@ -253,7 +261,8 @@ $(GROUPED): $(call obj,$(filter-out %/backend.c,$(call srcs,tests/loopback)) $(c
 $(VOID): $(call obj,$(call srcs,tests/fuzz/void))
 $(LOOPBACK) $(GROUPED) $(VOID): $(PLUGIN_O)
 $(FROZEN): $(call obj,$(call srcs,tests/abi/v1))
-$(LOOPBACK) $(GROUPED) $(VOID) $(FROZEN): $(B)/plugin.map $(B)/.sources
+$(BROKEN): $(call obj,$(call srcs,tests/conformance/broken) tests/abi/v1/memory.c tests/abi/v1/transport.c)
+$(LOOPBACK) $(GROUPED) $(VOID) $(FROZEN) $(BROKEN): $(B)/plugin.map $(B)/.sources
 	$(call say,LINK,$@)
 	$(Q)mkdir -p $(@D)
 	$(Q)$(link_plugin)
@@ -318,6 +327,19 @@ test-run: tests
 
 check-layers: all
 	@tests/check-layers $(B)
+
+# SO=PATH, SET='KEY=VALUE ...', ONLY=text: once as installed, once under sanitizers where the compiler has them.
+sanitizers = echo 'int main(void) { return 0; }' | $(CC) -fsanitize=address,undefined -x c - -o /dev/null 2>/dev/null
+check-backend:
+	@[ -n '$(SO)' ] || { echo "make check-backend SO=./mine.so [SET='key=value ...'] [ONLY=text]" >&2; exit 2; }
+	@.ci/deps
+	+@$(SUB) VARIANT=$(VARIANT) check-backend-run
+	+@if [ $(VARIANT) != release ]; then :; elif $(sanitizers); then echo; echo 'under sanitizers:'; \
+	    ASAN_OPTIONS=$${ASAN_OPTIONS:-detect_leaks=0} UCX_MEM_MMAP_HOOK_MODE=none UCX_MEM_MALLOC_HOOKS=n $(SUB) VARIANT=asan check-backend-run; \
+	else echo 'not run under sanitizers: $(CC) has none'; fi
+
+check-backend-run: $(CHECK)
+	@$(CHECK) $(addprefix --set ,$(SET)) $(if $(ONLY),--only '$(ONLY)') '$(SO)'
 
 demo:
 	@.ci/deps
@@ -390,7 +412,7 @@ COMPLETION := $(wildcard client/rdtctl.bash)
 install: all
 	@install -d $(addprefix $(DESTDIR),$(bindir) $(libdir)/pkgconfig $(includedir)/rdt $(backenddir) $(unitdir) $(sysusersdir) \
 	    $(dir $(conffile)) $(if $(COMPLETION),$(completiondir)))
-	@install -m755 $(PROGRAMS) $(DESTDIR)$(bindir)/
+	@install -m755 $(PROGRAMS) $(CHECK) $(DESTDIR)$(bindir)/
 	@install -m755 $(LIBRDT) $(DESTDIR)$(libdir)/
 	@ln -sf $(notdir $(LIBRDT)) $(DESTDIR)$(libdir)/librdt.so.$(SOVERSION)
 	@ln -sf librdt.so.$(SOVERSION) $(DESTDIR)$(libdir)/librdt.so
@@ -410,7 +432,7 @@ install: all
 	@echo 'installed below $(DESTDIR)$(PREFIX)'
 
 uninstall:
-	rm -f $(addprefix $(DESTDIR)$(bindir)/,rdtd rdtctl) $(addprefix $(DESTDIR)$(libdir)/librdt.so,.$(VERSION) .$(SOVERSION)) \
+	rm -f $(addprefix $(DESTDIR)$(bindir)/,rdtd rdtctl rdt-check-backend) $(addprefix $(DESTDIR)$(libdir)/librdt.so,.$(VERSION) .$(SOVERSION)) \
 	    $(DESTDIR)$(libdir)/librdt.so $(DESTDIR)$(libdir)/pkgconfig/rdt.pc $(DESTDIR)$(backenddir)/rdt_*.so \
 	    $(addprefix $(DESTDIR)$(includedir)/rdt/,$(notdir $(HEADERS))) $(addprefix $(DESTDIR)$(unitdir)/rdtd,.service .socket) \
 	    $(DESTDIR)$(sysusersdir)/rdtd.conf $(DESTDIR)$(completiondir)/rdtctl \
@@ -428,6 +450,7 @@ help:
 	'make test [T=name]    builds and runs all tests, or those whose name contains T' \
 	'make check-asan       the same tests under AddressSanitizer and UndefinedBehaviorSanitizer' \
 	'make check-tsan       the same tests under ThreadSanitizer' \
+	'make check-backend SO=./mine.so [SET="key=value ..."]  a plug-in against the contract of the interface' \
 	'make check-layers     who may include and link whom' \
 	'make demo [FILE=...]  two daemons move a file between them' \
 	'make bench            measurements beside a reference; BENCH_ROWS=text: the groups whose name contains it' \

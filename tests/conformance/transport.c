@@ -1,77 +1,78 @@
 /* What every transport plug-in must do while all goes well, and with what it was not asked for. One-sided reads:
  * transport_reads.c; ends of all kinds: transport_ends.c.
  */
-#include "tests/conformance/transport_test.h"
+#include "tests/conformance/transport_check.h"
 
 /* ---- the table ---- */
 
-TRANSPORT_TEST(table_is_sound)
+TRANSPORT_CHECK(table_is_sound)
 {
     const struct rdt_transport_ops *ops;
 
-    load(plugin);
+    load();
     ops = host.ops;
-    cr_assert_eq(host.backend->abi_version, RDT_BACKEND_ABI);
-    cr_assert_geq(host.backend->struct_size, offsetof(struct rdt_backend, transport) + sizeof(void *));
-    cr_assert_not_null(host.backend->name);
-    cr_assert_not_null(host.backend->version);
-    cr_assert_geq(ops->struct_size, offsetof(struct rdt_transport_ops, version));
-    cr_assert(ops->name && *ops->name);
-    cr_assert(ops->memory_kinds && ops->memory_kinds[0], "it moves no memory kind");
-    cr_assert(ops->open && ops->close && ops->connection_create && ops->connection_destroy && ops->offer && ops->connect &&
-              ops->sides && ops->disconnect);
-    cr_assert_eq(!ops->post_send, !ops->post_recv, "a send needs a receive");
-    cr_assert_eq(!ops->post_read, !ops->pack_key, "a read needs a key");
-    cr_assert(ops->post_send || ops->post_read, "it moves nothing");
-    cr_assert(!ops->post_read || ops->register_memory, "a key needs a registration");
-    cr_assert_eq(!ops->register_memory, !ops->unregister_memory);
+    must_eq(host.backend->abi_version, RDT_BACKEND_ABI);
+    must_geq(host.backend->struct_size, offsetof(struct rdt_backend, transport) + sizeof(void *));
+    must_not_null(host.backend->name);
+    must_not_null(host.backend->version);
+    must_geq(ops->struct_size, offsetof(struct rdt_transport_ops, version));
+    must(ops->name && *ops->name);
+    must(ops->memory_kinds && ops->memory_kinds[0], "it moves no memory kind");
+    must(ops->open && ops->close && ops->connection_create && ops->connection_destroy && ops->offer && ops->connect &&
+         ops->sides && ops->disconnect);
+    must_eq(!ops->post_send, !ops->post_recv, "a send needs a receive");
+    must_eq(!ops->post_read, !ops->pack_key, "a read needs a key");
+    must(ops->post_send || ops->post_read, "it moves nothing");
+    must(!ops->post_read || ops->register_memory, "a key needs a registration");
+    must_eq(!ops->register_memory, !ops->unregister_memory);
     for (const struct rdt_config_key *key = host.backend->config_keys; key && key->name; key++)
-        cr_assert(key->fallback && key->help, "key %s lacks a fallback or a help", key->name);
+        must(key->fallback && key->help, "key %s lacks a fallback or a help", key->name);
 }
 
-TRANSPORT_TEST(open_without_trust_says_what_to_do)
+TRANSPORT_CHECK(open_without_trust_says_what_to_do)
 {
     const struct config_pair config[] = {{"trusted_network", "no"}, {NULL, NULL}};
     enum rdt_status status;
 
-    load(plugin);
+    load();
     status = backend_host_open(&host, config, &err);
     if (status == RDT_OK) {
         finish();
         return;
     }
-    cr_assert_eq(status, RDT_UNSUPPORTED);
-    cr_assert(strstr(err.msg, "trusted_network"), "'%s' does not name what is to be set", err.msg);
+    must_eq(status, RDT_UNSUPPORTED);
+    must(strstr(err.msg, "trusted_network"), "'%s' does not name what is to be set", err.msg);
 }
 
-TRANSPORT_TEST(open_with_a_bad_value_names_the_key)
+TRANSPORT_CHECK(open_with_a_bad_value_names_the_key)
 {
-    load(plugin);
+    const char *given = getenv("RDT_BACKEND_CONFIG");
+
+    load();
     for (const struct rdt_config_key *key = host.backend->config_keys; key && key->name; key++) {
         const struct config_pair config[] = {{key->name, "0x!"}, {NULL, NULL}};
 
         if (!*key->fallback || strspn(key->fallback, "0123456789") != strlen(key->fallback) ||
-            strstr(plugin->config, key->name))
+            (given && strstr(given, key->name))) /* what was set by hand comes first */
             continue;
-        cr_assert_eq(backend_host_open(&host, config, &err), RDT_INVALID, "key %s takes '0x!'", key->name);
-        cr_assert(strstr(err.msg, key->name), "'%s' does not name %s", err.msg, key->name);
+        must_eq(backend_host_open(&host, config, &err), RDT_INVALID, "key %s takes '0x!'", key->name);
+        must(strstr(err.msg, key->name), "'%s' does not name %s", err.msg, key->name);
     }
 }
 
-TRANSPORT_TEST(sides_follow_from_operations)
+TRANSPORT_CHECK(sides_follow_from_operations)
 {
     struct host_conn conn;
 
-    load(plugin);
-    cr_assert_eq(backend_host_open(&host, NULL, &err), RDT_OK, "%s", err.msg);
-    cr_assert_eq(host_conn_create(&host, &conn, &err), RDT_OK);
+    open_one();
+    must_eq(host_conn_create(&host, &conn, &err), RDT_OK);
     for (unsigned i = 0; host.ops->memory_kinds[i]; i++) {
         uint32_t sides = host.ops->sides(conn.handle, host.ops->memory_kinds[i]);
 
-        cr_assert(!(sides & RDT_ONE_SIDED) || host.ops->post_read);
-        cr_assert(!(sides & RDT_TWO_SIDED) || host.ops->post_send);
+        must(!(sides & RDT_ONE_SIDED) || host.ops->post_read);
+        must(!(sides & RDT_TWO_SIDED) || host.ops->post_send);
     }
-    cr_assert_eq(host.ops->sides(conn.handle, "no such kind"), 0);
+    must_eq(host.ops->sides(conn.handle, "no such kind"), 0);
     host_conn_destroy(&conn); /* never offered nor connected: needs no disconnect */
     finish();
 }
@@ -85,25 +86,24 @@ static void expect_description(struct host_conn *conn, bool known)
     memset(text, 'x', sizeof text);
     memset(small, 'x', sizeof small);
     status = host.ops->describe(conn->handle, text, sizeof text - 1);
-    cr_assert(status == RDT_OK || (status == RDT_AGAIN && !known), "%s", rdt_status_name(status));
-    cr_assert_eq(text[sizeof text - 1], 'x');
+    must(status == RDT_OK || (status == RDT_AGAIN && !known), "%s", rdt_status_name(status));
+    must_eq(text[sizeof text - 1], 'x');
     (void)host.ops->describe(conn->handle, small, sizeof small - 1);
-    cr_assert_eq(small[sizeof small - 1], 'x');
+    must_eq(small[sizeof small - 1], 'x');
     if (status != RDT_OK)
         return;
-    cr_assert_not_null(memchr(text, 0, sizeof text));
-    cr_assert_not_null(memchr(small, 0, sizeof small));
-    cr_assert(*text && !strchr(text, '\n'), "'%s' is no line", text);
-    cr_assert_eq(strncmp(text, small, strlen(small)), 0);
+    must_not_null(memchr(text, 0, sizeof text));
+    must_not_null(memchr(small, 0, sizeof small));
+    must(*text && !strchr(text, '\n'), "'%s' is no line", text);
+    must_eq(strncmp(text, small, strlen(small)), 0);
 }
 
-TRANSPORT_TEST(description_is_a_line)
+TRANSPORT_CHECK(description_is_a_line)
 {
     struct backend_peer peer;
     struct host_conn conn;
 
-    if (!two_sided(plugin, &peer, 1))
-        return;
+    two_sided(&peer, 1);
     join(&conn, &peer);
     if (host.ops->struct_size > offsetof(struct rdt_transport_ops, describe) && host.ops->describe) {
         expect_description(&conn, false);
@@ -111,7 +111,7 @@ TRANSPORT_TEST(description_is_a_line)
         expect_description(&conn, true);
     }
     leave(&conn);
-    cr_assert(backend_peer_stop(&peer));
+    must(backend_peer_stop(&peer));
     finish();
 }
 
@@ -120,50 +120,48 @@ TRANSPORT_TEST(description_is_a_line)
 static const uint64_t sizes[] = {1, 7, 4096, 65535, 65536, 65537, MIB, 4 * MIB + 3, 64 * MIB};
 #define N_SIZES (sizeof sizes / sizeof *sizes)
 
-TRANSPORT_TEST(receives_of_all_sizes_arrive)
+TRANSPORT_CHECK(receives_of_all_sizes_arrive)
 {
     struct backend_peer peer;
     struct host_conn conn;
 
-    if (!two_sided(plugin, &peer, 1))
-        return;
+    two_sided(&peer, 1);
     join(&conn, &peer);
     for (unsigned i = 0; i < N_SIZES; i++)
         receive(&conn, &peer, i, sizes[i]);
     leave(&conn);
-    cr_assert(backend_peer_stop(&peer));
+    must(backend_peer_stop(&peer));
     finish();
 }
 
-TRANSPORT_TEST(sends_of_all_sizes_arrive)
+TRANSPORT_CHECK(sends_of_all_sizes_arrive)
 {
     struct backend_peer peer;
     struct host_conn conn;
     struct host_op op;
 
-    if (!two_sided(plugin, &peer, 1))
-        return;
+    two_sided(&peer, 1);
     join(&conn, &peer);
     for (unsigned i = 0; i < N_SIZES; i++) {
         uint8_t *memory = malloc(sizes[i]);
 
-        cr_assert_not_null(memory);
+        must_not_null(memory);
         pattern_fill(memory, sizes[i], i);
-        cr_assert(backend_peer_recv(&peer, 5, i, sizes[i]));
+        must(backend_peer_recv(&peer, 5, i, sizes[i]));
         post_send(&conn, &op, 5, i, memory, sizes[i]);
-        cr_assert_eq(backend_peer_wait(&peer, 5, i, i, LATER_MS), RDT_OK, "%llu bytes", (unsigned long long)sizes[i]);
-        cr_assert(host_op_wait(&op, LATER_MS));
-        cr_assert_eq(op.status, RDT_OK, "%s", op.msg);
+        must_eq(backend_peer_wait(&peer, 5, i, i, LATER_MS), RDT_OK, "%llu bytes", (unsigned long long)sizes[i]);
+        must(host_op_wait(&op, LATER_MS));
+        must_eq(op.status, RDT_OK, "%s", op.msg);
         free(memory);
     }
     leave(&conn);
-    cr_assert(backend_peer_stop(&peer));
+    must(backend_peer_stop(&peer));
     finish();
 }
 
 #define N_CHUNKS 64u
 
-TRANSPORT_TEST(chunks_out_of_order_find_their_memory)
+TRANSPORT_CHECK(chunks_out_of_order_find_their_memory)
 {
     const uint64_t bytes = 100000;
     struct backend_peer peer;
@@ -171,31 +169,30 @@ TRANSPORT_TEST(chunks_out_of_order_find_their_memory)
     struct host_op *ops = calloc(N_CHUNKS, sizeof *ops);
     struct guarded memory;
 
-    cr_assert(ops && guarded_create(&memory, N_CHUNKS * bytes));
-    if (!two_sided(plugin, &peer, 1))
-        return;
+    must(ops && guarded_create(&memory, N_CHUNKS * bytes));
+    two_sided(&peer, 1);
     join(&conn, &peer);
     for (unsigned i = 0; i < N_CHUNKS; i++)
         post_recv(&conn, &ops[i], 3 + i % 2, i, memory.addr + i * bytes, bytes);
     for (unsigned i = 0; i < N_CHUNKS; i++) {
         unsigned chunk = i * 37 % N_CHUNKS;
 
-        cr_assert(backend_peer_send(&peer, 3 + chunk % 2, chunk, bytes, chunk));
+        must(backend_peer_send(&peer, 3 + chunk % 2, chunk, bytes, chunk));
     }
     for (unsigned i = 0; i < N_CHUNKS; i++) {
-        cr_assert(host_op_wait(&ops[i], LATER_MS), "chunk %u did not end", i);
-        cr_assert_eq(ops[i].status, RDT_OK);
-        cr_assert(pattern_holds(memory.addr + i * bytes, bytes, i), "chunk %u is wrong", i);
+        must(host_op_wait(&ops[i], LATER_MS), "chunk %u did not end", i);
+        must_eq(ops[i].status, RDT_OK);
+        must(pattern_holds(memory.addr + i * bytes, bytes, i), "chunk %u is wrong", i);
     }
-    cr_assert(guarded_margins_hold(&memory));
+    must(guarded_margins_hold(&memory));
     leave(&conn);
-    cr_assert(backend_peer_stop(&peer));
+    must(backend_peer_stop(&peer));
     finish();
     guarded_destroy(&memory);
     free(ops);
 }
 
-TRANSPORT_TEST(both_directions_at_once)
+TRANSPORT_CHECK(both_directions_at_once)
 {
     enum { N = 16 };
     const uint64_t bytes = 3 * MIB;
@@ -204,28 +201,27 @@ TRANSPORT_TEST(both_directions_at_once)
     static struct host_op recvs[N], sends[N];
     uint8_t *in = malloc(N * bytes), *out = malloc(bytes);
 
-    cr_assert(in && out);
+    must(in && out);
     pattern_fill(out, bytes, 1);
-    if (!two_sided(plugin, &peer, 1))
-        return;
+    two_sided(&peer, 1);
     join(&conn, &peer);
     for (unsigned i = 0; i < N; i++) {
         post_recv(&conn, &recvs[i], 1, i, in + i * bytes, bytes);
-        cr_assert(backend_peer_recv(&peer, 2, i, bytes));
+        must(backend_peer_recv(&peer, 2, i, bytes));
     }
     for (unsigned i = 0; i < N; i++) {
         post_send(&conn, &sends[i], 2, i, out, bytes);
-        cr_assert(backend_peer_send(&peer, 1, i, bytes, i));
+        must(backend_peer_send(&peer, 1, i, bytes, i));
     }
     for (unsigned i = 0; i < N; i++) {
-        cr_assert(host_op_wait(&recvs[i], LATER_MS) && host_op_wait(&sends[i], LATER_MS));
-        cr_assert_eq(recvs[i].status, RDT_OK);
-        cr_assert_eq(sends[i].status, RDT_OK);
-        cr_assert(pattern_holds(in + i * bytes, bytes, i));
-        cr_assert_eq(backend_peer_wait(&peer, 2, i, 1, LATER_MS), RDT_OK);
+        must(host_op_wait(&recvs[i], LATER_MS) && host_op_wait(&sends[i], LATER_MS));
+        must_eq(recvs[i].status, RDT_OK);
+        must_eq(sends[i].status, RDT_OK);
+        must(pattern_holds(in + i * bytes, bytes, i));
+        must_eq(backend_peer_wait(&peer, 2, i, 1, LATER_MS), RDT_OK);
     }
     leave(&conn);
-    cr_assert(backend_peer_stop(&peer));
+    must(backend_peer_stop(&peer));
     finish();
     free(in);
     free(out);
@@ -233,34 +229,33 @@ TRANSPORT_TEST(both_directions_at_once)
 
 /* ---- what was not asked for is not written ---- */
 
-TRANSPORT_TEST(chunk_without_a_receive_is_dropped)
+TRANSPORT_CHECK(chunk_without_a_receive_is_dropped)
 {
     struct backend_peer peer;
     struct host_conn conn;
     struct host_op op;
     struct guarded memory;
 
-    cr_assert(guarded_create(&memory, MIB));
-    if (!two_sided(plugin, &peer, 1))
-        return;
+    must(guarded_create(&memory, MIB));
+    two_sided(&peer, 1);
     join(&conn, &peer);
     post_recv(&conn, &op, 1, 0, memory.addr, MIB);
-    cr_assert(backend_peer_send(&peer, 1, 1, MIB, 1)); /* another chunk */
-    cr_assert(backend_peer_send(&peer, 2, 0, MIB, 1)); /* another transfer */
-    cr_assert(backend_peer_send(&peer, 2, 1, 100, 1));
+    must(backend_peer_send(&peer, 1, 1, MIB, 1)); /* another chunk */
+    must(backend_peer_send(&peer, 2, 0, MIB, 1)); /* another transfer */
+    must(backend_peer_send(&peer, 2, 1, 100, 1));
     receive(&conn, &peer, 9, 2 * MIB); /* these bytes came after the others */
-    cr_assert_not(host_op_ended(&op));
-    cr_assert(guarded_untouched(&memory));
-    cr_assert(backend_peer_send(&peer, 1, 0, MIB, 5));
-    cr_assert(host_op_wait(&op, LATER_MS));
-    cr_assert(pattern_holds(memory.addr, MIB, 5));
+    must_not(host_op_ended(&op));
+    must(guarded_untouched(&memory));
+    must(backend_peer_send(&peer, 1, 0, MIB, 5));
+    must(host_op_wait(&op, LATER_MS));
+    must(pattern_holds(memory.addr, MIB, 5));
     leave(&conn);
-    cr_assert(backend_peer_stop(&peer));
+    must(backend_peer_stop(&peer));
     finish();
     guarded_destroy(&memory);
 }
 
-TRANSPORT_TEST(chunk_of_another_length_writes_nothing)
+TRANSPORT_CHECK(chunk_of_another_length_writes_nothing)
 {
     static const uint64_t lengths[] = {1, 999, 1001, 2 * MIB};
     struct backend_peer peer;
@@ -268,29 +263,28 @@ TRANSPORT_TEST(chunk_of_another_length_writes_nothing)
     static struct host_op ops[4];
     struct guarded memory[4];
 
-    if (!two_sided(plugin, &peer, 1))
-        return;
+    two_sided(&peer, 1);
     join(&conn, &peer);
     for (unsigned i = 0; i < 4; i++) {
-        cr_assert(guarded_create(&memory[i], 1000));
+        must(guarded_create(&memory[i], 1000));
         post_recv(&conn, &ops[i], 1, i, memory[i].addr, 1000);
         (void)backend_peer_send(&peer, 1, i, lengths[i], 1);
     }
     /* It may end the operations, or the connection, or wait to be disconnected; it may not write or claim success. */
     for (unsigned i = 0; i < 4; i++)
         if (host_op_wait(&ops[i], SOON_MS))
-            cr_assert_neq(ops[i].status, RDT_OK, "%llu bytes passed for 1000", (unsigned long long)lengths[i]);
+            must_neq(ops[i].status, RDT_OK, "%llu bytes passed for 1000", (unsigned long long)lengths[i]);
     leave(&conn);
     for (unsigned i = 0; i < 4; i++) {
-        cr_assert_neq(ops[i].status, RDT_OK);
-        cr_assert(guarded_untouched(&memory[i]));
+        must_neq(ops[i].status, RDT_OK);
+        must(guarded_untouched(&memory[i]));
         guarded_destroy(&memory[i]);
     }
     (void)backend_peer_stop(&peer);
     finish();
 }
 
-TRANSPORT_TEST(wrong_token_moves_nothing)
+TRANSPORT_CHECK(wrong_token_moves_nothing)
 {
     enum { FORGED, RIGHT, REPLAYED, N };
     struct backend_peer peers[N];
@@ -300,35 +294,34 @@ TRANSPORT_TEST(wrong_token_moves_nothing)
     uint8_t blob[RDT_OFFER_MAX_BYTES], theirs[RDT_OFFER_MAX_BYTES], forged[RDT_OFFER_MAX_BYTES];
     size_t bytes, their_bytes;
 
-    cr_assert(guarded_create(&memory, MIB));
-    if (!two_sided(plugin, peers, N))
-        return;
-    cr_assert_eq(host_conn_create(&host, &conn, &err), RDT_OK);
-    cr_assert(backend_peer_offer(&peers[RIGHT], theirs, &their_bytes));
-    cr_assert_eq(host.ops->connect(conn.handle, theirs, their_bytes, &err), RDT_OK);
-    cr_assert_eq(host.ops->offer(conn.handle, blob, &bytes, &err), RDT_OK);
+    must(guarded_create(&memory, MIB));
+    two_sided(peers, N);
+    must_eq(host_conn_create(&host, &conn, &err), RDT_OK);
+    must(backend_peer_offer(&peers[RIGHT], theirs, &their_bytes));
+    must_eq(host.ops->connect(conn.handle, theirs, their_bytes, &err), RDT_OK);
+    must_eq(host.ops->offer(conn.handle, blob, &bytes, &err), RDT_OK);
     post_recv(&conn, &op, 1, 0, memory.addr, MIB);
 
     memcpy(forged, blob, bytes);
     forged[bytes - 1] ^= 1; /* of the token, or of whatever a plug-in checks */
     if (backend_peer_connect(&peers[FORGED], forged, bytes) && backend_peer_send(&peers[FORGED], 1, 0, MIB, 1))
-        cr_assert(backend_peer_wait_failed(&peers[FORGED], LATER_MS), "a forged token was not refused");
-    cr_assert_not(host_op_ended(&op));
-    cr_assert(guarded_untouched(&memory), "a forged token wrote to our memory");
+        must(backend_peer_wait_failed(&peers[FORGED], LATER_MS), "a forged token was not refused");
+    must_not(host_op_ended(&op));
+    must(guarded_untouched(&memory), "a forged token wrote to our memory");
 
-    cr_assert(backend_peer_connect(&peers[RIGHT], blob, bytes));
-    cr_assert(backend_peer_send(&peers[RIGHT], 1, 0, MIB, 2));
-    cr_assert(host_op_wait(&op, LATER_MS));
-    cr_assert_eq(op.status, RDT_OK, "the right token was refused: %s", op.msg);
-    cr_assert(pattern_holds(memory.addr, MIB, 2));
+    must(backend_peer_connect(&peers[RIGHT], blob, bytes));
+    must(backend_peer_send(&peers[RIGHT], 1, 0, MIB, 2));
+    must(host_op_wait(&op, LATER_MS));
+    must_eq(op.status, RDT_OK, "the right token was refused: %s", op.msg);
+    must(pattern_holds(memory.addr, MIB, 2));
 
     memset(memory.addr, CANARY, MIB);
     post_recv(&conn, &op, 2, 0, memory.addr, MIB);
     if (backend_peer_connect(&peers[REPLAYED], blob, bytes) && backend_peer_send(&peers[REPLAYED], 2, 0, MIB, 1))
-        cr_assert(backend_peer_wait_failed(&peers[REPLAYED], LATER_MS), "a token was taken twice");
-    cr_assert_not(host_op_ended(&op));
-    cr_assert(guarded_untouched(&memory));
-    cr_assert_eq(conn.n_failed, 0, "strangers cost the peer its connection");
+        must(backend_peer_wait_failed(&peers[REPLAYED], LATER_MS), "a token was taken twice");
+    must_not(host_op_ended(&op));
+    must(guarded_untouched(&memory));
+    must_eq(conn.n_failed, 0, "strangers cost the peer its connection");
 
     leave(&conn);
     for (unsigned i = 0; i < N; i++)
@@ -337,20 +330,19 @@ TRANSPORT_TEST(wrong_token_moves_nothing)
     guarded_destroy(&memory);
 }
 
-TRANSPORT_TEST(malformed_offer_is_refused)
+TRANSPORT_CHECK(malformed_offer_is_refused)
 {
     uint8_t blob[RDT_OFFER_MAX_BYTES] = {0xff};
     struct host_conn conn;
     size_t bytes;
 
-    load(plugin);
-    cr_assert_eq(backend_host_open(&host, NULL, &err), RDT_OK, "%s", err.msg);
-    cr_assert_eq(host_conn_create(&host, &conn, &err), RDT_OK);
-    cr_assert_neq(host.ops->connect(conn.handle, blob, 0, &err), RDT_OK);
-    cr_assert_neq(host.ops->connect(conn.handle, blob, 1, &err), RDT_OK);
-    cr_assert_eq(host.ops->offer(conn.handle, blob, &bytes, &err), RDT_OK);
-    cr_assert(bytes > 0 && bytes <= RDT_OFFER_MAX_BYTES);
-    cr_assert_neq(host.ops->connect(conn.handle, blob, bytes - 1, &err), RDT_OK, "an offer that is cut off passes");
+    open_one();
+    must_eq(host_conn_create(&host, &conn, &err), RDT_OK);
+    must_neq(host.ops->connect(conn.handle, blob, 0, &err), RDT_OK);
+    must_neq(host.ops->connect(conn.handle, blob, 1, &err), RDT_OK);
+    must_eq(host.ops->offer(conn.handle, blob, &bytes, &err), RDT_OK);
+    must(bytes > 0 && bytes <= RDT_OFFER_MAX_BYTES);
+    must_neq(host.ops->connect(conn.handle, blob, bytes - 1, &err), RDT_OK, "an offer that is cut off passes");
     leave(&conn);
     finish();
 }

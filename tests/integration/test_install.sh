@@ -13,7 +13,7 @@ make --no-print-directory install DESTDIR="$dest" PREFIX=/usr/local >"$tmp/log" 
 (cd "$dest" && find . -type f -o -type l | sort | cut -c3-) >"$tmp/found"
 expected=(
   etc/rdtd/rdtd.conf
-  usr/local/bin/rdtctl usr/local/bin/rdtd
+  usr/local/bin/rdt{-check-backend,ctl,d}
   usr/local/include/rdt/{rdt,rdt_backend,rdt_dtype,rdt_ref,rdt_status}.h
   usr/local/lib/librdt.so{,.0,.0.1.0}
   usr/local/lib/pkgconfig/rdt.pc

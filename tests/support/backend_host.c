@@ -129,6 +129,7 @@ static void on_op_done(struct rdt_op *rdt_op, enum rdt_status status, const char
 
     (void)pthread_mutex_lock(&lock);
     op->n_done++;
+    op->ended_in_post |= op->posting && pthread_equal(op->poster, pthread_self());
     op->conn->n_open_ops--;
     op->status = status;
     (void)snprintf(op->msg, sizeof op->msg, "%s", msg ? msg : "");
@@ -161,9 +162,15 @@ static void on_conn_closed(void *conn_ctx)
 
 /* ---- loading ---- */
 
+static void copy_table(void *ours, size_t our_bytes, const void *theirs, uint32_t their_bytes)
+{
+    memset(ours, 0, our_bytes);
+    memcpy(ours, theirs, their_bytes < our_bytes ? their_bytes : our_bytes);
+}
+
 enum rdt_status backend_host_load(struct backend_host *host, const char *path, struct rdt_error *err)
 {
-    const struct rdt_backend *(*init)(void);
+    const struct rdt_backend *(*init)(void), *theirs;
 
     (void)pthread_once(&once, init_changed);
     /* As rdtd does at its start: some vendors' libraries take fatal signals in their constructors. */
@@ -183,10 +190,21 @@ enum rdt_status backend_host_load(struct backend_host *host, const char *path, s
     if (!host->library)
         return rdt_error_set(err, RDT_NOT_FOUND, "%s", dlerror());
     *(void **)(&init) = dlsym(host->library, "rdt_backend_init");
-    host->backend = init ? init() : NULL;
-    if (!host->backend)
-        return rdt_error_set(err, RDT_INVALID, "%s is no backend", path);
-    host->ops = host->backend->transport;
+    theirs = init ? init() : NULL;
+    if (!theirs)
+        return rdt_error_set(err, RDT_INVALID, "%s is no backend: %s", path,
+                             init ? "rdt_backend_init gives nothing" : "it exports no rdt_backend_init");
+    copy_table(&host->own_backend, sizeof host->own_backend, theirs, theirs->struct_size);
+    host->backend = &host->own_backend;
+    if (host->backend->memory) {
+        copy_table(&host->own_memory, sizeof host->own_memory, host->backend->memory, host->backend->memory->struct_size);
+        host->backend->memory = &host->own_memory;
+    }
+    if (host->backend->transport) {
+        copy_table(&host->own_transport, sizeof host->own_transport, host->backend->transport,
+                   host->backend->transport->struct_size);
+        host->backend->transport = host->ops = &host->own_transport;
+    }
     return RDT_OK;
 }
 
@@ -282,6 +300,9 @@ enum rdt_status host_op_post(struct host_conn *conn, struct host_op *op, enum po
 
     op->conn = conn;
     op->n_done = 0;
+    op->ended_in_post = false;
+    op->poster = pthread_self();
+    op->posting = true;
     memset(op->op.priv, 0, sizeof op->op.priv);
     (void)pthread_mutex_lock(&lock);
     conn->n_open_ops++;
@@ -292,6 +313,9 @@ enum rdt_status host_op_post(struct host_conn *conn, struct host_op *op, enum po
         status = ops->post_recv(conn->handle, &op->op, err);
     else
         status = ops->post_read(conn->handle, &op->op, err);
+    (void)pthread_mutex_lock(&lock);
+    op->posting = false;
+    (void)pthread_mutex_unlock(&lock);
     if (status != RDT_OK) {
         (void)pthread_mutex_lock(&lock);
         conn->n_open_ops--;

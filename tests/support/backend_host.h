@@ -4,6 +4,7 @@
 #ifndef TESTS_SUPPORT_BACKEND_HOST_H
 #define TESTS_SUPPORT_BACKEND_HOST_H
 
+#include <pthread.h>
 #include <stdbool.h>
 #include <stdint.h>
 
@@ -16,8 +17,11 @@ struct config_pair { /* a list of them ends with a NULL key */
 struct backend_host {
     struct rdt_host table;
     void *library;
-    const struct rdt_backend *backend;
-    const struct rdt_transport_ops *ops;
+    struct rdt_backend *backend;         /* copies, as rdtd makes them: what the plug-in's version lacks is NULL */
+    const struct rdt_transport_ops *ops; /* backend->transport */
+    struct rdt_backend own_backend;
+    struct rdt_memory_ops own_memory;
+    struct rdt_transport_ops own_transport;
     void *transport;
     const struct config_pair *config; /* borrowed until close */
     bool opening;
@@ -38,9 +42,13 @@ struct host_op {
     struct rdt_op op;
     struct host_conn *conn;
     unsigned n_done;
+    bool posting, ended_in_post;
+    pthread_t poster;
     enum rdt_status status;
     char msg[160];
 };
+
+#define HAS_OP(ops, member) ((ops)->member != NULL)
 
 /* For the plug-in at path: $RDT_BACKEND_CONFIG ("key=value,key=value") comes before `config`, then what the plug-in
  * declares, then a trusted network on the loopback interface. */

@@ -61,7 +61,7 @@ Test(loopback_ordered, says_so)
 
 Test(loopback_ordered, one_order_everywhere_moves)
 {
-    struct host_op send[3], recv[3];
+    static struct host_op send[3], recv[3];
 
     for (unsigned i = 0; i < 3; i++) { /* 0 to 1, 1 to 2, 2 to 0, one after the other at both ends */
         post((i + 1) % 3, i, &recv[i], i, POST_RECV);
@@ -75,7 +75,7 @@ Test(loopback_ordered, one_order_everywhere_moves)
 
 Test(loopback_ordered, receives_at_both_heads_stand_still)
 {
-    struct host_op send[2], recv[2];
+    static struct host_op send[2], recv[2]; /* some end with their connection */
 
     for (unsigned i = 0; i < 2; i++)
         post(i, 1 - i, &recv[i], i, POST_RECV);
@@ -90,7 +90,7 @@ Test(loopback_ordered, receives_at_both_heads_stand_still)
 
 Test(loopback_ordered, ring_of_sends_stands_still_until_a_connection_goes)
 {
-    struct host_op send[3], recv[3];
+    static struct host_op send[3], recv[3];
 
     for (unsigned i = 0; i < 3; i++)
         post(i, (i + 1) % 3, &send[i], i, POST_SEND);
