@@ -33,7 +33,6 @@
  *
  *     forming:         group_create, group_offer  ->  the blobs of all ranks travel to all nodes  ->  group_connect, group_ready
  *     fetch:           register, post_send, post_recv, cancel as above, on the conn that group_conn gives for the peer's rank
- *     broadcast:       register, group_broadcast on every rank   op_done
  *     failure, abort that does not come to rest, a node lost, the group's end:
  *                      group_close, every op ends, group_closed, group_destroy; then, under the next epoch, forming again
  */
@@ -270,7 +269,7 @@ struct rdt_transport_ops {
      * core posts as it comes. */
     const char *(*queue)(void *conn, const char *memory_kind, const char *device);
 
-    /* since 1.2: groups; all but group_broadcast, or none. The state for one rank, unconnected. group_ctx is the core's. */
+    /* since 1.2: groups; all of these, or none. The state for one rank, unconnected. group_ctx is the core's. */
     enum rdt_status (*group_create)(void *transport, const struct rdt_group_desc *desc, void *group_ctx, void **group_p,
                                     struct rdt_error *err);
 
@@ -283,10 +282,6 @@ struct rdt_transport_ops {
 
     /* since 1.2: another rank, as a conn for sides, post_send, post_recv and cancel; after group_ready, until group_close. */
     void *(*group_conn)(void *group, uint32_t rank);
-
-    /* since 1.2: the bytes of the root's op end up in those of all others; every rank posts it, in the same order, with equal bytes.
-     * op_done as for any operation; what cannot be stopped ends with group_close. NULL: not supported. */
-    enum rdt_status (*group_broadcast)(void *group, uint32_t root, struct rdt_op *op, struct rdt_error *err);
 
     /* since 1.2: ends every op of the group, with whatever force it takes, then group_closed. In any state after group_create. */
     void (*group_close)(void *group);

@@ -187,7 +187,6 @@ enum rdt_status plugin_group_create(struct plugin_group *group, struct transport
 void plugin_group_conn(struct plugin_group *group, uint32_t rank, struct plugin_conn *conn_p);
 void plugin_group_close(struct plugin_group *group);
 void plugin_group_destroy(struct plugin_group *group); /* pending events of it are dropped */
-enum rdt_status plugin_group_broadcast(struct plugin_group *group, uint32_t root, struct plugin_op *op, struct rdt_error *err);
 
 /* Operations: fill op.op (priv is zeroed here) and on_done, then post. On error on_done never runs; UNSUPPORTED: the transport has no
  * such operation. */

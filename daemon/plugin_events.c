@@ -221,7 +221,7 @@ const char *plugin_conn_queue(const struct plugin_conn *conn, const char *memory
 
 /* ---- operations ---- */
 
-void plugin_op_begin(struct plugin_op *op, struct transport *transport)
+static void op_begin(struct plugin_op *op, struct transport *transport)
 {
     assert(op->on_done != NULL);
     op->transport = transport;
@@ -233,11 +233,6 @@ void plugin_op_begin(struct plugin_op *op, struct transport *transport)
     transport->ops_active++;
 }
 
-void plugin_op_refused(struct plugin_op *op)
-{
-    op->transport->ops_active--;
-}
-
 typedef enum rdt_status (*post_fn)(void *conn, struct rdt_op *op, struct rdt_error *err);
 
 static enum rdt_status post(struct plugin_conn *conn, struct plugin_op *op, post_fn post_op, const char *what,
@@ -246,10 +241,10 @@ static enum rdt_status post(struct plugin_conn *conn, struct plugin_op *op, post
     struct transport *transport = conn->transport;
     if (post_op == NULL)
         return rdt_error_set(err, RDT_UNSUPPORTED, "%s cannot %s", transport->name, what);
-    plugin_op_begin(op, transport);
+    op_begin(op, transport);
     enum rdt_status status = post_op(conn->handle, &op->op, err);
     if (status != RDT_OK)
-        plugin_op_refused(op);
+        transport->ops_active--;
     return status;
 }
 

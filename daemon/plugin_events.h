@@ -31,14 +31,8 @@ void plugin_events_host(struct rdt_host *host);
 void plugin_group_host(struct rdt_host *host);
 
 struct plugin_event;
-struct plugin_op;
-struct transport;
 
 /* Under the mutex. */
 void plugin_events_add(struct plugin_events *events, struct plugin_event *event);
-
-/* Before the plug-in is asked to post it, and again if it refuses. */
-void plugin_op_begin(struct plugin_op *op, struct transport *transport);
-void plugin_op_refused(struct plugin_op *op);
 
 #endif

@@ -149,17 +149,3 @@ void plugin_group_destroy(struct plugin_group *group)
     group->handle = NULL;
     drop_events(group); /* after it: the plug-in's threads report until then */
 }
-
-enum rdt_status plugin_group_broadcast(struct plugin_group *group, uint32_t root, struct plugin_op *op, struct rdt_error *err)
-{
-    struct transport *transport = group->transport;
-    enum rdt_status status;
-
-    if (transport->ops.group_broadcast == NULL)
-        return rdt_error_set(err, RDT_UNSUPPORTED, "%s cannot broadcast", transport->name);
-    plugin_op_begin(op, transport);
-    status = transport->ops.group_broadcast(group->handle, root, &op->op, err);
-    if (status != RDT_OK)
-        plugin_op_refused(op);
-    return status;
-}

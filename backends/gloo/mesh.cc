@@ -11,7 +11,6 @@
 #include <string>
 #include <vector>
 
-#include <gloo/broadcast.h>
 #include <gloo/context.h>
 #include <gloo/transport/pair.h>
 #include <gloo/transport/tcp/device.h>
@@ -207,18 +206,6 @@ bool mesh_recv(struct mesh *mesh, uint32_t rank, uint64_t slot, void *to, size_t
         Waited buffer(mesh, to, bytes);
         buffer->recv(static_cast<int>(rank), slot);
         ended(buffer->waitRecv(never));
-    });
-}
-
-bool mesh_broadcast(struct mesh *mesh, uint32_t root, void *memory, size_t bytes, uint32_t tag, char why[MESH_WHY_BYTES])
-{
-    return guarded(why, [&] {
-        gloo::BroadcastOptions options(mesh->context);
-        options.setRoot(static_cast<int>(root));
-        options.setTag(tag);
-        options.setTimeout(never);
-        options.setOutput(static_cast<uint8_t *>(memory), bytes);
-        gloo::broadcast(options);
     });
 }
 

@@ -35,9 +35,6 @@ bool mesh_connect(struct mesh *mesh, uint32_t rank, const void *blob, size_t byt
 bool mesh_send(struct mesh *mesh, uint32_t rank, uint64_t slot, const void *from, size_t bytes, char why[MESH_WHY_BYTES]);
 bool mesh_recv(struct mesh *mesh, uint32_t rank, uint64_t slot, void *to, size_t bytes, char why[MESH_WHY_BYTES]);
 
-/* The root's bytes to all; every rank calls it, with the same tag. */
-bool mesh_broadcast(struct mesh *mesh, uint32_t root, void *memory, size_t bytes, uint32_t tag, char why[MESH_WHY_BYTES]);
-
 void mesh_close(struct mesh *mesh);
 void mesh_destroy(struct mesh *mesh); /* closed, and no call is under way */
 
