@@ -231,7 +231,7 @@ Test(groups, cancel_and_deadline_touch_nothing_else)
     await_engine(&c.node[1]);
     rdt_cancel(request);
     rdt_request_destroy(request);
-    request = start_by(actor_of[1], &ref, "g", patience(300 * MSEC));
+    request = start_by(actor_of[1], &ref, "g", 300 * MSEC);
     must_be(RDT_TIMED_OUT, rdt_wait(actor_of[1], &request, 1, 1, LONG, NULL, NULL, &err));
     rdt_request_destroy(request);
     must_ok(rdt_wait(actor_of[2], &other, 1, 1, LONG, NULL, NULL, &err));
