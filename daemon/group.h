@@ -126,7 +126,7 @@ struct group {
     bool again;                 /* DOWN: it is about to be formed anew */
     bool orphan;                /* its coordinator has restarted */
     uint32_t next_epoch;        /* proposed while CLOSING; 0: none */
-    struct rdt_error suspicion; /* READY: what the plug-in says is wrong with it */
+    struct rdt_error suspicion; /* what the plug-in says is wrong with it, in this epoch; status OK: nothing */
     struct rdt_error reason;    /* ENDING before it was formed: why. status OK: it was destroyed */
     struct deadline deadline;
     struct list forming, ending; /* struct group_waiter.link */

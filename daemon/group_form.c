@@ -46,7 +46,7 @@ enum rdt_status group_check_clients(const struct group *group, struct rdt_error 
 
 void group_check_ready(struct group *group)
 {
-    if (group->sm.state != GROUP_FORMING || !group->serves)
+    if (group->sm.state != GROUP_FORMING || !group->serves || group->suspicion.status != RDT_OK)
         return;
     for (uint32_t i = 0; i < group->n_nodes; i++)
         if (!group->nodes[i].ready)
@@ -208,6 +208,7 @@ void group_begin(struct group *group)
         group_set_state(group, GROUP_FORMING);
     }
     group->epoch++;
+    group->suspicion.status = RDT_OK;
     group->proposed = false;
     group_set_deadline(group, group_patience_ns(group));
     group_propose(group);

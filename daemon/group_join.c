@@ -30,6 +30,7 @@ void group_form_here(struct group *group, uint32_t epoch)
     if (group->sm.state == GROUP_DOWN)
         group_set_state(group, GROUP_FORMING);
     group->epoch = epoch;
+    group->suspicion.status = RDT_OK;
     group->proposed = true;
     group_set_deadline(group, 2 * group_patience_ns(group)); /* the coordinator's own comes first */
     if (group_open(group, &err) != RDT_OK)

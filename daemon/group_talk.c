@@ -101,16 +101,13 @@ void group_break(struct group *group, const char *why)
         group_fail(group, RDT_TRANSPORT, "%s", why);
 }
 
+/* Its end, or a node's, may be the reason, and the word of it on the way. */
 void group_failed_here(struct group *group, enum rdt_status status, const char *why)
 {
-    if (status == RDT_OK)
-        status = RDT_TRANSPORT;
-    if (group->sm.state == GROUP_FORMING) {
-        group_fail(group, status, "%s", why);
-    } else if (group->sm.state == GROUP_READY) { /* its end, or a node's, may be the reason, and the word of it on the way */
-        (void)rdt_error_set(&group->suspicion, status, "%s", why);
-        group_set_deadline(group, SUSPECT_NS);
-    }
+    if ((group->sm.state != GROUP_FORMING && group->sm.state != GROUP_READY) || group->suspicion.status != RDT_OK)
+        return;
+    (void)rdt_error_set(&group->suspicion, status == RDT_OK ? RDT_TRANSPORT : status, "%s", why);
+    group_set_deadline(group, SUSPECT_NS);
 }
 
 void group_went_down(struct group *group)
@@ -166,7 +163,7 @@ static enum rdt_status on_ready(struct groups *groups, struct peer *peer, const 
     (void)err;
     if (!group || group->sm.state != GROUP_FORMING || group->epoch != word->epoch)
         return RDT_OK;
-    if (group->coordinator == peer && group->serves) {
+    if (group->coordinator == peer && group->serves && group->suspicion.status == RDT_OK) {
         deadline_unset(groups->deadlines, &group->deadline);
         group->failures = 0;
         log_info("group %s (%s, epoch %u) is ready: %u members, %u ranks", group->name, group->transport->name, group->epoch,
@@ -291,6 +288,10 @@ static void on_deadline(struct deadline *deadline)
     struct group *group = list_entry(deadline, struct group, deadline);
     const struct group_member *away;
 
+    if (group->suspicion.status != RDT_OK && (group->sm.state == GROUP_FORMING || group->sm.state == GROUP_READY)) {
+        group_fail(group, group->suspicion.status, "%s", group->suspicion.msg);
+        return;
+    }
     switch ((enum group_state)group->sm.state) {
     case GROUP_FORMING:
         if (group->epoch == 0) {
@@ -325,8 +326,6 @@ static void on_deadline(struct deadline *deadline)
             check_end(group);
         return;
     case GROUP_READY:
-        group_fail(group, group->suspicion.status, "%s", group->suspicion.msg);
-        return;
     case GROUP_CLOSING:
         return;
     }
