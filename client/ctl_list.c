@@ -183,6 +183,8 @@ static void add_transports(struct ctl_table *table, const Rdt__Pb__PeerInfo *p)
 
         used += n > 0 ? (size_t)n : 0;
     }
+    if (p->fell_back > 0 && used + 1 < sizeof text)
+        (void)snprintf(text + used, sizeof text - used, "; a slower one was taken %" PRIu64 " times", p->fell_back);
     ctl_table_add(table, "%s", text);
 }
 

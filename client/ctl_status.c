@@ -28,8 +28,9 @@ static void print(const Rdt__Pb__StatusReply *s)
     printf("peers      %" PRIu32 " up of %" PRIu32 " known\n", s->peers_up, s->peers_known);
     printf("transfers  %" PRIu32 " active, %" PRIu64 " done, %" PRIu64 " failed\n", s->transfers_active, s->transfers_done,
            s->transfers_failed);
-    printf("fetches    %" PRIu64 " joined another's transfer, %" PRIu64 " served by copies\n", s->fetches_joined,
-           s->fetches_from_copies);
+    printf("fetches    %" PRIu64 " joined another's transfer, %" PRIu64 " served by copies, %" PRIu64
+           " by a slower transport\n",
+           s->fetches_joined, s->fetches_from_copies, s->fell_back);
     printf("copies     %s in %" PRIu64 " of other nodes' snapshots; %" PRIu64 " readers were sent to copies elsewhere\n",
            ctl_human_bytes(s->copy_bytes, a), s->copies, s->redirected);
     printf("bytes      %s in, %s out, %s within the node\n", ctl_human_bytes(s->bytes_in, a), ctl_human_bytes(s->bytes_out, b),

@@ -20,6 +20,7 @@ static struct path_candidate *add(struct path_decision *decision, enum path_kind
     candidate = &decision->candidates[decision->n++];
     candidate->kind = kind;
     candidate->possible = true;
+    candidate->unfit = false;
     candidate->one_sided = false;
     candidate->speed = speed;
     candidate->reason[0] = '\0';
@@ -118,6 +119,7 @@ static void remote(const struct path_query *query, struct path_decision *decisio
             reject(candidate, "it does not read %s memory", query->source_memory);
         if (!offer->moves_target)
             reject(candidate, "it does not write %s memory", query->target_memory);
+        candidate->unfit = !offer->moves_source || !offer->moves_target;
         if (!offer->connected && offer->group)
             reject(candidate, "group %s is being rebuilt", offer->group);
         if (!offer->connected)
@@ -165,10 +167,14 @@ static void apply_wishes(const struct path_query *query, struct path_decision *d
         }
     for (unsigned i = 0; i < decision->n; i++) {
         struct path_candidate *candidate = &decision->candidates[i];
-        if (query->transport[0] && !names(candidate, query->transport))
+        bool was_possible = candidate->possible;
+        if (query->transport[0] && !names(candidate, query->transport)) {
             reject(candidate, "the reader asked for %s only", query->transport);
+            candidate->unfit = true;
+        }
         if (candidate->speed < least)
             reject(candidate, "slower than %s, the least path the reader accepts", query->least);
+        candidate->unfit |= was_possible && !candidate->possible;
     }
 }
 
@@ -181,6 +187,20 @@ static int better_first(const void *a, const void *b)
     return x->speed > y->speed ? -1 : x->speed < y->speed;
 }
 
+/* Only transports fall back: nobody expects what fits no message to ride in one. */
+static int passed_over(const struct path_decision *decision)
+{
+    const struct path_candidate *chosen = &decision->candidates[decision->chosen];
+
+    for (unsigned i = 1; i < decision->n && chosen->kind == PATH_TRANSPORT; i++) {
+        const struct path_candidate *candidate = &decision->candidates[i];
+        if (candidate->kind == PATH_TRANSPORT && !candidate->possible && !candidate->unfit &&
+            candidate->speed > chosen->speed)
+            return (int)i; /* they are sorted by speed */
+    }
+    return -1;
+}
+
 enum rdt_status path_choose(const struct path_query *query, struct path_decision *decision, struct rdt_error *err)
 {
     char all[480] = "";
@@ -188,6 +208,7 @@ enum rdt_status path_choose(const struct path_query *query, struct path_decision
 
     decision->n = 0; /* of the candidates, only these many are ever looked at */
     decision->chosen = -1;
+    decision->passed_over = -1;
     if (query->same_node)
         local(query, decision);
     else
@@ -209,6 +230,7 @@ enum rdt_status path_choose(const struct path_query *query, struct path_decision
                            : "the fastest that fits");
         for (unsigned i = 1; i < decision->n && decision->candidates[i].possible; i++)
             text_copy(decision->candidates[i].reason, sizeof decision->candidates[i].reason, "possible, but slower");
+        decision->passed_over = passed_over(decision);
         return RDT_OK;
     }
     for (unsigned pass = 0; pass < 2; pass++) /* what could be mended first */

@@ -18,6 +18,7 @@ struct path_candidate {
     enum path_kind kind;
     char name[65]; /* "local/share", "inline", "ucx" */
     bool possible; /* false: rejected, and why */
+    bool unfit;    /* ruled out by what the caller wishes, or by the memory: it would not be taken however well all is */
     bool one_sided;
     uint32_t speed;   /* higher is better */
     char reason[192]; /* in words a person would use */
@@ -25,7 +26,8 @@ struct path_candidate {
 
 struct path_decision {
     unsigned n;
-    int chosen;                                            /* index, -1: none */
+    int chosen;      /* index, -1: none */
+    int passed_over; /* the best transport that would be before the chosen one but is not usable now; -1: none */
     struct path_candidate candidates[PATH_MAX_CANDIDATES]; /* best first; rejected ones after those that are possible */
 };
 

@@ -143,6 +143,7 @@ Rdt__Pb__PeerInfo *row_peer(struct arena *arena, const struct peer *peer)
     info->transfers_out = summary.transfers_out;
     info->bytes_in = summary.bytes_in;
     info->bytes_out = summary.bytes_out;
+    info->fell_back = summary.fell_back;
     info->transports = arena_alloc(arena, PATH_MAX_CANDIDATES * sizeof(char *));
     info->lanes = arena_alloc(arena, PATH_MAX_CANDIDATES * sizeof(char *));
     info->unusable = arena_alloc(arena, PATH_MAX_CANDIDATES * sizeof(char *));

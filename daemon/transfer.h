@@ -106,6 +106,7 @@ struct transfers {
     uint64_t n_history;
     uint64_t last_sent_ns; /* when the last outgoing one ended */
     uint64_t done, failed, bytes_in, bytes_out, bytes_local;
+    uint64_t fell_back;                  /* from other nodes, by a slower transport than it should have been */
     uint64_t joined;                     /* fetches that took part in a transfer that another one had begun */
     void (*on_idle)(struct transfers *); /* told when the last active one has ended */
     struct list works;                   /* struct peer_work.link: every peer we ever had to do with */
@@ -198,6 +199,7 @@ struct transfer {
     struct peer_transport *via; /* referenced while chunks are posted */
     struct list by_via;
     bool one_sided, have_meta;
+    bool fell_back;                 /* and is counted */
     bool early;                     /* receives were posted before the owner was asked: PULL carries the start */
     bool rewind;                    /* an early start came to nothing: when its receives have ended, begin anew */
     bool contiguous;                /* at the owner, from the answer */
@@ -302,6 +304,7 @@ struct peer_summary {
     const char *transports[PATH_MAX_CANDIDATES]; /* connected */
     char lanes[PATH_MAX_CANDIDATES][160];        /* what each says of its way there */
     unsigned n_transports;
+    uint64_t fell_back;
     char unusable[PATH_MAX_CANDIDATES][320]; /* which others there are, and why not */
     unsigned n_unusable;
 };

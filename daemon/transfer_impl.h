@@ -18,8 +18,10 @@ struct peer_work {
     struct list in_groups;  /* struct peer_transport.link: its sides of groups */
     unsigned n_in, n_out;   /* active */
     uint64_t bytes_in, bytes_out;
-    uint64_t asked;  /* number of the latest peer_ask */
-    bool answer_due; /* it is not answered yet */
+    uint64_t fell_back;     /* transfers to here */
+    char fell_back_to[140]; /* what the log knows of it: "stream instead of ucx" */
+    uint64_t asked;         /* number of the latest peer_ask */
+    bool answer_due;        /* it is not answered yet */
 };
 
 /* A transport's failure may be the first sign that the whole node is gone. Its transfer has noted it (transfer->failed) and ends with
@@ -58,7 +60,7 @@ struct peer_transport {
     char remote_memory[128];           /* " host cuda " */
     uint8_t blob[RDT_OFFER_MAX_BYTES]; /* the peer's offer, not yet used */
     size_t blob_bytes;
-    uint32_t blob_epoch; /* 0: none */
+    uint32_t blob_epoch;  /* 0: none */
     bool difference_told; /* the log knows that the versions differ */
     unsigned failures;    /* in a row; delays the next try */
     struct deadline retry;

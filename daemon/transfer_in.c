@@ -282,9 +282,30 @@ static bool path_is_coming(struct transfer *transfer)
     return true;
 }
 
+/* Counted for each transfer, and told once for each peer: a slower way may be for good, or until a connection stands again. */
+static void note_fall_back(struct transfer *transfer, const struct path_candidate *chosen, const struct path_candidate *better)
+{
+    struct peer_work *work = transfer->peer;
+    char what[sizeof work->fell_back_to];
+
+    if (transfer->fell_back)
+        return;
+    transfer->fell_back = true;
+    work->fell_back++;
+    transfer->transfers->fell_back++;
+    (void)snprintf(what, sizeof what, "%s instead of %s", chosen->name, better->name);
+    if (strcmp(what, work->fell_back_to) != 0)
+        log_info("node %s: objects come by %s: %s", work->peer->name, what, better->reason);
+    (void)snprintf(work->fell_back_to, sizeof work->fell_back_to, "%s", what);
+}
+
 static void take_path(struct transfer *transfer)
 {
     const struct path_candidate *chosen = record_chosen(&transfer->record);
+    const struct path_decision *decision = transfer->record.decision;
+
+    if (decision->passed_over >= 0)
+        note_fall_back(transfer, chosen, &decision->candidates[decision->passed_over]);
 
     memcpy(transfer->record.path, chosen->name, sizeof chosen->name);
     transfer->is_inline = chosen->kind == PATH_INLINE;

@@ -360,6 +360,7 @@ void transfers_peer_summary(const struct peer *peer, struct peer_summary *summar
     summary->transfers_out = work->n_out;
     summary->bytes_in = work->bytes_in;
     summary->bytes_out = work->bytes_out;
+    summary->fell_back = work->fell_back;
     list_for_each (node, &work->transports) {
         const struct peer_transport *pt = list_entry(node, struct peer_transport, link);
         if (pt->sm.state != PT_CONNECTED) {

@@ -410,6 +410,7 @@ void node_status(const struct test_node *node, struct node_status *status_p)
         .bytes_out = reply->bytes_out,
         .bytes_local = reply->bytes_local,
         .joined = reply->fetches_joined,
+        .fell_back = reply->fell_back,
         .copies = reply->copies,
         .copy_bytes = reply->copy_bytes,
         .from_copies = reply->fetches_from_copies,

@@ -445,3 +445,164 @@ Test(path, more_offers_than_room)
     cr_assert_eq(decision.n, (unsigned)PATH_MAX_CANDIDATES);
     check_order(&decision);
 }
+
+/* ---- as it is between real nodes ---- */
+
+enum { UCX, STREAM, NCCL, N_TRANSPORTS };
+
+#define DISTRUST "UCX authenticates nobody; set trusted_network = yes"
+#define ABSENT "it does not offer it"
+
+static const struct pair_row {
+    const char *what;
+    const char *source, *target;     /* NULL: host */
+    const char *here[N_TRANSPORTS];  /* why not */
+    const char *there[N_TRANSPORTS]; /* why not */
+    const char *ucx_there;           /* its version; NULL: the same */
+    bool ucx_rebuilt, has_inline;
+    const char *transport, *least, *preferred; /* NULL: none */
+    const char *chosen, *passed_over;          /* NULL: none */
+    const char *because[N_TRANSPORTS];         /* NULL: not looked at */
+    const char *not_inline;
+} pair_rows[] = {
+    {.what = "both trust",
+     .here[NCCL] = ABSENT,
+     .chosen = "ucx",
+     .because = {"the fastest that fits", "possible, but slower", "not available on this node"},
+     .not_inline = "too large"},
+    {.what = "neither trusts",
+     .here = {DISTRUST, NULL, ABSENT},
+     .there[UCX] = DISTRUST,
+     .chosen = "stream",
+     .passed_over = "ucx",
+     .because = {"not available on this node: " DISTRUST, "the fastest that fits", "not available on this node"}},
+    {.what = "this one does not",
+     .here = {DISTRUST, NULL, ABSENT},
+     .chosen = "stream",
+     .passed_over = "ucx",
+     .because = {"not available on this node: " DISTRUST}},
+    {.what = "the other does not",
+     .there = {DISTRUST, NULL, ABSENT},
+     .chosen = "stream",
+     .passed_over = "ucx",
+     .because = {"not available on the other node: " DISTRUST}},
+    {.what = "other versions of ucx",
+     .there[NCCL] = ABSENT,
+     .ucx_there = "1.22.0",
+     .chosen = "stream",
+     .passed_over = "ucx",
+     .because = {"versions differ: " SAME " here, 1.22.0 on the other node", "the fastest that fits"}},
+    {.what = "ucx is being rebuilt",
+     .there[NCCL] = ABSENT,
+     .ucx_rebuilt = true,
+     .chosen = "stream",
+     .passed_over = "ucx",
+     .because = {"being rebuilt"}},
+    {.what = "ucx alone, and it is not there",
+     .here = {DISTRUST, ABSENT, ABSENT},
+     .chosen = NULL,
+     .because = {"not available on this node: " DISTRUST, "not available on this node: " ABSENT}},
+    {.what = "from GPU to GPU",
+     .source = "cuda",
+     .target = "cuda",
+     .chosen = "nccl",
+     .because = {"does not read cuda memory", "does not read cuda memory", "the fastest that fits"}},
+    {.what = "from GPU to host",
+     .source = "cuda",
+     .chosen = NULL,
+     .because = {"does not read cuda memory", "does not read cuda memory", "does not write host memory"}},
+    {.what = "from host to GPU",
+     .target = "cuda",
+     .chosen = NULL,
+     .because = {"does not write cuda memory", "does not write cuda memory", "does not read host memory"}},
+    {.what = "from host to host beside nccl",
+     .chosen = "ucx",
+     .passed_over = NULL,
+     .because[NCCL] = "does not read host memory"},
+    {.what = "small", .has_inline = true, .chosen = "inline", .because = {"possible, but slower", "possible, but slower"}},
+    {.what = "small, untrusted", .here = {DISTRUST}, .has_inline = true, .chosen = "inline"},
+    {.what = "stream wished", .transport = "stream", .chosen = "stream", .because = {"the reader asked for stream only"}},
+    {.what = "stream wished, ucx not there",
+     .here = {DISTRUST},
+     .transport = "stream",
+     .chosen = "stream",
+     .because = {"not available on this node"}},
+    {.what = "ucx wished, not there",
+     .here = {DISTRUST},
+     .transport = "ucx",
+     .chosen = NULL,
+     .because = {"not available on this node", "the reader asked for ucx only"}},
+    {.what = "at least ucx", .least = "ucx", .chosen = "ucx", .because[STREAM] = "slower than ucx, the least path"},
+    {.what = "at least ucx, not there",
+     .there = {DISTRUST},
+     .least = "ucx",
+     .chosen = NULL,
+     .because = {"not available on the other node", "slower than ucx, the least path"}},
+    {.what = "at least stream", .here = {DISTRUST}, .least = "stream", .chosen = "stream", .passed_over = "ucx"},
+    {.what = "at least inline", .least = "inline", .chosen = NULL, .because = {"slower than inline", "slower than inline"}},
+    {.what = "the producer prefers stream",
+     .preferred = "stream",
+     .chosen = "stream",
+     .because = {"possible, but slower", "the producer prefers it"}},
+    {.what = "the producer prefers ucx, not there",
+     .here = {DISTRUST},
+     .preferred = "ucx",
+     .chosen = "stream",
+     .passed_over = "ucx"},
+};
+
+static struct path_offer pair_offer(const struct pair_row *row, unsigned i)
+{
+    static const char *const names[N_TRANSPORTS] = {"ucx", "stream", "nccl"};
+    static const uint32_t speeds[N_TRANSPORTS] = {100, 50, 200};
+    const char *moves = i == NCCL ? "cuda" : "host";
+    struct path_offer offered = offer(names[i], speeds[i]);
+
+    offered.here_why_not = row->here[i];
+    offered.there_why_not = row->there[i];
+    if (i == UCX && row->ucx_there)
+        offered.there_version = row->ucx_there;
+    offered.moves_source = strcmp(row->source ? row->source : "host", moves) == 0;
+    offered.moves_target = strcmp(row->target ? row->target : "host", moves) == 0;
+    offered.connected = !(i == UCX && row->ucx_rebuilt);
+    return offered;
+}
+
+static void check_pair(const struct pair_row *row)
+{
+    static const char *const names[N_TRANSPORTS] = {"ucx", "stream", "nccl"};
+    struct path_offer offers[N_TRANSPORTS];
+    struct path_query query = remote_query(offers, N_TRANSPORTS);
+    struct path_decision decision;
+    struct rdt_error err = {0};
+    enum rdt_status status;
+
+    for (unsigned i = 0; i < N_TRANSPORTS; i++)
+        offers[i] = pair_offer(row, i);
+    query.source_memory = row->source ? row->source : "host";
+    query.target_memory = row->target ? row->target : "host";
+    query.has_inline = row->has_inline;
+    query.transport = row->transport ? row->transport : "";
+    query.least = row->least ? row->least : "";
+    query.preferred = row->preferred ? row->preferred : "";
+    status = path_choose(&query, &decision, &err);
+    cr_assert_eq(status, row->chosen ? RDT_OK : RDT_NO_PATH, "%s: %s", row->what, err.msg);
+    if (row->chosen)
+        cr_assert_str_eq(decision.candidates[decision.chosen].name, row->chosen, "%s", row->what);
+    cr_assert_eq(decision.passed_over >= 0, row->passed_over != NULL, "%s: passed over %d", row->what, decision.passed_over);
+    if (row->passed_over)
+        cr_assert_str_eq(decision.candidates[decision.passed_over].name, row->passed_over, "%s", row->what);
+    for (unsigned i = 0; i < N_TRANSPORTS; i++) {
+        const char *reason = find(&decision, names[i])->reason;
+        cr_assert(reason[0] != '\0', "%s: nothing is said of %s", row->what, names[i]);
+        cr_assert(!row->because[i] || strstr(reason, row->because[i]), "%s: %s: %s", row->what, names[i], reason);
+        cr_assert(row->chosen || strstr(err.msg, names[i]), "%s: the sentence leaves out %s: %s", row->what, names[i], err.msg);
+    }
+    cr_assert(!row->not_inline || strstr(find(&decision, "inline")->reason, row->not_inline), "%s", row->what);
+}
+
+Test(path, pairs_table)
+{
+    for (size_t i = 0; i < sizeof pair_rows / sizeof pair_rows[0]; i++)
+        check_pair(&pair_rows[i]);
+}

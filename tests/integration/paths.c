@@ -1,0 +1,176 @@
+/* Which way the bytes go between real daemons, as users see it: wishes are kept or refused, a slower way than could be is told once and
+ * counted, and explain reads like a reason. The choice as such: unit/path.
+ */
+#include <criterion/criterion.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "tests/support/cluster.h"
+#include "tests/support/program.h"
+
+TestSuite(paths, .timeout = 100);
+
+#define BYTES ((size_t)300 * 1024)
+
+static struct cluster c;
+static rdt *owner, *reader; /* clients of node 0 and of node 1 */
+
+static void begin(const struct cluster_options *options)
+{
+    cluster_start(&c, 2, options);
+    owner = node_client(&c.node[0], "owner");
+    reader = node_client(&c.node[1], "reader");
+}
+
+static void end(const char *const *declared)
+{
+    rdt_close(owner);
+    rdt_close(reader);
+    cluster_end(&c, declared);
+}
+
+/* "rdtctl WORD ..." beside the reader, whose output must hold the text. */
+static void expect_ctl(const char *text, const char *word, const char *operand)
+{
+    struct program program = {0};
+
+    program_run(&program, (const char *const[]){"rdtctl", "--socket", c.node[1].socket, word, operand, NULL}, NULL);
+    must_say(program.status == 0 && strstr(program.out, text), "`rdtctl %s` says nothing of '%s': %s%s", word, text,
+             program.out, program.err);
+    program_free(&program);
+}
+
+static void expect_explained(const rdt_object *object, const char *text)
+{
+    char number[24];
+
+    (void)snprintf(number, sizeof number, "%llu", (unsigned long long)info_of(object).transfer);
+    expect_ctl(text, "explain", number);
+}
+
+struct wish {
+    const char *transport, *least;
+    enum rdt_status expected;
+    const char *path; /* or what the refusal says */
+};
+
+static void check_wishes(const struct wish *wishes, size_t n)
+{
+    struct rdt_ref ref = put_pattern(owner, NULL, BYTES, 1);
+
+    for (size_t i = 0; i < n; i++) {
+        struct rdt_fetch_options options = RDT_INIT(options);
+        rdt_object *object;
+
+        options.timeout_ns = LONG;
+        options.transport = wishes[i].transport;
+        options.least_path = wishes[i].least;
+        if (wishes[i].expected == RDT_OK) {
+            must_ok(rdt_fetch(reader, &ref, 1, &options, &object, &err));
+            must_go_by(wishes[i].path, object);
+            must(holds_pattern(tensor_of(object, 0).data, BYTES, 1));
+            rdt_release(object);
+        } else {
+            must_refuse(wishes[i].expected, wishes[i].path, rdt_fetch(reader, &ref, 1, &options, &object, &err));
+        }
+    }
+    must_ok(rdt_free(owner, &ref, false, &err));
+}
+
+Test(paths, wishes_where_all_is_there)
+{
+    static const struct wish wishes[] = {
+        {NULL, NULL, RDT_OK, "ucx"},
+        {"stream", NULL, RDT_OK, "stream"},
+        {"STREAM", "stream", RDT_OK, "stream"},
+        {"ucx", NULL, RDT_OK, "ucx"},
+        {NULL, "ucx", RDT_OK, "ucx"},
+        {NULL, "stream", RDT_OK, "ucx"},
+        {"stream", "ucx", RDT_NO_PATH, "stream: slower than ucx, the least path the reader accepts"},
+        {NULL, "inline", RDT_NO_PATH, "slower than inline"},
+    };
+    struct node_status status;
+
+    begin(&(struct cluster_options){.stream = true});
+    check_wishes(wishes, sizeof wishes / sizeof wishes[0]);
+    node_status(&c.node[1], &status);
+    must_say(status.fell_back == 0, "a wish counts as a fall back");
+    end(NULL);
+}
+
+Test(paths, wishes_where_ucx_may_not)
+{
+    static const struct wish wishes[] = {
+        {NULL, NULL, RDT_OK, "stream"},
+        {"stream", NULL, RDT_OK, "stream"},
+        {NULL, "stream", RDT_OK, "stream"},
+        {"ucx", NULL, RDT_NO_PATH, "ucx: not available on this node: UCX authenticates nobody; set trusted_network"},
+        {NULL, "ucx", RDT_NO_PATH, "stream: slower than ucx, the least path the reader accepts"},
+    };
+
+    begin(&(struct cluster_options){.stream = true, .no_ucx = true});
+    check_wishes(wishes, sizeof wishes / sizeof wishes[0]);
+    end(NULL);
+}
+
+static unsigned times_in_log(const struct test_node *node, const char *text)
+{
+    char *log = read_file(node->log, NULL);
+    unsigned n = 0;
+
+    for (const char *at = log; (at = strstr(at, text)); at++)
+        n++;
+    free(log);
+    return n;
+}
+
+Test(paths, falling_back_is_told_once_and_counted)
+{
+    enum { FETCHES = 5 };
+    struct node_status before, after;
+    struct rdt_ref ref;
+    char times[64];
+
+    begin(&(struct cluster_options){.stream = true, .no_ucx = true});
+    node_status(&c.node[1], &before);
+    ref = put_pattern(owner, NULL, BYTES, 1);
+    for (unsigned i = 0; i < FETCHES; i++)
+        fetch_pattern(reader, &ref, BYTES, 1, "stream");
+    must_ok(rdt_free(owner, &ref, false, &err));
+    ref = put_pattern(owner, NULL, 100, 1);
+    fetch_pattern(reader, &ref, 100, 1, "inline"); /* as it should be */
+    must_ok(rdt_free(owner, &ref, false, &err));
+    node_status(&c.node[1], &after);
+    must_say(after.fell_back - before.fell_back == FETCHES, "%llu of %u are counted",
+             (unsigned long long)(after.fell_back - before.fell_back), FETCHES);
+    must(times_in_log(&c.node[1],
+                      "objects come by stream instead of ucx: not available on this node: UCX authenticates nobody") == 1);
+    (void)snprintf(times, sizeof times, "%llu by a slower transport", (unsigned long long)after.fell_back);
+    expect_ctl(times, "status", NULL);
+    (void)snprintf(times, sizeof times, "a slower one was taken %llu times", (unsigned long long)after.fell_back);
+    expect_ctl(times, "peers", NULL);
+    expect_ctl("\"fell_back\"", "status", "--json");
+    end(NULL);
+}
+
+Test(paths, versions_that_differ_fall_back_to_stream)
+{
+    static const char *const newer[] = {"--set=loopback.version=2.0", NULL};
+    static const char *const differ[] = {"the library's versions differ", NULL};
+    struct rdt_fetch_options options = RDT_INIT(options);
+    rdt_object *object;
+    struct rdt_ref ref;
+
+    begin(&(struct cluster_options){
+        .loopback = true, .stream = true, .no_ucx = true, .flags_of = {NULL, newer}, .no_meeting = true});
+    options.timeout_ns = LONG;
+    ref = put_pattern(owner, NULL, BYTES, 1);
+    must_ok(rdt_fetch(reader, &ref, 1, &options, &object, &err));
+    must_go_by("stream", object);
+    expect_explained(object, "taken:     stream, the fastest that fits");
+    expect_explained(object, "not taken: loopback, the library's versions differ: 2.0 here, 1.0 on the other node");
+    rdt_release(object);
+    must_ok(rdt_free(owner, &ref, false, &err));
+    end(differ);
+}
