@@ -119,7 +119,7 @@ static void remote(const struct path_query *query, struct path_decision *decisio
             reject(candidate, "it does not read %s memory", query->source_memory);
         if (!offer->moves_target)
             reject(candidate, "it does not write %s memory", query->target_memory);
-        candidate->unfit = !offer->moves_source || !offer->moves_target;
+        candidate->unfit = offer->group_why_not || !offer->moves_source || !offer->moves_target;
         if (!offer->connected && offer->group)
             reject(candidate, "group %s is being rebuilt", offer->group);
         if (!offer->connected)

@@ -11,7 +11,8 @@
 struct plugin_event;
 
 struct plugin_events {
-    uv_async_t wake;
+    uv_poll_t wake;
+    int wake_fd; /* an eventfd */
     pthread_mutex_t mutex;
     /* Of struct plugin_event. Under the mutex, as are the members of conns and ops that foreign threads write. */
     struct list queue;
