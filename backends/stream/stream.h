@@ -24,10 +24,10 @@
 
 #define RECV_BUCKETS 256
 #define MAX_THREADS 16
-#define MAX_LANES 64                    /* from one peer; to one: settings.connections */
-#define MAX_STRANGERS 128u              /* connections that have not said who they are */
-#define RECORD_BYTES 16384              /* of TLS, at most */
-#define PIECE_BYTES ((size_t)256 << 10) /* that one system call moves, at most: some tens of microseconds */
+#define MAX_LANES 64                  /* from one peer; to one: settings.connections */
+#define MAX_STRANGERS 128u            /* connections that have not said who they are */
+#define RECORD_BYTES 16384            /* of TLS, at most */
+#define PIECE_BYTES ((size_t)1 << 20) /* that one system call moves, at most; see send.c */
 
 struct settings {
     char listen[INET6_ADDRSTRLEN];

@@ -2,9 +2,11 @@
  * that was touched before. All of them go into the same target, as all messages of ucx_perftest do. Prints GB/s (1e9 bytes)
  * as the client sees it: from its first start until it has taken the last object.
  *
- *     throughput OWNER READER BYTES COUNT WARMUP WINDOW
+ *     throughput OWNER READER BYTES COUNT WARMUP WINDOW [TRANSPORT]    it is ucx otherwise
  */
 #include "bench_client.h"
+
+static const char *transport = "ucx";
 
 static void start(rdt *conn, const struct rdt_ref *ref, const struct rdt_tensor *target, rdt_request **request_p)
 {
@@ -12,6 +14,7 @@ static void start(rdt *conn, const struct rdt_ref *ref, const struct rdt_tensor 
     const size_t count = 1;
 
     options.timeout_ns = BENCH_TIMEOUT_NS;
+    options.transport = transport;
     options.targets = &target;
     options.target_counts = &count;
     must_ok(rdt_fetch_start(conn, ref, 1, &options, request_p, &err));
@@ -26,7 +29,7 @@ static void end(rdt *conn, rdt_request *request, const struct rdt_tensor *target
     must_ok(rdt_wait(conn, &request, 1, RDT_WAIT_ALL, BENCH_TIMEOUT_NS, NULL, NULL, &err));
     must_ok(rdt_request_take_object(request, &object, &err));
     rdt_object_info(object, &info);
-    if (strcmp(info.path, "ucx") != 0 || info.bytes_moved != (uint64_t)target->shape[0])
+    if (strcmp(info.path, transport) != 0 || info.bytes_moved != (uint64_t)target->shape[0])
         bench_die("a fetch went by %s and moved %llu bytes", info.path, (unsigned long long)info.bytes_moved);
     rdt_release(object);
     rdt_request_destroy(request);
@@ -58,8 +61,10 @@ int main(int argc, char **argv)
     int64_t bytes, since;
     rdt *owner, *reader;
 
-    if (argc != 7)
-        bench_die("usage: throughput OWNER READER BYTES COUNT WARMUP WINDOW");
+    if (argc != 7 && argc != 8)
+        bench_die("usage: throughput OWNER READER BYTES COUNT WARMUP WINDOW [TRANSPORT]");
+    if (argc == 8)
+        transport = argv[7];
     bytes = (int64_t)bench_number(argv[3]);
     count = bench_number(argv[4]);
     warmup = bench_number(argv[5]);

@@ -1,0 +1,44 @@
+# Fetches between nodes by the transport "stream", beside a socket that does nothing else: bare where the network is trusted, by TLS 1.3
+# with the same suite where it is not. The owner's daemon is on core 0; the reader's, with the client, on core 1, and so are the receivers
+# of the references.
+
+stream_ours() { # OWNER READER BYTES COUNT WINDOW
+  rate=$(timeout 120 taskset -c 1 "$build/tests/bench/throughput" "$dir/$1.sock" "$dir/$2.sock" "$3" "$4" 2 "$5" stream \
+    2>"$dir/throughput.log") || fail 'throughput'
+}
+stream_reference() { # PORT BYTES COUNT WINDOW [tls]
+  rate=$(timeout 120 taskset -c 1 "$build/tests/bench/stream" fetch "$@" 2>"$dir/stream.log") || fail 'stream'
+}
+stream_rows() { # LABEL BYTES COUNT WINDOW ROUNDS
+  local ours
+  if ! wanted stream && ! wanted "stream_$1"; then return 0; fi
+  for ((round = 0; round < $5; round++)); do
+    stream_ours a b "$2" "$3" "$4"
+    ours=$rate
+    stream_reference "$port_bare" "$2" "$3" "$4"
+    row "stream_$1" GB/s higher 0.9 "$ours" "$rate"
+    stream_ours tls_a tls_b "$2" "$3" "$4"
+    ours=$rate
+    stream_reference "$port_tls" "$2" "$3" "$4" tls
+    row "stream_tls_$1" GB/s higher 0.9 "$ours" "$rate"
+  done
+}
+
+if [[ stream =~ $wanted || $wanted == *stream* ]]; then
+  place 0 "$pid_a"
+  place 1 "$pid_b"
+  start_daemon tls_a 0 --trusted-network no
+  start_daemon tls_b 1 --trusted-network no
+  take_port
+  port_bare=$next_port
+  start_program stream_bare 0 stream serve "$port_bare"
+  take_port
+  port_tls=$next_port
+  start_program stream_tls 0 stream serve "$port_tls" tls
+  stream_rows 1M 1048576 400 32 7
+  stream_rows 16M 16777216 40 32 5
+  stream_rows 64M 67108864 12 32 5
+  stream_rows 256M 268435456 4 32 3
+  stop tls_a
+  stop tls_b
+fi
