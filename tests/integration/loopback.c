@@ -536,7 +536,7 @@ Test(loopback, failure_is_explained_on_both_ends)
     must_say(strcmp(in.state, "failed") == 0 && (strstr(in.error, "TIMED_OUT") || strstr(in.error, "CANCELLED")) &&
                  strcmp(in.path, "loopback") == 0,
              "%s: %s", in.state, in.error);
-    must(in.bytes_done < in.bytes && in.n_candidates == 4);
+    must(in.bytes_done < in.bytes && in.n_candidates >= 4); /* gloo is one more where it is built */
     n = transfers_of(&c.node[0], views, 8);
     for (unsigned i = 0; i < n; i++)
         found += strcmp(views[i].direction, "out") == 0 && strcmp(views[i].state, "failed") == 0 &&

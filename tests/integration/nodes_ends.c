@@ -564,7 +564,8 @@ Test(nodes_ends, explained_on_both_ends)
     object = fetch_one(reader, &ref, RDT_FETCH_AUTO);
     in = transfer_numbered(&c.node[1], info_of(object).transfer);
     must(strcmp(in.direction, "in") == 0 && strcmp(in.state, "done") == 0 && strcmp(in.path, "ucx") == 0);
-    must(in.bytes == 100000 && in.bytes_done == 100000 && in.elapsed_ns > 0 && in.error[0] == '\0' && in.n_candidates == 3);
+    must(in.bytes == 100000 && in.bytes_done == 100000 && in.elapsed_ns > 0 && in.error[0] == '\0' &&
+         in.n_candidates >= 3); /* gloo is one more where it is built */
     for (unsigned i = 0; i < in.n_candidates; i++) {
         must(in.candidates[i].reason[0] != '\0');
         chosen += in.candidates[i].chosen && strcmp(in.candidates[i].path, "ucx") == 0;

@@ -306,7 +306,7 @@ bool node_try_start(struct test_node *node, const struct node_options *options, 
     must_say(came == 1, "%s is not ready in time", node->name);
     node->fds = fds_of(node->pid);
     introduce(node);
-    if (!options->awaited)
+    if (!options || !options->awaited)
         node_expect_fds(node, 0);
     return true;
 }
