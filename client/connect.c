@@ -10,6 +10,7 @@
 #include <sys/un.h>
 #include <unistd.h>
 
+#include "batch.h"
 #include "call.h"
 #include "clock.h"
 #include "connection.h"
@@ -60,6 +61,7 @@ static void free_all(rdt *conn)
     while (!chain_is_empty(&conn->objects))
         fetched_destroy(CHAIN_OWNER(conn->objects.next, rdt_object, link));
     watch_fini(conn);
+    batches_fini(conn);
     memory_fini(&conn->memory);
     pending_fini(&conn->pending);
     expiry_fini(&conn->expiries);
@@ -152,6 +154,7 @@ static enum rdt_status create(int take_sock, rdt **conn_p, struct rdt_error *err
     conn->on_stray = call_on_stray;
     conn->on_expired = request_on_expired;
     conn->fd_timer_ns = CLOCK_NEVER;
+    chain_init(&conn->batches);
     chain_init(&conn->requests);
     chain_init(&conn->objects);
     chain_init(&conn->arrived);

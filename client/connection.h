@@ -68,6 +68,7 @@ struct rdt {
     uint64_t event_sequence; /* of the latest one that was taken */
 
     struct memory memory;
+    struct chain batches;           /* of batch.c */
     struct chain requests, objects; /* all of them: rdt_close ends them */
     struct chain arrived;           /* requests whose bytes are here and have to be copied into their targets */
 };

@@ -4,6 +4,7 @@
 #include <stdlib.h>
 
 #include "alloc.h"
+#include "batch.h"
 #include "clock.h"
 #include "fetched.h"
 #include "options.h"
@@ -20,7 +21,8 @@
 
 /* ---- events ---- */
 
-static enum rdt_status arrive(rdt_request *request, const Rdt__Pb__FetchDone *done, struct frame *frame, struct rdt_error *err)
+static enum rdt_status arrive(rdt_request *request, const Rdt__Pb__FetchDone *done, struct frame *frame, rdt_object **object_p,
+                              struct rdt_error *err)
 {
     rdt_object *object;
     enum rdt_status status;
@@ -32,7 +34,7 @@ static enum rdt_status arrive(rdt_request *request, const Rdt__Pb__FetchDone *do
         rdt_error_prefix(err, "fetch of %s", request->label);
         return status;
     }
-    request_arrive(request, object);
+    *object_p = object;
     return RDT_OK;
 }
 
@@ -55,13 +57,19 @@ void fetch_on_event(rdt *conn, struct frame *frame)
         (void)rdt_error_set(&err, RDT_PROTOCOL, "rdtd sent a FETCH_DONE that cannot be read");
         connection_lose(conn, &err);
     } else {
+        rdt_object *object = NULL;
+        enum rdt_status status = RDT_CANCELLED; /* or its time was over */
+
         request = request_find(conn, done->handle);
-        if (!request) {
-            fetched_release_unseen(conn, done); /* it was cancelled, or its time was over */
-        } else if (arrive(request, done, frame, &err) != RDT_OK) {
+        if (request)
+            status = arrive(request, done, frame, &object, &err);
+        batch_on_answer(conn, done, frame, object);
+        if (object)
+            request_arrive(request, object);
+        else
             fetched_release_unseen(conn, done);
+        if (request && status != RDT_OK)
             request_fail(request, &err);
-        }
     }
     arena_fini(&arena);
 }
@@ -277,6 +285,7 @@ static enum rdt_status send_batch(struct fetch *fetch, size_t first, size_t n, s
 {
     const struct rdt_fetch_options *options = fetch->options;
     Rdt__Pb__Fetch request = RDT__PB__FETCH__INIT;
+    enum rdt_status status;
 
     for (size_t i = first; i < first + n; i++) {
         request_start(fetch->requests[i], fetch->deadline_ns);
@@ -292,7 +301,11 @@ static enum rdt_status send_batch(struct fetch *fetch, size_t first, size_t n, s
     if (options->group)
         request.group = (char *)options->group;
     request.timeout_ns = clock_remaining_ns(fetch->deadline_ns);
-    return connection_send(fetch->conn, RDT_MSG_FETCH, 0, &request.base, -1, false, err); /* each item is answered for itself */
+    request.fds_once = n > 1 && batch_begin(fetch->conn, fetch->items[first]->handle, n);
+    status = connection_send(fetch->conn, RDT_MSG_FETCH, 0, &request.base, -1, false, err); /* each item is answered for itself */
+    if (status != RDT_OK && request.fds_once)
+        batch_drop(fetch->conn, fetch->items[first]->handle);
+    return status;
 }
 
 static enum rdt_status send_all(struct fetch *fetch, struct rdt_error *err)

@@ -103,9 +103,8 @@ static enum rdt_status fill_info(rdt_object *object, const Rdt__Pb__FetchDone *d
     return wire_ref_to(done->ref, &info->ref, err);
 }
 
-/* One region, mapped; NULL for an empty one, which has nothing to map. */
-static enum rdt_status map_one(rdt *conn, const Rdt__Pb__SharedRegion *shared, struct frame *frame, struct mapping **mapping_p,
-                               struct rdt_error *err)
+enum rdt_status fetched_map(rdt *conn, const Rdt__Pb__SharedRegion *shared, struct frame *frame, struct mapping **mapping_p,
+                            struct rdt_error *err)
 {
     enum rdt_status status = RDT_OK;
     int fd = shared->fd_index >= 0 ? frame_take_fd(frame, (unsigned)shared->fd_index) : -1;
@@ -145,7 +144,7 @@ static enum rdt_status map_all(rdt_object *object, const Rdt__Pb__FetchDone *don
     if (!object->mappings)
         return rdt_error_set(err, RDT_NO_MEMORY, "no memory for %zu regions", done->n_regions);
     for (size_t i = 0; i < done->n_regions; i++) {
-        enum rdt_status status = map_one(object->conn, done->regions[i], frame, &object->mappings[i], err);
+        enum rdt_status status = fetched_map(object->conn, done->regions[i], frame, &object->mappings[i], err);
 
         if (status != RDT_OK)
             return status;

@@ -28,6 +28,10 @@ struct rdt_object {
 enum rdt_status fetched_create(rdt *conn, const Rdt__Pb__FetchDone *done, struct frame *frame, bool placed,
                                rdt_object **object_p, struct rdt_error *err);
 
+/* One region of an answer, mapped, with a reference; NULL for an empty one, which has nothing to map. Takes its fd. */
+enum rdt_status fetched_map(rdt *conn, const Rdt__Pb__SharedRegion *shared, struct frame *frame, struct mapping **mapping_p,
+                            struct rdt_error *err);
+
 /* The bytes are in the targets now: the object's tensors are these, and nothing of the daemon's is needed any more. */
 void fetched_move_to(rdt_object *object, struct targets *take_targets);
 

@@ -18,6 +18,8 @@
 struct object;
 struct watch;
 
+#define CLIENT_FDS_OUT 16 /* regions that are known to be mapped by whoever fetches much of them at once */
+
 /* Something that happened for the client and costs time to tell: done in the client's own turns, not in those of whoever caused it. */
 struct client_wake {
     struct list link;
@@ -48,6 +50,10 @@ struct client {
     struct map regions; /* handles it has: region id -> struct region, one reference each */
     struct map holds;   /* hold id -> struct hold */
     struct map fetches; /* handle -> struct fetch */
+    uint64_t n_fetch_messages;
+    struct client_fd { /* the fd of a region went out in an answer to that message; by region id, the latest wins */
+        uint64_t region, generation, message;
+    } fds_out[CLIENT_FDS_OUT];
     struct warm warm;   /* regions it has mapped and let go of: they come again */
     struct list calls;  /* deferred: struct call.link */
     unsigned n_calls;

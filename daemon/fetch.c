@@ -182,6 +182,7 @@ static enum rdt_status join(struct client *client, struct transfer *transfer, co
     fetch->deadline.on_passed = on_deadline;
     fetch->counted = joined;
     fetch->merged = joined && !is_name;
+    fetch->message = message->fds_once ? client->n_fetch_messages : 0;
     fetch->cow = message->mode == RDT__PB__FETCH_MODE__FETCH_MODE_COW;
     if (!map_put_u64(&client->fetches, handle, fetch)) {
         account_give(client->account, USAGE_TRANSFERS, 1);

@@ -151,6 +151,7 @@ enum rdt_status rpc_fetch(struct call *call, const void *request, struct rdt_err
     batch->rpc = call->rpc;
     batch->client = client;
     batch->message = message;
+    client->n_fetch_messages++;
     batch->together = n > 1 ? reservation_create(call->rpc->regions) : NULL;
     call_take_request(call, &batch->arena);
     call_reply_empty(call); /* each item answers for itself */

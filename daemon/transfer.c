@@ -406,6 +406,25 @@ static enum rdt_status result_add_region(struct result *result, struct region *r
     return RDT_OK;
 }
 
+/* The client has the region mapped by an earlier answer to the same message. */
+static bool has_fd(const struct fetch *fetch, const struct region *region)
+{
+    const struct client_fd *out = &fetch->client->fds_out[region->id % CLIENT_FDS_OUT];
+
+    return fetch->message != 0 && out->message == fetch->message && out->region == region->id &&
+           out->generation == region->generation;
+}
+
+static void note_fds(const struct fetch *fetch, const struct result *result)
+{
+    for (size_t i = 0; i < result->done.n_regions; i++) {
+        const Rdt__Pb__SharedRegion *entry = &result->regions[i];
+        if (fetch->message != 0 && entry->fd_index >= 0 && !entry->writable && !entry->cow)
+            fetch->client->fds_out[entry->region % CLIENT_FDS_OUT] =
+                (struct client_fd){entry->region, entry->generation, fetch->message};
+    }
+}
+
 static bool result_make_regions(struct result *result, uint32_t n)
 {
     result->regions = calloc(n ? n : 1, sizeof *result->regions);
@@ -449,6 +468,7 @@ static void result_send(struct result *result, struct fetch *fetch, struct hold 
         return; /* its fds go with the result */
     }
     result->n_fds = 0; /* send takes them */
+    note_fds(fetch, result);
     client->send(client, RDT_EVENT_FETCH_DONE, FRAME_EVENT, fetch->handle, &result->done.base, result->fds, n_fds);
     fetch_detach(fetch);
 }
@@ -491,12 +511,13 @@ void transfer_deliver_object(struct transfer *transfer, struct object *object, s
         notice = false;
         if (!result_make_regions(&result, object->n_regions) || !(hold = client_hold_object(fetch->client, object)))
             status = rdt_error_set(&err, RDT_NO_MEMORY, "no memory to share object \"%s\"", ref.id);
-        for (uint32_t i = 0; i < object->n_regions && status == RDT_OK; i++)
-            status = result_add_region(&result, object->uses[i].region, fetch->client->id,
-                                       how == PATH_SAME                ? SHARE_WRITE
-                                       : how == PATH_COW || fetch->cow ? SHARE_COW
-                                                                       : SHARE_READ,
-                                       true, &err);
+        for (uint32_t i = 0; i < object->n_regions && status == RDT_OK; i++) {
+            struct region *region = object->uses[i].region;
+            enum share share = how == PATH_SAME ? SHARE_WRITE : how == PATH_COW || fetch->cow ? SHARE_COW : SHARE_READ;
+
+            status = result_add_region(&result, region, fetch->client->id, share, share != SHARE_READ || !has_fd(fetch, region),
+                                       &err);
+        }
         if (status == RDT_OK) {
             result_send(&result, fetch, hold);
         } else {

@@ -221,6 +221,7 @@ struct fetch {
     struct transfer *transfer;
     struct list by_transfer;
     struct deadline deadline;
+    uint64_t message; /* client->n_fetch_messages when it came; 0: each answer brings its own fds */
     bool cow;     /* memory that several read is to be mapped privately */
     bool counted; /* it took part in another one's transfer: once is enough */
     bool merged;  /* it took part in another one's transfer: the name's version is its own */

@@ -611,6 +611,86 @@ Test(fetch, list_of_refs_comes_in_order)
     end();
 }
 
+/* Two objects in one region by one fetch: the second comes without a fd, and finds what the first had mapped. */
+static void fetch_two(bool seen)
+{
+    struct rdt_fetch_options options = RDT_INIT(options);
+    struct rdt_ref refs[2];
+    rdt_request *requests[2];
+    struct rdt_tensor tensor;
+    rdt_object *object;
+    char *addr;
+
+    begin(NULL);
+    addr = alloc_memory(conn, 8192);
+    refs[0] = put_pattern(addr, 4096, 1);
+    refs[1] = ref_named("later");
+    options.timeout_ns = LONG;
+    must_ok(rdt_fetch_start(reader, refs, 2, &options, requests, &err));
+    if (seen) {
+        must_ok(rdt_wait(reader, requests, 1, 1, LONG, NULL, NULL, &err));
+        must_ok(rdt_request_take_object(requests[0], &object, &err));
+        rdt_release(object);
+    }
+    rdt_request_destroy(requests[0]);
+    must_ok(rdt_ping(reader, LONG, &err)); /* the first answer has come, and the daemon has heard what became of it */
+    fill_pattern(addr + 4096, 4096, 2);
+    (void)put_one(conn, &VECTOR(RDT_U8, 4096, addr + 4096), "later");
+    must_ok(rdt_wait(reader, &requests[1], 1, 1, LONG, NULL, NULL, &err));
+    must_ok(rdt_request_take_object(requests[1], &object, &err));
+    tensor = tensor_of(object, 0);
+    cr_assert(holds_pattern(tensor.data, 4096, 2));
+    must_go_by("local/share", object);
+    rdt_release(object);
+    cr_assert_eq(msync((char *)tensor.data - 4096, 1, MS_ASYNC), -1, "still mapped");
+    rdt_request_destroy(requests[1]);
+    end();
+}
+
+Test(fetch, region_of_a_list_stays_mapped_until_all_have_come)
+{
+    fetch_two(true);
+}
+
+Test(fetch, region_of_a_list_is_mapped_by_an_answer_to_a_cancelled_item)
+{
+    fetch_two(false);
+}
+
+Test(fetch, list_of_which_every_third_is_cancelled_is_whole)
+{
+    enum { N = 600 };
+    struct rdt_fetch_options options = RDT_INIT(options);
+    static struct rdt_ref refs[N];
+    static rdt_request *requests[N];
+    uint32_t *values;
+
+    begin(NULL);
+    values = alloc_memory(conn, N * sizeof *values);
+    options.timeout_ns = LONG;
+    for (unsigned i = 0; i < N; i++) {
+        values[i] = 1000 + i;
+        refs[i] = put_one(conn, &VECTOR(RDT_U32, 1, &values[i]), NULL);
+    }
+    must_ok(rdt_fetch_start(reader, refs, N, &options, requests, &err));
+    for (unsigned i = 0; i < N; i += 3)
+        rdt_request_destroy(requests[i]);
+    for (unsigned i = 0; i < N; i++) {
+        struct rdt_tensor seen;
+        rdt_object *object;
+
+        if (i % 3 == 0)
+            continue;
+        must_ok(rdt_wait(reader, &requests[i], 1, 1, LONG, NULL, NULL, &err));
+        must_ok(rdt_request_take_object(requests[i], &object, &err));
+        seen = tensor_of(object, 0);
+        cr_assert_eq(*(uint32_t *)seen.data, values[i]);
+        rdt_release(object);
+        rdt_request_destroy(requests[i]);
+    }
+    end();
+}
+
 Test(fetch, equal_refs_share_one_transfer)
 {
     struct rdt_fetch_options options = RDT_INIT(options);

@@ -1,0 +1,95 @@
+#include "batch.h"
+
+#include <stdlib.h>
+
+struct batch {
+    struct chain link; /* conn->batches */
+    uint64_t first;
+    size_t n, left;
+    struct mapping **mappings; /* one reference each */
+    size_t n_mappings, room;
+};
+
+static struct batch *find(const rdt *conn, uint64_t handle)
+{
+    for (struct chain *link = conn->batches.next; link != &conn->batches; link = link->next) {
+        struct batch *batch = CHAIN_OWNER(link, struct batch, link);
+
+        if (handle - batch->first < batch->n)
+            return batch;
+    }
+    return NULL;
+}
+
+static void end(rdt *conn, struct batch *batch)
+{
+    for (size_t i = 0; i < batch->n_mappings; i++)
+        memory_unref(&conn->memory, batch->mappings[i]);
+    chain_remove(&batch->link);
+    free(batch->mappings);
+    free(batch);
+}
+
+bool batch_begin(rdt *conn, uint64_t first, size_t n)
+{
+    struct batch *batch = calloc(1, sizeof *batch);
+
+    if (!batch)
+        return false;
+    batch->first = first;
+    batch->n = batch->left = n;
+    chain_append(&conn->batches, &batch->link);
+    return true;
+}
+
+void batch_drop(rdt *conn, uint64_t first)
+{
+    struct batch *batch = find(conn, first);
+
+    if (batch)
+        end(conn, batch);
+}
+
+/* Takes the reference. Without memory to remember it the mapping stays until rdt_close. */
+static void keep(struct batch *batch, struct mapping *take_mapping)
+{
+    if (batch->n_mappings == batch->room) {
+        size_t room = batch->room ? 2 * batch->room : 4;
+        struct mapping **mappings = realloc(batch->mappings, room * sizeof *mappings);
+
+        if (!mappings)
+            return;
+        batch->mappings = mappings;
+        batch->room = room;
+    }
+    batch->mappings[batch->n_mappings++] = take_mapping;
+}
+
+void batch_on_answer(rdt *conn, const Rdt__Pb__FetchDone *done, struct frame *frame, const rdt_object *object)
+{
+    struct batch *batch = find(conn, done->handle);
+
+    if (!batch)
+        return;
+    for (size_t i = 0; i < done->n_regions; i++) {
+        const Rdt__Pb__SharedRegion *shared = done->regions[i];
+        struct mapping *mapping = NULL;
+
+        if (shared->fd_index < 0 || shared->writable || shared->cow)
+            continue;
+        if (object && i < object->n_mappings && (mapping = object->mappings[i]))
+            memory_ref(mapping);
+        else if (!object)
+            (void)fetched_map(conn, shared, frame, &mapping, NULL); /* a later answer that misses it fails for itself */
+        if (mapping)
+            keep(batch, mapping);
+    }
+    if (--batch->left == 0)
+        end(conn, batch);
+}
+
+void batches_fini(rdt *conn)
+{
+    while (!chain_is_empty(&conn->batches))
+        end(conn, CHAIN_OWNER(conn->batches.next, struct batch, link));
+}
