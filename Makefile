@@ -291,7 +291,7 @@ $(INTEG) $(FAULT): $(B)/%: $(B)/obj/%.o $(CRITERION_O) $(B)/librdt.a $(B)/libpro
 	$(Q)$(link_test) $(TEST_LIBS)
 
 $(B)/tests/abi/frozen: $(call obj,$(call srcs,tests/abi/layout))
-$(B)/tests/integration/hostile_peer: $(B)/librdtd.a # an insider's TLS
+$(B)/tests/integration/hostile_peer $(B)/tests/integration/hostile_turns: $(B)/librdtd.a # an insider's TLS
 
 $(BENCH): $(B)/%: $(B)/obj/%.o $(B)/librdt.a $(B)/libproto.a $(B)/libsupport.a
 	$(call say,LINK,$@)

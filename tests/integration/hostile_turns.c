@@ -1,0 +1,251 @@
+/* A node that has the key and does not keep to the order of turns: says nothing when it has one, or words out of place. It is not waited
+ * for longer than stall_timeout, and the queue goes on for the others. */
+#include <criterion/criterion.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "proto/rdt_dtype.h"
+#include "proto/wire_ref.h"
+#include "tests/support/cluster.h"
+#include "tests/support/insider.h"
+
+TestSuite(hostile_turns, .timeout = 120);
+
+#define BYTES 300000u
+#define STALL "--stall-timeout=700ms"
+
+static struct cluster c;
+static struct insider insider;
+static rdt *owner, *reader; /* clients of node 0, which the insider is linked with, and of node 1 */
+
+static void begin(void)
+{
+    const char *flags[] = {"--set=loopback.sided=two", "--set=loopback.ordered=yes", "--quiesce-grace=300ms", STALL, NULL};
+    uint8_t blob[56] = "nobody listens here"; /* what the test transport takes for an address */
+    Rdt__Pb__Offer offer = RDT__PB__OFFER__INIT;
+    char *host = (char *)"host";
+
+    cluster_start(&c, 2, &(struct cluster_options){.loopback = true, .no_ucx = true, .flags = flags});
+    owner = node_client(&c.node[0], "owner");
+    reader = node_client(&c.node[1], "reader");
+    insider_open(&insider, c.node[0].key_path, (uint16_t)atoi(strrchr(c.node[0].address, ':') + 1));
+    must(insider_await(&insider, RDT_PEER_OFFER, 1)); /* before that it knows no transport to us */
+    offer.transport = (char *)"loopback";
+    offer.version = (char *)"1.0";
+    offer.epoch = 1;
+    offer.blob = (ProtobufCBinaryData){sizeof blob, blob};
+    offer.memory = &host;
+    offer.n_memory = 1;
+    insider_send(&insider, RDT_PEER_OFFER, &offer.base);
+    insider_flush(&insider);
+}
+
+static void end(void)
+{
+    insider_close(&insider);
+    rdt_close(owner);
+    rdt_close(reader);
+    cluster_end(&c, (const char *const[]){"insider", "is lost", "is down", "taken down and rebuilt", "refused", NULL});
+}
+
+static void others_move(void)
+{
+    struct rdt_ref ref = put_pattern(owner, NULL, BYTES, 3);
+    int64_t start = now_ns();
+
+    fetch_pattern(reader, &ref, BYTES, 3, "loopback");
+    must_be_within(start, 5 * SEC);
+    must_ok(rdt_free(owner, &ref, false, &err));
+}
+
+static void say_word(uint64_t transfer, bool from_owner, int word)
+{
+    Rdt__Pb__PullTurn turn = RDT__PB__PULL_TURN__INIT;
+
+    turn.transfer = transfer;
+    turn.from_owner = from_owner;
+    turn.word = (Rdt__Pb__TurnWord)word;
+    insider_send(&insider, RDT_PEER_PULL_TURN, &turn.base);
+    insider_flush(&insider);
+}
+
+/* What came last of this type. */
+static ProtobufCMessage *latest(uint16_t type, const ProtobufCMessageDescriptor *descriptor)
+{
+    ProtobufCMessage *message =
+        protobuf_c_message_unpack(descriptor, NULL, insider.came[type].bytes, insider.came[type].payload);
+
+    must(message);
+    return message;
+}
+
+static Rdt__Pb__TurnWord await_word(unsigned n)
+{
+    Rdt__Pb__PullTurn *turn;
+    Rdt__Pb__TurnWord word;
+
+    must(insider_await(&insider, RDT_PEER_PULL_TURN, n));
+    turn = (Rdt__Pb__PullTurn *)latest(RDT_PEER_PULL_TURN, &rdt__pb__pull_turn__descriptor);
+    word = turn->word;
+    rdt__pb__pull_turn__free_unpacked(turn, NULL);
+    return word;
+}
+
+static void ends_with(unsigned n, enum rdt_status expected, const char *text)
+{
+    Rdt__Pb__PullEnd *end_message;
+
+    must(insider_await(&insider, RDT_PEER_PULL_END, n));
+    end_message = (Rdt__Pb__PullEnd *)latest(RDT_PEER_PULL_END, &rdt__pb__pull_end__descriptor);
+    must_say(end_message->status == expected && strstr(end_message->message, text), "%s", end_message->message);
+    rdt__pb__pull_end__free_unpacked(end_message, NULL);
+}
+
+/* ---- as a reader ---- */
+
+/* The insider pulls it, and says that its end stands in an ordered queue. */
+static void pull(const struct rdt_ref *ref, uint64_t number)
+{
+    Rdt__Pb__Pull pull = RDT__PB__PULL__INIT;
+    Rdt__Pb__PullStart start = RDT__PB__PULL_START__INIT;
+    Rdt__Pb__Requester requester = RDT__PB__REQUESTER__INIT;
+    Rdt__Pb__Ref wire;
+
+    wire_ref_from(ref, &wire);
+    requester.tenant = (char *)"";
+    requester.uid = (uint32_t)ref->uid;
+    pull.transfer = start.transfer = number;
+    pull.ref = &wire;
+    pull.requester = &requester;
+    pull.timeout_ns = -1;
+    insider_send(&insider, RDT_PEER_PULL, &pull.base);
+    must(insider_await(&insider, RDT_PEER_PULL_META, (unsigned)number));
+    start.transport = (char *)"loopback";
+    start.chunk_bytes = 64 << 10;
+    start.epoch = 1;
+    start.turns = true;
+    insider_send(&insider, RDT_PEER_PULL_START, &start.base);
+}
+
+Test(hostile_turns, reader_that_has_the_turn_and_says_nothing)
+{
+    struct rdt_ref ref;
+
+    begin();
+    ref = put_pattern(owner, NULL, BYTES, 1);
+    pull(&ref, 1);
+    if (await_word(1) == RDT__PB__TURN_WORD__TURN_READY) { /* by the uuids it is the insider's to be first */
+        say_word(1, false, RDT__PB__TURN_WORD__TURN_TAKEN);
+        must(await_word(2) == RDT__PB__TURN_WORD__TURN_TAKEN);
+    }
+    others_move();
+    ends_with(1, RDT_TRANSPORT, "said nothing about its turn");
+    must_ok(rdt_free(owner, &ref, false, &err));
+    end();
+}
+
+Test(hostile_turns, reader_with_words_out_of_place)
+{
+    static const int words[] = {RDT__PB__TURN_WORD__TURN_RECEIVES, RDT__PB__TURN_WORD__TURN_READY, 99, -1};
+    unsigned heard = 0;
+    struct rdt_ref ref;
+
+    begin();
+    ref = put_pattern(owner, NULL, BYTES, 1);
+    for (unsigned i = 0; i < 4; i++) {
+        pull(&ref, i + 1);
+        if (await_word(++heard) == RDT__PB__TURN_WORD__TURN_TAKEN && i == 0)
+            say_word(i + 1, false, RDT__PB__TURN_WORD__TURN_TAKEN); /* its receives may stand; its turn it cannot have taken */
+        else
+            say_word(i + 1, false, words[i]);
+        ends_with(i + 1, RDT_PROTOCOL, "about a turn");
+        say_word(i + 1, false, RDT__PB__TURN_WORD__TURN_TAKEN); /* of what has ended */
+        say_word(i + 1, true, RDT__PB__TURN_WORD__TURN_TAKEN);
+    }
+    others_move();
+    must_ok(rdt_free(owner, &ref, false, &err));
+    end();
+}
+
+/* ---- as an owner ---- */
+
+/* A client of node 0 fetches from the insider, which has answered; its PULL_START has come. */
+static rdt_request *asked(uint64_t *number_p)
+{
+    unsigned starts = insider.came[RDT_PEER_PULL_START].n, pulls = insider.came[RDT_PEER_PULL].n;
+    Rdt__Pb__PullMeta meta = RDT__PB__PULL_META__INIT;
+    Rdt__Pb__TensorList tensors = RDT__PB__TENSOR_LIST__INIT;
+    Rdt__Pb__Ref wire = RDT__PB__REF__INIT;
+    uint32_t dtype = RDT_U8, ndim = 1;
+    uint64_t shape = BYTES;
+    struct rdt_ref ref = ref_named("w");
+    rdt_request *request;
+
+    memcpy(ref.node, insider_uuid, sizeof ref.node);
+    request = start_one(owner, &ref, LONG);
+    must(insider_await(&insider, RDT_PEER_PULL, pulls + 1));
+    *number_p = insider.pulls[(insider.n_pulls - 1) % INSIDER_ASKED];
+    tensors.dtype = &dtype;
+    tensors.ndim = &ndim;
+    tensors.shape = &shape;
+    tensors.n_dtype = tensors.n_ndim = tensors.n_shape = 1;
+    wire.id = (ProtobufCBinaryData){1, (uint8_t *)"w"};
+    wire.generation = 7;
+    meta.transfer = *number_p;
+    meta.ref = &wire;
+    meta.tensors = &tensors;
+    meta.bytes = BYTES;
+    meta.memory = (char *)"host";
+    insider_send(&insider, RDT_PEER_PULL_META, &meta.base);
+    must(insider_await(&insider, RDT_PEER_PULL_START, starts + 1));
+    return request;
+}
+
+/* It answers pings meanwhile. */
+static void must_fail(rdt_request *request, enum rdt_status expected, const char *text)
+{
+    int64_t until = now_ns() + LONG;
+
+    while (rdt_wait(owner, &request, 1, 1, 0, NULL, NULL, NULL) == RDT_TIMED_OUT && now_ns() < until)
+        insider_listen(&insider, 20);
+    must_refuse(expected, text, rdt_wait(owner, &request, 1, 1, LONG, NULL, NULL, &err));
+    rdt_request_destroy(request);
+}
+
+Test(hostile_turns, owner_that_says_nothing_or_words_out_of_place)
+{
+    static const int words[] = {RDT__PB__TURN_WORD__TURN_RECEIVES, 99};
+    rdt_request *request;
+    uint64_t number;
+
+    begin();
+    for (unsigned i = 0; i < 2; i++) {
+        request = asked(&number);
+        say_word(number, true, words[i]);
+        must_fail(request, RDT_PROTOCOL, "about a turn");
+    }
+    request = asked(&number);
+    others_move();
+    must_fail(request, RDT_TRANSPORT, "about its turn");
+    end();
+}
+
+/* It says that it has its turn, so that receives are posted at the head of node 0's queue, and sends nothing. */
+Test(hostile_turns, owner_that_has_its_turn_and_sends_nothing)
+{
+    rdt_request *request;
+    uint64_t number;
+    struct rdt_ref ref;
+
+    begin();
+    request = asked(&number);
+    if (memcmp(c.node[0].uuid_bytes, insider_uuid, 16) < 0)
+        say_word(number, true, RDT__PB__TURN_WORD__TURN_READY);
+    say_word(number, true, RDT__PB__TURN_WORD__TURN_TAKEN);
+    others_move();
+    must_fail(request, RDT_TRANSPORT, "loopback");
+    ref = put_pattern(reader, NULL, BYTES, 9);
+    fetch_pattern(owner, &ref, BYTES, 9, "loopback");
+    must_ok(rdt_free(reader, &ref, false, &err));
+    end();
+}
