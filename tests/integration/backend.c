@@ -269,7 +269,7 @@ Test(backend, memory_kind_with_regions_is_not_unloaded)
     wait_until(20 * SEC, rdt_backend_unload(admin, "odd", LONG, NULL) == RDT_OK);
     (void)alloc_odd(user, &generation, RDT_UNSUPPORTED);
     must_refuse(RDT_INVALID, "host cannot be unloaded", rdt_backend_unload(admin, "Host", LONG, &err));
-    must_refuse(RDT_NOT_FOUND, "no backend \"odd\" is loaded; loaded: host, ucx", rdt_backend_unload(admin, "odd", LONG, &err));
+    must_refuse(RDT_NOT_FOUND, "no backend \"odd\" is loaded; loaded: ", rdt_backend_unload(admin, "odd", LONG, &err));
     rdt_close(user);
     end();
 }
