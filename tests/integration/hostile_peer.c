@@ -341,7 +341,7 @@ Test(hostile_peer, frames_that_cannot_be_end_the_link_with_a_reason)
         const char *says;
     } bad[] = {
         {RDT_PEER_PULL, "\x0a\xff\xff\xff", 4, "Pull "}, {RDT_PEER_PULL_META, "\xff", 1, "PullMeta "},
-        {RDT_PEER_CALL, "\x0a\x05", 2, "Call "},         {40, "", 0, "40"},
+        {RDT_PEER_CALL, "\x0a\x05", 2, "Call "},         {90, "", 0, "90"},
         {RDT_PEER_OFFER, "\x0a\xff", 2, "Offer "},
     };
 
@@ -377,7 +377,7 @@ Test(hostile_peer, link_that_ends_with_a_batch_half_answered_fails_it)
     must(insider_await(&insider, RDT_PEER_PULL, 2));
 
     offer.transport = (char *)"loopback";
-    offer.version = (char *)"1";
+    offer.version = (char *)"1.0";
     offer.epoch = 1;
     offer.memory = memory;
     offer.n_memory = 1;
