@@ -66,7 +66,7 @@ enum rdt_status rdt_drop(rdt *conn, const struct rdt_ref *ref, struct rdt_error 
     wire_ref_from(ref, &message);
     request.ref = &message;
     connection_lock(conn);
-    status = connection_send(conn, RDT_MSG_FREE, connection_id(conn), &request.base, -1, true, err);
+    status = connection_send(conn, RDT_MSG_FREE, 0, &request.base, -1, true, err);
     connection_unlock(conn);
     return status;
 }

@@ -1,7 +1,7 @@
 /* Bytes in and out of a lane: TLS or bare, always without blocking.
  *
  * A lane's descriptor is watched for edges: readable and writable stay set until the kernel has said that there is no more. A short
- * count from a bare socket says so too, and saves the call that would.
+ * count from a bare socket says so too, and saves the call that would, unless the end was announced with the same edge.
  */
 #include <errno.h>
 #include <openssl/err.h>
@@ -9,8 +9,11 @@
 
 #include "backends/stream/stream.h"
 
-/* Of a call of OpenSSL that did not succeed. */
-static ssize_t tls_outcome(struct lane *lane, int result)
+enum doing { SHAKE, READ, WRITE };
+
+/* Of a call of OpenSSL that did not succeed. After the handshake neither end begins another, nor changes keys: reading never wants to
+ * write, nor writing to read. A peer that brings that about would else keep us trying for ever. */
+static ssize_t tls_outcome(struct lane *lane, int result, enum doing doing)
 {
     int error = errno;
     unsigned long code = ERR_peek_last_error();
@@ -18,10 +21,16 @@ static ssize_t tls_outcome(struct lane *lane, int result)
     switch (SSL_get_error(lane->ssl, result)) {
     case SSL_ERROR_WANT_READ:
         lane->readable = false;
-        return CHANNEL_AGAIN;
+        if (doing != WRITE)
+            return CHANNEL_AGAIN;
+        lane->fault = "it begins a handshake anew";
+        break;
     case SSL_ERROR_WANT_WRITE:
         lane->writable = false;
-        return CHANNEL_AGAIN;
+        if (doing != READ)
+            return CHANNEL_AGAIN;
+        lane->fault = "it begins a handshake anew";
+        break;
     case SSL_ERROR_ZERO_RETURN:
         return CHANNEL_END;
     case SSL_ERROR_SYSCALL:
@@ -47,7 +56,7 @@ enum rdt_status channel_shake(struct lane *lane)
     errno = 0;
     result = SSL_do_handshake(lane->ssl);
     if (result != 1)
-        return tls_outcome(lane, result) == CHANNEL_AGAIN ? RDT_AGAIN : RDT_PROTOCOL;
+        return tls_outcome(lane, result, SHAKE) == CHANNEL_AGAIN ? RDT_AGAIN : RDT_PROTOCOL;
     if (!tls_has_key(lane->ssl)) { /* it cannot be: see tls_start */
         lane->fault = "its TLS does not use the key";
         return RDT_PROTOCOL;
@@ -89,14 +98,14 @@ ssize_t channel_read(struct lane *lane, void *first, size_t first_n, void *then,
         ERR_clear_error();
         errno = 0;
         result = SSL_read_ex(lane->ssl, first, first_n, &got);
-        return result == 1 ? (ssize_t)got : tls_outcome(lane, result);
+        return result == 1 ? (ssize_t)got : tls_outcome(lane, result, READ);
     }
     n = readv(lane->fd, iov, then_n ? 2 : 1);
     if (n < 0)
         return bare_outcome(lane, &lane->readable);
     if (n == 0)
         return CHANNEL_END;
-    if ((size_t)n < first_n + then_n)
+    if ((size_t)n < first_n + then_n && !lane->hung_up)
         lane->readable = false;
     return n;
 }
@@ -115,7 +124,7 @@ ssize_t channel_write(struct lane *lane, const struct iovec *iov, unsigned n)
         ERR_clear_error();
         errno = 0;
         result = SSL_write_ex(lane->ssl, iov->iov_base, iov->iov_len, &written);
-        return result == 1 ? (ssize_t)written : tls_outcome(lane, result);
+        return result == 1 ? (ssize_t)written : tls_outcome(lane, result, WRITE);
     }
     sent = sendmsg(lane->fd, &message, MSG_NOSIGNAL);
     if (sent < 0)

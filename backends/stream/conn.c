@@ -168,7 +168,9 @@ const char *conn_take_lane(struct lane *lane, const uint8_t id[ID_BYTES], const 
 
     (void)pthread_mutex_lock(&transport->lock);
     conn = find(transport, id);
-    if (!conn || !wire_same_secret(conn->ours.token, token, TOKEN_BYTES) || !numbers_take(&conn->taken, lane->number)) {
+    if (lane->evicted) {
+        why_not = "it made room for others";
+    } else if (!conn || !wire_same_secret(conn->ours.token, token, TOKEN_BYTES) || !numbers_take(&conn->taken, lane->number)) {
         why_not = "its token is unknown or was used before";
     } else if (conn->n_in == MAX_LANES) {
         why_not = "its node has too many connections";

@@ -70,7 +70,7 @@ static void make_room(struct transport *transport)
 {
     struct lane *oldest;
 
-    if (transport->n_strangers < MAX_STRANGERS)
+    if (transport->n_strangers < MAX_STRANGERS || ring_empty(&transport->strangers))
         return;
     oldest = ring_of(transport->strangers.next, struct lane, ring);
     ring_remove(&oldest->ring);

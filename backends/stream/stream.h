@@ -124,6 +124,7 @@ struct lane {
     bool kernel_tls;      /* the kernel encrypts what is written */
     uint8_t id[ID_BYTES]; /* accepted, by TLS: whose key it has */
     bool readable, writable;
+    bool hung_up; /* an edge told of the end: there will be no other */
     bool greeted; /* what we had to say is said */
     bool left;    /* it was LEAVING: its end is no failure */
 

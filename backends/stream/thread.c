@@ -157,6 +157,7 @@ static void await(struct thread *thread, bool asleep)
             listen_accept(transport, thread);
         } else {
             lane->readable = lane->readable || events[i].events & (EPOLLIN | EPOLLRDHUP | EPOLLHUP | EPOLLERR);
+            lane->hung_up = lane->hung_up || events[i].events & (EPOLLRDHUP | EPOLLHUP | EPOLLERR);
             lane->writable = lane->writable || events[i].events & (EPOLLOUT | EPOLLHUP | EPOLLERR);
             thread_run_again(lane);
         }
@@ -226,6 +227,9 @@ static void stop(struct transport *transport, unsigned started, unsigned prepare
     (void)pthread_mutex_unlock(&transport->lock);
     for (unsigned i = 0; i < started; i++)
         (void)pthread_join(transport->threads[i].id, NULL);
+    for (unsigned i = 0; i < started; i++) /* whom the listener's thread accepted for one that had ended */
+        while (!ring_empty(&transport->threads[i].attention))
+            lane_free(ring_of(transport->threads[i].attention.next, struct lane, attention));
     for (unsigned i = 0; i < prepared; i++)
         thread_fini(&transport->threads[i]);
 }
