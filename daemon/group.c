@@ -102,11 +102,25 @@ void group_set_state(struct group *group, enum group_state state)
           group);
 }
 
+/* Its coordinator has started anew and knows nothing of it. */
+static void drop_an_orphan(struct groups *groups)
+{
+    list_for_each_safe (node, &groups->all) {
+        struct group *group = list_entry(node, struct group, link);
+        if (group->orphan && group->sm.state == GROUP_DOWN) {
+            group_begin_end(group);
+            return;
+        }
+    }
+}
+
 struct group *group_new(struct groups *groups, const struct owner *owner, const char *name, struct transport *transport,
                         uint32_t n_members, struct rdt_error *err)
 {
     struct group *group;
 
+    if (groups->n >= GROUPS_MAX)
+        drop_an_orphan(groups);
     if (groups->n >= GROUPS_MAX) {
         (void)rdt_error_set(err, RDT_LIMIT, "this node has %u groups, no more fit", GROUPS_MAX);
         return NULL;

@@ -61,6 +61,8 @@ static enum rdt_status check_proposal(struct groups *groups, struct peer *peer, 
         if (!group_is_name(from->client, RDT_MAX_NAME_BYTES) || strlen(from->device) > RDT_MAX_NAME_BYTES ||
             strlen(from->address) > RDT_MAX_ADDRESS_BYTES || from->node.len != 16)
             return rdt_error_set(err, RDT_PROTOCOL, "member %zu of group \"%s\" cannot be read", i, message->name);
+        if (from->device[0] != '\0')
+            return rdt_error_set(err, RDT_UNSUPPORTED, "this daemon has no device \"%.64s\"", from->device);
     }
     group = group_new(groups, &owner, message->name, transport, (uint32_t)message->n_members, err);
     if (!group)

@@ -365,6 +365,7 @@ static void coordinator_lost(struct group *group, const struct rdt_error *why)
     char text[256];
 
     group->again = false;
+    group->next_epoch = 0;
     (void)snprintf(text, sizeof text, "its coordinator's %.230s", why->msg);
     if (group->sm.state != GROUP_FORMING && group->sm.state != GROUP_READY) {
         text_copy(group->why, sizeof group->why, text);
@@ -391,7 +392,8 @@ void groups_peer_down(struct groups *groups, struct peer *peer, const struct rdt
         } else if (group->sm.state == GROUP_ENDING) {
             if (there)
                 there->ended = true;
-            check_end(group);
+            if (!group->coordinator) /* else it waits for that one's word */
+                check_end(group);
         } else if (!group->coordinator && has_node(group, peer) &&
                    (group->sm.state == GROUP_FORMING || group->sm.state == GROUP_READY)) {
             group_fail(group, RDT_PEER_LOST, "%s", why->msg);

@@ -358,7 +358,7 @@ void transfers_transport_loaded(struct transfers *transfers, struct transport *t
     }
 }
 
-static bool has_users(const struct peer_transport *pt)
+bool peer_transport_has_users(const struct peer_transport *pt)
 {
     const struct outgoing *out;
     size_t cursor = 0;
@@ -377,7 +377,7 @@ enum rdt_status transfers_transport_idle(const struct transfers *transfers, cons
     list_for_each (node, &transfers->works) {
         struct peer_work *work = list_entry(node, struct peer_work, link);
         const struct peer_transport *pt = peer_transport_find(work, transport->name);
-        if (!pt || !has_users(pt))
+        if (!pt || !peer_transport_has_users(pt))
             continue;
         if (!list_empty(&pt->users_in))
             return rdt_error_set(
@@ -423,7 +423,7 @@ bool transfers_transport_gone(const struct transfers *transfers, const struct tr
     list_for_each (node, &transfers->works) {
         struct peer_work *work = list_entry(node, struct peer_work, link);
         const struct peer_transport *pt = peer_transport_find(work, transport->name);
-        if (pt && (pt->sm.state != PT_NONE || has_users(pt)))
+        if (pt && (pt->sm.state != PT_NONE || peer_transport_has_users(pt)))
             return false;
     }
     return transport->ops_active == 0 && !(transfers->groups && transfer_groups_use(transfers, transport, NULL));

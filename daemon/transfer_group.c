@@ -17,7 +17,7 @@ static const struct sm_state states[] = {
 
 static bool in_use(const struct peer_transport *pt)
 {
-    return pt->group || !list_empty(&pt->users_in) || !list_empty(&pt->users_out) || pt->pumping;
+    return pt->group || pt->pumping || peer_transport_has_users(pt);
 }
 
 /* Sides of groups that are gone, when the last who used them have ended. */
@@ -136,6 +136,7 @@ static void gone(struct peer_transport *pt)
 static void closed(struct peer_transport *pt)
 {
     sm_move(&pt->sm, PT_NONE);
+    pt->conn.handle = NULL; /* the group's, which is destroyed next */
     pt->remote_epoch = 0;
     transfer_in_via_closed(pt);
     outgoing_via_closed(pt);

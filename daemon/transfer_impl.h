@@ -81,6 +81,9 @@ struct peer_transport *peer_transport_find(struct peer_work *work, const char *n
 /* Tears the connection down because something on it cannot be stopped otherwise, or failed. */
 void peer_transport_isolate(struct peer_transport *pt, const char *why);
 
+/* Transfers move by it, wait for it, or will begin by it when there is memory. */
+bool peer_transport_has_users(const struct peer_transport *pt);
+
 /* It is not connected, and is being rebuilt. */
 bool peer_transport_is_coming(const struct peer_transport *pt);
 

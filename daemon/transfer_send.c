@@ -131,7 +131,7 @@ void outgoing_on_start(struct peer_work *work, const Rdt__Pb__PullStart *start)
         (void)work_send(work, RDT_PEER_PULL_END, &end.base, NULL);
         return;
     }
-    if (out->sm.state != OUTGOING_OFFERED)
+    if (out->sm.state != OUTGOING_OFFERED || out->awaits_memory) /* it has said so before */
         return;
     if (start->group.len > 0)
         status = transfer_group_start(out, start, &pt, &err);

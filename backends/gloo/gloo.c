@@ -18,6 +18,7 @@
 
 #define HEAD_SLOT 0
 #define BYTES_SLOT 1
+#define OFFER_BYTES_A_RANK 140u        /* a length, a sockaddr_storage and a number */
 #define MOST_BYTES ((uint64_t)1 << 32) /* of one chunk: more is no head of ours */
 
 struct gloo {
@@ -209,19 +210,6 @@ static bool start_thread(pthread_t *thread, void *(*run)(void *), void *arg)
     return error == 0;
 }
 
-static bool connect_all(struct party *party, char why[MESH_WHY_BYTES])
-{
-    for (uint32_t i = 0; i < party->size; i++) {
-        if (i == party->rank)
-            continue;
-        if (!mesh_connect(party->mesh, i, party->blobs[i], party->blob_bytes[i], why)) {
-            fail(party, "connecting with", i, why);
-            return false;
-        }
-    }
-    return true;
-}
-
 static bool is_closing(struct party *party)
 {
     bool closing;
@@ -230,6 +218,21 @@ static bool is_closing(struct party *party)
     closing = party->closing;
     (void)pthread_mutex_unlock(&party->mutex);
     return closing;
+}
+
+static bool connect_all(struct party *party, char why[MESH_WHY_BYTES])
+{
+    for (uint32_t i = 0; i < party->size; i++) {
+        if (i == party->rank)
+            continue;
+        if (is_closing(party))
+            return false;
+        if (!mesh_connect(party->mesh, i, party->blobs[i], party->blob_bytes[i], why)) {
+            fail(party, "connecting with", i, why);
+            return false;
+        }
+    }
+    return true;
 }
 
 /* Connects, starts the sides, does what all ranks do together, and at the end ends everything. */
@@ -294,9 +297,13 @@ static enum rdt_status group_create(void *arg, const struct rdt_group_desc *desc
                                     struct rdt_error *err)
 {
     struct gloo *gloo = arg;
-    struct party *party = calloc(1, sizeof *party);
+    struct party *party;
     char why[MESH_WHY_BYTES];
 
+    if (desc->size > RDT_GROUP_OFFER_MAX_BYTES / OFFER_BYTES_A_RANK)
+        return rdt_error_set(err, RDT_LIMIT, "%u ranks: the addresses of at most %u fit into an offer", desc->size,
+                             (unsigned)(RDT_GROUP_OFFER_MAX_BYTES / OFFER_BYTES_A_RANK));
+    party = calloc(1, sizeof *party);
     if (party) {
         party->sides = calloc(desc->size, sizeof *party->sides);
         party->blobs = calloc(desc->size, sizeof *party->blobs);
