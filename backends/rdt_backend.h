@@ -35,6 +35,19 @@
  *     fetch:           register, post_send, post_recv, cancel as above, on the conn that group_conn gives for the peer's rank
  *     failure, abort that does not come to rest, a node lost, the group's end:
  *                      group_close, every op ends, group_closed, group_destroy; then, under the next epoch, forming again
+ *
+ * A memory kind whose memory lies on devices (since 1.3) has the operation devices, and with it copy_start, export_block and zero. The core
+ * never touches such memory itself: block->addr is an address of the device, for the plug-in's copies and for transports that list the
+ * kind. Nothing is done with a device, no context made, before something is allocated on or imported from it.
+ *
+ *     load:            open, devices
+ *     ALLOC:           alloc, map (warm)             -> export_block for its owner's processes, in constant time
+ *     IMPORT:          import, map (warm)
+ *     put, fetch:      copy_start ... copy_done      device to device, device to host, host to device
+ *     between nodes:   register by a transport that moves the kind; else, through host memory that was pinned once:
+ *                      pin, [copy_start ... copy_done, post_send | post_recv, copy_start ... copy_done], unpin
+ *     reuse:           zero, of what was never exported
+ *     free:            free
  */
 #ifndef RDT_BACKEND_H
 #define RDT_BACKEND_H
@@ -53,8 +66,11 @@ extern "C" {
 #define RDT_OFFER_MAX_BYTES 512
 #define RDT_KEY_MAX_BYTES 512
 #define RDT_GROUP_OFFER_MAX_BYTES 16384
+#define RDT_EXPORT_MAX_FDS 4096   /* chunks of one block */
+#define RDT_EXPORT_HANDLE_BYTES 64
 
 struct rdt_op;
+struct rdt_memory_copy;
 
 enum rdt_log_level { RDT_LOG_ERROR = 0, RDT_LOG_WARN = 1, RDT_LOG_INFO = 2, RDT_LOG_DEBUG = 3, RDT_LOG_TRACE = 4 };
 
@@ -93,6 +109,11 @@ struct rdt_host {
 
     /* since 1.2: any thread. Answers group_close: every op of the group has ended, nothing can land in its memory any more. */
     void (*group_closed)(void *group_ctx);
+
+    /* since 1.3: any thread, one of the device's driver included; takes no lock that copy_start is called with. Ends a copy: exactly once
+     * for each that was started, never inside copy_start, and only when nothing reads or writes its memory any more. RDT_OK, or
+     * RDT_SYSTEM with the vendor's text in msg (copied; may be NULL). The copy belongs to the core again. */
+    void (*copy_done)(struct rdt_memory_copy *copy, enum rdt_status status, const char *msg);
 };
 
 /* ---- memory kinds ---- */
@@ -106,6 +127,9 @@ struct rdt_block { /* one allocation or import; the struct is the core's */
     /* since 1.1: set by alloc and import: its pages are so large, and may be missing when they are touched (hugetlb, with a hole that a
      * client has punched): the core copies from and to it under a guard. The mapping is a whole number of them. 0: none of this. */
     uint64_t page_bytes;
+    /* since 1.3: set by the core before alloc and import, and valid while the block is: the uuid of its device, as devices says it; "" of
+     * kinds that have none. */
+    const char *device;
 };
 
 enum rdt_import_kind { RDT_IMPORT_MEMFD = 0, RDT_IMPORT_VMM = 1, RDT_IMPORT_LEGACY_IPC = 2 };
@@ -119,6 +143,44 @@ struct rdt_import {
     const uint64_t *chunk_bytes; /* [n_fds], VMM only */
     const void *handle;
     size_t handle_bytes;
+};
+
+/* since 1.3: one device of a memory kind. Texts are valid while the kind is open. */
+struct rdt_device {
+    const char *uuid;        /* "GPU-8f1c...": how everybody names it; never an index. At most 64 bytes */
+    const char *name;        /* "NVIDIA H200"; for people */
+    uint64_t bytes;          /* of its memory */
+    bool opened;             /* it is in use here, and takes memory for that, too: */
+    uint64_t overhead_bytes; /* what the plug-in's use of it costs on it beside the blocks (a context); 0 until opened */
+    const char *why_not;     /* NULL, or why it cannot be used */
+};
+
+/* since 1.3: what another process of the same owner maps a block by. Memory on a device knows no right to read only. */
+struct rdt_export {
+    enum rdt_import_kind kind; /* VMM: one fd for each chunk; LEGACY_IPC: the handle */
+    uint64_t offset;           /* of the block's first byte in what they name together */
+    uint32_t n_fds;            /* 1..RDT_EXPORT_MAX_FDS: VMM only */
+    const int *fds;            /* borrowed from the plug-in, valid while the block is: the core dups what it sends */
+    const uint64_t *chunk_bytes; /* [n_fds], likewise */
+    uint8_t handle[RDT_EXPORT_HANDLE_BYTES];
+    size_t handle_bytes;
+};
+
+/* since 1.3: one piece of a copy: `rows` runs of `bytes`, which begin to_step and from_step bytes after one another (1 row: no matter). */
+struct rdt_copy_piece {
+    void *to;
+    const void *from;
+    uint64_t bytes, rows, to_step, from_step;
+};
+
+/* since 1.3: a copy with one end or both on devices of the kind. Allocated by the core, lent to the plug-in from copy_start until
+ * copy_done. */
+struct rdt_memory_copy {
+    const struct rdt_block *to, *from; /* mapped; NULL: that end is host memory */
+    const struct rdt_copy_piece *pieces;
+    uint32_t n_pieces; /* they do not overlap; in any order */
+    bool host_pinned;  /* all of the host end was given to pin, and is still */
+    void *priv[6];     /* the plug-in's while it has the copy; zeroed by the core before the start */
 };
 
 struct rdt_memory_ops {
@@ -165,6 +227,35 @@ struct rdt_memory_ops {
 
     /* since 1.1: as alloc, for memory that is never shared. NULL, or UNSUPPORTED: as any other. */
     enum rdt_status (*alloc_private)(void *memory, uint64_t bytes, struct rdt_block *block_p, struct rdt_error *err);
+
+    /* ---- since 1.3: memory on devices; all of devices, export_block, copy_start and zero, or none ----
+     * alloc, import, map, free and zero of such memory are called on pool threads only. alloc: NO_MEMORY if the device is full, naming it.
+     * import: what an owner offers, by chunk fds or a legacy handle. The plug-in opens a handle once, however often it is imported, and
+     * closes it with the last block of it, after every copy from there; it keeps nothing of it beyond that. copy, share, seal, discard and
+     * alloc_private may be NULL: the core does not call them. */
+
+    /* At most max of them into devices_p; returns how many there are. The same ones in the same order while the kind is open; only what
+     * changes (opened, overhead_bytes, why_not) does. On the loop thread: at once, opens nothing. */
+    uint32_t (*devices)(void *memory, struct rdt_device *devices_p, uint32_t max);
+
+    /* What the block is mapped by elsewhere; the same each time. At once, on the loop thread. UNSUPPORTED: this block cannot be. */
+    enum rdt_status (*export_block)(void *memory, const struct rdt_block *block, struct rdt_export *export_p, struct rdt_error *err);
+
+    /* Queues the copy and returns; never waits for the device. Several may be under way, in no order. Loop or pool thread, several at a
+     * time. On an error copy_done never comes. Between two devices: by the way that the vendor has (peer access, else its own staging). */
+    enum rdt_status (*copy_start)(void *memory, struct rdt_memory_copy *copy, struct rdt_error *err);
+
+    /* The whole block, which is mapped, is zero when it returns. */
+    enum rdt_status (*zero)(void *memory, struct rdt_block *block, struct rdt_error *err);
+
+    /* Host memory of the core's that copies to and from devices of this kind will go through, at full speed from now on. On a pool
+     * thread. NULL, or an error: it is used unpinned. *pin_p is given back to unpin, which comes when no copy uses it. */
+    enum rdt_status (*pin)(void *memory, void *addr, uint64_t bytes, void **pin_p, struct rdt_error *err);
+    void (*unpin)(void *memory, void *pin);
+
+    /* How bytes go from one device to another (uuids), for people: "peer access (NVLink)", "through the driver's host memory". At most
+     * size - 1 bytes and a zero. At once. NULL: nothing to say. */
+    void (*describe_copy)(void *memory, const char *from, const char *to, char *text_p, size_t size);
 };
 
 /* ---- transports ---- */
@@ -184,6 +275,9 @@ struct rdt_op {
     size_t key_bytes;
     uint64_t key_offset; /* ... and the byte offset in the registered region */
     void *priv[6];       /* the plug-in's while it has the op; zeroed by the core before the post */
+    /* since 1.3 (rdt_host.struct_size has copy_done): where the piece lies; valid as long as the op is lent. */
+    const char *memory_kind; /* "host", "cuda" */
+    const char *device;      /* its uuid; "" of kinds that have none */
 };
 
 enum rdt_sides { RDT_ONE_SIDED = 1, RDT_TWO_SIDED = 2 };
@@ -292,6 +386,10 @@ struct rdt_transport_ops {
     /* since 1.2: asked once after open. False: as it is configured it neither registers memory nor reads one-sided, and these
      * operations count as NULL. NULL: it does what it has operations for. */
     bool (*reads)(void *transport);
+
+    /* since 1.3: asked once after open, of each of memory_kinds. False: with the library that is there it does not move this one, which
+     * then counts as not listed. NULL: it moves all that are listed. */
+    bool (*moves)(void *transport, const char *memory_kind);
 };
 
 /* ---- the backend ---- */

@@ -27,6 +27,17 @@ struct plugin_event {
     void (*deliver)(struct plugin_event *);
 };
 
+/* A device of a memory kind. Its texts are ours. */
+struct memory_device {
+    struct memory_kind *kind;
+    unsigned index; /* as the plug-in counts */
+    char uuid[65], name[96];
+    uint64_t bytes; /* of its memory */
+    /* Kept by region*.c: what is allocated there (in use, ready, on its way back), how much may be (0: no limit), what clients have lent. */
+    uint64_t used_bytes, limit_bytes, imported_bytes;
+    unsigned regions;
+};
+
 struct memory_kind {
     struct list link;          /* in plugins_memory_kinds() */
     struct rdt_memory_ops ops; /* our copy, missing operations NULL */
@@ -36,6 +47,9 @@ struct memory_kind {
     bool available;
     char why_not[192];
     bool opened;       /* there is an instance */
+    struct memory_device *devices; /* [n_devices]: its memory lies there, and only the plug-in touches it; none: the processor does */
+    unsigned n_devices;
+    struct plugin_events *events; /* plugin.c's */
     atomic_uint users; /* regions and blocks of its memory: memory_kind_use. 0: nothing of it is left */
     struct plugin *plugin;
 };
@@ -69,6 +83,31 @@ static inline void memory_kind_unuse(struct memory_kind *kind)
 {
     atomic_fetch_sub(&kind->users, 1);
 }
+
+/* The processor reads and writes its memory. */
+static inline bool memory_kind_is_host(const struct memory_kind *kind)
+{
+    return kind->ops.devices == NULL;
+}
+
+/* By its uuid, in any case; "": the only one there is. NULL with err (UNSUPPORTED names those there are): none, or it cannot be used. */
+struct memory_device *memory_kind_device(const struct memory_kind *kind, const char *uuid, struct rdt_error *err);
+
+/* What the plug-in says of it now; texts are borrowed from it. */
+struct rdt_device memory_device_now(const struct memory_device *device);
+
+/* A copy to, from or between devices of one kind. Fill copy and on_done, then start; pieces, and what they name, must stay until on_done,
+ * which is called on the loop thread, exactly once, never inside the start. It may free the struct. On error it never runs. */
+struct plugin_copy {
+    struct rdt_memory_copy copy;
+    void (*on_done)(struct plugin_copy *, enum rdt_status, const char *msg); /* msg is never NULL */
+    /* plugin_memory.c's */
+    struct memory_kind *kind;
+    struct plugin_event done;
+    enum rdt_status status;
+    char *msg;
+};
+enum rdt_status plugin_copy_start(struct memory_kind *kind, struct plugin_copy *copy, struct rdt_error *err);
 
 /* One operation of a transport. on_done is called on the loop thread, exactly once, never inside the post; msg is never NULL and
  * valid until it returns. It may free the struct. */

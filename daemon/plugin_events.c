@@ -185,6 +185,7 @@ void plugin_events_host(struct rdt_host *host)
     host->conn_failed = host_conn_failed;
     host->conn_closed = host_conn_closed;
     plugin_group_host(host);
+    plugin_memory_host(host);
 }
 
 /* ---- connections ---- */

@@ -9,6 +9,7 @@
 #include "daemon/list.h"
 
 struct plugin_event;
+struct memory_kind;
 
 struct plugin_events {
     uv_poll_t wake;
@@ -27,9 +28,14 @@ void plugin_events_queue(struct plugin_events *events, struct plugin_event *even
 /* No thread reports any more. on_closed comes from the loop and may free the struct. */
 void plugin_events_close(struct plugin_events *events, void (*on_closed)(struct plugin_events *));
 
-/* Fills op_done, conn_failed, conn_closed, and (plugin_group.c) what groups report. */
+/* Fills op_done, conn_failed, conn_closed, and what groups (plugin_group.c) and copies (plugin_memory.c) report. */
 void plugin_events_host(struct rdt_host *host);
 void plugin_group_host(struct rdt_host *host);
+void plugin_memory_host(struct rdt_host *host);
+
+/* plugin_memory.c: asks the kind, which is open, for its devices; and lets go of what is known of them. */
+enum rdt_status plugin_memory_devices(struct memory_kind *kind, struct rdt_error *err);
+void plugin_memory_fini(struct memory_kind *kind);
 
 struct plugin_event;
 

@@ -49,9 +49,19 @@ static enum rdt_status take_memory(struct plugin *plugin, struct rdt_error *err)
 {
     struct rdt_memory_ops *ops = &plugin->memory;
     copy_table(ops, sizeof(*ops), plugin->backend.memory, plugin->backend.memory->struct_size);
+    bool devices = ops->devices != NULL;
     const struct required rows[] = {
-        {"open", ops->open != NULL}, {"close", ops->close != NULL}, {"alloc", ops->alloc != NULL},
-        {"free", ops->free != NULL}, {"map", ops->map != NULL},     {"copy", ops->copy != NULL},
+        {"open", ops->open != NULL},
+        {"close", ops->close != NULL},
+        {"alloc", ops->alloc != NULL},
+        {"free", ops->free != NULL},
+        {"map", ops->map != NULL},
+        {"copy", ops->copy != NULL || devices},
+        /* Memory that the processor cannot touch is moved, shared and cleared by the plug-in. */
+        {"export_block", ops->export_block != NULL || !devices},
+        {"copy_start", ops->copy_start != NULL || !devices},
+        {"zero", ops->zero != NULL || !devices},
+        {"unpin", ops->unpin != NULL || ops->pin == NULL},
     };
     enum rdt_status status = check_name("memory kind", ops->name, err);
     if (status == RDT_OK)

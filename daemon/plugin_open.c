@@ -37,6 +37,7 @@ static void memory_kind_free(struct memory_kind *kind)
 {
     if (kind == NULL)
         return;
+    plugin_memory_fini(kind);
     free((char *)(uintptr_t)kind->name);
     free(kind);
 }
@@ -51,7 +52,7 @@ static void transport_free(struct transport *transport)
     free(transport);
 }
 
-static struct memory_kind *memory_kind_new(struct plugin *plugin)
+static struct memory_kind *memory_kind_new(struct plugins *plugins, struct plugin *plugin)
 {
     struct memory_kind *kind = calloc(1, sizeof(*kind));
     char *name = malloc(strlen(plugin->memory.name) + 1);
@@ -65,6 +66,7 @@ static struct memory_kind *memory_kind_new(struct plugin *plugin)
     kind->name = name;
     kind->path = plugin->path;
     kind->plugin = plugin;
+    kind->events = &plugins->events;
     list_init(&kind->link);
     return kind;
 }
@@ -112,7 +114,21 @@ static enum rdt_status open_memory(struct plugin *plugin, struct memory_kind *ki
     struct rdt_error why = {0};
     enum rdt_status status = kind->ops.open(&plugin->host, &kind->instance, &why);
     kind->opened = kind->available = judge_open(&status, plugin, &why, kind->why_not, err);
+    if (kind->available)
+        status = plugin_memory_devices(kind, err);
     return status;
+}
+
+/* With the library that was found it may move less than its table lists. */
+static void ask_what_moves(struct transport *transport)
+{
+    const char **kinds = (const char **)(uintptr_t)transport->ops.memory_kinds; /* our copy */
+    size_t n = 0;
+
+    for (size_t i = 0; kinds[i] != NULL; i++)
+        if (transport->ops.moves(transport->instance, kinds[i]))
+            kinds[n++] = kinds[i];
+    kinds[n] = NULL;
 }
 
 static enum rdt_status open_transport(struct plugin *plugin, struct transport *transport, struct rdt_error *err)
@@ -127,6 +143,8 @@ static enum rdt_status open_transport(struct plugin *plugin, struct transport *t
         ops->post_read = NULL;
     }
     transport->opened = transport->available = judge_open(&status, plugin, &why, transport->why_not, err);
+    if (transport->available && ops->moves != NULL)
+        ask_what_moves(transport);
     const char *version =
         transport->available && transport->ops.version != NULL ? transport->ops.version(transport->instance) : NULL;
     transport->version = strdup(version != NULL ? version : "");
@@ -139,7 +157,7 @@ enum rdt_status plugin_open(struct plugins *plugins, struct plugin *plugin, cons
                             struct plugin_parts *parts_p, struct rdt_error *err)
 {
     struct plugin_parts parts = {.plugin = plugin,
-                                 .kind = plugin->has_memory ? memory_kind_new(plugin) : NULL,
+                                 .kind = plugin->has_memory ? memory_kind_new(plugins, plugin) : NULL,
                                  .transport = plugin->has_transport ? transport_new(plugins, plugin) : NULL};
     enum rdt_status status = RDT_OK;
     if ((plugin->has_memory && parts.kind == NULL) || (plugin->has_transport && parts.transport == NULL))
