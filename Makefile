@@ -78,7 +78,7 @@ SUPPORT_O := $(call obj,$(call srcs,tests/support))
 PLUGIN_O  := $(call obj,$(wildcard proto/rdt_status.c proto/rdt_dtype.c)) # what a plug-in carries of proto/
 LISTEN_O  := $(call obj,backends/address.c) # and those that listen
 
-HEADERS := client/rdt.h backends/rdt_backend.h $(wildcard proto/rdt_*.h)
+HEADERS := client/rdt.h $(wildcard backends/rdt_*.h proto/rdt_*.h)
 
 UNIT  := $(patsubst %.c,$(B)/%,$(call srcs,tests/unit tests/abi))
 INTEG := $(patsubst %.c,$(B)/%,$(call srcs,tests/integration tests/gpu))

@@ -1,4 +1,5 @@
-/* The plug-in interface of rdtd: memory kinds and transports. Installed; append-only.
+/* The plug-in interface of rdtd: memory kinds and transports. Installed; append-only. Beside it, for who writes a transport:
+ * rdt_plugin.h.
  *
  * A backend is one .so that exports
  *
