@@ -107,6 +107,11 @@ bool transfer_group_is_open(const struct peer_transport *pt)
     return !pt->group || pt->group->sm.state == GROUP_READY;
 }
 
+bool transfer_group_is_gone(const struct peer_transport *pt)
+{
+    return transport_is_grouped(pt->transport) && !pt->group;
+}
+
 /* ---- what the group goes through ---- */
 
 static void broken(struct peer_transport *pt)

@@ -107,6 +107,7 @@ struct group *transfer_group_of(const struct transfer *transfer, const struct tr
 
 /* It is no group's, or all nodes of the group are ready. */
 bool transfer_group_is_open(const struct peer_transport *pt);
+bool transfer_group_is_gone(const struct peer_transport *pt); /* it was a group's, which is destroyed */
 
 /* Reader and producer are members of one group of the transport that the transfer asked for, on this node. */
 bool transfer_group_is_local(const struct transfer *transfer, const struct object *object);
@@ -230,6 +231,7 @@ void transfer_free_staging(struct transfer *transfer);
 void transfer_deliver_object(struct transfer *transfer, struct object *object, struct layout *layout, enum path_kind how);
 void transfer_deliver_received(struct transfer *transfer); /* region, target or inline data */
 void transfer_deliver_meta(struct transfer *transfer);
+void fetch_detach(struct fetch *fetch); /* it has been answered, or has no client any more: frees it */
 
 /* SYSTEM if memory of it was missing. NULL is fine. */
 enum rdt_status target_check(const struct target *target, struct rdt_error *err);
@@ -278,9 +280,11 @@ void transfer_in_connected(struct transfer *transfer, const struct peer_transpor
 /* ---- ordered queues (transfer_order.c): of those that have record.order ---- */
 
 void transfers_init_turns(struct transfers *transfers);
-bool order_wanted(const struct transfer *transfer, const struct peer_transport *pt); /* its memory here stands in one */
+bool order_wanted(const struct transfer *transfer, const struct peer_transport *pt); /* its memory, here or there, stands in one */
+bool order_needed(const struct outgoing *out, const struct peer_transport *pt);      /* likewise, at the owner */
 enum rdt_status order_in_begin(struct transfer *transfer, struct rdt_error *err);    /* before START is sent */
 enum rdt_status order_out_begin(struct outgoing *out, struct rdt_error *err);        /* its memory is ready */
+void order_out_on_stall(struct outgoing *out);                                       /* SENDING: what is posted is to move */
 void order_receives_stand(struct transfer *transfer);                                /* all are posted; may end it */
 void order_give(const struct transfer_record *record);                               /* all, or nearly all, is posted */
 void order_leave(struct transfer_record *record);                                    /* nothing of it is under way */

@@ -36,6 +36,7 @@ void transfer_in_on_stall(struct deadline *deadline)
 {
     struct transfer *transfer = (struct transfer *)((char *)deadline - offsetof(struct transfer, stall));
     struct transfers *transfers = transfer->transfers;
+    char why[sizeof transfer->failure];
 
     if (transfer->sm.state == TRANSFER_ABORT || transfer->rewind) {
         if (transfer->via && transfer->via->sm.state != PT_NONE)
@@ -48,14 +49,16 @@ void transfer_in_on_stall(struct deadline *deadline)
         return;
     }
     if (transfer->sm.state == TRANSFER_TURN) {
-        transfer_fail(transfer, RDT_TRANSPORT, "%s: node %s has said nothing about its turn for %.1f s (stall_timeout)",
-                      transfer->record.path, transfer->record.peer, (double)transfers->options->stall_timeout_ns / 1e9);
+        (void)snprintf(why, sizeof why, "node %s has said nothing about its turn for %.1f s (stall_timeout)", transfer->record.peer,
+                       (double)transfers->options->stall_timeout_ns / 1e9);
+        note_failure(transfer, RDT_TRANSPORT, why);
         return;
     }
     if (transfer->record.bytes_done == transfer->stall_bytes && !order_stands_behind(&transfer->record)) {
-        transfer_fail(transfer, RDT_TRANSPORT, "%s moved nothing for %.1f s (stall_timeout) after %llu of %llu bytes",
-                      transfer->record.path, (double)transfers->options->stall_timeout_ns / 1e9,
-                      (unsigned long long)transfer->record.bytes_done, (unsigned long long)transfer->stream_bytes);
+        (void)snprintf(why, sizeof why, "it moved nothing for %.1f s (stall_timeout) after %llu of %llu bytes",
+                       (double)transfers->options->stall_timeout_ns / 1e9, (unsigned long long)transfer->record.bytes_done,
+                       (unsigned long long)transfer->stream_bytes);
+        note_failure(transfer, RDT_TRANSPORT, why); /* unless it is the node that stands still, or has gone */
         return;
     }
     transfer->stall_bytes = transfer->record.bytes_done;
@@ -210,6 +213,10 @@ void transfer_in_move(struct transfer *transfer)
     struct rdt_error err = {0};
     enum rdt_status status;
 
+    if (transfer_group_is_gone(transfer->via)) { /* while its memory was made ready: it will not be formed anew */
+        transfer_fail(transfer, RDT_TRANSPORT, "%s: the group is destroyed", transfer->via->transport->name);
+        return;
+    }
     if (transfer->via->sm.state != PT_CONNECTED || !transfer_group_is_open(transfer->via)) {
         transfer_in_wait(transfer);
         return;

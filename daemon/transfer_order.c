@@ -1,6 +1,7 @@
-/* Transfers in the ordered queues of a transport: whose operations stand in some at the reader's node take turns (turn.h), and tell each
- * other so by PULL_TURN. Whoever waits in a queue says so from time to time, so that the other end waits for it as long as it takes;
- * an end that says nothing for stall_timeout is not waited for. */
+/* Transfers in the ordered queues of a transport: whose operations stand in some take turns (turn.h), and tell each other so by
+ * PULL_TURN. Whoever waits in a queue says so from time to time, so that the other end waits for it as long as it takes, unless that
+ * holds up others here for PATIENCE times stall_timeout and nothing moves. An end that says nothing for stall_timeout is not waited for,
+ * nor a reader that takes nothing for somewhat longer: it watches the time itself, and speaks first if it can. */
 #include <stdio.h>
 #include <stdlib.h>
 
@@ -10,6 +11,7 @@
 
 #define TICK_NS 1000000000ll
 #define QUEUE_BYTES 64u
+#define PATIENCE 20
 
 struct order {
     struct turn turn;
@@ -17,11 +19,18 @@ struct order {
     struct outgoing *out;
     char there[112]; /* what the other end has said lately that it waits for; "": nothing */
     uint64_t said_ns;
+    uint64_t waits_since_ns; /* it has said nothing else since, and nothing has moved: 0: not so */
+    uint64_t bytes_seen;     /* done when waits_since_ns was set, or the owner's patience */
 };
 
 static struct order *order_of(const struct turn *turn)
 {
     return (struct order *)((char *)turn - offsetof(struct order, turn));
+}
+
+static struct transfers *transfers_of(const struct order *order)
+{
+    return order->in ? order->in->transfers : order->out->transfers;
 }
 
 static const struct transfer_record *record_of(const struct order *order)
@@ -67,6 +76,20 @@ bool order_wanted(const struct transfer *transfer, const struct peer_transport *
     struct queue_names names = {.n = 0};
 
     names_of_reader(&names, transfer, pt);
+    return names.n > 0 || names.too_many || plugin_conn_queue(&pt->conn, transfer->memory, "");
+}
+
+static void names_of_owner(struct queue_names *names, const struct outgoing *out, const struct peer_transport *pt)
+{
+    for (uint32_t i = 0; i < object_n_places(out->object); i++)
+        names_add(names, pt, object_region(out->object, i));
+}
+
+bool order_needed(const struct outgoing *out, const struct peer_transport *pt)
+{
+    struct queue_names names = {.n = 0};
+
+    names_of_owner(&names, out, pt);
     return names.n > 0 || names.too_many;
 }
 
@@ -94,7 +117,7 @@ static bool stands_behind(const struct turn *turn)
 /* What the other end owes is awaited so long. */
 static void watch(struct order *order)
 {
-    struct transfers *transfers = order->turn.owner ? order->out->transfers : order->in->transfers;
+    struct transfers *transfers = transfers_of(order);
 
     (void)deadline_set(transfers->deadlines, order->in ? &order->in->stall : &order->out->deadline,
                        (int64_t)transfers->options->stall_timeout_ns);
@@ -126,6 +149,32 @@ static void say(struct turn *turn, enum turn_word word)
     say_with(order_of(turn), word, "");
 }
 
+/* What the reader is to take is awaited somewhat longer than it would wait for it. */
+static void watch_sends(struct order *order)
+{
+    int64_t timeout_ns = (int64_t)order->out->transfers->options->stall_timeout_ns;
+
+    order->bytes_seen = order->out->record.bytes_done;
+    (void)deadline_set(order->out->transfers->deadlines, &order->out->deadline, timeout_ns + timeout_ns / 4);
+}
+
+void order_out_on_stall(struct outgoing *out)
+{
+    struct order *order = out->record.order;
+    struct rdt_error err;
+
+    if (out->record.bytes_done != order->bytes_seen || stands_behind(&order->turn)) {
+        order->waits_since_ns = 0;
+        watch_sends(order);
+        return;
+    }
+    (void)rdt_error_set(&err, RDT_TRANSPORT,
+                        "%s at the owner: the reader took nothing for %.1f s (stall_timeout) after %llu of %llu bytes",
+                        out->via->transport->name, (double)out->transfers->options->stall_timeout_ns / 1e9,
+                        (unsigned long long)out->record.bytes_done, (unsigned long long)out->stream_bytes);
+    outgoing_fail(out, &err);
+}
+
 static void post(struct turn *turn)
 {
     struct order *order = order_of(turn);
@@ -134,7 +183,7 @@ static void post(struct turn *turn)
         transfer_in_receive(order->in);
         return;
     }
-    deadline_unset(order->out->transfers->deadlines, &order->out->deadline); /* the reader watches the time */
+    watch_sends(order);
     outgoing_set_state(order->out, OUTGOING_SENDING);
     outgoing_go_on(order->out);
 }
@@ -251,8 +300,7 @@ enum rdt_status order_out_begin(struct outgoing *out, struct rdt_error *err)
     struct queue_names names = {.n = 0};
     enum rdt_status status;
 
-    for (uint32_t i = 0; i < object_n_places(out->object); i++)
-        names_add(&names, out->via, object_region(out->object, i));
+    names_of_owner(&names, out, out->via);
     status = begin(&out->record.order, NULL, out, out->via, &names, err);
     if (status == RDT_OK) {
         outgoing_set_state(out, OUTGOING_TURN);
@@ -277,58 +325,63 @@ bool order_stands_behind(const struct transfer_record *record)
     return record->order && stands_behind(&record->order->turn);
 }
 
-static void heard(struct order *order, const Rdt__Pb__PullTurn *message)
+static void fail(struct order *order, struct rdt_error *err)
 {
+    rdt_error_prefix(err, "node %s", record_of(order)->peer);
+    if (order->in)
+        transfer_fail_err(order->in, err);
+    else
+        outgoing_fail(order->out, err);
+}
+
+/* The other end stands behind others there. False: for too long, and the transfer has failed. */
+static bool may_wait_on(struct order *order)
+{
+    uint64_t now_ns = uv_hrtime(), bytes = record_of(order)->bytes_done;
+    struct rdt_error err;
+
+    if (!order->waits_since_ns || bytes != order->bytes_seen || !turn_holds_up(&order->turn)) {
+        order->waits_since_ns = now_ns;
+        order->bytes_seen = bytes;
+    }
+    if (now_ns - order->waits_since_ns < PATIENCE * transfers_of(order)->options->stall_timeout_ns)
+        return true;
+    (void)rdt_error_set(&err, RDT_TRANSPORT, "it has been %s for %.1f s (%u times stall_timeout), and holds up others here",
+                        order->there[0] ? order->there : "behind others", (double)(now_ns - order->waits_since_ns) / 1e9, PATIENCE);
+    fail(order, &err);
+    return false;
+}
+
+static void hear(struct order *order, const Rdt__Pb__PullTurn *message)
+{
+    struct deadline *deadline = order->in ? &order->in->stall : &order->out->deadline;
+    bool waited_for = order->in || order->out->sm.state == OUTGOING_SENDING || order->turn.sm.state != TURN_QUEUED;
+    struct rdt_error err;
+
     text_copy(order->there, sizeof order->there, message->behind);
     order->said_ns = uv_hrtime();
-}
-
-static void on_word_to_reader(struct peer_work *work, const Rdt__Pb__PullTurn *message)
-{
-    struct transfer *transfer = map_get_u64(&work->transfers->by_id, message->transfer);
-    struct rdt_error err;
-
-    if (!transfer || transfer->peer != work || !transfer->record.order || !goes_on(transfer->record.order))
-        return;
-    heard(transfer->record.order, message);
     if (message->word == RDT__PB__TURN_WORD__TURN_WAITING) {
-        watch(transfer->record.order);
-        transfer_copy_moved(transfer);
+        if (!waited_for || !may_wait_on(order))
+            return;
+        watch(order);
+        if (order->in)
+            transfer_copy_moved(order->in);
         return;
     }
-    deadline_unset(work->transfers->deadlines, &transfer->stall);
-    if (turn_hear(&transfer->record.order->turn, (enum turn_word)message->word, &err) == RDT_OK)
-        return; /* the transfer may have ended */
-    rdt_error_prefix(&err, "node %s", transfer->record.peer);
-    transfer_fail_err(transfer, &err);
-}
-
-static void on_word_to_owner(struct peer_work *work, const Rdt__Pb__PullTurn *message)
-{
-    struct outgoing *out = map_get_u64(&work->outgoing, message->transfer);
-    struct rdt_error err;
-
-    if (!out || !out->record.order || !goes_on(out->record.order))
-        return;
-    heard(out->record.order, message);
-    if (message->word == RDT__PB__TURN_WORD__TURN_WAITING) {
-        if (out->sm.state == OUTGOING_TURN && out->record.order->turn.sm.state != TURN_QUEUED)
-            watch(out->record.order);
-        return;
-    }
-    deadline_unset(work->transfers->deadlines, &out->deadline);
-    if (turn_hear(&out->record.order->turn, (enum turn_word)message->word, &err) == RDT_OK)
-        return;
-    rdt_error_prefix(&err, "node %s", work->peer->name);
-    outgoing_fail(out, &err);
+    order->waits_since_ns = 0;
+    deadline_unset(transfers_of(order)->deadlines, deadline);
+    if (turn_hear(&order->turn, (enum turn_word)message->word, &err) != RDT_OK)
+        fail(order, &err); /* else the transfer may have ended */
 }
 
 void order_on_turn(struct peer_work *work, const Rdt__Pb__PullTurn *message)
 {
-    if (message->from_owner)
-        on_word_to_reader(work, message);
-    else
-        on_word_to_owner(work, message);
+    struct transfer *in = message->from_owner ? map_get_u64(&work->transfers->by_id, message->transfer) : NULL;
+    struct outgoing *out = message->from_owner ? NULL : map_get_u64(&work->outgoing, message->transfer);
+    struct order *order = in && in->peer == work ? in->record.order : out ? out->record.order : NULL;
+
+    if (order && goes_on(order))
+        hear(order, message);
 }
 
 /* ---- for people ---- */

@@ -170,6 +170,10 @@ static void on_deadline(struct deadline *deadline)
             peer_transport_isolate(out->via, "the sends of an aborted transfer do not come to rest");
         return;
     }
+    if (out->sm.state == OUTGOING_SENDING) {
+        order_out_on_stall(out);
+        return;
+    }
     if (out->sm.state == OUTGOING_TURN)
         (void)rdt_error_set(&err, RDT_TRANSPORT,
                             "%s at the owner: the reader has said nothing about its turn for %.1f s (stall_timeout)",
@@ -385,25 +389,6 @@ static enum rdt_status park(struct outgoing *out, struct rdt_error *err)
 {
     return out->ref.is_name ? names_wait(out->transfers->names, &out->ref, &out->account->owner, &out->named, err)
                             : object_table_wait(out->transfers->objects, &out->ref, &out->account->owner, &out->waiter, err);
-}
-
-bool transfers_believe(const struct transfers *transfers, const Rdt__Pb__Requester *requester, struct owner *owner_p,
-                       struct rdt_error *err)
-{
-    const char *shared = transfers->options->share_tenants;
-    const char *tenant = requester ? requester->tenant : "";
-    size_t length = strlen(tenant);
-    bool found = strcmp(shared, "*") == 0 || (length == 0 && shared[0] == '\0');
-
-    for (const char *at = shared; !found && *at; at += strcspn(at, ",") + (at[strcspn(at, ",")] == ','))
-        found = strcspn(at, ",") == length && strncmp(at, tenant, length) == 0;
-    if (!requester || length > RDT_MAX_TENANT_BYTES || !found) {
-        (void)rdt_error_set(err, RDT_DENIED, "tenant \"%.32s\" is not shared with other nodes here (share_tenants)", tenant);
-        return false;
-    }
-    *owner_p = (struct owner){.uid = requester->uid};
-    memcpy(owner_p->tenant, tenant, length + 1);
-    return true;
 }
 
 static struct outgoing *outgoing_new(struct peer_work *work, const Rdt__Pb__Pull *pull, const struct rdt_ref *ref,

@@ -76,6 +76,25 @@ void transfers_peer_up(struct transfers *transfers, struct peer *peer)
     ask_pending(work);
 }
 
+bool transfers_believe(const struct transfers *transfers, const Rdt__Pb__Requester *requester, struct owner *owner_p,
+                       struct rdt_error *err)
+{
+    const char *shared = transfers->options->share_tenants;
+    const char *tenant = requester ? requester->tenant : "";
+    size_t length = strlen(tenant);
+    bool found = strcmp(shared, "*") == 0 || (length == 0 && shared[0] == '\0');
+
+    for (const char *at = shared; !found && *at; at += strcspn(at, ",") + (at[strcspn(at, ",")] == ','))
+        found = strcspn(at, ",") == length && strncmp(at, tenant, length) == 0;
+    if (!requester || length > RDT_MAX_TENANT_BYTES || !found) {
+        (void)rdt_error_set(err, RDT_DENIED, "tenant \"%.32s\" is not shared with other nodes here (share_tenants)", tenant);
+        return false;
+    }
+    *owner_p = (struct owner){.uid = requester->uid};
+    memcpy(owner_p->tenant, tenant, length + 1);
+    return true;
+}
+
 /* What waits for the link of one waits for the other's: one node, known by two addresses. */
 void transfers_peer_merged(struct transfers *transfers, struct peer *from, struct peer *into)
 {

@@ -72,3 +72,25 @@ const struct transfer_record *transfers_next_active(const struct transfers *tran
     *cursor = next;
     return list_entry(next, struct transfer_record, link);
 }
+
+void transfer_record_to_wire(const struct transfer_record *record, Rdt__Pb__TransferInfo *info,
+                             char ref_text[RDT_REF_TEXT_BYTES], char waits[RECORD_WAITS_BYTES])
+{
+    rdt__pb__transfer_info__init(info);
+    rdt_ref_to_text(&record->ref, ref_text);
+    record_waits_for(record, waits);
+    info->waits = waits;
+    info->transfer = record->id;
+    info->ref = ref_text;
+    info->direction = (char *)record->direction;
+    info->peer = (char *)record->peer;
+    info->state = (char *)record->state;
+    info->path = (char *)record->path;
+    info->lanes = (char *)record->lanes;
+    info->bytes = record->bytes;
+    info->bytes_done = record->bytes_done;
+    info->age_ns = (int64_t)(uv_hrtime() - record->since_ns);
+    info->elapsed_ns = (int64_t)record->elapsed_ns;
+    info->error = (char *)record->error;
+    info->client = record->client;
+}

@@ -111,7 +111,7 @@ bool outgoing_can_start(struct outgoing *out)
 
     return pt && pt->sm.state == PT_CONNECTED && pt->remote_epoch == out->start_epoch && pt->transport->ops.post_send &&
            (out->object->transport[0] == '\0' || strcasecmp(out->object->transport, out->start_transport) == 0) &&
-           layout_same_shape(out->source, out->expect, NULL) == RDT_OK &&
+           layout_same_shape(out->source, out->expect, NULL) == RDT_OK && !order_needed(out, pt) &&
            chunk_plan_create(out->packed, out->stream_bytes, out->start_chunk_bytes, &out->plan, NULL) == RDT_OK;
 }
 
@@ -148,6 +148,9 @@ void outgoing_on_start(struct peer_work *work, const Rdt__Pb__PullStart *start)
             rdt_error_set(&err, RDT_UNSUPPORTED, "%s cannot read a small object of the owner's arena", pt->transport->name);
     else if (start->one_sided && out->replica && out->replica->filling)
         status = rdt_error_set(&err, RDT_TRANSPORT, "%s: a copy that is not whole yet cannot be read", pt->transport->name);
+    else if (!start->turns && !start->one_sided && order_needed(out, pt))
+        status = rdt_error_set(&err, RDT_PROTOCOL, "%s: the object stands in an ordered queue at the owner, and the reader takes no turn",
+                               pt->transport->name);
     else if (start->turns && !start->one_sided && out->replica && out->replica->filling)
         status =
             rdt_error_set(&err, RDT_TRANSPORT, "%s: a copy that is not whole yet would hold up its queue", pt->transport->name);

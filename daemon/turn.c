@@ -249,6 +249,14 @@ bool turn_has_posted(const struct turn *turn)
     return turn->sm.state == TURN_POSTING || turn->sm.state == TURN_POSTED;
 }
 
+bool turn_holds_up(const struct turn *turn)
+{
+    for (unsigned i = 0; (turn->sm.state == TURN_HELD || turn_has_posted(turn)) && i < turn->n_places; i++)
+        if (turn->places[i].link.next != &turn->places[i].queue->places)
+            return true;
+    return false;
+}
+
 const struct turn *turn_behind(const struct turn *turn, const char **queue_p)
 {
     for (unsigned i = 0; i < turn->n_places; i++) {

@@ -88,6 +88,7 @@ void turn_give(struct turn *turn);                                              
 void turn_leave(struct turn *turn);
 
 bool turn_has_posted(const struct turn *turn); /* some, perhaps not all */
+bool turn_holds_up(const struct turn *turn);   /* it has its turn, or has posted, and somebody stands behind it */
 
 /* Who is at the head of a queue that it stands in, if that is another one; NULL: nobody is before it. */
 const struct turn *turn_behind(const struct turn *turn, const char **queue_p);

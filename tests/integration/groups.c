@@ -364,6 +364,34 @@ Test(groups, destroyed_in_use_fails_what_moves)
     end_groups(rebuilt);
 }
 
+/* What it waits for then, a group that is formed anew, will not come. */
+Test(groups, destroyed_while_memory_is_made_ready_is_not_waited_for)
+{
+    enum { BYTES = 256 << 20 };
+    rdt_request *request;
+    struct rdt_error why;
+    enum rdt_status status;
+    struct rdt_ref ref;
+    int64_t struck;
+
+    begin(2);
+    must_ok(form(actor_of[0], "g", 2, &err));
+    ref = put_pattern(actor_of[0], NULL, BYTES, 1);
+    set_faults("delay_ms=100\n");
+    request = start_by(actor_of[1], &ref, "g", LONG);
+    await_transfer(&c.node[1], "in", "reserving|moving");
+    must_ok(rdt_group_destroy(actor_of[1], "g", &err));
+    struck = now_ns();
+    status = rdt_wait(actor_of[1], &request, 1, 1, LONG, NULL, NULL, &why);
+    must_say(status == RDT_TRANSPORT && (strstr(why.msg, "the group is destroyed") || strstr(why.msg, "g was taken down")), "%s",
+             why.msg);
+    must_be_within(struck, 4 * SEC); /* stall_timeout is longer */
+    rdt_request_destroy(request);
+    set_faults("");
+    must_ok(rdt_free(actor_of[0], &ref, false, &err));
+    end_groups(rebuilt);
+}
+
 Test(groups, watchers_are_told_of_its_life)
 {
     static const char *const expected[] = {"ready", "ending", "gone"};

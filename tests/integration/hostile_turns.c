@@ -13,14 +13,15 @@ TestSuite(hostile_turns, .timeout = 120);
 
 #define BYTES 300000u
 #define STALL "--stall-timeout=700ms"
+#define SHORT_STALL "--stall-timeout=250ms" /* where it is waited for many times */
 
 static struct cluster c;
 static struct insider insider;
 static rdt *owner, *reader; /* clients of node 0, which the insider is linked with, and of node 1 */
 
-static void begin(void)
+static void begin(const char *stall)
 {
-    const char *flags[] = {"--set=loopback.sided=two", "--set=loopback.ordered=yes", "--quiesce-grace=300ms", STALL, NULL};
+    const char *flags[] = {"--set=loopback.sided=two", "--set=loopback.ordered=yes", "--quiesce-grace=300ms", stall, NULL};
     uint8_t blob[56] = "nobody listens here"; /* what the test transport takes for an address */
     Rdt__Pb__Offer offer = RDT__PB__OFFER__INIT;
     char *host = (char *)"host";
@@ -103,8 +104,8 @@ static void ends_with(unsigned n, enum rdt_status expected, const char *text)
 
 /* ---- as a reader ---- */
 
-/* The insider pulls it, and says that its end stands in an ordered queue. */
-static void pull(const struct rdt_ref *ref, uint64_t number)
+/* The insider pulls it; turns: it says that its end stands in an ordered queue. */
+static void pull_with(const struct rdt_ref *ref, uint64_t number, bool turns)
 {
     Rdt__Pb__Pull pull = RDT__PB__PULL__INIT;
     Rdt__Pb__PullStart start = RDT__PB__PULL_START__INIT;
@@ -123,23 +124,96 @@ static void pull(const struct rdt_ref *ref, uint64_t number)
     start.transport = (char *)"loopback";
     start.chunk_bytes = 64 << 10;
     start.epoch = 1;
-    start.turns = true;
+    start.turns = turns;
     insider_send(&insider, RDT_PEER_PULL_START, &start.base);
+}
+
+static void pull(const struct rdt_ref *ref, uint64_t number)
+{
+    pull_with(ref, number, true);
+}
+
+/* Node 0 has its turn for the first pull, and waits for the insider's receives. */
+static void take_turns(void)
+{
+    if (await_word(1) == RDT__PB__TURN_WORD__TURN_READY) { /* by the uuids it is the insider's to be first */
+        say_word(1, false, RDT__PB__TURN_WORD__TURN_TAKEN);
+        must(await_word(2) == RDT__PB__TURN_WORD__TURN_TAKEN);
+    }
 }
 
 Test(hostile_turns, reader_that_has_the_turn_and_says_nothing)
 {
     struct rdt_ref ref;
 
-    begin();
+    begin(STALL);
     ref = put_pattern(owner, NULL, BYTES, 1);
     pull(&ref, 1);
-    if (await_word(1) == RDT__PB__TURN_WORD__TURN_READY) { /* by the uuids it is the insider's to be first */
-        say_word(1, false, RDT__PB__TURN_WORD__TURN_TAKEN);
-        must(await_word(2) == RDT__PB__TURN_WORD__TURN_TAKEN);
-    }
+    take_turns();
     others_move();
     ends_with(1, RDT_TRANSPORT, "said nothing about its turn");
+    must_ok(rdt_free(owner, &ref, false, &err));
+    end();
+}
+
+/* Its receives stand, it says, and it answers pings; the sends at the head of node 0's queue never end. */
+Test(hostile_turns, reader_that_takes_nothing)
+{
+    struct rdt_ref ref;
+
+    begin(STALL);
+    cluster_faults(&c, 0, "lose_every=1\n");
+    ref = put_pattern(owner, NULL, BYTES, 1);
+    pull(&ref, 1);
+    take_turns();
+    say_word(1, false, RDT__PB__TURN_WORD__TURN_RECEIVES);
+    ends_with(1, RDT_TRANSPORT, "the reader took nothing for");
+    cluster_faults(&c, 0, "");
+    others_move();
+    must_ok(rdt_free(owner, &ref, false, &err));
+    end();
+}
+
+/* It says again and again that it is behind others, and node 0 keeps its turn for it. */
+Test(hostile_turns, reader_that_is_behind_others_for_ever)
+{
+    struct rdt_ref ref, other;
+    rdt_request *request;
+    rdt_object *object;
+    int64_t until;
+
+    begin(SHORT_STALL);
+    ref = put_pattern(owner, NULL, BYTES, 1);
+    other = put_pattern(owner, NULL, BYTES, 2);
+    pull(&ref, 1);
+    take_turns();
+    request = start_one(reader, &other, LONG);
+    until = now_ns() + LONG;
+    while (rdt_wait(reader, &request, 1, 1, 0, NULL, NULL, NULL) == RDT_TIMED_OUT && now_ns() < until) {
+        say_word(1, false, RDT__PB__TURN_WORD__TURN_WAITING);
+        insider_listen(&insider, 20);
+    }
+    must_ok(rdt_wait(reader, &request, 1, 1, LONG, NULL, NULL, &err));
+    must_ok(rdt_request_take_object(request, &object, &err));
+    must(holds_pattern(tensor_of(object, 0).data, BYTES, 2));
+    rdt_request_destroy(request);
+    rdt_release(object);
+    ends_with(1, RDT_TRANSPORT, "holds up others here");
+    must_ok(rdt_free(owner, &ref, false, &err));
+    must_ok(rdt_free(owner, &other, false, &err));
+    end();
+}
+
+/* What node 0 would send stands in its queue: without turns it would stand there in any order. */
+Test(hostile_turns, reader_that_takes_no_turns)
+{
+    struct rdt_ref ref;
+
+    begin(STALL);
+    ref = put_pattern(owner, NULL, BYTES, 1);
+    pull_with(&ref, 1, false);
+    ends_with(1, RDT_PROTOCOL, "the reader takes no turn");
+    others_move();
     must_ok(rdt_free(owner, &ref, false, &err));
     end();
 }
@@ -150,7 +224,7 @@ Test(hostile_turns, reader_with_words_out_of_place)
     unsigned heard = 0;
     struct rdt_ref ref;
 
-    begin();
+    begin(STALL);
     ref = put_pattern(owner, NULL, BYTES, 1);
     for (unsigned i = 0; i < 4; i++) {
         pull(&ref, i + 1);
@@ -218,7 +292,7 @@ Test(hostile_turns, owner_that_says_nothing_or_words_out_of_place)
     rdt_request *request;
     uint64_t number;
 
-    begin();
+    begin(STALL);
     for (unsigned i = 0; i < 2; i++) {
         request = asked(&number);
         say_word(number, true, words[i]);
@@ -237,7 +311,7 @@ Test(hostile_turns, owner_that_has_its_turn_and_sends_nothing)
     uint64_t number;
     struct rdt_ref ref;
 
-    begin();
+    begin(STALL);
     request = asked(&number);
     if (memcmp(c.node[0].uuid_bytes, insider_uuid, 16) < 0)
         say_word(number, true, RDT__PB__TURN_WORD__TURN_READY);

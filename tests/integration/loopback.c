@@ -315,6 +315,27 @@ static void check_lost(const char *sided, unsigned where)
     end(rebuilt);
 }
 
+/* What stands still is judged when the node has been asked: here it is the node. */
+Test(loopback, frozen_owner_is_lost_and_has_not_stalled)
+{
+    rdt_request *request;
+    struct rdt_ref ref;
+
+    begin(2, "two", "--stall-timeout=300ms");
+    ref = put_pattern(owner, NULL, MIB, 1);
+    set_faults("delay_ms=100\n");
+    request = start_one(reader, &ref, LONG);
+    await_engine(&c.node[1]);
+    node_freeze(&c.node[0]);
+    must_refuse(RDT_PEER_LOST, NULL, rdt_wait(reader, &request, 1, 1, LONG, NULL, NULL, &err));
+    rdt_request_destroy(request);
+    node_thaw(&c.node[0]);
+    set_faults("");
+    cluster_meet(&c);
+    must_ok(rdt_free(owner, &ref, false, &err));
+    end((const char *const[]){"taken down and rebuilt", "lost", "goodbye", NULL});
+}
+
 Test(loopback, lost_read_stalls)
 {
     check_lost("one", 1);

@@ -1,0 +1,267 @@
+/* What a transfer answers: to each of its fetches the object, what was received, or what is known of it. */
+#include <stdio.h>
+#include <stdlib.h>
+#include <unistd.h>
+
+#include "daemon/log.h"
+#include "daemon/transfer_impl.h"
+#include "wire_ref.h"
+
+struct result {
+    Rdt__Pb__FetchDone done;
+    Rdt__Pb__Ref ref;
+    Rdt__Pb__TensorList tensors;
+    Rdt__Pb__SharedRegion *regions, **region_list;
+    int fds[RDT_MAX_FRAME_FDS];
+    unsigned n_fds;
+};
+
+static void result_init(struct result *result, const struct transfer *transfer, const struct rdt_ref *ref)
+{
+    rdt__pb__fetch_done__init(&result->done);
+    wire_ref_from(ref, &result->ref);
+    result->done.ref = &result->ref;
+    result->done.transfer = transfer->id;
+    result->done.version = transfer->version;
+    result->done.path = (char *)transfer->record.path;
+    result->done.elapsed_ns = (int64_t)(uv_hrtime() - transfer->record.began_ns);
+    result->done.bytes_moved = transfer->record.bytes_done;
+    result->regions = NULL;
+    result->region_list = NULL;
+    result->n_fds = 0;
+}
+
+static void result_drop_fds(struct result *result)
+{
+    while (result->n_fds > 0)
+        (void)close(result->fds[--result->n_fds]);
+}
+
+enum share { SHARE_READ, SHARE_WRITE, SHARE_COW };
+
+static enum rdt_status result_add_region(struct result *result, struct region *region, uint64_t client, enum share how,
+                                         bool with_fd, struct rdt_error *err)
+{
+    size_t n = result->done.n_regions;
+    Rdt__Pb__SharedRegion *entry = &result->regions[n];
+    bool writable_fd = how == SHARE_WRITE || region->origin == REGION_IMPORTED; /* imported memory knows no read-only fd */
+
+    rdt__pb__shared_region__init(entry);
+    entry->region = region->id;
+    entry->generation = region->generation;
+    entry->bytes = region->room;
+    entry->writable = how == SHARE_WRITE;
+    entry->cow = how == SHARE_COW;
+    entry->fd_index = -1;
+    if (with_fd && region->kept && region->exported_to == client) {
+        region->kept = false; /* it has it mapped since it last had it */
+        entry->comes_again = true;
+    } else if (with_fd) {
+        enum rdt_status status = region_export_to(region, client, writable_fd, &result->fds[result->n_fds], err);
+        if (status != RDT_OK)
+            return status;
+        entry->fd_index = (int32_t)result->n_fds++;
+        entry->comes_again = entry->writable && region->origin == REGION_RECEIVED && region_may_come_again(region, client);
+    }
+    result->region_list[n] = entry;
+    result->done.n_regions++;
+    result->done.regions = result->region_list;
+    return RDT_OK;
+}
+
+/* The client has the region mapped by an earlier answer to the same message. */
+static bool has_fd(const struct fetch *fetch, const struct region *region)
+{
+    const struct client_fd *out = &fetch->client->fds_out[region->id % CLIENT_FDS_OUT];
+
+    return fetch->message != 0 && out->message == fetch->message && out->region == region->id &&
+           out->generation == region->generation;
+}
+
+static void note_fds(const struct fetch *fetch, const struct result *result)
+{
+    for (size_t i = 0; i < result->done.n_regions; i++) {
+        const Rdt__Pb__SharedRegion *entry = &result->regions[i];
+        if (fetch->message != 0 && entry->fd_index >= 0 && !entry->writable && !entry->cow)
+            fetch->client->fds_out[entry->region % CLIENT_FDS_OUT] =
+                (struct client_fd){entry->region, entry->generation, fetch->message};
+    }
+}
+
+static bool result_make_regions(struct result *result, uint32_t n)
+{
+    result->regions = calloc(n ? n : 1, sizeof *result->regions);
+    result->region_list = calloc(n ? n : 1, sizeof *result->region_list);
+    return result->regions && result->region_list;
+}
+
+static void result_fini(struct result *result)
+{
+    result_drop_fds(result);
+    free(result->regions);
+    free(result->region_list);
+}
+
+/* Sends one result to one fetch, with its own hold; detaches the fetch. */
+static void result_send(struct result *result, struct fetch *fetch, struct hold *hold)
+{
+    struct client *client = fetch->client;
+    unsigned n_fds = result->n_fds;
+    size_t bytes;
+
+    result->done.handle = fetch->handle;
+    result->done.hold = hold ? hold->id : 0;
+    if (fetch->merged)
+        result->done.version = fetch->version;
+    bytes = protobuf_c_message_get_packed_size(&result->done.base);
+    if (bytes > RDT_MAX_FRAME_BYTES) {
+        struct rdt_error err;
+        struct transfer *transfer = fetch->transfer;
+        (void)rdt_error_set(
+            &err, RDT_LIMIT,
+            "the answer to the fetch of \"%s\" has %zu bytes, with %zu dimensions of %zu tensors and %zu bytes of "
+            "metadata: at most %u fit into one message",
+            transfer->ref.id, bytes, result->tensors.n_shape, result->tensors.n_dtype, result->done.metadata.len,
+            RDT_MAX_FRAME_BYTES);
+        (void)snprintf(transfer->record.error, sizeof transfer->record.error, "LIMIT: %s", err.msg);
+        if (hold)
+            client_release(hold);
+        fetch_answer_error(client, fetch->handle, &err);
+        fetch_detach(fetch);
+        return; /* its fds go with the result */
+    }
+    result->n_fds = 0; /* send takes them */
+    note_fds(fetch, result);
+    client->send(client, RDT_EVENT_FETCH_DONE, FRAME_EVENT, fetch->handle, &result->done.base, result->fds, n_fds);
+    fetch_detach(fetch);
+}
+
+void transfer_deliver_object(struct transfer *transfer, struct object *object, struct layout *layout, enum path_kind how)
+{
+    struct rdt_ref ref;
+    bool notice = how == PATH_SHARE && !object->snapshot && !object->notice_given && object->producer &&
+                  object->producer != transfer->client;
+
+    if (notice) { /* only while the producer can still write what it put */
+        notice = false;
+        for (uint32_t i = 0; i < object->n_regions; i++)
+            notice =
+                notice || (object->uses[i].region->client == object->producer_id && object->uses[i].region->writable_outside);
+    }
+    if (notice) {
+        object->notice_given = true;
+        log_info("obj %016llx is shared with client %llu while its producer, client %llu, may still write it",
+                 (unsigned long long)object->generation, (unsigned long long)transfer->client->id,
+                 (unsigned long long)object->producer_id);
+    }
+    if (transfer->from_copy || transfer->replica)
+        ref = transfer->ref;
+    else
+        object_ref(object, &ref);
+    object_hold(object); /* while we are at it */
+    while (!list_empty(&transfer->fetches)) {
+        struct fetch *fetch = list_entry(list_first(&transfer->fetches), struct fetch, by_transfer);
+        struct rdt_error err = {0};
+        enum rdt_status status = RDT_OK;
+        struct hold *hold = NULL;
+        struct result result;
+
+        result_init(&result, transfer, &ref);
+        layout_to_wire(layout, true, &result.tensors);
+        result.done.tensors = &result.tensors;
+        result.done.metadata = (ProtobufCBinaryData){object->metadata_bytes, (uint8_t *)object_metadata(object)};
+        result.done.mutable_shared = notice;
+        notice = false;
+        if (!result_make_regions(&result, object->n_regions) || !(hold = client_hold_object(fetch->client, object)))
+            status = rdt_error_set(&err, RDT_NO_MEMORY, "no memory to share object \"%s\"", ref.id);
+        for (uint32_t i = 0; i < object->n_regions && status == RDT_OK; i++) {
+            struct region *region = object->uses[i].region;
+            enum share share = how == PATH_SAME ? SHARE_WRITE : how == PATH_COW || fetch->cow ? SHARE_COW : SHARE_READ;
+
+            status = result_add_region(&result, region, fetch->client->id, share, share != SHARE_READ || !has_fd(fetch, region),
+                                       &err);
+        }
+        if (status == RDT_OK) {
+            result_send(&result, fetch, hold);
+        } else {
+            bool last = list_first(&transfer->fetches)->next == &transfer->fetches;
+            if (hold)
+                client_release(hold);
+            fetch_answer_error(fetch->client, fetch->handle, &err);
+            fetch_detach(fetch);
+            if (last)
+                (void)snprintf(transfer->record.error, sizeof transfer->record.error, "%s", err.msg);
+        }
+        result_fini(&result);
+    }
+    object_drop(object);
+}
+
+static enum rdt_status fill_received(struct result *result, struct transfer *transfer, struct client *client,
+                                     struct hold **hold_p, struct rdt_error *err)
+{
+    if (transfer->target) {
+        if (!result_make_regions(result, transfer->target->n))
+            return rdt_error_set(err, RDT_NO_MEMORY, "no memory for the answer");
+        result->done.tensors = NULL; /* they are where their reader said */
+        for (uint32_t i = 0; i < transfer->target->n; i++)
+            (void)result_add_region(result, transfer->target->uses[i].region, client->id, SHARE_WRITE, false, err);
+        return RDT_OK;
+    }
+    layout_to_wire(transfer->packed, true, &result->tensors);
+    if (transfer->is_inline) {
+        result->done.inline_data = (ProtobufCBinaryData){transfer->stream_bytes, transfer->inline_data};
+        return RDT_OK;
+    }
+    if (!transfer->received) /* nothing but empty tensors */
+        return RDT_OK;
+    if (transfer->n_fetches > 1) /* several read the same: none may write it, the same uid's others included */
+        (void)region_seal(transfer->received, NULL);
+    if (!result_make_regions(result, 1) || !(*hold_p = client_hold_region(client, transfer->received)))
+        return rdt_error_set(err, RDT_NO_MEMORY, "no memory for the answer");
+    return result_add_region(result, transfer->received, client->id,
+                             transfer->n_fetches == 1                                ? SHARE_WRITE
+                             : transfer->mode == RDT__PB__FETCH_MODE__FETCH_MODE_COW ? SHARE_COW
+                                                                                     : SHARE_READ,
+                             true, err);
+}
+
+void transfer_deliver_received(struct transfer *transfer)
+{
+    while (!list_empty(&transfer->fetches)) {
+        struct fetch *fetch = list_entry(list_first(&transfer->fetches), struct fetch, by_transfer);
+        struct rdt_error err = {0};
+        struct hold *hold = NULL;
+        struct result result;
+
+        result_init(&result, transfer, &transfer->ref);
+        result.done.tensors = &result.tensors;
+        result.done.metadata = (ProtobufCBinaryData){transfer->metadata_bytes, transfer->metadata};
+        if (fill_received(&result, transfer, fetch->client, &hold, &err) == RDT_OK) {
+            result_send(&result, fetch, hold);
+        } else {
+            if (hold)
+                client_release(hold);
+            fetch_answer_error(fetch->client, fetch->handle, &err);
+            fetch_detach(fetch);
+            (void)snprintf(transfer->record.error, sizeof transfer->record.error, "%s", err.msg);
+        }
+        result_fini(&result);
+    }
+}
+
+void transfer_deliver_meta(struct transfer *transfer)
+{
+    while (!list_empty(&transfer->fetches)) {
+        struct fetch *fetch = list_entry(list_first(&transfer->fetches), struct fetch, by_transfer);
+        struct result result;
+
+        result_init(&result, transfer, &transfer->ref);
+        if (transfer->source) {
+            layout_to_wire(transfer->source, false, &result.tensors);
+            result.done.tensors = &result.tensors;
+        }
+        result.done.metadata = (ProtobufCBinaryData){transfer->metadata_bytes, transfer->metadata};
+        result_send(&result, fetch, NULL);
+    }
+}
