@@ -24,6 +24,11 @@ BACKEND_PKGS_stream := openssl
 # One without pkg-config is found by a header; its C++, if it has any, is linked so.
 BACKEND_HEADER_gloo := gloo/config.h
 BACKEND_LIBS_gloo   := -lgloo -lstdc++
+# These need the header of NVIDIA's driver, cuda.h, and link nothing: driver and NCCL are loaded at run time. CUDA_HOME=PREFIX; else the usual
+# prefixes; else what `make cuda-headers` has fetched; else, or with CUDA_HOME=no, they are left out.
+CUDA_BACKENDS       := cuda nccl
+CUDA_WHEEL          ?= 13.0.96
+CUDA_FETCHED        := build/cuda/$(CUDA_WHEEL)/nvidia/cu13
 REQUIRED_BACKENDS   := host ucx stream
 
 PKGS := libuv libprotobuf-c openssl inih jansson $(foreach b,$(REQUIRED_BACKENDS),$(BACKEND_PKGS_$(b)))
@@ -77,6 +82,7 @@ DAEMON_O  := $(call obj,$(filter-out daemon/main.c,$(call srcs,daemon)))
 SUPPORT_O := $(call obj,$(call srcs,tests/support))
 PLUGIN_O  := $(call obj,$(wildcard proto/rdt_status.c proto/rdt_dtype.c)) # what a plug-in carries of proto/
 LISTEN_O  := $(call obj,backends/address.c) # and those that listen
+CUDA_O    := $(call obj,backends/cuda_driver.c) # and those that use a GPU
 
 HEADERS := client/rdt.h $(wildcard backends/rdt_*.h proto/rdt_*.h)
 
@@ -97,13 +103,15 @@ VOID     := $(B)/tests/rdt_void.so
 FROZEN   := $(B)/tests/rdt_v1.so # of version 1 of the plug-in interface, with the headers of its day
 PRELOAD := $(if $(filter release,$(VARIANT)),$(B)/tests/preload/fail_alloc.so) # the sanitizers have an allocator of their own
 BROKEN   := $(B)/tests/rdt_broken.so
+# Fakes of what a machine without a GPU lacks; folders, because they bear the real names.
+FAKES    := $(B)/tests/fake_cuda/libcuda.so.1 $(B)/tests/fake_nccl/libnccl.so.2 $(B)/tests/stub_cuda/libcuda.so.1
 CHECK    := $(B)/rdt-check-backend
 CHECK_O  := $(call obj,$(call srcs,tests/conformance) tests/support/backend_host.c tests/support/backend_peer.c)
 MANPAGES := $(foreach d,client daemon backends systemd,$(wildcard $(d)/*.[1-8]))
 
 # ---- libraries: looked for only when something is going to be compiled ----
 
-NO_LIBS_NEEDED := help clean deps ucx-wheels fault-matrix test demo bench check-backend check-asan check-tsan cov fuzz format uninstall
+NO_LIBS_NEEDED := help clean deps ucx-wheels cuda-headers fault-matrix test demo bench check-backend check-asan check-tsan cov fuzz format uninstall
 ifneq ($(filter-out $(NO_LIBS_NEEDED),$(or $(MAKECMDGOALS),all)),)
 
 MISSING := $(shell for p in $(PKGS); do pkg-config --exists $$p 2>/dev/null || echo $$p; done; \
@@ -130,6 +138,21 @@ DROPPED  += $(foreach b,$(BACKENDS),$(if $(BACKEND_HEADER_$(b)),$(shell printf '
 $(foreach b,$(DROPPED),$(info backend $(b): dropped, $(or $(BACKEND_PKGS_$(b)),$(BACKEND_HEADER_$(b)) for a C++ compiler) is not installed))
 BACKENDS := $(filter-out $(DROPPED),$(BACKENDS))
 
+# Only where cuda.h was found it is looked for; a compiler that has one by itself is not asked.
+CUDA_PLACES := $(if $(CUDA_HOME),$(filter-out no,$(CUDA_HOME)),/usr/local/cuda /opt/cuda $(CUDA_FETCHED) /usr)
+CUDA_INC    := $(firstword $(foreach p,$(CUDA_PLACES),$(if $(wildcard $(p)/include/cuda.h),$(p)/include)))
+ifneq ($(CUDA_INC),)
+CUDA_CFLAGS := $(if $(filter /usr/include,$(CUDA_INC)),,-isystem $(CUDA_INC))
+ifneq ($(shell printf '\043include "%s/cuda.h"\n\043if CUDA_VERSION < 11040\n\043error\n\043endif\n' $(CUDA_INC) | $(CC) -E -x c - >/dev/null 2>&1 && echo yes),yes)
+CUDA_TOO_OLD := $(CUDA_INC)
+CUDA_INC     :=
+endif
+endif
+ifeq ($(CUDA_INC),)
+$(info backends $(filter $(CUDA_BACKENDS),$(BACKENDS)): dropped, $(if $(filter no,$(CUDA_HOME)),CUDA_HOME=no,$(if $(CUDA_TOO_OLD),$(CUDA_TOO_OLD)/cuda.h is older than CUDA 11.4,no cuda.h in $(CUDA_PLACES:%=%/include); `make cuda-headers` fetches one (2.3 MB))))
+BACKENDS := $(filter-out $(CUDA_BACKENDS),$(BACKENDS))
+endif
+
 # The Python package, for this Python (PYTHON=, PYTHON=no: without). Sanitized, it runs in a Python that loads asan first; tsan and fuzz have none.
 PYTHON ?= $(or $(wildcard /usr/bin/python3),python3)
 PY_INFO := $(if $(filter no,$(PYTHON)),,$(shell $(PYTHON) -c 'import sysconfig as s; print(s.get_paths()["include"], s.get_config_var("EXT_SUFFIX"))' 2>/dev/null))
@@ -149,12 +172,12 @@ BACKEND_SO := $(BACKENDS:%=$(B)/backends/rdt_%.so)
 
 .PHONY: all python tests benches deps test test-run check-backend check-backend-run check-asan check-tsan check-layers bench bench-run demo demo-run fuzz fuzz-run fault-matrix \
         fault-matrix-run \
-        cov format tidy ucx-wheels install uninstall clean help FORCE
+        cov format tidy ucx-wheels cuda-headers install uninstall clean help FORCE
 .DELETE_ON_ERROR:
 .SUFFIXES:
 
 all: $(PROGRAMS) $(CHECK) $(LIBRDT) $(B)/librdt.a $(BACKEND_SO) $(PY_EXT)
-tests: all $(UNIT) $(INTEG) $(FUZZ) $(FAULT) $(LOOPBACK) $(GROUPED) $(FROZEN) $(BROKEN) $(PRELOAD)
+tests: all $(UNIT) $(INTEG) $(FUZZ) $(FAULT) $(LOOPBACK) $(GROUPED) $(FROZEN) $(BROKEN) $(PRELOAD) $(if $(CUDA_INC),$(FAKES))
 benches: all $(BENCH)
 
 # A stamp changes when its text does: other flags, other sources or other paths rebuild what depends on them.
@@ -248,13 +271,14 @@ link_plugin = $(CC) $(LDFLAGS_ALL) $(SHARED) -Wl,--version-script=$(B)/plugin.ma
 
 # backend NAME: backends/NAME/*.c, nothing of the daemon, its own libraries.
 define backend
-$(B)/backends/rdt_$(1).so: $(call obj,$(call srcs,backends/$(1))) $(patsubst %.cc,$(B)/obj/%.o,$(wildcard backends/$(1)/*.cc)) $(PLUGIN_O) $(LISTEN_O) $(B)/plugin.map $(B)/.sources
+$(B)/backends/rdt_$(1).so: $(call obj,$(call srcs,backends/$(1))) $(patsubst %.cc,$(B)/obj/%.o,$(wildcard backends/$(1)/*.cc)) $(PLUGIN_O) $(LISTEN_O) $(if $(filter $(CUDA_BACKENDS),$(1)),$(CUDA_O)) $(B)/plugin.map $(B)/.sources
 	$$(call say,LINK,$$@)
 	$(Q)mkdir -p $$(@D)
 	$(Q)$$(link_plugin) $(if $(BACKEND_PKGS_$(1)),$(call libs,$(BACKEND_PKGS_$(1)))) $(BACKEND_LIBS_$(1))
-$(B)/obj/backends/$(1)/%.o: OBJFLAGS += $(if $(BACKEND_PKGS_$(1)),$(call cflags,$(BACKEND_PKGS_$(1))))
+$(B)/obj/backends/$(1)/%.o: OBJFLAGS += $(if $(BACKEND_PKGS_$(1)),$(call cflags,$(BACKEND_PKGS_$(1)))) $(if $(filter $(CUDA_BACKENDS),$(1)),$(CUDA_CFLAGS))
 endef
 $(foreach b,$(BACKENDS),$(eval $(call backend,$(b))))
+$(CUDA_O): OBJFLAGS += $(CUDA_CFLAGS)
 
 $(LOOPBACK): $(call obj,$(call srcs,tests/loopback))
 $(GROUPED): $(call obj,$(filter-out %/backend.c,$(call srcs,tests/loopback)) $(call srcs,tests/grouped))
@@ -272,6 +296,17 @@ $(B)/tests/preload/fail_alloc.so: $(B)/obj/tests/preload/fail_alloc.o
 	$(Q)mkdir -p $(@D)
 	$(Q)$(CC) $(LDFLAGS_ALL) $(SHARED) -o $@ $^
 $(B)/obj/tests/preload/%.o: OBJFLAGS = -fPIC
+
+$(B)/tests/fake_cuda/libcuda.so.1: $(call obj,$(call srcs,tests/fake_cuda))
+$(B)/tests/fake_nccl/libnccl.so.2: $(call obj,$(call srcs,tests/fake_nccl)) $(B)/tests/fake_cuda/libcuda.so.1
+$(B)/tests/stub_cuda/libcuda.so.1: $(call obj,$(call srcs,tests/stub_cuda))
+$(FAKES): $(B)/.sources
+	$(call say,LINK,$@)
+	$(Q)mkdir -p $(@D)
+	$(Q)$(CC) $(LDFLAGS_ALL) $(SHARED) -Wl,-soname,$(@F) -o $@ $(filter %.o %.so.1,$^)
+$(B)/obj/tests/fake_cuda/%.o $(B)/obj/tests/fake_nccl/%.o $(B)/obj/tests/stub_cuda/%.o: WARNINGS := $(filter-out -Wmissing-prototypes -Wstrict-prototypes,$(WARNINGS))
+$(B)/obj/tests/fake_cuda/%.o $(B)/obj/tests/fake_nccl/%.o $(B)/obj/tests/stub_cuda/%.o: OBJFLAGS = -fPIC $(CUDA_CFLAGS)
+
 
 # ---- test programs ----
 
@@ -385,6 +420,15 @@ ucx-wheels:
 	    echo "RDT_UCX_PATH=$(CURDIR)/build/ucx/$$v/libucx/lib make test T=ucx"; \
 	done
 
+# The header of NVIDIA's driver, as it is packaged for Python. It may not be passed on: it stays in build/.
+cuda-headers:
+	@command -v pip >/dev/null || .ci/deps python3-pip
+	@if ! [ -e $(CUDA_FETCHED)/include/cuda.h ]; then \
+	    rm -rf build/cuda/$(CUDA_WHEEL) && mkdir -p build/cuda/$(CUDA_WHEEL) && \
+	    pip download -q --disable-pip-version-check --no-deps -d build/cuda/$(CUDA_WHEEL) nvidia-cuda-runtime==$(CUDA_WHEEL) && \
+	    python3 -m zipfile -e build/cuda/$(CUDA_WHEEL)/*.whl build/cuda/$(CUDA_WHEEL) && rm build/cuda/$(CUDA_WHEEL)/*.whl || exit 1; \
+	fi; echo '$(CUDA_FETCHED)/include/cuda.h'
+
 cov:
 	@.ci/deps gcovr
 	+@$(SUB) VARIANT=cov test-run
@@ -400,7 +444,7 @@ TIDY := $(subst $(empty) ,,-*,clang-analyzer-*,-clang-analyzer-security.insecure
 tidy: $(GEN_H)
 	@.ci/deps clang-tidy
 	@clang-tidy --quiet --checks='$(TIDY)' $(call srcs,proto client daemon $(BACKENDS:%=backends/%)) \
-	    -- -std=c11 $(CPPFLAGS_ALL) $(ALL_CFLAGS) $(UCX_CFLAGS)
+	    -- -std=c11 $(CPPFLAGS_ALL) $(ALL_CFLAGS) $(UCX_CFLAGS) $(CUDA_CFLAGS)
 
 # ---- install ----
 
@@ -457,6 +501,7 @@ help:
 	'make fault-matrix     every fault at every step, ROUNDS (100) times each; CELL=text: those whose name contains it' \
 	'make fuzz [TIME=60] [T=name]  the fuzz targets, or those whose name contains T, for TIME seconds each' \
 	'make cov              coverage of the tests' \
+	'make cuda-headers     the header of the CUDA driver, 2.3 MB, where no CUDA is installed: make then builds cuda and nccl too' \
 	'make ucx-wheels       newer UCX as packaged for Python, for the tests: says how to name one of them' \
 	'make format, tidy     clang-format in place, clang-tidy' \
 	'make install          into PREFIX (/usr/local); DESTDIR, libdir, sysconfdir, unitdir; `make uninstall` takes it back' \

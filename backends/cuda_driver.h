@@ -1,0 +1,66 @@
+/* NVIDIA's driver, loaded at run time: a table of the functions that are used, and the GPUs by UUID. Nothing is linked, and nothing of it
+ * is there on a machine that has no driver: cuda_driver_open then says so.
+ *
+ * Opening calls cuInit, which takes no memory of a GPU. Only cuda_gpu_enter does: it retains the GPU's primary context, which takes some
+ * hundred megabytes of it, until cuda_gpu_leave. No other context is ever made.
+ *
+ * Any thread. The members are called by the names of the driver's header, driver->cuMemAlloc(...), which turns them into those of the
+ * right version by macros of its own.
+ */
+#ifndef BACKENDS_CUDA_DRIVER_H
+#define BACKENDS_CUDA_DRIVER_H
+
+#include <cuda.h>
+#include <pthread.h>
+#include <stdbool.h>
+
+#include "rdt_status.h"
+
+#define CUDA_UUID_TEXT 41 /* "GPU-8c1f3b2a-....", as nvidia-smi shows it */
+#define CUDA_MAX_GPUS 64
+
+#define CUDA_FUNCTIONS(X)                                                                                                   \
+    X(cuInit) X(cuDriverGetVersion) X(cuGetErrorName) X(cuGetErrorString) X(cuDeviceGetCount) X(cuDeviceGet)                \
+    X(cuDeviceGetUuid) X(cuDeviceGetName) X(cuDeviceTotalMem) X(cuDeviceGetAttribute) X(cuDeviceCanAccessPeer)              \
+    X(cuDevicePrimaryCtxRetain) X(cuDevicePrimaryCtxRelease) X(cuCtxGetCurrent) X(cuCtxSetCurrent) X(cuCtxGetDevice)        \
+    X(cuCtxEnablePeerAccess) X(cuMemGetInfo) X(cuMemAlloc) X(cuMemFree) X(cuMemGetAddressRange) X(cuPointerGetAttribute)    \
+    X(cuMemGetAllocationGranularity) X(cuMemCreate) X(cuMemRelease) X(cuMemExportToShareableHandle)                         \
+    X(cuMemImportFromShareableHandle) X(cuMemAddressReserve) X(cuMemAddressFree) X(cuMemMap) X(cuMemUnmap)                  \
+    X(cuMemSetAccess) X(cuMemRetainAllocationHandle) X(cuIpcGetMemHandle) X(cuIpcOpenMemHandle) X(cuIpcCloseMemHandle)      \
+    X(cuMemHostRegister) X(cuMemHostUnregister) X(cuMemcpyAsync) X(cuMemcpyPeerAsync) X(cuMemsetD8Async) X(cuStreamCreate)  \
+    X(cuStreamDestroy) X(cuStreamQuery) X(cuStreamSynchronize) X(cuStreamWaitEvent) X(cuStreamGetCtx) X(cuLaunchHostFunc)   \
+    X(cuEventCreate) X(cuEventDestroy) X(cuEventRecord) X(cuEventQuery) X(cuEventSynchronize)
+
+struct cuda_gpu {
+    CUdevice device;
+    char uuid[CUDA_UUID_TEXT];
+    char name[64];
+    CUcontext context; /* NULL: not retained */
+};
+
+struct cuda_driver {
+#define CUDA_MEMBER(name) __typeof__(name) *name;
+    CUDA_FUNCTIONS(CUDA_MEMBER)
+#undef CUDA_MEMBER
+    int version; /* 13000 is 13.0 */
+    struct cuda_gpu gpu[CUDA_MAX_GPUS];
+    unsigned n_gpus;
+};
+
+/* The one table of this library or plug-in, valid for ever. UNSUPPORTED: there is no driver, only a stub of one, one that is too old, or
+ * no GPU; the sentence says which, and every later call the same. */
+enum rdt_status cuda_driver_open(struct cuda_driver **driver_p, struct rdt_error *err);
+
+/* By its UUID. NOT_FOUND names those that there are. */
+enum rdt_status cuda_gpu_find(struct cuda_driver *driver, const char *uuid, struct cuda_gpu **gpu_p, struct rdt_error *err);
+
+/* Makes its primary context the thread's current one. */
+enum rdt_status cuda_gpu_enter(struct cuda_driver *driver, struct cuda_gpu *gpu, struct rdt_error *err);
+
+/* Gives the context back: nobody uses the GPU by this table any more. */
+void cuda_gpu_leave(struct cuda_driver *driver, struct cuda_gpu *gpu);
+
+/* The driver's answer as a status, with `what` and the driver's own words in the sentence: NO_MEMORY, INVALID, UNSUPPORTED, SYSTEM. */
+enum rdt_status cuda_failed(const struct cuda_driver *driver, CUresult result, struct rdt_error *err, const char *what);
+
+#endif

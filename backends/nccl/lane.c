@@ -1,0 +1,567 @@
+/* See nccl.h. The thread of a GPU goes round: it ends groups, connects groups, hands the next operations to NCCL, and looks what has
+ * finished. It never waits inside NCCL or the driver, but for ncclCommAbort.
+ *
+ * Operations that stand next to one another in the queue, of one transfer and direction, go to NCCL as one group call. More would be wrong:
+ * a group call ends as a whole, and the counterpart of the next transfer may not be posted before this one has ended.
+ *
+ * NCCL knows no time-outs, and of a dead peer it hears late or never. The core has the clock: it closes the group, and ncclCommAbort ends
+ * the kernels; an operation ends only when the event behind its kernel has come.
+ */
+#include "backends/nccl/nccl.h"
+
+#include <errno.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+#define BATCH_MAX 64u
+#define BATCHES_UNDER_WAY 4u
+#define NAP_LEAST_NS 20000
+#define NAP_MOST_NS 2000000
+#define WHY_BYTES 320
+
+struct batch { /* what one group call holds */
+    struct ring ring;
+    struct party *party;
+    CUevent event;
+    bool enqueued;       /* NCCL has handed it to the stream, and the event stands behind it */
+    struct rdt_op *first; /* linked by priv[0] */
+};
+
+struct lane {
+    struct ring ring; /* nccl->lanes */
+    struct nccl *nccl;
+    struct cuda_gpu *gpu;
+    pthread_t thread;
+    pthread_mutex_t mutex;
+    pthread_cond_t more;
+    /* Under the mutex: */
+    struct rdt_op *first, **last; /* not begun, in the order in which they were posted; by priv[0] */
+    struct ring parties;
+    bool news, end;
+    /* The thread's: */
+    CUstream stream;
+    bool entered;
+    struct ring batches; /* in the stream's order; only the last one may be not enqueued yet */
+    unsigned n_batches;
+};
+
+/* priv of an op */
+static struct rdt_op **next_of(struct rdt_op *op)
+{
+    return (struct rdt_op **)&op->priv[0];
+}
+
+static struct side *side_of(const struct rdt_op *op)
+{
+    return op->priv[1];
+}
+
+static bool is_send(const struct rdt_op *op)
+{
+    return op->priv[2] != NULL;
+}
+
+static const struct nccl_api *api_of(const struct lane *lane)
+{
+    return lane->nccl->api;
+}
+
+/* ---- failing ---- */
+
+/* The mutex is not held. Once for each party, unless it is being closed. */
+static void fail(struct lane *lane, struct party *party, const char *why)
+{
+    bool tell;
+
+    (void)pthread_mutex_lock(&lane->mutex);
+    tell = !party->closing && party->state != PARTY_FAILED;
+    party->state = PARTY_FAILED;
+    (void)pthread_mutex_unlock(&lane->mutex);
+    if (tell)
+        lane->nccl->host.group_failed(party->ctx, RDT_TRANSPORT, why);
+}
+
+static void fail_nccl(struct lane *lane, struct party *party, const char *what, int error)
+{
+    const char *last = api_of(lane)->ncclGetLastError(party->comm);
+    char why[WHY_BYTES];
+
+    (void)snprintf(why, sizeof why, "%s: %s%s%.200s", what, api_of(lane)->ncclGetErrorString(error), last && last[0] ? ": " : "",
+                   last ? last : "");
+    for (char *at = why; *at; at++)
+        if ((unsigned char)*at < ' ')
+            *at = ' ';
+    fail(lane, party, why);
+}
+
+static void fail_cuda(struct lane *lane, struct party *party, const char *what, CUresult result)
+{
+    struct rdt_error err;
+
+    (void)cuda_failed(lane->nccl->driver, result, &err, what);
+    fail(lane, party, err.msg);
+}
+
+static void end_ops(struct lane *lane, struct rdt_op *first, enum rdt_status status)
+{
+    while (first) {
+        struct rdt_op *op = first;
+        first = *next_of(op);
+        lane->nccl->host.op_done(op, status, NULL);
+    }
+}
+
+/* ---- connecting ---- */
+
+static bool enter(struct lane *lane, struct party *party)
+{
+    struct cuda_driver *driver = lane->nccl->driver;
+    struct rdt_error err;
+    CUresult result;
+
+    if (lane->entered)
+        return true;
+    if (cuda_gpu_enter(driver, lane->gpu, &err) != RDT_OK) {
+        fail(lane, party, err.msg);
+        return false;
+    }
+    result = driver->cuStreamCreate(&lane->stream, CU_STREAM_NON_BLOCKING);
+    if (result != CUDA_SUCCESS) {
+        fail_cuda(lane, party, "a stream for NCCL", result);
+        cuda_gpu_leave(driver, lane->gpu);
+        return false;
+    }
+    return lane->entered = true;
+}
+
+/* The mutex is not held. */
+static void begin_connecting(struct lane *lane, struct party *party)
+{
+    struct nccl_config config = {sizeof config, NCCL_CONFIG_MAGIC, NCCL_CONFIG_VERSION, 0};
+    int error;
+
+    if (!enter(lane, party))
+        return;
+    (void)pthread_mutex_lock(&lane->mutex);
+    party->state = PARTY_CONNECTING;
+    (void)pthread_mutex_unlock(&lane->mutex);
+    error = api_of(lane)->ncclCommInitRankConfig(&party->comm, (int)party->size, party->id, (int)party->rank, &config);
+    if (error != NCCL_SUCCESS && error != NCCL_IN_PROGRESS)
+        fail_nccl(lane, party, "ncclCommInitRankConfig", error);
+}
+
+/* What NCCL says of the communicator now: SUCCESS, IN_PROGRESS, or it has failed, and the core knows. */
+static int ask(struct lane *lane, struct party *party, const char *what)
+{
+    int state = NCCL_SUCCESS, error = api_of(lane)->ncclCommGetAsyncError(party->comm, &state);
+
+    if (error == NCCL_SUCCESS)
+        error = state;
+    if (error != NCCL_SUCCESS && error != NCCL_IN_PROGRESS)
+        fail_nccl(lane, party, what, error);
+    return error;
+}
+
+static void go_on_connecting(struct lane *lane, struct party *party)
+{
+    bool tell;
+
+    if (ask(lane, party, "connecting") != NCCL_SUCCESS)
+        return;
+    (void)pthread_mutex_lock(&lane->mutex);
+    party->state = PARTY_READY;
+    tell = !party->closing;
+    (void)pthread_mutex_unlock(&lane->mutex);
+    if (tell)
+        lane->nccl->host.group_ready(party->ctx);
+}
+
+/* ---- batches ---- */
+
+static void batch_free(struct lane *lane, struct batch *batch)
+{
+    ring_remove(&batch->ring);
+    lane->n_batches--;
+    batch->party->n_batches--;
+    if (batch->event)
+        (void)lane->nccl->driver->cuEventDestroy(batch->event);
+    free(batch);
+}
+
+/* The next operations that go together; NULL: none, or they may not go yet. The mutex is held. */
+static struct rdt_op *take_batch(struct lane *lane, struct party **party_p)
+{
+    struct rdt_op *first = lane->first, *last = first;
+    unsigned n = 1;
+
+    if (!first || side_of(first)->party->state != PARTY_READY || side_of(first)->party->closing)
+        return NULL;
+    for (struct rdt_op *next; n < BATCH_MAX && (next = *next_of(last)) != NULL; n++, last = next)
+        if (side_of(next) != side_of(first) || next->transfer != first->transfer || is_send(next) != is_send(first))
+            break;
+    *party_p = side_of(first)->party;
+    lane->first = *next_of(last);
+    if (!lane->first)
+        lane->last = &lane->first;
+    *next_of(last) = NULL;
+    return first;
+}
+
+/* In the stream: the event that comes when its operations have ended. */
+static void record(struct lane *lane, struct batch *batch)
+{
+    CUresult result = lane->nccl->driver->cuEventRecord(batch->event, lane->stream);
+
+    batch->enqueued = true;
+    if (result != CUDA_SUCCESS)
+        fail_cuda(lane, batch->party, "an event behind NCCL's operations", result);
+}
+
+static void launch(struct lane *lane, struct party *party, struct rdt_op *first)
+{
+    const struct nccl_api *api = api_of(lane);
+    struct batch *batch = calloc(1, sizeof *batch);
+    CUresult result = CUDA_ERROR_OUT_OF_MEMORY;
+    int error = NCCL_SUCCESS, ended;
+
+    if (batch)
+        result = lane->nccl->driver->cuEventCreate(&batch->event, CU_EVENT_DISABLE_TIMING);
+    if (result != CUDA_SUCCESS) {
+        free(batch);
+        fail_cuda(lane, party, "an event for NCCL's operations", result);
+        end_ops(lane, first, RDT_TRANSPORT);
+        return;
+    }
+    batch->party = party;
+    batch->first = first;
+    ring_init(&batch->ring);
+    ring_append(&lane->batches, &batch->ring);
+    lane->n_batches++;
+    party->n_batches++;
+    error = api->ncclGroupStart();
+    for (struct rdt_op *op = first; op && (error == NCCL_SUCCESS || error == NCCL_IN_PROGRESS); op = *next_of(op)) {
+        int peer = (int)side_of(op)->rank;
+        if (is_send(op))
+            error = api->ncclSend(op->piece.addr, op->piece.bytes, NCCL_BYTES, peer, party->comm, lane->stream);
+        else
+            error = api->ncclRecv(op->piece.addr, op->piece.bytes, NCCL_BYTES, peer, party->comm, lane->stream);
+    }
+    ended = api->ncclGroupEnd();
+    if (error == NCCL_SUCCESS || error == NCCL_IN_PROGRESS)
+        error = ended;
+    if (error == NCCL_SUCCESS)
+        record(lane, batch);
+    else if (error != NCCL_IN_PROGRESS)
+        fail_nccl(lane, party, is_send(first) ? "sending" : "receiving", error); /* its operations end when it is aborted */
+}
+
+static bool is_launching(const struct lane *lane)
+{
+    const struct batch *last = ring_empty(&lane->batches) ? NULL : ring_of(lane->batches.prev, struct batch, ring);
+
+    return last && !last->enqueued;
+}
+
+/* Until NCCL has handed the last batch to the stream nothing else may be put there. */
+static void go_on_launching(struct lane *lane)
+{
+    struct batch *batch;
+
+    if (!is_launching(lane))
+        return;
+    batch = ring_of(lane->batches.prev, struct batch, ring);
+    if (batch->party->state != PARTY_FAILED && !batch->party->aborted && ask(lane, batch->party, "starting operations") == NCCL_SUCCESS)
+        record(lane, batch);
+}
+
+/* true: something has ended. */
+static bool reap(struct lane *lane)
+{
+    bool any = false;
+
+    for (struct ring *at = lane->batches.next, *next; at != &lane->batches; at = next) {
+        struct batch *batch = ring_of(at, struct batch, ring);
+        CUresult result;
+        next = at->next;
+        if (!batch->enqueued)
+            break;
+        result = lane->nccl->driver->cuEventQuery(batch->event);
+        if (result == CUDA_ERROR_NOT_READY)
+            break; /* those behind it have not come either */
+        if (result != CUDA_SUCCESS)
+            fail_cuda(lane, batch->party, "waiting for NCCL's operations", result);
+        /* What a failed communicator has done nobody knows: its operations end with its abort. */
+        if (batch->party->state == PARTY_FAILED && !batch->party->aborted)
+            continue;
+        end_ops(lane, batch->first, batch->party->aborted || result != CUDA_SUCCESS ? RDT_CANCELLED : RDT_OK);
+        batch_free(lane, batch);
+        any = true;
+    }
+    return any;
+}
+
+/* ---- closing ---- */
+
+static struct rdt_op *take_ops_of(struct lane *lane, const struct party *party)
+{
+    struct rdt_op *taken = NULL, **at = &lane->first;
+
+    while (*at) {
+        struct rdt_op *op = *at;
+        if (side_of(op)->party != party) {
+            at = next_of(op);
+            continue;
+        }
+        *at = *next_of(op);
+        *next_of(op) = taken;
+        taken = op;
+    }
+    lane->last = at;
+    return taken;
+}
+
+/* The mutex is not held. true: it is closed, and not the lane's any more. */
+static bool go_on_closing(struct lane *lane, struct party *party)
+{
+    struct rdt_op *ops;
+
+    if (!party->aborted) {
+        if (party->comm)
+            (void)api_of(lane)->ncclCommAbort(party->comm);
+        party->comm = NULL;
+        party->aborted = true;
+        for (struct ring *at = lane->batches.next; at != &lane->batches; at = at->next) {
+            struct batch *batch = ring_of(at, struct batch, ring);
+            if (batch->party == party && !batch->enqueued)
+                record(lane, batch); /* NCCL may have begun it all the same: behind whatever it has put there */
+        }
+        (void)pthread_mutex_lock(&lane->mutex);
+        ops = take_ops_of(lane, party);
+        (void)pthread_mutex_unlock(&lane->mutex);
+        end_ops(lane, ops, RDT_CANCELLED);
+        (void)reap(lane);
+    }
+    if (party->n_batches > 0)
+        return false;
+    (void)pthread_mutex_lock(&lane->mutex);
+    party->state = PARTY_CLOSED;
+    ring_remove(&party->ring);
+    (void)pthread_mutex_unlock(&lane->mutex);
+    lane->nccl->host.group_closed(party->ctx);
+    return true;
+}
+
+/* ---- the thread ---- */
+
+/* One step for one group; true: the list has changed. The mutex is not held: only this thread takes a party off the list, and group_connect
+ * adds at its end. */
+static bool look_at(struct lane *lane, struct party *party, bool *waits_p)
+{
+    enum party_state state;
+    bool closing;
+
+    (void)pthread_mutex_lock(&lane->mutex);
+    state = party->state;
+    closing = party->closing;
+    (void)pthread_mutex_unlock(&lane->mutex);
+    if (closing) {
+        *waits_p = true;
+        return go_on_closing(lane, party);
+    }
+    if (state == PARTY_WANTED)
+        begin_connecting(lane, party);
+    else if (state == PARTY_CONNECTING)
+        go_on_connecting(lane, party);
+    else if (state == PARTY_READY && party->n_batches > 0)
+        (void)ask(lane, party, "moving bytes");
+    *waits_p |= state == PARTY_WANTED || state == PARTY_CONNECTING;
+    return false;
+}
+
+static void look_at_all(struct lane *lane, bool *waits_p)
+{
+    struct ring *at;
+
+    (void)pthread_mutex_lock(&lane->mutex);
+    at = lane->parties.next;
+    while (at != &lane->parties) {
+        struct party *party = ring_of(at, struct party, ring);
+        struct ring *next = at->next;
+        (void)pthread_mutex_unlock(&lane->mutex);
+        (void)look_at(lane, party, waits_p);
+        (void)pthread_mutex_lock(&lane->mutex);
+        at = next;
+    }
+    (void)pthread_mutex_unlock(&lane->mutex);
+}
+
+static bool launch_next(struct lane *lane)
+{
+    struct party *party = NULL;
+    struct rdt_op *first;
+
+    if (is_launching(lane) || lane->n_batches >= BATCHES_UNDER_WAY)
+        return false;
+    (void)pthread_mutex_lock(&lane->mutex);
+    first = take_batch(lane, &party);
+    (void)pthread_mutex_unlock(&lane->mutex);
+    if (first)
+        launch(lane, party, first);
+    return first != NULL;
+}
+
+static void *run(void *arg)
+{
+    struct lane *lane = arg;
+    int64_t nap_ns = NAP_LEAST_NS;
+
+    for (;;) {
+        bool waits = false, moved;
+        look_at_all(lane, &waits);
+        go_on_launching(lane);
+        moved = launch_next(lane);
+        moved |= reap(lane);
+        nap_ns = moved ? NAP_LEAST_NS : nap_ns + nap_ns / 2;
+        if (nap_ns > NAP_MOST_NS)
+            nap_ns = NAP_MOST_NS;
+        (void)pthread_mutex_lock(&lane->mutex);
+        if (lane->end && ring_empty(&lane->parties))
+            break;
+        if (waits || lane->n_batches > 0) { /* neither NCCL nor an event tells anybody: ask again soon */
+            struct timespec until;
+            (void)clock_gettime(CLOCK_MONOTONIC, &until);
+            until.tv_nsec += nap_ns;
+            until.tv_sec += until.tv_nsec / 1000000000;
+            until.tv_nsec %= 1000000000;
+            (void)pthread_cond_timedwait(&lane->more, &lane->mutex, &until);
+        } else if (!moved && !lane->news) {
+            (void)pthread_cond_wait(&lane->more, &lane->mutex);
+            nap_ns = NAP_LEAST_NS;
+        }
+        lane->news = false;
+        (void)pthread_mutex_unlock(&lane->mutex);
+    }
+    (void)pthread_mutex_unlock(&lane->mutex);
+    if (lane->entered) {
+        (void)lane->nccl->driver->cuStreamDestroy(lane->stream);
+        cuda_gpu_leave(lane->nccl->driver, lane->gpu);
+    }
+    return NULL;
+}
+
+/* ---- the loop's side ---- */
+
+static void tell(struct lane *lane)
+{
+    lane->news = true;
+    (void)pthread_cond_signal(&lane->more);
+}
+
+enum rdt_status lane_get(struct nccl *nccl, const char *uuid, struct lane **lane_p, struct rdt_error *err)
+{
+    struct cuda_gpu *gpu;
+    struct lane *lane;
+    pthread_condattr_t monotonic;
+    sigset_t all, before;
+    int error;
+    enum rdt_status status = cuda_gpu_find(nccl->driver, uuid, &gpu, err);
+
+    if (status != RDT_OK)
+        return status;
+    for (struct ring *at = nccl->lanes.next; at != &nccl->lanes; at = at->next) {
+        lane = ring_of(at, struct lane, ring);
+        if (lane->gpu == gpu) {
+            *lane_p = lane;
+            return RDT_OK;
+        }
+    }
+    lane = calloc(1, sizeof *lane);
+    if (!lane)
+        return rdt_error_set(err, RDT_NO_MEMORY, "no memory for a GPU's queue");
+    lane->nccl = nccl;
+    lane->gpu = gpu;
+    lane->last = &lane->first;
+    ring_init(&lane->ring);
+    ring_init(&lane->parties);
+    ring_init(&lane->batches);
+    (void)pthread_mutex_init(&lane->mutex, NULL);
+    (void)pthread_condattr_init(&monotonic);
+    (void)pthread_condattr_setclock(&monotonic, CLOCK_MONOTONIC);
+    (void)pthread_cond_init(&lane->more, &monotonic);
+    (void)pthread_condattr_destroy(&monotonic);
+    (void)sigfillset(&all);
+    (void)pthread_sigmask(SIG_SETMASK, &all, &before);
+    error = pthread_create(&lane->thread, NULL, run, lane);
+    (void)pthread_sigmask(SIG_SETMASK, &before, NULL);
+    if (error) {
+        (void)pthread_cond_destroy(&lane->more);
+        (void)pthread_mutex_destroy(&lane->mutex);
+        free(lane);
+        return rdt_error_sys(err, error, "a thread for GPU %s", uuid);
+    }
+    ring_append(&nccl->lanes, &lane->ring);
+    *lane_p = lane;
+    return RDT_OK;
+}
+
+void lane_end(struct lane *lane)
+{
+    (void)pthread_mutex_lock(&lane->mutex);
+    lane->end = true;
+    tell(lane);
+    (void)pthread_mutex_unlock(&lane->mutex);
+    (void)pthread_join(lane->thread, NULL);
+    ring_remove(&lane->ring);
+    (void)pthread_cond_destroy(&lane->more);
+    (void)pthread_mutex_destroy(&lane->mutex);
+    free(lane);
+}
+
+struct lane *lane_first(const struct nccl *nccl)
+{
+    return ring_empty(&nccl->lanes) ? NULL : ring_of(nccl->lanes.next, struct lane, ring);
+}
+
+const char *lane_uuid(const struct lane *lane)
+{
+    return lane->gpu->uuid;
+}
+
+void lane_connect(struct lane *lane, struct party *party)
+{
+    (void)pthread_mutex_lock(&lane->mutex);
+    party->state = PARTY_WANTED;
+    ring_append(&lane->parties, &party->ring);
+    tell(lane);
+    (void)pthread_mutex_unlock(&lane->mutex);
+}
+
+void lane_close(struct lane *lane, struct party *party)
+{
+    (void)pthread_mutex_lock(&lane->mutex);
+    party->closing = true;
+    tell(lane);
+    (void)pthread_mutex_unlock(&lane->mutex);
+}
+
+enum rdt_status lane_post(struct lane *lane, struct side *side, struct rdt_op *op, bool send, struct rdt_error *err)
+{
+    enum rdt_status status = RDT_OK;
+
+    op->priv[0] = NULL;
+    op->priv[1] = side;
+    op->priv[2] = send ? lane : NULL;
+    (void)pthread_mutex_lock(&lane->mutex);
+    if (side->party->closing || side->party->state != PARTY_READY) {
+        status = rdt_error_set(err, RDT_TRANSPORT, "the group is being taken down");
+    } else {
+        *lane->last = op;
+        lane->last = next_of(op);
+        tell(lane);
+    }
+    (void)pthread_mutex_unlock(&lane->mutex);
+    return status;
+}

@@ -1,0 +1,223 @@
+/* The transport "nccl": the table, and groups as the core sees them. See nccl.h.
+ *
+ * Nothing is asked of NCCL or of a GPU before the first group: opening only looks whether library and driver are there.
+ *
+ * There is no cancel. What was handed to NCCL cannot be taken back, and of two ends that would both drop what they have queued neither
+ * knows how far the other has come: their next operations would meet the wrong counterparts. So an abort waits until both ends have done
+ * what they posted, or the core takes the group down.
+ */
+#include "backends/nccl/nccl.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <strings.h>
+
+/* ---- groups ---- */
+
+static enum rdt_status group_create(void *arg, const struct rdt_group_desc *desc, void *group_ctx, void **group_p,
+                                    struct rdt_error *err)
+{
+    struct nccl *nccl = arg;
+    const char *device = desc->members[desc->rank].device;
+    struct party *party;
+    enum rdt_status status;
+
+    if (!device[0])
+        return rdt_error_set(err, RDT_INVALID,
+                             "nccl moves GPU memory only: name the GPU (its UUID) of the member of rank %u, as of every other",
+                             desc->rank);
+    party = calloc(1, sizeof *party);
+    if (party)
+        party->sides = calloc(desc->size, sizeof *party->sides);
+    if (!party || !party->sides) {
+        free(party);
+        return rdt_error_set(err, RDT_NO_MEMORY, "no memory for a group of %u ranks", desc->size);
+    }
+    status = lane_get(nccl, device, &party->lane, err);
+    if (status != RDT_OK) {
+        free(party->sides);
+        free(party);
+        return status;
+    }
+    party->nccl = nccl;
+    party->ctx = group_ctx;
+    party->rank = desc->rank;
+    party->size = desc->size;
+    ring_init(&party->ring);
+    for (uint32_t i = 0; i < desc->size; i++)
+        party->sides[i] = (struct side){party, i};
+    *group_p = party;
+    return RDT_OK;
+}
+
+static void group_destroy(void *arg)
+{
+    struct party *party = arg;
+
+    free(party->sides);
+    free(party);
+}
+
+/* Rank 0 gives the name under which all ranks meet. It takes NCCL a millisecond, and leaves a listening socket of NCCL's there. */
+static enum rdt_status group_offer(void *arg, uint8_t blob[RDT_GROUP_OFFER_MAX_BYTES], size_t *bytes_p, struct rdt_error *err)
+{
+    struct party *party = arg;
+    int error;
+
+    *bytes_p = 0;
+    if (party->rank != 0)
+        return RDT_OK;
+    error = party->nccl->api->ncclGetUniqueId(&party->id);
+    if (error != NCCL_SUCCESS)
+        return rdt_error_set(err, RDT_TRANSPORT, "ncclGetUniqueId: %s", party->nccl->api->ncclGetErrorString(error));
+    memcpy(blob, &party->id, sizeof party->id);
+    *bytes_p = sizeof party->id;
+    return RDT_OK;
+}
+
+static enum rdt_status group_connect(void *arg, const void *const *blobs, const size_t *bytes, struct rdt_error *err)
+{
+    struct party *party = arg;
+
+    if (bytes[0] != sizeof party->id)
+        return rdt_error_set(err, RDT_PROTOCOL, "the offer of rank 0 is not one of nccl: %zu bytes", bytes[0]);
+    memcpy(&party->id, blobs[0], sizeof party->id);
+    party->connected = true;
+    lane_connect(party->lane, party);
+    return RDT_OK;
+}
+
+static void *group_conn(void *arg, uint32_t rank)
+{
+    return &((struct party *)arg)->sides[rank];
+}
+
+static void group_close(void *arg)
+{
+    struct party *party = arg;
+
+    if (party->connected)
+        lane_close(party->lane, party);
+    else
+        party->nccl->host.group_closed(party->ctx);
+}
+
+/* ---- operations ---- */
+
+static uint32_t sides(void *conn, const char *memory_kind)
+{
+    (void)conn;
+    return strcasecmp(memory_kind, "cuda") == 0 ? RDT_TWO_SIDED : 0;
+}
+
+static enum rdt_status post_send(void *arg, struct rdt_op *op, struct rdt_error *err)
+{
+    return lane_post(((struct side *)arg)->party->lane, arg, op, true, err);
+}
+
+static enum rdt_status post_recv(void *arg, struct rdt_op *op, struct rdt_error *err)
+{
+    return lane_post(((struct side *)arg)->party->lane, arg, op, false, err);
+}
+
+/* All that this rank does stands in its GPU's one queue, wherever the memory is. */
+static const char *queue(void *arg, const char *memory_kind, const char *device)
+{
+    (void)device;
+    return strcasecmp(memory_kind, "cuda") == 0 ? lane_uuid(((struct side *)arg)->party->lane) : NULL;
+}
+
+/* ---- the transport ---- */
+
+/* NCCL takes its interfaces from the environment only, and what somebody has set there goes first. "=": these very ones, not all that
+ * begin so. */
+static enum rdt_status set_interfaces(const char *interfaces, struct rdt_error *err)
+{
+    char text[256];
+
+    if (!interfaces || !interfaces[0] || getenv("NCCL_SOCKET_IFNAME"))
+        return RDT_OK;
+    if (snprintf(text, sizeof text, "=%s", interfaces) >= (int)sizeof text || setenv("NCCL_SOCKET_IFNAME", text, 1))
+        return rdt_error_set(err, RDT_LIMIT, "NCCL_SOCKET_IFNAME cannot be set to the interfaces");
+    return RDT_OK;
+}
+
+static enum rdt_status transport_open(const struct rdt_host *host, void **transport_p, struct rdt_error *err)
+{
+    const char *trusted = host->config(host->ctx, "trusted_network");
+    struct cuda_driver *driver;
+    const struct nccl_api *api;
+    struct nccl *nccl;
+    enum rdt_status status = nccl_api_open(&api, err);
+
+    if (status == RDT_OK)
+        status = cuda_driver_open(&driver, err);
+    if (status != RDT_OK)
+        return status;
+    if (!trusted || strcmp(trusted, "yes") != 0)
+        return rdt_error_set(err, RDT_UNSUPPORTED,
+                             "NCCL neither authenticates nor encrypts; set trusted_network = yes if only trusted machines reach its "
+                             "interfaces");
+    status = set_interfaces(host->config(host->ctx, "interfaces"), err);
+    if (status != RDT_OK)
+        return status;
+    nccl = calloc(1, sizeof *nccl);
+    if (!nccl)
+        return rdt_error_set(err, RDT_NO_MEMORY, "no memory for the transport");
+    nccl->host = *host;
+    nccl->driver = driver;
+    nccl->api = api;
+    ring_init(&nccl->lanes);
+    *transport_p = nccl;
+    return RDT_OK;
+}
+
+static void transport_close(void *arg)
+{
+    struct nccl *nccl = arg;
+
+    for (struct lane *lane; (lane = lane_first(nccl)) != NULL;)
+        lane_end(lane);
+    free(nccl);
+}
+
+static const char *transport_version(void *arg)
+{
+    return ((struct nccl *)arg)->api->version;
+}
+
+static const char *const memory_kinds[] = {"cuda", NULL};
+
+static const struct rdt_transport_ops transport_ops = {
+    .struct_size = sizeof transport_ops,
+    .name = "nccl",
+    .memory_kinds = memory_kinds,
+    .speed = 120,
+    .open = transport_open,
+    .close = transport_close,
+    .version = transport_version,
+    .sides = sides,
+    .post_send = post_send,
+    .post_recv = post_recv,
+    .queue = queue,
+    .group_create = group_create,
+    .group_offer = group_offer,
+    .group_connect = group_connect,
+    .group_conn = group_conn,
+    .group_close = group_close,
+    .group_destroy = group_destroy,
+};
+
+static const struct rdt_backend backend = {
+    .abi_version = RDT_BACKEND_ABI,
+    .struct_size = sizeof backend,
+    .name = "nccl",
+    .version = "0.1.0",
+    .transport = &transport_ops,
+};
+
+const struct rdt_backend *rdt_backend_init(void)
+{
+    return &backend;
+}

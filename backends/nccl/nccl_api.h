@@ -1,0 +1,52 @@
+/* NCCL, loaded at run time: what is used of its interface, declared here, because its own header needs three packages and the library is
+ * 218 MB. nccl_api.c holds the declarations against nccl.h where that is installed. From NCCL 2.14 on.
+ */
+#ifndef NCCL_API_H
+#define NCCL_API_H
+
+#include <stddef.h>
+
+#include "backends/cuda_driver.h"
+
+struct nccl_id { /* ncclUniqueId */
+    char bytes[128];
+};
+
+struct nccl_config { /* ncclConfig_t of 2.14: a later library takes what it lacks for unset */
+    size_t size;
+    unsigned magic, version;
+    int blocking;
+};
+#define NCCL_CONFIG_MAGIC 0xcafebeefu
+#define NCCL_CONFIG_VERSION 21400u
+
+enum { NCCL_SUCCESS = 0, NCCL_IN_PROGRESS = 7 };
+enum { NCCL_BYTES = 1 }; /* ncclUint8 */
+
+typedef struct ncclComm *nccl_comm;
+
+#define NCCL_FUNCTIONS(X)                                                                                   \
+    X(ncclGetVersion, int, (int *version_p))                                                                \
+    X(ncclGetUniqueId, int, (struct nccl_id *id_p))                                                         \
+    X(ncclCommInitRankConfig, int, (nccl_comm *comm_p, int size, struct nccl_id id, int rank, struct nccl_config *config)) \
+    X(ncclCommGetAsyncError, int, (nccl_comm comm, int *error_p))                                           \
+    X(ncclCommAbort, int, (nccl_comm comm))                                                                 \
+    X(ncclGetErrorString, const char *, (int error))                                                        \
+    X(ncclGetLastError, const char *, (nccl_comm comm))                                                     \
+    X(ncclGroupStart, int, (void))                                                                          \
+    X(ncclGroupEnd, int, (void))                                                                            \
+    X(ncclSend, int, (const void *from, size_t count, int type, int peer, nccl_comm comm, CUstream stream)) \
+    X(ncclRecv, int, (void *to, size_t count, int type, int peer, nccl_comm comm, CUstream stream))
+
+struct nccl_api {
+#define NCCL_MEMBER(name, result, arguments) result(*name) arguments;
+    NCCL_FUNCTIONS(NCCL_MEMBER)
+#undef NCCL_MEMBER
+    char version[24]; /* "2.28.9" */
+};
+
+/* The one table of this plug-in, valid for ever. UNSUPPORTED says what is missing, and every later call the same. Starts nothing: NCCL has
+ * no thread and no socket before its first ncclGetUniqueId. */
+enum rdt_status nccl_api_open(const struct nccl_api **api_p, struct rdt_error *err);
+
+#endif

@@ -1,0 +1,240 @@
+/* Devices and contexts of the fake driver. */
+#include "tests/fake_cuda/fake_cuda.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+struct fake_gpu fake_gpu[FAKE_MAX_GPUS];
+int fake_gpus;
+pthread_mutex_t fake_mutex = PTHREAD_MUTEX_INITIALIZER;
+
+static bool started;
+static _Thread_local int current = -1;
+
+long fake_setting(const char *name, long fallback)
+{
+    const char *text = getenv(name);
+
+    return text && text[0] ? strtol(text, NULL, 0) : fallback;
+}
+
+static CUcontext context_of(CUdevice device)
+{
+    return (CUcontext)&fake_gpu[device];
+}
+
+static int device_of(CUcontext context)
+{
+    return (int)((struct fake_gpu *)context - fake_gpu);
+}
+
+bool fake_has_context(CUdevice device)
+{
+    bool has;
+
+    pthread_mutex_lock(&fake_mutex);
+    has = device >= 0 && fake_gpu[device].retained > 0;
+    pthread_mutex_unlock(&fake_mutex);
+    return has;
+}
+
+CUdevice fake_current(void)
+{
+    return current >= 0 && fake_has_context(current) ? current : -1;
+}
+
+CUresult cuInit(unsigned flags)
+{
+    long answer = fake_setting("FAKE_CUDA_INIT", 0);
+
+    if (flags || answer)
+        return flags ? CUDA_ERROR_INVALID_VALUE : (CUresult)answer;
+    pthread_mutex_lock(&fake_mutex);
+    if (!started) {
+        fake_gpus = (int)fake_setting("FAKE_CUDA_GPUS", 2);
+        if (fake_gpus > FAKE_MAX_GPUS)
+            fake_gpus = FAKE_MAX_GPUS;
+        for (int i = 0; i < fake_gpus; i++)
+            fake_gpu[i].total = (size_t)fake_setting("FAKE_CUDA_MIB", 1024) << 20;
+        started = true;
+    }
+    pthread_mutex_unlock(&fake_mutex);
+    return CUDA_SUCCESS;
+}
+
+static bool is_gpu(CUdevice device)
+{
+    return started && device >= 0 && device < fake_gpus;
+}
+
+CUresult cuDriverGetVersion(int *version_p)
+{
+    *version_p = (int)fake_setting("FAKE_CUDA_VERSION", 13000);
+    return CUDA_SUCCESS;
+}
+
+CUresult cuGetErrorName(CUresult error, const char **text_p)
+{
+    static _Thread_local char text[40];
+
+    (void)snprintf(text, sizeof text, "FAKE_CUDA_ERROR_%d", (int)error);
+    *text_p = text;
+    return CUDA_SUCCESS;
+}
+
+CUresult cuGetErrorString(CUresult error, const char **text_p)
+{
+    *text_p = error == CUDA_ERROR_OUT_OF_MEMORY ? "out of memory (of the fake)" : "an error of the fake driver";
+    return CUDA_SUCCESS;
+}
+
+CUresult cuDeviceGetCount(int *count_p)
+{
+    if (!started)
+        return CUDA_ERROR_NOT_INITIALIZED;
+    *count_p = fake_gpus;
+    return CUDA_SUCCESS;
+}
+
+CUresult cuDeviceGet(CUdevice *device_p, int ordinal)
+{
+    if (!is_gpu(ordinal))
+        return CUDA_ERROR_INVALID_DEVICE;
+    *device_p = ordinal;
+    return CUDA_SUCCESS;
+}
+
+CUresult cuDeviceGetUuid(CUuuid *uuid_p, CUdevice device)
+{
+    if (!is_gpu(device))
+        return CUDA_ERROR_INVALID_DEVICE;
+    memset(uuid_p, 0, sizeof *uuid_p);
+    memcpy(uuid_p->bytes, "fake", 4);
+    uuid_p->bytes[15] = (char)(device + 1);
+    return CUDA_SUCCESS;
+}
+
+CUresult cuDeviceGetName(char *name, int size, CUdevice device)
+{
+    if (!is_gpu(device))
+        return CUDA_ERROR_INVALID_DEVICE;
+    (void)snprintf(name, (size_t)size, "FAKE GPU %d (memfd)", device);
+    return CUDA_SUCCESS;
+}
+
+CUresult cuDeviceTotalMem(size_t *bytes_p, CUdevice device)
+{
+    if (!is_gpu(device))
+        return CUDA_ERROR_INVALID_DEVICE;
+    *bytes_p = fake_gpu[device].total;
+    return CUDA_SUCCESS;
+}
+
+CUresult cuDeviceGetAttribute(int *value_p, CUdevice_attribute attribute, CUdevice device)
+{
+    if (!is_gpu(device))
+        return CUDA_ERROR_INVALID_DEVICE;
+    switch ((int)attribute) {
+    case CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED:
+    case CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED:
+        *value_p = !getenv("FAKE_CUDA_NO_VMM");
+        break;
+    case CU_DEVICE_ATTRIBUTE_UNIFIED_ADDRESSING:
+    case CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPPORTED:
+        *value_p = 1;
+        break;
+    default:
+        *value_p = 0;
+        break;
+    }
+    return CUDA_SUCCESS;
+}
+
+CUresult cuDeviceCanAccessPeer(int *can_p, CUdevice device, CUdevice peer)
+{
+    if (!is_gpu(device) || !is_gpu(peer))
+        return CUDA_ERROR_INVALID_DEVICE;
+    *can_p = device != peer && !getenv("FAKE_CUDA_NO_PEER");
+    return CUDA_SUCCESS;
+}
+
+CUresult cuDevicePrimaryCtxRetain(CUcontext *context_p, CUdevice device)
+{
+    if (!is_gpu(device))
+        return CUDA_ERROR_INVALID_DEVICE;
+    pthread_mutex_lock(&fake_mutex);
+    fake_gpu[device].retained++;
+    pthread_mutex_unlock(&fake_mutex);
+    *context_p = context_of(device);
+    return CUDA_SUCCESS;
+}
+
+CUresult cuDevicePrimaryCtxRelease(CUdevice device)
+{
+    CUresult result = CUDA_ERROR_INVALID_CONTEXT;
+
+    if (!is_gpu(device))
+        return CUDA_ERROR_INVALID_DEVICE;
+    pthread_mutex_lock(&fake_mutex);
+    if (fake_gpu[device].retained > 0) {
+        fake_gpu[device].retained--;
+        result = CUDA_SUCCESS;
+    }
+    pthread_mutex_unlock(&fake_mutex);
+    return result;
+}
+
+CUresult cuDevicePrimaryCtxGetState(CUdevice device, unsigned *flags_p, int *active_p)
+{
+    if (!is_gpu(device))
+        return CUDA_ERROR_INVALID_DEVICE;
+    *flags_p = 0;
+    *active_p = fake_has_context(device);
+    return CUDA_SUCCESS;
+}
+
+CUresult cuCtxSetCurrent(CUcontext context)
+{
+    if (!started)
+        return CUDA_ERROR_NOT_INITIALIZED;
+    if (context && !fake_has_context(device_of(context)))
+        return CUDA_ERROR_CONTEXT_IS_DESTROYED;
+    current = context ? device_of(context) : -1;
+    return CUDA_SUCCESS;
+}
+
+CUresult cuCtxGetCurrent(CUcontext *context_p)
+{
+    *context_p = current >= 0 ? context_of(current) : NULL;
+    return CUDA_SUCCESS;
+}
+
+CUresult cuCtxGetDevice(CUdevice *device_p)
+{
+    if (fake_current() < 0)
+        return CUDA_ERROR_INVALID_CONTEXT;
+    *device_p = current;
+    return CUDA_SUCCESS;
+}
+
+CUresult cuCtxEnablePeerAccess(CUcontext peer, unsigned flags)
+{
+    (void)flags;
+    if (fake_current() < 0 || !peer)
+        return CUDA_ERROR_INVALID_CONTEXT;
+    return getenv("FAKE_CUDA_NO_PEER") ? CUDA_ERROR_PEER_ACCESS_UNSUPPORTED : CUDA_SUCCESS;
+}
+
+CUresult cuMemGetInfo(size_t *free_p, size_t *total_p)
+{
+    CUdevice device = fake_current();
+
+    if (device < 0)
+        return CUDA_ERROR_INVALID_CONTEXT;
+    pthread_mutex_lock(&fake_mutex);
+    *total_p = fake_gpu[device].total;
+    *free_p = fake_gpu[device].total - fake_gpu[device].used;
+    pthread_mutex_unlock(&fake_mutex);
+    return CUDA_SUCCESS;
+}

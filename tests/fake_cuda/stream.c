@@ -1,0 +1,342 @@
+/* Streams and events of the fake driver. A stream is a thread; what is queued there is done in order. The default stream (NULL) of each GPU
+ * is one like any other. */
+#include "tests/fake_cuda/fake_cuda.h"
+
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+enum work_kind { WORK_COPY, WORK_SET, WORK_RECORD, WORK_AWAIT, WORK_CALL };
+
+struct fake_event {
+    uint64_t recorded, done; /* under `mutex` */
+    unsigned refs;
+};
+
+struct work {
+    enum work_kind kind;
+    CUdeviceptr to, from;
+    size_t bytes;
+    unsigned char value;
+    struct fake_event *event;
+    uint64_t number;
+    CUhostFn call;
+    void *arg;
+    struct work *next;
+};
+
+struct fake_stream {
+    CUdevice device;
+    pthread_t thread;
+    struct work *first, **last;
+    uint64_t queued, done;
+    bool end;
+};
+
+static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER; /* of all streams and events */
+static pthread_cond_t change = PTHREAD_COND_INITIALIZER;
+static struct fake_stream *defaults[FAKE_MAX_GPUS];
+static _Thread_local bool in_call; /* a host function may not call the driver */
+
+static char *reach(CUdeviceptr address, size_t bytes)
+{
+    return fake_is_device(address) ? fake_cuda_reach(address, bytes) : (char *)address;
+}
+
+static void event_unref(struct fake_event *event)
+{
+    if (--event->refs == 0)
+        free(event);
+}
+
+static void take_time(void)
+{
+    static long us = -1;
+
+    if (us < 0)
+        us = fake_setting("FAKE_CUDA_COPY_US", 0);
+    if (us > 0)
+        (void)clock_nanosleep(CLOCK_MONOTONIC, 0, &(struct timespec){us / 1000000, us % 1000000 * 1000}, NULL);
+}
+
+static void do_work(struct work *work)
+{
+    char *to, *from;
+
+    switch (work->kind) {
+    case WORK_COPY:
+        take_time();
+        to = reach(work->to, work->bytes);
+        from = reach(work->from, work->bytes);
+        if (!to || !from)
+            abort(); /* freed while a copy was queued: what a real driver answers by a fault of the whole context */
+        memmove(to, from, work->bytes);
+        break;
+    case WORK_SET:
+        to = reach(work->to, work->bytes);
+        if (!to)
+            abort();
+        memset(to, work->value, work->bytes);
+        break;
+    case WORK_CALL:
+        in_call = true;
+        work->call(work->arg);
+        in_call = false;
+        break;
+    default:
+        break;
+    }
+}
+
+static void *run(void *arg)
+{
+    struct fake_stream *stream = arg;
+
+    pthread_mutex_lock(&mutex);
+    for (;;) {
+        struct work *work;
+        while (!stream->first && !stream->end)
+            pthread_cond_wait(&change, &mutex);
+        work = stream->first;
+        if (!work)
+            break;
+        if (work->kind == WORK_AWAIT)
+            while (work->event->done < work->number)
+                pthread_cond_wait(&change, &mutex);
+        pthread_mutex_unlock(&mutex);
+        do_work(work);
+        pthread_mutex_lock(&mutex);
+        if (work->kind == WORK_RECORD && work->event->done < work->number)
+            work->event->done = work->number;
+        if (work->event)
+            event_unref(work->event);
+        stream->first = work->next;
+        if (!stream->first)
+            stream->last = &stream->first;
+        stream->done++;
+        free(work);
+        pthread_cond_broadcast(&change);
+    }
+    pthread_mutex_unlock(&mutex);
+    return NULL;
+}
+
+static struct fake_stream *stream_new(CUdevice device)
+{
+    struct fake_stream *stream = calloc(1, sizeof *stream);
+
+    if (!stream)
+        return NULL;
+    stream->device = device;
+    stream->last = &stream->first;
+    if (pthread_create(&stream->thread, NULL, run, stream)) {
+        free(stream);
+        return NULL;
+    }
+    return stream;
+}
+
+/* NULL: the default one of the thread's context. */
+static struct fake_stream *stream_of(CUstream given)
+{
+    CUdevice device = fake_current();
+    struct fake_stream *stream = (struct fake_stream *)given;
+
+    if (device < 0 || in_call)
+        return NULL;
+    if (given && given != CU_STREAM_LEGACY && given != CU_STREAM_PER_THREAD)
+        return stream;
+    pthread_mutex_lock(&mutex);
+    if (!defaults[device])
+        defaults[device] = stream_new(device);
+    stream = defaults[device];
+    pthread_mutex_unlock(&mutex);
+    return stream;
+}
+
+static CUresult queue(CUstream given, const struct work *values)
+{
+    struct fake_stream *stream = stream_of(given);
+    struct work *work = stream ? malloc(sizeof *work) : NULL;
+
+    if (!work)
+        return CUDA_ERROR_INVALID_CONTEXT;
+    *work = *values;
+    work->next = NULL;
+    pthread_mutex_lock(&mutex);
+    if (work->kind == WORK_RECORD)
+        work->number = ++work->event->recorded;
+    if (work->kind == WORK_AWAIT)
+        work->number = work->event->recorded;
+    if (work->event)
+        work->event->refs++;
+    *stream->last = work;
+    stream->last = &work->next;
+    stream->queued++;
+    pthread_cond_broadcast(&change);
+    pthread_mutex_unlock(&mutex);
+    return CUDA_SUCCESS;
+}
+
+CUresult cuStreamCreate(CUstream *stream_p, unsigned flags)
+{
+    struct fake_stream *stream;
+
+    (void)flags;
+    if (fake_current() < 0)
+        return CUDA_ERROR_INVALID_CONTEXT;
+    stream = stream_new(fake_current());
+    *stream_p = (CUstream)stream;
+    return stream ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
+}
+
+CUresult cuStreamDestroy(CUstream given)
+{
+    struct fake_stream *stream = (struct fake_stream *)given;
+
+    pthread_mutex_lock(&mutex);
+    stream->end = true;
+    pthread_cond_broadcast(&change);
+    pthread_mutex_unlock(&mutex);
+    (void)pthread_join(stream->thread, NULL);
+    free(stream);
+    return CUDA_SUCCESS;
+}
+
+CUresult cuStreamQuery(CUstream given)
+{
+    struct fake_stream *stream = stream_of(given);
+    bool idle;
+
+    if (!stream)
+        return CUDA_ERROR_INVALID_CONTEXT;
+    pthread_mutex_lock(&mutex);
+    idle = stream->done == stream->queued;
+    pthread_mutex_unlock(&mutex);
+    return idle ? CUDA_SUCCESS : CUDA_ERROR_NOT_READY;
+}
+
+CUresult cuStreamSynchronize(CUstream given)
+{
+    struct fake_stream *stream = stream_of(given);
+    uint64_t until;
+
+    if (!stream)
+        return CUDA_ERROR_INVALID_CONTEXT;
+    pthread_mutex_lock(&mutex);
+    until = stream->queued;
+    while (stream->done < until)
+        pthread_cond_wait(&change, &mutex);
+    pthread_mutex_unlock(&mutex);
+    return CUDA_SUCCESS;
+}
+
+CUresult cuStreamGetCtx(CUstream given, CUcontext *context_p)
+{
+    struct fake_stream *stream = stream_of(given);
+
+    if (!stream)
+        return CUDA_ERROR_INVALID_CONTEXT;
+    *context_p = (CUcontext)&fake_gpu[stream->device];
+    return CUDA_SUCCESS;
+}
+
+CUresult cuStreamWaitEvent(CUstream stream, CUevent event, unsigned flags)
+{
+    (void)flags;
+    return queue(stream, &(struct work){.kind = WORK_AWAIT, .event = (struct fake_event *)event});
+}
+
+CUresult cuLaunchHostFunc(CUstream stream, CUhostFn call, void *arg)
+{
+    return queue(stream, &(struct work){.kind = WORK_CALL, .call = call, .arg = arg});
+}
+
+CUresult cuEventCreate(CUevent *event_p, unsigned flags)
+{
+    struct fake_event *event = fake_current() < 0 || in_call ? NULL : calloc(1, sizeof *event);
+
+    (void)flags;
+    if (!event)
+        return CUDA_ERROR_INVALID_CONTEXT;
+    event->refs = 1;
+    *event_p = (CUevent)event;
+    return CUDA_SUCCESS;
+}
+
+CUresult cuEventDestroy(CUevent event)
+{
+    pthread_mutex_lock(&mutex);
+    event_unref((struct fake_event *)event);
+    pthread_mutex_unlock(&mutex);
+    return CUDA_SUCCESS;
+}
+
+CUresult cuEventRecord(CUevent event, CUstream stream)
+{
+    return queue(stream, &(struct work){.kind = WORK_RECORD, .event = (struct fake_event *)event});
+}
+
+CUresult cuEventQuery(CUevent given)
+{
+    struct fake_event *event = (struct fake_event *)given;
+    bool done;
+
+    if (in_call)
+        return CUDA_ERROR_NOT_PERMITTED;
+    pthread_mutex_lock(&mutex);
+    done = event->done >= event->recorded;
+    pthread_mutex_unlock(&mutex);
+    return done ? CUDA_SUCCESS : CUDA_ERROR_NOT_READY;
+}
+
+CUresult cuEventSynchronize(CUevent given)
+{
+    struct fake_event *event = (struct fake_event *)given;
+    uint64_t until;
+
+    if (in_call)
+        return CUDA_ERROR_NOT_PERMITTED;
+    pthread_mutex_lock(&mutex);
+    until = event->recorded;
+    while (event->done < until)
+        pthread_cond_wait(&change, &mutex);
+    pthread_mutex_unlock(&mutex);
+    return CUDA_SUCCESS;
+}
+
+/* ---- copies ---- */
+
+CUresult cuMemcpyAsync(CUdeviceptr to, CUdeviceptr from, size_t bytes, CUstream stream)
+{
+    if (bytes > 0 && (!reach(to, bytes) || !reach(from, bytes)))
+        return CUDA_ERROR_INVALID_VALUE;
+    return queue(stream, &(struct work){.kind = WORK_COPY, .to = to, .from = from, .bytes = bytes});
+}
+
+CUresult cuMemcpyPeerAsync(CUdeviceptr to, CUcontext to_context, CUdeviceptr from, CUcontext from_context, size_t bytes, CUstream stream)
+{
+    if (!to_context || !from_context)
+        return CUDA_ERROR_INVALID_CONTEXT;
+    return cuMemcpyAsync(to, from, bytes, stream);
+}
+
+CUresult cuMemcpy2DAsync(const CUDA_MEMCPY2D *copy, CUstream stream)
+{
+    CUdeviceptr to = copy->dstMemoryType == CU_MEMORYTYPE_HOST ? (CUdeviceptr)copy->dstHost : copy->dstDevice;
+    CUdeviceptr from = copy->srcMemoryType == CU_MEMORYTYPE_HOST ? (CUdeviceptr)copy->srcHost : copy->srcDevice;
+    CUresult result = CUDA_SUCCESS;
+
+    if (copy->WidthInBytes > copy->dstPitch || copy->WidthInBytes > copy->srcPitch)
+        return CUDA_ERROR_INVALID_VALUE;
+    for (size_t row = 0; result == CUDA_SUCCESS && row < copy->Height; row++)
+        result = cuMemcpyAsync(to + row * copy->dstPitch, from + row * copy->srcPitch, copy->WidthInBytes, stream);
+    return result;
+}
+
+CUresult cuMemsetD8Async(CUdeviceptr to, unsigned char value, size_t bytes, CUstream stream)
+{
+    if (bytes > 0 && (!fake_is_device(to) || !reach(to, bytes)))
+        return CUDA_ERROR_INVALID_VALUE;
+    return queue(stream, &(struct work){.kind = WORK_SET, .to = to, .bytes = bytes, .value = value});
+}

@@ -1,0 +1,341 @@
+/* A FAKE of NCCL, for tests on machines without a GPU: a libnccl.so.2 whose communicators are Unix sockets, over the fake driver of
+ * tests/fake_cuda. It keeps the rules that a caller of NCCL has to obey: non-blocking communicators, operations in the order of a stream,
+ * matched by order alone, no end but by abort once the other rank is gone. Sends say how long they are, so that a receive which meets the
+ * wrong one is an error here.
+ *
+ * FAKE_NCCL_VERSION (22809); FAKE_NCCL_HANG (set: communicators are never ready).
+ */
+#include <errno.h>
+#include <fcntl.h>
+#include <poll.h>
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/random.h>
+#include <sys/socket.h>
+#include <sys/un.h>
+#include <unistd.h>
+
+#include "backends/nccl/nccl_api.h"
+
+void *fake_cuda_reach(CUdeviceptr address, size_t bytes);
+
+enum { INVALID_ARGUMENT = 4, INVALID_USAGE = 5, REMOTE_ERROR = 6, SYSTEM_ERROR = 2 };
+#define SHOW __attribute__((visibility("default")))
+
+struct link { /* to another rank */
+    int fd;
+};
+
+struct ncclComm {
+    int rank, size;
+    char name[40];
+    pthread_t thread;
+    struct link *links; /* [size] */
+    int listener;
+    atomic_int state; /* what ncclCommGetAsyncError says */
+    atomic_bool abort;
+    atomic_uint refs; /* the caller's, its thread's, one for each group call in a stream */
+};
+
+struct move {
+    bool send;
+    int peer;
+    char *at;
+    uint64_t bytes, head, done, head_done;
+    struct move *next;
+};
+
+struct call { /* one group call of one communicator */
+    struct ncclComm *comm;
+    CUstream stream;
+    struct move *moves, **last;
+    struct call *next;
+};
+
+static _Thread_local struct call *calls; /* of the open group */
+static _Thread_local int depth;
+
+static void unref(struct ncclComm *comm)
+{
+    if (atomic_fetch_sub(&comm->refs, 1) != 1)
+        return;
+    for (int i = 0; i < comm->size; i++)
+        if (comm->links[i].fd >= 0)
+            (void)close(comm->links[i].fd);
+    if (comm->listener >= 0)
+        (void)close(comm->listener);
+    free(comm->links);
+    free(comm);
+}
+
+static void failed(struct ncclComm *comm, int error)
+{
+    int good = NCCL_SUCCESS, coming = NCCL_IN_PROGRESS;
+
+    if (!atomic_compare_exchange_strong(&comm->state, &good, error))
+        (void)atomic_compare_exchange_strong(&comm->state, &coming, error);
+}
+
+/* ---- connecting ---- */
+
+static socklen_t address_of(const struct ncclComm *comm, int rank, struct sockaddr_un *address)
+{
+    memset(address, 0, sizeof *address);
+    address->sun_family = AF_UNIX;
+    return (socklen_t)(offsetof(struct sockaddr_un, sun_path) + 1 +
+                       (size_t)snprintf(address->sun_path + 1, sizeof address->sun_path - 1, "fake-nccl-%s-%d", comm->name, rank));
+}
+
+static int connect_to(struct ncclComm *comm, int rank)
+{
+    struct sockaddr_un address;
+    socklen_t bytes = address_of(comm, rank, &address);
+
+    while (!atomic_load(&comm->abort)) {
+        int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
+        if (connect(fd, (struct sockaddr *)&address, bytes) == 0 && write(fd, &comm->rank, sizeof comm->rank) == sizeof comm->rank)
+            return fd;
+        (void)close(fd);
+        (void)poll(NULL, 0, 1);
+    }
+    return -1;
+}
+
+static void *run(void *arg)
+{
+    struct ncclComm *comm = arg;
+    int missing = comm->size - 1 - comm->rank;
+
+    for (int i = 0; i < comm->rank; i++)
+        comm->links[i].fd = connect_to(comm, i);
+    while (missing > 0 && !atomic_load(&comm->abort)) {
+        struct pollfd waits = {.fd = comm->listener, .events = POLLIN};
+        int fd, rank = -1;
+        if (poll(&waits, 1, 10) <= 0)
+            continue;
+        fd = accept4(comm->listener, NULL, NULL, SOCK_CLOEXEC);
+        if (fd >= 0 && read(fd, &rank, sizeof rank) == sizeof rank && rank > comm->rank && rank < comm->size) {
+            comm->links[rank].fd = fd;
+            missing--;
+        } else if (fd >= 0) {
+            (void)close(fd);
+        }
+    }
+    for (int i = 0; i < comm->size; i++)
+        if (comm->links[i].fd >= 0)
+            (void)fcntl(comm->links[i].fd, F_SETFL, O_NONBLOCK);
+    if (!atomic_load(&comm->abort) && !getenv("FAKE_NCCL_HANG")) {
+        int coming = NCCL_IN_PROGRESS;
+        (void)atomic_compare_exchange_strong(&comm->state, &coming, NCCL_SUCCESS);
+    }
+    unref(comm);
+    return NULL;
+}
+
+/* ---- moving: in the stream ---- */
+
+/* One way of one pair, in order. false: nothing more can come. */
+static bool go_on(struct ncclComm *comm, struct move *move)
+{
+    int fd = comm->links[move->peer].fd;
+
+    while (move->head_done < sizeof move->head || move->done < move->bytes) {
+        bool head = move->head_done < sizeof move->head;
+        char *at = head ? (char *)&move->head + move->head_done : move->at + move->done;
+        size_t left = head ? sizeof move->head - move->head_done : move->bytes - move->done;
+        ssize_t n = move->send ? send(fd, at, left, MSG_NOSIGNAL) : recv(fd, at, left, 0);
+        if (n < 0 && (errno == EAGAIN || errno == EINTR))
+            return true;
+        if (n <= 0)
+            return false;
+        *(head ? &move->head_done : &move->done) += (size_t)n;
+        if (head && move->head_done == sizeof move->head && move->head != move->bytes) {
+            (void)fprintf(stderr, "fake nccl: a receive of %llu bytes met a send of %llu\n", (unsigned long long)move->bytes,
+                          (unsigned long long)move->head);
+            return false;
+        }
+    }
+    return true;
+}
+
+static void work(void *arg)
+{
+    struct call *call = arg;
+    struct ncclComm *comm = call->comm;
+    bool left = true, lost = false;
+
+    while (left && !atomic_load(&comm->abort)) {
+        left = false;
+        for (struct move *move = call->moves; move; move = move->next) {
+            bool first = true;
+            for (const struct move *before = call->moves; before != move; before = before->next)
+                first &= before->send != move->send || before->peer != move->peer ||
+                         (before->done == before->bytes && before->head_done == sizeof before->head);
+            if (first && !lost && !go_on(comm, move)) {
+                failed(comm, REMOTE_ERROR);
+                lost = true; /* and it hangs, until it is aborted */
+            }
+            left |= move->done < move->bytes || move->head_done < sizeof move->head;
+        }
+        if (left)
+            (void)poll(NULL, 0, lost ? 5 : 1);
+    }
+    while (call->moves) {
+        struct move *move = call->moves;
+        call->moves = move->next;
+        free(move);
+    }
+    free(call);
+    unref(comm);
+}
+
+/* ---- what a caller sees ---- */
+
+SHOW int ncclGetVersion(int *version_p)
+{
+    const char *text = getenv("FAKE_NCCL_VERSION");
+
+    *version_p = text ? atoi(text) : 22809;
+    return NCCL_SUCCESS;
+}
+
+SHOW int ncclGetUniqueId(struct nccl_id *id_p)
+{
+    uint8_t bytes[16];
+
+    memset(id_p, 0, sizeof *id_p);
+    if (getrandom(bytes, sizeof bytes, 0) != sizeof bytes)
+        return SYSTEM_ERROR;
+    for (unsigned i = 0; i < sizeof bytes; i++)
+        (void)snprintf(id_p->bytes + 2 * (size_t)i, 3, "%02x", bytes[i]);
+    return NCCL_SUCCESS;
+}
+
+SHOW int ncclCommInitRankConfig(nccl_comm *comm_p, int size, struct nccl_id id, int rank, struct nccl_config *config)
+{
+    struct ncclComm *comm;
+    struct sockaddr_un address;
+    socklen_t bytes;
+
+    *comm_p = NULL;
+    if (config->magic != NCCL_CONFIG_MAGIC || config->blocking != 0 || size < 1 || rank < 0 || rank >= size || !memchr(id.bytes, 0, 40))
+        return INVALID_ARGUMENT;
+    comm = calloc(1, sizeof *comm);
+    if (!comm || !(comm->links = calloc((size_t)size, sizeof *comm->links))) {
+        free(comm);
+        return SYSTEM_ERROR;
+    }
+    comm->rank = rank;
+    comm->size = size;
+    (void)snprintf(comm->name, sizeof comm->name, "%.39s", id.bytes);
+    for (int i = 0; i < size; i++)
+        comm->links[i].fd = -1;
+    atomic_init(&comm->state, NCCL_IN_PROGRESS);
+    atomic_init(&comm->refs, 2);
+    comm->listener = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    bytes = address_of(comm, rank, &address);
+    if (bind(comm->listener, (struct sockaddr *)&address, bytes) || listen(comm->listener, size) ||
+        pthread_create(&comm->thread, NULL, run, comm)) {
+        atomic_store(&comm->refs, 1);
+        unref(comm);
+        return SYSTEM_ERROR;
+    }
+    (void)pthread_detach(comm->thread);
+    *comm_p = comm;
+    return NCCL_IN_PROGRESS;
+}
+
+SHOW int ncclCommGetAsyncError(nccl_comm comm, int *error_p)
+{
+    *error_p = atomic_load(&comm->state);
+    return NCCL_SUCCESS;
+}
+
+SHOW int ncclCommAbort(nccl_comm comm)
+{
+    atomic_store(&comm->abort, true);
+    for (int i = 0; atomic_load(&comm->state) != NCCL_IN_PROGRESS && i < comm->size; i++)
+        if (comm->links[i].fd >= 0)
+            (void)shutdown(comm->links[i].fd, SHUT_RDWR);
+    unref(comm);
+    return NCCL_SUCCESS;
+}
+
+SHOW const char *ncclGetErrorString(int error)
+{
+    return error == REMOTE_ERROR ? "remote process exited or there was a network error (of the fake)" : "an error of the fake NCCL";
+}
+
+SHOW const char *ncclGetLastError(nccl_comm comm)
+{
+    (void)comm;
+    return "";
+}
+
+SHOW int ncclGroupStart(void)
+{
+    depth++;
+    return NCCL_SUCCESS;
+}
+
+SHOW int ncclGroupEnd(void)
+{
+    int result = NCCL_SUCCESS;
+
+    if (--depth > 0)
+        return NCCL_SUCCESS;
+    while (calls) {
+        struct call *call = calls;
+        calls = call->next;
+        atomic_fetch_add(&call->comm->refs, 1);
+        if (cuLaunchHostFunc(call->stream, work, call) != CUDA_SUCCESS) {
+            failed(call->comm, SYSTEM_ERROR);
+            unref(call->comm);
+        }
+        result = NCCL_IN_PROGRESS; /* as it may; it is there when somebody asks */
+    }
+    return result;
+}
+
+static int add(bool send, void *at, size_t bytes, int type, int peer, nccl_comm comm, CUstream stream)
+{
+    struct call *call = calls;
+    struct move *move;
+
+    if (type != NCCL_BYTES || peer < 0 || peer >= comm->size || peer == comm->rank || !depth)
+        return INVALID_USAGE;
+    if (!fake_cuda_reach((CUdeviceptr)at, bytes))
+        return INVALID_ARGUMENT;
+    while (call && call->comm != comm)
+        call = call->next;
+    if (!call) {
+        call = calloc(1, sizeof *call);
+        if (!call)
+            return SYSTEM_ERROR;
+        *call = (struct call){.comm = comm, .stream = stream, .next = calls};
+        call->last = &call->moves;
+        calls = call;
+    }
+    move = calloc(1, sizeof *move);
+    if (!move)
+        return SYSTEM_ERROR;
+    *move = (struct move){.send = send, .peer = peer, .at = fake_cuda_reach((CUdeviceptr)at, bytes), .bytes = bytes,
+                          .head = send ? bytes : 0};
+    *call->last = move;
+    call->last = &move->next;
+    return NCCL_SUCCESS;
+}
+
+SHOW int ncclSend(const void *from, size_t count, int type, int peer, nccl_comm comm, CUstream stream)
+{
+    return add(true, (void *)(uintptr_t)from, count, type, peer, comm, stream);
+}
+
+SHOW int ncclRecv(void *to, size_t count, int type, int peer, nccl_comm comm, CUstream stream)
+{
+    return add(false, to, count, type, peer, comm, stream);
+}

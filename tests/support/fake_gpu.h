@@ -1,0 +1,24 @@
+/* The fake driver (tests/fake_cuda) and the fake NCCL (tests/fake_nccl) for a test: in its own process, or in a daemon's. No test that uses
+ * them says anything about a real GPU.
+ */
+#ifndef TESTS_SUPPORT_FAKE_GPU_H
+#define TESTS_SUPPORT_FAKE_GPU_H
+
+#include <stdbool.h>
+
+#define FAKE_GPU_0 "GPU-66616b65-0000-0000-0000-000000000001"
+#define FAKE_GPU_1 "GPU-66616b65-0000-0000-0000-000000000002"
+
+/* Was built with cuda.h at hand; else the test is skipped. */
+bool fake_gpu_built(void);
+
+/* From now on whoever in this process loads libcuda.so.1 or libnccl.so.2 gets the fake. */
+void *fake_gpu_load(void); /* the fake driver */
+void fake_nccl_load(void);
+
+/* "LD_LIBRARY_PATH=...", for a daemon's environment; static storage. */
+const char *fake_gpu_env(void);
+const char *fake_nccl_env(void); /* and the fake NCCL */
+const char *stub_cuda_env(void); /* a driver that is only the toolkit's stub */
+
+#endif

@@ -1,0 +1,38 @@
+/* The little of NVIDIA's driver that a test needs itself, by dlsym: the fake's if fake_gpu_load came before, else the machine's. A call that
+ * the driver refuses fails the test. Memory is addresses of the device: only gpu_write and gpu_read touch it.
+ */
+#ifndef TESTS_SUPPORT_GPU_H
+#define TESTS_SUPPORT_GPU_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+bool gpu_there(const char **why_p); /* false: no driver, or no GPU */
+unsigned gpu_count(void);
+const char *gpu_uuid(unsigned gpu); /* static storage */
+
+void gpu_use(unsigned gpu); /* makes its primary context this thread's */
+size_t gpu_free_bytes(void); /* of the one in use */
+
+void *gpu_alloc(size_t bytes); /* cuMemAlloc: can be shared by a legacy handle only */
+void gpu_free(void *addr);
+/* cuMemCreate, in chunks of so many bytes (a multiple of 2 MiB) that are mapped next to one another; exportable: by fd. */
+void *gpu_alloc_chunks(size_t chunk_bytes, unsigned n, bool exportable);
+void gpu_free_chunks(void *addr, size_t chunk_bytes, unsigned n);
+
+void gpu_write(void *to, const void *from, size_t bytes); /* and waits */
+void gpu_read(void *to, const void *from, size_t bytes);
+void gpu_fill(void *to, size_t bytes, uint32_t seed); /* check.h's pattern */
+bool gpu_holds(const void *from, size_t bytes, uint32_t seed);
+
+/* A stream that stands still until the gate is opened: what is queued behind it has not happened before. */
+struct gpu_gate;
+void *gpu_stream_create(void);
+void gpu_stream_wait(void *stream);
+void gpu_stream_destroy(void *stream);
+struct gpu_gate *gpu_hold(void *stream);
+void gpu_open(struct gpu_gate *gate); /* and frees it, later */
+void gpu_copy_in_stream(void *to, const void *from, size_t bytes, void *stream);
+
+#endif
