@@ -20,7 +20,7 @@ static struct path_candidate *add(struct path_decision *decision, enum path_kind
     candidate = &decision->candidates[decision->n++];
     candidate->kind = kind;
     candidate->possible = true;
-    candidate->unfit = false;
+    candidate->unfit = candidate->strange = false;
     candidate->one_sided = false;
     candidate->speed = speed;
     candidate->reason[0] = '\0';
@@ -106,6 +106,10 @@ static void remote(const struct path_query *query, struct path_decision *decisio
         if (query->preferred[0] && strcasecmp(query->preferred, offer->name) == 0)
             candidate->speed =
                 speed + 200 < SPEED_INLINE ? speed + 200 : SPEED_INLINE - 1; /* before speed, never before the reader's wish */
+        if (!offer->moves_source)
+            reject(candidate, "it does not read %s memory", query->source_memory);
+        if (!offer->moves_target)
+            reject(candidate, "it does not write %s memory", query->target_memory);
         if (offer->group_why_not)
             reject(candidate, "%s", offer->group_why_not);
         if (offer->here_why_not)
@@ -115,11 +119,8 @@ static void remote(const struct path_query *query, struct path_decision *decisio
         if (candidate->possible && strcmp(offer->here_version, offer->there_version) != 0)
             reject(candidate, "the library's versions differ: %s here, %s on the other node", offer->here_version,
                    offer->there_version);
-        if (!offer->moves_source)
-            reject(candidate, "it does not read %s memory", query->source_memory);
-        if (!offer->moves_target)
-            reject(candidate, "it does not write %s memory", query->target_memory);
-        candidate->unfit = offer->group_why_not || !offer->moves_source || !offer->moves_target;
+        candidate->strange = !offer->moves_source || !offer->moves_target;
+        candidate->unfit = offer->group_why_not || candidate->strange;
         if (!offer->connected && offer->group)
             reject(candidate, "group %s is being rebuilt", offer->group);
         if (!offer->connected)
@@ -233,10 +234,10 @@ enum rdt_status path_choose(const struct path_query *query, struct path_decision
         decision->passed_over = passed_over(decision);
         return RDT_OK;
     }
-    for (unsigned pass = 0; pass < 2; pass++) /* what could be mended first */
+    for (unsigned pass = 0; pass < 3; pass++) /* what could be mended first */
         for (unsigned i = 0; i < decision->n; i++) {
             size_t used = strlen(all);
-            if ((decision->candidates[i].kind == PATH_TRANSPORT) == (pass == 0))
+            if ((decision->candidates[i].kind != PATH_TRANSPORT ? 2u : decision->candidates[i].strange ? 1u : 0u) == pass)
                 (void)snprintf(all + used, sizeof all - used, "%s%s: %s", used ? "; " : "", decision->candidates[i].name,
                                decision->candidates[i].reason);
         }

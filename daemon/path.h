@@ -19,6 +19,7 @@ struct path_candidate {
     char name[65]; /* "local/share", "inline", "ucx" */
     bool possible; /* false: rejected, and why */
     bool unfit;    /* ruled out by what the caller wishes, or by the memory: it would not be taken however well all is */
+    bool strange;  /* a transport that does not move this memory at all */
     bool one_sided;
     uint32_t speed;   /* higher is better */
     char reason[192]; /* in words a person would use */
