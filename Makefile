@@ -99,6 +99,7 @@ LIBRDT := $(B)/librdt.so.$(VERSION)
 PROGRAMS := $(if $(wildcard daemon/main.c),$(B)/rdtd) $(if $(wildcard client/rdtctl.c),$(B)/rdtctl)
 LOOPBACK := $(if $(wildcard tests/loopback/*.c),$(B)/tests/rdt_loopback.so)
 GROUPED  := $(B)/tests/rdt_grouped.so
+FAKE     := $(B)/tests/rdt_fake.so # devices that are memfds
 VOID     := $(B)/tests/rdt_void.so
 FROZEN   := $(B)/tests/rdt_v1.so # of version 1 of the plug-in interface, with the headers of its day
 PRELOAD := $(if $(filter release,$(VARIANT)),$(B)/tests/preload/fail_alloc.so) # the sanitizers have an allocator of their own
@@ -177,7 +178,7 @@ BACKEND_SO := $(BACKENDS:%=$(B)/backends/rdt_%.so)
 .SUFFIXES:
 
 all: $(PROGRAMS) $(CHECK) $(LIBRDT) $(B)/librdt.a $(BACKEND_SO) $(PY_EXT)
-tests: all $(UNIT) $(INTEG) $(FUZZ) $(FAULT) $(LOOPBACK) $(GROUPED) $(FROZEN) $(BROKEN) $(PRELOAD) $(if $(CUDA_INC),$(FAKES))
+tests: all $(UNIT) $(INTEG) $(FUZZ) $(FAULT) $(LOOPBACK) $(GROUPED) $(FAKE) $(FROZEN) $(BROKEN) $(PRELOAD) $(if $(CUDA_INC),$(FAKES))
 benches: all $(BENCH)
 
 # A stamp changes when its text does: other flags, other sources or other paths rebuild what depends on them.
@@ -194,7 +195,7 @@ $(eval $(call stamp,paths,$(backenddir) $(conffile)))
 OBJFLAGS = -fPIE
 $(B)/obj/gen/%.o: WARNINGS =
 $(B)/obj/gen/%.o $(B)/obj/proto/%.o $(B)/obj/client/%.o: OBJFLAGS = -fPIC -fno-semantic-interposition
-$(B)/obj/backends/%.o $(B)/obj/tests/loopback/%.o $(B)/obj/tests/grouped/%.o $(B)/obj/tests/fuzz/void/%.o $(B)/obj/tests/abi/v1/%.o $(B)/obj/tests/conformance/broken/%.o: OBJFLAGS = -fPIC -fno-semantic-interposition
+$(B)/obj/backends/%.o $(B)/obj/tests/loopback/%.o $(B)/obj/tests/grouped/%.o $(B)/obj/tests/fake_device/%.o $(B)/obj/tests/fuzz/void/%.o $(B)/obj/tests/abi/v1/%.o $(B)/obj/tests/conformance/broken/%.o: OBJFLAGS = -fPIC -fno-semantic-interposition
 $(B)/obj/tests/bench/%.o: OBJFLAGS = -fPIE $(UCX_CFLAGS)
 $(B)/obj/daemon/options.o: OBJFLAGS = -fPIE -DRDT_BACKEND_DIR='"$(backenddir)"' -DRDT_CONFIG_FILE='"$(conffile)"'
 $(B)/obj/daemon/options.o: $(B)/.paths
@@ -283,10 +284,11 @@ $(CUDA_O): OBJFLAGS += $(CUDA_CFLAGS)
 $(LOOPBACK): $(call obj,$(call srcs,tests/loopback))
 $(GROUPED): $(call obj,$(filter-out %/backend.c,$(call srcs,tests/loopback)) $(call srcs,tests/grouped))
 $(VOID): $(call obj,$(call srcs,tests/fuzz/void))
-$(LOOPBACK) $(GROUPED) $(VOID): $(PLUGIN_O)
+$(FAKE): $(call obj,$(call srcs,tests/fake_device))
+$(LOOPBACK) $(GROUPED) $(VOID) $(FAKE): $(PLUGIN_O)
 $(FROZEN): $(call obj,$(call srcs,tests/abi/v1))
 $(BROKEN): $(call obj,$(call srcs,tests/conformance/broken) tests/abi/v1/memory.c tests/abi/v1/transport.c)
-$(LOOPBACK) $(GROUPED) $(VOID) $(FROZEN) $(BROKEN): $(B)/plugin.map $(B)/.sources
+$(LOOPBACK) $(GROUPED) $(VOID) $(FAKE) $(FROZEN) $(BROKEN): $(B)/plugin.map $(B)/.sources
 	$(call say,LINK,$@)
 	$(Q)mkdir -p $(@D)
 	$(Q)$(link_plugin)

@@ -167,7 +167,7 @@ struct rdt_export {
     size_t handle_bytes;
 };
 
-/* since 1.3: one piece of a copy: `rows` runs of `bytes`, which begin to_step and from_step bytes after one another (1 row: no matter). */
+/* since 1.3: one piece of a copy: `rows` runs of `bytes`, which begin to_step and from_step bytes after one another, at least `bytes` each (1 row: no matter). */
 struct rdt_copy_piece {
     void *to;
     const void *from;

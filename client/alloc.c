@@ -4,6 +4,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <stdlib.h>
+#include <strings.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -144,6 +145,17 @@ static void forget_stale_imports(rdt *conn, const struct mapping *fresh)
     }
 }
 
+enum rdt_status alloc_offer(rdt *conn, struct mapping *take_mapping, struct rdt_error *err)
+{
+    enum rdt_status status;
+
+    forget_stale_imports(conn, take_mapping);
+    status = memory_offer(&conn->memory, take_mapping, err);
+    if (status != RDT_OK)
+        alloc_give_back(conn, take_mapping);
+    return status;
+}
+
 enum rdt_status rdt_alloc(rdt *conn, size_t bytes, void **addr_p, struct rdt_error *err)
 {
     return rdt_alloc_with(conn, bytes, NULL, addr_p, err);
@@ -168,17 +180,17 @@ enum rdt_status rdt_alloc_with(rdt *conn, size_t bytes, const struct rdt_alloc_o
     deadline_ns = own.timeout_ns < 0 || own.timeout_ns > INT64_MAX - CALL_MEMORY_TIMEOUT_NS
                       ? CLOCK_NEVER
                       : clock_deadline_ns(own.timeout_ns + CALL_MEMORY_TIMEOUT_NS);
-    status = alloc_region(conn, bytes, own.timeout_ns, deadline_ns, &mapping, err);
+    if (own.memory && strcasecmp(own.memory, "host") != 0)
+        status = alloc_on_device(conn, bytes, &own, deadline_ns, &mapping, err);
+    else
+        status = alloc_region(conn, bytes, own.timeout_ns, deadline_ns, &mapping, err);
     if (status != RDT_OK)
         return status;
 
     connection_lock(conn);
-    forget_stale_imports(conn, mapping);
-    status = memory_offer(&conn->memory, mapping, err);
+    status = alloc_offer(conn, mapping, err);
     if (status == RDT_OK)
         *addr_p = mapping->addr;
-    else
-        alloc_give_back(conn, mapping);
     connection_unlock(conn);
     return status;
 }
@@ -207,7 +219,7 @@ static enum rdt_status check_import(int fd, const void *addr, size_t bytes, stru
     return RDT_OK;
 }
 
-static enum rdt_status check_unknown(rdt *conn, const void *addr, size_t bytes, struct rdt_error *err)
+enum rdt_status alloc_check_unknown(rdt *conn, const void *addr, size_t bytes, struct rdt_error *err)
 {
     struct mapping *other;
     enum rdt_status status = RDT_OK;
@@ -249,7 +261,7 @@ enum rdt_status rdt_import(rdt *conn, int fd, void *addr, size_t bytes, struct r
     if (status == RDT_OK)
         status = check_import(fd, addr, bytes, err);
     if (status == RDT_OK)
-        status = check_unknown(conn, addr, bytes, err);
+        status = alloc_check_unknown(conn, addr, bytes, err);
     if (status != RDT_OK)
         return status;
     request.kind = RDT__PB__REGION_KIND__REGION_KIND_MEMFD;

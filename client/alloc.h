@@ -9,9 +9,20 @@
 enum rdt_status alloc_region(rdt *conn, size_t bytes, int64_t room_ns, int64_t deadline_ns, struct mapping **mapping_p,
                              struct rdt_error *err);
 
+/* With the lock: known from now on at its address; the reference is taken, also on an error, when it is given back. What the caller had
+ * imported there and unmapped behind our back is forgotten. */
+enum rdt_status alloc_offer(rdt *conn, struct mapping *take_mapping, struct rdt_error *err);
+
+/* INVALID: a part of it is known already. */
+enum rdt_status alloc_check_unknown(rdt *conn, const void *addr, size_t bytes, struct rdt_error *err);
+
 /* With the lock: tells the daemon that the session no longer has the region, and drops the reference once the daemon
  * has heard it. Until then an object that is fetched may still come as "the region that you have". */
 void alloc_give_back(rdt *conn, struct mapping *take_mapping);
+
+/* device.c: the same on a device. */
+enum rdt_status alloc_on_device(rdt *conn, size_t bytes, const struct rdt_alloc_options *options, int64_t deadline_ns,
+                                struct mapping **mapping_p, struct rdt_error *err);
 
 /* REGION_GONE, with the lock. */
 void alloc_on_gone(rdt *conn, struct frame *frame);

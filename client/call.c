@@ -15,7 +15,7 @@ struct waiting { /* on the caller's stack, in the table until its frame came */
     enum rdt_message type;
     const ProtobufCMessageDescriptor *reply_type;
     ProtobufCMessage *reply;
-    int fd;
+    struct call_got got;
     bool done;
     struct rdt_error err; /* status: how it ended */
 };
@@ -42,9 +42,9 @@ static void on_frame(rdt *conn, struct pending *pending, struct frame *frame)
         waiting->reply = protobuf_c_message_unpack(waiting->reply_type, NULL, frame->length, frame->payload);
         if (waiting->reply && waiting->type == RDT_MSG_WATCH)
             watch_begin(conn); /* here, for the first events may be in the same read */
-        if (waiting->reply)
-            waiting->fd = frame_take_fd(frame, 0);
-        else
+        for (unsigned i = 0; waiting->reply && i < frame->nfds; i++)
+            waiting->got.fds[waiting->got.n_fds++] = frame_take_fd(frame, i);
+        if (!waiting->reply)
             (void)rdt_error_set(&waiting->err, RDT_PROTOCOL, "rdtd's answer to %s cannot be read", type_name(waiting->type));
     }
     waiting->done = true;
@@ -100,47 +100,77 @@ static void wait_for(rdt *conn, struct waiting *waiting, int64_t deadline_ns)
                             (double)(clock_now_ns() - start_ns) / 1e9);
 }
 
-enum rdt_status call_fds(rdt *conn, enum rdt_message type, const ProtobufCMessage *request, int send_fd,
-                         const ProtobufCMessageDescriptor *reply_type, int64_t deadline_ns, ProtobufCMessage **reply_p,
-                         int *fd_p, struct rdt_error *err)
+void call_got_close(struct call_got *got)
 {
-    struct waiting waiting = {.pending.ops = &ops, .type = type, .reply_type = reply_type, .fd = -1};
-    enum rdt_status status = connection_check(conn, err);
-    int take_fd = -1;
+    while (got->n_fds > 0)
+        (void)close(got->fds[--got->n_fds]);
+}
 
+static enum rdt_status duplicate(const int *fds, unsigned n, struct call_got *copies, struct rdt_error *err)
+{
+    for (copies->n_fds = 0; copies->n_fds < n; copies->n_fds++) {
+        copies->fds[copies->n_fds] = fcntl(fds[copies->n_fds], F_DUPFD_CLOEXEC, 0);
+        if (copies->fds[copies->n_fds] < 0) {
+            (void)rdt_error_sys(err, errno, "cannot duplicate fd %d to send it", fds[copies->n_fds]);
+            call_got_close(copies);
+            return RDT_SYSTEM;
+        }
+    }
+    return RDT_OK;
+}
+
+enum rdt_status call_many(rdt *conn, enum rdt_message type, const ProtobufCMessage *request, const int *send_fds, unsigned n_send,
+                          const ProtobufCMessageDescriptor *reply_type, int64_t deadline_ns, ProtobufCMessage **reply_p,
+                          struct call_got *got_p, struct rdt_error *err)
+{
+    struct waiting waiting = {.pending.ops = &ops, .type = type, .reply_type = reply_type};
+    struct call_got sent = {.n_fds = 0};
+    enum rdt_status status = connection_check(conn, err);
+
+    if (status == RDT_OK)
+        status = duplicate(send_fds, n_send, &sent, err);
     if (status != RDT_OK)
         return status;
-    if (send_fd >= 0) {
-        take_fd = fcntl(send_fd, F_DUPFD_CLOEXEC, 0);
-        if (take_fd < 0)
-            return rdt_error_sys(err, errno, "cannot duplicate fd %d to send it", send_fd);
-    }
 
     connection_lock(conn);
     waiting.pending.id = connection_id(conn);
-    status = connection_send(conn, type, waiting.pending.id, request, take_fd, false, err);
+    status = connection_send_fds(conn, type, waiting.pending.id, request, sent.fds, sent.n_fds, false, err);
     if (status == RDT_OK)
         wait_for(conn, &waiting, deadline_ns);
     connection_unlock(conn);
 
     if (status != RDT_OK) {
-        if (take_fd >= 0)
-            (void)close(take_fd);
+        call_got_close(&sent);
         return status;
     }
     if (waiting.err.status != RDT_OK) {
+        call_got_close(&waiting.got);
         if (err)
             *err = waiting.err;
         return waiting.err.status;
     }
-    if (fd_p)
-        *fd_p = waiting.fd;
-    else if (waiting.fd >= 0)
-        (void)close(waiting.fd);
+    *got_p = waiting.got;
     if (reply_p)
         *reply_p = waiting.reply;
     else
         protobuf_c_message_free_unpacked(waiting.reply, NULL);
+    return RDT_OK;
+}
+
+enum rdt_status call_fds(rdt *conn, enum rdt_message type, const ProtobufCMessage *request, int send_fd,
+                         const ProtobufCMessageDescriptor *reply_type, int64_t deadline_ns, ProtobufCMessage **reply_p,
+                         int *fd_p, struct rdt_error *err)
+{
+    struct call_got got;
+    enum rdt_status status =
+        call_many(conn, type, request, &send_fd, send_fd >= 0 ? 1 : 0, reply_type, deadline_ns, reply_p, &got, err);
+
+    if (status != RDT_OK)
+        return status;
+    if (fd_p)
+        *fd_p = got.n_fds > 0 ? got.fds[0] : -1;
+    for (unsigned i = fd_p ? 1 : 0; i < got.n_fds; i++)
+        (void)close(got.fds[i]);
     return RDT_OK;
 }
 

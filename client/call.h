@@ -33,6 +33,16 @@ enum rdt_status call_fds(rdt *conn, enum rdt_message type, const ProtobufCMessag
                          const ProtobufCMessageDescriptor *reply_type, int64_t deadline_ns, ProtobufCMessage **reply_p,
                          int *fd_p, struct rdt_error *err);
 
+/* The same with several of them: send_fds is [n_send], borrowed; *got_p is [RDT_MAX_FRAME_FDS] and the caller's to close. */
+struct call_got {
+    int fds[RDT_MAX_FRAME_FDS];
+    unsigned n_fds;
+};
+enum rdt_status call_many(rdt *conn, enum rdt_message type, const ProtobufCMessage *request, const int *send_fds, unsigned n_send,
+                          const ProtobufCMessageDescriptor *reply_type, int64_t deadline_ns, ProtobufCMessage **reply_p,
+                          struct call_got *got_p, struct rdt_error *err);
+void call_got_close(struct call_got *got);
+
 /* For rdt_connect: what to do with a reply that nobody waits for any more. */
 void call_on_stray(rdt *conn, struct frame *frame);
 

@@ -178,6 +178,12 @@ static void flush(rdt *conn)
 enum rdt_status connection_send(rdt *conn, uint16_t type, uint64_t id, const ProtobufCMessage *message, int take_fd,
                                 bool urgent, struct rdt_error *err)
 {
+    return connection_send_fds(conn, type, id, message, &take_fd, take_fd >= 0 ? 1 : 0, urgent, err);
+}
+
+enum rdt_status connection_send_fds(rdt *conn, uint16_t type, uint64_t id, const ProtobufCMessage *message, const int *take_fds,
+                                    unsigned n_fds, bool urgent, struct rdt_error *err)
+{
     size_t bytes = protobuf_c_message_get_packed_size(message);
     enum rdt_status status;
     uint8_t *payload;
@@ -189,7 +195,7 @@ enum rdt_status connection_send(rdt *conn, uint16_t type, uint64_t id, const Pro
     if (!urgent && conn->writer.queued_bytes + bytes > MAX_QUEUED_BYTES)
         return rdt_error_set(err, RDT_LIMIT, "%zu bytes wait to be sent already: rdtd does not read its socket",
                              conn->writer.queued_bytes);
-    status = frame_writer_push(&conn->writer, type, 0, id, (uint32_t)bytes, &take_fd, take_fd >= 0 ? 1 : 0, &payload);
+    status = frame_writer_push(&conn->writer, type, 0, id, (uint32_t)bytes, take_fds, n_fds, &payload);
     if (status != RDT_OK)
         return rdt_error_set(err, status, "no memory for a request of %zu bytes", bytes);
     (void)protobuf_c_message_pack(message, payload);

@@ -91,6 +91,10 @@ uint64_t connection_id(rdt *conn);
 enum rdt_status connection_send(rdt *conn, uint16_t type, uint64_t id, const ProtobufCMessage *message, int take_fd,
                                 bool urgent, struct rdt_error *err);
 
+/* The same with several. */
+enum rdt_status connection_send_fds(rdt *conn, uint16_t type, uint64_t id, const ProtobufCMessage *message, const int *take_fds,
+                                    unsigned n_fds, bool urgent, struct rdt_error *err);
+
 /* Waits until something may have happened that a waiter must look at, or until the deadline: TIMED_OUT. The lock is
  * released meanwhile. After TIMED_OUT all that is there has been read: look once more. */
 enum rdt_status connection_step(rdt *conn, int64_t deadline_ns);

@@ -6,6 +6,7 @@
 #include "alloc.h"
 #include "batch.h"
 #include "clock.h"
+#include "device.h"
 #include "fetched.h"
 #include "options.h"
 #include "proto/messages.h"
@@ -286,6 +287,7 @@ static enum rdt_status send_batch(struct fetch *fetch, size_t first, size_t n, s
     const struct rdt_fetch_options *options = fetch->options;
     Rdt__Pb__Fetch request = RDT__PB__FETCH__INIT;
     enum rdt_status status;
+    char *maps[8];
 
     for (size_t i = first; i < first + n; i++) {
         request_start(fetch->requests[i], fetch->deadline_ns);
@@ -300,6 +302,11 @@ static enum rdt_status send_batch(struct fetch *fetch, size_t first, size_t n, s
         request.least_path = (char *)options->least_path;
     if (options->group)
         request.group = (char *)options->group;
+    request.memory = (char *)(options->memory ? options->memory : "");
+    request.device = (char *)(options->device ? options->device : "");
+    request.host_stays = options->host_stays;
+    request.maps = maps;
+    request.n_maps = device_maps(fetch->conn, maps, sizeof maps / sizeof maps[0]);
     request.timeout_ns = clock_remaining_ns(fetch->deadline_ns);
     request.fds_once = n > 1 && batch_begin(fetch->conn, fetch->items[first]->handle, n);
     status = connection_send(fetch->conn, RDT_MSG_FETCH, 0, &request.base, -1, false, err); /* each item is answered for itself */
@@ -340,6 +347,12 @@ static enum rdt_status check_options(struct rdt_fetch_options *options, struct r
         status = options_check_text(options->least_path, RDT_MAX_NAME_BYTES, "least_path", err);
     if (status == RDT_OK)
         status = options_check_text(options->group, RDT_MAX_NAME_BYTES, "group", err);
+    if (status == RDT_OK)
+        status = options_check_text(options->memory, RDT_MAX_NAME_BYTES, "memory", err);
+    if (status == RDT_OK)
+        status = options_check_text(options->device, 64, "device", err);
+    if (status == RDT_OK && options->device && !options->memory)
+        status = rdt_error_set(err, RDT_INVALID, "a device without its kind of memory");
     return status;
 }
 

@@ -5,6 +5,7 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "device.h"
 #include "proto/messages.h"
 #include "proto/wire_ref.h"
 
@@ -110,6 +111,8 @@ enum rdt_status fetched_map(rdt *conn, const Rdt__Pb__SharedRegion *shared, stru
     int fd = shared->fd_index >= 0 ? frame_take_fd(frame, (unsigned)shared->fd_index) : -1;
 
     *mapping_p = NULL;
+    if (shared->share)
+        return device_map_shared(conn, shared, frame, mapping_p, err);
     if (shared->fd_index < 0) {
         *mapping_p = memory_find(&conn->memory, shared->region, shared->generation, false);
         if (*mapping_p)
@@ -252,6 +255,28 @@ enum rdt_status rdt_object_tensor(const rdt_object *object, size_t i, struct rdt
     tensor_p->shape = layout->ndim[i] ? (const int64_t *)layout->shape + layout->first_dim[i] : NULL;
     tensor_p->strides = layout->ndim[i] ? layout->strides + layout->first_dim[i] : NULL;
     tensor_p->data = object->data[i];
+    return RDT_OK;
+}
+
+enum rdt_status rdt_object_place(const rdt_object *object, size_t i, const char **memory_p, const char **device_p,
+                                 struct rdt_error *err)
+{
+    const struct mapping *mapping = NULL;
+    struct rdt_tensor tensor;
+    enum rdt_status status = rdt_object_tensor(object, i, &tensor, err);
+    uint32_t region;
+
+    if (status != RDT_OK)
+        return status;
+    region = object->layout->region[i];
+    if (tensor.data && object->targets && object->targets->direct && region < object->targets->n_mappings)
+        mapping = object->targets->mappings[region];
+    else if (tensor.data && !object->targets && !object->inline_data && region < object->n_mappings)
+        mapping = object->mappings[region];
+    if (memory_p)
+        *memory_p = mapping && mapping->mapper ? mapping->mapper->memory : "host";
+    if (device_p)
+        *device_p = mapping ? mapping->device : "";
     return RDT_OK;
 }
 

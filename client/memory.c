@@ -2,8 +2,10 @@
 #include "memory.h"
 
 #include <errno.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <strings.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
 
@@ -25,6 +27,10 @@ void memory_fini(struct memory *memory)
         memory_unmap(memory->buckets[i]);
     free(memory->buckets);
     free(memory->offered);
+    for (struct mapper *mapper = memory->mappers, *next; mapper; mapper = next) {
+        next = mapper->next;
+        free(mapper);
+    }
     memset(memory, 0, sizeof *memory);
 }
 
@@ -142,6 +148,62 @@ enum rdt_status memory_adopt(struct memory *memory, uint64_t region, uint64_t ge
         .region = region, .generation = generation, .addr = addr, .bytes = bytes, .origin = MAPPING_IMPORTED, .writable = true};
 
     return add(memory, &what, mapping_p, err);
+}
+
+/* ---- on devices ---- */
+
+struct mapper *memory_mapper(const struct memory *memory, const char *kind)
+{
+    struct mapper *mapper = memory->mappers;
+
+    while (mapper && strcasecmp(mapper->memory, kind) != 0)
+        mapper = mapper->next;
+    return mapper;
+}
+
+enum rdt_status memory_adopt_device(struct memory *memory, uint64_t region, uint64_t generation, void *addr, size_t bytes,
+                                    struct mapper *mapper, const char *device, struct mapping **mapping_p, struct rdt_error *err)
+{
+    struct mapping what = {.region = region,
+                           .generation = generation,
+                           .addr = addr,
+                           .bytes = bytes,
+                           .origin = MAPPING_IMPORTED,
+                           .writable = true,
+                           .mapper = mapper};
+
+    (void)snprintf(what.device, sizeof what.device, "%s", device);
+    return add(memory, &what, mapping_p, err);
+}
+
+enum rdt_status memory_map_device(struct memory *memory, uint64_t region, uint64_t generation, const struct rdt_shared *shared,
+                                  enum mapping_origin origin, struct mapping **mapping_p, struct rdt_error *err)
+{
+    struct mapping what = {
+        .region = region, .generation = generation, .bytes = shared->bytes, .origin = origin, .writable = true};
+    struct mapping *known = memory_find(memory, region, generation, true);
+    enum rdt_status status;
+    void *addr;
+
+    if (known) {
+        memory_ref(known);
+        *mapping_p = known;
+        return RDT_OK;
+    }
+    what.mapper = memory_mapper(memory, shared->memory);
+    if (!what.mapper)
+        return rdt_error_set(err, RDT_UNSUPPORTED, "nothing in this process maps %.32s memory: rdt_map_by", shared->memory);
+    (void)snprintf(what.device, sizeof what.device, "%s", shared->device);
+    status = what.mapper->ops.map(what.mapper->ops.arg, shared, &addr, &what.mapped, err);
+    if (status != RDT_OK) {
+        rdt_error_prefix(err, "region %llu on %s %s", (unsigned long long)region, shared->memory, shared->device);
+        return status;
+    }
+    what.addr = addr;
+    status = add(memory, &what, mapping_p, err);
+    if (status != RDT_OK)
+        what.mapper->ops.unmap(what.mapper->ops.arg, addr, what.mapped);
+    return status;
 }
 
 /* ---- by address ---- */
@@ -315,7 +377,9 @@ void memory_unmap(struct mapping *aside)
 {
     for (struct mapping *next; aside; aside = next) {
         next = aside->next;
-        if (aside->origin != MAPPING_IMPORTED)
+        if (aside->origin != MAPPING_IMPORTED && aside->mapper)
+            aside->mapper->ops.unmap(aside->mapper->ops.arg, aside->addr, aside->mapped);
+        else if (aside->origin != MAPPING_IMPORTED)
             (void)munmap(aside->addr, aside->bytes);
         free(aside);
     }

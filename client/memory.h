@@ -22,6 +22,13 @@ enum mapping_origin {
     MAPPING_FETCHED,
 };
 
+/* Maps memory of one kind that only its vendor's library can (rdt_map_by). */
+struct mapper {
+    struct mapper *next;
+    struct rdt_mapper ops; /* memory: our copy */
+    char memory[33];
+};
+
 struct mapping {
     uint64_t region, generation;
     uint8_t *addr;
@@ -31,6 +38,9 @@ struct mapping {
     bool cow;         /* writable, and seen by nobody else: never found by its region */
     bool offered;     /* rdt_put finds it by address */
     bool comes_again; /* may be parked */
+    char device[65];       /* uuid; "" of host memory */
+    struct mapper *mapper; /* of its kind; NULL: host memory */
+    void *mapped;          /* the mapper's, unless it is the caller's own */
     unsigned refs;
     uint64_t mark; /* scratch of whoever numbers the regions of one message: valid if it is that message's */
     uint32_t index;
@@ -44,6 +54,7 @@ struct memory {
     size_t n_buckets, count;
     struct mapping *aside;  /* no longer used, to be unmapped */
     struct mapping *parked; /* no longer used, and to come again */
+    struct mapper *mappers; /* none is ever removed */
     uint64_t last_mark;
 };
 
@@ -62,6 +73,16 @@ enum rdt_status memory_map_cow(struct memory *memory, uint64_t region, uint64_t 
 /* The caller's own mapping, known from now on, with one reference. */
 enum rdt_status memory_adopt(struct memory *memory, uint64_t region, uint64_t generation, void *addr, size_t bytes,
                              struct mapping **mapping_p, struct rdt_error *err);
+
+/* The same of memory on a device. */
+enum rdt_status memory_adopt_device(struct memory *memory, uint64_t region, uint64_t generation, void *addr, size_t bytes,
+                                    struct mapper *mapper, const char *device, struct mapping **mapping_p, struct rdt_error *err);
+
+/* Has the mapper map what the daemon shares, with one reference for the caller, unless the region is mapped already. */
+enum rdt_status memory_map_device(struct memory *memory, uint64_t region, uint64_t generation, const struct rdt_shared *shared,
+                                  enum mapping_origin origin, struct mapping **mapping_p, struct rdt_error *err);
+
+struct mapper *memory_mapper(const struct memory *memory, const char *kind); /* any case; NULL: there is none */
 
 /* The region, mapped for all to see with at least these rights; borrowed; NULL if there is none. */
 struct mapping *memory_find(const struct memory *memory, uint64_t region, uint64_t generation, bool writable);

@@ -11,7 +11,7 @@
 #include "rdt.pb-c.h"
 #include "tensor.h"
 
-#define KNOWN_FLAGS ((uint32_t)(RDT_PUT_SNAPSHOT | RDT_PUT_DETACHED))
+#define KNOWN_FLAGS ((uint32_t)(RDT_PUT_SNAPSHOT | RDT_PUT_DETACHED | RDT_PUT_PENDING))
 #define ROOM_MARGIN_NS 100000000
 #define COPY_BYTES ((uint64_t)64 << 20) /* between two looks at the clock */
 
@@ -303,6 +303,9 @@ enum rdt_status rdt_put(rdt *conn, const struct rdt_tensor *tensors, size_t coun
         status = rdt_error_set(err, RDT_NO_MEMORY, "no memory for %zu tensors", count);
     if (status == RDT_OK)
         status = place_all(conn, &placed, err);
+    if (status == RDT_OK && own.flags & RDT_PUT_PENDING && placed.copied_bytes > 0)
+        status = rdt_error_set(err, RDT_INVALID,
+                               "a PENDING put has tensors in memory that the daemon does not know: rdt_alloc or rdt_import it");
     if (status == RDT_OK)
         status = copy_all_in(conn, &placed, deadline_ns, err);
     if (status == RDT_OK && placed.copy && own.flags & RDT_PUT_SNAPSHOT)

@@ -91,6 +91,8 @@ enum rdt_status rdt_alloc(rdt *rdt, size_t bytes, void **addr_p, struct rdt_erro
 struct rdt_alloc_options {
     size_t struct_size;
     int64_t timeout_ns; /* how long it may wait for room under a limit or memory_limit; 0: not at all; negative: without end */
+    const char *memory; /* kind; NULL: "host". Any other needs its mapper (rdt_map_by); *addr_p is an address of the device then */
+    const char *device; /* uuid of the device; NULL: the only one there is */
 };
 
 /* The same with options. TIMED_OUT: there was no room in time; the sentence says what it waited for. What could never fit is refused
@@ -107,6 +109,68 @@ enum rdt_status rdt_dealloc(rdt *rdt, void *addr, struct rdt_error *err);
  * and may be closed. INVALID: not a memfd, shorter than bytes, or not sealed against shrinking: fcntl(fd, F_ADD_SEALS,
  * F_SEAL_SHRINK). */
 enum rdt_status rdt_import(rdt *rdt, int fd, void *addr, size_t bytes, struct rdt_error *err);
+
+/* ---- memory on devices ----
+ * librdt touches no device and links no vendor's library: it names memory. A library for the kind (librdt-cuda) maps it. Once its mapper is
+ * known, rdt_alloc_with gives device memory, rdt_import_shared offers the caller's own, tensors in either are put and are targets of
+ * fetches like any others (data is the device's address), and fetches bring such tensors. Device memory that the daemon does not know
+ * must not be given to rdt_put or as a target: librdt takes what it does not know for host memory.
+ * A handle is given only to processes of the memory's own uid and tenant; who else may fetch the object gets a copy.
+ */
+
+enum rdt_shared_kind { RDT_SHARED_MEMFD = 0, RDT_SHARED_VMM = 1, RDT_SHARED_LEGACY_IPC = 2 };
+
+/* A range of memory, by what another process maps it by. */
+struct rdt_shared {
+    size_t struct_size;
+    const char *memory; /* kind: "cuda" */
+    const char *device; /* uuid */
+    enum rdt_shared_kind kind;
+    uint64_t bytes;
+    uint64_t offset;             /* of the range in what the fds, or the handle, name together */
+    const int *fds;              /* [n_fds], VMM: one for each chunk, in order; borrowed */
+    const uint64_t *chunk_bytes; /* [n_fds] */
+    size_t n_fds;
+    const void *handle; /* LEGACY_IPC: of the whole allocation */
+    size_t handle_bytes;
+};
+
+struct rdt_mapper {
+    size_t struct_size;
+    const char *memory; /* the kind it is for */
+    /* *addr_p: where this process sees the first byte, to read and write. Any thread that waits on the connection, under its lock: it
+     * calls nothing of librdt and waits for no work of the caller's on the device. *mapping_p is handed back to unmap. */
+    enum rdt_status (*map)(void *arg, const struct rdt_shared *shared, void **addr_p, void **mapping_p, struct rdt_error *err);
+    /* Nothing uses it any more. Any thread; it calls nothing of librdt. Once for each map. */
+    void (*unmap)(void *arg, void *addr, void *mapping);
+    void *arg;
+};
+
+/* From now on memory of that kind is mapped by this; until the connection's end. Copied, but for arg. EXISTS: the kind has one. */
+enum rdt_status rdt_map_by(rdt *rdt, const struct rdt_mapper *mapper, struct rdt_error *err);
+
+/* Offers memory that the caller has at addr, by what the daemon can map it by: as rdt_import, and ended by rdt_dealloc. The fds stay the
+ * caller's and may be closed; the memory must stay until it is given back and no object or transfer uses it (rdt_wait_freed_range), or
+ * the daemon reads what is no longer there. Any number of chunks. Errors: UNSUPPORTED (no such kind or device at the daemon), INVALID,
+ * LIMIT, SYSTEM (the device refused it, and why). */
+enum rdt_status rdt_import_shared(rdt *rdt, const struct rdt_shared *shared, void *addr, struct rdt_error *err);
+
+/* What the daemon knows at addr: the range (of rdt_alloc, rdt_import or rdt_import_shared) that holds all of [addr, addr + bytes). *known_p
+ * false: it knows none of it. INVALID: only a part. memory, device: of the range, valid while it is; each may be NULL. */
+enum rdt_status rdt_known(rdt *rdt, const void *addr, size_t bytes, bool *known_p, const char **memory_p, const char **device_p,
+                          struct rdt_error *err);
+
+struct rdt_device_info {
+    char memory[33], uuid[65], name[96];
+    uint64_t bytes;      /* of the device */
+    uint64_t used_bytes; /* that the daemon has allocated there */
+    uint64_t limit_bytes; /* of used_bytes; 0: none */
+    bool opened;         /* the daemon uses it */
+    uint64_t overhead_bytes; /* what that costs there beside used_bytes */
+    char why_not[128];   /* "": it can be used */
+};
+/* The daemon's devices: at most max in devices_p; *count_p: how many there are. */
+enum rdt_status rdt_devices(rdt *rdt, struct rdt_device_info *devices_p, size_t max, size_t *count_p, struct rdt_error *err);
 
 /* ---- tensors ---- */
 
@@ -132,6 +196,11 @@ enum rdt_put_flags {
     /* The object outlives this session, for ttl_ns counted from the session's end; then it goes as by rdt_free, and who comes later
      * gets FREED. Any session of the same owner may rdt_free it. Its bytes stay charged to the owner. */
     RDT_PUT_DETACHED = 2,
+    /* The tensors' bytes are not there yet: a stream of the caller's is still to write them. The put returns at once, with the ref; the
+     * object is `filling`, and whoever fetches or waits for it waits, until rdt_ready. Nothing reads its memory before. rdt_fail, or
+     * the end of this session, fails those who wait. All tensors must be in memory that the daemon knows. With SNAPSHOT the copy is made
+     * when it is ready. */
+    RDT_PUT_PENDING = 4,
 };
 
 struct rdt_put_options {
@@ -156,6 +225,15 @@ struct rdt_put_options {
  * Errors: INVALID (names the tensor), EXISTS (id), LIMIT, NO_MEMORY, UNSUPPORTED (transport unknown; lists those loaded). */
 enum rdt_status rdt_put(rdt *rdt, const struct rdt_tensor *tensors, size_t count, const struct rdt_put_options *options,
                         struct rdt_ref *ref_p, struct rdt_error *err);
+
+/* Of an object put as PENDING: its bytes are there now; it is live (or, of a snapshot, is copied and then live), and those who wait get it.
+ * Waits for no answer. Any thread; not for a callback in which the device's driver allows no blocking: it takes the connection's
+ * lock, under which others may map memory. Errors: INVALID, DISCONNECTED, FORKED; if the object is not pending (freed meanwhile) nothing
+ * happens. */
+enum rdt_status rdt_ready(rdt *rdt, const struct rdt_ref *ref, struct rdt_error *err);
+
+/* Of the same: its bytes will not come. Those who wait get `why` (RDT_OWNER_DIED where it is RDT_OK) with the sentence, and the id is free. */
+enum rdt_status rdt_fail(rdt *rdt, const struct rdt_ref *ref, enum rdt_status why, const char *sentence, struct rdt_error *err);
 
 /* Drops the producer's hold: the object goes when its last reader has let go. With force nobody fetches it any more (FREED), on no
  * node, from the moment that this returns: it waits for the nodes that keep a copy (of a snapshot), at most the daemon's peer_timeout
@@ -189,7 +267,9 @@ struct rdt_fetch_options {
     enum rdt_fetch_mode mode;
     int64_t timeout_ns;     /* deadline of every request, from its start to its last byte; 0: without end */
     const char *transport;  /* only by this one; NULL: any */
-    const char *least_path; /* refuse what is slower: "share", "cow", "copy", "inline" or a transport's name; NULL: any */
+    /* Refuse what is slower: "share", "cow", "copy", "inline" or a transport's name; "direct": whatever goes through host memory between
+     * two nodes although it lies, or shall lie, on a device. NULL: any. */
+    const char *least_path;
     /* For the i-th ref, if not NULL, slices[i] has one entry per tensor of that object (or is NULL: whole). */
     const struct rdt_slice *const *slices;
     const size_t *slice_counts; /* [refs] entries in slices[i] */
@@ -200,6 +280,10 @@ struct rdt_fetch_options {
     const struct rdt_tensor *const *targets;
     const size_t *target_counts; /* [refs] */
     const char *group; /* only within this group (see rdt_group_create); NULL: where a path needs a group, the first that both share */
+    /* Where the tensors shall be, without targets. NULL: on this node where they lie, if this process can map that (rdt_map_by), else host
+     * memory; from another node host memory. "host", or a kind and the uuid of its device (NULL: the only one): moved there. */
+    const char *memory, *device;
+    bool host_stays; /* with a kind other than host: of a mixed object only what lies on devices goes there */
 };
 
 /* Starts fetching all refs before any is awaited, and returns. An id that nobody has put yet parks until it is, a name until it has a
@@ -263,6 +347,10 @@ struct rdt_object_info {
     bool mutable_shared; /* said once per object: its producer may still write what you read */
     uint64_t version;    /* of the name, if the ref was one; the next fetch's `after` */
 };
+
+/* Where tensor i lies: kind ("host") and the uuid of its device ("" of host memory); borrowed from the object. */
+enum rdt_status rdt_object_place(const rdt_object *object, size_t i, const char **memory_p, const char **device_p, struct rdt_error *err);
+
 void rdt_object_info(const rdt_object *object, struct rdt_object_info *info_p);
 
 /* The end of a fetch: drops the hold. Its memory is unmapped, or kept for what this process fetches next: nothing may be read or

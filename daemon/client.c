@@ -1,6 +1,7 @@
 #include "daemon/client.h"
 
 #include <stdlib.h>
+#include <unistd.h>
 
 #include "daemon/object.h"
 
@@ -35,11 +36,26 @@ void client_keep_warm(struct client *client, struct regions *regions)
     warm_start(&client->warm, regions, client->id, on_drop);
 }
 
+void client_drop_import(struct client *client)
+{
+    struct import_parts *parts = client->importing;
+
+    client->importing = NULL;
+    if (!parts)
+        return;
+    for (uint32_t i = 0; i < parts->n; i++)
+        if (parts->fds[i] >= 0)
+            (void)close(parts->fds[i]);
+    account_give(client->account, USAGE_FDS, parts->charged);
+    free(parts);
+}
+
 bool client_fini(struct client *client, uint64_t until_ns)
 {
     struct hold *hold;
     struct region *region;
 
+    client_drop_import(client);
     warm_stop(&client->warm); /* first: what it lets go of below comes to nobody again */
     while ((hold = map_next(&client->holds, &client->reaped_holds))) {
         client_release(hold);
@@ -139,8 +155,25 @@ struct hold *client_hold_region(struct client *client, struct region *region)
     return hold;
 }
 
+struct hold *client_hold_regions(struct client *client, struct region *const *regions, uint32_t n)
+{
+    struct region **copy = calloc(n + 1u, sizeof(struct region *));
+    struct hold *hold = copy ? hold_new(client) : NULL;
+
+    if (!hold) {
+        free(copy);
+        return NULL;
+    }
+    hold->regions = copy;
+    for (; hold->n_regions < n; hold->n_regions++)
+        copy[hold->n_regions] = region_ref(regions[hold->n_regions]);
+    return hold;
+}
+
 void client_release(struct hold *hold)
 {
+    struct region **regions = hold->regions;
+    uint32_t n_regions = hold->n_regions;
     struct object *object = hold->object;
     struct region *region = hold->region;
 
@@ -149,4 +182,7 @@ void client_release(struct hold *hold)
         object_drop_by(object, &hold->by_object);
     free(hold);
     region_unref(region);
+    for (uint32_t i = 0; i < n_regions; i++)
+        region_unref(regions[i]);
+    free(regions);
 }

@@ -35,6 +35,13 @@ struct client_task {
     bool (*drop)(struct client_task *);
 };
 
+/* Chunks of an import that comes in several frames. */
+struct import_parts {
+    uint32_t n, charged; /* charged: file descriptors of its account */
+    int fds[RDT_EXPORT_MAX_FDS];
+    uint64_t chunk_bytes[RDT_EXPORT_MAX_FDS];
+};
+
 struct client {
     uint64_t id;
     struct account *account; /* a reference */
@@ -54,6 +61,8 @@ struct client {
     struct client_fd { /* the fd of a region went out in an answer to that message; by region id, the latest wins */
         uint64_t region, generation, message;
     } fds_out[CLIENT_FDS_OUT];
+    struct import_parts *importing; /* NULL: none is on its way */
+    char maps[128];                 /* kinds of memory it can map, " cuda " */
     struct warm warm;   /* regions it has mapped and let go of: they come again */
     struct list calls;  /* deferred: struct call.link */
     unsigned n_calls;
@@ -86,6 +95,8 @@ struct hold {
     struct object *object; /* NULL: a copy */
     struct list by_object; /* in object->extra->holders */
     struct region *region; /* copy: one reference; NULL: an object's hold */
+    struct region **regions; /* [n_regions] instead: a copy in several places */
+    uint32_t n_regions;
 };
 
 void client_init(struct client *client, uint64_t id);
@@ -96,6 +107,9 @@ void client_keep_warm(struct client *client, struct regions *regions);
 /* Drops region handles and holds (objects, fetches and calls are ended by those who know them, before). false: the time was over, call
  * again. */
 bool client_fini(struct client *client, uint64_t until_ns);
+
+/* Closes what has come of an import; nothing if there is none. */
+void client_drop_import(struct client *client);
 
 /* Queues it for the client's next turn. list_remove takes it back. */
 void client_wake(struct client *client, struct client_wake *wake);
@@ -112,6 +126,7 @@ bool client_work(struct client *client, uint64_t until_ns);
 /* New hold of the client: takes one hold on the object, or one reference to the region. NULL: no memory. */
 struct hold *client_hold_object(struct client *client, struct object *object);
 struct hold *client_hold_region(struct client *client, struct region *region);
+struct hold *client_hold_regions(struct client *client, struct region *const *regions, uint32_t n);
 void client_release(struct hold *hold);
 
 #endif

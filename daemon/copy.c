@@ -78,7 +78,7 @@ static uint64_t copy_piece(const struct copy *copy, uint32_t *i_p, uint64_t at, 
 
 static bool is_left_out(const struct copy *copy, uint32_t i)
 {
-    return layout_bytes(copy->source, i) == 0 || !to_of(copy, i)->base;
+    return layout_bytes(copy->source, i) == 0 || !to_of(copy, i)->base || !from_of(copy, i)->base;
 }
 
 struct step {

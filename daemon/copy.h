@@ -19,7 +19,7 @@
 #define COPY_SMALL_BYTES (256ull << 10) /* copied on the loop: quicker than the way to the pool */
 
 struct copy_place {
-    uint8_t *base;                  /* NULL as a target: its tensors are left out, as a source: it has none */
+    uint8_t *base;                  /* NULL: its tensors are left out */
     const struct memory_kind *kind; /* of a source */
 };
 

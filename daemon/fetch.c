@@ -200,6 +200,21 @@ static enum rdt_status join(struct client *client, struct transfer *transfer, co
     return RDT_OK;
 }
 
+static bool wants_device(const Rdt__Pb__Fetch *message)
+{
+    return message->memory[0] != '\0' && strcasecmp(message->memory, "host") != 0;
+}
+
+/* What its process can map never becomes less. */
+static void note_maps(struct client *client, const Rdt__Pb__Fetch *message)
+{
+    for (size_t i = 0; i < message->n_maps; i++) {
+        size_t used = strlen(client->maps);
+        if (strlen(message->maps[i]) <= 32 && !client_maps(client, message->maps[i]) && used + 40 < sizeof client->maps)
+            (void)snprintf(client->maps + used, sizeof client->maps - used, " %s ", message->maps[i]);
+    }
+}
+
 static enum rdt_status check_wishes(struct transfers *transfers, const Rdt__Pb__Fetch *message, struct rdt_error *err)
 {
     char names[256];
@@ -208,8 +223,10 @@ static enum rdt_status check_wishes(struct transfers *transfers, const Rdt__Pb__
         return rdt_error_set(err, RDT_INVALID, "a path's name has at most 64 characters");
     if ((unsigned)message->mode > RDT__PB__FETCH_MODE__FETCH_MODE_COW)
         return rdt_error_set(err, RDT_INVALID, "unknown fetch mode %d", (int)message->mode);
-    if (message->device[0] != '\0' && strcmp(message->device, "cpu") != 0 && strcmp(message->device, "host") != 0)
-        return rdt_error_set(err, RDT_UNSUPPORTED, "this daemon has no device \"%s\": only host memory", message->device);
+    if (strlen(message->memory) > 32 || strlen(message->device) > 64)
+        return rdt_error_set(err, RDT_INVALID, "a kind of memory has at most 32 characters, a device's uuid 64");
+    if (!wants_device(message) && message->device[0] != '\0' && strcmp(message->device, "cpu") != 0 && strcmp(message->device, "host") != 0)
+        return rdt_error_set(err, RDT_UNSUPPORTED, "device \"%s\" is named without its kind of memory", message->device);
     if (message->transport[0] != '\0' && !plugins_transport(transfers->plugins, message->transport) &&
         strcasecmp(message->transport, "inline") != 0 && strncmp(message->transport, "local", 5) != 0 &&
         strcmp(message->transport, "share") != 0 && strcmp(message->transport, "cow") != 0 &&
@@ -253,7 +270,7 @@ static bool is_here(const struct transfers *transfers, const struct rdt_ref *ref
 /* All of it, in memory that others may read too, by any path: a snapshot that comes so stays for everybody. */
 static bool may_keep(const Rdt__Pb__Fetch *message, const Rdt__Pb__FetchItem *item)
 {
-    return (message->mode == RDT__PB__FETCH_MODE__FETCH_MODE_AUTO || message->mode == RDT__PB__FETCH_MODE__FETCH_MODE_COW) &&
+    return !wants_device(message) && (message->mode == RDT__PB__FETCH_MODE__FETCH_MODE_AUTO || message->mode == RDT__PB__FETCH_MODE__FETCH_MODE_COW) &&
            !message->meta_only && message->transport[0] == '\0' && message->group[0] == '\0' && message->least_path[0] == '\0' && !item->targets &&
            !item->slice;
 }
@@ -266,7 +283,7 @@ static struct transfer *find_joinable(struct transfers *transfers, const struct 
 
     if (replica)
         return replica->filling; /* NULL: it is whole, and serves at once */
-    return question_fits(message, item, ref) ? question_open(transfers, ref, requester) : NULL;
+    return !wants_device(message) && question_fits(message, item, ref) ? question_open(transfers, ref, requester) : NULL;
 }
 
 enum rdt_status fetch_start(struct transfers *transfers, struct client *client, const Rdt__Pb__Fetch *message,
@@ -304,7 +321,11 @@ enum rdt_status fetch_start(struct transfers *transfers, struct client *client, 
         return rdt_error_set(err, RDT_NO_MEMORY, "no memory for the transfer");
     transfer->mode = message->mode;
     transfer->meta_only = message->meta_only;
-    transfer->joinable = question_fits(message, item, &ref);
+    transfer->joinable = !wants_device(message) && question_fits(message, item, &ref);
+    memcpy(transfer->wish_memory, message->memory, strlen(message->memory) + 1);
+    memcpy(transfer->wish_device, message->device, strlen(message->device) + 1);
+    transfer->host_stays = message->host_stays;
+    note_maps(client, message);
     transfer->keeps = may_keep(message, item);
     memcpy(transfer->wish_transport, message->transport, strlen(message->transport) + 1);
     memcpy(transfer->wish_least, message->least_path, strlen(message->least_path) + 1);
@@ -314,6 +335,8 @@ enum rdt_status fetch_start(struct transfers *transfers, struct client *client, 
     }
     if (item->slice && !(transfer->slice = slice_dup(item->slice)))
         status = rdt_error_set(err, RDT_NO_MEMORY, "no memory for the slice");
+    if (status == RDT_OK)
+        status = landing_check_wish(transfer, err);
     if (status == RDT_OK && item->targets)
         status = target_create(client, item, &transfer->target, err);
     if (status == RDT_OK)

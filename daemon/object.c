@@ -327,6 +327,14 @@ enum rdt_status object_fill(struct object *object, struct layout *take_layout, s
     return RDT_OK;
 }
 
+void object_ready(struct object *object)
+{
+    assert(object->state == OBJECT_FILLING && object->pending);
+    object->pending = false;
+    object_set_state(object, OBJECT_LIVE);
+    object_tell_waiters(object, NULL);
+}
+
 enum rdt_status object_attach(struct object *object, struct region **regions, uint32_t n_regions, struct rdt_error *err)
 {
     struct region_use *uses = calloc(n_regions + 1u, sizeof *uses);
@@ -367,6 +375,18 @@ const char *object_state_name(const struct object *object)
     return states[object->state].name;
 }
 
+/* Whoever maps it may write it. */
+static bool may_show_device(const struct region *region, const struct owner *requester, const char **why_not_p)
+{
+    if (region->origin == REGION_SNAPSHOT || region->origin == REGION_COPY)
+        *why_not_p = "it is a snapshot on a device, where whoever maps memory may write it";
+    else if (!owner_equal(&region->account->owner, requester))
+        *why_not_p = "it is on a device, whose memory knows no read-only right, and belongs to another owner";
+    else
+        return true;
+    return false;
+}
+
 bool object_may_show(struct object *object, const struct owner *requester, const char **why_not_p)
 {
     if (object->chunk) {
@@ -375,6 +395,8 @@ bool object_may_show(struct object *object, const struct owner *requester, const
     }
     for (uint32_t i = 0; i < object->n_regions; i++) {
         const struct region *region = object->uses[i].region;
+        if (!region_is_host(region) && !may_show_device(region, requester, why_not_p))
+            return false;
         if (owner_equal(&region->account->owner, requester) || region->origin == REGION_SNAPSHOT ||
             region->origin == REGION_COPY)
             continue;

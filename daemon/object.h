@@ -4,13 +4,15 @@
  *   AWAITED ---------------> LIVE ------------------------------------------> DRAINING ----> GONE
  *    |  |                     ^  |                                               ^  no hold, no pin    ^
  *    |  |        copied whole |  |  last hold dropped and no pin                 |                     |
- *    |  | put as SNAPSHOT     |  +-----------------------------------------------|---------------------+
+ *    |  | put as SNAPSHOT,    |  +-----------------------------------------------|---------------------+
+ *    |  | or PENDING          |                                                  |                     |
  *    |  +-----------------> FILLING ---------------------------------------------+                     |
  *    |                            the put has failed, its client is gone, a free: waiters are told     |
  *    |  last waiter leaves                                                                             |
  *    +-------------------------------------------------------------------------------------------------+
  *
- * While it is FILLING its tensors lie where they are copied from, and nobody can have it yet. A hold says that somebody may still
+ * While it is FILLING its tensors lie where they are copied from (PENDING: where its producer's stream writes them, until it says that it is
+ * ready), and nobody can have it yet. A hold says that somebody may still
  * ask for it, a pin that an engine touches its memory. Memory goes at zero of both.
  */
 #ifndef DAEMON_OBJECT_H
@@ -73,6 +75,7 @@ struct object {
     bool detached : 1;     /* its producer's hold outlives the producer, for a time (detached.h) */
     bool adopted : 1;      /* another node's, which has a copy here: in no table, charged to nobody */
     bool snapshot : 1;     /* it never changes: its regions are sealed, and hold nothing else */
+    bool pending : 1;      /* FILLING: its bytes are not there yet */
     uint8_t key_bytes;     /* owner and id, as the table's key */
     uint8_t id_bytes;      /* the last of the key */
     uint8_t tail[];        /* key, metadata, shapes */
@@ -152,6 +155,9 @@ static inline bool object_is_kept(const struct object *object)
  * are borrowed. NO_MEMORY. */
 enum rdt_status object_fill(struct object *object, struct layout *take_layout, struct region **regions, uint32_t n_regions,
                             struct rdt_error *err);
+
+/* FILLING and pending: its bytes are there, where they were to come: it is live; whoever waited is told before it returns. */
+void object_ready(struct object *object);
 
 /* Gives memory to one that has none yet (object_table_adopt with no regions): its layout lies in these. The regions are borrowed.
  * NO_MEMORY. */

@@ -304,7 +304,8 @@ enum rdt_status object_table_put(struct object_table *table, const struct object
         put->producer->n_objects++;
     }
     object->snapshot = put->snapshot;
-    filling = put->snapshot && object->layout; /* what is in the arena never changes */
+    object->pending = put->pending;
+    filling = put->pending || (put->snapshot && object->layout); /* what is in the arena never changes */
     object_set_state(object, filling ? OBJECT_FILLING : OBJECT_LIVE);
     *object_p = object;
     if (!object->layout)

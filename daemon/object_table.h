@@ -54,6 +54,7 @@ struct object_put {
     const char *transport; /* borrowed for good: a plug-in's own name, or "" */
     struct client *producer;
     int64_t ttl_ns; /* DETACHED: how long it stays after its producer's end; 0: it goes with it */
+    bool pending;   /* it is FILLING until object_ready, or becomes a snapshot then */
     bool snapshot;  /* it is FILLING, over the memory to be copied, until object_fill or object_fail */
 };
 enum rdt_status object_table_put(struct object_table *table, const struct object_put *put, struct object **object_p,

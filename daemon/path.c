@@ -79,6 +79,14 @@ static void local(const struct path_query *query, struct path_decision *decision
         reject(cow, "the reader gave target buffers");
         reject(in_reply, "the reader gave target buffers");
     }
+    if (query->elsewhere) {
+        reject(same, "%s", query->elsewhere);
+        reject(share, "%s", query->elsewhere);
+        reject(cow, "%s", query->elsewhere);
+        reject(in_reply, "%s", query->elsewhere);
+    }
+    if (query->copy_why_not)
+        reject(copy, "%s", query->copy_why_not);
     if (query->too_many_regions) {
         reject(share, "the object lies in more regions than one message can carry");
         reject(cow, "the object lies in more regions than one message can carry");

@@ -53,6 +53,8 @@ struct path_query {
     bool same_client;         /* the reader has the very region */
     bool from_copy;           /* it is another node's object, and this node has a copy */
     bool has_target;          /* bytes must land in given memory */
+    const char *elsewhere;    /* NULL, or why it cannot stay where it is: what the reader wants, or can map */
+    const char *copy_why_not; /* NULL, or why nothing copies it there */
     bool too_many_regions;    /* more than one frame can carry */
     const char *show_why_not; /* NULL: its regions may be shown whole to the reader */
     const char *cow_why_not;  /* NULL: it is a snapshot: a private mapping of it shows what it holds for ever */

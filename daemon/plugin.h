@@ -33,7 +33,7 @@ struct memory_device {
     unsigned index; /* as the plug-in counts */
     char uuid[65], name[96];
     uint64_t bytes; /* of its memory */
-    /* Kept by region*.c: what is allocated there (in use, ready, on its way back), how much may be (0: no limit), what clients have lent. */
+    /* Kept by region*.c: what is allocated there (in use, ready, on its way back), how much may be, what clients have lent. */
     uint64_t used_bytes, limit_bytes, imported_bytes;
     unsigned regions;
 };

@@ -33,8 +33,9 @@ void plugin_events_host(struct rdt_host *host);
 void plugin_group_host(struct rdt_host *host);
 void plugin_memory_host(struct rdt_host *host);
 
-/* plugin_memory.c: asks the kind, which is open, for its devices; and lets go of what is known of them. */
-enum rdt_status plugin_memory_devices(struct memory_kind *kind, struct rdt_error *err);
+/* plugin_memory.c: asks the kind, which is open, for its devices, of each of which so much may be used (0: nine tenths); and lets go of
+ * what is known of them. */
+enum rdt_status plugin_memory_devices(struct memory_kind *kind, uint64_t limit_bytes, struct rdt_error *err);
 void plugin_memory_fini(struct memory_kind *kind);
 
 struct plugin_event;

@@ -109,13 +109,13 @@ static bool judge_open(enum rdt_status *status_p, const struct plugin *plugin, c
     return false;
 }
 
-static enum rdt_status open_memory(struct plugin *plugin, struct memory_kind *kind, struct rdt_error *err)
+static enum rdt_status open_memory(struct plugin *plugin, struct memory_kind *kind, const struct options *options, struct rdt_error *err)
 {
     struct rdt_error why = {0};
     enum rdt_status status = kind->ops.open(&plugin->host, &kind->instance, &why);
     kind->opened = kind->available = judge_open(&status, plugin, &why, kind->why_not, err);
     if (kind->available)
-        status = plugin_memory_devices(kind, err);
+        status = plugin_memory_devices(kind, options->device_limit_bytes, err);
     return status;
 }
 
@@ -164,7 +164,7 @@ enum rdt_status plugin_open(struct plugins *plugins, struct plugin *plugin, cons
         status = rdt_error_set(err, RDT_NO_MEMORY, "no memory for backend %s", plugin->path);
     plugin->options = options;
     if (status == RDT_OK && parts.kind != NULL)
-        status = open_memory(plugin, parts.kind, err);
+        status = open_memory(plugin, parts.kind, options, err);
     if (status == RDT_OK && parts.transport != NULL)
         status = open_transport(plugin, parts.transport, err);
     plugin->options = NULL;

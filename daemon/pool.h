@@ -34,6 +34,7 @@ struct pool_block {
     struct list link;
     struct pool *pool;
     struct memory_kind *kind;
+    struct memory_device *at; /* NULL: host memory */
     struct rdt_block block;
     uint64_t bytes;
     struct registration registrations[BLOCK_MAX_REGISTRATIONS];

@@ -110,7 +110,8 @@ static void charges(const struct region *region, uint64_t *want)
     memset(want, 0, USAGE_COUNT * sizeof *want);
     want[USAGE_FDS] = region->n_fds;
     want[USAGE_REGIONS] = region->in_use;
-    want[USAGE_BYTES] = region->in_use && region->origin != REGION_IMPORTED ? region->bytes : 0;
+    want[region->at ? USAGE_DEVICE_BYTES : USAGE_BYTES] =
+        region->in_use && region->origin != REGION_IMPORTED ? region->bytes : 0;
 }
 
 static void uncharge(struct region *region)
@@ -138,7 +139,7 @@ enum rdt_status region_resume(struct region *region, struct rdt_error *err)
     return status;
 }
 
-enum rdt_status region_new(struct regions *regions, struct memory_kind *kind, const char *device, uint64_t bytes,
+enum rdt_status region_new(struct regions *regions, struct memory_kind *kind, struct memory_device *device, uint64_t bytes,
                            enum region_origin origin, struct account *account, uint64_t client, unsigned n_fds,
                            struct region **region_p, struct rdt_error *err)
 {
@@ -152,8 +153,9 @@ enum rdt_status region_new(struct regions *regions, struct memory_kind *kind, co
     region->generation = 1;
     region->regions = regions;
     region->kind = kind;
-    (void)snprintf(region->device, sizeof region->device, "%s", device);
+    region->at = device;
     region->block.fd = -1;
+    region->block.device = region_device(region);
     region->guard = GUARD_NONE;
     region->bytes = region->room = bytes;
     region->origin = origin;
@@ -179,16 +181,29 @@ enum rdt_status region_new(struct regions *regions, struct memory_kind *kind, co
         return rdt_error_set(err, RDT_NO_MEMORY, "no memory for a region");
     }
     memory_kind_use(kind);
+    if (device) {
+        device->regions++;
+        device->imported_bytes += origin == REGION_IMPORTED ? bytes : 0;
+    }
     event(regions->events, RDT__PB__LIST_KIND__LIST_KIND_REGIONS, "new", region);
     *region_p = region;
     return RDT_OK;
 }
 
+static void leave_device(const struct region *region)
+{
+    if (!region->at)
+        return;
+    region->at->regions--;
+    region->at->imported_bytes -= region->origin == REGION_IMPORTED ? region->bytes : 0;
+}
+
 void region_forget(struct region *region)
 {
     event(region->regions->events, RDT__PB__LIST_KIND__LIST_KIND_REGIONS, "gone", region);
+    leave_device(region);
     if (region->origin != REGION_IMPORTED)
-        regions_give_back(region->regions, region->room);
+        region_give_back(region->regions, region->at, region->room);
     memory_kind_unuse(region->kind);
     uncharge(region);
     free(region);
@@ -201,6 +216,7 @@ void region_cancel(struct region *region)
     index_remove(&region->regions->by_id, region->id);
     event(region->regions->events, RDT__PB__LIST_KIND__LIST_KIND_REGIONS, "gone", region);
     charges(region, had);
+    leave_device(region);
     memory_kind_unuse(region->kind);
     account_take_back(region->account, had);
     account_unref(region->account);
@@ -229,14 +245,17 @@ enum rdt_status region_import(struct regions *regions, const char *kind_name, co
 
     if (status != RDT_OK)
         return status;
+    if (!memory_kind_is_host(kind))
+        return rdt_error_set(err, RDT_INTERNAL, "%s memory is not imported so", kind->name);
     if (!kind->ops.import)
         return rdt_error_set(err, RDT_UNSUPPORTED, "memory kind %s cannot import", kind->name);
     if (import->bytes == 0)
         return rdt_error_set(err, RDT_INVALID, "cannot import 0 bytes");
-    status = region_new(regions, kind, device, import->bytes, REGION_IMPORTED, account, client, import->n_fds, &region, err);
+    status = region_new(regions, kind, NULL, import->bytes, REGION_IMPORTED, account, client, import->n_fds, &region, err);
     if (status != RDT_OK)
         return status;
-    status = kind->ops.import(kind->instance, device, import, &region->block, err);
+    (void)device;
+    status = kind->ops.import(kind->instance, "", import, &region->block, err);
     if (status != RDT_OK) {
         index_remove(&regions->by_id, region->id);
         region_forget(region);
@@ -272,8 +291,9 @@ static void done_free(struct work *work)
     struct regions *regions = list_entry(block->pool, struct regions, ready);
 
     regions->freeing--;
-    regions->freeing_bytes -= block->bytes;
-    regions_give_back(regions, block->bytes);
+    if (!block->at)
+        regions->freeing_bytes -= block->bytes;
+    region_give_back(regions, block->at, block->bytes);
     free(block);
     regions_admit(regions);
 }
@@ -282,6 +302,7 @@ static void fill_block(struct pool_block *block, const struct region *region, bo
 {
     *block = (struct pool_block){.pool = &region->regions->ready,
                                  .kind = region->kind,
+                                 .at = region->at,
                                  .block = region->block,
                                  .bytes = region->origin == REGION_IMPORTED ? 0 : region->room,
                                  .n_registrations = region->n_registrations,
@@ -296,29 +317,31 @@ void region_retire(struct region *region, bool discard, struct list *victims)
     struct regions *regions = region->regions;
     bool seen = region->exported_to != 0 || region->exported_widely || region->origin == REGION_IMPORTED;
     bool anyone = !seen && !region->never_leaves && !region->sealed; /* what is ready may be given away */
-    bool little = region->room <= SMALL_BYTES && region->n_registrations == 0 && !discard && !victims;
+    bool little = !region->at && region->room <= SMALL_BYTES && region->n_registrations == 0 && !discard && !victims;
     struct pool_block *block = little ? NULL : malloc(sizeof *block), now;
 
     fill_block(block ? block : &now, region, discard);
     event(regions->events, RDT__PB__LIST_KIND__LIST_KIND_REGIONS, "gone", region);
+    leave_device(region);
     uncharge(region);
     free(region);
     if (!block) { /* little, or no memory to do it elsewhere */
         pool_block_free(&now);
-        regions_give_back(regions, now.bytes);
+        region_give_back(regions, now.at, now.bytes);
         return;
     }
     if (victims) {
-        regions_give_back(regions, block->bytes);
+        region_give_back(regions, block->at, block->bytes);
         list_append(victims, &block->link);
         return;
     }
-    if (anyone && list_empty(&regions->awaiting) && pool_give(&regions->ready, block)) {
+    if (anyone && !block->at && list_empty(&regions->awaiting) && pool_give(&regions->ready, block)) {
         regions_watch(regions);
         return;
     }
     regions->freeing++;
-    regions->freeing_bytes += block->bytes;
+    if (!block->at)
+        regions->freeing_bytes += block->bytes;
     block->work = (struct work){.run = run_free, .done = done_free};
     work_submit(regions->pool, &block->work);
 }
@@ -450,6 +473,6 @@ enum rdt_status region_export(struct region *region, bool writable, int *fd_p, s
 
 bool region_may_come_again(const struct region *region, uint64_t client)
 {
-    return region->regions->warm_max_bytes > 0 && region->origin != REGION_IMPORTED && region->exported_to == client &&
+    return region_is_host(region) && region->regions->warm_max_bytes > 0 && region->origin != REGION_IMPORTED && region->exported_to == client &&
            !region->exported_widely && region->writable_outside && !region->sealed && !guard_is_broken(region->guard);
 }

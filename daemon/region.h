@@ -17,6 +17,7 @@
 #include "daemon/pool.h"
 #include "daemon/work.h"
 #include "proto/layout.h"
+#include "rdt.pb-c.h"
 
 struct regions {
     const struct events *events; /* NULL: nobody watches */
@@ -24,7 +25,7 @@ struct regions {
     struct work_pool *pool;
     struct index by_id;
     uint64_t next_id;
-    uint64_t bytes, limit_bytes; /* of memory the daemon allocated: in use, ready, warm, or on its way back */
+    uint64_t bytes, limit_bytes; /* of host memory the daemon allocated: in use, ready, warm, or on its way back */
     unsigned freeing;            /* pages on their way back */
     uint64_t freeing_bytes;
     struct list
@@ -62,7 +63,7 @@ struct region {
     uint64_t id, generation; /* ids are never used again; the generation says so on the wire */
     struct regions *regions;
     struct memory_kind *kind;
-    char device[65];
+    struct memory_device *at; /* NULL: host memory; else only its plug-in touches it, and block.addr is the device's */
     struct rdt_block block;
     int guard;      /* of its mapping; GUARD_NONE: its pages are there */
     uint64_t bytes; /* as asked for */
@@ -130,6 +131,37 @@ enum rdt_status region_alloc_now(struct regions *regions, const char *kind, cons
 
 enum rdt_status region_import(struct regions *regions, const char *kind, const char *device, const struct rdt_import *import,
                               struct account *account, uint64_t client, struct region **region_p, struct rdt_error *err);
+
+/* ---- on devices (region_device.c) ----
+ * Made, lent and given back on the work pool, mapped from the beginning, and charged to the device: used_bytes, below limit_bytes. What was
+ * exported to nobody is kept ready on its device, as host memory is.
+ */
+
+/* AGAIN: on_ready comes, with the region or an error. The fds are taken over as copies. */
+enum rdt_status region_import_device(struct regions *regions, const char *kind, const char *device, const struct rdt_import *import,
+                                     struct account *account, uint64_t client, region_ready on_ready, void *arg,
+                                     struct rdt_error *err);
+
+static inline bool region_is_host(const struct region *region)
+{
+    return region->at == NULL;
+}
+
+static inline const char *region_device(const struct region *region)
+{
+    return region->at ? region->at->uuid : "";
+}
+
+/* How many fds it is shared by; 0: by a handle. */
+enum rdt_status region_share_fds(struct region *region, unsigned *n_p, struct rdt_error *err);
+
+/* What a process of its owner maps it by; valid while the region and this struct are. New fds, the caller's: at most `room` (LIMIT), *n_p. */
+struct region_share {
+    Rdt__Pb__Share message;
+    uint8_t handle[RDT_EXPORT_HANDLE_BYTES];
+};
+enum rdt_status region_share(struct region *region, uint64_t client, struct region_share *share_p, int *fds_p, unsigned room,
+                             unsigned *n_p, struct rdt_error *err);
 
 /* NULL: no such region, or another generation. Borrowed. */
 struct region *region_find(const struct regions *regions, uint64_t id, uint64_t generation);

@@ -36,7 +36,7 @@ static enum rdt_status alloc_block(struct region *region, struct rdt_error *err)
         region->never_leaves = true;
         return RDT_OK;
     }
-    return ops->alloc(instance, region->device, region->room, &region->block, err);
+    return ops->alloc(instance, "", region->room, &region->block, err);
 }
 
 static void run_alloc(struct work *work)
@@ -272,9 +272,11 @@ enum rdt_status region_alloc(struct regions *regions, const char *kind_name, con
         return status;
     if (bytes == 0)
         return rdt_error_set(err, RDT_INVALID, "cannot allocate 0 bytes");
+    if (!memory_kind_is_host(kind))
+        return region_alloc_device(regions, kind, device, bytes, origin, account, client, region_p, on_ready, arg, err);
     if (bytes > regions->limit_bytes)
         return no_room(regions, bytes, err);
-    status = region_new(regions, kind, device, bytes, origin, account, client, 1, &region, err);
+    status = region_new(regions, kind, NULL, bytes, origin, account, client, 1, &region, err);
     if (status != RDT_OK)
         return status;
     ready = origin == REGION_ALLOCATED || in_turn ? NULL : pool_take(&regions->ready, kind, bytes);

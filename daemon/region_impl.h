@@ -13,7 +13,8 @@ enum rdt_status regions_find_kind(struct regions *regions, const char *name, str
                                   struct rdt_error *err);
 
 /* Charged at once: before anything is done. */
-enum rdt_status region_new(struct regions *regions, struct memory_kind *kind, const char *device, uint64_t bytes,
+/* device: NULL for host memory. */
+enum rdt_status region_new(struct regions *regions, struct memory_kind *kind, struct memory_device *device, uint64_t bytes,
                            enum region_origin origin, struct account *account, uint64_t client, unsigned n_fds,
                            struct region **region_p, struct rdt_error *err);
 
@@ -22,6 +23,14 @@ void region_forget(struct region *region);
 
 /* Who waits for memory, in turn, as far as there is room now. From the loop only, for it may call anyone. */
 void regions_admit(struct regions *regions);
+
+/* region_device.c: region_alloc of memory on a device. */
+enum rdt_status region_alloc_device(struct regions *regions, struct memory_kind *kind, const char *device, uint64_t bytes,
+                                    enum region_origin origin, struct account *account, uint64_t client, struct region **region_p,
+                                    region_ready on_ready, void *arg, struct rdt_error *err);
+
+/* What it took is free again, on its device or under memory_limit. */
+void region_give_back(struct regions *regions, struct memory_device *device, uint64_t bytes);
 
 /* It never had memory, and was not there before. */
 void region_cancel(struct region *region);

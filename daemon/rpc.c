@@ -21,6 +21,7 @@ static const struct {
     {RDT_MSG_IMPORT, "IMPORT", &rdt__pb__import__descriptor, rpc_import},
     {RDT_MSG_RELEASE_REGION, "RELEASE_REGION", &rdt__pb__release_region__descriptor, rpc_release_region},
     {RDT_MSG_PUT, "PUT", &rdt__pb__put__descriptor, rpc_put},
+    {RDT_MSG_READY, "READY", &rdt__pb__ready__descriptor, rpc_ready},
     {RDT_MSG_FETCH, "FETCH", &rdt__pb__fetch__descriptor, rpc_fetch},
     {RDT_MSG_CANCEL, "CANCEL", &rdt__pb__cancel__descriptor, rpc_cancel},
     {RDT_MSG_RELEASE, "RELEASE", &rdt__pb__release__descriptor, rpc_release},

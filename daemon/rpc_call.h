@@ -125,6 +125,7 @@ RPC_HANDLER(alloc);
 RPC_HANDLER(import);
 RPC_HANDLER(release_region);
 RPC_HANDLER(put);
+RPC_HANDLER(ready);
 RPC_HANDLER(fetch);
 RPC_HANDLER(cancel);
 RPC_HANDLER(release);

@@ -5,23 +5,29 @@
 
 #include "daemon/rpc_call.h"
 
-/* The fd of memory that its client has mapped since it last had it need not be sent. */
-static void reply_region(struct call *call, struct region *region, bool with_fd)
+/* What its client maps it by: a fd, or what its plug-in exports. Memory that its client has mapped since it last had it needs none. */
+static void reply_region(struct call *call, struct region *region, bool to_map)
 {
     Rdt__Pb__RegionReply reply = RDT__PB__REGION_REPLY__INIT;
+    struct region_share share;
     struct rdt_error err = {0};
-    int fd = -1;
+    int fds[RDT_MAX_FRAME_FDS];
+    unsigned n_fds = 0;
 
     reply.region = region->id;
     reply.generation = region->generation;
     reply.bytes = region->room;
+    reply.device = (char *)region_device(region);
     if (region->kept) {
         region->kept = false;
         reply.comes_again = true;
-        with_fd = false;
-    } else if (with_fd) {
-        (void)region_export_to(region, call->client->id, true, &fd, &err);
+    } else if (to_map && !region_is_host(region)) {
+        reply.share = &share.message;
+        (void)region_share(region, call->client->id, &share, fds, RDT_MAX_FRAME_FDS, &n_fds, &err);
+    } else if (to_map) {
+        (void)region_export_to(region, call->client->id, true, &fds[0], &err);
         reply.comes_again = region_may_come_again(region, call->client->id);
+        n_fds = err.status == RDT_OK;
     }
     if (err.status != RDT_OK) {
         region_unref(region);
@@ -29,18 +35,19 @@ static void reply_region(struct call *call, struct region *region, bool with_fd)
         return;
     }
     if (!map_put_u64(&call->client->regions, region->id, region)) { /* the map's reference is the one we were given */
-        if (fd >= 0)
-            (void)close(fd);
+        while (n_fds > 0)
+            (void)close(fds[--n_fds]);
         region_unref(region);
         (void)rdt_error_set(&err, RDT_NO_MEMORY, "no memory for a region");
         call_fail(call, &err);
         return;
     }
-    call_reply(call, &reply.base, &fd, with_fd ? 1 : 0);
+    call_reply(call, &reply.base, fds, n_fds);
 }
 
 struct alloc_wait {
     struct call *call; /* NULL: the client has left */
+    bool imported;     /* it has it mapped */
 };
 
 /* Memory that is being made cannot be recalled: whoever asked may leave, the region is then given back when it is ready. */
@@ -48,6 +55,7 @@ static void on_allocated(void *arg, struct region *region, const struct rdt_erro
 {
     struct alloc_wait *wait = arg;
     struct call *call = wait->call;
+    bool to_map = !wait->imported;
 
     free(wait);
     if (!call)
@@ -55,7 +63,7 @@ static void on_allocated(void *arg, struct region *region, const struct rdt_erro
     else if (err)
         call_fail(call, err);
     else
-        reply_region(call, region, true);
+        reply_region(call, region, to_map);
 }
 
 static void leave(struct call *call)
@@ -71,8 +79,9 @@ enum rdt_status rpc_alloc(struct call *call, const void *request, struct rdt_err
     struct alloc_wait *wait;
     struct region *region;
     enum rdt_status status;
+    bool host = alloc->memory[0] == '\0' || strcasecmp(alloc->memory, "host") == 0;
 
-    if (alloc->device[0] != '\0' && strcmp(alloc->device, "cpu") != 0)
+    if (host && alloc->device[0] != '\0' && strcmp(alloc->device, "cpu") != 0)
         return rdt_error_set(err, RDT_UNSUPPORTED, "this daemon has no device \"%.64s\"", alloc->device);
     if (account_check(call->account, USAGE_WAITERS, call->deferred ? 0 : 1, err) != RDT_OK)
         return RDT_LIMIT;
@@ -80,9 +89,7 @@ enum rdt_status rpc_alloc(struct call *call, const void *request, struct rdt_err
     if (!wait)
         return rdt_error_set(err, RDT_NO_MEMORY, "no memory for the request");
     wait->call = call;
-    region = alloc->memory[0] == '\0' || strcasecmp(alloc->memory, "host") == 0
-                 ? warm_take(&call->client->warm, alloc->bytes, REGION_ALLOCATED)
-                 : NULL;
+    region = host ? warm_take(&call->client->warm, alloc->bytes, REGION_ALLOCATED) : NULL;
     if (region) {
         status = region_scrub(region, on_allocated, wait, err);
         if (status != RDT_OK)
@@ -90,7 +97,7 @@ enum rdt_status rpc_alloc(struct call *call, const void *request, struct rdt_err
         else
             status = RDT_AGAIN;
     } else {
-        status = region_alloc(call->rpc->regions, alloc->memory, "", alloc->bytes, REGION_ALLOCATED, call->account,
+        status = region_alloc(call->rpc->regions, alloc->memory, host ? "" : alloc->device, alloc->bytes, REGION_ALLOCATED, call->account,
                               call->client->id, &region, on_allocated, wait, err);
     }
     if (status == RDT_AGAIN) {
@@ -106,6 +113,74 @@ enum rdt_status rpc_alloc(struct call *call, const void *request, struct rdt_err
     return status;
 }
 
+/* ---- imports ---- */
+
+/* More chunks than one frame has fds are gathered until the last have come, which bring the rest of the request. */
+static enum rdt_status gather(struct call *call, const Rdt__Pb__Import *message, struct rdt_error *err)
+{
+    struct client *client = call->client;
+    struct import_parts *parts = client->importing;
+    uint32_t n = call->frame->nfds;
+
+    if (message->kind != RDT__PB__REGION_KIND__REGION_KIND_VMM || message->n_chunk_bytes != n || n == 0)
+        return rdt_error_set(err, RDT_INVALID, "%zu chunk sizes for %u fds", message->n_chunk_bytes, n);
+    if ((parts ? parts->n : 0) + n > RDT_EXPORT_MAX_FDS)
+        return rdt_error_set(err, RDT_LIMIT, "an import of more than %u chunks", RDT_EXPORT_MAX_FDS);
+    if (!parts && !(parts = client->importing = calloc(1, sizeof *parts)))
+        return rdt_error_set(err, RDT_NO_MEMORY, "no memory for an import");
+    if (account_take(client->account, USAGE_FDS, n, err) != RDT_OK)
+        return RDT_LIMIT;
+    parts->charged += n;
+    for (uint32_t i = 0; i < n; i++, parts->n++) {
+        parts->fds[parts->n] = frame_take_fd(call->frame, i);
+        parts->chunk_bytes[parts->n] = message->chunk_bytes[i];
+    }
+    return RDT_OK;
+}
+
+static enum rdt_status import_device(struct call *call, const Rdt__Pb__Import *message, struct rdt_import *import,
+                                     struct rdt_error *err)
+{
+    struct import_parts *parts;
+    struct alloc_wait *wait;
+    enum rdt_status status = RDT_OK;
+
+    if (message->more || call->client->importing) {
+        status = gather(call, message, err);
+        if (status == RDT_OK && message->more) {
+            Rdt__Pb__RegionReply reply = RDT__PB__REGION_REPLY__INIT;
+            call_reply(call, &reply.base, NULL, 0);
+            return RDT_OK;
+        }
+    }
+    parts = call->client->importing;
+    wait = status == RDT_OK ? calloc(1, sizeof *wait) : NULL;
+    if (status == RDT_OK && !wait)
+        status = rdt_error_set(err, RDT_NO_MEMORY, "no memory for the request");
+    if (status == RDT_OK && parts) {
+        import->fds = parts->fds;
+        import->n_fds = parts->n;
+        import->chunk_bytes = parts->chunk_bytes;
+        account_give(call->client->account, USAGE_FDS, parts->charged); /* the region takes them now */
+        parts->charged = 0;
+    }
+    if (status == RDT_OK) {
+        *wait = (struct alloc_wait){.call = call, .imported = true};
+        status = region_import_device(call->rpc->regions, message->memory, message->device, import, call->account,
+                                      call->client->id, on_allocated, wait, err);
+    }
+    client_drop_import(call->client);
+    if (status != RDT_AGAIN) {
+        free(wait);
+        return status;
+    }
+    call->waiting = wait;
+    status = call_defer(call, -1, leave, err);
+    if (status != RDT_OK)
+        wait->call = NULL;
+    return status;
+}
+
 enum rdt_status rpc_import(struct call *call, const void *request, struct rdt_error *err)
 {
     const Rdt__Pb__Import *message = request;
@@ -117,6 +192,7 @@ enum rdt_status rpc_import(struct call *call, const void *request, struct rdt_er
                                 .chunk_bytes = message->chunk_bytes,
                                 .handle = message->handle.data,
                                 .handle_bytes = message->handle.len};
+    const struct memory_kind *kind = plugins_memory_kind(call->rpc->plugins, message->memory);
     struct region *region;
     enum rdt_status status;
 
@@ -124,6 +200,8 @@ enum rdt_status rpc_import(struct call *call, const void *request, struct rdt_er
         return rdt_error_set(err, RDT_INVALID, "an import of a memfd carries one fd, not %u", call->frame->nfds);
     if (message->kind == RDT__PB__REGION_KIND__REGION_KIND_VMM && message->n_chunk_bytes != call->frame->nfds)
         return rdt_error_set(err, RDT_INVALID, "%zu chunk sizes for %u fds", message->n_chunk_bytes, call->frame->nfds);
+    if (kind && !memory_kind_is_host(kind))
+        return import_device(call, message, &import, err);
     status = region_import(call->rpc->regions, message->memory, message->device, &import, call->account, call->client->id,
                            &region, err);
     if (status == RDT_OK)

@@ -3,9 +3,11 @@
 
 #include "daemon/rpc_call.h"
 #include "daemon/snapshot.h"
+#include "wire_error.h"
 #include "wire_ref.h"
 
 #define PUT_DETACHED 2u
+#define PUT_PENDING 4u
 #define MAX_REGIONS 4096u
 
 /* Every tensor lies in a region of this client's, or in the message. */
@@ -165,6 +167,7 @@ static enum rdt_status put(struct call *call, const Rdt__Pb__Put *message, struc
                              .visibility = message->visibility,
                              .producer = call->client,
                              .ttl_ns = ttl_of(call, message),
+                             .pending = message->flags & PUT_PENDING,
                              .snapshot = message->flags & PUT_SNAPSHOT};
     struct object *object;
     enum rdt_status status = find_regions(call, message, regions, err);
@@ -184,7 +187,7 @@ static enum rdt_status put(struct call *call, const Rdt__Pb__Put *message, struc
         free(put.layout);
         return status;
     }
-    if (object->state == OBJECT_FILLING)
+    if (object->state == OBJECT_FILLING && !object->pending)
         return fill(call, message, object, given, err);
     answer(call, object);
     return RDT_OK;
@@ -213,7 +216,9 @@ enum rdt_status rpc_put(struct call *call, const void *request, struct rdt_error
         return rdt_error_set(err, RDT_INVALID, "regions are given up for snapshots only");
     if (message->n_given > message->n_regions)
         return rdt_error_set(err, RDT_INVALID, "%zu of %zu regions are given up", message->n_given, message->n_regions);
-    if (message->flags & ~(PUT_SNAPSHOT | PUT_DETACHED) || (unsigned)message->visibility > RDT__PB__VISIBILITY__VISIBILITY_ALL)
+    if (message->flags & PUT_PENDING && (message->inline_data.len > 0 || message->n_given > 0))
+        return rdt_error_set(err, RDT_INVALID, "what is PENDING comes neither with the message nor is it given up");
+    if (message->flags & ~(PUT_SNAPSHOT | PUT_DETACHED | PUT_PENDING) || (unsigned)message->visibility > RDT__PB__VISIBILITY__VISIBILITY_ALL)
         return rdt_error_set(err, RDT_INVALID, "unknown flags %u or visibility %d", message->flags, (int)message->visibility);
     status = check_ttl(call, message, err);
     if (status != RDT_OK)
@@ -227,4 +232,50 @@ enum rdt_status rpc_put(struct call *call, const void *request, struct rdt_error
     free(regions);
     free(given);
     return status;
+}
+
+/* ---- of an object that is pending ---- */
+
+/* Only who put it says so. If it has ended meanwhile there is nothing to be ready. */
+static struct object *find_pending(struct call *call, const Rdt__Pb__Ready *message, struct rdt_error *err)
+{
+    struct object *object;
+    struct rdt_ref ref;
+
+    if (call_object_ref(message->ref, &ref, err) != RDT_OK ||
+        object_table_find_any(call->rpc->objects, &ref, &call->account->owner, &object, err) != RDT_OK)
+        return NULL;
+    if (object->producer == call->client && object->state == OBJECT_FILLING && object->pending)
+        return object;
+    (void)rdt_error_set(err, RDT_NOT_FOUND, "object \"%s\" is not pending, or another client put it", ref.id);
+    return NULL;
+}
+
+static void on_late_snapshot(void *arg, struct object *object, const struct rdt_error *err)
+{
+    (void)arg;
+    (void)object;
+    (void)err; /* who waits for it is told */
+}
+
+enum rdt_status rpc_ready(struct call *call, const void *request, struct rdt_error *err)
+{
+    const Rdt__Pb__Ready *message = request;
+    struct object *object = find_pending(call, message, err);
+    struct snapshot *snapshot;
+    struct rdt_error why = {0};
+
+    if (!object)
+        return err->status;
+    if (message->status != RDT_OK) {
+        (void)wire_error(message->status, 0, message->message[0] ? message->message : "its producer could not write it", &why);
+        object_fail(object, &why);
+    } else if (object->snapshot && object->layout) {
+        object->pending = false;
+        (void)snapshot_start(call->rpc->regions, object, NULL, NULL, on_late_snapshot, NULL, &snapshot, &why);
+    } else {
+        object_ready(object);
+    }
+    call_reply_empty(call);
+    return RDT_OK;
 }

@@ -32,7 +32,7 @@ Rdt__Pb__RegionInfo *row_region(struct arena *arena, const struct region *region
     info->region = region->id;
     info->generation = region->generation;
     info->memory = (char *)region->kind->name;
-    info->device = (char *)region->device;
+    info->device = (char *)region_device(region);
     info->origin = (char *)origins[region->origin];
     info->bytes = region->bytes;
     info->tenant = (char *)region->account->owner.tenant;
@@ -179,7 +179,32 @@ static Rdt__Pb__BackendInfo *row_backend(struct arena *arena, const char *name, 
 
 Rdt__Pb__BackendInfo *row_memory(struct arena *arena, const struct memory_kind *kind)
 {
-    return row_backend(arena, kind->name, "memory", kind->path, kind->available, kind->why_not);
+    Rdt__Pb__BackendInfo *info = row_backend(arena, kind->name, "memory", kind->path, kind->available, kind->why_not);
+
+    if (!info || kind->n_devices == 0)
+        return info;
+    info->devices = arena_alloc(arena, kind->n_devices * sizeof *info->devices);
+    for (unsigned i = 0; info->devices && i < kind->n_devices; i++) {
+        const struct memory_device *device = &kind->devices[i];
+        struct rdt_device now = memory_device_now(device);
+        Rdt__Pb__DeviceInfo *row = arena_alloc(arena, sizeof *row);
+        if (!row)
+            return NULL;
+        rdt__pb__device_info__init(row);
+        row->memory = (char *)kind->name;
+        row->uuid = (char *)device->uuid;
+        row->name = (char *)device->name;
+        row->bytes = device->bytes;
+        row->used_bytes = device->used_bytes;
+        row->limit_bytes = device->limit_bytes;
+        row->imported_bytes = device->imported_bytes;
+        row->regions = device->regions;
+        row->opened = now.opened;
+        row->overhead_bytes = now.overhead_bytes;
+        row->why_not = (char *)(now.why_not ? now.why_not : "");
+        info->devices[info->n_devices++] = row;
+    }
+    return info->devices ? info : NULL;
 }
 
 Rdt__Pb__BackendInfo *row_transport(struct arena *arena, const struct transport *transport)

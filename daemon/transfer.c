@@ -199,6 +199,7 @@ void transfer_end(struct transfer *transfer)
     free(transfer->remote);
     free(transfer->keys);
     free(transfer->key_bytes);
+    landing_free(transfer);
     if (transfer->packed != transfer->source)
         free(transfer->packed);
     free(transfer->source);

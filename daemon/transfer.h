@@ -37,6 +37,7 @@
 #include "daemon/options.h"
 #include "daemon/path.h"
 #include "daemon/peer.h"
+#include "daemon/placing.h"
 #include "daemon/plugin.h"
 #include "daemon/region_use.h"
 #include "daemon/replica.h"
@@ -123,6 +124,14 @@ struct target {
     uint32_t n;
 };
 
+/* Where tensors come to lie that go to devices: transfer_landing.c. */
+struct landing {
+    struct placing placing;
+    struct layout *layout; /* NULL: it is the target's now */
+    struct region *regions[PLACING_MAX];
+    uint32_t n_ready;
+};
+
 struct chunk_op;
 struct local_copy;
 
@@ -148,7 +157,11 @@ struct transfer {
     Rdt__Pb__FetchMode mode;
     char wish_transport[65], wish_least[65], wish_group[65];
     bool meta_only;
+    char wish_memory[33], wish_device[65]; /* where its tensors shall be; "": as it comes */
+    bool host_stays;
     struct target *target; /* NULL: the daemon finds memory */
+    struct landing *landing; /* that of several kinds, or on a device; NULL: host memory */
+    bool landed;             /* it is the target */
     struct deadline stall; /* no progress; while ABORT: the grace time */
     uint64_t stall_bytes;  /* done when stall was set */
     struct transfer_record record;

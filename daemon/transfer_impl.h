@@ -227,6 +227,22 @@ enum rdt_status transfer_reserve_staging(struct transfer *transfer, region_ready
 uint8_t *transfer_take_staging(struct transfer *transfer, uint64_t bytes);
 void transfer_free_staging(struct transfer *transfer);
 
+/* ---- on devices (transfer_landing.c) ---- */
+
+bool client_maps(const struct client *client, const char *kind);
+
+/* What its reader wishes is here, and can be mapped there. */
+enum rdt_status landing_check_wish(const struct transfer *transfer, struct rdt_error *err);
+
+/* Decides where each tensor of transfer->source shall lie; from[i]: where it lies on this node (NULL: host memory, or another node). Makes
+ * transfer->landing if some go to devices and the reader gave no targets. *elsewhere_p: some go where they do not lie. */
+enum rdt_status landing_plan(struct transfer *transfer, struct memory_device *const *from, bool *elsewhere_p, struct rdt_error *err);
+
+/* Memory for it, which becomes transfer->target. AGAIN: on_ready comes, with a region to be taken, and this is to be called again. */
+enum rdt_status landing_reserve(struct transfer *transfer, region_ready on_ready, struct rdt_error *err);
+void landing_take(struct transfer *transfer, struct region *region); /* NULL is fine */
+void landing_free(struct transfer *transfer);
+
 /* Results: each answers every fetch of the transfer. The caller ends the transfer afterwards. */
 void transfer_deliver_object(struct transfer *transfer, struct object *object, struct layout *layout, enum path_kind how);
 void transfer_deliver_received(struct transfer *transfer); /* region, target or inline data */

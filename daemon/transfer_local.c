@@ -4,6 +4,7 @@
 #include <stdlib.h>
 
 #include "daemon/copy.h"
+#include "daemon/device_copy.h"
 #include "daemon/log.h"
 #include "daemon/reservation.h"
 #include "daemon/transfer_impl.h"
@@ -22,12 +23,17 @@ struct local_copy {
     struct rdt_error failure; /* status RDT_OK: none yet */
     unsigned n_hands;         /* at work */
     struct hand *hands;
+    struct device_copy *device; /* at work on what lies, or shall lie, on devices; NULL: it has ended, or there is none */
+    struct device_place *from, *to;
+    uint64_t device_bytes; /* that it has copied */
 };
 
 static void copy_free(struct local_copy *local)
 {
     local->transfer->copy = NULL;
     copy_fini(&local->copy);
+    free(local->from);
+    free(local->to);
     free(local->hands);
     free(local);
 }
@@ -51,13 +57,15 @@ static enum rdt_status check_regions(const struct transfer *transfer, struct rdt
     return status;
 }
 
+static void hands_ended(struct local_copy *local);
+static uint64_t copied(const struct local_copy *local);
+
 static void done_hand(struct work *work)
 {
     struct local_copy *local = ((struct hand *)work)->local;
     struct transfer *transfer = local->transfer;
-    struct rdt_error failure;
 
-    transfer->record.bytes_done = atomic_load(&local->copy.copied);
+    transfer->record.bytes_done = copied(local);
     if (transfer->sm.state == TRANSFER_MOVE && local->failure.status == RDT_OK)
         (void)check_regions(transfer, &local->failure);
     if (transfer->sm.state == TRANSFER_MOVE && local->failure.status == RDT_OK && !copy_ended(&local->copy)) {
@@ -65,11 +73,26 @@ static void done_hand(struct work *work)
         return;
     }
     transfer->n_ops--;
-    if (--local->n_hands > 0) {
+    if (--local->n_hands > 0)
         atomic_store(&local->copy.stop, true); /* nothing is left to take, or nobody wants it */
+    else
+        hands_ended(local);
+}
+
+static uint64_t copied(const struct local_copy *local)
+{
+    return atomic_load(&local->copy.copied) + (local->device ? device_copy_bytes(local->device) : local->device_bytes);
+}
+
+/* Those of the pool, or the device's: when both have. */
+static void hands_ended(struct local_copy *local)
+{
+    struct transfer *transfer = local->transfer;
+    struct rdt_error failure = local->failure;
+
+    if (local->n_hands > 0 || local->device)
         return;
-    }
-    failure = local->failure;
+    transfer->record.bytes_done = copied(local);
     copy_free(local);
     if (transfer->sm.state == TRANSFER_MOVE && failure.status != RDT_OK) {
         transfer_fail_err(transfer, &failure); /* ends it */
@@ -82,6 +105,45 @@ static void done_hand(struct work *work)
     transfer_end(transfer);
 }
 
+static void on_device_copied(void *arg, const struct rdt_error *err)
+{
+    struct local_copy *local = arg;
+
+    if (err && local->failure.status == RDT_OK && local->transfer->sm.state == TRANSFER_MOVE) {
+        local->failure = *err;
+        atomic_store(&local->copy.stop, true);
+    }
+    local->device_bytes = device_copy_bytes(local->device);
+    local->device = NULL;
+    local->transfer->n_ops--;
+    hands_ended(local);
+}
+
+/* What the processor does not copy. */
+static enum rdt_status start_device_copy(struct local_copy *local, struct rdt_error *err)
+{
+    struct transfer *transfer = local->transfer;
+    struct object *object = transfer->object;
+    struct target *target = transfer->target;
+    uint32_t n_from = object_n_places(object), n_to = target ? target->n : 1;
+    enum rdt_status status;
+
+    local->from = calloc(n_from + 1u, sizeof *local->from);
+    local->to = calloc(n_to + 1u, sizeof *local->to);
+    if (!local->from || !local->to)
+        return rdt_error_set(err, RDT_NO_MEMORY, "no memory for the copy");
+    for (uint32_t i = 0; i < n_from; i++)
+        local->from[i] = object->chunk ? (struct device_place){.base = local->copy.from[i].base}
+                                       : (struct device_place){.region = object->uses[i].region};
+    for (uint32_t i = 0; i < n_to; i++)
+        local->to[i].region = target ? target->uses[i].region : transfer->received;
+    status = device_copy_start(transfer->source, local->from, local->copy.target, local->to, NULL, false, on_device_copied, local,
+                               &local->device, err);
+    if (status == RDT_OK && local->device)
+        transfer->n_ops++;
+    return status;
+}
+
 static enum rdt_status fill_places(struct transfer *transfer, struct copy *copy, struct rdt_error *err)
 {
     struct object *object = transfer->object;
@@ -91,9 +153,11 @@ static enum rdt_status fill_places(struct transfer *transfer, struct copy *copy,
     if (object->chunk)
         copy->from[0] = (struct copy_place){object_base(object, 0, err), object_region(object, 0)->kind};
     for (uint32_t i = 0; i < object->n_regions && status == RDT_OK; i++)
-        status = copy_place(&copy->from[i], object->uses[i].region, err);
+        if (region_is_host(object->uses[i].region)) /* the rest is the device's */
+            status = copy_place(&copy->from[i], object->uses[i].region, err);
     for (uint32_t i = 0; target && i < target->n && status == RDT_OK; i++)
-        status = copy_place(&copy->to[i], target->uses[i].region, err);
+        if (region_is_host(target->uses[i].region))
+            status = copy_place(&copy->to[i], target->uses[i].region, err);
     if (!target && transfer->received && status == RDT_OK)
         status = copy_place(&copy->to[0], transfer->received, err);
     return status;
@@ -132,7 +196,7 @@ static void start_copy(struct transfer *transfer)
         transfer_fail(transfer, RDT_NO_MEMORY, "no memory for the copy");
         return;
     }
-    if (fill_places(transfer, &local->copy, &err) != RDT_OK) {
+    if (fill_places(transfer, &local->copy, &err) != RDT_OK || start_device_copy(local, &err) != RDT_OK) {
         copy_free(local);
         transfer_fail_err(transfer, &err);
         return;
@@ -163,6 +227,35 @@ static void on_reserved(void *arg, struct region *region, const struct rdt_error
         return;
     }
     start_copy(transfer);
+}
+
+static void on_landed(void *arg, struct region *region, const struct rdt_error *err);
+
+static void land(struct transfer *transfer)
+{
+    struct rdt_error err = {0};
+    enum rdt_status status = landing_reserve(transfer, on_landed, &err);
+
+    if (status == RDT_AGAIN)
+        transfer->n_ops++;
+    else if (status == RDT_OK)
+        start_copy(transfer);
+    else
+        transfer_fail_err(transfer, &err);
+}
+
+static void on_landed(void *arg, struct region *region, const struct rdt_error *err)
+{
+    struct transfer *transfer = arg;
+
+    transfer->n_ops--;
+    landing_take(transfer, region);
+    if (transfer->sm.state == TRANSFER_ABORT)
+        transfer_end(transfer);
+    else if (err)
+        transfer_fail_err(transfer, err);
+    else
+        land(transfer);
 }
 
 static enum rdt_status copy_metadata(struct transfer *transfer, const struct object *object, struct rdt_error *err)
@@ -210,6 +303,11 @@ static void reserve(struct transfer *transfer, struct object *object)
     object_pin(object);
     transfer->object = object;
     transfer_set_state(transfer, TRANSFER_RESERVE);
+    if (transfer->landing) {
+        reservation_leave(transfer);
+        land(transfer);
+        return;
+    }
     if (transfer->target || transfer->stream_bytes == 0) {
         start_copy(transfer);
         return;
@@ -254,6 +352,55 @@ static void reply_inline(struct transfer *transfer, struct object *object)
         transfer_fail_err(transfer, &err);
 }
 
+/* Of what it is shared by. */
+static uint32_t n_fds_of(const struct object *object)
+{
+    uint32_t n = object->n_regions;
+    unsigned fds;
+
+    for (uint32_t i = 0; i < object->n_regions; i++)
+        if (!region_is_host(object->uses[i].region) && region_share_fds(object->uses[i].region, &fds, NULL) == RDT_OK && fds > 1)
+            n += fds - 1;
+    return n;
+}
+
+/* Its own process cannot open a handle that it has given away. */
+static bool is_own_handle(const struct region *region, const struct client *client)
+{
+    unsigned fds;
+
+    return !region_is_host(region) && region->origin == REGION_IMPORTED && region->maker == client->id &&
+           region->client != client->id && region_share_fds((struct region *)(uintptr_t)region, &fds, NULL) == RDT_OK && fds == 0;
+}
+
+/* Where its tensors go; why they cannot be had where they are. */
+static enum rdt_status place_tensors(struct transfer *transfer, struct object *object, struct path_query *query,
+                                     struct rdt_error *err)
+{
+    const struct layout *source = transfer->source;
+    struct memory_device **from;
+    bool elsewhere = false;
+    enum rdt_status status = RDT_OK;
+
+    for (uint32_t i = 0; i < object->n_regions && !query->elsewhere; i++) {
+        const struct region *region = object->uses[i].region;
+        if (!region_is_host(region) && !client_maps(transfer->client, region->kind->name))
+            query->elsewhere = "it is on a device, whose memory the reader's process does not map";
+        else if (is_own_handle(region, transfer->client))
+            query->elsewhere = "it is memory of the reader's own, by a handle that its own process cannot open";
+    }
+    from = calloc(source->count + 1u, sizeof *from);
+    if (!from)
+        return rdt_error_set(err, RDT_NO_MEMORY, "no memory for the tensors' places");
+    for (uint32_t i = 0; i < source->count; i++)
+        from[i] = !object->chunk && layout_bytes(source, i) > 0 ? object->uses[source->region[i]].region->at : NULL;
+    status = landing_plan(transfer, from, &elsewhere, err);
+    free(from);
+    if (elsewhere && !query->elsewhere)
+        query->elsewhere = "the reader wants it in other memory than it lies in";
+    return status;
+}
+
 void transfer_local_serve(struct transfer *transfer, struct object *object)
 {
     struct path_query query = {.same_node = true,
@@ -291,8 +438,12 @@ void transfer_local_serve(struct transfer *transfer, struct object *object)
         query.show_why_not = why_not;
     if (!object->snapshot)
         query.cow_why_not = "the object is live: what its producer writes later would show in a private mapping of it";
+    if (place_tensors(transfer, object, &query, &err) != RDT_OK) {
+        transfer_fail_err(transfer, &err);
+        return;
+    }
     query.has_inline = object->chunk != NULL;
-    query.too_many_regions = object->n_regions > RDT_MAX_FRAME_FDS;
+    query.too_many_regions = n_fds_of(object) > RDT_MAX_FRAME_FDS;
     query.same_client = !query.too_many_regions && object->n_regions > 0;
     for (uint32_t i = 0; i < object->n_regions; i++)
         query.same_client = query.same_client && object->uses[i].region->client == transfer->client->id &&
@@ -425,6 +576,8 @@ void transfer_local_abort(struct transfer *transfer)
 {
     if (transfer->copy)
         atomic_store(&transfer->copy->copy.stop, true);
+    if (transfer->copy && transfer->copy->device)
+        device_copy_stop(transfer->copy->device);
     transfer_set_state(transfer, TRANSFER_ABORT);
     if (transfer->n_ops == 0)
         transfer_end(transfer);

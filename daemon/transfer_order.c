@@ -48,7 +48,7 @@ struct queue_names {
 
 static void names_add(struct queue_names *names, const struct peer_transport *pt, const struct region *region)
 {
-    const char *name = region ? plugin_conn_queue(&pt->conn, region->kind->name, region->device) : NULL;
+    const char *name = region ? plugin_conn_queue(&pt->conn, region->kind->name, region_device(region)) : NULL;
 
     if (!name)
         return;

@@ -12,6 +12,7 @@ struct result {
     Rdt__Pb__Ref ref;
     Rdt__Pb__TensorList tensors;
     Rdt__Pb__SharedRegion *regions, **region_list;
+    struct region_share *shares; /* of those on devices */
     int fds[RDT_MAX_FRAME_FDS];
     unsigned n_fds;
 };
@@ -28,6 +29,7 @@ static void result_init(struct result *result, const struct transfer *transfer, 
     result->done.bytes_moved = transfer->record.bytes_done;
     result->regions = NULL;
     result->region_list = NULL;
+    result->shares = NULL;
     result->n_fds = 0;
 }
 
@@ -42,8 +44,8 @@ enum share { SHARE_READ, SHARE_WRITE, SHARE_COW };
 static enum rdt_status result_add_region(struct result *result, struct region *region, uint64_t client, enum share how,
                                          bool with_fd, struct rdt_error *err)
 {
-    size_t n = result->done.n_regions;
-    Rdt__Pb__SharedRegion *entry = &result->regions[n];
+    size_t n_at = result->done.n_regions;
+    Rdt__Pb__SharedRegion *entry = &result->regions[n_at];
     bool writable_fd = how == SHARE_WRITE || region->origin == REGION_IMPORTED; /* imported memory knows no read-only fd */
 
     rdt__pb__shared_region__init(entry);
@@ -56,6 +58,16 @@ static enum rdt_status result_add_region(struct result *result, struct region *r
     if (with_fd && region->kept && region->exported_to == client) {
         region->kept = false; /* it has it mapped since it last had it */
         entry->comes_again = true;
+    } else if (with_fd && !region_is_host(region)) {
+        unsigned n;
+        enum rdt_status status = region_share(region, client, &result->shares[n_at], result->fds + result->n_fds,
+                                              RDT_MAX_FRAME_FDS - result->n_fds, &n, err);
+        if (status != RDT_OK)
+            return status;
+        entry->share = &result->shares[n_at].message;
+        entry->fd_index = n > 0 ? (int32_t)result->n_fds : -1;
+        entry->cow = false;
+        result->n_fds += n;
     } else if (with_fd) {
         enum rdt_status status = region_export_to(region, client, writable_fd, &result->fds[result->n_fds], err);
         if (status != RDT_OK)
@@ -63,7 +75,7 @@ static enum rdt_status result_add_region(struct result *result, struct region *r
         entry->fd_index = (int32_t)result->n_fds++;
         entry->comes_again = entry->writable && region->origin == REGION_RECEIVED && region_may_come_again(region, client);
     }
-    result->region_list[n] = entry;
+    result->region_list[n_at] = entry;
     result->done.n_regions++;
     result->done.regions = result->region_list;
     return RDT_OK;
@@ -92,13 +104,15 @@ static bool result_make_regions(struct result *result, uint32_t n)
 {
     result->regions = calloc(n ? n : 1, sizeof *result->regions);
     result->region_list = calloc(n ? n : 1, sizeof *result->region_list);
-    return result->regions && result->region_list;
+    result->shares = calloc(n ? n : 1, sizeof *result->shares);
+    return result->regions && result->region_list && result->shares;
 }
 
 static void result_fini(struct result *result)
 {
     result_drop_fds(result);
     free(result->regions);
+    free(result->shares);
     free(result->region_list);
 }
 
@@ -197,9 +211,29 @@ void transfer_deliver_object(struct transfer *transfer, struct object *object, s
     object_drop(object);
 }
 
+/* In memory of ours in several places. Several fetches of one client share it. */
+static enum rdt_status fill_landed(struct result *result, struct transfer *transfer, struct client *client, struct hold **hold_p,
+                                   struct rdt_error *err)
+{
+    const struct target *target = transfer->target;
+    enum rdt_status status = RDT_OK;
+
+    layout_to_wire(target->layout, true, &result->tensors);
+    if (!result_make_regions(result, target->n) ||
+        !(*hold_p = client_hold_regions(client, transfer->landing->regions, target->n)))
+        return rdt_error_set(err, RDT_NO_MEMORY, "no memory for the answer");
+    for (uint32_t i = 0; i < target->n && status == RDT_OK; i++)
+        status = result_add_region(result, target->uses[i].region, client->id,
+                                   transfer->n_fetches == 1 || !region_is_host(target->uses[i].region) ? SHARE_WRITE : SHARE_READ,
+                                   true, err);
+    return status;
+}
+
 static enum rdt_status fill_received(struct result *result, struct transfer *transfer, struct client *client,
                                      struct hold **hold_p, struct rdt_error *err)
 {
+    if (transfer->landed)
+        return fill_landed(result, transfer, client, hold_p, err);
     if (transfer->target) {
         if (!result_make_regions(result, transfer->target->n))
             return rdt_error_set(err, RDT_NO_MEMORY, "no memory for the answer");

@@ -12,7 +12,8 @@
     X(WAITERS, waiters, "waiting requests") /* answered later: for a put, an end, another node, room */           \
     X(NAMES, names, "published names")      /* */                                                                 \
     X(HEAP, heap, "bytes of bookkeeping")   /* metadata, lists of tensors, requests that are kept */              \
-    X(SESSIONS, sessions, "sessions")       /* connections */
+    X(SESSIONS, sessions, "sessions")       /* connections */                                                     \
+    X(DEVICE_BYTES, device_bytes, "bytes of device memory") /* allocated, fetched into, on all devices together */
 
 enum usage {
 #define X(NAME, name, what) USAGE_##NAME,

@@ -448,3 +448,33 @@ enum rdt_status layout_same_shape(const struct layout *object, const struct layo
     }
     return RDT_OK;
 }
+
+enum rdt_status layout_select(const struct layout *layout, const uint32_t *indices, size_t n, struct layout **layout_p,
+                              struct rdt_error *err)
+{
+    uint32_t n_dims = 0, at = 0;
+    struct layout *view;
+
+    for (size_t k = 0; k < n; k++) {
+        if (indices[k] >= layout->count || (k > 0 && indices[k] <= indices[k - 1]))
+            return rdt_error_set(err, RDT_INVALID, "tensor %u of %u, at place %zu of a selection", indices[k], layout->count, k);
+        n_dims += layout->ndim[indices[k]];
+    }
+    view = layout_create((uint32_t)n, n_dims);
+    if (!view)
+        return rdt_error_set(err, RDT_NO_MEMORY, "no memory for %zu tensors", n);
+    for (size_t k = 0; k < n; k++) {
+        uint32_t i = indices[k];
+        view->dtype[k] = layout->dtype[i];
+        view->ndim[k] = layout->ndim[i];
+        view->first_dim[k] = at;
+        view->region[k] = layout->region[i];
+        view->offset[k] = layout->offset[i];
+        for (uint32_t d = 0; d < layout->ndim[i]; d++, at++) {
+            view->shape[at] = layout->shape[layout->first_dim[i] + d];
+            view->strides[at] = layout->strides[layout->first_dim[i] + d];
+        }
+    }
+    *layout_p = view;
+    return RDT_OK;
+}

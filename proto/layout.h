@@ -71,6 +71,16 @@ enum rdt_status layout_same_shape(const struct layout *object, const struct layo
 void layout_gather(const struct layout *layout, uint32_t i, const void *base, uint64_t from, uint64_t bytes, void *packed_p);
 void layout_scatter(const struct layout *layout, uint32_t i, void *base, uint64_t from, uint64_t bytes, const void *packed);
 
+/* The same bytes as runs in memory, for whoever copies them by other means: `runs` runs of run_bytes each, the first at byte `place` of the
+ * region, each step_bytes after the one before; in the packed stream they follow one another. Ends early, with false, when on_runs says
+ * false. */
+typedef bool (*layout_on_runs)(void *arg, uint64_t place, int64_t step_bytes, uint64_t run_bytes, uint64_t runs);
+bool layout_runs(const struct layout *layout, uint32_t i, uint64_t from, uint64_t bytes, layout_on_runs on_runs, void *arg);
+
+/* The tensors that indices[n] name, ascending, as a layout of their own: same places. RDT_INVALID: no such tensor, or not ascending. */
+enum rdt_status layout_select(const struct layout *layout, const uint32_t *indices, size_t n, struct layout **layout_p,
+                              struct rdt_error *err);
+
 /* ---- decoding with a cap ---- */
 
 /* A protobuf-c allocator that gives up after max_bytes: what a message may cost is bounded before it is believed. One arena

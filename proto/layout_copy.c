@@ -182,3 +182,34 @@ void layout_scatter(const struct layout *layout, uint32_t i, void *base, uint64_
 {
     copy(layout, i, base, from, bytes, (uint8_t *)packed, true);
 }
+
+bool layout_runs(const struct layout *layout, uint32_t i, uint64_t from, uint64_t bytes, layout_on_runs on_runs, void *arg)
+{
+    struct walk walk;
+    uint64_t skip;
+
+    if (bytes == 0)
+        return true;
+    walk_init(&walk, layout, i);
+    walk_seek(&walk, from / walk.run);
+    skip = from % walk.run;
+    if (skip > 0 || bytes < walk.run) {
+        uint64_t part = walk.run - skip < bytes ? walk.run - skip : bytes;
+        if (!on_runs(arg, (uint64_t)walk.place + skip, 0, part, 1))
+            return false;
+        bytes -= part;
+        if (bytes > 0)
+            walk_advance(&walk, 0, 1);
+    }
+    while (bytes >= walk.run) {
+        uint64_t runs = walk.n_dims > 0 ? walk.size[0] - walk.at[0] : 1;
+        if (runs > bytes / walk.run)
+            runs = bytes / walk.run;
+        if (!on_runs(arg, (uint64_t)walk.place, walk.n_dims > 0 ? walk.step[0] : 0, walk.run, runs))
+            return false;
+        bytes -= runs * walk.run;
+        if (bytes > 0)
+            walk_advance(&walk, 0, runs);
+    }
+    return bytes == 0 || on_runs(arg, (uint64_t)walk.place, 0, bytes, 1);
+}

@@ -27,7 +27,8 @@
     X(30, GROUP_CREATE, group_create, empty)     \
     X(31, GROUP_DESTROY, group_destroy, empty)    \
     X(40, BACKEND_LOAD, backend_load, backend_reply) \
-    X(41, BACKEND_UNLOAD, backend_unload, backend_reply)
+    X(41, BACKEND_UNLOAD, backend_unload, backend_reply) \
+    X(50, READY, ready, empty)
 
 enum rdt_message {
 #define X(number, name, request, reply) RDT_MSG_##name = (number),
@@ -68,7 +69,8 @@ enum rdt_event_type {
     X(43, GROUP_READY, group_word)     \
     X(44, GROUP_FAILED, group_word)    \
     X(45, GROUP_END, group_word)       \
-    X(46, GROUP_ENDED, group_word)
+    X(46, GROUP_ENDED, group_word)      \
+    X(50, PULL_CREDIT, pull_credit)
 
 enum rdt_peer_message {
 #define X(number, name, message) RDT_PEER_##name = (number),

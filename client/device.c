@@ -1,0 +1,344 @@
+/* Memory on devices: it is named here and mapped by whoever said how (rdt_map_by). Nothing here touches it. */
+#include "device.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <strings.h>
+#include <unistd.h>
+
+#include "alloc.h"
+#include "call.h"
+#include "clock.h"
+#include "options.h"
+#include "proto/wire_limits.h"
+#include "proto/wire_ref.h"
+
+#define MAX_CHUNKS 65536u
+
+enum rdt_status rdt_map_by(rdt *conn, const struct rdt_mapper *given, struct rdt_error *err)
+{
+    struct rdt_mapper ops;
+    struct mapper *mapper;
+    enum rdt_status status = connection_check(conn, err);
+
+    if (status == RDT_OK && !given)
+        status = rdt_error_set(err, RDT_INVALID, "mapper is NULL");
+    if (status == RDT_OK)
+        status = options_copy(&ops, sizeof ops, given, err);
+    if (status == RDT_OK && (!ops.memory || !ops.map || !ops.unmap))
+        status = rdt_error_set(err, RDT_INVALID, "a mapper needs memory, map and unmap");
+    if (status == RDT_OK)
+        status = options_check_text(ops.memory, RDT_MAX_NAME_BYTES < 32 ? RDT_MAX_NAME_BYTES : 32, "memory", err);
+    if (status == RDT_OK && strcasecmp(ops.memory, "host") == 0)
+        status = rdt_error_set(err, RDT_EXISTS, "host memory needs no mapper");
+    if (status != RDT_OK)
+        return status;
+    mapper = calloc(1, sizeof *mapper);
+    if (!mapper)
+        return rdt_error_set(err, RDT_NO_MEMORY, "no memory for a mapper");
+    mapper->ops = ops;
+    (void)snprintf(mapper->memory, sizeof mapper->memory, "%s", ops.memory);
+    mapper->ops.memory = mapper->memory;
+    connection_lock(conn);
+    if (memory_mapper(&conn->memory, mapper->memory)) {
+        status = rdt_error_set(err, RDT_EXISTS, "%s memory has a mapper already", mapper->memory);
+        free(mapper);
+    } else {
+        mapper->next = conn->memory.mappers;
+        conn->memory.mappers = mapper;
+    }
+    connection_unlock(conn);
+    return status;
+}
+
+size_t device_maps(const rdt *conn, char **names_p, size_t max)
+{
+    size_t n = 0;
+
+    for (struct mapper *mapper = conn->memory.mappers; mapper && n < max; mapper = mapper->next)
+        names_p[n++] = mapper->memory;
+    return n;
+}
+
+/* ---- what the daemon shares ---- */
+
+static enum rdt_status map_share(rdt *conn, uint64_t region, uint64_t generation, uint64_t bytes, const Rdt__Pb__Share *share,
+                                 const int *fds, unsigned n_fds, enum mapping_origin origin, struct mapping **mapping_p,
+                                 struct rdt_error *err)
+{
+    struct rdt_shared shared = {.struct_size = sizeof shared,
+                                .memory = share->memory,
+                                .device = share->device,
+                                .kind = (enum rdt_shared_kind)share->kind,
+                                .bytes = bytes,
+                                .offset = share->offset,
+                                .fds = fds,
+                                .chunk_bytes = share->chunk_bytes,
+                                .n_fds = n_fds,
+                                .handle = share->handle.data,
+                                .handle_bytes = share->handle.len};
+
+    if (bytes == 0 || bytes > SIZE_MAX / 2 || share->n_chunk_bytes != n_fds)
+        return rdt_error_set(err, RDT_PROTOCOL, "rdtd shares region %llu of %llu bytes with %u fds for %zu chunks",
+                             (unsigned long long)region, (unsigned long long)bytes, n_fds, share->n_chunk_bytes);
+    return memory_map_device(&conn->memory, region, generation, &shared, origin, mapping_p, err);
+}
+
+enum rdt_status device_map_shared(rdt *conn, const Rdt__Pb__SharedRegion *shared, struct frame *frame, struct mapping **mapping_p,
+                                  struct rdt_error *err)
+{
+    unsigned first = shared->fd_index >= 0 ? (unsigned)shared->fd_index : 0;
+    unsigned n = shared->fd_index >= 0 ? (unsigned)shared->share->n_chunk_bytes : 0;
+
+    if (shared->share->n_chunk_bytes > frame->nfds || first + n > frame->nfds)
+        return rdt_error_set(err, RDT_PROTOCOL, "the fds of region %llu did not come", (unsigned long long)shared->region);
+    return map_share(conn, shared->region, shared->generation, shared->bytes, shared->share, frame->fds + first, n,
+                     MAPPING_FETCHED, mapping_p, err);
+}
+
+enum rdt_status alloc_on_device(rdt *conn, size_t bytes, const struct rdt_alloc_options *options, int64_t deadline_ns,
+                                struct mapping **mapping_p, struct rdt_error *err)
+{
+    Rdt__Pb__Alloc request = RDT__PB__ALLOC__INIT;
+    Rdt__Pb__RegionReply *reply;
+    ProtobufCMessage *answer;
+    struct call_got got;
+    struct mapper *mapper;
+    enum rdt_status status;
+
+    connection_lock(conn);
+    mapper = memory_mapper(&conn->memory, options->memory);
+    connection_unlock(conn);
+    if (!mapper)
+        return rdt_error_set(err, RDT_UNSUPPORTED, "nothing in this process maps \"%.32s\" memory: rdt_map_by", options->memory);
+    request.memory = mapper->memory;
+    request.device = (char *)(options->device ? options->device : "");
+    request.bytes = bytes;
+    request.timeout_ns = options->timeout_ns;
+    status = call_many(conn, RDT_MSG_ALLOC, &request.base, NULL, 0, &rdt__pb__region_reply__descriptor, deadline_ns, &answer, &got,
+                       err);
+    if (status != RDT_OK)
+        return status;
+    reply = (Rdt__Pb__RegionReply *)answer;
+    if (!reply->share || reply->bytes < bytes) {
+        status = rdt_error_set(err, RDT_PROTOCOL, "rdtd answered ALLOC of %zu bytes of %s memory with %llu bytes of another kind",
+                               bytes, mapper->memory, (unsigned long long)reply->bytes);
+    } else {
+        connection_lock(conn);
+        status = map_share(conn, reply->region, reply->generation, reply->bytes, reply->share, got.fds, got.n_fds,
+                           MAPPING_ALLOCATED, mapping_p, err);
+        connection_unlock(conn);
+    }
+    call_got_close(&got);
+    if (status != RDT_OK)
+        alloc_release(conn, reply->region);
+    protobuf_c_message_free_unpacked(answer, NULL);
+    return status;
+}
+
+/* ---- the caller's own ---- */
+
+static enum rdt_status check_shared(const struct rdt_shared *shared, const void *addr, struct rdt_error *err)
+{
+    uint64_t all = 0;
+
+    if (!addr || shared->bytes == 0 || shared->bytes > UINTPTR_MAX - (uintptr_t)addr)
+        return rdt_error_set(err, RDT_INVALID, "[%p, +%llu) is no range of memory", addr, (unsigned long long)shared->bytes);
+    if (!shared->memory || (shared->kind != RDT_SHARED_VMM && shared->kind != RDT_SHARED_LEGACY_IPC))
+        return rdt_error_set(err, RDT_INVALID, "memory on a device is imported by chunks or by a legacy handle");
+    if (shared->kind == RDT_SHARED_LEGACY_IPC)
+        return shared->handle && shared->handle_bytes > 0 && shared->handle_bytes <= 64
+                   ? RDT_OK
+                   : rdt_error_set(err, RDT_INVALID, "a legacy handle has 1 to 64 bytes, not %zu", shared->handle_bytes);
+    if (!shared->fds || !shared->chunk_bytes || shared->n_fds == 0 || shared->n_fds > MAX_CHUNKS)
+        return rdt_error_set(err, RDT_INVALID, "%zu chunks: 1 to %u, each with an fd and its bytes", shared->n_fds, MAX_CHUNKS);
+    for (size_t i = 0; i < shared->n_fds; i++)
+        all = shared->chunk_bytes[i] > UINT64_MAX - all ? UINT64_MAX : all + shared->chunk_bytes[i];
+    if (shared->offset > all || shared->bytes > all - shared->offset)
+        return rdt_error_set(err, RDT_INVALID, "%llu bytes at offset %llu of chunks that have %llu",
+                             (unsigned long long)shared->bytes, (unsigned long long)shared->offset, (unsigned long long)all);
+    return RDT_OK;
+}
+
+/* Chunks in as many frames as it takes; the last is answered with the region. */
+static enum rdt_status send_import(rdt *conn, const struct rdt_shared *shared, ProtobufCMessage **answer_p, struct rdt_error *err)
+{
+    Rdt__Pb__Import request = RDT__PB__IMPORT__INIT;
+    bool chunks = shared->kind == RDT_SHARED_VMM;
+    size_t sent = 0, n_fds = chunks ? shared->n_fds : 0;
+    enum rdt_status status;
+    struct call_got got;
+
+    request.memory = (char *)shared->memory;
+    request.device = (char *)(shared->device ? shared->device : "");
+    request.kind = (Rdt__Pb__RegionKind)shared->kind;
+    request.bytes = shared->bytes;
+    request.offset = shared->offset;
+    if (!chunks)
+        request.handle = (ProtobufCBinaryData){shared->handle_bytes, (uint8_t *)(uintptr_t)shared->handle};
+    for (;;) {
+        unsigned n = n_fds - sent < RDT_MAX_FRAME_FDS ? (unsigned)(n_fds - sent) : RDT_MAX_FRAME_FDS;
+
+        request.more = sent + n < n_fds;
+        request.chunk_bytes = chunks ? (uint64_t *)(uintptr_t)(shared->chunk_bytes + sent) : NULL;
+        request.n_chunk_bytes = n;
+        status = call_many(conn, RDT_MSG_IMPORT, &request.base, chunks ? shared->fds + sent : NULL, n,
+                           &rdt__pb__region_reply__descriptor, clock_deadline_ns(CALL_MEMORY_TIMEOUT_NS), answer_p, &got, err);
+        if (status != RDT_OK)
+            return status;
+        call_got_close(&got);
+        sent += n;
+        if (!request.more)
+            return RDT_OK;
+        protobuf_c_message_free_unpacked(*answer_p, NULL);
+    }
+}
+
+enum rdt_status rdt_import_shared(rdt *conn, const struct rdt_shared *given, void *addr, struct rdt_error *err)
+{
+    struct rdt_shared shared;
+    Rdt__Pb__RegionReply *reply;
+    ProtobufCMessage *answer;
+    struct mapping *mapping;
+    struct mapper *mapper = NULL;
+    enum rdt_status status = connection_check(conn, err);
+
+    if (status == RDT_OK)
+        status = options_copy(&shared, sizeof shared, given, err);
+    if (status == RDT_OK)
+        status = check_shared(&shared, addr, err);
+    if (status == RDT_OK)
+        status = alloc_check_unknown(conn, addr, shared.bytes, err);
+    if (status != RDT_OK)
+        return status;
+    connection_lock(conn);
+    mapper = memory_mapper(&conn->memory, shared.memory);
+    connection_unlock(conn);
+    if (!mapper)
+        return rdt_error_set(err, RDT_UNSUPPORTED, "nothing in this process maps \"%.32s\" memory: rdt_map_by", shared.memory);
+    status = send_import(conn, &shared, &answer, err);
+    if (status != RDT_OK)
+        return status;
+    reply = (Rdt__Pb__RegionReply *)answer;
+    connection_lock(conn);
+    status = memory_adopt_device(&conn->memory, reply->region, reply->generation, addr, shared.bytes, mapper, reply->device,
+                                 &mapping, err);
+    if (status != RDT_OK) {
+        connection_unlock(conn);
+        alloc_release(conn, reply->region);
+    } else {
+        status = alloc_offer(conn, mapping, err);
+        connection_unlock(conn);
+    }
+    protobuf_c_message_free_unpacked(answer, NULL);
+    return status;
+}
+
+enum rdt_status rdt_known(rdt *conn, const void *addr, size_t bytes, bool *known_p, const char **memory_p, const char **device_p,
+                          struct rdt_error *err)
+{
+    uintptr_t lo = (uintptr_t)addr, hi = lo + (bytes ? bytes : 1);
+    const struct mapping *mapping;
+    enum rdt_status status = connection_check(conn, err);
+
+    if (status != RDT_OK)
+        return status;
+    if (!known_p || hi < lo)
+        return rdt_error_set(err, RDT_INVALID, "%s", known_p ? "the range wraps around" : "known_p is NULL");
+    connection_lock(conn);
+    mapping = memory_at(&conn->memory, lo, hi);
+    if (mapping && (lo < (uintptr_t)mapping->addr || hi > (uintptr_t)mapping->addr + mapping->bytes))
+        status = rdt_error_set(err, RDT_INVALID, "[%p, +%zu) lies partly in [%p, +%zu), partly outside", addr, bytes,
+                               (void *)mapping->addr, mapping->bytes);
+    if (status == RDT_OK) {
+        *known_p = mapping != NULL;
+        if (mapping && memory_p)
+            *memory_p = mapping->mapper ? mapping->mapper->memory : "host";
+        if (mapping && device_p)
+            *device_p = mapping->device;
+    }
+    connection_unlock(conn);
+    return status;
+}
+
+/* ---- the daemon's devices ---- */
+
+static void copy_text(char *to, size_t room, const char *from)
+{
+    (void)snprintf(to, room, "%s", from);
+}
+
+enum rdt_status rdt_devices(rdt *conn, struct rdt_device_info *devices_p, size_t max, size_t *count_p, struct rdt_error *err)
+{
+    Rdt__Pb__List request = RDT__PB__LIST__INIT;
+    Rdt__Pb__ListReply *reply;
+    ProtobufCMessage *answer;
+    size_t count = 0;
+    enum rdt_status status = connection_check(conn, err);
+
+    if (status == RDT_OK && !count_p)
+        status = rdt_error_set(err, RDT_INVALID, "count_p is NULL");
+    if (status != RDT_OK)
+        return status;
+    request.kind = RDT__PB__LIST_KIND__LIST_KIND_BACKENDS;
+    do {
+        status = call(conn, RDT_MSG_LIST, &request.base, &rdt__pb__list_reply__descriptor, CALL_TIMEOUT_NS, &answer, err);
+        if (status != RDT_OK)
+            return status;
+        reply = (Rdt__Pb__ListReply *)answer;
+        for (size_t b = 0; b < reply->n_backends; b++)
+            for (size_t d = 0; d < reply->backends[b]->n_devices; d++, count++) {
+                const Rdt__Pb__DeviceInfo *from = reply->backends[b]->devices[d];
+                struct rdt_device_info *to = devices_p + count;
+                if (count >= max)
+                    continue;
+                copy_text(to->memory, sizeof to->memory, from->memory);
+                copy_text(to->uuid, sizeof to->uuid, from->uuid);
+                copy_text(to->name, sizeof to->name, from->name);
+                copy_text(to->why_not, sizeof to->why_not, from->why_not);
+                to->bytes = from->bytes;
+                to->used_bytes = from->used_bytes;
+                to->limit_bytes = from->limit_bytes;
+                to->opened = from->opened;
+                to->overhead_bytes = from->overhead_bytes;
+            }
+        request.after = reply->next;
+        protobuf_c_message_free_unpacked(answer, NULL);
+    } while (request.after != 0);
+    *count_p = count;
+    return RDT_OK;
+}
+
+/* ---- puts that are pending ---- */
+
+static enum rdt_status send_ready(rdt *conn, const struct rdt_ref *ref, enum rdt_status how, const char *sentence,
+                                  struct rdt_error *err)
+{
+    Rdt__Pb__Ready request = RDT__PB__READY__INIT;
+    Rdt__Pb__Ref message;
+    enum rdt_status status = connection_check(conn, err);
+
+    if (status == RDT_OK && (!ref || ref->is_name || ref->id_bytes == 0 || ref->id_bytes > RDT_MAX_ID_BYTES))
+        status = rdt_error_set(err, RDT_INVALID, "this is not the ref of an object that was put here");
+    if (status != RDT_OK)
+        return status;
+    wire_ref_from(ref, &message);
+    request.ref = &message;
+    request.status = how;
+    request.message = (char *)(sentence ? sentence : "");
+    connection_lock(conn);
+    status = connection_send(conn, RDT_MSG_READY, 0, &request.base, -1, true, err);
+    connection_unlock(conn);
+    return status;
+}
+
+enum rdt_status rdt_ready(rdt *conn, const struct rdt_ref *ref, struct rdt_error *err)
+{
+    return send_ready(conn, ref, RDT_OK, NULL, err);
+}
+
+enum rdt_status rdt_fail(rdt *conn, const struct rdt_ref *ref, enum rdt_status why, const char *sentence, struct rdt_error *err)
+{
+    return send_ready(conn, ref, why == RDT_OK ? RDT_OWNER_DIED : why, sentence, err);
+}

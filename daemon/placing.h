@@ -1,0 +1,22 @@
+/* Where tensors shall lie, when that is not one range of host memory: packed, in one region for each place. */
+#ifndef DAEMON_PLACING_H
+#define DAEMON_PLACING_H
+
+#include "daemon/plugin.h"
+#include "proto/layout.h"
+
+#define PLACING_MAX 32u
+
+struct placing {
+    uint32_t n;
+    struct {
+        struct memory_device *device; /* NULL: host memory */
+        uint64_t bytes;
+    } at[PLACING_MAX];
+};
+
+/* to[i]: of tensor i; NULL: host memory. *layout_p: the tensors row-major, each in the region that placing_p->at counts. LIMIT, NO_MEMORY. */
+enum rdt_status placing_make(const struct layout *layout, struct memory_device *const *to, struct placing *placing_p,
+                             struct layout **layout_p, struct rdt_error *err);
+
+#endif

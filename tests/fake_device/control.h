@@ -1,0 +1,34 @@
+/* What tests and the fake device share: a page that the plug-in maps from the file that its key "control" names. */
+#ifndef TESTS_FAKE_DEVICE_CONTROL_H
+#define TESTS_FAKE_DEVICE_CONTROL_H
+
+#include <stdatomic.h>
+#include <stdint.h>
+
+#define FAKE_DEVICES 4
+
+struct fake_control {
+    /* set by tests */
+    _Atomic uint32_t hold;        /* copies that were queued wait while it is set */
+    _Atomic uint32_t fail_copies; /* so many of the next ones fail */
+    _Atomic uint32_t fail_allocs, fail_imports;
+    /* set by the plug-in */
+    _Atomic uint64_t allocated[FAKE_DEVICES]; /* bytes on each device that it has made */
+    _Atomic uint32_t opened[FAKE_DEVICES];
+    _Atomic uint32_t blocks, imports, handles; /* that exist now; handles: opened, each once */
+    _Atomic uint64_t started, done;            /* copies */
+    _Atomic uint64_t pinned;                   /* bytes of host memory, now */
+    _Atomic uint64_t unpinned_bytes;           /* copied from or to host memory that was not */
+    _Atomic uint64_t direct;                   /* operations of its own transport */
+};
+
+/* A legacy handle: of the whole allocation, by the process that made it. */
+struct fake_handle {
+    char magic[8]; /* "fakeipc" */
+    int32_t pid, fd;
+    uint64_t bytes, unique;
+    uint8_t rest[32];
+};
+_Static_assert(sizeof(struct fake_handle) == 64, "as large as a real one");
+
+#endif
