@@ -67,7 +67,7 @@ void alloc_on_gone(rdt *conn, struct frame *frame)
     if (!gone)
         return; /* no memory: it stays mapped, and that is all */
     for (size_t i = 0; i < gone->n_regions; i++)
-        memory_drop_parked(&conn->memory, gone->regions[i]);
+        memory_drop(&conn->memory, gone->regions[i]);
     rdt__pb__region_gone__free_unpacked(gone, NULL);
 }
 
@@ -299,7 +299,7 @@ static enum rdt_status release_region(rdt *conn, struct mapping *mapping, struct
     if (!request.keep)
         memory_unref(&conn->memory, mapping);
     else if (!kept && status != RDT_TIMED_OUT) /* then it may be kept all the same */
-        memory_drop_parked(&conn->memory, request.region);
+        memory_drop(&conn->memory, request.region);
     connection_unlock(conn);
     return status;
 }

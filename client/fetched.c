@@ -32,12 +32,16 @@ void fetched_release_unseen(rdt *conn, const Rdt__Pb__FetchDone *done)
 static void let_go(rdt_object *object)
 {
     rdt *conn = object->conn;
-    bool keep = object->hold != 0 && object->n_mappings == 1 && memory_may_park(object->mappings[0], MAPPING_FETCHED);
+    bool parked = object->hold != 0 && object->n_mappings == 1 && memory_may_park(object->mappings[0], MAPPING_FETCHED);
+    bool keep = parked;
 
-    if (keep)
+    if (parked)
         memory_park(&conn->memory, object->mappings[0]);
-    for (uint32_t i = 0; i < object->n_mappings && !keep; i++)
+    for (uint32_t i = 0; i < object->n_mappings && !parked; i++) {
+        if (object->hold != 0 && !conn->lost && memory_stay(object->mappings[i]))
+            keep = true;
         memory_unref(&conn->memory, object->mappings[i]);
+    }
     release_hold(conn, object->hold, keep);
     free(object->mappings);
     free(object->inline_data);

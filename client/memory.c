@@ -300,7 +300,7 @@ static void put_aside(struct memory *memory, struct mapping *mapping)
 
 void memory_unref(struct memory *memory, struct mapping *mapping)
 {
-    if (!mapping || --mapping->refs > 0)
+    if (!mapping || --mapping->refs > 0 || mapping->stays)
         return;
     take_out(memory, mapping);
     put_aside(memory, mapping);
@@ -311,6 +311,14 @@ void memory_unref(struct memory *memory, struct mapping *mapping)
 bool memory_may_park(const struct mapping *mapping, enum mapping_origin origin)
 {
     return mapping && mapping->comes_again && mapping->origin == origin && mapping->writable && mapping->refs == 1;
+}
+
+bool memory_stay(struct mapping *mapping)
+{
+    if (!mapping || !mapping->comes_again || mapping->writable)
+        return false;
+    mapping->stays = true;
+    return true;
 }
 
 void memory_park(struct memory *memory, struct mapping *mapping)
@@ -353,14 +361,22 @@ struct mapping *memory_unpark(struct memory *memory, uint64_t region, uint64_t g
     return mapping;
 }
 
-void memory_drop_parked(struct memory *memory, uint64_t region)
+void memory_drop(struct memory *memory, uint64_t region)
 {
-    struct mapping **at = find_parked(memory, region), *mapping = *at;
+    struct mapping **at = find_parked(memory, region), *mapping = *at, *next;
 
-    if (!mapping)
-        return;
-    *at = mapping->next;
-    put_aside(memory, mapping);
+    if (mapping) {
+        *at = mapping->next;
+        put_aside(memory, mapping);
+    }
+    for (mapping = *bucket_of(memory, region); mapping; mapping = next) {
+        next = mapping->next;
+        if (mapping->region != region || !mapping->stays)
+            continue;
+        mapping->stays = false;
+        memory_ref(mapping);
+        memory_unref(memory, mapping);
+    }
 }
 
 /* ---- unmapping ---- */

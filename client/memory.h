@@ -5,7 +5,8 @@
  * unmapped after the last one, outside the lock (a large munmap takes long): memory_unref only puts it aside.
  *
  * A region that the daemon may give again is parked instead: nobody uses it, it stays mapped, and when the daemon names it anew,
- * under another generation, it is there without a page fault. The daemon decides how much is kept and for how long.
+ * under another generation, it is there without a page fault. The daemon decides how much is kept and for how long. So it does with
+ * regions of others that are mapped for reading: those stay where they are, and are found by their region as before.
  */
 #ifndef CLIENT_MEMORY_H
 #define CLIENT_MEMORY_H
@@ -37,7 +38,8 @@ struct mapping {
     bool writable;
     bool cow;         /* writable, and seen by nobody else: never found by its region */
     bool offered;     /* rdt_put finds it by address */
-    bool comes_again; /* may be parked */
+    bool comes_again; /* may be parked, or stay */
+    bool stays;       /* for reading: it stays mapped, used or not, until the daemon says that it is gone */
     char device[65];       /* uuid; "" of host memory */
     struct mapper *mapper; /* of its kind; NULL: host memory */
     void *mapped;          /* the mapper's, unless it is the caller's own */
@@ -101,10 +103,15 @@ void memory_unref(struct memory *memory, struct mapping *mapping); /* NULL is fi
 bool memory_may_park(const struct mapping *mapping, enum mapping_origin origin);
 void memory_park(struct memory *memory, struct mapping *mapping);
 
+/* For reading, and to be found without a user too, as soon as the daemon is told, by RELEASE with `keep`. */
+bool memory_stay(struct mapping *mapping); /* false: it may not. NULL is fine */
+
 /* The region has come again: its mapping, with one reference for the caller. NULL: none is parked. */
 struct mapping *memory_unpark(struct memory *memory, uint64_t region, uint64_t generation, enum mapping_origin origin);
 bool memory_is_parked(const struct memory *memory, uint64_t region);
-void memory_drop_parked(struct memory *memory, uint64_t region); /* it will not come: put aside; nothing if it is not parked */
+
+/* It will not come, or need not stay: put aside once nobody uses it; nothing if it is neither parked nor stays. */
+void memory_drop(struct memory *memory, uint64_t region);
 
 struct mapping *memory_take_aside(struct memory *memory);
 void memory_unmap(struct mapping *aside); /* without the lock */

@@ -21,9 +21,8 @@ void client_init(struct client *client, uint64_t id)
     map_init(&client->fetches);
 }
 
-static void on_drop(struct warm *warm, uint64_t region)
+static void tell_gone(struct client *client, uint64_t region)
 {
-    struct client *client = list_entry(warm, struct client, warm);
     Rdt__Pb__RegionGone gone = RDT__PB__REGION_GONE__INIT;
 
     gone.n_regions = 1;
@@ -31,8 +30,19 @@ static void on_drop(struct warm *warm, uint64_t region)
     client->send(client, RDT_EVENT_REGION_GONE, FRAME_EVENT, 0, &gone.base, NULL, 0);
 }
 
+static void on_drop(struct warm *warm, uint64_t region)
+{
+    tell_gone(list_entry(warm, struct client, warm), region);
+}
+
+static void on_unmapped(struct mapped *mapped, uint64_t region)
+{
+    tell_gone(list_entry(mapped, struct client, mapped), region);
+}
+
 void client_keep_warm(struct client *client, struct regions *regions)
 {
+    mapped_start(&client->mapped, on_unmapped);
     warm_start(&client->warm, regions, client->id, on_drop);
 }
 
@@ -56,6 +66,7 @@ bool client_fini(struct client *client, uint64_t until_ns)
     struct region *region;
 
     client_drop_import(client);
+    mapped_stop(&client->mapped);
     warm_stop(&client->warm); /* first: what it lets go of below comes to nobody again */
     while ((hold = map_next(&client->holds, &client->reaped_holds))) {
         client_release(hold);

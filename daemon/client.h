@@ -9,6 +9,7 @@
 #include "daemon/account.h"
 #include "daemon/list.h"
 #include "daemon/map.h"
+#include "daemon/mapped.h"
 #include "daemon/region.h"
 #include "daemon/warm.h"
 #include "proto/frame.h"
@@ -64,6 +65,7 @@ struct client {
     struct import_parts *importing; /* NULL: none is on its way */
     char maps[128];                 /* kinds of memory it can map, " cuda " */
     struct warm warm;   /* regions it has mapped and let go of: they come again */
+    struct mapped mapped; /* others' regions that it keeps mapped for reading */
     struct list calls;  /* deferred: struct call.link */
     unsigned n_calls;
     struct list wakes;   /* struct client_wake.link */

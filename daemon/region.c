@@ -163,6 +163,7 @@ enum rdt_status region_new(struct regions *regions, struct memory_kind *kind, st
     region->client = region->maker = client;
     region->refs = 1;
     list_init(&region->uses);
+    list_init(&region->readers);
     list_init(&region->by_client);
     list_init(&region->by_age);
     region->n_fds = n_fds;
@@ -317,9 +318,17 @@ void region_retire(struct region *region, bool discard, struct list *victims)
     struct regions *regions = region->regions;
     bool seen = region->exported_to != 0 || region->exported_widely || region->origin == REGION_IMPORTED;
     bool anyone = !seen && !region->never_leaves && !region->sealed; /* what is ready may be given away */
-    bool little = !region->at && region->room <= SMALL_BYTES && region->n_registrations == 0 && !discard && !victims;
-    struct pool_block *block = little ? NULL : malloc(sizeof *block), now;
+    bool little;
+    struct pool_block *block, now;
 
+    if (!list_empty(&region->readers)) /* what they keep mapped must not keep the pages */
+        discard = true;
+    while (!list_empty(&region->readers)) {
+        struct region_reader *reader = list_entry(list_first(&region->readers), struct region_reader, by_region);
+        reader->on_gone(reader);
+    }
+    little = !region->at && region->room <= SMALL_BYTES && region->n_registrations == 0 && !discard && !victims;
+    block = little ? NULL : malloc(sizeof *block);
     fill_block(block ? block : &now, region, discard);
     event(regions->events, RDT__PB__LIST_KIND__LIST_KIND_REGIONS, "gone", region);
     leave_device(region);
@@ -473,6 +482,8 @@ enum rdt_status region_export(struct region *region, bool writable, int *fd_p, s
 
 bool region_may_come_again(const struct region *region, uint64_t client)
 {
-    return region_is_host(region) && region->regions->warm_max_bytes > 0 && region->origin != REGION_IMPORTED && region->exported_to == client &&
-           !region->exported_widely && region->writable_outside && !region->sealed && !guard_is_broken(region->guard);
+    return region_is_host(region) && region->regions->warm_max_bytes > 0 && region->origin != REGION_IMPORTED &&
+           region->exported_to == client &&
+           !region->exported_widely && region->writable_outside && !region->sealed && list_empty(&region->readers) &&
+           !guard_is_broken(region->guard);
 }

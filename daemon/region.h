@@ -86,8 +86,15 @@ struct region {
     struct registration registrations[REGION_MAX_REGISTRATIONS];
     unsigned n_registrations;
     struct list uses;              /* struct region_use (region_use.h) */
+    struct list readers;           /* struct region_reader.by_region: who has it mapped and does not hold it */
     struct list by_client, by_age; /* warm.c's */
     uint64_t warm_since_ns;
+};
+
+/* Somebody who must hear when the region ends. list_remove(&reader->by_region) ends it. */
+struct region_reader {
+    struct list by_region;
+    void (*on_gone)(struct region_reader *); /* takes itself out of the list */
 };
 
 typedef void (*region_ready)(void *arg, struct region *region, const struct rdt_error *err);

@@ -188,6 +188,8 @@ enum rdt_status rpc_release(struct call *call, const void *request, struct rdt_e
         else
             call->client->warm.on_drop(&call->client->warm, hold->region->id); /* nobody had told it so */
     }
+    for (uint32_t i = 0; message->keep && hold->object && i < hold->object->n_regions; i++)
+        mapped_keep(&call->client->mapped, hold->object->uses[i].region);
     client_release(hold);
     call_reply_empty(call);
     return RDT_OK;

@@ -81,11 +81,13 @@ static enum rdt_status result_add_region(struct result *result, struct region *r
     return RDT_OK;
 }
 
-/* The client has the region mapped by an earlier answer to the same message. */
+/* The client has the region mapped for reading: it kept it, or had it by an earlier answer to the same message. */
 static bool has_fd(const struct fetch *fetch, const struct region *region)
 {
     const struct client_fd *out = &fetch->client->fds_out[region->id % CLIENT_FDS_OUT];
 
+    if (mapped_has(&fetch->client->mapped, region))
+        return true;
     return fetch->message != 0 && out->message == fetch->message && out->region == region->id &&
            out->generation == region->generation;
 }
@@ -194,6 +196,8 @@ void transfer_deliver_object(struct transfer *transfer, struct object *object, s
 
             status = result_add_region(&result, region, fetch->client->id, share, share != SHARE_READ || !has_fd(fetch, region),
                                        &err);
+            if (status == RDT_OK && share == SHARE_READ)
+                result.regions[i].comes_again = mapped_may_keep(region);
         }
         if (status == RDT_OK) {
             result_send(&result, fetch, hold);

@@ -137,6 +137,9 @@ Test(fetch, another_actor_shares_live_memory)
     fill_pattern(addr, MIB, 2);
     cr_assert(holds_pattern(seen.data, MIB, 2), "later writes are not seen");
     rdt_release(object);
+    must_ok(rdt_free(conn, &ref, false, &err));
+    must_ok(rdt_dealloc(conn, addr, &err));
+    must_ok(rdt_ping(reader, LONG, &err)); /* it hears that the region is gone */
     cr_assert_eq(msync(seen.data, 1, MS_ASYNC), -1, "still mapped");
     end();
 }
@@ -619,6 +622,7 @@ static void fetch_two(bool seen)
     rdt_request *requests[2];
     struct rdt_tensor tensor;
     rdt_object *object;
+    struct rdt_ref later;
     char *addr;
 
     begin(NULL);
@@ -635,13 +639,17 @@ static void fetch_two(bool seen)
     rdt_request_destroy(requests[0]);
     must_ok(rdt_ping(reader, LONG, &err)); /* the first answer has come, and the daemon has heard what became of it */
     fill_pattern(addr + 4096, 4096, 2);
-    (void)put_one(conn, &VECTOR(RDT_U8, 4096, addr + 4096), "later");
+    later = put_one(conn, &VECTOR(RDT_U8, 4096, addr + 4096), "later");
     must_ok(rdt_wait(reader, &requests[1], 1, 1, LONG, NULL, NULL, &err));
     must_ok(rdt_request_take_object(requests[1], &object, &err));
     tensor = tensor_of(object, 0);
     cr_assert(holds_pattern(tensor.data, 4096, 2));
     must_go_by("local/share", object);
     rdt_release(object);
+    must_ok(rdt_free(conn, &refs[0], false, &err));
+    must_ok(rdt_free(conn, &later, false, &err));
+    must_ok(rdt_dealloc(conn, addr, &err));
+    must_ok(rdt_ping(reader, LONG, &err)); /* it hears that the region is gone */
     cr_assert_eq(msync((char *)tensor.data - 4096, 1, MS_ASYNC), -1, "still mapped");
     rdt_request_destroy(requests[1]);
     end();

@@ -1,0 +1,229 @@
+/* A reader's mapping stays when it lets go of what it fetched: its next fetch from there finds it. And how it goes: with the region, its
+ * pages at once, or when others have taken its place. */
+#include <criterion/criterion.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include "tests/support/cluster.h"
+
+#define KIB ((size_t)1 << 10)
+#define MIB ((size_t)1 << 20)
+#define MOST 64 /* that a client keeps */
+
+TestSuite(mapped, .timeout = 120);
+
+static struct test_node node;
+static rdt *producer, *consumer;
+
+static void start(void)
+{
+    node_start(&node, &(struct node_options){.flags = NULL});
+    producer = node_client(&node, "producer");
+    consumer = node_client(&node, "consumer");
+}
+
+static void finish(void)
+{
+    if (producer)
+        rdt_close(producer);
+    if (consumer)
+        rdt_close(consumer);
+    node_end(&node, NULL);
+}
+
+static bool is_mapped(const void *addr)
+{
+    unsigned long lo, hi;
+    bool found = false;
+    FILE *maps = fopen("/proc/self/maps", "r");
+    char line[512];
+
+    must(maps != NULL);
+    while (!found && fgets(line, sizeof line, maps))
+        found = sscanf(line, "%lx-%lx", &lo, &hi) == 2 && lo <= (uintptr_t)addr && (uintptr_t)addr < hi;
+    (void)fclose(maps);
+    return found;
+}
+
+/* Its pages exist; it must be mapped. */
+static bool has_pages(const void *addr, size_t bytes)
+{
+    unsigned char pages[256];
+    bool any = false;
+
+    must(bytes / 4096 <= sizeof pages && mincore((void *)(uintptr_t)addr, bytes, pages) == 0);
+    for (size_t i = 0; i < bytes / 4096; i++)
+        any = any || (pages[i] & 1);
+    return any;
+}
+
+static unsigned clients_of(const struct test_node *of)
+{
+    struct node_status status;
+
+    node_status(of, &status);
+    return status.clients;
+}
+
+static const void *share(rdt *conn, const struct rdt_ref *ref, size_t bytes, uint32_t seed)
+{
+    rdt_object *object = fetch_one(conn, ref, RDT_FETCH_SHARE);
+    const void *addr = tensor_of(object, 0).data;
+
+    must(holds_pattern(addr, bytes, seed));
+    rdt_release(object);
+    return addr;
+}
+
+/* Memory of the producer, and an object that is all of it. */
+static void *put_memory(size_t bytes, uint32_t seed, struct rdt_ref *ref_p)
+{
+    void *memory = alloc_memory(producer, bytes);
+
+    fill_pattern(memory, bytes, seed);
+    *ref_p = put_one(producer, &VECTOR(RDT_U8, bytes, memory), NULL);
+    return memory;
+}
+
+Test(mapped, next_fetch_finds_the_same_mapping_and_what_is_there_now)
+{
+    struct rdt_ref ref;
+    const void *first;
+    uint8_t *memory;
+
+    start();
+    memory = put_memory(MIB, 1, &ref);
+    first = share(consumer, &ref, MIB, 1);
+    for (uint32_t i = 2; i < 6; i++) {
+        cr_assert(is_mapped(first));
+        must_ok(rdt_free(producer, &ref, false, &err));
+        fill_pattern(memory, MIB, i);
+        ref = put_one(producer, &VECTOR(RDT_U8, MIB, memory), NULL);
+        cr_assert_eq(share(consumer, &ref, MIB, i), first);
+    }
+    finish();
+}
+
+Test(mapped, two_objects_of_one_region_share_it)
+{
+    struct rdt_ref refs[2];
+    rdt_object *objects[2];
+    uint8_t *memory;
+    const uint8_t *first;
+
+    start();
+    memory = put_memory(MIB, 1, &refs[0]);
+    refs[1] = put_one(producer, &VECTOR(RDT_U8, KIB, memory + 4096), NULL);
+    for (unsigned round = 0; round < 3; round++) {
+        for (unsigned i = 0; i < 2; i++)
+            objects[i] = fetch_one(consumer, &refs[i], RDT_FETCH_SHARE);
+        first = tensor_of(objects[0], 0).data;
+        cr_assert_eq(tensor_of(objects[1], 0).data, first + 4096);
+        rdt_release(objects[round % 2]);
+        cr_assert(holds_pattern(first, MIB, 1));
+        rdt_release(objects[1 - round % 2]);
+    }
+    cr_assert(is_mapped(first));
+    finish();
+}
+
+Test(mapped, end_of_the_region_takes_its_pages_and_then_the_mapping)
+{
+    struct node_status status;
+    struct rdt_ref ref;
+    const void *first;
+    void *memory;
+
+    start();
+    memory = put_memory(MIB, 1, &ref);
+    first = share(consumer, &ref, MIB, 1);
+    cr_assert(has_pages(first, MIB));
+    must_ok(rdt_free(producer, &ref, false, &err));
+    cr_assert(has_pages(first, MIB), "the producer still has it");
+    must_ok(rdt_dealloc(producer, memory, &err));
+    wait_until(20 * SEC, !has_pages(first, MIB)); /* though its reader does nothing */
+    wait_until(20 * SEC, (node_status(&node, &status), status.memory_bytes == 0));
+    cr_assert(is_mapped(first));
+    ref = put_pattern(producer, NULL, KIB, 2);
+    fetch_pattern(consumer, &ref, KIB, 2, NULL); /* it looks at its socket */
+    cr_assert(!is_mapped(first));
+    finish();
+}
+
+Test(mapped, a_reader_that_holds_it_sees_it_to_the_end)
+{
+    struct rdt_ref ref;
+    rdt_object *object;
+    const void *addr;
+
+    start();
+    (void)put_memory(MIB, 1, &ref);
+    addr = share(consumer, &ref, MIB, 1);
+    object = fetch_one(consumer, &ref, RDT_FETCH_SHARE);
+    cr_assert_eq(tensor_of(object, 0).data, addr);
+    rdt_close(producer);
+    producer = NULL;
+    wait_until(20 * SEC, clients_of(&node) == 1);
+    cr_assert_eq(share(consumer, &ref, MIB, 1), addr, "its hold keeps the object");
+    cr_assert(holds_pattern(addr, MIB, 1));
+    rdt_release(object);
+    wait_until(20 * SEC, !has_pages(addr, MIB));
+    finish();
+}
+
+Test(mapped, too_many_push_out_the_one_that_was_not_used_for_longest)
+{
+    static struct rdt_ref refs[MOST + 1];
+    const void *places[MOST + 1];
+
+    start();
+    for (uint32_t i = 0; i <= MOST; i++)
+        (void)put_memory(4 * KIB, i, &refs[i]);
+    for (uint32_t i = 0; i < MOST; i++)
+        places[i] = share(consumer, &refs[i], 4 * KIB, i);
+    for (uint32_t i = 0; i < MOST; i++)
+        cr_assert(is_mapped(places[i]));
+    cr_assert_eq(share(consumer, &refs[0], 4 * KIB, 0), places[0]);
+    places[MOST] = share(consumer, &refs[MOST], 4 * KIB, MOST);
+    cr_assert_eq(share(consumer, &refs[0], 4 * KIB, 0), places[0]);
+    cr_assert(!is_mapped(places[1]));
+    cr_assert(is_mapped(places[2]) && is_mapped(places[MOST]));
+    (void)share(consumer, &refs[1], 4 * KIB, 1);
+    finish();
+}
+
+Test(mapped, snapshots_do_not_stay)
+{
+    struct rdt_put_options options = RDT_INIT(options);
+    struct rdt_ref ref;
+    struct rdt_tensor tensor;
+    const void *addr;
+
+    start();
+    tensor = VECTOR(RDT_U8, MIB, alloc_memory(producer, MIB));
+    fill_pattern(tensor.data, MIB, 3);
+    options.flags = RDT_PUT_SNAPSHOT;
+    must_ok(rdt_put(producer, &tensor, 1, &options, &ref, &err));
+    addr = share(consumer, &ref, MIB, 3);
+    cr_assert(!is_mapped(addr), "nobody could take its pages from under it");
+    finish();
+}
+
+Test(mapped, readers_that_are_gone_are_not_told)
+{
+    struct rdt_ref ref;
+    void *memory;
+
+    start();
+    memory = put_memory(MIB, 1, &ref);
+    (void)share(consumer, &ref, MIB, 1);
+    rdt_close(consumer);
+    consumer = node_client(&node, "another");
+    (void)share(consumer, &ref, MIB, 1);
+    must_ok(rdt_free(producer, &ref, false, &err));
+    must_ok(rdt_dealloc(producer, memory, &err));
+    finish();
+}
