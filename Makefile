@@ -329,6 +329,7 @@ $(INTEG) $(FAULT): $(B)/%: $(B)/obj/%.o $(CRITERION_O) $(B)/librdt.a $(B)/libpro
 
 $(B)/tests/abi/frozen: $(call obj,$(call srcs,tests/abi/layout))
 $(B)/tests/integration/hostile_peer $(B)/tests/integration/hostile_turns: $(B)/librdtd.a # an insider's TLS
+$(B)/tests/integration/stream_lanes: $(call obj,proto/rdt_status.c)
 
 $(BENCH): $(B)/%: $(B)/obj/%.o $(B)/librdt.a $(B)/libproto.a $(B)/libsupport.a
 	$(call say,LINK,$@)

@@ -2,66 +2,33 @@
 #include "backends/stream/wire.h"
 
 #include <endian.h>
-#include <netinet/in.h>
 #include <string.h>
+
+#include "backends/wire_address.h"
 
 /* ---- offers ---- */
 
-struct offer { /* the port is big-endian like the address */
+struct offer {
     uint8_t version;
-    uint8_t family; /* 4 or 6 */
-    uint8_t port[2];
     uint8_t plain;
-    uint8_t reserved[3];
-    uint8_t address[16];
+    uint8_t reserved[2];
+    struct wire_address address;
     struct secrets secrets;
 };
 _Static_assert(sizeof(struct offer) == 24 + sizeof(struct secrets), "the blob has no holes");
 _Static_assert(sizeof(struct secrets) == ID_BYTES + 2 * TOKEN_BYTES + KEY_BYTES, "nor have the secrets");
 
-#define OFFER_VERSION 1
+#define OFFER_VERSION 2
 
 size_t wire_put_offer(const struct sockaddr_storage *address, const struct secrets *secrets, bool plain,
                       uint8_t blob_p[RDT_OFFER_MAX_BYTES])
 {
-    struct offer offer = {.version = OFFER_VERSION, .plain = plain, .secrets = *secrets};
+    struct offer offer = {
+        .version = OFFER_VERSION, .plain = plain, .address = wire_address_of(address), .secrets = *secrets};
 
-    if (address->ss_family == AF_INET) {
-        struct sockaddr_in in;
-
-        memcpy(&in, address, sizeof in);
-        offer.family = 4;
-        memcpy(offer.port, &in.sin_port, 2);
-        memcpy(offer.address, &in.sin_addr, 4);
-    } else {
-        struct sockaddr_in6 in6;
-
-        memcpy(&in6, address, sizeof in6);
-        offer.family = 6;
-        memcpy(offer.port, &in6.sin6_port, 2);
-        memcpy(offer.address, &in6.sin6_addr, 16);
-    }
     memcpy(blob_p, &offer, sizeof offer);
     explicit_bzero(&offer, sizeof offer);
     return sizeof(struct offer);
-}
-
-static bool read_address(const struct offer *offer, struct sockaddr_storage *address_p)
-{
-    struct sockaddr_in in = {.sin_family = AF_INET};
-    struct sockaddr_in6 in6 = {.sin6_family = AF_INET6};
-
-    memset(address_p, 0, sizeof *address_p);
-    if (offer->family == 4) {
-        memcpy(&in.sin_port, offer->port, 2);
-        memcpy(&in.sin_addr, offer->address, 4);
-        memcpy(address_p, &in, sizeof in);
-    } else {
-        memcpy(&in6.sin6_port, offer->port, 2);
-        memcpy(&in6.sin6_addr, offer->address, 16);
-        memcpy(address_p, &in6, sizeof in6);
-    }
-    return (offer->family == 4 || offer->family == 6) && (offer->port[0] || offer->port[1]);
 }
 
 enum rdt_status wire_read_offer(const void *blob, size_t bytes, struct sockaddr_storage *address_p, struct secrets *secrets_p,
@@ -75,7 +42,7 @@ enum rdt_status wire_read_offer(const void *blob, size_t bytes, struct sockaddr_
     if (offer.version != OFFER_VERSION)
         return rdt_error_set(err, RDT_PROTOCOL, "the peer's offer is of version %u, this end knows %u", offer.version,
                              OFFER_VERSION);
-    if (!read_address(&offer, address_p))
+    if (!wire_address_read(&offer.address, address_p))
         return rdt_error_set(err, RDT_PROTOCOL, "the peer's offer holds no address");
     *secrets_p = offer.secrets;
     *plain_p = offer.plain == 1;

@@ -10,6 +10,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
+#include <unistd.h>
 
 #include "backends/address.h"
 #include "backends/ucx/ucx.h"
@@ -171,10 +172,18 @@ static enum rdt_status choose_listen(const struct rdt_host *host, struct setting
                          *settings->interfaces ? " on " : "", settings->interfaces);
 }
 
+/* One thread moves some 4 GB/s, and the rest of the machine has work of its own. */
+static unsigned default_threads(void)
+{
+    long processors = sysconf(_SC_NPROCESSORS_ONLN);
+
+    return processors < 8 ? 1 : processors < 16 ? (unsigned)processors / 4 : 4;
+}
+
 enum rdt_status settings_read(const struct rdt_host *host, struct settings *settings_p, struct rdt_error *err)
 {
     struct settings settings = {0};
-    uint64_t port, eager_bytes, spin_polls;
+    uint64_t port, eager_bytes, spin_polls, threads, rails;
     enum rdt_status status;
 
     if (strcmp(config_text(host, "trusted_network"), "yes"))
@@ -192,6 +201,10 @@ enum rdt_status settings_read(const struct rdt_host *host, struct settings *sett
     if (status == RDT_OK)
         status = config_number(host, "spin_polls", 1000000, &spin_polls, err);
     if (status == RDT_OK)
+        status = config_number(host, "threads", MAX_ENGINES, &threads, err);
+    if (status == RDT_OK)
+        status = config_number(host, "rails", 16, &rails, err);
+    if (status == RDT_OK)
         status = config_lanes(host, &settings, err);
     if (status == RDT_OK)
         status = choose_listen(host, &settings, err);
@@ -199,6 +212,12 @@ enum rdt_status settings_read(const struct rdt_host *host, struct settings *sett
         return status;
 
     settings.port = (uint16_t)port;
+    settings.threads = threads ? (unsigned)threads : default_threads();
+    if (port && port + settings.threads > 65536)
+        return rdt_error_set(err, RDT_INVALID, "port = %u: its %u threads want the ports after it, too", (unsigned)port,
+                             settings.threads);
+    if (rails)
+        (void)snprintf(settings.rails, sizeof settings.rails, "%u", (unsigned)rails);
     settings.eager_bytes = eager_bytes;
     settings.spin_polls = (unsigned)spin_polls;
     /* The trust was given for the network of that address, not for every interface there is. */
@@ -246,6 +265,9 @@ static enum rdt_status modify_all(const struct settings *settings, ucp_config_t 
         {"ZCOPY_THRESH", settings->reads ? "" : "inf"}, /* what is read is not to be copied */
         {"TCP_TX_SEG_SIZE", SEGMENT},
         {"TCP_RX_SEG_SIZE", SEGMENT},
+        {"MAX_EAGER_RAILS", settings->rails},
+        {"MAX_RNDV_RAILS", settings->rails},
+        {"MAX_RMA_RAILS", ucx_is_at_least(1, 16) ? settings->rails : ""},
     };
     enum rdt_status status = RDT_OK;
 

@@ -1,14 +1,12 @@
-/* Connections: one per peer node, two links at the most.
+/* Connections: one per peer node and engine, two links at the most.
  *
  * The loop thread creates, connects, disconnects and destroys them; what it asks for is done by the data thread in
  * conns_run. A disconnected connection is closed when its links are gone and its operations have ended: nothing can
  * land any more.
  */
-#include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/random.h>
 
 #include "backends/ucx/ucx.h"
 
@@ -16,94 +14,86 @@
 static void look_at(struct conn *conn)
 {
     if (ring_empty(&conn->active))
-        ring_append(&conn->transport->active, &conn->active);
-    thread_wake(conn->transport);
+        ring_append(&conn->engine->active, &conn->active);
+    thread_wake(conn->engine);
 }
 
 /* ---- loop thread ---- */
 
-enum rdt_status conn_create(struct transport *transport, const uint8_t peer_uuid[16], void *ctx, struct conn **conn_p,
-                            struct rdt_error *err)
+enum rdt_status conn_create(struct engine *engine, const uint8_t peer_uuid[16], struct peer *peer,
+                            struct conn **conn_p, struct rdt_error *err)
 {
     struct conn *conn = calloc(1, sizeof *conn);
 
     if (!conn)
         return rdt_error_set(err, RDT_NO_MEMORY, "no memory for a connection");
-    if (getrandom(conn->token, sizeof conn->token, 0) != sizeof conn->token) {
-        free(conn);
-        return rdt_error_sys(err, errno, "drawing a token");
-    }
-    conn->transport = transport;
-    conn->ctx = ctx;
+    memcpy(conn->token, peer->token, TOKEN_BYTES);
+    conn->engine = engine;
+    conn->peer = peer;
     memcpy(conn->peer_uuid, peer_uuid, sizeof conn->peer_uuid);
     ring_init(&conn->active);
     ring_init(&conn->sends);
     for (unsigned i = 0; i < RECV_BUCKETS; i++)
         ring_init(&conn->recvs[i]);
-    (void)pthread_mutex_lock(&transport->lock);
-    ring_append(&transport->conns, &conn->ring);
-    (void)pthread_mutex_unlock(&transport->lock);
+    (void)pthread_mutex_lock(&engine->lock);
+    ring_append(&engine->conns, &conn->ring);
+    (void)pthread_mutex_unlock(&engine->lock);
     *conn_p = conn;
     return RDT_OK;
 }
 
 void conn_destroy(struct conn *conn)
 {
-    (void)pthread_mutex_lock(&conn->transport->lock);
+    (void)pthread_mutex_lock(&conn->engine->lock);
     ring_remove(&conn->ring);
     ring_remove(&conn->active);
-    (void)pthread_mutex_unlock(&conn->transport->lock);
+    (void)pthread_mutex_unlock(&conn->engine->lock);
     explicit_bzero(conn->token, sizeof conn->token);
     explicit_bzero(conn->peer_token, sizeof conn->peer_token);
     free(conn);
 }
 
-enum rdt_status conn_offer(struct conn *conn, uint8_t blob[RDT_OFFER_MAX_BYTES], size_t *bytes_p)
+void conn_offer(struct conn *conn)
 {
-    *bytes_p = wire_put_offer(&conn->transport->address, conn->token, blob);
-    (void)pthread_mutex_lock(&conn->transport->lock);
+    (void)pthread_mutex_lock(&conn->engine->lock);
     conn->offered = true;
-    (void)pthread_mutex_unlock(&conn->transport->lock);
-    return RDT_OK;
+    (void)pthread_mutex_unlock(&conn->engine->lock);
 }
 
-enum rdt_status conn_connect(struct conn *conn, const void *blob, size_t bytes, struct rdt_error *err)
+enum rdt_status conn_connect(struct conn *conn, const struct sockaddr_storage *address, const uint8_t token[TOKEN_BYTES],
+                             struct rdt_error *err)
 {
-    struct transport *transport = conn->transport;
-    struct sockaddr_storage address;
-    uint8_t token[TOKEN_BYTES];
-    enum rdt_status status = wire_read_offer(blob, bytes, &address, token, err);
+    struct engine *engine = conn->engine;
+    enum rdt_status status = RDT_OK;
 
-    if (status != RDT_OK)
-        return status;
-    (void)pthread_mutex_lock(&transport->lock);
+    (void)pthread_mutex_lock(&engine->lock);
     if (conn->connected || conn->closing) {
         status = rdt_error_set(err, RDT_INVALID, "the connection is %s", conn->closing ? "closing" : "connected already");
     } else {
-        conn->peer_address = address;
+        conn->peer_address = *address;
         memcpy(conn->peer_token, token, TOKEN_BYTES);
         conn->connected = true;
         look_at(conn);
     }
-    (void)pthread_mutex_unlock(&transport->lock);
+    (void)pthread_mutex_unlock(&engine->lock);
     return status;
 }
 
 void conn_disconnect(struct conn *conn)
 {
-    (void)pthread_mutex_lock(&conn->transport->lock);
+    (void)pthread_mutex_lock(&conn->engine->lock);
     conn->closing = true;
     look_at(conn);
-    (void)pthread_mutex_unlock(&conn->transport->lock);
+    (void)pthread_mutex_unlock(&conn->engine->lock);
 }
 
 uint32_t conn_sides(struct conn *conn)
 {
     uint32_t sides;
 
-    (void)pthread_mutex_lock(&conn->transport->lock);
+    (void)pthread_mutex_lock(&conn->engine->lock);
     sides = conn->refused ? 0 : RDT_TWO_SIDED | (conn->readable ? RDT_ONE_SIDED : 0);
-    (void)pthread_mutex_unlock(&conn->transport->lock);
+    (void)pthread_mutex_unlock(&conn->engine->lock);
     return sides;
 }
 
@@ -111,22 +101,22 @@ enum rdt_status conn_describe(struct conn *conn, char *text_p, size_t size)
 {
     bool known;
 
-    (void)pthread_mutex_lock(&conn->transport->lock);
+    (void)pthread_mutex_lock(&conn->engine->lock);
     known = conn->lanes[0] != '\0';
     (void)snprintf(text_p, size, "%s", conn->lanes);
-    (void)pthread_mutex_unlock(&conn->transport->lock);
+    (void)pthread_mutex_unlock(&conn->engine->lock);
     return known ? RDT_OK : RDT_AGAIN;
 }
 
 /* ---- data thread ---- */
 
 /* Looks at every token to its end, so that the time taken tells nothing. */
-struct conn *conn_take_token(struct transport *transport, const uint8_t token[TOKEN_BYTES])
+struct conn *conn_take_token(struct engine *engine, const uint8_t token[TOKEN_BYTES], const uint8_t dialler[TOKEN_BYTES])
 {
     struct conn *found = NULL;
 
-    (void)pthread_mutex_lock(&transport->lock);
-    for (struct ring *at = transport->conns.next; at != &transport->conns; at = at->next) {
+    (void)pthread_mutex_lock(&engine->lock);
+    for (struct ring *at = engine->conns.next; at != &engine->conns; at = at->next) {
         struct conn *conn = ring_of(at, struct conn, ring);
         volatile uint8_t difference = 0;
 
@@ -135,9 +125,11 @@ struct conn *conn_take_token(struct transport *transport, const uint8_t token[TO
         if (!difference && conn->offered && !conn->token_used && !conn->closing)
             found = conn;
     }
+    if (found && !peer_claim(found->peer, dialler))
+        found = NULL;
     if (found)
         found->token_used = true;
-    (void)pthread_mutex_unlock(&transport->lock);
+    (void)pthread_mutex_unlock(&engine->lock);
     return found;
 }
 
@@ -145,19 +137,19 @@ void conn_fail(struct conn *conn, enum rdt_status status, const char *msg)
 {
     bool closing;
 
-    (void)pthread_mutex_lock(&conn->transport->lock);
+    (void)pthread_mutex_lock(&conn->engine->lock);
     closing = conn->closing;
-    (void)pthread_mutex_unlock(&conn->transport->lock);
+    (void)pthread_mutex_unlock(&conn->engine->lock);
     if (closing || conn->failed)
         return;
     conn->failed = true;
-    conn->transport->host.conn_failed(conn->ctx, status, msg);
+    conn->engine->host.conn_failed(conn->peer, status, msg);
 }
 
 void conn_link_ready(struct conn *conn, struct link *link)
 {
-    struct transport *transport = conn->transport;
-    const struct settings *settings = &transport->settings;
+    struct engine *engine = conn->engine;
+    const struct settings *settings = &engine->settings;
     char lanes[LANES_BYTES / 2], why[LANES_BYTES] = "";
     bool slow, readable;
 
@@ -165,16 +157,16 @@ void conn_link_ready(struct conn *conn, struct link *link)
     link->copies = lanes_copy(lanes);
     readable = settings->reads && (lanes_have_rdma(lanes) || (settings->one_sided == ONE_SIDED_ALWAYS && lanes_have_cma(lanes) &&
                                                               ucx_is_at_least(1, 16)));
-    slow = lanes_judge(transport, conn->peer_uuid, lanes, why, sizeof why);
-    (void)pthread_mutex_lock(&transport->lock);
+    slow = lanes_judge(engine, conn->peer_uuid, lanes, why, sizeof why);
+    (void)pthread_mutex_lock(&engine->lock);
     if (!conn->refused)
         (void)snprintf(conn->lanes, sizeof conn->lanes, "%s%s%s%s", lanes, readable ? ", one-sided" : "", slow ? "; slow: " : "", why);
     conn->readable = readable;
-    if (slow && transport->settings.on_slow == SLOW_REFUSE) {
+    if (slow && engine->settings.on_slow == SLOW_REFUSE) {
         conn->refused = true;
         ops_end_queued(conn);
     }
-    (void)pthread_mutex_unlock(&transport->lock);
+    (void)pthread_mutex_unlock(&engine->lock);
 }
 
 void conn_link_gone(struct conn *conn, struct link *link)
@@ -183,14 +175,14 @@ void conn_link_gone(struct conn *conn, struct link *link)
         conn->in = NULL;
     if (conn->out == link)
         conn->out = NULL;
-    (void)pthread_mutex_lock(&conn->transport->lock);
+    (void)pthread_mutex_lock(&conn->engine->lock);
     look_at(conn);
-    (void)pthread_mutex_unlock(&conn->transport->lock);
+    (void)pthread_mutex_unlock(&conn->engine->lock);
 }
 
 static void run_closing(struct conn *conn)
 {
-    struct transport *transport = conn->transport;
+    struct engine *engine = conn->engine;
     bool quiet;
 
     if (!conn->closed_links) {
@@ -202,16 +194,16 @@ static void run_closing(struct conn *conn)
         if (conn->out)
             link_close(conn->out);
     }
-    (void)pthread_mutex_lock(&transport->lock);
+    (void)pthread_mutex_lock(&engine->lock);
     ops_end_queued(conn);
     quiet = !conn->posted && !conn->in && !conn->out;
     if (quiet) {
         ring_remove(&conn->ring);
         ring_remove(&conn->active);
     }
-    (void)pthread_mutex_unlock(&transport->lock);
+    (void)pthread_mutex_unlock(&engine->lock);
     if (quiet)
-        transport->host.conn_closed(conn->ctx); /* which may destroy it at once */
+        engine->host.conn_closed(conn->peer); /* which may destroy it at once */
 }
 
 static void run_open(struct conn *conn, bool can_send)
@@ -224,22 +216,22 @@ static void run_open(struct conn *conn, bool can_send)
         ops_send(conn);
 }
 
-void conns_run(struct transport *transport)
+void conns_run(struct engine *engine)
 {
-    (void)pthread_mutex_lock(&transport->lock);
-    while (!ring_empty(&transport->active)) {
-        struct conn *conn = ring_of(transport->active.next, struct conn, active);
+    (void)pthread_mutex_lock(&engine->lock);
+    while (!ring_empty(&engine->active)) {
+        struct conn *conn = ring_of(engine->active.next, struct conn, active);
         /* Whether it is to be refused, or can be read by, is to be known before somebody chooses it. */
-        bool early = (transport->settings.on_slow == SLOW_REFUSE || transport->settings.reads) && !conn->lanes[0];
+        bool early = (engine->settings.on_slow == SLOW_REFUSE || engine->settings.reads) && !conn->lanes[0];
         bool closing = conn->closing, can_send = conn->connected && (early || !ring_empty(&conn->sends));
 
         ring_remove(&conn->active);
-        (void)pthread_mutex_unlock(&transport->lock);
+        (void)pthread_mutex_unlock(&engine->lock);
         if (closing)
             run_closing(conn);
         else
             run_open(conn, can_send);
-        (void)pthread_mutex_lock(&transport->lock);
+        (void)pthread_mutex_lock(&engine->lock);
     }
-    (void)pthread_mutex_unlock(&transport->lock);
+    (void)pthread_mutex_unlock(&engine->lock);
 }

@@ -13,7 +13,7 @@
 
 /* ucp_ep_attr_t as it is from 1.14 on; this file is compiled with older headers too. */
 struct entry {
-    const char *transport, *device;
+    const char *engine, *device;
 };
 struct attr_1_14 {
     ucp_ep_attr_t before;
@@ -46,7 +46,7 @@ static void ask(ucp_ep_h ep, char *list, size_t size)
     for (unsigned i = 0; i < attr.transports.n && i < MAX_LANES; i++) {
         if (!entries[i].device || !*entries[i].device) /* the connection manager's */
             continue;
-        (void)snprintf(lane, sizeof lane, "%s/%s", entries[i].transport, entries[i].device);
+        (void)snprintf(lane, sizeof lane, "%s/%s", entries[i].engine, entries[i].device);
         lanes_add(list, size, lane, strlen(lane));
     }
 }
@@ -77,30 +77,30 @@ void lanes_of(ucp_ep_h ep, char *list_p, size_t size)
 /* ---- the judgement ---- */
 
 /* True once for each peer node, or when there is no memory to remember it. */
-static bool is_news(struct transport *transport, const uint8_t uuid[16])
+static bool is_news(struct engine *engine, const uint8_t uuid[16])
 {
     uint8_t(*more)[16];
 
-    for (unsigned i = 0; i < transport->n_warned; i++)
-        if (!memcmp(transport->warned[i], uuid, 16))
+    for (unsigned i = 0; i < engine->n_warned; i++)
+        if (!memcmp(engine->warned[i], uuid, 16))
             return false;
-    more = realloc(transport->warned, (transport->n_warned + 1) * sizeof *more);
+    more = realloc(engine->warned, (engine->n_warned + 1) * sizeof *more);
     if (!more)
         return true;
-    transport->warned = more;
-    memcpy(more[transport->n_warned++], uuid, 16);
+    engine->warned = more;
+    memcpy(more[engine->n_warned++], uuid, 16);
     return true;
 }
 
-bool lanes_judge(struct transport *transport, const uint8_t peer_uuid[16], const char *lanes, char *why_p, size_t size)
+bool lanes_judge(struct engine *engine, const uint8_t peer_uuid[16], const char *lanes, char *why_p, size_t size)
 {
-    const struct settings *settings = &transport->settings;
+    const struct settings *settings = &engine->settings;
     const struct slow_rule rule = {settings->least_lane, settings->interfaces, "/sys"};
 
     if (settings->on_slow == SLOW_IGNORE || !lanes_are_slow(&rule, lanes, why_p, size))
         return false;
-    if (is_news(transport, peer_uuid))
-        transport->host.log(transport->host.ctx, RDT_LOG_WARN, "node %02x%02x%02x%02x is %s slow lanes, %s: %s", peer_uuid[0],
+    if (engine->index == 0 && is_news(engine, peer_uuid)) /* the others see the same */
+        engine->host.log(engine->host.ctx, RDT_LOG_WARN, "node %02x%02x%02x%02x is %s slow lanes, %s: %s", peer_uuid[0],
                             peer_uuid[1], peer_uuid[2], peer_uuid[3],
                             settings->on_slow == SLOW_REFUSE ? "not used over" : "reached by", lanes, why_p);
     return true;

@@ -27,21 +27,21 @@ static void set_state(struct link *link, enum link_state to)
     };
 
     if (!allowed[link->state][to]) {
-        link->transport->host.log(link->transport->host.ctx, RDT_LOG_ERROR, "bug: a link goes from state %d to %d", link->state,
+        link->engine->host.log(link->engine->host.ctx, RDT_LOG_ERROR, "bug: a link goes from state %d to %d", link->state,
                                   to);
         abort();
     }
     link->state = to;
 }
 
-static struct ring *bucket_of(struct transport *transport, ucp_ep_h ep)
+static struct ring *bucket_of(struct engine *engine, ucp_ep_h ep)
 {
-    return &transport->links[((uintptr_t)ep >> 4) * 0x9e3779b97f4a7c15u >> 32 & (LINK_BUCKETS - 1)];
+    return &engine->links[((uintptr_t)ep >> 4) * 0x9e3779b97f4a7c15u >> 32 & (LINK_BUCKETS - 1)];
 }
 
-struct link *link_find(struct transport *transport, ucp_ep_h ep)
+struct link *link_find(struct engine *engine, ucp_ep_h ep)
 {
-    struct ring *bucket = bucket_of(transport, ep);
+    struct ring *bucket = bucket_of(engine, ep);
 
     for (struct ring *at = bucket->next; at != bucket; at = at->next)
         if (ring_of(at, struct link, ring)->ep == ep)
@@ -52,7 +52,7 @@ struct link *link_find(struct transport *transport, ucp_ep_h ep)
 static void look_at_later(struct link *link)
 {
     if (ring_empty(&link->dying))
-        ring_append(&link->transport->dying, &link->dying);
+        ring_append(&link->engine->dying, &link->dying);
 }
 
 void link_fail(struct link *link, ucs_status_t error, const char *fault)
@@ -73,14 +73,14 @@ static void on_error(void *arg, ucp_ep_h ep, ucs_status_t status)
 
 /* ---- opening ---- */
 
-static struct link *link_create(struct transport *transport, bool incoming, ucp_ep_params_t *params)
+static struct link *link_create(struct engine *engine, bool incoming, ucp_ep_params_t *params)
 {
     struct link *link = calloc(1, sizeof *link);
     ucs_status_t status;
 
     if (!link)
         return NULL;
-    link->transport = transport;
+    link->engine = engine;
     link->incoming = incoming;
     ring_init(&link->dying);
 
@@ -88,14 +88,14 @@ static struct link *link_create(struct transport *transport, bool incoming, ucp_
     params->err_mode = UCP_ERR_HANDLING_MODE_PEER;
     params->err_handler.cb = on_error;
     params->err_handler.arg = link;
-    status = ucp_ep_create(transport->worker, params, &link->ep);
+    status = ucp_ep_create(engine->worker, params, &link->ep);
     if (status != UCS_OK) {
-        transport->host.log(transport->host.ctx, RDT_LOG_DEBUG, "cannot create an endpoint: %s", ucs_status_string(status));
+        engine->host.log(engine->host.ctx, RDT_LOG_DEBUG, "cannot create an endpoint: %s", ucs_status_string(status));
         free(link);
         return NULL;
     }
-    ring_append(bucket_of(transport, link->ep), &link->ring);
-    transport->n_links++;
+    ring_append(bucket_of(engine, link->ep), &link->ring);
+    engine->n_links++;
     return link;
 }
 
@@ -136,41 +136,41 @@ struct link *link_open(struct conn *conn)
         .sockaddr.addr = (const struct sockaddr *)&conn->peer_address,
         .sockaddr.addrlen = conn->peer_address.ss_family == AF_INET ? sizeof(struct sockaddr_in) : sizeof(struct sockaddr_in6),
     };
-    struct link *link = link_create(conn->transport, false, &params);
+    struct link *link = link_create(conn->engine, false, &params);
 
     if (!link) {
         conn_fail(conn, RDT_PEER_LOST, "UCX cannot open an endpoint to the peer");
         return NULL;
     }
     link->conn = conn;
-    wire_put_greeting(&link->greeting, conn->peer_token, TOKEN_BYTES);
+    wire_put_greeting(&link->greeting, conn->peer_token, TOKEN_BYTES, conn->peer->dialler);
     greet(link, AM_HELLO);
     return link;
 }
 
-static void accept_request(struct transport *transport, ucp_conn_request_h request)
+static void accept_request(struct engine *engine, ucp_conn_request_h request)
 {
     ucp_ep_params_t params = {
         .field_mask = UCP_EP_PARAM_FIELD_CONN_REQUEST,
         .conn_request = request,
     };
-    struct link *link = link_create(transport, true, &params); /* UCX has taken the request either way */
+    struct link *link = link_create(engine, true, &params); /* UCX has taken the request either way */
 
     if (!link)
         return;
     link->deadline_ns = thread_now_ns() + HELLO_NS;
-    transport->n_strangers++;
+    engine->n_strangers++;
 }
 
 static void on_request(ucp_conn_request_h request, void *arg)
 {
-    struct transport *transport = arg;
+    struct engine *engine = arg;
 
-    if (transport->n_requests == sizeof transport->requests / sizeof *transport->requests ||
-        transport->n_strangers + transport->n_requests >= MAX_STRANGERS)
-        (void)ucp_listener_reject(transport->listener, request);
+    if (engine->n_requests == sizeof engine->requests / sizeof *engine->requests ||
+        engine->n_strangers + engine->n_requests >= MAX_STRANGERS)
+        (void)ucp_listener_reject(engine->listener, request);
     else
-        transport->requests[transport->n_requests++] = request;
+        engine->requests[engine->n_requests++] = request;
 }
 
 /* ---- the first words ---- */
@@ -184,8 +184,8 @@ static bool well_formed(const void *header, size_t header_bytes, size_t bytes, c
 static ucs_status_t on_hello(void *arg, const void *header, size_t header_bytes, void *data, size_t bytes,
                              const ucp_am_recv_param_t *param)
 {
-    struct transport *transport = arg;
-    struct link *link = param->recv_attr & UCP_AM_RECV_ATTR_FIELD_REPLY_EP ? link_find(transport, param->reply_ep) : NULL;
+    struct engine *engine = arg;
+    struct link *link = param->recv_attr & UCP_AM_RECV_ATTR_FIELD_REPLY_EP ? link_find(engine, param->reply_ep) : NULL;
     struct greeting greeting;
     struct conn *conn;
     uint64_t session;
@@ -197,18 +197,18 @@ static ucs_status_t on_hello(void *arg, const void *header, size_t header_bytes,
         link_fail(link, UCS_OK, "its greeting is malformed or out of turn");
         return UCS_OK;
     }
-    conn = conn_take_token(transport, greeting.secret);
+    conn = conn_take_token(engine, greeting.secret, greeting.dialler);
     if (!conn) {
         link_fail(link, UCS_OK, "its token is unknown or was used before");
         return UCS_OK;
     }
     set_state(link, LINK_READY);
-    transport->n_strangers--;
+    engine->n_strangers--;
     link->conn = conn;
     conn->in = link;
     conn_link_ready(conn, link);
     session = htole64(session_of(conn->token));
-    wire_put_greeting(&link->greeting, &session, sizeof session);
+    wire_put_greeting(&link->greeting, &session, sizeof session, NULL);
     greet(link, AM_WELCOME);
     return UCS_OK;
 }
@@ -216,8 +216,8 @@ static ucs_status_t on_hello(void *arg, const void *header, size_t header_bytes,
 static ucs_status_t on_welcome(void *arg, const void *header, size_t header_bytes, void *data, size_t bytes,
                                const ucp_am_recv_param_t *param)
 {
-    struct transport *transport = arg;
-    struct link *link = param->recv_attr & UCP_AM_RECV_ATTR_FIELD_REPLY_EP ? link_find(transport, param->reply_ep) : NULL;
+    struct engine *engine = arg;
+    struct link *link = param->recv_attr & UCP_AM_RECV_ATTR_FIELD_REPLY_EP ? link_find(engine, param->reply_ep) : NULL;
     struct greeting greeting;
 
     (void)data;
@@ -266,7 +266,7 @@ void link_close(struct link *link)
     if (link->state == LINK_CLOSING)
         return;
     if (link->incoming && !link->conn)
-        link->transport->n_strangers--;
+        link->engine->n_strangers--;
     set_state(link, LINK_CLOSING);
     ring_remove(&link->ring);
     request = ucp_ep_close_nbx(link->ep, &param);
@@ -296,7 +296,7 @@ static void report_failure(struct link *link)
         conn_fail(link->conn, link->fault ? RDT_PROTOCOL : RDT_PEER_LOST, msg);
         return;
     }
-    link->transport->host.log(link->transport->host.ctx, link->fault && link->incoming ? RDT_LOG_WARN : RDT_LOG_DEBUG,
+    link->engine->host.log(link->engine->host.ctx, link->fault && link->incoming ? RDT_LOG_WARN : RDT_LOG_DEBUG,
                               "closing an endpoint: %s", msg);
     link_close(link);
 }
@@ -305,20 +305,20 @@ static void link_free(struct link *link)
 {
     struct conn *conn = link->conn;
 
-    link->transport->n_links--;
+    link->engine->n_links--;
     if (conn)
         conn_link_gone(conn, link);
     free(link);
 }
 
-void links_settle(struct transport *transport)
+void links_settle(struct engine *engine)
 {
-    for (unsigned i = 0; i < transport->n_requests; i++)
-        accept_request(transport, transport->requests[i]);
-    transport->n_requests = 0;
+    for (unsigned i = 0; i < engine->n_requests; i++)
+        accept_request(engine, engine->requests[i]);
+    engine->n_requests = 0;
 
-    while (!ring_empty(&transport->dying)) {
-        struct link *link = ring_of(transport->dying.next, struct link, dying);
+    while (!ring_empty(&engine->dying)) {
+        struct link *link = ring_of(engine->dying.next, struct link, dying);
 
         ring_remove(&link->dying);
         if (link->state == LINK_FAILED)
@@ -328,12 +328,12 @@ void links_settle(struct transport *transport)
     }
 }
 
-void links_expire(struct transport *transport, bool all)
+void links_expire(struct engine *engine, bool all)
 {
     uint64_t now_ns = thread_now_ns();
 
     for (unsigned i = 0; i < LINK_BUCKETS; i++)
-        for (struct ring *at = transport->links[i].next, *next; at != &transport->links[i]; at = next) {
+        for (struct ring *at = engine->links[i].next, *next; at != &engine->links[i]; at = next) {
             struct link *link = ring_of(at, struct link, ring);
 
             next = at->next;
@@ -344,11 +344,11 @@ void links_expire(struct transport *transport, bool all)
         }
 }
 
-void links_free(struct transport *transport)
+void links_free(struct engine *engine)
 {
     for (unsigned i = 0; i < LINK_BUCKETS; i++)
-        while (!ring_empty(&transport->links[i])) {
-            struct link *link = ring_of(transport->links[i].next, struct link, ring);
+        while (!ring_empty(&engine->links[i])) {
+            struct link *link = ring_of(engine->links[i].next, struct link, ring);
 
             ring_remove(&link->ring);
             free(link);
@@ -357,9 +357,9 @@ void links_free(struct transport *transport)
 
 /* ---- listening ---- */
 
-enum rdt_status links_listen(struct transport *transport, struct rdt_error *err)
+enum rdt_status links_listen(struct engine *engine, struct rdt_error *err)
 {
-    const struct settings *settings = &transport->settings;
+    const struct settings *settings = &engine->settings;
     struct sockaddr_storage address = {0};
     struct sockaddr_in *in = (struct sockaddr_in *)&address;
     struct sockaddr_in6 *in6 = (struct sockaddr_in6 *)&address;
@@ -367,7 +367,7 @@ enum rdt_status links_listen(struct transport *transport, struct rdt_error *err)
         .field_mask = UCP_LISTENER_PARAM_FIELD_SOCK_ADDR | UCP_LISTENER_PARAM_FIELD_CONN_HANDLER,
         .sockaddr.addr = (const struct sockaddr *)&address,
         .conn_handler.cb = on_request,
-        .conn_handler.arg = transport,
+        .conn_handler.arg = engine,
     };
     ucp_listener_attr_t attr = {.field_mask = UCP_LISTENER_ATTR_FIELD_SOCKADDR};
     ucs_status_t ucs;
@@ -384,28 +384,28 @@ enum rdt_status links_listen(struct transport *transport, struct rdt_error *err)
         params.sockaddr.addrlen = sizeof *in6;
     }
 
-    status = thread_handle(transport, AM_HELLO, on_hello, err);
+    status = thread_handle(engine, AM_HELLO, on_hello, err);
     if (status == RDT_OK)
-        status = thread_handle(transport, AM_WELCOME, on_welcome, err);
+        status = thread_handle(engine, AM_WELCOME, on_welcome, err);
     if (status != RDT_OK)
         return status;
-    ucs = ucp_listener_create(transport->worker, &params, &transport->listener);
+    ucs = ucp_listener_create(engine->worker, &params, &engine->listener);
     if (ucs != UCS_OK)
         return rdt_error_set(err, RDT_UNSUPPORTED, "UCX cannot listen on %s port %u: %s", settings->listen, settings->port,
                              ucs_status_string(ucs));
-    ucs = ucp_listener_query(transport->listener, &attr);
+    ucs = ucp_listener_query(engine->listener, &attr);
     if (ucs != UCS_OK) {
-        ucp_listener_destroy(transport->listener);
+        ucp_listener_destroy(engine->listener);
         return rdt_error_set(err, RDT_UNSUPPORTED, "UCX does not say where it listens: %s", ucs_status_string(ucs));
     }
-    transport->address = attr.sockaddr;
+    engine->address = attr.sockaddr;
     return RDT_OK;
 }
 
-void links_unlisten(struct transport *transport)
+void links_unlisten(struct engine *engine)
 {
-    for (unsigned i = 0; i < transport->n_requests; i++)
-        (void)ucp_listener_reject(transport->listener, transport->requests[i]);
-    transport->n_requests = 0;
-    ucp_listener_destroy(transport->listener);
+    for (unsigned i = 0; i < engine->n_requests; i++)
+        (void)ucp_listener_reject(engine->listener, engine->requests[i]);
+    engine->n_requests = 0;
+    ucp_listener_destroy(engine->listener);
 }

@@ -31,9 +31,9 @@ static struct operation *recv_find(struct conn *conn, uint64_t transfer, uint64_
 
 /* ---- loop thread ---- */
 
-static enum rdt_status post(struct conn *conn, struct rdt_op *op, enum op_kind kind, struct rdt_error *err)
+enum rdt_status op_post(struct conn *conn, struct rdt_op *op, enum op_kind kind, struct rdt_error *err)
 {
-    struct transport *transport = conn->transport;
+    struct engine *engine = conn->engine;
     struct operation *operation = calloc(1, sizeof *operation);
     enum rdt_status status = RDT_OK;
 
@@ -44,7 +44,7 @@ static enum rdt_status post(struct conn *conn, struct rdt_op *op, enum op_kind k
     operation->state = OP_QUEUED;
     operation->kind = kind;
 
-    (void)pthread_mutex_lock(&transport->lock);
+    (void)pthread_mutex_lock(&engine->lock);
     if (conn->closing) {
         status = rdt_error_set(err, RDT_PEER_LOST, "the connection is closing");
     } else if (conn->refused) {
@@ -55,65 +55,50 @@ static enum rdt_status post(struct conn *conn, struct rdt_op *op, enum op_kind k
     } else {
         op->priv[0] = operation;
         conn->posted++;
-        transport->posted++;
+        engine->posted++;
         ring_append(kind != OP_RECV ? &conn->sends : recv_bucket(conn, op->transfer, op->chunk), &operation->ring);
         if (kind != OP_RECV && ring_empty(&conn->active))
-            ring_append(&transport->active, &conn->active);
+            ring_append(&engine->active, &conn->active);
         /* A receive needs nobody awake: its bytes wake the data thread. */
         if (kind != OP_RECV)
-            thread_wake(transport);
+            thread_wake(engine);
     }
-    (void)pthread_mutex_unlock(&transport->lock);
+    (void)pthread_mutex_unlock(&engine->lock);
     if (status != RDT_OK)
         free(operation);
     return status;
 }
 
-enum rdt_status op_post_send(struct conn *conn, struct rdt_op *op, struct rdt_error *err)
-{
-    return post(conn, op, OP_SEND, err);
-}
-
-enum rdt_status op_post_recv(struct conn *conn, struct rdt_op *op, struct rdt_error *err)
-{
-    return post(conn, op, OP_RECV, err);
-}
-
-enum rdt_status op_post_read(struct conn *conn, struct rdt_op *op, struct rdt_error *err)
-{
-    return post(conn, op, OP_READ, err);
-}
-
 /* The lock is held. */
-static void end_queued(struct transport *transport, struct operation *operation)
+static void end_queued(struct engine *engine, struct operation *operation)
 {
     ring_remove(&operation->ring);
     operation->state = OP_ENDING;
-    ring_append(&transport->ending, &operation->ring);
+    ring_append(&engine->ending, &operation->ring);
 }
 
 /* UCX cannot call back what it has: a RUNNING operation goes on to its end. */
 void op_cancel(struct conn *conn, struct rdt_op *op)
 {
-    struct transport *transport = conn->transport;
+    struct engine *engine = conn->engine;
     struct operation *operation;
 
-    (void)pthread_mutex_lock(&transport->lock);
+    (void)pthread_mutex_lock(&engine->lock);
     operation = op->priv[0]; /* NULL: it has ended, and the core has not heard of it yet */
     if (operation && operation->state == OP_QUEUED) {
-        end_queued(transport, operation);
-        thread_wake(transport);
+        end_queued(engine, operation);
+        thread_wake(engine);
     }
-    (void)pthread_mutex_unlock(&transport->lock);
+    (void)pthread_mutex_unlock(&engine->lock);
 }
 
 void ops_end_queued(struct conn *conn)
 {
     while (!ring_empty(&conn->sends))
-        end_queued(conn->transport, ring_of(conn->sends.next, struct operation, ring));
+        end_queued(conn->engine, ring_of(conn->sends.next, struct operation, ring));
     for (unsigned i = 0; i < RECV_BUCKETS; i++)
         while (!ring_empty(&conn->recvs[i]))
-            end_queued(conn->transport, ring_of(conn->recvs[i].next, struct operation, ring));
+            end_queued(conn->engine, ring_of(conn->recvs[i].next, struct operation, ring));
 }
 
 /* ---- data thread: ends ---- */
@@ -126,21 +111,21 @@ static enum rdt_status status_of(ucs_status_t ucs)
 void op_end(struct operation *operation, enum rdt_status status, const char *msg)
 {
     struct conn *conn = operation->conn;
-    struct transport *transport = conn->transport;
+    struct engine *engine = conn->engine;
     struct rdt_op *op = operation->op;
 
-    (void)pthread_mutex_lock(&transport->lock);
+    (void)pthread_mutex_lock(&engine->lock);
     op->priv[0] = NULL;
     conn->posted--;
-    transport->posted--;
+    engine->posted--;
     if (conn->closing) {
         if (status != RDT_OK)
             status = RDT_CANCELLED, msg = NULL;
         if (ring_empty(&conn->active))
-            ring_append(&transport->active, &conn->active);
+            ring_append(&engine->active, &conn->active);
     }
-    (void)pthread_mutex_unlock(&transport->lock);
-    transport->host.op_done(op, status, msg);
+    (void)pthread_mutex_unlock(&engine->lock);
+    engine->host.op_done(op, status, msg);
     free(operation);
 }
 
@@ -149,23 +134,23 @@ void op_end_ucs(struct operation *operation, ucs_status_t ucs)
     op_end(operation, status_of(ucs), ucs == UCS_OK ? NULL : ucs_status_string(ucs));
 }
 
-void ops_report_ended(struct transport *transport)
+void ops_report_ended(struct engine *engine)
 {
     char why[LANES_BYTES + 32];
 
-    (void)pthread_mutex_lock(&transport->lock);
-    while (!ring_empty(&transport->ending)) {
-        struct operation *operation = ring_of(transport->ending.next, struct operation, ring);
+    (void)pthread_mutex_lock(&engine->lock);
+    while (!ring_empty(&engine->ending)) {
+        struct operation *operation = ring_of(engine->ending.next, struct operation, ring);
         bool refused = operation->conn->refused;
 
         ring_remove(&operation->ring);
         if (refused)
             (void)snprintf(why, sizeof why, "refused (on_slow): %s", operation->conn->lanes);
-        (void)pthread_mutex_unlock(&transport->lock);
+        (void)pthread_mutex_unlock(&engine->lock);
         op_end(operation, refused ? RDT_TRANSPORT : RDT_CANCELLED, refused ? why : NULL);
-        (void)pthread_mutex_lock(&transport->lock);
+        (void)pthread_mutex_lock(&engine->lock);
     }
-    (void)pthread_mutex_unlock(&transport->lock);
+    (void)pthread_mutex_unlock(&engine->lock);
 }
 
 /* ---- data thread: sending ---- */
@@ -191,7 +176,7 @@ static size_t pack(void *state, size_t offset, void *to, size_t most)
     const struct rdt_op *op = operation->op;
     size_t bytes = op->piece.bytes - offset < most ? op->piece.bytes - offset : most;
 
-    thread_give_way(operation->conn->transport);
+    thread_give_way(operation->conn->engine);
     memcpy(to, (const uint8_t *)op->piece.addr + offset, bytes);
     return bytes;
 }
@@ -210,7 +195,7 @@ static void on_sent(void *request, ucs_status_t status, void *user_data)
 static void send_one(struct conn *conn, struct operation *operation)
 {
     const struct rdt_op *op = operation->op;
-    const bool eager = op->piece.bytes <= conn->transport->settings.eager_bytes;
+    const bool eager = op->piece.bytes <= conn->engine->settings.eager_bytes;
     const bool copies = conn->out->copies;
     const ucp_request_param_t param = {
         .op_attr_mask = UCP_OP_ATTR_FIELD_CALLBACK | UCP_OP_ATTR_FIELD_USER_DATA | UCP_OP_ATTR_FIELD_FLAGS |
@@ -218,7 +203,7 @@ static void send_one(struct conn *conn, struct operation *operation)
         .flags = UCP_AM_SEND_FLAG_REPLY | (eager ? UCP_AM_SEND_FLAG_EAGER : UCP_AM_SEND_FLAG_RNDV),
         .cb.send = on_sent,
         .user_data = operation,
-        .datatype = conn->transport->pieces,
+        .datatype = conn->engine->pieces,
         .memory_type = UCS_MEMORY_TYPE_HOST,
     };
     ucs_status_ptr_t request;
@@ -234,22 +219,22 @@ static void send_one(struct conn *conn, struct operation *operation)
 
 void ops_send(struct conn *conn)
 {
-    struct transport *transport = conn->transport;
+    struct engine *engine = conn->engine;
 
-    (void)pthread_mutex_lock(&transport->lock);
+    (void)pthread_mutex_lock(&engine->lock);
     while (!conn->closing && !ring_empty(&conn->sends)) {
         struct operation *operation = ring_of(conn->sends.next, struct operation, ring);
 
         ring_remove(&operation->ring);
         operation->state = OP_RUNNING;
-        (void)pthread_mutex_unlock(&transport->lock);
+        (void)pthread_mutex_unlock(&engine->lock);
         if (operation->kind == OP_READ)
             read_start(conn, operation);
         else
             send_one(conn, operation);
-        (void)pthread_mutex_lock(&transport->lock);
+        (void)pthread_mutex_lock(&engine->lock);
     }
-    (void)pthread_mutex_unlock(&transport->lock);
+    (void)pthread_mutex_unlock(&engine->lock);
 }
 
 /* ---- data thread: receiving ---- */
@@ -266,19 +251,19 @@ static struct operation *take_recv(struct conn *conn, const struct data_header *
 {
     struct operation *operation;
 
-    (void)pthread_mutex_lock(&conn->transport->lock);
+    (void)pthread_mutex_lock(&conn->engine->lock);
     operation = recv_find(conn, header->transfer, header->chunk);
     if (operation) {
         ring_remove(&operation->ring);
         operation->state = OP_RUNNING;
     }
-    (void)pthread_mutex_unlock(&conn->transport->lock);
+    (void)pthread_mutex_unlock(&conn->engine->lock);
     return operation;
 }
 
 /* What a handler returns: INPROGRESS keeps UCX's descriptor, OK drops it (and tells the sender that its memory is
  * free). */
-static ucs_status_t receive(struct transport *transport, struct operation *operation, void *data, size_t bytes, bool announced)
+static ucs_status_t receive(struct engine *engine, struct operation *operation, void *data, size_t bytes, bool announced)
 {
     const ucp_request_param_t param = {
         .op_attr_mask = UCP_OP_ATTR_FIELD_CALLBACK | UCP_OP_ATTR_FIELD_USER_DATA | UCP_OP_ATTR_FIELD_MEMORY_TYPE,
@@ -294,7 +279,7 @@ static ucs_status_t receive(struct transport *transport, struct operation *opera
         op_end(operation, RDT_OK, NULL);
         return UCS_OK;
     }
-    request = ucp_am_recv_data_nbx(transport->worker, data, operation->op->piece.addr, bytes, &param);
+    request = ucp_am_recv_data_nbx(engine->worker, data, operation->op->piece.addr, bytes, &param);
     if (UCS_PTR_IS_PTR(request))
         return UCS_INPROGRESS;
     op_end_ucs(operation, UCS_PTR_STATUS(request));
@@ -304,9 +289,9 @@ static ucs_status_t receive(struct transport *transport, struct operation *opera
 static ucs_status_t on_data(void *arg, const void *header_data, size_t header_bytes, void *data, size_t bytes,
                             const ucp_am_recv_param_t *param)
 {
-    struct transport *transport = arg;
-    const struct rdt_host *host = &transport->host;
-    struct link *link = param->recv_attr & UCP_AM_RECV_ATTR_FIELD_REPLY_EP ? link_find(transport, param->reply_ep) : NULL;
+    struct engine *engine = arg;
+    const struct rdt_host *host = &engine->host;
+    struct link *link = param->recv_attr & UCP_AM_RECV_ATTR_FIELD_REPLY_EP ? link_find(engine, param->reply_ep) : NULL;
     struct data_header header;
     struct operation *operation;
 
@@ -333,22 +318,22 @@ static ucs_status_t on_data(void *arg, const void *header_data, size_t header_by
         op_end(operation, RDT_TRANSPORT, "the peer's chunk has another length than the one posted for it");
         return UCS_OK;
     }
-    return receive(transport, operation, data, bytes, param->recv_attr & UCP_AM_RECV_ATTR_FLAG_RNDV);
+    return receive(engine, operation, data, bytes, param->recv_attr & UCP_AM_RECV_ATTR_FLAG_RNDV);
 }
 
-enum rdt_status ops_handle(struct transport *transport, struct rdt_error *err)
+enum rdt_status ops_handle(struct engine *engine, struct rdt_error *err)
 {
     static const ucp_generic_dt_ops_t ops = {
         .start_pack = pack_start, .packed_size = pack_size, .pack = pack, .finish = pack_finish};
-    ucs_status_t ucs = ucp_dt_create_generic(&ops, NULL, &transport->pieces);
+    ucs_status_t ucs = ucp_dt_create_generic(&ops, NULL, &engine->pieces);
 
     if (ucs != UCS_OK)
         return rdt_error_set(err, RDT_NO_MEMORY, "UCX takes no type of data: %s", ucs_status_string(ucs));
-    return thread_handle(transport, AM_DATA, on_data, err);
+    return thread_handle(engine, AM_DATA, on_data, err);
 }
 
-void ops_fini(struct transport *transport)
+void ops_fini(struct engine *engine)
 {
-    if (transport->pieces)
-        ucp_dt_destroy(transport->pieces);
+    if (engine->pieces)
+        ucp_dt_destroy(engine->pieces);
 }

@@ -10,7 +10,7 @@
 
 #include "backends/ucx/ucx.h"
 
-enum rdt_status read_register(struct transport *transport, void *addr, uint64_t bytes, struct registration **registration_p,
+enum rdt_status read_register(struct engine *engine, void *addr, uint64_t bytes, struct registration **registration_p,
                               struct rdt_error *err)
 {
     const ucp_mem_map_params_t params = {
@@ -25,7 +25,7 @@ enum rdt_status read_register(struct transport *transport, void *addr, uint64_t 
         return rdt_error_set(err, RDT_NO_MEMORY, "no memory for a registration");
     registration->addr = addr;
     registration->bytes = bytes;
-    ucs = ucp_mem_map(transport->context, &params, &registration->memh);
+    ucs = ucp_mem_map(engine->context, &params, &registration->memh);
     if (ucs != UCS_OK) {
         free(registration);
         return rdt_error_set(err, ucs == UCS_ERR_NO_MEMORY ? RDT_NO_MEMORY : RDT_TRANSPORT,
@@ -35,18 +35,18 @@ enum rdt_status read_register(struct transport *transport, void *addr, uint64_t 
     return RDT_OK;
 }
 
-void read_unregister(struct transport *transport, struct registration *registration)
+void read_unregister(struct engine *engine, struct registration *registration)
 {
-    (void)ucp_mem_unmap(transport->context, registration->memh);
+    (void)ucp_mem_unmap(engine->context, registration->memh);
     free(registration);
 }
 
-enum rdt_status read_pack_key(struct transport *transport, const struct registration *registration,
+enum rdt_status read_pack_key(struct engine *engine, const struct registration *registration,
                               uint8_t key[RDT_KEY_MAX_BYTES], size_t *bytes_p, struct rdt_error *err)
 {
     void *rkey;
     size_t bytes;
-    ucs_status_t ucs = ucp_rkey_pack(transport->context, registration->memh, &rkey, &bytes);
+    ucs_status_t ucs = ucp_rkey_pack(engine->context, registration->memh, &rkey, &bytes);
 
     if (ucs != UCS_OK)
         return rdt_error_set(err, RDT_TRANSPORT, "UCX packs no key: %s", ucs_status_string(ucs));

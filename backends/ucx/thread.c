@@ -1,4 +1,4 @@
-/* The data thread: the only one that touches the UCX worker.
+/* The data thread of an engine: the only one that touches its UCX worker.
  *
  * It polls while something moves, a few hundred times more while something is outstanding, and then sleeps in the
  * worker's descriptor: waking a sleeper costs tens of microseconds, a poll less than one. Idle, it wakes once a
@@ -19,7 +19,7 @@
 #define STOP_NS (2 * 1000000000ull) /* how long the links may take to close at the end */
 
 struct start {
-    struct transport *transport;
+    struct engine *engine;
     sem_t done;
     enum rdt_status status;
     struct rdt_error err;
@@ -33,23 +33,23 @@ uint64_t thread_now_ns(void)
     return (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
 }
 
-void thread_give_way(struct transport *transport)
+void thread_give_way(struct engine *engine)
 {
-    if (thread_now_ns() - transport->gave_way_ns < GIVE_WAY_NS)
+    if (thread_now_ns() - engine->gave_way_ns < GIVE_WAY_NS)
         return;
     (void)sched_yield();
-    transport->gave_way_ns = thread_now_ns();
+    engine->gave_way_ns = thread_now_ns();
 }
 
-void thread_wake(struct transport *transport)
+void thread_wake(struct engine *engine)
 {
-    if (!transport->asleep)
+    if (!engine->asleep)
         return;
-    transport->asleep = false; /* one signal is enough */
-    (void)ucp_worker_signal(transport->worker);
+    engine->asleep = false; /* one signal is enough */
+    (void)ucp_worker_signal(engine->worker);
 }
 
-enum rdt_status thread_handle(struct transport *transport, unsigned id, ucp_am_recv_callback_t callback, struct rdt_error *err)
+enum rdt_status thread_handle(struct engine *engine, unsigned id, ucp_am_recv_callback_t callback, struct rdt_error *err)
 {
     const ucp_am_handler_param_t param = {
         .field_mask = UCP_AM_HANDLER_PARAM_FIELD_ID | UCP_AM_HANDLER_PARAM_FIELD_FLAGS | UCP_AM_HANDLER_PARAM_FIELD_CB |
@@ -57,65 +57,65 @@ enum rdt_status thread_handle(struct transport *transport, unsigned id, ucp_am_r
         .id = id,
         .flags = UCP_AM_FLAG_WHOLE_MSG,
         .cb = callback,
-        .arg = transport,
+        .arg = engine,
     };
-    ucs_status_t ucs = ucp_worker_set_am_recv_handler(transport->worker, &param);
+    ucs_status_t ucs = ucp_worker_set_am_recv_handler(engine->worker, &param);
 
     if (ucs != UCS_OK)
         return rdt_error_set(err, RDT_UNSUPPORTED, "UCX takes no active message handler: %s", ucs_status_string(ucs));
     return RDT_OK;
 }
 
-static enum rdt_status worker_create(struct transport *transport, struct rdt_error *err)
+static enum rdt_status worker_create(struct engine *engine, struct rdt_error *err)
 {
     const ucp_worker_params_t params = {
         .field_mask = UCP_WORKER_PARAM_FIELD_THREAD_MODE,
         .thread_mode = UCS_THREAD_MODE_SINGLE,
     };
-    ucs_status_t ucs = ucp_worker_create(transport->context, &params, &transport->worker);
+    ucs_status_t ucs = ucp_worker_create(engine->context, &params, &engine->worker);
     enum rdt_status status;
 
     if (ucs != UCS_OK)
         return rdt_error_set(err, RDT_UNSUPPORTED, "UCX cannot create a worker: %s", ucs_status_string(ucs));
-    status = ops_handle(transport, err);
+    status = ops_handle(engine, err);
     if (status == RDT_OK)
-        status = links_listen(transport, err);
+        status = links_listen(engine, err);
     if (status != RDT_OK)
-        ucp_worker_destroy(transport->worker);
+        ucp_worker_destroy(engine->worker);
     return status;
 }
 
 /* False: there is work, or UCX has events left. */
-static bool fall_asleep(struct transport *transport)
+static bool fall_asleep(struct engine *engine)
 {
     bool quiet;
 
-    (void)pthread_mutex_lock(&transport->lock);
-    quiet = ring_empty(&transport->active) && ring_empty(&transport->ending) && !transport->stopping;
-    transport->asleep = quiet;
-    (void)pthread_mutex_unlock(&transport->lock);
-    return quiet && ucp_worker_arm(transport->worker) == UCS_OK;
+    (void)pthread_mutex_lock(&engine->lock);
+    quiet = ring_empty(&engine->active) && ring_empty(&engine->ending) && !engine->stopping;
+    engine->asleep = quiet;
+    (void)pthread_mutex_unlock(&engine->lock);
+    return quiet && ucp_worker_arm(engine->worker) == UCS_OK;
 }
 
-static bool outstanding(struct transport *transport, bool *stopping_p)
+static bool outstanding(struct engine *engine, bool *stopping_p)
 {
     bool any;
 
-    (void)pthread_mutex_lock(&transport->lock);
-    any = transport->posted > 0;
-    *stopping_p = transport->stopping;
-    (void)pthread_mutex_unlock(&transport->lock);
+    (void)pthread_mutex_lock(&engine->lock);
+    any = engine->posted > 0;
+    *stopping_p = engine->stopping;
+    (void)pthread_mutex_unlock(&engine->lock);
     return any;
 }
 
-static void awake(struct transport *transport)
+static void awake(struct engine *engine)
 {
-    (void)pthread_mutex_lock(&transport->lock);
-    transport->asleep = false;
-    (void)pthread_mutex_unlock(&transport->lock);
+    (void)pthread_mutex_lock(&engine->lock);
+    engine->asleep = false;
+    (void)pthread_mutex_unlock(&engine->lock);
 }
 
-static void run(struct transport *transport, int wake_fd)
+static void run(struct engine *engine, int wake_fd)
 {
     struct pollfd pollfd = {.fd = wake_fd, .events = POLLIN};
     uint64_t tick_ns = thread_now_ns() + TICK_MS * 1000000ull, stop_ns = 0, now_ns;
@@ -124,97 +124,99 @@ static void run(struct transport *transport, int wake_fd)
     for (;;) {
         bool stopping;
 
-        conns_run(transport);
-        ops_report_ended(transport);
-        if (ucp_worker_progress(transport->worker))
+        conns_run(engine);
+        ops_report_ended(engine);
+        if (ucp_worker_progress(engine->worker))
             idle = 0;
         else
             idle++;
-        links_settle(transport);
-        thread_give_way(transport);
-        if (!idle || (outstanding(transport, &stopping) && idle < transport->settings.spin_polls))
+        links_settle(engine);
+        thread_give_way(engine);
+        if (!idle || (outstanding(engine, &stopping) && idle < engine->settings.spin_polls))
             continue;
 
         now_ns = thread_now_ns();
         if (stopping) {
             if (!stop_ns) {
                 stop_ns = now_ns + STOP_NS;
-                links_expire(transport, true);
+                links_expire(engine, true);
             }
-            if (!transport->n_links || now_ns > stop_ns)
+            if (!engine->n_links || now_ns > stop_ns)
                 return;
             continue;
         }
         if (now_ns >= tick_ns) {
             tick_ns = now_ns + TICK_MS * 1000000ull;
-            links_expire(transport, false);
+            links_expire(engine, false);
         }
-        if (fall_asleep(transport)) {
+        if (fall_asleep(engine)) {
             (void)poll(&pollfd, 1, TICK_MS);
             idle = 0;
         }
-        awake(transport);
+        awake(engine);
     }
 }
 
 static void *thread_main(void *arg)
 {
     struct start *start = arg;
-    struct transport *transport = start->transport;
+    struct engine *engine = start->engine;
     int wake_fd = -1;
 
-    start->status = worker_create(transport, &start->err);
-    if (start->status == RDT_OK && ucp_worker_get_efd(transport->worker, &wake_fd) != UCS_OK) {
-        links_unlisten(transport);
-        ucp_worker_destroy(transport->worker);
+    start->status = worker_create(engine, &start->err);
+    if (start->status == RDT_OK && ucp_worker_get_efd(engine->worker, &wake_fd) != UCS_OK) {
+        links_unlisten(engine);
+        ucp_worker_destroy(engine->worker);
         start->status = rdt_error_set(&start->err, RDT_UNSUPPORTED, "this UCX cannot wake a sleeping worker");
     }
     if (start->status != RDT_OK) {
-        ops_fini(transport);
+        ops_fini(engine);
         (void)sem_post(&start->done);
         return NULL;
     }
     (void)sem_post(&start->done); /* start is gone from here on */
 
-    run(transport, wake_fd);
-    links_unlisten(transport);
-    ucp_worker_destroy(transport->worker);
-    ops_fini(transport);
-    links_free(transport);
+    run(engine, wake_fd);
+    links_unlisten(engine);
+    ucp_worker_destroy(engine->worker);
+    ops_fini(engine);
+    links_free(engine);
     return NULL;
 }
 
-enum rdt_status thread_start(struct transport *transport, struct rdt_error *err)
+enum rdt_status thread_start(struct engine *engine, struct rdt_error *err)
 {
-    struct start start = {.transport = transport};
+    struct start start = {.engine = engine};
     sigset_t all, before;
+    char name[32];
     int error;
 
     (void)sem_init(&start.done, 0, 0);
     (void)sigfillset(&all);
     (void)pthread_sigmask(SIG_SETMASK, &all, &before);
-    error = pthread_create(&transport->thread, NULL, thread_main, &start);
+    error = pthread_create(&engine->thread, NULL, thread_main, &start);
     (void)pthread_sigmask(SIG_SETMASK, &before, NULL);
     if (error) {
         (void)sem_destroy(&start.done);
         return rdt_error_sys(err, error, "starting the data thread");
     }
-    (void)pthread_setname_np(transport->thread, "rdt-ucx");
+    (void)snprintf(name, sizeof name, "rdt-ucx-%u", engine->index);
+    (void)pthread_setname_np(engine->thread, name);
     while (sem_wait(&start.done))
         ;
     (void)sem_destroy(&start.done);
     if (start.status != RDT_OK) {
-        (void)pthread_join(transport->thread, NULL);
+        (void)pthread_join(engine->thread, NULL);
         return rdt_error_set(err, start.status, "%s", start.err.msg);
     }
     return RDT_OK;
 }
 
-void thread_stop(struct transport *transport)
+void thread_stop(struct engine *engine)
 {
-    (void)pthread_mutex_lock(&transport->lock);
-    transport->stopping = true;
-    thread_wake(transport);
-    (void)pthread_mutex_unlock(&transport->lock);
-    (void)pthread_join(transport->thread, NULL);
+    (void)pthread_mutex_lock(&engine->lock);
+    engine->stopping = true;
+    thread_wake(engine);
+    (void)pthread_mutex_unlock(&engine->lock);
+    (void)pthread_join(engine->thread, NULL);
 }

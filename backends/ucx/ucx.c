@@ -1,6 +1,6 @@
 /* The transport "ucx": active messages over TCP, two-sided, between host memories.
  *
- * Owns the context and the data thread; the rest is in config.c, thread.c, link.c, lanes.c, conn.c and op.c. It refuses to
+ * Owns the engines; the rest is in config.c, engine.c, peer.c, thread.c, link.c, lanes.c, conn.c and op.c. It refuses to
  * open unless the network is trusted, because UCX authenticates nobody: see settings_read.
  *
  * UCX installs handlers for fatal signals when it is loaded, unless UCX_HANDLE_ERRORS=none is in the environment by
@@ -70,18 +70,19 @@ static void check_signals(const struct rdt_host *host)
 
 /* ---- operations of the table ---- */
 
-static void transport_free(struct transport *transport)
+static void transport_close(void *arg)
 {
-    if (transport->context)
-        ucp_cleanup(transport->context);
+    struct transport *transport = arg;
+
+    for (unsigned i = 0; i < transport->n; i++)
+        engine_destroy(transport->engines[i]);
     log_stop(transport);
-    (void)pthread_mutex_destroy(&transport->lock);
-    free(transport->warned);
     free(transport);
 }
 
 static enum rdt_status transport_open(const struct rdt_host *host, void **transport_p, struct rdt_error *err)
 {
+    const struct rdt_host for_engines = peer_host(host);
     struct settings settings;
     struct transport *transport;
     enum rdt_status status = settings_read(host, &settings, err);
@@ -93,34 +94,23 @@ static enum rdt_status transport_open(const struct rdt_host *host, void **transp
         return rdt_error_set(err, RDT_NO_MEMORY, "no memory for the transport");
     transport->host = *host;
     transport->settings = settings;
-    (void)pthread_mutex_init(&transport->lock, NULL);
-    ring_init(&transport->conns);
-    ring_init(&transport->active);
-    ring_init(&transport->ending);
-    ring_init(&transport->dying);
-    for (unsigned i = 0; i < LINK_BUCKETS; i++)
-        ring_init(&transport->links[i]);
     settings_version(&settings, transport->version, sizeof transport->version);
 
     check_signals(host);
     log_start(transport);
-    status = settings_context(&settings, &transport->context, err);
-    if (status == RDT_OK)
-        status = thread_start(transport, err);
+    for (unsigned i = 0; i < settings.threads && status == RDT_OK; i++) {
+        status = engine_create(&for_engines, &settings, i, &transport->engines[i], err);
+        transport->n += status == RDT_OK;
+    }
     if (status != RDT_OK) {
-        transport_free(transport);
+        transport_close(transport);
         return status;
     }
-    host->log(host->ctx, RDT_LOG_INFO, "ucx %s listens on %s (tls %s, interfaces %s)", transport->version, settings.listen,
-              settings.tls, *settings.interfaces ? settings.interfaces : "any");
+    host->log(host->ctx, RDT_LOG_INFO, "ucx %s listens on %s (tls %s, interfaces %s, %u thread%s)", transport->version,
+              settings.listen, settings.tls, *settings.interfaces ? settings.interfaces : "any", transport->n,
+              transport->n > 1 ? "s" : "");
     *transport_p = transport;
     return RDT_OK;
-}
-
-static void transport_close(void *transport)
-{
-    thread_stop(transport);
-    transport_free(transport);
 }
 
 static const char *transport_version(void *arg)
@@ -133,48 +123,49 @@ static const char *transport_version(void *arg)
 static enum rdt_status connection_create(void *transport, const uint8_t peer_uuid[16], void *conn_ctx, void **conn_p,
                                          struct rdt_error *err)
 {
-    struct conn *conn;
-    enum rdt_status status = conn_create(transport, peer_uuid, conn_ctx, &conn, err);
+    struct peer *peer;
+    enum rdt_status status = peer_create(transport, peer_uuid, conn_ctx, &peer, err);
 
     if (status == RDT_OK)
-        *conn_p = conn;
+        *conn_p = peer;
     return status;
 }
 
-static void connection_destroy(void *conn)
+static void connection_destroy(void *peer)
 {
-    conn_destroy(conn);
+    peer_destroy(peer);
 }
 
-static enum rdt_status offer(void *conn, uint8_t blob[RDT_OFFER_MAX_BYTES], size_t *bytes_p, struct rdt_error *err)
+static enum rdt_status offer(void *peer, uint8_t blob[RDT_OFFER_MAX_BYTES], size_t *bytes_p, struct rdt_error *err)
 {
     (void)err;
-    return conn_offer(conn, blob, bytes_p);
+    *bytes_p = peer_offer(peer, blob);
+    return RDT_OK;
 }
 
-static enum rdt_status connect_to(void *conn, const void *blob, size_t bytes, struct rdt_error *err)
+static enum rdt_status connect_to(void *peer, const void *blob, size_t bytes, struct rdt_error *err)
 {
-    return conn_connect(conn, blob, bytes, err);
+    return peer_connect(peer, blob, bytes, err);
 }
 
-static uint32_t sides(void *conn, const char *memory_kind)
+static uint32_t sides(void *peer, const char *memory_kind)
 {
-    return memory_kind && !strcasecmp(memory_kind, "host") ? conn_sides(conn) : 0;
+    return memory_kind && !strcasecmp(memory_kind, "host") ? peer_sides(peer) : 0;
 }
 
-static void disconnect(void *conn)
+static void disconnect(void *peer)
 {
-    conn_disconnect(conn);
+    peer_disconnect(peer);
 }
 
-static enum rdt_status post_send(void *conn, struct rdt_op *op, struct rdt_error *err)
+static enum rdt_status post_send(void *peer, struct rdt_op *op, struct rdt_error *err)
 {
-    return op_post_send(conn, op, err);
+    return peer_post(peer, op, OP_SEND, err);
 }
 
-static enum rdt_status post_recv(void *conn, struct rdt_op *op, struct rdt_error *err)
+static enum rdt_status post_recv(void *peer, struct rdt_op *op, struct rdt_error *err)
 {
-    return op_post_recv(conn, op, err);
+    return peer_post(peer, op, OP_RECV, err);
 }
 
 static bool reads(void *arg)
@@ -182,6 +173,14 @@ static bool reads(void *arg)
     const struct transport *transport = arg;
 
     return transport->settings.reads;
+}
+
+/* The context whose connections read. */
+static struct engine *reader(void *arg)
+{
+    const struct transport *transport = arg;
+
+    return transport->engines[0];
 }
 
 static enum rdt_status register_memory(void *transport, void *addr, uint64_t bytes, const char *memory_kind,
@@ -192,7 +191,7 @@ static enum rdt_status register_memory(void *transport, void *addr, uint64_t byt
 
     if (strcasecmp(memory_kind, "host"))
         return rdt_error_set(err, RDT_UNSUPPORTED, "ucx reads host memory, not %s", memory_kind);
-    status = read_register(transport, addr, bytes, &registration, err);
+    status = read_register(reader(transport), addr, bytes, &registration, err);
     if (status == RDT_OK)
         *registration_p = registration;
     return status;
@@ -200,28 +199,28 @@ static enum rdt_status register_memory(void *transport, void *addr, uint64_t byt
 
 static void unregister_memory(void *transport, void *registration)
 {
-    read_unregister(transport, registration);
+    read_unregister(reader(transport), registration);
 }
 
 static enum rdt_status pack_key(void *transport, void *registration, uint8_t key[RDT_KEY_MAX_BYTES], size_t *bytes_p,
                                 struct rdt_error *err)
 {
-    return read_pack_key(transport, registration, key, bytes_p, err);
+    return read_pack_key(reader(transport), registration, key, bytes_p, err);
 }
 
-static enum rdt_status post_read(void *conn, struct rdt_op *op, struct rdt_error *err)
+static enum rdt_status post_read(void *peer, struct rdt_op *op, struct rdt_error *err)
 {
-    return op_post_read(conn, op, err);
+    return peer_post(peer, op, OP_READ, err);
 }
 
-static void cancel(void *conn, struct rdt_op *op)
+static void cancel(void *peer, struct rdt_op *op)
 {
-    op_cancel(conn, op);
+    peer_cancel(peer, op);
 }
 
-static enum rdt_status describe(void *conn, char *text_p, size_t size)
+static enum rdt_status describe(void *peer, char *text_p, size_t size)
 {
-    return conn_describe(conn, text_p, size);
+    return peer_describe(peer, text_p, size);
 }
 
 /* ---- the backend ---- */
@@ -255,10 +254,12 @@ static const struct rdt_transport_ops transport_ops = {
 
 static const struct rdt_config_key config_keys[] = {
     {"listen", "", "numeric address that peers connect to; empty: that of the peer link, else of the interfaces"},
-    {"port", "0", "TCP port to listen on; 0: any"},
+    {"port", "0", "TCP port to listen on; of several threads the first one's, the others have those after it; 0: any"},
     {"tls", "tcp", "UCX transports (UCX_TLS)"},
     {"eager_bytes", "131072", "chunks up to this size are sent without asking the receiver first"},
     {"spin_polls", "500", "empty polls before the data thread sleeps while something is outstanding"},
+    {"threads", "0", "that move bytes; to a peer as many as it has too; 0: one for each four processors, at most 4"},
+    {"rails", "0", "networks that one message is spread over where its lanes do not copy: UCX_MAX_RNDV_RAILS and its like; 0: as UCX likes"},
     {"one_sided", "auto",
      "auto: readers pull by RDMA where tls leaves TCP out; never; always: by RDMA or cma beside TCP too, where whoever reaches the port can "
      "then also read any memory of the daemon"},

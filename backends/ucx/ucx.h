@@ -1,7 +1,11 @@
 /* The transport "ucx": what its files share.
  *
- * Threads. The core's loop thread posts, cancels, connects and disconnects; one data thread owns the UCX worker and
- * everything that touches an endpoint. They meet in the lists and fields marked [lock], under transport->lock; what
+ * An engine is a UCX context and worker with a thread, a listener and connections of its own; there are as many as one core cannot do
+ * the work of (settings.threads), and engines know nothing of each other. To the core a peer node is one connection (struct peer): in
+ * fact one in each engine that both nodes have, over which chunks are dealt out by their numbers.
+ *
+ * Threads. The core's loop thread posts, cancels, connects and disconnects; an engine's data thread owns the UCX worker and
+ * everything that touches an endpoint. They meet in the lists and fields marked [lock], under engine->lock; what
  * is marked [data] belongs to the data thread, the rest is constant after creation. The lock is never held across a
  * call into UCX or the host.
  */
@@ -10,6 +14,7 @@
 
 #include <netinet/in.h>
 #include <pthread.h>
+#include <stdatomic.h>
 #include <stdbool.h>
 #include <stdint.h>
 #include <ucp/api/ucp.h>
@@ -18,6 +23,8 @@
 #include "backends/ring.h"
 #include "backends/ucx/slow.h"
 #include "backends/ucx/wire.h"
+
+struct peer;
 
 #define RECV_BUCKETS 256
 #define LINK_BUCKETS 64
@@ -38,6 +45,8 @@ struct settings {
     bool reads; /* what comes of it and of tls: the context can read one-sided */
     uint64_t eager_bytes; /* chunks up to this size travel with their announcement */
     unsigned spin_polls;  /* empty polls before the data thread sleeps while something is outstanding */
+    unsigned threads;     /* engines */
+    char rails[8];        /* networks that one message is spread over; "": as UCX likes */
 };
 
 /* ---- operations ---- */
@@ -60,7 +69,7 @@ struct registration {
 
 /* One posted operation. op->priv[0] leads here until it has ended. */
 struct operation {
-    struct ring ring; /* [lock] in conn->sends, a bucket of conn->recvs or transport->ending; alone while RUNNING */
+    struct ring ring; /* [lock] in conn->sends, a bucket of conn->recvs or engine->ending; alone while RUNNING */
     struct rdt_op *op;
     struct conn *conn;
     enum op_state state; /* [lock] */
@@ -71,13 +80,13 @@ struct operation {
 
 /* ---- connections and links ---- */
 
-/* One peer node. Bytes to the peer go over `out`, the link that we opened; its bytes to us come over `in`, which it
+/* One peer node, in one engine. Bytes to the peer go over `out`, the link that we opened; its bytes to us come over `in`, which it
  * opened. */
 struct conn {
-    struct ring ring;   /* [lock] in transport->conns */
-    struct ring active; /* [lock] in transport->active: the data thread must look at it */
-    struct transport *transport;
-    void *ctx;                            /* the core's */
+    struct ring ring;   /* [lock] in engine->conns */
+    struct ring active; /* [lock] in engine->active: the data thread must look at it */
+    struct engine *engine;
+    struct peer *peer;
     uint8_t token[TOKEN_BYTES];           /* what the peer must show us first */
     bool offered, token_used;             /* [lock] */
     bool connected;                       /* [lock] peer_* are set */
@@ -96,7 +105,7 @@ struct conn {
     struct link *in, *out;                /* [data] */
 };
 
-/*                     HELLO or WELCOME          disconnect, or the transport closes
+/*                     HELLO or WELCOME          disconnect, or the engine closes
  *   opened ---> FRESH ------------------> READY ---------------------.
  *                 |  \                      |                         v
  *                 |   `-------------------> FAILED ---------------> CLOSING ---> gone
@@ -109,9 +118,9 @@ enum { AM_HELLO = 1, AM_WELCOME = 2, AM_DATA = 3 };
 
 /* One endpoint. All of it is the data thread's. */
 struct link {
-    struct ring ring;  /* in a bucket of transport->links, until CLOSING */
-    struct ring dying; /* in transport->dying: to be looked at after progress, not inside a callback of UCX */
-    struct transport *transport;
+    struct ring ring;  /* in a bucket of engine->links, until CLOSING */
+    struct ring dying; /* in engine->dying: to be looked at after progress, not inside a callback of UCX */
+    struct engine *engine;
     struct conn *conn; /* NULL: nobody knows yet whose it is, or it was let go */
     ucp_ep_h ep;
     enum link_state state;
@@ -125,13 +134,12 @@ struct link {
     struct greeting greeting; /* the one that we send */
 };
 
-/* ---- the transport ---- */
+/* ---- engines ---- */
 
-struct transport {
-    struct rdt_host host;
+struct engine {
+    struct rdt_host host; /* the core's, but for what is told of connections: see peer.c */
     struct settings settings;
-    char version[64];
-
+    unsigned index;
     pthread_t thread;
     pthread_mutex_t lock;
     struct ring conns, active, ending; /* [lock] */
@@ -155,71 +163,114 @@ struct transport {
     unsigned n_warned;               /* [data] */
 };
 
+/* ---- the transport ---- */
+
+struct transport {
+    struct rdt_host host;
+    struct settings settings;
+    char version[64];
+    unsigned n;
+    struct engine *engines[MAX_ENGINES];
+};
+
+/* One peer node, as the core sees it. The loop thread's, but for what is atomic or marked. */
+struct peer {
+    struct transport *transport;
+    void *ctx;                    /* the core's */
+    uint8_t token[TOKEN_BYTES];   /* what it must show us first */
+    uint8_t dialler[TOKEN_BYTES]; /* what we show beside its own: who we are, at each of its engines */
+    unsigned n;                   /* engines that both nodes have; 0: not connected */
+    pthread_mutex_t lock;
+    bool claimed;                    /* [peer->lock] somebody has shown the token ... */
+    uint8_t claimed_by[TOKEN_BYTES]; /* [peer->lock] ... and it is this one */
+    atomic_bool failed;
+    atomic_uint open; /* conns that have not closed */
+    struct conn *conns[MAX_ENGINES];
+};
+
+/* peer.c */
+enum rdt_status peer_create(struct transport *transport, const uint8_t uuid[16], void *ctx, struct peer **peer_p, struct rdt_error *err);
+void peer_destroy(struct peer *peer);
+size_t peer_offer(struct peer *peer, uint8_t blob[RDT_OFFER_MAX_BYTES]);
+enum rdt_status peer_connect(struct peer *peer, const void *blob, size_t bytes, struct rdt_error *err);
+void peer_disconnect(struct peer *peer);
+uint32_t peer_sides(const struct peer *peer);
+enum rdt_status peer_describe(const struct peer *peer, char *text_p, size_t size);
+enum rdt_status peer_post(struct peer *peer, struct rdt_op *op, enum op_kind kind, struct rdt_error *err);
+void peer_cancel(const struct peer *peer, struct rdt_op *op);
+bool peer_claim(struct peer *peer, const uint8_t dialler[TOKEN_BYTES]); /* any data thread. False: another one has it */
+struct rdt_host peer_host(const struct rdt_host *host); /* what an engine gets for it */
+
 /* config.c: what the user wants, checked. */
 enum rdt_status settings_read(const struct rdt_host *host, struct settings *settings_p, struct rdt_error *err);
 void settings_version(const struct settings *settings, char *version_p, size_t size); /* equal for two ends that understand each other */
 enum rdt_status settings_context(const struct settings *settings, ucp_context_h *context_p, struct rdt_error *err);
 
+/* engine.c */
+enum rdt_status engine_create(const struct rdt_host *host, const struct settings *settings, unsigned index, struct engine **engine_p,
+                              struct rdt_error *err);
+void engine_destroy(struct engine *engine); /* its connections are */
+
 /* thread.c: the data thread. */
-enum rdt_status thread_start(struct transport *transport, struct rdt_error *err);
-void thread_stop(struct transport *transport);
-void thread_wake(struct transport *transport); /* any thread; the lock is held */
-enum rdt_status thread_handle(struct transport *transport, unsigned id, ucp_am_recv_callback_t callback, struct rdt_error *err);
-void thread_give_way(struct transport *transport); /* data thread, after each piece of work: others may have its core */
+enum rdt_status thread_start(struct engine *engine, struct rdt_error *err);
+void thread_stop(struct engine *engine);
+void thread_wake(struct engine *engine); /* any thread; the lock is held */
+enum rdt_status thread_handle(struct engine *engine, unsigned id, ucp_am_recv_callback_t callback, struct rdt_error *err);
+void thread_give_way(struct engine *engine); /* data thread, after each piece of work: others may have its core */
 uint64_t thread_now_ns(void);
 
 /* link.c: endpoints; data thread only. */
-enum rdt_status links_listen(struct transport *transport, struct rdt_error *err);
-void links_unlisten(struct transport *transport);
+enum rdt_status links_listen(struct engine *engine, struct rdt_error *err);
+void links_unlisten(struct engine *engine);
 struct link *link_open(struct conn *conn); /* NULL: failed, and the conn knows */
 void link_close(struct link *link);        /* ends in conn_link_gone if it has a conn */
 bool link_abandon(struct link *link);      /* true: it closes on its own, and is no link of its conn any more */
 void link_fail(struct link *link, ucs_status_t error, const char *fault);
-struct link *link_find(struct transport *transport, ucp_ep_h ep);
-void links_settle(struct transport *transport); /* after progress: accept, fail and free what UCX's callbacks left */
-void links_expire(struct transport *transport, bool all);
-void links_free(struct transport *transport); /* the worker is gone: what did not close in time */
+struct link *link_find(struct engine *engine, ucp_ep_h ep);
+void links_settle(struct engine *engine); /* after progress: accept, fail and free what UCX's callbacks left */
+void links_expire(struct engine *engine, bool all);
+void links_free(struct engine *engine); /* the worker is gone: what did not close in time */
 
 /* lanes.c; data thread only. */
 bool ucx_is_at_least(unsigned major, unsigned minor);
 void lanes_of(ucp_ep_h ep, char *list_p, size_t size); /* "tcp/eth0, tcp/eth1"; "" if UCX does not say */
 /* True: they are too slow for the configuration, why_p says why, and the log knows. */
-bool lanes_judge(struct transport *transport, const uint8_t peer_uuid[16], const char *lanes, char *why_p, size_t size);
+bool lanes_judge(struct engine *engine, const uint8_t peer_uuid[16], const char *lanes, char *why_p, size_t size);
 
 /* conn.c */
-enum rdt_status conn_create(struct transport *transport, const uint8_t peer_uuid[16], void *ctx, struct conn **conn_p, struct rdt_error *err);
+enum rdt_status conn_create(struct engine *engine, const uint8_t peer_uuid[16], struct peer *peer,
+                            struct conn **conn_p, struct rdt_error *err);
 void conn_destroy(struct conn *conn);
-enum rdt_status conn_offer(struct conn *conn, uint8_t blob[RDT_OFFER_MAX_BYTES], size_t *bytes_p);
-enum rdt_status conn_connect(struct conn *conn, const void *blob, size_t bytes, struct rdt_error *err);
+void conn_offer(struct conn *conn); /* its token may be shown from now on */
+enum rdt_status conn_connect(struct conn *conn, const struct sockaddr_storage *address, const uint8_t token[TOKEN_BYTES],
+                             struct rdt_error *err);
 void conn_disconnect(struct conn *conn);
 uint32_t conn_sides(struct conn *conn);
 enum rdt_status conn_describe(struct conn *conn, char *text_p, size_t size);
 /* Data thread: */
-struct conn *conn_take_token(struct transport *transport, const uint8_t token[TOKEN_BYTES]);
+struct conn *conn_take_token(struct engine *engine, const uint8_t token[TOKEN_BYTES], const uint8_t dialler[TOKEN_BYTES]);
 void conn_fail(struct conn *conn, enum rdt_status status, const char *msg);
 void conn_link_ready(struct conn *conn, struct link *link);
 void conn_link_gone(struct conn *conn, struct link *link);
-void conns_run(struct transport *transport); /* does what the loop thread asked for */
+void conns_run(struct engine *engine); /* does what the loop thread asked for */
 
 /* op.c */
-enum rdt_status op_post_send(struct conn *conn, struct rdt_op *op, struct rdt_error *err);
-enum rdt_status op_post_recv(struct conn *conn, struct rdt_op *op, struct rdt_error *err);
-enum rdt_status op_post_read(struct conn *conn, struct rdt_op *op, struct rdt_error *err);
+enum rdt_status op_post(struct conn *conn, struct rdt_op *op, enum op_kind kind, struct rdt_error *err);
 void op_cancel(struct conn *conn, struct rdt_op *op);
-void ops_end_queued(struct conn *conn); /* the lock is held: moves the QUEUED to transport->ending */
+void ops_end_queued(struct conn *conn); /* the lock is held: moves the QUEUED to engine->ending */
 /* Data thread: */
-enum rdt_status ops_handle(struct transport *transport, struct rdt_error *err);
-void ops_fini(struct transport *transport); /* the worker is gone */
-void ops_report_ended(struct transport *transport);
+enum rdt_status ops_handle(struct engine *engine, struct rdt_error *err);
+void ops_fini(struct engine *engine); /* the worker is gone */
+void ops_report_ended(struct engine *engine);
 void op_end(struct operation *operation, enum rdt_status status, const char *msg);
 void op_end_ucs(struct operation *operation, ucs_status_t ucs);
 void ops_send(struct conn *conn); /* hands the queued sends to UCX; conn->out is READY */
 
 /* read.c: any thread, but for read_start. */
-enum rdt_status read_register(struct transport *transport, void *addr, uint64_t bytes, struct registration **registration_p,
+enum rdt_status read_register(struct engine *engine, void *addr, uint64_t bytes, struct registration **registration_p,
                               struct rdt_error *err);
-void read_unregister(struct transport *transport, struct registration *registration);
-enum rdt_status read_pack_key(struct transport *transport, const struct registration *registration,
+void read_unregister(struct engine *engine, struct registration *registration);
+enum rdt_status read_pack_key(struct engine *engine, const struct registration *registration,
                               uint8_t key[RDT_KEY_MAX_BYTES], size_t *bytes_p, struct rdt_error *err);
 void read_start(struct conn *conn, struct operation *operation); /* data thread; conn->out is READY */
 

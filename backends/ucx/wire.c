@@ -2,20 +2,19 @@
 #include "backends/ucx/wire.h"
 
 #include <endian.h>
-#include <netinet/in.h>
 #include <string.h>
 
-struct offer { /* big-endian like the addresses in it */
-    uint8_t version;
-    uint8_t family; /* 4 or 6 */
-    uint8_t port[2];
-    uint8_t address[16];
-    uint8_t token[TOKEN_BYTES];
-};
-_Static_assert(sizeof(struct offer) == 4 + 16 + TOKEN_BYTES, "the blob has no holes");
+#include "backends/wire_address.h"
 
-#define OFFER_VERSION 1
-#define GREETING_VERSION 1
+struct offer {
+    uint8_t version;
+    uint8_t n; /* addresses that follow; then comes the token */
+    uint8_t reserved[2];
+};
+_Static_assert(sizeof(struct offer) + MAX_ENGINES * sizeof(struct wire_address) + TOKEN_BYTES <= RDT_OFFER_MAX_BYTES, "they fit");
+
+#define OFFER_VERSION 2
+#define GREETING_VERSION 2
 
 uint64_t session_of(const uint8_t token[TOKEN_BYTES])
 {
@@ -29,63 +28,46 @@ uint64_t session_of(const uint8_t token[TOKEN_BYTES])
 
 /* ---- offers ---- */
 
-size_t wire_put_offer(const struct sockaddr_storage *address, const uint8_t token[TOKEN_BYTES],
+size_t wire_put_offer(const struct sockaddr_storage *addresses, unsigned n, const uint8_t token[TOKEN_BYTES],
                       uint8_t blob_p[RDT_OFFER_MAX_BYTES])
 {
-    struct offer offer = {.version = OFFER_VERSION};
+    const struct offer offer = {.version = OFFER_VERSION, .n = (uint8_t)n};
+    uint8_t *at = blob_p;
 
-    if (address->ss_family == AF_INET) {
-        struct sockaddr_in in;
+    memcpy(at, &offer, sizeof offer);
+    at += sizeof offer;
+    for (unsigned i = 0; i < n; i++, at += sizeof(struct wire_address)) {
+        const struct wire_address wire = wire_address_of(&addresses[i]);
 
-        memcpy(&in, address, sizeof in);
-        offer.family = 4;
-        memcpy(offer.port, &in.sin_port, 2);
-        memcpy(offer.address, &in.sin_addr, 4);
-    } else {
-        struct sockaddr_in6 in6;
-
-        memcpy(&in6, address, sizeof in6);
-        offer.family = 6;
-        memcpy(offer.port, &in6.sin6_port, 2);
-        memcpy(offer.address, &in6.sin6_addr, 16);
+        memcpy(at, &wire, sizeof wire);
     }
-    memcpy(offer.token, token, TOKEN_BYTES);
-    memcpy(blob_p, &offer, sizeof offer);
-    return sizeof offer;
+    memcpy(at, token, TOKEN_BYTES);
+    return (size_t)(at - blob_p) + TOKEN_BYTES;
 }
 
-static bool read_address(const struct offer *offer, struct sockaddr_storage *address_p)
-{
-    struct sockaddr_in in = {.sin_family = AF_INET};
-    struct sockaddr_in6 in6 = {.sin6_family = AF_INET6};
-
-    memset(address_p, 0, sizeof *address_p);
-    if (offer->family == 4) {
-        memcpy(&in.sin_port, offer->port, 2);
-        memcpy(&in.sin_addr, offer->address, 4);
-        memcpy(address_p, &in, sizeof in);
-    } else {
-        memcpy(&in6.sin6_port, offer->port, 2);
-        memcpy(&in6.sin6_addr, offer->address, 16);
-        memcpy(address_p, &in6, sizeof in6);
-    }
-    return (offer->family == 4 || offer->family == 6) && (offer->port[0] || offer->port[1]);
-}
-
-enum rdt_status wire_read_offer(const void *blob, size_t bytes, struct sockaddr_storage *address_p,
+enum rdt_status wire_read_offer(const void *blob, size_t bytes, struct sockaddr_storage addresses_p[MAX_ENGINES], unsigned *n_p,
                                 uint8_t token_p[TOKEN_BYTES], struct rdt_error *err)
 {
+    const uint8_t *at = blob;
+    struct wire_address wire;
     struct offer offer;
 
     if (bytes < sizeof offer)
-        return rdt_error_set(err, RDT_PROTOCOL, "the peer's offer has %zu bytes instead of %zu", bytes, sizeof offer);
-    memcpy(&offer, blob, sizeof offer);
+        return rdt_error_set(err, RDT_PROTOCOL, "the peer's offer has %zu bytes", bytes);
+    memcpy(&offer, at, sizeof offer);
     if (offer.version != OFFER_VERSION)
         return rdt_error_set(err, RDT_PROTOCOL, "the peer's offer is of version %u, this end knows %u", offer.version,
                              OFFER_VERSION);
-    if (!read_address(&offer, address_p))
-        return rdt_error_set(err, RDT_PROTOCOL, "the peer's offer holds no address");
-    memcpy(token_p, offer.token, TOKEN_BYTES);
+    if (!offer.n || offer.n > MAX_ENGINES || bytes != sizeof offer + offer.n * sizeof wire + TOKEN_BYTES)
+        return rdt_error_set(err, RDT_PROTOCOL, "the peer's offer of %u addresses has %zu bytes", offer.n, bytes);
+    at += sizeof offer;
+    for (unsigned i = 0; i < offer.n; i++, at += sizeof wire) {
+        memcpy(&wire, at, sizeof wire);
+        if (!wire_address_read(&wire, &addresses_p[i]))
+            return rdt_error_set(err, RDT_PROTOCOL, "the peer's offer holds no address");
+    }
+    memcpy(token_p, at, TOKEN_BYTES);
+    *n_p = offer.n;
     return RDT_OK;
 }
 
@@ -140,11 +122,13 @@ enum rdt_status wire_read_key(const void *bytes_of_key, size_t key_bytes, uint64
 
 /* ---- headers ---- */
 
-void wire_put_greeting(struct greeting *greeting_p, const void *secret, size_t secret_bytes)
+void wire_put_greeting(struct greeting *greeting_p, const void *secret, size_t secret_bytes, const uint8_t *dialler)
 {
     memset(greeting_p, 0, sizeof *greeting_p);
     greeting_p->version = GREETING_VERSION;
     memcpy(greeting_p->secret, secret, secret_bytes);
+    if (dialler)
+        memcpy(greeting_p->dialler, dialler, TOKEN_BYTES);
 }
 
 bool wire_read_greeting(const void *header, size_t header_bytes, size_t data_bytes, bool announced, struct greeting *greeting_p)

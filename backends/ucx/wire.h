@@ -11,18 +11,19 @@
 #include "rdt_backend.h"
 
 #define TOKEN_BYTES 16
+#define MAX_ENGINES 8u
 
 /* Both ends can tell the number from the token; it tags each message of the session. */
 uint64_t session_of(const uint8_t token[TOKEN_BYTES]);
 
-/* ---- the blob of an offer: where to connect to, and the one-time token ---- */
+/* ---- the blob of an offer: where each of a node's engines listens, and the one-time token that serves once at each ---- */
 
-/* The address is of AF_INET or AF_INET6. Returns how many bytes the blob has. */
-size_t wire_put_offer(const struct sockaddr_storage *address, const uint8_t token[TOKEN_BYTES],
+/* The addresses are of AF_INET or AF_INET6. Returns how many bytes the blob has. */
+size_t wire_put_offer(const struct sockaddr_storage *addresses, unsigned n, const uint8_t token[TOKEN_BYTES],
                       uint8_t blob_p[RDT_OFFER_MAX_BYTES]);
 
-/* RDT_PROTOCOL: too short, another version, no address or no port. */
-enum rdt_status wire_read_offer(const void *blob, size_t bytes, struct sockaddr_storage *address_p,
+/* RDT_PROTOCOL: of another length, another version, an address that is none or has no port. */
+enum rdt_status wire_read_offer(const void *blob, size_t bytes, struct sockaddr_storage addresses_p[MAX_ENGINES], unsigned *n_p,
                                 uint8_t token_p[TOKEN_BYTES], struct rdt_error *err);
 
 /* ---- keys of memory that the peer may read ---- */
@@ -41,9 +42,11 @@ struct greeting { /* HELLO: secret is the one-time token of the one who listens.
     uint8_t version;
     uint8_t reserved[7];
     uint8_t secret[TOKEN_BYTES];
+    uint8_t dialler[TOKEN_BYTES]; /* HELLO: the same at each engine: whoever came first with the token has all of them. Else zeros */
 };
 
-void wire_put_greeting(struct greeting *greeting_p, const void *secret, size_t secret_bytes);
+/* dialler: NULL for a WELCOME. */
+void wire_put_greeting(struct greeting *greeting_p, const void *secret, size_t secret_bytes, const uint8_t *dialler);
 
 /* A greeting has no data, and comes with its first word. */
 bool wire_read_greeting(const void *header, size_t header_bytes, size_t data_bytes, bool announced,

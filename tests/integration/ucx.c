@@ -1,5 +1,6 @@
 /* What a user sees of UCX between two nodes: the lanes that it took, and what it does where two of them do not fit. */
 #include <criterion/criterion.h>
+#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -65,6 +66,40 @@ Test(ucx, lanes_are_shown)
     rdt_release(object);
     must_ok(rdt_free(owner, &ref, false, &err));
     end(NULL);
+}
+
+/* Chunks of one object go over all threads that both nodes have: here two of three. */
+Test(ucx, threads_move_one_object_together)
+{
+    static const char *const three[] = {"--set=ucx.threads=3", "--chunk=1MiB", NULL},
+                            *const two[] = {"--set=ucx.threads=2", "--set=ucx.rails=1", "--chunk=1MiB", NULL};
+    static const size_t sizes[] = {40 * KIB, MIB, 33 * MIB + 7};
+    struct peer_view peer;
+    struct rdt_ref ref;
+
+    begin_with(2, &(struct cluster_options){.flags_of = {three, two}, .no_meeting = true}); /* links come with the first chunks */
+    for (uint32_t i = 0; i < 3; i++) {
+        ref = put_pattern(owner, NULL, sizes[i], i);
+        fetch_pattern(reader, &ref, sizes[i], i, "ucx");
+        must_ok(rdt_free(owner, &ref, false, &err));
+        ref = put_pattern(reader, NULL, sizes[i], i + 9); /* and back */
+        fetch_pattern(owner, &ref, sizes[i], i + 9, "ucx");
+        must_ok(rdt_free(reader, &ref, false, &err));
+    }
+    for (unsigned i = 0; i < 2; i++) {
+        must(peer_seen(&c.node[i], &c.node[1 - i], &peer));
+        must_say(strncmp(peer.ucx_lanes, "tcp/", 4) == 0 && strstr(peer.ucx_lanes, ", 2 threads"), "node %u says '%s'", i,
+                 peer.ucx_lanes);
+    }
+    node_kill(&c.node[0], SIGKILL); /* all of them end together */
+    wait_until(10 * SEC, !peer_seen(&c.node[1], &c.node[0], &peer) || strstr(peer.ucx_lanes, "threads") == NULL);
+    rdt_close(owner);
+    cluster_restart(&c, 0);
+    owner = node_client(&c.node[0], "owner");
+    ref = put_pattern(owner, NULL, 8 * MIB, 1);
+    fetch_pattern(reader, &ref, 8 * MIB, 1, "ucx");
+    must_ok(rdt_free(owner, &ref, false, &err));
+    end((const char *const[]){"taken down and rebuilt", "lost", "is down", NULL});
 }
 
 /* Two daemons of one machine may read each other's memory: bytes that are announced are copied once, by the kernel. */

@@ -36,9 +36,9 @@ if [[ stream =~ $wanted || $wanted == *stream* ]]; then
   port_tls=$next_port
   start_program stream_tls 0 stream serve "$port_tls" tls
   stream_rows 1M 1048576 400 32 7
-  stream_rows 16M 16777216 40 32 5
-  stream_rows 64M 67108864 12 32 5
-  stream_rows 256M 268435456 4 32 3
+  stream_rows 16M 16777216 40 32 7
+  stream_rows 64M 67108864 12 32 7
+  stream_rows 256M 268435456 4 32 5
   stop tls_a
   stop tls_b
 fi

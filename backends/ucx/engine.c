@@ -1,0 +1,50 @@
+/* An engine: a UCX context with its data thread. A context for each, too: nothing is shared, so nothing in UCX need be locked. */
+#include <stdlib.h>
+
+#include "backends/ucx/ucx.h"
+
+static void engine_free(struct engine *engine)
+{
+    if (engine->context)
+        ucp_cleanup(engine->context);
+    (void)pthread_mutex_destroy(&engine->lock);
+    free(engine->warned);
+    free(engine);
+}
+
+enum rdt_status engine_create(const struct rdt_host *host, const struct settings *settings, unsigned index, struct engine **engine_p,
+                              struct rdt_error *err)
+{
+    struct engine *engine = calloc(1, sizeof *engine);
+    enum rdt_status status;
+
+    if (!engine)
+        return rdt_error_set(err, RDT_NO_MEMORY, "no memory for an engine");
+    engine->host = *host;
+    engine->settings = *settings;
+    engine->index = index;
+    if (settings->port)
+        engine->settings.port = (uint16_t)(settings->port + index);
+    (void)pthread_mutex_init(&engine->lock, NULL);
+    ring_init(&engine->conns);
+    ring_init(&engine->active);
+    ring_init(&engine->ending);
+    ring_init(&engine->dying);
+    for (unsigned i = 0; i < LINK_BUCKETS; i++)
+        ring_init(&engine->links[i]);
+    status = settings_context(settings, &engine->context, err);
+    if (status == RDT_OK)
+        status = thread_start(engine, err);
+    if (status != RDT_OK) {
+        engine_free(engine);
+        return status;
+    }
+    *engine_p = engine;
+    return RDT_OK;
+}
+
+void engine_destroy(struct engine *engine)
+{
+    thread_stop(engine);
+    engine_free(engine);
+}
