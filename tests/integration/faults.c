@@ -2,59 +2,12 @@
  * else notices, nothing is left, and what comes back works again. The test transport's delays and SIGSTOP hold a step
  * open; the records of transfers say which one it is.
  */
-#include <criterion/criterion.h>
-#include <signal.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-
-#include "tests/support/cluster.h"
+#include "tests/integration/faults.h"
 
 TestSuite(faults, .timeout = 280);
 
-#define CHUNK ((size_t)64 << 10)
-#define BYTES (30 * CHUNK)
-#define PEER_TIMEOUT (2 * SEC)
-#define BUSY_BYTES ((size_t)512 << 20) /* keeps a pool of one thread busy for a while */
-
-static struct cluster c;
-
 enum step { PARKED, ASKED, OFFERED, RESERVING, MOVING, DELIVERED };
 enum victim { READER, PRODUCER, READERS_NODE, OWNERS_NODE };
-
-static const char *const expected_warnings[] = {
-    "is down: ", "is lost: ", "taken down and rebuilt: ", "refused",   "connection from", "not connected",
-    "reset",     "timed out", "no TLS handshake",         "no answer", "unreachable",     "no connection",
-    NULL};
-
-static void begin_with(unsigned n, const char *sided, const char *further)
-{
-    char set[64];
-    const char *flags[] = {"--peer-timeout=2s",
-                           "--ping-interval=200ms",
-                           further ? further : "--backoff-max=300ms",
-                           "--connect-timeout=2s",
-                           "--chunk=64KiB",
-                           "--chunks-in-flight=2",
-                           "--quiesce-grace=500ms",
-                           "--worker-threads=1",
-                           set,
-                           NULL};
-
-    (void)snprintf(set, sizeof set, "--set=loopback.sided=%s", sided);
-    cluster_start(&c, n, &(struct cluster_options){.loopback = true, .no_ucx = true, .flags = flags});
-}
-
-static void begin(unsigned n, const char *sided)
-{
-    begin_with(n, sided, NULL);
-}
-
-static void set_faults(const char *lines)
-{
-    for (unsigned i = 0; i < c.n; i++)
-        cluster_faults(&c, i, lines);
-}
 
 /* ---- the reader: two fetches of one ref, into plain memory and into the daemon's ---- */
 
@@ -193,16 +146,6 @@ static void await_report(struct scene *scene)
     scene->reported = true;
 }
 
-static unsigned outgoing_in(const char *state)
-{
-    struct transfer_view views[64];
-    unsigned n = transfers_of(&c.node[0], views, 64), found = 0;
-
-    for (unsigned i = 0; i < n; i++)
-        found += views[i].elapsed_ns == 0 && strcmp(views[i].direction, "out") == 0 && strcmp(views[i].state, state) == 0;
-    return found;
-}
-
 /* Brings the fetches to the step. */
 static void reach(struct scene *scene)
 {
@@ -292,14 +235,6 @@ static void strike(struct scene *scene)
     for (unsigned i = 0; i < 2; i++) /* who only held the step goes on */
         if (scene->held[i])
             node_thaw(&c.node[i]);
-}
-
-static bool at_rest(unsigned i)
-{
-    struct node_status status;
-
-    node_status(&c.node[i], &status);
-    return status.transfers_active == 0 && pins_of(&c.node[i]) == 0;
 }
 
 /* ---- what follows ---- */
@@ -527,200 +462,4 @@ Test(faults, one_sided_frozen_while_moving)
     for (enum victim victim = READER; victim <= OWNERS_NODE; victim++)
         check_step(victim, SIGSTOP, MOVING);
     cluster_end(&c, expected_warnings);
-}
-
-/* ---- back-off ---- */
-
-static bool backs_off(void)
-{
-    struct peer_view view;
-
-    return peer_seen(&c.node[1], &c.node[0], &view) && strcmp(view.state, "backoff") == 0 && view.retry_in_ns > 0;
-}
-
-Test(faults, dead_node_refused_at_once)
-{
-    struct rdt_ref ref;
-    struct rdt_stat stat;
-    rdt_object *object;
-    char address[65];
-    rdt *reader;
-
-    begin_with(2, "two", "--backoff-max=5s");
-    ref = ref_on(&c.node[0], "x");
-    (void)snprintf(address, sizeof address, "%s", c.node[0].address);
-    node_kill(&c.node[0], SIGKILL);
-    reader = node_client(&c.node[1], "reader");
-    for (unsigned i = 0; i < 50; i++) {
-        int64_t start = now_ns();
-        must_refuse(RDT_PEER_LOST, address, try_fetch(reader, &ref, RDT_FETCH_AUTO, LONG, &object, &err));
-        must_refuse(RDT_PEER_LOST, address, rdt_stat(reader, &ref, &stat, &err));
-        must_be_within(start, SEC);
-    }
-    wait_until(10 * SEC, backs_off());
-    must_refuse(RDT_PEER_LOST, "next try in", try_fetch(reader, &ref, RDT_FETCH_AUTO, LONG, &object, &err));
-    must_refuse(RDT_PEER_LOST, "next try in", rdt_stat(reader, &ref, &stat, &err));
-    rdt_close(reader);
-    cluster_restart(&c, 0);
-    cluster_meet(&c);
-    cluster_end(&c, expected_warnings);
-}
-
-/* A ref of the life before says so. */
-Test(faults, ref_of_earlier_start_is_not_found)
-{
-    struct rdt_ref ref;
-    rdt_object *object;
-    rdt *owner, *reader;
-
-    begin(2, "two");
-    owner = node_client(&c.node[0], "owner");
-    reader = node_client(&c.node[1], "reader");
-    ref = put_pattern(owner, "w", 100, 1);
-    node_kill(&c.node[0], SIGKILL);
-    rdt_close(owner);
-    cluster_restart(&c, 0);
-    cluster_meet(&c);
-    must_refuse(RDT_NOT_FOUND, "earlier start", try_fetch(reader, &ref, RDT_FETCH_AUTO, LONG, &object, &err));
-    rdt_close(reader);
-    cluster_end(&c, expected_warnings);
-}
-
-/* Transfers between the others go on. */
-Test(faults, lost_node_breaks_no_other)
-{
-    rdt *owner, *reader, *third;
-    struct rdt_ref ref, gone;
-    rdt_request *request, *lost;
-    rdt_object *object;
-
-    begin(3, "two");
-    owner = node_client(&c.node[0], "owner");
-    reader = node_client(&c.node[1], "reader");
-    third = node_client(&c.node[2], "third");
-    ref = put_pattern(owner, NULL, BYTES, 1);
-    gone = put_pattern(third, NULL, BYTES, 2);
-    set_faults("delay_ms=50\n");
-    request = start_one(reader, &ref, LONG);
-    lost = start_one(reader, &gone, LONG);
-    await_engine(&c.node[1]);
-    wait_until(10 * SEC, pins_of(&c.node[2]) > 0);
-    node_kill(&c.node[2], SIGKILL);
-    must_be(RDT_PEER_LOST, rdt_wait(reader, &lost, 1, 1, LONG, NULL, NULL, &err));
-    must_ok(rdt_wait(reader, &request, 1, 1, LONG, NULL, NULL, &err));
-    must_ok(rdt_request_take_object(request, &object, &err));
-    must(holds_pattern(tensor_of(object, 0).data, BYTES, 1));
-    rdt_release(object);
-    rdt_request_destroy(request);
-    rdt_request_destroy(lost);
-    rdt_close(third);
-    rdt_close(owner);
-    rdt_close(reader);
-    set_faults("");
-    cluster_restart(&c, 2);
-    cluster_meet(&c);
-    cluster_end(&c, expected_warnings);
-}
-
-/* A node's ordinary end: what waits for it is told, the others stay. */
-Test(faults, stopped_node_is_lost)
-{
-    struct rdt_ref ref;
-    rdt_request *request;
-    enum rdt_status status;
-    rdt *reader;
-
-    begin(2, "two");
-    reader = node_client(&c.node[1], "reader");
-    ref = ref_on(&c.node[0], "never");
-    request = start_one(reader, &ref, LONG);
-    wait_until(10 * SEC, outgoing_in("parked") == 1);
-    must(kill(c.node[0].pid, SIGTERM) == 0);
-    must(kill(c.node[0].pid, SIGTERM) == 0); /* again: not waiting for transfers */
-    status = rdt_wait(reader, &request, 1, 1, LONG, NULL, NULL, NULL);
-    must_say(status == RDT_SHUTTING_DOWN || status == RDT_PEER_LOST, "%s", rdt_status_name(status));
-    must(node_result(&c.node[0]) == 0);
-    rdt_request_destroy(request);
-    rdt_close(reader);
-    cluster_restart(&c, 0);
-    cluster_meet(&c);
-    cluster_end(&c, expected_warnings);
-}
-
-/* ---- cables ---- */
-
-/* Tiny chunks, one at a time: what is large takes long, however fast the cable. */
-static void begin_cables(void)
-{
-    static const char *const flags[] = {
-        "--peer-timeout=1s",     "--ping-interval=200ms", "--backoff-max=300ms",  "--connect-timeout=1s",
-        "--quiesce-grace=300ms", "--chunk=4KiB",          "--chunks-in-flight=1", NULL};
-
-    cluster_start(&c, 2, &(struct cluster_options){.cables = true, .flags = flags});
-}
-
-static void check_cable(void (*cut)(struct test_net *, unsigned), void (*restore)(struct test_net *, unsigned), bool moving)
-{
-    const size_t bytes = moving ? 96 << 20 : 1000;
-    rdt *owner, *reader;
-    struct rdt_ref ref;
-    rdt_request *request;
-    struct canary canary;
-    struct rdt_tensor target;
-    const struct rdt_tensor *targets = &target;
-    size_t one = 1;
-    struct rdt_fetch_options options = RDT_INIT(options);
-    int64_t start;
-
-    begin_cables();
-    owner = node_client(&c.node[0], "owner");
-    reader = node_client(&c.node[1], "reader");
-    canary_create(&canary, bytes);
-    target = VECTOR(RDT_U8, bytes, canary.addr);
-    options.targets = &targets;
-    options.target_counts = &one;
-    options.timeout_ns = LONG;
-    ref = moving ? put_pattern(owner, "w", bytes, 1) : ref_on(&c.node[0], "w");
-    must_ok(rdt_fetch_start(reader, &ref, 1, &options, &request, &err));
-    await_transfer(&c.node[0], "out", moving ? "sending" : "parked");
-    start = now_ns();
-    cut(&c.net, 0);
-    bystander_round(&c, 1);
-    bystander_round(&c, 2);
-    must_be(RDT_PEER_LOST, rdt_wait(reader, &request, 1, 1, LONG, NULL, NULL, &err));
-    must_be_within(start, 3 * SEC);
-    rdt_request_destroy(request);
-    must(canary_untouched(&canary));
-    wait_until(10 * SEC, at_rest(0) && at_rest(1));
-    must(canary_untouched(&canary));
-    restore(&c.net, 0);
-    cluster_meet(&c);
-    if (!moving)
-        ref = put_pattern(owner, "w", bytes, 1);
-    fetch_pattern(reader, &ref, bytes, 1, NULL);
-    bystander_round(&c, 3);
-    canary_destroy(&canary);
-    rdt_close(reader);
-    rdt_close(owner);
-    cluster_end(&c, expected_warnings);
-}
-
-Test(faults, cable_cut_while_parked)
-{
-    check_cable(net_cut, net_restore, false);
-}
-
-Test(faults, cable_cut_while_moving)
-{
-    check_cable(net_cut, net_restore, true);
-}
-
-Test(faults, cable_unplugged_while_parked)
-{
-    check_cable(net_unplug, net_plug, false);
-}
-
-Test(faults, cable_unplugged_while_moving)
-{
-    check_cable(net_unplug, net_plug, true);
 }

@@ -1,0 +1,81 @@
+/* A cable is cut or unplugged while a fetch is on its way: whoever waits is told in time, nothing is written afterwards, and what comes
+ * back works again. */
+#include "tests/integration/faults.h"
+
+TestSuite(faults_cables, .timeout = 280);
+
+/* Tiny chunks, one at a time: what is large takes long, however fast the cable. */
+static void begin_cables(void)
+{
+    static const char *const flags[] = {
+        "--peer-timeout=1s",     "--ping-interval=200ms", "--backoff-max=300ms",  "--connect-timeout=1s",
+        "--quiesce-grace=300ms", "--chunk=4KiB",          "--chunks-in-flight=1", NULL};
+
+    cluster_start(&c, 2, &(struct cluster_options){.cables = true, .flags = flags});
+}
+
+static void check_cable(void (*cut)(struct test_net *, unsigned), void (*restore)(struct test_net *, unsigned), bool moving)
+{
+    const size_t bytes = moving ? 96 << 20 : 1000;
+    rdt *owner, *reader;
+    struct rdt_ref ref;
+    rdt_request *request;
+    struct canary canary;
+    struct rdt_tensor target;
+    const struct rdt_tensor *targets = &target;
+    size_t one = 1;
+    struct rdt_fetch_options options = RDT_INIT(options);
+    int64_t start;
+
+    begin_cables();
+    owner = node_client(&c.node[0], "owner");
+    reader = node_client(&c.node[1], "reader");
+    canary_create(&canary, bytes);
+    target = VECTOR(RDT_U8, bytes, canary.addr);
+    options.targets = &targets;
+    options.target_counts = &one;
+    options.timeout_ns = LONG;
+    ref = moving ? put_pattern(owner, "w", bytes, 1) : ref_on(&c.node[0], "w");
+    must_ok(rdt_fetch_start(reader, &ref, 1, &options, &request, &err));
+    await_transfer(&c.node[0], "out", moving ? "sending" : "parked");
+    start = now_ns();
+    cut(&c.net, 0);
+    bystander_round(&c, 1);
+    bystander_round(&c, 2);
+    must_be(RDT_PEER_LOST, rdt_wait(reader, &request, 1, 1, LONG, NULL, NULL, &err));
+    must_be_within(start, 3 * SEC);
+    rdt_request_destroy(request);
+    must(canary_untouched(&canary));
+    wait_until(10 * SEC, at_rest(0) && at_rest(1));
+    must(canary_untouched(&canary));
+    restore(&c.net, 0);
+    cluster_meet(&c);
+    if (!moving)
+        ref = put_pattern(owner, "w", bytes, 1);
+    fetch_pattern(reader, &ref, bytes, 1, NULL);
+    bystander_round(&c, 3);
+    canary_destroy(&canary);
+    rdt_close(reader);
+    rdt_close(owner);
+    cluster_end(&c, expected_warnings);
+}
+
+Test(faults_cables, cut_while_parked)
+{
+    check_cable(net_cut, net_restore, false);
+}
+
+Test(faults_cables, cut_while_moving)
+{
+    check_cable(net_cut, net_restore, true);
+}
+
+Test(faults_cables, unplugged_while_parked)
+{
+    check_cable(net_unplug, net_plug, false);
+}
+
+Test(faults_cables, unplugged_while_moving)
+{
+    check_cable(net_unplug, net_plug, true);
+}
