@@ -34,6 +34,7 @@
  *
  *     forming:         group_create, group_offer  ->  the blobs of all ranks travel to all nodes  ->  group_connect, group_ready
  *     fetch:           register, post_send, post_recv, cancel as above, on the conn that group_conn gives for the peer's rank
+ *     broadcast:       register, post_broadcast on every rank, on the root last (since 1.3)
  *     failure, abort that does not come to rest, a node lost, the group's end:
  *                      group_close, every op ends, group_closed, group_destroy; then, under the next epoch, forming again
  *
@@ -391,6 +392,17 @@ struct rdt_transport_ops {
     /* since 1.3: asked once after open, of each of memory_kinds. False: with the library that is there it does not move this one, which
      * then counts as not listed. NULL: it moves all that are listed. */
     bool (*moves)(void *transport, const char *memory_kind);
+
+    /* since 1.3: groups; both of these, or none (then the core sends to each rank from the root). One chunk from the rank `root` to all
+     * others, which each rank's core posts with the same `transfer` (the root's number), `chunk` and length: at the root the piece is read,
+     * elsewhere it is written. The root posts last, when all others stand; otherwise ranks post in any order, several broadcasts and roots
+     * at a time, so that (root, transfer, chunk) says which belong together, and sends and receives go on meanwhile. It ends when the
+     * plug-in no longer needs the piece, which it may pass on from. Not asked of a transport whose operations stand in a queue. */
+    enum rdt_status (*post_broadcast)(void *group, uint32_t root, struct rdt_op *op, struct rdt_error *err);
+
+    /* since 1.3: as cancel, of one rank's part. Before the root has posted it must end at once; whenever it comes, the other ranks get
+     * their bytes all the same. */
+    void (*cancel_broadcast)(void *group, struct rdt_op *op);
 };
 
 /* ---- the backend ---- */

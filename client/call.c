@@ -73,7 +73,8 @@ static void cancel(rdt *conn, const struct waiting *waiting)
 {
     Rdt__Pb__CancelRequest request = RDT__PB__CANCEL_REQUEST__INIT;
 
-    if (waiting->type != RDT_MSG_WAIT && waiting->type != RDT_MSG_WAIT_FREED && waiting->type != RDT_MSG_PUT)
+    if (waiting->type != RDT_MSG_WAIT && waiting->type != RDT_MSG_WAIT_FREED && waiting->type != RDT_MSG_PUT &&
+        waiting->type != RDT_MSG_BROADCAST)
         return;
     request.request_id = waiting->pending.id;
     (void)connection_send(conn, RDT_MSG_CANCEL_REQUEST, 0, &request.base, -1, true, NULL);

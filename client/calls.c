@@ -1,10 +1,11 @@
-/* The calls that are one request and one reply: free, stat, and waiting for an object, in place or started. */
+/* The calls that are one request and one reply: free, stat, and, in place or started, waiting for an object and broadcasts. */
 #include <stdio.h>
 #include <string.h>
 
 #include "call.h"
 #include "clock.h"
 #include "connection.h"
+#include "options.h"
 #include "proto/wire_limits.h"
 #include "proto/wire_ref.h"
 #include "rdt.pb-c.h"
@@ -12,6 +13,7 @@
 
 /* "0 polls": the daemon answers at once what is, but the answer has to come. A daemon that is stopped costs this. */
 #define POLL_NS (INT64_C(200) * 1000000)
+#define EARLIER_MAX_NS (INT64_C(50) * 1000000)
 
 static int64_t round_trip_deadline_ns(int64_t timeout_ns)
 {
@@ -258,6 +260,66 @@ enum rdt_status rdt_wait_freed_range_start(rdt *conn, const void *addr, size_t b
         status = start_wait(request, RDT_MSG_WAIT_FREED, &message.base, request_p, err);
     else
         request_destroy(request);
+    connection_unlock(conn);
+    return status;
+}
+
+/* ---- broadcast ---- */
+
+/* The daemon's time is over a little before the caller's: it can say which node is late. */
+static int64_t a_little_earlier(int64_t timeout_ns)
+{
+    int64_t by_ns = timeout_ns / 20 < EARLIER_MAX_NS ? timeout_ns / 20 : EARLIER_MAX_NS;
+
+    return timeout_ns < 0 ? -1 : timeout_ns - by_ns;
+}
+
+static enum rdt_status fill_broadcast(const rdt *conn, const struct rdt_ref *ref, const char *group, int64_t timeout_ns,
+                                      Rdt__Pb__Ref *wire, Rdt__Pb__Broadcast *message, struct rdt_error *err)
+{
+    enum rdt_status status = check_ref(conn, ref, err);
+
+    if (status == RDT_OK && (!group || !group[0]))
+        status = rdt_error_set(err, RDT_INVALID, "a broadcast needs the name of a group");
+    if (status == RDT_OK)
+        status = options_check_text(group, RDT_MAX_NAME_BYTES, "the group's name", err);
+    if (status != RDT_OK)
+        return status;
+    rdt__pb__broadcast__init(message);
+    wire_ref_from(ref, wire);
+    message->ref = wire;
+    message->group = (char *)(uintptr_t)group;
+    message->timeout_ns = a_little_earlier(timeout_ns);
+    return RDT_OK;
+}
+
+enum rdt_status rdt_broadcast(rdt *conn, const struct rdt_ref *ref, const char *group, int64_t timeout_ns, struct rdt_error *err)
+{
+    Rdt__Pb__Broadcast message;
+    Rdt__Pb__Ref wire;
+    enum rdt_status status = fill_broadcast(conn, ref, group, timeout_ns, &wire, &message, err);
+
+    if (status != RDT_OK)
+        return status;
+    return call_fds(conn, RDT_MSG_BROADCAST, &message.base, -1, &rdt__pb__empty__descriptor, round_trip_deadline_ns(timeout_ns),
+                    NULL, NULL, err);
+}
+
+enum rdt_status rdt_broadcast_start(rdt *conn, const struct rdt_ref *ref, const char *group, int64_t timeout_ns,
+                                    rdt_request **request_p, struct rdt_error *err)
+{
+    Rdt__Pb__Broadcast message;
+    Rdt__Pb__Ref wire;
+    rdt_request *request;
+    enum rdt_status status = fill_broadcast(conn, ref, group, timeout_ns, &wire, &message, err);
+
+    if (status != RDT_OK)
+        return status;
+    request = create_wait(conn, ref, "broadcast of", timeout_ns, err);
+    if (!request)
+        return RDT_NO_MEMORY;
+    connection_lock(conn);
+    status = start_wait(request, RDT_MSG_BROADCAST, &message.base, request_p, err);
     connection_unlock(conn);
     return status;
 }

@@ -24,6 +24,7 @@ int ctl_unpublish(struct ctl *ctl, int argc, char **argv);
 int ctl_limits(struct ctl *ctl, int argc, char **argv);
 int ctl_names(struct ctl *ctl, int argc, char **argv);
 int ctl_list_groups(struct ctl *ctl); /* what `groups` alone does */
+int ctl_broadcast(struct ctl *ctl, int argc, char **argv);
 int ctl_groups(struct ctl *ctl, int argc, char **argv);
 int ctl_watch(struct ctl *ctl, int argc, char **argv);
 

@@ -410,6 +410,21 @@ enum rdt_status rdt_group_create(rdt *rdt, const char *name, const char *transpo
  * this node knows no such group of this owner. */
 enum rdt_status rdt_group_destroy(rdt *rdt, const char *name, struct rdt_error *err);
 
+/* Gives a copy of a snapshot to every other node of the group: the nodes keep it, and fetches of the ref by clients there are served by it at
+ * once, whoever may fetch it, until the object ends or its memory is wanted for something else (the daemon's copies_max). For the object's
+ * owner (uid and tenant), on the node where the object is, which must be one of the group's; the bytes go by the group's transport, its own
+ * broadcast where it has one. Returns when every copy is whole; nodes that have one already get no bytes. The first failure is the answer,
+ * and names the node; nodes that have their copy by then keep it. An object of 0 bytes needs no copy.
+ * Errors: INVALID (the object is live: put it with RDT_PUT_SNAPSHOT), UNSUPPORTED (it is another node's; memory that the transport does not
+ * read), NOT_FOUND (the object, or the group on this node), DENIED (another owner's), FREED, NO_PATH (the group is down), PEER_LOST (a
+ * node of it), TRANSPORT (the group was taken down), LIMIT and NO_MEMORY (of this node, or of the one that is named), TIMED_OUT: what moves
+ * at that moment comes to its end, or is taken back. */
+enum rdt_status rdt_broadcast(rdt *rdt, const struct rdt_ref *ref, const char *group, int64_t timeout_ns, struct rdt_error *err);
+
+/* The same as a request; timeout_ns is its. *request_p is to be destroyed; rdt_cancel lets go of it as a time-out does. */
+enum rdt_status rdt_broadcast_start(rdt *rdt, const struct rdt_ref *ref, const char *group, int64_t timeout_ns,
+                                    rdt_request **request_p, struct rdt_error *err);
+
 struct rdt_group {
     char name[65], transport[65];
     char state[16]; /* "forming", "ready", "rebuilding", "down", "ending" */

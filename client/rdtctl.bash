@@ -53,6 +53,7 @@ _rdtctl() {
             *) words='load list unload' ;;
             esac
             ;;
+        broadcast) [[ $prev == broadcast ]] && words=$(_rdtctl_ids objects id --limit 200 ${cur:+--prefix "$cur"} "${socket[@]}") || words=$(_rdtctl_ids groups name "${socket[@]}") ;;
         groups) [[ $prev == groups ]] && words='create destroy' || words=$(_rdtctl_ids groups name "${socket[@]}") ;;
         unpublish) words=$(_rdtctl_ids names name --limit 200 ${cur:+--prefix "$cur"} "${socket[@]}") ;;
         publish)

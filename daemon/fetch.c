@@ -316,7 +316,7 @@ enum rdt_status fetch_start(struct transfers *transfers, struct client *client, 
         *transfer_p = NULL;
         return join(client, twin, message, item->handle, joins, err);
     }
-    transfer = transfer_new(transfers, client, &ref);
+    transfer = transfer_new(transfers, client, client->account, &ref);
     if (!transfer)
         return rdt_error_set(err, RDT_NO_MEMORY, "no memory for the transfer");
     transfer->mode = message->mode;

@@ -227,6 +227,10 @@ void plugin_group_conn(struct plugin_group *group, uint32_t rank, struct plugin_
 void plugin_group_close(struct plugin_group *group);
 void plugin_group_destroy(struct plugin_group *group); /* pending events of it are dropped */
 
+/* One rank's part of a broadcast (rdt_transport_ops.post_broadcast), as the operations below; UNSUPPORTED: it has none of its own. */
+enum rdt_status plugin_group_broadcast(struct plugin_group *group, uint32_t root, struct plugin_op *op, struct rdt_error *err);
+void plugin_group_cancel_broadcast(struct plugin_group *group, struct plugin_op *op);
+
 /* Operations: fill op.op (priv is zeroed here) and on_done, then post. On error on_done never runs; UNSUPPORTED: the transport has no
  * such operation. */
 enum rdt_status plugin_op_send(struct plugin_conn *conn, struct plugin_op *op, struct rdt_error *err);

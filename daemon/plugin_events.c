@@ -269,6 +269,18 @@ static void op_begin(struct plugin_op *op, struct transport *transport)
 
 typedef enum rdt_status (*post_fn)(void *conn, struct rdt_op *op, struct rdt_error *err);
 
+enum rdt_status plugin_group_broadcast(struct plugin_group *group, uint32_t root, struct plugin_op *op, struct rdt_error *err)
+{
+    struct transport *transport = group->transport;
+    if (transport->ops.post_broadcast == NULL)
+        return rdt_error_set(err, RDT_UNSUPPORTED, "%s has no broadcast of its own", transport->name);
+    op_begin(op, transport);
+    enum rdt_status status = transport->ops.post_broadcast(group->handle, root, &op->op, err);
+    if (status != RDT_OK)
+        transport->ops_active--;
+    return status;
+}
+
 static enum rdt_status post(struct plugin_conn *conn, struct plugin_op *op, post_fn post_op, const char *what,
                             struct rdt_error *err)
 {
@@ -297,14 +309,23 @@ enum rdt_status plugin_op_read(struct plugin_conn *conn, struct plugin_op *op, s
     return post(conn, op, conn->transport->ops.post_read, "read", err);
 }
 
+static bool has_ended(const struct transport *transport, const struct plugin_op *op)
+{
+    pthread_mutex_lock(&transport->events->mutex);
+    bool ended = !list_empty(&op->done.link);
+    pthread_mutex_unlock(&transport->events->mutex);
+    return ended;
+}
+
+/* It may end right now: a plug-in looks an op up before it cancels it. */
 void plugin_op_cancel(struct plugin_conn *conn, struct plugin_op *op)
 {
-    if (conn->transport->ops.cancel == NULL)
-        return;
-    struct plugin_events *events = conn->transport->events;
-    pthread_mutex_lock(&events->mutex);
-    bool ended = !list_empty(&op->done.link);
-    pthread_mutex_unlock(&events->mutex);
-    if (!ended) /* it may end right now: a plug-in looks an op up before it cancels it */
+    if (conn->transport->ops.cancel != NULL && !has_ended(conn->transport, op))
         conn->transport->ops.cancel(conn->handle, &op->op);
+}
+
+void plugin_group_cancel_broadcast(struct plugin_group *group, struct plugin_op *op)
+{
+    if (group->transport->ops.cancel_broadcast != NULL && !has_ended(group->transport, op))
+        group->transport->ops.cancel_broadcast(group->handle, &op->op);
 }

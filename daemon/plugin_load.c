@@ -91,6 +91,8 @@ static enum rdt_status take_transport(struct plugin *plugin, struct rdt_error *e
         {"group_conn", ops->group_conn != NULL || !grouped},
         {"group_close", ops->group_close != NULL || !grouped},
         {"group_destroy", ops->group_destroy != NULL || !grouped},
+        {"post_broadcast", ops->post_broadcast != NULL || ops->cancel_broadcast == NULL},
+        {"cancel_broadcast", ops->cancel_broadcast != NULL || ops->post_broadcast == NULL},
         {"a way to move bytes (post_send and post_recv, or pack_key and post_read)", one || two},
         /* Half of a pair is a forgotten operation, not a choice. */
         {"post_send", ops->post_send != NULL || !two},

@@ -59,7 +59,7 @@ static void replica_unref(struct replica *replica)
     assert(replica->refs > 0);
     if (--replica->refs > 0)
         return;
-    assert(list_empty(&replica->pulls) && !replica->listed);
+    assert(list_empty(&replica->pulls) && list_empty(&replica->waiters) && !replica->listed);
     if (replica->object)
         object_drop(replica->object); /* its readers keep it */
     account_unref(replica->account);
@@ -148,6 +148,7 @@ bool replica_create(struct transfer *transfer, const Rdt__Pb__PullMeta *meta)
     replica->account = account_get(replicas->transfers->objects->accounts, &owner);
     replica->visibility = (Rdt__Pb__Visibility)meta->visibility;
     list_init(&replica->pulls);
+    list_init(&replica->waiters);
     if (!replica->account || !adopt(replica, transfer) ||
         !map_put(&replicas->by_origin, replica->key, sizeof replica->key, replica)) {
         if (replica->object)
@@ -178,7 +179,7 @@ static bool visible_to(const struct replica *replica, const struct owner *reques
 
 /* Word that the object is gone would have come. The owner's node gives this one up no sooner than its patience after the last sign of
  * life, and that was no earlier than the ping that it answered. A quarter is for clocks that differ. */
-static bool fresh(const struct replica *replica)
+bool replica_is_fresh(const struct replica *replica)
 {
     const struct peer *peer = replica->origin->peer;
     uint64_t patience = replica->replicas->transfers->options->peer_timeout_ns;
@@ -197,7 +198,7 @@ struct replica *replica_for(const struct replicas *replicas, const struct rdt_re
         return NULL; /* what is wrong with it the owner says */
     if (strcmp(replica->tenant, requester->tenant) != 0 || !visible_to(replica, requester))
         return NULL;
-    return fresh(replica) ? replica : NULL;
+    return replica_is_fresh(replica) ? replica : NULL;
 }
 
 void replica_used(struct replica *replica)
@@ -282,6 +283,15 @@ static void make_room(struct replicas *replicas)
     }
 }
 
+static void tell_waiters(struct replica *replica)
+{
+    while (!list_empty(&replica->waiters)) {
+        struct replica_waiter *waiter = list_entry(list_first(&replica->waiters), struct replica_waiter, link);
+        list_remove(&waiter->link);
+        waiter->on_end(waiter);
+    }
+}
+
 void replica_whole(struct replica *replica)
 {
     struct replicas *replicas = replica->replicas;
@@ -299,6 +309,7 @@ void replica_whole(struct replica *replica)
         else
             region_rest(replica->object->uses[0].region); /* it is everybody's: nobody's limit is for it */
     }
+    tell_waiters(replica);
     replica_unref(replica);
 }
 
@@ -321,13 +332,14 @@ void replica_end_filling(struct transfer *transfer)
         }
         if (replica->listed)
             drop(replica);
+        tell_waiters(replica);
     }
     replica_unref(replica);
 }
 
 bool replica_in_demand(const struct replica *replica)
 {
-    return replica && !list_empty(&replica->pulls);
+    return replica && (!list_empty(&replica->pulls) || !list_empty(&replica->waiters) || (replica->filling && replica->filling->part));
 }
 
 /* ---- other nodes' pulls ---- */

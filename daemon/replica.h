@@ -43,6 +43,12 @@ struct replicas {
     uint64_t served;      /* fetches that a whole copy answered */
 };
 
+/* Somebody who waits for a copy that is being filled. */
+struct replica_waiter {
+    struct list link;
+    void (*on_end)(struct replica_waiter *); /* once, removed before: it is whole, or will never be: replica_find says which */
+};
+
 struct replica {
     uint8_t key[16 + 8]; /* node, generation */
     struct list link;
@@ -63,7 +69,8 @@ struct replica {
     const struct chunk_plan *plan; /* filling's */
     bool *arrived;                 /* [plan_n] */
     uint32_t plan_n;
-    struct list pulls; /* struct outgoing.by_replica: other nodes' */
+    struct list pulls;   /* struct outgoing.by_replica: other nodes' */
+    struct list waiters; /* struct replica_waiter.link: it is filled as long as there are any */
 };
 
 void replicas_init(struct replicas *replicas, struct transfers *transfers);
@@ -79,6 +86,9 @@ struct replica *replica_find(const struct replicas *replicas, const uint8_t node
 struct replica *replica_for(const struct replicas *replicas, const struct rdt_ref *ref, const struct owner *requester);
 
 void replica_used(struct replica *replica); /* lately */
+
+/* Word that the object is gone would have come: it may be served without asking. */
+bool replica_is_fresh(const struct replica *replica);
 
 /* ---- for the transfer that fills it ---- */
 
@@ -101,7 +111,7 @@ void replica_whole(struct replica *replica);
 /* It will never be whole: other nodes' pulls of it fail. Then, and when it is whole, the transfer's reference ends. */
 void replica_end_filling(struct transfer *transfer);
 
-/* Other nodes wait for it: it is filled even if nobody here does any more. */
+/* Other nodes wait for it, or it is a node's part of a broadcast: it is filled even if nobody here does any more. */
 bool replica_in_demand(const struct replica *replica);
 
 /* ---- for pulls of other nodes ---- */

@@ -39,6 +39,7 @@ static const struct {
     {RDT_MSG_BACKEND_UNLOAD, "BACKEND_UNLOAD", &rdt__pb__backend_unload__descriptor, rpc_backend_unload},
     {RDT_MSG_GROUP_CREATE, "GROUP_CREATE", &rdt__pb__group_create__descriptor, rpc_group_create},
     {RDT_MSG_GROUP_DESTROY, "GROUP_DESTROY", &rdt__pb__group_destroy__descriptor, rpc_group_destroy},
+    {RDT_MSG_BROADCAST, "BROADCAST", &rdt__pb__broadcast__descriptor, rpc_broadcast},
 };
 
 bool rpc_handles(enum rdt_message type)

@@ -147,6 +147,8 @@ static void on_deadline(struct deadline *deadline)
         call->on_end(call);
     if (call->room.at)
         (void)rdt_error_set(&err, RDT_TIMED_OUT, "there was no room in time: %s", call->why ? call->why : "");
+    else if (call->type == RDT_MSG_BROADCAST && call->why)
+        (void)rdt_error_set(&err, RDT_TIMED_OUT, "%s", call->why);
     else if (call->forward && call->type != RDT_MSG_WAIT && call->type != RDT_MSG_WAIT_FREED)
         (void)rdt_error_set(&err, RDT_TIMED_OUT, "node %s has not answered", call->to->name);
     else

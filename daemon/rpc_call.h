@@ -143,5 +143,6 @@ RPC_HANDLER(backend_load);
 RPC_HANDLER(backend_unload);
 RPC_HANDLER(group_create);
 RPC_HANDLER(group_destroy);
+RPC_HANDLER(broadcast);
 
 #endif

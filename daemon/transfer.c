@@ -34,6 +34,7 @@ void transfers_init(struct transfers *transfers)
     list_init(&transfers->active);
     list_init(&transfers->outgoing);
     list_init(&transfers->works);
+    list_init(&transfers->broadcasts);
     map_init(&transfers->by_id);
     map_init(&transfers->questions);
     replicas_init(&transfers->replicas, transfers);
@@ -90,7 +91,8 @@ void transfer_set_state(struct transfer *transfer, enum transfer_state state)
     transfer->record.state = sm_name(&transfer->sm);
 }
 
-struct transfer *transfer_new(struct transfers *transfers, struct client *client, const struct rdt_ref *ref)
+struct transfer *transfer_new(struct transfers *transfers, struct client *client, struct account *account,
+                              const struct rdt_ref *ref)
 {
     struct transfer *transfer = calloc(1, sizeof *transfer);
 
@@ -99,7 +101,7 @@ struct transfer *transfer_new(struct transfers *transfers, struct client *client
     transfer->transfers = transfers;
     transfer->id = transfers->next_id++;
     transfer->client = client;
-    transfer->account = account_ref(client->account);
+    transfer->account = account_ref(account);
     transfer->ref = *ref;
     list_init(&transfer->fetches);
     list_init(&transfer->by_peer);
@@ -107,8 +109,8 @@ struct transfer *transfer_new(struct transfers *transfers, struct client *client
     list_init(&transfer->by_group);
     list_init(&transfer->wake.link);
     sm_init(&transfer->sm, states, sizeof states / sizeof states[0], TRANSFER_NEW);
-    transfer->record.client = client->id;
-    record_start(&transfer->record, transfer->id, &client->account->owner, ref, "local", "new");
+    transfer->record.client = client ? client->id : 0;
+    record_start(&transfer->record, transfer->id, &account->owner, ref, "local", "new");
     if (!map_put_u64(&transfers->by_id, transfer->id, transfer)) {
         account_unref(transfer->account);
         free(transfer);
@@ -161,7 +163,7 @@ void transfer_end(struct transfer *transfer)
 {
     struct transfers *transfers = transfer->transfers;
 
-    assert(list_empty(&transfer->fetches) && transfer->n_ops == 0);
+    assert(list_empty(&transfer->fetches) && transfer->n_ops == 0 && !transfer->part);
     transfer_set_state(transfer, TRANSFER_ENDED);
     if (transfer->merged) {
         transfer->record.state = "joined";
@@ -280,7 +282,11 @@ bool transfers_client_gone(struct transfers *transfers, struct client *client, u
 
 void transfer_fail_err(struct transfer *transfer, const struct rdt_error *err)
 {
-    if (transfer_copy_comes_back(transfer, err))
+    struct transfers *transfers = transfer->transfers;
+    uint64_t id = transfer->id;
+    bool last = false;
+
+    if (transfer_copy_comes_back(transfer, err) || transfer_part_failed(transfer, err))
         return;
     if (list_empty(&transfer->fetches)) {
         if (transfer->replica) { /* other nodes had wanted the copy; else it ends already */
@@ -291,13 +297,13 @@ void transfer_fail_err(struct transfer *transfer, const struct rdt_error *err)
     }
     if (!transfer->record.error[0])
         (void)snprintf(transfer->record.error, sizeof transfer->record.error, "%s: %s", rdt_status_name(err->status), err->msg);
-    for (;;) {
+    while (!last) {
         struct list *node = list_first(&transfer->fetches);
-        bool last = node->next == &transfer->fetches;
+        last = node->next == &transfer->fetches;
         fetch_fail(list_entry(node, struct fetch, by_transfer), err);
-        if (last)
-            return; /* the transfer may be freed by now */
     }
+    if (map_get_u64(&transfers->by_id, id) == transfer) /* others had wanted the copy, and will not get it */
+        transfer_abort(transfer);
 }
 
 void transfer_fail(struct transfer *transfer, enum rdt_status status, const char *fmt, ...)

@@ -110,6 +110,7 @@ struct transfers {
     uint64_t fell_back;                  /* from other nodes, by a slower transport than it should have been */
     uint64_t joined;                     /* fetches that took part in a transfer that another one had begun */
     void (*on_idle)(struct transfers *); /* told when the last active one has ended */
+    struct list broadcasts;              /* struct broadcast.link: of this node's objects (transfer_broadcast.h) */
     struct list works;                   /* struct peer_work.link: every peer we ever had to do with */
     bool refuse_parked;                  /* there will be no more puts */
     bool closing;
@@ -208,6 +209,9 @@ struct transfer {
     struct deadline unwanted;   /* set when the last other node has left its copy */
     int64_t patience_ns;        /* at a copy */
     struct replica *replica;    /* that it fills: a reference; NULL: none */
+    struct part *part;          /* it is this node's part of a broadcast (transfer_part.c); NULL: it is not */
+    bool together;              /* ... and its chunks come by the transport's own broadcast */
+    uint64_t chunk_bytes;       /* it must be cut so; 0: as this daemon is configured */
     bool from_copy;             /* a copy here serves it, as if it were an object of this node */
     struct peer_transport *via; /* referenced while chunks are posted */
     struct list by_via;

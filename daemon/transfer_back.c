@@ -59,6 +59,7 @@ static void rewind_move(struct transfer *transfer)
     transfer->plan = NULL;
     transfer->ops = NULL;
     transfer->staging.used = 0;
+    transfer->together = false; /* its cut stays: some of it may be there */
     transfer->remote = NULL;
     transfer->keys = NULL;
     transfer->key_bytes = NULL;

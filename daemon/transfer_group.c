@@ -4,6 +4,7 @@
 #include <strings.h>
 
 #include "daemon/text.h"
+#include "daemon/transfer_broadcast.h"
 #include "daemon/transfer_impl.h"
 
 static const struct sm_state states[] = {
@@ -149,7 +150,7 @@ static void closed(struct peer_transport *pt)
 
 void transfers_on_group(struct transfers *transfers, struct group *group, enum group_change change)
 {
-    (void)transfers;
+    broadcasts_on_group(transfers, group, change);
     list_for_each_safe (node, &group->vias) {
         struct peer_transport *pt = list_entry(node, struct peer_transport, by_group);
         switch (change) {
@@ -194,6 +195,12 @@ struct group *transfer_group_of(const struct transfer *transfer, const struct tr
     const char *producer = transfer->producer[0] && transfer->peer == transfer->origin ? transfer->producer : NULL;
     struct group *shared = NULL;
 
+    if (transfer->part) {
+        shared = transfer_part_group(transfer);
+        if (!shared && why_p)
+            (void)snprintf(why_p, 192, "group %.40s has ended, or been formed anew", transfer->wish_group);
+        return shared && shared->transport == transport ? shared : NULL;
+    }
     list_for_each (node, &transfers->groups->all) {
         struct group *group = list_entry(node, struct group, link);
         if (group->transport != transport || group->sm.state == GROUP_ENDING || !reader ||
@@ -288,7 +295,7 @@ enum rdt_status transfer_group_start(struct outgoing *out, const Rdt__Pb__PullSt
     if (!group || group->sm.state == GROUP_ENDING)
         return rdt_error_set(err, RDT_TRANSPORT, "%.64s: the group has ended", start->transport);
     if (!owner_equal(&group->owner, &out->account->owner) || !group_has(group, out->work->peer->uuid, NULL, NULL) ||
-        !group_has(group, transfers->node->uuid, producer, NULL))
+        !group_has(group, transfers->node->uuid, out->broadcast_number ? NULL : producer, NULL)) /* its owner wants it there */
         return rdt_error_set(err, RDT_DENIED,
                              "the reader's node and the producer of object \"%s\" are not both in group \"%s\"", out->ref.id,
                              group->name);

@@ -16,6 +16,8 @@ struct peer_work {
     struct list keeps;      /* struct keeper.by_node: copies of our objects there */
     struct list transports; /* struct peer_transport.link */
     struct list in_groups;  /* struct peer_transport.link: its sides of groups */
+    struct list parts;      /* of its broadcasts: transfer_part.c */
+    unsigned n_parts;
     unsigned n_in, n_out;   /* active */
     uint64_t bytes_in, bytes_out;
     uint64_t fell_back;     /* transfers to here */
@@ -173,6 +175,9 @@ struct outgoing {
     struct list by_via, in_turn;
     bool one_sided;
     bool turns;            /* its reader's end stands in ordered queues */
+    struct broadcast *broadcast; /* SENDING: its reader takes part in it, and gets its bytes by it (transfer_broadcast.h) */
+    bool together;               /* it is to */
+    uint64_t broadcast_number;   /* it is of; 0: of none */
     bool gathering;        /* with turns: a chunk, and those behind it wait */
     bool posting;          /* likewise: sends are being posted */
     bool reader_done;      /* one-sided: the reader reads no more */
@@ -207,7 +212,8 @@ void outgoing_via_closed(struct peer_transport *pt);                            
 
 /* ---- the reader's side ---- */
 
-struct transfer *transfer_new(struct transfers *transfers, struct client *client, const struct rdt_ref *ref);
+struct transfer *transfer_new(struct transfers *transfers, struct client *client, struct account *account,
+                              const struct rdt_ref *ref); /* client NULL: no client's */
 void transfer_set_state(struct transfer *transfer, enum transfer_state state);
 void transfer_fail(struct transfer *transfer, enum rdt_status status, const char *fmt, ...)
     __attribute__((format(printf, 3, 4)));
@@ -306,6 +312,21 @@ void order_give(const struct transfer_record *record);                          
 void order_leave(struct transfer_record *record);                                    /* nothing of it is under way */
 bool order_stands_behind(const struct transfer_record *record);
 void order_on_turn(struct peer_work *work, const Rdt__Pb__PullTurn *message);
+
+/* ---- a node's part of a broadcast (transfer_part.c): of transfers that have one ---- */
+
+struct group *transfer_part_group(const struct transfer *transfer);    /* it moves in; NULL: not any more */
+uint64_t transfer_part_number(const struct transfer *transfer);        /* the root's; 0: it has none */
+void transfer_part_whole(struct transfer *transfer);                   /* its copy is; nothing if it has none */
+
+/* The answer has come. true: there is a copy here already, or will be none; the transfer has ended or failed. */
+bool transfer_part_answered(struct transfer *transfer, const Rdt__Pb__PullMeta *meta);
+
+/* false: it has none, or others wait for the same copy and cannot be helped. true: it ends, or goes on without. */
+bool transfer_part_failed(struct transfer *transfer, const struct rdt_error *err);
+enum rdt_status transfer_part_on_ask(struct peer_work *root, const Rdt__Pb__GroupBroadcast *message, struct rdt_error *err);
+void transfer_part_on_over(struct peer_work *root, const Rdt__Pb__BroadcastWord *word);
+void transfer_parts_link_down(struct peer_work *root, const struct rdt_error *why);
 
 /* ---- copies (transfer_copy.c) ---- */
 

@@ -466,8 +466,12 @@ static void take_answer(struct transfer *transfer, const Rdt__Pb__PullMeta *meta
             transfer_in_choose_again(transfer);
         return;
     }
-    if (status == RDT_OK && !meta->has_inline && transfer_copy_answered(transfer, meta))
+    if (status == RDT_OK && transfer->part) {
+        if (transfer_part_answered(transfer, meta))
+            return;
+    } else if (status == RDT_OK && !meta->has_inline && transfer_copy_answered(transfer, meta)) {
         return;
+    }
     if (status == RDT_OK)
         transfer_in_find_path(transfer, meta);
     else

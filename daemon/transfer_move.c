@@ -91,6 +91,19 @@ static struct chunk_op *make_op(struct transfer *transfer, uint32_t index, struc
     return op;
 }
 
+/* As the root numbers it. */
+static enum rdt_status post_part(struct transfer *transfer, struct chunk_op *op, struct rdt_error *err)
+{
+    struct group *group = transfer->via->group;
+    struct group_rank *here = group ? group_rank_here(group) : NULL;
+    uint32_t root;
+
+    if (!transfer->part || !here || !here->open || !group_has(group, transfer->peer->peer->uuid, NULL, &root))
+        return rdt_error_set(err, RDT_TRANSPORT, "the group has ended, or been formed anew");
+    op->base.op.transfer = transfer_part_number(transfer);
+    return plugin_group_broadcast(&here->vendor, root, &op->base, err);
+}
+
 static enum rdt_status post(struct transfer *transfer, uint32_t index, struct rdt_error *err)
 {
     struct chunk_op *op = make_op(transfer, index, err);
@@ -105,6 +118,8 @@ static enum rdt_status post(struct transfer *transfer, uint32_t index, struct rd
         op->base.op.key_bytes = transfer->key_bytes[key];
         op->base.op.key_offset = transfer->remote->offset[i] + (chunk->offset - transfer->packed->offset[i]);
         status = plugin_op_read(&transfer->via->conn, &op->base, err);
+    } else if (transfer->together) {
+        status = post_part(transfer, op, err);
     } else {
         status = plugin_op_recv(&transfer->via->conn, &op->base, err);
     }
@@ -127,10 +142,13 @@ void transfer_in_ask_start(struct transfer *transfer)
     start.chunk_bytes = transfer->transfers->options->chunk_bytes;
     start.epoch = transfer->via->epoch;
     start.one_sided = transfer->one_sided;
+    if (transfer->chunk_bytes > 0)
+        start.chunk_bytes = transfer->chunk_bytes;
     if (transfer->via->group)
         start.group = (ProtobufCBinaryData){sizeof transfer->via->group->token, transfer->via->group->token};
     start.first_chunk = transfer->one_sided ? 0 : transfer->first_chunk;
     start.turns = transfer->record.order != NULL;
+    start.broadcast = transfer_part_number(transfer);
     if (work_send(transfer->peer, RDT_PEER_PULL_START, &start.base, &err) != RDT_OK)
         transfer_fail_err(transfer, &err);
 }
@@ -314,11 +332,14 @@ static void finish(struct transfer *transfer)
     transfer->peer->bytes_in += transfer->stream_bytes;
     transfer->transfers->bytes_in += transfer->stream_bytes;
     transfer->via->failures = 0;
+    if (transfer->together)
+        text_copy(transfer->record.lanes, sizeof transfer->record.lanes, "broadcast");
     record_lanes(&transfer->record, transfer->via);
     if (transfer->replica)
         transfer_deliver_copy(transfer);
     else
         transfer_deliver_received(transfer);
+    transfer_part_whole(transfer);
     transfer_end(transfer);
 }
 
@@ -413,11 +434,16 @@ static void on_chunk_done(struct plugin_op *base, enum rdt_status status, const 
 
 void transfer_in_cancel_ops(struct transfer *transfer)
 {
+    struct group_rank *here = transfer->together && transfer->via->group ? group_rank_here(transfer->via->group) : NULL;
+
     if (transfer->via->sm.state != PT_CONNECTED)
         return; /* its disconnect ends them */
-    for (uint32_t i = 0; i < transfer->plan->n; i++)
-        if (transfer->ops[i])
+    for (uint32_t i = 0; i < transfer->plan->n; i++) {
+        if (transfer->ops[i] && here)
+            plugin_group_cancel_broadcast(&here->vendor, &transfer->ops[i]->base);
+        else if (transfer->ops[i])
             plugin_op_cancel(&transfer->via->conn, &transfer->ops[i]->base);
+    }
 }
 
 void transfer_in_via_broken(struct peer_transport *pt, const char *why)

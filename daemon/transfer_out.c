@@ -12,6 +12,7 @@
 
 #include "daemon/log.h"
 #include "daemon/text.h"
+#include "daemon/transfer_broadcast.h"
 #include "daemon/transfer_impl.h"
 #include "wire_ref.h"
 
@@ -46,6 +47,8 @@ void outgoing_end(struct outgoing *out)
     deadline_unset(transfers->deadlines, &out->deadline);
     object_waiter_remove(&out->waiter);
     name_waiter_remove(&out->named);
+    if (out->broadcast)
+        broadcast_reader_left(out->broadcast, out);
     if (map_get_u64(&out->work->outgoing, out->number) == out)
         map_remove_u64(&out->work->outgoing, out->number);
     list_remove(&out->record.link);

@@ -3,6 +3,7 @@
 #include <stdlib.h>
 
 #include "daemon/log.h"
+#include "daemon/transfer_broadcast.h"
 #include "daemon/transfer_impl.h"
 
 struct peer_work *peer_work_get(struct transfers *transfers, struct peer *peer)
@@ -20,6 +21,7 @@ struct peer_work *peer_work_get(struct transfers *transfers, struct peer *peer)
     list_init(&work->incoming);
     list_init(&work->transports);
     list_init(&work->in_groups);
+    list_init(&work->parts);
     list_init(&work->keeps);
     map_init(&work->outgoing);
     peer->upper = work;
@@ -73,6 +75,7 @@ void transfers_peer_up(struct transfers *transfers, struct peer *peer)
         return;
     peer_transports_up(work);
     replicas_peer_up(&transfers->replicas, work);
+    broadcasts_peer_up(work);
     ask_pending(work);
 }
 
@@ -111,6 +114,8 @@ void transfers_peer_merged(struct transfers *transfers, struct peer *from, struc
         old->n_in--;
         work->n_in++;
     }
+    if (work)
+        broadcasts_peer_merged(old, work);
     if (work && into->state == PEER_UP)
         ask_pending(work);
 }
@@ -196,6 +201,8 @@ static void work_fail(struct peer_work *work, const struct rdt_error *why)
     peer_transports_down(work);
     fail_each(&work->pending, why);
     fail_each(&work->incoming, why);
+    transfer_parts_link_down(work, why);
+    broadcasts_link_down(work, why);
     outgoing_link_down(work);
     keepers_link_down(work);
 }
@@ -230,6 +237,7 @@ void transfers_close(struct transfers *transfers, void (*on_closed)(void *arg), 
 
     (void)rdt_error_set(&err, RDT_SHUTTING_DOWN, "the daemon is shutting down");
     outgoing_shut_down(transfers, &err);
+    broadcasts_close(transfers, &err);
     transfers->closing = true;
     transfers->on_closed = on_closed;
     transfers->closed_arg = arg;
@@ -321,6 +329,23 @@ static enum rdt_status on_copies(struct peer_work *work, const void *message, st
     return RDT_OK;
 }
 
+static enum rdt_status on_broadcast(struct peer_work *work, const void *message, struct rdt_error *err)
+{
+    return transfer_part_on_ask(work, message, err);
+}
+
+static enum rdt_status on_broadcast_word(struct peer_work *work, const void *message, struct rdt_error *err)
+{
+    const Rdt__Pb__BroadcastWord *word = message;
+
+    (void)err;
+    if (word->from_root)
+        transfer_part_on_over(work, word);
+    else
+        broadcast_on_word(work, word);
+    return RDT_OK;
+}
+
 static const struct {
     enum rdt_peer_message type;
     const ProtobufCMessageDescriptor *descriptor;
@@ -337,6 +362,8 @@ static const struct {
     {RDT_PEER_PULL_ABORT, &rdt__pb__pull_abort__descriptor, on_abort},
     {RDT_PEER_PULL_ABORTED, &rdt__pb__pull_aborted__descriptor, on_aborted},
     {RDT_PEER_COPIES, &rdt__pb__copies__descriptor, on_copies},
+    {RDT_PEER_BROADCAST, &rdt__pb__group_broadcast__descriptor, on_broadcast},
+    {RDT_PEER_BROADCAST_WORD, &rdt__pb__broadcast_word__descriptor, on_broadcast_word},
 };
 
 enum rdt_status transfers_peer_frame(struct transfers *transfers, struct peer *peer, const struct frame *frame,

@@ -5,6 +5,7 @@
 #include <strings.h>
 
 #include "daemon/log.h"
+#include "daemon/transfer_broadcast.h"
 #include "daemon/transfer_impl.h"
 
 #define SMALL_COPY (256u << 10)
@@ -81,11 +82,15 @@ static void prepare(struct outgoing *out)
         if (out->one_sided)
             status = send_keys(out, &err);
     }
-    if (status != RDT_OK) {
-        outgoing_fail(out, &err);
-        return;
+    if (status == RDT_OK && out->together) {
+        status = broadcast_reader_stands(out, &err);
+        if (status == RDT_OK)
+            return; /* it may have ended */
     }
-    outgoing_go_on(out);
+    if (status == RDT_OK)
+        outgoing_go_on(out);
+    else
+        outgoing_fail(out, &err);
 }
 
 /* The object is pinned from here on. The plan is made already where chunks are sent. */
@@ -133,12 +138,18 @@ void outgoing_on_start(struct peer_work *work, const Rdt__Pb__PullStart *start)
     }
     if (out->sm.state != OUTGOING_OFFERED || out->awaits_memory) /* it has said so before */
         return;
-    if (start->group.len > 0)
+    if (start->broadcast != 0)
+        status = broadcast_reader_comes(out, start, &err);
+    if (status != RDT_OK)
+        ;
+    else if (start->group.len > 0)
         status = transfer_group_start(out, start, &pt, &err);
     else if (!pt)
         status = rdt_error_set(&err, RDT_UNSUPPORTED, "transport \"%.64s\" is not loaded at the owner", start->transport);
     if (status != RDT_OK)
         ;
+    else if (out->together && (start->one_sided || start->turns || !pt->group))
+        status = rdt_error_set(&err, RDT_PROTOCOL, "a broadcast is neither read nor ordered, and of a group");
     else if (pt->sm.state != PT_CONNECTED || pt->remote_epoch != start->epoch)
         status = rdt_error_set(&err, RDT_TRANSPORT, "%s: the owner's connection is being rebuilt", pt->transport->name);
     else if (start->one_sided ? !pt->transport->ops.pack_key : !pt->transport->ops.post_send)

@@ -30,7 +30,7 @@ bool transfer_chunk_in_place(const struct transfer *transfer, uint32_t index, st
 
 enum rdt_status transfer_plan(struct transfer *transfer, struct rdt_error *err)
 {
-    uint64_t chunk_bytes = transfer->transfers->options->chunk_bytes, offset;
+    uint64_t chunk_bytes = transfer->chunk_bytes ? transfer->chunk_bytes : transfer->transfers->options->chunk_bytes, offset;
     struct region *region;
     enum rdt_status status;
 

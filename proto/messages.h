@@ -26,6 +26,7 @@
     X(20, WATCH, watch, empty)                   \
     X(30, GROUP_CREATE, group_create, empty)     \
     X(31, GROUP_DESTROY, group_destroy, empty)    \
+    X(32, BROADCAST, broadcast, empty)           \
     X(40, BACKEND_LOAD, backend_load, backend_reply) \
     X(41, BACKEND_UNLOAD, backend_unload, backend_reply) \
     X(50, READY, ready, empty)
@@ -70,6 +71,8 @@ enum rdt_event_type {
     X(44, GROUP_FAILED, group_word)    \
     X(45, GROUP_END, group_word)       \
     X(46, GROUP_ENDED, group_word)      \
+    X(47, BROADCAST, group_broadcast)  \
+    X(48, BROADCAST_WORD, broadcast_word) \
     X(50, PULL_CREDIT, pull_credit)
 
 enum rdt_peer_message {

@@ -101,7 +101,7 @@ static void move(unsigned from, unsigned to, const char *group, size_t bytes)
     must_ok(rdt_free(actor_of[from], &ref, false, &err));
 }
 
-static rdt_request *start_by(rdt *conn, const struct rdt_ref *ref, const char *group, int64_t timeout_ns)
+__attribute__((unused)) static rdt_request *start_by(rdt *conn, const struct rdt_ref *ref, const char *group, int64_t timeout_ns)
 {
     struct rdt_fetch_options options = RDT_INIT(options);
     rdt_request *request;

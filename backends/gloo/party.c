@@ -1,0 +1,260 @@
+/* The threads of one rank of a group: one that connects and, at the end, ends everything; and for each other rank one that sends and one
+ * that receives. A chunk is two messages: its head says which one comes, then its bytes go straight to the memory of the receive that
+ * waits for it, or, if that was cancelled meanwhile, to nowhere. */
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+#include "backends/gloo/gloo.h"
+
+#define HEAD_SLOT 0
+#define BYTES_SLOT 1
+#define MOST_BYTES ((uint64_t)1 << 32) /* of one chunk: more is no head of ours */
+
+/* ---- queues ---- */
+
+static struct rdt_op **next_of(struct rdt_op *op)
+{
+    return (struct rdt_op **)&op->priv[0];
+}
+
+void queue_init(struct queue *queue)
+{
+    queue->first = NULL;
+    queue->last = &queue->first;
+}
+
+void queue_add(struct queue *queue, struct rdt_op *op)
+{
+    op->priv[0] = NULL;
+    *queue->last = op;
+    queue->last = next_of(op);
+}
+
+struct rdt_op *queue_take(struct queue *queue, const struct rdt_op *op, const struct head *head)
+{
+    for (struct rdt_op **at = &queue->first; *at; at = next_of(*at)) {
+        struct rdt_op *found = *at;
+        if (op ? found != op
+               : found->transfer != head->transfer || found->chunk != head->chunk || (uintptr_t)found->priv[1] != head->root)
+            continue;
+        *at = *next_of(found);
+        if (queue->last == next_of(found))
+            queue->last = at;
+        return found;
+    }
+    return NULL;
+}
+
+void queue_end(struct queue *queue, const struct rdt_host *host)
+{
+    while (queue->first) {
+        struct rdt_op *op = queue->first;
+        queue->first = *next_of(op);
+        host->op_done(op, RDT_CANCELLED, NULL);
+    }
+    queue_init(queue);
+}
+
+/* ---- threads ---- */
+
+/* The mutex is not held. Once, unless it is closed anyway. */
+static void fail(struct party *party, const char *what, uint32_t rank, const char *why)
+{
+    char text[MESH_WHY_BYTES + 64];
+    bool tell;
+
+    (void)pthread_mutex_lock(&party->mutex);
+    tell = !party->closing && !party->failed;
+    party->failed = true;
+    (void)pthread_mutex_unlock(&party->mutex);
+    (void)snprintf(text, sizeof text, "%s rank %u: %s", what, rank, why);
+    if (tell)
+        party->gloo->host.group_failed(party->ctx, RDT_TRANSPORT, text);
+}
+
+static void *send_thread(void *arg)
+{
+    struct side *side = arg;
+    struct party *party = side->party;
+    char why[MESH_WHY_BYTES];
+
+    (void)pthread_mutex_lock(&party->mutex);
+    for (;;) {
+        struct relay_link *link;
+        struct rdt_op *op;
+        struct head head;
+        const void *from;
+        while (!party->closing && !party->failed && !side->sends.first && !side->relays)
+            (void)pthread_cond_wait(&side->more, &party->mutex);
+        if (party->closing || party->failed)
+            break;
+        link = relay_take(side);
+        op = side->sending = link ? NULL : queue_take(&side->sends, side->sends.first, NULL);
+        (void)pthread_mutex_unlock(&party->mutex);
+        if (link)
+            head = link->relay->head;
+        else
+            head = (struct head){op->transfer, op->chunk, op->piece.bytes, 0};
+        from = !link ? op->piece.addr : link->relay->op ? link->relay->op->piece.addr : link->relay->own;
+        if (!mesh_send(party->mesh, side->rank, HEAD_SLOT, &head, sizeof head, why) ||
+            !mesh_send(party->mesh, side->rank, BYTES_SLOT, from, head.bytes, why)) {
+            fail(party, "sending to", side->rank, why);
+            return NULL; /* the op ends when the pairs are closed */
+        }
+        if (link) {
+            relay_sent(party, link);
+        } else {
+            (void)pthread_mutex_lock(&party->mutex);
+            side->sending = NULL;
+            (void)pthread_mutex_unlock(&party->mutex);
+            party->gloo->host.op_done(op, RDT_OK, NULL);
+        }
+        (void)pthread_mutex_lock(&party->mutex);
+    }
+    (void)pthread_mutex_unlock(&party->mutex);
+    return NULL;
+}
+
+/* false: nothing more comes from there. */
+static bool receive_one(struct side *side, char why[MESH_WHY_BYTES])
+{
+    struct party *party = side->party;
+    struct head head;
+    struct rdt_op *op;
+    void *nowhere = NULL;
+    bool good, fits;
+
+    if (!mesh_recv(party->mesh, side->rank, HEAD_SLOT, &head, sizeof head, why))
+        return false;
+    if (head.bytes == 0 || head.bytes > MOST_BYTES) {
+        (void)snprintf(why, MESH_WHY_BYTES, "a chunk of %llu bytes", (unsigned long long)head.bytes);
+        return false;
+    }
+    if (head.root != 0)
+        return relay_receive(side, &head, why);
+    (void)pthread_mutex_lock(&party->mutex);
+    op = side->receiving = queue_take(&side->receives, NULL, &head);
+    (void)pthread_mutex_unlock(&party->mutex);
+    fits = op && op->piece.bytes == head.bytes;
+    if (!fits && !(nowhere = malloc(head.bytes))) {
+        (void)snprintf(why, MESH_WHY_BYTES, "no memory for %llu bytes that nobody wants", (unsigned long long)head.bytes);
+        return false;
+    }
+    good = mesh_recv(party->mesh, side->rank, BYTES_SLOT, fits ? op->piece.addr : nowhere, head.bytes, why);
+    free(nowhere);
+    if (!good)
+        return false;
+    (void)pthread_mutex_lock(&party->mutex);
+    side->receiving = NULL;
+    (void)pthread_mutex_unlock(&party->mutex);
+    if (op)
+        party->gloo->host.op_done(op, fits ? RDT_OK : RDT_TRANSPORT,
+                                  fits ? NULL : "the peer's chunk has another length than the one posted for it");
+    return true;
+}
+
+static void *receive_thread(void *arg)
+{
+    struct side *side = arg;
+    char why[MESH_WHY_BYTES];
+
+    while (receive_one(side, why))
+        ;
+    fail(side->party, "receiving from", side->rank, why);
+    return NULL;
+}
+
+bool party_start_thread(pthread_t *thread, void *(*run)(void *), void *arg)
+{
+    sigset_t all, before;
+    int error;
+
+    (void)sigfillset(&all);
+    (void)pthread_sigmask(SIG_SETMASK, &all, &before);
+    error = pthread_create(thread, NULL, run, arg);
+    (void)pthread_sigmask(SIG_SETMASK, &before, NULL);
+    return error == 0;
+}
+
+static bool is_closing(struct party *party)
+{
+    bool closing;
+
+    (void)pthread_mutex_lock(&party->mutex);
+    closing = party->closing;
+    (void)pthread_mutex_unlock(&party->mutex);
+    return closing;
+}
+
+static bool connect_all(struct party *party, char why[MESH_WHY_BYTES])
+{
+    for (uint32_t i = 0; i < party->size; i++) {
+        if (i == party->rank)
+            continue;
+        if (is_closing(party))
+            return false;
+        if (!mesh_connect(party->mesh, i, party->blobs[i], party->blob_bytes[i], why)) {
+            fail(party, "connecting with", i, why);
+            return false;
+        }
+    }
+    return true;
+}
+
+void *party_main(void *arg)
+{
+    struct party *party = arg;
+    char why[MESH_WHY_BYTES];
+    uint32_t senders = 0, receivers = 0;
+    bool good = connect_all(party, why);
+
+    for (uint32_t i = 0; good && i < party->size; i++) {
+        if (i != party->rank) {
+            good = party_start_thread(&party->sides[i].sender, send_thread, &party->sides[i]);
+            senders += good;
+        }
+        if (good && i != party->rank) {
+            good = party_start_thread(&party->sides[i].receiver, receive_thread, &party->sides[i]);
+            receivers += good;
+        }
+        if (!good)
+            fail(party, "starting a thread for", i, "the system refused");
+    }
+    if (good && !is_closing(party))
+        party->gloo->host.group_ready(party->ctx);
+
+    (void)pthread_mutex_lock(&party->mutex);
+    while (!party->closing)
+        (void)pthread_cond_wait(&party->close, &party->mutex);
+    for (uint32_t i = 0; i < party->size; i++)
+        (void)pthread_cond_broadcast(&party->sides[i].more);
+    (void)pthread_mutex_unlock(&party->mutex);
+
+    mesh_close(party->mesh);
+    for (uint32_t i = 0; i < party->size; i++) {
+        if (i == party->rank)
+            continue;
+        if (senders > 0) {
+            senders--;
+            (void)pthread_join(party->sides[i].sender, NULL);
+        }
+        if (receivers > 0) {
+            receivers--;
+            (void)pthread_join(party->sides[i].receiver, NULL);
+        }
+    }
+    for (uint32_t i = 0; i < party->size; i++) {
+        struct side *side = &party->sides[i];
+        if (side->sending)
+            party->gloo->host.op_done(side->sending, RDT_CANCELLED, NULL);
+        if (side->receiving)
+            party->gloo->host.op_done(side->receiving, RDT_CANCELLED, NULL);
+        queue_end(&side->sends, &party->gloo->host);
+        queue_end(&side->receives, &party->gloo->host);
+    }
+    queue_end(&party->broadcasts, &party->gloo->host);
+    relay_end(party);
+    party->gloo->host.group_closed(party->ctx);
+    return NULL;
+}
