@@ -213,6 +213,27 @@ static const struct ctl_column backend_columns[] = {
     {"ABORT", false},   {"ACTIVE", true}, {"BYTES", true},    {"AVAILABLE", false},
 };
 
+/* Below its memory kind: what is allocated there, of how much may be; what its use costs besides. */
+static void add_device(struct ctl_table *table, const Rdt__Pb__DeviceInfo *d)
+{
+    char used[CTL_HUMAN_BYTES], limit[CTL_HUMAN_BYTES], text[CTL_HUMAN_BYTES];
+
+    ctl_table_add(table, "  %s", d->uuid);
+    ctl_table_add(table, "%s", "device");
+    ctl_table_add(table, "%s", d->name);
+    ctl_table_add(table, "%s", "");
+    ctl_table_add(table, "%s", d->memory);
+    ctl_table_add(table, "%s", "");
+    ctl_table_add(table, "%" PRIu64, d->regions);
+    ctl_table_add(table, "%s of %s", ctl_human_bytes(d->used_bytes, used), ctl_human_bytes(d->limit_bytes, limit));
+    if (*d->why_not)
+        ctl_table_add(table, "no: %s", d->why_not);
+    else if (d->opened)
+        ctl_table_add(table, "yes, in use (%s besides)", ctl_human_bytes(d->overhead_bytes, text));
+    else
+        ctl_table_add(table, "%s", "yes");
+}
+
 static void add_backend(struct ctl_table *table, const ProtobufCMessage *row)
 {
     const Rdt__Pb__BackendInfo *b = (const Rdt__Pb__BackendInfo *)row;
@@ -227,6 +248,8 @@ static void add_backend(struct ctl_table *table, const ProtobufCMessage *row)
     ctl_table_add(table, "%" PRIu64, b->ops_active);
     ctl_table_add(table, "%s", ctl_human_bytes(b->bytes, text));
     ctl_table_add(table, "%s%s", b->available ? "yes" : "no: ", b->available ? "" : b->why_not);
+    for (size_t i = 0; i < b->n_devices; i++)
+        add_device(table, b->devices[i]);
 }
 
 static const struct ctl_column transfer_columns[] = {

@@ -231,6 +231,7 @@ static enum rdt_status build_item(struct fetch *fetch, size_t i, const struct rd
         else
             status = rdt_error_set(err, RDT_INVALID, "slices without slice_counts");
     }
+    item->to_host = fetch->requests[i] && fetch->requests[i]->targets && !fetch->requests[i]->targets->direct;
     if (status == RDT_OK && fetch->requests[i]->targets && fetch->requests[i]->targets->direct)
         status = build_targets(&fetch->arena, fetch->requests[i]->targets, item, err);
     return status;

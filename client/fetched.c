@@ -112,11 +112,12 @@ enum rdt_status fetched_map(rdt *conn, const Rdt__Pb__SharedRegion *shared, stru
                             struct rdt_error *err)
 {
     enum rdt_status status = RDT_OK;
-    int fd = shared->fd_index >= 0 ? frame_take_fd(frame, (unsigned)shared->fd_index) : -1;
+    int fd;
 
     *mapping_p = NULL;
     if (shared->share)
         return device_map_shared(conn, shared, frame, mapping_p, err);
+    fd = shared->fd_index >= 0 ? frame_take_fd(frame, (unsigned)shared->fd_index) : -1;
     if (shared->fd_index < 0) {
         *mapping_p = memory_find(&conn->memory, shared->region, shared->generation, false);
         if (*mapping_p)

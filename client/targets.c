@@ -62,6 +62,7 @@ static bool find_places(rdt *conn, struct targets *targets)
     struct layout *layout = targets->layout;
     uint64_t mark = memory_mark(&conn->memory);
     uint32_t room = 0;
+    bool all = true;
 
     for (uint32_t i = 0; i < layout->count; i++) {
         uint64_t lo = layout->offset[i], bytes = layout_bytes(layout, i);
@@ -71,15 +72,18 @@ static bool find_places(rdt *conn, struct targets *targets)
         if (bytes == 0)
             continue;
         mapping = memory_at(&conn->memory, lo, lo + bytes);
-        if (!mapping || lo < (uintptr_t)mapping->addr || lo + bytes > (uintptr_t)mapping->addr + mapping->bytes)
-            return false;
+        targets->on_device |= mapping && mapping->mapper;
+        if (!mapping || lo < (uintptr_t)mapping->addr || lo + bytes > (uintptr_t)mapping->addr + mapping->bytes) {
+            all = false;
+            continue;
+        }
         if (mapping->mark != mark && !add_mapping(targets, mapping, &room))
             return false;
         mapping->mark = mark;
         layout->region[i] = mapping->index;
         layout->offset[i] = lo - (uintptr_t)mapping->addr;
     }
-    return targets->n_mappings > 0;
+    return all && targets->n_mappings > 0;
 }
 
 enum rdt_status targets_create(rdt *conn, const struct rdt_tensor *tensors, size_t count, struct targets **targets_p,
@@ -96,6 +100,12 @@ enum rdt_status targets_create(rdt *conn, const struct rdt_tensor *tensors, size
         targets->direct = find_places(conn, targets);
     else
         targets_destroy(conn, targets);
+    if (status == RDT_OK && targets->on_device && !targets->direct) {
+        targets_destroy(conn, targets);
+        status = rdt_error_set(err, RDT_INVALID,
+                               "some targets are on a device, and others in memory that the daemon does not know: rdt_alloc or "
+                               "rdt_import it");
+    }
     connection_unlock(conn);
     if (status == RDT_OK)
         *targets_p = targets;

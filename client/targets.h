@@ -9,6 +9,7 @@ struct targets {
     struct layout *layout;     /* row-major; offsets and regions are valid if direct */
     void **data;               /* [count] addresses */
     bool direct;               /* all of it is memory that the daemon knows: it writes there itself */
+    bool on_device;            /* some of it is */
     struct mapping **mappings; /* [n_mappings] if direct, one reference each, by region index */
     uint32_t n_mappings;
 };

@@ -322,8 +322,8 @@ enum rdt_status fetch_start(struct transfers *transfers, struct client *client, 
     transfer->mode = message->mode;
     transfer->meta_only = message->meta_only;
     transfer->joinable = !wants_device(message) && question_fits(message, item, &ref);
-    memcpy(transfer->wish_memory, message->memory, strlen(message->memory) + 1);
-    memcpy(transfer->wish_device, message->device, strlen(message->device) + 1);
+    text_copy(transfer->wish_memory, sizeof transfer->wish_memory, item->to_host ? "host" : message->memory);
+    text_copy(transfer->wish_device, sizeof transfer->wish_device, item->to_host ? "" : message->device);
     transfer->host_stays = message->host_stays;
     note_maps(client, message);
     transfer->keeps = may_keep(message, item);

@@ -22,6 +22,18 @@ static uint32_t place_of(struct placing *placing, struct memory_device *device)
     return i;
 }
 
+bool placing_add(struct placing *placing, struct memory_device *device, uint64_t bytes, uint32_t *region_p, uint64_t *offset_p)
+{
+    uint32_t place = place_of(placing, device);
+
+    if (place == PLACING_MAX)
+        return false;
+    *region_p = place;
+    *offset_p = align_up(placing->at[place].bytes);
+    placing->at[place].bytes = *offset_p + bytes;
+    return true;
+}
+
 enum rdt_status placing_make(const struct layout *source, struct memory_device *const *to, struct placing *placing,
                              struct layout **layout_p, struct rdt_error *err)
 {
@@ -34,20 +46,13 @@ enum rdt_status placing_make(const struct layout *source, struct memory_device *
     placing->n = 0;
     for (uint32_t i = 0; i < layout->count; i++) {
         uint64_t bytes = layout_bytes(layout, i);
-        uint32_t place;
 
         layout->region[i] = 0;
         layout->offset[i] = 0;
-        if (bytes == 0)
-            continue;
-        place = place_of(placing, to[i]);
-        if (place == PLACING_MAX) {
+        if (bytes > 0 && !placing_add(placing, to[i], bytes, &layout->region[i], &layout->offset[i])) {
             free(layout);
             return rdt_error_set(err, RDT_LIMIT, "tensors on more than %u devices", PLACING_MAX);
         }
-        layout->region[i] = place;
-        layout->offset[i] = align_up(placing->at[place].bytes);
-        placing->at[place].bytes = layout->offset[i] + bytes;
     }
     *layout_p = layout;
     return RDT_OK;

@@ -5,7 +5,9 @@
 #include <stdlib.h>
 
 #include "daemon/copy.h"
+#include "daemon/device_copy.h"
 #include "daemon/log.h"
+#include "daemon/placing.h"
 
 enum step { STEP_PROVE, STEP_RESERVE, STEP_COPY, STEP_HEAR, STEP_END };
 
@@ -18,12 +20,16 @@ struct snapshot {
     enum step step;
     bool *given; /* [n_regions]; still true after PROVE: it is taken as it is */
     struct layout *layout;
-    struct region *
-        *regions; /* [n_taken + 1] of layout: those taken, borrowed from the object; then fresh, if anything is copied */
-    uint32_t n_taken;
-    struct region *fresh;
+    struct region **regions; /* [n_taken + n_fresh] of layout: those taken, borrowed from the object; then fresh ones */
+    uint32_t n_taken, n_fresh;
+    struct placing placing; /* of what is copied: on each device, and in host memory */
+    struct region *fresh[PLACING_MAX];
     struct copy copy;
-    bool copying; /* copy is to be finished */
+    struct device_copy *device; /* NULL: it has ended, or there is none */
+    struct device_place *from, *to;
+    bool on_host;             /* the pool copies */
+    struct rdt_error failure; /* of the first of both that failed */
+    bool copying;             /* copy is to be finished */
     struct client *impatient;
     struct client_hearing hearing; /* in its list while HEAR */
 };
@@ -37,6 +43,8 @@ bool snapshot_may_take(const struct region *region)
 static void snapshot_free(struct snapshot *snapshot)
 {
     copy_fini(&snapshot->copy);
+    free(snapshot->from);
+    free(snapshot->to);
     free(snapshot->layout);
     free(snapshot->regions);
     free(snapshot->given);
@@ -86,22 +94,17 @@ static enum rdt_status prove(struct snapshot *snapshot)
 
 /* ---- what will be where ---- */
 
-static uint64_t align_up(uint64_t bytes)
-{
-    return (bytes + LAYOUT_ALIGN_BYTES - 1) & ~(uint64_t)(LAYOUT_ALIGN_BYTES - 1);
-}
-
-/* Tensors in regions that were taken stay as they are; the others come packed into the last region. */
-static enum rdt_status plan(struct snapshot *snapshot, uint64_t *bytes_p, struct rdt_error *err)
+/* Tensors in regions that were taken stay as they are; the others come packed into fresh regions, one for each place that they lie in. */
+static enum rdt_status plan(struct snapshot *snapshot, struct rdt_error *err)
 {
     struct object *object = snapshot->object;
     const struct layout *source = object->layout;
     uint32_t *place = calloc(object->n_regions + 1u, sizeof *place); /* 1 + index of a region that was taken */
     struct layout *layout = NULL;
     enum rdt_status status = RDT_OK;
-    uint64_t ignored, at = 0;
+    uint64_t ignored;
 
-    snapshot->regions = calloc(object->n_regions + 1u, sizeof(struct region *));
+    snapshot->regions = calloc(object->n_regions + PLACING_MAX, sizeof(struct region *));
     if (!place || !snapshot->regions)
         status = rdt_error_set(err, RDT_NO_MEMORY, "no memory for the snapshot");
     if (status == RDT_OK)
@@ -127,14 +130,17 @@ static enum rdt_status plan(struct snapshot *snapshot, uint64_t *bytes_p, struct
             for (uint32_t d = 0; d < source->ndim[i]; d++)
                 layout->strides[layout->first_dim[i] + d] = source->strides[source->first_dim[i] + d];
         } else {
-            layout->region[i] = snapshot->n_taken;
-            layout->offset[i] = align_up(at);
-            at = layout->offset[i] + layout_bytes(source, i);
+            uint32_t fresh;
+            if (!placing_add(&snapshot->placing, object->uses[source->region[i]].region->at, layout_bytes(source, i), &fresh,
+                             &layout->offset[i])) {
+                status = rdt_error_set(err, RDT_LIMIT, "tensors on more than %u devices", PLACING_MAX);
+                break;
+            }
+            layout->region[i] = snapshot->n_taken + fresh;
         }
     }
     free(place);
     snapshot->layout = layout;
-    *bytes_p = at;
     return status;
 }
 
@@ -147,20 +153,24 @@ static void on_reserved(void *arg, struct region *region, const struct rdt_error
 
     if (err)
         why = *err;
-    snapshot->fresh = region;
+    else
+        snapshot->fresh[snapshot->n_fresh++] = region;
+    snapshot->step = STEP_RESERVE; /* there may be more */
     go_on(snapshot, why.status, &why);
 }
 
 static enum rdt_status reserve(struct snapshot *snapshot, struct rdt_error *err)
 {
-    struct object *object = snapshot->object;
-    uint64_t bytes;
-    enum rdt_status status = plan(snapshot, &bytes, err);
+    enum rdt_status status = snapshot->layout ? RDT_OK : plan(snapshot, err);
 
-    if (status != RDT_OK || bytes == 0)
-        return status;
-    return region_alloc(snapshot->table, "host", "", bytes, REGION_SNAPSHOT, object->account, 0, &snapshot->fresh, on_reserved,
-                        snapshot, err);
+    while (status == RDT_OK && snapshot->n_fresh < snapshot->placing.n) {
+        struct memory_device *device = snapshot->placing.at[snapshot->n_fresh].device;
+        status = region_alloc(snapshot->table, device ? device->kind->name : "host", device ? device->uuid : "",
+                              snapshot->placing.at[snapshot->n_fresh].bytes, REGION_SNAPSHOT, snapshot->object->account, 0,
+                              &snapshot->fresh[snapshot->n_fresh], on_reserved, snapshot, err);
+        snapshot->n_fresh += status == RDT_OK;
+    }
+    return status;
 }
 
 /* ---- the copy ---- */
@@ -180,41 +190,95 @@ static enum rdt_status check_regions(const struct object *object, struct rdt_err
     return status;
 }
 
+/* The pool's copy, or the device's: when both have ended. */
+static void part_ended(struct snapshot *snapshot)
+{
+    if (snapshot->on_host || snapshot->device)
+        return;
+    go_on(snapshot, snapshot->failure.status, &snapshot->failure);
+}
+
 static void done_copy(struct work *work)
 {
     struct snapshot *snapshot = (struct snapshot *)work;
-    struct rdt_error err = {0};
-    enum rdt_status status = check_regions(snapshot->object, &err);
 
-    if (status == RDT_OK && !copy_ended(&snapshot->copy) && snapshot->object->state == OBJECT_FILLING)
+    if (snapshot->failure.status == RDT_OK)
+        (void)check_regions(snapshot->object, &snapshot->failure);
+    if (snapshot->failure.status == RDT_OK && !copy_ended(&snapshot->copy) && snapshot->object->state == OBJECT_FILLING) {
         work_submit(snapshot->table->pool, &snapshot->work);
-    else
-        go_on(snapshot, status, &err);
+        return;
+    }
+    if (snapshot->device && snapshot->object->state != OBJECT_FILLING)
+        device_copy_stop(snapshot->device);
+    snapshot->on_host = false;
+    part_ended(snapshot);
+}
+
+static void on_device_copied(void *arg, const struct rdt_error *err)
+{
+    struct snapshot *snapshot = arg;
+
+    snapshot->device = NULL;
+    if (err && snapshot->failure.status == RDT_OK)
+        snapshot->failure = *err;
+    part_ended(snapshot);
+}
+
+static enum rdt_status fill_places(struct snapshot *snapshot, struct rdt_error *err)
+{
+    struct object *object = snapshot->object;
+    uint32_t n_to = snapshot->n_taken + snapshot->n_fresh;
+    enum rdt_status status = RDT_OK;
+
+    snapshot->from = calloc(object->n_regions + 1u, sizeof *snapshot->from);
+    snapshot->to = calloc(n_to + 1u, sizeof *snapshot->to);
+    if (!snapshot->from || !snapshot->to || !copy_init(&snapshot->copy, object->layout, object->n_regions, snapshot->layout, n_to))
+        return rdt_error_set(err, RDT_NO_MEMORY, "no memory for the copy");
+    for (uint32_t i = 0; i < object->n_regions && status == RDT_OK; i++) {
+        struct region *region = object->uses[i].region;
+        if (snapshot->given[i])
+            continue;
+        snapshot->from[i].region = region;
+        if (region_is_host(region))
+            status = copy_place(&snapshot->copy.from[i], region, err);
+    }
+    for (uint32_t i = 0; i < snapshot->n_fresh && status == RDT_OK; i++) {
+        snapshot->to[snapshot->n_taken + i].region = snapshot->fresh[i];
+        if (region_is_host(snapshot->fresh[i]))
+            status = copy_place(&snapshot->copy.to[snapshot->n_taken + i], snapshot->fresh[i], err);
+    }
+    return status;
 }
 
 static enum rdt_status copy(struct snapshot *snapshot, struct rdt_error *err)
 {
     struct object *object = snapshot->object;
-    enum rdt_status status = RDT_OK;
+    uint64_t host_bytes = 0;
+    enum rdt_status status;
 
-    if (!snapshot->fresh)
+    for (uint32_t i = 0; i < snapshot->n_fresh; i++) {
+        snapshot->regions[snapshot->n_taken + i] = snapshot->fresh[i];
+        host_bytes += region_is_host(snapshot->fresh[i]) ? snapshot->fresh[i]->bytes : 0;
+    }
+    if (snapshot->n_fresh == 0)
         return RDT_OK;
-    snapshot->regions[snapshot->n_taken] = snapshot->fresh;
-    if (!copy_init(&snapshot->copy, object->layout, object->n_regions, snapshot->layout, snapshot->n_taken + 1))
-        return rdt_error_set(err, RDT_NO_MEMORY, "no memory for the copy");
-    for (uint32_t i = 0; i < object->n_regions && status == RDT_OK; i++)
-        if (!snapshot->given[i])
-            status = copy_place(&snapshot->copy.from[i], object->uses[i].region, err);
+    status = fill_places(snapshot, err);
     if (status == RDT_OK)
-        status = copy_place(&snapshot->copy.to[snapshot->n_taken], snapshot->fresh, err);
+        status = device_copy_start(object->layout, snapshot->from, snapshot->layout, snapshot->to, NULL, false, on_device_copied,
+                                   snapshot, &snapshot->device, err);
     if (status != RDT_OK)
         return status;
     object_pin(object);
     snapshot->copying = true;
-    if (snapshot->fresh->bytes <= COPY_SMALL_BYTES) {
-        run_copy(&snapshot->work);
-        return check_regions(object, err);
+    if (host_bytes <= COPY_SMALL_BYTES) {
+        if (host_bytes > 0)
+            run_copy(&snapshot->work);
+        (void)check_regions(object, &snapshot->failure);
+        if (!snapshot->device && err && snapshot->failure.status != RDT_OK)
+            *err = snapshot->failure;
+        return snapshot->device ? RDT_AGAIN : snapshot->failure.status;
     }
+    snapshot->on_host = true;
     snapshot->work = (struct work){.run = run_copy, .done = done_copy, .lane = object->producer_id};
     work_submit(snapshot->table->pool, &snapshot->work);
     return RDT_AGAIN;
@@ -275,14 +339,15 @@ static enum rdt_status finish(struct snapshot *snapshot, enum rdt_status status,
     if (snapshot->copying)
         object_unpin(object);
     if (status == RDT_OK)
-        status = object_fill(object, snapshot->layout, snapshot->regions, snapshot->n_taken + (snapshot->fresh != NULL), err);
+        status = object_fill(object, snapshot->layout, snapshot->regions, snapshot->n_taken + snapshot->n_fresh, err);
     if (status == RDT_OK)
         snapshot->layout = NULL; /* taken */
     else if (at_once)
         object_table_withdraw(object, err);
     else
         object_fail(object, err);
-    region_unref(snapshot->fresh); /* the object has its own */
+    for (uint32_t i = 0; i < snapshot->n_fresh; i++)
+        region_unref(snapshot->fresh[i]); /* the object has its own */
     return status;
 }
 
