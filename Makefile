@@ -171,7 +171,7 @@ BACKEND_SO := $(BACKENDS:%=$(B)/backends/rdt_%.so)
 
 # ---- build ----
 
-.PHONY: all python tests benches deps test test-run check-backend check-backend-run check-asan check-tsan check-layers bench bench-run demo demo-run fuzz fuzz-run fault-matrix \
+.PHONY: all python tests benches deps test test-run test-ray check-backend check-backend-run check-asan check-tsan check-layers bench bench-run demo demo-run fuzz fuzz-run fault-matrix \
         fault-matrix-run \
         cov format tidy ucx-wheels cuda-headers install uninstall clean help FORCE
 .DELETE_ON_ERROR:
@@ -356,6 +356,16 @@ test:
 	@.ci/deps
 	+@$(SUB) VARIANT=$(VARIANT) test-run
 
+# Ray, torch and numpy by name, in a virtual environment: some gigabytes. RAY='ray==2.56.0' for another version; pip's own variables name
+# another index (PIP_INDEX_URL, PIP_EXTRA_INDEX_URL).
+RAY ?= ray>=2.56
+RAY_ENV := build/ray
+test-ray:
+	@.ci/deps python3-venv
+	@[ "$$(cat $(RAY_ENV)/.has 2>/dev/null)" = '$(RAY)' ] || { rm -rf $(RAY_ENV) && $(PYTHON) -m venv $(RAY_ENV) && \
+	    $(RAY_ENV)/bin/pip -q --disable-pip-version-check install '$(RAY)' torch numpy && echo '$(RAY)' >$(RAY_ENV)/.has; }
+	+@RDT_RAY_PYTHON=$(CURDIR)/$(RAY_ENV)/bin/python $(SUB) VARIANT=$(VARIANT) T=python/test_ray test-run
+
 check-asan check-tsan: check-%:
 	@.ci/deps
 	+@$(SUB) VARIANT=$* test-run
@@ -495,6 +505,7 @@ help:
 	'make python           the Python package, in build/release/python; a part of make where Python.h is (PYTHON=python3.12, PYTHON=no)' \
 	'make deps             installs the Debian packages that are missing, or says which' \
 	'make test [T=name]    builds and runs all tests, or those whose name contains T' \
+	'make test-ray         Ray over rdtd: installs ray, torch and numpy into build/ray and runs their tests' \
 	'make check-asan       the same tests under AddressSanitizer and UndefinedBehaviorSanitizer' \
 	'make check-tsan       the same tests under ThreadSanitizer' \
 	'make check-backend SO=./mine.so [SET="key=value ..."]  a plug-in against the contract of the interface' \

@@ -25,6 +25,7 @@
 
 #define STUCK_NS 10000000000ll
 #define LINGER_NS 300000000ll
+#define IDLE_LOOKS 8 /* in idle_exit */
 #define SLICE_NS 100000 /* the shortest that the kernel takes */
 
 struct daemon {
@@ -51,7 +52,8 @@ struct daemon {
     uv_signal_t sigterm, sigint;
     uv_timer_t watchdog;
     bool watching;
-    struct deadline drain, last;
+    struct deadline drain, last, idle;
+    uint64_t needed_ns; /* when somebody was last seen to need it */
     bool stopping, stuck, lingering;
 };
 
@@ -250,6 +252,7 @@ static void hurry(struct daemon *daemon)
     daemon->last.on_passed = on_stuck;
     (void)deadline_set(&daemon->deadlines, &daemon->last, STUCK_NS);
     deadline_unset(&daemon->deadlines, &daemon->drain);
+    deadline_unset(&daemon->deadlines, &daemon->idle);
     daemon->transfers.on_idle = NULL;
     listener_close(&daemon->listener, close_clients, daemon);
 }
@@ -272,20 +275,14 @@ static void on_drain_over(struct deadline *deadline)
     hurry(daemon);
 }
 
-static void on_signal(uv_signal_t *handle, int number)
+static void drain(struct daemon *daemon, const char *why)
 {
-    struct daemon *daemon = handle->data;
     unsigned active;
 
-    if (daemon->rpc.draining) {
-        log_info("%s again: not waiting any longer", strsignal(number));
-        hurry(daemon);
-        return;
-    }
     daemon->rpc.draining = true;
     transfers_refuse_parked(&daemon->transfers);
     active = transfers_active(&daemon->transfers);
-    log_info("%s: draining %u transfers", strsignal(number), active);
+    log_info("%s: draining %u transfers", why, active);
     sdnotify("STOPPING=1\nSTATUS=draining %u transfers", active);
     daemon->drain.on_passed = on_drain_over;
     if (active == 0) {
@@ -297,6 +294,34 @@ static void on_signal(uv_signal_t *handle, int number)
     }
     daemon->transfers.on_idle = on_idle;
     (void)deadline_set(&daemon->deadlines, &daemon->drain, (int64_t)daemon->options->drain_timeout_ns);
+}
+
+static void on_signal(uv_signal_t *handle, int number)
+{
+    struct daemon *daemon = handle->data;
+
+    if (daemon->rpc.draining) {
+        log_info("%s again: not waiting any longer", strsignal(number));
+        hurry(daemon);
+        return;
+    }
+    drain(daemon, strsignal(number));
+}
+
+/* Looks from time to time whether anybody needs the daemon: a client, or an object that is kept for later ones. */
+static void on_idle_look(struct deadline *deadline)
+{
+    struct daemon *daemon = (struct daemon *)((char *)deadline - offsetof(struct daemon, idle));
+    uint64_t now_ns = uv_hrtime();
+
+    if (daemon->rpc.draining)
+        return;
+    if (daemon->conns.n > 0 || map_count(&daemon->objects.by_name) > 0 || transfers_active(&daemon->transfers) > 0)
+        daemon->needed_ns = now_ns;
+    if (now_ns - daemon->needed_ns >= daemon->options->idle_exit_ns)
+        drain(daemon, "nobody needs it");
+    else
+        (void)deadline_set(&daemon->deadlines, deadline, (int64_t)daemon->options->idle_exit_ns / IDLE_LOOKS + 1);
 }
 
 static void on_watchdog(uv_timer_t *timer)
@@ -497,6 +522,10 @@ enum rdt_status daemon_run(const struct options *options, struct rdt_error *err)
         log_info("node %s serves %s%s%s", uuid, options->socket, daemon->node.address[0] ? ", peers at " : "",
                  daemon->node.address);
         sdnotify("READY=1\nSTATUS=serving");
+        daemon->idle.on_passed = on_idle_look;
+        daemon->needed_ns = uv_hrtime();
+        if (options->idle_exit_ns > 0)
+            on_idle_look(&daemon->idle);
     } else {
         daemon->rpc.draining = true;
         hurry(daemon);

@@ -45,6 +45,7 @@ struct options {
     uint64_t detached_ttl_ns;    /* 10m: of a detached object whose put says nothing */
     uint64_t detached_max_ns;    /* 24h: detached_ttl_max */
     uint64_t drain_timeout_ns;   /* 10s: how long SIGTERM waits for transfers */
+    uint64_t idle_exit_ns;       /* 0: never; without a client and an object for so long it ends */
     /* [limits] */
     uint64_t client_max[USAGE_COUNT], owner_max[USAGE_COUNT]; /* 0: see limits.h */
     /* [network] */

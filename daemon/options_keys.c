@@ -107,6 +107,8 @@ const struct option_key option_keys[] = {
      .help = "the longest time that a put may ask for"},
     {ROW("daemon", "drain_timeout", OPTION_DURATION, drain_timeout_ns, 0, HOUR), .fallback = "10s",
      .help = "how long a stop waits for transfers"},
+    {ROW("daemon", "idle_exit", OPTION_DURATION, idle_exit_ns, 0, 8760 * HOUR), .fallback = "0s",
+     .help = "the daemon ends when it had no client, and nothing is kept, for so long; 0: never"},
 
     {LIMIT_ROW(client, bytes, OPTION_BYTES, USAGE_BYTES), .fallback = "0",
      .help = "memory of one client; 0: up to memory_limit"},

@@ -274,6 +274,18 @@ def test_daemon_that_dies_is_an_error_and_no_hang():
         assert error.errno == 2 and error.status_name == "SYSTEM"
 
 
+def test_daemon_that_nobody_needs_ends():
+    with Node("--idle-exit", "300ms") as node:
+        with rdt.connect(node.socket) as c:
+            with raises(rdt.TimedOut):
+                c.get(rdt.Ref("never"), timeout=0.8)
+            c.put(np.arange(3), detached=True, ttl=1)
+        left = time.monotonic()
+        until(lambda: node.process.poll() is not None, "it has ended")
+        assert node.process.returncode == 0 and "nobody needs it" in node.log(), node.log()
+        assert time.monotonic() - left > 1, "it kept the object"
+
+
 def test_interrupt_ends_a_wait():
     with Node() as node, rdt.connect(node.socket) as c:
         for wait in (lambda: c.get(rdt.Ref("never")), lambda: c.wait_put(rdt.Ref("never")), lambda: c.wait([c.fetch(rdt.Ref("never"))])):

@@ -156,6 +156,7 @@ static PyObject *conn_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
     link_init(&conn->requests);
     link_init(&conn->holds);
     link_init(&conn->kept);
+    link_init(&conn->memories);
     Py_BEGIN_ALLOW_THREADS
     status = rdt_connect(&options, &conn->rdt, &err);
     Py_END_ALLOW_THREADS

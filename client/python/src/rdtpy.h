@@ -33,6 +33,7 @@ struct conn {
     size_t keepers; /* Objects and Memories: as long as there is one the session goes on */
     struct link requests, holds;
     struct link kept; /* struct kept: what the connection holds for Refs that are gone */
+    struct link memories;
     PyObject *weakrefs;
 };
 
@@ -64,6 +65,7 @@ struct object {
 struct memory {
     PyObject_HEAD
     struct conn *conn;
+    struct link link; /* conn->memories, if conn */
     void *addr;
     size_t bytes;
 };
@@ -138,6 +140,7 @@ PyObject *object_new(struct conn *conn, rdt_object *take_object);
 /* ---- tensor ---- */
 
 PyObject *tensor_new(PyObject *owner, const struct rdt_tensor *view, bool readonly);
+bool memory_has_one_of(const struct conn *conn, const struct rdt_tensor *tensors, size_t count); /* whether one lies in a Memory of conn */
 const char *tensor_format(enum rdt_dtype dtype); /* of struct's module; NULL: it has no letter */
 PyObject *tensor_dlpack(PyObject *self, PyObject *args, PyObject *kwargs);
 PyObject *tensor_dlpack_device(PyObject *self, PyObject *ignored);

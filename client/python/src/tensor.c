@@ -333,6 +333,8 @@ static PyObject *memory_new(PyTypeObject *type, PyObject *args, PyObject *kwargs
     memory->conn = conn;
     memory->addr = addr;
     memory->bytes = (size_t)bytes;
+    link_init(&memory->link);
+    link_add(&conn->memories, &memory->link);
     return (PyObject *)memory;
 }
 
@@ -343,12 +345,27 @@ static void memory_dealloc(PyObject *self)
     void *addr = memory->addr;
 
     if (conn) {
+        link_remove(&memory->link);
         Py_BEGIN_ALLOW_THREADS
         (void)rdt_dealloc(conn->rdt, addr, NULL);
         Py_END_ALLOW_THREADS
         conn_unkeep(conn);
     }
     Py_TYPE(self)->tp_free(self);
+}
+
+bool memory_has_one_of(const struct conn *conn, const struct rdt_tensor *tensors, size_t count)
+{
+    for (const struct link *at = conn->memories.next; at != &conn->memories; at = at->next) {
+        const struct memory *memory = LINK_OWNER(at, struct memory, link);
+        uintptr_t lo = (uintptr_t)memory->addr;
+
+        for (size_t i = 0; i < count; i++) {
+            if ((uintptr_t)tensors[i].data >= lo && (uintptr_t)tensors[i].data - lo < memory->bytes)
+                return true;
+        }
+    }
+    return false;
 }
 
 /* tensor(dtype number, shape, offset in bytes) */

@@ -6,6 +6,8 @@
 
 #define MAX_HEADER_BYTES ((size_t)4 << 20)
 
+#define SNAPSHOT_UNLESS_OURS 0x10000u /* among the flags of _put */
+
 #define SLICE_NS (INT64_C(100) * 1000000) /* how long a signal waits for its handler, a Ctrl-C too */
 
 /* A safetensors header for these tensors one behind the other: rdtctl writes such a file of it. `names` are JSON strings already, `more`
@@ -53,7 +55,8 @@ static PyObject *header_of(const struct held_set *set, PyObject *names, const ch
 }
 
 /* _put(tensors, id, metadata, visibility, transport, flags, timeout, ttl, names): with names (JSON strings, as many as tensors) metadata is
- * what goes behind them in a safetensors header; None: there can be no such header, and nothing was put. */
+ * what goes behind them in a safetensors header; None: there can be no such header, and nothing was put. SNAPSHOT_UNLESS_OURS: live if one
+ * of the tensors lies in memory from Connection.empty, else a snapshot. */
 PyObject *conn_put(PyObject *self, PyObject *args)
 {
     struct conn *conn = (struct conn *)self;
@@ -102,6 +105,10 @@ PyObject *conn_put(PyObject *self, PyObject *args)
         }
         options.metadata = PyBytes_AS_STRING(header);
         options.metadata_bytes = (size_t)PyBytes_GET_SIZE(header);
+    }
+    if (options.flags & SNAPSHOT_UNLESS_OURS) {
+        options.flags &= ~SNAPSHOT_UNLESS_OURS;
+        options.flags |= memory_has_one_of(conn, set->tensors, set->count) ? 0 : RDT_PUT_SNAPSHOT;
     }
     options.how = how;
     if (!conn_enter(conn))

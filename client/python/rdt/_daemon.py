@@ -1,0 +1,106 @@
+"""A daemon for this node, started by whoever needs it first, where the user asked for that.
+
+$RDT_START_DAEMON asks: flags of rdtd, or nothing but "1". One that was started so ends by itself when it has had no client for a minute.
+"""
+from __future__ import annotations
+
+import fcntl
+import os
+import shlex
+import shutil
+import signal
+import socket
+import stat
+import subprocess
+import tempfile
+import time
+from pathlib import Path
+from typing import Sequence
+
+ASKED = "RDT_START_DAEMON"
+SYSTEM_SOCKET = "/run/rdtd/rdtd.sock"
+IDLE_EXIT = "60s"
+READY_SECONDS = 30.0
+
+
+def wish(flags: Sequence[str]) -> None:
+    """From now on `ensure` starts one, here and in the processes that inherit this one's environment."""
+    os.environ[ASKED] = shlex.join(flags) if flags else "1"
+
+
+def ensure() -> bool:
+    """If it was asked for and nobody serves the socket: starts one there, and returns when it serves. Whoever comes meanwhile waits.
+    False: it was not asked for."""
+    asked = os.environ.get(ASKED)
+    if not asked:
+        return False
+    path = os.environ.get("RDT_SOCKET") or _socket_path()
+    os.environ["RDT_SOCKET"] = path
+    if _serves(path):
+        return True
+    flags = [] if asked == "1" else shlex.split(asked)
+    Path(path).parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    with open(path + ".lock", "a") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not _serves(path):
+            _start(path, flags)
+    return True
+
+
+def _socket_path() -> str:
+    if _serves(SYSTEM_SOCKET):
+        return SYSTEM_SOCKET
+    folder = Path(tempfile.gettempdir()) / f"rdtd-{os.getuid()}"
+    folder.mkdir(mode=0o700, exist_ok=True)
+    status = folder.lstat()
+    if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid() or status.st_mode & 0o022:
+        raise PermissionError(f"{folder} is not this user's own folder: name another socket by RDT_SOCKET")
+    return str(folder / "rdtd.sock")
+
+
+def _serves(path: str) -> bool:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        try:
+            probe.connect(path)
+        except OSError:
+            return False
+    return True
+
+
+def _program() -> str:
+    built = Path(__file__).resolve().parent.parent.parent / "rdtd"  # in a tree that was built: build/release/python/rdt
+    for candidate in (os.environ.get("RDTD"), shutil.which("rdtd"), str(built)):
+        if candidate and os.access(candidate, os.X_OK):
+            return candidate
+    raise FileNotFoundError("there is no program rdtd to start: install it where PATH looks, or name it by $RDTD")
+
+
+def _runs(pid: int) -> bool:
+    try:
+        with open(f"/proc/{pid}/stat") as f:
+            return f.read().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def _start(path: str, flags: Sequence[str]) -> None:
+    program = _program()
+    command = [program, "--socket", path, "--state-dir", "", "--idle-exit", IDLE_EXIT]
+    beside = Path(program).parent / "backends"
+    if beside.is_dir() and "--backend-dir" not in flags:
+        command += ["--backend-dir", str(beside)]
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("RDTD_") and name != "NOTIFY_SOCKET"}
+    log_path = path + ".log"
+    with open(log_path, "ab") as log:  # by a shell that is gone at once: a worker of Ray's ends its children with itself
+        started = subprocess.run(["/bin/sh", "-c", '"$@" >&2 & echo $!', "sh", *command, *flags], stdin=subprocess.DEVNULL,
+                                 stdout=subprocess.PIPE, stderr=log, env=environment, cwd="/", start_new_session=True, check=True)
+    pid = int(started.stdout)
+    deadline = time.monotonic() + READY_SECONDS
+    while not _serves(path):
+        if not _runs(pid):
+            said = Path(log_path).read_text(errors="replace").strip().splitlines()
+            raise ChildProcessError(f"rdtd ended at once: {said[-1] if said else 'it said nothing'}")
+        if time.monotonic() > deadline:
+            os.kill(pid, signal.SIGKILL)
+            raise TimeoutError(f"rdtd did not serve {path} within {READY_SECONDS:g} s: see {log_path}")
+        time.sleep(0.01)
