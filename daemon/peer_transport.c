@@ -279,7 +279,8 @@ enum rdt_status peer_transport_on_offer(struct peer_work *work, const Rdt__Pb__O
     }
     if (offer->epoch == 0)
         return RDT_OK;
-    memcpy(pt->blob, offer->blob.data, offer->blob.len);
+    if (offer->blob.len > 0)
+        memcpy(pt->blob, offer->blob.data, offer->blob.len);
     pt->blob_bytes = offer->blob.len;
     pt->blob_epoch = offer->epoch;
     if (pt->sm.state == PT_CONNECTED) /* the peer built its end anew: ours leads nowhere */

@@ -243,7 +243,11 @@ void insider_open(struct insider *insider, const char *key_path, uint16_t port)
     memset(insider, 0, sizeof *insider);
     insist(tls_context_create(key_path, &insider->context, NULL) == RDT_OK);
     insider->sock = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
-    insist(insider->sock >= 0 && connect(insider->sock, (struct sockaddr *)&in, sizeof in) == 0);
+    insist(insider->sock >= 0);
+    if (connect(insider->sock, (struct sockaddr *)&in, sizeof in) != 0) {
+        perror("the insider cannot connect");
+        abort();
+    }
     (void)setsockopt(insider->sock, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
     insist(tls_init(&insider->tls, insider->context, false, NULL) == RDT_OK);
     frame_reader_init(&insider->reader, RDT_MAX_FRAME_BYTES);
