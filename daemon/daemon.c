@@ -397,6 +397,7 @@ static void wire(struct daemon *daemon)
                                .dispatch = rpc_dispatch};
     watches_init(&daemon->rpc);
     daemon->groups = (struct groups){.events = &daemon->rpc.events,
+                                     .accounts = &daemon->accounts,
                                      .options = options,
                                      .node = &daemon->node,
                                      .plugins = daemon->plugins,

@@ -102,12 +102,12 @@ void group_set_state(struct group *group, enum group_state state)
           group);
 }
 
-/* Its coordinator has started anew and knows nothing of it. */
-static void drop_an_orphan(struct groups *groups)
+/* Its coordinator has started anew and knows nothing of it. owner NULL: anybody's. */
+static void drop_an_orphan(struct groups *groups, const struct owner *owner)
 {
     list_for_each_safe (node, &groups->all) {
         struct group *group = list_entry(node, struct group, link);
-        if (group->orphan && group->sm.state == GROUP_DOWN) {
+        if (group->orphan && group->sm.state == GROUP_DOWN && (!owner || owner_equal(&group->owner, owner))) {
             group_begin_end(group);
             return;
         }
@@ -117,12 +117,24 @@ static void drop_an_orphan(struct groups *groups)
 struct group *group_new(struct groups *groups, const struct owner *owner, const char *name, struct transport *transport,
                         uint32_t n_members, struct rdt_error *err)
 {
+    struct account *account;
     struct group *group;
 
     if (groups->n >= GROUPS_MAX)
-        drop_an_orphan(groups);
+        drop_an_orphan(groups, NULL);
     if (groups->n >= GROUPS_MAX) {
         (void)rdt_error_set(err, RDT_LIMIT, "this node has %u groups, no more fit", GROUPS_MAX);
+        return NULL;
+    }
+    account = account_get(groups->accounts, owner);
+    if (!account) {
+        (void)rdt_error_set(err, RDT_NO_MEMORY, "no memory for group \"%s\"", name);
+        return NULL;
+    }
+    if (account_check(account, USAGE_GROUPS, 1, NULL) != RDT_OK)
+        drop_an_orphan(groups, owner);
+    if (account_take(account, USAGE_GROUPS, 1, err) != RDT_OK) {
+        account_unref(account);
         return NULL;
     }
     group = calloc(1, sizeof *group);
@@ -132,12 +144,15 @@ struct group *group_new(struct groups *groups, const struct owner *owner, const 
         if (group)
             free(group->members);
         free(group);
+        account_give(account, USAGE_GROUPS, 1);
+        account_unref(account);
         (void)rdt_error_set(err, RDT_NO_MEMORY, "no memory for group \"%s\"", name);
         return NULL;
     }
     group->groups = groups;
     group->number = groups->next_number++;
     group->owner = *owner;
+    group->account = account;
     text_copy(group->name, sizeof group->name, name);
     group->transport = transport;
     group->n_members = n_members;
@@ -177,6 +192,8 @@ void group_go(struct group *group)
     group_tell_waiters(&group->forming, &why);
     group_tell_waiters(&group->ending, NULL);
     group_forget_blobs(group);
+    account_give(group->account, USAGE_GROUPS, 1);
+    account_unref(group->account);
     free(group->ranks);
     free(group->nodes);
     free(group->members);

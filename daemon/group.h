@@ -22,6 +22,7 @@
 #ifndef DAEMON_GROUP_H
 #define DAEMON_GROUP_H
 
+#include "daemon/account.h"
 #include "daemon/deadline.h"
 #include "daemon/events.h"
 #include "daemon/node.h"
@@ -62,6 +63,7 @@ struct groups {
     const struct node *node;
     struct plugins *plugins;
     struct deadlines *deadlines;
+    struct accounts *accounts;
     struct groups_callbacks callbacks;
     struct list all; /* struct group.link, in order of number */
     unsigned n;
@@ -107,6 +109,7 @@ struct group {
     uint8_t token[16];
     char name[RDT_MAX_NAME_BYTES + 1];
     struct owner owner;
+    struct account *account; /* the owner's: a reference, charged for one group */
     struct transport *transport;
     struct sm sm;
     uint64_t since_ns;

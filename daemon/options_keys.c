@@ -141,6 +141,8 @@ const struct option_key option_keys[] = {
     {LIMIT_ROW(owner, device_bytes, OPTION_BYTES, USAGE_DEVICE_BYTES), .fallback = "0",
      .help = "memory of one user on all devices together; 0: up to device_limit of each"},
     {LIMIT_ROW(owner, sessions, OPTION_COUNT, USAGE_SESSIONS), .fallback = "3584", .help = "clients of one user at one time"},
+    {LIMIT_ROW(owner, groups, OPTION_COUNT, USAGE_GROUPS), .fallback = "256",
+     .help = "groups of one user that this node is in, or has created; of all users there are at most 1024"},
 
     {ROW("network", "listen", OPTION_STRING, listen, 0, RDT_MAX_ADDRESS_BYTES), .check = check_listen, .fallback = "",
      .help = "numeric ADDRESS:PORT where other nodes connect; port 0 is any; empty: no peer link"},

@@ -13,7 +13,8 @@
     X(NAMES, names, "published names")      /* */                                                                 \
     X(HEAP, heap, "bytes of bookkeeping")   /* metadata, lists of tensors, requests that are kept */              \
     X(SESSIONS, sessions, "sessions")       /* connections */                                                     \
-    X(DEVICE_BYTES, device_bytes, "bytes of device memory") /* allocated, fetched into, on all devices together */
+    X(DEVICE_BYTES, device_bytes, "bytes of device memory") /* allocated, fetched into, on all devices together */ \
+    X(GROUPS, groups, "groups") /* that this node knows, whoever created them */
 
 enum usage {
 #define X(NAME, name, what) USAGE_##NAME,

@@ -209,18 +209,12 @@ bool mesh_recv(struct mesh *mesh, uint32_t rank, uint64_t slot, void *to, size_t
     });
 }
 
+/* The pairs stay: Gloo's way to close one resets its connection, and a peer that has not accepted it yet ends its process at that (it asks
+ * the socket for an address that it no longer has). They are closed in the ordinary way when they are destroyed. */
 void mesh_close(struct mesh *mesh)
 {
-    char why[MESH_WHY_BYTES];
-
-    {
-        std::lock_guard<std::mutex> lock(mesh->mutex);
-        mesh->closing = true;
-    }
-    for (uint32_t i = 0; i < mesh->size; i++)
-        if (i != mesh->rank)
-            (void)guarded(why, [&] { mesh->context->pairs().getPair(static_cast<int>(i))->close(); });
     std::lock_guard<std::mutex> lock(mesh->mutex);
+    mesh->closing = true;
     for (auto *buffer : mesh->waits) {
         buffer->abortWaitRecv();
         buffer->abortWaitSend();

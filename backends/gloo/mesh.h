@@ -1,8 +1,8 @@
 /* Gloo as C sees it: a device, a mesh of pairs between the ranks of one group, and calls that block until they are done. Every exception
  * ends in mesh.cc: true is success, false leaves a sentence in why.
  *
- * Any thread; of one mesh and one peer one thread sends and one receives. mesh_close ends what blocks, and from its return on nothing
- * reads or writes the memory of any call.
+ * Any thread; of one mesh and one peer one thread sends and one receives. mesh_close ends what blocks; when such a call has returned,
+ * nothing reads or writes its memory any more.
  */
 #ifndef GLOO_MESH_H
 #define GLOO_MESH_H
@@ -36,7 +36,7 @@ bool mesh_send(struct mesh *mesh, uint32_t rank, uint64_t slot, const void *from
 bool mesh_recv(struct mesh *mesh, uint32_t rank, uint64_t slot, void *to, size_t bytes, char why[MESH_WHY_BYTES]);
 
 void mesh_close(struct mesh *mesh);
-void mesh_destroy(struct mesh *mesh); /* closed, and no call is under way */
+void mesh_destroy(struct mesh *mesh); /* closed, and no call is under way: its connections end. May wait a little. NULL is fine */
 
 #ifdef __cplusplus
 }

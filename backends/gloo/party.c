@@ -244,6 +244,8 @@ void *party_main(void *arg)
             (void)pthread_join(party->sides[i].receiver, NULL);
         }
     }
+    mesh_destroy(party->mesh);
+    party->mesh = NULL;
     for (uint32_t i = 0; i < party->size; i++) {
         struct side *side = &party->sides[i];
         if (side->sending)

@@ -20,4 +20,6 @@ over backends/rdt_ucx.so threads=3        # chunks overtake each other
 over backends/rdt_stream.so                # bare: the network is trusted
 over backends/rdt_stream.so encrypt=always
 over backends/rdt_stream.so encrypt=always threads=3 connections=3 rekey_bytes=1048576 # chunks overtake each other
+over tests/rdt_grouped.so
+[[ ! -e $RDT_BUILD_DIR/backends/rdt_gloo.so ]] || over backends/rdt_gloo.so
 ((failures == 0))

@@ -27,7 +27,7 @@ static inline void load(void)
     if (!host.ops)
         check_skip("it has no transport");
     if (host.ops->group_create && !host.ops->connection_create)
-        check_skip("it moves bytes within groups only, for which there are no checks here");
+        check_skip("it moves bytes within groups only: see the checks of groups");
     must(host.ops->open && host.ops->close && host.ops->connection_create && host.ops->connection_destroy && host.ops->offer &&
              host.ops->connect && host.ops->sides && host.ops->disconnect,
          "the transport's table lacks one of open, close, connection_create, connection_destroy, offer, connect, sides, "

@@ -148,7 +148,8 @@ static enum rdt_status group_connect(void *arg, const void *const *blobs, const 
     struct faults faults = faults_now(transport);
 
     for (uint32_t i = 0; i < party->size; i++)
-        if (bytes[i] != NAME_BYTES + party->size * (size_t)TOKEN_BYTES || !memchr(blobs[i], 0, NAME_BYTES))
+        if (bytes[i] != NAME_BYTES + party->size * (size_t)TOKEN_BYTES || !memchr(blobs[i], 0, NAME_BYTES) ||
+            *(const char *)blobs[i] == '\0')
             return rdt_error_set(err, RDT_PROTOCOL, "the offer of rank %u is not one of grouped", i);
     if (faults.refuse_group)
         return rdt_error_set(err, RDT_TRANSPORT, "a refusal was asked for");

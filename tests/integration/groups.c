@@ -184,6 +184,24 @@ Test(groups, wrong_lists_are_refused_and_nothing_is_left)
     end_groups((const char *const[]){"127.0.0.1:1", NULL});
 }
 
+Test(groups, one_user_has_no_more_than_the_limit_on_any_node)
+{
+    const char *few[] = {"--owner-max-groups=2", NULL};
+
+    begin_groups(2, "grouped", &(struct cluster_options){.grouped = true, .no_ucx = true, .flags_of = {[1] = few}});
+    must_ok(form(actor_of[0], "one", 2, &err));
+    must_ok(form(actor_of[1], "two", 2, &err));
+    must_refuse(RDT_LIMIT, "owner_max_groups", form(actor_of[1], "three", 2, &err));
+    must_refuse(RDT_LIMIT, "owner_max_groups", form(actor_of[0], "three", 2, &err)); /* the other node's word */
+    must(!group_is(actor_of[0], "three", "forming", 0));
+    move(0, 1, "one", MIB);
+    must_ok(rdt_group_destroy(actor_of[0], "one", &err));
+    must_ok(form(actor_of[0], "three", 2, &err));
+    must_ok(rdt_group_destroy(actor_of[1], "two", &err));
+    destroy("three");
+    end_groups(NULL);
+}
+
 Test(groups, transport_that_cannot_connect_fails_the_creation)
 {
     begin(2);

@@ -160,6 +160,40 @@ static void on_conn_closed(void *conn_ctx)
     (void)pthread_mutex_unlock(&lock);
 }
 
+static void tell(unsigned *number)
+{
+    (void)pthread_mutex_lock(&lock);
+    ++*number;
+    (void)pthread_cond_broadcast(&changed);
+    (void)pthread_mutex_unlock(&lock);
+}
+
+static void on_group_ready(void *group_ctx)
+{
+    tell(&((struct host_group *)group_ctx)->n_ready);
+}
+
+static void on_group_failed(void *group_ctx, enum rdt_status status, const char *msg)
+{
+    struct host_group *group = group_ctx;
+
+    (void)pthread_mutex_lock(&lock);
+    (void)snprintf(group->msg, sizeof group->msg, "%s: %s", rdt_status_name(status), msg ? msg : "");
+    (void)pthread_mutex_unlock(&lock);
+    tell(&group->n_failed);
+}
+
+static void on_group_closed(void *group_ctx)
+{
+    struct host_group *group = group_ctx;
+
+    (void)pthread_mutex_lock(&lock);
+    for (uint32_t i = 0; i < group->size; i++)
+        group->open_at_close += group->conns[i].n_open_ops;
+    (void)pthread_mutex_unlock(&lock);
+    tell(&group->n_closed);
+}
+
 /* ---- loading ---- */
 
 static void copy_table(void *ours, size_t our_bytes, const void *theirs, uint32_t their_bytes)
@@ -185,6 +219,9 @@ enum rdt_status backend_host_load(struct backend_host *host, const char *path, s
         .op_done = on_op_done,
         .conn_failed = on_conn_failed,
         .conn_closed = on_conn_closed,
+        .group_ready = on_group_ready,
+        .group_failed = on_group_failed,
+        .group_closed = on_group_closed,
     };
     host->library = dlopen(path, RTLD_NOW | RTLD_LOCAL | RTLD_NODELETE);
     if (!host->library)
@@ -282,6 +319,97 @@ void host_conn_destroy(struct host_conn *conn)
     conn->handle = NULL;
 }
 
+/* ---- posting ---- */
+
+static void op_begin(struct host_conn *conn, struct host_op *op)
+{
+    op->conn = conn;
+    op->n_done = 0;
+    op->ended_in_post = false;
+    op->poster = pthread_self();
+    op->posting = true;
+    memset(op->op.priv, 0, sizeof op->op.priv);
+    (void)pthread_mutex_lock(&lock);
+    conn->n_open_ops++;
+    (void)pthread_mutex_unlock(&lock);
+}
+
+static void op_posted(struct host_conn *conn, struct host_op *op, enum rdt_status status)
+{
+    (void)pthread_mutex_lock(&lock);
+    op->posting = false;
+    conn->n_open_ops -= status != RDT_OK;
+    (void)pthread_mutex_unlock(&lock);
+}
+
+/* ---- groups ---- */
+
+enum rdt_status host_group_create(struct backend_host *host, struct host_group *group, uint32_t rank, uint32_t size,
+                                  struct rdt_error *err)
+{
+    struct rdt_group_member members[HOST_GROUP_MAX];
+    struct rdt_group_desc desc = {
+        .struct_size = sizeof desc, .name = "checked", .epoch = 1, .rank = rank, .size = size, .members = members, .token = {7}};
+
+    memset(group, 0, sizeof *group);
+    group->host = host;
+    group->rank = rank;
+    group->size = size;
+    for (uint32_t i = 0; i < size; i++)
+        members[i] = (struct rdt_group_member){.node_uuid = {1, (uint8_t)i}, .device = ""};
+    for (uint32_t i = 0; i < size; i++)
+        group->conns[i].host = host;
+    return host->ops->group_create(host->transport, &desc, group, &group->handle, err);
+}
+
+static bool wait_for(unsigned *number, int ms)
+{
+    bool there;
+
+    (void)pthread_mutex_lock(&lock);
+    there = wait_until(number, ms);
+    (void)pthread_mutex_unlock(&lock);
+    return there;
+}
+
+bool host_group_wait_ready(struct host_group *group, int ms)
+{
+    return wait_for(&group->n_ready, ms);
+}
+
+bool host_group_wait_failed(struct host_group *group, int ms)
+{
+    return wait_for(&group->n_failed, ms);
+}
+
+void host_group_take_conns(struct host_group *group)
+{
+    for (uint32_t i = 0; i < group->size; i++)
+        if (i != group->rank)
+            group->conns[i].handle = group->host->ops->group_conn(group->handle, i);
+}
+
+enum rdt_status host_group_broadcast(struct host_group *group, uint32_t root, struct host_op *op, struct rdt_error *err)
+{
+    struct host_conn *own = &group->conns[group->rank];
+    enum rdt_status status;
+
+    op_begin(own, op);
+    status = group->host->ops->post_broadcast(group->handle, root, &op->op, err);
+    op_posted(own, op, status);
+    return status;
+}
+
+void host_group_close(struct host_group *group)
+{
+    group->host->ops->group_close(group->handle);
+}
+
+bool host_group_wait_closed(struct host_group *group, int ms)
+{
+    return wait_for(&group->n_closed, ms);
+}
+
 /* ---- operations ---- */
 
 void host_op_fill(struct host_op *op, uint64_t transfer, uint64_t chunk, void *addr, uint64_t bytes)
@@ -298,29 +426,14 @@ enum rdt_status host_op_post(struct host_conn *conn, struct host_op *op, enum po
     const struct rdt_transport_ops *ops = conn->host->ops;
     enum rdt_status status;
 
-    op->conn = conn;
-    op->n_done = 0;
-    op->ended_in_post = false;
-    op->poster = pthread_self();
-    op->posting = true;
-    memset(op->op.priv, 0, sizeof op->op.priv);
-    (void)pthread_mutex_lock(&lock);
-    conn->n_open_ops++;
-    (void)pthread_mutex_unlock(&lock);
+    op_begin(conn, op);
     if (post == POST_SEND)
         status = ops->post_send(conn->handle, &op->op, err);
     else if (post == POST_RECV)
         status = ops->post_recv(conn->handle, &op->op, err);
     else
         status = ops->post_read(conn->handle, &op->op, err);
-    (void)pthread_mutex_lock(&lock);
-    op->posting = false;
-    (void)pthread_mutex_unlock(&lock);
-    if (status != RDT_OK) {
-        (void)pthread_mutex_lock(&lock);
-        conn->n_open_ops--;
-        (void)pthread_mutex_unlock(&lock);
-    }
+    op_posted(conn, op, status);
     return status;
 }
 

@@ -62,6 +62,26 @@ bool host_conn_wait_failed(struct host_conn *conn, int ms);
 bool host_conn_disconnect(struct host_conn *conn, int ms); /* and waits for conn_closed; false: it did not come */
 void host_conn_destroy(struct host_conn *conn);
 
+/* One rank of a group, in a host of its own. */
+#define HOST_GROUP_MAX 4
+struct host_group {
+    struct backend_host *host;
+    void *handle;
+    uint32_t rank, size;
+    unsigned n_ready, n_failed, n_closed;
+    unsigned open_at_close;                 /* operations that had not ended when group_closed came */
+    struct host_conn conns[HOST_GROUP_MAX]; /* to each other rank, once it is ready; its own: parts of broadcasts */
+    char msg[160];
+};
+enum rdt_status host_group_create(struct backend_host *host, struct host_group *group, uint32_t rank, uint32_t size,
+                                  struct rdt_error *err);
+bool host_group_wait_ready(struct host_group *group, int ms);
+bool host_group_wait_failed(struct host_group *group, int ms);
+void host_group_take_conns(struct host_group *group); /* it is ready */
+enum rdt_status host_group_broadcast(struct host_group *group, uint32_t root, struct host_op *op, struct rdt_error *err);
+void host_group_close(struct host_group *group);
+bool host_group_wait_closed(struct host_group *group, int ms);
+
 enum post { POST_SEND, POST_RECV, POST_READ };
 enum rdt_status host_op_post(struct host_conn *conn, struct host_op *op, enum post post, struct rdt_error *err);
 void host_op_fill(struct host_op *op, uint64_t transfer, uint64_t chunk, void *addr, uint64_t bytes);
