@@ -2,12 +2,20 @@
  *
  * A lane's descriptor is watched for edges: readable and writable stay set until the kernel has said that there is no more. A short
  * count from a bare socket says so too, and saves the call that would, unless the end was announced with the same edge.
+ *
+ * What this process encrypts is gathered before it is sent: OpenSSL writes one record of 16 KiB at a time, and for each a call costs more
+ * than its encryption. Over loopback, each end on a core of its own, a socket by OpenSSL alone moved 1.0 GB/s, and 1.4 to 1.5 so, whether
+ * 128, 256 or 512 KiB are gathered.
  */
 #include <errno.h>
 #include <openssl/err.h>
+#include <stdlib.h>
+#include <string.h>
 #include <sys/socket.h>
 
 #include "backends/stream/stream.h"
+
+#define RECORD_EXTRA_BYTES 512 /* that a record takes beyond its bytes, at most */
 
 enum doing { SHAKE, READ, WRITE };
 
@@ -110,6 +118,74 @@ ssize_t channel_read(struct lane *lane, void *first, size_t first_n, void *then,
     return n;
 }
 
+/* ---- gathering ---- */
+
+static int gather_write(BIO *bio, const char *bytes, int n)
+{
+    struct lane *lane = BIO_get_data(bio);
+
+    BIO_clear_retry_flags(bio);
+    if ((size_t)n > GATHER_BYTES - lane->gathered_n) { /* it never is: see channel_write */
+        BIO_set_retry_write(bio);
+        return -1;
+    }
+    memcpy(lane->gathered + lane->gathered_n, bytes, (size_t)n);
+    lane->gathered_n += (size_t)n;
+    return n;
+}
+
+static long gather_control(BIO *bio, int command, long number, void *at)
+{
+    (void)bio;
+    (void)number;
+    (void)at;
+    return command == BIO_CTRL_FLUSH; /* the caller sends when it likes */
+}
+
+BIO_METHOD *channel_gather_method(void)
+{
+    BIO_METHOD *method = BIO_meth_new(BIO_get_new_index() | BIO_TYPE_SOURCE_SINK, "records of a lane");
+
+    if (method && BIO_meth_set_write(method, gather_write) == 1 && BIO_meth_set_ctrl(method, gather_control) == 1)
+        return method;
+    BIO_meth_free(method);
+    return NULL;
+}
+
+bool channel_gather(struct lane *lane)
+{
+    BIO *bio;
+
+    if (!lane->ssl || lane->kernel_tls)
+        return true;
+    lane->gathered = malloc(GATHER_BYTES);
+    bio = lane->gathered ? BIO_new(lane->transport->gather) : NULL;
+    if (!bio) {
+        ERR_clear_error();
+        return false;
+    }
+    BIO_set_data(bio, lane);
+    BIO_set_init(bio, 1);
+    SSL_set0_wbio(lane->ssl, bio);
+    return true;
+}
+
+ssize_t channel_flush(struct lane *lane)
+{
+    while (lane->gathered_at < lane->gathered_n) {
+        ssize_t n;
+
+        if (!lane->writable)
+            return CHANNEL_AGAIN;
+        n = send(lane->fd, lane->gathered + lane->gathered_at, lane->gathered_n - lane->gathered_at, MSG_NOSIGNAL);
+        if (n < 0 && bare_outcome(lane, &lane->writable) == CHANNEL_BROKEN)
+            return CHANNEL_BROKEN;
+        lane->gathered_at += n > 0 ? (size_t)n : 0;
+    }
+    lane->gathered_n = lane->gathered_at = 0;
+    return 1;
+}
+
 /* With TLS the caller gives one piece of a record at the most, and the same number of bytes again until it is taken: the record may
  * be encrypted and not all in the socket yet. (Where the kernel encrypts, bytes are written as if there were no TLS.) */
 ssize_t channel_write(struct lane *lane, const struct iovec *iov, unsigned n)
@@ -121,6 +197,11 @@ ssize_t channel_write(struct lane *lane, const struct iovec *iov, unsigned n)
         size_t written = 0;
         int result;
 
+        if (lane->gathered && GATHER_BYTES - lane->gathered_n < RECORD_BYTES + RECORD_EXTRA_BYTES) {
+            ssize_t flushed = channel_flush(lane);
+            if (flushed != 1)
+                return flushed;
+        }
         ERR_clear_error();
         errno = 0;
         result = SSL_write_ex(lane->ssl, iov->iov_base, iov->iov_len, &written);

@@ -101,6 +101,7 @@ void lane_free(struct lane *lane)
     struct conn *conn = lane->conn;
 
     SSL_free(lane->ssl);
+    free(lane->gathered);
     if (lane->fd >= 0)
         (void)close(lane->fd);
     ring_remove(&lane->fresh);
@@ -286,6 +287,10 @@ static void become_ready(struct lane *lane)
     else
         (void)snprintf(conn->how, sizeof conn->how, "tcp, not encrypted");
     (void)pthread_mutex_unlock(&lane->transport->lock);
+    if (!lane->incoming && !channel_gather(lane)) {
+        lane_fail(lane, NULL, ENOMEM);
+        return;
+    }
     lane_set_state(lane, LANE_READY);
     lane_set_deadline(lane, 0);
 }

@@ -88,11 +88,9 @@ static struct iovec record(struct lane *lane)
     return whole;
 }
 
-static void finish_chunk(struct lane *lane)
+static void finish(struct lane *lane)
 {
     lane->sending = false;
-    if (lane->header.kind == HEADER_CHUNK)
-        return;
     (void)shutdown(lane->fd, SHUT_WR);
     lane_leave(lane);
 }
@@ -107,6 +105,17 @@ static void end_operation(struct lane *lane)
     op_end(operation, RDT_OK, NULL);
 }
 
+/* What has been gathered goes out. False: not all of it, or the lane has failed. */
+static bool flushed(struct lane *lane)
+{
+    ssize_t n = channel_flush(lane);
+
+    thread_give_way(lane->thread);
+    if (n < 0)
+        lane_fail(lane, NULL, 0);
+    return n == 1;
+}
+
 void send_run(struct lane *lane)
 {
     size_t budget = BUDGET_BYTES;
@@ -116,8 +125,15 @@ void send_run(struct lane *lane)
         unsigned n_iov = 1;
         ssize_t n;
 
-        if (!lane->sending && !start_next(lane))
+        if (lane->sending && lane->at == total(lane)) { /* a BYE that is not all out */
+            if (flushed(lane))
+                finish(lane);
             return;
+        }
+        if (!lane->sending && !start_next(lane)) {
+            (void)flushed(lane);
+            return;
+        }
         if (lane->ssl && !lane->kernel_tls)
             iov[0] = record(lane);
         else
@@ -132,8 +148,8 @@ void send_run(struct lane *lane)
         lane->sent += (uint64_t)n;
         if (lane->operation && lane->at >= HEADER_BYTES + lane->bytes)
             end_operation(lane);
-        if (lane->at == total(lane))
-            finish_chunk(lane);
+        if (lane->at == total(lane) && lane->header.kind == HEADER_CHUNK)
+            lane->sending = false;
         if ((size_t)n >= budget) {
             thread_run_again(lane);
             return;

@@ -15,6 +15,7 @@ static void transport_free(struct transport *transport)
     if (transport->listener >= 0)
         (void)close(transport->listener);
     SSL_CTX_free(transport->ssl_ctx);
+    BIO_meth_free(transport->gather);
     (void)pthread_mutex_destroy(&transport->lock);
     free(transport);
 }
@@ -39,6 +40,8 @@ static enum rdt_status transport_open(const struct rdt_host *host, void **transp
 
     transport->ssl_ctx = tls_create(err);
     status = transport->ssl_ctx ? listen_open(transport, err) : RDT_UNSUPPORTED;
+    if (status == RDT_OK && !(transport->gather = channel_gather_method()))
+        status = rdt_error_set(err, RDT_NO_MEMORY, "no memory for TLS");
     if (status == RDT_OK)
         status = threads_start(transport, err);
     if (status != RDT_OK) {

@@ -28,6 +28,7 @@
 #define MAX_STRANGERS 128u            /* connections that have not said who they are */
 #define RECORD_BYTES 16384            /* of TLS, at most */
 #define PIECE_BYTES ((size_t)1 << 20) /* that one system call moves, at most; see send.c */
+#define GATHER_BYTES ((size_t)256 << 10) /* of records that one system call sends; see channel.c */
 
 struct settings {
     char listen[INET6_ADDRSTRLEN];
@@ -122,6 +123,8 @@ struct lane {
 
     SSL *ssl;             /* NULL: bare */
     bool kernel_tls;      /* the kernel encrypts what is written */
+    uint8_t *gathered;    /* [GATHER_BYTES] records that are to go out, where this process encrypts what is sent; else NULL */
+    size_t gathered_n, gathered_at; /* how many bytes; how many of them are out */
     uint8_t id[ID_BYTES]; /* accepted, by TLS: whose key it has */
     bool readable, writable;
     bool hung_up; /* an edge told of the end: there will be no other */
@@ -163,6 +166,7 @@ struct transport {
     struct rdt_host host;
     struct settings settings;
     SSL_CTX *ssl_ctx;
+    BIO_METHOD *gather; /* where OpenSSL writes records to */
     pthread_mutex_t lock;
     struct ring conns;     /* [lock] */
     struct ring strangers; /* [lock] oldest first */
@@ -191,6 +195,9 @@ enum rdt_status channel_shake(struct lane *lane);                  /* RDT_AGAIN,
 /* Into `first`, and what comes after that into `then` if it is at hand (never with TLS). How many bytes, or one of the above. */
 ssize_t channel_read(struct lane *lane, void *first, size_t first_n, void *then, size_t then_n);
 ssize_t channel_write(struct lane *lane, const struct iovec *iov, unsigned n);
+ssize_t channel_flush(struct lane *lane); /* CHANNEL_AGAIN: something is still to go out; 1: nothing is */
+BIO_METHOD *channel_gather_method(void);  /* NULL: no memory */
+bool channel_gather(struct lane *lane);   /* its records, from now on; false: no memory */
 
 /* thread.c */
 enum rdt_status threads_start(struct transport *transport, struct rdt_error *err);
