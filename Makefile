@@ -81,7 +81,7 @@ CLIENT_O  := $(call obj,$(filter-out $(CTL_C),$(call srcs,client)))
 DAEMON_O  := $(call obj,$(filter-out daemon/main.c,$(call srcs,daemon)))
 SUPPORT_O := $(call obj,$(call srcs,tests/support))
 PLUGIN_O  := $(call obj,$(wildcard proto/rdt_status.c proto/rdt_dtype.c)) # what a plug-in carries of proto/
-LISTEN_O  := $(call obj,backends/address.c) # and those that listen
+LISTEN_O  := $(call obj,backends/address.c backends/configured.c) # and those that listen
 CUDA_O    := $(call obj,backends/cuda_driver.c) # and those that use a GPU
 
 HEADERS := client/rdt.h $(wildcard backends/rdt_*.h proto/rdt_*.h)

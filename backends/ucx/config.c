@@ -10,9 +10,9 @@
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
-#include <unistd.h>
 
 #include "backends/address.h"
+#include "backends/configured.h"
 #include "backends/ucx/ucx.h"
 
 #define CARRIER_WAIT_MS 3000
@@ -70,51 +70,15 @@ static bool waits_for_carrier(const char *interfaces)
 
 /* ---- settings ---- */
 
-static const char *config_text(const struct rdt_host *host, const char *key)
-{
-    const char *value = host->config(host->ctx, key);
-
-    return value ? value : "";
-}
-
-static enum rdt_status config_number(const struct rdt_host *host, const char *key, uint64_t max, uint64_t *number_p,
-                                     struct rdt_error *err)
-{
-    const char *text = config_text(host, key);
-    char *end;
-    unsigned long long number;
-
-    errno = 0;
-    number = strtoull(text, &end, 10);
-    if (end == text || *end || *text == '-' || errno || number > max)
-        return rdt_error_set(err, RDT_INVALID, "%s = %s: expected a number from 0 to %llu", key, text, (unsigned long long)max);
-    *number_p = number;
-    return RDT_OK;
-}
-
 static enum rdt_status config_copy(const struct rdt_host *host, const char *key, char *text_p, size_t size,
                                    struct rdt_error *err)
 {
-    const char *text = config_text(host, key);
+    const char *text = configured_text(host, key);
 
     if (strlen(text) >= size)
         return rdt_error_set(err, RDT_INVALID, "%s is longer than %zu characters", key, size - 1);
     (void)snprintf(text_p, size, "%s", text);
     return RDT_OK;
-}
-
-/* One of the words, whose number goes into *choice_p. */
-static enum rdt_status config_choice(const struct rdt_host *host, const char *key, const char *const words[3],
-                                     unsigned *choice_p, struct rdt_error *err)
-{
-    const char *text = config_text(host, key);
-
-    for (unsigned i = 0; i < 3; i++)
-        if (!strcmp(text, words[i])) {
-            *choice_p = i;
-            return RDT_OK;
-        }
-    return rdt_error_set(err, RDT_INVALID, "%s = %s: expected %s, %s or %s", key, text, words[0], words[1], words[2]);
 }
 
 static bool tls_has_tcp(const struct settings *settings)
@@ -128,56 +92,31 @@ static bool tls_has_tcp(const struct settings *settings)
 
 static enum rdt_status config_lanes(const struct rdt_host *host, struct settings *settings, struct rdt_error *err)
 {
-    static const char *const on_slow[] = {[SLOW_WARN] = "warn", [SLOW_REFUSE] = "refuse", [SLOW_IGNORE] = "ignore"};
+    static const char *const on_slow[] = {[SLOW_WARN] = "warn", [SLOW_REFUSE] = "refuse", [SLOW_IGNORE] = "ignore", NULL};
     static const char *const one_sided[] = {
-        [ONE_SIDED_AUTO] = "auto", [ONE_SIDED_NEVER] = "never", [ONE_SIDED_ALWAYS] = "always"};
+        [ONE_SIDED_AUTO] = "auto", [ONE_SIDED_NEVER] = "never", [ONE_SIDED_ALWAYS] = "always", NULL};
     unsigned slow = 0, one = 0;
     enum rdt_status status = config_copy(host, "least_lane", settings->least_lane, sizeof settings->least_lane, err);
 
     if (status == RDT_OK)
-        status = config_choice(host, "on_slow", on_slow, &slow, err);
+        status = configured_word(host, "on_slow", on_slow, &slow, err);
     if (status == RDT_OK)
-        status = config_choice(host, "one_sided", one_sided, &one, err);
+        status = configured_word(host, "one_sided", one_sided, &one, err);
     settings->on_slow = (enum on_slow)slow;
     settings->one_sided = (enum one_sided)one;
     settings->reads = one == ONE_SIDED_ALWAYS || (one == ONE_SIDED_AUTO && !tls_has_tcp(settings));
     return status;
 }
 
-/* Where to listen: what is set for us, else where the peer link listens, else what the interfaces have. */
-static enum rdt_status choose_listen(const struct rdt_host *host, struct settings *settings, struct rdt_error *err)
+/* UCX looks for the interface that bears the address it was reached by, and finds none for 127.0.0.2 and its like: there the loopback's
+ * own address serves as well, as the port tells nodes apart. */
+static enum rdt_status config_listen(const struct rdt_host *host, struct settings *settings, struct rdt_error *err)
 {
-    struct sockaddr_storage address;
-    char text[64];
-    enum rdt_status status = config_copy(host, "listen", text, sizeof text, err);
+    enum rdt_status status = configured_listen(host, "ucx", settings->listen, err);
 
-    if (status == RDT_OK && !*text)
-        status = config_copy(host, "listen_host", text, sizeof text, err);
-    if (status != RDT_OK)
-        return status;
-    if (*text && !address_parse(text, &address))
-        return rdt_error_set(err, RDT_INVALID, "listen = %s: expected a numeric IPv4 or IPv6 address", text);
-    if (*text && !address_is_wildcard(text)) {
-        /* UCX looks for the interface that bears the address it was reached by, and finds none for 127.0.0.2 and its like: there the
-         * loopback's own address serves as well, as the port tells nodes apart. */
-        if (!strncmp(text, "127.", 4) && !address_is_of_interface(text))
-            (void)snprintf(text, sizeof text, "127.0.0.1");
-        (void)snprintf(settings->listen, sizeof settings->listen, "%.45s", text);
-        return RDT_OK;
-    }
-    if (address_of_interfaces(settings->interfaces, settings->listen))
-        return RDT_OK;
-    return rdt_error_set(err, RDT_UNSUPPORTED,
-                         "found no address to offer to peers%s%s: set listen in [ucx] to an address of this node",
-                         *settings->interfaces ? " on " : "", settings->interfaces);
-}
-
-/* One thread moves some 4 GB/s, and the rest of the machine has work of its own. */
-static unsigned default_threads(void)
-{
-    long processors = sysconf(_SC_NPROCESSORS_ONLN);
-
-    return processors < 8 ? 1 : processors < 16 ? (unsigned)processors / 4 : 4;
+    if (status == RDT_OK && !strncmp(settings->listen, "127.", 4) && !address_is_of_interface(settings->listen))
+        (void)snprintf(settings->listen, sizeof settings->listen, "127.0.0.1");
+    return status;
 }
 
 enum rdt_status settings_read(const struct rdt_host *host, struct settings *settings_p, struct rdt_error *err)
@@ -186,7 +125,7 @@ enum rdt_status settings_read(const struct rdt_host *host, struct settings *sett
     uint64_t port, eager_bytes, spin_polls, threads, rails;
     enum rdt_status status;
 
-    if (strcmp(config_text(host, "trusted_network"), "yes"))
+    if (strcmp(configured_text(host, "trusted_network"), "yes"))
         return rdt_error_set(
             err, RDT_UNSUPPORTED,
             "UCX authenticates nobody; set trusted_network = yes if only trusted machines reach its interfaces");
@@ -195,24 +134,24 @@ enum rdt_status settings_read(const struct rdt_host *host, struct settings *sett
     if (status == RDT_OK)
         status = config_copy(host, "interfaces", settings.interfaces, sizeof settings.interfaces, err);
     if (status == RDT_OK)
-        status = config_number(host, "port", 65535, &port, err);
+        status = configured_number(host, "port", 0, 65535, &port, err);
     if (status == RDT_OK)
-        status = config_number(host, "eager_bytes", 1 << 20, &eager_bytes, err);
+        status = configured_number(host, "eager_bytes", 0, 1 << 20, &eager_bytes, err);
     if (status == RDT_OK)
-        status = config_number(host, "spin_polls", 1000000, &spin_polls, err);
+        status = configured_number(host, "spin_polls", 0, 1000000, &spin_polls, err);
     if (status == RDT_OK)
-        status = config_number(host, "threads", MAX_ENGINES, &threads, err);
+        status = configured_number(host, "threads", 0, MAX_ENGINES, &threads, err);
     if (status == RDT_OK)
-        status = config_number(host, "rails", 16, &rails, err);
+        status = configured_number(host, "rails", 0, 16, &rails, err);
     if (status == RDT_OK)
         status = config_lanes(host, &settings, err);
     if (status == RDT_OK)
-        status = choose_listen(host, &settings, err);
+        status = config_listen(host, &settings, err);
     if (status != RDT_OK)
         return status;
 
     settings.port = (uint16_t)port;
-    settings.threads = threads ? (unsigned)threads : default_threads();
+    settings.threads = configured_threads(threads);
     if (port && port + settings.threads > 65536)
         return rdt_error_set(err, RDT_INVALID, "port = %u: its %u threads want the ports after it, too", (unsigned)port,
                              settings.threads);
