@@ -12,7 +12,7 @@ from . import _rdt
 from ._aio import Hub
 from ._arrays import ITEM_BYTES, NUMBERS, dtype_text, kind_of, numpy_dtype, plain_array, to_numpy, to_torch
 from ._requests import MODES, Fetched, How, Ref, Request
-from ._structure import encode, encode_nested, flatten
+from ._structure import Layout, bare, encode, encode_nested, flatten
 
 Visible = Literal["owner", "tenant", "all"]
 As = Literal["auto", "numpy", "torch", "tensor", "list"]
@@ -20,6 +20,7 @@ Mode = Literal["auto", "share", "copy", "cow"]
 
 _VISIBILITY = {"owner": 0, "tenant": 1, "all": 2}
 _SNAPSHOT, _DETACHED = 1, 2
+AUTO, COW = MODES["auto"], MODES["cow"]
 _PUT, _FREED, _FREED_RANGE = 0, 1, 2
 ALIGN = 64  # of arrays that share an allocation
 
@@ -264,10 +265,22 @@ class Connection(_rdt.Conn):
         """Fetches and waits: the value of a ref, or the list of values of a list of refs, all or the first failure (the rest is
         cancelled). Options and errors as in `fetch`. The arrays see the daemon's memory and keep it; nothing needs to be closed."""
         if isinstance(refs, _rdt.Ref):
-            return self.fetch(refs, **options).result()
+            return self.fetch(refs, **options).result() if options else self._get_one(refs)
         requests = self.fetch(refs, **options)
         self._wait(requests, -1, None)
         return [request.result() for request in requests]
+
+    def _get_one(self, ref: _rdt.Ref) -> Any:
+        hint = ref._hint
+        brought = self._get(ref, COW if hint else AUTO)
+        metadata = brought.metadata
+        if not metadata:
+            return bare(brought.tensors())
+        layout = Layout(metadata, brought.tensors())
+        if not hint and layout.has_torch and not brought.writable:  # see Request._needs_cow
+            brought = self._get(ref, COW)
+            layout = Layout(metadata, brought.tensors())
+        return layout.value("auto", layout.form == "pickle" and self._is_own(brought.info()["ref"]), Ref)
 
     def get_fetched(self, ref: _rdt.Ref, **options: Any) -> Fetched:
         """`get` of one ref, with how it came: path, version, bytes moved."""

@@ -15,7 +15,7 @@ from collections import OrderedDict
 from typing import Any, Callable, NamedTuple, Optional, cast
 
 from . import _rdt
-from ._arrays import convert, kind_of
+from ._arrays import convert, kind_of, to_numpy
 from ._errors import PickleRefused
 
 _quote: Callable[[str], str] = json.JSONEncoder().encode  # of text: as fast as json gets
@@ -248,6 +248,11 @@ class Layout:
         if self.form == "pickle":
             return _Unpickler(self.text, leaves).load()
         return leaves[0] if len(leaves) == 1 else leaves
+
+
+def bare(tensors: list[_rdt.Tensor]) -> Any:
+    """The value of an object without metadata."""
+    return to_numpy(tensors[0]) if len(tensors) == 1 else [to_numpy(tensor) for tensor in tensors]
 
 
 def flatten(value: Any) -> list[Any]:

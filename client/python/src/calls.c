@@ -242,6 +242,7 @@ PyMethodDef conn_methods[] = {
     {"dispatch", dispatch, METH_NOARGS, "Does what can be done without blocking: reads answers, ends requests whose time is over."},
     {"_put", conn_put, METH_VARARGS, NULL},
     {"_fetch", conn_fetch, METH_VARARGS, NULL},
+    {"_get", conn_get, METH_VARARGS, NULL},
     {"_wait", conn_wait, METH_VARARGS, NULL},
     {"_node", node, METH_NOARGS, NULL},
     {"_ping", ping, METH_O, NULL},

@@ -201,6 +201,7 @@ extern PyMethodDef conn_methods[];
 PyObject *conn_close(PyObject *self, PyObject *ignored);
 PyObject *conn_put(PyObject *self, PyObject *args);
 PyObject *conn_fetch(PyObject *self, PyObject *args);
+PyObject *conn_get(PyObject *self, PyObject *args);
 PyObject *conn_wait(PyObject *self, PyObject *args);
 
 #endif

@@ -343,6 +343,52 @@ static bool one_timed_out(rdt_request *const *requests, const bool *done, Py_ssi
     return false;
 }
 
+/* _get(ref, mode): the Object, as fetched alone and waited for. What most programs do most, so it makes no Request and no list. */
+PyObject *conn_get(PyObject *self, PyObject *args)
+{
+    struct conn *conn = (struct conn *)self;
+    struct rdt_fetch_options options = RDT_INIT(options);
+    PyObject *made = NULL;
+    const struct ref *ref;
+    rdt_request *request;
+    rdt_object *object;
+    struct rdt_error err;
+    enum rdt_status status;
+    bool done = false;
+    int mode;
+
+    if (!PyArg_ParseTuple(args, "O!i:_get", &ref_type, &ref, &mode) || !conn_enter(conn))
+        return NULL;
+    options.mode = (enum rdt_fetch_mode)mode;
+    Py_BEGIN_ALLOW_THREADS
+    status = rdt_fetch_start(conn->rdt, &ref->ref, 1, &options, &request, &err);
+    if (status == RDT_OK)
+        status = rdt_wait(conn->rdt, &request, 1, 1, SLICE_NS, &done, NULL, &err);
+    else
+        request = NULL;
+    Py_END_ALLOW_THREADS
+    while (status == RDT_TIMED_OUT && !done) {
+        if (PyErr_CheckSignals() < 0)
+            goto end;
+        if (conn->closed)
+            rdt_cancel(request); /* it is in no list of close() */
+        Py_BEGIN_ALLOW_THREADS
+        status = rdt_wait(conn->rdt, &request, 1, 1, SLICE_NS, &done, NULL, &err);
+        Py_END_ALLOW_THREADS
+    }
+    if (status == RDT_OK)
+        status = rdt_request_take_object(request, &object, &err);
+    if (status == RDT_OK)
+        made = object_new(conn, object);
+    else
+        (void)raise_error(&err);
+end:
+    if (request)
+        rdt_request_destroy(request); /* no targets: it does not block */
+    conn_leave(conn);
+    return made;
+}
+
 /* _wait([request], how many (-1: all), timeout): a list of which have ended, enough or not; raises how the first that failed ended. */
 PyObject *conn_wait(PyObject *self, PyObject *args)
 {
