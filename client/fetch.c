@@ -18,6 +18,7 @@
 #include "watch.h"
 
 #define ITEM_OVERHEAD_BYTES 24u /* of an item in its frame: tag, length, and the handle, which is not known yet */
+#define SELF_COPY_BYTES (4u << 20) /* objects of this node that this process copies itself, if it may see them: a round trip, not three */
 #define FRAME_ROOM_BYTES 4096u  /* what a FETCH says beside its items */
 
 /* ---- events ---- */
@@ -30,7 +31,8 @@ static enum rdt_status arrive(rdt_request *request, const Rdt__Pb__FetchDone *do
 
     if (done->status != RDT_OK)
         return wire_error(done->status, done->sys_errno, done->message, err);
-    status = fetched_create(request->conn, done, frame, !request->targets || !request->targets->direct, &object, err);
+    status = fetched_create(request->conn, done, frame, !request->targets || !request->targets->direct || done->to_copy, &object,
+                            err);
     if (status != RDT_OK) {
         rdt_error_prefix(err, "fetch of %s", request->label);
         return status;
@@ -308,6 +310,7 @@ static enum rdt_status send_batch(struct fetch *fetch, size_t first, size_t n, s
     request.host_stays = options->host_stays;
     request.maps = maps;
     request.n_maps = device_maps(fetch->conn, maps, sizeof maps / sizeof maps[0]);
+    request.self_copy_bytes = SELF_COPY_BYTES;
     request.timeout_ns = clock_remaining_ns(fetch->deadline_ns);
     request.fds_once = n > 1 && batch_begin(fetch->conn, fetch->items[first]->handle, n);
     status = connection_send(fetch->conn, RDT_MSG_FETCH, 0, &request.base, -1, false, err); /* each item is answered for itself */

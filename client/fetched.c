@@ -220,6 +220,7 @@ enum rdt_status fetched_create(rdt *conn, const Rdt__Pb__FetchDone *done, struct
     if (!object)
         return rdt_error_set(err, RDT_NO_MEMORY, "no memory for an object");
     object->conn = conn;
+    object->to_copy = done->to_copy;
     chain_init(&object->link);
     status = fill_info(object, done, err);
     if (status == RDT_OK && placed)

@@ -20,6 +20,7 @@ struct rdt_object {
     uint8_t *inline_data;
     uint8_t *metadata;
     size_t metadata_bytes;
+    bool to_copy;            /* it is there to be copied into targets */
     struct targets *targets; /* NULL, or what layout and data are borrowed from */
 };
 

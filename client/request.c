@@ -216,7 +216,7 @@ void request_arrive(rdt_request *request, rdt_object *take_object)
     request->object = take_object;
     if (!request->targets) {
         end(request);
-    } else if (request->targets->direct) {
+    } else if (request->targets->direct && !take_object->to_copy) {
         end_in_targets(request);
     } else if (layout_same_shape(take_object->layout, request->targets->layout, &err) != RDT_OK) {
         rdt_error_prefix(&err, "%s %s", request->what, request->label);

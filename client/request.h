@@ -2,7 +2,7 @@
  *
  *                    FETCH_DONE               the bytes are in the targets
  *      ┌─ RUNNING ──────────────────► ARRIVED ───────────────────┐
- *      │     only with targets that the daemon cannot write      ▼
+ *      │     only with targets that the daemon did not write     ▼
  *      └─────────────────────────────────────────────────────► ENDED
  *        done, failed, cancelled, its time is over, lost
  *

@@ -181,6 +181,12 @@ struct hold *client_hold_regions(struct client *client, struct region *const *re
     return hold;
 }
 
+void client_copies(struct hold *hold, uint64_t bytes)
+{
+    hold->copying_bytes = bytes;
+    hold->client->copying_bytes += bytes;
+}
+
 void client_release(struct hold *hold)
 {
     struct region **regions = hold->regions;
@@ -189,6 +195,7 @@ void client_release(struct hold *hold)
     struct region *region = hold->region;
 
     map_remove_u64(&hold->client->holds, hold->id);
+    hold->client->copying_bytes -= hold->copying_bytes;
     if (object)
         object_drop_by(object, &hold->by_object);
     free(hold);

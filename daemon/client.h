@@ -59,6 +59,7 @@ struct client {
     struct map holds;   /* hold id -> struct hold */
     struct map fetches; /* handle -> struct fetch */
     uint64_t n_fetch_messages;
+    uint64_t copying_bytes; /* that it copies itself, from objects it holds */
     struct client_fd { /* the fd of a region went out in an answer to that message; by region id, the latest wins */
         uint64_t region, generation, message;
     } fds_out[CLIENT_FDS_OUT];
@@ -97,6 +98,7 @@ struct hold {
     struct object *object; /* NULL: a copy */
     struct list by_object; /* in object->extra->holders */
     struct region *region; /* copy: one reference; NULL: an object's hold */
+    uint64_t copying_bytes; /* an object's hold: the client copies so many from it, and lets go */
     struct region **regions; /* [n_regions] instead: a copy in several places */
     uint32_t n_regions;
 };
@@ -130,5 +132,6 @@ struct hold *client_hold_object(struct client *client, struct object *object);
 struct hold *client_hold_region(struct client *client, struct region *region);
 struct hold *client_hold_regions(struct client *client, struct region *const *regions, uint32_t n);
 void client_release(struct hold *hold);
+void client_copies(struct hold *hold, uint64_t bytes); /* it was asked to copy them itself */
 
 #endif

@@ -321,6 +321,7 @@ enum rdt_status fetch_start(struct transfers *transfers, struct client *client, 
         return rdt_error_set(err, RDT_NO_MEMORY, "no memory for the transfer");
     transfer->mode = message->mode;
     transfer->meta_only = message->meta_only;
+    transfer->self_copy_bytes = message->self_copy_bytes;
     transfer->joinable = !wants_device(message) && question_fits(message, item, &ref);
     text_copy(transfer->wish_memory, sizeof transfer->wish_memory, item->to_host ? "host" : message->memory);
     text_copy(transfer->wish_device, sizeof transfer->wish_device, item->to_host ? "" : message->device);

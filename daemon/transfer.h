@@ -107,6 +107,7 @@ struct transfers {
     uint64_t n_history;
     uint64_t last_sent_ns; /* when the last outgoing one ended */
     uint64_t done, failed, bytes_in, bytes_out, bytes_local;
+    uint64_t copying_bytes;              /* of local copies on the pool */
     uint64_t fell_back;                  /* from other nodes, by a slower transport than it should have been */
     uint64_t joined;                     /* fetches that took part in a transfer that another one had begun */
     void (*on_idle)(struct transfers *); /* told when the last active one has ended */
@@ -158,6 +159,7 @@ struct transfer {
     Rdt__Pb__FetchMode mode;
     char wish_transport[65], wish_least[65], wish_group[65];
     bool meta_only;
+    uint64_t self_copy_bytes; /* up to so many its client would copy into the target itself */
     char wish_memory[33], wish_device[65]; /* where its tensors shall be; "": as it comes */
     bool host_stays;
     struct target *target; /* NULL: the daemon finds memory */

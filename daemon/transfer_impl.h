@@ -249,7 +249,8 @@ enum rdt_status landing_reserve(struct transfer *transfer, region_ready on_ready
 void landing_take(struct transfer *transfer, struct region *region); /* NULL is fine */
 void landing_free(struct transfer *transfer);
 
-/* Results: each answers every fetch of the transfer. The caller ends the transfer afterwards. */
+/* Results: each answers every fetch of the transfer. The caller ends the transfer afterwards. PATH_COPY: they are to copy from the object
+ * themselves. */
 void transfer_deliver_object(struct transfer *transfer, struct object *object, struct layout *layout, enum path_kind how);
 void transfer_deliver_received(struct transfer *transfer); /* region, target or inline data */
 void transfer_deliver_meta(struct transfer *transfer);

@@ -9,6 +9,7 @@
 #include "daemon/reservation.h"
 #include "daemon/transfer_impl.h"
 
+#define HANDED_TENSORS 64 /* of an object that its reader copies itself: their layout travels in the answer */
 #define LOOK_STEPS 16 /* of one hand; then the loop hears how far the copy is */
 
 struct hand { /* a work of the pool that takes the copy's next step as long as there is one */
@@ -21,6 +22,7 @@ struct local_copy {
     struct transfer *transfer;
     struct copy copy;
     struct rdt_error failure; /* status RDT_OK: none yet */
+    uint64_t on_pool_bytes;   /* of it; 0: it is not there */
     unsigned n_hands;         /* at work */
     struct hand *hands;
     struct device_copy *device; /* at work on what lies, or shall lie, on devices; NULL: it has ended, or there is none */
@@ -31,6 +33,7 @@ struct local_copy {
 static void copy_free(struct local_copy *local)
 {
     local->transfer->copy = NULL;
+    local->transfer->transfers->copying_bytes -= local->on_pool_bytes;
     copy_fini(&local->copy);
     free(local->from);
     free(local->to);
@@ -208,6 +211,8 @@ static void start_copy(struct transfer *transfer)
         done_hand(&local->hands[0].work);
         return;
     }
+    local->on_pool_bytes = transfer->stream_bytes;
+    transfer->transfers->copying_bytes += local->on_pool_bytes;
     for (unsigned i = 0, n = local->n_hands; i < n; i++) /* none is done before the loop turns */
         work_submit(transfer->transfers->pool, &local->hands[i].work);
 }
@@ -314,6 +319,42 @@ static void reserve(struct transfer *transfer, struct object *object)
     }
     if (!reservation_wait(transfer, on_room))
         on_room(transfer);
+}
+
+/* What is neither little nor much a reader that may see it copies sooner itself than the pool could, which has to be woken first. But it
+ * is one thread: of several at once the pool gets its share. */
+static bool reader_copies(const struct transfer *transfer, const struct object *object)
+{
+    uint64_t bytes = layout_total_bytes(transfer->source);
+
+    if (!transfer->target || bytes <= COPY_SMALL_BYTES || bytes > transfer->self_copy_bytes ||
+        transfer->source->count > HANDED_TENSORS)
+        return false;
+    for (uint32_t i = 0; i < object->n_regions; i++) {
+        const struct region *region = object->uses[i].region;
+        if (!mapped_may_keep(region) || region_may_fault(region)) /* to be mapped anew each time; and the guard is ours, not the reader's */
+            return false;
+    }
+    for (uint32_t i = 0; i < transfer->target->n; i++) {
+        const struct region *region = transfer->target->uses[i].region;
+        if (!region_is_host(region) || region_may_fault(region))
+            return false;
+    }
+    return transfer->client->copying_bytes <= transfer->transfers->copying_bytes;
+}
+
+static void hand_over(struct transfer *transfer, struct object *object)
+{
+    struct rdt_error err = {0};
+
+    if (layout_same_shape(transfer->source, transfer->target->layout, &err) != RDT_OK) {
+        transfer_fail_err(transfer, &err);
+        return;
+    }
+    transfer->record.bytes = transfer->record.bytes_done = layout_total_bytes(transfer->source);
+    transfer->transfers->bytes_local += transfer->record.bytes;
+    transfer_deliver_object(transfer, object, transfer->source, PATH_COPY);
+    transfer_end(transfer);
 }
 
 /* From the arena into the reply: nothing is held, nothing is registered. */
@@ -459,7 +500,10 @@ void transfer_local_serve(struct transfer *transfer, struct object *object)
         return;
     }
     if (chosen->kind == PATH_COPY) {
-        reserve(transfer, object);
+        if (!query.show_why_not && !query.too_many_regions && reader_copies(transfer, object))
+            hand_over(transfer, object);
+        else
+            reserve(transfer, object);
         return;
     }
     transfer->record.bytes = layout_total_bytes(transfer->source);

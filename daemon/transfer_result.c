@@ -187,12 +187,14 @@ void transfer_deliver_object(struct transfer *transfer, struct object *object, s
         result.done.tensors = &result.tensors;
         result.done.metadata = (ProtobufCBinaryData){object->metadata_bytes, (uint8_t *)object_metadata(object)};
         result.done.mutable_shared = notice;
+        result.done.to_copy = how == PATH_COPY;
         notice = false;
         if (!result_make_regions(&result, object->n_regions) || !(hold = client_hold_object(fetch->client, object)))
             status = rdt_error_set(&err, RDT_NO_MEMORY, "no memory to share object \"%s\"", ref.id);
         for (uint32_t i = 0; i < object->n_regions && status == RDT_OK; i++) {
             struct region *region = object->uses[i].region;
-            enum share share = how == PATH_SAME ? SHARE_WRITE : how == PATH_COW || fetch->cow ? SHARE_COW : SHARE_READ;
+            bool cow = how == PATH_COW || (fetch->cow && how != PATH_COPY);
+            enum share share = how == PATH_SAME ? SHARE_WRITE : cow ? SHARE_COW : SHARE_READ;
 
             status = result_add_region(&result, region, fetch->client->id, share, share != SHARE_READ || !has_fd(fetch, region),
                                        &err);
@@ -200,6 +202,8 @@ void transfer_deliver_object(struct transfer *transfer, struct object *object, s
                 result.regions[i].comes_again = mapped_may_keep(region);
         }
         if (status == RDT_OK) {
+            if (how == PATH_COPY)
+                client_copies(hold, transfer->record.bytes);
             result_send(&result, fetch, hold);
         } else {
             bool last = list_first(&transfer->fetches)->next == &transfer->fetches;

@@ -1,0 +1,219 @@
+/* Copies into targets that the reader's own library makes, out of what the daemon shares with it for so long. */
+#include <criterion/criterion.h>
+#include <poll.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "tests/support/cluster.h"
+
+#define KIB ((size_t)1 << 10)
+#define MIB ((size_t)1 << 20)
+
+TestSuite(self_copy, .timeout = 120);
+
+static struct test_node node;
+static rdt *producer, *consumer;
+
+static void start(void)
+{
+    node_start(&node, &(struct node_options){.flags = NULL});
+    producer = node_client(&node, "producer");
+    consumer = node_client(&node, "consumer");
+}
+
+static void finish(void)
+{
+    rdt_close(producer);
+    rdt_close(consumer);
+    node_end(&node, NULL);
+}
+
+static struct rdt_ref put_memory(size_t bytes, uint32_t seed, void **memory_p)
+{
+    *memory_p = alloc_memory(producer, bytes);
+    fill_pattern(*memory_p, bytes, seed);
+    return put_one(producer, &VECTOR(RDT_U8, bytes, *memory_p), NULL);
+}
+
+static rdt_request *start_into(const struct rdt_ref *ref, const struct rdt_tensor *target)
+{
+    struct rdt_fetch_options options = RDT_INIT(options);
+    const size_t one = 1;
+    rdt_request *request;
+
+    options.mode = RDT_FETCH_COPY;
+    options.timeout_ns = LONG;
+    options.targets = &target;
+    options.target_counts = &one;
+    must_ok(rdt_fetch_start(consumer, ref, 1, &options, &request, &err));
+    return request;
+}
+
+static rdt_object *taken(rdt_request *request)
+{
+    rdt_object *object;
+
+    must_ok(rdt_request_take_object(request, &object, &err));
+    rdt_request_destroy(request);
+    return object;
+}
+
+static void await(rdt_request *request)
+{
+    must_ok(rdt_wait(consumer, &request, 1, 1, LONG, NULL, NULL, &err));
+}
+
+Test(self_copy, bytes_are_private_and_told_as_any_copy)
+{
+    const size_t bytes = 3 * MIB + 77;
+    struct transfer_view view;
+    struct rdt_object_info info;
+    rdt_object *object;
+    struct rdt_ref ref;
+    void *memory, *to;
+
+    start();
+    ref = put_memory(bytes, 1, &memory);
+    to = alloc_memory(consumer, bytes + 64);
+    for (uint32_t i = 1; i < 4; i++) {
+        rdt_request *request;
+        struct rdt_tensor target = VECTOR(RDT_U8, bytes, (uint8_t *)to + 13);
+
+        fill_pattern(memory, bytes, i);
+        memset(to, 0xee, bytes + 64);
+        request = start_into(&ref, &target);
+        await(request);
+        object = taken(request);
+        info = info_of(object);
+        must_go_by("local/copy", object);
+        cr_assert(info.writable && !info.mutable_shared);
+        cr_assert_eq(info.bytes_moved, bytes);
+        cr_assert_eq(tensor_of(object, 0).data, target.data);
+        fill_pattern(memory, bytes, 99);
+        cr_assert(holds_pattern(target.data, bytes, i));
+        cr_assert(is_filled_with(to, 13, 0xee) && is_filled_with((uint8_t *)to + 13 + bytes, 64 - 13, 0xee));
+        view = transfer_numbered(&node, info.transfer);
+        cr_assert_str_eq(view.path, "local/copy");
+        cr_assert_eq(view.bytes_done, bytes);
+        rdt_release(object);
+        cr_assert(holds_pattern(target.data, bytes, i), "the target is the caller's");
+    }
+    finish();
+}
+
+Test(self_copy, many_at_once_of_every_size_are_whole)
+{
+    enum { N = 48 };
+    static rdt_request *requests[N];
+    static struct rdt_ref refs[N];
+    static struct rdt_tensor targets[N];
+    static int64_t shapes[N];
+    void *memory;
+
+    start();
+    for (uint32_t i = 0; i < N; i++) { /* some by the loop, some by the pool, some here */
+        shapes[i] = (int64_t)(200 * KIB + i * 113 * KIB + i);
+        refs[i] = put_memory((size_t)shapes[i], i, &memory);
+        targets[i] = (struct rdt_tensor){.dtype = RDT_U8, .ndim = 1, .shape = &shapes[i], .data = alloc_memory(consumer, (size_t)shapes[i])};
+    }
+    for (unsigned round = 0; round < 3; round++) {
+        for (uint32_t i = 0; i < N; i++) {
+            memset(targets[i].data, 0, (size_t)shapes[i]);
+            requests[i] = start_into(&refs[i], &targets[i]);
+        }
+        for (uint32_t i = round; i < N; i += 7) /* what is cancelled disturbs nobody */
+            rdt_cancel(requests[i]);
+        for (uint32_t i = 0; i < N; i++) {
+            if (i >= round && (i - round) % 7 == 0) {
+                rdt_request_destroy(requests[i]);
+                continue;
+            }
+            await(requests[i]);
+            cr_assert(holds_pattern(targets[i].data, (size_t)shapes[i], i), "object %u", i);
+            rdt_release(taken(requests[i]));
+        }
+    }
+    finish();
+}
+
+Test(self_copy, strided_source_comes_row_major)
+{
+    static const int64_t shape[2] = {700, 500}, strides[2] = {1, 700};
+    struct rdt_tensor source = {.dtype = RDT_F32, .ndim = 2, .shape = shape, .strides = strides}, target = {.dtype = RDT_F32, .ndim = 2, .shape = shape};
+    rdt_request *request;
+    struct rdt_ref ref;
+
+    start();
+    source.data = alloc_memory(producer, 700 * 500 * 4);
+    fill_pattern(source.data, 700 * 500 * 4, 5);
+    ref = put_one(producer, &source, NULL);
+    target.data = alloc_memory(consumer, 700 * 500 * 4);
+    request = start_into(&ref, &target);
+    await(request);
+    cr_assert(tensors_equal(&source, &target));
+    rdt_release(taken(request));
+    finish();
+}
+
+Test(self_copy, shape_that_differs_is_refused_and_the_target_untouched)
+{
+    struct rdt_tensor target;
+    rdt_request *request;
+    struct rdt_ref ref;
+    void *memory;
+
+    start();
+    ref = put_memory(MIB, 1, &memory);
+    target = VECTOR(RDT_U8, MIB - 1, alloc_memory(consumer, MIB));
+    memset(target.data, 7, MIB);
+    request = start_into(&ref, &target);
+    must_refuse(RDT_MISMATCH, "", rdt_wait(consumer, &request, 1, 1, LONG, NULL, NULL, &err));
+    cr_assert(is_filled_with(target.data, MIB, 7));
+    rdt_request_destroy(request);
+    finish();
+}
+
+Test(self_copy, producer_may_write_again_when_it_has_been_copied)
+{
+    struct rdt_tensor target;
+    rdt_request *request;
+    struct rdt_ref ref;
+    void *memory;
+
+    start();
+    ref = put_memory(MIB, 1, &memory);
+    target = VECTOR(RDT_U8, MIB, alloc_memory(consumer, MIB));
+    request = start_into(&ref, &target);
+    must_ok(rdt_ping(consumer, LONG, &err)); /* the answer is here, and nobody has copied */
+    must_ok(rdt_free(producer, &ref, false, &err));
+    must_refuse(RDT_TIMED_OUT, "", rdt_wait_freed(producer, &ref, SEC / 10, &err));
+    await(request);
+    cr_assert(holds_pattern(target.data, MIB, 1));
+    must_ok(rdt_wait_freed(producer, &ref, LONG, &err));
+    rdt_release(taken(request));
+    finish();
+}
+
+Test(self_copy, event_loop_copies_by_dispatch)
+{
+    struct rdt_tensor target;
+    rdt_request *request;
+    struct rdt_ref ref;
+    void *memory;
+    int64_t deadline = now_ns() + LONG;
+
+    start();
+    ref = put_memory(4 * MIB, 1, &memory);
+    target = VECTOR(RDT_U8, 4 * MIB, alloc_memory(consumer, 4 * MIB));
+    request = start_into(&ref, &target);
+    while (rdt_request_status(request, NULL) == RDT_AGAIN) {
+        struct pollfd fd = {.fd = rdt_fd(consumer), .events = POLLIN};
+
+        must(now_ns() < deadline && poll(&fd, 1, 20000) == 1);
+        must_ok(rdt_dispatch(consumer, NULL, &err));
+    }
+    must_ok(rdt_request_status(request, &err));
+    cr_assert(holds_pattern(target.data, 4 * MIB, 1));
+    rdt_release(taken(request));
+    finish();
+}
