@@ -101,6 +101,7 @@ LOOPBACK := $(if $(wildcard tests/loopback/*.c),$(B)/tests/rdt_loopback.so)
 GROUPED  := $(B)/tests/rdt_grouped.so
 FAKE     := $(B)/tests/rdt_fake.so # devices that are memfds
 VOID     := $(B)/tests/rdt_void.so
+VOIDGROUP := $(B)/tests/rdt_voidgroup.so
 FROZEN   := $(B)/tests/rdt_v1.so # of version 1 of the plug-in interface, with the headers of its day
 PRELOAD := $(if $(filter release,$(VARIANT)),$(B)/tests/preload/fail_alloc.so) # the sanitizers have an allocator of their own
 BROKEN   := $(B)/tests/rdt_broken.so
@@ -283,12 +284,13 @@ $(CUDA_O): OBJFLAGS += $(CUDA_CFLAGS)
 
 $(LOOPBACK): $(call obj,$(call srcs,tests/loopback))
 $(GROUPED): $(call obj,$(filter-out %/backend.c,$(call srcs,tests/loopback)) $(call srcs,tests/grouped))
-$(VOID): $(call obj,$(call srcs,tests/fuzz/void))
+$(VOID): $(call obj,tests/fuzz/void/core.c tests/fuzz/void/void.c)
+$(VOIDGROUP): $(call obj,tests/fuzz/void/core.c tests/fuzz/void/group.c)
 $(FAKE): $(call obj,$(call srcs,tests/fake_device))
-$(LOOPBACK) $(GROUPED) $(VOID) $(FAKE): $(PLUGIN_O)
+$(LOOPBACK) $(GROUPED) $(VOID) $(VOIDGROUP) $(FAKE): $(PLUGIN_O)
 $(FROZEN): $(call obj,$(call srcs,tests/abi/v1))
 $(BROKEN): $(call obj,$(call srcs,tests/conformance/broken) tests/abi/v1/memory.c tests/abi/v1/transport.c)
-$(LOOPBACK) $(GROUPED) $(VOID) $(FAKE) $(FROZEN) $(BROKEN): $(B)/plugin.map $(B)/.sources
+$(LOOPBACK) $(GROUPED) $(VOID) $(VOIDGROUP) $(FAKE) $(FROZEN) $(BROKEN): $(B)/plugin.map $(B)/.sources
 	$(call say,LINK,$@)
 	$(Q)mkdir -p $(@D)
 	$(Q)$(link_plugin)
@@ -338,7 +340,7 @@ $(BENCH): $(B)/%: $(B)/obj/%.o $(B)/librdt.a $(B)/libproto.a $(B)/libsupport.a
 
 # libFuzzer's, or with a main that replays files.
 $(FUZZ): $(B)/%: $(B)/obj/%.o $(FUZZ_O) $(B)/librdtd.a $(B)/librdt.a $(B)/libproto.a $(B)/libsupport.a \
-    | $(B)/backends/rdt_host.so $(VOID)
+    | $(B)/backends/rdt_host.so $(VOID) $(VOIDGROUP)
 	$(call say,LINK,$@)
 	$(Q)mkdir -p $(@D)
 	$(Q)$(link_test) $(if $(filter fuzz,$(VARIANT)),-fsanitize=fuzzer -rdynamic) $(DAEMON_LIBS) $(CTL_LIBS)

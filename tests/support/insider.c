@@ -153,9 +153,26 @@ static const ProtobufCMessageDescriptor *descriptor_of(uint16_t type)
     return NULL;
 }
 
+/* "!" in place of a member's node means the daemon's. */
+static void name_members(const struct insider *insider, Rdt__Pb__GroupPropose *propose)
+{
+    Rdt__Pb__LinkHello *hello =
+        rdt__pb__link_hello__unpack(NULL, insider->came[RDT_PEER_HELLO].bytes, insider->came[RDT_PEER_HELLO].payload);
+
+    for (size_t i = 0; hello && i < propose->n_members; i++) {
+        ProtobufCBinaryData *node = &propose->members[i]->node;
+        if (node->len == 16 && hello->node_uuid.len == 16 && memcmp(node->data, "!!!!!!!!!!!!!!!!", 16) == 0)
+            memcpy(node->data, hello->node_uuid.data, 16);
+    }
+    if (hello)
+        rdt__pb__link_hello__free_unpacked(hello, NULL);
+}
+
 static void name_all(const struct insider *insider, uint16_t type, ProtobufCMessage *message)
 {
-    if (type == RDT_PEER_PULL_META)
+    if (type == RDT_PEER_GROUP_PROPOSE)
+        name_members(insider, (Rdt__Pb__GroupPropose *)message);
+    else if (type == RDT_PEER_PULL_META)
         name_number(insider->pulls, insider->n_pulls, &((Rdt__Pb__PullMeta *)message)->transfer);
     else if (type == RDT_PEER_PULL_KEYS)
         name_number(insider->pulls, insider->n_pulls, &((Rdt__Pb__PullKeys *)message)->transfer);

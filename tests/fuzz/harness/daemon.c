@@ -71,7 +71,7 @@ int fuzz_daemon_connect(void)
 void fuzz_daemon_start(bool with_link)
 {
     static bool started;
-    char exe[512] = {0}, *build, flags[4][640];
+    char exe[512] = {0}, *build, flags[5][640];
     const struct timespec moment = {.tv_nsec = 10000000};
     char *argv[16];
     struct rdt_error err = {0};
@@ -109,6 +109,8 @@ void fuzz_daemon_start(bool with_link)
         argv[argc++] = (char *)"--peer-timeout=10m";
         (void)snprintf(flags[3], sizeof flags[3], "--backend=%s/tests/rdt_void.so", build);
         argv[argc++] = flags[3];
+        (void)snprintf(flags[4], sizeof flags[4], "--backend=%s/tests/rdt_voidgroup.so", build);
+        argv[argc++] = flags[4];
     }
     if (options_load(argc, argv, &options, &err) != RDT_OK) {
         fprintf(stderr, "options: %s\n", err.msg);

@@ -1,234 +1,27 @@
-/* The transport "void": connects to any offer and ends every operation at once, having read or written all of its memory. With it a
- * fuzzed peer gets as far as a true one, and whatever the core posts outside its memory is seen.
- *
- * One thread says op_done and conn_closed, in the order of the posts. */
-#include <pthread.h>
-#include <stdlib.h>
-#include <string.h>
-#include <strings.h>
-
-#include "backends/rdt_backend.h"
-
-struct conn {
-    struct transport *transport;
-    void *ctx;
-};
-
-struct item { /* an operation that has been done, or the end of a connection */
-    struct item *next;
-    struct rdt_op *op;
-    struct conn *closed;
-};
-
-struct transport {
-    struct rdt_host host;
-    pthread_t thread;
-    pthread_mutex_t lock;
-    pthread_cond_t changed;
-    struct item *first, **last; /* [lock] */
-    bool stopping;              /* [lock] */
-};
-
-static void *run(void *arg)
-{
-    struct transport *transport = arg;
-
-    (void)pthread_mutex_lock(&transport->lock);
-    while (!transport->stopping || transport->first) {
-        struct item *item = transport->first;
-
-        if (!item) {
-            (void)pthread_cond_wait(&transport->changed, &transport->lock);
-            continue;
-        }
-        transport->first = item->next;
-        if (!transport->first)
-            transport->last = &transport->first;
-        (void)pthread_mutex_unlock(&transport->lock);
-        if (item->op)
-            transport->host.op_done(item->op, RDT_OK, NULL);
-        else
-            transport->host.conn_closed(item->closed->ctx);
-        free(item);
-        (void)pthread_mutex_lock(&transport->lock);
-    }
-    (void)pthread_mutex_unlock(&transport->lock);
-    return NULL;
-}
-
-static enum rdt_status say(struct transport *transport, struct rdt_op *op, struct conn *closed, struct rdt_error *err)
-{
-    struct item *item = calloc(1, sizeof *item);
-
-    if (!item)
-        return rdt_error_set(err, RDT_NO_MEMORY, "no memory");
-    item->op = op;
-    item->closed = closed;
-    (void)pthread_mutex_lock(&transport->lock);
-    *transport->last = item;
-    transport->last = &item->next;
-    (void)pthread_cond_signal(&transport->changed);
-    (void)pthread_mutex_unlock(&transport->lock);
-    return RDT_OK;
-}
-
-/* ---- the transport ---- */
-
-static enum rdt_status transport_open(const struct rdt_host *host, void **transport_p, struct rdt_error *err)
-{
-    struct transport *transport = calloc(1, sizeof *transport);
-
-    if (!transport)
-        return rdt_error_set(err, RDT_NO_MEMORY, "no memory");
-    transport->host = *host;
-    transport->last = &transport->first;
-    (void)pthread_mutex_init(&transport->lock, NULL);
-    (void)pthread_cond_init(&transport->changed, NULL);
-    if (pthread_create(&transport->thread, NULL, run, transport) != 0)
-        abort();
-    *transport_p = transport;
-    return RDT_OK;
-}
-
-static void transport_close(void *arg)
-{
-    struct transport *transport = arg;
-
-    (void)pthread_mutex_lock(&transport->lock);
-    transport->stopping = true;
-    (void)pthread_cond_signal(&transport->changed);
-    (void)pthread_mutex_unlock(&transport->lock);
-    (void)pthread_join(transport->thread, NULL);
-    free(transport);
-}
-
-static const char *version(void *transport)
-{
-    (void)transport;
-    return "1";
-}
-
-static enum rdt_status register_memory(void *transport, void *addr, uint64_t bytes, const char *memory_kind,
-                                       void **registration_p, struct rdt_error *err)
-{
-    (void)transport;
-    (void)bytes;
-    (void)memory_kind;
-    (void)err;
-    *registration_p = addr;
-    return RDT_OK;
-}
-
-static void unregister_memory(void *transport, void *registration)
-{
-    (void)transport;
-    (void)registration;
-}
-
-static enum rdt_status connection_create(void *transport, const uint8_t peer_uuid[16], void *conn_ctx, void **conn_p,
-                                         struct rdt_error *err)
-{
-    struct conn *conn = calloc(1, sizeof *conn);
-
-    (void)peer_uuid;
-    if (!conn)
-        return rdt_error_set(err, RDT_NO_MEMORY, "no memory");
-    conn->transport = transport;
-    conn->ctx = conn_ctx;
-    *conn_p = conn;
-    return RDT_OK;
-}
-
-static void connection_destroy(void *conn)
-{
-    free(conn);
-}
-
-static enum rdt_status offer(void *conn, uint8_t blob[RDT_OFFER_MAX_BYTES], size_t *bytes_p, struct rdt_error *err)
-{
-    (void)conn;
-    (void)err;
-    blob[0] = 'v';
-    *bytes_p = 1;
-    return RDT_OK;
-}
-
-static enum rdt_status connect_to(void *conn, const void *blob, size_t bytes, struct rdt_error *err)
-{
-    (void)conn;
-    (void)blob;
-    return bytes > 0 ? RDT_OK : rdt_error_set(err, RDT_PROTOCOL, "the peer's offer is empty");
-}
-
-static uint32_t sides(void *conn, const char *memory_kind)
-{
-    (void)conn;
-    return strcasecmp(memory_kind, "host") ? 0 : RDT_ONE_SIDED | RDT_TWO_SIDED;
-}
-
-static void disconnect(void *arg)
-{
-    struct conn *conn = arg;
-
-    if (say(conn->transport, NULL, conn, NULL) != RDT_OK)
-        abort();
-}
-
-static enum rdt_status post_write(void *conn, struct rdt_op *op, struct rdt_error *err)
-{
-    if (op->piece.bytes)
-        memset(op->piece.addr, 0x5a, op->piece.bytes);
-    return say(((struct conn *)conn)->transport, op, NULL, err);
-}
-
-static enum rdt_status post_send(void *conn, struct rdt_op *op, struct rdt_error *err)
-{
-    const volatile uint8_t *bytes = op->piece.addr;
-
-    for (uint64_t i = 0; i < op->piece.bytes; i++)
-        (void)bytes[i];
-    return say(((struct conn *)conn)->transport, op, NULL, err);
-}
-
-static enum rdt_status pack_key(void *transport, void *registration, uint8_t key[RDT_KEY_MAX_BYTES], size_t *bytes_p,
-                                struct rdt_error *err)
-{
-    (void)transport;
-    (void)err;
-    memcpy(key, &registration, sizeof registration);
-    *bytes_p = sizeof registration;
-    return RDT_OK;
-}
-
-static void cancel(void *conn, struct rdt_op *op)
-{
-    (void)conn;
-    (void)op; /* it has been done, and is on its way to be told */
-}
-
-static const char *const memory_kinds[] = {"host", NULL};
+/* The transport "void": core.c's, with connections. */
+#include "tests/fuzz/void/core.h"
 
 static const struct rdt_transport_ops ops = {
     .struct_size = sizeof ops,
     .name = "void",
-    .memory_kinds = memory_kinds,
+    .memory_kinds = void_memory_kinds,
     .speed = 10,
-    .open = transport_open,
-    .close = transport_close,
-    .version = version,
-    .register_memory = register_memory,
-    .unregister_memory = unregister_memory,
-    .connection_create = connection_create,
-    .connection_destroy = connection_destroy,
-    .offer = offer,
-    .connect = connect_to,
-    .sides = sides,
-    .disconnect = disconnect,
-    .post_send = post_send,
-    .post_recv = post_write,
-    .pack_key = pack_key,
-    .post_read = post_write,
-    .cancel = cancel,
+    .open = void_transport_open,
+    .close = void_transport_close,
+    .version = void_version,
+    .register_memory = void_register_memory,
+    .unregister_memory = void_unregister_memory,
+    .connection_create = void_connection_create,
+    .connection_destroy = void_connection_destroy,
+    .offer = void_offer,
+    .connect = void_connect_to,
+    .sides = void_sides,
+    .disconnect = void_disconnect,
+    .post_send = void_post_send,
+    .post_recv = void_post_write,
+    .pack_key = void_pack_key,
+    .post_read = void_post_write,
+    .cancel = void_cancel,
 };
 
 static const struct rdt_backend backend = {
