@@ -8,14 +8,17 @@
 #include "ctl_json.h"
 #include "ctl_table.h"
 
-/* "CLIENT@NODE" is cut in two. */
+/* "CLIENT@NODE,DEVICE" is cut in three. */
 static struct rdt_member member_of(char *text)
 {
-    char *at = strrchr(text, '@');
+    char *at = strrchr(text, '@'), *comma = strrchr(at ? at : text, ',');
 
+    if (comma)
+        *comma = '\0';
     if (at)
         *at = '\0';
-    return (struct rdt_member){.client = text, .node = at && at[1] ? at + 1 : NULL};
+    return (struct rdt_member){
+        .client = text, .node = at && at[1] ? at + 1 : NULL, .device = comma && comma[1] ? comma + 1 : NULL};
 }
 
 static int create(struct ctl *ctl, const char *transport, char **operands, int count)

@@ -24,7 +24,8 @@ static const struct ctl_command commands[] = {
     {"names", ctl_names, "", "published names and their newest versions", NULL},
     {"groups", ctl_groups, "[create NAME MEMBER MEMBER ... | destroy NAME]", "groups that transports move bytes within",
      "Without arguments it lists them. MEMBER is CLIENT, an actor of this node by the name that it connected with, or CLIENT@NODE of\n"
-     "another one (HOST:PORT, a name in the nodes file, or a uuid), in rank order. create returns when all their nodes are ready."},
+     "another one (HOST:PORT, a name in the nodes file, or a uuid), in rank order; MEMBER,DEVICE is one whose tensors are on that device\n"
+     "(its uuid, as in `rdtctl backends`). create returns when all their nodes are ready."},
     {"broadcast", ctl_broadcast, "REF GROUP", "gives every other node of a group a copy of a snapshot, which serves fetches there",
      "For the object's owner, on its node: put it with --snapshot. Returns when every copy is whole, at the latest after --timeout (a\n"
      "minute); the first failure names its node, and those that have their copy by then keep it."},

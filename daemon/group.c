@@ -2,6 +2,7 @@
 #include <assert.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <strings.h>
 #include <sys/random.h>
 
 #include "daemon/group_impl.h"
@@ -238,7 +239,7 @@ static uint32_t rank_of(struct group *group, const struct group_member *member)
     uint32_t rank = 0;
 
     for (; rank < group->n_ranks; rank++)
-        if (memcmp(group->ranks[rank].node, member->node, 16) == 0 && strcmp(group->ranks[rank].device, member->device) == 0)
+        if (memcmp(group->ranks[rank].node, member->node, 16) == 0 && strcasecmp(group->ranks[rank].device, member->device) == 0)
             return rank;
     group->ranks[rank].group = group;
     memcpy(group->ranks[rank].node, member->node, 16);
@@ -263,7 +264,19 @@ enum rdt_status group_make_ranks(struct group *group, struct rdt_error *err)
         return rdt_error_set(err, RDT_NO_MEMORY, "no memory for group \"%s\"", group->name);
     for (uint32_t i = 0; i < group->n_members; i++)
         group->members[i].rank = rank_of(group, &group->members[i]);
+    for (uint32_t i = 0; i < group->n_ranks; i++)
+        for (uint32_t k = 0; k < i; k++)
+            if (memcmp(group->ranks[i].node, group->ranks[k].node, 16) == 0)
+                return rdt_error_set(err, RDT_UNSUPPORTED,
+                                     "group \"%s\" has members on \"%s\" and \"%s\" of one node: this version has one rank for each "
+                                     "node, so make a group for each device",
+                                     group->name, group->ranks[k].device, group->ranks[i].device);
     return RDT_OK;
+}
+
+bool group_rank_serves(const struct group_rank *rank, const char *device)
+{
+    return device[0] == '\0' || strcasecmp(rank->device, device) == 0;
 }
 
 void group_forget_blobs(struct group *group)

@@ -1,6 +1,6 @@
 /* Groups: ordered sets of actors, within which a group transport (plugin.h: transport_is_grouped) moves bytes. A group belongs to an
  * owner, not to the session that created it, and any member may use it. The vendor's ranks are the distinct (node, device) pairs of its
- * members, in order of first appearance; clients of one node and device share a rank.
+ * members, in order of first appearance; clients of one node and device share a rank. For now a node has one of them.
  *
  * The node that it was created on coordinates: it proposes the group to the nodes of all members under a new epoch, gathers what their
  * transports offer, and opens it when all are connected (rdt_peer.proto has the messages). Every node keeps its own view:
@@ -166,6 +166,9 @@ bool group_has(const struct group *group, const uint8_t node[16], const char *cl
 
 /* The one rank of this node; NULL: it has none. */
 struct group_rank *group_rank_here(const struct group *group);
+
+/* It may move memory of that device ("": host memory). */
+bool group_rank_serves(const struct group_rank *rank, const char *device);
 
 /* It cannot be used, but soon. */
 bool group_is_coming(const struct group *group);

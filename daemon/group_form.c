@@ -1,6 +1,7 @@
 /* The coordinator of a group: brings its members' nodes together, epoch by epoch. */
 #include <stdio.h>
 #include <stdlib.h>
+#include <strings.h>
 
 #include "daemon/group_impl.h"
 #include "daemon/log.h"
@@ -40,6 +41,35 @@ enum rdt_status group_check_clients(const struct group *group, struct rdt_error 
             !groups->callbacks.has_client(groups->callbacks.arg, &group->owner, member->client))
             return rdt_error_set(err, RDT_NOT_FOUND, "member %u: uid %u has no client named \"%s\" on this node", i,
                                  group->owner.uid, member->client);
+    }
+    return RDT_OK;
+}
+
+static struct memory_device *find_device(const struct groups *groups, const char *uuid)
+{
+    list_for_each (node, plugins_memory_kinds(groups->plugins)) {
+        const struct memory_kind *kind = list_entry(node, struct memory_kind, link);
+        for (unsigned i = 0; i < kind->n_devices; i++)
+            if (strcasecmp(kind->devices[i].uuid, uuid) == 0)
+                return &kind->devices[i];
+    }
+    return NULL;
+}
+
+enum rdt_status group_check_devices(const struct group *group, struct rdt_error *err)
+{
+    for (uint32_t i = 0; i < group->n_members; i++) {
+        const struct group_member *member = &group->members[i];
+        const struct memory_device *device;
+        if (member->device[0] == '\0' || memcmp(member->node, group->groups->node->uuid, 16) != 0)
+            continue;
+        device = find_device(group->groups, member->device);
+        if (!device)
+            return rdt_error_set(err, RDT_UNSUPPORTED, "member %u: this node has no device \"%s\" (rdtctl backends lists them)", i,
+                                 member->device);
+        if (!transport_moves(group->transport, device->kind->name))
+            return rdt_error_set(err, RDT_UNSUPPORTED, "member %u: %s does not move %s memory, that of device \"%s\"", i,
+                                 group->transport->name, device->kind->name, member->device);
     }
     return RDT_OK;
 }
@@ -166,6 +196,8 @@ void group_propose(struct group *group)
         return;
     group->proposed = true;
     status = find_nodes(group, &err);
+    if (status == RDT_OK && !group->formed)
+        status = group_check_devices(group, &err);
     if (status == RDT_OK)
         status = group_make_ranks(group, &err);
     if (status == RDT_OK && !group->formed)
@@ -238,9 +270,6 @@ static enum rdt_status take_members(struct group *group, const Rdt__Pb__GroupCre
                                  "member %u of group \"%s\": the name of a client (1 to %u bytes), its node and its device are "
                                  "needed",
                                  i, group->name, RDT_MAX_NAME_BYTES);
-        if (from->device[0] != '\0')
-            return rdt_error_set(err, RDT_UNSUPPORTED, "member %u of group \"%s\": this daemon has no device \"%s\"", i,
-                                 group->name, from->device);
         if (named || from->address[0] != '\0')
             status =
                 groups->callbacks.find(groups->callbacks.arg, named ? from->node.data : nowhere, from->address, &peer, err);

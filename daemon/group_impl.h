@@ -49,6 +49,7 @@ enum rdt_status group_check_new(const struct groups *groups, const struct owner 
                                 const char *transport_name, size_t n_members, struct transport **transport_p,
                                 struct rdt_error *err);
 enum rdt_status group_check_clients(const struct group *group, struct rdt_error *err); /* this node's members are connected */
+enum rdt_status group_check_devices(const struct group *group, struct rdt_error *err); /* this node has its members' */
 void group_drop_orphan(struct groups *groups, const struct owner *owner, const char *name);
 size_t group_list_offers(const struct group *group, bool here_only, Rdt__Pb__GroupOffer *offers, Rdt__Pb__GroupOffer **list);
 enum rdt_status group_take_offers(struct group *group, const struct peer *from, Rdt__Pb__GroupOffer **offers, size_t n,

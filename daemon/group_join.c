@@ -61,8 +61,6 @@ static enum rdt_status check_proposal(struct groups *groups, struct peer *peer, 
         if (!group_is_name(from->client, RDT_MAX_NAME_BYTES) || strlen(from->device) > RDT_MAX_NAME_BYTES ||
             strlen(from->address) > RDT_MAX_ADDRESS_BYTES || from->node.len != 16)
             return rdt_error_set(err, RDT_PROTOCOL, "member %zu of group \"%s\" cannot be read", i, message->name);
-        if (from->device[0] != '\0')
-            return rdt_error_set(err, RDT_UNSUPPORTED, "this daemon has no device \"%.64s\"", from->device);
     }
     group = group_new(groups, &owner, message->name, transport, (uint32_t)message->n_members, err);
     if (!group)
@@ -76,7 +74,9 @@ static enum rdt_status check_proposal(struct groups *groups, struct peer *peer, 
         text_copy(group->members[i].address, sizeof group->members[i].address, from->address);
         memcpy(group->members[i].node, from->node.data, 16);
     }
-    status = group_make_ranks(group, err);
+    status = group_check_devices(group, err);
+    if (status == RDT_OK)
+        status = group_make_ranks(group, err);
     if (status == RDT_OK && !group_rank_here(group))
         status = rdt_error_set(err, RDT_PROTOCOL, "this node is in no group \"%s\"", message->name);
     if (status == RDT_OK && message->first)

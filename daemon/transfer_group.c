@@ -227,6 +227,23 @@ struct group *transfer_group_of(const struct transfer *transfer, const struct tr
     return shared;
 }
 
+/* Its rank here is on the device of the memory that is to be written. */
+static bool serves_memory(const struct transfer *transfer, const struct group *group, char why_p[192])
+{
+    const struct target *target = transfer->target;
+    const struct group_rank *here = group_rank_here(group);
+
+    for (uint32_t i = 0; here && target && i < target->n; i++) {
+        const char *device = target->uses[i].region ? region_device(target->uses[i].region) : "";
+        if (group_rank_serves(here, device))
+            continue;
+        (void)snprintf(why_p, 192, "group %.40s is formed with device \"%.40s\" here, and a target lies on %.40s", group->name,
+                       here->device, device);
+        return false;
+    }
+    return true;
+}
+
 void transfer_group_offer(const struct transfer *transfer, struct transport *transport, struct path_offer *offer,
                           char why_p[192])
 {
@@ -244,6 +261,10 @@ void transfer_group_offer(const struct transfer *transfer, struct transport *tra
         return;
     }
     if (!group) {
+        offer->group_why_not = why_p;
+        return;
+    }
+    if (!serves_memory(transfer, group, why_p)) {
         offer->group_why_not = why_p;
         return;
     }
@@ -299,6 +320,11 @@ enum rdt_status transfer_group_start(struct outgoing *out, const Rdt__Pb__PullSt
         return rdt_error_set(err, RDT_DENIED,
                              "the reader's node and the producer of object \"%s\" are not both in group \"%s\"", out->ref.id,
                              group->name);
+    for (uint32_t i = 0; i < object_n_places(out->object); i++)
+        if (!group_rank_serves(group_rank_here(group), region_device(object_region(out->object, i))))
+            return rdt_error_set(err, RDT_TRANSPORT, "group \"%s\" is formed with device \"%s\" at the owner, and object \"%s\" lies on %s",
+                                 group->name, group_rank_here(group)->device, out->ref.id,
+                                 region_device(object_region(out->object, i)));
     *pt_p = transfer_group_via(out->work, group);
     return *pt_p ? RDT_OK : rdt_error_set(err, RDT_NO_MEMORY, "no memory to send in group \"%s\"", group->name);
 }

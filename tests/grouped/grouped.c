@@ -60,6 +60,7 @@ static enum rdt_status grouped_open(const struct rdt_host *host, void **transpor
         struct transport *transport = *transport_p;
         (void)pthread_mutex_lock(&transport->lock);
         transport->look_at_groups = look_at_groups;
+        transport->on_devices = strcmp(host->config(host->ctx, "devices"), "yes") == 0;
         (void)pthread_mutex_unlock(&transport->lock);
     }
     return status;
@@ -187,7 +188,13 @@ static void group_close(void *arg)
     loopback_wake(party->transport);
 }
 
-static const char *const memory_kinds[] = {"host", NULL};
+static const char *const memory_kinds[] = {"host", "fake", NULL};
+
+/* It forms groups with devices; bytes it moves in host memory only. */
+static bool moves(void *arg, const char *memory_kind)
+{
+    return strcmp(memory_kind, "host") == 0 || ((const struct transport *)arg)->on_devices;
+}
 
 static const struct rdt_transport_ops transport_ops = {
     .struct_size = sizeof transport_ops,
@@ -204,6 +211,7 @@ static const struct rdt_transport_ops transport_ops = {
     .post_recv = loopback_post_recv,
     .cancel = loopback_cancel,
     .queue = loopback_queue,
+    .moves = moves,
     .group_create = group_create,
     .group_offer = group_offer,
     .group_connect = group_connect,
@@ -216,6 +224,7 @@ static const struct rdt_config_key config_keys[] = {
     {"sided", "two", "two: what its connections claim to be"},
     {"version", "1.0", "of its library, as peers are told"},
     {"ordered", "no", "as loopback's"},
+    {"devices", "no", "yes: it says that it moves fake memory too"},
     {"fault_file", "",
      "file of key=value lines, the faults of loopback and refuse_group, hang_group; read before every operation"},
     {NULL, NULL, NULL},

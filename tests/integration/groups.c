@@ -3,6 +3,7 @@
 #include <signal.h>
 
 #include "tests/integration/groups_fixture.h"
+#include "tests/support/fake_device.h"
 
 TestSuite(groups, .timeout = 240);
 
@@ -182,6 +183,73 @@ Test(groups, wrong_lists_are_refused_and_nothing_is_left)
     move(0, 1, "g", MIB);
     destroy("g");
     end_groups((const char *const[]){"127.0.0.1:1", NULL});
+}
+
+/* Devices of fake memory, which the transport says that it moves, or does not. */
+static void begin_on_devices(struct fake_devices *gpu, const char *devices)
+{
+    static const char *flags[16];
+    unsigned n = 0;
+
+    fake_device_init(gpu, "groups", (const char *const[]){"devices=2", NULL});
+    for (; gpu->flags[n]; n++)
+        flags[n] = gpu->flags[n];
+    flags[n++] = "--set";
+    flags[n++] = strcmp(devices, "yes") == 0 ? "grouped.devices=yes" : "grouped.devices=no";
+    flags[n] = NULL;
+    begin_groups(2, "grouped", &(struct cluster_options){.grouped = true, .no_ucx = true, .flags = flags});
+}
+
+Test(groups, members_on_devices_are_ranks_of_their_nodes)
+{
+    struct rdt_member members[] = {
+        {.client = "a0", .device = "FAKE-1"}, {.client = "a1", .device = "fake-0"}, {.client = "b0"}};
+    struct fake_devices gpu;
+    struct rdt_group group;
+    rdt *second;
+
+    begin_on_devices(&gpu, "yes");
+    second = node_client(&c.node[0], "b0");
+    members[1].node = c.node[1].address;
+    must_ok(rdt_group_create(actor_of[0], "g", by, members, 2, NULL, &err));
+    must(group_seen(actor_of[1], "g", &group) && group.ranks == 2);
+    must_refuse(RDT_UNSUPPORTED, "make a group for each device",
+                rdt_group_create(actor_of[0], "h", by, members, 3, NULL, &err));
+    members[2].device = "FAKE-1"; /* the same rank */
+    must_ok(rdt_group_create(actor_of[0], "h", by, members, 3, NULL, &err));
+    members[1].device = "FAKE-7";
+    must_refuse(RDT_UNSUPPORTED, "no device \"FAKE-7\"", rdt_group_create(actor_of[0], "i", by, members, 2, NULL, &err));
+    members[0].device = "FAKE-8";
+    must_refuse(RDT_UNSUPPORTED, "no device \"FAKE-8\"", rdt_group_create(actor_of[0], "i", by, members, 2, NULL, &err));
+    for (unsigned i = 0; i < 2; i++)
+        must(group_is(actor_of[i], "g", "ready", 1) && group_is(actor_of[i], "h", "ready", 1));
+    destroy("g");
+    destroy("h");
+    rdt_close(second);
+    end_groups(NULL);
+    fake_device_fini(&gpu);
+}
+
+Test(groups, device_that_the_transport_lacks_is_refused_by_name_and_touches_none)
+{
+    struct rdt_member members[] = {{.client = "a0", .device = "FAKE-1"}, {.client = "a1"}};
+    struct fake_devices gpu;
+
+    begin_on_devices(&gpu, "no");
+    must_ok(form(actor_of[0], "g", 2, &err));
+    members[1].node = c.node[1].address;
+    must_refuse(RDT_UNSUPPORTED, "does not move fake memory, that of device \"FAKE-1\"",
+                rdt_group_create(actor_of[0], "h", by, members, 2, NULL, &err));
+    must_refuse(RDT_UNSUPPORTED, "does not move fake memory",
+                rdt_group_create(
+                    actor_of[1], "h", by,
+                    (struct rdt_member[]){{.client = "a1"}, {.client = "a0", .node = c.node[0].address, .device = "FAKE-0"}}, 2,
+                    NULL, &err));
+    must(group_is(actor_of[0], "g", "ready", 1) && group_is(actor_of[1], "g", "ready", 1));
+    move(0, 1, "g", MIB);
+    destroy("g");
+    end_groups(NULL);
+    fake_device_fini(&gpu);
 }
 
 Test(groups, one_user_has_no_more_than_the_limit_on_any_node)
@@ -401,8 +469,8 @@ Test(groups, destroyed_while_memory_is_made_ready_is_not_waited_for)
     must_ok(rdt_group_destroy(actor_of[1], "g", &err));
     struck = now_ns();
     status = rdt_wait(actor_of[1], &request, 1, 1, LONG, NULL, NULL, &why);
-    must_say(status == RDT_TRANSPORT && (strstr(why.msg, "the group is destroyed") || strstr(why.msg, "g was taken down")), "%s",
-             why.msg);
+    must_say(status == RDT_TRANSPORT && (strstr(why.msg, "the group is destroyed") || strstr(why.msg, "g was taken down")),
+             "%s", why.msg);
     must_be_within(struck, 4 * SEC); /* stall_timeout is longer */
     rdt_request_destroy(request);
     set_faults("");

@@ -127,6 +127,7 @@ struct group_news { /* what the host is to be told of groups: their contexts */
 
 struct transport {
     struct rdt_host host;
+    bool on_devices;                                                                 /* likewise */
     struct party *groups;                                                            /* of tests/grouped */
     void (*look_at_groups)(struct transport *transport, struct group_news *news_p); /* likewise; the lock is held */
     uint32_t sides;
