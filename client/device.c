@@ -162,7 +162,8 @@ static enum rdt_status check_shared(const struct rdt_shared *shared, const void 
 }
 
 /* Chunks in as many frames as it takes; the last is answered with the region. */
-static enum rdt_status send_import(rdt *conn, const struct rdt_shared *shared, ProtobufCMessage **answer_p, struct rdt_error *err)
+static enum rdt_status send_parts(rdt *conn, const struct rdt_shared *shared, uint64_t number, ProtobufCMessage **answer_p,
+                                  struct rdt_error *err)
 {
     Rdt__Pb__Import request = RDT__PB__IMPORT__INIT;
     bool chunks = shared->kind == RDT_SHARED_VMM;
@@ -175,12 +176,14 @@ static enum rdt_status send_import(rdt *conn, const struct rdt_shared *shared, P
     request.kind = (Rdt__Pb__RegionKind)shared->kind;
     request.bytes = shared->bytes;
     request.offset = shared->offset;
+    request.number = number;
     if (!chunks)
         request.handle = (ProtobufCBinaryData){shared->handle_bytes, (uint8_t *)(uintptr_t)shared->handle};
     for (;;) {
         unsigned n = n_fds - sent < RDT_MAX_FRAME_FDS ? (unsigned)(n_fds - sent) : RDT_MAX_FRAME_FDS;
 
         request.more = sent + n < n_fds;
+        request.first_chunk = (uint32_t)sent;
         request.chunk_bytes = chunks ? (uint64_t *)(uintptr_t)(shared->chunk_bytes + sent) : NULL;
         request.n_chunk_bytes = n;
         status = call_many(conn, RDT_MSG_IMPORT, &request.base, chunks ? shared->fds + sent : NULL, n,
@@ -193,6 +196,18 @@ static enum rdt_status send_import(rdt *conn, const struct rdt_shared *shared, P
             return RDT_OK;
         protobuf_c_message_free_unpacked(*answer_p, NULL);
     }
+}
+
+static enum rdt_status send_import(rdt *conn, const struct rdt_shared *shared, ProtobufCMessage **answer_p, struct rdt_error *err)
+{
+    enum rdt_status status;
+
+    if (shared->kind != RDT_SHARED_VMM || shared->n_fds <= RDT_MAX_FRAME_FDS)
+        return send_parts(conn, shared, 0, answer_p, err);
+    (void)pthread_mutex_lock(&conn->importing); /* the daemon gathers the chunks of one import of a client's */
+    status = send_parts(conn, shared, ++conn->n_imports, answer_p, err);
+    (void)pthread_mutex_unlock(&conn->importing);
+    return status;
 }
 
 enum rdt_status rdt_import_shared(rdt *conn, const struct rdt_shared *given, void *addr, struct rdt_error *err)

@@ -38,6 +38,7 @@ struct client_task {
 
 /* Chunks of an import that comes in several frames. */
 struct import_parts {
+    uint64_t number; /* the client's */
     uint32_t n, charged; /* charged: file descriptors of its account */
     int fds[RDT_EXPORT_MAX_FDS];
     uint64_t chunk_bytes[RDT_EXPORT_MAX_FDS];

@@ -30,22 +30,28 @@ void region_give_back(struct regions *regions, struct memory_device *device, uin
         account_room(regions->accounts, USAGE_DEVICE_BYTES);
 }
 
+static enum rdt_status no_room(const struct memory_device *device, uint64_t bytes, struct rdt_error *err)
+{
+    return rdt_error_set(err, RDT_LIMIT,
+                         "%llu bytes do not fit on %s device %s (%s): %llu of its device_limit of %llu bytes are taken",
+                         (unsigned long long)bytes, device->kind->name, device->uuid, device->name,
+                         (unsigned long long)device->used_bytes, (unsigned long long)device->limit_bytes);
+}
+
 static enum rdt_status take_room(struct region *region, struct rdt_error *err)
 {
     struct memory_device *device = region->at;
-    uint64_t limit = device->limit_bytes;
+    uint64_t limit = device->limit_bytes, room = pool_pages_bytes(region->kind, region->bytes);
+    bool ever = room >= region->bytes && room <= limit; /* what a plug-in rounds up may wrap */
 
-    region->room = pool_pages_bytes(region->kind, region->bytes);
-    if (region->room <= limit && device->used_bytes <= limit - region->room) {
-        device->used_bytes += region->room;
+    if (ever && device->used_bytes <= limit - room) {
+        region->room = room;
+        device->used_bytes += room;
         return RDT_OK;
     }
-    if (region->room <= limit)
+    if (ever)
         account_node_is_full(region->account, USAGE_DEVICE_BYTES);
-    return rdt_error_set(err, RDT_LIMIT,
-                         "%llu bytes do not fit on %s device %s (%s): %llu of its device_limit of %llu bytes are taken",
-                         (unsigned long long)region->bytes, region->kind->name, device->uuid, device->name,
-                         (unsigned long long)device->used_bytes, (unsigned long long)limit);
+    return no_room(device, region->bytes, err);
 }
 
 /* ---- making ---- */
@@ -133,6 +139,8 @@ enum rdt_status region_alloc_device(struct regions *regions, struct memory_kind 
             *err = why;
         return device ? rdt_error_set(err, RDT_INTERNAL, "%s memory is not there at once", kind->name) : why.status;
     }
+    if (bytes > device->limit_bytes) /* before any sum is made with it */
+        return no_room(device, bytes, err);
     status = region_new(regions, kind, device, bytes, origin, account, client, 1, &region, err);
     if (status != RDT_OK)
         return status;
@@ -189,10 +197,12 @@ static enum rdt_status check_import(const struct memory_kind *kind, const struct
 
     if (!kind->ops.import)
         return rdt_error_set(err, RDT_UNSUPPORTED, "memory kind %s cannot import", kind->name);
-    if (import->kind == RDT_IMPORT_MEMFD)
+    if (import->kind != RDT_IMPORT_VMM && import->kind != RDT_IMPORT_LEGACY_IPC)
         return rdt_error_set(err, RDT_INVALID, "%s memory is imported by chunks or by a legacy handle, not by a memfd", kind->name);
     if (import->bytes == 0)
         return rdt_error_set(err, RDT_INVALID, "cannot import 0 bytes");
+    if (import->kind == RDT_IMPORT_LEGACY_IPC && import->n_fds > 0)
+        return rdt_error_set(err, RDT_INVALID, "a legacy handle comes without chunks, not with %u", import->n_fds);
     if (import->kind == RDT_IMPORT_LEGACY_IPC && (import->handle_bytes == 0 || import->handle_bytes > RDT_EXPORT_HANDLE_BYTES))
         return rdt_error_set(err, RDT_INVALID, "a legacy handle has 1 to %u bytes, not %zu", RDT_EXPORT_HANDLE_BYTES,
                              import->handle_bytes);

@@ -115,21 +115,29 @@ enum rdt_status rpc_alloc(struct call *call, const void *request, struct rdt_err
 
 /* ---- imports ---- */
 
-/* More chunks than one frame has fds are gathered until the last have come, which bring the rest of the request. */
+/* More chunks than one frame has fds are gathered until the last have come, which bring the rest of the request. One import at a time:
+ * what does not continue it ends it. */
 static enum rdt_status gather(struct call *call, const Rdt__Pb__Import *message, struct rdt_error *err)
 {
     struct client *client = call->client;
-    struct import_parts *parts = client->importing;
+    struct import_parts *parts;
     uint32_t n = call->frame->nfds;
 
-    if (message->kind != RDT__PB__REGION_KIND__REGION_KIND_VMM || message->n_chunk_bytes != n || n == 0)
-        return rdt_error_set(err, RDT_INVALID, "%zu chunk sizes for %u fds", message->n_chunk_bytes, n);
+    if (message->first_chunk == 0)
+        client_drop_import(client);
+    parts = client->importing;
+    if (message->kind != RDT__PB__REGION_KIND__REGION_KIND_VMM || n == 0)
+        return rdt_error_set(err, RDT_INVALID, "%u fds: what comes in several messages are chunks", n);
+    if (message->first_chunk != (parts ? parts->n : 0) || (parts && parts->number != message->number))
+        return rdt_error_set(err, RDT_INVALID, "chunks from %u on of import %llu do not follow those that have come",
+                             message->first_chunk, (unsigned long long)message->number);
     if ((parts ? parts->n : 0) + n > RDT_EXPORT_MAX_FDS)
         return rdt_error_set(err, RDT_LIMIT, "an import of more than %u chunks", RDT_EXPORT_MAX_FDS);
     if (!parts && !(parts = client->importing = calloc(1, sizeof *parts)))
         return rdt_error_set(err, RDT_NO_MEMORY, "no memory for an import");
     if (account_take(client->account, USAGE_FDS, n, err) != RDT_OK)
         return RDT_LIMIT;
+    parts->number = message->number;
     parts->charged += n;
     for (uint32_t i = 0; i < n; i++, parts->n++) {
         parts->fds[parts->n] = frame_take_fd(call->frame, i);
@@ -141,19 +149,21 @@ static enum rdt_status gather(struct call *call, const Rdt__Pb__Import *message,
 static enum rdt_status import_device(struct call *call, const Rdt__Pb__Import *message, struct rdt_import *import,
                                      struct rdt_error *err)
 {
+    bool is_part = message->more || message->first_chunk > 0;
     struct import_parts *parts;
     struct alloc_wait *wait;
     enum rdt_status status = RDT_OK;
 
-    if (message->more || call->client->importing) {
+    if (message->n_chunk_bytes != call->frame->nfds)
+        status = rdt_error_set(err, RDT_INVALID, "%zu chunk sizes for %u fds", message->n_chunk_bytes, call->frame->nfds);
+    else if (is_part)
         status = gather(call, message, err);
-        if (status == RDT_OK && message->more) {
-            Rdt__Pb__RegionReply reply = RDT__PB__REGION_REPLY__INIT;
-            call_reply(call, &reply.base, NULL, 0);
-            return RDT_OK;
-        }
+    if (status == RDT_OK && message->more) {
+        Rdt__Pb__RegionReply reply = RDT__PB__REGION_REPLY__INIT;
+        call_reply(call, &reply.base, NULL, 0);
+        return RDT_OK;
     }
-    parts = call->client->importing;
+    parts = is_part ? call->client->importing : NULL;
     wait = status == RDT_OK ? calloc(1, sizeof *wait) : NULL;
     if (status == RDT_OK && !wait)
         status = rdt_error_set(err, RDT_NO_MEMORY, "no memory for the request");
@@ -169,7 +179,8 @@ static enum rdt_status import_device(struct call *call, const Rdt__Pb__Import *m
         status = region_import_device(call->rpc->regions, message->memory, message->device, import, call->account,
                                       call->client->id, on_allocated, wait, err);
     }
-    client_drop_import(call->client);
+    if (is_part)
+        client_drop_import(call->client);
     if (status != RDT_AGAIN) {
         free(wait);
         return status;

@@ -241,9 +241,14 @@ static struct object *find_pending(struct call *call, const Rdt__Pb__Ready *mess
 {
     struct object *object;
     struct rdt_ref ref;
+    enum rdt_status status;
 
-    if (call_object_ref(message->ref, &ref, err) != RDT_OK ||
-        object_table_find_any(call->rpc->objects, &ref, &call->account->owner, &object, err) != RDT_OK)
+    if (call_object_ref(message->ref, &ref, err) != RDT_OK)
+        return NULL;
+    status = object_table_find_any(call->rpc->objects, &ref, &call->account->owner, &object, err);
+    if (status == RDT_AGAIN)
+        (void)rdt_error_set(err, RDT_NOT_FOUND, "object \"%s\" was not put", ref.id);
+    if (status != RDT_OK)
         return NULL;
     if (object->producer == call->client && object->state == OBJECT_FILLING && object->pending)
         return object;
