@@ -48,7 +48,7 @@ static int knock(const struct sockaddr_storage *address)
     return sock;
 }
 
-static void befriend(struct host_conn *conn, struct friend *friend)
+static void make_friend(struct host_conn *conn, struct friend *friend)
 {
     uint8_t blob[RDT_OFFER_MAX_BYTES];
     size_t bytes;
@@ -57,6 +57,11 @@ static void befriend(struct host_conn *conn, struct friend *friend)
     must_ok(host_conn_create(&host, conn, &err));
     must_ok(host.ops->offer(conn->handle, blob, &bytes, &err));
     must_ok(wire_read_offer(blob, bytes, &friend->address, &friend->secrets, &plain, &err));
+}
+
+static void befriend(struct host_conn *conn, struct friend *friend)
+{
+    make_friend(conn, friend);
     friend->sock = knock(&friend->address);
 }
 
@@ -81,30 +86,32 @@ static bool is_closed(int sock, int ms)
 
 /* ---- ends ---- */
 
-/* The last bytes and the end come in one segment: there is one edge for both. */
+/* All that it says, and its end, are there before anybody listens: there is one edge for everything. */
 Test(stream_lanes, end_that_comes_with_the_last_bytes_is_seen)
 {
-    enum { BYTES = 1000 };
+    enum { BYTES = 1000, ROUNDS = 20 };
     const struct header header = {.kind = HEADER_CHUNK, .transfer = 1, .chunk = 0, .bytes = BYTES};
-    uint8_t memory[BYTES], hello[HELLO_BYTES], welcome[WELCOME_BYTES], message[HEADER_BYTES + BYTES + 3] = {0};
-    struct friend friend;
-    struct host_conn conn;
-    struct host_op op;
+    uint8_t memory[BYTES], message[HELLO_BYTES + HEADER_BYTES + BYTES + 3] = {0};
 
     open_with(NULL);
-    befriend(&conn, &friend);
-    host_op_fill(&op, 1, 0, memory, BYTES);
-    must_ok(host_op_post(&conn, &op, POST_RECV, &err));
-    wire_put_hello(&friend.secrets, 0, hello);
-    must(send(friend.sock, hello, sizeof hello, 0) == sizeof hello);
-    must(recv(friend.sock, welcome, sizeof welcome, MSG_WAITALL) == sizeof welcome);
-    wire_put_header(&header, message); /* and all of the chunk, but not all of its trailer */
-    must(send(friend.sock, message, sizeof message, MSG_MORE) == sizeof message);
-    must(shutdown(friend.sock, SHUT_WR) == 0);
-    must(host_conn_wait_failed(&conn, SOON_MS));
-    must(host_op_wait(&op, SOON_MS) && op.status == RDT_TRANSPORT);
-    leave(&conn);
-    (void)close(friend.sock);
+    for (unsigned i = 0; i < ROUNDS; i++) {
+        struct friend friend;
+        struct host_conn conn;
+        struct host_op op;
+
+        make_friend(&conn, &friend);
+        host_op_fill(&op, 1, 0, memory, BYTES);
+        must_ok(host_op_post(&conn, &op, POST_RECV, &err));
+        wire_put_hello(&friend.secrets, 0, message);
+        wire_put_header(&header, message + HELLO_BYTES); /* and all of the chunk, but not all of its trailer */
+        friend.sock = knock(&friend.address);
+        must(send(friend.sock, message, sizeof message, MSG_MORE) == sizeof message);
+        must(shutdown(friend.sock, SHUT_WR) == 0);
+        must(host_conn_wait_failed(&conn, SOON_MS));
+        must(host_op_wait(&op, SOON_MS) && op.status == RDT_TRANSPORT);
+        leave(&conn);
+        (void)close(friend.sock);
+    }
     backend_host_close(&host);
 }
 
@@ -130,7 +137,8 @@ static int use_key(SSL *ssl, const EVP_MD *md, const unsigned char **id_p, size_
 /* It asks for new keys again and again, and reads none of the answers: in the end the reader would have to write, and cannot. */
 Test(stream_lanes, peer_that_changes_keys_for_ever_is_thrown_out)
 {
-    const struct config_pair tls[] = {{"encrypt", "always"}, {"threads", "1"}, {NULL, NULL}};
+    const struct config_pair tls[] = {{"encrypt", "always"}, {"threads", "1"}, {"dead_after", "3600"}, {NULL, NULL}};
+    const struct timeval stuck = {.tv_sec = patience_ms(SOON_MS) / 1000};
     uint8_t hello[HELLO_BYTES], welcome[WELCOME_BYTES], memory[1000], from[1000];
     struct backend_host other;
     struct host_conn conn, a, b;
@@ -143,6 +151,7 @@ Test(stream_lanes, peer_that_changes_keys_for_ever_is_thrown_out)
 
     open_with(tls);
     befriend(&conn, &friend);
+    must(setsockopt(friend.sock, SOL_SOCKET, SO_SNDTIMEO, &stuck, sizeof stuck) == 0);
     psk_id = friend.secrets.id, psk_key = friend.secrets.key;
     SSL_CTX_set_psk_use_session_callback(ctx, use_key);
     (void)SSL_CTX_set_ciphersuites(ctx, "TLS_AES_128_GCM_SHA256");
@@ -219,7 +228,7 @@ static void disperse(struct crowd *crowd)
 /* Who is put out in the very moment in which it says who it is was counted twice, until there was nobody left to put out. */
 Test(stream_lanes, friends_in_a_crowd_are_let_in_or_put_out_and_counted_once)
 {
-    enum { ROUNDS = 300 };
+    enum { ROUNDS = 600 };
     const struct config_pair threads[] = {{"threads", "3"}, {NULL, NULL}};
     uint8_t hello[HELLO_BYTES], welcome[WELCOME_BYTES];
     struct friend friend;
@@ -232,8 +241,11 @@ Test(stream_lanes, friends_in_a_crowd_are_let_in_or_put_out_and_counted_once)
     gather(&crowd, &friend.address);
     for (uint32_t i = 0; i < ROUNDS; i++) {
         int sock = knock(&friend.address);
+        int64_t at = now_ns() + (i % 64) * 30000; /* each waits a little longer at the door */
 
         wire_put_hello(&friend.secrets, i, hello);
+        while (now_ns() < at)
+            ;
         (void)send(sock, hello, sizeof hello, MSG_NOSIGNAL);
         in += recv(sock, welcome, sizeof welcome, MSG_WAITALL) == sizeof welcome;
         (void)close(sock);
