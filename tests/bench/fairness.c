@@ -5,12 +5,16 @@
  *                                                                 FLOOD: this one only
  */
 #include <errno.h>
+#include <limits.h>
+#include <linux/futex.h>
+#include <poll.h>
 #include <sched.h>
 #include <signal.h>
 #include <stdatomic.h>
 #include <sys/mman.h>
 #include <sys/resource.h>
 #include <sys/socket.h>
+#include <sys/syscall.h>
 #include <sys/un.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -34,6 +38,7 @@ enum { STOP, GO, QUIT };
 
 struct flood { /* shared with its process */
     atomic_int state;
+    atomic_int rests; /* it has prepared, or ended its last operation, and waits for GO */
     atomic_ulong done; /* operations */
     const char *socket, *other;
 };
@@ -74,12 +79,9 @@ static void pump(struct flood *flood, int sock, const uint8_t *bytes, size_t siz
             sent = 0;
             atomic_fetch_add(&flood->done, n);
         }
-        if (now < 0) {
-            if (recv(sock, sink, sizeof sink, 0) <= 0)
-                bench_die("the daemon has closed the flood's connection");
-        } else {
-            while (recv(sock, sink, sizeof sink, MSG_DONTWAIT) == (ssize_t)sizeof sink) {
-            }
+        if (now < 0) /* no answer need come before the rest of a large message has gone */
+            (void)poll(&(struct pollfd){.fd = sock, .events = POLLIN | POLLOUT}, 1, 1000);
+        while (recv(sock, sink, sizeof sink, MSG_DONTWAIT) == (ssize_t)sizeof sink) {
         }
         if (atomic_load(&flood->state) == QUIT)
             return;
@@ -88,13 +90,45 @@ static void pump(struct flood *flood, int sock, const uint8_t *bytes, size_t siz
 
 /* ---- floods: each prepares, then works while it is told to ---- */
 
+/* Until *word is something else, or a second is over. */
+static void wait_change(atomic_int *word, int value)
+{
+    (void)syscall(SYS_futex, word, FUTEX_WAIT, value, &(struct timespec){.tv_sec = 1}, NULL, 0);
+}
+
+static void set(atomic_int *word, int value)
+{
+    atomic_store(word, value);
+    (void)syscall(SYS_futex, word, FUTEX_WAKE, INT_MAX, NULL, NULL, 0);
+}
+
 static bool told(struct flood *flood)
 {
     int state;
 
-    while ((state = atomic_load(&flood->state)) == STOP)
-        (void)usleep(500);
+    while ((state = atomic_load(&flood->state)) == STOP) {
+        set(&flood->rests, 1);
+        wait_change(&flood->state, STOP);
+    }
     return state == GO;
+}
+
+static void flood_go(struct flood *flood)
+{
+    atomic_store(&flood->rests, 0);
+    set(&flood->state, GO);
+}
+
+/* Nothing more comes of it; what came, the daemon may not have worked off yet. */
+static void flood_await(struct flood *flood)
+{
+    int64_t deadline = bench_now_ns() + BENCH_TIMEOUT_NS;
+
+    while (!atomic_load(&flood->rests)) {
+        if (bench_now_ns() > deadline)
+            bench_die("the flood does not come to its end");
+        wait_change(&flood->rests, 0);
+    }
 }
 
 static void flood_raw(struct flood *flood, uint8_t *bytes, size_t size, unsigned n)
@@ -227,7 +261,7 @@ static void never_reads(struct flood *flood)
             atomic_fetch_add(&flood->done, 1);
         }
         if (now < 0)
-            (void)usleep(100); /* full: it stays so */
+            (void)poll(&(struct pollfd){.fd = sock, .events = POLLOUT}, 1, 10); /* full: it stays so */
     }
 }
 
@@ -341,7 +375,7 @@ static void put_and_free_for(rdt *conn, const struct rdt_tensor *tensor, int64_t
         bench_put(conn, tensor, 1, &ref);
         must_ok(rdt_free(conn, &ref, false, &err));
         samples->us[samples->n++] = (double)(bench_now_ns() - since) / 1e3;
-        (void)usleep(20); /* it is no flood itself */
+        (void)usleep(20); /* a pause, waiting for nothing: it is no flood itself */
     }
 }
 
@@ -351,6 +385,7 @@ static pid_t start(struct flood *flood, void (*run)(struct flood *), int nicenes
     pid_t pid;
 
     atomic_store(&flood->state, STOP);
+    atomic_store(&flood->rests, 0);
     atomic_store(&flood->done, 0);
     pid = fork();
     if (pid < 0)
@@ -378,15 +413,16 @@ static void measure(struct flood *flood, unsigned kind, unsigned rounds, const c
         put_and_free_for(conn, tensor, TURN_NS, samples);
         idle50 = bench_percentile(samples->us, samples->n, 0.5);
         idle99 = bench_percentile(samples->us, samples->n, 0.99);
-        atomic_store(&flood->state, GO);
+        flood_go(flood);
         put_and_free_for(conn, tensor, TURN_NS / 3, samples); /* until it is under way */
         put_and_free_for(conn, tensor, TURN_NS, samples);
         bench_row(p50, suffix, "us", "lower", "null", bench_percentile(samples->us, samples->n, 0.5), idle50);
         bench_row(p99, suffix, "us", "lower", "3", bench_percentile(samples->us, samples->n, 0.99), idle99);
-        atomic_store(&flood->state, STOP);
+        set(&flood->state, STOP);
+        flood_await(flood);
         if (floods[kind].run != never_reads && atomic_load(&flood->done) == before)
             (void)fprintf(stderr, "the flood of %s did nothing\n", floods[kind].name);
-        (void)usleep(200000); /* what is left of it is worked off */
+        put_and_free_for(conn, tensor, TURN_NS / 6, samples); /* what is left of it is worked off */
     }
 }
 
@@ -410,7 +446,7 @@ int main(int argc, char **argv)
         pid = start(flood, floods[kind].run, atoi(argv[3]));
         conn = bench_connect(argv[4], "actor"); /* after the fork: a connection is one process's */
         must_ok(rdt_alloc(conn, 4096, &tensor.data, &err));
-        (void)usleep(300000); /* it prepares */
+        flood_await(flood); /* it prepares */
         measure(flood, kind, (unsigned)bench_number(argv[1]), argv[2], conn, &tensor, &samples);
         atomic_store(&flood->state, QUIT);
         (void)kill(pid, SIGKILL);

@@ -32,7 +32,7 @@ socket_rate() { # BYTES COUNT WINDOW
 
 fetch_rows() { # LABEL BYTES COUNT_OF_MANY COUNT_OF_ONE ROUNDS
   local ours warmup=5
-  if (($2 > 67108864)); then warmup=1; fi # five of these take longer than all that is measured
+  if (($2 >= 67108864)); then warmup=1; fi # five of these take longer than all that is measured
   if ! wanted fetch && ! wanted "fetch_$1"; then return 0; fi
   for ((round = 0; round < $5; round++)); do
     our_rate "$2" "$3" "$window"
@@ -59,7 +59,7 @@ if [[ fetch =~ $wanted || fetch_64K =~ $wanted || $wanted == *fetch* ]]; then
 fi
 fetch_rows 64K 65536 4000 1000 5
 fetch_rows 1M 1048576 800 300 5
-fetch_rows 16M 16777216 60 30 5
-fetch_rows 64M 67108864 20 10 5
+fetch_rows 16M 16777216 50 20 5
+fetch_rows 64M 67108864 16 8 5
 fetch_rows 256M 268435456 6 3 3
 fetch_rows 1G 1073741824 2 1 3

@@ -3,14 +3,15 @@
 # of the references.
 
 stream_ours() { # OWNER READER BYTES COUNT WINDOW
-  rate=$(timeout 120 taskset -c 1 "$build/tests/bench/throughput" "$dir/$1.sock" "$dir/$2.sock" "$3" "$4" 2 "$5" stream \
+  rate=$(timeout 120 taskset -c 1 "$build/tests/bench/throughput" "$dir/$1.sock" "$dir/$2.sock" "$3" "$4" "$warmup" "$5" stream \
     2>"$dir/throughput.log") || fail 'throughput'
 }
 stream_reference() { # PORT BYTES COUNT WINDOW [tls]
   rate=$(timeout 120 taskset -c 1 "$build/tests/bench/stream" fetch "$@" 2>"$dir/stream.log") || fail 'stream'
 }
 stream_rows() { # LABEL BYTES COUNT WINDOW ROUNDS
-  local ours
+  local ours warmup=2
+  if (($2 > 16777216)); then warmup=1; fi
   if ! wanted stream && ! wanted "stream_$1"; then return 0; fi
   for ((round = 0; round < $5; round++)); do
     stream_ours a b "$2" "$3" "$4"
@@ -36,9 +37,9 @@ if [[ stream =~ $wanted || $wanted == *stream* ]]; then
   port_tls=$next_port
   start_program stream_tls 0 stream serve "$port_tls" tls
   stream_rows 1M 1048576 400 32 7
-  stream_rows 16M 16777216 40 32 7
-  stream_rows 64M 67108864 12 32 7
-  stream_rows 256M 268435456 4 32 5
+  stream_rows 16M 16777216 24 32 7
+  stream_rows 64M 67108864 8 32 5
+  stream_rows 256M 268435456 3 32 3
   stop tls_a
   stop tls_b
 fi
