@@ -82,13 +82,14 @@ DAEMON_O  := $(call obj,$(filter-out daemon/main.c,$(call srcs,daemon)))
 SUPPORT_O := $(call obj,$(call srcs,tests/support))
 PLUGIN_O  := $(call obj,$(wildcard proto/rdt_status.c proto/rdt_dtype.c)) # what a plug-in carries of proto/
 LISTEN_O  := $(call obj,backends/address.c backends/configured.c) # and those that listen
-CUDA_O    := $(call obj,backends/cuda_driver.c) # and those that use a GPU
+CUDA_O    := $(call obj,backends/cuda_driver.c backends/cuda_share.c) # and those that use a GPU
 
 HEADERS := client/rdt.h $(wildcard backends/rdt_*.h proto/rdt_*.h)
 
 UNIT  := $(patsubst %.c,$(B)/%,$(call srcs,tests/unit tests/abi))
 INTEG := $(patsubst %.c,$(B)/%,$(call srcs,tests/integration tests/gpu))
-BENCH := $(patsubst %.c,$(B)/%,$(call srcs,tests/bench))
+GPU_BENCH := $(B)/tests/bench/gpu
+BENCH := $(filter-out $(GPU_BENCH),$(patsubst %.c,$(B)/%,$(call srcs,tests/bench)))
 FAULT := $(if $(wildcard tests/faults/fault_matrix.c),$(B)/tests/faults/fault_matrix)
 FUZZ  := $(patsubst %.c,$(B)/%,$(call srcs,tests/fuzz))
 FUZZ_O := $(call obj,$(filter-out $(if $(filter fuzz,$(VARIANT)),%/replay.c),$(call srcs,tests/fuzz/harness)))
@@ -96,6 +97,8 @@ FUZZ_O := $(call obj,$(filter-out $(if $(filter fuzz,$(VARIANT)),%/replay.c),$(c
 PY_FILES  := $(wildcard client/python/rdt/*.py client/python/rdt/*.pyi client/python/rdt/py.typed)
 
 LIBRDT := $(B)/librdt.so.$(VERSION)
+LIBCUDA := $(B)/librdt-cuda.so.$(VERSION) # librdt-cuda
+LIBCUDA_O := $(call obj,$(call srcs,client/cuda))
 PROGRAMS := $(if $(wildcard daemon/main.c),$(B)/rdtd) $(if $(wildcard client/rdtctl.c),$(B)/rdtctl)
 LOOPBACK := $(if $(wildcard tests/loopback/*.c),$(B)/tests/rdt_loopback.so)
 GROUPED  := $(B)/tests/rdt_grouped.so
@@ -174,11 +177,11 @@ BACKEND_SO := $(BACKENDS:%=$(B)/backends/rdt_%.so)
 
 .PHONY: all python tests benches deps test test-run test-ray check-backend check-backend-run check-asan check-tsan check-layers bench bench-run demo demo-run fuzz fuzz-run fault-matrix \
         fault-matrix-run \
-        cov format tidy ucx-wheels cuda-headers install uninstall clean help FORCE
+        cov format tidy ucx-wheels cuda-headers test-gpu bench-gpu gpu-bundle install uninstall clean help FORCE
 .DELETE_ON_ERROR:
 .SUFFIXES:
 
-all: $(PROGRAMS) $(CHECK) $(LIBRDT) $(B)/librdt.a $(BACKEND_SO) $(PY_EXT)
+all: $(PROGRAMS) $(CHECK) $(LIBRDT) $(B)/librdt.a $(BACKEND_SO) $(PY_EXT) $(if $(CUDA_INC),$(LIBCUDA))
 tests: all $(UNIT) $(INTEG) $(FUZZ) $(FAULT) $(LOOPBACK) $(GROUPED) $(FAKE) $(FROZEN) $(BROKEN) $(PRELOAD) $(if $(CUDA_INC),$(FAKES))
 benches: all $(BENCH)
 
@@ -188,7 +191,7 @@ $(B)/.$(1): FORCE
 	@mkdir -p $$(@D); printf '%s\n' '$(2)' | cmp -s - $$@ || printf '%s\n' '$(2)' >$$@
 endef
 $(eval $(call stamp,flags,$(CC) $(WARNINGS) $(CPPFLAGS_ALL) $(CFLAGS_ALL) $(LDFLAGS_ALL)))
-$(eval $(call stamp,sources,$(PROTO_O) $(CLIENT_O) $(CTL_C) $(DAEMON_O) $(SUPPORT_O) $(wildcard backends/*.c backends/*/*.c)))
+$(eval $(call stamp,sources,$(PROTO_O) $(CLIENT_O) $(CTL_C) $(DAEMON_O) $(SUPPORT_O) $(wildcard backends/*.c backends/*/*.c client/cuda/*.c)))
 $(eval $(call stamp,python,$(PYTHON) $(PY_INFO) $(PY_FILES)))
 $(eval $(call stamp,paths,$(backenddir) $(conffile)))
 
@@ -239,6 +242,13 @@ $(LIBRDT): $(CLIENT_O) $(PROTO_O) client/librdt.map $(B)/.sources
 	$(Q)$(CC) $(LDFLAGS_ALL) $(SHARED) -Wl,-soname,librdt.so.$(SOVERSION) -Wl,--version-script=client/librdt.map -o $@ \
 	    $(filter %.o,$^) $(CLIENT_LIBS)
 	$(Q)ln -sf $(@F) $(B)/librdt.so.$(SOVERSION) && ln -sf librdt.so.$(SOVERSION) $(B)/librdt.so
+
+$(LIBCUDA): $(LIBCUDA_O) $(CUDA_O) client/cuda/librdt-cuda.map $(LIBRDT) $(B)/.sources
+	$(call say,LINK,$@)
+	$(Q)$(CC) $(LDFLAGS_ALL) $(SHARED) -Wl,-soname,librdt-cuda.so.$(SOVERSION) -Wl,--version-script=client/cuda/librdt-cuda.map -o $@ \
+	    $(filter %.o,$^) $(LIBRDT)
+	$(Q)ln -sf $(@F) $(B)/librdt-cuda.so.$(SOVERSION) && ln -sf librdt-cuda.so.$(SOVERSION) $(B)/librdt-cuda.so
+$(LIBCUDA_O): OBJFLAGS += -iquote client $(CUDA_CFLAGS)
 
 $(B)/rdtd: $(B)/obj/daemon/main.o $(B)/librdtd.a $(B)/libproto.a
 	$(call say,LINK,$@)
@@ -324,11 +334,13 @@ $(UNIT): $(B)/%: $(B)/obj/%.o $(CRITERION_O) $(B)/librdtd.a $(B)/librdt.a $(B)/l
 	$(Q)mkdir -p $(@D)
 	$(Q)$(link_test) $(TEST_LIBS)
 
-$(INTEG) $(FAULT): $(B)/%: $(B)/obj/%.o $(CRITERION_O) $(B)/librdt.a $(B)/libproto.a $(B)/libsupport.a
+$(INTEG) $(FAULT) $(GPU_BENCH): $(B)/%: $(B)/obj/%.o $(CRITERION_O) $(B)/librdt.a $(B)/libproto.a $(B)/libsupport.a
 	$(call say,LINK,$@)
 	$(Q)mkdir -p $(@D)
 	$(Q)$(link_test) $(TEST_LIBS)
 
+$(B)/obj/tests/integration/cuda.o $(B)/obj/tests/bench/gpu.o: OBJFLAGS += $(if $(CUDA_INC),-iquote client,-DRDT_WITHOUT_CUDA)
+$(B)/tests/integration/cuda $(GPU_BENCH): $(if $(CUDA_INC),$(LIBCUDA_O) $(CUDA_O))
 $(B)/tests/abi/frozen: $(call obj,$(call srcs,tests/abi/layout))
 $(B)/tests/integration/hostile_peer $(B)/tests/integration/hostile_turns: $(B)/librdtd.a # an insider's TLS
 $(B)/tests/integration/stream_lanes: $(call obj,proto/rdt_status.c)
@@ -397,6 +409,13 @@ demo:
 
 demo-run: all
 	@RDT_BUILD_DIR=$(CURDIR)/$(B) tests/demo/demo.sh
+
+# Where a GPU is; they say so where there is none.
+test-gpu bench-gpu: %-gpu: tests $(GPU_BENCH)
+	@RDT_BUILD_DIR=$(CURDIR)/$(B) tests/gpu/run $*
+gpu-bundle: tests $(GPU_BENCH)
+	$(if $(CUDA_INC),,$(error gpu-bundle: built without cuda.h; see above))
+	@tests/gpu/bundle $(B) build/rdt-gpu.tar.gz
 
 bench:
 	@.ci/deps
@@ -475,6 +494,10 @@ install: all
 	@install -m755 $(LIBRDT) $(DESTDIR)$(libdir)/
 	@ln -sf $(notdir $(LIBRDT)) $(DESTDIR)$(libdir)/librdt.so.$(SOVERSION)
 	@ln -sf librdt.so.$(SOVERSION) $(DESTDIR)$(libdir)/librdt.so
+	@$(if $(CUDA_INC),install -m755 $(LIBCUDA) $(DESTDIR)$(libdir)/ && ln -sf $(notdir $(LIBCUDA)) $(DESTDIR)$(libdir)/librdt-cuda.so.$(SOVERSION) && \
+	    ln -sf librdt-cuda.so.$(SOVERSION) $(DESTDIR)$(libdir)/librdt-cuda.so && install -d $(DESTDIR)$(includedir)/rdt && \
+	    install -m644 client/cuda/rdt_cuda.h $(DESTDIR)$(includedir)/rdt/ && $(substitute) client/cuda/rdt-cuda.pc.in >$(B)/rdt-cuda.pc && \
+	    install -m644 $(B)/rdt-cuda.pc $(DESTDIR)$(libdir)/pkgconfig/)
 	@install -m755 $(BACKEND_SO) $(DESTDIR)$(backenddir)/
 	@install -m644 $(HEADERS) $(DESTDIR)$(includedir)/rdt/
 	@$(substitute) client/rdt.pc.in >$(B)/rdt.pc && install -m644 $(B)/rdt.pc $(DESTDIR)$(libdir)/pkgconfig/rdt.pc
@@ -492,6 +515,7 @@ install: all
 
 uninstall:
 	rm -f $(addprefix $(DESTDIR)$(bindir)/,rdtd rdtctl rdt-check-backend) $(addprefix $(DESTDIR)$(libdir)/librdt.so,.$(VERSION) .$(SOVERSION)) \
+	    $(wildcard $(DESTDIR)$(libdir)/librdt-cuda.so*) $(DESTDIR)$(libdir)/pkgconfig/rdt-cuda.pc $(DESTDIR)$(includedir)/rdt/rdt_cuda.h \
 	    $(DESTDIR)$(libdir)/librdt.so $(DESTDIR)$(libdir)/pkgconfig/rdt.pc $(DESTDIR)$(backenddir)/rdt_*.so \
 	    $(addprefix $(DESTDIR)$(includedir)/rdt/,$(notdir $(HEADERS))) $(addprefix $(DESTDIR)$(unitdir)/rdtd,.service .socket) \
 	    $(DESTDIR)$(sysusersdir)/rdtd.conf $(DESTDIR)$(completiondir)/rdtctl \
@@ -517,6 +541,7 @@ help:
 	'make fault-matrix     every fault at every step, ROUNDS (100) times each; CELL=text: those whose name contains it' \
 	'make fuzz [TIME=60] [T=name]  the fuzz targets, or those whose name contains T, for TIME seconds each' \
 	'make cov              coverage of the tests' \
+	'make test-gpu, bench-gpu, gpu-bundle  on a machine with a GPU (tests/gpu/README.md)' \
 	'make cuda-headers     the header of the CUDA driver, 2.3 MB, where no CUDA is installed: make then builds cuda and nccl too' \
 	'make ucx-wheels       newer UCX as packaged for Python, for the tests: says how to name one of them' \
 	'make format, tidy     clang-format in place, clang-tidy' \

@@ -85,6 +85,8 @@ static CUresult look_at(int ordinal)
         result = the_driver.cuDeviceGetUuid(&uuid, gpu->device);
     if (result == CUDA_SUCCESS)
         result = the_driver.cuDeviceGetName(gpu->name, sizeof gpu->name, gpu->device);
+    if (result == CUDA_SUCCESS)
+        result = the_driver.cuDeviceTotalMem(&gpu->bytes, gpu->device);
     if (result != CUDA_SUCCESS)
         return result;
     memcpy(gpu->uuid, "GPU-", used);
@@ -157,13 +159,20 @@ enum rdt_status cuda_gpu_enter(struct cuda_driver *driver, struct cuda_gpu *gpu,
     CUcontext context;
 
     (void)pthread_mutex_lock(&contexts);
-    if (!gpu->context)
-        result = driver->cuDevicePrimaryCtxRetain(&gpu->context, gpu->device);
     context = gpu->context;
+    if (!context)
+        result = driver->cuDevicePrimaryCtxRetain(&context, gpu->device);
+    if (result == CUDA_SUCCESS)
+        __atomic_store_n(&gpu->context, context, __ATOMIC_RELEASE);
     (void)pthread_mutex_unlock(&contexts);
     if (result == CUDA_SUCCESS)
         result = driver->cuCtxSetCurrent(context);
     return result == CUDA_SUCCESS ? RDT_OK : cuda_failed(driver, result, err, gpu->uuid);
+}
+
+bool cuda_gpu_is_open(const struct cuda_gpu *gpu)
+{
+    return __atomic_load_n(&gpu->context, __ATOMIC_ACQUIRE) != NULL;
 }
 
 void cuda_gpu_leave(struct cuda_driver *driver, struct cuda_gpu *gpu)
@@ -171,6 +180,6 @@ void cuda_gpu_leave(struct cuda_driver *driver, struct cuda_gpu *gpu)
     (void)pthread_mutex_lock(&contexts);
     if (gpu->context)
         (void)driver->cuDevicePrimaryCtxRelease(gpu->device);
-    gpu->context = NULL;
+    __atomic_store_n(&gpu->context, NULL, __ATOMIC_RELEASE);
     (void)pthread_mutex_unlock(&contexts);
 }

@@ -29,12 +29,14 @@
     X(cuMemSetAccess) X(cuMemRetainAllocationHandle) X(cuIpcGetMemHandle) X(cuIpcOpenMemHandle) X(cuIpcCloseMemHandle)      \
     X(cuMemHostRegister) X(cuMemHostUnregister) X(cuMemcpyAsync) X(cuMemcpyPeerAsync) X(cuMemsetD8Async) X(cuStreamCreate)  \
     X(cuStreamDestroy) X(cuStreamQuery) X(cuStreamSynchronize) X(cuStreamWaitEvent) X(cuStreamGetCtx) X(cuLaunchHostFunc)   \
+    X(cuStreamAddCallback) X(cuMemcpy2DAsync) X(cuMemGetAllocationPropertiesFromHandle)                                    \
     X(cuEventCreate) X(cuEventDestroy) X(cuEventRecord) X(cuEventQuery) X(cuEventSynchronize)
 
 struct cuda_gpu {
     CUdevice device;
     char uuid[CUDA_UUID_TEXT];
     char name[64];
+    size_t bytes; /* of its memory */
     CUcontext context; /* NULL: not retained */
 };
 
@@ -56,6 +58,8 @@ enum rdt_status cuda_gpu_find(struct cuda_driver *driver, const char *uuid, stru
 
 /* Makes its primary context the thread's current one. */
 enum rdt_status cuda_gpu_enter(struct cuda_driver *driver, struct cuda_gpu *gpu, struct rdt_error *err);
+
+bool cuda_gpu_is_open(const struct cuda_gpu *gpu); /* its context is retained here */
 
 /* Gives the context back: nobody uses the GPU by this table any more. */
 void cuda_gpu_leave(struct cuda_driver *driver, struct cuda_gpu *gpu);

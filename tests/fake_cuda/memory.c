@@ -17,6 +17,7 @@ struct chunk { /* one physical allocation, or an import of it */
     unsigned refs; /* handles of it, and mappings */
     bool imported; /* it counts where it was made */
     bool legacy;
+    bool closed; /* made without a type of handle: it cannot be exported */
 };
 
 struct mapping {
@@ -60,7 +61,7 @@ static struct chunk *chunk_new(CUdevice device, size_t bytes, int fd, bool legac
 
     if (!chunk)
         return NULL;
-    *chunk = (struct chunk){fd, bytes, device, 1, fd >= 0, legacy};
+    *chunk = (struct chunk){.fd = fd, .bytes = bytes, .device = device, .refs = 1, .imported = fd >= 0, .legacy = legacy};
     if (fd < 0) {
         (void)snprintf(name, sizeof name, "fake-cuda-%d", device);
         chunk->fd = memfd_create(name, MFD_CLOEXEC);
@@ -355,6 +356,7 @@ CUresult cuMemCreate(CUmemGenericAllocationHandle *handle_p, size_t bytes, const
     if (bytes <= fake_gpu[prop->location.id].total - fake_gpu[prop->location.id].used)
         chunk = chunk_new(prop->location.id, bytes, -1, false);
     if (chunk) {
+        chunk->closed = !(prop->requestedHandleTypes & CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR);
         *handle_p = (CUmemGenericAllocationHandle)(uintptr_t)chunk;
         result = CUDA_SUCCESS;
     }
@@ -376,7 +378,7 @@ CUresult cuMemExportToShareableHandle(void *shared_p, CUmemGenericAllocationHand
     struct chunk *chunk = (struct chunk *)(uintptr_t)handle;
     int fd;
 
-    if (type != CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR || flags)
+    if (type != CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR || flags || chunk->closed)
         return CUDA_ERROR_INVALID_VALUE;
     fd = fcntl(chunk->fd, F_DUPFD_CLOEXEC, 3);
     if (fd < 0)

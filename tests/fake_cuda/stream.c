@@ -252,6 +252,34 @@ CUresult cuLaunchHostFunc(CUstream stream, CUhostFn call, void *arg)
     return queue(stream, &(struct work){.kind = WORK_CALL, .call = call, .arg = arg});
 }
 
+struct callback {
+    CUstream stream;
+    CUstreamCallback call;
+    void *arg;
+};
+
+static void call_back(void *arg)
+{
+    struct callback callback = *(struct callback *)arg;
+
+    free(arg);
+    callback.call(callback.stream, CUDA_SUCCESS, callback.arg);
+}
+
+CUresult cuStreamAddCallback(CUstream stream, CUstreamCallback call, void *arg, unsigned flags)
+{
+    struct callback *callback = flags ? NULL : malloc(sizeof *callback);
+    CUresult result;
+
+    if (!callback)
+        return CUDA_ERROR_INVALID_VALUE;
+    *callback = (struct callback){stream, call, arg};
+    result = cuLaunchHostFunc(stream, call_back, callback);
+    if (result != CUDA_SUCCESS)
+        free(callback);
+    return result;
+}
+
 CUresult cuEventCreate(CUevent *event_p, unsigned flags)
 {
     struct fake_event *event = fake_current() < 0 || in_call ? NULL : calloc(1, sizeof *event);

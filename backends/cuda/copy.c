@@ -1,0 +1,256 @@
+/* Copies of the memory kind "cuda". See cuda.h.
+ *
+ * Most are put into a stream where they are started: the driver takes them in microseconds, and calls back when they are done. Three kinds
+ * are not, because putting them there may take its time; a thread of the GPU does that: from and to host memory that is not pinned, which
+ * the driver copies by itself; between GPUs, which may need mappings first; and those of very many pieces.
+ *
+ * The callback is the driver's older one, which comes in any case: the newer one does not when the context has failed.
+ */
+#include "backends/cuda/cuda.h"
+
+#include <signal.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define PIECES_AT_ONCE 32u
+#define MOST_PITCH ((uint64_t)INT32_MAX)
+
+/* priv of a copy */
+enum { PRIV_CARD, PRIV_RESULT, PRIV_NEXT };
+
+static struct rdt_memory_copy **next_of(struct rdt_memory_copy *copy)
+{
+    return (struct rdt_memory_copy **)&copy->priv[PRIV_NEXT];
+}
+
+static struct cuda_driver *driver_of(const struct cuda_card *card)
+{
+    return card->cuda->driver;
+}
+
+static struct cuda_block *block_of(const struct rdt_block *block)
+{
+    return block ? block->priv : NULL;
+}
+
+static void done(struct cuda_card *card, struct rdt_memory_copy *copy, CUresult result)
+{
+    struct rdt_error err = {.msg = ""};
+
+    if (result != CUDA_SUCCESS)
+        (void)cuda_failed(driver_of(card), result, &err, "copying");
+    card->cuda->host.copy_done(copy, result == CUDA_SUCCESS ? RDT_OK : RDT_SYSTEM, err.msg);
+}
+
+/* A thread of the driver's: nothing of CUDA may be called here, but for the words of an error. */
+static void CUDA_CB on_done(CUstream stream, CUresult result, void *arg)
+{
+    struct rdt_memory_copy *copy = arg;
+    CUresult earlier = (CUresult)(uintptr_t)copy->priv[PRIV_RESULT];
+
+    (void)stream;
+    done(copy->priv[PRIV_CARD], copy, earlier != CUDA_SUCCESS ? earlier : result);
+}
+
+/* ---- pieces ---- */
+
+static bool is_even(const struct rdt_copy_piece *piece)
+{
+    return piece->to_step >= piece->bytes && piece->from_step >= piece->bytes && piece->to_step <= MOST_PITCH &&
+           piece->from_step <= MOST_PITCH;
+}
+
+static CUresult put_row(const struct cuda_card *card, CUdeviceptr to, CUdeviceptr from, uint64_t bytes, const struct cuda_block *to_block,
+                        const struct cuda_block *from_block, CUstream stream)
+{
+    if (to_block && from_block && to_block->card != from_block->card)
+        return driver_of(card)->cuMemcpyPeerAsync(to, to_block->card->gpu->context, from, from_block->card->gpu->context, bytes, stream);
+    return driver_of(card)->cuMemcpyAsync(to, from, bytes, stream);
+}
+
+static CUresult put_piece(const struct cuda_card *card, const struct rdt_memory_copy *copy, const struct rdt_copy_piece *piece, bool across,
+                          CUstream stream, bool *any_p)
+{
+    CUdeviceptr to = (CUdeviceptr)(uintptr_t)piece->to, from = (CUdeviceptr)(uintptr_t)piece->from;
+    CUresult result = CUDA_SUCCESS;
+
+    if (piece->bytes == 0 || piece->rows == 0)
+        return CUDA_SUCCESS;
+    if (piece->rows > 1 && !across && is_even(piece)) {
+        CUDA_MEMCPY2D plane = {.srcMemoryType = CU_MEMORYTYPE_UNIFIED,
+                               .srcDevice = from,
+                               .srcPitch = piece->from_step,
+                               .dstMemoryType = CU_MEMORYTYPE_UNIFIED,
+                               .dstDevice = to,
+                               .dstPitch = piece->to_step,
+                               .WidthInBytes = piece->bytes,
+                               .Height = piece->rows};
+        result = driver_of(card)->cuMemcpy2DAsync(&plane, stream);
+        *any_p |= result == CUDA_SUCCESS;
+        return result;
+    }
+    for (uint64_t row = 0; result == CUDA_SUCCESS && row < piece->rows; row++) {
+        result = put_row(card, to + row * piece->to_step, from + row * piece->from_step, piece->bytes, block_of(copy->to),
+                         block_of(copy->from), stream);
+        *any_p |= result == CUDA_SUCCESS;
+    }
+    return result;
+}
+
+/* Its context is the thread's. OK: copy_done comes; else it does not, and nothing of it is under way. */
+static CUresult put(struct cuda_card *card, struct rdt_memory_copy *copy, enum cuda_way way)
+{
+    const struct cuda_driver *driver = driver_of(card);
+    bool any = false;
+    CUresult result;
+    CUstream stream = cuda_stream(card, way, &result);
+
+    for (uint32_t i = 0; result == CUDA_SUCCESS && i < copy->n_pieces; i++)
+        result = put_piece(card, copy, &copy->pieces[i], way == WAY_ACROSS, stream, &any);
+    if (result != CUDA_SUCCESS && !any)
+        return result;
+    copy->priv[PRIV_CARD] = card;
+    copy->priv[PRIV_RESULT] = (void *)(uintptr_t)result;
+    result = driver->cuStreamAddCallback(stream, on_done, copy, 0);
+    if (result != CUDA_SUCCESS)
+        (void)driver->cuStreamSynchronize(stream); /* nothing of it may go on when it has failed */
+    return result;
+}
+
+/* ---- between GPUs ---- */
+
+/* VMM memory is open to the GPU that it is on, and to others one by one. Where the GPUs have no peer access the driver finds a way of its
+ * own. The first time only. */
+static void open_to(struct cuda_block *block, const struct cuda_card *other)
+{
+    struct cuda_driver *driver = driver_of(other);
+    uint64_t bit = UINT64_C(1) << (other->gpu - driver->gpu);
+    int can = 0;
+
+    (void)pthread_mutex_lock(&block->mutex);
+    if (!(block->peers & bit)) {
+        block->peers |= bit;
+        if (block->range.bytes > 0 && driver->cuDeviceCanAccessPeer(&can, other->gpu->device, block->card->gpu->device) == CUDA_SUCCESS && can)
+            (void)cuda_range_allow(driver, &block->range, other->gpu->device);
+    }
+    (void)pthread_mutex_unlock(&block->mutex);
+}
+
+/* ---- a GPU's thread ---- */
+
+static enum cuda_way way_of(const struct rdt_memory_copy *copy)
+{
+    const struct cuda_block *to = block_of(copy->to), *from = block_of(copy->from);
+
+    if (!from)
+        return WAY_UP;
+    if (!to)
+        return WAY_DOWN;
+    return to->card == from->card ? WAY_WITHIN : WAY_ACROSS;
+}
+
+static void put_here(struct cuda_card *card, struct rdt_memory_copy *copy)
+{
+    enum cuda_way way = way_of(copy);
+    struct rdt_error err;
+    CUresult result;
+
+    if (cuda_enter(card, &err) != RDT_OK) {
+        card->cuda->host.copy_done(copy, RDT_SYSTEM, err.msg);
+        return;
+    }
+    if (way == WAY_ACROSS) {
+        struct cuda_block *to = block_of(copy->to), *from = block_of(copy->from);
+        open_to(to, from->card);
+        open_to(from, to->card);
+    }
+    result = put(card, copy, way);
+    if (result != CUDA_SUCCESS)
+        done(card, copy, result);
+}
+
+static void *run(void *arg)
+{
+    struct cuda_card *card = arg;
+
+    (void)pthread_mutex_lock(&card->mutex);
+    for (;;) {
+        struct rdt_memory_copy *copy;
+        while (!card->first && !card->end)
+            (void)pthread_cond_wait(&card->more, &card->mutex);
+        copy = card->first;
+        if (!copy)
+            break;
+        card->first = *next_of(copy);
+        if (!card->first)
+            card->last = &card->first;
+        (void)pthread_mutex_unlock(&card->mutex);
+        put_here(card, copy);
+        (void)pthread_mutex_lock(&card->mutex);
+    }
+    (void)pthread_mutex_unlock(&card->mutex);
+    return NULL;
+}
+
+static enum rdt_status hand_over(struct cuda_card *card, struct rdt_memory_copy *copy, struct rdt_error *err)
+{
+    sigset_t all, before;
+    int error = 0;
+
+    *next_of(copy) = NULL;
+    (void)pthread_mutex_lock(&card->mutex);
+    if (!card->started) {
+        (void)sigfillset(&all);
+        (void)pthread_sigmask(SIG_SETMASK, &all, &before);
+        error = pthread_create(&card->thread, NULL, run, card);
+        (void)pthread_sigmask(SIG_SETMASK, &before, NULL);
+        card->started = error == 0;
+    }
+    if (!error) {
+        *card->last = copy;
+        card->last = next_of(copy);
+        (void)pthread_cond_signal(&card->more);
+    }
+    (void)pthread_mutex_unlock(&card->mutex);
+    return error ? rdt_error_sys(err, error, "a thread for copies of %s", card->gpu->uuid) : RDT_OK;
+}
+
+void cuda_copies_end(struct cuda_card *card)
+{
+    if (!card->started)
+        return;
+    (void)pthread_mutex_lock(&card->mutex);
+    card->end = true;
+    (void)pthread_cond_signal(&card->more);
+    (void)pthread_mutex_unlock(&card->mutex);
+    (void)pthread_join(card->thread, NULL);
+}
+
+/* ---- starting ---- */
+
+static uint64_t commands_of(const struct rdt_memory_copy *copy)
+{
+    uint64_t n = 0;
+
+    for (uint32_t i = 0; i < copy->n_pieces && n <= PIECES_AT_ONCE; i++)
+        n += copy->pieces[i].rows > 1 && !is_even(&copy->pieces[i]) ? copy->pieces[i].rows : 1;
+    return n;
+}
+
+enum rdt_status cuda_copy_start(void *memory, struct rdt_memory_copy *copy, struct rdt_error *err)
+{
+    const struct cuda_block *to = block_of(copy->to), *from = block_of(copy->from);
+    struct cuda_card *card = from ? from->card : to->card;
+    enum cuda_way way = way_of(copy);
+    enum rdt_status status;
+    CUresult result;
+
+    (void)memory;
+    if (way == WAY_ACROSS || ((way == WAY_UP || way == WAY_DOWN) && !copy->host_pinned) || commands_of(copy) > PIECES_AT_ONCE)
+        return hand_over(card, copy, err);
+    status = cuda_enter(card, err);
+    if (status != RDT_OK)
+        return status;
+    result = put(card, copy, way);
+    return result == CUDA_SUCCESS ? RDT_OK : cuda_failed(driver_of(card), result, err, "copying");
+}

@@ -1,0 +1,228 @@
+/* See cuda.h. */
+#include "backends/cuda/cuda.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <strings.h>
+
+struct cuda_card *cuda_card_of(struct cuda *cuda, const char *uuid, struct rdt_error *err)
+{
+    struct cuda_gpu *gpu;
+
+    if (cuda_gpu_find(cuda->driver, uuid, &gpu, err) != RDT_OK)
+        return NULL;
+    return &cuda->cards[gpu - cuda->driver->gpu];
+}
+
+enum rdt_status cuda_enter(struct cuda_card *card, struct rdt_error *err)
+{
+    return cuda_gpu_enter(card->cuda->driver, card->gpu, err);
+}
+
+CUstream cuda_stream(struct cuda_card *card, enum cuda_way way, CUresult *result_p)
+{
+    CUstream stream;
+
+    (void)pthread_mutex_lock(&card->mutex);
+    *result_p = CUDA_SUCCESS;
+    if (!card->stream[way])
+        *result_p = card->cuda->driver->cuStreamCreate(&card->stream[way], CU_STREAM_NON_BLOCKING);
+    stream = card->stream[way];
+    (void)pthread_mutex_unlock(&card->mutex);
+    return stream;
+}
+
+/* ---- GPUs ---- */
+
+static int attribute_of(const struct cuda_driver *driver, CUdevice_attribute attribute, CUdevice device)
+{
+    int value = 0;
+
+    return driver->cuDeviceGetAttribute(&value, attribute, device) == CUDA_SUCCESS ? value : 0;
+}
+
+static void card_init(struct cuda_card *card, struct cuda *cuda, struct cuda_gpu *gpu)
+{
+    CUmemAllocationProp prop = {.type = CU_MEM_ALLOCATION_TYPE_PINNED, .requestedHandleTypes = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR};
+
+    card->cuda = cuda;
+    card->gpu = gpu;
+    card->vmm = attribute_of(cuda->driver, CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED, gpu->device) &&
+                attribute_of(cuda->driver, CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED, gpu->device);
+    card->rdma = attribute_of(cuda->driver, CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPPORTED, gpu->device);
+    prop.location.type = CU_MEM_LOCATION_TYPE_DEVICE;
+    prop.location.id = gpu->device;
+    if (!card->vmm || cuda->driver->cuMemGetAllocationGranularity(&card->granule, &prop, CU_MEM_ALLOC_GRANULARITY_RECOMMENDED) !=
+                          CUDA_SUCCESS)
+        card->granule = (size_t)2 << 20;
+    card->last = &card->first;
+    (void)pthread_mutex_init(&card->mutex, NULL);
+    (void)pthread_cond_init(&card->more, NULL);
+}
+
+static uint32_t devices(void *memory, struct rdt_device *devices_p, uint32_t max)
+{
+    const struct cuda *cuda = memory;
+
+    for (uint32_t i = 0; i < cuda->driver->n_gpus && i < max; i++)
+        devices_p[i] = (struct rdt_device){.uuid = cuda->driver->gpu[i].uuid,
+                                           .name = cuda->driver->gpu[i].name,
+                                           .bytes = cuda->driver->gpu[i].bytes,
+                                           .opened = cuda_gpu_is_open(&cuda->driver->gpu[i])};
+    return cuda->driver->n_gpus;
+}
+
+static void describe_copy(void *memory, const char *from, const char *to, char *text_p, size_t size)
+{
+    const struct cuda *cuda = memory;
+    struct cuda_gpu *a, *b;
+    int can = 0;
+
+    text_p[0] = '\0';
+    if (cuda_gpu_find(cuda->driver, from, &a, NULL) != RDT_OK || cuda_gpu_find(cuda->driver, to, &b, NULL) != RDT_OK)
+        return;
+    if (a == b)
+        (void)snprintf(text_p, size, "within %s", a->name);
+    else if (cuda->driver->cuDeviceCanAccessPeer(&can, a->device, b->device) == CUDA_SUCCESS && can)
+        (void)snprintf(text_p, size, "peer access");
+    else
+        (void)snprintf(text_p, size, "through the driver's host memory: the GPUs have no peer access");
+}
+
+/* ---- pinned host memory ---- */
+
+struct pin {
+    void *addr;
+    struct cuda_card *card;
+};
+
+/* For all GPUs, by whichever is in use: it must not be this that opens one. */
+static enum rdt_status pin(void *memory, void *addr, uint64_t bytes, void **pin_p, struct rdt_error *err)
+{
+    struct cuda *cuda = memory;
+    struct pin *made;
+    enum rdt_status status;
+    CUresult result;
+
+    for (unsigned i = 0; i < cuda->driver->n_gpus; i++) {
+        if (!cuda_gpu_is_open(&cuda->driver->gpu[i]))
+            continue;
+        made = malloc(sizeof *made);
+        if (!made)
+            return rdt_error_set(err, RDT_NO_MEMORY, "no memory to note what is pinned");
+        *made = (struct pin){addr, &cuda->cards[i]};
+        status = cuda_enter(made->card, err);
+        if (status == RDT_OK) {
+            result = cuda->driver->cuMemHostRegister(addr, bytes, CU_MEMHOSTREGISTER_PORTABLE);
+            if (result != CUDA_SUCCESS)
+                status = cuda_failed(cuda->driver, result, err, "pinning host memory for copies");
+        }
+        if (status == RDT_OK)
+            *pin_p = made;
+        else
+            free(made);
+        return status;
+    }
+    return rdt_error_set(err, RDT_UNSUPPORTED, "no GPU is in use");
+}
+
+static void unpin(void *memory, void *given)
+{
+    struct cuda *cuda = memory;
+    struct pin *made = given;
+
+    if (cuda_enter(made->card, NULL) == RDT_OK)
+        (void)cuda->driver->cuMemHostUnregister(made->addr);
+    free(made);
+}
+
+/* ---- the kind ---- */
+
+static enum rdt_status memory_open(const struct rdt_host *host, void **memory_p, struct rdt_error *err)
+{
+    const char *enabled = host->config(host->ctx, "enabled");
+    struct cuda_driver *driver;
+    struct cuda *cuda;
+    enum rdt_status status;
+
+    if (enabled && strcasecmp(enabled, "no") == 0)
+        return rdt_error_set(err, RDT_UNSUPPORTED, "it is switched off: enabled = no in [cuda]");
+    if (enabled && strcasecmp(enabled, "yes") != 0)
+        return rdt_error_set(err, RDT_INVALID, "[cuda] enabled = %.32s: expected yes or no", enabled);
+    status = cuda_driver_open(&driver, err);
+    if (status != RDT_OK)
+        return status;
+    cuda = calloc(1, sizeof *cuda);
+    if (cuda)
+        cuda->cards = calloc(driver->n_gpus, sizeof *cuda->cards);
+    if (!cuda || !cuda->cards) {
+        free(cuda);
+        return rdt_error_set(err, RDT_NO_MEMORY, "no memory for %u GPUs", driver->n_gpus);
+    }
+    cuda->host = *host;
+    cuda->driver = driver;
+    cuda_handles_init(&cuda->handles);
+    for (unsigned i = 0; i < driver->n_gpus; i++)
+        card_init(&cuda->cards[i], cuda, &driver->gpu[i]);
+    *memory_p = cuda;
+    return RDT_OK;
+}
+
+static void memory_close(void *memory)
+{
+    struct cuda *cuda = memory;
+
+    for (unsigned i = 0; i < cuda->driver->n_gpus; i++) {
+        struct cuda_card *card = &cuda->cards[i];
+        cuda_copies_end(card);
+        if (cuda_gpu_is_open(card->gpu) && cuda_enter(card, NULL) == RDT_OK)
+            for (unsigned way = 0; way < N_WAYS; way++)
+                if (card->stream[way])
+                    (void)cuda->driver->cuStreamDestroy(card->stream[way]);
+        cuda_gpu_leave(cuda->driver, card->gpu);
+        (void)pthread_cond_destroy(&card->more);
+        (void)pthread_mutex_destroy(&card->mutex);
+    }
+    (void)pthread_mutex_destroy(&cuda->handles.mutex);
+    free(cuda->cards);
+    free(cuda);
+}
+
+static const struct rdt_config_key config_keys[] = {
+    {"enabled", "yes", "no: GPUs are left alone, and NVIDIA's driver is not even loaded for their memory"},
+    {NULL, NULL, NULL},
+};
+
+static const struct rdt_memory_ops memory_ops = {
+    .struct_size = sizeof memory_ops,
+    .name = "cuda",
+    .open = memory_open,
+    .close = memory_close,
+    .alloc = cuda_alloc,
+    .import = cuda_import,
+    .free = cuda_free,
+    .map = cuda_map,
+    .round = cuda_round,
+    .devices = devices,
+    .export_block = cuda_export,
+    .copy_start = cuda_copy_start,
+    .zero = cuda_zero,
+    .pin = pin,
+    .unpin = unpin,
+    .describe_copy = describe_copy,
+};
+
+static const struct rdt_backend backend = {
+    .abi_version = RDT_BACKEND_ABI,
+    .struct_size = sizeof backend,
+    .name = "cuda",
+    .version = "0.1.0",
+    .config_keys = config_keys,
+    .memory = &memory_ops,
+};
+
+const struct rdt_backend *rdt_backend_init(void)
+{
+    return &backend;
+}

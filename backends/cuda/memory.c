@@ -1,0 +1,308 @@
+/* Blocks of the memory kind "cuda": their chunks and ranges of addresses, and the legacy handles that are open. See cuda.h.
+ *
+ * What is allocated is one chunk of VMM memory, whose fd is what other processes map it by, and which the driver frees when the last of its
+ * mappings, handles and fds is gone, in whatever process. Where a GPU has no VMM it is cuMemAlloc's, known by a legacy handle.
+ */
+#include "backends/cuda/cuda.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+static struct cuda_driver *driver_of(const struct cuda_card *card)
+{
+    return card->cuda->driver;
+}
+
+static uint64_t round_up(uint64_t bytes, uint64_t to)
+{
+    return bytes > UINT64_MAX - to ? bytes : (bytes + to - 1) / to * to;
+}
+
+uint64_t cuda_round(void *memory, uint64_t bytes)
+{
+    const struct cuda *cuda = memory;
+    uint64_t most = bytes;
+
+    for (unsigned i = 0; i < cuda->driver->n_gpus; i++) {
+        uint64_t rounded = round_up(bytes, cuda->cards[i].granule);
+        most = rounded > most ? rounded : most;
+    }
+    return most;
+}
+
+/* ---- blocks ---- */
+
+static struct cuda_block *block_new(struct cuda_card *card, uint32_t n_chunks)
+{
+    struct cuda_block *block = calloc(1, sizeof *block);
+
+    if (!block)
+        return NULL;
+    block->card = card;
+    block->fds = calloc(n_chunks + 1, sizeof *block->fds);
+    block->chunk_bytes = calloc(n_chunks + 1, sizeof *block->chunk_bytes);
+    if (!block->fds || !block->chunk_bytes) {
+        free(block->fds);
+        free(block->chunk_bytes);
+        free(block);
+        return NULL;
+    }
+    for (uint32_t i = 0; i < n_chunks; i++)
+        block->fds[i] = -1;
+    block->n_chunks = n_chunks;
+    (void)pthread_mutex_init(&block->mutex, NULL);
+    return block;
+}
+
+/* In the order that the driver wants: mapping, addresses, fds. A block that is half made, too. */
+static void block_free(struct cuda_block *block)
+{
+    struct cuda_driver *driver = driver_of(block->card);
+
+    if (cuda_enter(block->card, NULL) == RDT_OK) {
+        if (block->opened)
+            cuda_handle_close(&block->card->cuda->handles, driver, block->opened);
+        if (block->allocated)
+            (void)driver->cuMemFree(block->base);
+        cuda_range_unmap(driver, &block->range);
+    }
+    for (uint32_t i = 0; i < block->n_chunks; i++)
+        if (block->fds[i] >= 0)
+            (void)close(block->fds[i]);
+    (void)pthread_mutex_destroy(&block->mutex);
+    free(block->fds);
+    free(block->chunk_bytes);
+    free(block);
+}
+
+static void block_give(struct cuda_block *block, uint64_t bytes, struct rdt_block *block_p)
+{
+    block_p->addr = NULL;
+    block_p->bytes = bytes;
+    block_p->fd = -1;
+    block_p->priv = block;
+    block_p->read_only = false;
+    block_p->page_bytes = 0;
+}
+
+static enum rdt_status no_memory(struct rdt_error *err)
+{
+    return rdt_error_set(err, RDT_NO_MEMORY, "no memory to note a block of GPU memory");
+}
+
+static enum rdt_status failed(struct cuda_card *card, CUresult result, struct rdt_error *err, const char *what)
+{
+    return cuda_gpu_failed(driver_of(card), card->gpu, result, err, what);
+}
+
+/* ---- allocating ---- */
+
+static enum rdt_status alloc_chunk(struct cuda_block *block, uint64_t bytes, struct rdt_error *err)
+{
+    struct cuda_card *card = block->card;
+    struct cuda_driver *driver = driver_of(card);
+    CUmemAllocationProp prop = {.type = CU_MEM_ALLOCATION_TYPE_PINNED,
+                                .requestedHandleTypes = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR,
+                                .location = {.type = CU_MEM_LOCATION_TYPE_DEVICE, .id = card->gpu->device}};
+    CUmemGenericAllocationHandle handle;
+    CUresult result;
+
+    block->chunk_bytes[0] = bytes;
+    prop.allocFlags.gpuDirectRDMACapable = card->rdma;
+    result = driver->cuMemCreate(&handle, bytes, &prop, 0);
+    if (result != CUDA_SUCCESS)
+        return failed(card, result, err, "allocating GPU memory");
+    result = driver->cuMemExportToShareableHandle(&block->fds[0], handle, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, 0);
+    if (result == CUDA_SUCCESS)
+        (void)fcntl(block->fds[0], F_SETFD, FD_CLOEXEC);
+    if (result == CUDA_SUCCESS)
+        result = cuda_range_reserve(driver, bytes, card->granule, block->chunk_bytes, &block->range);
+    if (result == CUDA_SUCCESS)
+        result = cuda_range_add(driver, &block->range, handle);
+    if (result == CUDA_SUCCESS)
+        result = cuda_range_allow(driver, &block->range, card->gpu->device);
+    block->base = block->range.base;
+    (void)driver->cuMemRelease(handle); /* the mapping and the fd keep it */
+    return result == CUDA_SUCCESS ? RDT_OK : failed(card, result, err, "mapping GPU memory");
+}
+
+static enum rdt_status alloc_legacy(struct cuda_block *block, uint64_t bytes, struct rdt_error *err)
+{
+    struct cuda_driver *driver = driver_of(block->card);
+    CUresult result = driver->cuMemAlloc(&block->base, bytes);
+
+    if (result != CUDA_SUCCESS)
+        return failed(block->card, result, err, "allocating GPU memory");
+    block->allocated = true;
+    block->has_handle = driver->cuIpcGetMemHandle(&block->handle, block->base) == CUDA_SUCCESS;
+    return RDT_OK;
+}
+
+static enum rdt_status zero(struct cuda_card *card, CUdeviceptr at, uint64_t bytes, struct rdt_error *err)
+{
+    struct cuda_driver *driver = driver_of(card);
+    CUresult result;
+    CUstream stream = cuda_stream(card, WAY_ZERO, &result);
+
+    if (result == CUDA_SUCCESS)
+        result = driver->cuMemsetD8Async(at, 0, bytes, stream);
+    if (result == CUDA_SUCCESS)
+        result = driver->cuStreamSynchronize(stream);
+    return result == CUDA_SUCCESS ? RDT_OK : failed(card, result, err, "clearing GPU memory");
+}
+
+enum rdt_status cuda_alloc(void *memory, const char *device, uint64_t bytes, struct rdt_block *block_p, struct rdt_error *err)
+{
+    struct cuda_card *card = cuda_card_of(memory, device, err);
+    uint64_t room = card ? round_up(bytes, card->granule) : 0;
+    struct cuda_block *block;
+    enum rdt_status status;
+
+    if (!card)
+        return RDT_NOT_FOUND;
+    if (!bytes || room > INT64_MAX)
+        return rdt_error_set(err, RDT_INVALID, "cannot allocate %llu bytes of GPU memory", (unsigned long long)bytes);
+    status = cuda_enter(card, err);
+    if (status != RDT_OK)
+        return status;
+    block = block_new(card, card->vmm ? 1 : 0);
+    if (!block)
+        return no_memory(err);
+    status = card->vmm ? alloc_chunk(block, room, err) : alloc_legacy(block, room, err);
+    if (status == RDT_OK)
+        status = zero(card, block->base, room, err); /* the driver does not promise it */
+    if (status != RDT_OK) {
+        block_free(block);
+        return status;
+    }
+    block_give(block, bytes, block_p);
+    return RDT_OK;
+}
+
+/* ---- importing ---- */
+
+static enum rdt_status import_chunks(struct cuda_block *block, const struct rdt_import *import, struct rdt_error *err)
+{
+    enum rdt_status status;
+
+    memcpy(block->chunk_bytes, import->chunk_bytes, import->n_fds * sizeof *block->chunk_bytes);
+    for (uint32_t i = 0; i < import->n_fds; i++) {
+        block->fds[i] = fcntl(import->fds[i], F_DUPFD_CLOEXEC, 3);
+        if (block->fds[i] < 0)
+            return rdt_error_sys(err, errno, "keeping the fd of chunk %u", i);
+    }
+    status = cuda_range_map(driver_of(block->card), block->card->gpu, block->fds, block->chunk_bytes, import->n_fds, block->card->granule,
+                            &block->range, err);
+    block->base = block->range.base;
+    return status;
+}
+
+static enum rdt_status import_handle(struct cuda_block *block, const struct rdt_import *import, struct rdt_error *err)
+{
+    enum rdt_status status = cuda_handle_open(&block->card->cuda->handles, driver_of(block->card), block->card->gpu, import->handle,
+                                              import->handle_bytes, &block->opened, err);
+
+    if (status != RDT_OK)
+        return status;
+    block->base = block->opened->base;
+    block->handle = block->opened->handle;
+    block->has_handle = true;
+    return RDT_OK;
+}
+
+static enum rdt_status check_within(const struct cuda_block *block, const struct rdt_import *import, struct rdt_error *err)
+{
+    uint64_t all = block->opened ? block->opened->bytes : block->range.bytes;
+
+    if (import->offset <= all && import->bytes <= all - import->offset)
+        return RDT_OK;
+    return rdt_error_set(err, RDT_INVALID, "%llu bytes from %llu on are not within what is shared, which is %llu bytes",
+                         (unsigned long long)import->bytes, (unsigned long long)import->offset, (unsigned long long)all);
+}
+
+enum rdt_status cuda_import(void *memory, const char *device, const struct rdt_import *import, struct rdt_block *block_p,
+                            struct rdt_error *err)
+{
+    struct cuda_card *card = cuda_card_of(memory, device, err);
+    bool chunks = import->kind == RDT_IMPORT_VMM;
+    struct cuda_block *block;
+    enum rdt_status status;
+
+    if (!card)
+        return RDT_NOT_FOUND;
+    if (import->kind != RDT_IMPORT_VMM && import->kind != RDT_IMPORT_LEGACY_IPC)
+        return rdt_error_set(err, RDT_INVALID, "GPU memory is imported by the fds of its chunks or by a legacy handle");
+    if (import->bytes == 0)
+        return rdt_error_set(err, RDT_INVALID, "0 bytes of GPU memory cannot be imported");
+    if (chunks && (import->n_fds == 0 || import->n_fds > RDT_EXPORT_MAX_FDS))
+        return rdt_error_set(err, RDT_INVALID, "GPU memory of %u chunks: 1 to %u can be imported", import->n_fds, RDT_EXPORT_MAX_FDS);
+    status = cuda_enter(card, err);
+    if (status != RDT_OK)
+        return status;
+    block = block_new(card, chunks ? import->n_fds : 0);
+    if (!block)
+        return no_memory(err);
+    status = chunks ? import_chunks(block, import, err) : import_handle(block, import, err);
+    if (status == RDT_OK)
+        status = check_within(block, import, err);
+    if (status != RDT_OK) {
+        block_free(block);
+        return status;
+    }
+    block->offset = import->offset;
+    block_give(block, import->bytes, block_p);
+    return RDT_OK;
+}
+
+/* ---- the rest ---- */
+
+void cuda_free(void *memory, struct rdt_block *block)
+{
+    (void)memory;
+    block_free(block->priv);
+    block->priv = NULL;
+}
+
+/* It is mapped since it was made. */
+enum rdt_status cuda_map(void *memory, struct rdt_block *block, bool warm, struct rdt_error *err)
+{
+    const struct cuda_block *priv = block->priv;
+
+    (void)memory, (void)warm, (void)err;
+    block->addr = (void *)(uintptr_t)(priv->base + priv->offset);
+    return RDT_OK;
+}
+
+enum rdt_status cuda_export(void *memory, const struct rdt_block *block, struct rdt_export *export_p, struct rdt_error *err)
+{
+    const struct cuda_block *priv = block->priv;
+
+    (void)memory;
+    *export_p = (struct rdt_export){.offset = priv->offset};
+    if (priv->n_chunks > 0) {
+        export_p->kind = RDT_IMPORT_VMM;
+        export_p->n_fds = priv->n_chunks;
+        export_p->fds = priv->fds;
+        export_p->chunk_bytes = priv->chunk_bytes;
+        return RDT_OK;
+    }
+    if (!priv->has_handle)
+        return rdt_error_set(err, RDT_UNSUPPORTED, "%s gives no handle of its memory", priv->card->gpu->uuid);
+    export_p->kind = RDT_IMPORT_LEGACY_IPC;
+    memcpy(export_p->handle, &priv->handle, sizeof priv->handle);
+    export_p->handle_bytes = sizeof priv->handle;
+    return RDT_OK;
+}
+
+enum rdt_status cuda_zero(void *memory, struct rdt_block *block, struct rdt_error *err)
+{
+    const struct cuda_block *priv = block->priv;
+    enum rdt_status status = cuda_enter(priv->card, err);
+
+    (void)memory;
+    return status == RDT_OK ? zero(priv->card, priv->base + priv->offset, block->bytes, err) : status;
+}

@@ -1,0 +1,124 @@
+/* See gpu.h. An address is asked for each time anew: an allocator may have put other memory there. */
+#include <fcntl.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "client/cuda/gpu.h"
+
+#define MAX_CHUNKS 4096u
+
+struct cuda_gpu *gpu_of(struct cuda_driver *driver, const void *addr)
+{
+    unsigned kind = 0;
+    int ordinal = -1;
+    CUdeviceptr at = (CUdeviceptr)(uintptr_t)addr;
+
+    if (driver->cuPointerGetAttribute(&kind, CU_POINTER_ATTRIBUTE_MEMORY_TYPE, at) != CUDA_SUCCESS || kind != CU_MEMORYTYPE_DEVICE ||
+        driver->cuPointerGetAttribute(&ordinal, CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL, at) != CUDA_SUCCESS)
+        return NULL;
+    for (unsigned i = 0; i < driver->n_gpus; i++)
+        if (driver->gpu[i].device == ordinal)
+            return &driver->gpu[i];
+    return NULL;
+}
+
+void exported_free(struct exported *exported)
+{
+    for (size_t i = 0; i < exported->shared.n_fds; i++)
+        (void)close(exported->fds[i]);
+    free(exported->fds);
+    free(exported->chunk_bytes);
+}
+
+static bool grow(struct exported *exported)
+{
+    size_t n = exported->shared.n_fds + 1;
+    int *fds = realloc(exported->fds, n * sizeof *fds);
+    uint64_t *chunk_bytes;
+
+    if (!fds)
+        return false;
+    exported->fds = fds;
+    chunk_bytes = realloc(exported->chunk_bytes, n * sizeof *chunk_bytes);
+    if (chunk_bytes)
+        exported->chunk_bytes = chunk_bytes;
+    return chunk_bytes != NULL;
+}
+
+/* The chunk at this address; the driver says NOT_SUPPORTED or INVALID_VALUE of one that was not made to be exported. */
+static CUresult add_chunk(struct cuda_driver *driver, struct exported *exported, CUdeviceptr base, size_t bytes)
+{
+    CUmemGenericAllocationHandle handle;
+    CUresult result;
+    int fd = -1;
+
+    if (!grow(exported))
+        return CUDA_ERROR_OUT_OF_MEMORY;
+    result = driver->cuMemRetainAllocationHandle(&handle, (void *)(uintptr_t)base);
+    if (result != CUDA_SUCCESS)
+        return result;
+    result = driver->cuMemExportToShareableHandle(&fd, handle, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, 0);
+    (void)driver->cuMemRelease(handle);
+    if (result != CUDA_SUCCESS)
+        return result;
+    (void)fcntl(fd, F_SETFD, FD_CLOEXEC);
+    exported->fds[exported->shared.n_fds] = fd;
+    exported->chunk_bytes[exported->shared.n_fds++] = bytes;
+    return CUDA_SUCCESS;
+}
+
+static CUresult export_chunks(struct cuda_driver *driver, CUdeviceptr addr, size_t bytes, struct exported *exported)
+{
+    CUdeviceptr base, at = addr;
+    size_t chunk;
+    CUresult result = CUDA_SUCCESS;
+
+    while (result == CUDA_SUCCESS && at < addr + bytes && exported->shared.n_fds < MAX_CHUNKS) {
+        result = driver->cuMemGetAddressRange(&base, &chunk, at);
+        if (result == CUDA_SUCCESS)
+            result = add_chunk(driver, exported, base, chunk);
+        if (result == CUDA_SUCCESS && exported->shared.n_fds == 1)
+            exported->base = (void *)(uintptr_t)base;
+        if (result == CUDA_SUCCESS) {
+            exported->shared.bytes += chunk;
+            at = base + chunk;
+        }
+    }
+    return result == CUDA_SUCCESS && at < addr + bytes ? CUDA_ERROR_NOT_SUPPORTED : result;
+}
+
+enum rdt_status export_range(struct cuda_driver *driver, const struct cuda_gpu *gpu, void *addr, size_t bytes, struct exported *exported_p,
+                             struct rdt_error *err)
+{
+    CUdeviceptr base, at = (CUdeviceptr)(uintptr_t)addr;
+    bool legacy = false;
+    size_t all;
+    CUresult result;
+
+    *exported_p = (struct exported){
+        .shared = {.struct_size = sizeof exported_p->shared, .memory = "cuda", .device = gpu->uuid, .kind = RDT_SHARED_LEGACY_IPC}};
+    result = driver->cuMemGetAddressRange(&base, &all, at);
+    if (result != CUDA_SUCCESS)
+        return cuda_gpu_failed(driver, gpu, result, err, "the allocation of a tensor");
+    (void)driver->cuPointerGetAttribute(&legacy, CU_POINTER_ATTRIBUTE_IS_LEGACY_CUDA_IPC_CAPABLE, at);
+    if (legacy && at - base + bytes <= all && driver->cuIpcGetMemHandle(&exported_p->handle, base) == CUDA_SUCCESS) {
+        exported_p->base = (void *)(uintptr_t)base;
+        exported_p->shared.bytes = all;
+        exported_p->shared.handle = &exported_p->handle;
+        exported_p->shared.handle_bytes = sizeof exported_p->handle;
+        note_own_handle(&exported_p->handle, base);
+        return RDT_OK;
+    }
+    exported_p->shared.kind = RDT_SHARED_VMM;
+    result = export_chunks(driver, at, bytes, exported_p);
+    exported_p->shared.fds = exported_p->fds;
+    exported_p->shared.chunk_bytes = exported_p->chunk_bytes;
+    if (result == CUDA_SUCCESS)
+        return RDT_OK;
+    exported_free(exported_p);
+    (void)cuda_gpu_failed(driver, gpu, result, err, "this memory cannot be exported to another process");
+    if (err)
+        err->status = RDT_UNSUPPORTED;
+    return RDT_UNSUPPORTED;
+}

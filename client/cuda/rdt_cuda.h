@@ -1,0 +1,64 @@
+/* librdt-cuda: GPU memory for users of librdt (rdt.h). It links no CUDA: NVIDIA's driver is loaded when the first handle is opened.
+ *
+ *     rdt_cuda_open(c, &gpu, &err);
+ *     rdt_cuda_put(gpu, &tensor, 1, &options, &ref, &err);     ...     o.memory = "cuda";  rdt_fetch(c, &ref, 1, &o, &object, &err);
+ *
+ * From rdt_cuda_open on the connection maps GPU memory: fetches bring tensors on GPUs (rdt_object_place says where), rdt_fetch_options has
+ * `memory` "cuda" and `device`, and targets may be GPU memory that the daemon knows (rdt_cuda_alloc, rdt_cuda_offer). Devices are named by
+ * UUID ("GPU-..."), as nvidia-smi -L shows them. Pointers are CUDA's own, streams CUstream or cudaStream_t. Any thread; the thread's current
+ * context is as before when a call returns. Primary contexts only.
+ */
+#ifndef RDT_CUDA_H
+#define RDT_CUDA_H
+
+#include "rdt.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+typedef struct rdt_cuda rdt_cuda;
+
+/* UNSUPPORTED: no driver, a stub of one, no GPU: the sentence says which. EXISTS: the connection has one. The connection is borrowed. */
+enum rdt_status rdt_cuda_open(rdt *rdt, rdt_cuda **cuda_p, struct rdt_error *err);
+
+/* Before rdt_close. What is still to be ready by its stream never will be: its waiters get OWNER_DIED with the session's end. Waits for
+ * streams that still copy what was COPIED. NULL is fine. */
+void rdt_cuda_close(rdt_cuda *cuda);
+
+/* Zeroed memory of the daemon's on that GPU (NULL: the only one there is), mapped; put without a copy; ends by rdt_dealloc. Errors:
+ * UNSUPPORTED (the daemon has no such GPU), INVALID, NO_MEMORY, LIMIT. */
+enum rdt_status rdt_cuda_alloc(rdt_cuda *cuda, const char *device, size_t bytes, void **addr_p, struct rdt_error *err);
+
+enum rdt_cuda_how {
+    RDT_CUDA_HOST = 1,   /* it is not GPU memory: as rdt_put takes it */
+    RDT_CUDA_KNOWN = 2,  /* of rdt_cuda_alloc, or offered before: no copy */
+    RDT_CUDA_CHUNKS = 3, /* the allocation's VMM chunks (also PyTorch's expandable segments) were exported by fd: no copy */
+    RDT_CUDA_HANDLE = 4, /* a legacy handle (cudaMalloc): no copy */
+    RDT_CUDA_COPIED = 5, /* it cannot be exported (cudaMallocAsync, VMM memory made without): copied on the GPU into daemon memory */
+};
+
+struct rdt_cuda_put_options {
+    size_t struct_size;
+    const struct rdt_put_options *put; /* NULL: defaults */
+    /* has_stream: what writes the GPU tensors stands in this stream (NULL is a stream, too). The put returns at once, and the object is
+     * ready when all that stood there then has finished: nobody reads it before. Without: the bytes are there. */
+    bool has_stream;
+    void *stream;
+    enum rdt_cuda_how *how; /* NULL, or [count]: how each tensor was taken */
+};
+
+/* rdt_put of tensors in host and GPU memory. A GPU tensor's allocation is exported whole: the readers of this uid and tenant that map it see
+ * its neighbours; memory that was not COPIED must stay until the object is gone (rdt_free, rdt_wait_freed). With has_stream and host
+ * memory that the daemon does not know: INVALID. Errors: those of rdt_put; SYSTEM with the driver's words. */
+enum rdt_status rdt_cuda_put(rdt_cuda *cuda, const struct rdt_tensor *tensors, size_t count, const struct rdt_cuda_put_options *options,
+                             struct rdt_ref *ref_p, struct rdt_error *err);
+
+/* Makes the caller's GPU memory known to the daemon, whole allocations of it, until rdt_dealloc(*base_p): for targets of fetches, and
+ * for what is put again and again. UNSUPPORTED: it cannot be exported. */
+enum rdt_status rdt_cuda_offer(rdt_cuda *cuda, void *addr, size_t bytes, void **base_p, enum rdt_cuda_how *how_p, struct rdt_error *err);
+
+#ifdef __cplusplus
+}
+#endif
+#endif
