@@ -197,6 +197,8 @@ static enum rdt_status join(struct client *client, struct transfer *transfer, co
     }
     list_append(&transfer->fetches, &fetch->by_transfer);
     transfer->n_fetches++;
+    if (!transfer->client) /* it was nobody's so far: part of a broadcast */
+        transfer->client = client;
     return RDT_OK;
 }
 

@@ -104,6 +104,9 @@ void broadcast_give_up(struct broadcast *broadcast, const struct rdt_error *why)
         broadcast->failure = *why;
     deadline_unset(broadcast->transfers->deadlines, &broadcast->deadline);
     sm_move(&broadcast->sm, BROADCAST_OVER);
+    if (broadcast->n_ops > 0) /* they hold the object, and may not end by themselves */
+        (void)deadline_set(broadcast->transfers->deadlines, &broadcast->deadline,
+                           (int64_t)broadcast->transfers->options->quiesce_grace_ns);
     end_round(broadcast);
     broadcast_settle(broadcast);
 }
@@ -187,6 +190,19 @@ static bool can_together(const struct broadcast *broadcast)
     return !plugin_conn_queue(&conn, "host", "");
 }
 
+static void by_sends(struct broadcast *broadcast, const char *why);
+
+/* All must stand, and one never will. */
+static bool is_doomed(const struct broadcast *broadcast)
+{
+    if (!broadcast->together || broadcast->sm.state != BROADCAST_ASKED)
+        return false;
+    for (uint32_t i = 0; i < broadcast->n_others; i++)
+        if (broadcast->others[i].done)
+            return true;
+    return false;
+}
+
 /* The next round, of those who are not done. */
 static void next_round(struct broadcast *broadcast, bool together)
 {
@@ -200,7 +216,10 @@ static void next_round(struct broadcast *broadcast, bool together)
         deadline_unset(broadcast->transfers->deadlines, &broadcast->deadline);
     ask_all(broadcast);
     broadcast->busy = false;
-    broadcast_settle(broadcast);
+    if (is_doomed(broadcast))
+        by_sends(broadcast, broadcast->failure.msg);
+    else
+        broadcast_settle(broadcast);
 }
 
 static void by_sends(struct broadcast *broadcast, const char *why)
@@ -242,6 +261,11 @@ static void on_deadline(struct deadline *deadline)
     }
     if (broadcast->sm.state == BROADCAST_ASKED) {
         by_sends(broadcast, "not all nodes were ready in time");
+        return;
+    }
+    if (broadcast->sm.state == BROADCAST_OVER) {
+        if (broadcast->group && broadcast->group->epoch == broadcast->epoch)
+            group_break(broadcast->group, "the sends of a broadcast that was given up do not come to rest");
         return;
     }
     if (broadcast->chunks_done == broadcast->chunks_seen && broadcast->n_ops > 0 && broadcast->group) {
@@ -361,7 +385,10 @@ void broadcasts_peer_up(struct peer_work *work)
         if (broadcast->sm.state != BROADCAST_ASKED || !other || other->asked || other->done)
             continue;
         ask(broadcast, other);
-        broadcast_settle(broadcast);
+        if (is_doomed(broadcast))
+            by_sends(broadcast, broadcast->failure.msg);
+        else
+            broadcast_settle(broadcast);
     }
 }
 

@@ -187,7 +187,8 @@ bool transfer_part_answered(struct transfer *transfer, const Rdt__Pb__PullMeta *
 {
     struct transfers *transfers = transfer->transfers;
     struct replica *replica = replica_find(&transfers->replicas, transfer->ref.node, transfer->ref.generation);
-    uint64_t most = transfers->options->copies_max_bytes;
+    struct peer_work *root = transfer->part->root;
+    uint64_t most = transfers->options->copies_max_bytes, generation = transfer->ref.generation;
 
     if (replica && replica != transfer->replica) {
         give_way(transfer, replica, meta->kept);
@@ -202,6 +203,8 @@ bool transfer_part_answered(struct transfer *transfer, const Rdt__Pb__PullMeta *
         transfer_fail(transfer, RDT_NO_MEMORY, "no memory to keep a copy");
     else
         return false;
+    if (meta->kept) /* it sends nobody here */
+        replica_decline(root, generation);
     return true;
 }
 
