@@ -40,7 +40,9 @@ static void print_candidates(const Rdt__Pb__TransferInfo *t)
             putchar('\n');
         }
     }
-    if (t->n_candidates == 0)
+    if (t->n_candidates == 0 && strchr(t->path, '/') && strcmp(t->direction, "in") == 0)
+        printf("  in parts, one for each kind of memory: see each\n");
+    else if (t->n_candidates == 0)
         printf("  the choice was not recorded on this node\n");
 }
 
@@ -61,6 +63,13 @@ static void print(const Rdt__Pb__TransferInfo *t)
         ctl_print_plain(t->lanes, stdout);
     }
     putchar('\n');
+    if (*t->from_memory || t->part_of) {
+        printf("  part:      of transfer %" PRIu64 ", ", t->part_of);
+        ctl_print_plain(t->from_memory, stdout);
+        printf(" memory there to ");
+        ctl_print_plain(t->to_memory, stdout);
+        printf(" memory here\n");
+    }
     if (*t->waits) {
         printf("  waits:     ");
         ctl_print_plain(t->waits, stdout);

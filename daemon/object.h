@@ -114,6 +114,15 @@ static inline struct region *object_region(const struct object *object, uint32_t
     return object->chunk ? slab_region(object_piece(object)) : object->uses[place].region;
 }
 
+/* Some of its memory is on devices. */
+static inline bool object_on_device(const struct object *object)
+{
+    for (uint32_t i = 0; i < object->n_regions; i++)
+        if (!region_is_host(object->uses[i].region))
+            return true;
+    return false;
+}
+
 uint8_t *object_base(struct object *object, uint32_t place, struct rdt_error *err); /* NULL: err says why */
 uint32_t object_n_tensors(const struct object *object);
 

@@ -22,6 +22,7 @@ static struct path_candidate *add(struct path_decision *decision, enum path_kind
     candidate->possible = true;
     candidate->unfit = candidate->strange = false;
     candidate->one_sided = false;
+    candidate->staged_source = candidate->staged_target = false;
     candidate->speed = speed;
     candidate->reason[0] = '\0';
     text_copy(candidate->name, sizeof candidate->name, name);
@@ -42,6 +43,11 @@ __attribute__((format(printf, 2, 3))) static void reject(struct path_candidate *
     va_start(args, fmt);
     (void)vsnprintf(candidate->reason, sizeof candidate->reason, fmt, args);
     va_end(args);
+}
+
+static bool is_staged(const struct path_candidate *candidate)
+{
+    return candidate->staged_source || candidate->staged_target;
 }
 
 static void local(const struct path_query *query, struct path_decision *decision)
@@ -114,9 +120,11 @@ static void remote(const struct path_query *query, struct path_decision *decisio
         if (query->preferred[0] && strcasecmp(query->preferred, offer->name) == 0)
             candidate->speed =
                 speed + 200 < SPEED_INLINE ? speed + 200 : SPEED_INLINE - 1; /* before speed, never before the reader's wish */
-        if (!offer->moves_source)
+        candidate->staged_source = offer->stages_source && (!offer->moves_source || !query->source_contiguous);
+        candidate->staged_target = offer->stages_target && !offer->moves_target;
+        if (!offer->moves_source && !candidate->staged_source)
             reject(candidate, "it does not read %s memory", query->source_memory);
-        if (!offer->moves_target)
+        if (!offer->moves_target && !candidate->staged_target)
             reject(candidate, "it does not write %s memory", query->target_memory);
         if (offer->group_why_not)
             reject(candidate, "%s", offer->group_why_not);
@@ -127,7 +135,7 @@ static void remote(const struct path_query *query, struct path_decision *decisio
         if (candidate->possible && strcmp(offer->here_version, offer->there_version) != 0)
             reject(candidate, "the library's versions differ: %s here, %s on the other node", offer->here_version,
                    offer->there_version);
-        candidate->strange = !offer->moves_source || !offer->moves_target;
+        candidate->strange = (!offer->moves_source && !candidate->staged_source) || (!offer->moves_target && !candidate->staged_target);
         candidate->unfit = offer->group_why_not || candidate->strange;
         if (!offer->connected && offer->group)
             reject(candidate, "group %s is being rebuilt", offer->group);
@@ -135,8 +143,10 @@ static void remote(const struct path_query *query, struct path_decision *decisio
             reject(candidate, "its connection to the other node is being rebuilt");
         if (!offer->two_sided && !offer->one_sided)
             reject(candidate, "it can neither send nor read on this connection%s%s", offer->refusal[0] ? ": " : "", offer->refusal);
-        if (offer->one_sided && query->source_contiguous)
+        if (offer->one_sided && query->source_contiguous && !is_staged(candidate))
             candidate->one_sided = true;
+        else if (!offer->two_sided && is_staged(candidate))
+            reject(candidate, "it only reads, and what goes through host memory is sent");
         else if (!offer->two_sided)
             reject(candidate, "it only reads contiguous memory, and the tensors at the owner have holes");
         if (candidate->possible && offer->group)
@@ -163,7 +173,14 @@ static void apply_wishes(const struct path_query *query, struct path_decision *d
 {
     uint32_t least = 0;
 
-    *least_known_p = query->least[0] == '\0';
+    bool direct = strcasecmp(query->least, "direct") == 0;
+
+    *least_known_p = query->least[0] == '\0' || direct;
+    for (unsigned i = 0; i < decision->n; i++)
+        if (direct && is_staged(&decision->candidates[i])) {
+            reject(&decision->candidates[i], "it goes through host memory, and the reader accepts only what is direct");
+            decision->candidates[i].unfit = true;
+        }
     for (unsigned i = 0; i < decision->n; i++)
         if (names(&decision->candidates[i], query->least)) {
             least = decision->candidates[i].speed;
@@ -193,6 +210,8 @@ static int better_first(const void *a, const void *b)
 
     if (x->possible != y->possible)
         return x->possible ? -1 : 1;
+    if (x->possible && is_staged(x) != is_staged(y))
+        return is_staged(y) ? -1 : 1;
     return x->speed > y->speed ? -1 : x->speed < y->speed;
 }
 
@@ -226,7 +245,7 @@ enum rdt_status path_choose(const struct path_query *query, struct path_decision
     qsort(decision->candidates, decision->n, sizeof decision->candidates[0], better_first);
     if (!least_known)
         return rdt_error_set(err, RDT_INVALID,
-                             "least path \"%s\" is no path: use share, cow, copy, inline or the name of a transport",
+                             "least path \"%s\" is no path: use share, cow, copy, inline, direct or the name of a transport",
                              query->least);
     if (decision->n > 0 && decision->candidates[0].possible) {
         struct path_candidate *chosen = &decision->candidates[0];
@@ -237,6 +256,14 @@ enum rdt_status path_choose(const struct path_query *query, struct path_decision
                        chosen->kind == PATH_TRANSPORT && query->preferred[0] && strcasecmp(query->preferred, chosen->name) == 0
                            ? "the producer prefers it"
                            : "the fastest that fits");
+        if (is_staged(chosen)) {
+            size_t used = strlen(chosen->reason);
+            (void)snprintf(chosen->reason + used, sizeof chosen->reason - used, "; through host memory %s: it does not move %s memory",
+                           !chosen->staged_target   ? "on the other node"
+                           : !chosen->staged_source ? "here"
+                                                    : "on both nodes",
+                           chosen->staged_target ? query->target_memory : query->source_memory);
+        }
         for (unsigned i = 1; i < decision->n && decision->candidates[i].possible; i++)
             text_copy(decision->candidates[i].reason, sizeof decision->candidates[i].reason, "possible, but slower");
         decision->passed_over = passed_over(decision);

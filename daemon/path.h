@@ -21,7 +21,8 @@ struct path_candidate {
     bool unfit;    /* ruled out by what the caller wishes, or by the memory: it would not be taken however well all is */
     bool strange;  /* a transport that does not move this memory at all */
     bool one_sided;
-    uint32_t speed;   /* higher is better */
+    bool staged_source, staged_target; /* through host memory at the owner's end, and at this one */
+    uint32_t speed;   /* higher is better; but what is staged comes after all that is not */
     char reason[192]; /* in words a person would use */
 };
 
@@ -40,6 +41,7 @@ struct path_offer {
     const char *there_why_not;                /* NULL: offered by the other node */
     const char *here_version, *there_version; /* must be equal */
     bool moves_source, moves_target;          /* its memory kinds */
+    bool stages_source, stages_target;        /* it moves host memory there, and here: what it does not move could pass through that */
     bool one_sided, two_sided;                /* what the connection can do */
     bool connected;                           /* false: the connection is being (re)built */
     char refusal[160];                        /* neither one- nor two-sided: what the connection says of itself; "": nothing */

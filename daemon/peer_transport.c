@@ -337,9 +337,11 @@ void peer_transport_offer_to_path(const struct peer_transport *pt, const char *s
         offer->there_why_not = pt->remote_why_not;
     offer->moves_source = !pt->remote_known || has_word(pt->remote_memory, source_memory);
     offer->moves_target = transport_moves(pt->transport, target_memory);
+    offer->stages_source = strcmp(source_memory, "host") != 0 && (!pt->remote_known || has_word(pt->remote_memory, "host"));
+    offer->stages_target = strcmp(target_memory, "host") != 0 && transport_moves(pt->transport, "host");
     offer->connected = pt->sm.state == PT_CONNECTED;
     if (offer->connected)
-        sides = pt->transport->ops.sides(pt->conn.handle, target_memory);
+        sides = pt->transport->ops.sides(pt->conn.handle, offer->moves_target ? target_memory : "host");
     if (offer->connected && sides == 0)
         plugin_conn_describe(&pt->conn, offer->refusal, sizeof offer->refusal);
     offer->one_sided = (sides & RDT_ONE_SIDED) != 0 || !offer->connected;

@@ -164,6 +164,8 @@ void transfer_end(struct transfer *transfer)
     struct transfers *transfers = transfer->transfers;
 
     assert(list_empty(&transfer->fetches) && transfer->n_ops == 0 && !transfer->part);
+    if (transfer->whole)
+        pieces_ended(transfer); /* which may end it, too: nothing of it is needed any more */
     transfer_set_state(transfer, TRANSFER_ENDED);
     if (transfer->merged) {
         transfer->record.state = "joined";
@@ -201,6 +203,7 @@ void transfer_end(struct transfer *transfer)
     free(transfer->remote);
     free(transfer->keys);
     free(transfer->key_bytes);
+    pieces_free(transfer);
     landing_free(transfer);
     if (transfer->packed != transfer->source)
         free(transfer->packed);
@@ -286,6 +289,10 @@ void transfer_fail_err(struct transfer *transfer, const struct rdt_error *err)
     uint64_t id = transfer->id;
     bool last = false;
 
+    if (transfer->whole) {
+        pieces_failed(transfer, err);
+        return;
+    }
     if (transfer_copy_comes_back(transfer, err) || transfer_part_failed(transfer, err))
         return;
     if (list_empty(&transfer->fetches)) {

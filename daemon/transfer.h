@@ -42,6 +42,7 @@
 #include "daemon/region_use.h"
 #include "daemon/replica.h"
 #include "daemon/sm.h"
+#include "daemon/stage.h"
 #include "daemon/turn.h"
 #include "daemon/work.h"
 
@@ -64,6 +65,8 @@ enum transfer_state {
 struct transfer_record {
     struct list link; /* in transfers->active or ->outgoing, until it ends */
     uint64_t id;
+    uint64_t part_of; /* of that transfer; 0: of none */
+    char from[40], to[40]; /* kinds of memory; "": not known, or of several */
     uint64_t client;
     struct owner requester;
     struct rdt_ref ref;
@@ -146,6 +149,12 @@ struct staging {
     region_ready on_ready;
 };
 
+/* Of what comes from another node: which kinds of memory its tensors lie in there. */
+struct meta_places {
+    char memory[PLACING_MAX][33];
+    uint32_t of[]; /* each tensor's */
+};
+
 struct transfer {
     struct transfers *transfers;
     struct sm sm;
@@ -165,6 +174,20 @@ struct transfer {
     struct target *target; /* NULL: the daemon finds memory */
     struct landing *landing; /* that of several kinds, or on a device; NULL: host memory */
     bool landed;             /* it is the target */
+
+    /* objects of several kinds of memory: transfer_pieces.c */
+    struct meta_places *places; /* NULL: all in host memory */
+    struct pieces *pieces;      /* it goes in such */
+    struct transfer *whole;     /* it is a piece of that */
+    struct list by_whole;
+    uint32_t *select; /* [n_select]: a piece's tensors, of the whole's */
+    uint32_t n_select;
+    bool piece_done;
+    bool staged_here, staged_there; /* through host memory, as its path says */
+    bool single;                    /* every chunk is of one tensor: some end is a device's memory itself */
+    struct stage *stage;            /* staged_here: that; NULL: not yet */
+    region_ready stage_ready;
+    struct device_place *to_places; /* [target->n], for the copies */
     struct deadline stall; /* no progress; while ABORT: the grace time */
     uint64_t stall_bytes;  /* done when stall was set */
     struct transfer_record record;

@@ -11,7 +11,7 @@ void transfer_in_choose_again(struct transfer *transfer)
     struct transfers *transfers = transfer->transfers;
     const struct path_candidate *chosen = NULL;
 
-    if (transfer_in_choose(transfer, false, NULL) == RDT_OK)
+    if (!pieces_needed(transfer) && transfer_in_choose(transfer, false, NULL) == RDT_OK)
         chosen = record_chosen(&transfer->record);
     transfer->early = false;
     if (transfer->failed == RDT_OK && chosen && !chosen->one_sided &&

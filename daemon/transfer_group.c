@@ -190,7 +190,8 @@ void transfers_on_group(struct transfers *transfers, struct group *group, enum g
 struct group *transfer_group_of(const struct transfer *transfer, const struct transport *transport, char why_p[192])
 {
     const struct transfers *transfers = transfer->transfers;
-    const char *reader = transfer->client ? transfer->client->name : NULL;
+    const struct client *client = transfer->whole ? transfer->whole->client : transfer->client;
+    const char *reader = client ? client->name : NULL;
     /* A copy serves for its node, and so does a node whose client has left what it put. */
     const char *producer = transfer->producer[0] && transfer->peer == transfer->origin ? transfer->producer : NULL;
     struct group *shared = NULL;
@@ -248,6 +249,7 @@ void transfer_group_offer(const struct transfer *transfer, struct transport *tra
                           char why_p[192])
 {
     struct group *group = transport->available ? transfer_group_of(transfer, transport, why_p) : NULL;
+    const char *target = transfer_target_memory(transfer);
     struct peer_transport *pt = NULL;
 
     *offer = (struct path_offer){.name = transport->name,
@@ -255,7 +257,9 @@ void transfer_group_offer(const struct transfer *transfer, struct transport *tra
                                  .here_version = transport->version,
                                  .there_version = transport->version, /* it could not have been formed else */
                                  .moves_source = transport_moves(transport, transfer->memory),
-                                 .moves_target = transport_moves(transport, "host")};
+                                 .moves_target = transport_moves(transport, target),
+                                 .stages_source = strcmp(transfer->memory, "host") != 0 && transport_moves(transport, "host"),
+                                 .stages_target = strcmp(target, "host") != 0 && transport_moves(transport, "host")};
     if (!transport->available) {
         offer->here_why_not = transport->why_not;
         return;
@@ -272,7 +276,7 @@ void transfer_group_offer(const struct transfer *transfer, struct transport *tra
     if (group->sm.state == GROUP_READY)
         pt = transfer_group_via(transfer->peer, group);
     if (pt && pt->sm.state == PT_CONNECTED) {
-        uint32_t sides = transport->ops.sides(pt->conn.handle, "host");
+        uint32_t sides = transport->ops.sides(pt->conn.handle, offer->moves_target ? target : "host");
         offer->connected = true;
         offer->two_sided = (sides & RDT_TWO_SIDED) != 0;
         offer->one_sided = (sides & RDT_ONE_SIDED) != 0;
@@ -320,11 +324,16 @@ enum rdt_status transfer_group_start(struct outgoing *out, const Rdt__Pb__PullSt
         return rdt_error_set(err, RDT_DENIED,
                              "the reader's node and the producer of object \"%s\" are not both in group \"%s\"", out->ref.id,
                              group->name);
-    for (uint32_t i = 0; i < object_n_places(out->object); i++)
-        if (!group_rank_serves(group_rank_here(group), region_device(object_region(out->object, i))))
+    for (uint32_t i = 0; i < out->source->count; i++) {
+        uint32_t place = out->source->region[i];
+        const char *device;
+        if (layout_bytes(out->source, i) == 0 || place >= object_n_places(out->object))
+            continue; /* a copy that is being filled may have no memory yet */
+        device = region_device(object_region(out->object, place));
+        if (!group_rank_serves(group_rank_here(group), device))
             return rdt_error_set(err, RDT_TRANSPORT, "group \"%s\" is formed with device \"%s\" at the owner, and object \"%s\" lies on %s",
-                                 group->name, group_rank_here(group)->device, out->ref.id,
-                                 region_device(object_region(out->object, i)));
+                                 group->name, group_rank_here(group)->device, out->ref.id, device);
+    }
     *pt_p = transfer_group_via(out->work, group);
     return *pt_p ? RDT_OK : rdt_error_set(err, RDT_NO_MEMORY, "no memory to send in group \"%s\"", group->name);
 }

@@ -2,6 +2,7 @@
 #ifndef DAEMON_TRANSFER_IMPL_H
 #define DAEMON_TRANSFER_IMPL_H
 
+#include "daemon/device_copy.h"
 #include "daemon/transfer.h"
 
 /* ---- one peer, as transfers see it: hangs at peer->upper ---- */
@@ -130,6 +131,8 @@ struct chunk_op {
     struct outgoing *out;
     uint32_t chunk;
     uint8_t *staging; /* NULL: straight to memory */
+    struct device_place place; /* of the staging, as one end of a device's copy */
+    struct device_copy *copy;
     struct work work;
 };
 
@@ -167,6 +170,12 @@ struct outgoing {
     bool pinned;
     struct layout *source, *packed;
     uint64_t stream_bytes;
+    uint32_t *select; /* [n_select]: of a whole's tensors, these; NULL: all */
+    uint32_t n_select;
+    bool staged;                 /* its memory is on devices, and goes through host memory */
+    struct stage *stage;         /* that; NULL: not yet */
+    struct device_place *places; /* [n_places] of the object, for that */
+    uint32_t credit;             /* chunks below this have a receive */
     struct chunk_plan *plan;
     uint8_t **bases; /* [n_regions] where the object's regions start */
     uint32_t next_chunk, chunks_done;
@@ -190,6 +199,7 @@ struct outgoing {
 
 enum rdt_status outgoing_on_pull(struct peer_work *work, const Rdt__Pb__Pull *pull, struct rdt_error *err);
 void outgoing_on_start(struct peer_work *work, const Rdt__Pb__PullStart *start);
+void outgoing_on_credit(struct peer_work *work, const Rdt__Pb__PullCredit *credit);
 void outgoing_on_end(struct peer_work *work, const Rdt__Pb__PullEnd *end);
 void outgoing_on_abort(struct peer_work *work, const Rdt__Pb__PullAbort *abort);
 bool outgoing_can_start(struct outgoing *out); /* PULL's own start fits what the object is */
@@ -240,14 +250,37 @@ bool client_maps(const struct client *client, const char *kind);
 /* What its reader wishes is here, and can be mapped there. */
 enum rdt_status landing_check_wish(const struct transfer *transfer, struct rdt_error *err);
 
-/* Decides where each tensor of transfer->source shall lie; from[i]: where it lies on this node (NULL: host memory, or another node). Makes
- * transfer->landing if some go to devices and the reader gave no targets. *elsewhere_p: some go where they do not lie. */
-enum rdt_status landing_plan(struct transfer *transfer, struct memory_device *const *from, bool *elsewhere_p, struct rdt_error *err);
+/* Decides where each tensor of transfer->source shall lie; from[i]: where it lies on this node (NULL: host memory); from NULL: on another node, as transfer->places says. Makes
+ * transfer->landing if some go to devices (always: wherever) and the reader gave no targets. *elsewhere_p: some go where they do not
+ * lie. */
+enum rdt_status landing_plan(struct transfer *transfer, struct memory_device *const *from, bool always, bool *elsewhere_p,
+                             struct rdt_error *err);
 
 /* Memory for it, which becomes transfer->target. AGAIN: on_ready comes, with a region to be taken, and this is to be called again. */
 enum rdt_status landing_reserve(struct transfer *transfer, region_ready on_ready, struct rdt_error *err);
 void landing_take(struct transfer *transfer, struct region *region); /* NULL is fine */
 void landing_free(struct transfer *transfer);
+
+/* ---- objects of several kinds of memory (transfer_pieces.c) ---- */
+
+enum rdt_status pieces_read_places(struct transfer *transfer, const Rdt__Pb__PullMeta *meta, struct rdt_error *err);
+
+/* Some of it shall be on devices here; its tensors are known, and it goes in pieces. */
+bool pieces_wanted_here(const struct transfer *transfer);
+bool pieces_needed(const struct transfer *transfer);
+void pieces_begin(struct transfer *whole);                              /* RESERVE */
+void pieces_failed(struct transfer *piece, const struct rdt_error *err); /* ends the piece, and the whole */
+void pieces_ended(struct transfer *piece);                              /* by transfer_end */
+void pieces_abort(struct transfer *whole);
+void pieces_free(struct transfer *transfer);
+
+/* A piece's; "host" of anything else. */
+const char *transfer_target_memory(const struct transfer *transfer);
+
+/* A piece that goes through host memory here: slots for the chunks under way. AGAIN as everywhere. */
+enum rdt_status transfer_reserve_stage(struct transfer *transfer, region_ready on_ready, struct rdt_error *err);
+bool transfer_has_slot(const struct transfer *transfer);
+struct device_part chunk_part(const struct chunk *chunk, const struct layout *packed);
 
 /* Results: each answers every fetch of the transfer. The caller ends the transfer afterwards. PATH_COPY: they are to copy from the object
  * themselves. */

@@ -120,7 +120,7 @@ void transfer_in_ask(struct transfer *transfer)
 
     transfer_set_state(transfer, TRANSFER_ASKED);
     question_ask(transfer);
-    if (transfer->target && !transfer->meta_only) {
+    if (transfer->target && !transfer->meta_only && !transfer->whole && !pieces_wanted_here(transfer)) {
         struct transfers *transfers = transfer->transfers;
         uint64_t id = transfer->id;
         transfer_in_early(transfer);
@@ -153,6 +153,14 @@ void transfer_in_ask(struct transfer *transfer)
     if (transfer->wish_transport[0] == '\0' ||
         strcasecmp(transfer->wish_transport, "inline") == 0) /* else they go another way */
         pull.inline_max_bytes = transfer->transfers->options->inline_max_bytes;
+    pull.parts = true;
+    if (transfer->whole || pieces_wanted_here(transfer))
+        pull.inline_max_bytes = 0;
+    if (transfer->whole) {
+        pull.part_of = transfer->whole->id;
+        pull.tensors = transfer->select;
+        pull.n_tensors = transfer->n_select;
+    }
     if (work_send(transfer->peer, RDT_PEER_PULL, &pull.base, &err) != RDT_OK)
         transfer_fail_err(transfer, &err);
 }
@@ -222,6 +230,8 @@ enum rdt_status transfer_in_read_meta(struct transfer *transfer, const Rdt__Pb__
     transfer->record.ref = ref;
     transfer->record.bytes = transfer->stream_bytes;
     transfer->contiguous = meta->contiguous;
+    if (!transfer->whole && pieces_read_places(transfer, meta, err) != RDT_OK)
+        return err->status;
     text_copy(transfer->preferred, sizeof transfer->preferred, meta->transport);
     text_copy(transfer->memory, sizeof transfer->memory, meta->memory);
     text_copy(transfer->producer, sizeof transfer->producer, meta->producer);
@@ -238,7 +248,7 @@ static enum rdt_status choose_of(struct transfer *transfer, bool has_inline, str
     bool nothing = transfer->have_meta && transfer->stream_bytes == 0; /* then no transport need move it */
     struct path_query query = {.has_inline = has_inline,
                                .source_memory = transfer->memory,
-                               .target_memory = "host",
+                               .target_memory = transfer_target_memory(transfer),
                                .source_contiguous = transfer->contiguous,
                                .offers = offers,
                                .mode = transfer->mode,
@@ -251,7 +261,7 @@ static enum rdt_status choose_of(struct transfer *transfer, bool has_inline, str
         struct peer_transport *pt = list_entry(node, struct peer_transport, link);
         if (query.n_offers == PATH_MAX_CANDIDATES)
             break;
-        peer_transport_offer_to_path(pt, transfer->memory, "host", &offers[query.n_offers]);
+        peer_transport_offer_to_path(pt, transfer->memory, query.target_memory, &offers[query.n_offers]);
         offers[query.n_offers++].connected |= soon_p && peer_transport_is_coming(pt);
     }
     list_for_each (transport_node, plugins_transports(transfer->transfers->plugins)) {
@@ -299,6 +309,20 @@ static void note_fall_back(struct transfer *transfer, const struct path_candidat
     (void)snprintf(work->fell_back_to, sizeof work->fell_back_to, "%s", what);
 }
 
+/* A piece's ends: each is the memory itself, or goes through host memory. */
+static void take_staging(struct transfer *transfer, const struct path_candidate *chosen)
+{
+    bool from_device = strcmp(transfer->memory, "host") != 0, to_device = strcmp(transfer_target_memory(transfer), "host") != 0;
+
+    transfer->staged_here = chosen->staged_target;
+    transfer->staged_there = chosen->staged_source;
+    transfer->single = (to_device && !transfer->staged_here) || (from_device && !transfer->staged_there);
+    (void)snprintf(transfer->record.path, sizeof transfer->record.path, "%.56s%s", chosen->name,
+                   transfer->staged_here || transfer->staged_there ? "/staged" : "");
+    text_copy(transfer->record.from, sizeof transfer->record.from, transfer->memory);
+    text_copy(transfer->record.to, sizeof transfer->record.to, transfer_target_memory(transfer));
+}
+
 static void take_path(struct transfer *transfer)
 {
     const struct path_candidate *chosen = record_chosen(&transfer->record);
@@ -310,6 +334,8 @@ static void take_path(struct transfer *transfer)
     memcpy(transfer->record.path, chosen->name, sizeof chosen->name);
     transfer->is_inline = chosen->kind == PATH_INLINE;
     transfer->one_sided = chosen->one_sided;
+    if (transfer->whole)
+        take_staging(transfer, chosen);
     if (!transfer->is_inline) {
         transfer->via = peer_transport_find(transfer->peer, chosen->name);
         if (!transfer->via) /* chosen a moment ago, and its side has been made */
@@ -404,10 +430,15 @@ static void take_inline(struct transfer *transfer, const Rdt__Pb__PullMeta *meta
 void transfer_in_find_path(struct transfer *transfer, const Rdt__Pb__PullMeta *meta)
 {
     struct rdt_error err = {0};
-    enum rdt_status status = transfer_in_choose(transfer, meta && meta->has_inline, &err);
+    enum rdt_status status;
 
     if (transfer->sm.state != TRANSFER_RESERVE)
         transfer_set_state(transfer, TRANSFER_RESERVE);
+    if (pieces_needed(transfer)) {
+        pieces_begin(transfer);
+        return;
+    }
+    status = transfer_in_choose(transfer, meta && meta->has_inline, &err);
     if (status == RDT_NO_PATH && path_is_coming(transfer)) {
         transfer_in_wait(transfer);
         return;
@@ -539,13 +570,15 @@ static void go_on(struct transfer *transfer)
         struct region *region = target ? target->uses[i].region : transfer->received;
         if (region && !region_addr(region, &err))
             status = err.status;
-        else if (region)
+        else if (region && !transfer->staged_here)
             status = region_register(region, transfer->via->transport, &handle, on_ready, transfer, &err);
     }
     if (status == RDT_OK)
         status = transfer_plan(transfer, &err);
     if (status == RDT_OK)
         status = transfer_reserve_staging(transfer, on_ready, &err);
+    if (status == RDT_OK)
+        status = transfer_reserve_stage(transfer, on_ready, &err);
     if (status == RDT_AGAIN)
         transfer->n_ops++; /* the pool works for it */
     else if (status != RDT_OK)
@@ -564,11 +597,13 @@ void transfer_in_abort(struct transfer *transfer)
     transfer_set_state(transfer, TRANSFER_ABORT);
     if (!transfer->one_sided || transfer->n_ops == 0)
         transfer_in_send_abort(transfer);
+    if (transfer->pieces)
+        pieces_abort(transfer);
     if (transfer->n_ops == 0) {
         transfer_end(transfer);
         return;
     }
-    if (!moving)
+    if (!moving || transfer->pieces)
         return;
     transfer_in_cancel_ops(transfer);
     (void)deadline_set(transfers->deadlines, &transfer->stall, (int64_t)transfers->options->quiesce_grace_ns);

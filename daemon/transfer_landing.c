@@ -3,6 +3,7 @@
  * are a target that the daemon made. */
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 #include <strings.h>
 
 #include "daemon/transfer_impl.h"
@@ -52,14 +53,16 @@ enum rdt_status landing_check_wish(const struct transfer *transfer, struct rdt_e
     return status;
 }
 
-static struct memory_device *place_for(const struct transfer *transfer, struct memory_device *from, struct memory_device *wish)
+static struct memory_device *place_for(const struct transfer *transfer, struct memory_device *from, bool on_device,
+                                       struct memory_device *wish)
 {
     if (transfer->wish_memory[0] == '\0') /* on this node where it lies, if that can be mapped */
         return from && transfer->client && client_maps(transfer->client, from->kind->name) ? from : NULL;
-    return from || !transfer->host_stays ? wish : NULL;
+    return on_device || !transfer->host_stays ? wish : NULL;
 }
 
-enum rdt_status landing_plan(struct transfer *transfer, struct memory_device *const *from, bool *elsewhere_p, struct rdt_error *err)
+enum rdt_status landing_plan(struct transfer *transfer, struct memory_device *const *from, bool always, bool *elsewhere_p,
+                             struct rdt_error *err)
 {
     const struct layout *source = transfer->source;
     struct memory_device *wish, **to;
@@ -73,11 +76,13 @@ enum rdt_status landing_plan(struct transfer *transfer, struct memory_device *co
     if (!to)
         return rdt_error_set(err, RDT_NO_MEMORY, "no memory for the tensors' places");
     for (uint32_t i = 0; i < source->count; i++) {
+        struct memory_device *at = from ? from[i] : NULL;
+        bool on_device = from ? at != NULL : transfer->places && strcmp(transfer->places->memory[transfer->places->of[i]], "host") != 0;
         if (layout_bytes(source, i) == 0)
             continue;
-        to[i] = place_for(transfer, from[i], wish);
-        any |= to[i] != NULL;
-        *elsewhere_p |= to[i] != from[i];
+        to[i] = place_for(transfer, at, on_device, wish);
+        any |= to[i] != NULL || always;
+        *elsewhere_p |= to[i] != at;
     }
     if (any && !transfer->target) {
         transfer->landing = calloc(1, sizeof *transfer->landing);

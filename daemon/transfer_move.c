@@ -85,8 +85,13 @@ static struct chunk_op *make_op(struct transfer *transfer, uint32_t index, struc
     if (transfer_chunk_in_place(transfer, index, &region, &offset)) {
         op->base.op.piece.addr = region_addr(region, NULL) + offset; /* mapped while reserving */
         (void)region_register(region, transfer->via->transport, &op->base.op.piece.registration, NULL, NULL, NULL);
+        op->base.op.memory_kind = region->kind->name;
+        op->base.op.device = region_device(region);
     } else {
-        op->base.op.piece.addr = op->staging = transfer_take_staging(transfer, chunk->bytes);
+        op->base.op.piece.addr = op->staging =
+            transfer->staged_here ? stage_take(transfer->stage) : transfer_take_staging(transfer, chunk->bytes);
+        op->base.op.memory_kind = "host";
+        op->base.op.device = "";
     }
     return op;
 }
@@ -148,6 +153,9 @@ void transfer_in_ask_start(struct transfer *transfer)
         start.group = (ProtobufCBinaryData){sizeof transfer->via->group->token, transfer->via->group->token};
     start.first_chunk = transfer->one_sided ? 0 : transfer->first_chunk;
     start.turns = transfer->record.order != NULL;
+    start.single = transfer->single;
+    if (transfer->staged_here && !transfer->one_sided)
+        start.window = transfer->stage->slots < transfer->plan->n ? transfer->stage->slots : transfer->plan->n;
     start.broadcast = transfer_part_number(transfer);
     if (work_send(transfer->peer, RDT_PEER_PULL_START, &start.base, &err) != RDT_OK)
         transfer_fail_err(transfer, &err);
@@ -215,7 +223,7 @@ void transfer_in_receive(struct transfer *transfer)
     if (!transfer->early)
         transfer_in_watch(transfer);
     if (!transfer->one_sided) /* every receive stands before the first send can come */
-        for (; transfer->next_chunk < transfer->plan->n; transfer->next_chunk++)
+        for (; transfer->next_chunk < transfer->plan->n && transfer_has_slot(transfer); transfer->next_chunk++)
             if (post(transfer, transfer->next_chunk, &err) != RDT_OK) {
                 post_failed(transfer, &err);
                 return;
@@ -268,7 +276,8 @@ static void read_more(struct transfer *transfer)
 
     if (transfer->failed != RDT_OK || transfer->via->sm.state != PT_CONNECTED)
         return; /* there is no connection to post to, or another one by now: its failure ends the transfer */
-    while (transfer->next_chunk < transfer->plan->n && transfer->n_ops < transfer->transfers->options->chunks_in_flight) {
+    while (transfer->next_chunk < transfer->plan->n && transfer->n_ops < transfer->transfers->options->chunks_in_flight &&
+           transfer_has_slot(transfer)) {
         if (post(transfer, transfer->next_chunk, &err) != RDT_OK) {
             post_failed(transfer, &err);
             return;
@@ -335,12 +344,33 @@ static void finish(struct transfer *transfer)
     if (transfer->together)
         text_copy(transfer->record.lanes, sizeof transfer->record.lanes, "broadcast");
     record_lanes(&transfer->record, transfer->via);
+    transfer->piece_done = true;
     if (transfer->replica)
         transfer_deliver_copy(transfer);
     else
         transfer_deliver_received(transfer);
     transfer_part_whole(transfer);
     transfer_end(transfer);
+}
+
+/* A slot is free again: the owner may send one more. */
+static void receive_more(struct transfer *transfer)
+{
+    Rdt__Pb__PullCredit credit = RDT__PB__PULL_CREDIT__INIT;
+    struct rdt_error err = {0};
+    uint32_t had = transfer->next_chunk;
+
+    if (transfer->failed != RDT_OK || transfer->via->sm.state != PT_CONNECTED)
+        return;
+    for (; transfer->next_chunk < transfer->plan->n && transfer_has_slot(transfer); transfer->next_chunk++)
+        if (post(transfer, transfer->next_chunk, &err) != RDT_OK) {
+            post_failed(transfer, &err);
+            return;
+        }
+    credit.transfer = transfer->id;
+    credit.chunks = transfer->next_chunk;
+    if (transfer->next_chunk > had)
+        (void)work_send(transfer->peer, RDT_PEER_PULL_CREDIT, &credit.base, NULL);
 }
 
 static void chunk_arrived(struct transfer *transfer, uint32_t index)
@@ -355,6 +385,8 @@ static void chunk_arrived(struct transfer *transfer, uint32_t index)
         finish(transfer);
     else if (transfer->one_sided)
         read_more(transfer);
+    else if (transfer->staged_here)
+        receive_more(transfer);
 }
 
 void transfer_in_started(struct transfer *transfer)
@@ -403,6 +435,43 @@ static void done_scatter(struct work *work)
         chunk_arrived(transfer, index);
 }
 
+/* From its slot to the device. */
+static void on_device_scattered(void *arg, const struct rdt_error *err)
+{
+    struct chunk_op *op = arg;
+    struct transfer *transfer = op->in;
+    uint32_t index = op->chunk;
+
+    stage_give(transfer->stage, op->staging);
+    free(op);
+    transfer->n_ops--;
+    if (transfer->sm.state == TRANSFER_ABORT)
+        transfer_in_settle(transfer);
+    else if (transfer->rewind)
+        transfer_in_rewound(transfer);
+    else if (err)
+        transfer_fail_err(transfer, err);
+    else
+        chunk_arrived(transfer, index);
+}
+
+static void scatter_to_device(struct chunk_op *op)
+{
+    struct transfer *transfer = op->in;
+    const struct chunk *chunk = &transfer->plan->chunks[op->chunk];
+    struct device_part part = chunk_part(chunk, transfer->packed);
+    struct rdt_error err = {0};
+    enum rdt_status status;
+
+    op->place.base = op->staging - chunk->offset;
+    status = device_copy_start(transfer->packed, &op->place, transfer->target->layout, transfer->to_places, &part,
+                               transfer->stage->pinned, on_device_scattered, op, &op->copy, &err);
+    if (status == RDT_OK && !op->copy)
+        status = rdt_error_set(&err, RDT_INTERNAL, "a chunk without bytes");
+    if (status != RDT_OK)
+        on_device_scattered(op, &err);
+}
+
 static void on_chunk_done(struct plugin_op *base, enum rdt_status status, const char *msg)
 {
     struct chunk_op *op = (struct chunk_op *)base;
@@ -411,6 +480,10 @@ static void on_chunk_done(struct plugin_op *base, enum rdt_status status, const 
 
     transfer->ops[index] = NULL;
     if (status == RDT_OK && transfer->sm.state == TRANSFER_MOVE && !transfer->rewind && op->staging) {
+        if (transfer->staged_here) {
+            scatter_to_device(op);
+            return;
+        }
         op->work = (struct work){.run = run_scatter, .done = done_scatter, .lane = transfer->record.client};
         if (op->base.op.piece.bytes > SMALL_COPY) {
             work_submit(transfer->transfers->pool, &op->work);
@@ -434,9 +507,9 @@ static void on_chunk_done(struct plugin_op *base, enum rdt_status status, const 
 
 void transfer_in_cancel_ops(struct transfer *transfer)
 {
-    struct group_rank *here = transfer->together && transfer->via->group ? group_rank_here(transfer->via->group) : NULL;
+    struct group_rank *here = transfer->together && transfer->via && transfer->via->group ? group_rank_here(transfer->via->group) : NULL;
 
-    if (transfer->via->sm.state != PT_CONNECTED)
+    if (!transfer->via || transfer->via->sm.state != PT_CONNECTED)
         return; /* its disconnect ends them */
     for (uint32_t i = 0; i < transfer->plan->n; i++) {
         if (transfer->ops[i] && here)

@@ -9,6 +9,7 @@
 #include <assert.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 
 #include "daemon/log.h"
 #include "daemon/text.h"
@@ -68,6 +69,9 @@ void outgoing_end(struct outgoing *out)
     free(out->expect);
     free(out->plan);
     free(out->bases);
+    free(out->select);
+    free(out->places);
+    stage_put(out->stage);
     account_give(out->account, USAGE_TRANSFERS, 1);
     account_unref(out->account);
     free(out);
@@ -276,6 +280,43 @@ static void note_keeper(struct outgoing *out, const struct object *object, Rdt__
     (void)snprintf(out->record.path, sizeof out->record.path, "redirect");
 }
 
+/* Where the tensors lie, for an answer. */
+struct places {
+    Rdt__Pb__Place rows[PLACING_MAX], *list[PLACING_MAX];
+    uint32_t *of, n;
+};
+
+static bool places_fill(struct places *places, const struct outgoing *out, const struct object *object, Rdt__Pb__PullMeta *meta)
+{
+    const struct layout *source = out->source;
+
+    places->of = calloc(source->count + 1u, sizeof *places->of);
+    if (!places->of)
+        return false;
+    for (uint32_t i = 0; i < source->count; i++) {
+        const struct region *region = layout_bytes(source, i) > 0 ? object_region(object, source->region[i]) : NULL;
+        uint32_t k = 0;
+        if (!region)
+            continue;
+        while (k < places->n && strcmp(places->rows[k].memory, region->kind->name) != 0)
+            k++;
+        if (k == PLACING_MAX)
+            return false;
+        if (k == places->n) { /* one for each kind: which device it is matters to nobody else */
+            rdt__pb__place__init(&places->rows[k]);
+            places->rows[k].memory = (char *)region->kind->name;
+            places->list[k] = &places->rows[k];
+            places->n++;
+        }
+        places->of[i] = k;
+    }
+    meta->places = places->list;
+    meta->n_places = places->n;
+    meta->place = places->of;
+    meta->n_place = source->count;
+    return true;
+}
+
 /* The object is there and may be read: answers, and ends here unless chunks are to follow. */
 void outgoing_answer(struct outgoing *out, struct object *object)
 {
@@ -283,8 +324,9 @@ void outgoing_answer(struct outgoing *out, struct object *object)
     Rdt__Pb__TensorList tensors;
     Rdt__Pb__Ref ref;
     struct rdt_error err = {0};
+    bool on_device = object_on_device(object), more;
+    struct places places = {0};
     enum rdt_status status;
-    bool more;
 
     out->record.began_ns = uv_hrtime();
     if (!object_peer_hold(object)) {
@@ -299,14 +341,26 @@ void outgoing_answer(struct outgoing *out, struct object *object)
     if (out->sm.state == OUTGOING_PARKED)
         outgoing_set_state(out, OUTGOING_OFFERED);
     status = object_layout(object, out->slice, &out->source, &err);
+    if (status == RDT_OK && out->select) {
+        struct layout *all = out->source;
+        out->source = NULL;
+        status = layout_select(all, out->select, out->n_select, &out->source, &err);
+        free(all);
+    }
     if (status == RDT_OK)
         status = layout_packed(out->source, &out->packed, &out->stream_bytes, &err);
     out->record.bytes = out->stream_bytes;
-    if (status == RDT_OK && !out->meta_only && !out->replica && out->stream_bytes <= out->inline_max_bytes)
+    if (status == RDT_OK && !out->meta_only && !out->replica && !on_device && out->stream_bytes <= out->inline_max_bytes)
         status = gather_inline(out, &meta, &err);
     if (status != RDT_OK) {
         send_meta_error(out->work, out->number, &err);
         (void)snprintf(out->record.error, sizeof out->record.error, "%s", err.msg);
+        outgoing_end(out);
+        return;
+    }
+    if (on_device && !places_fill(&places, out, object, &meta)) {
+        (void)rdt_error_set(&err, RDT_NO_MEMORY, "no memory to answer");
+        send_meta_error(out->work, out->number, &err);
         outgoing_end(out);
         return;
     }
@@ -326,12 +380,16 @@ void outgoing_answer(struct outgoing *out, struct object *object)
         meta.producer = object->producer->name;
     meta.snapshot = object->snapshot;
     meta.visibility = object->visibility;
-    note_keeper(out, object, &meta);
-    meta.started = !meta.has_inline && !out->meta_only && outgoing_can_start(out);
+    if (places.n > 0)
+        meta.memory = places.rows[0].memory;
+    if (!on_device && !out->select)
+        note_keeper(out, object, &meta);
+    meta.started = !on_device && !out->select && !meta.has_inline && !out->meta_only && outgoing_can_start(out);
     more = !out->meta_only && !meta.has_inline && meta.redirect_node.len == 0;
     if (out->meta_only || meta.has_inline)
         text_copy(out->record.path, sizeof out->record.path, out->meta_only ? "metadata" : "inline");
     status = work_send(out->work, RDT_PEER_PULL_META, &meta.base, &err);
+    free(places.of);
     free(meta.inline_data.data);
     if (status != RDT_OK && status != RDT_PEER_LOST)
         send_meta_error(out->work, out->number, &err);
@@ -420,6 +478,7 @@ static struct outgoing *outgoing_new(struct peer_work *work, const Rdt__Pb__Pull
     out->inline_max_bytes = pull->inline_max_bytes < transfers->options->inline_max_bytes
                                 ? pull->inline_max_bytes
                                 : transfers->options->inline_max_bytes;
+    out->credit = UINT32_MAX;
     out->deadline.on_passed = on_deadline;
     out->waiter.on_event = on_put;
     out->named.on_event = on_published;
@@ -460,6 +519,32 @@ static struct outgoing *outgoing_new(struct peer_work *work, const Rdt__Pb__Pull
     return out;
 }
 
+static bool take_selection(struct outgoing *out, const Rdt__Pb__Pull *pull)
+{
+    out->select = calloc(pull->n_tensors + 1, sizeof *out->select);
+    if (!out->select)
+        return false;
+    if (pull->n_tensors > 0)
+        memcpy(out->select, pull->tensors, pull->n_tensors * sizeof *out->select);
+    out->n_select = (uint32_t)pull->n_tensors;
+    return true;
+}
+
+/* A part of what another pull has been answered about, which holds the object for it. */
+static enum rdt_status find_whole(struct peer_work *work, const Rdt__Pb__Pull *pull, const struct owner *requester,
+                                  struct object **object_p, uint64_t *version_p, struct rdt_error *err)
+{
+    const struct outgoing *whole = map_get_u64(&work->outgoing, pull->part_of);
+
+    *version_p = 0;
+    if (!whole || whole->sm.state != OUTGOING_OFFERED || !whole->object || whole->replica)
+        return rdt_error_set(err, RDT_NOT_FOUND, "the pull that this is a part of has ended");
+    if (!owner_equal(&whole->account->owner, requester))
+        return rdt_error_set(err, RDT_DENIED, "the pull that this is a part of is another owner's");
+    *object_p = whole->object;
+    return RDT_OK;
+}
+
 enum rdt_status outgoing_on_pull(struct peer_work *work, const Rdt__Pb__Pull *pull, struct rdt_error *err)
 {
     struct transfers *transfers = work->transfers;
@@ -481,6 +566,8 @@ enum rdt_status outgoing_on_pull(struct peer_work *work, const Rdt__Pb__Pull *pu
         status = rdt_error_set(&why, RDT_LIMIT, "node %s has %u transfers under way from here", work->peer->name, MAX_PULLS);
     if (status == RDT_OK && pull->from_copy && (pull->slice || pull->meta_only || ref.generation == 0))
         status = rdt_error_set(&why, RDT_UNSUPPORTED, "a copy is served whole");
+    else if (status == RDT_OK && pull->part_of != 0)
+        status = find_whole(work, pull, &requester, &object, &version, &why);
     else if (status == RDT_OK && !pull->from_copy)
         status = find_object(transfers, &ref, &requester, &object, &version, &why);
     if (status == RDT_AGAIN && transfers->refuse_parked)
@@ -495,7 +582,10 @@ enum rdt_status outgoing_on_pull(struct peer_work *work, const Rdt__Pb__Pull *pu
         send_meta_error(work, pull->transfer, &why);
         return RDT_OK;
     }
-    if (pull->from_copy) {
+    if (pull->part_of != 0 && !take_selection(out, pull)) {
+        (void)rdt_error_set(&why, RDT_NO_MEMORY, "no memory to serve a part of object \"%s\"", ref.id);
+        outgoing_refuse(out, &why);
+    } else if (pull->from_copy) {
         replica_serve(&transfers->replicas, out);
     } else if (status == RDT_OK) {
         out->version = version;
@@ -533,6 +623,17 @@ void outgoing_on_end(struct peer_work *work, const Rdt__Pb__PullEnd *end)
         outgoing_settle(out); /* it had waited for this reader only */
     else
         outgoing_stop(out);
+}
+
+void outgoing_on_credit(struct peer_work *work, const Rdt__Pb__PullCredit *credit)
+{
+    struct outgoing *out = map_get_u64(&work->outgoing, credit->transfer);
+
+    if (!out || out->sm.state == OUTGOING_ABORT || credit->chunks <= out->credit)
+        return;
+    out->credit = credit->chunks;
+    if (out->sm.state == OUTGOING_SENDING)
+        outgoing_go_on(out);
 }
 
 void outgoing_on_abort(struct peer_work *work, const Rdt__Pb__PullAbort *message)

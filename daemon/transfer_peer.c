@@ -273,6 +273,13 @@ static enum rdt_status on_parked(struct peer_work *work, const void *message, st
     return RDT_OK;
 }
 
+static enum rdt_status on_credit(struct peer_work *work, const void *message, struct rdt_error *err)
+{
+    (void)err;
+    outgoing_on_credit(work, message);
+    return RDT_OK;
+}
+
 static enum rdt_status on_start(struct peer_work *work, const void *message, struct rdt_error *err)
 {
     (void)err;
@@ -355,6 +362,7 @@ static const struct {
     {RDT_PEER_PULL, &rdt__pb__pull__descriptor, on_pull},
     {RDT_PEER_PULL_META, &rdt__pb__pull_meta__descriptor, on_meta},
     {RDT_PEER_PULL_PARKED, &rdt__pb__pull_parked__descriptor, on_parked},
+    {RDT_PEER_PULL_CREDIT, &rdt__pb__pull_credit__descriptor, on_credit},
     {RDT_PEER_PULL_START, &rdt__pb__pull_start__descriptor, on_start},
     {RDT_PEER_PULL_TURN, &rdt__pb__pull_turn__descriptor, on_turn},
     {RDT_PEER_PULL_KEYS, &rdt__pb__pull_keys__descriptor, on_keys},

@@ -2,6 +2,7 @@
 #include <assert.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 #include <strings.h>
 
 #include "daemon/log.h"
@@ -58,6 +59,36 @@ static void on_registered(void *arg, struct region *region, const struct rdt_err
         prepare(out);
 }
 
+static void on_stage(void *arg, struct stage *stage, const struct rdt_error *err)
+{
+    struct outgoing *out = arg;
+
+    out->stage = stage;
+    on_registered(out, NULL, err);
+}
+
+/* Slots for the chunks under way, between the device and the transport. */
+static enum rdt_status reserve_stage(struct outgoing *out, struct rdt_error *err)
+{
+    struct object *object = out->object;
+    struct memory_kind *kind = NULL;
+    uint32_t slots = out->transfers->options->chunks_in_flight;
+    uint64_t most = 0;
+
+    for (uint32_t i = 0; i < out->source->count && !kind; i++)
+        if (layout_bytes(out->source, i) > 0)
+            kind = object_region(object, out->source->region[i])->kind;
+    for (uint32_t i = 0; i < out->plan->n; i++)
+        most = out->plan->chunks[i].bytes > most ? out->plan->chunks[i].bytes : most;
+    out->places = calloc(object->n_regions + 1u, sizeof *out->places);
+    if (!out->places)
+        return rdt_error_set(err, RDT_NO_MEMORY, "no memory to send object \"%s\"", out->ref.id);
+    for (uint32_t i = 0; i < object->n_regions; i++)
+        out->places[i].region = object->uses[i].region;
+    return stage_get(out->transfers->regions, kind, slots < out->plan->n ? slots : out->plan->n, (most + 4095) & ~UINT64_C(4095),
+                     out->account, on_stage, out, err);
+}
+
 /* Maps and registers the object's regions, one at a time; then sends, or lets the reader read. */
 static void prepare(struct outgoing *out)
 {
@@ -66,7 +97,10 @@ static void prepare(struct outgoing *out)
     void *handle;
 
     for (uint32_t i = 0; status == RDT_OK && i < object_n_places(out->object); i++)
-        status = region_register(object_region(out->object, i), out->via->transport, &handle, on_registered, out, &err);
+        if (transport_moves(out->via->transport, object_region(out->object, i)->kind->name))
+            status = region_register(object_region(out->object, i), out->via->transport, &handle, on_registered, out, &err);
+    if (status == RDT_OK && out->staged && !out->stage)
+        status = reserve_stage(out, &err);
     if (status == RDT_AGAIN) {
         out->n_ops++;
         return;
@@ -120,6 +154,40 @@ bool outgoing_can_start(struct outgoing *out)
            chunk_plan_create(out->packed, out->stream_bytes, out->start_chunk_bytes, &out->plan, NULL) == RDT_OK;
 }
 
+/* Its memory is on devices: the transport moves that itself, as one piece for each chunk, or it goes through host memory. */
+static enum rdt_status decide_staging(struct outgoing *out, const struct peer_transport *pt, const Rdt__Pb__PullStart *start,
+                                      struct rdt_error *err)
+{
+    bool host = false, on_device = false, moves = true, holes = false;
+
+    if (start->window > 0)
+        out->credit = start->window;
+    if (!object_on_device(out->object)) /* a copy that is being filled may have no memory yet */
+        return RDT_OK;
+    for (uint32_t i = 0; i < out->source->count; i++) {
+        const struct region *region = layout_bytes(out->source, i) > 0 && !out->object->chunk
+                                          ? object_region(out->object, out->source->region[i])
+                                          : NULL;
+        if (!region || region_is_host(region)) {
+            host |= region != NULL;
+            continue;
+        }
+        on_device = true;
+        moves = moves && transport_moves(pt->transport, region->kind->name);
+        holes |= !layout_is_contiguous(out->source, i);
+    }
+    if (!on_device)
+        return RDT_OK;
+    if (host)
+        return rdt_error_set(err, RDT_PROTOCOL, "memory of several kinds in one pull");
+    out->staged = !start->one_sided && (!start->single || !moves || holes);
+    if (start->one_sided && !moves)
+        return rdt_error_set(err, RDT_UNSUPPORTED, "%s reads no device memory at the owner", pt->transport->name);
+    if (out->staged && !transport_moves(pt->transport, "host"))
+        return rdt_error_set(err, RDT_UNSUPPORTED, "%s moves neither this memory at the owner nor host memory", pt->transport->name);
+    return RDT_OK;
+}
+
 void outgoing_on_start(struct peer_work *work, const Rdt__Pb__PullStart *start)
 {
     struct outgoing *out = map_get_u64(&work->outgoing, start->transfer);
@@ -165,7 +233,11 @@ void outgoing_on_start(struct peer_work *work, const Rdt__Pb__PullStart *start)
     else if (start->turns && !start->one_sided && out->replica && out->replica->filling)
         status =
             rdt_error_set(&err, RDT_TRANSPORT, "%s: a copy that is not whole yet would hold up its queue", pt->transport->name);
-    if (status == RDT_OK && !start->one_sided)
+    if (status == RDT_OK)
+        status = decide_staging(out, pt, start, &err);
+    if (status == RDT_OK && !start->one_sided && start->single)
+        status = chunk_plan_create_single(out->packed, out->stream_bytes, start->chunk_bytes, &out->plan, &err);
+    else if (status == RDT_OK && !start->one_sided)
         status = chunk_plan_create(out->packed, out->stream_bytes, start->chunk_bytes, &out->plan, &err);
     if (status == RDT_OK && !start->one_sided && start->first_chunk >= out->plan->n)
         status = rdt_error_set(&err, RDT_PROTOCOL, "chunk %u of %u", start->first_chunk, out->plan->n);
@@ -185,11 +257,15 @@ void outgoing_on_start(struct peer_work *work, const Rdt__Pb__PullStart *start)
 
 static void op_free(struct chunk_op *op)
 {
-    free(op->staging);
+    if (op->staging && op->out->staged)
+        stage_give(op->out->stage, op->staging);
+    else
+        free(op->staging);
     free(op);
 }
 
 static void send_in_order(struct outgoing *out);
+static void send_more(struct outgoing *out);
 
 static void chunk_ended(struct chunk_op *op, enum rdt_status status, const char *msg)
 {
@@ -218,6 +294,8 @@ static void chunk_ended(struct chunk_op *op, enum rdt_status status, const char 
             outgoing_end(out);
         } else if (out->turns) {
             send_in_order(out);
+        } else if (out->staged) {
+            send_more(out); /* its slot is free */
         }
     }
     outgoing_pump(pt);
@@ -270,6 +348,40 @@ static void done_gather(struct work *work)
         send_in_order(out);
 }
 
+/* The op failed before it was handed over: as if the transport had failed it. */
+static void on_device_gathered(void *arg, const struct rdt_error *err)
+{
+    struct chunk_op *op = arg;
+    struct outgoing *out = op->out;
+
+    if (!err) {
+        done_gather(&op->work);
+        return;
+    }
+    out->gathering = false;
+    chunk_ended(op, err->status, err->msg);
+}
+
+static void gather_from_device(struct chunk_op *op)
+{
+    struct outgoing *out = op->out;
+    const struct chunk *chunk = &out->plan->chunks[op->chunk];
+    struct device_part part = chunk_part(chunk, out->packed);
+    struct rdt_error err = {0};
+    enum rdt_status status;
+
+    op->place.base = op->staging - chunk->offset;
+    if (chunk->count > 1)
+        memset(op->staging, 0, chunk->bytes); /* what lies between tensors never carries old bytes */
+    out->gathering = out->turns;
+    status = device_copy_start(out->source, out->places, out->packed, &op->place, &part, out->stage->pinned, on_device_gathered, op,
+                               &op->copy, &err);
+    if (status == RDT_OK && !op->copy)
+        status = rdt_error_set(&err, RDT_INTERNAL, "a chunk without bytes");
+    if (status != RDT_OK)
+        on_device_gathered(op, &err);
+}
+
 static bool send_next(struct outgoing *out, struct rdt_error *err)
 {
     uint32_t index = out->next_chunk, region_index;
@@ -288,9 +400,15 @@ static bool send_next(struct outgoing *out, struct rdt_error *err)
     op->base.op.chunk = index;
     op->base.op.piece.bytes = chunk->bytes;
     /* What may fault is read by us alone: a transport's connection would not survive it. */
-    if (chunk_piece(chunk, out->packed, out->source, &region_index, &offset) &&
+    op->base.op.memory_kind = "host";
+    op->base.op.device = "";
+    if (out->staged) {
+        op->base.op.piece.addr = op->staging = stage_take(out->stage);
+    } else if (chunk_piece(chunk, out->packed, out->source, &region_index, &offset) &&
         !region_may_fault(object_region(out->object, region_index))) {
         op->base.op.piece.addr = out->bases[region_index] + offset;
+        op->base.op.memory_kind = object_region(out->object, region_index)->kind->name;
+        op->base.op.device = region_device(object_region(out->object, region_index));
         (void)region_register(object_region(out->object, region_index), out->via->transport, &op->base.op.piece.registration,
                               NULL, NULL, NULL);
     } else if ((op->staging = malloc(chunk->bytes))) {
@@ -306,6 +424,8 @@ static bool send_next(struct outgoing *out, struct rdt_error *err)
         out->via->sends_in_flight++;
     if (!op->staging) {
         hand_over(op);
+    } else if (out->staged) {
+        gather_from_device(op);
     } else if (chunk->bytes > SMALL_COPY) {
         out->gathering = true;
         op->work = (struct work){.run = run_gather, .done = done_gather};
@@ -320,7 +440,8 @@ static bool send_next(struct outgoing *out, struct rdt_error *err)
 /* There is such a chunk, and its bytes are here. */
 static bool is_here(const struct outgoing *out, uint32_t index)
 {
-    return index < out->plan->n &&
+    return index < out->plan->n && index < out->credit &&
+           (!out->staged || stage_free_slots(out->stage) > index - out->next_chunk) &&
            (!out->replica || replica_has(out->replica, out->plan->chunks[index].offset, out->plan->chunks[index].bytes));
 }
 

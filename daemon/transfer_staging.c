@@ -22,6 +22,8 @@ bool transfer_chunk_in_place(const struct transfer *transfer, uint32_t index, st
     const struct layout *to = transfer->target ? transfer->target->layout : transfer->packed;
     uint32_t region_index;
 
+    if (transfer->staged_here)
+        return false;
     if (!chunk_piece(&transfer->plan->chunks[index], transfer->packed, to, &region_index, offset_p))
         return false;
     *region_p = destination_region(transfer, region_index);
@@ -36,14 +38,14 @@ enum rdt_status transfer_plan(struct transfer *transfer, struct rdt_error *err)
 
     if (transfer->plan)
         return RDT_OK;
-    if (transfer->one_sided)
+    if (transfer->one_sided || transfer->single)
         status = chunk_plan_create_single(transfer->packed, transfer->stream_bytes, chunk_bytes, &transfer->plan, err);
     else
         status = chunk_plan_create(transfer->packed, transfer->stream_bytes, chunk_bytes, &transfer->plan, err);
     if (status != RDT_OK)
         return status;
     transfer->staging.need = 0;
-    for (uint32_t i = 0; i < transfer->plan->n; i++)
+    for (uint32_t i = 0; i < transfer->plan->n && !transfer->staged_here; i++)
         if (!transfer_chunk_in_place(transfer, i, &region, &offset))
             transfer->staging.need += align_up(transfer->plan->chunks[i].bytes);
     return RDT_OK;

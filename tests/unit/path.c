@@ -606,3 +606,74 @@ Test(path, pairs_table)
     for (size_t i = 0; i < sizeof pair_rows / sizeof pair_rows[0]; i++)
         check_pair(&pair_rows[i]);
 }
+
+/* ---- memory on devices ---- */
+
+/* Transport a is fast and moves host memory alone, b is slow and moves both, c moves the device's alone. */
+static const struct kind_row {
+    const char *what, *source, *target;
+    const char *offers;    /* which of them there are */
+    bool holes;            /* the tensors at the owner have */
+    const char *least;
+    const char *chosen;    /* NULL: no path */
+    bool staged_source, staged_target;
+    const char *because;   /* of the chosen one's reason, or of the refusal */
+} kind_rows[] = {
+    {"host to host", "host", "host", "abc", .chosen = "a", .because = "fastest"},
+    {"device to device, direct", "gpu", "gpu", "abc", .chosen = "c", .because = "fastest"},
+    {"device to device, the one that moves both", "gpu", "gpu", "ab", .chosen = "b", .because = "fastest"},
+    {"device to host, direct", "gpu", "host", "abc", .chosen = "b", .because = "fastest"},
+    {"host to device, direct", "host", "gpu", "abc", .chosen = "b", .because = "fastest"},
+    {"device to device, staged", "gpu", "gpu", "a", .chosen = "a", .staged_source = true, .staged_target = true,
+     .because = "through host memory on both nodes: it does not move gpu memory"},
+    {"device to host, staged", "gpu", "host", "a", .chosen = "a", .staged_source = true,
+     .because = "through host memory on the other node: it does not move gpu memory"},
+    {"host to device, staged", "host", "gpu", "a", .chosen = "a", .staged_target = true,
+     .because = "through host memory here: it does not move gpu memory"},
+    {"staged, but only direct is wished", "gpu", "gpu", "a", .least = "direct", .because = "accepts only what is direct"},
+    {"direct is wished and there", "gpu", "gpu", "ab", .least = "direct", .chosen = "b", .because = "fastest"},
+    {"one end that moves no host memory", "gpu", "host", "c", .because = "it does not write host memory"},
+    {"holes are gathered on the way to host memory", "gpu", "gpu", "b", .holes = true, .chosen = "b", .staged_source = true,
+     .because = "through host memory on the other node"},
+};
+
+Test(path, kinds_table)
+{
+    for (size_t i = 0; i < sizeof kind_rows / sizeof kind_rows[0]; i++) {
+        const struct kind_row *row = &kind_rows[i];
+        struct path_offer offers[3];
+        struct path_decision decision;
+        struct rdt_error err = {0};
+        struct path_query query;
+        unsigned n = 0;
+        enum rdt_status status;
+
+        for (const char *at = row->offers; *at; at++) {
+            bool device = *at != 'a', host = *at != 'c';
+            struct path_offer *made = &offers[n++];
+            *made = offer(*at == 'a' ? "a" : *at == 'b' ? "b" : "c", *at == 'a' ? 100 : *at == 'b' ? 50 : 120);
+            made->moves_source = strcmp(row->source, "host") == 0 ? host : device;
+            made->moves_target = strcmp(row->target, "host") == 0 ? host : device;
+            made->stages_source = strcmp(row->source, "host") != 0 && host;
+            made->stages_target = strcmp(row->target, "host") != 0 && host;
+        }
+        query = remote_query(offers, n);
+        query.source_memory = row->source;
+        query.target_memory = row->target;
+        query.source_contiguous = !row->holes;
+        query.least = row->least ? row->least : "";
+        status = path_choose(&query, &decision, &err);
+        if (!row->chosen) {
+            cr_assert_eq(status, RDT_NO_PATH, "%s: %s", row->what, rdt_status_name(status));
+            cr_assert(strstr(err.msg, row->because), "%s: %s", row->what, err.msg);
+            continue;
+        }
+        cr_assert_eq(status, RDT_OK, "%s: %s", row->what, err.msg);
+        cr_assert_str_eq(decision.candidates[0].name, row->chosen, "%s", row->what);
+        cr_assert_eq(decision.candidates[0].staged_source, row->staged_source, "%s", row->what);
+        cr_assert_eq(decision.candidates[0].staged_target, row->staged_target, "%s", row->what);
+        cr_assert(strstr(decision.candidates[0].reason, row->because), "%s: %s", row->what, decision.candidates[0].reason);
+        if (row->staged_source || row->staged_target)
+            cr_assert(!decision.candidates[0].one_sided, "%s", row->what);
+    }
+}

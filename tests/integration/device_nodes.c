@@ -1,0 +1,349 @@
+/* Memory on devices between two nodes, on fake devices that no transport moves: in parts, each through host memory where it must, to
+ * devices and from there, with its order, its deadlines and its faults; and every path explained.
+ */
+#include <criterion/criterion.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "tests/support/cluster.h"
+#include "tests/support/fake_device.h"
+#include "tests/support/program.h"
+
+TestSuite(device_nodes, .timeout = 150);
+
+#define KIB ((size_t)1024)
+#define BYTES (1000 * KIB + 24)
+#define LARGE (10 * 1024 * KIB + 512)
+
+static struct cluster c;
+static struct fake_devices gpu[2];
+static rdt *owner, *reader; /* clients of node 0 and of node 1, both with the mapper */
+
+static void begin_with(const struct cluster_options *options)
+{
+    struct cluster_options all = *options;
+
+    fake_device_init(&gpu[0], "n0", (const char *const[]){"prefix=HERE", "--chunk=256KiB", NULL});
+    fake_device_init(&gpu[1], "n1", (const char *const[]){"prefix=THERE", "--chunk=256KiB", NULL});
+    all.flags_of[0] = gpu[0].flags;
+    all.flags_of[1] = gpu[1].flags;
+    cluster_start(&c, 2, &all);
+    owner = node_client(&c.node[0], "owner");
+    reader = node_client(&c.node[1], "reader");
+    fake_device_use(owner);
+    fake_device_use(reader);
+}
+
+static void begin(void)
+{
+    begin_with(&(struct cluster_options){.stream = true, .no_ucx = true});
+}
+
+static void end(const char *const *declared)
+{
+    rdt_close(owner);
+    rdt_close(reader);
+    for (unsigned i = 0; i < 2; i++) {
+        wait_until(LONG, atomic_load(&gpu[i].control->blocks) == 0);
+        must(atomic_load(&gpu[i].control->allocated[0]) == 0 && atomic_load(&gpu[i].control->allocated[1]) == 0);
+    }
+    cluster_end(&c, declared);
+    for (unsigned i = 0; i < 2; i++) {
+        must(atomic_load(&gpu[i].control->pinned) == 0);
+        fake_device_fini(&gpu[i]);
+    }
+}
+
+static struct rdt_tensor bytes_at(void *addr, size_t bytes)
+{
+    static int64_t shapes[64][1];
+    static unsigned next;
+    int64_t *shape = shapes[next++ % 64];
+
+    shape[0] = (int64_t)bytes;
+    return (struct rdt_tensor){.dtype = RDT_U8, .ndim = 1, .shape = shape, .data = addr};
+}
+
+static struct rdt_ref put_on(const char *device, size_t bytes, uint32_t seed)
+{
+    void *addr = fake_device_alloc(owner, device, bytes);
+    struct rdt_tensor tensor = bytes_at(addr, bytes);
+
+    fill_pattern(addr, bytes, seed);
+    return put_one(owner, &tensor, NULL);
+}
+
+static struct rdt_fetch_options to(const char *memory, const char *device)
+{
+    struct rdt_fetch_options options = RDT_INIT(options);
+
+    options.memory = memory;
+    options.device = device;
+    options.timeout_ns = LONG;
+    return options;
+}
+
+static void must_lie(const rdt_object *object, size_t i, const char *memory, const char *device)
+{
+    const char *in, *on;
+
+    must_ok(rdt_object_place(object, i, &in, &on, &err));
+    must_say(strcmp(in, memory) == 0 && strcmp(on, device) == 0, "tensor %zu lies in %s %s, not in %s %s", i, in, on, memory, device);
+}
+
+static void expect(const struct rdt_ref *ref, const char *memory, const char *device, size_t bytes, uint32_t seed, const char *path)
+{
+    struct rdt_fetch_options options = to(memory, device);
+    rdt_object *object;
+
+    must_ok(rdt_fetch(reader, ref, 1, &options, &object, &err));
+    must_go_by(path, object);
+    must_lie(object, 0, device ? "fake" : "host", device ? device : "");
+    must(holds_pattern(tensor_of(object, 0).data, bytes, seed));
+    rdt_release(object);
+}
+
+static void expect_explained(const rdt_object *object, const char *text)
+{
+    struct program program = {0};
+    char number[24];
+
+    (void)snprintf(number, sizeof number, "%llu", (unsigned long long)info_of(object).transfer);
+    program_run(&program, (const char *const[]){"rdtctl", "--socket", c.node[1].socket, "explain", number, NULL}, NULL);
+    must_say(program.status == 0 && strstr(program.out, text), "`rdtctl explain` says nothing of '%s': %s%s", text, program.out,
+             program.err);
+    program_free(&program);
+}
+
+Test(device_nodes, through_host_memory_both_ways)
+{
+    struct rdt_ref ref, host;
+
+    begin();
+    ref = put_on("HERE-0", LARGE, 1);
+    expect(&ref, NULL, NULL, LARGE, 1, "stream/staged");
+    expect(&ref, "fake", "THERE-1", LARGE, 1, "stream/staged");
+    must_say(atomic_load(&gpu[0].control->unpinned_bytes) == 0 && atomic_load(&gpu[1].control->unpinned_bytes) == 0,
+             "it was not pinned");
+    host = put_pattern(owner, NULL, LARGE, 2);
+    expect(&host, "fake", "THERE-0", LARGE, 2, "stream/staged");
+    expect(&host, NULL, NULL, LARGE, 2, "stream");
+    ref = put_on("HERE-1", 100, 3); /* little: it does not ride in the answer */
+    expect(&ref, NULL, NULL, 100, 3, "stream/staged");
+    host = put_pattern(owner, NULL, 100, 4);
+    expect(&host, "fake", "THERE-1", 100, 4, "stream/staged");
+    end(NULL);
+}
+
+Test(device_nodes, mixed_object_goes_in_parts_and_is_explained)
+{
+    uint8_t *on0 = NULL, *on1, *in_host;
+    struct rdt_tensor tensors[5];
+    static const int64_t turned[2] = {300, 100}, strides[2] = {1, 300};
+    struct rdt_fetch_options options = to(NULL, NULL);
+    struct rdt_put_options put = RDT_INIT(put);
+    struct rdt_ref ref;
+    rdt_object *object;
+
+    begin_with(&(struct cluster_options){.stream = true});
+    on0 = fake_device_alloc(owner, "HERE-0", 30000);
+    on1 = fake_device_alloc(owner, "HERE-1", LARGE);
+    in_host = alloc_memory(owner, BYTES);
+    fill_pattern(on0, 30000, 4);
+    fill_pattern(on1, LARGE, 5);
+    fill_pattern(in_host, BYTES, 6);
+    tensors[0] = (struct rdt_tensor){.dtype = RDT_U8, .ndim = 2, .shape = turned, .strides = strides, .data = on0};
+    tensors[1] = bytes_at(in_host, BYTES);
+    tensors[2] = bytes_at(on1, LARGE);
+    tensors[3] = bytes_at(on0 + 100, 333);
+    tensors[4] = bytes_at(on0, 0);
+    must_ok(rdt_put(owner, tensors, 5, &put, &ref, &err));
+    for (unsigned round = 0; round < 3; round++) {
+        options = round == 0 ? to(NULL, NULL) : to("fake", "THERE-1");
+        options.host_stays = round == 2;
+        must_ok(rdt_fetch(reader, &ref, 1, &options, &object, &err));
+        for (unsigned i = 0; i < 5; i++) {
+            struct rdt_tensor got = tensor_of(object, i);
+            must_say(tensors_equal(&got, &tensors[i]), "tensor %u of round %u differs", i, round);
+            if (i < 4)
+                must_lie(object, i, round == 0 || (round == 2 && i == 1) ? "host" : "fake",
+                         round == 0 || (round == 2 && i == 1) ? "" : "THERE-1");
+        }
+        if (round == 1) /* else in the order in which they ended */
+            must_go_by("ucx/staged", object);
+        else
+            must_say(strstr(info_of(object).path, "ucx/staged") && strchr(info_of(object).path, ','), "path %s", info_of(object).path);
+        expect_explained(object, round == 0 ? "through host memory on the other node: it does not move fake memory"
+                                            : "through host memory on both nodes: it does not move fake memory");
+        rdt_release(object);
+    }
+    options = to("fake", "THERE-1");
+    options.least_path = "direct";
+    must_refuse(RDT_NO_PATH, "accepts only what is direct", rdt_fetch(reader, &ref, 1, &options, &object, &err));
+    options = to(NULL, NULL);
+    options.transport = "stream";
+    must_ok(rdt_fetch(reader, &ref, 1, &options, &object, &err));
+    must(info_of(object).path[0] == 's');
+    rdt_release(object);
+    end(NULL);
+}
+
+Test(device_nodes, targets)
+{
+    struct rdt_ref ref = {0};
+    struct rdt_tensor targets[2];
+    const struct rdt_tensor *lists[1] = {targets};
+    size_t counts[1] = {2};
+    struct rdt_fetch_options options = to(NULL, NULL);
+    rdt_object *object;
+    uint8_t *device, *host, *from;
+
+    begin();
+    from = fake_device_alloc(owner, "HERE-0", 2 * BYTES);
+    fill_pattern(from, 2 * BYTES, 7);
+    {
+        struct rdt_put_options put = RDT_INIT(put);
+        struct rdt_tensor both[2] = {bytes_at(from, BYTES), bytes_at(from + BYTES, BYTES)};
+        must_ok(rdt_put(owner, both, 2, &put, &ref, &err));
+    }
+    device = fake_device_alloc(reader, "THERE-0", BYTES);
+    host = alloc_memory(reader, BYTES);
+    targets[0] = bytes_at(device, BYTES);
+    targets[1] = bytes_at(host, BYTES);
+    options.targets = lists;
+    options.target_counts = counts;
+    must_ok(rdt_fetch(reader, &ref, 1, &options, &object, &err));
+    must(memcmp(device, from, BYTES) == 0 && memcmp(host, from + BYTES, BYTES) == 0);
+    rdt_release(object);
+    targets[0] = bytes_at(host, BYTES); /* all in host memory: begun before the owner says that it is on a device */
+    must_ok(rdt_dealloc(reader, device, &err));
+    {
+        uint8_t *other = alloc_memory(reader, BYTES);
+        targets[1] = bytes_at(other, BYTES);
+        must_ok(rdt_fetch(reader, &ref, 1, &options, &object, &err));
+        must(memcmp(host, from, BYTES) == 0 && memcmp(other, from + BYTES, BYTES) == 0);
+        rdt_release(object);
+    }
+    end(NULL);
+}
+
+Test(device_nodes, nobody_reads_before_the_stream_has_written)
+{
+    struct rdt_put_options options = RDT_INIT(options);
+    struct rdt_tensor tensor;
+    struct rdt_ref ref;
+    rdt_request *requests[1];
+    rdt_object *object;
+    uint8_t *addr;
+
+    begin();
+    addr = fake_device_alloc(owner, "HERE-0", BYTES);
+    tensor = bytes_at(addr, BYTES);
+    options.flags = RDT_PUT_PENDING;
+    must_ok(rdt_put(owner, &tensor, 1, &options, &ref, &err));
+    requests[0] = start_one(reader, &ref, LONG);
+    must_be(RDT_TIMED_OUT, rdt_wait(reader, requests, 1, 1, 100 * MSEC, NULL, NULL, &err));
+    must(atomic_load(&gpu[0].control->started) == 0);
+    fill_pattern(addr, BYTES, 8);
+    must_ok(rdt_ready(owner, &ref, &err));
+    must_ok(rdt_wait(reader, requests, 1, 1, LONG, NULL, NULL, &err));
+    must_ok(rdt_request_take_object(requests[0], &object, &err));
+    must(holds_pattern(tensor_of(object, 0).data, BYTES, 8));
+    rdt_release(object);
+    rdt_request_destroy(requests[0]);
+    end(NULL);
+}
+
+Test(device_nodes, deadline_and_cancel_in_the_middle)
+{
+    struct rdt_fetch_options options = to("fake", "THERE-0");
+    struct rdt_ref ref;
+    rdt_request *request;
+    rdt_object *object;
+
+    begin();
+    ref = put_on("HERE-0", LARGE, 9);
+    for (unsigned end_of = 0; end_of < 2; end_of++) { /* the owner's device is slow, then the reader's */
+        uint64_t before = atomic_load(&gpu[end_of].control->started);
+        atomic_store(&gpu[end_of].control->hold, 1);
+        options.timeout_ns = 300 * MSEC;
+        must_be(RDT_TIMED_OUT, rdt_fetch(reader, &ref, 1, &options, &object, &err));
+        options.timeout_ns = LONG;
+        must_ok(rdt_fetch_start(reader, &ref, 1, &options, &request, &err));
+        wait_until(LONG, atomic_load(&gpu[end_of].control->started) > before);
+        rdt_cancel(request);
+        rdt_request_destroy(request);
+        atomic_store(&gpu[end_of].control->hold, 0);
+        cluster_expect_idle_of_transfers(&c);
+        expect(&ref, "fake", "THERE-0", LARGE, 9, "stream/staged");
+    }
+    end(NULL);
+}
+
+Test(device_nodes, failed_copies_at_either_end)
+{
+    struct rdt_fetch_options options = to("fake", "THERE-0");
+    struct rdt_ref ref;
+    rdt_object *object;
+
+    begin();
+    ref = put_on("HERE-0", LARGE, 10);
+    for (unsigned end_of = 0; end_of < 2; end_of++) {
+        atomic_store(&gpu[end_of].control->fail_copies, 1);
+        must_refuse(RDT_SYSTEM, "fallen off the bus", rdt_fetch(reader, &ref, 1, &options, &object, &err));
+        cluster_expect_idle_of_transfers(&c);
+        expect(&ref, "fake", "THERE-0", LARGE, 10, "stream/staged");
+    }
+    atomic_store(&gpu[1].control->fail_allocs, 1);
+    must_refuse(RDT_NO_MEMORY, "THERE-0", rdt_fetch(reader, &ref, 1, &options, &object, &err));
+    expect(&ref, "fake", "THERE-0", LARGE, 10, "stream/staged");
+    end(NULL);
+}
+
+Test(device_nodes, snapshot_on_a_device)
+{
+    struct rdt_put_options options = RDT_INIT(options);
+    struct rdt_tensor tensor;
+    struct rdt_ref ref;
+    uint8_t *addr;
+
+    begin();
+    addr = fake_device_alloc(owner, "HERE-1", BYTES);
+    fill_pattern(addr, BYTES, 11);
+    tensor = bytes_at(addr, BYTES);
+    options.flags = RDT_PUT_SNAPSHOT;
+    must_ok(rdt_put(owner, &tensor, 1, &options, &ref, &err));
+    fill_pattern(addr, BYTES, 12);
+    expect(&ref, NULL, NULL, BYTES, 11, "stream/staged");
+    expect(&ref, "fake", "THERE-1", BYTES, 11, "stream/staged");
+    end(NULL);
+}
+
+Test(device_nodes, killed_owner_fails_the_parts)
+{
+    static const char *const declared[] = {"n0", "connection taken down", "is lost", NULL};
+    struct rdt_fetch_options options = to("fake", "THERE-0");
+    struct rdt_ref ref;
+    rdt_request *requests[1];
+
+    begin();
+    ref = put_on("HERE-0", LARGE, 13);
+    atomic_store(&gpu[0].control->hold, 1);
+    must_ok(rdt_fetch_start(reader, &ref, 1, &options, requests, &err));
+    wait_until(LONG, atomic_load(&gpu[0].control->started) > 0);
+    node_kill(&c.node[0], 9);
+    atomic_store(&gpu[0].control->hold, 0);
+    must_be(RDT_PEER_LOST, rdt_wait(reader, requests, 1, 1, LONG, NULL, NULL, &err));
+    rdt_request_destroy(requests[0]);
+    wait_until(LONG, atomic_load(&gpu[1].control->allocated[0]) == 0);
+    rdt_close(owner);
+    memset(gpu[0].control, 0, sizeof *gpu[0].control);
+    cluster_restart(&c, 0);
+    owner = node_client(&c.node[0], "owner");
+    fake_device_use(owner);
+    cluster_meet(&c);
+    ref = put_on("HERE-0", BYTES, 14);
+    expect(&ref, "fake", "THERE-0", BYTES, 14, "stream/staged");
+    end(declared);
+}
