@@ -118,11 +118,29 @@ void account_unref(struct account *account)
 
 /* ---- charging ---- */
 
-static bool waits_behind(const struct account *at, enum usage what)
+/* Who waits there for that: the first. */
+static struct account_wait *first_of(const struct account *at, enum usage what, const void *on)
+{
+    list_for_each (node, &at->waiting[what]) {
+        struct account_wait *wait = list_entry(node, struct account_wait, link);
+        if (wait->on == on)
+            return wait;
+    }
+    return NULL;
+}
+
+static bool waits_behind(const struct account *at, enum usage what, const void *on)
 {
     const struct account_wait *trying = at->accounts ? at->accounts->trying : NULL;
 
-    return at->accounts && !list_empty(&at->waiting[what]) && !(trying && trying->at == at && trying->what == what);
+    if (!at->accounts || (trying && trying->at == at && trying->what == what && trying->on == on))
+        return false;
+    return first_of(at, what, on) != NULL;
+}
+
+bool account_waits_for(const struct account *account, enum usage what, const void *on)
+{
+    return waits_behind(account->client ? account->parent : account, what, on);
 }
 
 static void say(const struct account *at, enum usage what, uint64_t n, bool queue, struct rdt_error *err)
@@ -156,13 +174,14 @@ enum rdt_status account_check(struct account *account, enum usage what, uint64_t
     for (struct account *at = account; at; at = at->parent) {
         uint64_t limit = at->limits ? at->limits[what] : 0;
         bool room = limit == 0 || (n <= limit && at->used[what] <= limit - n);
-        if (room && !waits_behind(at, what))
+        if (room && !waits_behind(at, what, NULL))
             continue;
         say(at, what, n, room, err);
         /* What does not fit into the empty account never will: nobody waits for that. */
         if (account->accounts && (limit == 0 || n <= limit)) {
             account->accounts->full = at->parent ? at : account->client ? account->parent : account;
             account->accounts->full_of = what;
+            account->accounts->full_at = NULL;
         }
         return RDT_LIMIT;
     }
@@ -208,10 +227,9 @@ void account_take_back(struct account *account, const uint64_t *had)
         subtract(account, (enum usage)i, had[i]);
 }
 
-static void call_first(struct account *at, enum usage what)
+static void call_first(struct account *at, enum usage what, const void *on)
 {
-    struct list *node = list_first(&at->waiting[what]);
-    struct account_wait *wait = node ? list_entry(node, struct account_wait, link) : NULL;
+    struct account_wait *wait = first_of(at, what, on);
 
     if (!wait || wait->called)
         return;
@@ -219,13 +237,13 @@ static void call_first(struct account *at, enum usage what)
     wait->on_room(wait);
 }
 
-void account_room(struct accounts *accounts, enum usage what)
+void account_room(struct accounts *accounts, enum usage what, const void *on)
 {
     struct account *owner;
     size_t cursor = 0;
 
     while (accounts->n_waiting > 0 && (owner = map_next(&accounts->by_owner, &cursor)))
-        call_first(owner, what);
+        call_first(owner, what, on);
 }
 
 void account_give(struct account *account, enum usage what, uint64_t n)
@@ -239,8 +257,8 @@ void account_give(struct account *account, enum usage what, uint64_t n)
     if (!accounts || accounts->n_waiting == 0)
         return;
     if (account->client)
-        call_first(account, what);
-    account_room(accounts, what); /* what the node lacked every owner lacked */
+        call_first(account, what, NULL);
+    account_room(accounts, what, NULL); /* what the node lacked every owner lacked */
 }
 
 void account_give_all(struct account *account, const uint64_t *had)
@@ -251,12 +269,13 @@ void account_give_all(struct account *account, const uint64_t *had)
 
 /* ---- waiting for room ---- */
 
-void account_node_is_full(struct account *account, enum usage what)
+void account_node_is_full(struct account *account, enum usage what, const void *on)
 {
     if (!account->accounts)
         return;
     account->accounts->full = account->client ? account->parent : account;
     account->accounts->full_of = what;
+    account->accounts->full_at = on;
 }
 
 void account_try(struct accounts *accounts, const struct account_wait *wait)
@@ -273,7 +292,7 @@ static void leave(struct account_wait *wait)
     wait->called = false;
     list_remove(&wait->link);
     at->accounts->n_waiting--;
-    call_first(at, wait->what);
+    call_first(at, wait->what, wait->on);
     account_unref(at);
 }
 
@@ -283,12 +302,13 @@ void account_tried(struct accounts *accounts, struct account_wait *wait)
     if (!wait || !accounts->full)
         return;
     wait->called = false;
-    if (wait->at == accounts->full && wait->what == accounts->full_of)
+    if (wait->at == accounts->full && wait->what == accounts->full_of && wait->on == accounts->full_at)
         return;
     if (wait->at)
         leave(wait);
     wait->at = account_ref(accounts->full);
     wait->what = accounts->full_of;
+    wait->on = accounts->full_at;
     list_append(&wait->at->waiting[wait->what], &wait->link);
     accounts->n_waiting++;
 }

@@ -44,6 +44,7 @@ struct accounts {
     const struct account_wait *trying;
     struct account *full; /* why the last request failed: where there was no room, and of what; NULL: it did not */
     enum usage full_of;
+    const void *full_at; /* the device that had none; NULL: a limit, or the node */
 };
 
 /* Somebody who waits for room. Zeroed before its first use. */
@@ -51,6 +52,7 @@ struct account_wait {
     struct list link;
     struct account *at; /* where; a reference; NULL: not waiting */
     enum usage what;
+    const void *on; /* as full_at: who waits for one device is not before those who want another */
     bool called;
     /* There may be room: try again, between account_try and account_tried; not inside this call. Once until then. */
     void (*on_room)(struct account_wait *);
@@ -89,11 +91,14 @@ void account_add(struct account *account, enum usage what, uint64_t n);
 
 /* ---- waiting for room ---- */
 
-/* There is no room in the node for another reason than these limits: the memory of the device, say. */
-void account_node_is_full(struct account *account, enum usage what);
+/* There is no room in the node for another reason than these limits: its memory, or (`on`, which is only compared) that of a device. */
+void account_node_is_full(struct account *account, enum usage what, const void *on);
 
-/* There is room of the kind in the node again. */
-void account_room(struct accounts *accounts, enum usage what);
+/* There is room of the kind in the node, or on that device, again. */
+void account_room(struct accounts *accounts, enum usage what, const void *on);
+
+/* Somebody of the owner waits for room on that device, and it is not who tries now: whoever comes later waits, too. */
+bool account_waits_for(const struct account *account, enum usage what, const void *on);
 
 /* A request begins; afterwards accounts->full tells whether it failed for want of room. */
 void account_try(struct accounts *accounts, const struct account_wait *wait);

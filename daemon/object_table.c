@@ -160,7 +160,7 @@ static enum rdt_status copy_packed(struct object *object, const struct object_pu
     if (status == RDT_OK && bytes > 0)
         status = slab_alloc(object->table->slabs, bytes, &piece, err);
     if (status == RDT_NO_MEMORY) /* the arena's account is the daemon's, and waits for nothing */
-        account_node_is_full(put->account, USAGE_BYTES);
+        account_node_is_full(put->account, USAGE_BYTES, NULL);
     if (status == RDT_OK && bytes > 0) {
         object->chunk = piece.chunk;
         object->piece = piece.index;

@@ -87,7 +87,8 @@ void pool_block_free(struct pool_block *block)
     if (block->discard && kind->ops.discard)
         kind->ops.discard(kind->instance, &block->block);
     kind->ops.free(kind->instance, &block->block);
-    memory_kind_unuse(kind);
+    if (!block->at)
+        memory_kind_unuse(kind);
 }
 
 static void run_free(struct work *work)

@@ -99,6 +99,7 @@ void pool_forget_transport(struct pool *pool, const struct transport *transport)
 void pool_close(struct pool *pool);
 
 /* On a work thread: registrations, mapping, pages. Does not free the struct. */
+/* Of a block on a device the kind is in use still: the caller ends that on the loop, when its room is given back. */
 void pool_block_free(struct pool_block *block);
 
 #endif

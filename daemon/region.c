@@ -25,7 +25,7 @@ void regions_give_back(struct regions *regions, uint64_t bytes)
 {
     regions->bytes -= bytes;
     if (regions->accounts && bytes > 0)
-        account_room(regions->accounts, USAGE_BYTES);
+        account_room(regions->accounts, USAGE_BYTES, NULL);
 }
 
 static void unreserve(void *arg, uint64_t bytes)
@@ -295,6 +295,8 @@ static void done_free(struct work *work)
     if (!block->at)
         regions->freeing_bytes -= block->bytes;
     region_give_back(regions, block->at, block->bytes);
+    if (block->at)
+        memory_kind_unuse(block->kind); /* not before: the device is the kind's */
     free(block);
     regions_admit(regions);
 }
@@ -337,6 +339,8 @@ void region_retire(struct region *region, bool discard, struct list *victims)
     if (!block) { /* little, or no memory to do it elsewhere */
         pool_block_free(&now);
         region_give_back(regions, now.at, now.bytes);
+        if (now.at)
+            memory_kind_unuse(now.kind);
         return;
     }
     if (victims) {

@@ -21,6 +21,8 @@ static void free_victims(struct list *victims)
     list_for_each_safe (node, victims) {
         struct pool_block *block = list_entry(node, struct pool_block, link);
         pool_block_free(block);
+        if (block->at)
+            memory_kind_unuse(block->kind); /* its room was given back when it became one */
         free(block);
     }
     list_init(victims);
@@ -294,7 +296,7 @@ enum rdt_status region_alloc(struct regions *regions, const char *kind_name, con
             return RDT_AGAIN;
         region_cancel(region);
         if (bytes <= regions->limit_bytes)
-            account_node_is_full(account, USAGE_BYTES);
+            account_node_is_full(account, USAGE_BYTES, NULL);
         return no_room(regions, bytes, err);
     }
     if (!on_ready)

@@ -27,7 +27,7 @@ void region_give_back(struct regions *regions, struct memory_device *device, uin
     }
     device->used_bytes -= bytes;
     if (regions->accounts && bytes > 0)
-        account_room(regions->accounts, USAGE_DEVICE_BYTES);
+        account_room(regions->accounts, USAGE_DEVICE_BYTES, device);
 }
 
 static enum rdt_status no_room(const struct memory_device *device, uint64_t bytes, struct rdt_error *err)
@@ -44,13 +44,13 @@ static enum rdt_status take_room(struct region *region, struct rdt_error *err)
     uint64_t limit = device->limit_bytes, room = pool_pages_bytes(region->kind, region->bytes);
     bool ever = room >= region->bytes && room <= limit; /* what a plug-in rounds up may wrap */
 
-    if (ever && device->used_bytes <= limit - room) {
+    if (ever && device->used_bytes <= limit - room && !account_waits_for(region->account, USAGE_DEVICE_BYTES, device)) {
         region->room = room;
         device->used_bytes += room;
         return RDT_OK;
     }
     if (ever)
-        account_node_is_full(region->account, USAGE_DEVICE_BYTES);
+        account_node_is_full(region->account, USAGE_DEVICE_BYTES, device);
     return no_room(device, region->bytes, err);
 }
 

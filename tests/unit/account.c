@@ -243,12 +243,12 @@ Test(account_limits, room_of_the_node_calls_every_owner)
 
     a.wait.on_room = b.wait.on_room = on_room;
     account_try(&accounts, &a.wait);
-    account_node_is_full(first, USAGE_BYTES);
+    account_node_is_full(first, USAGE_BYTES, NULL);
     account_tried(&accounts, &a.wait);
     account_try(&accounts, &b.wait);
-    account_node_is_full(stranger, USAGE_BYTES);
+    account_node_is_full(stranger, USAGE_BYTES, NULL);
     account_tried(&accounts, &b.wait);
-    account_room(&accounts, USAGE_BYTES);
+    account_room(&accounts, USAGE_BYTES, NULL);
     cr_assert(a.called == 1 && b.called == 1);
     account_wait_end(&accounts, &a.wait);
     account_wait_end(&accounts, &b.wait);

@@ -1,6 +1,7 @@
 /* daemon/region: what keeps a range of memory, who waits for it, what it is counted as. Memory comes from a kind made
  * here. */
 #include <criterion/criterion.h>
+#include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
 #include <uv.h>
@@ -76,6 +77,52 @@ Test(region, ids_are_never_used_again)
     cr_assert_eq(region_find(&fake.regions, second->id, second->generation), second);
     region_unref(second);
     fake_run();
+}
+
+static void run_barrier(struct work *work)
+{
+    (void)pthread_barrier_wait(*(pthread_barrier_t **)(work + 1));
+}
+
+static uint32_t one_device(void *memory, struct rdt_device *devices, uint32_t max)
+{
+    (void)memory;
+    (void)max;
+    devices[0] = (struct rdt_device){.uuid = "device", .name = "device", .bytes = 1 << 20};
+    return 1;
+}
+
+/* The device is the kind's, and what was taken of it is given back by the loop. */
+Test(region, kind_is_used_until_its_devices_room_is_back)
+{
+    struct memory_device device = {.kind = &fake.kind, .limit_bytes = 1 << 20, .uuid = "device"};
+    pthread_barrier_t all;
+    struct {
+        struct work work;
+        pthread_barrier_t *all;
+    } marks[2];
+    struct region *region;
+
+    fake.kind.ops.devices = one_device;
+    fake.kind.devices = &device;
+    fake.kind.n_devices = 1;
+    region = fake_region(4096, 7);
+    cr_assert_eq(device.used_bytes, 4096u);
+    region_unref(region);
+    (void)pthread_barrier_init(&all, NULL, 3);
+    for (unsigned i = 0; i < 2; i++) {
+        marks[i].all = &all;
+        marks[i].work = (struct work){.run = run_barrier};
+        work_submit(fake.pool, &marks[i].work);
+    }
+    (void)pthread_barrier_wait(&all); /* both threads have done what came before */
+    cr_assert_eq(fake.n_freed, 1u);
+    cr_assert_eq(fake.kind.users, 1u, "its devices could be gone by now");
+    fake_run();
+    cr_assert_eq(fake.kind.users, 0u);
+    cr_assert_eq(device.used_bytes, 0u);
+    (void)pthread_barrier_destroy(&all);
+    fake.kind.n_devices = 0;
 }
 
 /* ---- limits ---- */
