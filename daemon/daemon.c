@@ -1,6 +1,6 @@
 /*   start: plugins, work pool -> tables -> peers -> listener -> READY
  *   SIGTERM: no new clients or puts; transfers may end until drain_timeout (or a second signal); then
- *            listener -> clients -> transports -> peers -> work pool -> plugins -> loop
+ *            listener -> clients -> transports -> peers -> copies on devices -> work pool -> plugins -> loop
  */
 #include "daemon/daemon.h"
 
@@ -191,6 +191,16 @@ static void close_plugins(void *arg)
     plugins_close(daemon->plugins, close_loop_handles, daemon);
 }
 
+static void close_pool(void *arg);
+
+/* What a device still reads or writes, and who hears of its end, stays until then. */
+static void await_copies(void *arg)
+{
+    struct daemon *daemon = arg;
+
+    plugins_await_copies(daemon->plugins, close_pool, daemon);
+}
+
 static void close_pool(void *arg)
 {
     struct daemon *daemon = arg;
@@ -205,9 +215,9 @@ static void close_peers(void *arg)
     struct daemon *daemon = arg;
 
     if (daemon->peers)
-        peers_close(daemon->peers, close_pool, daemon);
+        peers_close(daemon->peers, await_copies, daemon);
     else
-        close_pool(daemon);
+        await_copies(daemon);
 }
 
 static void close_groups(void *arg)
@@ -234,12 +244,15 @@ static void close_clients(void *arg)
     conns_close(&daemon->conns, close_transfers, daemon);
 }
 
-/* A backend that never says it has closed must not keep the process alive: its threads end with it. */
+/* A backend that never says it has closed, or copied, must not keep the process alive: its threads end with it. */
 static void on_stuck(struct deadline *deadline)
 {
     struct daemon *daemon = (struct daemon *)((char *)deadline - offsetof(struct daemon, last));
 
-    log_error("a backend does not close its connections: leaving without it");
+    if (plugins_copies(daemon->plugins) > 0)
+        log_error("%u copies on devices do not end: leaving without them", plugins_copies(daemon->plugins));
+    else
+        log_error("a backend does not close: leaving without it");
     daemon->stuck = true;
     uv_stop(&daemon->loop);
 }

@@ -136,8 +136,6 @@ static void close_instances(struct plugins *plugins)
         struct plugin_parts parts = parts_of(list_entry(plugin_node, struct plugin, link));
         plugin_close(&parts);
     }
-    list_init(&plugins->transports);
-    list_init(&plugins->memory_kinds);
 }
 
 static void plugins_free(struct plugins *plugins)
@@ -195,11 +193,34 @@ static void on_events_closed(struct plugin_events *events)
     on_closed(arg);
 }
 
+static void on_instances_closed(struct plugin_event *event)
+{
+    struct plugins *plugins = list_entry(event, struct plugins, closed);
+    pthread_join(plugins->closer, NULL); /* it has only to return */
+    list_init(&plugins->transports);
+    list_init(&plugins->memory_kinds);
+    plugin_events_close(&plugins->events, on_events_closed);
+}
+
+static void *closer_main(void *arg)
+{
+    struct plugins *plugins = arg;
+    close_instances(plugins);
+    plugin_events_queue(&plugins->events, &plugins->closed);
+    return NULL;
+}
+
+/* On a thread of its own: a device that hangs must not keep the loop from giving it up. */
 void plugins_close_if_due(struct plugins *plugins)
 {
     if (!plugins->closing || plugins->change != NULL)
         return;
+    plugins->closed.deliver = on_instances_closed;
+    if (plugin_thread_start(&plugins->closer, closer_main, plugins) == 0)
+        return;
     close_instances(plugins);
+    list_init(&plugins->transports);
+    list_init(&plugins->memory_kinds);
     plugin_events_close(&plugins->events, on_events_closed);
 }
 
@@ -210,6 +231,16 @@ void plugins_close(struct plugins *plugins, void (*on_closed)(void *arg), void *
     plugins->arg = arg;
     plugins->closing = true;
     plugins_close_if_due(plugins);
+}
+
+void plugins_await_copies(struct plugins *plugins, void (*on_copied)(void *arg), void *arg)
+{
+    plugin_copies_await(&plugins->events, on_copied, arg);
+}
+
+unsigned plugins_copies(const struct plugins *plugins)
+{
+    return plugins->events.copies;
 }
 
 /* ---- what there is ---- */

@@ -184,6 +184,10 @@ const char *plugin_name(const struct plugin *plugin);
 enum rdt_status plugins_unload(struct plugins *plugins, const struct plugin_parts *parts, plugins_changed on_changed, void *arg,
                                struct rdt_error *err);
 
+/* on_copied comes, now or later, from the loop: when no copy of a memory kind runs. Whoever could start one has ended before. */
+void plugins_await_copies(struct plugins *plugins, void (*on_copied)(void *arg), void *arg);
+unsigned plugins_copies(const struct plugins *plugins); /* that run */
+
 /* Every connection must be destroyed. Closes the instances, which joins their threads; on_closed comes from the loop. */
 void plugins_close(struct plugins *plugins, void (*on_closed)(void *arg), void *arg);
 

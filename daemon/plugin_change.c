@@ -126,7 +126,7 @@ static void deliver(struct plugin_event *event)
 
 /* Signals are the daemon's business, and the threads that a plug-in starts inherit what this one has; but a fault of its own must still
  * reach the handler that the daemon has for it. */
-static int start_thread(struct plugin_change *change)
+int plugin_thread_start(pthread_t *thread_p, void *(*main)(void *arg), void *arg)
 {
     sigset_t most, before;
     sigfillset(&most);
@@ -135,7 +135,7 @@ static int start_thread(struct plugin_change *change)
     sigdelset(&most, SIGFPE);
     sigdelset(&most, SIGILL);
     pthread_sigmask(SIG_SETMASK, &most, &before);
-    int failed = pthread_create(&change->thread, NULL, thread_main, change);
+    int failed = pthread_create(thread_p, NULL, main, arg);
     pthread_sigmask(SIG_SETMASK, &before, NULL);
     return failed;
 }
@@ -148,7 +148,7 @@ static enum rdt_status start(struct plugin_change *change, plugins_changed on_ch
     change->on_changed = on_changed;
     change->arg = arg;
     plugins->change = change;
-    int failed = start_thread(change);
+    int failed = plugin_thread_start(&change->thread, thread_main, change);
     if (failed == 0)
         return RDT_OK;
     plugins->change = NULL;

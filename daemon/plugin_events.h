@@ -18,6 +18,10 @@ struct plugin_events {
     /* Of struct plugin_event. Under the mutex, as are the members of conns and ops that foreign threads write. */
     struct list queue;
     void (*on_closed)(struct plugin_events *);
+    /* Loop thread. */
+    unsigned copies; /* of memory kinds, under way */
+    void (*on_copied)(void *arg); /* wants to hear when there is none any more */
+    void *copied_arg;
 };
 
 enum rdt_status plugin_events_init(struct plugin_events *events, uv_loop_t *loop, struct rdt_error *err);
@@ -33,7 +37,10 @@ void plugin_events_host(struct rdt_host *host);
 void plugin_group_host(struct rdt_host *host);
 void plugin_memory_host(struct rdt_host *host);
 
-/* plugin_memory.c: asks the kind, which is open, for its devices, of each of which so much may be used (0: nine tenths); and lets go of
+/* plugin_memory.c: on_copied comes, now or later, when no copy runs. */
+void plugin_copies_await(struct plugin_events *events, void (*on_copied)(void *arg), void *arg);
+
+/* The same file: asks the kind, which is open, for its devices, of each of which so much may be used (0: nine tenths); and lets go of
  * what is known of them. */
 enum rdt_status plugin_memory_devices(struct memory_kind *kind, uint64_t limit_bytes, struct rdt_error *err);
 void plugin_memory_fini(struct memory_kind *kind);

@@ -24,6 +24,8 @@ struct plugins {
     bool closing;
     void (*on_closed)(void *arg);
     void *arg;
+    pthread_t closer; /* of what is open, at the end; `closed` tells that it has */
+    struct plugin_event closed;
 };
 
 /* ---- plugin.c ---- */
@@ -33,6 +35,11 @@ enum rdt_status plugins_check_names(struct plugins *plugins, const struct plugin
 
 /* The change has ended. */
 void plugins_close_if_due(struct plugins *plugins);
+
+/* ---- plugin_change.c ---- */
+
+/* For vendors' code, which may take as long as it likes; 0 or an errno. The thread gets no signals but those of its own faults. */
+int plugin_thread_start(pthread_t *thread_p, void *(*main)(void *arg), void *arg);
 
 /* ---- plugin_open.c ---- */
 

@@ -89,15 +89,38 @@ struct memory_device *memory_kind_device(const struct memory_kind *kind, const c
 
 /* ---- copies ---- */
 
+static void one_less(struct plugin_events *events)
+{
+    void (*on_copied)(void *arg) = events->on_copied;
+
+    if (--events->copies > 0 || !on_copied)
+        return;
+    events->on_copied = NULL;
+    on_copied(events->copied_arg);
+}
+
+void plugin_copies_await(struct plugin_events *events, void (*on_copied)(void *arg), void *arg)
+{
+    assert(!events->on_copied);
+    if (events->copies == 0) {
+        on_copied(arg);
+        return;
+    }
+    events->on_copied = on_copied;
+    events->copied_arg = arg;
+}
+
 static void deliver_copied(struct plugin_event *event)
 {
     struct plugin_copy *copy = list_entry(event, struct plugin_copy, done);
+    struct plugin_events *events = copy->kind->events;
     char *msg = copy->msg;
 
     copy->msg = NULL;
     memory_kind_unuse(copy->kind);
     copy->on_done(copy, copy->status, msg ? msg : rdt_status_sentence(copy->status));
     free(msg);
+    one_less(events); /* after it, which may have started the next */
 }
 
 static void host_copy_done(struct rdt_memory_copy *rdt_copy, enum rdt_status status, const char *msg)
@@ -126,8 +149,11 @@ enum rdt_status plugin_copy_start(struct memory_kind *kind, struct plugin_copy *
     copy->msg = NULL;
     memset(copy->copy.priv, 0, sizeof copy->copy.priv);
     memory_kind_use(kind);
+    kind->events->copies++;
     status = kind->ops.copy_start(kind->instance, &copy->copy, err);
-    if (status != RDT_OK)
+    if (status != RDT_OK) {
         memory_kind_unuse(kind);
+        kind->events->copies--; /* whoever started it is not waiting for it */
+    }
     return status;
 }
