@@ -15,6 +15,7 @@ struct device_copy {
     const struct layout *source, *target;
     const struct device_place *from, *to;
     device_copied on_done;
+    bool (*wanted)(void *arg); /* NULL: as long as nobody stops it */
     void *arg;
     uint32_t tensor; /* the next batch begins here, ... */
     uint64_t at;     /* ... at this byte of its packed stream, ... */
@@ -207,6 +208,8 @@ static void go_on(struct device_copy *copy)
 {
     struct rdt_error failure;
 
+    if (copy->wanted && !copy->wanted(copy->arg))
+        copy->stop = true;
     start_more(copy);
     if (copy->running > 0)
         return;
@@ -253,6 +256,11 @@ enum rdt_status device_copy_start(const struct layout *source, const struct devi
 void device_copy_stop(struct device_copy *copy)
 {
     copy->stop = true;
+}
+
+void device_copy_ask(struct device_copy *copy, bool (*wanted)(void *arg))
+{
+    copy->wanted = wanted;
 }
 
 uint64_t device_copy_bytes(const struct device_copy *copy)

@@ -41,6 +41,9 @@ enum rdt_status device_copy_start(const struct layout *source, const struct devi
 /* No more is started. */
 void device_copy_stop(struct device_copy *copy);
 
+/* Before each further batch it asks on_done's arg whether anybody wants it still; if not it stops. */
+void device_copy_ask(struct device_copy *copy, bool (*wanted)(void *arg));
+
 uint64_t device_copy_bytes(const struct device_copy *copy); /* copied so far */
 
 #endif

@@ -276,7 +276,6 @@ enum rdt_status rpc_ready(struct call *call, const void *request, struct rdt_err
         (void)wire_error(message->status, 0, message->message[0] ? message->message : "its producer could not write it", &why);
         object_fail(object, &why);
     } else if (object->snapshot && object->layout) {
-        object->pending = false;
         (void)snapshot_start(call->rpc->regions, object, NULL, NULL, on_late_snapshot, NULL, &snapshot, &why);
     } else {
         object_ready(object);

@@ -30,6 +30,7 @@ struct snapshot {
     bool on_host;             /* the pool copies */
     struct rdt_error failure; /* of the first of both that failed */
     bool copying;             /* copy is to be finished */
+    bool promised;            /* it was pending: whoever waits has its ref, and waits for no other object */
     struct client *impatient;
     struct client_hearing hearing; /* in its list while HEAR */
 };
@@ -208,8 +209,6 @@ static void done_copy(struct work *work)
         work_submit(snapshot->table->pool, &snapshot->work);
         return;
     }
-    if (snapshot->device && snapshot->object->state != OBJECT_FILLING)
-        device_copy_stop(snapshot->device);
     snapshot->on_host = false;
     part_ended(snapshot);
 }
@@ -222,6 +221,14 @@ static void on_device_copied(void *arg, const struct rdt_error *err)
     if (err && snapshot->failure.status == RDT_OK)
         snapshot->failure = *err;
     part_ended(snapshot);
+}
+
+/* Neither given up, nor has the host's part failed. */
+static bool is_wanted(void *arg)
+{
+    const struct snapshot *snapshot = arg;
+
+    return snapshot->object->state == OBJECT_FILLING && snapshot->failure.status == RDT_OK;
 }
 
 static enum rdt_status fill_places(struct snapshot *snapshot, struct rdt_error *err)
@@ -268,6 +275,8 @@ static enum rdt_status copy(struct snapshot *snapshot, struct rdt_error *err)
                                    snapshot, &snapshot->device, err);
     if (status != RDT_OK)
         return status;
+    if (snapshot->device)
+        device_copy_ask(snapshot->device, is_wanted);
     object_pin(object);
     snapshot->copying = true;
     if (host_bytes <= COPY_SMALL_BYTES) {
@@ -342,7 +351,7 @@ static enum rdt_status finish(struct snapshot *snapshot, enum rdt_status status,
         status = object_fill(object, snapshot->layout, snapshot->regions, snapshot->n_taken + snapshot->n_fresh, err);
     if (status == RDT_OK)
         snapshot->layout = NULL; /* taken */
-    else if (at_once)
+    else if (at_once && !snapshot->promised)
         object_table_withdraw(object, err);
     else
         object_fail(object, err);
@@ -372,14 +381,20 @@ enum rdt_status snapshot_start(struct regions *table, struct object *object, con
                                snapshot_done on_done, void *arg, struct snapshot **snapshot_p, struct rdt_error *err)
 {
     struct snapshot *snapshot = calloc(1, sizeof *snapshot);
+    bool promised = object->pending;
     enum rdt_status status;
 
+    object->pending = false;
     if (!snapshot || !(snapshot->given = calloc(object->n_regions + 1u, sizeof(bool)))) {
         free(snapshot);
         (void)rdt_error_set(err, RDT_NO_MEMORY, "no memory for the snapshot");
-        object_table_withdraw(object, err);
+        if (promised)
+            object_fail(object, err);
+        else
+            object_table_withdraw(object, err);
         return RDT_NO_MEMORY;
     }
+    snapshot->promised = promised;
     for (uint32_t i = 0; given && i < object->n_regions; i++)
         snapshot->given[i] = given[i];
     snapshot->table = table;

@@ -23,7 +23,7 @@ bool snapshot_may_take(const struct region *region);
 
 /* For an object that was put as filling, over the memory that is to be copied. given, if not NULL, is [n_regions]: those given
  * up, with no other reference than the object's. RDT_OK: it is live. RDT_AGAIN: on_done comes later. Else it was
- * withdrawn: who waited for its id waits on. impatient, if not NULL, put it and may have gone on without it, with word of that
+ * withdrawn: who waited for its id waits on; or it has failed, if it was pending, which it is no more. impatient, if not NULL, put it and may have gone on without it, with word of that
  * still unread and the memory changed: it is heard before the object is live. */
 enum rdt_status snapshot_start(struct regions *table, struct object *object, const bool *given, struct client *impatient,
                                snapshot_done on_done, void *arg, struct snapshot **snapshot_p, struct rdt_error *err);

@@ -106,12 +106,37 @@ void landing_free(struct transfer *transfer)
     free(landing);
 }
 
+/* What its reader will map it by must fit into one answer: known before a byte is copied. */
+static enum rdt_status check_answer(const struct transfer *transfer, struct rdt_error *err)
+{
+    const struct landing *landing = transfer->landing;
+    unsigned all = 0;
+
+    for (uint32_t i = 0; i < landing->n_ready; i++) {
+        unsigned n = landing->regions[i]->kept ? 0 : 1;
+        enum rdt_status status =
+            region_is_host(landing->regions[i]) ? RDT_OK : region_share_fds(landing->regions[i], &n, err);
+        if (status != RDT_OK)
+            return status;
+        all += n;
+    }
+    if (all <= RDT_MAX_FRAME_FDS)
+        return RDT_OK;
+    return rdt_error_set(err, RDT_LIMIT,
+                         "the memory for the object is made of %u chunks on %u devices and in host memory, and one answer "
+                         "carries %u file descriptors: fetch fewer tensors at once",
+                         all, landing->n_ready, RDT_MAX_FRAME_FDS);
+}
+
 /* All regions are there: they are a target of ours. */
 static enum rdt_status become_target(struct transfer *transfer, struct rdt_error *err)
 {
     struct landing *landing = transfer->landing;
-    struct target *target = calloc(1, sizeof *target);
+    enum rdt_status status = transfer->client ? check_answer(transfer, err) : RDT_OK;
+    struct target *target = status == RDT_OK ? calloc(1, sizeof *target) : NULL;
 
+    if (status != RDT_OK)
+        return status;
     if (!target || !(target->uses = calloc(landing->n_ready + 1u, sizeof *target->uses))) {
         free(target);
         return rdt_error_set(err, RDT_NO_MEMORY, "no memory for the tensors' places");

@@ -75,6 +75,8 @@ static void done_hand(struct work *work)
         work_submit(transfer->transfers->pool, work);
         return;
     }
+    if (local->failure.status != RDT_OK && local->device)
+        device_copy_stop(local->device);
     transfer->n_ops--;
     if (--local->n_hands > 0)
         atomic_store(&local->copy.stop, true); /* nothing is left to take, or nobody wants it */
@@ -414,9 +416,9 @@ static bool is_own_handle(const struct region *region, const struct client *clie
            region->client != client->id && region_share_fds((struct region *)(uintptr_t)region, &fds, NULL) == RDT_OK && fds == 0;
 }
 
-/* Where its tensors go; why they cannot be had where they are. */
+/* Where its tensors go; why they cannot be had where they are (unshared_p is room for that). */
 static enum rdt_status place_tensors(struct transfer *transfer, struct object *object, struct path_query *query,
-                                     struct rdt_error *err)
+                                     struct rdt_error *unshared_p, struct rdt_error *err)
 {
     const struct layout *source = transfer->source;
     struct memory_device **from;
@@ -424,11 +426,14 @@ static enum rdt_status place_tensors(struct transfer *transfer, struct object *o
     enum rdt_status status = RDT_OK;
 
     for (uint32_t i = 0; i < object->n_regions && !query->elsewhere; i++) {
-        const struct region *region = object->uses[i].region;
+        struct region *region = object->uses[i].region;
+        unsigned fds;
         if (!region_is_host(region) && !client_maps(transfer->client, region->kind->name))
             query->elsewhere = "it is on a device, whose memory the reader's process does not map";
         else if (is_own_handle(region, transfer->client))
             query->elsewhere = "it is memory of the reader's own, by a handle that its own process cannot open";
+        else if (!region_is_host(region) && region_share_fds(region, &fds, unshared_p) != RDT_OK)
+            query->elsewhere = unshared_p->msg[0] ? unshared_p->msg : "its memory cannot be shared";
     }
     from = calloc(source->count + 1u, sizeof *from);
     if (!from)
@@ -451,7 +456,7 @@ void transfer_local_serve(struct transfer *transfer, struct object *object)
                                .least = transfer->wish_least,
                                .preferred = "",
                                .has_target = transfer->target != NULL};
-    struct rdt_error err = {0};
+    struct rdt_error err = {0}, unshared = {0};
     const char *why_not = NULL;
     const struct path_candidate *chosen;
 
@@ -479,7 +484,7 @@ void transfer_local_serve(struct transfer *transfer, struct object *object)
         query.show_why_not = why_not;
     if (!object->snapshot)
         query.cow_why_not = "the object is live: what its producer writes later would show in a private mapping of it";
-    if (place_tensors(transfer, object, &query, &err) != RDT_OK) {
+    if (place_tensors(transfer, object, &query, &unshared, &err) != RDT_OK) {
         transfer_fail_err(transfer, &err);
         return;
     }

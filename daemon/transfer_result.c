@@ -68,6 +68,9 @@ static enum rdt_status result_add_region(struct result *result, struct region *r
         entry->fd_index = n > 0 ? (int32_t)result->n_fds : -1;
         entry->cow = false;
         result->n_fds += n;
+    } else if (with_fd && result->n_fds == RDT_MAX_FRAME_FDS) {
+        return rdt_error_set(err, RDT_LIMIT, "the answer needs more than the %u file descriptors that one message carries",
+                             RDT_MAX_FRAME_FDS);
     } else if (with_fd) {
         enum rdt_status status = region_export_to(region, client, writable_fd, &result->fds[result->n_fds], err);
         if (status != RDT_OK)

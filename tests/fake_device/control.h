@@ -12,6 +12,7 @@ struct fake_control {
     _Atomic uint32_t hold;        /* copies that were queued wait while it is set */
     _Atomic uint32_t fail_copies; /* so many of the next ones fail */
     _Atomic uint32_t fail_allocs, fail_imports;
+    _Atomic uint32_t no_export;   /* imported memory cannot be exported while it is set */
     /* set by the plug-in */
     _Atomic uint64_t allocated[FAKE_DEVICES]; /* bytes on each device that it has made */
     _Atomic uint32_t opened[FAKE_DEVICES];

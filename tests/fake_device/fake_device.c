@@ -323,7 +323,8 @@ static enum rdt_status fake_export(void *memory, const struct rdt_block *block_p
     const struct fake_block *block = block_p->priv;
 
     (void)memory;
-    (void)err;
+    if (block->imported && atomic_load(&fake.control->no_export))
+        return rdt_error_set(err, RDT_UNSUPPORTED, "what was imported cannot be exported, as the test wants it");
     *export_p = (struct rdt_export){.kind = block->handle ? RDT_IMPORT_LEGACY_IPC : RDT_IMPORT_VMM, .offset = block->offset};
     if (block->handle) {
         memcpy(export_p->handle, &block->handle->key, sizeof block->handle->key);
