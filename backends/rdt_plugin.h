@@ -21,6 +21,7 @@
 #include <pthread.h>
 #include <stdarg.h>
 #include <stdio.h>
+#include <string.h>
 #include <sys/eventfd.h>
 #include <unistd.h>
 
@@ -56,7 +57,9 @@ struct rdt_ops {
 
 static inline enum rdt_status rdt_ops_init(struct rdt_ops *ops, const struct rdt_host *host, struct rdt_error *err)
 {
-    *ops = (struct rdt_ops){.host = host, .wake = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)};
+    memset(ops, 0, sizeof *ops);
+    ops->host = host;
+    ops->wake = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
     if (ops->wake < 0)
         return rdt_fail(err, RDT_SYSTEM, "no descriptor to wake a thread by");
     (void)pthread_mutex_init(&ops->lock, NULL);
@@ -163,10 +166,11 @@ static inline void rdt_ops_report_cancelled_(struct rdt_ops *ops)
  * all if something has been since the last time. False: it is to be closed. */
 static inline bool rdt_ops_wait(struct rdt_ops *ops, int fd, int timeout_ms)
 {
-    struct pollfd fds[2] = {{.fd = ops->wake, .events = POLLIN}, {.fd = fd, .events = POLLIN}};
+    struct pollfd fds[2] = {{ops->wake, POLLIN, 0}, {fd, POLLIN, 0}};
+    eventfd_t ignored;
 
     (void)poll(fds, 2, timeout_ms);
-    (void)eventfd_read(ops->wake, &(eventfd_t){0});
+    (void)eventfd_read(ops->wake, &ignored);
     rdt_ops_report_cancelled_(ops);
     (void)pthread_mutex_lock(&ops->lock);
     bool closing = ops->closing;
@@ -184,7 +188,9 @@ static inline struct rdt_op *rdt_ops_next_send(struct rdt_ops *ops)
 /* The receive that such a chunk was posted for, likewise; NULL: nobody wants it. Whether it has as many bytes is for the caller to see. */
 static inline struct rdt_op *rdt_ops_match(struct rdt_ops *ops, uint64_t transfer, uint64_t chunk)
 {
-    return rdt_ops_take_locked_(ops, &ops->recvs, (const uint64_t[2]){transfer, chunk});
+    const uint64_t key[2] = {transfer, chunk};
+
+    return rdt_ops_take_locked_(ops, &ops->recvs, key);
 }
 
 /* After rdt_ops_wait has said false. */
