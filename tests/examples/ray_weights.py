@@ -9,7 +9,7 @@ import torch
 import rdt
 import rdt.ray
 
-rdt.ray.register()
+rdt.ray.register(hooked=True)
 ray.init(num_cpus=1, runtime_env={"worker_process_setup_hook": "rdt.ray.register"})  # actors that restart know the transport too
 
 

@@ -23,6 +23,7 @@ import rdt  # noqa: E402
 import rdt.ray  # noqa: E402
 from ray.exceptions import GetTimeoutError, RayActorError, RayDirectTransportError, RayTaskError  # noqa: E402
 from ray.experimental import set_target_for_ref, wait_tensor_freed  # noqa: E402
+from ray.experimental.rdt import util  # noqa: E402
 from ray.experimental.rdt.util import get_tensor_transport_manager  # noqa: E402
 
 rdt.ray.register()
@@ -37,6 +38,7 @@ class Cluster:
         global node
         node = self.node = Node(*flags)
         os.environ["RDT_SOCKET"] = self.node.socket
+        util.has_custom_transports = not hook
         environment = {"worker_process_setup_hook": "rdt.ray.register"} if hook else {}
         ray.init(num_cpus=2, object_store_memory=100 << 20, include_dashboard=False, log_to_driver=False, runtime_env=environment, **options)
 
@@ -308,6 +310,7 @@ def test_restarted_actors_and_lent_handles():
             return float(ray.get(other.ones.remote(100)).sum())
 
         assert ray.get(task.remote(a)) == 100
+        assert ray.get(Actor.remote().put_and_free.remote()), "the first that it does"
 
 
 def test_receivers_that_restart_need_no_hook():

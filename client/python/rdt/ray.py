@@ -2,7 +2,7 @@
 
     import ray, rdt.ray
 
-    rdt.ray.register()                                     # before the actors are created; twice is harmless
+    rdt.ray.register(hooked=True)                          # before the actors are created; twice is harmless
     ray.init(runtime_env={"worker_process_setup_hook": "rdt.ray.register"})   # also for actors that restart: see register
 
     @ray.remote
@@ -20,15 +20,18 @@ Ray's interface is alpha; this follows it from 2.56 on.
 # mypy: disable-error-code="import, misc, type-arg, no-untyped-call"
 from __future__ import annotations
 
+import os
 import threading
 import uuid
 import weakref
 from dataclasses import dataclass, field
+from importlib import import_module
 from itertools import groupby
 from typing import Any, Iterable, Optional, Sequence, Union
 
 from ray.experimental import (
     CommunicatorMetadata, TensorTransportManager, TensorTransportMetadata, register_tensor_transport)
+from ray.experimental.rdt import util
 from ray.experimental.rdt.tensor_transport_manager import FetchRequest
 
 from . import Connection, default
@@ -42,9 +45,10 @@ __all__ = ["register", "RdtdTransport", "RdtdNumpyTransport"]
 _SNAPSHOT_UNLESS_OURS = 0x10000  # transfer.c
 # A transfer ends before Ray gives up on it: an error that comes when its task has given up is found by the next task that gets the object.
 SOONER = 0.8
+HOOK_VARIABLE = "__RAY_WORKER_PROCESS_SETUP_HOOK_ENV_VAR"  # of a worker that has one
 
 
-def register(start_daemon: Union[bool, Sequence[str]] = False) -> None:
+def register(start_daemon: Union[bool, Sequence[str]] = False, *, hooked: bool = False) -> None:
     """Makes Ray know the transports in this process. Once more changes nothing.
 
     In the driver, before actors are created, it is enough for them: Ray hands the transports on to each actor it creates. What Ray does not reach so
@@ -52,6 +56,9 @@ def register(start_daemon: Union[bool, Sequence[str]] = False) -> None:
     them name this function as the hook of all workers, `ray.init(runtime_env={"worker_process_setup_hook": "rdt.ray.register"})` (it imports
     torch in each, where torch is), or call it in the actor's `__init__`. A process that only receives needs neither.
 
+    hooked: all workers have that hook, say so in the driver. Ray then hands nothing over, and its first call of an actor does not wait until the
+    actor's background thread has taken it: for as long as that thread is busy, for ever if it waits for the caller. Workers see by themselves that they were
+    hooked.
     start_daemon: where no daemon serves the socket ($RDT_SOCKET, else /run/rdtd/rdtd.sock, else one in this user's own folder below the
     temporary one), start one, with these flags if it is a list of rdtd's flags. It ends by itself when it has had no client for a minute.
     Processes started from this one, Ray's workers too, do the same ($RDT_START_DAEMON).
@@ -59,24 +66,25 @@ def register(start_daemon: Union[bool, Sequence[str]] = False) -> None:
     if start_daemon:
         wish(() if start_daemon is True else tuple(start_daemon))
         ensure()
-    _once("rdtd_numpy", RdtdNumpyTransport, "numpy", "ndarray")
-    _once("rdtd", RdtdTransport, "torch", "Tensor")
+    hooked = hooked or os.environ.get(HOOK_VARIABLE) == f"{__name__}.register"
+    with _registering:
+        others = util.has_custom_transports
+        _once("rdtd_numpy", RdtdNumpyTransport, "numpy", "ndarray")
+        _once("rdtd", RdtdTransport, "torch", "Tensor")
+        if hooked:
+            util.has_custom_transports = others
 
 
 _registering = threading.Lock()
 
 
 def _once(name: str, manager: type, module: str, kind: str) -> None:
-    from importlib import import_module
-
-    from ray.experimental.rdt.util import transport_manager_info
     try:
         data_type = getattr(import_module(module), kind)
     except ImportError:
         return
-    with _registering:
-        if name.upper() not in transport_manager_info:
-            register_tensor_transport(name, ["cpu"], manager, data_type)
+    if name.upper() not in util.transport_manager_info:
+        register_tensor_transport(name, ["cpu"], manager, data_type)
 
 
 def _patience() -> float:

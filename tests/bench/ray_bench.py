@@ -1,0 +1,137 @@
+"""ray_bench.py SOCKET [SHAPE ...]: what an object costs from one actor of Ray's to another, by Ray's object store, RDT over gloo, over nixl where it is
+installed, over rdtd; and by rdtd alone, between two processes with a pipe. A row for each round and rival.
+
+Shapes, as in Ray's own microbenchmark: latency (one after the other), new (an object for each receive, all submitted at once), same (one
+object, received again and again). The tensor is there before: its making counts for nobody. Receivers do not read it."""
+import multiprocessing
+import os
+import sys
+import time
+
+os.environ["RDT_SOCKET"] = sys.argv[1]
+os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
+
+import ray
+import torch
+from ray.experimental.collective import create_collective_group
+
+import rdt
+import rdt.ray
+
+ROUNDS = 3
+BYTES = {"4B": 4, "150K": 150_000, "1M": 1_000_000, "100M": 100_000_000}
+LISTS = (100, 1000, 10000)
+SHAPES = [f"{size}_{how}" for size in BYTES for how in ("latency", "new", "same")] + [f"list{n}_latency" for n in LISTS]
+
+
+def value_of(size):
+    return [torch.ones(250) for _ in range(int(size[4:]))] if size.startswith("list") else torch.ones(BYTES[size], dtype=torch.int8)
+
+
+def count_of(size):
+    return 4 if size == "100M" or size == "list10000" else 40
+
+
+class Actor:
+    def make(self, size):
+        self.value = value_of(size)
+
+    def recv(self, value):
+        return None
+
+
+def sender(transport):
+    def send(self):
+        return self.value
+
+    return send if transport == "store" else ray.method(tensor_transport=transport)(send)
+
+
+def pair_of(transports):
+    """Two actors whose send_NAME sends by that transport."""
+    methods = {f"send_{name}": sender(name) for name in transports}
+    cls = ray.remote(num_cpus=0, enable_tensor_transport=True)(type("Actor", (Actor,), methods))
+    made = cls.remote(), cls.remote()
+    create_collective_group(list(made), backend="gloo")
+    return made
+
+
+def by_ray(pair, transport, how, count):
+    target = pair[1]
+    send = getattr(pair[0], f"send_{transport}")
+    if how == "same":
+        ref = send.remote()
+        ray.get(target.recv.remote(ref))
+    start = time.perf_counter()
+    if how == "latency":
+        for _ in range(count):
+            ray.get(target.recv.remote(send.remote()))
+    elif how == "new":
+        ray.get([target.recv.remote(send.remote()) for _ in range(count)])
+    else:
+        for _ in range(count):
+            ray.get(target.recv.remote(ref))
+    return (time.perf_counter() - start) / count
+
+
+def receiver(pipe):
+    with rdt.connect() as c:
+        while (ref := pipe.recv()) is not None:
+            c.get(ref, mode="share", as_="torch")
+            pipe.send(True)
+
+
+def by_rdtd(c, pipe, value, how, count):
+    if how == "same":
+        ref = c.put(value)
+    start = time.perf_counter()
+    if how == "new":
+        refs = []
+        for _ in range(count):
+            refs.append(c.put(value))
+            pipe.send(refs[-1])
+        for _ in range(count):
+            pipe.recv()
+    else:
+        for _ in range(count):
+            pipe.send(ref if how == "same" else (ref := c.put(value)))
+            pipe.recv()
+    return (time.perf_counter() - start) / count
+
+
+def main():
+    wanted = [shape for shape in SHAPES if not sys.argv[2:] or shape in sys.argv[2:]]
+    rdt.ray.register(hooked=True)
+    ray.init(num_cpus=2, object_store_memory=1500 << 20, include_dashboard=False, log_to_driver=False,
+             runtime_env={"worker_process_setup_hook": "rdt.ray.register"})
+    rivals = ["store", "gloo"]
+    try:
+        import nixl._api  # noqa: F401
+        rivals.append("nixl")
+    except ImportError:
+        print("nixl is not installed", file=sys.stderr)
+    transports = [*rivals, "rdtd"]
+    pair = pair_of(transports)
+    ours, theirs = multiprocessing.Pipe()
+    child = multiprocessing.get_context("spawn").Process(target=receiver, args=(theirs,), daemon=True)
+    child.start()
+    c = rdt.connect()
+    for shape in wanted:
+        size, _, how = shape.partition("_")
+        value, count = value_of(size), count_of(size)
+        mine = c.empty_like(value)  # the tensor is made there: nothing is copied
+        ray.get(pair[0].make.remote(size))
+        for i in range(ROUNDS + 1):
+            seconds = {name: by_ray(pair, name, how, count if i else 2) for name in transports}
+            alone = by_rdtd(c, ours, mine, how, count if i else 2)
+            for name in rivals if i else ():  # the first warms up
+                much = 0.2 if shape == "100M_same" or size == "list10000" and name != "store" else 1
+                print(f"ray_{shape}_beside_{name}", "ms", "lower", much, f"{seconds['rdtd'] * 1e3:.4f}", f"{seconds[name] * 1e3:.4f}", sep="\t")
+                print(f"alone_{shape}_beside_{name}", "ms", "lower", 0.1, f"{alone * 1e3:.4f}", f"{seconds[name] * 1e3:.4f}", sep="\t")
+        sys.stdout.flush()
+    ours.send(None)
+    child.join(10)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,15 @@
+# Ray, where $RDT_RAY_PYTHON (or the system's Python) has it: from actor to actor by its object store, RDT over gloo and nixl, RDT over rdtd, and by
+# rdtd alone. A cluster of Ray's takes a minute of its own.
+
+if wanted ray; then
+  python=${RDT_RAY_PYTHON:-${PYTHON:-/usr/bin/python3}}
+  if ! compgen -G "$build/python/rdt/_rdt*.so" >/dev/null; then
+    echo 'ray: skipped, the Python package was not built (python3-dev)'
+  elif ! "$python" -c 'import ray, torch' 2>/dev/null; then
+    echo "ray: skipped, $python has no ray and torch: make test-ray installs them, RDT_RAY_PYTHON=build/ray/bin/python make bench BENCH_ROWS=ray"
+  else
+    # shellcheck disable=SC2086 # shapes are words
+    PYTHONPATH=$build/python PYTHONDONTWRITEBYTECODE=1 timeout 900 "$python" tests/bench/ray_bench.py "$dir/a.sock" ${BENCH_RAY:-} \
+      >>"$results" 2>"$dir/ray.log" || fail 'ray_bench.py'
+  fi
+fi
