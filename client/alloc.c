@@ -109,7 +109,7 @@ static enum rdt_status map_region(rdt *conn, const Rdt__Pb__RegionReply *reply, 
 }
 
 enum rdt_status alloc_region(rdt *conn, size_t bytes, int64_t room_ns, int64_t deadline_ns, struct mapping **mapping_p,
-                             struct rdt_error *err)
+                             int *fd_p, struct rdt_error *err)
 {
     Rdt__Pb__Alloc request = RDT__PB__ALLOC__INIT;
     ProtobufCMessage *answer;
@@ -125,7 +125,9 @@ enum rdt_status alloc_region(rdt *conn, size_t bytes, int64_t room_ns, int64_t d
         return status;
     reply = (Rdt__Pb__RegionReply *)answer;
     status = map_region(conn, reply, fd, bytes, mapping_p, err);
-    if (fd >= 0)
+    if (status == RDT_OK && fd_p)
+        *fd_p = fd;
+    else if (fd >= 0)
         (void)close(fd);
     if (status != RDT_OK)
         alloc_release(conn, reply->region);
@@ -183,7 +185,7 @@ enum rdt_status rdt_alloc_with(rdt *conn, size_t bytes, const struct rdt_alloc_o
     if (own.memory && strcasecmp(own.memory, "host") != 0)
         status = alloc_on_device(conn, bytes, &own, deadline_ns, &mapping, err);
     else
-        status = alloc_region(conn, bytes, own.timeout_ns, deadline_ns, &mapping, err);
+        status = alloc_region(conn, bytes, own.timeout_ns, deadline_ns, &mapping, NULL, err);
     if (status != RDT_OK)
         return status;
 

@@ -5,9 +5,9 @@
 #include "connection.h"
 
 /* New daemon memory, mapped writable, not offered by address, with one reference for the caller. room_ns: how long the daemon may let it
- * wait for room; 0: not at all, negative: without end. */
+ * wait for room; 0: not at all, negative: without end. fd_p, if not NULL: takes the region's fd, the caller's then; -1 if it was mapped before. */
 enum rdt_status alloc_region(rdt *conn, size_t bytes, int64_t room_ns, int64_t deadline_ns, struct mapping **mapping_p,
-                             struct rdt_error *err);
+                             int *fd_p, struct rdt_error *err);
 
 /* With the lock: known from now on at its address; the reference is taken, also on an error, when it is given back. What the caller had
  * imported there and unmapped behind our back is forgotten. */

@@ -1,6 +1,7 @@
 /* rdt_put: finds where each tensor's bytes are, copies in what the daemon cannot reach, and makes the object. */
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "alloc.h"
 #include "call.h"
@@ -14,6 +15,7 @@
 #define KNOWN_FLAGS ((uint32_t)(RDT_PUT_SNAPSHOT | RDT_PUT_DETACHED | RDT_PUT_PENDING))
 #define ROOM_MARGIN_NS 100000000
 #define COPY_BYTES ((uint64_t)64 << 20) /* between two looks at the clock */
+#define WRITE_MIN_BYTES 65536
 
 struct placed { /* the tensors of one put: layout's offsets are addresses until their place is known */
     struct layout *layout;
@@ -141,8 +143,25 @@ static enum rdt_status place_all(rdt *conn, struct placed *placed, struct rdt_er
 
 /* ---- copying in ---- */
 
-/* Tensor i, now at *at of the region that starts at base, row-major; *at moves behind it. */
-static enum rdt_status copy_in(struct placed *placed, uint32_t i, uint8_t *base, uint32_t region, uint64_t *at,
+/* By write() the kernel fills pages that nobody has mapped at half of what mapping them, a fault each, costs. False: it is to be copied
+ * (huge pages cannot be written so). */
+static bool write_in(int fd, const uint8_t *data, uint64_t bytes, uint64_t at)
+{
+    while (bytes > 0) {
+        ssize_t written = pwrite(fd, data, bytes, (off_t)at);
+
+        if (written <= 0)
+            return false;
+        data += written;
+        at += (uint64_t)written;
+        bytes -= (uint64_t)written;
+    }
+    return true;
+}
+
+/* Tensor i, now at *at of the region that starts at base, row-major; *at moves behind it. fd: the region's, if it is new and this process
+ * will not look at it, else -1. */
+static enum rdt_status copy_in(struct placed *placed, uint32_t i, uint8_t *base, int fd, uint32_t region, uint64_t *at,
                                int64_t deadline_ns, struct rdt_error *err)
 {
     struct layout *layout = placed->layout;
@@ -156,7 +175,8 @@ static enum rdt_status copy_in(struct placed *placed, uint32_t i, uint8_t *base,
 
         if (deadline_ns != CLOCK_NEVER && clock_now_ns() >= deadline_ns)
             return rdt_error_set(err, RDT_TIMED_OUT, "the deadline passed while tensor %u was copied in", i);
-        layout_gather(layout, i, data, from, part, base + *at + from);
+        if (fd < 0 || bytes < WRITE_MIN_BYTES || !layout_is_contiguous(layout, i) || !write_in(fd, data + from, part, *at + from))
+            layout_gather(layout, i, data, from, part, base + *at + from);
     }
     layout->region[i] = region;
     layout->offset[i] = *at;
@@ -176,11 +196,13 @@ static int64_t room_ns(int64_t deadline_ns)
     return left_ns - (margin_ns < ROOM_MARGIN_NS ? margin_ns : ROOM_MARGIN_NS);
 }
 
-static enum rdt_status copy_all_in(rdt *conn, struct placed *placed, int64_t deadline_ns, struct rdt_error *err)
+/* unseen: nobody in this process looks at the copy. */
+static enum rdt_status copy_all_in(rdt *conn, struct placed *placed, bool unseen, int64_t deadline_ns, struct rdt_error *err)
 {
     enum rdt_status status = RDT_OK;
     uint8_t *base = NULL;
     uint64_t at = 0;
+    int fd = -1;
 
     if (placed->copied_bytes == 0)
         return RDT_OK;
@@ -189,7 +211,7 @@ static enum rdt_status copy_all_in(rdt *conn, struct placed *placed, int64_t dea
         if (!base)
             status = rdt_error_set(err, RDT_NO_MEMORY, "no memory for %llu bytes", (unsigned long long)placed->copied_bytes);
     } else {
-        status = alloc_region(conn, placed->copied_bytes, room_ns(deadline_ns), deadline_ns, &placed->copy, err);
+        status = alloc_region(conn, placed->copied_bytes, room_ns(deadline_ns), deadline_ns, &placed->copy, unseen ? &fd : NULL, err);
         if (status == RDT_OK) {
             base = placed->copy->addr;
             status = add_region(placed, placed->copy, &placed->copy_index, err);
@@ -198,8 +220,10 @@ static enum rdt_status copy_all_in(rdt *conn, struct placed *placed, int64_t dea
     for (uint32_t i = 0; i < placed->layout->count && status == RDT_OK; i++) {
         if (placed->how[i] == RDT_MEMORY_COPIED && layout_elems(placed->layout, i) > 0)
             status =
-                copy_in(placed, i, base, placed->inline_data ? placed->n_regions : placed->copy_index, &at, deadline_ns, err);
+                copy_in(placed, i, base, fd, placed->inline_data ? placed->n_regions : placed->copy_index, &at, deadline_ns, err);
     }
+    if (fd >= 0)
+        (void)close(fd);
     return status;
 }
 
@@ -307,7 +331,7 @@ enum rdt_status rdt_put(rdt *conn, const struct rdt_tensor *tensors, size_t coun
         status = rdt_error_set(err, RDT_INVALID,
                                "a PENDING put has tensors in memory that the daemon does not know: rdt_alloc or rdt_import it");
     if (status == RDT_OK)
-        status = copy_all_in(conn, &placed, deadline_ns, err);
+        status = copy_all_in(conn, &placed, (own.flags & RDT_PUT_SNAPSHOT) != 0, deadline_ns, err);
     if (status == RDT_OK && placed.copy && own.flags & RDT_PUT_SNAPSHOT)
         give_up_copy(conn, &placed);
     if (status == RDT_OK)
