@@ -14,7 +14,8 @@
  * - Thread-safe: any call may be made from any thread on one connection, except that a request, an object or a memory range
  *   must not be destroyed while another thread still uses it. No thread is started; callers that wait drive the socket.
  * - After a fork the child's copy of a connection, and of everything made from it, answers RDT_FORKED; the child may unmap by
- *   rdt_close, connects anew, and never disturbs the parent.
+ *   rdt_close, connects anew, and never disturbs the parent. What the parent releases or gives back is let go of for the child
+ *   too: its bytes may change or go. Anything else is the child's to look at, even when the parent has ended.
  * - Options structs begin with struct_size: set it by RDT_INIT, e.g. struct rdt_put_options o = RDT_INIT(o).
  * - Any call on a lost connection answers RDT_DISCONNECTED. Memory that is mapped stays mapped until it is released.
  */

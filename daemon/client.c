@@ -60,6 +60,18 @@ void client_drop_import(struct client *client)
     free(parts);
 }
 
+/* It was never released: whoever had it may look at the memory yet. */
+static void abandon(struct hold *hold)
+{
+    for (uint32_t i = 0; hold->object && i < hold->object->n_regions; i++)
+        region_leave_pages(hold->object->uses[i].region);
+    for (uint32_t i = 0; i < hold->n_regions; i++)
+        region_leave_pages(hold->regions[i]);
+    if (hold->region)
+        region_leave_pages(hold->region);
+    client_release(hold);
+}
+
 bool client_fini(struct client *client, uint64_t until_ns)
 {
     struct hold *hold;
@@ -69,14 +81,14 @@ bool client_fini(struct client *client, uint64_t until_ns)
     mapped_stop(&client->mapped);
     warm_stop(&client->warm); /* first: what it lets go of below comes to nobody again */
     while ((hold = map_next(&client->holds, &client->reaped_holds))) {
-        client_release(hold);
+        abandon(hold);
         if (uv_hrtime() >= until_ns)
             return false;
     }
     while ((region = map_next(&client->regions, &client->reaped_regions))) {
         map_remove_u64(&client->regions, region->id);
         region->client = 0;
-        region_unref(region);
+        region_abandon(region);
         if (uv_hrtime() >= until_ns)
             return false;
     }

@@ -109,7 +109,7 @@ void client_init(struct client *client, uint64_t id);
 /* From now on its regions may come again to it: it is told of those that will not. */
 void client_keep_warm(struct client *client, struct regions *regions);
 
-/* Drops region handles and holds (objects, fetches and calls are ended by those who know them, before). false: the time was over, call
+/* Drops region handles and holds, none of which it had given back: their memory is abandoned (region.h). (Objects, fetches and calls are ended by those who know them, before). false: the time was over, call
  * again. */
 bool client_fini(struct client *client, uint64_t until_ns);
 

@@ -329,6 +329,8 @@ void region_retire(struct region *region, bool discard, struct list *victims)
         struct region_reader *reader = list_entry(list_first(&region->readers), struct region_reader, by_region);
         reader->on_gone(reader);
     }
+    if (region->abandoned)
+        discard = false;
     little = !region->at && region->room <= SMALL_BYTES && region->n_registrations == 0 && !discard && !victims;
     block = little ? NULL : malloc(sizeof *block);
     fill_block(block ? block : &now, region, discard);
@@ -372,6 +374,18 @@ void region_unref(struct region *region)
         region_retire(region, false, region->regions->giving_up);
     else if (!warm_keep(region))
         region_retire(region, false, NULL);
+}
+
+void region_leave_pages(struct region *region)
+{
+    region->abandoned = true;
+}
+
+void region_abandon(struct region *region)
+{
+    if (region)
+        region_leave_pages(region);
+    region_unref(region);
 }
 
 void region_pin(struct region *region)

@@ -81,6 +81,7 @@ struct region {
     uint64_t exported_to;  /* the only client that ever had a fd of it; 0: nobody had, or many */
     bool exported_widely;
     bool never_leaves; /* it cannot be exported */
+    bool abandoned;    /* somebody who never let go of it may look at it: its pages are not taken away from under a mapping */
     bool kept;         /* exported_to has it mapped, uses it for nothing, and waits for it to come again */
     bool had_life;     /* it was warm, and what it received since, exported_to may write: nobody else may ever have it */
     struct registration registrations[REGION_MAX_REGISTRATIONS];
@@ -179,6 +180,10 @@ enum rdt_status region_resume(struct region *region, struct rdt_error *err);
 
 struct region *region_ref(struct region *region); /* returns it */
 void region_unref(struct region *region);         /* NULL is fine */
+/* The same for a client that ended and never said that it lets go: its process, or a child of that, may look there for as long as it likes.
+ * It has its pages then until the last mapping has gone. NULL is fine. */
+void region_abandon(struct region *region);
+void region_leave_pages(struct region *region); /* only that */
 void region_pin(struct region *region);
 void region_unpin(struct region *region);
 
@@ -206,7 +211,7 @@ bool region_may_come_again(const struct region *region, uint64_t client);
 enum rdt_status region_scrub(struct region *region, region_ready on_ready, void *arg, struct rdt_error *err);
 
 /* For warm.c: the memory of a region without references goes back, or onto victims with its charge gone; frees the struct. discard:
- * its pages go even if a client has it mapped. */
+ * its pages go even if a client has it mapped, unless it was abandoned. */
 void region_retire(struct region *region, bool discard, struct list *victims);
 /* Its bytes are complete: nobody maps it writable from now on, whatever fd and rights he has. At once. UNSUPPORTED: memory of this kind
  * cannot be sealed. */

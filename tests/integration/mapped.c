@@ -5,6 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/socket.h>
 #include <unistd.h>
 
 #include "tests/support/cluster.h"
@@ -158,12 +159,14 @@ Test(mapped, a_reader_that_holds_it_sees_it_to_the_end)
     struct rdt_ref ref;
     rdt_object *object;
     const void *addr;
+    void *memory;
 
     start();
-    (void)put_memory(MIB, 1, &ref);
+    memory = put_memory(MIB, 1, &ref);
     addr = share(consumer, &ref, MIB, 1);
     object = fetch_one(consumer, &ref, RDT_FETCH_SHARE);
     cr_assert_eq(tensor_of(object, 0).data, addr);
+    must_ok(rdt_dealloc(producer, memory, &err));
     rdt_close(producer);
     producer = NULL;
     wait_until(20 * SEC, clients_of(&node) == 1);
@@ -171,6 +174,115 @@ Test(mapped, a_reader_that_holds_it_sees_it_to_the_end)
     cr_assert(holds_pattern(addr, MIB, 1));
     rdt_release(object);
     wait_until(20 * SEC, !has_pages(addr, MIB));
+    finish();
+}
+
+/* ---- nobody who has not let go sees it emptied ---- */
+
+#define FDS 1024
+
+static void find_sockets(bool *is_p)
+{
+    int domain;
+    socklen_t bytes = sizeof domain;
+
+    for (int fd = 0; fd < FDS; fd++)
+        is_p[fd] = getsockopt(fd, SOL_SOCKET, SO_DOMAIN, &domain, &bytes) == 0 && domain == AF_UNIX;
+}
+
+/* A client, and the socket of its connection. */
+static rdt *client_and_socket(const char *name, int *sock_p)
+{
+    static bool before[FDS], after[FDS];
+    rdt *conn;
+
+    find_sockets(before);
+    conn = node_client(&node, name);
+    find_sockets(after);
+    *sock_p = -1;
+    for (int fd = 0; fd < FDS; fd++)
+        if (after[fd] && !before[fd])
+            *sock_p = fd;
+    must(*sock_p >= 0);
+    return conn;
+}
+
+Test(mapped, memory_outlives_the_daemon)
+{
+    rdt *holder;
+    rdt_object *object;
+    struct rdt_ref ref, other;
+    uint8_t *memory, *others;
+    const void *addr, *held;
+
+    node_start(&node, &(struct node_options){.flags = NULL});
+    consumer = node_client(&node, "consumer");
+    holder = node_client(&node, "holder");
+    producer = node_client(&node, "producer");
+    memory = put_memory(MIB, 1, &ref);
+    others = put_memory(MIB, 2, &other);
+    addr = share(consumer, &ref, MIB, 1);
+    held = share(consumer, &other, MIB, 2);
+    object = fetch_one(holder, &other, RDT_FETCH_SHARE);
+    node_stop(&node);
+    cr_assert(holds_pattern(memory, MIB, 1), "its owner still has it");
+    cr_assert(holds_pattern(others, MIB, 2));
+    cr_assert(holds_pattern(tensor_of(object, 0).data, MIB, 2), "and so has who holds it");
+    cr_assert(is_mapped(addr) && is_mapped(held));
+    rdt_close(holder);
+    rdt_close(producer);
+    rdt_close(consumer);
+    node_check_log(&node, NULL);
+}
+
+Test(mapped, memory_outlives_the_connection_of_its_owner)
+{
+    struct node_status status;
+    struct rdt_ref ref;
+    uint8_t *memory;
+    const void *addr;
+    int sock;
+
+    node_start(&node, &(struct node_options){.flags = NULL});
+    consumer = node_client(&node, "consumer");
+    producer = client_and_socket("producer", &sock);
+    memory = put_memory(MIB, 1, &ref);
+    addr = share(consumer, &ref, MIB, 1);
+    must(shutdown(sock, SHUT_RDWR) == 0);
+    wait_until(20 * SEC, clients_of(&node) == 1);
+    wait_until(20 * SEC, (node_status(&node, &status), status.memory_bytes == 0));
+    cr_assert(holds_pattern(memory, MIB, 1), "it never gave it back");
+    ref = put_pattern(consumer, NULL, KIB, 2);
+    fetch_pattern(consumer, &ref, KIB, 2, NULL);
+    cr_assert(!is_mapped(addr), "but its reader hears of the end, and keeps nothing");
+    cr_assert(holds_pattern(memory, MIB, 1));
+    finish();
+}
+
+Test(mapped, memory_outlives_the_connection_of_one_who_holds_it)
+{
+    struct node_status status;
+    struct rdt_ref ref;
+    rdt *holder;
+    rdt_object *object;
+    const void *held;
+    void *memory;
+    int sock;
+
+    start();
+    holder = client_and_socket("holder", &sock);
+    memory = put_memory(MIB, 1, &ref);
+    (void)share(consumer, &ref, MIB, 1);
+    object = fetch_one(holder, &ref, RDT_FETCH_SHARE);
+    held = tensor_of(object, 0).data;
+    must(shutdown(sock, SHUT_RDWR) == 0);
+    wait_until(20 * SEC, clients_of(&node) == 2);
+    must_ok(rdt_free(producer, &ref, false, &err));
+    must_ok(rdt_dealloc(producer, memory, &err));
+    wait_until(20 * SEC, (node_status(&node, &status), status.memory_bytes == 0));
+    cr_assert(holds_pattern(held, MIB, 1), "it never let go");
+    rdt_release(object);
+    rdt_close(holder);
     finish();
 }
 
