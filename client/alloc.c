@@ -64,6 +64,7 @@ void alloc_on_gone(rdt *conn, struct frame *frame)
 {
     Rdt__Pb__RegionGone *gone = rdt__pb__region_gone__unpack(NULL, frame->length, frame->payload);
 
+    conn->memory.n_gones++;
     if (!gone)
         return; /* no memory: it stays mapped, and that is all */
     for (size_t i = 0; i < gone->n_regions; i++)

@@ -9,8 +9,8 @@
 #include "proto/messages.h"
 #include "proto/wire_ref.h"
 
-/* keep: its region is parked. */
-static void release_hold(rdt *conn, uint64_t hold, bool keep)
+/* keep: its region is parked. stays: those that stay mapped, in the order in which they came. */
+static void release_hold(rdt *conn, uint64_t hold, bool keep, uint64_t *stays, size_t n_stays)
 {
     Rdt__Pb__Release request = RDT__PB__RELEASE__INIT;
 
@@ -18,12 +18,16 @@ static void release_hold(rdt *conn, uint64_t hold, bool keep)
         return;
     request.hold = hold;
     request.keep = keep;
+    request.stays = stays;
+    request.n_stays = n_stays;
+    request.gones = conn->memory.n_gones;
     (void)connection_send(conn, RDT_MSG_RELEASE, 0, &request.base, -1, true, NULL);
 }
 
 void fetched_release_unseen(rdt *conn, const Rdt__Pb__FetchDone *done)
 {
-    release_hold(conn, done->hold, done->n_regions == 1 && memory_is_parked(&conn->memory, done->regions[0]->region));
+    release_hold(conn, done->hold, done->n_regions == 1 && memory_is_parked(&conn->memory, done->regions[0]->region),
+                 NULL, 0);
 }
 
 /* ---- ending ---- */
@@ -33,16 +37,17 @@ static void let_go(rdt_object *object)
 {
     rdt *conn = object->conn;
     bool parked = object->hold != 0 && object->n_mappings == 1 && memory_may_park(object->mappings[0], MAPPING_FETCHED);
-    bool keep = parked;
+    uint64_t stays[RDT_MAX_FRAME_FDS];
+    size_t n_stays = 0;
 
     if (parked)
         memory_park(&conn->memory, object->mappings[0]);
     for (uint32_t i = 0; i < object->n_mappings && !parked; i++) {
-        if (object->hold != 0 && !conn->lost && memory_stay(object->mappings[i]))
-            keep = true;
+        if (object->hold != 0 && !conn->lost && n_stays < RDT_MAX_FRAME_FDS && memory_stay(object->mappings[i]))
+            stays[n_stays++] = object->mappings[i]->region;
         memory_unref(&conn->memory, object->mappings[i]);
     }
-    release_hold(conn, object->hold, keep);
+    release_hold(conn, object->hold, parked, stays, n_stays);
     free(object->mappings);
     free(object->inline_data);
     object->hold = 0;

@@ -58,6 +58,7 @@ struct memory {
     struct mapping *parked; /* no longer used, and to come again */
     struct mapper *mappers; /* none is ever removed */
     uint64_t last_mark;
+    uint64_t n_gones; /* how often the daemon has said that something will not come, or need not stay */
 };
 
 bool memory_init(struct memory *memory); /* false: no memory */
@@ -103,7 +104,7 @@ void memory_unref(struct memory *memory, struct mapping *mapping); /* NULL is fi
 bool memory_may_park(const struct mapping *mapping, enum mapping_origin origin);
 void memory_park(struct memory *memory, struct mapping *mapping);
 
-/* For reading, and to be found without a user too, as soon as the daemon is told, by RELEASE with `keep`. */
+/* For reading, and to be found without a user too, as soon as the daemon is told, in `stays` of RELEASE. */
 bool memory_stay(struct mapping *mapping); /* false: it may not. NULL is fine */
 
 /* The region has come again: its mapping, with one reference for the caller. NULL: none is parked. */

@@ -25,6 +25,7 @@ static void tell_gone(struct client *client, uint64_t region)
 {
     Rdt__Pb__RegionGone gone = RDT__PB__REGION_GONE__INIT;
 
+    client->n_gones++;
     gone.n_regions = 1;
     gone.regions = &region;
     client->send(client, RDT_EVENT_REGION_GONE, FRAME_EVENT, 0, &gone.base, NULL, 0);

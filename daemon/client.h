@@ -68,6 +68,7 @@ struct client {
     char maps[128];                 /* kinds of memory it can map, " cuda " */
     struct warm warm;   /* regions it has mapped and let go of: they come again */
     struct mapped mapped; /* others' regions that it keeps mapped for reading */
+    uint64_t n_gones;     /* REGION_GONE events it was sent */
     struct list calls;  /* deferred: struct call.link */
     unsigned n_calls;
     struct list wakes;   /* struct client_wake.link */

@@ -60,13 +60,21 @@ static void on_gone(struct region_reader *base)
     drop((struct reader *)base);
 }
 
-void mapped_keep(struct mapped *mapped, struct region *region)
+void mapped_drop(struct mapped *mapped, const struct region *region)
+{
+    struct reader *reader = mapped->on_drop ? map_get_u64(&mapped->by_id, region->id) : NULL;
+
+    if (reader)
+        drop(reader);
+}
+
+void mapped_keep(struct mapped *mapped, struct region *region, bool heard)
 {
     struct reader *reader;
 
     if (mapped_has(mapped, region) || !mapped->on_drop)
         return;
-    reader = mapped_may_keep(region) ? calloc(1, sizeof *reader) : NULL;
+    reader = heard && mapped_may_keep(region) ? calloc(1, sizeof *reader) : NULL;
     if (reader && map_count(&mapped->by_id) >= MAX_REGIONS)
         drop(oldest(mapped));
     if (!reader || !map_put_u64(&mapped->by_id, region->id, reader)) {

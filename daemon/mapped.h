@@ -1,6 +1,10 @@
 /* Regions that a client has mapped for reading, and keeps mapped when it lets go of what it fetched from them: its next fetch from there
- * comes without fd, mapping or page fault. Its word for that is `keep` in RELEASE; it is told by REGION_GONE when the mapping is of no
- * use any more: the region ends (its pages go at once, whoever has them mapped), or too many are kept.
+ * comes without fd, mapping or page fault. Its word for that is `stays` in RELEASE; it is told by REGION_GONE when the mapping is of no
+ * use any more: the region ends, or too many are kept. When it ends its pages go at once, whoever has them mapped: everybody who could
+ * look there has said that he does not any more (else it is abandoned, region.h).
+ *
+ * What is listed here is mapped there, at every moment of the conversation: only the daemon ends a mapping that stays, REGION_GONE comes
+ * before every later answer, and the word of a client that has not read all of REGION_GONE yet does not count: it is told again.
  *
  * Nothing is held by it: neither the region nor its memory stays for such a mapping. Only what can be emptied under a mapping qualifies:
  * memory that the daemon allocated for a client and that is not sealed. Loop thread only.
@@ -21,8 +25,12 @@ void mapped_stop(struct mapped *mapped); /* on_drop is not called: the client is
 
 bool mapped_may_keep(const struct region *region);
 
-/* The client says that it keeps the region mapped. If it shall not, or there is no memory to remember it: on_drop. */
-void mapped_keep(struct mapped *mapped, struct region *region);
+/* The client says that it keeps the region mapped; heard: and knows of every on_drop. If it shall not, or there is no memory to remember
+ * it: on_drop. */
+void mapped_keep(struct mapped *mapped, struct region *region, bool heard);
+
+/* The client lets go of something there, and does not say so: on_drop if it had said so before. */
+void mapped_drop(struct mapped *mapped, const struct region *region);
 
 /* The client has it mapped for reading. It is one of the latest then. */
 bool mapped_has(struct mapped *mapped, const struct region *region);

@@ -175,6 +175,22 @@ enum rdt_status rpc_cancel(struct call *call, const void *request, struct rdt_er
     return RDT_OK;
 }
 
+/* Which of the object's regions stay mapped at the client; both lists are in one order. */
+static void note_stays(struct client *client, const struct object *object, const Rdt__Pb__Release *message)
+{
+    size_t said = 0;
+
+    for (uint32_t i = 0; i < object->n_regions; i++) {
+        struct region *region = object->uses[i].region;
+        if (said < message->n_stays && message->stays[said] == region->id) {
+            said++;
+            mapped_keep(&client->mapped, region, message->gones == client->n_gones);
+        } else {
+            mapped_drop(&client->mapped, region);
+        }
+    }
+}
+
 enum rdt_status rpc_release(struct call *call, const void *request, struct rdt_error *err)
 {
     const Rdt__Pb__Release *message = request;
@@ -188,8 +204,8 @@ enum rdt_status rpc_release(struct call *call, const void *request, struct rdt_e
         else
             call->client->warm.on_drop(&call->client->warm, hold->region->id); /* nobody had told it so */
     }
-    for (uint32_t i = 0; message->keep && hold->object && i < hold->object->n_regions; i++)
-        mapped_keep(&call->client->mapped, hold->object->uses[i].region);
+    if (hold->object)
+        note_stays(call->client, hold->object, message);
     client_release(hold);
     call_reply_empty(call);
     return RDT_OK;

@@ -286,6 +286,54 @@ Test(mapped, memory_outlives_the_connection_of_one_who_holds_it)
     finish();
 }
 
+/* ---- both ends agree on what is mapped ---- */
+
+Test(mapped, too_many_at_once_are_fetched_again_and_again)
+{
+    static struct rdt_ref refs[2 * MOST];
+    static rdt_object *objects[2 * MOST];
+    static const uint32_t n[] = {MOST + 1, MOST + 1, MOST + 1, MOST, MOST + 1, 2 * MOST, 2 * MOST, 1, MOST};
+
+    start();
+    for (uint32_t i = 0; i < 2 * MOST; i++)
+        (void)put_memory(4 * KIB, i, &refs[i]);
+    for (unsigned round = 0; round < sizeof n / sizeof n[0]; round++) {
+        for (uint32_t i = 0; i < n[round]; i++) {
+            objects[i] = fetch_one(consumer, &refs[i], RDT_FETCH_SHARE);
+            cr_assert(holds_pattern(tensor_of(objects[i], 0).data, 4 * KIB, i));
+        }
+        for (uint32_t i = 0; i < n[round]; i++)
+            rdt_release(objects[round % 4 == 3 ? n[round] - 1 - i : i]);
+    }
+    finish();
+}
+
+Test(mapped, what_its_owner_has_given_back_is_mapped_anew)
+{
+    struct rdt_tensor tensors[2];
+    struct rdt_ref ref;
+    uint8_t *memory[2];
+    rdt_object *object;
+
+    start();
+    for (uint32_t i = 0; i < 2; i++) {
+        memory[i] = alloc_memory(producer, MIB);
+        fill_pattern(memory[i], MIB, i);
+    }
+    tensors[0] = VECTOR(RDT_U8, MIB, memory[0]);
+    tensors[1] = VECTOR(RDT_U8, MIB, memory[1]);
+    must_ok(rdt_put(producer, tensors, 2, NULL, &ref, &err));
+    must_ok(rdt_dealloc(producer, memory[1], &err));
+    for (unsigned round = 0; round < 4; round++) {
+        object = fetch_one(producer, &ref, RDT_FETCH_SHARE);
+        cr_assert(holds_pattern(tensor_of(object, 0).data, MIB, 0) && holds_pattern(tensor_of(object, 1).data, MIB, 1));
+        rdt_release(object);
+        if (round == 1)
+            must_ok(rdt_dealloc(producer, memory[0], &err));
+    }
+    finish();
+}
+
 Test(mapped, too_many_push_out_the_one_that_was_not_used_for_longest)
 {
     static struct rdt_ref refs[MOST + 1];
