@@ -371,6 +371,14 @@ Test(device, nobody_sees_it_before_its_stream_wrote_it)
     end(NULL);
 }
 
+/* The daemon has heard that somebody waits for it. */
+static void await_waiter(const struct rdt_ref *ref)
+{
+    struct rdt_stat stat = {0};
+
+    wait_until(LONG, rdt_stat(a, ref, &stat, NULL) == RDT_OK && stat.waiters > 0);
+}
+
 Test(device, pending_put_that_fails_fails_those_who_wait)
 {
     struct rdt_put_options options = RDT_INIT(options);
@@ -385,11 +393,13 @@ Test(device, pending_put_that_fails_fails_those_who_wait)
     options.flags = RDT_PUT_PENDING;
     must_ok(rdt_put(a, &tensor, 1, &options, &ref, &err));
     requests[0] = start_one(b, &ref, LONG);
+    await_waiter(&ref);
     must_ok(rdt_fail(a, &ref, RDT_SYSTEM, "the kernel was launched with nonsense", &err));
     must_refuse(RDT_SYSTEM, "nonsense", rdt_wait(b, requests, 1, 1, LONG, NULL, NULL, &err));
     rdt_request_destroy(requests[0]);
     must_ok(rdt_put(a, &tensor, 1, &options, &ref, &err));
     requests[0] = start_one(b, &ref, LONG);
+    await_waiter(&ref);
     rdt_close(a);
     must_be(RDT_OWNER_DIED, rdt_wait(b, requests, 1, 1, LONG, NULL, NULL, &err));
     rdt_request_destroy(requests[0]);
