@@ -292,6 +292,7 @@ GROUP_CHECK(close_before_anything_else)
 {
     create(2);
     close_all();
+    finish();
     create(2);
     offer();
     close_all();
