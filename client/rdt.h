@@ -393,8 +393,8 @@ enum rdt_status rdt_unpublish(rdt *rdt, const struct rdt_ref *name, struct rdt_e
 struct rdt_member {
     const char *client; /* the name that it gives to rdt_connect */
     const char *node;   /* where it is: "HOST:PORT", a name in the nodes file, or the uuid in hex; NULL: on this node */
-    const char *device; /* where its tensors are: the uuid of a device of its node, which the transport moves; NULL: host memory. One for
-                         * each node: another device wants another group */
+    const char *device; /* where its tensors are: the uuid of a device of its node, which the transport moves; NULL: host memory.
+                         * A node may have members on several */
 };
 
 struct rdt_group_options {

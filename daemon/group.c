@@ -68,6 +68,21 @@ struct group_rank *group_rank_here(const struct group *group)
     return NULL;
 }
 
+struct group_rank *group_rank_for(const struct group *group, const uint8_t node[16], const char *device, const char *client)
+{
+    uint32_t rank;
+
+    if (!group->ranks)
+        return NULL;
+    if (device[0] == '\0')
+        return (client && group_has(group, node, client, &rank)) || group_has(group, node, NULL, &rank) ? &group->ranks[rank]
+                                                                                                        : NULL;
+    for (rank = 0; rank < group->n_ranks; rank++)
+        if (memcmp(group->ranks[rank].node, node, 16) == 0 && group_rank_serves(&group->ranks[rank], device))
+            return &group->ranks[rank];
+    return NULL;
+}
+
 bool group_is_coming(const struct group *group)
 {
     return group->sm.state == GROUP_FORMING || group->sm.state == GROUP_CLOSING ||
@@ -239,7 +254,8 @@ static uint32_t rank_of(struct group *group, const struct group_member *member)
     uint32_t rank = 0;
 
     for (; rank < group->n_ranks; rank++)
-        if (memcmp(group->ranks[rank].node, member->node, 16) == 0 && strcasecmp(group->ranks[rank].device, member->device) == 0)
+        if (memcmp(group->ranks[rank].node, member->node, 16) == 0 &&
+            strcasecmp(group->ranks[rank].device, member->device) == 0)
             return rank;
     group->ranks[rank].group = group;
     memcpy(group->ranks[rank].node, member->node, 16);
@@ -264,13 +280,6 @@ enum rdt_status group_make_ranks(struct group *group, struct rdt_error *err)
         return rdt_error_set(err, RDT_NO_MEMORY, "no memory for group \"%s\"", group->name);
     for (uint32_t i = 0; i < group->n_members; i++)
         group->members[i].rank = rank_of(group, &group->members[i]);
-    for (uint32_t i = 0; i < group->n_ranks; i++)
-        for (uint32_t k = 0; k < i; k++)
-            if (memcmp(group->ranks[i].node, group->ranks[k].node, 16) == 0)
-                return rdt_error_set(err, RDT_UNSUPPORTED,
-                                     "group \"%s\" has members on \"%s\" and \"%s\" of one node: this version has one rank for each "
-                                     "node, so make a group for each device",
-                                     group->name, group->ranks[k].device, group->ranks[i].device);
     return RDT_OK;
 }
 

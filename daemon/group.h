@@ -1,6 +1,6 @@
 /* Groups: ordered sets of actors, within which a group transport (plugin.h: transport_is_grouped) moves bytes. A group belongs to an
  * owner, not to the session that created it, and any member may use it. The vendor's ranks are the distinct (node, device) pairs of its
- * members, in order of first appearance; clients of one node and device share a rank. For now a node has one of them.
+ * members, in order of first appearance; clients of one node and device share a rank, and a node may have several.
  *
  * The node that it was created on coordinates: it proposes the group to the nodes of all members under a new epoch, gathers what their
  * transports offer, and opens it when all are connected (rdt_peer.proto has the messages). Every node keeps its own view:
@@ -164,8 +164,12 @@ struct group *group_by_token(const struct groups *groups, const uint8_t *token, 
 /* Is the client (NULL: any) of that node a member? *rank_p, may be NULL, receives its rank. */
 bool group_has(const struct group *group, const uint8_t node[16], const char *client, uint32_t *rank_p);
 
-/* The one rank of this node; NULL: it has none. */
+/* The first rank of this node; NULL: it has none. */
 struct group_rank *group_rank_here(const struct group *group);
+
+/* Which rank of that node moves memory of a device ("": host memory, which any may: that of the client, if it is a member, else the
+ * first). NULL: none does. */
+struct group_rank *group_rank_for(const struct group *group, const uint8_t node[16], const char *device, const char *client);
 
 /* It may move memory of that device ("": host memory). */
 bool group_rank_serves(const struct group_rank *rank, const char *device);

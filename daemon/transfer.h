@@ -152,6 +152,7 @@ struct staging {
 /* Of what comes from another node: which kinds of memory its tensors lie in there. */
 struct meta_places {
     char memory[PLACING_MAX][33];
+    char device[PLACING_MAX][65]; /* the owner's */
     uint32_t of[]; /* each tensor's */
 };
 

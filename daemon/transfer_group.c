@@ -65,25 +65,25 @@ bool transfer_groups_use(const struct transfers *transfers, const struct transpo
 static void connect_side(struct peer_transport *pt)
 {
     struct group *group = pt->group;
-    struct group_rank *here = group_rank_here(group);
-    uint32_t there;
+    struct group_rank *here = &group->ranks[pt->rank_here];
 
-    if (!group->serves || pt->sm.state != PT_NONE || !here || !here->open ||
-        !group_has(group, pt->work->peer->uuid, NULL, &there))
+    if (!group->serves || pt->sm.state != PT_NONE || !here->open)
         return;
-    plugin_group_conn(&here->vendor, there, &pt->conn);
+    plugin_group_conn(&here->vendor, pt->rank_there, &pt->conn);
     pt->epoch = pt->remote_epoch = group->epoch;
     pt->broken[0] = '\0';
     sm_move(&pt->sm, PT_CONNECTED);
 }
 
-struct peer_transport *transfer_group_via(struct peer_work *work, struct group *group)
+struct peer_transport *transfer_group_via(struct peer_work *work, struct group *group, const struct group_rank *here,
+                                          const struct group_rank *there)
 {
+    uint32_t rank_here = (uint32_t)(here - group->ranks), rank_there = (uint32_t)(there - group->ranks);
     struct peer_transport *pt;
 
     list_for_each (node, &group->vias) {
         pt = list_entry(node, struct peer_transport, by_group);
-        if (pt->work == work)
+        if (pt->work == work && pt->rank_here == rank_here && pt->rank_there == rank_there)
             return pt;
     }
     sweep(work);
@@ -92,6 +92,8 @@ struct peer_transport *transfer_group_via(struct peer_work *work, struct group *
         return NULL;
     pt->work = work;
     pt->group = group;
+    pt->rank_here = rank_here;
+    pt->rank_there = rank_there;
     pt->transport = group->transport;
     sm_init(&pt->sm, states, sizeof states / sizeof states[0], PT_NONE);
     list_init(&pt->users_in);
@@ -148,6 +150,21 @@ static void closed(struct peer_transport *pt)
     outgoing_via_closed(pt);
 }
 
+/* Whoever waits for the group, with a side of it or without one yet. */
+static void wake(struct transfers *transfers, struct group *group)
+{
+    const struct group_rank *here = group_rank_here(group);
+
+    list_for_each_safe (work_node, &transfers->works) {
+        struct peer_work *work = list_entry(work_node, struct peer_work, link);
+        const struct group_rank *there = group_rank_for(group, work->peer->uuid, "", NULL);
+        if (here && there)
+            (void)transfer_group_via(work, group, here, there);
+    }
+    list_for_each_safe (node, &group->vias)
+        peer_work_connected(list_entry(node, struct peer_transport, by_group));
+}
+
 void transfers_on_group(struct transfers *transfers, struct group *group, enum group_change change)
 {
     broadcasts_on_group(transfers, group, change);
@@ -173,15 +190,8 @@ void transfers_on_group(struct transfers *transfers, struct group *group, enum g
             break;
         }
     }
-    if (change == GROUP_OPENS && !transfers->closing) /* whoever waits for it, with a side or without one yet */
-        list_for_each_safe (work_node, &transfers->works) {
-            struct peer_work *work = list_entry(work_node, struct peer_work, link);
-            struct peer_transport *pt = group_has(group, work->peer->uuid, NULL, NULL) && group_rank_here(group)
-                                            ? transfer_group_via(work, group)
-                                            : NULL;
-            if (pt)
-                peer_work_connected(pt);
-        }
+    if (change == GROUP_OPENS && !transfers->closing)
+        wake(transfers, group);
 }
 
 /* ---- the reader's side ---- */
@@ -228,21 +238,32 @@ struct group *transfer_group_of(const struct transfer *transfer, const struct tr
     return shared;
 }
 
-/* Its rank here is on the device of the memory that is to be written. */
-static bool serves_memory(const struct transfer *transfer, const struct group *group, char why_p[192])
+/* The ranks of the memory that it moves. False: one of the nodes has none; why_p says so. */
+static bool ranks_of(const struct transfer *transfer, const struct group *group, const struct group_rank **here_p,
+                     const struct group_rank **there_p, char why_p[192])
 {
-    const struct target *target = transfer->target;
-    const struct group_rank *here = group_rank_here(group);
+    const struct peer *peer = transfer->peer->peer;
+    const struct client *client = transfer->whole ? transfer->whole->client : transfer->client;
+    const char *from = transport_moves(group->transport, transfer->memory) ? transfer_source_device(transfer) : ""; /* staged */
+    const char *to =
+        transport_moves(group->transport, transfer_target_memory(transfer)) ? transfer_target_device(transfer) : "";
 
-    for (uint32_t i = 0; here && target && i < target->n; i++) {
-        const char *device = target->uses[i].region ? region_device(target->uses[i].region) : "";
-        if (group_rank_serves(here, device))
-            continue;
-        (void)snprintf(why_p, 192, "group %.40s is formed with device \"%.40s\" here, and a target lies on %.40s", group->name,
-                       here->device, device);
-        return false;
-    }
-    return true;
+    *here_p = group_rank_for(group, transfer->transfers->node->uuid, to, client ? client->name : NULL);
+    *there_p = group_rank_for(group, peer->uuid, from, transfer->producer[0] ? transfer->producer : NULL);
+    if (*here_p && *there_p)
+        return true;
+    if (why_p && !*here_p)
+        (void)snprintf(why_p, 192, "no member of group %.40s is on device %.64s here", group->name, to);
+    else if (why_p)
+        (void)snprintf(why_p, 192, "no member of group %.40s is on device %.64s of node %.40s", group->name, from, peer->name);
+    return false;
+}
+
+struct peer_transport *transfer_group_side(const struct transfer *transfer, struct group *group)
+{
+    const struct group_rank *here, *there;
+
+    return ranks_of(transfer, group, &here, &there, NULL) ? transfer_group_via(transfer->peer, group, here, there) : NULL;
 }
 
 void transfer_group_offer(const struct transfer *transfer, struct transport *transport, struct path_offer *offer,
@@ -250,6 +271,7 @@ void transfer_group_offer(const struct transfer *transfer, struct transport *tra
 {
     struct group *group = transport->available ? transfer_group_of(transfer, transport, why_p) : NULL;
     const char *target = transfer_target_memory(transfer);
+    const struct group_rank *here, *there;
     struct peer_transport *pt = NULL;
 
     *offer = (struct path_offer){.name = transport->name,
@@ -268,13 +290,13 @@ void transfer_group_offer(const struct transfer *transfer, struct transport *tra
         offer->group_why_not = why_p;
         return;
     }
-    if (!serves_memory(transfer, group, why_p)) {
+    if (group->ranks && !ranks_of(transfer, group, &here, &there, why_p)) {
         offer->group_why_not = why_p;
         return;
     }
     offer->group = group->name;
     if (group->sm.state == GROUP_READY)
-        pt = transfer_group_via(transfer->peer, group);
+        pt = transfer_group_via(transfer->peer, group, here, there);
     if (pt && pt->sm.state == PT_CONNECTED) {
         uint32_t sides = transport->ops.sides(pt->conn.handle, offer->moves_target ? target : "host");
         offer->connected = true;
@@ -316,6 +338,7 @@ enum rdt_status transfer_group_start(struct outgoing *out, const Rdt__Pb__PullSt
     struct transfers *transfers = out->transfers;
     struct group *group = group_by_token(transfers->groups, start->group.data, start->group.len);
     const char *producer = out->object->producer && !out->replica ? out->object->producer->name : NULL;
+    const struct group_rank *here;
 
     if (!group || group->sm.state == GROUP_ENDING)
         return rdt_error_set(err, RDT_TRANSPORT, "%.64s: the group has ended", start->transport);
@@ -324,17 +347,22 @@ enum rdt_status transfer_group_start(struct outgoing *out, const Rdt__Pb__PullSt
         return rdt_error_set(err, RDT_DENIED,
                              "the reader's node and the producer of object \"%s\" are not both in group \"%s\"", out->ref.id,
                              group->name);
+    if (!group->ranks || start->reader_rank >= group->n_ranks || start->owner_rank >= group->n_ranks ||
+        memcmp(group->ranks[start->reader_rank].node, out->work->peer->uuid, 16) != 0 || !group->ranks[start->owner_rank].here)
+        return rdt_error_set(err, RDT_PROTOCOL, "ranks %u and %u of group \"%s\" are not on these two nodes",
+                             start->reader_rank, start->owner_rank, group->name);
+    here = &group->ranks[start->owner_rank];
     for (uint32_t i = 0; i < out->source->count; i++) {
         uint32_t place = out->source->region[i];
-        const char *device;
+        const struct region *region;
         if (layout_bytes(out->source, i) == 0 || place >= object_n_places(out->object))
             continue; /* a copy that is being filled may have no memory yet */
-        device = region_device(object_region(out->object, place));
-        if (!group_rank_serves(group_rank_here(group), device))
-            return rdt_error_set(err, RDT_TRANSPORT, "group \"%s\" is formed with device \"%s\" at the owner, and object \"%s\" lies on %s",
-                                 group->name, group_rank_here(group)->device, out->ref.id, device);
+        region = object_region(out->object, place);
+        if (transport_moves(group->transport, region->kind->name) && !group_rank_serves(here, region_device(region)))
+            return rdt_error_set(err, RDT_PROTOCOL, "rank %u of group \"%s\" is on device \"%s\", and object \"%s\" lies on %s",
+                                 start->owner_rank, group->name, here->device, out->ref.id, region_device(region));
     }
-    *pt_p = transfer_group_via(out->work, group);
+    *pt_p = transfer_group_via(out->work, group, here, &group->ranks[start->reader_rank]);
     return *pt_p ? RDT_OK : rdt_error_set(err, RDT_NO_MEMORY, "no memory to send in group \"%s\"", group->name);
 }
 

@@ -51,6 +51,7 @@ struct peer_transport {
     struct peer_work *work;
     struct group *group;   /* it is that node's side of this group, whose epoch is its own; NULL: a connection, or the group is gone */
     struct list by_group;  /* in group->vias */
+    uint32_t rank_here, rank_there;
     char broken[192];      /* why the group was taken down last */
     struct transport *transport;
     struct sm sm;
@@ -100,7 +101,11 @@ void peer_transport_offer_to_path(const struct peer_transport *pt, const char *s
 /* ---- groups (transfer_group.c) ---- */
 
 /* The node's side of the group. NULL: no memory. */
-struct peer_transport *transfer_group_via(struct peer_work *work, struct group *group);
+struct peer_transport *transfer_group_via(struct peer_work *work, struct group *group, const struct group_rank *here,
+                                          const struct group_rank *there);
+
+/* Between the ranks of the memory that it moves, its path being by that group. NULL: no memory. */
+struct peer_transport *transfer_group_side(const struct transfer *transfer, struct group *group);
 
 /* What this group transport could do for the transfer, for path_choose: by the first group, of those it wants, that its reader and the
  * object's producer share. The texts lie in why_p. */
@@ -276,6 +281,10 @@ void pieces_free(struct transfer *transfer);
 
 /* A piece's; "host" of anything else. */
 const char *transfer_target_memory(const struct transfer *transfer);
+
+/* Of a piece: the devices that it lies on, there, and goes to, here; "": host memory. */
+const char *transfer_source_device(const struct transfer *transfer);
+const char *transfer_target_device(const struct transfer *transfer);
 
 /* A piece that goes through host memory here: slots for the chunks under way. AGAIN as everywhere. */
 enum rdt_status transfer_reserve_stage(struct transfer *transfer, region_ready on_ready, struct rdt_error *err);

@@ -339,7 +339,8 @@ static void take_path(struct transfer *transfer)
     if (!transfer->is_inline) {
         transfer->via = peer_transport_find(transfer->peer, chosen->name);
         if (!transfer->via) /* chosen a moment ago, and its side has been made */
-            transfer->via = transfer_group_via(transfer->peer, transfer_group_of(transfer, plugins_transport(transfer->transfers->plugins, chosen->name), NULL));
+            transfer->via = transfer_group_side(
+                transfer, transfer_group_of(transfer, plugins_transport(transfer->transfers->plugins, chosen->name), NULL));
         list_append(&transfer->via->users_in, &transfer->by_via);
     }
 }

@@ -149,8 +149,11 @@ void transfer_in_ask_start(struct transfer *transfer)
     start.one_sided = transfer->one_sided;
     if (transfer->chunk_bytes > 0)
         start.chunk_bytes = transfer->chunk_bytes;
-    if (transfer->via->group)
+    if (transfer->via->group) {
         start.group = (ProtobufCBinaryData){sizeof transfer->via->group->token, transfer->via->group->token};
+        start.reader_rank = transfer->via->rank_here;
+        start.owner_rank = transfer->via->rank_there;
+    }
     start.first_chunk = transfer->one_sided ? 0 : transfer->first_chunk;
     start.turns = transfer->record.order != NULL;
     start.single = transfer->single;

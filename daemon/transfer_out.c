@@ -298,13 +298,15 @@ static bool places_fill(struct places *places, const struct outgoing *out, const
         uint32_t k = 0;
         if (!region)
             continue;
-        while (k < places->n && strcmp(places->rows[k].memory, region->kind->name) != 0)
+        while (k < places->n && (strcmp(places->rows[k].memory, region->kind->name) != 0 ||
+                                 strcmp(places->rows[k].device, region_device(region)) != 0))
             k++;
         if (k == PLACING_MAX)
             return false;
-        if (k == places->n) { /* one for each kind: which device it is matters to nobody else */
+        if (k == places->n) {
             rdt__pb__place__init(&places->rows[k]);
             places->rows[k].memory = (char *)region->kind->name;
+            places->rows[k].device = (char *)region_device(region);
             places->list[k] = &places->rows[k];
             places->n++;
         }

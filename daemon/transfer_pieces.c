@@ -36,8 +36,10 @@ enum rdt_status pieces_read_places(struct transfer *transfer, const Rdt__Pb__Pul
     places = calloc(1, sizeof *places + (transfer->source->count + 1u) * sizeof places->of[0]);
     if (!places)
         return rdt_error_set(err, RDT_NO_MEMORY, "no memory for the tensors' places");
-    for (size_t i = 0; i < meta->n_places; i++)
+    for (size_t i = 0; i < meta->n_places; i++) {
         text_copy(places->memory[i], sizeof places->memory[i], meta->places[i]->memory);
+        text_copy(places->device[i], sizeof places->device[i], meta->places[i]->device);
+    }
     for (size_t i = 0; i < meta->n_place; i++) {
         if (meta->place[i] >= meta->n_places) {
             free(places);
@@ -59,8 +61,8 @@ static bool target_on_device(const struct target *target)
 
 bool pieces_wanted_here(const struct transfer *transfer)
 {
-    return !transfer->whole && (target_on_device(transfer->target) ||
-                                (!transfer->target && transfer->wish_memory[0] && strcasecmp(transfer->wish_memory, "host") != 0));
+    return !transfer->whole && (target_on_device(transfer->target) || (!transfer->target && transfer->wish_memory[0] &&
+                                                                       strcasecmp(transfer->wish_memory, "host") != 0));
 }
 
 bool pieces_needed(const struct transfer *transfer)
@@ -97,10 +99,14 @@ void pieces_failed(struct transfer *piece, const struct rdt_error *err)
 static void join_paths(struct transfer *whole, const struct transfer *piece)
 {
     char *path = whole->record.path;
-    size_t used = strlen(path);
+    size_t used = strlen(path), bytes = strlen(piece->record.path);
 
-    if (strstr(path, piece->record.path) == NULL)
-        (void)snprintf(path + used, sizeof whole->record.path - used, "%s%s", used ? ", " : "", piece->record.path);
+    if (bytes == 0)
+        return;
+    for (const char *at = path; (at = strstr(at, piece->record.path)) != NULL; at += bytes)
+        if (at[bytes] == '\0' || at[bytes] == ',') /* not the beginning of another's */
+            return;
+    (void)snprintf(path + used, sizeof whole->record.path - used, "%s%s", used ? ", " : "", piece->record.path);
 }
 
 static void finish(struct transfer *whole)
@@ -178,14 +184,9 @@ static struct memory_device *device_of(const struct transfer *whole, uint32_t i)
     return region->at;
 }
 
-static const char *memory_of(const struct transfer *whole, uint32_t i)
-{
-    return whole->places ? whole->places->memory[whole->places->of[i]] : whole->memory;
-}
-
 static bool alike(const struct transfer *whole, uint32_t i, uint32_t k)
 {
-    return device_of(whole, i) == device_of(whole, k) && strcmp(memory_of(whole, i), memory_of(whole, k)) == 0;
+    return device_of(whole, i) == device_of(whole, k) && (!whole->places || whole->places->of[i] == whole->places->of[k]);
 }
 
 /* Those of the whole's target that the selection needs, with the same memory. */
@@ -342,6 +343,18 @@ void pieces_begin(struct transfer *whole)
 
 /* ---- through host memory ---- */
 
+const char *transfer_source_device(const struct transfer *transfer)
+{
+    const struct meta_places *places = transfer->whole && transfer->n_select > 0 ? transfer->whole->places : NULL;
+
+    return places ? places->device[places->of[transfer->select[0]]] : "";
+}
+
+const char *transfer_target_device(const struct transfer *transfer)
+{
+    return transfer->whole && transfer->target->n > 0 ? region_device(transfer->target->uses[0].region) : "";
+}
+
 const char *transfer_target_memory(const struct transfer *transfer)
 {
     const struct region *region = transfer->whole && transfer->target->n > 0 ? transfer->target->uses[0].region : NULL;
@@ -361,7 +374,8 @@ enum rdt_status transfer_reserve_stage(struct transfer *transfer, region_ready o
 {
     struct transfers *transfers = transfer->transfers;
     struct target *target = transfer->target;
-    uint32_t slots = transfer->plan->n < transfers->options->chunks_in_flight ? transfer->plan->n : transfers->options->chunks_in_flight;
+    uint32_t slots =
+        transfer->plan->n < transfers->options->chunks_in_flight ? transfer->plan->n : transfers->options->chunks_in_flight;
     uint64_t most = 0;
 
     if (!transfer->staged_here || transfer->stage)
@@ -374,8 +388,8 @@ enum rdt_status transfer_reserve_stage(struct transfer *transfer, region_ready o
     for (uint32_t i = 0; i < target->n; i++)
         transfer->to_places[i].region = target->uses[i].region;
     transfer->stage_ready = on_ready;
-    return stage_get(transfers->regions, target->uses[0].region->kind, slots, (most + 4095) & ~UINT64_C(4095), transfer->account,
-                     on_stage, transfer, err);
+    return stage_get(transfers->regions, target->uses[0].region->kind, slots, (most + 4095) & ~UINT64_C(4095),
+                     transfer->account, on_stage, transfer, err);
 }
 
 bool transfer_has_slot(const struct transfer *transfer)

@@ -20,7 +20,7 @@ struct fake_control {
     _Atomic uint64_t started, done;            /* copies */
     _Atomic uint64_t pinned;                   /* bytes of host memory, now */
     _Atomic uint64_t unpinned_bytes;           /* copied from or to host memory that was not */
-    _Atomic uint64_t direct;                   /* operations of its own transport */
+    _Atomic uint64_t direct;                   /* looks at it by a transport that moves it */
 };
 
 /* A legacy handle: of the whole allocation, by the process that made it. */

@@ -34,6 +34,7 @@ struct fake {
     pthread_mutex_t mutex;
     pthread_cond_t changed;
     struct handle *handles;
+    struct fake_block *blocks; /* mapped */
     struct rdt_memory_copy *first, *last;
     bool stop;
     pthread_t engine;
@@ -66,6 +67,7 @@ static uint32_t fake_devices(void *memory, struct rdt_device *devices, uint32_t 
 /* ---- blocks ---- */
 
 struct fake_block {
+    struct fake_block *next; /* of those that are mapped */
     unsigned device;
     bool imported;
     struct handle *handle;
@@ -74,7 +76,7 @@ struct fake_block {
     uint32_t n_fds;
     int *fds;
     uint64_t *chunk_bytes;
-    uint8_t *real; /* the chunks, one after another */
+    uint8_t *real;  /* the chunks, one after another */
     uint8_t *fence; /* what the daemon takes for addresses */
 };
 
@@ -98,6 +100,13 @@ static void drop_handle(struct handle *handle)
 
 static void block_free(struct fake_block *block)
 {
+    pthread_mutex_lock(&fake.mutex);
+    for (struct fake_block **at = &fake.blocks; *at; at = &(*at)->next)
+        if (*at == block) {
+            *at = block->next;
+            break;
+        }
+    pthread_mutex_unlock(&fake.mutex);
     if (block->real)
         (void)munmap(block->real, block->span);
     if (block->fence)
@@ -146,7 +155,8 @@ static void publish(struct rdt_block *block_p, struct fake_block *block, uint64_
     atomic_fetch_add(&fake.control->blocks, 1);
 }
 
-static enum rdt_status fake_alloc(void *memory, const char *device, uint64_t bytes, struct rdt_block *block_p, struct rdt_error *err)
+static enum rdt_status fake_alloc(void *memory, const char *device, uint64_t bytes, struct rdt_block *block_p,
+                                  struct rdt_error *err)
 {
     uint64_t chunk = fake.chunk_bytes ? fake.chunk_bytes : bytes, left = bytes;
     uint32_t n = (uint32_t)((bytes + chunk - 1) / chunk);
@@ -245,8 +255,8 @@ static enum rdt_status fake_import(void *memory, const char *device, const struc
             block->span += import->chunk_bytes[block->n_fds];
             if (fstat(block->fds[block->n_fds], &st) != 0 || (uint64_t)st.st_size < import->chunk_bytes[block->n_fds] ||
                 import->chunk_bytes[block->n_fds] % 4096 != 0) {
-                enum rdt_status status = rdt_error_set(err, RDT_INVALID, "chunk %u is no memory of a fake device, or shorter than it says",
-                                                       block->n_fds);
+                enum rdt_status status = rdt_error_set(
+                    err, RDT_INVALID, "chunk %u is no memory of a fake device, or shorter than it says", block->n_fds);
                 block->n_fds++;
                 block_free(block);
                 return status;
@@ -263,8 +273,8 @@ static enum rdt_status fake_import(void *memory, const char *device, const struc
         block->n_fds = 1;
         if (import->offset > block->span || import->bytes > block->span - import->offset) {
             block_free(block);
-            return rdt_error_set(err, RDT_INVALID, "%llu bytes at %llu of an allocation of fewer", (unsigned long long)import->bytes,
-                                 (unsigned long long)import->offset);
+            return rdt_error_set(err, RDT_INVALID, "%llu bytes at %llu of an allocation of fewer",
+                                 (unsigned long long)import->bytes, (unsigned long long)import->offset);
         }
     }
     publish(block_p, block, import->bytes);
@@ -286,6 +296,10 @@ static enum rdt_status fake_map(void *memory, struct rdt_block *block_p, bool wa
             MAP_FAILED)
             return rdt_error_sys(err, errno, "mapping chunk %u", i);
     block_p->addr = block->fence + block->offset;
+    pthread_mutex_lock(&fake.mutex);
+    block->next = fake.blocks;
+    fake.blocks = block;
+    pthread_mutex_unlock(&fake.mutex);
     return RDT_OK;
 }
 
@@ -318,7 +332,8 @@ static enum rdt_status fake_zero(void *memory, struct rdt_block *block_p, struct
     return RDT_OK;
 }
 
-static enum rdt_status fake_export(void *memory, const struct rdt_block *block_p, struct rdt_export *export_p, struct rdt_error *err)
+static enum rdt_status fake_export(void *memory, const struct rdt_block *block_p, struct rdt_export *export_p,
+                                   struct rdt_error *err)
 {
     const struct fake_block *block = block_p->priv;
 
@@ -344,6 +359,22 @@ uint8_t *fake_real_address(const struct rdt_block *block_p, const void *addr)
     const struct fake_block *block = block_p->priv;
 
     return block->real + ((const uint8_t *)addr - block->fence);
+}
+
+/* For a transport that moves fake memory (RDT_FAKE_DEVICE_REAL): where it really lies. NULL: nowhere. */
+static void *real_of(const void *addr)
+{
+    const uint8_t *at = addr;
+    void *real = NULL;
+
+    pthread_mutex_lock(&fake.mutex);
+    for (const struct fake_block *block = fake.blocks; block && !real; block = block->next)
+        if (at >= block->fence && at < block->fence + block->span)
+            real = block->real + (at - block->fence);
+    pthread_mutex_unlock(&fake.mutex);
+    if (real)
+        atomic_fetch_add(&fake.control->direct, 1);
+    return real;
 }
 
 static void copy_now(const struct rdt_memory_copy *copy)
@@ -442,11 +473,14 @@ static uint64_t number(const struct rdt_host *host, const char *key)
 static enum rdt_status fake_open(const struct rdt_host *host, void **memory_p, struct rdt_error *err)
 {
     const char *path = host->config(host->ctx, "control"), *prefix = host->config(host->ctx, "prefix");
+    char pointer[32];
 
     if (host->struct_size < offsetof(struct rdt_host, copy_done) + sizeof host->copy_done)
         return rdt_error_set(err, RDT_UNSUPPORTED, "this rdtd knows no memory on devices");
     fake.host = host;
     fake.control = &fake.own;
+    (void)snprintf(pointer, sizeof pointer, "%p", (void *)(uintptr_t)real_of);
+    (void)setenv("RDT_FAKE_DEVICE_REAL", pointer, 1);
     if (path && path[0]) {
         int fd = open(path, O_RDWR | O_CLOEXEC);
         void *addr = fd < 0 ? MAP_FAILED : mmap(NULL, sizeof fake.own, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);

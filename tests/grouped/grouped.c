@@ -190,10 +190,23 @@ static void group_close(void *arg)
 
 static const char *const memory_kinds[] = {"host", "fake", NULL};
 
-/* It forms groups with devices; bytes it moves in host memory only. */
+/* Memory of the fake device it moves as it says. */
 static bool moves(void *arg, const char *memory_kind)
 {
     return strcmp(memory_kind, "host") == 0 || ((const struct transport *)arg)->on_devices;
+}
+
+static enum rdt_status register_memory(void *arg, void *addr, uint64_t bytes, const char *memory_kind, void **registration_p,
+                                       struct rdt_error *err)
+{
+    (void)memory_kind;
+    return loopback_register_memory(arg, addr, bytes, "host", registration_p, err);
+}
+
+static uint32_t sides(void *conn, const char *memory_kind)
+{
+    (void)memory_kind;
+    return loopback_sides(conn, "host");
 }
 
 static const struct rdt_transport_ops transport_ops = {
@@ -204,9 +217,9 @@ static const struct rdt_transport_ops transport_ops = {
     .open = grouped_open,
     .close = loopback_transport_close,
     .version = loopback_transport_version,
-    .register_memory = loopback_register_memory,
+    .register_memory = register_memory,
     .unregister_memory = loopback_unregister_memory,
-    .sides = loopback_sides,
+    .sides = sides,
     .post_send = loopback_post_send,
     .post_recv = loopback_post_recv,
     .cancel = loopback_cancel,
@@ -224,7 +237,7 @@ static const struct rdt_config_key config_keys[] = {
     {"sided", "two", "two: what its connections claim to be"},
     {"version", "1.0", "of its library, as peers are told"},
     {"ordered", "no", "as loopback's"},
-    {"devices", "no", "yes: it says that it moves fake memory too"},
+    {"devices", "no", "yes: it moves memory of the fake device too"},
     {"fault_file", "",
      "file of key=value lines, the faults of loopback and refuse_group, hang_group; read before every operation"},
     {NULL, NULL, NULL},

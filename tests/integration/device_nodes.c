@@ -89,10 +89,12 @@ static void must_lie(const rdt_object *object, size_t i, const char *memory, con
     const char *in, *on;
 
     must_ok(rdt_object_place(object, i, &in, &on, &err));
-    must_say(strcmp(in, memory) == 0 && strcmp(on, device) == 0, "tensor %zu lies in %s %s, not in %s %s", i, in, on, memory, device);
+    must_say(strcmp(in, memory) == 0 && strcmp(on, device) == 0, "tensor %zu lies in %s %s, not in %s %s", i, in, on, memory,
+             device);
 }
 
-static void expect(const struct rdt_ref *ref, const char *memory, const char *device, size_t bytes, uint32_t seed, const char *path)
+static void expect(const struct rdt_ref *ref, const char *memory, const char *device, size_t bytes, uint32_t seed,
+                   const char *path)
 {
     struct rdt_fetch_options options = to(memory, device);
     rdt_object *object;
@@ -173,7 +175,8 @@ Test(device_nodes, mixed_object_goes_in_parts_and_is_explained)
         if (round == 1) /* else in the order in which they ended */
             must_go_by("ucx/staged", object);
         else
-            must_say(strstr(info_of(object).path, "ucx/staged") && strchr(info_of(object).path, ','), "path %s", info_of(object).path);
+            must_say(strstr(info_of(object).path, "ucx/staged") && strchr(info_of(object).path, ','), "path %s",
+                     info_of(object).path);
         expect_explained(object, round == 0 ? "through host memory on the other node: it does not move fake memory"
                                             : "through host memory on both nodes: it does not move fake memory");
         rdt_release(object);
@@ -346,4 +349,84 @@ Test(device_nodes, killed_owner_fails_the_parts)
     ref = put_on("HERE-0", BYTES, 14);
     expect(&ref, "fake", "THERE-0", BYTES, 14, "stream/staged");
     end(declared);
+}
+
+/* ---- groups ---- */
+
+/* One group, four devices: bytes go from each to each between the ranks of those two, through no host memory. */
+Test(device_nodes, group_of_several_devices_of_a_node)
+{
+    static const char *const from[] = {"HERE-0", "HERE-1"}, *const into[] = {"THERE-0", "THERE-1"};
+    struct rdt_member members[] = {{.client = "owner", .device = "HERE-0"},
+                                   {.client = "second", .device = "HERE-1"},
+                                   {.client = "reader", .device = "there-0"},
+                                   {.client = "second", .device = "THERE-1"}};
+    struct rdt_fetch_options options = to("fake", "THERE-1");
+    struct rdt_put_options put = RDT_INIT(put);
+    struct rdt_tensor both[2];
+    uint64_t copies = 0;
+    struct rdt_ref ref;
+    rdt_object *object;
+    rdt *second[2];
+
+    begin_with(&(struct cluster_options){
+        .grouped = true, .no_ucx = true, .flags = (const char *const[]){"--set", "grouped.devices=yes", NULL}});
+    for (unsigned i = 0; i < 2; i++)
+        second[i] = node_client(&c.node[i], "second");
+    members[2].node = members[3].node = c.node[1].address;
+    must_ok(rdt_group_create(owner, "g", "grouped", members, 4, NULL, &err));
+    for (unsigned i = 0; i < 4; i++) {
+        ref = put_on(from[i / 2], LARGE, i + 1);
+        expect(&ref, "fake", into[i % 2], LARGE, i + 1, "grouped");
+    }
+    for (unsigned i = 0; i < 2; i++)
+        copies += atomic_load(&gpu[i].control->started);
+    must_say(copies == 0, "%llu copies on devices", (unsigned long long)copies);
+    must(atomic_load(&gpu[0].control->direct) > 0 && atomic_load(&gpu[1].control->direct) > 0);
+
+    for (unsigned i = 0; i < 2; i++) {
+        both[i] = bytes_at(fake_device_alloc(owner, from[i], BYTES), BYTES);
+        fill_pattern(both[i].data, BYTES, 10 + i);
+    }
+    must_ok(rdt_put(owner, both, 2, &put, &ref, &err));
+    options.least_path = "direct";
+    must_ok(rdt_fetch(reader, &ref, 1, &options, &object, &err));
+    must_go_by("grouped", object);
+    for (unsigned i = 0; i < 2; i++) {
+        must_lie(object, i, "fake", "THERE-1");
+        must(holds_pattern(tensor_of(object, i).data, BYTES, 10 + i));
+    }
+    rdt_release(object);
+    ref = put_pattern(owner, NULL, LARGE, 20);
+    expect(&ref, "fake", "THERE-1", LARGE, 20, "grouped");
+    ref = put_on("HERE-1", LARGE, 21);
+    expect(&ref, NULL, NULL, LARGE, 21, "grouped");
+    must_ok(rdt_group_destroy(owner, "g", &err));
+    for (unsigned i = 0; i < 2; i++)
+        rdt_close(second[i]);
+    end(NULL);
+}
+
+/* What lies on a device that no member is on goes another way, or not at all, and says so. */
+Test(device_nodes, group_without_the_device_says_so)
+{
+    struct rdt_member members[] = {{.client = "owner", .device = "HERE-0"}, {.client = "reader", .device = "THERE-0"}};
+    struct rdt_fetch_options options = to("fake", "THERE-0");
+    struct rdt_ref ref;
+    rdt_object *object;
+
+    begin_with(&(struct cluster_options){
+        .grouped = true, .no_ucx = true, .flags = (const char *const[]){"--set", "grouped.devices=yes", NULL}});
+    members[1].node = c.node[1].address;
+    must_ok(rdt_group_create(owner, "g", "grouped", members, 2, NULL, &err));
+    ref = put_on("HERE-1", BYTES, 1);
+    must_refuse(RDT_NO_PATH, "no member of group g is on device HERE-1 of node",
+                rdt_fetch(reader, &ref, 1, &options, &object, &err));
+    ref = put_on("HERE-0", BYTES, 2);
+    expect(&ref, "fake", "THERE-0", BYTES, 2, "grouped");
+    options = to("fake", "THERE-1");
+    must_refuse(RDT_NO_PATH, "no member of group g is on device THERE-1 here",
+                rdt_fetch(reader, &ref, 1, &options, &object, &err));
+    must_ok(rdt_group_destroy(owner, "g", &err));
+    end(NULL);
 }

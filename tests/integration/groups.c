@@ -213,10 +213,12 @@ Test(groups, members_on_devices_are_ranks_of_their_nodes)
     members[1].node = c.node[1].address;
     must_ok(rdt_group_create(actor_of[0], "g", by, members, 2, NULL, &err));
     must(group_seen(actor_of[1], "g", &group) && group.ranks == 2);
-    must_refuse(RDT_UNSUPPORTED, "make a group for each device",
-                rdt_group_create(actor_of[0], "h", by, members, 3, NULL, &err));
+    must_ok(rdt_group_create(actor_of[0], "h", by, members, 3, NULL, &err));
+    must(group_seen(actor_of[1], "h", &group) && group.ranks == 3);
+    destroy("h");
     members[2].device = "FAKE-1"; /* the same rank */
     must_ok(rdt_group_create(actor_of[0], "h", by, members, 3, NULL, &err));
+    must(group_seen(actor_of[1], "h", &group) && group.ranks == 2);
     members[1].device = "FAKE-7";
     must_refuse(RDT_UNSUPPORTED, "no device \"FAKE-7\"", rdt_group_create(actor_of[0], "i", by, members, 2, NULL, &err));
     members[0].device = "FAKE-8";

@@ -117,7 +117,7 @@ Test(hostile_memory, imports_that_make_no_sense_are_refused)
             message.offset = UINT64_MAX - 4095);
     REFUSED(RDT_INVALID, "fewer than the 65536 at offset 4096", &memory, 1, message.bytes = 65536; message.offset = 4096);
     REFUSED(RDT_INVALID, "multiple of its page size", &memory, 1, message.bytes = 4096; message.offset = 1);
-    REFUSED(RDT_UNSUPPORTED, "\"cuda\"", &memory, 1, message.bytes = 4096; message.memory = (char *)"cuda");
+    REFUSED(RDT_UNSUPPORTED, "\"rocm\"", &memory, 1, message.bytes = 4096; message.memory = (char *)"rocm");
     REFUSED(RDT_UNSUPPORTED, "\"xxx", &memory, 1, message.bytes = 4096; message.memory = text);
     REFUSED(RDT_UNSUPPORTED, "memfd only", &memory, 1, message.bytes = 4096; message.kind = (Rdt__Pb__RegionKind)99);
     REFUSED(RDT_UNSUPPORTED, "memfd only", &memory, 1, message.bytes = 4096;

@@ -327,7 +327,7 @@ Test(loopback, frozen_owner_is_lost_and_has_not_stalled)
     request = start_one(reader, &ref, LONG);
     await_engine(&c.node[1]);
     node_freeze(&c.node[0]);
-    must_refuse(RDT_PEER_LOST, NULL, rdt_wait(reader, &request, 1, 1, LONG, NULL, NULL, &err));
+    must_refuse(RDT_PEER_LOST, "", rdt_wait(reader, &request, 1, 1, LONG, NULL, NULL, &err));
     rdt_request_destroy(request);
     node_thaw(&c.node[0]);
     set_faults("");

@@ -186,6 +186,9 @@ void wire_forget(struct transport *transport, const struct registration *registr
 void wire_accept(struct transport *transport);
 void wire_move(struct transport *transport, struct channel *channel);
 
+/* Where the operation's bytes lie: memory of the fake device (tests/fake_device) is seen as its plug-in sees it. */
+uint8_t *loopback_address(const struct rdt_op *op);
+
 /* ops.c; the lock is held */
 uint64_t now_ns(void);
 enum rdt_status op_post(struct conn *conn, struct rdt_op *op, enum op_kind kind, struct rdt_error *err);

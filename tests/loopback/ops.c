@@ -121,6 +121,14 @@ struct operation *op_find(struct conn *conn, enum op_kind kind, uint64_t transfe
     return NULL;
 }
 
+uint8_t *loopback_address(const struct rdt_op *op)
+{
+    const char *fake = strcmp(op->memory_kind, "fake") == 0 ? getenv("RDT_FAKE_DEVICE_REAL") : NULL;
+    void *(*real_of)(const void *) = fake ? (void *(*)(const void *))(uintptr_t)strtoull(fake, NULL, 16) : NULL;
+
+    return real_of ? real_of(op->piece.addr) : op->piece.addr;
+}
+
 static void start(struct operation *operation)
 {
     struct conn *conn = operation->conn;
@@ -134,7 +142,7 @@ static void start(struct operation *operation)
         memcpy(&frame.key, op->key, sizeof frame.key);
         queued = wire_queue(&conn->out, &frame, NULL, NULL, NULL);
     } else {
-        queued = wire_queue(&conn->out, &frame, op->piece.addr, operation, NULL);
+        queued = wire_queue(&conn->out, &frame, loopback_address(op), operation, NULL);
     }
     if (queued)
         operation->state = OP_RUNNING;
@@ -187,7 +195,7 @@ static void run_due(struct operation *operation)
 
     if (operation->state == OP_LATE) {
         if (operation->kind != OP_SEND)
-            memset(operation->op->piece.addr, LATE_BYTE, operation->op->piece.bytes);
+            memset(loopback_address(operation->op), LATE_BYTE, operation->op->piece.bytes);
         op_end(operation, RDT_CANCELLED, NULL);
     } else if (operation->status != RDT_OK) {
         op_end(operation, operation->status, "a failure was asked for");

@@ -231,7 +231,7 @@ static ssize_t read_some(struct channel *channel)
     at = channel->in_at - sizeof channel->in;
     left = payload_bytes(&channel->in) - at;
     if (channel->target && channel->target->state == OP_RUNNING)
-        return recv(channel->fd, (uint8_t *)channel->target->op->piece.addr + at, left < TURN_BYTES ? left : TURN_BYTES, 0);
+        return recv(channel->fd, loopback_address(channel->target->op) + at, left < TURN_BYTES ? left : TURN_BYTES, 0);
     return recv(channel->fd, nowhere, left < sizeof nowhere ? left : sizeof nowhere, 0);
 }
 
