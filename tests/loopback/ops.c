@@ -123,7 +123,7 @@ struct operation *op_find(struct conn *conn, enum op_kind kind, uint64_t transfe
 
 uint8_t *loopback_address(const struct rdt_op *op)
 {
-    const char *fake = strcmp(op->memory_kind, "fake") == 0 ? getenv("RDT_FAKE_DEVICE_REAL") : NULL;
+    const char *fake = op->memory_kind && strcmp(op->memory_kind, "fake") == 0 ? getenv("RDT_FAKE_DEVICE_REAL") : NULL;
     void *(*real_of)(const void *) = fake ? (void *(*)(const void *))(uintptr_t)strtoull(fake, NULL, 16) : NULL;
 
     return real_of ? real_of(op->piece.addr) : op->piece.addr;
