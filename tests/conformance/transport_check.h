@@ -78,6 +78,7 @@ static inline void leave(struct host_conn *conn)
 static inline void finish(void)
 {
     backend_host_close(&host);
+    must_eq(host.n_closed_twice, 0, "conn_closed came twice");
     must_eq(host.n_errors, 0, "the plug-in logged errors");
 }
 

@@ -95,6 +95,7 @@ Test(ucx, threads_move_one_object_together)
     wait_until(10 * SEC, !peer_seen(&c.node[1], &c.node[0], &peer) || strstr(peer.ucx_lanes, "threads") == NULL);
     rdt_close(owner);
     cluster_restart(&c, 0);
+    cluster_meet(&c);
     owner = node_client(&c.node[0], "owner");
     ref = put_pattern(owner, NULL, 8 * MIB, 1);
     fetch_pattern(reader, &ref, 8 * MIB, 1, "ucx");

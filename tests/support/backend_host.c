@@ -154,7 +154,8 @@ static void on_conn_closed(void *conn_ctx)
     struct host_conn *conn = conn_ctx;
 
     (void)pthread_mutex_lock(&lock);
-    conn->n_closed++;
+    if (++conn->n_closed == 2)
+        conn->host->n_closed_twice++;
     conn->open_at_close = conn->n_open_ops;
     (void)pthread_cond_broadcast(&changed);
     (void)pthread_mutex_unlock(&lock);

@@ -26,6 +26,7 @@ struct backend_host {
     const struct config_pair *config; /* borrowed until close */
     bool opening;
     unsigned n_errors; /* lines logged as error */
+    unsigned n_closed_twice; /* connections: conn_closed came again */
 };
 
 struct host_conn {
