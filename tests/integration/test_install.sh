@@ -23,7 +23,7 @@ expected=(
 )
 for file in "${expected[@]}"; do grep -qx "$file" "$tmp/found" || fail "not installed: $file"; done
 # What is there only when its source or its library is.
-optional='^usr/local/(lib/rdtd/rdt_(gloo|nccl|cuda)\.so|share/man/man[1-8]/.*|share/bash-completion/completions/rdtctl)$'
+optional='^usr/local/(lib/rdtd/rdt_(gloo|nccl|cuda)\.so|lib/librdt-cuda\.so(\.[0-9.]+)?|lib/pkgconfig/rdt-cuda\.pc|include/rdt/rdt_cuda\.h|share/man/man[1-8]/.*|share/bash-completion/completions/rdtctl)$'
 while read -r file; do
   [[ " ${expected[*]} " == *" $file "* || $file =~ $optional ]] || fail "installed, but nobody expects it: $file"
 done <"$tmp/found"
