@@ -194,6 +194,7 @@ $(eval $(call stamp,flags,$(CC) $(WARNINGS) $(CPPFLAGS_ALL) $(CFLAGS_ALL) $(LDFL
 $(eval $(call stamp,sources,$(PROTO_O) $(CLIENT_O) $(CTL_C) $(DAEMON_O) $(SUPPORT_O) $(wildcard backends/*.c backends/*/*.c client/cuda/*.c)))
 $(eval $(call stamp,python,$(PYTHON) $(PY_INFO) $(PY_FILES)))
 $(eval $(call stamp,paths,$(backenddir) $(conffile)))
+$(eval $(call stamp,cuda,$(CUDA_INC)))
 
 # proto and client go into a shared library, and so do the plug-ins.
 OBJFLAGS = -fPIE
@@ -340,6 +341,7 @@ $(INTEG) $(FAULT) $(GPU_BENCH): $(B)/%: $(B)/obj/%.o $(CRITERION_O) $(B)/librdt.
 	$(Q)$(link_test) $(TEST_LIBS)
 
 $(B)/obj/tests/integration/cuda.o $(B)/obj/tests/bench/gpu.o: OBJFLAGS += $(if $(CUDA_INC),-iquote client,-DRDT_WITHOUT_CUDA)
+$(B)/obj/tests/integration/cuda.o $(B)/obj/tests/bench/gpu.o: $(B)/.cuda
 $(B)/tests/integration/cuda $(GPU_BENCH): $(if $(CUDA_INC),$(LIBCUDA_O) $(CUDA_O))
 $(B)/tests/abi/frozen: $(call obj,$(call srcs,tests/abi/layout))
 $(B)/tests/integration/hostile_peer $(B)/tests/integration/hostile_turns: $(B)/librdtd.a # an insider's TLS

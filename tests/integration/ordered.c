@@ -233,6 +233,7 @@ static bool all_see_loopback(void)
 static void must_work_again(void)
 {
     faults_everywhere("");
+    cluster_expect_idle_of_transfers(&c); /* what was aborted may take its connection down yet */
     wait_until(10 * SEC, all_see_loopback());
     must(all_around(c.n, 4) == 0);
     cluster_expect_idle_of_transfers(&c);
