@@ -11,6 +11,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/prctl.h>
+#include <sys/random.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
@@ -506,8 +507,8 @@ void node_write_nodes(const struct test_node *node, const char *text)
 void free_address(int netns, const char *address, char text_p[65])
 {
     struct sockaddr_in bound = {.sin_family = AF_INET};
-    socklen_t bytes = sizeof bound;
     int fd, home = -1;
+    bool taken;
 
     if (netns) {
         home = open("/proc/thread-self/ns/net", O_RDONLY | O_CLOEXEC);
@@ -515,8 +516,14 @@ void free_address(int netns, const char *address, char text_p[65])
     }
     must(inet_pton(AF_INET, address, &bound.sin_addr) == 1);
     fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
-    must(fd >= 0 && bind(fd, (struct sockaddr *)&bound, sizeof bound) == 0);
-    must(getsockname(fd, (struct sockaddr *)&bound, &bytes) == 0);
+    must(fd >= 0);
+    do { /* below the ports that the system gives: a transport that listens on any must not get this one first */
+        uint16_t chance;
+        must(getrandom(&chance, sizeof chance, 0) == sizeof chance);
+        bound.sin_port = htons((uint16_t)(20000 + chance % 12000));
+        taken = bind(fd, (struct sockaddr *)&bound, sizeof bound) == 0;
+    } while (!taken && errno == EADDRINUSE);
+    must(taken);
     (void)snprintf(text_p, 65, "%s:%u", address, ntohs(bound.sin_port));
     (void)close(fd);
     if (netns) {
