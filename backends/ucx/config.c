@@ -151,7 +151,7 @@ enum rdt_status settings_read(const struct rdt_host *host, struct settings *sett
         return status;
 
     settings.port = (uint16_t)port;
-    settings.threads = configured_threads(threads);
+    settings.threads = threads > 0 ? (unsigned)threads : 1;
     if (port && port + settings.threads > 65536)
         return rdt_error_set(err, RDT_INVALID, "port = %u: its %u threads want the ports after it, too", (unsigned)port,
                              settings.threads);

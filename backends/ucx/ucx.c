@@ -258,7 +258,7 @@ static const struct rdt_config_key config_keys[] = {
     {"tls", "tcp", "UCX transports (UCX_TLS)"},
     {"eager_bytes", "131072", "chunks up to this size are sent without asking the receiver first"},
     {"spin_polls", "500", "empty polls before the data thread sleeps while something is outstanding"},
-    {"threads", "0", "that move bytes; to a peer as many as it has too; 0: one for each four processors, at most 4"},
+    {"threads", "0", "that move bytes; to a peer as many as it has too; 0: one"},
     {"rails", "0", "networks that one message is spread over where its lanes do not copy: UCX_MAX_RNDV_RAILS and its like; 0: as UCX likes"},
     {"one_sided", "auto",
      "auto: readers pull by RDMA where tls leaves TCP out; never; always: by RDMA or cma beside TCP too, where whoever reaches the port can "
