@@ -119,6 +119,21 @@ static enum rdt_status config_listen(const struct rdt_host *host, struct setting
     return status;
 }
 
+/* Before 1.18 a thread may take up an event of a descriptor that it has closed and another thread's connection was given since: UCX
+ * takes that for a broken promise and ends the process (openucx/ucx#9942). With one thread nobody else is given the descriptor. */
+static unsigned config_threads(const struct rdt_host *host, uint64_t threads)
+{
+    unsigned major, minor, release;
+
+    ucp_get_version(&major, &minor, &release);
+    if (threads < 2 || major > 1 || minor >= 18)
+        return threads > 0 ? (unsigned)threads : 1;
+    host->log(host->ctx, RDT_LOG_WARN,
+              "threads = %u: one is used, as UCX %u.%u.%u may end the process when connections of several come and go (1.18 does not)",
+              (unsigned)threads, major, minor, release);
+    return 1;
+}
+
 enum rdt_status settings_read(const struct rdt_host *host, struct settings *settings_p, struct rdt_error *err)
 {
     struct settings settings = {0};
@@ -151,7 +166,7 @@ enum rdt_status settings_read(const struct rdt_host *host, struct settings *sett
         return status;
 
     settings.port = (uint16_t)port;
-    settings.threads = threads > 0 ? (unsigned)threads : 1;
+    settings.threads = config_threads(host, threads);
     if (port && port + settings.threads > 65536)
         return rdt_error_set(err, RDT_INVALID, "port = %u: its %u threads want the ports after it, too", (unsigned)port,
                              settings.threads);
