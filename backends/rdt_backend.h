@@ -48,7 +48,7 @@
  *     put, fetch:      copy_start ... copy_done      device to device, device to host, host to device
  *     between nodes:   register by a transport that moves the kind; else, through host memory that was pinned once:
  *                      pin, [copy_start ... copy_done, post_send | post_recv, copy_start ... copy_done], unpin
- *     reuse:           zero, of what was never exported
+ *     reuse:           zero, before it shows one owner the bytes of another, or is to be new memory
  *     free:            free
  */
 #ifndef RDT_BACKEND_H

@@ -213,10 +213,11 @@ static const struct ctl_column backend_columns[] = {
     {"ABORT", false},   {"ACTIVE", true}, {"BYTES", true},    {"AVAILABLE", false},
 };
 
-/* Below its memory kind: what is allocated there, of how much may be; what its use costs besides. */
+/* Below its memory kind: what is allocated there, of how much may be, and how much of it nobody uses;
+ * what its use costs besides. */
 static void add_device(struct ctl_table *table, const Rdt__Pb__DeviceInfo *d)
 {
-    char used[CTL_HUMAN_BYTES], limit[CTL_HUMAN_BYTES], text[CTL_HUMAN_BYTES];
+    char used[CTL_HUMAN_BYTES], limit[CTL_HUMAN_BYTES], kept[CTL_HUMAN_BYTES], text[CTL_HUMAN_BYTES];
 
     ctl_table_add(table, "  %s", d->uuid);
     ctl_table_add(table, "%s", "device");
@@ -225,7 +226,11 @@ static void add_device(struct ctl_table *table, const Rdt__Pb__DeviceInfo *d)
     ctl_table_add(table, "%s", d->memory);
     ctl_table_add(table, "%s", "");
     ctl_table_add(table, "%" PRIu64, d->regions);
-    ctl_table_add(table, "%s of %s", ctl_human_bytes(d->used_bytes, used), ctl_human_bytes(d->limit_bytes, limit));
+    if (d->ready_bytes > 0)
+        ctl_table_add(table, "%s of %s (%s kept)", ctl_human_bytes(d->used_bytes, used), ctl_human_bytes(d->limit_bytes, limit),
+                      ctl_human_bytes(d->ready_bytes, kept));
+    else
+        ctl_table_add(table, "%s of %s", ctl_human_bytes(d->used_bytes, used), ctl_human_bytes(d->limit_bytes, limit));
     if (*d->why_not)
         ctl_table_add(table, "no: %s", d->why_not);
     else if (d->opened)

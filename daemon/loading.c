@@ -108,7 +108,7 @@ enum rdt_status loading_load(struct loading *loading, const char *path, struct o
 
 static enum rdt_status check_memory(const struct loading *loading, const struct memory_kind *kind, struct rdt_error *err)
 {
-    unsigned users = kind->users;
+    unsigned users = kind->users - device_pool_blocks(&loading->regions->kept, kind); /* which go first */
     const struct region *region;
 
     if (strcasecmp(kind->name, "host") == 0)
@@ -204,6 +204,8 @@ enum rdt_status loading_unload(struct loading *loading, const char *name, loadin
     begin(loading, LEAVING, on_done, arg);
     loading->parts = parts;
     make_leave(&parts);
+    if (parts.kind)
+        device_pool_forget_kind(&loading->regions->kept, parts.kind);
     tell(loading, "unavailable", &parts);
     if (parts.transport)
         transfers_transport_leave(loading->transfers, parts.transport);

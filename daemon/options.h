@@ -34,6 +34,7 @@ struct options {
     bool allow_overflow_uid;     /* no: unmapped uids are refused */
     uint64_t memory_limit_bytes; /* 0: half of the smaller of RAM and the cgroup's limit */
     uint64_t device_limit_bytes; /* on each device; 0: nine tenths of what it has */
+    uint64_t device_pool_max_bytes; /* of that, kept though nobody uses it; 0: an eighth */
     uint64_t pool_max_bytes;     /* 0: an eighth of memory_limit */
     uint64_t warm_max_bytes;     /* of one client; 0: an eighth of memory_limit */
     uint64_t pool_idle_ns;       /* 10s: memory that is ready or warm and nobody wanted goes back */

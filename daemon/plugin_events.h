@@ -42,7 +42,8 @@ void plugin_copies_await(struct plugin_events *events, void (*on_copied)(void *a
 
 /* The same file: asks the kind, which is open, for its devices, of each of which so much may be used (0: nine tenths); and lets go of
  * what is known of them. */
-enum rdt_status plugin_memory_devices(struct memory_kind *kind, uint64_t limit_bytes, struct rdt_error *err);
+enum rdt_status plugin_memory_devices(struct memory_kind *kind, uint64_t limit_bytes, uint64_t ready_max_bytes,
+                                      struct rdt_error *err);
 void plugin_memory_fini(struct memory_kind *kind);
 
 struct plugin_event;

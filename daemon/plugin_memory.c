@@ -13,7 +13,8 @@
 
 /* ---- devices ---- */
 
-enum rdt_status plugin_memory_devices(struct memory_kind *kind, uint64_t limit_bytes, struct rdt_error *err)
+enum rdt_status plugin_memory_devices(struct memory_kind *kind, uint64_t limit_bytes, uint64_t ready_max_bytes,
+                                      struct rdt_error *err)
 {
     struct rdt_device *found;
     uint32_t n;
@@ -33,6 +34,7 @@ enum rdt_status plugin_memory_devices(struct memory_kind *kind, uint64_t limit_b
         device->index = i;
         device->bytes = found[i].bytes;
         device->limit_bytes = limit_bytes ? limit_bytes : found[i].bytes - found[i].bytes / 10;
+        device->ready_max_bytes = ready_max_bytes ? ready_max_bytes : device->limit_bytes / 8;
         text_copy(device->uuid, sizeof device->uuid, found[i].uuid);
         text_copy(device->name, sizeof device->name, found[i].name);
     }

@@ -115,7 +115,7 @@ static enum rdt_status open_memory(struct plugin *plugin, struct memory_kind *ki
     enum rdt_status status = kind->ops.open(&plugin->host, &kind->instance, &why);
     kind->opened = kind->available = judge_open(&status, plugin, &why, kind->why_not, err);
     if (kind->available)
-        status = plugin_memory_devices(kind, options->device_limit_bytes, err);
+        status = plugin_memory_devices(kind, options->device_limit_bytes, options->device_pool_max_bytes, err);
     return status;
 }
 

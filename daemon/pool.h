@@ -12,6 +12,7 @@
 
 #include "daemon/guard.h"
 #include "daemon/list.h"
+#include "daemon/owner.h"
 #include "daemon/plugin.h"
 #include "daemon/work.h"
 
@@ -41,6 +42,9 @@ struct pool_block {
     unsigned n_registrations;
     int guard;    /* of the mapping */
     bool discard; /* others may have it mapped: its pages go all the same */
+    /* device_pool.c's: whose bytes are in it; the only client that ever had it; since when nobody uses it */
+    struct owner owner;
+    uint64_t client, since_ns;
     struct work work;
     enum rdt_status status; /* of the work */
 };

@@ -38,6 +38,11 @@ static void on_change(void *arg)
     regions_admit(arg);
 }
 
+static void release_kept(struct pool_block *block)
+{
+    regions_free_block(list_entry(block->pool, struct regions, ready), block);
+}
+
 void regions_init(struct regions *regions, struct plugins *plugins, struct work_pool *pool, uint64_t limit_bytes)
 {
     *regions = (struct regions){.plugins = plugins, .pool = pool, .next_id = 1, .limit_bytes = limit_bytes};
@@ -46,6 +51,7 @@ void regions_init(struct regions *regions, struct plugins *plugins, struct work_
     list_init(&regions->warm);
     list_init(&regions->awaiting);
     pool_init(&regions->ready, pool, 0, 0);
+    device_pool_init(&regions->kept, release_kept);
 }
 
 void regions_fini(struct regions *regions)
@@ -60,6 +66,7 @@ static void on_sweep(struct deadline *deadline)
     uint64_t now = uv_hrtime();
     bool more = pool_sweep(&regions->ready, now);
 
+    more |= device_pool_sweep(&regions->kept, now);
     if (warm_sweep(regions, now) || more)
         regions_watch(regions);
 }
@@ -79,6 +86,7 @@ void regions_keep(struct regions *regions, struct deadlines *deadlines, uint64_t
     regions->ready.unreserve = unreserve;
     regions->ready.on_change = on_change;
     regions->ready.arg = regions;
+    device_pool_keep(&regions->kept, idle_ns);
     regions->warm_max_bytes = warm_max_bytes;
     regions->deadlines = deadlines;
     regions->sweep.on_passed = on_sweep;
@@ -89,6 +97,8 @@ void regions_close(struct regions *regions)
     if (!regions->deadlines)
         return;
     pool_close(&regions->ready);
+    (void)device_pool_sweep(&regions->kept, UINT64_MAX);
+    device_pool_keep(&regions->kept, 0);
     deadline_unset(regions->deadlines, &regions->sweep);
     regions->deadlines = NULL;
 }
@@ -301,6 +311,15 @@ static void done_free(struct work *work)
     regions_admit(regions);
 }
 
+void regions_free_block(struct regions *regions, struct pool_block *take_block)
+{
+    regions->freeing++;
+    if (!take_block->at)
+        regions->freeing_bytes += take_block->bytes;
+    take_block->work = (struct work){.run = run_free, .done = done_free};
+    work_submit(regions->pool, &take_block->work);
+}
+
 static void fill_block(struct pool_block *block, const struct region *region, bool discard)
 {
     *block = (struct pool_block){.pool = &region->regions->ready,
@@ -315,12 +334,30 @@ static void fill_block(struct pool_block *block, const struct region *region, bo
     list_init(&block->link);
 }
 
+/* Memory on a device that nobody uses now: whether it is kept there. client: the only one that ever had it; 0: nobody had. */
+static bool keep_on_device(struct regions *regions, struct pool_block *block, const struct owner *owner, uint64_t client)
+{
+    struct memory_device *device = block->at;
+
+    if ((client != 0 && !map_get_u64(&regions->warm_clients, client)) || !device_pool_give(&regions->kept, block, owner, client))
+        return false;
+    regions_watch(regions);
+    if (regions->accounts)
+        account_room(regions->accounts, USAGE_DEVICE_BYTES, device); /* for whoever waits for room it will be given up */
+    return true;
+}
+
 void region_retire(struct region *region, bool discard, struct list *victims)
 {
     struct regions *regions = region->regions;
     bool seen = region->exported_to != 0 || region->exported_widely || region->origin == REGION_IMPORTED;
     bool anyone = !seen && !region->never_leaves && !region->sealed; /* what is ready may be given away */
+    /* What was imported on the device may be the same memory under another name, put while its client had it mapped. */
+    bool alone = region->at && region->at->imported_bytes == 0 && region->exported_to != 0 && !region->exported_widely &&
+                 region->origin != REGION_IMPORTED && !region->abandoned;
     bool little;
+    uint64_t client = region->exported_to;
+    struct owner owner = region->account->owner;
     struct pool_block *block, now;
 
     if (!list_empty(&region->readers)) /* what they keep mapped must not keep the pages */
@@ -354,11 +391,9 @@ void region_retire(struct region *region, bool discard, struct list *victims)
         regions_watch(regions);
         return;
     }
-    regions->freeing++;
-    if (!block->at)
-        regions->freeing_bytes += block->bytes;
-    block->work = (struct work){.run = run_free, .done = done_free};
-    work_submit(regions->pool, &block->work);
+    if (block->at && (anyone || alone) && keep_on_device(regions, block, &owner, client))
+        return;
+    regions_free_block(regions, block);
 }
 
 void region_unref(struct region *region)
@@ -463,7 +498,7 @@ static enum rdt_status share(struct region *region, bool writable, int *fd_p, st
     return status;
 }
 
-static enum rdt_status not_anyone(const struct region *region, struct rdt_error *err)
+enum rdt_status region_not_anyone(const struct region *region, struct rdt_error *err)
 {
     return rdt_error_set(err, RDT_INTERNAL, "region %llu served client %llu before, and can serve nobody else",
                          (unsigned long long)region->id, (unsigned long long)region->exported_to);
@@ -475,7 +510,7 @@ enum rdt_status region_export_to(struct region *region, uint64_t client, bool wr
     enum rdt_status status;
 
     if (region->had_life && region->exported_to != client)
-        return not_anyone(region, err);
+        return region_not_anyone(region, err);
     status = share(region, writable, fd_p, err);
     if (status != RDT_OK)
         return status;
@@ -491,7 +526,7 @@ enum rdt_status region_export(struct region *region, bool writable, int *fd_p, s
     enum rdt_status status;
 
     if (region->had_life)
-        return not_anyone(region, err);
+        return region_not_anyone(region, err);
     status = share(region, writable, fd_p, err);
     if (status == RDT_OK)
         region->exported_widely = true;

@@ -1,6 +1,6 @@
 /* Ranges of memory: who owns them, who keeps them, where they are registered. A region is counted: when nobody refers to it any more
- * its memory goes one of three ways. What never left the daemon serves anyone again (pool.h); what only one client ever had may serve
- * that client again (warm.h); anything else goes back to the kernel, on the work pool.
+ * its memory goes one of three ways. What never left the daemon serves anyone again (pool.h; device_pool.h on devices); what only one
+ * client ever had may serve that client again (warm.h, device_pool.h); anything else goes back to the kernel, on the work pool.
  *
  * Loop thread only.
  */
@@ -9,6 +9,7 @@
 
 #include "daemon/account.h"
 #include "daemon/deadline.h"
+#include "daemon/device_pool.h"
 #include "daemon/events.h"
 #include "daemon/index.h"
 #include "daemon/list.h"
@@ -32,6 +33,7 @@ struct regions {
         awaiting; /* allocations that wait for what is on its way back, or is about to be ready: in turn (region_alloc.c) */
     uint64_t awaiting_bytes;
     struct pool ready;
+    struct device_pool kept;
     struct map warm_clients;             /* client id -> struct warm */
     struct list warm;                    /* struct region.by_age: of all clients, the oldest first */
     uint64_t warm_bytes, warm_max_bytes; /* of all; of one client */
@@ -141,8 +143,8 @@ enum rdt_status region_import(struct regions *regions, const char *kind, const c
                               struct account *account, uint64_t client, struct region **region_p, struct rdt_error *err);
 
 /* ---- on devices (region_device.c) ----
- * Made, lent and given back on the work pool, mapped from the beginning, and charged to the device: used_bytes, below limit_bytes. What was
- * exported to nobody is kept ready on its device, as host memory is.
+ * Made, lent and given back on the work pool, mapped from the beginning, and charged to the device: used_bytes, below limit_bytes. What
+ * nobody uses may be kept there (device_pool.h).
  */
 
 /* AGAIN: on_ready comes, with the region or an error. The fds are taken over as copies. */

@@ -16,7 +16,7 @@ struct page_work {
     struct list victims; /* struct pool_block whose pages go first */
 };
 
-static void free_victims(struct list *victims)
+void region_free_victims(struct list *victims)
 {
     list_for_each_safe (node, victims) {
         struct pool_block *block = list_entry(node, struct pool_block, link);
@@ -46,7 +46,7 @@ static void run_alloc(struct work *work)
     struct page_work *page = (struct page_work *)work;
     struct region *region = page->region;
 
-    free_victims(&page->victims);
+    region_free_victims(&page->victims);
     page->status = alloc_block(region, &page->err);
     if (page->status != RDT_OK || region->origin < REGION_RECEIVED)
         return;
@@ -99,11 +99,11 @@ static bool make_room(struct regions *regions, uint64_t bytes, struct list *vict
 /* What could not be used after all: the pages go, nobody waits for it. */
 static void run_drop(struct work *work)
 {
-    free_victims(&((struct page_work *)work)->victims);
+    region_free_victims(&((struct page_work *)work)->victims);
     free(work);
 }
 
-static void drop_victims(struct regions *regions, struct list *victims)
+void region_drop_victims(struct regions *regions, struct list *victims)
 {
     struct page_work *page;
 
@@ -111,7 +111,7 @@ static void drop_victims(struct regions *regions, struct list *victims)
         return;
     page = calloc(1, sizeof *page);
     if (!page) {
-        free_victims(victims);
+        region_free_victims(victims);
         return;
     }
     page->work = (struct work){.run = run_drop};
@@ -135,7 +135,7 @@ enum rdt_status regions_charge(struct regions *regions, uint64_t bytes, struct r
 
     list_init(&victims);
     fits = make_room(regions, bytes, &victims);
-    drop_victims(regions, &victims);
+    region_drop_victims(regions, &victims);
     if (!fits)
         return no_room(regions, bytes, err);
     regions->bytes += bytes;
@@ -148,7 +148,7 @@ void regions_uncharge(struct regions *regions, uint64_t bytes)
 }
 
 /* The charge is the pool's until now. */
-static void adopt(struct region *region, struct pool_block *take_block)
+void region_adopt(struct region *region, struct pool_block *take_block)
 {
     region->block = take_block->block;
     region->room = take_block->bytes;
@@ -247,10 +247,10 @@ void regions_admit(struct regions *regions)
             stop_awaiting(page, bytes);
             submit(page);
         } else if (will_fit(regions, regions_claimed_bytes(regions) - regions->awaiting_bytes, bytes)) {
-            drop_victims(regions, &page->victims);
+            region_drop_victims(regions, &page->victims);
             return; /* more comes */
         } else {
-            drop_victims(regions, &page->victims);
+            region_drop_victims(regions, &page->victims);
             refuse(page);
         }
     }
@@ -285,13 +285,13 @@ enum rdt_status region_alloc(struct regions *regions, const char *kind_name, con
     if (regions->ready.bytes > 0)
         regions_watch(regions);
     if (ready) {
-        adopt(region, ready);
+        region_adopt(region, ready);
         *region_p = region;
         return RDT_OK;
     }
     list_init(&victims);
     if (in_turn || !take_room(region, &victims)) {
-        drop_victims(regions, &victims);
+        region_drop_victims(regions, &victims);
         if (await_room(region, on_ready, arg))
             return RDT_AGAIN;
         region_cancel(region);
@@ -300,7 +300,7 @@ enum rdt_status region_alloc(struct regions *regions, const char *kind_name, con
         return no_room(regions, bytes, err);
     }
     if (!on_ready)
-        drop_victims(regions, &victims); /* their share of the limit is free already */
+        region_drop_victims(regions, &victims); /* their share of the limit is free already */
     if ((bytes <= SMALL_BYTES || !on_ready) && list_empty(&victims)) {
         status = alloc_block(region, err);
         if (status != RDT_OK) {
@@ -313,7 +313,7 @@ enum rdt_status region_alloc(struct regions *regions, const char *kind_name, con
     }
     page = page_work_new(region, on_ready, arg);
     if (!page) {
-        drop_victims(regions, &victims);
+        region_drop_victims(regions, &victims);
         index_remove(&regions->by_id, region->id);
         region_forget(region);
         return rdt_error_set(err, RDT_NO_MEMORY, "no memory for a region");

@@ -12,7 +12,9 @@ struct device_work {
     struct region *region;
     region_ready on_ready;
     void *arg;
-    struct rdt_import *import; /* NULL: an allocation */
+    struct rdt_import *import; /* NULL: an allocation, */
+    bool kept;                 /* or a block that was kept */
+    struct list victims;       /* struct pool_block that go first */
     enum rdt_status status;
     struct rdt_error err;
 };
@@ -38,13 +40,19 @@ static enum rdt_status no_room(const struct memory_device *device, uint64_t byte
                          (unsigned long long)device->used_bytes, (unsigned long long)device->limit_bytes);
 }
 
-static enum rdt_status take_room(struct region *region, struct rdt_error *err)
+/* If need be in place of what is kept there: those blocks are victims then. */
+static enum rdt_status take_room(struct region *region, struct list *victims, struct rdt_error *err)
 {
     struct memory_device *device = region->at;
     uint64_t limit = device->limit_bytes, room = pool_pages_bytes(region->kind, region->bytes);
     bool ever = room >= region->bytes && room <= limit; /* what a plug-in rounds up may wrap */
 
-    if (ever && device->used_bytes <= limit - room && !account_waits_for(region->account, USAGE_DEVICE_BYTES, device)) {
+    if (ever && device->used_bytes - device->ready_bytes <= limit - room &&
+        !account_waits_for(region->account, USAGE_DEVICE_BYTES, device)) {
+        if (device->used_bytes > limit - room)
+            device_pool_give_up(&region->regions->kept, device, device->used_bytes - (limit - room), victims);
+        list_for_each (node, victims)
+            device->used_bytes -= list_entry(node, struct pool_block, link)->bytes;
         region->room = room;
         device->used_bytes += room;
         return RDT_OK;
@@ -63,6 +71,9 @@ static enum rdt_status make(struct device_work *making)
     void *instance = region->kind->instance;
     enum rdt_status status;
 
+    if (making->kept) /* it shows somebody's bytes */
+        return ops->zero(instance, &region->block, &making->err);
+    region_free_victims(&making->victims);
     if (making->import)
         status = ops->import(instance, region->at->uuid, making->import, &region->block, &making->err);
     else
@@ -100,7 +111,12 @@ static void done_make(struct work *work)
     if (making->status != RDT_OK) {
         rdt_error_prefix(&making->err, "%s device %s", region->kind->name, region->at->uuid);
         index_remove(&region->regions->by_id, region->id);
-        region_forget(region);
+        if (making->kept) { /* nobody shall have it any more */
+            region->exported_widely = true;
+            region_retire(region, false, NULL);
+        } else {
+            region_forget(region);
+        }
         making->on_ready(making->arg, NULL, &making->err);
     } else {
         making->on_ready(making->arg, region, NULL);
@@ -108,20 +124,53 @@ static void done_make(struct work *work)
     free(making);
 }
 
-static enum rdt_status start(struct region *region, struct rdt_import *take_import, region_ready on_ready, void *arg,
-                             struct rdt_error *err)
+static struct device_work *work_new(region_ready on_ready, void *arg, struct rdt_error *err)
 {
     struct device_work *making = calloc(1, sizeof *making);
 
-    if (!making)
-        return rdt_error_set(err, RDT_NO_MEMORY, "no memory for a region");
-    making->region = region;
-    making->import = take_import;
+    if (!making) {
+        (void)rdt_error_set(err, RDT_NO_MEMORY, "no memory for a region");
+        return NULL;
+    }
+    list_init(&making->victims);
     making->on_ready = on_ready;
     making->arg = arg;
-    making->work = (struct work){.run = run_make, .done = done_make, .lane = region->client};
-    work_submit(region->regions->pool, &making->work);
+    return making;
+}
+
+static enum rdt_status start(struct device_work *take_making, struct region *region)
+{
+    take_making->region = region;
+    take_making->work = (struct work){.run = run_make, .done = done_make, .lane = region->client};
+    work_submit(region->regions->pool, &take_making->work);
     return RDT_AGAIN;
+}
+
+/* What the client may be given of its own it may write: who could never have had it is not shown such memory (REGION_RECEIVED only), and
+ * what must not change is not put there. */
+static struct pool_block *take_kept(struct region *region, uint64_t client)
+{
+    bool own = region->origin == REGION_ALLOCATED || region->origin == REGION_RECEIVED;
+    struct device_block_wish wish = {region->at, pool_pages_bytes(region->kind, region->bytes), own ? client : 0};
+
+    if (account_waits_for(region->account, USAGE_DEVICE_BYTES, region->at))
+        return NULL;
+    return device_pool_take(&region->regions->kept, &wish);
+}
+
+/* True: as it is it may be seen by whoever may see the region. */
+static bool adopt(struct region *region, struct pool_block *take_block)
+{
+    uint64_t client = take_block->client;
+    bool known = client != 0 || owner_equal(&take_block->owner, &region->account->owner);
+
+    region_adopt(region, take_block);
+    if (client != 0) {
+        region->exported_to = client;
+        region->writable_outside = true;
+        region->had_life = region->origin != REGION_ALLOCATED; /* what is its own to write anyway it may put and show */
+    }
+    return known && region->origin >= REGION_RECEIVED; /* and all of it is about to be written */
 }
 
 enum rdt_status region_alloc_device(struct regions *regions, struct memory_kind *kind, const char *device_name, uint64_t bytes,
@@ -130,10 +179,11 @@ enum rdt_status region_alloc_device(struct regions *regions, struct memory_kind 
 {
     struct rdt_error why = {0};
     struct memory_device *device = memory_kind_device(kind, device_name, &why);
+    struct device_work *making;
+    struct pool_block *kept;
     struct region *region;
     enum rdt_status status;
 
-    (void)region_p; /* never at once */
     if (!device || !on_ready) {
         if (err && !device)
             *err = why;
@@ -144,16 +194,23 @@ enum rdt_status region_alloc_device(struct regions *regions, struct memory_kind 
     status = region_new(regions, kind, device, bytes, origin, account, client, 1, &region, err);
     if (status != RDT_OK)
         return status;
-    status = take_room(region, err);
-    if (status != RDT_OK) {
+    making = work_new(on_ready, arg, err);
+    if (!making) {
         region_cancel(region);
-        return status;
+        return RDT_NO_MEMORY;
     }
-    status = start(region, NULL, on_ready, arg, err);
-    if (status != RDT_AGAIN) {
-        index_remove(&regions->by_id, region->id);
-        region_forget(region);
+    kept = take_kept(region, client);
+    if (kept && adopt(region, kept)) {
+        free(making);
+        *region_p = region;
+        return RDT_OK;
     }
+    making->kept = kept != NULL;
+    status = kept ? RDT_OK : take_room(region, &making->victims, err);
+    if (status == RDT_OK)
+        return start(making, region);
+    region_cancel(region);
+    free(making);
     return status;
 }
 
@@ -223,7 +280,7 @@ enum rdt_status region_import_device(struct regions *regions, const char *kind_n
                                      region_ready on_ready, void *arg, struct rdt_error *err)
 {
     struct memory_device *device = NULL;
-    struct rdt_import *copy;
+    struct device_work *making;
     struct memory_kind *kind;
     struct region *region;
     struct rdt_error why = {0};
@@ -243,16 +300,15 @@ enum rdt_status region_import_device(struct regions *regions, const char *kind_n
     if (status != RDT_OK)
         return status;
     region->writable_outside = true;
-    copy = import_copy(import, &why);
-    status = copy ? start(region, copy, on_ready, arg, &why) : why.status;
-    if (status == RDT_AGAIN)
-        return status;
-    import_free(copy);
+    making = work_new(on_ready, arg, &why);
+    if (making && (making->import = import_copy(import, &why)))
+        return start(making, region);
+    free(making);
     index_remove(&regions->by_id, region->id);
     region_forget(region);
     if (err)
         *err = why;
-    return status;
+    return why.status;
 }
 
 /* ---- sharing ---- */
@@ -289,7 +345,8 @@ enum rdt_status region_share(struct region *region, uint64_t client, struct regi
     Rdt__Pb__Share *message = &share_p->message;
     struct rdt_export export;
     unsigned n = 0;
-    enum rdt_status status = ask_export(region, &export, err);
+    enum rdt_status status = region->had_life && region->exported_to != client ? region_not_anyone(region, err)
+                                                                               : ask_export(region, &export, err);
 
     if (status == RDT_OK && export.kind == RDT_IMPORT_VMM && export.n_fds > room)
         status = rdt_error_set(err, RDT_LIMIT, "region %llu is made of %u chunks, and one message carries %u file descriptors",

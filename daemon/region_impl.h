@@ -32,6 +32,19 @@ enum rdt_status region_alloc_device(struct regions *regions, struct memory_kind 
 /* What it took is free again, on its device or under memory_limit. */
 void region_give_back(struct regions *regions, struct memory_device *device, uint64_t bytes);
 
+/* Pages go, on the work pool; their charge when they have gone. */
+void regions_free_block(struct regions *regions, struct pool_block *take_block);
+
+/* Any thread: struct pool_block whose charge was given back when they became victims. */
+void region_free_victims(struct list *victims);
+void region_drop_victims(struct regions *regions, struct list *victims); /* the same, on the work pool */
+
+/* What a region of it was before it was kept. */
+void region_adopt(struct region *region, struct pool_block *take_block);
+
+/* What served a client before is shown to nobody else. */
+enum rdt_status region_not_anyone(const struct region *region, struct rdt_error *err);
+
 /* It never had memory, and was not there before. */
 void region_cancel(struct region *region);
 

@@ -157,6 +157,7 @@ static enum rdt_status become_target(struct transfer *transfer, struct rdt_error
 enum rdt_status landing_reserve(struct transfer *transfer, region_ready on_ready, struct rdt_error *err)
 {
     struct landing *landing = transfer->landing;
+    bool own = transfer->client && transfer->n_fetches == 1; /* what several share is nobody's again */
     enum rdt_status status = RDT_OK;
 
     while (status == RDT_OK && landing->n_ready < landing->placing.n) {
@@ -164,7 +165,7 @@ enum rdt_status landing_reserve(struct transfer *transfer, region_ready on_ready
         struct region *region;
         status = region_alloc(transfer->transfers->regions, device ? device->kind->name : "host", device ? device->uuid : "",
                               landing->placing.at[landing->n_ready].bytes, REGION_RECEIVED, transfer->account,
-                              transfer->client ? transfer->client->id : 0, &region, on_ready, transfer, err);
+                              own ? transfer->client->id : 0, &region, on_ready, transfer, err);
         if (status == RDT_OK)
             landing_take(transfer, region);
     }

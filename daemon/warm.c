@@ -36,6 +36,7 @@ void warm_stop(struct warm *warm)
     if (!warm->regions)
         return;
     map_remove_u64(&warm->regions->warm_clients, warm->client);
+    device_pool_forget_client(&warm->regions->kept, warm->client);
     while (!list_empty(&warm->list)) {
         struct region *region = list_entry(list_first(&warm->list), struct region, by_client);
         leave(warm, region);

@@ -21,7 +21,7 @@ struct warm {                /* of one client */
 
 /* on_drop is not called by warm_stop: the client is gone. */
 void warm_start(struct warm *warm, struct regions *regions, uint64_t client, void (*on_drop)(struct warm *, uint64_t region));
-void warm_stop(struct warm *warm); /* nothing if it was never started */
+void warm_stop(struct warm *warm); /* what is kept for it on devices goes, too; nothing if it was never started */
 
 /* One of its regions that holds so many bytes, as if new but for its bytes, which are what the client left there; with one reference
  * for the caller, and kept until it is delivered. NULL: none fits. */

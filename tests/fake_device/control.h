@@ -11,12 +11,13 @@ struct fake_control {
     /* set by tests */
     _Atomic uint32_t hold;        /* copies that were queued wait while it is set */
     _Atomic uint32_t fail_copies; /* so many of the next ones fail */
-    _Atomic uint32_t fail_allocs, fail_imports;
+    _Atomic uint32_t fail_allocs, fail_imports, fail_zeros;
     _Atomic uint32_t no_export;   /* imported memory cannot be exported while it is set */
     /* set by the plug-in */
     _Atomic uint64_t allocated[FAKE_DEVICES]; /* bytes on each device that it has made */
     _Atomic uint32_t opened[FAKE_DEVICES];
     _Atomic uint32_t blocks, imports, handles; /* that exist now; handles: opened, each once */
+    _Atomic uint64_t made, zeroed;             /* allocations; blocks that were cleared later */
     _Atomic uint64_t started, done;            /* copies */
     _Atomic uint64_t pinned;                   /* bytes of host memory, now */
     _Atomic uint64_t unpinned_bytes;           /* copied from or to host memory that was not */

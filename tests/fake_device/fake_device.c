@@ -189,6 +189,7 @@ static enum rdt_status fake_alloc(void *memory, const char *device, uint64_t byt
         return rdt_error_set(err, RDT_SYSTEM, "no memfd");
     }
     block->span = bytes;
+    atomic_fetch_add(&fake.control->made, 1);
     publish(block_p, block, bytes);
     return RDT_OK;
 }
@@ -327,7 +328,9 @@ static enum rdt_status fake_zero(void *memory, struct rdt_block *block_p, struct
     struct fake_block *block = block_p->priv;
 
     (void)memory;
-    (void)err;
+    if (take(&fake.control->fail_zeros))
+        return rdt_error_set(err, RDT_SYSTEM, "it cannot be cleared, as the test wants it");
+    atomic_fetch_add(&fake.control->zeroed, 1);
     memset(block->real + block->offset, 0, block_p->bytes);
     return RDT_OK;
 }

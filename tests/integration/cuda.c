@@ -44,7 +44,7 @@ static void begin_node(void)
         (void)fake_gpu_load();
     }
     must_say(gpu_there(&why), "%s", why);
-    node_start(&node, &(struct node_options){.env = env});
+    node_start(&node, &(struct node_options){.env = env, .flags = (const char *const[]){"--pool-idle=200ms", NULL}});
 }
 
 static void begin(void)
@@ -160,22 +160,27 @@ Test(cuda, daemons_memory_is_shared_and_copied_to_all_places)
 
 Test(cuda, host_memory_goes_to_a_gpu_and_back)
 {
-    uint8_t *host = malloc(BYTES);
-    struct rdt_ref ref, back;
+    uint8_t *host = malloc(BYTES), *other = malloc(BYTES);
+    struct rdt_ref ref, back, second;
     rdt_object *object;
 
     begin();
-    must(host);
+    must(host && other);
     fill_pattern(host, BYTES, 8);
     ref = put_at(host, BYTES, RDT_CUDA_HOST);
     must_ok(fetch_to(a, &ref, "cuda", gpu_uuid(0), &object, &err));
     must(gpu_holds(tensor_of(object, 0).data, BYTES, 8));
     back = put_at(tensor_of(object, 0).data, BYTES, RDT_CUDA_CHUNKS); /* what a fetch brought is exported once more */
     rdt_release(object);
+    fill_pattern(other, BYTES, 9);
+    second = put_at(other, BYTES, RDT_CUDA_HOST);
+    expect(a, &second, "cuda", gpu_uuid(0), 9, "local/copy"); /* not into that memory, which its client has let go of but for this */
     expect(b, &back, "host", NULL, 8, "local/copy");
     let_go(&ref);
     let_go(&back);
+    let_go(&second);
     free(host);
+    free(other);
     end();
 }
 
