@@ -85,7 +85,7 @@ struct group_rank *group_rank_for(const struct group *group, const uint8_t node[
 
 bool group_is_coming(const struct group *group)
 {
-    return group->sm.state == GROUP_FORMING || group->sm.state == GROUP_CLOSING ||
+    return group->sm.state == GROUP_FORMING || (group->sm.state == GROUP_CLOSING && !group->stuck) ||
            (group->sm.state == GROUP_DOWN && group->again);
 }
 
@@ -106,6 +106,7 @@ void group_set_state(struct group *group, enum group_state state)
 {
     sm_move(&group->sm, state);
     group->since_ns = uv_hrtime();
+    group->stuck = false;
     if (state == GROUP_READY) {
         group->why[0] = '\0';
         group->formed = true;
@@ -340,6 +341,7 @@ static void all_closed(struct group *group)
         group_closed_here(group);
         return;
     }
+    deadline_unset(group->groups->deadlines, &group->deadline);
     group_set_state(group, GROUP_DOWN);
     group_went_down(group);
 }
@@ -443,6 +445,7 @@ void group_fall(struct group *group, const char *why)
     group->proposed = false;
     if (group->n_open > 0) {
         group_set_state(group, GROUP_CLOSING);
+        group_set_deadline(group, group_patience_ns(group));
         close_ranks(group);
         return;
     }
@@ -460,8 +463,10 @@ void group_begin_end(struct group *group)
     group_set_state(group, GROUP_ENDING);
     if (!closing)
         close_ranks(group);
-    if (group->n_open > 0)
+    if (group->n_open > 0) {
+        group_set_deadline(group, group_patience_ns(group));
         return;
+    }
     stop_serving(group);
     group_closed_here(group);
 }

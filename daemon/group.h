@@ -15,7 +15,10 @@
  *   any of them ---- destroyed, or not even formed once ----> ENDING ---- closed here and on every node that is there ----> gone
  *
  * Without its coordinator a group is down on all nodes, and says so; it comes back with that node's link, unless another group has taken
- * the name meanwhile. One whose coordinator has restarted is down for good, until it is destroyed or another takes its name.
+ * the name meanwhile. One whose coordinator has restarted is down for good, until it is destroyed or another takes its name. One that was
+ * never formed, or that its coordinator has ended meanwhile, goes.
+ *
+ * Whatever it waits for it waits for with a deadline, and then `why`, or the waiter's error, names who or what is missing.
  *
  * Knows no transfer: those that move in a group hear of its changes (transfer_group.c). Loop thread only.
  */
@@ -128,6 +131,7 @@ struct group {
     bool serves;                /* connected here */
     bool again;                 /* DOWN: it is about to be formed anew */
     bool orphan;                /* its coordinator has restarted */
+    bool stuck;                 /* CLOSING for longer than anybody should wait */
     uint32_t next_epoch;        /* proposed while CLOSING; 0: none */
     struct rdt_error suspicion; /* what the plug-in says is wrong with it, in this epoch; status OK: nothing */
     struct rdt_error reason;    /* ENDING before it was formed: why. status OK: it was destroyed */

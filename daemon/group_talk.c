@@ -121,7 +121,7 @@ void group_went_down(struct group *group)
         group->next_epoch = 0;
         if (epoch > group->epoch)
             group_form_here(group, epoch);
-        else if (group->again)
+        else if (group->again || !list_empty(&group->ending))
             group_set_deadline(group, group_patience_ns(group));
     } else if (group->failures <= 1 && group_all_up(group)) {
         group_begin(group);
@@ -182,7 +182,10 @@ static enum rdt_status on_failed(struct groups *groups, struct peer *peer, const
     struct group *group = group_by_token(groups, word->token.data, word->token.len);
     struct rdt_error why = {0};
 
-    (void)err;
+    if (word->token.len != sizeof group->token)
+        return rdt_error_set(err, RDT_PROTOCOL, "a group's token of %zu bytes", word->token.len);
+    if (!group) /* it has not heard that it has ended */
+        group_send_word(groups, peer, RDT_PEER_GROUP_ENDED, word->token.data, word->epoch, RDT_OK, "", false);
     if (!group || group->epoch != word->epoch || (group->sm.state != GROUP_FORMING && group->sm.state != GROUP_READY))
         return RDT_OK;
     (void)wire_error(word->status == RDT_OK ? RDT_TRANSPORT : word->status, 0, word->message, &why);
@@ -240,10 +243,12 @@ void group_end(struct group *group, struct group_waiter *waiter)
         return;
     if (!group->coordinator)
         end_everywhere(group);
-    else if (waits_for_coordinator(group))
+    else if (waits_for_coordinator(group)) {
         group_tell(group, RDT_PEER_GROUP_END, RDT_OK, "", false);
-    else
+        group_set_deadline(group, 2 * group_patience_ns(group)); /* the coordinator's own comes first */
+    } else {
         group_begin_end(group);
+    }
 }
 
 static enum rdt_status on_end(struct groups *groups, struct peer *peer, const void *from, struct rdt_error *err)
@@ -273,7 +278,10 @@ static enum rdt_status on_ended(struct groups *groups, struct peer *peer, const 
     (void)err;
     if (node) {
         node->ended = true;
-        check_end(group);
+        if (group->epoch == word->epoch && (group->sm.state == GROUP_FORMING || group->sm.state == GROUP_READY))
+            group_fail(group, RDT_TRANSPORT, "node %s has ended it", peer->name);
+        else
+            check_end(group);
     } else if (group && group->coordinator == peer) {
         if (group->sm.state != GROUP_ENDING)
             group_begin_end(group); /* the coordinator did not know it */
@@ -283,50 +291,109 @@ static enum rdt_status on_ended(struct groups *groups, struct peer *peer, const 
     return RDT_OK;
 }
 
+/* FORMING: who or what is missing. */
+static void too_late_to_form(struct group *group)
+{
+    double seconds = (double)(uv_hrtime() - group->since_ns) / 1e9;
+    const struct group_member *away = group_missing(group);
+    const struct group_node *late = NULL;
+
+    if (away) {
+        group_fail(group, RDT_TIMED_OUT, "node %s could not be reached within %.1f s", away->peer->name, seconds);
+        return;
+    }
+    if (group->coordinator && (group->proposed || group->serves)) {
+        group_fail(group, RDT_TIMED_OUT, "node %s, which forms it, has not said within %.1f s that all %s",
+                   group->coordinator->name, seconds, group->serves ? "are connected" : "take part");
+        return;
+    }
+    for (uint32_t i = 0; i < group->n_nodes; i++)
+        if (!late || (late->accepted && (!group->nodes[i].accepted || (late->ready && !group->nodes[i].ready))))
+            late = &group->nodes[i]; /* who has not answered keeps the others from connecting */
+    if (late && !late->ready) {
+        group_fail(group, RDT_TIMED_OUT, "node %s did not %s within %.1f s", late->peer->name,
+                   late->accepted ? "connect" : "answer", seconds);
+        return;
+    }
+    group_fail(group, RDT_TIMED_OUT, "%s did not connect within %.1f s", group->transport->name, seconds);
+}
+
+/* ENDING: whoever waits for it need not for longer. The group stays until its transport has let go of it. */
+static void too_late_to_end(struct group *group)
+{
+    double seconds = (double)(uv_hrtime() - group->since_ns) / 1e9;
+    struct rdt_error why = {.status = RDT_OK};
+
+    if (group->n_open > 0)
+        (void)rdt_error_set(&why, RDT_TIMED_OUT, "%s has not let go of group \"%s\" here within %.1f s", group->transport->name,
+                            group->name, seconds);
+    else if (group->coordinator)
+        (void)rdt_error_set(&why, RDT_TIMED_OUT,
+                            "group \"%s\" has ended here, but node %s has not said within %.1f s that it has elsewhere",
+                            group->name, group->coordinator->name, seconds);
+    for (uint32_t i = 0; i < group->n_nodes; i++) {
+        if (why.status == RDT_OK && !group->nodes[i].ended)
+            (void)rdt_error_set(&why, RDT_TIMED_OUT,
+                                "group \"%s\" has ended here, but node %s has not let go of it within %.1f s", group->name,
+                                group->nodes[i].peer->name, seconds);
+        group->nodes[i].ended = true; /* who has not answered has nothing to say */
+    }
+    group_tell_waiters(&group->ending, why.status != RDT_OK ? &why : NULL);
+    if (group->coordinator && group->n_open == 0)
+        group_go(group);
+    else if (!group->coordinator)
+        check_end(group);
+}
+
+/* Somebody here wants it destroyed, and its coordinator, which is there, does not do it. */
+static void coordinator_is_late(struct group *group)
+{
+    struct rdt_error why;
+
+    (void)rdt_error_set(&why, RDT_TIMED_OUT,
+                        "node %s, where group \"%s\" was created, did not destroy it within %.1f s: it ends here",
+                        group->coordinator->name, group->name, 2 * (double)group_patience_ns(group) / 1e9);
+    group_tell_waiters(&group->ending, &why);
+    group_begin_end(group);
+}
+
 static void on_deadline(struct deadline *deadline)
 {
     struct group *group = list_entry(deadline, struct group, deadline);
-    const struct group_member *away;
 
+    if (group->coordinator && !list_empty(&group->ending) && group->sm.state != GROUP_ENDING) {
+        coordinator_is_late(group);
+        return;
+    }
     if (group->suspicion.status != RDT_OK && (group->sm.state == GROUP_FORMING || group->sm.state == GROUP_READY)) {
         group_fail(group, group->suspicion.status, "%s", group->suspicion.msg);
         return;
     }
     switch ((enum group_state)group->sm.state) {
     case GROUP_FORMING:
-        if (group->epoch == 0) {
+        if (group->epoch == 0)
             group_begin(group);
-            return;
-        }
-        away = group_missing(group);
-        for (uint32_t i = 0; !away && i < group->n_nodes; i++)
-            if (!group->nodes[i].ready) {
-                group_fail(group, RDT_TIMED_OUT, "node %s did not %s within %.1f s", group->nodes[i].peer->name,
-                           group->nodes[i].accepted ? "connect" : "answer", (double)group_patience_ns(group) / 1e9);
-                return;
-            }
-        if (away)
-            group_fail(group, RDT_TIMED_OUT, "node %s could not be reached within %.1f s", away->peer->name,
-                       (double)group_patience_ns(group) / 1e9);
         else
-            group_fail(group, RDT_TIMED_OUT, "%s did not connect within %.1f s", group->transport->name,
-                       (double)group_patience_ns(group) / 1e9);
+            too_late_to_form(group);
         return;
     case GROUP_DOWN:
+        if (group->coordinator && group->again)
+            (void)snprintf(group->why, sizeof group->why, "node %s, which is to form it anew, has not begun within %.1f s",
+                           group->coordinator->name, (double)group_patience_ns(group) / 1e9);
         group->again = false;
         if (!group->coordinator)
             group_begin(group);
         return;
-    case GROUP_ENDING: /* who has not answered has nothing to say */
-        for (uint32_t i = 0; i < group->n_nodes; i++)
-            group->nodes[i].ended = true;
-        if (group->coordinator && group->n_open == 0)
-            group_go(group);
-        else if (!group->coordinator)
-            check_end(group);
+    case GROUP_CLOSING: /* it goes on when it has, if ever */
+        (void)snprintf(group->why, sizeof group->why, "%s has not let go of epoch %u within %.1f s", group->transport->name,
+                       group->epoch, (double)group_patience_ns(group) / 1e9);
+        log_warn("group %s is stuck: %s", group->name, group->why);
+        group->stuck = true;
+        return;
+    case GROUP_ENDING:
+        too_late_to_end(group);
         return;
     case GROUP_READY:
-    case GROUP_CLOSING:
         return;
     }
 }
@@ -348,6 +415,9 @@ void groups_peer_up(struct groups *groups, struct peer *peer, bool boot_changed)
             group->again = false;
             (void)snprintf(group->why, sizeof group->why,
                            "node %s, where it was created, has restarted: destroy it and create it again", peer->name);
+        } else if (group->coordinator == peer && group->sm.state != GROUP_ENDING) {
+            /* Which may have ended it while nobody could tell us: then it says so. */
+            group_tell(group, RDT_PEER_GROUP_FAILED, RDT_PEER_LOST, "the link was down", false);
         }
         if (group->coordinator || !has_node(group, peer))
             continue;
@@ -374,10 +444,10 @@ static void coordinator_lost(struct group *group, const struct rdt_error *why)
                group->name, group->transport->name, group->epoch, text);
         group_fall(group, text);
     }
-    if (list_empty(&group->ending))
+    if (list_empty(&group->ending) && group->formed)
         return;
     if (group->sm.state != GROUP_ENDING)
-        group_begin_end(group); /* here at least */
+        group_begin_end(group); /* here at least; and what was never formed nobody will */
     else if (group->n_open == 0)
         group_go(group);
 }

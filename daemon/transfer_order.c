@@ -1,6 +1,6 @@
 /* Transfers in the ordered queues of a transport: whose operations stand in some take turns (turn.h), and tell each other so by
- * PULL_TURN. Whoever waits in a queue says so from time to time, so that the other end waits for it as long as it takes, unless that
- * holds up others here for PATIENCE times stall_timeout and nothing moves. An end that says nothing for stall_timeout is not waited for,
+ * PULL_TURN. Whoever waits in a queue says so from time to time, and the other end waits for it: while nothing moves for ALONE times
+ * stall_timeout, or for PATIENCE times where that holds up others here. An end that says nothing for stall_timeout is not waited for,
  * nor a reader that takes nothing for somewhat longer: it watches the time itself, and speaks first if it can. */
 #include <stdio.h>
 #include <stdlib.h>
@@ -11,7 +11,8 @@
 
 #define TICK_NS 1000000000ll
 #define QUEUE_BYTES 64u
-#define PATIENCE 20
+#define PATIENCE 20u
+#define ALONE 30u
 
 struct order {
     struct turn turn;
@@ -20,6 +21,7 @@ struct order {
     char there[112]; /* what the other end has said lately that it waits for; "": nothing */
     uint64_t said_ns;
     uint64_t waits_since_ns; /* it has said nothing else since, and nothing has moved: 0: not so */
+    uint64_t holds_since_ns; /* that holds up others here: 0: not so */
     uint64_t bytes_seen;     /* done when waits_since_ns was set, or the owner's patience */
 };
 
@@ -337,17 +339,27 @@ static void fail(struct order *order, struct rdt_error *err)
 /* The other end stands behind others there. False: for too long, and the transfer has failed. */
 static bool may_wait_on(struct order *order)
 {
-    uint64_t now_ns = uv_hrtime(), bytes = record_of(order)->bytes_done;
+    uint64_t now_ns = uv_hrtime(), stall_ns = transfers_of(order)->options->stall_timeout_ns,
+             bytes = record_of(order)->bytes_done;
     struct rdt_error err;
+    bool alone;
 
-    if (!order->waits_since_ns || bytes != order->bytes_seen || !turn_holds_up(&order->turn)) {
+    if (!order->waits_since_ns || bytes != order->bytes_seen) {
         order->waits_since_ns = now_ns;
+        order->holds_since_ns = 0;
         order->bytes_seen = bytes;
     }
-    if (now_ns - order->waits_since_ns < PATIENCE * transfers_of(order)->options->stall_timeout_ns)
+    if (!turn_holds_up(&order->turn))
+        order->holds_since_ns = 0;
+    else if (!order->holds_since_ns)
+        order->holds_since_ns = now_ns;
+    alone = !order->holds_since_ns || now_ns - order->holds_since_ns < PATIENCE * stall_ns;
+    if (alone && now_ns - order->waits_since_ns < ALONE * stall_ns)
         return true;
-    (void)rdt_error_set(&err, RDT_TRANSPORT, "it has been %s for %.1f s (%u times stall_timeout), and holds up others here",
-                        order->there[0] ? order->there : "behind others", (double)(now_ns - order->waits_since_ns) / 1e9, PATIENCE);
+    (void)rdt_error_set(&err, RDT_TRANSPORT, "it has been %s for %.1f s (%u times stall_timeout)%s",
+                        order->there[0] ? order->there : "behind others",
+                        (double)(now_ns - (alone ? order->waits_since_ns : order->holds_since_ns)) / 1e9,
+                        alone ? ALONE : PATIENCE, alone ? ", and nothing has moved" : ", and holds up others here");
     fail(order, &err);
     return false;
 }

@@ -59,15 +59,21 @@ static void others_move(void)
     must_ok(rdt_free(owner, &ref, false, &err));
 }
 
-static void say_word(uint64_t transfer, bool from_owner, int word)
+static void say_word_of(uint64_t transfer, bool from_owner, int word, const char *behind)
 {
     Rdt__Pb__PullTurn turn = RDT__PB__PULL_TURN__INIT;
 
     turn.transfer = transfer;
     turn.from_owner = from_owner;
     turn.word = (Rdt__Pb__TurnWord)word;
+    turn.behind = (char *)(uintptr_t)behind;
     insider_send(&insider, RDT_PEER_PULL_TURN, &turn.base);
     insider_flush(&insider);
+}
+
+static void say_word(uint64_t transfer, bool from_owner, int word)
+{
+    say_word_of(transfer, from_owner, word, "");
 }
 
 /* What came last of this type. */
@@ -201,6 +207,28 @@ Test(hostile_turns, reader_that_is_behind_others_for_ever)
     ends_with(1, RDT_TRANSPORT, "holds up others here");
     must_ok(rdt_free(owner, &ref, false, &err));
     must_ok(rdt_free(owner, &other, false, &err));
+    end();
+}
+
+/* The same where nobody waits behind it: longer, not for ever. It says whom it is behind, and so does the error. */
+Test(hostile_turns, reader_that_is_behind_others_for_ever_and_in_nobodys_way)
+{
+    int64_t since, until;
+    struct rdt_ref ref;
+
+    begin(SHORT_STALL);
+    ref = put_pattern(owner, NULL, BYTES, 1);
+    pull(&ref, 1);
+    take_turns();
+    since = now_ns();
+    until = since + LONG;
+    while (insider.came[RDT_PEER_PULL_END].n == 0 && now_ns() < until) {
+        say_word_of(1, false, RDT__PB__TURN_WORD__TURN_WAITING, "behind transfer 5 (from x) in queue q");
+        insider_listen(&insider, 20);
+    }
+    ends_with(1, RDT_TRANSPORT, "it has been behind transfer 5 (from x) in queue q for");
+    must(now_ns() - since >= 30 * 250 * MSEC);
+    must_ok(rdt_free(owner, &ref, false, &err));
     end();
 }
 
