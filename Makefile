@@ -234,7 +234,8 @@ $(B)/libproto.a: $(PROTO_O)
 $(B)/librdt.a: $(CLIENT_O)
 $(B)/librdtd.a: $(DAEMON_O)
 $(B)/libsupport.a: $(SUPPORT_O)
-$(B)/libproto.a $(B)/librdt.a $(B)/librdtd.a $(B)/libsupport.a: $(B)/.sources
+$(B)/librdt-cuda.a: $(LIBCUDA_O) $(CUDA_O)
+$(B)/libproto.a $(B)/librdt.a $(B)/librdtd.a $(B)/libsupport.a $(B)/librdt-cuda.a: $(B)/.sources
 	$(call say,AR,$@)
 	$(Q)rm -f $@ && $(AR) rcs $@ $(filter %.o,$^)
 
@@ -263,14 +264,17 @@ $(B)/rdtctl: $(call obj,$(CTL_C)) $(B)/librdt.a $(B)/libproto.a
 python: $(PY_EXT)
 	$(if $(PY_EXT),,$(error no Python package: see above))
 
-$(PY_EXT): $(call obj,$(call srcs,client/python/src)) $(B)/librdt.a $(B)/libproto.a $(PY_FILES) $(B)/python.map $(B)/.python
+# GPU memory is within too where cuda.h is.
+$(PY_EXT): $(call obj,$(call srcs,client/python/src)) $(if $(CUDA_INC),$(B)/librdt-cuda.a) $(B)/librdt.a $(B)/libproto.a $(PY_FILES) $(B)/python.map \
+  $(B)/.python
 	$(call say,LINK,$@)
 	$(Q)mkdir -p $(@D) && rm -rf $(@D)/* && cp $(PY_FILES) $(@D)/
 	$(Q)$(CC) $(LDFLAGS_ALL) -shared -Wl,--version-script=$(B)/python.map -o $@ $(filter %.o %.a,$^) $(CLIENT_LIBS)
-$(B)/python.map:
-	$(Q)mkdir -p $(@D) && echo '{ global: PyInit__rdt; local: *; };' >$@
-$(B)/obj/client/python/%.o: OBJFLAGS = -fPIC -fno-semantic-interposition -Iclient -Iproto -isystem $(firstword $(PY_INFO))
-$(B)/obj/client/python/%.o: $(B)/.python
+$(B)/python.map: Makefile
+	$(Q)mkdir -p $(@D) && echo '{ global: PyInit__rdt; rdt_torch_alloc; rdt_torch_free; local: *; };' >$@
+$(B)/obj/client/python/%.o: OBJFLAGS = -fPIC -fno-semantic-interposition -Iclient -Iclient/cuda -Iproto -isystem $(firstword $(PY_INFO)) \
+  $(if $(CUDA_INC),,-DRDTPY_WITHOUT_CUDA)
+$(B)/obj/client/python/%.o: $(B)/.python $(B)/.cuda
 
 # What is given to users for plug-ins of their own: libc and the statuses.
 $(CHECK): $(CHECK_O) $(PLUGIN_O)

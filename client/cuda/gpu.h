@@ -3,6 +3,8 @@
  *   map.c     memory of other processes, mapped here: what librdt calls (rdt_mapper)
  *   export.c  memory of this process, for the daemon
  *   put.c     the calls; order by streams
+ *   names.c   names of GPUs; waiting for streams
+ *   pool.c    an allocator for other libraries
  */
 #ifndef CLIENT_CUDA_GPU_H
 #define CLIENT_CUDA_GPU_H
@@ -44,5 +46,8 @@ struct cuda_gpu *gpu_of(struct cuda_driver *driver, const void *addr);
 enum rdt_status export_range(struct cuda_driver *driver, const struct cuda_gpu *gpu, void *addr, size_t bytes, struct exported *exported_p,
                              struct rdt_error *err);
 void exported_free(struct exported *exported);
+
+/* pool.c: the handle is about to go. Returns when no allocation uses it any more. */
+void pool_forget(const rdt_cuda *cuda);
 
 #endif

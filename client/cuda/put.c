@@ -182,6 +182,7 @@ void rdt_cuda_close(rdt_cuda *cuda)
 
     if (!handle)
         return;
+    pool_forget(cuda);
     if (handle->teller) {
         for (; handle->teller->copying > 0; handle->teller->copying--) /* the memory that a stream copies into is unmapped next */
             while (sem_wait(&handle->teller->copied) && errno == EINTR)
@@ -249,6 +250,7 @@ struct putting {
     struct handle *handle;
     const struct rdt_cuda_put_options *options;
     struct rdt_tensor *tensors; /* a copy: of what was copied, data is the copy's */
+    struct cuda_gpu *gpu;       /* of the first tensor that is on one; NULL: none is */
     void **given;               /* ranges to give back when the put is over */
     void **rooms;               /* of copies: then too, or when the stream has come there */
     size_t n_given, n_rooms;
@@ -296,8 +298,9 @@ static enum rdt_status take_on_gpu(struct putting *putting, struct cuda_gpu *gpu
     void *base;
     enum rdt_status status = enter(cuda->driver, gpu, &entered, err);
 
-    if (status == RDT_OK)
-        status = offer(cuda, gpu, (void *)lo, hi - lo, &base, how_p, err);
+    if (status != RDT_OK)
+        return status;
+    status = putting->options->copy ? RDT_UNSUPPORTED : offer(cuda, gpu, (void *)lo, hi - lo, &base, how_p, err);
     if (status == RDT_OK) {
         putting->given[putting->n_given++] = base;
     } else if (status == RDT_UNSUPPORTED) {
@@ -324,8 +327,10 @@ static enum rdt_status take(struct putting *putting, size_t i, enum rdt_cuda_how
     status = rdt_known(cuda->conn, (void *)lo, hi - lo, &known, &memory, NULL, err);
     if (status == RDT_OK && known && strcmp(memory, "host") != 0)
         *how_p = RDT_CUDA_KNOWN;
-    gpu = status == RDT_OK && !known ? gpu_of(cuda->driver, (void *)lo) : NULL;
-    if (gpu)
+    gpu = status == RDT_OK && (!known || *how_p == RDT_CUDA_KNOWN) ? gpu_of(cuda->driver, (void *)lo) : NULL;
+    if (gpu && !putting->gpu)
+        putting->gpu = gpu;
+    if (gpu && !known)
         status = take_on_gpu(putting, gpu, tensor, lo, hi, how_p, err);
     else if (status == RDT_OK && !known && putting->options->has_stream)
         status = rdt_error_set(err, RDT_INVALID, "it is in host memory that the daemon does not know: no stream can write it later");
@@ -384,6 +389,8 @@ enum rdt_status rdt_cuda_put(rdt_cuda *cuda, const struct rdt_tensor *tensors, s
     struct rdt_cuda_put_options options = {.struct_size = sizeof options};
     struct rdt_put_options put = RDT_INIT(put);
     struct putting putting = {.handle = (struct handle *)cuda, .options = &options};
+    struct entered entered;
+    bool in_gpu = false; /* the caller's thread need not have a context, and a default stream is of one */
     enum rdt_status status = RDT_OK;
 
     if (!cuda || !ref_p || (count > 0 && !tensors))
@@ -405,6 +412,15 @@ enum rdt_status rdt_cuda_put(rdt_cuda *cuda, const struct rdt_tensor *tensors, s
         if (options.how)
             options.how[i] = how;
     }
+    if (putting.gpu && options.has_stream && (status == RDT_OK || putting.n_rooms > 0)) {
+        struct rdt_error why;
+        in_gpu = enter(cuda->driver, putting.gpu, &entered, &why) == RDT_OK;
+        if (!in_gpu && status == RDT_OK) {
+            status = why.status;
+            if (err)
+                *err = why;
+        }
+    }
     if (status == RDT_OK)
         status = options.has_stream
                      ? put_pending(&putting, count, &put, ref_p, err)
@@ -413,6 +429,8 @@ enum rdt_status rdt_cuda_put(rdt_cuda *cuda, const struct rdt_tensor *tensors, s
         (void)rdt_dealloc(cuda->conn, putting.given[i], NULL);
     if (putting.n_rooms > 0 && options.has_stream) /* it has failed, and the stream may still copy there */
         (void)cuda->driver->cuStreamSynchronize(options.stream);
+    if (in_gpu)
+        leave(cuda->driver, &entered);
     for (size_t i = 0; i < putting.n_rooms; i++)
         (void)rdt_dealloc(cuda->conn, putting.rooms[i], NULL);
     free(putting.tensors);

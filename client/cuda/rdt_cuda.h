@@ -46,6 +46,9 @@ struct rdt_cuda_put_options {
     bool has_stream;
     void *stream;
     enum rdt_cuda_how *how; /* NULL, or [count]: how each tensor was taken */
+    /* What the daemon does not know is COPIED, also what could be exported: its readers see no neighbours, and the caller may free or write it
+     * as soon as the stream has come there (at once, without a stream). */
+    bool copy;
 };
 
 /* rdt_put of tensors in host and GPU memory. A GPU tensor's allocation is exported whole: the readers of this uid and tenant that map it see
@@ -57,6 +60,48 @@ enum rdt_status rdt_cuda_put(rdt_cuda *cuda, const struct rdt_tensor *tensors, s
 /* Makes the caller's GPU memory known to the daemon, whole allocations of it, until rdt_dealloc(*base_p): for targets of fetches, and
  * for what is put again and again. UNSUPPORTED: it cannot be exported. */
 enum rdt_status rdt_cuda_offer(rdt_cuda *cuda, void *addr, size_t bytes, void **base_p, enum rdt_cuda_how *how_p, struct rdt_error *err);
+
+/* ---- names and streams ---- */
+
+/* The UUID of a GPU by its ordinal in this process (CUDA_VISIBLE_DEVICES counts), as CUDA's runtime and torch number them; and back. The text
+ * is valid for ever. NOT_FOUND names those that there are. */
+enum rdt_status rdt_cuda_uuid(rdt_cuda *cuda, int ordinal, const char **uuid_p, struct rdt_error *err);
+enum rdt_status rdt_cuda_ordinal(rdt_cuda *cuda, const char *uuid, int *ordinal_p, struct rdt_error *err);
+
+/* Where an address of this process is: the ordinal, or -1 if it is no memory of a GPU. */
+enum rdt_status rdt_cuda_where(rdt_cuda *cuda, const void *addr, int *ordinal_p, struct rdt_error *err);
+
+/* Copies GPU memory to the host's, and waits. The bytes are there already. */
+enum rdt_status rdt_cuda_read(rdt_cuda *cuda, const void *from, void *to, size_t bytes, struct rdt_error *err);
+
+/* Returns when all that stands in the stream of that GPU has finished. The stream keeps no deadline: nor does this. SYSTEM: it failed. */
+enum rdt_status rdt_cuda_wait_stream(rdt_cuda *cuda, int ordinal, void *stream, struct rdt_error *err);
+
+/* The same for all streams of the GPU's primary context in this process: before memory is given back that work of any stream may use, as
+ * cudaFree does. A GPU that this process has not used costs nothing. */
+enum rdt_status rdt_cuda_wait_all(rdt_cuda *cuda, int ordinal, struct rdt_error *err);
+
+/* ---- an allocator for others ----
+ * malloc and free of the daemon's memory, of the signature that torch.cuda.memory.CUDAPluggableAllocator and RMM take: what they make of it is
+ * put without a copy (KNOWN). One connection of the process serves it at a time. */
+
+/* From now on it is this connection's memory; NULL: nobody's, and every allocation fails. What was taken before stays with its own
+ * connection. rdt_cuda_close forgets both: the blocks go with rdt_close. */
+void rdt_cuda_pool_use(rdt_cuda *cuda);
+
+/* Zeroed, at least `bytes`, on the GPU with that ordinal; NULL: rdt_cuda_pool_info says why. Any thread; one round trip. The stream does not
+ * matter: the memory is there, and idle. */
+void *rdt_cuda_pool_alloc(ptrdiff_t bytes, int device, void *stream);
+
+/* Waits for the GPU, as cudaFree does, and gives the block back. Objects that were put from it keep the memory. NULL is fine. */
+void rdt_cuda_pool_free(void *addr, ptrdiff_t bytes, int device, void *stream);
+
+struct rdt_cuda_pool_info {
+    size_t blocks, bytes; /* that are out */
+    size_t failures;      /* so far */
+    struct rdt_error last; /* of the latest of them; status 0: none */
+};
+void rdt_cuda_pool_info(struct rdt_cuda_pool_info *info_p);
 
 #ifdef __cplusplus
 }

@@ -6,6 +6,7 @@ import shlex
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 from setuptools import Extension, setup
 
@@ -30,18 +31,27 @@ def version() -> str:
     return (pkg_config("--modversion", "rdt") or ["0"])[0]
 
 
-def where() -> dict[str, list[str]]:
+WITHOUT_CUDA = ("RDTPY_WITHOUT_CUDA", "1")
+
+
+def where() -> dict[str, list[Any]]:
     built = [tree / "build" / "release" / name for name in ("librdt.a", "libproto.a")]
     if all(path.exists() for path in built):
-        return {"include_dirs": [str(tree / "client"), str(tree / "proto")], "extra_objects": [str(path) for path in built],
+        gpus = tree / "build" / "release" / "librdt-cuda.a"  # where make found cuda.h
+        return {"include_dirs": [str(tree / "client"), str(tree / "client" / "cuda"), str(tree / "proto")],
+                "extra_objects": [str(path) for path in ([gpus] if gpus.exists() else []) + built],
+                "define_macros": [] if gpus.exists() else [WITHOUT_CUDA],
                 "extra_link_args": ["-Wl,--exclude-libs,ALL", *(pkg_config("--libs", "libprotobuf-c") or ["-lprotobuf-c"])]}
-    flags = pkg_config("--cflags", "rdt")
-    if flags:
-        return {"extra_compile_args": flags, "extra_link_args": pkg_config("--libs", "rdt")}
+    for name in ("rdt-cuda", "rdt"):
+        flags = pkg_config("--cflags", name)
+        if flags:
+            return {"extra_compile_args": flags, "extra_link_args": pkg_config("--libs", name),
+                    "define_macros": [] if name == "rdt-cuda" else [WITHOUT_CUDA]}
     sys.exit("rdt: there is no librdt: run `make` in the tree, or `make install` it where pkg-config looks (PKG_CONFIG_PATH)")
 
 
 found = where()
 setup(version=version(), ext_modules=[Extension(
     "rdt._rdt", sorted(str(path.relative_to(here)) for path in (here / "src").glob("*.c")), depends=["src/rdtpy.h"],
-    define_macros=[("_GNU_SOURCE", "1")], **{**found, "extra_compile_args": ["-std=c11", "-O2", *found.get("extra_compile_args", [])]})])
+    **{**found, "define_macros": [("_GNU_SOURCE", "1"), *found["define_macros"]],
+       "extra_compile_args": ["-std=c11", "-O2", *found.get("extra_compile_args", [])]})])

@@ -31,11 +31,13 @@ struct fake_stream {
     struct work *first, **last;
     uint64_t queued, done;
     bool end;
+    struct fake_stream *next; /* in `all` */
 };
 
 static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER; /* of all streams and events */
 static pthread_cond_t change = PTHREAD_COND_INITIALIZER;
 static struct fake_stream *defaults[FAKE_MAX_GPUS];
+static struct fake_stream *all;
 static _Thread_local bool in_call; /* a host function may not call the driver */
 
 static char *reach(CUdeviceptr address, size_t bytes)
@@ -121,6 +123,7 @@ static void *run(void *arg)
     return NULL;
 }
 
+/* Under `mutex`. */
 static struct fake_stream *stream_new(CUdevice device)
 {
     struct fake_stream *stream = calloc(1, sizeof *stream);
@@ -133,6 +136,8 @@ static struct fake_stream *stream_new(CUdevice device)
         free(stream);
         return NULL;
     }
+    stream->next = all;
+    all = stream;
     return stream;
 }
 
@@ -185,7 +190,9 @@ CUresult cuStreamCreate(CUstream *stream_p, unsigned flags)
     (void)flags;
     if (fake_current() < 0)
         return CUDA_ERROR_INVALID_CONTEXT;
+    pthread_mutex_lock(&mutex);
     stream = stream_new(fake_current());
+    pthread_mutex_unlock(&mutex);
     *stream_p = (CUstream)stream;
     return stream ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
 }
@@ -195,6 +202,12 @@ CUresult cuStreamDestroy(CUstream given)
     struct fake_stream *stream = (struct fake_stream *)given;
 
     pthread_mutex_lock(&mutex);
+    for (struct fake_stream **at = &all; *at; at = &(*at)->next) {
+        if (*at == stream) {
+            *at = stream->next;
+            break;
+        }
+    }
     stream->end = true;
     pthread_cond_broadcast(&change);
     pthread_mutex_unlock(&mutex);
@@ -226,6 +239,27 @@ CUresult cuStreamSynchronize(CUstream given)
     pthread_mutex_lock(&mutex);
     until = stream->queued;
     while (stream->done < until)
+        pthread_cond_wait(&change, &mutex);
+    pthread_mutex_unlock(&mutex);
+    return CUDA_SUCCESS;
+}
+
+static bool idle_on(CUdevice device)
+{
+    for (struct fake_stream *stream = all; stream; stream = stream->next)
+        if (stream->device == device && stream->first)
+            return false;
+    return true;
+}
+
+CUresult cuCtxSynchronize(void)
+{
+    CUdevice device = fake_current();
+
+    if (device < 0 || in_call)
+        return CUDA_ERROR_INVALID_CONTEXT;
+    pthread_mutex_lock(&mutex);
+    while (!idle_on(device))
         pthread_cond_wait(&change, &mutex);
     pthread_mutex_unlock(&mutex);
     return CUDA_SUCCESS;

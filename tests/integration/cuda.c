@@ -9,6 +9,7 @@ Test(cuda, memory)
     cr_skip_test("cuda.h was not there when this was built: make cuda-headers");
 }
 #else
+#include <pthread.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -321,6 +322,150 @@ Test(cuda, targets_on_a_gpu_are_written)
     let_go(&ref);
     wait_until(20 * SEC, device(0).used_bytes == 0);
     gpu_free(to);
+    end();
+}
+
+Test(cuda, put_by_copy_takes_nothing_of_the_callers)
+{
+    struct rdt_cuda_put_options options = RDT_INIT(options);
+    enum rdt_cuda_how how;
+    struct rdt_tensor one;
+    struct rdt_ref ref;
+    void *addr;
+
+    begin();
+    addr = gpu_alloc(BYTES);
+    gpu_fill(addr, BYTES, 11);
+    one = tensor(addr, BYTES);
+    options.how = &how;
+    options.copy = true;
+    must_ok(rdt_cuda_put(gpu_a, &one, 1, &options, &ref, &err));
+    must(how == RDT_CUDA_COPIED);
+    gpu_fill(addr, BYTES, 12);
+    gpu_free(addr);
+    expect(b, &ref, NULL, NULL, 11, "local/share");
+    let_go(&ref);
+    end();
+}
+
+static void *put_without_a_context(void *arg)
+{
+    struct rdt_cuda_put_options options = RDT_INIT(options);
+    struct rdt_tensor one = tensor(*(void **)arg, BYTES); /* asan looks where a thread's argument leads */
+    static struct rdt_ref ref;
+
+    options.has_stream = true; /* the default one, of the GPU that the tensor is on */
+    must_ok(rdt_cuda_put(gpu_a, &one, 1, &options, &ref, &err));
+    return &ref;
+}
+
+Test(cuda, default_stream_is_that_of_the_tensors_gpu)
+{
+    struct rdt_ref *ref;
+    pthread_t thread;
+    void *addr, *result;
+
+    begin();
+    must_ok(rdt_cuda_alloc(gpu_a, gpu_uuid(gpu_count() - 1), BYTES, &addr, &err));
+    gpu_use(gpu_count() - 1);
+    gpu_fill(addr, BYTES, 13);
+    must(pthread_create(&thread, NULL, put_without_a_context, &addr) == 0);
+    must(pthread_join(thread, &result) == 0);
+    ref = result;
+    expect(b, ref, "host", NULL, 13, "local/copy");
+    must_ok(rdt_dealloc(a, addr, &err));
+    let_go(ref);
+    end();
+}
+
+Test(cuda, gpus_have_names_and_numbers)
+{
+    const char *uuid;
+    int ordinal;
+
+    begin();
+    for (unsigned i = 0; i < gpu_count(); i++) {
+        must_ok(rdt_cuda_uuid(gpu_a, (int)i, &uuid, &err));
+        must(strcmp(uuid, gpu_uuid(i)) == 0);
+        must_ok(rdt_cuda_ordinal(gpu_a, uuid, &ordinal, &err));
+        must(ordinal == (int)i);
+    }
+    must_refuse(RDT_NOT_FOUND, "no GPU 99", rdt_cuda_uuid(gpu_a, 99, &uuid, &err));
+    must_refuse(RDT_NOT_FOUND, "GPU-nowhere", rdt_cuda_ordinal(gpu_a, "GPU-nowhere", &ordinal, &err));
+    end();
+}
+
+Test(cuda, pool_gives_memory_that_is_put_without_a_copy)
+{
+    struct rdt_cuda_pool_info info;
+    struct rdt_ref ref;
+    void *addr, *other;
+
+    begin();
+    must(!rdt_cuda_pool_alloc(MIB, 0, NULL)); /* nobody's yet */
+    rdt_cuda_pool_info(&info);
+    must(info.failures == 1 && info.last.status == RDT_INVALID && strstr(info.last.msg, "no connection serves"));
+    rdt_cuda_pool_use(gpu_a);
+    addr = rdt_cuda_pool_alloc((ptrdiff_t)BYTES, 0, NULL);
+    other = rdt_cuda_pool_alloc(2 * (ptrdiff_t)MIB, (int)gpu_count() - 1, NULL);
+    must(addr && other);
+    rdt_cuda_pool_info(&info);
+    must(info.blocks == 2 && info.bytes == BYTES + 2 * MIB);
+    must(!rdt_cuda_pool_alloc(MIB, 99, NULL) && !rdt_cuda_pool_alloc(0, 0, NULL) && !rdt_cuda_pool_alloc((ptrdiff_t)1 << 50, 0, NULL));
+    rdt_cuda_pool_info(&info);
+    must(info.failures == 4 && info.last.msg[0]);
+    gpu_fill(addr, BYTES, 14);
+    ref = put_at((char *)addr, BYTES, RDT_CUDA_KNOWN);
+    rdt_cuda_pool_free(addr, (ptrdiff_t)BYTES, 0, NULL); /* the object keeps it */
+    expect(b, &ref, NULL, NULL, 14, "local/share");
+    let_go(&ref);
+    rdt_cuda_pool_free(other, 2 * (ptrdiff_t)MIB, (int)gpu_count() - 1, NULL);
+    rdt_cuda_pool_free(NULL, 0, 0, NULL);
+    rdt_cuda_pool_info(&info);
+    must(info.blocks == 0 && info.bytes == 0);
+    addr = rdt_cuda_pool_alloc(1, 0, NULL); /* goes with its connection, and free then does nothing */
+    must(addr);
+    rdt_cuda_close(gpu_a);
+    rdt_close(a);
+    rdt_cuda_pool_free(addr, 1, 0, NULL);
+    must(!rdt_cuda_pool_alloc(MIB, 0, NULL));
+    node_connect(&node, &a);
+    must_ok(rdt_cuda_open(a, &gpu_a, &err));
+    end();
+}
+
+static void *free_it(void *addr)
+{
+    rdt_cuda_pool_free(*(void **)addr, (ptrdiff_t)BYTES, 0, NULL);
+    return NULL;
+}
+
+Test(cuda, pool_takes_back_what_no_stream_uses_any_more)
+{
+    struct rdt_cuda_pool_info info;
+    struct gpu_gate *gate;
+    void *addr, *source, *stream;
+    pthread_t thread;
+
+    begin();
+    rdt_cuda_pool_use(gpu_a);
+    stream = gpu_stream_create();
+    addr = rdt_cuda_pool_alloc((ptrdiff_t)BYTES, 0, NULL);
+    source = gpu_alloc(BYTES);
+    must(addr);
+    gate = gpu_hold(stream);
+    gpu_copy_in_stream(addr, source, BYTES, stream); /* the fake's process ends if the memory is gone by then */
+    must(pthread_create(&thread, NULL, free_it, &addr) == 0);
+    do
+        rdt_cuda_pool_info(&info);
+    while (info.blocks > 0);
+    must_ok(rdt_ping(a, LONG, &err));
+    must(device(0).used_bytes >= BYTES); /* it waits */
+    gpu_open(gate);
+    must(pthread_join(thread, NULL) == 0);
+    gpu_stream_wait(stream);
+    gpu_stream_destroy(stream);
+    gpu_free(source);
     end();
 }
 

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# The Python package against real daemons: values, lifetimes, and its types where mypy is.
+# The Python package against real daemons: values, lifetimes, memory of GPUs on a fake driver.
 set -uo pipefail
 cd "$(dirname "$0")/../.." || exit 1
 here=tests/python
@@ -15,7 +15,7 @@ if [[ $RDT_VARIANT == asan ]]; then # Python keeps what it has until the end, an
   options=${ASAN_OPTIONS:-}:detect_leaks=0:detect_stack_use_after_return=0
 fi
 status=0
-for part in values life; do
+for part in values life gpu; do
   if [[ $RDT_VARIANT == asan ]]; then
     LD_PRELOAD=$preload PYTHONMALLOC=malloc ASAN_OPTIONS=$options timeout 280 "$python" "$here/$part.py"
   else

@@ -12,7 +12,9 @@ def program() -> tuple[int, str]:
         one: rdt.Request = c.fetch(ref)
         many: list[rdt.Request] = c.fetch([ref, ref], timeout=1)
         done, running = c.wait([one, *many], "any", 0)
-        value: Any = c.get(ref, mode="cow", as_="torch")
+        value: Any = c.get(ref, mode="cow", as_="torch", device="cuda:0")
+        with rdt.torch_pool(0), c.torch_pool():
+            c.put(value, stream=7)
         version: int = c.publish("w", ref)
         assert isinstance(value, rdt.Tensor) and value.readonly
         try:

@@ -10,14 +10,14 @@
 On one node processes share memory by file descriptor, in constant time whatever the size; between nodes the daemons move the bytes.
 Arrays that came from rdt keep what is below them, so nothing has to be released: the memory lives as long as the last view.
 
-Host memory only, in this version. numpy and torch are used where they are, and required nowhere.
+Tensors are in host memory or on GPUs of CUDA's (`device=`, `torch_pool`). numpy and torch are used where they are, and required nowhere.
 """
 from __future__ import annotations
 
 import os
 import threading
 from os import PathLike
-from typing import Any, Optional, Union
+from typing import Any, ContextManager, Optional, Union
 
 from . import _rdt
 from ._connection import Connection, Versions
@@ -29,7 +29,7 @@ from ._requests import Fetched, Ref, Request
 from ._rdt import Tensor
 
 __version__ = _rdt.VERSION
-__all__ = ["connect", "default", "put", "get", "fetch", "Connection", "Ref", "Request", "Fetched", "Tensor", "Versions", *_error_names]
+__all__ = ["connect", "default", "put", "get", "fetch", "torch_pool", "Connection", "Ref", "Request", "Fetched", "Tensor", "Versions", *_error_names]
 
 _rdt.setup(BY_STATUS, Error, Ref, Request, {other: NUMBERS[text] for other, text in BY_OTHER_NAME.items() if text in MORE_NAMES})
 
@@ -82,3 +82,8 @@ def get(refs: Any, **options: Any) -> Any:
 def fetch(refs: Any, **options: Any) -> Any:
     """Connection.fetch on `default()`."""
     return default().fetch(refs, **options)
+
+
+def torch_pool(device: Any = None) -> ContextManager[Any]:
+    """Connection.torch_pool on `default()`, which is then to put the tensors: `rdt.put`."""
+    return default().torch_pool(device)

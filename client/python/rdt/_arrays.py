@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import sys
 from importlib import import_module
+from operator import index
 from typing import Any, Callable
 
 from . import _rdt
@@ -77,14 +78,22 @@ def plain_array(array: Any) -> bool:
 
 
 def to_numpy(tensor: _rdt.Tensor) -> Any:
-    """The tensor's memory as an ndarray, read-only where it is. Where numpy has no such dtype, or is not there, the Tensor itself."""
+    """The tensor's memory as an ndarray, read-only where it is. Where numpy has no such dtype, or is not there, and of one on a GPU, the Tensor
+    itself."""
     dtype = _np_dtypes.get(tensor.dtype)
     if dtype is None:
         dtype = numpy_dtype(tensor.dtype)
     if dtype is None:
         return tensor
     if tensor.contiguous:
-        return _np.ndarray(tensor.shape, dtype, tensor)
+        try:
+            return _np.ndarray(tensor.shape, dtype, tensor)
+        except BufferError:
+            if tensor.device == "cpu":
+                raise
+            return tensor
+    if tensor.device != "cpu":
+        return tensor
     if tensor.dtype in NUMPY_NAMES:
         return _np.asarray(tensor)
     return _np.asarray(tensor.bits()).view(dtype)
@@ -114,16 +123,54 @@ def torch() -> Any:
                 if isinstance(dtype, _torch.dtype):
                     _torch_by_text[text] = dtype
                     numbers[dtype] = NUMBERS[text]
-            _rdt.set_torch(_torch.Tensor, numbers)
+            _rdt.set_torch(_torch.Tensor, numbers, _stream_of)
             # What torch.from_dlpack ends in; it is called for every tensor.
             _from_capsule = getattr(_torch._C, "_from_dlpack", _torch.utils.dlpack.from_dlpack)
     return _torch or None
 
 
-def to_torch(tensor: _rdt.Tensor) -> Any:
-    """The tensor's memory as a torch.Tensor. torch knows no read-only: writing to what came so is a fault.
+def _stream_of(ordinal: int) -> int:
+    stream: int = _torch.cuda.current_stream(ordinal).cuda_stream
+    return stream
 
-    TypeError: this torch has no such dtype."""
+
+def torch_uses_gpus() -> bool:
+    """Whether torch is in use here and has opened a GPU. Imports nothing."""
+    module = sys.modules.get("torch")
+    try:
+        return module is not None and bool(module.cuda.is_initialized())
+    except AttributeError:  # it is being imported
+        return False
+
+
+def stream_number(stream: Any) -> int:
+    """Of a number, torch.cuda.Stream, or whatever else has `cuda_stream` or `ptr`, as CUDA numbers streams. TypeError."""
+    for name in ("cuda_stream", "ptr"):
+        stream = getattr(stream, name, stream)
+    return index(stream)
+
+
+def gpu_of(device: Any) -> Any:
+    """What the caller calls a place: None for host memory, a GPU's ordinal, or its UUID. ValueError: no such name."""
+    if isinstance(device, int):
+        return device
+    name = device if isinstance(device, str) else str(device)  # torch.device says "cuda:1"
+    if name in ("host", "cpu"):
+        return None
+    if name.startswith("GPU-"):
+        return name
+    kind, colon, number = name.partition(":")
+    if kind == "cuda" and not colon:
+        return _torch.cuda.current_device() if torch_uses_gpus() and torch() else 0
+    if kind == "cuda" and number.isdigit():
+        return int(number)
+    raise ValueError(f"device is \"host\", \"cuda\", \"cuda:1\", a torch.device, a GPU's number here, or its UUID, not {device!r}")
+
+
+def to_torch(tensor: _rdt.Tensor) -> Any:
+    """The tensor's memory as a torch.Tensor, on its GPU if it is on one. torch knows no read-only: writing to what came so is a fault.
+
+    TypeError: this torch has no such dtype, or no GPUs."""
     module = torch()
     if module is None:
         raise ImportError("there is no torch here: as_=\"numpy\" or \"tensor\" needs none")
@@ -131,6 +178,8 @@ def to_torch(tensor: _rdt.Tensor) -> Any:
     dtype = _torch_by_text.get(text)
     if dtype is None:
         raise TypeError(f"this torch ({module.__version__}) has no {text}: as_=\"tensor\", and bits() of it, shows the bits")
+    if tensor.device != "cpu" and not module.cuda.is_available():
+        raise TypeError(f"this torch ({module.__version__}) uses no GPU: as_=\"tensor\", or device=\"host\"")
     made = _from_capsule(tensor._capsule())
     return made if text in _TORCH_PLAIN else made.view(dtype)
 
@@ -148,7 +197,9 @@ def _classify(cls: type) -> str:
         return "t"
     if np is not None and issubclass(cls, np.generic):
         return ""
-    return "o" if hasattr(cls, "__dlpack__") and hasattr(cls, "__dlpack_device__") else ""
+    if hasattr(cls, "__dlpack__") and hasattr(cls, "__dlpack_device__"):
+        return "o"
+    return "o" if hasattr(cls, "__cuda_array_interface__") else ""
 
 
 def kind_of(value: Any) -> str:
@@ -196,7 +247,7 @@ def _as_put(tensor: _rdt.Tensor, kind: str) -> Any:
         return tensor.tobytes()
     if kind == "B":
         return bytearray(tensor.tobytes())
-    if kind == "t" and torch() is not None and tensor.dtype in _torch_by_text:
+    if kind == "t" and torch() is not None and tensor.dtype in _torch_by_text and (tensor.device == "cpu" or _torch.cuda.is_available()):
         return to_torch(tensor)
     return to_numpy(tensor)
 

@@ -6,11 +6,13 @@ import threading
 from functools import partial
 from operator import index
 from os import PathLike
-from typing import Any, AsyncIterator, Iterator, Literal, Optional, Sequence, Union, overload
+from typing import Any, AsyncIterator, ContextManager, Iterator, Literal, Optional, Sequence, Union, overload
 
 from . import _rdt
-from ._aio import Hub
-from ._arrays import ITEM_BYTES, NUMBERS, dtype_text, kind_of, numpy_dtype, plain_array, to_numpy, to_torch
+from ._aio import AGAIN, Hub
+from ._arrays import ITEM_BYTES, NUMBERS, dtype_text, gpu_of, kind_of, stream_number, to_numpy, to_torch, torch_uses_gpus
+from ._errors import Unsupported
+from ._gpu import TorchPools
 from ._requests import MODES, Fetched, How, Ref, Request
 from ._structure import Layout, bare, encode, encode_nested, flatten
 
@@ -61,6 +63,9 @@ class Connection(_rdt.Conn):
     def __init__(self, socket: Union[str, PathLike[str], None] = None, *, name: Optional[str] = None,
                  timeout: Optional[float] = None) -> None:
         self._own_hub: Optional[Hub] = None
+        self._gpus_open = False
+        self._own_pools: Optional[TorchPools] = None
+        self._kept_live: list[tuple[Request, Any]] = []
         info = self._node()
         self._owner = (info["uid"], info["tenant"])
 
@@ -105,22 +110,68 @@ class Connection(_rdt.Conn):
         """One round trip."""
         self._ping(timeout)
 
+    # ---- GPUs ----
+
+    def _place(self, device: Any) -> Optional[tuple[Optional[str], Optional[str]]]:
+        """Memory and uuid of what the caller calls a device; None: wherever it lies."""
+        if device is None:
+            if not self._gpus_open and torch_uses_gpus():
+                self._open_gpus(False)
+            return None
+        gpu = gpu_of(device)
+        if gpu is None:
+            return "host", None
+        self._open_gpus(True)
+        return "cuda", gpu if isinstance(gpu, str) else self._gpu(gpu)
+
+    def _open_gpus(self, wanted: bool) -> None:
+        try:
+            self._gpu_open()
+        except Unsupported:
+            if wanted:
+                raise
+        self._gpus_open = True
+
+    def _keep_live(self, ref: Ref, value: Any, snapshot: bool) -> None:
+        """Memory of torch's pool that was put: torch gets it back when the object does not need it any more."""
+        self.dispatch()
+        self._kept_live = [(ends, kept) for ends, kept in self._kept_live if ends._state() == AGAIN]
+        self._kept_live.append((self.when_put(ref) if snapshot else self.when_freed(ref), value))
+
+    def torch_pool(self, device: Any = None) -> ContextManager[Any]:
+        """`with c.torch_pool("cuda:0"): ...`: the tensors that torch makes in this thread meanwhile lie in the daemon's memory of that GPU (None:
+        torch's current one), and putting them copies nothing. Yields torch's MemPool.
+
+        Their memory is torch's to reuse, as always, but for what was put: it stays while its object needs it, and comes back to torch with a later
+        put. The same connection must put them (another one copies), and its session lasts until the process ends. One connection of a
+        process serves torch's pools at a time: the one whose `torch_pool` was entered last.
+        It has never run on a GPU: see the README.
+        Errors: Unsupported (no torch, a torch without CUDA, no driver, a daemon that has no such GPU: the sentence says which), NoMemory,
+        LimitReached. torch says torch.OutOfMemoryError where the daemon has no room; what the daemon said is in the exception's notes."""
+        if self._own_pools is None:
+            self._own_pools = TorchPools(self)
+        return self._own_pools.use(device)
+
     # ---- memory ----
 
-    def empty(self, shape: Union[int, Sequence[int]], dtype: Any = "f32", *, as_: As = "auto", timeout: Optional[float] = None) -> Any:
+    def empty(self, shape: Union[int, Sequence[int]], dtype: Any = "f32", *, as_: As = "auto", timeout: Optional[float] = None,
+              device: Any = None) -> Any:
         """A zeroed array in the daemon's memory: putting it copies nothing.
 
         shape: elements in each dimension. dtype: "f32", "bf16", numpy.float32, torch.bfloat16, float, ...  as_: "numpy" (what "auto" is
         unless dtype is torch's or numpy has none), "torch", "tensor". The memory lives as long as the last array, tensor or view of it, and
         as any object that was put from it. timeout: seconds to wait for room where a limit is reached; None: not at all.
-        Errors: NoMemory, LimitReached, TimedOut, TypeError (no such dtype)."""
+        device: None or "host"; on a GPU ("cuda:0", torch.device, its number here, its UUID) it comes as torch's if dtype is torch's or as_ says so,
+        else as rdt.Tensor.
+        Errors: NoMemory, LimitReached, TimedOut, TypeError (no such dtype), Unsupported (a GPU that the daemon or this process has not)."""
         text = dtype_text(dtype)
         dims = (shape,) if isinstance(shape, int) else tuple(map(index, shape))
-        return self._arrays([(dims, text)], ["t" if as_ == "auto" and str(dtype).startswith("torch.") else as_], timeout)[0]
+        kind = "t" if as_ == "auto" and str(dtype).startswith("torch.") else as_
+        return self._arrays([(dims, text)], [kind], timeout, None if device is None else self._place(device))[0]
 
-    def empty_like(self, value: Any, *, timeout: Optional[float] = None) -> Any:
+    def empty_like(self, value: Any, *, timeout: Optional[float] = None, device: Any = None) -> Any:
         """The same structure of dicts, lists and tuples with an array like each of its tensors, all in one allocation of the daemon's:
-        fill it (a model's state dict, say) and put it, step after step, without a copy."""
+        fill it (a model's state dict, say) and put it, step after step, without a copy. device, errors: as in `empty`."""
         leaves = flatten(value)
         shapes = []
         kinds = []
@@ -128,7 +179,7 @@ class Connection(_rdt.Conn):
             text = leaf.dtype if isinstance(leaf, _rdt.Tensor) else dtype_text(getattr(leaf, "dtype", "u8"))
             shapes.append((tuple(getattr(leaf, "shape", None) or (() if hasattr(leaf, "shape") else (len(leaf),))), text))
             kinds.append("t" if kind_of(leaf) == "t" else "auto")
-        made = iter(self._arrays(shapes, kinds, timeout))
+        made = iter(self._arrays(shapes, kinds, timeout, None if device is None else self._place(device)))
 
         def rebuild(node: Any) -> Any:
             if kind_of(node):
@@ -139,7 +190,8 @@ class Connection(_rdt.Conn):
 
         return rebuild(value)
 
-    def _arrays(self, shapes: list[tuple[tuple[int, ...], str]], kinds: Sequence[str], timeout: Optional[float]) -> list[Any]:
+    def _arrays(self, shapes: list[tuple[tuple[int, ...], str]], kinds: Sequence[str], timeout: Optional[float],
+                place: Optional[tuple[Optional[str], Optional[str]]]) -> list[Any]:
         offsets = []
         end = 0
         for dims, text in shapes:
@@ -150,7 +202,7 @@ class Connection(_rdt.Conn):
                 count *= n
             offsets.append(end)
             end += -(-count // ALIGN) * ALIGN
-        memory = _rdt.Memory(self, max(end, 1), timeout)
+        memory = _rdt.Memory(self, max(end, 1), timeout, place)
         made = []
         for (dims, text), offset, kind in zip(shapes, offsets, kinds):
             tensor = memory.tensor(NUMBERS[text], dims, offset)
@@ -164,12 +216,13 @@ class Connection(_rdt.Conn):
 
     def put(self, value: Any, *, id: Union[str, bytes, None] = None, snapshot: bool = False, detached: bool = False,
             ttl: Optional[float] = None, visible: Visible = "owner", transport: Optional[str] = None, timeout: Optional[float] = None,
-            allow_pickle: bool = True) -> Ref:
+            allow_pickle: bool = True, stream: Any = None) -> Ref:
         """Makes an object of a tensor, or of dicts, lists, tuples, dataclasses, ... that hold tensors, and returns the Ref that holds it.
 
-        Tensors are numpy arrays, torch tensors, and whatever has a buffer or `__dlpack__` in host memory, of any strides, borrowed during the
-        call. What lies in memory from `empty` is not copied: the object is that memory, live, and what is written there later its
-        readers see (`wait_freed` says when nobody reads any more). Everything else is copied once (`Ref.copied` counts it).
+        Tensors are numpy arrays, torch tensors, and whatever has a buffer, `__dlpack__` or `__cuda_array_interface__`, in host memory or on a GPU
+        of CUDA's, of any strides, borrowed during the call. What lies in memory from `empty` (or `torch_pool`) is not copied: the object is that
+        memory, live, and what is written there later its readers see (`wait_freed` says when nobody reads any more). Everything else is copied
+        once (`Ref.copied` counts it), on its GPU if it is on one.
         What is not a tensor travels as metadata of the object: JSON if it can, else a pickle, which allow_pickle=False refuses (TypeError, naming
         what needs it). A tensor's requires_grad does not travel.
 
@@ -178,20 +231,26 @@ class Connection(_rdt.Conn):
         detached: it outlives this connection by ttl seconds (None: the daemon's detached_ttl), and the Ref holds nothing. visible: who else may
         fetch it. transport: preferred between nodes. timeout: seconds; where a limit is reached it waits so long for room; None: it
         does not wait for room.
-        Errors: Invalid, TypeError, ValueError (each names the tensor), Exists (id), LimitReached, NoMemory, Unsupported, TimedOut."""
+        stream: of tensors on GPUs, where what writes them stands: a torch.cuda.Stream or CUDA's number of one; None: torch's current one for
+        torch's, what `__cuda_array_interface__` says, the legacy default one for DLPack (whose producer makes it wait) and rdt's own. If all stand in
+        one stream, and are torch's or rdt's own, put returns at once, and readers wait for the stream; else put waits for the streams itself.
+        Errors: Invalid, TypeError, ValueError (each names the tensor), Exists (id), LimitReached, NoMemory, Unsupported (no driver, say), TimedOut."""
         flags = (_SNAPSHOT if snapshot else 0) | (_DETACHED if detached else 0)
         if ttl is not None and not detached:
             raise ValueError("ttl is for detached=True")
         encoded = encode(value, allow_pickle)
         key = id.encode() if isinstance(id, str) else id
         rest = (_choice(_VISIBILITY, visible, "visible"), transport, flags, timeout, ttl)
-        ref: Optional[Ref] = self._put(encoded.tensors, key, encoded.metadata or None, *rest, encoded.names)
+        where = None if stream is None else stream_number(stream)
+        ref: Optional[Ref] = self._put(encoded.tensors, key, encoded.metadata or None, *rest, encoded.names, where)
         if ref is None:
             encoded = encode_nested(value, allow_pickle)
-            ref = self._put(encoded.tensors, key, encoded.metadata or None, *rest, None)
+            ref = self._put(encoded.tensors, key, encoded.metadata or None, *rest, None, where)
             assert ref is not None
         if encoded.has_torch:
             ref._hint = 1
+        if ref._live:
+            self._keep_live(ref, encoded.tensors, snapshot)
         return ref
 
     async def put_async(self, value: Any, **options: Any) -> Ref:
@@ -212,16 +271,16 @@ class Connection(_rdt.Conn):
     @overload
     def fetch(self, refs: _rdt.Ref, *, timeout: Optional[float] = None, mode: Optional[Mode] = None, as_: As = "auto", into: Any = None,
               slices: Any = None, transport: Optional[str] = None, least_path: Optional[str] = None,
-              allow_pickle: Optional[bool] = None) -> Request: ...
+              allow_pickle: Optional[bool] = None, device: Any = None) -> Request: ...
 
     @overload
     def fetch(self, refs: Sequence[_rdt.Ref], *, timeout: Optional[float] = None, mode: Optional[Mode] = None, as_: As = "auto", into: Any = None,
               slices: Any = None, transport: Optional[str] = None, least_path: Optional[str] = None,
-              allow_pickle: Optional[bool] = None) -> list[Request]: ...
+              allow_pickle: Optional[bool] = None, device: Any = None) -> list[Request]: ...
 
     def fetch(self, refs: Union[_rdt.Ref, Sequence[_rdt.Ref]], *, timeout: Optional[float] = None, mode: Optional[Mode] = None, as_: As = "auto", into: Any = None,
               slices: Any = None, transport: Optional[str] = None, least_path: Optional[str] = None,
-              allow_pickle: Optional[bool] = None) -> Any:
+              allow_pickle: Optional[bool] = None, device: Any = None) -> Any:
         """Starts fetching, all of the refs before any is awaited, and returns a Request, or a list of them for a list of refs.
 
         An id that nobody has put yet, or a name without a new version, is waited for until `timeout` (seconds; None: without end).
@@ -236,6 +295,9 @@ class Connection(_rdt.Conn):
         transport, least_path: take only this way; refuse what is slower than "share", "cow", "copy", "inline" or a transport.
         allow_pickle: whether a structure that is a pickle may be read; None: if it belongs to this same user. It can run any
         code of who put it.
+        device: where the tensors shall be: "host", or a GPU as in `empty`: all of them move there. None: where they lie, if torch has opened a GPU in this process, or this connection was asked for one before; else host memory.
+        From another node host memory. as_="numpy" takes "host". On a GPU numpy's come as rdt.Tensor, which DLPack and
+        `__cuda_array_interface__` hand on. All bytes are there when the fetch has ended: no stream is to be waited for.
         Errors, here or from the request: Freed, OwnerDied, NotFound, Denied, PeerLost, TransportFailed, NoPath, Mismatch (names the tensor,
         nothing was written), NoMemory, LimitReached, TimedOut, Cancelled, PickleRefused."""
         one = isinstance(refs, _rdt.Ref)
@@ -249,15 +311,16 @@ class Connection(_rdt.Conn):
         number = MODES["auto"] if mode is None else _choice(MODES, mode, "mode")
         if mode is None and into is None and (as_ == "torch" or as_ == "auto" and wanted and all([ref._hint for ref in wanted])):
             number = MODES["cow"]
-        started = self._fetch(wanted, number, timeout, transport, least_path, boxes, targets)
+        place = ("host", None) if device is None and as_ == "numpy" else self._place(device)
+        started = self._fetch(wanted, number, timeout, transport, least_path, boxes, targets, place)
         for i, request in enumerate(started):
-            again = (wanted[i], timeout, transport, least_path, None if boxes is None else [boxes[i]])
+            again = (wanted[i], timeout, transport, least_path, None if boxes is None else [boxes[i]], place)
             request._how = How(as_, mode, None if into is None else into[i], allow_pickle, again)
         return started[0] if one else started
 
     def _again(self, how: How) -> Request:
-        ref, timeout, transport, least_path, boxes = how.again
-        (request,) = self._fetch([ref], MODES["cow"], timeout, transport, least_path, boxes, None)
+        ref, timeout, transport, least_path, boxes, place = how.again
+        (request,) = self._fetch([ref], MODES["cow"], timeout, transport, least_path, boxes, None, place)
         request._how = how._replace(mode="cow")
         return request
 
@@ -272,6 +335,8 @@ class Connection(_rdt.Conn):
 
     def _get_one(self, ref: _rdt.Ref) -> Any:
         hint = ref._hint
+        if not self._gpus_open and torch_uses_gpus():
+            self._open_gpus(False)
         brought = self._get(ref, COW if hint else AUTO)
         metadata = brought.metadata
         if not metadata:

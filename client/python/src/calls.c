@@ -117,7 +117,7 @@ static PyObject *span(PyObject *self, PyObject *tensor)
         return NULL;
     Py_INCREF(tensor);
     PyList_SET_ITEM(list, 0, tensor);
-    set = held_set_from(list, false, "wait_freed:");
+    set = held_set_from(list, false, Py_None, "wait_freed:");
     Py_DECREF(list);
     if (!set)
         return NULL;
@@ -252,5 +252,8 @@ PyMethodDef conn_methods[] = {
     {"_publish", publish, METH_VARARGS, NULL},
     {"_unpublish", unpublish, METH_O, NULL},
     {"_stat", stat_ref, METH_O, NULL},
+    {"_gpu", conn_gpu, METH_O, NULL},
+    {"_gpu_open", conn_gpu_open, METH_NOARGS, NULL},
+    {"_use_pool", conn_use_pool, METH_NOARGS, NULL},
     {NULL, NULL, 0, NULL},
 };

@@ -47,6 +47,7 @@ static void settle(struct conn *conn)
         Py_DECREF(request);
     }
     Py_BEGIN_ALLOW_THREADS
+    gpu_close(conn);
     rdt_close(gone);
     Py_END_ALLOW_THREADS
 }

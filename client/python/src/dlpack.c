@@ -62,7 +62,8 @@ static PyObject *export(struct tensor *tensor, bool versioned, uint8_t code, uin
         exported->managed.plain.deleter = delete_plain;
     }
     dl->data = tensor->data;
-    dl->device.type = DL_CPU;
+    dl->device.type = tensor->gpu == HOST ? DL_CPU : DL_CUDA;
+    dl->device.id = tensor->gpu == HOST ? 0 : tensor->gpu;
     dl->ndim = tensor->ndim;
     dl->dtype.code = code;
     dl->dtype.bits = bits;
@@ -77,6 +78,28 @@ static PyObject *export(struct tensor *tensor, bool versioned, uint8_t code, uin
     Py_INCREF(tensor);
     exported->tensor = (PyObject *)tensor;
     return capsule;
+}
+
+/* A consumer's stream needs no waiting: what a fetch brought has arrived, and fresh memory is zeroed, before anybody here has the tensor. What
+ * is written there later through views is their own streams' business, as with any tensor. */
+static bool stream_is_fine(const struct tensor *tensor, PyObject *stream)
+{
+    long long number;
+
+    if (stream == Py_None)
+        return true;
+    number = PyLong_AsLongLong(stream);
+    if (number == -1 && PyErr_Occurred())
+        return false;
+    if (tensor->gpu == HOST && number != -1) {
+        PyErr_SetString(PyExc_BufferError, "the tensor is in host memory, where there are no streams: stream=None");
+        return false;
+    }
+    if (number == 0) {
+        PyErr_SetString(PyExc_ValueError, "stream 0 is ambiguous: 1 is the legacy default stream, 2 the one of each thread");
+        return false;
+    }
+    return true;
 }
 
 PyObject *tensor_dlpack(PyObject *self, PyObject *args, PyObject *kwargs)
@@ -96,13 +119,18 @@ PyObject *tensor_dlpack(PyObject *self, PyObject *args, PyObject *kwargs)
             return NULL;
         versioned = major >= 1;
     }
+    if (!stream_is_fine(tensor, stream))
+        return NULL;
     if (device != Py_None) {
         int type, id;
 
         if (!PyArg_ParseTuple(device, "ii", &type, &id))
             return NULL;
-        if (type != DL_CPU) {
-            PyErr_SetString(PyExc_BufferError, "the tensor is in host memory");
+        if (tensor->gpu == HOST ? type != DL_CPU : type != DL_CUDA || id != tensor->gpu) {
+            if (tensor->gpu == HOST)
+                PyErr_SetString(PyExc_BufferError, "the tensor is in host memory: fetch with device=\"cuda\"");
+            else
+                PyErr_Format(PyExc_BufferError, "the tensor is on GPU %d: fetch with device= for another place", tensor->gpu);
             return NULL;
         }
     }
@@ -123,8 +151,10 @@ PyObject *tensor_dlpack(PyObject *self, PyObject *args, PyObject *kwargs)
 
 PyObject *tensor_dlpack_device(PyObject *self, PyObject *ignored)
 {
-    (void)self, (void)ignored;
-    return Py_BuildValue("(ii)", DL_CPU, 0);
+    int gpu = ((struct tensor *)self)->gpu;
+
+    (void)ignored;
+    return gpu == HOST ? Py_BuildValue("(ii)", DL_CPU, 0) : Py_BuildValue("(ii)", DL_CUDA, gpu);
 }
 
 /* For torch: never versioned, read-only or not; dtypes that old torches do not take come as integers of their size. */

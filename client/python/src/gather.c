@@ -83,7 +83,7 @@ bool dlpack_of_dtype(enum rdt_dtype dtype, uint8_t *code_p, uint8_t *bits_p)
 /* ---- one tensor ---- */
 
 /* Room for shape and strides. */
-static int64_t *dims_of(struct held *held, Py_ssize_t ndim)
+int64_t *held_dims(struct held *held, Py_ssize_t ndim)
 {
     if (ndim > 32) {
         PyErr_Format(PyExc_ValueError, "it has %zd dimensions, not 0 to 32", ndim);
@@ -97,7 +97,7 @@ static int64_t *dims_of(struct held *held, Py_ssize_t ndim)
     return held->dims;
 }
 
-static bool strides_from_bytes(int64_t *strides, const Py_ssize_t *shape, const Py_ssize_t *bytes, Py_ssize_t ndim, Py_ssize_t itemsize)
+bool strides_from_bytes(int64_t *strides, const Py_ssize_t *shape, const Py_ssize_t *bytes, Py_ssize_t ndim, Py_ssize_t itemsize)
 {
     for (Py_ssize_t i = 0; i < ndim; i++) {
         if (bytes[i] % itemsize != 0 && shape[i] > 1) {
@@ -120,17 +120,21 @@ static bool from_buffer(struct held *held, struct rdt_tensor *tensor)
         PyErr_Format(PyExc_TypeError, "its elements are '%s' (%zd bytes), which has no counterpart here", view->format, view->itemsize);
         return false;
     }
-    dims = dims_of(held, view->ndim);
+    dims = held_dims(held, view->ndim);
     if (!dims || !strides_from_bytes(dims, view->shape, view->strides, view->ndim, view->itemsize))
         return false;
     *tensor = (struct rdt_tensor){.dtype = dtype, .ndim = (uint32_t)view->ndim, .shape = (const int64_t *)view->shape, .strides = dims, .data = view->buf};
     return true;
 }
 
-static bool from_tensor(struct held *held, struct rdt_tensor *tensor, const struct tensor *ours)
+static bool from_tensor(struct held *held, struct rdt_tensor *tensor, const struct tensor *ours, PyObject *stream)
 {
     Py_INCREF(ours);
     held->alive = (PyObject *)ours;
+    held->on_gpu = ours->gpu != HOST;
+    held->ordered = true; /* it is the daemon's */
+    if (held->on_gpu && stream != Py_None && !stream_from(stream, &held->stream))
+        return false;
     *tensor = (struct rdt_tensor){.dtype = ours->dtype,
                                   .ndim = (uint32_t)ours->ndim,
                                   .shape = (const int64_t *)ours->dims,
@@ -139,7 +143,7 @@ static bool from_tensor(struct held *held, struct rdt_tensor *tensor, const stru
     return true;
 }
 
-static bool dims_from_tuple(PyObject *tuple, int64_t *dims, Py_ssize_t ndim)
+bool dims_from_tuple(PyObject *tuple, int64_t *dims, Py_ssize_t ndim)
 {
     if (!tuple || !PyTuple_Check(tuple) || PyTuple_GET_SIZE(tuple) != ndim) {
         if (!PyErr_Occurred())
@@ -196,7 +200,7 @@ static int is_lazy(PyObject *torch, enum rdt_dtype dtype)
     return lazy;
 }
 
-static bool from_torch(struct held *held, struct rdt_tensor *tensor, PyObject *torch, bool writable)
+static bool from_torch(struct held *held, struct rdt_tensor *tensor, PyObject *torch, bool writable, PyObject *stream)
 {
     PyObject *on_cpu, *dtype = NULL, *shape = NULL, *strides = NULL, *number;
     int64_t *dims;
@@ -209,10 +213,8 @@ static bool from_torch(struct held *held, struct rdt_tensor *tensor, PyObject *t
     if (!on_cpu)
         return false;
     Py_DECREF(on_cpu);
-    if (on_cpu != Py_True) {
-        PyErr_SetString(PyExc_TypeError, "it is not in host memory, and this version takes no other: .cpu() it first");
+    if (on_cpu != Py_True && !gpu_torch_stream(held, torch, stream))
         return false;
-    }
     dtype = PyObject_GetAttr(torch, names.dtype);
     number = dtype ? PyDict_GetItemWithError(torch_dtypes, dtype) : NULL;
     if (!number) {
@@ -245,7 +247,7 @@ static bool from_torch(struct held *held, struct rdt_tensor *tensor, PyObject *t
     if (!shape || !strides || !PyTuple_Check(shape))
         goto end;
     tensor->ndim = (uint32_t)PyTuple_GET_SIZE(shape);
-    dims = dims_of(held, (Py_ssize_t)tensor->ndim);
+    dims = held_dims(held, (Py_ssize_t)tensor->ndim);
     if (!dims || !dims_from_tuple(shape, dims, (Py_ssize_t)tensor->ndim) ||
         !dims_from_tuple(strides, dims + tensor->ndim, (Py_ssize_t)tensor->ndim))
         goto end;
@@ -260,13 +262,31 @@ end:
     return ok;
 }
 
-static bool from_dlpack(struct held *held, struct rdt_tensor *tensor, PyObject *object, bool writable)
+/* Where __dlpack_device__ says that it is. */
+static bool dlpack_device(PyObject *object, int *type_p, int *id_p)
+{
+    PyObject *device = PyObject_CallMethod(object, "__dlpack_device__", NULL), *type = NULL;
+    bool ok;
+
+    if (!device)
+        return false;
+    ok = PyArg_ParseTuple(device, "Oi", &type, id_p) != 0; /* the type may be an enum's member */
+    if (ok)
+        *type_p = (int)PyLong_AsLong(type);
+    Py_DECREF(device);
+    return ok && !PyErr_Occurred();
+}
+
+static bool from_dlpack(struct held *held, struct rdt_tensor *tensor, PyObject *object, bool writable, PyObject *stream)
 {
     const struct dl_tensor *dl;
     bool readonly = false;
+    int type = DL_CPU, id = 0;
     int64_t *dims;
 
-    held->alive = PyObject_CallMethod(object, "__dlpack__", NULL);
+    if (!dlpack_device(object, &type, &id))
+        return false;
+    held->alive = type == DL_CUDA ? gpu_dlpack(held, object, id, stream) : PyObject_CallMethod(object, "__dlpack__", NULL);
     if (!held->alive)
         return false;
     if (PyCapsule_IsValid(held->alive, "dltensor")) {
@@ -284,8 +304,13 @@ static bool from_dlpack(struct held *held, struct rdt_tensor *tensor, PyObject *
         PyErr_SetString(PyExc_TypeError, "its __dlpack__() gave no DLPack capsule");
         return false;
     }
-    if (dl->device.type != DL_CPU) {
-        PyErr_Format(PyExc_TypeError, "it is in memory of DLPack's device type %d, and this version takes host memory only", (int)dl->device.type);
+    if (dl->device.type != DL_CPU && dl->device.type != DL_CUDA) {
+        PyErr_Format(PyExc_TypeError, "it is in memory of DLPack's device type %d: host memory (1) and that of CUDA's GPUs (2) are taken",
+                     (int)dl->device.type);
+        return false;
+    }
+    if (dl->device.type != type) {
+        PyErr_Format(PyExc_TypeError, "its __dlpack_device__() says %d, and its capsule %d", type, (int)dl->device.type);
         return false;
     }
     if (writable && readonly) {
@@ -298,7 +323,7 @@ static bool from_dlpack(struct held *held, struct rdt_tensor *tensor, PyObject *
                      (int)dl->dtype.bits, (int)dl->dtype.lanes);
         return false;
     }
-    dims = dims_of(held, dl->ndim);
+    dims = held_dims(held, dl->ndim);
     if (!dims)
         return false;
     for (int i = 0; i < dl->ndim; i++) {
@@ -341,7 +366,7 @@ static bool from_numpy_name(struct held *held, struct rdt_tensor *tensor, PyObje
     if (!shape || !strides || !PyTuple_Check(shape))
         goto end;
     tensor->ndim = (uint32_t)PyTuple_GET_SIZE(shape);
-    dims = dims_of(held, (Py_ssize_t)tensor->ndim);
+    dims = held_dims(held, (Py_ssize_t)tensor->ndim);
     if (!dims || !dims_from_tuple(shape, dims, (Py_ssize_t)tensor->ndim) ||
         !dims_from_tuple(strides, dims + tensor->ndim, (Py_ssize_t)tensor->ndim) ||
         !strides_from_bytes(dims + tensor->ndim, (const Py_ssize_t *)dims, (const Py_ssize_t *)dims + tensor->ndim, (Py_ssize_t)tensor->ndim,
@@ -370,14 +395,14 @@ end:
     return ok;
 }
 
-static bool take(struct held *held, struct rdt_tensor *tensor, PyObject *object, bool writable)
+static bool take(struct held *held, struct rdt_tensor *tensor, PyObject *object, bool writable, PyObject *stream)
 {
     if (PyObject_TypeCheck(object, &tensor_type)) {
         if (writable && ((struct tensor *)object)->readonly) {
             PyErr_SetString(PyExc_BufferError, "it is read-only");
             return false;
         }
-        return from_tensor(held, tensor, (struct tensor *)object);
+        return from_tensor(held, tensor, (struct tensor *)object, stream);
     }
     if (PyObject_CheckBuffer(object)) {
         if (PyObject_GetBuffer(object, &held->view, PyBUF_STRIDES | PyBUF_FORMAT | (writable ? PyBUF_WRITABLE : 0)) == 0)
@@ -401,9 +426,11 @@ static bool take(struct held *held, struct rdt_tensor *tensor, PyObject *object,
         return from_numpy_name(held, tensor, object, writable);
     }
     if (torch_tensor_type && PyObject_TypeCheck(object, (PyTypeObject *)torch_tensor_type))
-        return from_torch(held, tensor, object, writable);
+        return from_torch(held, tensor, object, writable, stream);
     if (PyObject_HasAttrString(object, "__dlpack__"))
-        return from_dlpack(held, tensor, object, writable);
+        return from_dlpack(held, tensor, object, writable, stream);
+    if (PyObject_HasAttrString(object, "__cuda_array_interface__"))
+        return gpu_array_interface(held, tensor, object, writable, stream);
     PyErr_Format(PyExc_TypeError, "a %.100s has neither a buffer nor __dlpack__", Py_TYPE(object)->tp_name);
     return false;
 }
@@ -424,7 +451,7 @@ static void name_it(const char *what, size_t i)
     PyErr_Restore(type, value, traceback);
 }
 
-struct held_set *held_set_from(PyObject *list, bool writable, const char *what)
+struct held_set *held_set_from(PyObject *list, bool writable, PyObject *stream, const char *what)
 {
     PyObject *items = PySequence_Fast(list, "tensors come as a list");
     struct held_set *set = items ? PyMem_Calloc(1, sizeof *set) : NULL;
@@ -441,10 +468,11 @@ struct held_set *held_set_from(PyObject *list, bool writable, const char *what)
     }
     for (size_t i = 0; i < count; i++) {
         set->count = i + 1;
-        if (!take(&set->held[i], &set->tensors[i], PySequence_Fast_GET_ITEM(items, (Py_ssize_t)i), writable)) {
+        if (!take(&set->held[i], &set->tensors[i], PySequence_Fast_GET_ITEM(items, (Py_ssize_t)i), writable, stream)) {
             name_it(what, i);
             goto failed;
         }
+        set->on_gpus += set->held[i].on_gpu;
     }
     Py_DECREF(items);
     return set;
@@ -458,6 +486,7 @@ void held_set_free(struct held_set *set)
 {
     if (!set)
         return;
+    gpu_take_back(set);
     for (size_t i = 0; i < set->count; i++) {
         if (set->held[i].view.obj)
             PyBuffer_Release(&set->held[i].view);

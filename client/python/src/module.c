@@ -2,7 +2,7 @@
 #include "rdtpy.h"
 
 PyObject *made_ref_type, *made_request_type;
-PyObject *torch_tensor_type, *torch_dtypes, *numpy_names;
+PyObject *torch_tensor_type, *torch_dtypes, *torch_stream, *numpy_names;
 static PyObject *errors;     /* dict of status to exception class */
 static PyObject *error_type; /* for a status that is not in it */
 
@@ -78,16 +78,18 @@ static PyObject *setup(PyObject *module, PyObject *args)
     Py_RETURN_NONE;
 }
 
-/* set_torch(Tensor, dtypes): once torch is there. */
+/* set_torch(Tensor, dtypes, stream): once torch is there. */
 static PyObject *set_torch(PyObject *module, PyObject *args)
 {
-    PyObject *type, *dtypes;
+    PyObject *type, *dtypes, *stream;
 
     (void)module;
-    if (!PyArg_ParseTuple(args, "O!O!", &PyType_Type, &type, &PyDict_Type, &dtypes))
+    if (!PyArg_ParseTuple(args, "O!O!O", &PyType_Type, &type, &PyDict_Type, &dtypes, &stream))
         return NULL;
     Py_INCREF(type);
     Py_INCREF(dtypes);
+    Py_INCREF(stream);
+    Py_XSETREF(torch_stream, stream);
     Py_XSETREF(torch_tensor_type, type);
     Py_XSETREF(torch_dtypes, dtypes);
     Py_RETURN_NONE;
@@ -96,6 +98,7 @@ static PyObject *set_torch(PyObject *module, PyObject *args)
 static PyMethodDef functions[] = {
     {"setup", setup, METH_VARARGS, NULL},
     {"set_torch", set_torch, METH_VARARGS, NULL},
+    {"pool_info", gpu_pool_info, METH_NOARGS, NULL},
     {NULL, NULL, 0, NULL},
 };
 

@@ -6,7 +6,8 @@
  *   ref.c       Ref: a name, and maybe the hold on what it names
  *   request.c   Request and Object: what was started, what it brought
  *   tensor.c    Tensor and Memory: memory of the daemon's as numpy, torch and the buffer protocol see it;  dlpack.c: DLPack
- *   gather.c    anybody's tensors as struct rdt_tensor, borrowed
+ *   gather.c    anybody's tensors as struct rdt_tensor, borrowed;  gather_gpu.c: those on GPUs
+ *   gpu.c       GPU memory: what of librdt-cuda is called; built without it where there was no cuda.h
  *   module.c    the module, errors
  *
  * Everything here is under the GIL, which is released around every call of librdt that can block. Conn outlives what was made from
@@ -21,9 +22,18 @@
 #include <stdbool.h>
 #include <stdint.h>
 
+#ifdef RDTPY_WITHOUT_CUDA
+typedef struct rdt_cuda rdt_cuda;
+#else
+#include <rdt_cuda.h>
+#endif
+
 struct link { /* in one of Conn's lists */
     struct link *next, *prev;
 };
+
+#define HOST (-1)
+#define MAX_GPUS 64
 
 struct conn {
     PyObject_HEAD
@@ -34,6 +44,8 @@ struct conn {
     struct link requests, holds;
     struct link kept; /* struct kept: what the connection holds for Refs that are gone */
     struct link memories;
+    rdt_cuda *cuda;  /* NULL: GPU memory was not asked for yet */
+    bool pooled;     /* it serves, or served, the pool of torch: the session stays */
     PyObject *weakrefs;
 };
 
@@ -44,6 +56,7 @@ struct ref {
     struct link link;  /* conn->holds, if conn */
     Py_ssize_t copied; /* of put: tensors that had to be copied in; -1: not from put */
     bool kept;         /* the connection goes on holding it when this is gone */
+    bool live;         /* of put: GPU memory that the caller could use again has to stay until it is freed */
     int hint;          /* for the reader: 1 if the tensors were torch's */
 };
 
@@ -60,6 +73,7 @@ struct object {
     PyObject_HEAD
     struct conn *conn;
     rdt_object *object;
+    uint64_t gpus; /* a bit for each ordinal that it has a tensor on */
 };
 
 struct memory {
@@ -68,6 +82,7 @@ struct memory {
     struct link link; /* conn->memories, if conn */
     void *addr;
     size_t bytes;
+    int gpu; /* ordinal; HOST */
 };
 
 struct tensor {
@@ -78,6 +93,7 @@ struct tensor {
     enum rdt_dtype dtype;
     int ndim;
     bool readonly;
+    int gpu;          /* ordinal in this process; HOST: its memory is the processor's */
     Py_ssize_t bytes; /* of the elements */
     Py_ssize_t dims[]; /* [3 * ndim]: shape, strides in elements, strides in bytes */
 };
@@ -87,6 +103,7 @@ extern PyTypeObject conn_type, ref_type, request_type, object_type, memory_type,
 /* What Python's side told: see module.c. Borrowed by nobody, NULL until then. */
 extern PyObject *made_ref_type, *made_request_type;
 extern PyObject *torch_tensor_type, *torch_dtypes; /* type; dict of torch.dtype to number */
+extern PyObject *torch_stream;                     /* of a GPU's ordinal: the stream that torch works in now, as a number */
 extern PyObject *numpy_names;                      /* dict of numpy's dtype names to numbers */
 
 /* ---- errors ---- */
@@ -139,7 +156,8 @@ PyObject *object_new(struct conn *conn, rdt_object *take_object);
 
 /* ---- tensor ---- */
 
-PyObject *tensor_new(PyObject *owner, const struct rdt_tensor *view, bool readonly);
+PyObject *tensor_new(PyObject *owner, const struct rdt_tensor *view, bool readonly, int gpu);
+struct conn *tensor_conn(const struct tensor *tensor); /* borrowed */
 bool memory_has_one_of(const struct conn *conn, const struct rdt_tensor *tensors, size_t count); /* whether one lies in a Memory of conn */
 const char *tensor_format(enum rdt_dtype dtype); /* of struct's module; NULL: it has no letter */
 PyObject *tensor_dlpack(PyObject *self, PyObject *args, PyObject *kwargs);
@@ -153,18 +171,64 @@ struct held {
     PyObject *alive; /* what else has to stay; NULL */
     int64_t *dims;   /* [2 * ndim] on the heap, or NULL */
     int64_t few[8];  /* instead */
+    bool on_gpu;
+    bool ordered;    /* who made it frees and writes its memory in the stream's order: it may be read there after this call */
+    void *stream;    /* what writes it stands there; of on_gpu */
 };
 
 struct held_set {
     size_t count;
     struct rdt_tensor *tensors; /* [count] */
     struct held *held;          /* [count] */
+    size_t on_gpus;             /* of them */
+    struct conn *conn;          /* borrowed, of `offered` */
+    void **offered;             /* [count] GPU memory that the daemon knows for this alone; NULL: none */
 };
 
-/* Borrows the memory of a list's or tuple's tensors until held_set_free. `writable`: and they must be. NULL: an exception that says which
- * one is wrong; `what` begins the sentence. */
-struct held_set *held_set_from(PyObject *list, bool writable, const char *what);
+/* Borrows the memory of a list's or tuple's tensors until held_set_free. `writable`: and they must be. `stream`: where what writes those on
+ * GPUs stands, as a number; None: each says it itself. NULL: an exception that says which one is wrong; `what` begins the sentence. */
+struct held_set *held_set_from(PyObject *list, bool writable, PyObject *stream, const char *what);
 void held_set_free(struct held_set *set); /* NULL is fine */
+
+/* Those on GPUs: see gather_gpu.c. As the others, false: an exception. */
+int64_t *held_dims(struct held *held, Py_ssize_t ndim);
+bool dims_from_tuple(PyObject *tuple, int64_t *dims, Py_ssize_t ndim);
+bool strides_from_bytes(int64_t *strides, const Py_ssize_t *shape, const Py_ssize_t *bytes, Py_ssize_t ndim, Py_ssize_t itemsize);
+bool gpu_torch_stream(struct held *held, PyObject *torch, PyObject *stream);
+PyObject *gpu_dlpack(struct held *held, PyObject *object, int ordinal, PyObject *stream); /* the capsule, made safe on the held stream */
+bool gpu_array_interface(struct held *held, struct rdt_tensor *tensor, PyObject *object, bool writable, PyObject *stream);
+bool stream_from(PyObject *number, void **stream_p);
+
+/* ---- GPU memory ---- */
+
+/* Opens it for the connection, once. False: an exception, Unsupported with why. */
+bool gpu_open(struct conn *conn);
+void gpu_close(struct conn *conn); /* before rdt_close, without the GIL */
+
+/* The options' place from (memory or None, uuid or None). False: an exception. */
+bool gpu_place(PyObject *place, const char **memory_p, const char **device_p);
+int gpu_ordinal(struct conn *conn, const char *memory, const char *uuid); /* HOST also for one that this process does not see */
+bool gpu_uuid(struct conn *conn, int ordinal, const char **uuid_p);       /* false: an exception */
+
+/* rdt_put of a set with tensors on GPUs; without the GIL. What the daemon does not know is copied. *copied_p: how many were; *live_p: one lies
+ * in memory that somebody here may use again, and has to stay. */
+enum rdt_status gpu_put(struct conn *conn, const struct held_set *set, struct rdt_put_options *options, struct rdt_ref *ref_p,
+                        Py_ssize_t *copied_p, bool *live_p, struct rdt_error *err);
+
+/* Makes targets on GPUs known to the daemon until held_set_free, and waits for what still stands in their streams. Without the GIL. */
+enum rdt_status gpu_offer(struct conn *conn, struct held_set *set, struct rdt_error *err);
+void gpu_take_back(struct held_set *set);
+
+/* Before memory there is given back: nothing of this process's uses it any more. Without the GIL. */
+void gpu_settle(struct conn *conn, uint64_t gpus);
+
+enum rdt_status gpu_read(struct conn *conn, const void *from, void *to, size_t bytes, struct rdt_error *err);
+
+/* Conn's methods: _gpu(ordinal), its UUID; _gpu_open(), tensors on GPUs come as such; _use_pool(), torch's pool takes its memory. */
+PyObject *conn_gpu(PyObject *self, PyObject *ordinal);
+PyObject *conn_gpu_open(PyObject *self, PyObject *ignored);
+PyObject *conn_use_pool(PyObject *self, PyObject *ignored);
+PyObject *gpu_pool_info(PyObject *module, PyObject *ignored);
 
 /* Struct's letters or DLPack's codes. 0: there is no such thing here. */
 enum rdt_dtype dtype_of_format(const char *format, Py_ssize_t itemsize);
@@ -193,6 +257,7 @@ struct dl_managed_versioned {
     struct dl_tensor tensor;
 };
 #define DL_CPU 1
+#define DL_CUDA 2
 #define DL_READ_ONLY ((uint64_t)1)
 
 /* ---- Conn's methods ---- */

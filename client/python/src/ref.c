@@ -298,6 +298,12 @@ static PyObject *get_copied(PyObject *self, void *ignored)
     return PyLong_FromSsize_t(ref->copied);
 }
 
+static PyObject *get_live(PyObject *self, void *ignored)
+{
+    (void)ignored;
+    return PyBool_FromLong(((struct ref *)self)->live);
+}
+
 static PyObject *get_hint(PyObject *self, void *ignored)
 {
     (void)ignored;
@@ -325,6 +331,7 @@ static PyGetSetDef getset[] = {
     {"holds", get_holds, NULL, "Whether this very Ref came from put, and its object was not freed by it yet.", NULL},
     {"copied", get_copied, NULL, "How many tensors put had to copy into the daemon's memory; None: this did not come from put.", NULL},
     {"_hint", get_hint, set_hint, NULL, NULL},
+    {"_live", get_live, NULL, NULL, NULL},
     {NULL, NULL, NULL, NULL, NULL},
 };
 

@@ -169,6 +169,15 @@ PyTypeObject request_type = {
 
 /* ---- objects ---- */
 
+static int gpu_of_tensor(const struct object *object, size_t i)
+{
+    const char *memory, *device;
+
+    if (rdt_object_place(object->object, i, &memory, &device, NULL) != RDT_OK)
+        return HOST;
+    return gpu_ordinal(object->conn, memory, device);
+}
+
 PyObject *object_new(struct conn *conn, rdt_object *take_object)
 {
     struct object *object = PyObject_New(struct object, &object_type);
@@ -180,6 +189,12 @@ PyObject *object_new(struct conn *conn, rdt_object *take_object)
     conn_keep(conn);
     object->conn = conn;
     object->object = take_object;
+    object->gpus = 0;
+    for (size_t i = 0; conn->cuda && i < rdt_object_count(take_object); i++) {
+        int gpu = gpu_of_tensor(object, i);
+
+        object->gpus |= gpu == HOST ? 0 : UINT64_C(1) << gpu;
+    }
     return (PyObject *)object;
 }
 
@@ -190,6 +205,7 @@ static void object_dealloc(PyObject *self)
     rdt_object *released = object->object;
 
     Py_BEGIN_ALLOW_THREADS /* it may unmap much */
+    gpu_settle(conn, object->gpus);
     rdt_release(released);
     Py_END_ALLOW_THREADS
     conn_unkeep(conn);
@@ -217,7 +233,7 @@ static PyObject *object_tensors(PyObject *self, PyObject *ignored)
             Py_DECREF(list);
             return raise_error(&err);
         }
-        tensor = tensor_new(self, &view, !info.writable);
+        tensor = tensor_new(self, &view, !info.writable, object->gpus ? gpu_of_tensor(object, i) : HOST);
         if (!tensor) {
             Py_DECREF(list);
             return NULL;

@@ -12,7 +12,7 @@ const char *tensor_format(enum rdt_dtype dtype)
     return (size_t)dtype < sizeof formats / sizeof *formats ? formats[dtype] : NULL;
 }
 
-PyObject *tensor_new(PyObject *owner, const struct rdt_tensor *view, bool readonly)
+PyObject *tensor_new(PyObject *owner, const struct rdt_tensor *view, bool readonly, int gpu)
 {
     Py_ssize_t ndim = (Py_ssize_t)view->ndim, itemsize = (Py_ssize_t)rdt_dtype_bytes(view->dtype), count = 1;
     struct tensor *tensor = (struct tensor *)tensor_type.tp_alloc(&tensor_type, 3 * ndim);
@@ -24,6 +24,7 @@ PyObject *tensor_new(PyObject *owner, const struct rdt_tensor *view, bool readon
     tensor->dtype = view->dtype;
     tensor->ndim = (int)ndim;
     tensor->readonly = readonly;
+    tensor->gpu = gpu;
     tensor->data = view->data ? view->data : nowhere;
     for (Py_ssize_t i = ndim; i-- > 0;) {
         int64_t stride = view->strides ? view->strides[i] : count;
@@ -70,6 +71,10 @@ static int tensor_getbuffer(PyObject *self, Py_buffer *view, int flags)
     bool c = is_contiguous(tensor, false);
 
     view->obj = NULL;
+    if (tensor->gpu != HOST) {
+        PyErr_Format(PyExc_BufferError, "the tensor is on GPU %d: torch() and DLPack take it there, device=\"host\" fetches it here", tensor->gpu);
+        return -1;
+    }
     if ((flags & PyBUF_WRITABLE) && tensor->readonly) {
         PyErr_SetString(PyExc_BufferError, "the tensor is read-only: fetch with mode=\"cow\" or \"copy\" to write");
         return -1;
@@ -185,15 +190,33 @@ static PyObject *get_owner(PyObject *self, void *ignored)
     return owner;
 }
 
-static PyObject *get_interface(PyObject *self, void *ignored)
+static PyObject *get_device(PyObject *self, void *ignored)
 {
-    struct tensor *tensor = (struct tensor *)self;
+    int gpu = ((struct tensor *)self)->gpu;
+
+    (void)ignored;
+    return gpu == HOST ? PyUnicode_FromString("cpu") : PyUnicode_FromFormat("cuda:%d", gpu);
+}
+
+struct conn *tensor_conn(const struct tensor *tensor)
+{
+    if (PyObject_TypeCheck(tensor->owner, &memory_type))
+        return ((struct memory *)tensor->owner)->conn;
+    return ((struct object *)tensor->owner)->conn;
+}
+
+/* numpy's interface, and version 3 of CUDA's, which differs by the name: nothing has to be waited for, so there is no stream in it. */
+static PyObject *interface_of(struct tensor *tensor, bool on_gpu)
+{
     const char *format = tensor_format(tensor->dtype);
     size_t itemsize = rdt_dtype_bytes(tensor->dtype);
     char typestr[8];
     char kind;
 
-    (void)ignored;
+    if ((tensor->gpu != HOST) != on_gpu) {
+        PyErr_Format(PyExc_AttributeError, on_gpu ? "the tensor is in host memory" : "the tensor is on GPU %d", tensor->gpu);
+        return NULL;
+    }
     if (!format) {
         PyErr_Format(PyExc_AttributeError, "numpy has no typestr for %s", rdt_dtype_name(tensor->dtype));
         return NULL;
@@ -203,6 +226,18 @@ static PyObject *get_interface(PyObject *self, void *ignored)
     return Py_BuildValue("{s:i,s:s,s:N,s:N,s:(NO)}", "version", 3, "typestr", typestr, "shape", tuple_of(tensor->dims, tensor->ndim), "strides",
                          tuple_of(tensor->dims + 2 * tensor->ndim, tensor->ndim), "data", PyLong_FromVoidPtr(tensor->data),
                          tensor->readonly ? Py_True : Py_False);
+}
+
+static PyObject *get_interface(PyObject *self, void *ignored)
+{
+    (void)ignored;
+    return interface_of((struct tensor *)self, false);
+}
+
+static PyObject *get_cuda_interface(PyObject *self, void *ignored)
+{
+    (void)ignored;
+    return interface_of((struct tensor *)self, true);
 }
 
 /* The same memory as unsigned integers of the elements' size. */
@@ -221,7 +256,7 @@ static PyObject *tensor_bits(PyObject *self, PyObject *ignored)
         PyErr_SetString(PyExc_TypeError, "no integer has 16 bytes");
         return NULL;
     }
-    return tensor_new(tensor->owner, &view, tensor->readonly);
+    return tensor_new(tensor->owner, &view, tensor->readonly, tensor->gpu);
 }
 
 static PyObject *tensor_tobytes(PyObject *self, PyObject *ignored)
@@ -229,6 +264,22 @@ static PyObject *tensor_tobytes(PyObject *self, PyObject *ignored)
     struct tensor *tensor = (struct tensor *)self;
 
     (void)ignored;
+    if (tensor->gpu != HOST && is_contiguous(tensor, false)) {
+        PyObject *bytes = PyBytes_FromStringAndSize(NULL, tensor->bytes);
+        struct conn *conn = tensor_conn(tensor);
+        enum rdt_status status = RDT_OK;
+        struct rdt_error err;
+
+        if (!bytes || tensor->bytes == 0)
+            return bytes;
+        Py_BEGIN_ALLOW_THREADS
+        status = gpu_read(conn, tensor->data, PyBytes_AS_STRING(bytes), (size_t)tensor->bytes, &err);
+        Py_END_ALLOW_THREADS
+        if (status == RDT_OK)
+            return bytes;
+        Py_DECREF(bytes);
+        return raise_error(&err);
+    }
     if (is_contiguous(tensor, false))
         return PyBytes_FromStringAndSize((const char *)tensor->data, tensor->bytes);
     PyErr_SetString(PyExc_BufferError, "the tensor is not contiguous");
@@ -253,7 +304,11 @@ static PyObject *tensor_repr(PyObject *self)
 
     if (!shape)
         return NULL;
-    repr = PyUnicode_FromFormat("<rdt.Tensor %s %R%s>", rdt_dtype_name(tensor->dtype), shape, tensor->readonly ? ", read-only" : "");
+    if (tensor->gpu == HOST)
+        repr = PyUnicode_FromFormat("<rdt.Tensor %s %R%s>", rdt_dtype_name(tensor->dtype), shape, tensor->readonly ? ", read-only" : "");
+    else
+        repr = PyUnicode_FromFormat("<rdt.Tensor %s %R on GPU %d%s>", rdt_dtype_name(tensor->dtype), shape, tensor->gpu,
+                                    tensor->readonly ? ", read-only" : "");
     Py_DECREF(shape);
     return repr;
 }
@@ -266,14 +321,16 @@ static PyGetSetDef tensor_getset[] = {
     {"nbytes", get_nbytes, NULL, "Bytes of the elements.", NULL},
     {"readonly", get_readonly, NULL, NULL, NULL},
     {"contiguous", get_contiguous, NULL, "Row-major.", NULL},
+    {"device", get_device, NULL, "\"cpu\", or \"cuda:1\": the GPU's number in this process.", NULL},
     {"_owner", get_owner, NULL, NULL, NULL},
     {"__array_interface__", get_interface, NULL, NULL, NULL},
+    {"__cuda_array_interface__", get_cuda_interface, NULL, NULL, NULL},
     {NULL, NULL, NULL, NULL, NULL},
 };
 
 static PyMethodDef tensor_methods[] = {
     {"bits", tensor_bits, METH_NOARGS, "The same memory as unsigned integers of the elements' size: for dtypes that nothing here knows."},
-    {"tobytes", tensor_tobytes, METH_NOARGS, "A copy of the elements' bytes. BufferError: it is not contiguous."},
+    {"tobytes", tensor_tobytes, METH_NOARGS, "A copy of the elements' bytes, from a GPU too. BufferError: it is not contiguous."},
     {"__dlpack__", (PyCFunction)(void (*)(void))tensor_dlpack, METH_VARARGS | METH_KEYWORDS, NULL},
     {"__dlpack_device__", tensor_dlpack_device, METH_NOARGS, NULL},
     {"_capsule", tensor_capsule, METH_NOARGS, NULL},
@@ -301,11 +358,11 @@ PyTypeObject tensor_type = {
 
 /* ---- memory ---- */
 
-/* Memory(conn, bytes, timeout). */
+/* Memory(conn, bytes, timeout, place). */
 static PyObject *memory_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 {
     struct rdt_alloc_options options = RDT_INIT(options);
-    PyObject *timeout;
+    PyObject *timeout, *place = Py_None;
     struct conn *conn;
     struct memory *memory;
     Py_ssize_t bytes;
@@ -313,8 +370,8 @@ static PyObject *memory_new(PyTypeObject *type, PyObject *args, PyObject *kwargs
     struct rdt_error err;
     void *addr = NULL;
 
-    if (kwargs || !PyArg_ParseTuple(args, "O!nO:Memory", &conn_type, &conn, &bytes, &timeout) ||
-        !timeout_from(timeout, 0, &options.timeout_ns))
+    if (kwargs || !PyArg_ParseTuple(args, "O!nO|O:Memory", &conn_type, &conn, &bytes, &timeout, &place) ||
+        !timeout_from(timeout, 0, &options.timeout_ns) || !gpu_place(place, &options.memory, &options.device))
         return NULL;
     memory = (struct memory *)type->tp_alloc(type, 0);
     if (!memory)
@@ -333,6 +390,7 @@ static PyObject *memory_new(PyTypeObject *type, PyObject *args, PyObject *kwargs
     memory->conn = conn;
     memory->addr = addr;
     memory->bytes = (size_t)bytes;
+    memory->gpu = gpu_ordinal(conn, options.memory, options.device);
     link_init(&memory->link);
     link_add(&conn->memories, &memory->link);
     return (PyObject *)memory;
@@ -347,6 +405,7 @@ static void memory_dealloc(PyObject *self)
     if (conn) {
         link_remove(&memory->link);
         Py_BEGIN_ALLOW_THREADS
+        gpu_settle(conn, memory->gpu == HOST ? 0 : UINT64_C(1) << memory->gpu);
         (void)rdt_dealloc(conn->rdt, addr, NULL);
         Py_END_ALLOW_THREADS
         conn_unkeep(conn);
@@ -399,7 +458,7 @@ static PyObject *memory_tensor(PyObject *self, PyObject *args)
         PyErr_SetString(PyExc_ValueError, "the tensor does not lie in the memory");
         return NULL;
     }
-    return tensor_new(self, &view, false);
+    return tensor_new(self, &view, false, memory->gpu);
 }
 
 static PyMethodDef memory_methods[] = {

@@ -54,24 +54,26 @@ static PyObject *header_of(const struct held_set *set, PyObject *names, const ch
     return header;
 }
 
-/* _put(tensors, id, metadata, visibility, transport, flags, timeout, ttl, names): with names (JSON strings, as many as tensors) metadata is
+/* _put(tensors, id, metadata, visibility, transport, flags, timeout, ttl, names, stream): with names (JSON strings, as many as tensors) metadata is
  * what goes behind them in a safetensors header; None: there can be no such header, and nothing was put. SNAPSHOT_UNLESS_OURS: live if one
  * of the tensors lies in memory from Connection.empty, else a snapshot. */
 PyObject *conn_put(PyObject *self, PyObject *args)
 {
     struct conn *conn = (struct conn *)self;
     struct rdt_put_options options = RDT_INIT(options);
-    PyObject *tensors, *timeout, *ttl, *names, *made, *header = NULL;
+    PyObject *tensors, *timeout, *ttl, *names, *stream = Py_None, *made, *header = NULL;
     Py_buffer id = {0}, metadata = {0};
     struct held_set *set = NULL;
     enum rdt_memory *how = NULL;
     struct rdt_ref value;
     struct rdt_error err;
     enum rdt_status status = RDT_INVALID;
+    Py_ssize_t copied = 0;
+    bool live = false;
     int visibility;
 
-    if (!PyArg_ParseTuple(args, "Oz*z*izIOOO:_put", &tensors, &id, &metadata, &visibility, &options.transport, &options.flags, &timeout,
-                          &ttl, &names))
+    if (!PyArg_ParseTuple(args, "Oz*z*izIOOO|O:_put", &tensors, &id, &metadata, &visibility, &options.transport, &options.flags, &timeout,
+                          &ttl, &names, &stream))
         return NULL;
     options.id = id.buf;
     options.id_bytes = (size_t)id.len;
@@ -83,7 +85,7 @@ PyObject *conn_put(PyObject *self, PyObject *args)
         goto end;
     if (timeout != Py_None && options.timeout_ns == 0)
         options.timeout_ns = 1;
-    set = held_set_from(tensors, false, "put:");
+    set = held_set_from(tensors, false, stream, "put:");
     how = set ? PyMem_Calloc(set->count + 1, sizeof *how) : NULL;
     if (!how) {
         if (set)
@@ -111,10 +113,11 @@ PyObject *conn_put(PyObject *self, PyObject *args)
         options.flags |= memory_has_one_of(conn, set->tensors, set->count) ? 0 : RDT_PUT_SNAPSHOT;
     }
     options.how = how;
-    if (!conn_enter(conn))
+    if ((set->on_gpus > 0 && !gpu_open(conn)) || !conn_enter(conn))
         goto end;
     Py_BEGIN_ALLOW_THREADS
-    status = rdt_put(conn->rdt, set->tensors, set->count, &options, &value, &err);
+    status = set->on_gpus > 0 ? gpu_put(conn, set, &options, &value, &copied, &live, &err)
+                              : rdt_put(conn->rdt, set->tensors, set->count, &options, &value, &err);
     Py_END_ALLOW_THREADS
     if (status != RDT_OK) {
         raise_error(&err);
@@ -124,7 +127,8 @@ PyObject *conn_put(PyObject *self, PyObject *args)
             struct ref *ref = (struct ref *)made;
 
             ref->kept = options.id != NULL;
-            ref->copied = 0;
+            ref->copied = copied;
+            ref->live = live;
             for (size_t i = 0; i < set->count; i++) {
                 size_t bytes;
 
@@ -267,7 +271,7 @@ static bool fetching_init(struct fetching *fetching, PyObject *refs, PyObject *s
         if (slices != Py_None && !read_slices(fetching, i, PyList_GET_ITEM(slices, (Py_ssize_t)i)))
             return false;
         if (targets != Py_None && PyList_GET_ITEM(targets, (Py_ssize_t)i) != Py_None) {
-            fetching->held[i] = held_set_from(PyList_GET_ITEM(targets, (Py_ssize_t)i), true, "fetch: target");
+            fetching->held[i] = held_set_from(PyList_GET_ITEM(targets, (Py_ssize_t)i), true, Py_None, "fetch: target");
             if (!fetching->held[i])
                 return false;
             fetching->targets[i] = fetching->held[i]->tensors;
@@ -277,25 +281,33 @@ static bool fetching_init(struct fetching *fetching, PyObject *refs, PyObject *s
     return true;
 }
 
-/* _fetch([ref], mode, timeout, transport, least_path, slices, targets): a list of Requests. */
+static bool fetching_on_gpus(const struct fetching *fetching)
+{
+    for (size_t i = 0; i < fetching->count; i++)
+        if (fetching->held[i] && fetching->held[i]->on_gpus > 0)
+            return true;
+    return false;
+}
+
+/* _fetch([ref], mode, timeout, transport, least_path, slices, targets, place): a list of Requests. */
 PyObject *conn_fetch(PyObject *self, PyObject *args)
 {
     struct conn *conn = (struct conn *)self;
     struct rdt_fetch_options options = RDT_INIT(options);
     struct fetching fetching = {0};
-    PyObject *refs, *timeout, *slices, *targets, *list = NULL;
+    PyObject *refs, *timeout, *slices, *targets, *place = Py_None, *list = NULL;
     struct rdt_error err;
-    enum rdt_status status;
+    enum rdt_status status = RDT_OK;
     int mode;
 
-    if (!PyArg_ParseTuple(args, "O!iOzzOO:_fetch", &PyList_Type, &refs, &mode, &timeout, &options.transport, &options.least_path, &slices,
-                          &targets) ||
-        !timeout_from(timeout, 0, &options.timeout_ns))
+    if (!PyArg_ParseTuple(args, "O!iOzzOO|O:_fetch", &PyList_Type, &refs, &mode, &timeout, &options.transport, &options.least_path, &slices,
+                          &targets, &place) ||
+        !timeout_from(timeout, 0, &options.timeout_ns) || !gpu_place(place, &options.memory, &options.device))
         return NULL;
     if (timeout != Py_None && options.timeout_ns == 0)
         options.timeout_ns = 1;
     options.mode = (enum rdt_fetch_mode)mode;
-    if (!fetching_init(&fetching, refs, slices, targets) || !conn_enter(conn)) {
+    if (!fetching_init(&fetching, refs, slices, targets) || (fetching_on_gpus(&fetching) && !gpu_open(conn)) || !conn_enter(conn)) {
         fetching_fini(&fetching);
         return NULL;
     }
@@ -304,7 +316,11 @@ PyObject *conn_fetch(PyObject *self, PyObject *args)
     options.targets = (const struct rdt_tensor *const *)fetching.targets;
     options.target_counts = fetching.target_counts;
     Py_BEGIN_ALLOW_THREADS
-    status = rdt_fetch_start(conn->rdt, fetching.refs, fetching.count, &options, fetching.requests, &err);
+    for (size_t i = 0; status == RDT_OK && i < fetching.count; i++)
+        if (fetching.held[i] && fetching.held[i]->on_gpus > 0)
+            status = gpu_offer(conn, fetching.held[i], &err);
+    if (status == RDT_OK)
+        status = rdt_fetch_start(conn->rdt, fetching.refs, fetching.count, &options, fetching.requests, &err);
     Py_END_ALLOW_THREADS
     if (status != RDT_OK) {
         (void)raise_error(&err);

@@ -1,0 +1,99 @@
+/* Names of GPUs, waiting for their streams, and what a language's own layer needs beside. See rdt_cuda.h. */
+#include "client/cuda/gpu.h"
+
+static enum rdt_status by_ordinal(rdt_cuda *cuda, int ordinal, struct cuda_gpu **gpu_p, struct rdt_error *err)
+{
+    if (!cuda)
+        return rdt_error_set(err, RDT_INVALID, "cuda is NULL");
+    for (unsigned i = 0; i < cuda->driver->n_gpus; i++) {
+        if (cuda->driver->gpu[i].device == ordinal) {
+            *gpu_p = &cuda->driver->gpu[i];
+            return RDT_OK;
+        }
+    }
+    return rdt_error_set(err, RDT_NOT_FOUND, "there is no GPU %d here: this process sees %u, from 0 on", ordinal, cuda->driver->n_gpus);
+}
+
+enum rdt_status rdt_cuda_uuid(rdt_cuda *cuda, int ordinal, const char **uuid_p, struct rdt_error *err)
+{
+    struct cuda_gpu *gpu;
+    enum rdt_status status = by_ordinal(cuda, ordinal, &gpu, err);
+
+    if (status == RDT_OK)
+        *uuid_p = gpu->uuid;
+    return status;
+}
+
+enum rdt_status rdt_cuda_ordinal(rdt_cuda *cuda, const char *uuid, int *ordinal_p, struct rdt_error *err)
+{
+    struct cuda_gpu *gpu;
+    enum rdt_status status = cuda && uuid ? cuda_gpu_find(cuda->driver, uuid, &gpu, err)
+                                          : rdt_error_set(err, RDT_INVALID, "cuda or uuid is NULL");
+
+    if (status == RDT_OK)
+        *ordinal_p = gpu->device;
+    return status;
+}
+
+enum rdt_status rdt_cuda_where(rdt_cuda *cuda, const void *addr, int *ordinal_p, struct rdt_error *err)
+{
+    struct cuda_gpu *gpu;
+
+    if (!cuda)
+        return rdt_error_set(err, RDT_INVALID, "cuda is NULL");
+    gpu = gpu_of(cuda->driver, addr);
+    *ordinal_p = gpu ? gpu->device : -1;
+    return RDT_OK;
+}
+
+enum rdt_status rdt_cuda_read(rdt_cuda *cuda, const void *from, void *to, size_t bytes, struct rdt_error *err)
+{
+    struct cuda_gpu *gpu = cuda ? gpu_of(cuda->driver, from) : NULL;
+    struct entered entered;
+    CUresult result;
+    enum rdt_status status = gpu ? enter(cuda->driver, gpu, &entered, err)
+                                 : rdt_error_set(err, RDT_INVALID, "%p is not memory of a GPU", from);
+
+    if (status != RDT_OK)
+        return status;
+    result = cuda->driver->cuMemcpyAsync((CUdeviceptr)(uintptr_t)to, (CUdeviceptr)(uintptr_t)from, bytes, CU_STREAM_PER_THREAD);
+    if (result == CUDA_SUCCESS)
+        result = cuda->driver->cuStreamSynchronize(CU_STREAM_PER_THREAD);
+    leave(cuda->driver, &entered);
+    return result == CUDA_SUCCESS ? RDT_OK : cuda_gpu_failed(cuda->driver, gpu, result, err, "copying to the host");
+}
+
+enum rdt_status rdt_cuda_wait_stream(rdt_cuda *cuda, int ordinal, void *stream, struct rdt_error *err)
+{
+    struct cuda_gpu *gpu;
+    struct entered entered;
+    CUresult result;
+    enum rdt_status status = by_ordinal(cuda, ordinal, &gpu, err);
+
+    if (status == RDT_OK)
+        status = enter(cuda->driver, gpu, &entered, err);
+    if (status != RDT_OK)
+        return status;
+    result = cuda->driver->cuStreamSynchronize(stream);
+    leave(cuda->driver, &entered);
+    return result == CUDA_SUCCESS ? RDT_OK : cuda_gpu_failed(cuda->driver, gpu, result, err, "waiting for a stream");
+}
+
+/* Another library may have retained the context: the driver's table does not tell, so the GPU is entered if it is open here. What a process
+ * maps of it, it has opened. */
+enum rdt_status rdt_cuda_wait_all(rdt_cuda *cuda, int ordinal, struct rdt_error *err)
+{
+    struct cuda_gpu *gpu;
+    struct entered entered;
+    CUresult result;
+    enum rdt_status status = by_ordinal(cuda, ordinal, &gpu, err);
+
+    if (status != RDT_OK || !cuda_gpu_is_open(gpu))
+        return status;
+    status = enter(cuda->driver, gpu, &entered, err);
+    if (status != RDT_OK)
+        return status;
+    result = cuda->driver->cuCtxSynchronize();
+    leave(cuda->driver, &entered);
+    return result == CUDA_SUCCESS ? RDT_OK : cuda_gpu_failed(cuda->driver, gpu, result, err, "waiting for all streams");
+}

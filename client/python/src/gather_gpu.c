@@ -1,0 +1,141 @@
+/* Tensors on GPUs as librdt takes them: whose stream is still to write them, by torch, DLPack, and __cuda_array_interface__. No CUDA is
+ * called here. */
+#include <string.h>
+
+#include "rdtpy.h"
+
+#define LEGACY_STREAM 1 /* the default one, as DLPack and CUDA's own header number it */
+
+bool stream_from(PyObject *number, void **stream_p)
+{
+    void *stream = PyLong_AsVoidPtr(number);
+
+    if (!stream && PyErr_Occurred())
+        return false;
+    *stream_p = stream;
+    return true;
+}
+
+/* Torch's allocator reuses and frees in the order of the stream, so that its memory may be read there after put has returned. */
+bool gpu_torch_stream(struct held *held, PyObject *torch, PyObject *stream)
+{
+    PyObject *is_cuda = PyObject_GetAttrString(torch, "is_cuda"), *device = NULL, *index = NULL, *number = NULL;
+    bool ok = false;
+
+    if (!is_cuda)
+        return false;
+    Py_DECREF(is_cuda);
+    if (is_cuda != Py_True || !torch_stream) {
+        PyErr_SetString(PyExc_TypeError, "it is neither in host memory nor on a GPU of CUDA's: .cpu() it first");
+        return false;
+    }
+    held->on_gpu = held->ordered = true;
+    if (stream != Py_None)
+        return stream_from(stream, &held->stream);
+    device = PyObject_GetAttrString(torch, "device");
+    index = device ? PyObject_GetAttrString(device, "index") : NULL;
+    number = index ? PyObject_CallOneArg(torch_stream, index) : NULL;
+    ok = number && stream_from(number, &held->stream);
+    Py_XDECREF(device);
+    Py_XDECREF(index);
+    Py_XDECREF(number);
+    return ok;
+}
+
+/* The producer makes our stream wait for its own. */
+PyObject *gpu_dlpack(struct held *held, PyObject *object, int ordinal, PyObject *stream)
+{
+    PyObject *method, *no_arguments, *arguments, *capsule = NULL;
+
+    (void)ordinal;
+    held->on_gpu = true;
+    held->stream = (void *)LEGACY_STREAM;
+    if (stream != Py_None && !stream_from(stream, &held->stream))
+        return NULL;
+    method = PyObject_GetAttrString(object, "__dlpack__");
+    no_arguments = PyTuple_New(0);
+    arguments = Py_BuildValue("{s:N}", "stream", PyLong_FromVoidPtr(held->stream ? held->stream : (void *)LEGACY_STREAM));
+    if (method && no_arguments && arguments)
+        capsule = PyObject_Call(method, no_arguments, arguments);
+    Py_XDECREF(method);
+    Py_XDECREF(no_arguments);
+    Py_XDECREF(arguments);
+    return capsule;
+}
+
+/* "<f4" and the like. 0: it has no counterpart here. */
+static enum rdt_dtype dtype_of_typestr(const char *text)
+{
+    static const struct {
+        const char *text;
+        enum rdt_dtype dtype;
+    } known[] = {{"b1", RDT_BOOL}, {"u1", RDT_U8},  {"i1", RDT_I8},  {"u2", RDT_U16}, {"i2", RDT_I16}, {"u4", RDT_U32},  {"i4", RDT_I32},
+                 {"u8", RDT_U64},  {"i8", RDT_I64}, {"f2", RDT_F16}, {"f4", RDT_F32}, {"f8", RDT_F64}, {"c8", RDT_C64}, {"c16", RDT_C128}};
+
+    if (text[0] != '<' && text[0] != '|' && text[0] != '=')
+        return 0;
+    for (size_t i = 0; i < sizeof known / sizeof *known; i++)
+        if (strcmp(text + 1, known[i].text) == 0)
+            return known[i].dtype;
+    return 0;
+}
+
+/* Version 2 has no stream (torch says so of its own, which never comes here): then the bytes are there on the legacy default stream. */
+bool gpu_array_interface(struct held *held, struct rdt_tensor *tensor, PyObject *object, bool writable, PyObject *given)
+{
+    PyObject *interface = PyObject_GetAttrString(object, "__cuda_array_interface__"), *typestr, *data, *shape, *strides, *stream;
+    Py_ssize_t ndim;
+    int64_t *dims;
+    bool ok = false;
+
+    if (!interface)
+        return false;
+    if (!PyDict_Check(interface)) {
+        PyErr_SetString(PyExc_TypeError, "its __cuda_array_interface__ is no dict");
+        goto end;
+    }
+    typestr = PyDict_GetItemString(interface, "typestr");
+    data = PyDict_GetItemString(interface, "data");
+    shape = PyDict_GetItemString(interface, "shape");
+    strides = PyDict_GetItemString(interface, "strides");
+    stream = PyDict_GetItemString(interface, "stream");
+    if (!typestr || !PyUnicode_Check(typestr) || !data || !PyTuple_Check(data) || PyTuple_GET_SIZE(data) != 2 || !shape || !PyTuple_Check(shape)) {
+        PyErr_SetString(PyExc_TypeError, "its __cuda_array_interface__ lacks typestr, data or shape");
+        goto end;
+    }
+    tensor->dtype = dtype_of_typestr(PyUnicode_AsUTF8(typestr) ? PyUnicode_AsUTF8(typestr) : "");
+    if (!tensor->dtype) {
+        if (!PyErr_Occurred())
+            PyErr_Format(PyExc_TypeError, "its elements are %R, which has no counterpart here", typestr);
+        goto end;
+    }
+    if (writable && PyObject_IsTrue(PyTuple_GET_ITEM(data, 1))) {
+        PyErr_SetString(PyExc_BufferError, "it is read-only");
+        goto end;
+    }
+    ndim = PyTuple_GET_SIZE(shape);
+    dims = held_dims(held, ndim);
+    if (!dims || !dims_from_tuple(shape, dims, ndim))
+        goto end;
+    tensor->ndim = (uint32_t)ndim;
+    tensor->shape = dims;
+    tensor->strides = NULL;
+    if (strides && strides != Py_None) {
+        if (!dims_from_tuple(strides, dims + ndim, ndim) ||
+            !strides_from_bytes(dims + ndim, (const Py_ssize_t *)dims, (const Py_ssize_t *)dims + ndim, ndim, (Py_ssize_t)rdt_dtype_bytes(tensor->dtype)))
+            goto end;
+        tensor->strides = dims + ndim;
+    }
+    tensor->data = PyLong_AsVoidPtr(PyTuple_GET_ITEM(data, 0));
+    held->on_gpu = true;
+    held->stream = (void *)LEGACY_STREAM;
+    if (given != Py_None || (stream && stream != Py_None))
+        ok = stream_from(given != Py_None ? given : stream, &held->stream);
+    else
+        ok = !PyErr_Occurred();
+    Py_INCREF(object);
+    held->alive = object;
+end:
+    Py_DECREF(interface);
+    return ok;
+}

@@ -1,0 +1,318 @@
+/* GPU memory of a connection, by librdt-cuda, which is within this module where it was built with cuda.h: else everything here refuses, and
+ * says what to do. NVIDIA's driver is loaded when the first tensor on a GPU is put or asked for: never by importing or connecting. */
+#include <string.h>
+
+#include "rdtpy.h"
+
+bool gpu_place(PyObject *place, const char **memory_p, const char **device_p)
+{
+    *memory_p = *device_p = NULL;
+    return place == Py_None || PyArg_ParseTuple(place, "zz", memory_p, device_p);
+}
+
+#ifdef RDTPY_WITHOUT_CUDA
+
+bool gpu_open(struct conn *conn)
+{
+    (void)conn;
+    (void)raise_status(RDT_UNSUPPORTED, "this package was built without cuda.h: put it where make finds it (make cuda-headers fetches it), and build again");
+    return false;
+}
+void gpu_close(struct conn *conn)
+{
+    (void)conn;
+}
+int gpu_ordinal(struct conn *conn, const char *memory, const char *uuid)
+{
+    (void)conn, (void)memory, (void)uuid;
+    return HOST;
+}
+bool gpu_uuid(struct conn *conn, int ordinal, const char **uuid_p)
+{
+    (void)ordinal, (void)uuid_p;
+    return gpu_open(conn);
+}
+enum rdt_status gpu_put(struct conn *conn, const struct held_set *set, struct rdt_put_options *options, struct rdt_ref *ref_p,
+                        Py_ssize_t *copied_p, bool *live_p, struct rdt_error *err)
+{
+    (void)conn, (void)set, (void)options, (void)ref_p, (void)copied_p, (void)live_p;
+    err->status = RDT_UNSUPPORTED; /* gpu_open has refused before */
+    return RDT_UNSUPPORTED;
+}
+enum rdt_status gpu_offer(struct conn *conn, struct held_set *set, struct rdt_error *err)
+{
+    (void)conn, (void)set;
+    err->status = RDT_UNSUPPORTED;
+    return RDT_UNSUPPORTED;
+}
+void gpu_take_back(struct held_set *set)
+{
+    (void)set;
+}
+void gpu_settle(struct conn *conn, uint64_t gpus)
+{
+    (void)conn, (void)gpus;
+}
+enum rdt_status gpu_read(struct conn *conn, const void *from, void *to, size_t bytes, struct rdt_error *err)
+{
+    (void)conn, (void)from, (void)to, (void)bytes;
+    err->status = RDT_UNSUPPORTED;
+    return RDT_UNSUPPORTED;
+}
+static bool use_pool(struct conn *conn)
+{
+    return gpu_open(conn);
+}
+PyObject *gpu_pool_info(PyObject *module, PyObject *ignored)
+{
+    (void)module, (void)ignored;
+    Py_RETURN_NONE;
+}
+
+#else
+
+bool gpu_open(struct conn *conn)
+{
+    enum rdt_status status = RDT_OK;
+    rdt_cuda *cuda = NULL;
+    struct rdt_error err;
+
+    if (conn->cuda)
+        return true;
+    if (!conn_enter(conn))
+        return false;
+    Py_BEGIN_ALLOW_THREADS
+    status = rdt_cuda_open(conn->rdt, &cuda, &err);
+    Py_END_ALLOW_THREADS
+    if (status == RDT_OK)
+        conn->cuda = cuda;
+    else if (status == RDT_EXISTS && conn->cuda) /* another thread was first */
+        status = RDT_OK;
+    conn_leave(conn);
+    if (status != RDT_OK)
+        (void)raise_error(&err);
+    return status == RDT_OK;
+}
+
+void gpu_close(struct conn *conn)
+{
+    rdt_cuda_close(conn->cuda);
+    conn->cuda = NULL;
+}
+
+int gpu_ordinal(struct conn *conn, const char *memory, const char *uuid)
+{
+    int ordinal;
+
+    if (!conn->cuda || !memory || strcmp(memory, "cuda") != 0 || !uuid || rdt_cuda_ordinal(conn->cuda, uuid, &ordinal, NULL) != RDT_OK ||
+        ordinal >= MAX_GPUS)
+        return HOST;
+    return ordinal;
+}
+
+bool gpu_uuid(struct conn *conn, int ordinal, const char **uuid_p)
+{
+    struct rdt_error err;
+
+    if (!gpu_open(conn))
+        return false;
+    if (rdt_cuda_uuid(conn->cuda, ordinal, uuid_p, &err) == RDT_OK)
+        return true;
+    (void)raise_error(&err);
+    return false;
+}
+
+/* ---- put ---- */
+
+static enum rdt_status wait_for(struct conn *conn, const struct held_set *set, struct rdt_error *err)
+{
+    enum rdt_status status = RDT_OK;
+
+    for (size_t i = 0; status == RDT_OK && i < set->count; i++) {
+        int ordinal = HOST;
+
+        if (!set->held[i].on_gpu)
+            continue;
+        status = rdt_cuda_where(conn->cuda, set->tensors[i].data, &ordinal, err);
+        if (status == RDT_OK && ordinal != HOST)
+            status = rdt_cuda_wait_stream(conn->cuda, ordinal, set->held[i].stream, err);
+    }
+    return status;
+}
+
+/* Whether all of it stands in one stream, whose order also keeps it until it has been read. */
+static bool in_one_stream(struct conn *conn, const struct held_set *set, void **stream_p)
+{
+    int gpu = HOST, other;
+    bool first = true;
+
+    for (size_t i = 0; i < set->count; i++) {
+        const struct held *held = &set->held[i];
+        size_t bytes;
+
+        if (rdt_tensor_bytes(&set->tensors[i], &bytes, NULL) != RDT_OK || bytes == 0)
+            continue;
+        if (!held->on_gpu || !held->ordered || rdt_cuda_where(conn->cuda, set->tensors[i].data, &other, NULL) != RDT_OK || other == HOST ||
+            (!first && (other != gpu || held->stream != *stream_p)))
+            return false;
+        gpu = other;
+        *stream_p = held->stream;
+        first = false;
+    }
+    return !first;
+}
+
+enum rdt_status gpu_put(struct conn *conn, const struct held_set *set, struct rdt_put_options *put, struct rdt_ref *ref_p,
+                        Py_ssize_t *copied_p, bool *live_p, struct rdt_error *err)
+{
+    struct rdt_cuda_put_options options = RDT_INIT(options);
+    enum rdt_cuda_how *how = calloc(set->count + 1, sizeof *how);
+    enum rdt_status status = RDT_OK;
+
+    if (!how) {
+        *err = (struct rdt_error){.status = RDT_NO_MEMORY, .msg = "no memory to put tensors"};
+        return RDT_NO_MEMORY;
+    }
+    options.put = put;
+    options.how = how;
+    options.copy = true;
+    options.has_stream = in_one_stream(conn, set, &options.stream);
+    if (!options.has_stream)
+        status = wait_for(conn, set, err);
+    if (status == RDT_OK)
+        status = rdt_cuda_put(conn->cuda, set->tensors, set->count, &options, ref_p, err);
+    for (size_t i = 0; status == RDT_OK && i < set->count; i++) {
+        *copied_p += how[i] == RDT_CUDA_COPIED;
+        *live_p = *live_p || (how[i] == RDT_CUDA_KNOWN && !PyObject_TypeCheck(set->held[i].alive, &tensor_type));
+        if (how[i] != RDT_CUDA_HOST && put->how)
+            put->how[i] = RDT_MEMORY_DAEMON; /* counted here */
+    }
+    free(how);
+    return status;
+}
+
+/* ---- targets ---- */
+
+enum rdt_status gpu_offer(struct conn *conn, struct held_set *set, struct rdt_error *err)
+{
+    enum rdt_status status = wait_for(conn, set, err);
+
+    set->conn = conn;
+    set->offered = calloc(set->count + 1, sizeof(void *));
+    if (status == RDT_OK && !set->offered) {
+        *err = (struct rdt_error){.status = RDT_NO_MEMORY, .msg = "no memory for targets"};
+        return RDT_NO_MEMORY;
+    }
+    for (size_t i = 0; status == RDT_OK && i < set->count; i++) {
+        bool known = false;
+        size_t bytes;
+
+        if (!set->held[i].on_gpu || rdt_tensor_bytes(&set->tensors[i], &bytes, NULL) != RDT_OK || bytes == 0)
+            continue;
+        status = rdt_known(conn->rdt, set->tensors[i].data, bytes, &known, NULL, NULL, err);
+        if (status == RDT_OK && !known)
+            status = rdt_cuda_offer(conn->cuda, set->tensors[i].data, bytes, &set->offered[i], NULL, err);
+    }
+    return status;
+}
+
+void gpu_take_back(struct held_set *set)
+{
+    struct conn *conn = set->conn;
+
+    if (!set->offered)
+        return;
+    if (conn->rdt) {
+        conn->calls++; /* not closed meanwhile */
+        Py_INCREF(conn);
+        Py_BEGIN_ALLOW_THREADS
+        for (size_t i = 0; i < set->count; i++)
+            if (set->offered[i])
+                (void)rdt_dealloc(conn->rdt, set->offered[i], NULL);
+        Py_END_ALLOW_THREADS
+        conn_leave(conn);
+    }
+    free(set->offered);
+    set->offered = NULL;
+}
+
+/* ---- the end of memory ---- */
+
+void gpu_settle(struct conn *conn, uint64_t gpus)
+{
+    for (int i = 0; conn->cuda && gpus >> i; i++)
+        if (gpus >> i & 1)
+            (void)rdt_cuda_wait_all(conn->cuda, i, NULL);
+}
+
+enum rdt_status gpu_read(struct conn *conn, const void *from, void *to, size_t bytes, struct rdt_error *err)
+{
+    return rdt_cuda_read(conn->cuda, from, to, bytes, err);
+}
+
+/* ---- the pool of torch ---- */
+
+static bool use_pool(struct conn *conn)
+{
+    if (!gpu_open(conn))
+        return false;
+    if (!conn->pooled) { /* torch gives blocks back whenever it likes, without the GIL: the session stays for them */
+        conn->pooled = true;
+        conn_keep(conn);
+    }
+    rdt_cuda_pool_use(conn->cuda);
+    return true;
+}
+
+PyObject *gpu_pool_info(PyObject *module, PyObject *ignored)
+{
+    struct rdt_cuda_pool_info info;
+
+    (void)module, (void)ignored;
+    rdt_cuda_pool_info(&info);
+    return Py_BuildValue("{s:n,s:n,s:n,s:i,s:s}", "blocks", (Py_ssize_t)info.blocks, "bytes", (Py_ssize_t)info.bytes, "failures",
+                         (Py_ssize_t)info.failures, "status", (int)info.last.status, "last", info.last.status ? info.last.msg : "");
+}
+
+/* What torch finds in this module by their names: see torch.cuda.memory.CUDAPluggableAllocator. */
+__attribute__((visibility("default"))) void *rdt_torch_alloc(Py_ssize_t bytes, int device, void *stream);
+__attribute__((visibility("default"))) void rdt_torch_free(void *addr, Py_ssize_t bytes, int device, void *stream);
+
+void *rdt_torch_alloc(Py_ssize_t bytes, int device, void *stream)
+{
+    return rdt_cuda_pool_alloc(bytes, device, stream);
+}
+
+void rdt_torch_free(void *addr, Py_ssize_t bytes, int device, void *stream)
+{
+    rdt_cuda_pool_free(addr, bytes, device, stream);
+}
+#endif
+
+/* ---- Conn's calls ---- */
+
+PyObject *conn_gpu(PyObject *self, PyObject *ordinal)
+{
+    long number = PyLong_AsLong(ordinal);
+    const char *uuid = NULL;
+
+    if ((number == -1 && PyErr_Occurred()) || !gpu_uuid((struct conn *)self, (int)number, &uuid))
+        return NULL;
+    return PyUnicode_FromString(uuid);
+}
+
+PyObject *conn_gpu_open(PyObject *self, PyObject *ignored)
+{
+    (void)ignored;
+    if (!gpu_open((struct conn *)self))
+        return NULL;
+    Py_RETURN_NONE;
+}
+
+PyObject *conn_use_pool(PyObject *self, PyObject *ignored)
+{
+    (void)ignored;
+    if (!use_pool((struct conn *)self))
+        return NULL;
+    Py_RETURN_NONE;
+}

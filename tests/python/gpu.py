@@ -1,0 +1,360 @@
+"""GPU memory in Python, on a FAKE driver (tests/fake_cuda), whose device memory the processor cannot touch: what it shows is which calls are
+made in which order, and how long things live; nothing about a GPU. What foreign libraries hand over is played by small classes here."""
+import ctypes as ct
+import os
+import subprocess
+import sys
+import threading
+
+import rdt
+from rdt import _rdt
+
+from nodes import LONG, Node, Skipped, main, raises, until
+
+try:
+    import numpy as np
+except ImportError:
+    print("no numpy here")
+    sys.exit(77)
+try:
+    import torch
+except ImportError:
+    torch = None
+
+FAKE = os.path.join(os.environ["RDT_BUILD_DIR"], "tests", "fake_cuda")
+if not os.path.exists(os.path.join(FAKE, "libcuda.so.1")):
+    print("built without cuda.h: make cuda-headers")
+    sys.exit(77)
+before = os.environ.get("LD_LIBRARY_PATH")
+os.environ["LD_LIBRARY_PATH"] = FAKE + (":" + before if before else "")  # of the daemons
+cuda = ct.CDLL(os.path.join(FAKE, "libcuda.so.1"))  # and of this process: what dlopen finds by its name from now on
+cuda.fake_cuda_reach.restype = ct.c_void_p
+cuda.fake_cuda_reach.argtypes = [ct.c_uint64, ct.c_size_t]
+LEGACY = 1
+
+
+def driver(name, *arguments):
+    result = getattr(cuda, name)(*arguments)
+    assert result == 0, f"{name}: {result}"
+
+
+def use(gpu):
+    context, device = ct.c_void_p(), ct.c_int()
+    driver("cuInit", 0)
+    driver("cuDeviceGet", ct.byref(device), gpu)
+    driver("cuDevicePrimaryCtxRetain", ct.byref(context), device)
+    driver("cuCtxSetCurrent", context)
+
+
+def seen(address, count, dtype):
+    """What lies at an address of the device, as the fake's own memory."""
+    reached = cuda.fake_cuda_reach(address, count * np.dtype(dtype).itemsize)
+    assert reached, "it is no device memory"
+    return np.frombuffer((ct.c_char * (count * np.dtype(dtype).itemsize)).from_address(reached), dtype)
+
+
+def address_of(tensor):
+    return tensor.__cuda_array_interface__["data"][0]
+
+
+class Gate:
+    """A stream that stands still until it is opened."""
+
+    def __init__(self):
+        self.stream = ct.c_void_p()
+        driver("cuStreamCreate", ct.byref(self.stream), 0)
+        self.event = threading.Event()
+        self.call = ct.CFUNCTYPE(None, ct.c_void_p)(lambda _: self.event.wait(LONG) and None)
+        driver("cuLaunchHostFunc", self.stream, self.call, None)
+
+    def copy(self, to, source, count):
+        driver("cuMemcpyAsync_v2" if hasattr(cuda, "cuMemcpyAsync_v2") else "cuMemcpyAsync", ct.c_uint64(to), ct.c_uint64(source),
+               ct.c_size_t(count), self.stream)
+
+    def end(self):
+        self.event.set()
+        driver("cuStreamSynchronize", self.stream)
+        driver("cuStreamDestroy_v2" if hasattr(cuda, "cuStreamDestroy_v2") else "cuStreamDestroy", self.stream)
+
+
+class Own:
+    """Device memory of this process's own, as a foreign library has it."""
+
+    def __init__(self, array, stream=None):
+        self.array = array
+        self.address = ct.c_uint64()
+        driver("cuMemAlloc_v2" if hasattr(cuda, "cuMemAlloc_v2") else "cuMemAlloc", ct.byref(self.address), ct.c_size_t(array.nbytes))
+        seen(self.address.value, array.size, array.dtype)[:] = array.ravel()
+        self.stream = stream
+
+    def end(self):
+        driver("cuMemFree_v2" if hasattr(cuda, "cuMemFree_v2") else "cuMemFree", self.address)
+
+
+class ByInterface(Own):
+    @property
+    def __cuda_array_interface__(self):
+        return {"version": 3, "typestr": self.array.dtype.str, "shape": self.array.shape, "strides": None,
+                "data": (self.address.value, False), "stream": self.stream}
+
+
+class ByDlpack:
+    """Whatever speaks DLPack: notes the stream that it is asked for."""
+
+    def __init__(self, tensor):
+        self.tensor = tensor
+        self.asked = []
+
+    def __dlpack_device__(self):
+        return self.tensor.__dlpack_device__()
+
+    def __dlpack__(self, *, stream=None, **more):
+        self.asked.append(stream)
+        return self.tensor.__dlpack__(stream=stream)
+
+
+class Gpu(Node):
+    """A daemon with the fake, and two connections."""
+
+    def __enter__(self):
+        use(0)
+        self.c, self.reader = rdt.connect(self.socket), rdt.connect(self.socket)
+        return self.c, self.reader
+
+    def __exit__(self, *ignored):
+        self.c.close()
+        self.reader.close()
+
+
+VALUE = np.arange(1 << 19, dtype="f4").reshape(512, 1024)
+
+
+def test_host_memory_goes_to_a_gpu_and_back():
+    with Gpu() as (c, reader):
+        ref = c.put(VALUE)
+        t = c.get(ref, device="cuda:0")
+        assert isinstance(t, rdt.Tensor) and t.device == "cuda:0" and t.shape == VALUE.shape and t.dtype == "f32"
+        assert (seen(address_of(t), VALUE.size, "f4") == VALUE.ravel()).all()
+        assert t.tobytes() == VALUE.tobytes() and "on GPU 0" in repr(t)
+        back = c.put(t)
+        assert back.copied == 1, "what a fetch brought is copied, on the GPU"
+        del t
+        assert (reader.get(back, device="host") == VALUE).all()
+        assert (reader.get(back, device="cuda:0").tobytes()) == VALUE.tobytes()
+        assert (reader.get(back, as_="numpy") == VALUE).all()
+        other = reader.get(back, device="cuda:1")
+        assert other.device == "cuda:1" and other.__dlpack_device__() == (2, 1) and other.tobytes() == VALUE.tobytes()
+
+
+def test_a_process_that_uses_no_gpu_gets_host_memory():
+    with Gpu() as (c, reader):
+        ref = c.put(c.get(c.put(VALUE), device=0))
+        got = reader.get(ref)
+        assert isinstance(got, np.ndarray) and (got == VALUE).all()
+        there = reader.get(ref, device="cuda")
+        fetched = reader.get_fetched(ref)  # from now on where they lie
+        assert fetched.value.device == "cuda:0" and fetched.path == "local/share" and there.device == "cuda:0"
+        assert reader.get(ref, device=reader._gpu(1)).device == "cuda:1"
+
+
+def test_empty_on_a_gpu_is_put_without_a_copy():
+    with Gpu() as (c, reader):
+        e = c.empty((512, 1024), "f32", device="cuda:1")
+        assert e.device == "cuda:1" and not seen(address_of(e), VALUE.size, "f4").any()
+        seen(address_of(e), VALUE.size, "f4")[:] = VALUE.ravel()
+        ref = c.put({"w": e, "step": 3})
+        assert ref.copied == 0
+        got = reader.get(ref, device="host")
+        assert got["step"] == 3 and (got["w"] == VALUE).all()
+        like = c.empty_like({"a": VALUE, "b": [VALUE[:2]]}, device="cuda:0")
+        assert like["b"][0].device == "cuda:0" and like["b"][0].shape == (2, 1024)
+        with raises(BufferError, "on GPU 1"):
+            memoryview(e)
+        with raises(AttributeError, "GPU 1"):
+            e.__array_interface__
+        with raises(AttributeError, "host memory"):
+            c.empty(3, as_="tensor").__cuda_array_interface__
+
+
+def test_structure_goes_with_tensors_in_both_places():
+    with Gpu() as (c, reader):
+        on_gpu = c.get(c.put(VALUE), device=0)
+        long = {f"n{i}": i for i in range(30000)}
+        value = {"gpu": on_gpu, "host": np.arange(5), "blob": b"x" * 9000, "long": long}
+        ref = c.put(value)
+        got = reader.get(ref, device="cuda:0")
+        assert got["gpu"].device == "cuda:0" and got["host"].tobytes() == np.arange(5).tobytes() and got["blob"] == value["blob"]
+        assert got["long"] == long
+        as_they_lie = reader.get(ref)
+        assert as_they_lie["gpu"].device == "cuda:0" and (as_they_lie["host"] == np.arange(5)).all()
+        host = reader.get(ref, device="host")
+        assert (host["gpu"] == VALUE).all() and host["long"] == long
+        all_there = reader.get(c.put({"a": VALUE, "blob": b"y" * 9000, "set": {1, 2}}), device="cuda:0")
+        assert all_there["a"].tobytes() == VALUE.tobytes() and all_there["blob"] == b"y" * 9000 and all_there["set"] == {1, 2}
+
+
+def test_dlpack_goes_both_ways_and_streams_are_honoured():
+    with Gpu() as (c, reader):
+        t = c.get(c.put(VALUE), device=0)
+        capsule = t.__dlpack__(stream=LEGACY)
+        assert "dltensor" in repr(capsule) and t.__dlpack_device__() == (2, 0)
+        for stream in (None, -1, 2, 0x12345):
+            t.__dlpack__(stream=stream, max_version=(1, 0))
+        with raises(ValueError, "ambiguous"):
+            t.__dlpack__(stream=0)
+        with raises(BufferError, "on GPU 0"):
+            t.__dlpack__(dl_device=(2, 1))
+        with raises(BufferError, "no streams"):
+            c.empty(3, as_="tensor").__dlpack__(stream=2)
+        foreign = ByDlpack(t)
+        ref = c.put(foreign)
+        assert foreign.asked == [LEGACY], "the producer makes our stream wait"
+        assert (reader.get(ref, device="host") == VALUE).all()
+        foreign.asked.clear()
+        gate = Gate()
+        gate.event.set()
+        c.put(foreign, stream=gate.stream.value)
+        assert foreign.asked == [gate.stream.value]
+        gate.end()
+        del capsule, foreign
+
+
+def test_array_interface_comes_in_by_a_copy_on_the_gpu():
+    with Gpu() as (c, reader):
+        own = ByInterface(VALUE)
+        ref = c.put({"a": own})
+        assert ref.copied == 1
+        own.end()  # it is the daemon's now
+        got = reader.get(ref, device="cuda:0")["a"]
+        assert got.tobytes() == VALUE.tobytes()
+        wrong = ByInterface(VALUE)
+        wrong.array = np.zeros(3, ">f4")
+        with raises(TypeError, "no counterpart"):
+            c.put([wrong])
+        wrong.end()
+
+
+def test_put_waits_for_a_foreign_stream():
+    with Gpu() as (c, reader):
+        source, gate = Own(VALUE), Gate()
+        late = ByInterface(np.zeros_like(VALUE), gate.stream.value)
+        gate.copy(late.address.value, source.address.value, VALUE.nbytes)
+        refs = []
+        thread = threading.Thread(target=lambda: refs.append(c.put(late)))
+        thread.start()
+        reader.ping()
+        assert thread.is_alive(), "the stream has not come there"
+        gate.event.set()
+        thread.join(LONG)
+        gate.end()
+        assert (reader.get(refs.pop(), device="host") == VALUE).all()
+        late.end()
+        source.end()
+
+
+def test_put_of_own_memory_returns_at_once_and_readers_wait_for_its_stream():
+    with Gpu() as (c, reader):
+        e = c.empty((512, 1024), "f32", device=0)
+        source, gate = Own(VALUE), Gate()
+        gate.copy(address_of(e), source.address.value, VALUE.nbytes)
+        ref = c.put(e, stream=gate.stream.value)
+        wait = reader.fetch(ref, device="host")
+        reader.ping()
+        assert not wait.done() and c.stat(ref)["state"] == "filling"
+        gate.event.set()
+        assert (wait.result(LONG) == VALUE).all()
+        gate.end()
+        source.end()
+
+
+def test_targets_on_a_gpu_are_written():
+    with Gpu() as (c, reader):
+        ref = c.put(VALUE)
+        own = ByInterface(np.zeros_like(VALUE))
+        assert reader.get(ref, into=own) is own
+        assert (seen(own.address.value, VALUE.size, "f4") == VALUE.ravel()).all()
+        mine = c.empty(VALUE.shape, "f32", device=1)
+        c.get(ref, into=mine)
+        assert mine.tobytes() == VALUE.tobytes()
+        with raises(rdt.Mismatch):
+            reader.get(ref, into=ByInterface(np.zeros(3, "f4")))
+        own.end()
+
+
+def test_memory_goes_back_when_no_stream_uses_it():
+    with Gpu() as (c, reader):
+        e = c.empty((512, 1024), "f32", device=0)
+        source, gate = Own(VALUE), Gate()
+        gate.copy(address_of(e), source.address.value, VALUE.nbytes)  # the fake ends the process if it writes what is gone
+        held = [e]
+        del e
+        thread = threading.Thread(target=held.clear)
+        thread.start()
+        reader.ping()
+        assert thread.is_alive()
+        gate.event.set()
+        thread.join(LONG)
+        gate.end()
+        source.end()
+
+
+def test_devices_that_are_not_there_are_said():
+    with Gpu() as (c, reader):
+        ref = c.put(VALUE)
+        with raises(rdt.NotFound, "no GPU 7"):
+            c.get(ref, device="cuda:7")
+        with raises(ValueError, "device is"):
+            c.empty(3, device="tpu")
+        with raises(rdt.Error):
+            c.empty(3, device="GPU-00000000-0000-0000-0000-000000000000")
+        with raises((MemoryError, rdt.Error)):
+            c.empty(1 << 40, "u8", device=0)
+
+
+def pool(socket):
+    """What torch calls, by its names, as torch finds them; in a process of its own, because the session stays until that ends."""
+    use(0)
+    with rdt.connect(socket) as c, rdt.connect(socket) as reader:
+        module = ct.CDLL(_rdt.__file__)
+        module.rdt_torch_alloc.restype = ct.c_void_p
+        module.rdt_torch_alloc.argtypes = [ct.c_ssize_t, ct.c_int, ct.c_void_p]
+        module.rdt_torch_free.argtypes = [ct.c_void_p, ct.c_ssize_t, ct.c_int, ct.c_void_p]
+        failures = _rdt.pool_info()["failures"]
+        assert module.rdt_torch_alloc(1 << 21, 0, None) is None and _rdt.pool_info()["failures"] == failures + 1
+        c._use_pool()
+        address = module.rdt_torch_alloc(4 << 20, 0, None)
+        assert address and _rdt.pool_info()["blocks"] == 1
+        part = ByInterface.__new__(ByInterface)  # a tensor within the block
+        part.array, part.address, part.stream = VALUE, ct.c_uint64(address + (1 << 20)), None
+        seen(part.address.value, VALUE.size, "f4")[:] = VALUE.ravel()
+        ref = c.put(part)
+        assert ref.copied == 0 and ref._live and len(c._kept_live) == 1
+        module.rdt_torch_free(address, 4 << 20, 0, None)  # the object keeps it
+        assert (reader.get(ref, device="host") == VALUE).all()
+        ref.free()
+        until(lambda: (c.dispatch(), c._kept_live[0][0].done())[1], "the object is gone")
+        again = c.empty((512, 1024), "f32", device=0)
+        c.put(again)
+        other = module.rdt_torch_alloc(1 << 20, 1, None)
+        assert other and module.rdt_torch_alloc(1 << 50, 0, None) is None and _rdt.pool_info()["last"]
+        module.rdt_torch_free(other, 1 << 20, 1, None)
+        assert _rdt.pool_info()["blocks"] == 0
+        if torch is None:
+            with raises(rdt.Unsupported, "there is no torch here"):
+                c.torch_pool().__enter__()
+        elif not torch.cuda.is_available():
+            with raises(rdt.Unsupported, torch.__version__):
+                c.torch_pool("cuda:0").__enter__()
+
+
+def test_pool_is_the_daemons_memory_and_says_what_is_missing():
+    with Node() as node:
+        done = subprocess.run([sys.executable, __file__, node.socket], capture_output=True, text=True, timeout=LONG)
+        assert done.returncode == 0, done.stdout + done.stderr
+
+
+if __name__ == "__main__":
+    if len(sys.argv) > 1:
+        pool(sys.argv[1])
+    else:
+        main(globals())
