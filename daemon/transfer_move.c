@@ -306,7 +306,8 @@ static enum rdt_status take_keys(struct transfer *transfer, const Rdt__Pb__PullK
     for (size_t i = 0; i < keys->n_keys; i++) {
         if (keys->keys[i].len > RDT_KEY_MAX_BYTES)
             return rdt_error_set(err, RDT_PROTOCOL, "a key of %zu bytes", keys->keys[i].len);
-        memcpy(transfer->keys[i], keys->keys[i].data, keys->keys[i].len);
+        if (keys->keys[i].len > 0) /* else nothing is to be read there */
+            memcpy(transfer->keys[i], keys->keys[i].data, keys->keys[i].len);
         transfer->key_bytes[i] = keys->keys[i].len;
     }
     transfer->n_keys = keys->n_keys;

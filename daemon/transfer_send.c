@@ -27,6 +27,8 @@ static enum rdt_status send_keys(struct outgoing *out, struct rdt_error *err)
 
     for (uint32_t i = 0; status == RDT_OK && i < object->n_regions; i++) {
         void *handle = NULL;
+        if (!transport_moves(transport, object->uses[i].region->kind->name))
+            continue; /* nothing that is asked for lies there, and it has not been registered */
         status = region_register(object->uses[i].region, transport, &handle, NULL, NULL, err);
         list[i].data = blobs[i];
         if (status == RDT_OK)

@@ -351,6 +351,28 @@ Test(device_nodes, killed_owner_fails_the_parts)
     end(declared);
 }
 
+/* The host part may be read where it lies; what else the object has is no business of that transport's. */
+Test(device_nodes, host_part_of_a_mixed_object_is_read)
+{
+    struct rdt_put_options put = RDT_INIT(put);
+    struct rdt_tensor tensors[2];
+    struct rdt_ref ref;
+    rdt_object *object;
+
+    begin_with(&(struct cluster_options){.loopback = true, .no_ucx = true});
+    tensors[0] = bytes_at(fake_device_alloc(owner, "HERE-0", BYTES), BYTES);
+    tensors[1] = bytes_at(alloc_memory(owner, BYTES), BYTES);
+    fill_pattern(tensors[0].data, BYTES, 15);
+    fill_pattern(tensors[1].data, BYTES, 16);
+    must_ok(rdt_put(owner, tensors, 2, &put, &ref, &err));
+    must_ok(rdt_fetch(reader, &ref, 1, NULL, &object, &err));
+    must_say(strstr(info_of(object).path, "loopback/staged") && strchr(info_of(object).path, ','), "path %s", info_of(object).path);
+    for (unsigned i = 0; i < 2; i++)
+        must(holds_pattern(tensor_of(object, i).data, BYTES, 15 + i));
+    rdt_release(object);
+    end(NULL);
+}
+
 /* ---- groups ---- */
 
 /* One group, four devices: bytes go from each to each between the ranks of those two, through no host memory. */
