@@ -111,6 +111,8 @@ static void remote(const struct path_query *query, struct path_decision *decisio
 
     if (!query->has_inline)
         reject(in_reply, "the object is too large to ride in the reply");
+    if (strcmp(query->target_memory, "host") != 0)
+        reject(in_reply, "what rides in the reply does not come to %s memory", query->target_memory);
     for (unsigned i = 0; i < query->n_offers; i++) {
         const struct path_offer *offer = &query->offers[i];
         uint32_t speed = offer->speed < SPEED_INLINE ? offer->speed : SPEED_INLINE - 1;

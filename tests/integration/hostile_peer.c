@@ -3,6 +3,7 @@
 #include "proto/rdt_dtype.h"
 #include "proto/wire_ref.h"
 #include "tests/integration/protocol_fixture.h"
+#include "tests/support/fake_device.h"
 #include "tests/support/insider.h"
 
 TestSuite(hostile_peer, .timeout = 120);
@@ -396,4 +397,29 @@ Test(hostile_peer, link_that_ends_with_a_batch_half_answered_fails_it)
     rdt_close(reader);
     rdt_close(bystander);
     node_end(&node, meant);
+}
+
+/* Bytes that ride in an answer are the processor's to copy, and a device's memory is not. */
+Test(hostile_peer, bytes_in_an_answer_go_to_no_device)
+{
+    struct rdt_fetch_options options = RDT_INIT(options);
+    struct rdt_ref ref = of_insider("w");
+    struct fake_devices gpu;
+    struct answer answer;
+    rdt_request *request;
+
+    fake_device_init(&gpu, "one", NULL);
+    begin_with_insider(gpu.flags);
+    fake_device_use(reader);
+    options.memory = "fake";
+    options.device = "FAKE-0";
+    must_ok(rdt_fetch_start(reader, &ref, 1, &options, &request, &err));
+    for (unsigned i = 0; i < 2; i++) { /* the whole, then its part */
+        must(insider_await(&insider, RDT_PEER_PULL, i + 1));
+        answer_init(&answer, insider.pulls[i]);
+        send_answer(&answer);
+    }
+    ends_with(request, RDT_NO_PATH, "fake memory");
+    end_with_insider();
+    fake_device_fini(&gpu);
 }

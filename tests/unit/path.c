@@ -677,3 +677,19 @@ Test(path, kinds_table)
             cr_assert(!decision.candidates[0].one_sided, "%s", row->what);
     }
 }
+
+Test(path, reply_rides_to_no_device)
+{
+    struct path_offer slow = offer("slow", 1);
+    struct path_query query = remote_query(&slow, 1);
+    struct path_decision decision;
+    struct rdt_error err;
+
+    query.has_inline = true;
+    cr_assert_eq(path_choose(&query, &decision, &err), RDT_OK);
+    cr_assert_str_eq(decision.candidates[0].name, "inline");
+    query.target_memory = "gpu";
+    cr_assert_eq(path_choose(&query, &decision, &err), RDT_OK);
+    cr_assert_str_eq(decision.candidates[0].name, "slow");
+    cr_assert(strstr(find(&decision, "inline")->reason, "does not come to gpu memory"), "%s", find(&decision, "inline")->reason);
+}
