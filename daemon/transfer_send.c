@@ -459,7 +459,7 @@ static void send_in_order(struct outgoing *out)
     out->posting = true;
     out->n_ops++; /* it does not end meanwhile */
     while (out->sm.state == OUTGOING_SENDING && out->via->sm.state == PT_CONNECTED && !out->gathering &&
-           out->next_chunk < out->plan->n && out->n_ops - 1 < most)
+           is_here(out, out->next_chunk) && out->n_ops - 1 < most)
         if (!send_next(out, &err))
             outgoing_fail(out, &err);
     out->n_ops--;

@@ -373,6 +373,22 @@ Test(device_nodes, host_part_of_a_mixed_object_is_read)
     end(NULL);
 }
 
+/* An ordered queue may take more chunks at once than there are slots. */
+Test(device_nodes, more_chunks_than_slots_in_an_ordered_queue)
+{
+    struct rdt_ref ref;
+
+    begin_with(&(struct cluster_options){
+        .loopback = true,
+        .no_ucx = true,
+        .flags = (const char *const[]){"--set", "loopback.ordered=yes", "--set", "transfer.chunks_in_flight=40", NULL}});
+    ref = put_on("HERE-0", LARGE, 17);
+    cluster_faults(&c, 0, "delay_ms=10\n");
+    expect(&ref, NULL, NULL, LARGE, 17, "loopback/staged");
+    expect(&ref, "fake", "THERE-1", LARGE, 17, "loopback/staged");
+    end(NULL);
+}
+
 /* ---- groups ---- */
 
 /* One group, four devices: bytes go from each to each between the ranks of those two, through no host memory. */
