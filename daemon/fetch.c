@@ -61,6 +61,8 @@ bool fetch_joinable(const Rdt__Pb__Fetch *message, const Rdt__Pb__FetchItem *a, 
 
     if (message->mode == RDT__PB__FETCH_MODE__FETCH_MODE_COPY || a->targets || b->targets) /* each wants memory of its own */
         return false;
+    if (message->mode == RDT__PB__FETCH_MODE__FETCH_MODE_COW && message->n_maps > 0) /* a device's knows no private mapping */
+        return false;
     if (wire_ref_to(a->ref, &x, NULL) != RDT_OK || wire_ref_to(b->ref, &y, NULL) != RDT_OK)
         return false;
     return rdt_ref_equal(&x, &y) && same_slice(a->slice, b->slice);

@@ -222,6 +222,14 @@ void transfer_deliver_object(struct transfer *transfer, struct object *object, s
     object_drop(object);
 }
 
+/* How a reader gets host memory that was made for the fetch: his own, unless several read it. */
+static enum share share_of(const struct transfer *transfer)
+{
+    if (transfer->n_fetches == 1)
+        return SHARE_WRITE;
+    return transfer->mode == RDT__PB__FETCH_MODE__FETCH_MODE_COW ? SHARE_COW : SHARE_READ;
+}
+
 /* In memory of ours in several places. Several fetches of one client share it. */
 static enum rdt_status fill_landed(struct result *result, struct transfer *transfer, struct client *client, struct hold **hold_p,
                                    struct rdt_error *err)
@@ -233,10 +241,13 @@ static enum rdt_status fill_landed(struct result *result, struct transfer *trans
     if (!result_make_regions(result, target->n) ||
         !(*hold_p = client_hold_regions(client, transfer->landing->regions, target->n)))
         return rdt_error_set(err, RDT_NO_MEMORY, "no memory for the answer");
-    for (uint32_t i = 0; i < target->n && status == RDT_OK; i++)
-        status = result_add_region(result, target->uses[i].region, client->id,
-                                   transfer->n_fetches == 1 || !region_is_host(target->uses[i].region) ? SHARE_WRITE : SHARE_READ,
-                                   true, err);
+    for (uint32_t i = 0; i < target->n && status == RDT_OK; i++) {
+        struct region *region = target->uses[i].region;
+        enum share how = region_is_host(region) ? share_of(transfer) : SHARE_WRITE;
+        if (how != SHARE_WRITE)
+            (void)region_seal(region, NULL);
+        status = result_add_region(result, region, client->id, how, true, err);
+    }
     return status;
 }
 
@@ -264,11 +275,7 @@ static enum rdt_status fill_received(struct result *result, struct transfer *tra
         (void)region_seal(transfer->received, NULL);
     if (!result_make_regions(result, 1) || !(*hold_p = client_hold_region(client, transfer->received)))
         return rdt_error_set(err, RDT_NO_MEMORY, "no memory for the answer");
-    return result_add_region(result, transfer->received, client->id,
-                             transfer->n_fetches == 1                                ? SHARE_WRITE
-                             : transfer->mode == RDT__PB__FETCH_MODE__FETCH_MODE_COW ? SHARE_COW
-                                                                                     : SHARE_READ,
-                             true, err);
+    return result_add_region(result, transfer->received, client->id, share_of(transfer), true, err);
 }
 
 void transfer_deliver_received(struct transfer *transfer)

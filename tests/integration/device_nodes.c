@@ -389,6 +389,33 @@ Test(device_nodes, more_chunks_than_slots_in_an_ordered_queue)
     end(NULL);
 }
 
+/* Twice the same, to be written: each is the reader's own, in host memory and on a device. */
+Test(device_nodes, private_twins_are_two)
+{
+    struct rdt_fetch_options options = to(NULL, NULL);
+    struct rdt_ref refs[2];
+    rdt_object *objects[2];
+    rdt *plain;
+
+    begin();
+    plain = node_client(&c.node[1], "plain");
+    refs[0] = refs[1] = put_on("HERE-0", BYTES, 18);
+    for (unsigned round = 0; round < 2; round++) {
+        options = round == 0 ? to(NULL, NULL) : to("fake", "THERE-1");
+        options.mode = RDT_FETCH_COW;
+        must_ok(rdt_fetch(round == 0 ? plain : reader, refs, 2, &options, objects, &err));
+        for (unsigned i = 0; i < 2; i++) {
+            must_say(info_of(objects[i]).writable, "round %u: it is not writable", round);
+            must(holds_pattern(tensor_of(objects[i], 0).data, BYTES, 18));
+            memset(tensor_of(objects[i], 0).data, 0, BYTES);
+        }
+        for (unsigned i = 0; i < 2; i++)
+            rdt_release(objects[i]);
+    }
+    rdt_close(plain);
+    end(NULL);
+}
+
 /* ---- groups ---- */
 
 /* One group, four devices: bytes go from each to each between the ranks of those two, through no host memory. */
