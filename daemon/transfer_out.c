@@ -352,7 +352,8 @@ void outgoing_answer(struct outgoing *out, struct object *object)
     if (status == RDT_OK)
         status = layout_packed(out->source, &out->packed, &out->stream_bytes, &err);
     out->record.bytes = out->stream_bytes;
-    if (status == RDT_OK && !out->meta_only && !out->replica && !on_device && out->stream_bytes <= out->inline_max_bytes)
+    if (status == RDT_OK && !out->meta_only && !out->replica && (!on_device || out->stream_bytes == 0) &&
+        out->stream_bytes <= out->inline_max_bytes)
         status = gather_inline(out, &meta, &err);
     if (status != RDT_OK) {
         send_meta_error(out->work, out->number, &err);
@@ -360,10 +361,10 @@ void outgoing_answer(struct outgoing *out, struct object *object)
         outgoing_end(out);
         return;
     }
-    if (on_device && !places_fill(&places, out, object, &meta)) {
+    if (on_device && !meta.has_inline && !places_fill(&places, out, object, &meta)) {
         (void)rdt_error_set(&err, RDT_NO_MEMORY, "no memory to answer");
-        send_meta_error(out->work, out->number, &err);
-        outgoing_end(out);
+        free(places.of);
+        fail_parked(out, &err);
         return;
     }
     wire_ref_from(&out->ref, &ref);

@@ -416,6 +416,29 @@ Test(device_nodes, private_twins_are_two)
     end(NULL);
 }
 
+Test(device_nodes, slice_without_an_element)
+{
+    const int64_t start[1] = {5}, count[1] = {0};
+    struct rdt_slice slice = {.ndim = 1, .start = start, .count = count};
+    const struct rdt_slice *slices[1] = {&slice};
+    size_t n[1] = {1};
+    struct rdt_fetch_options options;
+    struct rdt_ref ref;
+    rdt_object *object;
+
+    begin();
+    ref = put_on("HERE-0", BYTES, 19);
+    for (unsigned round = 0; round < 2; round++) {
+        options = round == 0 ? to(NULL, NULL) : to("fake", "THERE-1");
+        options.slices = slices;
+        options.slice_counts = n;
+        must_ok(rdt_fetch(reader, &ref, 1, &options, &object, &err));
+        must(rdt_object_count(object) == 1 && tensor_of(object, 0).shape[0] == 0);
+        rdt_release(object);
+    }
+    end(NULL);
+}
+
 /* ---- groups ---- */
 
 /* One group, four devices: bytes go from each to each between the ranks of those two, through no host memory. */
