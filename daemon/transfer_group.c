@@ -196,48 +196,6 @@ void transfers_on_group(struct transfers *transfers, struct group *group, enum g
 
 /* ---- the reader's side ---- */
 
-/* The group that the transfer is to go by, READY if there is such; NULL: why_p, if given, says what to do. */
-struct group *transfer_group_of(const struct transfer *transfer, const struct transport *transport, char why_p[192])
-{
-    const struct transfers *transfers = transfer->transfers;
-    const struct client *client = transfer->whole ? transfer->whole->client : transfer->client;
-    const char *reader = client ? client->name : NULL;
-    /* A copy serves for its node, and so does a node whose client has left what it put. */
-    const char *producer = transfer->producer[0] && transfer->peer == transfer->origin ? transfer->producer : NULL;
-    struct group *shared = NULL;
-
-    if (transfer->part) {
-        shared = transfer_part_group(transfer);
-        if (!shared && why_p)
-            (void)snprintf(why_p, 192, "group %.40s has ended, or been formed anew", transfer->wish_group);
-        return shared && shared->transport == transport ? shared : NULL;
-    }
-    list_for_each (node, &transfers->groups->all) {
-        struct group *group = list_entry(node, struct group, link);
-        if (group->transport != transport || group->sm.state == GROUP_ENDING || !reader ||
-            !owner_equal(&group->owner, &transfer->account->owner) ||
-            (transfer->wish_group[0] && strcmp(transfer->wish_group, group->name) != 0))
-            continue;
-        if (!group_has(group, transfers->node->uuid, reader, NULL) ||
-            !group_has(group, transfer->peer->peer->uuid, producer, NULL))
-            continue;
-        if (group->sm.state == GROUP_READY)
-            return group;
-        if (!shared || (group_is_coming(group) && !group_is_coming(shared)))
-            shared = group;
-    }
-    if (!shared && why_p && transfer->wish_group[0])
-        (void)snprintf(why_p, 192, "client \"%.40s\" of node %.40s is not in group %.40s", producer ? producer : "(gone)",
-                       transfer->peer->peer->name, transfer->wish_group);
-    else if (!shared && why_p)
-        (void)snprintf(
-            why_p, 192,
-            "client \"%.24s\" here and \"%.24s\" of node %.24s share no %.12s group: rdt_group_create (rdtctl groups "
-            "create) makes one",
-            reader ? reader : "(gone)", producer ? producer : "(gone)", transfer->peer->peer->name, transport->name);
-    return shared;
-}
-
 /* The ranks of the memory that it moves. False: one of the nodes has none; why_p says so. */
 static bool ranks_of(const struct transfer *transfer, const struct group *group, const struct group_rank **here_p,
                      const struct group_rank **there_p, char why_p[192])
@@ -257,6 +215,55 @@ static bool ranks_of(const struct transfer *transfer, const struct group *group,
     else if (why_p)
         (void)snprintf(why_p, 192, "no member of group %.40s is on device %.64s of node %.40s", group->name, from, peer->name);
     return false;
+}
+
+/* The group that the transfer is to go by: with members on its devices, and READY, if there is such; NULL: why_p, if given, says what to
+ * do. */
+struct group *transfer_group_of(const struct transfer *transfer, const struct transport *transport, char why_p[192])
+{
+    const struct transfers *transfers = transfer->transfers;
+    const struct client *client = transfer->whole ? transfer->whole->client : transfer->client;
+    const char *reader = client ? client->name : NULL;
+    /* A copy serves for its node, and so does a node whose client has left what it put. */
+    const char *producer = transfer->producer[0] && transfer->peer == transfer->origin ? transfer->producer : NULL;
+    const struct group_rank *here, *there;
+    struct group *shared = NULL;
+    bool shared_will_do = false;
+
+    if (transfer->part) {
+        shared = transfer_part_group(transfer);
+        if (!shared && why_p)
+            (void)snprintf(why_p, 192, "group %.40s has ended, or been formed anew", transfer->wish_group);
+        return shared && shared->transport == transport ? shared : NULL;
+    }
+    list_for_each (node, &transfers->groups->all) {
+        struct group *group = list_entry(node, struct group, link);
+        bool fits;
+        if (group->transport != transport || group->sm.state == GROUP_ENDING || !reader ||
+            !owner_equal(&group->owner, &transfer->account->owner) ||
+            (transfer->wish_group[0] && strcmp(transfer->wish_group, group->name) != 0))
+            continue;
+        if (!group_has(group, transfers->node->uuid, reader, NULL) ||
+            !group_has(group, transfer->peer->peer->uuid, producer, NULL))
+            continue;
+        fits = !group->ranks || ranks_of(transfer, group, &here, &there, NULL);
+        if (fits && group->sm.state == GROUP_READY)
+            return group;
+        if (shared && (shared_will_do || !fits || !group_is_coming(group)))
+            continue;
+        shared = group;
+        shared_will_do = fits && group_is_coming(group);
+    }
+    if (!shared && why_p && transfer->wish_group[0])
+        (void)snprintf(why_p, 192, "client \"%.40s\" of node %.40s is not in group %.40s", producer ? producer : "(gone)",
+                       transfer->peer->peer->name, transfer->wish_group);
+    else if (!shared && why_p)
+        (void)snprintf(
+            why_p, 192,
+            "client \"%.24s\" here and \"%.24s\" of node %.24s share no %.12s group: rdt_group_create (rdtctl groups "
+            "create) makes one",
+            reader ? reader : "(gone)", producer ? producer : "(gone)", transfer->peer->peer->name, transport->name);
+    return shared;
 }
 
 struct peer_transport *transfer_group_side(const struct transfer *transfer, struct group *group)

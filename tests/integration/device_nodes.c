@@ -518,3 +518,25 @@ Test(device_nodes, group_without_the_device_says_so)
     must_ok(rdt_group_destroy(owner, "g", &err));
     end(NULL);
 }
+
+/* Two that both clients are in, each on devices of its own: the one that fits is taken. */
+Test(device_nodes, group_of_the_right_devices_is_found)
+{
+    struct rdt_member members[2][2] = {{{.client = "owner", .device = "HERE-0"}, {.client = "reader", .device = "THERE-0"}},
+                                       {{.client = "owner", .device = "HERE-1"}, {.client = "reader", .device = "THERE-1"}}};
+    struct rdt_ref ref;
+
+    begin_with(&(struct cluster_options){
+        .grouped = true, .no_ucx = true, .flags = (const char *const[]){"--set", "grouped.devices=yes", NULL}});
+    for (unsigned i = 0; i < 2; i++) {
+        members[i][1].node = c.node[1].address;
+        must_ok(rdt_group_create(owner, i == 0 ? "first" : "second", "grouped", members[i], 2, NULL, &err));
+    }
+    ref = put_on("HERE-0", BYTES, 1);
+    expect(&ref, "fake", "THERE-0", BYTES, 1, "grouped");
+    ref = put_on("HERE-1", BYTES, 2);
+    expect(&ref, "fake", "THERE-1", BYTES, 2, "grouped");
+    must_ok(rdt_group_destroy(owner, "first", &err));
+    must_ok(rdt_group_destroy(owner, "second", &err));
+    end(NULL);
+}
