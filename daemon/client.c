@@ -181,9 +181,13 @@ struct hold *client_hold_region(struct client *client, struct region *region)
 
 struct hold *client_hold_regions(struct client *client, struct region *const *regions, uint32_t n)
 {
-    struct region **copy = calloc(n + 1u, sizeof(struct region *));
-    struct hold *hold = copy ? hold_new(client) : NULL;
+    struct region **copy;
+    struct hold *hold;
 
+    if (n == 1)
+        return client_hold_region(client, regions[0]);
+    copy = calloc(n + 1u, sizeof(struct region *));
+    hold = copy ? hold_new(client) : NULL;
     if (!hold) {
         free(copy);
         return NULL;

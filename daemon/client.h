@@ -99,9 +99,9 @@ struct hold {
     struct client *client;
     struct object *object; /* NULL: a copy */
     struct list by_object; /* in object->extra->holders */
-    struct region *region; /* copy: one reference; NULL: an object's hold */
+    struct region *region; /* copy: one reference; NULL: an object's hold, or a copy in several places */
     uint64_t copying_bytes; /* an object's hold: the client copies so many from it, and lets go */
-    struct region **regions; /* [n_regions] instead: a copy in several places */
+    struct region **regions; /* [n_regions] instead: that */
     uint32_t n_regions;
 };
 

@@ -162,10 +162,13 @@ enum rdt_status landing_reserve(struct transfer *transfer, region_ready on_ready
 
     while (status == RDT_OK && landing->n_ready < landing->placing.n) {
         struct memory_device *device = landing->placing.at[landing->n_ready].device;
-        struct region *region;
-        status = region_alloc(transfer->transfers->regions, device ? device->kind->name : "host", device ? device->uuid : "",
-                              landing->placing.at[landing->n_ready].bytes, REGION_RECEIVED, transfer->account,
-                              own ? transfer->client->id : 0, &region, on_ready, transfer, err);
+        uint64_t bytes = landing->placing.at[landing->n_ready].bytes;
+        struct region *region = own && !device ? warm_take(&transfer->client->warm, bytes, REGION_RECEIVED) : NULL;
+
+        if (!region)
+            status = region_alloc(transfer->transfers->regions, device ? device->kind->name : "host", device ? device->uuid : "",
+                                  bytes, REGION_RECEIVED, transfer->account, own ? transfer->client->id : 0, &region, on_ready,
+                                  transfer, err);
         if (status == RDT_OK)
             landing_take(transfer, region);
     }

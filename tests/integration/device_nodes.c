@@ -416,6 +416,35 @@ Test(device_nodes, private_twins_are_two)
     end(NULL);
 }
 
+static unsigned mappings_of_daemon_memory(void)
+{
+    FILE *maps = fopen("/proc/self/maps", "r");
+    unsigned n = 0;
+    char line[512];
+
+    must(maps != NULL);
+    while (fgets(line, sizeof line, maps))
+        n += strstr(line, "/memfd:") != NULL;
+    (void)fclose(maps);
+    return n;
+}
+
+/* Copies from a device that were let go of: the reader's mappings of them go, or come again. */
+Test(device_nodes, released_copies_stay_mapped_nowhere)
+{
+    struct rdt_ref ref;
+    unsigned before;
+
+    begin();
+    ref = put_on("HERE-0", BYTES, 20);
+    expect(&ref, NULL, NULL, BYTES, 20, "stream/staged");
+    before = mappings_of_daemon_memory();
+    for (unsigned i = 0; i < 20; i++)
+        expect(&ref, NULL, NULL, BYTES, 20, "stream/staged");
+    must_say(mappings_of_daemon_memory() <= before, "%u mappings, then %u", before, mappings_of_daemon_memory());
+    end(NULL);
+}
+
 Test(device_nodes, slice_without_an_element)
 {
     const int64_t start[1] = {5}, count[1] = {0};
