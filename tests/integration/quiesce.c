@@ -453,6 +453,8 @@ Test(quiesce, owner_pinned_until_readers_engine_is_done)
             cluster_faults(&c, 0, "delay_ms=150\n");
         request = start_into(&ref, NULL, LONG);
         await_transfer(&c.node[0], "out", "sending");
+        if (s == 0)
+            await_engine(&c.node[1]); /* before it has read anything there is nothing to wait for */
         give_up(request, false);
         must_ok(rdt_free(owner, &ref, false, &err));
         must_be(RDT_TIMED_OUT, rdt_wait_freed(owner, &ref, 50 * MSEC, &err));
