@@ -25,6 +25,8 @@ static void print(const Rdt__Pb__StatusReply *s)
     printf("kept       %s ready for anyone, %s warm for who had it; %" PRIu64 " of %" PRIu64 " and %" PRIu64 " times of use\n",
            ctl_human_bytes(s->ready_bytes, a), ctl_human_bytes(s->warm_bytes, b), s->ready_hits,
            s->ready_hits + s->ready_misses, s->warm_hits);
+    if (s->left_bytes)
+        printf("left       %s that have ended and that somebody still keeps open or mapped\n", ctl_human_bytes(s->left_bytes, a));
     printf("peers      %" PRIu32 " up of %" PRIu32 " known\n", s->peers_up, s->peers_known);
     printf("transfers  %" PRIu32 " active, %" PRIu64 " done, %" PRIu64 " failed\n", s->transfers_active, s->transfers_done,
            s->transfers_failed);

@@ -19,6 +19,7 @@
 #include "daemon/listener.h"
 #include "daemon/log.h"
 #include "daemon/node.h"
+#include "daemon/region_left.h"
 #include "daemon/rpc.h"
 #include "daemon/rpc_watch.h"
 #include "daemon/sdnotify.h"
@@ -376,6 +377,7 @@ static void wire(struct daemon *daemon)
     object_table_init(&daemon->objects, &daemon->node, &daemon->accounts, &daemon->slabs, options->max_objects);
     daemon->objects.deadlines = &daemon->deadlines;
     daemon->regions.accounts = &daemon->accounts;
+    (void)region_left_create(&daemon->regions, &daemon->loop);
     names_init(&daemon->names, &daemon->accounts, &daemon->deadlines, options->max_names, options->max_objects);
     daemon->objects.on_forced = on_forced;
     daemon->objects.arg = &daemon->names;

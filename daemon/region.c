@@ -7,6 +7,7 @@
 #include <string.h>
 
 #include "daemon/region_impl.h"
+#include "daemon/region_left.h"
 #include "daemon/warm.h"
 
 /* ---- all of them ---- */
@@ -96,6 +97,7 @@ void regions_close(struct regions *regions)
 {
     if (!regions->deadlines)
         return;
+    region_left_close(regions->left);
     pool_close(&regions->ready);
     (void)device_pool_sweep(&regions->kept, UINT64_MAX);
     device_pool_keep(&regions->kept, 0);
@@ -355,12 +357,13 @@ void region_retire(struct region *region, bool discard, struct list *victims)
     /* What was imported on the device may be the same memory under another name, put while its client had it mapped. */
     bool alone = region->at && region->at->imported_bytes == 0 && region->exported_to != 0 && !region->exported_widely &&
                  region->origin != REGION_IMPORTED && !region->abandoned;
+    bool ours = seen && !region->at && region->origin != REGION_IMPORTED;
     bool little;
     uint64_t client = region->exported_to;
     struct owner owner = region->account->owner;
     struct pool_block *block, now;
 
-    if (!list_empty(&region->readers)) /* what they keep mapped must not keep the pages */
+    if (ours && !region->sealed) /* all have let go of it; what they keep mapped or open must not keep the pages */
         discard = true;
     while (!list_empty(&region->readers)) {
         struct region_reader *reader = list_entry(list_first(&region->readers), struct region_reader, by_region);
@@ -368,9 +371,11 @@ void region_retire(struct region *region, bool discard, struct list *victims)
     }
     if (region->abandoned)
         discard = false;
-    little = !region->at && region->room <= SMALL_BYTES && region->n_registrations == 0 && !discard && !victims;
+    little = !region->at && region->room <= SMALL_BYTES && region->n_registrations == 0 && !victims;
     block = little ? NULL : malloc(sizeof *block);
     fill_block(block ? block : &now, region, discard);
+    if (ours && !discard && region_left_watch(regions->left, region, !victims) && !victims)
+        (block ? block : &now)->bytes = 0; /* charged until nobody has it */
     event(regions->events, RDT__PB__LIST_KIND__LIST_KIND_REGIONS, "gone", region);
     leave_device(region);
     uncharge(region);

@@ -6,6 +6,7 @@
 #include <unistd.h>
 
 #include "daemon/detached.h"
+#include "daemon/region_left.h"
 
 enum rdt_status rpc_ping(struct call *call, const void *request, struct rdt_error *err)
 {
@@ -44,6 +45,7 @@ enum rdt_status rpc_status(struct call *call, const void *request, struct rdt_er
     reply.ready_misses = rpc->regions->ready.misses;
     reply.warm_bytes = rpc->regions->warm_bytes;
     reply.warm_hits = rpc->regions->warm_hits;
+    reply.left_bytes = region_left_bytes(rpc->regions->left);
     reply.memory_limit_bytes = rpc->regions->limit_bytes;
     if (rpc->peers)
         list_for_each (node, peers_all(rpc->peers)) {

@@ -407,6 +407,7 @@ void node_status(const struct test_node *node, struct node_status *status_p)
         .ready_hits = reply->ready_hits,
         .warm_bytes = reply->warm_bytes,
         .warm_hits = reply->warm_hits,
+        .left_bytes = reply->left_bytes,
         .bytes_in = reply->bytes_in,
         .bytes_out = reply->bytes_out,
         .bytes_local = reply->bytes_local,
