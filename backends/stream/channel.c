@@ -106,6 +106,10 @@ ssize_t channel_read(struct lane *lane, void *first, size_t first_n, void *then,
         ERR_clear_error();
         errno = 0;
         result = SSL_read_ex(lane->ssl, first, first_n, &got);
+        if (lane->fault) { /* what the peer said between its bytes: see tls_create */
+            ERR_clear_error();
+            return CHANNEL_BROKEN;
+        }
         return result == 1 ? (ssize_t)got : tls_outcome(lane, result, READ);
     }
     n = readv(lane->fd, iov, then_n ? 2 : 1);

@@ -73,6 +73,20 @@ static int find_key(SSL *ssl, const unsigned char *id, size_t id_bytes, SSL_SESS
     return *session_p != NULL;
 }
 
+/* Neither end changes keys (a lane is replaced instead). A peer that asks for it again and again would be served by OpenSSL inside one
+ * read for as long as it likes: its bytes end here. */
+static void on_message(int is_sent, int version, int type, const void *message, size_t bytes, SSL *ssl, void *arg)
+{
+    struct lane *lane = SSL_get_app_data(ssl);
+
+    (void)version;
+    (void)arg;
+    if (is_sent || type != SSL3_RT_HANDSHAKE || !bytes || *(const uint8_t *)message != SSL3_MT_KEY_UPDATE)
+        return;
+    lane->fault = "it changes keys";
+    (void)shutdown(lane->fd, SHUT_RDWR);
+}
+
 SSL_CTX *tls_create(struct rdt_error *err)
 {
     const char *suites = has_aes() ? "TLS_AES_128_GCM_SHA256:TLS_CHACHA20_POLY1305_SHA256"
@@ -97,6 +111,7 @@ SSL_CTX *tls_create(struct rdt_error *err)
     SSL_CTX_set_default_read_buffer_len(ctx, READ_BUFFER_BYTES);
     SSL_CTX_set_psk_use_session_callback(ctx, use_key);
     SSL_CTX_set_psk_find_session_callback(ctx, find_key);
+    SSL_CTX_set_msg_callback(ctx, on_message);
     return ctx;
 }
 

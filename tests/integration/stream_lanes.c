@@ -134,11 +134,10 @@ static int use_key(SSL *ssl, const EVP_MD *md, const unsigned char **id_p, size_
     return 1;
 }
 
-/* It asks for new keys again and again, and reads none of the answers: in the end the reader would have to write, and cannot. */
-Test(stream_lanes, peer_that_changes_keys_for_ever_is_thrown_out)
+/* OpenSSL would serve it for as long as it asks. */
+Test(stream_lanes, peer_that_changes_keys_is_thrown_out)
 {
     const struct config_pair tls[] = {{"encrypt", "always"}, {"threads", "1"}, {"dead_after", "3600"}, {NULL, NULL}};
-    const struct timeval stuck = {.tv_sec = patience_ms(SOON_MS) / 1000};
     uint8_t hello[HELLO_BYTES], welcome[WELCOME_BYTES], memory[1000], from[1000];
     struct backend_host other;
     struct host_conn conn, a, b;
@@ -147,11 +146,9 @@ Test(stream_lanes, peer_that_changes_keys_for_ever_is_thrown_out)
     char path[512];
     SSL_CTX *ctx = SSL_CTX_new(TLS_client_method());
     SSL *ssl;
-    bool out = false;
 
     open_with(tls);
     befriend(&conn, &friend);
-    must(setsockopt(friend.sock, SOL_SOCKET, SO_SNDTIMEO, &stuck, sizeof stuck) == 0);
     psk_id = friend.secrets.id, psk_key = friend.secrets.key;
     SSL_CTX_set_psk_use_session_callback(ctx, use_key);
     (void)SSL_CTX_set_ciphersuites(ctx, "TLS_AES_128_GCM_SHA256");
@@ -159,10 +156,9 @@ Test(stream_lanes, peer_that_changes_keys_for_ever_is_thrown_out)
     must(ssl && SSL_set_fd(ssl, friend.sock) && SSL_connect(ssl) == 1);
     wire_put_hello(&friend.secrets, 0, hello);
     must(SSL_write(ssl, hello, sizeof hello) == sizeof hello && SSL_read(ssl, welcome, sizeof welcome) == sizeof welcome);
-    for (unsigned i = 0; i < 1000000 && !out; i++) /* what it does not read fills its window and the other end, long before */
-        out = SSL_key_update(ssl, SSL_KEY_UPDATE_REQUESTED) != 1 || SSL_do_handshake(ssl) != 1;
-    must(out);
+    must(SSL_key_update(ssl, SSL_KEY_UPDATE_REQUESTED) == 1 && SSL_do_handshake(ssl) == 1);
     must(host_conn_wait_failed(&conn, SOON_MS));
+    must(SSL_read(ssl, welcome, sizeof welcome) <= 0); /* nor is it answered */
 
     /* The thread that had it goes on with others. */
     (void)snprintf(path, sizeof path, "%s/backends/rdt_stream.so", getenv("RDT_BUILD_DIR"));
