@@ -9,7 +9,8 @@
  *   - streams are threads: what is queued happens later, in order, and each to its own time.
  *
  * FAKE_CUDA_GPUS (2), FAKE_CUDA_MIB (1024) of each, FAKE_CUDA_VERSION (13000), FAKE_CUDA_INIT (0: what cuInit answers),
- * FAKE_CUDA_NO_PEER, FAKE_CUDA_NO_VMM (set: the GPUs cannot), FAKE_CUDA_COPY_US (0: what each copy takes at least).
+ * FAKE_CUDA_NO_PEER, FAKE_CUDA_NO_VMM (set: the GPUs cannot), FAKE_CUDA_COPY_US (0: what each copy takes at least),
+ * FAKE_CUDA_CALLS_AT_ONCE (set: a stream calls back before it has done what came before; no driver does: it shows which tests would see).
  */
 #ifndef FAKE_CUDA_H
 #define FAKE_CUDA_H

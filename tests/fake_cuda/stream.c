@@ -307,6 +307,13 @@ CUresult cuStreamAddCallback(CUstream stream, CUstreamCallback call, void *arg, 
 
     if (!callback)
         return CUDA_ERROR_INVALID_VALUE;
+    if (getenv("FAKE_CUDA_CALLS_AT_ONCE")) {
+        *callback = (struct callback){stream, call, arg};
+        in_call = true;
+        call_back(callback);
+        in_call = false;
+        return CUDA_SUCCESS;
+    }
     *callback = (struct callback){stream, call, arg};
     result = cuLaunchHostFunc(stream, call_back, callback);
     if (result != CUDA_SUCCESS)

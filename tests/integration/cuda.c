@@ -235,8 +235,9 @@ Test(cuda, what_cannot_be_exported_is_copied_in)
     end();
 }
 
-/* Without the order the reader would see what was there before: the stream stands still until it has asked. */
-static void expect_order(bool copied)
+/* The stream stands still until the reader has asked. Unordered, it says at once that it has done what it has not: then the reader sees
+ * what was there before, or this test could not fail. */
+static void expect_order(bool copied, bool ordered)
 {
     struct rdt_cuda_put_options options = RDT_INIT(options);
     struct rdt_fetch_options how = RDT_INIT(how);
@@ -259,15 +260,21 @@ static void expect_order(bool copied)
     one = tensor(to, BYTES);
     options.has_stream = true;
     options.stream = stream;
+    if (!ordered)
+        must(setenv("FAKE_CUDA_CALLS_AT_ONCE", "1", 1) == 0); /* here, not in the daemon, which runs already */
     must_ok(rdt_cuda_put(gpu_a, &one, 1, &options, &ref, &err));
     how.memory = "host";
     must_ok(rdt_fetch_start(b, &ref, 1, &how, &request, &err));
     must_ok(rdt_ping(a, LONG, &err));
-    must_be(RDT_TIMED_OUT, rdt_wait(b, &request, 1, 1, 50 * MSEC, NULL, NULL, &err));
-    gpu_open(gate);
+    if (ordered) {
+        must_be(RDT_TIMED_OUT, rdt_wait(b, &request, 1, 1, 50 * MSEC, NULL, NULL, &err));
+        gpu_open(gate);
+    }
     must_ok(rdt_wait(b, &request, 1, 1, LONG, NULL, NULL, &err));
     must_ok(rdt_request_take_object(request, &object, &err));
-    must(holds_pattern(tensor_of(object, 0).data, BYTES, 2));
+    must(holds_pattern(tensor_of(object, 0).data, BYTES, 2) == ordered);
+    if (!ordered)
+        gpu_open(gate);
     rdt_release(object);
     rdt_request_destroy(request);
     let_go(&ref);
@@ -283,12 +290,19 @@ static void expect_order(bool copied)
 
 Test(cuda, readers_wait_for_the_producers_stream)
 {
-    expect_order(false);
+    expect_order(false, true);
 }
 
 Test(cuda, readers_wait_for_a_copy_in_the_producers_stream)
 {
-    expect_order(true);
+    expect_order(true, true);
+}
+
+Test(cuda, readers_would_see_old_bytes_without_the_order)
+{
+    if (is_real())
+        cr_skip_test("a real driver cannot be told to break its order");
+    expect_order(false, false);
 }
 
 Test(cuda, targets_on_a_gpu_are_written)
