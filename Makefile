@@ -344,9 +344,10 @@ $(INTEG) $(FAULT) $(GPU_BENCH): $(B)/%: $(B)/obj/%.o $(CRITERION_O) $(B)/librdt.
 	$(Q)mkdir -p $(@D)
 	$(Q)$(link_test) $(TEST_LIBS)
 
-$(B)/obj/tests/integration/cuda.o $(B)/obj/tests/bench/gpu.o: OBJFLAGS += $(if $(CUDA_INC),-iquote client,-DRDT_WITHOUT_CUDA)
-$(B)/obj/tests/integration/cuda.o $(B)/obj/tests/bench/gpu.o: $(B)/.cuda
-$(B)/tests/integration/cuda $(GPU_BENCH): $(if $(CUDA_INC),$(LIBCUDA_O) $(CUDA_O))
+CUDA_TESTS := $(B)/tests/integration/cuda $(B)/tests/integration/cuda_nodes $(GPU_BENCH)
+$(CUDA_TESTS:$(B)/%=$(B)/obj/%.o): OBJFLAGS += $(if $(CUDA_INC),-iquote client,-DRDT_WITHOUT_CUDA)
+$(CUDA_TESTS:$(B)/%=$(B)/obj/%.o): $(B)/.cuda
+$(CUDA_TESTS): $(if $(CUDA_INC),$(LIBCUDA_O) $(CUDA_O))
 $(B)/tests/abi/frozen: $(call obj,$(call srcs,tests/abi/layout))
 $(B)/tests/integration/hostile_peer $(B)/tests/integration/hostile_turns: $(B)/librdtd.a # an insider's TLS
 $(B)/tests/integration/stream_lanes: $(call obj,proto/rdt_status.c)
