@@ -272,6 +272,14 @@ static void reader_struck(struct scene *scene)
     set_faults("");
 }
 
+/* Does the owner's node, or will it, wait for somebody to put? Also if it hears of the producer's end before it hears the question. */
+static bool waits_for_put(const struct scene *scene)
+{
+    if (scene->step == ASKED)
+        wait_until(20 * SEC, outgoing_in("parked") > 0 || (at_rest(0) && at_rest(1)));
+    return scene->step == PARKED || (scene->step == ASKED && outgoing_in("parked") > 0);
+}
+
 static void producer_struck(struct scene *scene)
 {
     bystander_round(&c, 3);
@@ -289,7 +297,7 @@ static void producer_struck(struct scene *scene)
         return;
     }
     set_faults("");
-    if (scene->step == PARKED) { /* another one puts */
+    if (waits_for_put(scene)) { /* another one puts */
         actor_start(&scene->producer, produce, &scene->reading);
         actor_await(&scene->producer);
         put_now(scene);
