@@ -10,6 +10,7 @@ Test(cuda, memory)
 }
 #else
 #include <pthread.h>
+#include <semaphore.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -362,34 +363,42 @@ Test(cuda, put_by_copy_takes_nothing_of_the_callers)
     end();
 }
 
+static struct {
+    sem_t done, end;
+    void *addr;
+    struct rdt_ref ref;
+} second;
+
 static void *put_without_a_context(void *arg)
 {
     struct rdt_cuda_put_options options = RDT_INIT(options);
-    struct rdt_tensor one = tensor(*(void **)arg, BYTES); /* asan looks where a thread's argument leads */
-    static struct rdt_ref ref;
+    struct rdt_tensor one = tensor(second.addr, BYTES);
 
     options.has_stream = true; /* the default one, of the GPU that the tensor is on */
-    must_ok(rdt_cuda_put(gpu_a, &one, 1, &options, &ref, &err));
-    return &ref;
+    must_ok(rdt_cuda_put(gpu_a, &one, 1, &options, &second.ref, &err));
+    (void)sem_post(&second.done);
+    (void)sem_wait(&second.end);
+    return arg;
 }
 
 Test(cuda, default_stream_is_that_of_the_tensors_gpu)
 {
-    struct rdt_ref *ref;
     pthread_t thread;
-    void *addr, *result;
 
     begin();
-    must_ok(rdt_cuda_alloc(gpu_a, gpu_uuid(gpu_count() - 1), BYTES, &addr, &err));
+    (void)sem_init(&second.done, 0, 0);
+    (void)sem_init(&second.end, 0, 0);
+    must_ok(rdt_cuda_alloc(gpu_a, gpu_uuid(gpu_count() - 1), BYTES, &second.addr, &err));
     gpu_use(gpu_count() - 1);
-    gpu_fill(addr, BYTES, 13);
-    must(pthread_create(&thread, NULL, put_without_a_context, &addr) == 0);
-    must(pthread_join(thread, &result) == 0);
-    ref = result;
-    expect(b, ref, "host", NULL, 13, "local/copy");
-    must_ok(rdt_dealloc(a, addr, &err));
-    let_go(ref);
+    gpu_fill(second.addr, BYTES, 13);
+    must(pthread_create(&thread, NULL, put_without_a_context, NULL) == 0);
+    must(sem_wait(&second.done) == 0);
+    expect(b, &second.ref, "host", NULL, 13, "local/copy");
+    must_ok(rdt_dealloc(a, second.addr, &err));
+    let_go(&second.ref);
     end();
+    (void)sem_post(&second.end);
+    must(pthread_join(thread, NULL) == 0);
 }
 
 Test(cuda, gpus_have_names_and_numbers)
