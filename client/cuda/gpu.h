@@ -3,6 +3,7 @@
  *   map.c     memory of other processes, mapped here: what librdt calls (rdt_mapper)
  *   export.c  memory of this process, for the daemon
  *   put.c     the calls; order by streams
+ *   offers.c  what puts make known to the daemon
  *   names.c   names of GPUs; waiting for streams
  *   pool.c    an allocator for other libraries
  */
@@ -46,6 +47,38 @@ struct cuda_gpu *gpu_of(struct cuda_driver *driver, const void *addr);
 enum rdt_status export_range(struct cuda_driver *driver, const struct cuda_gpu *gpu, void *addr, size_t bytes, struct exported *exported_p,
                              struct rdt_error *err);
 void exported_free(struct exported *exported);
+
+/* offers.c */
+struct offers { /* of a connection: that puts have made, and that stand until these are over */
+    pthread_mutex_t mutex;
+    struct offered *first;
+};
+struct offer_span { /* of addresses; 0, 0: none */
+    uintptr_t from, to;
+};
+struct offer_wish { /* a tensor's bytes */
+    uintptr_t lo, hi;
+    struct offer_span span; /* all chunks that are to be offered with its own; none: its own */
+    bool copy;              /* only what the caller has made known is taken */
+};
+void offers_init(struct offers *offers);
+void offers_fini(struct offers *offers);
+
+/* The allocation, or the chunks, that hold the bytes; as it was if the driver does not know. */
+enum rdt_status offer_span(rdt_cuda *cuda, struct cuda_gpu *gpu, uintptr_t lo, uintptr_t hi, struct offer_span *span_p,
+                           struct rdt_error *err);
+/* Those that overlap become one. */
+enum rdt_status offer_spans_join(struct offer_span *spans, size_t n, struct rdt_error *err);
+
+/* Makes it known, if it is not. *offered_p: to be given back when the put is over; NULL: the caller's own. UNSUPPORTED: only a copy helps. The
+ * GPU's context is the thread's. */
+enum rdt_status offers_take(struct offers *offers, rdt_cuda *cuda, struct cuda_gpu *gpu, const struct offer_wish *wish,
+                            struct offered **offered_p, enum rdt_cuda_how *how_p, struct rdt_error *err);
+void offers_give(struct offers *offers, rdt_cuda *cuda, struct offered *offered);
+
+/* Exports what holds the bytes, whole, and makes it known from *base_p on. UNSUPPORTED: it cannot be exported. */
+enum rdt_status offer(rdt_cuda *cuda, struct cuda_gpu *gpu, void *addr, size_t bytes, void **base_p, size_t *bytes_p,
+                      enum rdt_cuda_how *how_p, struct rdt_error *err);
 
 /* pool.c: the handle is about to go. Returns when no allocation uses it any more. */
 void pool_forget(const rdt_cuda *cuda);

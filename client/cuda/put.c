@@ -1,5 +1,5 @@
 /* See gpu.h. What a put exports is known to the daemon by this connection only during the put: the object holds it from then on, and the
- * next put asks anew what lies at the address.
+ * next put asks anew what lies at the address (offers.c).
  *
  * A put with a stream is pending until the stream gets there. The driver then calls back on a thread of its own, where neither CUDA may be
  * called nor a lock be waited for: it pushes a note, and a thread of this library tells the daemon.
@@ -37,6 +37,7 @@ struct handle {
     struct rdt_cuda cuda;
     pthread_mutex_t mutex;
     struct teller *teller; /* NULL: none was needed yet */
+    struct offers offers;
 };
 
 static void teller_unref(struct teller *teller)
@@ -166,8 +167,10 @@ enum rdt_status rdt_cuda_open(rdt *conn, rdt_cuda **cuda_p, struct rdt_error *er
         return rdt_error_set(err, RDT_NO_MEMORY, "no memory for GPU memory's handle");
     handle->cuda = (struct rdt_cuda){conn, driver};
     (void)pthread_mutex_init(&handle->mutex, NULL);
+    offers_init(&handle->offers);
     status = rdt_map_by(conn, &cuda_mapper, err);
     if (status != RDT_OK) {
+        offers_fini(&handle->offers);
         (void)pthread_mutex_destroy(&handle->mutex);
         free(handle);
         return status;
@@ -197,6 +200,7 @@ void rdt_cuda_close(rdt_cuda *cuda)
         }
         teller_unref(handle->teller);
     }
+    offers_fini(&handle->offers);
     (void)pthread_mutex_destroy(&handle->mutex);
     free(handle);
 }
@@ -251,7 +255,8 @@ struct putting {
     const struct rdt_cuda_put_options *options;
     struct rdt_tensor *tensors; /* a copy: of what was copied, data is the copy's */
     struct cuda_gpu *gpu;       /* of the first tensor that is on one; NULL: none is */
-    void **given;               /* ranges to give back when the put is over */
+    struct offer_span *spans;   /* [count]: of those on GPUs that the daemon does not know */
+    struct offered **given;     /* to give back when the put is over */
     void **rooms;               /* of copies: then too, or when the stream has come there */
     size_t n_given, n_rooms;
 };
@@ -275,37 +280,23 @@ static enum rdt_status copy_in(struct putting *putting, struct cuda_gpu *gpu, st
     return result == CUDA_SUCCESS ? RDT_OK : cuda_gpu_failed(driver, gpu, result, err, "copying a tensor that cannot be exported");
 }
 
-static enum rdt_status offer(rdt_cuda *cuda, struct cuda_gpu *gpu, void *addr, size_t bytes, void **base_p, enum rdt_cuda_how *how_p,
-                             struct rdt_error *err)
-{
-    struct exported exported;
-    enum rdt_status status = export_range(cuda->driver, gpu, addr, bytes, &exported, err);
-
-    if (status != RDT_OK)
-        return status;
-    status = rdt_import_shared(cuda->conn, &exported.shared, exported.base, err);
-    *base_p = exported.base;
-    *how_p = exported.shared.kind == RDT_SHARED_VMM ? RDT_CUDA_CHUNKS : RDT_CUDA_HANDLE;
-    exported_free(&exported);
-    return status;
-}
-
-static enum rdt_status take_on_gpu(struct putting *putting, struct cuda_gpu *gpu, struct rdt_tensor *tensor, uintptr_t lo, uintptr_t hi,
+static enum rdt_status take_on_gpu(struct putting *putting, struct cuda_gpu *gpu, size_t i, uintptr_t lo, uintptr_t hi,
                                    enum rdt_cuda_how *how_p, struct rdt_error *err)
 {
     rdt_cuda *cuda = &putting->handle->cuda;
+    struct offer_wish wish = {lo, hi, putting->spans[i], putting->options->copy};
+    struct offered *offered;
     struct entered entered;
-    void *base;
     enum rdt_status status = enter(cuda->driver, gpu, &entered, err);
 
     if (status != RDT_OK)
         return status;
-    status = putting->options->copy ? RDT_UNSUPPORTED : offer(cuda, gpu, (void *)lo, hi - lo, &base, how_p, err);
-    if (status == RDT_OK) {
-        putting->given[putting->n_given++] = base;
+    status = offers_take(&putting->handle->offers, cuda, gpu, &wish, &offered, how_p, err);
+    if (status == RDT_OK && offered) {
+        putting->given[putting->n_given++] = offered;
     } else if (status == RDT_UNSUPPORTED) {
         *how_p = RDT_CUDA_COPIED;
-        status = copy_in(putting, gpu, tensor, lo, hi, err);
+        status = copy_in(putting, gpu, &putting->tensors[i], lo, hi, err);
     }
     leave(cuda->driver, &entered);
     return status;
@@ -314,29 +305,47 @@ static enum rdt_status take_on_gpu(struct putting *putting, struct cuda_gpu *gpu
 static enum rdt_status take(struct putting *putting, size_t i, enum rdt_cuda_how *how_p, struct rdt_error *err)
 {
     rdt_cuda *cuda = &putting->handle->cuda;
-    struct rdt_tensor *tensor = &putting->tensors[i];
     bool known = false;
     const char *memory = "host";
-    struct cuda_gpu *gpu;
+    struct cuda_gpu *gpu = NULL;
     uintptr_t lo = 0, hi = 0;
-    enum rdt_status status = extent(tensor, i, &lo, &hi, err);
+    enum rdt_status status = extent(&putting->tensors[i], i, &lo, &hi, err);
 
     *how_p = RDT_CUDA_HOST;
     if (status != RDT_OK || lo == hi)
         return status;
     status = rdt_known(cuda->conn, (void *)lo, hi - lo, &known, &memory, NULL, err);
-    if (status == RDT_OK && known && strcmp(memory, "host") != 0)
-        *how_p = RDT_CUDA_KNOWN;
-    gpu = status == RDT_OK && (!known || *how_p == RDT_CUDA_KNOWN) ? gpu_of(cuda->driver, (void *)lo) : NULL;
+    if (status == RDT_INVALID || !known || strcmp(memory, "host") != 0)
+        gpu = gpu_of(cuda->driver, (void *)lo);
     if (gpu && !putting->gpu)
         putting->gpu = gpu;
-    if (gpu && !known)
-        status = take_on_gpu(putting, gpu, tensor, lo, hi, how_p, err);
+    if (gpu) /* also what is known in part, or by another put */
+        status = take_on_gpu(putting, gpu, i, lo, hi, how_p, err);
     else if (status == RDT_OK && !known && putting->options->has_stream)
         status = rdt_error_set(err, RDT_INVALID, "it is in host memory that the daemon does not know: no stream can write it later");
     if (status != RDT_OK)
         rdt_error_prefix(err, "tensor %zu", i);
     return status;
+}
+
+/* Before any is offered: what shares chunks is offered together. */
+static enum rdt_status find_spans(struct putting *putting, size_t count, struct rdt_error *err)
+{
+    rdt_cuda *cuda = &putting->handle->cuda;
+    enum rdt_status status = RDT_OK;
+
+    for (size_t i = 0; status == RDT_OK && i < count; i++) {
+        uintptr_t lo, hi;
+        bool known = true;
+        struct cuda_gpu *gpu;
+        status = extent(&putting->tensors[i], i, &lo, &hi, err);
+        if (status != RDT_OK || lo == hi || rdt_known(cuda->conn, (void *)lo, hi - lo, &known, NULL, NULL, NULL) != RDT_OK || known)
+            continue;
+        gpu = gpu_of(cuda->driver, (void *)lo);
+        if (gpu)
+            status = offer_span(cuda, gpu, lo, hi, &putting->spans[i], err);
+    }
+    return status == RDT_OK ? offer_spans_join(putting->spans, count, err) : status;
 }
 
 /* ---- put ---- */
@@ -401,13 +410,17 @@ enum rdt_status rdt_cuda_put(rdt_cuda *cuda, const struct rdt_tensor *tensors, s
         memcpy(&put, options.put, options.put->struct_size < sizeof put ? options.put->struct_size : sizeof put);
     put.struct_size = sizeof put;
     putting.tensors = calloc(count + 1, sizeof *putting.tensors);
-    putting.given = calloc(count + 1, sizeof *putting.given);
+    putting.spans = calloc(count + 1, sizeof *putting.spans);
+    putting.given = calloc(count + 1, sizeof(struct offered *));
     putting.rooms = calloc(count + 1, sizeof *putting.rooms);
-    if (!putting.tensors || !putting.given || !putting.rooms)
+    if (!putting.tensors || !putting.spans || !putting.given || !putting.rooms)
         status = rdt_error_set(err, RDT_NO_MEMORY, "no memory to put %zu tensors", count);
+    for (size_t i = 0; status == RDT_OK && i < count; i++)
+        putting.tensors[i] = tensors[i];
+    if (status == RDT_OK && count > 1 && !options.copy)
+        status = find_spans(&putting, count, err);
     for (size_t i = 0; status == RDT_OK && i < count; i++) {
         enum rdt_cuda_how how;
-        putting.tensors[i] = tensors[i];
         status = take(&putting, i, &how, err);
         if (options.how)
             options.how[i] = how;
@@ -426,7 +439,7 @@ enum rdt_status rdt_cuda_put(rdt_cuda *cuda, const struct rdt_tensor *tensors, s
                      ? put_pending(&putting, count, &put, ref_p, err)
                      : rdt_put(cuda->conn, putting.tensors, count, &put, ref_p, err);
     for (size_t i = 0; i < putting.n_given; i++) /* the object holds it now, or nobody does */
-        (void)rdt_dealloc(cuda->conn, putting.given[i], NULL);
+        offers_give(&putting.handle->offers, cuda, putting.given[i]);
     if (putting.n_rooms > 0 && options.has_stream) /* it has failed, and the stream may still copy there */
         (void)cuda->driver->cuStreamSynchronize(options.stream);
     if (in_gpu)
@@ -434,6 +447,7 @@ enum rdt_status rdt_cuda_put(rdt_cuda *cuda, const struct rdt_tensor *tensors, s
     for (size_t i = 0; i < putting.n_rooms; i++)
         (void)rdt_dealloc(cuda->conn, putting.rooms[i], NULL);
     free(putting.tensors);
+    free(putting.spans);
     free(putting.given);
     free(putting.rooms);
     return status;
@@ -444,6 +458,7 @@ enum rdt_status rdt_cuda_offer(rdt_cuda *cuda, void *addr, size_t bytes, void **
     struct cuda_gpu *gpu = cuda ? gpu_of(cuda->driver, addr) : NULL;
     enum rdt_cuda_how how;
     struct entered entered;
+    size_t all;
     enum rdt_status status;
 
     if (!gpu || !base_p)
@@ -451,7 +466,7 @@ enum rdt_status rdt_cuda_offer(rdt_cuda *cuda, void *addr, size_t bytes, void **
     status = enter(cuda->driver, gpu, &entered, err);
     if (status != RDT_OK)
         return status;
-    status = offer(cuda, gpu, addr, bytes, base_p, &how, err);
+    status = offer(cuda, gpu, addr, bytes, base_p, &all, &how, err);
     leave(cuda->driver, &entered);
     if (status == RDT_OK && how_p)
         *how_p = how;

@@ -32,7 +32,7 @@ enum rdt_status rdt_cuda_alloc(rdt_cuda *cuda, const char *device, size_t bytes,
 
 enum rdt_cuda_how {
     RDT_CUDA_HOST = 1,   /* it is not GPU memory: as rdt_put takes it */
-    RDT_CUDA_KNOWN = 2,  /* of rdt_cuda_alloc, or offered before: no copy */
+    RDT_CUDA_KNOWN = 2,  /* of rdt_cuda_alloc, or offered before, by another tensor or put too: no copy */
     RDT_CUDA_CHUNKS = 3, /* the allocation's VMM chunks (also PyTorch's expandable segments) were exported by fd: no copy */
     RDT_CUDA_HANDLE = 4, /* a legacy handle (cudaMalloc): no copy */
     RDT_CUDA_COPIED = 5, /* it cannot be exported (cudaMallocAsync, VMM memory made without): copied on the GPU into daemon memory */

@@ -220,6 +220,87 @@ Test(cuda, clients_chunks_are_taken_by_their_fds)
     end();
 }
 
+/* As PyTorch's expandable segments have them: tensors end where chunks do not. */
+Test(cuda, tensors_that_share_chunks_are_put_together)
+{
+    struct rdt_cuda_put_options options = RDT_INIT(options);
+    struct rdt_tensor tensors[3];
+    enum rdt_cuda_how how[3];
+    struct rdt_ref ref;
+    rdt_object *object;
+    char *addr;
+
+    begin();
+    addr = gpu_alloc_chunks(2 * MIB, 4, true);
+    for (unsigned i = 0; i < 3; i++) {
+        tensors[i] = tensor(addr + i * (2 * MIB + 4096), 2 * MIB + 4096);
+        gpu_fill(tensors[i].data, 2 * MIB + 4096, 8 + i);
+    }
+    options.how = how;
+    must_ok(rdt_cuda_put(gpu_a, tensors, 3, &options, &ref, &err));
+    must_say(how[0] == RDT_CUDA_CHUNKS && how[1] == RDT_CUDA_KNOWN && how[2] == RDT_CUDA_KNOWN, "taken as %d, %d, %d", (int)how[0],
+             (int)how[1], (int)how[2]);
+    must_ok(fetch_to(b, &ref, NULL, NULL, &object, &err));
+    must_go_by("local/share", object);
+    for (unsigned i = 0; i < 3; i++)
+        must(gpu_holds(tensor_of(object, i).data, 2 * MIB + 4096, 8 + i));
+    rdt_release(object);
+    let_go(&ref);
+
+    { /* what the caller has made known in part is copied */
+        void *base;
+        must_ok(rdt_cuda_offer(gpu_a, addr, MIB, &base, NULL, &err));
+        must_ok(rdt_cuda_put(gpu_a, tensors, 2, &options, &ref, &err));
+        must_say(how[0] == RDT_CUDA_COPIED, "taken as %d", (int)how[0]);
+        must_ok(fetch_to(b, &ref, NULL, NULL, &object, &err));
+        must(gpu_holds(tensor_of(object, 0).data, 2 * MIB + 4096, 8) && gpu_holds(tensor_of(object, 1).data, 2 * MIB + 4096, 9));
+        rdt_release(object);
+        let_go(&ref);
+        must_ok(rdt_dealloc(a, base, &err));
+    }
+    gpu_free_chunks(addr, 2 * MIB, 4);
+    end();
+}
+
+#define PUTTERS 4u
+
+static void *put_again_and_again(void *arg)
+{
+    struct rdt_tensor one = {.dtype = RDT_U8, .ndim = 1, .shape = (const int64_t[]){65536}, .data = arg};
+    struct rdt_cuda_put_options options = RDT_INIT(options);
+    enum rdt_cuda_how how;
+    struct rdt_error err;
+    struct rdt_ref ref;
+
+    options.how = &how;
+    for (unsigned i = 0; i < 100; i++)
+        if (rdt_cuda_put(gpu_a, &one, 1, &options, &ref, &err) != RDT_OK || (how != RDT_CUDA_HANDLE && how != RDT_CUDA_KNOWN) ||
+            rdt_free(a, &ref, false, &err) != RDT_OK)
+            return arg;
+    return NULL;
+}
+
+/* Each its own tensor, all in one allocation, which is known as long as any of them needs it. */
+Test(cuda, puts_of_several_threads_share_an_allocation)
+{
+    pthread_t threads[PUTTERS];
+    unsigned failed = 0;
+    char *addr;
+
+    begin();
+    addr = gpu_alloc(MIB);
+    for (unsigned i = 0; i < PUTTERS; i++)
+        must(pthread_create(&threads[i], NULL, put_again_and_again, addr + i * 65536) == 0);
+    for (unsigned i = 0; i < PUTTERS; i++) {
+        void *left;
+        (void)pthread_join(threads[i], &left);
+        failed += left != NULL;
+    }
+    must_say(failed == 0, "%u of %u threads could not put", failed, PUTTERS);
+    gpu_free(addr);
+    end();
+}
+
 Test(cuda, what_cannot_be_exported_is_copied_in)
 {
     struct rdt_ref ref;
