@@ -198,6 +198,20 @@ static enum rdt_status send_parts(rdt *conn, const struct rdt_shared *shared, ui
     }
 }
 
+/* The daemon keeps no chunks whose others will not come. */
+static void drop_parts(rdt *conn, const struct rdt_shared *shared)
+{
+    Rdt__Pb__Import request = RDT__PB__IMPORT__INIT;
+
+    request.memory = (char *)shared->memory;
+    request.device = (char *)(shared->device ? shared->device : "");
+    request.kind = RDT__PB__REGION_KIND__REGION_KIND_VMM;
+    request.more = true;
+    connection_lock(conn);
+    (void)connection_send(conn, RDT_MSG_IMPORT, 0, &request.base, -1, true, NULL);
+    connection_unlock(conn);
+}
+
 static enum rdt_status send_import(rdt *conn, const struct rdt_shared *shared, ProtobufCMessage **answer_p, struct rdt_error *err)
 {
     enum rdt_status status;
@@ -206,6 +220,8 @@ static enum rdt_status send_import(rdt *conn, const struct rdt_shared *shared, P
         return send_parts(conn, shared, 0, answer_p, err);
     (void)pthread_mutex_lock(&conn->importing); /* the daemon gathers the chunks of one import of a client's */
     status = send_parts(conn, shared, ++conn->n_imports, answer_p, err);
+    if (status != RDT_OK)
+        drop_parts(conn, shared);
     (void)pthread_mutex_unlock(&conn->importing);
     return status;
 }

@@ -125,6 +125,8 @@ static enum rdt_status gather(struct call *call, const Rdt__Pb__Import *message,
 
     if (message->first_chunk == 0)
         client_drop_import(client);
+    if (message->first_chunk == 0 && message->more && n == 0)
+        return RDT_OK;
     parts = client->importing;
     if (message->kind != RDT__PB__REGION_KIND__REGION_KIND_VMM || n == 0)
         return rdt_error_set(err, RDT_INVALID, "%u fds: what comes in several messages are chunks", n);

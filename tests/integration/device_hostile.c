@@ -200,6 +200,30 @@ Test(device_hostile, threads_that_import_at_once_get_their_own_memory)
     end(NULL);
 }
 
+Test(device_hostile, import_that_fails_half_way_leaves_nothing_at_the_daemon)
+{
+    struct fake_memory_own own;
+    struct rdt_shared shared;
+    unsigned before;
+    int fds[100];
+
+    begin();
+    fake_device_malloc(&own, 100, 4 * KIB);
+    shared = fake_device_chunks(&own, "FAKE-1");
+    memcpy(fds, shared.fds, sizeof fds);
+    fds[99] = -1; /* in the second message */
+    shared.fds = fds;
+    before = fds_of(node.pid);
+    must_refuse(RDT_SYSTEM, "fd -1", rdt_import_shared(a, &shared, own.addr, &err));
+    wait_until(LONG, fds_of(node.pid) == before);
+    fds[99] = own.fds[99];
+    must_ok(rdt_import_shared(a, &shared, own.addr, &err));
+    must_ok(rdt_dealloc(a, own.addr, &err));
+    fake_device_free(&own);
+    works(a);
+    end(NULL);
+}
+
 /* ---- sizes ---- */
 
 Test(device_hostile, more_than_a_device_has_is_refused)
