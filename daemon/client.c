@@ -127,6 +127,8 @@ void client_heard(struct client *client, uint64_t bytes)
 
 bool client_work(struct client *client, uint64_t until_ns)
 {
+    struct client_task *task;
+
     while (!list_empty(&client->wakes)) {
         struct client_wake *wake = list_entry(list_first(&client->wakes), struct client_wake, link);
         list_remove(&wake->link);
@@ -134,8 +136,12 @@ bool client_work(struct client *client, uint64_t until_ns)
         if (uv_hrtime() >= until_ns)
             return list_empty(&client->wakes) && !client->task;
     }
-    if (client->task && !client->task->waits && client->task->step(client->task, until_ns))
-        client->task = NULL;
+    task = client->task;
+    if (!task || task->waits)
+        return !task;
+    client->task = NULL; /* one that ends may leave another in its place */
+    if (!task->step(task, until_ns))
+        client->task = task;
     return !client->task;
 }
 

@@ -30,7 +30,7 @@ struct client_wake {
 /* A request that takes more than one turn. The client's further frames wait for its end, and nobody else does. */
 struct client_task {
     bool waits; /* for the pool: asks for a turn when it can go on */
-    /* Goes on until about until_ns (uv_hrtime). true: it has ended, and freed itself. */
+    /* Goes on until about until_ns (uv_hrtime). true: it has ended, and freed itself; client->task, NULL meanwhile, may be another now. */
     bool (*step)(struct client_task *, uint64_t until_ns);
     /* The client is gone. false: not possible yet; it asks for a turn when it is. */
     bool (*drop)(struct client_task *);

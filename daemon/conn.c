@@ -356,7 +356,8 @@ static void handle_frame(struct conn *conn)
         if (!conn->greeted)
             on_hello(conn, &frame);
         else
-            status = rpc_handle(conn->rpc, &conn->client, &frame, &err);
+            status = rpc_handle(conn->rpc, &conn->client, &frame, frame.length > RPC_AT_ONCE_BYTES ? frame_reader_detach(&conn->reader) : NULL,
+                                &err);
     }
     if (status != RDT_OK)
         refuse(conn, &frame, &err);

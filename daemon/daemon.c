@@ -21,6 +21,7 @@
 #include "daemon/node.h"
 #include "daemon/region_left.h"
 #include "daemon/rpc.h"
+#include "daemon/rpc_read.h"
 #include "daemon/rpc_watch.h"
 #include "daemon/sdnotify.h"
 
@@ -411,6 +412,7 @@ static void wire(struct daemon *daemon)
                                .started_ns = uv_hrtime(),
                                .dispatch = rpc_dispatch};
     watches_init(&daemon->rpc);
+    readings_init(&daemon->rpc);
     daemon->groups = (struct groups){.events = &daemon->rpc.events,
                                      .accounts = &daemon->accounts,
                                      .options = options,

@@ -139,7 +139,7 @@ static enum rdt_status target_create(struct client *client, const Rdt__Pb__Fetch
             region_pin(regions[r]);
             target->uses[r].region = regions[r];
         }
-        region_uses_add(target->uses, target->n, target->layout);
+        region_uses_add(target->uses, target->n, target->layout, NULL);
         *target_p = target;
     } else {
         free(target->layout);

@@ -11,6 +11,8 @@
 #include "daemon/shapes.h"
 #include "daemon/sm.h"
 
+#define SHAPE_BYTES 3u /* of a tensor, at least */
+
 static const struct sm_state states[] = {
     [OBJECT_AWAITED] = {"awaited", 1u << OBJECT_FILLING | 1u << OBJECT_LIVE | 1u << OBJECT_GONE},
     [OBJECT_FILLING] = {"filling", 1u << OBJECT_LIVE | 1u << OBJECT_DRAINING},
@@ -95,6 +97,18 @@ enum rdt_status object_layout(const struct object *object, const Rdt__Pb__Slice 
     return status;
 }
 
+/* What may be megabytes of the heap. */
+static void free_much(struct object *object)
+{
+    struct work_pool *pool = object->table->slabs->regions->pool;
+
+    if (object->apart)
+        work_free(pool, (void *)object_metadata(object),
+                  object->metadata_bytes + (object->layout ? 0 : SHAPE_BYTES * shapes_count(shapes(object))));
+    if (object->layout)
+        work_free(pool, object->layout, layout_heap_bytes(object->layout));
+}
+
 static void object_destroy(struct object *object)
 {
     uint64_t had[USAGE_COUNT];
@@ -113,7 +127,7 @@ static void object_destroy(struct object *object)
     account_give_all(object->account, had);
     slab_free(object_piece(object));
     account_unref(object->account);
-    free(object->layout);
+    free_much(object);
     free(object);
 }
 
@@ -315,13 +329,13 @@ enum rdt_status object_fill(struct object *object, struct layout *take_layout, s
         return rdt_error_set(err, RDT_NO_MEMORY, "no memory for the object");
     for (uint32_t i = 0; i < n_regions; i++)
         uses[i].region = region_ref(regions[i]);
-    region_uses_add(uses, n_regions, take_layout);
+    region_uses_add(uses, n_regions, take_layout, NULL);
     object->uses = uses;
     object->cover_known = false;
     object->layout = take_layout;
     object->n_regions = n_regions;
     drop_uses(old_uses, n_old); /* what it was copied from may be written again */
-    free(old_layout);
+    work_free(object->table->slabs->regions->pool, old_layout, old_layout ? layout_heap_bytes(old_layout) : 0);
     object_set_state(object, OBJECT_LIVE);
     object_tell_waiters(object, NULL);
     return RDT_OK;
@@ -344,7 +358,7 @@ enum rdt_status object_attach(struct object *object, struct region **regions, ui
         return rdt_error_set(err, RDT_NO_MEMORY, "no memory for the object");
     for (uint32_t i = 0; i < n_regions; i++)
         uses[i].region = region_ref(regions[i]);
-    region_uses_add(uses, n_regions, object->layout);
+    region_uses_add(uses, n_regions, object->layout, NULL);
     object->uses = uses;
     object->n_regions = n_regions;
     return RDT_OK;

@@ -18,6 +18,8 @@
 #ifndef DAEMON_OBJECT_H
 #define DAEMON_OBJECT_H
 
+#include <string.h>
+
 #include "daemon/account.h"
 #include "daemon/list.h"
 #include "daemon/region_use.h"
@@ -41,7 +43,7 @@ struct object_others {
 };
 
 /* There may be a million: what few of them need has its place elsewhere. One allocation with its key, metadata and, if all its bytes
- * are in the arena, its shapes.
+ * are in the arena, its shapes; a second one for the latter two if they are much.
  *
  * Its bytes lie in places, which layout->region[i] counts: its regions, or one piece of the arena.
  */
@@ -76,6 +78,7 @@ struct object {
     bool adopted : 1;      /* another node's, which has a copy here: in no table, charged to nobody */
     bool snapshot : 1;     /* it never changes: its regions are sealed, and hold nothing else */
     bool pending : 1;      /* FILLING: its bytes are not there yet */
+    bool apart : 1;        /* behind the key stands only where metadata and shapes are */
     uint8_t key_bytes;     /* owner and id, as the table's key */
     uint8_t id_bytes;      /* the last of the key */
     uint8_t tail[];        /* key, metadata, shapes */
@@ -96,7 +99,12 @@ static inline const uint8_t *object_id(const struct object *object)
 
 static inline const uint8_t *object_metadata(const struct object *object)
 {
-    return object->tail + object->key_bytes;
+    const uint8_t *apart;
+
+    if (!object->apart)
+        return object->tail + object->key_bytes;
+    memcpy(&apart, object->tail + object->key_bytes, sizeof apart);
+    return apart;
 }
 
 static inline struct slab_piece object_piece(const struct object *object)

@@ -9,6 +9,7 @@
 #include "daemon/client.h"
 #include "daemon/detached.h"
 #include "daemon/log.h"
+#include "daemon/object_parts.h"
 #include "daemon/shapes.h"
 
 #define MAX_KEY_BYTES (4u + sizeof((struct owner *)0)->tenant + 128u)
@@ -85,12 +86,13 @@ struct object *object_table_next(struct object_table *table, uint64_t after, uin
     return object;
 }
 
-/* In no table yet. shapes NULL: none. */
+/* In no table yet. parts NULL: it has no shapes. */
 static struct object *object_new(struct object_table *table, struct account *account, const uint8_t *key, size_t key_bytes,
-                                 size_t id_bytes, const struct object_put *put, const struct layout *shapes)
+                                 size_t id_bytes, const struct object_put *put, struct object_parts *parts)
 {
-    size_t metadata_bytes = put ? put->metadata_bytes : 0;
-    struct object *object = calloc(1, sizeof *object + key_bytes + metadata_bytes + (shapes ? shapes_bytes(shapes) : 0));
+    size_t metadata_bytes = put ? put->metadata_bytes : 0, rest_bytes = metadata_bytes + (parts ? parts->shapes_bytes : 0);
+    bool apart = parts && parts->apart;
+    struct object *object = calloc(1, sizeof *object + key_bytes + (apart ? sizeof parts->apart : rest_bytes));
 
     if (!object)
         return NULL;
@@ -100,11 +102,13 @@ static struct object *object_new(struct object_table *table, struct account *acc
     memcpy(object->tail, key, key_bytes);
     object->key_bytes = (uint8_t)key_bytes;
     object->id_bytes = (uint8_t)id_bytes;
-    if (metadata_bytes > 0)
-        memcpy(object->tail + key_bytes, put->metadata, metadata_bytes);
     object->metadata_bytes = (uint32_t)metadata_bytes;
-    if (shapes)
-        shapes_pack(shapes, object->tail + key_bytes + metadata_bytes);
+    if (apart)
+        memcpy(object->tail + key_bytes, &parts->apart, sizeof parts->apart);
+    else if (metadata_bytes > 0)
+        memcpy(object->tail + key_bytes, put->metadata, metadata_bytes);
+    if (!apart && rest_bytes > metadata_bytes)
+        shapes_pack(put->layout, object->tail + key_bytes + metadata_bytes);
     object->since_ns = uv_hrtime();
     object->state = OBJECT_AWAITED;
     list_init(&object->by_producer);
@@ -146,33 +150,23 @@ void object_table_forget(struct object_table *table, struct object *object)
 }
 
 /* All of it goes to the arena, packed: from then on the shapes say all. */
-static enum rdt_status copy_packed(struct object *object, const struct object_put *put, struct rdt_error *err)
+static enum rdt_status copy_packed(struct object *object, const struct object_put *put, const struct object_parts *parts,
+                                   struct rdt_error *err)
 {
-    struct layout *packed = NULL;
     struct slab_piece piece;
-    uint64_t bytes = 0;
-    uint8_t *addr = NULL;
-    enum rdt_status status = layout_packed(put->layout, &packed, &bytes, err);
+    enum rdt_status status;
 
-    if (status == RDT_OK && bytes > SLAB_MAX_BYTES)
-        status = rdt_error_set(err, RDT_LIMIT, "tensors of %llu bytes in the message: at most %u", (unsigned long long)bytes,
-                               SLAB_MAX_BYTES);
-    if (status == RDT_OK && bytes > 0)
-        status = slab_alloc(object->table->slabs, bytes, &piece, err);
+    if (parts->packed_bytes == 0)
+        return RDT_OK;
+    status = slab_alloc(object->table->slabs, parts->packed_bytes, &piece, err);
     if (status == RDT_NO_MEMORY) /* the arena's account is the daemon's, and waits for nothing */
         account_node_is_full(put->account, USAGE_BYTES, NULL);
-    if (status == RDT_OK && bytes > 0) {
-        object->chunk = piece.chunk;
-        object->piece = piece.index;
-        addr = slab_addr(piece);
-    }
-    if (status == RDT_OK && bytes > 0 && packed->count > 1)
-        memset(addr, 0, bytes); /* between tensors too: it was another's */
-    for (uint32_t i = 0; status == RDT_OK && i < packed->count; i++)
-        if (layout_elems(packed, i) > 0)
-            layout_gather(put->layout, i, put->inline_data, 0, layout_bytes(packed, i), addr + packed->offset[i]);
-    free(packed);
-    return status;
+    if (status != RDT_OK)
+        return status;
+    object->chunk = piece.chunk;
+    object->piece = piece.index;
+    memcpy(slab_addr(piece), parts->packed, parts->packed_bytes);
+    return RDT_OK;
 }
 
 /* Beside tensors in regions those of the message get one too, so that the whole can be shared. */
@@ -195,14 +189,15 @@ static enum rdt_status copy_to_region(struct object *object, const struct object
     return RDT_OK;
 }
 
-static enum rdt_status set_tensors(struct object *object, const struct object_put *put, struct rdt_error *err)
+static enum rdt_status set_tensors(struct object *object, const struct object_put *put, const struct object_parts *parts,
+                                   struct rdt_error *err)
 {
     struct region *copy = NULL;
     enum rdt_status status = RDT_OK;
 
-    object->bytes = layout_total_bytes(put->layout);
+    object->bytes = parts->bytes;
     if (put->n_regions == 0)
-        return copy_packed(object, put, err);
+        return copy_packed(object, put, parts, err);
     object->uses = calloc(put->n_regions + 1u, sizeof *object->uses);
     if (!object->uses)
         return rdt_error_set(err, RDT_NO_MEMORY, "no memory for the object");
@@ -216,7 +211,7 @@ static enum rdt_status set_tensors(struct object *object, const struct object_pu
         struct region *region = i < put->n_regions ? region_ref(put->regions[i]) : copy; /* that reference is ours */
         object->uses[i].region = region;
     }
-    region_uses_add(object->uses, object->n_regions, object->layout);
+    region_uses_add(object->uses, object->n_regions, object->layout, parts->spans);
     return RDT_OK;
 }
 
@@ -236,8 +231,8 @@ static uint32_t heap_bytes(const struct object_put *put, size_t key_bytes)
                       put->n_regions * sizeof(struct region_use) + 24 * put->layout->count + 16 * put->layout->n_dims);
 }
 
-enum rdt_status object_table_put(struct object_table *table, const struct object_put *put, struct object **object_p,
-                                 struct rdt_error *err)
+static enum rdt_status put_parts(struct object_table *table, const struct object_put *put, struct object_parts *parts,
+                                 struct object **object_p, struct rdt_error *err)
 {
     uint8_t key[MAX_KEY_BYTES];
     char generated[33];
@@ -260,7 +255,7 @@ enum rdt_status object_table_put(struct object_table *table, const struct object
     if (awaited && awaited->state != OBJECT_AWAITED)
         return rdt_error_set(err, RDT_EXISTS, "object \"%.*s\" exists already: free it first, or put under another id",
                              (int)id_bytes, (const char *)id);
-    object = object_new(table, put->account, key, key_bytes, id_bytes, put, put->n_regions == 0 ? put->layout : NULL);
+    object = object_new(table, put->account, key, key_bytes, id_bytes, put, parts);
     if (!object)
         return rdt_error_set(err, RDT_NO_MEMORY, "no memory for the object");
     object->heap_bytes = heap_bytes(put, key_bytes);
@@ -270,7 +265,7 @@ enum rdt_status object_table_put(struct object_table *table, const struct object
         object_discard(object);
         return status;
     }
-    status = set_tensors(object, put, err);
+    status = set_tensors(object, put, parts, err);
     if (status == RDT_OK && object->chunk) {
         status = account_take(put->account, USAGE_BYTES, slab_bytes(object_piece(object)), err);
         want[USAGE_BYTES] = status == RDT_OK ? slab_bytes(object_piece(object)) : 0;
@@ -291,6 +286,8 @@ enum rdt_status object_table_put(struct object_table *table, const struct object
         object_discard(object);
         return status;
     }
+    object->apart = parts->apart != NULL;
+    parts->apart = NULL;
     object->named = true;
     object->detached = put->ttl_ns > 0;
     object->generation = table->next_generation++;
@@ -309,7 +306,7 @@ enum rdt_status object_table_put(struct object_table *table, const struct object
     object_set_state(object, filling ? OBJECT_FILLING : OBJECT_LIVE);
     *object_p = object;
     if (!object->layout)
-        free(put->layout);
+        work_free(table->slabs->regions->pool, put->layout, layout_heap_bytes(put->layout));
     if (awaited) {
         adopt_waiters(object, awaited);
         object_discard(awaited);
@@ -319,13 +316,29 @@ enum rdt_status object_table_put(struct object_table *table, const struct object
     return RDT_OK;
 }
 
+enum rdt_status object_table_put(struct object_table *table, const struct object_put *put, struct object **object_p,
+                                 struct rdt_error *err)
+{
+    struct object_parts own;
+    enum rdt_status status;
+
+    if (put->parts)
+        return put_parts(table, put, put->parts, object_p, err);
+    status = object_parts_make(&own, put, err);
+    if (status != RDT_OK)
+        return status;
+    status = put_parts(table, put, &own, object_p, err);
+    object_parts_fini(&own);
+    return status;
+}
+
 void object_table_withdraw(struct object *object, const struct rdt_error *why)
 {
     struct object_table *table = object->table;
     struct object *awaited = NULL;
 
     if (object_n_waiters(object) > 0)
-        awaited = object_new(table, object->account, object->tail, object->key_bytes, object->id_bytes, NULL, 0);
+        awaited = object_new(table, object->account, object->tail, object->key_bytes, object->id_bytes, NULL, NULL);
     if (awaited) {
         map_replace(&table->by_name, awaited->tail, awaited->key_bytes, awaited);
         object->named = false;

@@ -39,6 +39,7 @@ void object_table_fini(struct object_table *table);
 
 /* A new object, live unless it is to be a snapshot; takes the layout and, on success, one reference of each region (uses filled by
  * the table from regions). Whoever waited for the id is told before it returns, if it is live. EXISTS, LIMIT, NO_MEMORY. id_bytes 0: generated. */
+struct object_parts;
 struct object_put {
     struct account *account; /* the owner's: the object takes a reference of its own */
     const uint8_t *id;
@@ -56,6 +57,7 @@ struct object_put {
     int64_t ttl_ns; /* DETACHED: how long it stays after its producer's end; 0: it goes with it */
     bool pending;   /* it is FILLING until object_ready, or becomes a snapshot then */
     bool snapshot;  /* it is FILLING, over the memory to be copied, until object_fill or object_fail */
+    struct object_parts *parts; /* object_parts_make of this put; NULL: they are made in the put */
 };
 enum rdt_status object_table_put(struct object_table *table, const struct object_put *put, struct object **object_p,
                                  struct rdt_error *err);

@@ -2,20 +2,42 @@
 
 #include <stdlib.h>
 
-void region_uses_add(struct region_use *uses, uint32_t n, const struct layout *layout)
+enum rdt_status region_spans(const struct layout *layout, struct region_span *spans, uint32_t n, struct rdt_error *err)
+{
+    for (uint32_t i = 0; i < n; i++)
+        spans[i] = (struct region_span){.lo = UINT64_MAX};
+    for (uint32_t i = 0; i < layout->count; i++) {
+        struct region_span *span;
+        uint64_t lo, hi;
+        enum rdt_status status = layout_extent(layout, i, &lo, &hi, err);
+        if (status != RDT_OK)
+            return status;
+        if (lo == hi)
+            continue; /* no elements: it needs no memory */
+        if (layout->region[i] >= n)
+            return rdt_error_set(err, RDT_INVALID, "tensor %u names region %u of %u", i, layout->region[i], n);
+        span = &spans[layout->region[i]];
+        span->lo = lo < span->lo ? lo : span->lo;
+        span->last = hi > span->hi ? i : span->last;
+        span->hi = hi > span->hi ? hi : span->hi;
+    }
+    return RDT_OK;
+}
+
+void region_uses_add(struct region_use *uses, uint32_t n, const struct layout *layout, const struct region_span *spans)
 {
     uint64_t lo, hi;
 
     for (uint32_t i = 0; i < n; i++) {
         uses[i].layout = layout;
         uses[i].index = i;
-        uses[i].lo = uses[i].region->bytes;
-        uses[i].hi = 0;
+        uses[i].lo = spans ? spans[i].lo : uses[i].region->bytes;
+        uses[i].hi = spans ? spans[i].hi : 0;
         uses[i].covered = false;
         list_init(&uses[i].waiters);
         list_append(&uses[i].region->uses, &uses[i].link);
     }
-    for (uint32_t i = 0; i < layout->count; i++) {
+    for (uint32_t i = 0; i < layout->count && !spans; i++) {
         struct region_use *use = layout->region[i] < n ? &uses[layout->region[i]] : NULL;
         if (!use || layout_extent(layout, i, &lo, &hi, NULL) != RDT_OK || lo == hi)
             continue;

@@ -26,8 +26,18 @@ struct region_waiter {
     void (*on_idle)(struct region_waiter *); /* removed from the list before */
 };
 
-/* Each uses[i].region is set; the layout's tensors name them by i. Does not take references. */
-void region_uses_add(struct region_use *uses, uint32_t n, const struct layout *layout);
+/* The hull of what a layout touches of one region. */
+struct region_span {
+    uint64_t lo, hi; /* lo >= hi: nothing */
+    uint32_t last;   /* the tensor that ends at hi */
+};
+
+/* spans[n], by the index that the tensors name. INVALID: one with elements names another, or begins before its region. Any thread. */
+enum rdt_status region_spans(const struct layout *layout, struct region_span *spans, uint32_t n, struct rdt_error *err);
+
+/* Each uses[i].region is set; the layout's tensors name them by i. spans: of that layout; NULL: they are found here. Does not take
+ * references. */
+void region_uses_add(struct region_use *uses, uint32_t n, const struct layout *layout, const struct region_span *spans);
 void region_use_remove(struct region_use *use); /* wakes waiters; nothing if it was never added */
 
 /* false: nobody uses the range, and nobody waits. */

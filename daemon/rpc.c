@@ -4,12 +4,13 @@
 #include <stdlib.h>
 
 #include "daemon/log.h"
+#include "daemon/rpc_read.h"
 #include "proto/layout.h"
 
 #define SMALL_MESSAGE_BYTES 2048
 
 /* HELLO is conn.c's: it comes first and makes the client. */
-static const struct {
+static const struct verb {
     enum rdt_message type;
     const char *name;
     const ProtobufCMessageDescriptor *request;
@@ -42,12 +43,17 @@ static const struct {
     {RDT_MSG_BROADCAST, "BROADCAST", &rdt__pb__broadcast__descriptor, rpc_broadcast},
 };
 
-bool rpc_handles(enum rdt_message type)
+static const struct verb *find_verb(unsigned type)
 {
     for (size_t i = 0; i < sizeof table / sizeof table[0]; i++)
         if (table[i].type == type)
-            return true;
-    return false;
+            return &table[i];
+    return NULL;
+}
+
+bool rpc_handles(enum rdt_message type)
+{
+    return find_verb(type) != NULL;
 }
 
 /* How long a request wants to wait for room; 0: not at all. */
@@ -114,64 +120,81 @@ static void on_turn_to_try(struct client_wake *wake)
     rpc_dispatch(call, call->packed, call->packed_bytes);
 }
 
-void rpc_dispatch(struct call *call, const uint8_t *payload, size_t bytes)
+/* The request, decoded, or with why it could not be. */
+static void act(struct call *call, const struct verb *verb, const ProtobufCMessage *request, struct rdt_error *err,
+                const uint8_t *payload, size_t bytes)
 {
     struct accounts *accounts = call->rpc->objects->accounts;
-    struct rdt_error err = {0};
-    enum rdt_status status = RDT_UNSUPPORTED;
-    _Alignas(max_align_t) uint8_t buffer[SMALL_MESSAGE_BYTES]; /* RELEASE and CANCEL are heard however short memory is */
-    struct arena arena;
-    bool unread = false;
-    size_t i = 0;
+    bool unread = err->status != RDT_OK;
+    enum rdt_status status = err->status;
 
+    account_try(accounts, &call->room);
+    if (!unread) {
+        log_trace("%s from client %llu, %zu bytes", verb->name, call->client ? (unsigned long long)call->client->id : 0ull, bytes);
+        status = verb->handle(call, request, err);
+    }
+    if (!unread && status != RDT_OK && accounts->full && patience(call, request) != 0)
+        status = park(call, payload, bytes, patience(call, request), err);
+    account_tried(accounts, NULL);
+    if (status == RDT_OK)
+        return;
+    if (err->status == RDT_OK)
+        (void)rdt_error_set(err, status, "%s", rdt_status_sentence(status));
+    if (unread)
+        call_fail_unread(call, err);
+    else
+        call_fail(call, err);
+}
+
+void rpc_dispatch(struct call *call, const uint8_t *payload, size_t bytes)
+{
+    const struct verb *verb = find_verb(call->type);
+    struct rdt_error err = {0};
+    _Alignas(max_align_t) uint8_t buffer[SMALL_MESSAGE_BYTES]; /* RELEASE and CANCEL are heard however short memory is */
+    ProtobufCMessage *request = NULL;
+    struct arena arena;
+
+    if (!verb) {
+        (void)rdt_error_set(&err, RDT_UNSUPPORTED, "this daemon knows no request %u", call->type);
+        call_fail(call, &err);
+        return;
+    }
     if (call->type == RDT_MSG_FETCH) /* keeps its message for longer */
         arena_init(&arena, RDT_MAX_DECODED_BYTES);
     else
         arena_init_with(&arena, RDT_MAX_DECODED_BYTES, buffer, sizeof buffer);
     call->arena = &arena;
-    account_try(accounts, &call->room);
-    while (i < sizeof table / sizeof table[0] && table[i].type != call->type)
-        i++;
-    if (i == sizeof table / sizeof table[0]) {
-        (void)rdt_error_set(&err, RDT_UNSUPPORTED, "this daemon knows no request %u", call->type);
-    } else {
-        ProtobufCMessage *request;
-        log_trace("%s from client %llu, %zu bytes", table[i].name, call->client ? (unsigned long long)call->client->id : 0ull,
-                  bytes);
-        status = arena_unpack(&arena, table[i].request, payload, bytes, table[i].name, &request, &err);
-        unread = status != RDT_OK;
-        if (!unread)
-            status = table[i].handle(call, request, &err);
-        if (!unread && status != RDT_OK && accounts->full && patience(call, request) != 0)
-            status = park(call, payload, bytes, patience(call, request), &err);
-    }
-    account_tried(accounts, NULL);
-    if (status != RDT_OK) {
-        if (err.status == RDT_OK)
-            (void)rdt_error_set(&err, status, "%s", rdt_status_sentence(status));
-        if (unread)
-            call_fail_unread(call, &err);
-        else
-            call_fail(call, &err);
-    }
+    call->digest = NULL;
+    (void)arena_unpack(&arena, verb->request, payload, bytes, verb->name, &request, &err);
+    act(call, verb, request, &err, payload, bytes);
     arena_fini(&arena);
 }
 
-enum rdt_status rpc_handle(struct rpc *rpc, struct client *client, struct frame *frame, struct rdt_error *err)
+static void on_read(struct reading *reading)
 {
-    struct call *call;
+    struct call *call = reading->call;
+
+    act(call, find_verb(call->type), reading->message, &reading->err, reading->frame.payload, reading->frame.length);
+}
+
+enum rdt_status rpc_handle(struct rpc *rpc, struct client *client, struct frame *frame, void *take_buffer, struct rdt_error *err)
+{
+    const struct verb *verb = find_verb(frame->type);
+    struct call *call = frame->flags == 0 ? call_create(rpc, client, NULL, frame->type, frame->request_id) : NULL;
+    enum rdt_status status = RDT_OK;
 
     if (frame->flags != 0) {
-        frame_close_fds(frame);
-        return rdt_error_set(err, RDT_PROTOCOL, "a frame with flags %u is no request", frame->flags);
+        status = rdt_error_set(err, RDT_PROTOCOL, "a frame with flags %u is no request", frame->flags);
+    } else if (!call) {
+        status = rdt_error_set(err, RDT_NO_MEMORY, "no memory for a request");
+    } else if (verb && frame->length > RPC_AT_ONCE_BYTES &&
+               reading_start(call, frame, take_buffer, verb->name, verb->request, on_read, NULL) == RDT_OK) {
+        return RDT_OK;
+    } else {
+        call->frame = frame;
+        rpc_dispatch(call, frame->payload, frame->length);
     }
-    call = call_create(rpc, client, NULL, frame->type, frame->request_id);
-    if (!call) {
-        frame_close_fds(frame);
-        return rdt_error_set(err, RDT_NO_MEMORY, "no memory for a request");
-    }
-    call->frame = frame;
-    rpc_dispatch(call, frame->payload, frame->length);
     frame_close_fds(frame);
-    return RDT_OK;
+    free(take_buffer);
+    return status;
 }

@@ -4,9 +4,11 @@
 
 #include "daemon/rpc_call.h"
 
-/* One frame of a client: answers it, in time. Closes the frame's fds that no handler took. PROTOCOL: the connection should close after
- * what is queued has gone. */
-enum rdt_status rpc_handle(struct rpc *rpc, struct client *client, struct frame *frame, struct rdt_error *err);
+#define RPC_AT_ONCE_BYTES (48u << 10) /* a payload of more than this may be read by the pool: above what small objects bring along */
+
+/* One frame of a client: answers it, in time. Closes the frame's fds that no handler took. Its payload lies in take_buffer (malloc) or, if
+ * that is NULL, stays where it is as long as the client has a task. PROTOCOL: the connection should close after what is queued has gone. */
+enum rdt_status rpc_handle(struct rpc *rpc, struct client *client, struct frame *frame, void *take_buffer, struct rdt_error *err);
 
 /* For rpc->dispatch. */
 void rpc_dispatch(struct call *call, const uint8_t *payload, size_t bytes);

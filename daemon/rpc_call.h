@@ -31,6 +31,7 @@ struct rpc { /* what handlers work on */
     struct events events; /* the tables refer to it */
     struct list watches;  /* struct watch, private to rpc_watch.c */
     struct list clients;  /* struct client.link */
+    struct list readings; /* struct reading.link, private to rpc_read.c */
     struct list remote;   /* struct call: of peers, deferred */
     struct map forwarded; /* number -> struct call: of clients, waiting for another node */
     uint64_t next_forward;
@@ -53,6 +54,7 @@ struct call {
     uint64_t request_id; /* the client's, or the peer's call number */
     struct frame *frame; /* inside the handler only: its fds */
     struct arena *arena; /* inside the handler only: where the decoded request is */
+    struct put_digest *digest; /* inside the handler only: of a PUT that the pool has read (rpc_read.h); NULL: it is to be made */
     struct deadline deadline;
     /* Deferred: undoes what it waits for; called once before the call ends early. */
     void (*on_end)(struct call *);

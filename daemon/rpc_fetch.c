@@ -5,6 +5,7 @@
 #include "daemon/rpc_call.h"
 
 #define AT_ONCE 8u     /* items that need no turn of their own */
+#define TWINS_MOST 16 /* of one transfer of an object of this node: all of them are answered in one step */
 #define TWINS_TRIED 16 /* a message may ask for thousands of slices of one object: each is compared with the latest few */
 
 /* Finds an earlier item of the message that one may share a transfer with. By id: few messages repeat one. */
@@ -32,6 +33,12 @@ static struct transfer *begun(const struct batch *batch, size_t i)
     return batch->started[i] ? map_get_u64(&batch->rpc->transfers->by_id, batch->started[i]) : NULL;
 }
 
+/* Nothing moves for an object that is here: another transfer costs no more. */
+static bool has_room(const struct batch *batch, const struct transfer *twin)
+{
+    return twin->n_fetches < TWINS_MOST || !node_is_here(batch->rpc->node, twin->ref.node, twin->ref.address);
+}
+
 static struct transfer *find_twin(struct batch *batch, size_t i)
 {
     const Rdt__Pb__Fetch *message = batch->message;
@@ -43,9 +50,11 @@ static struct transfer *find_twin(struct batch *batch, size_t i)
     if (!item->ref || item->ref->id.len == 0)
         return NULL;
     last = (size_t)map_get(&seen->by_id, item->ref->id.data, item->ref->id.len);
-    for (size_t at = last; at != 0 && tries < TWINS_TRIED; at = seen->earlier[at - 1], tries++)
-        if (begun(batch, at - 1) && fetch_joinable(message, item, message->items[at - 1]))
-            return begun(batch, at - 1);
+    for (size_t at = last; at != 0 && tries < TWINS_TRIED; at = seen->earlier[at - 1], tries++) {
+        struct transfer *twin = begun(batch, at - 1);
+        if (twin && fetch_joinable(message, item, message->items[at - 1]) && has_room(batch, twin))
+            return twin;
+    }
     if (last != 0)
         (void)map_remove(&seen->by_id, item->ref->id.data, item->ref->id.len);
     seen->earlier[i] = last;
@@ -80,7 +89,7 @@ static bool batch_end(struct batch *batch)
     map_fini(&batch->seen.by_id);
     free(batch->seen.earlier);
     free(batch->started);
-    arena_fini(&batch->arena);
+    work_free_arena(batch->rpc->regions->pool, &batch->arena);
     free(batch);
     return true;
 }

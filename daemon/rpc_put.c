@@ -2,6 +2,7 @@
 #include <stdlib.h>
 
 #include "daemon/rpc_call.h"
+#include "daemon/rpc_read.h"
 #include "daemon/snapshot.h"
 #include "wire_error.h"
 #include "wire_ref.h"
@@ -10,30 +11,39 @@
 #define PUT_PENDING 4u
 #define MAX_REGIONS 4096u
 
-/* Every tensor lies in a region of this client's, or in the message. */
-static enum rdt_status check_places(const struct layout *layout, struct region **regions, size_t n, size_t inline_bytes,
-                                    struct rdt_error *err)
+/* ---- what needs no table ---- */
+
+void put_digest_make(struct put_digest *digest, const Rdt__Pb__Put *message)
 {
-    for (uint32_t i = 0; i < layout->count; i++) {
-        uint64_t lo, hi;
-        enum rdt_status status = layout_extent(layout, i, &lo, &hi, err);
-        if (status != RDT_OK)
-            return status;
-        if (lo == hi)
-            continue; /* no elements: it needs no memory */
-        if (layout->region[i] == n && inline_bytes > 0) {
-            if (hi > inline_bytes)
-                return rdt_error_set(err, RDT_INVALID, "tensor %u ends at byte %llu of the message's data, which has %zu", i,
-                                     (unsigned long long)hi, inline_bytes);
-            continue;
-        }
-        if (layout->region[i] >= n)
-            return rdt_error_set(err, RDT_INVALID, "tensor %u names region %u of %zu", i, layout->region[i], n);
-        if (hi > regions[layout->region[i]]->bytes)
-            return rdt_error_set(err, RDT_INVALID, "tensor %u ends at byte %llu of region %llu, which has %llu", i,
-                                 (unsigned long long)hi, (unsigned long long)regions[layout->region[i]]->id,
-                                 (unsigned long long)regions[layout->region[i]]->bytes);
-    }
+    struct object_put put = {.metadata = message->metadata.data,
+                             .metadata_bytes = message->metadata.len,
+                             .n_regions = (uint32_t)message->n_regions,
+                             .inline_data = message->inline_data.data,
+                             .inline_bytes = message->inline_data.len};
+
+    *digest = (struct put_digest){.status = RDT_OK};
+    digest->status = layout_from_wire(message->tensors, &digest->layout, &digest->err);
+    put.layout = digest->layout;
+    if (digest->status == RDT_OK)
+        digest->status = object_parts_make(&digest->parts, &put, &digest->err);
+}
+
+void put_digest_fini(struct put_digest *digest)
+{
+    free(digest->layout);
+    object_parts_fini(&digest->parts);
+}
+
+/* ---- checks ---- */
+
+/* What lies in a region of this client's lies in it whole. */
+static enum rdt_status check_places(const struct region_span *spans, struct region **regions, size_t n, struct rdt_error *err)
+{
+    for (size_t i = 0; i < n; i++)
+        if (spans[i].hi > regions[i]->bytes)
+            return rdt_error_set(err, RDT_INVALID, "tensor %u ends at byte %llu of region %llu, which has %llu", spans[i].last,
+                                 (unsigned long long)spans[i].hi, (unsigned long long)regions[i]->id,
+                                 (unsigned long long)regions[i]->bytes);
     return RDT_OK;
 }
 
@@ -152,8 +162,8 @@ static enum rdt_status check_ttl(const struct call *call, const Rdt__Pb__Put *me
     return RDT_OK;
 }
 
-static enum rdt_status put(struct call *call, const Rdt__Pb__Put *message, struct region **regions, bool *given,
-                           struct rdt_error *err)
+static enum rdt_status put(struct call *call, const Rdt__Pb__Put *message, struct put_digest *digest, struct region **regions,
+                           bool *given, struct rdt_error *err)
 {
     struct object_put put = {.account = call->account,
                              .id = message->id.data,
@@ -168,25 +178,26 @@ static enum rdt_status put(struct call *call, const Rdt__Pb__Put *message, struc
                              .producer = call->client,
                              .ttl_ns = ttl_of(call, message),
                              .pending = message->flags & PUT_PENDING,
+                             .layout = digest->layout,
+                             .parts = &digest->parts,
                              .snapshot = message->flags & PUT_SNAPSHOT};
     struct object *object;
     enum rdt_status status = find_regions(call, message, regions, err);
 
     if (status == RDT_OK)
         status = check_transport(call, message->transport, regions, message->n_regions, &put.transport, err);
+    if (status == RDT_OK && digest->status != RDT_OK)
+        status = rdt_error_set(err, digest->status, "%s", digest->err.msg);
     if (status == RDT_OK)
-        status = layout_from_wire(message->tensors, &put.layout, err);
+        status = check_places(digest->parts.spans, regions, message->n_regions, err);
     if (status != RDT_OK)
         return status;
     for (size_t i = 0; i < message->n_given; i++)
         given[message->given[i]] = snapshot_may_take(regions[message->given[i]]);
-    status = check_places(put.layout, regions, message->n_regions, message->inline_data.len, err);
-    if (status == RDT_OK)
-        status = object_table_put(call->rpc->objects, &put, &object, err);
-    if (status != RDT_OK) {
-        free(put.layout);
+    status = object_table_put(call->rpc->objects, &put, &object, err);
+    if (status != RDT_OK)
         return status;
-    }
+    digest->layout = NULL; /* taken */
     if (object->state == OBJECT_FILLING && !object->pending)
         return fill(call, message, object, given, err);
     answer(call, object);
@@ -196,6 +207,7 @@ static enum rdt_status put(struct call *call, const Rdt__Pb__Put *message, struc
 enum rdt_status rpc_put(struct call *call, const void *request, struct rdt_error *err)
 {
     const Rdt__Pb__Put *message = request;
+    struct put_digest here;
     struct region **regions;
     enum rdt_status status;
     bool *given;
@@ -225,10 +237,15 @@ enum rdt_status rpc_put(struct call *call, const void *request, struct rdt_error
         return status;
     regions = calloc(message->n_regions + 1, sizeof *regions);
     given = calloc(message->n_regions + 1, sizeof *given);
-    if (regions && given)
-        status = put(call, message, regions, given, err);
-    else
+    if (!regions || !given) {
         status = rdt_error_set(err, RDT_NO_MEMORY, "no memory for the put");
+    } else if (call->digest) {
+        status = put(call, message, call->digest, regions, given, err);
+    } else {
+        put_digest_make(&here, message);
+        status = put(call, message, &here, regions, given, err);
+        put_digest_fini(&here);
+    }
     free(regions);
     free(given);
     return status;

@@ -148,7 +148,7 @@ static enum rdt_status become_target(struct transfer *transfer, struct rdt_error
         region_pin(landing->regions[i]);
         target->uses[i].region = landing->regions[i];
     }
-    region_uses_add(target->uses, target->n, target->layout);
+    region_uses_add(target->uses, target->n, target->layout, NULL);
     transfer->target = target;
     transfer->landed = true;
     return RDT_OK;

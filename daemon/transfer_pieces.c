@@ -212,7 +212,7 @@ static enum rdt_status target_part(const struct transfer *whole, const uint32_t 
     }
     free(index);
     if (status == RDT_OK) {
-        region_uses_add(target->uses, target->n, target->layout);
+        region_uses_add(target->uses, target->n, target->layout, NULL);
         *target_p = target;
         return status;
     }

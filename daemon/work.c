@@ -6,11 +6,18 @@
 #include <sched.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
 
 #include "daemon/list.h"
 #include "daemon/map.h"
 
 #define ZERO_BYTES (512u << 10) /* at once: some tens of microseconds */
+#define TOUCH_BYTES (128u << 10)
+#ifndef MADV_POPULATE_WRITE
+#define MADV_POPULATE_WRITE 23
+#endif
+#define FREE_LATER_BYTES (128u << 10)
 #define DONE_PER_TURN 32 /* after so many the loop sees to its sockets again */
 
 struct queue {
@@ -244,6 +251,60 @@ void work_zero(void *memory, uint64_t bytes)
         memset((uint8_t *)memory + at, 0, bytes - at < ZERO_BYTES ? bytes - at : ZERO_BYTES);
         (void)sched_yield();
     }
+}
+
+void work_touch(void *memory, size_t bytes)
+{
+    uintptr_t page = (uintptr_t)sysconf(_SC_PAGESIZE), end = ((uintptr_t)memory + bytes) & ~(page - 1);
+    uintptr_t at = ((uintptr_t)memory + page - 1) & ~(page - 1);
+
+    if (bytes < TOUCH_BYTES)
+        return;
+    (void)madvise((void *)at, end - at, MADV_HUGEPAGE); /* where it has room for some: one fault for 512 */
+    for (; at < end; at += TOUCH_BYTES) {
+        if (madvise((void *)at, end - at < TOUCH_BYTES ? end - at : TOUCH_BYTES, MADV_POPULATE_WRITE) != 0)
+            return; /* before Linux 5.14: they come one by one */
+        (void)sched_yield();
+    }
+}
+
+static void run_free(struct work *work)
+{
+    free(work);
+}
+
+void work_free(struct work_pool *pool, void *memory, size_t bytes)
+{
+    struct work *work = memory;
+
+    if (memory == NULL || bytes < FREE_LATER_BYTES) {
+        free(memory);
+        return;
+    }
+    *work = (struct work){.run = run_free}; /* nobody needs what was there */
+    work_submit(pool, work);
+}
+
+struct arena_end {
+    struct work work;
+    struct arena arena;
+};
+
+static void run_arena_end(struct work *work)
+{
+    struct arena arena = ((struct arena_end *)work)->arena; /* which has the struct */
+    arena_fini(&arena);
+}
+
+void work_free_arena(struct work_pool *pool, struct arena *arena)
+{
+    struct arena_end *end = arena->used_bytes < FREE_LATER_BYTES ? NULL : arena_alloc(arena, sizeof(*end));
+    if (end == NULL) {
+        arena_fini(arena);
+        return;
+    }
+    *end = (struct arena_end){.work.run = run_arena_end, .arena = *arena};
+    work_submit(pool, &end->work);
 }
 
 void work_pool_close(struct work_pool *pool, void (*on_closed)(void *arg), void *arg)

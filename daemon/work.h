@@ -10,6 +10,7 @@
 #include <stdint.h>
 #include <uv.h>
 
+#include "proto/layout.h"
 #include "rdt_status.h"
 
 struct work_pool;
@@ -31,6 +32,14 @@ void work_submit(struct work_pool *pool, struct work *work);
 
 /* In run: memset to zero, in pieces between which others may have the processor. */
 void work_zero(void *memory, uint64_t bytes);
+
+/* In run: gives fresh memory its pages, in pieces likewise, before somebody writes all of it at once. Little is left alone. */
+void work_touch(void *memory, size_t bytes);
+
+/* Any thread: free(), by a pool thread if it is so much that its pages go back to the kernel. */
+void work_free(struct work_pool *pool, void *memory, size_t bytes);
+
+void work_free_arena(struct work_pool *pool, struct arena *arena); /* arena_fini likewise */
 
 /* Loop thread. Runs what is queued to its end, joins the threads, calls every done, then on_closed from the loop. */
 void work_pool_close(struct work_pool *pool, void (*on_closed)(void *arg), void *arg);

@@ -35,6 +35,7 @@ void arena_init(struct arena *arena, size_t max_bytes)
     arena->used_bytes = 0;
     arena->max_bytes = max_bytes;
     arena->over = arena->short_of_memory = false;
+    arena->on_block = NULL;
 }
 
 void arena_init_with(struct arena *arena, size_t max_bytes, void *buffer, size_t bytes)
@@ -66,6 +67,8 @@ static struct arena_block *add_block(struct arena *arena, size_t need)
         arena->short_of_memory = true;
         return NULL;
     }
+    if (arena->on_block)
+        arena->on_block(block, size);
     block->size = size;
     block->used = sizeof *block;
     arena->used_bytes += size;

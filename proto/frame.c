@@ -13,7 +13,8 @@
 #include <sys/uio.h>
 #include <unistd.h>
 
-#define READ_BYTES ((size_t)64 << 10) /* the first size of a reader's buffer, and what one read should get */
+#define READ_BYTES ((size_t)64 << 10) /* the first size of a reader's buffer, and the most that one read gets: its owner has others to see to */
+#define BELIEVE_BYTES ((size_t)192 << 10) /* of a frame: then it gets all of its room, whose pages come as they are written */
 #define KEEP_BYTES ((size_t)1 << 20)  /* an empty buffer above this is given back */
 #define KERNEL_MAX_FDS 253u           /* SCM_MAX_FD: what one message of a Unix socket may carry */
 #define SEND_FRAMES 64                /* frames one sendmsg may take */
@@ -157,7 +158,7 @@ void frame_reader_commit(struct frame_reader *reader, size_t n)
 }
 
 /* Room for one read. The buffer doubles as bytes arrive, up to what the present frame needs: a header alone that
- * announces megabytes costs its sender's peer nothing. */
+ * announces megabytes costs its sender's peer nothing. What is large is not moved again and again. */
 static enum rdt_status make_room(struct frame_reader *reader, struct rdt_error *err)
 {
     size_t expected, missing, unread;
@@ -172,8 +173,10 @@ static enum rdt_status make_room(struct frame_reader *reader, struct rdt_error *
     if (reader->size - reader->end < READ_BYTES / 4 || reader->size - reader->end < missing)
         compact(reader);
     if (reader->size - reader->end < missing && reader->size - reader->end < READ_BYTES / 4) {
-        size_t size = 2 * reader->size < expected ? 2 * reader->size : expected;
+        size_t size = expected;
 
+        if (unread < BELIEVE_BYTES && 2 * reader->size < expected)
+            size = 2 * reader->size;
         if (!resize(reader, size))
             return rdt_error_set(err, RDT_NO_MEMORY, "no memory for a frame of %zu bytes", expected);
     }
@@ -226,7 +229,7 @@ enum rdt_status frame_reader_recv(struct frame_reader *reader, int sock, size_t 
     if (status != RDT_OK)
         return status;
     iov.iov_base = reader->buf + reader->end;
-    iov.iov_len = reader->size - reader->end;
+    iov.iov_len = reader->size - reader->end < READ_BYTES ? reader->size - reader->end : READ_BYTES;
     do {
         msg.msg_control = control.bytes;
         msg.msg_controllen = sizeof control.bytes;
@@ -291,6 +294,21 @@ enum rdt_status frame_reader_next(struct frame_reader *reader, struct frame *fra
     memmove(reader->fds, reader->fds + nfds, reader->n_fds * sizeof(int));
     reader->start += FRAME_HEADER_BYTES + length;
     return RDT_OK;
+}
+
+void *frame_reader_detach(struct frame_reader *reader)
+{
+    size_t unread = reader->end - reader->start;
+    uint8_t *old = reader->buf, *fresh;
+
+    if (unread > READ_BYTES || !(fresh = malloc(READ_BYTES)))
+        return NULL;
+    memcpy(fresh, old + reader->start, unread);
+    reader->buf = fresh;
+    reader->size = READ_BYTES;
+    reader->start = 0;
+    reader->end = unread;
+    return old;
 }
 
 bool frame_reader_is_ready(const struct frame_reader *reader)

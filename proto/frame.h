@@ -72,6 +72,10 @@ void frame_reader_commit(struct frame_reader *reader, size_t n);
  * carries type and request id for an answer, then the connection must close. */
 enum rdt_status frame_reader_next(struct frame_reader *reader, struct frame *frame, struct rdt_error *err);
 
+/* After frame_reader_next said OK: the payload stays where it is for longer. Returns the memory it lies in, which free() ends, and goes on
+ * with a copy of what has come behind it. NULL (much has come, or there is no memory): it lies in the reader until its next call. */
+void *frame_reader_detach(struct frame_reader *reader);
+
 /* frame_reader_next would have something to say. */
 bool frame_reader_is_ready(const struct frame_reader *reader);
 

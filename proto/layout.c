@@ -20,8 +20,7 @@ struct layout *layout_create(uint32_t count, uint32_t n_dims)
     uint64_t *words;
     uint32_t *halves;
 
-    layout = malloc(sizeof *layout + (size_t)count * (sizeof(uint64_t) + 4 * sizeof(uint32_t)) +
-                    (size_t)n_dims * (sizeof(uint64_t) + sizeof(int64_t)));
+    layout = malloc(layout_heap_bytes(&(struct layout){.count = count, .n_dims = n_dims}));
     if (!layout)
         return NULL;
     words = (uint64_t *)(layout + 1);

@@ -40,6 +40,12 @@ void layout_to_wire(const struct layout *layout, bool with_place, Rdt__Pb__Tenso
 struct layout *layout_create(uint32_t count, uint32_t n_dims);
 struct layout *layout_dup(const struct layout *layout);
 
+static inline size_t layout_heap_bytes(const struct layout *layout) /* what one of its size takes */
+{
+    return sizeof *layout + (size_t)layout->count * (sizeof(uint64_t) + 4 * sizeof(uint32_t)) +
+           (size_t)layout->n_dims * (sizeof(uint64_t) + sizeof(int64_t));
+}
+
 /* Elements; bytes of all elements, packed. */
 uint64_t layout_elems(const struct layout *layout, uint32_t i);
 uint64_t layout_bytes(const struct layout *layout, uint32_t i);
@@ -91,6 +97,7 @@ struct arena {
     struct arena_block *given;  /* the caller's buffer, among the blocks; NULL: none */
     bool over, short_of_memory; /* why the last one that failed did */
     size_t used_bytes, max_bytes;
+    void (*on_block)(void *memory, size_t bytes); /* fresh memory is about to be written; NULL: nobody minds */
 };
 void arena_init(struct arena *arena, size_t max_bytes);
 /* Takes from the buffer (the caller's, aligned for anything, outliving the arena) before it asks for memory: small messages need none. */

@@ -1,47 +1,10 @@
 /* Clients that do not read, and messages with a byte or two changed: memory stays bounded, and nobody else notices. */
-#include <poll.h>
 #include <signal.h>
 #include <sys/socket.h>
 
 #include "tests/integration/protocol_fixture.h"
 
 /* ---- who does not read ---- */
-
-static int never_read(struct actor *self, void *arg)
-{
-    Rdt__Pb__Ping ping = RDT__PB__PING__INIT;
-    uint8_t *data = calloc(1, 128 * 1024);
-    struct raw raw;
-
-    (void)arg;
-    raw_connect(&raw, node.socket);
-    raw_hello(&raw);
-    ping.data = (ProtobufCBinaryData){128 * 1024, data};
-    for (unsigned i = 0;; i++) {
-        struct pollfd fd = {.fd = raw.sock, .events = POLLOUT};
-        if (i == 50)
-            actor_step(self);         /* more than 6 MB are on the way */
-        while (poll(&fd, 1, -1) != 1) /* ends when the test kills it */
-            continue;
-        (void)raw_send(&raw, RDT_MSG_PING, &ping.base, NULL, 0);
-    }
-    return 0;
-}
-
-static uint64_t most_queued(void)
-{
-    Rdt__Pb__List list = RDT__PB__LIST__INIT;
-    Rdt__Pb__ListReply *reply;
-    uint64_t most = 0;
-
-    list.kind = RDT__PB__LIST_KIND__LIST_KIND_CLIENTS;
-    must_ok(call(bystander, RDT_MSG_LIST, &list.base, &rdt__pb__list_reply__descriptor, LONG,
-                 (ProtobufCMessage **)(void *)&reply, &err));
-    for (size_t i = 0; i < reply->n_clients; i++)
-        most = reply->clients[i]->queued_bytes > most ? reply->clients[i]->queued_bytes : most;
-    rdt__pb__list_reply__free_unpacked(reply, NULL);
-    return most;
-}
 
 Test(protocol, client_that_never_reads_is_not_read)
 {

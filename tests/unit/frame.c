@@ -235,6 +235,64 @@ Test(frame_reader, large_buffer_is_given_back)
     frame_reader_fini(&reader);
 }
 
+/* What was read stays as it is for whoever has it, while the reader goes on. */
+Test(frame_reader, detached_payload_stays)
+{
+    static uint8_t bytes[3 * FRAME_HEADER_BYTES + 70000 + 10 + 66000];
+    struct frame_reader reader;
+    struct frame first, second, third;
+    void *mine;
+    size_t have;
+
+    memset(bytes, 7, sizeof bytes);
+    frame_header_encode(bytes, 70000, 1, 0, 0, 1);
+    frame_header_encode(bytes + FRAME_HEADER_BYTES + 70000, 10, 1, 0, 0, 2);
+    frame_header_encode(bytes + 2 * FRAME_HEADER_BYTES + 70010, 66000, 1, 0, 0, 3);
+    frame_reader_init(&reader, RDT_MAX_FRAME_BYTES);
+    memcpy(frame_reader_space(&reader, sizeof bytes, &have), bytes, sizeof bytes);
+    frame_reader_commit(&reader, sizeof bytes);
+    cr_assert_eq(frame_reader_next(&reader, &first, NULL), RDT_OK);
+    cr_assert_null(frame_reader_detach(&reader), "as much again would be copied");
+    cr_assert_eq(frame_reader_next(&reader, &second, NULL), RDT_OK);
+    cr_assert_eq(frame_reader_next(&reader, &third, NULL), RDT_OK);
+    mine = frame_reader_detach(&reader);
+    cr_assert_not_null(mine);
+    cr_assert_eq(frame_reader_bytes(&reader), 0u);
+    memset(frame_reader_space(&reader, 66000, &have), 8, 66000);
+    frame_reader_fini(&reader);
+    cr_assert_eq(third.request_id, 3u);
+    for (unsigned i = 0; i < 66000; i++)
+        cr_assert_eq(third.payload[i], 7);
+    free(mine);
+}
+
+Test(frame_reader, what_came_behind_the_detached_goes_on)
+{
+    uint8_t bytes[2 * FRAME_HEADER_BYTES + 200];
+    struct frame_reader reader;
+    struct frame frame;
+    void *mine;
+    size_t have;
+
+    memset(bytes, 5, sizeof bytes);
+    frame_header_encode(bytes, 100, 1, 0, 0, 1);
+    frame_header_encode(bytes + FRAME_HEADER_BYTES + 100, 100, 1, 0, 0, 2);
+    frame_reader_init(&reader, 1000);
+    memcpy(frame_reader_space(&reader, sizeof bytes, &have), bytes, sizeof bytes);
+    frame_reader_commit(&reader, sizeof bytes - 50);
+    cr_assert_eq(frame_reader_next(&reader, &frame, NULL), RDT_OK);
+    mine = frame_reader_detach(&reader);
+    cr_assert_not_null(mine);
+    cr_assert_eq(frame_reader_next(&reader, &frame, NULL), RDT_AGAIN);
+    memset(frame_reader_space(&reader, 50, &have), 5, 50);
+    frame_reader_commit(&reader, 50);
+    cr_assert_eq(frame_reader_next(&reader, &frame, NULL), RDT_OK);
+    cr_assert_eq(frame.request_id, 2u);
+    cr_assert_eq(frame.payload[99], 5);
+    frame_reader_fini(&reader);
+    free(mine);
+}
+
 Test(frame_reader, full_of_whole_frames_waits)
 {
     uint8_t bytes[65536] = {0};

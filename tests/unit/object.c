@@ -320,3 +320,67 @@ Test(object, nobody_finds_what_an_ended_client_leaves)
     object_drop(held);
     object_free(mine, false, OBJECT_END_FREED);
 }
+
+/* ---- what is much ---- */
+
+static struct object *put_parts(const char *id, size_t metadata_bytes, uint32_t n_tensors, enum rdt_status expected)
+{
+    static uint8_t metadata[100000], data[64];
+    struct layout *layout = layout_create(n_tensors, n_tensors);
+    struct object_put put = {.account = producer.account,
+                             .id = (const uint8_t *)id,
+                             .id_bytes = strlen(id),
+                             .metadata = metadata,
+                             .metadata_bytes = metadata_bytes,
+                             .layout = layout,
+                             .inline_data = data,
+                             .inline_bytes = sizeof data,
+                             .transport = "",
+                             .producer = &producer};
+    struct object *object = NULL;
+    struct rdt_error err = {0};
+
+    memset(metadata, 5, sizeof metadata);
+    memset(data, 6, sizeof data);
+    for (uint32_t i = 0; i < n_tensors; i++) {
+        layout->dtype[i] = RDT_U8;
+        layout->ndim[i] = 1;
+        layout->first_dim[i] = i;
+        layout->region[i] = 0;
+        layout->offset[i] = i;
+        layout->shape[i] = i < 65; /* the 65th lies behind the bytes that came */
+        layout->strides[i] = 1;
+    }
+    cr_assert_eq(object_table_put(&table, &put, &object, &err), expected, "%s", err.msg);
+    if (expected != RDT_OK)
+        free(layout);
+    return object;
+}
+
+Test(object, much_metadata_and_many_shapes_are_kept)
+{
+    static const struct {
+        size_t metadata_bytes;
+        uint32_t n_tensors;
+    } cases[] = {{0, 1}, {100, 3}, {100000, 1}, {0, 64}, {16300, 50}, {100000, 64}};
+
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        struct object *object = put_parts("much", cases[i].metadata_bytes, cases[i].n_tensors, RDT_OK);
+        struct layout *layout = NULL;
+
+        cr_assert_eq(object->metadata_bytes, cases[i].metadata_bytes);
+        for (size_t k = 0; k < cases[i].metadata_bytes; k++)
+            cr_assert_eq(object_metadata(object)[k], 5);
+        cr_assert_eq(object_n_tensors(object), cases[i].n_tensors);
+        cr_assert_eq(object_layout(object, NULL, &layout, NULL), RDT_OK);
+        cr_assert_eq(layout->shape[cases[i].n_tensors - 1], 1u);
+        cr_assert_eq(object_base(object, 0, NULL)[layout->offset[cases[i].n_tensors - 1]], 6);
+        free(layout);
+        object_free(object, false, OBJECT_END_FREED);
+    }
+}
+
+Test(object, bytes_that_did_not_come_are_refused)
+{
+    (void)put_parts("short", 100000, 65, RDT_INVALID);
+}

@@ -227,7 +227,7 @@ static void on_idle(struct region_waiter *waiter)
 static void use_add(struct region_use *use, struct region *region, const struct layout *layout)
 {
     use->region = region;
-    region_uses_add(use, 1, layout);
+    region_uses_add(use, 1, layout, NULL);
 }
 
 static bool in_use(struct region *region, uint64_t lo, uint64_t hi)
@@ -267,6 +267,32 @@ Test(region, range_waiter_told_when_last_overlap_ends)
         free(spans[i]);
 }
 
+Test(region, spans_are_what_tensors_touch)
+{
+    struct layout *layout = layout_create(4, 4);
+    struct region_span spans[3];
+    struct rdt_error err = {0};
+
+    for (uint32_t i = 0; i < 4; i++) {
+        layout->dtype[i] = RDT_U8;
+        layout->ndim[i] = 1;
+        layout->first_dim[i] = i;
+        layout->region[i] = i == 3 ? UINT32_MAX : i / 2;
+        layout->offset[i] = 1000 - 100 * i;
+        layout->shape[i] = i == 3 ? 0 : 10; /* without elements it lies anywhere */
+        layout->strides[i] = 1;
+    }
+    cr_assert_eq(region_spans(layout, spans, 3, &err), RDT_OK, "%s", err.msg);
+    cr_expect(spans[0].lo == 900 && spans[0].hi == 1010 && spans[0].last == 0);
+    cr_expect(spans[1].lo == 800 && spans[1].hi == 810 && spans[1].last == 2);
+    cr_expect(spans[2].lo >= spans[2].hi);
+    cr_expect_eq(region_spans(layout, spans, 1, &err), RDT_INVALID);
+    cr_expect_str_eq(err.msg, "tensor 2 names region 1 of 1");
+    layout->strides[1] = -1000;
+    cr_expect_eq(region_spans(layout, spans, 3, &err), RDT_INVALID);
+    free(layout);
+}
+
 /* Between the tensors of one use the range is nobody's. */
 Test(region, hole_between_tensors_is_idle)
 {
@@ -284,7 +310,7 @@ Test(region, hole_between_tensors_is_idle)
         layout->shape[i] = 10;
         layout->strides[i] = 1;
     }
-    region_uses_add(uses, 2, layout);
+    region_uses_add(uses, 2, layout, NULL);
     cr_expect(in_use(elsewhere, 2000, 2001) && !in_use(elsewhere, 0, 2000));
     cr_expect(in_use(region, 0, 1) && in_use(region, 1009, 4096));
     cr_expect(!in_use(region, 10, 1000));

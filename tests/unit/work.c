@@ -3,6 +3,7 @@
 #include <pthread.h>
 #include <stdatomic.h>
 #include <stdlib.h>
+#include <string.h>
 #include <uv.h>
 
 #include "daemon/work.h"
@@ -250,4 +251,39 @@ Test(work, unused_pool_closes)
     work_pool_close(pool, on_closed, &n_closed);
     uv_run(&loop, UV_RUN_DEFAULT);
     cr_assert_eq(n_closed, 1);
+}
+
+/* ---- memory that goes back, or comes ---- */
+
+Test(work, memory_is_freed_on_the_pool)
+{
+    struct arena small, large;
+
+    cr_assert_eq(work_pool_create(&loop, 2, &pool, NULL), RDT_OK);
+    for (size_t bytes = 1; bytes < 8u << 20; bytes *= 5)
+        work_free(pool, malloc(bytes), bytes); /* what is lost the sanitizers' run says */
+    work_free(pool, NULL, 1 << 20);
+    arena_init(&small, 4096);
+    arena_init(&large, 64 << 20);
+    cr_assert_not_null(arena_alloc(&small, 10));
+    for (unsigned i = 0; i < 100; i++)
+        cr_assert_not_null(arena_alloc(&large, 100000));
+    work_free_arena(pool, &small);
+    work_free_arena(pool, &large);
+    work_pool_close(pool, on_closed, &n_closed);
+    uv_run(&loop, UV_RUN_DEFAULT);
+    cr_assert_eq(n_closed, 1);
+}
+
+Test(work, touched_memory_keeps_what_it_has)
+{
+    size_t bytes = (5u << 20) + 12345;
+    uint8_t *memory = malloc(bytes);
+
+    memset(memory, 3, bytes);
+    work_touch(memory + 1, bytes - 1);
+    work_touch(memory, 10);
+    for (size_t i = 0; i < bytes; i++)
+        cr_assert_eq(memory[i], 3);
+    free(memory);
 }
