@@ -48,8 +48,8 @@ static inline void end(const char *const *declared)
 
 static inline struct rdt_tensor bytes_at(void *addr, size_t bytes)
 {
-    static int64_t shapes[64][1];
-    static unsigned next;
+    static _Thread_local int64_t shapes[64][1];
+    static _Thread_local unsigned next;
     int64_t *shape = shapes[next++ % 64];
 
     shape[0] = (int64_t)bytes;

@@ -245,7 +245,7 @@ Test(stream_lanes, friends_in_a_crowd_are_let_in_or_put_out_and_counted_once)
         (void)send(sock, hello, sizeof hello, MSG_NOSIGNAL);
         in += recv(sock, welcome, sizeof welcome, MSG_WAITALL) == sizeof welcome;
         (void)close(sock);
-        if (conn.n_failed > 0) { /* its end was a failure of the connection: a new one */
+        if (host_conn_wait_failed(&conn, 0)) { /* its end was a failure of the connection: a new one */
             leave(&conn);
             (void)close(friend.sock);
             befriend(&conn, &friend);
