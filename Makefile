@@ -351,6 +351,7 @@ $(CUDA_TESTS): $(if $(CUDA_INC),$(LIBCUDA_O) $(CUDA_O))
 $(B)/tests/abi/frozen: $(call obj,$(call srcs,tests/abi/layout))
 $(B)/tests/integration/hostile_peer $(B)/tests/integration/hostile_turns: $(B)/librdtd.a # an insider's TLS
 $(B)/tests/integration/stream_lanes: $(call obj,proto/rdt_status.c)
+$(B)/tests/unit/stream_strangers: $(call obj,$(wildcard backends/stream/*.c)) $(LISTEN_O)
 
 $(BENCH): $(B)/%: $(B)/obj/%.o $(B)/librdt.a $(B)/libproto.a $(B)/libsupport.a
 	$(call say,LINK,$@)

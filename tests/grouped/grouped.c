@@ -1,5 +1,6 @@
 /* The transport "grouped": the test transport's connections, which exist within groups only. Its faults are the same, and two more:
- * a group that cannot be connected, or never is.
+ * a group that cannot be connected, or never is. With GROUPED_BROADCASTS in the environment it has a broadcast of its own too, which moves
+ * nothing: a rank's part ends when it is cancelled, the root's only with the group.
  */
 #include <stdio.h>
 #include <stdlib.h>
@@ -12,7 +13,8 @@ struct party {          /* one rank of a group; under transport->lock */
     struct transport *transport;
     void *ctx;
     uint32_t rank, size;
-    struct conn **conns; /* [size], NULL where it has ended or is this rank */
+    struct conn **conns;  /* [size], NULL where it has ended or is this rank */
+    struct rdt_op *parts; /* of broadcasts, by priv[0]; priv[1]: it is the root's */
     bool listed, connected, ready_told, failed_told, closing;
 };
 
@@ -175,10 +177,55 @@ static void *group_conn(void *arg, uint32_t rank)
     return ((struct party *)arg)->conns[rank];
 }
 
+static enum rdt_status post_broadcast(void *arg, uint32_t root, struct rdt_op *op, struct rdt_error *err)
+{
+    struct party *party = arg;
+
+    (void)err;
+    (void)pthread_mutex_lock(&party->transport->lock);
+    op->priv[0] = party->parts;
+    op->priv[1] = root == party->rank ? party : NULL;
+    party->parts = op;
+    (void)pthread_mutex_unlock(&party->transport->lock);
+    return RDT_OK;
+}
+
+/* op NULL: all there are. */
+static void end_parts(struct party *party, const struct rdt_op *op)
+{
+    struct rdt_op *ended = NULL;
+
+    (void)pthread_mutex_lock(&party->transport->lock);
+    for (struct rdt_op *at = party->parts, *before = NULL, *next; at; at = next) {
+        next = at->priv[0];
+        if (op && (at != op || at->priv[1])) {
+            before = at;
+            continue;
+        }
+        if (before)
+            before->priv[0] = next;
+        else
+            party->parts = next;
+        at->priv[0] = ended;
+        ended = at;
+    }
+    (void)pthread_mutex_unlock(&party->transport->lock);
+    for (struct rdt_op *next; ended; ended = next) {
+        next = ended->priv[0];
+        party->transport->host.op_done(ended, RDT_CANCELLED, NULL);
+    }
+}
+
+static void cancel_broadcast(void *arg, struct rdt_op *op)
+{
+    end_parts(arg, op);
+}
+
 static void group_close(void *arg)
 {
     struct party *party = arg;
 
+    end_parts(party, NULL);
     for (uint32_t i = 0; i < party->size; i++)
         if (party->conns[i])
             loopback_disconnect(party->conns[i]);
@@ -209,7 +256,7 @@ static uint32_t sides(void *conn, const char *memory_kind)
     return loopback_sides(conn, "host");
 }
 
-static const struct rdt_transport_ops transport_ops = {
+static struct rdt_transport_ops transport_ops = {
     .struct_size = sizeof transport_ops,
     .name = "grouped",
     .memory_kinds = memory_kinds,
@@ -254,5 +301,9 @@ static const struct rdt_backend backend = {
 
 const struct rdt_backend *rdt_backend_init(void)
 {
+    if (getenv("GROUPED_BROADCASTS")) {
+        transport_ops.post_broadcast = post_broadcast;
+        transport_ops.cancel_broadcast = cancel_broadcast;
+    }
     return &backend;
 }

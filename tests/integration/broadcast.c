@@ -2,6 +2,7 @@
  * from node to node. */
 #include <criterion/criterion.h>
 #include <signal.h>
+#include <unistd.h>
 
 #include "tests/integration/groups_fixture.h"
 
@@ -103,6 +104,22 @@ static void finish(const char *group, const char *const *declared)
 {
     must_ok(rdt_group_destroy(actor_of[0], group, &err));
     end_groups(declared);
+}
+
+/* On how many nodes node 0 believes a copy of its object to be. */
+static unsigned copies_of(const struct rdt_ref *ref)
+{
+    char text[RDT_REF_TEXT_BYTES], command[1024];
+    unsigned n = 0;
+    FILE *answer;
+
+    rdt_ref_to_text(ref, text);
+    (void)snprintf(command, sizeof command, "%s --socket %s stat '%s' | grep -c 'copy.* hold .*of node'", build_path("rdtctl"),
+                   c.node[0].socket, text);
+    answer = popen(command, "re");
+    must(answer && fscanf(answer, "%u", &n) == 1);
+    (void)pclose(answer);
+    return n;
 }
 
 /* ---- what it does ---- */
@@ -241,6 +258,7 @@ Test(broadcast, copy_that_a_node_may_not_keep_names_it)
     must_be(RDT_LIMIT, broadcast(0, &ref, "g", &why));
     must_say(strstr(why.msg, "copies_max") && strstr(why.msg, c.node[2].address), "%s", why.msg);
     read_copy(actor_of[1], &ref, 2 * MIB, 1, "local/share"); /* that one has it all the same */
+    must(copies_of(&ref) == 1);                              /* and nobody is sent to the other for it */
     must_ok(rdt_free(actor_of[0], &ref, false, &err));
     finish("g", NULL);
 }
@@ -272,8 +290,8 @@ Test(broadcast, deadline_and_cancel_release_the_caller_and_leave_nothing)
     finish("g", NULL);
 }
 
-/* Who fetches the object while it comes by a broadcast that is given up gets it all the same. */
-Test(broadcast, fetch_that_waits_for_the_same_copy_survives_its_end)
+/* Who fetches the object while it comes by a broadcast that is given up gets it all the same: by the path that it would have taken alone. */
+static void fetch_survives(bool stream)
 {
     struct rdt_fetch_options options = RDT_INIT(options);
     rdt_request *request, *fetch;
@@ -282,7 +300,7 @@ Test(broadcast, fetch_that_waits_for_the_same_copy_survives_its_end)
     begin_groups(2, "grouped",
                  &(struct cluster_options){.grouped = true,
                                            .no_ucx = true,
-                                           .stream = true,
+                                           .stream = stream,
                                            .flags = (const char *const[]){"--chunk=64KiB", "--chunks-in-flight=2", NULL}});
     must_ok(form(actor_of[0], "g", 2, &err));
     ref = put_snapshot(actor_of[0], 2 * MIB, 1);
@@ -299,6 +317,16 @@ Test(broadcast, fetch_that_waits_for_the_same_copy_survives_its_end)
     read_copy(actor_of[1], &ref, 2 * MIB, 1, "local/share");
     must_ok(rdt_free(actor_of[0], &ref, false, &err));
     finish("g", NULL);
+}
+
+Test(broadcast, fetch_that_waits_for_the_same_copy_survives_its_end)
+{
+    fetch_survives(true);
+}
+
+Test(broadcast, fetch_that_waits_for_the_same_copy_goes_on_in_its_clients_group)
+{
+    fetch_survives(false);
 }
 
 static void dead_node_is_named(void)
@@ -369,6 +397,73 @@ Test(broadcast, cancelled_at_any_moment_by_gloo)
     }
     must(group_is(actor_of[0], "g", "ready", 1));
     finish("g", NULL);
+}
+
+/* ---- where the transport has a broadcast of its own, and it moves nothing ---- */
+
+static void begin_with_broadcasts(const char *const *flags, const char *const *flags_of_root, bool no_meeting)
+{
+    static const char *const env[] = {"GROUPED_BROADCASTS=yes", NULL};
+
+    begin_groups(3, "grouped",
+                 &(struct cluster_options){.grouped = true,
+                                           .no_ucx = true,
+                                           .no_meeting = no_meeting,
+                                           .flags = flags,
+                                           .flags_of = {flags_of_root},
+                                           .env_of = {env, env, env}});
+}
+
+/* What the root has posted cannot be taken back: its memory is held until the group is formed anew. */
+Test(broadcast, what_was_given_up_comes_to_rest_though_nothing_moves)
+{
+    struct rdt_ref ref;
+
+    begin_with_broadcasts(
+        (const char *const[]){"--chunk=64KiB", "--chunks-in-flight=2", "--quiesce-grace=300ms", "--stall-timeout=2m", NULL},
+        NULL, false);
+    must_ok(form(actor_of[0], "g", 3, &err));
+    ref = put_snapshot(actor_of[0], 2 * MIB, 1);
+    must_refuse(RDT_TIMED_OUT, "had no whole copy in time", rdt_broadcast(actor_of[0], &ref, "g", 400 * MSEC, &err));
+    for (unsigned i = 0; i < 3; i++)
+        await_group(i, "g", "ready", 2);
+    cluster_expect_idle_of_transfers(&c);
+    must_ok(rdt_free(actor_of[0], &ref, false, &err));
+    must_ok(rdt_wait_freed(actor_of[0], &ref, LONG, &err));
+    finish("g", rebuilt);
+}
+
+/* The root cannot reach one node of the group, which is ready without that link: the others need not wait for what it will never post. */
+Test(broadcast, node_that_the_root_cannot_reach_keeps_nobody_waiting)
+{
+    static char nodes_file[160], flag[200];
+    const char *const flags_of_root[] = {flag, NULL};
+    const char *tmp = getenv("TMPDIR");
+    struct rdt_error why;
+    struct rdt_ref ref;
+    int64_t since;
+    FILE *file;
+
+    (void)snprintf(nodes_file, sizeof nodes_file, "%.100s/nodes.%d", tmp ? tmp : "/tmp", (int)getpid());
+    (void)snprintf(flag, sizeof flag, "--nodes=%s", nodes_file);
+    file = fopen(nodes_file, "we");
+    must(file && fclose(file) == 0);
+    begin_with_broadcasts((const char *const[]){"--chunk=64KiB", "--stall-timeout=2m", NULL}, flags_of_root, true);
+    rdt_close(actor_of[0]);
+    node_kill(&c.node[0], SIGKILL);
+    file = fopen(nodes_file, "we");
+    must(file && fprintf(file, "dead 127.0.0.1:1 %s\n", c.node[2].uuid) > 0 && fclose(file) == 0);
+    cluster_restart(&c, 0);
+    actor_of[0] = node_client(&c.node[0], "a0");
+    must_ok(form(actor_of[1], "g", 3, &err));
+    ref = put_snapshot(actor_of[0], MIB, 1);
+    since = now_ns();
+    must_be(RDT_PEER_LOST, broadcast(0, &ref, "g", &why));
+    must_say(strstr(why.msg, "dead"), "%s", why.msg);
+    must_be_within(since, 30 * SEC); /* half of stall_timeout is longer */
+    read_copy(actor_of[1], &ref, MIB, 1, "local/share");
+    must_ok(rdt_free(actor_of[0], &ref, false, &err));
+    finish("g", (const char *const[]){"127.0.0.1:1", "dead", NULL});
 }
 
 /* ---- rdtctl ---- */

@@ -1,0 +1,109 @@
+/* backends/stream: who stands at the door, counted. The data thread is this test: nothing happens but what it does. */
+#include <criterion/criterion.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include "backends/stream/stream.h"
+
+#define PUT_OUT 3u
+#define KNOCKS (MAX_STRANGERS + PUT_OUT)
+
+static struct transport transport;
+static struct conn *conn;
+static int socks[KNOCKS];
+
+static void log_nothing(void *ctx, enum rdt_log_level level, const char *fmt, ...)
+{
+    (void)ctx;
+    (void)level;
+    (void)fmt;
+}
+
+static void setup(void)
+{
+    struct rdt_error err = {0};
+
+    transport = (struct transport){.host.log = log_nothing,
+                                   .settings = {.listen = "127.0.0.1", .threads = 1, .connections = 1, .dead_after_s = 5},
+                                   .listener = -1};
+    (void)pthread_mutex_init(&transport.lock, NULL);
+    ring_init(&transport.conns);
+    ring_init(&transport.strangers);
+    transport.threads[0] = (struct thread){.transport = &transport, .epoll = -1, .wake = -1};
+    ring_init(&transport.threads[0].attention);
+    ring_init(&transport.threads[0].visits);
+    ring_init(&transport.threads[0].ending);
+    ring_init(&transport.threads[0].fresh);
+    ring_init(&transport.threads[0].runnable);
+    cr_assert_eq(listen_open(&transport, &err), RDT_OK, "%s", err.msg);
+    cr_assert_eq(conn_create(&transport, NULL, &conn, &err), RDT_OK, "%s", err.msg);
+    conn->offered = true;
+}
+
+static void knock(unsigned n)
+{
+    for (unsigned i = 0; i < n; i++) {
+        socks[i] = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+        cr_assert_eq(connect(socks[i], (const struct sockaddr *)&transport.address, sizeof(struct sockaddr_in)), 0);
+        listen_accept(&transport, &transport.threads[0]);
+    }
+}
+
+/* Those that the thread would look at next, in order. */
+static struct lane *lane_waiting(void)
+{
+    struct ring *attention = &transport.threads[0].attention;
+
+    return ring_empty(attention) ? NULL : ring_of(attention->next, struct lane, attention);
+}
+
+static void leave(unsigned n)
+{
+    struct lane *lane;
+
+    while ((lane = lane_waiting()))
+        lane_free(lane);
+    for (unsigned i = 0; i < n; i++)
+        (void)close(socks[i]);
+    cr_assert_eq(transport.n_strangers, 0, "%u are left", transport.n_strangers);
+    cr_assert(ring_empty(&transport.strangers));
+    (void)close(transport.listener);
+    ring_remove(&conn->ring);
+    free(conn);
+    (void)pthread_mutex_destroy(&transport.lock);
+}
+
+TestSuite(stream_strangers, .init = setup, .timeout = 60);
+
+/* It was put out, and before its thread heard of that it says who it is, which is true. */
+Test(stream_strangers, friend_that_made_room_is_let_in_no_more_and_counted_once)
+{
+    struct lane *lane;
+    const char *why_not;
+
+    knock(KNOCKS);
+    cr_assert_eq(transport.n_strangers, MAX_STRANGERS);
+    lane = lane_waiting();
+    cr_assert(lane && lane->evicted);
+    why_not = conn_take_lane(lane, conn->ours.id, conn->ours.token);
+    cr_assert_not_null(why_not);
+    cr_assert_str_eq(why_not, "it made room for others");
+    cr_assert_eq(transport.n_strangers, MAX_STRANGERS, "%u", transport.n_strangers);
+    cr_assert(!lane->conn && conn->n_in == 0);
+    leave(KNOCKS);
+}
+
+Test(stream_strangers, friend_that_is_let_in_is_no_stranger)
+{
+    struct lane *lane;
+
+    knock(2);
+    lane = lane_waiting();
+    cr_assert_null(conn_take_lane(lane, conn->ours.id, conn->ours.token));
+    cr_assert_eq(transport.n_strangers, 1);
+    cr_assert(lane->conn == conn && conn->n_in == 1);
+    cr_assert_not_null(conn_take_lane(lane, conn->ours.id, conn->ours.id)); /* not its token */
+    leave(2);
+    cr_assert_eq(transport.n_strangers, 0);
+}
