@@ -23,6 +23,7 @@ BACKEND_PKGS_ucx    := ucx
 BACKEND_PKGS_stream := openssl
 # One without pkg-config is found by a header; its C++, if it has any, is linked so.
 BACKEND_HEADER_gloo := gloo/config.h
+BACKEND_WITHOUT_gloo := gloo/transport/tcp/listener.h # which those after 2023 have, whose pairs are others
 BACKEND_LIBS_gloo   := -lgloo -lstdc++
 # These need the header of NVIDIA's driver, cuda.h, and link nothing: driver and NCCL are loaded at run time. CUDA_HOME=PREFIX; else the usual
 # prefixes; else what `make cuda-headers` has fetched; else, or with CUDA_HOME=no, they are left out.
@@ -86,7 +87,7 @@ CUDA_O    := $(call obj,backends/cuda_driver.c backends/cuda_share.c) # and thos
 
 HEADERS := client/rdt.h $(wildcard backends/rdt_*.h proto/rdt_*.h)
 
-UNIT  := $(patsubst %.c,$(B)/%,$(call srcs,tests/unit tests/abi))
+UNIT  = $(filter-out $(if $(filter gloo,$(BACKENDS)),,%/unit/gloo_mesh),$(patsubst %.c,$(B)/%,$(call srcs,tests/unit tests/abi)))
 INTEG := $(patsubst %.c,$(B)/%,$(call srcs,tests/integration tests/gpu))
 GPU_BENCH := $(B)/tests/bench/gpu
 BENCH := $(filter-out $(GPU_BENCH),$(patsubst %.c,$(B)/%,$(call srcs,tests/bench)))
@@ -138,9 +139,9 @@ TEST_LIBS    = $(shell pkg-config --libs criterion) $(DAEMON_LIBS) $(CTL_LIBS)
 
 BACKENDS := $(foreach d,$(wildcard backends/*/),$(if $(wildcard $(d)*.c),$(notdir $(d:/=))))
 DROPPED  := $(foreach b,$(BACKENDS),$(if $(BACKEND_PKGS_$(b)),$(shell pkg-config --exists $(BACKEND_PKGS_$(b)) || echo $(b))))
-DROPPED  += $(foreach b,$(BACKENDS),$(if $(BACKEND_HEADER_$(b)),$(shell printf '\043include <%s>\n' $(BACKEND_HEADER_$(b)) | \
+DROPPED  += $(foreach b,$(BACKENDS),$(if $(BACKEND_HEADER_$(b)),$(shell printf '\043include <%s>\n\043if __has_include(<%s>)\n\043error\n\043endif\n' $(BACKEND_HEADER_$(b)) $(BACKEND_WITHOUT_$(b)) | \
                 $(CXX) -E -x c++ - >/dev/null 2>&1 || echo $(b))))
-$(foreach b,$(DROPPED),$(info backend $(b): dropped, $(or $(BACKEND_PKGS_$(b)),$(BACKEND_HEADER_$(b)) for a C++ compiler) is not installed))
+$(foreach b,$(DROPPED),$(info backend $(b): dropped, $(or $(BACKEND_PKGS_$(b)),$(BACKEND_HEADER_$(b)) for a C++ compiler) is not installed$(if $(BACKEND_WITHOUT_$(b)), (or of another generation))))
 BACKENDS := $(filter-out $(DROPPED),$(BACKENDS))
 
 # Only where cuda.h was found it is looked for; a compiler that has one by itself is not asked.
@@ -218,6 +219,8 @@ $(B)/obj/%.o: %.cc $(B)/.flags
 	$(Q)mkdir -p $(@D)
 	$(Q)$(CXX) $(CPPFLAGS_ALL) $(filter-out -Wstrict-prototypes -Wmissing-prototypes,$(WARNINGS)) -std=c++17 $(CFLAGS_$(VARIANT)) \
 	    -fstack-protector-strong -pthread $(CXXFLAGS) $(OBJFLAGS) -MMD -MP -c -o $@ $<
+
+$(B)/obj/backends/gloo/mesh.o: OBJFLAGS += -idirafter backends/gloo/absent
 
 $(B)/obj/gen/%.o: $(B)/gen/%.c $(B)/.flags | $(GEN_H)
 	$(call say,CC,$<)
@@ -351,6 +354,8 @@ $(CUDA_TESTS): $(if $(CUDA_INC),$(LIBCUDA_O) $(CUDA_O))
 $(B)/tests/abi/frozen: $(call obj,$(call srcs,tests/abi/layout))
 $(B)/tests/integration/hostile_peer $(B)/tests/integration/hostile_turns: $(B)/librdtd.a # an insider's TLS
 $(B)/tests/integration/stream_lanes: $(call obj,proto/rdt_status.c)
+$(B)/tests/unit/gloo_mesh: $(B)/obj/backends/gloo/mesh.o
+$(B)/tests/unit/gloo_mesh: TEST_LIBS += $(BACKEND_LIBS_gloo)
 $(B)/tests/unit/stream_strangers: $(call obj,$(wildcard backends/stream/*.c)) $(LISTEN_O)
 
 $(BENCH): $(B)/%: $(B)/obj/%.o $(B)/librdt.a $(B)/libproto.a $(B)/libsupport.a

@@ -19,6 +19,7 @@
 static enum rdt_status group_create(void *arg, const struct rdt_group_desc *desc, void *group_ctx, void **group_p,
                                     struct rdt_error *err)
 {
+    struct mesh_id id = {.epoch = desc->epoch};
     struct gloo *gloo = arg;
     struct party *party;
     char why[MESH_WHY_BYTES];
@@ -45,7 +46,8 @@ static enum rdt_status group_create(void *arg, const struct rdt_group_desc *desc
     party->ctx = group_ctx;
     party->rank = desc->rank;
     party->size = desc->size;
-    if (!mesh_create(gloo->device, desc->rank, desc->size, &party->mesh, why)) {
+    memcpy(id.token, desc->token, sizeof id.token);
+    if (!mesh_create(gloo->device, &id, desc->rank, desc->size, &party->mesh, why)) {
         free(party->sides);
         free(party->blobs);
         free(party->blob_bytes);
@@ -229,8 +231,9 @@ static void transport_close(void *arg)
 static const char *transport_version(void *transport)
 {
     (void)transport;
-    /* Of what Debian calls 0.5.0: Gloo itself has no version to ask for, and later ones speak otherwise. 2: our own heads. */
-    return "0.5.0 of 2022, heads 2";
+    /* Of what Debian calls 0.5.0: Gloo itself has no version to ask for, and later ones speak otherwise. 3: our own heads, and who connects says
+     * the group's token first. */
+    return "0.5.0 of 2022, heads 3";
 }
 
 static const char *const memory_kinds[] = {"host", NULL};

@@ -1,6 +1,8 @@
 /* Gloo as C sees it: a device, a mesh of pairs between the ranks of one group, and calls that block until they are done. Every exception
  * ends in mesh.cc: true is success, false leaves a sentence in why.
  *
+ * Strangers at its ports, resets and nonsense end nothing but the pair that they reach; whoever waits on a pair that fails hears of it.
+ *
  * Any thread; of one mesh and one peer one thread sends and one receives. mesh_close ends what blocks; when such a call has returned,
  * nothing reads or writes its memory any more.
  */
@@ -24,7 +26,14 @@ struct mesh;
 bool mesh_device_create(const char *interface, const char *address, struct mesh_device **device_p, char why[MESH_WHY_BYTES]);
 void mesh_device_destroy(struct mesh_device *device);
 
-bool mesh_create(struct mesh_device *device, uint32_t rank, uint32_t size, struct mesh **mesh_p, char why[MESH_WHY_BYTES]);
+/* What only the ranks of a group know: who connects without it is not let in. */
+struct mesh_id {
+    uint8_t token[16];
+    uint64_t epoch;
+};
+
+bool mesh_create(struct mesh_device *device, const struct mesh_id *id, uint32_t rank, uint32_t size, struct mesh **mesh_p,
+                 char why[MESH_WHY_BYTES]);
 
 /* The addresses at which each of the other ranks reaches this one. */
 bool mesh_offer(struct mesh *mesh, uint8_t *blob, size_t room, size_t *bytes_p, char why[MESH_WHY_BYTES]);
