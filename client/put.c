@@ -1,4 +1,5 @@
 /* rdt_put: finds where each tensor's bytes are, copies in what the daemon cannot reach, and makes the object. */
+#include <fcntl.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
@@ -25,6 +26,7 @@ struct placed { /* the tensors of one put: layout's offsets are addresses until 
     uint64_t copied_bytes; /* packed */
     struct mapping *copy;  /* what they are copied into, with its reference; NULL: nothing is copied */
     uint32_t copy_index;   /* in regions */
+    int copy_fd;           /* its, if it is new and nobody here looks at it; -1 */
     bool given;            /* it is unmapped, and becomes the snapshot as it is if nobody else can write it */
     uint8_t *inline_data;  /* or this, which goes with the message; its tensors' region is n_regions */
 };
@@ -37,6 +39,8 @@ static void placed_fini(rdt *conn, struct placed *placed)
         alloc_give_back(conn, placed->copy);
         connection_unlock(conn);
     }
+    if (placed->copy_fd >= 0)
+        (void)close(placed->copy_fd);
     free(placed->inline_data);
     free(placed->how);
     free(placed->regions);
@@ -202,7 +206,6 @@ static enum rdt_status copy_all_in(rdt *conn, struct placed *placed, bool unseen
     enum rdt_status status = RDT_OK;
     uint8_t *base = NULL;
     uint64_t at = 0;
-    int fd = -1;
 
     if (placed->copied_bytes == 0)
         return RDT_OK;
@@ -211,7 +214,8 @@ static enum rdt_status copy_all_in(rdt *conn, struct placed *placed, bool unseen
         if (!base)
             status = rdt_error_set(err, RDT_NO_MEMORY, "no memory for %llu bytes", (unsigned long long)placed->copied_bytes);
     } else {
-        status = alloc_region(conn, placed->copied_bytes, room_ns(deadline_ns), deadline_ns, &placed->copy, unseen ? &fd : NULL, err);
+        status = alloc_region(conn, placed->copied_bytes, room_ns(deadline_ns), deadline_ns, &placed->copy, unseen ? &placed->copy_fd : NULL,
+                              err);
         if (status == RDT_OK) {
             base = placed->copy->addr;
             status = add_region(placed, placed->copy, &placed->copy_index, err);
@@ -219,15 +223,15 @@ static enum rdt_status copy_all_in(rdt *conn, struct placed *placed, bool unseen
     }
     for (uint32_t i = 0; i < placed->layout->count && status == RDT_OK; i++) {
         if (placed->how[i] == RDT_MEMORY_COPIED && layout_elems(placed->layout, i) > 0)
-            status =
-                copy_in(placed, i, base, fd, placed->inline_data ? placed->n_regions : placed->copy_index, &at, deadline_ns, err);
+            status = copy_in(placed, i, base, placed->copy_fd, placed->inline_data ? placed->n_regions : placed->copy_index, &at,
+                             deadline_ns, err);
     }
-    if (fd >= 0)
-        (void)close(fd);
     return status;
 }
 
-/* A snapshot need not be copied again: nobody maps its bytes any more, so that the daemon can seal them. */
+/* A snapshot need not be copied again: nobody maps its bytes any more, so that the daemon can seal them. They are sealed here before: the
+ * kernel waits, two ticks of its clock, until no processor has pages in hand that it is still to file; those of this one it files at
+ * once, and here they were filled. What the daemon seals again costs nothing; where this fails, it does. */
 static void give_up_copy(rdt *conn, struct placed *placed)
 {
     connection_lock(conn);
@@ -235,6 +239,8 @@ static void give_up_copy(rdt *conn, struct placed *placed)
     connection_unlock(conn);
     placed->copy = NULL;
     placed->given = true;
+    if (placed->copy_fd >= 0)
+        (void)fcntl(placed->copy_fd, F_ADD_SEALS, F_SEAL_WRITE);
 }
 
 /* ---- the request ---- */
@@ -306,7 +312,7 @@ enum rdt_status rdt_put(rdt *conn, const struct rdt_tensor *tensors, size_t coun
                         struct rdt_ref *ref_p, struct rdt_error *err)
 {
     struct rdt_put_options own;
-    struct placed placed = {0};
+    struct placed placed = {.copy_fd = -1};
     int64_t deadline_ns;
     enum rdt_status status = connection_check(conn, err);
 
