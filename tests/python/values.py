@@ -97,6 +97,26 @@ def test_dict_of_tensors_is_a_safetensors_file():
         same(halves, c.get(c.put(halves)))
 
 
+def test_headers_of_others_are_read_too():
+    """Not only as put writes them: with blanks, in another order, with what else may stand there; and what is none is no dict."""
+    need(np, "numpy")
+    a, b = np.arange(3, dtype="i4"), np.ones(2, "f8")
+    one, two = '{"dtype":"I32","shape":[3],"data_offsets":[0,12]}', '{"dtype":"F64","shape":[2],"data_offsets":[12,28]}'
+    with Node() as node, rdt.connect(node.socket) as c:
+        def read(text):
+            return c.get(c._put([a, b], None, text.encode(), 0, None, 0, None, None, None))
+
+        for text in (f'{{"a":{one},"b":{two}}}', f'{{"__metadata__":{{"x":"y"}},"a":{one},"b":{two}}}', f'{{"a":{one},"b":{two},"__metadata__":{{}}}}',
+                     f'{{"b":{two},"a":{one}}}', f'{{ "a": {one},\n "b": {two} }}', f'{{"a":{one},"__metadata__":{{}},"b":{two}}}'):
+            same({"a": a, "b": b}, {name: array for name, array in sorted(read(text).items())})
+        same({"\u00e9": a, "\"": b}, read(f'{{"\\u00e9":{one},"\\"":{two}}}'))
+        for text in (f'{{"a":{one},"a":{two}}}', f'{{"a":{one}}}', f'{{"a":{one},"b":{two}', f'{{"a":{one},"b":{two}}}x', '{"a":', '{}', "{", "x",
+                     f'{{"a":{one},"b":{two},"__metadata__":', f'{{"a":{one},"\x01":{two}}}'):
+            same([a, b], read(text))
+        with raises(TypeError, "bytes"):
+            rdt._rdt.header_names("text")
+
+
 def test_what_needs_a_pickle_says_so_and_can_be_refused():
     need(np, "numpy")
     with Node() as node, rdt.connect(node.socket) as c:

@@ -237,6 +237,9 @@ def convert(tensors: list[_rdt.Tensor], kinds: str, as_: str) -> list[Any]:
         raise ValueError(f"as_ is one of {', '.join(_CONVERTERS)}, list, not {as_!r}")
     if kinds in ("n", "o"):
         return [one(tensor) for tensor in tensors]
+    if kinds == "t" and one is _auto and torch() is not None:
+        return [_from_capsule(tensor._capsule()) if tensor.dtype in _TORCH_PLAIN and tensor.device == "cpu" else _as_put(tensor, "t")
+                for tensor in tensors]
     if len(kinds) == 1:
         kinds *= len(tensors)
     return [_as_put(tensor, kind) if one is _auto or kind in "bB" else one(tensor) for tensor, kind in zip(tensors, kinds)]

@@ -171,7 +171,27 @@ class _Unpickler(pickle.Unpickler):
 
 # ---- reading ----
 
-def _by_name(head: dict[str, Any], tensors: list[_rdt.Tensor]) -> Optional[tuple[list[str], str, type[dict[str, Any]]]]:
+_Names = tuple[list[str], str, "type[dict[str, Any]]"]
+
+
+def _by_name_quickly(metadata: bytes, tensors: list[_rdt.Tensor]) -> Optional[_Names]:
+    """The same of a header as put writes it; None also of any other."""
+    found = _rdt.header_names(metadata)
+    if found is None or len(found[0]) != len(tensors) or len(set(found[0])) != len(tensors):
+        return None
+    try:
+        more = json.loads(found[1])
+    except ValueError:  # there is more behind it
+        return None
+    return _kinds_of(found[0], more) if isinstance(more, dict) else None
+
+
+def _kinds_of(names: list[str], more: dict[str, Any]) -> _Names:
+    ordered = more.get("rdt.type") == "OrderedDict"
+    return names, str(more.get("rdt", "n")), cast("type[dict[str, Any]]", OrderedDict if ordered else dict)
+
+
+def _by_name(head: dict[str, Any], tensors: list[_rdt.Tensor]) -> Optional[_Names]:
     """Names in the tensors' order, kinds, and the type, if the header is a safetensors header for these tensors."""
     more = head.pop("__metadata__", {})
     if not isinstance(more, dict) or len(head) != len(tensors):
@@ -184,8 +204,7 @@ def _by_name(head: dict[str, Any], tensors: list[_rdt.Tensor]) -> Optional[tuple
             names = [names[i] for i in order]
     except (KeyError, TypeError):
         return None
-    ordered = more.get("rdt.type") == "OrderedDict"
-    return names, str(more.get("rdt", "n")), cast("type[dict[str, Any]]", OrderedDict if ordered else dict)
+    return _kinds_of(names, more)
 
 
 def _head(metadata: bytes) -> tuple[Optional[dict[str, Any]], bytes]:
@@ -206,12 +225,15 @@ class Layout:
     """What the metadata says about an object's tensors."""
 
     def __init__(self, metadata: bytes, tensors: list[_rdt.Tensor]) -> None:
-        head, text = _head(metadata)
         self.tensors = tensors
         self.form = "bare"
-        self.text: bytes = text
+        self.text: bytes = b""
         self.kinds = "n"
-        self.names: Optional[tuple[list[str], str, type[dict[str, Any]]]] = None
+        self.names = _by_name_quickly(metadata, tensors)
+        if self.names:
+            self.form, self.kinds = "names", self.names[1]
+            return
+        head, self.text = _head(metadata)
         if head is None:
             return
         if head.get("rdt") == 1:
@@ -241,7 +263,7 @@ class Layout:
                                 "trust them, as_=\"list\" for its tensors alone")
         leaves = self.leaves(as_)
         if self.form == "names":
-            names, _, cls = cast("tuple[list[str], str, type[dict[str, Any]]]", self.names)
+            names, _, cls = cast(_Names, self.names)
             return cls(zip(names, leaves))
         if self.form == "tree":
             return _untree(json.loads(self.text), leaves, ref)

@@ -98,6 +98,7 @@ static PyObject *set_torch(PyObject *module, PyObject *args)
 static PyMethodDef functions[] = {
     {"setup", setup, METH_VARARGS, NULL},
     {"set_torch", set_torch, METH_VARARGS, NULL},
+    {"header_names", header_names, METH_O, NULL},
     {"pool_info", gpu_pool_info, METH_NOARGS, NULL},
     {NULL, NULL, 0, NULL},
 };

@@ -8,6 +8,7 @@
  *   tensor.c    Tensor and Memory: memory of the daemon's as numpy, torch and the buffer protocol see it;  dlpack.c: DLPack
  *   gather.c    anybody's tensors as struct rdt_tensor, borrowed;  gather_gpu.c: those on GPUs
  *   gpu.c       GPU memory: what of librdt-cuda is called; built without it where there was no cuda.h
+ *   header.c    the names in a header of many tensors
  *   module.c    the module, errors
  *
  * Everything here is under the GIL, which is released around every call of librdt that can block. Conn outlives what was made from
@@ -259,6 +260,9 @@ struct dl_managed_versioned {
 #define DL_CPU 1
 #define DL_CUDA 2
 #define DL_READ_ONLY ((uint64_t)1)
+
+/* _rdt.header_names(bytes): (names in the order of their tensors, "__metadata__" as JSON), or None: it is no header as put writes it. */
+PyObject *header_names(PyObject *module, PyObject *header);
 
 /* ---- Conn's methods ---- */
 

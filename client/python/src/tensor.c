@@ -192,10 +192,16 @@ static PyObject *get_owner(PyObject *self, void *ignored)
 
 static PyObject *get_device(PyObject *self, void *ignored)
 {
+    static PyObject *cpu;
     int gpu = ((struct tensor *)self)->gpu;
 
     (void)ignored;
-    return gpu == HOST ? PyUnicode_FromString("cpu") : PyUnicode_FromFormat("cuda:%d", gpu);
+    if (gpu != HOST)
+        return PyUnicode_FromFormat("cuda:%d", gpu);
+    if (!cpu)
+        cpu = PyUnicode_InternFromString("cpu");
+    Py_XINCREF(cpu);
+    return cpu;
 }
 
 struct conn *tensor_conn(const struct tensor *tensor)
