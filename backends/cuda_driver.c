@@ -4,6 +4,7 @@
 #include <dlfcn.h>
 #include <stdio.h>
 #include <string.h>
+#include <strings.h>
 
 #define TEXT_(name) #name
 #define TEXT(name) TEXT_(name)
@@ -142,7 +143,7 @@ enum rdt_status cuda_gpu_find(struct cuda_driver *driver, const char *uuid, stru
     size_t used = 0;
 
     for (unsigned i = 0; i < driver->n_gpus; i++) {
-        if (strcmp(driver->gpu[i].uuid, uuid) == 0) {
+        if (strcasecmp(driver->gpu[i].uuid, uuid) == 0) { /* as a group's member, or a fetch, may spell it */
             *gpu_p = &driver->gpu[i];
             return RDT_OK;
         }

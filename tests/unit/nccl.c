@@ -1,5 +1,6 @@
 /* The transport "nccl" over a fake driver and a fake NCCL: two "nodes" in this process, each with a GPU of the fake. */
 #include <criterion/criterion.h>
+#include <ctype.h>
 #include <dlfcn.h>
 #include <pthread.h>
 #include <stdio.h>
@@ -367,6 +368,25 @@ Test(nccl, members_without_a_gpu_or_with_a_strange_one_are_refused)
     must_refuse(RDT_INVALID, "rank 0", ops->group_create(node[0], &desc, &end, &end.group, &err));
     desc.rank = 1;
     must_refuse(RDT_NOT_FOUND, members[1].device, ops->group_create(node[0], &desc, &end, &end.group, &err));
+    finish();
+}
+
+Test(nccl, gpu_is_known_however_its_name_is_spelt)
+{
+    char text[64];
+    struct rdt_group_member loud[2];
+    struct rdt_group_desc desc = {sizeof desc, "g", 1, 0, 2, loud, {9}};
+    struct end end = {0};
+
+    if (!begin())
+        return;
+    memcpy(loud, members, sizeof loud);
+    for (size_t i = 0; i <= strlen(members[0].device); i++)
+        text[i] = (char)toupper(members[0].device[i]);
+    loud[0].device = text;
+    must_ok(ops->group_create(node[0], &desc, &end, &end.group, &err));
+    must(strcmp(ops->queue(ops->group_conn(end.group, 1), "cuda", text), members[0].device) == 0);
+    close_group(&end);
     finish();
 }
 
