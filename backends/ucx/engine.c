@@ -12,6 +12,17 @@ static void engine_free(struct engine *engine)
     free(engine);
 }
 
+/* Without an answer it is given what every UCX has. */
+static void ask_memory(struct engine *engine)
+{
+    ucp_context_attr_t attr = {.field_mask = UCP_ATTR_FIELD_MEMORY_TYPES};
+    unsigned release;
+
+    ucp_get_version(&engine->memory.major, &engine->memory.minor, &release);
+    if (ucp_context_query(engine->context, &attr) == UCS_OK)
+        engine->memory.types = attr.memory_types;
+}
+
 enum rdt_status engine_create(const struct rdt_host *host, const struct settings *settings, unsigned index, struct engine **engine_p,
                               struct rdt_error *err)
 {
@@ -33,6 +44,8 @@ enum rdt_status engine_create(const struct rdt_host *host, const struct settings
     for (unsigned i = 0; i < LINK_BUCKETS; i++)
         ring_init(&engine->links[i]);
     status = settings_context(settings, &engine->context, err);
+    if (status == RDT_OK)
+        ask_memory(engine);
     if (status == RDT_OK)
         status = thread_start(engine, err);
     if (status != RDT_OK) {

@@ -384,9 +384,9 @@ enum rdt_status links_listen(struct engine *engine, struct rdt_error *err)
         params.sockaddr.addrlen = sizeof *in6;
     }
 
-    status = thread_handle(engine, AM_HELLO, on_hello, err);
+    status = thread_handle(engine, AM_HELLO, on_hello, 0, err);
     if (status == RDT_OK)
-        status = thread_handle(engine, AM_WELCOME, on_welcome, err);
+        status = thread_handle(engine, AM_WELCOME, on_welcome, 0, err);
     if (status != RDT_OK)
         return status;
     ucs = ucp_listener_create(engine->worker, &params, &engine->listener);

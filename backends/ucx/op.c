@@ -195,8 +195,9 @@ static void on_sent(void *request, ucs_status_t status, void *user_data)
 static void send_one(struct conn *conn, struct operation *operation)
 {
     const struct rdt_op *op = operation->op;
-    const bool eager = op->piece.bytes <= conn->engine->settings.eager_bytes;
-    const bool copies = conn->out->copies;
+    const ucs_memory_type_t memory = ucx_memory_type(op->memory_kind);
+    const bool eager = op->piece.bytes <= conn->engine->settings.eager_bytes && memory == UCS_MEMORY_TYPE_HOST;
+    const bool copies = conn->out->copies && memory == UCS_MEMORY_TYPE_HOST; /* and nothing of ours may touch a GPU's */
     const ucp_request_param_t param = {
         .op_attr_mask = UCP_OP_ATTR_FIELD_CALLBACK | UCP_OP_ATTR_FIELD_USER_DATA | UCP_OP_ATTR_FIELD_FLAGS |
                         (copies ? UCP_OP_ATTR_FIELD_DATATYPE : UCP_OP_ATTR_FIELD_MEMORY_TYPE),
@@ -204,7 +205,7 @@ static void send_one(struct conn *conn, struct operation *operation)
         .cb.send = on_sent,
         .user_data = operation,
         .datatype = conn->engine->pieces,
-        .memory_type = UCS_MEMORY_TYPE_HOST,
+        .memory_type = memory,
     };
     ucs_status_ptr_t request;
 
@@ -265,15 +266,16 @@ static struct operation *take_recv(struct conn *conn, const struct data_header *
  * free). */
 static ucs_status_t receive(struct engine *engine, struct operation *operation, void *data, size_t bytes, bool announced)
 {
+    const ucs_memory_type_t memory = ucx_memory_type(operation->op->memory_kind);
     const ucp_request_param_t param = {
         .op_attr_mask = UCP_OP_ATTR_FIELD_CALLBACK | UCP_OP_ATTR_FIELD_USER_DATA | UCP_OP_ATTR_FIELD_MEMORY_TYPE,
         .cb.recv_am = on_received,
         .user_data = operation,
-        .memory_type = UCS_MEMORY_TYPE_HOST,
+        .memory_type = memory,
     };
     ucs_status_ptr_t request;
 
-    if (!announced) {
+    if (!announced && memory == UCS_MEMORY_TYPE_HOST) { /* to a GPU's memory UCX takes what came along (see ops_handle) */
         if (bytes)
             memcpy(operation->op->piece.addr, data, bytes);
         op_end(operation, RDT_OK, NULL);
@@ -329,7 +331,7 @@ enum rdt_status ops_handle(struct engine *engine, struct rdt_error *err)
 
     if (ucs != UCS_OK)
         return rdt_error_set(err, RDT_NO_MEMORY, "UCX takes no type of data: %s", ucs_status_string(ucs));
-    return thread_handle(engine, AM_DATA, on_data, err);
+    return thread_handle(engine, AM_DATA, on_data, ucx_moves(&engine->memory, "cuda") ? UCP_AM_FLAG_PERSISTENT_DATA : 0, err);
 }
 
 void ops_fini(struct engine *engine)

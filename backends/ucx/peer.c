@@ -123,10 +123,12 @@ void peer_disconnect(struct peer *peer)
     }
 }
 
-uint32_t peer_sides(const struct peer *peer)
+uint32_t peer_sides(const struct peer *peer, const char *memory_kind)
 {
     uint32_t sides = conn_sides(peer->conns[0]);
 
+    if (!ucx_moves(&peer->transport->engines[0]->memory, memory_kind))
+        return 0;
     for (unsigned i = 1; i < peer->n; i++)
         if (!conn_sides(peer->conns[i])) /* it was refused */
             return 0;

@@ -10,13 +10,15 @@
 
 #include "backends/ucx/ucx.h"
 
-enum rdt_status read_register(struct engine *engine, void *addr, uint64_t bytes, struct registration **registration_p,
-                              struct rdt_error *err)
+enum rdt_status read_register(struct engine *engine, void *addr, uint64_t bytes, ucs_memory_type_t memory,
+                              struct registration **registration_p, struct rdt_error *err)
 {
     const ucp_mem_map_params_t params = {
-        .field_mask = UCP_MEM_MAP_PARAM_FIELD_ADDRESS | UCP_MEM_MAP_PARAM_FIELD_LENGTH,
+        .field_mask = UCP_MEM_MAP_PARAM_FIELD_ADDRESS | UCP_MEM_MAP_PARAM_FIELD_LENGTH |
+                      UCP_MEM_MAP_PARAM_FIELD_MEMORY_TYPE,
         .address = addr,
         .length = bytes,
+        .memory_type = memory,
     };
     struct registration *registration = calloc(1, sizeof *registration);
     ucs_status_t ucs;

@@ -49,13 +49,14 @@ void thread_wake(struct engine *engine)
     (void)ucp_worker_signal(engine->worker);
 }
 
-enum rdt_status thread_handle(struct engine *engine, unsigned id, ucp_am_recv_callback_t callback, struct rdt_error *err)
+enum rdt_status thread_handle(struct engine *engine, unsigned id, ucp_am_recv_callback_t callback, unsigned flags,
+                              struct rdt_error *err)
 {
     const ucp_am_handler_param_t param = {
         .field_mask = UCP_AM_HANDLER_PARAM_FIELD_ID | UCP_AM_HANDLER_PARAM_FIELD_FLAGS | UCP_AM_HANDLER_PARAM_FIELD_CB |
                       UCP_AM_HANDLER_PARAM_FIELD_ARG,
         .id = id,
-        .flags = UCP_AM_FLAG_WHOLE_MSG,
+        .flags = UCP_AM_FLAG_WHOLE_MSG | flags,
         .cb = callback,
         .arg = engine,
     };

@@ -109,6 +109,9 @@ static enum rdt_status transport_open(const struct rdt_host *host, void **transp
     host->log(host->ctx, RDT_LOG_INFO, "ucx %s listens on %s (tls %s, interfaces %s, %u thread%s)", transport->version,
               settings.listen, settings.tls, *settings.interfaces ? settings.interfaces : "any", transport->n,
               transport->n > 1 ? "s" : "");
+    host->log(host->ctx, RDT_LOG_DEBUG, "ucx is given %s (its memory types are 0x%llx)",
+              ucx_moves(&transport->engines[0]->memory, "cuda") ? "host memory and memory of GPUs" : "host memory only",
+              (unsigned long long)transport->engines[0]->memory.types);
     *transport_p = transport;
     return RDT_OK;
 }
@@ -150,7 +153,7 @@ static enum rdt_status connect_to(void *peer, const void *blob, size_t bytes, st
 
 static uint32_t sides(void *peer, const char *memory_kind)
 {
-    return memory_kind && !strcasecmp(memory_kind, "host") ? peer_sides(peer) : 0;
+    return memory_kind ? peer_sides(peer, memory_kind) : 0;
 }
 
 static void disconnect(void *peer)
@@ -189,12 +192,18 @@ static enum rdt_status register_memory(void *transport, void *addr, uint64_t byt
     struct registration *registration;
     enum rdt_status status;
 
-    if (strcasecmp(memory_kind, "host"))
-        return rdt_error_set(err, RDT_UNSUPPORTED, "ucx reads host memory, not %s", memory_kind);
-    status = read_register(reader(transport), addr, bytes, &registration, err);
+    if (!ucx_moves(&reader(transport)->memory, memory_kind))
+        return rdt_error_set(err, RDT_UNSUPPORTED, "this UCX does not read %s memory", memory_kind);
+    status = read_register(reader(transport), addr, bytes, ucx_memory_type(memory_kind), &registration, err);
     if (status == RDT_OK)
         *registration_p = registration;
     return status;
+}
+
+/* Of what the table lists, what the UCX that runs says it knows. */
+static bool moves(void *transport, const char *memory_kind)
+{
+    return ucx_moves(&reader(transport)->memory, memory_kind);
 }
 
 static void unregister_memory(void *transport, void *registration)
@@ -225,7 +234,7 @@ static enum rdt_status describe(void *peer, char *text_p, size_t size)
 
 /* ---- the backend ---- */
 
-static const char *const memory_kinds[] = {"host", NULL};
+static const char *const memory_kinds[] = {"host", "cuda", NULL};
 
 static const struct rdt_transport_ops transport_ops = {
     .struct_size = sizeof transport_ops,
@@ -249,6 +258,7 @@ static const struct rdt_transport_ops transport_ops = {
     .post_read = post_read,
     .cancel = cancel,
     .describe = describe,
+    .moves = moves,
     .reads = reads, /* over TCP UCX registers nothing, and never reads */
 };
 

@@ -21,6 +21,7 @@
 
 #include "backends/rdt_backend.h"
 #include "backends/ring.h"
+#include "backends/ucx/memory.h"
 #include "backends/ucx/slow.h"
 #include "backends/ucx/wire.h"
 
@@ -138,6 +139,7 @@ struct link {
 
 struct engine {
     struct rdt_host host; /* the core's, but for what is told of connections: see peer.c */
+    struct ucx_memory memory; /* what its UCX says of itself */
     struct settings settings;
     unsigned index;
     pthread_t thread;
@@ -194,7 +196,7 @@ void peer_destroy(struct peer *peer);
 size_t peer_offer(struct peer *peer, uint8_t blob[RDT_OFFER_MAX_BYTES]);
 enum rdt_status peer_connect(struct peer *peer, const void *blob, size_t bytes, struct rdt_error *err);
 void peer_disconnect(struct peer *peer);
-uint32_t peer_sides(const struct peer *peer);
+uint32_t peer_sides(const struct peer *peer, const char *memory_kind);
 enum rdt_status peer_describe(const struct peer *peer, char *text_p, size_t size);
 enum rdt_status peer_post(struct peer *peer, struct rdt_op *op, enum op_kind kind, struct rdt_error *err);
 void peer_cancel(const struct peer *peer, struct rdt_op *op);
@@ -215,7 +217,7 @@ void engine_destroy(struct engine *engine); /* its connections are */
 enum rdt_status thread_start(struct engine *engine, struct rdt_error *err);
 void thread_stop(struct engine *engine);
 void thread_wake(struct engine *engine); /* any thread; the lock is held */
-enum rdt_status thread_handle(struct engine *engine, unsigned id, ucp_am_recv_callback_t callback, struct rdt_error *err);
+enum rdt_status thread_handle(struct engine *engine, unsigned id, ucp_am_recv_callback_t callback, unsigned flags, struct rdt_error *err);
 void thread_give_way(struct engine *engine); /* data thread, after each piece of work: others may have its core */
 uint64_t thread_now_ns(void);
 
@@ -267,7 +269,7 @@ void op_end_ucs(struct operation *operation, ucs_status_t ucs);
 void ops_send(struct conn *conn); /* hands the queued sends to UCX; conn->out is READY */
 
 /* read.c: any thread, but for read_start. */
-enum rdt_status read_register(struct engine *engine, void *addr, uint64_t bytes, struct registration **registration_p,
+enum rdt_status read_register(struct engine *engine, void *addr, uint64_t bytes, ucs_memory_type_t memory, struct registration **registration_p,
                               struct rdt_error *err);
 void read_unregister(struct engine *engine, struct registration *registration);
 enum rdt_status read_pack_key(struct engine *engine, const struct registration *registration,
