@@ -390,17 +390,7 @@ Test(nccl, gpu_is_known_however_its_name_is_spelt)
     finish();
 }
 
-/* ---- what is missing, and is said ---- */
-
-Test(nccl, unavailable_without_nccl)
-{
-    if (!load())
-        return;
-    if (dlopen("libnccl.so.2", RTLD_NOW | RTLD_LOCAL))
-        cr_skip_test("this machine has NCCL");
-    must_refuse(RDT_UNSUPPORTED, "there is no NCCL", ops->open(&host, &node[0], &err));
-    must_refuse(RDT_UNSUPPORTED, "there is no NCCL", ops->open(&host, &node[0], &err));
-}
+/* ---- what is missing, and is said (without NCCL: gpu_missing) ---- */
 
 Test(nccl, unavailable_without_a_driver)
 {
