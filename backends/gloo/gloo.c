@@ -11,6 +11,7 @@
 #include <strings.h>
 
 #include "backends/gloo/gloo.h"
+#include "backends/only_transport.h"
 
 #define OFFER_BYTES_A_RANK 140u /* a length, a sockaddr_storage and a number */
 
@@ -260,15 +261,4 @@ static const struct rdt_transport_ops transport_ops = {
     .cancel_broadcast = relay_cancel,
 };
 
-static const struct rdt_backend backend = {
-    .abi_version = RDT_BACKEND_ABI,
-    .struct_size = sizeof backend,
-    .name = "gloo",
-    .version = "0.1.0",
-    .transport = &transport_ops,
-};
-
-const struct rdt_backend *rdt_backend_init(void)
-{
-    return &backend;
-}
+ONLY_TRANSPORT(NULL, transport_ops)

@@ -5,8 +5,13 @@
  * There is no cancel. What was handed to NCCL cannot be taken back, and of two ends that would both drop what they have queued neither
  * knows how far the other has come: their next operations would meet the wrong counterparts. So an abort waits until both ends have done
  * what they posted, or the core takes the group down.
+ *
+ * Nor is memory registered (ncclCommRegister). It would spare NCCL a copy, but where one rank's operation is on registered memory all ranks'
+ * must be, or the result is undefined; and what is fetched into may be a client's own allocation, known by a legacy handle, which NCCL
+ * does not register as it comes. The other rank does not know which it is.
  */
 #include "backends/nccl/nccl.h"
+#include "backends/only_transport.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -209,15 +214,4 @@ static const struct rdt_transport_ops transport_ops = {
     .group_destroy = group_destroy,
 };
 
-static const struct rdt_backend backend = {
-    .abi_version = RDT_BACKEND_ABI,
-    .struct_size = sizeof backend,
-    .name = "nccl",
-    .version = "0.1.0",
-    .transport = &transport_ops,
-};
-
-const struct rdt_backend *rdt_backend_init(void)
-{
-    return &backend;
-}
+ONLY_TRANSPORT(NULL, transport_ops)

@@ -8,6 +8,7 @@
 #include <strings.h>
 #include <unistd.h>
 
+#include "backends/only_transport.h"
 #include "backends/stream/stream.h"
 
 static void transport_free(struct transport *transport)
@@ -163,16 +164,4 @@ static const struct rdt_config_key config_keys[] = {
     {NULL, NULL, NULL},
 };
 
-static const struct rdt_backend backend = {
-    .abi_version = RDT_BACKEND_ABI,
-    .struct_size = sizeof backend,
-    .name = "stream",
-    .version = "0.1.0",
-    .config_keys = config_keys,
-    .transport = &transport_ops,
-};
-
-const struct rdt_backend *rdt_backend_init(void)
-{
-    return &backend;
-}
+ONLY_TRANSPORT(config_keys, transport_ops)

@@ -15,6 +15,7 @@
 #include <strings.h>
 #include <ucs/debug/log_def.h>
 
+#include "backends/only_transport.h"
 #include "backends/ucx/ucx.h"
 
 /* ---- UCX's own log ---- */
@@ -278,16 +279,4 @@ static const struct rdt_config_key config_keys[] = {
     {NULL, NULL, NULL},
 };
 
-static const struct rdt_backend backend = {
-    .abi_version = RDT_BACKEND_ABI,
-    .struct_size = sizeof backend,
-    .name = "ucx",
-    .version = "0.1.0",
-    .config_keys = config_keys,
-    .transport = &transport_ops,
-};
-
-const struct rdt_backend *rdt_backend_init(void)
-{
-    return &backend;
-}
+ONLY_TRANSPORT(config_keys, transport_ops)
