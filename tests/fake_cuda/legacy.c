@@ -1,0 +1,137 @@
+/* cuMemAlloc, and the handles by which another process opens its memory. See fake_memory.h. */
+#include "tests/fake_cuda/fake_memory.h"
+
+#include <fcntl.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+struct legacy_handle {
+    char magic[8];
+    int32_t pid, fd, device;
+    uint64_t bytes, inode;
+};
+_Static_assert(sizeof(struct legacy_handle) <= 64, "CUipcMemHandle");
+
+CUresult cuMemAlloc(CUdeviceptr *address_p, size_t bytes)
+{
+    CUdevice device = fake_current();
+    size_t room = (bytes + FAKE_GRANULE - 1) & ~(FAKE_GRANULE - 1);
+    CUresult result = CUDA_ERROR_OUT_OF_MEMORY;
+    struct range *range;
+    struct chunk *chunk;
+
+    if (device < 0 || !bytes)
+        return fake_no_context_or(CUDA_ERROR_INVALID_VALUE);
+    pthread_mutex_lock(&fake_mutex);
+    if (room <= fake_gpu[device].total - fake_gpu[device].used && (chunk = fake_chunk_new(device, room, -1, true)) != NULL) {
+        range = fake_range_new(room);
+        if (range && fake_map(range, 0, chunk, true)) {
+            *address_p = (CUdeviceptr)range->base;
+            result = CUDA_SUCCESS;
+        }
+        fake_chunk_unref(chunk);
+    }
+    pthread_mutex_unlock(&fake_mutex);
+    return result;
+}
+
+CUresult cuMemFree(CUdeviceptr address)
+{
+    CUresult result = fake_no_context_or(CUDA_ERROR_INVALID_VALUE);
+    struct range *range;
+
+    pthread_mutex_lock(&fake_mutex);
+    range = fake_range_at(address);
+    if (result == CUDA_ERROR_INVALID_VALUE && range && range->base == (char *)address && range->mappings &&
+        range->mappings->chunk->legacy && !range->opened) {
+        fake_unmap(range, range->mappings);
+        fake_range_free(range);
+        result = CUDA_SUCCESS;
+    }
+    pthread_mutex_unlock(&fake_mutex);
+    return result;
+}
+
+CUresult cuIpcGetMemHandle(CUipcMemHandle *handle_p, CUdeviceptr address)
+{
+    struct legacy_handle handle = {.magic = "fakeipc"};
+    CUresult result = fake_no_context_or(CUDA_ERROR_INVALID_VALUE);
+    struct mapping *mapping;
+    struct range *range;
+    struct stat st;
+
+    pthread_mutex_lock(&fake_mutex);
+    mapping = fake_mapping_at(address, &range);
+    if (result == CUDA_ERROR_INVALID_VALUE && mapping && mapping->chunk->legacy && !range->opened &&
+        fstat(mapping->chunk->fd, &st) == 0) {
+        handle.pid = getpid();
+        handle.fd = mapping->chunk->fd;
+        handle.device = mapping->chunk->device;
+        handle.bytes = mapping->bytes;
+        handle.inode = st.st_ino;
+        memset(handle_p, 0, sizeof *handle_p);
+        memcpy(handle_p, &handle, sizeof handle);
+        result = CUDA_SUCCESS;
+    }
+    pthread_mutex_unlock(&fake_mutex);
+    return result;
+}
+
+CUresult cuIpcOpenMemHandle(CUdeviceptr *address_p, CUipcMemHandle given, unsigned flags)
+{
+    struct legacy_handle handle;
+    struct range *range;
+    struct chunk *chunk;
+    struct stat st;
+    char path[64];
+    int fd;
+
+    memcpy(&handle, &given, sizeof handle);
+    if (fake_current() < 0 || handle.pid == getpid())
+        return CUDA_ERROR_INVALID_CONTEXT;
+    if (flags != CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS || memcmp(handle.magic, "fakeipc", 8) != 0 || handle.device >= fake_gpus)
+        return CUDA_ERROR_INVALID_VALUE;
+    (void)snprintf(path, sizeof path, "/proc/%d/fd/%d", handle.pid, handle.fd);
+    fd = open(path, O_RDWR | O_CLOEXEC);
+    if (fd < 0 || fstat(fd, &st) || st.st_ino != handle.inode || (uint64_t)st.st_size < handle.bytes) {
+        if (fd >= 0)
+            (void)close(fd);
+        return CUDA_ERROR_INVALID_HANDLE;
+    }
+    pthread_mutex_lock(&fake_mutex);
+    for (range = fake_ranges; range; range = range->next)
+        if (range->opened && memcmp(range->handle, &given, sizeof range->handle) == 0) {
+            pthread_mutex_unlock(&fake_mutex);
+            (void)close(fd);
+            return CUDA_ERROR_ALREADY_MAPPED;
+        }
+    chunk = fake_chunk_new(handle.device, handle.bytes, fd, true);
+    range = chunk ? fake_range_new(handle.bytes) : NULL;
+    if (range && fake_map(range, 0, chunk, true)) {
+        memcpy(range->handle, &given, sizeof range->handle);
+        range->opened = true;
+        *address_p = (CUdeviceptr)range->base;
+    }
+    if (chunk)
+        fake_chunk_unref(chunk);
+    pthread_mutex_unlock(&fake_mutex);
+    return range ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
+}
+
+CUresult cuIpcCloseMemHandle(CUdeviceptr address)
+{
+    CUresult result = fake_no_context_or(CUDA_ERROR_INVALID_VALUE);
+    struct range *range;
+
+    pthread_mutex_lock(&fake_mutex);
+    range = fake_range_at(address);
+    if (result == CUDA_ERROR_INVALID_VALUE && range && range->opened && range->base == (char *)address) {
+        fake_unmap(range, range->mappings);
+        fake_range_free(range);
+        result = CUDA_SUCCESS;
+    }
+    pthread_mutex_unlock(&fake_mutex);
+    return result;
+}
