@@ -110,7 +110,7 @@ FROZEN   := $(B)/tests/rdt_v1.so # of version 1 of the plug-in interface, with t
 PRELOAD := $(if $(filter release,$(VARIANT)),$(B)/tests/preload/fail_alloc.so) # the sanitizers have an allocator of their own
 BROKEN   := $(B)/tests/rdt_broken.so
 # Fakes of what a machine without a GPU lacks; folders, because they bear the real names.
-FAKES    := $(B)/tests/fake_cuda/libcuda.so.1 $(B)/tests/fake_nccl/libnccl.so.2 $(B)/tests/stub_cuda/libcuda.so.1
+FAKES    := $(B)/tests/fake_cuda/libcuda.so.1 $(B)/tests/fake_cuda/libnvidia-ml.so.1 $(B)/tests/fake_nccl/libnccl.so.2 $(B)/tests/stub_cuda/libcuda.so.1
 CHECK    := $(B)/rdt-check-backend
 CHECK_O  := $(call obj,$(call srcs,tests/conformance) tests/support/backend_host.c tests/support/backend_peer.c)
 MANPAGES := $(foreach d,client daemon backends systemd,$(wildcard $(d)/*.[1-8]))
@@ -320,14 +320,15 @@ $(B)/tests/preload/fail_alloc.so: $(B)/obj/tests/preload/fail_alloc.o
 $(B)/obj/tests/preload/%.o: OBJFLAGS = -fPIC
 
 $(B)/tests/fake_cuda/libcuda.so.1: $(call obj,$(call srcs,tests/fake_cuda))
+$(B)/tests/fake_cuda/libnvidia-ml.so.1: $(call obj,$(call srcs,tests/fake_nvml)) $(B)/tests/fake_cuda/libcuda.so.1
 $(B)/tests/fake_nccl/libnccl.so.2: $(call obj,$(call srcs,tests/fake_nccl)) $(B)/tests/fake_cuda/libcuda.so.1
 $(B)/tests/stub_cuda/libcuda.so.1: $(call obj,$(call srcs,tests/stub_cuda))
 $(FAKES): $(B)/.sources
 	$(call say,LINK,$@)
 	$(Q)mkdir -p $(@D)
 	$(Q)$(CC) $(LDFLAGS_ALL) $(SHARED) -Wl,-soname,$(@F) -o $@ $(filter %.o %.so.1,$^)
-$(B)/obj/tests/fake_cuda/%.o $(B)/obj/tests/fake_nccl/%.o $(B)/obj/tests/stub_cuda/%.o: WARNINGS := $(filter-out -Wmissing-prototypes -Wstrict-prototypes,$(WARNINGS))
-$(B)/obj/tests/fake_cuda/%.o $(B)/obj/tests/fake_nccl/%.o $(B)/obj/tests/stub_cuda/%.o: OBJFLAGS = -fPIC $(CUDA_CFLAGS)
+$(B)/obj/tests/fake_cuda/%.o $(B)/obj/tests/fake_nccl/%.o $(B)/obj/tests/fake_nvml/%.o $(B)/obj/tests/stub_cuda/%.o: WARNINGS := $(filter-out -Wmissing-prototypes -Wstrict-prototypes,$(WARNINGS))
+$(B)/obj/tests/fake_cuda/%.o $(B)/obj/tests/fake_nccl/%.o $(B)/obj/tests/fake_nvml/%.o $(B)/obj/tests/stub_cuda/%.o: OBJFLAGS = -fPIC $(CUDA_CFLAGS)
 
 
 # ---- test programs ----

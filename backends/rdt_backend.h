@@ -153,7 +153,8 @@ struct rdt_device {
     const char *name;        /* "NVIDIA H200"; for people */
     uint64_t bytes;          /* of its memory */
     bool opened;             /* it is in use here, and takes memory for that, too: */
-    uint64_t overhead_bytes; /* what the plug-in's use of it costs on it beside the blocks (a context); 0 until opened */
+    uint64_t overhead_bytes; /* what the plug-in's use of it costs on it beside the blocks (a context); 0 until opened;
+                              * UINT64_MAX: it cannot be told */
     const char *why_not;     /* NULL, or why it cannot be used */
 };
 

@@ -233,6 +233,8 @@ static void add_device(struct ctl_table *table, const Rdt__Pb__DeviceInfo *d)
         ctl_table_add(table, "%s of %s", ctl_human_bytes(d->used_bytes, used), ctl_human_bytes(d->limit_bytes, limit));
     if (*d->why_not)
         ctl_table_add(table, "no: %s", d->why_not);
+    else if (d->opened && d->overhead_bytes == UINT64_MAX)
+        ctl_table_add(table, "%s", "yes, in use (what it takes besides cannot be told)");
     else if (d->opened)
         ctl_table_add(table, "yes, in use (%s besides)", ctl_human_bytes(d->overhead_bytes, text));
     else

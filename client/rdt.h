@@ -167,7 +167,7 @@ struct rdt_device_info {
     uint64_t used_bytes; /* that the daemon has allocated there */
     uint64_t limit_bytes; /* of used_bytes; 0: none */
     bool opened;         /* the daemon uses it */
-    uint64_t overhead_bytes; /* what that costs there beside used_bytes */
+    uint64_t overhead_bytes; /* what that costs there beside used_bytes; UINT64_MAX: it cannot be told */
     char why_not[128];   /* "": it can be used */
 };
 /* The daemon's devices: at most max in devices_p; *count_p: how many there are. */

@@ -15,9 +15,29 @@ struct cuda_card *cuda_card_of(struct cuda *cuda, const char *uuid, struct rdt_e
     return &cuda->cards[gpu - cuda->driver->gpu];
 }
 
+static enum rdt_status open_first(struct cuda_card *card, struct rdt_error *err)
+{
+    struct held before, after;
+    enum rdt_status status;
+
+    (void)pthread_mutex_lock(&card->opening);
+    if (cuda_gpu_is_open(card->gpu)) {
+        (void)pthread_mutex_unlock(&card->opening);
+        return cuda_gpu_enter(card->cuda->driver, card->gpu, err);
+    }
+    before = held_now(card->gpu->uuid);
+    status = cuda_gpu_enter(card->cuda->driver, card->gpu, err);
+    if (status == RDT_OK) {
+        after = held_now(card->gpu->uuid);
+        card->held = held_between(&before, &after);
+    }
+    (void)pthread_mutex_unlock(&card->opening);
+    return status;
+}
+
 enum rdt_status cuda_enter(struct cuda_card *card, struct rdt_error *err)
 {
-    return cuda_gpu_enter(card->cuda->driver, card->gpu, err);
+    return cuda_gpu_is_open(card->gpu) ? cuda_gpu_enter(card->cuda->driver, card->gpu, err) : open_first(card, err);
 }
 
 CUstream cuda_stream(struct cuda_card *card, enum cuda_way way, CUresult *result_p)
@@ -57,6 +77,7 @@ static void card_init(struct cuda_card *card, struct cuda *cuda, struct cuda_gpu
                           CUDA_SUCCESS)
         card->granule = (size_t)2 << 20;
     card->last = &card->first;
+    (void)pthread_mutex_init(&card->opening, NULL);
     (void)pthread_mutex_init(&card->mutex, NULL);
     (void)pthread_cond_init(&card->more, NULL);
 }
@@ -69,7 +90,8 @@ static uint32_t devices(void *memory, struct rdt_device *devices_p, uint32_t max
         devices_p[i] = (struct rdt_device){.uuid = cuda->driver->gpu[i].uuid,
                                            .name = cuda->driver->gpu[i].name,
                                            .bytes = cuda->driver->gpu[i].bytes,
-                                           .opened = cuda_gpu_is_open(&cuda->driver->gpu[i])};
+                                           .opened = cuda_gpu_is_open(&cuda->driver->gpu[i]),
+                                           .overhead_bytes = cuda_gpu_is_open(&cuda->driver->gpu[i]) ? cuda->cards[i].held : 0};
     return cuda->driver->n_gpus;
 }
 
@@ -183,6 +205,7 @@ static void memory_close(void *memory)
         cuda_gpu_leave(cuda->driver, card->gpu);
         (void)pthread_cond_destroy(&card->more);
         (void)pthread_mutex_destroy(&card->mutex);
+        (void)pthread_mutex_destroy(&card->opening);
     }
     (void)pthread_mutex_destroy(&cuda->handles.mutex);
     free(cuda->cards);

@@ -2,6 +2,7 @@
  *
  *   cuda.c     the table, the GPUs, pinned host memory
  *   memory.c   blocks: allocated by the driver's virtual memory management (VMM), or imported
+ *   held.c     what a context costs
  *   copy.c     copies, each GPU's streams and its thread for what may not be done where copies are started
  *
  * Opening takes no memory of a GPU. The first allocation or import on one retains its primary context, which stays until the kind is closed;
@@ -13,6 +14,7 @@
 #include <pthread.h>
 #include <stdbool.h>
 
+#include "backends/cuda/held.h"
 #include "backends/cuda_share.h"
 #include "rdt_backend.h"
 
@@ -22,6 +24,8 @@ struct cuda_card { /* a GPU as this kind uses it */
     struct cuda *cuda;
     struct cuda_gpu *gpu;
     bool vmm, rdma;
+    pthread_mutex_t opening; /* while its context is made, and measured */
+    _Atomic uint64_t held;   /* what that takes of its memory; HELD_UNKNOWN: it cannot be told */
     size_t granule;
     pthread_mutex_t mutex; /* of all below */
     pthread_cond_t more;

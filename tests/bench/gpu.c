@@ -103,6 +103,8 @@ int main(void)
     static const char *env[2];
     struct rdt_device_info devices[16];
     const char *why;
+    uint64_t held = 0;
+    void *first;
     size_t n = 0;
 
     if (!getenv("RDT_TEST_GPU")) { /* to try this program itself */
@@ -120,7 +122,16 @@ int main(void)
     must_ok(rdt_cuda_open(a, &gpu_a, &err));
     must_ok(rdt_cuda_open(b, &gpu_b, &err));
     must_ok(rdt_devices(a, devices, 16, &n, &err));
-    (void)printf("an idle rdtd has a context on %s of its %zu GPUs\n", n > 0 && devices[0].opened ? "one" : "none", n);
+    for (size_t i = 0; i < n && i < 16; i++)
+        held += devices[i].overhead_bytes;
+    (void)printf("an idle rdtd holds %llu bytes on its %zu GPUs\n", (unsigned long long)held, n);
+    must_ok(rdt_cuda_alloc(gpu_a, gpu_uuid(0), MIB, &first, &err));
+    must_ok(rdt_devices(a, devices, 16, &n, &err));
+    if (devices[0].overhead_bytes == UINT64_MAX)
+        (void)puts("its first use of one takes what cannot be told: there is no NVML");
+    else
+        (void)printf("its first use of one takes %.1f MiB besides\n", (double)devices[0].overhead_bytes / MIB);
+    must_ok(rdt_dealloc(a, first, &err));
     gpu_use(0);
     size(MIB);
     size(64 * MIB);

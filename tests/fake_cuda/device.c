@@ -39,6 +39,16 @@ bool fake_has_context(CUdevice device)
     return has;
 }
 
+size_t fake_cuda_held(CUdevice device)
+{
+    size_t bytes;
+
+    pthread_mutex_lock(&fake_mutex);
+    bytes = fake_gpu[device].used + (fake_gpu[device].retained > 0 ? (size_t)fake_setting("FAKE_CUDA_CONTEXT_MIB", 256) << 20 : 0);
+    pthread_mutex_unlock(&fake_mutex);
+    return bytes;
+}
+
 CUdevice fake_current(void)
 {
     return current >= 0 && fake_has_context(current) ? current : -1;

@@ -1,0 +1,58 @@
+/* A FAKE of NVML, the little that the plug-in "cuda" asks: a libnvidia-ml.so.1 over the fake driver, in the same folder. It knows this
+ * process only. FAKE_NVML_INIT (0: what nvmlInit answers), FAKE_NVML_PROCESSES (1; 0: it does not know this process by its number). */
+#include <string.h>
+#include <unistd.h>
+
+#include "tests/fake_cuda/fake_cuda.h"
+
+#define SHOW __attribute__((visibility("default")))
+enum { NVML_SUCCESS = 0, NVML_NOT_FOUND = 6 };
+
+struct memory {
+    unsigned long long total, free, used;
+};
+
+struct process {
+    unsigned pid;
+    unsigned long long bytes;
+    unsigned gpu_instance, compute_instance;
+};
+
+SHOW int nvmlInit_v2(void);
+SHOW int nvmlDeviceGetHandleByUUID(const char *uuid, void **device_p);
+SHOW int nvmlDeviceGetMemoryInfo(void *device, struct memory *memory_p);
+SHOW int nvmlDeviceGetComputeRunningProcesses_v3(void *device, unsigned *count, struct process *processes);
+
+int nvmlInit_v2(void)
+{
+    return (int)fake_setting("FAKE_NVML_INIT", 0);
+}
+
+int nvmlDeviceGetHandleByUUID(const char *uuid, void **device_p)
+{
+    size_t length = strlen(uuid);
+    int number = length > 0 ? uuid[length - 1] - '1' : -1; /* FAKE_GPU_0 is ...1 */
+
+    if (number < 0 || number >= FAKE_MAX_GPUS)
+        return NVML_NOT_FOUND;
+    *device_p = (void *)(uintptr_t)(number + 1);
+    return NVML_SUCCESS;
+}
+
+int nvmlDeviceGetMemoryInfo(void *device, struct memory *memory_p)
+{
+    unsigned long long used = fake_cuda_held((CUdevice)(uintptr_t)device - 1);
+
+    *memory_p = (struct memory){used + 1, 1, used};
+    return NVML_SUCCESS;
+}
+
+int nvmlDeviceGetComputeRunningProcesses_v3(void *device, unsigned *count, struct process *processes)
+{
+    unsigned long long used = fake_cuda_held((CUdevice)(uintptr_t)device - 1);
+
+    *count = used > 0;
+    if (used > 0)
+        processes[0] = (struct process){.pid = fake_setting("FAKE_NVML_PROCESSES", 1) ? (unsigned)getpid() : 1u, .bytes = used};
+    return NVML_SUCCESS;
+}
