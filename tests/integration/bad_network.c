@@ -576,7 +576,8 @@ static void check_flapping(enum carrier by, int64_t timeout)
             must_end(i, 0, MAY(RDT_OK));
         }
     }
-    must_say(ended[0] > 0, "nobody noticed, %u fetches came", ended[1]);
+    if (peer_timeout < FLAP_MS * MSEC) /* else TCP may mend it all */
+        must_say(ended[0] > 0, "nobody noticed, %u fetches came", ended[1]);
     badcable_heal(&cable);
     wait_until(10 * SEC, at_rest(0) && at_rest(1)); /* what cannot be stopped takes its connection down, and others on it */
     cluster_meet(&c);

@@ -120,17 +120,21 @@ static void introduce(struct cluster *cluster, unsigned i, unsigned j)
     rdt_close(conn);
 }
 
-/* Connections of some transports stand only when first used, by either side. */
+/* Connections of some transports stand only when first used, by either side; and after a fault what one carried before may take it down
+ * once more (with a warning, which the test has to expect). */
 static void warm_up(struct cluster *cluster, unsigned i, unsigned j, const char *transport)
 {
     rdt *owner = node_client(&cluster->node[i], "owner"), *reader = node_client(&cluster->node[j], "reader");
     struct rdt_ref ref = put_pattern(owner, NULL, 300000, 1);
     struct rdt_fetch_options options = RDT_INIT(options);
+    struct rdt_error err = {0};
+    enum rdt_status status;
     rdt_object *object;
 
     options.transport = transport;
     options.timeout_ns = LONG;
-    must_ok(rdt_fetch(reader, &ref, 1, &options, &object, &err));
+    wait_until(20 * SEC, (status = rdt_fetch(reader, &ref, 1, &options, &object, &err)) != RDT_TRANSPORT);
+    must_say(status == RDT_OK, "%s from %s: %s", transport, cluster->node[i].name, err.msg);
     rdt_release(object);
     rdt_close(reader);
     rdt_close(owner);
