@@ -223,7 +223,8 @@ struct rdt_put_options {
  * live, and what is written there later is seen by readers; put nothing over it before rdt_wait_freed. Tensors may overlap,
  * repeat, be empty; count 0 is allowed. Tensors are borrowed during the call. The object lives until it is freed or this
  * session ends. With SNAPSHOT the call returns when the copy is whole; TIMED_OUT: there is no object.
- * Errors: INVALID (names the tensor), EXISTS (id), LIMIT, NO_MEMORY, UNSUPPORTED (transport unknown; lists those loaded). */
+ * Errors: INVALID (names the tensor), EXISTS (id), LIMIT, NO_MEMORY, UNSUPPORTED (transport unknown; lists those loaded; or it does not
+ * move such memory). */
 enum rdt_status rdt_put(rdt *rdt, const struct rdt_tensor *tensors, size_t count, const struct rdt_put_options *options,
                         struct rdt_ref *ref_p, struct rdt_error *err);
 

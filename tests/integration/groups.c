@@ -235,10 +235,21 @@ Test(groups, members_on_devices_are_ranks_of_their_nodes)
 Test(groups, device_that_the_transport_lacks_is_refused_by_name_and_touches_none)
 {
     struct rdt_member members[] = {{.client = "a0", .device = "FAKE-1"}, {.client = "a1"}};
+    struct rdt_put_options only = RDT_INIT(only);
     struct fake_devices gpu;
+    struct rdt_tensor tensor;
+    struct rdt_ref ref;
 
     begin_on_devices(&gpu, "no");
     must_ok(form(actor_of[0], "g", 2, &err));
+    fake_device_use(actor_of[0]);
+    tensor = VECTOR(RDT_U8, 4 * KIB, fake_device_alloc(actor_of[0], "FAKE-1", 4 * KIB));
+    only.transport = by;
+    only.id = "w";
+    only.id_bytes = 1;
+    must_refuse(RDT_UNSUPPORTED, "transport grouped does not move fake memory", rdt_put(actor_of[0], &tensor, 1, &only, &ref, &err));
+    ref = ref_on(&c.node[0], "w");
+    must_refuse(RDT_NOT_FOUND, "w", rdt_free(actor_of[0], &ref, false, &err)); /* nothing was put */
     members[1].node = c.node[1].address;
     must_refuse(RDT_UNSUPPORTED, "does not move fake memory, that of device \"FAKE-1\"",
                 rdt_group_create(actor_of[0], "h", by, members, 2, NULL, &err));
