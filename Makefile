@@ -89,7 +89,7 @@ HEADERS := client/rdt.h $(wildcard backends/rdt_*.h proto/rdt_*.h)
 
 UNIT  = $(filter-out $(if $(filter gloo,$(BACKENDS)),,%/unit/gloo_mesh),$(patsubst %.c,$(B)/%,$(call srcs,tests/unit tests/abi)))
 INTEG := $(patsubst %.c,$(B)/%,$(call srcs,tests/integration tests/gpu))
-GPU_BENCH := $(B)/tests/bench/gpu
+GPU_BENCH := $(B)/tests/bench/gpu $(B)/tests/bench/gpu_nodes
 BENCH := $(filter-out $(GPU_BENCH),$(patsubst %.c,$(B)/%,$(call srcs,tests/bench)))
 FAULT := $(if $(wildcard tests/faults/fault_matrix.c),$(B)/tests/faults/fault_matrix)
 FUZZ  := $(patsubst %.c,$(B)/%,$(call srcs,tests/fuzz))
@@ -183,7 +183,7 @@ BACKEND_SO := $(BACKENDS:%=$(B)/backends/rdt_%.so)
 .SUFFIXES:
 
 all: $(PROGRAMS) $(CHECK) $(LIBRDT) $(B)/librdt.a $(BACKEND_SO) $(PY_EXT) $(if $(CUDA_INC),$(LIBCUDA))
-tests: all $(UNIT) $(INTEG) $(FUZZ) $(FAULT) $(LOOPBACK) $(GROUPED) $(FAKE) $(FROZEN) $(BROKEN) $(PRELOAD) $(if $(CUDA_INC),$(FAKES))
+tests: all $(UNIT) $(INTEG) $(FUZZ) $(FAULT) $(LOOPBACK) $(GROUPED) $(FAKE) $(FROZEN) $(BROKEN) $(PRELOAD) $(GPU_BENCH) $(if $(CUDA_INC),$(FAKES))
 benches: all $(BENCH)
 
 # A stamp changes when its text does: other flags, other sources or other paths rebuild what depends on them.
@@ -348,10 +348,12 @@ $(INTEG) $(FAULT) $(GPU_BENCH): $(B)/%: $(B)/obj/%.o $(CRITERION_O) $(B)/librdt.
 	$(Q)mkdir -p $(@D)
 	$(Q)$(link_test) $(TEST_LIBS)
 
-CUDA_TESTS := $(B)/tests/integration/cuda $(B)/tests/integration/cuda_nodes $(GPU_BENCH)
+CUDA_TESTS := $(B)/tests/integration/cuda $(B)/tests/integration/cuda_nodes $(B)/tests/gpu/one_gpu $(GPU_BENCH)
 $(CUDA_TESTS:$(B)/%=$(B)/obj/%.o): OBJFLAGS += $(if $(CUDA_INC),-iquote client,-DRDT_WITHOUT_CUDA)
 $(CUDA_TESTS:$(B)/%=$(B)/obj/%.o): $(B)/.cuda
 $(CUDA_TESTS): $(if $(CUDA_INC),$(LIBCUDA_O) $(CUDA_O))
+$(B)/obj/tests/gpu/one_gpu.o: OBJFLAGS += $(CUDA_CFLAGS)
+$(B)/tests/gpu/one_gpu: $(if $(CUDA_INC),$(call obj,backends/nccl/nccl_api.c))
 $(B)/tests/abi/frozen: $(call obj,$(call srcs,tests/abi/layout))
 $(B)/tests/integration/hostile_peer $(B)/tests/integration/hostile_turns: $(B)/librdtd.a # an insider's TLS
 $(B)/tests/integration/stream_lanes: $(call obj,proto/rdt_status.c)
@@ -425,9 +427,9 @@ demo-run: all
 	@RDT_BUILD_DIR=$(CURDIR)/$(B) tests/demo/demo.sh
 
 # Where a GPU is; they say so where there is none.
-test-gpu bench-gpu: %-gpu: tests $(GPU_BENCH)
+test-gpu bench-gpu: %-gpu: tests
 	@RDT_BUILD_DIR=$(CURDIR)/$(B) tests/gpu/run $*
-gpu-bundle: tests $(GPU_BENCH)
+gpu-bundle: tests
 	$(if $(CUDA_INC),,$(error gpu-bundle: built without cuda.h; see above))
 	@tests/gpu/bundle $(B) build/rdt-gpu.tar.gz
 

@@ -3,7 +3,8 @@
  * matched by order alone, no end but by abort once the other rank is gone. Sends say how long they are, so that a receive which meets the
  * wrong one is an error here.
  *
- * FAKE_NCCL_VERSION (22809); FAKE_NCCL_HANG (set: communicators are never ready).
+ * FAKE_NCCL_VERSION (22809); FAKE_NCCL_HANG (set: communicators are never ready); FAKE_NCCL_REFUSES (set: those of several ranks fail, as
+ * where NCCL finds two on one GPU).
  */
 #include <errno.h>
 #include <fcntl.h>
@@ -110,6 +111,11 @@ static void *run(void *arg)
     struct ncclComm *comm = arg;
     int missing = comm->size - 1 - comm->rank;
 
+    if (comm->size > 1 && getenv("FAKE_NCCL_REFUSES")) {
+        failed(comm, INVALID_USAGE);
+        unref(comm);
+        return NULL;
+    }
     for (int i = 0; i < comm->rank; i++)
         comm->links[i].fd = connect_to(comm, i);
     while (missing > 0 && !atomic_load(&comm->abort)) {
@@ -162,12 +168,41 @@ static bool go_on(struct ncclComm *comm, struct move *move)
     return true;
 }
 
+/* The next one of that way to the rank itself that is not done; NULL: there is none. */
+static struct move *next_to_self(const struct call *call, bool send)
+{
+    for (struct move *move = call->moves; move; move = move->next)
+        if (move->peer == call->comm->rank && move->send == send && move->head_done == 0)
+            return move;
+    return NULL;
+}
+
+/* What a rank sends to itself: copies, the first send to the first receive. false: they do not belong together. */
+static bool copy_to_self(struct call *call)
+{
+    struct move *from, *to;
+
+    while ((from = next_to_self(call, true)) != NULL) {
+        to = next_to_self(call, false);
+        if (!to || to->bytes != from->bytes)
+            return false;
+        memmove(to->at, from->at, from->bytes);
+        from->done = to->done = from->bytes;
+        from->head_done = to->head_done = sizeof from->head;
+    }
+    return !next_to_self(call, false);
+}
+
 static void work(void *arg)
 {
     struct call *call = arg;
     struct ncclComm *comm = call->comm;
-    bool left = true, lost = false;
+    bool left = true, lost = !copy_to_self(call);
 
+    if (lost) {
+        (void)fputs("fake nccl: what a rank sends to itself it has to receive in the same group call\n", stderr);
+        failed(comm, INVALID_USAGE);
+    }
     while (left && !atomic_load(&comm->abort)) {
         left = false;
         for (struct move *move = call->moves; move; move = move->next) {
@@ -272,8 +307,7 @@ SHOW const char *ncclGetErrorString(int error)
 
 SHOW const char *ncclGetLastError(nccl_comm comm)
 {
-    (void)comm;
-    return "";
+    return comm && atomic_load(&comm->state) == INVALID_USAGE ? "Duplicate GPU detected (of the fake)" : "";
 }
 
 SHOW int ncclGroupStart(void)
@@ -306,7 +340,7 @@ static int add(bool send, void *at, size_t bytes, int type, int peer, nccl_comm 
     struct call *call = calls;
     struct move *move;
 
-    if (type != NCCL_BYTES || peer < 0 || peer >= comm->size || peer == comm->rank || !depth)
+    if (type != NCCL_BYTES || peer < 0 || peer >= comm->size || !depth)
         return INVALID_USAGE;
     if (!fake_cuda_reach((CUdeviceptr)at, bytes))
         return INVALID_ARGUMENT;

@@ -32,17 +32,12 @@ static struct test_node node;
 static rdt *a, *b;
 static rdt_cuda *gpu_a, *gpu_b;
 
-static bool is_real(void)
-{
-    return getenv("RDT_TEST_GPU") != NULL;
-}
-
 static void begin_node(void)
 {
     static const char *env[2];
     const char *why;
 
-    if (!is_real()) {
+    if (!gpu_is_real()) {
         env[0] = fake_gpu_env();
         (void)fake_gpu_load();
     }
@@ -383,7 +378,7 @@ Test(cuda, readers_wait_for_a_copy_in_the_producers_stream)
 
 Test(cuda, readers_would_see_old_bytes_without_the_order)
 {
-    if (is_real())
+    if (gpu_is_real())
         cr_skip_test("a real driver cannot be told to break its order");
     expect_order(false, false);
 }
@@ -586,7 +581,7 @@ static int mortal(struct actor *self, void *arg)
 
     (void)arg;
     actor_recv(self, socket, sizeof socket);
-    if (!is_real())
+    if (!gpu_is_real())
         (void)fake_gpu_load();
     must(gpu_there(&why));
     must_ok(rdt_connect(&(struct rdt_connect_options){.struct_size = sizeof(struct rdt_connect_options), .socket = socket}, &conn, &err));
@@ -620,7 +615,7 @@ Test(cuda, killed_clients_memory_goes_back_to_the_gpu)
     actor_kill(&actor, SIGKILL);
     wait_until(20 * SEC, device(0).used_bytes == 0);
     after = gpu_free_bytes();
-    must_say(!is_real() || after + 64 * MIB >= before || device(0).opened, "%zu bytes are gone", before - after);
+    must_say(!gpu_is_real() || after + 64 * MIB >= before || device(0).opened, "%zu bytes are gone", before - after);
     end();
 }
 
@@ -653,7 +648,7 @@ Test(cuda, what_is_missing_is_said)
 
     env[0] = stub_cuda_env();
     node_start(&bare, &(struct node_options){.env = env, .name = "stub"});
-    if (!is_real())
+    if (!gpu_is_real())
         (void)fake_gpu_load();
     node_connect(&bare, &conn);
     must_ok(rdt_cuda_open(conn, &gpu, &err));
@@ -676,10 +671,10 @@ static void expect_overhead(const char *setting, uint64_t expected, const char *
     void *addr;
     rdt *conn;
 
-    if (!is_real())
+    if (!gpu_is_real())
         (void)fake_gpu_load();
-    env[0] = is_real() ? setting : fake_gpu_env();
-    env[1] = is_real() ? NULL : setting;
+    env[0] = gpu_is_real() ? setting : fake_gpu_env();
+    env[1] = gpu_is_real() ? NULL : setting;
     node_start(&other, &(struct node_options){.env = env, .name = "held"});
     node_connect(&other, &conn);
     must_ok(rdt_cuda_open(conn, &gpu, &err));
@@ -688,10 +683,10 @@ static void expect_overhead(const char *setting, uint64_t expected, const char *
         must_say(!devices[i].opened && devices[i].overhead_bytes == 0, "%s is in use by an idle daemon", devices[i].uuid);
     must_ok(rdt_cuda_alloc(gpu, devices[0].uuid, BYTES, &addr, &err));
     must_ok(rdt_devices(conn, devices, 16, &n, &err));
-    must_say(devices[0].overhead_bytes == expected || (is_real() && devices[0].overhead_bytes > MIB && devices[0].overhead_bytes < 4096 * MIB),
+    must_say(devices[0].overhead_bytes == expected || (gpu_is_real() && devices[0].overhead_bytes > MIB && devices[0].overhead_bytes < 4096 * MIB),
              "a context takes %llu bytes", (unsigned long long)devices[0].overhead_bytes);
     program_run(&program, (const char *const[]){"rdtctl", "--socket", other.socket, "backends", NULL}, NULL);
-    must_say(program.status == 0 && (is_real() || strstr(program.out, shown)), "%s%s", program.out, program.err);
+    must_say(program.status == 0 && (gpu_is_real() || strstr(program.out, shown)), "%s%s", program.out, program.err);
     program_free(&program);
     must_ok(rdt_dealloc(conn, addr, &err));
     rdt_cuda_close(gpu);
@@ -702,7 +697,7 @@ static void expect_overhead(const char *setting, uint64_t expected, const char *
 Test(cuda, idle_daemon_holds_nothing_and_tells_what_a_context_takes)
 {
     expect_overhead(NULL, 256 * MIB, "256.0 MiB besides");
-    if (is_real())
+    if (gpu_is_real())
         return;
     expect_overhead("FAKE_NVML_PROCESSES=0", 256 * MIB, "256.0 MiB besides");
     expect_overhead("FAKE_NVML_INIT=999", UINT64_MAX, "cannot be told");

@@ -3,7 +3,6 @@
  * runs on the machine's own, two daemons on one machine.
  */
 #include <criterion/criterion.h>
-#include <dlfcn.h>
 
 #ifdef RDT_WITHOUT_CUDA
 Test(cuda_nodes, memory)
@@ -16,162 +15,10 @@ Test(cuda_nodes, memory)
 #include <stdlib.h>
 #include <string.h>
 
-#include "client/cuda/rdt_cuda.h"
+#include "tests/gpu/nodes_fixture.h"
 #include "tests/support/actor.h"
-#include "tests/support/cluster.h"
-#include "tests/support/fake_gpu.h"
-#include "tests/support/gpu.h"
 
 TestSuite(cuda_nodes, .timeout = 200);
-
-#define MIB ((size_t)1 << 20)
-#define BYTES (3 * MIB + 520)
-#define MAX_GPUS 16
-
-enum { OWNER, READER };
-
-static struct cluster c;
-static rdt *conn[2];
-static rdt_cuda *gpu[2];
-
-static bool is_real(void)
-{
-    return getenv("RDT_TEST_GPU") != NULL;
-}
-
-/* slow: what each copy on the owner's fake GPUs takes at least, "FAKE_CUDA_COPY_US=..."; NULL: nothing. */
-static void begin(bool nccl, const char *slow)
-{
-    static const char *env[2][4];
-    static const char *const flags[] = {"--chunk=256KiB", "--pool-idle=200ms", "--quiesce-grace=500ms", NULL};
-    static const char *const names[] = {"owner", "reader"};
-    struct cluster_options options = {.stream = true, .no_ucx = !nccl, .flags = flags};
-    const char *why;
-
-    for (unsigned i = 0; i < 2; i++) {
-        unsigned n = 0;
-        memset(env[i], 0, sizeof env[i]);
-        if (!is_real())
-            env[i][n++] = nccl ? fake_nccl_env() : fake_gpu_env();
-        else if (nccl) /* so that NCCL takes them for two machines */
-            env[i][n++] = i ? "NCCL_HOSTID=rdt-b" : "NCCL_HOSTID=rdt-a";
-        if (!is_real() && slow && i == OWNER)
-            env[i][n++] = slow;
-        if (!is_real() && nccl) /* gcc 12's leak checker stumbles over the threads of the fake NCCL when the fake NVML stays loaded, too */
-            env[i][n++] = "FAKE_NVML_INIT=999";
-        options.env_of[i] = env[i];
-    }
-    if (!is_real())
-        (void)fake_gpu_load();
-    must_say(gpu_there(&why), "%s", why);
-    cluster_start(&c, 2, &options);
-    for (unsigned i = 0; i < 2; i++) {
-        conn[i] = node_client(&c.node[i], names[i]);
-        must_ok(rdt_cuda_open(conn[i], &gpu[i], &err));
-    }
-    gpu_use(0);
-}
-
-static struct rdt_device_info device_of(unsigned side, const char *uuid)
-{
-    struct rdt_device_info devices[MAX_GPUS];
-    size_t n = 0;
-
-    must_ok(rdt_devices(conn[side], devices, MAX_GPUS, &n, &err));
-    for (size_t i = 0; i < n && i < MAX_GPUS; i++)
-        if (strcmp(devices[i].uuid, uuid) == 0)
-            return devices[i];
-    fail("node %u does not know %s", side, uuid);
-}
-
-static uint64_t used_bytes(unsigned side)
-{
-    uint64_t bytes = 0;
-
-    for (unsigned i = 0; i < gpu_count(); i++)
-        bytes += device_of(side, gpu_uuid(i)).used_bytes;
-    return bytes;
-}
-
-static void end(const char *const *declared)
-{
-    for (unsigned i = 0; i < 2; i++) {
-        wait_until(LONG, used_bytes(i) == 0);
-        rdt_cuda_close(gpu[i]);
-        rdt_close(conn[i]);
-    }
-    cluster_end(&c, declared);
-}
-
-static struct rdt_tensor tensor(void *addr, size_t bytes)
-{
-    static int64_t shapes[64][1];
-    static unsigned next;
-    int64_t *shape = shapes[next++ % 64];
-
-    shape[0] = (int64_t)bytes;
-    return (struct rdt_tensor){.dtype = RDT_U8, .ndim = 1, .shape = shape, .data = addr};
-}
-
-/* A second GPU, if there is one. */
-static const char *other_gpu(void)
-{
-    return gpu_uuid(gpu_count() > 1 ? 1 : 0);
-}
-
-/* Memory of the owner's on the first GPU, put. */
-static struct rdt_ref put_on_gpu(size_t bytes, uint32_t seed, void **addr_p)
-{
-    struct rdt_tensor one;
-    struct rdt_ref ref;
-
-    must_ok(rdt_cuda_alloc(gpu[OWNER], gpu_uuid(0), bytes, addr_p, &err));
-    gpu_fill(*addr_p, bytes, seed);
-    one = tensor(*addr_p, bytes);
-    must_ok(rdt_cuda_put(gpu[OWNER], &one, 1, NULL, &ref, &err));
-    return ref;
-}
-
-static void drop(struct rdt_ref *ref, void *addr)
-{
-    must_ok(rdt_free(conn[OWNER], ref, false, &err));
-    if (addr)
-        must_ok(rdt_dealloc(conn[OWNER], addr, &err));
-}
-
-static struct rdt_fetch_options to(const char *memory, const char *uuid)
-{
-    struct rdt_fetch_options options = RDT_INIT(options);
-
-    options.timeout_ns = LONG;
-    options.memory = memory;
-    options.device = uuid;
-    return options;
-}
-
-static bool holds(const rdt_object *object, size_t i, size_t bytes, uint32_t seed)
-{
-    const char *in;
-    void *data = tensor_of(object, i).data;
-
-    must_ok(rdt_object_place(object, i, &in, NULL, &err));
-    return strcmp(in, "cuda") == 0 ? gpu_holds(data, bytes, seed) : holds_pattern(data, bytes, seed);
-}
-
-/* A fetch by the reader brings the pattern there by that path. */
-static void expect(const struct rdt_ref *ref, const struct rdt_fetch_options *options, size_t bytes, uint32_t seed, const char *path)
-{
-    const char *in, *on;
-    rdt_object *object;
-
-    must_ok(rdt_fetch(conn[READER], ref, 1, options, &object, &err));
-    must_go_by(path, object);
-    must_ok(rdt_object_place(object, 0, &in, &on, &err));
-    must_say(strcmp(in, options->memory ? options->memory : "host") == 0, "it lies in %s memory", in);
-    must(!options->device || strcmp(on, options->device) == 0);
-    must(holds(object, 0, bytes, seed));
-    rdt_release(object);
-}
 
 /* ---- by way of host memory ---- */
 
@@ -360,7 +207,7 @@ static void actor_connect(const struct message *message, rdt **conn_p, rdt_cuda 
     struct rdt_connect_options options = {.struct_size = sizeof options, .socket = message->socket};
     const char *why;
 
-    if (!is_real())
+    if (!gpu_is_real())
         (void)fake_gpu_load();
     must(gpu_there(&why));
     must_ok(rdt_connect(&options, conn_p, &err));
@@ -487,32 +334,17 @@ Test(cuda_nodes, exporters_death_fails_its_readers_and_closes_what_was_opened)
 
 /* ---- within a group ---- */
 
-static bool is_there(void)
-{
-    if (!is_real() || dlopen("libnccl.so.2", RTLD_NOW | RTLD_LOCAL))
-        return true;
-    cr_skip_test("this machine has no NCCL");
-    return false;
-}
-
-static void form(void)
-{
-    struct rdt_member members[] = {{.client = "owner", .device = gpu_uuid(0)}, {.client = "reader", .device = other_gpu()}};
-
-    members[1].node = c.node[READER].address;
-    must_ok(rdt_group_create(conn[OWNER], "g", "nccl", members, 2, NULL, &err));
-}
-
 Test(cuda_nodes, group_moves_from_gpu_to_gpu_and_nowhere_else)
 {
     struct rdt_fetch_options options;
     struct rdt_ref ref, host;
     void *addr;
 
-    if (!is_there())
+    if (!nccl_or_skip())
         return;
     begin(true, NULL);
-    form();
+    if (!form_or_skip(other_gpu()))
+        return;
     ref = put_on_gpu(BYTES, 6, &addr);
     options = to("cuda", other_gpu());
     options.group = "g";
@@ -537,11 +369,12 @@ Test(cuda_nodes, group_survives_the_death_of_who_put_and_of_who_reads)
     struct rdt_ref ref;
     void *addr;
 
-    if (!is_there())
+    if (!nccl_or_skip())
         return;
     actor_start(&reading, holder, NULL);
     begin(true, NULL);
-    form();
+    if (!form_or_skip(other_gpu()))
+        return;
     ref = put_on_gpu(BYTES, 4, &addr);
     message.ref = ref;
     (void)snprintf(message.socket, sizeof message.socket, "%s", c.node[READER].socket);

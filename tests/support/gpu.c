@@ -62,6 +62,11 @@ static void *symbol(const char *name)
     return found;
 }
 
+bool gpu_is_real(void)
+{
+    return getenv("RDT_TEST_GPU") != NULL;
+}
+
 bool gpu_there(const char **why_p)
 {
     static char why[128];
@@ -167,6 +172,16 @@ void gpu_copy_in_stream(void *to, const void *from, size_t bytes, void *stream)
 {
     CALL("cuMemcpyAsync", (device_ptr, device_ptr, size_t, void *),
          ((device_ptr)(uintptr_t)to, (device_ptr)(uintptr_t)from, bytes, stream));
+}
+
+void gpu_pin(void *host, size_t bytes)
+{
+    CALL("cuMemHostRegister_v2", (void *, size_t, unsigned), (host, bytes, 1)); /* for every context */
+}
+
+void gpu_unpin(void *host)
+{
+    CALL("cuMemHostUnregister", (void *), (host));
 }
 
 void gpu_write(void *to, const void *from, size_t bytes)

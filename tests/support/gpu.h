@@ -8,6 +8,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
+bool gpu_is_real(void); /* RDT_TEST_GPU is set: the machine's own, not the fakes */
 bool gpu_there(const char **why_p); /* false: no driver, or no GPU */
 unsigned gpu_count(void);
 const char *gpu_uuid(unsigned gpu); /* static storage */
@@ -21,6 +22,8 @@ void gpu_free(void *addr);
 void *gpu_alloc_chunks(size_t chunk_bytes, unsigned n, bool exportable);
 void gpu_free_chunks(void *addr, size_t chunk_bytes, unsigned n);
 
+void gpu_pin(void *host, size_t bytes); /* so that copies need no other memory */
+void gpu_unpin(void *host);
 void gpu_write(void *to, const void *from, size_t bytes); /* and waits */
 void gpu_read(void *to, const void *from, size_t bytes);
 void gpu_fill(void *to, size_t bytes, uint32_t seed); /* check.h's pattern */

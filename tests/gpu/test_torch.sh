@@ -1,0 +1,16 @@
+#!/usr/bin/env bash
+# PyTorch's tensors on a GPU: torch_tensors.py, with torch's ordinary memory and with its expandable segments. Skipped (77) where there is no
+# torch that uses a GPU, or the package was built for another Python; the last line says which.
+# variant: release
+set -uo pipefail
+here=$(cd "$(dirname "$0")" && pwd)
+compgen -G "$RDT_BUILD_DIR/python/rdt/_rdt*.so" >/dev/null || { echo "the Python package was not built (python3-dev)"; exit 77; }
+[[ -x /usr/bin/python3 ]] && python=/usr/bin/python3 || python=python3
+python=${PYTHON:-$python}
+command -v "$python" >/dev/null || { echo "there is no $python: PYTHON=... names one"; exit 77; }
+suffix=$("$python" -c 'import sysconfig; print(sysconfig.get_config_var("EXT_SUFFIX"))')
+[[ -e $RDT_BUILD_DIR/python/rdt/_rdt$suffix ]] || { echo "the package was built for another Python than $python, which loads *$suffix"; exit 77; }
+export PYTHONPATH=$RDT_BUILD_DIR/python:$here:$here/../python PYTHONDONTWRITEBYTECODE=1 PYTHONFAULTHANDLER=1
+timeout 120 "$python" "$here/torch_tensors.py" || exit
+echo "with expandable segments"
+PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True timeout 120 "$python" "$here/torch_tensors.py"
