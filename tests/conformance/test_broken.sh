@@ -4,9 +4,9 @@
 set -uo pipefail
 check=$RDT_BUILD_DIR/rdt-check-backend so=$RDT_BUILD_DIR/tests/rdt_broken.so
 failures=0
-finds() { # FAULT ONLY TEXT [STATUS]: those checks fail, saying this
+finds() { # FAULT ONLY TEXT [STATUS [DEADLINE]]: those checks fail, saying this
   local out status
-  out=$(BROKEN=$1 "$check" --set "directory=$TMPDIR" --only "$2" --deadline 8 "$so" 2>&1)
+  out=$(BROKEN=$1 "$check" --set "directory=$TMPDIR" --only "$2" --deadline "${5:-8}" "$so" 2>&1)
   status=$?
   if [[ $status == "${4:-1}" ]] && grep -qE "$3" <<<"$out"; then return; fi
   echo "$1: status $status instead of ${4:-1}, or nobody says \"$3\":"
@@ -37,7 +37,7 @@ finds cancel_does_nothing cancel_of_an_unmatched 'a cancelled receive goes on'
 finds never_closes disconnect_ends_every 'conn_closed did not come|does not end'
 finds closes_twice receives_of_all_sizes 'n_closed'
 finds writes_after_it_closed nothing_is_written 'landed after conn_closed|came in wrong|crashed'
-finds hides_the_peers_end killed_peer 'the end of the peer was not noticed'
+finds hides_the_peers_end killed_peer 'the end of the peer was not noticed' 1 40
 # the hostile
 finds takes_any_offer malformed_offer 'RDT_OK'
 finds crashes_on_garbage garbage 'it crashed: Segmentation fault'

@@ -1,5 +1,7 @@
 /* A daemon whose machine lacks something that GPUs need: one line of `rdtctl backends` says what, whoever asks for it gets a typed error,
- * and everything else works. What is there but must not be found is hidden behind a file of that name which is no library. */
+ * and everything else works. What is there but must not be found is hidden behind a file of that name which is no library.
+ * lsan: use_tls=0
+ */
 #include <criterion/criterion.h>
 #include <jansson.h>
 #include <stdio.h>
