@@ -8,7 +8,6 @@
 #include <dlfcn.h>
 #include <limits.h>
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 
 #include "client/cuda/rdt_cuda.h"
@@ -27,17 +26,6 @@ static struct cluster c;
 static rdt *conn[2];
 static rdt_cuda *gpu[2];
 
-/* gcc 12's leak checker now and then crashes ("Tracer caught signal 11") over the threads of a daemon that has used the fakes, when it ends.
- * Whatever else sanitizers see stays; and leaks in the test's own process. */
-static const char *without_leak_checker(void)
-{
-    static char text[1024];
-    const char *before = getenv("ASAN_OPTIONS");
-
-    (void)snprintf(text, sizeof text, "ASAN_OPTIONS=%s%sdetect_leaks=0", before ? before : "", before ? ":" : "");
-    return text;
-}
-
 /* slow: what each copy on the owner's fake GPUs takes at least, "FAKE_CUDA_COPY_US=..."; NULL: nothing. flags: of both daemons. */
 static void begin_with(bool nccl, const char *slow, const char *const *flags)
 {
@@ -55,8 +43,6 @@ static void begin_with(bool nccl, const char *slow, const char *const *flags)
             env[i][n++] = i ? "NCCL_HOSTID=rdt-b" : "NCCL_HOSTID=rdt-a";
         if (!gpu_is_real() && slow && i == OWNER)
             env[i][n++] = slow;
-        if (!gpu_is_real())
-            env[i][n++] = without_leak_checker();
         options.env_of[i] = env[i];
     }
     if (!gpu_is_real())

@@ -1,6 +1,9 @@
 /* What one GPU is enough for: NCCL's own send and receive to the same rank, by the functions and in the way that the plug-in uses them, and two
  * daemons on one GPU, where the NCCL at hand allows that. On FAKES, which say nothing about NCCL or a GPU; with RDT_TEST_GPU set (make test-gpu)
  * on the machine's own.
+ *
+ * The leak checker of gcc 12: see cuda_nodes.c.
+ * lsan: use_tls=0
  */
 #include <criterion/criterion.h>
 

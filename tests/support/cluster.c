@@ -80,6 +80,7 @@ void cluster_start(struct cluster *cluster, unsigned n, const struct cluster_opt
     if (options->no_meeting)
         return;
     cluster_meet(cluster);
+    cluster->met = true;
     for (unsigned i = 0; i < n; i++)
         cluster->fds[i] = fds_of(cluster->node[i].pid);
 }
@@ -120,8 +121,8 @@ static void introduce(struct cluster *cluster, unsigned i, unsigned j)
     rdt_close(conn);
 }
 
-/* Connections of some transports stand only when first used, by either side; and after a fault what one carried before may take it down
- * once more (with a warning, which the test has to expect). */
+/* Connections of some transports stand only when first used, by either side; and when they stood before a fault, what they carried may
+ * take them down once more (with a warning, which the test has to expect). */
 static void warm_up(struct cluster *cluster, unsigned i, unsigned j, const char *transport)
 {
     rdt *owner = node_client(&cluster->node[i], "owner"), *reader = node_client(&cluster->node[j], "reader");
@@ -133,7 +134,8 @@ static void warm_up(struct cluster *cluster, unsigned i, unsigned j, const char 
 
     options.transport = transport;
     options.timeout_ns = LONG;
-    wait_until(20 * SEC, (status = rdt_fetch(reader, &ref, 1, &options, &object, &err)) != RDT_TRANSPORT);
+    wait_until(20 * SEC,
+               (status = rdt_fetch(reader, &ref, 1, &options, &object, &err)) != RDT_TRANSPORT || !cluster->met);
     must_say(status == RDT_OK, "%s from %s: %s", transport, cluster->node[i].name, err.msg);
     rdt_release(object);
     rdt_close(reader);

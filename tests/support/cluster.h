@@ -34,6 +34,7 @@ struct cluster {
     char listen[CLUSTER_MAX][65], faults[CLUSTER_MAX][192];
     char *flags[CLUSTER_MAX][CLUSTER_MAX_FLAGS + 1]; /* copies: a restart needs them again */
     unsigned fds[CLUSTER_MAX];                       /* of each, when all had met */
+    bool met;                                        /* once */
 };
 
 void cluster_start(struct cluster *cluster, unsigned n, const struct cluster_options *options);
