@@ -211,6 +211,7 @@ bool outgoing_can_start(struct outgoing *out); /* PULL's own start fits what the
 void outgoing_begin(struct outgoing *out, struct peer_transport *pt);
 void outgoing_answer(struct outgoing *out, struct object *object);
 void outgoing_refuse(struct outgoing *out, const struct rdt_error *err); /* instead of an answer; ends it */
+void outgoing_answer_error(struct peer_work *work, uint64_t number, const struct rdt_error *err); /* where there is none to end */
 void outgoing_go_on(struct outgoing *out); /* more of the copy that it is served from may be there */
 void outgoing_set_state(struct outgoing *out, enum outgoing_state state);
 enum rdt_status outgoing_map(struct outgoing *out, struct rdt_error *err);         /* fills bases */
@@ -303,10 +304,13 @@ enum rdt_status target_check(const struct target *target, struct rdt_error *err)
 
 void transfer_local_start(struct transfer *transfer);
 void transfer_local_serve(struct transfer *transfer, struct object *object);
+enum rdt_status transfer_local_metadata(struct transfer *transfer, const struct object *object, struct rdt_error *err);
+void transfer_local_copy(struct transfer *transfer, struct object *object); /* pins it; memory for the copy comes next */
 void transfer_local_abort(struct transfer *transfer);
 
 enum rdt_status transfer_in_start(struct transfer *transfer, struct rdt_error *err);
 void transfer_in_ask(struct transfer *transfer); /* the link is up, and nobody has asked for the same */
+void transfer_in_take_turn(struct transfer *transfer); /* QUEUED: the one before it has its answer, or none will come */
 void transfer_in_leave_question(struct transfer *transfer);
 void transfer_in_send_abort(struct transfer *transfer);
 void transfer_in_pull_from(struct transfer *transfer, struct peer_work *work); /* asks there, as soon as the link is up */
@@ -315,6 +319,8 @@ void transfer_in_leave_peer(struct transfer *transfer);
 
 /* The path, by what is known; then memory, by what the answer says that has just come (NULL: it was there before). */
 enum rdt_status transfer_in_choose(struct transfer *transfer, bool has_inline, struct rdt_error *err);
+bool transfer_in_path_is_coming(struct transfer *transfer); /* there is none only because a connection is being rebuilt */
+void transfer_in_take_path(struct transfer *transfer);      /* what was chosen */
 void transfer_in_find_path(struct transfer *transfer, const Rdt__Pb__PullMeta *meta);
 
 /* Beginning anew (transfer_back.c). */

@@ -1,10 +1,9 @@
-/* Fetches from another node, up to the point where its bytes begin to move: asking, the answer, memory for it. */
-#include <assert.h>
+/* Fetches from another node, from the answer up to the point where their bytes begin to move: what the answer says, memory for it, and the
+ * end. Asking is transfer_ask.c, the path transfer_way.c. */
 #include <stdio.h>
 #include <stdlib.h>
-#include <strings.h>
+#include <string.h>
 
-#include "daemon/log.h"
 #include "daemon/question.h"
 #include "daemon/reservation.h"
 #include "daemon/text.h"
@@ -14,172 +13,11 @@
 
 static void go_on(struct transfer *transfer);
 
-enum rdt_status transfer_in_start(struct transfer *transfer, struct rdt_error *err)
-{
-    struct transfers *transfers = transfer->transfers;
-    struct peer *peer;
-    enum rdt_status status;
-
-    if (!transfers->peers)
-        return rdt_error_set(err, RDT_UNSUPPORTED,
-                             "object \"%s\" is on another node, and this daemon has no peer link: set listen and key_file",
-                             transfer->ref.id);
-    status = peers_find(transfers->peers, transfer->ref.node, transfer->ref.address, &peer, err);
-    if (status != RDT_OK)
-        return status;
-    transfer->origin = peer_work_get(transfers, peer);
-    if (!transfer->origin)
-        return rdt_error_set(err, RDT_NO_MEMORY, "no memory for node %s", peer->name);
-    text_copy(transfer->record.peer, sizeof transfer->record.peer, peer->name);
-    if (peer->state == PEER_BACKOFF)
-        return peer_away(peer, err);
-    transfer->stall.on_passed = transfer_in_on_stall;
-    if (!transfer->joinable || question_begin(transfer)) {
-        if (peer->state == PEER_UP)
-            reservation_join(transfer, transfer->origin);
-        transfer_in_pull_from(transfer, transfer->origin);
-        return RDT_OK;
-    }
-    transfer->peer = transfer->origin;
-    transfer->peer->n_in++;
-    list_append(&transfer->peer->pending, &transfer->by_peer);
-    transfer_set_state(transfer, TRANSFER_QUEUED);
-    return RDT_OK;
-}
-
-void transfer_in_leave_peer(struct transfer *transfer)
-{
-    if (transfer->peer && !list_empty(&transfer->by_peer)) {
-        list_remove(&transfer->by_peer);
-        transfer->peer->n_in--;
-    }
-    transfer->peer = NULL;
-}
-
-void transfer_in_pull_from(struct transfer *transfer, struct peer_work *work)
-{
-    transfer_in_leave_peer(transfer);
-    transfer->peer = work;
-    work->n_in++;
-    if (work->peer->state == PEER_UP) {
-        list_append(&work->incoming, &transfer->by_peer);
-        transfer_in_ask(transfer);
-        return;
-    }
-    list_append(&work->pending, &transfer->by_peer);
-    transfer_set_state(transfer, TRANSFER_LINK);
-}
-
-static void on_turn(struct deadline *deadline)
-{
-    struct transfer *transfer = (struct transfer *)((char *)deadline - offsetof(struct transfer, turn));
-
-    if (transfer->sm.state != TRANSFER_QUEUED || (transfer->question && transfer->question->asked))
-        return;
-    if (transfer_copy_serves(transfer))
-        return;
-    transfer_in_pull_from(transfer, transfer->origin);
-}
-
-/* Whoever waited for its answer goes on when the loop turns: who calls here may be in the middle of another one's end. */
-void transfer_in_leave_question(struct transfer *transfer)
-{
-    struct transfers *transfers = transfer->transfers;
-    uint64_t id = question_close(transfer);
-    struct transfer *next = id ? map_get_u64(&transfers->by_id, id) : NULL;
-
-    if (!next || next->sm.state != TRANSFER_QUEUED)
-        return;
-    next->turn.on_passed = on_turn;
-    if (!deadline_set(transfers->deadlines, &next->turn, 0))
-        on_turn(&next->turn);
-}
-
-/* The longest that any of its fetches would wait. */
-static int64_t time_left_ns(const struct transfer *transfer)
-{
-    int64_t longest = list_empty(&transfer->fetches) ? -1 : 0; /* nobody here: other nodes wait for its copy */
-
-    list_for_each (node, &transfer->fetches) {
-        int64_t left = deadline_left_ns(&list_entry(node, struct fetch, by_transfer)->deadline);
-        if (left < 0)
-            return left;
-        longest = left > longest ? left : longest;
-    }
-    return longest;
-}
-
-void transfer_in_ask(struct transfer *transfer)
-{
-    Rdt__Pb__Pull pull = RDT__PB__PULL__INIT;
-    Rdt__Pb__PullStart start = RDT__PB__PULL_START__INIT;
-    Rdt__Pb__Requester requester = RDT__PB__REQUESTER__INIT;
-    Rdt__Pb__TensorList expect;
-    Rdt__Pb__Ref ref;
-    struct rdt_error err = {0};
-
-    transfer_set_state(transfer, TRANSFER_ASKED);
-    question_ask(transfer);
-    if (transfer->target && !transfer->meta_only && !transfer->whole && !pieces_wanted_here(transfer)) {
-        struct transfers *transfers = transfer->transfers;
-        uint64_t id = transfer->id;
-        transfer_in_early(transfer);
-        if (map_get_u64(&transfers->by_id, id) != transfer || transfer->sm.state == TRANSFER_ABORT)
-            return; /* its receives could not be posted: it has failed */
-    }
-    if (transfer->early)
-        transfer->record.state = "asked";                /* as far as anybody can see */
-    if (transfer->early && transfer->failed == RDT_OK) { /* else some of its receives could not be posted */
-        start.transport = (char *)transfer->via->transport->name;
-        start.chunk_bytes = transfer->transfers->options->chunk_bytes;
-        start.epoch = transfer->via->epoch;
-        pull.start = &start;
-        layout_to_wire(transfer->packed, false, &expect);
-        pull.expect = &expect;
-    }
-    wire_ref_from(&transfer->ref, &ref);
-    requester.tenant = transfer->account->owner.tenant;
-    requester.uid = transfer->account->owner.uid;
-    pull.transfer = transfer->id;
-    pull.ref = &ref;
-    pull.requester = &requester;
-    pull.slice = transfer->slice;
-    pull.timeout_ns = time_left_ns(transfer);
-    pull.meta_only = transfer->meta_only;
-    pull.tell_parked = transfer->group != NULL;
-    pull.keep = transfer->keeps && transfer->peer == transfer->origin;
-    pull.no_redirect = transfer->no_redirect;
-    pull.from_copy = transfer->peer != transfer->origin;
-    if (transfer->wish_transport[0] == '\0' ||
-        strcasecmp(transfer->wish_transport, "inline") == 0) /* else they go another way */
-        pull.inline_max_bytes = transfer->transfers->options->inline_max_bytes;
-    pull.parts = true;
-    if (transfer->whole || pieces_wanted_here(transfer))
-        pull.inline_max_bytes = 0;
-    if (transfer->whole) {
-        pull.part_of = transfer->whole->id;
-        pull.tensors = transfer->select;
-        pull.n_tensors = transfer->n_select;
-    }
-    if (work_send(transfer->peer, RDT_PEER_PULL, &pull.base, &err) != RDT_OK)
-        transfer_fail_err(transfer, &err);
-}
-
 static struct transfer *find(struct peer_work *work, uint64_t id)
 {
     struct transfer *transfer = map_get_u64(&work->transfers->by_id, id);
 
     return transfer && transfer->peer == work ? transfer : NULL;
-}
-
-void transfer_in_send_abort(struct transfer *transfer)
-{
-    Rdt__Pb__PullAbort abort_message = RDT__PB__PULL_ABORT__INIT;
-
-    if (!transfer->peer)
-        return; /* it was on its way back, and has told already */
-    abort_message.transfer = transfer->id;
-    (void)work_send(transfer->peer, RDT_PEER_PULL_ABORT, &abort_message.base, NULL); /* link down: the owner knows */
 }
 
 /* ---- the answer ---- */
@@ -239,158 +77,6 @@ enum rdt_status transfer_in_read_meta(struct transfer *transfer, const Rdt__Pb__
     return RDT_OK;
 }
 
-/* Which path, by what is known: before the answer that is less. soon_p: as if what is being rebuilt stood already, and only to know. */
-static enum rdt_status choose_of(struct transfer *transfer, bool has_inline, struct path_decision *soon_p,
-                                 struct rdt_error *err)
-{
-    struct path_offer offers[PATH_MAX_CANDIDATES];
-    char why[PATH_MAX_CANDIDATES][192];
-    bool nothing = transfer->have_meta && transfer->stream_bytes == 0; /* then no transport need move it */
-    struct path_query query = {.has_inline = has_inline,
-                               .source_memory = transfer->memory,
-                               .target_memory = transfer_target_memory(transfer),
-                               .source_contiguous = transfer->contiguous,
-                               .offers = offers,
-                               .mode = transfer->mode,
-                               .transport = nothing ? "" : transfer->wish_transport,
-                               .least = transfer->wish_least,
-                               .preferred = transfer->preferred,
-                               .has_target = transfer->target != NULL};
-
-    list_for_each (node, &transfer->peer->transports) {
-        struct peer_transport *pt = list_entry(node, struct peer_transport, link);
-        if (query.n_offers == PATH_MAX_CANDIDATES)
-            break;
-        peer_transport_offer_to_path(pt, transfer->memory, query.target_memory, &offers[query.n_offers]);
-        offers[query.n_offers++].connected |= soon_p && peer_transport_is_coming(pt);
-    }
-    list_for_each (transport_node, plugins_transports(transfer->transfers->plugins)) {
-        struct transport *transport = list_entry(transport_node, struct transport, link);
-        struct path_offer *offer = &offers[query.n_offers];
-        if (query.n_offers == PATH_MAX_CANDIDATES || !transport_is_grouped(transport) || !transfer->have_meta)
-            continue; /* before the answer it is not known whose object it is */
-        transfer_group_offer(transfer, transport, offer, why[query.n_offers++]);
-        if (soon_p && !offer->connected && !offer->group_why_not && !offer->here_why_not)
-            offer->connected = offer->two_sided = true;
-    }
-    return soon_p ? path_choose(&query, soon_p, err) : record_decide(&transfer->record, &query, err);
-}
-
-enum rdt_status transfer_in_choose(struct transfer *transfer, bool has_inline, struct rdt_error *err)
-{
-    return choose_of(transfer, has_inline, NULL, err);
-}
-
-/* There is no path only because a connection is being rebuilt. */
-static bool path_is_coming(struct transfer *transfer)
-{
-    struct path_decision soon = {0};
-
-    if (choose_of(transfer, false, &soon, NULL) != RDT_OK)
-        return false;
-    text_copy(transfer->record.path, sizeof transfer->record.path, soon.candidates[soon.chosen].name);
-    return true;
-}
-
-/* Counted for each transfer, and told once for each peer: a slower way may be for good, or until a connection stands again. */
-static void note_fall_back(struct transfer *transfer, const struct path_candidate *chosen, const struct path_candidate *better)
-{
-    struct peer_work *work = transfer->peer;
-    char what[sizeof work->fell_back_to];
-
-    if (transfer->fell_back)
-        return;
-    transfer->fell_back = true;
-    work->fell_back++;
-    transfer->transfers->fell_back++;
-    (void)snprintf(what, sizeof what, "%s instead of %s", chosen->name, better->name);
-    if (strcmp(what, work->fell_back_to) != 0)
-        log_info("node %s: objects come by %s: %s", work->peer->name, what, better->reason);
-    (void)snprintf(work->fell_back_to, sizeof work->fell_back_to, "%s", what);
-}
-
-/* A piece's ends: each is the memory itself, or goes through host memory. */
-static void take_staging(struct transfer *transfer, const struct path_candidate *chosen)
-{
-    bool from_device = strcmp(transfer->memory, "host") != 0, to_device = strcmp(transfer_target_memory(transfer), "host") != 0;
-
-    transfer->staged_here = chosen->staged_target;
-    transfer->staged_there = chosen->staged_source;
-    transfer->single = (to_device && !transfer->staged_here) || (from_device && !transfer->staged_there);
-    (void)snprintf(transfer->record.path, sizeof transfer->record.path, "%.56s%s", chosen->name,
-                   transfer->staged_here || transfer->staged_there ? "/staged" : "");
-    text_copy(transfer->record.from, sizeof transfer->record.from, transfer->memory);
-    text_copy(transfer->record.to, sizeof transfer->record.to, transfer_target_memory(transfer));
-}
-
-static void take_path(struct transfer *transfer)
-{
-    const struct path_candidate *chosen = record_chosen(&transfer->record);
-    const struct path_decision *decision = transfer->record.decision;
-
-    if (decision->passed_over >= 0)
-        note_fall_back(transfer, chosen, &decision->candidates[decision->passed_over]);
-
-    memcpy(transfer->record.path, chosen->name, sizeof chosen->name);
-    transfer->is_inline = chosen->kind == PATH_INLINE;
-    transfer->one_sided = chosen->one_sided;
-    if (transfer->whole)
-        take_staging(transfer, chosen);
-    if (!transfer->is_inline) {
-        transfer->via = peer_transport_find(transfer->peer, chosen->name);
-        if (!transfer->via) /* chosen a moment ago, and its side has been made */
-            transfer->via = transfer_group_side(
-                transfer, transfer_group_of(transfer, plugins_transport(transfer->transfers->plugins, chosen->name), NULL));
-        list_append(&transfer->via->users_in, &transfer->by_via);
-    }
-}
-
-/* Nobody reserves in an early start: what receives and scatters write to must be mapped all the same. */
-static bool map_targets(const struct target *target)
-{
-    for (uint32_t i = 0; i < target->n; i++)
-        if (!region_addr(target->uses[i].region, NULL))
-            return false; /* the ordinary way says why */
-    return true;
-}
-
-/* The reader knows what it will get: where a two-sided transport is connected, the receives can stand before the question, and the
- * owner need not wait for a second message. */
-void transfer_in_early(struct transfer *transfer)
-{
-    const struct path_candidate *chosen;
-    struct rdt_error err = {0};
-
-    (void)snprintf(transfer->memory, sizeof transfer->memory, "host");
-    if (layout_packed(transfer->target->layout, &transfer->packed, &transfer->stream_bytes, &err) != RDT_OK)
-        return;
-    if (transfer->stream_bytes > transfer->transfers->options->inline_max_bytes &&
-        transfer_in_choose(transfer, false, &err) == RDT_OK) {
-        const struct transport *transport;
-        chosen = record_chosen(&transfer->record);
-        transport = plugins_transport(transfer->transfers->plugins, chosen->name);
-        /* without cancel a plain "no such object" would cost the connection */
-        if (chosen->kind == PATH_TRANSPORT && !chosen->one_sided && transport && !transport->ops.register_memory &&
-            transport->ops.cancel && map_targets(transfer->target) &&
-            !order_wanted(transfer, peer_transport_find(transfer->peer, chosen->name))) {
-            take_path(transfer);
-            if (transfer_plan(transfer, &err) == RDT_OK && transfer_staging_is_little(transfer) &&
-                transfer_reserve_staging(transfer, NULL, &err) == RDT_OK) {
-                transfer->early = true;
-                transfer_in_move(transfer);
-                return;
-            }
-            free(transfer->plan);
-            transfer->plan = NULL;
-            list_remove(&transfer->by_via);
-            transfer->via = NULL;
-        }
-    }
-    free(transfer->packed);
-    transfer->packed = NULL;
-    transfer->stream_bytes = 0;
-}
-
 static void take_inline(struct transfer *transfer, const Rdt__Pb__PullMeta *meta)
 {
     struct target *target = transfer->target;
@@ -440,7 +126,7 @@ void transfer_in_find_path(struct transfer *transfer, const Rdt__Pb__PullMeta *m
         return;
     }
     status = transfer_in_choose(transfer, meta && meta->has_inline, &err);
-    if (status == RDT_NO_PATH && path_is_coming(transfer)) {
+    if (status == RDT_NO_PATH && transfer_in_path_is_coming(transfer)) {
         transfer_in_wait(transfer);
         return;
     }
@@ -448,7 +134,7 @@ void transfer_in_find_path(struct transfer *transfer, const Rdt__Pb__PullMeta *m
         transfer_fail_err(transfer, &err);
         return;
     }
-    take_path(transfer);
+    transfer_in_take_path(transfer);
     if (transfer->is_inline)
         take_inline(transfer, meta);
     else if (!reservation_wait(transfer, go_on))
@@ -524,7 +210,7 @@ void transfer_in_on_meta(struct peer_work *work, const Rdt__Pb__PullMeta *meta)
     take_answer(transfer, meta);
     next = id ? map_get_u64(&work->transfers->by_id, id) : NULL;
     if (next)
-        on_turn(&next->turn);
+        transfer_in_take_turn(next);
 }
 
 void transfer_in_on_parked(struct peer_work *work, const Rdt__Pb__PullParked *parked)

@@ -1,4 +1,5 @@
-/* The owner's side of a pull: who may have it, the answer, and the end.
+/* The owner's side of a pull: who may have it, waiting until it is put, what its reader says, and the end. The answer is transfer_answer.c,
+ * the bytes transfer_send.c.
  *
  *   PARKED --put--> OFFERED --PULL_START--> PREPARE --> SENDING --last chunk sent, or PULL_END--> ENDED
  *     |               |                        |  TURN     |                                        ^
@@ -79,7 +80,7 @@ void outgoing_end(struct outgoing *out)
         transfers->on_idle(transfers);
 }
 
-static void send_meta_error(struct peer_work *work, uint64_t number, const struct rdt_error *err)
+void outgoing_answer_error(struct peer_work *work, uint64_t number, const struct rdt_error *err)
 {
     Rdt__Pb__PullMeta meta = RDT__PB__PULL_META__INIT;
 
@@ -147,9 +148,9 @@ void outgoing_fail(struct outgoing *out, const struct rdt_error *err)
     outgoing_stop(out);
 }
 
-static void fail_parked(struct outgoing *out, const struct rdt_error *err)
+void outgoing_refuse(struct outgoing *out, const struct rdt_error *err)
 {
-    send_meta_error(out->work, out->number, err);
+    outgoing_answer_error(out->work, out->number, err);
     (void)snprintf(out->record.error, sizeof out->record.error, "%s", err->msg);
     outgoing_end(out);
 }
@@ -163,7 +164,7 @@ void outgoing_refuse_parked(struct transfers *transfers)
             continue;
         (void)rdt_error_set(&err, RDT_SHUTTING_DOWN, "object \"%s\" cannot be put any more: its daemon is shutting down",
                             out->ref.id);
-        fail_parked(out, &err);
+        outgoing_refuse(out, &err);
     }
 }
 
@@ -189,224 +190,10 @@ static void on_deadline(struct deadline *deadline)
         (void)rdt_error_set(&err, RDT_TIMED_OUT, "object \"%s\" was not %s in time", out->ref.id,
                             out->sm.state == OUTGOING_PARKED ? "put" : "fetched");
     if (out->sm.state == OUTGOING_PARKED) {
-        fail_parked(out, &err);
+        outgoing_refuse(out, &err);
         return;
     }
     outgoing_fail(out, &err);
-}
-
-/* ---- the answer ---- */
-
-static bool all_contiguous(const struct layout *layout)
-{
-    for (uint32_t i = 0; i < layout->count; i++)
-        if (!layout_is_contiguous(layout, i))
-            return false;
-    return true;
-}
-
-enum rdt_status outgoing_map(struct outgoing *out, struct rdt_error *err)
-{
-    struct object *object = out->object;
-
-    if (!out->bases)
-        out->bases = calloc(object_n_places(object) + 1u, sizeof *out->bases);
-    if (!out->bases)
-        return rdt_error_set(err, RDT_NO_MEMORY, "no memory to send object \"%s\"", out->ref.id);
-    for (uint32_t i = 0; i < object_n_places(object); i++)
-        if (!(out->bases[i] = object_base(object, i, err)))
-            return err->status;
-    return RDT_OK;
-}
-
-enum rdt_status outgoing_check(const struct outgoing *out, struct rdt_error *err)
-{
-    enum rdt_status status = RDT_OK;
-
-    for (uint32_t i = 0; status == RDT_OK && i < out->object->n_regions; i++)
-        status = region_check(out->object->uses[i].region, err);
-    return status;
-}
-
-static enum rdt_status gather_inline(struct outgoing *out, Rdt__Pb__PullMeta *meta, struct rdt_error *err)
-{
-    uint8_t *data = calloc(1, out->stream_bytes ? out->stream_bytes : 1);
-    enum rdt_status status = data ? outgoing_map(out, err) : rdt_error_set(err, RDT_NO_MEMORY, "no memory for the bytes");
-
-    if (status != RDT_OK) {
-        free(data);
-        return status;
-    }
-    for (uint32_t i = 0; i < out->source->count; i++)
-        if (layout_bytes(out->source, i) > 0)
-            layout_gather(out->source, i, out->bases[out->source->region[i]], 0, layout_bytes(out->source, i),
-                          data + out->packed->offset[i]);
-    status = outgoing_check(out, err);
-    if (status != RDT_OK) {
-        free(data);
-        return status;
-    }
-    meta->has_inline = true;
-    meta->inline_data = (ProtobufCBinaryData){out->stream_bytes, data};
-    out->transfers->bytes_out += out->stream_bytes;
-    out->work->bytes_out += out->stream_bytes;
-    out->record.bytes_done = out->stream_bytes;
-    return RDT_OK;
-}
-
-/* The reader will keep it: is noted, and may be sent to another node that has it: then that is in the answer. */
-static void note_keeper(struct outgoing *out, const struct object *object, Rdt__Pb__PullMeta *meta)
-{
-    struct transfers *transfers = out->transfers;
-    uint64_t least = transfers->options->fanout_min_bytes;
-    struct peer_work *elsewhere = NULL;
-    struct keeper *keeper = NULL;
-    bool is_new;
-
-    if (out->keep && object->snapshot && !out->replica && !out->slice && !out->meta_only && !meta->has_inline)
-        keeper = keeper_add(&transfers->keepers, out->work, object, &is_new);
-    meta->kept = keeper != NULL;
-    if (!keeper)
-        return;
-    if (is_new && !out->no_redirect && least > 0 && out->stream_bytes >= least)
-        elsewhere = keeper_redirect(keeper);
-    else if (out->no_redirect && !keeper->whole)
-        keeper_serve_here(keeper);
-    if (!elsewhere)
-        return;
-    meta->redirect_node = (ProtobufCBinaryData){sizeof elsewhere->peer->uuid, elsewhere->peer->uuid};
-    meta->redirect_address = elsewhere->peer->address;
-    meta->redirect_depth = keeper_depth(keeper);
-    (void)snprintf(out->record.path, sizeof out->record.path, "redirect");
-}
-
-/* Where the tensors lie, for an answer. */
-struct places {
-    Rdt__Pb__Place rows[PLACING_MAX], *list[PLACING_MAX];
-    uint32_t *of, n;
-};
-
-static bool places_fill(struct places *places, const struct outgoing *out, const struct object *object, Rdt__Pb__PullMeta *meta)
-{
-    const struct layout *source = out->source;
-
-    places->of = calloc(source->count + 1u, sizeof *places->of);
-    if (!places->of)
-        return false;
-    for (uint32_t i = 0; i < source->count; i++) {
-        const struct region *region = layout_bytes(source, i) > 0 ? object_region(object, source->region[i]) : NULL;
-        uint32_t k = 0;
-        if (!region)
-            continue;
-        while (k < places->n && (strcmp(places->rows[k].memory, region->kind->name) != 0 ||
-                                 strcmp(places->rows[k].device, region_device(region)) != 0))
-            k++;
-        if (k == PLACING_MAX)
-            return false;
-        if (k == places->n) {
-            rdt__pb__place__init(&places->rows[k]);
-            places->rows[k].memory = (char *)region->kind->name;
-            places->rows[k].device = (char *)region_device(region);
-            places->list[k] = &places->rows[k];
-            places->n++;
-        }
-        places->of[i] = k;
-    }
-    meta->places = places->list;
-    meta->n_places = places->n;
-    meta->place = places->of;
-    meta->n_place = source->count;
-    return true;
-}
-
-/* The object is there and may be read: answers, and ends here unless chunks are to follow. */
-void outgoing_answer(struct outgoing *out, struct object *object)
-{
-    Rdt__Pb__PullMeta meta = RDT__PB__PULL_META__INIT;
-    Rdt__Pb__TensorList tensors;
-    Rdt__Pb__Ref ref;
-    struct rdt_error err = {0};
-    bool on_device = object_on_device(object), more;
-    struct places places = {0};
-    enum rdt_status status;
-
-    out->record.began_ns = uv_hrtime();
-    if (!object_peer_hold(object)) {
-        (void)rdt_error_set(&err, RDT_NO_MEMORY, "no memory to serve object \"%s\"", out->ref.id);
-        fail_parked(out, &err);
-        return;
-    }
-    out->object = object;
-    if (!out->replica)
-        object_ref(object, &out->ref);
-    out->record.ref = out->ref;
-    if (out->sm.state == OUTGOING_PARKED)
-        outgoing_set_state(out, OUTGOING_OFFERED);
-    status = object_layout(object, out->slice, &out->source, &err);
-    if (status == RDT_OK && out->select) {
-        struct layout *all = out->source;
-        out->source = NULL;
-        status = layout_select(all, out->select, out->n_select, &out->source, &err);
-        free(all);
-    }
-    if (status == RDT_OK)
-        status = layout_packed(out->source, &out->packed, &out->stream_bytes, &err);
-    out->record.bytes = out->stream_bytes;
-    if (status == RDT_OK && !out->meta_only && !out->replica && (!on_device || out->stream_bytes == 0) &&
-        out->stream_bytes <= out->inline_max_bytes)
-        status = gather_inline(out, &meta, &err);
-    if (status != RDT_OK) {
-        send_meta_error(out->work, out->number, &err);
-        (void)snprintf(out->record.error, sizeof out->record.error, "%s", err.msg);
-        outgoing_end(out);
-        return;
-    }
-    if (on_device && !meta.has_inline && !places_fill(&places, out, object, &meta)) {
-        (void)rdt_error_set(&err, RDT_NO_MEMORY, "no memory to answer");
-        free(places.of);
-        fail_parked(out, &err);
-        return;
-    }
-    wire_ref_from(&out->ref, &ref);
-    layout_to_wire(out->packed, false, &tensors);
-    meta.transfer = out->number;
-    meta.ref = &ref;
-    meta.version = out->version;
-    meta.metadata = (ProtobufCBinaryData){object->metadata_bytes, (uint8_t *)object_metadata(object)};
-    meta.tensors = &tensors;
-    meta.bytes = out->stream_bytes;
-    meta.transport = (char *)object->transport;
-    meta.memory = object_n_places(object) > 0 ? (char *)object_region(object, 0)->kind->name : (char *)"host";
-    /* nobody is given a key of the arena, or of a copy that is being filled */
-    meta.contiguous = !object->chunk && all_contiguous(out->source) && !(out->replica && out->replica->filling);
-    if (object->producer && !out->replica && !list_empty(&out->transfers->groups->all))
-        meta.producer = object->producer->name;
-    meta.snapshot = object->snapshot;
-    meta.visibility = object->visibility;
-    if (places.n > 0)
-        meta.memory = places.rows[0].memory;
-    if (!on_device && !out->select)
-        note_keeper(out, object, &meta);
-    meta.started = !on_device && !out->select && !meta.has_inline && !out->meta_only && outgoing_can_start(out);
-    more = !out->meta_only && !meta.has_inline && meta.redirect_node.len == 0;
-    if (out->meta_only || meta.has_inline)
-        text_copy(out->record.path, sizeof out->record.path, out->meta_only ? "metadata" : "inline");
-    status = work_send(out->work, RDT_PEER_PULL_META, &meta.base, &err);
-    free(places.of);
-    free(meta.inline_data.data);
-    if (status != RDT_OK && status != RDT_PEER_LOST)
-        send_meta_error(out->work, out->number, &err);
-    if (status != RDT_OK)
-        (void)snprintf(out->record.error, sizeof out->record.error, "%s", err.msg);
-    if (!more || status != RDT_OK)
-        outgoing_end(out);
-    else if (meta.started)
-        outgoing_begin(out, peer_transport_find(out->work, out->start_transport));
-}
-
-void outgoing_refuse(struct outgoing *out, const struct rdt_error *err)
-{
-    fail_parked(out, err);
 }
 
 static void on_put(struct object_waiter *waiter, struct object *object, const struct rdt_error *why)
@@ -414,14 +201,14 @@ static void on_put(struct object_waiter *waiter, struct object *object, const st
     struct outgoing *out = (struct outgoing *)((char *)waiter - offsetof(struct outgoing, waiter));
 
     if (why) {
-        fail_parked(out, why);
+        outgoing_refuse(out, why);
         return;
     }
     if (!object_visible_to(object, &out->account->owner)) {
         struct rdt_error err;
         (void)rdt_error_set(&err, RDT_DENIED, "object \"%s\" was put, but is not visible to uid %u", out->ref.id,
                             out->account->owner.uid);
-        send_meta_error(out->work, out->number, &err);
+        outgoing_answer_error(out->work, out->number, &err);
         (void)snprintf(out->record.error, sizeof out->record.error, "%s", err.msg);
         outgoing_end(out);
         return;
@@ -437,7 +224,7 @@ static void on_published(struct name_waiter *waiter, struct object *object, uint
     if (object)
         outgoing_answer(out, object);
     else
-        fail_parked(out, err);
+        outgoing_refuse(out, err);
 }
 
 /* The object that is asked for now, by its own ref or as the newest version of a name; AGAIN: it is waited for. */
@@ -577,12 +364,12 @@ enum rdt_status outgoing_on_pull(struct peer_work *work, const Rdt__Pb__Pull *pu
         status =
             rdt_error_set(&why, RDT_SHUTTING_DOWN, "object \"%s\" cannot be put any more: its daemon is shutting down", ref.id);
     if (status != RDT_OK && status != RDT_AGAIN) {
-        send_meta_error(work, pull->transfer, &why);
+        outgoing_answer_error(work, pull->transfer, &why);
         return RDT_OK;
     }
     out = outgoing_new(work, pull, &ref, &requester, &why);
     if (!out) {
-        send_meta_error(work, pull->transfer, &why);
+        outgoing_answer_error(work, pull->transfer, &why);
         return RDT_OK;
     }
     if (pull->part_of != 0 && !take_selection(out, pull)) {
@@ -594,7 +381,7 @@ enum rdt_status outgoing_on_pull(struct peer_work *work, const Rdt__Pb__Pull *pu
         out->version = version;
         outgoing_answer(out, object);
     } else if (park(out, &why) != RDT_OK) {
-        send_meta_error(work, pull->transfer, &why);
+        outgoing_answer_error(work, pull->transfer, &why);
         outgoing_end(out);
     } else if (pull->tell_parked) {
         Rdt__Pb__PullParked parked = RDT__PB__PULL_PARKED__INIT;
