@@ -23,7 +23,9 @@ struct remnant {
     bool late;    /* to the account */
 };
 
-struct watcher { /* only while something is left: there are few of them for a user */
+/* Kept for the daemon's life: where one ever watched something its close waits for all processors, ten milliseconds and more, in which the
+ * loop would serve nobody. */
+struct watcher {
     uv_poll_t poll;
     int fd;
 };
@@ -31,7 +33,7 @@ struct watcher { /* only while something is left: there are few of them for a us
 struct region_left {
     struct regions *regions;
     uv_loop_t *loop;
-    struct watcher *watcher; /* NULL: nothing is left */
+    struct watcher *watcher; /* NULL: the kernel had none to give yet */
     struct map by_watch;
     struct list recent;
     struct deadline grace;
@@ -97,14 +99,6 @@ static void on_closed(uv_handle_t *handle)
     free(watcher);
 }
 
-static void close_if_idle(struct region_left *left)
-{
-    if (!left->watcher || map_count(&left->by_watch) > 0)
-        return;
-    uv_close((uv_handle_t *)&left->watcher->poll, on_closed);
-    left->watcher = NULL;
-}
-
 static void on_readable(uv_poll_t *poll, int status, int events)
 {
     struct region_left *left = poll->data;
@@ -127,7 +121,6 @@ static void on_readable(uv_poll_t *poll, int status, int events)
                 forget(left, remnant);
         }
     }
-    close_if_idle(left);
     regions_admit(left->regions);
 }
 
@@ -168,6 +161,7 @@ bool region_left_create(struct regions *regions, uv_loop_t *loop)
     map_init(&left->by_watch);
     list_init(&left->recent);
     regions->left = left;
+    (void)open_watcher(left); /* when it is wanted it is asked for again */
     return true;
 }
 
@@ -176,7 +170,8 @@ void region_left_close(struct region_left *left)
     if (!left)
         return;
     forget_all(left);
-    close_if_idle(left);
+    if (left->watcher)
+        uv_close((uv_handle_t *)&left->watcher->poll, on_closed);
     map_fini(&left->by_watch);
     deadline_unset(left->regions->deadlines, &left->grace);
     left->regions->left = NULL;
@@ -199,7 +194,6 @@ static int watch_region(struct region_left *left, const struct region *region, s
         watch = -1;
         error = ENOMEM;
     }
-    close_if_idle(left);
     return watch < 0 ? -error : watch;
 }
 

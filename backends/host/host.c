@@ -100,12 +100,25 @@ static bool fits(uint64_t bytes)
     return bytes / 1024 < kib;
 }
 
+/* The kernel files new pages in batches, one for each processor, and what waits in another processor's counts as in use: who seals the
+ * memory sleeps until every processor has filed its own, which takes milliseconds where they are busy. What this one still has is filed at
+ * once by any advice that has to look at pages, here on one that is not worth a thought. */
+static void file_pages(void)
+{
+#ifdef MADV_COLD
+    static _Alignas(65536) uint8_t page[65536]; /* one, whatever their size here */
+
+    (void)madvise(page, sizeof page, MADV_COLD);
+#endif
+}
+
 /* A signal undoes fallocate halfway: start again. */
 static int reserve(int fd, uint64_t bytes)
 {
     while (fallocate(fd, 0, 0, (off_t)bytes))
         if (errno != EINTR)
             return errno;
+    file_pages();
     return 0;
 }
 

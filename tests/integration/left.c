@@ -1,5 +1,6 @@
 /* Memory that somebody keeps after its end: an fd, or a second mapping, that nobody can take back. Either its pages go all the same, or its
  * bytes stay counted until the last who has it lets go. */
+#include <dirent.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
 
@@ -133,5 +134,45 @@ Test(left, memory_of_an_ended_client_counts_until_its_fd_is_closed)
     (void)close(fd);
     must_ok(rdt_alloc_with(conn, 9 * MIB, &options, &memory, &err)); /* whoever waits is told */
     wait_until(LONG, left_bytes() == 0);
+    end(NULL);
+}
+
+static unsigned watchers(void)
+{
+    char path[64], what[64] = "";
+    unsigned n = 0;
+    DIR *dir;
+
+    (void)snprintf(path, sizeof path, "/proc/%d/fd", (int)node.pid);
+    dir = opendir(path);
+    must(dir != NULL);
+    for (struct dirent *entry; (entry = readdir(dir));) {
+        ssize_t length = readlinkat(dirfd(dir), entry->d_name, what, sizeof what - 1);
+        if (length > 0) {
+            what[length] = '\0';
+            n += strstr(what, "inotify") != NULL;
+        }
+    }
+    (void)closedir(dir);
+    return n;
+}
+
+/* Closing what watches keeps the loop ten milliseconds and more, at each snapshot that ends while no other is left. */
+Test(left, what_watches_is_not_closed_when_nothing_is_left)
+{
+    struct rdt_put_options options = RDT_INIT(options);
+    uint8_t *bytes = calloc(1, MIB);
+    struct rdt_ref ref;
+
+    begin(NULL);
+    options.flags = RDT_PUT_SNAPSHOT;
+    for (unsigned i = 0; i < 3; i++) {
+        must_ok(rdt_put(conn, &VECTOR(RDT_U8, MIB, bytes), 1, &options, &ref, &err));
+        must_ok(rdt_free(conn, &ref, false, &err));
+        wait_until(LONG, left_bytes() == 0);
+        must_ok(rdt_ping(conn, LONG, &err));
+        cr_assert_eq(watchers(), 1);
+    }
+    free(bytes);
     end(NULL);
 }
