@@ -47,15 +47,20 @@ CUresult cuda_range_allow(struct cuda_driver *driver, const struct cuda_range *r
     return driver->cuMemSetAccess(range->base, range->bytes, &desc, 1);
 }
 
-void cuda_range_unmap(struct cuda_driver *driver, struct cuda_range *range)
+void cuda_range_clear(struct cuda_driver *driver, struct cuda_range *range)
 {
     CUdeviceptr at = range->base;
 
     for (uint32_t i = 0; i < range->n_mapped; at += range->chunk_bytes[i++])
         (void)driver->cuMemUnmap(at, range->chunk_bytes[i]);
+    range->n_mapped = 0;
+}
+
+void cuda_range_unmap(struct cuda_driver *driver, struct cuda_range *range)
+{
+    cuda_range_clear(driver, range);
     if (range->bytes > 0)
         (void)driver->cuMemAddressFree(range->base, range->bytes);
-    range->n_mapped = 0;
     range->bytes = 0;
 }
 

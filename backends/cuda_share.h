@@ -32,6 +32,7 @@ CUresult cuda_range_reserve(struct cuda_driver *driver, size_t bytes, size_t gra
 CUresult cuda_range_add(struct cuda_driver *driver, struct cuda_range *range, CUmemGenericAllocationHandle handle);
 CUresult cuda_range_allow(struct cuda_driver *driver, const struct cuda_range *range, CUdevice device);
 void cuda_range_unmap(struct cuda_driver *driver, struct cuda_range *range); /* half made, too */
+void cuda_range_clear(struct cuda_driver *driver, struct cuda_range *range); /* the same, but the addresses stay reserved */
 
 struct cuda_handles { /* the open ones of a process, or of a plug-in */
     pthread_mutex_t mutex;

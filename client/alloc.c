@@ -179,10 +179,12 @@ enum rdt_status rdt_alloc_with(rdt *conn, size_t bytes, const struct rdt_alloc_o
         return status;
     if (bytes == 0 || !addr_p)
         return rdt_error_set(err, RDT_INVALID, bytes == 0 ? "an allocation of 0 bytes" : "addr_p is NULL");
-    /* Making the pages takes its time too, after the wait for room. */
-    deadline_ns = own.timeout_ns < 0 || own.timeout_ns > INT64_MAX - CALL_MEMORY_TIMEOUT_NS
-                      ? CLOCK_NEVER
-                      : clock_deadline_ns(own.timeout_ns + CALL_MEMORY_TIMEOUT_NS);
+    if (own.call_timeout_ns != 0)
+        deadline_ns = clock_deadline_ns(own.call_timeout_ns);
+    else if (own.timeout_ns < 0 || own.timeout_ns > INT64_MAX - CALL_MEMORY_TIMEOUT_NS)
+        deadline_ns = CLOCK_NEVER;
+    else /* making the pages takes its time too, after the wait for room */
+        deadline_ns = clock_deadline_ns(own.timeout_ns + CALL_MEMORY_TIMEOUT_NS);
     if (own.memory && strcasecmp(own.memory, "host") != 0)
         status = alloc_on_device(conn, bytes, &own, deadline_ns, &mapping, err);
     else
@@ -307,6 +309,18 @@ static enum rdt_status release_region(rdt *conn, struct mapping *mapping, struct
     return status;
 }
 
+/* With the lock. From now on no put finds it. */
+static enum rdt_status withdraw(rdt *conn, const void *addr, struct mapping **mapping_p, struct rdt_error *err)
+{
+    struct mapping *mapping = memory_at(&conn->memory, (uintptr_t)addr, (uintptr_t)addr + 1);
+
+    if (!mapping || mapping->addr != addr)
+        return rdt_error_set(err, RDT_INVALID, "%p is not the start of memory from rdt_alloc or rdt_import", addr);
+    memory_withdraw(&conn->memory, mapping);
+    *mapping_p = mapping;
+    return RDT_OK;
+}
+
 enum rdt_status rdt_dealloc(rdt *conn, void *addr, struct rdt_error *err)
 {
     struct mapping *mapping;
@@ -315,11 +329,22 @@ enum rdt_status rdt_dealloc(rdt *conn, void *addr, struct rdt_error *err)
     if (status != RDT_OK)
         return status;
     connection_lock(conn);
-    mapping = memory_at(&conn->memory, (uintptr_t)addr, (uintptr_t)addr + 1);
-    if (mapping && mapping->addr == addr)
-        memory_withdraw(&conn->memory, mapping);
-    else
-        status = rdt_error_set(err, RDT_INVALID, "%p is not the start of memory from rdt_alloc or rdt_import", addr);
+    status = withdraw(conn, addr, &mapping, err);
     connection_unlock(conn);
     return status == RDT_OK ? release_region(conn, mapping, err) : status;
+}
+
+enum rdt_status rdt_dealloc_soon(rdt *conn, void *addr, struct rdt_error *err)
+{
+    struct mapping *mapping;
+    enum rdt_status status = connection_check(conn, err);
+
+    if (status != RDT_OK)
+        return status;
+    connection_lock(conn);
+    status = withdraw(conn, addr, &mapping, err);
+    if (status == RDT_OK)
+        alloc_give_back(conn, mapping);
+    connection_unlock(conn);
+    return status;
 }

@@ -101,7 +101,6 @@ void rdt_close(rdt *conn)
     (void)pthread_mutex_unlock(&conn->lock);
     (void)pthread_cond_destroy(&conn->changed);
     (void)pthread_cond_destroy(&conn->copied);
-    (void)pthread_mutex_destroy(&conn->importing);
     (void)pthread_mutex_destroy(&conn->lock);
     free(conn);
 }
@@ -133,7 +132,6 @@ static void init_locks(rdt *conn)
     pthread_condattr_t attr;
 
     (void)pthread_mutex_init(&conn->lock, NULL);
-    (void)pthread_mutex_init(&conn->importing, NULL);
     (void)pthread_condattr_init(&attr);
     (void)pthread_condattr_setclock(&attr, CLOCK_MONOTONIC);
     (void)pthread_cond_init(&conn->changed, &attr);

@@ -35,9 +35,9 @@ struct rdt {
 
     pthread_mutex_t lock;
     pthread_cond_t changed; /* what followers sleep on */
-    pthread_mutex_t importing; /* one import of several messages at a time; taken before the lock */
-    uint64_t n_imports;        /* of those */
     pthread_cond_t copied;  /* a thread stopped writing into some request's targets */
+    bool importing;         /* something in several messages: one at a time */
+    uint64_t n_imports;     /* of those */
 
     struct frame_reader reader;
     struct frame_writer writer;

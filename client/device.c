@@ -162,8 +162,8 @@ static enum rdt_status check_shared(const struct rdt_shared *shared, const void 
 }
 
 /* Chunks in as many frames as it takes; the last is answered with the region. */
-static enum rdt_status send_parts(rdt *conn, const struct rdt_shared *shared, uint64_t number, ProtobufCMessage **answer_p,
-                                  struct rdt_error *err)
+static enum rdt_status send_parts(rdt *conn, const struct rdt_shared *shared, uint64_t number, int64_t deadline_ns,
+                                  ProtobufCMessage **answer_p, struct rdt_error *err)
 {
     Rdt__Pb__Import request = RDT__PB__IMPORT__INIT;
     bool chunks = shared->kind == RDT_SHARED_VMM;
@@ -187,7 +187,7 @@ static enum rdt_status send_parts(rdt *conn, const struct rdt_shared *shared, ui
         request.chunk_bytes = chunks ? (uint64_t *)(uintptr_t)(shared->chunk_bytes + sent) : NULL;
         request.n_chunk_bytes = n;
         status = call_many(conn, RDT_MSG_IMPORT, &request.base, chunks ? shared->fds + sent : NULL, n,
-                           &rdt__pb__region_reply__descriptor, clock_deadline_ns(CALL_MEMORY_TIMEOUT_NS), answer_p, &got, err);
+                           &rdt__pb__region_reply__descriptor, deadline_ns, answer_p, &got, err);
         if (status != RDT_OK)
             return status;
         call_got_close(&got);
@@ -212,17 +212,51 @@ static void drop_parts(rdt *conn, const struct rdt_shared *shared)
     connection_unlock(conn);
 }
 
+/* The daemon gathers the chunks of one import of a client's: those of the next wait here, each to its own deadline. */
+static enum rdt_status begin_parts(rdt *conn, int64_t deadline_ns, uint64_t *number_p, struct rdt_error *err)
+{
+    enum rdt_status status = RDT_OK;
+
+    connection_lock(conn);
+    while (conn->importing && !conn->lost && status == RDT_OK)
+        status = connection_step(conn, deadline_ns);
+    if (conn->lost)
+        status = connection_lost_error(conn, err);
+    else if (conn->importing)
+        status = rdt_error_set(err, RDT_TIMED_OUT, "another import of more than %u chunks did not end in time", RDT_MAX_FRAME_FDS);
+    else
+        status = RDT_OK;
+    if (status == RDT_OK) {
+        conn->importing = true;
+        *number_p = ++conn->n_imports;
+    }
+    connection_unlock(conn);
+    return status;
+}
+
+static void end_parts(rdt *conn)
+{
+    connection_lock(conn);
+    conn->importing = false;
+    connection_news(conn);
+    connection_unlock(conn);
+}
+
 static enum rdt_status send_import(rdt *conn, const struct rdt_shared *shared, ProtobufCMessage **answer_p, struct rdt_error *err)
 {
+    int64_t deadline_ns = clock_deadline_ns(shared->timeout_ns ? shared->timeout_ns : CALL_MEMORY_TIMEOUT_NS);
+    uint64_t number;
     enum rdt_status status;
 
     if (shared->kind != RDT_SHARED_VMM || shared->n_fds <= RDT_MAX_FRAME_FDS)
-        return send_parts(conn, shared, 0, answer_p, err);
-    (void)pthread_mutex_lock(&conn->importing); /* the daemon gathers the chunks of one import of a client's */
-    status = send_parts(conn, shared, ++conn->n_imports, answer_p, err);
+        return send_parts(conn, shared, 0, deadline_ns, answer_p, err);
+    status = begin_parts(conn, deadline_ns, &number, err);
+    if (status != RDT_OK)
+        return status;
+    status = send_parts(conn, shared, number, deadline_ns, answer_p, err);
     if (status != RDT_OK)
         drop_parts(conn, shared);
-    (void)pthread_mutex_unlock(&conn->importing);
+    end_parts(conn);
     return status;
 }
 

@@ -94,6 +94,7 @@ struct rdt_alloc_options {
     int64_t timeout_ns; /* how long it may wait for room under a limit or memory_limit; 0: not at all; negative: without end */
     const char *memory; /* kind; NULL: "host". Any other needs its mapper (rdt_map_by); *addr_p is an address of the device then */
     const char *device; /* uuid of the device; NULL: the only one there is */
+    int64_t call_timeout_ns; /* of the whole call, whatever it waits for; 0: five minutes more than timeout_ns; negative: without end */
 };
 
 /* The same with options. TIMED_OUT: there was no room in time; the sentence says what it waited for. What could never fit is refused
@@ -105,6 +106,10 @@ enum rdt_status rdt_alloc_with(rdt *rdt, size_t bytes, const struct rdt_alloc_op
  * next: nothing may be read or written there any more. An import is forgotten: the caller's mapping stays the caller's. Objects put
  * from it live on. INVALID: addr is not the start of such a range. */
 enum rdt_status rdt_dealloc(rdt *rdt, void *addr, struct rdt_error *err);
+
+/* The same, and waits for nothing: memory of rdt_alloc is unmapped when the daemon has heard of it, and kept for nobody. For threads that
+ * must not wait for a daemon that may be stopped. */
+enum rdt_status rdt_dealloc_soon(rdt *rdt, void *addr, struct rdt_error *err);
 
 /* Offers a memfd that the caller has mapped at addr (bytes from offset 0 of the fd, shared mapping). The fd stays the caller's
  * and may be closed. INVALID: not a memfd, shorter than bytes, or not sealed against shrinking: fcntl(fd, F_ADD_SEALS,
@@ -134,6 +139,7 @@ struct rdt_shared {
     size_t n_fds;
     const void *handle; /* LEGACY_IPC: of the whole allocation */
     size_t handle_bytes;
+    int64_t timeout_ns; /* of rdt_import_shared; 0: five minutes; negative: without end */
 };
 
 struct rdt_mapper {

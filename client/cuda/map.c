@@ -105,7 +105,9 @@ static void unmap_here(struct cuda_driver *driver, struct mapped *mapped)
     if (enter(driver, mapped->gpu, &entered, NULL) == RDT_OK) {
         if (mapped->opened)
             cuda_handle_close(&handles, driver, mapped->opened);
-        cuda_range_unmap(driver, &mapped->range);
+        cuda_range_clear(driver, &mapped->range);
+        if (mapped->range.bytes > 0 && !pool_keeps(mapped->range.base, mapped->range.bytes))
+            cuda_range_unmap(driver, &mapped->range);
         leave(driver, &entered);
     }
     free(mapped);

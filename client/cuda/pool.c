@@ -1,5 +1,8 @@
 /* An allocator of the daemon's memory for libraries that take one as two functions: see rdt_cuda.h. They come with no argument of the
- * user's, so whose memory it is, is this process's state. Blocks are few and large: torch cuts them up by itself. */
+ * user's, so whose memory it is, is this process's state. Blocks are few and large: torch cuts them up by itself.
+ *
+ * Only its address says which block is freed. So no address is given anew before that: of blocks whose connection was closed, and whose memory
+ * is gone with it, the addresses stay reserved. */
 #include <stdlib.h>
 
 #include "client/cuda/gpu.h"
@@ -9,6 +12,8 @@ struct block {
     size_t bytes;
     int device;
     rdt_cuda *cuda;
+    CUdeviceptr reserved; /* of one that is gone: what is still reserved of it, */
+    size_t reserved_bytes; /* 0: nothing, or not yet */
     struct block *next;
 };
 
@@ -17,6 +22,7 @@ static pthread_cond_t idle = PTHREAD_COND_INITIALIZER;
 static rdt_cuda *current;
 static unsigned calls; /* that use a connection now: pool_forget waits for them */
 static struct block *blocks;
+static struct block *gone; /* their connections are closed, and their users have not freed them yet */
 static struct rdt_cuda_pool_info info;
 
 void rdt_cuda_pool_use(rdt_cuda *cuda)
@@ -42,12 +48,45 @@ static void failed(const struct rdt_error *err)
     (void)pthread_mutex_unlock(&mutex);
 }
 
+/* Both under the mutex. Where the one at that address hangs; where NULL does: there is none. */
+static struct block **find(struct block **list, const void *addr)
+{
+    while (*list && (*list)->addr != addr)
+        list = &(*list)->next;
+    return list;
+}
+
+static struct block *take(struct block **at)
+{
+    struct block *block = *at;
+
+    if (block)
+        *at = block->next;
+    return block;
+}
+
+static enum rdt_status fill(struct block *block, ptrdiff_t bytes, int device, struct rdt_error *err)
+{
+    const char *uuid;
+    enum rdt_status status = RDT_OK;
+
+    if (!block->cuda)
+        status = rdt_error_set(err, RDT_INVALID, "no connection serves this process's pool of GPU memory: rdt_cuda_pool_use");
+    else if (bytes <= 0)
+        status = rdt_error_set(err, RDT_INVALID, "%td bytes of GPU memory", bytes);
+    if (status == RDT_OK)
+        status = rdt_cuda_uuid(block->cuda, device, &uuid, err);
+    if (status != RDT_OK)
+        return status;
+    block->bytes = (size_t)bytes;
+    block->device = device;
+    return rdt_cuda_alloc(block->cuda, uuid, block->bytes, &block->addr, err);
+}
+
 void *rdt_cuda_pool_alloc(ptrdiff_t bytes, int device, void *stream)
 {
     struct block *block = calloc(1, sizeof *block);
-    enum rdt_status status = RDT_OK;
     struct rdt_error err;
-    const char *uuid;
 
     (void)stream;
     if (!block) {
@@ -59,22 +98,12 @@ void *rdt_cuda_pool_alloc(ptrdiff_t bytes, int device, void *stream)
     block->cuda = current;
     calls++;
     (void)pthread_mutex_unlock(&mutex);
-    if (!block->cuda)
-        status = rdt_error_set(&err, RDT_INVALID, "no connection serves this process's pool of GPU memory: rdt_cuda_pool_use");
-    else if (bytes <= 0)
-        status = rdt_error_set(&err, RDT_INVALID, "%td bytes of GPU memory", bytes);
-    if (status == RDT_OK)
-        status = rdt_cuda_uuid(block->cuda, device, &uuid, &err);
-    if (status == RDT_OK)
-        status = rdt_cuda_alloc(block->cuda, uuid, (size_t)bytes, &block->addr, &err);
-    if (status != RDT_OK) {
+    if (fill(block, bytes, device, &err) != RDT_OK) {
         failed(&err);
         end_call();
         free(block);
         return NULL;
     }
-    block->bytes = (size_t)bytes;
-    block->device = device;
     (void)pthread_mutex_lock(&mutex);
     block->next = blocks;
     blocks = block;
@@ -85,41 +114,58 @@ void *rdt_cuda_pool_alloc(ptrdiff_t bytes, int device, void *stream)
     return block->addr;
 }
 
-/* Both under the mutex. */
-static struct block *take(struct block **at)
+bool pool_keeps(CUdeviceptr base, size_t bytes)
 {
-    struct block *block = *at;
+    struct block *block;
 
-    *at = block->next;
-    info.blocks--;
-    info.bytes -= block->bytes;
-    return block;
+    (void)pthread_mutex_lock(&mutex);
+    block = gone;
+    while (block && ((uintptr_t)block->addr < base || (uintptr_t)block->addr - base >= bytes))
+        block = block->next;
+    if (block) {
+        block->reserved = base;
+        block->reserved_bytes = bytes;
+    }
+    (void)pthread_mutex_unlock(&mutex);
+    return block != NULL;
 }
 
-static struct block *find(void *addr)
+static void forget(struct block *take_block)
 {
-    for (struct block **at = &blocks; *at; at = &(*at)->next)
-        if ((*at)->addr == addr)
-            return take(at);
-    return NULL; /* its connection was closed, and the memory went with it */
+    struct cuda_driver *driver;
+
+    if (take_block->reserved_bytes > 0 && cuda_driver_open(&driver, NULL) == RDT_OK)
+        (void)driver->cuMemAddressFree(take_block->reserved, take_block->reserved_bytes);
+    free(take_block);
+}
+
+static void give_back(struct block *take_block)
+{
+    (void)rdt_cuda_wait_all(take_block->cuda, take_block->device, NULL);
+    (void)rdt_dealloc_soon(take_block->cuda->conn, take_block->addr, NULL);
+    free(take_block);
 }
 
 void rdt_cuda_pool_free(void *addr, ptrdiff_t bytes, int device, void *stream)
 {
-    struct block *block;
+    struct block *block, *old;
 
     (void)bytes, (void)device, (void)stream;
     if (!addr)
         return;
     (void)pthread_mutex_lock(&mutex);
-    block = find(addr);
+    old = take(find(&gone, addr));
+    block = old ? NULL : take(find(&blocks, addr));
+    if (block) {
+        info.blocks--;
+        info.bytes -= block->bytes;
+    }
     calls++;
     (void)pthread_mutex_unlock(&mutex);
-    if (block) {
-        (void)rdt_cuda_wait_all(block->cuda, block->device, NULL);
-        (void)rdt_dealloc(block->cuda->conn, block->addr, NULL);
-        free(block);
-    }
+    if (block)
+        give_back(block);
+    if (old)
+        forget(old);
     end_call();
 }
 
@@ -140,10 +186,16 @@ void pool_forget(const rdt_cuda *cuda)
     while (calls > 0)
         (void)pthread_cond_wait(&idle, &mutex);
     while (*at) {
-        if ((*at)->cuda == cuda)
-            free(take(at));
-        else
-            at = &(*at)->next;
+        struct block *block = *at;
+        if (block->cuda != cuda) {
+            at = &block->next;
+            continue;
+        }
+        (void)take(at);
+        info.blocks--;
+        info.bytes -= block->bytes;
+        block->next = gone;
+        gone = block;
     }
     (void)pthread_mutex_unlock(&mutex);
 }

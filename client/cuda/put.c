@@ -1,156 +1,17 @@
 /* See gpu.h. What a put exports is known to the daemon by this connection only during the put: the object holds it from then on, and the
- * next put asks anew what lies at the address (offers.c).
- *
- * A put with a stream is pending until the stream gets there. The driver then calls back on a thread of its own, where neither CUDA may be
- * called nor a lock be waited for: it pushes a note, and a thread of this library tells the daemon.
+ * next put asks anew what lies at the address (offers.c). All of a put keeps its one deadline; what a stream still copies into when that has
+ * passed is given back when the stream has come there (teller.c).
  */
-#include <errno.h>
-#include <semaphore.h>
-#include <signal.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "client/cuda/gpu.h"
 
-struct note { /* of an object that a stream is still to write */
-    struct teller *teller;
-    struct note *next;
-    struct rdt_ref ref;
-    CUresult result;
-    void **rooms; /* that the stream copies into, mapped until it has */
-    size_t n_rooms;
-};
-
-struct teller { /* outlives its handle while a stream may still call back */
-    rdt *conn;
-    struct cuda_driver *driver;
-    _Atomic(struct note *) notes;
-    sem_t some;
-    atomic_uint refs; /* the handle's, and one for each note */
-    atomic_bool end;
-    sem_t copied; /* once for each note with rooms that the stream has come to */
-    unsigned copying; /* such notes; under the handle's mutex */
-    pthread_t thread;
-};
-
 struct handle {
     struct rdt_cuda cuda;
-    pthread_mutex_t mutex;
-    struct teller *teller; /* NULL: none was needed yet */
     struct offers offers;
+    struct streams streams;
 };
-
-static void teller_unref(struct teller *teller)
-{
-    if (atomic_fetch_sub(&teller->refs, 1) != 1)
-        return;
-    (void)sem_destroy(&teller->some);
-    (void)sem_destroy(&teller->copied);
-    free(teller);
-}
-
-static void note_free(struct note *note)
-{
-    free(note->rooms);
-    free(note);
-}
-
-static struct note *take_notes(struct teller *teller)
-{
-    struct note *latest = atomic_exchange(&teller->notes, NULL), *first = NULL;
-
-    while (latest) { /* the oldest first */
-        struct note *next = latest->next;
-        latest->next = first;
-        first = latest;
-        latest = next;
-    }
-    return first;
-}
-
-static void tell(struct teller *teller, const struct note *note)
-{
-    struct rdt_error err;
-
-    if (note->result == CUDA_SUCCESS) {
-        (void)rdt_ready(teller->conn, &note->ref, NULL);
-    } else {
-        (void)cuda_failed(teller->driver, note->result, &err, "the producer's stream failed before the bytes were there");
-        (void)rdt_fail(teller->conn, &note->ref, RDT_SYSTEM, err.msg, NULL);
-    }
-    for (size_t i = 0; i < note->n_rooms; i++)
-        (void)rdt_dealloc(teller->conn, note->rooms[i], NULL);
-}
-
-static void *run(void *arg)
-{
-    struct teller *teller = arg;
-
-    for (;;) {
-        struct note *note;
-        while (sem_wait(&teller->some) && errno == EINTR)
-            ;
-        note = take_notes(teller);
-        if (!note && atomic_load(&teller->end))
-            break;
-        while (note) {
-            struct note *next = note->next;
-            if (!atomic_load(&teller->end))
-                tell(teller, note);
-            note_free(note);
-            teller_unref(teller);
-            note = next;
-        }
-    }
-    return NULL;
-}
-
-static void CUDA_CB on_stream(CUstream stream, CUresult result, void *arg)
-{
-    struct note *note = arg;
-    struct teller *teller = note->teller;
-
-    (void)stream;
-    note->result = result;
-    if (note->n_rooms > 0)
-        (void)sem_post(&teller->copied);
-    if (atomic_load(&teller->end)) { /* nobody looks any more */
-        note_free(note);
-        teller_unref(teller);
-        return;
-    }
-    note->next = atomic_load(&teller->notes);
-    while (!atomic_compare_exchange_weak(&teller->notes, &note->next, note))
-        ;
-    (void)sem_post(&teller->some);
-}
-
-static enum rdt_status get_teller(struct handle *handle, struct teller **teller_p, struct rdt_error *err)
-{
-    sigset_t all, before;
-    struct teller *teller;
-    int error = 0;
-
-    (void)pthread_mutex_lock(&handle->mutex);
-    if (!handle->teller && (teller = calloc(1, sizeof *teller)) != NULL) {
-        teller->conn = handle->cuda.conn;
-        teller->driver = handle->cuda.driver;
-        atomic_init(&teller->refs, 1);
-        (void)sem_init(&teller->some, 0, 0);
-        (void)sem_init(&teller->copied, 0, 0);
-        (void)sigfillset(&all);
-        (void)pthread_sigmask(SIG_SETMASK, &all, &before);
-        error = pthread_create(&teller->thread, NULL, run, teller);
-        (void)pthread_sigmask(SIG_SETMASK, &before, NULL);
-        if (error)
-            teller_unref(teller);
-        else
-            handle->teller = teller;
-    }
-    *teller_p = handle->teller;
-    (void)pthread_mutex_unlock(&handle->mutex);
-    return *teller_p ? RDT_OK : rdt_error_sys(err, error ? error : ENOMEM, "a thread that waits for streams");
-}
 
 /* ---- opening ---- */
 
@@ -166,15 +27,13 @@ enum rdt_status rdt_cuda_open(rdt *conn, rdt_cuda **cuda_p, struct rdt_error *er
     if (!handle)
         return rdt_error_set(err, RDT_NO_MEMORY, "no memory for GPU memory's handle");
     handle->cuda = (struct rdt_cuda){conn, driver};
-    (void)pthread_mutex_init(&handle->mutex, NULL);
-    offers_init(&handle->offers);
     status = rdt_map_by(conn, &cuda_mapper, err);
     if (status != RDT_OK) {
-        offers_fini(&handle->offers);
-        (void)pthread_mutex_destroy(&handle->mutex);
         free(handle);
         return status;
     }
+    offers_init(&handle->offers);
+    streams_init(&handle->streams, conn, driver);
     *cuda_p = &handle->cuda;
     return RDT_OK;
 }
@@ -186,34 +45,24 @@ void rdt_cuda_close(rdt_cuda *cuda)
     if (!handle)
         return;
     pool_forget(cuda);
-    if (handle->teller) {
-        for (; handle->teller->copying > 0; handle->teller->copying--) /* the memory that a stream copies into is unmapped next */
-            while (sem_wait(&handle->teller->copied) && errno == EINTR)
-                ;
-        atomic_store(&handle->teller->end, true);
-        (void)sem_post(&handle->teller->some);
-        (void)pthread_join(handle->teller->thread, NULL);
-        for (struct note *note = take_notes(handle->teller), *next; note; note = next) {
-            next = note->next;
-            note_free(note);
-            teller_unref(handle->teller);
-        }
-        teller_unref(handle->teller);
-    }
+    streams_fini(&handle->streams);
     offers_fini(&handle->offers);
-    (void)pthread_mutex_destroy(&handle->mutex);
     free(handle);
+}
+
+static enum rdt_status alloc(rdt_cuda *cuda, const char *device, size_t bytes, int64_t timeout_ns, void **addr_p, struct rdt_error *err)
+{
+    struct rdt_alloc_options options = RDT_INIT(options);
+
+    options.memory = "cuda";
+    options.device = device;
+    options.call_timeout_ns = timeout_ns;
+    return rdt_alloc_with(cuda->conn, bytes, &options, addr_p, err);
 }
 
 enum rdt_status rdt_cuda_alloc(rdt_cuda *cuda, const char *device, size_t bytes, void **addr_p, struct rdt_error *err)
 {
-    struct rdt_alloc_options options = RDT_INIT(options);
-
-    if (!cuda)
-        return rdt_error_set(err, RDT_INVALID, "cuda is NULL");
-    options.memory = "cuda";
-    options.device = device;
-    return rdt_alloc_with(cuda->conn, bytes, &options, addr_p, err);
+    return cuda ? alloc(cuda, device, bytes, 0, addr_p, err) : rdt_error_set(err, RDT_INVALID, "cuda is NULL");
 }
 
 /* ---- tensors ---- */
@@ -253,6 +102,7 @@ static enum rdt_status extent(const struct rdt_tensor *tensor, size_t i, uintptr
 struct putting {
     struct handle *handle;
     const struct rdt_cuda_put_options *options;
+    int64_t deadline_ns;
     struct rdt_tensor *tensors; /* a copy: of what was copied, data is the copy's */
     struct cuda_gpu *gpu;       /* of the first tensor that is on one; NULL: none is */
     struct offer_span *spans;   /* [count]: of those on GPUs that the daemon does not know */
@@ -261,6 +111,52 @@ struct putting {
     size_t n_given, n_rooms;
 };
 
+/* What is left of the put's time, as calls take it. */
+static int64_t left_of(const struct putting *putting)
+{
+    int64_t left_ns = clock_remaining_ns(putting->deadline_ns);
+
+    return left_ns != 0 ? left_ns : 1;
+}
+
+/* Rooms that the stream may still copy into: given back when it has come there. */
+static enum rdt_status give_up_rooms(struct putting *putting, CUstream stream, void **take_rooms, size_t n_rooms, struct rdt_error *err)
+{
+    struct note *note;
+    enum rdt_status status = note_new(&putting->handle->streams, &note, err);
+
+    return status == RDT_OK ? note_in_stream(note, stream, NULL, take_rooms, n_rooms, err) : status;
+}
+
+#define LOOK_NS 20000 /* between two looks at a copy */
+
+/* Until the copy into the latest room has been made. TIMED_OUT: the room is not ours any more. */
+static enum rdt_status await_copy(struct putting *putting, struct cuda_gpu *gpu, CUstream stream, struct rdt_error *err)
+{
+    struct cuda_driver *driver = putting->handle->cuda.driver;
+    const char *what = "copying a tensor that cannot be exported";
+    CUresult result = putting->deadline_ns == CLOCK_NEVER ? driver->cuStreamSynchronize(stream) : driver->cuStreamQuery(stream);
+    void **rooms;
+
+    while (result == CUDA_ERROR_NOT_READY && clock_now_ns() < putting->deadline_ns) {
+        struct timespec look = clock_timespec(LOOK_NS);
+        (void)nanosleep(&look, NULL);
+        result = driver->cuStreamQuery(stream);
+    }
+    if (result != CUDA_ERROR_NOT_READY)
+        return result == CUDA_SUCCESS ? RDT_OK : cuda_gpu_failed(driver, gpu, result, err, what);
+    rooms = malloc(sizeof *rooms);
+    if (rooms)
+        rooms[0] = putting->rooms[putting->n_rooms - 1];
+    if (rooms && give_up_rooms(putting, stream, rooms, 1, NULL) == RDT_OK) {
+        putting->n_rooms--;
+    } else {
+        free(rooms);
+        (void)driver->cuStreamSynchronize(stream); /* too late, but not into memory of others */
+    }
+    return rdt_error_set(err, RDT_TIMED_OUT, "%s: %s had not ended when the deadline passed", gpu->uuid, what);
+}
+
 static enum rdt_status copy_in(struct putting *putting, struct cuda_gpu *gpu, struct rdt_tensor *tensor, uintptr_t lo, uintptr_t hi,
                                struct rdt_error *err)
 {
@@ -268,23 +164,23 @@ static enum rdt_status copy_in(struct putting *putting, struct cuda_gpu *gpu, st
     CUstream stream = putting->options->has_stream ? putting->options->stream : CU_STREAM_PER_THREAD;
     void *room;
     CUresult result;
-    enum rdt_status status = rdt_cuda_alloc(&putting->handle->cuda, gpu->uuid, hi - lo, &room, err);
+    enum rdt_status status = alloc(&putting->handle->cuda, gpu->uuid, hi - lo, left_of(putting), &room, err);
 
     if (status != RDT_OK)
         return status;
     putting->rooms[putting->n_rooms++] = room;
     result = driver->cuMemcpyAsync((CUdeviceptr)(uintptr_t)room, (CUdeviceptr)lo, hi - lo, stream);
-    if (result == CUDA_SUCCESS && !putting->options->has_stream)
-        result = driver->cuStreamSynchronize(stream);
+    if (result != CUDA_SUCCESS)
+        return cuda_gpu_failed(driver, gpu, result, err, "copying a tensor that cannot be exported");
     tensor->data = (char *)room + ((uintptr_t)tensor->data - lo);
-    return result == CUDA_SUCCESS ? RDT_OK : cuda_gpu_failed(driver, gpu, result, err, "copying a tensor that cannot be exported");
+    return putting->options->has_stream ? RDT_OK : await_copy(putting, gpu, stream, err);
 }
 
 static enum rdt_status take_on_gpu(struct putting *putting, struct cuda_gpu *gpu, size_t i, uintptr_t lo, uintptr_t hi,
                                    enum rdt_cuda_how *how_p, struct rdt_error *err)
 {
     rdt_cuda *cuda = &putting->handle->cuda;
-    struct offer_wish wish = {lo, hi, putting->spans[i], putting->options->copy};
+    struct offer_wish wish = {lo, hi, putting->spans[i], putting->options->copy, putting->deadline_ns};
     struct offered *offered;
     struct entered entered;
     enum rdt_status status = enter(cuda->driver, gpu, &entered, err);
@@ -355,41 +251,38 @@ static enum rdt_status put_pending(struct putting *putting, size_t count, struct
                                    struct rdt_error *err)
 {
     struct handle *handle = putting->handle;
-    struct note *note = calloc(1, sizeof *note);
-    struct teller *teller = NULL;
-    CUresult result;
-    enum rdt_status status = note ? get_teller(handle, &teller, err) : rdt_error_set(err, RDT_NO_MEMORY, "no memory for a pending put");
+    struct note *note;
+    struct rdt_ref ref;
+    enum rdt_status status = note_new(&handle->streams, &note, err);
 
-    if (status == RDT_OK) {
-        options->flags |= RDT_PUT_PENDING;
-        status = rdt_put(handle->cuda.conn, putting->tensors, count, options, &note->ref, err);
-    }
+    if (status != RDT_OK)
+        return status;
+    options->flags |= RDT_PUT_PENDING;
+    status = rdt_put(handle->cuda.conn, putting->tensors, count, options, &ref, err);
     if (status != RDT_OK) {
-        free(note);
+        note_free(note);
         return status;
     }
-    *ref_p = note->ref;
-    note->teller = teller;
-    note->rooms = putting->rooms;
-    note->n_rooms = putting->n_rooms;
-    atomic_fetch_add(&teller->refs, 1);
-    (void)pthread_mutex_lock(&handle->mutex);
-    teller->copying += note->n_rooms > 0;
-    (void)pthread_mutex_unlock(&handle->mutex);
-    result = handle->cuda.driver->cuStreamAddCallback(putting->options->stream, on_stream, note, 0);
-    if (result == CUDA_SUCCESS) {
-        putting->rooms = NULL;
-        putting->n_rooms = 0;
-        return RDT_OK;
+    status = note_in_stream(note, putting->options->stream, &ref, putting->rooms, putting->n_rooms, err);
+    if (status != RDT_OK) {
+        (void)rdt_fail(handle->cuda.conn, &ref, RDT_SYSTEM, "its producer's stream could not be waited for", NULL);
+        return status;
     }
-    (void)pthread_mutex_lock(&handle->mutex);
-    teller->copying -= note->n_rooms > 0;
-    (void)pthread_mutex_unlock(&handle->mutex);
-    status = cuda_failed(handle->cuda.driver, result, err, "waiting for the producer's stream");
-    (void)rdt_fail(handle->cuda.conn, &note->ref, RDT_SYSTEM, "its producer's stream could not be waited for", NULL);
-    free(note);
-    teller_unref(teller);
-    return status;
+    *ref_p = ref;
+    putting->rooms = NULL;
+    putting->n_rooms = 0;
+    return RDT_OK;
+}
+
+/* It has failed. The stream may still copy into the rooms, however long that takes. */
+static void leave_rooms(struct putting *putting)
+{
+    if (give_up_rooms(putting, putting->options->stream, putting->rooms, putting->n_rooms, NULL) != RDT_OK) {
+        (void)putting->handle->cuda.driver->cuStreamSynchronize(putting->options->stream);
+        return;
+    }
+    putting->rooms = NULL;
+    putting->n_rooms = 0;
 }
 
 enum rdt_status rdt_cuda_put(rdt_cuda *cuda, const struct rdt_tensor *tensors, size_t count, const struct rdt_cuda_put_options *given,
@@ -409,6 +302,7 @@ enum rdt_status rdt_cuda_put(rdt_cuda *cuda, const struct rdt_tensor *tensors, s
     if (options.put)
         memcpy(&put, options.put, options.put->struct_size < sizeof put ? options.put->struct_size : sizeof put);
     put.struct_size = sizeof put;
+    putting.deadline_ns = clock_deadline_ns(put.timeout_ns > 0 ? put.timeout_ns : RDT_FOREVER);
     putting.tensors = calloc(count + 1, sizeof *putting.tensors);
     putting.spans = calloc(count + 1, sizeof *putting.spans);
     putting.given = calloc(count + 1, sizeof(struct offered *));
@@ -434,18 +328,20 @@ enum rdt_status rdt_cuda_put(rdt_cuda *cuda, const struct rdt_tensor *tensors, s
                 *err = why;
         }
     }
+    if (put.timeout_ns > 0)
+        put.timeout_ns = left_of(&putting);
     if (status == RDT_OK)
         status = options.has_stream
                      ? put_pending(&putting, count, &put, ref_p, err)
                      : rdt_put(cuda->conn, putting.tensors, count, &put, ref_p, err);
     for (size_t i = 0; i < putting.n_given; i++) /* the object holds it now, or nobody does */
         offers_give(&putting.handle->offers, cuda, putting.given[i]);
-    if (putting.n_rooms > 0 && options.has_stream) /* it has failed, and the stream may still copy there */
-        (void)cuda->driver->cuStreamSynchronize(options.stream);
+    if (putting.n_rooms > 0 && options.has_stream)
+        leave_rooms(&putting);
     if (in_gpu)
         leave(cuda->driver, &entered);
-    for (size_t i = 0; i < putting.n_rooms; i++)
-        (void)rdt_dealloc(cuda->conn, putting.rooms[i], NULL);
+    for (size_t i = 0; i < putting.n_rooms; i++) /* the object keeps them */
+        (void)rdt_dealloc_soon(cuda->conn, putting.rooms[i], NULL);
     free(putting.tensors);
     free(putting.spans);
     free(putting.given);
@@ -466,7 +362,7 @@ enum rdt_status rdt_cuda_offer(rdt_cuda *cuda, void *addr, size_t bytes, void **
     status = enter(cuda->driver, gpu, &entered, err);
     if (status != RDT_OK)
         return status;
-    status = offer(cuda, gpu, addr, bytes, base_p, &all, &how, err);
+    status = offer(cuda, gpu, addr, bytes, 0, base_p, &all, &how, err);
     leave(cuda->driver, &entered);
     if (status == RDT_OK && how_p)
         *how_p = how;

@@ -22,8 +22,8 @@ typedef struct rdt_cuda rdt_cuda;
 /* UNSUPPORTED: no driver, a stub of one, no GPU: the sentence says which. EXISTS: the connection has one. The connection is borrowed. */
 enum rdt_status rdt_cuda_open(rdt *rdt, rdt_cuda **cuda_p, struct rdt_error *err);
 
-/* Before rdt_close. What is still to be ready by its stream never will be: its waiters get OWNER_DIED with the session's end. Waits for
- * streams that still copy what was COPIED. NULL is fine. */
+/* Before rdt_close, when no other call of it is under way. What its stream has not come to yet never will be ready: its waiters get OWNER_DIED
+ * with the session's end; the stream may come later, and nobody looks. Waits for streams that still copy what was COPIED. NULL is fine. */
 void rdt_cuda_close(rdt_cuda *cuda);
 
 /* Zeroed memory of the daemon's on that GPU (NULL: the only one there is), mapped; put without a copy; ends by rdt_dealloc. Errors:
@@ -51,7 +51,8 @@ struct rdt_cuda_put_options {
     bool copy;
 };
 
-/* rdt_put of tensors in host and GPU memory. A GPU tensor's allocation is exported whole: the readers of this uid and tenant that map it see
+/* rdt_put of tensors in host and GPU memory, within the timeout_ns of its options, whatever the daemon and the GPU do meanwhile: what it has
+ * to make known or to copy first takes of that time, and no other call waits for it but puts of the same allocation. A GPU tensor's allocation is exported whole: the readers of this uid and tenant that map it see
  * its neighbours; memory that was not COPIED must stay until the object is gone (rdt_free, rdt_wait_freed). With has_stream and host
  * memory that the daemon does not know: INVALID. Errors: those of rdt_put; SYSTEM with the driver's words. */
 enum rdt_status rdt_cuda_put(rdt_cuda *cuda, const struct rdt_tensor *tensors, size_t count, const struct rdt_cuda_put_options *options,
@@ -93,7 +94,8 @@ void rdt_cuda_pool_use(rdt_cuda *cuda);
  * matter: the memory is there, and idle. */
 void *rdt_cuda_pool_alloc(ptrdiff_t bytes, int device, void *stream);
 
-/* Waits for the GPU, as cudaFree does, and gives the block back. Objects that were put from it keep the memory. NULL is fine. */
+/* Waits for the GPU, as cudaFree does, and gives the block back. Objects that were put from it keep the memory. NULL is fine. A block whose
+ * connection was closed has only an address left, which is no other block's until this. */
 void rdt_cuda_pool_free(void *addr, ptrdiff_t bytes, int device, void *stream);
 
 struct rdt_cuda_pool_info {
