@@ -348,7 +348,7 @@ $(INTEG) $(FAULT) $(GPU_BENCH): $(B)/%: $(B)/obj/%.o $(CRITERION_O) $(B)/librdt.
 	$(Q)mkdir -p $(@D)
 	$(Q)$(link_test) $(TEST_LIBS)
 
-CUDA_TESTS := $(B)/tests/integration/cuda $(B)/tests/integration/cuda_nodes $(B)/tests/gpu/one_gpu $(GPU_BENCH)
+CUDA_TESTS := $(filter $(B)/tests/integration/cuda%,$(INTEG)) $(B)/tests/gpu/one_gpu $(GPU_BENCH)
 $(CUDA_TESTS:$(B)/%=$(B)/obj/%.o): OBJFLAGS += $(if $(CUDA_INC),-iquote client,-DRDT_WITHOUT_CUDA)
 $(CUDA_TESTS:$(B)/%=$(B)/obj/%.o): $(B)/.cuda
 $(CUDA_TESTS): $(if $(CUDA_INC),$(LIBCUDA_O) $(CUDA_O))

@@ -94,16 +94,6 @@ static void end(const char *const *declared)
     cluster_end(&c, declared);
 }
 
-static struct rdt_tensor tensor(void *addr, size_t bytes)
-{
-    static int64_t shapes[64][1];
-    static unsigned next;
-    int64_t *shape = shapes[next++ % 64];
-
-    shape[0] = (int64_t)bytes;
-    return (struct rdt_tensor){.dtype = RDT_U8, .ndim = 1, .shape = shape, .data = addr};
-}
-
 /* A second GPU, if there is one. */
 UNUSED static const char *other_gpu(void)
 {
@@ -118,7 +108,7 @@ static struct rdt_ref put_on_gpu(size_t bytes, uint32_t seed, void **addr_p)
 
     must_ok(rdt_cuda_alloc(gpu[OWNER], gpu_uuid(0), bytes, addr_p, &err));
     gpu_fill(*addr_p, bytes, seed);
-    one = tensor(*addr_p, bytes);
+    one = bytes_at(*addr_p, bytes);
     must_ok(rdt_cuda_put(gpu[OWNER], &one, 1, NULL, &ref, &err));
     return ref;
 }

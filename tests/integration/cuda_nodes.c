@@ -67,9 +67,9 @@ Test(cuda_nodes, mixed_object_and_targets)
     gpu_fill(on[0], BYTES, 1);
     fill_pattern(in_host, BYTES, 2);
     gpu_fill(on[1], BYTES, 3);
-    tensors[0] = tensor(on[0], BYTES);
-    tensors[1] = tensor(in_host, BYTES);
-    tensors[2] = tensor(on[1], BYTES);
+    tensors[0] = bytes_at(on[0], BYTES);
+    tensors[1] = bytes_at(in_host, BYTES);
+    tensors[2] = bytes_at(on[1], BYTES);
     must_ok(rdt_cuda_put(gpu[OWNER], tensors, 3, NULL, &ref, &err));
     for (unsigned round = 0; round < 2; round++) {
         options = round ? to("cuda", other_gpu()) : to(NULL, NULL);
@@ -82,9 +82,9 @@ Test(cuda_nodes, mixed_object_and_targets)
     into = gpu_alloc(2 * BYTES);
     must_ok(rdt_cuda_offer(gpu[READER], into, 2 * BYTES, &base, NULL, &err));
     host_target = alloc_memory(conn[READER], BYTES);
-    targets[0] = tensor(into, BYTES);
-    targets[1] = tensor((uint8_t *)into + BYTES, BYTES);
-    targets[2] = tensor(host_target, BYTES);
+    targets[0] = bytes_at(into, BYTES);
+    targets[1] = bytes_at((uint8_t *)into + BYTES, BYTES);
+    targets[2] = bytes_at(host_target, BYTES);
     options = to(NULL, NULL);
     options.targets = lists;
     options.target_counts = counts;
@@ -120,7 +120,7 @@ Test(cuda_nodes, reader_waits_for_the_producers_stream)
     gpu_fill(source, BYTES, 2);
     gate = gpu_hold(stream);
     gpu_copy_in_stream(data, source, BYTES, stream);
-    one = tensor(data, BYTES);
+    one = bytes_at(data, BYTES);
     options.has_stream = true;
     options.stream = stream;
     must_ok(rdt_cuda_put(gpu[OWNER], &one, 1, &options, &ref, &err));
@@ -173,7 +173,7 @@ Test(cuda_nodes, thousand_puts_of_which_some_are_fetched_leave_nothing)
     for (unsigned i = 0; i < ROUNDS; i++) {
         if (i % 2) {
             addr = NULL;
-            one = tensor(own, bytes);
+            one = bytes_at(own, bytes);
             must_ok(rdt_cuda_put(gpu[OWNER], &one, 1, NULL, &ref, &err));
         } else {
             ref = put_on_gpu(bytes, 7, &addr);
@@ -234,7 +234,7 @@ static int exporter(struct actor *self, void *arg)
     must_ok(rdt_cuda_alloc(mine, gpu_uuid(0), BYTES, &addr[1], &err));
     for (unsigned i = 0; i < 2; i++) {
         gpu_fill(addr[i], BYTES, 30 + i);
-        both[i] = tensor(addr[i], BYTES);
+        both[i] = bytes_at(addr[i], BYTES);
     }
     must_ok(rdt_cuda_put(mine, both, 2, NULL, &message.ref, &err));
     actor_send(self, &message, sizeof message);

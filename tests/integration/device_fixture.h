@@ -46,16 +46,6 @@ static inline void end(const char *const *declared)
     fake_device_fini(&gpu);
 }
 
-static inline struct rdt_tensor bytes_at(void *addr, size_t bytes)
-{
-    static _Thread_local int64_t shapes[64][1];
-    static _Thread_local unsigned next;
-    int64_t *shape = shapes[next++ % 64];
-
-    shape[0] = (int64_t)bytes;
-    return (struct rdt_tensor){.dtype = RDT_U8, .ndim = 1, .shape = shape, .data = addr};
-}
-
 static inline struct rdt_ref put_tensors(rdt *conn, const struct rdt_tensor *tensors, size_t n, uint32_t flags)
 {
     struct rdt_put_options options = RDT_INIT(options);
@@ -76,17 +66,6 @@ static inline struct rdt_ref put_on(rdt *conn, const char *device, size_t bytes,
     if (addr_p)
         *addr_p = addr;
     return put_tensors(conn, &tensor, 1, 0);
-}
-
-static inline enum rdt_status fetch_to(rdt *conn, const struct rdt_ref *ref, const char *memory, const char *device, rdt_object **object_p,
-                                struct rdt_error *err)
-{
-    struct rdt_fetch_options options = RDT_INIT(options);
-
-    options.timeout_ns = LONG;
-    options.memory = memory;
-    options.device = device;
-    return rdt_fetch(conn, ref, 1, &options, object_p, err);
 }
 
 static inline void must_lie(const rdt_object *object, size_t i, const char *memory, const char *device)

@@ -55,16 +55,6 @@ static void end(const char *const *declared)
     }
 }
 
-static struct rdt_tensor bytes_at(void *addr, size_t bytes)
-{
-    static int64_t shapes[64][1];
-    static unsigned next;
-    int64_t *shape = shapes[next++ % 64];
-
-    shape[0] = (int64_t)bytes;
-    return (struct rdt_tensor){.dtype = RDT_U8, .ndim = 1, .shape = shape, .data = addr};
-}
-
 static struct rdt_ref put_on(const char *device, size_t bytes, uint32_t seed)
 {
     void *addr = fake_device_alloc(owner, device, bytes);

@@ -2,6 +2,16 @@
 
 #include <string.h>
 
+struct rdt_tensor bytes_at(void *addr, size_t bytes)
+{
+    static _Thread_local int64_t shapes[64][1];
+    static _Thread_local unsigned next;
+    int64_t *shape = shapes[next++ % 64];
+
+    shape[0] = (int64_t)bytes;
+    return (struct rdt_tensor){.dtype = RDT_U8, .ndim = 1, .shape = shape, .data = addr};
+}
+
 int64_t elements_of(const struct rdt_tensor *tensor)
 {
     int64_t n = 1;
@@ -117,6 +127,17 @@ rdt_object *fetch_one(rdt *conn, const struct rdt_ref *ref, enum rdt_fetch_mode 
 
     must_ok(try_fetch(conn, ref, mode, LONG, &object, &err));
     return object;
+}
+
+enum rdt_status fetch_to(rdt *conn, const struct rdt_ref *ref, const char *memory, const char *device, rdt_object **object_p,
+                         struct rdt_error *err)
+{
+    struct rdt_fetch_options options = RDT_INIT(options);
+
+    options.timeout_ns = LONG;
+    options.memory = memory;
+    options.device = device;
+    return rdt_fetch(conn, ref, 1, &options, object_p, err);
 }
 
 rdt_request *start_one(rdt *conn, const struct rdt_ref *ref, int64_t timeout_ns)

@@ -14,6 +14,9 @@
 #define MATRIX(type, rows, columns, address) \
     ((struct rdt_tensor){.dtype = (type), .ndim = 2, .shape = (const int64_t[]){(rows), (columns)}, .data = (address)})
 
+/* Bytes in a row; the shape lives until the thread has asked for 64 more. */
+struct rdt_tensor bytes_at(void *addr, size_t bytes);
+
 int64_t elements_of(const struct rdt_tensor *tensor);
 
 /* Element number i in row-major order of the indices. */
@@ -32,6 +35,9 @@ struct rdt_ref put_shown(rdt *conn, const struct rdt_tensor *tensor, const char 
 rdt_object *fetch_one(rdt *conn, const struct rdt_ref *ref, enum rdt_fetch_mode mode);
 enum rdt_status try_fetch(rdt *conn, const struct rdt_ref *ref, enum rdt_fetch_mode mode, int64_t timeout_ns,
                           rdt_object **object_p, struct rdt_error *err);
+/* To that kind of memory and device; NULL: wherever it comes to lie. */
+enum rdt_status fetch_to(rdt *conn, const struct rdt_ref *ref, const char *memory, const char *device, rdt_object **object_p,
+                         struct rdt_error *err);
 rdt_request *start_one(rdt *conn, const struct rdt_ref *ref, int64_t timeout_ns);
 struct rdt_tensor tensor_of(const rdt_object *object, size_t i);
 struct rdt_object_info info_of(const rdt_object *object);
