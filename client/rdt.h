@@ -113,7 +113,8 @@ enum rdt_status rdt_dealloc_soon(rdt *rdt, void *addr, struct rdt_error *err);
 
 /* Offers a memfd that the caller has mapped at addr (bytes from offset 0 of the fd, shared mapping). The fd stays the caller's
  * and may be closed. INVALID: not a memfd, shorter than bytes, or not sealed against shrinking: fcntl(fd, F_ADD_SEALS,
- * F_SEAL_SHRINK). */
+ * F_SEAL_SHRINK). It may lack pages that nobody has touched yet: those that the daemon makes later, because it copies from or to there,
+ * count as this client's memory, and LIMIT or NO_MEMORY of who wanted the bytes says so before there is one. */
 enum rdt_status rdt_import(rdt *rdt, int fd, void *addr, size_t bytes, struct rdt_error *err);
 
 /* ---- memory on devices ----

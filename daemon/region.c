@@ -6,6 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "daemon/region_fill.h"
 #include "daemon/region_impl.h"
 #include "daemon/region_left.h"
 #include "daemon/warm.h"
@@ -123,7 +124,7 @@ static void charges(const struct region *region, uint64_t *want)
     want[USAGE_FDS] = region->n_fds;
     want[USAGE_REGIONS] = region->in_use;
     want[region->at ? USAGE_DEVICE_BYTES : USAGE_BYTES] =
-        region->in_use && region->origin != REGION_IMPORTED ? region->bytes : 0;
+        region->in_use && region->origin != REGION_IMPORTED ? region->bytes : region->filled_bytes;
 }
 
 static void uncharge(struct region *region)
@@ -374,7 +375,9 @@ void region_retire(struct region *region, bool discard, struct list *victims)
     little = !region->at && region->room <= SMALL_BYTES && region->n_registrations == 0 && !victims;
     block = little ? NULL : malloc(sizeof *block);
     fill_block(block ? block : &now, region, discard);
-    if (ours && !discard && region_left_watch(regions->left, region, !victims) && !victims)
+    if (region->filled_bytes > 0 && !region_left_watch(regions->left, region, region->filled_bytes, true))
+        regions_give_back(regions, region->filled_bytes);
+    if (ours && !discard && region_left_watch(regions->left, region, region->room, !victims) && !victims)
         (block ? block : &now)->bytes = 0; /* charged until nobody has it */
     event(regions->events, RDT__PB__LIST_KIND__LIST_KIND_REGIONS, "gone", region);
     leave_device(region);
@@ -438,6 +441,7 @@ void region_unpin(struct region *region)
 {
     assert(region->pins > 0);
     region->pins--;
+    region_fill_settle(region);
     region_unref(region);
 }
 

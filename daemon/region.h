@@ -71,6 +71,7 @@ struct region {
     int guard;      /* of its mapping; GUARD_NONE: its pages are there */
     uint64_t bytes; /* as asked for */
     uint64_t room;  /* what it takes, and a client maps: whole pages, or its size class */
+    uint64_t filled_bytes; /* imported: of pages that it lacked and we make, charged like our own (region_fill.h) */
     enum region_origin origin;
     struct account *account; /* a reference */
     uint64_t client;         /* session that allocated or imported it, or fetched into it; 0 when that session gave it back */

@@ -15,6 +15,7 @@
 
 struct remnant {
     struct list link; /* in region_left.recent, the oldest first; or in nothing */
+    struct remnant *same; /* another region's, of the same file: imported twice */
     uint32_t watch;
     struct account *account; /* a reference */
     uint64_t bytes;
@@ -41,11 +42,10 @@ struct region_left {
     bool warned;
 };
 
-static void forget(struct region_left *left, struct remnant *remnant)
+static void forget_one(struct region_left *left, struct remnant *remnant)
 {
     struct regions *regions = left->regions;
 
-    (void)map_remove_u64(&left->by_watch, remnant->watch);
     list_remove(&remnant->link);
     left->bytes -= remnant->bytes;
     if (remnant->charged && !remnant->late)
@@ -56,6 +56,15 @@ static void forget(struct region_left *left, struct remnant *remnant)
         regions_give_back(regions, remnant->bytes);
     account_unref(remnant->account);
     free(remnant);
+}
+
+static void forget(struct region_left *left, struct remnant *remnant)
+{
+    (void)map_remove_u64(&left->by_watch, remnant->watch);
+    for (struct remnant *next; remnant; remnant = next) {
+        next = remnant->same;
+        forget_one(left, remnant);
+    }
 }
 
 static void forget_all(struct region_left *left)
@@ -189,15 +198,19 @@ static int watch_region(struct region_left *left, const struct region *region, s
     (void)snprintf(path, sizeof path, "/proc/self/fd/%d", region->block.fd);
     watch = inotify_add_watch(left->watcher->fd, path, IN_DELETE_SELF);
     error = errno;
+    if (watch >= 0)
+        remnant->same = map_remove_u64(&left->by_watch, (uint32_t)watch);
     if (watch >= 0 && !map_put_u64(&left->by_watch, (uint32_t)watch, remnant)) {
         (void)inotify_rm_watch(left->watcher->fd, watch);
+        if (remnant->same)
+            forget(left, remnant->same);
         watch = -1;
         error = ENOMEM;
     }
     return watch < 0 ? -error : watch;
 }
 
-bool region_left_watch(struct region_left *left, const struct region *region, bool charged)
+bool region_left_watch(struct region_left *left, const struct region *region, uint64_t bytes, bool charged)
 {
     struct remnant *remnant = left && region->block.fd >= 0 ? calloc(1, sizeof *remnant) : NULL;
     int watch;
@@ -214,7 +227,7 @@ bool region_left_watch(struct region_left *left, const struct region *region, bo
     }
     remnant->watch = (uint32_t)watch;
     remnant->account = account_ref(region->account);
-    remnant->bytes = region->room;
+    remnant->bytes = bytes;
     remnant->since_ns = uv_hrtime();
     remnant->charged = charged;
     if (charged)

@@ -8,13 +8,14 @@
 #include "daemon/device_copy.h"
 #include "daemon/log.h"
 #include "daemon/placing.h"
+#include "daemon/region_fill.h"
 
 enum step { STEP_PROVE, STEP_RESERVE, STEP_COPY, STEP_HEAR, STEP_END };
 
 struct snapshot {
     struct work work;
     struct regions *table;
-    struct object *object; /* held; pinned while COPY */
+    struct object *object; /* held; pinned from RESERVE's end on */
     snapshot_done on_done; /* NULL: nobody wants to know */
     void *arg;
     enum step step;
@@ -22,6 +23,7 @@ struct snapshot {
     struct layout *layout;
     struct region **regions; /* [n_taken + n_fresh] of layout: those taken, borrowed from the object; then fresh ones */
     uint32_t n_taken, n_fresh;
+    uint32_t n_filled;      /* of the object's regions, those that have their pages (region_fill.h) */
     struct placing placing; /* of what is copied: on each device, and in host memory */
     struct region *fresh[PLACING_MAX];
     struct copy copy;
@@ -29,7 +31,7 @@ struct snapshot {
     struct device_place *from, *to;
     bool on_host;             /* the pool copies */
     struct rdt_error failure; /* of the first of both that failed */
-    bool copying;             /* copy is to be finished */
+    bool copying;             /* the object is pinned */
     bool promised;            /* it was pending: whoever waits has its ref, and waits for no other object */
     struct client *impatient;
     struct client_hearing hearing; /* in its list while HEAR */
@@ -160,6 +162,19 @@ static void on_reserved(void *arg, struct region *region, const struct rdt_error
     go_on(snapshot, why.status, &why);
 }
 
+/* What is read has its pages, or they are charged. */
+static void on_filled(void *arg, struct region *region, const struct rdt_error *err)
+{
+    struct snapshot *snapshot = arg;
+    struct rdt_error why = {0};
+
+    (void)region;
+    if (err)
+        why = *err;
+    snapshot->step = STEP_RESERVE;
+    go_on(snapshot, why.status, &why);
+}
+
 static enum rdt_status reserve(struct snapshot *snapshot, struct rdt_error *err)
 {
     enum rdt_status status = snapshot->layout ? RDT_OK : plan(snapshot, err);
@@ -171,6 +186,13 @@ static enum rdt_status reserve(struct snapshot *snapshot, struct rdt_error *err)
                               &snapshot->fresh[snapshot->n_fresh], on_reserved, snapshot, err);
         snapshot->n_fresh += status == RDT_OK;
     }
+    if (status == RDT_OK && snapshot->n_fresh > 0 && !snapshot->copying) {
+        object_pin(snapshot->object);
+        snapshot->copying = true;
+    }
+    if (status == RDT_OK && snapshot->n_fresh > 0)
+        status = region_fill(snapshot->object->uses, snapshot->object->n_regions, snapshot->object->layout, &snapshot->n_filled,
+                             on_filled, snapshot, err);
     return status;
 }
 
@@ -277,8 +299,6 @@ static enum rdt_status copy(struct snapshot *snapshot, struct rdt_error *err)
         return status;
     if (snapshot->device)
         device_copy_ask(snapshot->device, is_wanted);
-    object_pin(object);
-    snapshot->copying = true;
     if (host_bytes <= COPY_SMALL_BYTES) {
         if (host_bytes > 0)
             run_copy(&snapshot->work);

@@ -173,6 +173,7 @@ struct transfer {
     char wish_memory[33], wish_device[65]; /* where its tensors shall be; "": as it comes */
     bool host_stays;
     struct target *target; /* NULL: the daemon finds memory */
+    uint32_t filled_from, filled_to; /* of the object's and the target's regions, those that have their pages (region_fill.h) */
     struct landing *landing; /* that of several kinds, or on a device; NULL: host memory */
     bool landed;             /* it is the target */
 

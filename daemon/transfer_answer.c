@@ -3,6 +3,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "daemon/region_fill.h"
 #include "daemon/text.h"
 #include "daemon/transfer_broadcast.h"
 #include "daemon/transfer_impl.h"
@@ -48,11 +49,15 @@ static enum rdt_status gather_inline(struct outgoing *out, Rdt__Pb__PullMeta *me
         free(data);
         return status;
     }
-    for (uint32_t i = 0; i < out->source->count; i++)
+    object_pin(out->object);
+    status = region_fill(out->object->uses, out->object->n_regions, out->source, &out->filled, NULL, NULL, err);
+    for (uint32_t i = 0; i < out->source->count && status == RDT_OK; i++)
         if (layout_bytes(out->source, i) > 0)
             layout_gather(out->source, i, out->bases[out->source->region[i]], 0, layout_bytes(out->source, i),
                           data + out->packed->offset[i]);
-    status = outgoing_check(out, err);
+    if (status == RDT_OK)
+        status = outgoing_check(out, err);
+    object_unpin(out->object);
     if (status != RDT_OK) {
         free(data);
         return status;

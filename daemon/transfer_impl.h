@@ -183,6 +183,7 @@ struct outgoing {
     uint32_t credit;             /* chunks below this have a receive */
     struct chunk_plan *plan;
     uint8_t **bases; /* [n_regions] where the object's regions start */
+    uint32_t filled; /* of those, so many have their pages (region_fill.h) */
     uint32_t next_chunk, chunks_done;
     unsigned n_ops;
     struct peer_transport *via;

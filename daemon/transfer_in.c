@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "daemon/question.h"
+#include "daemon/region_fill.h"
 #include "daemon/reservation.h"
 #include "daemon/text.h"
 #include "daemon/transfer_impl.h"
@@ -90,6 +91,10 @@ static void take_inline(struct transfer *transfer, const Rdt__Pb__PullMeta *meta
         }
         if (meta->inline_data.len)
             memcpy(transfer->inline_data, meta->inline_data.data, meta->inline_data.len);
+    }
+    if (target && region_fill(target->uses, target->n, target->layout, &transfer->filled_to, NULL, NULL, &err) != RDT_OK) {
+        transfer_fail_err(transfer, &err);
+        return;
     }
     for (uint32_t i = 0; target && i < target->layout->count; i++) {
         uint64_t bytes = layout_bytes(target->layout, i);
@@ -253,6 +258,8 @@ static void go_on(struct transfer *transfer)
         status = transfer_reserve(transfer, on_ready, &err);
     if (status == RDT_OK && transfer->replica && !transfer->replica->placed)
         status = replica_place(transfer->replica, transfer, &err);
+    if (status == RDT_OK && target)
+        status = region_fill(target->uses, target->n, target->layout, &transfer->filled_to, on_ready, transfer, &err);
     for (uint32_t i = 0; status == RDT_OK && i < (target ? target->n : 1); i++) {
         struct region *region = target ? target->uses[i].region : transfer->received;
         if (region && !region_addr(region, &err))

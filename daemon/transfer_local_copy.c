@@ -5,6 +5,7 @@
 
 #include "daemon/copy.h"
 #include "daemon/device_copy.h"
+#include "daemon/region_fill.h"
 #include "daemon/reservation.h"
 #include "daemon/transfer_impl.h"
 
@@ -217,6 +218,41 @@ static void start_copy(struct transfer *transfer)
         work_submit(transfer->transfers->pool, &local->hands[i].work);
 }
 
+static void on_filled(void *arg, struct region *region, const struct rdt_error *err);
+
+/* Memory is there; then its pages, where it is imported. */
+static void fill(struct transfer *transfer)
+{
+    struct object *object = transfer->object;
+    struct target *target = transfer->target;
+    struct rdt_error err = {0};
+    enum rdt_status status =
+        region_fill(object->uses, object->n_regions, transfer->source, &transfer->filled_from, on_filled, transfer, &err);
+
+    if (status == RDT_OK && target)
+        status = region_fill(target->uses, target->n, target->layout, &transfer->filled_to, on_filled, transfer, &err);
+    if (status == RDT_AGAIN)
+        transfer->n_ops++;
+    else if (status == RDT_OK)
+        start_copy(transfer);
+    else
+        transfer_fail_err(transfer, &err);
+}
+
+static void on_filled(void *arg, struct region *region, const struct rdt_error *err)
+{
+    struct transfer *transfer = arg;
+
+    (void)region;
+    transfer->n_ops--;
+    if (transfer->sm.state == TRANSFER_ABORT)
+        transfer_end(transfer);
+    else if (err)
+        transfer_fail_err(transfer, err);
+    else
+        fill(transfer);
+}
+
 static void on_reserved(void *arg, struct region *region, const struct rdt_error *err)
 {
     struct transfer *transfer = arg;
@@ -231,7 +267,7 @@ static void on_reserved(void *arg, struct region *region, const struct rdt_error
         transfer_fail_err(transfer, err);
         return;
     }
-    start_copy(transfer);
+    fill(transfer);
 }
 
 static void on_landed(void *arg, struct region *region, const struct rdt_error *err);
@@ -244,7 +280,7 @@ static void land(struct transfer *transfer)
     if (status == RDT_AGAIN)
         transfer->n_ops++;
     else if (status == RDT_OK)
-        start_copy(transfer);
+        fill(transfer);
     else
         transfer_fail_err(transfer, &err);
 }
@@ -271,7 +307,7 @@ static void on_room(struct transfer *transfer)
     if (status == RDT_AGAIN)
         transfer->n_ops++;
     else if (status == RDT_OK)
-        start_copy(transfer);
+        fill(transfer);
     else
         transfer_fail_err(transfer, &err);
 }
@@ -301,7 +337,7 @@ void transfer_local_copy(struct transfer *transfer, struct object *object)
         return;
     }
     if (transfer->target || transfer->stream_bytes == 0) {
-        start_copy(transfer);
+        fill(transfer);
         return;
     }
     if (!reservation_wait(transfer, on_room))

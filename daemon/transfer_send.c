@@ -6,6 +6,7 @@
 #include <strings.h>
 
 #include "daemon/log.h"
+#include "daemon/region_fill.h"
 #include "daemon/transfer_broadcast.h"
 #include "daemon/transfer_impl.h"
 
@@ -98,6 +99,8 @@ static void prepare(struct outgoing *out)
     enum rdt_status status = outgoing_map(out, &err);
     void *handle;
 
+    if (status == RDT_OK)
+        status = region_fill(out->object->uses, out->object->n_regions, out->source, &out->filled, on_registered, out, &err);
     for (uint32_t i = 0; status == RDT_OK && i < object_n_places(out->object); i++)
         if (transport_moves(out->via->transport, object_region(out->object, i)->kind->name))
             status = region_register(object_region(out->object, i), out->via->transport, &handle, on_registered, out, &err);

@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "daemon/log.h"
+#include "daemon/region_fill.h"
 #include "daemon/text.h"
 #include "daemon/transfer_impl.h"
 
@@ -113,9 +114,11 @@ void transfer_in_take_path(struct transfer *transfer)
     }
 }
 
-/* Nobody reserves in an early start: what receives and scatters write to must be mapped all the same. */
+/* Nobody reserves in an early start: what receives and scatters write to must be mapped all the same, and have its pages. */
 static bool map_targets(const struct target *target)
 {
+    if (region_fill_is_needed(target->uses, target->n))
+        return false;
     for (uint32_t i = 0; i < target->n; i++)
         if (!region_addr(target->uses[i].region, NULL))
             return false; /* the ordinary way says why */

@@ -4,7 +4,7 @@
 
 /* X(NAME, name, what one of them is called in a sentence). An option of 0 is derived when the daemon starts (account_limits_derive). */
 #define USAGE_MAP(X)                                                                                              \
-    X(BYTES, bytes, "bytes of memory")      /* allocated, fetched into, in the arena of small objects */          \
+    X(BYTES, bytes, "bytes of memory")      /* allocated, fetched into, in the arena, made in imported memory */   \
     X(OBJECTS, objects, "objects")          /* put and not gone */                                                \
     X(REGIONS, regions, "regions")          /* allocated, imported, fetched into */                               \
     X(FDS, fds, "file descriptors")         /* that the daemon keeps open for it */                               \
