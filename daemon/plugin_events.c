@@ -16,14 +16,33 @@
 /* After so many the loop sees to its sockets again. */
 #define EVENTS_PER_TURN 512
 
+/* Each wake-up of the loop costs more than what there is to do about one end, for the sleepers behind it too: its clients, the peer.
+ * Where many operations are under way and end fast, a few ends share one: a quarter of those under way, and no more than come in
+ * GATHER_NS. (1 MiB a fetch, 32 under way, 5 GB/s: 45 us of the loop's time instead of 90 for each.) */
+#define GATHER_AMONG 8 /* under way; else the first end wakes the loop */
+#define GATHER_MOST 16
+#define GATHER_NS 1000000
+#define LOOK_MS 1 /* while they gather the loop looks by itself: the next one may not come */
+
 /* ---- reports of foreign threads ---- */
 
 /* Under the mutex. True: the loop must be woken, once the mutex is free. */
 static bool queue_event(struct plugin_events *events, struct plugin_event *event)
 {
-    bool wake = list_empty(&events->queue);
+    bool wake = !events->woken;
     list_append(&events->queue, &event->link);
+    events->woken = true;
     return wake;
+}
+
+/* The same for an operation that has ended well: others may be about to. */
+static bool queue_done(struct plugin_events *events, struct plugin_event *event)
+{
+    if (!events->woken && ++events->gathered < events->gather) {
+        list_append(&events->queue, &event->link);
+        return false;
+    }
+    return queue_event(events, event);
 }
 
 /* An eventfd of our own: with a uv_async_t the loop, woken on the core of a thread that has not returned from the wake-up yet, spins
@@ -47,6 +66,65 @@ void plugin_events_queue(struct plugin_events *events, struct plugin_event *even
     pthread_mutex_unlock(&events->mutex);
 }
 
+/* How many ends may wait for one another, after a look that found so many. Under the mutex. */
+static unsigned may_gather(struct plugin_events *events, unsigned ended)
+{
+    uint64_t since_ns = events->looked_ns, now_ns, most;
+    events->looked_ns = 0;
+    if (events->outstanding < GATHER_AMONG)
+        return 0;
+    events->looked_ns = now_ns = uv_hrtime();
+    if (since_ns == 0)
+        return 0;
+    if (ended == 0) { /* both woken and looking by itself */
+        if (now_ns - since_ns > GATHER_NS)
+            return 0;
+        events->looked_ns = since_ns;
+        return events->gather;
+    }
+    most = GATHER_NS / ((now_ns - since_ns) / ended + 1);
+    if (most > events->outstanding / 4)
+        most = events->outstanding / 4;
+    return most < 2 ? 0 : most < GATHER_MOST ? (unsigned)most : GATHER_MOST;
+}
+
+static void look(struct plugin_events *events);
+
+static void on_look(uv_timer_t *timer)
+{
+    look(timer->data);
+}
+
+static void look(struct plugin_events *events)
+{
+    unsigned ended = 0;
+    pthread_mutex_lock(&events->mutex);
+    events->woken = true; /* by ourselves: nobody needs to */
+    for (unsigned i = 0; i < EVENTS_PER_TURN; i++) {
+        struct list *node = list_first(&events->queue);
+        if (node == NULL) {
+            unsigned gather = may_gather(events, ended);
+            events->woken = false;
+            events->gathered = 0;
+            events->gather = gather;
+            pthread_mutex_unlock(&events->mutex);
+            if (gather > 0 && !uv_is_closing((uv_handle_t *)&events->look))
+                (void)uv_timer_start(&events->look, on_look, LOOK_MS, 0);
+            else
+                (void)uv_timer_stop(&events->look);
+            return;
+        }
+        list_remove(node);
+        pthread_mutex_unlock(&events->mutex);
+        struct plugin_event *event = list_entry(node, struct plugin_event, link);
+        event->deliver(event);
+        ended++;
+        pthread_mutex_lock(&events->mutex);
+    }
+    pthread_mutex_unlock(&events->mutex);
+    wake_loop(events);
+}
+
 static void on_wake(uv_poll_t *wake, int failure, int happened)
 {
     struct plugin_events *events = wake->data;
@@ -54,18 +132,14 @@ static void on_wake(uv_poll_t *wake, int failure, int happened)
     (void)failure;
     (void)happened;
     (void)eventfd_read(events->wake_fd, &ignored);
-    for (unsigned i = 0; i < EVENTS_PER_TURN; i++) {
-        pthread_mutex_lock(&events->mutex);
-        struct list *node = list_first(&events->queue);
-        if (node != NULL)
-            list_remove(node);
-        pthread_mutex_unlock(&events->mutex);
-        if (node == NULL)
-            return;
-        struct plugin_event *event = list_entry(node, struct plugin_event, link);
-        event->deliver(event);
-    }
-    wake_loop(events);
+    look(events);
+}
+
+/* Loop thread: an operation is the plug-in's, or is not any more. */
+static void count(struct transport *transport, int by)
+{
+    transport->ops_active += (uint64_t)by;
+    transport->events->outstanding += (unsigned)by;
 }
 
 static void deliver_done(struct plugin_event *event)
@@ -73,7 +147,7 @@ static void deliver_done(struct plugin_event *event)
     struct plugin_op *op = list_entry(event, struct plugin_op, done);
     char *msg = op->msg;
     op->msg = NULL;
-    op->transport->ops_active--;
+    count(op->transport, -1);
     if (op->status == RDT_OK)
         op->transport->bytes_done += op->op.piece.bytes;
     op->on_done(op, op->status, msg != NULL ? msg : rdt_status_sentence(op->status));
@@ -90,7 +164,7 @@ static void host_op_done(struct rdt_op *rdt_op, enum rdt_status status, const ch
     if (!again) {
         op->status = status;
         op->msg = copy;
-        wake = queue_event(events, &op->done);
+        wake = status == RDT_OK ? queue_done(events, &op->done) : queue_event(events, &op->done);
     }
     pthread_mutex_unlock(&events->mutex);
     if (wake)
@@ -159,15 +233,18 @@ enum rdt_status plugin_events_init(struct plugin_events *events, uv_loop_t *loop
         (void)close(events->wake_fd);
         return rdt_error_sys(err, -rc, "cannot make the backends' wake-up");
     }
-    events->wake.data = events;
+    (void)uv_timer_init(loop, &events->look);
+    events->wake.data = events->look.data = events;
     pthread_mutex_init(&events->mutex, NULL);
     list_init(&events->queue);
     return RDT_OK;
 }
 
-static void on_wake_closed(uv_handle_t *handle)
+static void on_handle_closed(uv_handle_t *handle)
 {
     struct plugin_events *events = handle->data;
+    if (--events->open_handles > 0)
+        return;
     (void)close(events->wake_fd);
     pthread_mutex_destroy(&events->mutex);
     events->on_closed(events);
@@ -176,7 +253,9 @@ static void on_wake_closed(uv_handle_t *handle)
 void plugin_events_close(struct plugin_events *events, void (*on_closed)(struct plugin_events *))
 {
     events->on_closed = on_closed;
-    uv_close((uv_handle_t *)&events->wake, on_wake_closed);
+    events->open_handles = 2;
+    uv_close((uv_handle_t *)&events->wake, on_handle_closed);
+    uv_close((uv_handle_t *)&events->look, on_handle_closed);
 }
 
 void plugin_events_host(struct rdt_host *host)
@@ -264,7 +343,7 @@ static void op_begin(struct plugin_op *op, struct transport *transport)
     op->status = RDT_OK;
     op->msg = NULL;
     memset(op->op.priv, 0, sizeof(op->op.priv));
-    transport->ops_active++;
+    count(transport, 1);
 }
 
 typedef enum rdt_status (*post_fn)(void *conn, struct rdt_op *op, struct rdt_error *err);
@@ -277,7 +356,7 @@ enum rdt_status plugin_group_broadcast(struct plugin_group *group, uint32_t root
     op_begin(op, transport);
     enum rdt_status status = transport->ops.post_broadcast(group->handle, root, &op->op, err);
     if (status != RDT_OK)
-        transport->ops_active--;
+        count(transport, -1);
     return status;
 }
 
@@ -290,7 +369,7 @@ static enum rdt_status post(struct plugin_conn *conn, struct plugin_op *op, post
     op_begin(op, transport);
     enum rdt_status status = post_op(conn->handle, &op->op, err);
     if (status != RDT_OK)
-        transport->ops_active--;
+        count(transport, -1);
     return status;
 }
 
