@@ -6,10 +6,12 @@ listening() { grep -qi "^ *[0-9]*: [0-9A-F]*:$(printf %04X "$1") 00000000:0000 0
 
 # The rate of all of it, in 1e9 bytes a second: perftest's column "overall", which is in MiB. Its "average" is that of the time
 # since the last second began, when most of the window was posted already. The server receives, as the reader's daemon does. With
-# the TCP segments that backends/ucx sets: they are worth a factor of their own.
-perftest_rate() { # BYTES COUNT WINDOW
+# the TCP segments that backends/ucx sets, and pages of the size that our memory has (its own allocator takes huge ones where the
+# kernel gives them): each is worth a factor of its own.
+perftest_rate() { # BYTES COUNT WINDOW [huge]
   local server environment=(UCX_TLS=tcp UCX_NET_DEVICES=lo UCX_WARN_UNUSED_ENV_VARS=n UCX_TCP_TX_SEG_SIZE=512k
     UCX_TCP_RX_SEG_SIZE=512k)
+  [[ -n ${4:-} ]] || environment+=(UCX_ALLOC_PRIO=mmap)
   take_port
   env "${environment[@]}" timeout 120 taskset -c 1 ucx_perftest -p "$next_port" </dev/null >"$dir/perftest-server.log" 2>&1 &
   server=$!
@@ -39,6 +41,10 @@ fetch_rows() { # LABEL BYTES COUNT_OF_MANY COUNT_OF_ONE ROUNDS
     ours=$rate
     perftest_rate "$2" "$3" "$window"
     row "fetch_$1" GB/s higher 0.9 "$ours" "$rate"
+    if (($2 == 67108864)); then
+      perftest_rate "$2" "$3" "$window" huge
+      row "fetch_$1_beside_huge_pages" GB/s higher null "$ours" "$rate"
+    fi
     socket_rate "$2" "$3" "$window"
     row "fetch_$1_by_socket" GB/s higher null "$ours" "$rate"
     our_rate "$2" "$4" 1
