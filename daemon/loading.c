@@ -118,8 +118,8 @@ static enum rdt_status check_memory(const struct loading *loading, const struct 
     region = regions_find_user(loading->regions, kind);
     if (!region)
         return rdt_error_set(err, RDT_BUSY,
-                             "memory kind %s is in use: %u ranges of its memory are kept for their clients, or on "
-                             "their way back",
+                             "memory kind %s is in use: %u ranges of its memory are kept for their clients, wanted by a "
+                             "fetch, or on their way back",
                              kind->name, users);
     return rdt_error_set(err, RDT_BUSY, "memory kind %s is in use: region %llu of uid %u (client %llu)%s", kind->name,
                          (unsigned long long)region->id, region->account->owner.uid, (unsigned long long)region->maker,

@@ -61,6 +61,20 @@ static struct memory_device *place_for(const struct transfer *transfer, struct m
     return on_device || !transfer->host_stays ? wish : NULL;
 }
 
+/* A kind that is named stays, though nothing may lie there for a while yet. */
+static void use_kinds(const struct placing *placing, void (*use)(struct memory_kind *))
+{
+    for (uint32_t i = 0; i < placing->n; i++)
+        if (placing->at[i].device)
+            use(placing->at[i].device->kind);
+}
+
+static void drop_plan(struct transfer *transfer)
+{
+    free(transfer->landing);
+    transfer->landing = NULL;
+}
+
 enum rdt_status landing_plan(struct transfer *transfer, struct memory_device *const *from, bool always, bool *elsewhere_p,
                              struct rdt_error *err)
 {
@@ -88,6 +102,10 @@ enum rdt_status landing_plan(struct transfer *transfer, struct memory_device *co
         transfer->landing = calloc(1, sizeof *transfer->landing);
         status = transfer->landing ? placing_make(source, to, &transfer->landing->placing, &transfer->landing->layout, err)
                                    : rdt_error_set(err, RDT_NO_MEMORY, "no memory for the tensors' places");
+        if (status == RDT_OK)
+            use_kinds(&transfer->landing->placing, memory_kind_use);
+        else
+            drop_plan(transfer);
     }
     free(to);
     return status;
@@ -102,6 +120,7 @@ void landing_free(struct transfer *transfer)
         return;
     for (uint32_t i = 0; i < landing->n_ready; i++)
         region_unref(landing->regions[i]);
+    use_kinds(&landing->placing, memory_kind_unuse);
     free(landing->layout);
     free(landing);
 }

@@ -434,7 +434,7 @@ Test(device, deadline_and_cancel_while_the_device_is_slow)
 
     begin();
     ref = put_on(a, "FAKE-0", BYTES, 32, NULL);
-    atomic_store(&gpu.control->hold, 1);
+    fake_hold(gpu.control, true);
     options.memory = "host";
     options.timeout_ns = 50 * MSEC;
     must_be(RDT_TIMED_OUT, rdt_fetch(b, &ref, 1, &options, &object, &err));
@@ -445,7 +445,7 @@ Test(device, deadline_and_cancel_while_the_device_is_slow)
     rdt_request_destroy(request);
     must_ok(rdt_free(a, &ref, false, &err));
     must_be(RDT_TIMED_OUT, rdt_wait_freed(a, &ref, 50 * MSEC, &err)); /* the device is at it still */
-    atomic_store(&gpu.control->hold, 0);
+    fake_hold(gpu.control, false);
     must_ok(rdt_wait_freed(a, &ref, LONG, &err));
     end(NULL);
 }

@@ -68,14 +68,6 @@ static inline struct rdt_ref put_on(rdt *conn, const char *device, size_t bytes,
     return put_tensors(conn, &tensor, 1, 0);
 }
 
-static inline void must_lie(const rdt_object *object, size_t i, const char *memory, const char *device)
-{
-    const char *in, *on;
-
-    must_ok(rdt_object_place(object, i, &in, &on, &err));
-    must_say(strcmp(in, memory) == 0 && strcmp(on, device) == 0, "tensor %zu lies in %s %s, not in %s %s", i, in, on, memory, device);
-}
-
 /* A fetch that must bring the pattern so and there. */
 static inline void expect(rdt *conn, const struct rdt_ref *ref, const char *memory, const char *device, size_t bytes, uint32_t seed,
                    const char *path, const char *in, const char *on)

@@ -1,68 +1,9 @@
 /* Memory on devices between two nodes, on fake devices that no transport moves: in parts, each through host memory where it must, to
  * devices and from there, with its order, its deadlines and its faults; and every path explained.
  */
-#include <criterion/criterion.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-
-#include "tests/support/cluster.h"
-#include "tests/support/fake_device.h"
-#include "tests/support/program.h"
+#include "tests/integration/device_nodes_fixture.h"
 
 TestSuite(device_nodes, .timeout = 150);
-
-#define KIB ((size_t)1024)
-#define BYTES (1000 * KIB + 24)
-#define LARGE (10 * 1024 * KIB + 512)
-
-static struct cluster c;
-static struct fake_devices gpu[2];
-static rdt *owner, *reader; /* clients of node 0 and of node 1, both with the mapper */
-
-static void begin_with(const struct cluster_options *options)
-{
-    struct cluster_options all = *options;
-
-    fake_device_init(&gpu[0], "n0", (const char *const[]){"prefix=HERE", "--chunk=256KiB", NULL});
-    fake_device_init(&gpu[1], "n1", (const char *const[]){"prefix=THERE", "--chunk=256KiB", NULL});
-    all.flags_of[0] = gpu[0].flags;
-    all.flags_of[1] = gpu[1].flags;
-    cluster_start(&c, 2, &all);
-    owner = node_client(&c.node[0], "owner");
-    reader = node_client(&c.node[1], "reader");
-    fake_device_use(owner);
-    fake_device_use(reader);
-}
-
-static void begin(void)
-{
-    begin_with(&(struct cluster_options){.stream = true, .no_ucx = true});
-}
-
-static void end(const char *const *declared)
-{
-    rdt_close(owner);
-    rdt_close(reader);
-    for (unsigned i = 0; i < 2; i++) {
-        wait_until(LONG, atomic_load(&gpu[i].control->blocks) == 0);
-        must(atomic_load(&gpu[i].control->allocated[0]) == 0 && atomic_load(&gpu[i].control->allocated[1]) == 0);
-    }
-    cluster_end(&c, declared);
-    for (unsigned i = 0; i < 2; i++) {
-        must(atomic_load(&gpu[i].control->pinned) == 0);
-        fake_device_fini(&gpu[i]);
-    }
-}
-
-static struct rdt_ref put_on(const char *device, size_t bytes, uint32_t seed)
-{
-    void *addr = fake_device_alloc(owner, device, bytes);
-    struct rdt_tensor tensor = bytes_at(addr, bytes);
-
-    fill_pattern(addr, bytes, seed);
-    return put_one(owner, &tensor, NULL);
-}
 
 static struct rdt_fetch_options to(const char *memory, const char *device)
 {
@@ -72,15 +13,6 @@ static struct rdt_fetch_options to(const char *memory, const char *device)
     options.device = device;
     options.timeout_ns = LONG;
     return options;
-}
-
-static void must_lie(const rdt_object *object, size_t i, const char *memory, const char *device)
-{
-    const char *in, *on;
-
-    must_ok(rdt_object_place(object, i, &in, &on, &err));
-    must_say(strcmp(in, memory) == 0 && strcmp(on, device) == 0, "tensor %zu lies in %s %s, not in %s %s", i, in, on, memory,
-             device);
 }
 
 static void expect(const struct rdt_ref *ref, const char *memory, const char *device, size_t bytes, uint32_t seed,
@@ -259,7 +191,7 @@ Test(device_nodes, deadline_and_cancel_in_the_middle)
     ref = put_on("HERE-0", LARGE, 9);
     for (unsigned end_of = 0; end_of < 2; end_of++) { /* the owner's device is slow, then the reader's */
         uint64_t before = atomic_load(&gpu[end_of].control->started);
-        atomic_store(&gpu[end_of].control->hold, 1);
+        fake_hold(gpu[end_of].control, true);
         options.timeout_ns = 300 * MSEC;
         must_be(RDT_TIMED_OUT, rdt_fetch(reader, &ref, 1, &options, &object, &err));
         options.timeout_ns = LONG;
@@ -267,7 +199,7 @@ Test(device_nodes, deadline_and_cancel_in_the_middle)
         wait_until(LONG, atomic_load(&gpu[end_of].control->started) > before);
         rdt_cancel(request);
         rdt_request_destroy(request);
-        atomic_store(&gpu[end_of].control->hold, 0);
+        fake_hold(gpu[end_of].control, false);
         cluster_expect_idle_of_transfers(&c);
         expect(&ref, "fake", "THERE-0", LARGE, 9, "stream/staged");
     }
@@ -322,11 +254,11 @@ Test(device_nodes, killed_owner_fails_the_parts)
 
     begin();
     ref = put_on("HERE-0", LARGE, 13);
-    atomic_store(&gpu[0].control->hold, 1);
+    fake_hold(gpu[0].control, true);
     must_ok(rdt_fetch_start(reader, &ref, 1, &options, requests, &err));
     wait_until(LONG, atomic_load(&gpu[0].control->started) > 0);
     node_kill(&c.node[0], 9);
-    atomic_store(&gpu[0].control->hold, 0);
+    fake_hold(gpu[0].control, false);
     must_be(RDT_PEER_LOST, rdt_wait(reader, requests, 1, 1, LONG, NULL, NULL, &err));
     rdt_request_destroy(requests[0]);
     wait_until(LONG, atomic_load(&gpu[1].control->allocated[0]) == 0);

@@ -113,18 +113,18 @@ Test(device_short, snapshot_that_was_given_up_copies_no_more)
 
     begin();
     make_many(tensors, addrs);
-    atomic_store(&gpu.control->hold, 1);
+    fake_hold(gpu.control, true);
     options.flags = RDT_PUT_SNAPSHOT;
     options.timeout_ns = 50 * MSEC;
     must_be(RDT_TIMED_OUT, rdt_put(a, tensors, MANY, &options, &ref, &err));
     began = atomic_load(&gpu.control->started);
     must_say(began < MANY, "%llu batches at once", (unsigned long long)began);
     must_ok(rdt_ping(a, LONG, &err)); /* word of it has come */
-    atomic_store(&gpu.control->hold, 0);
+    fake_hold(gpu.control, false);
     wait_until(LONG, atomic_load(&gpu.control->blocks) == 2);
     must(atomic_load(&gpu.control->started) == began);
 
-    atomic_store(&gpu.control->hold, 1); /* pending, and its producer dies */
+    fake_hold(gpu.control, true); /* pending, and its producer dies */
     options.flags = RDT_PUT_SNAPSHOT | RDT_PUT_PENDING;
     must_ok(rdt_put(a, tensors, MANY, &options, &ref, &err));
     must_ok(rdt_ready(a, &ref, &err));
@@ -135,7 +135,7 @@ Test(device_short, snapshot_that_was_given_up_copies_no_more)
     must_be(RDT_OWNER_DIED, rdt_wait(b, requests, 1, 1, LONG, NULL, NULL, &err));
     rdt_request_destroy(requests[0]);
     began = atomic_load(&gpu.control->started);
-    atomic_store(&gpu.control->hold, 0);
+    fake_hold(gpu.control, false);
     wait_until(LONG, atomic_load(&gpu.control->blocks) == 0);
     must(atomic_load(&gpu.control->started) == began);
     end(NULL);
@@ -217,7 +217,7 @@ static void begin_a_copy(void)
 
     begin();
     ref = put_on(a, "FAKE-0", BYTES, 32, NULL);
-    atomic_store(&gpu.control->hold, 1);
+    fake_hold(gpu.control, true);
     options.memory = "host";
     options.timeout_ns = LONG;
     must_ok(rdt_fetch_start(b, &ref, 1, &options, &copying, &err));
@@ -242,7 +242,7 @@ Test(device_short, end_waits_for_a_copy)
     static const char *const log[] = {"drain", NULL};
 
     begin_a_copy();
-    atomic_store(&gpu.control->hold, 0);
+    fake_hold(gpu.control, false);
     must(node_result(&node) == 0);
     must(node_log_has(&node, "clean end"));
     node_check_log(&node, log);

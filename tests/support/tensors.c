@@ -158,6 +158,14 @@ struct rdt_tensor tensor_of(const rdt_object *object, size_t i)
     return tensor;
 }
 
+void must_lie(const rdt_object *object, size_t i, const char *memory, const char *device)
+{
+    const char *in, *on;
+
+    must_ok(rdt_object_place(object, i, &in, &on, &err));
+    must_say(strcmp(in, memory) == 0 && strcmp(on, device) == 0, "tensor %zu lies in %s %s, not in %s %s", i, in, on, memory, device);
+}
+
 struct rdt_object_info info_of(const rdt_object *object)
 {
     struct rdt_object_info info;

@@ -40,6 +40,7 @@ enum rdt_status fetch_to(rdt *conn, const struct rdt_ref *ref, const char *memor
                          struct rdt_error *err);
 rdt_request *start_one(rdt *conn, const struct rdt_ref *ref, int64_t timeout_ns);
 struct rdt_tensor tensor_of(const rdt_object *object, size_t i);
+void must_lie(const rdt_object *object, size_t i, const char *memory, const char *device);
 struct rdt_object_info info_of(const rdt_object *object);
 struct rdt_ref ref_named(const char *id);
 void *alloc_memory(rdt *conn, size_t bytes);
