@@ -2,14 +2,19 @@
 #ifndef TESTS_FAKE_DEVICE_CONTROL_H
 #define TESTS_FAKE_DEVICE_CONTROL_H
 
+#include <limits.h>
+#include <linux/futex.h>
 #include <stdatomic.h>
+#include <stdbool.h>
 #include <stdint.h>
+#include <sys/syscall.h>
+#include <unistd.h>
 
 #define FAKE_DEVICES 4
 
 struct fake_control {
     /* set by tests */
-    _Atomic uint32_t hold;        /* copies that were queued wait while it is set */
+    _Atomic uint32_t hold;        /* copies that were queued wait while it is set: fake_hold */
     _Atomic uint32_t fail_copies; /* so many of the next ones fail */
     _Atomic uint32_t fail_allocs, fail_imports, fail_zeros;
     _Atomic uint32_t no_export;   /* imported memory cannot be exported while it is set */
@@ -23,6 +28,18 @@ struct fake_control {
     _Atomic uint64_t unpinned_bytes;           /* copied from or to host memory that was not */
     _Atomic uint64_t direct;                   /* looks at it by a transport that moves it */
 };
+
+static inline void fake_hold(struct fake_control *control, bool hold)
+{
+    atomic_store(&control->hold, hold);
+    (void)syscall(SYS_futex, &control->hold, FUTEX_WAKE, INT_MAX, NULL, NULL, 0);
+}
+
+static inline void fake_await(struct fake_control *control) /* the plug-in: until nobody holds it */
+{
+    while (atomic_load(&control->hold))
+        (void)syscall(SYS_futex, &control->hold, FUTEX_WAIT, 1, NULL, NULL, 0);
+}
 
 /* A legacy handle: of the whole allocation, by the process that made it. */
 struct fake_handle {

@@ -11,7 +11,6 @@
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
-#include <time.h>
 #include <unistd.h>
 
 #include "backends/rdt_backend.h"
@@ -405,8 +404,7 @@ static void *engine(void *arg)
             continue;
         }
         pthread_mutex_unlock(&fake.mutex);
-        while (atomic_load(&fake.control->hold)) /* the device is slow: a test says for how long */
-            (void)nanosleep(&(struct timespec){.tv_nsec = 200000}, NULL);
+        fake_await(fake.control); /* the device is slow: a test says for how long */
         pthread_mutex_lock(&fake.mutex);
         fake.first = copy->priv[0];
         if (!fake.first)
