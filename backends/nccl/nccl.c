@@ -18,7 +18,22 @@
 #include <string.h>
 #include <strings.h>
 
+#define NODE_RANKS_MAX 64u /* NCCL's own bound: a rank is a GPU */
+
 /* ---- groups ---- */
+
+/* What it makes of a group grows with the ranks, and a peer says how many there are. */
+static enum rdt_status check_nodes(const struct rdt_group_desc *desc, struct rdt_error *err)
+{
+    for (uint32_t i = 0; i < desc->size; i++) {
+        unsigned n = 1;
+        for (uint32_t k = 0; k < i; k++)
+            n += memcmp(desc->members[k].node_uuid, desc->members[i].node_uuid, sizeof desc->members[i].node_uuid) == 0;
+        if (n > NODE_RANKS_MAX)
+            return rdt_error_set(err, RDT_LIMIT, "rank %u is the %uth of one node: NCCL takes %u, a GPU each", i, n, NODE_RANKS_MAX);
+    }
+    return RDT_OK;
+}
 
 static enum rdt_status group_create(void *arg, const struct rdt_group_desc *desc, void *group_ctx, void **group_p,
                                     struct rdt_error *err)
@@ -32,6 +47,9 @@ static enum rdt_status group_create(void *arg, const struct rdt_group_desc *desc
         return rdt_error_set(err, RDT_INVALID,
                              "nccl moves GPU memory only: name the GPU (its UUID) of the member of rank %u, as of every other",
                              desc->rank);
+    status = check_nodes(desc, err);
+    if (status != RDT_OK)
+        return status;
     party = calloc(1, sizeof *party);
     if (party)
         party->sides = calloc(desc->size, sizeof *party->sides);

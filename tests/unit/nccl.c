@@ -373,6 +373,33 @@ Test(nccl, members_without_a_gpu_or_with_a_strange_one_are_refused)
     finish();
 }
 
+Test(nccl, more_ranks_of_a_node_than_it_can_have_gpus_are_refused)
+{
+    enum { MANY = 1024 };
+    static struct rdt_group_member crowd[MANY];
+    static char names[MANY][16];
+    struct rdt_group_desc desc = {sizeof desc, "g", 1, 0, MANY, crowd, {9}};
+    struct end end = {0};
+
+    if (!begin())
+        return;
+    crowd[0] = members[0];
+    for (unsigned i = 1; i < MANY; i++) {
+        (void)snprintf(names[i], sizeof names[i], "GPU-%u", i);
+        crowd[i] = (struct rdt_group_member){{2}, names[i]};
+    }
+    must_refuse(RDT_LIMIT, "rank 65 is the 65th of one node", ops->group_create(node[0], &desc, &end, &end.group, &err));
+    desc.size = 65; /* as many as there may be */
+    must_ok(ops->group_create(node[0], &desc, &end, &end.group, &err));
+    close_group(&end);
+    for (unsigned i = 0; i < MANY; i++)
+        crowd[i].node_uuid[1] = (uint8_t)(i / 8), crowd[i].node_uuid[2] = 1; /* a large cluster */
+    desc.size = MANY;
+    must_ok(ops->group_create(node[0], &desc, &end, &end.group, &err));
+    close_group(&end);
+    finish();
+}
+
 Test(nccl, gpu_is_known_however_its_name_is_spelt)
 {
     char text[64];
