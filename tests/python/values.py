@@ -241,6 +241,12 @@ def test_torch_goes_both_ways():
         model.load_state_dict(c.get(rdt.Ref("model")))
         same(c.get(c.put(torch.nn.Parameter(torch.ones(3)))), torch.ones(3))
         same(c.get(c.put(torch.tensor([1 + 2j]).conj())), torch.tensor([1 - 2j]))
+        same(c.get(c.put(torch.tensor([1 + 2j]).conj().imag)), torch.tensor([-2.0]))
+        same(c.get(c.put([torch.ones(2, requires_grad=True), torch.tensor(3), torch.zeros(0, 4), torch.ones(3, 4).t()[1:]])),
+             [torch.ones(2), torch.tensor(3), torch.zeros(0, 4), torch.ones(3, 3).t()])
+        for bad in (torch.eye(2).to_sparse(), torch.ones([1] * 33)):
+            with raises((TypeError, ValueError, RuntimeError)):
+                c.put([bad])
         with raises(TypeError, "host memory"):
             c.put([torch.zeros(3, device="meta")])
         into = torch.zeros(1 << 16, dtype=torch.int64)

@@ -105,6 +105,11 @@ def _tree(value: Any, where: str, tensors: list[Any], kinds: list[str]) -> Any:
         kinds.append(kind)
         return {"$": len(tensors) - 1}
     if cls is list:
+        if value and all(map(kind_of, value)):  # tensors alone: one entry for all of them
+            first = len(tensors)
+            tensors += value
+            kinds += map(kind_of, value)
+            return {"$list": [first, len(value)]}
         return [_tree(item, f"{where}[{i}]", tensors, kinds) for i, item in enumerate(value)]
     if cls is tuple:
         return {"$tuple": [_tree(item, f"{where}[{i}]", tensors, kinds) for i, item in enumerate(value)]}
@@ -131,6 +136,9 @@ def _untree(node: Any, leaves: list[Any], ref: Callable[[str], Any]) -> Any:
         ((key, inner),) = node.items()
         if key == "$":
             return leaves[inner]
+        if key == "$list":
+            first, count = inner
+            return leaves[first:first + count]
         if key == "$tuple":
             return tuple(_untree(item, leaves, ref) for item in inner)
         if key == "$dict":

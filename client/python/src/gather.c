@@ -158,110 +158,6 @@ bool dims_from_tuple(PyObject *tuple, int64_t *dims, Py_ssize_t ndim)
     return true;
 }
 
-/* -1: an exception. */
-static int is_true(PyObject *object, PyObject *method)
-{
-    PyObject *answer = PyObject_CallMethodNoArgs(object, method);
-    int truth = answer ? PyObject_IsTrue(answer) : -1;
-
-    Py_XDECREF(answer);
-    return truth;
-}
-
-static void *address_from(PyObject *number)
-{
-    void *address = number ? PyLong_AsVoidPtr(number) : NULL;
-
-    Py_XDECREF(number);
-    return address;
-}
-
-static struct {
-    PyObject *is_cpu, *is_conj, *is_neg, *dtype, *shape, *stride, *data_ptr;
-} names; /* interned once: a method is found sooner so */
-
-static bool make_names(void)
-{
-    return names.data_ptr ||
-           ((names.is_cpu = PyUnicode_InternFromString("is_cpu")) && (names.is_conj = PyUnicode_InternFromString("is_conj")) &&
-            (names.is_neg = PyUnicode_InternFromString("is_neg")) && (names.dtype = PyUnicode_InternFromString("dtype")) &&
-            (names.shape = PyUnicode_InternFromString("shape")) && (names.stride = PyUnicode_InternFromString("stride")) &&
-            (names.data_ptr = PyUnicode_InternFromString("data_ptr")));
-}
-
-/* Whether its bits are to be conjugated or negated by whoever reads them. -1: an exception. */
-static int is_lazy(PyObject *torch, enum rdt_dtype dtype)
-{
-    bool is_complex = dtype == RDT_C32 || dtype == RDT_C64 || dtype == RDT_C128;
-    int lazy = is_complex ? is_true(torch, names.is_conj) : 0;
-
-    if (lazy == 0 && (is_complex || dtype == RDT_F16 || dtype == RDT_F32 || dtype == RDT_F64)) /* an imaginary part may be */
-        lazy = is_true(torch, names.is_neg);
-    return lazy;
-}
-
-static bool from_torch(struct held *held, struct rdt_tensor *tensor, PyObject *torch, bool writable, PyObject *stream)
-{
-    PyObject *on_cpu, *dtype = NULL, *shape = NULL, *strides = NULL, *number;
-    int64_t *dims;
-    int lazy;
-    bool ok = false;
-
-    if (!make_names())
-        return false;
-    on_cpu = PyObject_GetAttr(torch, names.is_cpu);
-    if (!on_cpu)
-        return false;
-    Py_DECREF(on_cpu);
-    if (on_cpu != Py_True && !gpu_torch_stream(held, torch, stream))
-        return false;
-    dtype = PyObject_GetAttr(torch, names.dtype);
-    number = dtype ? PyDict_GetItemWithError(torch_dtypes, dtype) : NULL;
-    if (!number) {
-        if (!PyErr_Occurred())
-            PyErr_Format(PyExc_TypeError, "its dtype %S has no counterpart here", dtype);
-        goto end;
-    }
-    tensor->dtype = (enum rdt_dtype)PyLong_AsLong(number);
-    lazy = is_lazy(torch, tensor->dtype);
-    if (lazy < 0)
-        goto end;
-    Py_INCREF(torch);
-    held->alive = torch;
-    if (lazy) {
-        if (writable) {
-            PyErr_SetString(PyExc_TypeError, "it is a lazily conjugated or negated view: nothing can be written there");
-            goto end;
-        }
-        held->alive = PyObject_CallMethod(torch, "resolve_conj", NULL);
-        Py_DECREF(torch);
-        torch = held->alive;
-        held->alive = torch ? PyObject_CallMethod(torch, "resolve_neg", NULL) : NULL;
-        Py_XDECREF(torch);
-        if (!held->alive)
-            goto end;
-        torch = held->alive;
-    }
-    shape = PyObject_GetAttr(torch, names.shape);
-    strides = PyObject_CallMethodNoArgs(torch, names.stride);
-    if (!shape || !strides || !PyTuple_Check(shape))
-        goto end;
-    tensor->ndim = (uint32_t)PyTuple_GET_SIZE(shape);
-    dims = held_dims(held, (Py_ssize_t)tensor->ndim);
-    if (!dims || !dims_from_tuple(shape, dims, (Py_ssize_t)tensor->ndim) ||
-        !dims_from_tuple(strides, dims + tensor->ndim, (Py_ssize_t)tensor->ndim))
-        goto end;
-    tensor->shape = dims;
-    tensor->strides = dims + tensor->ndim;
-    tensor->data = address_from(PyObject_CallMethodNoArgs(torch, names.data_ptr));
-    ok = !PyErr_Occurred();
-end:
-    Py_XDECREF(dtype);
-    Py_XDECREF(shape);
-    Py_XDECREF(strides);
-    return ok;
-}
-
 /* Where __dlpack_device__ says that it is. */
 static bool dlpack_device(PyObject *object, int *type_p, int *id_p)
 {
@@ -426,7 +322,7 @@ static bool take(struct held *held, struct rdt_tensor *tensor, PyObject *object,
         return from_numpy_name(held, tensor, object, writable);
     }
     if (torch_tensor_type && PyObject_TypeCheck(object, (PyTypeObject *)torch_tensor_type))
-        return from_torch(held, tensor, object, writable, stream);
+        return torch_take(held, tensor, object, writable, stream);
     if (PyObject_HasAttrString(object, "__dlpack__"))
         return from_dlpack(held, tensor, object, writable, stream);
     if (PyObject_HasAttrString(object, "__cuda_array_interface__"))

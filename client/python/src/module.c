@@ -84,7 +84,7 @@ static PyObject *set_torch(PyObject *module, PyObject *args)
     PyObject *type, *dtypes, *stream;
 
     (void)module;
-    if (!PyArg_ParseTuple(args, "O!O!O", &PyType_Type, &type, &PyDict_Type, &dtypes, &stream))
+    if (!PyArg_ParseTuple(args, "O!O!O", &PyType_Type, &type, &PyDict_Type, &dtypes, &stream) || !torch_find_exchange(type))
         return NULL;
     Py_INCREF(type);
     Py_INCREF(dtypes);

@@ -6,7 +6,7 @@
  *   ref.c       Ref: a name, and maybe the hold on what it names
  *   request.c   Request and Object: what was started, what it brought
  *   tensor.c    Tensor and Memory: memory of the daemon's as numpy, torch and the buffer protocol see it;  dlpack.c: DLPack
- *   gather.c    anybody's tensors as struct rdt_tensor, borrowed;  gather_gpu.c: those on GPUs
+ *   gather.c    anybody's tensors as struct rdt_tensor, borrowed;  gather_torch.c: torch's;  gather_gpu.c: those on GPUs
  *   gpu.c       GPU memory: what of librdt-cuda is called; built without it where there was no cuda.h
  *   header.c    the names in a header of many tensors
  *   module.c    the module, errors
@@ -190,6 +190,10 @@ struct held_set {
  * GPUs stands, as a number; None: each says it itself. NULL: an exception that says which one is wrong; `what` begins the sentence. */
 struct held_set *held_set_from(PyObject *list, bool writable, PyObject *stream, const char *what);
 void held_set_free(struct held_set *set); /* NULL is fine */
+
+/* torch's: see gather_torch.c. find_exchange: once, with torch's class of tensors. False: an exception. */
+bool torch_find_exchange(PyObject *type);
+bool torch_take(struct held *held, struct rdt_tensor *tensor, PyObject *torch, bool writable, PyObject *stream);
 
 /* Those on GPUs: see gather_gpu.c. As the others, false: an exception. */
 int64_t *held_dims(struct held *held, Py_ssize_t ndim);

@@ -1,5 +1,4 @@
 /* Conn's put and fetch, and waiting for requests. */
-#include <stdio.h>
 #include <string.h>
 
 #include "rdtpy.h"
@@ -10,6 +9,25 @@
 
 #define SLICE_NS (INT64_C(100) * 1000000) /* how long a signal waits for its handler, a Ctrl-C too */
 
+static char *put_text(char *at, const char *text, size_t length)
+{
+    memcpy(at, text, length);
+    return at + length;
+}
+
+static char *put_number(char *at, uint64_t number)
+{
+    char digits[20];
+    size_t n = sizeof digits;
+
+    do
+        digits[--n] = (char)('0' + number % 10);
+    while (number /= 10);
+    return put_text(at, digits + n, sizeof digits - n);
+}
+
+#define PUT(at, literal) put_text(at, literal, sizeof(literal) - 1)
+
 /* A safetensors header for these tensors one behind the other: rdtctl writes such a file of it. `names` are JSON strings already, `more`
  * goes behind them. NULL without an exception: a dtype that the format does not have, or more than metadata may be. */
 static PyObject *header_of(const struct held_set *set, PyObject *names, const char *more)
@@ -19,9 +37,9 @@ static PyObject *header_of(const struct held_set *set, PyObject *names, const ch
         RDT_DTYPE_MAP(X)
 #undef X
     };
-    size_t room = strlen(more) + 16, used = 0, at = 0;
+    size_t room = strlen(more) + 16, used, data_at = 0;
     PyObject *header;
-    char *text;
+    char *text, *at;
 
     for (size_t i = 0; i < set->count; i++) {
         Py_ssize_t bytes;
@@ -32,23 +50,37 @@ static PyObject *header_of(const struct held_set *set, PyObject *names, const ch
         if (!dtypes[set->tensors[i].dtype])
             return NULL;
     }
-    text = PyMem_Malloc(room);
+    text = at = PyMem_Malloc(room);
     if (!text)
         return PyErr_NoMemory();
     for (size_t i = 0; i < set->count; i++) {
         const struct rdt_tensor *tensor = &set->tensors[i];
+        const char *name, *dtype = dtypes[tensor->dtype];
+        Py_ssize_t name_bytes;
         size_t bytes;
 
         if (rdt_tensor_bytes(tensor, &bytes, NULL) != RDT_OK)
             bytes = 0; /* rdt_put says what is wrong */
-        used += (size_t)snprintf(text + used, room - used, "%c%s:{\"dtype\":\"%s\",\"shape\":[", i ? ',' : '{',
-                                 PyUnicode_AsUTF8(PyList_GET_ITEM(names, (Py_ssize_t)i)), dtypes[tensor->dtype]);
-        for (uint32_t d = 0; d < tensor->ndim; d++)
-            used += (size_t)snprintf(text + used, room - used, d ? ",%lld" : "%lld", (long long)tensor->shape[d]);
-        used += (size_t)snprintf(text + used, room - used, "],\"data_offsets\":[%zu,%zu]}", at, at + bytes);
-        at += bytes;
+        name = PyUnicode_AsUTF8AndSize(PyList_GET_ITEM(names, (Py_ssize_t)i), &name_bytes);
+        *at++ = i ? ',' : '{';
+        at = put_text(at, name, (size_t)name_bytes);
+        at = PUT(at, ":{\"dtype\":\"");
+        at = put_text(at, dtype, strlen(dtype));
+        at = PUT(at, "\",\"shape\":[");
+        for (uint32_t d = 0; d < tensor->ndim; d++) {
+            if (d)
+                *at++ = ',';
+            at = put_number(at, (uint64_t)tensor->shape[d]);
+        }
+        at = PUT(at, "],\"data_offsets\":[");
+        at = put_number(at, data_at);
+        *at++ = ',';
+        at = put_number(at, data_at += bytes);
+        at = PUT(at, "]}");
     }
-    used += (size_t)snprintf(text + used, room - used, "%s}", more);
+    at = put_text(at, more, strlen(more));
+    *at++ = '}';
+    used = (size_t)(at - text);
     header = used <= MAX_HEADER_BYTES ? PyBytes_FromStringAndSize(text, (Py_ssize_t)used) : NULL;
     PyMem_Free(text);
     return header;

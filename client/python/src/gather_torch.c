@@ -1,0 +1,177 @@
+/* torch's tensors as librdt takes them. A torch that has DLPack's exchange interface tells all of a tensor in one C call, a
+ * sixth of what asking for its attributes takes; what that does not tell, and other torches, are asked. */
+#include "rdtpy.h"
+
+/* -1: an exception. */
+static int is_true(PyObject *object, PyObject *method)
+{
+    PyObject *answer = PyObject_CallMethodNoArgs(object, method);
+    int truth = answer ? PyObject_IsTrue(answer) : -1;
+
+    Py_XDECREF(answer);
+    return truth;
+}
+
+static void *address_from(PyObject *number)
+{
+    void *address = number ? PyLong_AsVoidPtr(number) : NULL;
+
+    Py_XDECREF(number);
+    return address;
+}
+
+static struct {
+    PyObject *is_cpu, *is_conj, *is_neg, *dtype, *shape, *stride, *data_ptr;
+} names; /* interned once: a method is found sooner so */
+
+static bool make_names(void)
+{
+    return names.data_ptr ||
+           ((names.is_cpu = PyUnicode_InternFromString("is_cpu")) && (names.is_conj = PyUnicode_InternFromString("is_conj")) &&
+            (names.is_neg = PyUnicode_InternFromString("is_neg")) && (names.dtype = PyUnicode_InternFromString("dtype")) &&
+            (names.shape = PyUnicode_InternFromString("shape")) && (names.stride = PyUnicode_InternFromString("stride")) &&
+            (names.data_ptr = PyUnicode_InternFromString("data_ptr")));
+}
+
+/* Whether its bits are to be conjugated or negated by whoever reads them. -1: an exception. */
+static int is_lazy(PyObject *torch, enum rdt_dtype dtype)
+{
+    bool is_complex = dtype == RDT_C32 || dtype == RDT_C64 || dtype == RDT_C128;
+    int lazy = is_complex ? is_true(torch, names.is_conj) : 0;
+
+    if (lazy == 0 && (is_complex || dtype == RDT_F16 || dtype == RDT_F32 || dtype == RDT_F64)) /* an imaginary part may be */
+        lazy = is_true(torch, names.is_neg);
+    return lazy;
+}
+
+/* By the attributes that every torch has. */
+static bool by_attributes(struct held *held, struct rdt_tensor *tensor, PyObject *torch, bool writable, PyObject *stream)
+{
+    PyObject *on_cpu, *dtype = NULL, *shape = NULL, *strides = NULL, *number;
+    int64_t *dims;
+    int lazy;
+    bool ok = false;
+
+    on_cpu = PyObject_GetAttr(torch, names.is_cpu);
+    if (!on_cpu)
+        return false;
+    Py_DECREF(on_cpu);
+    if (on_cpu != Py_True && !gpu_torch_stream(held, torch, stream))
+        return false;
+    dtype = PyObject_GetAttr(torch, names.dtype);
+    number = dtype ? PyDict_GetItemWithError(torch_dtypes, dtype) : NULL;
+    if (!number) {
+        if (!PyErr_Occurred())
+            PyErr_Format(PyExc_TypeError, "its dtype %S has no counterpart here", dtype);
+        goto end;
+    }
+    tensor->dtype = (enum rdt_dtype)PyLong_AsLong(number);
+    lazy = is_lazy(torch, tensor->dtype);
+    if (lazy < 0)
+        goto end;
+    Py_INCREF(torch);
+    held->alive = torch;
+    if (lazy) {
+        if (writable) {
+            PyErr_SetString(PyExc_TypeError, "it is a lazily conjugated or negated view: nothing can be written there");
+            goto end;
+        }
+        held->alive = PyObject_CallMethod(torch, "resolve_conj", NULL);
+        Py_DECREF(torch);
+        torch = held->alive;
+        held->alive = torch ? PyObject_CallMethod(torch, "resolve_neg", NULL) : NULL;
+        Py_XDECREF(torch);
+        if (!held->alive)
+            goto end;
+        torch = held->alive;
+    }
+    shape = PyObject_GetAttr(torch, names.shape);
+    strides = PyObject_CallMethodNoArgs(torch, names.stride);
+    if (!shape || !strides || !PyTuple_Check(shape))
+        goto end;
+    tensor->ndim = (uint32_t)PyTuple_GET_SIZE(shape);
+    dims = held_dims(held, (Py_ssize_t)tensor->ndim);
+    if (!dims || !dims_from_tuple(shape, dims, (Py_ssize_t)tensor->ndim) ||
+        !dims_from_tuple(strides, dims + tensor->ndim, (Py_ssize_t)tensor->ndim))
+        goto end;
+    tensor->shape = dims;
+    tensor->strides = dims + tensor->ndim;
+    tensor->data = address_from(PyObject_CallMethodNoArgs(torch, names.data_ptr));
+    ok = !PyErr_Occurred();
+end:
+    Py_XDECREF(dtype);
+    Py_XDECREF(shape);
+    Py_XDECREF(strides);
+    return ok;
+}
+
+/* ---- DLPack's exchange interface, as its header has it ---- */
+
+struct exchange {
+    struct { uint32_t major, minor; } version;
+    const struct exchange *older;
+    void *allocate, *managed_from, *managed_to;
+    int (*borrow)(void *object, struct dl_tensor *tensor_p); /* NULL: it has none. Shape and strides are the object's */
+    void *current_stream;
+};
+
+static const struct exchange *exchange;
+
+bool torch_find_exchange(PyObject *type)
+{
+    PyObject *capsule = PyObject_GetAttrString(type, "__dlpack_c_exchange_api__");
+
+    exchange = NULL;
+    if (!capsule) {
+        if (!PyErr_ExceptionMatches(PyExc_AttributeError))
+            return false;
+        PyErr_Clear();
+        return true;
+    }
+    if (PyCapsule_IsValid(capsule, "dlpack_exchange_api"))
+        exchange = PyCapsule_GetPointer(capsule, "dlpack_exchange_api"); /* lives as long as the process */
+    Py_DECREF(capsule);
+    while (exchange && (exchange->version.major != 1 || !exchange->borrow))
+        exchange = exchange->older;
+    return true;
+}
+
+/* A tensor in host memory whose bits are what they say. False, without an exception: the attributes are to be asked. */
+static bool by_exchange(struct held *held, struct rdt_tensor *tensor, PyObject *torch)
+{
+    struct dl_tensor dl;
+    int64_t *dims;
+    int lazy;
+
+    if (!exchange)
+        return false;
+    if (exchange->borrow(torch, &dl) != 0) {
+        PyErr_Clear(); /* the attributes say it in our words */
+        return false;
+    }
+    tensor->dtype = dtype_of_dlpack(dl.dtype.code, dl.dtype.bits, dl.dtype.lanes);
+    if (dl.device.type != DL_CPU || !tensor->dtype || (dl.ndim > 0 && !dl.strides))
+        return false;
+    lazy = is_lazy(torch, tensor->dtype);
+    dims = lazy == 0 ? held_dims(held, dl.ndim) : NULL;
+    if (!dims) {
+        PyErr_Clear();
+        return false;
+    }
+    for (int i = 0; i < dl.ndim; i++) { /* it may be resized while the GIL is released */
+        dims[i] = dl.shape[i];
+        dims[dl.ndim + i] = dl.strides[i];
+    }
+    Py_INCREF(torch);
+    held->alive = torch;
+    tensor->ndim = (uint32_t)dl.ndim;
+    tensor->shape = dims;
+    tensor->strides = dims + dl.ndim;
+    tensor->data = (uint8_t *)dl.data + dl.byte_offset;
+    return true;
+}
+
+bool torch_take(struct held *held, struct rdt_tensor *tensor, PyObject *torch, bool writable, PyObject *stream)
+{
+    return make_names() && (by_exchange(held, tensor, torch) || by_attributes(held, tensor, torch, writable, stream));
+}
