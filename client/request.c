@@ -78,6 +78,8 @@ static void on_answer(rdt *conn, struct pending *pending, struct frame *frame)
     (void)conn;
     if (frame->flags & FRAME_ERROR) {
         (void)connection_error_reply(frame, &err);
+        if (err.status == RDT_TIMED_OUT) /* other errors name their object themselves */
+            rdt_error_prefix(&err, "%s %s", request->what, request->label);
         request_fail(request, &err);
     } else {
         end(request);

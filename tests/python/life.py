@@ -47,8 +47,10 @@ def test_object_lives_as_long_as_its_ref():
         c.free(kept)
         with c.put(np.arange(3), id="other"):
             pass
-        with raises(rdt.TimedOut):
+        with raises(rdt.TimedOut, '"other"'):
             c.wait_put(rdt.Ref("other"), timeout=0)
+        with raises(TypeError, "not a str"):
+            c.get("other")
         ref = c.put(np.arange(3))
         c.free(ref, force=True)
         with raises(rdt.Freed):
@@ -65,7 +67,7 @@ def test_reader_holds_what_it_sees_until_the_last_view():
         ref = c.put(e)
         view = memoryview(reader.get(ref))[5:7]
         ref.free()
-        with raises(rdt.TimedOut):
+        with raises(rdt.TimedOut, "what is in ["):
             c.wait_freed(e, timeout=0.05)
         wait = c.when_freed(e[10:20])
         assert not wait.done()
@@ -391,6 +393,19 @@ def test_await_everything():
             pass
         with raises(rdt.TimedOut):
             await c.fetch(rdt.Ref("never"), timeout=0.05)
+        never, again = c.fetch(rdt.Ref("never")), c.fetch(ref)
+        assert await c.wait_async([never, again], "any") == ([again], [never])
+        assert await c.wait_async([never, again], timeout=0.05) == ([again], [never])
+        assert await c.wait_async([never, again], 0, timeout=0) == ([again], [never]) and await c.wait_async([]) == ([], [])
+        waits = asyncio.ensure_future(c.wait_async([never]))
+        await asyncio.sleep(0)
+        waits.cancel()
+        assert await c.wait_async([never], timeout=0) == ([], [never])  # it goes on
+        never.cancel()
+        with raises(rdt.Cancelled):
+            await c.wait_async([again, never])
+        with raises(ValueError, "how_many"):
+            await c.wait_async([again], 2)
         memory = await c.empty_async(10, "u8")
         assert len(memory) == 10
         number = c.publish("n", np.arange(2))

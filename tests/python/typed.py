@@ -27,4 +27,6 @@ def program() -> tuple[int, str]:
 async def waits(c: rdt.Connection) -> Any:
     async for _version, value in c.versions("w"):
         return value
-    return await c.fetch(rdt.Ref("x"))
+    request = c.fetch(rdt.Ref("x"))
+    done, running = await c.wait_async([request], "any", timeout=1)
+    return await done[0] if not running else None

@@ -32,8 +32,8 @@ class Hub:
         self._lock = threading.Lock()
         self._waiting: dict[asyncio.AbstractEventLoop, _Waiting] = {}
 
-    async def ended(self, request: _rdt.Request) -> None:
-        """Until the request has ended, well or not. Who is cancelled here cancels the request."""
+    async def ended(self, request: _rdt.Request, *, cancels: bool = True) -> None:
+        """Until the request has ended, well or not. Who is cancelled here cancels the request, unless told otherwise."""
         if request._state() != AGAIN:
             return
         loop = asyncio.get_running_loop()
@@ -47,7 +47,8 @@ class Hub:
             if request._state() == AGAIN:  # it may have ended before it was in the list
                 await future
         except asyncio.CancelledError:
-            request.cancel()
+            if cancels:
+                request.cancel()
             raise
         finally:
             with self._lock:

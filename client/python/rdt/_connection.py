@@ -47,6 +47,13 @@ def _box(index_: Any) -> Optional[tuple[tuple[int, int], ...]]:
     return tuple(box)
 
 
+def _number_of(listed: Sequence[Any], how_many: Any) -> int:
+    number = {"all": len(listed), "any": min(1, len(listed))}.get(how_many) if isinstance(how_many, str) else how_many
+    if not isinstance(number, int) or number < -1 or number > len(listed):
+        raise ValueError(f"how_many is \"all\", \"any\" or 0 to {len(listed)}, not {how_many!r}")
+    return len(listed) if number == -1 else number
+
+
 class Connection(_rdt.Conn):
     """One session at the rdtd of this node: the lease of what it put and holds.
 
@@ -284,9 +291,9 @@ class Connection(_rdt.Conn):
         """Starts fetching, all of the refs before any is awaited, and returns a Request, or a list of them for a list of refs.
 
         An id that nobody has put yet, or a name without a new version, is waited for until `timeout` (seconds; None: without end).
-        mode: "share": this node's memory itself, in constant time, read-only; "copy": private and writable; "cow": private and
-        writable in constant time (of a snapshot; a live object is copied); "auto": share on this node, copy from another. None is "auto",
-        but torch, which knows no read-only, gets "cow" instead of read-only memory.
+        mode: "share": this node's memory itself, in constant time, read-only (to write to a torch tensor of it is a fault: torch knows no
+        read-only); "copy": private and writable; "cow": private and writable in constant time (of a snapshot; a live object is copied);
+        "auto": share on this node, copy from another. None is "auto", but torch gets "cow" instead of read-only memory.
         as_: "auto": tensors come as they were put (torch's as torch's where there is torch, others as numpy's where there is numpy);
         "numpy", "torch"; "tensor": as rdt.Tensor, needing neither; "list": without the structure.
         into: tensors (one, or dicts, lists, tuples of them; for a list of refs a list of such) that receive the bytes, of the same
@@ -301,7 +308,10 @@ class Connection(_rdt.Conn):
         Errors, here or from the request: Freed, OwnerDied, NotFound, Denied, PeerLost, TransportFailed, NoPath, Mismatch (names the tensor,
         nothing was written), NoMemory, LimitReached, TimedOut, Cancelled, PickleRefused."""
         one = isinstance(refs, _rdt.Ref)
-        wanted: list[Any] = [refs] if isinstance(refs, _rdt.Ref) else list(refs)
+        wanted: list[Any] = [refs] if isinstance(refs, _rdt.Ref) else [refs] if isinstance(refs, (str, bytes)) else list(refs)
+        for ref in wanted:
+            if not isinstance(ref, _rdt.Ref):
+                raise TypeError(f"a Ref is fetched, or a list of them, and not a {type(ref).__name__}: Ref(\"...\") reads one from text")
         if into is not None:
             into = [into] if one else list(into)
         if slices is not None:
@@ -358,11 +368,31 @@ class Connection(_rdt.Conn):
         """Waits until `how_many` of the requests have ended, or the time is over (seconds; None: never; 0 polls): (those that have ended,
         those that go on). Nothing is cancelled when the time is over. If one has failed, or fails meanwhile, that is raised at once."""
         listed = list(requests)
-        number = {"all": -1, "any": min(1, len(listed))}.get(how_many, how_many) if isinstance(how_many, str) else how_many
-        if not isinstance(number, int) or number < -1 or number > len(listed):
-            raise ValueError(f"how_many is \"all\", \"any\" or 0 to {len(listed)}, not {how_many!r}")
-        ended = self._wait(listed, number, timeout)
+        ended = self._wait(listed, _number_of(listed, how_many), timeout)
         return [r for r, yes in zip(listed, ended) if yes], [r for r, yes in zip(listed, ended) if not yes]
+
+    async def wait_async(self, requests: Sequence[Request], how_many: Union[int, Literal["all", "any"]] = "all",
+                         timeout: Optional[float] = None) -> tuple[list[Request], list[Request]]:
+        """`wait` for event loops. Being cancelled there cancels none of the requests."""
+        listed = list(requests)
+        wanted = _number_of(listed, how_many)
+        self.dispatch()
+        loop = asyncio.get_running_loop()
+        deadline = None if timeout is None else loop.time() + timeout
+        waiting = {loop.create_task(self._hub().ended(r, cancels=False)) for r in listed if r._state() == AGAIN}
+        try:
+            while True:
+                ended = [r._state() != AGAIN for r in listed]
+                for request, yes in zip(listed, ended):
+                    if yes:
+                        request._check()
+                left = None if deadline is None else max(0.0, deadline - loop.time())
+                if sum(ended) >= wanted or left == 0:
+                    return [r for r, yes in zip(listed, ended) if yes], [r for r, yes in zip(listed, ended) if not yes]
+                _, waiting = await asyncio.wait(waiting, timeout=left, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for task in waiting:
+                task.cancel()
 
     def when_put(self, ref: _rdt.Ref, *, timeout: Optional[float] = None) -> Request:
         """A Request that ends when the object is put, or the name has a version above `after`."""
