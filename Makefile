@@ -371,7 +371,7 @@ $(FUZZ): $(B)/%: $(B)/obj/%.o $(FUZZ_O) $(B)/librdtd.a $(B)/librdt.a $(B)/libpro
     | $(B)/backends/rdt_host.so $(VOID) $(VOIDGROUP)
 	$(call say,LINK,$@)
 	$(Q)mkdir -p $(@D)
-	$(Q)$(link_test) $(if $(filter fuzz,$(VARIANT)),-fsanitize=fuzzer -rdynamic) $(DAEMON_LIBS) $(CTL_LIBS)
+	$(Q)$(link_test) -Wl,--wrap=uv_run $(if $(filter fuzz,$(VARIANT)),-fsanitize=fuzzer -rdynamic) $(DAEMON_LIBS) $(CTL_LIBS)
 
 -include $(shell find $(B)/obj -name '*.d' 2>/dev/null)
 

@@ -41,6 +41,9 @@ static unsigned distance(const char *a, const char *b)
 
 void nearest_try(struct nearest *nearest, const char *candidate)
 {
+    size_t n = strlen(nearest->word), n_candidate = strlen(candidate);
+    if ((n > n_candidate ? n - n_candidate : n_candidate - n) > nearest->distance)
+        return; /* that many letters would have to be added */
     unsigned d = strcasecmp(nearest->word, candidate) == 0 ? 0 : distance(nearest->word, candidate);
     if (d < nearest->distance || (nearest->best == NULL && d == nearest->distance)) {
         nearest->best = candidate;

@@ -57,6 +57,8 @@ static void find_flag(struct flag *flag)
 
 static enum rdt_status unknown_flag(const char *word, struct rdt_error *err)
 {
+    if (err == NULL)
+        return RDT_INVALID;
     char names[64][FLAG_BYTES];
     struct nearest nearest;
     nearest_init(&nearest, word);

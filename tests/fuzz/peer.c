@@ -41,7 +41,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t bytes)
             n = (size_t)(end - at);
         if (what & 0x80) {
             say_as_client(&client, what & 0x3f, at, n, how & 0x3f);
-            insider_listen(&peer, 2); /* what the daemon now asks of us */
+            insider_listen(&peer, 1); /* what the daemon now asks of us */
         } else {
             insider_say(&peer, what & 0x3f, how & 0x3f, at, n, what & 0x40);
             insider_flush(&peer);

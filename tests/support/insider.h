@@ -3,6 +3,7 @@
 #ifndef TESTS_SUPPORT_INSIDER_H
 #define TESTS_SUPPORT_INSIDER_H
 
+#include <poll.h>
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
@@ -17,10 +18,14 @@
 
 extern const uint8_t insider_uuid[16];
 
+/* poll(), or what takes its place where the daemon is in the same process. */
+extern int (*insider_poll)(struct pollfd *fds, nfds_t n, int timeout_ms);
+
 struct insider {
     int sock; /* -1: closed, by whomever */
     struct tls_context *context;
     struct tls tls;
+    bool secure; /* the handshake is over */
     struct frame_reader reader;
     struct { /* what came, by type: how many, and the latest of them */
         unsigned n;

@@ -1,9 +1,7 @@
 /* See client.h. */
 #include "tests/fuzz/harness/client.h"
 
-#include <errno.h>
 #include <fcntl.h>
-#include <poll.h>
 #include <sys/mman.h>
 #include <sys/socket.h>
 #include <unistd.h>
@@ -23,16 +21,11 @@ static void lost(struct fuzz_client *client)
     client->sock = -1;
 }
 
-/* libFuzzer's clock interrupts. */
 static bool wait_for(int sock, short events, int timeout_ms)
 {
     struct pollfd ready = {.fd = sock, .events = events};
-    int n;
 
-    do {
-        n = poll(&ready, 1, timeout_ms);
-    } while (n < 0 && errno == EINTR);
-    return n == 1;
+    return fuzz_daemon_poll(&ready, 1, timeout_ms) == 1;
 }
 
 static void send_all(struct fuzz_client *client, const uint8_t *bytes, size_t n, const int *fds, unsigned n_fds)

@@ -4,25 +4,104 @@
 #include <fcntl.h>
 #include <libgen.h>
 #include <pthread.h>
+#include <semaphore.h>
 #include <signal.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/un.h>
 #include <time.h>
 #include <unistd.h>
+#include <uv.h>
 
 #include "daemon/daemon.h"
 #include "daemon/log.h"
 #include "tests/fuzz/harness/client.h"
+#include "tests/support/insider.h"
 
 #define PATIENCE_S 30
+#define MAX_FDS 4
+#define LOOK_MS 5
 
 char fuzz_daemon_key[64];
 
 static struct options options;
 static char dir[32], socket_path[64];
 static pthread_t thread;
+static uv_loop_t *loop; /* NULL: it runs by itself, or not at all */
+static sem_t ready, ending;
 static struct fuzz_client watcher;
+
+/* ---- the loop, which the linker brings here (--wrap) ---- */
+
+int __real_uv_run(uv_loop_t *its_loop, uv_run_mode mode);
+int __wrap_uv_run(uv_loop_t *its_loop, uv_run_mode mode);
+
+static void await(sem_t *sem)
+{
+    while (sem_wait(sem) != 0)
+        ; /* libFuzzer's clock */
+}
+
+/* The daemon's thread starts and ends it; between that its turns are taken elsewhere. */
+int __wrap_uv_run(uv_loop_t *its_loop, uv_run_mode mode)
+{
+    loop = its_loop;
+    (void)sem_post(&ready);
+    await(&ending);
+    return __real_uv_run(its_loop, mode);
+}
+
+static int64_t now_ms(void)
+{
+    struct timespec now;
+
+    (void)clock_gettime(CLOCK_MONOTONIC, &now);
+    return (int64_t)now.tv_sec * 1000 + now.tv_nsec / 1000000;
+}
+
+/* Nothing has come for it and no time is over: the next turn does only what the last one left for it, as sending what it has queued. What a
+ * turn's callbacks began to watch, libuv tells the kernel only in the next turn: its queue is empty when it points to itself. */
+static bool is_quiet(void)
+{
+    struct pollfd backend = {.fd = uv_backend_fd(loop), .events = POLLIN};
+    void *first;
+
+    memcpy(&first, &loop->watcher_queue, sizeof first);
+    uv_update_time(loop);
+    return first == &loop->watcher_queue && uv_backend_timeout(loop) != 0 && poll(&backend, 1, 0) == 0;
+}
+
+int fuzz_daemon_poll(struct pollfd *fds, nfds_t n, int timeout_ms)
+{
+    int64_t end_ms = now_ms() + timeout_ms, left_ms;
+    struct pollfd all[MAX_FDS + 1];
+
+    if (!loop)
+        return poll(fds, n, timeout_ms);
+    fuzz_must(n <= MAX_FDS);
+    for (;;) {
+        bool quiet = is_quiet();
+        int found;
+
+        (void)__real_uv_run(loop, UV_RUN_NOWAIT);
+        found = poll(fds, n, 0);
+        if (found > 0)
+            return found;
+        if (!quiet)
+            continue;
+        left_ms = end_ms - now_ms();
+        if (left_ms <= 0)
+            return 0;
+        if (n > 0)
+            memcpy(all, fds, n * sizeof *fds);
+        all[n] = (struct pollfd){.fd = uv_backend_fd(loop), .events = POLLIN};
+        found = poll(all, n + 1, left_ms < LOOK_MS ? (int)left_ms : LOOK_MS); /* for timers, and what came since */
+        if (n == 0 && found > 0)
+            end_ms = 0;
+    }
+}
+
+/* ---- the daemon ---- */
 
 uint16_t fuzz_daemon_port(void)
 {
@@ -48,6 +127,8 @@ static void stop(void)
 {
     fuzz_client_close(&watcher);
     (void)kill(getpid(), SIGTERM);
+    loop = NULL;
+    (void)sem_post(&ending);
     fuzz_must(pthread_join(thread, NULL) == 0);
     options_fini(&options);
     (void)unlink(fuzz_daemon_key);
@@ -72,7 +153,6 @@ void fuzz_daemon_start(bool with_link)
 {
     static bool started;
     char exe[512] = {0}, *build, flags[5][640];
-    const struct timespec moment = {.tv_nsec = 10000000};
     char *argv[16];
     struct rdt_error err = {0};
     int argc = 0, fd;
@@ -116,12 +196,10 @@ void fuzz_daemon_start(bool with_link)
         fprintf(stderr, "options: %s\n", err.msg);
         abort();
     }
+    fuzz_must(sem_init(&ready, 0, 0) == 0 && sem_init(&ending, 0, 0) == 0);
     fuzz_must(pthread_create(&thread, NULL, run, NULL) == 0);
-    for (int left = PATIENCE_S * 100; (fd = fuzz_daemon_connect()) < 0; left--) {
-        fuzz_must(left > 0);
-        (void)nanosleep(&moment, NULL);
-    }
-    close(fd);
+    await(&ready);
+    insider_poll = fuzz_daemon_poll;
     fuzz_client_open(&watcher);
     (void)atexit(stop);
 }
@@ -163,7 +241,6 @@ static void free_objects(void)
 
 void fuzz_daemon_settle(void)
 {
-    const struct timespec moment = {.tv_nsec = 1000000};
     Rdt__Pb__Empty empty = RDT__PB__EMPTY__INIT;
 
     for (unsigned round = 0;; round++) {
@@ -181,9 +258,9 @@ void fuzz_daemon_settle(void)
         rdt__pb__status_reply__free_unpacked(status, NULL);
         if (idle)
             return;
-        if (round > 20)
-            (void)nanosleep(&moment, NULL);
-        if (round % 100 == 50)
+        if (round % 100 == 1)
             free_objects();
+        if (round > 1)
+            (void)fuzz_daemon_poll(NULL, 0, 1);
     }
 }

@@ -1,7 +1,11 @@
-/* A whole daemon in this process, on a thread of its own, behind its real sockets. Every input begins and ends with a daemon that holds nothing for anyone: what stays is a leak, and aborts.
+/* A whole daemon in this process, behind its real sockets. Its loop turns within the calls that wait for it, on the fuzzer's own thread:
+ * a run is then the same each time, and costs no change of threads. Only its workers and its plug-ins have threads of their own. Every
+ * input begins and ends with a daemon that holds nothing for anyone: what stays is a leak, and aborts.
  */
 #ifndef TESTS_FUZZ_HARNESS_DAEMON_H
 #define TESTS_FUZZ_HARNESS_DAEMON_H
+
+#include <poll.h>
 
 #include "tests/fuzz/harness/fuzz.h"
 
@@ -10,6 +14,9 @@ void fuzz_daemon_start(bool with_link);
 
 extern char fuzz_daemon_key[64]; /* path of the key file */
 uint16_t fuzz_daemon_port(void); /* of its peer link */
+
+/* poll(), and meanwhile the daemon's loop turns. Without fds it waits until something happens there. */
+int fuzz_daemon_poll(struct pollfd *fds, nfds_t n, int timeout_ms);
 
 /* Waits until nothing is left of anybody; aborts if something stays. */
 void fuzz_daemon_settle(void);
