@@ -4,7 +4,7 @@
  */
 #include "tests/integration/faults.h"
 
-TestSuite(faults, .timeout = 280);
+TestSuite(faults, .timeout = SUITE_SECONDS(280));
 
 enum step { PARKED, ASKED, OFFERED, RESERVING, MOVING, DELIVERED };
 enum victim { READER, PRODUCER, READERS_NODE, OWNERS_NODE };

@@ -2,7 +2,7 @@
  * back works again. */
 #include "tests/integration/faults.h"
 
-TestSuite(faults_cables, .timeout = 280);
+TestSuite(faults_cables, .timeout = SUITE_SECONDS(280));
 
 /* Tiny chunks, one at a time: what is large takes long, however fast the cable. */
 static void begin_cables(void)

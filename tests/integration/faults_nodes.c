@@ -1,7 +1,7 @@
 /* What a lost node means for later calls and for the others. */
 #include "tests/integration/faults.h"
 
-TestSuite(faults_nodes, .timeout = 280);
+TestSuite(faults_nodes, .timeout = SUITE_SECONDS(280));
 
 static bool backs_off(void)
 {

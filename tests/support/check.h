@@ -55,6 +55,13 @@ void check_says(const char *file, int line, const struct rdt_error *err, enum rd
 /* Times. `patience` makes a limit longer under sanitizers. */
 int64_t now_ns(void);
 int64_t patience(int64_t ns);
+/* A suite's limit, for those whose tests wait out deadlines: patience() makes them longer. */
+#ifdef __SANITIZE_THREAD__
+#define SUITE_SECONDS(n) (4 * (n))
+#else
+#define SUITE_SECONDS(n) (n)
+#endif
+
 #define LONG (patience(20 * SEC)) /* nothing healthy takes so long */
 
 /* Until the condition holds: looks again and again, with short pauses; fails after `ns`, which it makes longer itself. For states

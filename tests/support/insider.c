@@ -170,10 +170,50 @@ static void name_members(const struct insider *insider, Rdt__Pb__GroupPropose *p
         rdt__pb__link_hello__free_unpacked(hello, NULL);
 }
 
+/* "################" in place of a group's token means that of the group which the daemon proposed last. */
+static void name_token(const struct insider *insider, ProtobufCBinaryData *token)
+{
+    Rdt__Pb__GroupPropose *propose = rdt__pb__group_propose__unpack(NULL, insider->came[RDT_PEER_GROUP_PROPOSE].bytes,
+                                                                    insider->came[RDT_PEER_GROUP_PROPOSE].payload);
+
+    if (propose && propose->token.len == 16 && token->len == 16 && memcmp(token->data, "################", 16) == 0)
+        memcpy(token->data, propose->token.data, 16);
+    if (propose)
+        rdt__pb__group_propose__free_unpacked(propose, NULL);
+}
+
+/* The same of a broadcast: 0 means the last that the daemon began. */
+static void name_broadcast(const struct insider *insider, uint64_t *number)
+{
+    Rdt__Pb__GroupBroadcast *began = rdt__pb__group_broadcast__unpack(NULL, insider->came[RDT_PEER_BROADCAST].bytes,
+                                                                      insider->came[RDT_PEER_BROADCAST].payload);
+
+    if (began && *number == 0)
+        *number = began->broadcast;
+    if (began)
+        rdt__pb__group_broadcast__free_unpacked(began, NULL);
+}
+
 static void name_all(const struct insider *insider, uint16_t type, ProtobufCMessage *message)
 {
     if (type == RDT_PEER_GROUP_PROPOSE)
         name_members(insider, (Rdt__Pb__GroupPropose *)message);
+    else if (type == RDT_PEER_GROUP_ACCEPT)
+        name_token(insider, &((Rdt__Pb__GroupAccept *)message)->token);
+    else if (type == RDT_PEER_GROUP_COMMIT)
+        name_token(insider, &((Rdt__Pb__GroupCommit *)message)->token);
+    else if (type >= RDT_PEER_GROUP_READY && type <= RDT_PEER_GROUP_ENDED)
+        name_token(insider, &((Rdt__Pb__GroupWord *)message)->token);
+    else if (type == RDT_PEER_PULL && ((Rdt__Pb__Pull *)message)->start)
+        name_token(insider, &((Rdt__Pb__Pull *)message)->start->group);
+    else if (type == RDT_PEER_PULL_START)
+        name_token(insider, &((Rdt__Pb__PullStart *)message)->group);
+    else if (type == RDT_PEER_BROADCAST_WORD)
+        name_broadcast(insider, &((Rdt__Pb__BroadcastWord *)message)->broadcast);
+    else if (type == RDT_PEER_PULL_PARKED)
+        name_number(insider->pulls, insider->n_pulls, &((Rdt__Pb__PullParked *)message)->transfer);
+    else if (type == RDT_PEER_PULL_TURN && ((Rdt__Pb__PullTurn *)message)->from_owner)
+        name_number(insider->pulls, insider->n_pulls, &((Rdt__Pb__PullTurn *)message)->transfer);
     else if (type == RDT_PEER_PULL_META)
         name_number(insider->pulls, insider->n_pulls, &((Rdt__Pb__PullMeta *)message)->transfer);
     else if (type == RDT_PEER_PULL_KEYS)
