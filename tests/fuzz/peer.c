@@ -29,9 +29,12 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t bytes)
     const uint8_t *at = data, *end = data + bytes;
     struct fuzz_client client;
     struct insider peer;
+    static uint64_t boots;
 
     fuzz_daemon_start(true);
     fuzz_client_open(&client);
+    boots++; /* what was kept of what it had before goes */
+    memcpy(insider_boot_id, &boots, sizeof boots);
     insider_open(&peer, fuzz_daemon_key, fuzz_daemon_port());
     for (unsigned i = 0; at < end && i < MOST_MESSAGES && peer.sock >= 0; i++) {
         uint8_t what = (uint8_t)fuzz_take(&at, end, 1), how = (uint8_t)fuzz_take(&at, end, 1);

@@ -12,6 +12,7 @@
 #include <unistd.h>
 
 #define LONG_MS 30000
+#define LAST 255
 
 #define insist(condition)                                                           \
     do {                                                                            \
@@ -22,6 +23,7 @@
     } while (0)
 
 const uint8_t insider_uuid[16] = "insider's uuid.";
+uint8_t insider_boot_id[16] = "insider's boots";
 int (*insider_poll)(struct pollfd *fds, nfds_t n, int timeout_ms) = poll;
 
 static void lost(struct insider *insider)
@@ -182,16 +184,22 @@ static void name_token(const struct insider *insider, ProtobufCBinaryData *token
         rdt__pb__group_propose__free_unpacked(propose, NULL);
 }
 
-/* The same of a broadcast: 0 means the last that the daemon began. */
+/* The same of a broadcast: LAST means the one that the daemon began last. */
 static void name_broadcast(const struct insider *insider, uint64_t *number)
 {
     Rdt__Pb__GroupBroadcast *began = rdt__pb__group_broadcast__unpack(NULL, insider->came[RDT_PEER_BROADCAST].bytes,
                                                                       insider->came[RDT_PEER_BROADCAST].payload);
 
-    if (began && *number == 0)
+    if (began && *number == LAST)
         *number = began->broadcast;
     if (began)
         rdt__pb__group_broadcast__free_unpacked(began, NULL);
+}
+
+static void name_start(const struct insider *insider, Rdt__Pb__PullStart *start)
+{
+    name_token(insider, &start->group);
+    name_broadcast(insider, &start->broadcast);
 }
 
 static void name_all(const struct insider *insider, uint16_t type, ProtobufCMessage *message)
@@ -205,9 +213,9 @@ static void name_all(const struct insider *insider, uint16_t type, ProtobufCMess
     else if (type >= RDT_PEER_GROUP_READY && type <= RDT_PEER_GROUP_ENDED)
         name_token(insider, &((Rdt__Pb__GroupWord *)message)->token);
     else if (type == RDT_PEER_PULL && ((Rdt__Pb__Pull *)message)->start)
-        name_token(insider, &((Rdt__Pb__Pull *)message)->start->group);
+        name_start(insider, ((Rdt__Pb__Pull *)message)->start);
     else if (type == RDT_PEER_PULL_START)
-        name_token(insider, &((Rdt__Pb__PullStart *)message)->group);
+        name_start(insider, (Rdt__Pb__PullStart *)message);
     else if (type == RDT_PEER_BROADCAST_WORD)
         name_broadcast(insider, &((Rdt__Pb__BroadcastWord *)message)->broadcast);
     else if (type == RDT_PEER_PULL_PARKED)
@@ -316,7 +324,7 @@ void insider_open(struct insider *insider, const char *key_path, uint16_t port)
     hello.protocol_min = RDT_PROTOCOL_MIN;
     hello.protocol_max = RDT_PROTOCOL_MAX;
     hello.node_uuid = (ProtobufCBinaryData){16, (uint8_t *)(uintptr_t)insider_uuid};
-    hello.boot_id = hello.node_uuid;
+    hello.boot_id = (ProtobufCBinaryData){16, (uint8_t *)(uintptr_t)insider_boot_id};
     hello.version = (char *)"insider";
     insider_send(insider, RDT_PEER_HELLO, &hello.base);
     insider_flush(insider);

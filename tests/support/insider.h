@@ -17,6 +17,7 @@
 #define INSIDER_TYPES 64
 
 extern const uint8_t insider_uuid[16];
+extern uint8_t insider_boot_id[16]; /* another one: it has restarted */
 
 /* poll(), or what takes its place where the daemon is in the same process. */
 extern int (*insider_poll)(struct pollfd *fds, nfds_t n, int timeout_ms);

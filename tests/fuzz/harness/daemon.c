@@ -240,8 +240,8 @@ static void free_objects(void)
         rdt__pb__list_reply__free_unpacked(objects, NULL);
 }
 
-/* The arenas of small objects stay for a second when they are empty. */
-static unsigned count_arenas(void)
+/* Copies of a peer's objects stay until it comes back as another, and the arenas of small objects for a second when they are empty. */
+static unsigned count_staying(bool arenas)
 {
     Rdt__Pb__List list = RDT__PB__LIST__INIT;
     Rdt__Pb__ListReply *reply;
@@ -251,7 +251,7 @@ static unsigned count_arenas(void)
     reply = ask(RDT_MSG_LIST, &list.base, &rdt__pb__list_reply__descriptor);
     fuzz_must(reply != NULL);
     for (size_t i = 0; i < reply->n_regions; i++)
-        n += strcmp(reply->regions[i]->origin, "arena") == 0;
+        n += strcmp(reply->regions[i]->origin, "copy") == 0 || (arenas && strcmp(reply->regions[i]->origin, "arena") == 0);
     rdt__pb__list_reply__free_unpacked(reply, NULL);
     return n;
 }
@@ -268,7 +268,7 @@ void fuzz_daemon_settle(void)
 
         fuzz_must(status != NULL);
         if (idle && status->regions > 0)
-            idle = !patient && count_arenas() == status->regions;
+            idle = count_staying(!patient) == status->regions;
         if (round > PATIENCE_S * 1000) {
             fprintf(stderr, "left: %u clients, %llu objects, %llu regions, %u transfers, %u peers\n", status->clients - 1,
                     (unsigned long long)status->objects, (unsigned long long)status->regions, status->transfers_active,
