@@ -41,8 +41,12 @@ bool node_is_here(const struct node *node, const uint8_t uuid[16], const char *a
 
 void node_hex(const uint8_t uuid[16], char text_p[33])
 {
-    for (int i = 0; i < 16; i++)
-        snprintf(text_p + 2 * i, 3, "%02x", uuid[i]);
+    static const char digits[] = "0123456789abcdef";
+    for (int i = 0; i < 16; i++) {
+        *text_p++ = digits[uuid[i] >> 4];
+        *text_p++ = digits[uuid[i] & 15];
+    }
+    *text_p = '\0';
 }
 
 static int hex_digit(char c)

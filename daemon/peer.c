@@ -321,6 +321,10 @@ enum rdt_status peers_find(struct peers *peers, const uint8_t uuid[16], const ch
         return rdt_error_set(err, RDT_INVALID, "this node is not its own peer");
     if (strlen(address) >= sizeof peer->address)
         return rdt_error_set(err, RDT_INVALID, "an address of %zu bytes", strlen(address));
+    if (peer && peer->state == PEER_UP) { /* where it is does not matter */
+        *peer_p = peer;
+        return RDT_OK;
+    }
     if (!named && !find_by_address(peers, address, &peer))
         return rdt_error_set(err, RDT_INVALID, "the node at %s is this node itself", address);
     if (address[0] && (named || !peer)) {
