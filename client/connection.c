@@ -16,6 +16,7 @@
 #include "rdt.pb-c.h"
 
 #define MAX_QUEUED_BYTES ((size_t)64 << 20) /* frames that the daemon does not take */
+#define LATER_FRAMES 8                      /* that wait for company, at most */
 #define MAX_READS 256                       /* in one go, so that a talkative daemon cannot hide a deadline */
 
 bool connection_is_forked(const rdt *conn)
@@ -181,8 +182,9 @@ enum rdt_status connection_send(rdt *conn, uint16_t type, uint64_t id, const Pro
     return connection_send_fds(conn, type, id, message, &take_fd, take_fd >= 0 ? 1 : 0, urgent, err);
 }
 
-enum rdt_status connection_send_fds(rdt *conn, uint16_t type, uint64_t id, const ProtobufCMessage *message, const int *take_fds,
-                                    unsigned n_fds, bool urgent, struct rdt_error *err)
+/* Encoded and queued, not sent. */
+static enum rdt_status queue(rdt *conn, uint16_t type, uint64_t id, const ProtobufCMessage *message, const int *take_fds,
+                             unsigned n_fds, bool urgent, struct rdt_error *err)
 {
     size_t bytes = protobuf_c_message_get_packed_size(message);
     enum rdt_status status;
@@ -199,8 +201,30 @@ enum rdt_status connection_send_fds(rdt *conn, uint16_t type, uint64_t id, const
     if (status != RDT_OK)
         return rdt_error_set(err, status, "no memory for a request of %zu bytes", bytes);
     (void)protobuf_c_message_pack(message, payload);
-    flush(conn);
     return RDT_OK;
+}
+
+enum rdt_status connection_send_fds(rdt *conn, uint16_t type, uint64_t id, const ProtobufCMessage *message, const int *take_fds,
+                                    unsigned n_fds, bool urgent, struct rdt_error *err)
+{
+    enum rdt_status status = queue(conn, type, id, message, take_fds, n_fds, urgent, err);
+
+    if (status == RDT_OK)
+        flush(conn);
+    return status;
+}
+
+
+void connection_send_later(rdt *conn, uint16_t type, const ProtobufCMessage *message)
+{
+    if (queue(conn, type, 0, message, NULL, 0, true, NULL) == RDT_OK && conn->writer.queued_frames >= LATER_FRAMES)
+        flush(conn);
+}
+
+void connection_flush(rdt *conn)
+{
+    if (conn->writer.queued_frames > 0 && !conn->lost)
+        flush(conn);
 }
 
 /* ---- receiving ---- */

@@ -97,6 +97,12 @@ enum rdt_status connection_send(rdt *conn, uint16_t type, uint64_t id, const Pro
 enum rdt_status connection_send_fds(rdt *conn, uint16_t type, uint64_t id, const ProtobufCMessage *message, const int *take_fds,
                                     unsigned n_fds, bool urgent, struct rdt_error *err);
 
+/* For what gives something back while more of it is to be expected: queued as if urgent, and sent with whatever is sent next, when a few have come
+ * together, or by connection_flush, which whoever called this owes before it blocks or returns. Each message of its own wakes
+ * the daemon, which on an idle core takes longer than the message. */
+void connection_send_later(rdt *conn, uint16_t type, const ProtobufCMessage *message);
+void connection_flush(rdt *conn);
+
 /* Waits until something may have happened that a waiter must look at, or until the deadline: TIMED_OUT. The lock is
  * released meanwhile. After TIMED_OUT all that is there has been read: look once more. */
 enum rdt_status connection_step(rdt *conn, int64_t deadline_ns);

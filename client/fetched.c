@@ -9,8 +9,8 @@
 #include "proto/messages.h"
 #include "proto/wire_ref.h"
 
-/* keep: its region is parked. stays: those that stay mapped, in the order in which they came. */
-static void release_hold(rdt *conn, uint64_t hold, bool keep, uint64_t *stays, size_t n_stays)
+/* keep: its region is parked. stays: those that stay mapped, in the order in which they came. later: by connection_send_later. */
+static void release_hold(rdt *conn, uint64_t hold, bool keep, uint64_t *stays, size_t n_stays, bool later)
 {
     Rdt__Pb__Release request = RDT__PB__RELEASE__INIT;
 
@@ -21,19 +21,22 @@ static void release_hold(rdt *conn, uint64_t hold, bool keep, uint64_t *stays, s
     request.stays = stays;
     request.n_stays = n_stays;
     request.gones = conn->memory.n_gones;
-    (void)connection_send(conn, RDT_MSG_RELEASE, 0, &request.base, -1, true, NULL);
+    if (later)
+        connection_send_later(conn, RDT_MSG_RELEASE, &request.base);
+    else
+        (void)connection_send(conn, RDT_MSG_RELEASE, 0, &request.base, -1, true, NULL);
 }
 
 void fetched_release_unseen(rdt *conn, const Rdt__Pb__FetchDone *done)
 {
     release_hold(conn, done->hold, done->n_regions == 1 && memory_is_parked(&conn->memory, done->regions[0]->region),
-                 NULL, 0);
+                 NULL, 0, false);
 }
 
 /* ---- ending ---- */
 
 /* Hold and memory. */
-static void let_go(rdt_object *object)
+static void let_go(rdt_object *object, bool later)
 {
     rdt *conn = object->conn;
     bool parked = object->hold != 0 && object->n_mappings == 1 && memory_may_park(object->mappings[0], MAPPING_FETCHED);
@@ -47,7 +50,7 @@ static void let_go(rdt_object *object)
             stays[n_stays++] = object->mappings[i]->region;
         memory_unref(&conn->memory, object->mappings[i]);
     }
-    release_hold(conn, object->hold, parked, stays, n_stays);
+    release_hold(conn, object->hold, parked, stays, n_stays, later);
     free(object->mappings);
     free(object->inline_data);
     object->hold = 0;
@@ -66,16 +69,16 @@ void fetched_destroy(rdt_object *object)
 {
     if (!object)
         return;
-    let_go(object);
+    let_go(object, false);
     targets_destroy(object->conn, object->targets);
     chain_remove(&object->link);
     free(object->metadata);
     free(object);
 }
 
-void fetched_move_to(rdt_object *object, struct targets *take_targets)
+void fetched_move_to(rdt_object *object, struct targets *take_targets, bool later)
 {
-    let_go(object);
+    let_go(object, later);
     object->targets = take_targets;
     object->layout = take_targets->layout;
     object->data = take_targets->data;

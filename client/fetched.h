@@ -33,8 +33,9 @@ enum rdt_status fetched_create(rdt *conn, const Rdt__Pb__FetchDone *done, struct
 enum rdt_status fetched_map(rdt *conn, const Rdt__Pb__SharedRegion *shared, struct frame *frame, struct mapping **mapping_p,
                             struct rdt_error *err);
 
-/* The bytes are in the targets now: the object's tensors are these, and nothing of the daemon's is needed any more. */
-void fetched_move_to(rdt_object *object, struct targets *take_targets);
+/* The bytes are in the targets now: the object's tensors are these, and nothing of the daemon's is needed any more, which it
+ * hears at once or later (connection_send_later). */
+void fetched_move_to(rdt_object *object, struct targets *take_targets, bool later);
 
 void fetched_destroy(rdt_object *object); /* NULL is fine */
 

@@ -204,9 +204,9 @@ void request_on_expired(rdt *conn, struct expiry *expiry)
 /* ---- arriving ---- */
 
 /* The bytes are where they shall be. */
-static void end_in_targets(rdt_request *request)
+static void end_in_targets(rdt_request *request, bool later)
 {
-    fetched_move_to(request->object, request->targets);
+    fetched_move_to(request->object, request->targets, later);
     request->targets = NULL;
     end(request);
 }
@@ -219,12 +219,12 @@ void request_arrive(rdt_request *request, rdt_object *take_object)
     if (!request->targets) {
         end(request);
     } else if (request->targets->direct && !take_object->to_copy) {
-        end_in_targets(request);
+        end_in_targets(request, false);
     } else if (layout_same_shape(take_object->layout, request->targets->layout, &err) != RDT_OK) {
         rdt_error_prefix(&err, "%s %s", request->what, request->label);
         request_fail(request, &err);
     } else if (layout_total_bytes(take_object->layout) == 0) {
-        end_in_targets(request);
+        end_in_targets(request, false);
     } else {
         forget(request); /* the daemon kept the deadline; the copy is on the clock of whoever waits for it */
         move(request, REQUEST_ARRIVED);
@@ -272,7 +272,7 @@ void request_copy_some(rdt_request *request)
     if (request->state == REQUEST_ENDED) {
         drop_object(request);
     } else if (!more) {
-        end_in_targets(request);
+        end_in_targets(request, true);
     } else {
         chain_append(&conn->arrived, &request->arrived);
         connection_news(conn); /* whoever else waits for it may go on, should this thread not */

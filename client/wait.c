@@ -59,6 +59,7 @@ static enum rdt_status wait_for(rdt *conn, rdt_request *const *requests, size_t 
             timed_out = deadline_ns != CLOCK_NEVER && clock_now_ns() >= deadline_ns;
             continue;
         }
+        connection_flush(conn);
         do {
             timed_out = connection_step(conn, deadline_ns) == RDT_TIMED_OUT;
         } while (!timed_out && conn->n_news == seen);
@@ -94,6 +95,7 @@ enum rdt_status rdt_wait(rdt *conn, rdt_request *const *requests, size_t count, 
 
     connection_lock(conn);
     status = wait_for(conn, requests, count, how_many, clock_deadline_ns(timeout_ns), err);
+    connection_flush(conn);
     if (n_done_p)
         *n_done_p = count_ended(requests, count, &(size_t){0}).ended;
     for (size_t i = 0; done_p && i < count; i++)
@@ -126,6 +128,7 @@ enum rdt_status rdt_dispatch(rdt *conn, size_t *n_ended_p, struct rdt_error *err
     connection_poll(conn);
     if (!chain_is_empty(&conn->arrived)) /* one part; as long as there is more, rdt_fd stays readable */
         request_copy_some(CHAIN_OWNER(conn->arrived.next, rdt_request, arrived));
+    connection_flush(conn);
     if (n_ended_p)
         *n_ended_p = conn->unseen;
     conn->unseen = 0;

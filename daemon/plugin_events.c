@@ -3,12 +3,9 @@
 #include "daemon/plugin_events.h"
 
 #include <assert.h>
-#include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/eventfd.h>
-#include <unistd.h>
 
 #include "daemon/log.h"
 #include "daemon/plugin.h"
@@ -45,17 +42,10 @@ static bool queue_done(struct plugin_events *events, struct plugin_event *event)
     return queue_event(events, event);
 }
 
-/* An eventfd of our own: with a uv_async_t the loop, woken on the core of a thread that has not returned from the wake-up yet, spins
- * until it does. (A sixth of the loop's time with chunks of 1 MiB and daemon and transport on one core.) */
-static void wake_loop(struct plugin_events *events)
-{
-    (void)eventfd_write(events->wake_fd, 1);
-}
-
 void plugin_events_add(struct plugin_events *events, struct plugin_event *event)
 {
     if (queue_event(events, event))
-        wake_loop(events);
+        wake_send(&events->wake);
 }
 
 void plugin_events_queue(struct plugin_events *events, struct plugin_event *event)
@@ -122,17 +112,12 @@ static void look(struct plugin_events *events)
         pthread_mutex_lock(&events->mutex);
     }
     pthread_mutex_unlock(&events->mutex);
-    wake_loop(events);
+    wake_send(&events->wake);
 }
 
-static void on_wake(uv_poll_t *wake, int failure, int happened)
+static void on_wake(struct wake *wake)
 {
-    struct plugin_events *events = wake->data;
-    eventfd_t ignored;
-    (void)failure;
-    (void)happened;
-    (void)eventfd_read(events->wake_fd, &ignored);
-    look(events);
+    look(list_entry(wake, struct plugin_events, wake));
 }
 
 /* Loop thread: an operation is the plug-in's, or is not any more. */
@@ -168,7 +153,7 @@ static void host_op_done(struct rdt_op *rdt_op, enum rdt_status status, const ch
     }
     pthread_mutex_unlock(&events->mutex);
     if (wake)
-        wake_loop(events);
+        wake_send(&events->wake);
     if (again) {
         log_error("bug in transport %s: an operation ended twice", op->transport->name);
         free(copy);
@@ -196,7 +181,7 @@ static void host_conn_failed(void *conn_ctx, enum rdt_status status, const char 
     }
     pthread_mutex_unlock(&events->mutex);
     if (wake)
-        wake_loop(events);
+        wake_send(&events->wake);
 }
 
 static void deliver_closed(struct plugin_event *event)
@@ -216,46 +201,47 @@ static void host_conn_closed(void *conn_ctx)
     bool wake = list_empty(&conn->closed.link) && queue_event(events, &conn->closed);
     pthread_mutex_unlock(&events->mutex);
     if (wake)
-        wake_loop(events);
+        wake_send(&events->wake);
 }
 
 /* ---- the queue's life ---- */
 
 enum rdt_status plugin_events_init(struct plugin_events *events, uv_loop_t *loop, struct rdt_error *err)
 {
-    events->wake_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
-    if (events->wake_fd < 0)
-        return rdt_error_sys(err, errno, "cannot make the backends' wake-up");
-    int rc = uv_poll_init(loop, &events->wake, events->wake_fd);
-    if (rc == 0)
-        rc = uv_poll_start(&events->wake, UV_READABLE, on_wake);
-    if (rc != 0) {
-        (void)close(events->wake_fd);
-        return rdt_error_sys(err, -rc, "cannot make the backends' wake-up");
-    }
+    enum rdt_status status = wake_init(&events->wake, loop, on_wake, "the backends", err);
+    if (status != RDT_OK)
+        return status;
     (void)uv_timer_init(loop, &events->look);
-    events->wake.data = events->look.data = events;
+    events->look.data = events;
     pthread_mutex_init(&events->mutex, NULL);
     list_init(&events->queue);
     return RDT_OK;
 }
 
-static void on_handle_closed(uv_handle_t *handle)
+static void handle_closed(struct plugin_events *events)
 {
-    struct plugin_events *events = handle->data;
     if (--events->open_handles > 0)
         return;
-    (void)close(events->wake_fd);
     pthread_mutex_destroy(&events->mutex);
     events->on_closed(events);
+}
+
+static void on_wake_closed(struct wake *wake)
+{
+    handle_closed(list_entry(wake, struct plugin_events, wake));
+}
+
+static void on_look_closed(uv_handle_t *look)
+{
+    handle_closed(look->data);
 }
 
 void plugin_events_close(struct plugin_events *events, void (*on_closed)(struct plugin_events *))
 {
     events->on_closed = on_closed;
     events->open_handles = 2;
-    uv_close((uv_handle_t *)&events->wake, on_handle_closed);
-    uv_close((uv_handle_t *)&events->look, on_handle_closed);
+    wake_close(&events->wake, on_wake_closed);
+    uv_close((uv_handle_t *)&events->look, on_look_closed);
 }
 
 void plugin_events_host(struct rdt_host *host)

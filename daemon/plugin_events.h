@@ -7,13 +7,13 @@
 
 #include "backends/rdt_backend.h"
 #include "daemon/list.h"
+#include "daemon/wake.h"
 
 struct plugin_event;
 struct memory_kind;
 
 struct plugin_events {
-    uv_poll_t wake;
-    int wake_fd;     /* an eventfd */
+    struct wake wake;
     uv_timer_t look; /* runs while reports may gather */
     unsigned open_handles;
     pthread_mutex_t mutex;

@@ -9,6 +9,7 @@
 #include "daemon/transfer_impl.h"
 
 #define HANDED_TENSORS 64 /* of an object that its reader copies itself: their layout travels in the answer */
+#define READERS_SHARE 2 /* of several copies, beside one of the pool's, which wakes a thread and then the loop */
 
 enum rdt_status transfer_local_metadata(struct transfer *transfer, const struct object *object, struct rdt_error *err)
 {
@@ -41,7 +42,7 @@ static bool reader_copies(const struct transfer *transfer, const struct object *
         if (!region_is_host(region) || region_may_fault(region))
             return false;
     }
-    return transfer->client->copying_bytes <= transfer->transfers->copying_bytes;
+    return transfer->client->copying_bytes <= READERS_SHARE * transfer->transfers->copying_bytes;
 }
 
 static void hand_over(struct transfer *transfer, struct object *object)

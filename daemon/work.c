@@ -1,4 +1,4 @@
-/* A queue for each lane, threads that take from them in turn, and one uv_async_t that brings what is finished back to the loop. */
+/* A queue for each lane, threads that take from them in turn, and a wake-up that brings what is finished back to the loop. */
 #include "daemon/work.h"
 
 #include <assert.h>
@@ -11,6 +11,7 @@
 
 #include "daemon/list.h"
 #include "daemon/map.h"
+#include "daemon/wake.h"
 
 #define ZERO_BYTES (512u << 10) /* at once: some tens of microseconds */
 #define TOUCH_BYTES (128u << 10)
@@ -31,7 +32,7 @@ struct lane { /* exists while it has work */
 };
 
 struct work_pool {
-    uv_async_t wake; /* wake.data: the pool */
+    struct wake wake;
     pthread_mutex_t mutex;
     pthread_cond_t more;
     /* Under the mutex. */
@@ -132,8 +133,8 @@ static void *thread_main(void *arg)
         work->run(work);
         (void)sched_yield(); /* a client or the loop may have waited for this core */
 
-        pthread_mutex_lock(&pool->mutex);
         bool wake = false;
+        pthread_mutex_lock(&pool->mutex);
         if (wants_done && work->again) {
             work->again = false;
             put_in_lane(pool, work); /* this thread takes what is next: nobody need be woken */
@@ -144,8 +145,11 @@ static void *thread_main(void *arg)
             pool->outstanding--;
             wake = pool->closing;
         }
-        if (wake)
-            uv_async_send(&pool->wake);
+        if (wake) { /* without the mutex: the loop may run at once, on this core, and wants it */
+            pthread_mutex_unlock(&pool->mutex);
+            wake_send(&pool->wake);
+            pthread_mutex_lock(&pool->mutex);
+        }
     }
     pthread_mutex_unlock(&pool->mutex);
     return NULL;
@@ -163,9 +167,9 @@ static void join_threads(struct work_pool *pool)
     pthread_mutex_destroy(&pool->mutex);
 }
 
-static void on_wake_closed(uv_handle_t *handle)
+static void on_wake_closed(struct wake *wake)
 {
-    struct work_pool *pool = handle->data;
+    struct work_pool *pool = list_entry(wake, struct work_pool, wake);
     void (*on_closed)(void *arg) = pool->on_closed;
     void *arg = pool->arg;
     map_fini(&pool->lanes);
@@ -173,13 +177,13 @@ static void on_wake_closed(uv_handle_t *handle)
     on_closed(arg);
 }
 
-static void on_wake(uv_async_t *wake)
+static void on_wake(struct wake *wake)
 {
-    struct work_pool *pool = wake->data;
+    struct work_pool *pool = list_entry(wake, struct work_pool, wake);
     pthread_mutex_lock(&pool->mutex);
     for (unsigned n = 0; pool->finished.first != NULL; n++) {
         if (n == DONE_PER_TURN) {
-            uv_async_send(&pool->wake);
+            wake_send(&pool->wake);
             break;
         }
         struct work *work = queue_pop(&pool->finished);
@@ -188,17 +192,17 @@ static void on_wake(uv_async_t *wake)
         pthread_mutex_lock(&pool->mutex);
         pool->outstanding--;
     }
-    bool finished = pool->closing && pool->outstanding == 0 && !uv_is_closing((uv_handle_t *)wake);
+    bool finished = pool->closing && pool->outstanding == 0 && !uv_is_closing((uv_handle_t *)&wake->poll);
     pthread_mutex_unlock(&pool->mutex);
     if (finished) {
         join_threads(pool); /* all of them are idle */
-        uv_close((uv_handle_t *)wake, on_wake_closed);
+        wake_close(wake, on_wake_closed);
     }
 }
 
-static void on_stillborn_closed(uv_handle_t *handle)
+static void on_stillborn_closed(struct wake *wake)
 {
-    struct work_pool *pool = handle->data;
+    struct work_pool *pool = list_entry(wake, struct work_pool, wake);
     map_fini(&pool->lanes);
     free(pool);
 }
@@ -214,20 +218,19 @@ enum rdt_status work_pool_create(uv_loop_t *loop, unsigned n_threads, struct wor
     list_init(&pool->common.link);
     queue_init(&pool->common.todo);
     queue_init(&pool->finished);
-    int rc = uv_async_init(loop, &pool->wake, on_wake);
-    if (rc != 0) {
+    enum rdt_status status = wake_init(&pool->wake, loop, on_wake, "the pool", err);
+    if (status != RDT_OK) {
         map_fini(&pool->lanes);
         free(pool);
-        return rdt_error_sys(err, -rc, "cannot make the pool's wake-up");
+        return status;
     }
-    pool->wake.data = pool;
     pthread_mutex_init(&pool->mutex, NULL);
     pthread_cond_init(&pool->more, NULL);
     for (; pool->n_threads < n_threads; pool->n_threads++) {
-        rc = pthread_create(&pool->threads[pool->n_threads], NULL, thread_main, pool);
+        int rc = pthread_create(&pool->threads[pool->n_threads], NULL, thread_main, pool);
         if (rc != 0) {
             join_threads(pool);
-            uv_close((uv_handle_t *)&pool->wake, on_stillborn_closed);
+            wake_close(&pool->wake, on_stillborn_closed);
             return rdt_error_sys(err, rc, "cannot start thread %u of %u", pool->n_threads + 1, n_threads);
         }
     }
@@ -241,8 +244,8 @@ void work_submit(struct work_pool *pool, struct work *work)
     assert(!pool->stop);
     pool->outstanding++;
     put_in_lane(pool, work);
-    pthread_cond_signal(&pool->more);
     pthread_mutex_unlock(&pool->mutex);
+    pthread_cond_signal(&pool->more); /* without the mutex, which whom it wakes wants first */
 }
 
 void work_zero(void *memory, uint64_t bytes)
@@ -315,6 +318,6 @@ void work_pool_close(struct work_pool *pool, void (*on_closed)(void *arg), void 
     pthread_mutex_lock(&pool->mutex);
     assert(!pool->closing);
     pool->closing = true;
-    uv_async_send(&pool->wake);
+    wake_send(&pool->wake);
     pthread_mutex_unlock(&pool->mutex);
 }

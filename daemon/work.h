@@ -27,7 +27,7 @@ struct work {                    /* embed it; the pool owns it from submit until
 /* Threads are started at once. RDT_SYSTEM (the loop then has a handle to close in its next turn), RDT_NO_MEMORY. */
 enum rdt_status work_pool_create(uv_loop_t *loop, unsigned n_threads, struct work_pool **pool_p, struct rdt_error *err);
 
-/* Any thread may submit; within a lane the order is first come, first served. */
+/* Any thread may submit that is not past work_pool_close; within a lane the order is first come, first served. */
 void work_submit(struct work_pool *pool, struct work *work);
 
 /* In run: memset to zero, in pieces between which others may have the processor. */

@@ -68,7 +68,7 @@ static void end(unsigned i, enum rdt_status status)
 
 static bool woken(void)
 {
-    struct pollfd pollfd = {.fd = events.wake_fd, .events = POLLIN};
+    struct pollfd pollfd = {.fd = events.wake.fd, .events = POLLIN};
     return poll(&pollfd, 1, 0) == 1;
 }
 
