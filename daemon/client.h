@@ -19,6 +19,7 @@
 struct object;
 struct watch;
 
+#define CLIENT_UNCOUNTED_BYTES (256u << 10) /* a larger message, or more that waits to be read, counts as its share of the heap */
 #define CLIENT_FDS_OUT 16 /* regions that are known to be mapped by whoever fetches much of them at once */
 
 /* Something that happened for the client and costs time to tell: done in the client's own turns, not in those of whoever caused it. */

@@ -9,6 +9,7 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#include "daemon/conn_heap.h"
 #include "daemon/log.h"
 #include "daemon/object.h"
 #include "daemon/rpc_watch.h"
@@ -21,7 +22,6 @@
 #define SHORT_READ_BYTES 16384
 #define REFUSED_AT_ONCE 32 /* above their owners' limits: they may hear why */
 #define CONN_FDS 2         /* its socket and pidfd */
-#define QUEUE_MAX_FDS 256  /* open in this process for answers that are not read yet */
 #define RETRY_NS 10000000ll
 
 static void on_socket(uv_poll_t *poll, int status, int events);
@@ -62,6 +62,7 @@ static void on_handle_closed(uv_handle_t *handle)
     conns->n--;
     account_give(conn->client.account, USAGE_SESSIONS, conn->counted);
     conns->n_refused -= !conn->counted;
+    conn_uncharge_frame(conn);
     account_give(conn->client.account, USAGE_FDS, CONN_FDS);
     account_unref(conn->client.account);
     free(conn);
@@ -122,6 +123,7 @@ static void conn_close(struct conn *conn, const char *why)
         event(&conn->rpc->events, RDT__PB__LIST_KIND__LIST_KIND_CLIENTS, "gone", client);
     }
     frame_writer_fini(&conn->writer);
+    conn_charge_queue(conn);
     (void)shutdown(conn->sock, SHUT_RDWR); /* a forked child may hold the other end open: it must see the end too */
     uv_close((uv_handle_t *)&conn->sock_poll, on_handle_closed);
     if (conn->pidfd >= 0)
@@ -131,11 +133,6 @@ static void conn_close(struct conn *conn, const char *why)
 
 /* ---- writing ---- */
 
-static bool queue_is_full(const struct conn *conn)
-{
-    return conn->writer.queued_bytes > conn->rpc->options->client_queue_bytes || conn->writer.queued_fds > QUEUE_MAX_FDS;
-}
-
 static void set_events(struct conn *conn)
 {
     int events = 0;
@@ -144,7 +141,7 @@ static void set_events(struct conn *conn)
         return;
     /* Who does not read is not read, nor is who has a task. Frames that wait for the next turn change nothing here: on_socket looks away
      * meanwhile, which costs less than to tell the kernel twice. */
-    if (!conn->draining && !conn->client.task && !queue_is_full(conn))
+    if (!conn->draining && !conn->client.task && !conn_queue_is_full(conn))
         events |= UV_READABLE;
     if ((conn->writer.queued_frames > 0 || conn->draining) && conn->retry.place == 0)
         events |= UV_WRITABLE;
@@ -170,6 +167,7 @@ static bool flush(struct conn *conn)
 
     if (conn->writer.queued_frames > 0)
         status = frame_writer_send(&conn->writer, conn->sock, &err);
+    conn_charge_queue(conn);
     if (status != RDT_OK && status != RDT_AGAIN) {
         conn_close(conn, "its socket is closed");
         return false;
@@ -182,7 +180,7 @@ static bool flush(struct conn *conn)
         (void)deadline_set(conn->rpc->deadlines, &conn->retry, RETRY_NS);
     if (conn->client.watch && conn->writer.queued_frames == 0)
         watch_on_room(&conn->client);
-    if (conn->held && !queue_is_full(conn)) {
+    if (conn->held && !conn_queue_is_full(conn)) {
         conn->held = false;
         want_turn(&conn->client);
     }
@@ -212,17 +210,24 @@ static void flush_soon(struct conn *conn)
 static void send_message(struct client *client, uint16_t type, uint8_t flags, uint64_t request_id,
                          const ProtobufCMessage *message, const int *take_fds, unsigned n_fds);
 
+static void send_error(struct client *client, uint16_t type, uint8_t flags, uint64_t request_id, const struct rdt_error *err)
+{
+    Rdt__Pb__ErrorReply reply = RDT__PB__ERROR_REPLY__INIT;
+
+    reply.status = err->status;
+    reply.sys_errno = err->sys_errno;
+    reply.message = (char *)err->msg;
+    send_message(client, type, flags | FRAME_ERROR, request_id, &reply.base, NULL, 0);
+}
+
 /* An answer that fits into no frame fails its request alone. */
 static void send_too_large(struct client *client, uint16_t type, uint8_t flags, uint64_t request_id, size_t bytes)
 {
-    Rdt__Pb__ErrorReply reply = RDT__PB__ERROR_REPLY__INIT;
-    char text[160];
+    struct rdt_error err;
 
-    (void)snprintf(text, sizeof text, "the answer has %zu bytes: at most %u fit into one message", bytes, RDT_MAX_FRAME_BYTES);
-    reply.status = RDT_LIMIT;
-    reply.message = text;
+    (void)rdt_error_set(&err, RDT_LIMIT, "the answer has %zu bytes: at most %u fit into one message", bytes, RDT_MAX_FRAME_BYTES);
     if (flags & FRAME_REPLY)
-        send_message(client, type, FRAME_REPLY | FRAME_ERROR, request_id, &reply.base, NULL, 0);
+        send_error(client, type, FRAME_REPLY, request_id, &err);
     else
         log_error("client %llu: an event of %zu bytes cannot be sent", (unsigned long long)client->id, bytes);
 }
@@ -232,12 +237,19 @@ static void send_message(struct client *client, uint16_t type, uint8_t flags, ui
 {
     struct conn *conn = (struct conn *)((char *)client - offsetof(struct conn, client));
     size_t bytes = protobuf_c_message_get_packed_size(message);
+    struct rdt_error err;
     uint8_t *payload;
 
     if (bytes > RDT_MAX_FRAME_BYTES) {
         for (unsigned i = 0; i < n_fds; i++)
             (void)close(take_fds[i]);
         send_too_large(client, type, flags, request_id, bytes);
+        return;
+    }
+    if ((flags & FRAME_REPLY) && !(flags & FRAME_ERROR) && !conn_has_room(conn, bytes, &err)) {
+        while (n_fds > 0)
+            (void)close(take_fds[--n_fds]);
+        send_error(client, type, FRAME_REPLY, request_id, &err);
         return;
     }
     if (conn->closing ||
@@ -253,6 +265,7 @@ static void send_message(struct client *client, uint16_t type, uint8_t flags, ui
         return;
     }
     protobuf_c_message_pack(message, payload);
+    conn_charge_queue(conn);
     flush_soon(conn);
 }
 
@@ -275,12 +288,7 @@ static uint64_t said(const struct client *client)
 
 static void refuse(struct conn *conn, const struct frame *frame, const struct rdt_error *err)
 {
-    Rdt__Pb__ErrorReply reply = RDT__PB__ERROR_REPLY__INIT;
-
-    reply.status = err->status;
-    reply.sys_errno = err->sys_errno;
-    reply.message = (char *)err->msg;
-    send_message(&conn->client, frame->type, FRAME_REPLY | FRAME_ERROR, frame->request_id, &reply.base, NULL, 0);
+    send_error(&conn->client, frame->type, FRAME_REPLY, frame->request_id, err);
     log_warn("client %llu (pid %d, uid %u): %s", (unsigned long long)conn->client.id, (int)conn->client.pid,
              conn->client.account->owner.uid, err->msg);
     conn->draining = true;
@@ -369,8 +377,10 @@ static bool receive(struct conn *conn)
 {
     struct rdt_error err = {0};
     size_t n;
-    enum rdt_status status = frame_reader_recv(&conn->reader, conn->sock, &n, &err);
+    enum rdt_status status;
 
+    conn_admit_frame(conn);
+    status = frame_reader_recv(&conn->reader, conn->sock, &n, &err);
     if (status == RDT_OK) {
         conn->received_bytes += n;
         conn->more = frame_reader_is_ready(&conn->reader);
@@ -401,7 +411,7 @@ static void work(struct conn *conn, bool readable)
 
     conn->in_read = true; /* one write for all answers of this turn */
     while (!conn->closing && !conn->draining) {
-        conn->held = queue_is_full(conn);
+        conn->held = conn_queue_is_full(conn);
         if (conn->held || !client_work(&conn->client, until_ns))
             break;
         if (conn->more)
@@ -422,6 +432,7 @@ static void work(struct conn *conn, bool readable)
         want_turn(&conn->client);
     else
         (void)uv_idle_stop(&conn->turn);
+    conn_settle_frame(conn);
     (void)flush(conn);
 }
 

@@ -210,7 +210,7 @@ void transfer_end(struct transfer *transfer)
     free(transfer->source);
     free(transfer->plan);
     free(transfer->ops);
-    free(transfer->metadata);
+    transfer_in_free_metadata(transfer);
     free(transfer->inline_data);
     account_unref(transfer->account);
     free(transfer);

@@ -249,8 +249,9 @@ struct transfer {
     bool contiguous;                /* at the owner, from the answer */
     char preferred[65], memory[65]; /* likewise */
     char producer[65];              /* likewise: a client's name; "": it is gone */
-    uint8_t *metadata;
+    const uint8_t *metadata; /* the object's, or own_metadata */
     size_t metadata_bytes;
+    uint8_t *own_metadata; /* that came from another node: its bytes are charged to the account; NULL: none */
     uint8_t *inline_data;
     bool is_inline;
     struct layout *remote;              /* one-sided: where the tensors lie at the owner, regions by index into keys */

@@ -31,10 +31,8 @@ void transfer_in_forget_answer(struct transfer *transfer)
     if (transfer->packed != transfer->source)
         free(transfer->packed);
     free(transfer->source);
-    free(transfer->metadata);
+    transfer_in_free_metadata(transfer);
     transfer->source = transfer->packed = NULL;
-    transfer->metadata = NULL;
-    transfer->metadata_bytes = 0;
     transfer->stream_bytes = 0;
     transfer->have_meta = false;
 }

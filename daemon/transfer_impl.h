@@ -305,7 +305,7 @@ enum rdt_status target_check(const struct target *target, struct rdt_error *err)
 
 void transfer_local_start(struct transfer *transfer);
 void transfer_local_serve(struct transfer *transfer, struct object *object);
-enum rdt_status transfer_local_metadata(struct transfer *transfer, const struct object *object, struct rdt_error *err);
+void transfer_local_metadata(struct transfer *transfer, const struct object *object); /* valid while the caller, or it, holds that */
 void transfer_local_copy(struct transfer *transfer, struct object *object); /* pins it; memory for the copy comes next */
 void transfer_local_abort(struct transfer *transfer);
 
@@ -317,6 +317,7 @@ void transfer_in_send_abort(struct transfer *transfer);
 void transfer_in_pull_from(struct transfer *transfer, struct peer_work *work); /* asks there, as soon as the link is up */
 enum rdt_status transfer_in_read_meta(struct transfer *transfer, const Rdt__Pb__PullMeta *meta, struct rdt_error *err);
 void transfer_in_leave_peer(struct transfer *transfer);
+void transfer_in_free_metadata(struct transfer *transfer);
 
 /* The path, by what is known; then memory, by what the answer says that has just come (NULL: it was there before). */
 enum rdt_status transfer_in_choose(struct transfer *transfer, bool has_inline, struct rdt_error *err);

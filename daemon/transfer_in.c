@@ -23,6 +23,36 @@ static struct transfer *find(struct peer_work *work, uint64_t id)
 
 /* ---- the answer ---- */
 
+/* It stays until the fetch is answered, which may wait for many others: a client's share of the heap bounds what it makes us keep. */
+static enum rdt_status take_metadata(struct transfer *transfer, const ProtobufCBinaryData *from, struct rdt_error *err)
+{
+    if (from->len == 0 || transfer->whole) /* which has it */
+        return RDT_OK;
+    if (account_take(transfer->account, USAGE_HEAP, from->len, err) != RDT_OK) {
+        rdt_error_prefix(err, "the metadata of object \"%s\"", transfer->ref.id);
+        return RDT_LIMIT;
+    }
+    transfer->own_metadata = malloc(from->len);
+    if (!transfer->own_metadata) {
+        account_give(transfer->account, USAGE_HEAP, from->len);
+        return rdt_error_set(err, RDT_NO_MEMORY, "no memory for the metadata");
+    }
+    memcpy(transfer->own_metadata, from->data, from->len);
+    transfer->metadata = transfer->own_metadata;
+    transfer->metadata_bytes = from->len;
+    return RDT_OK;
+}
+
+void transfer_in_free_metadata(struct transfer *transfer)
+{
+    if (transfer->own_metadata)
+        account_give(transfer->account, USAGE_HEAP, transfer->metadata_bytes);
+    free(transfer->own_metadata);
+    transfer->own_metadata = NULL;
+    transfer->metadata = NULL;
+    transfer->metadata_bytes = 0;
+}
+
 enum rdt_status transfer_in_read_meta(struct transfer *transfer, const Rdt__Pb__PullMeta *meta, struct rdt_error *err)
 {
     struct rdt_ref ref;
@@ -55,13 +85,8 @@ enum rdt_status transfer_in_read_meta(struct transfer *transfer, const Rdt__Pb__
         rdt_error_prefix(err, "node %s", transfer->record.peer);
         return status;
     }
-    if (meta->metadata.len > 0) {
-        transfer->metadata = malloc(meta->metadata.len);
-        if (!transfer->metadata)
-            return rdt_error_set(err, RDT_NO_MEMORY, "no memory for the metadata");
-        memcpy(transfer->metadata, meta->metadata.data, meta->metadata.len);
-        transfer->metadata_bytes = meta->metadata.len;
-    }
+    if (take_metadata(transfer, &meta->metadata, err) != RDT_OK)
+        return err->status;
     memcpy(ref.node, transfer->origin->peer->uuid, sizeof ref.node);
     transfer->ref = ref;
     if (meta->version != 0) /* else it was asked for again, by the ref that the name meant */

@@ -11,16 +11,10 @@
 #define HANDED_TENSORS 64 /* of an object that its reader copies itself: their layout travels in the answer */
 #define READERS_SHARE 2 /* of several copies, beside one of the pool's, which wakes a thread and then the loop */
 
-enum rdt_status transfer_local_metadata(struct transfer *transfer, const struct object *object, struct rdt_error *err)
+void transfer_local_metadata(struct transfer *transfer, const struct object *object)
 {
-    if (object->metadata_bytes == 0)
-        return RDT_OK;
-    transfer->metadata = malloc(object->metadata_bytes);
-    if (!transfer->metadata)
-        return rdt_error_set(err, RDT_NO_MEMORY, "no memory for the metadata");
-    memcpy(transfer->metadata, object_metadata(object), object->metadata_bytes);
+    transfer->metadata = object_metadata(object);
     transfer->metadata_bytes = object->metadata_bytes;
-    return RDT_OK;
 }
 
 /* What is neither little nor much a reader that may see it copies sooner itself than the pool could, which has to be woken first. But it
@@ -65,11 +59,11 @@ static void reply_inline(struct transfer *transfer, struct object *object)
     struct rdt_error err = {0};
     const struct layout *source = transfer->source;
     uint8_t *data = slab_addr(object_piece(object));
-    enum rdt_status status = transfer_local_metadata(transfer, object, &err);
+    enum rdt_status status = RDT_OK;
 
+    transfer_local_metadata(transfer, object);
     if (transfer->slice) {
-        if (status == RDT_OK)
-            status = layout_packed(source, &transfer->packed, &transfer->stream_bytes, &err);
+        status = layout_packed(source, &transfer->packed, &transfer->stream_bytes, &err);
         if (status == RDT_OK && !(transfer->inline_data = calloc(1, transfer->stream_bytes + 1)))
             status = rdt_error_set(&err, RDT_NO_MEMORY, "no memory for the bytes");
         for (uint32_t i = 0; status == RDT_OK && i < source->count; i++)
@@ -169,10 +163,7 @@ void transfer_local_serve(struct transfer *transfer, struct object *object)
         return;
     }
     if (transfer->meta_only) {
-        if (transfer_local_metadata(transfer, object, &err) != RDT_OK) {
-            transfer_fail_err(transfer, &err);
-            return;
-        }
+        transfer_local_metadata(transfer, object);
         (void)snprintf(transfer->record.path, sizeof transfer->record.path, "metadata");
         transfer_deliver_meta(transfer);
         transfer_end(transfer);

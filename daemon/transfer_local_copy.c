@@ -317,9 +317,7 @@ void transfer_local_copy(struct transfer *transfer, struct object *object)
     struct rdt_error err = {0};
     enum rdt_status status;
 
-    status = transfer_local_metadata(transfer, object, &err);
-    if (status == RDT_OK)
-        status = layout_packed(transfer->source, &transfer->packed, &transfer->stream_bytes, &err);
+    status = layout_packed(transfer->source, &transfer->packed, &transfer->stream_bytes, &err);
     if (status == RDT_OK && transfer->target)
         status = layout_same_shape(transfer->source, transfer->target->layout, &err);
     if (status != RDT_OK) {
@@ -327,6 +325,7 @@ void transfer_local_copy(struct transfer *transfer, struct object *object)
         return;
     }
     transfer->record.bytes = transfer->stream_bytes;
+    transfer_local_metadata(transfer, object);
     object_hold(object);
     object_pin(object);
     transfer->object = object;

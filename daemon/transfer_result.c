@@ -121,11 +121,23 @@ static void result_fini(struct result *result)
     free(result->region_list);
 }
 
+/* What its client has not read yet counts as its share of the heap, and there is no room for a great answer more. */
+static bool is_too_much(const struct fetch *fetch, size_t bytes, struct rdt_error *err)
+{
+    size_t counted = fetch->transfer->own_metadata ? fetch->transfer->metadata_bytes : 0;
+
+    if (bytes <= CLIENT_UNCOUNTED_BYTES || account_check(fetch->client->account, USAGE_HEAP, bytes > counted ? bytes - counted : 0, err) == RDT_OK)
+        return false;
+    rdt_error_prefix(err, "the answer to the fetch of \"%s\"", fetch->transfer->ref.id);
+    return true;
+}
+
 /* Sends one result to one fetch, with its own hold; detaches the fetch. */
 static void result_send(struct result *result, struct fetch *fetch, struct hold *hold)
 {
     struct client *client = fetch->client;
     unsigned n_fds = result->n_fds;
+    struct rdt_error err;
     size_t bytes;
 
     result->done.handle = fetch->handle;
@@ -133,15 +145,14 @@ static void result_send(struct result *result, struct fetch *fetch, struct hold 
     if (fetch->merged)
         result->done.version = fetch->version;
     bytes = protobuf_c_message_get_packed_size(&result->done.base);
-    if (bytes > RDT_MAX_FRAME_BYTES) {
-        struct rdt_error err;
+    if (bytes > RDT_MAX_FRAME_BYTES || is_too_much(fetch, bytes, &err)) {
         struct transfer *transfer = fetch->transfer;
-        (void)rdt_error_set(
-            &err, RDT_LIMIT,
-            "the answer to the fetch of \"%s\" has %zu bytes, with %zu dimensions of %zu tensors and %zu bytes of "
-            "metadata: at most %u fit into one message",
-            transfer->ref.id, bytes, result->tensors.n_shape, result->tensors.n_dtype, result->done.metadata.len,
-            RDT_MAX_FRAME_BYTES);
+        if (bytes > RDT_MAX_FRAME_BYTES)
+            (void)rdt_error_set(&err, RDT_LIMIT,
+                                "the answer to the fetch of \"%s\" has %zu bytes, with %zu dimensions of %zu tensors and %zu bytes of "
+                                "metadata: at most %u fit into one message",
+                                transfer->ref.id, bytes, result->tensors.n_shape, result->tensors.n_dtype,
+                                result->done.metadata.len, RDT_MAX_FRAME_BYTES);
         (void)snprintf(transfer->record.error, sizeof transfer->record.error, "LIMIT: %s", err.msg);
         if (hold)
             client_release(hold);
@@ -288,7 +299,7 @@ void transfer_deliver_received(struct transfer *transfer)
 
         result_init(&result, transfer, &transfer->ref);
         result.done.tensors = &result.tensors;
-        result.done.metadata = (ProtobufCBinaryData){transfer->metadata_bytes, transfer->metadata};
+        result.done.metadata = (ProtobufCBinaryData){transfer->metadata_bytes, (uint8_t *)transfer->metadata};
         if (fill_received(&result, transfer, fetch->client, &hold, &err) == RDT_OK) {
             result_send(&result, fetch, hold);
         } else {
@@ -313,7 +324,7 @@ void transfer_deliver_meta(struct transfer *transfer)
             layout_to_wire(transfer->source, false, &result.tensors);
             result.done.tensors = &result.tensors;
         }
-        result.done.metadata = (ProtobufCBinaryData){transfer->metadata_bytes, transfer->metadata};
+        result.done.metadata = (ProtobufCBinaryData){transfer->metadata_bytes, (uint8_t *)transfer->metadata};
         result_send(&result, fetch, NULL);
     }
 }

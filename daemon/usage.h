@@ -11,7 +11,7 @@
     X(TRANSFERS, transfers, "fetches")      /* of its own, and of other nodes in its name, that have not ended */ \
     X(WAITERS, waiters, "waiting requests") /* answered later: for a put, an end, another node, room */           \
     X(NAMES, names, "published names")      /* */                                                                 \
-    X(HEAP, heap, "bytes of bookkeeping")   /* metadata, lists of tensors, requests that are kept */              \
+    X(HEAP, heap, "bytes of bookkeeping")   /* metadata, lists of tensors, requests, messages under way */         \
     X(SESSIONS, sessions, "sessions")       /* connections */                                                     \
     X(DEVICE_BYTES, device_bytes, "bytes of device memory") /* allocated, fetched into, on all devices together */ \
     X(GROUPS, groups, "groups") /* that this node knows, whoever created them */

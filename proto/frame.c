@@ -184,6 +184,14 @@ static enum rdt_status make_room(struct frame_reader *reader, struct rdt_error *
     return reader->end < reader->size ? RDT_OK : RDT_AGAIN;
 }
 
+static void pass_over(struct frame_reader *reader)
+{
+    size_t unread = reader->end - reader->start, n = reader->skip < unread ? reader->skip : unread;
+
+    reader->start += n;
+    reader->skip -= n;
+}
+
 static enum rdt_status keep_fds(struct frame_reader *reader, struct msghdr *msg, struct rdt_error *err)
 {
     enum rdt_status status = RDT_OK;
@@ -250,7 +258,35 @@ enum rdt_status frame_reader_recv(struct frame_reader *reader, int sock, size_t 
         return rdt_error_set(err, RDT_DISCONNECTED, "the other end closed the connection");
     reader->end += (size_t)n;
     *n_p = (size_t)n;
+    pass_over(reader);
     return RDT_OK;
+}
+
+size_t frame_reader_large(const struct frame_reader *reader)
+{
+    size_t unread = reader->end - reader->start, expected = frame_bytes_expected(reader);
+
+    return unread >= BELIEVE_BYTES && unread < expected ? expected : 0;
+}
+
+/* Its fds have come with its first byte. */
+void frame_reader_skip(struct frame_reader *reader, struct frame *frame)
+{
+    const uint8_t *header = reader->buf + reader->start;
+    unsigned n_fds = header[6] < reader->n_fds ? header[6] : reader->n_fds;
+
+    memset(frame, 0, sizeof *frame);
+    frame->type = (uint16_t)get_le(header + 4, 2);
+    frame->flags = header[7];
+    frame->request_id = get_le(header + 8, 8);
+    reader->skip = frame_bytes_expected(reader);
+    close_all(reader->fds, n_fds);
+    reader->n_fds -= n_fds;
+    memmove(reader->fds, reader->fds + n_fds, reader->n_fds * sizeof(int));
+    pass_over(reader);
+    free(reader->buf); /* nothing is unread: the room that it had goes at once */
+    reader->buf = NULL;
+    reader->size = reader->start = reader->end = 0;
 }
 
 enum rdt_status frame_reader_next(struct frame_reader *reader, struct frame *frame, struct rdt_error *err)

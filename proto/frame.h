@@ -53,6 +53,7 @@ struct frame_reader {
     int fds[4 * RDT_MAX_FRAME_FDS];
     unsigned n_fds;
     bool truncated; /* the kernel dropped fds (MSG_CTRUNC) */
+    size_t skip;    /* of a frame that is passed over: so many bytes are still to come */
 };
 
 void frame_reader_init(struct frame_reader *reader, size_t max_payload);
@@ -80,6 +81,12 @@ void *frame_reader_detach(struct frame_reader *reader);
 bool frame_reader_is_ready(const struct frame_reader *reader);
 
 size_t frame_reader_bytes(const struct frame_reader *reader); /* that no frame was made of yet */
+
+/* Of a frame that has come in part, and gets room for all of it: that much. 0: there is none, or it is not believed yet. */
+size_t frame_reader_large(const struct frame_reader *reader);
+
+/* Passes that one over, what is still to come too; *frame says what it was. The stream goes on behind it. */
+void frame_reader_skip(struct frame_reader *reader, struct frame *frame);
 
 /* ---- writing ---- */
 

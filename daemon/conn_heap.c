@@ -1,0 +1,69 @@
+#include "daemon/conn_heap.h"
+
+#define QUEUE_MAX_FDS 256 /* open in this process for answers that are not read yet */
+
+/* ---- messages ---- */
+
+void conn_uncharge_frame(struct conn *conn)
+{
+    size_t bytes = conn->frame_heap;
+
+    conn->frame_heap = 0;
+    account_give(conn->client.account, USAGE_HEAP, bytes);
+}
+
+void conn_settle_frame(struct conn *conn)
+{
+    if (conn->frame_heap > 0 && !conn->client.task && !conn->more && frame_reader_large(&conn->reader) == 0)
+        conn_uncharge_frame(conn);
+}
+
+/* A large message takes memory before anybody knows what it says, and as long as it comes: that is its client's, up to a limit. One that
+ * has none left is answered, and passed over. */
+void conn_admit_frame(struct conn *conn)
+{
+    size_t bytes = conn->frame_heap == 0 ? frame_reader_large(&conn->reader) : 0;
+    Rdt__Pb__ErrorReply reply = RDT__PB__ERROR_REPLY__INIT;
+    struct rdt_error err;
+    struct frame frame;
+
+    if (bytes <= CLIENT_UNCOUNTED_BYTES)
+        return;
+    if (account_take(conn->client.account, USAGE_HEAP, bytes, &err) == RDT_OK) {
+        conn->frame_heap = bytes;
+        return;
+    }
+    frame_reader_skip(&conn->reader, &frame);
+    rdt_error_prefix(&err, "a message of %zu bytes", bytes);
+    reply.status = err.status;
+    reply.message = err.msg;
+    conn->client.send(&conn->client, frame.type, FRAME_REPLY | FRAME_ERROR, frame.request_id, &reply.base, NULL, 0);
+}
+
+/* ---- answers ---- */
+
+void conn_charge_queue(struct conn *conn)
+{
+    size_t now = conn->writer.queued_bytes > CLIENT_UNCOUNTED_BYTES ? conn->writer.queued_bytes : 0, before = conn->queue_heap;
+
+    conn->queue_heap = now;
+    if (now > before)
+        account_add(conn->client.account, USAGE_HEAP, now - before);
+    else
+        account_give(conn->client.account, USAGE_HEAP, before - now);
+}
+
+bool conn_has_room(const struct conn *conn, size_t bytes, struct rdt_error *err)
+{
+    if (bytes <= CLIENT_UNCOUNTED_BYTES || account_check(conn->client.account, USAGE_HEAP, bytes, err) == RDT_OK)
+        return true;
+    rdt_error_prefix(err, "an answer of %zu bytes", bytes);
+    return false;
+}
+
+bool conn_queue_is_full(const struct conn *conn)
+{
+    if (conn->queue_heap > 0 && account_check(conn->client.account, USAGE_HEAP, 1, NULL) != RDT_OK)
+        return true;
+    return conn->writer.queued_bytes > conn->rpc->options->client_queue_bytes || conn->writer.queued_fds > QUEUE_MAX_FDS;
+}
