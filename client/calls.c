@@ -1,4 +1,4 @@
-/* The calls that are one request and one reply: free, stat, and, in place or started, waiting for an object and broadcasts. */
+/* The calls that are one request and one reply: free, stat, and, in place or started, waiting for an object, holds and broadcasts. */
 #include <stdio.h>
 #include <string.h>
 
@@ -261,6 +261,45 @@ enum rdt_status rdt_wait_freed_range_start(rdt *conn, const void *addr, size_t b
     else
         request_destroy(request);
     connection_unlock(conn);
+    return status;
+}
+
+/* ---- holds ---- */
+
+enum rdt_status rdt_hold_start(rdt *conn, const struct rdt_ref *ref, int64_t timeout_ns, rdt_request **hold_p, struct rdt_error *err)
+{
+    Rdt__Pb__Hold message = RDT__PB__HOLD__INIT;
+    Rdt__Pb__Ref wire;
+    rdt_request *request;
+    enum rdt_status status = check_ref(conn, ref, err);
+
+    if (status != RDT_OK)
+        return status;
+    request = create_wait(conn, ref, "hold of", timeout_ns, err);
+    if (!request)
+        return RDT_NO_MEMORY;
+    request_make_hold(request);
+    wire_ref_from(ref, &wire);
+    message.ref = &wire;
+    message.timeout_ns = timeout_ns < 0 ? -1 : timeout_ns;
+    connection_lock(conn);
+    status = start_wait(request, RDT_MSG_HOLD, &message.base, hold_p, err);
+    connection_unlock(conn);
+    return status;
+}
+
+enum rdt_status rdt_hold(rdt *conn, const struct rdt_ref *ref, int64_t timeout_ns, rdt_request **hold_p, struct rdt_error *err)
+{
+    rdt_request *request;
+    enum rdt_status status = rdt_hold_start(conn, ref, timeout_ns, &request, err);
+
+    if (status != RDT_OK)
+        return status;
+    status = rdt_wait(conn, &request, 1, 1, RDT_FOREVER, NULL, NULL, err);
+    if (status == RDT_OK)
+        *hold_p = request;
+    else
+        rdt_request_destroy(request);
     return status;
 }
 

@@ -13,7 +13,11 @@ static void print_holder(const Rdt__Pb__HoldInfo *h)
 {
     char kind[32], peer[80];
 
-    printf("  %s hold %" PRIu64, ctl_plain(h->kind, kind, sizeof kind), h->hold);
+    printf("  %s hold", ctl_plain(h->kind, kind, sizeof kind));
+    if (h->count > 0)
+        printf("%s: %" PRIu32, h->count == 1 ? "" : "s", h->count);
+    else
+        printf(" %" PRIu64, h->hold);
     if (h->client)
         printf(" of client %" PRIu64, h->client);
     if (*h->peer)

@@ -244,7 +244,7 @@ enum rdt_status rdt_ready(rdt *rdt, const struct rdt_ref *ref, struct rdt_error 
 /* Of the same: its bytes will not come. Those who wait get `why` (RDT_OWNER_DIED where it is RDT_OK) with the sentence, and the id is free. */
 enum rdt_status rdt_fail(rdt *rdt, const struct rdt_ref *ref, enum rdt_status why, const char *sentence, struct rdt_error *err);
 
-/* Drops the producer's hold: the object goes when its last reader has let go. With force nobody fetches it any more (FREED), on no
+/* Drops the producer's hold: the object goes when its last reader, and whoever holds it by rdt_hold, has let go. With force nobody fetches it any more (FREED), on no
  * node, from the moment that this returns: it waits for the nodes that keep a copy (of a snapshot), at most the daemon's peer_timeout
  * for one that does not answer and then serves no copy either. Readers that hold it keep it. Errors: NOT_FOUND,
  * FREED, DENIED, PEER_LOST. */
@@ -253,6 +253,30 @@ enum rdt_status rdt_free(rdt *rdt, const struct rdt_ref *ref, bool force, struct
 /* rdt_free without its answer: never blocks, and nobody is told how it went. For destructors and collectors of garbage. Errors: INVALID,
  * FORKED, DISCONNECTED. */
 enum rdt_status rdt_drop(rdt *rdt, const struct rdt_ref *ref, struct rdt_error *err);
+
+/* ---- holds ----
+ * A ref names an object and keeps nothing. Who was handed a ref and will fetch it later, perhaps often, takes a hold: without bringing a byte it
+ * keeps the object as a fetch of it would, on its own node or another one, until the holder lets go. Then the producer may free it, close, or
+ * be killed: what daemon memory it lies in stays (of RDT_MEMORY_IMPORTED all that was a memfd). rdt_free by force ends the hold too: what
+ * is fetched then is FREED.
+ *
+ * There is no moment between two holders when nobody holds: the one that hands a ref on keeps its own hold until the other says that it has
+ * one (rdt_hold has returned), or has put the object with RDT_PUT_DETACHED and a ttl_ns that is longer than the way.
+ *
+ * A hold on another node's object is that node's daemon's, for this session: it survives the link between them for the owner's hold_grace, and
+ * this session's end ends it. The ref is held, not its name: of a published name it is the version that came. Each takes one of client_max_holds.
+ */
+
+/* Takes a hold. An id that nobody has put yet, or a name without a version above `after`, is waited for. *hold_p is a request that has ended
+ * well: what it holds it holds until rdt_request_destroy (or rdt_cancel, or the session's end) lets go, without waiting for anything.
+ * Errors: FREED, OWNER_DIED, NOT_FOUND, DENIED (as for a fetch), LIMIT, PEER_LOST, TIMED_OUT. */
+enum rdt_status rdt_hold(rdt *rdt, const struct rdt_ref *ref, int64_t timeout_ns, rdt_request **hold_p, struct rdt_error *err);
+
+/* The same without waiting for it: it holds from when it has ended well. timeout_ns is its. */
+enum rdt_status rdt_hold_start(rdt *rdt, const struct rdt_ref *ref, int64_t timeout_ns, rdt_request **hold_p, struct rdt_error *err);
+
+/* What it holds, with its true generation. AGAIN, INVALID (no hold), or the failure. */
+enum rdt_status rdt_hold_ref(const rdt_request *hold, struct rdt_ref *ref_p, struct rdt_error *err);
 
 /* ---- fetch ---- */
 
@@ -322,11 +346,11 @@ enum rdt_status rdt_request_status(const rdt_request *request, struct rdt_error 
 /* The object of a fetch that ended well, once: it moves to the caller. AGAIN, INVALID (a wait, or taken), or the failure. */
 enum rdt_status rdt_request_take_object(rdt_request *request, rdt_object **object_p, struct rdt_error *err);
 
-/* Releases the caller now: the request ends with CANCELLED unless it ended before. The daemon releases the memory when nothing
- * touches it any more. Never touches another transfer of the same object. */
+/* Releases the caller now: the request ends with CANCELLED unless it ended before (a hold that ended well: it is let go of, and CANCELLED from
+ * then on). The daemon releases the memory when nothing touches it any more. Never touches another transfer of the same object. */
 void rdt_cancel(rdt_request *request);
 
-/* Cancels if it runs, releases what it brought and nobody took, and frees it. NULL is fine. */
+/* Cancels if it runs, releases what it brought and nobody took, lets go of what it holds, and frees it. NULL is fine. */
 void rdt_request_destroy(rdt_request *request);
 
 /* A fd that is readable when rdt_dispatch has something to do: for poll, epoll, libuv, asyncio. Owned by the connection. */
@@ -452,7 +476,7 @@ enum rdt_status rdt_group_list(rdt *rdt, struct rdt_group *groups_p, size_t max,
 enum rdt_status rdt_wait_put(rdt *rdt, const struct rdt_ref *ref, int64_t timeout_ns, struct rdt_error *err);
 
 /* Until no hold and no transfer of the object is left on any node: its memory may be written again. The producer's own hold
- * counts: free first. What readers on other nodes have received is memory of their own, and is not waited for. An object that is
+ * counts: free first; so does whoever took one by rdt_hold, on any node. What readers on other nodes have received is memory of their own, and is not waited for. An object that is
  * already gone is RDT_OK. */
 enum rdt_status rdt_wait_freed(rdt *rdt, const struct rdt_ref *ref, int64_t timeout_ns, struct rdt_error *err);
 

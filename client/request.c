@@ -9,6 +9,7 @@
 #include "clock.h"
 #include "fetched.h"
 #include "proto/messages.h"
+#include "proto/wire_ref.h"
 #include "rdt.pb-c.h"
 
 #define COPY_BYTES ((uint64_t)8 << 20) /* a few milliseconds: between two looks at clock and cancellation */
@@ -69,6 +70,20 @@ static const struct pending_ops ops = {on_frame, on_lost};
 
 static void end(rdt_request *request);
 
+static void send_cancel(const rdt_request *request)
+{
+    Rdt__Pb__Cancel message = RDT__PB__CANCEL__INIT;
+    Rdt__Pb__CancelRequest wait = RDT__PB__CANCEL_REQUEST__INIT;
+
+    if (request->wait) {
+        wait.request_id = request->pending.id;
+        (void)connection_send(request->conn, RDT_MSG_CANCEL_REQUEST, 0, &wait.base, -1, true, NULL);
+        return;
+    }
+    message.handle = request->pending.id;
+    (void)connection_send(request->conn, RDT_MSG_CANCEL, 0, &message.base, -1, true, NULL);
+}
+
 /* The answer to a wait. */
 static void on_answer(rdt *conn, struct pending *pending, struct frame *frame)
 {
@@ -93,6 +108,39 @@ void request_make_wait(rdt_request *request, const char *what)
     request->what = what;
     request->wait = true;
     request->pending.ops = &wait_ops;
+}
+
+/* The answer to a hold. */
+static void on_held(rdt *conn, struct pending *pending, struct frame *frame)
+{
+    rdt_request *request = CHAIN_OWNER(pending, rdt_request, pending);
+    Rdt__Pb__HoldReply *reply = NULL;
+    struct rdt_error err;
+
+    if (frame->flags & FRAME_ERROR) {
+        on_answer(conn, pending, frame);
+        return;
+    }
+    reply = rdt__pb__hold_reply__unpack(NULL, frame->length, frame->payload);
+    if (reply && reply->ref && wire_ref_to(reply->ref, &request->held, &err) == RDT_OK) {
+        request->holds = true;
+        end(request);
+    } else {
+        send_cancel(request);
+        (void)rdt_error_set(&err, RDT_PROTOCOL, "%s %s: rdtd's answer cannot be read", request->what, request->label);
+        request_fail(request, &err);
+    }
+    if (reply)
+        rdt__pb__hold_reply__free_unpacked(reply, NULL);
+}
+
+static const struct pending_ops hold_ops = {on_held, on_lost};
+
+void request_make_hold(rdt_request *request)
+{
+    request_make_wait(request, "hold of");
+    request->for_hold = true;
+    request->pending.ops = &hold_ops;
 }
 
 rdt_request *request_create(rdt *conn, const struct rdt_ref *ref, int64_t timeout_ns, struct targets *take_targets)
@@ -163,29 +211,27 @@ void request_fail(rdt_request *request, const struct rdt_error *err)
         drop_object(request);
 }
 
-static void send_cancel(const rdt_request *request)
+/* What it holds, if it does. */
+static void let_go(rdt_request *request)
 {
-    Rdt__Pb__Cancel message = RDT__PB__CANCEL__INIT;
-    Rdt__Pb__CancelRequest wait = RDT__PB__CANCEL_REQUEST__INIT;
-
-    if (request->wait) {
-        wait.request_id = request->pending.id;
-        (void)connection_send(request->conn, RDT_MSG_CANCEL_REQUEST, 0, &wait.base, -1, true, NULL);
-        return;
-    }
-    message.handle = request->pending.id;
-    (void)connection_send(request->conn, RDT_MSG_CANCEL, 0, &message.base, -1, true, NULL);
+    if (request->holds)
+        send_cancel(request);
+    request->holds = false;
 }
 
 void request_cancel(rdt_request *request)
 {
     struct rdt_error err;
 
+    (void)rdt_error_set(&err, RDT_CANCELLED, "the %s %s was cancelled", request->what, request->label);
+    if (request->state == REQUEST_ENDED && request->holds) {
+        let_go(request);
+        request->err = err;
+    }
     if (request->state == REQUEST_ENDED)
         return;
     if (request->state == REQUEST_RUNNING)
         send_cancel(request);
-    (void)rdt_error_set(&err, RDT_CANCELLED, "the %s %s was cancelled", request->what, request->label);
     request_fail(request, &err);
 }
 
@@ -291,6 +337,7 @@ void request_destroy(rdt_request *request)
     }
     while (request->copying)
         (void)pthread_cond_wait(&request->conn->copied, &request->conn->lock);
+    let_go(request);
     drop_object(request);
     targets_destroy(request->conn, request->targets);
     chain_remove(&request->link);
@@ -366,4 +413,20 @@ void rdt_request_destroy(rdt_request *request)
     connection_lock(conn);
     request_destroy(request);
     connection_unlock(conn);
+}
+
+enum rdt_status rdt_hold_ref(const rdt_request *request, struct rdt_ref *ref_p, struct rdt_error *err)
+{
+    enum rdt_status status = check(request, err);
+
+    if (status != RDT_OK)
+        return status;
+    connection_lock(request->conn);
+    status = status_of(request, err);
+    if (status == RDT_OK && !request->for_hold)
+        status = rdt_error_set(err, RDT_INVALID, "the %s %s holds nothing", request->what, request->label);
+    if (status == RDT_OK)
+        *ref_p = request->held;
+    connection_unlock(request->conn);
+    return status;
 }

@@ -9,6 +9,8 @@
  * Who copies (`copying`) does so without the lock. A cancel ends the request meanwhile all the same; the copier then stops, and
  * request_destroy waits for that. A connection that is lost does not end what has arrived.
  *
+ * A hold is a wait that gets a hold: ENDED well it has it, until it is cancelled or destroyed.
+ *
  * A wait (`wait`) has no object: its reply, not an event, ends it, and its id is that of the message.
  */
 #ifndef CLIENT_REQUEST_H
@@ -31,6 +33,9 @@ struct rdt_request {
     char label[REQUEST_LABEL_BYTES]; /* the ref's id, for people */
     const char *what;                /* "fetch of": stands before the label; static */
     bool wait;                       /* rdt_wait_..._start made it */
+    bool for_hold;                   /* rdt_hold_start did */
+    bool holds;                      /* ENDED well, and not let go of */
+    struct rdt_ref held;             /* that */
 
     enum request_state state;
     struct rdt_error err; /* ENDED: how; status RDT_OK: well */
@@ -51,6 +56,9 @@ rdt_request *request_create(rdt *conn, const struct rdt_ref *ref, int64_t timeou
 
 /* Makes what was created one that a reply ends; `what` as above. */
 void request_make_wait(rdt_request *request, const char *what);
+
+/* Makes what was created one whose reply is a hold. */
+void request_make_hold(rdt_request *request);
 
 /* Gives it its id and its deadline (CLOCK_NEVER: none; else there is room in conn->expiries). */
 void request_start(rdt_request *request, int64_t deadline_ns);

@@ -3,6 +3,7 @@
 #include <stdlib.h>
 #include <unistd.h>
 
+#include "daemon/keeping.h"
 #include "daemon/object.h"
 
 static uint64_t next_hold = 1; /* ids are unique in the daemon, so that a late release never hits another's hold */
@@ -18,6 +19,7 @@ void client_init(struct client *client, uint64_t id)
     list_init(&client->hearing);
     map_init(&client->regions);
     map_init(&client->holds);
+    map_init(&client->keeps);
     map_init(&client->fetches);
 }
 
@@ -76,6 +78,7 @@ static void abandon(struct hold *hold)
 bool client_fini(struct client *client, uint64_t until_ns)
 {
     struct hold *hold;
+    struct keeping *keeping;
     struct region *region;
 
     client_drop_import(client);
@@ -83,6 +86,11 @@ bool client_fini(struct client *client, uint64_t until_ns)
     warm_stop(&client->warm); /* first: what it lets go of below comes to nobody again */
     while ((hold = map_next(&client->holds, &client->reaped_holds))) {
         abandon(hold);
+        if (uv_hrtime() >= until_ns)
+            return false;
+    }
+    while ((keeping = map_next(&client->keeps, &client->reaped_keeps))) {
+        keeping_end(keeping);
         if (uv_hrtime() >= until_ns)
             return false;
     }
@@ -94,6 +102,7 @@ bool client_fini(struct client *client, uint64_t until_ns)
             return false;
     }
     map_fini(&client->holds);
+    map_fini(&client->keeps);
     map_fini(&client->regions);
     map_fini(&client->fetches);
     return true;
@@ -165,7 +174,7 @@ struct hold *client_hold_object(struct client *client, struct object *object)
 {
     struct hold *hold = hold_new(client);
 
-    if (hold && !object_hold_by(object, &hold->by_object)) {
+    if (hold && !object_hold_by(object, HOLDER_READER, &hold->by_object)) {
         client_release(hold);
         return NULL;
     }

@@ -59,6 +59,7 @@ struct client {
     unsigned n_objects;
     struct map regions; /* handles it has: region id -> struct region, one reference each */
     struct map holds;   /* hold id -> struct hold */
+    struct map keeps;   /* request id -> struct keeping */
     struct map fetches; /* handle -> struct fetch */
     uint64_t n_fetch_messages;
     uint64_t copying_bytes; /* that it copies itself, from objects it holds */
@@ -76,7 +77,7 @@ struct client {
     struct list hearing; /* struct client_hearing.link */
     struct client_task *task;
     struct watch *watch; /* of rpc_watch.c; NULL: it does not watch */
-    size_t reaped_fetches, reaped_holds, reaped_regions; /* how far its end has come in each map */
+    size_t reaped_fetches, reaped_holds, reaped_keeps, reaped_regions; /* how far its end has come in each map */
 
     /* Given by conn.c. Packs and queues one frame; takes the fds, whatever happens. Nothing once it is gone. */
     void (*send)(struct client *, uint16_t type, uint8_t flags, uint64_t request_id, const ProtobufCMessage *,
@@ -94,12 +95,13 @@ struct client_hearing {
     void (*run)(struct client_hearing *); /* removed from the list before; never inside client_hear */
 };
 
-/* What keeps memory alive for a reader: a hold on an object, or a reference to a region with its private copy. */
+/* What keeps memory alive for a reader: a hold on an object, or a reference to a region with its private copy. (A hold without
+ * bytes is another thing: keeping.h.) */
 struct hold {
     uint64_t id;
     struct client *client;
     struct object *object; /* NULL: a copy */
-    struct list by_object; /* in object->extra->holders */
+    struct list by_object; /* in object->others->holders */
     struct region *region; /* copy: one reference; NULL: an object's hold, or a copy in several places */
     uint64_t copying_bytes; /* an object's hold: the client copies so many from it, and lets go */
     struct region **regions; /* [n_regions] instead: that */

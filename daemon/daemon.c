@@ -77,6 +77,7 @@ static void on_peer_up(void *arg, struct peer *peer, const Rdt__Pb__LinkHello *h
     event(&daemon->rpc.events, RDT__PB__LIST_KIND__LIST_KIND_PEERS, "up", peer);
     groups_peer_up(&daemon->groups, peer, boot_changed);
     transfers_peer_up(&daemon->transfers, peer);
+    holds_peer_up(&daemon->rpc.holds, peer, boot_changed);
     calls_peer_up(&daemon->rpc, peer);
 }
 
@@ -93,6 +94,7 @@ static void on_peer_down(void *arg, struct peer *peer, bool was_up, const struct
     transfers_peer_down(&daemon->transfers, peer, &lost);
     groups_peer_down(&daemon->groups, peer, &lost);
     calls_peer_down(&daemon->rpc, peer, &lost);
+    holds_peer_down(&daemon->rpc.holds, peer);
 }
 
 static void on_peer_merged(void *arg, struct peer *from, struct peer *into)
@@ -117,6 +119,8 @@ static enum rdt_status on_peer_frame(void *arg, struct peer *peer, const struct 
 
     if (frame->type == RDT_PEER_CALL || frame->type == RDT_PEER_CALL_REPLY)
         return calls_peer_frame(&daemon->rpc, peer, frame, err);
+    if (frame->type == RDT_PEER_HOLDS)
+        return holds_peer_frame(&daemon->rpc.holds, peer, frame, err);
     if (groups_frame_is_ours(frame->type))
         return groups_peer_frame(&daemon->groups, peer, frame, err);
     return transfers_peer_frame(&daemon->transfers, peer, frame, err);
@@ -235,6 +239,7 @@ static void close_transfers(void *arg)
 
     object_tellings_end(&daemon->objects);
     detached_end_all(&daemon->objects);
+    holds_clear(&daemon->rpc.holds);
     names_clear(&daemon->names); /* what they hold goes while there are still threads that free memory */
     transfers_close(&daemon->transfers, close_groups, daemon);
 }
@@ -347,7 +352,11 @@ static void on_watchdog(uv_timer_t *timer)
 
 static void on_forced(void *arg, struct object *object)
 {
-    names_object_freed(arg, object);
+    struct daemon *daemon = arg;
+
+    names_object_freed(&daemon->names, object);
+    holds_object_freed(object);
+    keepings_object_freed(object);
 }
 
 /* ---- the start ---- */
@@ -381,7 +390,7 @@ static void wire(struct daemon *daemon)
     (void)region_left_create(&daemon->regions, &daemon->loop);
     names_init(&daemon->names, &daemon->accounts, &daemon->deadlines, options->max_names, options->max_objects);
     daemon->objects.on_forced = on_forced;
-    daemon->objects.arg = &daemon->names;
+    daemon->objects.arg = daemon;
     daemon->transfers = (struct transfers){.loop = &daemon->loop,
                                            .options = options,
                                            .node = &daemon->node,
@@ -411,6 +420,7 @@ static void wire(struct daemon *daemon)
                                .next_forward = 1,
                                .started_ns = uv_hrtime(),
                                .dispatch = rpc_dispatch};
+    holds_init(&daemon->rpc.holds, &daemon->deadlines, options->hold_grace_ns);
     watches_init(&daemon->rpc);
     readings_init(&daemon->rpc);
     daemon->groups = (struct groups){.events = &daemon->rpc.events,

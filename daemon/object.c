@@ -163,7 +163,8 @@ struct object_others *object_others_get(struct object *object)
     struct object_others *others = object->others ? object->others : calloc(1, sizeof *others);
 
     if (others && !object->others) {
-        list_init(&others->holders);
+        for (unsigned kind = 0; kind < HOLDER_KINDS; kind++)
+            list_init(&others->holders[kind]);
         list_init(&others->waiters);
         list_init(&others->freed_waiters);
         object->others = others;
@@ -175,19 +176,22 @@ void object_others_settle(struct object *object)
 {
     struct object_others *others = object->others;
 
-    if (!others || others->n_waiters > 0 || others->peer_holds > 0 || !list_empty(&others->holders))
+    if (!others || others->n_waiters > 0 || others->peer_holds > 0)
         return;
+    for (unsigned kind = 0; kind < HOLDER_KINDS; kind++)
+        if (!list_empty(&others->holders[kind]))
+            return;
     free(others);
     object->others = NULL;
 }
 
-bool object_hold_by(struct object *object, struct list *by_object)
+bool object_hold_by(struct object *object, enum holder_kind kind, struct list *by_object)
 {
     struct object_others *others = object_others_get(object);
 
     if (!others)
         return false;
-    list_append(&others->holders, by_object);
+    list_append(&others->holders[kind], by_object);
     object_hold(object);
     return true;
 }
@@ -218,11 +222,11 @@ void object_peer_drop(struct object *object)
     object_drop(object);
 }
 
-const struct list *object_holders(const struct object *object)
+const struct list *object_holders(const struct object *object, enum holder_kind kind)
 {
     static const struct list nobody = {(struct list *)&nobody, (struct list *)&nobody};
 
-    return object->others ? &object->others->holders : &nobody;
+    return object->others ? &object->others->holders[kind] : &nobody;
 }
 
 unsigned object_n_waiters(const struct object *object)

@@ -33,9 +33,17 @@ struct object_table;
 enum object_state { OBJECT_AWAITED, OBJECT_FILLING, OBJECT_LIVE, OBJECT_DRAINING, OBJECT_GONE };
 enum object_end { OBJECT_END_FREED, OBJECT_END_OWNER_DIED };
 
+/* By whom it is held, beside its producer, names and transfers. */
+enum holder_kind {
+    HOLDER_READER,  /* a client that has its bytes: struct hold.by_object */
+    HOLDER_KEEPING, /* a client that has not, so that it can be fetched: struct keeping.by_object */
+    HOLDER_NODE,    /* another node, for one of its clients of that kind: struct node_hold.by_object */
+    HOLDER_KINDS
+};
+
 /* Who holds it and who waits for it: most objects have nobody, and then have none of this. */
 struct object_others {
-    struct list holders;       /* struct hold.by_object */
+    struct list holders[HOLDER_KINDS];
     struct list waiters;       /* struct object_waiter: for live */
     struct list freed_waiters; /* struct object_waiter: for gone */
     unsigned n_waiters;
@@ -146,13 +154,13 @@ void object_drop(struct object *object);
 void object_pin(struct object *object);
 void object_unpin(struct object *object);
 
-/* A hold that shows: by a client's struct hold, or by a transfer to another node. false: no memory. */
-bool object_hold_by(struct object *object, struct list *by_object);
+/* A hold that shows: of one of the kinds, or by a transfer to another node. false: no memory. */
+bool object_hold_by(struct object *object, enum holder_kind kind, struct list *by_object);
 void object_drop_by(struct object *object, struct list *by_object);
 bool object_peer_hold(struct object *object);
 void object_peer_drop(struct object *object);
 
-const struct list *object_holders(const struct object *object); /* empty if there are none */
+const struct list *object_holders(const struct object *object, enum holder_kind kind); /* empty if there are none */
 unsigned object_n_waiters(const struct object *object);
 unsigned object_peer_holds(const struct object *object);
 

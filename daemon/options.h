@@ -61,6 +61,7 @@ struct options {
     uint64_t peer_timeout_ns;  /* 5s without an answer: the peer is lost */
     uint64_t connect_timeout_ns; /* 5s */
     uint64_t backoff_max_ns;     /* 30s */
+    uint64_t hold_grace_ns;      /* 30s */
     /* [transfer] */
     uint64_t chunk_bytes;      /* 4 MiB */
     uint32_t chunks_in_flight; /* 4 per peer and direction */

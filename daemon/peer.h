@@ -45,6 +45,7 @@ struct peer {
     unsigned epoch;            /* grows with each link that comes up */
     unsigned n_calls;          /* of it, that wait here for their answer (rpc_remote.c) */
     void *upper;               /* belongs to the layer above (transfer.c); survives links */
+    void *holds;               /* the same, of holds.c */
     struct peer_link *link_up; /* private to peer*.c: the connection in use; NULL unless UP */
     struct peer_dial *dial;    /* private to peer*.c */
 };

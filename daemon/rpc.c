@@ -28,6 +28,7 @@ static const struct verb {
     {RDT_MSG_RELEASE, "RELEASE", &rdt__pb__release__descriptor, rpc_release},
     {RDT_MSG_FREE, "FREE", &rdt__pb__free__descriptor, rpc_free},
     {RDT_MSG_WAIT, "WAIT", &rdt__pb__wait__descriptor, rpc_wait},
+    {RDT_MSG_HOLD, "HOLD", &rdt__pb__hold__descriptor, rpc_hold},
     {RDT_MSG_WAIT_FREED, "WAIT_FREED", &rdt__pb__wait_freed__descriptor, rpc_wait_freed},
     {RDT_MSG_CANCEL_REQUEST, "CANCEL_REQUEST", &rdt__pb__cancel_request__descriptor, rpc_cancel_request},
     {RDT_MSG_STAT, "STAT", &rdt__pb__stat__descriptor, rpc_stat},

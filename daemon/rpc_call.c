@@ -138,6 +138,11 @@ void call_fail_unread(struct call *call, const struct rdt_error *err)
     fail(call, err, true);
 }
 
+bool call_waits(const struct call *call)
+{
+    return call->type == RDT_MSG_WAIT || call->type == RDT_MSG_HOLD || call->type == RDT_MSG_WAIT_FREED;
+}
+
 static void on_deadline(struct deadline *deadline)
 {
     struct call *call = (struct call *)((char *)deadline - offsetof(struct call, deadline));
@@ -149,11 +154,11 @@ static void on_deadline(struct deadline *deadline)
         (void)rdt_error_set(&err, RDT_TIMED_OUT, "there was no room in time: %s", call->why ? call->why : "");
     else if (call->type == RDT_MSG_BROADCAST && call->why)
         (void)rdt_error_set(&err, RDT_TIMED_OUT, "%s", call->why);
-    else if (call->forward && call->type != RDT_MSG_WAIT && call->type != RDT_MSG_WAIT_FREED)
+    else if (call->forward && !call_waits(call))
         (void)rdt_error_set(&err, RDT_TIMED_OUT, "node %s has not answered", call->to->name);
     else
         (void)rdt_error_set(&err, RDT_TIMED_OUT, "%s did not come in time",
-                            call->type == RDT_MSG_WAIT         ? "the put waited for"
+                            call->type == RDT_MSG_WAIT || call->type == RDT_MSG_HOLD ? "the put waited for"
                             : call->type == RDT_MSG_WAIT_FREED ? "the last release"
                             : call->type == RDT_MSG_PUT        ? "the snapshot's last byte"
                                                                : "the answer");

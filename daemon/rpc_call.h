@@ -7,6 +7,7 @@
 #define DAEMON_RPC_CALL_H
 
 #include "daemon/events.h"
+#include "daemon/holds.h"
 #include "daemon/loading.h"
 #include "daemon/names.h"
 #include "daemon/transfer.h"
@@ -27,6 +28,7 @@ struct rpc { /* what handlers work on */
     struct transfers *transfers;
     struct loading *loading;
     struct groups *groups;
+    struct holds holds;
     struct peers *peers;  /* NULL: no peer link */
     struct events events; /* the tables refer to it */
     struct list watches;  /* struct watch, private to rpc_watch.c */
@@ -91,6 +93,9 @@ void call_fail_unread(struct call *call,
  * counts. LIMIT: too many wait. */
 enum rdt_status call_defer(struct call *call, int64_t timeout_ns, void (*on_end)(struct call *), struct rdt_error *err);
 
+/* It is one that waits for something to happen, for as long as its request says. */
+bool call_waits(const struct call *call);
+
 /* Without an answer: the caller is gone. */
 void call_drop(struct call *call);
 bool calls_client_gone(struct rpc *rpc, struct client *client, uint64_t until_ns); /* false: the time was over, call again */
@@ -133,6 +138,7 @@ RPC_HANDLER(cancel);
 RPC_HANDLER(release);
 RPC_HANDLER(free);
 RPC_HANDLER(wait);
+RPC_HANDLER(hold);
 RPC_HANDLER(wait_freed);
 RPC_HANDLER(cancel_request);
 RPC_HANDLER(stat);

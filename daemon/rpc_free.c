@@ -1,9 +1,8 @@
-/* FREE, WAIT, WAIT_FREED, CANCEL_REQUEST: the ends of objects, and waiting for beginnings and ends. */
+/* FREE, WAIT_FREED, CANCEL_REQUEST: the ends of objects, and waiting for them. */
 #include <stdlib.h>
 
 #include "daemon/log.h"
 #include "daemon/rpc_call.h"
-#include "daemon/rpc_view.h"
 
 /* ---- freeing ---- */
 
@@ -104,108 +103,6 @@ enum rdt_status rpc_free(struct call *call, const void *request, struct rdt_erro
     return RDT_OK;
 }
 
-/* ---- waiting for a put ---- */
-
-static void answer_live(struct call *call, struct object *object)
-{
-    struct object_view view;
-
-    object_view_fill(&view, call->rpc, object, false);
-    call_reply(call, &view.info.base, NULL, 0);
-    object_view_fini(&view);
-}
-
-static void tell_put(struct call *call, struct object *object)
-{
-    struct rdt_error err;
-
-    if (object_visible_to(object, &call->account->owner)) {
-        answer_live(call, object);
-    } else {
-        (void)rdt_error_set(&err, RDT_DENIED, "the object was put, but is not visible to uid %u", call->account->owner.uid);
-        call_fail(call, &err);
-    }
-}
-
-static void on_wake_put(struct client_wake *wake)
-{
-    struct call *call = (struct call *)((char *)wake - offsetof(struct call, wake));
-    struct object *object = call->woken;
-
-    call->woken = NULL;
-    tell_put(call, object);
-    object_drop(object);
-}
-
-static void on_put(struct object_waiter *waiter, struct object *object, const struct rdt_error *why)
-{
-    struct call *call = (struct call *)((char *)waiter - offsetof(struct call, object));
-
-    if (why) {
-        call_fail(call, why);
-        return;
-    }
-    if (!call->client) {
-        tell_put(call, object);
-        return;
-    }
-    object_hold(object);
-    call->woken = object;
-    call->wake.run = on_wake_put;
-    client_wake(call->client, &call->wake);
-}
-
-static void on_published(struct name_waiter *waiter, struct object *object, uint64_t version, const struct rdt_error *err)
-{
-    struct call *call = (struct call *)((char *)waiter - offsetof(struct call, named));
-
-    (void)version;
-    if (object)
-        answer_live(call, object);
-    else
-        call_fail(call, err);
-}
-
-static enum rdt_status wait_name(struct call *call, const struct rdt_ref *ref, int64_t timeout_ns, struct rdt_error *err)
-{
-    struct object *object;
-    uint64_t version;
-    enum rdt_status status = names_find(call->rpc->names, ref, &call->account->owner, &object, &version, err);
-
-    if (status == RDT_OK)
-        answer_live(call, object);
-    if (status != RDT_AGAIN)
-        return status;
-    call->named.on_event = on_published;
-    status = names_wait(call->rpc->names, ref, &call->account->owner, &call->named, err);
-    return status == RDT_OK ? call_defer(call, timeout_ns, NULL, err) : status;
-}
-
-enum rdt_status rpc_wait(struct call *call, const void *request, struct rdt_error *err)
-{
-    const Rdt__Pb__Wait *message = request;
-    struct object *object;
-    struct rdt_ref ref;
-    enum rdt_status status = call_ref(message->ref, &ref, err);
-
-    if (status != RDT_OK)
-        return status;
-    if (call_is_remote(call, &ref))
-        return call_forward(call, &ref, &message->base, message->timeout_ns, err);
-    if (ref.is_name)
-        return wait_name(call, &ref, message->timeout_ns, err);
-    status = object_table_find(call->rpc->objects, &ref, &call->account->owner, &object, err);
-    if (status == RDT_OK) {
-        answer_live(call, object);
-        return RDT_OK;
-    }
-    if (status != RDT_AGAIN)
-        return status;
-    call->object.on_event = on_put;
-    status = object_table_wait(call->rpc->objects, &ref, &call->account->owner, &call->object, err);
-    return status == RDT_OK ? call_defer(call, message->timeout_ns, NULL, err) : status;
-}
-
 /* ---- waiting for the end ---- */
 
 static void on_wake_freed(struct client_wake *wake)
@@ -292,6 +189,7 @@ enum rdt_status rpc_cancel_request(struct call *call, const void *request, struc
 {
     const Rdt__Pb__CancelRequest *message = request;
     struct call *other = call->client ? call_find(call->client, message->request_id) : NULL;
+    struct keeping *keeping = call->client ? keeping_find(call->client, message->request_id) : NULL;
     struct rdt_error why;
 
     (void)err;
@@ -301,6 +199,8 @@ enum rdt_status rpc_cancel_request(struct call *call, const void *request, struc
         (void)rdt_error_set(&why, RDT_CANCELLED, "the request was cancelled");
         call_fail(other, &why);
     }
+    if (keeping) /* a HOLD, answered */
+        keeping_end(keeping);
     call_reply_empty(call);
     return RDT_OK;
 }

@@ -15,7 +15,7 @@
 static bool served_for_peers(uint32_t type)
 {
     return type == RDT_MSG_FREE || type == RDT_MSG_WAIT || type == RDT_MSG_WAIT_FREED || type == RDT_MSG_STAT ||
-           type == RDT_MSG_EXPLAIN || type == RDT_MSG_PUBLISH || type == RDT_MSG_UNPUBLISH;
+           type == RDT_MSG_EXPLAIN || type == RDT_MSG_PUBLISH || type == RDT_MSG_UNPUBLISH || type == RDT_MSG_HOLD;
 }
 
 /* ---- asking ---- */
@@ -32,6 +32,10 @@ static void send_call(struct call *call)
     message.type = call->type;
     message.requester = &requester;
     message.request = (ProtobufCBinaryData){call->packed_bytes, call->packed};
+    if (call->type == RDT_MSG_HOLD && holds_ask(&call->rpc->holds, call->to, &err) != RDT_OK) {
+        call_fail(call, &err);
+        return;
+    }
     call->sent = true;
     if (peer_send(call->to, RDT_PEER_CALL, &message.base, &err) != RDT_OK)
         call_fail(call, &err);
@@ -49,6 +53,8 @@ static void cancel_forwarded(struct call *call)
     message.type = RDT_MSG_CANCEL_REQUEST;
     message.requester = &requester;
     (void)peer_send(call->to, RDT_PEER_CALL, &message.base, NULL);
+    if (call->type == RDT_MSG_HOLD) /* it may have been answered meanwhile */
+        holds_unwanted(&call->rpc->holds, call->to, call->forward);
 }
 
 /* What nobody waits for by its nature is answered at once: a node that does not is as good as lost. */
@@ -83,7 +89,7 @@ enum rdt_status call_forward(struct call *call, const struct rdt_ref *ref, const
     if (!call->packed)
         return rdt_error_set(err, RDT_NO_MEMORY, "no memory to ask node %s", call->to->name);
     protobuf_c_message_pack(request, call->packed);
-    if (call->type != RDT_MSG_WAIT && call->type != RDT_MSG_WAIT_FREED)
+    if (!call_waits(call))
         timeout_ns = answer_ns(rpc);
     if (!map_put_u64(&rpc->forwarded, rpc->next_forward, call))
         return rdt_error_set(err, RDT_NO_MEMORY, "no memory to ask node %s", call->to->name);
@@ -139,6 +145,8 @@ static const ProtobufCMessageDescriptor *reply_type(uint16_t type)
     case RDT_MSG_WAIT:
     case RDT_MSG_STAT:
         return &rdt__pb__object_info__descriptor;
+    case RDT_MSG_HOLD:
+        return &rdt__pb__hold_reply__descriptor;
     case RDT_MSG_EXPLAIN:
         return &rdt__pb__list_reply__descriptor;
     case RDT_MSG_PUBLISH:
@@ -161,12 +169,17 @@ static void on_reply(struct rpc *rpc, struct peer *peer, const Rdt__Pb__CallRepl
         call_fail(call, &err);
         return;
     }
-    if (arena_unpack(arena, reply_type(call->type), reply->reply.data, reply->reply.len, "its answer", &message, &err) ==
+    if (arena_unpack(arena, reply_type(call->type), reply->reply.data, reply->reply.len, "its answer", &message, &err) !=
         RDT_OK) {
-        call_reply(call, message, NULL, 0);
-    } else {
         rdt_error_prefix(&err, "node %s", peer->name);
+        if (call->type == RDT_MSG_HOLD)
+            holds_unwanted(&rpc->holds, peer, call->forward);
         call_fail(call, &err);
+    } else if (call->type == RDT_MSG_HOLD &&
+               holds_took(&rpc->holds, peer, call->forward, call->client, call->request_id, &err) != RDT_OK) {
+        call_fail(call, &err);
+    } else {
+        call_reply(call, message, NULL, 0);
     }
 }
 

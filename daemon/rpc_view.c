@@ -104,23 +104,61 @@ static size_t count_names(const struct rpc *rpc, const struct object *object)
     return n;
 }
 
+static size_t count_holders(const struct object *object, enum holder_kind kind)
+{
+    size_t n = 0;
+
+    list_for_each (node, object_holders(object, kind))
+        n++;
+    return n;
+}
+
+/* One row for each node that holds it, however often, up to max; uuids is for the nodes' names. Returns how many. */
+static size_t fill_nodes(Rdt__Pb__HoldInfo *rows, char (*uuids)[33], size_t max, const struct object *object)
+{
+    char uuid[33];
+    size_t n = 0;
+
+    list_for_each (node, object_holders(object, HOLDER_NODE)) {
+        size_t row = 0;
+        node_hex(node_hold_peer(list_entry(node, struct node_hold, by_object))->uuid, uuid);
+        while (row < n && strcmp(uuids[row], uuid) != 0)
+            row++;
+        if (row == max)
+            continue;
+        if (row == n) {
+            memcpy(uuids[n], uuid, sizeof uuid);
+            rdt__pb__hold_info__init(&rows[n]);
+            rows[n].kind = (char *)"peer";
+            rows[n].peer = uuids[n];
+            n++;
+        }
+        rows[row].count++;
+    }
+    return n;
+}
+
 static void fill_holders(struct object_view *view, const struct rpc *rpc, struct object *object, size_t n_names)
 {
     size_t n = 0, max = object_is_kept(object) + 1u + n_names;
     struct list *cursor = NULL, *copy_cursor = NULL;
     const struct keeper *keeper;
     const struct name *name;
-    size_t n_copies = 0;
+    size_t n_copies = 0, n_nodes = 0, n_node_holds = count_holders(object, HOLDER_NODE);
 
-    list_for_each (node, object_holders(object))
-        max++;
+    if (rpc->peers)
+        list_for_each (node, peers_all(rpc->peers))
+            n_nodes++;
+    if (n_nodes > n_node_holds)
+        n_nodes = n_node_holds;
+    max += n_nodes + count_holders(object, HOLDER_READER) + count_holders(object, HOLDER_KEEPING);
     while (keepers_next(&rpc->transfers->keepers, object->generation, &copy_cursor))
         n_copies++;
     max += n_copies;
     view->holds = calloc(max, sizeof *view->holds);
     view->hold_list = calloc(max, sizeof *view->hold_list);
     view->names = calloc(n_names + 1, sizeof *view->names);
-    view->copies = calloc(n_copies + 1, sizeof *view->copies);
+    view->copies = calloc(n_copies + n_nodes + 1, sizeof *view->copies);
     if (!view->holds || !view->hold_list || !view->names || !view->copies)
         return;
     if (object_is_kept(object)) {
@@ -128,13 +166,21 @@ static void fill_holders(struct object_view *view, const struct rpc *rpc, struct
         view->holds[n].kind = (char *)(object->producer ? "producer" : "detached");
         view->holds[n++].client = object->producer_id;
     }
-    list_for_each (node, object_holders(object)) {
+    list_for_each (node, object_holders(object, HOLDER_READER)) {
         const struct hold *hold = list_entry(node, struct hold, by_object);
         rdt__pb__hold_info__init(&view->holds[n]);
         view->holds[n].hold = hold->id;
         view->holds[n].kind = (char *)"client";
         view->holds[n++].client = hold->client->id;
     }
+    list_for_each (keeping_node, object_holders(object, HOLDER_KEEPING)) {
+        const struct keeping *keeping = list_entry(keeping_node, struct keeping, by_object);
+        rdt__pb__hold_info__init(&view->holds[n]);
+        view->holds[n].hold = keeping->request_id;
+        view->holds[n].kind = (char *)"keeping";
+        view->holds[n++].client = keeping->client->id;
+    }
+    n += fill_nodes(&view->holds[n], view->copies + n_copies, n_nodes, object);
     for (size_t i = 0; (name = names_of_object(rpc->names, object, &cursor)); i++) {
         rdt__pb__hold_info__init(&view->holds[n]);
         escape(name_id(name), name->id_bytes, view->names[i]);
@@ -155,8 +201,10 @@ static void fill_holders(struct object_view *view, const struct rpc *rpc, struct
     view->info.holders = view->hold_list;
 }
 
-static void fill_why(struct object_view *view, const struct object *object, size_t readers, size_t n_names)
+static void fill_why(struct object_view *view, const struct object *object, size_t n_names)
 {
+    size_t readers = count_holders(object, HOLDER_READER), keeping = count_holders(object, HOLDER_KEEPING),
+           nodes = count_holders(object, HOLDER_NODE);
     size_t n = 0;
 
     if (object->producer)
@@ -170,6 +218,12 @@ static void fill_why(struct object_view *view, const struct object *object, size
                        n_names == 1 ? "" : "s");
     if (readers > 0)
         (void)snprintf(view->why[n++], sizeof view->why[0], "%zu reader%s on this node", readers, readers == 1 ? "" : "s");
+    if (keeping > 0)
+        (void)snprintf(view->why[n++], sizeof view->why[0], "%zu hold%s of clients of this node that may fetch it yet", keeping,
+                       keeping == 1 ? "" : "s");
+    if (nodes > 0)
+        (void)snprintf(view->why[n++], sizeof view->why[0], "%zu hold%s of clients of other nodes that may fetch it yet", nodes,
+                       nodes == 1 ? "" : "s");
     if (object_peer_holds(object) > 0)
         (void)snprintf(view->why[n++], sizeof view->why[0], "%u transfer%s to other nodes", object_peer_holds(object),
                        object_peer_holds(object) == 1 ? "" : "s");
@@ -215,11 +269,9 @@ void object_view_fill(struct object_view *view, const struct rpc *rpc, struct ob
     info->waiters = object_n_waiters(object);
     info->age_ns = (int64_t)(uv_hrtime() - object->since_ns);
     if (with_holders) {
-        size_t readers = 0, n_names = count_names(rpc, object);
-        list_for_each (node, object_holders(object))
-            readers++;
+        size_t n_names = count_names(rpc, object);
         fill_holders(view, rpc, object, n_names);
-        fill_why(view, object, readers, n_names);
+        fill_why(view, object, n_names);
     }
 }
 

@@ -14,7 +14,8 @@
     X(HEAP, heap, "bytes of bookkeeping")   /* metadata, lists of tensors, requests, messages under way */         \
     X(SESSIONS, sessions, "sessions")       /* connections */                                                     \
     X(DEVICE_BYTES, device_bytes, "bytes of device memory") /* allocated, fetched into, on all devices together */ \
-    X(GROUPS, groups, "groups") /* that this node knows, whoever created them */
+    X(GROUPS, groups, "groups") /* that this node knows, whoever created them */                                 \
+    X(HOLDS, holds, "holds")    /* without bytes: what a fetch brought is charged as what it is */
 
 enum usage {
 #define X(NAME, name, what) USAGE_##NAME,

@@ -24,6 +24,7 @@
     X(18, PUBLISH, publish, publish_reply)       \
     X(19, UNPUBLISH, unpublish, empty)           \
     X(20, WATCH, watch, empty)                   \
+    X(21, HOLD, hold, hold_reply)                \
     X(30, GROUP_CREATE, group_create, empty)     \
     X(31, GROUP_DESTROY, group_destroy, empty)    \
     X(32, BROADCAST, broadcast, empty)           \
@@ -64,6 +65,7 @@ enum rdt_event_type {
     X(24, PULL_PARKED, pull_parked)    \
     X(25, COPIES, copies)              \
     X(26, PULL_TURN, pull_turn)        \
+    X(27, HOLDS, holds)                \
     X(40, GROUP_PROPOSE, group_propose) \
     X(41, GROUP_ACCEPT, group_accept)  \
     X(42, GROUP_COMMIT, group_commit)  \

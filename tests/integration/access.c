@@ -72,6 +72,7 @@ static int try_everything(struct actor *self, void *arg)
     for (unsigned mode = 0; mode < 3; mode++)
         must_be(RDT_DENIED, try_fetch(stranger, &ref, (enum rdt_fetch_mode)mode, LONG, &object, &err));
     must_be(RDT_DENIED, rdt_wait_put(stranger, &ref, LONG, &err));
+    must_be(RDT_DENIED, rdt_hold(stranger, &ref, LONG, &(rdt_request *){NULL}, &err));
     must_be(RDT_DENIED, rdt_wait_freed(stranger, &ref, LONG, &err));
     must_be(RDT_DENIED, rdt_stat(stranger, &ref, &stat, &err));
     must_be(RDT_DENIED, rdt_free(stranger, &ref, false, &err));
@@ -101,16 +102,19 @@ static int wait_early(struct actor *self, void *arg)
     rdt *stranger = come_as(STRANGER);
     struct rdt_ref ref = ref_named("early");
     rdt_object *object;
-    rdt_request *request;
+    rdt_request *request, *hold;
 
     (void)arg;
     ref.any_owner = 0;
     ref.uid = 0;
     request = start_one(stranger, &ref, LONG);
+    must_ok(rdt_hold_start(stranger, &ref, LONG, &hold, &err));
     must_ok(rdt_ping(stranger, LONG, &err));
     actor_step(self);
     must_be(RDT_DENIED, rdt_wait(stranger, &request, 1, 1, LONG, NULL, NULL, &err));
+    must_be(RDT_DENIED, rdt_wait(stranger, &hold, 1, 1, LONG, NULL, NULL, &err));
     rdt_request_destroy(request);
+    rdt_request_destroy(hold);
     must_be(RDT_DENIED, try_fetch(stranger, &ref, RDT_FETCH_AUTO, LONG, &object, &err));
     rdt_close(stranger);
     return 0;

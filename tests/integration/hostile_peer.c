@@ -1,5 +1,7 @@
 /* A node that has the key and lies: about sizes, about states, about what it was asked. Whoever fetches from it is told what is
  * wrong, with the node's name or the thing; the link ends only where it cannot go on; this node's own clients do not notice. */
+#include <unistd.h>
+
 #include "proto/rdt_dtype.h"
 #include "proto/wire_ref.h"
 #include "tests/integration/protocol_fixture.h"
@@ -8,7 +10,7 @@
 
 TestSuite(hostile_peer, .timeout = 120);
 
-static const char *const meant[] = {"is lost", "insider", "is down", "protocol", "uses transfer number", NULL};
+static const char *const meant[] = {"is lost", "insider", "is down", "protocol", "uses transfer number", "longer than hold_grace", NULL};
 static struct insider insider;
 static rdt *reader; /* a client that fetches from the insider */
 
@@ -314,6 +316,156 @@ Test(hostile_peer, flood_of_questions_is_bounded)
     must_say(meta->status == RDT_LIMIT && strstr(meta->message, "transfers under way"), "%s", meta->message);
     rdt__pb__pull_meta__free_unpacked(meta, NULL);
     must_say(rss_of(node.pid) < rss + 512 * MIB * (size_t)patience(1), "%zu MiB more", (rss_of(node.pid) - rss) / MIB);
+    end_with_insider();
+}
+
+/* ---- holds ---- */
+
+static struct rdt_ref put_for_insider(enum rdt_visibility visibility)
+{
+    static const char data[4096];
+
+    return put_shown(reader, &VECTOR(RDT_U8, sizeof data, (void *)(uintptr_t)data), NULL, visibility);
+}
+
+static void ask(uint64_t number, uint32_t type, const ProtobufCMessage *request, uint32_t uid)
+{
+    Rdt__Pb__Call call = RDT__PB__CALL__INIT;
+    Rdt__Pb__Requester requester = RDT__PB__REQUESTER__INIT;
+    uint8_t packed[1024];
+
+    requester.uid = uid;
+    call.call = number;
+    call.type = type;
+    call.requester = &requester;
+    call.request = (ProtobufCBinaryData){protobuf_c_message_pack(request, packed), packed};
+    insider_send(&insider, RDT_PEER_CALL, &call.base);
+}
+
+static void hold(uint64_t number, const struct rdt_ref *ref, uint32_t uid)
+{
+    Rdt__Pb__Hold request = RDT__PB__HOLD__INIT;
+    Rdt__Pb__Ref wire;
+
+    wire_ref_from(ref, &wire);
+    request.ref = &wire;
+    ask(number, RDT_MSG_HOLD, &request.base, uid);
+}
+
+static void answered(unsigned n, enum rdt_status expected, const char *says)
+{
+    Rdt__Pb__CallReply *reply;
+
+    must(insider_await(&insider, RDT_PEER_CALL_REPLY, n));
+    reply = rdt__pb__call_reply__unpack(NULL, insider.came[RDT_PEER_CALL_REPLY].bytes, insider.came[RDT_PEER_CALL_REPLY].payload);
+    must_say(reply->status == expected && strstr(reply->message, says), "%d: %s", reply->status, reply->message);
+    rdt__pb__call_reply__free_unpacked(reply, NULL);
+}
+
+static uint32_t holds_of(const struct rdt_ref *ref)
+{
+    struct rdt_stat stat;
+
+    insider_flush(&insider);
+    must_ok(rdt_stat(reader, ref, &stat, &err));
+    return stat.holds;
+}
+
+static void tell(uint64_t *dropped, size_t n_dropped, uint64_t *kept, size_t n_kept, bool first, bool last)
+{
+    Rdt__Pb__Holds message = RDT__PB__HOLDS__INIT;
+
+    message.dropped = dropped;
+    message.n_dropped = n_dropped;
+    message.kept = kept;
+    message.n_kept = n_kept;
+    message.lost = kept; /* nobody here holds those there */
+    message.n_lost = n_kept;
+    message.first = first;
+    message.last = last;
+    insider_send(&insider, RDT_PEER_HOLDS, &message.base);
+}
+
+Test(hostile_peer, holds_are_of_what_the_requester_may_fetch_and_of_one_number_each)
+{
+    struct rdt_ref mine, all;
+    Rdt__Pb__CancelRequest cancel = RDT__PB__CANCEL_REQUEST__INIT;
+
+    begin_with_insider(NULL);
+    mine = put_for_insider(RDT_VISIBLE_TO_OWNER);
+    all = put_for_insider(RDT_VISIBLE_TO_ALL);
+    hold(1, &mine, geteuid() + 1);
+    answered(1, RDT_DENIED, "is not visible to uid");
+    hold(2, &all, geteuid() + 1);
+    answered(2, RDT_OK, "");
+    hold(2, &all, geteuid() + 1);
+    answered(3, RDT_INVALID, "is there already");
+    hold(0, &all, geteuid() + 1); /* a number like any other */
+    answered(4, RDT_OK, "");
+    cr_assert_eq(holds_of(&all), 3);
+    cr_assert_eq(holds_of(&mine), 1);
+    ask(2, RDT_MSG_CANCEL_REQUEST, &cancel.base, 0);
+    tell((uint64_t[]){1, 2, 2, 77}, 4, NULL, 0, false, false);
+    cr_assert_eq(holds_of(&all), 2);
+    hold(3, &all, geteuid() + 1);
+    answered(5, RDT_OK, "");
+    insider_close(&insider); /* and comes again */
+    insider_open(&insider, node.key_path, (uint16_t)atoi(strrchr(node.address, ':') + 1));
+    cr_assert_eq(holds_of(&all), 3);
+    tell(NULL, 0, (uint64_t[]){3, 77}, 2, true, true);
+    must(insider_await(&insider, RDT_PEER_HOLDS, 1)); /* 77 is none */
+    wait_until(LONG, holds_of(&all) == 2);
+    must_ok(rdt_free(reader, &all, true, &err));
+    end_with_insider();
+}
+
+Test(hostile_peer, lists_of_holds_that_make_no_sense)
+{
+    struct rdt_ref all;
+    uint64_t many[5000], odd[] = {3, 3, UINT64_MAX, 0};
+
+    begin_with_insider(NULL);
+    for (unsigned i = 0; i < 5000; i++)
+        many[i] = i + 1000;
+    all = put_for_insider(RDT_VISIBLE_TO_ALL);
+    for (unsigned i = 1; i <= 3; i++) {
+        hold(i, &all, geteuid());
+        answered(i, RDT_OK, "");
+    }
+    tell(NULL, 0, NULL, 0, false, true); /* the end of a list that never began */
+    cr_assert_eq(holds_of(&all), 4);
+    tell(NULL, 0, odd, 4, true, false);
+    tell(NULL, 0, many, 2000, false, false);
+    hold(4, &all, geteuid()); /* during the list */
+    answered(4, RDT_OK, "");
+    must(insider_await(&insider, RDT_PEER_HOLDS, 2)); /* which of them are none */
+    tell(NULL, 0, NULL, 0, true, false); /* it begins again */
+    tell(NULL, 0, odd, 2, false, true);
+    insider_flush(&insider);
+    wait_until(LONG, holds_of(&all) == 2);
+    tell(many, 5000, NULL, 0, false, false);
+    shown_out("a message about 5000 holds");
+    must_ok(rdt_free(reader, &all, true, &err)); /* though its link is down: nobody waits for hold_grace */
+    end_with_insider();
+}
+
+Test(hostile_peer, flood_of_holds_is_bounded)
+{
+    const char *flags[] = {"--owner-max-holds=1000", NULL};
+    struct rdt_ref all;
+
+    begin_with_insider(flags);
+    all = put_for_insider(RDT_VISIBLE_TO_ALL);
+    for (unsigned i = 0; i < 5000; i++) {
+        hold(i, &all, geteuid());
+        if (i % 500 == 499)
+            insider_listen(&insider, 0);
+    }
+    answered(5000, RDT_LIMIT, "owner_max_holds");
+    cr_assert_eq(holds_of(&all), 1001);
+    must_ok(rdt_free(reader, &all, true, &err));
+    must_ok(rdt_wait_freed(reader, &all, LONG, &err));
+    must(insider_await(&insider, RDT_PEER_HOLDS, 1000)); /* it is told of each */
     end_with_insider();
 }
 

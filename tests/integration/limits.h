@@ -12,6 +12,7 @@
 #include <unistd.h>
 
 #include "proto/layout.h"
+#include "proto/wire_ref.h"
 #include "tests/support/raw.h"
 #include "tests/support/tensors.h"
 
@@ -89,7 +90,7 @@ static inline uint64_t used(uint64_t client, const char *what)
 static inline bool nothing_is_used(void)
 {
     static const char *const all[] = {"bytes",   "objects", "regions", "fds",     "transfers",
-                                      "waiters", "names",   "heap",    "sessions"};
+                                      "waiters", "names",   "heap",    "sessions", "holds"};
 
     for (size_t i = 0; i < sizeof all / sizeof all[0]; i++)
         if (used(0, all[i]) != 0)

@@ -1,4 +1,4 @@
-/* What the tests of several nodes begin and end with. Included by nodes*.c and snapshot_nodes.c only. */
+/* What the tests of several nodes begin and end with. Included by nodes*.c, holds_nodes.c and snapshot_nodes.c only. */
 #ifndef TESTS_NODES_FIXTURE_H
 #define TESTS_NODES_FIXTURE_H
 
@@ -50,7 +50,7 @@ static void end(const char *const *declared)
     cluster_end(&c, declared);
 }
 
-static struct rdt_fetch_options within(int64_t ns)
+static inline struct rdt_fetch_options within(int64_t ns)
 {
     struct rdt_fetch_options options = RDT_INIT(options);
 

@@ -188,6 +188,7 @@ void fuzz_daemon_start(bool with_link)
         argv[argc++] = (char *)"--listen=127.0.0.1:0";
         argv[argc++] = (char *)"--connect-timeout=10m"; /* a fuzzer may stand still for long */
         argv[argc++] = (char *)"--peer-timeout=10m";
+        argv[argc++] = (char *)"--hold-grace=0s";
         (void)snprintf(flags[3], sizeof flags[3], "--backend=%s/tests/rdt_void.so", build);
         argv[argc++] = flags[3];
         (void)snprintf(flags[4], sizeof flags[4], "--backend=%s/tests/rdt_voidgroup.so", build);
