@@ -13,7 +13,7 @@ TestSuite(holds_nodes, .timeout = 120);
 #define BYTES ((size_t)100000)
 
 static const char *const lost[] = {"is lost",          "is down",       "is away for longer than hold_grace", "connection taken down",
-                                   "cannot connect to", "no connection to", NULL};
+                                   "cannot connect to", " within 1.0 s", NULL};
 
 static rdt_request *hold_of(rdt *client, const struct rdt_ref *ref)
 {
