@@ -21,6 +21,7 @@
 #define PATIENCE_S 30
 #define MAX_FDS 4
 #define LOOK_MS 5
+#define MOST_MS 50
 #define PATIENT_EVERY 512
 
 char fuzz_daemon_key[64];
@@ -74,7 +75,7 @@ static bool is_quiet(void)
 
 int fuzz_daemon_poll(struct pollfd *fds, nfds_t n, int timeout_ms)
 {
-    int64_t end_ms = now_ms() + timeout_ms, left_ms;
+    int64_t left_ms = timeout_ms, before_ms = now_ms(), passed_ms;
     struct pollfd all[MAX_FDS + 1];
 
     if (!loop)
@@ -90,7 +91,9 @@ int fuzz_daemon_poll(struct pollfd *fds, nfds_t n, int timeout_ms)
             return found;
         if (!quiet)
             continue;
-        left_ms = end_ms - now_ms();
+        passed_ms = now_ms() - before_ms;
+        before_ms += passed_ms;
+        left_ms -= passed_ms < MOST_MS ? passed_ms : MOST_MS; /* a fuzzer may stand still for long: that is nobody's silence */
         if (left_ms <= 0)
             return 0;
         if (n > 0)
@@ -98,7 +101,7 @@ int fuzz_daemon_poll(struct pollfd *fds, nfds_t n, int timeout_ms)
         all[n] = (struct pollfd){.fd = uv_backend_fd(loop), .events = POLLIN};
         found = poll(all, n + 1, left_ms < LOOK_MS ? (int)left_ms : LOOK_MS); /* for timers, and what came since */
         if (n == 0 && found > 0)
-            end_ms = 0;
+            left_ms = 0;
     }
 }
 
