@@ -16,7 +16,7 @@
 
 static const char *const expected_warnings[] = {
     "is down: ", "is lost: ", "taken down and rebuilt: ", "refused",   "connection from", "not connected",  "shutting down",
-    "reset",     "timed out", "no TLS handshake",         "no answer", "unreachable",     "the frame has ", NULL};
+    "reset",     "timed out", "no TLS handshake",         "no answer", "unreachable",     "the frame has ", "no connection to", NULL};
 
 /* ---- a round ---- */
 
