@@ -93,6 +93,13 @@ bool fault_cell_needs_root(const struct fault_cell *cell)
     return fault_wants_cable(cell->event);
 }
 
+bool fault_cell_waits(const struct fault_cell *cell)
+{
+    enum fault_event event = cell->event;
+
+    return event == FAULT_CONSUMERS_NODE_FROZEN || event == FAULT_OWNERS_NODE_FROZEN || fault_hits_cable(event);
+}
+
 void fault_cell_name(const struct fault_cell *cell, char name_p[96])
 {
     (void)snprintf(name_p, 96, "%s/%s/%s", event_names[cell->event], step_names[cell->step], place_names[cell->place]);
