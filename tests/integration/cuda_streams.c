@@ -169,29 +169,34 @@ static atomic_bool holds, destroyed;
 static _Atomic(sem_t *) held;
 static pthread_t test_thread;
 
+static int call_real(const char *name, _Atomic(uintptr_t) *at, sem_t *sem)
+{
+    uintptr_t found = atomic_load(at);
+
+    if (!found)
+        atomic_store(at, found = (uintptr_t)dlsym(RTLD_NEXT, name));
+    return ((int (*)(sem_t *))found)(sem);
+}
+
 int sem_post(sem_t *sem)
 {
-    static int (*real)(sem_t *);
+    static _Atomic(uintptr_t) real;
 
-    if (!real)
-        *(void **)&real = dlsym(RTLD_NEXT, "sem_post");
     if (atomic_load(&holds) && !pthread_equal(pthread_self(), test_thread)) {
         atomic_store(&held, sem);
         while (atomic_load(&holds))
             (void)sched_yield();
     }
-    return real(sem);
+    return call_real("sem_post", &real, sem);
 }
 
 int sem_destroy(sem_t *sem)
 {
-    static int (*real)(sem_t *);
+    static _Atomic(uintptr_t) real;
 
-    if (!real)
-        *(void **)&real = dlsym(RTLD_NEXT, "sem_destroy");
     if (atomic_load(&holds) && atomic_load(&held) == sem)
         atomic_store(&destroyed, true);
-    return real(sem);
+    return call_real("sem_destroy", &real, sem);
 }
 
 static void put_with(void *stream, void *addr)
