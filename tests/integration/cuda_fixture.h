@@ -40,27 +40,29 @@ static struct test_node node;
 static rdt *a, *b;
 static rdt_cuda *gpu_a, *gpu_b;
 
-static inline void begin_node(void)
+/* fakes: "NAME=VALUE" for the daemon's fake driver; NULL: nothing. flags end with NULL. */
+static inline void begin_with(const char *fakes, const char *const *flags)
 {
-    static const char *env[2];
+    static const char *env[3];
     const char *why;
 
     if (!gpu_is_real()) {
         env[0] = fake_gpu_env();
+        env[1] = fakes;
         (void)fake_gpu_load();
     }
     must_say(gpu_there(&why), "%s", why);
-    node_start(&node, &(struct node_options){.env = env, .flags = (const char *const[]){"--pool-idle=200ms", NULL}});
-}
-
-static inline void begin(void)
-{
-    begin_node();
+    node_start(&node, &(struct node_options){.env = env, .flags = flags});
     node_connect(&node, &a);
     node_connect(&node, &b);
     must_ok(rdt_cuda_open(a, &gpu_a, &err));
     must_ok(rdt_cuda_open(b, &gpu_b, &err));
     gpu_use(0);
+}
+
+static inline void begin(void)
+{
+    begin_with(NULL, (const char *const[]){"--pool-idle=200ms", NULL});
 }
 
 static inline struct rdt_device_info device(unsigned gpu)
