@@ -20,6 +20,7 @@
 #define GATHER_MOST 16
 #define GATHER_NS 1000000
 #define LOOK_MS 1 /* while they gather the loop looks by itself: the next one may not come */
+#define UNGATHERED_MOST 1023 /* looks after one in vain: 1 ms in 50, where each comes after 50 us */
 
 /* ---- reports of foreign threads ---- */
 
@@ -56,6 +57,17 @@ void plugin_events_queue(struct plugin_events *events, struct plugin_event *even
     pthread_mutex_unlock(&events->mutex);
 }
 
+/* A fetch after the other, beside transfers that stand still, comes fast too, and each that waited would have waited in vain. After
+ * each time in vain, in a row, twice as many looks go by before there is another. */
+static bool in_vain(struct plugin_events *events, unsigned ended, uint64_t most)
+{
+    if (events->gather > 0 && ended >= events->gather)
+        events->vain = 0;
+    else if (events->gather > 0 && most < 2)
+        events->ungathered = events->vain = events->vain < UNGATHERED_MOST ? 2 * events->vain + 1 : UNGATHERED_MOST;
+    return events->ungathered > 0 && events->ungathered-- > 0;
+}
+
 /* How many ends may wait for one another, after a look that found so many. Under the mutex. */
 static unsigned may_gather(struct plugin_events *events, unsigned ended)
 {
@@ -73,6 +85,8 @@ static unsigned may_gather(struct plugin_events *events, unsigned ended)
         return events->gather;
     }
     most = GATHER_NS / ((now_ns - since_ns) / ended + 1);
+    if (in_vain(events, ended, most))
+        return 0;
     if (most > events->outstanding / 4)
         most = events->outstanding / 4;
     return most < 2 ? 0 : most < GATHER_MOST ? (unsigned)most : GATHER_MOST;

@@ -26,6 +26,7 @@ struct plugin_events {
     /* Loop thread. */
     unsigned outstanding; /* operations */
     uint64_t looked_ns;
+    unsigned vain, ungathered; /* looks that go by before ends gather again: after the last time in vain, and still */
     unsigned copies; /* of memory kinds, under way */
     void (*on_copied)(void *arg); /* wants to hear when there is none any more */
     void *copied_arg;

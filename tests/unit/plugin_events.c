@@ -139,3 +139,33 @@ Test(plugin_events, failure_wakes_at_once)
     (void)uv_run(&loop, UV_RUN_ONCE);
     cr_assert_eq(n_done, 2);
 }
+
+/* Beside operations that stand still: each would come fast enough, and none has another to wait for. */
+Test(plugin_events, one_after_the_other_seldom_wait)
+{
+    unsigned waited = 0;
+    post(8, MANY);
+    for (unsigned i = 0; i < 1000; i++) {
+        post(0, 1);
+        n_done = 0;
+        end(0, RDT_OK);
+        waited += !woken();
+        while (n_done < 1)
+            (void)uv_run(&loop, UV_RUN_ONCE);
+    }
+    cr_assert_lt(waited, 100, "%u of 1000 waited for the next", waited);
+}
+
+Test(plugin_events, gather_again_after_waits_in_vain)
+{
+    post(8, MANY);
+    end_fast();
+    for (unsigned i = 0; i < 4; i++) {
+        post(0, 1);
+        n_done = 0;
+        end(0, RDT_OK);
+        while (n_done < 1 || events.gather > 0)
+            (void)uv_run(&loop, UV_RUN_ONCE);
+    }
+    end_fast();
+}
