@@ -60,22 +60,6 @@ static uint64_t send_free(struct raw *raw, char *id)
     return raw_send(raw, RDT_MSG_FREE, &message.base, NULL, 0);
 }
 
-static uint64_t alloc_region(struct raw *raw, uint64_t bytes, uint64_t *generation_p)
-{
-    Rdt__Pb__Alloc alloc = RDT__PB__ALLOC__INIT;
-    Rdt__Pb__RegionReply *reply;
-    uint64_t region;
-
-    alloc.bytes = bytes;
-    reply = (Rdt__Pb__RegionReply *)raw_reply(raw, raw_send(raw, RDT_MSG_ALLOC, &alloc.base, NULL, 0),
-                                              &rdt__pb__region_reply__descriptor);
-    region = reply->region;
-    *generation_p = reply->generation;
-    rdt__pb__region_reply__free_unpacked(reply, NULL);
-    frame_close_fds(&raw->frame);
-    return region;
-}
-
 static void replies(struct raw *raw, uint64_t id, const ProtobufCMessageDescriptor *type)
 {
     protobuf_c_message_free_unpacked(raw_reply(raw, id, type), NULL);
@@ -105,7 +89,7 @@ Test(large, put_is_whole_and_keeps_its_place)
 
     begin(NULL);
     greeted(&raw);
-    use.region = alloc_region(&raw, TENSORS, &use.generation);
+    use.region = raw_alloc(&raw, TENSORS, NULL, &use.generation);
     for (unsigned i = 0; i < 3; i++) {
         Rdt__Pb__Ping ping = RDT__PB__PING__INIT;
         uint64_t empty = raw_send(&raw, RDT_MSG_PUT, &large_put((char *)"empty", NULL, TENSORS)->base, NULL, 0), again, pong, gone;
@@ -139,7 +123,7 @@ Test(large, refused_as_small_ones_are)
 
     begin(NULL);
     greeted(&raw);
-    use.region = alloc_region(&raw, 4096, &use.generation); /* too small for them */
+    use.region = raw_alloc(&raw, 4096, NULL, &use.generation); /* too small for them */
     put = large_put((char *)"x", &use, TENSORS);
     (void)raw_send(&raw, RDT_MSG_PUT, &put->base, NULL, 0);
     refuses(&raw, RDT_INVALID, "tensor 59999 ends at byte 60000 of region");

@@ -19,17 +19,11 @@ static uint64_t left_bytes(void)
 /* The client's fd of new memory of its own. */
 static int keep_fd(struct raw *raw, uint64_t bytes, uint64_t *region_p)
 {
-    Rdt__Pb__Alloc alloc = RDT__PB__ALLOC__INIT;
-    Rdt__Pb__RegionReply *reply;
+    uint64_t generation;
     int fd;
 
-    alloc.bytes = bytes;
-    reply = (Rdt__Pb__RegionReply *)raw_reply(raw, raw_send(raw, RDT_MSG_ALLOC, &alloc.base, NULL, 0),
-                                              &rdt__pb__region_reply__descriptor);
-    *region_p = reply->region;
-    fd = frame_take_fd(&raw->frame, 0);
+    *region_p = raw_alloc(raw, bytes, &fd, &generation);
     must(fd >= 0);
-    protobuf_c_message_free_unpacked(&reply->base, NULL);
     return fd;
 }
 

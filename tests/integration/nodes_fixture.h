@@ -5,6 +5,7 @@
 #include <sched.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -16,7 +17,7 @@
 static struct cluster c;
 static rdt *owner, *reader; /* clients of node 0 and of node 1 */
 
-static bool cables_can_be(void)
+static inline bool cables_can_be(void)
 {
     int status = 1;
     pid_t pid = geteuid() == 0 ? fork() : -1;
@@ -26,7 +27,7 @@ static bool cables_can_be(void)
     return pid > 0 && waitpid(pid, &status, 0) == pid && status == 0;
 }
 
-static void begin_with(unsigned n, const struct cluster_options *options)
+static inline void begin_with(unsigned n, const struct cluster_options *options)
 {
     struct cluster_options all = *options;
 
@@ -38,12 +39,12 @@ static void begin_with(unsigned n, const struct cluster_options *options)
     reader = node_client(&c.node[1], "reader");
 }
 
-static void begin(unsigned n)
+static inline void begin(unsigned n)
 {
     begin_with(n, &(struct cluster_options){0});
 }
 
-static void end(const char *const *declared)
+static inline void end(const char *const *declared)
 {
     rdt_close(owner);
     rdt_close(reader);
@@ -56,6 +57,30 @@ static inline struct rdt_fetch_options within(int64_t ns)
 
     options.timeout_ns = ns;
     return options;
+}
+
+static inline struct rdt_ref put_for(rdt *conn, enum rdt_visibility visibility)
+{
+    uint8_t *data = malloc(100000);
+    struct rdt_tensor tensor = VECTOR(RDT_U8, 100000, data);
+    struct rdt_ref ref;
+
+    fill_pattern(data, 100000, 1);
+    ref = put_shown(conn, &tensor, NULL, visibility);
+    free(data);
+    return ref;
+}
+
+/* Other users' actors must reach the sockets. */
+static inline void open_the_way(void)
+{
+    char path[200];
+    const char *tmp = getenv("TMPDIR");
+
+    if (geteuid() != 0)
+        cr_skip_test("acting as other users needs root");
+    (void)snprintf(path, sizeof path, "%.150s/..", tmp ? tmp : "/tmp/t");
+    (void)chmod(path, 0755);
 }
 
 #endif

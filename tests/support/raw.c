@@ -146,6 +146,24 @@ enum rdt_status raw_error(struct raw *raw, char text_p[256])
     return status;
 }
 
+uint64_t raw_alloc(struct raw *raw, uint64_t bytes, int *fd_p, uint64_t *generation_p)
+{
+    Rdt__Pb__Alloc alloc = RDT__PB__ALLOC__INIT;
+    Rdt__Pb__RegionReply *reply;
+    uint64_t region;
+
+    alloc.bytes = bytes;
+    reply = (Rdt__Pb__RegionReply *)raw_reply(raw, raw_send(raw, RDT_MSG_ALLOC, &alloc.base, NULL, 0),
+                                              &rdt__pb__region_reply__descriptor);
+    region = reply->region;
+    *generation_p = reply->generation;
+    if (fd_p)
+        *fd_p = frame_take_fd(&raw->frame, 0);
+    frame_close_fds(&raw->frame);
+    rdt__pb__region_reply__free_unpacked(reply, NULL);
+    return region;
+}
+
 void raw_expect_closed(struct raw *raw)
 {
     must_say(!raw_next(raw), "a frame of type %u instead of the end", raw->frame.type);

@@ -39,6 +39,9 @@ ProtobufCMessage *raw_reply(struct raw *raw, uint64_t id, const ProtobufCMessage
 /* The next frame is an error answer; its sentence into text_p. */
 enum rdt_status raw_error(struct raw *raw, char text_p[256]);
 
+/* Memory of its own: the region's number. fd_p NULL: its descriptor is closed. */
+uint64_t raw_alloc(struct raw *raw, uint64_t bytes, int *fd_p, uint64_t *generation_p);
+
 /* Nothing more comes but the end of the connection. */
 void raw_expect_closed(struct raw *raw);
 
