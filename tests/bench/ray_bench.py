@@ -19,6 +19,7 @@ import rdt
 import rdt.ray
 
 ROUNDS = 3
+ROUND_SECONDS = 2  # of one rival: who is slow is asked less often
 BYTES = {"4B": 4, "150K": 150_000, "1M": 1_000_000, "100M": 100_000_000}
 LISTS = (100, 1000, 10000)
 SHAPES = [f"{size}_{how}" for size in BYTES for how in ("latency", "new", "same")] + [f"list{n}_latency" for n in LISTS]
@@ -121,8 +122,11 @@ def main():
         value, count = value_of(size), count_of(size)
         mine = c.empty_like(value)  # the tensor is made there: nothing is copied
         ray.get(pair[0].make.remote(size))
+        counts = dict.fromkeys(transports, 2)
         for i in range(ROUNDS + 1):
-            seconds = {name: by_ray(pair, name, how, count if i else 2) for name in transports}
+            seconds = {name: by_ray(pair, name, how, counts[name]) for name in transports}
+            if i == 0:
+                counts = {name: max(2, min(count, int(ROUND_SECONDS / each))) for name, each in seconds.items()}
             alone = by_rdtd(c, ours, mine, how, count if i else 2)
             for name in rivals if i else ():  # the first warms up
                 much = 0.2 if shape == "100M_same" or size == "list10000" and name != "store" else 1
