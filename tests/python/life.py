@@ -32,7 +32,7 @@ def test_object_lives_as_long_as_its_ref():
     with Node() as node, rdt.connect(node.socket) as c:
         ref = c.put(np.arange(3))
         name = rdt.Ref(str(ref))
-        assert ref.holds and not name.holds and not pickle.loads(pickle.dumps(ref)).holds
+        assert ref.holds and not name.holds and pickle.loads(pickle.dumps(ref)).holds
         assert holds(c, name) == 1
         del ref
         c.wait_freed(name, timeout=LONG)
@@ -165,7 +165,7 @@ def test_refs_travel_through_multiprocessing():
             results = context.Queue()
             child = context.Process(target=sum_of, args=(node.socket, ref, results))
             child.start()
-            assert results.get(timeout=LONG) == (100000, "local/share", method == "fork")  # which copies memory, and pickles nothing
+            assert results.get(timeout=LONG) == (100000, "local/share", True)  # unpickled before there was a connection, or copied with all memory
             child.join(LONG)
             assert child.exitcode == 0
         c.ping()

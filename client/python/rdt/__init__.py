@@ -25,7 +25,7 @@ from ._errors import *  # noqa: F401,F403
 from ._errors import BY_STATUS, Error
 from ._errors import __all__ as _error_names
 from ._arrays import BY_OTHER_NAME, MORE_NAMES, NUMBERS
-from ._requests import Fetched, Ref, Request
+from ._requests import Fetched, Ref, Request, forked
 from ._rdt import Tensor
 
 __version__ = _rdt.VERSION
@@ -64,6 +64,7 @@ def _after_fork() -> None:
     _default = None
     _lock = threading.Lock()
     Connection._hub_lock = threading.Lock()
+    forked()
 
 
 os.register_at_fork(after_in_child=_after_fork)

@@ -13,7 +13,7 @@ from ._aio import AGAIN, Hub
 from ._arrays import ITEM_BYTES, NUMBERS, dtype_text, gpu_of, kind_of, stream_number, to_numpy, to_torch, torch_uses_gpus
 from ._errors import Unsupported
 from ._gpu import TorchPools
-from ._requests import MODES, Fetched, How, Ref, Request
+from ._requests import HOLD, MODES, Fetched, Held, How, Ref, Request, is_open
 from ._structure import Layout, bare, encode, encode_nested, flatten
 
 Visible = Literal["owner", "tenant", "all"]
@@ -75,6 +75,7 @@ class Connection(_rdt.Conn):
         self._kept_live: list[tuple[Request, Any]] = []
         info = self._node()
         self._owner = (info["uid"], info["tenant"])
+        is_open(self)
 
     def __enter__(self) -> Connection:
         return self
@@ -312,6 +313,8 @@ class Connection(_rdt.Conn):
         for ref in wanted:
             if not isinstance(ref, _rdt.Ref):
                 raise TypeError(f"a Ref is fetched, or a list of them, and not a {type(ref).__name__}: Ref(\"...\") reads one from text")
+            if ref._wanting:
+                self._hold_too(ref)
         if into is not None:
             into = [into] if one else list(into)
         if slices is not None:
@@ -345,6 +348,8 @@ class Connection(_rdt.Conn):
 
     def _get_one(self, ref: _rdt.Ref) -> Any:
         hint = ref._hint
+        if ref._wanting:
+            self._hold_too(ref)
         if not self._gpus_open and torch_uses_gpus():
             self._open_gpus(False)
         brought = self._get(ref, COW if hint else AUTO)
@@ -360,6 +365,27 @@ class Connection(_rdt.Conn):
     def get_fetched(self, ref: _rdt.Ref, **options: Any) -> Fetched:
         """`get` of one ref, with how it came: path, version, bytes moved."""
         return self.fetch(ref, **options).fetched()
+
+    # ---- holding ----
+
+    def when_held(self, ref: _rdt.Ref, *, timeout: Optional[float] = None) -> Request:
+        """A Request whose result is a Ref that holds the object, with its generation: of an id that nobody has put yet, or a name without a
+        version above `after`, when it is there."""
+        request = self._start(HOLD, ref, 0, 0, timeout)
+        request._how = Held(ref._hint)
+        return request
+
+    def hold(self, ref: _rdt.Ref, *, timeout: Optional[float] = None) -> Ref:
+        """`when_held`, waited for: a Ref that holds the object while it lives (`with c.hold(ref) as held:` for a while), on this node or another,
+        whatever its producer does. Nothing is brought.
+
+        Errors: Freed, OwnerDied, NotFound, Denied, LimitReached, PeerLost, TimedOut."""
+        held: Ref = self.when_held(ref, timeout=timeout).result()
+        return held
+
+    def _hold_too(self, ref: Any) -> None:
+        ref._hold = self._start(HOLD, ref, 0, 0, None)
+        ref._wanting = False
 
     # ---- waiting ----
 

@@ -1,16 +1,38 @@
 """What was started and not yet collected, what it brought, and refs."""
 from __future__ import annotations
 
+import weakref
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Generator, NamedTuple, Optional
+from typing import TYPE_CHECKING, Any, Generator, NamedTuple, Optional, Union
 
 from . import _rdt
 from ._aio import AGAIN
-from ._errors import TimedOut
+from ._errors import Error, TimedOut
 from ._structure import Layout
 
 if TYPE_CHECKING:
     from ._connection import Connection
+
+HOLD = 3  # of Conn._start
+HOLD_SECONDS = 1.0  # that unpickling a Ref waits for its hold
+
+_opened: list[weakref.ref[Connection]] = []
+
+
+def is_open(connection: Connection) -> None:
+    """It is one more of this process's."""
+    _opened.append(weakref.ref(connection, _opened.remove))
+
+
+def opened() -> list[Connection]:
+    """The oldest first."""
+    return [connection for connection in [one() for one in _opened] if connection is not None and not connection.closed]
+
+
+def forked() -> None:
+    """What was open is the parent's."""
+    _opened.clear()
+
 
 MODES = {"auto": 0, "share": 1, "copy": 2, "cow": 3}
 
@@ -20,15 +42,43 @@ class Ref(_rdt.Ref):
 
     `Ref("rdt:...")` reads one from text, and str() writes it; it pickles, hashes and compares as a plain value, so any channel carries it.
 
-    What it holds: the Ref that `put` returned holds the object, as its producer: when that very Ref is gone (or `free()` was called, or its
-    `with` block left), the object goes when its last reader has let go, and who fetches it later gets `Freed`. **A copy that was pickled or
-    written as text holds nothing**: it is a name. Keep the Ref that `put` returned until those who were told the name have fetched, or
-    use `keep()` (the connection holds it on), `put(..., detached=True)` (it outlives the connection, for a time), or publish it.
-    What was put under an id of yours is kept so from the start: others know it by that id.
+    What it holds, it holds while it lives: until that very Ref is gone, `free()` was called, its `with` block left, or its connection ended.
+
+    - The Ref that `put` returned holds the object as its producer. What was put under an id of yours the connection holds: others know it by
+      that id.
+    - A Ref of one object that was unpickled takes a hold of its own at once, on this node or another: through the connection of this process
+      that has been open longest, or, where none is open yet, through the first that fetches with it. Unpickling waits for that a second at most. It never fails by that: if the object is gone, or nobody here may fetch it, fetching says so (`Freed`,
+      `Denied`). `holds` tells whether it has the hold; `Connection.hold` takes one for sure, or raises why not.
+    - A Ref that was made of text, a name, an id, or one that a call tells of, holds nothing until it was given to `Connection.hold`.
+
+    So that there is no moment between two Refs when nobody holds the object, keep yours until the other process says that its own `holds`, or
+    put it with `detached=True` and a `ttl` longer than the way. `keep()` has the connection hold it on when the Ref is gone.
     What a reader fetched it holds by itself: its arrays keep the memory, whatever becomes of the ref.
     """
 
     __slots__ = ()
+
+    @classmethod
+    def _unpickle(cls, packed: bytes, hint: int = 0) -> Ref:
+        made = cls._unpack(packed, hint)
+        made._take()
+        return made
+
+    def _take(self) -> None:
+        """Holds what it names, if it can, soon."""
+        if self.is_name or not self.generation:
+            return
+        for connection in opened():
+            try:
+                self._hold = request = connection._start(HOLD, self, 0, 0, None)
+            except Error:  # it was closed, is lost, or is another process's
+                continue
+            try:
+                connection._wait([request], 1, HOLD_SECONDS)
+            except Error:
+                pass  # fetching will say it
+            return
+        self._wanting = True
 
     @classmethod
     def from_id(cls, id: str | bytes) -> Ref:
@@ -48,6 +98,12 @@ class Ref(_rdt.Ref):
 
     def __exit__(self, *ignored: object) -> None:
         self.free()
+
+
+class Held(NamedTuple):
+    """In place of How: the request is a hold, whose result is a Ref."""
+
+    hint: int
 
 
 class How(NamedTuple):
@@ -96,12 +152,12 @@ class Request(_rdt.Request):
         return self._state() != AGAIN
 
     def result(self, timeout: Optional[float] = None) -> Any:
-        """What it brought: of a fetch the value (or `into`), of a wait None. Waits `timeout` seconds (None: until its own deadline).
+        """What it brought: of a fetch the value (or `into`), of a hold the Ref that holds, of a wait None. Waits `timeout` seconds (None: until its own deadline).
 
         Raises how it failed; TimedOut also if it goes on: then nothing is cancelled."""
         self._wait(timeout)
-        how: Optional[How] = self._how
-        return None if how is None else self._value(how)
+        how: Union[How, Held, None] = self._how
+        return self._ref(how) if isinstance(how, Held) else None if how is None else self._value(how)
 
     def fetched(self, timeout: Optional[float] = None) -> Fetched:
         """The same of a fetch, with how it came: path, version, bytes moved."""
@@ -115,7 +171,18 @@ class Request(_rdt.Request):
     def __await__(self) -> Generator[Any, None, Any]:
         return self._result().__await__()
 
+    def _ref(self, how: Held) -> Ref:
+        made: Ref = self._held()
+        made._hold = self
+        made._hint = how.hint
+        return made
+
     async def _result(self) -> Any:
+        how = self._how
+        if isinstance(how, Held):
+            await self.connection._hub().ended(self)
+            self._check()
+            return self._ref(how)
         fetched = await self.fetched_async()
         return None if fetched is None else fetched.value
 

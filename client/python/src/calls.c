@@ -58,12 +58,14 @@ static PyObject *free_ref(PyObject *self, PyObject *args)
         ref->conn = NULL;
         Py_DECREF(conn);
     }
+    ref->wanting = false;
+    Py_CLEAR(ref->hold);
     conn_forget(conn, &value);
     CONN_CALL(conn, status = rdt_free(conn->rdt, &value, force != 0, &err));
     return none_or_raise(status, &err);
 }
 
-/* _start(what, ref or None, address, bytes, timeout): the Request of a wait; what: 0 put, 1 freed, 2 freed range. */
+/* _start(what, ref or None, address, bytes, timeout): the Request of a wait; what: 0 put, 1 freed, 2 freed range, 3 a hold. */
 static PyObject *start(PyObject *self, PyObject *args)
 {
     struct conn *conn = (struct conn *)self;
@@ -92,6 +94,8 @@ static PyObject *start(PyObject *self, PyObject *args)
         status = rdt_wait_put_start(conn->rdt, &value, timeout_ns, &request, &err);
     else if (what == 1)
         status = rdt_wait_freed_start(conn->rdt, &value, timeout_ns, &request, &err);
+    else if (what == 3)
+        status = rdt_hold_start(conn->rdt, &value, timeout_ns, &request, &err);
     else
         status = rdt_wait_freed_range_start(conn->rdt, (const void *)(uintptr_t)address, (size_t)bytes, timeout_ns, &request, &err);
     if (status == RDT_OK)

@@ -83,6 +83,15 @@ void conn_unkeep(struct conn *conn)
     Py_DECREF(conn);
 }
 
+void kept_drop(struct conn *conn, struct kept *kept)
+{
+    if (kept->hold)
+        rdt_request_destroy(kept->hold);
+    else
+        (void)rdt_drop(conn->rdt, &kept->ref, NULL);
+    kept->hold = NULL;
+}
+
 void conn_forget(struct conn *conn, const struct rdt_ref *ref)
 {
     for (struct link *at = conn->kept.next, *next; at != &conn->kept; at = next) {
@@ -91,6 +100,8 @@ void conn_forget(struct conn *conn, const struct rdt_ref *ref)
         next = at->next;
         if (!ref || rdt_ref_equal(&kept->ref, ref)) {
             link_remove(at);
+            if (kept->hold && conn->rdt)
+                kept_drop(conn, kept);
             PyMem_Free(kept);
         }
     }
@@ -109,7 +120,7 @@ static void drop_holds(struct conn *conn)
         Py_DECREF(conn); /* the caller has another one */
     }
     for (struct link *at = conn->kept.next; conn->rdt && at != &conn->kept; at = at->next)
-        (void)rdt_drop(conn->rdt, &LINK_OWNER(at, struct kept, link)->ref, NULL);
+        kept_drop(conn, LINK_OWNER(at, struct kept, link));
     conn_forget(conn, NULL);
 }
 

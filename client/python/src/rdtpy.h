@@ -53,8 +53,10 @@ struct conn {
 struct ref {
     PyObject_HEAD
     struct rdt_ref ref;
-    struct conn *conn; /* owned; NULL: it holds nothing */
+    struct conn *conn; /* owned; NULL: it does not hold as its producer */
     struct link link;  /* conn->holds, if conn */
+    PyObject *hold;    /* the Request that holds it; NULL: none */
+    bool wanting;      /* it shall hold when a connection is used with it */
     Py_ssize_t copied; /* of put: tensors that had to be copied in; -1: not from put */
     bool kept;         /* the connection goes on holding it when this is gone */
     bool live;         /* of put: GPU memory that the caller could use again has to stay until it is freed */
@@ -142,7 +144,9 @@ void link_remove(struct link *link);
 struct kept {
     struct link link;
     struct rdt_ref ref;
+    rdt_request *hold; /* NULL: as its producer */
 };
+void kept_drop(struct conn *conn, struct kept *kept); /* lets go, without waiting for an answer */
 
 /* The connection holds it no more, if it did. */
 void conn_forget(struct conn *conn, const struct rdt_ref *ref);
@@ -153,6 +157,10 @@ PyObject *ref_new(const struct rdt_ref *ref, struct conn *conn);
 /* ---- request, object ---- */
 
 PyObject *request_new(struct conn *conn, rdt_request *take_request);
+bool request_holds(PyObject *request);
+
+/* Of one that holds and that nobody else has: what was started is the caller's now. NULL: it does not hold. */
+rdt_request *request_take_hold(PyObject *request, struct conn **conn_p);
 PyObject *object_new(struct conn *conn, rdt_object *take_object);
 
 /* ---- tensor ---- */

@@ -1,4 +1,4 @@
-/* Refs: plain values, and of what put returned also the producer's hold, which ends with the ref. */
+/* Refs: plain values, and maybe a hold that ends with the ref: the producer's of what put returned, or one that was taken since. */
 #include "rdtpy.h"
 
 PyObject *ref_new(const struct rdt_ref *value, struct conn *conn)
@@ -34,14 +34,20 @@ static void let_go(struct ref *ref)
 static void ref_dealloc(PyObject *self)
 {
     struct ref *ref = (struct ref *)self;
-    struct kept *kept = ref->conn && ref->kept ? PyMem_Malloc(sizeof *kept) : NULL;
+    bool keeps = ref->kept && (ref->conn || ref->hold);
+    struct kept *kept = keeps ? PyMem_Malloc(sizeof *kept) : NULL;
+    struct conn *conn = ref->conn;
 
-    if (kept) {
-        kept->ref = ref->ref;
-        link_add(&ref->conn->kept, &kept->link);
+    if (kept)
+        *kept = (struct kept){.ref = ref->ref, .hold = conn ? NULL : request_take_hold(ref->hold, &conn)};
+    if (kept && conn) {
+        link_add(&conn->kept, &kept->link);
     } else if (ref->conn && ref->conn->rdt) /* without waiting for the answer: this may be anywhere */
         (void)rdt_drop(ref->conn->rdt, &ref->ref, NULL);
+    if (kept && !conn)
+        PyMem_Free(kept);
     let_go(ref);
+    Py_CLEAR(ref->hold); /* likewise */
     Py_TYPE(self)->tp_free(self);
 }
 
@@ -160,7 +166,7 @@ static PyObject *ref_pack(PyObject *self, PyObject *ignored)
 
 static PyObject *ref_reduce(PyObject *self, PyObject *ignored)
 {
-    PyObject *packed = ref_pack(self, NULL), *unpack = PyObject_GetAttrString((PyObject *)Py_TYPE(self), "_unpack"), *reduced = NULL;
+    PyObject *packed = ref_pack(self, NULL), *unpack = PyObject_GetAttrString((PyObject *)Py_TYPE(self), "_unpickle"), *reduced = NULL;
 
     (void)ignored;
     if (packed && unpack)
@@ -182,11 +188,17 @@ static PyObject *ref_free(PyObject *self, PyObject *args, PyObject *kwargs)
 
     if (!PyArg_ParseTupleAndKeywords(args, kwargs, "|$p:free", names, &force))
         return NULL;
-    if (!conn)
+    ref->wanting = false;
+    if (!conn && ref->hold && force)
+        conn = ((struct request *)ref->hold)->conn;
+    if (!conn) {
+        Py_CLEAR(ref->hold);
         Py_RETURN_NONE; /* it holds nothing, or not any more */
+    }
     if (!conn_enter(conn))
         return NULL;
     let_go(ref);
+    Py_CLEAR(ref->hold);
     CONN_CALL(conn, status = rdt_free(conn->rdt, &value, force != 0, &err));
     if (status != RDT_OK)
         return raise_error(&err);
@@ -284,8 +296,50 @@ static PyObject *get_is_name(PyObject *self, void *ignored)
 
 static PyObject *get_holds(PyObject *self, void *ignored)
 {
+    struct ref *ref = (struct ref *)self;
+
     (void)ignored;
-    return PyBool_FromLong(((struct ref *)self)->conn != NULL);
+    return PyBool_FromLong(ref->conn || (ref->hold && request_holds(ref->hold)));
+}
+
+static PyObject *get_hold(PyObject *self, void *ignored)
+{
+    PyObject *hold = ((struct ref *)self)->hold;
+
+    (void)ignored;
+    if (!hold)
+        hold = Py_None;
+    Py_INCREF(hold);
+    return hold;
+}
+
+static int set_hold(PyObject *self, PyObject *value, void *ignored)
+{
+    (void)ignored;
+    if (!value || !PyObject_TypeCheck(value, &request_type)) {
+        PyErr_SetString(PyExc_TypeError, "_hold is a Request");
+        return -1;
+    }
+    Py_INCREF(value);
+    Py_XSETREF(((struct ref *)self)->hold, value);
+    return 0;
+}
+
+static PyObject *get_wanting(PyObject *self, void *ignored)
+{
+    (void)ignored;
+    return PyBool_FromLong(((struct ref *)self)->wanting);
+}
+
+static int set_wanting(PyObject *self, PyObject *value, void *ignored)
+{
+    int yes = value ? PyObject_IsTrue(value) : 0;
+
+    (void)ignored;
+    if (yes < 0)
+        return -1;
+    ((struct ref *)self)->wanting = yes;
+    return 0;
 }
 
 static PyObject *get_copied(PyObject *self, void *ignored)
@@ -328,8 +382,11 @@ static PyGetSetDef getset[] = {
     {"owner", get_owner, NULL, "(uid, tenant) of whom it belongs to; None: of whoever asks.", NULL},
     {"after", get_after, NULL, "Of a name: the version that was read last; 0: any will do.", NULL},
     {"is_name", get_is_name, NULL, "Whether this means the newest version of a published name.", NULL},
-    {"holds", get_holds, NULL, "Whether this very Ref came from put, and its object was not freed by it yet.", NULL},
+    {"holds", get_holds, NULL, "Whether this very Ref holds the object: as put returned it, or by a hold that was taken since. One that was refused, "
+     "or that the connection's end has ended, is none.", NULL},
     {"copied", get_copied, NULL, "How many tensors put had to copy into the daemon's memory; None: this did not come from put.", NULL},
+    {"_hold", get_hold, set_hold, NULL, NULL},
+    {"_wanting", get_wanting, set_wanting, NULL, NULL},
     {"_hint", get_hint, set_hint, NULL, NULL},
     {"_live", get_live, NULL, NULL, NULL},
     {NULL, NULL, NULL, NULL, NULL},
@@ -343,7 +400,7 @@ static PyMethodDef methods[] = {
     {"pack", ref_pack, METH_NOARGS, "As bytes, the same on every machine."},
     {"__reduce__", ref_reduce, METH_NOARGS, NULL},
     {"free", (PyCFunction)(void (*)(void))ref_free, METH_VARARGS | METH_KEYWORDS,
-     "Drops the hold now: the object goes when its last reader has let go. With force nobody fetches it any more, on no node. Does nothing "
+     "Drops the hold now: the object goes when its last reader or holder has let go. With force nobody fetches it any more, on no node. Does nothing "
      "if this Ref holds nothing (Connection.free takes any ref). Errors: PeerLost, Disconnected."},
     {"keep", ref_keep, METH_NOARGS,
      "The object stays when this Ref is gone, until somebody frees it or the connection ends. Returns the Ref."},

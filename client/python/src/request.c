@@ -64,6 +64,42 @@ static bool gone(const struct request *request)
     return true;
 }
 
+bool request_holds(PyObject *self)
+{
+    struct request *request = (struct request *)self;
+    struct rdt_ref held;
+
+    return request->request && rdt_hold_ref(request->request, &held, NULL) == RDT_OK;
+}
+
+rdt_request *request_take_hold(PyObject *self, struct conn **conn_p)
+{
+    struct request *request = (struct request *)self;
+    rdt_request *taken = request->request;
+
+    if (Py_REFCNT(self) > 1 || request->conn->closed || !request_holds(self))
+        return NULL;
+    link_remove(&request->link);
+    request->request = NULL;
+    *conn_p = request->conn;
+    return taken;
+}
+
+/* The Ref of what it holds; it holds nothing by itself. */
+static PyObject *request_held(PyObject *self, PyObject *ignored)
+{
+    struct request *request = (struct request *)self;
+    struct rdt_ref held;
+    struct rdt_error err;
+
+    (void)ignored;
+    if (gone(request))
+        return NULL;
+    if (rdt_hold_ref(request->request, &held, &err) != RDT_OK)
+        return raise_error(&err);
+    return ref_new(&held, NULL);
+}
+
 static PyObject *request_state(PyObject *self, PyObject *ignored)
 {
     struct request *request = (struct request *)self;
@@ -150,6 +186,7 @@ static PyGetSetDef request_getset[] = {
 static PyMethodDef request_methods[] = {
     {"_state", request_state, METH_NOARGS, NULL},
     {"_check", request_check, METH_NOARGS, NULL},
+    {"_held", request_held, METH_NOARGS, NULL},
     {"_take", request_take, METH_NOARGS, NULL},
     {"cancel", request_cancel, METH_NOARGS,
      "Ends it now, with Cancelled, unless it ended before. Never touches another transfer of the same object."},

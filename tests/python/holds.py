@@ -1,0 +1,267 @@
+"""Refs that hold: unpickled here and in other processes, of other nodes, without a connection yet; and what ends their holds."""
+import asyncio
+import copy
+import multiprocessing
+import os
+import pickle
+import signal
+import sys
+import threading
+
+import rdt
+
+from nodes import LONG, Node, main, raises, until
+
+try:
+    import numpy as np
+except ImportError:
+    print("no numpy here")
+    sys.exit(77)
+
+
+def gone(c, ref):
+    try:
+        c.stat(ref)
+    except rdt.Freed:
+        return True
+    return False
+
+
+def carried(ref):
+    return pickle.loads(pickle.dumps(ref))
+
+
+def test_unpickled_ref_holds_while_it_lives():
+    with Node() as node, rdt.connect(node.socket) as c, rdt.connect(node.socket):
+        ref = c.put({"w": np.arange(10000)})
+        name = rdt.Ref(str(ref))
+        mine, other = carried(ref), copy.deepcopy(ref)
+        assert mine == ref and mine.holds and other.holds and not name.holds and mine.copied is None
+        assert c.stat(name)["holds"] == 3
+        del ref, other
+        assert c.get(mine)["w"][9999] == 9999
+        assert '"keeping"' in node.ctl("stat", str(name), "--json") and node.ctl("stat", str(name)).count("keeping hold") == 1
+        del mine
+        c.wait_freed(name, timeout=LONG)
+        with raises(rdt.Freed):
+            c.get(name)
+        late = carried(name)  # says nothing ...
+        assert not late.holds
+        with raises(rdt.Freed):  # ... until it is fetched
+            c.get(late)
+
+
+def test_ways_to_let_go():
+    with Node() as node, rdt.connect(node.socket) as c:
+        ref = c.put(np.arange(3))
+        for let_go in (lambda held: held.free(), lambda held: held.__exit__(), lambda held: held._hold.cancel()):
+            held = carried(ref)
+            assert held.holds and c.stat(ref)["holds"] == 2
+            let_go(held)
+            assert not held.holds
+            until(lambda: c.stat(ref)["holds"] == 1, "it let go")
+            held.free()
+        held = carried(ref)
+        with raises(rdt.Denied, "its producer"):
+            with rdt.connect(node.socket) as other:
+                other.free(held)
+        carried(ref).keep()
+        assert c.stat(ref)["holds"] == 2
+        ref.free()
+        name = rdt.Ref(str(ref))
+        assert c.get(name)[2] == 2
+        carried(ref).free(force=True)
+        until(lambda: gone(c, name), "it is freed by force")
+        far = c.put(np.arange(3), detached=True, ttl=30)
+        name = rdt.Ref(str(far))
+        with carried(far) as held:
+            c.free(held)  # a detached one, by any session
+        del far
+        until(lambda: gone(c, name), "the detached one is freed")
+
+
+def test_hold_raises_and_can_be_awaited():
+    with Node() as node, rdt.connect(node.socket) as c:
+        with raises(rdt.TimedOut, "later"):
+            c.hold(rdt.Ref("later"), timeout=0)
+        waiting = c.when_held(rdt.Ref("later"))
+        assert not waiting.done()
+        ref = c.put(np.arange(3), id="later")
+        held = waiting.result(LONG)
+        assert held == ref and held.holds and held.generation
+        c.free(ref)
+        assert c.get(held)[1] == 1
+        del waiting
+        with c.hold(held) as second:
+            held.free()
+            assert c.get(second)[2] == 2
+        with raises(rdt.Freed):
+            c.hold(second)
+        c.publish("weights", np.arange(4))
+
+        async def awaited():
+            version = await c.when_held(rdt.Ref.from_name("weights"))
+            assert version.holds and not version.is_name
+            c.publish("weights", np.arange(5))
+            c.unpublish("weights")
+            assert len(await c.fetch(version)) == 4
+            try:
+                await asyncio.wait_for(c.when_held(rdt.Ref("never")), 0.05)
+            except asyncio.TimeoutError:
+                return version
+            raise AssertionError("nobody put that")
+
+        version = asyncio.run(awaited())
+        until(lambda: c.stat(version)["waiters"] == 0, "nobody waits")
+        request = c.when_held(version)
+        with raises(rdt.Invalid, "brings no object"):
+            request.result(LONG), request.fetched()
+
+
+def test_closed_connection_holds_nothing():
+    with Node() as node, rdt.connect(node.socket) as c:
+        ref = c.put({"w": np.arange(100000)})
+        with rdt.connect(node.socket) as first:
+            asked = first.hold(ref)
+            view = first.get(ref)["w"]  # the session lingers for it, and holds nothing else
+            kept = first.hold(ref).keep()
+            del kept
+            assert c.stat(ref)["holds"] == 4
+        assert not asked.holds
+        until(lambda: c.stat(ref)["holds"] == 2, "only the view's is left")
+        assert view[999] == 999
+        del view
+        asked.free()
+
+
+def late(pipe, socket):
+    ref = pipe.recv()  # nothing is open here
+    assert not ref.holds
+    with rdt.connect(socket) as c:
+        value = c.get(ref)
+        c.ping()
+        assert ref.holds
+        pipe.send(int(value["w"].sum()))
+        del value
+        assert pipe.recv() == "freed"
+        pipe.send(int(c.get(ref)["w"].sum()))
+        ref.free()
+        pipe.recv()
+
+
+def early(pipe, socket):
+    with rdt.connect(socket) as c:
+        pipe.send("open")
+        ref = pipe.recv()
+        assert ref.holds
+        pipe.send(0)
+        assert pipe.recv() == "freed"
+        pipe.send(int(c.get(ref)["w"].sum()))
+        assert pipe.recv() == "end"
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def leave(pipe, socket):
+    rdt.default()
+    pipe.send("open")
+    holder["ref"] = pipe.recv()
+    pipe.send(0)
+    pipe.recv()
+    pipe.send(int(rdt.get(holder["ref"])["w"].sum()))
+    pipe.recv()
+    sys.exit(0)  # with the ref in a global: the interpreter's end lets go
+
+
+holder = {}
+
+
+def test_pipes_to_other_processes():
+    with Node() as node, rdt.connect(node.socket) as c:
+        os.environ["RDT_SOCKET"] = node.socket
+        for work, method, status in ((late, "spawn", 0), (early, "fork", -signal.SIGKILL), (leave, "spawn", 0)):
+            context = multiprocessing.get_context(method)
+            pipe, theirs = context.Pipe()
+            child = context.Process(target=work, args=(theirs, node.socket))
+            child.start()
+            if work is not late:
+                assert pipe.recv() == "open"
+            ref = c.put({"w": np.ones(1000, "i8")})
+            name = rdt.Ref(str(ref))
+            pipe.send(ref)
+            assert pipe.recv() in (0, 1000)
+            del ref
+            c.ping()
+            assert c.stat(name)["holds"] == 1
+            pipe.send("freed")
+            assert pipe.recv() == 1000
+            pipe.send("end")
+            child.join(LONG)
+            assert child.exitcode == status, (work, child.exitcode)
+            c.wait_freed(name, timeout=LONG)
+
+
+def test_forked_child_disturbs_no_hold():
+    with Node() as node, rdt.connect(node.socket) as c:
+        ref = c.put(np.arange(3))
+        held = carried(ref)
+        ref.free()
+        child = os.fork()
+        if child == 0:
+            status = 1
+            try:
+                mine = carried(held)  # the parent's connection is none of this process's
+                status = 0 if not mine.holds and not held.holds else 2
+                with rdt.connect(node.socket) as own:
+                    again = carried(held)
+                    status = status if again.holds and own.get(again)[1] == 1 else 3
+                del held, mine, again
+            finally:
+                os._exit(status)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+        assert c.get(held)[2] == 2
+
+
+def test_two_nodes():
+    with Node(listen=True) as a, Node(listen=True) as b, rdt.connect(b.socket) as there, rdt.connect(a.socket) as here:
+        ref = here.put({"w": np.arange(100000, dtype="f4")})
+        name = rdt.Ref(str(ref))
+        held = carried(ref)  # through `there`, which is older
+        assert held.holds
+        assert '"peer"' in a.ctl("stat", str(name), "--json")
+        del ref
+        assert there.get(held)["w"][7] == 7
+        held.free()
+        here.wait_freed(name, timeout=LONG)
+        with raises(rdt.Freed):
+            there.hold(name)
+        a.kill()
+
+
+def test_threads_take_and_let_go():
+    with Node() as node, rdt.connect(node.socket) as c:
+        ref = c.put(np.arange(1000))
+        data, failures = pickle.dumps(ref), []
+
+        def work():
+            try:
+                for i in range(50):
+                    held = pickle.loads(data)
+                    assert held.holds
+                    if i % 10 == 0:
+                        assert c.get(held)[999] == 999
+                    del held
+            except BaseException as error:
+                failures.append(error)
+
+        threads = [threading.Thread(target=work) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(LONG)
+        assert not failures, failures
+        c.ping()
+        until(lambda: c.stat(ref)["holds"] == 1, "all have let go")
+
+
+if __name__ == "__main__":
+    main(globals())
