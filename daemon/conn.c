@@ -360,6 +360,7 @@ static void handle_frame(struct conn *conn)
         conn->more = false;
         return;
     }
+    conn->frame_taken = conn->frame_heap > 0;
     if (status == RDT_OK) {
         if (!conn->greeted)
             on_hello(conn, &frame);

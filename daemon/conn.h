@@ -36,6 +36,7 @@ struct conn {
     struct deadline hello; /* by then it must have said who it is; of one that broke the protocol: have read that it did */
     struct deadline retry; /* the kernel takes no fds: tries again */
     size_t frame_heap;     /* charged for a large message, from when it is received until nobody reads it any more */
+    bool frame_taken;      /* ... and it has come whole: it is being handled */
     size_t queue_heap;     /* charged for answers that are not read */
     bool counted;          /* as a session of its owner; false: refused */
     bool greeted, in_read, closing;

@@ -9,12 +9,13 @@ void conn_uncharge_frame(struct conn *conn)
     size_t bytes = conn->frame_heap;
 
     conn->frame_heap = 0;
+    conn->frame_taken = false;
     account_give(conn->client.account, USAGE_HEAP, bytes);
 }
 
 void conn_settle_frame(struct conn *conn)
 {
-    if (conn->frame_heap > 0 && !conn->client.task && !conn->more && frame_reader_large(&conn->reader) == 0)
+    if (conn->frame_taken && !conn->client.task)
         conn_uncharge_frame(conn);
 }
 
@@ -22,11 +23,13 @@ void conn_settle_frame(struct conn *conn)
  * has none left is answered, and passed over. */
 void conn_admit_frame(struct conn *conn)
 {
-    size_t bytes = conn->frame_heap == 0 ? frame_reader_large(&conn->reader) : 0;
     Rdt__Pb__ErrorReply reply = RDT__PB__ERROR_REPLY__INIT;
     struct rdt_error err;
     struct frame frame;
+    size_t bytes;
 
+    conn_settle_frame(conn); /* the one before */
+    bytes = conn->frame_heap == 0 ? frame_reader_large(&conn->reader) : 0;
     if (bytes <= CLIENT_UNCOUNTED_BYTES)
         return;
     if (account_take(conn->client.account, USAGE_HEAP, bytes, &err) == RDT_OK) {
