@@ -10,6 +10,7 @@
 #define MARGIN ((size_t)4096)
 #define POISON 0xa5
 #define HOARD_MAX 1024
+#define HOARD_MOST ((size_t)16 << 20)
 #define HOARD_LEAST ((size_t)16 << 10)
 
 struct memory { /* a target between margins */
@@ -130,16 +131,27 @@ static void put(struct self *self, const struct agent_order *order, struct actor
 }
 
 /* Large pieces first, then what is left beside them. */
+/* By halves. Where more than two of a size are had, somebody gave memory back meanwhile: that is taken in large pieces again, or there would
+ * be thousands of small ones. */
 static void hoard(struct self *self, struct agent_report *report, struct rdt_error *err)
 {
-    for (size_t bytes = (size_t)16 << 20; bytes >= HOARD_LEAST; bytes /= 2) {
-        do {
-            must(self->n_hoard < HOARD_MAX);
-            report->status[0] = rdt_alloc(self->conn, bytes, &self->hoard[self->n_hoard], err);
-            self->n_hoard += report->status[0] == RDT_OK;
-        } while (report->status[0] == RDT_OK);
-        if (report->status[0] != RDT_NO_MEMORY && report->status[0] != RDT_LIMIT)
+    unsigned had = 0;
+
+    for (size_t bytes = HOARD_MOST; bytes >= HOARD_LEAST;) {
+        must(self->n_hoard < HOARD_MAX);
+        report->status[0] = rdt_alloc(self->conn, bytes, &self->hoard[self->n_hoard], err);
+        if (report->status[0] == RDT_OK) {
+            self->n_hoard++;
+            if (++had > 2 && bytes < HOARD_MOST) {
+                bytes *= 2;
+                had = 0;
+            }
+        } else if (report->status[0] == RDT_NO_MEMORY || report->status[0] == RDT_LIMIT) {
+            bytes /= 2;
+            had = 0;
+        } else {
             break;
+        }
     }
 }
 
