@@ -87,10 +87,11 @@ static void take_down(struct peer_transport *pt)
 {
     pt->blob_epoch = 0;
     deadline_unset(pt->work->transfers->deadlines, &pt->retry);
-    if (pt->sm.state != PT_CONNECTED && pt->sm.state != PT_OFFERED)
-        return;
-    log_debug("%s to node %s is taken down: %s", pt->transport->name, pt->work->peer->name, pt->remote_why_not);
-    close_connection(pt);
+    if (pt->sm.state == PT_CONNECTED || pt->sm.state == PT_OFFERED) {
+        log_debug("%s to node %s is taken down: %s", pt->transport->name, pt->work->peer->name, pt->remote_why_not);
+        close_connection(pt);
+    }
+    peer_work_refused(pt);
 }
 
 static void on_retry(struct deadline *deadline)

@@ -31,6 +31,7 @@ struct peer_work {
  * it when the node has answered; with PEER_LOST if instead the link goes down. */
 void peer_work_doubt(struct transfer *transfer);
 void peer_work_connected(struct peer_transport *pt);
+void peer_work_refused(struct peer_transport *pt); /* remote_why_not */
 
 /* peer_send, unless we are closing: then the peer may be gone. */
 enum rdt_status work_send(struct peer_work *work, enum rdt_peer_message type, const ProtobufCMessage *message,
@@ -349,6 +350,7 @@ void transfer_in_via_broken(struct peer_transport *pt, const char *why); /* its 
 void transfer_in_via_closed(struct peer_transport *pt);
 void transfer_in_wait(struct transfer *transfer); /* RESERVE: for a connection that is being rebuilt */
 void transfer_in_connected(struct transfer *transfer, const struct peer_transport *pt); /* it stands: whoever waits goes on */
+void transfer_in_refused(struct transfer *transfer, const struct peer_transport *pt); /* it will not: nobody waits in vain */
 
 /* ---- ordered queues (transfer_order.c): of those that have record.order ---- */
 

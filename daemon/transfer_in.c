@@ -183,6 +183,21 @@ void transfer_in_connected(struct transfer *transfer, const struct peer_transpor
         transfer_in_find_path(transfer, NULL);
 }
 
+/* The other node has no use for that connection any more, so it is not rebuilt: whoever waits for it takes another way, or hears why
+ * there is none. Of a broadcast only the root's node knows another, and a piece keeps the slots that it was given for this one. */
+void transfer_in_refused(struct transfer *transfer, const struct peer_transport *pt)
+{
+    if (transfer->sm.state != TRANSFER_RESERVE || transfer->failed == RDT_OK || transfer->part || transfer->whole ||
+        (transfer->via && transfer->via != pt))
+        return;
+    transfer->failed = RDT_OK;
+    deadline_unset(transfer->transfers->deadlines, &transfer->stall);
+    if (transfer->via)
+        transfer_in_rewound(transfer);
+    else
+        transfer_in_find_path(transfer, NULL);
+}
+
 static void take_answer(struct transfer *transfer, const Rdt__Pb__PullMeta *meta)
 {
     struct rdt_error err = {0};

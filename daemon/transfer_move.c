@@ -248,6 +248,8 @@ void transfer_in_move(struct transfer *transfer)
     }
     if (transfer->via->sm.state != PT_CONNECTED || !transfer_group_is_open(transfer->via)) {
         transfer_in_wait(transfer);
+        if (!transfer->via->group && transfer->via->remote_why_not[0] != '\0')
+            transfer_in_refused(transfer, transfer->via); /* while its memory was made ready */
         return;
     }
     status = transfer_plan(transfer, &err);

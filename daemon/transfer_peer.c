@@ -195,6 +195,18 @@ void peer_work_connected(struct peer_transport *pt)
         transfer_in_connected(transfer, pt);
 }
 
+void peer_work_refused(struct peer_transport *pt)
+{
+    struct peer_work *work = pt->work;
+    struct transfer *transfer;
+    struct list now;
+
+    list_init(&now);
+    list_splice(&now, &work->incoming);
+    while ((transfer = take_over(&now, &work->incoming)))
+        transfer_in_refused(transfer, pt);
+}
+
 static void work_fail(struct peer_work *work, const struct rdt_error *why)
 {
     work->answer_due = false;

@@ -187,6 +187,33 @@ Test(backend, in_use_is_not_unloaded_and_says_by_what)
     end_two(declared);
 }
 
+/* Its connection was coming back, and a fetch waits for that: it hears at once that there will be none. */
+Test(backend, fetch_that_waits_for_one_that_is_unloaded_is_told)
+{
+    struct rdt_fetch_options options = RDT_INIT(options);
+    struct rdt_ref ref;
+    rdt_request *request;
+
+    begin_two();
+    load_loopback(owner);
+    must_ok(rdt_backend_load(reader, build_path("tests/rdt_loopback.so"), (const char *[]){"disconnect_delay_ms=4000", NULL}, LONG,
+                             &err));
+    wait_until(20 * SEC, connected(0) && connected(1));
+    must_ok(rdt_backend_unload(owner, "loopback", LONG, &err));
+    wait_until(20 * SEC, !connected(1)); /* the reader's end closes for a while yet */
+    load_loopback(owner);
+    ref = put_pattern(owner, NULL, 300000, 1);
+    options.transport = "loopback";
+    options.timeout_ns = LONG;
+    must_ok(rdt_fetch_start(reader, &ref, 1, &options, &request, &err));
+    await_transfer(&c.node[1], "in", "reserving");
+    must_ok(rdt_backend_unload(owner, "loopback", LONG, &err));
+    must_refuse(RDT_NO_PATH, "it was unloaded there", rdt_wait(reader, &request, 1, 1, LONG, NULL, NULL, &err));
+    rdt_request_destroy(request);
+    must_ok(rdt_free(owner, &ref, false, &err));
+    end_two(NULL);
+}
+
 /* A vendor's library that has threads and handlers of its own. */
 Test(backend, ucx_leaves_and_comes_back)
 {
