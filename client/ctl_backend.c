@@ -1,4 +1,5 @@
 /* rdtctl backend load, list, unload: plug-ins of the running daemon. */
+#include <errno.h>
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -46,12 +47,17 @@ static int load(struct ctl *ctl, char **words, int count)
     ProtobufCMessage *reply;
     int code = CTL_FAILED;
     char *real = realpath(words[0], NULL); /* if it cannot be seen from here, the daemon may still see it */
+    int why = errno;
 
     for (int i = 1; i < count; i++) {
         if (!strchr(words[i], '=') || words[i][0] == '=') {
             free(real);
             return ctl_usage_error(ctl, "'%.40s' is no setting: KEY=VALUE", words[i]);
         }
+    }
+    if (!real && words[0][0] != '/') { /* the daemon has another folder */
+        (void)rdt_error_set(&err, RDT_INVALID, "%.200s: %s", words[0], strerror(why));
+        return ctl_fail(ctl, &err);
     }
     request.path = real ? real : words[0];
     request.settings = words + 1;

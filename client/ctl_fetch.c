@@ -362,7 +362,7 @@ int ctl_fetch(struct ctl *ctl, int argc, char **argv)
         {0, "mode", CTL_CHOICE, "auto|share|copy", "share memory on this node, or copy (auto: share if possible)", &fetch.mode},
         {0, "transport", CTL_TEXT, "NAME", "only by this one", &fetch.transport},
         {0, "group", CTL_TEXT, "NAME", "only within this group", &fetch.group},
-        {0, "least-path", CTL_TEXT, "PATH", "refuse what is slower: share, copy, inline, or a transport's name",
+        {0, "least-path", CTL_TEXT, "PATH", "refuse what is slower: share, cow, copy, inline, direct or a transport's name",
          &fetch.least_path},
         {0},
     };

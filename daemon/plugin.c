@@ -27,17 +27,17 @@ enum rdt_status plugins_check_names(struct plugins *plugins, const struct plugin
     }
     list_for_each (node, &plugins->files) {
         const struct plugin *other = list_entry(node, struct plugin, link);
-        const char *what = NULL;
-        if (strcasecmp(other->name, plugin->name) == 0)
+        const char *what = NULL, *name = plugin->name;
+        if (strcasecmp(other->name, name) == 0)
             what = "backend";
         else if (other->has_memory && plugin->has_memory && strcasecmp(other->memory.name, plugin->memory.name) == 0)
-            what = "memory kind";
+            what = "memory kind", name = plugin->memory.name;
         else if (other->has_transport && plugin->has_transport &&
                  strcasecmp(other->transport.name, plugin->transport.name) == 0)
-            what = "transport";
+            what = "transport", name = plugin->transport.name;
         if (what != NULL)
-            return rdt_error_set(err, RDT_EXISTS, "backend %s: the name of its %s is taken by %s", plugin->path, what,
-                                 other->path);
+            return rdt_error_set(err, RDT_EXISTS, "backend %s: the name of its %s is taken by %s: %s", plugin->path, what,
+                                 other->path, name);
     }
     return RDT_OK;
 }

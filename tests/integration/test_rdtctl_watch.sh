@@ -74,11 +74,13 @@ watch backends --count 2 # loaded, and about to be unloaded
 has out '^transport loopback is loaded$' || bad "backend load says $(cat "$dir/out")"
 "$rdtctl" backend list | grep -q '^loopback .* yes$' || bad "backend list: $("$rdtctl" backend list)"
 "$rdtctl" backend load "$RDT_BUILD_DIR/tests/rdt_loopback.so" 2>"$dir/out"
-[[ $? == 1 ]] && has out 'EXISTS: .* is taken by' || bad "loaded twice: $(cat "$dir/out")"
+[[ $? == 1 ]] && has out 'EXISTS: .* is taken by .*: loopback$' || bad "loaded twice: $(cat "$dir/out")"
 "$rdtctl" backend unload loopback | grep -q '^loopback is unloaded$' || bad 'backend unload'
 "$rdtctl" backend unload host 2>/dev/null && bad 'host is unloaded'
 "$rdtctl" backend load 2>/dev/null
 [[ $? == 2 ]] || bad 'load without a path is wrong usage'
+"$rdtctl" backend load ./nonexistent.so 2>"$dir/out"
+[[ $? == 1 ]] && has out 'nonexistent.so: No such file or directory$' || bad "nothing loaded: $(cat "$dir/out")"
 ends_with 0
 has events 'backend loaded loopback: transport$' || bad "watch backends says $(cat "$dir/events")"
 has events 'backend unavailable loopback: transport, it is being unloaded$' || bad "watch backends says $(cat "$dir/events")"
