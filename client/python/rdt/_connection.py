@@ -427,8 +427,8 @@ class Connection(_rdt.Conn):
     def when_freed(self, what: Any, *, timeout: Optional[float] = None) -> Request:
         """A Request that ends when no hold and no transfer of the object is left on any node: its memory may be written again.
 
-        what: a Ref, or an array from `empty` (any view of it): then every object that overlaps it. The producer's own hold counts: free
-        first. An object that is gone already is fine. Errors: Invalid (an array of other memory)."""
+        what: a Ref, or an array from `empty` (any view of it): then every object that overlaps it. The producer's own hold counts,
+        and that of every Ref which holds, `what` itself too: free them first. An object that is gone already is fine. Errors: Invalid (an array of other memory)."""
         if isinstance(what, _rdt.Ref):
             return self._start(_FREED, what, 0, 0, timeout)
         address, count = self._span(what)
