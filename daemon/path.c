@@ -135,7 +135,7 @@ static void remote(const struct path_query *query, struct path_decision *decisio
         if (offer->there_why_not)
             reject(candidate, "not available on the other node: %s", offer->there_why_not);
         if (candidate->possible && strcmp(offer->here_version, offer->there_version) != 0)
-            reject(candidate, "the library's versions differ: %s here, %s on the other node", offer->here_version,
+            reject(candidate, "the library or its settings differ: %s here, %s on the other node", offer->here_version,
                    offer->there_version);
         candidate->strange = (!offer->moves_source && !candidate->staged_source) || (!offer->moves_target && !candidate->staged_target);
         candidate->unfit = offer->group_why_not || candidate->strange;

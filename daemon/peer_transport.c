@@ -108,7 +108,7 @@ static bool versions_agree(struct peer_transport *pt)
     bool agree = strcmp(pt->transport->version, pt->remote_version) == 0;
 
     if (!agree && !pt->difference_told)
-        log_warn("%s is not used with node %s: the library's versions differ: %s here, %s there", pt->transport->name,
+        log_warn("%s is not used with node %s: the library or its settings differ: %s here, %s there", pt->transport->name,
                  pt->work->peer->name, pt->transport->version, pt->remote_version);
     pt->difference_told = !agree;
     return agree;
@@ -309,7 +309,7 @@ void peer_transport_why_not(const struct peer_transport *pt, char *text, size_t 
     if (pt->remote_why_not[0] != '\0')
         (void)snprintf(text, size, "%s: not available there: %s", pt->transport->name, pt->remote_why_not);
     else if (strcmp(pt->transport->version, pt->remote_version) != 0)
-        (void)snprintf(text, size, "%s: the library's versions differ: %s here, %s there", pt->transport->name,
+        (void)snprintf(text, size, "%s: the library or its settings differ: %s here, %s there", pt->transport->name,
                        pt->transport->version, pt->remote_version);
 }
 

@@ -157,7 +157,7 @@ Test(paths, falling_back_is_told_once_and_counted)
 Test(paths, versions_that_differ_fall_back_to_stream)
 {
     static const char *const newer[] = {"--set=loopback.version=2.0", NULL};
-    static const char *const differ[] = {"the library's versions differ", NULL};
+    static const char *const differ[] = {"the library or its settings differ", NULL};
     struct rdt_fetch_options options = RDT_INIT(options);
     rdt_object *object;
     struct rdt_ref ref;
@@ -169,7 +169,7 @@ Test(paths, versions_that_differ_fall_back_to_stream)
     must_ok(rdt_fetch(reader, &ref, 1, &options, &object, &err));
     must_go_by("stream", object);
     expect_explained(object, "taken:     stream, the fastest that fits");
-    expect_explained(object, "not taken: loopback, the library's versions differ: 2.0 here, 1.0 on the other node");
+    expect_explained(object, "not taken: loopback, the library or its settings differ: 2.0 here, 1.0 on the other node");
     rdt_release(object);
     must_ok(rdt_free(owner, &ref, false, &err));
     end(differ);

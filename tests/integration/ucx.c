@@ -261,7 +261,7 @@ Test(ucx, lanes_over_another_interface_are_told)
 
 /* ---- versions ---- */
 
-static const char *const differ[] = {"the library's versions differ", NULL};
+static const char *const differ[] = {"the library or its settings differ", NULL};
 
 /* Bytes go by the transport `good`, and `bad`, whose versions differ as `why` says, is refused by name. */
 static void expect_other_transport(const char *good, const char *bad, const char *why)
@@ -273,7 +273,7 @@ static void expect_other_transport(const char *good, const char *bad, const char
     rdt_object *object;
     unsigned told = 0;
 
-    (void)snprintf(not_bad, sizeof not_bad, "not %s: the library's versions differ", bad);
+    (void)snprintf(not_bad, sizeof not_bad, "not %s: the library or its settings differ", bad);
     object = fetch_by(&ref, NULL);
     must_go_by(good, object);
     view = transfer_numbered(&c.node[1], info_of(object).transfer);
@@ -305,7 +305,7 @@ Test(ucx, different_versions_of_a_library_are_not_brought_together)
     static const char *const newer[] = {"--set=loopback.version=2.0", NULL};
 
     begin_with_loopback(newer);
-    expect_other_transport("ucx", "loopback", "the library's versions differ: 2.0 here, 1.0 on the other node");
+    expect_other_transport("ucx", "loopback", "the library or its settings differ: 2.0 here, 1.0 on the other node");
     end(differ);
 }
 
@@ -314,7 +314,7 @@ Test(ucx, other_version_on_one_node_leaves_the_other_transports)
     const char *const env[] = {other_ucx(), NULL};
 
     begin_with(2, &(struct cluster_options){.stream = true, .env_of = {NULL, env}, .no_meeting = true});
-    expect_other_transport("stream", "ucx", "the library's versions differ: 1.");
+    expect_other_transport("stream", "ucx", "the library or its settings differ: 1.");
     end(differ);
 }
 

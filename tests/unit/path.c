@@ -222,7 +222,7 @@ static const struct remote_row {
     {"not here", missing_here, "slow", true, "fast", "not available on this node: no trusted_network"},
     {"not there", missing_there, "slow", true, "fast", "not available on the other node: it does not offer it"},
     {"nowhere", missing_on_both, "slow", true, "fast", "not available on this node"},
-    {"version", other_version, "slow", true, "fast", "versions differ: " SAME " here, 1.3 on the other node"},
+    {"version", other_version, "slow", true, "fast", "settings differ: " SAME " here, 1.3 on the other node"},
     {"source", no_cuda_source, "slow", true, "fast", "does not read cuda memory"},
     {"target", no_cuda_target, "slow", true, "fast", "does not write cuda memory"},
     {"rebuilding", rebuilding, "slow", true, "fast", "being rebuilt"},

@@ -48,7 +48,7 @@ static const struct pair_row {
      .ucx_there = "1.22.0",
      .chosen = "stream",
      .passed_over = "ucx",
-     .because = {"versions differ: " SAME " here, 1.22.0 on the other node", "the fastest that fits"}},
+     .because = {"settings differ: " SAME " here, 1.22.0 on the other node", "the fastest that fits"}},
     {.what = "ucx is being rebuilt",
      .there[NCCL] = ABSENT,
      .ucx_rebuilt = true,
