@@ -129,7 +129,8 @@ static void on_op_done(struct rdt_op *rdt_op, enum rdt_status status, const char
 
     (void)pthread_mutex_lock(&lock);
     op->n_done++;
-    op->ended_in_post |= op->posting && pthread_equal(op->poster, pthread_self());
+    if (op->posting && pthread_equal(op->poster, pthread_self()))
+        op->ended_in_post = true; /* of this thread, which looks at it without the lock */
     op->conn->n_open_ops--;
     op->status = status;
     (void)snprintf(op->msg, sizeof op->msg, "%s", msg ? msg : "");
