@@ -276,6 +276,8 @@ static size_t batch(const struct fetch *fetch, size_t first)
 {
     size_t bytes = FRAME_ROOM_BYTES, n = 0;
 
+    if (first + 1 == fetch->count)
+        return 1; /* sending takes its size anyway, and refuses it if that is too much */
     while (first + n < fetch->count && n < RDT_MAX_FETCH_REFS) {
         bytes += protobuf_c_message_get_packed_size(&fetch->items[first + n]->base) + ITEM_OVERHEAD_BYTES;
         if (bytes > RDT_MAX_FRAME_BYTES && n > 0)

@@ -180,11 +180,9 @@ static enum rdt_status find_data(rdt_object *object, uint32_t i, size_t inline_b
     enum rdt_status status;
 
     object->data[i] = NULL;
-    if (layout_elems(layout, i) == 0)
-        return RDT_OK;
     status = layout_extent(layout, i, &lo, &hi, err);
-    if (status != RDT_OK)
-        return status;
+    if (status != RDT_OK || lo == hi)
+        return status; /* or it has no elements */
     if (!base && layout->region[i] < object->n_mappings && object->mappings[layout->region[i]]) {
         base = object->mappings[layout->region[i]]->addr;
         bytes = object->mappings[layout->region[i]]->bytes;

@@ -55,6 +55,18 @@ struct layout *layout_dup(const struct layout *layout)
 
 /* ---- sizes ---- */
 
+/* rdt_dtype_bytes, of which lists of thousands ask several times for each. */
+static uint64_t item_bytes(uint32_t dtype)
+{
+    static const uint8_t sizes[] = {
+#define X(number, name, bytes, text, safetensors) [number] = (bytes),
+        RDT_DTYPE_MAP(X)
+#undef X
+    };
+
+    return dtype < sizeof sizes ? sizes[dtype] : 0;
+}
+
 uint64_t layout_elems(const struct layout *layout, uint32_t i)
 {
     const uint64_t *shape = layout->shape + layout->first_dim[i];
@@ -67,7 +79,7 @@ uint64_t layout_elems(const struct layout *layout, uint32_t i)
 
 uint64_t layout_bytes(const struct layout *layout, uint32_t i)
 {
-    return layout_elems(layout, i) * rdt_dtype_bytes((enum rdt_dtype)layout->dtype[i]);
+    return layout_elems(layout, i) * item_bytes(layout->dtype[i]);
 }
 
 uint64_t layout_total_bytes(const struct layout *layout)
@@ -136,12 +148,14 @@ static bool reach(const struct layout *layout, uint32_t i, uint64_t *before_p, u
 {
     const uint64_t *shape = layout->shape + layout->first_dim[i];
     const int64_t *strides = layout->strides + layout->first_dim[i];
-    uint64_t item = rdt_dtype_bytes((enum rdt_dtype)layout->dtype[i]);
+    uint64_t item = item_bytes(layout->dtype[i]);
     uint64_t before = 0, after = item;
 
     *before_p = *after_p = 0;
-    if (layout_elems(layout, i) == 0)
-        return true;
+    for (uint32_t d = 0; d < layout->ndim[i]; d++) {
+        if (shape[d] == 0)
+            return true;
+    }
     for (uint32_t d = 0; d < layout->ndim[i]; d++) {
         uint64_t step = strides[d] < 0 ? -(uint64_t)strides[d] : (uint64_t)strides[d];
         uint64_t *side = strides[d] < 0 ? &before : &after;
@@ -172,11 +186,11 @@ enum rdt_status layout_extent(const struct layout *layout, uint32_t i, uint64_t 
 
 /* ---- the wire ---- */
 
-/* Dtype and size of tensor i; adds its bytes to *total. */
-static enum rdt_status check_size(const struct layout *layout, uint32_t i, uint64_t *total, struct rdt_error *err)
+/* Dtype and size of tensor i; adds its bytes, which are *bytes_p, to *total. */
+static enum rdt_status check_size(const struct layout *layout, uint32_t i, uint64_t *bytes_p, uint64_t *total, struct rdt_error *err)
 {
     const uint64_t *shape = layout->shape + layout->first_dim[i];
-    uint64_t bytes = rdt_dtype_bytes((enum rdt_dtype)layout->dtype[i]);
+    uint64_t bytes = item_bytes(layout->dtype[i]);
     bool empty = false;
 
     if (bytes == 0)
@@ -188,8 +202,8 @@ static enum rdt_status check_size(const struct layout *layout, uint32_t i, uint6
         else if (__builtin_mul_overflow(bytes, shape[d], &bytes) || bytes > INT64_MAX)
             return rdt_error_set(err, RDT_INVALID, "tensor %" PRIu32 ": has 2^63 bytes or more", i);
     }
-    if (!empty)
-        *total += bytes;
+    *bytes_p = empty ? 0 : bytes;
+    *total += *bytes_p;
     if (*total > INT64_MAX)
         return rdt_error_set(err, RDT_INVALID, "tensor %" PRIu32 ": the tensors up to it have 2^63 bytes or more", i);
     return RDT_OK;
@@ -247,15 +261,15 @@ static enum rdt_status check_tensors(struct layout *layout, bool row_major, stru
     uint64_t total = 0;
 
     for (uint32_t i = 0; i < layout->count; i++) {
-        uint64_t before, after;
-        enum rdt_status status = check_size(layout, i, &total, err);
+        uint64_t before, after; /* a row-major one reaches as far as it has bytes */
+        enum rdt_status status = check_size(layout, i, &after, &total, err);
 
         if (status != RDT_OK)
             return status;
         if (row_major)
             layout_set_row_major(layout, i);
         /* Whether it starts before its region is for layout_extent to say: a list without places may well. */
-        if (layout->offset[i] > MAX_EXTENT_BYTES || !reach(layout, i, &before, &after) ||
+        if (layout->offset[i] > MAX_EXTENT_BYTES || (!row_major && !reach(layout, i, &before, &after)) ||
             after > MAX_EXTENT_BYTES - layout->offset[i])
             return rdt_error_set(err, RDT_INVALID, "tensor %" PRIu32 ": reaches beyond 2^63 bytes", i);
     }
