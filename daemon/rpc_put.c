@@ -47,9 +47,11 @@ static enum rdt_status check_places(const struct region_span *spans, struct regi
     return RDT_OK;
 }
 
-static enum rdt_status check_transport(const struct call *call, const char *name, struct region **regions, size_t n,
+/* What lies in the message is host memory. */
+static enum rdt_status check_transport(const struct call *call, const Rdt__Pb__Put *message, struct region **regions,
                                        const char **name_p, struct rdt_error *err)
 {
+    const char *name = message->transport;
     struct transport *transport;
     char names[192];
 
@@ -61,10 +63,12 @@ static enum rdt_status check_transport(const struct call *call, const char *name
         plugins_transport_names(call->rpc->plugins, names, sizeof names);
         return rdt_error_set(err, RDT_UNSUPPORTED, "transport \"%.64s\" is not loaded; loaded: %s", name, names);
     }
-    for (size_t i = 0; i < n; i++)
+    for (size_t i = 0; i < message->n_regions; i++)
         if (!transport_moves(transport, regions[i]->kind->name))
             return rdt_error_set(err, RDT_UNSUPPORTED, "transport %s does not move %s memory", transport->name,
                                  regions[i]->kind->name);
+    if (message->inline_data.len > 0 && !transport_moves(transport, "host"))
+        return rdt_error_set(err, RDT_UNSUPPORTED, "transport %s does not move host memory", transport->name);
     *name_p = transport->name;
     return RDT_OK;
 }
@@ -185,7 +189,7 @@ static enum rdt_status put(struct call *call, const Rdt__Pb__Put *message, struc
     enum rdt_status status = find_regions(call, message, regions, err);
 
     if (status == RDT_OK)
-        status = check_transport(call, message->transport, regions, message->n_regions, &put.transport, err);
+        status = check_transport(call, message, regions, &put.transport, err);
     if (status == RDT_OK && digest->status != RDT_OK)
         status = rdt_error_set(err, digest->status, "%s", digest->err.msg);
     if (status == RDT_OK)

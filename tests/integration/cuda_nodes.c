@@ -339,6 +339,9 @@ Test(cuda_nodes, exporters_death_fails_its_readers_and_closes_what_was_opened)
 
 Test(cuda_nodes, group_moves_from_gpu_to_gpu_and_nowhere_else)
 {
+    uint8_t few[64] = {0};
+    struct rdt_tensor small = VECTOR(RDT_U8, sizeof few, few);
+    struct rdt_put_options by_nccl = RDT_INIT(by_nccl);
     struct rdt_fetch_options options;
     struct rdt_ref ref, host;
     void *addr;
@@ -348,6 +351,8 @@ Test(cuda_nodes, group_moves_from_gpu_to_gpu_and_nowhere_else)
     begin(true, NULL);
     if (!form_or_skip(other_gpu()))
         return;
+    by_nccl.transport = "nccl";
+    must_refuse(RDT_UNSUPPORTED, "transport nccl does not move host memory", rdt_put(conn[OWNER], &small, 1, &by_nccl, &ref, &err));
     ref = put_on_gpu(BYTES, 6, &addr);
     options = to("cuda", other_gpu());
     options.group = "g";
