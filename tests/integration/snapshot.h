@@ -15,27 +15,12 @@
 
 #include "client/call.h"
 #include "rdt.pb-c.h"
+#include "tests/integration/memory.h"
 #include "tests/support/raw.h"
 #include "tests/support/rdtd.h"
 #include "tests/support/tensors.h"
 
-#define MIB ((size_t)1 << 20)
 #define BYTES (3 * MIB + 5)
-
-static struct test_node node;
-static rdt *conn;
-
-static inline void begin(const struct node_options *options)
-{
-    node_start(&node, options);
-    conn = node_client(&node, "producer");
-}
-
-static inline void end(void)
-{
-    rdt_close(conn);
-    node_end(&node, NULL);
-}
 
 static inline struct rdt_ref put_snapshot(const struct rdt_tensor *tensors, size_t count, const char *id)
 {
