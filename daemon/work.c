@@ -244,8 +244,8 @@ void work_submit(struct work_pool *pool, struct work *work)
     assert(!pool->stop);
     pool->outstanding++;
     put_in_lane(pool, work);
+    pthread_cond_signal(&pool->more); /* before the mutex is free: once the work is done the pool may be closed, and gone */
     pthread_mutex_unlock(&pool->mutex);
-    pthread_cond_signal(&pool->more); /* without the mutex, which whom it wakes wants first */
 }
 
 void work_zero(void *memory, uint64_t bytes)
