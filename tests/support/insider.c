@@ -311,7 +311,7 @@ void insider_open(struct insider *insider, const char *key_path, uint16_t port)
     insist(tls_context_create(key_path, &insider->context, NULL) == RDT_OK);
     insider->sock = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
     insist(insider->sock >= 0);
-    if (connect(insider->sock, (struct sockaddr *)&in, sizeof in) != 0) {
+    if (connect(insider->sock, (struct sockaddr *)&in, sizeof in) != 0 && (errno != EINTR || !wait_for(insider->sock, POLLOUT, LONG_MS))) {
         perror("the insider cannot connect");
         abort();
     }
