@@ -497,10 +497,10 @@ enum rdt_status rdt_wait_freed_range_start(rdt *rdt, const void *addr, size_t by
  * it, and all nodes; root sees everything. Whoever reads too slowly loses events, is told how many, and holds up nobody.
  */
 enum rdt_kind {                          /* a set of them */
-                RDT_KIND_OBJECTS = 1,    /* awaited, filling, put, freed, draining, gone */
-                RDT_KIND_REGIONS = 2,    /* new, gone */
+                RDT_KIND_OBJECTS = 1,    /* awaited, filling, put, freed, detached (its client has ended), draining, gone */
+                RDT_KIND_REGIONS = 2,    /* new, kept (it is a copy of another node's for everybody here now), gone; warm memory goes and comes too */
                 RDT_KIND_CLIENTS = 4,    /* connected, gone */
-                RDT_KIND_PEERS = 8,      /* up, down, unreachable */
+                RDT_KIND_PEERS = 8,      /* new, connecting, up, down, unreachable, idle (back-off is over), renamed, gone (it is another that is known) */
                 RDT_KIND_BACKENDS = 16,  /* loaded, unavailable (it is about to be unloaded), unloaded */
                 RDT_KIND_TRANSFERS = 32, /* began, ended */
                 RDT_KIND_NAMES = 64,     /* published, freed (its newest version, by force), unpublished */

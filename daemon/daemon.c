@@ -74,7 +74,6 @@ static void on_peer_up(void *arg, struct peer *peer, const Rdt__Pb__LinkHello *h
 
     (void)hello;
     log_info("node %s at %s is up%s", peer->name, peer->address, boot_changed ? ", restarted since we last met" : "");
-    event(&daemon->rpc.events, RDT__PB__LIST_KIND__LIST_KIND_PEERS, "up", peer);
     groups_peer_up(&daemon->groups, peer, boot_changed);
     transfers_peer_up(&daemon->transfers, peer);
     holds_peer_up(&daemon->rpc.holds, peer, boot_changed);
@@ -90,7 +89,6 @@ static void on_peer_down(void *arg, struct peer *peer, bool was_up, const struct
     rdt_error_prefix(&lost, was_up ? "node %s is lost" : "node %s cannot be reached", peer->name);
     if (was_up)
         log_warn("node %s is lost: %s", peer->name, why->msg);
-    event(&daemon->rpc.events, RDT__PB__LIST_KIND__LIST_KIND_PEERS, was_up ? "down" : "unreachable", peer);
     transfers_peer_down(&daemon->transfers, peer, &lost);
     groups_peer_down(&daemon->groups, peer, &lost);
     calls_peer_down(&daemon->rpc, peer, &lost);
@@ -472,6 +470,7 @@ static void start_signals(struct daemon *daemon)
 static enum rdt_status start(struct daemon *daemon, struct rdt_error *err)
 {
     struct peers_callbacks callbacks = {.arg = daemon,
+                                        .events = &daemon->rpc.events,
                                         .fill_hello = fill_hello,
                                         .on_up = on_peer_up,
                                         .on_down = on_peer_down,

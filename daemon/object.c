@@ -21,11 +21,17 @@ static const struct sm_state states[] = {
     [OBJECT_GONE] = {"gone", 0},
 };
 
+/* A copy of another node's is none of this node's objects: what there is of it is a region. */
+static void tell(const struct object *object, const char *what)
+{
+    if (!object->adopted)
+        event(object->table->events, RDT__PB__LIST_KIND__LIST_KIND_OBJECTS, what, object);
+}
+
 void object_set_state(struct object *object, enum object_state state)
 {
     sm_move_byte(states, sizeof states / sizeof states[0], &object->state, state);
-    event(object->table->events, RDT__PB__LIST_KIND__LIST_KIND_OBJECTS, state == OBJECT_LIVE ? "put" : states[state].name,
-          object);
+    tell(object, state == OBJECT_LIVE ? "put" : states[state].name);
 }
 
 bool object_visible_to(const struct object *object, const struct owner *requester)
@@ -292,7 +298,7 @@ void object_free(struct object *object, bool force, enum object_end end)
 
     object_hold(object); /* until we are done with it */
     if (object_is_kept(object) || (force && !object->forced))
-        event(table->events, RDT__PB__LIST_KIND__LIST_KIND_OBJECTS, "freed", object);
+        tell(object, "freed");
     if (object->state == OBJECT_FILLING) {
         object->end = end;
         (void)object_why_ended(object, &why);
@@ -313,10 +319,12 @@ void object_free(struct object *object, bool force, enum object_end end)
 
 void object_leave(struct object *object)
 {
-    if (!object->detached || object->state == OBJECT_FILLING || !detached_begin(object))
+    if (!object->detached || object->state == OBJECT_FILLING || !detached_begin(object)) {
         object_free(object, false, OBJECT_END_OWNER_DIED);
-    else
-        forget_producer(object);
+        return;
+    }
+    forget_producer(object);
+    tell(object, "detached");
 }
 
 /* ---- filling ---- */

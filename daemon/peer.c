@@ -28,6 +28,11 @@ const char *peer_state_name(enum peer_state state)
     return states[state].name;
 }
 
+void peer_tell(const struct peer *peer, const char *what)
+{
+    event(peer->peers->callbacks.events, RDT__PB__LIST_KIND__LIST_KIND_PEERS, what, peer);
+}
+
 static void move(struct peer *peer, enum peer_state to)
 {
     struct sm sm;
@@ -36,6 +41,8 @@ static void move(struct peer *peer, enum peer_state to)
     sm_move(&sm, to);
     peer->state = to;
     peer->since_ns = uv_hrtime();
+    if (to != PEER_BACKOFF)
+        peer_tell(peer, states[to].name);
 }
 
 bool peer_is_known(const struct peer *peer)
@@ -127,6 +134,7 @@ void peer_failed(struct peer *peer, const struct rdt_error *why)
     log_at(news ? LOG_LEVEL_WARN : LOG_LEVEL_DEBUG, "%s: %s", who, why->msg);
     snprintf(peer->last_error, sizeof peer->last_error, "%.191s", why->msg);
     back_off(peer);
+    peer_tell(peer, "unreachable");
     if (peer->peers->callbacks.on_down)
         peer->peers->callbacks.on_down(peer->peers->callbacks.arg, peer, false, why);
 }
@@ -148,6 +156,7 @@ void peer_lost(struct peer *peer, const struct rdt_error *why)
     log_debug("%s is down: %s", who, lost.msg); /* on_down's receiver says it to people */
     snprintf(peer->last_error, sizeof peer->last_error, "%.191s", lost.msg);
     back_off(peer);
+    peer_tell(peer, "down");
     if (peers->callbacks.on_down)
         peers->callbacks.on_down(peers->callbacks.arg, peer, true, &lost);
 }
@@ -229,6 +238,7 @@ enum rdt_status peer_add(struct peers *peers, const uint8_t *uuid, const char *n
     peers->n_open++;
     list_append(&peers->all, &peer->link);
     peers->n_peers++;
+    peer_tell(peer, "new");
     *peer_p = peer;
     return RDT_OK;
 }
@@ -246,6 +256,7 @@ void peer_hide(struct peer *peer, struct peer *same)
     list_remove(&peer->link);
     list_append(&peers->hidden, &peer->link);
     peer->dial->same = same;
+    peer_tell(peer, "gone");
 }
 
 bool peer_merge(struct peer *from, struct peer *into)
@@ -256,12 +267,12 @@ bool peer_merge(struct peer *from, struct peer *into)
     snprintf(into->name, sizeof into->name, "%s", from->name);
     snprintf(into->address, sizeof into->address, "%s", from->address);
     into->dial->listed |= from->dial->listed;
-    if (keeps_own) {
-        peer_hide(from, into);
-        return false;
-    }
-    from->dial->link = NULL;
+    if (!keeps_own)
+        from->dial->link = NULL;
     peer_hide(from, into);
+    peer_tell(into, "renamed");
+    if (keeps_own)
+        return false;
     if (into->dial->link)
         peer_meet_drop(into->peers, into->dial->link, NULL);
     into->dial->link = link;

@@ -16,6 +16,7 @@
 #include <stdbool.h>
 #include <uv.h>
 
+#include "daemon/events.h"
 #include "daemon/list.h"
 #include "proto/frame.h"
 #include "proto/messages.h"
@@ -65,6 +66,7 @@ struct peers_callbacks {
     void (*on_merged)(void *arg, struct peer *from, struct peer *into);
     /* The answer to the latest peer_ask. NULL: nobody asks. */
     void (*on_answer)(void *arg, struct peer *peer);
+    const struct events *events; /* NULL: nobody watches */
 };
 
 /* Reads the key, binds options->listen (port 0: node->address receives the real one), dials the nodes of the nodes file. Without a

@@ -53,6 +53,9 @@ bool peer_is_known(const struct peer *peer); /* its uuid is */
 enum rdt_status peer_add(struct peers *peers, const uint8_t *uuid, const char *name, const char *address, struct peer **peer_p,
                          struct rdt_error *err);
 
+/* To whoever watches. */
+void peer_tell(const struct peer *peer, const char *what);
+
 /* Gives it its uuid. NO_MEMORY. */
 enum rdt_status peer_identify(struct peer *peer, const uint8_t uuid[16], struct rdt_error *err);
 

@@ -198,7 +198,10 @@ static void learn_address(struct peer *peer, const struct peer_link *link)
     if (strlen(address) >= sizeof peer->address || options_split_address(address, host, &port, NULL) != RDT_OK || port == 0)
         return; /* it dials us */
     memcpy(peer->address, address, strlen(address) + 1);
+    if (strcmp(peer->name, peer->address) == 0)
+        return;
     memcpy(peer->name, peer->address, sizeof peer->name);
+    peer_tell(peer, "renamed");
 }
 
 /* A caller that wants the link: is it taken now, later or never? */

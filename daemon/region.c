@@ -212,9 +212,14 @@ static void leave_device(const struct region *region)
     region->at->imported_bytes -= region->origin == REGION_IMPORTED ? region->bytes : 0;
 }
 
+void region_unlist(struct region *region)
+{
+    index_remove(&region->regions->by_id, region->id);
+    event(region->regions->events, RDT__PB__LIST_KIND__LIST_KIND_REGIONS, "gone", region);
+}
+
 void region_forget(struct region *region)
 {
-    event(region->regions->events, RDT__PB__LIST_KIND__LIST_KIND_REGIONS, "gone", region);
     leave_device(region);
     if (region->origin != REGION_IMPORTED)
         region_give_back(region->regions, region->at, region->room);
@@ -227,8 +232,7 @@ void region_cancel(struct region *region)
 {
     uint64_t had[USAGE_COUNT];
 
-    index_remove(&region->regions->by_id, region->id);
-    event(region->regions->events, RDT__PB__LIST_KIND__LIST_KIND_REGIONS, "gone", region);
+    region_unlist(region);
     charges(region, had);
     leave_device(region);
     memory_kind_unuse(region->kind);
@@ -271,7 +275,7 @@ enum rdt_status region_import(struct regions *regions, const char *kind_name, co
     (void)device;
     status = kind->ops.import(kind->instance, "", import, &region->block, err);
     if (status != RDT_OK) {
-        index_remove(&regions->by_id, region->id);
+        region_unlist(region);
         region_forget(region);
         return status;
     }
@@ -379,7 +383,6 @@ void region_retire(struct region *region, bool discard, struct list *victims)
         regions_give_back(regions, region->filled_bytes);
     if (ours && !discard && region_left_watch(regions->left, region, region->room, !victims) && !victims)
         (block ? block : &now)->bytes = 0; /* charged until nobody has it */
-    event(regions->events, RDT__PB__LIST_KIND__LIST_KIND_REGIONS, "gone", region);
     leave_device(region);
     uncharge(region);
     free(region);
@@ -412,7 +415,7 @@ void region_unref(struct region *region)
     if (--region->refs > 0)
         return;
     assert(region->pins == 0 && list_empty(&region->uses));
-    index_remove(&region->regions->by_id, region->id);
+    region_unlist(region);
     if (region->regions->giving_up)
         region_retire(region, false, region->regions->giving_up);
     else if (!warm_keep(region))

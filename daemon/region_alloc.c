@@ -61,7 +61,7 @@ static void done_alloc(struct work *work)
     struct page_work *page = (struct page_work *)work;
 
     if (page->status != RDT_OK) {
-        index_remove(&page->region->regions->by_id, page->region->id);
+        region_unlist(page->region);
         region_forget(page->region);
         page->on_ready(page->arg, NULL, &page->err);
     } else {
@@ -231,7 +231,7 @@ static void refuse(struct page_work *page)
 
     (void)no_room(region->regions, region->room, &page->err);
     stop_awaiting(page, region->room);
-    index_remove(&region->regions->by_id, region->id);
+    region_unlist(region);
     region->room = 0; /* it never had any */
     region_forget(region);
     page->on_ready(page->arg, NULL, &page->err);
@@ -304,7 +304,7 @@ enum rdt_status region_alloc(struct regions *regions, const char *kind_name, con
     if ((bytes <= SMALL_BYTES || !on_ready) && list_empty(&victims)) {
         status = alloc_block(region, err);
         if (status != RDT_OK) {
-            index_remove(&regions->by_id, region->id);
+            region_unlist(region);
             region_forget(region);
             return status;
         }
@@ -314,7 +314,7 @@ enum rdt_status region_alloc(struct regions *regions, const char *kind_name, con
     page = page_work_new(region, on_ready, arg);
     if (!page) {
         region_drop_victims(regions, &victims);
-        index_remove(&regions->by_id, region->id);
+        region_unlist(region);
         region_forget(region);
         return rdt_error_set(err, RDT_NO_MEMORY, "no memory for a region");
     }

@@ -110,7 +110,7 @@ static void done_make(struct work *work)
     import_free(making->import);
     if (making->status != RDT_OK) {
         rdt_error_prefix(&making->err, "%s device %s", region->kind->name, region->at->uuid);
-        index_remove(&region->regions->by_id, region->id);
+        region_unlist(region);
         if (making->kept) { /* nobody shall have it any more */
             region->exported_widely = true;
             region_retire(region, false, NULL);
@@ -304,7 +304,7 @@ enum rdt_status region_import_device(struct regions *regions, const char *kind_n
     if (making && (making->import = import_copy(import, &why)))
         return start(making, region);
     free(making);
-    index_remove(&regions->by_id, region->id);
+    region_unlist(region);
     region_forget(region);
     if (err)
         *err = why;

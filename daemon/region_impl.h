@@ -18,7 +18,10 @@ enum rdt_status region_new(struct regions *regions, struct memory_kind *kind, st
                            enum region_origin origin, struct account *account, uint64_t client, unsigned n_fds,
                            struct region **region_p, struct rdt_error *err);
 
-/* The memory is gone already, or never was. */
+/* Nobody finds it by its number any more, and no list shows it. */
+void region_unlist(struct region *region);
+
+/* The memory is gone already, or never was; it is listed no more. */
 void region_forget(struct region *region);
 
 /* Who waits for memory, in turn, as far as there is room now. From the loop only, for it may call anyone. */

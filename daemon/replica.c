@@ -219,6 +219,7 @@ enum rdt_status replica_place(struct replica *replica, struct transfer *transfer
         return status;
     transfer->received->origin = REGION_COPY;
     transfer->received->client = 0;
+    event(replica->replicas->transfers->events, RDT__PB__LIST_KIND__LIST_KIND_REGIONS, "kept", transfer->received);
     replica->placed = true;
     if (replica->listed)
         replica->replicas->bytes += replica->bytes;

@@ -102,6 +102,7 @@ struct region *warm_take(struct warm *warm, uint64_t bytes, enum region_origin o
     best->had_life = origin != REGION_ALLOCATED; /* what is the client's own to write anyway it may put and show like any other */
     best->client = warm->client;
     warm->regions->warm_hits++;
+    event(warm->regions->events, RDT__PB__LIST_KIND__LIST_KIND_REGIONS, "new", best);
     return best;
 }
 

@@ -162,11 +162,16 @@ Test(watch, peers_come_and_go)
     must_ok(rdt_watch(watcher, RDT_KIND_PEERS, &err));
     ref = ref_on(&c.node[1], "x");
     must_be(RDT_TIMED_OUT, try_fetch(watcher, &ref, RDT_FETCH_AUTO, 500 * MSEC, &object, &err));
+    (void)expect(watcher, RDT_KIND_PEERS, "new");
+    event = expect(watcher, RDT_KIND_PEERS, "connecting");
+    cr_assert_str_eq(event.state, "connecting");
     event = expect(watcher, RDT_KIND_PEERS, "up");
     cr_assert_str_eq(event.state, "up");
     node_kill(&c.node[1], SIGKILL);
     event = expect(watcher, RDT_KIND_PEERS, "down");
     cr_assert_str_eq(event.state, "backoff");
+    event = expect(watcher, RDT_KIND_PEERS, "idle"); /* nobody wants it */
+    cr_assert_str_eq(event.state, "idle");
     cluster_restart(&c, 1);
     must_be(RDT_TIMED_OUT, rdt_next_event(watcher, 0, &event, &err));
     rdt_close(watcher);

@@ -135,7 +135,7 @@ void world_list(struct world_node *node, unsigned i, const char *name, const cha
 
 void world_start(struct world_node *node)
 {
-    const struct peers_callbacks callbacks = {node, fill_hello, on_up, on_down, on_frame, NULL, NULL};
+    const struct peers_callbacks callbacks = {node, fill_hello, on_up, on_down, on_frame, NULL, NULL, NULL};
     static unsigned boots;
     struct rdt_error err = {0};
 
