@@ -264,13 +264,6 @@ static enum rdt_status check_group(const struct transfers *transfers, const stru
     return RDT_OK;
 }
 
-static bool is_here(const struct transfers *transfers, const struct rdt_ref *ref)
-{
-    static const uint8_t nowhere[16];
-
-    return memcmp(ref->node, nowhere, 16) == 0 || memcmp(ref->node, transfers->node->uuid, 16) == 0;
-}
-
 /* All of it, in memory that others may read too, by any path: a snapshot that comes so stays for everybody. */
 static bool may_keep(const Rdt__Pb__Fetch *message, const Rdt__Pb__FetchItem *item)
 {
@@ -311,7 +304,7 @@ enum rdt_status fetch_start(struct transfers *transfers, struct client *client, 
         status = check_group(transfers, client, message, &group, err);
     if (status != RDT_OK)
         return status;
-    if (!twin && !is_here(transfers, &ref)) {
+    if (!twin && !node_is_here(transfers->node, ref.node, ref.address)) {
         twin = find_joinable(transfers, client, message, item, &ref);
         joins = twin != NULL;
         transfers->joined += joins;

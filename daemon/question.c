@@ -3,7 +3,15 @@
 #include <assert.h>
 #include <stdlib.h>
 
-_Static_assert(sizeof(struct question_key) == 16 + 2 * 8 + 2 * 4 + 2 * 33 + 2 + 128 + 4, "bytes of the key that nobody sets");
+_Static_assert(sizeof(struct question_key) == 16 + 2 * 8 + 2 * 4 + 2 * 33 + 2 + 128 + 65 + 3, "bytes of the key that nobody sets");
+
+/* By its address alone: only a name is asked for so. */
+static bool is_anywhere(const struct rdt_ref *ref)
+{
+    static const uint8_t nobody[16];
+
+    return memcmp(ref->node, nobody, sizeof nobody) == 0;
+}
 
 static void make_key(const struct rdt_ref *ref, const struct owner *requester, struct question_key *key)
 {
@@ -14,6 +22,8 @@ static void make_key(const struct rdt_ref *ref, const struct owner *requester, s
     memcpy(key->requester, requester->tenant, strlen(requester->tenant));
     if (!ref->is_name)
         return;
+    if (is_anywhere(ref))
+        memcpy(key->address, ref->address, strlen(ref->address));
     key->after = ref->after;
     key->any_owner = ref->any_owner;
     key->uid = ref->any_owner ? 0 : ref->uid;
@@ -33,9 +43,7 @@ static struct question *find(const struct transfers *transfers, const struct rdt
 
 bool question_fits(const Rdt__Pb__Fetch *message, const Rdt__Pb__FetchItem *item, const struct rdt_ref *ref)
 {
-    static const uint8_t nobody[16];
-
-    return (ref->generation != 0 || ref->is_name) && memcmp(ref->node, nobody, sizeof nobody) != 0 &&
+    return (is_anywhere(ref) ? ref->is_name && ref->address[0] != '\0' : ref->generation != 0 || ref->is_name) &&
            message->mode == RDT__PB__FETCH_MODE__FETCH_MODE_AUTO && !message->meta_only && message->transport[0] == '\0' &&
            message->group[0] == '\0' && message->least_path[0] == '\0' && !item->targets && !item->slice;
 }

@@ -34,7 +34,8 @@ struct question_key { /* no padding: it is compared as bytes */
     uint8_t id_bytes; /* uid, tenant, any_owner and id: of a name only */
     uint8_t any_owner;
     char id[128];
-    uint8_t rest[4]; /* 0 */
+    char address[65]; /* of a name on whichever node is there: node is 0 */
+    uint8_t rest[3]; /* 0 */
 };
 
 struct question {

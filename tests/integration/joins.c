@@ -230,11 +230,15 @@ Test(joins, lost_owner_fails_all_that_gathered)
 
 /* ---- by name ---- */
 
+static bool by_address; /* the readers know where the name is, and no ref from there */
+
 static struct rdt_ref name_of(uint64_t after)
 {
     struct rdt_ref near = ref_on(&c.node[0], "any"), ref = {0};
 
-    must_ok(rdt_ref_from_name("weights", after, &near, &ref, &err));
+    must_ok(rdt_ref_from_name("weights", after, by_address ? NULL : &near, &ref, &err));
+    if (by_address)
+        must_ok(rdt_ref_set_address(&ref, c.node[0].address, &err));
     return ref;
 }
 
@@ -306,6 +310,12 @@ static void check_samplers(bool snapshot, uint64_t copies)
 
 Test(joins, samplers_of_one_node_pull_a_snapshot_once)
 {
+    check_samplers(true, 1);
+}
+
+Test(joins, samplers_that_know_an_address_only_pull_a_snapshot_once)
+{
+    by_address = true;
     check_samplers(true, 1);
 }
 
