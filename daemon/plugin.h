@@ -36,6 +36,8 @@ struct memory_device {
     /* Kept by region*.c: what is allocated there (in use, ready, on its way back), how much may be, what clients have lent. */
     uint64_t used_bytes, limit_bytes, imported_bytes;
     unsigned regions;
+    uint64_t leaving_bytes, awaiting_bytes; /* of used_bytes, what is on its way back; what waits for that */
+    struct list awaiting;                   /* struct device_work.link, private to region_device.c: first come first */
     /* Kept by device_pool.c: of used_bytes, what nobody uses and is kept; how much may be. */
     uint64_t ready_bytes, ready_max_bytes, ready_hits, ready_misses;
     unsigned n_ready;

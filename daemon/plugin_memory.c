@@ -32,6 +32,7 @@ enum rdt_status plugin_memory_devices(struct memory_kind *kind, uint64_t limit_b
         struct memory_device *device = &kind->devices[kind->n_devices++];
         device->kind = kind;
         device->index = i;
+        list_init(&device->awaiting);
         device->bytes = found[i].bytes;
         device->limit_bytes = limit_bytes ? limit_bytes : found[i].bytes - found[i].bytes / 10;
         device->ready_max_bytes = ready_max_bytes ? ready_max_bytes : device->limit_bytes / 8;

@@ -302,6 +302,11 @@ static void run_free(struct work *work)
     pool_block_free(list_entry(work, struct pool_block, work));
 }
 
+static uint64_t *on_its_way(struct regions *regions, const struct pool_block *block)
+{
+    return block->at ? &block->at->leaving_bytes : &regions->freeing_bytes;
+}
+
 /* The charge of memory goes when its pages have: block->bytes is 0 for imported memory. */
 static void done_free(struct work *work)
 {
@@ -309,11 +314,12 @@ static void done_free(struct work *work)
     struct regions *regions = list_entry(block->pool, struct regions, ready);
 
     regions->freeing--;
-    if (!block->at)
-        regions->freeing_bytes -= block->bytes;
+    *on_its_way(regions, block) -= block->bytes;
     region_give_back(regions, block->at, block->bytes);
-    if (block->at)
+    if (block->at) {
+        regions_admit_device(block->at);
         memory_kind_unuse(block->kind); /* not before: the device is the kind's */
+    }
     free(block);
     regions_admit(regions);
 }
@@ -321,8 +327,7 @@ static void done_free(struct work *work)
 void regions_free_block(struct regions *regions, struct pool_block *take_block)
 {
     regions->freeing++;
-    if (!take_block->at)
-        regions->freeing_bytes += take_block->bytes;
+    *on_its_way(regions, take_block) += take_block->bytes;
     take_block->work = (struct work){.run = run_free, .done = done_free};
     work_submit(regions->pool, &take_block->work);
 }

@@ -15,6 +15,7 @@ struct device_work {
     struct rdt_import *import; /* NULL: an allocation, */
     bool kept;                 /* or a block that was kept */
     struct list victims;       /* struct pool_block that go first */
+    struct list link;          /* device->awaiting */
     enum rdt_status status;
     struct rdt_error err;
 };
@@ -40,22 +41,46 @@ static enum rdt_status no_room(const struct memory_device *device, uint64_t byte
                          (unsigned long long)device->used_bytes, (unsigned long long)device->limit_bytes);
 }
 
-/* If need be in place of what is kept there: those blocks are victims then. */
+/* What a plug-in rounds up may wrap. */
+static bool fits(const struct memory_device *device, uint64_t room, uint64_t taken)
+{
+    return room <= device->limit_bytes && taken <= device->limit_bytes - room;
+}
+
+/* The bytes of whoever has some there for good. */
+static uint64_t taken_for_good(const struct memory_device *device)
+{
+    return device->used_bytes - device->ready_bytes - device->leaving_bytes;
+}
+
+/* There is room. If need be in place of what is kept: those blocks are victims then. */
+static void claim(struct region *region, uint64_t room, struct list *victims)
+{
+    struct memory_device *device = region->at;
+    uint64_t limit = device->limit_bytes;
+
+    if (device->used_bytes > limit - room)
+        device_pool_give_up(&region->regions->kept, device, device->used_bytes - (limit - room), victims);
+    list_for_each (node, victims)
+        device->used_bytes -= list_entry(node, struct pool_block, link)->bytes;
+    region->room = room;
+    device->used_bytes += room;
+}
+
+/* AGAIN: not yet, but there is when what is on its way back has come. */
 static enum rdt_status take_room(struct region *region, struct list *victims, struct rdt_error *err)
 {
     struct memory_device *device = region->at;
-    uint64_t limit = device->limit_bytes, room = pool_pages_bytes(region->kind, region->bytes);
-    bool ever = room >= region->bytes && room <= limit; /* what a plug-in rounds up may wrap */
+    uint64_t room = pool_pages_bytes(region->kind, region->bytes);
+    bool ever = room >= region->bytes && room <= device->limit_bytes;
 
-    if (ever && device->used_bytes - device->ready_bytes <= limit - room &&
-        !account_waits_for(region->account, USAGE_DEVICE_BYTES, device)) {
-        if (device->used_bytes > limit - room)
-            device_pool_give_up(&region->regions->kept, device, device->used_bytes - (limit - room), victims);
-        list_for_each (node, victims)
-            device->used_bytes -= list_entry(node, struct pool_block, link)->bytes;
-        region->room = room;
-        device->used_bytes += room;
-        return RDT_OK;
+    if (ever && !account_waits_for(region->account, USAGE_DEVICE_BYTES, device)) {
+        if (list_empty(&device->awaiting) && fits(device, room, device->used_bytes - device->ready_bytes)) {
+            claim(region, room, victims);
+            return RDT_OK;
+        }
+        if (fits(device, room, taken_for_good(device) + device->awaiting_bytes))
+            return RDT_AGAIN;
     }
     if (ever)
         account_node_is_full(region->account, USAGE_DEVICE_BYTES, device);
@@ -133,6 +158,7 @@ static struct device_work *work_new(region_ready on_ready, void *arg, struct rdt
         return NULL;
     }
     list_init(&making->victims);
+    list_init(&making->link);
     making->on_ready = on_ready;
     making->arg = arg;
     return making;
@@ -146,6 +172,53 @@ static enum rdt_status start(struct device_work *take_making, struct region *reg
     return RDT_AGAIN;
 }
 
+/* ---- waiting for what is on its way ---- */
+
+/* What is given back takes until the work pool has done it, and nobody is refused for that. */
+static enum rdt_status await_room(struct device_work *take_making, struct region *region)
+{
+    take_making->region = region;
+    region->room = pool_pages_bytes(region->kind, region->bytes);
+    region->at->awaiting_bytes += region->room;
+    list_append(&region->at->awaiting, &take_making->link);
+    return RDT_AGAIN;
+}
+
+/* What it waited for went to somebody else. */
+static void refuse(struct device_work *making)
+{
+    struct region *region = making->region;
+
+    (void)no_room(region->at, region->bytes, &making->err);
+    index_remove(&region->regions->by_id, region->id);
+    region->room = 0; /* it never had any */
+    region_forget(region);
+    making->on_ready(making->arg, NULL, &making->err);
+    free(making);
+}
+
+void regions_admit_device(struct memory_device *device)
+{
+    while (!list_empty(&device->awaiting)) {
+        struct device_work *making = list_entry(list_first(&device->awaiting), struct device_work, link);
+        uint64_t room = making->region->room;
+        bool now = fits(device, room, device->used_bytes - device->ready_bytes);
+
+        if (!now && fits(device, room, taken_for_good(device)))
+            return; /* more comes */
+        list_remove(&making->link);
+        device->awaiting_bytes -= room;
+        if (now) {
+            claim(making->region, room, &making->victims);
+            (void)start(making, making->region);
+        } else {
+            refuse(making);
+        }
+    }
+}
+
+/* ---- allocating ---- */
+
 /* What the client may be given of its own it may write: who could never have had it is not shown such memory (REGION_RECEIVED only), and
  * what must not change is not put there. */
 static struct pool_block *take_kept(struct region *region, uint64_t client)
@@ -153,7 +226,7 @@ static struct pool_block *take_kept(struct region *region, uint64_t client)
     bool own = region->origin == REGION_ALLOCATED || region->origin == REGION_RECEIVED;
     struct device_block_wish wish = {region->at, pool_pages_bytes(region->kind, region->bytes), own ? client : 0};
 
-    if (account_waits_for(region->account, USAGE_DEVICE_BYTES, region->at))
+    if (account_waits_for(region->account, USAGE_DEVICE_BYTES, region->at) || !list_empty(&region->at->awaiting))
         return NULL;
     return device_pool_take(&region->regions->kept, &wish);
 }
@@ -209,6 +282,8 @@ enum rdt_status region_alloc_device(struct regions *regions, struct memory_kind 
     status = kept ? RDT_OK : take_room(region, &making->victims, err);
     if (status == RDT_OK)
         return start(making, region);
+    if (status == RDT_AGAIN)
+        return await_room(making, region);
     region_cancel(region);
     free(making);
     return status;

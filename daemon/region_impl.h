@@ -35,6 +35,9 @@ enum rdt_status region_alloc_device(struct regions *regions, struct memory_kind 
 /* What it took is free again, on its device or under memory_limit. */
 void region_give_back(struct regions *regions, struct memory_device *device, uint64_t bytes);
 
+/* Some memory of that device has gone back: who waits for it begins, or is refused. */
+void regions_admit_device(struct memory_device *device);
+
 /* Pages go, on the work pool; their charge when they have gone. */
 void regions_free_block(struct regions *regions, struct pool_block *take_block);
 

@@ -103,6 +103,7 @@ Test(region, kind_is_used_until_its_devices_room_is_back)
     } marks[2];
     struct region *region;
 
+    list_init(&device.awaiting);
     fake.kind.ops.devices = one_device;
     fake.kind.devices = &device;
     fake.kind.n_devices = 1;
@@ -122,6 +123,42 @@ Test(region, kind_is_used_until_its_devices_room_is_back)
     cr_assert_eq(fake.kind.users, 0u);
     cr_assert_eq(device.used_bytes, 0u);
     (void)pthread_barrier_destroy(&all);
+    fake.kind.n_devices = 0;
+}
+
+static void on_device_ready(void *arg, struct region *region, const struct rdt_error *err)
+{
+    cr_assert_null(err);
+    *(struct region **)arg = region;
+}
+
+/* As with the daemon's own memory: nobody is refused for what the pool has not given back yet. */
+Test(region, room_on_its_way_back_to_a_device_is_awaited)
+{
+    struct memory_device device = {.kind = &fake.kind, .limit_bytes = 1 << 20, .uuid = "device"};
+    struct account owner = {.refs = 1};
+    struct region *first, *second = NULL, *third = NULL;
+    struct rdt_error err = {0};
+
+    list_init(&device.awaiting);
+    fake.kind.ops.devices = one_device;
+    fake.kind.devices = &device;
+    fake.kind.n_devices = 1;
+    first = fake_region(1 << 20, 7);
+    region_unref(first);
+    cr_assert_eq(device.used_bytes, 1u << 20);
+    cr_assert_eq(region_alloc(&fake.regions, "fake", "", 1 << 20, REGION_ALLOCATED, &owner, 7, &second, on_device_ready, &second, &err),
+                 RDT_AGAIN, "%s", err.msg);
+    cr_assert_eq(region_alloc(&fake.regions, "fake", "", 4096, REGION_ALLOCATED, &owner, 8, &third, on_device_ready, &third, &err),
+                 RDT_LIMIT, "that room is the first one's");
+    fake_run();
+    cr_assert_not_null(second);
+    cr_assert_null(third);
+    cr_assert_eq(device.used_bytes, 1u << 20);
+    cr_assert_eq(device.leaving_bytes + device.awaiting_bytes, 0u);
+    region_unref(second);
+    fake_run();
+    cr_assert_eq(device.used_bytes, 0u);
     fake.kind.n_devices = 0;
 }
 
