@@ -243,9 +243,11 @@ static enum rdt_status put_parts(struct object_table *table, const struct object
     enum rdt_status status;
     bool filling;
 
-    if (table->by_generation.used >= table->max_objects)
-        return rdt_error_set(err, RDT_LIMIT, "this daemon holds max_objects of %llu already",
+    if (table->by_generation.used >= table->max_objects) {
+        account_node_is_full(put->account, USAGE_OBJECTS, NULL);
+        return rdt_error_set(err, RDT_LIMIT, "this daemon holds max_objects of %llu already: free some, or raise it",
                              (unsigned long long)table->max_objects);
+    }
     if (id_bytes == 0) {
         id_bytes = (size_t)snprintf(generated, sizeof generated, "o-%llx", (unsigned long long)table->next_generation);
         id = (const uint8_t *)generated;

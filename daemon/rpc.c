@@ -66,7 +66,7 @@ static int64_t patience(const struct call *call, const void *request)
         return 0;
     if (call->type == RDT_MSG_ALLOC)
         return ((const Rdt__Pb__Alloc *)request)->timeout_ns;
-    if (call->type != RDT_MSG_PUT || put->n_given > 0) /* what a snapshot was given is gone: it cannot be put again */
+    if (call->type != RDT_MSG_PUT || call->gave)
         return 0;
     return put->timeout_ns;
 }

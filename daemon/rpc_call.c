@@ -191,6 +191,11 @@ enum rdt_status call_defer(struct call *call, int64_t timeout_ns, void (*on_end)
     return RDT_OK;
 }
 
+bool call_may_wait(struct call *call, struct rdt_error *err)
+{
+    return call->deferred || account_check(call->account, USAGE_WAITERS, 1, err) == RDT_OK;
+}
+
 void call_take_request(struct call *call, struct arena *to)
 {
     assert(!call->arena->given);

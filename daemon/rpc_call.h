@@ -75,6 +75,7 @@ struct call {
     struct account_wait room; /* queued for room under a limit (rpc.c) */
     char *why;                /* what it waits for */
     bool deferred;            /* charged as a waiter */
+    bool gave;                /* what the client gave up for its snapshot is gone: this cannot be put again */
     uint64_t heap_bytes;      /* charged for what is kept of it */
     uint8_t *packed;          /* the request, until the link is up */
     size_t packed_bytes;
@@ -92,6 +93,9 @@ void call_fail_unread(struct call *call,
 /* It will be answered later, at the latest when timeout_ns is over (negative: never), then with TIMED_OUT. Of two deadlines the earlier
  * counts. LIMIT: too many wait. */
 enum rdt_status call_defer(struct call *call, int64_t timeout_ns, void (*on_end)(struct call *), struct rdt_error *err);
+
+/* false: call_defer would say LIMIT. For handlers that change something before they defer: they ask first. */
+bool call_may_wait(struct call *call, struct rdt_error *err);
 
 /* It is one that waits for something to happen, for as long as its request says. */
 bool call_waits(const struct call *call);

@@ -95,6 +95,8 @@ enum rdt_status rpc_free(struct call *call, const void *request, struct rdt_erro
                              "object \"%s\" is held by its producer, client %llu: only that client may let go of it, "
                              "others of the same user may free it by force",
                              ref.id, (unsigned long long)object->producer_id);
+    if (message->force && !call_may_wait(call, err)) /* for the nodes that have copies */
+        return RDT_LIMIT;
     ref.generation = object->generation;
     object_free(object, message->force, OBJECT_END_FREED);
     if (message->force)

@@ -83,7 +83,7 @@ enum rdt_status rpc_alloc(struct call *call, const void *request, struct rdt_err
 
     if (host && alloc->device[0] != '\0' && strcmp(alloc->device, "cpu") != 0)
         return rdt_error_set(err, RDT_UNSUPPORTED, "this daemon has no device \"%.64s\"", alloc->device);
-    if (account_check(call->account, USAGE_WAITERS, call->deferred ? 0 : 1, err) != RDT_OK)
+    if (!call_may_wait(call, err))
         return RDT_LIMIT;
     wait = calloc(1, sizeof *wait);
     if (!wait)
@@ -156,6 +156,8 @@ static enum rdt_status import_device(struct call *call, const Rdt__Pb__Import *m
     struct alloc_wait *wait;
     enum rdt_status status = RDT_OK;
 
+    if (!call_may_wait(call, err))
+        return RDT_LIMIT;
     if (message->n_chunk_bytes != call->frame->nfds)
         status = rdt_error_set(err, RDT_INVALID, "%zu chunk sizes for %u fds", message->n_chunk_bytes, call->frame->nfds);
     else if (is_part)

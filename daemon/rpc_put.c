@@ -124,6 +124,7 @@ static enum rdt_status fill(struct call *call, const Rdt__Pb__Put *message, stru
     struct snapshot *snapshot;
     enum rdt_status status;
 
+    call->gave = message->n_given > 0;
     for (size_t i = 0; i < message->n_given; i++) { /* given up, whatever becomes of them */
         struct region *region = map_remove_u64(&call->client->regions, message->regions[message->given[i]]->region);
         if (region)
@@ -194,6 +195,8 @@ static enum rdt_status put(struct call *call, const Rdt__Pb__Put *message, struc
         status = rdt_error_set(err, digest->status, "%s", digest->err.msg);
     if (status == RDT_OK)
         status = check_places(digest->parts.spans, regions, message->n_regions, err);
+    if (status == RDT_OK && put.snapshot && message->n_regions > 0 && !call_may_wait(call, err)) /* for its copy */
+        status = RDT_LIMIT;
     if (status != RDT_OK)
         return status;
     for (size_t i = 0; i < message->n_given; i++)

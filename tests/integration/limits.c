@@ -147,6 +147,50 @@ Test(limits, waiters)
     end(NULL);
 }
 
+/* FREE by force may have to wait for other nodes, a snapshot for its copy: who may not wait is told so before anything is freed or given up. */
+Test(limits, who_may_not_wait_is_refused_before_anything_is_done)
+{
+    const char *flags[] = {"--client-max-waiters=1", NULL};
+    Rdt__Pb__Put put = RDT__PB__PUT__INIT;
+    Rdt__Pb__Free drop = RDT__PB__FREE__INIT;
+    Rdt__Pb__Ref ref = RDT__PB__REF__INIT;
+    Rdt__Pb__RegionUse use = RDT__PB__REGION_USE__INIT, *uses[] = {&use};
+    Rdt__Pb__TensorList tensors = RDT__PB__TENSOR_LIST__INIT;
+    uint64_t shape = MIB;
+    uint32_t dtype = RDT_U8, ndim = 1, given = 0;
+    struct raw raw;
+    char text[256];
+
+    begin(flags);
+    greeted(&raw);
+    use.region = raw_alloc(&raw, MIB, NULL, &use.generation);
+    (void)put_one(other, &VECTOR(RDT_U8, 5, "hello"), "there");
+    (void)send_wait(&raw, "a");
+    tensors.dtype = &dtype;
+    tensors.ndim = &ndim;
+    tensors.shape = &shape;
+    tensors.n_dtype = tensors.n_ndim = tensors.n_shape = 1;
+    put.tensors = &tensors;
+    put.regions = uses;
+    put.n_regions = put.n_given = 1;
+    put.given = &given;
+    put.flags = RDT_PUT_SNAPSHOT;
+    (void)raw_send(&raw, RDT_MSG_PUT, &put.base, NULL, 0);
+    cr_assert_eq(raw_error(&raw, text), RDT_LIMIT);
+    cr_assert_not_null(strstr(text, "client_max_waiters"), "%s", text);
+    cr_assert_eq(used(0, "regions"), 1, "what it would have given up");
+    ref.id = (ProtobufCBinaryData){5, (uint8_t *)"there"};
+    ref.any_owner = true;
+    drop.ref = &ref;
+    drop.force = true;
+    (void)raw_send(&raw, RDT_MSG_FREE, &drop.base, NULL, 0);
+    cr_assert_eq(raw_error(&raw, text), RDT_LIMIT);
+    cr_assert_not_null(strstr(text, "client_max_waiters"), "%s", text);
+    rdt_release(fetch_one(conn, &(struct rdt_ref){.id = "there", .id_bytes = 5, .any_owner = true}, RDT_FETCH_COPY));
+    raw_close(&raw);
+    end(NULL);
+}
+
 Test(limits, heap)
 {
     const char *flags[] = {"--client-max-heap=100KiB", NULL};

@@ -148,6 +148,7 @@ Test(limits_room, put_waits_for_room)
     const char *flags[] = {"--owner-max-objects=2", NULL};
     enum rdt_status status = RDT_INTERNAL;
     struct rdt_put_options options = RDT_INIT(options);
+    static uint8_t plain[300000];
     struct rdt_ref a, b;
     pthread_t thread;
 
@@ -160,6 +161,10 @@ Test(limits_room, put_waits_for_room)
     options.flags = RDT_PUT_DETACHED;
     must_refuse(RDT_TIMED_OUT, "owner_max_objects",
                 rdt_put(other, &VECTOR(RDT_U8, 5, "hello"), 1, &options, &(struct rdt_ref){0}, &err));
+    options.flags = RDT_PUT_SNAPSHOT; /* of memory that the library copies, and then gives up for it */
+    must_refuse(RDT_TIMED_OUT, "owner_max_objects",
+                rdt_put(other, &VECTOR(RDT_U8, sizeof plain, plain), 1, &options, &(struct rdt_ref){0}, &err));
+    cr_assert_eq(used(0, "regions"), 0);
     pthread_create(&thread, NULL, put_late, &status);
     wait_until(LONG, used(0, "waiters") == 1);
     must_ok(rdt_free(conn, &a, false, &err));
