@@ -30,11 +30,12 @@ enum rdt_status transfer_in_start(struct transfer *transfer, struct rdt_error *e
         return peer_away(peer, err);
     transfer->stall.on_passed = transfer_in_on_stall;
     if (!transfer->joinable || question_begin(transfer)) {
-        if (peer->state == PEER_UP)
-            reservation_join(transfer, transfer->origin);
+        reservation_join(transfer, transfer->origin); /* also while the link is to come up: all from that node wait for it */
         transfer_in_pull_from(transfer, transfer->origin);
         return RDT_OK;
     }
+    if (!transfer->ref.is_name) /* which may be asked for long: the others need not wait for the next version */
+        reservation_join(transfer, transfer->origin);
     transfer->peer = transfer->origin;
     transfer->peer->n_in++;
     list_append(&transfer->peer->pending, &transfer->by_peer);

@@ -211,6 +211,52 @@ Test(reserve, batch_from_another_node_is_all_or_none)
     end();
 }
 
+/* Of the very first fetch, too. */
+Test(reserve, batch_over_a_link_that_is_to_come_up_is_all_or_none)
+{
+    static const char *const flags[] = {"--memory-limit=40MiB", NULL};
+
+    cluster_start(&c, 2, &(struct cluster_options){.flags_of = {NULL, flags}, .no_meeting = true});
+    owner = node_client(&c.node[0], "owner");
+    reader = node_client(&c.node[1], "reader");
+    put_big(owner, 6);
+    expect_all(reader, 6, RDT_FETCH_AUTO, RDT_LIMIT, "objects of this fetch need");
+    cr_assert_eq(status_of_reader().bytes_in, 0, "nothing moved");
+    must_ok(rdt_fetch(reader, refs, 4, NULL, objects, &err));
+    for (unsigned i = 0; i < 4; i++)
+        expect_big(i);
+    free_big(owner, 6);
+    end();
+}
+
+/* What is asked for already, so that this fetch has to ask after that, counts like the rest. */
+Test(reserve, batch_of_what_another_asks_for_is_all_or_none)
+{
+    rdt_request *first[4], *second[4];
+    rdt *other;
+
+    begin("--memory-limit=40MiB");
+    put_big(owner, 4);
+    other = node_client(&c.node[1], "other");
+    node_freeze(&c.node[0]);
+    must_ok(rdt_fetch_start(other, refs, 4, NULL, first, &err));
+    await_transfer(&c.node[1], "in", "asked");
+    must_ok(rdt_ping(other, LONG, &err));
+    must_ok(rdt_fetch_start(reader, refs, 4, NULL, second, &err));
+    must_ok(rdt_ping(reader, LONG, &err));
+    node_thaw(&c.node[0]);
+    must_ok(rdt_wait(other, first, 4, RDT_WAIT_ALL, LONG, NULL, NULL, &err));
+    for (unsigned i = 0; i < 4; i++) {
+        (void)rdt_wait(reader, &second[i], 1, RDT_WAIT_ALL, LONG, NULL, NULL, NULL);
+        must_refuse(RDT_NO_MEMORY, "4 objects of this fetch need", rdt_request_status(second[i], &err));
+        rdt_request_destroy(second[i]);
+        rdt_request_destroy(first[i]);
+    }
+    rdt_close(other);
+    free_big(owner, 4);
+    end();
+}
+
 Test(reserve, batch_of_copies_on_one_node_is_all_or_none)
 {
     begin("--memory-limit=60MiB");
