@@ -498,7 +498,7 @@ enum rdt_status rdt_wait_freed_range_start(rdt *rdt, const void *addr, size_t by
  */
 enum rdt_kind {                          /* a set of them */
                 RDT_KIND_OBJECTS = 1,    /* awaited, filling, put, freed, detached (its client has ended), draining, gone */
-                RDT_KIND_REGIONS = 2,    /* new, kept (it is a copy of another node's for everybody here now), gone; warm memory goes and comes too */
+                RDT_KIND_REGIONS = 2,    /* new, sealed (it is a snapshot now), kept (a copy of another node's, for everybody), gone; warm memory too */
                 RDT_KIND_CLIENTS = 4,    /* connected, gone */
                 RDT_KIND_PEERS = 8,      /* new, connecting, up, down, unreachable, idle (back-off is over), renamed, gone (it is another that is known) */
                 RDT_KIND_BACKENDS = 16,  /* loaded, unavailable (it is about to be unloaded), unloaded */

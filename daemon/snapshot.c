@@ -118,6 +118,7 @@ static enum rdt_status plan(struct snapshot *snapshot, struct rdt_error *err)
             continue;
         region->origin = REGION_SNAPSHOT;
         region->sealed = true;
+        event(snapshot->table->events, RDT__PB__LIST_KIND__LIST_KIND_REGIONS, "sealed", region);
         region->writable_outside = region->had_life = region->kept = false; /* whoever had it cannot write it any more */
         snapshot->regions[snapshot->n_taken++] = region;
         place[i] = snapshot->n_taken;

@@ -119,6 +119,7 @@ static int put_and_wait(struct actor *self, void *arg)
 Test(watch_lists, what_was_told_is_what_they_show)
 {
     static struct follower at[2];
+    static char heap[MIB];
     struct rdt_put_options options = RDT_INIT(options);
     struct actor producer;
     struct rdt_ref ref, name, left = ref_named("left");
@@ -146,6 +147,10 @@ Test(watch_lists, what_was_told_is_what_they_show)
     }
     options.flags = RDT_PUT_SNAPSHOT;
     addr = alloc_memory(owner, MIB);
+    memset(heap, 7, sizeof heap);
+    must_ok(rdt_put(owner, &VECTOR(RDT_U8, sizeof heap, heap), 1, &options, &ref, &err)); /* the memory that it was copied into is sealed */
+    ALL_AGREE();
+    must_ok(rdt_free(owner, &ref, false, &err));
     must_ok(rdt_put(owner, &VECTOR(RDT_U8, MIB, addr), 1, &options, &ref, &err));
     must_ok(rdt_publish(owner, "weights", &ref, NULL, NULL, &err));
     rdt_release(fetch_one(reader, &ref, RDT_FETCH_AUTO));
