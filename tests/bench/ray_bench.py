@@ -75,11 +75,20 @@ def by_ray(pair, transport, how, count):
     return (time.perf_counter() - start) / count
 
 
+def received(pipe):
+    """All that has come, and at least one: a call of the daemon is the same for one or many."""
+    refs = [pipe.recv()]
+    while pipe.poll():
+        refs.append(pipe.recv())
+    return refs
+
+
 def receiver(pipe):
     with rdt.connect() as c:
-        while (ref := pipe.recv()) is not None:
-            c.get(ref, mode="share", as_="torch")
-            pipe.send(True)
+        while None not in (refs := received(pipe)):
+            values = c.get(refs, mode="share", as_="torch")
+            pipe.send(len(refs))
+            del values
 
 
 def by_rdtd(c, pipe, value, how, count):
@@ -91,8 +100,9 @@ def by_rdtd(c, pipe, value, how, count):
         for _ in range(count):
             refs.append(c.put(value))
             pipe.send(refs[-1])
-        for _ in range(count):
-            pipe.recv()
+        answered = 0
+        while answered < count:
+            answered += pipe.recv()
     else:
         for _ in range(count):
             pipe.send(ref if how == "same" else (ref := c.put(value)))

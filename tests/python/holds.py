@@ -37,7 +37,7 @@ def test_unpickled_ref_holds_while_it_lives():
         name = rdt.Ref(str(ref))
         mine, other = carried(ref), copy.deepcopy(ref)
         assert mine == ref and mine.holds and other.holds and not name.holds and mine.copied is None
-        assert c.stat(name)["holds"] == 3
+        assert c.stat(name)["holds"] == 2  # the producer's, and the one that both share
         del ref, other
         assert c.get(mine)["w"][9999] == 9999
         assert '"keeping"' in node.ctl("stat", str(name), "--json") and node.ctl("stat", str(name)).count("keeping hold") == 1
@@ -49,6 +49,61 @@ def test_unpickled_ref_holds_while_it_lives():
         assert not late.holds
         with raises(rdt.Freed):  # ... until it is fetched
             c.get(late)
+
+
+def test_unpickled_refs_share_a_hold():
+    with Node() as node, rdt.connect(node.socket) as c:
+        ref = c.put(np.arange(1000))
+        name = rdt.Ref(str(ref))
+        first, second = carried(ref), carried(ref)
+        assert first._hold is second._hold and first.holds and c.stat(name)["holds"] == 2
+        ref.free()
+        first.free()
+        assert not first.holds and second.holds and c.get(second)[999] == 999
+        third = carried(second)
+        del second
+        assert third.holds and c.stat(name)["holds"] == 1
+        kept, fourth = third.keep(), carried(third)
+        del third, kept
+        assert fourth.holds and c.stat(name)["holds"] == 2  # its own is the connection's now
+        del fourth
+        c.ping()
+        assert c.stat(name)["holds"] == 1 and c.get(name)[7] == 7
+        with raises(rdt.Freed):  # its producer has; but by that name it goes
+            c.free(name)
+        c.wait_freed(name, timeout=LONG)
+        late = carried(name)
+        assert not late.holds and not carried(late).holds  # a refusal is shared by nobody
+
+
+def test_hold_is_there_when_the_other_process_has_unpickled():
+    """The producer lets go the moment that it hears so."""
+    with Node() as node, rdt.connect(node.socket) as c:
+        context = multiprocessing.get_context("fork")
+        pipe, theirs = context.Pipe()
+        child = context.Process(target=unpickle_many, args=(theirs, node.socket))
+        child.start()
+        assert pipe.recv() == "open"
+        for i in range(200):
+            ref = c.put(np.full(1000, i))
+            pipe.send(ref)
+            assert pipe.recv() == i
+            del ref
+            pipe.send("freed")
+        pipe.send(None)
+        child.join(LONG)
+        assert child.exitcode == 0
+
+
+def unpickle_many(pipe, socket):
+    with rdt.connect(socket) as c:
+        pipe.send("open")
+        number = 0
+        while (ref := pipe.recv()) is not None:
+            pipe.send(number)
+            assert pipe.recv() == "freed"
+            assert c.get(ref)[999] == number and ref.holds
+            number += 1
 
 
 def test_ways_to_let_go():

@@ -16,6 +16,11 @@ def program() -> tuple[int, str]:
         with rdt.torch_pool(0), c.torch_pool():
             c.put(value, stream=7)
         version: int = c.publish("w", ref)
+        c.create_group("g", "gloo", ["trainer", rdt.Member("sampler", "192.0.2.2:7171"), ("third", None, None)], timeout=5)
+        c.broadcast(ref, "g", timeout=5)
+        group: rdt.Group = c.groups()[0]
+        moved: rdt.Fetched = c.get_fetched(ref, group=group.name)
+        assert moved.bytes_moved > 0
         assert isinstance(value, rdt.Tensor) and value.readonly
         try:
             c.wait_freed(value, timeout=0.5)

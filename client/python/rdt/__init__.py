@@ -24,12 +24,13 @@ from ._connection import Connection, Versions
 from ._errors import *  # noqa: F401,F403
 from ._errors import BY_STATUS, Error
 from ._errors import __all__ as _error_names
+from ._groups import Group, Member
 from ._arrays import BY_OTHER_NAME, MORE_NAMES, NUMBERS
 from ._requests import Fetched, Ref, Request, forked
 from ._rdt import Tensor
 
 __version__ = _rdt.VERSION
-__all__ = ["connect", "default", "put", "get", "fetch", "torch_pool", "Connection", "Ref", "Request", "Fetched", "Tensor", "Versions", *_error_names]
+__all__ = ["connect", "default", "put", "get", "fetch", "torch_pool", "Connection", "Ref", "Request", "Fetched", "Tensor", "Versions", "Member", "Group", *_error_names]
 
 _rdt.setup(BY_STATUS, Error, Ref, Request, {other: NUMBERS[text] for other, text in BY_OTHER_NAME.items() if text in MORE_NAMES})
 

@@ -14,6 +14,7 @@ from . import _rdt
 from ._errors import Error
 
 AGAIN = _rdt.STATUSES["AGAIN"]
+OK = _rdt.STATUSES["OK"]
 
 _Waiting = dict["asyncio.Future[None]", _rdt.Request]
 

@@ -3,6 +3,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import weakref
 from functools import partial
 from operator import index
 from os import PathLike
@@ -13,6 +14,7 @@ from ._aio import AGAIN, Hub
 from ._arrays import ITEM_BYTES, NUMBERS, dtype_text, gpu_of, kind_of, stream_number, to_numpy, to_torch, torch_uses_gpus
 from ._errors import Unsupported
 from ._gpu import TorchPools
+from ._groups import GroupCalls
 from ._requests import HOLD, MODES, Fetched, Held, How, Ref, Request, is_open
 from ._structure import Layout, bare, encode, encode_nested, flatten
 
@@ -24,6 +26,7 @@ _VISIBILITY = {"owner": 0, "tenant": 1, "all": 2}
 _SNAPSHOT, _DETACHED = 1, 2
 AUTO, COW = MODES["auto"], MODES["cow"]
 _PUT, _FREED, _FREED_RANGE = 0, 1, 2
+_SIMPLE = frozenset(("mode", "as_"))  # options of get that need no Request
 ALIGN = 64  # of arrays that share an allocation
 
 
@@ -54,7 +57,7 @@ def _number_of(listed: Sequence[Any], how_many: Any) -> int:
     return len(listed) if number == -1 else number
 
 
-class Connection(_rdt.Conn):
+class Connection(GroupCalls):
     """One session at the rdtd of this node: the lease of what it put and holds.
 
     socket: a path; None: $RDT_SOCKET, else /run/rdtd/rdtd.sock. name: shown by rdtctl; None: the program's. timeout: seconds to
@@ -75,6 +78,7 @@ class Connection(_rdt.Conn):
         self._kept_live: list[tuple[Request, Any]] = []
         info = self._node()
         self._owner = (info["uid"], info["tenant"])
+        self._unpickled: weakref.WeakValueDictionary[bytes, Request] = weakref.WeakValueDictionary()
         is_open(self)
 
     def __enter__(self) -> Connection:
@@ -279,16 +283,16 @@ class Connection(_rdt.Conn):
     @overload
     def fetch(self, refs: _rdt.Ref, *, timeout: Optional[float] = None, mode: Optional[Mode] = None, as_: As = "auto", into: Any = None,
               slices: Any = None, transport: Optional[str] = None, least_path: Optional[str] = None,
-              allow_pickle: Optional[bool] = None, device: Any = None) -> Request: ...
+              allow_pickle: Optional[bool] = None, device: Any = None, group: Optional[str] = None) -> Request: ...
 
     @overload
     def fetch(self, refs: Sequence[_rdt.Ref], *, timeout: Optional[float] = None, mode: Optional[Mode] = None, as_: As = "auto", into: Any = None,
               slices: Any = None, transport: Optional[str] = None, least_path: Optional[str] = None,
-              allow_pickle: Optional[bool] = None, device: Any = None) -> list[Request]: ...
+              allow_pickle: Optional[bool] = None, device: Any = None, group: Optional[str] = None) -> list[Request]: ...
 
     def fetch(self, refs: Union[_rdt.Ref, Sequence[_rdt.Ref]], *, timeout: Optional[float] = None, mode: Optional[Mode] = None, as_: As = "auto", into: Any = None,
               slices: Any = None, transport: Optional[str] = None, least_path: Optional[str] = None,
-              allow_pickle: Optional[bool] = None, device: Any = None) -> Any:
+              allow_pickle: Optional[bool] = None, device: Any = None, group: Optional[str] = None) -> Any:
         """Starts fetching, all of the refs before any is awaited, and returns a Request, or a list of them for a list of refs.
 
         An id that nobody has put yet, or a name without a new version, is waited for until `timeout` (seconds; None: without end).
@@ -300,7 +304,8 @@ class Connection(_rdt.Conn):
         into: tensors (one, or dicts, lists, tuples of them; for a list of refs a list of such) that receive the bytes, of the same
         count, dtypes and shapes, contiguous: the result is `into`. slices: for each tensor of the object None or e.g. numpy.s_[0:10, 5:6]
         (for a list of refs a list of such lists): only that box of it.
-        transport, least_path: take only this way; refuse what is slower than "share", "cow", "copy", "inline" or a transport.
+        transport, least_path: take only this way; refuse what is slower than "share", "cow", "copy", "inline" or a transport. group: only within
+        this group (see `create_group`); None: where a path needs one, the first that both nodes are in.
         allow_pickle: whether a structure that is a pickle may be read; None: if it belongs to this same user. It can run any
         code of who put it.
         device: where the tensors shall be: "host", or a GPU as in `empty`: all of them move there. None: where they lie, if torch has opened a GPU in this process, or this connection was asked for one before; else host memory.
@@ -325,15 +330,15 @@ class Connection(_rdt.Conn):
         if mode is None and into is None and (as_ == "torch" or as_ == "auto" and wanted and all([ref._hint for ref in wanted])):
             number = MODES["cow"]
         place = ("host", None) if device is None and as_ == "numpy" else self._place(device)
-        started = self._fetch(wanted, number, timeout, transport, least_path, boxes, targets, place)
+        started = self._fetch(wanted, number, timeout, transport, least_path, boxes, targets, place, group)
         for i, request in enumerate(started):
-            again = (wanted[i], timeout, transport, least_path, None if boxes is None else [boxes[i]], place)
+            again = (wanted[i], timeout, transport, least_path, None if boxes is None else [boxes[i]], place, group)
             request._how = How(as_, mode, None if into is None else into[i], allow_pickle, again)
         return started[0] if one else started
 
     def _again(self, how: How) -> Request:
-        ref, timeout, transport, least_path, boxes, place = how.again
-        (request,) = self._fetch([ref], MODES["cow"], timeout, transport, least_path, boxes, None, place)
+        ref, timeout, transport, least_path, boxes, place, group = how.again
+        (request,) = self._fetch([ref], MODES["cow"], timeout, transport, least_path, boxes, None, place, group)
         request._how = how._replace(mode="cow")
         return request
 
@@ -341,26 +346,32 @@ class Connection(_rdt.Conn):
         """Fetches and waits: the value of a ref, or the list of values of a list of refs, all or the first failure (the rest is
         cancelled). Options and errors as in `fetch`. The arrays see the daemon's memory and keep it; nothing needs to be closed."""
         if isinstance(refs, _rdt.Ref):
-            return self.fetch(refs, **options).result() if options else self._get_one(refs)
+            if options.keys() <= _SIMPLE and not (options and (self._gpus_open or torch_uses_gpus())):
+                return self._get_one(refs, **options)
+            return self.fetch(refs, **options).result()
+        if isinstance(refs, list) and len(refs) == 1 and not options.keys() & {"into", "slices"}:
+            return [self.get(refs[0], **options)]
         requests = self.fetch(refs, **options)
         self._wait(requests, -1, None)
         return [request.result() for request in requests]
 
-    def _get_one(self, ref: _rdt.Ref) -> Any:
-        hint = ref._hint
+    def _get_one(self, ref: _rdt.Ref, mode: Optional[str] = None, as_: str = "auto") -> Any:
+        """What most programs do most: as `fetch` and its result, with no Request in between."""
+        cow = mode is None and (as_ == "torch" or as_ == "auto" and bool(ref._hint))  # see Request._needs_cow
+        number = COW if cow else AUTO if mode is None else _choice(MODES, mode, "mode")
         if ref._wanting:
             self._hold_too(ref)
         if not self._gpus_open and torch_uses_gpus():
             self._open_gpus(False)
-        brought = self._get(ref, COW if hint else AUTO)
+        brought = self._get(ref, number)
         metadata = brought.metadata
-        if not metadata:
+        if not metadata and as_ == "auto":
             return bare(brought.tensors())
         layout = Layout(metadata, brought.tensors())
-        if not hint and layout.has_torch and not brought.writable:  # see Request._needs_cow
+        if mode is None and not cow and as_ == "auto" and layout.has_torch and not brought.writable:
             brought = self._get(ref, COW)
             layout = Layout(metadata, brought.tensors())
-        return layout.value("auto", layout.form == "pickle" and self._is_own(brought.info()["ref"]), Ref)
+        return layout.value(as_, layout.form == "pickle" and self._is_own(brought.info()["ref"]), Ref)
 
     def get_fetched(self, ref: _rdt.Ref, **options: Any) -> Fetched:
         """`get` of one ref, with how it came: path, version, bytes moved."""

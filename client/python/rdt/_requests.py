@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Generator, NamedTuple, Optional, Union
 
 from . import _rdt
-from ._aio import AGAIN
+from ._aio import AGAIN, OK
 from ._errors import Error, TimedOut
 from ._structure import Layout
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from ._connection import Connection
 
 HOLD = 3  # of Conn._start
-HOLD_SECONDS = 1.0  # that unpickling a Ref waits for its hold
+HOLD_SECONDS = 1.0  # that a hold is waited for where nobody asked to
 
 _opened: list[weakref.ref[Connection]] = []
 
@@ -47,8 +47,9 @@ class Ref(_rdt.Ref):
     - The Ref that `put` returned holds the object as its producer. What was put under an id of yours the connection holds: others know it by
       that id.
     - A Ref of one object that was unpickled takes a hold of its own at once, on this node or another: through the connection of this process
-      that has been open longest, or, where none is open yet, through the first that fetches with it. Unpickling waits for that a second at most. It never fails by that: if the object is gone, or nobody here may fetch it, fetching says so (`Freed`,
-      `Denied`). `holds` tells whether it has the hold; `Connection.hold` takes one for sure, or raises why not.
+      that has been open longest, or, where none is open yet, through the first that fetches with it. Those of one object that live in a process at
+      a time share it. Unpickling waits for that a second at most. It never fails by that: if the object is gone, or nobody here may fetch it,
+      fetching says so (`Freed`, `Denied`). `holds` tells whether it has the hold; `Connection.hold` takes one for sure, or raises why not.
     - A Ref that was made of text, a name, an id, or one that a call tells of, holds nothing until it was given to `Connection.hold`.
 
     So that there is no moment between two Refs when nobody holds the object, keep yours until the other process says that its own `holds`, or
@@ -61,24 +62,43 @@ class Ref(_rdt.Ref):
     @classmethod
     def _unpickle(cls, packed: bytes, hint: int = 0) -> Ref:
         made = cls._unpack(packed, hint)
-        made._take()
+        made._take(packed)
         return made
 
-    def _take(self) -> None:
+    def _take(self, packed: bytes) -> None:
         """Holds what it names, if it can, soon."""
         if self.is_name or not self.generation:
             return
         for connection in opened():
+            shared = connection._unpickled.get(packed)
+            if shared is not None and shared._state() in (OK, AGAIN):
+                self._hold = shared
+                return
             try:
-                self._hold = request = connection._start(HOLD, self, 0, 0, None)
+                self._hold = request = connection._start(HOLD, self, 0, 0, None, HOLD_SECONDS)
             except Error:  # it was closed, is lost, or is another process's
                 continue
-            try:
-                connection._wait([request], 1, HOLD_SECONDS)
-            except Error:
-                pass  # fetching will say it
+            connection._unpickled[packed] = request
             return
         self._wanting = True
+
+    @property
+    def holds(self) -> bool:
+        """Whether this very Ref holds the object: as put returned it, or by a hold that was taken since. One that was refused, or that the
+        connection's end has ended, is none."""
+        hold = self._hold
+        if hold is not None:
+            _settle(hold)
+        return super().holds
+
+    def keep(self) -> Ref:
+        """The object stays when this Ref is gone, until somebody frees it or the connection ends. Returns the Ref."""
+        hold = self._hold
+        if hold is not None and self.holds:  # others may have it too: one of its own stays
+            own = hold.connection._start(HOLD, self, 0, 0, None, HOLD_SECONDS)
+            if own._state() == OK:
+                self._hold = own
+        return super().keep()
 
     @classmethod
     def from_id(cls, id: str | bytes) -> Ref:
@@ -98,6 +118,15 @@ class Ref(_rdt.Ref):
 
     def __exit__(self, *ignored: object) -> None:
         self.free()
+
+
+def _settle(hold: _rdt.Request) -> None:
+    """Until a hold was given or refused, or did not come."""
+    if hold._state() == AGAIN:
+        try:
+            hold.connection._wait([hold], 1, HOLD_SECONDS)
+        except Error:
+            pass  # fetching will say it
 
 
 class Held(NamedTuple):

@@ -23,6 +23,9 @@ TAIL_BYTES = 1 << 18  # what is longer goes as a tensor
 BLOB_BYTES = 1 << 12  # bytes in a pickle that are longer go as a tensor
 
 
+_ONE_OF_TORCH = b'{"rdt":1,"kinds":"t"}\n'  # metadata of a tensor that is not in anything
+
+
 class Encoded(NamedTuple):
     tensors: list[Any]
     metadata: bytes
@@ -38,7 +41,7 @@ def encode(value: Any, allow_pickle: bool) -> Encoded:
     """TypeError: a pickle is needed, and allow_pickle is False; says for what."""
     kind = kind_of(value)
     if kind == "t":
-        return Encoded([value], b'{"rdt":1,"kinds":"t"}\n', None, True)
+        return Encoded([value], _ONE_OF_TORCH, None, True)
     if kind in ("n", "o"):
         return Encoded([value], b"", None, False)
     return _encode_flat(value) or encode_nested(value, allow_pickle)
@@ -237,6 +240,10 @@ class Layout:
         self.form = "bare"
         self.text: bytes = b""
         self.kinds = "n"
+        self.names = None
+        if metadata == _ONE_OF_TORCH:
+            self.kinds = "t"
+            return
         self.names = _by_name_quickly(metadata, tensors)
         if self.names:
             self.form, self.kinds = "names", self.names[1]

@@ -65,7 +65,18 @@ static PyObject *free_ref(PyObject *self, PyObject *args)
     return none_or_raise(status, &err);
 }
 
-/* _start(what, ref or None, address, bytes, timeout): the Request of a wait; what: 0 put, 1 freed, 2 freed range, 3 a hold. */
+static enum rdt_status hold(rdt *conn, const struct rdt_ref *ref, int64_t timeout_ns, int64_t patience_ns, rdt_request **request_p,
+                            struct rdt_error *err)
+{
+    enum rdt_status status = rdt_hold_start(conn, ref, timeout_ns, request_p, err);
+
+    if (status == RDT_OK && patience_ns > 0)
+        (void)rdt_wait(conn, request_p, 1, 1, patience_ns, NULL, NULL, NULL); /* the request says how it went */
+    return status;
+}
+
+/* _start(what, ref or None, address, bytes, timeout, patience): the Request of a wait; what: 0 put, 1 freed, 2 freed range, 3 a hold, which is
+ * then waited for so long, but not for a signal: who asks and waits at once is answered on its own core. */
 static PyObject *start(PyObject *self, PyObject *args)
 {
     struct conn *conn = (struct conn *)self;
@@ -77,9 +88,10 @@ static PyObject *start(PyObject *self, PyObject *args)
     rdt_request *request;
     enum rdt_status status;
     int64_t timeout_ns;
+    double patience = 0;
     int what;
 
-    if (!PyArg_ParseTuple(args, "iOKnO:_start", &what, &ref, &address, &bytes, &timeout) || !timeout_from(timeout, -1, &timeout_ns))
+    if (!PyArg_ParseTuple(args, "iOKnO|d:_start", &what, &ref, &address, &bytes, &timeout, &patience) || !timeout_from(timeout, -1, &timeout_ns))
         return NULL;
     if (what != 2) {
         if (!PyObject_TypeCheck(ref, &ref_type)) {
@@ -90,18 +102,22 @@ static PyObject *start(PyObject *self, PyObject *args)
     }
     if (!conn_enter(conn))
         return NULL;
+    Py_BEGIN_ALLOW_THREADS
     if (what == 0)
         status = rdt_wait_put_start(conn->rdt, &value, timeout_ns, &request, &err);
     else if (what == 1)
         status = rdt_wait_freed_start(conn->rdt, &value, timeout_ns, &request, &err);
     else if (what == 3)
-        status = rdt_hold_start(conn->rdt, &value, timeout_ns, &request, &err);
+        status = hold(conn->rdt, &value, timeout_ns, (int64_t)(patience * 1e9), &request, &err);
     else
         status = rdt_wait_freed_range_start(conn->rdt, (const void *)(uintptr_t)address, (size_t)bytes, timeout_ns, &request, &err);
+    Py_END_ALLOW_THREADS
     if (status == RDT_OK)
         made = request_new(conn, request);
     else
         (void)raise_error(&err);
+    if (made && conn->closed)
+        rdt_cancel(request);
     conn_leave(conn);
     return made;
 }
@@ -256,6 +272,10 @@ PyMethodDef conn_methods[] = {
     {"_publish", publish, METH_VARARGS, NULL},
     {"_unpublish", unpublish, METH_O, NULL},
     {"_stat", stat_ref, METH_O, NULL},
+    {"_group_create", conn_group_create, METH_VARARGS, NULL},
+    {"_group_destroy", conn_group_destroy, METH_O, NULL},
+    {"_groups", conn_groups, METH_NOARGS, NULL},
+    {"_broadcast", conn_broadcast, METH_VARARGS, NULL},
     {"_gpu", conn_gpu, METH_O, NULL},
     {"_gpu_open", conn_gpu_open, METH_NOARGS, NULL},
     {"_use_pool", conn_use_pool, METH_NOARGS, NULL},

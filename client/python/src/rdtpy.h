@@ -1,7 +1,7 @@
 /* The extension module _rdt: librdt's calls as Python objects, nothing more; what is convenient is written in Python above it.
  *
  *   conn.c      Conn: a connection; who may still use it, and when it is really closed
- *   calls.c     Conn's calls that are one answer: stat, publish, waits
+ *   calls.c     Conn's calls that are one answer: stat, publish, waits;  groups.c: those about groups
  *   transfer.c  Conn's put and fetch
  *   ref.c       Ref: a name, and maybe the hold on what it names
  *   request.c   Request and Object: what was started, what it brought
@@ -70,6 +70,7 @@ struct request {
     struct link link;
     struct held_set *targets; /* NULL: none */
     PyObject *how;            /* what the Python side wants to know when it has ended */
+    PyObject *weakrefs;
 };
 
 struct object {
@@ -284,5 +285,9 @@ PyObject *conn_put(PyObject *self, PyObject *args);
 PyObject *conn_fetch(PyObject *self, PyObject *args);
 PyObject *conn_get(PyObject *self, PyObject *args);
 PyObject *conn_wait(PyObject *self, PyObject *args);
+PyObject *conn_group_create(PyObject *self, PyObject *args);
+PyObject *conn_group_destroy(PyObject *self, PyObject *name);
+PyObject *conn_groups(PyObject *self, PyObject *ignored);
+PyObject *conn_broadcast(PyObject *self, PyObject *args);
 
 #endif

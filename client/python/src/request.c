@@ -27,6 +27,8 @@ static void request_dealloc(PyObject *self)
     rdt_request *gone = request->request;
 
     PyObject_GC_UnTrack(self);
+    if (request->weakrefs)
+        PyObject_ClearWeakRefs(self);
     if (conn) {
         link_remove(&request->link);
         request->request = NULL;
@@ -199,6 +201,7 @@ PyTypeObject request_type = {
     .tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE | Py_TPFLAGS_HAVE_GC,
     .tp_dealloc = request_dealloc,
     .tp_traverse = request_traverse,
+    .tp_weaklistoffset = offsetof(struct request, weakrefs),
     .tp_clear = request_clear,
     .tp_methods = request_methods,
     .tp_getset = request_getset,

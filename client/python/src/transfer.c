@@ -321,7 +321,7 @@ static bool fetching_on_gpus(const struct fetching *fetching)
     return false;
 }
 
-/* _fetch([ref], mode, timeout, transport, least_path, slices, targets, place): a list of Requests. */
+/* _fetch([ref], mode, timeout, transport, least_path, slices, targets, place, group): a list of Requests. */
 PyObject *conn_fetch(PyObject *self, PyObject *args)
 {
     struct conn *conn = (struct conn *)self;
@@ -332,8 +332,8 @@ PyObject *conn_fetch(PyObject *self, PyObject *args)
     enum rdt_status status = RDT_OK;
     int mode;
 
-    if (!PyArg_ParseTuple(args, "O!iOzzOO|O:_fetch", &PyList_Type, &refs, &mode, &timeout, &options.transport, &options.least_path, &slices,
-                          &targets, &place) ||
+    if (!PyArg_ParseTuple(args, "O!iOzzOO|Oz:_fetch", &PyList_Type, &refs, &mode, &timeout, &options.transport, &options.least_path, &slices,
+                          &targets, &place, &options.group) ||
         !timeout_from(timeout, 0, &options.timeout_ns) || !gpu_place(place, &options.memory, &options.device))
         return NULL;
     if (timeout != Py_None && options.timeout_ns == 0)

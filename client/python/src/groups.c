@@ -1,0 +1,131 @@
+/* Conn's calls about groups. */
+#include "rdtpy.h"
+
+/* A tuple (client, node or None, device or None), whose texts the member borrows. */
+static bool read_member(PyObject *tuple, struct rdt_member *member)
+{
+    if (!PyTuple_Check(tuple)) {
+        PyErr_Format(PyExc_TypeError, "a member is a tuple, not a %.100s", Py_TYPE(tuple)->tp_name);
+        return false;
+    }
+    return PyArg_ParseTuple(tuple, "szz:member", &member->client, &member->node, &member->device);
+}
+
+/* _group_create(name, transport, [member], timeout) */
+PyObject *conn_group_create(PyObject *self, PyObject *args)
+{
+    struct conn *conn = (struct conn *)self;
+    struct rdt_group_options options = RDT_INIT(options);
+    struct rdt_member *members = NULL;
+    PyObject *list, *timeout, *held = NULL;
+    const char *name, *transport;
+    struct rdt_error err;
+    enum rdt_status status = RDT_OK;
+    size_t count = 0;
+    bool entered = false;
+
+    if (!PyArg_ParseTuple(args, "ssO!O:_group_create", &name, &transport, &PyList_Type, &list, &timeout) ||
+        !timeout_from(timeout, 0, &options.timeout_ns))
+        return NULL;
+    if (timeout != Py_None && options.timeout_ns == 0)
+        options.timeout_ns = 1;
+    held = PyList_AsTuple(list); /* the caller's may change meanwhile */
+    members = held ? PyMem_Calloc((size_t)PyTuple_GET_SIZE(held) + 1, sizeof *members) : NULL;
+    if (!members) {
+        if (held)
+            PyErr_NoMemory();
+        goto end;
+    }
+    for (; count < (size_t)PyTuple_GET_SIZE(held); count++)
+        if (!read_member(PyTuple_GET_ITEM(held, (Py_ssize_t)count), &members[count]))
+            goto end;
+    entered = conn_enter(conn);
+    if (entered)
+        CONN_CALL(conn, status = rdt_group_create(conn->rdt, name, transport, members, count, &options, &err));
+    if (entered && status != RDT_OK)
+        (void)raise_error(&err);
+end:
+    PyMem_Free(members);
+    Py_XDECREF(held);
+    if (!entered || status != RDT_OK)
+        return NULL;
+    Py_RETURN_NONE;
+}
+
+PyObject *conn_group_destroy(PyObject *self, PyObject *name)
+{
+    struct conn *conn = (struct conn *)self;
+    const char *text = PyUnicode_AsUTF8(name);
+    struct rdt_error err;
+    enum rdt_status status;
+
+    if (!text || !conn_enter(conn))
+        return NULL;
+    CONN_CALL(conn, status = rdt_group_destroy(conn->rdt, text, &err));
+    if (status != RDT_OK)
+        return raise_error(&err);
+    Py_RETURN_NONE;
+}
+
+/* _groups(): a list of (name, transport, state, why, epoch, members, ranks). */
+PyObject *conn_groups(PyObject *self, PyObject *ignored)
+{
+    struct conn *conn = (struct conn *)self;
+    struct rdt_group *groups = NULL;
+    size_t room = 16, count;
+    struct rdt_error err;
+    enum rdt_status status;
+    PyObject *list = NULL;
+
+    (void)ignored;
+    do { /* more may have come since they were counted */
+        PyMem_Free(groups);
+        groups = PyMem_Calloc(room, sizeof *groups);
+        if (!groups)
+            return PyErr_NoMemory();
+        if (!conn_enter(conn))
+            goto end;
+        CONN_CALL(conn, status = rdt_group_list(conn->rdt, groups, room, &count, &err));
+        if (status != RDT_OK) {
+            (void)raise_error(&err);
+            goto end;
+        }
+    } while (count > room && (room = 2 * count));
+    list = PyList_New((Py_ssize_t)count);
+    for (size_t i = 0; list && i < count; i++) {
+        PyObject *one = Py_BuildValue("(ssssIII)", groups[i].name, groups[i].transport, groups[i].state, groups[i].why, (unsigned)groups[i].epoch,
+                                      (unsigned)groups[i].members, (unsigned)groups[i].ranks);
+
+        if (one)
+            PyList_SET_ITEM(list, (Py_ssize_t)i, one);
+        else
+            Py_CLEAR(list);
+    }
+end:
+    PyMem_Free(groups);
+    return list;
+}
+
+/* _broadcast(ref, group, timeout): a Request. */
+PyObject *conn_broadcast(PyObject *self, PyObject *args)
+{
+    struct conn *conn = (struct conn *)self;
+    PyObject *timeout, *made = NULL;
+    struct ref *ref;
+    rdt_request *request;
+    const char *group;
+    struct rdt_error err;
+    enum rdt_status status;
+    int64_t timeout_ns;
+
+    if (!PyArg_ParseTuple(args, "O!sO:_broadcast", &ref_type, &ref, &group, &timeout) || !timeout_from(timeout, -1, &timeout_ns) ||
+        !conn_enter(conn))
+        return NULL;
+    status = rdt_broadcast_start(conn->rdt, &ref->ref, group, timeout_ns, &request, &err);
+    if (status == RDT_OK)
+        made = request_new(conn, request);
+    else
+        (void)raise_error(&err);
+    conn_leave(conn);
+    return made;
+}

@@ -1,0 +1,87 @@
+"""Groups of actors on two nodes: formed, used, given a copy to, ended."""
+import asyncio
+import sys
+
+import rdt
+
+from nodes import BUILD, LONG, Node, Skipped, main, raises, until
+
+try:
+    import numpy as np
+except ImportError:
+    print("no numpy here")
+    sys.exit(77)
+
+
+def two():
+    """Nodes, by whose network gloo may move bytes too."""
+    if not (BUILD / "backends" / "rdt_gloo.so").exists():
+        raise Skipped("gloo was not built (libgloo-dev)")
+    return tuple(Node(listen=True) for _ in range(2))
+
+
+def address(c):
+    return c.node["address"]
+
+
+def test_formed_used_and_ended():
+    a, b = two()
+    with rdt.connect(a.socket, name="trainer") as here, rdt.connect(b.socket, name="sampler") as there:
+        ref = here.put({"w": np.arange(100000, dtype="f4")})
+        here.create_group("weights", "gloo", ["trainer", rdt.Member("sampler", address(there))], timeout=LONG)
+        (group,) = here.groups()
+        assert isinstance(group, rdt.Group) and group[:3] == ("weights", "gloo", "ready") and (group.members, group.ranks) == (2, 2), group
+        assert [each.name for each in there.groups()] == ["weights"]
+        got = there.get_fetched(ref, group="weights", timeout=LONG)
+        assert got.path == "gloo" and got.value["w"][99999] == 99999
+        with raises(rdt.Exists, "weights"):
+            asyncio.run(here.create_group_async("weights", "gloo", [("trainer",), ("sampler", address(there))]))
+        with raises(rdt.Error, "other"):
+            there.get(ref, group="other", timeout=LONG)
+        del got
+        there.destroy_group("weights")
+        assert here.groups() == [] == there.groups()
+        with raises(rdt.NotFound, "weights"):
+            here.destroy_group("weights")
+
+
+def test_broadcast_puts_a_copy_on_the_other_node():
+    a, b = two()
+    with rdt.connect(a.socket, name="trainer") as here, rdt.connect(b.socket, name="sampler") as there:
+        here.create_group("weights", "gloo", ["trainer", ("sampler", address(there))], timeout=LONG)
+        live, sealed = here.put(np.ones(1000)), here.put(np.arange(100000), snapshot=True)
+        with raises(rdt.Invalid):
+            here.broadcast(live, "weights", timeout=LONG)
+        with raises(rdt.NotFound, "nobody"):
+            here.broadcast(sealed, "nobody", timeout=LONG)
+        here.broadcast(sealed, "weights", timeout=LONG)
+        got = there.get_fetched(sealed)
+        assert got.bytes_moved == 0 and got.value[99999] == 99999, got
+        del got
+
+        async def again():
+            await here.when_broadcast(sealed, "weights", timeout=LONG)
+
+        asyncio.run(again())
+        here.destroy_group("weights")
+
+
+def test_what_cannot_be_formed_is_said():
+    a, b = two()
+    with rdt.connect(a.socket, name="trainer") as here, rdt.connect(b.socket, name="sampler") as there:
+        for members, error, text in ((["trainer"], rdt.Invalid, ""), (["trainer", "trainer"], rdt.Invalid, "trainer"),
+                                     (["trainer", ("missing", address(there))], rdt.NotFound, "missing")):
+            with raises(error, text):
+                here.create_group("weights", "gloo", members, timeout=LONG)
+        with raises(rdt.Unsupported, "pigeon"):
+            here.create_group("weights", "pigeon", ["trainer", ("sampler", address(there))])
+        with raises(rdt.Invalid, "member 1"):
+            here.create_group("weights", "gloo", ["trainer", ""])
+        for wrong in (3, ("trainer", 3), ("a", "b", "c", "d")):
+            with raises(TypeError):
+                here.create_group("weights", "gloo", ["trainer", wrong])
+        until(lambda: here.groups() == [] == there.groups(), "nothing is left of what was refused")
+
+
+if __name__ == "__main__":
+    main(globals())
