@@ -30,8 +30,10 @@ static bool may_open(const struct peer_transport *pt)
     return link_is_up(pt) && !pt->transport->leaving && pt->remote_why_not[0] == '\0';
 }
 
-static void close_connection(struct peer_transport *pt)
+/* What is under way on it ends, for this reason. */
+static void close_connection(struct peer_transport *pt, const char *why)
 {
+    (void)snprintf(pt->broken, sizeof pt->broken, "the connection was taken down: %.150s", why);
     sm_move(&pt->sm, PT_CLOSING);
     plugin_conn_disconnect(&pt->conn);
 }
@@ -46,7 +48,7 @@ void peer_transport_isolate(struct peer_transport *pt, const char *why)
     }
     log_warn("%s to node %s: connection taken down and rebuilt: %s", pt->transport->name, pt->work->peer->name, why);
     pt->failures++;
-    close_connection(pt);
+    close_connection(pt, why);
 }
 
 static void on_failed(struct plugin_conn *conn, enum rdt_status status, const char *msg)
@@ -55,7 +57,7 @@ static void on_failed(struct plugin_conn *conn, enum rdt_status status, const ch
     char why[256];
 
     if (pt->transport->leaving && (pt->sm.state == PT_CONNECTED || pt->sm.state == PT_OFFERED)) {
-        close_connection(pt); /* the other end has heard of it */
+        close_connection(pt, "the transport is being unloaded"); /* the other end has heard of it */
         return;
     }
     (void)snprintf(why, sizeof why, "%s: %s", rdt_status_name(status), msg ? msg : "");
@@ -89,7 +91,7 @@ static void take_down(struct peer_transport *pt)
     deadline_unset(pt->work->transfers->deadlines, &pt->retry);
     if (pt->sm.state == PT_CONNECTED || pt->sm.state == PT_OFFERED) {
         log_debug("%s to node %s is taken down: %s", pt->transport->name, pt->work->peer->name, pt->remote_why_not);
-        close_connection(pt);
+        close_connection(pt, pt->remote_why_not);
     }
     peer_work_refused(pt);
 }
@@ -126,6 +128,7 @@ static void use_blob(struct peer_transport *pt)
         peer_transport_isolate(pt, err.msg);
         return;
     }
+    pt->broken[0] = '\0';
     sm_move(&pt->sm, PT_CONNECTED);
     peer_work_connected(pt);
 }
@@ -231,7 +234,7 @@ void peer_transports_down(struct peer_work *work)
         pt->blob_epoch = 0;
         deadline_unset(work->transfers->deadlines, &pt->retry);
         if (pt->sm.state == PT_OFFERED || pt->sm.state == PT_CONNECTED)
-            close_connection(pt);
+            close_connection(pt, "the link to the node ended");
     }
 }
 
@@ -285,7 +288,7 @@ enum rdt_status peer_transport_on_offer(struct peer_work *work, const Rdt__Pb__O
     pt->blob_bytes = offer->blob.len;
     pt->blob_epoch = offer->epoch;
     if (pt->sm.state == PT_CONNECTED) /* the peer built its end anew: ours leads nowhere */
-        close_connection(pt);
+        close_connection(pt, "the other node built its end anew");
     else if (pt->sm.state == PT_NONE && pt->transport->available && pt->retry.place == 0)
         peer_transport_open(pt); /* it was not there before */
     else
@@ -409,7 +412,7 @@ void transfers_transport_leave(struct transfers *transfers, struct transport *tr
         if (link_is_up(pt))
             send_offer(pt, NULL, 0, "it was unloaded there");
         if (pt->sm.state == PT_OFFERED)
-            close_connection(pt);
+            close_connection(pt, "the transport is being unloaded");
     }
 }
 
@@ -418,7 +421,7 @@ void transfers_transport_cut(struct transfers *transfers, const struct transport
     list_for_each (node, &transfers->works) {
         struct peer_transport *pt = peer_transport_find(list_entry(node, struct peer_work, link), transport->name);
         if (pt && (pt->sm.state == PT_CONNECTED || pt->sm.state == PT_OFFERED))
-            close_connection(pt);
+            close_connection(pt, "the transport is being unloaded");
     }
 }
 

@@ -53,7 +53,7 @@ struct peer_transport {
     struct group *group;   /* it is that node's side of this group, whose epoch is its own; NULL: a connection, or the group is gone */
     struct list by_group;  /* in group->vias */
     uint32_t rank_here, rank_there;
-    char broken[192];      /* why the group was taken down last */
+    char broken[192];      /* why it was taken down last; of a connection: since it was connected */
     struct transport *transport;
     struct sm sm;
     struct plugin_conn conn;

@@ -23,7 +23,9 @@ static void note_failure(struct transfer *transfer, enum rdt_status status, cons
 {
     if (transfer->failed != RDT_OK)
         return;
-    transfer->failed = status == RDT_CANCELLED ? RDT_TRANSPORT : status;
+    if (status == RDT_CANCELLED && transfer->via) /* with the whole connection: nobody cancelled this one */
+        status = RDT_TRANSPORT, msg = transfer->via->broken;
+    transfer->failed = status;
     text_copy(transfer->failure, sizeof transfer->failure, msg && msg[0] ? msg : "the connection was taken down");
     if (transfer->early && !transfer->have_meta)
         return; /* nothing was promised yet: the answer may lead another way */
@@ -539,6 +541,6 @@ void transfer_in_via_closed(struct peer_transport *pt)
     list_for_each_safe (node, &pt->users_in) {
         struct transfer *transfer = list_entry(node, struct transfer, by_via);
         if ((transfer->sm.state == TRANSFER_TURN || transfer->sm.state == TRANSFER_MOVE) && !transfer->rewind)
-            note_failure(transfer, RDT_TRANSPORT, "the connection was taken down");
+            note_failure(transfer, RDT_TRANSPORT, pt->broken);
     }
 }

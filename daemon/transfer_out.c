@@ -470,7 +470,8 @@ void outgoing_via_closed(struct peer_transport *pt)
         if (out->sm.state == OUTGOING_ABORT) {
             outgoing_settle(out);
         } else {
-            (void)rdt_error_set(&err, RDT_TRANSPORT, "%s: the owner's connection was taken down", pt->transport->name);
+            (void)rdt_error_set(&err, RDT_TRANSPORT, "%s at the owner: %s", pt->transport->name,
+                                pt->broken[0] ? pt->broken : "the connection was taken down");
             outgoing_fail(out, &err);
         }
     }

@@ -286,7 +286,9 @@ static void chunk_ended(struct chunk_op *op, enum rdt_status status, const char 
     if (out->sm.state == OUTGOING_ABORT) {
         outgoing_settle(out);
     } else if (status != RDT_OK) {
-        (void)rdt_error_set(&err, status == RDT_CANCELLED ? RDT_TRANSPORT : status, "%s at the owner: %s", pt->transport->name,
+        if (status == RDT_CANCELLED) /* with the whole connection: nobody cancelled this one */
+            status = RDT_TRANSPORT, msg = pt->broken;
+        (void)rdt_error_set(&err, status, "%s at the owner: %s", pt->transport->name,
                             msg && msg[0] ? msg : "the connection was taken down");
         outgoing_fail(out, &err);
     } else {
