@@ -434,7 +434,8 @@ static void work(struct conn *conn, bool readable)
     else
         (void)uv_idle_stop(&conn->turn);
     conn_settle_frame(conn);
-    (void)flush(conn);
+    if (!conn_may_gather(conn))
+        (void)flush(conn);
 }
 
 static void on_turn(uv_idle_t *turn)

@@ -38,6 +38,7 @@ struct conn {
     size_t frame_heap;     /* charged for a large message, from when it is received until nobody reads it any more */
     bool frame_taken;      /* ... and it has come whole: it is being handled */
     size_t queue_heap;     /* charged for answers that are not read */
+    unsigned gathered;     /* turns of its task since its answers were sent */
     bool counted;          /* as a session of its owner; false: refused */
     bool greeted, in_read, closing;
     bool more;                /* its reader may hold whole frames */

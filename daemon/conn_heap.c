@@ -1,6 +1,8 @@
 #include "daemon/conn_heap.h"
 
 #define QUEUE_MAX_FDS 256 /* open in this process for answers that are not read yet */
+#define GATHER_BYTES 16384u
+#define GATHER_TURNS 8u
 
 /* ---- messages ---- */
 
@@ -69,4 +71,15 @@ bool conn_queue_is_full(const struct conn *conn)
     if (conn->queue_heap > 0 && account_check(conn->client.account, USAGE_HEAP, 1, NULL) != RDT_OK)
         return true;
     return conn->writer.queued_bytes > conn->rpc->options->client_queue_bytes || conn->writer.queued_fds > QUEUE_MAX_FDS;
+}
+
+bool conn_may_gather(struct conn *conn)
+{
+    const struct client_task *task = conn->client.task;
+
+    if (task && !task->waits && !conn->held && !conn->draining && conn->writer.queued_bytes < GATHER_BYTES &&
+        conn->writer.queued_fds == 0 && ++conn->gathered < GATHER_TURNS)
+        return true;
+    conn->gathered = 0;
+    return false;
 }

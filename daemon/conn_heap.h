@@ -25,4 +25,8 @@ bool conn_has_room(const struct conn *conn, size_t bytes, struct rdt_error *err)
 /* Who does not read is not read: too much is queued, or what is queued is more than its share. */
 bool conn_queue_is_full(const struct conn *conn);
 
+/* At the end of a turn: its task goes on in the next ones, and answers by hundreds. A write for every few of them would wake the reader as
+ * often: they may wait for more, for a few turns. */
+bool conn_may_gather(struct conn *conn);
+
 #endif

@@ -52,6 +52,7 @@ static void rearm(struct deadlines *all)
         uv_idle_start(&all->turn, on_turn);
         return;
     }
+    all->armed_ns = at;
     uv_update_time(all->timer.loop);
     /* round up: a timer that fires early would find nothing due and spin */
     uv_timer_start(&all->timer, on_timer, (at - now + 999999) / 1000000, 0);
@@ -135,7 +136,8 @@ bool deadline_set(struct deadlines *all, struct deadline *deadline, int64_t time
     deadline->at_ns = uv_hrtime() + (uint64_t)timeout_ns;
     all->count++;
     sift_up(all, all->count, deadline);
-    if (all->heap[1] == deadline)
+    /* Most are unset long before they pass: a timer that comes too early once costs less than to set it for each. */
+    if (all->heap[1] == deadline && (!uv_is_active((uv_handle_t *)&all->timer) || all->armed_ns > deadline->at_ns))
         rearm(all);
     return true;
 }

@@ -16,6 +16,7 @@ struct deadline {
 struct deadlines {
     uv_timer_t timer;
     uv_idle_t turn; /* active while more have passed than one turn tells */
+    uint64_t armed_ns; /* the timer's, where it is active: no later than the first deadline, and earlier where that was unset */
     struct deadline **heap; /* [1..count] */
     size_t count, size;
 };

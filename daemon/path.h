@@ -27,6 +27,7 @@ struct path_candidate {
 };
 
 struct path_decision {
+    unsigned refs; /* of one that is kept (transfer_record.c) */
     unsigned n;
     int chosen;      /* index, -1: none */
     int passed_over; /* the best transport that would be before the chosen one but is not usable now; -1: none */

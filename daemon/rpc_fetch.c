@@ -1,4 +1,5 @@
-/* FETCH, CANCEL, RELEASE: all items start before any is served; each is answered by its own FETCH_DONE. */
+/* FETCH, CANCEL, RELEASE: all items start before any is served, but for those that no other could share with, before the first one that
+ * waits so; each is answered by its own FETCH_DONE. */
 #include <stdlib.h>
 
 #include "daemon/reservation.h"
@@ -8,10 +9,19 @@
 #define TWINS_MOST 16 /* of one transfer of an object of this node: all of them are answered in one step */
 #define TWINS_TRIED 16 /* a message may ask for thousands of slices of one object: each is compared with the latest few */
 
-/* Finds an earlier item of the message that one may share a transfer with. By id: few messages repeat one. */
-struct seen {
-    struct map by_id; /* id bytes -> index + 1 of the last item that began a transfer with it */
-    size_t *earlier;  /* index + 1 of the one before with the same id; 0: none */
+enum phase {
+    BATCH_LOOK,  /* which items are of one object: those may share a transfer */
+    BATCH_START, /* and what is here, and no other item's, goes at once, in order: thousands are served in the memory of one */
+    BATCH_GO,
+};
+
+struct item {
+    uint64_t transfer; /* that it began; 0: none */
+    uint32_t first;    /* index of the first item with its id */
+    uint32_t last;     /* of such a first one: index + 1 of the latest item with its id that began a transfer; 0: none */
+    uint32_t earlier;  /* index + 1 of the one that did so before; 0: none */
+    bool repeated;     /* others have its id */
+    bool went;
 };
 
 /* A fetch of many items is worked off in the client's turns. Between them what was started may end: by number it is found again. */
@@ -21,16 +31,35 @@ struct batch {
     struct client *client;
     struct arena arena; /* of the message */
     const Rdt__Pb__Fetch *message;
-    uint64_t *started; /* transfer that item i began; 0: none */
-    struct seen seen;
+    enum phase phase;
     size_t next;
-    bool going;                   /* all are started: they may be served */
+    bool keeps;                   /* an item waits for GO, and so do those behind it */
+    struct map by_id;             /* LOOK: id bytes -> index + 1 of the first item with it */
+    struct item *items;           /* [message->n_items] */
     struct reservation *together; /* memory for all of them; NULL: a single one */
 };
 
 static struct transfer *begun(const struct batch *batch, size_t i)
 {
-    return batch->started[i] ? map_get_u64(&batch->rpc->transfers->by_id, batch->started[i]) : NULL;
+    return batch->items[i].transfer ? map_get_u64(&batch->rpc->transfers->by_id, batch->items[i].transfer) : NULL;
+}
+
+static void look(struct batch *batch, size_t i)
+{
+    const Rdt__Pb__Ref *ref = batch->message->items[i]->ref;
+    struct item *item = &batch->items[i];
+    size_t first;
+
+    item->first = (uint32_t)i;
+    if (!ref || ref->id.len == 0)
+        return;
+    first = (size_t)map_get(&batch->by_id, ref->id.data, ref->id.len);
+    if (first == 0) {
+        (void)map_put(&batch->by_id, ref->id.data, ref->id.len, (void *)(i + 1)); /* without memory it shares with nobody */
+        return;
+    }
+    item->first = (uint32_t)(first - 1);
+    item->repeated = batch->items[item->first].repeated = true;
 }
 
 /* Nothing moves for an object that is here: another transfer costs no more. */
@@ -42,23 +71,14 @@ static bool has_room(const struct batch *batch, const struct transfer *twin)
 static struct transfer *find_twin(struct batch *batch, size_t i)
 {
     const Rdt__Pb__Fetch *message = batch->message;
-    struct seen *seen = &batch->seen;
-    const Rdt__Pb__FetchItem *item = message->items[i];
-    size_t last;
+    const struct item *item = &batch->items[i];
     unsigned tries = 0;
 
-    if (!item->ref || item->ref->id.len == 0)
-        return NULL;
-    last = (size_t)map_get(&seen->by_id, item->ref->id.data, item->ref->id.len);
-    for (size_t at = last; at != 0 && tries < TWINS_TRIED; at = seen->earlier[at - 1], tries++) {
+    for (size_t at = batch->items[item->first].last; at != 0 && tries < TWINS_TRIED; at = batch->items[at - 1].earlier, tries++) {
         struct transfer *twin = begun(batch, at - 1);
-        if (twin && fetch_joinable(message, item, message->items[at - 1]) && has_room(batch, twin))
+        if (twin && fetch_joinable(message, message->items[i], message->items[at - 1]) && has_room(batch, twin))
             return twin;
     }
-    if (last != 0)
-        (void)map_remove(&seen->by_id, item->ref->id.data, item->ref->id.len);
-    seen->earlier[i] = last;
-    (void)map_put(&seen->by_id, item->ref->id.data, item->ref->id.len, (void *)(i + 1));
     return NULL;
 }
 
@@ -71,24 +91,40 @@ static enum rdt_status refuse_all(struct call *call, const Rdt__Pb__Fetch *messa
     return RDT_OK;
 }
 
+static void go(struct batch *batch, size_t i, struct transfer *transfer)
+{
+    batch->items[i].went = true;
+    transfer->reservation = batch->together;
+    transfer_go(transfer);
+    transfer = begun(batch, i);
+    if (transfer) /* it waits for something, and others do not wait for it */
+        transfer->reservation = NULL;
+}
+
 static void start_item(struct batch *batch, size_t i)
 {
-    const Rdt__Pb__FetchItem *item = batch->message->items[i];
-    struct transfer *transfer;
+    const Rdt__Pb__FetchItem *message = batch->message->items[i];
+    struct item *item = &batch->items[i], *first = &batch->items[item->first];
+    struct transfer *transfer = NULL;
     struct rdt_error why = {0};
 
-    if (fetch_start(batch->rpc->transfers, batch->client, batch->message, item, find_twin(batch, i), &transfer, &why) != RDT_OK)
-        fetch_answer_error(batch->client, item->handle, &why);
-    else if (transfer) /* else it goes with another */
-        batch->started[i] = transfer->id;
+    if (fetch_start(batch->rpc->transfers, batch->client, batch->message, message, find_twin(batch, i), &transfer, &why) != RDT_OK)
+        fetch_answer_error(batch->client, message->handle, &why);
+    if (!transfer) /* or it goes with another */
+        return;
+    item->transfer = transfer->id;
+    item->earlier = first->last;
+    first->last = (uint32_t)i + 1;
+    batch->keeps = batch->keeps || item->repeated || !node_is_here(batch->rpc->node, transfer->ref.node, transfer->ref.address);
+    if (!batch->keeps)
+        go(batch, i, transfer);
 }
 
 static bool batch_end(struct batch *batch)
 {
     reservation_seal(batch->together);
-    map_fini(&batch->seen.by_id);
-    free(batch->seen.earlier);
-    free(batch->started);
+    map_fini(&batch->by_id);
+    free(batch->items);
     work_free_arena(batch->rpc->regions->pool, &batch->arena);
     free(batch);
     return true;
@@ -100,22 +136,20 @@ static bool batch_step(struct client_task *task, uint64_t until_ns)
     size_t n = batch->message->n_items;
 
     do {
-        if (batch->next == n && batch->going)
+        if (batch->next == n && batch->phase == BATCH_GO)
             return batch_end(batch);
         if (batch->next == n) {
-            batch->going = true;
+            batch->phase++;
             batch->next = 0;
-        } else if (!batch->going) {
+        } else if (batch->phase == BATCH_LOOK) {
+            look(batch, batch->next++);
+        } else if (batch->phase == BATCH_START) {
             start_item(batch, batch->next++);
         } else {
-            struct transfer *transfer = begun(batch, batch->next++);
-            if (transfer) {
-                transfer->reservation = batch->together;
-                transfer_go(transfer);
-                transfer = begun(batch, batch->next - 1);
-                if (transfer) /* it waits for something, and others do not wait for it */
-                    transfer->reservation = NULL;
-            }
+            struct transfer *transfer = batch->items[batch->next].went ? NULL : begun(batch, batch->next);
+            if (transfer)
+                go(batch, batch->next, transfer);
+            batch->next++;
         }
     } while (uv_hrtime() < until_ns);
     return false;
@@ -142,24 +176,19 @@ enum rdt_status rpc_fetch(struct call *call, const void *request, struct rdt_err
         return refuse_all(call, message, err);
     }
     batch = calloc(1, sizeof *batch);
-    if (batch) {
-        batch->started = calloc(n + 1, sizeof *batch->started);
-        batch->seen.earlier = calloc(n + 1, sizeof *batch->seen.earlier);
-    }
-    if (!batch || !batch->started || !batch->seen.earlier) {
-        if (batch) {
-            free(batch->started);
-            free(batch->seen.earlier);
-            free(batch);
-        }
+    if (batch)
+        batch->items = calloc(n + 1, sizeof *batch->items);
+    if (!batch || !batch->items) {
+        free(batch);
         (void)rdt_error_set(err, RDT_NO_MEMORY, "no memory for the fetch");
         return refuse_all(call, message, err);
     }
-    map_init(&batch->seen.by_id);
+    map_init(&batch->by_id);
     batch->task = (struct client_task){.step = batch_step, .drop = batch_drop};
     batch->rpc = call->rpc;
     batch->client = client;
     batch->message = message;
+    batch->phase = n > 1 ? BATCH_LOOK : BATCH_START;
     client->n_fetch_messages++;
     batch->together = n > 1 ? reservation_create(call->rpc->regions) : NULL;
     call_take_request(call, &batch->arena);

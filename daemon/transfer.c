@@ -59,7 +59,8 @@ void transfers_fini(struct transfers *transfers)
     map_fini(&transfers->by_id);
     map_fini(&transfers->questions);
     for (unsigned i = 0; i < TRANSFER_HISTORY; i++)
-        free(transfers->history[i].decision);
+        record_drop_decision(transfers->history[i].decision);
+    record_drop_decision(transfers->decision);
 }
 
 unsigned transfers_active(const struct transfers *transfers)
@@ -170,7 +171,7 @@ void transfer_end(struct transfer *transfer)
     if (transfer->merged) {
         transfer->record.state = "joined";
         event(transfers->events, RDT__PB__LIST_KIND__LIST_KIND_TRANSFERS, "ended", &transfer->record);
-        free(transfer->record.decision);
+        record_drop_decision(transfer->record.decision);
     } else {
         record_finish(transfers, &transfer->record, transfer->record.error[0] ? "failed" : "done", NULL);
     }

@@ -79,9 +79,9 @@ struct transfer_record {
     uint64_t since_ns;   /* asked for */
     uint64_t began_ns;   /* the object was there: from here on it takes time; 0: not yet */
     uint64_t elapsed_ns; /* since it began; 0: not ended */
-    char error[560];
     struct order *order;            /* in ordered queues: its turn, until it ends; NULL: none */
     struct path_decision *decision; /* with as many candidates as it has; NULL: not decided yet, and most that wait never are */
+    char error[560];                /* last: of it only the text goes into the history */
 };
 
 struct transfers {
@@ -108,6 +108,8 @@ struct transfers {
     struct list outgoing; /* struct transfer_record.link: pulled by others */
     struct transfer_record history[TRANSFER_HISTORY];
     uint64_t n_history;
+    struct path_query decided; /* the latest of an object of this node that only constants were said about */
+    struct path_decision *decision; /* on that: a reference; NULL: there was none */
     uint64_t last_sent_ns; /* when the last outgoing one ended */
     uint64_t done, failed, bytes_in, bytes_out, bytes_local;
     uint64_t copying_bytes;              /* of local copies on the pool */

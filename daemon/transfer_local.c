@@ -185,7 +185,7 @@ void transfer_local_serve(struct transfer *transfer, struct object *object)
     for (uint32_t i = 0; i < object->n_regions; i++)
         query.same_client = query.same_client && object->uses[i].region->client == transfer->client->id &&
                             object->uses[i].region->origin != REGION_RECEIVED;
-    if (record_decide(&transfer->record, &query, &err) != RDT_OK) {
+    if (record_decide(transfer->transfers, &transfer->record, &query, &err) != RDT_OK) {
         transfer_fail_err(transfer, &err);
         return;
     }

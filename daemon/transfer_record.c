@@ -1,6 +1,7 @@
 /* What is kept of transfers for people. */
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 
 #include "daemon/transfer_impl.h"
 
@@ -15,17 +16,54 @@ void record_start(struct transfer_record *record, uint64_t id, const struct owne
     record->since_ns = uv_hrtime();
 }
 
-enum rdt_status record_decide(struct transfer_record *record, const struct path_query *query, struct rdt_error *err)
+void record_drop_decision(struct path_decision *decision)
 {
-    struct path_decision decision, *kept;
-    enum rdt_status status = path_choose(query, &decision, err);
-    size_t bytes = offsetof(struct path_decision, candidates) + decision.n * sizeof decision.candidates[0];
+    if (decision && --decision->refs == 0)
+        free(decision);
+}
 
-    kept = realloc(record->decision, bytes);
+/* Only of a few words at most, and those are constants. */
+static bool is_common(const struct path_query *query)
+{
+    return query->same_node && !query->elsewhere && !query->copy_why_not && !query->transport[0] && !query->least[0];
+}
+
+static bool is_same(const struct path_query *a, const struct path_query *b)
+{
+    return a->same_client == b->same_client && a->from_copy == b->from_copy && a->has_target == b->has_target &&
+           a->too_many_regions == b->too_many_regions && a->show_why_not == b->show_why_not && a->cow_why_not == b->cow_why_not &&
+           a->mode == b->mode && a->has_inline == b->has_inline;
+}
+
+enum rdt_status record_decide(struct transfers *transfers, struct transfer_record *record, const struct path_query *query,
+                              struct rdt_error *err)
+{
+    bool common = is_common(query);
+    struct path_decision decision, *kept;
+    enum rdt_status status;
+    size_t bytes;
+
+    if (common && transfers->decision && is_same(query, &transfers->decided)) {
+        record_drop_decision(record->decision);
+        record->decision = transfers->decision;
+        record->decision->refs++;
+        return RDT_OK;
+    }
+    status = path_choose(query, &decision, err);
+    bytes = offsetof(struct path_decision, candidates) + decision.n * sizeof decision.candidates[0];
+    kept = malloc(bytes);
     if (!kept)
         return status == RDT_OK ? rdt_error_set(err, RDT_NO_MEMORY, "no memory for the transfer") : status;
     memcpy(kept, &decision, bytes);
+    kept->refs = 1;
+    record_drop_decision(record->decision);
     record->decision = kept;
+    if (common && status == RDT_OK) {
+        record_drop_decision(transfers->decision);
+        transfers->decision = kept;
+        transfers->decided = *query;
+        kept->refs++;
+    }
     return status;
 }
 
@@ -50,8 +88,8 @@ void record_finish(struct transfers *transfers, struct transfer_record *record, 
     record->elapsed_ns = uv_hrtime() - (record->began_ns ? record->began_ns : record->since_ns);
     if (record->elapsed_ns == 0)
         record->elapsed_ns = 1;
-    free(place->decision);
-    *place = *record;
+    record_drop_decision(place->decision);
+    memcpy(place, record, offsetof(struct transfer_record, error) + strlen(record->error) + 1);
     place->order = NULL;
     event(transfers->events, RDT__PB__LIST_KIND__LIST_KIND_TRANSFERS, "ended", record);
     record->decision = NULL; /* the history's */

@@ -12,7 +12,8 @@ struct result {
     Rdt__Pb__Ref ref;
     Rdt__Pb__TensorList tensors;
     Rdt__Pb__SharedRegion *regions, **region_list;
-    struct region_share *shares; /* of those on devices */
+    struct region_share *shares; /* of those on devices; NULL: there are none */
+    Rdt__Pb__SharedRegion one_region, *one_in_list;
     int fds[RDT_MAX_FRAME_FDS];
     unsigned n_fds;
 };
@@ -105,20 +106,39 @@ static void note_fds(const struct fetch *fetch, const struct result *result)
     }
 }
 
-static bool result_make_regions(struct result *result, uint32_t n)
+static bool result_make_regions(struct result *result, uint32_t n, bool on_devices)
 {
-    result->regions = calloc(n ? n : 1, sizeof *result->regions);
-    result->region_list = calloc(n ? n : 1, sizeof *result->region_list);
-    result->shares = calloc(n ? n : 1, sizeof *result->shares);
-    return result->regions && result->region_list && result->shares;
+    if (on_devices && !(result->shares = calloc(n ? n : 1, sizeof *result->shares)))
+        return false;
+    if (n <= 1) {
+        result->regions = &result->one_region;
+        result->region_list = &result->one_in_list;
+        return true;
+    }
+    result->regions = calloc(n, sizeof *result->regions);
+    result->region_list = calloc(n, sizeof *result->region_list);
+    return result->regions && result->region_list;
 }
 
 static void result_fini(struct result *result)
 {
     result_drop_fds(result);
-    free(result->regions);
     free(result->shares);
-    free(result->region_list);
+    if (result->regions != &result->one_region) {
+        free(result->regions);
+        free(result->region_list);
+    }
+}
+
+/* No less than its message has bytes; who sends it counts them. Texts are short, but for those of devices. */
+static size_t result_at_most(const struct result *result)
+{
+    const Rdt__Pb__FetchDone *done = &result->done;
+    size_t n_tensors = done->tensors ? done->tensors->n_dtype : 0, n_dims = done->tensors ? done->tensors->n_shape : 0;
+
+    if (result->shares)
+        return SIZE_MAX;
+    return 4096 + done->metadata.len + done->inline_data.len + 32 * n_tensors + 24 * n_dims + 64 * done->n_regions;
 }
 
 /* What its client has not read yet counts as its share of the heap, and there is no room for a great answer more. */
@@ -144,7 +164,9 @@ static void result_send(struct result *result, struct fetch *fetch, struct hold 
     result->done.hold = hold ? hold->id : 0;
     if (fetch->merged)
         result->done.version = fetch->version;
-    bytes = protobuf_c_message_get_packed_size(&result->done.base);
+    bytes = result_at_most(result);
+    if (bytes > CLIENT_UNCOUNTED_BYTES)
+        bytes = protobuf_c_message_get_packed_size(&result->done.base);
     if (bytes > RDT_MAX_FRAME_BYTES || is_too_much(fetch, bytes, &err)) {
         struct transfer *transfer = fetch->transfer;
         if (bytes > RDT_MAX_FRAME_BYTES)
@@ -203,7 +225,7 @@ void transfer_deliver_object(struct transfer *transfer, struct object *object, s
         result.done.mutable_shared = notice;
         result.done.to_copy = how == PATH_COPY;
         notice = false;
-        if (!result_make_regions(&result, object->n_regions) || !(hold = client_hold_object(fetch->client, object)))
+        if (!result_make_regions(&result, object->n_regions, object_on_device(object)) || !(hold = client_hold_object(fetch->client, object)))
             status = rdt_error_set(&err, RDT_NO_MEMORY, "no memory to share object \"%s\"", ref.id);
         for (uint32_t i = 0; i < object->n_regions && status == RDT_OK; i++) {
             struct region *region = object->uses[i].region;
@@ -249,7 +271,7 @@ static enum rdt_status fill_landed(struct result *result, struct transfer *trans
     enum rdt_status status = RDT_OK;
 
     layout_to_wire(target->layout, true, &result->tensors);
-    if (!result_make_regions(result, target->n) ||
+    if (!result_make_regions(result, target->n, true) ||
         !(*hold_p = client_hold_regions(client, transfer->landing->regions, target->n)))
         return rdt_error_set(err, RDT_NO_MEMORY, "no memory for the answer");
     for (uint32_t i = 0; i < target->n && status == RDT_OK; i++) {
@@ -268,7 +290,7 @@ static enum rdt_status fill_received(struct result *result, struct transfer *tra
     if (transfer->landed)
         return fill_landed(result, transfer, client, hold_p, err);
     if (transfer->target) {
-        if (!result_make_regions(result, transfer->target->n))
+        if (!result_make_regions(result, transfer->target->n, false))
             return rdt_error_set(err, RDT_NO_MEMORY, "no memory for the answer");
         result->done.tensors = NULL; /* they are where their reader said */
         for (uint32_t i = 0; i < transfer->target->n; i++)
@@ -284,7 +306,7 @@ static enum rdt_status fill_received(struct result *result, struct transfer *tra
         return RDT_OK;
     if (transfer->n_fetches > 1) /* several read the same: none may write it, the same uid's others included */
         (void)region_seal(transfer->received, NULL);
-    if (!result_make_regions(result, 1) || !(*hold_p = client_hold_region(client, transfer->received)))
+    if (!result_make_regions(result, 1, false) || !(*hold_p = client_hold_region(client, transfer->received)))
         return rdt_error_set(err, RDT_NO_MEMORY, "no memory for the answer");
     return result_add_region(result, transfer->received, client->id, share_of(transfer), true, err);
 }

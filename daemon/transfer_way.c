@@ -43,7 +43,7 @@ static enum rdt_status choose_of(struct transfer *transfer, bool has_inline, str
         if (soon_p && !offer->connected && !offer->group_why_not && !offer->here_why_not)
             offer->connected = offer->two_sided = true;
     }
-    return soon_p ? path_choose(&query, soon_p, err) : record_decide(&transfer->record, &query, err);
+    return soon_p ? path_choose(&query, soon_p, err) : record_decide(transfer->transfers, &transfer->record, &query, err);
 }
 
 enum rdt_status transfer_in_choose(struct transfer *transfer, bool has_inline, struct rdt_error *err)

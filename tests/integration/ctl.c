@@ -253,6 +253,46 @@ Test(ctl, transfers_and_explain_tell_the_path_and_why)
     end();
 }
 
+/* Decisions on the same question are kept once: each transfer tells its own all the same, also after others of another kind. */
+Test(ctl, explain_tells_each_transfer_its_own_decision)
+{
+    static const struct {
+        enum rdt_fetch_mode mode;
+        const char *path, *reason;
+    } kinds[] = {{RDT_FETCH_SHARE, "local/share", "the reader asked for shared memory"},
+                 {RDT_FETCH_COPY, "local/copy", "the reader asked for a copy"},
+                 {RDT_FETCH_SHARE, "local/share", "the reader asked for shared memory"},
+                 {RDT_FETCH_SHARE, "local/share", "the reader asked for shared memory"},
+                 {RDT_FETCH_COPY, "local/copy", "the reader asked for a copy"}};
+    enum { N = sizeof kinds / sizeof kinds[0] };
+    uint64_t transfers[N];
+    struct rdt_ref ref;
+    rdt *reader;
+
+    begin(NULL);
+    reader = node_client(&node, "reader");
+    ref = put_one(conn, &VECTOR(RDT_U8, MIB, alloc_memory(conn, MIB)), "w");
+    for (unsigned i = 0; i < N; i++) {
+        rdt_object *object = fetch_one(reader, &ref, kinds[i].mode);
+        transfers[i] = info_of(object).transfer;
+        rdt_release(object);
+    }
+    for (unsigned i = 0; i < N; i++) {
+        char words[40];
+        json_t *json;
+
+        (void)snprintf(words, sizeof words, "explain %llu", (unsigned long long)transfers[i]);
+        json = ctl_json(0, words);
+        (void)row_with(json, "transfers", "path", kinds[i].path);
+        cr_assert(printed(kinds[i].reason), "%s", program.out);
+        for (unsigned j = 0; j < N; j++)
+            cr_assert(kinds[j].mode == kinds[i].mode || !printed(kinds[j].reason), "%s", program.out);
+        json_decref(json);
+    }
+    rdt_close(reader);
+    end();
+}
+
 Test(ctl, stat_says_who_holds_it)
 {
     struct rdt_ref ref;

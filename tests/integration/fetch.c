@@ -417,6 +417,47 @@ Test(fetch, equal_refs_share_one_transfer)
     end();
 }
 
+/* What is alone is served as it comes, what is repeated when all have started: each gets what it asked for, and what is equal is one. */
+Test(fetch, equal_refs_in_a_long_list_share_and_others_do_not)
+{
+    enum { N = 60 };
+    struct rdt_fetch_options options = RDT_INIT(options);
+    struct rdt_ref refs[N], later = ref_named("later");
+    rdt_request *requests[N];
+    struct node_status before, after;
+    uint32_t *values;
+    uint64_t shared[2];
+
+    begin(NULL);
+    values = alloc_memory(conn, N * sizeof *values);
+    for (unsigned i = 0; i < N; i++) { /* of five: the same, another, one that is not there yet, two of their own */
+        values[i] = i % 5 == 0 ? 0 : i % 5 == 2 ? 2 : i;
+        refs[i] = i % 5 == 2 ? later : i > 0 && i % 5 == 0 ? refs[0] : put_one(conn, &VECTOR(RDT_U32, 1, &values[i]), NULL);
+    }
+    node_status(&node, &before);
+    options.timeout_ns = LONG;
+    must_ok(rdt_fetch_start(reader, refs, N, &options, requests, &err));
+    for (unsigned i = 0; i < N; i++)
+        if (i % 5 != 2)
+            must_ok(rdt_wait(reader, &requests[i], 1, 1, LONG, NULL, NULL, &err));
+    (void)put_one(conn, &VECTOR(RDT_U32, 1, &values[2]), "later");
+    must_ok(rdt_wait(reader, requests, N, RDT_WAIT_ALL, LONG, NULL, NULL, &err));
+    node_status(&node, &after);
+    cr_assert_eq(after.transfers_done - before.transfers_done, N / 5 * 3 + 2);
+    for (unsigned i = 0; i < N; i++) {
+        rdt_object *object;
+        must_ok(rdt_request_take_object(requests[i], &object, &err));
+        cr_assert_eq(*(uint32_t *)tensor_of(object, 0).data, values[i], "object %u", i);
+        if (i == 0 || i == 2)
+            shared[i / 2] = info_of(object).transfer;
+        if (i % 5 == 0 || i % 5 == 2)
+            cr_assert_eq(info_of(object).transfer, shared[i % 5 / 2], "object %u", i);
+        rdt_release(object);
+        rdt_request_destroy(requests[i]);
+    }
+    end();
+}
+
 Test(fetch, one_bad_ref_of_many_releases_the_others)
 {
     struct rdt_fetch_options options = RDT_INIT(options);

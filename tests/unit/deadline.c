@@ -157,6 +157,28 @@ Test(deadline, set_anew_counts_from_then)
     cr_assert_eq(entries[0].fired, 1u);
 }
 
+/* The timer stays as it was set for one that is unset: others come neither early nor late for that. */
+Test(deadline, those_after_one_that_was_unset_come_in_time)
+{
+    uint64_t since;
+
+    reset();
+    cr_assert(deadline_set(&deadlines, &entries[0].deadline, 2000000)); /* the timer comes too early */
+    deadline_unset(&deadlines, &entries[0].deadline);
+    cr_assert(deadline_set(&deadlines, &entries[1].deadline, 30000000));
+    (void)uv_run(&loop, UV_RUN_DEFAULT);
+    cr_assert_eq(entries[0].fired, 0u);
+    cr_assert_eq(entries[1].fired, 1u);
+
+    since = uv_hrtime();
+    cr_assert(deadline_set(&deadlines, &entries[2].deadline, 600ll * 1000000000)); /* and too late */
+    deadline_unset(&deadlines, &entries[2].deadline);
+    cr_assert(deadline_set(&deadlines, &entries[3].deadline, 1000000));
+    (void)uv_run(&loop, UV_RUN_DEFAULT);
+    cr_assert_eq(entries[3].fired, 1u);
+    cr_assert(uv_hrtime() - since < 30ull * 1000000000);
+}
+
 /* What fires may set itself and unset others, those that are due in the same turn too. */
 Test(deadline, changes_from_inside)
 {
