@@ -7,7 +7,7 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-static _Atomic pid_t *cached; /* NULL: this kernel has no such pages */
+static _Atomic pid_t *_Atomic cached; /* NULL: this kernel has no such pages */
 static pthread_once_t once = PTHREAD_ONCE_INIT;
 
 static void map_page(void)
@@ -18,22 +18,26 @@ static void map_page(void)
     if (page == MAP_FAILED)
         return;
     if (madvise(page, bytes, MADV_WIPEONFORK) == 0)
-        cached = page;
+        atomic_store_explicit(&cached, page, memory_order_release);
     else
         (void)munmap(page, bytes);
 }
 
 pid_t process_pid(void)
 {
+    _Atomic pid_t *page = atomic_load_explicit(&cached, memory_order_acquire);
     pid_t pid;
 
-    (void)pthread_once(&once, map_page);
-    if (!cached)
+    if (!page) {
+        (void)pthread_once(&once, map_page);
+        page = atomic_load_explicit(&cached, memory_order_acquire);
+    }
+    if (!page)
         return getpid();
-    pid = atomic_load_explicit(cached, memory_order_relaxed);
+    pid = atomic_load_explicit(page, memory_order_relaxed);
     if (pid == 0) {
         pid = getpid();
-        atomic_store_explicit(cached, pid, memory_order_relaxed);
+        atomic_store_explicit(page, pid, memory_order_relaxed);
     }
     return pid;
 }

@@ -129,6 +129,8 @@ static enum rdt_status place_tensors(struct transfer *transfer, struct object *o
         else if (!region_is_host(region) && region_share_fds(region, &fds, unshared_p) != RDT_OK)
             query->elsewhere = unshared_p->msg[0] ? unshared_p->msg : "its memory cannot be shared";
     }
+    if (transfer->wish_memory[0] == '\0' && !object_on_device(object))
+        return RDT_OK; /* all of it in host memory, and nobody wants it elsewhere */
     from = calloc(source->count + 1u, sizeof *from);
     if (!from)
         return rdt_error_set(err, RDT_NO_MEMORY, "no memory for the tensors' places");
@@ -202,7 +204,7 @@ void transfer_local_serve(struct transfer *transfer, struct object *object)
             transfer_local_copy(transfer, object);
         return;
     }
-    transfer->record.bytes = layout_total_bytes(transfer->source);
+    transfer->record.bytes = transfer->slice ? layout_total_bytes(transfer->source) : object->bytes;
     transfer_deliver_object(transfer, object, transfer->source, chosen->kind);
     transfer->record.bytes_done = transfer->record.bytes; /* all there, none moved */
     transfer_end(transfer);

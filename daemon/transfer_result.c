@@ -130,15 +130,33 @@ static void result_fini(struct result *result)
     }
 }
 
+static size_t number_bytes(uint64_t number) /* seven bits each */
+{
+    size_t n = 1;
+
+    while (number >>= 7)
+        n++;
+    return n;
+}
+
 /* No less than its message has bytes; who sends it counts them. Texts are short, but for those of devices. */
 static size_t result_at_most(const struct result *result)
 {
     const Rdt__Pb__FetchDone *done = &result->done;
-    size_t n_tensors = done->tensors ? done->tensors->n_dtype : 0, n_dims = done->tensors ? done->tensors->n_shape : 0;
+    const Rdt__Pb__TensorList *tensors = done->tensors;
+    size_t bytes = 4096 + done->metadata.len + done->inline_data.len + 64 * done->n_regions;
+    uint64_t shape = 0, offset = 0;
 
     if (result->shares)
         return SIZE_MAX;
-    return 4096 + done->metadata.len + done->inline_data.len + 32 * n_tensors + 24 * n_dims + 64 * done->n_regions;
+    if (!tensors)
+        return bytes;
+    for (size_t i = 0; i < tensors->n_shape; i++)
+        shape |= tensors->shape[i];
+    for (size_t i = 0; i < tensors->n_offset; i++)
+        offset |= tensors->offset[i];
+    return bytes + 4 * tensors->n_dtype + number_bytes(offset) * tensors->n_offset +
+           (number_bytes(shape) + (tensors->n_strides > 0 ? 10 : 0)) * tensors->n_shape;
 }
 
 /* What its client has not read yet counts as its share of the heap, and there is no room for a great answer more. */

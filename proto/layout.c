@@ -152,6 +152,8 @@ static bool reach(const struct layout *layout, uint32_t i, uint64_t *before_p, u
     uint64_t before = 0, after = item;
 
     *before_p = *after_p = 0;
+    if (layout->ndim[i] == 1 && strides[0] == 1) /* most of what is many; the general way says the same */
+        return !__builtin_mul_overflow(shape[0], item, after_p) && *after_p <= MAX_EXTENT_BYTES;
     for (uint32_t d = 0; d < layout->ndim[i]; d++) {
         if (shape[d] == 0)
             return true;
@@ -302,6 +304,15 @@ enum rdt_status layout_from_wire(const Rdt__Pb__TensorList *list, struct layout 
     return RDT_OK;
 }
 
+static bool is_all_zero(const uint32_t *numbers, uint32_t n)
+{
+    uint32_t all = 0;
+
+    for (uint32_t i = 0; i < n; i++)
+        all |= numbers[i];
+    return all == 0;
+}
+
 void layout_to_wire(const struct layout *layout, bool with_place, Rdt__Pb__TensorList *list_p)
 {
     bool row_major = true;
@@ -320,7 +331,7 @@ void layout_to_wire(const struct layout *layout, bool with_place, Rdt__Pb__Tenso
         list_p->strides = layout->strides;
     }
     if (with_place) {
-        list_p->n_region_index = layout->count;
+        list_p->n_region_index = is_all_zero(layout->region, layout->count) ? 0 : layout->count;
         list_p->region_index = layout->region;
         list_p->n_offset = layout->count;
         list_p->offset = layout->offset;
