@@ -16,7 +16,7 @@
 #include "backends/ucx/ucx.h"
 
 #define CARRIER_WAIT_MS 3000
-#define SEGMENT "512k" /* of TCP; see modify_all */
+#define SEGMENT "1028k" /* of TCP; see modify_all */
 
 /* ---- interfaces ---- */
 
@@ -209,12 +209,13 @@ static enum rdt_status modify_all(const struct settings *settings, ucp_config_t 
         {"NET_DEVICES", settings->interfaces},
         {"TCP_CM_REUSEADDR", "y"}, /* a restart finds its fixed port free */
         {"TCP_CONN_NB", "y"},      /* connect() would stall every peer's bytes */
-        /* Without PUT and zero copy, TCP sends and receives by copying to and from a segment, and loses nothing if
-         * the segment is long: 4 MiB chunks 4.3 GB/s, with zero copy 4.4, in segments of 64 KiB 2.7. With PUT, bytes
+        /* Without PUT and zero copy, TCP sends and receives by copying to and from a segment. Each segment costs some 15 us beside its
+         * bytes, so they are long: in segments of 64 KiB 2.5 GB/s, of 512 KiB 4.4, of 1 MiB and a little 4.8, of 2 MiB 4.0 (they fit no
+         * cache). The little is for headers: a message of 1 MiB is one segment, not two and a rest. With PUT, bytes
          * were seen to land after the receiver had closed its endpoint. And with either one 1.13, built with
          * assertions as in Debian 12, aborts the process when a peer goes away at a bad moment (PUT_TX_WAITING_ACK;
          * comp->count > 0). Newer versions, whose segments are 8 KiB by themselves, are as fast as 1.13 so, whatever their
-         * protocol selection (UCX_PROTO_ENABLE): 1 MiB 3.3 and 64 MiB 3.5 to 4.1 GB/s with 1.13.1, 1.19.0 and 1.22.0. */
+         * protocol selection (UCX_PROTO_ENABLE). */
         {"TCP_PUT_ENABLE", "n"},
         {"ZCOPY_THRESH", settings->reads ? "" : "inf"}, /* what is read is not to be copied */
         {"TCP_TX_SEG_SIZE", SEGMENT},

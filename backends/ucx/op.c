@@ -10,6 +10,9 @@
 
 #include "backends/ucx/ucx.h"
 
+#define PIECE_BYTES ((size_t)256 << 10) /* copied before others may have the core: some tens of microseconds */
+#define UNCOPIED_BYTES ((uint64_t)128 << 10) /* more than these UCX need not copy where it can do without: then they are announced */
+
 static struct ring *recv_bucket(struct conn *conn, uint64_t transfer, uint64_t chunk)
 {
     return &conn->recvs[((transfer * 0x9e3779b97f4a7c15u) ^ (chunk * 0xd6e8feb86659fd93u)) >> 32 & (RECV_BUCKETS - 1)];
@@ -155,6 +158,14 @@ void ops_report_ended(struct engine *engine)
 
 /* ---- data thread: sending ---- */
 
+static void copy(struct engine *engine, uint8_t *to, const uint8_t *from, size_t bytes)
+{
+    for (size_t at = 0; at < bytes; at += PIECE_BYTES) {
+        thread_give_way(engine);
+        memcpy(to + at, from + at, bytes - at < PIECE_BYTES ? bytes - at : PIECE_BYTES);
+    }
+}
+
 /* The bytes to send are UCX's "generic" data, whose pieces it asks for one after the other, because it fills whole sockets at a time:
  * milliseconds in which nothing else of this thread runs, and nobody else on its core. It copies them in any case (see modify_all). Over
  * lanes that need not copy they are plain memory, of a type that is stated, or UCX would look it up. */
@@ -176,8 +187,7 @@ static size_t pack(void *state, size_t offset, void *to, size_t most)
     const struct rdt_op *op = operation->op;
     size_t bytes = op->piece.bytes - offset < most ? op->piece.bytes - offset : most;
 
-    thread_give_way(operation->conn->engine);
-    memcpy(to, (const uint8_t *)op->piece.addr + offset, bytes);
+    copy(operation->conn->engine, to, (const uint8_t *)op->piece.addr + offset, bytes);
     return bytes;
 }
 
@@ -196,8 +206,9 @@ static void send_one(struct conn *conn, struct operation *operation)
 {
     const struct rdt_op *op = operation->op;
     const ucs_memory_type_t memory = ucx_memory_type(op->memory_kind);
-    const bool eager = op->piece.bytes <= conn->engine->settings.eager_bytes && memory == UCS_MEMORY_TYPE_HOST;
     const bool copies = conn->out->copies && memory == UCS_MEMORY_TYPE_HOST; /* and nothing of ours may touch a GPU's */
+    const bool eager = op->piece.bytes <= conn->engine->settings.eager_bytes && memory == UCS_MEMORY_TYPE_HOST &&
+                       (copies || op->piece.bytes <= UNCOPIED_BYTES);
     const ucp_request_param_t param = {
         .op_attr_mask = UCP_OP_ATTR_FIELD_CALLBACK | UCP_OP_ATTR_FIELD_USER_DATA | UCP_OP_ATTR_FIELD_FLAGS |
                         (copies ? UCP_OP_ATTR_FIELD_DATATYPE : UCP_OP_ATTR_FIELD_MEMORY_TYPE),
@@ -276,8 +287,7 @@ static ucs_status_t receive(struct engine *engine, struct operation *operation, 
     ucs_status_ptr_t request;
 
     if (!announced && memory == UCS_MEMORY_TYPE_HOST) { /* to a GPU's memory UCX takes what came along (see ops_handle) */
-        if (bytes)
-            memcpy(operation->op->piece.addr, data, bytes);
+        copy(engine, operation->op->piece.addr, data, bytes);
         op_end(operation, RDT_OK, NULL);
         return UCS_OK;
     }

@@ -117,7 +117,7 @@ TRANSPORT_CHECK(description_is_a_line)
 
 /* ---- moving bytes ---- */
 
-static const uint64_t sizes[] = {1, 7, 4096, 65535, 65536, 65537, MIB, 4 * MIB + 3, 64 * MIB};
+static const uint64_t sizes[] = {1, 7, 4096, 65535, 65536, 65537, MIB / 8 + 1, MIB - 1, MIB, MIB + 1, 4 * MIB + 3, 64 * MIB};
 #define N_SIZES (sizeof sizes / sizeof *sizes)
 
 TRANSPORT_CHECK(receives_of_all_sizes_arrive)

@@ -9,8 +9,8 @@ listening() { grep -qi "^ *[0-9]*: [0-9A-F]*:$(printf %04X "$1") 00000000:0000 0
 # the TCP segments that backends/ucx sets, and pages of the size that our memory has (its own allocator takes huge ones where the
 # kernel gives them): each is worth a factor of its own.
 perftest_rate() { # BYTES COUNT WINDOW [huge]
-  local server environment=(UCX_TLS=tcp UCX_NET_DEVICES=lo UCX_WARN_UNUSED_ENV_VARS=n UCX_TCP_TX_SEG_SIZE=512k
-    UCX_TCP_RX_SEG_SIZE=512k)
+  local server environment=(UCX_TLS=tcp UCX_NET_DEVICES=lo UCX_WARN_UNUSED_ENV_VARS=n UCX_TCP_TX_SEG_SIZE=1028k
+    UCX_TCP_RX_SEG_SIZE=1028k)
   [[ -n ${4:-} ]] || environment+=(UCX_ALLOC_PRIO=mmap)
   take_port
   env "${environment[@]}" timeout 120 taskset -c 1 ucx_perftest -p "$next_port" </dev/null >"$dir/perftest-server.log" 2>&1 &
