@@ -32,7 +32,12 @@ static enum rdt_status choose_of(struct transfer *transfer, bool has_inline, str
         if (query.n_offers == PATH_MAX_CANDIDATES)
             break;
         peer_transport_offer_to_path(pt, transfer->memory, query.target_memory, &offers[query.n_offers]);
-        offers[query.n_offers++].connected |= soon_p && peer_transport_is_coming(pt);
+        if (soon_p && peer_transport_is_coming(pt)) {
+            offers[query.n_offers].connected = true;
+            if (!pt->remote_known) /* on a new link: its end still closes the old connection, and offers the new one then, or declines */
+                offers[query.n_offers].there_why_not = NULL;
+        }
+        query.n_offers++;
     }
     list_for_each (transport_node, plugins_transports(transfer->transfers->plugins)) {
         struct transport *transport = list_entry(transport_node, struct transport, link);
