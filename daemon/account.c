@@ -28,12 +28,14 @@ static void init(struct account *account, struct accounts *accounts, const uint6
     account->refs = 1;
     for (unsigned i = 0; i < USAGE_COUNT; i++)
         list_init(&account->waiting[i]);
+    list_init(&account->in_turn);
 }
 
 void accounts_init(struct accounts *accounts)
 {
     memset(accounts, 0, sizeof *accounts);
     map_init(&accounts->by_owner);
+    list_init(&accounts->in_turn);
     init(&accounts->node, NULL, accounts->limits.node);
 }
 
@@ -237,13 +239,23 @@ static void call_first(struct account *at, enum usage what, const void *on)
     wait->on_room(wait);
 }
 
+/* One owner at a time tries, then the next: whoever is called first would else not be who comes first. after NULL: from the first. */
+static void call_next(struct accounts *accounts, const struct account *after, enum usage what, const void *on)
+{
+    struct list *end = &accounts->in_turn;
+
+    for (struct list *node = after ? after->in_turn.next : end->next; node != end; node = node->next) {
+        struct account *owner = list_entry(node, struct account, in_turn);
+        if (!first_of(owner, what, on))
+            continue;
+        call_first(owner, what, on);
+        return;
+    }
+}
+
 void account_room(struct accounts *accounts, enum usage what, const void *on)
 {
-    struct account *owner;
-    size_t cursor = 0;
-
-    while (accounts->n_waiting > 0 && (owner = map_next(&accounts->by_owner, &cursor)))
-        call_first(owner, what, on);
+    call_next(accounts, NULL, what, on);
 }
 
 void account_give(struct account *account, enum usage what, uint64_t n)
@@ -287,12 +299,18 @@ void account_try(struct accounts *accounts, const struct account_wait *wait)
 static void leave(struct account_wait *wait)
 {
     struct account *at = wait->at;
+    struct accounts *accounts = at->accounts;
 
     wait->at = NULL;
     wait->called = false;
     list_remove(&wait->link);
-    at->accounts->n_waiting--;
-    call_first(at, wait->what, wait->on);
+    accounts->n_waiting--;
+    if (--at->n_waiting == 0)
+        list_remove(&at->in_turn);
+    if (at->client)
+        call_first(at, wait->what, wait->on);
+    else
+        call_next(accounts, NULL, wait->what, wait->on);
     account_unref(at);
 }
 
@@ -301,9 +319,12 @@ void account_tried(struct accounts *accounts, struct account_wait *wait)
     accounts->trying = NULL;
     if (!wait || !accounts->full)
         return;
-    wait->called = false;
-    if (wait->at == accounts->full && wait->what == accounts->full_of && wait->on == accounts->full_at)
+    if (wait->at == accounts->full && wait->what == accounts->full_of && wait->on == accounts->full_at) {
+        if (wait->called && wait->at->client == 0)
+            call_next(accounts, wait->at, wait->what, wait->on);
+        wait->called = false;
         return;
+    }
     if (wait->at)
         leave(wait);
     wait->at = account_ref(accounts->full);
@@ -311,12 +332,18 @@ void account_tried(struct accounts *accounts, struct account_wait *wait)
     wait->on = accounts->full_at;
     list_append(&wait->at->waiting[wait->what], &wait->link);
     accounts->n_waiting++;
+    if (wait->at->n_waiting++ == 0 && wait->at->client == 0)
+        list_append(&accounts->in_turn, &wait->at->in_turn);
 }
 
 void account_wait_end(struct accounts *accounts, struct account_wait *wait)
 {
     if (accounts->trying == wait) /* answered, while what it began goes on */
         accounts->trying = NULL;
+    if (wait->called && wait->at->client == 0) { /* it got what it waited for: other owners come before this one's next */
+        list_remove(&wait->at->in_turn);
+        list_append(&accounts->in_turn, &wait->at->in_turn);
+    }
     if (wait->at)
         leave(wait);
 }

@@ -5,7 +5,8 @@
  *   node <-- owner (tenant, uid) <-- client
  *
  * What is limited is charged to all three at once, before anything is done, and refused as a whole if one of them has no room. Who wants
- * to wait for room queues at the account that had none, and comes in turn.
+ * to wait for room queues at the account that had none, and comes in turn; what the node lacked its owners get in turn, whoever has more
+ * requests waiting.
  *
  * Loop thread only.
  */
@@ -33,6 +34,8 @@ struct account {
     struct accounts *accounts; /* NULL: in no table, the one who made it frees it */
     uint64_t used[USAGE_COUNT];
     struct list waiting[USAGE_COUNT]; /* struct account_wait.link: for room here, first come first; not the node's */
+    struct list in_turn;              /* accounts->in_turn: an owner's, while somebody waits here */
+    unsigned n_waiting;
 };
 
 struct accounts {
@@ -41,6 +44,7 @@ struct accounts {
     struct account node;
     struct map by_owner; /* key -> struct account, of owners */
     unsigned n_waiting;
+    struct list in_turn; /* owners that wait: who got room last comes last */
     const struct account_wait *trying;
     struct account *full; /* why the last request failed: where there was no room, and of what; NULL: it did not */
     enum usage full_of;
@@ -94,7 +98,7 @@ void account_add(struct account *account, enum usage what, uint64_t n);
 /* There is no room in the node for another reason than these limits: its memory, or (`on`, which is only compared) that of a device. */
 void account_node_is_full(struct account *account, enum usage what, const void *on);
 
-/* There is room of the kind in the node, or on that device, again. */
+/* There is room of the kind in the node, or on that device, again: the owners that wait for it try in turn. */
 void account_room(struct accounts *accounts, enum usage what, const void *on);
 
 /* Somebody of the owner waits for room on that device, and it is not who tries now: whoever comes later waits, too. */

@@ -1,4 +1,6 @@
 /* Waiting for room: who comes first, and what ends the wait. */
+#include <poll.h>
+
 #include "tests/integration/limits.h"
 
 /* ---- waiting for room ---- */
@@ -51,6 +53,58 @@ Test(limits_room, room_comes_in_turn)
     wait_until(LONG, used(0, "waiters") == 0);
     raw_close(&first);
     raw_close(&second);
+    end(NULL);
+}
+
+/* Which of them is answered: its number, and it waits no more. */
+static unsigned next_served(struct raw *waiting, const uint64_t *ids, unsigned n)
+{
+    struct pollfd fds[8];
+
+    for (unsigned i = 0; i < n; i++)
+        fds[i] = (struct pollfd){.fd = waiting[i].sock, .events = POLLIN};
+    must(poll(fds, n, (int)(LONG / MSEC)) == 1);
+    for (unsigned i = 0; i < n; i++)
+        if (fds[i].revents) {
+            expect_alloc(&waiting[i], ids[i]);
+            return i;
+        }
+    fail("nobody was served");
+}
+
+/* What the node lacks its users get in turn: neither who came first nor who has more requests waiting takes it all. */
+Test(limits_room, users_take_turns)
+{
+    enum { N = 6 };
+    struct raw waiting[N];
+    uint64_t ids[N];
+    void *held[4];
+    bool last = false;
+
+    if (geteuid() != 0) {
+        cr_skip_test("needs root, to become another user");
+        return;
+    }
+    begin((const char *[]){"--memory-limit=4MiB", NULL});
+    must(chdir(node.dir) == 0);
+    for (unsigned i = 0; i < 4; i++)
+        held[i] = alloc_memory(conn, MIB);
+    for (unsigned i = 0; i < N; i++) { /* the first half are this user's */
+        must(i < N / 2 || seteuid(12345) == 0);
+        raw_connect(&waiting[i], "s");
+        must(seteuid(0) == 0);
+        raw_hello(&waiting[i]);
+        ids[i] = send_alloc(&waiting[i], MIB, -1);
+        cr_assert(nothing_came(&waiting[i]));
+    }
+    for (unsigned i = 0; i < 4; i++) {
+        must_ok(rdt_dealloc(conn, held[i], &err));
+        bool strangers = next_served(waiting, ids, N) >= N / 2;
+        cr_assert(i == 0 || strangers != last, "number %u went to the same user", i);
+        last = strangers;
+    }
+    for (unsigned i = 0; i < N; i++)
+        raw_close(&waiting[i]);
     end(NULL);
 }
 

@@ -237,19 +237,47 @@ Test(account_limits, what_can_never_fit_waits_for_nothing)
 }
 
 /* The device's memory is nobody's limit, and its room is everybody's. */
-Test(account_limits, room_of_the_node_calls_every_owner)
+static void wait_for_node(struct waiter *waiter)
+{
+    account_try(&accounts, &waiter->wait);
+    account_node_is_full(waiter->account, USAGE_BYTES, NULL);
+    account_tried(&accounts, &waiter->wait);
+}
+
+Test(account_limits, room_of_the_node_calls_every_owner_in_turn)
+{
+    struct waiter a = {.account = first}, b = {.account = stranger}, a2 = {.account = second};
+
+    a.wait.on_room = a2.wait.on_room = b.wait.on_room = on_room;
+    wait_for_node(&a);
+    wait_for_node(&a2);
+    wait_for_node(&b);
+    account_room(&accounts, USAGE_BYTES, NULL);
+    cr_assert(a.called == 1 && b.called == 0, "one at a time");
+    account_room(&accounts, USAGE_BYTES, NULL);
+    cr_assert(a.called == 1 && b.called == 0, "it has not tried yet");
+    wait_for_node(&a); /* there was not enough for it */
+    cr_assert(a.called == 1 && b.called == 1);
+    wait_for_node(&b);
+    account_room(&accounts, USAGE_BYTES, NULL);
+    cr_assert(a.called == 2 && b.called == 1);
+    account_wait_end(&accounts, &a.wait); /* there was */
+    cr_assert(a2.called == 0 && b.called == 2, "the other owner comes before this one's next");
+    account_wait_end(&accounts, &b.wait);
+    cr_assert_eq(a2.called, 1);
+    account_wait_end(&accounts, &a2.wait);
+}
+
+/* Who leaves when it was called lets the next one try. */
+Test(account_limits, room_is_not_lost_with_who_was_called)
 {
     struct waiter a = {.account = first}, b = {.account = stranger};
 
     a.wait.on_room = b.wait.on_room = on_room;
-    account_try(&accounts, &a.wait);
-    account_node_is_full(first, USAGE_BYTES, NULL);
-    account_tried(&accounts, &a.wait);
-    account_try(&accounts, &b.wait);
-    account_node_is_full(stranger, USAGE_BYTES, NULL);
-    account_tried(&accounts, &b.wait);
+    wait_for_node(&a);
+    wait_for_node(&b);
     account_room(&accounts, USAGE_BYTES, NULL);
-    cr_assert(a.called == 1 && b.called == 1);
     account_wait_end(&accounts, &a.wait);
+    cr_assert(a.called == 1 && b.called == 1);
     account_wait_end(&accounts, &b.wait);
 }
