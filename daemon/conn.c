@@ -516,7 +516,7 @@ static bool identify(struct conn *conn)
             &conn->refusal, RDT_DENIED,
             "uid %u is what the kernel shows for users it cannot map: such clients are refused (allow_overflow_uid)", overflow);
     if (conn->rpc->n_clients >= options->max_clients)
-        (void)rdt_error_set(&conn->refusal, RDT_LIMIT, "this daemon serves max_clients of %u already", options->max_clients);
+        (void)rdt_error_set(&conn->refusal, RDT_LIMIT, "this daemon serves max_clients of %u already: raise it, or close some", options->max_clients);
     bytes = sizeof conn->pidfd;
     if (getsockopt(conn->sock, SOL_SOCKET, SO_PEERPIDFD, &conn->pidfd, &bytes) != 0)
         conn->pidfd = cred.pid > 0 ? (int)syscall(SYS_pidfd_open, cred.pid, 0) : -1; /* kernels before 6.5 */
