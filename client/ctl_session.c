@@ -10,6 +10,7 @@
 #include "ctl.h"
 #include "ctl_json.h"
 #include "ctl_table.h"
+#include "wire_ref.h"
 
 int ctl_fail(struct ctl *ctl, const struct rdt_error *err)
 {
@@ -123,9 +124,13 @@ int ctl_ref_or_name(struct ctl *ctl, const char *text, const struct ctl_name *na
 
 const char *ctl_id_of(const char *text, char *text_p, size_t size)
 {
+    char id[3 * RDT_MAX_ID_BYTES + 1];
     struct rdt_ref ref;
 
-    return ctl_plain(rdt_ref_from_text(text, &ref, NULL) == RDT_OK ? ref.id : text, text_p, size);
+    if (rdt_ref_from_text(text, &ref, NULL) != RDT_OK)
+        return ctl_plain(text, text_p, size);
+    wire_ref_id_text(ref.id, ref.id_bytes, id);
+    return ctl_plain(id, text_p, size);
 }
 
 int ctl_signals(struct rdt_error *err)

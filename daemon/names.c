@@ -301,7 +301,7 @@ enum rdt_status names_publish(struct names *names, const uint8_t *id, size_t id_
     if (status != RDT_OK)
         return status;
     if (!name->published && name->account->used[USAGE_NAMES] >= names->max_per_owner)
-        status = rdt_error_set(err, RDT_LIMIT, "uid %u has max_names of %u names published already: unpublish one",
+        status = rdt_error_set(err, RDT_LIMIT, "uid %u has max_names of %u names published already: unpublish one, or raise it",
                                name->account->owner.uid, names->max_per_owner);
     carrier = status == RDT_OK ? carrier_get(names, object) : NULL;
     if (status == RDT_OK && !carrier)

@@ -156,7 +156,10 @@ void rpc_dispatch(struct call *call, const uint8_t *payload, size_t bytes)
     struct arena arena;
 
     if (!verb) {
-        (void)rdt_error_set(&err, RDT_UNSUPPORTED, "this daemon knows no request %u", call->type);
+        if (call->type == RDT_MSG_HELLO)
+            (void)rdt_error_set(&err, RDT_PROTOCOL, "HELLO is the first request of a connection, and comes once");
+        else
+            (void)rdt_error_set(&err, RDT_UNSUPPORTED, "this daemon knows no request %u", call->type);
         call_fail(call, &err);
         return;
     }

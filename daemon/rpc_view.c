@@ -7,6 +7,7 @@
 
 #include "daemon/detached.h"
 #include "daemon/region_left.h"
+#include "wire_ref.h"
 
 enum rdt_status rpc_ping(struct call *call, const void *request, struct rdt_error *err)
 {
@@ -81,18 +82,6 @@ enum rdt_status rpc_status(struct call *call, const void *request, struct rdt_er
 /* ---- one object ---- */
 
 static const char *const visibility[] = {"owner", "tenant", "all"};
-
-static void escape(const uint8_t *bytes, size_t n, char *text_p)
-{
-    for (size_t i = 0; i < n; i++) {
-        uint8_t c = bytes[i];
-        if (c > ' ' && c < 0x7f && c != '%')
-            *text_p++ = (char)c;
-        else
-            text_p += sprintf(text_p, "%%%02X", c);
-    }
-    *text_p = '\0';
-}
 
 static size_t count_names(const struct rpc *rpc, const struct object *object)
 {
@@ -183,7 +172,7 @@ static void fill_holders(struct object_view *view, const struct rpc *rpc, struct
     n += fill_nodes(&view->holds[n], view->copies + n_copies, n_nodes, object);
     for (size_t i = 0; (name = names_of_object(rpc->names, object, &cursor)); i++) {
         rdt__pb__hold_info__init(&view->holds[n]);
-        escape(name_id(name), name->id_bytes, view->names[i]);
+        wire_ref_id_text(name_id(name), name->id_bytes, view->names[i]);
         view->holds[n].kind = (char *)"name";
         view->holds[n].name = view->names[i];
         view->holds[n++].version = name->version;
@@ -248,7 +237,7 @@ void object_view_fill(struct object_view *view, const struct rpc *rpc, struct ob
     view->copies = NULL;
     object_ref(object, &ref);
     rdt_ref_to_text(&ref, view->ref);
-    escape(object_id(object), object->id_bytes, view->id);
+    wire_ref_id_text(object_id(object), object->id_bytes, view->id);
     info->ref = view->ref;
     info->id = view->id;
     info->generation = object->generation;
@@ -290,7 +279,7 @@ void name_view_fill(struct name_view *view, const struct name *name)
 
     rdt__pb__name_info__init(info);
     view->ref[0] = '\0';
-    escape(name_id(name), name->id_bytes, view->name);
+    wire_ref_id_text(name_id(name), name->id_bytes, view->name);
     info->name = view->name;
     info->tenant = (char *)name->account->owner.tenant;
     info->uid = name->account->owner.uid;

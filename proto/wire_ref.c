@@ -2,6 +2,7 @@
 #include "wire_ref.h"
 
 #include <stdbool.h>
+#include <stdio.h>
 #include <string.h>
 
 static bool node_is_set(const struct rdt_ref *ref)
@@ -73,4 +74,16 @@ enum rdt_status wire_ref_to(const Rdt__Pb__Ref *msg, struct rdt_ref *ref_p, stru
     }
     *ref_p = ref;
     return RDT_OK;
+}
+
+void wire_ref_id_text(const void *id, size_t bytes, char *text_p)
+{
+    for (size_t i = 0; i < bytes; i++) {
+        uint8_t c = ((const uint8_t *)id)[i];
+        if (c > ' ' && c < 0x7f && c != '%')
+            *text_p++ = (char)c;
+        else
+            text_p += sprintf(text_p, "%%%02X", c);
+    }
+    *text_p = '\0';
 }

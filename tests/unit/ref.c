@@ -442,3 +442,13 @@ Test(wire_ref, bad_message_is_refused)
     cr_assert_eq(wire_ref_to(&msg, &ref, &err), RDT_INVALID);
     cr_assert_not_null(strstr(err.msg, "tenant"));
 }
+
+Test(ref, id_in_lists_prints)
+{
+    char text[3 * 12 + 1];
+
+    wire_ref_id_text("a b%\n\x1b[2J\xff\0~", 12, text);
+    cr_assert_str_eq(text, "a%20b%25%0A%1B[2J%FF%00~");
+    wire_ref_id_text("", 0, text);
+    cr_assert_str_eq(text, "");
+}
