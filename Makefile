@@ -176,7 +176,7 @@ BACKEND_SO := $(BACKENDS:%=$(B)/backends/rdt_%.so)
 
 # ---- build ----
 
-.PHONY: all python tests benches deps test test-run test-ray check-backend check-backend-run check-asan check-tsan check-layers bench bench-run demo demo-run fuzz fuzz-run fault-matrix \
+.PHONY: all python tests benches deps test test-run test-ray test-pythons check-backend check-backend-run check-asan check-tsan check-layers bench bench-run demo demo-run fuzz fuzz-run fault-matrix \
         fault-matrix-run \
         cov format tidy ucx-wheels cuda-headers test-gpu bench-gpu gpu-bundle install uninstall clean help FORCE
 .DELETE_ON_ERROR:
@@ -396,6 +396,12 @@ test-ray:
 	    $(RAY_ENV)/bin/pip -q --disable-pip-version-check install '$(RAY)' torch numpy && echo '$(RAY)' >$(RAY_ENV)/.has; }
 	+@RDT_RAY_PYTHON=$(CURDIR)/$(RAY_ENV)/bin/python $(SUB) VARIANT=$(VARIANT) T=python/test_ray test-run
 
+# The Python package in other Pythons: make test-pythons PYTHONS='python3.12 /opt/python3.13/bin/python3'
+PYTHONS ?=
+test-pythons:
+	@.ci/deps
+	+@RDT_PYTHONS='$(PYTHONS)' $(SUB) VARIANT=$(VARIANT) T=python/test_python_others test-run
+
 check-asan check-tsan: check-%:
 	@.ci/deps
 	+@$(SUB) VARIANT=$* test-run
@@ -548,6 +554,7 @@ help:
 	'make deps             installs the Debian packages that are missing, or says which' \
 	'make test [T=name]    builds and runs all tests, or those whose name contains T' \
 	'make test-ray         Ray over rdtd: installs ray, torch and numpy into build/ray and runs their tests' \
+	'make test-pythons PYTHONS="python3.12 ..."  the Python package as a wheel for other Pythons, and its tests in each' \
 	'make check-asan       the same tests under AddressSanitizer and UndefinedBehaviorSanitizer' \
 	'make check-tsan       the same tests under ThreadSanitizer' \
 	'make check-backend SO=./mine.so [SET="key=value ..."]  a plug-in against the contract of the interface' \

@@ -1,5 +1,6 @@
 """ray_bench.py SOCKET [SHAPE ...]: what an object costs from one actor of Ray's to another, by Ray's object store, RDT over gloo, over nixl where it is
-installed, over rdtd; and by rdtd alone, between two processes with a pipe. A row for each round and rival.
+installed, over rdtd; and by rdtd alone, between two processes with a pipe. A row for each round and rival. Beside them RDT over a transport that
+does nothing (ray_nothing.py): below that no transport can come.
 
 Shapes, as in Ray's own microbenchmark: latency (one after the other), new (an object for each receive, all submitted at once), same (one
 object, received again and again). The tensor is there before: its making counts for nobody. Receivers do not read it."""
@@ -17,6 +18,7 @@ from ray.experimental.collective import create_collective_group
 
 import rdt
 import rdt.ray
+import ray_nothing
 
 ROUNDS = 3
 ROUND_SECONDS = 2  # of one rival: who is slow is asked less often
@@ -112,6 +114,7 @@ def by_rdtd(c, pipe, value, how, count):
 
 def main():
     wanted = [shape for shape in SHAPES if not sys.argv[2:] or shape in sys.argv[2:]]
+    ray_nothing.register()
     rdt.ray.register(hooked=True)
     ray.init(num_cpus=2, object_store_memory=1500 << 20, include_dashboard=False, log_to_driver=False,
              runtime_env={"worker_process_setup_hook": "rdt.ray.register"})
@@ -121,7 +124,7 @@ def main():
         rivals.append("nixl")
     except ImportError:
         print("nixl is not installed", file=sys.stderr)
-    transports = [*rivals, "rdtd"]
+    transports = [*rivals, "rdtd", "nothing"]
     pair = pair_of(transports)
     ours, theirs = multiprocessing.Pipe()
     child = multiprocessing.get_context("spawn").Process(target=receiver, args=(theirs,), daemon=True)
@@ -137,8 +140,12 @@ def main():
             seconds = {name: by_ray(pair, name, how, counts[name]) for name in transports}
             if i == 0:
                 counts = {name: max(2, min(count, int(ROUND_SECONDS / each))) for name, each in seconds.items()}
-            alone = by_rdtd(c, ours, mine, how, count if i else 2)
-            for name in rivals if i else ():  # the first warms up
+            alone = by_rdtd(c, ours, mine, how, count)
+            if i == 0:
+                continue  # to warm up
+            print(f"ray_{shape}_by_nothing_beside_store", "ms", "lower", "null", f"{seconds['nothing'] * 1e3:.4f}", f"{seconds['store'] * 1e3:.4f}", sep="\t")
+            print(f"ray_{shape}_beside_nothing", "ms", "lower", "null", f"{seconds['rdtd'] * 1e3:.4f}", f"{seconds['nothing'] * 1e3:.4f}", sep="\t")
+            for name in rivals:
                 much = 0.2 if shape == "100M_same" or size == "list10000" and name != "store" else 1
                 print(f"ray_{shape}_beside_{name}", "ms", "lower", much, f"{seconds['rdtd'] * 1e3:.4f}", f"{seconds[name] * 1e3:.4f}", sep="\t")
                 print(f"alone_{shape}_beside_{name}", "ms", "lower", 0.1, f"{alone * 1e3:.4f}", f"{seconds[name] * 1e3:.4f}", sep="\t")
