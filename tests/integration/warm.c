@@ -374,6 +374,25 @@ Test(warm, idle_memory_goes_and_is_unmapped)
     finish();
 }
 
+Test(warm, what_is_ready_for_anyone_goes_when_idle)
+{
+    static const char *const a_second[] = {"--pool-idle=1s", NULL};
+    rdt_object *objects[3];
+    unsigned long inode;
+    struct rdt_ref ref;
+    void *addr;
+
+    start(a_second);
+    ref = put_bytes(producer, 2 * MIB, 1);
+    for (unsigned i = 0; i < 3; i++) /* wanted more than once: the next is made ahead */
+        objects[i] = copy_of(consumer, &ref, 2 * MIB, 1, &addr, &inode);
+    wait_until(20 * SEC, status_now().ready_bytes > 0);
+    wait_until(20 * SEC, status_now().ready_bytes == 0);
+    for (unsigned i = 0; i < 3; i++)
+        rdt_release(objects[i]);
+    finish();
+}
+
 Test(warm, given_up_before_anyone_is_refused)
 {
     static const char *const tight[] = {"--memory-limit=64MiB", "--warm-max=48MiB", "--pool-max=32MiB", "--pool-idle=60s",
