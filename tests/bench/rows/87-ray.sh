@@ -11,5 +11,9 @@ if wanted ray; then
     # shellcheck disable=SC2086 # shapes are words
     PYTHONPATH=$build/python PYTHONDONTWRITEBYTECODE=1 timeout 900 "$python" tests/bench/ray_bench.py "$dir/a.sock" ${BENCH_RAY:-} \
       >>"$results" 2>"$dir/ray.log" || fail 'ray_bench.py'
+    if [[ -z ${BENCH_RAY:-} ]]; then
+      PYTHONPATH=$build/python PYTHONDONTWRITEBYTECODE=1 timeout 200 "$python" tests/bench/ray_overlap.py "$dir/a.sock" "$dir/b.sock" \
+        >>"$results" 2>"$dir/ray.log" || fail 'ray_overlap.py'
+    fi
   fi
 fi
