@@ -178,6 +178,8 @@ enum rdt_status account_check(struct account *account, enum usage what, uint64_t
         bool room = limit == 0 || (n <= limit && at->used[what] <= limit - n);
         if (room && !waits_behind(at, what, NULL))
             continue;
+        if (!room && at->parent && at->parent->limits && at->parent->limits[what] == limit)
+            continue; /* nor is there any above it: that says what to raise */
         say(at, what, n, room, err);
         /* What does not fit into the empty account never will: nobody waits for that. */
         if (account->accounts && (limit == 0 || n <= limit)) {

@@ -281,3 +281,19 @@ Test(account_limits, room_is_not_lost_with_who_was_called)
     cr_assert(a.called == 1 && b.called == 1);
     account_wait_end(&accounts, &b.wait);
 }
+
+/* An owner may have all there is by default: then it is the daemon's limit that is to be raised. */
+Test(account_limits, owners_limit_that_is_the_daemons_is_called_that)
+{
+    struct rdt_error err = {0};
+
+    accounts.limits.owner[USAGE_FDS] = accounts.limits.node[USAGE_FDS] = 2;
+    cr_assert_eq(account_take(first, USAGE_FDS, 2, NULL), RDT_OK);
+    account_try(&accounts, NULL);
+    cr_assert_eq(account_take(second, USAGE_FDS, 1, &err), RDT_LIMIT);
+    cr_assert(strstr(err.msg, "LimitNOFILE") && !strstr(err.msg, "owner_max_fds"), "%s", err.msg);
+    cr_assert_eq(accounts.full, second->parent, "there it can wait");
+    cr_assert_eq(account_take(stranger, USAGE_FDS, 1, &err), RDT_LIMIT);
+    cr_assert(strstr(err.msg, "LimitNOFILE"), "%s", err.msg);
+    account_give(first, USAGE_FDS, 2);
+}
