@@ -125,7 +125,7 @@ static struct account_wait *first_of(const struct account *at, enum usage what, 
 {
     list_for_each (node, &at->waiting[what]) {
         struct account_wait *wait = list_entry(node, struct account_wait, link);
-        if (wait->on == on)
+        if (wait->on == on && !wait->passed)
             return wait;
     }
     return NULL;
@@ -298,22 +298,35 @@ void account_try(struct accounts *accounts, const struct account_wait *wait)
     accounts->full = NULL;
 }
 
+static void call_another(struct account *at, enum usage what, const void *on)
+{
+    if (at->client)
+        call_first(at, what, on);
+    else
+        call_next(at->accounts, NULL, what, on);
+}
+
 static void leave(struct account_wait *wait)
 {
     struct account *at = wait->at;
     struct accounts *accounts = at->accounts;
 
     wait->at = NULL;
-    wait->called = false;
+    wait->called = wait->passed = false;
     list_remove(&wait->link);
     accounts->n_waiting--;
     if (--at->n_waiting == 0)
         list_remove(&at->in_turn);
-    if (at->client)
-        call_first(at, wait->what, wait->on);
-    else
-        call_next(accounts, NULL, wait->what, wait->on);
+    call_another(at, wait->what, wait->on);
     account_unref(at);
+}
+
+void account_pass(struct account_wait *wait)
+{
+    if (!wait->called || wait->passed)
+        return;
+    wait->passed = true;
+    call_another(wait->at, wait->what, wait->on);
 }
 
 void account_tried(struct accounts *accounts, struct account_wait *wait)
@@ -324,7 +337,7 @@ void account_tried(struct accounts *accounts, struct account_wait *wait)
     if (wait->at == accounts->full && wait->what == accounts->full_of && wait->on == accounts->full_at) {
         if (wait->called && wait->at->client == 0)
             call_next(accounts, wait->at, wait->what, wait->on);
-        wait->called = false;
+        wait->called = wait->passed = false;
         return;
     }
     if (wait->at)

@@ -58,6 +58,7 @@ struct account_wait {
     enum usage what;
     const void *on; /* as full_at: who waits for one device is not before those who want another */
     bool called;
+    bool passed; /* over: it was called, and tries only later */
     /* There may be room: try again, between account_try and account_tried; not inside this call. Once until then. */
     void (*on_room)(struct account_wait *);
 };
@@ -109,6 +110,9 @@ void account_try(struct accounts *accounts, const struct account_wait *wait);
 
 /* It has ended. wait: it waits, or goes on waiting in its place, for accounts->full. */
 void account_tried(struct accounts *accounts, struct account_wait *wait);
+
+/* It was called and cannot try yet: those after it need not wait for that, and it tries when it can. Nothing if it was not called. */
+void account_pass(struct account_wait *wait);
 
 /* It waits no more, nor does it try: the next one is called. Nothing if it did neither. */
 void account_wait_end(struct accounts *accounts, struct account_wait *wait);

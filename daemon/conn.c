@@ -429,6 +429,8 @@ static void work(struct conn *conn, bool readable)
     conn->in_read = false;
     if (conn->closing)
         return;
+    if (conn->held || conn->draining)
+        rpc_pass(&conn->client);
     if (has_work(conn) && !conn->held && !conn->draining)
         want_turn(&conn->client);
     else

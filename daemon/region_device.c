@@ -190,7 +190,7 @@ static void refuse(struct device_work *making)
     struct region *region = making->region;
 
     (void)no_room(region->at, region->bytes, &making->err);
-    index_remove(&region->regions->by_id, region->id);
+    region_unlist(region);
     region->room = 0; /* it never had any */
     region_forget(region);
     making->on_ready(making->arg, NULL, &making->err);

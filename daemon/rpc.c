@@ -121,6 +121,15 @@ static void on_turn_to_try(struct client_wake *wake)
     rpc_dispatch(call, call->packed, call->packed_bytes);
 }
 
+void rpc_pass(struct client *client)
+{
+    list_for_each (node, &client->wakes) { /* more may come meanwhile, behind them */
+        struct client_wake *wake = list_entry(node, struct client_wake, link);
+        if (wake->run == on_turn_to_try)
+            account_pass(&list_entry(wake, struct call, wake)->room);
+    }
+}
+
 /* The request, decoded, or with why it could not be. */
 static void act(struct call *call, const struct verb *verb, const ProtobufCMessage *request, struct rdt_error *err,
                 const uint8_t *payload, size_t bytes)

@@ -10,6 +10,9 @@
  * that is NULL, stays where it is as long as the client has a task. PROTOCOL: the connection should close after what is queued has gone. */
 enum rdt_status rpc_handle(struct rpc *rpc, struct client *client, struct frame *frame, void *take_buffer, struct rdt_error *err);
 
+/* The client has no turns for now: its requests that were to try again do so later, and those of others need not wait for that. */
+void rpc_pass(struct client *client);
+
 /* For rpc->dispatch. */
 void rpc_dispatch(struct call *call, const uint8_t *payload, size_t bytes);
 

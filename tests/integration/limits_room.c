@@ -108,6 +108,71 @@ Test(limits_room, users_take_turns)
     end(NULL);
 }
 
+static int wait_and_never_read(struct actor *self, void *arg)
+{
+    static uint8_t data[64 * 1024];
+    Rdt__Pb__Ping ping = RDT__PB__PING__INIT;
+    struct raw raw;
+
+    (void)arg;
+    must(seteuid(12345) == 0);
+    raw_connect(&raw, "s");
+    must(seteuid(0) == 0);
+    raw_hello(&raw);
+    (void)send_alloc(&raw, MIB, -1);
+    cr_assert(nothing_came(&raw));
+    actor_step(self);
+    ping.data = (ProtobufCBinaryData){sizeof data, data};
+    for (;;) {
+        struct pollfd fd = {.fd = raw.sock, .events = POLLOUT};
+        while (poll(&fd, 1, -1) != 1) /* ends when the test kills it */
+            continue;
+        (void)raw_send(&raw, RDT_MSG_PING, &ping.base, NULL, 0);
+    }
+    return 0;
+}
+
+static bool somebody_left_unread(uint64_t bytes)
+{
+    Rdt__Pb__ListReply *reply = list(&watcher, RDT__PB__LIST_KIND__LIST_KIND_CLIENTS);
+    bool found = false;
+
+    for (size_t i = 0; i < reply->n_clients; i++)
+        found |= reply->clients[i]->queued_bytes > bytes;
+    rdt__pb__list_reply__free_unpacked(reply, NULL);
+    return found;
+}
+
+/* Who does not read is not read, and so does not try when it is its turn: others do. */
+Test(limits_room, who_does_not_read_is_passed_over)
+{
+    struct actor actor;
+    struct raw waiting;
+    uint64_t id;
+    void *held[4];
+
+    if (geteuid() != 0) {
+        cr_skip_test("needs root, to become another user");
+        return;
+    }
+    begin((const char *[]){"--memory-limit=4MiB", "--client-queue=256KiB", NULL});
+    must(chdir(node.dir) == 0);
+    for (unsigned i = 0; i < 4; i++)
+        held[i] = alloc_memory(conn, MIB);
+    actor_start(&actor, wait_and_never_read, NULL);
+    actor_await(&actor);
+    greeted(&waiting);
+    id = send_alloc(&waiting, MIB, -1);
+    cr_assert(nothing_came(&waiting));
+    wait_until(LONG, somebody_left_unread(256 * 1024));
+    must_ok(rdt_dealloc(conn, held[0], &err));
+    expect_alloc(&waiting, id);
+    actor_kill(&actor, SIGKILL);
+    must_ok(rdt_dealloc(conn, held[1], &err));
+    raw_close(&waiting);
+    end(NULL);
+}
+
 static int put_snapshot(struct actor *self, void *arg)
 {
     rdt *mine = node_client(&node, "trainer");

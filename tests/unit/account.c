@@ -297,3 +297,30 @@ Test(account_limits, owners_limit_that_is_the_daemons_is_called_that)
     cr_assert(strstr(err.msg, "LimitNOFILE"), "%s", err.msg);
     account_give(first, USAGE_FDS, 2);
 }
+
+/* Who cannot try when called keeps its place, and nobody waiting. */
+Test(account_limits, who_cannot_try_yet_is_passed_over)
+{
+    struct waiter a = {.account = first}, a2 = {.account = second}, b = {.account = stranger};
+
+    a.wait.on_room = a2.wait.on_room = b.wait.on_room = on_room;
+    wait_for_node(&a);
+    wait_for_node(&a2);
+    wait_for_node(&b);
+    account_pass(&a.wait);
+    cr_assert(a2.called == 0 && b.called == 0, "nobody was called");
+    account_room(&accounts, USAGE_BYTES, NULL);
+    account_pass(&a.wait);
+    account_pass(&a.wait);
+    cr_assert(a.called == 1 && a2.called == 1 && b.called == 0);
+    account_pass(&a2.wait);
+    cr_assert_eq(b.called, 1);
+    account_wait_end(&accounts, &b.wait);
+    cr_assert(a.called == 1 && a2.called == 1, "they try when they can");
+    wait_for_node(&a); /* now, and there is nothing left */
+    account_room(&accounts, USAGE_BYTES, NULL);
+    cr_assert_eq(a.called, 2);
+    account_wait_end(&accounts, &a.wait);
+    account_wait_end(&accounts, &a2.wait);
+    cr_assert(accounts.n_waiting == 0 && a2.called == 1);
+}
