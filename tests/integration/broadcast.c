@@ -350,6 +350,7 @@ static void dead_node_is_named(void)
     read_copy(actor_of[1], &ref, 8 * MIB, 1, "local/share");
     rdt_close(actor_of[2]);
     cluster_restart(&c, 2);
+    cluster_meet(&c); /* nobody waits for his next try */
     actor_of[2] = node_client(&c.node[2], "a2");
     for (unsigned i = 0; i < 3; i++)
         await_group(i, "g", "ready", 0);

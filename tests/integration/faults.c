@@ -114,6 +114,7 @@ struct scene {
     struct reading reading;
     struct actor reader, producer, busy;
     bool put, busy_runs;
+    bool replaced; /* another producer has put in the place of the one that died */
     bool held[2]; /* nodes that stand still to hold the step open */
     bool reported;
     struct report report;
@@ -301,6 +302,7 @@ static void producer_struck(struct scene *scene)
         actor_start(&scene->producer, produce, &scene->reading);
         actor_await(&scene->producer);
         put_now(scene);
+        scene->replaced = true;
     }
     await_report(scene);
     for (unsigned i = 0; i < 2; i++) {
@@ -353,7 +355,7 @@ static void check_boot(const struct scene *scene)
 static void leave(struct scene *scene)
 {
     bool reader_died = scene->victim == READER && scene->signal == SIGKILL;
-    bool producer_died = scene->victim == PRODUCER && scene->signal == SIGKILL && scene->step != PARKED;
+    bool producer_died = scene->victim == PRODUCER && scene->signal == SIGKILL && !scene->replaced;
 
     if (!reader_died) {
         struct report second;

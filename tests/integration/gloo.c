@@ -101,6 +101,7 @@ Test(gloo, killed_node_takes_it_down_and_it_comes_back)
     must_refuse(RDT_NO_PATH, "group g is down", fetch_by(actor_of[1], &ref, "gloo", NULL, &object, &err));
     rdt_close(actor_of[2]);
     cluster_restart(&c, 2);
+    cluster_meet(&c); /* nobody waits for his next try */
     actor_of[2] = node_client(&c.node[2], "a2");
     for (unsigned i = 0; i < 3; i++)
         await_group(i, "g", "ready", 0);

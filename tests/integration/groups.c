@@ -396,6 +396,7 @@ Test(groups, lost_node_fails_what_moves_and_comes_back_under_a_new_epoch)
     must_refuse(RDT_NO_PATH, "group g is down", fetch_by(actor_of[1], &ref, by, NULL, &object, &err));
     rdt_close(actor_of[2]);
     cluster_restart(&c, 2);
+    cluster_meet(&c); /* nobody waits for his next try */
     actor_of[2] = node_client(&c.node[2], "a2");
     for (unsigned i = 0; i < 3; i++)
         await_group(i, "g", "ready", 0);
