@@ -372,6 +372,20 @@ enum rdt_status peers_find(struct peers *peers, const uint8_t uuid[16], const ch
     return RDT_OK;
 }
 
+void peers_hear_of(struct peers *peers, const uint8_t uuid[16], const char *address)
+{
+    struct peer *peer = map_get(&peers->by_uuid, uuid, 16);
+
+    if (!peer || peer->state != PEER_BACKOFF || peers_find(peers, uuid, address, &peer, NULL) != RDT_OK || !peer->address[0])
+        return;
+    uv_timer_stop(&peer->dial->timer);
+    move(peer, PEER_IDLE);
+    if (peer_start_dial(peer, NULL) == RDT_OK)
+        return;
+    move(peer, PEER_CONNECTING); /* it is away as before: whoever told of it is in the middle of something, and nobody waits yet */
+    back_off(peer);
+}
+
 enum rdt_status peer_away(const struct peer *peer, struct rdt_error *err)
 {
     uint64_t now = uv_hrtime();

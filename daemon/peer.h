@@ -83,6 +83,9 @@ void peers_close(struct peers *peers, void (*on_closed)(void *arg), void *arg);
 enum rdt_status peers_find(struct peers *peers, const uint8_t uuid[16], const char *address, struct peer **peer_p,
                            struct rdt_error *err);
 
+/* Others reach the node at this moment: if this one is in back-off it is dialled now. Nothing else, whatever is not known or cannot be done. */
+void peers_hear_of(struct peers *peers, const uint8_t uuid[16], const char *address);
+
 struct list *peers_all(struct peers *peers);
 const char *peer_state_name(enum peer_state state);
 

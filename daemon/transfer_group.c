@@ -165,8 +165,17 @@ static void wake(struct transfers *transfers, struct group *group)
         peer_work_connected(list_entry(node, struct peer_transport, by_group));
 }
 
+/* All its nodes are there, says who coordinates it: whoever uses it now need not wait for this node's next try. */
+static void reach_all(const struct transfers *transfers, const struct group *group)
+{
+    for (uint32_t i = 0; transfers->peers && i < group->n_members; i++)
+        peers_hear_of(transfers->peers, group->members[i].node, group->members[i].address);
+}
+
 void transfers_on_group(struct transfers *transfers, struct group *group, enum group_change change)
 {
+    if (change == GROUP_OPENS && !transfers->closing)
+        reach_all(transfers, group);
     broadcasts_on_group(transfers, group, change);
     list_for_each_safe (node, &group->vias) {
         struct peer_transport *pt = list_entry(node, struct peer_transport, by_group);

@@ -350,7 +350,6 @@ static void dead_node_is_named(void)
     read_copy(actor_of[1], &ref, 8 * MIB, 1, "local/share");
     rdt_close(actor_of[2]);
     cluster_restart(&c, 2);
-    cluster_meet(&c); /* nobody waits for his next try */
     actor_of[2] = node_client(&c.node[2], "a2");
     for (unsigned i = 0; i < 3; i++)
         await_group(i, "g", "ready", 0);
@@ -372,6 +371,44 @@ Test(broadcast, dead_node_is_named_by_gloo)
 {
     if (begin_gloo(3))
         dead_node_is_named();
+}
+
+static bool asks_again_late(const struct rdt_ref *there)
+{
+    struct peer_view view;
+    struct rdt_stat stat;
+
+    must(rdt_stat(actor_of[0], there, &stat, NULL) != RDT_OK);
+    return peer_seen(&c.node[0], &c.node[2], &view) && view.retry_in_ns > 1500 * MSEC;
+}
+
+/* It is ready as soon as its coordinator has the node back: what this one knew of it before does not count. */
+Test(broadcast, ready_group_reaches_a_node_that_is_back)
+{
+    struct rdt_ref ref, there, known;
+    struct rdt_stat stat;
+    rdt_object *object;
+
+    begin(3);
+    must_ok(form(actor_of[1], "g", 3, &err));
+    ref = put_snapshot(actor_of[0], MIB, 1);
+    known = ref_on(&c.node[2], "nobody");
+    node_kill(&c.node[2], SIGKILL);
+    rdt_close(actor_of[2]);
+    wait_until(30 * SEC, asks_again_late(&known));
+    cluster_restart(&c, 2);
+    actor_of[2] = node_client(&c.node[2], "a2");
+    known = ref_on(&c.node[1], "nobody");
+    must_be(RDT_NOT_FOUND, rdt_stat(actor_of[2], &known, &stat, &err)); /* the coordinator has it back */
+    await_group(0, "g", "ready", 0);
+    there = put_pattern(actor_of[2], NULL, MIB, 3);
+    must_ok(broadcast(0, &ref, "g", &err));
+    read_copy(actor_of[2], &ref, MIB, 1, "local/share");
+    must_ok(fetch_by(actor_of[0], &there, by, "g", &object, &err));
+    rdt_release(object);
+    must_ok(rdt_free(actor_of[2], &there, false, &err));
+    must_ok(rdt_free(actor_of[0], &ref, false, &err));
+    finish("g", with_losses);
 }
 
 /* Cancelled at all moments, together: the group stays, and what comes next is right. */

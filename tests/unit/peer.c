@@ -548,6 +548,32 @@ Test(peer, absent_node_of_a_ref_is_dialled_when_asked)
     world_until(&world, a->n_failed == 3);
 }
 
+Test(peer, node_that_others_reach_is_dialled_at_once)
+{
+    struct peer *peer;
+
+    world_free_address(b->listen);
+    strcpy(b->node.address, b->listen);
+    a->options.backoff_max_ns = UINT64_C(3600000000000);
+    world_start(a);
+    peers_hear_of(a->peers, b->node.uuid, b->node.address); /* which it does not know */
+    cr_assert_eq(count(a), 0);
+    peer = find(a, b);
+    peers_hear_of(a->peers, b->node.uuid, b->node.address); /* it is at it */
+    world_until(&world, a->n_failed == 1);
+    peer->dial->failures = 20;
+    peers_hear_of(a->peers, b->node.uuid, b->node.address);
+    cr_assert_eq(peer->state, PEER_CONNECTING);
+    world_until(&world, a->n_failed == 2); /* they were wrong */
+    cr_assert_eq(peer->state, PEER_BACKOFF);
+    cr_assert_gt(peer->retry_at_ns - uv_hrtime(), UINT64_C(10000000000));
+    world_start(b);
+    peers_hear_of(a->peers, b->node.uuid, b->node.address);
+    world_until(&world, a->n_up && b->n_up);
+    peers_hear_of(a->peers, b->node.uuid, b->node.address);
+    cr_assert_eq(peer->state, PEER_UP);
+}
+
 Test(peer, back_off_grows_up_to_its_bound)
 {
     uint64_t wait_ns = 0;
