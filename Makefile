@@ -508,6 +508,8 @@ substitute = sed -e 's|@PREFIX@|$(PREFIX)|g' -e 's|@bindir@|$(bindir)|g' -e 's|@
                  -e 's|@includedir@|$(includedir)|g' -e 's|@backenddir@|$(backenddir)|g' -e 's|@conffile@|$(conffile)|g' \
                  -e 's|@VERSION@|$(VERSION)|g'
 COMPLETION := $(wildcard client/rdtctl.bash)
+# A file of its own: several installations may run at once.
+filled = t=$$(mktemp) && trap "rm -f $$t" EXIT && $(substitute) $(1) >$$t
 
 install: all
 	@install -d $(addprefix $(DESTDIR),$(bindir) $(libdir)/pkgconfig $(includedir)/rdt $(backenddir) $(unitdir) $(sysusersdir) \
@@ -518,18 +520,17 @@ install: all
 	@ln -sf librdt.so.$(SOVERSION) $(DESTDIR)$(libdir)/librdt.so
 	@$(if $(CUDA_INC),install -m755 $(LIBCUDA) $(DESTDIR)$(libdir)/ && ln -sf $(notdir $(LIBCUDA)) $(DESTDIR)$(libdir)/librdt-cuda.so.$(SOVERSION) && \
 	    ln -sf librdt-cuda.so.$(SOVERSION) $(DESTDIR)$(libdir)/librdt-cuda.so && install -d $(DESTDIR)$(includedir)/rdt && \
-	    install -m644 client/cuda/rdt_cuda.h $(DESTDIR)$(includedir)/rdt/ && $(substitute) client/cuda/rdt-cuda.pc.in >$(B)/rdt-cuda.pc && \
-	    install -m644 $(B)/rdt-cuda.pc $(DESTDIR)$(libdir)/pkgconfig/)
+	    install -m644 client/cuda/rdt_cuda.h $(DESTDIR)$(includedir)/rdt/ && $(call filled,client/cuda/rdt-cuda.pc.in) && \
+	    install -m644 $$t $(DESTDIR)$(libdir)/pkgconfig/rdt-cuda.pc)
 	@install -m755 $(BACKEND_SO) $(DESTDIR)$(backenddir)/
 	@install -m644 $(HEADERS) $(DESTDIR)$(includedir)/rdt/
-	@$(substitute) client/rdt.pc.in >$(B)/rdt.pc && install -m644 $(B)/rdt.pc $(DESTDIR)$(libdir)/pkgconfig/rdt.pc
-	@$(substitute) systemd/rdtd.service.in >$(B)/rdtd.service && install -m644 $(B)/rdtd.service $(DESTDIR)$(unitdir)/
+	@$(call filled,client/rdt.pc.in) && install -m644 $$t $(DESTDIR)$(libdir)/pkgconfig/rdt.pc
+	@$(call filled,systemd/rdtd.service.in) && install -m644 $$t $(DESTDIR)$(unitdir)/rdtd.service
 	@install -m644 systemd/rdtd.socket $(DESTDIR)$(unitdir)/
 	@install -m644 systemd/rdtd.sysusers $(DESTDIR)$(sysusersdir)/rdtd.conf
-	@$(substitute) systemd/rdtd.conf >$(B)/rdtd.conf
-	@if [ -e $(DESTDIR)$(conffile) ] && ! cmp -s $(B)/rdtd.conf $(DESTDIR)$(conffile); then \
-	    install -m644 $(B)/rdtd.conf $(DESTDIR)$(conffile).new; echo "$(conffile) was kept; the template is $(conffile).new"; \
-	else install -m644 $(B)/rdtd.conf $(DESTDIR)$(conffile); fi
+	@$(call filled,systemd/rdtd.conf) && if [ -e $(DESTDIR)$(conffile) ] && ! cmp -s $$t $(DESTDIR)$(conffile); then \
+	    install -m644 $$t $(DESTDIR)$(conffile).new; echo "$(conffile) was kept; the template is $(conffile).new"; \
+	else install -m644 $$t $(DESTDIR)$(conffile); fi
 	@$(if $(COMPLETION),install -m644 $(COMPLETION) $(DESTDIR)$(completiondir)/rdtctl)
 	@$(foreach m,$(MANPAGES),install -D -m644 $(m) $(DESTDIR)$(mandir)/man$(subst .,,$(suffix $(m)))/$(notdir $(m));)
 	@[ -n "$(DESTDIR)" ] || [ "$$(id -u)" != 0 ] || ldconfig

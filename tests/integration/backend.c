@@ -162,8 +162,8 @@ Test(backend, in_use_is_not_unloaded_and_says_by_what)
     rdt_object *object;
 
     begin_two();
-    must_ok(rdt_backend_load(owner, build_path("tests/rdt_loopback.so"), (const char *[]){"delay_ms=300", NULL}, LONG, &err));
-    must_ok(rdt_backend_load(reader, build_path("tests/rdt_loopback.so"), (const char *[]){"delay_ms=300", NULL}, LONG, &err));
+    must_ok(rdt_backend_load(owner, build_path("tests/rdt_loopback.so"), (const char *[]){"delay_ms=700", NULL}, LONG, &err));
+    must_ok(rdt_backend_load(reader, build_path("tests/rdt_loopback.so"), (const char *[]){"delay_ms=700", NULL}, LONG, &err));
     wait_until(20 * SEC, connected(0) && connected(1));
     with_transport_of("loopback", owner, 300000, &ref);
     request = start_one(reader, &ref, LONG);

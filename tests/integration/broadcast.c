@@ -12,19 +12,24 @@ TestSuite(broadcast, .timeout = 240);
 
 static const char *const with_losses[] = {KILLED};
 
-static void begin(unsigned n)
+#define PATIENT "--quiesce-grace=20s" /* what was given up comes to rest, however late */
+
+static void begin_with(unsigned n, const char *grace)
 {
-    static const char *const flags[] = {"--chunk=64KiB", "--chunks-in-flight=2", "--quiesce-grace=300ms", "--stall-timeout=5s",
-                                        NULL};
+    const char *flags[] = {"--chunk=64KiB", "--chunks-in-flight=2", grace, "--stall-timeout=5s", NULL};
 
     begin_groups(n, "grouped", &(struct cluster_options){.grouped = true, .no_ucx = true, .flags = flags});
 }
 
-/* false: Gloo was not there when this was built. */
-static bool begin_gloo(unsigned n)
+static void begin(unsigned n)
 {
-    static const char *const flags[] = {"--chunk=64KiB", "--chunks-in-flight=2", "--quiesce-grace=500ms", "--stall-timeout=5s",
-                                        NULL};
+    begin_with(n, "--quiesce-grace=300ms");
+}
+
+/* false: Gloo was not there when this was built. */
+static bool begin_gloo_with(unsigned n, const char *grace)
+{
+    const char *flags[] = {"--chunk=64KiB", "--chunks-in-flight=2", grace, "--stall-timeout=5s", NULL};
     FILE *file = fopen(build_path("backends/rdt_gloo.so"), "re");
 
     if (!file) {
@@ -34,6 +39,11 @@ static bool begin_gloo(unsigned n)
     (void)fclose(file);
     begin_groups(n, "gloo", &(struct cluster_options){.flags = flags});
     return true;
+}
+
+static bool begin_gloo(unsigned n)
+{
+    return begin_gloo_with(n, "--quiesce-grace=500ms");
 }
 
 static void set_faults(const char *lines)
@@ -270,7 +280,7 @@ Test(broadcast, deadline_and_cancel_release_the_caller_and_leave_nothing)
     struct rdt_ref ref;
     rdt_request *request;
 
-    begin(3);
+    begin_with(3, PATIENT);
     must_ok(form(actor_of[0], "g", 3, &err));
     ref = put_snapshot(actor_of[0], 2 * MIB, 1);
     set_faults("delay_ms=100\n");
@@ -416,7 +426,7 @@ Test(broadcast, cancelled_at_any_moment_by_gloo)
 {
     enum { ROUNDS = 40 };
 
-    if (!begin_gloo(3))
+    if (!begin_gloo_with(3, PATIENT))
         return;
     must_ok(form(actor_of[0], "g", 3, &err));
     for (unsigned round = 0; round < ROUNDS; round++) {

@@ -7,12 +7,16 @@
 
 TestSuite(groups, .timeout = 240);
 
-static void begin(unsigned n)
+static void begin_with(unsigned n, const char *grace)
 {
-    static const char *const flags[] = {"--chunk=64KiB", "--chunks-in-flight=2", "--quiesce-grace=300ms", "--stall-timeout=5s",
-                                        NULL};
+    const char *flags[] = {"--chunk=64KiB", "--chunks-in-flight=2", grace, "--stall-timeout=5s", NULL};
 
     begin_groups(n, "grouped", &(struct cluster_options){.grouped = true, .no_ucx = true, .flags = flags});
+}
+
+static void begin(unsigned n)
+{
+    begin_with(n, "--quiesce-grace=300ms");
 }
 
 static void set_faults(const char *lines)
@@ -321,7 +325,7 @@ Test(groups, cancel_and_deadline_touch_nothing_else)
     rdt_request *request, *other;
     struct rdt_ref ref;
 
-    begin(3);
+    begin_with(3, "--quiesce-grace=20s"); /* however late: it comes to rest */
     must_ok(form(actor_of[0], "g", 3, &err));
     ref = put_pattern(actor_of[0], NULL, 32 * 64 * KIB, 1);
     set_faults("delay_ms=50\n");

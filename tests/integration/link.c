@@ -114,8 +114,10 @@ Test(link, garbage_disturbs_nobody)
     } rows[] = {{http, sizeof http - 1},   {zeros, sizeof zeros}, {old_tls, sizeof old_tls},
                 {odd_tls, sizeof odd_tls}, {alert, sizeof alert}, {frame, sizeof frame}};
     uint8_t noise[3000];
+    char timeout[48];
 
-    begin((const char *const[]){"--connect-timeout=300ms", NULL});
+    (void)snprintf(timeout, sizeof timeout, "--connect-timeout=%lldms", (long long)(patience(300 * MSEC) / MSEC));
+    begin((const char *const[]){timeout, NULL});
     for (unsigned round = 0; round < 10; round++)
         for (size_t i = 0; i <= sizeof rows / sizeof rows[0]; i++) {
             bool known = i < sizeof rows / sizeof rows[0];

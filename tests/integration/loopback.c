@@ -357,10 +357,10 @@ Test(loopback, slow_transfer_is_no_stall)
     for (unsigned i = 0; i < 2; i++) {
         struct rdt_ref ref;
 
-        begin(2, sides[i], "--stall-timeout=500ms");
-        ref = put_pattern(owner, NULL, 16 * 64 * KIB, 1);
+        begin(2, sides[i], "--stall-timeout=1s");
+        ref = put_pattern(owner, NULL, 40 * 64 * KIB, 1);
         set_faults("delay_ms=60\n");
-        fetch_pattern(reader, &ref, 16 * 64 * KIB, 1, "loopback");
+        fetch_pattern(reader, &ref, 40 * 64 * KIB, 1, "loopback");
         must_ok(rdt_free(owner, &ref, false, &err));
         end(NULL);
     }
@@ -418,7 +418,7 @@ Test(loopback, small_not_starved_by_big)
         begin(2, sides[i], NULL);
         big = put_pattern(owner, NULL, 200 * 64 * KIB, 1);
         small = put_pattern(owner, NULL, 2 * 64 * KIB, 2);
-        set_faults("delay_ms=15\n");
+        set_faults("delay_ms=40\n");
         slow = start_one(reader, &big, LONG);
         await_engine(&c.node[1]);
         quick = start_one(reader, &small, LONG);
@@ -476,7 +476,7 @@ Test(loopback, wait_freed_returns_after_transfer)
         fill_pattern(memory, bytes, 1);
         tensor = VECTOR(RDT_U8, bytes, memory);
         ref = put_one(owner, &tensor, NULL);
-        set_faults("delay_ms=20\n");
+        set_faults("delay_ms=150\n"); /* so that it outlasts what follows */
         request = start_one(reader, &ref, LONG);
         await_transfer(&c.node[0], "out", "sending");
         must_ok(rdt_free(owner, &ref, false, &err));
@@ -488,6 +488,7 @@ Test(loopback, wait_freed_returns_after_transfer)
         wait_until(5 * SEC, rdt_stat(owner, &ref, &stat, NULL) != RDT_OK || stat.waiters == 2);
         must_be(RDT_TIMED_OUT, rdt_wait_freed(owner, &ref, 0, &err));
         must_be(RDT_TIMED_OUT, rdt_wait_freed_range(owner, memory, bytes, 20 * MSEC, &err));
+        set_faults("");
         must_ok(rdt_wait_freed_range(owner, memory, bytes, LONG, &err));
         memset(memory, 0xbb, bytes);
         must_ok(rdt_wait(reader, &request, 1, 1, LONG, NULL, NULL, &err));

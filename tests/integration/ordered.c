@@ -247,7 +247,7 @@ Test(ordered, waiting_for_a_turn_is_shown_cancelled_and_timed_out)
         struct move big, cancelled, late, last;
         int64_t began;
 
-        set_slow(cast.owner, 25 * MSEC);
+        set_slow(cast.owner, 50 * MSEC);
         big = moving(cast.owner, cast.reader, 100 * CHUNK, 1, LONG);
         await_engine(&c.node[cast.reader]);
         cancelled = moving(cast.owner, cast.reader, 10 * CHUNK, 2, LONG);
@@ -262,9 +262,9 @@ Test(ordered, waiting_for_a_turn_is_shown_cancelled_and_timed_out)
         must_be(RDT_TIMED_OUT, finish(&late, &err));
         must_be_within(began, 2 * SEC);
         must(in_state(cast.reader, "in", "moving", "") == 1);
+        faults_everywhere("");
         must_end_well(&big);
         must_end_well(&last);
-        faults_everywhere("");
     }
     must(all_around(3, 4) == 0);
     end(NULL); /* no connection was rebuilt: nothing had been posted */

@@ -46,13 +46,21 @@ static void set_faults(const char *lines)
         cluster_faults(&c, i, lines);
 }
 
-/* Each chunk takes so long that a deadline, which sanitizers lengthen, passes in the middle. */
-static void set_slow(int64_t delay_ns, const char *more)
+/* Each chunk takes so long, and is held for so long when it is cancelled, that a deadline or what the test does, which sanitizers lengthen,
+ * comes in the middle. */
+static void slow_down(unsigned i, int64_t delay_ns, int64_t late_ns)
 {
     char lines[96];
 
-    (void)snprintf(lines, sizeof lines, "delay_ms=%lld\n%s", (long long)(patience(delay_ns) / MSEC), more);
-    set_faults(lines);
+    (void)snprintf(lines, sizeof lines, "delay_ms=%lld\nlate_ms=%lld\n", (long long)(patience(delay_ns) / MSEC),
+                   (long long)(patience(late_ns) / MSEC));
+    cluster_faults(&c, i, lines);
+}
+
+static void set_slow(int64_t delay_ns, int64_t late_ns)
+{
+    for (unsigned i = 0; i < c.n; i++)
+        slow_down(i, delay_ns, late_ns);
 }
 
 /* One tensor of BYTES at each address; NULL: the daemon's memory. */
@@ -144,7 +152,7 @@ static void check_late_write(const char *sided, bool by_deadline)
     ref = put_pattern(owner, NULL, BYTES, 1);
     memory = alloc_memory(reader, BYTES);
     memset(memory, 0, BYTES);
-    set_slow(150 * MSEC, "late_ms=500\n");
+    set_slow(150 * MSEC, 500 * MSEC);
     request = start_into(&ref, memory, by_deadline ? patience(SEC) : LONG);
     await_engine(&c.node[1]);
     given_up = now_ns();
@@ -212,7 +220,7 @@ Test(quiesce, memory_given_back_early_serves_nobody)
             ref = put_pattern(owner, NULL, BYTES, 1);
             if (own)
                 memory = alloc_memory(reader, BYTES);
-            set_faults("delay_ms=150\nlate_ms=400\n");
+            set_slow(150 * MSEC, 400 * MSEC);
             request = start_into(&ref, memory, LONG);
             await_engine(&c.node[1]);
             give_up(request, false);
@@ -266,7 +274,7 @@ Test(quiesce, killed_client_leaves_memory_until_engine_is_done)
 
         begin(2, sides[s], "20s");
         leaving = (struct leaving){&c.node[1], put_pattern(owner, NULL, BYTES, 1)};
-        set_faults("delay_ms=150\nlate_ms=400\n");
+        set_slow(150 * MSEC, 400 * MSEC);
         actor_start(&actor, fetch_and_stay, &leaving);
         await_engine(&c.node[1]);
         actor_kill(&actor, SIGKILL);
@@ -317,6 +325,7 @@ static void check_isolation(const char *sided)
     rdt_request *request, *neighbour, *elsewhere;
     rdt_object *object;
     uint8_t *memory;
+    char closing[64], lines[96];
     rdt *other;
 
     begin(3, sided, "200ms");
@@ -325,13 +334,16 @@ static void check_isolation(const char *sided)
     third = put_pattern(other, NULL, BYTES, 3);
     memory = alloc_memory(reader, BYTES);
     memset(memory, 0, BYTES);
-    set_faults("delay_ms=100000\nno_abort=1\ndisconnect_delay_ms=600\n");
+    (void)snprintf(closing, sizeof closing, "no_abort=1\ndisconnect_delay_ms=%lld\n", (long long)(patience(600 * MSEC) / MSEC));
+    (void)snprintf(lines, sizeof lines, "delay_ms=100000\n%s", closing);
+    set_faults(lines);
     request = start_into(&ref, memory, LONG);
     neighbour = start_into(&ref, NULL, LONG);
     await_engine(&c.node[1]);
     cluster_faults(&c, 2, "delay_ms=20\n");
+    (void)snprintf(lines, sizeof lines, "delay_ms=20\n%s", closing);
     if (strcmp(sided, "one") == 0)
-        cluster_faults(&c, 1, "delay_ms=20\nno_abort=1\ndisconnect_delay_ms=600\n");
+        cluster_faults(&c, 1, lines);
     elsewhere = start_into(&third, NULL, LONG); /* over the connection to the third node */
     give_up(request, false);
     must(pins_of(&c.node[1]) > 0);
@@ -451,13 +463,15 @@ Test(quiesce, owner_pinned_until_readers_engine_is_done)
         tensor = VECTOR(RDT_U8, BYTES, memory);
         ref = put_one(owner, &tensor, NULL);
         if (s == 0) /* reads that are late; sends that cannot be called back */
-            cluster_faults(&c, 1, "delay_ms=150\nlate_ms=500\n");
+            slow_down(1, 150 * MSEC, 500 * MSEC);
         else
-            cluster_faults(&c, 0, "delay_ms=150\n");
+            slow_down(0, 500 * MSEC, 0);
         request = start_into(&ref, NULL, LONG);
         await_transfer(&c.node[0], "out", "sending");
         if (s == 0)
             await_engine(&c.node[1]); /* before it has read anything there is nothing to wait for */
+        else
+            wait_until(20 * SEC, operations_of(&c.node[0]) > 0);
         give_up(request, false);
         must_ok(rdt_free(owner, &ref, false, &err));
         must_be(RDT_TIMED_OUT, rdt_wait_freed(owner, &ref, 50 * MSEC, &err));
@@ -496,7 +510,7 @@ Test(quiesce, given_up_at_each_step)
                     if (step != PARKED)
                         ref = put_pattern(owner, "w", BYTES, 1);
                     if (step == MOVING)
-                        set_slow(150 * MSEC, "");
+                        set_slow(150 * MSEC, 0);
                     request = start_into(&ref, at, by_deadline ? patience(800 * MSEC) : LONG);
                     if (step != DELIVERED) {
                         if (step == PARKED)

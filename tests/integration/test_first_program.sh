@@ -34,8 +34,8 @@ export PKG_CONFIG_PATH=$tmp/root/usr/local/lib/pkgconfig PKG_CONFIG_SYSROOT_DIR=
 
 "$tmp/root/usr/local/bin/rdtd" --socket "$tmp/s" --state-dir "$tmp" --backend-dir "$tmp/root/usr/local/lib/rdtd" >"$tmp/daemon" 2>&1 &
 daemon=$!
-for ((i = 0; i < 200; i++)); do
-  [[ -S $tmp/s ]] && break
+for ((i = 0; i < 400; i++)); do
+  "$tmp/root/usr/local/bin/rdtctl" --socket "$tmp/s" ping -q --timeout 2s 2>/dev/null && break
   kill -0 "$daemon" 2>/dev/null || { cat "$tmp/daemon"; fail "rdtd did not start"; }
   sleep 0.05
 done

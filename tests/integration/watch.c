@@ -154,19 +154,21 @@ Test(watch, peers_come_and_go)
     static const char *const flags[] = {"--backoff-max=300ms", NULL};
     static struct cluster c;
     struct rdt_event event;
+    rdt_request *request;
     struct rdt_ref ref;
-    rdt_object *object;
 
     cluster_start(&c, 2, &(struct cluster_options){.no_ucx = true, .no_meeting = true, .flags = flags});
     watcher = node_client(&c.node[0], "watcher");
     must_ok(rdt_watch(watcher, RDT_KIND_PEERS, &err));
     ref = ref_on(&c.node[1], "x");
-    must_be(RDT_TIMED_OUT, try_fetch(watcher, &ref, RDT_FETCH_AUTO, 500 * MSEC, &object, &err));
+    request = start_one(watcher, &ref, LONG);
     (void)expect(watcher, RDT_KIND_PEERS, "new");
     event = expect(watcher, RDT_KIND_PEERS, "connecting");
     cr_assert_str_eq(event.state, "connecting");
     event = expect(watcher, RDT_KIND_PEERS, "up");
     cr_assert_str_eq(event.state, "up");
+    rdt_request_destroy(request);
+    must_ok(rdt_ping(watcher, LONG, &err)); /* and so the daemon has heard */
     node_kill(&c.node[1], SIGKILL);
     event = expect(watcher, RDT_KIND_PEERS, "down");
     cr_assert_str_eq(event.state, "backoff");
@@ -357,8 +359,8 @@ Test(watch, fd_is_readable_while_there_are_events)
     must(poll(&fd, 1, 0) == 0);
     ref = put_one(actor, &VECTOR(RDT_U8, 5, "hello"), "o");
     must(poll(&fd, 1, (int)(LONG / MSEC)) == 1);
-    must_ok(rdt_dispatch(watcher, NULL, &err));
-    must(poll(&fd, 1, 0) == 1); /* read, and not taken */
+    must_ok(rdt_ping(watcher, LONG, &err)); /* what was to come is there */
+    must(poll(&fd, 1, 0) == 1);             /* read, and not taken */
     while (rdt_next_event(watcher, 0, &event, NULL) == RDT_OK)
         ;
     must(poll(&fd, 1, 0) == 0);

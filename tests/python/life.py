@@ -282,7 +282,7 @@ def test_daemon_that_nobody_needs_ends():
             with raises(rdt.TimedOut):
                 c.get(rdt.Ref("never"), timeout=0.8)
             c.put(np.arange(3), detached=True, ttl=1)
-        left = time.monotonic()
+            left = time.monotonic()
         until(lambda: node.process.poll() is not None, "it has ended")
         assert node.process.returncode == 0 and "nobody needs it" in node.log(), node.log()
         assert time.monotonic() - left > 1, "it kept the object"
@@ -291,9 +291,9 @@ def test_daemon_that_nobody_needs_ends():
 def test_interrupt_ends_a_wait():
     with Node() as node, rdt.connect(node.socket) as c:
         for wait in (lambda: c.get(rdt.Ref("never")), lambda: c.wait_put(rdt.Ref("never")), lambda: c.wait([c.fetch(rdt.Ref("never"))])):
-            threading.Timer(0.1, os.kill, (os.getpid(), signal.SIGINT)).start()
             started = time.monotonic()
             with raises(KeyboardInterrupt):
+                threading.Timer(0.1, os.kill, (os.getpid(), signal.SIGINT)).start()
                 wait()
             assert time.monotonic() - started < 5
         until(lambda: '"waiters": 1' not in node.ctl("objects", "--json"), "nobody waits")

@@ -20,7 +20,7 @@ sed -n 's/^ *print(.*# //p' "$dir/first.py" >"$dir/wanted"
 "$RDT_BUILD_DIR/rdtd" --socket "$RDT_SOCKET" --state-dir '' --backend-dir "$RDT_BUILD_DIR/backends" </dev/null >"$dir/log" 2>&1 &
 daemon=$!
 for ((i = 0; i < 400; i++)); do
-  [[ -S $RDT_SOCKET ]] && break
+  "$RDT_BUILD_DIR/rdtctl" ping -q --timeout 2s 2>/dev/null && break
   kill -0 "$daemon" 2>/dev/null || { cat "$dir/log"; exit 1; }
   sleep 0.05
 done

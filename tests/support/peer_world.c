@@ -13,6 +13,7 @@
 #include <unistd.h>
 
 #include "daemon/log.h"
+#include "tests/support/port.h"
 
 /* ---- callbacks ---- */
 
@@ -200,9 +201,7 @@ static int listen_anywhere(char address_p[65], uint16_t *port_p)
 
 void world_free_address(char address_p[65])
 {
-    uint16_t port;
-
-    close(listen_anywhere(address_p, &port));
+    snprintf(address_p, 65, "127.0.0.1:%u", port_take("127.0.0.1"));
 }
 
 void world_lay_cable(struct world *world, const char *target)

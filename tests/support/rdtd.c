@@ -1,6 +1,5 @@
 #include "tests/support/rdtd.h"
 
-#include <arpa/inet.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <limits.h>
@@ -11,7 +10,6 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/prctl.h>
-#include <sys/random.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
@@ -23,6 +21,7 @@
 #include "proto/messages.h"
 #include "rdt.pb-c.h"
 #include "tests/support/netns.h"
+#include "tests/support/port.h"
 
 #define MAX_FLAGS 64
 #define START_NS (10 * SEC)
@@ -507,26 +506,13 @@ void node_write_nodes(const struct test_node *node, const char *text)
 
 void free_address(int netns, const char *address, char text_p[65])
 {
-    struct sockaddr_in bound = {.sin_family = AF_INET};
-    int fd, home = -1;
-    bool taken;
+    int home = -1;
 
     if (netns) {
         home = open("/proc/thread-self/ns/net", O_RDONLY | O_CLOEXEC);
         net_enter(netns);
     }
-    must(inet_pton(AF_INET, address, &bound.sin_addr) == 1);
-    fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
-    must(fd >= 0);
-    do { /* below the ports that the system gives: a transport that listens on any must not get this one first */
-        uint16_t chance;
-        must(getrandom(&chance, sizeof chance, 0) == sizeof chance);
-        bound.sin_port = htons((uint16_t)(20000 + chance % 12000));
-        taken = bind(fd, (struct sockaddr *)&bound, sizeof bound) == 0;
-    } while (!taken && errno == EADDRINUSE);
-    must(taken);
-    (void)snprintf(text_p, 65, "%s:%u", address, ntohs(bound.sin_port));
-    (void)close(fd);
+    (void)snprintf(text_p, 65, "%s:%u", address, port_take(address));
     if (netns) {
         net_enter(home);
         (void)close(home);

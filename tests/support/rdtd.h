@@ -102,7 +102,7 @@ void node_write_nodes(const struct test_node *node, const char *text);
 /* Absolute path below the build folder. Static storage, a few at a time. */
 const char *build_path(const char *relative);
 
-/* A port of the address that nobody listens at now, "ADDRESS:PORT"; netns 0: the test's. */
+/* A port of the address that is this process's alone (port.h), "ADDRESS:PORT"; netns 0: the test's. */
 void free_address(int netns, const char *address, char text_p[65]);
 
 /* Text to a file below $TMPDIR (or an absolute path). */
