@@ -39,7 +39,20 @@ static void set_source(struct keeper *keeper, struct keeper *source, bool direct
     keeper->kept->direct += direct;
 }
 
-static void keeper_remove(struct keeper *keeper)
+static void keeper_free(struct keeper *keeper)
+{
+    struct kept *kept = keeper->kept;
+
+    deadline_unset(kept->keepers->transfers->deadlines, &keeper->over);
+    list_remove(&keeper->link);
+    list_remove(&keeper->by_node);
+    free(keeper);
+    if (list_empty(&kept->nodes) && list_empty(&kept->lost))
+        kept_forget(kept);
+}
+
+/* It is none any more for those that receive. */
+static void leave_sources(struct keeper *keeper)
 {
     struct kept *kept = keeper->kept;
 
@@ -49,11 +62,12 @@ static void keeper_remove(struct keeper *keeper)
             set_source(other, NULL, true); /* it will come back here */
     }
     set_source(keeper, NULL, false);
-    list_remove(&keeper->link);
-    list_remove(&keeper->by_node);
-    free(keeper);
-    if (list_empty(&kept->nodes))
-        kept_forget(kept);
+}
+
+static void keeper_remove(struct keeper *keeper)
+{
+    leave_sources(keeper);
+    keeper_free(keeper);
 }
 
 unsigned keeper_depth(const struct keeper *keeper)
@@ -72,15 +86,12 @@ void keeper_serve_here(struct keeper *keeper)
 
 void keepers_fini(struct keepers *keepers)
 {
-    struct kept *kept;
-    size_t cursor = 0;
-
-    while ((kept = map_next(&keepers->by_generation, &cursor)))
-        for (bool last = false; !last;) {
-            struct list *node = list_first(&kept->nodes);
-            last = node->next == &kept->nodes; /* kept goes with it */
-            keeper_remove(list_entry(node, struct keeper, link));
-        }
+    list_for_each (node, &keepers->transfers->works) {
+        struct peer_work *work = list_entry(node, struct peer_work, link);
+        keepers_link_up(work);
+        while (!list_empty(&work->keeps))
+            keeper_remove(list_entry(list_first(&work->keeps), struct keeper, by_node));
+    }
     map_fini(&keepers->by_generation);
 }
 
@@ -109,6 +120,7 @@ static struct kept *kept_get(struct keepers *keepers, const struct object *objec
     kept->keepers = keepers;
     kept->bytes = object->bytes;
     list_init(&kept->nodes);
+    list_init(&kept->lost);
     list_init(&kept->waiters);
     if (!map_put_u64(&keepers->by_generation, kept->generation, kept)) {
         free(kept);
@@ -127,7 +139,7 @@ struct keeper *keeper_add(struct keepers *keepers, struct peer_work *work, const
         return keeper;
     keeper = calloc(1, sizeof *keeper);
     if (!keeper) {
-        if (list_empty(&kept->nodes))
+        if (list_empty(&kept->nodes) && list_empty(&kept->lost))
             kept_forget(kept);
         return NULL;
     }
@@ -194,7 +206,7 @@ static void tell(struct peer_work *work, uint64_t *valid, size_t n_valid, uint64
     copies.invalid = invalid;
     copies.n_invalid = n_invalid;
     if (n_valid + n_invalid > 0)
-        (void)work_send(work, RDT_PEER_COPIES, &copies.base, NULL); /* link down: it may not serve them any more */
+        (void)work_send(work, RDT_PEER_COPIES, &copies.base, NULL); /* link down: it is LOST, or about to be */
 }
 
 /* false: the object is gone. */
@@ -235,10 +247,43 @@ void keepers_on_news(struct keepers *keepers, struct peer_work *work, const Rdt_
     free(lists);
 }
 
+static void on_over(struct deadline *deadline)
+{
+    keeper_free((struct keeper *)((char *)deadline - offsetof(struct keeper, over)));
+}
+
+static void keeper_lose(struct keeper *keeper, int64_t left_ns)
+{
+    struct kept *kept = keeper->kept;
+
+    leave_sources(keeper);
+    list_remove(&keeper->link);
+    list_remove(&keeper->by_node);
+    list_append(&kept->lost, &keeper->link);
+    list_append(&keeper->work->kept_before, &keeper->by_node);
+    keeper->over.on_passed = on_over;
+    (void)deadline_set(kept->keepers->transfers->deadlines, &keeper->over, left_ns); /* without memory: until its link is up */
+}
+
 void keepers_link_down(struct peer_work *work)
 {
-    while (!list_empty(&work->keeps))
-        keeper_remove(list_entry(list_first(&work->keeps), struct keeper, by_node));
+    const struct transfers *transfers = work->transfers;
+    uint64_t now = uv_hrtime(), until_ns = work->peer->answered_ns + transfers->options->peer_timeout_ns;
+    bool serves = work->peer->answered_ns != 0 && now < until_ns && !transfers->closing;
+
+    while (!list_empty(&work->keeps)) {
+        struct keeper *keeper = list_entry(list_first(&work->keeps), struct keeper, by_node);
+        if (serves)
+            keeper_lose(keeper, (int64_t)(until_ns - now));
+        else
+            keeper_remove(keeper);
+    }
+}
+
+void keepers_link_up(struct peer_work *work)
+{
+    while (!list_empty(&work->kept_before))
+        keeper_free(list_entry(list_first(&work->kept_before), struct keeper, by_node));
 }
 
 void keepers_object_ended(struct keepers *keepers, const struct object *object)

@@ -1,13 +1,17 @@
 /* Which other nodes have copies of this node's snapshots, or are receiving one.
  *
  * A node is noted when its PULL with `keep` is answered, before it has a byte; it says when its copy is whole, and when it lets go of it.
- * A link that goes down ends what was noted on it: whatever that node has it may not serve before it has asked again.
+ * A link that goes down ends what was noted on it: whatever that node has it may not serve before it has asked again. Where this end gave
+ * the link up, that node may not know yet, and is LOST: it serves, nobody can tell it anything, and it stops when it has been patient for
+ * long enough since the last ping that this node answered (replica_is_fresh), or is here again.
  *
- * When the object ends, each is told, and confirms that it serves the copy to nobody new. A free by force waits for that.
+ * When the object ends, each is told, and confirms that it serves the copy to nobody new. A free by force waits for that, and for those
+ * that are LOST.
  *
  *   PULL, keep         Copies.whole           the object ends            Copies.invalidated
  *   ----------> RECEIVING --------> WHOLE -----------------------> TOLD ----------------------> forgotten
- *                   `------ Copies.dropped, its link is down ------------------------------------^
+ *                   |------ Copies.dropped, its link is down, and it knows --------------------------^
+ *                   `------ its link is down -------> LOST ------ in time, or its link is up --------'
  *
  * Fan-out: where several nodes want one large snapshot at the same time, a later one is sent to one that has it or receives it, so that
  * a chain or tree of nodes takes about the time of one. Each has the place where it costs least: time is reckoned as what is ahead of it
@@ -19,6 +23,7 @@
 #ifndef DAEMON_KEEPER_H
 #define DAEMON_KEEPER_H
 
+#include "daemon/deadline.h"
 #include "daemon/list.h"
 #include "daemon/map.h"
 #include "daemon/object.h"
@@ -34,18 +39,20 @@ struct kept { /* an object of this node that others have */
     struct keepers *keepers;
     uint64_t bytes;
     struct list nodes;   /* struct keeper.link */
+    struct list lost;    /* the same */
     struct list waiters; /* struct kept_waiter; once it has ended */
     unsigned direct;     /* of nodes: receive from this one */
     bool ended;
 };
 
 struct keeper {
-    struct list link, by_node; /* in kept->nodes, work->keeps */
+    struct list link, by_node; /* in kept->nodes, work->keeps; LOST: in kept->lost, work->kept_before */
     struct kept *kept;
     struct peer_work *work;
     bool whole;
     struct keeper *source; /* it receives from; NULL: from this node, or nothing any more */
     unsigned children;     /* that receive from it */
+    struct deadline over;  /* LOST */
 };
 
 struct kept_waiter {
@@ -76,6 +83,7 @@ void keeper_serve_here(struct keeper *keeper);
 
 void keepers_on_news(struct keepers *keepers, struct peer_work *work, const Rdt__Pb__Copies *news);
 void keepers_link_down(struct peer_work *work);
+void keepers_link_up(struct peer_work *work);
 
 /* The object may be fetched no more. */
 void keepers_object_ended(struct keepers *keepers, const struct object *object);

@@ -184,7 +184,7 @@ void peer_take_link(struct peer *peer, struct peer_link *link, const struct rdt_
     snprintf(peer->version, sizeof peer->version, "%.31s", hello->version);
     peer->last_error[0] = 0;
     peer->rtt_ns = 0;
-    peer->confirmed_ns = 0;
+    peer->confirmed_ns = peer->answered_ns = 0;
     peer->patience_ns = (uint64_t)hello->peer_timeout_ms * 1000000u;
     peer->epoch++;
     peer->link_up = link;

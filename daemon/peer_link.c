@@ -263,9 +263,11 @@ static enum rdt_status take_ping(struct peer_link *link, const struct frame *fra
     ping = rdt__pb__link_ping__unpack(&arena.allocator, frame->length, frame->payload);
     if (!ping)
         status = malformed("ping", err);
-    else if (frame->type == RDT_PEER_PING)
+    else if (frame->type == RDT_PEER_PING) {
         status = peer_link_send(link, RDT_PEER_PONG, &ping->base, err);
-    else {
+        if (link->peer && status == RDT_OK)
+            link->peer->answered_ns = uv_hrtime();
+    } else {
         if (link->peer && ping->sequence == link->ping_sequence) {
             link->peer->rtt_ns = uv_hrtime() - link->ping_sent_ns;
             link->peer->confirmed_ns = link->ping_sent_ns;
@@ -305,6 +307,7 @@ static enum rdt_status take_goodbye(struct peer_link *link, const struct frame *
     if (!goodbye)
         return malformed("goodbye", err);
 
+    link->ended_there = true;
     describe(link, who);
     rdt_error_set(&why, RDT_PEER_LOST, "%s %s: %s", who,
                   peer_link_state(link) == LINK_UP ? "said goodbye" : "refuses this node", reason);
@@ -354,7 +357,9 @@ void peer_link_broke(struct peer_link *link, const struct rdt_error *why)
 {
     if (peer_link_state(link) == LINK_ENDED)
         return;
-    if (why->status != RDT_DISCONNECTED)
+    if (why->status == RDT_DISCONNECTED)
+        link->ended_there = true;
+    else
         say_goodbye(link, why->msg);
     peer_link_end(link, why);
 }

@@ -93,6 +93,7 @@ struct peer_link {
     size_t out_size, out_bytes;
     bool failed; /* ends when the loop turns, because of: */
     struct rdt_error failure;
+    bool ended_there; /* the other end has closed it, says that end or its kernel */
 
     bool hello_seen;
     uint64_t last_byte_ns, next_ping_ns, timer_due_ns;

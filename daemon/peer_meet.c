@@ -311,6 +311,8 @@ static void on_end(struct peer_link *link, const struct rdt_error *why)
 
     list_remove(&link->node);
     if (peer && peer->link_up == link) {
+        if (link->ended_there)
+            peer->answered_ns = 0;
         peer_lost(peer, why);
     } else if (peer && peer->dial->link == link) {
         struct peer_link *held = find_held(peer);

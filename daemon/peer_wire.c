@@ -58,8 +58,10 @@ static enum rdt_status take_ciphertext(struct peer_link *link, struct rdt_error 
     return RDT_OK;
 }
 
-static void why_lost(const struct peer_link *link, int uv_error, struct rdt_error *why)
+static void why_lost(struct peer_link *link, int uv_error, struct rdt_error *why)
 {
+    if (uv_error == UV_EOF || uv_error == UV_ECONNRESET || uv_error == UV_EPIPE)
+        link->ended_there = true;
     if (uv_error == UV_ETIMEDOUT) /* TCP_USER_TIMEOUT */
         peer_link_no_answer(link, why);
     else if (uv_error == UV_EOF)

@@ -6,8 +6,8 @@
 
 /* ---- freeing ---- */
 
-/* A free by force is answered when no other node gives a copy to anybody new: each has said so, or its link is down, or it has been
- * silent for as long as it takes to give it up (a copy is not served without a sign of life from here that is younger). */
+/* A free by force is answered when no other node gives a copy to anybody new: each has said so, or knows that its link is down, or had no sign
+ * of life from here for as long as it takes to give this one up (a copy is not served without one that is younger). */
 struct freeing {
     struct kept_waiter waiter;
     struct deadline deadline;

@@ -15,6 +15,7 @@ struct peer_work {
     struct list incoming;   /* struct transfer.by_peer: ASKED and later */
     struct map outgoing;    /* the reader's number -> struct outgoing */
     struct list keeps;      /* struct keeper.by_node: copies of our objects there */
+    struct list kept_before; /* the same, lost */
     struct list transports; /* struct peer_transport.link */
     struct list in_groups;  /* struct peer_transport.link: its sides of groups */
     struct list parts;      /* of its broadcasts: transfer_part.c */

@@ -23,6 +23,7 @@ struct peer_work *peer_work_get(struct transfers *transfers, struct peer *peer)
     list_init(&work->in_groups);
     list_init(&work->parts);
     list_init(&work->keeps);
+    list_init(&work->kept_before);
     map_init(&work->outgoing);
     peer->upper = work;
     list_append(&transfers->works, &work->link);
@@ -74,6 +75,7 @@ void transfers_peer_up(struct transfers *transfers, struct peer *peer)
     if (!work || transfers->closing)
         return;
     peer_transports_up(work);
+    keepers_link_up(work);
     replicas_peer_up(&transfers->replicas, work);
     broadcasts_peer_up(work);
     ask_pending(work);
