@@ -133,6 +133,7 @@ static void use_blob(struct peer_transport *pt)
     peer_work_connected(pt);
 }
 
+/* Without a blob and without a reason: it will be offered when it can be. */
 static void send_offer(struct peer_transport *pt, uint8_t *blob, size_t blob_bytes, const char *why_not)
 {
     Rdt__Pb__Offer offer = RDT__PB__OFFER__INIT;
@@ -141,7 +142,7 @@ static void send_offer(struct peer_transport *pt, uint8_t *blob, size_t blob_byt
 
     offer.transport = (char *)pt->transport->name;
     offer.version = (char *)pt->transport->version;
-    offer.epoch = pt->epoch;
+    offer.epoch = blob || why_not[0] ? pt->epoch : 0;
     offer.why_not = (char *)why_not;
     offer.blob = (ProtobufCBinaryData){blob_bytes, blob};
     offer.memory = memory;
@@ -222,7 +223,9 @@ void peer_transports_up(struct peer_work *work)
         pt->failures = 0;
         pt->remote_why_not[0] = '\0';
         if (pt->sm.state == PT_NONE)
-            peer_transport_open(pt); /* one that still closes is opened when it has */
+            peer_transport_open(pt);
+        else if (!transport->leaving) /* it is opened when it has closed: whoever pulls need not think that there is none */
+            send_offer(pt, NULL, 0, "");
     }
 }
 

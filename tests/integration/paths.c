@@ -2,6 +2,7 @@
  * counted, and explain reads like a reason. The choice as such: unit/path.
  */
 #include <criterion/criterion.h>
+#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -173,4 +174,60 @@ Test(paths, versions_that_differ_fall_back_to_stream)
     rdt_release(object);
     must_ok(rdt_free(owner, &ref, false, &err));
     end(differ);
+}
+
+/* ---- after an interruption ---- */
+
+static const char *const lost[] = {"is lost", "cannot be reached", "refused", "taken down and rebuilt", NULL};
+
+/* Nodes that only loopback connects, where the owner's end of a connection takes its time to close. */
+static void begin_slow_to_close(void)
+{
+    struct rdt_ref ref;
+
+    begin(&(struct cluster_options){.loopback = true, .no_ucx = true,
+                                    .flags = (const char *const[]){"--peer-timeout=1s", "--ping-interval=100ms", NULL}});
+    ref = put_pattern(owner, "w", BYTES, 1);
+    fetch_pattern(reader, &ref, BYTES, 1, "loopback");
+    cluster_faults(&c, 0, "disconnect_delay_ms=1500\n");
+}
+
+/* The link is up again, and the owner has offered nothing yet. */
+static void fetch_waits_for_the_offer(void)
+{
+    struct rdt_ref ref = ref_on(&c.node[0], "w");
+    struct rdt_fetch_options options = RDT_INIT(options);
+    struct rdt_stat stat;
+    rdt_object *object;
+
+    wait_until(20 * SEC, rdt_stat(reader, &ref, &stat, NULL) == RDT_OK);
+    options.timeout_ns = LONG;
+    must_ok(rdt_fetch(reader, &ref, 1, &options, &object, &err));
+    must_go_by("loopback", object);
+    must(holds_pattern(tensor_of(object, 0).data, BYTES, 1));
+    rdt_release(object);
+    cluster_faults(&c, 0, "");
+}
+
+Test(paths, transport_that_is_offered_late_after_a_cut_is_waited_for)
+{
+    struct peer_view view;
+
+    begin_slow_to_close();
+    node_freeze(&c.node[1]);
+    wait_until(20 * SEC, peer_seen(&c.node[0], &c.node[1], &view) && strcmp(view.state, "up") != 0);
+    node_thaw(&c.node[1]);
+    fetch_waits_for_the_offer();
+    end(lost);
+}
+
+Test(paths, transport_that_is_offered_late_to_a_restarted_node_is_waited_for)
+{
+    begin_slow_to_close();
+    rdt_close(reader);
+    node_kill(&c.node[1], SIGKILL);
+    cluster_restart(&c, 1);
+    reader = node_client(&c.node[1], "reader");
+    fetch_waits_for_the_offer();
+    end(lost);
 }
