@@ -108,7 +108,8 @@ struct transfers {
     struct list outgoing; /* struct transfer_record.link: pulled by others */
     struct transfer_record history[TRANSFER_HISTORY];
     uint64_t n_history;
-    struct path_query decided; /* the latest of an object of this node that only constants were said about */
+    struct path_query decided; /* the latest of an object of this node that little was said about: */
+    char decided_show[192], decided_cow[192]; /* its show_why_not and cow_why_not, if any */
     struct path_decision *decision; /* on that: a reference; NULL: there was none */
     uint64_t last_sent_ns; /* when the last outgoing one ended */
     uint64_t done, failed, bytes_in, bytes_out, bytes_local;

@@ -402,8 +402,8 @@ void transfer_unwanted(struct transfer *transfer);
 /* Of a record that is all zero. */
 void record_start(struct transfer_record *record, uint64_t id, const struct owner *requester, const struct rdt_ref *ref,
                   const char *direction, const char *state);
-/* The path, by path_choose; what it decided is kept with the record, a reference. Of objects of this node show_why_not and cow_why_not
- * must be constants: the same question as last time has the same answer. NO_MEMORY too. */
+/* The path, by path_choose; what it decided is kept with the record, a reference: of objects of this node the same question as last time has
+ * the same answer. NO_MEMORY too. */
 enum rdt_status record_decide(struct transfers *transfers, struct transfer_record *record, const struct path_query *query,
                               struct rdt_error *err);
 void record_drop_decision(struct path_decision *decision); /* NULL is fine */

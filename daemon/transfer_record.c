@@ -3,6 +3,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "daemon/text.h"
 #include "daemon/transfer_impl.h"
 
 void record_start(struct transfer_record *record, uint64_t id, const struct owner *requester, const struct rdt_ref *ref,
@@ -22,17 +23,31 @@ void record_drop_decision(struct path_decision *decision)
         free(decision);
 }
 
-/* Only of a few words at most, and those are constants. */
+/* Of a few words at most. */
 static bool is_common(const struct path_query *query)
 {
     return query->same_node && !query->elsewhere && !query->copy_why_not && !query->transport[0] && !query->least[0];
 }
 
+static bool is_same_text(const char *a, const char *b)
+{
+    return a && b ? strcmp(a, b) == 0 : a == b;
+}
+
+/* NULL: there is none. One that does not fit is like no other. */
+static const char *keep_text(char kept[192], const char *text)
+{
+    if (!text)
+        return NULL;
+    text_copy(kept, 192, text);
+    return kept;
+}
+
 static bool is_same(const struct path_query *a, const struct path_query *b)
 {
     return a->same_client == b->same_client && a->from_copy == b->from_copy && a->has_target == b->has_target &&
-           a->too_many_regions == b->too_many_regions && a->show_why_not == b->show_why_not && a->cow_why_not == b->cow_why_not &&
-           a->mode == b->mode && a->has_inline == b->has_inline;
+           a->too_many_regions == b->too_many_regions && a->mode == b->mode && a->has_inline == b->has_inline &&
+           is_same_text(a->show_why_not, b->show_why_not) && is_same_text(a->cow_why_not, b->cow_why_not);
 }
 
 enum rdt_status record_decide(struct transfers *transfers, struct transfer_record *record, const struct path_query *query,
@@ -62,6 +77,8 @@ enum rdt_status record_decide(struct transfers *transfers, struct transfer_recor
         record_drop_decision(transfers->decision);
         transfers->decision = kept;
         transfers->decided = *query;
+        transfers->decided.show_why_not = keep_text(transfers->decided_show, query->show_why_not);
+        transfers->decided.cow_why_not = keep_text(transfers->decided_cow, query->cow_why_not);
         kept->refs++;
     }
     return status;
