@@ -86,6 +86,7 @@ static bool reap(struct conn *conn, uint64_t until_ns)
     struct client *client = &conn->client;
 
     if (client->task && !client->task->drop(client->task)) {
+        rpc_pass(client); /* its requests go after that, and would try nothing any more */
         (void)uv_idle_stop(&conn->turn);
         return false;
     }

@@ -10,7 +10,8 @@
  * that is NULL, stays where it is as long as the client has a task. PROTOCOL: the connection should close after what is queued has gone. */
 enum rdt_status rpc_handle(struct rpc *rpc, struct client *client, struct frame *frame, void *take_buffer, struct rdt_error *err);
 
-/* The client has no turns for now: its requests that were to try again do so later, and those of others need not wait for that. */
+/* The client has no turns for now, or has gone: its requests that were to try again do so later, if ever, and those of others need not wait
+ * for that. */
 void rpc_pass(struct client *client);
 
 /* For rpc->dispatch. */

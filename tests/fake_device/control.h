@@ -18,10 +18,12 @@ struct fake_control {
     _Atomic uint32_t fail_copies; /* so many of the next ones fail */
     _Atomic uint32_t fail_allocs, fail_imports, fail_zeros;
     _Atomic uint32_t no_export;   /* imported memory cannot be exported while it is set */
+    _Atomic uint32_t hold_imports; /* imports, and the thread that they are on, wait while it is set: fake_hold_imports */
     /* set by the plug-in */
     _Atomic uint64_t allocated[FAKE_DEVICES]; /* bytes on each device that it has made */
     _Atomic uint32_t opened[FAKE_DEVICES];
     _Atomic uint32_t blocks, imports, handles; /* that exist now; handles: opened, each once */
+    _Atomic uint32_t importing;                /* now */
     _Atomic uint64_t made, zeroed;             /* allocations; blocks that were cleared later */
     _Atomic uint64_t started, done;            /* copies */
     _Atomic uint64_t pinned;                   /* bytes of host memory, now */
@@ -29,16 +31,31 @@ struct fake_control {
     _Atomic uint64_t direct;                   /* looks at it by a transport that moves it */
 };
 
+static inline void fake_set(_Atomic uint32_t *word, bool hold)
+{
+    atomic_store(word, hold);
+    (void)syscall(SYS_futex, word, FUTEX_WAKE, INT_MAX, NULL, NULL, 0);
+}
+
+static inline void fake_await_zero(_Atomic uint32_t *word)
+{
+    while (atomic_load(word))
+        (void)syscall(SYS_futex, word, FUTEX_WAIT, 1, NULL, NULL, 0);
+}
+
 static inline void fake_hold(struct fake_control *control, bool hold)
 {
-    atomic_store(&control->hold, hold);
-    (void)syscall(SYS_futex, &control->hold, FUTEX_WAKE, INT_MAX, NULL, NULL, 0);
+    fake_set(&control->hold, hold);
+}
+
+static inline void fake_hold_imports(struct fake_control *control, bool hold)
+{
+    fake_set(&control->hold_imports, hold);
 }
 
 static inline void fake_await(struct fake_control *control) /* the plug-in: until nobody holds it */
 {
-    while (atomic_load(&control->hold))
-        (void)syscall(SYS_futex, &control->hold, FUTEX_WAIT, 1, NULL, NULL, 0);
+    fake_await_zero(&control->hold);
 }
 
 /* A legacy handle: of the whole allocation, by the process that made it. */

@@ -240,6 +240,9 @@ static enum rdt_status fake_import(void *memory, const char *device, const struc
     struct fake_block *block;
 
     (void)memory;
+    atomic_fetch_add(&fake.control->importing, 1);
+    fake_await_zero(&fake.control->hold_imports);
+    atomic_fetch_sub(&fake.control->importing, 1);
     if (take(&fake.control->fail_imports))
         return rdt_error_set(err, RDT_SYSTEM, "refused, as the test wants it");
     block = block_new(device, import->kind == RDT_IMPORT_VMM ? import->n_fds : 1);
