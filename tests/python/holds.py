@@ -135,6 +135,32 @@ def test_ways_to_let_go():
         until(lambda: gone(c, name), "the detached one is freed")
 
 
+def test_drop_lets_go_without_an_answer():
+    with Node() as node, rdt.connect(node.socket) as c:
+        refs = [c.put(np.arange(3)), c.put(np.arange(3), id="mine"), carried(c.put(np.arange(3), detached=True, ttl=30))]
+        names = [rdt.Ref(str(ref)) for ref in refs]
+        assert refs[2].holds
+        os.kill(node.process.pid, signal.SIGSTOP)
+        try:
+            for ref in refs:
+                ref.drop()  # a free() would wait
+                ref.drop()
+                ref.free()
+                assert not ref.holds
+        finally:
+            os.kill(node.process.pid, signal.SIGCONT)
+        ref = c.put(np.arange(3), id="mine")  # the daemon has heard it before this
+        assert gone(c, names[0]) and c.stat(names[2])["holds"] == 1, "the detached one's own"
+        c.free(names[2])
+        del ref
+        c.ping()
+        ref = rdt.Ref.from_id("mine")
+        assert c.stat(ref)["holds"] == 1, "it was not dropped, so it stays"
+        c.free(ref)
+        ended = c.put(np.arange(3))
+    ended.drop()
+
+
 def test_hold_raises_and_can_be_awaited():
     with Node() as node, rdt.connect(node.socket) as c:
         with raises(rdt.TimedOut, "later"):

@@ -88,6 +88,10 @@ class Actor:
         self.tensor = rdt.default().empty((300, 300), torch.float32)
         return self.tensor
 
+    @ray.method(tensor_transport="rdtd")
+    def lazy(self):
+        return [torch.full((5,), 2.0, requires_grad=True), torch.tensor([1 + 2j, 3 - 4j]).conj()]
+
     def fill(self, number):
         self.tensor.fill_(number)
 
@@ -136,6 +140,8 @@ def sizes_of(value):
 def test_everything_goes_through_and_nothing_stays():
     with Cluster():
         a, b = Actor.remote(), Actor.remote()
+        grown, conjugated = ray.get(Actor.remote().lazy.remote())  # the first that it does
+        assert grown.sum() == 10 and not grown.requires_grad and conjugated.tolist() == [1 - 2j, 3 + 4j]
         value = {"w": torch.arange(6).reshape(2, 3), "t": torch.arange(12.0).reshape(3, 4).t(), "half": torch.ones(3, dtype=torch.bfloat16),
                  "scalar": torch.tensor(2.5), "none": torch.zeros(0, 3), "big": torch.arange(100000), "n": 3, "list": [torch.ones(1), "x"]}
         got = ray.get(a.echo.remote(value))
@@ -157,7 +163,7 @@ def test_everything_goes_through_and_nothing_stays():
         many = ray.get(a.echo.remote([torch.full((7,), float(i)) for i in range(2000)]))
         assert len(many) == 2000 and float(many[1999][6]) == 1999
         assert ray.get(a.put_and_free.remote())
-        del got, seen, nested, mine, many
+        del grown, conjugated, got, seen, nested, mine, many
         gc.collect()
         until(lambda: objects() == 0, f"Ray freed them: {node.ctl('objects')}")
 
@@ -228,6 +234,22 @@ def test_abort_touches_only_what_has_begun():
         for request in (other, later):
             assert float(transport.wait_fetch_complete(request)[0].sum()) == 3
         transport.abort_transport("late", third)  # has ended
+        received = []
+
+        def receive():
+            with raises(RayDirectTransportError, "aborted"):
+                transport.recv_multiple_tensors("later", Says, fourth)
+            received.append(True)
+
+        patience = rdt.ray.PATIENCE
+        for rdt.ray.PATIENCE in (0.5, patience):  # the abort comes while the library waits, when there is no request yet to be cancelled
+            fourth = transport.get_communicator_metadata(None, None)
+            thread = threading.Thread(target=receive)
+            thread.start()
+            until(lambda: fourth.transfer in transport._running, "it has begun")
+            transport.abort_transport("later", fourth)
+            thread.join(LONG)
+        assert received == [True, True]
         transport.garbage_collect("late", meta, [])
         del request, other, later, one
 

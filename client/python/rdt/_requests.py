@@ -42,10 +42,10 @@ class Ref(_rdt.Ref):
 
     `Ref("rdt:...")` reads one from text, and str() writes it; it pickles, hashes and compares as a plain value, so any channel carries it.
 
-    What it holds, it holds while it lives: until that very Ref is gone, `free()` was called, its `with` block left, or its connection ended.
+    What it holds, it holds while it lives: until that very Ref is gone, `free()` or `drop()` was called, its `with` block left, or its connection ended.
 
     - The Ref that `put` returned holds the object as its producer. What was put under an id of yours the connection holds: others know it by
-      that id.
+      that id; `free()` and `drop()` end that too.
     - A Ref of one object that was unpickled takes a hold of its own at once, on this node or another: through the connection of this process
       that has been open longest, or, where none is open yet, through the first that fetches with it. Those of one object that live in a process at
       a time share it. Unpickling waits for that a second at most. It never fails by that: if the object is gone, or nobody here may fetch it,
@@ -85,7 +85,8 @@ class Ref(_rdt.Ref):
     @property
     def holds(self) -> bool:
         """Whether this very Ref holds the object: as put returned it, or by a hold that was taken since. One that was refused, or that the
-        connection's end has ended, is none."""
+        connection's end has ended, is none. One that is still on its way is waited for, a second at most: of a daemon that is slower than that this
+        says False, and True when it has answered."""
         hold = self._hold
         if hold is not None:
             _settle(hold)

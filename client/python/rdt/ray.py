@@ -26,7 +26,7 @@ import uuid
 import weakref
 from dataclasses import dataclass, field
 from importlib import import_module
-from itertools import groupby
+from itertools import count, groupby
 from typing import Any, Iterable, Optional, Sequence, Union
 
 from ray.experimental import (
@@ -35,7 +35,7 @@ from ray.experimental.rdt import util
 from ray.experimental.rdt.tensor_transport_manager import FetchRequest
 
 from . import Connection, default
-from ._arrays import convert
+from ._arrays import convert, numpy, torch
 from ._daemon import ensure, wish
 from ._errors import Cancelled, Disconnected, Error, Exists, Restarted, ShuttingDown, SystemFailed
 from ._requests import MODES, Ref, Request
@@ -45,6 +45,7 @@ __all__ = ["register", "RdtdTransport", "RdtdNumpyTransport"]
 _SNAPSHOT_UNLESS_OURS = 0x10000  # transfer.c
 # A transfer ends before Ray gives up on it: an error that comes when its task has given up is found by the next task that gets the object.
 SOONER = 0.8
+PATIENCE = 0.02  # seconds that a receive waits for its bytes before it can be aborted: most have come by then
 HOOK_VARIABLE = "__RAY_WORKER_PROCESS_SETUP_HOOK_ENV_VAR"  # of a worker that has one
 
 
@@ -76,6 +77,7 @@ def register(start_daemon: Union[bool, Sequence[str]] = False, *, hooked: bool =
 
 
 _registering = threading.Lock()
+_NAMES = frozenset(("RDTD", "RDTD_NUMPY"))
 
 
 def _once(name: str, manager: type, module: str, kind: str) -> None:
@@ -112,7 +114,8 @@ class _Shapes(list):
 
 
 def _shapes_from(runs: Iterable[tuple[Any, Any, int]]) -> _Shapes:
-    register()  # who reads this in a worker that Ray told nothing is about to look for the transport
+    if not util.transport_manager_info.keys() >= _NAMES:
+        register()  # who reads this in a worker that Ray told nothing is about to look for the transport
     made = _Shapes()
     for shape, dtype, count in runs:
         made += [(shape, dtype)] * count
@@ -138,15 +141,21 @@ class RdtdCommunicator(CommunicatorMetadata):
 
 @dataclass
 class RdtdFetchRequest(FetchRequest):
-    """request: None, when there is nothing to fetch, or it was. Dropping this cancels it."""
+    """request: None, when there is nothing to fetch, or it was. Dropping this cancels it. aborted: somebody said so, perhaps before there was a
+    request."""
 
     request: Optional[Request] = field(default=None, repr=False)
     into: Optional[list[Any]] = field(default=None, repr=False)
+    aborted: bool = False
 
     __hash__ = object.__hash__
 
 
 # ---- the transports ----
+
+_PROCESS = uuid.uuid4().hex  # whose transfers they are
+_transfers = count()
+
 
 class RdtdTransport(TensorTransportManager):
     """torch tensors in host memory. Any thread may call."""
@@ -159,6 +168,7 @@ class RdtdTransport(TensorTransportManager):
         self._held: dict[str, Ref] = {}  # object id: what this process put
         self._running: weakref.WeakValueDictionary[str, RdtdFetchRequest] = weakref.WeakValueDictionary()
         self._ends_with: Any = None  # Ray's manager whose shutdown ends what is held
+        _ = torch() if self.KIND == "t" else numpy()  # what it knows of their tensors it must know before it takes one
 
     def tensor_transport_backend(self) -> str:
         return self.NAME
@@ -175,7 +185,7 @@ class RdtdTransport(TensorTransportManager):
         return True  # each actor has; asking it would cost a task at every call
 
     def get_communicator_metadata(self, src_actor: Any, dst_actor: Any, backend: Optional[str] = None) -> RdtdCommunicator:
-        return RdtdCommunicator(uuid.uuid4().hex)
+        return RdtdCommunicator(f"{_PROCESS}.{os.getpid()}.{next(_transfers)}")
 
     # the source
 
@@ -242,21 +252,27 @@ class RdtdTransport(TensorTransportManager):
 
     def fetch_multiple_tensors(self, obj_id: str, tensor_transport_metadata: Any, communicator_metadata: Any,
                                target_buffers: Optional[list[Any]] = None) -> RdtdFetchRequest:
+        return self._start(obj_id, tensor_transport_metadata, communicator_metadata, target_buffers, 0)
+
+    def _start(self, obj_id: str, tensor_transport_metadata: Any, communicator_metadata: Any, target_buffers: Optional[list[Any]],
+               patience: float) -> RdtdFetchRequest:
         started = RdtdFetchRequest(obj_id, [])
         shapes = tensor_transport_metadata.tensor_meta
         if not shapes:
             return started
         packed = getattr(tensor_transport_metadata, "ref", None)
         ref = Ref.from_id(_key(obj_id)) if packed is None else Ref._unpack(packed)
-        try:
-            (started.request,) = _connect()._fetch([ref], MODES["auto" if target_buffers else "cow"], _patience() * SOONER, None, None, None,
-                                                   [list(target_buffers)] if target_buffers else None)
-        except Error as error:
-            raise _failed(f"object {obj_id} cannot be fetched", error) from error
         started.into = list(target_buffers) if target_buffers else None
         transfer = getattr(communicator_metadata, "transfer", "")
         if transfer:
             self._running[transfer] = started
+        try:
+            (started.request,) = _connect()._fetch([ref], MODES["auto" if target_buffers else "cow"], _patience() * SOONER, None, None, None,
+                                                   [started.into] if started.into else None, None, None, patience)
+        except Error as error:
+            raise _failed(f"object {obj_id} cannot be fetched", error) from error
+        if started.aborted:
+            started.request.cancel()
         return started
 
     def wait_fetch_complete(self, fetch_request: Any, timeout: float = -1) -> list[Any]:
@@ -283,7 +299,7 @@ class RdtdTransport(TensorTransportManager):
 
     def recv_multiple_tensors(self, obj_id: str, tensor_transport_metadata: Any, communicator_metadata: Any,
                               target_buffers: Optional[list[Any]] = None) -> list[Any]:
-        started = self.fetch_multiple_tensors(obj_id, tensor_transport_metadata, communicator_metadata, target_buffers)
+        started = self._start(obj_id, tensor_transport_metadata, communicator_metadata, target_buffers, PATIENCE)
         try:
             return self.wait_fetch_complete(started)
         except TimeoutError as error:
@@ -294,7 +310,10 @@ class RdtdTransport(TensorTransportManager):
 
     def abort_transport(self, obj_id: str, communicator_metadata: Any) -> None:
         started = self._running.get(getattr(communicator_metadata, "transfer", ""))
-        request = started.request if started is not None else None
+        if started is None:
+            return
+        started.aborted = True  # before it is looked for, as who starts it makes it before it looks here
+        request = started.request
         if request is not None:
             request.cancel()
 
@@ -321,6 +340,6 @@ def _connect() -> Connection:
 
 def _free(ref: Ref) -> None:
     try:
-        ref.free()
+        ref.drop()
     except Error:
         pass  # it went with its connection

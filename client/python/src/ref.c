@@ -205,6 +205,30 @@ static PyObject *ref_free(PyObject *self, PyObject *args, PyObject *kwargs)
     Py_RETURN_NONE;
 }
 
+static PyObject *ref_drop(PyObject *self, PyObject *ignored)
+{
+    struct ref *ref = (struct ref *)self;
+    struct conn *conn = ref->conn;
+    struct rdt_error err;
+    enum rdt_status status;
+
+    (void)ignored;
+    ref->wanting = false;
+    Py_CLEAR(ref->hold);
+    if (!conn)
+        Py_RETURN_NONE; /* it holds nothing, or not any more */
+    if (!conn_enter(conn))
+        return NULL;
+    Py_INCREF(conn);
+    let_go(ref);
+    status = rdt_drop(conn->rdt, &ref->ref, &err); /* it does not block */
+    conn_leave(conn);
+    Py_DECREF(conn);
+    if (status != RDT_OK)
+        return raise_error(&err);
+    Py_RETURN_NONE;
+}
+
 static PyObject *ref_keep(PyObject *self, PyObject *ignored)
 {
     (void)ignored;
@@ -402,6 +426,9 @@ static PyMethodDef methods[] = {
     {"free", (PyCFunction)(void (*)(void))ref_free, METH_VARARGS | METH_KEYWORDS,
      "Drops the hold now: the object goes when its last reader or holder has let go. With force nobody fetches it any more, on no node. Does nothing "
      "if this Ref holds nothing (Connection.free takes any ref). Errors: PeerLost, Disconnected."},
+    {"drop", ref_drop, METH_NOARGS,
+     "free() that waits for no answer: the daemon is told, before whatever this connection asks of it next. Also of what was put under an id of yours, "
+     "which goes on being held when its Ref is merely gone. Error: Disconnected, which has ended the hold anyway."},
     {"keep", ref_keep, METH_NOARGS,
      "The object stays when this Ref is gone, until somebody frees it or the connection ends. Returns the Ref."},
     {NULL, NULL, 0, NULL},

@@ -321,7 +321,8 @@ static bool fetching_on_gpus(const struct fetching *fetching)
     return false;
 }
 
-/* _fetch([ref], mode, timeout, transport, least_path, slices, targets, place, group): a list of Requests. */
+/* _fetch([ref], mode, timeout, transport, least_path, slices, targets, place, group, patience): a list of Requests, after waiting so long for all
+ * of them, but not for a signal: who waits at once anyway takes the GIL back once and not twice. */
 PyObject *conn_fetch(PyObject *self, PyObject *args)
 {
     struct conn *conn = (struct conn *)self;
@@ -330,10 +331,11 @@ PyObject *conn_fetch(PyObject *self, PyObject *args)
     PyObject *refs, *timeout, *slices, *targets, *place = Py_None, *list = NULL;
     struct rdt_error err;
     enum rdt_status status = RDT_OK;
+    double patience = 0;
     int mode;
 
-    if (!PyArg_ParseTuple(args, "O!iOzzOO|Oz:_fetch", &PyList_Type, &refs, &mode, &timeout, &options.transport, &options.least_path, &slices,
-                          &targets, &place, &options.group) ||
+    if (!PyArg_ParseTuple(args, "O!iOzzOO|Ozd:_fetch", &PyList_Type, &refs, &mode, &timeout, &options.transport, &options.least_path, &slices,
+                          &targets, &place, &options.group, &patience) ||
         !timeout_from(timeout, 0, &options.timeout_ns) || !gpu_place(place, &options.memory, &options.device))
         return NULL;
     if (timeout != Py_None && options.timeout_ns == 0)
@@ -353,6 +355,8 @@ PyObject *conn_fetch(PyObject *self, PyObject *args)
             status = gpu_offer(conn, fetching.held[i], &err);
     if (status == RDT_OK)
         status = rdt_fetch_start(conn->rdt, fetching.refs, fetching.count, &options, fetching.requests, &err);
+    if (status == RDT_OK && patience > 0) /* how it went the requests say */
+        (void)rdt_wait(conn->rdt, fetching.requests, fetching.count, RDT_WAIT_ALL, (int64_t)(patience * 1e9), NULL, NULL, NULL);
     Py_END_ALLOW_THREADS
     if (status != RDT_OK) {
         (void)raise_error(&err);
