@@ -176,7 +176,7 @@ BACKEND_SO := $(BACKENDS:%=$(B)/backends/rdt_%.so)
 
 # ---- build ----
 
-.PHONY: all python tests benches deps test test-run test-ray test-pythons check-backend check-backend-run check-asan check-tsan check-layers bench bench-run demo demo-run fuzz fuzz-run fault-matrix \
+.PHONY: all python tests benches deps test test-run test-ray test-ray-own test-pythons check-backend check-backend-run check-asan check-tsan check-layers bench bench-run demo demo-run fuzz fuzz-run fault-matrix \
         fault-matrix-run \
         cov format tidy ucx-wheels cuda-headers test-gpu bench-gpu gpu-bundle install uninstall clean help FORCE
 .DELETE_ON_ERROR:
@@ -390,11 +390,21 @@ test:
 # another index (PIP_INDEX_URL, PIP_EXTRA_INDEX_URL).
 RAY ?= ray>=2.56
 RAY_ENV := build/ray
-test-ray:
+test-ray: $(RAY_ENV)/.has-ray
+	+@RDT_RAY_PYTHON=$(CURDIR)/$(RAY_ENV)/bin/python $(SUB) VARIANT=$(VARIANT) T=python/test_ray test-run
+
+$(RAY_ENV)/.has-ray: FORCE
 	@.ci/deps python3-venv
 	@[ "$$(cat $(RAY_ENV)/.has 2>/dev/null)" = '$(RAY)' ] || { rm -rf $(RAY_ENV) && $(PYTHON) -m venv $(RAY_ENV) && \
 	    $(RAY_ENV)/bin/pip -q --disable-pip-version-check install '$(RAY)' torch numpy && echo '$(RAY)' >$(RAY_ENV)/.has; }
-	+@RDT_RAY_PYTHON=$(CURDIR)/$(RAY_ENV)/bin/python $(SUB) VARIANT=$(VARIANT) T=python/test_ray test-run
+
+# Ray's own tests of its transports; its wheels do not carry them: make test-ray-own RAY_SOURCE=PATH, a checkout of Ray.
+test-ray-own:
+	@[ -d '$(RAY_SOURCE)/python/ray/tests/rdt' ] || { echo 'make test-ray-own RAY_SOURCE=PATH: a checkout of Ray, which has python/ray/tests/rdt (its wheels have not)' >&2; exit 2; }
+	+@$(SUB) VARIANT=$(VARIANT) all $(RAY_ENV)/.has-ray
+	@$(RAY_ENV)/bin/pip -q --disable-pip-version-check install pytest pytest-timeout tensordict
+	@RDT_BUILD_DIR=$(CURDIR)/$(B) PYTHONPATH=$(CURDIR)/$(B)/python:$(CURDIR)/tests/python PYTHONDONTWRITEBYTECODE=1 \
+	    $(RAY_ENV)/bin/python tests/python/ray_own.py '$(RAY_SOURCE)' build/ray-own
 
 # The Python package in other Pythons: make test-pythons PYTHONS='python3.12 /opt/python3.13/bin/python3'
 PYTHONS ?=
@@ -555,6 +565,7 @@ help:
 	'make deps             installs the Debian packages that are missing, or says which' \
 	'make test [T=name]    builds and runs all tests, or those whose name contains T' \
 	'make test-ray         Ray over rdtd: installs ray, torch and numpy into build/ray and runs their tests' \
+	'make test-ray-own RAY_SOURCE=PATH   the tests of a checkout of Ray, over rdtd: says what it changes in them, and which it expects to fail' \
 	'make test-pythons PYTHONS="python3.12 ..."  the Python package as a wheel for other Pythons, and its tests in each' \
 	'make check-asan       the same tests under AddressSanitizer and UndefinedBehaviorSanitizer' \
 	'make check-tsan       the same tests under ThreadSanitizer' \

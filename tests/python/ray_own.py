@@ -1,0 +1,162 @@
+"""ray_own.py SOURCE OUT: Ray's own tests of its transports, from a checkout of Ray, over rdtd. What is changed in them is printed and lies in OUT,
+beside what pytest said. Needs ray, torch, tensordict, pytest, pytest-timeout; `make test-ray-own RAY_SOURCE=PATH` installs them."""
+import difflib
+import os
+import re
+import shutil
+import subprocess
+import sys
+import xml.etree.ElementTree as ElementTree
+from pathlib import Path
+
+from nodes import Node
+
+SUITES = {"nixl": "test_rdt_nixl.py", "gloo": "test_rdt_gloo.py"}
+
+# What ask for that a transport has two sides: that both take part, and both die of what one suffers.
+EXPECTED = {
+    "test_p2p_errors_before_group_creation": "asks for the error of a missing group; rdtd needs none",
+    "test_send_fails": "asks for a send that fails; here nothing is sent, readers fetch what was put",
+    "test_send_actor_dies_before_sending": "asks that the receiver dies with the sender; here it gets a RayDirectTransportError and lives",
+    "test_recv_actor_dies": "asks that the sender dies with the receiver; here it lives",
+}
+
+CHANGES = [  # what, pattern, in its place
+    ("the transport's name", r'"(?:nixl|gloo|torch_gloo)"', '"rdtd"'),
+    ("the transport's name", r'"(?:NIXL|GLOO)"', '"RDTD"'),
+    ("the transport's name", r"(?<=transport )GLOO\b", "RDTD"),
+    ("the transport's name", r'(?<=tensor_transport=\\")GLOO\b', "RDTD"),
+    ("the transport's name", r'(?<=tensor_transport=")GLOO\b', "RDTD"),
+    ("the transport's error", r'"nixlBackendError"', '"RayDirectTransportError"'),
+    ("the device", r'"cuda"', '"cpu"'),
+    ("the device", r"\bnum_gpus=\d+, |, num_gpus=\d+\b", ""),
+    ("what it holds", r"\b_get_num_managed_meta_nixl\(\)", "_held.__len__()"),
+    ("what it holds", r"\b_managed_meta_nixl\b", "_held"),
+]
+# Of nixl's alone: its registrations, agents, pool and streams.
+NIXL_ONLY = re.compile(r"_tensor_desc_cache|_nixl_memory_pool|nixl_memory|nixl_agent\b|_remote_agents|NixlTensorTransport|nixl_cuda_stream|NIXL_REMOTE|nixl\._")
+DECORATED = re.compile(r"^(?=@|def |class )", re.M)
+DROPPED = re.compile(r"^( *)assert [^\n]*_tensor_desc_cache[^\n(]*(?:\n|$)", re.M)
+
+CONFTEST = '''"""Ray's fixtures, without what the wheel has not; groups are nobody's business."""
+import logging
+import pytest
+import ray
+import ray.experimental.collective as collective
+import rdt.ray
+
+rdt.ray.register(hooked=True)
+collective.create_collective_group = lambda *ignored, **options: None
+
+
+@pytest.fixture
+def ray_start_regular(request):
+    options = {"num_cpus": 1, "object_store_memory": 150 << 20, "include_dashboard": False, "runtime_env": {"worker_process_setup_hook": "hook.hook"}}
+    options.update(getattr(request, "param", {}))
+    options.pop("num_gpus", None)
+    yield ray.init(**options)
+    ray.shutdown()
+
+
+@pytest.fixture
+def propagate_logs():
+    logging.getLogger("ray").propagate = True
+    yield
+    logging.getLogger("ray").propagate = False
+'''
+HOOK = '''import ray.experimental.collective as collective
+import rdt.ray
+
+
+def hook():
+    rdt.ray.register(hooked=True)
+    collective.create_collective_group = lambda *ignored, **options: None
+'''
+
+
+def adapt(text):
+    """(the adapted text, how often what was changed, tests that are left out)"""
+    counts, left_out = {}, []
+    text, n = DROPPED.subn(r"\1pass\n", text)
+    if n:
+        counts["a line about nixl's registrations"] = n
+    for what, pattern, by in CHANGES:
+        text, n = re.subn(pattern, by, text)
+        if n:
+            counts[what] = counts.get(what, 0) + n
+    kept, pending = [], ""
+    for part in DECORATED.split(text):
+        if part.startswith("@"):
+            pending += part
+            continue
+        name = re.match(r"def (test_\w+)", part)
+        if name and NIXL_ONLY.search(pending + part):
+            left_out.append(name[1])
+        else:
+            kept.append(pending + part)
+        pending = ""
+    return "".join(kept), counts, left_out
+
+
+def prepare(source, out):
+    shutil.rmtree(out, ignore_errors=True)
+    out.mkdir(parents=True)
+    (out / "conftest.py").write_text(CONFTEST)
+    (out / "hook.py").write_text(HOOK)
+    with open(out / "changes.diff", "w") as diff:
+        for suite, name in SUITES.items():
+            path = source / "python/ray/tests/rdt" / name
+            if not path.is_file():
+                sys.exit(f"{path} is not there: RAY_SOURCE names a checkout of Ray from 2.56 on (its wheels carry no tests)")
+            before = path.read_text()
+            after, counts, left_out = adapt(before)
+            compile(after, name, "exec")
+            (out / name).write_text(after)
+            diff.writelines(difflib.unified_diff(before.splitlines(True), after.splitlines(True), name, f"{name} for rdtd"))
+            print(f"{suite}: changed {', '.join(f'{what} ({n})' for what, n in counts.items())}")
+            for test in left_out:
+                print(f"{suite}: left out, of nixl's own: {test}")
+    print(f"the group's creation does nothing; all changes: {out}/changes.diff", flush=True)
+
+
+def run(suite, out, environment):
+    """How many passed, which failed, which were skipped."""
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--timeout", "150", "--junitxml", f"{suite}.xml", SUITES[suite]]
+    with open(out / f"{suite}.log", "wb") as log:
+        subprocess.run(command, cwd=out, env=environment, stdout=log, stderr=log, stdin=subprocess.DEVNULL, timeout=3600)
+    if not (out / f"{suite}.xml").is_file():
+        sys.exit(f"pytest ended without a result:\n{(out / f'{suite}.log').read_text(errors='replace')[-3000:]}")
+    cases = list(ElementTree.parse(out / f"{suite}.xml").iter("testcase"))
+    failed = [case.get("name") for case in cases if case.find("failure") is not None or case.find("error") is not None]
+    skipped = [case.get("name") for case in cases if case.find("skipped") is not None]
+    return len(cases) - len(failed) - len(skipped), failed, skipped
+
+
+def main():
+    source, out = Path(sys.argv[1]).resolve(), Path(sys.argv[2]).resolve()
+    import ray
+    version = source / "python/ray/_version.py"
+    said = re.search(r'^version = "(.*)"', version.read_text(), re.M) if version.is_file() else None
+    print(f"tests of Ray {said[1] if said else '(no _version.py)'} with Ray {ray.__version__}")
+    prepare(source, out)
+    node = Node()
+    environment = {**os.environ, "RDT_SOCKET": node.socket, "RAY_USAGE_STATS_ENABLED": "0"}
+    environment["PYTHONPATH"] = f"{out}:{environment['PYTHONPATH']}"
+    wrong = []
+    try:
+        for suite in SUITES:
+            passed, failed, skipped = run(suite, out, environment)
+            print(f"{suite}: {passed} of {passed + len(failed)} passed, {len(skipped)} skipped")
+            for name in failed:
+                why = EXPECTED.get(name.partition("[")[0])
+                print(f"{suite}: {name} failed{f', as expected: it {why}' if why else ''}")
+                wrong += [] if why else [name]
+    finally:
+        node.kill()
+    if wrong:
+        print(f"not expected: {', '.join(wrong)}; see {out}/*.log")
+    sys.exit(1 if wrong else 0)
+
+
+if __name__ == "__main__":
+    main()
