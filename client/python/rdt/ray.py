@@ -192,7 +192,8 @@ class RdtdTransport(TensorTransportManager):
     def extract_tensor_transport_metadata(self, obj_id: str, rdt_object: list[Any]) -> RdtdMetadata:
         if not rdt_object:
             return RdtdMetadata(tensor_meta=[])
-        shapes = _Shapes([(tensor.shape, tensor.dtype) for tensor in rdt_object])
+        known: dict[Any, Any] = {}  # like tensors share an entry: thousands that stay would have Python look for garbage
+        shapes = _Shapes([known.setdefault(entry, entry) for entry in ((tensor.shape, tensor.dtype) for tensor in rdt_object)])
         with self._lock:
             ref = self._held.get(obj_id)  # a task that is tried again describes what it put before
         if ref is None:
