@@ -176,6 +176,15 @@ static enum rdt_status on_ready(struct groups *groups, struct peer *peer, const 
     return RDT_OK;
 }
 
+/* It is down here already, for what was noticed here: what its coordinator knows is why, and whether it comes again soon. */
+static void hear_why(struct group *group, const char *why, bool again)
+{
+    text_copy(group->why, sizeof group->why, why);
+    if (again && !group->again && group->sm.state == GROUP_DOWN && list_empty(&group->ending))
+        group_set_deadline(group, group_patience_ns(group));
+    group->again = again;
+}
+
 static enum rdt_status on_failed(struct groups *groups, struct peer *peer, const void *from, struct rdt_error *err)
 {
     const Rdt__Pb__GroupWord *word = from;
@@ -186,10 +195,13 @@ static enum rdt_status on_failed(struct groups *groups, struct peer *peer, const
         return rdt_error_set(err, RDT_PROTOCOL, "a group's token of %zu bytes", word->token.len);
     if (!group) /* it has not heard that it has ended */
         group_send_word(groups, peer, RDT_PEER_GROUP_ENDED, word->token.data, word->epoch, RDT_OK, "", false);
-    if (!group || group->epoch != word->epoch || (group->sm.state != GROUP_FORMING && group->sm.state != GROUP_READY))
+    if (!group || group->epoch != word->epoch)
         return RDT_OK;
     (void)wire_error(word->status == RDT_OK ? RDT_TRANSPORT : word->status, 0, word->message, &why);
-    if (group->coordinator == peer) {
+    if (group->sm.state != GROUP_FORMING && group->sm.state != GROUP_READY) {
+        if (group->coordinator == peer && group->sm.state != GROUP_ENDING)
+            hear_why(group, why.msg, word->again);
+    } else if (group->coordinator == peer) {
         log_at(group->sm.state == GROUP_READY ? LOG_LEVEL_WARN : LOG_LEVEL_DEBUG,
                "group %s (%s, epoch %u) is taken down and rebuilt: %s", group->name, group->transport->name, group->epoch,
                why.msg);
@@ -470,6 +482,7 @@ void groups_peer_down(struct groups *groups, struct peer *peer, const struct rdt
         } else if (!group->coordinator && has_node(group, peer)) { /* this is why, whatever was noticed first */
             text_copy(group->why, sizeof group->why, why->msg);
             group->again = false;
+            group_tell(group, RDT_PEER_GROUP_FAILED, RDT_PEER_LOST, why->msg, false);
         }
     }
 }

@@ -14,10 +14,12 @@ static void begin_cables(void)
     cluster_start(&c, 2, &(struct cluster_options){.cables = true, .flags = flags});
 }
 
-/* Where the machine is busy the bytes may be there before anybody looks: then again. */
+/* Where the machine is busy the bytes may be there before anybody looks, or a node is silent for longer than the other is patient: then
+ * again. */
 static bool is_caught(rdt *reader, rdt_request *request, bool moving)
 {
     struct transfer_view view;
+    enum rdt_status status;
 
     if (!moving) {
         await_transfer(&c.node[0], "out", "parked");
@@ -26,8 +28,12 @@ static bool is_caught(rdt *reader, rdt_request *request, bool moving)
     for (unsigned round = 0;; wait_pause(&round)) {
         if (transfer_under_way(&c.node[0], "out", &view) && strcmp(view.state, "sending") == 0)
             return true;
-        if (rdt_wait(reader, &request, 1, 1, 0, NULL, NULL, NULL) == RDT_OK)
+        status = rdt_wait(reader, &request, 1, 1, 0, NULL, NULL, NULL);
+        if (status == RDT_PEER_LOST)
+            cluster_meet(&c);
+        if (status == RDT_OK || status == RDT_PEER_LOST)
             return false;
+        must_say(status == RDT_TIMED_OUT && rdt_request_status(request, NULL) == RDT_AGAIN, "%s", rdt_status_name(status));
     }
 }
 
