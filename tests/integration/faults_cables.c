@@ -8,7 +8,7 @@ TestSuite(faults_cables, .timeout = SUITE_SECONDS(280));
 static void begin_cables(void)
 {
     static const char *const flags[] = {
-        "--peer-timeout=1s",     "--ping-interval=200ms", "--backoff-max=300ms",  "--connect-timeout=1s",
+        "--peer-timeout=3s",     "--ping-interval=300ms", "--backoff-max=300ms",  "--connect-timeout=3s",
         "--quiesce-grace=300ms", "--chunk=4KiB",          "--chunks-in-flight=1", NULL};
 
     cluster_start(&c, 2, &(struct cluster_options){.cables = true, .flags = flags});
@@ -72,7 +72,7 @@ static void check_cable(void (*cut)(struct test_net *, unsigned), void (*restore
     bystander_round(&c, 1);
     bystander_round(&c, 2);
     must_be(RDT_PEER_LOST, rdt_wait(reader, &request, 1, 1, LONG, NULL, NULL, &err));
-    must_be_within(start, 3 * SEC);
+    must_be_within(start, 5 * SEC); /* peer_timeout, and a little */
     rdt_request_destroy(request);
     must(canary_untouched(&canary));
     wait_until(10 * SEC, at_rest(0) && at_rest(1));

@@ -132,6 +132,7 @@ Test(fetch, sharing_is_one_path_at_every_size)
         rdt_release(object);
         must_ok(rdt_free(conn, &ref, false, &err));
         must_ok(rdt_dealloc(conn, addr, &err));
+        wait_until(20 * SEC, (node_status(&node, &after), after.memory_bytes == 0)); /* given back off the loop */
     }
     end();
 }

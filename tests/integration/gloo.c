@@ -127,7 +127,7 @@ Test(gloo, frozen_node_takes_it_down_and_it_comes_back)
     await_group(0, "g", "down", 0);
     node_thaw(&c.node[2]);
     for (unsigned i = 0; i < 3; i++)
-        await_group(i, "g", "ready", 0);
+        await_rebuilt(i, "g");
     move(2, 1, "g", MIB);
     destroy("g");
     end_groups(declared);

@@ -443,7 +443,7 @@ Test(groups, frozen_node_takes_it_down_and_thaws)
     await_group(0, "g", "down", 0); /* by the link's pings */
     node_thaw(&c.node[2]);
     for (unsigned i = 0; i < 3; i++)
-        await_group(i, "g", "ready", 2);
+        await_rebuilt(i, "g");
     move(2, 1, "g", MIB);
     destroy("g");
     end_groups((const char *const[]){"is taken down and rebuilt: ", "is lost: ", "is down: ", NULL});

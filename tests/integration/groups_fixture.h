@@ -73,6 +73,14 @@ static void await_group(unsigned node, const char *name, const char *state, uint
     wait_until(20 * SEC, group_is(actor_of[node], name, state, epoch));
 }
 
+/* Ready, and not as it was first: a node that stood still believes that for a while. */
+__attribute__((unused)) static void await_rebuilt(unsigned node, const char *name)
+{
+    struct rdt_group group;
+
+    wait_until(20 * SEC, group_seen(actor_of[node], name, &group) && strcmp(group.state, "ready") == 0 && group.epoch > 1);
+}
+
 static enum rdt_status fetch_by(rdt *conn, const struct rdt_ref *ref, const char *transport, const char *group,
                                 rdt_object **object_p, struct rdt_error *err)
 {

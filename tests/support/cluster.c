@@ -121,8 +121,14 @@ static void introduce(struct cluster *cluster, unsigned i, unsigned j)
     rdt_close(conn);
 }
 
-/* Connections of some transports stand only when first used, by either side; and when they stood before a fault, what they carried may
- * take them down once more (with a warning, which the test has to expect). */
+/* What a fault broke may break once more before all is well: a link that both ends dial, a connection for what it carried before (with a
+ * warning, which the test has to expect). */
+static bool comes_back(enum rdt_status status)
+{
+    return status == RDT_TRANSPORT || status == RDT_PEER_LOST || status == RDT_NO_PATH;
+}
+
+/* Connections of some transports stand only when first used, by either side. */
 static void warm_up(struct cluster *cluster, unsigned i, unsigned j, const char *transport)
 {
     rdt *owner = node_client(&cluster->node[i], "owner"), *reader = node_client(&cluster->node[j], "reader");
@@ -135,7 +141,7 @@ static void warm_up(struct cluster *cluster, unsigned i, unsigned j, const char 
     options.transport = transport;
     options.timeout_ns = LONG;
     wait_until(20 * SEC,
-               (status = rdt_fetch(reader, &ref, 1, &options, &object, &err)) != RDT_TRANSPORT || !cluster->met);
+               !comes_back(status = rdt_fetch(reader, &ref, 1, &options, &object, &err)) || !cluster->met);
     must_say(status == RDT_OK, "%s from %s: %s", transport, cluster->node[i].name, err.msg);
     rdt_release(object);
     rdt_close(reader);
