@@ -241,7 +241,12 @@ static void call_first(struct account *at, enum usage what, const void *on)
     wait->on_room(wait);
 }
 
-/* One owner at a time tries, then the next: whoever is called first would else not be who comes first. after NULL: from the first. */
+/* One owner at a time tries, then the next: whoever is called first would else not be who comes first. after NULL: from the first.
+ *
+ * A request for a large piece of the node's room holds up those of its own client and owner behind it, and no other owner: their small ones,
+ * and those that come later, take what comes free, and it may end at its deadline though as much has come and gone. To keep room free for it
+ * would be worse. Others may have to take more before they give anything back, so nobody could go on while it waits, and it may wait for
+ * ever; and whoever asks for a piece that those who hold the memory will not give up would, without holding anything, stop all other owners. */
 static void call_next(struct accounts *accounts, const struct account *after, enum usage what, const void *on)
 {
     struct list *end = &accounts->in_turn;

@@ -6,7 +6,7 @@
  *
  * What is limited is charged to all three at once, before anything is done, and refused as a whole if one of them has no room. Who wants
  * to wait for room queues at the account that had none, and comes in turn; what the node lacked its owners get in turn, whoever has more
- * requests waiting.
+ * requests waiting; for a large piece nothing is kept free meanwhile, and account.c says why.
  *
  * Loop thread only.
  */

@@ -23,10 +23,10 @@ static void note_failure(struct transfer *transfer, enum rdt_status status, cons
 {
     if (transfer->failed != RDT_OK)
         return;
-    if (status == RDT_CANCELLED && transfer->via) /* with the whole connection: nobody cancelled this one */
+    if (status == RDT_CANCELLED && transfer->via) /* nobody cancelled this one: it ends with the whole connection, or the transport knows why */
         status = RDT_TRANSPORT, msg = transfer->via->broken;
     transfer->failed = status;
-    text_copy(transfer->failure, sizeof transfer->failure, msg && msg[0] ? msg : "the connection was taken down");
+    text_copy(transfer->failure, sizeof transfer->failure, msg && msg[0] ? msg : "it gave up what nobody had cancelled");
     if (transfer->early && !transfer->have_meta)
         return; /* nothing was promised yet: the answer may lead another way */
     if (transfer->sm.state == TRANSFER_TURN)

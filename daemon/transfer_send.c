@@ -286,10 +286,10 @@ static void chunk_ended(struct chunk_op *op, enum rdt_status status, const char 
     if (out->sm.state == OUTGOING_ABORT) {
         outgoing_settle(out);
     } else if (status != RDT_OK) {
-        if (status == RDT_CANCELLED) /* with the whole connection: nobody cancelled this one */
+        if (status == RDT_CANCELLED) /* nobody cancelled this one: it ends with the whole connection, or the transport knows why */
             status = RDT_TRANSPORT, msg = pt->broken;
         (void)rdt_error_set(&err, status, "%s at the owner: %s", pt->transport->name,
-                            msg && msg[0] ? msg : "the connection was taken down");
+                            msg && msg[0] ? msg : "it gave up what nobody had cancelled");
         outgoing_fail(out, &err);
     } else {
         out->chunks_done++;

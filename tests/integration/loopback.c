@@ -258,7 +258,7 @@ Test(loopback, producer_prefers_it)
 /* ---- failures ---- */
 
 /* Where the n-th operation fails: at the reader (its reads or receives) or at the owner (its sends). */
-static void check_failing(const char *sided, unsigned where)
+static void check_failing(const char *sided, unsigned where, const char *fault, const char *says)
 {
     struct rdt_ref ref;
     rdt_object *object;
@@ -267,8 +267,8 @@ static void check_failing(const char *sided, unsigned where)
     begin(2, sided, NULL);
     (void)snprintf(id, sizeof id, "%s", "w");
     ref = put_pattern(owner, id, MIB, 1);
-    cluster_faults(&c, where, "fail_every=5\n");
-    must_refuse(RDT_TRANSPORT, "a failure was asked for", try_fetch(reader, &ref, RDT_FETCH_AUTO, LONG, &object, &err));
+    cluster_faults(&c, where, fault);
+    must_refuse(RDT_TRANSPORT, says, try_fetch(reader, &ref, RDT_FETCH_AUTO, LONG, &object, &err));
     bystander_round(&c, 3);
     cluster_faults(&c, where, "");
     wait_until(10 * SEC, both_see_loopback());
@@ -279,17 +279,28 @@ static void check_failing(const char *sided, unsigned where)
 
 Test(loopback, failing_read_is_transport)
 {
-    check_failing("one", 1);
+    check_failing("one", 1, "fail_every=5\n", "a failure was asked for");
 }
 
 Test(loopback, failing_receive_is_transport)
 {
-    check_failing("two", 1);
+    check_failing("two", 1, "fail_every=5\n", "a failure was asked for");
 }
 
 Test(loopback, failing_send_is_transport)
 {
-    check_failing("two", 0);
+    check_failing("two", 0, "fail_every=5\n", "a failure was asked for");
+}
+
+/* A transport may end by itself what nobody cancelled, and keep its connection. */
+Test(loopback, read_that_it_gives_up_is_transport)
+{
+    check_failing("one", 1, "give_up_every=5\n", "loopback: it gave up what nobody had cancelled");
+}
+
+Test(loopback, send_that_it_gives_up_is_transport)
+{
+    check_failing("two", 0, "give_up_every=5\n", "at the owner: it gave up what nobody had cancelled");
 }
 
 /* An operation that never ends. */

@@ -34,6 +34,7 @@ static const struct rdt_config_key config_keys[] = {
     {"delay_ms", "0", "each chunk starts so long after the one before"},
     {"lose_every", "0", "every n-th operation never ends, short of a disconnect"},
     {"fail_every", "0", "every n-th operation fails"},
+    {"give_up_every", "0", "every n-th operation ends as if it were cancelled"},
     {"no_abort", "no", "yes: cancel does nothing"},
     {"late_ms", "0", "a cancelled operation ends so much later, and its memory is written just before"},
     {"disconnect_delay_ms", "0", "a disconnect takes effect so much later"},

@@ -26,6 +26,7 @@ struct faults {
     uint32_t delay_ms;            /* each chunk starts so long after the one before */
     uint32_t lose_every;          /* every n-th operation never ends, short of a disconnect */
     uint32_t fail_every;          /* every n-th operation ends with TRANSPORT */
+    uint32_t give_up_every;       /* every n-th operation ends as if it were cancelled */
     uint32_t no_abort;            /* cancel does nothing */
     uint32_t late_ms;             /* a cancelled operation ends so much later, and its memory is written just before */
     uint32_t disconnect_delay_ms; /* a disconnect takes effect so much later */

@@ -46,6 +46,8 @@ enum rdt_status op_post(struct conn *conn, struct rdt_op *op, enum op_kind kind,
         operation->state = OP_LOST;
     else if (faults.fail_every && n % faults.fail_every == 0)
         operation->status = RDT_TRANSPORT;
+    else if (faults.give_up_every && n % faults.give_up_every == 0)
+        operation->status = RDT_CANCELLED;
 
     op->priv[0] = operation;
     while (*at)
@@ -198,7 +200,7 @@ static void run_due(struct operation *operation)
             memset(loopback_address(operation->op), LATE_BYTE, operation->op->piece.bytes);
         op_end(operation, RDT_CANCELLED, NULL);
     } else if (operation->status != RDT_OK) {
-        op_end(operation, operation->status, "a failure was asked for");
+        op_end(operation, operation->status, operation->status == RDT_CANCELLED ? NULL : "a failure was asked for");
     } else if ((operation->kind != OP_RECV || ordered) && (!ordered || conn->transport->queue == operation) &&
                conn->connected && !conn->failed) {
         if (conn->out.fd < 0)
