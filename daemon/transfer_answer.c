@@ -201,9 +201,11 @@ void outgoing_answer(struct outgoing *out, struct object *object)
     meta.visibility = object->visibility;
     if (places.n > 0)
         meta.memory = places.rows[0].memory;
-    if (!on_device && !out->select)
+    if (!on_device && !out->select && !out->expect)
         note_keeper(out, object, &meta);
-    meta.started = !on_device && !out->select && !meta.has_inline && !out->meta_only && outgoing_can_start(out);
+    /* who would keep a snapshot has only guessed what it is, has not made the room that a copy needs, and asks again */
+    meta.started = !on_device && !out->select && !meta.has_inline && !out->meta_only && !(out->keep && object->snapshot) &&
+                   outgoing_can_start(out);
     more = !out->meta_only && !meta.has_inline && meta.redirect_node.len == 0;
     if (out->meta_only || meta.has_inline)
         text_copy(out->record.path, sizeof out->record.path, out->meta_only ? "metadata" : "inline");

@@ -119,7 +119,7 @@ void transfer_in_ask(struct transfer *transfer)
 
     transfer_set_state(transfer, TRANSFER_ASKED);
     question_ask(transfer);
-    if (transfer->target && !transfer->meta_only && !transfer->whole && !pieces_wanted_here(transfer)) {
+    if (!transfer->meta_only && !transfer->whole && !pieces_wanted_here(transfer) && (transfer->target || transfer_guess(transfer))) {
         struct transfers *transfers = transfer->transfers;
         uint64_t id = transfer->id;
         transfer_in_early(transfer);
@@ -145,7 +145,7 @@ void transfer_in_ask(struct transfer *transfer)
     pull.slice = transfer->slice;
     pull.timeout_ns = time_left_ns(transfer);
     pull.meta_only = transfer->meta_only;
-    pull.tell_parked = transfer->group != NULL;
+    pull.tell_parked = transfer->group != NULL || transfer->guessed;
     pull.keep = transfer->keeps && transfer->peer == transfer->origin;
     pull.no_redirect = transfer->no_redirect;
     pull.from_copy = transfer->peer != transfer->origin;

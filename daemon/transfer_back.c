@@ -61,6 +61,7 @@ static void rewind_move(struct transfer *transfer)
     transfer->remote = NULL;
     transfer->keys = NULL;
     transfer->key_bytes = NULL;
+    transfer_guess_drop(transfer);
     transfer->next_chunk = transfer->chunks_done = 0; /* what came unasked counts for nothing */
     transfer->record.bytes_done = 0;
 }
@@ -90,6 +91,24 @@ void transfer_in_go_back(struct transfer *transfer)
         transfer_in_pull_from(transfer, transfer->origin);
     else
         transfer_fail_err(transfer, &err);
+}
+
+bool transfer_in_ask_anew(struct transfer *transfer)
+{
+    struct transfers *transfers = transfer->transfers;
+    uint64_t id = transfers->next_id++;
+
+    if (!map_put_u64(&transfers->by_id, id, transfer))
+        return false;
+    transfer_in_send_abort(transfer);
+    map_remove_u64(&transfers->by_id, transfer->id);
+    transfer->record.state = "asked anew";
+    event(transfers->events, RDT__PB__LIST_KIND__LIST_KIND_TRANSFERS, "ended", &transfer->record);
+    transfer->id = transfer->record.id = id;
+    event(transfers->events, RDT__PB__LIST_KIND__LIST_KIND_TRANSFERS, "began", &transfer->record);
+    transfer_in_leave_peer(transfer);
+    transfer_in_go_back(transfer);
+    return true;
 }
 
 void transfer_in_rewound(struct transfer *transfer)

@@ -227,19 +227,9 @@ void transfer_part_whole(struct transfer *transfer)
  * root the pull may not have come to rest yet. false: no memory. */
 static bool go_back(struct transfer *transfer)
 {
-    struct transfers *transfers = transfer->transfers;
-    uint64_t id = transfers->next_id++;
-
-    if (!map_put_u64(&transfers->by_id, id, transfer))
-        return false;
     transfer->wish_transport[0] = transfer->wish_group[0] = '\0';
     transfer->record.error[0] = '\0';
-    transfer_in_send_abort(transfer);
-    map_remove_u64(&transfers->by_id, transfer->id);
-    transfer->id = transfer->record.id = id;
-    transfer_in_leave_peer(transfer);
-    transfer_in_go_back(transfer);
-    return true;
+    return transfer_in_ask_anew(transfer);
 }
 
 static bool may_go_back(const struct transfer *transfer)

@@ -1,5 +1,5 @@
 /* Which way the bytes of another node's object come: the path by what is known of it, the connection that it means, and the early start
- * where the reader's own targets say enough before the answer does. */
+ * where the reader's own targets, or a guess, say enough before the answer does. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -67,13 +67,16 @@ bool transfer_in_path_is_coming(struct transfer *transfer)
 }
 
 /* Counted for each transfer, and told once for each peer: a slower way may be for good, or until a connection stands again. */
-static void note_fall_back(struct transfer *transfer, const struct path_candidate *chosen, const struct path_candidate *better)
+void transfer_in_note_fall_back(struct transfer *transfer)
 {
+    const struct path_decision *decision = transfer->record.decision;
+    const struct path_candidate *chosen = record_chosen(&transfer->record), *better;
     struct peer_work *work = transfer->peer;
     char what[sizeof work->fell_back_to];
 
-    if (transfer->fell_back)
+    if (transfer->fell_back || decision->passed_over < 0)
         return;
+    better = &decision->candidates[decision->passed_over];
     transfer->fell_back = true;
     work->fell_back++;
     transfer->transfers->fell_back++;
@@ -100,11 +103,9 @@ static void take_staging(struct transfer *transfer, const struct path_candidate 
 void transfer_in_take_path(struct transfer *transfer)
 {
     const struct path_candidate *chosen = record_chosen(&transfer->record);
-    const struct path_decision *decision = transfer->record.decision;
 
-    if (decision->passed_over >= 0)
-        note_fall_back(transfer, chosen, &decision->candidates[decision->passed_over]);
-
+    if (!transfer->guessed) /* else it may never go that way */
+        transfer_in_note_fall_back(transfer);
     memcpy(transfer->record.path, chosen->name, sizeof chosen->name);
     transfer->is_inline = chosen->kind == PATH_INLINE;
     transfer->one_sided = chosen->one_sided;
@@ -120,8 +121,12 @@ void transfer_in_take_path(struct transfer *transfer)
 }
 
 /* Nobody reserves in an early start: what receives and scatters write to must be mapped all the same, and have its pages. */
-static bool map_targets(const struct target *target)
+static bool map_targets(const struct transfer *transfer)
 {
+    const struct target *target = transfer->target;
+
+    if (!target)
+        return region_addr(transfer->received, NULL) != NULL;
     if (region_fill_is_needed(target->uses, target->n))
         return false;
     for (uint32_t i = 0; i < target->n; i++)
@@ -130,7 +135,7 @@ static bool map_targets(const struct target *target)
     return true;
 }
 
-/* The reader knows what it will get: where a two-sided transport is connected, the receives can stand before the question, and the
+/* The reader knows what it will get, or guesses: where a two-sided transport is connected, the receives can stand before the question, and the
  * owner need not wait for a second message. */
 void transfer_in_early(struct transfer *transfer)
 {
@@ -138,7 +143,7 @@ void transfer_in_early(struct transfer *transfer)
     struct rdt_error err = {0};
 
     (void)snprintf(transfer->memory, sizeof transfer->memory, "host");
-    if (layout_packed(transfer->target->layout, &transfer->packed, &transfer->stream_bytes, &err) != RDT_OK)
+    if (transfer->target && layout_packed(transfer->target->layout, &transfer->packed, &transfer->stream_bytes, &err) != RDT_OK)
         return;
     if (transfer->stream_bytes > transfer->transfers->options->inline_max_bytes &&
         transfer_in_choose(transfer, false, &err) == RDT_OK) {
@@ -147,12 +152,13 @@ void transfer_in_early(struct transfer *transfer)
         transport = plugins_transport(transfer->transfers->plugins, chosen->name);
         /* without cancel a plain "no such object" would cost the connection */
         if (chosen->kind == PATH_TRANSPORT && !chosen->one_sided && transport && !transport->ops.register_memory &&
-            transport->ops.cancel && map_targets(transfer->target) &&
+            transport->ops.cancel && map_targets(transfer) &&
             !order_wanted(transfer, peer_transport_find(transfer->peer, chosen->name))) {
             transfer_in_take_path(transfer);
             if (transfer_plan(transfer, &err) == RDT_OK && transfer_staging_is_little(transfer) &&
                 transfer_reserve_staging(transfer, NULL, &err) == RDT_OK) {
                 transfer->early = true;
+                transfer->transfers->guessed += transfer->guessed;
                 transfer_in_move(transfer);
                 return;
             }
@@ -162,6 +168,7 @@ void transfer_in_early(struct transfer *transfer)
             transfer->via = NULL;
         }
     }
+    transfer_guess_drop(transfer);
     free(transfer->packed);
     transfer->packed = NULL;
     transfer->stream_bytes = 0;
