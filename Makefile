@@ -355,7 +355,7 @@ $(CUDA_TESTS): $(if $(CUDA_INC),$(LIBCUDA_O) $(CUDA_O))
 $(B)/obj/tests/gpu/one_gpu.o: OBJFLAGS += $(CUDA_CFLAGS)
 $(B)/tests/gpu/one_gpu: $(if $(CUDA_INC),$(call obj,backends/nccl/nccl_api.c))
 $(B)/tests/abi/frozen: $(call obj,$(call srcs,tests/abi/layout))
-$(B)/tests/integration/hostile_keeper $(B)/tests/integration/hostile_peer $(B)/tests/integration/hostile_turns: $(B)/librdtd.a # an insider's TLS
+$(B)/tests/integration/hostile_keeper $(B)/tests/integration/hostile_peer $(B)/tests/integration/hostile_turns $(B)/tests/integration/tensor_runs: $(B)/librdtd.a # an insider's TLS
 $(B)/tests/integration/stream_lanes: $(call obj,proto/rdt_status.c)
 $(B)/tests/unit/gloo_mesh: $(B)/obj/backends/gloo/mesh.o
 $(B)/tests/unit/gloo_mesh: TEST_LIBS += $(BACKEND_LIBS_gloo)

@@ -259,6 +259,7 @@ static enum rdt_status say_hello(rdt *conn, const char *name, int64_t deadline_n
     request.protocol_max = RDT_PROTOCOL_MAX;
     request.client_name = (char *)name;
     request.library_version = (char *)RDT_VERSION;
+    request.tensor_runs = true;
     status =
         call_fds(conn, RDT_MSG_HELLO, &request.base, -1, &rdt__pb__hello_reply__descriptor, deadline_ns, &answer, NULL, err);
     if (status != RDT_OK)
@@ -267,6 +268,7 @@ static enum rdt_status say_hello(rdt *conn, const char *name, int64_t deadline_n
     conn->inline_max_bytes = ((const Rdt__Pb__HelloReply *)answer)->inline_max_bytes;
     if (conn->inline_max_bytes > RDT_INLINE_MAX_BYTES)
         conn->inline_max_bytes = RDT_INLINE_MAX_BYTES;
+    conn->tensor_runs = ((const Rdt__Pb__HelloReply *)answer)->tensor_runs;
     protobuf_c_message_free_unpacked(answer, NULL);
     return status;
 }

@@ -30,6 +30,7 @@ struct rdt {
     int sock, epoll_fd, timer_fd, event_fd, wake_fd;
     struct rdt_node_info node;
     uint64_t inline_max_bytes; /* tensors of up to this many bytes travel in the message */
+    bool tensor_runs;          /* the daemon reads lists of tensors in runs */
     void (*on_event)(rdt *conn, struct frame *frame); /* FRAME_EVENT */
     void (*on_stray)(rdt *conn, struct frame *frame); /* a reply that nobody waits for any more */
 

@@ -88,6 +88,7 @@ struct fetch { /* under construction: all items of one rdt_fetch_start */
     size_t count;
     int64_t deadline_ns;
     enum rdt_fetch_mode mode;
+    bool in_runs; /* the targets' lists may be: the daemon reads that, and they are no more than one message may say */
 };
 
 static enum rdt_status no_memory(struct rdt_error *err, size_t count)
@@ -162,15 +163,18 @@ static enum rdt_status build_slice(struct arena *arena, const struct rdt_slice *
 }
 
 /* Where the daemon shall write, if it can. */
-static enum rdt_status build_targets(struct arena *arena, const struct targets *targets, Rdt__Pb__FetchItem *item,
+static enum rdt_status build_targets(struct arena *arena, const struct targets *targets, bool in_runs, Rdt__Pb__FetchItem *item,
                                      struct rdt_error *err)
 {
+    struct layout_rows *rows = NULL;
+
     item->targets = arena_alloc(arena, sizeof *item->targets);
     item->target_regions = arena_alloc(arena, targets->n_mappings * sizeof *item->target_regions);
     if (!item->targets || !item->target_regions)
         return no_memory(err, 1);
-    rdt__pb__tensor_list__init(item->targets);
-    layout_to_wire(targets->layout, true, item->targets);
+    if (in_runs && targets->layout->count >= LAYOUT_RUNS_LEAST)
+        rows = arena_alloc(arena, sizeof *rows); /* without memory it goes as it is */
+    layout_to_wire(targets->layout, true, rows, item->targets);
     for (uint32_t i = 0; i < targets->n_mappings; i++) {
         Rdt__Pb__RegionUse *use = arena_alloc(arena, sizeof *use);
 
@@ -235,8 +239,18 @@ static enum rdt_status build_item(struct fetch *fetch, size_t i, const struct rd
     }
     item->to_host = fetch->requests[i] && fetch->requests[i]->targets && !fetch->requests[i]->targets->direct;
     if (status == RDT_OK && fetch->requests[i]->targets && fetch->requests[i]->targets->direct)
-        status = build_targets(&fetch->arena, fetch->requests[i]->targets, item, err);
+        status = build_targets(&fetch->arena, fetch->requests[i]->targets, fetch->in_runs, item, err);
     return status;
+}
+
+static bool targets_fit_runs(const struct fetch *fetch)
+{
+    size_t n = 0;
+
+    for (size_t i = 0; fetch->options->targets && fetch->options->target_counts && i < fetch->count && n <= RDT_MAX_RUN_TENSORS; i++)
+        if (fetch->options->targets[i])
+            n += fetch->options->target_counts[i] < RDT_MAX_TENSORS ? fetch->options->target_counts[i] : RDT_MAX_TENSORS;
+    return n <= RDT_MAX_RUN_TENSORS;
 }
 
 /* What goes into targets by the library's own copy is private already: a shared look at it is enough. The mode is
@@ -257,6 +271,7 @@ static enum rdt_status build(struct fetch *fetch, const struct rdt_ref *refs, st
     fetch->items = arena_alloc(&fetch->arena, (fetch->count + 1) * sizeof *fetch->items);
     if (!fetch->items)
         return no_memory(err, fetch->count);
+    fetch->in_runs = fetch->conn->tensor_runs && targets_fit_runs(fetch);
     for (size_t i = 0; i < fetch->count; i++) {
         enum rdt_status status = build_item(fetch, i, &refs[i], err);
 

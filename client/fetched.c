@@ -201,7 +201,7 @@ static enum rdt_status fill_tensors(rdt_object *object, const Rdt__Pb__FetchDone
 
     if (status != RDT_OK)
         return status;
-    object->data = calloc((size_t)object->layout->count + 1, sizeof *object->data);
+    object->data = malloc(((size_t)object->layout->count + 1) * sizeof *object->data);
     if (!object->data)
         return rdt_error_set(err, RDT_NO_MEMORY, "no memory for %u tensors", object->layout->count);
     if (done->inline_data.len > 0) {

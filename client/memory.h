@@ -94,6 +94,13 @@ struct mapping *memory_find(const struct memory *memory, uint64_t region, uint64
 enum rdt_status memory_offer(struct memory *memory, struct mapping *mapping, struct rdt_error *err);
 void memory_withdraw(struct memory *memory, struct mapping *mapping);
 
+static inline bool memory_contains(const struct mapping *mapping, uintptr_t lo, uintptr_t hi)
+{
+    uintptr_t start = (uintptr_t)mapping->addr;
+
+    return lo >= start && hi <= start + mapping->bytes;
+}
+
 /* An offered mapping that the range touches, the first by address, or NULL. Borrowed. */
 struct mapping *memory_at(const struct memory *memory, uintptr_t lo, uintptr_t hi);
 

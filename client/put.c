@@ -71,13 +71,6 @@ static enum rdt_status add_region(struct placed *placed, const struct mapping *m
 
 /* ---- where the bytes are ---- */
 
-static bool contains(const struct mapping *mapping, uint64_t lo, uint64_t hi)
-{
-    uint64_t start = (uintptr_t)mapping->addr;
-
-    return lo >= start && hi <= start + mapping->bytes;
-}
-
 static enum rdt_status place_in(struct placed *placed, uint32_t i, struct mapping *mapping, uint64_t mark,
                                 struct rdt_error *err)
 {
@@ -111,13 +104,13 @@ static enum rdt_status place(rdt *conn, struct placed *placed, uint32_t i, uint6
     if (layout_elems(layout, i) == 0) {
         layout->offset[i] = 0;
         placed->how[i] = RDT_MEMORY_COPIED; /* all of its nothing */
-        tensor_set_row_major(layout, i);
+        layout_set_row_major(layout, i);
         return RDT_OK;
     }
     status = layout_extent(layout, i, &lo, &hi, err);
     if (status != RDT_OK)
         return status;
-    if (*near && contains(*near, lo, hi))
+    if (*near && memory_contains(*near, lo, hi))
         return place_in(placed, i, *near, mark, err);
     *near = memory_at(&conn->memory, lo, hi);
     if (!*near) {
@@ -125,7 +118,7 @@ static enum rdt_status place(rdt *conn, struct placed *placed, uint32_t i, uint6
         placed->copied_bytes = align_up(placed->copied_bytes) + layout_bytes(layout, i);
         return RDT_OK;
     }
-    if (!contains(*near, lo, hi))
+    if (!memory_contains(*near, lo, hi))
         return rdt_error_set(err, RDT_INVALID, "tensor %u: its bytes [%p, +%llu) lie partly in [%p, +%zu), partly outside", i,
                              (void *)(uintptr_t)lo, (unsigned long long)(hi - lo), (void *)(*near)->addr, (*near)->bytes);
     return place_in(placed, i, *near, mark, err);
@@ -184,7 +177,7 @@ static enum rdt_status copy_in(struct placed *placed, uint32_t i, uint8_t *base,
     }
     layout->region[i] = region;
     layout->offset[i] = *at;
-    tensor_set_row_major(layout, i);
+    layout_set_row_major(layout, i);
     *at += bytes;
     return RDT_OK;
 }
@@ -250,6 +243,7 @@ static enum rdt_status send_put(rdt *conn, const struct placed *placed, const st
 {
     Rdt__Pb__Put request = RDT__PB__PUT__INIT;
     Rdt__Pb__TensorList list = RDT__PB__TENSOR_LIST__INIT;
+    struct layout_rows rows;
     ProtobufCMessage *answer;
     enum rdt_status status;
 
@@ -262,7 +256,7 @@ static enum rdt_status send_put(rdt *conn, const struct placed *placed, const st
     if (options->transport)
         request.transport = (char *)options->transport;
     request.visibility = (Rdt__Pb__Visibility)options->visibility;
-    layout_to_wire(placed->layout, true, &list);
+    layout_to_wire(placed->layout, true, conn->tensor_runs ? &rows : NULL, &list);
     request.tensors = &list;
     if (placed->inline_data)
         request.inline_data = (ProtobufCBinaryData){placed->copied_bytes, placed->inline_data};

@@ -26,11 +26,13 @@ static enum rdt_status fill(struct targets *targets, const struct rdt_tensor *te
         return status;
     }
     for (uint32_t i = 0; i < targets->layout->count; i++) {
+        if (!tensors[i].strides)
+            continue; /* row-major as it is */
         if (!layout_is_contiguous(targets->layout, i))
             return rdt_error_set(err, RDT_MISMATCH, "target tensor %u is not contiguous", i);
-        tensor_set_row_major(targets->layout, i);
+        layout_set_row_major(targets->layout, i);
     }
-    targets->data = calloc(count + 1, sizeof *targets->data);
+    targets->data = malloc((count + 1) * sizeof *targets->data);
     if (!targets->data)
         return rdt_error_set(err, RDT_NO_MEMORY, "no memory for %zu target tensors", count);
     for (uint32_t i = 0; i < targets->layout->count; i++)
@@ -61,19 +63,20 @@ static bool find_places(rdt *conn, struct targets *targets)
 {
     struct layout *layout = targets->layout;
     uint64_t mark = memory_mark(&conn->memory);
+    struct mapping *mapping = NULL; /* of the target before, where the next one often is too */
     uint32_t room = 0;
     bool all = true;
 
     for (uint32_t i = 0; i < layout->count; i++) {
         uint64_t lo = layout->offset[i], bytes = layout_bytes(layout, i);
-        struct mapping *mapping;
 
         layout->offset[i] = 0;
         if (bytes == 0)
             continue;
-        mapping = memory_at(&conn->memory, lo, lo + bytes);
+        if (!mapping || !memory_contains(mapping, lo, lo + bytes))
+            mapping = memory_at(&conn->memory, lo, lo + bytes);
         targets->on_device |= mapping && mapping->mapper;
-        if (!mapping || lo < (uintptr_t)mapping->addr || lo + bytes > (uintptr_t)mapping->addr + mapping->bytes) {
+        if (!mapping || !memory_contains(mapping, lo, lo + bytes)) {
             all = false;
             continue;
         }

@@ -8,7 +8,7 @@
 /* *bytes_p: of all elements. */
 static enum rdt_status check(const struct rdt_tensor *tensor, uint64_t *bytes_p, struct rdt_error *err)
 {
-    uint64_t bytes = rdt_dtype_bytes(tensor->dtype);
+    uint64_t bytes = layout_item_bytes((uint32_t)tensor->dtype);
     bool empty = false;
 
     if (bytes == 0)
@@ -47,19 +47,6 @@ enum rdt_status rdt_tensor_bytes(const struct rdt_tensor *tensor, size_t *bytes_
     return status;
 }
 
-void tensor_set_row_major(struct layout *layout, uint32_t i)
-{
-    const uint64_t *shape = layout->shape + layout->first_dim[i];
-    int64_t *strides = layout->strides + layout->first_dim[i];
-    int64_t stride = 1;
-
-    for (uint32_t d = layout->ndim[i]; d-- > 0;) {
-        strides[d] = stride;
-        if (shape[d] > 0)
-            stride *= (int64_t)shape[d];
-    }
-}
-
 static void fill(struct layout *layout, uint32_t i, uint32_t first_dim, const struct rdt_tensor *tensor)
 {
     layout->dtype[i] = tensor->dtype;
@@ -73,7 +60,7 @@ static void fill(struct layout *layout, uint32_t i, uint32_t first_dim, const st
             layout->strides[first_dim + d] = tensor->strides[d];
     }
     if (!tensor->strides)
-        tensor_set_row_major(layout, i);
+        layout_set_row_major(layout, i);
 }
 
 static enum rdt_status check_all(const struct rdt_tensor *tensors, size_t count, uint32_t *n_dims_p, struct rdt_error *err)

@@ -12,7 +12,4 @@
  * LIMIT: too many; NO_MEMORY. */
 enum rdt_status tensor_layout(const struct rdt_tensor *tensors, size_t count, struct layout **layout_p, struct rdt_error *err);
 
-/* Makes tensor i of the layout row-major. */
-void tensor_set_row_major(struct layout *layout, uint32_t i);
-
 #endif

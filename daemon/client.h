@@ -52,6 +52,7 @@ struct client {
     pid_t pid;
     bool admin; /* root or the daemon's own uid: sees and may free everything */
     bool gone;  /* its connection has ended: nothing can be sent */
+    bool tensor_runs; /* it reads lists of tensors in runs */
     char name[65];
     uint64_t since_ns;
     struct list link;    /* in the daemon's list of clients */

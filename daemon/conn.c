@@ -325,6 +325,7 @@ static void on_hello(struct conn *conn, struct frame *frame)
         return;
     }
     (void)snprintf(client->name, sizeof client->name, "%s", hello->client_name);
+    client->tensor_runs = hello->tensor_runs;
     conn->greeted = true;
     client_keep_warm(client, rpc->regions);
     deadline_unset(rpc->deadlines, &conn->hello);
@@ -344,6 +345,7 @@ static void on_hello(struct conn *conn, struct frame *frame)
     reply.max_frame_bytes = RDT_MAX_FRAME_BYTES;
     reply.max_frame_fds = RDT_MAX_FRAME_FDS;
     reply.inline_max_bytes = rpc->options->inline_max_bytes;
+    reply.tensor_runs = true;
     send_message(client, RDT_MSG_HELLO, FRAME_REPLY, frame->request_id, &reply.base, NULL, 0);
     arena_fini(&arena);
 }

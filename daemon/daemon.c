@@ -66,6 +66,7 @@ static void fill_hello(void *arg, struct peer *peer, Rdt__Pb__LinkHello *hello)
     (void)arg;
     (void)peer; /* transports are offered when the link is up: only then is it known whose connections they are */
     hello->version = (char *)RDTD_VERSION;
+    hello->tensor_runs = true;
 }
 
 static void on_peer_up(void *arg, struct peer *peer, const Rdt__Pb__LinkHello *hello, bool boot_changed)

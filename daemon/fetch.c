@@ -77,10 +77,12 @@ static struct region *find_region(const struct client *client, const Rdt__Pb__Re
     return region && region->generation == use->generation ? region : NULL;
 }
 
-/* Every tensor lies whole in a region that the client may write. regions[n]: NULL where it has none. */
+/* Every tensor lies whole in a region that the client may write. regions[n]: NULL where it has none; spans[n]: what lies in each. */
 static enum rdt_status check_targets(const struct layout *layout, const Rdt__Pb__FetchItem *item, struct region *const *regions,
-                                     struct rdt_error *err)
+                                     struct region_span *spans, struct rdt_error *err)
 {
+    for (size_t r = 0; r < item->n_target_regions; r++)
+        spans[r] = (struct region_span){.lo = UINT64_MAX};
     for (uint32_t i = 0; i < layout->count; i++) {
         uint64_t tensor_lo, tensor_hi;
         uint32_t r = layout->region[i];
@@ -103,6 +105,7 @@ static enum rdt_status check_targets(const struct layout *layout, const Rdt__Pb_
         if (tensor_hi > regions[r]->bytes)
             return rdt_error_set(err, RDT_INVALID, "target %u ends at byte %llu of a region of %llu", i,
                                  (unsigned long long)tensor_hi, (unsigned long long)regions[r]->bytes);
+        region_span_add(&spans[r], i, tensor_lo, tensor_hi);
     }
     for (size_t r = 0; r < item->n_target_regions; r++) /* the answer lists them all */
         if (!regions[r])
@@ -116,6 +119,7 @@ static enum rdt_status target_create(struct client *client, const Rdt__Pb__Fetch
 {
     struct target *target = calloc(1, sizeof *target);
     struct region *regions[RDT_MAX_FRAME_FDS];
+    struct region_span spans[RDT_MAX_FRAME_FDS];
     enum rdt_status status = RDT_OK;
 
     if (!target)
@@ -129,19 +133,25 @@ static enum rdt_status target_create(struct client *client, const Rdt__Pb__Fetch
         status = rdt_error_set(err, RDT_NO_MEMORY, "no memory for the targets");
     if (status == RDT_OK)
         status = layout_from_wire(item->targets, &target->layout, err);
+    if (status == RDT_OK && layout_run_tensors(item->targets) > 0) {
+        uint64_t bytes = layout_heap_bytes(target->layout);
+        status = account_take(client->account, USAGE_HEAP, bytes, err);
+        target->heap_bytes = status == RDT_OK ? bytes : 0;
+    }
     for (size_t r = 0; status == RDT_OK && r < item->n_target_regions; r++)
         regions[r] = find_region(client, item->target_regions[r]);
     if (status == RDT_OK)
-        status = check_targets(target->layout, item, regions, err);
+        status = check_targets(target->layout, item, regions, spans, err);
     if (status == RDT_OK) {
         target->n = (uint32_t)item->n_target_regions;
         for (uint32_t r = 0; r < target->n; r++) {
             region_pin(regions[r]);
             target->uses[r].region = regions[r];
         }
-        region_uses_add(target->uses, target->n, target->layout, NULL);
+        region_uses_add(target->uses, target->n, target->layout, spans);
         *target_p = target;
     } else {
+        account_give(client->account, USAGE_HEAP, target->heap_bytes);
         free(target->layout);
         free(target->uses);
         free(target);

@@ -182,6 +182,7 @@ void peer_take_link(struct peer *peer, struct peer_link *link, const struct rdt_
 
     memcpy(peer->boot_id, hello->boot_id.data, sizeof peer->boot_id);
     snprintf(peer->version, sizeof peer->version, "%.31s", hello->version);
+    peer->tensor_runs = hello->tensor_runs;
     peer->last_error[0] = 0;
     peer->rtt_ns = 0;
     peer->confirmed_ns = peer->answered_ns = 0;

@@ -44,6 +44,7 @@ struct peer {
     uint64_t patience_ns;      /* how long it hears nothing from us before it gives us up */
     uint64_t answered_ns;      /* when its last ping was answered; 0: none on the latest link, or it knows that that is no more */
     char last_error[192];      /* why it is not up */
+    bool tensor_runs;          /* of the link that is or was up: it reads lists of tensors in runs */
     unsigned epoch;            /* grows with each link that comes up */
     unsigned n_calls;          /* of it, that wait here for their answer (rpc_remote.c) */
     void *upper;               /* belongs to the layer above (transfer.c); survives links */

@@ -17,9 +17,7 @@ enum rdt_status region_spans(const struct layout *layout, struct region_span *sp
         if (layout->region[i] >= n)
             return rdt_error_set(err, RDT_INVALID, "tensor %u names region %u of %u", i, layout->region[i], n);
         span = &spans[layout->region[i]];
-        span->lo = lo < span->lo ? lo : span->lo;
-        span->last = hi > span->hi ? i : span->last;
-        span->hi = hi > span->hi ? hi : span->hi;
+        region_span_add(span, i, lo, hi);
     }
     return RDT_OK;
 }

@@ -32,6 +32,14 @@ struct region_span {
     uint32_t last;   /* the tensor that ends at hi */
 };
 
+/* It grows by bytes [lo, hi), which tensor i touches. */
+static inline void region_span_add(struct region_span *span, uint32_t i, uint64_t lo, uint64_t hi)
+{
+    span->lo = lo < span->lo ? lo : span->lo;
+    span->last = hi > span->hi ? i : span->last;
+    span->hi = hi > span->hi ? hi : span->hi;
+}
+
 /* spans[n], by the index that the tensors name. INVALID: one with elements names another, or begins before its region. Any thread. */
 enum rdt_status region_spans(const struct layout *layout, struct region_span *spans, uint32_t n, struct rdt_error *err);
 

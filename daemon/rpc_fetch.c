@@ -160,6 +160,20 @@ static bool batch_drop(struct client_task *task)
     return batch_end((struct batch *)task);
 }
 
+/* Targets in runs: a message of a few bytes must not stand for millions. */
+static enum rdt_status check_runs(const Rdt__Pb__Fetch *message, struct rdt_error *err)
+{
+    uint64_t n = 0;
+
+    for (size_t i = 0; i < message->n_items; i++)
+        if (message->items[i]->targets)
+            n += layout_run_tensors(message->items[i]->targets);
+    if (n > RDT_MAX_RUN_TENSORS)
+        return rdt_error_set(err, RDT_LIMIT, "a fetch with targets of %llu tensors in runs: at most %u in one message",
+                             (unsigned long long)n, RDT_MAX_RUN_TENSORS);
+    return RDT_OK;
+}
+
 enum rdt_status rpc_fetch(struct call *call, const void *request, struct rdt_error *err)
 {
     const Rdt__Pb__Fetch *message = request;
@@ -175,6 +189,8 @@ enum rdt_status rpc_fetch(struct call *call, const void *request, struct rdt_err
         (void)rdt_error_set(err, RDT_LIMIT, "a fetch of %zu refs: at most %u in one message", n, RDT_MAX_FETCH_REFS);
         return refuse_all(call, message, err);
     }
+    if (check_runs(message, err) != RDT_OK)
+        return refuse_all(call, message, err);
     batch = calloc(1, sizeof *batch);
     if (batch)
         batch->items = calloc(n + 1, sizeof *batch->items);

@@ -134,10 +134,11 @@ enum rdt_status transfer_reserve(struct transfer *transfer, region_ready on_read
                         own ? transfer->client->id : 0, &transfer->received, on_ready, transfer, err);
 }
 
-static void target_free(struct target *target)
+static void target_free(struct target *target, struct account *account)
 {
     if (!target)
         return;
+    account_give(account, USAGE_HEAP, target->heap_bytes);
     for (uint32_t i = 0; i < target->n; i++) {
         struct region *region = target->uses[i].region;
         if (!region)
@@ -198,7 +199,7 @@ void transfer_end(struct transfer *transfer)
     }
     region_unref(transfer->received);
     transfer_free_staging(transfer);
-    target_free(transfer->target);
+    target_free(transfer->target, transfer->account);
     if (transfer->slice)
         rdt__pb__slice__free_unpacked(transfer->slice, NULL);
     free(transfer->remote);

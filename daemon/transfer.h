@@ -132,6 +132,7 @@ struct target {
     struct layout *layout;
     struct region_use *uses; /* [n], each with a reference and a pin of its region */
     uint32_t n;
+    uint64_t heap_bytes; /* of a layout that came in runs, which its message's size does not bound: charged */
 };
 
 /* Where tensors come to lie that go to devices: transfer_landing.c. */

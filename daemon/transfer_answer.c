@@ -140,6 +140,7 @@ void outgoing_answer(struct outgoing *out, struct object *object)
 {
     Rdt__Pb__PullMeta meta = RDT__PB__PULL_META__INIT;
     Rdt__Pb__TensorList tensors;
+    struct layout_rows rows;
     Rdt__Pb__Ref ref;
     struct rdt_error err = {0};
     bool on_device = object_on_device(object), more;
@@ -184,7 +185,7 @@ void outgoing_answer(struct outgoing *out, struct object *object)
         return;
     }
     wire_ref_from(&out->ref, &ref);
-    layout_to_wire(out->packed, false, &tensors);
+    layout_to_wire(out->packed, false, out->work->peer->tensor_runs ? &rows : NULL, &tensors);
     meta.transfer = out->number;
     meta.ref = &ref;
     meta.version = out->version;

@@ -114,6 +114,7 @@ void transfer_in_ask(struct transfer *transfer)
     Rdt__Pb__PullStart start = RDT__PB__PULL_START__INIT;
     Rdt__Pb__Requester requester = RDT__PB__REQUESTER__INIT;
     Rdt__Pb__TensorList expect;
+    struct layout_rows rows;
     Rdt__Pb__Ref ref;
     struct rdt_error err = {0};
 
@@ -133,7 +134,7 @@ void transfer_in_ask(struct transfer *transfer)
         start.chunk_bytes = transfer->transfers->options->chunk_bytes;
         start.epoch = transfer->via->epoch;
         pull.start = &start;
-        layout_to_wire(transfer->packed, false, &expect);
+        layout_to_wire(transfer->packed, false, transfer->peer->peer->tensor_runs ? &rows : NULL, &expect);
         pull.expect = &expect;
     }
     wire_ref_from(&transfer->ref, &ref);

@@ -199,6 +199,7 @@ struct outgoing {
     bool posting;          /* likewise: sends are being posted */
     bool reader_done;      /* one-sided: the reader reads no more */
     struct layout *expect; /* PULL came with a start: what its reader expects; NULL: it will say PULL_START */
+    uint64_t expect_bytes; /* it came in runs: charged */
     char start_transport[65];
     uint64_t start_chunk_bytes;
     uint32_t start_epoch;

@@ -317,7 +317,10 @@ void transfer_local_copy(struct transfer *transfer, struct object *object)
     struct rdt_error err = {0};
     enum rdt_status status;
 
-    status = layout_packed(transfer->source, &transfer->packed, &transfer->stream_bytes, &err);
+    if (transfer->target || transfer->landing) /* they say where each tensor goes */
+        status = layout_packed_bytes(transfer->source, &transfer->stream_bytes, &err);
+    else
+        status = layout_packed(transfer->source, &transfer->packed, &transfer->stream_bytes, &err);
     if (status == RDT_OK && transfer->target)
         status = layout_same_shape(transfer->source, transfer->target->layout, &err);
     if (status != RDT_OK) {

@@ -37,6 +37,14 @@ void outgoing_set_state(struct outgoing *out, enum outgoing_state state)
     out->record.state = sm_name(&out->sm);
 }
 
+static void drop_expected(struct outgoing *out)
+{
+    account_give(out->account, USAGE_HEAP, out->expect_bytes);
+    free(out->expect);
+    out->expect = NULL;
+    out->expect_bytes = 0;
+}
+
 void outgoing_end(struct outgoing *out)
 {
     struct transfers *transfers = out->transfers;
@@ -67,7 +75,7 @@ void outgoing_end(struct outgoing *out)
         rdt__pb__slice__free_unpacked(out->slice, NULL);
     free(out->source);
     free(out->packed);
-    free(out->expect);
+    drop_expected(out);
     free(out->plan);
     free(out->bases);
     free(out->select);
@@ -242,6 +250,23 @@ static enum rdt_status park(struct outgoing *out, struct rdt_error *err)
                             : object_table_wait(out->transfers->objects, &out->ref, &out->account->owner, &out->waiter, err);
 }
 
+/* What it stands for is charged where its message's size does not bound it. */
+static bool take_expected(struct outgoing *out, const Rdt__Pb__TensorList *expect)
+{
+    uint64_t bytes;
+
+    if (layout_from_wire(expect, &out->expect, NULL) != RDT_OK)
+        return false;
+    bytes = layout_run_tensors(expect) > 0 ? layout_heap_bytes(out->expect) : 0;
+    if (bytes == 0 || account_take(out->account, USAGE_HEAP, bytes, NULL) == RDT_OK) {
+        out->expect_bytes = bytes;
+        return true;
+    }
+    free(out->expect);
+    out->expect = NULL;
+    return false;
+}
+
 static struct outgoing *outgoing_new(struct peer_work *work, const Rdt__Pb__Pull *pull, const struct rdt_ref *ref,
                                      const struct owner *requester, struct rdt_error *err)
 {
@@ -279,13 +304,13 @@ static struct outgoing *outgoing_new(struct peer_work *work, const Rdt__Pb__Pull
     record_start(&out->record, transfers->next_id++, requester, ref, "out", "parked");
     text_copy(out->record.peer, sizeof out->record.peer, work->peer->name);
     if (pull->start && pull->expect && strlen(pull->start->transport) < sizeof out->start_transport &&
-        layout_from_wire(pull->expect, &out->expect, NULL) == RDT_OK) { /* else the reader will say PULL_START */
+        take_expected(out, pull->expect)) { /* else the reader will say PULL_START */
         memcpy(out->start_transport, pull->start->transport, strlen(pull->start->transport) + 1);
         out->start_chunk_bytes = pull->start->chunk_bytes;
         out->start_epoch = pull->start->epoch;
     }
     if (pull->slice && !(out->slice = slice_dup(pull->slice))) {
-        free(out->expect);
+        drop_expected(out);
         account_give(out->account, USAGE_TRANSFERS, 1);
         account_unref(out->account);
         (void)rdt_error_set(err, RDT_NO_MEMORY, "no memory to serve object \"%s\"", ref->id);
@@ -295,7 +320,7 @@ static struct outgoing *outgoing_new(struct peer_work *work, const Rdt__Pb__Pull
     if (!map_put_u64(&work->outgoing, out->number, out)) {
         if (out->slice)
             rdt__pb__slice__free_unpacked(out->slice, NULL);
-        free(out->expect);
+        drop_expected(out);
         account_give(out->account, USAGE_TRANSFERS, 1);
         account_unref(out->account);
         (void)rdt_error_set(err, RDT_NO_MEMORY, "no memory to serve object \"%s\"", ref->id);

@@ -11,6 +11,7 @@ struct result {
     Rdt__Pb__FetchDone done;
     Rdt__Pb__Ref ref;
     Rdt__Pb__TensorList tensors;
+    struct layout_rows rows; /* of tensors */
     Rdt__Pb__SharedRegion *regions, **region_list;
     struct region_share *shares; /* of those on devices; NULL: there are none */
     Rdt__Pb__SharedRegion one_region, *one_in_list;
@@ -85,6 +86,11 @@ static enum rdt_status result_add_region(struct result *result, struct region *r
     return RDT_OK;
 }
 
+static void result_set_tensors(struct result *result, const struct layout *layout, bool with_place, const struct client *client)
+{
+    layout_to_wire(layout, with_place, client->tensor_runs ? &result->rows : NULL, &result->tensors);
+}
+
 /* The client has the region mapped for reading: it kept it, or had it by an earlier answer to the same message. */
 static bool has_fd(const struct fetch *fetch, const struct region *region)
 {
@@ -155,7 +161,7 @@ static size_t result_at_most(const struct result *result)
         shape |= tensors->shape[i];
     for (size_t i = 0; i < tensors->n_offset; i++)
         offset |= tensors->offset[i];
-    return bytes + 4 * tensors->n_dtype + number_bytes(offset) * tensors->n_offset +
+    return bytes + 8 * tensors->n_dtype + 10 * tensors->n_step + number_bytes(offset) * tensors->n_offset +
            (number_bytes(shape) + (tensors->n_strides > 0 ? 10 : 0)) * tensors->n_shape;
 }
 
@@ -237,7 +243,7 @@ void transfer_deliver_object(struct transfer *transfer, struct object *object, s
         struct result result;
 
         result_init(&result, transfer, &ref);
-        layout_to_wire(layout, true, &result.tensors);
+        result_set_tensors(&result, layout, true, fetch->client);
         result.done.tensors = &result.tensors;
         result.done.metadata = (ProtobufCBinaryData){object->metadata_bytes, (uint8_t *)object_metadata(object)};
         result.done.mutable_shared = notice;
@@ -288,7 +294,7 @@ static enum rdt_status fill_landed(struct result *result, struct transfer *trans
     const struct target *target = transfer->target;
     enum rdt_status status = RDT_OK;
 
-    layout_to_wire(target->layout, true, &result->tensors);
+    result_set_tensors(result, target->layout, true, client);
     if (!result_make_regions(result, target->n, true) ||
         !(*hold_p = client_hold_regions(client, transfer->landing->regions, target->n)))
         return rdt_error_set(err, RDT_NO_MEMORY, "no memory for the answer");
@@ -315,7 +321,7 @@ static enum rdt_status fill_received(struct result *result, struct transfer *tra
             (void)result_add_region(result, transfer->target->uses[i].region, client->id, SHARE_WRITE, false, err);
         return RDT_OK;
     }
-    layout_to_wire(transfer->packed, true, &result->tensors);
+    result_set_tensors(result, transfer->packed, true, client);
     if (transfer->is_inline) {
         result->done.inline_data = (ProtobufCBinaryData){transfer->stream_bytes, transfer->inline_data};
         return RDT_OK;
@@ -361,7 +367,7 @@ void transfer_deliver_meta(struct transfer *transfer)
 
         result_init(&result, transfer, &transfer->ref);
         if (transfer->source) {
-            layout_to_wire(transfer->source, false, &result.tensors);
+            result_set_tensors(&result, transfer->source, false, fetch->client);
             result.done.tensors = &result.tensors;
         }
         result.done.metadata = (ProtobufCBinaryData){transfer->metadata_bytes, (uint8_t *)transfer->metadata};

@@ -24,6 +24,7 @@ static enum rdt_status send_keys(struct outgoing *out, struct rdt_error *err)
     ProtobufCBinaryData *list = calloc(object->n_regions + 1u, sizeof *list);
     struct transport *transport = out->via->transport;
     Rdt__Pb__TensorList tensors;
+    struct layout_rows rows;
     enum rdt_status status = blobs && list ? RDT_OK : rdt_error_set(err, RDT_NO_MEMORY, "no memory for keys");
 
     for (uint32_t i = 0; status == RDT_OK && i < object->n_regions; i++) {
@@ -39,7 +40,7 @@ static enum rdt_status send_keys(struct outgoing *out, struct rdt_error *err)
         keys.transfer = out->number;
         keys.n_keys = object->n_regions;
         keys.keys = list;
-        layout_to_wire(out->source, true, &tensors);
+        layout_to_wire(out->source, true, out->work->peer->tensor_runs ? &rows : NULL, &tensors);
         keys.tensors = &tensors;
         status = work_send(out->work, RDT_PEER_PULL_KEYS, &keys.base, err);
     }

@@ -2,6 +2,9 @@
  *
  * The columns have the wire's own types, so that sending one copies nothing. Offsets are bytes from the start of the region
  * that region[i] names (an index into whatever list of regions stands beside the layout).
+ *
+ * Thousands of tensors are often alike, one behind the other. Such a list travels in runs, as a few rows, to who reads them; in memory each
+ * tensor has its own place in every column.
  */
 #ifndef PROTO_LAYOUT_H
 #define PROTO_LAYOUT_H
@@ -15,6 +18,9 @@
 #include "rdt_status.h"
 
 #define LAYOUT_ALIGN_BYTES 64u /* where each tensor of a packed layout starts */
+#define LAYOUT_ROWS 64u        /* a list that needs more goes tensor by tensor */
+#define LAYOUT_ROW_DIMS 256u
+#define LAYOUT_RUNS_LEAST 16u  /* tensors: below that a list is short anyway */
 
 struct layout {
     uint32_t count;      /* tensors */
@@ -29,12 +35,22 @@ struct layout {
 };                       /* one allocation: free() ends it */
 
 /* From the wire (list NULL: no tensors). RDT_INVALID names the tensor and what is wrong with it: unknown dtype, ndim above
- * RDT_MAX_NDIM, columns of the wrong length, an element count or byte extent that overflows 2^63. RDT_LIMIT: too many tensors.
- * Does not know regions: check those with layout_extent. */
+ * RDT_MAX_NDIM, columns of the wrong length, an element count or byte extent that overflows 2^63. RDT_LIMIT: too many tensors, before
+ * memory is taken for any. Does not know regions: check those with layout_extent. */
 enum rdt_status layout_from_wire(const Rdt__Pb__TensorList *list, struct layout **layout_p, struct rdt_error *err);
 
-/* Points the message's columns into the layout (which must outlive it). with_place false: without region_index and offset. */
-void layout_to_wire(const struct layout *layout, bool with_place, Rdt__Pb__TensorList *list_p);
+/* Tensors that the list's runs stand for; 0: it is none of runs. Checks nothing. */
+uint64_t layout_run_tensors(const Rdt__Pb__TensorList *list);
+
+struct layout_rows { /* room for the columns of a list in runs */
+    uint32_t dtype[LAYOUT_ROWS], ndim[LAYOUT_ROWS], region[LAYOUT_ROWS], run[LAYOUT_ROWS];
+    uint64_t offset[LAYOUT_ROWS], step[LAYOUT_ROWS], shape[LAYOUT_ROW_DIMS];
+    int64_t strides[LAYOUT_ROW_DIMS];
+};
+
+/* Points the message's columns into the layout (which must outlive it). with_place false: without region_index and offset. rows (the
+ * caller's, uninitialised, outliving the message): the columns are there if that makes few of many; NULL: the reader knows no runs. */
+void layout_to_wire(const struct layout *layout, bool with_place, struct layout_rows *rows, Rdt__Pb__TensorList *list_p);
 
 /* An uninitialised one of the given size; NULL without memory. */
 struct layout *layout_create(uint32_t count, uint32_t n_dims);
@@ -46,9 +62,34 @@ static inline size_t layout_heap_bytes(const struct layout *layout) /* what one 
            (size_t)layout->n_dims * (sizeof(uint64_t) + sizeof(int64_t));
 }
 
+/* rdt_dtype_bytes, of which lists of thousands ask several times for each. */
+static inline uint64_t layout_item_bytes(uint32_t dtype)
+{
+    static const uint8_t sizes[] = {
+#define X(number, name, bytes, text, safetensors) [number] = (bytes),
+        RDT_DTYPE_MAP(X)
+#undef X
+    };
+
+    return dtype < sizeof sizes ? sizes[dtype] : 0;
+}
+
 /* Elements; bytes of all elements, packed. */
-uint64_t layout_elems(const struct layout *layout, uint32_t i);
-uint64_t layout_bytes(const struct layout *layout, uint32_t i);
+static inline uint64_t layout_elems(const struct layout *layout, uint32_t i)
+{
+    const uint64_t *shape = layout->shape + layout->first_dim[i];
+    uint64_t elems = 1;
+
+    for (uint32_t d = 0; d < layout->ndim[i]; d++)
+        elems *= shape[d];
+    return elems;
+}
+
+static inline uint64_t layout_bytes(const struct layout *layout, uint32_t i)
+{
+    return layout_elems(layout, i) * layout_item_bytes(layout->dtype[i]);
+}
+
 uint64_t layout_total_bytes(const struct layout *layout);
 
 /* The bytes that tensor i touches: [*lo_p, *hi_p) from the region's start; lo == hi if it has no elements. RDT_INVALID: below
@@ -68,6 +109,7 @@ enum rdt_status layout_slice(const struct layout *layout, const Rdt__Pb__Slice *
 /* The same tensors, row-major in one region (index 0), in order, each starting at a multiple of LAYOUT_ALIGN_BYTES; *bytes_p is
  * where the last one ends. This is also the byte stream of a transfer. */
 enum rdt_status layout_packed(const struct layout *layout, struct layout **layout_p, uint64_t *bytes_p, struct rdt_error *err);
+enum rdt_status layout_packed_bytes(const struct layout *layout, uint64_t *bytes_p, struct rdt_error *err); /* that alone */
 
 /* RDT_MISMATCH, naming the first tensor that differs, unless both have the same count, dtypes and shapes. */
 enum rdt_status layout_same_shape(const struct layout *object, const struct layout *target, struct rdt_error *err);

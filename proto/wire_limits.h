@@ -15,6 +15,8 @@
 #define RDT_MAX_METADATA_BYTES (4u << 20) /* user metadata of one object */
 #define RDT_MAX_TENSORS 65536u            /* tensors of one object */
 #define RDT_MAX_NDIM 32u                  /* dimensions of one tensor */
+#define RDT_MAX_RUN_TENSORS 16384u        /* tensors of lists in runs in one message: a few bytes stand for no more than a small message could say */
+#define RDT_MAX_RUN_DIMS 65536u           /* and of one such list, all their dimensions */
 #define RDT_MAX_FETCH_REFS 16384u         /* refs of one fetch */
 #define RDT_MAX_GROUP_MEMBERS 1024u
 #define RDT_MAX_PAGE 1024u                /* rows of one list reply */

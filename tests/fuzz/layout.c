@@ -55,10 +55,27 @@ static void move(const struct layout *layout, uint32_t i, uint64_t lo, uint64_t 
     free(second);
 }
 
+/* What goes to the wire comes from it again, and in runs too. */
+static void there_and_back(const struct layout *layout, struct layout_rows *rows)
+{
+    Rdt__Pb__TensorList list = RDT__PB__TENSOR_LIST__INIT;
+    struct layout *again = NULL;
+    struct rdt_error err;
+
+    layout_to_wire(layout, true, rows, &list);
+    fuzz_must(layout_from_wire(&list, &again, &err) == RDT_OK);
+    fuzz_must(layout_same_shape(layout, again, &err) == RDT_OK);
+    fuzz_must(memcmp(layout->offset, again->offset, layout->count * sizeof *layout->offset) == 0);
+    fuzz_must(memcmp(layout->region, again->region, layout->count * sizeof *layout->region) == 0);
+    fuzz_must(memcmp(layout->first_dim, again->first_dim, layout->count * sizeof *layout->first_dim) == 0);
+    fuzz_must(memcmp(layout->strides, again->strides, layout->n_dims * sizeof *layout->strides) == 0);
+    free(again);
+}
+
 static void look_at(const struct layout *layout)
 {
-    struct layout *packed = NULL, *again = NULL;
-    Rdt__Pb__TensorList list = RDT__PB__TENSOR_LIST__INIT;
+    struct layout *packed = NULL;
+    struct layout_rows rows;
     struct rdt_error err;
     enum rdt_status status;
     uint64_t bytes;
@@ -88,11 +105,8 @@ static void look_at(const struct layout *layout)
     } else {
         fuzz_refused(status, &err);
     }
-    layout_to_wire(layout, true, &list);
-    fuzz_must(layout_from_wire(&list, &again, &err) == RDT_OK);
-    fuzz_must(layout_same_shape(layout, again, &err) == RDT_OK);
-    fuzz_must(memcmp(layout->offset, again->offset, layout->count * sizeof *layout->offset) == 0);
-    free(again);
+    there_and_back(layout, NULL);
+    there_and_back(layout, &rows);
 }
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t bytes)

@@ -94,6 +94,7 @@ static bool say_hello(int sock, struct frame_reader *reader)
     reply.node_uuid = reply.boot_id = (ProtobufCBinaryData){16, uuid};
     reply.max_frame_bytes = RDT_MAX_FRAME_BYTES;
     reply.max_frame_fds = RDT_MAX_FRAME_FDS;
+    reply.tensor_runs = true;
     reply.session_id = 1;
     return answer(sock, RDT_MSG_HELLO, FRAME_REPLY, frame.request_id, packed, rdt__pb__hello_reply__pack(&reply, packed), 0);
 }

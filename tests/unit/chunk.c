@@ -162,7 +162,7 @@ static struct layout *over_the_wire(const struct layout *layout)
     size_t n;
     struct rdt_error err = {0};
 
-    layout_to_wire(layout, false, &list);
+    layout_to_wire(layout, false, NULL, &list);
     bytes = malloc(rdt__pb__tensor_list__get_packed_size(&list) + 1);
     n = rdt__pb__tensor_list__pack(&list, bytes);
     copy = rdt__pb__tensor_list__unpack(NULL, n, bytes);

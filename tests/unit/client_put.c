@@ -392,3 +392,94 @@ Test(client_put, ten_thousand_tensors_are_cheap)
     rdt_close(conn);
     fake_stop(&fake);
 }
+
+/* ---- many tensors ---- */
+
+#define MANY 1000u
+
+static void answer_hello(struct fake *fake)
+{
+    Rdt__Pb__HelloReply reply = RDT__PB__HELLO_REPLY__INIT;
+    Rdt__Pb__Hello *hello;
+    uint8_t uuid[16] = {1};
+
+    fake_take(fake, RDT_MSG_HELLO);
+    hello = FAKE_MESSAGE(fake, Hello);
+    MUST(hello->tensor_runs);
+    fake_free(hello);
+    reply.protocol = 1;
+    reply.node_uuid = reply.boot_id = (ProtobufCBinaryData){16, uuid};
+    reply.tensor_runs = *(bool *)fake->arg;
+    fake_reply(fake, &reply.base);
+}
+
+static void check_rows(struct fake *fake)
+{
+    bool runs = *(bool *)fake->arg;
+    Rdt__Pb__Put *put;
+    Rdt__Pb__Fetch *fetch;
+
+    answer_hello(fake);
+    fake_take(fake, RDT_MSG_ALLOC);
+    munmap(give_region(fake, 70, 8 * MANY), 8 * MANY);
+    put = take_put(fake);
+    MUST(put->tensors->n_dtype == (runs ? 1 : MANY) && put->tensors->n_run == (runs ? 1 : 0) && put->tensors->n_step == (runs ? 1 : 0));
+    MUST(!runs || (put->tensors->run[0] == MANY && put->tensors->step[0] == 8));
+    fake_free(put);
+    for (unsigned i = 0; i < 2; i++) {
+        Rdt__Pb__FetchItem *item;
+
+        fake_take(fake, RDT_MSG_FETCH);
+        fetch = FAKE_MESSAGE(fake, Fetch);
+        item = fetch->items[0];
+        MUST(item->targets->n_dtype == (runs && i == 0 ? 1 : MANY)); /* all of them together may be no more than one message's */
+        fake_free(fetch);
+    }
+    fake_serve(fake);
+}
+
+static void put_and_fetch_many(bool runs)
+{
+    static const int64_t size[] = {8};
+    const struct rdt_tensor *targets[20];
+    size_t counts[20];
+    rdt_request *requests[20];
+    struct rdt_tensor tensors[MANY];
+    struct rdt_fetch_options options = RDT_INIT(options);
+    struct rdt_ref ref, refs[20];
+    uint8_t *memory;
+    struct fake fake;
+    rdt *conn;
+
+    fake_start_raw(&fake, check_rows, &runs);
+    conn = fake_connect(&fake);
+    cr_assert_eq(rdt_alloc(conn, 8 * MANY, (void **)&memory, &err), RDT_OK, "%s", err.msg);
+    for (unsigned i = 0; i < MANY; i++)
+        tensors[i] = (struct rdt_tensor){.dtype = RDT_U8, .ndim = 1, .shape = size, .data = memory + 8 * i};
+    cr_assert_eq(rdt_put(conn, tensors, MANY, NULL, &ref, &err), RDT_OK, "%s", err.msg);
+    for (unsigned i = 0; i < 20; i++) {
+        targets[i] = tensors;
+        counts[i] = MANY;
+        refs[i] = ref;
+    }
+    options.mode = RDT_FETCH_COPY;
+    options.targets = targets;
+    options.target_counts = counts;
+    cr_assert_eq(rdt_fetch_start(conn, refs, 1, &options, requests, &err), RDT_OK, "%s", err.msg);
+    rdt_request_destroy(requests[0]);
+    cr_assert_eq(rdt_fetch_start(conn, refs, 20, &options, requests, &err), RDT_OK, "%s", err.msg);
+    for (unsigned i = 0; i < 20; i++)
+        rdt_request_destroy(requests[i]);
+    rdt_close(conn);
+    fake_stop(&fake);
+}
+
+Test(client_put, what_is_alike_goes_in_runs_to_a_daemon_that_reads_them)
+{
+    put_and_fetch_many(true);
+}
+
+Test(client_put, a_daemon_that_knows_no_runs_is_told_each_tensor)
+{
+    put_and_fetch_many(false);
+}

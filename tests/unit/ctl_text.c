@@ -68,7 +68,7 @@ Test(ctl_json, every_kind_of_field)
     inner = json_object_get(json, "tensors");
     text = json_dumps(inner, JSON_COMPACT);
     cr_assert_str_eq(text, "{\"dtype\":[1,4294967295],\"ndim\":[],\"shape\":[1,9223372036854775807,\"18446744073709551615\"],"
-                           "\"strides\":[-1,-9223372036854775808],\"region_index\":[],\"offset\":[]}");
+                           "\"strides\":[-1,-9223372036854775808],\"region_index\":[],\"offset\":[],\"run\":[],\"step\":[]}");
     free(text);
     json_decref(json);
     put.visibility = (Rdt__Pb__Visibility)77; /* of a newer daemon */

@@ -204,7 +204,7 @@ Test(layout, hostile_columns_are_refused_or_safe)
             cr_assert_eq(layout_same_shape(layout, packed, NULL), RDT_OK);
             free(packed);
         }
-        layout_to_wire(layout, true, &out);
+        layout_to_wire(layout, true, NULL, &out);
         cr_assert_eq(layout_from_wire(&out, &again, NULL), RDT_OK);
         cr_assert_eq(memcmp(layout->strides, again->strides, first * sizeof *strides), 0);
         cr_assert_eq(memcmp(layout->shape, again->shape, first * sizeof *shape), 0);
@@ -220,17 +220,17 @@ Test(layout, to_wire_copies_nothing_and_leaves_out_what_is_default)
     struct layout *layout = must_read(LIST(DTYPE(RDT_F32), NDIM(2), SHAPE(2, 3), STRIDES(1, 2), OFFSET(4), REGION(3)));
     Rdt__Pb__TensorList list;
 
-    layout_to_wire(layout, true, &list);
+    layout_to_wire(layout, true, NULL, &list);
     cr_assert_eq(list.strides, layout->strides);
     cr_assert_eq(list.offset, layout->offset);
     cr_assert_eq(list.n_region_index, 1);
-    layout_to_wire(layout, false, &list);
+    layout_to_wire(layout, false, NULL, &list);
     cr_assert_eq(list.shape, layout->shape);
     cr_assert_eq(list.n_offset, 0);
     cr_assert_eq(list.n_region_index, 0);
     layout->strides[0] = 3;
     layout->strides[1] = 1;
-    layout_to_wire(layout, true, &list);
+    layout_to_wire(layout, true, NULL, &list);
     cr_assert_eq(list.n_strides, 0, "row-major throughout");
     free(layout);
 }

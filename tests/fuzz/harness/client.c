@@ -132,6 +132,7 @@ void fuzz_client_open(struct fuzz_client *client)
     hello.protocol_min = RDT_PROTOCOL_MIN;
     hello.protocol_max = RDT_PROTOCOL_MAX;
     hello.client_name = (char *)"fuzz";
+    hello.tensor_runs = true;
     fuzz_must(fuzz_client_await(client, fuzz_client_send(client, RDT_MSG_HELLO, &hello.base), 30000, &frame));
     reply = rdt__pb__hello_reply__unpack(NULL, frame.length, frame.payload);
     fuzz_must(reply && frame.flags == FRAME_REPLY && reply->node_uuid.len == 16);
