@@ -196,13 +196,12 @@ static void begin_slow_to_close(void)
 static void fetch_waits_for_the_offer(void)
 {
     struct rdt_ref ref = ref_on(&c.node[0], "w");
-    struct rdt_fetch_options options = RDT_INIT(options);
-    struct rdt_stat stat;
+    enum rdt_status status = RDT_PEER_LOST;
+    struct rdt_error why = {0};
     rdt_object *object;
 
-    wait_until(20 * SEC, rdt_stat(reader, &ref, &stat, NULL) == RDT_OK);
-    options.timeout_ns = LONG;
-    must_ok(rdt_fetch(reader, &ref, 1, &options, &object, &err));
+    wait_until(20 * SEC, (status = try_fetch(reader, &ref, RDT_FETCH_AUTO, LONG, &object, &why)) != RDT_PEER_LOST);
+    must_say(status == RDT_OK, "%s: %s", rdt_status_name(status), why.msg);
     must_go_by("loopback", object);
     must(holds_pattern(tensor_of(object, 0).data, BYTES, 1));
     rdt_release(object);
