@@ -117,6 +117,7 @@ Test(fanout, row_of_nodes_passes_it_on)
     start_row();
     for (unsigned i = 0; i < READERS; i++)
         must_arrive(i);
+    cluster_expect_idle_of_transfers(&c); /* the owner hears of the end later */
     must_say(status_of(0).bytes_out - before == BYTES, "%llu bytes left the owner",
              (unsigned long long)(status_of(0).bytes_out - before));
     must(status_of(0).redirected == READERS - 1);
@@ -183,6 +184,7 @@ Test(fanout, cancelled_relay_goes_on_for_others)
     must_be(RDT_CANCELLED, rdt_wait(readers[0], &requests[0], 1, 1, LONG, NULL, NULL, &err));
     must_arrive(1);
     must_arrive(2);
+    cluster_expect_idle_of_transfers(&c);
     must(status_of(0).bytes_out - before == BYTES);
     rdt_request_destroy(requests[0]);
     end();

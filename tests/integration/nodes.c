@@ -411,6 +411,7 @@ Test(nodes, equal_refs_share_one_transfer)
     must_ok(rdt_fetch(reader, refs, N,
                       &(struct rdt_fetch_options){.struct_size = sizeof(struct rdt_fetch_options), .timeout_ns = LONG}, objects,
                       &err));
+    cluster_expect_idle_of_transfers(&c); /* the owner hears of the end later */
     node_status(&c.node[0], &after);
     must_say(after.bytes_out - before.bytes_out == 2 * MIB, "%llu bytes moved",
              (unsigned long long)(after.bytes_out - before.bytes_out));

@@ -443,6 +443,7 @@ Test(nodes_ends, explained_on_both_ends)
             must(strstr(in.candidates[i].reason, "too large"));
     }
     must(chosen == 1);
+    cluster_expect_idle_of_transfers(&c); /* the owner hears of the end later */
     n = transfers_of(&c.node[0], out, 16);
     for (unsigned i = 0; i < n; i++)
         found += strcmp(out[i].direction, "out") == 0 && strcmp(out[i].path, "ucx") == 0 && out[i].bytes_done == 100000 &&
