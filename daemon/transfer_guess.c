@@ -3,7 +3,8 @@
  * at once if the object has exactly these shapes. That spares a message each way and two wake-ups of each loop.
  *
  * A wrong guess costs one question more: the owner has not started, the receives end, the memory is warm again, and the object is asked for
- * as if nothing had been guessed. Its client's next fetches are not guessed about, so that one that fetches this and that in turns never is.
+ * as if nothing had been guessed. The next guess of its client waits for twice as many of the same, until one is right: so one that fetches
+ * this and that in turns hardly ever pays, nor one of whose objects the owner never starts any, because they prefer another transport.
  *
  * No memory is held while anything is waited for but the answer: names, and ids whose object may not be there yet, are not guessed about, and
  * an owner who says that nobody has put the object ends the guess. Of several fetches that share memory, and of snapshots, whose copy is
@@ -14,17 +15,24 @@
 #include "daemon/transfer_impl.h"
 
 #define USUAL_MAX_BYTES 8192u /* so much of what a client's fetches bring is remembered, or nothing */
+#define USUAL_TIMES 2u        /* the same in a row: enough to guess from */
+#define WRONG_MOST 8u         /* more in a row change nothing */
+
+static bool is_usual(const struct client *client)
+{
+    return client->usual && client->usual_times >= USUAL_TIMES << client->usual_wrong;
+}
 
 static void forget(struct client *client)
 {
     free(client->usual);
     client->usual = NULL;
-    client->usual_twice = false;
+    client->usual_times = 0;
 }
 
 static bool may_guess(const struct transfer *transfer)
 {
-    return !transfer->no_guess && transfer->n_fetches == 1 && transfer->client && transfer->client->usual_twice &&
+    return !transfer->no_guess && transfer->n_fetches == 1 && transfer->client && is_usual(transfer->client) &&
            transfer->peer == transfer->origin && transfer->ref.generation != 0 && !transfer->ref.is_name && !transfer->group &&
            !transfer->part && !transfer->replica && !transfer->received && transfer->wish_group[0] == '\0';
 }
@@ -61,8 +69,10 @@ void transfer_guess_failed(struct transfer *transfer)
     transfer->transfers->misguessed++;
     transfer->no_guess = true;
     transfer->early = false;
-    if (transfer->client)
+    if (transfer->client) {
         forget(transfer->client);
+        transfer->client->usual_wrong += transfer->client->usual_wrong < WRONG_MOST;
+    }
     transfer_in_leave_question(transfer);
     if (!transfer_in_ask_anew(transfer))
         transfer_fail(transfer, RDT_NO_MEMORY, "no memory to ask for object \"%s\" anew", transfer->ref.id);
@@ -79,9 +89,13 @@ void transfer_guess_learn(struct transfer *transfer)
         forget(client);
         return;
     }
-    client->usual_twice = client->usual && layout_same_shape(transfer->packed, client->usual, NULL) == RDT_OK;
-    if (client->usual_twice)
+    if (transfer->guessed)
+        client->usual_wrong = 0;
+    if (client->usual && layout_same_shape(transfer->packed, client->usual, NULL) == RDT_OK) {
+        client->usual_times += !is_usual(client);
         return;
+    }
     free(client->usual);
     client->usual = layout_dup(transfer->packed);
+    client->usual_times = 1;
 }

@@ -70,11 +70,16 @@ static void fetch_new(const char *transport, size_t bytes, uint32_t seed)
     must_ok(rdt_free(owner, &ref, false, &err));
 }
 
-/* From here on the reader's next fetch is guessed to be one of so many bytes. */
+/* From here on the reader's next fetch is guessed to be one of so many bytes, after so many wrong guesses in a row. */
+static void make_usual_after(unsigned wrong, size_t bytes)
+{
+    for (uint32_t i = 0; i < 2u << wrong; i++)
+        fetch_new(NULL, bytes, i);
+}
+
 static void make_usual(size_t bytes)
 {
-    for (uint32_t i = 0; i < 2; i++)
-        fetch_new(NULL, bytes, i);
+    make_usual_after(0, bytes);
 }
 
 Test(guess, third_of_the_same_shapes_begins_before_the_answer)
@@ -84,11 +89,12 @@ Test(guess, third_of_the_same_shapes_begins_before_the_answer)
     begin_warm(true);
     for (uint32_t k = 0; k < 2; k++) {
         uint64_t before;
+        unsigned first = 2u << k;
         fetch_new(NULL, 2 * BYTES, 90); /* the second time a wrong guess */
         before = status_now().guessed;
-        for (uint32_t i = 0; i < 6; i++) {
+        for (uint32_t i = 0; i < first + 4; i++) {
             fetch_new(transports[k], BYTES, 10 * k + i);
-            expect_guesses(before + (i < 2 ? 0 : i - 1), k);
+            expect_guesses(before + (i < first ? 0 : i + 1 - first), k);
         }
     }
     end(NULL);
@@ -112,7 +118,7 @@ Test(guess, object_of_other_shapes_arrives_all_the_same)
 
     begin_warm(false);
     for (uint32_t i = 0; i < sizeof others / sizeof others[0]; i++) {
-        make_usual(BYTES);
+        make_usual_after(i, BYTES);
         expect_guesses(i, i);
         warm = status_now().warm_bytes;
         fetch_new(NULL, others[i], 20 + i);
@@ -268,5 +274,30 @@ Test(guess, storm_leaves_nothing)
     }
     cr_assert_gt(status_now().guessed, 0);
     cr_assert_gt(status_now().misguessed, 0);
+    end(NULL);
+}
+
+/* The owner starts no fetch that a transport which it does not prefer would bring: each guess is in vain. */
+Test(guess, who_is_wrong_again_and_again_is_ever_more_seldom)
+{
+    enum { N = 40 };
+    struct rdt_put_options options = RDT_INIT(options);
+    struct rdt_tensor tensor;
+    uint8_t *data = malloc(BYTES);
+    uint64_t wrong;
+
+    begin_warm(true);
+    options.transport = "stream";
+    fill_pattern(data, BYTES, 7);
+    tensor = VECTOR(RDT_U8, BYTES, data);
+    for (uint32_t i = 0; i < N; i++) {
+        struct rdt_ref ref;
+        must_ok(rdt_put(owner, &tensor, 1, &options, &ref, &err));
+        check(fetch_one(reader, &ref, RDT_FETCH_AUTO), BYTES, 7);
+        must_ok(rdt_free(owner, &ref, false, &err));
+    }
+    wrong = status_now().misguessed;
+    must_say(wrong >= 1 && wrong <= 4, "%llu of %u guesses in vain", (unsigned long long)wrong, N);
+    free(data);
     end(NULL);
 }
