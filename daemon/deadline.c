@@ -4,6 +4,7 @@
 #include <stdlib.h>
 
 #define PASSED_PER_TURN 16 /* after so many the loop sees to its sockets again */
+#define LATE_NS UINT64_C(10000000) /* a timer later than this: it was us who slept */
 
 static void place(struct deadlines *all, size_t i, struct deadline *entry)
 {
@@ -72,13 +73,26 @@ static void tell(struct deadlines *all)
 
 static void on_timer(uv_timer_t *timer)
 {
-    tell(timer->data);
+    struct deadlines *all = timer->data;
+
+    if (all->count == 0 || uv_hrtime() <= all->heap[1]->at_ns + LATE_NS) {
+        tell(all);
+        return;
+    }
+    all->reads_first = true; /* timers come before sockets; what is waited for may have come there */
+    uv_idle_start(&all->turn, on_turn);
 }
 
 static void on_turn(uv_idle_t *turn)
 {
+    struct deadlines *all = turn->data;
+
+    if (all->reads_first) {
+        all->reads_first = false; /* the sockets are next, then the turn again */
+        return;
+    }
     uv_idle_stop(turn);
-    tell(turn->data);
+    tell(all);
 }
 
 void deadlines_init(struct deadlines *all, uv_loop_t *loop)
@@ -87,6 +101,7 @@ void deadlines_init(struct deadlines *all, uv_loop_t *loop)
     all->timer.data = all;
     uv_idle_init(loop, &all->turn);
     all->turn.data = all;
+    all->reads_first = false;
     all->heap = NULL;
     all->count = all->size = 0;
 }

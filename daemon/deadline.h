@@ -1,4 +1,5 @@
-/* Many deadlines on one loop timer: a heap of intrusive entries, so that what has a deadline needs no handle of its own. */
+/* Many deadlines on one loop timer: a heap of intrusive entries, so that what has a deadline needs no handle of its own. A loop that was held up
+ * reads what came meanwhile before it tells anyone that nothing came. */
 #ifndef DAEMON_DEADLINE_H
 #define DAEMON_DEADLINE_H
 
@@ -15,7 +16,8 @@ struct deadline {
 
 struct deadlines {
     uv_timer_t timer;
-    uv_idle_t turn; /* active while more have passed than one turn tells */
+    uv_idle_t turn; /* active while more have passed than one turn tells, or it reads first */
+    bool reads_first;
     uint64_t armed_ns; /* the timer's, where it is active: no later than the first deadline, and earlier where that was unset */
     struct deadline **heap; /* [1..count] */
     size_t count, size;

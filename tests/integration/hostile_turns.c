@@ -210,26 +210,51 @@ Test(hostile_turns, reader_that_is_behind_others_for_ever)
     end();
 }
 
-/* The same where nobody waits behind it: longer, not for ever. It says whom it is behind, and so does the error. */
-Test(hostile_turns, reader_that_is_behind_others_for_ever_and_in_nobodys_way)
+/* Says again and again, until the pull ends, that it is behind others. The longest time that it was kept from saying so. */
+static int64_t say_behind_others(int64_t until)
 {
-    int64_t since, until;
+    int64_t said = now_ns(), longest = 0;
+
+    while (insider.came[RDT_PEER_PULL_END].n == 0 && now_ns() < until) {
+        int64_t now;
+
+        say_word_of(1, false, RDT__PB__TURN_WORD__TURN_WAITING, "behind transfer 5 (from x) in queue q");
+        now = now_ns();
+        longest = now - said > longest ? now - said : longest;
+        said = now;
+        insider_listen(&insider, 20);
+    }
+    return longest;
+}
+
+/* false: the machine stood still for so long that the insider was one that says nothing. */
+static bool ends_though_it_speaks(void)
+{
+    int64_t since, silent;
     struct rdt_ref ref;
+    bool spoke;
 
     begin(SHORT_STALL);
     ref = put_pattern(owner, NULL, BYTES, 1);
     pull(&ref, 1);
     take_turns();
     since = now_ns();
-    until = since + 2 * LONG;
-    while (insider.came[RDT_PEER_PULL_END].n == 0 && now_ns() < until) {
-        say_word_of(1, false, RDT__PB__TURN_WORD__TURN_WAITING, "behind transfer 5 (from x) in queue q");
-        insider_listen(&insider, 20);
+    silent = say_behind_others(since + 2 * LONG);
+    spoke = silent < 250 * MSEC || now_ns() - since >= 30 * 500 * MSEC;
+    if (spoke) {
+        ends_with(1, RDT_TRANSPORT, "it has been behind transfer 5 (from x) in queue q for");
+        must(now_ns() - since >= 30 * 500 * MSEC);
     }
-    ends_with(1, RDT_TRANSPORT, "it has been behind transfer 5 (from x) in queue q for");
-    must(now_ns() - since >= 30 * 500 * MSEC);
     must_ok(rdt_free(owner, &ref, false, &err));
     end();
+    return spoke;
+}
+
+/* The same where nobody waits behind it: longer, not for ever. It says whom it is behind, and so does the error. */
+Test(hostile_turns, reader_that_is_behind_others_for_ever_and_in_nobodys_way)
+{
+    for (unsigned tries = 0; !ends_though_it_speaks(); tries++)
+        must(tries < 4);
 }
 
 /* What node 0 would send stands in its queue: without turns it would stand there in any order. */

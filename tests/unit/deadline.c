@@ -2,6 +2,7 @@
 #include <criterion/criterion.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 #include <uv.h>
 
 #include "daemon/deadline.h"
@@ -209,4 +210,30 @@ Test(deadline, close_forgets_entries)
         cr_assert_eq(entries[i].deadline.place, 0u);
     (void)uv_run(&loop, UV_RUN_DEFAULT);
     cr_assert_eq(n_fired, 0u);
+}
+
+static uv_async_t word;
+
+static void on_word(uv_async_t *async)
+{
+    deadline_unset(&deadlines, &((struct entry *)async->data)->deadline);
+    uv_close((uv_handle_t *)async, NULL);
+}
+
+/* The word had come long before the loop looked at its clock. */
+Test(deadline, loop_that_was_held_up_reads_before_it_tells)
+{
+    struct timespec nap = {0, 60 * 1000 * 1000};
+
+    reset();
+    cr_assert_eq(uv_async_init(&loop, &word, on_word), 0);
+    word.data = &entries[0];
+    cr_assert(deadline_set(&deadlines, &entries[0].deadline, 5 * 1000 * 1000));
+    cr_assert(deadline_set(&deadlines, &entries[1].deadline, 6 * 1000 * 1000));
+    cr_assert_eq(uv_async_send(&word), 0);
+    (void)nanosleep(&nap, NULL);
+    (void)uv_run(&loop, UV_RUN_DEFAULT);
+    cr_assert_eq(entries[0].fired, 0u);
+    cr_assert_eq(entries[1].fired, 1u);
+    cr_assert(!uv_is_active((uv_handle_t *)&deadlines.turn));
 }
