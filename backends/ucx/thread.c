@@ -17,6 +17,9 @@
 #define TICK_MS 1000
 #define GIVE_WAY_NS 50000 /* small messages are quicker when many are moved at a time */
 #define STOP_NS (2 * 1000000000ull) /* how long the links may take to close at the end */
+/* UCX 1.13 ends the process when a connection that was accepted says who it is after its listener has gone, or is still being made when its
+ * worker goes: who was about to connect at the end gets so long, and is turned away. */
+#define LAST_CALL_NS (50 * 1000000ull)
 
 struct start {
     struct engine *engine;
@@ -119,7 +122,7 @@ static void awake(struct engine *engine)
 static void run(struct engine *engine, int wake_fd)
 {
     struct pollfd pollfd = {.fd = wake_fd, .events = POLLIN};
-    uint64_t tick_ns = thread_now_ns() + TICK_MS * 1000000ull, stop_ns = 0, now_ns;
+    uint64_t tick_ns = thread_now_ns() + TICK_MS * 1000000ull, stop_ns = 0, alone_ns = 0, now_ns;
     unsigned idle = 0;
 
     for (;;) {
@@ -138,12 +141,17 @@ static void run(struct engine *engine, int wake_fd)
 
         now_ns = thread_now_ns();
         if (stopping) {
-            if (!stop_ns) {
+            if (!stop_ns)
                 stop_ns = now_ns + STOP_NS;
-                links_expire(engine, true);
-            }
-            if (!engine->n_links || now_ns > stop_ns)
+            links_expire(engine, true);
+            if (engine->n_links)
+                alone_ns = 0;
+            else if (!alone_ns)
+                alone_ns = now_ns;
+            if ((alone_ns && now_ns > alone_ns + LAST_CALL_NS) || now_ns > stop_ns)
                 return;
+            if (alone_ns)
+                (void)poll(NULL, 0, 1);
             continue;
         }
         if (now_ns >= tick_ns) {
