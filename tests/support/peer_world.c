@@ -304,3 +304,21 @@ void world_turn(struct world *world)
     }
     (void)poll(polls, n, wait_ms);
 }
+
+struct peer *world_find(struct world_node *from, const struct world_node *to)
+{
+    struct rdt_error err = {0};
+    struct peer *peer = NULL;
+
+    cr_assert_eq(peers_find(from->peers, to->node.uuid, to->node.address, &peer, &err), RDT_OK, "%s", err.msg);
+    return peer;
+}
+
+unsigned world_count(struct world_node *node)
+{
+    unsigned n = 0;
+
+    list_for_each (entry, peers_all(node->peers))
+        n++;
+    return n;
+}

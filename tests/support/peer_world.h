@@ -66,6 +66,9 @@ void world_list(struct world_node *node, unsigned i, const char *name, const cha
 void world_start(struct world_node *node); /* a new boot id */
 void world_stop(struct world *world, struct world_node *node);
 
+struct peer *world_find(struct world_node *from, const struct world_node *to); /* by a ref of it */
+unsigned world_count(struct world_node *node);                                 /* peers that it knows */
+
 /* A port of 127.0.0.1 that nobody listens at now: "127.0.0.1:PORT". */
 void world_free_address(char address_p[65]);
 

@@ -36,24 +36,6 @@ static void start_listed(const char *address)
     world_start(a);
 }
 
-static struct peer *find(struct world_node *from, const struct world_node *to)
-{
-    struct rdt_error err = {0};
-    struct peer *peer = NULL;
-
-    cr_assert_eq(peers_find(from->peers, to->node.uuid, to->node.address, &peer, &err), RDT_OK, "%s", err.msg);
-    return peer;
-}
-
-static unsigned count(struct world_node *node)
-{
-    unsigned n = 0;
-
-    list_for_each (entry, peers_all(node->peers))
-        n++;
-    return n;
-}
-
 /* On the link that is up now. */
 static uint64_t pings(const struct world_node *node)
 {
@@ -83,13 +65,13 @@ Test(peer, ref_dials_lazily)
 
     world_start(a);
     world_start(b);
-    peer = find(a, b);
+    peer = world_find(a, b);
     cr_assert_eq(peer->state, PEER_CONNECTING);
-    cr_assert_eq(find(a, b), peer);
+    cr_assert_eq(world_find(a, b), peer);
     world_until(&world, a->n_up && b->n_up);
     cr_assert_eq(a->peer, peer);
-    cr_assert_eq(find(b, a), b->peer);
-    cr_assert_eq(count(a), 1);
+    cr_assert_eq(world_find(b, a), b->peer);
+    cr_assert_eq(world_count(a), 1);
 }
 
 Test(peer, ipv6_and_any_address_meet)
@@ -154,13 +136,13 @@ static void dial_at_once(bool listed, bool with_uuid, unsigned seed)
         world_turn(&world);
     world_start(b);
     if (!listed) {
-        find(a, b);
+        world_find(a, b);
         for (unsigned i = seed % 5; i; i--)
             world_turn(&world);
-        find(b, a);
+        world_find(b, a);
     }
     world_until(&world, a->n_up && b->n_up && a->peer->rtt_ns && b->peer->rtt_ns);
-    world_until(&world, count(a) == 1 && count(b) == 1);
+    world_until(&world, world_count(a) == 1 && world_count(b) == 1);
     /* Beyond the first back-off, whose dial is the last that could disturb. */
     world_until(&world, pings(a) >= 4 && pings(b) >= 4);
     cr_assert_eq(a->n_up, 1, "seed %u", seed);
@@ -214,7 +196,7 @@ Test(peer, held_connection_is_taken_when_the_own_one_fails)
     world_until(&world, !list_empty(&b->peers->links) && list_entry(b->peers->links.next, struct peer_link, node)->hello_sent);
     world.cable.deaf = true; /* a's hello is lost */
     world_until(&world, peer->dial->link->hello_sent);
-    find(b, a);
+    world_find(b, a);
     world_until(&world, !list_empty(&a->peers->links) && list_entry(a->peers->links.prev, struct peer_link, node)->held);
     cr_assert_eq(a->n_up + b->n_up, 0);
     world_close_wires(&world);
@@ -240,7 +222,7 @@ Test(peer, listed_address_rescues_a_dial_that_hangs)
     cr_assert_eq(peers_find(a->peers, b->node.uuid, address, &peer, NULL), RDT_OK);
     world_until(&world, a->n_up && b->n_up);
     cr_assert_eq(a->peer, peer);
-    cr_assert_eq(count(a), 1);
+    cr_assert_eq(world_count(a), 1);
     cr_assert_str_eq(peer->name, "bee");
     cr_assert_str_eq(peer->address, b->node.address);
     close(silent);
@@ -251,9 +233,9 @@ Test(peer, three_nodes_all_meet)
     world_start(a);
     world_start(b);
     world_start(c);
-    find(a, b);
-    find(b, c);
-    find(c, a);
+    world_find(a, b);
+    world_find(b, c);
+    world_find(c, a);
     world_until(&world, a->n_up == 2 && b->n_up == 2 && c->n_up == 2);
     cr_assert_eq(a->n_down + b->n_down + c->n_down, 0);
 }
@@ -268,7 +250,7 @@ Test(peer, own_line_of_the_nodes_file_is_dropped)
     world_list(a, 0, "aye", address, NULL);
     world_list(a, 1, "bee", b->node.address, NULL);
     world_start(a);
-    world_until(&world, a->n_up && count(a) == 1);
+    world_until(&world, a->n_up && world_count(a) == 1);
     cr_assert_eq(a->n_failed, 0);
     cr_assert_eq(a->n_up, 1);
 }
@@ -515,81 +497,6 @@ Test(peer, restarted_dialler_replaces_its_old_link)
     cr_assert_eq(b->n_down, 1);
     cr_assert_eq(b->n_boot_changed, 1);
     cr_assert_not_null(strstr(b->why.msg, "restarted"), "%s", b->why.msg);
-}
-
-Test(peer, absent_listed_node_is_dialled_for_ever)
-{
-    world_free_address(b->listen);
-    world_list(a, 0, "bee", b->listen, NULL);
-    world_start(a);
-    world_until(&world, a->n_failed >= 4);
-    cr_assert_not_null(strstr(a->why.msg, "connection refused"), "%s", a->why.msg);
-    world_start(b);
-    world_until(&world, a->n_up && b->n_up);
-}
-
-Test(peer, absent_node_of_a_ref_is_dialled_when_asked)
-{
-    struct peer *peer;
-
-    world_free_address(b->listen);
-    strcpy(b->node.address, b->listen);
-    world_start(a);
-    peer = find(a, b);
-    world_until(&world, a->n_failed == 1);
-    cr_assert_eq(peer->state, PEER_BACKOFF);
-    world_until(&world, peer->state == PEER_IDLE);
-    cr_assert_eq(a->n_failed, 1);
-    find(a, b);
-    cr_assert_eq(peer->state, PEER_CONNECTING);
-    world_until(&world, a->n_failed == 2);
-    find(a, b); /* in back-off: remembered */
-    cr_assert_eq(peer->state, PEER_BACKOFF);
-    world_until(&world, a->n_failed == 3);
-}
-
-Test(peer, node_that_others_reach_is_dialled_at_once)
-{
-    struct peer *peer;
-
-    world_free_address(b->listen);
-    strcpy(b->node.address, b->listen);
-    a->options.backoff_max_ns = UINT64_C(3600000000000);
-    world_start(a);
-    peers_hear_of(a->peers, b->node.uuid, b->node.address); /* which it does not know */
-    cr_assert_eq(count(a), 0);
-    peer = find(a, b);
-    peers_hear_of(a->peers, b->node.uuid, b->node.address); /* it is at it */
-    world_until(&world, a->n_failed == 1);
-    peer->dial->failures = 20;
-    peers_hear_of(a->peers, b->node.uuid, b->node.address);
-    cr_assert_eq(peer->state, PEER_CONNECTING);
-    world_until(&world, a->n_failed == 2); /* they were wrong */
-    cr_assert_eq(peer->state, PEER_BACKOFF);
-    cr_assert_gt(peer->retry_at_ns - uv_hrtime(), UINT64_C(10000000000));
-    world_start(b);
-    peers_hear_of(a->peers, b->node.uuid, b->node.address);
-    world_until(&world, a->n_up && b->n_up);
-    peers_hear_of(a->peers, b->node.uuid, b->node.address);
-    cr_assert_eq(peer->state, PEER_UP);
-}
-
-Test(peer, back_off_grows_up_to_its_bound)
-{
-    uint64_t wait_ns = 0;
-
-    world_free_address(b->listen);
-    a->options.backoff_max_ns = 400000000;
-    world_list(a, 0, "bee", b->listen, NULL);
-    world_start(a);
-    for (unsigned i = 1; i <= 5; i++) {
-        world_until(&world, a->n_failed == i);
-        wait_ns = a->peer->retry_at_ns - a->peer->since_ns;
-        cr_assert_leq(wait_ns, 400000000 + 1000000);
-        if (i == 1)
-            cr_assert_leq(wait_ns, 100000000 + 1000000);
-    }
-    cr_assert_geq(wait_ns, 200000000);
 }
 
 Test(peer, close_with_dials_under_way_leaves_nothing)
