@@ -59,5 +59,6 @@ enum rdt_status engine_create(const struct rdt_host *host, const struct settings
 void engine_destroy(struct engine *engine)
 {
     thread_stop(engine);
+    thread_join(engine);
     engine_free(engine);
 }

@@ -224,8 +224,14 @@ enum rdt_status thread_start(struct engine *engine, struct rdt_error *err)
 void thread_stop(struct engine *engine)
 {
     (void)pthread_mutex_lock(&engine->lock);
-    engine->stopping = true;
-    thread_wake(engine);
+    if (!engine->stopping) { /* else its worker may be gone */
+        engine->stopping = true;
+        thread_wake(engine);
+    }
     (void)pthread_mutex_unlock(&engine->lock);
+}
+
+void thread_join(struct engine *engine)
+{
     (void)pthread_join(engine->thread, NULL);
 }

@@ -75,6 +75,8 @@ static void transport_close(void *arg)
 {
     struct transport *transport = arg;
 
+    for (unsigned i = 0; i < transport->n; i++) /* each takes a moment */
+        thread_stop(transport->engines[i]);
     for (unsigned i = 0; i < transport->n; i++)
         engine_destroy(transport->engines[i]);
     log_stop(transport);

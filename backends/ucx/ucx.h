@@ -215,7 +215,8 @@ void engine_destroy(struct engine *engine); /* its connections are */
 
 /* thread.c: the data thread. */
 enum rdt_status thread_start(struct engine *engine, struct rdt_error *err);
-void thread_stop(struct engine *engine);
+void thread_stop(struct engine *engine); /* tells it; thread_join waits for its end */
+void thread_join(struct engine *engine);
 void thread_wake(struct engine *engine); /* any thread; the lock is held */
 enum rdt_status thread_handle(struct engine *engine, unsigned id, ucp_am_recv_callback_t callback, unsigned flags, struct rdt_error *err);
 void thread_give_way(struct engine *engine); /* data thread, after each piece of work: others may have its core */
