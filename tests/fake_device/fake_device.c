@@ -306,17 +306,20 @@ static enum rdt_status fake_map(void *memory, struct rdt_block *block_p, bool wa
     return RDT_OK;
 }
 
+/* The counts go last: who waits for them finds the memory gone. */
 static void fake_free(void *memory, struct rdt_block *block_p)
 {
     struct fake_block *block = block_p->priv;
+    bool imported = block->imported;
+    unsigned device = block->device;
 
     (void)memory;
-    if (!block->imported)
-        atomic_fetch_sub(&fake.control->allocated[block->device], block_p->bytes);
+    block_free(block);
+    if (!imported)
+        atomic_fetch_sub(&fake.control->allocated[device], block_p->bytes);
     else
         atomic_fetch_sub(&fake.control->imports, 1);
     atomic_fetch_sub(&fake.control->blocks, 1);
-    block_free(block);
 }
 
 static uint64_t fake_round(void *memory, uint64_t bytes)
