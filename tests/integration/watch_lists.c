@@ -127,6 +127,8 @@ Test(watch_lists, what_was_told_is_what_they_show)
     char *addr;
 
 #define ALL_AGREE() wait_until(LONG, agrees(&at[0]) && agrees(&at[1]))
+/* What ends with a transfer ends when its node has heard of that. */
+#define ALL_AGREE_THAT(condition) wait_until(LONG, agrees(&at[0]) && agrees(&at[1]) && (condition))
     begin(2);
     follow(&at[0], &c.node[0]);
     follow(&at[1], &c.node[1]);
@@ -137,13 +139,11 @@ Test(watch_lists, what_was_told_is_what_they_show)
         ALL_AGREE();
         object = fetch_one(reader, &ref, RDT_FETCH_AUTO);
         must(at[1].n[1] == 0);
-        ALL_AGREE();
-        must(at[1].n[1] == 1 && at[0].n[0] == 1);
+        ALL_AGREE_THAT(at[1].n[1] == 1 && at[0].n[0] == 1);
         must_ok(rdt_free(owner, &ref, i == 2, &err));
         rdt_release(object);
         must_ok(rdt_dealloc(owner, addr, &err));
-        ALL_AGREE();
-        must(at[0].n[1] == 0 && at[1].n[1] == 0);
+        ALL_AGREE_THAT(at[0].n[1] == 0 && at[1].n[1] == 0);
     }
     options.flags = RDT_PUT_SNAPSHOT;
     addr = alloc_memory(owner, MIB);
@@ -154,24 +154,20 @@ Test(watch_lists, what_was_told_is_what_they_show)
     must_ok(rdt_put(owner, &VECTOR(RDT_U8, MIB, addr), 1, &options, &ref, &err));
     must_ok(rdt_publish(owner, "weights", &ref, NULL, NULL, &err));
     rdt_release(fetch_one(reader, &ref, RDT_FETCH_AUTO));
-    ALL_AGREE();
-    must(at[0].n[2] == 1 && at[1].n[0] == 0 && at[1].n[1] == 1 && strcmp(at[1].known[1][0].state, "copy") == 0);
+    ALL_AGREE_THAT(at[0].n[2] == 1 && at[1].n[0] == 0 && at[1].n[1] == 1 && strcmp(at[1].known[1][0].state, "copy") == 0);
     must_ok(rdt_free(owner, &ref, true, &err));
-    ALL_AGREE();
-    must(at[1].n[1] == 0);
+    ALL_AGREE_THAT(at[1].n[1] == 0);
     must_ok(rdt_ref_from_name("weights", 0, NULL, &name, &err));
     must_ok(rdt_unpublish(owner, &name, &err));
     must_ok(rdt_dealloc(owner, addr, &err));
     ALL_AGREE();
     actor_start(&producer, put_and_wait, NULL);
     actor_await(&producer);
-    ALL_AGREE();
-    must(at[0].n[0] == 2);
+    ALL_AGREE_THAT(at[0].n[0] == 2);
     actor_kill(&producer, SIGKILL);
     wait_until(LONG, agrees(&at[0]) && at[0].n[0] == 1);
     must_ok(rdt_free(owner, &left, false, &err));
-    ALL_AGREE();
-    must(at[0].n[0] == 0 && at[0].n[1] == 0);
+    ALL_AGREE_THAT(at[0].n[0] == 0 && at[0].n[1] == 0);
     rdt_close(at[0].conn);
     rdt_close(at[1].conn);
     end(NULL);
