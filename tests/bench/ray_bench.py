@@ -3,9 +3,14 @@ installed, over rdtd; and by rdtd alone, between two processes with a pipe. A ro
 does nothing (ray_nothing.py): below that no transport can come.
 
 Shapes, as in Ray's own microbenchmark: latency (one after the other), new (an object for each receive, all submitted at once), same (one
-object, received again and again). The tensor is there before: its making counts for nobody. Receivers do not read it."""
+object, received again and again). The tensor is there before: its making counts for nobody. Receivers do not read it.
+
+Each has two actors of its own, and who is not measured is stopped meanwhile (SIGSTOP): the threads that a transport keeps running in its actors
+would else be paid for by all others."""
+import contextlib
 import multiprocessing
 import os
+import signal
 import sys
 import time
 
@@ -20,8 +25,8 @@ import rdt
 import rdt.ray
 import ray_nothing
 
-ROUNDS = 3
 ROUND_SECONDS = 2  # of one rival: who is slow is asked less often
+AFTERWARDS = 0.05  # seconds in which what was received is freed
 BYTES = {"4B": 4, "150K": 150_000, "1M": 1_000_000, "100M": 100_000_000}
 LISTS = (100, 1000, 10000)
 SHAPES = [f"{size}_{how}" for size in BYTES for how in ("latency", "new", "same")] + [f"list{n}_latency" for n in LISTS]
@@ -32,7 +37,8 @@ def value_of(size):
 
 
 def count_of(size):
-    return 4 if size == "100M" or size == "list10000" else 40
+    """How many objects in a round, and how many rounds: small ones take milliseconds, and Ray's own threads come in between."""
+    return (4, 3) if size == "100M" or size == "list10000" else (40, 9)
 
 
 class Actor:
@@ -42,6 +48,9 @@ class Actor:
     def recv(self, value):
         return None
 
+    def pid(self):
+        return os.getpid()
+
 
 def sender(transport):
     def send(self):
@@ -50,30 +59,45 @@ def sender(transport):
     return send if transport == "store" else ray.method(tensor_transport=transport)(send)
 
 
-def pair_of(transports):
-    """Two actors whose send_NAME sends by that transport."""
-    methods = {f"send_{name}": sender(name) for name in transports}
-    cls = ray.remote(num_cpus=0, enable_tensor_transport=True)(type("Actor", (Actor,), methods))
-    made = cls.remote(), cls.remote()
-    create_collective_group(list(made), backend="gloo")
-    return made
+class Pair:
+    """Two actors that send and receive by one transport, stopped unless somebody is `awake`."""
+
+    def __init__(self, transport):
+        cls = ray.remote(num_cpus=0, enable_tensor_transport=True)(type("Actor", (Actor,), {"send": sender(transport)}))
+        self.source, self.target = cls.remote(), cls.remote()
+        if transport == "gloo":
+            create_collective_group([self.source, self.target], backend="gloo")
+        self.pids = ray.get([self.source.pid.remote(), self.target.pid.remote()])
+        self.signal(signal.SIGSTOP)
+
+    def signal(self, number):
+        for pid in self.pids:
+            os.kill(pid, number)
+
+    @contextlib.contextmanager
+    def awake(self):
+        self.signal(signal.SIGCONT)
+        try:
+            yield self
+            time.sleep(AFTERWARDS)
+        finally:
+            self.signal(signal.SIGSTOP)
 
 
-def by_ray(pair, transport, how, count):
-    target = pair[1]
-    send = getattr(pair[0], f"send_{transport}")
+def by_ray(pair, how, count):
+    send, recv = pair.source.send, pair.target.recv
     if how == "same":
         ref = send.remote()
-        ray.get(target.recv.remote(ref))
+        ray.get(recv.remote(ref))
     start = time.perf_counter()
     if how == "latency":
         for _ in range(count):
-            ray.get(target.recv.remote(send.remote()))
+            ray.get(recv.remote(send.remote()))
     elif how == "new":
-        ray.get([target.recv.remote(send.remote()) for _ in range(count)])
+        ray.get([recv.remote(send.remote()) for _ in range(count)])
     else:
         for _ in range(count):
-            ray.get(target.recv.remote(ref))
+            ray.get(recv.remote(ref))
     return (time.perf_counter() - start) / count
 
 
@@ -125,19 +149,24 @@ def main():
     except ImportError:
         print("nixl is not installed", file=sys.stderr)
     transports = [*rivals, "rdtd", "nothing"]
-    pair = pair_of(transports)
+    pairs = {name: Pair(name) for name in transports}
     ours, theirs = multiprocessing.Pipe()
     child = multiprocessing.get_context("spawn").Process(target=receiver, args=(theirs,), daemon=True)
     child.start()
     c = rdt.connect()
     for shape in wanted:
         size, _, how = shape.partition("_")
-        value, count = value_of(size), count_of(size)
+        value, (count, rounds) = value_of(size), count_of(size)
         mine = c.empty_like(value)  # the tensor is made there: nothing is copied
-        ray.get(pair[0].make.remote(size))
+        for pair in pairs.values():
+            with pair.awake():
+                ray.get(pair.source.make.remote(size))
         counts = dict.fromkeys(transports, 2)
-        for i in range(ROUNDS + 1):
-            seconds = {name: by_ray(pair, name, how, counts[name]) for name in transports}
+        for i in range(rounds + 1):
+            seconds = {}
+            for name in transports[i % len(transports):] + transports[:i % len(transports)]:
+                with pairs[name].awake() as pair:
+                    seconds[name] = by_ray(pair, how, counts[name])
             if i == 0:
                 counts = {name: max(2, min(count, int(ROUND_SECONDS / each))) for name, each in seconds.items()}
             alone = by_rdtd(c, ours, mine, how, count)
@@ -150,6 +179,8 @@ def main():
                 print(f"ray_{shape}_beside_{name}", "ms", "lower", much, f"{seconds['rdtd'] * 1e3:.4f}", f"{seconds[name] * 1e3:.4f}", sep="\t")
                 print(f"alone_{shape}_beside_{name}", "ms", "lower", 0.1, f"{alone * 1e3:.4f}", f"{seconds[name] * 1e3:.4f}", sep="\t")
         sys.stdout.flush()
+    for pair in pairs.values():
+        pair.signal(signal.SIGCONT)  # to end
     ours.send(None)
     child.join(10)
 
