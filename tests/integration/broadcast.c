@@ -98,7 +98,8 @@ static enum rdt_status broadcast(unsigned from, const struct rdt_ref *ref, const
     return rdt_broadcast(actor_of[from], ref, group, LONG, err);
 }
 
-/* And says why: the daemon does, a little before the library does without it, where the machine lets it. */
+/* And says why: the daemon does, a little before the library does without it, and of the node that is late for good, where the machine lets
+ * them. */
 static void must_come_too_late(const struct rdt_ref *ref, int64_t timeout_ns, const char *text)
 {
     int64_t deadline = now_ns() + LONG;
@@ -107,8 +108,7 @@ static void must_come_too_late(const struct rdt_ref *ref, int64_t timeout_ns, co
     do {
         must_be(RDT_TIMED_OUT, rdt_broadcast(actor_of[0], ref, "g", timeout_ns, &why));
         must_say(now_ns() < deadline, "%s", why.msg);
-    } while (strstr(why.msg, "rdtd did not answer"));
-    must_say(strstr(why.msg, text), "%s", why.msg);
+    } while (!strstr(why.msg, text));
 }
 
 /* Was the latest transfer to or from there part of a broadcast of the transport's own? */
@@ -360,7 +360,7 @@ static void dead_node_is_named(void)
 
     must_ok(form(actor_of[1], "g", 3, &err)); /* the coordinator is neither the root nor the one that dies */
     must_ok(form(actor_of[0], "two", 2, &err));
-    ref = put_snapshot(actor_of[0], 8 * MIB, 1);
+    ref = put_snapshot(actor_of[0], 2 * MIB, 1); /* the others have it within a second */
     other = put_snapshot(actor_of[0], MIB, 2);
     must_ok(broadcast(0, &other, "g", &err));
     node_freeze(&c.node[2]);
@@ -370,14 +370,14 @@ static void dead_node_is_named(void)
     must_say(status == RDT_PEER_LOST || status == RDT_TRANSPORT || status == RDT_NO_PATH, "%s", rdt_status_name(status));
     must_say(strstr(why.msg, c.node[2].address), "%s", why.msg);
     must_ok(rdt_broadcast(actor_of[0], &ref, "two", LONG, &err)); /* others are not disturbed */
-    read_copy(actor_of[1], &ref, 8 * MIB, 1, "local/share");
+    read_copy(actor_of[1], &ref, 2 * MIB, 1, "local/share");
     rdt_close(actor_of[2]);
     cluster_restart(&c, 2);
     actor_of[2] = node_client(&c.node[2], "a2");
     for (unsigned i = 0; i < 3; i++)
         await_group(i, "g", "ready", 0);
     must_ok(broadcast(0, &ref, "g", &err));
-    read_copy(actor_of[2], &ref, 8 * MIB, 1, "local/share");
+    read_copy(actor_of[2], &ref, 2 * MIB, 1, "local/share");
     must_ok(rdt_free(actor_of[0], &ref, false, &err));
     must_ok(rdt_free(actor_of[0], &other, false, &err));
     must_ok(rdt_group_destroy(actor_of[0], "two", &err));

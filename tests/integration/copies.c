@@ -185,6 +185,7 @@ Test(copies, id_that_is_put_again_is_not_the_old_copy)
         read_it(reader, &by_id, RDT_FETCH_AUTO, MIB, version, "ucx");
         read_it(reader, &by_id, RDT_FETCH_AUTO, MIB, version, "local/share");
         must_ok(rdt_free(owner, &ref, false, &err));
+        must_ok(rdt_wait_freed(owner, &ref, LONG, &err)); /* its node hears later than its reader that all is read */
     }
     end(NULL);
 }
