@@ -160,10 +160,12 @@ Test(backend, in_use_is_not_unloaded_and_says_by_what)
     struct rdt_ref ref;
     rdt_request *request;
     rdt_object *object;
+    char delay[32];
 
+    (void)snprintf(delay, sizeof delay, "delay_ms=%lld", (long long)(patience(SEC) / MSEC));
     begin_two();
-    must_ok(rdt_backend_load(owner, build_path("tests/rdt_loopback.so"), (const char *[]){"delay_ms=700", NULL}, LONG, &err));
-    must_ok(rdt_backend_load(reader, build_path("tests/rdt_loopback.so"), (const char *[]){"delay_ms=700", NULL}, LONG, &err));
+    must_ok(rdt_backend_load(owner, build_path("tests/rdt_loopback.so"), (const char *[]){delay, NULL}, LONG, &err));
+    must_ok(rdt_backend_load(reader, build_path("tests/rdt_loopback.so"), (const char *[]){delay, NULL}, LONG, &err));
     wait_until(20 * SEC, connected(0) && connected(1));
     with_transport_of("loopback", owner, 300000, &ref);
     request = start_one(reader, &ref, LONG);

@@ -21,8 +21,11 @@ static struct rdt_ref ref;
 
 static const char *const meant[] = {"taken down and rebuilt", "is lost", "cannot be reached", "refused", NULL};
 
-static void set_delay(const char *line)
+static void set_delay(int64_t ns)
 {
+    char line[64];
+
+    (void)snprintf(line, sizeof line, "delay_ms=%lld\n", (long long)(ns / MSEC));
     for (unsigned i = 0; i < c.n; i++)
         cluster_faults(&c, i, line);
 }
@@ -50,7 +53,7 @@ static void begin_sided(const char *sided)
     options.timeout_ns = LONG;
     must_ok(rdt_put(owner, &tensor, 1, &options, &ref, &err));
     must_ok(rdt_dealloc(owner, memory, &err));
-    set_delay("delay_ms=50\n");
+    set_delay(patience(50 * MSEC));
 }
 
 static void begin(void)
@@ -79,7 +82,7 @@ static void must_arrive(unsigned i)
     struct rdt_tensor tensor;
     rdt_object *object;
 
-    set_delay("delay_ms=10\n"); /* what the test does in the middle is done */
+    set_delay(10 * MSEC); /* what the test does in the middle is done */
     must_ok(rdt_wait(readers[i], &requests[i], 1, 1, LONG, NULL, NULL, &err));
     must_ok(rdt_request_take_object(requests[i], &object, &err));
     tensor = tensor_of(object, 0);

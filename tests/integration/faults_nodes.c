@@ -68,6 +68,7 @@ Test(faults_nodes, lost_node_breaks_no_other)
     struct rdt_ref ref, gone;
     rdt_request *request, *lost;
     rdt_object *object;
+    char delay[32];
 
     begin(3, "two");
     owner = node_client(&c.node[0], "owner");
@@ -75,7 +76,8 @@ Test(faults_nodes, lost_node_breaks_no_other)
     third = node_client(&c.node[2], "third");
     ref = put_pattern(owner, NULL, BYTES, 1);
     gone = put_pattern(third, NULL, BYTES, 2);
-    set_faults("delay_ms=50\n");
+    (void)snprintf(delay, sizeof delay, "delay_ms=%lld\n", (long long)(patience(100 * MSEC) / MSEC)); /* both last until one node is dead */
+    set_faults(delay);
     request = start_one(reader, &ref, LONG);
     lost = start_one(reader, &gone, LONG);
     await_engine(&c.node[1]);

@@ -358,7 +358,7 @@ Test(groups, abort_that_does_not_come_to_rest_rebuilds_this_group_only)
     begin(2);
     must_ok(form(actor_of[0], "g", 2, &err));
     must_ok(form(actor_of[0], "h", 2, &err));
-    ref = put_pattern(actor_of[0], NULL, 32 * 64 * KIB, 1);
+    ref = put_pattern(actor_of[0], NULL, 64 * 64 * KIB, 1);
     set_faults("delay_ms=100\nno_abort=1\n");
     request = start_by(actor_of[1], &ref, "g", LONG);
     await_engine(&c.node[1]);

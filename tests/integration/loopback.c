@@ -42,6 +42,15 @@ static void set_faults(const char *lines)
         cluster_faults(&c, i, lines);
 }
 
+/* Of each operation, as sanitizers lengthen what the test does meanwhile. */
+static void set_delay(int64_t ns)
+{
+    char line[64];
+
+    (void)snprintf(line, sizeof line, "delay_ms=%lld\n", (long long)(patience(ns) / MSEC));
+    set_faults(line);
+}
+
 static bool both_see_loopback(void)
 {
     struct peer_view here, there;
@@ -333,7 +342,7 @@ Test(loopback, frozen_owner_is_lost_and_has_not_stalled)
     struct rdt_ref ref;
 
     begin(2, "two", "--stall-timeout=300ms");
-    ref = put_pattern(owner, NULL, MIB, 1);
+    ref = put_pattern(owner, NULL, 4 * MIB, 1);
     set_faults("delay_ms=100\n");
     request = start_one(reader, &ref, LONG);
     await_engine(&c.node[1]);
@@ -487,7 +496,7 @@ Test(loopback, wait_freed_returns_after_transfer)
         fill_pattern(memory, bytes, 1);
         tensor = VECTOR(RDT_U8, bytes, memory);
         ref = put_one(owner, &tensor, NULL);
-        set_faults("delay_ms=150\n"); /* so that it outlasts what follows */
+        set_delay(150 * MSEC); /* so that it outlasts what follows */
         request = start_one(reader, &ref, LONG);
         await_transfer(&c.node[0], "out", "sending");
         must_ok(rdt_free(owner, &ref, false, &err));
@@ -557,7 +566,7 @@ Test(loopback, failure_is_explained_on_both_ends)
 
     begin(2, "two", NULL);
     ref = put_pattern(owner, NULL, 20 * 64 * KIB, 1);
-    set_faults("delay_ms=400\n");
+    set_delay(400 * MSEC);
     request = start_one(reader, &ref, patience(800 * MSEC));
     await_engine(&c.node[1]);
     must(transfer_under_way(&c.node[1], "in", &in));

@@ -301,7 +301,7 @@ Test(quiesce, plain_target_untouched_after_cancel)
         begin(2, sides[s], "20s");
         ref = put_pattern(owner, NULL, BYTES, 1);
         canary_create(&canary, BYTES);
-        set_faults("delay_ms=100\nlate_ms=300\n");
+        set_slow(100 * MSEC, 300 * MSEC);
         request = start_into(&ref, canary.addr, LONG);
         await_engine(&c.node[1]);
         give_up(request, false);
