@@ -36,7 +36,8 @@ static void begin_sided(const char *sided)
     char set[64];
     const char *flags[] = {"--chunk=64KiB",         "--chunks-in-flight=2",
                            "--quiesce-grace=300ms", "--set=loopback.sided=two",
-                           "--fanout-min=1MiB",     NULL};
+                           "--fanout-min=1MiB",     "--peer-timeout=30s", /* the frozen one's link stays */
+                           NULL};
     struct rdt_put_options options = RDT_INIT(options);
     struct rdt_tensor tensor;
     uint8_t *memory;
