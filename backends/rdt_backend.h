@@ -13,7 +13,7 @@
  * - The core checks bounds, states, permissions and deadlines before it calls; a plug-in may assert them.
  * - Transport operations are called on the core's loop thread and must not block: they queue work for a thread of the plug-in's
  *   own, which reports back by the host table. Memory operations are called on the core's pool threads, several at a time, and may
- *   take as long as their bytes need, but wait for nobody (share, and map without warm, also on the loop).
+ *   take as long as their bytes need, but wait for nobody (share, take, and map without warm, also on the loop).
  * - Who shares the machine with a plug-in's work should not wait for it: the daemon's threads, and those that a plug-in starts, have short
  *   slices of the processor (Linux 6.12 and later), and call sched_yield after some tens of microseconds of copying or polling.
  * - A plug-in takes no signals, changes no process-wide state it does not have to, and prints nothing: it logs by the host.
@@ -259,6 +259,13 @@ struct rdt_memory_ops {
     /* How bytes go from one device to another (uuids), for people: "peer access (NVLink)", "through the driver's host memory". At most
      * size - 1 bytes and a zero. At once. NULL: nothing to say. */
     void (*describe_copy)(void *memory, const char *from, const char *to, char *text_p, size_t size);
+
+    /* since 1.4: memory for so many bytes that a client has made for a snapshot, by a descriptor (borrowed) of the client's. The plug-in
+     * checks that it has the whole pages for them, all there, and no more than that, and that nobody can write it, cut it or take a page away any more;
+     * then it has a way of its own to it, for reading, which nothing that the client does to it can end. seal is not called for it, share
+     * for reading only. INVALID says what it lacks. At once, on the loop thread, and it never waits for whoever made it. NULL: it takes
+     * none. */
+    enum rdt_status (*take)(void *memory, int fd, uint64_t bytes, struct rdt_block *block_p, struct rdt_error *err);
 };
 
 /* ---- transports ---- */

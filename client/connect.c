@@ -269,6 +269,9 @@ static enum rdt_status say_hello(rdt *conn, const char *name, int64_t deadline_n
     if (conn->inline_max_bytes > RDT_INLINE_MAX_BYTES)
         conn->inline_max_bytes = RDT_INLINE_MAX_BYTES;
     conn->tensor_runs = ((const Rdt__Pb__HelloReply *)answer)->tensor_runs;
+    conn->made_max_bytes = ((const Rdt__Pb__HelloReply *)answer)->made_max_bytes;
+    if (conn->made_max_bytes > RDT_MADE_MAX_BYTES)
+        conn->made_max_bytes = RDT_MADE_MAX_BYTES;
     protobuf_c_message_free_unpacked(answer, NULL);
     return status;
 }

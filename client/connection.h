@@ -10,6 +10,7 @@
 
 #include <protobuf-c/protobuf-c.h>
 #include <pthread.h>
+#include <stdatomic.h>
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
@@ -31,6 +32,8 @@ struct rdt {
     struct rdt_node_info node;
     uint64_t inline_max_bytes; /* tensors of up to this many bytes travel in the message */
     bool tensor_runs;          /* the daemon reads lists of tensors in runs */
+    uint64_t made_max_bytes;   /* tensors of up to this many may lie in memory that is made here, unless: */
+    atomic_bool takes_none;    /* the daemon could not take such, and could put the same otherwise */
     void (*on_event)(rdt *conn, struct frame *frame); /* FRAME_EVENT */
     void (*on_stray)(rdt *conn, struct frame *frame); /* a reply that nobody waits for any more */
 

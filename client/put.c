@@ -7,6 +7,7 @@
 #include "alloc.h"
 #include "call.h"
 #include "clock.h"
+#include "made.h"
 #include "options.h"
 #include "proto/wire_limits.h"
 #include "proto/wire_ref.h"
@@ -29,6 +30,8 @@ struct placed { /* the tensors of one put: layout's offsets are addresses until 
     int copy_fd;           /* its, if it is new and nobody here looks at it; -1 */
     bool given;            /* it is unmapped, and becomes the snapshot as it is if nobody else can write it */
     uint8_t *inline_data;  /* or this, which goes with the message; its tensors' region is n_regions */
+    int made_fd;           /* or this, likewise; -1 */
+    bool not_taken;        /* the daemon did not want it, for another reason than room */
 };
 
 static void placed_fini(rdt *conn, struct placed *placed)
@@ -41,6 +44,8 @@ static void placed_fini(rdt *conn, struct placed *placed)
     }
     if (placed->copy_fd >= 0)
         (void)close(placed->copy_fd);
+    if (placed->made_fd >= 0)
+        (void)close(placed->made_fd);
     free(placed->inline_data);
     free(placed->how);
     free(placed->regions);
@@ -207,8 +212,8 @@ static enum rdt_status copy_all_in(rdt *conn, struct placed *placed, bool unseen
         if (!base)
             status = rdt_error_set(err, RDT_NO_MEMORY, "no memory for %llu bytes", (unsigned long long)placed->copied_bytes);
     } else {
-        status = alloc_region(conn, placed->copied_bytes, room_ns(deadline_ns), deadline_ns, &placed->copy, unseen ? &placed->copy_fd : NULL,
-                              err);
+        status = alloc_region(conn, placed->copied_bytes, room_ns(deadline_ns), deadline_ns, &placed->copy,
+                              unseen && made_may_write(placed->copied_bytes) ? &placed->copy_fd : NULL, err);
         if (status == RDT_OK) {
             base = placed->copy->addr;
             status = add_region(placed, placed->copy, &placed->copy_index, err);
@@ -270,9 +275,11 @@ static enum rdt_status send_put(rdt *conn, const struct placed *placed, const st
         request.given = (uint32_t *)&placed->copy_index;
         request.n_given = 1;
     }
+    if (placed->made_fd >= 0)
+        request.made_bytes = placed->copied_bytes;
     if (deadline_ns != CLOCK_NEVER) /* 0 would be without end */
         request.timeout_ns = room_ns(deadline_ns) > 0 ? room_ns(deadline_ns) : 1;
-    status = call_fds(conn, RDT_MSG_PUT, &request.base, -1, &rdt__pb__put_reply__descriptor, deadline_ns, &answer, NULL, err);
+    status = call_fds(conn, RDT_MSG_PUT, &request.base, placed->made_fd, &rdt__pb__put_reply__descriptor, deadline_ns, &answer, NULL, err);
     free(request.regions);
     if (status != RDT_OK)
         return status;
@@ -282,6 +289,91 @@ static enum rdt_status send_put(rdt *conn, const struct placed *placed, const st
         status = err ? (err->status = RDT_PROTOCOL) : RDT_PROTOCOL;
     }
     protobuf_c_message_free_unpacked(answer, NULL);
+    return status;
+}
+
+/* ---- what is copied into memory that is made here, and comes with the request ---- */
+
+static bool is_copied(const struct placed *placed, uint32_t i)
+{
+    return placed->how[i] == RDT_MEMORY_COPIED && layout_elems(placed->layout, i) > 0;
+}
+
+static bool fits_made(const rdt *conn, const struct placed *placed)
+{
+    if (placed->copied_bytes <= conn->inline_max_bytes || placed->copied_bytes > conn->made_max_bytes ||
+        atomic_load_explicit(&conn->takes_none, memory_order_relaxed))
+        return false;
+    for (uint32_t i = 0; i < placed->layout->count; i++)
+        if (is_copied(placed, i) && !layout_is_contiguous(placed->layout, i))
+            return false;
+    return true;
+}
+
+static void place_made(struct placed *placed)
+{
+    struct layout *layout = placed->layout;
+    uint64_t at = 0;
+
+    for (uint32_t i = 0; i < layout->count; i++) {
+        if (!is_copied(placed, i))
+            continue;
+        at = align_up(at);
+        layout->region[i] = placed->n_regions;
+        layout->offset[i] = at;
+        layout_set_row_major(layout, i);
+        at += layout_bytes(layout, i);
+    }
+}
+
+static void unplace_made(struct placed *placed, const struct rdt_tensor *tensors)
+{
+    (void)close(placed->made_fd);
+    placed->made_fd = -1;
+    for (uint32_t i = 0; i < placed->layout->count; i++)
+        if (is_copied(placed, i))
+            placed->layout->offset[i] = (uintptr_t)tensors[i].data;
+}
+
+/* AGAIN: it is to be put in the daemon's own memory, for which it can wait, and nothing has changed: none could be made here, or there is
+ * no room for it, or the daemon cannot take it from here. */
+static enum rdt_status put_made(rdt *conn, struct placed *placed, const struct rdt_tensor *tensors, const struct rdt_put_options *options,
+                                int64_t deadline_ns, struct rdt_ref *ref_p, struct rdt_error *err)
+{
+    struct rdt_error why = {0};
+    enum rdt_status status;
+
+    if (!fits_made(conn, placed))
+        return RDT_AGAIN;
+    placed->made_fd = made_memory(placed->layout, placed->how, placed->copied_bytes);
+    if (placed->made_fd < 0)
+        return RDT_AGAIN;
+    place_made(placed);
+    status = send_put(conn, placed, options, deadline_ns, ref_p, &why);
+    if (status == RDT_LIMIT || status == RDT_NO_MEMORY || status == RDT_INVALID || status == RDT_UNSUPPORTED || status == RDT_SYSTEM) {
+        unplace_made(placed, tensors);
+        placed->not_taken = status != RDT_LIMIT && status != RDT_NO_MEMORY;
+        return RDT_AGAIN;
+    }
+    if (status != RDT_OK && err)
+        *err = why;
+    return status;
+}
+
+static enum rdt_status put_copied(rdt *conn, struct placed *placed, const struct rdt_put_options *options, int64_t deadline_ns,
+                                  struct rdt_ref *ref_p, struct rdt_error *err)
+{
+    bool snapshot = (options->flags & RDT_PUT_SNAPSHOT) != 0;
+    enum rdt_status status = copy_all_in(conn, placed, snapshot, deadline_ns, err);
+
+    if (status == RDT_OK && placed->copy && snapshot)
+        give_up_copy(conn, placed);
+    if (status == RDT_OK)
+        status = send_put(conn, placed, options, deadline_ns, ref_p, err);
+    if (status != RDT_OK && placed->given)
+        alloc_release(conn, placed->regions[placed->copy_index].region);
+    if (status == RDT_OK && placed->not_taken)
+        atomic_store_explicit(&conn->takes_none, true, memory_order_relaxed);
     return status;
 }
 
@@ -306,7 +398,7 @@ enum rdt_status rdt_put(rdt *conn, const struct rdt_tensor *tensors, size_t coun
                         struct rdt_ref *ref_p, struct rdt_error *err)
 {
     struct rdt_put_options own;
-    struct placed placed = {.copy_fd = -1};
+    struct placed placed = {.copy_fd = -1, .made_fd = -1};
     int64_t deadline_ns;
     enum rdt_status status = connection_check(conn, err);
 
@@ -330,14 +422,12 @@ enum rdt_status rdt_put(rdt *conn, const struct rdt_tensor *tensors, size_t coun
     if (status == RDT_OK && own.flags & RDT_PUT_PENDING && placed.copied_bytes > 0)
         status = rdt_error_set(err, RDT_INVALID,
                                "a PENDING put has tensors in memory that the daemon does not know: rdt_alloc or rdt_import it");
-    if (status == RDT_OK)
-        status = copy_all_in(conn, &placed, (own.flags & RDT_PUT_SNAPSHOT) != 0, deadline_ns, err);
-    if (status == RDT_OK && placed.copy && own.flags & RDT_PUT_SNAPSHOT)
-        give_up_copy(conn, &placed);
-    if (status == RDT_OK)
-        status = send_put(conn, &placed, &own, deadline_ns, ref_p, err);
-    if (status != RDT_OK && placed.given)
-        alloc_release(conn, placed.regions[placed.copy_index].region);
+    if (status == RDT_OK) {
+        bool made = own.flags & RDT_PUT_SNAPSHOT && !(own.flags & RDT_PUT_PENDING);
+        status = made ? put_made(conn, &placed, tensors, &own, deadline_ns, ref_p, err) : RDT_AGAIN;
+        if (status == RDT_AGAIN)
+            status = put_copied(conn, &placed, &own, deadline_ns, ref_p, err);
+    }
     if (status == RDT_OK && own.how)
         memcpy(own.how, placed.how, count * sizeof *own.how);
     placed_fini(conn, &placed);

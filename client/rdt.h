@@ -81,7 +81,9 @@ enum rdt_status rdt_ping(rdt *rdt, int64_t timeout_ns, struct rdt_error *err);
  *   IMPORTED  the caller's own memfd, offered by rdt_import: no copy; readers of other owners get copies
  *   COPIED    anything else: copied once into daemon memory during rdt_put; later writes are not seen. If that is all of the object
  *             and no more than the daemon's inline_max (32 KiB), its bytes travel in the messages: one round trip, no memory to
- *             map; every reader gets a copy, and RDT_FETCH_SHARE is answered NO_PATH
+ *             map; every reader gets a copy, and RDT_FETCH_SHARE is answered NO_PATH. Of a snapshot what is more than that, and no more
+ *             than the daemon's made_max (4 MiB), goes into a memfd that this process makes and hands over: one round trip, too. Its
+ *             pages are the daemon's then, counted under its limits, and charged by the system to this process's control group
  */
 enum rdt_memory { RDT_MEMORY_DAEMON = 1, RDT_MEMORY_IMPORTED = 2, RDT_MEMORY_COPIED = 3 };
 
@@ -226,7 +228,7 @@ struct rdt_put_options {
     int64_t ttl_ns;                 /* of RDT_PUT_DETACHED; 0: the daemon's detached_ttl; LIMIT above its detached_ttl_max */
 };
 
-/* Makes an object of the tensors, in one round trip (two if bytes had to be copied in). The object refers to the memory: it is
+/* Makes an object of the tensors, in one round trip (two if bytes had to be copied into the daemon's memory). The object refers to the memory: it is
  * live, and what is written there later is seen by readers; put nothing over it before rdt_wait_freed. Tensors may overlap,
  * repeat, be empty; count 0 is allowed. Tensors are borrowed during the call. The object lives until it is freed or this
  * session ends. With SNAPSHOT the call returns when the copy is whole; TIMED_OUT: there is no object.

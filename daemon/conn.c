@@ -346,6 +346,7 @@ static void on_hello(struct conn *conn, struct frame *frame)
     reply.max_frame_fds = RDT_MAX_FRAME_FDS;
     reply.inline_max_bytes = rpc->options->inline_max_bytes;
     reply.tensor_runs = true;
+    reply.made_max_bytes = regions_take_max(rpc->regions, rpc->options->made_max_bytes);
     send_message(client, RDT_MSG_HELLO, FRAME_REPLY, frame->request_id, &reply.base, NULL, 0);
     arena_fini(&arena);
 }

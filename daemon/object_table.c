@@ -304,7 +304,7 @@ static enum rdt_status put_parts(struct object_table *table, const struct object
     }
     object->snapshot = put->snapshot;
     object->pending = put->pending;
-    filling = put->pending || (put->snapshot && object->layout); /* what is in the arena never changes */
+    filling = put->pending || (put->snapshot && object->layout && !put->sealed); /* what is in the arena never changes */
     object_set_state(object, filling ? OBJECT_FILLING : OBJECT_LIVE);
     *object_p = object;
     if (!object->layout)

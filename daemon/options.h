@@ -66,6 +66,7 @@ struct options {
     uint64_t chunk_bytes;      /* 4 MiB */
     uint32_t chunks_in_flight; /* 4 per peer and direction */
     uint64_t inline_max_bytes; /* 32 KiB */
+    uint64_t made_max_bytes;   /* 4 MiB */
     uint64_t quiesce_grace_ns; /* 2s: after an abort, before the connection is torn down */
     uint64_t stall_timeout_ns; /* 30s without progress fails a transfer */
     uint64_t copies_max_bytes; /* 4 GiB: of copies of other nodes' snapshots; 0: none is kept */

@@ -183,6 +183,9 @@ const struct option_key option_keys[] = {
      .help = "operations at one time, per peer and direction"},
     {ROW("transfer", "inline_max", OPTION_BYTES, inline_max_bytes, 0, RDT_INLINE_MAX_BYTES), .fallback = "32KiB",
      .help = "tensors up to this size ride in messages: with a put into the daemon's arena, with the reply of a fetch"},
+    {ROW("transfer", "made_max", OPTION_BYTES, made_max_bytes, 0, RDT_MADE_MAX_BYTES), .fallback = "4MiB",
+     .help = "snapshots up to this size may come in memory that their client makes, and that counts in its own control group;\n"
+             "0: the daemon makes it"},
     {ROW("transfer", "quiesce_grace", OPTION_DURATION, quiesce_grace_ns, 0, HOUR), .fallback = "2s",
      .help = "after an abort, before the connection is torn down"},
     {ROW("transfer", "stall_timeout", OPTION_DURATION, stall_timeout_ns, 10 * MS, HOUR), .fallback = "30s",

@@ -141,6 +141,14 @@ enum rdt_status region_alloc_now(struct regions *regions, const char *kind, cons
                                  enum region_origin origin, struct account *account, struct region **region_p,
                                  struct rdt_error *err);
 
+/* The most that region_take takes, up to `most`; 0: nothing. */
+uint64_t regions_take_max(struct regions *regions, uint64_t most);
+
+/* Memory that a client has made for one snapshot, by its descriptor (borrowed): it is the daemon's from now on, sealed, and counts like
+ * what the daemon makes. One reference for the caller. At once; INVALID (of the descriptor), LIMIT, NO_MEMORY, UNSUPPORTED. */
+enum rdt_status region_take(struct regions *regions, int fd, uint64_t bytes, struct account *account, uint64_t client,
+                            struct region **region_p, struct rdt_error *err);
+
 enum rdt_status region_import(struct regions *regions, const char *kind, const char *device, const struct rdt_import *import,
                               struct account *account, uint64_t client, struct region **region_p, struct rdt_error *err);
 

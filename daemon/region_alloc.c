@@ -330,6 +330,71 @@ enum rdt_status region_alloc_now(struct regions *regions, const char *kind, cons
     return region_alloc(regions, kind, device, bytes, origin, account, 0, region_p, NULL, NULL, err);
 }
 
+/* ---- taking what a client has made ---- */
+
+/* Where large allocations lie on huge pages, such come as ever. */
+uint64_t regions_take_max(struct regions *regions, uint64_t most)
+{
+    struct memory_kind *kind;
+
+    if (regions_find_kind(regions, "host", &kind, NULL) != RDT_OK || !kind->ops.take)
+        return 0;
+    while (most > 0 && kind->ops.round && kind->ops.round(kind->instance, most - 1) != most - 1)
+        most /= 2;
+    return most;
+}
+
+/* Its pages are there already, but who waits for room comes first. */
+static bool take_made_room(struct region *region)
+{
+    struct regions *regions = region->regions;
+    uint64_t pages = pool_pages_bytes(region->kind, region->bytes);
+    struct list victims;
+    bool fits;
+
+    list_init(&victims);
+    fits = list_empty(&regions->awaiting) && make_room(regions, pages, &victims);
+    region_drop_victims(regions, &victims);
+    if (!fits)
+        return false;
+    region->room = pages;
+    regions->bytes += pages;
+    return true;
+}
+
+enum rdt_status region_take(struct regions *regions, int fd, uint64_t bytes, struct account *account, uint64_t client,
+                            struct region **region_p, struct rdt_error *err)
+{
+    struct memory_kind *kind;
+    struct region *region;
+    enum rdt_status status = regions_find_kind(regions, "host", &kind, err);
+
+    if (status != RDT_OK)
+        return status;
+    if (!kind->ops.take)
+        return rdt_error_set(err, RDT_UNSUPPORTED, "memory kind %s takes no memory that clients make", kind->name);
+    status = region_new(regions, kind, NULL, bytes, REGION_SNAPSHOT, account, client, 1, &region, err);
+    if (status != RDT_OK)
+        return status;
+    status = kind->ops.take(kind->instance, fd, bytes, &region->block, err);
+    if (status != RDT_OK) {
+        region_cancel(region);
+        return status;
+    }
+    if (!take_made_room(region)) {
+        kind->ops.free(kind->instance, &region->block);
+        region_cancel(region);
+        if (bytes <= regions->limit_bytes)
+            account_node_is_full(account, USAGE_BYTES, NULL);
+        return no_room(regions, bytes, err);
+    }
+    region->client = 0;
+    region->exported_to = client; /* who may have it open yet */
+    region->sealed = true;
+    *region_p = region;
+    return RDT_OK;
+}
+
 /* ---- scrubbing ---- */
 
 static void run_scrub(struct work *work)

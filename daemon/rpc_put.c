@@ -13,11 +13,17 @@
 
 /* ---- what needs no table ---- */
 
+/* The memory that came with it, if some did, is the last. */
+static uint32_t all_regions(const Rdt__Pb__Put *message)
+{
+    return (uint32_t)message->n_regions + (message->made_bytes > 0);
+}
+
 void put_digest_make(struct put_digest *digest, const Rdt__Pb__Put *message)
 {
     struct object_put put = {.metadata = message->metadata.data,
                              .metadata_bytes = message->metadata.len,
-                             .n_regions = (uint32_t)message->n_regions,
+                             .n_regions = all_regions(message),
                              .inline_data = message->inline_data.data,
                              .inline_bytes = message->inline_data.len};
 
@@ -37,9 +43,15 @@ void put_digest_fini(struct put_digest *digest)
 /* ---- checks ---- */
 
 /* What lies in a region of this client's lies in it whole. */
-static enum rdt_status check_places(const struct region_span *spans, struct region **regions, size_t n, struct rdt_error *err)
+static enum rdt_status check_places(const Rdt__Pb__Put *message, const struct region_span *spans, struct region **regions,
+                                    struct rdt_error *err)
 {
-    for (size_t i = 0; i < n; i++)
+    const struct region_span *made = message->made_bytes > 0 ? &spans[message->n_regions] : NULL;
+
+    if (made && made->hi > message->made_bytes)
+        return rdt_error_set(err, RDT_INVALID, "tensor %u ends at byte %llu of the memory made for it, which has %llu", made->last,
+                             (unsigned long long)made->hi, (unsigned long long)message->made_bytes);
+    for (size_t i = 0; i < message->n_regions; i++)
         if (spans[i].hi > regions[i]->bytes)
             return rdt_error_set(err, RDT_INVALID, "tensor %u ends at byte %llu of region %llu, which has %llu", spans[i].last,
                                  (unsigned long long)spans[i].hi, (unsigned long long)regions[i]->id,
@@ -47,7 +59,7 @@ static enum rdt_status check_places(const struct region_span *spans, struct regi
     return RDT_OK;
 }
 
-/* What lies in the message is host memory. */
+/* What comes with the message is host memory. */
 static enum rdt_status check_transport(const struct call *call, const Rdt__Pb__Put *message, struct region **regions,
                                        const char **name_p, struct rdt_error *err)
 {
@@ -67,7 +79,7 @@ static enum rdt_status check_transport(const struct call *call, const Rdt__Pb__P
         if (!transport_moves(transport, regions[i]->kind->name))
             return rdt_error_set(err, RDT_UNSUPPORTED, "transport %s does not move %s memory", transport->name,
                                  regions[i]->kind->name);
-    if (message->inline_data.len > 0 && !transport_moves(transport, "host"))
+    if (message->inline_data.len + message->made_bytes > 0 && !transport_moves(transport, "host"))
         return rdt_error_set(err, RDT_UNSUPPORTED, "transport %s does not move host memory", transport->name);
     *name_p = transport->name;
     return RDT_OK;
@@ -167,6 +179,25 @@ static enum rdt_status check_ttl(const struct call *call, const Rdt__Pb__Put *me
     return RDT_OK;
 }
 
+static enum rdt_status check_made(const struct call *call, const Rdt__Pb__Put *message, struct rdt_error *err)
+{
+    uint64_t most = regions_take_max(call->rpc->regions, call->rpc->options->made_max_bytes);
+    unsigned n = call->frame ? call->frame->nfds : 0;
+
+    if (!(message->flags & PUT_SNAPSHOT) || message->flags & PUT_PENDING)
+        return rdt_error_set(err, RDT_INVALID, "memory is made for a SNAPSHOT that is there at once only");
+    if (message->inline_data.len > 0)
+        return rdt_error_set(err, RDT_INVALID, "tensors in the message, and memory made for them too");
+    if (message->n_given > 0)
+        return rdt_error_set(err, RDT_INVALID, "regions that are given up, and memory made for the tensors too");
+    if (n != 1)
+        return rdt_error_set(err, RDT_INVALID, "memory made for a snapshot comes as one fd, not %u", n);
+    if (message->made_bytes > most)
+        return rdt_error_set(err, RDT_LIMIT, "memory of %llu bytes made for a snapshot: at most made_max of %llu",
+                             (unsigned long long)message->made_bytes, (unsigned long long)most);
+    return RDT_OK;
+}
+
 static enum rdt_status put(struct call *call, const Rdt__Pb__Put *message, struct put_digest *digest, struct region **regions,
                            bool *given, struct rdt_error *err)
 {
@@ -176,7 +207,7 @@ static enum rdt_status put(struct call *call, const Rdt__Pb__Put *message, struc
                              .metadata = message->metadata.data,
                              .metadata_bytes = message->metadata.len,
                              .regions = regions,
-                             .n_regions = (uint32_t)message->n_regions,
+                             .n_regions = all_regions(message),
                              .inline_data = message->inline_data.data,
                              .inline_bytes = message->inline_data.len,
                              .visibility = message->visibility,
@@ -185,7 +216,9 @@ static enum rdt_status put(struct call *call, const Rdt__Pb__Put *message, struc
                              .pending = message->flags & PUT_PENDING,
                              .layout = digest->layout,
                              .parts = &digest->parts,
-                             .snapshot = message->flags & PUT_SNAPSHOT};
+                             .snapshot = message->flags & PUT_SNAPSHOT,
+                             .sealed = message->made_bytes > 0 && message->n_regions == 0};
+    struct region *made = NULL;
     struct object *object;
     enum rdt_status status = find_regions(call, message, regions, err);
 
@@ -194,14 +227,22 @@ static enum rdt_status put(struct call *call, const Rdt__Pb__Put *message, struc
     if (status == RDT_OK && digest->status != RDT_OK)
         status = rdt_error_set(err, digest->status, "%s", digest->err.msg);
     if (status == RDT_OK)
-        status = check_places(digest->parts.spans, regions, message->n_regions, err);
+        status = check_places(message, digest->parts.spans, regions, err);
     if (status == RDT_OK && put.snapshot && message->n_regions > 0 && !call_may_wait(call, err)) /* for its copy */
         status = RDT_LIMIT;
     if (status != RDT_OK)
         return status;
     for (size_t i = 0; i < message->n_given; i++)
         given[message->given[i]] = snapshot_may_take(regions[message->given[i]]);
+    if (message->made_bytes > 0) {
+        status = region_take(call->rpc->regions, call->frame->fds[0], message->made_bytes, call->account, call->client->id, &made, err);
+        if (status != RDT_OK)
+            return status;
+        regions[message->n_regions] = made;
+        given[message->n_regions] = true;
+    }
     status = object_table_put(call->rpc->objects, &put, &object, err);
+    region_unref(made); /* the object has its own */
     if (status != RDT_OK)
         return status;
     digest->layout = NULL; /* taken */
@@ -240,6 +281,8 @@ enum rdt_status rpc_put(struct call *call, const void *request, struct rdt_error
     if (message->flags & ~(PUT_SNAPSHOT | PUT_DETACHED | PUT_PENDING) || (unsigned)message->visibility > RDT__PB__VISIBILITY__VISIBILITY_ALL)
         return rdt_error_set(err, RDT_INVALID, "unknown flags %u or visibility %d", message->flags, (int)message->visibility);
     status = check_ttl(call, message, err);
+    if (status == RDT_OK && message->made_bytes > 0)
+        status = check_made(call, message, err);
     if (status != RDT_OK)
         return status;
     regions = calloc(message->n_regions + 1, sizeof *regions);

@@ -64,7 +64,7 @@ static void run_prove(struct work *work)
 
     for (uint32_t i = 0; i < snapshot->object->n_regions; i++) {
         struct region *region = snapshot->object->uses[i].region;
-        if (snapshot->given[i]) /* refused: it is copied like any other */
+        if (snapshot->given[i] && !region->sealed) /* refused: it is copied like any other */
             snapshot->given[i] = region->kind->ops.seal(region->kind->instance, &region->block, true, NULL) == RDT_OK;
     }
 }
@@ -83,7 +83,7 @@ static enum rdt_status prove(struct snapshot *snapshot)
     uint64_t bytes = 0;
 
     for (uint32_t i = 0; i < object->n_regions; i++)
-        bytes += snapshot->given[i] ? object->uses[i].region->bytes : 0;
+        bytes += snapshot->given[i] && !object->uses[i].region->sealed ? object->uses[i].region->bytes : 0;
     if (bytes == 0)
         return RDT_OK;
     if (bytes <= COPY_SMALL_BYTES) {
@@ -117,8 +117,9 @@ static enum rdt_status plan(struct snapshot *snapshot, struct rdt_error *err)
         if (!snapshot->given[i])
             continue;
         region->origin = REGION_SNAPSHOT;
+        if (!region->sealed)
+            event(snapshot->table->events, RDT__PB__LIST_KIND__LIST_KIND_REGIONS, "sealed", region);
         region->sealed = true;
-        event(snapshot->table->events, RDT__PB__LIST_KIND__LIST_KIND_REGIONS, "sealed", region);
         region->writable_outside = region->had_life = region->kept = false; /* whoever had it cannot write it any more */
         snapshot->regions[snapshot->n_taken++] = region;
         place[i] = snapshot->n_taken;

@@ -1,6 +1,6 @@
 /* What makes an object that never changes out of memory that may: its tensors are copied, packed, into a region of their own,
  * which is then sealed for ever. A region that its client has unmapped and given up is not copied: if the kernel can prove that
- * nobody else may write it either, it becomes the snapshot as it is.
+ * nobody else may write it either, it becomes the snapshot as it is; so does one that is sealed already.
  *
  *   PROVE (given regions) -> RESERVE -> COPY -> HEAR -> the object is live
  *

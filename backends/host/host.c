@@ -29,6 +29,7 @@ struct host_block {
     uint64_t page_bytes;   /* of huge pages; 0: of others */
     bool imported;
     bool read_only;
+    bool taken; /* imported, for ever unwritable, by a descriptor of our own for reading */
     bool never_shared;
     void *addr; /* mapped when it was allocated */
 };
@@ -177,7 +178,10 @@ static enum rdt_status host_alloc_private(void *memory, uint64_t bytes, struct r
     return block_fill(block_p, fd, bytes, &values, err);
 }
 
-/* ---- importing ---- */
+/* ---- importing ----
+ * A client's descriptor may be one of any file. What it is the kernel says without asking a file system, which may be another process and
+ * answer never: so seals come first, and only what has some is looked at further.
+ */
 
 static enum rdt_status check_file(int fd, struct stat *stat_p, struct rdt_error *err)
 {
@@ -248,9 +252,9 @@ static enum rdt_status host_import(void *memory, const char *device, const struc
     if (import->n_fds != 1)
         return rdt_error_set(err, RDT_INVALID, "an import of host memory takes one descriptor, not %u", import->n_fds);
 
-    status = check_file(import->fds[0], &st, err);
+    status = check_seals(import->fds[0], &seals, err);
     if (status == RDT_OK)
-        status = check_seals(import->fds[0], &seals, err);
+        status = check_file(import->fds[0], &st, err);
     if (status == RDT_OK)
         status = check_range(import, &st, err);
     if (status != RDT_OK)
@@ -271,6 +275,82 @@ static enum rdt_status host_import(void *memory, const char *device, const struc
         values.mapped_bytes = round_up(import->bytes, values.page_bytes);
     }
     return block_fill(block_p, fd, import->bytes, &values, err);
+}
+
+/* ---- taking what nobody can write any more ---- */
+
+static enum rdt_status check_for_ever(int fd, struct rdt_error *err)
+{
+    static const struct {
+        int seal;
+        const char *name;
+    } wanted[] = {{F_SEAL_WRITE, "F_SEAL_WRITE"}, {F_SEAL_SHRINK, "F_SEAL_SHRINK"}, {F_SEAL_GROW, "F_SEAL_GROW"}};
+    int flags = fcntl(fd, F_GETFL), seals;
+
+    if (flags < 0)
+        return rdt_error_sys(err, errno, "looking at the memory made for a snapshot");
+    if ((flags & O_ACCMODE) == O_WRONLY || (flags & O_PATH)) /* nor may the daemon read it for somebody who may not */
+        return rdt_error_set(err, RDT_INVALID, "the descriptor of the memory made for a snapshot cannot be read");
+    seals = fcntl(fd, F_GET_SEALS);
+    if (seals < 0)
+        return rdt_error_set(err, RDT_INVALID, "the memory made for a snapshot is not a memfd");
+    for (size_t i = 0; i < sizeof wanted / sizeof wanted[0]; i++)
+        if (!(seals & wanted[i].seal))
+            return rdt_error_set(err, RDT_INVALID, "the memory made for a snapshot lacks %s", wanted[i].name);
+    return RDT_OK;
+}
+
+/* With those seals its size and its pages stay what they are now. */
+static enum rdt_status check_whole(int fd, uint64_t bytes, struct rdt_error *err)
+{
+    uint64_t page = (uint64_t)sysconf(_SC_PAGESIZE), pages, there;
+    struct statfs fs;
+    struct stat st;
+
+    if (fstat(fd, &st) || fstatfs(fd, &fs))
+        return rdt_error_sys(err, errno, "looking at the memory made for a snapshot");
+    if (fs.f_type != TMPFS_MAGIC)
+        return rdt_error_set(err, RDT_INVALID, "the memory made for a snapshot lies on huge pages");
+    pages = round_up(bytes, page);
+    if ((uint64_t)st.st_size != pages) /* who maps it maps them whole */
+        return rdt_error_set(err, RDT_INVALID, "the memory made for a snapshot has %llu bytes, not the %llu of whole pages for %llu",
+                             (unsigned long long)st.st_size, (unsigned long long)pages, (unsigned long long)bytes);
+    there = (uint64_t)st.st_blocks * 512;
+    if (there != pages)
+        return rdt_error_set(err, RDT_INVALID, "the memory made for a snapshot has pages of %llu bytes %s", (unsigned long long)there,
+                             there < pages ? "and else holes" : "and is shorter");
+    return RDT_OK;
+}
+
+/* Opened anew: the client's own may be one for writing, which older kernels do not map shared once it is sealed. Later nothing is: who
+ * owns the file may change its mode, and who has a lease on it makes others wait, hence O_NONBLOCK. */
+static enum rdt_status host_take(void *memory, int fd, uint64_t bytes, struct rdt_block *block_p, struct rdt_error *err)
+{
+    struct host_block values = {.mapped_bytes = bytes, .imported = true, .read_only = true, .taken = true};
+    char path[32];
+    int own;
+    enum rdt_status status;
+
+    (void)memory;
+    if (!bytes || bytes > INT64_MAX)
+        return rdt_error_set(err, RDT_INVALID, "cannot take %llu bytes made for a snapshot", (unsigned long long)bytes);
+    status = check_for_ever(fd, err);
+    if (status == RDT_OK)
+        status = check_whole(fd, bytes, err);
+    if (status != RDT_OK)
+        return status;
+    (void)snprintf(path, sizeof path, "/proc/self/fd/%d", fd);
+    own = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
+    if (own < 0 && errno == EACCES)
+        return rdt_error_set(err, RDT_INVALID, "the memory made for a snapshot may not be read by others: leave its mode as "
+                                               "memfd_create makes it");
+    if (own < 0 && errno == EAGAIN)
+        return rdt_error_set(err, RDT_INVALID, "somebody has a lease on the memory made for a snapshot");
+    if (own < 0 && (errno == EMFILE || errno == ENFILE))
+        return rdt_error_set(err, RDT_LIMIT, "no descriptor is left for the memory made for a snapshot");
+    if (own < 0)
+        return rdt_error_sys(err, errno, "opening the memory made for a snapshot by %s", path);
+    return block_fill(block_p, own, bytes, &values, err);
 }
 
 /* ---- a block's life ---- */
@@ -335,9 +415,11 @@ static enum rdt_status host_share(void *memory, const struct rdt_block *block, b
     (void)memory;
     if (priv->never_shared)
         return rdt_error_set(err, RDT_UNSUPPORTED, "this memory lies on huge_tmpfs, which knows no seals: it is never shared");
-    if (!writable && priv->imported)
+    if (!writable && priv->imported && !priv->taken)
         return rdt_error_set(err, RDT_UNSUPPORTED, "imported memory belongs to its client and cannot be made read-only");
-    if (writable) {
+    if (writable && priv->taken)
+        return rdt_error_set(err, RDT_UNSUPPORTED, "memory made for a snapshot is for reading only");
+    if (writable || priv->taken) {
         fd = fcntl(block->fd, F_DUPFD_CLOEXEC, 0);
         if (fd < 0)
             return rdt_error_sys(err, errno, "duplicating a descriptor of host memory");
@@ -345,7 +427,7 @@ static enum rdt_status host_share(void *memory, const struct rdt_block *block, b
         /* A duplicate would share the open file and its write access; opening anew asks the file's mode, 0600. Not kept: a second
          * descriptor for every region would halve how many there can be. */
         (void)snprintf(path, sizeof path, "/proc/self/fd/%d", block->fd);
-        fd = open(path, O_RDONLY | O_CLOEXEC);
+        fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK); /* a client of the same uid may have a lease on it */
         if (fd < 0)
             return rdt_error_sys(err, errno, "opening host memory read-only by %s", path);
     }
@@ -407,6 +489,7 @@ static const struct rdt_memory_ops memory_ops = {
     .seal = host_seal,
     .round = host_round,
     .alloc_private = host_alloc_private,
+    .take = host_take,
 };
 
 static const struct rdt_backend backend = {

@@ -132,8 +132,9 @@ static rdt *connect_to(unsigned i)
     return status == RDT_OK ? conn : NULL;
 }
 
-static bool put(rdt *conn, size_t bytes, bool in_place, struct rdt_ref *ref_p)
+static bool put(rdt *conn, size_t bytes, bool in_place, uint32_t flags, struct rdt_ref *ref_p)
 {
+    struct rdt_put_options options = RDT_INIT(options);
     struct rdt_error err = {0};
     struct rdt_tensor tensor;
     enum rdt_status status;
@@ -149,7 +150,8 @@ static bool put(rdt *conn, size_t bytes, bool in_place, struct rdt_ref *ref_p)
     }
     fill_pattern(memory, bytes, 1);
     tensor = VECTOR(RDT_U8, bytes, memory);
-    status = rdt_put(conn, &tensor, 1, NULL, ref_p, &err);
+    options.flags = flags;
+    status = rdt_put(conn, &tensor, 1, &options, ref_p, &err);
     bears("put", status, &err);
     if (!in_place)
         free(memory);
@@ -165,7 +167,7 @@ static void use(void)
     struct rdt_stat stat;
 
     if (owner && reader) {
-        if (put(owner, LARGE, true, &ref)) {
+        if (put(owner, LARGE, true, 0, &ref)) {
             (void)fetch_and_look(owner, &ref, RDT_FETCH_AUTO, LARGE, false);
             (void)fetch_and_look(owner, &ref, RDT_FETCH_COPY, LARGE, false);
             (void)fetch_and_look(reader, &ref, RDT_FETCH_AUTO, LARGE, false);
@@ -174,9 +176,13 @@ static void use(void)
             bears("free", rdt_free(owner, &ref, false, &err), &err);
             bears("wait_freed", rdt_wait_freed(owner, &ref, LONG, &err), &err);
         }
-        if (put(owner, SMALL, false, &small)) {
+        if (put(owner, SMALL, false, 0, &small)) {
             (void)fetch_and_look(reader, &small, RDT_FETCH_AUTO, SMALL, false);
             (void)fetch_and_look(owner, &small, RDT_FETCH_AUTO, SMALL, true);
+        }
+        if (put(owner, LARGE, false, RDT_PUT_SNAPSHOT, &ref)) { /* which comes with its memory */
+            (void)fetch_and_look(owner, &ref, RDT_FETCH_COW, LARGE, false);
+            bears("free", rdt_free(owner, &ref, false, &err), &err);
         }
         if (rdt_wait_put(owner, &parked, MSEC, &err) != RDT_TIMED_OUT)
             bears("wait_put", err.status, &err);

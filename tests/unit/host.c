@@ -2,11 +2,14 @@
 #include <criterion/criterion.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/prctl.h>
 #include <sys/stat.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include "tests/support/backend_host.h"
@@ -208,6 +211,96 @@ Test(memory, seal_with_proof_is_refused_while_somebody_may_write)
     cr_assert(pattern_holds(block.addr, MIB, 4));
     (void)close(fd);
     ops->free(memory, &block);
+}
+
+/* ---- taking what a client has made ---- */
+
+#define MADE_BYTES ((uint64_t)128 << 10)
+
+static int made_memfd(uint64_t bytes)
+{
+    int fd = memfd_create("client", MFD_CLOEXEC | MFD_ALLOW_SEALING);
+    uint8_t *data = malloc(bytes);
+
+    pattern_fill(data, bytes, 7);
+    cr_assert_eq(write(fd, data, bytes), (ssize_t)bytes);
+    cr_assert_eq(fcntl(fd, F_ADD_SEALS, F_SEAL_WRITE | F_SEAL_SHRINK | F_SEAL_GROW), 0);
+    free(data);
+    return fd;
+}
+
+static enum rdt_status take(int fd, uint64_t bytes, struct rdt_block *block)
+{
+    memset(block, 0, sizeof *block);
+    memset(&err, 0, sizeof err);
+    return ops->take(memory, fd, bytes, block, &err);
+}
+
+Test(memory, what_is_taken_is_ours_to_read_whatever_becomes_of_its_mode)
+{
+    int fd = made_memfd(MADE_BYTES), out;
+    struct rdt_block block;
+
+    if (!ops->take)
+        cr_skip_test("this memory takes none");
+    cr_assert_eq(take(fd, MADE_BYTES, &block), RDT_OK, "%s", err.msg);
+    cr_assert(block.read_only);
+    cr_assert_eq(fchmod(fd, 0), 0);
+    (void)close(fd); /* it was borrowed */
+    cr_assert_eq(ops->share(memory, &block, true, &out, &err), RDT_UNSUPPORTED);
+    cr_assert_eq(ops->share(memory, &block, false, &out, &err), RDT_OK, "%s", err.msg);
+    cr_assert_eq(fcntl(out, F_GETFL) & O_ACCMODE, O_RDONLY);
+    cr_assert_neq(fcntl(out, F_GETFD) & FD_CLOEXEC, 0);
+    cr_assert_neq(mmap(NULL, MADE_BYTES, PROT_READ, MAP_SHARED, out, 0), MAP_FAILED);
+    (void)close(out);
+    cr_assert_eq(ops->map(memory, &block, true, &err), RDT_OK, "%s", err.msg);
+    cr_assert(pattern_holds(block.addr, MADE_BYTES, 7));
+    ops->free(memory, &block);
+}
+
+/* As a daemon whose uid is no client's. The status it comes to. */
+static int take_as_nobody(int fd)
+{
+    struct rdt_block block;
+    int status;
+    pid_t child = fork();
+
+    if (child == 0) {
+        if (setresuid(12345, 12345, 12345) || prctl(PR_SET_DUMPABLE, 1))
+            _exit(99);
+        _exit(-take(fd, MADE_BYTES, &block));
+    }
+    cr_assert_eq(waitpid(child, &status, 0), child);
+    cr_assert(WIFEXITED(status));
+    return -WEXITSTATUS(status);
+}
+
+Test(memory, another_users_is_taken_if_others_may_read_it)
+{
+    int fd = made_memfd(MADE_BYTES);
+
+    if (!ops->take || geteuid() != 0)
+        cr_skip_test("needs root, to become another user, and memory that takes some");
+    cr_assert_eq(take_as_nobody(fd), RDT_OK);
+    cr_assert_eq(fchmod(fd, 0600), 0);
+    cr_assert_eq(take_as_nobody(fd), RDT_INVALID);
+    (void)close(fd);
+}
+
+/* The kernel lets whoever opens a file wait for who has a lease on it: not the daemon. */
+Test(memory, who_has_a_lease_holds_nobody_up)
+{
+    int fd = made_memfd(MADE_BYTES);
+    struct rdt_block block;
+
+    if (!ops->take)
+        cr_skip_test("this memory takes none");
+    (void)signal(SIGIO, SIG_IGN);
+    if (fcntl(fd, F_SETLEASE, F_WRLCK))
+        cr_skip_test("no lease on a memfd here");
+    cr_assert_eq(take(fd, MADE_BYTES, &block), RDT_INVALID);
+    cr_assert_not_null(strstr(err.msg, "lease"), "%s", err.msg);
+    (void)close(fd);
 }
 
 /* ---- importing ---- */
