@@ -114,8 +114,10 @@ static void tell(rdt *conn)
 
 void connection_unlock(rdt *conn)
 {
-    struct mapping *aside = memory_take_aside(&conn->memory);
+    struct mapping *aside;
 
+    conn->on_unlock(conn);
+    aside = memory_take_aside(&conn->memory);
     tell(conn);
     (void)pthread_mutex_unlock(&conn->lock);
     memory_unmap(aside);

@@ -6,6 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "board.h"
 #include "clock.h"
 #include "fetched.h"
 #include "proto/messages.h"
@@ -199,7 +200,7 @@ static void end(rdt_request *request)
 
 static void drop_object(rdt_request *request)
 {
-    fetched_destroy(request->object);
+    fetched_let_go(request->object);
     request->object = NULL;
 }
 
@@ -209,6 +210,13 @@ void request_fail(rdt_request *request, const struct rdt_error *err)
     end(request);
     if (!request->copying)
         drop_object(request);
+}
+
+void request_start_ended(rdt_request *request, rdt_object *take_object)
+{
+    chain_append(&request->conn->requests, &request->link);
+    request->object = take_object;
+    end(request);
 }
 
 /* What it holds, if it does. */
@@ -340,6 +348,7 @@ void request_destroy(rdt_request *request)
     let_go(request);
     drop_object(request);
     targets_destroy(request->conn, request->targets);
+    board_ask_drop(request->asked);
     chain_remove(&request->link);
     free(request);
 }

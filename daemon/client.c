@@ -3,6 +3,7 @@
 #include <stdlib.h>
 #include <unistd.h>
 
+#include "daemon/board.h"
 #include "daemon/keeping.h"
 #include "daemon/object.h"
 
@@ -86,6 +87,7 @@ bool client_fini(struct client *client, uint64_t until_ns)
     client->usual = NULL;
     mapped_stop(&client->mapped);
     warm_stop(&client->warm); /* first: what it lets go of below comes to nobody again */
+    board_end(client);
     while ((hold = map_next(&client->holds, &client->reaped_holds))) {
         abandon(hold);
         if (uv_hrtime() >= until_ns)
@@ -165,6 +167,7 @@ static struct hold *hold_new(struct client *client)
     hold->id = next_hold++;
     hold->client = client;
     list_init(&hold->by_object);
+    list_init(&hold->by_board);
     if (!map_put_u64(&client->holds, hold->id, hold)) {
         free(hold);
         return NULL;
@@ -228,6 +231,7 @@ void client_release(struct hold *hold)
     struct object *object = hold->object;
     struct region *region = hold->region;
 
+    board_leave(hold);
     map_remove_u64(&hold->client->holds, hold->id);
     hold->client->copying_bytes -= hold->copying_bytes;
     if (object)

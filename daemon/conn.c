@@ -9,6 +9,7 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#include "daemon/board.h"
 #include "daemon/conn_heap.h"
 #include "daemon/log.h"
 #include "daemon/object.h"
@@ -117,7 +118,8 @@ static void conn_close(struct conn *conn, const char *why)
     if (conn->greeted) {
         log_info("client %llu (%s, pid %d, uid %u) ends: %s; %u objects, %zu holds, %zu fetches",
                  (unsigned long long)client->id, client->name, (int)client->pid, client->account->owner.uid, why,
-                 client->n_objects, map_count(&client->holds) + map_count(&client->keeps), map_count(&client->fetches));
+                 client->n_objects, map_count(&client->holds) + map_count(&client->keeps) - board_idle_of_client(client),
+                 map_count(&client->fetches));
         list_remove(&client->link);
         conn->rpc->n_clients--;
         watch_end(conn->rpc, client);

@@ -175,8 +175,8 @@ static void on_deadline(struct deadline *deadline)
     fetch_fail(fetch, &err);
 }
 
-static enum rdt_status join(struct client *client, struct transfer *transfer, const Rdt__Pb__Fetch *message, uint64_t handle,
-                            bool joined, struct rdt_error *err)
+static enum rdt_status join(struct client *client, struct transfer *transfer, const Rdt__Pb__Fetch *message,
+                            const Rdt__Pb__FetchItem *item, bool joined, struct rdt_error *err)
 {
     bool is_name = transfer->ref.is_name; /* then it has asked for the same version */
     struct fetch *fetch;
@@ -189,20 +189,21 @@ static enum rdt_status join(struct client *client, struct transfer *transfer, co
         return rdt_error_set(err, RDT_NO_MEMORY, "no memory for the fetch");
     }
     fetch->client = client;
-    fetch->handle = handle;
+    fetch->handle = item->handle;
+    fetch->may_stay = item->may_stay && !item->slice && !item->targets;
     fetch->transfer = transfer;
     fetch->deadline.on_passed = on_deadline;
     fetch->counted = joined;
     fetch->merged = joined && !is_name;
     fetch->message = message->fds_once ? client->n_fetch_messages : 0;
     fetch->cow = message->mode == RDT__PB__FETCH_MODE__FETCH_MODE_COW;
-    if (!map_put_u64(&client->fetches, handle, fetch)) {
+    if (!map_put_u64(&client->fetches, item->handle, fetch)) {
         account_give(client->account, USAGE_TRANSFERS, 1);
         free(fetch);
         return rdt_error_set(err, RDT_NO_MEMORY, "no memory for the fetch");
     }
     if (!deadline_set(transfer->transfers->deadlines, &fetch->deadline, message->timeout_ns)) {
-        map_remove_u64(&client->fetches, handle);
+        map_remove_u64(&client->fetches, item->handle);
         account_give(client->account, USAGE_TRANSFERS, 1);
         free(fetch);
         return rdt_error_set(err, RDT_NO_MEMORY, "no memory for the deadline");
@@ -321,7 +322,7 @@ enum rdt_status fetch_start(struct transfers *transfers, struct client *client, 
     }
     if (twin) {
         *transfer_p = NULL;
-        return join(client, twin, message, item->handle, joins, err);
+        return join(client, twin, message, item, joins, err);
     }
     transfer = transfer_new(transfers, client, client->account, &ref);
     if (!transfer)
@@ -348,7 +349,7 @@ enum rdt_status fetch_start(struct transfers *transfers, struct client *client, 
     if (status == RDT_OK && item->targets)
         status = target_create(client, item, &transfer->target, err);
     if (status == RDT_OK)
-        status = join(client, transfer, message, item->handle, false, err);
+        status = join(client, transfer, message, item, false, err);
     if (status != RDT_OK) {
         (void)snprintf(transfer->record.error, sizeof transfer->record.error, "%s", err->msg);
         transfer_end(transfer);

@@ -1,0 +1,270 @@
+#include "daemon/board.h"
+
+#include <fcntl.h>
+#include <stdatomic.h>
+#include <stdlib.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include "daemon/guard.h"
+#include "daemon/object.h"
+#include "proto/board.h"
+
+#ifndef MFD_NOEXEC_SEAL
+#define MFD_NOEXEC_SEAL 0x0008U
+#endif
+
+#define GRANTS (UINT32_C(1) << 30)
+
+struct slot {
+    struct hold *hold; /* NULL: free */
+    uint32_t grant;
+    uint64_t bytes;
+};
+
+struct board {
+    _Atomic uint32_t *words; /* shared with the client */
+    int guard;
+    int fd; /* until the client has it; -1: it has */
+    uint32_t last_grant;
+    unsigned next; /* where the search for room begins */
+    uint64_t bytes;
+    struct slot slots[BOARD_SLOTS];
+};
+
+/* ---- the page ---- */
+
+static int open_page(void)
+{
+    int fd = memfd_create("rdtd board", MFD_CLOEXEC | MFD_ALLOW_SEALING | MFD_NOEXEC_SEAL);
+
+    if (fd < 0) /* an older kernel */
+        fd = memfd_create("rdtd board", MFD_CLOEXEC | MFD_ALLOW_SEALING);
+    if (fd >= 0 && (ftruncate(fd, BOARD_BYTES) < 0 || fcntl(fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL) < 0)) {
+        (void)close(fd);
+        return -1;
+    }
+    return fd;
+}
+
+static bool map_page(struct board *board)
+{
+    void *page;
+
+    board->fd = open_page();
+    if (board->fd < 0)
+        return false;
+    page = mmap(NULL, BOARD_BYTES, PROT_READ | PROT_WRITE, MAP_SHARED, board->fd, 0);
+    if (page == MAP_FAILED) {
+        (void)close(board->fd);
+        return false;
+    }
+    board->guard = guard_enter(page, BOARD_BYTES, BOARD_BYTES);
+    if (board->guard == GUARD_NONE) {
+        (void)munmap(page, BOARD_BYTES);
+        (void)close(board->fd);
+        return false;
+    }
+    board->words = page;
+    return true;
+}
+
+static uint64_t heap_bytes(void)
+{
+    return sizeof(struct board) + BOARD_BYTES;
+}
+
+/* NULL: there is no room for one. */
+static struct board *get(struct client *client)
+{
+    struct board *board = client->board;
+
+    if (board || account_take(client->account, USAGE_HEAP, heap_bytes(), NULL) != RDT_OK)
+        return board;
+    board = calloc(1, sizeof *board);
+    if (!board || !map_page(board)) {
+        free(board);
+        account_give(client->account, USAGE_HEAP, heap_bytes());
+        return NULL;
+    }
+    client->board = board;
+    return board;
+}
+
+/* ---- slots ---- */
+
+/* The word of the hold's slot, and its slot. */
+static _Atomic uint32_t *word_of(const struct hold *hold, struct slot **slot_p)
+{
+    struct board *board = hold->client->board;
+
+    *slot_p = &board->slots[hold->board_slot - 1];
+    return &board->words[hold->board_slot - 1];
+}
+
+/* Off the board, and no more than any other hold. */
+static void clear(struct hold *hold, struct slot *slot)
+{
+    hold->client->board->bytes -= slot->bytes;
+    *slot = (struct slot){NULL};
+    hold->board_slot = 0;
+    list_remove(&hold->by_board);
+    hold->object->others->n_on_board--;
+}
+
+void board_leave(struct hold *hold)
+{
+    struct slot *slot;
+
+    if (hold->board_slot == 0)
+        return;
+    atomic_store(word_of(hold, &slot), 0);
+    clear(hold, slot);
+}
+
+/* Whatever the client does from here on, it does not have it back. True: it had let go of it. */
+static bool take_back(struct hold *hold)
+{
+    struct slot *slot;
+    uint32_t word = atomic_exchange(word_of(hold, &slot), 0);
+    bool idle = hold->in_message || word == board_word(slot->grant, BOARD_IDLE);
+
+    clear(hold, slot);
+    return idle;
+}
+
+bool board_is_idle(const struct hold *hold)
+{
+    struct slot *slot;
+
+    if (hold->board_slot == 0)
+        return false;
+    return hold->in_message || atomic_load(word_of(hold, &slot)) == board_word(slot->grant, BOARD_IDLE);
+}
+
+uint32_t board_idle_of_client(const struct client *client)
+{
+    uint32_t n = 0;
+
+    for (unsigned i = 0; client->board && i < BOARD_SLOTS; i++)
+        n += client->board->slots[i].hold && board_is_idle(client->board->slots[i].hold);
+    return n;
+}
+
+uint32_t board_idle_of_object(const struct object *object)
+{
+    uint32_t n = 0;
+
+    if (object->others)
+        list_for_each (node, &object->others->on_board)
+            n += board_is_idle(list_entry(node, struct hold, by_board));
+    return n;
+}
+
+/* ---- granting ---- */
+
+/* A free slot, with room for so many bytes; BOARD_SLOTS: there is none. */
+static unsigned make_room(struct board *board, uint64_t bytes)
+{
+    unsigned at = BOARD_SLOTS;
+
+    for (unsigned i = 0; i < BOARD_SLOTS && at == BOARD_SLOTS; i++)
+        if (!board->slots[i].hold)
+            at = i;
+    for (unsigned i = 0; i < BOARD_SLOTS && (at == BOARD_SLOTS || board->bytes + bytes > BOARD_MAX_BYTES); i++) {
+        unsigned tried = (board->next + i) % BOARD_SLOTS;
+        struct hold *hold = board->slots[tried].hold;
+
+        if (!hold || !board_is_idle(hold))
+            continue;
+        if (take_back(hold))
+            client_release(hold);
+        board->next = tried + 1;
+        at = tried;
+    }
+    return board->bytes + bytes <= BOARD_MAX_BYTES ? at : BOARD_SLOTS;
+}
+
+/* Somebody else keeps it, for whom it is here. */
+static bool is_wanted(const struct object *object)
+{
+    return object_is_kept(object) || !list_empty(object_holders(object, HOLDER_KEEPING));
+}
+
+static bool may_stay(const struct object *object, uint64_t *bytes_p)
+{
+    if (object->state != OBJECT_LIVE || !object->snapshot || object->adopted || object->n_regions > 1 || object_on_device(object) ||
+        !is_wanted(object))
+        return false;
+    *bytes_p = object->metadata_bytes + (object->n_regions > 0 ? object->uses[0].region->room : object->bytes); /* it maps all of that */
+    return object->metadata_bytes + object->bytes <= BOARD_ONE_BYTES;
+}
+
+struct board_grant board_grant(struct client *client, struct object *object, struct hold *hold)
+{
+    struct board_grant none = {.fd = -1};
+    struct board *board;
+    uint64_t bytes;
+    unsigned at;
+
+    if (client->gone || !may_stay(object, &bytes) || !(board = get(client)))
+        return none;
+    at = make_room(board, bytes);
+    if (at == BOARD_SLOTS)
+        return none;
+    if (!hold) {
+        hold = client_hold_object(client, object);
+        if (!hold)
+            return none;
+        hold->in_message = true;
+    }
+    board->last_grant = board->last_grant % (GRANTS - 1) + 1;
+    board->slots[at] = (struct slot){hold, board->last_grant, bytes};
+    board->bytes += bytes;
+    hold->board_slot = (uint8_t)(at + 1);
+    list_append(&object->others->on_board, &hold->by_board);
+    object->others->n_on_board++;
+    atomic_store(&board->words[at], board_word(board->last_grant, BOARD_IN_USE));
+    return (struct board_grant){at + 1, board->last_grant, board->fd};
+}
+
+void board_fd_went(struct client *client)
+{
+    (void)close(client->board->fd);
+    client->board->fd = -1;
+}
+
+/* ---- taking back ---- */
+
+void board_recall(struct object *object)
+{
+    object_hold(object); /* it does not end before we have done */
+    while (object->others && !list_empty(&object->others->on_board)) {
+        struct hold *hold = list_entry(list_first(&object->others->on_board), struct hold, by_board);
+
+        if (take_back(hold))
+            client_release(hold);
+    }
+    object_drop(object);
+}
+
+void board_end(struct client *client)
+{
+    struct board *board = client->board;
+
+    if (!board)
+        return;
+    for (unsigned i = 0; i < BOARD_SLOTS; i++) {
+        struct hold *hold = board->slots[i].hold;
+
+        if (hold && take_back(hold))
+            client_release(hold);
+    }
+    client->board = NULL;
+    guard_leave(board->guard);
+    (void)munmap(board->words, BOARD_BYTES);
+    if (board->fd >= 0)
+        (void)close(board->fd);
+    free(board);
+    account_give(client->account, USAGE_HEAP, heap_bytes());
+}
