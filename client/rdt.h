@@ -323,7 +323,13 @@ struct rdt_fetch_options {
 
 /* Starts fetching all refs before any is awaited, and returns. An id that nobody has put yet parks until it is, a name until it has a
  * version above the one that was read (versions in between may never be seen). Equal refs (with equal slices and no targets) share
- * one transfer. requests_p is [count], each to be destroyed. count 0 is fine. */
+ * one transfer. requests_p is [count], each to be destroyed. count 0 is fine.
+ *
+ * A snapshot of this node, of up to 1 MiB, that is fetched whole, in host memory and without wishes, again and again under the same ref (no
+ * name) and mode: from the third time on its request may have ended when this returns, without a word to the daemon, and what the reader before
+ * wrote into its private memory is undone. So it is with up to 16 objects and 4 MiB of one connection, until somebody frees them: what stays
+ * with a reader who has released it is no hold, shows nowhere, and keeps neither object nor id. Its memory is unmapped by the next call on the
+ * connection. Such a fetch is no transfer: none is counted, or explained by rdtctl. */
 enum rdt_status rdt_fetch_start(rdt *rdt, const struct rdt_ref *refs, size_t count, const struct rdt_fetch_options *options,
                                 rdt_request **requests_p, struct rdt_error *err);
 
@@ -375,7 +381,7 @@ const void *rdt_object_metadata(const rdt_object *object, size_t *bytes_p); /* N
 struct rdt_object_info {
     struct rdt_ref ref; /* with the true generation */
     char path[32];      /* "local/same", "local/share", "local/cow", "local/copy", "inline", or the transport's name */
-    uint64_t transfer;  /* for rdtctl explain; 0 when nothing was moved */
+    uint64_t transfer;  /* for rdtctl explain; 0 when nothing was moved and the daemon was not asked */
     uint64_t bytes_moved;
     int64_t elapsed_ns;  /* in the daemon */
     bool writable;       /* false: writing there is a fault */
@@ -388,8 +394,8 @@ enum rdt_status rdt_object_place(const rdt_object *object, size_t i, const char 
 
 void rdt_object_info(const rdt_object *object, struct rdt_object_info *info_p);
 
-/* The end of a fetch: drops the hold. Its memory is unmapped, or kept for what this process fetches next: nothing may be read or
- * written there any more. NULL is fine. */
+/* The end of a fetch: drops the hold. Its memory is unmapped, or kept for what this process fetches next (rdt_fetch_start): nothing may be
+ * read or written there any more. NULL is fine. */
 void rdt_release(rdt_object *object);
 
 /* ---- published names ----
