@@ -17,11 +17,13 @@ SUITES = {"nixl": "test_rdt_nixl.py", "gloo": "test_rdt_gloo.py"}
 EXPECTED = {
     "test_p2p_errors_before_group_creation": "asks for the error of a missing group; rdtd needs none",
     "test_send_fails": "asks for a send that fails; here nothing is sent, readers fetch what was put",
-    "test_send_actor_dies_before_sending": "asks that the receiver dies with the sender; here it gets a RayDirectTransportError and lives",
+    "test_send_actor_dies_before_sending": "asks that the receiver dies with the sender; here it lives, and has the tensor, or a RayDirectTransportError if the sender was gone first",
     "test_recv_actor_dies": "asks that the sender dies with the receiver; here it lives",
 }
 
+DROPPED = re.compile(r"^( *)assert [^\n]*_tensor_desc_cache[^\n(]*\n", re.M)
 CHANGES = [  # what, pattern, in its place
+    ("a line about nixl's registrations", DROPPED, r"\1pass\n"),
     ("the transport's name", r'"(?:nixl|gloo|torch_gloo)"', '"rdtd"'),
     ("the transport's name", r'"(?:NIXL|GLOO)"', '"RDTD"'),
     ("the transport's name", r"(?<=transport )GLOO\b", "RDTD"),
@@ -36,7 +38,6 @@ CHANGES = [  # what, pattern, in its place
 # Of nixl's alone: its registrations, agents, pool and streams.
 NIXL_ONLY = re.compile(r"_tensor_desc_cache|_nixl_memory_pool|nixl_memory|nixl_agent\b|_remote_agents|NixlTensorTransport|nixl_cuda_stream|NIXL_REMOTE|nixl\._")
 DECORATED = re.compile(r"^(?=@|def |class )", re.M)
-DROPPED = re.compile(r"^( *)assert [^\n]*_tensor_desc_cache[^\n(]*(?:\n|$)", re.M)
 
 CONFTEST = '''"""Ray's fixtures, without what the wheel has not."""
 import logging
@@ -62,44 +63,58 @@ def propagate_logs():
     yield
     logging.getLogger("ray").propagate = False
 '''
-HOOK = '''"""In every process of Ray's: a group is not made, but its actors are waited for, as tests with deadlines of seconds rely on."""
+HOOK = '''"""In every process of Ray's: a group is not made, but its actors are waited for, as tests with deadlines of seconds rely on; who kills an actor
+goes on when its process has ended: a fetch that runs against the kill may win."""
+import os
+import select
 import ray
 import ray.experimental.collective as collective
 import rdt.ray
+
+kill = ray.kill
 
 
 def started(actors, *ignored, **options):
     ray.get([actor.__ray_ready__.remote() for actor in actors])
 
 
+def killed(actor, **options):
+    try:
+        process = os.pidfd_open(ray._private.state.actors(actor._actor_id.hex()).get("Pid", 0))
+    except OSError:
+        process = None  # it has none yet, or no more
+    kill(actor, **options)
+    if process is not None:
+        select.select([process], [], [], 30)
+        os.close(process)
+
+
 def hook():
     rdt.ray.register(hooked=True)
     collective.create_collective_group = started
+    ray.kill = killed
 '''
 
 
 def adapt(text):
     """(the adapted text, how often what was changed, tests that are left out)"""
-    counts, left_out = {}, []
-    text, n = DROPPED.subn(r"\1pass\n", text)
-    if n:
-        counts["a line about nixl's registrations"] = n
+    kept, left_out, pending = [], [], ""
+    for part in DECORATED.split(text):
+        pending += part
+        if part.startswith("@"):
+            continue
+        name = re.match(r"def (test_\w+)", part)
+        if name and NIXL_ONLY.search(DROPPED.sub("", pending)):
+            left_out.append(name[1])
+        else:
+            kept.append(pending)
+        pending = ""
+    text, counts = "".join(kept), {}
     for what, pattern, by in CHANGES:
         text, n = re.subn(pattern, by, text)
         if n:
             counts[what] = counts.get(what, 0) + n
-    kept, pending = [], ""
-    for part in DECORATED.split(text):
-        if part.startswith("@"):
-            pending += part
-            continue
-        name = re.match(r"def (test_\w+)", part)
-        if name and NIXL_ONLY.search(pending + part):
-            left_out.append(name[1])
-        else:
-            kept.append(pending + part)
-        pending = ""
-    return "".join(kept), counts, left_out
+    return text, counts, left_out
 
 
 def prepare(source, out):
@@ -120,7 +135,8 @@ def prepare(source, out):
             print(f"{suite}: changed {', '.join(f'{what} ({n})' for what, n in counts.items())}")
             for test in left_out:
                 print(f"{suite}: left out, of nixl's own: {test}")
-    print(f"the group's creation waits for its actors and does nothing else; all changes: {out}/changes.diff", flush=True)
+    print("the fixtures are ray_own.py's; the group's creation waits for its actors and does nothing else; ray.kill waits until the process has ended")
+    print(f"all changes: {out}/changes.diff, conftest.py and hook.py beside it", flush=True)
 
 
 def run(suite, out, environment):
