@@ -261,10 +261,10 @@ struct rdt_memory_ops {
     void (*describe_copy)(void *memory, const char *from, const char *to, char *text_p, size_t size);
 
     /* since 1.4: memory for so many bytes that a client has made for a snapshot, by a descriptor (borrowed) of the client's. The plug-in
-     * checks that it has the whole pages for them, all there, and no more than that, and that nobody can write it, cut it or take a page away any more;
-     * then it has a way of its own to it, for reading, which nothing that the client does to it can end. seal is not called for it, share
-     * for reading only. INVALID says what it lacks. At once, on the loop thread, and it never waits for whoever made it. NULL: it takes
-     * none. */
+     * checks that it has the whole pages for them, all there, and no more than that, and that nobody can write it, cut it or take a
+     * page away any more; then it has a way of its own to it, for reading, which nothing that the client does to it can end. seal is
+     * not called for it, share for reading only. INVALID says what it lacks. At once, on the loop thread, and it never waits for
+     * whoever made it. NULL: it takes none. */
     enum rdt_status (*take)(void *memory, int fd, uint64_t bytes, struct rdt_block *block_p, struct rdt_error *err);
 };
 

@@ -228,9 +228,9 @@ struct rdt_put_options {
     int64_t ttl_ns;                 /* of RDT_PUT_DETACHED; 0: the daemon's detached_ttl; LIMIT above its detached_ttl_max */
 };
 
-/* Makes an object of the tensors, in one round trip (two if bytes had to be copied into the daemon's memory). The object refers to the memory: it is
- * live, and what is written there later is seen by readers; put nothing over it before rdt_wait_freed. Tensors may overlap,
- * repeat, be empty; count 0 is allowed. Tensors are borrowed during the call. The object lives until it is freed or this
+/* Makes an object of the tensors, in one round trip (two if bytes had to be copied into the daemon's memory). The object refers to
+ * the memory: it is live, and what is written there later is seen by readers; put nothing over it before rdt_wait_freed. Tensors
+ * may overlap, repeat, be empty; count 0 is allowed. Tensors are borrowed during the call. The object lives until it is freed or this
  * session ends. With SNAPSHOT the call returns when the copy is whole; TIMED_OUT: there is no object.
  * Errors: INVALID (names the tensor), EXISTS (id), LIMIT, NO_MEMORY, UNSUPPORTED (transport unknown; lists those loaded; or it does not
  * move such memory). */

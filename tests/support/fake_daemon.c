@@ -81,6 +81,18 @@ void fake_reply_fd(struct fake *fake, const ProtobufCMessage *message, int fd)
     fake_send(fake, fake->frame.type, FRAME_REPLY, fake->frame.request_id, message, &fd, 1);
 }
 
+void fake_reply_put(struct fake *fake)
+{
+    Rdt__Pb__PutReply reply = RDT__PB__PUT_REPLY__INIT;
+    Rdt__Pb__Ref ref = RDT__PB__REF__INIT;
+
+    ref.id.data = (uint8_t *)"made";
+    ref.id.len = 4;
+    ref.generation = 3;
+    reply.ref = &ref;
+    fake_reply(fake, &reply.base);
+}
+
 void fake_error(struct fake *fake, enum rdt_status status, const char *message)
 {
     Rdt__Pb__ErrorReply reply = RDT__PB__ERROR_REPLY__INIT;

@@ -64,6 +64,7 @@ void fake_serve(struct fake *fake);
 /* Answers the frame taken last. */
 void fake_reply(struct fake *fake, const ProtobufCMessage *message);
 void fake_reply_fd(struct fake *fake, const ProtobufCMessage *message, int fd); /* borrowed */
+void fake_reply_put(struct fake *fake); /* the object has the id "made" and generation 3 */
 void fake_error(struct fake *fake, enum rdt_status status, const char *message);
 void fake_empty(struct fake *fake);
 

@@ -27,18 +27,6 @@ static void answer_hello(struct fake *fake)
     fake_reply(fake, &reply.base);
 }
 
-static void answer_put(struct fake *fake)
-{
-    Rdt__Pb__PutReply reply = RDT__PB__PUT_REPLY__INIT;
-    Rdt__Pb__Ref ref = RDT__PB__REF__INIT;
-
-    ref.id.data = (uint8_t *)"made";
-    ref.id.len = 4;
-    ref.generation = 3;
-    reply.ref = &ref;
-    fake_reply(fake, &reply.base);
-}
-
 static void answer_alloc(struct fake *fake, uint64_t region)
 {
     Rdt__Pb__RegionReply reply = RDT__PB__REGION_REPLY__INIT;
@@ -83,7 +71,7 @@ static void take_given(struct fake *fake, uint64_t region)
     MUST(put->tensors->n_offset == 2 && put->tensors->offset[0] == 0 && put->tensors->offset[1] == 60032);
     MUST(fake->frame.nfds == 0);
     fake_free(put);
-    answer_put(fake);
+    fake_reply_put(fake);
 }
 
 static void put_two(rdt *conn, uint32_t flags)
@@ -118,7 +106,7 @@ static void takes_it(struct fake *fake)
 {
     answer_hello(fake);
     take_made(fake);
-    answer_put(fake);
+    fake_reply_put(fake);
     fake_serve(fake);
 }
 
@@ -183,7 +171,7 @@ static void takes_no_live_ones(struct fake *fake)
     put = FAKE_MESSAGE(fake, Put);
     MUST(put->made_bytes == 0 && put->n_regions == 1 && put->n_given == 0);
     fake_free(put);
-    answer_put(fake);
+    fake_reply_put(fake);
     fake_serve(fake);
 }
 

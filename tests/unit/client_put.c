@@ -32,22 +32,10 @@ static uint8_t *give_region(struct fake *fake, uint64_t region, size_t bytes)
     return view;
 }
 
-static void answer_put(struct fake *fake)
-{
-    Rdt__Pb__PutReply reply = RDT__PB__PUT_REPLY__INIT;
-    Rdt__Pb__Ref ref = RDT__PB__REF__INIT;
-
-    ref.id.data = (uint8_t *)"made";
-    ref.id.len = 4;
-    ref.generation = 3;
-    reply.ref = &ref;
-    fake_reply(fake, &reply.base);
-}
-
 static Rdt__Pb__Put *take_put(struct fake *fake)
 {
     fake_take(fake, RDT_MSG_PUT);
-    answer_put(fake);
+    fake_reply_put(fake);
     return FAKE_MESSAGE(fake, Put);
 }
 
@@ -361,7 +349,7 @@ static void take_many(struct fake *fake)
         if (!fake_take_any(fake))
             return;
         if (fake->frame.type == RDT_MSG_PUT)
-            answer_put(fake);
+            fake_reply_put(fake);
         else
             fake_empty(fake);
     }
