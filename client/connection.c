@@ -17,6 +17,7 @@
 
 #define MAX_QUEUED_BYTES ((size_t)64 << 20) /* frames that the daemon does not take */
 #define LATER_FRAMES 8                      /* that wait for company, at most */
+#define STALLED_NS 10000000                 /* between two tries to send what is stalled */
 #define MAX_READS 256                       /* in one go, so that a talkative daemon cannot hide a deadline */
 
 bool connection_is_forked(const rdt *conn)
@@ -72,12 +73,20 @@ static void set_event(rdt *conn, bool readable)
         (void)!read(conn->event_fd, &count, sizeof count);
 }
 
+/* What waits for fds of this user to leave the sockets that they are in, which no event tells, is tried again then; else never. */
+static int64_t stalled_until_ns(const rdt *conn)
+{
+    return conn->writer.queued_frames > 0 && conn->writer.stalled && !conn->lost ? clock_now_ns() + STALLED_NS : CLOCK_NEVER;
+}
+
 /* Brings what rdt_fd watches up to date. */
 static void update_fd(rdt *conn)
 {
-    bool wants_out = conn->writer.queued_frames > 0 && !conn->lost;
-    int64_t next_ns = expiry_next_ns(&conn->expiries);
+    int64_t next_ns = expiry_next_ns(&conn->expiries), again_ns = stalled_until_ns(conn);
+    bool wants_out = conn->writer.queued_frames > 0 && again_ns == CLOCK_NEVER && !conn->lost;
 
+    if (again_ns < next_ns)
+        next_ns = again_ns;
     if (wants_out != conn->fd_wants_out) {
         struct epoll_event event = {.events = wants_out ? EPOLLIN | EPOLLOUT : EPOLLIN};
 
@@ -326,10 +335,13 @@ void connection_poll(rdt *conn)
 static void lead(rdt *conn, int64_t until_ns)
 {
     struct pollfd fds[2] = {{.fd = conn->lost ? -1 : conn->sock, .events = POLLIN}, {.fd = conn->wake_fd, .events = POLLIN}};
+    int64_t again_ns = stalled_until_ns(conn);
     struct timespec left;
     int n;
 
-    if (conn->writer.queued_frames > 0)
+    if (again_ns < until_ns)
+        until_ns = again_ns;
+    else if (conn->writer.queued_frames > 0 && again_ns == CLOCK_NEVER)
         fds[0].events |= POLLOUT;
     conn->polling = true;
     conn->wake_leader = false;
@@ -341,6 +353,8 @@ static void lead(rdt *conn, int64_t until_ns)
 
     connection_lock(conn);
     conn->polling = false;
+    if (again_ns != CLOCK_NEVER)
+        flush(conn);
     if (n <= 0)
         return; /* the time is over, or a signal came */
     if (fds[1].revents) {

@@ -289,11 +289,16 @@ static uint64_t said(const struct client *client)
 
 /* ---- hello ---- */
 
-static void refuse(struct conn *conn, const struct frame *frame, const struct rdt_error *err)
+static void answer_error(struct conn *conn, const struct frame *frame, const struct rdt_error *err)
 {
     send_error(&conn->client, frame->type, FRAME_REPLY, frame->request_id, err);
     log_warn("client %llu (pid %d, uid %u): %s", (unsigned long long)conn->client.id, (int)conn->client.pid,
              conn->client.account->owner.uid, err->msg);
+}
+
+static void refuse(struct conn *conn, const struct frame *frame, const struct rdt_error *err)
+{
+    answer_error(conn, frame, err);
     conn->draining = true;
     (void)deadline_set(conn->rpc->deadlines, &conn->hello, HELLO_TIMEOUT_NS); /* for the answer to be read */
 }
@@ -374,7 +379,9 @@ static void handle_frame(struct conn *conn)
             status = rpc_handle(conn->rpc, &conn->client, &frame, frame.length > RPC_AT_ONCE_BYTES ? frame_reader_detach(&conn->reader) : NULL,
                                 &err);
     }
-    if (status != RDT_OK)
+    if (status != RDT_OK && frame.passed_over && conn->greeted && frame.request_id != 0)
+        answer_error(conn, &frame, &err); /* one request, and not all that the client has here */
+    else if (status != RDT_OK)
         refuse(conn, &frame, &err);
     conn->more = frame_reader_is_ready(&conn->reader);
 }

@@ -341,6 +341,8 @@ uint64_t regions_take_max(struct regions *regions, uint64_t most)
         return 0;
     while (most > 0 && kind->ops.round && kind->ops.round(kind->instance, most - 1) != most - 1)
         most /= 2;
+    if (most > 0 && kind->ops.round && kind->ops.round(kind->instance, most + 1) != most + 1)
+        most--; /* one huge page */
     return most;
 }
 

@@ -144,7 +144,7 @@ static enum rdt_status fill(struct call *call, const Rdt__Pb__Put *message, stru
         region_unref(region);
     }
     status = snapshot_start(call->rpc->regions, object, given,
-                            message->timeout_ns > 0 && message->n_regions > 0 ? call->client : NULL, on_snapshot, call, &snapshot,
+                            message->timeout_ns > 0 && all_regions(message) > 0 ? call->client : NULL, on_snapshot, call, &snapshot,
                             err);
     if (status == RDT_OK)
         answer(call, object);
@@ -217,7 +217,7 @@ static enum rdt_status put(struct call *call, const Rdt__Pb__Put *message, struc
                              .layout = digest->layout,
                              .parts = &digest->parts,
                              .snapshot = message->flags & PUT_SNAPSHOT,
-                             .sealed = message->made_bytes > 0 && message->n_regions == 0};
+                             .sealed = message->made_bytes > 0 && message->n_regions == 0 && message->timeout_ns <= 0};
     struct region *made = NULL;
     struct object *object;
     enum rdt_status status = find_regions(call, message, regions, err);
@@ -228,7 +228,7 @@ static enum rdt_status put(struct call *call, const Rdt__Pb__Put *message, struc
         status = rdt_error_set(err, digest->status, "%s", digest->err.msg);
     if (status == RDT_OK)
         status = check_places(message, digest->parts.spans, regions, err);
-    if (status == RDT_OK && put.snapshot && message->n_regions > 0 && !call_may_wait(call, err)) /* for its copy */
+    if (status == RDT_OK && put.snapshot && !put.sealed && put.n_regions > 0 && !call_may_wait(call, err)) /* for its copy */
         status = RDT_LIMIT;
     if (status != RDT_OK)
         return status;

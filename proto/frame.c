@@ -195,6 +195,7 @@ static void pass_over(struct frame_reader *reader)
 static enum rdt_status keep_fds(struct frame_reader *reader, struct msghdr *msg, struct rdt_error *err)
 {
     enum rdt_status status = RDT_OK;
+    bool lost = (msg->msg_flags & MSG_CTRUNC) != 0;
 
     for (struct cmsghdr *cmsg = CMSG_FIRSTHDR(msg); cmsg; cmsg = CMSG_NXTHDR(msg, cmsg)) {
         int fds[KERNEL_MAX_FDS];
@@ -205,9 +206,10 @@ static enum rdt_status keep_fds(struct frame_reader *reader, struct msghdr *msg,
         n = (cmsg->cmsg_len - CMSG_LEN(0)) / sizeof(int);
         assert(n <= KERNEL_MAX_FDS);
         memcpy(fds, CMSG_DATA(cmsg), n * sizeof(int));
-        if (reader->truncated) {
+        if (reader->n_lost > 0) {
             /* Fds were lost before these: to keep them would give a frame the fds of a later one. */
             close_all(fds, (unsigned)n);
+            lost = true;
         } else if (n > sizeof reader->fds / sizeof reader->fds[0] - reader->n_fds) {
             close_all(fds, (unsigned)n);
             status = rdt_error_set(err, RDT_PROTOCOL, "%u fds came that no frame claims", reader->n_fds);
@@ -216,8 +218,7 @@ static enum rdt_status keep_fds(struct frame_reader *reader, struct msghdr *msg,
             reader->n_fds += (unsigned)n;
         }
     }
-    if (msg->msg_flags & MSG_CTRUNC)
-        reader->truncated = true;
+    reader->n_lost += lost; /* the fds of one frame at a time */
     return status;
 }
 
@@ -311,14 +312,23 @@ enum rdt_status frame_reader_next(struct frame_reader *reader, struct frame *fra
         if (nfds > RDT_MAX_FRAME_FDS)
             return rdt_error_set(err, RDT_PROTOCOL, "the frame claims %u fds, the most is %u", nfds, RDT_MAX_FRAME_FDS);
         /* Fds ride with the first byte, so here they are all that will come. */
-        if (reader->truncated)
+        if (reader->n_lost > 0) {
+            unsigned came = reader->n_fds;
+            frame->passed_over = true;
+            reader->n_lost--;
+            reader->n_fds = 0;
+            close_all(reader->fds, came);
+            reader->skip = frame_bytes_expected(reader);
+            pass_over(reader);
             return rdt_error_set(err, RDT_LIMIT, "%u of the frame's %u fds were lost: this process has no fds left, its limit (ulimit -n) is reached",
-                                 nfds - reader->n_fds, nfds);
+                                 nfds - came, nfds);
+        }
         return rdt_error_set(err, RDT_PROTOCOL, "the frame claims %u fds, %u came", nfds, reader->n_fds);
     }
     if (reader->end - reader->start < FRAME_HEADER_BYTES + length)
         return RDT_AGAIN;
 
+    frame->passed_over = false;
     frame->type = (uint16_t)get_le(header + 4, 2);
     frame->flags = header[7];
     frame->nfds = (uint8_t)nfds;

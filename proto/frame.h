@@ -29,6 +29,7 @@ struct frame {
     uint16_t type;
     uint8_t flags;
     uint8_t nfds;
+    bool passed_over; /* frame_reader_next refused it, and goes on behind it */
     uint32_t length;
     uint64_t request_id;
     const uint8_t *payload; /* borrowed from the reader until its next call */
@@ -52,8 +53,8 @@ struct frame_reader {
     size_t max_payload;
     int fds[4 * RDT_MAX_FRAME_FDS];
     unsigned n_fds;
-    bool truncated; /* the kernel dropped fds (MSG_CTRUNC) */
-    size_t skip;    /* of a frame that is passed over: so many bytes are still to come */
+    unsigned n_lost; /* of the frames to come so many have lost fds: the kernel dropped them (MSG_CTRUNC), or an earlier one had lost its own */
+    size_t skip;     /* of a frame that is passed over: so many bytes are still to come */
 };
 
 void frame_reader_init(struct frame_reader *reader, size_t max_payload);
@@ -69,8 +70,8 @@ uint8_t *frame_reader_space(struct frame_reader *reader, size_t want, size_t *ha
 void frame_reader_commit(struct frame_reader *reader, size_t n);
 
 /* The next whole frame. RDT_OK; RDT_AGAIN: not whole yet; RDT_LIMIT: longer than max_payload, or its fds were lost to
- * this process's own fd limit; RDT_PROTOCOL: it claims fds that did not come. After an error the stream is lost: frame
- * carries type and request id for an answer, then the connection must close. */
+ * this process's own fd limit; RDT_PROTOCOL: it claims fds that did not come. After an error frame carries type and request id
+ * for an answer; then the stream is lost and the connection must close, unless the frame was passed over (its fds were lost). */
 enum rdt_status frame_reader_next(struct frame_reader *reader, struct frame *frame, struct rdt_error *err);
 
 /* After frame_reader_next said OK: the payload stays where it is for longer. Returns the memory it lies in, which free() ends, and goes on

@@ -350,6 +350,10 @@ static enum rdt_status host_take(void *memory, int fd, uint64_t bytes, struct rd
         return rdt_error_set(err, RDT_LIMIT, "no descriptor is left for the memory made for a snapshot");
     if (own < 0)
         return rdt_error_sys(err, errno, "opening the memory made for a snapshot by %s", path);
+    if (lseek(own, 0, SEEK_HOLE) < (off_t)bytes) { /* pages may lie behind its end */
+        (void)close(own);
+        return rdt_error_set(err, RDT_INVALID, "the memory made for a snapshot has holes");
+    }
     return block_fill(block_p, own, bytes, &values, err);
 }
 

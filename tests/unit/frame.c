@@ -314,7 +314,14 @@ Test(frame_reader, fds_lost_to_our_own_limit_are_said_so)
     cr_assert_eq(size_of_fd(frame.fds[0]), 1);
     frame_close_fds(&frame);
     cr_assert_eq(frame_reader_next(&reader, &frame, &err), RDT_LIMIT, "and never the fds of a later frame");
-    cr_assert_eq(frame.request_id, 77);
+    cr_assert(frame.request_id == 77 && frame.passed_over);
+    cr_assert_eq(frame_reader_next(&reader, &frame, &err), RDT_LIMIT, "nor is that given others'");
+    cr_assert(frame.passed_over);
+    send_header(socks[1], 0, 1, fds + 6, 1);
+    cr_assert_eq(frame_reader_recv(&reader, socks[0], &n, &err), RDT_OK);
+    cr_assert_eq(frame_reader_next(&reader, &frame, &err), RDT_OK, "and the stream goes on");
+    cr_assert_eq(size_of_fd(frame.fds[0]), 7);
+    frame_close_fds(&frame);
     frame_reader_fini(&reader);
     for (int i = 0; i < 8; i++)
         close(fds[i]);

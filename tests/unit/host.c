@@ -287,6 +287,22 @@ Test(memory, another_users_is_taken_if_others_may_read_it)
     (void)close(fd);
 }
 
+/* As many pages as it needs, all of them behind its end. */
+Test(memory, pages_that_are_elsewhere_are_holes)
+{
+    int fd = memfd_create("client", MFD_CLOEXEC | MFD_ALLOW_SEALING);
+    struct rdt_block block;
+
+    if (!ops->take)
+        cr_skip_test("this memory takes none");
+    cr_assert_eq(ftruncate(fd, (off_t)MIB), 0);
+    cr_assert_eq(fallocate(fd, FALLOC_FL_KEEP_SIZE, (off_t)MIB, (off_t)MIB), 0);
+    cr_assert_eq(fcntl(fd, F_ADD_SEALS, F_SEAL_WRITE | F_SEAL_SHRINK | F_SEAL_GROW), 0);
+    cr_assert_eq(take(fd, MIB, &block), RDT_INVALID);
+    cr_assert_not_null(strstr(err.msg, "holes"), "%s", err.msg);
+    (void)close(fd);
+}
+
 /* The kernel lets whoever opens a file wait for who has a lease on it: not the daemon. */
 Test(memory, who_has_a_lease_holds_nobody_up)
 {
