@@ -14,6 +14,7 @@ struct staying {
     struct rdt_ref ref; /* as it was asked for */
     enum rdt_fetch_mode mode;
     uint64_t hash; /* of both */
+    uint64_t ends; /* the board's, then */
     unsigned slot; /* from here on: once it is granted */
     uint32_t grant;
     bool idle;
@@ -26,6 +27,7 @@ struct board {
     _Atomic uint32_t *words; /* shared with the daemon; NULL: it has not come */
     struct staying *slots[BOARD_SLOTS]; /* NULL: free */
     unsigned n_idle;
+    uint64_t ends; /* calls of board_end_by_id: what was asked for before may not stay, it may have come too soon */
     uint64_t recent[RECENT]; /* a ring of hashes */
     unsigned next;
 };
@@ -94,6 +96,7 @@ struct staying *board_ask(rdt *conn, const struct rdt_ref *ref, enum rdt_fetch_m
     asked->ref = *ref;
     asked->mode = mode;
     asked->hash = hash;
+    asked->ends = conn->board->ends;
     return asked;
 }
 
@@ -166,7 +169,7 @@ void board_on_answer(rdt_object *object, struct staying *take_asked, const Rdt__
     struct board *board = object->conn->board;
     struct staying *old;
 
-    if (!take_asked || done->board_slot == 0 || done->board_slot > BOARD_SLOTS || !board->words) {
+    if (!take_asked || take_asked->ends != board->ends || done->board_slot == 0 || done->board_slot > BOARD_SLOTS || !board->words) {
         board_ask_drop(take_asked);
         return;
     }
@@ -191,7 +194,7 @@ void board_on_answer(rdt_object *object, struct staying *take_asked, const Rdt__
     object->staying = take_asked;
 }
 
-/* As it came, whatever its reader has written. */
+/* As it came, whatever its reader has written, and whatever he has made of its protection. */
 static bool make_pristine(const rdt_object *object)
 {
     if (object->inline_data)
@@ -199,7 +202,11 @@ static bool make_pristine(const rdt_object *object)
     for (uint32_t i = 0; i < object->n_mappings; i++) {
         const struct mapping *mapping = object->mappings[i];
 
-        if (mapping && mapping->cow && madvise(mapping->addr, mapping->bytes, MADV_DONTNEED) < 0) /* its private pages */
+        if (!mapping)
+            continue;
+        if (mprotect(mapping->addr, mapping->bytes, mapping->writable ? PROT_READ | PROT_WRITE : PROT_READ) < 0)
+            return false;
+        if (mapping->cow && madvise(mapping->addr, mapping->bytes, MADV_DONTNEED) < 0) /* its private pages */
             return false;
     }
     return true;
@@ -240,6 +247,27 @@ rdt_object *board_take(rdt *conn, const struct rdt_ref *ref, enum rdt_fetch_mode
     info->transfer = info->bytes_moved = 0;
     info->elapsed_ns = 0;
     return staying->object;
+}
+
+void board_end_by_id(rdt *conn, const struct rdt_ref *ref)
+{
+    struct board *board = conn->board;
+
+    if (!board)
+        return;
+    board->ends++;
+    for (unsigned i = 0; i < BOARD_SLOTS; i++) {
+        struct staying *staying = board->slots[i];
+
+        if (!staying || staying->ref.id_bytes != ref->id_bytes || memcmp(staying->ref.id, ref->id, ref->id_bytes) != 0)
+            continue;
+        if (!staying->idle) /* its release is as any other */
+            board_forget(staying->object);
+        else if (move(board, staying, BOARD_IDLE, BOARD_IN_USE))
+            fetched_destroy(staying->object);
+        else
+            end_idle(staying);
+    }
 }
 
 void board_sweep(rdt *conn)

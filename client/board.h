@@ -28,6 +28,9 @@ void board_on_answer(rdt_object *object, struct staying *take_asked, const Rdt__
 /* Its reader has let go of it. True: it stays, and is the board's. */
 bool board_put(rdt_object *object);
 
+/* The daemon is about to be told something of the object, without an answer, that may end it: the next fetch of it shall come after that. */
+void board_end_by_id(rdt *conn, const struct rdt_ref *ref);
+
 /* The object ends: it is on no board. */
 void board_forget(rdt_object *object);
 

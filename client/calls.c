@@ -2,6 +2,7 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "board.h"
 #include "call.h"
 #include "clock.h"
 #include "connection.h"
@@ -68,6 +69,7 @@ enum rdt_status rdt_drop(rdt *conn, const struct rdt_ref *ref, struct rdt_error 
     wire_ref_from(ref, &message);
     request.ref = &message;
     connection_lock(conn);
+    board_end_by_id(conn, ref);
     status = connection_send(conn, RDT_MSG_FREE, 0, &request.base, -1, true, err);
     connection_unlock(conn);
     return status;

@@ -429,7 +429,7 @@ static enum rdt_status start(rdt *conn, const struct rdt_ref *refs, size_t count
         status = send_all(&fetch, err);
     for (size_t i = 0; i < count && status != RDT_OK; i++) {
         if (requests[i])
-            request_destroy(requests[i]);
+            request_undo(requests[i]);
     }
     connection_unlock(conn);
     arena_fini(&fetch.arena);

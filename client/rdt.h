@@ -328,8 +328,10 @@ struct rdt_fetch_options {
  * A snapshot of this node, of up to 1 MiB, that is fetched whole, in host memory and without wishes, again and again under the same ref (no
  * name) and mode: from the third time on its request may have ended when this returns, without a word to the daemon, and what the reader before
  * wrote into its private memory is undone. So it is with up to 16 objects and 4 MiB of one connection, until somebody frees them: what stays
- * with a reader who has released it is no hold, shows nowhere, and keeps neither object nor id. Its memory is unmapped by the next call on the
- * connection. Such a fetch is no transfer: none is counted, or explained by rdtctl. */
+ * with a reader who has released it is no hold, shows nowhere, and keeps neither object nor id. Its memory is unmapped by a call
+ * that waits on the connection, or the next call there; until then what was freed may stay charged, to its producer: at most 4 MiB a connection,
+ * and a sixteenth of memory_limit in all. Where bytes are limited per client or owner, only what comes in a message stays. Such a fetch is no
+ * transfer: none is counted, or explained by rdtctl. */
 enum rdt_status rdt_fetch_start(rdt *rdt, const struct rdt_ref *refs, size_t count, const struct rdt_fetch_options *options,
                                 rdt_request **requests_p, struct rdt_error *err);
 

@@ -222,8 +222,10 @@ void request_start_ended(rdt_request *request, rdt_object *take_object)
 /* What it holds, if it does. */
 static void let_go(rdt_request *request)
 {
-    if (request->holds)
+    if (request->holds) {
+        board_end_by_id(request->conn, &request->held);
         send_cancel(request);
+    }
     request->holds = false;
 }
 
@@ -331,6 +333,13 @@ void request_copy_some(rdt_request *request)
         chain_append(&conn->arrived, &request->arrived);
         connection_news(conn); /* whoever else waits for it may go on, should this thread not */
     }
+}
+
+void request_undo(rdt_request *request)
+{
+    if (request->state == REQUEST_ENDED)
+        request->conn->unseen--;
+    request_destroy(request);
 }
 
 /* ---- the public view ---- */

@@ -84,6 +84,9 @@ void request_cancel(rdt_request *request);
 /* Cancels if it runs, waits until nobody copies, and frees it with what it brought. */
 void request_destroy(rdt_request *request);
 
+/* The same of one that its caller never got to see: the call that made it has failed. */
+void request_undo(rdt_request *request);
+
 /* connection's on_expired */
 void request_on_expired(rdt *conn, struct expiry *expiry);
 

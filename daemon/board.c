@@ -8,6 +8,7 @@
 
 #include "daemon/guard.h"
 #include "daemon/object.h"
+#include "daemon/region_left.h"
 #include "proto/board.h"
 
 #ifndef MFD_NOEXEC_SEAL
@@ -15,11 +16,13 @@
 #endif
 
 #define GRANTS (UINT32_C(1) << 30)
+#define SHARE 16u /* of memory_limit one part: what may be mapped on all boards, and left behind */
 
 struct slot {
     struct hold *hold; /* NULL: free */
     uint32_t grant;
     uint64_t bytes;
+    struct regions *mapped; /* it is mapped, and counted there; NULL: it came in the message */
 };
 
 struct board {
@@ -106,6 +109,8 @@ static _Atomic uint32_t *word_of(const struct hold *hold, struct slot **slot_p)
 static void clear(struct hold *hold, struct slot *slot)
 {
     hold->client->board->bytes -= slot->bytes;
+    if (slot->mapped)
+        slot->mapped->board_bytes -= slot->bytes;
     *slot = (struct slot){NULL};
     hold->board_slot = 0;
     list_remove(&hold->by_board);
@@ -163,15 +168,47 @@ uint32_t board_idle_of_object(const struct object *object)
 
 /* ---- granting ---- */
 
-/* A free slot, with room for so many bytes; BOARD_SLOTS: there is none. */
-static unsigned make_room(struct board *board, uint64_t bytes)
+/* So many bytes may be mapped, if so many that are come free. */
+static bool has_share(const struct regions *regions, uint64_t bytes, uint64_t free_bytes)
+{
+    return regions->board_bytes - free_bytes + region_left_bytes(regions->left) + bytes <= regions->limit_bytes / SHARE;
+}
+
+/* With all that is idle taken back. */
+static bool could_have_room(const struct board *board, uint64_t bytes, const struct regions *mapped)
+{
+    uint64_t used = 0, idle_mapped = 0;
+    unsigned n = 0;
+
+    for (unsigned i = 0; i < BOARD_SLOTS; i++) {
+        const struct slot *slot = &board->slots[i];
+
+        if (slot->hold && !board_is_idle(slot->hold)) {
+            used += slot->bytes;
+            n++;
+        } else if (slot->mapped) {
+            idle_mapped += slot->bytes;
+        }
+    }
+    return n < BOARD_SLOTS && used + bytes <= BOARD_MAX_BYTES && (!mapped || has_share(mapped, bytes, idle_mapped));
+}
+
+static bool has_room(const struct board *board, uint64_t bytes, const struct regions *mapped)
+{
+    return board->bytes + bytes <= BOARD_MAX_BYTES && (!mapped || has_share(mapped, bytes, 0));
+}
+
+/* A free slot, with room for so many bytes, mapped or (NULL) not; BOARD_SLOTS: there is none, and nothing was taken back for it. */
+static unsigned make_room(struct board *board, uint64_t bytes, const struct regions *mapped)
 {
     unsigned at = BOARD_SLOTS;
 
+    if (!could_have_room(board, bytes, mapped))
+        return BOARD_SLOTS;
     for (unsigned i = 0; i < BOARD_SLOTS && at == BOARD_SLOTS; i++)
         if (!board->slots[i].hold)
             at = i;
-    for (unsigned i = 0; i < BOARD_SLOTS && (at == BOARD_SLOTS || board->bytes + bytes > BOARD_MAX_BYTES); i++) {
+    for (unsigned i = 0; i < BOARD_SLOTS && (at == BOARD_SLOTS || !has_room(board, bytes, mapped)); i++) {
         unsigned tried = (board->next + i) % BOARD_SLOTS;
         struct hold *hold = board->slots[tried].hold;
 
@@ -182,7 +219,7 @@ static unsigned make_room(struct board *board, uint64_t bytes)
         board->next = tried + 1;
         at = tried;
     }
-    return board->bytes + bytes <= BOARD_MAX_BYTES ? at : BOARD_SLOTS;
+    return has_room(board, bytes, mapped) ? at : BOARD_SLOTS; /* its client may have fetched something again meanwhile */
 }
 
 /* Somebody else keeps it, for whom it is here. */
@@ -200,16 +237,30 @@ static bool may_stay(const struct object *object, uint64_t *bytes_p)
     return object->metadata_bytes + object->bytes <= BOARD_ONE_BYTES;
 }
 
+/* Its bytes are limited, not with all others' only. */
+static bool is_limited(const struct account *account)
+{
+    for (; account && account->parent; account = account->parent)
+        if (account->limits && account->limits[USAGE_BYTES] != 0)
+            return true;
+    return false;
+}
+
 struct board_grant board_grant(struct client *client, struct object *object, struct hold *hold)
 {
     struct board_grant none = {.fd = -1};
+    struct region *region = hold && object->n_regions > 0 ? object->uses[0].region : NULL; /* it maps that */
+    struct regions *mapped = region ? region->regions : NULL;
     struct board *board;
     uint64_t bytes;
     unsigned at;
 
-    if (client->gone || !may_stay(object, &bytes) || !(board = get(client)))
+    if (client->gone || !may_stay(object, &bytes) || (region && (is_limited(object->account) || is_limited(region->account))))
         return none;
-    at = make_room(board, bytes);
+    board = get(client);
+    if (!board)
+        return none;
+    at = make_room(board, bytes, mapped);
     if (at == BOARD_SLOTS)
         return none;
     if (!hold) {
@@ -219,8 +270,10 @@ struct board_grant board_grant(struct client *client, struct object *object, str
         hold->in_message = true;
     }
     board->last_grant = board->last_grant % (GRANTS - 1) + 1;
-    board->slots[at] = (struct slot){hold, board->last_grant, bytes};
+    board->slots[at] = (struct slot){hold, board->last_grant, bytes, mapped};
     board->bytes += bytes;
+    if (mapped)
+        mapped->board_bytes += bytes;
     hold->board_slot = (uint8_t)(at + 1);
     list_append(&object->others->on_board, &hold->by_board);
     object->others->n_on_board++;
@@ -241,9 +294,14 @@ void board_recall(struct object *object)
     object_hold(object); /* it does not end before we have done */
     while (object->others && !list_empty(&object->others->on_board)) {
         struct hold *hold = list_entry(list_first(&object->others->on_board), struct hold, by_board);
+        struct client *client = hold->client;
+        bool mapped = !hold->in_message && object->n_regions > 0;
 
-        if (take_back(hold))
-            client_release(hold);
+        if (!take_back(hold))
+            continue;
+        client_release(hold);
+        if (mapped) /* it may be waiting for another thing: it reads this, looks at its board, and unmaps */
+            client_tell_gone(client, object->uses[0].region);
     }
     object_drop(object);
 }

@@ -44,6 +44,12 @@ static void on_unmapped(struct mapped *mapped, uint64_t region)
     tell_gone(list_entry(mapped, struct client, mapped), region);
 }
 
+void client_tell_gone(struct client *client, const struct region *region)
+{
+    if (!mapped_drop(&client->mapped, region)) /* which tells it */
+        tell_gone(client, region->id);
+}
+
 void client_keep_warm(struct client *client, struct regions *regions)
 {
     mapped_start(&client->mapped, on_unmapped);

@@ -146,6 +146,9 @@ struct hold *client_hold_object(struct client *client, struct object *object);
 struct hold *client_hold_region(struct client *client, struct region *region);
 struct hold *client_hold_regions(struct client *client, struct region *const *regions, uint32_t n);
 void client_release(struct hold *hold);
+
+/* What it has mapped of the region is of no use any more: REGION_GONE. */
+void client_tell_gone(struct client *client, const struct region *region);
 void client_copies(struct hold *hold, uint64_t bytes); /* it was asked to copy them itself */
 
 #endif

@@ -60,12 +60,13 @@ static void on_gone(struct region_reader *base)
     drop((struct reader *)base);
 }
 
-void mapped_drop(struct mapped *mapped, const struct region *region)
+bool mapped_drop(struct mapped *mapped, const struct region *region)
 {
     struct reader *reader = mapped->on_drop ? map_get_u64(&mapped->by_id, region->id) : NULL;
 
     if (reader)
         drop(reader);
+    return reader != NULL;
 }
 
 void mapped_keep(struct mapped *mapped, struct region *region, bool heard)

@@ -29,8 +29,8 @@ bool mapped_may_keep(const struct region *region);
  * it: on_drop. */
 void mapped_keep(struct mapped *mapped, struct region *region, bool heard);
 
-/* The client lets go of something there, and does not say so: on_drop if it had said so before. */
-void mapped_drop(struct mapped *mapped, const struct region *region);
+/* The client lets go of something there, and does not say so: on_drop if it had said so before; true: so it was. */
+bool mapped_drop(struct mapped *mapped, const struct region *region);
 
 /* The client has it mapped for reading. It is one of the latest then. */
 bool mapped_has(struct mapped *mapped, const struct region *region);

@@ -240,7 +240,7 @@ static void note_stays(struct client *client, const struct object *object, const
             said++;
             mapped_keep(&client->mapped, region, message->gones == client->n_gones);
         } else {
-            mapped_drop(&client->mapped, region);
+            (void)mapped_drop(&client->mapped, region);
         }
     }
 }

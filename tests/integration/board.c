@@ -1,7 +1,5 @@
 /* Fetches that stay with their reader: the next one of the same says nothing to the daemon, brings the bytes as they were put, and keeps nothing
  * alive. */
-#include <errno.h>
-#include <fcntl.h>
 #include <poll.h>
 #include <pthread.h>
 #include <sys/wait.h>
@@ -73,15 +71,6 @@ Test(board, what_its_reader_wrote_is_undone)
         }
     }
     finish();
-}
-
-static bool is_read_only(void *addr)
-{
-    int zeros = open("/dev/zero", O_RDONLY | O_CLOEXEC);
-    bool refused = read(zeros, addr, 1) < 0 && errno == EFAULT;
-
-    (void)close(zeros);
-    return refused;
 }
 
 Test(board, shared_memory_is_read_only_yet)

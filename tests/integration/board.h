@@ -3,6 +3,8 @@
 #define TESTS_INTEGRATION_BOARD_H
 
 #include <criterion/criterion.h>
+#include <errno.h>
+#include <fcntl.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -111,6 +113,15 @@ static inline struct node_status status_now(void)
 
     node_status(&node, &status);
     return status;
+}
+
+static inline bool is_read_only(void *addr)
+{
+    int zeros = open("/dev/zero", O_RDONLY | O_CLOEXEC);
+    bool refused = read(zeros, addr, 1) < 0 && errno == EFAULT;
+
+    (void)close(zeros);
+    return refused;
 }
 
 #endif

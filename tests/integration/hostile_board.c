@@ -174,6 +174,8 @@ Test(hostile_board, idle_while_in_use_keeps_nothing)
     must_ok(rdt_free(bystander, &ref, false, &err));
     must_ok(rdt_wait_freed(bystander, &ref, LONG, &err));
     cr_assert_eq(words[slot - 1], 0);
+    must(raw_next(&raw));
+    cr_assert_eq(raw.frame.type, RDT_EVENT_REGION_GONE);
     finish();
 }
 
