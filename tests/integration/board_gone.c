@@ -2,6 +2,7 @@
  * connection said before comes first. */
 #include <poll.h>
 #include <pthread.h>
+#include <stdatomic.h>
 #include <sys/mman.h>
 
 #include "tests/integration/board.h"
@@ -11,6 +12,7 @@ TestSuite(board_gone, .timeout = 120);
 /* ---- memory ---- */
 
 static rdt_request *never;
+static _Atomic pid_t waiter;
 
 static void wait_for_what_never_comes(void)
 {
@@ -23,8 +25,23 @@ static void wait_for_what_never_comes(void)
 static void *wait_on(void *arg)
 {
     (void)arg;
+    atomic_store(&waiter, gettid());
     (void)rdt_wait(reader, &never, 1, 1, LONG, NULL, NULL, NULL);
     return NULL;
+}
+
+static bool waiter_sleeps(void)
+{
+    char path[64], state = 0;
+    FILE *file;
+
+    (void)snprintf(path, sizeof path, "/proc/self/task/%d/stat", (int)atomic_load(&waiter));
+    file = fopen(path, "re");
+    if (file) {
+        must(fscanf(file, "%*d (%*[^)]) %c", &state) == 1);
+        (void)fclose(file);
+    }
+    return state == 'S';
 }
 
 static void free_for_good(const struct rdt_ref *ref)
@@ -43,6 +60,7 @@ Test(board_gone, reader_who_waits_for_another_thing_keeps_no_memory)
     make_stay(&ref, RDT_FETCH_COW, MIB, 1);
     wait_for_what_never_comes();
     must(pthread_create(&thread, NULL, wait_on, NULL) == 0);
+    wait_until(20 * SEC, waiter_sleeps());
     free_for_good(&ref);
     wait_until(20 * SEC, status_now().left_bytes == 0);
     rdt_cancel(never);
