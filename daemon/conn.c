@@ -289,16 +289,11 @@ static uint64_t said(const struct client *client)
 
 /* ---- hello ---- */
 
-static void answer_error(struct conn *conn, const struct frame *frame, const struct rdt_error *err)
+static void refuse(struct conn *conn, const struct frame *frame, const struct rdt_error *err)
 {
     send_error(&conn->client, frame->type, FRAME_REPLY, frame->request_id, err);
     log_warn("client %llu (pid %d, uid %u): %s", (unsigned long long)conn->client.id, (int)conn->client.pid,
              conn->client.account->owner.uid, err->msg);
-}
-
-static void refuse(struct conn *conn, const struct frame *frame, const struct rdt_error *err)
-{
-    answer_error(conn, frame, err);
     conn->draining = true;
     (void)deadline_set(conn->rpc->deadlines, &conn->hello, HELLO_TIMEOUT_NS); /* for the answer to be read */
 }
@@ -380,7 +375,7 @@ static void handle_frame(struct conn *conn)
                                 &err);
     }
     if (status != RDT_OK && frame.passed_over && conn->greeted && frame.request_id != 0)
-        answer_error(conn, &frame, &err); /* one request, and not all that the client has here */
+        send_error(&conn->client, frame.type, FRAME_REPLY, frame.request_id, &err); /* that request's, and the session goes on */
     else if (status != RDT_OK)
         refuse(conn, &frame, &err);
     conn->more = frame_reader_is_ready(&conn->reader);

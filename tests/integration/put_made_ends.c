@@ -1,4 +1,4 @@
-/* Snapshots in memory that their client makes, when the put does not end well: it takes too long, or the daemon has no descriptor left. */
+/* Snapshots in memory that their client makes, where that ends: the put takes too long, the daemon has no descriptor left, or makes huge pages. */
 #include <sys/resource.h>
 #include <sys/stat.h>
 
@@ -88,6 +88,25 @@ Test(put_made_ends, daemon_without_descriptors_refuses_the_put_and_nothing_else)
     must_hold(object, 0, MADE_BYTES, 1);
     rdt_release(object);
     must_ok(put_within(NULL, 0, 3, &ref, &err));
-    rdt_close(conn);
-    node_end(&node, (const char *const[]){"fds were lost", NULL});
+    end();
+}
+
+/* Where there is no huge page it has none. */
+Test(put_made_ends, one_huge_page_is_the_daemons_to_make)
+{
+    static const char *const flags[] = {"--set", "host.huge_pages=require", NULL};
+    struct rdt_put_options options = RDT_INIT(options);
+    uint8_t *data = calloc(1, 2 * MIB);
+    struct rdt_error why;
+    struct rdt_ref ref;
+    enum rdt_status status;
+
+    begin(&(struct node_options){.log = "trace", .flags = flags});
+    options.flags = RDT_PUT_SNAPSHOT;
+    must_ok(rdt_put(conn, &VECTOR(RDT_U8, 2 * MIB - 1, data), 1, &options, &ref, &err));
+    must(!node_log_has(&node, "ALLOC from client"));
+    status = rdt_put(conn, &VECTOR(RDT_U8, 2 * MIB, data), 1, &options, &ref, &why);
+    must(node_log_has(&node, "ALLOC from client") && (status == RDT_OK || status == RDT_NO_MEMORY));
+    free(data);
+    end();
 }
