@@ -102,6 +102,13 @@ class Skipped(Exception):
     """Why this test cannot run here."""
 
 
+def in_a_line(error: BaseException) -> str:
+    """Of what is long a report may show no more than its beginning: what was raised, and from which line of the tests."""
+    frames = traceback.extract_tb(error.__traceback__)
+    at = ([frame for frame in frames if frame.filename == sys.modules["__main__"].__file__] or frames)[-1]
+    return f"{type(error).__name__}: {' '.join(str(error).split())[:300]} ({os.path.basename(at.filename)}:{at.lineno}: {at.line})"
+
+
 def main(tests: dict[str, object]) -> None:
     """Runs every test_* of a module, or those whose names contain one of the arguments; a line each. Status 77 if all were skipped.
 
@@ -120,9 +127,9 @@ def main(tests: dict[str, object]) -> None:
                 node.end()
         except Skipped as why:
             skipped.append(f"{name[5:]}: {why}")
-        except BaseException:
+        except BaseException as error:
             failed += 1
-            print(f"FAILED {name[5:]}")
+            print(f"FAILED {name[5:]}: {in_a_line(error)}")
             traceback.print_exc(file=sys.stdout)
             for node in nodes:
                 print(node.log())
