@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 import time
+import weakref
 
 import rdt
 
@@ -101,6 +102,37 @@ def test_views_outlive_their_connection():
         assert node.open_fds() > node.fds, "the session is there for them"
         del seen, mine
         until(lambda: node.open_fds() <= node.fds, "the session has ended")
+
+
+class Closes:
+    def __init__(self, connection):
+        self.connection = connection
+
+    def __del__(self):
+        self.connection.close()
+
+
+def test_what_ends_with_a_request_may_close_its_connection():
+    with Node() as node:
+        starts = (lambda c: c.fetch(rdt.Ref("never")), lambda c: c.fetch(rdt.Ref("never"), into=np.zeros(3)), lambda c: c.when_put(rdt.Ref("never")))
+        for start in starts:
+            c = rdt.connect(node.socket)
+            request = start(c)
+            told = weakref.ref(request, lambda ignored: c.close())
+            del request
+            assert c.closed and told() is None
+        for depth in (1, 49, 50, 51, 100, 300):  # Python puts the end of what lies deeper than 50 off
+            for collected in (False, True):
+                c = rdt.connect(node.socket)
+                nested = [start(c) for start in starts] + [Closes(c)] + [start(c) for start in starts]
+                for _ in range(depth):
+                    nested = [nested]
+                if collected:
+                    nested = [nested]
+                    nested.append(nested)
+                del nested
+                gc.collect()
+                assert c.closed
 
 
 def test_nothing_leaks():

@@ -33,18 +33,17 @@ static void settle(struct conn *conn)
         return;
     conn->rdt = NULL;
     while (conn->requests.next != &conn->requests) {
-        struct request *request = LINK_OWNER(conn->requests.next, struct request, link);
+        struct request *request = LINK_OWNER(conn->requests.next, struct request, link); /* it may be about to end itself: not to be owned */
         rdt_request *request_gone = request->request;
+        struct held_set *targets = request->targets;
 
         link_remove(&request->link);
         request->request = NULL;
-        Py_INCREF(request);
+        request->targets = NULL;
         Py_BEGIN_ALLOW_THREADS
         rdt_request_destroy(request_gone);
         Py_END_ALLOW_THREADS
-        held_set_free(request->targets);
-        request->targets = NULL;
-        Py_DECREF(request);
+        held_set_free(targets);
     }
     Py_BEGIN_ALLOW_THREADS
     gpu_close(conn);

@@ -24,12 +24,13 @@ static void request_dealloc(PyObject *self)
 {
     struct request *request = (struct request *)self;
     struct conn *conn = request->conn;
-    rdt_request *gone = request->request;
 
     PyObject_GC_UnTrack(self);
     if (request->weakrefs)
-        PyObject_ClearWeakRefs(self);
+        PyObject_ClearWeakRefs(self); /* what that calls may close the connection */
     if (conn) {
+        rdt_request *gone = request->request;
+
         link_remove(&request->link);
         request->request = NULL;
         if (gone && !request->targets) {
