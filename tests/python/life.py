@@ -453,6 +453,39 @@ def test_await_everything():
         until(lambda: '"waiters": 1' not in node.ctl("objects", "--json"), "nobody waits")
 
 
+def test_next_connection_of_a_loop_is_listened_to():
+    async def run(node, other):
+        loop = asyncio.get_running_loop()
+        with rdt.connect(node.socket) as c:
+            waits = asyncio.ensure_future(c.when_put(rdt.Ref("never"))._result())
+            await asyncio.sleep(0)
+        with rdt.connect(node.socket) as c:  # its descriptors are those that were just closed
+            late = loop.call_later(LONG, c.close)
+            loop.call_soon(lambda: other.put(np.ones(3), id="late"))  # when who waited has heard that its connection is closed
+            assert (await c.fetch(rdt.Ref("late"))).sum() == 3
+            late.cancel()
+        with raises(rdt.Error):
+            await waits
+
+    with Node() as node, rdt.connect(node.socket) as other:
+        asyncio.run(run(node, other))
+
+
+def test_collected_connection_closes_while_its_loop_looks():
+    with Node() as node:
+        c = rdt.connect(node.socket)
+        closes = [Closes(c)]
+
+        def look():
+            with c._hub()._lock:  # as in a collection that begins there
+                closes.clear()
+
+        thread = threading.Thread(target=look, daemon=True)
+        thread.start()
+        thread.join(LONG)
+        assert c.closed and not thread.is_alive()
+
+
 def test_loops_of_several_threads_share_a_connection():
     with Node() as node, rdt.connect(node.socket) as c:
         failures = []

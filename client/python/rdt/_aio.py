@@ -2,10 +2,14 @@
 
 Whichever loop is woken reads the answers and looks at what all loops wait for; a thread that waits without a loop may read them too, and then
 the descriptor stays readable until a loop has looked. So several loops and threads share one connection.
+
+The loops have a descriptor of their own for it, which ends when no loop has it any more: they let go of it some time after the connection was
+closed, when the next connection may have the number that it had.
 """
 from __future__ import annotations
 
 import asyncio
+import os
 import threading
 import weakref
 from typing import Any
@@ -29,8 +33,10 @@ class Hub:
 
     def __init__(self, connection: _rdt.Conn) -> None:
         self._connection = weakref.ref(connection)
-        self._fd = connection.fileno()
-        self._lock = threading.Lock()
+        self._fd = os.dup(connection.fileno())
+        weakref.finalize(self, os.close, self._fd).atexit = False
+        # What the garbage collector finds may end while this very thread has the lock: a coroutine that waited here, or who closes the connection.
+        self._lock = threading.RLock()
         self._waiting: dict[asyncio.AbstractEventLoop, _Waiting] = {}
 
     async def ended(self, request: _rdt.Request, *, cancels: bool = True) -> None:
@@ -42,6 +48,7 @@ class Hub:
         with self._lock:
             mine = self._waiting.setdefault(loop, {})
             mine[future] = request
+            self._waiting[loop] = mine  # whence the last other one, that has just ended, may have taken it
             if len(mine) == 1:
                 loop.add_reader(self._fd, self._readable)
         try:
@@ -55,7 +62,7 @@ class Hub:
             with self._lock:
                 mine.pop(future, None)
                 if not mine and self._waiting.get(loop) is mine:
-                    del self._waiting[loop]
+                    self._waiting.pop(loop, None)
                     loop.remove_reader(self._fd)
 
     def _readable(self) -> None:
@@ -74,7 +81,7 @@ class Hub:
         except RuntimeError:
             here = None
         with self._lock:
-            ended = [(loop, future) for loop, mine in self._waiting.items() for future, request in mine.items()
+            ended = [(loop, future) for loop, mine in self._waiting.copy().items() for future, request in mine.copy().items()
                      if request._state() != AGAIN]
         for loop, future in ended:
             if loop is here:
@@ -84,31 +91,6 @@ class Hub:
                     loop.call_soon_threadsafe(_finish, future)
                 except RuntimeError:
                     pass  # that loop was closed, and nobody waits there any more
-
-    def leave(self) -> None:
-        """Before the connection is closed, and with it the descriptor."""
-        with self._lock:
-            loops = list(self._waiting)
-        try:
-            here: Any = asyncio.get_running_loop()
-        except RuntimeError:
-            here = None
-        for loop in loops:
-            if loop is here:
-                loop.remove_reader(self._fd)
-                continue
-            gone = threading.Event()
-
-            def remove(loop: asyncio.AbstractEventLoop = loop, gone: threading.Event = gone) -> None:
-                loop.remove_reader(self._fd)
-                gone.set()
-
-            try:
-                loop.call_soon_threadsafe(remove)
-            except RuntimeError:
-                continue
-            if loop.is_running():
-                gone.wait(1)
 
     def closed(self) -> None:
         """After it was closed: all requests have ended."""

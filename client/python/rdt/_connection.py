@@ -94,12 +94,9 @@ class Connection(GroupCalls):
         """Ends the connection: cancels its requests and frees what it put, but for what is detached or published. Closing twice is fine.
 
         Arrays and tensors that came from it stay valid: the session lingers, with nothing but their memory, until the last is gone."""
-        hub = self._own_hub
-        if hub:
-            hub.leave()
         super().close()
-        if hub:
-            hub.closed()
+        if self._own_hub:
+            self._own_hub.closed()
 
     def _hub(self) -> Hub:
         if self._own_hub is None:
