@@ -26,7 +26,8 @@ def is_open(connection: Connection) -> None:
 
 def opened() -> list[Connection]:
     """The oldest first."""
-    return [connection for connection in [one() for one in _opened] if connection is not None and not connection.closed]
+    alive = [one() for one in list(_opened)]  # others may end meanwhile
+    return [connection for connection in alive if connection is not None and not connection.closed]
 
 
 def forked() -> None:
