@@ -42,7 +42,7 @@ def connect(socket: Union[str, PathLike[str], None] = None, *, name: Optional[st
 
 
 _default: Optional[Connection] = None
-_lock = threading.Lock()
+_lock = threading.RLock()  # what the garbage collector ends while it is taken may want the connection too
 
 
 def default() -> Connection:
@@ -63,7 +63,7 @@ def default() -> Connection:
 def _after_fork() -> None:
     global _default, _lock
     _default = None
-    _lock = threading.Lock()
+    _lock = threading.RLock()
     Connection._hub_lock = threading.Lock()
     forked()
 
