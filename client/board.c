@@ -246,6 +246,7 @@ rdt_object *board_take(rdt *conn, const struct rdt_ref *ref, enum rdt_fetch_mode
     info = &staying->object->info;
     info->transfer = info->bytes_moved = 0;
     info->elapsed_ns = 0;
+    info->mutable_shared = false; /* that was said */
     return staying->object;
 }
 

@@ -7,6 +7,7 @@
 #include <unistd.h>
 
 #include "daemon/guard.h"
+#include "daemon/mapped.h"
 #include "daemon/object.h"
 #include "daemon/region_left.h"
 #include "proto/board.h"
@@ -16,13 +17,14 @@
 #endif
 
 #define GRANTS (UINT32_C(1) << 30)
+#define TENSOR_BYTES 64u /* that a client keeps of each tensor */
 #define SHARE 16u /* of memory_limit one part: what may be mapped on all boards, and left behind */
 
 struct slot {
     struct hold *hold; /* NULL: free */
     uint32_t grant;
     uint64_t bytes;
-    struct regions *mapped; /* it is mapped, and counted there; NULL: it came in the message */
+    struct regions *mapped; /* it keeps what it has mapped, which is counted there; NULL: it came in the message, or lies loose */
 };
 
 struct board {
@@ -228,13 +230,26 @@ static bool is_wanted(const struct object *object)
     return object_is_kept(object) || !list_empty(object_holders(object, HOLDER_KEEPING));
 }
 
-static bool may_stay(const struct object *object, uint64_t *bytes_p)
+/* Its pages can be taken away below a mapping (mapped.h): who has it mapped keeps nothing of it. */
+static bool lies_loose(const struct object *object)
 {
-    if (object->state != OBJECT_LIVE || !object->snapshot || object->adopted || object->n_regions > 1 || object_on_device(object) ||
-        !is_wanted(object))
+    for (uint32_t i = 0; i < object->n_regions; i++)
+        if (!mapped_may_keep(object->uses[i].region))
+            return false;
+    return object->n_regions > 0;
+}
+
+/* bytes_p: what the client keeps of it, of its own or mapped. */
+static bool may_stay(const struct object *object, bool loose, uint64_t *bytes_p)
+{
+    if (object->state != OBJECT_LIVE || object->adopted || object_on_device(object) || !is_wanted(object))
         return false;
+    if (loose) {
+        *bytes_p = object->metadata_bytes + (uint64_t)object_n_tensors(object) * TENSOR_BYTES;
+        return *bytes_p <= BOARD_ONE_BYTES;
+    }
     *bytes_p = object->metadata_bytes + (object->n_regions > 0 ? object->uses[0].region->room : object->bytes); /* it maps all of that */
-    return object->metadata_bytes + object->bytes <= BOARD_ONE_BYTES;
+    return object->snapshot && object->n_regions <= 1 && object->metadata_bytes + object->bytes <= BOARD_ONE_BYTES;
 }
 
 /* Its bytes are limited, not with all others' only. */
@@ -249,13 +264,14 @@ static bool is_limited(const struct account *account)
 struct board_grant board_grant(struct client *client, struct object *object, struct hold *hold)
 {
     struct board_grant none = {.fd = -1};
-    struct region *region = hold && object->n_regions > 0 ? object->uses[0].region : NULL; /* it maps that */
+    bool loose = hold && lies_loose(object);
+    struct region *region = hold && !loose && object->n_regions > 0 ? object->uses[0].region : NULL; /* it keeps that */
     struct regions *mapped = region ? region->regions : NULL;
     struct board *board;
     uint64_t bytes;
     unsigned at;
 
-    if (client->gone || !may_stay(object, &bytes) || (region && (is_limited(object->account) || is_limited(region->account))))
+    if (client->gone || !may_stay(object, loose, &bytes) || (region && (is_limited(object->account) || is_limited(region->account))))
         return none;
     board = get(client);
     if (!board)
@@ -295,7 +311,7 @@ void board_recall(struct object *object)
     while (object->others && !list_empty(&object->others->on_board)) {
         struct hold *hold = list_entry(list_first(&object->others->on_board), struct hold, by_board);
         struct client *client = hold->client;
-        bool mapped = !hold->in_message && object->n_regions > 0;
+        bool mapped = !hold->in_message && object->n_regions > 0 && !lies_loose(object);
 
         if (!take_back(hold))
             continue;

@@ -284,7 +284,7 @@ void transfer_deliver_object(struct transfer *transfer, struct object *object, s
         if (status == RDT_OK) {
             if (how == PATH_COPY)
                 client_copies(hold, transfer->record.bytes);
-            else if (how != PATH_SAME)
+            else if (how != PATH_SAME && (object->snapshot || (how == PATH_SHARE && !fetch->cow)))
                 result_stay(&result, fetch, object, hold);
             result_send(&result, fetch, hold);
         } else {

@@ -2,6 +2,7 @@
  * alive. */
 #include <poll.h>
 #include <pthread.h>
+#include <sys/mman.h>
 #include <sys/wait.h>
 
 #include "tests/integration/board.h"
@@ -261,22 +262,76 @@ Test(board, what_is_too_large_does_not_stay)
     finish();
 }
 
-Test(board, live_object_never_stays)
+/* It is shared, so the next look at it is the same memory, whatever was written there meanwhile. */
+Test(board, live_object_stays_where_it_is_shared)
 {
+    static const size_t sizes[] = {4, SHARED, 8 * MIB};
+    static const enum rdt_fetch_mode modes[] = {RDT_FETCH_AUTO, RDT_FETCH_SHARE};
+
+    start();
+    for (uint32_t i = 0; i < 6; i++) {
+        size_t bytes = sizes[i / 2];
+        uint8_t *memory = alloc_memory(producer, bytes);
+        struct rdt_object_info info;
+        struct rdt_ref ref;
+        rdt_object *object;
+
+        fill_pattern(memory, bytes, i);
+        ref = put_one(producer, &VECTOR(RDT_U8, bytes, memory), NULL);
+        make_stay(&ref, modes[i % 2], bytes, i);
+        for (uint32_t k = 0; k < 3; k++) {
+            fill_pattern(memory, bytes, 10 * i + k);
+            cr_assert(stays(&ref, modes[i % 2], bytes, 10 * i + k), "%zu bytes", bytes);
+        }
+        object = fetch_one(reader, &ref, modes[i % 2]);
+        must_go_by("local/share", object);
+        info = info_of(object);
+        cr_assert_not(info.writable || info.mutable_shared);
+        cr_assert(is_read_only(tensor_of(object, 0).data));
+        rdt_release(object);
+        wait_until(20 * SEC, holds_on(&ref) == 1);
+    }
+    finish();
+}
+
+Test(board, private_copy_of_a_live_object_is_made_anew)
+{
+    static const enum rdt_fetch_mode modes[] = {RDT_FETCH_COPY, RDT_FETCH_COW};
     uint8_t *memory;
     struct rdt_ref ref;
 
     start();
     memory = alloc_memory(producer, SHARED);
-    for (uint32_t i = 0; i < 4; i++) {
+    ref = put_one(producer, &VECTOR(RDT_U8, SHARED, memory), NULL);
+    for (uint32_t i = 0; i < 8; i++) {
         fill_pattern(memory, SHARED, i);
-        if (i == 0)
-            ref = put_one(producer, &VECTOR(RDT_U8, SHARED, memory), NULL);
-        read_once(&ref, RDT_FETCH_SHARE, SHARED, i);
-        wait_until(20 * SEC, holds_on(&ref) == 1);
+        read_once(&ref, modes[i % 2], SHARED, i);
     }
-    cr_assert_not(stays(&ref, RDT_FETCH_SHARE, SHARED, 3));
+    for (uint32_t i = 0; i < 2; i++)
+        cr_assert_not(stays(&ref, modes[i], SHARED, 7));
     finish();
+}
+
+Test(board, imported_memory_does_not_stay)
+{
+    struct rdt_ref ref;
+    uint8_t *memory;
+    int fd;
+
+    start();
+    fd = memfd_create("imported", MFD_CLOEXEC | MFD_ALLOW_SEALING);
+    cr_assert(fd >= 0 && ftruncate(fd, (off_t)SHARED) == 0 && fcntl(fd, F_ADD_SEALS, F_SEAL_SHRINK) == 0);
+    memory = mmap(NULL, SHARED, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+    cr_assert_neq(memory, MAP_FAILED);
+    fill_pattern(memory, SHARED, 1);
+    must_ok(rdt_import(producer, fd, memory, SHARED, &err));
+    ref = put_one(producer, &VECTOR(RDT_U8, SHARED, memory), NULL);
+    make_stay(&ref, RDT_FETCH_SHARE, SHARED, 1);
+    read_once(&ref, RDT_FETCH_SHARE, SHARED, 1);
+    cr_assert_not(stays(&ref, RDT_FETCH_SHARE, SHARED, 1));
+    (void)close(fd);
+    finish();
+    (void)munmap(memory, SHARED);
 }
 
 Test(board, second_fetch_beside_the_first_is_its_own)

@@ -116,6 +116,42 @@ Test(board_gone, live_memory_stays_mapped_as_before)
     finish();
 }
 
+/* Nobody need read what he is told, for it to go. */
+Test(board_gone, live_memory_goes_with_its_object)
+{
+    struct rdt_ref ref, other;
+    rdt_object *object;
+    uint8_t *memory;
+    void *addr;
+
+    start();
+    memory = alloc_memory(producer, 8 * MIB);
+    fill_pattern(memory, MIB, 1);
+    fill_pattern(memory + MIB, MIB, 2);
+    ref = put_one(producer, &VECTOR(RDT_U8, MIB, memory), NULL);
+    other = put_one(producer, &VECTOR(RDT_U8, MIB, memory + MIB), NULL);
+    make_stay(&ref, RDT_FETCH_AUTO, MIB, 1);
+    cr_assert(stays(&ref, RDT_FETCH_AUTO, MIB, 1));
+    object = fetch_one(reader, &ref, RDT_FETCH_AUTO);
+    addr = tensor_of(object, 0).data;
+    must_ok(rdt_free(producer, &ref, false, &err));
+    must_be(RDT_TIMED_OUT, rdt_wait_freed(producer, &ref, 50 * MSEC, &err));
+    cr_assert(is_right(object, MIB, 1));
+    rdt_release(object);
+    must_ok(rdt_wait_freed(producer, &ref, LONG, &err));
+    must_be(RDT_FREED, try_fetch(reader, &ref, RDT_FETCH_AUTO, LONG, &object, &err));
+
+    make_stay(&other, RDT_FETCH_AUTO, MIB, 2);
+    object = fetch_one(reader, &other, RDT_FETCH_AUTO);
+    cr_assert_eq(tensor_of(object, 0).data, (uint8_t *)addr + MIB, "the region has stayed mapped");
+    rdt_release(object);
+    must_ok(rdt_free(producer, &other, false, &err));
+    must_ok(rdt_dealloc(producer, memory, &err));
+    wait_until(20 * SEC, status_now().memory_bytes == 0 && status_now().left_bytes == 0);
+    must_be(RDT_FREED, try_fetch(reader, &other, RDT_FETCH_AUTO, LONG, &object, &err));
+    finish();
+}
+
 Test(board_gone, nothing_is_mapped_where_bytes_are_limited)
 {
     static const char *const limits[] = {"--owner-max-bytes=16MiB", "--client-max-bytes=16MiB"};
