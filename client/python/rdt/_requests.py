@@ -60,9 +60,9 @@ class Ref(_rdt.Ref):
 
     __slots__ = ()
 
-    @classmethod
-    def _unpickle(cls, packed: bytes, hint: int = 0) -> Ref:
-        made = cls._unpack(packed, hint)
+    @staticmethod  # named by its path in a pickle: a method would be looked up by two calls
+    def _unpickle(packed: bytes, hint: int = 0) -> Ref:
+        made = Ref._unpack(packed, hint)
         made._take(packed)
         return made
 
