@@ -262,7 +262,6 @@ Test(ctl, explain_tells_each_transfer_its_own_decision)
     } kinds[] = {{RDT_FETCH_SHARE, "local/share", "the reader asked for shared memory"},
                  {RDT_FETCH_COPY, "local/copy", "the reader asked for a copy"},
                  {RDT_FETCH_SHARE, "local/share", "the reader asked for shared memory"},
-                 {RDT_FETCH_SHARE, "local/share", "the reader asked for shared memory"},
                  {RDT_FETCH_COPY, "local/copy", "the reader asked for a copy"}};
     enum { N = sizeof kinds / sizeof kinds[0] };
     uint64_t transfers[N];
