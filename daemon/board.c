@@ -305,19 +305,28 @@ void board_fd_went(struct client *client)
 
 /* ---- taking back ---- */
 
+/* It may be waiting for another thing: it reads this, looks at its board, and unmaps. What stays mapped there by its word lies loose, and it is
+ * told when that ends (mapped.h). */
+static void tell_gone(struct client *client, const struct object *object)
+{
+    for (uint32_t i = 0; i < object->n_regions; i++)
+        if (!mapped_has(&client->mapped, object->uses[i].region))
+            client_tell_gone(client, object->uses[i].region);
+}
+
 void board_recall(struct object *object)
 {
     object_hold(object); /* it does not end before we have done */
     while (object->others && !list_empty(&object->others->on_board)) {
         struct hold *hold = list_entry(list_first(&object->others->on_board), struct hold, by_board);
         struct client *client = hold->client;
-        bool mapped = !hold->in_message && object->n_regions > 0 && !lies_loose(object);
+        bool in_message = hold->in_message;
 
         if (!take_back(hold))
             continue;
         client_release(hold);
-        if (mapped) /* it may be waiting for another thing: it reads this, looks at its board, and unmaps */
-            client_tell_gone(client, object->uses[0].region);
+        if (!in_message)
+            tell_gone(client, object);
     }
     object_drop(object);
 }

@@ -6,7 +6,7 @@
  * for what an idle client has mapped: it is told, but unmaps when it next reads what it is told. Until then that stays charged to the
  * producer, who cannot help it (region_left.h). Therefore what is mapped stays only as far as it, and what is left already, take little of
  * memory_limit, and never where the producer's own bytes are limited. Of live objects in memory whose pages can be taken away below a mapping
- * (mapped.h) nothing is kept by it, however large they are.
+ * (mapped.h) nothing is kept by it, however large they are; unless the region was abandoned, and so he is told like everybody who has it mapped.
  *
  * The page is the client's to write and to punch holes into. Nothing that is read there is believed further than this: an idle hold is one that
  * the client could have released as well. Whatever else stands there, the hold is in use until RELEASE comes. A page that cannot be had is one

@@ -2,6 +2,7 @@
  * connection said before comes first. */
 #include <poll.h>
 #include <pthread.h>
+#include <signal.h>
 #include <stdatomic.h>
 #include <sys/mman.h>
 
@@ -149,6 +150,62 @@ Test(board_gone, live_memory_goes_with_its_object)
     must_ok(rdt_dealloc(producer, memory, &err));
     wait_until(20 * SEC, status_now().memory_bytes == 0 && status_now().left_bytes == 0);
     must_be(RDT_FREED, try_fetch(reader, &other, RDT_FETCH_AUTO, LONG, &object, &err));
+    finish();
+}
+
+#define MOST_MAPPED 64 /* that stay mapped at a reader, by its word */
+
+/* Where it looks no pages are taken away. */
+static int hold_until_killed(struct actor *self, void *arg)
+{
+    rdt *conn = node_client(&node, "killed");
+    struct rdt_ref ref;
+
+    (void)arg;
+    actor_recv(self, &ref, sizeof ref);
+    (void)fetch_one(conn, &ref, RDT_FETCH_SHARE);
+    actor_step(self);
+    actor_await(self);
+    return 0;
+}
+
+Test(board_gone, idle_reader_lets_go_of_what_one_that_was_killed_had)
+{
+    struct actor killed;
+    struct rdt_ref ref, kept, others[MOST_MAPPED];
+    pthread_t thread;
+    uint8_t *memory, *more;
+
+    node_start(&node, &(struct node_options){.flags = NULL});
+    actor_start(&killed, hold_until_killed, NULL);
+    producer = node_client(&node, "producer");
+    reader = node_client(&node, "reader");
+    memory = alloc_memory(producer, 8 * MIB);
+    fill_pattern(memory, MIB, 1);
+    ref = put_one(producer, &VECTOR(RDT_U8, MIB, memory), NULL);
+    kept = put_one(producer, &VECTOR(RDT_U8, MIB, memory + MIB), NULL);
+    make_stay(&ref, RDT_FETCH_SHARE, MIB, 1);
+    for (unsigned i = 0; i < MOST_MAPPED; i++) { /* now it is mapped for the idle fetch only */
+        more = alloc_memory(producer, SHARED);
+        others[i] = put_one(producer, &VECTOR(RDT_U8, SHARED, more), NULL);
+        rdt_release(fetch_one(reader, &others[i], RDT_FETCH_SHARE));
+    }
+    must_ok(rdt_ping(reader, LONG, &err));
+    cr_assert(stays(&ref, RDT_FETCH_SHARE, MIB, 1));
+    wait_for_what_never_comes();
+    must(pthread_create(&thread, NULL, wait_on, NULL) == 0);
+    wait_until(20 * SEC, waiter_sleeps());
+    actor_send(&killed, &kept, sizeof kept);
+    actor_await(&killed);
+    must_ok(rdt_free(producer, &ref, false, &err));
+    must_ok(rdt_free(producer, &kept, false, &err));
+    must_ok(rdt_dealloc(producer, memory, &err));
+    actor_kill(&killed, SIGKILL);
+    must_ok(rdt_wait_freed(producer, &kept, LONG, &err));
+    wait_until(20 * SEC, status_now().left_bytes == 0);
+    rdt_cancel(never);
+    must(pthread_join(thread, NULL) == 0);
+    rdt_request_destroy(never);
     finish();
 }
 
