@@ -51,6 +51,20 @@ def test_unpickled_ref_holds_while_it_lives():
             c.get(late)
 
 
+class Own(rdt.Ref):
+    pass
+
+
+def test_ref_of_an_own_class_is_unpickled_as_that():
+    with Node() as node, rdt.connect(node.socket) as c:
+        ref = c.put(np.arange(1000))
+        own = Own(str(ref))
+        for protocol in range(pickle.HIGHEST_PROTOCOL + 1):
+            first, second = pickle.loads(pickle.dumps([ref, own], protocol))
+            assert type(first) is rdt.Ref and type(second) is Own and first == second == ref and second.holds
+        assert type(copy.copy(own)) is Own
+
+
 def test_unpickled_refs_share_a_hold():
     with Node() as node, rdt.connect(node.socket) as c:
         ref = c.put(np.arange(1000))

@@ -62,9 +62,19 @@ class Ref(_rdt.Ref):
 
     @staticmethod  # named by its path in a pickle: a method would be looked up by two calls
     def _unpickle(packed: bytes, hint: int = 0) -> Ref:
-        made = Ref._unpack(packed, hint)
+        return Ref._unpickle_as(packed, hint)
+
+    @classmethod
+    def _unpickle_as(cls, packed: bytes, hint: int = 0) -> Ref:
+        made = cls._unpack(packed, hint)
         made._take(packed)
         return made
+
+    def __init_subclass__(cls, **rest: Any) -> None:
+        """Its pickles name it by itself."""
+        super().__init_subclass__(**rest)
+        if "_unpickle" not in vars(cls):
+            setattr(cls, "_unpickle", cls._unpickle_as)
 
     def _take(self, packed: bytes) -> None:
         """Holds what it names, if it can, soon."""
