@@ -1,0 +1,53 @@
+#include "daemon/conn_identity.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <sys/socket.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#ifndef SO_PEERPIDFD
+#define SO_PEERPIDFD 77
+#endif
+#define REFUSED_AT_ONCE 32 /* above their owners' limits: they may hear why */
+
+bool conn_identify(struct conn *conn)
+{
+    const struct options *options = conn->rpc->options;
+    struct owner owner = {0};
+    struct client *client = &conn->client;
+    struct ucred cred = {.pid = 0, .uid = (uid_t)-1, .gid = (gid_t)-1};
+    socklen_t bytes = sizeof cred;
+    unsigned overflow = conn->conns->overflow_uid;
+
+    if (getsockopt(conn->sock, SOL_SOCKET, SO_PEERCRED, &cred, &bytes) != 0)
+        (void)rdt_error_sys(&conn->refusal, errno, "the kernel does not say who this client is");
+    client->pid = cred.pid;
+    client->gid = cred.gid;
+    owner.uid = cred.uid;
+    (void)snprintf(owner.tenant, sizeof owner.tenant, "%s", options->tenant);
+    client->account = account_get_client(conn->rpc->objects->accounts, &owner, conn->conns->next_id);
+    if (!client->account)
+        return false;
+    conn->counted = account_take(client->account, USAGE_SESSIONS, 1, &conn->refusal) == RDT_OK;
+    if (!conn->counted && conn->conns->n_refused == REFUSED_AT_ONCE) {
+        account_unref(client->account);
+        return false;
+    }
+    conn->conns->n_refused += !conn->counted;
+    account_add(client->account, USAGE_FDS, CONN_FDS);
+    client->admin = cred.uid == 0 || cred.uid == geteuid();
+    if (cred.uid == overflow && !options->allow_overflow_uid)
+        (void)rdt_error_set(
+            &conn->refusal, RDT_DENIED,
+            "uid %u is what the kernel shows for users it cannot map: such clients are refused (allow_overflow_uid)", overflow);
+    if (conn->rpc->n_clients >= options->max_clients)
+        (void)rdt_error_set(&conn->refusal, RDT_LIMIT, "this daemon serves max_clients of %u already: raise it, or close some", options->max_clients);
+    bytes = sizeof conn->pidfd;
+    if (getsockopt(conn->sock, SOL_SOCKET, SO_PEERPIDFD, &conn->pidfd, &bytes) != 0)
+        conn->pidfd = cred.pid > 0 ? (int)syscall(SYS_pidfd_open, cred.pid, 0) : -1; /* kernels before 6.5 */
+    if (conn->pidfd >= 0)
+        (void)fcntl(conn->pidfd, F_SETFD, FD_CLOEXEC);
+    return true;
+}
