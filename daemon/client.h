@@ -54,6 +54,7 @@ struct client {
     bool admin; /* root or the daemon's own uid: sees and may free everything */
     bool gone;  /* its connection has ended: nothing can be sent */
     bool tensor_runs; /* it reads lists of tensors in runs */
+    bool notice_given; /* the log has said that others see what it may still write */
     char name[65];
     uint64_t since_ns;
     struct list link;    /* in the daemon's list of clients */

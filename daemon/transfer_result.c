@@ -232,24 +232,36 @@ static void result_send(struct result *result, struct fetch *fetch, struct hold 
     fetch_detach(fetch);
 }
 
+/* It can still be written by its producer. */
+static bool may_be_written(const struct object *object)
+{
+    for (uint32_t i = 0; i < object->n_regions; i++)
+        if (object->uses[i].region->client == object->producer_id && object->uses[i].region->writable_outside)
+            return true;
+    return false;
+}
+
+/* Whoever fetches learns it once of each object; the log says it once of a producer, of which there may be a million such objects, and then
+ * to who looks closer. */
+static bool give_notice(const struct transfer *transfer, struct object *object)
+{
+    struct client *producer = object->producer;
+
+    if (object->snapshot || object->notice_given || !producer || producer == transfer->client || !may_be_written(object))
+        return false;
+    object->notice_given = true;
+    log_at(producer->notice_given ? LOG_LEVEL_DEBUG : LOG_LEVEL_INFO,
+           "obj %016llx is shared with client %llu while its producer, client %llu, may still write it",
+           (unsigned long long)object->generation, (unsigned long long)transfer->client->id, (unsigned long long)producer->id);
+    producer->notice_given = true;
+    return true;
+}
+
 void transfer_deliver_object(struct transfer *transfer, struct object *object, struct layout *layout, enum path_kind how)
 {
     struct rdt_ref ref;
-    bool notice = how == PATH_SHARE && !object->snapshot && !object->notice_given && object->producer &&
-                  object->producer != transfer->client;
+    bool notice = how == PATH_SHARE && give_notice(transfer, object);
 
-    if (notice) { /* only while the producer can still write what it put */
-        notice = false;
-        for (uint32_t i = 0; i < object->n_regions; i++)
-            notice =
-                notice || (object->uses[i].region->client == object->producer_id && object->uses[i].region->writable_outside);
-    }
-    if (notice) {
-        object->notice_given = true;
-        log_info("obj %016llx is shared with client %llu while its producer, client %llu, may still write it",
-                 (unsigned long long)object->generation, (unsigned long long)transfer->client->id,
-                 (unsigned long long)object->producer_id);
-    }
     if (transfer->from_copy || transfer->replica)
         ref = transfer->ref;
     else

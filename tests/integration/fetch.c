@@ -137,43 +137,6 @@ Test(fetch, sharing_is_one_path_at_every_size)
     end();
 }
 
-Test(fetch, notice_of_mutability_comes_once_per_object)
-{
-    rdt_object *objects[3];
-    struct rdt_ref live, copied, second;
-    char *addr, heap[4096];
-    rdt *third;
-
-    begin(NULL);
-    third = node_client(&node, "third");
-    addr = alloc_memory(conn, 4096);
-    live = put_pattern(addr, 4096, 1);
-    second = put_one(conn, &VECTOR(RDT_U8, 4096, addr), NULL);
-    copied = put_pattern(heap, 4096, 1);
-    objects[0] = fetch_one(conn, &live, RDT_FETCH_AUTO);
-    cr_assert_not(info_of(objects[0]).mutable_shared, "the producer knows");
-    rdt_release(objects[0]);
-    objects[0] = fetch_one(reader, &live, RDT_FETCH_COPY);
-    cr_assert_not(info_of(objects[0]).mutable_shared, "a copy does not change");
-    rdt_release(objects[0]);
-    objects[0] = fetch_one(reader, &live, RDT_FETCH_AUTO);
-    objects[1] = fetch_one(reader, &live, RDT_FETCH_AUTO);
-    objects[2] = fetch_one(third, &live, RDT_FETCH_AUTO);
-    cr_assert_eq(info_of(objects[0]).mutable_shared + info_of(objects[1]).mutable_shared + info_of(objects[2]).mutable_shared,
-                 1);
-    cr_assert(info_of(objects[0]).mutable_shared);
-    for (unsigned i = 0; i < 3; i++)
-        rdt_release(objects[i]);
-    objects[0] = fetch_one(reader, &second, RDT_FETCH_AUTO);
-    cr_assert(info_of(objects[0]).mutable_shared, "each object says it");
-    objects[1] = fetch_one(reader, &copied, RDT_FETCH_AUTO);
-    cr_assert_not(info_of(objects[1]).mutable_shared, "nobody can write what was copied in");
-    rdt_release(objects[0]);
-    rdt_release(objects[1]);
-    rdt_close(third);
-    end();
-}
-
 Test(fetch, copy_is_private_and_writable)
 {
     size_t sizes[] = {1, 1000, 300000, 80 * MIB + 3};
