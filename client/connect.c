@@ -256,6 +256,7 @@ static enum rdt_status say_hello(rdt *conn, const char *name, int64_t deadline_n
 {
     Rdt__Pb__Hello request = RDT__PB__HELLO__INIT;
     ProtobufCMessage *answer;
+    uint64_t busy_poll_ns;
     enum rdt_status status;
 
     request.protocol_min = RDT_PROTOCOL_MIN;
@@ -275,6 +276,8 @@ static enum rdt_status say_hello(rdt *conn, const char *name, int64_t deadline_n
     conn->made_max_bytes = ((const Rdt__Pb__HelloReply *)answer)->made_max_bytes;
     if (conn->made_max_bytes > RDT_MADE_MAX_BYTES)
         conn->made_max_bytes = RDT_MADE_MAX_BYTES;
+    busy_poll_ns = ((const Rdt__Pb__HelloReply *)answer)->busy_poll_ns;
+    poll_rule_init(&conn->rule, busy_poll_ns < RDT_BUSY_POLL_MAX_NS ? (int64_t)busy_poll_ns : RDT_BUSY_POLL_MAX_NS);
     protobuf_c_message_free_unpacked(answer, NULL);
     return status;
 }

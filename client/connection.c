@@ -332,11 +332,33 @@ void connection_poll(rdt *conn)
 
 /* ---- waiting ---- */
 
+/* What ppoll says, having looked for so long first. *crowded_p: others need the processor. Without the lock. */
+static int wait_for(struct pollfd fds[2], int64_t until_ns, int64_t look_ns, bool *crowded_p)
+{
+    int64_t now_ns = look_ns > 0 ? clock_now_ns() : 0, end_ns = now_ns + look_ns;
+    struct timespec left;
+
+    if (until_ns < end_ns)
+        end_ns = until_ns;
+    while (now_ns < end_ns && !*crowded_p) {
+        int n;
+
+        *crowded_p = !poll_rule_yield(&now_ns);
+        n = poll(fds, 2, 0);
+        if (n != 0)
+            return n;
+    }
+    if (until_ns != CLOCK_NEVER)
+        left = clock_timespec(clock_remaining_ns(until_ns));
+    return ppoll(fds, 2, until_ns != CLOCK_NEVER ? &left : NULL, NULL);
+}
+
 static void lead(rdt *conn, int64_t until_ns)
 {
     struct pollfd fds[2] = {{.fd = conn->lost ? -1 : conn->sock, .events = POLLIN}, {.fd = conn->wake_fd, .events = POLLIN}};
     int64_t again_ns = stalled_until_ns(conn);
-    struct timespec left;
+    bool crowded = false;
+    int64_t look_ns;
     int n;
 
     if (again_ns < until_ns)
@@ -345,14 +367,17 @@ static void lead(rdt *conn, int64_t until_ns)
         fds[0].events |= POLLOUT;
     conn->polling = true;
     conn->wake_leader = false;
+    look_ns = conn->rule.max_ns > 0 ? poll_rule_begin(&conn->rule, clock_now_ns()) : 0;
     connection_unlock(conn);
 
-    if (until_ns != CLOCK_NEVER)
-        left = clock_timespec(clock_remaining_ns(until_ns));
-    n = ppoll(fds, 2, until_ns != CLOCK_NEVER ? &left : NULL, NULL);
+    n = wait_for(fds, until_ns, look_ns, &crowded);
 
     connection_lock(conn);
     conn->polling = false;
+    if (crowded)
+        poll_rule_crowded(&conn->rule, clock_now_ns());
+    if (conn->rule.max_ns > 0 && n > 0 && fds[0].revents & POLLIN)
+        poll_rule_end(&conn->rule, clock_now_ns());
     if (again_ns != CLOCK_NEVER)
         flush(conn);
     if (n <= 0)

@@ -19,6 +19,7 @@
 #include "memory.h"
 #include "pending.h"
 #include "proto/frame.h"
+#include "proto/poll_rule.h"
 #include "rdt.h"
 
 struct board;
@@ -56,6 +57,7 @@ struct rdt {
     struct rdt_error why_lost;
     struct rdt_error why_unsent; /* status is not RDT_OK: nothing can be sent; reading still tells what the daemon said last */
 
+    struct poll_rule rule; /* whether the leader looks before it sleeps */
     bool polling;       /* a leader is in poll, without the lock */
     unsigned followers; /* asleep on `changed` */
     uint64_t n_news;    /* how often something ended or arrived */

@@ -35,6 +35,8 @@ static void print(const Rdt__Pb__StatusReply *s)
            s->fetches_joined, s->fetches_from_copies, s->fell_back);
     printf("guesses    %" PRIu64 " fetches from other nodes began before the answer, %" PRIu64 " of them in vain\n", s->fetches_guessed,
            s->fetches_misguessed);
+    printf("polls      %" PRIu64 " times the daemon looked for a message before it slept, %" PRIu64 " of them in vain\n", s->busy_polls,
+           s->busy_polls_in_vain);
     printf("copies     %s in %" PRIu64 " of other nodes' snapshots; %" PRIu64 " readers were sent to copies elsewhere\n",
            ctl_human_bytes(s->copy_bytes, a), s->copies, s->redirected);
     printf("bytes      %s in, %s out, %s within the node\n", ctl_human_bytes(s->bytes_in, a), ctl_human_bytes(s->bytes_out, b),

@@ -32,6 +32,7 @@ void conns_init(struct conns *conns, struct rpc *rpc)
     (void)uv_prepare_init(rpc->loop, &conns->prepare);
     (void)uv_prepare_start(&conns->prepare, on_prepare);
     conns->prepare.data = conns;
+    busy_poll_init(&rpc->busy_poll, rpc->loop, rpc->options->busy_poll_ns);
     if (!file || fscanf(file, "%u", &conns->overflow_uid) != 1)
         conns->overflow_uid = 65534;
     if (file)
@@ -194,6 +195,7 @@ static void on_prepare(uv_prepare_t *prepare)
         list_remove(&conn->unflushed);
         (void)flush(conn);
     }
+    busy_poll_wait(&conns->rpc->busy_poll);
 }
 
 /* Something is queued. on_socket flushes for itself, and a socket that was full tells when it has room. */
@@ -342,6 +344,7 @@ static void on_hello(struct conn *conn, struct frame *frame)
     reply.inline_max_bytes = rpc->options->inline_max_bytes;
     reply.tensor_runs = true;
     reply.made_max_bytes = regions_take_max(rpc->regions, rpc->options->made_max_bytes);
+    reply.busy_poll_ns = rpc->options->busy_poll_ns;
     send_message(client, RDT_MSG_HELLO, FRAME_REPLY, frame->request_id, &reply.base, NULL, 0);
     arena_fini(&arena);
 }
@@ -384,6 +387,7 @@ static bool receive(struct conn *conn)
     conn_admit_frame(conn);
     status = frame_reader_recv(&conn->reader, conn->sock, &n, &err);
     if (status == RDT_OK) {
+        busy_poll_heard(&conn->rpc->busy_poll);
         conn->received_bytes += n;
         conn->more = frame_reader_is_ready(&conn->reader);
         return n >= SHORT_READ_BYTES; /* a short read has drained the socket: asking once more would only cost a call */
@@ -537,6 +541,7 @@ void conns_close(struct conns *conns, void (*on_empty)(void *arg), void *arg)
     conns->on_empty = on_empty;
     conns->arg = arg;
     uv_close((uv_handle_t *)&conns->prepare, NULL);
+    busy_poll_close(&conns->rpc->busy_poll);
     list_for_each_safe (node, &conns->all) {
         struct conn *conn = list_entry(node, struct conn, link);
         if (!conn->closing && conn->writer.queued_frames > 0) /* the last answers; what the socket does not take is lost */

@@ -42,6 +42,7 @@ struct options {
     uint32_t max_objects;        /* 1048576 */
     uint32_t max_names;          /* 4096: of one owner */
     uint32_t worker_threads;     /* 2 */
+    uint64_t busy_poll_ns;       /* 50us: how long daemon and clients look for the next message before they sleep; 0: never */
     uint64_t client_queue_bytes; /* 8 MiB: unread replies past which a client's requests are not read */
     uint64_t detached_ttl_ns;    /* 10m: of a detached object whose put says nothing */
     uint64_t detached_max_ns;    /* 24h: detached_ttl_max */

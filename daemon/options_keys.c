@@ -13,6 +13,7 @@
 #define MIB (UINT64_C(1) << 20)
 #define GIB (UINT64_C(1) << 30)
 #define TIB (UINT64_C(1) << 40)
+#define US UINT64_C(1000)
 #define MS UINT64_C(1000000)
 #define S UINT64_C(1000000000)
 #define HOUR (3600 * S)
@@ -101,6 +102,8 @@ const struct option_key option_keys[] = {
      .help = "names that one owner may have published at one time"},
     {ROW("daemon", "worker_threads", OPTION_UINT, worker_threads, 1, 256), .fallback = "2",
      .help = "threads that allocate, copy and register memory"},
+    {ROW("daemon", "busy_poll", OPTION_DURATION, busy_poll_ns, 0, RDT_BUSY_POLL_MAX_NS), .fallback = "50us",
+     .help = "while one message follows another closely, how long daemon and clients look for the next before they sleep; 0: never"},
     {ROW("daemon", "client_queue", OPTION_BYTES, client_queue_bytes, 64 * KIB, 4 * GIB), .fallback = "8MiB",
      .help = "unread replies past which a client's requests are not read"},
     {ROW("daemon", "detached_ttl", OPTION_DURATION, detached_ttl_ns, MS, 8760 * HOUR), .fallback = "10m",

@@ -6,6 +6,7 @@
 #ifndef DAEMON_RPC_CALL_H
 #define DAEMON_RPC_CALL_H
 
+#include "daemon/busy_poll.h"
 #include "daemon/events.h"
 #include "daemon/holds.h"
 #include "daemon/loading.h"
@@ -38,6 +39,7 @@ struct rpc { /* what handlers work on */
     struct map forwarded; /* number -> struct call: of clients, waiting for another node */
     uint64_t next_forward;
     unsigned n_clients;
+    struct busy_poll busy_poll; /* conn.c tells it of messages */
     uint64_t started_ns;
     bool draining;
     /* rpc.c: decodes and handles a request, whoever sent it. */

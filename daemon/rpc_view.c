@@ -57,6 +57,8 @@ enum rdt_status rpc_status(struct call *call, const void *request, struct rdt_er
     reply.transfers_active = transfers_active(rpc->transfers);
     reply.transfers_done = rpc->transfers->done;
     reply.transfers_failed = rpc->transfers->failed;
+    reply.busy_polls = rpc->busy_poll.rule.n_found + rpc->busy_poll.rule.n_vain;
+    reply.busy_polls_in_vain = rpc->busy_poll.rule.n_vain;
     reply.bytes_in = rpc->transfers->bytes_in;
     reply.bytes_out = rpc->transfers->bytes_out;
     reply.bytes_local = rpc->transfers->bytes_local;

@@ -418,6 +418,8 @@ void node_status(const struct test_node *node, struct node_status *status_p)
         .copy_bytes = reply->copy_bytes,
         .from_copies = reply->fetches_from_copies,
         .redirected = reply->redirected,
+        .busy_polls = reply->busy_polls,
+        .busy_polls_in_vain = reply->busy_polls_in_vain,
         .clients = reply->clients - 1,
         .transfers_active = reply->transfers_active,
         .peers_up = reply->peers_up,

@@ -99,6 +99,7 @@ Test(options, defaults_are_as_documented)
     cr_assert_eq(options.peer_timeout_ns, UINT64_C(5000000000));
     cr_assert_eq(options.chunk_bytes, 4u << 20);
     cr_assert_eq(options.inline_max_bytes, 32u << 10);
+    cr_assert_eq(options.busy_poll_ns, 50000);
     cr_assert_eq(options.stall_timeout_ns, UINT64_C(30000000000));
     cr_assert_null(options.extras);
     options_fini(&options);
@@ -227,6 +228,9 @@ Test(options, ranges_are_named)
     expect_fault(LOAD("--chunk", "1", NULL), "must be from 4KiB to 1GiB");
     expect_fault(LOAD("--ping-interval", "0s", NULL), "must be from 10ms to 1h");
     expect_fault(LOAD("--inline-max", "33K", NULL), "must be from 0 to 32KiB");
+    expect_fault(LOAD("--busy-poll", "2ms", NULL), "--busy-poll 2ms: must be from 0s to 1ms");
+    expect_fault(LOAD("--busy-poll", "50", NULL), "--busy-poll 50: lacks a unit");
+    expect_fault(LOAD("--busy-poll", "no", NULL), "--busy-poll no: expected a time");
     expect_fault(LOAD("--socket", "", NULL), "must not be empty");
     char path[200] = "";
     memset(path, 'a', sizeof(path) - 1);

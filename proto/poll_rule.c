@@ -1,0 +1,108 @@
+#include "poll_rule.h"
+
+#include <sched.h>
+#include <time.h>
+
+#define SHORT 4                 /* times max_ns: while both ends sleep each waits for the other's wake-up too */
+#define PAUSE 16                /* times max_ns: what was before says nothing any more */
+#define MOST_CREDIT 8
+#define FIRST_CREDIT 4
+#define FIRST_NEED 8            /* more than there are messages in one put or fetch of its own */
+#define MOST_NEED 1024
+#define CROWDED_NS 300000       /* less than the slice of a thread that computes, more than the other end takes for a message */
+#define FIRST_STAY_NS 10000000
+#define MOST_STAY_NS 1000000000 /* with a slice of some milliseconds lost to others in each such time nobody notices */
+
+static int64_t now(void)
+{
+    struct timespec ts;
+
+    (void)clock_gettime(CLOCK_MONOTONIC, &ts); /* cannot fail on Linux */
+    return (int64_t)ts.tv_sec * 1000000000 + ts.tv_nsec;
+}
+
+/* It may change at any time, by a control group or taskset: asked when it would begin. */
+static bool has_one_processor(void)
+{
+    cpu_set_t set;
+
+    return sched_getaffinity(0, sizeof set, &set) == 0 && CPU_COUNT(&set) == 1; /* it fails where there are more than fit into a set */
+}
+
+static void rest(struct poll_rule *rule)
+{
+    rule->credit = rule->n_short = 0;
+    rule->need = FIRST_NEED;
+}
+
+void poll_rule_init(struct poll_rule *rule, int64_t max_ns)
+{
+    *rule = (struct poll_rule){.max_ns = max_ns};
+    rest(rule);
+}
+
+int64_t poll_rule_begin(struct poll_rule *rule, int64_t now_ns)
+{
+    rule->began_ns = now_ns;
+    if (now_ns - rule->ended_ns > PAUSE * rule->max_ns)
+        rest(rule);
+    return rule->credit > 0 ? rule->max_ns : 0;
+}
+
+static void looked(struct poll_rule *rule, int64_t waited_ns)
+{
+    if (waited_ns <= rule->max_ns) {
+        rule->n_found++;
+        rule->credit += rule->credit < MOST_CREDIT;
+        if (rule->credit == MOST_CREDIT)
+            rule->need = FIRST_NEED;
+        return;
+    }
+    rule->n_vain++;
+    rule->credit = waited_ns <= SHORT * rule->max_ns ? rule->credit - 1 : rule->credit / 2;
+    if (rule->credit == 0 && rule->need < MOST_NEED)
+        rule->need *= 2;
+}
+
+static void slept(struct poll_rule *rule, int64_t waited_ns, int64_t now_ns)
+{
+    rule->n_short = waited_ns <= SHORT * rule->max_ns ? rule->n_short + 1 : 0;
+    if (rule->n_short < rule->need)
+        return;
+    rule->n_short = 0;
+    if (now_ns >= rule->not_before_ns && !has_one_processor())
+        rule->credit = FIRST_CREDIT;
+}
+
+void poll_rule_end(struct poll_rule *rule, int64_t now_ns)
+{
+    int64_t waited_ns = now_ns - rule->began_ns;
+
+    rule->ended_ns = now_ns;
+    if (rule->credit > 0)
+        looked(rule, waited_ns);
+    else if (rule->max_ns > 0)
+        slept(rule, waited_ns, now_ns);
+    if (waited_ns > PAUSE * rule->max_ns)
+        rest(rule);
+}
+
+void poll_rule_crowded(struct poll_rule *rule, int64_t now_ns)
+{
+    rule->n_vain++;
+    rest(rule);
+    if (now_ns - rule->not_before_ns > MOST_STAY_NS)
+        rule->stay_ns = FIRST_STAY_NS;
+    else if (rule->stay_ns < MOST_STAY_NS)
+        rule->stay_ns *= 2;
+    rule->not_before_ns = now_ns + rule->stay_ns;
+}
+
+bool poll_rule_yield(int64_t *now_ns_p)
+{
+    int64_t before_ns = now();
+
+    (void)sched_yield();
+    *now_ns_p = now();
+    return *now_ns_p - before_ns <= CROWDED_NS;
+}
