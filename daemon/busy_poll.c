@@ -1,12 +1,15 @@
 #include "daemon/busy_poll.h"
 
-/* First somebody else, the client maybe, and then the sockets. */
+/* First somebody else, the client maybe, and then the sockets: once for each time that they are asked. */
 static void on_turn(uv_idle_t *turns)
 {
     struct busy_poll *poll = turns->data;
     int64_t now_ns;
-    bool crowded = !poll_rule_yield(&now_ns);
+    bool crowded;
 
+    if (poll->heard)
+        return; /* busy_poll_wait is about to begin anew */
+    crowded = !poll_rule_yield(&now_ns);
     if (crowded)
         poll_rule_crowded(&poll->rule, now_ns);
     if (crowded || now_ns >= poll->until_ns)
