@@ -135,3 +135,15 @@ Test(busy_poll, deadlines_and_others_are_served_beside_it)
     rdt_close(producer);
     end();
 }
+
+Test(busy_poll, deadline_ends_a_look_at_a_daemon_that_is_silent)
+{
+    begin("1ms");
+    pings(2000); /* it looks, where it has two processors */
+    node_freeze(&node);
+    must_be(RDT_TIMED_OUT, rdt_ping(conn, 300000, &err)); /* ns: before the look would be over */
+    must_be(RDT_TIMED_OUT, rdt_ping(conn, 20 * MSEC, &err)); /* after it */
+    node_thaw(&node);
+    pings(100);
+    end();
+}
