@@ -253,6 +253,15 @@ static void answer_hello(struct fake *fake)
     fake_reply(fake, &reply.base);
 }
 
+void fake_welcome(struct fake *fake, Rdt__Pb__HelloReply reply)
+{
+    uint8_t uuid[16] = {1};
+
+    reply.protocol = 1;
+    reply.node_uuid = reply.boot_id = (ProtobufCBinaryData){sizeof uuid, uuid};
+    fake_reply(fake, &reply.base);
+}
+
 static void play(struct fake *fake, bool hello)
 {
     fake->sock = accept4(fake->listener, NULL, NULL, SOCK_CLOEXEC);

@@ -42,6 +42,9 @@ struct fake {
 void fake_start(struct fake *fake, void (*script)(struct fake *fake), void *arg);
 void fake_start_raw(struct fake *fake, void (*script)(struct fake *fake), void *arg);
 
+/* For raw scripts that have taken HELLO: answers it with the reply, whose protocol and uuids are filled in. */
+void fake_welcome(struct fake *fake, Rdt__Pb__HelloReply reply);
+
 /* Connects to it. */
 rdt *fake_connect(const struct fake *fake);
 

@@ -11,13 +11,10 @@ static struct rdt_error err;
 static void serve(struct fake *fake)
 {
     Rdt__Pb__HelloReply reply = RDT__PB__HELLO_REPLY__INIT;
-    uint8_t uuid[16] = {1};
 
     fake_take(fake, RDT_MSG_HELLO);
-    reply.protocol = 1;
-    reply.node_uuid = reply.boot_id = (ProtobufCBinaryData){16, uuid};
     reply.busy_poll_ns = *(uint64_t *)fake->arg;
-    fake_reply(fake, &reply.base);
+    fake_welcome(fake, reply);
     fake_serve(fake);
 }
 

@@ -17,14 +17,11 @@ static struct rdt_error err;
 static void answer_hello(struct fake *fake)
 {
     Rdt__Pb__HelloReply reply = RDT__PB__HELLO_REPLY__INIT;
-    uint8_t uuid[16] = {1};
 
     fake_take(fake, RDT_MSG_HELLO);
-    reply.protocol = 1;
-    reply.node_uuid = reply.boot_id = (ProtobufCBinaryData){16, uuid};
     reply.inline_max_bytes = 32768;
     reply.made_max_bytes = *(uint64_t *)fake->arg;
-    fake_reply(fake, &reply.base);
+    fake_welcome(fake, reply);
 }
 
 static void answer_alloc(struct fake *fake, uint64_t region)

@@ -389,16 +389,13 @@ static void answer_hello(struct fake *fake)
 {
     Rdt__Pb__HelloReply reply = RDT__PB__HELLO_REPLY__INIT;
     Rdt__Pb__Hello *hello;
-    uint8_t uuid[16] = {1};
 
     fake_take(fake, RDT_MSG_HELLO);
     hello = FAKE_MESSAGE(fake, Hello);
     MUST(hello->tensor_runs);
     fake_free(hello);
-    reply.protocol = 1;
-    reply.node_uuid = reply.boot_id = (ProtobufCBinaryData){16, uuid};
     reply.tensor_runs = *(bool *)fake->arg;
-    fake_reply(fake, &reply.base);
+    fake_welcome(fake, reply);
 }
 
 static void check_rows(struct fake *fake)
