@@ -15,6 +15,7 @@
 #include "call.h"
 #include "clock.h"
 #include "connection.h"
+#include "copies.h"
 #include "fetch.h"
 #include "fetched.h"
 #include "options.h"
@@ -64,6 +65,7 @@ static void free_all(rdt *conn)
     board_fini(conn);
     watch_fini(conn);
     batches_fini(conn);
+    copies_fini(conn);
     memory_fini(&conn->memory);
     pending_fini(&conn->pending);
     expiry_fini(&conn->expiries);
@@ -158,6 +160,8 @@ static enum rdt_status create(int take_sock, rdt **conn_p, struct rdt_error *err
     conn->on_expired = request_on_expired;
     conn->fd_timer_ns = CLOCK_NEVER;
     chain_init(&conn->batches);
+    chain_init(&conn->copies_idle);
+    chain_init(&conn->copies_lent);
     chain_init(&conn->requests);
     chain_init(&conn->objects);
     chain_init(&conn->arrived);
@@ -273,6 +277,7 @@ static enum rdt_status say_hello(rdt *conn, const char *name, int64_t deadline_n
     if (conn->inline_max_bytes > RDT_INLINE_MAX_BYTES)
         conn->inline_max_bytes = RDT_INLINE_MAX_BYTES;
     conn->tensor_runs = ((const Rdt__Pb__HelloReply *)answer)->tensor_runs;
+    conn->lends = ((const Rdt__Pb__HelloReply *)answer)->lends;
     conn->made_max_bytes = ((const Rdt__Pb__HelloReply *)answer)->made_max_bytes;
     if (conn->made_max_bytes > RDT_MADE_MAX_BYTES)
         conn->made_max_bytes = RDT_MADE_MAX_BYTES;

@@ -35,6 +35,7 @@ struct rdt {
     struct rdt_node_info node;
     uint64_t inline_max_bytes; /* tensors of up to this many bytes travel in the message */
     bool tensor_runs;          /* the daemon reads lists of tensors in runs */
+    bool lends;                /* ... and takes what is lent to it */
     uint64_t made_max_bytes;   /* tensors of up to this many may lie in memory that is made here, unless: */
     atomic_bool takes_none;    /* the daemon could not take such, and could put the same otherwise */
     void (*on_event)(rdt *conn, struct frame *frame); /* FRAME_EVENT */
@@ -79,6 +80,7 @@ struct rdt {
     uint64_t event_sequence; /* of the latest one that was taken */
 
     struct memory memory;
+    struct chain copies_idle, copies_lent; /* of copies.c; the latest first */
     struct chain batches;           /* of batch.c */
     struct board *board;            /* of board.c */
     struct chain requests, objects; /* all of them: rdt_close ends them */
@@ -148,6 +150,11 @@ static inline void chain_append(struct chain *chain, struct chain *link)
     link->next = chain;
     chain->prev->next = link;
     chain->prev = link;
+}
+
+static inline void chain_prepend(struct chain *chain, struct chain *link)
+{
+    chain_append(chain->next, link);
 }
 
 static inline void chain_remove(struct chain *link) /* fine if it is in none, but initialised */

@@ -7,6 +7,7 @@
 #include "batch.h"
 #include "board.h"
 #include "clock.h"
+#include "copies.h"
 #include "device.h"
 #include "fetched.h"
 #include "options.h"
@@ -53,6 +54,8 @@ void fetch_on_event(rdt *conn, struct frame *frame)
 
     if (frame->type == RDT_EVENT_REGION_GONE)
         alloc_on_gone(conn, frame);
+    if (frame->type == RDT_EVENT_REGION_BACK)
+        copies_on_back(conn, frame);
     if (frame->type == RDT_EVENT_WATCHED)
         watch_on_event(conn, frame);
     if (frame->type != RDT_EVENT_FETCH_DONE)

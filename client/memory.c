@@ -73,7 +73,16 @@ struct mapping *memory_find(const struct memory *memory, uint64_t region, uint64
     struct mapping *mapping = *bucket_of(memory, region);
 
     while (mapping &&
-           (mapping->region != region || mapping->generation != generation || mapping->cow || (writable && !mapping->writable)))
+           (mapping->region != region || mapping->generation != generation || mapping->cow || mapping->room || (writable && !mapping->writable)))
+        mapping = mapping->next;
+    return mapping;
+}
+
+struct mapping *memory_find_room(const struct memory *memory, uint64_t region)
+{
+    struct mapping *mapping = *bucket_of(memory, region);
+
+    while (mapping && (mapping->region != region || !mapping->room))
         mapping = mapping->next;
     return mapping;
 }

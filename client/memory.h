@@ -30,6 +30,8 @@ struct mapper {
     char memory[33];
 };
 
+struct copy_room;
+
 struct mapping {
     uint64_t region, generation;
     uint8_t *addr;
@@ -44,6 +46,7 @@ struct mapping {
     struct mapper *mapper; /* of its kind; NULL: host memory */
     void *mapped;          /* the mapper's, unless it is the caller's own */
     unsigned refs;
+    struct copy_room *room; /* of copies.c: it is that one's, and never found for anybody else; else NULL */
     uint64_t mark; /* scratch of whoever numbers the regions of one message: valid if it is that message's */
     uint32_t index;
     struct mapping *next; /* with the same hash; later, of those put aside */
@@ -89,6 +92,8 @@ struct mapper *memory_mapper(const struct memory *memory, const char *kind); /* 
 
 /* The region, mapped for all to see with at least these rights; borrowed; NULL if there is none. */
 struct mapping *memory_find(const struct memory *memory, uint64_t region, uint64_t generation, bool writable);
+
+struct mapping *memory_find_room(const struct memory *memory, uint64_t region); /* the same of one with a room */
 
 /* From now on memory_at finds it. INVALID if it overlaps another one. */
 enum rdt_status memory_offer(struct memory *memory, struct mapping *mapping, struct rdt_error *err);

@@ -7,6 +7,7 @@
 #include "alloc.h"
 #include "call.h"
 #include "clock.h"
+#include "copies.h"
 #include "made.h"
 #include "options.h"
 #include "proto/wire_limits.h"
@@ -25,7 +26,9 @@ struct placed { /* the tensors of one put: layout's offsets are addresses until 
     Rdt__Pb__RegionUse *regions;
     uint32_t n_regions, room;
     uint64_t copied_bytes; /* packed */
-    struct mapping *copy;  /* what they are copied into, with its reference; NULL: nothing is copied */
+    struct mapping *copy;  /* what they are copied into, with its reference or as its room's; NULL: nothing is copied */
+    struct copy_room *loan; /* NULL: the copy is this put's only */
+    bool lends, fresh;     /* it is to have a room; fresh: one that was not lent before */
     uint32_t copy_index;   /* in regions */
     int copy_fd;           /* its, if it is new and nobody here looks at it; -1 */
     bool given;            /* it is unmapped, and becomes the snapshot as it is if nobody else can write it */
@@ -34,9 +37,14 @@ struct placed { /* the tensors of one put: layout's offsets are addresses until 
     bool not_taken;        /* the daemon did not want it, for another reason than room */
 };
 
-static void placed_fini(rdt *conn, struct placed *placed)
+static void placed_fini(rdt *conn, struct placed *placed, bool put)
 {
-    if (placed->copy) {
+    if (placed->loan) {
+        connection_lock(conn);
+        copies_end(conn, placed->loan, put);
+        connection_unlock(conn);
+    }
+    if (placed->copy && !placed->loan) {
         /* The object keeps the bytes alive. */
         connection_lock(conn);
         alloc_give_back(conn, placed->copy);
@@ -212,8 +220,13 @@ static enum rdt_status copy_all_in(rdt *conn, struct placed *placed, bool unseen
         if (!base)
             status = rdt_error_set(err, RDT_NO_MEMORY, "no memory for %llu bytes", (unsigned long long)placed->copied_bytes);
     } else {
-        status = alloc_region(conn, placed->copied_bytes, room_ns(deadline_ns), deadline_ns, &placed->copy,
-                              unseen && made_may_write(placed->copied_bytes) ? &placed->copy_fd : NULL, err);
+        if (placed->lends) {
+            status = copies_take(conn, placed->copied_bytes, placed->fresh, room_ns(deadline_ns), deadline_ns, &placed->loan, err);
+            placed->copy = status == RDT_OK ? placed->loan->mapping : NULL;
+        } else {
+            status = alloc_region(conn, placed->copied_bytes, room_ns(deadline_ns), deadline_ns, &placed->copy,
+                                  unseen && made_may_write(placed->copied_bytes) ? &placed->copy_fd : NULL, err);
+        }
         if (status == RDT_OK) {
             base = placed->copy->addr;
             status = add_region(placed, placed->copy, &placed->copy_index, err);
@@ -274,6 +287,10 @@ static enum rdt_status send_put(rdt *conn, const struct placed *placed, const st
     if (placed->given) {
         request.given = (uint32_t *)&placed->copy_index;
         request.n_given = 1;
+    }
+    if (placed->loan) {
+        request.lent = (uint32_t *)&placed->copy_index;
+        request.n_lent = 1;
     }
     if (placed->made_fd >= 0)
         request.made_bytes = placed->copied_bytes;
@@ -377,6 +394,12 @@ static enum rdt_status put_copied(rdt *conn, struct placed *placed, const struct
     return status;
 }
 
+/* Of memory that comes back only, when the object has ended, and that nobody of another owner has seen. */
+static bool may_lend(const rdt *conn, const struct rdt_put_options *options)
+{
+    return conn->lends && options->flags == 0 && options->visibility == RDT_VISIBLE_TO_OWNER;
+}
+
 static enum rdt_status check_options(const struct rdt_put_options *options, struct rdt_error *err)
 {
     if (options->id && (options->id_bytes == 0 || options->id_bytes > RDT_MAX_ID_BYTES))
@@ -394,11 +417,41 @@ static enum rdt_status check_options(const struct rdt_put_options *options, stru
     return options_check_text(options->transport, RDT_MAX_NAME_BYTES, "transport", err);
 }
 
+/* AGAIN: what was to be lent again is gone; it is put in fresh memory. */
+static enum rdt_status put_once(rdt *conn, const struct rdt_tensor *tensors, size_t count, const struct rdt_put_options *options,
+                                int64_t deadline_ns, bool fresh, struct rdt_ref *ref_p, struct rdt_error *err)
+{
+    struct placed placed = {.copy_fd = -1, .made_fd = -1, .lends = may_lend(conn, options), .fresh = fresh};
+    enum rdt_status status = tensor_layout(tensors, count, &placed.layout, err);
+
+    if (status != RDT_OK)
+        return status;
+    placed.how = malloc((count + 1) * sizeof *placed.how);
+    if (!placed.how)
+        status = rdt_error_set(err, RDT_NO_MEMORY, "no memory for %zu tensors", count);
+    if (status == RDT_OK)
+        status = place_all(conn, &placed, err);
+    if (status == RDT_OK && options->flags & RDT_PUT_PENDING && placed.copied_bytes > 0)
+        status = rdt_error_set(err, RDT_INVALID,
+                               "a PENDING put has tensors in memory that the daemon does not know: rdt_alloc or rdt_import it");
+    if (status == RDT_OK) {
+        bool made = options->flags & RDT_PUT_SNAPSHOT && !(options->flags & RDT_PUT_PENDING);
+        status = made ? put_made(conn, &placed, tensors, options, deadline_ns, ref_p, err) : RDT_AGAIN;
+        if (status == RDT_AGAIN)
+            status = put_copied(conn, &placed, options, deadline_ns, ref_p, err);
+    }
+    if (status == RDT_OK && options->how)
+        memcpy(options->how, placed.how, count * sizeof *options->how);
+    if (status == RDT_NOT_FOUND && placed.loan && placed.loan->again)
+        status = RDT_AGAIN;
+    placed_fini(conn, &placed, status == RDT_OK);
+    return status;
+}
+
 enum rdt_status rdt_put(rdt *conn, const struct rdt_tensor *tensors, size_t count, const struct rdt_put_options *options,
                         struct rdt_ref *ref_p, struct rdt_error *err)
 {
     struct rdt_put_options own;
-    struct placed placed = {.copy_fd = -1, .made_fd = -1};
     int64_t deadline_ns;
     enum rdt_status status = connection_check(conn, err);
 
@@ -408,28 +461,11 @@ enum rdt_status rdt_put(rdt *conn, const struct rdt_tensor *tensors, size_t coun
         status = check_options(&own, err);
     if (status == RDT_OK && !ref_p)
         status = rdt_error_set(err, RDT_INVALID, "ref_p is NULL");
-    if (status == RDT_OK)
-        status = tensor_layout(tensors, count, &placed.layout, err);
     if (status != RDT_OK)
         return status;
-
     deadline_ns = clock_deadline_ns(own.timeout_ns > 0 ? own.timeout_ns : RDT_FOREVER);
-    placed.how = malloc((count + 1) * sizeof *placed.how);
-    if (!placed.how)
-        status = rdt_error_set(err, RDT_NO_MEMORY, "no memory for %zu tensors", count);
-    if (status == RDT_OK)
-        status = place_all(conn, &placed, err);
-    if (status == RDT_OK && own.flags & RDT_PUT_PENDING && placed.copied_bytes > 0)
-        status = rdt_error_set(err, RDT_INVALID,
-                               "a PENDING put has tensors in memory that the daemon does not know: rdt_alloc or rdt_import it");
-    if (status == RDT_OK) {
-        bool made = own.flags & RDT_PUT_SNAPSHOT && !(own.flags & RDT_PUT_PENDING);
-        status = made ? put_made(conn, &placed, tensors, &own, deadline_ns, ref_p, err) : RDT_AGAIN;
-        if (status == RDT_AGAIN)
-            status = put_copied(conn, &placed, &own, deadline_ns, ref_p, err);
-    }
-    if (status == RDT_OK && own.how)
-        memcpy(own.how, placed.how, count * sizeof *own.how);
-    placed_fini(conn, &placed);
+    status = put_once(conn, tensors, count, &own, deadline_ns, false, ref_p, err);
+    if (status == RDT_AGAIN)
+        status = put_once(conn, tensors, count, &own, deadline_ns, true, ref_p, err);
     return status;
 }

@@ -249,7 +249,7 @@ static bool may_stay(const struct object *object, bool loose, uint64_t *bytes_p)
         return *bytes_p <= BOARD_ONE_BYTES;
     }
     *bytes_p = object->metadata_bytes + (object->n_regions > 0 ? object->uses[0].region->room : object->bytes); /* it maps all of that */
-    return object->snapshot && object->n_regions <= 1 && object->metadata_bytes + object->bytes <= BOARD_ONE_BYTES;
+    return (object->snapshot || object->chunk) && object->n_regions <= 1 && object->metadata_bytes + object->bytes <= BOARD_ONE_BYTES;
 }
 
 /* Its bytes are limited, not with all others' only. */

@@ -39,6 +39,23 @@ static void on_drop(struct warm *warm, uint64_t region)
     tell_gone(list_entry(warm, struct client, warm), region);
 }
 
+static void on_back(struct warm *warm, uint64_t region)
+{
+    struct client *client = list_entry(warm, struct client, warm);
+    Rdt__Pb__RegionBack back = RDT__PB__REGION_BACK__INIT;
+
+    back.n_regions = 1;
+    back.regions = &region;
+    client->send(client, RDT_EVENT_REGION_BACK, FRAME_EVENT, 0, &back.base, NULL, 0);
+}
+
+static void on_take(struct warm *warm, uint64_t region)
+{
+    (void)map_remove_u64(&list_entry(warm, struct client, warm)->regions, region);
+}
+
+static const struct warm_ops warm_ops = {on_drop, on_back, on_take};
+
 static void on_unmapped(struct mapped *mapped, uint64_t region)
 {
     tell_gone(list_entry(mapped, struct client, mapped), region);
@@ -53,7 +70,17 @@ void client_tell_gone(struct client *client, const struct region *region)
 void client_keep_warm(struct client *client, struct regions *regions)
 {
     mapped_start(&client->mapped, on_unmapped);
-    warm_start(&client->warm, regions, client->id, on_drop);
+    warm_start(&client->warm, regions, client->id, &warm_ops);
+}
+
+enum rdt_status client_region(struct client *client, uint64_t id, uint64_t generation, struct region **region_p, struct rdt_error *err)
+{
+    struct region *region = map_get_u64(&client->regions, id);
+
+    if (!region || region->generation != generation)
+        return rdt_error_set(err, RDT_NOT_FOUND, "this client has no region %llu", (unsigned long long)id);
+    *region_p = region;
+    return region->laid_by ? warm_resume(&client->warm, region, err) : RDT_OK;
 }
 
 void client_drop_import(struct client *client)

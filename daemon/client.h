@@ -127,6 +127,9 @@ void client_keep_warm(struct client *client, struct regions *regions);
  * again. */
 bool client_fini(struct client *client, uint64_t until_ns);
 
+/* One that it has, borrowed; in use again, if it was laid by. NOT_FOUND; else as warm_resume. */
+enum rdt_status client_region(struct client *client, uint64_t id, uint64_t generation, struct region **region_p, struct rdt_error *err);
+
 /* Closes what has come of an import; nothing if there is none. */
 void client_drop_import(struct client *client);
 

@@ -74,7 +74,7 @@ static struct region *find_region(const struct client *client, const Rdt__Pb__Re
 {
     struct region *region = map_get_u64(&client->regions, use->region);
 
-    return region && region->generation == use->generation ? region : NULL;
+    return region && region->generation == use->generation && !region->laid_by ? region : NULL;
 }
 
 /* Every tensor lies whole in a region that the client may write. regions[n]: NULL where it has none; spans[n]: what lies in each. */

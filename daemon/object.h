@@ -87,6 +87,7 @@ struct object {
     bool detached : 1;     /* its producer's hold outlives the producer, for a time (detached.h) */
     bool adopted : 1;      /* another node's, which has a copy here: in no table, charged to nobody */
     bool snapshot : 1;     /* it never changes: its regions are sealed, and hold nothing else */
+    bool lent : 1;         /* by its producer's word it does not change as long as it lives, nor do its regions */
     bool pending : 1;      /* FILLING: its bytes are not there yet */
     bool apart : 1;        /* behind the key stands only where metadata and shapes are */
     uint8_t key_bytes;     /* owner and id, as the table's key */

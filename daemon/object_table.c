@@ -303,6 +303,7 @@ static enum rdt_status put_parts(struct object_table *table, const struct object
         put->producer->n_objects++;
     }
     object->snapshot = put->snapshot;
+    object->lent = put->lent;
     object->pending = put->pending;
     filling = put->pending || (put->snapshot && object->layout && !put->sealed); /* what is in the arena never changes */
     object_set_state(object, filling ? OBJECT_FILLING : OBJECT_LIVE);

@@ -58,6 +58,7 @@ struct object_put {
     bool pending;   /* it is FILLING until object_ready, or becomes a snapshot then */
     bool snapshot;  /* it is FILLING, over the memory to be copied, until object_fill or object_fail */
     bool sealed;    /* a snapshot whose regions nobody writes any more: it is live at once */
+    bool lent;      /* object->lent */
     struct object_parts *parts; /* object_parts_make of this put; NULL: they are made in the put */
 };
 enum rdt_status object_table_put(struct object_table *table, const struct object_put *put, struct object **object_p,

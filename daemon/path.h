@@ -60,7 +60,7 @@ struct path_query {
     const char *copy_why_not; /* NULL, or why nothing copies it there */
     bool too_many_regions;    /* more than one frame can carry */
     const char *show_why_not; /* NULL: its regions may be shown whole to the reader */
-    const char *cow_why_not;  /* NULL: it is a snapshot: a private mapping of it shows what it holds for ever */
+    const char *cow_why_not;  /* NULL: a private mapping of it shows the same as long as it is held */
     Rdt__Pb__FetchMode mode;
     bool has_inline; /* all bytes can ride in the reply. Same node: they lie in the daemon's arena */
     /* other node */

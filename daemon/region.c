@@ -417,8 +417,11 @@ void region_unref(struct region *region)
     if (!region)
         return;
     assert(region->refs > 0);
-    if (--region->refs > 0)
+    if (--region->refs > 0) {
+        if (region->refs == 1 && region->lent)
+            warm_lay_by(region);
         return;
+    }
     assert(region->pins == 0 && list_empty(&region->uses));
     region_unlist(region);
     if (region->regions->giving_up)

@@ -88,6 +88,8 @@ struct region {
     bool never_leaves; /* it cannot be exported */
     bool abandoned;    /* somebody who never let go of it may look at it: its pages are not taken away from under a mapping */
     bool kept;         /* exported_to has it mapped, uses it for nothing, and waits for it to come again */
+    bool lent;         /* its client writes there no more until nobody else refers to it, and is told then */
+    bool laid_by;      /* it was told: warm.h */
     bool had_life;     /* it was warm, and what it received since, exported_to may write: nobody else may ever have it */
     struct registration registrations[REGION_MAX_REGISTRATIONS];
     unsigned n_registrations;

@@ -256,7 +256,7 @@ enum rdt_status rpc_release(struct call *call, const void *request, struct rdt_e
         if (region_may_come_again(hold->region, call->client->id))
             hold->region->kept = true;
         else
-            call->client->warm.on_drop(&call->client->warm, hold->region->id); /* nobody had told it so */
+            call->client->warm.ops->on_drop(&call->client->warm, hold->region->id); /* nobody had told it so */
     }
     if (hold->object)
         note_stays(call->client, hold->object, message);

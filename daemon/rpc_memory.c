@@ -227,11 +227,17 @@ enum rdt_status rpc_import(struct call *call, const void *request, struct rdt_er
 enum rdt_status rpc_release_region(struct call *call, const void *request, struct rdt_error *err)
 {
     const Rdt__Pb__ReleaseRegion *message = request;
-    struct region *region = map_remove_u64(&call->client->regions, message->region);
+    struct region *region = map_get_u64(&call->client->regions, message->region);
     Rdt__Pb__RegionKept reply = RDT__PB__REGION_KEPT__INIT;
 
     if (!region)
         return rdt_error_set(err, RDT_NOT_FOUND, "this client has no region %llu", (unsigned long long)message->region);
+    if (region->laid_by) {
+        warm_part(&call->client->warm, region);
+        call_reply(call, &reply.base, NULL, 0);
+        return RDT_OK;
+    }
+    (void)map_remove_u64(&call->client->regions, region->id);
     region->client = 0; /* it cannot write there any more, as far as we know */
     /* Not if an object or a transfer lies over it: they may show it to others yet. */
     region->kept = message->keep && region->refs == 1 && region_may_come_again(region, call->client->id);

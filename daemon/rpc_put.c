@@ -90,13 +90,27 @@ static enum rdt_status find_regions(struct call *call, const Rdt__Pb__Put *messa
 {
     for (size_t i = 0; i < message->n_regions; i++) {
         const Rdt__Pb__RegionUse *use = message->regions[i];
-        regions[i] = map_get_u64(&call->client->regions, use->region);
-        if (!regions[i] || regions[i]->generation != use->generation)
-            return rdt_error_set(err, RDT_NOT_FOUND, "this client has no region %llu", (unsigned long long)use->region);
+        enum rdt_status status = client_region(call->client, use->region, use->generation, &regions[i], err);
+        if (status != RDT_OK)
+            return status;
     }
     for (size_t i = 0; i < message->n_given; i++)
         if (message->given[i] >= message->n_regions)
             return rdt_error_set(err, RDT_INVALID, "region %u of %zu is given up", message->given[i], message->n_regions);
+    return RDT_OK;
+}
+
+/* Only what its client alone has, and may go on having, is lent. */
+static enum rdt_status check_lent(const Rdt__Pb__Put *message, struct region **regions, struct rdt_error *err)
+{
+    for (size_t i = 0; i < message->n_lent; i++) {
+        uint32_t at = message->lent[i];
+        if (at >= message->n_regions || (i > 0 && at <= message->lent[i - 1]))
+            return rdt_error_set(err, RDT_INVALID, "region %u of %zu is lent: each once, in order", at, message->n_regions);
+        if (regions[at]->origin != REGION_ALLOCATED || !region_is_host(regions[at]))
+            return rdt_error_set(err, RDT_INVALID, "region %llu is lent: only host memory from ALLOC is",
+                                 (unsigned long long)regions[at]->id);
+    }
     return RDT_OK;
 }
 
@@ -217,11 +231,14 @@ static enum rdt_status put(struct call *call, const Rdt__Pb__Put *message, struc
                              .layout = digest->layout,
                              .parts = &digest->parts,
                              .snapshot = message->flags & PUT_SNAPSHOT,
-                             .sealed = message->made_bytes > 0 && message->n_regions == 0 && message->timeout_ns <= 0};
+                             .sealed = message->made_bytes > 0 && message->n_regions == 0 && message->timeout_ns <= 0,
+                             .lent = message->n_lent > 0 && message->n_lent == message->n_regions};
     struct region *made = NULL;
     struct object *object;
     enum rdt_status status = find_regions(call, message, regions, err);
 
+    if (status == RDT_OK)
+        status = check_lent(message, regions, err);
     if (status == RDT_OK)
         status = check_transport(call, message, regions, &put.transport, err);
     if (status == RDT_OK && digest->status != RDT_OK)
@@ -246,6 +263,8 @@ static enum rdt_status put(struct call *call, const Rdt__Pb__Put *message, struc
     if (status != RDT_OK)
         return status;
     digest->layout = NULL; /* taken */
+    for (size_t i = 0; i < message->n_lent; i++)
+        regions[message->lent[i]]->lent = true;
     if (object->state == OBJECT_FILLING && !object->pending)
         return fill(call, message, object, given, err);
     answer(call, object);
@@ -276,6 +295,8 @@ enum rdt_status rpc_put(struct call *call, const void *request, struct rdt_error
         return rdt_error_set(err, RDT_INVALID, "regions are given up for snapshots only");
     if (message->n_given > message->n_regions)
         return rdt_error_set(err, RDT_INVALID, "%zu of %zu regions are given up", message->n_given, message->n_regions);
+    if (message->n_lent > 0 && (message->flags != 0 || message->visibility != RDT__PB__VISIBILITY__VISIBILITY_OWNER))
+        return rdt_error_set(err, RDT_INVALID, "regions are lent to objects without flags, which their owner alone sees");
     if (message->flags & PUT_PENDING && (message->inline_data.len > 0 || message->n_given > 0))
         return rdt_error_set(err, RDT_INVALID, "what is PENDING comes neither with the message nor is it given up");
     if (message->flags & ~(PUT_SNAPSHOT | PUT_DETACHED | PUT_PENDING) || (unsigned)message->visibility > RDT__PB__VISIBILITY__VISIBILITY_ALL)

@@ -177,7 +177,7 @@ void transfer_local_serve(struct transfer *transfer, struct object *object)
         query.transport = ""; /* nothing needs to be moved between nodes */
     if (!object_may_show(object, &transfer->account->owner, &why_not))
         query.show_why_not = why_not;
-    if (!object->snapshot)
+    if (!object->snapshot && !object->lent)
         query.cow_why_not = "the object is live: what its producer writes later would show in a private mapping of it";
     if (place_tensors(transfer, object, &query, &unshared, &err) != RDT_OK) {
         transfer_fail_err(transfer, &err);
@@ -188,7 +188,7 @@ void transfer_local_serve(struct transfer *transfer, struct object *object)
     query.same_client = !query.too_many_regions && object->n_regions > 0;
     for (uint32_t i = 0; i < object->n_regions; i++)
         query.same_client = query.same_client && object->uses[i].region->client == transfer->client->id &&
-                            object->uses[i].region->origin != REGION_RECEIVED;
+                            object->uses[i].region->origin != REGION_RECEIVED && !object->uses[i].region->lent;
     if (record_decide(transfer->transfers, &transfer->record, &query, &err) != RDT_OK) {
         transfer_fail_err(transfer, &err);
         return;

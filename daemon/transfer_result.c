@@ -247,7 +247,7 @@ static bool give_notice(const struct transfer *transfer, struct object *object)
 {
     struct client *producer = object->producer;
 
-    if (object->snapshot || object->notice_given || !producer || producer == transfer->client || !may_be_written(object))
+    if (object->snapshot || object->lent || object->notice_given || !producer || producer == transfer->client || !may_be_written(object))
         return false;
     object->notice_given = true;
     log_at(producer->notice_given ? LOG_LEVEL_DEBUG : LOG_LEVEL_INFO,
@@ -296,7 +296,7 @@ void transfer_deliver_object(struct transfer *transfer, struct object *object, s
         if (status == RDT_OK) {
             if (how == PATH_COPY)
                 client_copies(hold, transfer->record.bytes);
-            else if (how != PATH_SAME && (object->snapshot || (how == PATH_SHARE && !fetch->cow)))
+            else if (how != PATH_SAME && (object->snapshot || object->lent || (how == PATH_SHARE && !fetch->cow)))
                 result_stay(&result, fetch, object, hold);
             result_send(&result, fetch, hold);
         } else {

@@ -43,6 +43,7 @@ enum rdt_event_type {
     RDT_EVENT_FETCH_DONE = 128, /* FetchDone */
     RDT_EVENT_WATCHED = 129,    /* Event */
     RDT_EVENT_REGION_GONE = 132, /* RegionGone */
+    RDT_EVENT_REGION_BACK = 133, /* RegionBack */
 };
 
 /* Daemon and daemon. X(number, NAME, message): rdt_peer.proto says who sends it when. */

@@ -283,6 +283,8 @@ static void on_drop(struct warm *warm, uint64_t region)
     last_dropped = region;
 }
 
+static const struct warm_ops warm_ops = {.on_drop = on_drop};
+
 /* A guarded mapping that has lost a page. */
 static int broken_slot(void)
 {
@@ -307,7 +309,7 @@ Test(pool, what_has_lost_pages_does_not_come_again)
     struct region *region;
     int fd;
 
-    warm_start(&warm, &fake.regions, 1, on_drop);
+    warm_start(&warm, &fake.regions, 1, &warm_ops);
     region = receive(SIZE, 1);
     cr_assert_eq(region_export_to(region, 1, true, &fd, NULL), RDT_OK);
     region->guard = broken_slot();
@@ -339,8 +341,8 @@ Test(pool, warm_comes_again_to_its_client_only)
     uint64_t id, generation;
     int fd;
 
-    warm_start(&a, &fake.regions, 1, on_drop);
-    warm_start(&b, &fake.regions, 2, on_drop);
+    warm_start(&a, &fake.regions, 1, &warm_ops);
+    warm_start(&b, &fake.regions, 2, &warm_ops);
     id = let_go(SIZE, 1);
     cr_assert_eq(fake.regions.warm_bytes, SIZE);
     cr_assert_eq(regions_used_bytes(&fake.regions), 0u);
@@ -371,8 +373,8 @@ Test(pool, warm_is_dropped_for_room_oldest_first_and_told)
     struct warm a, b;
     uint64_t ids[2];
 
-    warm_start(&a, &fake.regions, 1, on_drop);
-    warm_start(&b, &fake.regions, 2, on_drop);
+    warm_start(&a, &fake.regions, 1, &warm_ops);
+    warm_start(&b, &fake.regions, 2, &warm_ops);
     ids[0] = let_go(SIZE, 1);
     ids[1] = let_go(SIZE, 2);
     fake.regions.limit_bytes = 2 * SIZE;
@@ -390,7 +392,7 @@ Test(pool, warm_bound_of_a_client_holds)
 {
     struct warm warm;
 
-    warm_start(&warm, &fake.regions, 1, on_drop);
+    warm_start(&warm, &fake.regions, 1, &warm_ops);
     for (unsigned i = 0; i < 10; i++) {
         struct region *regions[2];
         int fd;
@@ -412,7 +414,7 @@ Test(pool, gone_client_gets_nothing_back)
     struct warm warm;
     struct region *region;
 
-    warm_start(&warm, &fake.regions, 1, on_drop);
+    warm_start(&warm, &fake.regions, 1, &warm_ops);
     (void)let_go(SIZE, 1);
     region = warm_take(&warm, SIZE, REGION_RECEIVED); /* a fetch is under way */
     warm_stop(&warm);

@@ -6,6 +6,7 @@
 #define MAX_HEADER_BYTES ((size_t)4 << 20)
 
 #define SNAPSHOT_UNLESS_OURS 0x10000u /* among the flags of _put */
+#define LITTLE_BYTES ((size_t)1 << 20)
 
 #define SLICE_NS (INT64_C(100) * 1000000) /* how long a signal waits for its handler, a Ctrl-C too */
 
@@ -86,9 +87,24 @@ static PyObject *header_of(const struct held_set *set, PyObject *names, const ch
     return header;
 }
 
+static bool is_little(const struct held_set *set)
+{
+    size_t all = 0, bytes;
+
+    if (set->on_gpus > 0)
+        return false;
+    for (size_t i = 0; i < set->count && all <= LITTLE_BYTES; i++) {
+        if (rdt_tensor_bytes(&set->tensors[i], &bytes, NULL) != RDT_OK)
+            return false;
+        all += bytes;
+    }
+    return all <= LITTLE_BYTES;
+}
+
 /* _put(tensors, id, metadata, visibility, transport, flags, timeout, ttl, names, stream): with names (JSON strings, as many as tensors) metadata is
  * what goes behind them in a safetensors header; None: there can be no such header, and nothing was put. SNAPSHOT_UNLESS_OURS: live if one
- * of the tensors lies in memory from Connection.empty, else a snapshot. */
+ * of the tensors lies in memory from Connection.empty, else what is copied: a snapshot, which nodes keep copies of, or if it is little in memory of
+ * librdt's own, which comes back (rdt_put) sooner than a snapshot's is made. */
 PyObject *conn_put(PyObject *self, PyObject *args)
 {
     struct conn *conn = (struct conn *)self;
@@ -142,7 +158,7 @@ PyObject *conn_put(PyObject *self, PyObject *args)
     }
     if (options.flags & SNAPSHOT_UNLESS_OURS) {
         options.flags &= ~SNAPSHOT_UNLESS_OURS;
-        options.flags |= memory_has_one_of(conn, set->tensors, set->count) ? 0 : RDT_PUT_SNAPSHOT;
+        options.flags |= memory_has_one_of(conn, set->tensors, set->count) || is_little(set) ? 0 : RDT_PUT_SNAPSHOT;
     }
     options.how = how;
     if ((set->on_gpus > 0 && !gpu_open(conn)) || !conn_enter(conn))

@@ -1,0 +1,158 @@
+#include "copies.h"
+
+#include <stdlib.h>
+
+#include "alloc.h"
+#include "rdt.pb-c.h"
+
+/* Sizes are a few, so that what held one object holds the next of about its size: four to each doubling. */
+static uint64_t size_class(uint64_t bytes)
+{
+    uint64_t step = 4096;
+
+    while (step < bytes / 8)
+        step *= 2;
+    return (bytes + step - 1) / step * step;
+}
+
+static struct copy_room *room_of(const rdt *conn, uint64_t region)
+{
+    struct mapping *mapping = memory_find_room(&conn->memory, region);
+
+    return mapping ? mapping->room : NULL;
+}
+
+/* The smallest that is not far too large; of those, what was used last: the caches may still know it. */
+static struct copy_room *take_idle(rdt *conn, uint64_t bytes)
+{
+    struct copy_room *best = NULL;
+
+    for (struct chain *link = conn->copies_idle.next; link != &conn->copies_idle; link = link->next) {
+        struct copy_room *room = CHAIN_OWNER(link, struct copy_room, link);
+        if (room->bytes >= bytes && room->bytes / 2 <= bytes && (!best || room->bytes < best->bytes))
+            best = room;
+    }
+    if (best)
+        chain_remove(&best->link);
+    return best;
+}
+
+static struct copy_room *take_lent_before(rdt *conn, uint64_t bytes)
+{
+    struct copy_room *room;
+
+    connection_lock(conn);
+    room = take_idle(conn, bytes);
+    if (!room && !chain_is_empty(&conn->copies_lent) && !conn->polling) { /* word of what came back may lie there unread */
+        connection_poll(conn);
+        room = take_idle(conn, bytes);
+    }
+    connection_unlock(conn);
+    return room;
+}
+
+enum rdt_status copies_take(rdt *conn, uint64_t bytes, bool fresh, int64_t room_ns, int64_t deadline_ns, struct copy_room **room_p,
+                            struct rdt_error *err)
+{
+    struct copy_room *room = fresh ? NULL : take_lent_before(conn, bytes);
+    enum rdt_status status;
+
+    if (!room) {
+        room = calloc(1, sizeof *room);
+        if (!room)
+            return rdt_error_set(err, RDT_NO_MEMORY, "no memory to keep note of a copy");
+        room->bytes = size_class(bytes);
+        status = alloc_region(conn, room->bytes, room_ns, deadline_ns, &room->mapping, NULL, err);
+        if (status != RDT_OK) {
+            free(room);
+            return status;
+        }
+        chain_init(&room->link);
+        room->mapping->room = room;
+    }
+    room->putting = true;
+    *room_p = room;
+    return RDT_OK;
+}
+
+/* ---- what becomes of it ---- */
+
+/* The daemon has it no more, or is told so. */
+static void drop(rdt *conn, struct copy_room *room, bool tell)
+{
+    chain_remove(&room->link);
+    room->mapping->room = NULL;
+    if (tell)
+        alloc_give_back(conn, room->mapping);
+    else
+        memory_unref(&conn->memory, room->mapping);
+    free(room);
+}
+
+/* A room that no put has: as far as it is known. */
+static void settle(rdt *conn, struct copy_room *room)
+{
+    chain_remove(&room->link);
+    if (room->gone) {
+        drop(conn, room, false);
+    } else if (room->back) {
+        room->back = false;
+        room->again = true;
+        chain_prepend(&conn->copies_idle, &room->link);
+    } else {
+        chain_prepend(&conn->copies_lent, &room->link);
+    }
+}
+
+void copies_end(rdt *conn, struct copy_room *take_room, bool lent)
+{
+    take_room->putting = false;
+    if (lent)
+        settle(conn, take_room);
+    else
+        drop(conn, take_room, true);
+}
+
+void copies_on_back(rdt *conn, struct frame *frame)
+{
+    Rdt__Pb__RegionBack *back = rdt__pb__region_back__unpack(NULL, frame->length, frame->payload);
+
+    if (!back)
+        return; /* no memory: it is not used again, and goes when the daemon likes */
+    for (size_t i = 0; i < back->n_regions; i++) {
+        struct copy_room *room = room_of(conn, back->regions[i]);
+        if (!room)
+            continue;
+        room->back = true;
+        if (!room->putting)
+            settle(conn, room);
+    }
+    rdt__pb__region_back__free_unpacked(back, NULL);
+}
+
+void copies_on_gone(rdt *conn, uint64_t region)
+{
+    struct copy_room *room = room_of(conn, region);
+
+    if (!room)
+        return;
+    room->gone = true;
+    if (!room->putting)
+        settle(conn, room);
+}
+
+static void free_all(struct chain *rooms)
+{
+    while (!chain_is_empty(rooms)) {
+        struct copy_room *room = CHAIN_OWNER(rooms->next, struct copy_room, link);
+        chain_remove(&room->link);
+        room->mapping->room = NULL;
+        free(room);
+    }
+}
+
+void copies_fini(rdt *conn)
+{
+    free_all(&conn->copies_idle);
+    free_all(&conn->copies_lent);
+}
