@@ -51,6 +51,20 @@ static struct copy_room *take_lent_before(rdt *conn, uint64_t bytes)
     return room;
 }
 
+/* Of that size class; where there is no room for that, of so many bytes, for which it waits. */
+static enum rdt_status alloc_room(rdt *conn, struct copy_room *room, uint64_t bytes, int64_t room_ns, int64_t deadline_ns,
+                                  struct rdt_error *err)
+{
+    enum rdt_status status;
+
+    room->bytes = size_class(bytes);
+    status = alloc_region(conn, room->bytes, room->bytes > bytes ? 0 : room_ns, deadline_ns, &room->mapping, NULL, err);
+    if (room->bytes == bytes || (status != RDT_LIMIT && status != RDT_NO_MEMORY))
+        return status;
+    room->bytes = bytes;
+    return alloc_region(conn, bytes, room_ns, deadline_ns, &room->mapping, NULL, err);
+}
+
 enum rdt_status copies_take(rdt *conn, uint64_t bytes, bool fresh, int64_t room_ns, int64_t deadline_ns, struct copy_room **room_p,
                             struct rdt_error *err)
 {
@@ -61,8 +75,7 @@ enum rdt_status copies_take(rdt *conn, uint64_t bytes, bool fresh, int64_t room_
         room = calloc(1, sizeof *room);
         if (!room)
             return rdt_error_set(err, RDT_NO_MEMORY, "no memory to keep note of a copy");
-        room->bytes = size_class(bytes);
-        status = alloc_region(conn, room->bytes, room_ns, deadline_ns, &room->mapping, NULL, err);
+        status = alloc_room(conn, room, bytes, room_ns, deadline_ns, err);
         if (status != RDT_OK) {
             free(room);
             return status;

@@ -228,10 +228,11 @@ struct rdt_put_options {
     int64_t ttl_ns;                 /* of RDT_PUT_DETACHED; 0: the daemon's detached_ttl; LIMIT above its detached_ttl_max */
 };
 
-/* Makes an object of the tensors, in one round trip (two if bytes had to be copied into the daemon's memory). The object refers to
- * the memory: it is live, and what is written there later is seen by readers; put nothing over it before rdt_wait_freed. Tensors
- * may overlap, repeat, be empty; count 0 is allowed. Tensors are borrowed during the call. The object lives until it is freed or this
- * session ends. With SNAPSHOT the call returns when the copy is whole; TIMED_OUT: there is no object.
+/* Makes an object of the tensors, in one round trip (two if bytes had to be copied into the daemon's memory, and none is left from an earlier
+ * such put: librdt lends it to the object, and has it again when that has ended). The object refers to the memory: it is live, and what is
+ * written there later is seen by readers; put nothing over it before rdt_wait_freed. What was copied nobody writes. Tensors may overlap,
+ * repeat, be empty; count 0 is allowed. Tensors are borrowed during the call. The object lives until it is freed or this session ends. With
+ * SNAPSHOT the call returns when the copy is whole; TIMED_OUT: there is no object.
  * Errors: INVALID (names the tensor), EXISTS (id), LIMIT, NO_MEMORY, UNSUPPORTED (transport unknown; lists those loaded; or it does not
  * move such memory). */
 enum rdt_status rdt_put(rdt *rdt, const struct rdt_tensor *tensors, size_t count, const struct rdt_put_options *options,
@@ -286,7 +287,8 @@ enum rdt_fetch_mode {
     RDT_FETCH_AUTO = 0,  /* share on this node, copy from another */
     RDT_FETCH_SHARE = 1, /* this node only, read-only, constant time at any size */
     RDT_FETCH_COPY = 2,  /* private, writable */
-    /* Private, writable, in constant time: pages are copied when they are written. Of a snapshot; a live object is copied. */
+    /* Private, writable, in constant time: pages are copied when they are written. Of a snapshot, or what librdt copied for a put without flags
+     * that its owner alone may see, which is all of the object; another live object is copied. */
     RDT_FETCH_COW = 3,
 };
 
@@ -325,9 +327,10 @@ struct rdt_fetch_options {
  * version above the one that was read (versions in between may never be seen). Equal refs (with equal slices and no targets) share
  * one transfer. requests_p is [count], each to be destroyed. count 0 is fine.
  *
- * A snapshot of this node, of up to 1 MiB, or an object of any size that was put from rdt_alloc's memory and is shared, that is fetched whole, in
- * host memory and without wishes, again and again under the same ref (no name) and mode: from the third time on its request may have ended when
- * this returns, without a word to the daemon, and what the reader before wrote into its private memory is undone. So it is with up to 16 objects
+ * A snapshot of this node, of up to 1 MiB, or what comes in the answer, or what is shared of an object of any size that lies in rdt_alloc's
+ * memory or librdt's own: if it is fetched whole, in host memory and without wishes, again and again under the same ref (no name) and mode, then
+ * from the third time on its request may have ended when this returns, without a word to the daemon, and what the reader before wrote
+ * into its private memory is undone. So it is with up to 16 objects
  * of one connection, 4 MiB of them snapshots, until somebody frees them: what stays with a reader who has released it is no hold, shows nowhere,
  * and keeps neither object nor id. Its memory is unmapped by a call that waits on the connection, or the next call there; until then a snapshot
  * that was freed may stay charged, to its producer: at most 4 MiB a connection, and a sixteenth of memory_limit in all. Where bytes are limited

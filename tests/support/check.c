@@ -156,3 +156,17 @@ size_t rss_of(int pid)
     (void)fclose(file);
     return resident * (size_t)sysconf(_SC_PAGESIZE);
 }
+
+unsigned long inode_at(const void *addr)
+{
+    unsigned long lo, hi, inode = 0, found = 0;
+    FILE *maps = fopen("/proc/self/maps", "r");
+    char line[512];
+
+    must(maps != NULL);
+    while (found == 0 && fgets(line, sizeof line, maps))
+        if (sscanf(line, "%lx-%lx %*s %*s %*s %lu", &lo, &hi, &inode) == 3 && lo <= (uintptr_t)addr && (uintptr_t)addr < hi)
+            found = inode;
+    (void)fclose(maps);
+    return found;
+}

@@ -99,6 +99,9 @@ extern int harness_fds; /* how many of this process's fds belong to nodes, actor
 /* Resident memory of a process. */
 size_t rss_of(int pid);
 
+/* The inode of the file that is mapped at the address; 0: none is. */
+unsigned long inode_at(const void *addr);
+
 /* ns from now for things that must have ended by then, e.g. "after its deadline, but not much": fails if `since` is longer ago. */
 #define must_be_within(since, ns) \
     must_say(now_ns() - (since) <= patience(ns), "took %lld ms", (long long)((now_ns() - (since)) / MSEC))

@@ -422,3 +422,118 @@ Test(pool, gone_client_gets_nothing_back)
     cr_assert_eq(fake.n_freed, 1u);
     cr_assert_eq(fake.regions.warm_bytes, 0u);
 }
+
+/* ---- lent ---- */
+
+static unsigned n_back, n_taken;
+
+static void on_back(struct warm *warm, uint64_t region)
+{
+    (void)warm;
+    (void)region;
+    n_back++;
+}
+
+static void on_take(struct warm *warm, uint64_t region)
+{
+    (void)warm;
+    (void)region;
+    n_taken++;
+}
+
+static const struct warm_ops lending_ops = {on_drop, on_back, on_take};
+
+/* A client's region that others have seen, lent to an object that ends. */
+static struct region *lend(struct region *region)
+{
+    (void)region_ref(region); /* the object's */
+    region->lent = true;
+    region_unref(region);
+    return region;
+}
+
+static struct region *region_to_lend(uint64_t client)
+{
+    struct region *region = receive(SIZE, client);
+    int fd;
+
+    cr_assert_eq(region_export_to(region, client, true, &fd, NULL), RDT_OK);
+    cr_assert_eq(region_export_to(region, client + 100, false, &fd, NULL), RDT_OK);
+    return region;
+}
+
+Test(pool, lent_is_laid_by_and_in_use_again_under_its_number)
+{
+    struct warm warm;
+    struct region *region;
+
+    n_back = n_taken = 0;
+    warm_start(&warm, &fake.regions, 1, &lending_ops);
+    region = region_to_lend(1);
+    for (unsigned i = 1; i < 4; i++) {
+        (void)lend(region);
+        cr_assert_eq(n_back, i);
+        cr_assert(region->laid_by && !region->lent);
+        cr_assert_eq(fake.regions.warm_bytes, SIZE);
+        cr_assert_eq(account.used[USAGE_BYTES], 0u);
+        cr_assert_null(region_find(&fake.regions, region->id, region->generation));
+        cr_assert_null(warm_take(&warm, SIZE, REGION_RECEIVED), "it is its client's, not to be had again");
+        cr_assert_eq(warm_resume(&warm, region, NULL), RDT_OK);
+        cr_assert_eq(fake.regions.warm_bytes, 0u);
+        cr_assert_eq(account.used[USAGE_BYTES], SIZE);
+        cr_assert_eq(region_find(&fake.regions, region->id, region->generation), region);
+    }
+    drop(region); /* its client gives it back while it is in use */
+    fake_run();
+    cr_assert_eq(fake.n_freed, 1u, "others have seen it");
+    cr_assert_eq(n_taken + n_dropped, 0u);
+    warm_stop(&warm);
+}
+
+Test(pool, what_is_laid_by_is_taken_for_room_and_told)
+{
+    struct warm warm;
+    struct region *region;
+
+    n_back = n_taken = 0;
+    warm_start(&warm, &fake.regions, 1, &lending_ops);
+    (void)lend(region_to_lend(1));
+    fake.regions.limit_bytes = SIZE;
+    region = fake_region(SIZE, 3);
+    cr_assert_eq(n_taken, 1u);
+    cr_assert_eq(n_dropped, 1u);
+    cr_assert_eq(fake.regions.warm_bytes, 0u);
+    drop(region);
+    warm_stop(&warm);
+}
+
+Test(pool, what_somebody_never_let_go_of_is_not_laid_by)
+{
+    struct warm warm;
+    struct region *region;
+
+    n_back = n_taken = 0;
+    warm_start(&warm, &fake.regions, 1, &lending_ops);
+    region = region_to_lend(1);
+    region_leave_pages(region);
+    (void)lend(region);
+    cr_assert_eq(n_back, 0u);
+    cr_assert_eq(n_taken, 1u);
+    cr_assert_eq(n_dropped, 1u, "its client is told that it is gone");
+    warm_stop(&warm);
+}
+
+Test(pool, what_is_laid_by_goes_with_its_client)
+{
+    struct warm warm;
+
+    n_back = n_taken = 0;
+    warm_start(&warm, &fake.regions, 1, &lending_ops);
+    (void)lend(region_to_lend(1));
+    warm_stop(&warm);
+    cr_assert_eq(n_taken, 1u);
+    cr_assert_eq(n_dropped, 0u);
+    cr_assert_eq(fake.regions.warm_bytes, 0u);
+    fake_run();
+    cr_assert_eq(fake.n_freed, 1u);
+}

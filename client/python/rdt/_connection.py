@@ -294,7 +294,7 @@ class Connection(GroupCalls):
 
         An id that nobody has put yet, or a name without a new version, is waited for until `timeout` (seconds; None: without end).
         mode: "share": this node's memory itself, in constant time, read-only (to write to a torch tensor of it is a fault: torch knows no
-        read-only); "copy": private and writable; "cow": private and writable in constant time (of a snapshot; a live object is copied);
+        read-only); "copy": private and writable; "cow": private and writable in constant time (of what was copied; other live memory is copied now);
         "auto": share on this node, copy from another. None is "auto", but torch gets "cow" instead of read-only memory.
         as_: "auto": tensors come as they were put (torch's as torch's where there is torch, others as numpy's where there is numpy);
         "numpy", "torch"; "tensor": as rdt.Tensor, needing neither; "list": without the structure.
