@@ -32,8 +32,10 @@ static struct copy_room *take_idle(rdt *conn, uint64_t bytes)
         if (room->bytes >= bytes && room->bytes / 2 <= bytes && (!best || room->bytes < best->bytes))
             best = room;
     }
-    if (best)
+    if (best) {
         chain_remove(&best->link);
+        best->putting = true;
+    }
     return best;
 }
 
@@ -80,10 +82,12 @@ enum rdt_status copies_take(rdt *conn, uint64_t bytes, bool fresh, int64_t room_
             free(room);
             return status;
         }
+        connection_lock(conn);
         chain_init(&room->link);
+        room->putting = true;
         room->mapping->room = room;
+        connection_unlock(conn);
     }
-    room->putting = true;
     *room_p = room;
     return RDT_OK;
 }
