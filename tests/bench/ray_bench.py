@@ -84,6 +84,14 @@ class Pair:
             self.signal(signal.SIGSTOP)
 
 
+@contextlib.contextmanager
+def named(what):
+    try:
+        yield
+    except Exception as error:
+        raise RuntimeError(what) from error
+
+
 def by_ray(pair, how, count):
     send, recv = pair.source.send, pair.target.recv
     if how == "same":
@@ -165,7 +173,7 @@ def main():
         for i in range(rounds + 1):
             seconds = {}
             for name in transports[i % len(transports):] + transports[:i % len(transports)]:
-                with pairs[name].awake() as pair:
+                with pairs[name].awake() as pair, named(f"{shape} by {name}"):
                     seconds[name] = by_ray(pair, how, counts[name])
             if i == 0:
                 counts = {name: max(2, min(count, int(ROUND_SECONDS / each))) for name, each in seconds.items()}
