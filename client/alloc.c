@@ -10,7 +10,6 @@
 
 #include "call.h"
 #include "clock.h"
-#include "copies.h"
 #include "options.h"
 #include "rdt.pb-c.h"
 
@@ -68,10 +67,8 @@ void alloc_on_gone(rdt *conn, struct frame *frame)
     conn->memory.n_gones++;
     if (!gone)
         return; /* no memory: it stays mapped, and that is all */
-    for (size_t i = 0; i < gone->n_regions; i++) {
+    for (size_t i = 0; i < gone->n_regions; i++)
         memory_drop(&conn->memory, gone->regions[i]);
-        copies_on_gone(conn, gone->regions[i]);
-    }
     rdt__pb__region_gone__free_unpacked(gone, NULL);
 }
 

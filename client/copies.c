@@ -22,14 +22,14 @@ static struct copy_room *room_of(const rdt *conn, uint64_t region)
     return mapping ? mapping->room : NULL;
 }
 
-/* The smallest that is not far too large; of those, what was used last: the caches may still know it. */
+/* The smallest that holds them, no larger than a new one would be; of those, what was used last: the caches may still know it. */
 static struct copy_room *take_idle(rdt *conn, uint64_t bytes)
 {
     struct copy_room *best = NULL;
 
     for (struct chain *link = conn->copies_idle.next; link != &conn->copies_idle; link = link->next) {
         struct copy_room *room = CHAIN_OWNER(link, struct copy_room, link);
-        if (room->bytes >= bytes && room->bytes / 2 <= bytes && (!best || room->bytes < best->bytes))
+        if (room->bytes >= bytes && room->bytes <= size_class(bytes) && (!best || room->bytes < best->bytes))
             best = room;
     }
     if (best) {
@@ -140,22 +140,12 @@ void copies_on_back(rdt *conn, struct frame *frame)
         struct copy_room *room = room_of(conn, back->regions[i]);
         if (!room)
             continue;
-        room->back = true;
+        room->back = !back->gone;
+        room->gone = back->gone;
         if (!room->putting)
             settle(conn, room);
     }
     rdt__pb__region_back__free_unpacked(back, NULL);
-}
-
-void copies_on_gone(rdt *conn, uint64_t region)
-{
-    struct copy_room *room = room_of(conn, region);
-
-    if (!room)
-        return;
-    room->gone = true;
-    if (!room->putting)
-        settle(conn, room);
 }
 
 static void free_all(struct chain *rooms)

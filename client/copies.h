@@ -27,7 +27,6 @@ enum rdt_status copies_take(rdt *conn, uint64_t bytes, bool fresh, int64_t room_
 void copies_end(rdt *conn, struct copy_room *take_room, bool lent);
 
 void copies_on_back(rdt *conn, struct frame *frame); /* REGION_BACK */
-void copies_on_gone(rdt *conn, uint64_t region);     /* REGION_GONE; of any region */
 
 void copies_fini(rdt *conn); /* without a word to anybody: the mappings are memory_fini's */
 

@@ -294,7 +294,8 @@ static enum rdt_status send_put(rdt *conn, const struct placed *placed, const st
     }
     if (placed->made_fd >= 0)
         request.made_bytes = placed->copied_bytes;
-    if (deadline_ns != CLOCK_NEVER) /* 0 would be without end */
+    /* 0 would be without end. What is lent again waits for no room: fresh memory may take less. */
+    if (deadline_ns != CLOCK_NEVER && !(placed->loan && placed->loan->again))
         request.timeout_ns = room_ns(deadline_ns) > 0 ? room_ns(deadline_ns) : 1;
     status = call_fds(conn, RDT_MSG_PUT, &request.base, placed->made_fd, &rdt__pb__put_reply__descriptor, deadline_ns, &answer, NULL, err);
     free(request.regions);
@@ -417,7 +418,7 @@ static enum rdt_status check_options(const struct rdt_put_options *options, stru
     return options_check_text(options->transport, RDT_MAX_NAME_BYTES, "transport", err);
 }
 
-/* AGAIN: what was to be lent again is gone; it is put in fresh memory. */
+/* AGAIN: what was to be lent again is gone, or larger than there may be; it is put in memory of its own. */
 static enum rdt_status put_once(rdt *conn, const struct rdt_tensor *tensors, size_t count, const struct rdt_put_options *options,
                                 int64_t deadline_ns, bool fresh, struct rdt_ref *ref_p, struct rdt_error *err)
 {
@@ -442,7 +443,7 @@ static enum rdt_status put_once(rdt *conn, const struct rdt_tensor *tensors, siz
     }
     if (status == RDT_OK && options->how)
         memcpy(options->how, placed.how, count * sizeof *options->how);
-    if (status == RDT_NOT_FOUND && placed.loan && placed.loan->again)
+    if ((status == RDT_NOT_FOUND || status == RDT_LIMIT) && placed.loan && placed.loan->again)
         status = RDT_AGAIN;
     placed_fini(conn, &placed, status == RDT_OK);
     return status;
@@ -452,6 +453,7 @@ enum rdt_status rdt_put(rdt *conn, const struct rdt_tensor *tensors, size_t coun
                         struct rdt_ref *ref_p, struct rdt_error *err)
 {
     struct rdt_put_options own;
+    struct rdt_error why = {0};
     int64_t deadline_ns;
     enum rdt_status status = connection_check(conn, err);
 
@@ -464,8 +466,10 @@ enum rdt_status rdt_put(rdt *conn, const struct rdt_tensor *tensors, size_t coun
     if (status != RDT_OK)
         return status;
     deadline_ns = clock_deadline_ns(own.timeout_ns > 0 ? own.timeout_ns : RDT_FOREVER);
-    status = put_once(conn, tensors, count, &own, deadline_ns, false, ref_p, err);
+    status = put_once(conn, tensors, count, &own, deadline_ns, false, ref_p, &why);
     if (status == RDT_AGAIN)
-        status = put_once(conn, tensors, count, &own, deadline_ns, true, ref_p, err);
+        status = put_once(conn, tensors, count, &own, deadline_ns, true, ref_p, &why);
+    if (status != RDT_OK && err)
+        *err = why;
     return status;
 }

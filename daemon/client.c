@@ -39,13 +39,14 @@ static void on_drop(struct warm *warm, uint64_t region)
     tell_gone(list_entry(warm, struct client, warm), region);
 }
 
-static void on_back(struct warm *warm, uint64_t region)
+static void on_back(struct warm *warm, uint64_t region, bool gone)
 {
     struct client *client = list_entry(warm, struct client, warm);
     Rdt__Pb__RegionBack back = RDT__PB__REGION_BACK__INIT;
 
     back.n_regions = 1;
     back.regions = &region;
+    back.gone = gone;
     client->send(client, RDT_EVENT_REGION_BACK, FRAME_EVENT, 0, &back.base, NULL, 0);
 }
 

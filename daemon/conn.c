@@ -345,7 +345,7 @@ static void on_hello(struct conn *conn, struct frame *frame)
     reply.tensor_runs = true;
     reply.made_max_bytes = regions_take_max(rpc->regions, rpc->options->made_max_bytes);
     reply.busy_poll_ns = rpc->options->busy_poll_ns;
-    reply.lends = rpc->regions->warm_max_bytes > 0;
+    reply.lends = rpc->regions->warm_max_bytes > 0 && client->warm.regions;
     send_message(client, RDT_MSG_HELLO, FRAME_REPLY, frame->request_id, &reply.base, NULL, 0);
     arena_fini(&arena);
 }

@@ -35,12 +35,16 @@ static void take_back(struct warm *warm, struct region *region)
 static void drop(struct warm *warm, struct region *region, struct list *victims)
 {
     uint64_t id = region->id;
+    bool lent = region->laid_by;
 
     leave(warm, region);
-    if (region->laid_by)
+    if (lent)
         take_back(warm, region);
     region_retire(region, true, victims);
-    warm->ops->on_drop(warm, id);
+    if (lent)
+        warm->ops->on_back(warm, id, true);
+    else
+        warm->ops->on_drop(warm, id);
 }
 
 void warm_part(struct warm *warm, struct region *region)
@@ -125,6 +129,15 @@ bool warm_keep(struct region *region)
     return true;
 }
 
+/* What nobody uses takes no descriptor of the upper half of those that there may be. */
+static bool fds_are_short(const struct account *account)
+{
+    for (; account; account = account->parent)
+        if (account->limits && account->limits[USAGE_FDS] > 0 && account->used[USAGE_FDS] > account->limits[USAGE_FDS] / 2)
+            return true;
+    return false;
+}
+
 void warm_lay_by(struct region *region)
 {
     struct regions *regions = region->regions;
@@ -135,16 +148,17 @@ void warm_lay_by(struct region *region)
         return; /* its client has let go of it, or is about to */
     region_unlist(region);
     /* Who never let go of it may be looking: its pages stay as they are, and it is nobody's. */
-    if (region->abandoned || guard_is_broken(region->guard) || regions->giving_up || region->room > regions->warm_max_bytes) {
+    if (region->abandoned || guard_is_broken(region->guard) || regions->giving_up || region->room > regions->warm_max_bytes ||
+        region->block.page_bytes > 0 || fds_are_short(region->account)) {
         take_back(warm, region);
         region_retire(region, false, regions->giving_up);
-        warm->ops->on_drop(warm, id);
+        warm->ops->on_back(warm, id, true);
         return;
     }
     lay(warm, region);
     region->lent = false;
     region->laid_by = true;
-    warm->ops->on_back(warm, id);
+    warm->ops->on_back(warm, id, false);
 }
 
 enum rdt_status warm_resume(struct warm *warm, struct region *region, struct rdt_error *err)

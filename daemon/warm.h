@@ -24,7 +24,7 @@ struct warm {                /* of one client */
 
 struct warm_ops {
     void (*on_drop)(struct warm *, uint64_t region); /* the client's mapping is of no use any more */
-    void (*on_back)(struct warm *, uint64_t region); /* laid by: it may write there */
+    void (*on_back)(struct warm *, uint64_t region, bool gone); /* laid by: it may write there; gone: or parted with */
     void (*take)(struct warm *, uint64_t region);    /* laid by, and it goes: the client's reference is taken from it */
 };
 

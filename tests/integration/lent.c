@@ -114,6 +114,55 @@ Test(lent, its_producer_cannot_write_it)
     end(NULL);
 }
 
+/* What it has mapped for reading of its own is another matter than what it lends. */
+Test(lent, comes_again_to_a_producer_that_reads_it_too)
+{
+    static const enum rdt_fetch_mode modes[] = {RDT_FETCH_SHARE, RDT_FETCH_COW, RDT_FETCH_SHARE, RDT_FETCH_COPY};
+    unsigned long inode = 0, first = 0;
+
+    begin((const char *[]){"--pool-idle=5s", NULL});
+    for (uint32_t i = 0; i < 24; i++) {
+        struct rdt_ref ref = put_pattern(conn, NULL, MIB, i);
+        for (unsigned j = 0; j < 8; j++) {
+            rdt_object *object = fetch_one(conn, &ref, modes[(i + j / 2) % 4]);
+            cr_assert(holds_pattern(tensor_of(object, 0).data, MIB, i));
+            if (!info_of(object).writable)
+                inode = inode_at(tensor_of(object, 0).data);
+            else
+                memset(tensor_of(object, 0).data, 0xee, MIB);
+            rdt_release(object);
+        }
+        first = first ? first : inode;
+        cr_assert_eq(inode, first, "round %u", i);
+        free_and_hear(&ref);
+    }
+    end(NULL);
+}
+
+/* It is as live as the part that its producer may write. */
+Test(lent, what_is_copied_in_part_is_copied_for_a_private_reader)
+{
+    struct rdt_ref ref;
+    uint8_t *copied = malloc(MIB), *own;
+    rdt_object *object;
+
+    begin(long_idle);
+    own = alloc_memory(conn, MIB);
+    fill_pattern(copied, MIB, 1);
+    for (unsigned i = 0; i < 3; i++) {
+        fill_pattern(own, MIB, 2);
+        must_ok(rdt_put(conn, (struct rdt_tensor[]){VECTOR(RDT_U8, MIB, copied), VECTOR(RDT_U8, MIB, own)}, 2, NULL, &ref, &err));
+        object = fetch_one(other, &ref, RDT_FETCH_COW);
+        must_go_by("local/copy", object);
+        memset(own, 0xee, MIB);
+        cr_assert(holds_pattern(tensor_of(object, 0).data, MIB, 1) && holds_pattern(tensor_of(object, 1).data, MIB, 2));
+        rdt_release(object);
+        free_and_hear(&ref);
+    }
+    free(copied);
+    end(NULL);
+}
+
 /* ---- many at once ---- */
 
 enum { THREADS = 4, ROUNDS = 150 };
@@ -228,6 +277,46 @@ Test(lent, counts_while_it_is_lent)
         cr_assert_eq(used(session(conn), "regions"), 0);
     }
     free(memory);
+    end(NULL);
+}
+
+/* Whether something fits does not depend on what was put before, nor on how sizes are rounded. */
+Test(lent, takes_no_more_than_there_is)
+{
+    struct rdt_ref ref;
+    void *memory;
+
+    begin((const char *[]){"--pool-idle=60s", "--client-max-bytes=17MiB", NULL});
+    ref = put_pattern(conn, NULL, 17 * MIB - 4096, 1);
+    free_and_hear(&ref);
+    ref = put_pattern(conn, NULL, 10 * MIB, 2);
+    free_and_hear(&ref);
+    memory = alloc_memory(conn, 8 * MIB);
+    ref = put_pattern(conn, NULL, 9 * MIB, 3);
+    free_and_hear(&ref);
+    must_ok(rdt_dealloc(conn, memory, &err));
+    memory = alloc_memory(conn, 7 * MIB + MIB / 2);
+    ref = put_pattern(conn, NULL, 9 * MIB + MIB / 2, 4);
+    free_and_hear(&ref);
+    must_ok(rdt_dealloc(conn, memory, &err));
+    end(NULL);
+}
+
+/* Nor does what is idle stand in for what is wanted. */
+Test(lent, takes_no_descriptors_that_are_short)
+{
+    struct rdt_ref refs[30];
+    void *memory[18];
+
+    begin((const char *[]){"--pool-idle=60s", "--client-max-fds=40", NULL});
+    for (unsigned i = 0; i < 30; i++)
+        refs[i] = put_pattern(conn, NULL, MIB / 4, i);
+    for (unsigned i = 0; i < 30; i++)
+        free_and_hear(&refs[i]);
+    for (unsigned i = 0; i < 18; i++)
+        memory[i] = alloc_memory(conn, 2 * MIB);
+    for (unsigned i = 0; i < 18; i++)
+        must_ok(rdt_dealloc(conn, memory[i], &err));
     end(NULL);
 }
 
