@@ -14,6 +14,7 @@
 #define TENSORS 10000u
 #define TENSOR_ELEMS 64
 #define TENSOR_BYTES ((size_t)TENSOR_ELEMS * 4)
+#define COPIED_BYTES ((size_t)1 << 20)
 #define MAX_REPEATS 2000u
 
 struct bench {
@@ -21,11 +22,12 @@ struct bench {
     int echo, tcp;                  /* sockets of the reference */
     uint8_t *memory;                /* of the actor's daemon, of TENSORS tensors */
     struct rdt_tensor *tensors;     /* in it */
+    uint8_t *own;                   /* of the actor, not of its daemon: COPIED_BYTES */
     struct rdt_ref *refs;           /* of the many puts */
     struct rdt_ref big, mib, small; /* the owner's objects */
 };
 
-static const int64_t small_shape[1] = {TENSOR_ELEMS};
+static const int64_t small_shape[1] = {TENSOR_ELEMS}, copied_shape[1] = {COPIED_BYTES};
 
 /* ---- the reference ---- */
 
@@ -156,6 +158,27 @@ static void ours_put_free(struct bench *bench)
     must_ok(rdt_free(bench->actor, &ref, false, &err));
 }
 
+static void put_free_of(struct bench *bench, void *data)
+{
+    struct rdt_tensor tensor = {.dtype = RDT_U8, .ndim = 1, .shape = copied_shape, .data = data};
+    struct rdt_ref ref;
+
+    must_ok(rdt_put(bench->actor, &tensor, 1, NULL, &ref, &err));
+    must_ok(rdt_free(bench->actor, &ref, false, &err));
+}
+
+static void ours_put_copied(struct bench *bench)
+{
+    put_free_of(bench, bench->own);
+}
+
+/* What an actor can do itself, who knows that nobody reads what he put before. */
+static void reference_put_copied(struct bench *bench)
+{
+    memcpy(bench->memory, bench->own, COPIED_BYTES);
+    put_free_of(bench, bench->memory);
+}
+
 /* Until the pointer is there, and the end of the fetch. */
 static void fetch(struct bench *bench, const struct rdt_ref *ref, enum rdt_fetch_mode mode, const char *path)
 {
@@ -226,6 +249,7 @@ struct row {
 
 static const struct row local_rows[] = {
     {"put_free_p50", "1.3", {ours_put_free, NULL, 200}, {reference_put_free, NULL, 200}, 0},
+    {"put_free_copied_1m", "1.2", {ours_put_copied, NULL, 100}, {reference_put_copied, NULL, 100}, 0},
     {"share_1g", "1.5", {ours_share_big, NULL, 150}, {reference_share, NULL, 150}, 0},
     {"share_size_independence", "1.2", {ours_share_big, NULL, 150}, {ours_share_mib, NULL, 150}, 0},
     {"put_10000_tensors", "0.05", {ours_put_many, free_one, 3}, {reference_put_many, free_many, 1}, 3},
@@ -284,10 +308,12 @@ static void prepare_tensors(struct bench *bench)
 
     must_ok(rdt_alloc(bench->actor, TENSORS * TENSOR_BYTES, &memory, &err));
     bench->memory = memory;
+    bench->own = malloc(COPIED_BYTES);
     bench->tensors = calloc(TENSORS, sizeof *bench->tensors);
     bench->refs = calloc(TENSORS, sizeof *bench->refs);
-    if (!bench->tensors || !bench->refs)
+    if (!bench->tensors || !bench->refs || !bench->own)
         bench_die("no memory");
+    memset(bench->own, 1, COPIED_BYTES);
     for (unsigned i = 0; i < TENSORS; i++)
         bench->tensors[i] =
             (struct rdt_tensor){.dtype = RDT_F32, .ndim = 1, .shape = small_shape, .data = bench->memory + i * TENSOR_BYTES};
@@ -323,5 +349,6 @@ int main(int argc, char **argv)
     (void)close(bench.echo);
     free(bench.tensors);
     free(bench.refs);
+    free(bench.own);
     return 0;
 }
