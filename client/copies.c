@@ -5,7 +5,7 @@
 #include "alloc.h"
 #include "rdt.pb-c.h"
 
-/* Sizes are a few, so that what held one object holds the next of about its size: four to each doubling. */
+/* The largest room for so many bytes: a few sizes to each doubling, so that what held one object holds the next of about its size. */
 static uint64_t size_class(uint64_t bytes)
 {
     uint64_t step = 4096;
@@ -22,7 +22,7 @@ static struct copy_room *room_of(const rdt *conn, uint64_t region)
     return mapping ? mapping->room : NULL;
 }
 
-/* The smallest that holds them, no larger than a new one would be; of those, what was used last: the caches may still know it. */
+/* The smallest that holds them and is not far too large; of those, what was used last: the caches may still know it. */
 static struct copy_room *take_idle(rdt *conn, uint64_t bytes)
 {
     struct copy_room *best = NULL;
@@ -44,27 +44,12 @@ static struct copy_room *take_lent_before(rdt *conn, uint64_t bytes)
     struct copy_room *room;
 
     connection_lock(conn);
-    room = take_idle(conn, bytes);
-    if (!room && !chain_is_empty(&conn->copies_lent) && !conn->polling) { /* word of what came back may lie there unread */
+    /* Word of what has come back, or is gone, may lie there unread: what is copied into pages that are gone nobody counts, and it is in vain. */
+    if (!conn->polling && !(chain_is_empty(&conn->copies_idle) && chain_is_empty(&conn->copies_lent)))
         connection_poll(conn);
-        room = take_idle(conn, bytes);
-    }
+    room = take_idle(conn, bytes);
     connection_unlock(conn);
     return room;
-}
-
-/* Of that size class; where there is no room for that, of so many bytes, for which it waits. */
-static enum rdt_status alloc_room(rdt *conn, struct copy_room *room, uint64_t bytes, int64_t room_ns, int64_t deadline_ns,
-                                  struct rdt_error *err)
-{
-    enum rdt_status status;
-
-    room->bytes = size_class(bytes);
-    status = alloc_region(conn, room->bytes, room->bytes > bytes ? 0 : room_ns, deadline_ns, &room->mapping, NULL, err);
-    if (room->bytes == bytes || (status != RDT_LIMIT && status != RDT_NO_MEMORY))
-        return status;
-    room->bytes = bytes;
-    return alloc_region(conn, bytes, room_ns, deadline_ns, &room->mapping, NULL, err);
 }
 
 enum rdt_status copies_take(rdt *conn, uint64_t bytes, bool fresh, int64_t room_ns, int64_t deadline_ns, struct copy_room **room_p,
@@ -77,7 +62,8 @@ enum rdt_status copies_take(rdt *conn, uint64_t bytes, bool fresh, int64_t room_
         room = calloc(1, sizeof *room);
         if (!room)
             return rdt_error_set(err, RDT_NO_MEMORY, "no memory to keep note of a copy");
-        status = alloc_room(conn, room, bytes, room_ns, deadline_ns, err);
+        room->bytes = bytes;
+        status = alloc_region(conn, bytes, room_ns, deadline_ns, &room->mapping, NULL, err);
         if (status != RDT_OK) {
             free(room);
             return status;

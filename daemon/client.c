@@ -135,7 +135,10 @@ bool client_fini(struct client *client, uint64_t until_ns)
     while ((region = map_next(&client->regions, &client->reaped_regions))) {
         map_remove_u64(&client->regions, region->id);
         region->client = 0;
-        region_abandon(region);
+        if (region->lent) /* librdt shows nobody where it lies: there is nobody whose pages they are */
+            region_unref(region);
+        else
+            region_abandon(region);
         if (uv_hrtime() >= until_ns)
             return false;
     }

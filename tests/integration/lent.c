@@ -120,7 +120,7 @@ Test(lent, comes_again_to_a_producer_that_reads_it_too)
     static const enum rdt_fetch_mode modes[] = {RDT_FETCH_SHARE, RDT_FETCH_COW, RDT_FETCH_SHARE, RDT_FETCH_COPY};
     unsigned long inode = 0, first = 0;
 
-    begin((const char *[]){"--pool-idle=5s", NULL});
+    begin(long_idle);
     for (uint32_t i = 0; i < 24; i++) {
         struct rdt_ref ref = put_pattern(conn, NULL, MIB, i);
         for (unsigned j = 0; j < 8; j++) {
@@ -280,10 +280,10 @@ Test(lent, counts_while_it_is_lent)
     end(NULL);
 }
 
-/* Whether something fits does not depend on what was put before, nor on how sizes are rounded. */
+/* Whether something fits does not depend on what lay there before, nor on how sizes are rounded. */
 Test(lent, takes_no_more_than_there_is)
 {
-    struct rdt_ref ref;
+    struct rdt_ref ref, five[5];
     void *memory;
 
     begin((const char *[]){"--pool-idle=60s", "--client-max-bytes=17MiB", NULL});
@@ -299,10 +299,14 @@ Test(lent, takes_no_more_than_there_is)
     ref = put_pattern(conn, NULL, 9 * MIB + MIB / 2, 4);
     free_and_hear(&ref);
     must_ok(rdt_dealloc(conn, memory, &err));
+    for (unsigned i = 0; i < 5; i++)
+        five[i] = put_pattern(conn, NULL, 17 * MIB / 5, i);
+    for (unsigned i = 0; i < 5; i++)
+        free_and_hear(&five[i]);
     end(NULL);
 }
 
-/* Nor does what is idle stand in for what is wanted. */
+/* Of those that there may be, half are never taken by what is idle. */
 Test(lent, takes_no_descriptors_that_are_short)
 {
     struct rdt_ref refs[30];
@@ -389,6 +393,8 @@ Test(lent, what_a_killed_producer_lent_stays_for_its_readers)
     cr_assert(holds_pattern(tensor_of(cow, 0).data, MIB, 9));
     rdt_release(shared);
     rdt_release(cow);
+    wait_until(LONG, used(0, "bytes") == 0); /* though they have it mapped yet */
+    cr_assert_eq(status_now().left_bytes, 0);
     end((const char *[]){"(pid ", NULL});
 }
 
