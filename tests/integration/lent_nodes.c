@@ -1,0 +1,89 @@
+/* Memory that a put lent to its object, which another node still reads or holds when its producer has freed it and puts again. */
+#include <criterion/criterion.h>
+#include <stdio.h>
+
+#include "tests/support/cluster.h"
+
+#define KIB ((size_t)1024)
+#define BYTES (40 * 64 * KIB)
+
+TestSuite(lent_nodes, .timeout = 120);
+
+static struct cluster c;
+static rdt *owner, *reader; /* clients of node 0 and of node 1 */
+
+/* Chunks of 64 KiB, so that little data takes many. */
+static void begin(const char *sided)
+{
+    char set[64];
+    const char *flags[] = {"--chunk=64KiB", "--chunks-in-flight=2", "--pool-idle=2s", set, NULL};
+
+    (void)snprintf(set, sizeof set, "--set=loopback.sided=%s", sided);
+    cluster_start(&c, 2, &(struct cluster_options){.loopback = true, .no_ucx = true, .flags = flags});
+    owner = node_client(&c.node[0], "owner");
+    reader = node_client(&c.node[1], "reader");
+}
+
+static void end(void)
+{
+    rdt_close(owner);
+    rdt_close(reader);
+    cluster_end(&c, NULL);
+}
+
+/* Whatever has come back by then is filled anew. */
+static void put_others(void)
+{
+    for (uint32_t i = 100; i < 106; i++) {
+        struct rdt_ref ref = put_pattern(owner, NULL, BYTES, i);
+        must_ok(rdt_free(owner, &ref, false, &err));
+        must_ok(rdt_wait_freed(owner, &ref, LONG, &err));
+    }
+}
+
+static void reads_what_was_put(const char *sided)
+{
+    struct rdt_ref ref;
+    rdt_request *request;
+    rdt_object *object;
+
+    begin(sided);
+    put_others(); /* what is lent has been lent before */
+    ref = put_pattern(owner, NULL, BYTES, 1);
+    for (unsigned i = 0; i < 2; i++)
+        cluster_faults(&c, i, "delay_ms=50\n");
+    request = start_one(reader, &ref, LONG);
+    await_transfer(&c.node[0], "out", "sending");
+    must_ok(rdt_free(owner, &ref, false, &err));
+    put_others();
+    for (unsigned i = 0; i < 2; i++)
+        cluster_faults(&c, i, "");
+    must_ok(rdt_wait(reader, &request, 1, 1, LONG, NULL, NULL, &err));
+    must_ok(rdt_request_take_object(request, &object, &err));
+    cr_assert(holds_pattern(tensor_of(object, 0).data, BYTES, 1));
+    rdt_release(object);
+    rdt_request_destroy(request);
+    end();
+}
+
+Test(lent_nodes, is_not_filled_anew_while_another_node_reads_it)
+{
+    reads_what_was_put("one");
+    reads_what_was_put("two");
+}
+
+Test(lent_nodes, is_not_filled_anew_while_another_node_holds_it)
+{
+    struct rdt_ref ref;
+    rdt_request *hold;
+
+    begin("both");
+    put_others();
+    ref = put_pattern(owner, NULL, BYTES, 1);
+    must_ok(rdt_hold(reader, &ref, LONG, &hold, &err));
+    must_ok(rdt_free(owner, &ref, false, &err));
+    put_others();
+    fetch_pattern(reader, &ref, BYTES, 1, NULL);
+    rdt_request_destroy(hold);
+    end();
+}
