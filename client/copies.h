@@ -2,7 +2,7 @@
  * nobody reads there any more the daemon says so, and the next put of about as many bytes fills it anew: no ALLOC, no new pages. The daemon
  * decides how much is laid by and for how long; what it parts with is unmapped here.
  *
- * What is in `copies` belongs to it and is nobody else's; rdt_put finds none of it by address. Under the connection's lock unless it says
+ * A room's mapping is the room's and nobody else's; rdt_put does not find it by address, nor a fetch by its region. Under the connection's lock unless it says
  * otherwise.
  */
 #ifndef CLIENT_COPIES_H

@@ -294,7 +294,7 @@ static enum rdt_status send_put(rdt *conn, const struct placed *placed, const st
     }
     if (placed->made_fd >= 0)
         request.made_bytes = placed->copied_bytes;
-    /* 0: a snapshot waits without end, anything else for no room at all, nor what is lent again: fresh memory may take less. */
+    /* 0: a snapshot's copy is waited for without end, room not at all. Nor does what is lent again wait for room: fresh memory may take less. */
     if (deadline_ns != CLOCK_NEVER && !(placed->loan && placed->loan->again))
         request.timeout_ns = room_ns(deadline_ns) > 0 ? room_ns(deadline_ns) : 1;
     status = call_fds(conn, RDT_MSG_PUT, &request.base, placed->made_fd, &rdt__pb__put_reply__descriptor, deadline_ns, &answer, NULL, err);
