@@ -1,6 +1,7 @@
 """ray_bench.py SOCKET [SHAPE ...]: what an object costs from one actor of Ray's to another, by Ray's object store, RDT over gloo, over nixl where it is
 installed, over rdtd; and by rdtd alone, between two processes with a socket. A row for each round and rival. Beside them RDT over a transport that
-does nothing (ray_nothing.py): below that no transport can come.
+does nothing (ray_nothing.py): below that no transport can come. And, where $ECHO_SOCKET says where echo (echo.c) listens, RDT over the plainest daemon
+there can be (ray_plain.py), for objects of one tensor of up to 1 MB.
 
 Shapes, as in Ray's own microbenchmark: latency (one after the other), new (an object for each receive, all submitted at once), same (one
 object, received again and again). The tensor is there before: its making counts for nobody. Receivers do not read it.
@@ -26,6 +27,7 @@ from ray.experimental.collective import create_collective_group
 import rdt
 import rdt.ray
 import ray_nothing
+import ray_plain
 
 ROUND_SECONDS = 2  # of one rival: who is slow is asked less often
 FRAME_BYTES = 8192  # more than a ref takes
@@ -37,6 +39,10 @@ SHAPES = [f"{size}_{how}" for size in BYTES for how in ("latency", "new", "same"
 
 def value_of(size):
     return [torch.ones(250) for _ in range(int(size[4:]))] if size.startswith("list") else torch.ones(BYTES[size], dtype=torch.int8)
+
+
+def has_plain(size):
+    return not size.startswith("list") and BYTES[size] <= BYTES["1M"]
 
 
 def count_of(size):
@@ -168,6 +174,7 @@ def by_rdtd(c, channel, value, how, count):
 def main():
     wanted = [shape for shape in SHAPES if not sys.argv[2:] or shape in sys.argv[2:]]
     ray_nothing.register()
+    ray_plain.register()
     rdt.ray.register(hooked=True)
     ray.init(num_cpus=2, object_store_memory=1500 << 20, include_dashboard=False, log_to_driver=False,
              runtime_env={"worker_process_setup_hook": "rdt.ray.register"})
@@ -177,8 +184,8 @@ def main():
         rivals.append("nixl")
     except ImportError:
         print("nixl is not installed", file=sys.stderr)
-    transports = [*rivals, "rdtd", "nothing"]
-    pairs = {name: Pair(name) for name in transports}
+    plain = ["plain"] if "ECHO_SOCKET" in os.environ and any(has_plain(shape.partition("_")[0]) for shape in wanted) else []
+    pairs = {name: Pair(name) for name in [*rivals, "rdtd", "nothing", *plain]}
     ours, theirs = channel()
     child = multiprocessing.get_context("spawn").Process(target=receiver, args=(theirs,), daemon=True)
     child.start()
@@ -186,6 +193,7 @@ def main():
     for shape in wanted:
         size, _, how = shape.partition("_")
         value, (count, rounds) = value_of(size), count_of(size)
+        transports = [name for name in pairs if name != "plain" or has_plain(size)]
         mine = c.empty_like(value)  # the tensor is made there: nothing is copied
         for pair in pairs.values():
             with pair.awake():
@@ -201,7 +209,8 @@ def main():
             alone = by_rdtd(c, ours, mine, how, count)
             if i == 0:
                 continue  # to warm up
-            print(f"ray_{shape}_by_nothing_beside_store", "ms", "lower", "null", f"{seconds['nothing'] * 1e3:.4f}", f"{seconds['store'] * 1e3:.4f}", sep="\t")
+            for name in [name for name in ("nothing", "plain") if name in seconds]:
+                print(f"ray_{shape}_by_{name}_beside_store", "ms", "lower", "null", f"{seconds[name] * 1e3:.4f}", f"{seconds['store'] * 1e3:.4f}", sep="\t")
             print(f"ray_{shape}_beside_nothing", "ms", "lower", "null", f"{seconds['rdtd'] * 1e3:.4f}", f"{seconds['nothing'] * 1e3:.4f}", sep="\t")
             for name in rivals:
                 much = 0.2 if shape == "100M_same" or size == "list10000" and name != "store" else 1
