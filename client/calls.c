@@ -70,7 +70,7 @@ enum rdt_status rdt_drop(rdt *conn, const struct rdt_ref *ref, struct rdt_error 
     request.ref = &message;
     connection_lock(conn);
     board_end_by_id(conn, ref);
-    status = connection_send(conn, RDT_MSG_FREE, 0, &request.base, -1, true, err);
+    status = connection_give_back(conn, RDT_MSG_FREE, &request.base, err);
     connection_unlock(conn);
     return status;
 }

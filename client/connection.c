@@ -17,6 +17,7 @@
 
 #define MAX_QUEUED_BYTES ((size_t)64 << 20) /* frames that the daemon does not take */
 #define LATER_FRAMES 8                      /* that wait for company, at most */
+#define CORKED_FRAMES 64
 #define STALLED_NS 10000000                 /* between two tries to send what is stalled */
 #define MAX_READS 256                       /* in one go, so that a talkative daemon cannot hide a deadline */
 
@@ -83,7 +84,7 @@ static int64_t stalled_until_ns(const rdt *conn)
 static void update_fd(rdt *conn)
 {
     int64_t next_ns = expiry_next_ns(&conn->expiries), again_ns = stalled_until_ns(conn);
-    bool wants_out = conn->writer.queued_frames > 0 && again_ns == CLOCK_NEVER && !conn->lost;
+    bool wants_out = conn->writer.queued_frames > 0 && conn->corks == 0 && again_ns == CLOCK_NEVER && !conn->lost;
 
     if (again_ns < next_ns)
         next_ns = again_ns;
@@ -232,10 +233,39 @@ void connection_send_later(rdt *conn, uint16_t type, const ProtobufCMessage *mes
         flush(conn);
 }
 
+enum rdt_status connection_give_back(rdt *conn, uint16_t type, const ProtobufCMessage *message, struct rdt_error *err)
+{
+    enum rdt_status status = queue(conn, type, 0, message, NULL, 0, true, err);
+
+    if (status == RDT_OK && (conn->corks == 0 || conn->writer.queued_frames >= CORKED_FRAMES))
+        flush(conn);
+    return status;
+}
+
 void connection_flush(rdt *conn)
 {
     if (conn->writer.queued_frames > 0 && !conn->lost)
         flush(conn);
+}
+
+void rdt_cork(rdt *conn)
+{
+    if (connection_check(conn, NULL) != RDT_OK)
+        return;
+    connection_lock(conn);
+    conn->corks++;
+    connection_unlock(conn);
+}
+
+void rdt_uncork(rdt *conn)
+{
+    if (connection_check(conn, NULL) != RDT_OK)
+        return;
+    connection_lock(conn);
+    conn->corks -= conn->corks > 0;
+    if (conn->corks == 0)
+        connection_flush(conn);
+    connection_unlock(conn);
 }
 
 /* ---- receiving ---- */

@@ -58,6 +58,7 @@ struct rdt {
     struct rdt_error why_lost;
     struct rdt_error why_unsent; /* status is not RDT_OK: nothing can be sent; reading still tells what the daemon said last */
 
+    unsigned corks; /* rdt_cork less rdt_uncork */
     struct poll_rule rule; /* whether the leader looks before it sleeps */
     bool polling;       /* a leader is in poll, without the lock */
     unsigned followers; /* asleep on `changed` */
@@ -113,6 +114,9 @@ enum rdt_status connection_send_fds(rdt *conn, uint16_t type, uint64_t id, const
  * together, or by connection_flush, which whoever called this owes before it blocks or returns. Each message of its own wakes
  * the daemon, which on an idle core takes longer than the message. */
 void connection_send_later(rdt *conn, uint16_t type, const ProtobufCMessage *message);
+
+/* Gives something back that the caller lets go of: as if urgent and without an answer, at once or, while the connection is corked, later. */
+enum rdt_status connection_give_back(rdt *conn, uint16_t type, const ProtobufCMessage *message, struct rdt_error *err);
 void connection_flush(rdt *conn);
 
 /* Waits until something may have happened that a waiter must look at, or until the deadline: TIMED_OUT. The lock is

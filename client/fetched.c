@@ -25,7 +25,7 @@ static void release_hold(rdt *conn, uint64_t hold, bool keep, uint64_t *stays, s
     if (later)
         connection_send_later(conn, RDT_MSG_RELEASE, &request.base);
     else
-        (void)connection_send(conn, RDT_MSG_RELEASE, 0, &request.base, -1, true, NULL);
+        (void)connection_give_back(conn, RDT_MSG_RELEASE, &request.base, NULL);
 }
 
 void fetched_release_unseen(rdt *conn, const Rdt__Pb__FetchDone *done)

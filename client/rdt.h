@@ -403,6 +403,13 @@ void rdt_object_info(const rdt_object *object, struct rdt_object_info *info_p);
  * read or written there any more. NULL is fine. */
 void rdt_release(rdt_object *object);
 
+/* For who lets go of many things at once. Each message of its own wakes the daemon, which takes longer than the message. So until rdt_uncork what
+ * rdt_release, rdt_drop, rdt_cancel and rdt_request_destroy have to say waits for company: it goes with the next call that asks the daemon for
+ * something or waits, from any thread, and whenever 64 have come together. Until it has gone the daemon holds what was let go of: uncork soon.
+ * Corks nest; no answer is waited for. NULL is fine. */
+void rdt_cork(rdt *rdt);
+void rdt_uncork(rdt *rdt);
+
 /* ---- published names ----
  * For what has a newest version, as weights have: a producer puts (or snapshots) it, publishes it under a name and frees its own hold;
  * readers fetch the name and wait for the next version. The name is on the node where the object is, in the name space of the object's

@@ -78,11 +78,11 @@ static void send_cancel(const rdt_request *request)
 
     if (request->wait) {
         wait.request_id = request->pending.id;
-        (void)connection_send(request->conn, RDT_MSG_CANCEL_REQUEST, 0, &wait.base, -1, true, NULL);
+        (void)connection_give_back(request->conn, RDT_MSG_CANCEL_REQUEST, &wait.base, NULL);
         return;
     }
     message.handle = request->pending.id;
-    (void)connection_send(request->conn, RDT_MSG_CANCEL, 0, &message.base, -1, true, NULL);
+    (void)connection_give_back(request->conn, RDT_MSG_CANCEL, &message.base, NULL);
 }
 
 /* The answer to a wait. */

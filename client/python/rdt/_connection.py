@@ -3,7 +3,6 @@ from __future__ import annotations
 
 import asyncio
 import threading
-import weakref
 from functools import partial
 from operator import index
 from os import PathLike
@@ -78,7 +77,6 @@ class Connection(GroupCalls):
         self._kept_live: list[tuple[Request, Any]] = []
         info = self._node()
         self._owner = (info["uid"], info["tenant"])
-        self._unpickled: weakref.WeakValueDictionary[bytes, Request] = weakref.WeakValueDictionary()
         is_open(self)
 
     def __enter__(self) -> Connection:

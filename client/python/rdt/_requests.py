@@ -81,7 +81,7 @@ class Ref(_rdt.Ref):
         if self.is_name or not self.generation:
             return
         for connection in opened():
-            shared = connection._unpickled.get(packed)
+            shared = connection._shared(packed)
             if shared is not None and shared._state() in (OK, AGAIN):
                 self._hold = shared
                 return
@@ -89,7 +89,7 @@ class Ref(_rdt.Ref):
                 self._hold = request = connection._start(HOLD, self, 0, 0, None, HOLD_SECONDS)
             except Error:  # it was closed, is lost, or is another process's
                 continue
-            connection._unpickled[packed] = request
+            request._share(packed)
             return
         self._wanting = True
 

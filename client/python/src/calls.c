@@ -268,6 +268,7 @@ PyMethodDef conn_methods[] = {
     {"_ping", ping, METH_O, NULL},
     {"_free", free_ref, METH_VARARGS, NULL},
     {"_start", start, METH_VARARGS, NULL},
+    {"_shared", conn_shared, METH_O, NULL},
     {"_span", span, METH_O, NULL},
     {"_publish", publish, METH_VARARGS, NULL},
     {"_unpublish", unpublish, METH_O, NULL},

@@ -31,6 +31,7 @@ static void settle(struct conn *conn)
 
     if (!conn->closed || conn->calls > 0 || conn->keepers > 0 || !gone)
         return;
+    together_leave(conn);
     conn->rdt = NULL;
     while (conn->requests.next != &conn->requests) {
         struct request *request = LINK_OWNER(conn->requests.next, struct request, link); /* it may be about to end itself: not to be owned */
@@ -191,6 +192,7 @@ static void conn_dealloc(PyObject *self)
         settle(conn);
     }
     conn_forget(conn, NULL);
+    Py_CLEAR(conn->shared);
     Py_TYPE(self)->tp_free(self);
 }
 

@@ -8,6 +8,7 @@
  *   tensor.c    Tensor and Memory: memory of the daemon's as numpy, torch and the buffer protocol see it;  dlpack.c: DLPack
  *   gather.c    anybody's tensors as struct rdt_tensor, borrowed;  gather_torch.c: torch's;  gather_gpu.c: those on GPUs
  *   gpu.c       GPU memory: what of librdt-cuda is called; built without it where there was no cuda.h
+ *   together.c  what many that go at once give back goes together
  *   header.c    the names in a header of many tensors
  *   module.c    the module, errors
  *
@@ -45,7 +46,11 @@ struct conn {
     struct link requests, holds;
     struct link kept; /* struct kept: what the connection holds for Refs that are gone */
     struct link memories;
+    PyObject *shared; /* dict of packed refs to the address of the Request whose hold all who unpickle them share; NULL: none was */
     rdt_cuda *cuda;  /* NULL: GPU memory was not asked for yet */
+    int64_t gave_back_ns; /* last: CLOCK_MONOTONIC */
+    struct conn *corked;  /* the next one in together.c's list */
+    bool is_corked;       /* it is in there */
     bool pooled;     /* it serves, or served, the pool of torch: the session stays */
     PyObject *weakrefs;
 };
@@ -69,6 +74,7 @@ struct request {
     rdt_request *request; /* NULL: its connection is closed */
     struct link link;
     struct held_set *targets; /* NULL: none */
+    PyObject *shared_as;      /* its key in conn->shared; NULL: it is not in there */
     PyObject *how;            /* what the Python side wants to know when it has ended */
     PyObject *weakrefs;
 };
@@ -139,6 +145,15 @@ void link_init(struct link *link);
 void link_add(struct link *list, struct link *link);
 void link_remove(struct link *link);
 #define LINK_OWNER(at, type, member) ((type *)(void *)((char *)(at)-offsetof(type, member)))
+
+/* ---- together ---- */
+
+/* The caller is about to give something back, as an array or a ref does when it goes. When that comes one upon the other it is kept until the
+ * interpreter has done with what lets go of it, and a millisecond at most, and goes in one message. */
+void together(struct conn *conn);
+
+/* Its connection is about to be closed. */
+void together_leave(struct conn *conn);
 
 /* ---- ref ---- */
 
@@ -285,6 +300,7 @@ PyObject *conn_put(PyObject *self, PyObject *args);
 PyObject *conn_fetch(PyObject *self, PyObject *args);
 PyObject *conn_get(PyObject *self, PyObject *args);
 PyObject *conn_wait(PyObject *self, PyObject *args);
+PyObject *conn_shared(PyObject *self, PyObject *packed);
 PyObject *conn_group_create(PyObject *self, PyObject *args);
 PyObject *conn_group_destroy(PyObject *self, PyObject *name);
 PyObject *conn_groups(PyObject *self, PyObject *ignored);

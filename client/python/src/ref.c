@@ -42,8 +42,10 @@ static void ref_dealloc(PyObject *self)
         *kept = (struct kept){.ref = ref->ref, .hold = conn ? NULL : request_take_hold(ref->hold, &conn)};
     if (kept && conn) {
         link_add(&conn->kept, &kept->link);
-    } else if (ref->conn && ref->conn->rdt) /* without waiting for the answer: this may be anywhere */
+    } else if (ref->conn && ref->conn->rdt) { /* without waiting for the answer: this may be anywhere */
+        together(ref->conn);
         (void)rdt_drop(ref->conn->rdt, &ref->ref, NULL);
+    }
     if (kept && !conn)
         PyMem_Free(kept);
     let_go(ref);

@@ -20,12 +20,63 @@ PyObject *request_new(struct conn *conn, rdt_request *take_request)
     return (PyObject *)request;
 }
 
+/* ---- holds that are shared ---- */
+
+static void stop_sharing(struct request *request)
+{
+    PyObject *key = request->shared_as, *address;
+
+    if (!key)
+        return;
+    request->shared_as = NULL;
+    address = PyDict_GetItemWithError(request->conn->shared, key); /* maybe of a later one of the same */
+    if (address && PyLong_AsVoidPtr(address) == request && PyDict_DelItem(request->conn->shared, key) < 0)
+        PyErr_Clear();
+    Py_DECREF(key);
+}
+
+/* _share(packed): who unpickles the same ref finds this, while somebody has it. No weak reference: what those call when they end is
+ * Python's, and keeps what goes together apart (together.c). */
+static PyObject *request_share(PyObject *self, PyObject *packed)
+{
+    struct request *request = (struct request *)self;
+    struct conn *conn = request->conn;
+    PyObject *address = PyLong_FromVoidPtr(request);
+    int status = -1;
+
+    if (!conn->shared)
+        conn->shared = PyDict_New();
+    if (address && conn->shared)
+        status = PyDict_SetItem(conn->shared, packed, address);
+    Py_XDECREF(address);
+    if (status < 0)
+        return NULL;
+    Py_INCREF(packed);
+    Py_XSETREF(request->shared_as, packed);
+    Py_RETURN_NONE;
+}
+
+/* Conn._shared(packed): the Request, or None. */
+PyObject *conn_shared(PyObject *self, PyObject *packed)
+{
+    PyObject *shared = ((struct conn *)self)->shared, *address = shared ? PyDict_GetItemWithError(shared, packed) : NULL, *found;
+
+    if (!address && PyErr_Occurred())
+        return NULL;
+    found = address ? PyLong_AsVoidPtr(address) : Py_None;
+    if (Py_REFCNT(found) == 0) /* it is about to go, when the interpreter gets to it */
+        found = Py_None;
+    Py_INCREF(found);
+    return found;
+}
+
 static void request_dealloc(PyObject *self)
 {
     struct request *request = (struct request *)self;
     struct conn *conn = request->conn;
 
     PyObject_GC_UnTrack(self);
+    stop_sharing(request);
     if (request->weakrefs)
         PyObject_ClearWeakRefs(self); /* what that calls may close the connection */
     if (conn) {
@@ -33,6 +84,8 @@ static void request_dealloc(PyObject *self)
 
         link_remove(&request->link);
         request->request = NULL;
+        if (gone)
+            together(conn);
         if (gone && !request->targets) {
             rdt_request_destroy(gone); /* does not block: nothing of the caller's is written */
         } else if (gone) {
@@ -191,6 +244,7 @@ static PyMethodDef request_methods[] = {
     {"_check", request_check, METH_NOARGS, NULL},
     {"_held", request_held, METH_NOARGS, NULL},
     {"_take", request_take, METH_NOARGS, NULL},
+    {"_share", request_share, METH_O, NULL},
     {"cancel", request_cancel, METH_NOARGS,
      "Ends it now, with Cancelled, unless it ended before. Never touches another transfer of the same object."},
     {NULL, NULL, 0, NULL},
@@ -245,6 +299,7 @@ static void object_dealloc(PyObject *self)
     struct conn *conn = object->conn;
     rdt_object *released = object->object;
 
+    together(conn);
     Py_BEGIN_ALLOW_THREADS /* it may unmap much */
     gpu_settle(conn, object->gpus);
     rdt_release(released);

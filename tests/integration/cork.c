@@ -1,0 +1,157 @@
+/* What a corked connection lets go of: kept by the daemon until it is uncorked, asks for something else, waits, closes, or until much has come
+ * together. */
+#include <criterion/criterion.h>
+
+#include "tests/support/rdtd.h"
+#include "tests/support/tensors.h"
+
+#define N 8
+
+TestSuite(cork, .timeout = SUITE_SECONDS(60));
+
+static struct test_node node;
+static rdt *producer, *reader;
+static struct rdt_ref ref;
+
+static void begin(void)
+{
+    char *addr;
+
+    node_start(&node, NULL);
+    producer = node_client(&node, "producer");
+    reader = node_client(&node, "reader");
+    addr = alloc_memory(producer, 4096);
+    ref = put_one(producer, &VECTOR(RDT_U8, 4096, addr), "memory");
+}
+
+static void end(void)
+{
+    rdt_close(reader);
+    rdt_close(producer);
+    node_end(&node, NULL);
+}
+
+/* The producer's among them. */
+static unsigned holds(void)
+{
+    struct rdt_stat stat;
+
+    must_ok(rdt_stat(producer, &ref, &stat, &err));
+    return stat.holds;
+}
+
+static void hold(rdt_request **requests, unsigned n)
+{
+    for (unsigned i = 0; i < n; i++) {
+        bool done;
+
+        must_ok(rdt_hold_start(reader, &ref, RDT_FOREVER, &requests[i], &err));
+        must_ok(rdt_wait(reader, &requests[i], 1, 1, LONG, &done, NULL, &err));
+    }
+}
+
+static void drop(rdt_request **requests, unsigned n)
+{
+    for (unsigned i = 0; i < n; i++)
+        rdt_request_destroy(requests[i]);
+}
+
+Test(cork, what_is_let_go_of_goes_when_it_is_pulled)
+{
+    rdt_request *requests[N];
+
+    begin();
+    hold(requests, N);
+    cr_assert_eq(holds(), N + 1);
+    rdt_cork(reader);
+    rdt_cork(reader);
+    drop(requests, N);
+    cr_assert_eq(holds(), N + 1);
+    rdt_uncork(reader);
+    cr_assert_eq(holds(), N + 1, "they nest");
+    rdt_uncork(reader);
+    wait_until(LONG, holds() == 1);
+    rdt_uncork(reader); /* one too many */
+    rdt_cork(reader);
+    hold(requests, 1);
+    drop(requests, 1);
+    cr_assert_eq(holds(), 2);
+    rdt_uncork(reader);
+    wait_until(LONG, holds() == 1);
+    end();
+}
+
+Test(cork, a_call_takes_it_along)
+{
+    rdt_request *requests[N];
+
+    begin();
+    hold(requests, N);
+    rdt_cork(reader);
+    drop(requests, N);
+    must_ok(rdt_ping(reader, LONG, &err));
+    cr_assert_eq(holds(), 1);
+    hold(requests, 1);
+    drop(requests, 1);
+    must_ok(rdt_dispatch(reader, NULL, &err));
+    wait_until(LONG, holds() == 1);
+    end();
+}
+
+Test(cork, releases_and_drops_wait_as_well)
+{
+    struct rdt_ref own;
+    rdt_object *object;
+    struct rdt_stat stat;
+
+    begin();
+    own = put_one(reader, &VECTOR(RDT_U8, 5, "hello"), "own");
+    object = fetch_one(reader, &ref, RDT_FETCH_SHARE);
+    rdt_cork(reader);
+    rdt_release(object);
+    must_ok(rdt_drop(reader, &own, &err));
+    must_ok(rdt_stat(producer, &own, &stat, &err));
+    must_be(RDT_TIMED_OUT, rdt_wait_freed(producer, &own, 50 * MSEC, &err));
+    rdt_uncork(reader);
+    must_ok(rdt_wait_freed(producer, &own, LONG, &err));
+    must_ok(rdt_free(producer, &ref, false, &err));
+    must_ok(rdt_wait_freed(producer, &ref, LONG, &err));
+    end();
+}
+
+Test(cork, much_does_not_wait)
+{
+    rdt_request *requests[100];
+
+    begin();
+    hold(requests, 100);
+    rdt_cork(reader);
+    drop(requests, 100);
+    wait_until(LONG, holds() == 37);
+    rdt_uncork(reader);
+    wait_until(LONG, holds() == 1);
+    end();
+}
+
+Test(cork, a_close_takes_it_along)
+{
+    struct rdt_put_options options = RDT_INIT(options);
+    struct rdt_ref detached;
+
+    begin();
+    options.flags = RDT_PUT_DETACHED;
+    options.ttl_ns = 10 * LONG;
+    must_ok(rdt_put(reader, &VECTOR(RDT_U8, 5, "hello"), 1, &options, &detached, &err));
+    rdt_cork(reader);
+    must_ok(rdt_drop(reader, &detached, &err));
+    rdt_close(reader);
+    must_ok(rdt_wait_freed(producer, &detached, LONG, &err));
+    reader = node_client(&node, "reader");
+    end();
+}
+
+Test(cork, none_is_none)
+{
+    rdt_cork(NULL);
+    rdt_uncork(NULL);
+}
