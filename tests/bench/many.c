@@ -66,8 +66,10 @@ static double fetch_objects(struct many *many, unsigned at_once)
     options.timeout_ns = BENCH_TIMEOUT_NS;
     for (unsigned i = 0; i < OBJECTS; i += at_once) {
         must_ok(rdt_fetch(many->reader, &many->refs[i], at_once, &options, &many->objects[i], &err));
+        rdt_cork(many->reader);
         for (unsigned j = i; j < i + at_once; j++)
             rdt_release(many->objects[j]);
+        rdt_uncork(many->reader);
     }
     return (double)(bench_now_ns() - since) / 1e3;
 }

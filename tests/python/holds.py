@@ -358,5 +358,81 @@ def test_threads_take_and_let_go():
         until(lambda: c.stat(ref)["holds"] == 1, "all have let go")
 
 
+def dropped(c, refs):
+    """What a reader has of them, and lets go of at once: its arrays, then its refs."""
+    held = [carried(ref) for ref in refs]
+    values = c.get(held)
+    assert all(value[9999] == 9999 for value in values)
+    del values[1:], held[1:]
+    del values, held
+
+
+def test_what_goes_at_once_is_given_back_soon():
+    with Node() as node, rdt.connect(node.socket) as c, rdt.connect(node.socket) as producer:
+        array = producer.empty((10000,), "i64")
+        array[:] = np.arange(10000)
+        refs = [producer.put(array) for _ in range(200)]
+        names = [rdt.Ref(str(ref)) for ref in refs]
+        dropped(c, refs)
+        until(lambda: all(producer.stat(name)["holds"] == 1 for name in names), "readers have let go")
+        del refs[1:]  # the producer's own
+        del refs
+        for name in names:
+            c.wait_freed(name, timeout=LONG)
+
+
+def test_what_goes_at_once_does_not_wait_for_a_main_thread_that_waits():
+    with Node() as node, rdt.connect(node.socket) as c, rdt.connect(node.socket) as producer:
+        array = producer.empty((10000,), "i64")
+        array[:] = np.arange(10000)
+        refs = [producer.put(array) for _ in range(50)]
+        names = [rdt.Ref(str(ref)) for ref in refs]
+        ended = threading.Lock()
+        ended.acquire()
+
+        def work():
+            try:
+                dropped(c, refs)
+                refs.clear()
+                for name in names:  # over the other connection
+                    producer.wait_freed(name, timeout=LONG)
+            finally:
+                ended.release()
+
+        for _ in range(5):
+            thread = threading.Thread(target=work)
+            thread.start()
+            assert ended.acquire(timeout=LONG)  # no instruction of this thread's until then
+            thread.join(LONG)
+            for name in names:
+                with raises(rdt.Freed):
+                    c.stat(name)
+            refs += [producer.put(array) for _ in range(50)]
+            names = [rdt.Ref(str(ref)) for ref in refs]
+
+
+def test_what_goes_at_once_goes_beside_forks():
+    with Node() as node, rdt.connect(node.socket) as c, rdt.connect(node.socket) as producer:
+        array = producer.empty((10000,), "i64")
+        array[:] = np.arange(10000)
+        refs = [producer.put(array) for _ in range(20)]
+        names = [rdt.Ref(str(ref)) for ref in refs]
+        for _ in range(5):
+            dropped(c, refs)
+            child = os.fork()
+            if child == 0:
+                status = 1
+                try:
+                    with rdt.connect(node.socket) as own:
+                        for _ in range(5):
+                            dropped(own, refs)
+                        status = 0
+                finally:
+                    os._exit(status)
+            dropped(c, refs)
+            assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+        until(lambda: all(producer.stat(name)["holds"] == 1 for name in names), "readers have let go")
+
+
 if __name__ == "__main__":
     main(globals())
