@@ -84,7 +84,7 @@ static int64_t stalled_until_ns(const rdt *conn)
 static void update_fd(rdt *conn)
 {
     int64_t next_ns = expiry_next_ns(&conn->expiries), again_ns = stalled_until_ns(conn);
-    bool wants_out = conn->writer.queued_frames > 0 && conn->corks == 0 && again_ns == CLOCK_NEVER && !conn->lost;
+    bool wants_out = conn->writer.queued_frames > 0 && (conn->corks == 0 || conn->blocked) && again_ns == CLOCK_NEVER && !conn->lost;
 
     if (again_ns < next_ns)
         next_ns = again_ns;
@@ -174,6 +174,7 @@ static void flush(rdt *conn)
     if (conn->why_unsent.status != RDT_OK)
         return;
     status = frame_writer_send(&conn->writer, conn->sock, &err);
+    conn->blocked = status == RDT_AGAIN;
     if (status == RDT_OK)
         return;
     if (status == RDT_AGAIN) {
@@ -225,7 +226,6 @@ enum rdt_status connection_send_fds(rdt *conn, uint16_t type, uint64_t id, const
         flush(conn);
     return status;
 }
-
 
 void connection_send_later(rdt *conn, uint16_t type, const ProtobufCMessage *message)
 {
@@ -441,6 +441,8 @@ enum rdt_status connection_step(rdt *conn, int64_t deadline_ns)
 {
     int64_t until_ns = expiry_next_ns(&conn->expiries);
 
+    if (conn->corks > 0)
+        connection_flush(conn); /* who leads need not be who has queued it */
     if (until_ns > deadline_ns)
         until_ns = deadline_ns;
     if (until_ns != CLOCK_NEVER && clock_now_ns() >= until_ns) {

@@ -59,6 +59,7 @@ struct rdt {
     struct rdt_error why_unsent; /* status is not RDT_OK: nothing can be sent; reading still tells what the daemon said last */
 
     unsigned corks; /* rdt_cork less rdt_uncork */
+    bool blocked;   /* the socket took no more */
     struct poll_rule rule; /* whether the leader looks before it sleeps */
     bool polling;       /* a leader is in poll, without the lock */
     unsigned followers; /* asleep on `changed` */

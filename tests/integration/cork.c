@@ -1,6 +1,7 @@
 /* What a corked connection lets go of: kept by the daemon until it is uncorked, asks for something else, waits, closes, or until much has come
  * together. */
 #include <criterion/criterion.h>
+#include <pthread.h>
 
 #include "tests/support/rdtd.h"
 #include "tests/support/tensors.h"
@@ -147,6 +148,54 @@ Test(cork, a_close_takes_it_along)
     rdt_close(reader);
     must_ok(rdt_wait_freed(producer, &detached, LONG, &err));
     reader = node_client(&node, "reader");
+    end();
+}
+
+static void *wait_for_late(void *arg)
+{
+    struct rdt_ref late = ref_named("late");
+
+    (void)arg;
+    must_ok(rdt_wait_put(reader, &late, RDT_FOREVER, NULL));
+    return NULL;
+}
+
+static void *wait_for_event(void *arg)
+{
+    struct rdt_event event;
+
+    (void)arg;
+    must_ok(rdt_next_event(reader, RDT_FOREVER, &event, NULL));
+    return NULL;
+}
+
+static unsigned waiters(const struct rdt_ref *wanted)
+{
+    struct rdt_stat stat;
+
+    return rdt_stat(producer, wanted, &stat, NULL) == RDT_OK ? stat.waiters : 0;
+}
+
+Test(cork, a_wait_takes_it_along_whoever_reads_the_socket)
+{
+    struct rdt_ref late = ref_named("late"), own;
+    pthread_t reads, waits;
+    rdt *other;
+
+    begin();
+    own = put_one(reader, &VECTOR(RDT_U8, 5, "hello"), "own");
+    must_ok(rdt_watch(reader, RDT_KIND_CLIENTS, &err));
+    cr_assert_eq(pthread_create(&reads, NULL, wait_for_late, NULL), 0);
+    wait_until(LONG, waiters(&late) == 1);
+    rdt_cork(reader);
+    must_ok(rdt_drop(reader, &own, &err));
+    cr_assert_eq(pthread_create(&waits, NULL, wait_for_event, NULL), 0);
+    must_ok(rdt_wait_freed(producer, &own, LONG, &err));
+    other = node_client(&node, "other");
+    (void)pthread_join(waits, NULL);
+    (void)put_one(producer, &VECTOR(RDT_U8, 5, "hello"), "late");
+    (void)pthread_join(reads, NULL);
+    rdt_close(other);
     end();
 }
 

@@ -2,6 +2,8 @@
  * thread is in a call: rdt_close unmaps, and a view that somebody still has must not lose what is below it. */
 #include "rdtpy.h"
 
+#include <unistd.h>
+
 void link_init(struct link *link)
 {
     link->next = link->prev = link;
@@ -31,7 +33,7 @@ static void settle(struct conn *conn)
 
     if (!conn->closed || conn->calls > 0 || conn->keepers > 0 || !gone)
         return;
-    together_leave(conn);
+    together_end(conn);
     conn->rdt = NULL;
     while (conn->requests.next != &conn->requests) {
         struct request *request = LINK_OWNER(conn->requests.next, struct request, link); /* it may be about to end itself: not to be owned */
@@ -60,6 +62,7 @@ bool conn_enter(struct conn *conn)
     }
     conn->calls++;
     Py_INCREF(conn);
+    together_end_others(conn);
     return true;
 }
 
@@ -133,6 +136,7 @@ PyObject *conn_close(PyObject *self, PyObject *ignored)
         Py_RETURN_NONE;
     Py_INCREF(conn);
     conn->closed = true;
+    together_end(conn);
     for (struct link *at = conn->requests.next; at != &conn->requests; at = at->next)
         rdt_cancel(LINK_OWNER(at, struct request, link)->request);
     drop_holds(conn);
@@ -169,6 +173,7 @@ static PyObject *conn_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
     link_init(&conn->holds);
     link_init(&conn->kept);
     link_init(&conn->memories);
+    conn->pid = getpid();
     Py_BEGIN_ALLOW_THREADS
     status = rdt_connect(&options, &conn->rdt, &err);
     Py_END_ALLOW_THREADS

@@ -23,6 +23,7 @@
 #include <rdt.h>
 #include <stdbool.h>
 #include <stdint.h>
+#include <sys/types.h>
 
 #ifdef RDTPY_WITHOUT_CUDA
 typedef struct rdt_cuda rdt_cuda;
@@ -48,6 +49,7 @@ struct conn {
     struct link memories;
     PyObject *shared; /* dict of packed refs to the address of the Request whose hold all who unpickle them share; NULL: none was */
     rdt_cuda *cuda;  /* NULL: GPU memory was not asked for yet */
+    pid_t pid;            /* whose it is */
     int64_t gave_back_ns; /* last: CLOCK_MONOTONIC */
     struct conn *corked;  /* the next one in together.c's list */
     bool is_corked;       /* it is in there */
@@ -148,12 +150,15 @@ void link_remove(struct link *link);
 
 /* ---- together ---- */
 
-/* The caller is about to give something back, as an array or a ref does when it goes. When that comes one upon the other it is kept until the
- * interpreter has done with what lets go of it, and a millisecond at most, and goes in one message. */
+bool together_init(void); /* false: no memory */
+
+/* The caller is about to give something back, as an array or a ref does when it goes. When that comes one upon the other in the main thread it is
+ * kept until the interpreter has done with what lets go of it, and a millisecond at most, and goes in few messages. */
 void together(struct conn *conn);
 
-/* Its connection is about to be closed. */
-void together_leave(struct conn *conn);
+/* What is kept goes now: of this connection, before what shall not wait; of all others, before one is used that might look for it. */
+void together_end(struct conn *conn);
+void together_end_others(const struct conn *conn);
 
 /* ---- ref ---- */
 

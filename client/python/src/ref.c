@@ -223,6 +223,7 @@ static PyObject *ref_drop(PyObject *self, PyObject *ignored)
         return NULL;
     Py_INCREF(conn);
     let_go(ref);
+    together_end(conn);
     status = rdt_drop(conn->rdt, &ref->ref, &err); /* it does not block */
     conn_leave(conn);
     Py_DECREF(conn);

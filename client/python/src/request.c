@@ -44,6 +44,7 @@ static PyObject *request_share(PyObject *self, PyObject *packed)
     PyObject *address = PyLong_FromVoidPtr(request);
     int status = -1;
 
+    stop_sharing(request);
     if (!conn->shared)
         conn->shared = PyDict_New();
     if (address && conn->shared)
@@ -52,7 +53,7 @@ static PyObject *request_share(PyObject *self, PyObject *packed)
     if (status < 0)
         return NULL;
     Py_INCREF(packed);
-    Py_XSETREF(request->shared_as, packed);
+    request->shared_as = packed;
     Py_RETURN_NONE;
 }
 
@@ -64,7 +65,7 @@ PyObject *conn_shared(PyObject *self, PyObject *packed)
     if (!address && PyErr_Occurred())
         return NULL;
     found = address ? PyLong_AsVoidPtr(address) : Py_None;
-    if (Py_REFCNT(found) == 0) /* it is about to go, when the interpreter gets to it */
+    if (address && !PyObject_GC_IsTracked(found)) /* it is about to go, when the interpreter gets to it */
         found = Py_None;
     Py_INCREF(found);
     return found;
@@ -170,8 +171,10 @@ static PyObject *request_cancel(PyObject *self, PyObject *ignored)
     struct request *request = (struct request *)self;
 
     (void)ignored;
-    if (request->request)
+    if (request->request) {
+        together_end(request->conn);
         rdt_cancel(request->request);
+    }
     Py_RETURN_NONE;
 }
 

@@ -1,26 +1,34 @@
 /* A list of arrays or refs that goes lets go of each for itself, and each message would wake the daemon. So a connection that gives back one
- * thing right after another is corked (rdt_cork) until, whatever is first,
+ * thing right after another in the main thread is corked (rdt_cork) until, whatever is first,
  *
- *   - the interpreter's main thread is between two instructions: of what one of its own drops at once that is right behind it;
- *   - a millisecond has passed: for other threads, and where no instruction follows for long, as in a call that blocks. A thread of this
- *     module sees to that. It sleeps while nothing is corked, touches nothing of Python's, and begins with the first connection that is;
- *   - librdt has something to ask the daemon for.
+ *   - the interpreter is between two instructions of the main thread, right behind the one that dropped them;
+ *   - a millisecond has passed, where no instruction follows for long, as in a call of C that blocks. A thread of this module sees to that. It
+ *     sleeps while nothing is corked, touches nothing of Python's, begins with the first connection that is, and ends before a fork, which is one
+ *     of a process with one thread less;
+ *   - this or another connection is used for anything else.
+ *
+ * In other threads nothing is: the interpreter calls nobody there.
  */
 #include "rdtpy.h"
 
 #include <pthread.h>
 #include <signal.h>
+#include <stdatomic.h>
+#include <sys/syscall.h>
 #include <time.h>
+#include <unistd.h>
 
 #define CLOSE_NS 100000 /* between two that belong together, at most */
 #define MOST_NS 1000000 /* that they are kept */
 
 /* The lock is for all below, and for the corks themselves; librdt's is taken within. */
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
-static pthread_cond_t corked = PTHREAD_COND_INITIALIZER;
-static struct conn *first; /* by ->corked; not owned: together_leave */
-static bool begun;         /* the thread */
-static bool awake;         /* it looks within a millisecond */
+static pthread_cond_t changed = PTHREAD_COND_INITIALIZER;
+static struct conn *first; /* by ->corked; not owned: together_end */
+static atomic_bool any;    /* there is one; also read without the lock */
+static pthread_t thread;   /* if begun */
+static bool begun, ends;
+static bool awake; /* it looks within a millisecond */
 static bool asked;         /* the interpreter, to call when_between */
 
 static void uncork_all(void)
@@ -30,6 +38,7 @@ static void uncork_all(void)
         conn->is_corked = false;
     }
     first = NULL;
+    any = false;
 }
 
 static int when_between(void *ignored)
@@ -44,26 +53,42 @@ static int when_between(void *ignored)
 
 static void *run(void *ignored)
 {
-    const struct timespec most = {.tv_nsec = MOST_NS};
-
     (void)pthread_mutex_lock(&lock);
-    for (;;) {
-        while (!awake)
-            (void)pthread_cond_wait(&corked, &lock);
-        (void)pthread_mutex_unlock(&lock);
-        (void)nanosleep(&most, NULL);
-        (void)pthread_mutex_lock(&lock);
+    while (!ends) {
+        struct timespec until;
+
+        if (!awake) {
+            (void)pthread_cond_wait(&changed, &lock);
+            continue;
+        }
+        (void)clock_gettime(CLOCK_REALTIME, &until); /* a clock that is set makes it a little early or late, once */
+        until.tv_nsec += MOST_NS;
+        until.tv_sec += until.tv_nsec / 1000000000;
+        until.tv_nsec %= 1000000000;
+        while (!ends && pthread_cond_timedwait(&changed, &lock, &until) == 0)
+            ;
         uncork_all();
         awake = false;
     }
+    (void)pthread_mutex_unlock(&lock);
     return ignored;
 }
 
 /* ---- a fork ---- */
 
+/* The thread's end is waited for without the lock; meanwhile nobody begins another, for `begun` stays. */
 static void before_fork(void)
 {
     (void)pthread_mutex_lock(&lock);
+    uncork_all();
+    if (begun && !ends) {
+        ends = true;
+        (void)pthread_cond_broadcast(&changed);
+        (void)pthread_mutex_unlock(&lock);
+        (void)pthread_join(thread, NULL);
+        (void)pthread_mutex_lock(&lock);
+        begun = ends = awake = false;
+    }
 }
 
 static void after_fork(void)
@@ -71,36 +96,27 @@ static void after_fork(void)
     (void)pthread_mutex_unlock(&lock);
 }
 
-/* The connections are the parent's, and so is the thread. */
-static void in_child(void)
+bool together_init(void)
 {
-    for (struct conn *conn = first; conn; conn = conn->corked)
-        conn->is_corked = false;
-    first = NULL;
-    begun = awake = asked = false;
-    (void)pthread_cond_init(&corked, NULL);
-    (void)pthread_mutex_unlock(&lock);
+    static bool done;
+
+    if (!done)
+        done = pthread_atfork(before_fork, after_fork, after_fork) == 0;
+    return done;
 }
 
 /* ---- */
 
 static bool begin(void)
 {
-    static bool watches_forks;
     sigset_t all, before;
-    pthread_t thread;
 
     if (begun)
-        return true;
-    if (!watches_forks && pthread_atfork(before_fork, after_fork, in_child) != 0)
-        return false;
-    watches_forks = true;
+        return !ends;
     (void)sigfillset(&all);
     (void)pthread_sigmask(SIG_SETMASK, &all, &before); /* signals are for Python's threads */
     begun = pthread_create(&thread, NULL, run, NULL) == 0;
     (void)pthread_sigmask(SIG_SETMASK, &before, NULL);
-    if (begun)
-        (void)pthread_detach(thread);
     return begun;
 }
 
@@ -117,8 +133,9 @@ static void cork(struct conn *conn)
     conn->is_corked = true;
     conn->corked = first;
     first = conn;
+    any = true;
     if (!awake)
-        (void)pthread_cond_signal(&corked);
+        (void)pthread_cond_broadcast(&changed);
     awake = true;
     ask = !asked;
     asked = true;
@@ -134,26 +151,40 @@ void together(struct conn *conn)
 {
     struct timespec now;
     int64_t now_ns;
+    pid_t pid = getpid();
 
-    if (!conn->rdt)
+    if (!conn->rdt || conn->pid != pid)
         return;
     (void)clock_gettime(CLOCK_MONOTONIC, &now);
     now_ns = (int64_t)now.tv_sec * 1000000000 + now.tv_nsec;
-    if (now_ns - conn->gave_back_ns < CLOSE_NS)
+    if (now_ns - conn->gave_back_ns < CLOSE_NS && syscall(SYS_gettid) == pid)
         cork(conn);
     conn->gave_back_ns = now_ns;
 }
 
-void together_leave(struct conn *conn)
+void together_end(struct conn *conn)
 {
+    if (!any)
+        return;
     (void)pthread_mutex_lock(&lock);
     for (struct conn **at = &first; *at; at = &(*at)->corked) {
         if (*at != conn)
             continue;
         *at = conn->corked;
         conn->is_corked = false;
+        any = first != NULL;
         rdt_uncork(conn->rdt);
         break;
     }
+    (void)pthread_mutex_unlock(&lock);
+}
+
+void together_end_others(const struct conn *conn)
+{
+    if (!any)
+        return;
+    (void)pthread_mutex_lock(&lock);
+    if (first && (first != conn || first->corked))
+        uncork_all();
     (void)pthread_mutex_unlock(&lock);
 }
