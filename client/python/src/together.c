@@ -23,12 +23,12 @@
 
 /* The lock is for all below, and for the corks themselves; librdt's is taken within. */
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
-static pthread_cond_t changed = PTHREAD_COND_INITIALIZER;
+static pthread_cond_t changed; /* by CLOCK_MONOTONIC */
 static struct conn *first; /* by ->corked; not owned: together_end */
 static atomic_bool any;    /* there is one; also read without the lock */
 static pthread_t thread;   /* if begun */
 static bool begun, ends;
-static bool awake; /* it looks within a millisecond */
+static bool awake;         /* it looks within a millisecond */
 static bool asked;         /* the interpreter, to call when_between */
 
 static void uncork_all(void)
@@ -61,7 +61,7 @@ static void *run(void *ignored)
             (void)pthread_cond_wait(&changed, &lock);
             continue;
         }
-        (void)clock_gettime(CLOCK_REALTIME, &until); /* a clock that is set makes it a little early or late, once */
+        (void)clock_gettime(CLOCK_MONOTONIC, &until);
         until.tv_nsec += MOST_NS;
         until.tv_sec += until.tv_nsec / 1000000000;
         until.tv_nsec %= 1000000000;
@@ -81,6 +81,7 @@ static void before_fork(void)
 {
     (void)pthread_mutex_lock(&lock);
     uncork_all();
+    asked = false; /* the child's interpreter may not know of it */
     if (begun && !ends) {
         ends = true;
         (void)pthread_cond_broadcast(&changed);
@@ -98,10 +99,16 @@ static void after_fork(void)
 
 bool together_init(void)
 {
-    static bool done;
+    static bool done; /* the module may be made again */
+    pthread_condattr_t attr;
 
-    if (!done)
-        done = pthread_atfork(before_fork, after_fork, after_fork) == 0;
+    if (done)
+        return true;
+    if (pthread_condattr_init(&attr) != 0)
+        return false;
+    (void)pthread_condattr_setclock(&attr, CLOCK_MONOTONIC);
+    done = pthread_cond_init(&changed, &attr) == 0 && pthread_atfork(before_fork, after_fork, after_fork) == 0;
+    (void)pthread_condattr_destroy(&attr);
     return done;
 }
 
