@@ -100,7 +100,8 @@ void rdt_close(rdt *conn)
         return;
     }
     connection_lock(conn);
-    connection_flush(conn); /* what was let go of while it was corked may be somebody else's */
+    conn->corks = 0;
+    connection_flush(conn); /* what was let go of while it was corked may outlast the session */
     free_all(conn);
     close_fds(conn);
     (void)pthread_mutex_unlock(&conn->lock);

@@ -405,8 +405,8 @@ void rdt_release(rdt_object *object);
 
 /* For who lets go of many things at once. Each message of its own wakes the daemon, which takes longer than the message. So until rdt_uncork what
  * rdt_release, rdt_drop, rdt_cancel and rdt_request_destroy have to say waits for company: it goes with the next call that asks the daemon for
- * something or waits, from any thread, and whenever 64 have come together. Until it has gone the daemon holds what was let go of: uncork soon.
- * Corks nest; no answer is waited for. NULL is fine. */
+ * something, waits, dispatches or closes, from any thread, and whenever 64 have come together. Until it has gone the daemon holds what was let go
+ * of: uncork soon. Corks nest; no answer is waited for. NULL is fine. */
 void rdt_cork(rdt *rdt);
 void rdt_uncork(rdt *rdt);
 

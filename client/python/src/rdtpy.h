@@ -153,7 +153,7 @@ void link_remove(struct link *link);
 bool together_init(void); /* false: no memory */
 
 /* The caller is about to give something back, as an array or a ref does when it goes. When that comes one upon the other in the main thread it is
- * kept until the interpreter has done with what lets go of it, and a millisecond at most, and goes in few messages. */
+ * kept until the interpreter has done with what lets go of it, and a millisecond at most, and wakes the daemon once. */
 void together(struct conn *conn);
 
 /* What is kept goes now: of this connection, before what shall not wait; of all others, before one is used that might look for it. */

@@ -178,6 +178,18 @@ static PyObject *ref_reduce(PyObject *self, PyObject *ignored)
     return reduced;
 }
 
+/* The hold that it took goes now. */
+static void end_hold(struct ref *ref)
+{
+    struct conn *conn = ref->hold ? ((struct request *)ref->hold)->conn : NULL;
+
+    Py_XINCREF(conn);
+    Py_CLEAR(ref->hold);
+    if (conn)
+        together_end(conn);
+    Py_XDECREF(conn);
+}
+
 static PyObject *ref_free(PyObject *self, PyObject *args, PyObject *kwargs)
 {
     static char *names[] = {"force", NULL};
@@ -194,13 +206,13 @@ static PyObject *ref_free(PyObject *self, PyObject *args, PyObject *kwargs)
     if (!conn && ref->hold && force)
         conn = ((struct request *)ref->hold)->conn;
     if (!conn) {
-        Py_CLEAR(ref->hold);
+        end_hold(ref);
         Py_RETURN_NONE; /* it holds nothing, or not any more */
     }
     if (!conn_enter(conn))
         return NULL;
     let_go(ref);
-    Py_CLEAR(ref->hold);
+    end_hold(ref);
     CONN_CALL(conn, status = rdt_free(conn->rdt, &value, force != 0, &err));
     if (status != RDT_OK)
         return raise_error(&err);
@@ -216,7 +228,7 @@ static PyObject *ref_drop(PyObject *self, PyObject *ignored)
 
     (void)ignored;
     ref->wanting = false;
-    Py_CLEAR(ref->hold);
+    end_hold(ref);
     if (!conn)
         Py_RETURN_NONE; /* it holds nothing, or not any more */
     if (!conn_enter(conn))

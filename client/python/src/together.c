@@ -1,13 +1,13 @@
 /* A list of arrays or refs that goes lets go of each for itself, and each message would wake the daemon. So a connection that gives back one
  * thing right after another in the main thread is corked (rdt_cork) until, whatever is first,
  *
- *   - the interpreter is between two instructions of the main thread, right behind the one that dropped them;
- *   - a millisecond has passed, where no instruction follows for long, as in a call of C that blocks. A thread of this module sees to that. It
- *     sleeps while nothing is corked, touches nothing of Python's, begins with the first connection that is, and ends before a fork, which is one
- *     of a process with one thread less;
- *   - this or another connection is used for anything else.
+ *   - the interpreter looks for signals in the main thread: behind its next call, or turn of a loop;
+ *   - a millisecond has passed, where neither follows, as in a call of C that blocks. A thread of this module sees to that. It sleeps while
+ *     nothing is corked, calls nothing of Python's, begins with the first connection that is, and ends before a fork, which is one of a process
+ *     with one thread less;
+ *   - this connection is asked for anything that goes to the daemon, or another one is.
  *
- * In other threads nothing is: the interpreter calls nobody there.
+ * In other threads nothing is corked: the interpreter calls nobody there.
  */
 #include "rdtpy.h"
 
@@ -29,7 +29,7 @@ static atomic_bool any;    /* there is one; also read without the lock */
 static pthread_t thread;   /* if begun */
 static bool begun, ends;
 static bool awake;         /* it looks within a millisecond */
-static bool asked;         /* the interpreter, to call when_between */
+static bool asked;         /* the interpreter, to call when_it_looks */
 
 static void uncork_all(void)
 {
@@ -41,7 +41,7 @@ static void uncork_all(void)
     any = false;
 }
 
-static int when_between(void *ignored)
+static int when_it_looks(void *ignored)
 {
     (void)ignored;
     (void)pthread_mutex_lock(&lock);
@@ -68,7 +68,7 @@ static void *run(void *ignored)
         while (!ends && pthread_cond_timedwait(&changed, &lock, &until) == 0)
             ;
         uncork_all();
-        awake = false;
+        awake = asked = false; /* an interpreter that was ended has forgotten it */
     }
     (void)pthread_mutex_unlock(&lock);
     return ignored;
@@ -81,7 +81,6 @@ static void before_fork(void)
 {
     (void)pthread_mutex_lock(&lock);
     uncork_all();
-    asked = false; /* the child's interpreter may not know of it */
     if (begun && !ends) {
         ends = true;
         (void)pthread_cond_broadcast(&changed);
@@ -97,18 +96,33 @@ static void after_fork(void)
     (void)pthread_mutex_unlock(&lock);
 }
 
-bool together_init(void)
+static bool make_condition(void)
 {
-    static bool done; /* the module may be made again */
     pthread_condattr_t attr;
+    bool made;
 
-    if (done)
-        return true;
     if (pthread_condattr_init(&attr) != 0)
         return false;
     (void)pthread_condattr_setclock(&attr, CLOCK_MONOTONIC);
-    done = pthread_cond_init(&changed, &attr) == 0 && pthread_atfork(before_fork, after_fork, after_fork) == 0;
+    made = pthread_cond_init(&changed, &attr) == 0;
     (void)pthread_condattr_destroy(&attr);
+    return made;
+}
+
+/* The thread is the parent's, if another fork crossed this one, and so is who waits for its condition. */
+static void in_child(void)
+{
+    begun = ends = awake = asked = false;
+    (void)make_condition();
+    (void)pthread_mutex_unlock(&lock);
+}
+
+bool together_init(void)
+{
+    static bool done; /* the module may be made again */
+
+    if (!done)
+        done = make_condition() && pthread_atfork(before_fork, after_fork, in_child) == 0;
     return done;
 }
 
@@ -147,7 +161,7 @@ static void cork(struct conn *conn)
     ask = !asked;
     asked = true;
     (void)pthread_mutex_unlock(&lock);
-    if (ask && Py_AddPendingCall(when_between, NULL) != 0) { /* too many have asked: the thread does it */
+    if (ask && Py_AddPendingCall(when_it_looks, NULL) != 0) { /* too many have asked: the thread does it */
         (void)pthread_mutex_lock(&lock);
         asked = false;
         (void)pthread_mutex_unlock(&lock);
