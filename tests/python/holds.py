@@ -1,6 +1,7 @@
 """Refs that hold: unpickled here and in other processes, of other nodes, without a connection yet; and what ends their holds."""
 import asyncio
 import copy
+import json
 import multiprocessing
 import operator
 import os
@@ -368,12 +369,17 @@ def dropped(c, refs):
     del values, held
 
 
+def put_many(producer, n):
+    """Refs of one live array, and their names, which hold nothing."""
+    array = producer.empty((10000,), "i64")
+    array[:] = np.arange(10000)
+    refs = [producer.put(array) for _ in range(n)]
+    return refs, [rdt.Ref(str(ref)) for ref in refs]
+
+
 def test_what_goes_at_once_is_given_back_soon():
     with Node() as node, rdt.connect(node.socket) as c, rdt.connect(node.socket) as producer:
-        array = producer.empty((10000,), "i64")
-        array[:] = np.arange(10000)
-        refs = [producer.put(array) for _ in range(200)]
-        names = [rdt.Ref(str(ref)) for ref in refs]
+        refs, names = put_many(producer, 200)
         dropped(c, refs)
         until(lambda: all(producer.stat(name)["holds"] == 1 for name in names), "readers have let go")
         del refs[1:]  # the producer's own
@@ -385,35 +391,31 @@ def test_what_goes_at_once_is_given_back_soon():
 def test_what_goes_at_once_goes_though_no_instruction_follows():
     call = operator.methodcaller("__call__")
     with Node() as node, rdt.connect(node.socket) as c, rdt.connect(node.socket) as producer:
-        array = producer.empty((10000,), "i64")
-        refs = [producer.put(array) for _ in range(50)]
-        names = [rdt.Ref(str(ref)) for ref in refs]
+        refs, names = put_many(producer, 50)
 
         def look(done):
             try:
-                until(lambda: all(producer.stat(name)["holds"] == 1 for name in names), "they have gone")
+                going.wait(LONG)  # by another process: no call of this one sends it
+                until(lambda: json.loads(node.ctl("stat", str(names[0]), "--json"))["holds"] == 1, "it has gone, the last one")
                 seen.append(True)
             finally:
                 done.release()
 
         for i in range(5):
-            seen, done = [], threading.Lock()
+            seen, done, going = [], threading.Lock(), threading.Event()
             held = [carried(ref) for ref in refs]
             values = c.get(held)
             done.acquire()
             thread = threading.Thread(target=look, args=(done,))
             thread.start()
-            list(map(call, [values.clear, held.clear, done.acquire]))  # one call of C: what it lets go of, and then waits
+            list(map(call, [going.set, values.clear, held.clear, done.acquire]))  # what it lets go of, and then it waits
             thread.join(LONG)
             assert seen, i
 
 
 def test_what_goes_at_once_goes_beside_forks():
     with Node() as node, rdt.connect(node.socket) as c, rdt.connect(node.socket) as producer:
-        array = producer.empty((10000,), "i64")
-        array[:] = np.arange(10000)
-        refs = [producer.put(array) for _ in range(20)]
-        names = [rdt.Ref(str(ref)) for ref in refs]
+        refs, names = put_many(producer, 20)
         for _ in range(5):
             dropped(c, refs)
             child = os.fork()
