@@ -77,18 +77,18 @@ obj  = $(patsubst %.c,$(B)/obj/%.o,$(1))
 srcs = $(foreach d,$(1),$(wildcard $(d)/*.c))
 
 PROTO_O   := $(call obj,$(call srcs,proto)) $(GEN_O)
-CTL_C     := $(wildcard client/rdtctl.c client/ctl.c client/ctl_*.c)
-CLIENT_O  := $(call obj,$(filter-out $(CTL_C),$(call srcs,client)))
-DAEMON_O  := $(call obj,$(filter-out daemon/main.c,$(call srcs,daemon)))
-SUPPORT_O := $(call obj,$(call srcs,tests/support))
+CTL_C     := $(call srcs,client/ctl)
+CLIENT_O  := $(call obj,$(call srcs,client))
+DAEMON_O  := $(call obj,$(filter-out daemon/main.c,$(call srcs,daemon daemon/*)))
+SUPPORT_O := $(call obj,$(call srcs,tests/support tests/support/fakes))
 PLUGIN_O  := $(call obj,$(wildcard proto/rdt_status.c proto/rdt_dtype.c)) # what a plug-in carries of proto/
-LISTEN_O  := $(call obj,backends/address.c backends/configured.c) # and those that listen
-CUDA_O    := $(call obj,backends/cuda_driver.c backends/cuda_share.c) # and those that use a GPU
+LISTEN_O  := $(call obj,backends/common/address.c backends/common/configured.c) # and those that listen
+CUDA_O    := $(call obj,backends/common/cuda_driver.c backends/common/cuda_share.c) # and those that use a GPU
 
 HEADERS := client/rdt.h $(wildcard backends/rdt_*.h proto/rdt_*.h)
 
-UNIT  = $(filter-out $(if $(filter gloo,$(BACKENDS)),,%/unit/gloo_mesh),$(patsubst %.c,$(B)/%,$(call srcs,tests/unit tests/abi)))
-INTEG := $(patsubst %.c,$(B)/%,$(call srcs,tests/integration tests/gpu))
+UNIT  = $(filter-out $(if $(filter gloo,$(BACKENDS)),,%/backends/gloo_mesh),$(patsubst %.c,$(B)/%,$(call srcs,tests/unit/* tests/abi)))
+INTEG := $(patsubst %.c,$(B)/%,$(call srcs,tests/integration/* tests/gpu))
 GPU_BENCH := $(B)/tests/bench/gpu $(B)/tests/bench/gpu_nodes
 BENCH := $(filter-out $(GPU_BENCH),$(patsubst %.c,$(B)/%,$(call srcs,tests/bench)))
 FAULT := $(if $(wildcard tests/faults/fault_matrix.c),$(B)/tests/faults/fault_matrix)
@@ -100,7 +100,7 @@ PY_FILES  := $(wildcard client/python/rdt/*.py client/python/rdt/*.pyi client/py
 LIBRDT := $(B)/librdt.so.$(VERSION)
 LIBCUDA := $(B)/librdt-cuda.so.$(VERSION) # librdt-cuda
 LIBCUDA_O := $(call obj,$(call srcs,client/cuda))
-PROGRAMS := $(if $(wildcard daemon/main.c),$(B)/rdtd) $(if $(wildcard client/rdtctl.c),$(B)/rdtctl)
+PROGRAMS := $(if $(wildcard daemon/main.c),$(B)/rdtd) $(if $(wildcard client/ctl/rdtctl.c),$(B)/rdtctl)
 LOOPBACK := $(if $(wildcard tests/loopback/*.c),$(B)/tests/rdt_loopback.so)
 GROUPED  := $(B)/tests/rdt_grouped.so
 FAKE     := $(B)/tests/rdt_fake.so # devices that are memfds
@@ -137,7 +137,7 @@ UCX_CFLAGS  := $(call cflags,ucx)
 UCX_LIBS    := $(call libs,ucx)
 TEST_LIBS    = $(shell pkg-config --libs criterion) $(DAEMON_LIBS) $(CTL_LIBS)
 
-BACKENDS := $(foreach d,$(wildcard backends/*/),$(if $(wildcard $(d)*.c),$(notdir $(d:/=))))
+BACKENDS := $(filter-out common,$(foreach d,$(wildcard backends/*/),$(if $(wildcard $(d)*.c),$(notdir $(d:/=)))))
 DROPPED  := $(foreach b,$(BACKENDS),$(if $(BACKEND_PKGS_$(b)),$(shell pkg-config --exists $(BACKEND_PKGS_$(b)) || echo $(b))))
 DROPPED  += $(foreach b,$(BACKENDS),$(if $(BACKEND_HEADER_$(b)),$(shell printf '\043include <%s>\n\043if __has_include(<%s>)\n\043error\n\043endif\n' $(BACKEND_HEADER_$(b)) $(BACKEND_WITHOUT_$(b)) | \
                 $(CXX) -E -x c++ - >/dev/null 2>&1 || echo $(b))))
@@ -203,8 +203,8 @@ $(B)/obj/gen/%.o: WARNINGS =
 $(B)/obj/gen/%.o $(B)/obj/proto/%.o $(B)/obj/client/%.o: OBJFLAGS = -fPIC -fno-semantic-interposition
 $(B)/obj/backends/%.o $(B)/obj/tests/loopback/%.o $(B)/obj/tests/grouped/%.o $(B)/obj/tests/fake_device/%.o $(B)/obj/tests/fuzz/void/%.o $(B)/obj/tests/abi/v1/%.o $(B)/obj/tests/conformance/broken/%.o: OBJFLAGS = -fPIC -fno-semantic-interposition
 $(B)/obj/tests/bench/%.o: OBJFLAGS = -fPIE $(UCX_CFLAGS)
-$(B)/obj/daemon/options.o: OBJFLAGS = -fPIE -DRDT_BACKEND_DIR='"$(backenddir)"' -DRDT_CONFIG_FILE='"$(conffile)"'
-$(B)/obj/daemon/options.o: $(B)/.paths
+$(B)/obj/daemon/config/options.o: OBJFLAGS = -fPIE -DRDT_BACKEND_DIR='"$(backenddir)"' -DRDT_CONFIG_FILE='"$(conffile)"'
+$(B)/obj/daemon/config/options.o: $(B)/.paths
 
 compile = $(CC) $(CPPFLAGS_ALL) $(ALL_CFLAGS) $(WARNINGS) $(CFLAGS_ALL) $(OBJFLAGS) -MMD -MP -c -o $@ $<
 
@@ -348,18 +348,18 @@ $(INTEG) $(FAULT) $(GPU_BENCH): $(B)/%: $(B)/obj/%.o $(CRITERION_O) $(B)/librdt.
 	$(Q)mkdir -p $(@D)
 	$(Q)$(link_test) $(TEST_LIBS)
 
-CUDA_TESTS := $(filter $(B)/tests/integration/cuda%,$(INTEG)) $(B)/tests/gpu/one_gpu $(GPU_BENCH)
+CUDA_TESTS := $(filter $(B)/tests/integration/devices/cuda%,$(INTEG)) $(B)/tests/gpu/one_gpu $(GPU_BENCH)
 $(CUDA_TESTS:$(B)/%=$(B)/obj/%.o): OBJFLAGS += $(if $(CUDA_INC),-iquote client,-DRDT_WITHOUT_CUDA)
 $(CUDA_TESTS:$(B)/%=$(B)/obj/%.o): $(B)/.cuda
 $(CUDA_TESTS): $(if $(CUDA_INC),$(LIBCUDA_O) $(CUDA_O))
 $(B)/obj/tests/gpu/one_gpu.o: OBJFLAGS += $(CUDA_CFLAGS)
 $(B)/tests/gpu/one_gpu: $(if $(CUDA_INC),$(call obj,backends/nccl/nccl_api.c))
 $(B)/tests/abi/frozen: $(call obj,$(call srcs,tests/abi/layout))
-$(B)/tests/integration/hostile_keeper $(B)/tests/integration/hostile_peer $(B)/tests/integration/hostile_turns $(B)/tests/integration/tensor_runs: $(B)/librdtd.a # an insider's TLS
-$(B)/tests/integration/stream_lanes: $(call obj,proto/rdt_status.c)
-$(B)/tests/unit/gloo_mesh: $(B)/obj/backends/gloo/mesh.o
-$(B)/tests/unit/gloo_mesh: TEST_LIBS += $(BACKEND_LIBS_gloo)
-$(B)/tests/unit/stream_strangers: $(call obj,$(wildcard backends/stream/*.c)) $(LISTEN_O)
+$(addprefix $(B)/tests/integration/,hostile/hostile_keeper hostile/hostile_peer hostile/hostile_turns calls/tensor_runs): $(B)/librdtd.a # the rogue peer speaks the daemon's TLS
+$(B)/tests/integration/nodes/stream_lanes: $(call obj,proto/rdt_status.c)
+$(B)/tests/unit/backends/gloo_mesh: $(B)/obj/backends/gloo/mesh.o
+$(B)/tests/unit/backends/gloo_mesh: TEST_LIBS += $(BACKEND_LIBS_gloo)
+$(B)/tests/unit/backends/stream_strangers: $(call obj,$(wildcard backends/stream/*.c)) $(LISTEN_O)
 
 $(BENCH): $(B)/%: $(B)/obj/%.o $(B)/librdt.a $(B)/libproto.a $(B)/libsupport.a
 	$(call say,LINK,$@)
@@ -510,7 +510,7 @@ TIDY := $(subst $(empty) ,,-*,clang-analyzer-*,-clang-analyzer-security.insecure
                             -bugprone-easily-swappable-parameters,-bugprone-reserved-identifier,performance-*)
 tidy: $(GEN_H)
 	@.ci/deps clang-tidy
-	@clang-tidy --quiet --checks='$(TIDY)' $(call srcs,proto client daemon $(BACKENDS:%=backends/%)) \
+	@clang-tidy --quiet --checks='$(TIDY)' $(call srcs,proto client client/ctl daemon daemon/* backends/common $(BACKENDS:%=backends/%)) \
 	    -- -std=c11 $(CPPFLAGS_ALL) $(ALL_CFLAGS) $(UCX_CFLAGS) $(CUDA_CFLAGS)
 
 # ---- install ----
@@ -518,7 +518,7 @@ tidy: $(GEN_H)
 substitute = sed -e 's|@PREFIX@|$(PREFIX)|g' -e 's|@bindir@|$(bindir)|g' -e 's|@libdir@|$(libdir)|g' \
                  -e 's|@includedir@|$(includedir)|g' -e 's|@backenddir@|$(backenddir)|g' -e 's|@conffile@|$(conffile)|g' \
                  -e 's|@VERSION@|$(VERSION)|g'
-COMPLETION := $(wildcard client/rdtctl.bash)
+COMPLETION := $(wildcard client/ctl/rdtctl.bash)
 # A file of its own: several installations may run at once.
 filled = t=$$(mktemp) && trap "rm -f $$t" EXIT && $(substitute) $(1) >$$t
 

@@ -6,12 +6,12 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
-#include "daemon/board.h"
+#include "daemon/objects/board.h"
 #include "daemon/conn_heap.h"
 #include "daemon/conn_identity.h"
-#include "daemon/log.h"
-#include "daemon/object.h"
-#include "daemon/rpc_watch.h"
+#include "daemon/base/log.h"
+#include "daemon/objects/object.h"
+#include "daemon/rpc/rpc_watch.h"
 #include "wire_ref.h"
 
 #define HELLO_TIMEOUT_NS 10000000000ll

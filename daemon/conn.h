@@ -11,10 +11,10 @@
 #include <stdbool.h>
 #include <uv.h>
 
-#include "daemon/client.h"
-#include "daemon/deadline.h"
-#include "daemon/list.h"
-#include "daemon/rpc.h"
+#include "daemon/objects/client.h"
+#include "daemon/base/deadline.h"
+#include "daemon/base/list.h"
+#include "daemon/rpc/rpc.h"
 #include "proto/frame.h"
 
 #define CONN_TURN_NS 25000 /* one indivisible step may take it beyond */

@@ -13,17 +13,17 @@
 #include <unistd.h>
 
 #include "daemon/conn.h"
-#include "daemon/detached.h"
-#include "daemon/guard.h"
-#include "daemon/limits.h"
+#include "daemon/objects/detached.h"
+#include "daemon/base/guard.h"
+#include "daemon/config/limits.h"
 #include "daemon/listener.h"
-#include "daemon/log.h"
-#include "daemon/node.h"
-#include "daemon/region_left.h"
-#include "daemon/rpc.h"
-#include "daemon/rpc_read.h"
-#include "daemon/rpc_watch.h"
-#include "daemon/sdnotify.h"
+#include "daemon/base/log.h"
+#include "daemon/base/node.h"
+#include "daemon/memory/region_left.h"
+#include "daemon/rpc/rpc.h"
+#include "daemon/rpc/rpc_read.h"
+#include "daemon/rpc/rpc_watch.h"
+#include "daemon/base/sdnotify.h"
 
 #define STUCK_NS 10000000000ll
 #define LINGER_NS 300000000ll

@@ -2,7 +2,7 @@
 #ifndef DAEMON_DAEMON_H
 #define DAEMON_DAEMON_H
 
-#include "daemon/options.h"
+#include "daemon/config/options.h"
 #include "rdt_status.h"
 
 /* Serves until SIGTERM or SIGINT, drains, returns. The status says why it could not start. */

@@ -10,8 +10,8 @@
 #include <sys/un.h>
 #include <unistd.h>
 
-#include "daemon/log.h"
-#include "daemon/sdnotify.h"
+#include "daemon/base/log.h"
+#include "daemon/base/sdnotify.h"
 
 #define ACCEPTS_PER_TURN 64
 #define PAUSE_NS 100000000ll

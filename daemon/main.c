@@ -4,8 +4,8 @@
 #include <stdlib.h>
 
 #include "daemon/daemon.h"
-#include "daemon/log.h"
-#include "daemon/node.h"
+#include "daemon/base/log.h"
+#include "daemon/base/node.h"
 
 /* Messages of up to 16 MiB come and go: their pages stay, rather than go back to the kernel with each of them, who would then have to
  * clear new ones while the loop waits for the same address space. (p99 of another client's put beside messages of 4 MiB: 9 times idle

@@ -15,7 +15,7 @@
 #include <stdbool.h>
 
 #include "backends/cuda/held.h"
-#include "backends/cuda_share.h"
+#include "backends/common/cuda_share.h"
 #include "rdt_backend.h"
 
 enum cuda_way { WAY_WITHIN, WAY_UP, WAY_DOWN, WAY_ACROSS, WAY_ZERO, N_WAYS }; /* device to device, host to device, ... */

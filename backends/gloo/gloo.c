@@ -11,7 +11,7 @@
 #include <strings.h>
 
 #include "backends/gloo/gloo.h"
-#include "backends/only_transport.h"
+#include "backends/common/only_transport.h"
 
 #define OFFER_BYTES_A_RANK 140u /* a length, a sockaddr_storage and a number */
 

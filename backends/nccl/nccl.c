@@ -11,7 +11,7 @@
  * does not register as it comes. The other rank does not know which it is.
  */
 #include "backends/nccl/nccl.h"
-#include "backends/only_transport.h"
+#include "backends/common/only_transport.h"
 
 #include <stdio.h>
 #include <stdlib.h>

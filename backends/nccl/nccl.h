@@ -14,7 +14,7 @@
 #include <stdbool.h>
 
 #include "backends/nccl/nccl_api.h"
-#include "backends/ring.h"
+#include "backends/common/ring.h"
 #include "rdt_backend.h"
 
 struct lane;

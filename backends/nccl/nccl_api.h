@@ -6,7 +6,7 @@
 
 #include <stddef.h>
 
-#include "backends/cuda_driver.h"
+#include "backends/common/cuda_driver.h"
 
 struct nccl_id { /* ncclUniqueId */
     char bytes[128];

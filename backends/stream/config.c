@@ -1,7 +1,7 @@
 /* What the user wants of this transport, checked. */
 #include <string.h>
 
-#include "backends/configured.h"
+#include "backends/common/configured.h"
 #include "backends/stream/stream.h"
 
 static enum rdt_status config_ports(const struct rdt_host *host, struct settings *settings, struct rdt_error *err)

@@ -10,7 +10,7 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
-#include "backends/address.h"
+#include "backends/common/address.h"
 #include "backends/stream/stream.h"
 
 #define BACKLOG 256

@@ -8,7 +8,7 @@
 #include <strings.h>
 #include <unistd.h>
 
-#include "backends/only_transport.h"
+#include "backends/common/only_transport.h"
 #include "backends/stream/stream.h"
 
 static void transport_free(struct transport *transport)

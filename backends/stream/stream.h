@@ -19,7 +19,7 @@
 #include <sys/uio.h>
 
 #include "backends/rdt_backend.h"
-#include "backends/ring.h"
+#include "backends/common/ring.h"
 #include "backends/stream/wire.h"
 
 #define RECV_BUCKETS 256

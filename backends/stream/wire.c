@@ -4,7 +4,7 @@
 #include <endian.h>
 #include <string.h>
 
-#include "backends/wire_address.h"
+#include "backends/common/wire_address.h"
 
 /* ---- offers ---- */
 

@@ -11,8 +11,8 @@
 #include <string.h>
 #include <time.h>
 
-#include "backends/address.h"
-#include "backends/configured.h"
+#include "backends/common/address.h"
+#include "backends/common/configured.h"
 #include "backends/ucx/ucx.h"
 
 #define CARRIER_WAIT_MS 3000

@@ -15,7 +15,7 @@
 #include <strings.h>
 #include <ucs/debug/log_def.h>
 
-#include "backends/only_transport.h"
+#include "backends/common/only_transport.h"
 #include "backends/ucx/ucx.h"
 
 /* ---- UCX's own log ---- */

@@ -20,7 +20,7 @@
 #include <ucp/api/ucp.h>
 
 #include "backends/rdt_backend.h"
-#include "backends/ring.h"
+#include "backends/common/ring.h"
 #include "backends/ucx/memory.h"
 #include "backends/ucx/slow.h"
 #include "backends/ucx/wire.h"

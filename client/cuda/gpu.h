@@ -13,7 +13,7 @@
 
 #include <stdatomic.h>
 
-#include "backends/cuda_share.h"
+#include "backends/common/cuda_share.h"
 #include "client/clock.h"
 #include "client/cuda/rdt_cuda.h"
 

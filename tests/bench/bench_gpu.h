@@ -6,7 +6,7 @@
 #include <stdlib.h>
 
 #include "tests/bench/bench.h"
-#include "tests/support/fake_gpu.h"
+#include "tests/support/fakes/fake_gpu.h"
 #include "tests/support/gpu.h"
 #include "tests/support/rdtd.h"
 #include "tests/support/tensors.h"

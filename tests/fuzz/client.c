@@ -7,7 +7,7 @@
  *
  * The daemon must answer everything or close, and hold nothing when both are gone.
  */
-#include "daemon/rpc.h"
+#include "daemon/rpc/rpc.h"
 #include "tests/fuzz/harness/client.h"
 #include "tests/fuzz/harness/daemon.h"
 

@@ -4,7 +4,7 @@
  */
 #include <unistd.h>
 
-#include "daemon/options.h"
+#include "daemon/config/options.h"
 #include "tests/fuzz/harness/fuzz.h"
 
 #define MOST_FLAGS 30

@@ -7,7 +7,7 @@
  */
 #include "tests/fuzz/harness/client.h"
 #include "tests/fuzz/harness/daemon.h"
-#include "tests/support/insider.h"
+#include "tests/support/rogue_peer.h"
 
 #define MOST_MESSAGES 24
 
@@ -19,7 +19,7 @@ static void say_as_client(struct fuzz_client *client, uint16_t type, const uint8
 
     for (size_t i = 0; i + sizeof sign <= n; i++)
         if (memcmp(copy + i, sign, sizeof sign) == 0)
-            memcpy(copy + i, insider_uuid, sizeof insider_uuid);
+            memcpy(copy + i, rogue_peer_uuid, sizeof rogue_peer_uuid);
     fuzz_client_tell(client, type, copy, n, fds);
     free(copy);
 }
@@ -28,14 +28,14 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t bytes)
 {
     const uint8_t *at = data, *end = data + bytes;
     struct fuzz_client client;
-    struct insider peer;
+    struct rogue_peer peer;
     static uint64_t boots;
 
     fuzz_daemon_start(true);
     fuzz_client_open(&client);
     boots++; /* what was kept of what it had before goes */
-    memcpy(insider_boot_id, &boots, sizeof boots);
-    insider_open(&peer, fuzz_daemon_key, fuzz_daemon_port());
+    memcpy(rogue_peer_boot_id, &boots, sizeof boots);
+    rogue_peer_open(&peer, fuzz_daemon_key, fuzz_daemon_port());
     for (unsigned i = 0; at < end && i < MOST_MESSAGES && peer.sock >= 0; i++) {
         uint8_t what = (uint8_t)fuzz_take(&at, end, 1), how = (uint8_t)fuzz_take(&at, end, 1);
         size_t n = fuzz_take(&at, end, 2);
@@ -44,14 +44,14 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t bytes)
             n = (size_t)(end - at);
         if (what & 0x80) {
             say_as_client(&client, what & 0x3f, at, n, how & 0x3f);
-            insider_listen(&peer, 1); /* what the daemon now asks of us */
+            rogue_peer_listen(&peer, 1); /* what the daemon now asks of us */
         } else {
-            insider_say(&peer, what & 0x3f, how & 0x3f, at, n, what & 0x40);
-            insider_flush(&peer);
+            rogue_peer_say(&peer, what & 0x3f, how & 0x3f, at, n, what & 0x40);
+            rogue_peer_flush(&peer);
         }
         at += n;
     }
-    insider_close(&peer);
+    rogue_peer_close(&peer);
     fuzz_client_close(&client);
     fuzz_daemon_settle();
     return 0;

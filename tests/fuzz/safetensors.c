@@ -2,10 +2,10 @@
  *
  *   | bytes of data 3 | header |
  */
-#include "../../client/ctl_bytes.c"
-#include "../../client/ctl_safetensors.c"
+#include "../../client/ctl/ctl_bytes.c"
+#include "../../client/ctl/ctl_safetensors.c"
 #undef SHOWN
-#include "../../client/ctl_safetensors_write.c"
+#include "../../client/ctl/ctl_safetensors_write.c"
 #include "tests/fuzz/harness/fuzz.h"
 
 static void check(const struct safetensors *file)

@@ -12,7 +12,7 @@
 
 #include "client/cuda/rdt_cuda.h"
 #include "tests/support/cluster.h"
-#include "tests/support/fake_gpu.h"
+#include "tests/support/fakes/fake_gpu.h"
 #include "tests/support/gpu.h"
 
 #define MIB ((size_t)1 << 20)

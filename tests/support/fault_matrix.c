@@ -6,7 +6,7 @@
 #include <string.h>
 #include <time.h>
 
-#include "tests/support/badcable.h"
+#include "tests/support/fakes/badcable.h"
 #include "tests/support/cluster.h"
 #include "tests/support/fault_agent.h"
 #include "tests/support/raw.h"

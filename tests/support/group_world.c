@@ -6,8 +6,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "daemon/log.h"
-#include "daemon/plugin_impl.h"
+#include "daemon/base/log.h"
+#include "daemon/plugins/plugin_impl.h"
 #include "proto/frame.h"
 
 #define MANY 10000u /* steps after which it does not come to rest */

@@ -3,7 +3,7 @@
 #ifndef TESTS_SUPPORT_GROUP_WORLD_H
 #define TESTS_SUPPORT_GROUP_WORLD_H
 
-#include "daemon/group.h"
+#include "daemon/groups/group.h"
 
 #define GW_NODES 3u
 #define GW_RANKS 64u

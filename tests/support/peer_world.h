@@ -7,9 +7,9 @@
 #include <stdint.h>
 #include <uv.h>
 
-#include "daemon/node.h"
-#include "daemon/options.h"
-#include "daemon/peer.h"
+#include "daemon/base/node.h"
+#include "daemon/config/options.h"
+#include "daemon/peers/peer.h"
 
 #define WORLD_NODES 3
 #define WORLD_CABLES 16

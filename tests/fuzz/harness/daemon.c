@@ -14,9 +14,9 @@
 #include <uv.h>
 
 #include "daemon/daemon.h"
-#include "daemon/log.h"
+#include "daemon/base/log.h"
 #include "tests/fuzz/harness/client.h"
-#include "tests/support/insider.h"
+#include "tests/support/rogue_peer.h"
 
 #define PATIENCE_S 30
 #define MAX_FDS 4
@@ -204,7 +204,7 @@ void fuzz_daemon_start(bool with_link)
     fuzz_must(sem_init(&ready, 0, 0) == 0 && sem_init(&ending, 0, 0) == 0);
     fuzz_must(pthread_create(&thread, NULL, run, NULL) == 0);
     await(&ready);
-    insider_poll = fuzz_daemon_poll;
+    rogue_peer_poll = fuzz_daemon_poll;
     fuzz_client_open(&watcher);
     (void)atexit(stop);
 }

@@ -1,0 +1,186 @@
+/* See cuda_driver.h. */
+#include "backends/common/cuda_driver.h"
+
+#include <dlfcn.h>
+#include <stdio.h>
+#include <string.h>
+#include <strings.h>
+
+#define TEXT_(name) #name
+#define TEXT(name) TEXT_(name)
+
+static struct cuda_driver the_driver;
+static struct rdt_error the_failure; /* status OK: the driver is open */
+static pthread_once_t once = PTHREAD_ONCE_INIT;
+static pthread_mutex_t contexts = PTHREAD_MUTEX_INITIALIZER;
+
+enum rdt_status cuda_failed(const struct cuda_driver *driver, CUresult result, struct rdt_error *err, const char *what)
+{
+    const char *name = NULL, *text = NULL;
+    enum rdt_status status = RDT_SYSTEM;
+
+    (void)driver->cuGetErrorName(result, &name);
+    (void)driver->cuGetErrorString(result, &text);
+    switch (result) {
+    case CUDA_ERROR_OUT_OF_MEMORY:
+        status = RDT_NO_MEMORY;
+        break;
+    case CUDA_ERROR_INVALID_VALUE:
+    case CUDA_ERROR_INVALID_HANDLE:
+        status = RDT_INVALID;
+        break;
+    case CUDA_ERROR_NOT_SUPPORTED:
+    case CUDA_ERROR_PEER_ACCESS_UNSUPPORTED:
+        status = RDT_UNSUPPORTED;
+        break;
+    default:
+        break;
+    }
+    return rdt_error_set(err, status, "%s: %s (%s, %d)", what, text ? text : "the driver failed", name ? name : "unknown", (int)result);
+}
+
+/* ---- opening ---- */
+
+static bool load(void *library)
+{
+    const char *missing = NULL;
+
+#define CUDA_LOAD(function)                                                             \
+    *(void **)(void *)&the_driver.function = dlsym(library, TEXT(function));            \
+    if (!the_driver.function)                                                           \
+        missing = TEXT(function);
+    CUDA_FUNCTIONS(CUDA_LOAD)
+#undef CUDA_LOAD
+    if (missing)
+        (void)rdt_error_set(&the_failure, RDT_UNSUPPORTED, "the NVIDIA driver is too old: libcuda.so.1 has no %s", missing);
+    return !missing;
+}
+
+static bool start(void)
+{
+    CUresult result = the_driver.cuInit(0);
+
+    if (result == CUDA_SUCCESS)
+        result = the_driver.cuDriverGetVersion(&the_driver.version);
+    if (result == CUDA_SUCCESS)
+        return true;
+    if (result == CUDA_ERROR_STUB_LIBRARY)
+        (void)rdt_error_set(&the_failure, RDT_UNSUPPORTED,
+                            "the libcuda.so.1 that is found is the CUDA toolkit's stub, not a driver: take its folder off the library path");
+    else if (result == CUDA_ERROR_NO_DEVICE)
+        (void)rdt_error_set(&the_failure, RDT_UNSUPPORTED, "the NVIDIA driver sees no GPU");
+    else
+        (void)cuda_failed(&the_driver, result, &the_failure, "the NVIDIA driver does not start: cuInit");
+    the_failure.status = RDT_UNSUPPORTED;
+    return false;
+}
+
+static CUresult look_at(int ordinal)
+{
+    struct cuda_gpu *gpu = &the_driver.gpu[the_driver.n_gpus];
+    CUuuid uuid;
+    CUresult result = the_driver.cuDeviceGet(&gpu->device, ordinal);
+    size_t used = 4;
+
+    if (result == CUDA_SUCCESS)
+        result = the_driver.cuDeviceGetUuid(&uuid, gpu->device);
+    if (result == CUDA_SUCCESS)
+        result = the_driver.cuDeviceGetName(gpu->name, sizeof gpu->name, gpu->device);
+    if (result == CUDA_SUCCESS)
+        result = the_driver.cuDeviceTotalMem(&gpu->bytes, gpu->device);
+    if (result != CUDA_SUCCESS)
+        return result;
+    memcpy(gpu->uuid, "GPU-", used);
+    for (unsigned i = 0; i < sizeof uuid.bytes; i++)
+        used += (size_t)snprintf(gpu->uuid + used, sizeof gpu->uuid - used, "%s%02x", i == 4 || i == 6 || i == 8 || i == 10 ? "-" : "",
+                                 (unsigned)(unsigned char)uuid.bytes[i]);
+    the_driver.n_gpus++;
+    return CUDA_SUCCESS;
+}
+
+static void open_once(void)
+{
+    void *library = dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL);
+    CUresult result;
+    int count = 0;
+
+    if (!library) {
+        (void)rdt_error_set(&the_failure, RDT_UNSUPPORTED, "there is no NVIDIA driver: %s", dlerror());
+        return;
+    }
+    if (!load(library) || !start()) {
+        (void)dlclose(library);
+        return;
+    }
+    result = the_driver.cuDeviceGetCount(&count);
+    for (int i = 0; result == CUDA_SUCCESS && i < count && i < CUDA_MAX_GPUS; i++)
+        result = look_at(i);
+    if (result != CUDA_SUCCESS)
+        (void)cuda_failed(&the_driver, result, &the_failure, "the NVIDIA driver does not list its GPUs");
+    else if (the_driver.n_gpus == 0)
+        (void)rdt_error_set(&the_failure, RDT_UNSUPPORTED, "the NVIDIA driver sees no GPU");
+    if (the_failure.status != RDT_OK)
+        the_failure.status = RDT_UNSUPPORTED;
+}
+
+enum rdt_status cuda_driver_open(struct cuda_driver **driver_p, struct rdt_error *err)
+{
+    (void)pthread_once(&once, open_once);
+    if (the_failure.status != RDT_OK) {
+        if (err)
+            *err = the_failure;
+        return the_failure.status;
+    }
+    *driver_p = &the_driver;
+    return RDT_OK;
+}
+
+/* ---- GPUs ---- */
+
+enum rdt_status cuda_gpu_find(struct cuda_driver *driver, const char *uuid, struct cuda_gpu **gpu_p, struct rdt_error *err)
+{
+    char there[160] = "";
+    size_t used = 0;
+
+    for (unsigned i = 0; i < driver->n_gpus; i++) {
+        if (strcasecmp(driver->gpu[i].uuid, uuid) == 0) { /* as a group's member, or a fetch, may spell it */
+            *gpu_p = &driver->gpu[i];
+            return RDT_OK;
+        }
+        if (used + CUDA_UUID_TEXT + 2 < sizeof there)
+            used += (size_t)snprintf(there + used, sizeof there - used, "%s%s", used ? ", " : "", driver->gpu[i].uuid);
+    }
+    return rdt_error_set(err, RDT_NOT_FOUND, "there is no GPU \"%.48s\" here, but %s%s", uuid, there,
+                         driver->n_gpus > 3 ? ", ..." : "");
+}
+
+enum rdt_status cuda_gpu_enter(struct cuda_driver *driver, struct cuda_gpu *gpu, struct rdt_error *err)
+{
+    CUresult result = CUDA_SUCCESS;
+    CUcontext context;
+
+    (void)pthread_mutex_lock(&contexts);
+    context = gpu->context;
+    if (!context)
+        result = driver->cuDevicePrimaryCtxRetain(&context, gpu->device);
+    if (result == CUDA_SUCCESS)
+        __atomic_store_n(&gpu->context, context, __ATOMIC_RELEASE);
+    (void)pthread_mutex_unlock(&contexts);
+    if (result == CUDA_SUCCESS)
+        result = driver->cuCtxSetCurrent(context);
+    return result == CUDA_SUCCESS ? RDT_OK : cuda_failed(driver, result, err, gpu->uuid);
+}
+
+bool cuda_gpu_is_open(const struct cuda_gpu *gpu)
+{
+    return __atomic_load_n(&gpu->context, __ATOMIC_ACQUIRE) != NULL;
+}
+
+void cuda_gpu_leave(struct cuda_driver *driver, struct cuda_gpu *gpu)
+{
+    (void)pthread_mutex_lock(&contexts);
+    if (gpu->context)
+        (void)driver->cuDevicePrimaryCtxRelease(gpu->device);
+    __atomic_store_n(&gpu->context, NULL, __ATOMIC_RELEASE);
+    (void)pthread_mutex_unlock(&contexts);
+}

@@ -1,0 +1,205 @@
+/* See cuda_share.h. */
+#include "backends/common/cuda_share.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum rdt_status cuda_gpu_failed(const struct cuda_driver *driver, const struct cuda_gpu *gpu, CUresult result, struct rdt_error *err,
+                                const char *what)
+{
+    char text[384];
+
+    (void)snprintf(text, sizeof text, "%s (%s): %s", gpu->uuid, gpu->name, what);
+    return cuda_failed(driver, result, err, text);
+}
+
+/* ---- chunks ---- */
+
+CUresult cuda_range_reserve(struct cuda_driver *driver, size_t bytes, size_t granule, const uint64_t *chunk_bytes,
+                            struct cuda_range *range_p)
+{
+    CUresult result;
+
+    *range_p = (struct cuda_range){.chunk_bytes = chunk_bytes};
+    result = driver->cuMemAddressReserve(&range_p->base, bytes, granule, 0, 0);
+    if (result == CUDA_SUCCESS)
+        range_p->bytes = bytes;
+    return result;
+}
+
+CUresult cuda_range_add(struct cuda_driver *driver, struct cuda_range *range, CUmemGenericAllocationHandle handle)
+{
+    CUdeviceptr at = range->base;
+    CUresult result;
+
+    for (uint32_t i = 0; i < range->n_mapped; i++)
+        at += range->chunk_bytes[i];
+    result = driver->cuMemMap(at, range->chunk_bytes[range->n_mapped], 0, handle, 0);
+    range->n_mapped += result == CUDA_SUCCESS;
+    return result;
+}
+
+CUresult cuda_range_allow(struct cuda_driver *driver, const struct cuda_range *range, CUdevice device)
+{
+    CUmemAccessDesc desc = {.location = {.type = CU_MEM_LOCATION_TYPE_DEVICE, .id = device}, .flags = CU_MEM_ACCESS_FLAGS_PROT_READWRITE};
+
+    return driver->cuMemSetAccess(range->base, range->bytes, &desc, 1);
+}
+
+void cuda_range_clear(struct cuda_driver *driver, struct cuda_range *range)
+{
+    CUdeviceptr at = range->base;
+
+    for (uint32_t i = 0; i < range->n_mapped; at += range->chunk_bytes[i++])
+        (void)driver->cuMemUnmap(at, range->chunk_bytes[i]);
+    range->n_mapped = 0;
+}
+
+void cuda_range_unmap(struct cuda_driver *driver, struct cuda_range *range)
+{
+    cuda_range_clear(driver, range);
+    if (range->bytes > 0)
+        (void)driver->cuMemAddressFree(range->base, range->bytes);
+    range->bytes = 0;
+}
+
+static enum rdt_status map_chunk(struct cuda_driver *driver, const struct cuda_gpu *gpu, struct cuda_range *range, uint32_t i, int fd,
+                                 struct rdt_error *err)
+{
+    CUmemGenericAllocationHandle handle;
+    CUmemAllocationProp prop = {0};
+    enum rdt_status status = RDT_OK;
+    CUresult result =
+        driver->cuMemImportFromShareableHandle(&handle, (void *)(intptr_t)fd, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR);
+
+    if (result != CUDA_SUCCESS) {
+        (void)cuda_failed(driver, result, err, "the driver refuses it");
+        if (err)
+            err->status = RDT_INVALID;
+        rdt_error_prefix(err, "fd %u is none of exported GPU memory", i);
+        return RDT_INVALID;
+    }
+    result = driver->cuMemGetAllocationPropertiesFromHandle(&prop, handle);
+    if (result == CUDA_SUCCESS && (prop.location.type != CU_MEM_LOCATION_TYPE_DEVICE || prop.location.id != gpu->device))
+        status = rdt_error_set(err, RDT_INVALID, "chunk %u is not memory of %s", i, gpu->uuid);
+    else if (result == CUDA_SUCCESS)
+        result = cuda_range_add(driver, range, handle);
+    (void)driver->cuMemRelease(handle);
+    if (result != CUDA_SUCCESS)
+        status = cuda_gpu_failed(driver, gpu, result, err, "mapping a chunk of another process: is it as long as was said?");
+    return status;
+}
+
+enum rdt_status cuda_range_map(struct cuda_driver *driver, const struct cuda_gpu *gpu, const int *fds, const uint64_t *chunk_bytes,
+                               uint32_t n, size_t granule, struct cuda_range *range_p, struct rdt_error *err)
+{
+    struct cuda_range range;
+    uint64_t all = 0;
+    enum rdt_status status = RDT_OK;
+    CUresult result;
+
+    for (uint32_t i = 0; i < n; all += chunk_bytes[i++])
+        if (chunk_bytes[i] == 0 || chunk_bytes[i] % granule || chunk_bytes[i] > INT64_MAX - all)
+            return rdt_error_set(err, RDT_INVALID, "chunk %u of %llu bytes: chunks are multiples of %zu bytes", i,
+                                 (unsigned long long)chunk_bytes[i], granule);
+    if (n == 0)
+        return rdt_error_set(err, RDT_INVALID, "GPU memory without a chunk");
+    result = cuda_range_reserve(driver, all, granule, chunk_bytes, &range);
+    if (result != CUDA_SUCCESS)
+        return cuda_gpu_failed(driver, gpu, result, err, "addresses for memory of another process");
+    for (uint32_t i = 0; status == RDT_OK && i < n; i++)
+        status = map_chunk(driver, gpu, &range, i, fds[i], err);
+    if (status == RDT_OK && (result = cuda_range_allow(driver, &range, gpu->device)) != CUDA_SUCCESS)
+        status = cuda_gpu_failed(driver, gpu, result, err, "mapping memory of another process");
+    if (status != RDT_OK)
+        cuda_range_unmap(driver, &range);
+    else
+        *range_p = range;
+    return status;
+}
+
+/* ---- handles ---- */
+
+void cuda_handles_init(struct cuda_handles *handles)
+{
+    (void)pthread_mutex_init(&handles->mutex, NULL);
+    ring_init(&handles->all);
+}
+
+static enum rdt_status refused(struct cuda_driver *driver, const struct cuda_gpu *gpu, CUresult result, struct rdt_error *err)
+{
+    enum rdt_status status = cuda_gpu_failed(driver, gpu, result, err,
+                                             result == CUDA_ERROR_INVALID_CONTEXT
+                                                 ? "opening a handle: it is this process's own, or both processes have the same number, each "
+                                                   "in its own PID namespace"
+                                                 : "opening a handle");
+
+    if (status == RDT_UNSUPPORTED || status == RDT_NO_MEMORY)
+        return status;
+    if (err)
+        err->status = RDT_INVALID;
+    return RDT_INVALID;
+}
+
+static enum rdt_status open_first(struct cuda_driver *driver, struct cuda_opened *opened, struct rdt_error *err)
+{
+    CUdeviceptr base;
+    CUresult result = driver->cuIpcOpenMemHandle(&opened->base, opened->handle, CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS);
+
+    if (result != CUDA_SUCCESS)
+        return refused(driver, opened->gpu, result, err);
+    result = driver->cuMemGetAddressRange(&base, &opened->bytes, opened->base);
+    if (result == CUDA_SUCCESS && base == opened->base)
+        return RDT_OK;
+    (void)driver->cuIpcCloseMemHandle(opened->base);
+    return result != CUDA_SUCCESS ? cuda_gpu_failed(driver, opened->gpu, result, err, "the size of another process's memory")
+                                  : rdt_error_set(err, RDT_INVALID, "the handle is not of the start of an allocation");
+}
+
+enum rdt_status cuda_handle_open(struct cuda_handles *handles, struct cuda_driver *driver, const struct cuda_gpu *gpu, const void *handle,
+                                 size_t handle_bytes, struct cuda_opened **opened_p, struct rdt_error *err)
+{
+    struct cuda_opened *opened = NULL;
+    enum rdt_status status = RDT_OK;
+
+    if (handle_bytes != sizeof opened->handle)
+        return rdt_error_set(err, RDT_INVALID, "a handle of %zu bytes: CUDA's have %zu", handle_bytes, sizeof opened->handle);
+    (void)pthread_mutex_lock(&handles->mutex);
+    for (struct ring *at = handles->all.next; at != &handles->all && !opened; at = at->next)
+        if (memcmp(&ring_of(at, struct cuda_opened, ring)->handle, handle, handle_bytes) == 0)
+            opened = ring_of(at, struct cuda_opened, ring);
+    if (opened && opened->gpu != gpu) {
+        status = rdt_error_set(err, RDT_INVALID, "the handle is of memory of %s", opened->gpu->uuid);
+    } else if (!opened) {
+        opened = calloc(1, sizeof *opened);
+        if (!opened) {
+            status = rdt_error_set(err, RDT_NO_MEMORY, "no memory to note an open handle");
+        } else {
+            memcpy(&opened->handle, handle, sizeof opened->handle);
+            opened->gpu = gpu;
+            status = open_first(driver, opened, err);
+        }
+        if (status == RDT_OK)
+            ring_append(&handles->all, &opened->ring);
+        else
+            free(opened);
+    }
+    if (status == RDT_OK) {
+        opened->users++;
+        *opened_p = opened;
+    }
+    (void)pthread_mutex_unlock(&handles->mutex);
+    return status;
+}
+
+void cuda_handle_close(struct cuda_handles *handles, struct cuda_driver *driver, struct cuda_opened *opened)
+{
+    (void)pthread_mutex_lock(&handles->mutex);
+    if (--opened->users == 0) {
+        (void)driver->cuIpcCloseMemHandle(opened->base);
+        ring_remove(&opened->ring);
+        free(opened);
+    }
+    (void)pthread_mutex_unlock(&handles->mutex);
+}

@@ -1,0 +1,157 @@
+/* The connection of one run, its failures and its signals. The only file of rdtctl that knows librdt's inside. */
+#include <errno.h>
+#include <poll.h>
+#include <signal.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/signalfd.h>
+
+#include "client/call.h"
+#include "ctl.h"
+#include "ctl_json.h"
+#include "ctl_table.h"
+#include "wire_ref.h"
+
+int ctl_fail(struct ctl *ctl, const struct rdt_error *err)
+{
+    const char *name = rdt_status_name(err->status), *msg = *err->msg ? err->msg : rdt_status_sentence(err->status);
+
+    fprintf(stderr, "rdtctl: %s%s", ctl->command ? ctl->command->name : "", ctl->command ? ": " : "");
+    fprintf(stderr, "%s: ", name);
+    ctl_print_plain(msg, stderr);
+    fputc('\n', stderr);
+    if (ctl->json)
+        ctl_print_json(json_pack("{s:{s:s, s:o}}", "error", "status", name, "message", ctl_json_text(msg)));
+    if (err->status == RDT_TIMED_OUT)
+        return CTL_TIMED_OUT;
+    return err->status == RDT_DISCONNECTED ? CTL_NO_DAEMON : CTL_FAILED;
+}
+
+int ctl_print_json(json_t *take_value)
+{
+    int failed = !take_value || json_dumpf(take_value, stdout, JSON_INDENT(2)) < 0;
+
+    json_decref(take_value);
+    if (failed) {
+        fprintf(stderr, "rdtctl: the JSON could not be written\n");
+        return CTL_FAILED;
+    }
+    fputc('\n', stdout);
+    return CTL_OK;
+}
+
+int ctl_flush(int code)
+{
+    if (fflush(stdout) == 0 && !ferror(stdout))
+        return code;
+    fprintf(stderr, "rdtctl: writing the output: %s\n", strerror(errno));
+    return code == CTL_OK ? CTL_FAILED : code;
+}
+
+int64_t ctl_timeout(const struct ctl *ctl, int64_t unless_given_ns)
+{
+    return ctl->timeout_given ? ctl->timeout_ns : unless_given_ns;
+}
+
+enum rdt_status ctl_connect(struct ctl *ctl, struct rdt_error *err)
+{
+    struct rdt_connect_options options = RDT_INIT(options);
+    int64_t timeout_ns = ctl_timeout(ctl, CTL_DEFAULT_TIMEOUT_NS);
+    enum rdt_status status;
+
+    if (ctl->rdt)
+        return RDT_OK;
+    if (timeout_ns > CTL_DEFAULT_TIMEOUT_NS || timeout_ns < 0)
+        timeout_ns = CTL_DEFAULT_TIMEOUT_NS; /* longer waits are for objects, not for a daemon that does not answer */
+    options.socket = ctl->socket;
+    options.name = "rdtctl";
+    options.timeout_ns = timeout_ns ? timeout_ns : 1;
+    status = rdt_connect(&options, &ctl->rdt, err);
+    if (status == RDT_SYSTEM && err) /* nobody there: for the exit code the same as somebody who has gone */
+        err->status = status = RDT_DISCONNECTED;
+    return status;
+}
+
+enum rdt_status ctl_call_within(struct ctl *ctl, int64_t timeout_ns, enum rdt_message type, const ProtobufCMessage *request,
+                                const ProtobufCMessageDescriptor *reply_type, ProtobufCMessage **reply_p, struct rdt_error *err)
+{
+    enum rdt_status status = ctl_connect(ctl, err);
+
+    return status ? status : call(ctl->rdt, type, request, reply_type, timeout_ns, reply_p, err);
+}
+
+enum rdt_status ctl_call(struct ctl *ctl, enum rdt_message type, const ProtobufCMessage *request,
+                         const ProtobufCMessageDescriptor *reply_type, ProtobufCMessage **reply_p, struct rdt_error *err)
+{
+    return ctl_call_within(ctl, ctl_timeout(ctl, CTL_DEFAULT_TIMEOUT_NS), type, request, reply_type, reply_p, err);
+}
+
+void ctl_reply_free(ProtobufCMessage *reply)
+{
+    if (reply)
+        protobuf_c_message_free_unpacked(reply, NULL);
+}
+
+enum rdt_status ctl_ref(const char *text, struct rdt_ref *ref_p, struct rdt_error *err)
+{
+    enum rdt_status status = rdt_ref_from_text(text, ref_p, err);
+
+    if (status)
+        rdt_error_prefix(err, "'%.60s'", text);
+    return status;
+}
+
+int ctl_ref_or_name(struct ctl *ctl, const char *text, const struct ctl_name *name, struct rdt_ref *ref_p)
+{
+    struct rdt_error err;
+    enum rdt_status status;
+
+    if (!text == !name->name)
+        return ctl_usage_error(ctl, text ? "a REF and --name exclude each other" : "needs a REF, or --name NAME");
+    if (text && name->node)
+        return ctl_usage_error(ctl, "--node is where a name is: a REF says that itself");
+    status = text ? ctl_ref(text, ref_p, &err) : rdt_ref_from_name(name->name, 0, NULL, ref_p, &err);
+    if (status == RDT_OK && name->node)
+        status = rdt_ref_set_address(ref_p, name->node, &err);
+    if (status)
+        return ctl_usage_error(ctl, "%s", err.msg);
+    if (name->after != CTL_NO_VERSION && !ref_p->is_name)
+        return ctl_usage_error(ctl, "--after is of a name: '%.60s' is an object", text);
+    if (name->after != CTL_NO_VERSION)
+        ref_p->after = name->after;
+    return CTL_GO;
+}
+
+const char *ctl_id_of(const char *text, char *text_p, size_t size)
+{
+    char id[3 * RDT_MAX_ID_BYTES + 1];
+    struct rdt_ref ref;
+
+    if (rdt_ref_from_text(text, &ref, NULL) != RDT_OK)
+        return ctl_plain(text, text_p, size);
+    wire_ref_id_text(ref.id, ref.id_bytes, id);
+    return ctl_plain(id, text_p, size);
+}
+
+int ctl_signals(struct rdt_error *err)
+{
+    sigset_t set;
+    int fd;
+
+    sigemptyset(&set);
+    sigaddset(&set, SIGINT);
+    sigaddset(&set, SIGTERM);
+    sigaddset(&set, SIGHUP);
+    if (sigprocmask(SIG_BLOCK, &set, NULL) < 0 || (fd = signalfd(-1, &set, SFD_CLOEXEC | SFD_NONBLOCK)) < 0) {
+        rdt_error_sys(err, errno, "signalfd");
+        return -1;
+    }
+    return fd;
+}
+
+bool ctl_signalled(int signals)
+{
+    struct pollfd fd = {.fd = signals, .events = POLLIN};
+
+    return poll(&fd, 1, 0) > 0;
+}

@@ -1,0 +1,369 @@
+#include "daemon/base/account.h"
+
+#include <assert.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+static const char *const names[] = {
+#define X(NAME, name, what) #name,
+    USAGE_MAP(X)
+#undef X
+};
+
+static const char *const things[] = {
+#define X(NAME, name, what) what,
+    USAGE_MAP(X)
+#undef X
+};
+
+const char *usage_name(enum usage what)
+{
+    return names[what];
+}
+
+static void init(struct account *account, struct accounts *accounts, const uint64_t *limits)
+{
+    account->accounts = accounts;
+    account->limits = limits;
+    account->refs = 1;
+    for (unsigned i = 0; i < USAGE_COUNT; i++)
+        list_init(&account->waiting[i]);
+    list_init(&account->in_turn);
+}
+
+void accounts_init(struct accounts *accounts)
+{
+    memset(accounts, 0, sizeof *accounts);
+    map_init(&accounts->by_owner);
+    list_init(&accounts->in_turn);
+    init(&accounts->node, NULL, accounts->limits.node);
+}
+
+void accounts_fini(struct accounts *accounts)
+{
+    map_fini(&accounts->by_owner);
+}
+
+static size_t make_key(const struct owner *owner, uint8_t *key_p)
+{
+    size_t tenant = strlen(owner->tenant);
+
+    memcpy(key_p, &owner->uid, 4);
+    memcpy(key_p + 4, owner->tenant, tenant);
+    return 4 + tenant;
+}
+
+struct account *account_get(struct accounts *accounts, const struct owner *owner)
+{
+    uint8_t key[sizeof((struct account *)0)->key];
+    size_t key_bytes = make_key(owner, key);
+    struct account *account = map_get(&accounts->by_owner, key, key_bytes);
+
+    if (account)
+        return account_ref(account);
+    account = calloc(1, sizeof *account);
+    if (!account)
+        return NULL;
+    init(account, accounts, accounts->limits.owner);
+    account->owner = *owner;
+    account->parent = &accounts->node;
+    memcpy(account->key, key, key_bytes);
+    if (!map_put(&accounts->by_owner, account->key, key_bytes, account)) {
+        free(account);
+        return NULL;
+    }
+    event(accounts->events, RDT__PB__LIST_KIND__LIST_KIND_OWNERS, "new", account);
+    return account;
+}
+
+struct account *account_get_client(struct accounts *accounts, const struct owner *owner, uint64_t client)
+{
+    struct account *account = calloc(1, sizeof *account);
+
+    if (!account)
+        return NULL;
+    init(account, accounts, accounts->limits.client);
+    account->owner = *owner;
+    account->client = client;
+    account->parent = account_get(accounts, owner);
+    if (!account->parent) {
+        free(account);
+        return NULL;
+    }
+    return account;
+}
+
+struct account *account_ref(struct account *account)
+{
+    account->refs++;
+    return account;
+}
+
+void account_unref(struct account *account)
+{
+    struct account *parent;
+
+    if (!account)
+        return;
+    assert(account->refs > 0);
+    if (--account->refs > 0 || !account->accounts)
+        return;
+    parent = account->parent;
+    if (account->client == 0) {
+        (void)map_remove(&account->accounts->by_owner, account->key, 4 + strlen(account->owner.tenant));
+        event(account->accounts->events, RDT__PB__LIST_KIND__LIST_KIND_OWNERS, "gone", account);
+    }
+    free(account);
+    if (parent && parent->accounts)
+        account_unref(parent);
+}
+
+/* ---- charging ---- */
+
+/* Who waits there for that: the first. */
+static struct account_wait *first_of(const struct account *at, enum usage what, const void *on)
+{
+    list_for_each (node, &at->waiting[what]) {
+        struct account_wait *wait = list_entry(node, struct account_wait, link);
+        if (wait->on == on && !wait->passed)
+            return wait;
+    }
+    return NULL;
+}
+
+static bool waits_behind(const struct account *at, enum usage what, const void *on)
+{
+    const struct account_wait *trying = at->accounts ? at->accounts->trying : NULL;
+
+    if (!at->accounts || (trying && trying->at == at && trying->what == what && trying->on == on))
+        return false;
+    return first_of(at, what, on) != NULL;
+}
+
+bool account_waits_for(const struct account *account, enum usage what, const void *on)
+{
+    return waits_behind(account->client ? account->parent : account, what, on);
+}
+
+static void say(const struct account *at, enum usage what, uint64_t n, bool queue, struct rdt_error *err)
+{
+    unsigned long long used = at->used[what], limit = at->limits ? at->limits[what] : 0, more = n;
+    char who[96];
+
+    if (at->client)
+        (void)snprintf(who, sizeof who, "client %llu", (unsigned long long)at->client);
+    else if (at->owner.tenant[0])
+        (void)snprintf(who, sizeof who, "uid %u of tenant \"%s\"", at->owner.uid, at->owner.tenant);
+    else
+        (void)snprintf(who, sizeof who, "uid %u", at->owner.uid);
+    if (!at->parent && at->accounts == NULL)
+        (void)rdt_error_set(err, RDT_LIMIT, "this daemon has %llu %s of at most %llu, and %llu more %s wanted%s", used,
+                            things[what], limit, more, more == 1 ? "is" : "are",
+                            what == USAGE_FDS ? ": raise its limit of open files (LimitNOFILE)" : "");
+    else if (queue)
+        (void)rdt_error_set(err, RDT_LIMIT, "other requests of %s wait for %s already (%s_max_%s is %llu)", who, things[what],
+                            at->client ? "client" : "owner", names[what], limit);
+    else
+        (void)rdt_error_set(
+            err, RDT_LIMIT, "%s has %llu %s of at most %llu, and %llu more %s wanted: release some, or raise %s_max_%s", who,
+            used, things[what], limit, more, more == 1 ? "is" : "are", at->client ? "client" : "owner", names[what]);
+}
+
+enum rdt_status account_check(struct account *account, enum usage what, uint64_t n, struct rdt_error *err)
+{
+    if (n == 0)
+        return RDT_OK;
+    for (struct account *at = account; at; at = at->parent) {
+        uint64_t limit = at->limits ? at->limits[what] : 0;
+        bool room = limit == 0 || (n <= limit && at->used[what] <= limit - n);
+        if (room && !waits_behind(at, what, NULL))
+            continue;
+        if (!room && at->parent && at->parent->limits && at->parent->limits[what] == limit)
+            continue; /* nor is there any above it: that says what to raise */
+        say(at, what, n, room, err);
+        /* What does not fit into the empty account never will: nobody waits for that. */
+        if (account->accounts && (limit == 0 || n <= limit)) {
+            account->accounts->full = at->parent ? at : account->client ? account->parent : account;
+            account->accounts->full_of = what;
+            account->accounts->full_at = NULL;
+        }
+        return RDT_LIMIT;
+    }
+    return RDT_OK;
+}
+
+void account_add(struct account *account, enum usage what, uint64_t n)
+{
+    for (struct account *at = account; at; at = at->parent)
+        at->used[what] += n;
+}
+
+enum rdt_status account_take(struct account *account, enum usage what, uint64_t n, struct rdt_error *err)
+{
+    enum rdt_status status = account_check(account, what, n, err);
+
+    if (status == RDT_OK)
+        account_add(account, what, n);
+    return status;
+}
+
+enum rdt_status account_take_all(struct account *account, const uint64_t *want, struct rdt_error *err)
+{
+    for (unsigned i = 0; i < USAGE_COUNT; i++)
+        if (account_check(account, (enum usage)i, want[i], err) != RDT_OK)
+            return RDT_LIMIT;
+    for (unsigned i = 0; i < USAGE_COUNT; i++)
+        account_add(account, (enum usage)i, want[i]);
+    return RDT_OK;
+}
+
+static void subtract(struct account *account, enum usage what, uint64_t n)
+{
+    for (struct account *at = account; at; at = at->parent) {
+        assert(at->used[what] >= n);
+        at->used[what] -= n;
+    }
+}
+
+void account_take_back(struct account *account, const uint64_t *had)
+{
+    for (unsigned i = 0; i < USAGE_COUNT; i++)
+        subtract(account, (enum usage)i, had[i]);
+}
+
+static void call_first(struct account *at, enum usage what, const void *on)
+{
+    struct account_wait *wait = first_of(at, what, on);
+
+    if (!wait || wait->called)
+        return;
+    wait->called = true;
+    wait->on_room(wait);
+}
+
+/* One owner at a time tries, then the next: whoever is called first would else not be who comes first. after NULL: from the first.
+ *
+ * A request for a large piece of the node's room holds up those of its own client and owner behind it, and no other owner: their small ones,
+ * and those that come later, take what comes free, and it may end at its deadline though as much has come and gone. To keep room free for it
+ * would be worse. Others may have to take more before they give anything back, so nobody could go on while it waits, and it may wait for
+ * ever; and whoever asks for a piece that those who hold the memory will not give up would, without holding anything, stop all other owners. */
+static void call_next(struct accounts *accounts, const struct account *after, enum usage what, const void *on)
+{
+    struct list *end = &accounts->in_turn;
+
+    for (struct list *node = after ? after->in_turn.next : end->next; node != end; node = node->next) {
+        struct account *owner = list_entry(node, struct account, in_turn);
+        if (!first_of(owner, what, on))
+            continue;
+        call_first(owner, what, on);
+        return;
+    }
+}
+
+void account_room(struct accounts *accounts, enum usage what, const void *on)
+{
+    call_next(accounts, NULL, what, on);
+}
+
+void account_give(struct account *account, enum usage what, uint64_t n)
+{
+    struct accounts *accounts;
+
+    if (n == 0)
+        return;
+    accounts = account->accounts;
+    subtract(account, what, n);
+    if (!accounts || accounts->n_waiting == 0)
+        return;
+    if (account->client)
+        call_first(account, what, NULL);
+    account_room(accounts, what, NULL); /* what the node lacked every owner lacked */
+}
+
+void account_give_all(struct account *account, const uint64_t *had)
+{
+    for (unsigned i = 0; i < USAGE_COUNT; i++)
+        account_give(account, (enum usage)i, had[i]);
+}
+
+/* ---- waiting for room ---- */
+
+void account_node_is_full(struct account *account, enum usage what, const void *on)
+{
+    if (!account->accounts)
+        return;
+    account->accounts->full = account->client ? account->parent : account;
+    account->accounts->full_of = what;
+    account->accounts->full_at = on;
+}
+
+void account_try(struct accounts *accounts, const struct account_wait *wait)
+{
+    accounts->trying = wait;
+    accounts->full = NULL;
+}
+
+static void call_another(struct account *at, enum usage what, const void *on)
+{
+    if (at->client)
+        call_first(at, what, on);
+    else
+        call_next(at->accounts, NULL, what, on);
+}
+
+static void leave(struct account_wait *wait)
+{
+    struct account *at = wait->at;
+    struct accounts *accounts = at->accounts;
+
+    wait->at = NULL;
+    wait->called = wait->passed = false;
+    list_remove(&wait->link);
+    accounts->n_waiting--;
+    if (--at->n_waiting == 0)
+        list_remove(&at->in_turn);
+    call_another(at, wait->what, wait->on);
+    account_unref(at);
+}
+
+void account_pass(struct account_wait *wait)
+{
+    if (!wait->called || wait->passed)
+        return;
+    wait->passed = true;
+    call_another(wait->at, wait->what, wait->on);
+}
+
+void account_tried(struct accounts *accounts, struct account_wait *wait)
+{
+    accounts->trying = NULL;
+    if (!wait || !accounts->full)
+        return;
+    if (wait->at == accounts->full && wait->what == accounts->full_of && wait->on == accounts->full_at) {
+        if (wait->called && wait->at->client == 0)
+            call_next(accounts, wait->at, wait->what, wait->on);
+        wait->called = wait->passed = false;
+        return;
+    }
+    if (wait->at)
+        leave(wait);
+    wait->at = account_ref(accounts->full);
+    wait->what = accounts->full_of;
+    wait->on = accounts->full_at;
+    list_append(&wait->at->waiting[wait->what], &wait->link);
+    accounts->n_waiting++;
+    if (wait->at->n_waiting++ == 0 && wait->at->client == 0)
+        list_append(&accounts->in_turn, &wait->at->in_turn);
+}
+
+void account_wait_end(struct accounts *accounts, struct account_wait *wait)
+{
+    if (accounts->trying == wait) /* answered, while what it began goes on */
+        accounts->trying = NULL;
+    if (wait->called && wait->at->client == 0) { /* it got what it waited for: other owners come before this one's next */
+        list_remove(&wait->at->in_turn);
+        list_append(&accounts->in_turn, &wait->at->in_turn);
+    }
+    if (wait->at)
+        leave(wait);
+}

@@ -1,0 +1,95 @@
+/* One line per event to stderr. Refuses to let what others sent break a line: control characters become '?'. */
+#include "daemon/base/log.h"
+
+#include <errno.h>
+#include <stdarg.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <time.h>
+#include <unistd.h>
+
+#define LINE_BYTES 2048
+
+enum log_level log_threshold = LOG_LEVEL_INFO;
+
+/* priority: what syslog and journald call the level. */
+static const struct {
+    const char *name;
+    int priority;
+} levels[] = {
+    [LOG_LEVEL_ERROR] = {"error", 3}, [LOG_LEVEL_WARN] = {"warn", 4},   [LOG_LEVEL_INFO] = {"info", 6},
+    [LOG_LEVEL_DEBUG] = {"debug", 7}, [LOG_LEVEL_TRACE] = {"trace", 7},
+};
+
+bool log_level_parse(const char *text, enum log_level *level_p)
+{
+    for (size_t i = 0; i < sizeof(levels) / sizeof(levels[0]); i++) {
+        if (strcmp(text, levels[i].name) == 0) {
+            *level_p = (enum log_level)i;
+            return true;
+        }
+    }
+    return false;
+}
+
+const char *log_level_name(enum log_level level)
+{
+    return levels[level].name;
+}
+
+/* The variable stays set when stderr is sent elsewhere, so it counts only if it names the file that stderr is. */
+static bool to_journal(void)
+{
+    const char *stream = getenv("JOURNAL_STREAM");
+    uintmax_t device, inode;
+    struct stat st;
+    return stream != NULL && sscanf(stream, "%ju:%ju", &device, &inode) == 2 && fstat(STDERR_FILENO, &st) == 0 &&
+           st.st_dev == device && st.st_ino == inode;
+}
+
+static size_t print_head(enum log_level level, char *line_p, size_t size)
+{
+    if (to_journal())
+        return (size_t)snprintf(line_p, size, "<%d>", levels[level].priority);
+    struct timespec now;
+    struct tm utc;
+    clock_gettime(CLOCK_REALTIME, &now);
+    gmtime_r(&now.tv_sec, &utc);
+    size_t used = strftime(line_p, size, "%Y-%m-%dT%H:%M:%S", &utc);
+    return used + (size_t)snprintf(line_p + used, size - used, ".%03ldZ %s: ", now.tv_nsec / 1000000, levels[level].name);
+}
+
+void log_write(enum log_level level, const char *fmt, ...)
+{
+    int saved_errno = errno;
+    char line[LINE_BYTES];
+    size_t head = print_head(level, line, sizeof(line));
+    size_t room = sizeof(line) - head - 1; /* the newline */
+
+    va_list args;
+    va_start(args, fmt);
+    errno = saved_errno; /* for %m */
+    int wanted = vsnprintf(line + head, room, fmt, args);
+    va_end(args);
+
+    size_t used = wanted < 0 ? 0 : (size_t)wanted;
+    if (used >= room) {
+        used = room - 1;
+        memcpy(line + head + used - 3, "...", 3);
+    }
+    for (size_t i = head; i < head + used; i++) {
+        if ((unsigned char)line[i] < ' ' || line[i] == 0x7f)
+            line[i] = '?';
+    }
+    line[head + used] = '\n';
+
+    /* One write: lines of several threads and processes do not mix. A log that cannot be written is nobody's to report. */
+    ssize_t written;
+    do {
+        written = write(STDERR_FILENO, line, head + used + 1);
+    } while (written < 0 && errno == EINTR);
+    errno = saved_errno;
+}

@@ -1,0 +1,60 @@
+/* Edit distance with a limit: a candidate further away than a third of the word is a guess that helps nobody. */
+#include "daemon/base/nearest.h"
+
+#include <stdio.h>
+#include <string.h>
+#include <strings.h>
+
+#define WORD_BYTES 64u
+
+void nearest_init(struct nearest *nearest, const char *word)
+{
+    *nearest = (struct nearest){.word = word, .distance = (unsigned)(strlen(word) / 3 + 1)};
+}
+
+static unsigned min3(unsigned a, unsigned b, unsigned c)
+{
+    unsigned least = a < b ? a : b;
+    return least < c ? least : c;
+}
+
+/* Levenshtein, one row at a time. */
+static unsigned distance(const char *a, const char *b)
+{
+    size_t n_a = strlen(a), n_b = strlen(b);
+    if (n_a >= WORD_BYTES || n_b >= WORD_BYTES)
+        return WORD_BYTES;
+    unsigned row[WORD_BYTES];
+    for (unsigned j = 0; j <= n_b; j++)
+        row[j] = j;
+    for (unsigned i = 1; i <= n_a; i++) {
+        unsigned diagonal = row[0];
+        row[0] = i;
+        for (unsigned j = 1; j <= n_b; j++) {
+            unsigned above = row[j];
+            row[j] = min3(above + 1, row[j - 1] + 1, diagonal + (a[i - 1] != b[j - 1]));
+            diagonal = above;
+        }
+    }
+    return row[n_b];
+}
+
+void nearest_try(struct nearest *nearest, const char *candidate)
+{
+    size_t n = strlen(nearest->word), n_candidate = strlen(candidate);
+    if ((n > n_candidate ? n - n_candidate : n_candidate - n) > nearest->distance)
+        return; /* that many letters would have to be added */
+    unsigned d = strcasecmp(nearest->word, candidate) == 0 ? 0 : distance(nearest->word, candidate);
+    if (d < nearest->distance || (nearest->best == NULL && d == nearest->distance)) {
+        nearest->best = candidate;
+        nearest->distance = d;
+    }
+}
+
+void nearest_hint(const struct nearest *nearest, const char *prefix, char *text_p, size_t size)
+{
+    if (nearest->best != NULL)
+        snprintf(text_p, size, "; did you mean %s%s?", prefix, nearest->best);
+    else
+        text_p[0] = 0;
+}

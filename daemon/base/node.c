@@ -1,0 +1,172 @@
+/* The node's permanent uuid: 32 hex digits in a file of state_dir. It never overwrites a file that it cannot read: peers know
+ * this node by what is in there. */
+#include "daemon/base/node.h"
+
+#include <sys/file.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <limits.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/random.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+static enum rdt_status random_bytes(uint8_t bytes[16], struct rdt_error *err)
+{
+    ssize_t n;
+    do {
+        n = getrandom(bytes, 16, 0);
+    } while (n < 0 && errno == EINTR);
+    return n == 16 ? RDT_OK : rdt_error_sys(err, errno, "no random numbers");
+}
+
+static enum rdt_status random_uuid(uint8_t uuid[16], struct rdt_error *err)
+{
+    enum rdt_status status = random_bytes(uuid, err);
+    uuid[6] = (uint8_t)((uuid[6] & 0x0f) | 0x40); /* version 4 */
+    uuid[8] = (uint8_t)((uuid[8] & 0x3f) | 0x80); /* the variant of RFC 4122 */
+    return status;
+}
+
+bool node_is_here(const struct node *node, const uint8_t uuid[16], const char *address)
+{
+    static const uint8_t nobody[16];
+
+    if (memcmp(uuid, nobody, sizeof nobody) == 0)
+        return address[0] == '\0' || strcmp(address, node->address) == 0;
+    return memcmp(uuid, node->uuid, sizeof node->uuid) == 0;
+}
+
+void node_hex(const uint8_t uuid[16], char text_p[33])
+{
+    static const char digits[] = "0123456789abcdef";
+    for (int i = 0; i < 16; i++) {
+        *text_p++ = digits[uuid[i] >> 4];
+        *text_p++ = digits[uuid[i] & 15];
+    }
+    *text_p = '\0';
+}
+
+static int hex_digit(char c)
+{
+    if (c >= '0' && c <= '9')
+        return c - '0';
+    if (c >= 'a' && c <= 'f')
+        return c - 'a' + 10;
+    return -1;
+}
+
+/* 32 digits and at most one newline. */
+static enum rdt_status read_uuid(int fd, const char *path, uint8_t uuid[16], struct rdt_error *err)
+{
+    char text[64];
+    ssize_t n = read(fd, text, sizeof(text));
+    if (n < 0)
+        return rdt_error_sys(err, errno, "cannot read %s", path);
+    if (n == 33 && text[32] == '\n')
+        n = 32;
+    for (int i = 0; n == 32 && i < 16; i++) {
+        int high = hex_digit(text[2 * i]), low = hex_digit(text[2 * i + 1]);
+        if (high < 0 || low < 0)
+            n = -1;
+        else
+            uuid[i] = (uint8_t)(high << 4 | low);
+    }
+    if (n != 32)
+        return rdt_error_set(err, RDT_INVALID,
+                             "%s does not hold 32 hex digits; if this node may get a new uuid, remove the file", path);
+    return RDT_OK;
+}
+
+static enum rdt_status sync_dir(const char *dir, struct rdt_error *err)
+{
+    int fd = open(dir, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    int failed = fd < 0 || fsync(fd) != 0 ? errno : 0;
+    if (fd >= 0)
+        close(fd);
+    return failed == 0 ? RDT_OK : rdt_error_sys(err, failed, "cannot sync %s", dir);
+}
+
+/* Of two daemons that start at once the first wins, and the second reads its file: link, unlike rename, never replaces. */
+static enum rdt_status write_uuid(const char *dir, const char *path, const uint8_t uuid[16], struct rdt_error *err)
+{
+    char temporary[PATH_MAX], text[34];
+    if (snprintf(temporary, sizeof(temporary), "%s.XXXXXX", path) >= (int)sizeof(temporary))
+        return rdt_error_set(err, RDT_INVALID, "state_dir is too long");
+    int fd = mkostemp(temporary, O_CLOEXEC); /* 0600 */
+    if (fd < 0)
+        return rdt_error_sys(err, errno, "cannot write in %s", dir);
+    node_hex(uuid, text);
+    text[32] = '\n';
+    int failed = 0;
+    errno = ENOSPC; /* a short write has no errno of its own */
+    if (write(fd, text, 33) != 33 || fsync(fd) != 0)
+        failed = errno;
+    if (close(fd) != 0 && failed == 0)
+        failed = errno;
+    if (failed == 0 && link(temporary, path) != 0 && errno != EEXIST)
+        failed = errno;
+    unlink(temporary);
+    if (failed != 0)
+        return rdt_error_sys(err, failed, "cannot write %s", path);
+    return sync_dir(dir, err);
+}
+
+static enum rdt_status load_uuid(const char *dir, uint8_t uuid[16], struct rdt_error *err)
+{
+    char path[PATH_MAX];
+    if (snprintf(path, sizeof(path), "%s/node_uuid", dir) >= (int)sizeof(path))
+        return rdt_error_set(err, RDT_INVALID, "state_dir is too long");
+    if (mkdir(dir, 0700) != 0 && errno != EEXIST)
+        return rdt_error_sys(err, errno, "cannot make %s", dir);
+    int fd = open(path, O_RDONLY | O_CLOEXEC | O_NOCTTY);
+    if (fd < 0 && errno == ENOENT) {
+        uint8_t fresh[16];
+        enum rdt_status status = random_uuid(fresh, err);
+        if (status == RDT_OK)
+            status = write_uuid(dir, path, fresh, err);
+        if (status != RDT_OK)
+            return status;
+        fd = open(path, O_RDONLY | O_CLOEXEC | O_NOCTTY);
+    }
+    if (fd < 0)
+        return rdt_error_sys(err, errno, "cannot read %s", path);
+    enum rdt_status status = read_uuid(fd, path, uuid, err);
+    close(fd);
+    return status;
+}
+
+enum rdt_status node_load(const char *state_dir, struct node *node_p, struct rdt_error *err)
+{
+    struct node node = {0};
+    enum rdt_status status = state_dir[0] != 0 ? load_uuid(state_dir, node.uuid, err) : random_uuid(node.uuid, err);
+    if (status == RDT_OK)
+        status = random_bytes(node.boot_id, err);
+    if (status == RDT_OK)
+        *node_p = node;
+    return status;
+}
+
+enum rdt_status node_lock(const char *state_dir, struct rdt_error *err)
+{
+    char path[PATH_MAX];
+    int fd;
+
+    if (state_dir[0] == 0)
+        return RDT_OK;
+    if (snprintf(path, sizeof(path), "%s/lock", state_dir) >= (int)sizeof(path))
+        return rdt_error_set(err, RDT_INVALID, "state_dir is too long");
+    fd = open(path, O_RDWR | O_CREAT | O_CLOEXEC, 0600);
+    if (fd < 0)
+        return rdt_error_sys(err, errno, "cannot make %s", path);
+    if (flock(fd, LOCK_EX | LOCK_NB) == 0)
+        return RDT_OK; /* the open file is the lock: it ends with the process */
+    if (errno == EWOULDBLOCK)
+        (void)rdt_error_set(err, RDT_EXISTS, "another daemon runs with state_dir %s: give this one its own", state_dir);
+    else
+        (void)rdt_error_sys(err, errno, "cannot lock %s", path);
+    close(fd);
+    return err ? err->status : RDT_EXISTS;
+}

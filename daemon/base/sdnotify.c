@@ -1,0 +1,115 @@
+/* Speaks to the service manager. Trusts its environment no further than the protocol says: pids are compared. */
+#include "daemon/base/sdnotify.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <limits.h>
+#include <stdarg.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <sys/un.h>
+#include <unistd.h>
+
+#define FIRST_FD 3
+
+static char *fd_names; /* our copy of LISTEN_FDNAMES, ':' turned into ends of strings */
+static int n_fd_names;
+
+void sdnotify(const char *fmt, ...)
+{
+    const char *path = getenv("NOTIFY_SOCKET");
+    struct sockaddr_un to = {.sun_family = AF_UNIX};
+    if (path == NULL || (path[0] != '/' && path[0] != '@') || strlen(path) >= sizeof(to.sun_path))
+        return;
+    size_t path_bytes = strlen(path);
+    memcpy(to.sun_path, path, path_bytes);
+    if (path[0] == '@')
+        to.sun_path[0] = 0;
+    /* An abstract name has no end of its own: the length counts. */
+    socklen_t to_bytes = (socklen_t)(offsetof(struct sockaddr_un, sun_path) + path_bytes + (path[0] == '@' ? 0 : 1));
+
+    char text[512];
+    va_list args;
+    va_start(args, fmt);
+    int wanted = vsnprintf(text, sizeof(text), fmt, args);
+    va_end(args);
+    if (wanted <= 0)
+        return;
+    size_t text_bytes = (size_t)wanted < sizeof(text) ? (size_t)wanted : sizeof(text) - 1;
+
+    int fd = socket(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC, 0);
+    if (fd < 0)
+        return;
+    /* A manager that does not listen must not hold the loop up. */
+    (void)sendto(fd, text, text_bytes, MSG_NOSIGNAL | MSG_DONTWAIT, (struct sockaddr *)&to, to_bytes);
+    close(fd);
+}
+
+/* A whole decimal number, or false. */
+static bool number(const char *text, uint64_t *value_p)
+{
+    if (text == NULL || text[0] < '0' || text[0] > '9')
+        return false;
+    char *end;
+    errno = 0;
+    unsigned long long value = strtoull(text, &end, 10);
+    if (errno != 0 || *end != 0)
+        return false;
+    *value_p = value;
+    return true;
+}
+
+uint64_t sdnotify_watchdog_ns(void)
+{
+    uint64_t usec, pid;
+    const char *pid_text = getenv("WATCHDOG_PID");
+    if (!number(getenv("WATCHDOG_USEC"), &usec) || usec > UINT64_MAX / 1000)
+        return 0;
+    if (pid_text != NULL && (!number(pid_text, &pid) || pid != (uint64_t)getpid()))
+        return 0;
+    return usec * 1000 / 2;
+}
+
+static void read_names(const char *text)
+{
+    free(fd_names);
+    fd_names = text != NULL ? strdup(text) : NULL;
+    n_fd_names = fd_names != NULL ? 1 : 0;
+    for (char *p = fd_names; p != NULL && *p != 0; p++) {
+        if (*p == ':') {
+            *p = 0;
+            n_fd_names++;
+        }
+    }
+}
+
+int sdnotify_listen_fds(void)
+{
+    uint64_t pid, n = 0;
+    int n_fds = 0;
+    if (number(getenv("LISTEN_PID"), &pid) && pid == (uint64_t)getpid() && number(getenv("LISTEN_FDS"), &n) &&
+        n <= INT_MAX - FIRST_FD) {
+        /* Stops at the first that is not open: a wrong count must not make us close or serve what is not ours. */
+        while (n_fds < (int)n && fcntl(FIRST_FD + n_fds, F_SETFD, FD_CLOEXEC) == 0)
+            n_fds++;
+        read_names(getenv("LISTEN_FDNAMES"));
+    }
+    unsetenv("LISTEN_PID");
+    unsetenv("LISTEN_FDS");
+    unsetenv("LISTEN_FDNAMES");
+    return n_fds;
+}
+
+const char *sdnotify_fd_name(int i)
+{
+    if (i < 0 || i >= n_fd_names)
+        return "";
+    const char *name = fd_names;
+    for (; i > 0; i--)
+        name += strlen(name) + 1;
+    return name;
+}

@@ -1,0 +1,46 @@
+#include "daemon/config/limits.h"
+
+#include <sys/resource.h>
+
+#define OWN_FDS 256u /* listeners, peers, backends, logs */
+
+uint64_t limits_raise_open_files(void)
+{
+    struct rlimit limit;
+
+    if (getrlimit(RLIMIT_NOFILE, &limit) != 0)
+        return 1024;
+    if (limit.rlim_cur < limit.rlim_max) {
+        struct rlimit most = {limit.rlim_max, limit.rlim_max};
+        if (setrlimit(RLIMIT_NOFILE, &most) == 0)
+            limit = most;
+    }
+    return limit.rlim_cur;
+}
+
+static uint64_t most_of(uint64_t all)
+{
+    return all - all / 8;
+}
+
+void limits_derive(const struct options *options, uint64_t open_files, struct account_limits *limits)
+{
+    uint64_t reserve = OWN_FDS + 2ull * options->max_clients; /* a socket and a pidfd each */
+
+    if (reserve > open_files / 2)
+        reserve = open_files / 2;
+    *limits = (struct account_limits){.node[USAGE_FDS] = open_files - reserve};
+    for (unsigned i = 0; i < USAGE_COUNT; i++) {
+        limits->client[i] = options->client_max[i];
+        limits->owner[i] = options->owner_max[i];
+    }
+    limits->owner[USAGE_NAMES] = options->max_names;
+    if (limits->client[USAGE_OBJECTS] == 0)
+        limits->client[USAGE_OBJECTS] = most_of(options->max_objects);
+    if (limits->owner[USAGE_OBJECTS] == 0)
+        limits->owner[USAGE_OBJECTS] = options->max_objects;
+    if (limits->client[USAGE_FDS] == 0)
+        limits->client[USAGE_FDS] = most_of(limits->node[USAGE_FDS]);
+    if (limits->owner[USAGE_FDS] == 0)
+        limits->owner[USAGE_FDS] = limits->node[USAGE_FDS];
+}

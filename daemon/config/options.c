@@ -1,0 +1,358 @@
+/* Brings defaults, file, environment and flags together in one struct, and checks the whole. Faults are collected: who writes a
+ * configuration wants to see all of them. */
+#include "daemon/config/options.h"
+
+#include <ctype.h>
+#include <errno.h>
+#include <stdarg.h>
+#include <stdlib.h>
+#include <string.h>
+#include <strings.h>
+#include <unistd.h>
+
+#include "daemon/base/nearest.h"
+#include "daemon/config/options_keys.h"
+#include "daemon/config/options_sources.h"
+
+#ifndef RDT_BACKEND_DIR
+#define RDT_BACKEND_DIR "/usr/local/lib/rdtd"
+#endif
+#ifndef RDT_CONFIG_FILE
+#define RDT_CONFIG_FILE "/etc/rdtd/rdtd.conf"
+#endif
+
+const char option_backend_dir[] = RDT_BACKEND_DIR;
+
+/* ---- faults ---- */
+
+void option_fault(struct option_faults *faults, const struct rdt_error *why, const char *fmt, ...)
+{
+    struct rdt_error fault = *why;
+    char where[sizeof(fault.msg)];
+    va_list args;
+    va_start(args, fmt);
+    vsnprintf(where, sizeof(where), fmt, args);
+    va_end(args);
+    rdt_error_prefix(&fault, "%s", where);
+    faults->n++;
+    if (faults->n == 1) {
+        faults->first = fault;
+        return;
+    }
+    if (faults->n == 2)
+        fprintf(stderr, "rdtd: %s\n", faults->first.msg);
+    fprintf(stderr, "rdtd: %s\n", fault.msg);
+}
+
+static enum rdt_status faults_end(const struct option_faults *faults, struct rdt_error *err)
+{
+    if (faults->n == 0)
+        return RDT_OK;
+    if (err != NULL)
+        *err = faults->first;
+    if (faults->n > 1)
+        rdt_error_prefix(err, "%u faults, the first of them", faults->n);
+    return faults->first.status;
+}
+
+/* ---- keys ---- */
+
+static const struct option_key *find_key(const char *section, const char *name)
+{
+    for (size_t i = 0; i < n_option_keys; i++) {
+        if ((section == NULL || strcmp(option_keys[i].section, section) == 0) && strcmp(option_keys[i].name, name) == 0)
+            return &option_keys[i];
+    }
+    return NULL;
+}
+
+bool option_section_is_ours(const char *section)
+{
+    for (size_t i = 0; i < n_option_keys; i++) {
+        if (strcmp(option_keys[i].section, section) == 0)
+            return true;
+    }
+    return false;
+}
+
+static enum rdt_status set_extra(struct options *options, const char *section, const char *name, const char *text, int line,
+                                 struct rdt_error *err)
+{
+    struct options_extra **at = &options->extras;
+    while (*at != NULL && (strcasecmp((*at)->section, section) != 0 || strcmp((*at)->key, name) != 0))
+        at = &(*at)->next;
+    char *value = strdup(text);
+    if (value != NULL && *at == NULL) {
+        struct options_extra *extra = calloc(1, sizeof(*extra));
+        if (extra != NULL) {
+            *at = extra; /* options_fini frees it even half built */
+            extra->section = strdup(section);
+            extra->key = strdup(name);
+        }
+    }
+    if (value == NULL || *at == NULL || (*at)->section == NULL || (*at)->key == NULL) {
+        free(value);
+        return rdt_error_set(err, RDT_NO_MEMORY, "no memory");
+    }
+    free((*at)->value);
+    (*at)->value = value;
+    (*at)->line = line;
+    return RDT_OK;
+}
+
+/* "no such key", and in which other section or under which other name there is one. */
+static enum rdt_status unknown_key(const char *section, const char *name, struct rdt_error *err)
+{
+    const struct option_key *elsewhere = find_key(NULL, name);
+    if (elsewhere != NULL)
+        return rdt_error_set(err, RDT_INVALID, "no such key here: it belongs in section [%s]", elsewhere->section);
+    struct nearest nearest;
+    char hint[96];
+    nearest_init(&nearest, name);
+    for (size_t i = 0; i < n_option_keys; i++) {
+        if (strcmp(option_keys[i].section, section) == 0)
+            nearest_try(&nearest, option_keys[i].name);
+    }
+    nearest_hint(&nearest, "", hint, sizeof(hint));
+    return rdt_error_set(err, RDT_INVALID, "no such key%s", hint);
+}
+
+enum rdt_status option_set(struct options *options, const char *section, const char *name, const char *text,
+                           const char *base_dir, int line, struct rdt_error *err)
+{
+    const struct option_key *key = find_key(section, name);
+    if (key == NULL) {
+        if (option_section_is_ours(section))
+            return unknown_key(section, name, err);
+        return set_extra(options, section, name, text, line, err);
+    }
+    if (!key->is_path || base_dir == NULL || text[0] == '/' || text[0] == 0)
+        return option_key_set(options, key, text, err);
+    char *path;
+    if (asprintf(&path, "%s/%s", base_dir, text) < 0)
+        return rdt_error_set(err, RDT_NO_MEMORY, "no memory");
+    enum rdt_status status = option_key_set(options, key, path, err);
+    free(path);
+    return status;
+}
+
+/* ---- what several values together must satisfy ---- */
+
+static void check_peer_link(const struct options *options, struct option_faults *faults)
+{
+    struct rdt_error why;
+    if (options->listen[0] != 0 && options->key_file[0] == 0) {
+        rdt_error_set(&why, RDT_INVALID,
+                      "needs key_file: the peer link is TLS with a pre-shared key; make one with "
+                      "`head -c 32 /dev/urandom | base64` and give the same file to every node");
+        option_fault(faults, &why, "listen = %s", options->listen);
+    }
+    if (options->key_file[0] != 0 && access(options->key_file, R_OK) != 0) {
+        rdt_error_sys(&why, errno, "cannot be read");
+        option_fault(faults, &why, "key_file = %s", options->key_file);
+    }
+    if (options->peer_timeout_ns <= options->ping_interval_ns) {
+        rdt_error_set(&why, RDT_INVALID, "must be longer than ping_interval, or every silent peer is lost");
+        option_fault(faults, &why, "peer_timeout");
+    }
+}
+
+static void check_whole(struct options *options, struct option_faults *faults)
+{
+    struct rdt_error why;
+    if (options->detached_ttl_ns > options->detached_max_ns) {
+        rdt_error_set(&why, RDT_INVALID, "must not be longer than detached_ttl_max");
+        option_fault(faults, &why, "detached_ttl");
+    }
+    check_peer_link(options, faults);
+    if (options->nodes[0] != 0 && options_read_nodes(options->nodes, &options->node_list, &why) != RDT_OK)
+        option_fault(faults, &why, "nodes = %s", options->nodes);
+    if (options->memory_limit_bytes != 0 && options->memory_limit_bytes < options->chunk_bytes) {
+        rdt_error_set(&why, RDT_INVALID, "is less than one chunk of a transfer");
+        option_fault(faults, &why, "memory_limit");
+    }
+}
+
+/* ---- all together ---- */
+
+static enum rdt_status set_defaults(struct options *options, struct rdt_error *err)
+{
+    *options = (struct options){0};
+    for (size_t i = 0; i < n_option_keys; i++) {
+        enum rdt_status status = option_key_set(options, &option_keys[i], option_keys[i].fallback, err);
+        if (status != RDT_OK) {
+            rdt_error_prefix(err, "default of %s", option_keys[i].name);
+            return status;
+        }
+    }
+    options->config = strdup("");
+    return options->config != NULL ? RDT_OK : rdt_error_set(err, RDT_NO_MEMORY, "no memory");
+}
+
+/* The file that --config names must be there; the usual one may be. An empty name is no file at all. */
+static void apply_file(struct options *options, bool named, struct option_faults *faults)
+{
+    if (!named && access(RDT_CONFIG_FILE, F_OK) == 0) {
+        free(options->config);
+        options->config = strdup(RDT_CONFIG_FILE);
+    }
+    struct rdt_error why;
+    if (options->config == NULL) {
+        rdt_error_set(&why, RDT_NO_MEMORY, "no memory");
+        option_fault(faults, &why, "%s", RDT_CONFIG_FILE);
+    } else if (options->config[0] != 0) {
+        option_read_file(options, options->config, faults);
+    }
+}
+
+static void apply_environment(struct options *options, struct option_faults *faults)
+{
+    /* Only the names of our keys are looked up. Others that begin with RDTD_ are not faults: Kubernetes puts RDTD_PORT and more
+     * into every pod beside a service called rdtd. */
+    for (size_t i = 0; i < n_option_keys; i++) {
+        const struct option_key *key = &option_keys[i];
+        char name[64];
+        size_t used = (size_t)snprintf(name, sizeof(name), "RDTD_%s", key->name);
+        for (size_t at = 5; at < used; at++)
+            name[at] = (char)toupper((unsigned char)name[at]);
+        const char *text = getenv(name);
+        struct rdt_error why;
+        if (text != NULL && option_key_set(options, key, text, &why) != RDT_OK)
+            option_fault(faults, &why, "environment: %s=%s", name, text);
+    }
+}
+
+enum rdt_status options_load(int argc, char **argv, struct options *options_p, struct rdt_error *err)
+{
+    struct options options;
+    struct option_faults faults = {0};
+    enum rdt_status status = set_defaults(&options, err);
+    if (status == RDT_OK) {
+        bool named = option_scan_flags(&options, argc, argv);
+        if (!options.help && !options.version) { /* these two must work whatever else is wrong */
+            apply_file(&options, named, &faults);
+            apply_environment(&options, &faults);
+            option_apply_flags(&options, argc, argv, &faults);
+            check_whole(&options, &faults);
+        }
+        status = faults_end(&faults, err);
+    }
+    if (status != RDT_OK) {
+        options_fini(&options);
+        return status;
+    }
+    *options_p = options;
+    return RDT_OK;
+}
+
+void options_fini(struct options *options)
+{
+    for (size_t i = 0; i < n_option_keys; i++) {
+        if (option_keys[i].type == OPTION_STRING)
+            free(*(char **)((char *)options + option_keys[i].offset));
+    }
+    free(options->config);
+    while (options->extras != NULL) {
+        struct options_extra *extra = options->extras;
+        options->extras = extra->next;
+        free(extra->section);
+        free(extra->key);
+        free(extra->value);
+        free(extra);
+    }
+    while (options->node_list != NULL) {
+        struct node_entry *node = options->node_list;
+        options->node_list = node->next;
+        free(node);
+    }
+    *options = (struct options){0};
+}
+
+/* ---- texts ---- */
+
+static void print_section(const struct options *options, const char *section, bool as_template, FILE *out)
+{
+    for (size_t i = 0; i < n_option_keys; i++) {
+        const struct option_key *key = &option_keys[i];
+        if (strcmp(key->section, section) != 0)
+            continue;
+        fputs("\n# ", out);
+        for (const char *p = key->help; *p != 0; p++) {
+            fputc(*p, out);
+            if (*p == '\n')
+                fputs("# ", out);
+        }
+        fprintf(out, "\n%s%s =", as_template ? "#" : "", key->name);
+        option_key_print(options, key, out);
+        fputc('\n', out);
+    }
+}
+
+void options_dump(const struct options *options, FILE *out)
+{
+    struct options defaults = {0};
+    bool as_template = options == NULL;
+    if (as_template) {
+        if (set_defaults(&defaults, NULL) != RDT_OK) {
+            options_fini(&defaults);
+            return;
+        }
+        options = &defaults;
+    }
+    fputs("# Configuration of rdtd. Environment variables (RDTD_ and the key in capitals) and flags take precedence.\n"
+          "# Bytes: 65536, 512K, 4M, 1GiB. Times: 500ms, 2s, 1m. Keys of a backend go to the section that bears its name.\n",
+          out);
+    for (size_t i = 0; i < n_option_keys; i++) {
+        if (i > 0 && strcmp(option_keys[i].section, option_keys[i - 1].section) == 0)
+            continue;
+        fprintf(out, "\n[%s]\n", option_keys[i].section);
+        print_section(options, option_keys[i].section, as_template, out);
+    }
+    options_fini(&defaults);
+}
+
+static void print_flag(const char *flag, const char *help, FILE *out)
+{
+    fprintf(out, help[0] != 0 ? "  %-24s " : "  %s", flag);
+    if (strlen(flag) > 24)
+        fprintf(out, "\n%27s", "");
+    for (const char *p = help; *p != 0; p++) {
+        fputc(*p, out);
+        if (*p == '\n')
+            fprintf(out, "%27s", "");
+    }
+    fputc('\n', out);
+}
+
+void options_help(FILE *out)
+{
+    static const char *const values[] = {[OPTION_STRING] = "TEXT", [OPTION_BOOL] = "yes|no", [OPTION_UINT] = "N",
+                                         [OPTION_COUNT] = "N",     [OPTION_BYTES] = "BYTES", [OPTION_DURATION] = "TIME"};
+    fputs("rdtd: owns memory, its registrations and transports, and hands tensors between processes and nodes\n"
+          "\n"
+          "usage: rdtd [FLAG VALUE | FLAG=VALUE]...\n\n",
+          out);
+    print_flag("--config FILE", "configuration; else " RDT_CONFIG_FILE " if there is one; empty: none", out);
+    print_flag("--set SECTION.KEY=VALUE", "any key, those of backends included", out);
+    print_flag("--backend PATH", "one more plug-in; may be repeated", out);
+    print_flag("--check-config", "check the configuration and exit", out);
+    print_flag("--dump-config", "print the configuration that would be used and exit", out);
+    print_flag("--version", "", out);
+    print_flag("--help", "", out);
+    for (size_t i = 0; i < n_option_keys; i++) {
+        const struct option_key *key = &option_keys[i];
+        if (i == 0 || strcmp(key->section, option_keys[i - 1].section) != 0)
+            fprintf(out, "\n[%s]\n", key->section);
+        char flag[96], help[512];
+        int used = snprintf(flag, sizeof(flag), "--%s %s", key->name, values[key->type]);
+        for (int at = 2; at < used && flag[at] != ' '; at++) {
+            if (flag[at] == '_')
+                flag[at] = '-';
+        }
+        snprintf(help, sizeof(help), "%s%s%s%s", key->help, key->fallback[0] != 0 ? " [" : "", key->fallback,
+                 key->fallback[0] != 0 ? "]" : "");
+        print_flag(flag, help, out);
+    }
+    fputs("\nThe environment names a key RDTD_KEY, as in RDTD_LOG_LEVEL=debug. Flags win over it, and it wins over the file.\n",
+          out);
+}

@@ -1,0 +1,103 @@
+/* What the daemon was told: defaults < configuration file < environment (RDTD_<KEY>) < flags. Checked whole before use. */
+#ifndef DAEMON_OPTIONS_H
+#define DAEMON_OPTIONS_H
+
+#include <stdbool.h>
+#include <stdint.h>
+#include <stdio.h>
+
+#include "daemon/base/usage.h"
+#include "rdt_status.h"
+
+struct options_extra { /* a key of a section that belongs to a backend; checked when backends are loaded */
+    char *section, *key, *value;
+    int line;
+    struct options_extra *next;
+};
+
+struct node_entry { /* a line of the nodes file: NAME ADDRESS:PORT [UUID] */
+    char name[65];
+    char address[65];
+    uint8_t uuid[16]; /* all zero: any */
+    struct node_entry *next;
+};
+
+struct options {
+    /* [daemon] */
+    char *socket;                /* "/run/rdtd/rdtd.sock" */
+    char *socket_mode;           /* "0666": the daemon judges callers itself */
+    char *tenant;                /* of the socket; "" is the unnamed one */
+    char *state_dir;             /* where the node's uuid is kept; "/var/lib/rdtd"; "" none: a new uuid each start */
+    char *backend_dir;           /* compiled-in $(libdir)/rdtd */
+    char *backends;              /* further .so files, comma-separated; --backend may be repeated */
+    char *log_level;             /* "info" */
+    bool allow_overflow_uid;     /* no: unmapped uids are refused */
+    uint64_t memory_limit_bytes; /* 0: half of the smaller of RAM and the cgroup's limit */
+    uint64_t device_limit_bytes; /* on each device; 0: nine tenths of what it has */
+    uint64_t device_pool_max_bytes; /* of that, kept though nobody uses it; 0: an eighth */
+    uint64_t pool_max_bytes;     /* 0: an eighth of memory_limit */
+    uint64_t warm_max_bytes;     /* of one client; 0: an eighth of memory_limit */
+    uint64_t pool_idle_ns;       /* 10s: memory that is ready or warm and nobody wanted goes back */
+    uint32_t max_clients;        /* 4096 */
+    uint32_t max_objects;        /* 1048576 */
+    uint32_t max_names;          /* 4096: of one owner */
+    uint32_t worker_threads;     /* 2 */
+    uint64_t busy_poll_ns;       /* 50us: how long daemon and clients look for the next message before they sleep; 0: never */
+    uint64_t client_queue_bytes; /* 8 MiB: unread replies past which a client's requests are not read */
+    uint64_t detached_ttl_ns;    /* 10m: of a detached object whose put says nothing */
+    uint64_t detached_max_ns;    /* 24h: detached_ttl_max */
+    uint64_t drain_timeout_ns;   /* 10s: how long SIGTERM waits for transfers */
+    uint64_t idle_exit_ns;       /* 0: never; without a client and an object for so long it ends */
+    /* [limits] */
+    uint64_t client_max[USAGE_COUNT], owner_max[USAGE_COUNT]; /* 0: see limits.h */
+    /* [network] */
+    char *listen;              /* "": no peer link; "ADDR:PORT", port 0 is any */
+    char *advertise;           /* "host:port" put into refs; "" derived from listen */
+    char *nodes;               /* nodes file; "" none */
+    char *key_file;            /* pre-shared key of the peer link; "" none: no peers */
+    char *share_tenants;       /* tenants that peers are believed for, comma-separated; "*" all; default "" : the unnamed one */
+    bool trusted_network;      /* no */
+    char *interfaces;          /* for data, comma-separated; "" any */
+    uint64_t ping_interval_ns; /* 1s */
+    uint64_t peer_timeout_ns;  /* 5s without an answer: the peer is lost */
+    uint64_t connect_timeout_ns; /* 5s */
+    uint64_t backoff_max_ns;     /* 30s */
+    uint64_t hold_grace_ns;      /* 30s */
+    /* [transfer] */
+    uint64_t chunk_bytes;      /* 4 MiB */
+    uint32_t chunks_in_flight; /* 4 per peer and direction */
+    uint64_t inline_max_bytes; /* 32 KiB */
+    uint64_t made_max_bytes;   /* 4 MiB */
+    uint64_t quiesce_grace_ns; /* 2s: after an abort, before the connection is torn down */
+    uint64_t stall_timeout_ns; /* 30s without progress fails a transfer */
+    uint64_t copies_max_bytes; /* 4 GiB: of copies of other nodes' snapshots; 0: none is kept */
+    uint64_t fanout_min_bytes; /* 4 MiB: snapshots from here on are also had from those who have them; 0: never */
+
+    struct options_extra *extras;
+    struct node_entry *node_list;                  /* from the nodes file */
+    bool check_config, dump_config, version, help; /* flags only */
+    char *config; /* the file that was read: --config, else the usual one if there is one; "" none */
+};
+
+/* Reads flags, environment and file; with --help or --version only these two are looked at. RDT_INVALID: names key, value, file and line, and what would be right; several faults are
+ * all printed to stderr first. */
+enum rdt_status options_load(int argc, char **argv, struct options *options_p, struct rdt_error *err);
+void options_fini(struct options *options);
+
+/* What memory_limit means: its value, or for 0 half of the smaller of RAM and the limit of the daemon's control group (v1 or v2, and
+ * those above it). */
+uint64_t options_effective_memory_limit(const struct options *options);
+
+/* The daemon's own sections as a configuration file with a comment per key (plugins_dump prints the backends'): the effective values
+ * (--dump-config), or, options being NULL, the defaults with
+ * every key commented out: the template. */
+void options_dump(const struct options *options, FILE *out);
+void options_help(FILE *out);
+
+/* The nodes file: '#' comments, blank lines, "NAME ADDRESS:PORT [UUID]". RDT_INVALID names the line. */
+enum rdt_status options_read_nodes(const char *path, struct node_entry **nodes_p, struct rdt_error *err);
+
+/* "host:port" -> parts; IPv6 in brackets. RDT_INVALID. host_p has 65 bytes. */
+enum rdt_status options_split_address(const char *text, char *host_p, uint16_t *port_p, struct rdt_error *err);
+
+#endif

@@ -1,0 +1,176 @@
+/* The command line: --flag VALUE and --flag=VALUE for every key, and the few flags that are not keys. */
+#include <stdlib.h>
+#include <string.h>
+
+#include "daemon/base/nearest.h"
+#include "daemon/config/options_keys.h"
+#include "daemon/config/options_sources.h"
+
+#define FLAG_BYTES 64
+
+/* Flags that are not keys. Those without a value set a bool of struct options. */
+static const struct special {
+    const char *name;
+    bool has_value;
+    size_t offset;
+} specials[] = {
+    {"config", true, 0},
+    {"backend", true, 0},
+    {"set", true, 0},
+    {"check-config", false, offsetof(struct options, check_config)},
+    {"dump-config", false, offsetof(struct options, dump_config)},
+    {"version", false, offsetof(struct options, version)},
+    {"help", false, offsetof(struct options, help)},
+};
+#define N_SPECIALS (sizeof(specials) / sizeof(specials[0]))
+
+struct flag {
+    char name[FLAG_BYTES]; /* without dashes in front */
+    const char *value;     /* NULL: none */
+    const struct special *special;
+    const struct option_key *key;
+    int next; /* index of the argument after it */
+};
+
+static void flag_name(const struct option_key *key, char name_p[FLAG_BYTES])
+{
+    snprintf(name_p, FLAG_BYTES, "%s", key->name);
+    for (char *p = name_p; *p != 0; p++) {
+        if (*p == '_')
+            *p = '-';
+    }
+}
+
+static void find_flag(struct flag *flag)
+{
+    for (size_t i = 0; i < N_SPECIALS; i++) {
+        if (strcmp(specials[i].name, flag->name) == 0)
+            flag->special = &specials[i];
+    }
+    for (size_t i = 0; i < n_option_keys; i++) {
+        char name[FLAG_BYTES];
+        flag_name(&option_keys[i], name);
+        if (strcmp(name, flag->name) == 0)
+            flag->key = &option_keys[i];
+    }
+}
+
+static enum rdt_status unknown_flag(const char *word, struct rdt_error *err)
+{
+    if (err == NULL)
+        return RDT_INVALID;
+    char names[64][FLAG_BYTES];
+    struct nearest nearest;
+    nearest_init(&nearest, word);
+    for (size_t i = 0; i < N_SPECIALS; i++)
+        nearest_try(&nearest, specials[i].name);
+    for (size_t i = 0; i < n_option_keys && i < sizeof(names) / sizeof(names[0]); i++) {
+        flag_name(&option_keys[i], names[i]);
+        nearest_try(&nearest, names[i]);
+    }
+    char hint[96];
+    nearest_hint(&nearest, "--", hint, sizeof(hint));
+    return rdt_error_set(err, RDT_INVALID, "no such flag%s", hint);
+}
+
+/* Reads the flag at argv[i]. On error next is the argument to go on with. */
+static enum rdt_status read_flag(int argc, char **argv, int i, struct flag *flag_p, struct rdt_error *err)
+{
+    const char *argument = argv[i];
+    *flag_p = (struct flag){.next = i + 1};
+    if (strncmp(argument, "--", 2) != 0 || argument[2] == 0)
+        return rdt_error_set(err, RDT_INVALID, "expected a flag; --help lists them");
+    const char *equals = strchr(argument, '=');
+    size_t bytes = equals != NULL ? (size_t)(equals - argument - 2) : strlen(argument) - 2;
+    snprintf(flag_p->name, sizeof(flag_p->name), "%.*s", (int)bytes, argument + 2);
+    if (equals != NULL)
+        flag_p->value = equals + 1;
+    if (bytes < sizeof(flag_p->name))
+        find_flag(flag_p);
+    if (flag_p->special == NULL && flag_p->key == NULL) {
+        if (equals == NULL && flag_p->next < argc && strncmp(argv[flag_p->next], "--", 2) != 0)
+            flag_p->next++; /* its value: one fault, not two */
+        return unknown_flag(flag_p->name, err);
+    }
+
+    bool wants_value = flag_p->key != NULL || flag_p->special->has_value;
+    if (!wants_value && flag_p->value != NULL)
+        return rdt_error_set(err, RDT_INVALID, "takes no value");
+    if (wants_value && flag_p->value == NULL) {
+        if (flag_p->next >= argc)
+            return rdt_error_set(err, RDT_INVALID, "needs a value");
+        flag_p->value = argv[flag_p->next++];
+    }
+    return RDT_OK;
+}
+
+bool option_scan_flags(struct options *options, int argc, char **argv)
+{
+    bool named = false;
+    struct flag flag;
+    for (int i = 1; i < argc; i = flag.next) {
+        if (read_flag(argc, argv, i, &flag, NULL) != RDT_OK || flag.special == NULL)
+            continue;
+        if (!flag.special->has_value) {
+            *(bool *)((char *)options + flag.special->offset) = true;
+        } else if (strcmp(flag.name, "config") == 0) {
+            free(options->config);
+            options->config = strdup(flag.value);
+            named = true;
+        }
+    }
+    return named;
+}
+
+/* SECTION.KEY=VALUE */
+static enum rdt_status apply_set(struct options *options, const char *text, struct rdt_error *err)
+{
+    const char *equals = strchr(text, '=');
+    const char *dot = equals != NULL ? memchr(text, '.', (size_t)(equals - text)) : NULL;
+    if (dot == NULL || dot == text || dot + 1 == equals)
+        return rdt_error_set(err, RDT_INVALID, "expected SECTION.KEY=VALUE, as in transfer.chunks_in_flight=8");
+    char *section = strndup(text, (size_t)(dot - text)), *name = strndup(dot + 1, (size_t)(equals - dot - 1));
+    enum rdt_status status = RDT_NO_MEMORY;
+    if (section == NULL || name == NULL)
+        rdt_error_set(err, RDT_NO_MEMORY, "no memory");
+    else
+        status = option_set(options, section, name, equals + 1, NULL, 0, err);
+    free(section);
+    free(name);
+    return status;
+}
+
+static enum rdt_status add_backend(struct options *options, const char *path, struct rdt_error *err)
+{
+    char *all;
+    if (path[0] == 0 || strchr(path, ',') != NULL)
+        return rdt_error_set(err, RDT_INVALID, "expected one path without commas");
+    if (asprintf(&all, "%s%s%s", options->backends, options->backends[0] != 0 ? "," : "", path) < 0)
+        return rdt_error_set(err, RDT_NO_MEMORY, "no memory");
+    free(options->backends);
+    options->backends = all;
+    return RDT_OK;
+}
+
+static enum rdt_status apply_flag(struct options *options, const struct flag *flag, struct rdt_error *err)
+{
+    if (flag->key != NULL)
+        return option_key_set(options, flag->key, flag->value, err);
+    if (strcmp(flag->name, "set") == 0)
+        return apply_set(options, flag->value, err);
+    if (strcmp(flag->name, "backend") == 0)
+        return add_backend(options, flag->value, err);
+    return RDT_OK; /* option_scan_flags saw it */
+}
+
+void option_apply_flags(struct options *options, int argc, char **argv, struct option_faults *faults)
+{
+    struct flag flag;
+    for (int i = 1; i < argc; i = flag.next) {
+        struct rdt_error why;
+        if (read_flag(argc, argv, i, &flag, &why) != RDT_OK)
+            option_fault(faults, &why, "%s", argv[i]);
+        else if (apply_flag(options, &flag, &why) != RDT_OK)
+            option_fault(faults, &why, "--%s %s", flag.name, flag.value); /* only flags with a value can fail */
+    }
+}

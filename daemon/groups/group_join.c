@@ -1,0 +1,137 @@
+/* The other nodes of a group: its coordinator proposes, they take part. */
+#include <stdlib.h>
+
+#include "daemon/groups/group_impl.h"
+#include "daemon/base/text.h"
+
+static void accept_proposal(struct group *group)
+{
+    Rdt__Pb__GroupAccept message = RDT__PB__GROUP_ACCEPT__INIT;
+    Rdt__Pb__GroupOffer *offers = calloc(group->n_ranks + 1u, sizeof *offers);
+    Rdt__Pb__GroupOffer **list = calloc(group->n_ranks + 1u, sizeof(Rdt__Pb__GroupOffer *));
+
+    if (offers && list) {
+        message.token = (ProtobufCBinaryData){sizeof group->token, group->token};
+        message.epoch = group->epoch;
+        message.offers = list;
+        message.n_offers = group_list_offers(group, true, offers, list);
+        (void)group_send(group, group->coordinator, RDT_PEER_GROUP_ACCEPT, &message.base);
+    }
+    free(offers);
+    free(list);
+    if (!offers || !list)
+        group_fail(group, RDT_NO_MEMORY, "no memory for group \"%s\"", group->name);
+}
+
+void group_form_here(struct group *group, uint32_t epoch)
+{
+    struct rdt_error err = {0};
+
+    if (group->sm.state == GROUP_DOWN)
+        group_set_state(group, GROUP_FORMING);
+    group->epoch = epoch;
+    group->suspicion.status = RDT_OK;
+    group->proposed = true;
+    group_set_deadline(group, 2 * group_patience_ns(group)); /* the coordinator's own comes first */
+    if (group_open(group, &err) != RDT_OK)
+        group_fail(group, err.status, "%s: %s", group->transport->name, err.msg);
+    else
+        accept_proposal(group);
+}
+
+static enum rdt_status check_proposal(struct groups *groups, struct peer *peer, const Rdt__Pb__GroupPropose *message,
+                                      struct group **group_p, struct rdt_error *err)
+{
+    struct transport *transport;
+    struct owner owner;
+    struct group *group;
+    enum rdt_status status = RDT_OK;
+
+    if (!groups->callbacks.believe(groups->callbacks.arg, message->owner, &owner, err))
+        return err->status;
+    group_drop_orphan(groups, &owner, message->name);
+    status = group_check_new(groups, &owner, message->name, message->transport, message->n_members, &transport, err);
+    if (status == RDT_OK && strcmp(transport->version, message->version) != 0)
+        status = rdt_error_set(err, RDT_UNSUPPORTED, "%s is version %s here, not %.32s", transport->name, transport->version,
+                               message->version);
+    if (status != RDT_OK)
+        return status;
+    for (size_t i = 0; i < message->n_members; i++) {
+        const Rdt__Pb__GroupMember *from = message->members[i];
+        if (!group_is_name(from->client, RDT_MAX_NAME_BYTES) || strlen(from->device) > RDT_MAX_NAME_BYTES ||
+            strlen(from->address) > RDT_MAX_ADDRESS_BYTES || from->node.len != 16)
+            return rdt_error_set(err, RDT_PROTOCOL, "member %zu of group \"%s\" cannot be read", i, message->name);
+    }
+    group = group_new(groups, &owner, message->name, transport, (uint32_t)message->n_members, err);
+    if (!group)
+        return err->status;
+    memcpy(group->token, message->token.data, sizeof group->token);
+    group->coordinator = peer;
+    for (uint32_t i = 0; i < group->n_members; i++) {
+        const Rdt__Pb__GroupMember *from = message->members[i];
+        text_copy(group->members[i].client, sizeof group->members[i].client, from->client);
+        text_copy(group->members[i].device, sizeof group->members[i].device, from->device);
+        text_copy(group->members[i].address, sizeof group->members[i].address, from->address);
+        memcpy(group->members[i].node, from->node.data, 16);
+    }
+    status = group_check_devices(group, err);
+    if (status == RDT_OK)
+        status = group_make_ranks(group, err);
+    if (status == RDT_OK && !group_rank_here(group))
+        status = rdt_error_set(err, RDT_PROTOCOL, "this node is in no group \"%s\"", message->name);
+    if (status == RDT_OK && message->first)
+        status = group_check_clients(group, err);
+    if (status == RDT_OK) {
+        *group_p = group;
+        return RDT_OK;
+    }
+    group->reason = *err;
+    group_begin_end(group);
+    return status;
+}
+
+enum rdt_status group_on_propose(struct groups *groups, struct peer *peer, const void *from, struct rdt_error *err)
+{
+    const Rdt__Pb__GroupPropose *message = from;
+    struct group *group = group_by_token(groups, message->token.data, message->token.len);
+    struct rdt_error why = {0};
+
+    if (message->token.len != sizeof group->token)
+        return rdt_error_set(err, RDT_PROTOCOL, "a group's token of %zu bytes", message->token.len);
+    if (!group) {
+        if (check_proposal(groups, peer, message, &group, &why) != RDT_OK)
+            group_send_word(groups, peer, RDT_PEER_GROUP_FAILED, message->token.data, message->epoch, why.status, why.msg,
+                            false);
+        else
+            group_form_here(group, message->epoch);
+        return RDT_OK;
+    }
+    if (group->coordinator != peer)
+        return rdt_error_set(err, RDT_PROTOCOL, "group \"%s\" is not node %s's to propose", group->name, peer->name);
+    if (group->sm.state == GROUP_ENDING || message->epoch <= group->epoch)
+        return RDT_OK;
+    group->next_epoch = message->epoch;
+    if (group->sm.state == GROUP_DOWN)
+        group_went_down(group);
+    else if (group->sm.state != GROUP_CLOSING)
+        group_fall(group, "it is formed anew");
+    return RDT_OK;
+}
+
+enum rdt_status group_on_commit(struct groups *groups, struct peer *peer, const void *from, struct rdt_error *err)
+{
+    const Rdt__Pb__GroupCommit *message = from;
+    struct group *group = group_forming_now(groups, &message->token, message->epoch);
+    enum rdt_status status;
+
+    if (!group || group->coordinator != peer || group->serves)
+        return RDT_OK;
+    status = group_take_offers(group, NULL, message->offers, message->n_offers, err);
+    if (status == RDT_NO_MEMORY)
+        group_fail(group, status, "%s", err->msg);
+    if (status != RDT_OK)
+        return status == RDT_NO_MEMORY ? RDT_OK : status;
+    group->proposed = false; /* one commit an epoch */
+    group_connect_here(group);
+    return RDT_OK;
+}

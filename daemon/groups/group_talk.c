@@ -1,0 +1,548 @@
+/* What the nodes of a group say to each other once it is formed, or is not; what becomes of it when one falls silent. */
+#include <stdarg.h>
+#include <stdio.h>
+
+#include "daemon/groups/group_impl.h"
+#include "daemon/base/log.h"
+#include "daemon/base/text.h"
+#include "layout.h"
+#include "wire_error.h"
+
+#define STEADY_NS 10000000000ull /* an epoch that lived so long ends a row of failures */
+#define SUSPECT_NS 100000000ll
+#define RETRY_MIN_NS 50000000ll
+#define RETRY_MAX_NS 5000000000ll
+
+int64_t group_patience_ns(const struct group *group)
+{
+    return (int64_t)(group->groups->options->connect_timeout_ns + group->groups->options->peer_timeout_ns);
+}
+
+enum rdt_status group_send(const struct group *group, struct peer *peer, enum rdt_peer_message type,
+                           const ProtobufCMessage *message)
+{
+    const struct groups_callbacks *callbacks = &group->groups->callbacks;
+    struct rdt_error err;
+
+    /* A link that is down says so by itself. */
+    return callbacks->send(callbacks->arg, peer, type, message, &err);
+}
+
+void group_send_word(struct groups *groups, struct peer *peer, enum rdt_peer_message type, const uint8_t token[16],
+                     uint32_t epoch, enum rdt_status status, const char *why, bool again)
+{
+    Rdt__Pb__GroupWord word = RDT__PB__GROUP_WORD__INIT;
+
+    word.token = (ProtobufCBinaryData){16, (uint8_t *)(uintptr_t)token};
+    word.epoch = epoch;
+    word.status = status;
+    word.message = (char *)(uintptr_t)why;
+    word.again = again;
+    (void)groups->callbacks.send(groups->callbacks.arg, peer, type, &word.base, NULL);
+}
+
+void group_tell(struct group *group, enum rdt_peer_message type, enum rdt_status status, const char *why, bool again)
+{
+    if (group->coordinator)
+        group_send_word(group->groups, group->coordinator, type, group->token, group->epoch, status, why, again);
+    for (uint32_t i = 0; i < group->n_nodes; i++)
+        group_send_word(group->groups, group->nodes[i].peer, type, group->token, group->epoch, status, why, again);
+}
+
+static void on_deadline(struct deadline *deadline);
+
+void group_set_deadline(struct group *group, int64_t ns)
+{
+    group->deadline.on_passed = on_deadline;
+    (void)deadline_set(group->groups->deadlines, &group->deadline, ns);
+}
+
+static void end_everywhere(struct group *group)
+{
+    for (uint32_t i = 0; i < group->n_nodes; i++) {
+        struct group_node *node = &group->nodes[i];
+        node->ended = node->peer->state != PEER_UP;
+        if (!node->ended)
+            group_send_word(group->groups, node->peer, RDT_PEER_GROUP_END, group->token, group->epoch, RDT_OK, "", false);
+    }
+    if (group->reason.status != RDT_OK)
+        group_tell_waiters(&group->forming, &group->reason); /* what is left to do need not keep them */
+    group_begin_end(group);
+}
+
+void group_fail(struct group *group, enum rdt_status status, const char *fmt, ...)
+{
+    struct rdt_error err = {.status = status};
+    va_list args;
+
+    va_start(args, fmt);
+    (void)vsnprintf(err.msg, sizeof err.msg, fmt, args);
+    va_end(args);
+    if (!group->coordinator && !group->formed) {
+        log_debug("group %s is not formed: %s", group->name, err.msg);
+        group->reason = err;
+        rdt_error_prefix(&group->reason, "group \"%s\" cannot be formed", group->name);
+        end_everywhere(group);
+        return;
+    }
+    if (group->sm.state == GROUP_READY && uv_hrtime() - group->since_ns > STEADY_NS)
+        group->failures = 0;
+    log_at(group->sm.state == GROUP_READY ? LOG_LEVEL_WARN : LOG_LEVEL_DEBUG,
+           "group %s (%s, epoch %u) is taken down and rebuilt: %s", group->name, group->transport->name, group->epoch, err.msg);
+    group->failures++;
+    group->again = !group->coordinator ? group->failures < 3 && group_all_up(group) : group->coordinator->state == PEER_UP;
+    group_tell(group, RDT_PEER_GROUP_FAILED, status, err.msg, group->again);
+    group_fall(group, err.msg);
+}
+
+void group_break(struct group *group, const char *why)
+{
+    if (group->sm.state == GROUP_READY || group->sm.state == GROUP_FORMING)
+        group_fail(group, RDT_TRANSPORT, "%s", why);
+}
+
+/* Its end, or a node's, may be the reason, and the word of it on the way. */
+void group_failed_here(struct group *group, enum rdt_status status, const char *why)
+{
+    if ((group->sm.state != GROUP_FORMING && group->sm.state != GROUP_READY) || group->suspicion.status != RDT_OK)
+        return;
+    (void)rdt_error_set(&group->suspicion, status == RDT_OK ? RDT_TRANSPORT : status, "%s", why);
+    group_set_deadline(group, SUSPECT_NS);
+}
+
+void group_went_down(struct group *group)
+{
+    int64_t wait_ns = RETRY_MIN_NS << (group->failures < 8 ? group->failures : 8);
+
+    if (group->groups->closing)
+        return;
+    if (group->coordinator) {
+        uint32_t epoch = group->next_epoch;
+        group->next_epoch = 0;
+        if (epoch > group->epoch)
+            group_form_here(group, epoch);
+        else if (group->again || !list_empty(&group->ending))
+            group_set_deadline(group, group_patience_ns(group));
+    } else if (group->failures <= 1 && group_all_up(group)) {
+        group_begin(group);
+    } else {
+        group_set_deadline(group, wait_ns < RETRY_MAX_NS ? wait_ns : RETRY_MAX_NS);
+    }
+}
+
+struct group_node *group_node_of(const struct group *group, const struct peer *peer)
+{
+    for (uint32_t i = 0; i < group->n_nodes; i++)
+        if (group->nodes[i].peer == peer)
+            return &group->nodes[i];
+    return NULL;
+}
+
+/* Of the epoch that is being formed; NULL: the message is about an earlier one. */
+struct group *group_forming_now(struct groups *groups, const ProtobufCBinaryData *token, uint32_t epoch)
+{
+    struct group *group = group_by_token(groups, token->data, token->len);
+
+    return group && group->sm.state == GROUP_FORMING && group->proposed && group->epoch == epoch ? group : NULL;
+}
+
+void group_served(struct group *group)
+{
+    if (group->coordinator)
+        group_tell(group, RDT_PEER_GROUP_READY, RDT_OK, "", false);
+    else
+        group_check_ready(group);
+}
+
+static enum rdt_status on_ready(struct groups *groups, struct peer *peer, const void *from, struct rdt_error *err)
+{
+    const Rdt__Pb__GroupWord *word = from;
+    struct group *group = group_by_token(groups, word->token.data, word->token.len);
+    struct group_node *node;
+
+    (void)err;
+    if (!group || group->sm.state != GROUP_FORMING || group->epoch != word->epoch)
+        return RDT_OK;
+    if (group->coordinator == peer && group->serves && group->suspicion.status == RDT_OK) {
+        deadline_unset(groups->deadlines, &group->deadline);
+        group->failures = 0;
+        log_info("group %s (%s, epoch %u) is ready: %u members, %u ranks", group->name, group->transport->name, group->epoch,
+                 group->n_members, group->n_ranks);
+        group_set_state(group, GROUP_READY);
+    } else if (!group->coordinator && (node = group_node_of(group, peer)) != NULL && node->accepted) {
+        node->ready = true;
+        group_check_ready(group);
+    }
+    return RDT_OK;
+}
+
+/* It is down here already, for what was noticed here: what its coordinator knows is why, and whether it comes again soon. */
+static void hear_why(struct group *group, const char *why, bool again)
+{
+    text_copy(group->why, sizeof group->why, why);
+    if (again && !group->again && group->sm.state == GROUP_DOWN && list_empty(&group->ending))
+        group_set_deadline(group, group_patience_ns(group));
+    group->again = again;
+}
+
+static enum rdt_status on_failed(struct groups *groups, struct peer *peer, const void *from, struct rdt_error *err)
+{
+    const Rdt__Pb__GroupWord *word = from;
+    struct group *group = group_by_token(groups, word->token.data, word->token.len);
+    struct rdt_error why = {0};
+
+    if (word->token.len != sizeof group->token)
+        return rdt_error_set(err, RDT_PROTOCOL, "a group's token of %zu bytes", word->token.len);
+    if (!group) /* it has not heard that it has ended */
+        group_send_word(groups, peer, RDT_PEER_GROUP_ENDED, word->token.data, word->epoch, RDT_OK, "", false);
+    if (!group || group->epoch != word->epoch)
+        return RDT_OK;
+    (void)wire_error(word->status == RDT_OK ? RDT_TRANSPORT : word->status, 0, word->message, &why);
+    if (group->sm.state != GROUP_FORMING && group->sm.state != GROUP_READY) {
+        if (group->coordinator == peer && group->sm.state != GROUP_ENDING)
+            hear_why(group, why.msg, word->again);
+    } else if (group->coordinator == peer) {
+        log_at(group->sm.state == GROUP_READY ? LOG_LEVEL_WARN : LOG_LEVEL_DEBUG,
+               "group %s (%s, epoch %u) is taken down and rebuilt: %s", group->name, group->transport->name, group->epoch,
+               why.msg);
+        group->again = word->again;
+        group_fall(group, why.msg);
+    } else if (!group->coordinator && group_node_of(group, peer)) {
+        group_fail(group, why.status, "node %s: %s", peer->name, why.msg);
+    }
+    return RDT_OK;
+}
+
+static void check_end(struct group *group)
+{
+    if (group->sm.state != GROUP_ENDING || group->n_open > 0)
+        return;
+    for (uint32_t i = 0; i < group->n_nodes && !group->groups->closing; i++)
+        if (!group->nodes[i].ended)
+            return;
+    if (!group->groups->closing)
+        group_tell(group, RDT_PEER_GROUP_ENDED, RDT_OK, "", false);
+    group_go(group);
+}
+
+/* Whoever asked for it here hears of it when the coordinator says that it is so everywhere. */
+static bool waits_for_coordinator(const struct group *group)
+{
+    return group->coordinator && !group->orphan && !list_empty(&group->ending) && group->coordinator->state == PEER_UP &&
+           !group->groups->closing;
+}
+
+void group_closed_here(struct group *group)
+{
+    if (!group->coordinator) {
+        group_set_deadline(group, group_patience_ns(group));
+        check_end(group);
+        return;
+    }
+    if (!group->groups->closing)
+        group_tell(group, RDT_PEER_GROUP_ENDED, RDT_OK, "", false);
+    if (waits_for_coordinator(group))
+        group_set_deadline(group, group_patience_ns(group));
+    else
+        group_go(group);
+}
+
+void group_end(struct group *group, struct group_waiter *waiter)
+{
+    if (waiter)
+        list_append(&group->ending, &waiter->link);
+    if (group->sm.state == GROUP_ENDING)
+        return;
+    if (!group->coordinator)
+        end_everywhere(group);
+    else if (waits_for_coordinator(group)) {
+        group_tell(group, RDT_PEER_GROUP_END, RDT_OK, "", false);
+        group_set_deadline(group, 2 * group_patience_ns(group)); /* the coordinator's own comes first */
+    } else {
+        group_begin_end(group);
+    }
+}
+
+static enum rdt_status on_end(struct groups *groups, struct peer *peer, const void *from, struct rdt_error *err)
+{
+    const Rdt__Pb__GroupWord *word = from;
+    struct group *group = group_by_token(groups, word->token.data, word->token.len);
+
+    if (word->token.len != sizeof group->token)
+        return rdt_error_set(err, RDT_PROTOCOL, "a group's token of %zu bytes", word->token.len);
+    if (!group)
+        group_send_word(groups, peer, RDT_PEER_GROUP_ENDED, word->token.data, word->epoch, RDT_OK, "", false);
+    else if (group->sm.state == GROUP_ENDING)
+        return RDT_OK; /* its answer is on the way */
+    else if (group->coordinator == peer)
+        group_begin_end(group);
+    else if (!group->coordinator && group_node_of(group, peer))
+        group_end(group, NULL);
+    return RDT_OK;
+}
+
+static enum rdt_status on_ended(struct groups *groups, struct peer *peer, const void *from, struct rdt_error *err)
+{
+    const Rdt__Pb__GroupWord *word = from;
+    struct group *group = group_by_token(groups, word->token.data, word->token.len);
+    struct group_node *node = group && !group->coordinator ? group_node_of(group, peer) : NULL;
+
+    (void)err;
+    if (node) {
+        node->ended = true;
+        if (group->epoch == word->epoch && (group->sm.state == GROUP_FORMING || group->sm.state == GROUP_READY))
+            group_fail(group, RDT_TRANSPORT, "node %s has ended it", peer->name);
+        else
+            check_end(group);
+    } else if (group && group->coordinator == peer) {
+        if (group->sm.state != GROUP_ENDING)
+            group_begin_end(group); /* the coordinator did not know it */
+        else if (group->n_open == 0)
+            group_go(group);
+    }
+    return RDT_OK;
+}
+
+/* FORMING: who or what is missing. */
+static void too_late_to_form(struct group *group)
+{
+    double seconds = (double)(uv_hrtime() - group->since_ns) / 1e9;
+    const struct group_member *away = group_missing(group);
+    const struct group_node *late = NULL;
+
+    if (away) {
+        group_fail(group, RDT_TIMED_OUT, "node %s could not be reached within %.1f s", away->peer->name, seconds);
+        return;
+    }
+    if (group->coordinator && (group->proposed || group->serves)) {
+        group_fail(group, RDT_TIMED_OUT, "node %s, which forms it, has not said within %.1f s that all %s",
+                   group->coordinator->name, seconds, group->serves ? "are connected" : "take part");
+        return;
+    }
+    for (uint32_t i = 0; i < group->n_nodes; i++)
+        if (!late || (late->accepted && (!group->nodes[i].accepted || (late->ready && !group->nodes[i].ready))))
+            late = &group->nodes[i]; /* who has not answered keeps the others from connecting */
+    if (late && !late->ready) {
+        group_fail(group, RDT_TIMED_OUT, "node %s did not %s within %.1f s", late->peer->name,
+                   late->accepted ? "connect" : "answer", seconds);
+        return;
+    }
+    group_fail(group, RDT_TIMED_OUT, "%s did not connect within %.1f s", group->transport->name, seconds);
+}
+
+/* ENDING: whoever waits for it need not for longer. The group stays until its transport has let go of it. */
+static void too_late_to_end(struct group *group)
+{
+    double seconds = (double)(uv_hrtime() - group->since_ns) / 1e9;
+    struct rdt_error why = {.status = RDT_OK};
+
+    if (group->n_open > 0)
+        (void)rdt_error_set(&why, RDT_TIMED_OUT, "%s has not let go of group \"%s\" here within %.1f s", group->transport->name,
+                            group->name, seconds);
+    else if (group->coordinator)
+        (void)rdt_error_set(&why, RDT_TIMED_OUT,
+                            "group \"%s\" has ended here, but node %s has not said within %.1f s that it has elsewhere",
+                            group->name, group->coordinator->name, seconds);
+    for (uint32_t i = 0; i < group->n_nodes; i++) {
+        if (why.status == RDT_OK && !group->nodes[i].ended)
+            (void)rdt_error_set(&why, RDT_TIMED_OUT,
+                                "group \"%s\" has ended here, but node %s has not let go of it within %.1f s", group->name,
+                                group->nodes[i].peer->name, seconds);
+        group->nodes[i].ended = true; /* who has not answered has nothing to say */
+    }
+    group_tell_waiters(&group->ending, why.status != RDT_OK ? &why : NULL);
+    if (group->coordinator && group->n_open == 0)
+        group_go(group);
+    else if (!group->coordinator)
+        check_end(group);
+}
+
+/* Somebody here wants it destroyed, and its coordinator, which is there, does not do it. */
+static void coordinator_is_late(struct group *group)
+{
+    struct rdt_error why;
+
+    (void)rdt_error_set(&why, RDT_TIMED_OUT,
+                        "node %s, where group \"%s\" was created, did not destroy it within %.1f s: it ends here",
+                        group->coordinator->name, group->name, 2 * (double)group_patience_ns(group) / 1e9);
+    group_tell_waiters(&group->ending, &why);
+    group_begin_end(group);
+}
+
+static void on_deadline(struct deadline *deadline)
+{
+    struct group *group = list_entry(deadline, struct group, deadline);
+
+    if (group->coordinator && !list_empty(&group->ending) && group->sm.state != GROUP_ENDING) {
+        coordinator_is_late(group);
+        return;
+    }
+    if (group->suspicion.status != RDT_OK && (group->sm.state == GROUP_FORMING || group->sm.state == GROUP_READY)) {
+        group_fail(group, group->suspicion.status, "%s", group->suspicion.msg);
+        return;
+    }
+    switch ((enum group_state)group->sm.state) {
+    case GROUP_FORMING:
+        if (group->epoch == 0)
+            group_begin(group);
+        else
+            too_late_to_form(group);
+        return;
+    case GROUP_DOWN:
+        if (group->coordinator && group->again)
+            (void)snprintf(group->why, sizeof group->why, "node %s, which is to form it anew, has not begun within %.1f s",
+                           group->coordinator->name, (double)group_patience_ns(group) / 1e9);
+        group->again = false;
+        if (!group->coordinator)
+            group_begin(group);
+        return;
+    case GROUP_CLOSING: /* it goes on when it has, if ever */
+        (void)snprintf(group->why, sizeof group->why, "%s has not let go of epoch %u within %.1f s", group->transport->name,
+                       group->epoch, (double)group_patience_ns(group) / 1e9);
+        log_warn("group %s is stuck: %s", group->name, group->why);
+        group->stuck = true;
+        return;
+    case GROUP_ENDING:
+        too_late_to_end(group);
+        return;
+    case GROUP_READY:
+        return;
+    }
+}
+
+static bool has_node(const struct group *group, const struct peer *peer)
+{
+    for (uint32_t i = 0; i < group->n_members; i++)
+        if (group->members[i].peer == peer)
+            return true;
+    return false;
+}
+
+void groups_peer_up(struct groups *groups, struct peer *peer, bool boot_changed)
+{
+    list_for_each_safe (node, &groups->all) {
+        struct group *group = list_entry(node, struct group, link);
+        if (group->coordinator == peer && boot_changed && group->sm.state != GROUP_ENDING) {
+            group->orphan = true;
+            group->again = false;
+            (void)snprintf(group->why, sizeof group->why,
+                           "node %s, where it was created, has restarted: destroy it and create it again", peer->name);
+        } else if (group->coordinator == peer && group->sm.state != GROUP_ENDING) {
+            /* Which may have ended it while nobody could tell us: then it says so. */
+            group_tell(group, RDT_PEER_GROUP_FAILED, RDT_PEER_LOST, "the link was down", false);
+        }
+        if (group->coordinator || !has_node(group, peer))
+            continue;
+        if (group->sm.state == GROUP_FORMING && group->epoch > 0) {
+            group_propose(group);
+        } else if (group->sm.state == GROUP_DOWN) {
+            group->failures = 0;
+            group_begin(group);
+        }
+    }
+}
+
+static void coordinator_lost(struct group *group, const struct rdt_error *why)
+{
+    char text[256];
+
+    group->again = false;
+    group->next_epoch = 0;
+    (void)snprintf(text, sizeof text, "its coordinator's %.230s", why->msg);
+    if (group->sm.state != GROUP_FORMING && group->sm.state != GROUP_READY) {
+        text_copy(group->why, sizeof group->why, text);
+    } else {
+        log_at(group->sm.state == GROUP_READY ? LOG_LEVEL_WARN : LOG_LEVEL_DEBUG, "group %s (%s, epoch %u) is down: %s",
+               group->name, group->transport->name, group->epoch, text);
+        group_fall(group, text);
+    }
+    if (list_empty(&group->ending) && group->formed)
+        return;
+    if (group->sm.state != GROUP_ENDING)
+        group_begin_end(group); /* here at least; and what was never formed nobody will */
+    else if (group->n_open == 0)
+        group_go(group);
+}
+
+void groups_peer_down(struct groups *groups, struct peer *peer, const struct rdt_error *why)
+{
+    list_for_each_safe (node, &groups->all) {
+        struct group *group = list_entry(node, struct group, link);
+        struct group_node *there = group->coordinator ? NULL : group_node_of(group, peer);
+        if (group->coordinator == peer) {
+            coordinator_lost(group, why);
+        } else if (group->sm.state == GROUP_ENDING) {
+            if (there)
+                there->ended = true;
+            if (!group->coordinator) /* else it waits for that one's word */
+                check_end(group);
+        } else if (!group->coordinator && has_node(group, peer) &&
+                   (group->sm.state == GROUP_FORMING || group->sm.state == GROUP_READY)) {
+            group_fail(group, RDT_PEER_LOST, "%s", why->msg);
+        } else if (!group->coordinator && has_node(group, peer)) { /* this is why, whatever was noticed first */
+            text_copy(group->why, sizeof group->why, why->msg);
+            group->again = false;
+            group_tell(group, RDT_PEER_GROUP_FAILED, RDT_PEER_LOST, why->msg, false);
+        }
+    }
+}
+
+void groups_peer_merged(struct groups *groups, struct peer *from, struct peer *into)
+{
+    list_for_each_safe (node, &groups->all) {
+        struct group *group = list_entry(node, struct group, link);
+        bool concerned = false;
+        for (uint32_t i = 0; i < group->n_members; i++)
+            if (group->members[i].peer == from) {
+                group->members[i].peer = into;
+                concerned = true;
+            }
+        if (concerned && group->sm.state == GROUP_FORMING && group->epoch > 0)
+            group_propose(group);
+    }
+}
+
+static const struct {
+    enum rdt_peer_message type;
+    const ProtobufCMessageDescriptor *descriptor;
+    enum rdt_status (*on_message)(struct groups *groups, struct peer *peer, const void *message, struct rdt_error *err);
+} handlers[] = {
+    {RDT_PEER_GROUP_PROPOSE, &rdt__pb__group_propose__descriptor, group_on_propose},
+    {RDT_PEER_GROUP_ACCEPT, &rdt__pb__group_accept__descriptor, group_on_accept},
+    {RDT_PEER_GROUP_COMMIT, &rdt__pb__group_commit__descriptor, group_on_commit},
+    {RDT_PEER_GROUP_READY, &rdt__pb__group_word__descriptor, on_ready},
+    {RDT_PEER_GROUP_FAILED, &rdt__pb__group_word__descriptor, on_failed},
+    {RDT_PEER_GROUP_END, &rdt__pb__group_word__descriptor, on_end},
+    {RDT_PEER_GROUP_ENDED, &rdt__pb__group_word__descriptor, on_ended},
+};
+
+#define N_HANDLERS (sizeof handlers / sizeof handlers[0])
+
+bool groups_frame_is_ours(uint16_t type)
+{
+    for (size_t i = 0; i < N_HANDLERS; i++)
+        if (handlers[i].type == type)
+            return true;
+    return false;
+}
+
+enum rdt_status groups_peer_frame(struct groups *groups, struct peer *peer, const struct frame *frame, struct rdt_error *err)
+{
+    enum rdt_status status = RDT_OK;
+
+    for (size_t i = 0; i < N_HANDLERS && !groups->closing; i++) {
+        ProtobufCMessage *message;
+        struct arena arena;
+        if (handlers[i].type != frame->type)
+            continue;
+        arena_init(&arena, RDT_MAX_DECODED_BYTES);
+        status = arena_unpack(&arena, handlers[i].descriptor, frame->payload, frame->length, handlers[i].descriptor->short_name,
+                              &message, err);
+        if (status == RDT_OK)
+            status = handlers[i].on_message(groups, peer, message, err);
+        if (status != RDT_OK)
+            rdt_error_prefix(err, "node %s", peer->name);
+        arena_fini(&arena);
+    }
+    return status;
+}

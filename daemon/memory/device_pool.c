@@ -1,0 +1,162 @@
+#include "daemon/memory/device_pool.h"
+
+#define MAX_BLOCKS 256u /* on one device: each is a mapping there, and a descriptor */
+
+void device_pool_init(struct device_pool *pool, void (*release)(struct pool_block *block))
+{
+    *pool = (struct device_pool){.release = release};
+    list_init(&pool->kept);
+}
+
+void device_pool_keep(struct device_pool *pool, uint64_t idle_ns)
+{
+    pool->idle_ns = idle_ns;
+}
+
+/* It is the caller's then. */
+static void leave(struct pool_block *block)
+{
+    list_remove(&block->link);
+    block->at->ready_bytes -= block->bytes;
+    block->at->n_ready--;
+}
+
+static void drop(struct device_pool *pool, struct pool_block *block)
+{
+    leave(block);
+    pool->release(block);
+}
+
+/* ---- coming and going ---- */
+
+static uint64_t bytes_of(const struct device_pool *pool, const struct memory_device *device, uint64_t client)
+{
+    uint64_t bytes = 0;
+
+    list_for_each (node, &pool->kept) {
+        const struct pool_block *block = list_entry(node, struct pool_block, link);
+        bytes += block->at == device && block->client == client ? block->bytes : 0;
+    }
+    return bytes;
+}
+
+/* The oldest on the device; of that client's, unless `any`. */
+static struct pool_block *oldest(const struct device_pool *pool, const struct memory_device *device, uint64_t client, bool any)
+{
+    list_for_each (node, &pool->kept) {
+        struct pool_block *block = list_entry(node, struct pool_block, link);
+        if (block->at == device && (any || block->client == client))
+            return block;
+    }
+    return NULL;
+}
+
+bool device_pool_give(struct device_pool *pool, struct pool_block *block, const struct owner *owner, uint64_t client)
+{
+    struct memory_device *device = block->at;
+    uint64_t max = device->ready_max_bytes, own_max = client != 0 ? max / 2 : max; /* no client takes it all */
+
+    if (pool->idle_ns == 0 || block->bytes == 0 || block->bytes > own_max || !block->kind->available || !block->block.addr)
+        return false;
+    for (unsigned i = 0; i < block->n_registrations; i++)
+        if (block->registrations[i].transport->leaving)
+            return false;
+    while (client != 0 && bytes_of(pool, device, client) > own_max - block->bytes)
+        drop(pool, oldest(pool, device, client, false));
+    while (device->ready_bytes > max - block->bytes || device->n_ready >= MAX_BLOCKS)
+        drop(pool, oldest(pool, device, 0, true));
+    block->owner = *owner;
+    block->client = client;
+    block->since_ns = uv_hrtime();
+    list_append(&pool->kept, &block->link);
+    device->ready_bytes += block->bytes;
+    device->n_ready++;
+    return true;
+}
+
+/* Too large by a quarter is not about so many: memory on devices is short. Of those that fit, the smallest, of equals the latest. */
+struct pool_block *device_pool_take(struct device_pool *pool, const struct device_block_wish *wish)
+{
+    struct pool_block *best = NULL;
+
+    if (pool->idle_ns == 0)
+        return NULL;
+    list_for_each (node, &pool->kept) {
+        struct pool_block *block = list_entry(node, struct pool_block, link);
+        if (block->at != wish->device || (block->client != 0 && block->client != wish->client))
+            continue;
+        if (block->bytes < wish->bytes || block->bytes - wish->bytes > wish->bytes / 4)
+            continue;
+        if (!best || block->bytes <= best->bytes)
+            best = block;
+    }
+    if (!best) {
+        wish->device->ready_misses++;
+        return NULL;
+    }
+    wish->device->ready_hits++;
+    leave(best);
+    return best;
+}
+
+void device_pool_give_up(struct device_pool *pool, const struct memory_device *device, uint64_t bytes, struct list *victims)
+{
+    struct pool_block *block;
+
+    for (uint64_t given = 0; given < bytes && (block = oldest(pool, device, 0, true)); given += block->bytes) {
+        leave(block);
+        list_append(victims, &block->link);
+    }
+}
+
+/* ---- the end of what is kept ---- */
+
+bool device_pool_sweep(struct device_pool *pool, uint64_t now_ns)
+{
+    while (!list_empty(&pool->kept)) {
+        struct pool_block *block = list_entry(list_first(&pool->kept), struct pool_block, link);
+        if (now_ns - block->since_ns < pool->idle_ns)
+            return true;
+        drop(pool, block);
+    }
+    return false;
+}
+
+void device_pool_forget_client(struct device_pool *pool, uint64_t client)
+{
+    list_for_each_safe (node, &pool->kept) {
+        struct pool_block *block = list_entry(node, struct pool_block, link);
+        if (block->client == client)
+            drop(pool, block);
+    }
+}
+
+void device_pool_forget_kind(struct device_pool *pool, const struct memory_kind *kind)
+{
+    list_for_each_safe (node, &pool->kept) {
+        struct pool_block *block = list_entry(node, struct pool_block, link);
+        if (block->kind == kind)
+            drop(pool, block);
+    }
+}
+
+void device_pool_forget_transport(struct device_pool *pool, const struct transport *transport)
+{
+    list_for_each_safe (node, &pool->kept) {
+        struct pool_block *block = list_entry(node, struct pool_block, link);
+        bool registered = false;
+        for (unsigned i = 0; i < block->n_registrations; i++)
+            registered |= block->registrations[i].transport == transport;
+        if (registered)
+            drop(pool, block);
+    }
+}
+
+unsigned device_pool_blocks(const struct device_pool *pool, const struct memory_kind *kind)
+{
+    unsigned n = 0;
+
+    list_for_each (node, &pool->kept)
+        n += list_entry(node, struct pool_block, link)->kind == kind;
+    return n;
+}

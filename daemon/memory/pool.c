@@ -1,0 +1,388 @@
+#include "daemon/memory/pool.h"
+
+#include <assert.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "daemon/base/log.h"
+
+#define MAX_AHEAD 4 /* blocks of one class: more than a few at a time is a burst, which no pool can foresee */
+
+void pool_init(struct pool *pool, struct work_pool *work, uint64_t max_bytes, uint64_t idle_ns)
+{
+    *pool = (struct pool){.work = work, .max_bytes = max_bytes, .idle_ns = idle_ns};
+    for (unsigned i = 0; i < POOL_CLASSES; i++)
+        list_init(&pool->classes[i].ready);
+}
+
+/* ---- size classes ---- */
+
+static uint64_t page_bytes(void)
+{
+    static uint64_t bytes;
+
+    if (bytes == 0)
+        bytes = (uint64_t)sysconf(_SC_PAGESIZE);
+    return bytes;
+}
+
+static uint64_t round_up(uint64_t bytes, uint64_t unit)
+{
+    uint64_t up = (bytes + unit - 1) / unit * unit;
+
+    return up < bytes ? bytes : up;
+}
+
+/* The power of two below, and how many quarters of it are on top: 2^k < bytes <= 2^(k+1). */
+static unsigned class_of(uint64_t bytes, uint64_t *bytes_p)
+{
+    unsigned k = 63 - (unsigned)__builtin_clzll(bytes - 1);
+    uint64_t quarter = UINT64_C(1) << (k - 2), up = round_up(bytes, quarter);
+
+    if (bytes_p)
+        *bytes_p = up;
+    return 4 * k + (unsigned)((up - (UINT64_C(1) << k)) / quarter) - 1;
+}
+
+static bool keeps(const struct pool *pool, const struct memory_kind *kind, uint64_t bytes)
+{
+    return kind == pool->kind && bytes > POOL_MIN_BYTES && bytes <= pool->max_bytes / 2;
+}
+
+uint64_t pool_pages_bytes(const struct memory_kind *kind, uint64_t bytes)
+{
+    bytes = round_up(bytes, page_bytes());
+    return kind && kind->ops.round ? kind->ops.round(kind->instance, bytes) : bytes;
+}
+
+uint64_t pool_room_bytes(const struct pool *pool, const struct memory_kind *kind, uint64_t bytes)
+{
+    uint64_t pages = pool_pages_bytes(kind, bytes), room;
+
+    if (!keeps(pool, kind, pages))
+        return pages;
+    (void)class_of(pages, &room);
+    return room;
+}
+
+/* ---- a block's end ---- */
+
+void registration_end(const struct registration *registration)
+{
+    struct transport *transport = registration->transport;
+
+    if (registration->handle)
+        transport->ops.unregister_memory(transport->instance, registration->handle);
+    atomic_fetch_sub(&transport->registered, 1);
+}
+
+void pool_block_free(struct pool_block *block)
+{
+    struct memory_kind *kind = block->kind;
+
+    for (unsigned i = 0; i < block->n_registrations; i++)
+        registration_end(&block->registrations[i]);
+    guard_leave(block->guard);
+    if (block->discard && kind->ops.discard)
+        kind->ops.discard(kind->instance, &block->block);
+    kind->ops.free(kind->instance, &block->block);
+    if (!block->at)
+        memory_kind_unuse(kind);
+}
+
+static void run_free(struct work *work)
+{
+    pool_block_free(list_entry(work, struct pool_block, work));
+}
+
+static void uncharge(struct pool *pool, uint64_t bytes)
+{
+    pool->bytes -= bytes;
+    pool->unreserve(pool->arg, bytes);
+}
+
+/* Its charge stays until the pages are back. */
+static void done_free(struct work *work)
+{
+    struct pool_block *block = list_entry(work, struct pool_block, work);
+    struct pool *pool = block->pool;
+
+    uncharge(pool, block->bytes);
+    free(block);
+    pool->on_change(pool->arg);
+}
+
+static void release(struct pool_block *block)
+{
+    block->work = (struct work){.run = run_free, .done = done_free};
+    work_submit(block->pool->work, &block->work);
+}
+
+/* ---- making ahead ---- */
+
+/* With those that are in the block already. */
+static void register_all(struct pool_block *block)
+{
+    unsigned n = block->n_registrations;
+
+    block->n_registrations = 0;
+    for (unsigned i = 0; i < n; i++) {
+        struct transport *transport = block->registrations[i].transport;
+        void *handle = NULL;
+        if (transport->ops.register_memory(transport->instance, block->block.addr, block->bytes, block->kind->name, &handle,
+                                           NULL) == RDT_OK)
+            block->registrations[block->n_registrations++] = (struct registration){transport, handle};
+        else
+            atomic_fetch_sub(&transport->registered, 1);
+    }
+}
+
+static void run_make(struct work *work)
+{
+    struct pool_block *block = list_entry(work, struct pool_block, work);
+    struct memory_kind *kind = block->kind;
+
+    block->status = kind->ops.alloc(kind->instance, "", block->bytes, &block->block, NULL);
+    if (block->status != RDT_OK)
+        return;
+    block->status = kind->ops.map(kind->instance, &block->block, true, NULL);
+    if (block->status != RDT_OK) {
+        kind->ops.free(kind->instance, &block->block);
+        return;
+    }
+    register_all(block);
+}
+
+static bool is_of_leaving(const struct pool_block *block)
+{
+    for (unsigned i = 0; i < block->n_registrations; i++)
+        if (block->registrations[i].transport->leaving)
+            return true;
+    return false;
+}
+
+/* A block that is zeroed and warm: kept, unless it came too late. */
+static void settle(struct pool_block *block)
+{
+    struct pool *pool = block->pool;
+    struct pool_class *class = &pool->classes[class_of(block->bytes, NULL)];
+
+    class->n_making--;
+    if (pool->closed || is_of_leaving(block)) {
+        release(block);
+        return;
+    }
+    list_append(&class->ready, &block->link);
+    class->n_ready++;
+    pool->on_change(pool->arg);
+}
+
+static void done_make(struct work *work)
+{
+    struct pool_block *block = list_entry(work, struct pool_block, work);
+    struct pool *pool = block->pool;
+
+    if (block->status == RDT_OK) {
+        settle(block);
+        return;
+    }
+    for (unsigned i = 0; i < block->n_registrations; i++)
+        atomic_fetch_sub(&block->registrations[i].transport->registered, 1);
+    memory_kind_unuse(block->kind);
+    pool->classes[class_of(block->bytes, NULL)].n_making--;
+    uncharge(pool, block->bytes); /* who needs memory now will say that there is none */
+    free(block);
+    pool->on_change(pool->arg);
+}
+
+static struct pool_block *block_new(struct pool *pool, uint64_t bytes)
+{
+    struct pool_block *block = calloc(1, sizeof *block);
+
+    if (!block)
+        return NULL;
+    list_init(&block->link);
+    block->pool = pool;
+    block->kind = pool->kind;
+    memory_kind_use(pool->kind);
+    block->bytes = bytes;
+    block->block.fd = -1;
+    block->guard = GUARD_NONE;
+    return block;
+}
+
+static void make_ahead(struct pool *pool, struct pool_class *class, uint64_t bytes)
+{
+    unsigned target = class->wants < 2 ? 0 : class->wants - 1;
+
+    if (target > MAX_AHEAD)
+        target = MAX_AHEAD;
+    if (target > 1 && target * bytes > pool->max_bytes / 4)
+        target = (unsigned)(pool->max_bytes / 4 / bytes) + 1;
+    while (!pool->closed && class->n_ready + class->n_making < target && pool->bytes + bytes <= pool->max_bytes) {
+        struct pool_block *block;
+        if (!pool->reserve(pool->arg, bytes))
+            return;
+        block = block_new(pool, bytes);
+        if (!block) {
+            pool->unreserve(pool->arg, bytes);
+            return;
+        }
+        pool->bytes += bytes;
+        class->n_making++;
+        for (unsigned i = 0; i < pool->n_registers; i++) {
+            atomic_fetch_add(&pool->registers[i]->registered, 1);
+            block->registrations[block->n_registrations++] = (struct registration){.transport = pool->registers[i]};
+        }
+        block->work = (struct work){.run = run_make, .done = done_make};
+        work_submit(pool->work, &block->work);
+    }
+}
+
+static struct pool_block *take_newest(struct pool_class *class)
+{
+    struct pool_block *block;
+
+    if (list_empty(&class->ready))
+        return NULL;
+    block = list_entry(class->ready.prev, struct pool_block, link);
+    list_remove(&block->link);
+    class->n_ready--;
+    return block;
+}
+
+struct pool_block *pool_take(struct pool *pool, const struct memory_kind *kind, uint64_t bytes)
+{
+    struct pool_class *class;
+    struct pool_block *block;
+    uint64_t room, now = uv_hrtime();
+
+    bytes = pool_pages_bytes(kind, bytes);
+    if (!keeps(pool, kind, bytes))
+        return NULL;
+    class = &pool->classes[class_of(bytes, &room)];
+    if (class->last_want_ns == 0 || now - class->last_want_ns > pool->idle_ns)
+        class->wants = 0;
+    class->last_want_ns = now;
+    class->wants++;
+    block = take_newest(class);
+    if (block) {
+        pool->hits++;
+        pool->bytes -= block->bytes;
+    } else {
+        pool->misses++;
+    }
+    make_ahead(pool, class, room);
+    return block;
+}
+
+/* ---- coming back ---- */
+
+static void run_scrub(struct work *work)
+{
+    struct pool_block *block = list_entry(work, struct pool_block, work);
+
+    work_zero(block->block.addr, block->bytes);
+}
+
+static void done_scrub(struct work *work)
+{
+    settle(list_entry(work, struct pool_block, work));
+}
+
+bool pool_give(struct pool *pool, struct pool_block *block)
+{
+    struct pool_class *class;
+    uint64_t room;
+
+    assert(block->guard == GUARD_NONE);
+    if (pool->closed || !keeps(pool, block->kind, block->bytes) || !block->block.addr ||
+        pool->bytes + block->bytes > pool->max_bytes)
+        return false;
+    class = &pool->classes[class_of(block->bytes, &room)];
+    if (room != block->bytes)
+        return false;
+    block->pool = pool;
+    pool->bytes += block->bytes;
+    class->n_making++;
+    class->last_want_ns = uv_hrtime(); /* it has just been of use */
+    block->work = (struct work){.run = run_scrub, .done = done_scrub};
+    work_submit(pool->work, &block->work);
+    return true;
+}
+
+/* ---- giving up ---- */
+
+void pool_give_up(struct pool *pool, uint64_t bytes, struct list *victims)
+{
+    uint64_t given = 0;
+
+    while (given < bytes) {
+        struct pool_class *oldest = NULL;
+        struct pool_block *block;
+        for (unsigned i = 0; i < POOL_CLASSES; i++) {
+            struct pool_class *class = &pool->classes[i];
+            if (class->n_ready > 0 && (!oldest || class->last_want_ns < oldest->last_want_ns))
+                oldest = class;
+        }
+        if (!oldest)
+            return;
+        oldest->wants = 0; /* memory is short: no more ahead of need */
+        block = take_newest(oldest);
+        given += block->bytes;
+        uncharge(pool, block->bytes);
+        list_append(victims, &block->link);
+    }
+}
+
+static void drop_ready(struct pool_class *class)
+{
+    struct pool_block *block;
+
+    while ((block = take_newest(class)))
+        release(block);
+}
+
+bool pool_sweep(struct pool *pool, uint64_t now_ns)
+{
+    for (unsigned i = 0; i < POOL_CLASSES; i++)
+        if (pool->classes[i].n_ready > 0 && now_ns - pool->classes[i].last_want_ns >= pool->idle_ns)
+            drop_ready(&pool->classes[i]);
+    return pool->bytes > 0;
+}
+
+void pool_note_registration(struct pool *pool, struct transport *transport)
+{
+    for (unsigned i = 0; i < pool->n_registers; i++)
+        if (pool->registers[i] == transport)
+            return;
+    if (pool->n_registers < BLOCK_MAX_REGISTRATIONS)
+        pool->registers[pool->n_registers++] = transport;
+}
+
+void pool_forget_transport(struct pool *pool, const struct transport *transport)
+{
+    unsigned n = 0;
+
+    for (unsigned i = 0; i < pool->n_registers; i++)
+        if (pool->registers[i] != transport)
+            pool->registers[n++] = pool->registers[i];
+    pool->n_registers = n;
+    for (unsigned i = 0; i < POOL_CLASSES; i++)
+        list_for_each_safe (node, &pool->classes[i].ready) {
+            struct pool_block *block = list_entry(node, struct pool_block, link);
+            if (!is_of_leaving(block))
+                continue;
+            list_remove(&block->link);
+            pool->classes[i].n_ready--;
+            release(block);
+        }
+}
+
+void pool_close(struct pool *pool)
+{
+    pool->closed = true;
+    for (unsigned i = 0; i < POOL_CLASSES; i++)
+        drop_ready(&pool->classes[i]);
+}

@@ -1,0 +1,432 @@
+/* Memory for regions: room under the limit, pages from the pool or made on a work thread, and old ones as if they were new. */
+#include <stdlib.h>
+#include <string.h>
+
+#include "daemon/memory/region_impl.h"
+#include "daemon/memory/warm.h"
+
+struct page_work {
+    struct work work; /* first */
+    struct list link; /* in regions->awaiting */
+    struct region *region;
+    region_ready on_ready;
+    void *arg;
+    enum rdt_status status;
+    struct rdt_error err;
+    struct list victims; /* struct pool_block whose pages go first */
+};
+
+void region_free_victims(struct list *victims)
+{
+    list_for_each_safe (node, victims) {
+        struct pool_block *block = list_entry(node, struct pool_block, link);
+        pool_block_free(block);
+        if (block->at)
+            memory_kind_unuse(block->kind); /* its room was given back when it became one */
+        free(block);
+    }
+    list_init(victims);
+}
+
+static enum rdt_status alloc_block(struct region *region, struct rdt_error *err)
+{
+    const struct rdt_memory_ops *ops = &region->kind->ops;
+    void *instance = region->kind->instance;
+
+    if (region->origin == REGION_STAGING && ops->alloc_private &&
+        ops->alloc_private(instance, region->room, &region->block, NULL) == RDT_OK) {
+        region->never_leaves = true;
+        return RDT_OK;
+    }
+    return ops->alloc(instance, "", region->room, &region->block, err);
+}
+
+static void run_alloc(struct work *work)
+{
+    struct page_work *page = (struct page_work *)work;
+    struct region *region = page->region;
+
+    region_free_victims(&page->victims);
+    page->status = alloc_block(region, &page->err);
+    if (page->status != RDT_OK || region->origin < REGION_RECEIVED)
+        return;
+    /* bytes are about to come: its pages are touched here, not one by one by the thread that receives */
+    page->status = region->kind->ops.map(region->kind->instance, &region->block, true, &page->err);
+    if (page->status != RDT_OK)
+        region->kind->ops.free(region->kind->instance, &region->block);
+}
+
+static void done_alloc(struct work *work)
+{
+    struct page_work *page = (struct page_work *)work;
+
+    if (page->status != RDT_OK) {
+        region_unlist(page->region);
+        region_forget(page->region);
+        page->on_ready(page->arg, NULL, &page->err);
+    } else {
+        page->on_ready(page->arg, page->region, NULL);
+    }
+    free(page);
+}
+
+/* Whether there is room for so many bytes, if need be in place of what is ready or warm. */
+static bool make_room(struct regions *regions, uint64_t bytes, struct list *victims)
+{
+    uint64_t free_bytes = regions->bytes < regions->limit_bytes ? regions->limit_bytes - regions->bytes : 0;
+    uint64_t spare = regions->ready.bytes + regions->warm_bytes, before = regions->bytes;
+
+    if (bytes <= free_bytes)
+        return true;
+    if (regions->give_up && bytes <= regions->limit_bytes && spare < bytes - free_bytes) {
+        regions->giving_up = victims;
+        (void)regions->give_up(regions->give_up_arg, bytes - free_bytes - spare);
+        regions->giving_up = NULL;
+        free_bytes += before - regions->bytes;
+        before = regions->bytes;
+        if (bytes <= free_bytes)
+            return true;
+    }
+    if (regions->ready.bytes + regions->warm_bytes < bytes - free_bytes)
+        return false; /* nobody shall lose what is warm for nothing */
+    pool_give_up(&regions->ready, bytes - free_bytes, victims);
+    free_bytes += before - regions->bytes;
+    if (bytes > free_bytes)
+        warm_give_up(regions, bytes - free_bytes, victims);
+    return bytes <= regions->limit_bytes && regions->bytes <= regions->limit_bytes - bytes;
+}
+
+/* What could not be used after all: the pages go, nobody waits for it. */
+static void run_drop(struct work *work)
+{
+    region_free_victims(&((struct page_work *)work)->victims);
+    free(work);
+}
+
+void region_drop_victims(struct regions *regions, struct list *victims)
+{
+    struct page_work *page;
+
+    if (list_empty(victims))
+        return;
+    page = calloc(1, sizeof *page);
+    if (!page) {
+        region_free_victims(victims);
+        return;
+    }
+    page->work = (struct work){.run = run_drop};
+    list_init(&page->victims);
+    list_splice(&page->victims, victims);
+    work_submit(regions->pool, &page->work);
+}
+
+static enum rdt_status no_room(const struct regions *regions, uint64_t bytes, struct rdt_error *err)
+{
+    return rdt_error_set(err, bytes > regions->limit_bytes ? RDT_LIMIT : RDT_NO_MEMORY,
+                         "%llu bytes do not fit: %llu of the daemon's memory_limit of %llu bytes are taken",
+                         (unsigned long long)bytes, (unsigned long long)regions->bytes,
+                         (unsigned long long)regions->limit_bytes);
+}
+
+enum rdt_status regions_charge(struct regions *regions, uint64_t bytes, struct rdt_error *err)
+{
+    struct list victims;
+    bool fits;
+
+    list_init(&victims);
+    fits = make_room(regions, bytes, &victims);
+    region_drop_victims(regions, &victims);
+    if (!fits)
+        return no_room(regions, bytes, err);
+    regions->bytes += bytes;
+    return RDT_OK;
+}
+
+void regions_uncharge(struct regions *regions, uint64_t bytes)
+{
+    regions_give_back(regions, bytes);
+}
+
+/* The charge is the pool's until now. */
+void region_adopt(struct region *region, struct pool_block *take_block)
+{
+    region->block = take_block->block;
+    region->room = take_block->bytes;
+    region->n_registrations = take_block->n_registrations;
+    memcpy(region->registrations, take_block->registrations, sizeof region->registrations);
+    memory_kind_unuse(take_block->kind); /* the region counts */
+    free(take_block);
+}
+
+/* Takes its room from the limit. */
+static bool take_room(struct region *region, struct list *victims)
+{
+    struct regions *regions = region->regions;
+    uint64_t pages = pool_pages_bytes(region->kind, region->bytes);
+    uint64_t room = region->origin == REGION_ALLOCATED ? pages : pool_room_bytes(&regions->ready, region->kind, region->bytes);
+
+    if (!make_room(regions, room, victims) && !make_room(regions, room = pages, victims))
+        return false;
+    region->room = room;
+    regions->bytes += room;
+    return true;
+}
+
+static void submit(struct page_work *page)
+{
+    page->work = (struct work){.run = run_alloc, .done = done_alloc, .lane = page->region->client};
+    work_submit(page->region->regions->pool, &page->work);
+}
+
+static struct page_work *page_work_new(struct region *region, region_ready on_ready, void *arg)
+{
+    struct page_work *page = calloc(1, sizeof *page);
+
+    if (!page)
+        return NULL;
+    page->region = region;
+    page->on_ready = on_ready;
+    page->arg = arg;
+    list_init(&page->link);
+    list_init(&page->victims);
+    return page;
+}
+
+/* ---- waiting for what is on its way ---- */
+
+static bool will_fit(const struct regions *regions, uint64_t claimed, uint64_t bytes)
+{
+    return bytes <= regions->limit_bytes && claimed <= regions->limit_bytes - bytes;
+}
+
+/* There is no room, but there would be if the work pool stood still: memory that is made ahead, scrubbed or given back takes until then,
+ * and nobody is refused for that. */
+static bool await_room(struct region *region, region_ready on_ready, void *arg)
+{
+    struct regions *regions = region->regions;
+    uint64_t bytes = pool_pages_bytes(region->kind, region->bytes);
+    struct page_work *page;
+
+    if (!on_ready || !will_fit(regions, regions_claimed_bytes(regions), bytes))
+        return false;
+    page = page_work_new(region, on_ready, arg);
+    if (!page)
+        return false;
+    region->room = bytes;
+    regions->awaiting_bytes += bytes;
+    list_append(&regions->awaiting, &page->link);
+    return true;
+}
+
+static void stop_awaiting(struct page_work *page, uint64_t bytes)
+{
+    list_remove(&page->link);
+    page->region->regions->awaiting_bytes -= bytes;
+}
+
+/* What it waited for went to somebody who could not wait. */
+static void refuse(struct page_work *page)
+{
+    struct region *region = page->region;
+
+    (void)no_room(region->regions, region->room, &page->err);
+    stop_awaiting(page, region->room);
+    region_unlist(region);
+    region->room = 0; /* it never had any */
+    region_forget(region);
+    page->on_ready(page->arg, NULL, &page->err);
+    free(page);
+}
+
+void regions_admit(struct regions *regions)
+{
+    while (!list_empty(&regions->awaiting)) {
+        struct page_work *page = list_entry(list_first(&regions->awaiting), struct page_work, link);
+        uint64_t bytes = page->region->room;
+        if (take_room(page->region, &page->victims)) {
+            stop_awaiting(page, bytes);
+            submit(page);
+        } else if (will_fit(regions, regions_claimed_bytes(regions) - regions->awaiting_bytes, bytes)) {
+            region_drop_victims(regions, &page->victims);
+            return; /* more comes */
+        } else {
+            region_drop_victims(regions, &page->victims);
+            refuse(page);
+        }
+    }
+}
+
+/* ---- allocating ---- */
+
+enum rdt_status region_alloc(struct regions *regions, const char *kind_name, const char *device, uint64_t bytes,
+                             enum region_origin origin, struct account *account, uint64_t client, struct region **region_p,
+                             region_ready on_ready, void *arg, struct rdt_error *err)
+{
+    struct memory_kind *kind;
+    struct region *region;
+    struct page_work *page;
+    struct pool_block *ready;
+    struct list victims;
+    bool in_turn = on_ready && !list_empty(&regions->awaiting);
+    enum rdt_status status = regions_find_kind(regions, kind_name, &kind, err);
+
+    if (status != RDT_OK)
+        return status;
+    if (bytes == 0)
+        return rdt_error_set(err, RDT_INVALID, "cannot allocate 0 bytes");
+    if (!memory_kind_is_host(kind))
+        return region_alloc_device(regions, kind, device, bytes, origin, account, client, region_p, on_ready, arg, err);
+    if (bytes > regions->limit_bytes)
+        return no_room(regions, bytes, err);
+    status = region_new(regions, kind, NULL, bytes, origin, account, client, 1, &region, err);
+    if (status != RDT_OK)
+        return status;
+    ready = origin == REGION_ALLOCATED || in_turn ? NULL : pool_take(&regions->ready, kind, bytes);
+    if (regions->ready.bytes > 0)
+        regions_watch(regions);
+    if (ready) {
+        region_adopt(region, ready);
+        *region_p = region;
+        return RDT_OK;
+    }
+    list_init(&victims);
+    if (in_turn || !take_room(region, &victims)) {
+        region_drop_victims(regions, &victims);
+        if (await_room(region, on_ready, arg))
+            return RDT_AGAIN;
+        region_cancel(region);
+        if (bytes <= regions->limit_bytes)
+            account_node_is_full(account, USAGE_BYTES, NULL);
+        return no_room(regions, bytes, err);
+    }
+    if (!on_ready)
+        region_drop_victims(regions, &victims); /* their share of the limit is free already */
+    if ((bytes <= SMALL_BYTES || !on_ready) && list_empty(&victims)) {
+        status = alloc_block(region, err);
+        if (status != RDT_OK) {
+            region_unlist(region);
+            region_forget(region);
+            return status;
+        }
+        *region_p = region;
+        return RDT_OK;
+    }
+    page = page_work_new(region, on_ready, arg);
+    if (!page) {
+        region_drop_victims(regions, &victims);
+        region_unlist(region);
+        region_forget(region);
+        return rdt_error_set(err, RDT_NO_MEMORY, "no memory for a region");
+    }
+    list_splice(&page->victims, &victims);
+    submit(page);
+    return RDT_AGAIN;
+}
+
+enum rdt_status region_alloc_now(struct regions *regions, const char *kind, const char *device, uint64_t bytes,
+                                 enum region_origin origin, struct account *account, struct region **region_p,
+                                 struct rdt_error *err)
+{
+    return region_alloc(regions, kind, device, bytes, origin, account, 0, region_p, NULL, NULL, err);
+}
+
+/* ---- taking what a client has made ---- */
+
+/* Where large allocations lie on huge pages, such come as ever. */
+uint64_t regions_take_max(struct regions *regions, uint64_t most)
+{
+    struct memory_kind *kind;
+
+    if (regions_find_kind(regions, "host", &kind, NULL) != RDT_OK || !kind->ops.take)
+        return 0;
+    while (most > 0 && kind->ops.round && kind->ops.round(kind->instance, most - 1) != most - 1)
+        most /= 2;
+    if (most > 0 && kind->ops.round && kind->ops.round(kind->instance, most + 1) != most + 1)
+        most--; /* one huge page */
+    return most;
+}
+
+/* Its pages are there already, but who waits for room comes first. */
+static bool take_made_room(struct region *region)
+{
+    struct regions *regions = region->regions;
+    uint64_t pages = pool_pages_bytes(region->kind, region->bytes);
+    struct list victims;
+    bool fits;
+
+    list_init(&victims);
+    fits = list_empty(&regions->awaiting) && make_room(regions, pages, &victims);
+    region_drop_victims(regions, &victims);
+    if (!fits)
+        return false;
+    region->room = pages;
+    regions->bytes += pages;
+    return true;
+}
+
+enum rdt_status region_take(struct regions *regions, int fd, uint64_t bytes, struct account *account, uint64_t client,
+                            struct region **region_p, struct rdt_error *err)
+{
+    struct memory_kind *kind;
+    struct region *region;
+    enum rdt_status status = regions_find_kind(regions, "host", &kind, err);
+
+    if (status != RDT_OK)
+        return status;
+    if (!kind->ops.take)
+        return rdt_error_set(err, RDT_UNSUPPORTED, "memory kind %s takes no memory that clients make", kind->name);
+    status = region_new(regions, kind, NULL, bytes, REGION_SNAPSHOT, account, client, 1, &region, err);
+    if (status != RDT_OK)
+        return status;
+    status = kind->ops.take(kind->instance, fd, bytes, &region->block, err);
+    if (status != RDT_OK) {
+        region_cancel(region);
+        return status;
+    }
+    if (!take_made_room(region)) {
+        kind->ops.free(kind->instance, &region->block);
+        region_cancel(region);
+        if (bytes <= regions->limit_bytes)
+            account_node_is_full(account, USAGE_BYTES, NULL);
+        return no_room(regions, bytes, err);
+    }
+    region->client = 0;
+    region->exported_to = client; /* who may have it open yet */
+    region->sealed = true;
+    *region_p = region;
+    return RDT_OK;
+}
+
+/* ---- scrubbing ---- */
+
+static void run_scrub(struct work *work)
+{
+    struct region *region = ((struct page_work *)work)->region;
+
+    work_zero(region->block.addr, region->room);
+}
+
+static void done_scrub(struct work *work)
+{
+    struct page_work *page = (struct page_work *)work;
+
+    page->on_ready(page->arg, page->region, NULL);
+    free(page);
+}
+
+enum rdt_status region_scrub(struct region *region, region_ready on_ready, void *arg, struct rdt_error *err)
+{
+    struct page_work *page;
+
+    if (!region_addr(region, err))
+        return err ? err->status : RDT_SYSTEM;
+    page = calloc(1, sizeof *page);
+    if (!page)
+        return rdt_error_set(err, RDT_NO_MEMORY, "no memory to clear region %llu", (unsigned long long)region->id);
+    page->work = (struct work){.run = run_scrub, .done = done_scrub};
+    page->region = region;
+    page->on_ready = on_ready;
+    page->arg = arg;
+    work_submit(region->regions->pool, &page->work);
+    return RDT_OK;
+}

@@ -1,0 +1,459 @@
+/* Memory on devices: made, imported and given back on the work pool; shared by what its plug-in exports. */
+#include <errno.h>
+#include <fcntl.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "daemon/memory/region_impl.h"
+
+struct device_work {
+    struct work work; /* first */
+    struct region *region;
+    region_ready on_ready;
+    void *arg;
+    struct rdt_import *import; /* NULL: an allocation, */
+    bool kept;                 /* or a block that was kept */
+    struct list victims;       /* struct pool_block that go first */
+    struct list link;          /* device->awaiting */
+    enum rdt_status status;
+    struct rdt_error err;
+};
+
+/* ---- room ---- */
+
+void region_give_back(struct regions *regions, struct memory_device *device, uint64_t bytes)
+{
+    if (!device) {
+        regions_give_back(regions, bytes);
+        return;
+    }
+    device->used_bytes -= bytes;
+    if (regions->accounts && bytes > 0)
+        account_room(regions->accounts, USAGE_DEVICE_BYTES, device);
+}
+
+static enum rdt_status no_room(const struct memory_device *device, uint64_t bytes, struct rdt_error *err)
+{
+    return rdt_error_set(err, RDT_LIMIT,
+                         "%llu bytes do not fit on %s device %s (%s): %llu of its device_limit of %llu bytes are taken",
+                         (unsigned long long)bytes, device->kind->name, device->uuid, device->name,
+                         (unsigned long long)device->used_bytes, (unsigned long long)device->limit_bytes);
+}
+
+/* What a plug-in rounds up may wrap. */
+static bool fits(const struct memory_device *device, uint64_t room, uint64_t taken)
+{
+    return room <= device->limit_bytes && taken <= device->limit_bytes - room;
+}
+
+/* The bytes of whoever has some there for good. */
+static uint64_t taken_for_good(const struct memory_device *device)
+{
+    return device->used_bytes - device->ready_bytes - device->leaving_bytes;
+}
+
+/* There is room. If need be in place of what is kept: those blocks are victims then. */
+static void claim(struct region *region, uint64_t room, struct list *victims)
+{
+    struct memory_device *device = region->at;
+    uint64_t limit = device->limit_bytes;
+
+    if (device->used_bytes > limit - room)
+        device_pool_give_up(&region->regions->kept, device, device->used_bytes - (limit - room), victims);
+    list_for_each (node, victims)
+        device->used_bytes -= list_entry(node, struct pool_block, link)->bytes;
+    region->room = room;
+    device->used_bytes += room;
+}
+
+/* AGAIN: not yet, but there is when what is on its way back has come. */
+static enum rdt_status take_room(struct region *region, struct list *victims, struct rdt_error *err)
+{
+    struct memory_device *device = region->at;
+    uint64_t room = pool_pages_bytes(region->kind, region->bytes);
+    bool ever = room >= region->bytes && room <= device->limit_bytes;
+
+    if (ever && !account_waits_for(region->account, USAGE_DEVICE_BYTES, device)) {
+        if (list_empty(&device->awaiting) && fits(device, room, device->used_bytes - device->ready_bytes)) {
+            claim(region, room, victims);
+            return RDT_OK;
+        }
+        if (fits(device, room, taken_for_good(device) + device->awaiting_bytes))
+            return RDT_AGAIN;
+    }
+    if (ever)
+        account_node_is_full(region->account, USAGE_DEVICE_BYTES, device);
+    return no_room(device, region->bytes, err);
+}
+
+/* ---- making ---- */
+
+static enum rdt_status make(struct device_work *making)
+{
+    struct region *region = making->region;
+    const struct rdt_memory_ops *ops = &region->kind->ops;
+    void *instance = region->kind->instance;
+    enum rdt_status status;
+
+    if (making->kept) /* it shows somebody's bytes */
+        return ops->zero(instance, &region->block, &making->err);
+    region_free_victims(&making->victims);
+    if (making->import)
+        status = ops->import(instance, region->at->uuid, making->import, &region->block, &making->err);
+    else
+        status = ops->alloc(instance, region->at->uuid, region->room, &region->block, &making->err);
+    if (status != RDT_OK)
+        return status;
+    status = ops->map(instance, &region->block, true, &making->err);
+    if (status != RDT_OK)
+        ops->free(instance, &region->block);
+    return status;
+}
+
+static void run_make(struct work *work)
+{
+    struct device_work *making = (struct device_work *)work;
+
+    making->status = make(making);
+}
+
+static void import_free(struct rdt_import *import)
+{
+    if (!import)
+        return;
+    for (uint32_t i = 0; i < import->n_fds; i++)
+        (void)close(import->fds[i]);
+    free(import);
+}
+
+static void done_make(struct work *work)
+{
+    struct device_work *making = (struct device_work *)work;
+    struct region *region = making->region;
+
+    import_free(making->import);
+    if (making->status != RDT_OK) {
+        rdt_error_prefix(&making->err, "%s device %s", region->kind->name, region->at->uuid);
+        region_unlist(region);
+        if (making->kept) { /* nobody shall have it any more */
+            region->exported_widely = true;
+            region_retire(region, false, NULL);
+        } else {
+            region_forget(region);
+        }
+        making->on_ready(making->arg, NULL, &making->err);
+    } else {
+        making->on_ready(making->arg, region, NULL);
+    }
+    free(making);
+}
+
+static struct device_work *work_new(region_ready on_ready, void *arg, struct rdt_error *err)
+{
+    struct device_work *making = calloc(1, sizeof *making);
+
+    if (!making) {
+        (void)rdt_error_set(err, RDT_NO_MEMORY, "no memory for a region");
+        return NULL;
+    }
+    list_init(&making->victims);
+    list_init(&making->link);
+    making->on_ready = on_ready;
+    making->arg = arg;
+    return making;
+}
+
+static enum rdt_status start(struct device_work *take_making, struct region *region)
+{
+    take_making->region = region;
+    take_making->work = (struct work){.run = run_make, .done = done_make, .lane = region->client};
+    work_submit(region->regions->pool, &take_making->work);
+    return RDT_AGAIN;
+}
+
+/* ---- waiting for what is on its way ---- */
+
+/* What is given back takes until the work pool has done it, and nobody is refused for that. */
+static enum rdt_status await_room(struct device_work *take_making, struct region *region)
+{
+    take_making->region = region;
+    region->room = pool_pages_bytes(region->kind, region->bytes);
+    region->at->awaiting_bytes += region->room;
+    list_append(&region->at->awaiting, &take_making->link);
+    return RDT_AGAIN;
+}
+
+/* What it waited for went to somebody else. */
+static void refuse(struct device_work *making)
+{
+    struct region *region = making->region;
+
+    (void)no_room(region->at, region->bytes, &making->err);
+    region_unlist(region);
+    region->room = 0; /* it never had any */
+    region_forget(region);
+    making->on_ready(making->arg, NULL, &making->err);
+    free(making);
+}
+
+void regions_admit_device(struct memory_device *device)
+{
+    while (!list_empty(&device->awaiting)) {
+        struct device_work *making = list_entry(list_first(&device->awaiting), struct device_work, link);
+        uint64_t room = making->region->room;
+        bool now = fits(device, room, device->used_bytes - device->ready_bytes);
+
+        if (!now && fits(device, room, taken_for_good(device)))
+            return; /* more comes */
+        list_remove(&making->link);
+        device->awaiting_bytes -= room;
+        if (now) {
+            claim(making->region, room, &making->victims);
+            (void)start(making, making->region);
+        } else {
+            refuse(making);
+        }
+    }
+}
+
+/* ---- allocating ---- */
+
+/* What the client may be given of its own it may write: who could never have had it is not shown such memory (REGION_RECEIVED only), and
+ * what must not change is not put there. */
+static struct pool_block *take_kept(struct region *region, uint64_t client)
+{
+    bool own = region->origin == REGION_ALLOCATED || region->origin == REGION_RECEIVED;
+    struct device_block_wish wish = {region->at, pool_pages_bytes(region->kind, region->bytes), own ? client : 0};
+
+    if (account_waits_for(region->account, USAGE_DEVICE_BYTES, region->at) || !list_empty(&region->at->awaiting))
+        return NULL;
+    return device_pool_take(&region->regions->kept, &wish);
+}
+
+/* True: as it is it may be seen by whoever may see the region. */
+static bool adopt(struct region *region, struct pool_block *take_block)
+{
+    uint64_t client = take_block->client;
+    bool known = client != 0 || owner_equal(&take_block->owner, &region->account->owner);
+
+    region_adopt(region, take_block);
+    if (client != 0) {
+        region->exported_to = client;
+        region->writable_outside = true;
+        region->had_life = region->origin != REGION_ALLOCATED; /* what is its own to write anyway it may put and show */
+    }
+    return known && region->origin >= REGION_RECEIVED; /* and all of it is about to be written */
+}
+
+enum rdt_status region_alloc_device(struct regions *regions, struct memory_kind *kind, const char *device_name, uint64_t bytes,
+                                    enum region_origin origin, struct account *account, uint64_t client, struct region **region_p,
+                                    region_ready on_ready, void *arg, struct rdt_error *err)
+{
+    struct rdt_error why = {0};
+    struct memory_device *device = memory_kind_device(kind, device_name, &why);
+    struct device_work *making;
+    struct pool_block *kept;
+    struct region *region;
+    enum rdt_status status;
+
+    if (!device || !on_ready) {
+        if (err && !device)
+            *err = why;
+        return device ? rdt_error_set(err, RDT_INTERNAL, "%s memory is not there at once", kind->name) : why.status;
+    }
+    if (bytes > device->limit_bytes) /* before any sum is made with it */
+        return no_room(device, bytes, err);
+    status = region_new(regions, kind, device, bytes, origin, account, client, 1, &region, err);
+    if (status != RDT_OK)
+        return status;
+    making = work_new(on_ready, arg, err);
+    if (!making) {
+        region_cancel(region);
+        return RDT_NO_MEMORY;
+    }
+    kept = take_kept(region, client);
+    if (kept && adopt(region, kept)) {
+        free(making);
+        *region_p = region;
+        return RDT_OK;
+    }
+    making->kept = kept != NULL;
+    status = kept ? RDT_OK : take_room(region, &making->victims, err);
+    if (status == RDT_OK)
+        return start(making, region);
+    if (status == RDT_AGAIN)
+        return await_room(making, region);
+    region_cancel(region);
+    free(making);
+    return status;
+}
+
+/* ---- importing ---- */
+
+/* One allocation, with the columns it points to behind it. */
+static struct rdt_import *import_copy(const struct rdt_import *import, struct rdt_error *err)
+{
+    size_t fds_bytes = import->n_fds * sizeof(int), chunks_bytes = import->n_fds * sizeof(uint64_t);
+    struct rdt_import *copy = calloc(1, sizeof *copy + chunks_bytes + fds_bytes + import->handle_bytes);
+    uint64_t *chunks = (uint64_t *)(copy + 1);
+    int *fds;
+
+    if (!copy) {
+        (void)rdt_error_set(err, RDT_NO_MEMORY, "no memory for an import");
+        return NULL;
+    }
+    fds = (int *)(chunks + import->n_fds);
+    *copy = *import;
+    copy->chunk_bytes = chunks;
+    copy->fds = fds;
+    copy->handle = fds + import->n_fds;
+    if (chunks_bytes > 0 && import->chunk_bytes)
+        memcpy(chunks, import->chunk_bytes, chunks_bytes);
+    if (import->handle_bytes > 0)
+        memcpy(fds + import->n_fds, import->handle, import->handle_bytes);
+    for (copy->n_fds = 0; copy->n_fds < import->n_fds; copy->n_fds++) {
+        fds[copy->n_fds] = fcntl(import->fds[copy->n_fds], F_DUPFD_CLOEXEC, 0);
+        if (fds[copy->n_fds] < 0) {
+            (void)rdt_error_sys(err, errno, "taking over chunk %u of an import", copy->n_fds);
+            import_free(copy);
+            return NULL;
+        }
+    }
+    return copy;
+}
+
+static enum rdt_status check_import(const struct memory_kind *kind, const struct rdt_import *import, struct rdt_error *err)
+{
+    uint64_t all = 0;
+
+    if (!kind->ops.import)
+        return rdt_error_set(err, RDT_UNSUPPORTED, "memory kind %s cannot import", kind->name);
+    if (import->kind != RDT_IMPORT_VMM && import->kind != RDT_IMPORT_LEGACY_IPC)
+        return rdt_error_set(err, RDT_INVALID, "%s memory is imported by chunks or by a legacy handle, not by a memfd", kind->name);
+    if (import->bytes == 0)
+        return rdt_error_set(err, RDT_INVALID, "cannot import 0 bytes");
+    if (import->kind == RDT_IMPORT_LEGACY_IPC && import->n_fds > 0)
+        return rdt_error_set(err, RDT_INVALID, "a legacy handle comes without chunks, not with %u", import->n_fds);
+    if (import->kind == RDT_IMPORT_LEGACY_IPC && (import->handle_bytes == 0 || import->handle_bytes > RDT_EXPORT_HANDLE_BYTES))
+        return rdt_error_set(err, RDT_INVALID, "a legacy handle has 1 to %u bytes, not %zu", RDT_EXPORT_HANDLE_BYTES,
+                             import->handle_bytes);
+    if (import->kind != RDT_IMPORT_VMM)
+        return import->offset <= UINT64_MAX - import->bytes ? RDT_OK
+                                                            : rdt_error_set(err, RDT_INVALID, "the offset of the import wraps");
+    for (uint32_t i = 0; i < import->n_fds; i++)
+        all = import->chunk_bytes[i] > UINT64_MAX - all ? UINT64_MAX : all + import->chunk_bytes[i];
+    if (import->n_fds == 0 || import->offset > all || import->bytes > all - import->offset)
+        return rdt_error_set(err, RDT_INVALID, "%llu bytes at offset %llu of %u chunks that have %llu",
+                             (unsigned long long)import->bytes, (unsigned long long)import->offset, import->n_fds,
+                             (unsigned long long)all);
+    return RDT_OK;
+}
+
+enum rdt_status region_import_device(struct regions *regions, const char *kind_name, const char *device_name,
+                                     const struct rdt_import *import, struct account *account, uint64_t client,
+                                     region_ready on_ready, void *arg, struct rdt_error *err)
+{
+    struct memory_device *device = NULL;
+    struct device_work *making;
+    struct memory_kind *kind;
+    struct region *region;
+    struct rdt_error why = {0};
+    enum rdt_status status = regions_find_kind(regions, kind_name, &kind, err);
+
+    if (status == RDT_OK)
+        status = check_import(kind, import, err);
+    if (status != RDT_OK)
+        return status;
+    device = memory_kind_device(kind, device_name, &why);
+    if (!device) {
+        if (err)
+            *err = why;
+        return why.status;
+    }
+    status = region_new(regions, kind, device, import->bytes, REGION_IMPORTED, account, client, import->n_fds, &region, err);
+    if (status != RDT_OK)
+        return status;
+    region->writable_outside = true;
+    making = work_new(on_ready, arg, &why);
+    if (making && (making->import = import_copy(import, &why)))
+        return start(making, region);
+    free(making);
+    region_unlist(region);
+    region_forget(region);
+    if (err)
+        *err = why;
+    return why.status;
+}
+
+/* ---- sharing ---- */
+
+static enum rdt_status ask_export(struct region *region, struct rdt_export *export_p, struct rdt_error *err)
+{
+    enum rdt_status status;
+
+    memset(export_p, 0, sizeof *export_p);
+    status = region->kind->ops.export_block(region->kind->instance, &region->block, export_p, err);
+    if (status != RDT_OK)
+        return status;
+    if (export_p->kind == RDT_IMPORT_VMM ? export_p->n_fds == 0 || export_p->n_fds > RDT_EXPORT_MAX_FDS || !export_p->fds ||
+                                               !export_p->chunk_bytes
+                                         : export_p->kind != RDT_IMPORT_LEGACY_IPC || export_p->handle_bytes == 0 ||
+                                               export_p->handle_bytes > sizeof export_p->handle)
+        return rdt_error_set(err, RDT_INTERNAL, "memory kind %s exports neither chunks nor a handle", region->kind->name);
+    return RDT_OK;
+}
+
+enum rdt_status region_share_fds(struct region *region, unsigned *n_p, struct rdt_error *err)
+{
+    struct rdt_export export;
+    enum rdt_status status = ask_export(region, &export, err);
+
+    if (status == RDT_OK)
+        *n_p = export.kind == RDT_IMPORT_VMM ? export.n_fds : 0;
+    return status;
+}
+
+enum rdt_status region_share(struct region *region, uint64_t client, struct region_share *share_p, int *fds_p, unsigned room,
+                             unsigned *n_p, struct rdt_error *err)
+{
+    Rdt__Pb__Share *message = &share_p->message;
+    struct rdt_export export;
+    unsigned n = 0;
+    enum rdt_status status = region->had_life && region->exported_to != client ? region_not_anyone(region, err)
+                                                                               : ask_export(region, &export, err);
+
+    if (status == RDT_OK && export.kind == RDT_IMPORT_VMM && export.n_fds > room)
+        status = rdt_error_set(err, RDT_LIMIT, "region %llu is made of %u chunks, and one message carries %u file descriptors",
+                               (unsigned long long)region->id, export.n_fds, room);
+    for (; status == RDT_OK && export.kind == RDT_IMPORT_VMM && n < export.n_fds; n++) {
+        fds_p[n] = fcntl(export.fds[n], F_DUPFD_CLOEXEC, 0);
+        if (fds_p[n] < 0)
+            status = rdt_error_sys(err, errno, "duplicating a descriptor of %s memory", region->kind->name);
+    }
+    if (status != RDT_OK) {
+        while (n > 0)
+            if (fds_p[--n] >= 0)
+                (void)close(fds_p[n]);
+        return status;
+    }
+    rdt__pb__share__init(message);
+    message->memory = (char *)region->kind->name;
+    message->device = region->at->uuid;
+    message->kind = (Rdt__Pb__RegionKind)export.kind;
+    message->offset = export.offset;
+    if (export.kind == RDT_IMPORT_VMM) {
+        message->n_chunk_bytes = export.n_fds;
+        message->chunk_bytes = (uint64_t *)(uintptr_t)export.chunk_bytes;
+    } else {
+        memcpy(share_p->handle, export.handle, export.handle_bytes);
+        message->handle = (ProtobufCBinaryData){export.handle_bytes, share_p->handle};
+    }
+    region->writable_outside = true;
+    if (region->exported_to == 0 && !region->exported_widely && client != 0)
+        region->exported_to = client;
+    else if (region->exported_to != client)
+        region->exported_widely = true;
+    *n_p = n;
+    return RDT_OK;
+}

@@ -1,0 +1,26 @@
+/* Memory whose region has ended and that somebody outside may still have open or mapped: sealed, which gives up no page, left behind by a
+ * client that never said that it lets go, or that client's own and given pages by this daemon (region_fill.h). A descriptor cannot be taken back, so its bytes stay charged, to memory_limit and to whose
+ * they were, until the kernel says that nobody has it any more (inotify tells of the end of a file without a name).
+ *
+ * Loop thread only.
+ */
+#ifndef DAEMON_REGION_LEFT_H
+#define DAEMON_REGION_LEFT_H
+
+#include "daemon/memory/region.h"
+
+struct region_left;
+
+/* From now on what is left is counted. false: no memory, and it is not. */
+bool region_left_create(struct regions *regions, uv_loop_t *loop);
+
+/* Counts nothing any more, and frees it; NULL is fine. A handle of it closes in the loop. */
+void region_left_close(struct region_left *left);
+
+/* The region ends, and this daemon closes its memory next. True: so many bytes of it are given back when nobody has it; at once, if charged is false,
+ * and taken again if it is not gone soon. False: nobody watches (the kernel has no room for that, or nothing is counted). */
+bool region_left_watch(struct region_left *left, const struct region *region, uint64_t bytes, bool charged);
+
+uint64_t region_left_bytes(const struct region_left *left); /* NULL: 0 */
+
+#endif

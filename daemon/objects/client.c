@@ -1,0 +1,281 @@
+#include "daemon/objects/client.h"
+
+#include <stdlib.h>
+#include <unistd.h>
+
+#include "daemon/objects/board.h"
+#include "daemon/objects/keeping.h"
+#include "daemon/objects/object.h"
+
+static uint64_t next_hold = 1; /* ids are unique in the daemon, so that a late release never hits another's hold */
+
+void client_init(struct client *client, uint64_t id)
+{
+    client->id = id;
+    client->since_ns = uv_hrtime();
+    list_init(&client->link);
+    list_init(&client->objects);
+    list_init(&client->calls);
+    list_init(&client->wakes);
+    list_init(&client->hearing);
+    map_init(&client->regions);
+    map_init(&client->holds);
+    map_init(&client->keeps);
+    map_init(&client->fetches);
+}
+
+static void tell_gone(struct client *client, uint64_t region)
+{
+    Rdt__Pb__RegionGone gone = RDT__PB__REGION_GONE__INIT;
+
+    client->n_gones++;
+    gone.n_regions = 1;
+    gone.regions = &region;
+    client->send(client, RDT_EVENT_REGION_GONE, FRAME_EVENT, 0, &gone.base, NULL, 0);
+}
+
+static void on_drop(struct warm *warm, uint64_t region)
+{
+    tell_gone(list_entry(warm, struct client, warm), region);
+}
+
+static void on_back(struct warm *warm, uint64_t region, bool gone)
+{
+    struct client *client = list_entry(warm, struct client, warm);
+    Rdt__Pb__RegionBack back = RDT__PB__REGION_BACK__INIT;
+
+    back.n_regions = 1;
+    back.regions = &region;
+    back.gone = gone;
+    client->send(client, RDT_EVENT_REGION_BACK, FRAME_EVENT, 0, &back.base, NULL, 0);
+}
+
+static void on_take(struct warm *warm, uint64_t region)
+{
+    (void)map_remove_u64(&list_entry(warm, struct client, warm)->regions, region);
+}
+
+static const struct warm_ops warm_ops = {on_drop, on_back, on_take};
+
+static void on_unmapped(struct mapped *mapped, uint64_t region)
+{
+    tell_gone(list_entry(mapped, struct client, mapped), region);
+}
+
+void client_tell_gone(struct client *client, const struct region *region)
+{
+    if (!mapped_drop(&client->mapped, region)) /* which tells it */
+        tell_gone(client, region->id);
+}
+
+void client_keep_warm(struct client *client, struct regions *regions)
+{
+    mapped_start(&client->mapped, on_unmapped);
+    warm_start(&client->warm, regions, client->id, &warm_ops);
+}
+
+enum rdt_status client_region(struct client *client, uint64_t id, uint64_t generation, struct region **region_p, struct rdt_error *err)
+{
+    struct region *region = map_get_u64(&client->regions, id);
+
+    if (!region || region->generation != generation)
+        return rdt_error_set(err, RDT_NOT_FOUND, "this client has no region %llu", (unsigned long long)id);
+    *region_p = region;
+    return region->laid_by ? warm_resume(&client->warm, region, err) : RDT_OK;
+}
+
+void client_drop_import(struct client *client)
+{
+    struct import_parts *parts = client->importing;
+
+    client->importing = NULL;
+    if (!parts)
+        return;
+    for (uint32_t i = 0; i < parts->n; i++)
+        if (parts->fds[i] >= 0)
+            (void)close(parts->fds[i]);
+    account_give(client->account, USAGE_FDS, parts->charged);
+    free(parts);
+}
+
+/* It was never released: whoever had it may look at the memory yet. */
+static void abandon(struct hold *hold)
+{
+    for (uint32_t i = 0; hold->object && i < hold->object->n_regions; i++)
+        region_leave_pages(hold->object->uses[i].region);
+    for (uint32_t i = 0; i < hold->n_regions; i++)
+        region_leave_pages(hold->regions[i]);
+    if (hold->region)
+        region_leave_pages(hold->region);
+    client_release(hold);
+}
+
+bool client_fini(struct client *client, uint64_t until_ns)
+{
+    struct hold *hold;
+    struct keeping *keeping;
+    struct region *region;
+
+    client_drop_import(client);
+    free(client->usual);
+    client->usual = NULL;
+    mapped_stop(&client->mapped);
+    warm_stop(&client->warm); /* first: what it lets go of below comes to nobody again */
+    board_end(client);
+    while ((hold = map_next(&client->holds, &client->reaped_holds))) {
+        abandon(hold);
+        if (uv_hrtime() >= until_ns)
+            return false;
+    }
+    while ((keeping = map_next(&client->keeps, &client->reaped_keeps))) {
+        keeping_end(keeping);
+        if (uv_hrtime() >= until_ns)
+            return false;
+    }
+    while ((region = map_next(&client->regions, &client->reaped_regions))) {
+        map_remove_u64(&client->regions, region->id);
+        region->client = 0;
+        if (region->lent) /* librdt shows nobody where it lies: there is nobody whose pages they are */
+            region_unref(region);
+        else
+            region_abandon(region);
+        if (uv_hrtime() >= until_ns)
+            return false;
+    }
+    map_fini(&client->holds);
+    map_fini(&client->keeps);
+    map_fini(&client->regions);
+    map_fini(&client->fetches);
+    return true;
+}
+
+void client_wake(struct client *client, struct client_wake *wake)
+{
+    list_append(&client->wakes, &wake->link);
+    client->want_turn(client);
+}
+
+enum rdt_status client_hear(struct client *client, struct client_hearing *hearing)
+{
+    hearing->said = client->said(client);
+    if (hearing->said == 0)
+        return RDT_OK;
+    list_append(&client->hearing, &hearing->link);
+    return RDT_AGAIN;
+}
+
+void client_heard(struct client *client, uint64_t bytes)
+{
+    while (!list_empty(&client->hearing)) { /* each has heard no less than those after it wait for */
+        struct client_hearing *hearing = list_entry(list_first(&client->hearing), struct client_hearing, link);
+        if (hearing->said > bytes)
+            return;
+        list_remove(&hearing->link);
+        hearing->run(hearing);
+    }
+}
+
+bool client_work(struct client *client, uint64_t until_ns)
+{
+    struct client_task *task;
+
+    while (!list_empty(&client->wakes)) {
+        struct client_wake *wake = list_entry(list_first(&client->wakes), struct client_wake, link);
+        list_remove(&wake->link);
+        wake->run(wake);
+        if (uv_hrtime() >= until_ns)
+            return list_empty(&client->wakes) && !client->task;
+    }
+    task = client->task;
+    if (!task || task->waits)
+        return !task;
+    client->task = NULL; /* one that ends may leave another in its place */
+    if (!task->step(task, until_ns))
+        client->task = task;
+    return !client->task;
+}
+
+static struct hold *hold_new(struct client *client)
+{
+    struct hold *hold = calloc(1, sizeof *hold);
+
+    if (!hold)
+        return NULL;
+    hold->id = next_hold++;
+    hold->client = client;
+    list_init(&hold->by_object);
+    list_init(&hold->by_board);
+    if (!map_put_u64(&client->holds, hold->id, hold)) {
+        free(hold);
+        return NULL;
+    }
+    return hold;
+}
+
+struct hold *client_hold_object(struct client *client, struct object *object)
+{
+    struct hold *hold = hold_new(client);
+
+    if (hold && !object_hold_by(object, HOLDER_READER, &hold->by_object)) {
+        client_release(hold);
+        return NULL;
+    }
+    if (hold)
+        hold->object = object;
+    return hold;
+}
+
+struct hold *client_hold_region(struct client *client, struct region *region)
+{
+    struct hold *hold = hold_new(client);
+
+    if (hold) {
+        hold->region = region;
+        region_ref(region);
+    }
+    return hold;
+}
+
+struct hold *client_hold_regions(struct client *client, struct region *const *regions, uint32_t n)
+{
+    struct region **copy;
+    struct hold *hold;
+
+    if (n == 1)
+        return client_hold_region(client, regions[0]);
+    copy = calloc(n + 1u, sizeof(struct region *));
+    hold = copy ? hold_new(client) : NULL;
+    if (!hold) {
+        free(copy);
+        return NULL;
+    }
+    hold->regions = copy;
+    for (; hold->n_regions < n; hold->n_regions++)
+        copy[hold->n_regions] = region_ref(regions[hold->n_regions]);
+    return hold;
+}
+
+void client_copies(struct hold *hold, uint64_t bytes)
+{
+    hold->copying_bytes = bytes;
+    hold->client->copying_bytes += bytes;
+}
+
+void client_release(struct hold *hold)
+{
+    struct region **regions = hold->regions;
+    uint32_t n_regions = hold->n_regions;
+    struct object *object = hold->object;
+    struct region *region = hold->region;
+
+    board_leave(hold);
+    map_remove_u64(&hold->client->holds, hold->id);
+    hold->client->copying_bytes -= hold->copying_bytes;
+    if (object)
+        object_drop_by(object, &hold->by_object);
+    free(hold);
+    region_unref(region);
+    for (uint32_t i = 0; i < n_regions; i++)
+        region_unref(regions[i]);
+    free(regions);
+}

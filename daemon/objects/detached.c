@@ -1,0 +1,67 @@
+#include "daemon/objects/detached.h"
+
+#include <stdlib.h>
+
+#include "daemon/base/deadline.h"
+#include "daemon/base/log.h"
+
+struct detached {
+    struct deadline deadline; /* set: its client is gone */
+    struct object *object;
+    int64_t ttl_ns;
+};
+
+bool detached_add(struct object_table *table, uint64_t generation, int64_t ttl_ns)
+{
+    struct detached *detached = calloc(1, sizeof *detached);
+
+    if (!detached || !map_put_u64(&table->detached, generation, detached)) {
+        free(detached);
+        return false;
+    }
+    detached->ttl_ns = ttl_ns;
+    return true;
+}
+
+void detached_remove(struct object_table *table, uint64_t generation)
+{
+    struct detached *detached = map_remove_u64(&table->detached, generation);
+
+    if (detached && table->deadlines)
+        deadline_unset(table->deadlines, &detached->deadline);
+    free(detached);
+}
+
+static void on_passed(struct deadline *deadline)
+{
+    struct object *object = ((struct detached *)deadline)->object;
+
+    log_debug("obj %016llx is freed: it was detached, and its time is over", (unsigned long long)object->generation);
+    object_free(object, false, OBJECT_END_FREED);
+}
+
+bool detached_begin(struct object *object)
+{
+    struct detached *detached = map_get_u64(&object->table->detached, object->generation);
+
+    detached->object = object;
+    detached->deadline.on_passed = on_passed;
+    return deadline_set(object->table->deadlines, &detached->deadline, detached->ttl_ns);
+}
+
+int64_t detached_left_ns(const struct object *object)
+{
+    const struct detached *detached = map_get_u64(&object->table->detached, object->generation);
+
+    return detached ? deadline_left_ns(&detached->deadline) : -1;
+}
+
+void detached_end_all(struct object_table *table)
+{
+    struct detached *detached;
+    size_t cursor = 0;
+
+    while ((detached = map_next(&table->detached, &cursor))) /* removing while walking is what map_next allows */
+        if (detached->object)
+            object_free(detached->object, false, OBJECT_END_FREED);
+}

@@ -1,0 +1,447 @@
+/* Holds, pins and the end of an object. */
+#include "daemon/objects/object.h"
+
+#include <assert.h>
+#include <stdlib.h>
+
+#include "daemon/objects/board.h"
+#include "daemon/objects/client.h"
+#include "daemon/objects/detached.h"
+#include "daemon/base/log.h"
+#include "daemon/objects/object_table.h"
+#include "daemon/base/shapes.h"
+#include "daemon/base/sm.h"
+
+#define SHAPE_BYTES 3u /* of a tensor, at least */
+
+static const struct sm_state states[] = {
+    [OBJECT_AWAITED] = {"awaited", 1u << OBJECT_FILLING | 1u << OBJECT_LIVE | 1u << OBJECT_GONE},
+    [OBJECT_FILLING] = {"filling", 1u << OBJECT_LIVE | 1u << OBJECT_DRAINING},
+    [OBJECT_LIVE] = {"live", 1u << OBJECT_DRAINING | 1u << OBJECT_GONE},
+    [OBJECT_DRAINING] = {"draining", 1u << OBJECT_GONE},
+    [OBJECT_GONE] = {"gone", 0},
+};
+
+/* A copy of another node's is none of this node's objects: what there is of it is a region. */
+static void tell(const struct object *object, const char *what)
+{
+    if (!object->adopted)
+        event(object->table->events, RDT__PB__LIST_KIND__LIST_KIND_OBJECTS, what, object);
+}
+
+void object_set_state(struct object *object, enum object_state state)
+{
+    sm_move_byte(states, sizeof states / sizeof states[0], &object->state, state);
+    tell(object, state == OBJECT_LIVE ? "put" : states[state].name);
+}
+
+bool object_visible_to(const struct object *object, const struct owner *requester)
+{
+    if (owner_equal(&object->account->owner, requester))
+        return true;
+    switch (object->visibility) {
+    case RDT__PB__VISIBILITY__VISIBILITY_ALL:
+        return true;
+    case RDT__PB__VISIBILITY__VISIBILITY_TENANT:
+        return strcmp(object->account->owner.tenant, requester->tenant) == 0;
+    default:
+        return false;
+    }
+}
+
+static void drop_uses(struct region_use *uses, uint32_t n)
+{
+    for (uint32_t i = 0; i < n; i++) {
+        struct region *region = uses[i].region;
+        region_use_remove(&uses[i]);
+        region_unref(region);
+    }
+    free(uses);
+}
+
+void object_charges(const struct object *object, uint64_t *want)
+{
+    memset(want, 0, USAGE_COUNT * sizeof *want);
+    want[USAGE_OBJECTS] = !object->adopted;
+    want[USAGE_HEAP] = object->heap_bytes;
+    want[USAGE_BYTES] = slab_bytes(object_piece(object));
+}
+
+uint8_t *object_base(struct object *object, uint32_t place, struct rdt_error *err)
+{
+    return object->chunk ? slab_addr(object_piece(object)) : region_addr(object->uses[place].region, err);
+}
+
+static const uint8_t *shapes(const struct object *object)
+{
+    return object_metadata(object) + object->metadata_bytes;
+}
+
+uint32_t object_n_tensors(const struct object *object)
+{
+    if (object->state == OBJECT_AWAITED)
+        return 0;
+    return object->layout ? object->layout->count : shapes_count(shapes(object));
+}
+
+enum rdt_status object_layout(const struct object *object, const Rdt__Pb__Slice *slice, struct layout **layout_p,
+                              struct rdt_error *err)
+{
+    struct layout *whole;
+    enum rdt_status status;
+
+    if (object->layout)
+        return layout_slice(object->layout, slice, layout_p, err);
+    whole = shapes_unpack(shapes(object));
+    if (!whole)
+        return rdt_error_set(err, RDT_NO_MEMORY, "no memory for the tensors");
+    if (!slice) {
+        *layout_p = whole;
+        return RDT_OK;
+    }
+    status = layout_slice(whole, slice, layout_p, err);
+    free(whole);
+    return status;
+}
+
+/* What may be megabytes of the heap. */
+static void free_much(struct object *object)
+{
+    struct work_pool *pool = object->table->slabs->regions->pool;
+
+    if (object->apart)
+        work_free(pool, (void *)object_metadata(object),
+                  object->metadata_bytes + (object->layout ? 0 : SHAPE_BYTES * shapes_count(shapes(object))));
+    if (object->layout)
+        work_free(pool, object->layout, layout_heap_bytes(object->layout));
+}
+
+static void object_destroy(struct object *object)
+{
+    uint64_t had[USAGE_COUNT];
+
+    object_table_forget(object->table, object);
+    object_set_state(object, OBJECT_GONE);
+    log_debug("obj %016llx is gone", (unsigned long long)object->generation);
+    drop_uses(object->uses, object->n_regions);
+    while (object->others && !list_empty(&object->others->freed_waiters)) {
+        struct object_waiter *waiter = list_entry(list_first(&object->others->freed_waiters), struct object_waiter, link);
+        object_waiter_remove(waiter);
+        waiter->on_event(waiter, NULL, NULL);
+    }
+    assert(!object->others);
+    object_charges(object, had);
+    account_give_all(object->account, had);
+    slab_free(object_piece(object));
+    account_unref(object->account);
+    free_much(object);
+    free(object);
+}
+
+static void settle(struct object *object)
+{
+    if (object->holds > 0 || object->state == OBJECT_AWAITED)
+        return;
+    if (object->pins == 0) {
+        object_destroy(object);
+    } else if (object->state == OBJECT_LIVE) {
+        object_table_unname(object->table, object);
+        object_set_state(object, OBJECT_DRAINING);
+    }
+}
+
+void object_hold(struct object *object)
+{
+    assert(object->state == OBJECT_FILLING || object->state == OBJECT_LIVE || object->state == OBJECT_DRAINING);
+    object->holds++;
+}
+
+void object_drop(struct object *object)
+{
+    assert(object->holds > 0);
+    object->holds--;
+    if (object->others && object->others->n_on_board > 0 && object->others->n_on_board == object->holds)
+        board_recall(object); /* which settles it */
+    else
+        settle(object);
+}
+
+/* ---- who has it ---- */
+
+struct object_others *object_others_get(struct object *object)
+{
+    struct object_others *others = object->others ? object->others : calloc(1, sizeof *others);
+
+    if (others && !object->others) {
+        for (unsigned kind = 0; kind < HOLDER_KINDS; kind++)
+            list_init(&others->holders[kind]);
+        list_init(&others->on_board);
+        list_init(&others->waiters);
+        list_init(&others->freed_waiters);
+        object->others = others;
+    }
+    return others;
+}
+
+void object_others_settle(struct object *object)
+{
+    struct object_others *others = object->others;
+
+    if (!others || others->n_waiters > 0 || others->peer_holds > 0)
+        return;
+    for (unsigned kind = 0; kind < HOLDER_KINDS; kind++)
+        if (!list_empty(&others->holders[kind]))
+            return;
+    free(others);
+    object->others = NULL;
+}
+
+bool object_hold_by(struct object *object, enum holder_kind kind, struct list *by_object)
+{
+    struct object_others *others = object_others_get(object);
+
+    if (!others)
+        return false;
+    list_append(&others->holders[kind], by_object);
+    object_hold(object);
+    return true;
+}
+
+void object_drop_by(struct object *object, struct list *by_object)
+{
+    list_remove(by_object);
+    object_others_settle(object);
+    object_drop(object);
+}
+
+bool object_peer_hold(struct object *object)
+{
+    struct object_others *others = object_others_get(object);
+
+    if (!others)
+        return false;
+    others->peer_holds++;
+    object_hold(object);
+    return true;
+}
+
+void object_peer_drop(struct object *object)
+{
+    assert(object->others && object->others->peer_holds > 0);
+    object->others->peer_holds--;
+    object_others_settle(object);
+    object_drop(object);
+}
+
+const struct list *object_holders(const struct object *object, enum holder_kind kind)
+{
+    static const struct list nobody = {(struct list *)&nobody, (struct list *)&nobody};
+
+    return object->others ? &object->others->holders[kind] : &nobody;
+}
+
+unsigned object_n_waiters(const struct object *object)
+{
+    return object->others ? object->others->n_waiters : 0;
+}
+
+unsigned object_peer_holds(const struct object *object)
+{
+    return object->others ? object->others->peer_holds : 0;
+}
+
+/* ---- pins, and the end ---- */
+
+void object_pin(struct object *object)
+{
+    object->pins++;
+    for (uint32_t i = 0; i < object->n_regions; i++)
+        region_pin(object->uses[i].region);
+}
+
+void object_unpin(struct object *object)
+{
+    assert(object->pins > 0);
+    object->pins--;
+    for (uint32_t i = 0; i < object->n_regions; i++)
+        region_unpin(object->uses[i].region);
+    settle(object);
+}
+
+static void forget_producer(struct object *object)
+{
+    if (!object->producer)
+        return;
+    object->producer->n_objects--;
+    object->producer = NULL;
+    list_remove(&object->by_producer);
+}
+
+static void drop_producer(struct object *object, enum object_end end)
+{
+    if (!object_is_kept(object))
+        return;
+    object->end = end;
+    forget_producer(object);
+    if (object->detached)
+        detached_remove(object->table, object->generation);
+    object->detached = false;
+    object_drop(object);
+}
+
+static void stop_filling(struct object *object, const struct rdt_error *why)
+{
+    object_table_unname(object->table, object);
+    object_set_state(object, OBJECT_DRAINING);
+    object_tell_waiters(object, why);
+}
+
+void object_free(struct object *object, bool force, enum object_end end)
+{
+    struct object_table *table = object->table;
+    struct rdt_error why;
+
+    object_hold(object); /* until we are done with it */
+    if (object_is_kept(object) || (force && !object->forced))
+        tell(object, "freed");
+    if (object->state == OBJECT_FILLING) {
+        object->end = end;
+        (void)object_why_ended(object, &why);
+        stop_filling(object, &why);
+    }
+    if (force && !object->forced) {
+        object->forced = true;
+        if (object->state == OBJECT_LIVE) {
+            object_table_unname(table, object);
+            object_set_state(object, OBJECT_DRAINING);
+        }
+        board_recall(object);
+        if (table->on_forced)
+            table->on_forced(table->arg, object);
+    }
+    drop_producer(object, end);
+    object_drop(object);
+}
+
+void object_leave(struct object *object)
+{
+    if (!object->detached || object->state == OBJECT_FILLING || !detached_begin(object)) {
+        object_free(object, false, OBJECT_END_OWNER_DIED);
+        return;
+    }
+    forget_producer(object);
+    tell(object, "detached");
+}
+
+/* ---- filling ---- */
+
+enum rdt_status object_fill(struct object *object, struct layout *take_layout, struct region **regions, uint32_t n_regions,
+                            struct rdt_error *err)
+{
+    struct region_use *uses = calloc(n_regions + 1u, sizeof *uses), *old_uses = object->uses;
+    struct layout *old_layout = object->layout;
+    uint32_t n_old = object->n_regions;
+
+    assert(object->state == OBJECT_FILLING && object->pins == 0);
+    if (!uses)
+        return rdt_error_set(err, RDT_NO_MEMORY, "no memory for the object");
+    for (uint32_t i = 0; i < n_regions; i++)
+        uses[i].region = region_ref(regions[i]);
+    region_uses_add(uses, n_regions, take_layout, NULL);
+    object->uses = uses;
+    object->cover_known = false;
+    object->layout = take_layout;
+    object->n_regions = n_regions;
+    drop_uses(old_uses, n_old); /* what it was copied from may be written again */
+    work_free(object->table->slabs->regions->pool, old_layout, old_layout ? layout_heap_bytes(old_layout) : 0);
+    object_set_state(object, OBJECT_LIVE);
+    object_tell_waiters(object, NULL);
+    return RDT_OK;
+}
+
+void object_ready(struct object *object)
+{
+    assert(object->state == OBJECT_FILLING && object->pending);
+    object->pending = false;
+    object_set_state(object, OBJECT_LIVE);
+    object_tell_waiters(object, NULL);
+}
+
+enum rdt_status object_attach(struct object *object, struct region **regions, uint32_t n_regions, struct rdt_error *err)
+{
+    struct region_use *uses = calloc(n_regions + 1u, sizeof *uses);
+
+    assert(object->n_regions == 0 && object->pins == 0);
+    if (!uses)
+        return rdt_error_set(err, RDT_NO_MEMORY, "no memory for the object");
+    for (uint32_t i = 0; i < n_regions; i++)
+        uses[i].region = region_ref(regions[i]);
+    region_uses_add(uses, n_regions, object->layout, NULL);
+    object->uses = uses;
+    object->n_regions = n_regions;
+    return RDT_OK;
+}
+
+void object_fail(struct object *object, const struct rdt_error *why)
+{
+    if (object->state != OBJECT_FILLING)
+        return;
+    object_hold(object);
+    stop_filling(object, why);
+    drop_producer(object, OBJECT_END_FREED);
+    object_drop(object);
+}
+
+enum rdt_status object_why_ended(const struct object *object, struct rdt_error *err)
+{
+    int n = object->id_bytes;
+    const char *id = (const char *)object_id(object);
+
+    if (object->end == OBJECT_END_OWNER_DIED)
+        return rdt_error_set(err, RDT_OWNER_DIED, "object \"%.*s\" went with the client that put it", n, id);
+    return rdt_error_set(err, RDT_FREED, "object \"%.*s\" was freed", n, id);
+}
+
+const char *object_state_name(const struct object *object)
+{
+    return states[object->state].name;
+}
+
+/* Whoever maps it may write it. */
+static bool may_show_device(const struct region *region, const struct owner *requester, const char **why_not_p)
+{
+    if (region->origin == REGION_SNAPSHOT || region->origin == REGION_COPY)
+        *why_not_p = "it is a snapshot on a device, where whoever maps memory may write it";
+    else if (!owner_equal(&region->account->owner, requester))
+        *why_not_p = "it is on a device, whose memory knows no read-only right, and belongs to another owner";
+    else
+        return true;
+    return false;
+}
+
+bool object_may_show(struct object *object, const struct owner *requester, const char **why_not_p)
+{
+    if (object->chunk) {
+        *why_not_p = "it is in the daemon's arena for small objects, which is never shared";
+        return false;
+    }
+    for (uint32_t i = 0; i < object->n_regions; i++) {
+        const struct region *region = object->uses[i].region;
+        if (!region_is_host(region) && !may_show_device(region, requester, why_not_p))
+            return false;
+        if (owner_equal(&region->account->owner, requester) || region->origin == REGION_SNAPSHOT ||
+            region->origin == REGION_COPY)
+            continue;
+        if (region->origin == REGION_IMPORTED) {
+            *why_not_p = "it lies in imported memory, which knows no read-only right, and belongs to another owner";
+            return false;
+        }
+        if (!object->cover_known)
+            object->cover_known = region_uses_cover(object->uses, object->n_regions, object->layout);
+        if (!object->uses[i].covered) {
+            *why_not_p = "its region holds other bytes of another owner, and sharing would show the whole region";
+            return false;
+        }
+    }
+    return true;
+}

@@ -1,0 +1,520 @@
+#include "daemon/objects/object_table.h"
+
+#include <assert.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <sys/random.h>
+#include <uv.h>
+
+#include "daemon/objects/client.h"
+#include "daemon/objects/detached.h"
+#include "daemon/base/log.h"
+#include "daemon/objects/object_parts.h"
+#include "daemon/base/shapes.h"
+
+#define MAX_KEY_BYTES (4u + sizeof((struct owner *)0)->tenant + 128u)
+
+void object_table_init(struct object_table *table, const struct node *node, struct accounts *accounts, struct slabs *slabs,
+                       uint64_t max_objects)
+{
+    uint32_t boot = 0;
+
+    *table = (struct object_table){.node = node, .accounts = accounts, .slabs = slabs, .max_objects = max_objects};
+    map_init(&table->by_name);
+    map_init(&table->detached);
+    list_init(&table->tellings);
+    if (getrandom(&boot, sizeof boot, 0) != (ssize_t)sizeof boot)
+        boot = (uint32_t)uv_hrtime();
+    table->first_generation = ((uint64_t)(boot & 0x7fffff) << 40) + 1;
+    table->next_generation = table->first_generation;
+    index_init(&table->by_generation, table->first_generation);
+}
+
+void object_table_fini(struct object_table *table)
+{
+    map_fini(&table->by_name);
+    map_fini(&table->detached);
+    index_fini(&table->by_generation);
+}
+
+static size_t make_key(uint8_t *key, const struct owner *owner, const uint8_t *id, size_t id_bytes)
+{
+    size_t tenant = strlen(owner->tenant) + 1;
+
+    memcpy(key, &owner->uid, 4);
+    memcpy(key + 4, owner->tenant, tenant);
+    if (id_bytes > 0)
+        memcpy(key + 4 + tenant, id, id_bytes);
+    return 4 + tenant + id_bytes;
+}
+
+/* The client that put it has ended. Its daemon takes its time to give back what that left; nobody else shall see that. */
+static bool is_left_behind(const struct object *object)
+{
+    return object && object->producer && object->producer->gone;
+}
+
+static struct object *get_numbered(struct object_table *table, uint64_t generation)
+{
+    struct object *object = index_get(&table->by_generation, generation);
+
+    if (is_left_behind(object)) {
+        object_leave(object);
+        object = index_get(&table->by_generation, generation); /* others may hold it */
+    }
+    return object;
+}
+
+static struct object *get_named(struct object_table *table, const uint8_t *key, size_t key_bytes)
+{
+    struct object *object = map_get(&table->by_name, key, key_bytes);
+
+    if (is_left_behind(object)) {
+        object_leave(object);
+        object = map_get(&table->by_name, key, key_bytes);
+    }
+    return object;
+}
+
+struct object *object_table_next(struct object_table *table, uint64_t after, uint64_t *generation_p)
+{
+    struct object *object;
+
+    while (is_left_behind(object = index_next(&table->by_generation, after + 1, generation_p)) &&
+           !get_numbered(table, *generation_p))
+        after = *generation_p;
+    return object;
+}
+
+/* In no table yet. parts NULL: it has no shapes. */
+static struct object *object_new(struct object_table *table, struct account *account, const uint8_t *key, size_t key_bytes,
+                                 size_t id_bytes, const struct object_put *put, struct object_parts *parts)
+{
+    size_t metadata_bytes = put ? put->metadata_bytes : 0, rest_bytes = metadata_bytes + (parts ? parts->shapes_bytes : 0);
+    bool apart = parts && parts->apart;
+    struct object *object = calloc(1, sizeof *object + key_bytes + (apart ? sizeof parts->apart : rest_bytes));
+
+    if (!object)
+        return NULL;
+    object->table = table;
+    object->account = account_ref(account);
+    object->transport = "";
+    memcpy(object->tail, key, key_bytes);
+    object->key_bytes = (uint8_t)key_bytes;
+    object->id_bytes = (uint8_t)id_bytes;
+    object->metadata_bytes = (uint32_t)metadata_bytes;
+    if (apart)
+        memcpy(object->tail + key_bytes, &parts->apart, sizeof parts->apart);
+    else if (metadata_bytes > 0)
+        memcpy(object->tail + key_bytes, put->metadata, metadata_bytes);
+    if (!apart && rest_bytes > metadata_bytes)
+        shapes_pack(put->layout, object->tail + key_bytes + metadata_bytes);
+    object->since_ns = uv_hrtime();
+    object->state = OBJECT_AWAITED;
+    list_init(&object->by_producer);
+    return object;
+}
+
+/* Of one that nobody knows of. */
+static void object_discard(struct object *object)
+{
+    for (uint32_t i = 0; i < object->n_regions; i++) {
+        struct region *region = object->uses[i].region;
+        region_use_remove(&object->uses[i]);
+        region_unref(region);
+    }
+    free(object->uses);
+    slab_free(object_piece(object));
+    account_unref(object->account);
+    free(object);
+}
+
+void object_table_unname(struct object_table *table, struct object *object)
+{
+    if (!object->named)
+        return;
+    map_remove(&table->by_name, object->tail, object->key_bytes);
+    object->named = false;
+    if (table->on_ended && object->generation != 0)
+        table->on_ended(table->on_ended_arg, object);
+}
+
+void object_table_forget(struct object_table *table, struct object *object)
+{
+    object_table_unname(table, object);
+    if (object->generation != 0) {
+        index_remove(&table->by_generation, object->generation);
+        if (object->end == OBJECT_END_OWNER_DIED)
+            table->tombstones[table->next_tombstone++ % TOMBSTONES] = object->generation;
+    }
+}
+
+/* All of it goes to the arena, packed: from then on the shapes say all. */
+static enum rdt_status copy_packed(struct object *object, const struct object_put *put, const struct object_parts *parts,
+                                   struct rdt_error *err)
+{
+    struct slab_piece piece;
+    enum rdt_status status;
+
+    if (parts->packed_bytes == 0)
+        return RDT_OK;
+    status = slab_alloc(object->table->slabs, parts->packed_bytes, &piece, err);
+    if (status == RDT_NO_MEMORY) /* the arena's account is the daemon's, and waits for nothing */
+        account_node_is_full(put->account, USAGE_BYTES, NULL);
+    if (status != RDT_OK)
+        return status;
+    object->chunk = piece.chunk;
+    object->piece = piece.index;
+    memcpy(slab_addr(piece), parts->packed, parts->packed_bytes);
+    return RDT_OK;
+}
+
+/* Beside tensors in regions those of the message get one too, so that the whole can be shared. */
+static enum rdt_status copy_to_region(struct object *object, const struct object_put *put, struct region **region_p,
+                                      struct rdt_error *err)
+{
+    const struct slabs *slabs = object->table->slabs;
+    uint8_t *addr;
+    enum rdt_status status =
+        region_alloc_now(slabs->regions, slabs->kind, "", put->inline_bytes, REGION_ALLOCATED, put->account, region_p, err);
+
+    if (status != RDT_OK)
+        return status;
+    addr = region_addr(*region_p, err);
+    if (!addr) {
+        region_unref(*region_p);
+        return err ? err->status : RDT_SYSTEM;
+    }
+    memcpy(addr, put->inline_data, put->inline_bytes);
+    return RDT_OK;
+}
+
+static enum rdt_status set_tensors(struct object *object, const struct object_put *put, const struct object_parts *parts,
+                                   struct rdt_error *err)
+{
+    struct region *copy = NULL;
+    enum rdt_status status = RDT_OK;
+
+    object->bytes = parts->bytes;
+    if (put->n_regions == 0)
+        return copy_packed(object, put, parts, err);
+    object->uses = calloc(put->n_regions + 1u, sizeof *object->uses);
+    if (!object->uses)
+        return rdt_error_set(err, RDT_NO_MEMORY, "no memory for the object");
+    if (put->inline_bytes > 0)
+        status = copy_to_region(object, put, &copy, err);
+    if (status != RDT_OK)
+        return status;
+    object->layout = put->layout;
+    object->n_regions = put->n_regions + (copy != NULL);
+    for (uint32_t i = 0; i < object->n_regions; i++) {
+        struct region *region = i < put->n_regions ? region_ref(put->regions[i]) : copy; /* that reference is ours */
+        object->uses[i].region = region;
+    }
+    region_uses_add(object->uses, object->n_regions, object->layout, parts->spans);
+    return RDT_OK;
+}
+
+/* Those who waited for the id wait for this object. */
+static void adopt_waiters(struct object *object, struct object *awaited)
+{
+    object->others = awaited->others;
+    awaited->others = NULL;
+    if (object->others)
+        list_for_each (node, &object->others->waiters)
+            list_entry(node, struct object_waiter, link)->object = object;
+}
+
+static uint32_t heap_bytes(const struct object_put *put, size_t key_bytes)
+{
+    return (uint32_t)(sizeof(struct object) + key_bytes + put->metadata_bytes + sizeof *put->layout +
+                      put->n_regions * sizeof(struct region_use) + 24 * put->layout->count + 16 * put->layout->n_dims);
+}
+
+static enum rdt_status put_parts(struct object_table *table, const struct object_put *put, struct object_parts *parts,
+                                 struct object **object_p, struct rdt_error *err)
+{
+    uint8_t key[MAX_KEY_BYTES];
+    char generated[33];
+    const uint8_t *id = put->id;
+    size_t id_bytes = put->id_bytes, key_bytes;
+    struct object *awaited, *object;
+    uint64_t want[USAGE_COUNT];
+    enum rdt_status status;
+    bool filling;
+
+    if (table->by_generation.used >= table->max_objects) {
+        account_node_is_full(put->account, USAGE_OBJECTS, NULL);
+        return rdt_error_set(err, RDT_LIMIT, "this daemon holds max_objects of %llu already: free some, or raise it",
+                             (unsigned long long)table->max_objects);
+    }
+    if (id_bytes == 0) {
+        id_bytes = (size_t)snprintf(generated, sizeof generated, "o-%llx", (unsigned long long)table->next_generation);
+        id = (const uint8_t *)generated;
+    }
+    key_bytes = make_key(key, &put->account->owner, id, id_bytes);
+    awaited = get_named(table, key, key_bytes);
+    if (awaited && awaited->state != OBJECT_AWAITED)
+        return rdt_error_set(err, RDT_EXISTS, "object \"%.*s\" exists already: free it first, or put under another id",
+                             (int)id_bytes, (const char *)id);
+    object = object_new(table, put->account, key, key_bytes, id_bytes, put, parts);
+    if (!object)
+        return rdt_error_set(err, RDT_NO_MEMORY, "no memory for the object");
+    object->heap_bytes = heap_bytes(put, key_bytes);
+    object_charges(object, want);
+    status = account_take_all(put->account, want, err);
+    if (status != RDT_OK) {
+        object_discard(object);
+        return status;
+    }
+    status = set_tensors(object, put, parts, err);
+    if (status == RDT_OK && object->chunk) {
+        status = account_take(put->account, USAGE_BYTES, slab_bytes(object_piece(object)), err);
+        want[USAGE_BYTES] = status == RDT_OK ? slab_bytes(object_piece(object)) : 0;
+    }
+    if (status == RDT_OK && put->ttl_ns > 0 && !detached_add(table, table->next_generation, put->ttl_ns))
+        status = rdt_error_set(err, RDT_NO_MEMORY, "no memory for the object");
+    if (status == RDT_OK && !index_put(&table->by_generation, table->next_generation, object))
+        status = rdt_error_set(err, RDT_NO_MEMORY, "no memory for the object");
+    if (status == RDT_OK && awaited) {
+        map_replace(&table->by_name, object->tail, key_bytes, object);
+    } else if (status == RDT_OK && !map_put(&table->by_name, object->tail, key_bytes, object)) {
+        index_remove(&table->by_generation, table->next_generation);
+        status = rdt_error_set(err, RDT_NO_MEMORY, "no memory for the object");
+    }
+    if (status != RDT_OK) {
+        detached_remove(table, table->next_generation);
+        account_take_back(put->account, want);
+        object_discard(object);
+        return status;
+    }
+    object->apart = parts->apart != NULL;
+    parts->apart = NULL;
+    object->named = true;
+    object->detached = put->ttl_ns > 0;
+    object->generation = table->next_generation++;
+    object->visibility = (uint8_t)put->visibility;
+    object->transport = put->transport;
+    object->producer = put->producer;
+    object->producer_id = put->producer ? put->producer->id : 0;
+    object->holds = 1;
+    if (put->producer) {
+        list_append(&put->producer->objects, &object->by_producer);
+        put->producer->n_objects++;
+    }
+    object->snapshot = put->snapshot;
+    object->lent = put->lent;
+    object->pending = put->pending;
+    filling = put->pending || (put->snapshot && object->layout && !put->sealed); /* what is in the arena never changes */
+    object_set_state(object, filling ? OBJECT_FILLING : OBJECT_LIVE);
+    *object_p = object;
+    if (!object->layout)
+        work_free(table->slabs->regions->pool, put->layout, layout_heap_bytes(put->layout));
+    if (awaited) {
+        adopt_waiters(object, awaited);
+        object_discard(awaited);
+        if (!filling)
+            object_tell_waiters(object, NULL);
+    }
+    return RDT_OK;
+}
+
+enum rdt_status object_table_put(struct object_table *table, const struct object_put *put, struct object **object_p,
+                                 struct rdt_error *err)
+{
+    struct object_parts own;
+    enum rdt_status status;
+
+    if (put->parts)
+        return put_parts(table, put, put->parts, object_p, err);
+    status = object_parts_make(&own, put, err);
+    if (status != RDT_OK)
+        return status;
+    status = put_parts(table, put, &own, object_p, err);
+    object_parts_fini(&own);
+    return status;
+}
+
+void object_table_withdraw(struct object *object, const struct rdt_error *why)
+{
+    struct object_table *table = object->table;
+    struct object *awaited = NULL;
+
+    if (object_n_waiters(object) > 0)
+        awaited = object_new(table, object->account, object->tail, object->key_bytes, object->id_bytes, NULL, NULL);
+    if (awaited) {
+        map_replace(&table->by_name, awaited->tail, awaited->key_bytes, awaited);
+        object->named = false;
+        awaited->named = true;
+        adopt_waiters(awaited, object);
+    }
+    object_fail(object, why);
+}
+
+enum rdt_status object_table_adopt(struct object_table *table, const struct object_put *put, struct object **object_p,
+                                   struct rdt_error *err)
+{
+    uint8_t key[MAX_KEY_BYTES];
+    size_t key_bytes = make_key(key, &put->account->owner, put->id, put->id_bytes);
+    struct object *object = object_new(table, put->account, key, key_bytes, put->id_bytes, put, NULL);
+
+    if (!object)
+        return rdt_error_set(err, RDT_NO_MEMORY, "no memory for a copy");
+    object->layout = put->layout;
+    object->bytes = layout_total_bytes(put->layout);
+    object->visibility = (uint8_t)put->visibility;
+    object->transport = put->transport;
+    object->snapshot = put->snapshot;
+    object->adopted = true;
+    object->holds = 1;
+    object_set_state(object, OBJECT_LIVE);
+    *object_p = object;
+    return RDT_OK;
+}
+
+static enum rdt_status why_gone(const struct object_table *table, const struct rdt_ref *ref, struct rdt_error *err)
+{
+    if (ref->generation >= table->next_generation || ref->generation < table->first_generation)
+        return rdt_error_set(
+            err, RDT_NOT_FOUND,
+            "object \"%s\" is not known here: its ref is from an earlier start of this node, or was never given", ref->id);
+    for (unsigned i = 0; i < TOMBSTONES; i++)
+        if (table->tombstones[i] == ref->generation)
+            return rdt_error_set(err, RDT_OWNER_DIED, "object \"%s\" went with the client that put it", ref->id);
+    return rdt_error_set(err, RDT_FREED, "object \"%s\" was freed", ref->id);
+}
+
+enum rdt_status object_table_find_any(struct object_table *table, const struct rdt_ref *ref, const struct owner *requester,
+                                      struct object **object_p, struct rdt_error *err)
+{
+    uint8_t key[MAX_KEY_BYTES];
+    struct owner owner = *requester;
+    struct object *object;
+
+    if (ref->id_bytes == 0 || ref->id_bytes > 128)
+        return rdt_error_set(err, RDT_INVALID, "a ref without an id");
+    if (ref->generation != 0) {
+        object = get_numbered(table, ref->generation);
+        if (!object)
+            return why_gone(table, ref, err);
+        if (object->id_bytes != ref->id_bytes || memcmp(object_id(object), ref->id, ref->id_bytes) != 0)
+            return rdt_error_set(err, RDT_NOT_FOUND, "no object \"%s\" of that generation", ref->id);
+        *object_p = object;
+        return RDT_OK;
+    }
+    if (!ref->any_owner) {
+        owner.uid = ref->uid;
+        memcpy(owner.tenant, ref->tenant, sizeof owner.tenant);
+    }
+    object = get_named(table, key, make_key(key, &owner, (const uint8_t *)ref->id, ref->id_bytes));
+    if (!object || object->state == OBJECT_AWAITED) {
+        if (object)
+            *object_p = object;
+        else
+            *object_p = NULL;
+        return RDT_AGAIN;
+    }
+    *object_p = object;
+    return RDT_OK;
+}
+
+enum rdt_status object_table_find(struct object_table *table, const struct rdt_ref *ref, const struct owner *requester,
+                                  struct object **object_p, struct rdt_error *err)
+{
+    struct object *object;
+    enum rdt_status status = object_table_find_any(table, ref, requester, &object, err);
+
+    if (status != RDT_OK)
+        return status;
+    if (!object_visible_to(object, requester))
+        return rdt_error_set(err, RDT_DENIED, "object \"%s\" belongs to uid %u and is not visible to uid %u", ref->id,
+                             object->account->owner.uid, requester->uid);
+    if (object->state == OBJECT_FILLING)
+        return RDT_AGAIN;
+    if (object->state == OBJECT_DRAINING)
+        return object_why_ended(object, err);
+    *object_p = object;
+    return RDT_OK;
+}
+
+enum rdt_status object_table_wait(struct object_table *table, const struct rdt_ref *ref, const struct owner *requester,
+                                  struct object_waiter *waiter, struct rdt_error *err)
+{
+    uint8_t key[MAX_KEY_BYTES];
+    struct owner owner = *requester;
+    struct object *object;
+    size_t key_bytes;
+
+    if (!ref->any_owner) {
+        owner.uid = ref->uid;
+        memcpy(owner.tenant, ref->tenant, sizeof owner.tenant);
+    }
+    key_bytes = make_key(key, &owner, (const uint8_t *)ref->id, ref->id_bytes);
+    object = ref->generation != 0 ? get_numbered(table, ref->generation) : get_named(table, key, key_bytes);
+    assert(!object || object->state == OBJECT_AWAITED || object->state == OBJECT_FILLING);
+    if (object && !object_others_get(object))
+        return rdt_error_set(err, RDT_NO_MEMORY, "no memory to wait for \"%s\"", ref->id);
+    if (!object) {
+        struct account *account;
+        if (map_count(&table->by_name) >= table->max_objects)
+            return rdt_error_set(err, RDT_LIMIT, "this daemon holds max_objects of %llu already, awaited ones included",
+                                 (unsigned long long)table->max_objects);
+        account = account_get(table->accounts, &owner);
+        object = account ? object_new(table, account, key, key_bytes, ref->id_bytes, NULL, NULL) : NULL;
+        account_unref(account);
+        if (!object || !object_others_get(object) || !map_put(&table->by_name, object->tail, key_bytes, object)) {
+            if (object) {
+                free(object->others);
+                object_discard(object);
+            }
+            return rdt_error_set(err, RDT_NO_MEMORY, "no memory to wait for \"%s\"", ref->id);
+        }
+        object->named = true;
+        event(table->events, RDT__PB__LIST_KIND__LIST_KIND_OBJECTS, "awaited", object);
+    }
+    waiter->object = object;
+    list_append(&object->others->waiters, &waiter->link);
+    object->others->n_waiters++;
+    return RDT_OK;
+}
+
+bool object_wait_freed(struct object *object, struct object_waiter *waiter)
+{
+    struct object_others *others = object_others_get(object);
+
+    if (!others)
+        return false;
+    waiter->object = object;
+    list_append(&others->freed_waiters, &waiter->link);
+    others->n_waiters++;
+    return true;
+}
+
+void object_waiter_remove(struct object_waiter *waiter)
+{
+    struct object *object = waiter->object;
+
+    if (!object)
+        return;
+    list_remove(&waiter->link);
+    waiter->object = NULL;
+    object->others->n_waiters--;
+    object_others_settle(object);
+    if (object->state == OBJECT_AWAITED && !object->others) {
+        object_set_state(object, OBJECT_GONE);
+        object_table_forget(object->table, object);
+        object_discard(object);
+    }
+}
+
+void object_ref(const struct object *object, struct rdt_ref *ref_p)
+{
+    const struct node *node = object->table->node;
+
+    *ref_p = (struct rdt_ref){.generation = object->generation, .uid = object->account->owner.uid};
+    memcpy(ref_p->node, node->uuid, sizeof ref_p->node);
+    memcpy(ref_p->tenant, object->account->owner.tenant, sizeof ref_p->tenant);
+    memcpy(ref_p->address, node->address, sizeof ref_p->address);
+    memcpy(ref_p->id, object_id(object), object->id_bytes);
+    ref_p->id_bytes = (uint8_t)object->id_bytes;
+}

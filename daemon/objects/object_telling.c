@@ -1,0 +1,90 @@
+/* Those who wait for an object to be live hear what came of it. That it is live costs little for each: its clients' turns do the rest.
+ * That it never will be is told at once, an answer each, and so some at a time where many wait; the object stays until all know. */
+#include <assert.h>
+#include <limits.h>
+#include <stdlib.h>
+
+#include "daemon/objects/object_table.h"
+
+#define TOLD_PER_TURN 64
+
+struct object_telling {
+    struct deadline deadline; /* first: the next turn */
+    struct list link;         /* in the table's tellings */
+    struct object *object;    /* held */
+    struct rdt_error why;
+};
+
+static bool anyone_waits(const struct object *object)
+{
+    return object->others && !list_empty(&object->others->waiters);
+}
+
+static void tell_some(struct object *object, const struct rdt_error *why, unsigned n)
+{
+    for (; n > 0 && anyone_waits(object); n--) {
+        struct object_waiter *waiter = list_entry(list_first(&object->others->waiters), struct object_waiter, link);
+        object_waiter_remove(waiter); /* before its event, which may end others' waiting too, or drop the object */
+        waiter->on_event(waiter, why ? NULL : object, why);
+    }
+}
+
+static void end(struct object_telling *telling)
+{
+    struct object *object = telling->object;
+
+    list_remove(&telling->link);
+    deadline_unset(object->table->deadlines, &telling->deadline);
+    free(telling);
+    object_drop(object);
+}
+
+static void on_turn(struct deadline *deadline)
+{
+    struct object_telling *telling = (struct object_telling *)deadline;
+
+    tell_some(telling->object, &telling->why, TOLD_PER_TURN);
+    if (anyone_waits(telling->object) && deadline_set(telling->object->table->deadlines, deadline, 0))
+        return;
+    tell_some(telling->object, &telling->why, UINT_MAX);
+    end(telling);
+}
+
+/* false: it cannot be put off. */
+static bool put_off(struct object *object, const struct rdt_error *why)
+{
+    struct object_table *table = object->table;
+    struct object_telling *telling = table->deadlines ? calloc(1, sizeof *telling) : NULL;
+
+    if (!telling)
+        return false;
+    telling->deadline.on_passed = on_turn;
+    if (!deadline_set(table->deadlines, &telling->deadline, 0)) {
+        free(telling);
+        return false;
+    }
+    telling->object = object;
+    telling->why = *why;
+    list_append(&table->tellings, &telling->link);
+    object_hold(object);
+    return true;
+}
+
+void object_tell_waiters(struct object *object, const struct rdt_error *why)
+{
+    object_hold(object);
+    tell_some(object, why, why ? TOLD_PER_TURN : UINT_MAX);
+    if (anyone_waits(object) && !put_off(object, why))
+        tell_some(object, why, UINT_MAX);
+    assert(object->holds > 1);
+    object_drop(object);
+}
+
+void object_tellings_end(struct object_table *table)
+{
+    while (!list_empty(&table->tellings)) {
+        struct object_telling *telling = list_entry(list_first(&table->tellings), struct object_telling, link);
+        tell_some(telling->object, &telling->why, UINT_MAX);
+        end(telling);
+    }
+}

@@ -1,0 +1,455 @@
+#include "daemon/objects/snapshot.h"
+
+#include <assert.h>
+#include <stddef.h>
+#include <stdlib.h>
+
+#include "daemon/memory/copy.h"
+#include "daemon/memory/device_copy.h"
+#include "daemon/base/log.h"
+#include "daemon/memory/placing.h"
+#include "daemon/memory/region_fill.h"
+
+enum step { STEP_PROVE, STEP_RESERVE, STEP_COPY, STEP_HEAR, STEP_END };
+
+struct snapshot {
+    struct work work;
+    struct regions *table;
+    struct object *object; /* held; pinned from RESERVE's end on */
+    snapshot_done on_done; /* NULL: nobody wants to know */
+    void *arg;
+    enum step step;
+    bool *given; /* [n_regions]; still true after PROVE: it is taken as it is */
+    struct layout *layout;
+    struct region **regions; /* [n_taken + n_fresh] of layout: those taken, borrowed from the object; then fresh ones */
+    uint32_t n_taken, n_fresh;
+    uint32_t n_filled;      /* of the object's regions, those that have their pages (region_fill.h) */
+    struct placing placing; /* of what is copied: on each device, and in host memory */
+    struct region *fresh[PLACING_MAX];
+    struct copy copy;
+    struct device_copy *device; /* NULL: it has ended, or there is none */
+    struct device_place *from, *to;
+    bool on_host;             /* the pool copies */
+    struct rdt_error failure; /* of the first of both that failed */
+    bool copying;             /* the object is pinned */
+    bool promised;            /* it was pending: whoever waits has its ref, and waits for no other object */
+    struct client *impatient;
+    struct client_hearing hearing; /* in its list while HEAR */
+};
+
+bool snapshot_may_take(const struct region *region)
+{
+    return region->origin == REGION_ALLOCATED && region->refs == 1 && region->pins == 0 && region->n_registrations == 0 &&
+           list_empty(&region->uses) && region->kind->ops.seal && region->block.page_bytes == 0; /* huge pages may have holes */
+}
+
+static void snapshot_free(struct snapshot *snapshot)
+{
+    copy_fini(&snapshot->copy);
+    free(snapshot->from);
+    free(snapshot->to);
+    free(snapshot->layout);
+    free(snapshot->regions);
+    free(snapshot->given);
+    free(snapshot);
+}
+
+static void go_on(struct snapshot *snapshot, enum rdt_status status, struct rdt_error *err);
+
+/* ---- proving that nobody can write what was given ---- */
+
+static void run_prove(struct work *work)
+{
+    struct snapshot *snapshot = (struct snapshot *)work;
+
+    for (uint32_t i = 0; i < snapshot->object->n_regions; i++) {
+        struct region *region = snapshot->object->uses[i].region;
+        if (snapshot->given[i] && !region->sealed) /* refused: it is copied like any other */
+            snapshot->given[i] = region->kind->ops.seal(region->kind->instance, &region->block, true, NULL) == RDT_OK;
+    }
+}
+
+static void done_prove(struct work *work)
+{
+    struct snapshot *snapshot = (struct snapshot *)work;
+
+    go_on(snapshot, RDT_OK, NULL);
+}
+
+/* AGAIN: the pool does it. */
+static enum rdt_status prove(struct snapshot *snapshot)
+{
+    struct object *object = snapshot->object;
+    uint64_t bytes = 0;
+
+    for (uint32_t i = 0; i < object->n_regions; i++)
+        bytes += snapshot->given[i] && !object->uses[i].region->sealed ? object->uses[i].region->bytes : 0;
+    if (bytes == 0)
+        return RDT_OK;
+    if (bytes <= COPY_SMALL_BYTES) {
+        run_prove(&snapshot->work);
+        return RDT_OK;
+    }
+    snapshot->work = (struct work){.run = run_prove, .done = done_prove, .lane = object->producer_id};
+    work_submit(snapshot->table->pool, &snapshot->work);
+    return RDT_AGAIN;
+}
+
+/* ---- what will be where ---- */
+
+/* Tensors in regions that were taken stay as they are; the others come packed into fresh regions, one for each place that they lie in. */
+static enum rdt_status plan(struct snapshot *snapshot, struct rdt_error *err)
+{
+    struct object *object = snapshot->object;
+    const struct layout *source = object->layout;
+    uint32_t *place = calloc(object->n_regions + 1u, sizeof *place); /* 1 + index of a region that was taken */
+    struct layout *layout = NULL;
+    enum rdt_status status = RDT_OK;
+    uint64_t ignored;
+
+    snapshot->regions = calloc(object->n_regions + PLACING_MAX, sizeof(struct region *));
+    if (!place || !snapshot->regions)
+        status = rdt_error_set(err, RDT_NO_MEMORY, "no memory for the snapshot");
+    if (status == RDT_OK)
+        status = layout_packed(source, &layout, &ignored, err);
+    for (uint32_t i = 0; i < object->n_regions && status == RDT_OK; i++) {
+        struct region *region = object->uses[i].region;
+        if (!snapshot->given[i])
+            continue;
+        region->origin = REGION_SNAPSHOT;
+        if (!region->sealed)
+            event(snapshot->table->events, RDT__PB__LIST_KIND__LIST_KIND_REGIONS, "sealed", region);
+        region->sealed = true;
+        region->writable_outside = region->had_life = region->kept = false; /* whoever had it cannot write it any more */
+        snapshot->regions[snapshot->n_taken++] = region;
+        place[i] = snapshot->n_taken;
+    }
+    for (uint32_t i = 0; i < source->count && status == RDT_OK; i++) {
+        layout->region[i] = 0;
+        layout->offset[i] = 0;
+        if (layout_elems(source, i) == 0)
+            continue;
+        if (place[source->region[i]] > 0) {
+            layout->region[i] = place[source->region[i]] - 1;
+            layout->offset[i] = source->offset[i];
+            for (uint32_t d = 0; d < source->ndim[i]; d++)
+                layout->strides[layout->first_dim[i] + d] = source->strides[source->first_dim[i] + d];
+        } else {
+            uint32_t fresh;
+            if (!placing_add(&snapshot->placing, object->uses[source->region[i]].region->at, layout_bytes(source, i), &fresh,
+                             &layout->offset[i])) {
+                status = rdt_error_set(err, RDT_LIMIT, "tensors on more than %u devices", PLACING_MAX);
+                break;
+            }
+            layout->region[i] = snapshot->n_taken + fresh;
+        }
+    }
+    free(place);
+    snapshot->layout = layout;
+    return status;
+}
+
+/* ---- memory for it ---- */
+
+static void on_reserved(void *arg, struct region *region, const struct rdt_error *err)
+{
+    struct snapshot *snapshot = arg;
+    struct rdt_error why = {0};
+
+    if (err)
+        why = *err;
+    else
+        snapshot->fresh[snapshot->n_fresh++] = region;
+    snapshot->step = STEP_RESERVE; /* there may be more */
+    go_on(snapshot, why.status, &why);
+}
+
+/* What is read has its pages, or they are charged. */
+static void on_filled(void *arg, struct region *region, const struct rdt_error *err)
+{
+    struct snapshot *snapshot = arg;
+    struct rdt_error why = {0};
+
+    (void)region;
+    if (err)
+        why = *err;
+    snapshot->step = STEP_RESERVE;
+    go_on(snapshot, why.status, &why);
+}
+
+static enum rdt_status reserve(struct snapshot *snapshot, struct rdt_error *err)
+{
+    enum rdt_status status = snapshot->layout ? RDT_OK : plan(snapshot, err);
+
+    while (status == RDT_OK && snapshot->n_fresh < snapshot->placing.n) {
+        struct memory_device *device = snapshot->placing.at[snapshot->n_fresh].device;
+        status = region_alloc(snapshot->table, device ? device->kind->name : "host", device ? device->uuid : "",
+                              snapshot->placing.at[snapshot->n_fresh].bytes, REGION_SNAPSHOT, snapshot->object->account, 0,
+                              &snapshot->fresh[snapshot->n_fresh], on_reserved, snapshot, err);
+        snapshot->n_fresh += status == RDT_OK;
+    }
+    if (status == RDT_OK && snapshot->n_fresh > 0 && !snapshot->copying) {
+        object_pin(snapshot->object);
+        snapshot->copying = true;
+    }
+    if (status == RDT_OK && snapshot->n_fresh > 0)
+        status = region_fill(snapshot->object->uses, snapshot->object->n_regions, snapshot->object->layout, &snapshot->n_filled,
+                             on_filled, snapshot, err);
+    return status;
+}
+
+/* ---- the copy ---- */
+
+static void run_copy(struct work *work)
+{
+    (void)copy_step(&((struct snapshot *)work)->copy);
+}
+
+/* What was read was all there. */
+static enum rdt_status check_regions(const struct object *object, struct rdt_error *err)
+{
+    enum rdt_status status = RDT_OK;
+
+    for (uint32_t i = 0; i < object->n_regions && status == RDT_OK; i++)
+        status = region_check(object->uses[i].region, err);
+    return status;
+}
+
+/* The pool's copy, or the device's: when both have ended. */
+static void part_ended(struct snapshot *snapshot)
+{
+    if (snapshot->on_host || snapshot->device)
+        return;
+    go_on(snapshot, snapshot->failure.status, &snapshot->failure);
+}
+
+static void done_copy(struct work *work)
+{
+    struct snapshot *snapshot = (struct snapshot *)work;
+
+    if (snapshot->failure.status == RDT_OK)
+        (void)check_regions(snapshot->object, &snapshot->failure);
+    if (snapshot->failure.status == RDT_OK && !copy_ended(&snapshot->copy) && snapshot->object->state == OBJECT_FILLING) {
+        work_submit(snapshot->table->pool, &snapshot->work);
+        return;
+    }
+    snapshot->on_host = false;
+    part_ended(snapshot);
+}
+
+static void on_device_copied(void *arg, const struct rdt_error *err)
+{
+    struct snapshot *snapshot = arg;
+
+    snapshot->device = NULL;
+    if (err && snapshot->failure.status == RDT_OK)
+        snapshot->failure = *err;
+    part_ended(snapshot);
+}
+
+/* Neither given up, nor has the host's part failed. */
+static bool is_wanted(void *arg)
+{
+    const struct snapshot *snapshot = arg;
+
+    return snapshot->object->state == OBJECT_FILLING && snapshot->failure.status == RDT_OK;
+}
+
+static enum rdt_status fill_places(struct snapshot *snapshot, struct rdt_error *err)
+{
+    struct object *object = snapshot->object;
+    uint32_t n_to = snapshot->n_taken + snapshot->n_fresh;
+    enum rdt_status status = RDT_OK;
+
+    snapshot->from = calloc(object->n_regions + 1u, sizeof *snapshot->from);
+    snapshot->to = calloc(n_to + 1u, sizeof *snapshot->to);
+    if (!snapshot->from || !snapshot->to || !copy_init(&snapshot->copy, object->layout, object->n_regions, snapshot->layout, n_to))
+        return rdt_error_set(err, RDT_NO_MEMORY, "no memory for the copy");
+    for (uint32_t i = 0; i < object->n_regions && status == RDT_OK; i++) {
+        struct region *region = object->uses[i].region;
+        if (snapshot->given[i])
+            continue;
+        snapshot->from[i].region = region;
+        if (region_is_host(region))
+            status = copy_place(&snapshot->copy.from[i], region, err);
+    }
+    for (uint32_t i = 0; i < snapshot->n_fresh && status == RDT_OK; i++) {
+        snapshot->to[snapshot->n_taken + i].region = snapshot->fresh[i];
+        if (region_is_host(snapshot->fresh[i]))
+            status = copy_place(&snapshot->copy.to[snapshot->n_taken + i], snapshot->fresh[i], err);
+    }
+    return status;
+}
+
+static enum rdt_status copy(struct snapshot *snapshot, struct rdt_error *err)
+{
+    struct object *object = snapshot->object;
+    uint64_t host_bytes = 0;
+    enum rdt_status status;
+
+    for (uint32_t i = 0; i < snapshot->n_fresh; i++) {
+        snapshot->regions[snapshot->n_taken + i] = snapshot->fresh[i];
+        host_bytes += region_is_host(snapshot->fresh[i]) ? snapshot->fresh[i]->bytes : 0;
+    }
+    if (snapshot->n_fresh == 0)
+        return RDT_OK;
+    status = fill_places(snapshot, err);
+    if (status == RDT_OK)
+        status = device_copy_start(object->layout, snapshot->from, snapshot->layout, snapshot->to, NULL, false, on_device_copied,
+                                   snapshot, &snapshot->device, err);
+    if (status != RDT_OK)
+        return status;
+    if (snapshot->device)
+        device_copy_ask(snapshot->device, is_wanted);
+    if (host_bytes <= COPY_SMALL_BYTES) {
+        if (host_bytes > 0)
+            run_copy(&snapshot->work);
+        (void)check_regions(object, &snapshot->failure);
+        if (!snapshot->device && err && snapshot->failure.status != RDT_OK)
+            *err = snapshot->failure;
+        return snapshot->device ? RDT_AGAIN : snapshot->failure.status;
+    }
+    snapshot->on_host = true;
+    snapshot->work = (struct work){.run = run_copy, .done = done_copy, .lane = object->producer_id};
+    work_submit(snapshot->table->pool, &snapshot->work);
+    return RDT_AGAIN;
+}
+
+/* ---- was it given up meanwhile? ---- */
+
+static void on_heard(struct client_hearing *hearing)
+{
+    go_on((struct snapshot *)((char *)hearing - offsetof(struct snapshot, hearing)), RDT_OK, NULL);
+}
+
+static enum rdt_status hear(struct snapshot *snapshot)
+{
+    if (!snapshot->impatient)
+        return RDT_OK;
+    snapshot->hearing.run = on_heard;
+    return client_hear(snapshot->impatient, &snapshot->hearing);
+}
+
+/* ---- from step to step ---- */
+
+/* AGAIN: it goes on later; else how it ended: the object is live, or it must fail. */
+static enum rdt_status advance(struct snapshot *snapshot, enum rdt_status status, struct rdt_error *err)
+{
+    while (status == RDT_OK && snapshot->step != STEP_END) {
+        if (snapshot->object->state != OBJECT_FILLING)
+            return object_why_ended(snapshot->object, err);
+        switch (snapshot->step) {
+        case STEP_PROVE:
+            snapshot->step = STEP_RESERVE;
+            status = prove(snapshot);
+            break;
+        case STEP_RESERVE:
+            snapshot->step = STEP_COPY;
+            status = reserve(snapshot, err);
+            break;
+        case STEP_COPY:
+            snapshot->step = STEP_HEAR;
+            status = copy(snapshot, err);
+            break;
+        default:
+            snapshot->step = STEP_END;
+            status = hear(snapshot);
+            break;
+        }
+    }
+    if (status == RDT_OK && snapshot->object->state != OBJECT_FILLING)
+        return object_why_ended(snapshot->object, err);
+    return status;
+}
+
+/* It has come to an end: live, or failed. at_once: the put has not been deferred yet. */
+static enum rdt_status finish(struct snapshot *snapshot, enum rdt_status status, bool at_once, struct rdt_error *err)
+{
+    struct object *object = snapshot->object;
+
+    if (snapshot->copying)
+        object_unpin(object);
+    if (status == RDT_OK)
+        status = object_fill(object, snapshot->layout, snapshot->regions, snapshot->n_taken + snapshot->n_fresh, err);
+    if (status == RDT_OK)
+        snapshot->layout = NULL; /* taken */
+    else if (at_once && !snapshot->promised)
+        object_table_withdraw(object, err);
+    else
+        object_fail(object, err);
+    for (uint32_t i = 0; i < snapshot->n_fresh; i++)
+        region_unref(snapshot->fresh[i]); /* the object has its own */
+    return status;
+}
+
+static void go_on(struct snapshot *snapshot, enum rdt_status status, struct rdt_error *given_err)
+{
+    struct object *object = snapshot->object;
+    struct rdt_error err = {0};
+
+    if (given_err)
+        err = *given_err;
+    status = advance(snapshot, status, &err);
+    if (status == RDT_AGAIN)
+        return;
+    status = finish(snapshot, status, false, &err);
+    if (snapshot->on_done)
+        snapshot->on_done(snapshot->arg, object, status == RDT_OK ? NULL : &err);
+    snapshot_free(snapshot);
+    object_drop(object);
+}
+
+enum rdt_status snapshot_start(struct regions *table, struct object *object, const bool *given, struct client *impatient,
+                               snapshot_done on_done, void *arg, struct snapshot **snapshot_p, struct rdt_error *err)
+{
+    struct snapshot *snapshot = calloc(1, sizeof *snapshot);
+    bool promised = object->pending;
+    enum rdt_status status;
+
+    object->pending = false;
+    if (!snapshot || !(snapshot->given = calloc(object->n_regions + 1u, sizeof(bool)))) {
+        free(snapshot);
+        (void)rdt_error_set(err, RDT_NO_MEMORY, "no memory for the snapshot");
+        if (promised)
+            object_fail(object, err);
+        else
+            object_table_withdraw(object, err);
+        return RDT_NO_MEMORY;
+    }
+    snapshot->promised = promised;
+    for (uint32_t i = 0; given && i < object->n_regions; i++)
+        snapshot->given[i] = given[i];
+    snapshot->table = table;
+    snapshot->object = object;
+    snapshot->impatient = impatient;
+    list_init(&snapshot->hearing.link);
+    object_hold(object);
+    status = advance(snapshot, RDT_OK, err);
+    if (status == RDT_AGAIN) {
+        snapshot->on_done = on_done;
+        snapshot->arg = arg;
+        *snapshot_p = snapshot;
+        return status;
+    }
+    status = finish(snapshot, status, true, err);
+    snapshot_free(snapshot);
+    object_drop(object);
+    return status;
+}
+
+void snapshot_abandon(struct snapshot *snapshot, enum object_end end)
+{
+    bool hearing = !list_empty(&snapshot->hearing.link);
+    struct rdt_error why = {0};
+
+    (void)rdt_error_set(&why, RDT_CANCELLED, "its put was given up");
+    snapshot->on_done = NULL;
+    snapshot->impatient = NULL;
+    list_remove(&snapshot->hearing.link);
+    if (end == OBJECT_END_OWNER_DIED)
+        object_free(snapshot->object, false, end);
+    else
+        object_table_withdraw(snapshot->object, &why); /* it was never put: who waits for its id waits on */
+    if (hearing)
+        go_on(snapshot, RDT_OK, NULL);
+}

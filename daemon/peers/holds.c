@@ -1,0 +1,437 @@
+#include "daemon/peers/holds.h"
+
+#include <stdlib.h>
+
+#include "daemon/base/log.h"
+#include "layout.h"
+
+#define MOST_OF_A_NODE (1u << 20) /* holds that one node may have here, and this one there */
+#define AT_A_TIME 256u            /* let go of in one turn; told in one message */
+#define LISTED_AT_A_TIME 4096u    /* in one message of a list */
+
+struct holds_node { /* peer->holds */
+    struct list link;
+    struct holds *holds;
+    struct peer *peer;
+
+    /* what it holds here */
+    struct map here;       /* number -> struct node_hold */
+    struct list taken;     /* the same */
+    struct list leaving;   /* struct node_hold: no longer in here, dropped in turns */
+    struct deadline grace; /* set while its link is down and it holds something */
+    struct deadline turn;  /* set while something leaves */
+    uint32_t list_number;  /* of its latest list */
+
+    /* what this node's clients hold there */
+    struct map there; /* number -> struct far_hold */
+    bool asked;       /* a call was sent: it may have holds that nobody here knows of */
+    struct deadline telling;
+    uint64_t untold[AT_A_TIME]; /* dropped, not yet told */
+    size_t n_untold;
+};
+
+struct far_hold {
+    struct holds_node *node;
+    uint64_t number;
+    bool lost; /* the owner's node has it no more */
+};
+
+void holds_init(struct holds *holds, struct deadlines *deadlines, uint64_t grace_ns)
+{
+    *holds = (struct holds){.deadlines = deadlines, .grace_ns = grace_ns};
+    list_init(&holds->nodes);
+}
+
+static void on_grace_over(struct deadline *deadline);
+static void on_turn(struct deadline *deadline);
+static void on_telling(struct deadline *deadline);
+
+static struct holds_node *node_get(struct holds *holds, struct peer *peer)
+{
+    struct holds_node *node = peer->holds;
+
+    if (node)
+        return node;
+    node = calloc(1, sizeof *node);
+    if (!node)
+        return NULL;
+    node->holds = holds;
+    node->peer = peer;
+    map_init(&node->here);
+    map_init(&node->there);
+    list_init(&node->taken);
+    list_init(&node->leaving);
+    node->grace.on_passed = on_grace_over;
+    node->turn.on_passed = on_turn;
+    node->telling.on_passed = on_telling;
+    list_append(&holds->nodes, &node->link);
+    peer->holds = node;
+    return node;
+}
+
+static void say(struct holds_node *node, const Rdt__Pb__Holds *message)
+{
+    (void)peer_send(node->peer, RDT_PEER_HOLDS, &message->base, NULL); /* link down: the list says it */
+}
+
+/* ---- the owner's side ---- */
+
+/* Out of the map before. */
+static void node_hold_end(struct node_hold *hold)
+{
+    list_remove(&hold->by_node);
+    account_give(hold->account, USAGE_HOLDS, 1);
+    account_unref(hold->account);
+    object_drop_by(hold->object, &hold->by_object);
+    free(hold);
+}
+
+static void leave_some(struct holds_node *node, size_t n)
+{
+    for (; n > 0 && !list_empty(&node->leaving); n--)
+        node_hold_end(list_entry(list_first(&node->leaving), struct node_hold, by_node));
+}
+
+static void on_turn(struct deadline *deadline)
+{
+    struct holds_node *node = list_entry(deadline, struct holds_node, turn);
+
+    leave_some(node, AT_A_TIME);
+    if (!list_empty(&node->leaving) && !deadline_set(node->holds->deadlines, deadline, 0))
+        leave_some(node, SIZE_MAX);
+}
+
+/* They go in turns. */
+static void leave(struct holds_node *node, struct list *going)
+{
+    bool some = !list_empty(going);
+
+    list_splice(&node->leaving, going);
+    if (some && !deadline_set(node->holds->deadlines, &node->turn, 0))
+        leave_some(node, SIZE_MAX);
+}
+
+static void leave_all(struct holds_node *node)
+{
+    map_fini(&node->here);
+    map_init(&node->here);
+    leave(node, &node->taken);
+}
+
+static void on_grace_over(struct deadline *deadline)
+{
+    struct holds_node *node = list_entry(deadline, struct holds_node, grace);
+
+    log_warn("node %s is away for longer than hold_grace: its %zu hold%s here end", node->peer->name, map_count(&node->here),
+             map_count(&node->here) == 1 ? "" : "s");
+    leave_all(node);
+}
+
+enum rdt_status holds_take(struct holds *holds, struct peer *peer, uint64_t number, struct account *account, struct object *object,
+                           struct rdt_error *err)
+{
+    struct holds_node *node = holds->closing ? NULL : node_get(holds, peer);
+    struct node_hold *hold = node ? calloc(1, sizeof *hold) : NULL;
+    enum rdt_status status = RDT_OK;
+
+    if (!hold)
+        return rdt_error_set(err, RDT_NO_MEMORY, "no memory for a hold");
+    if (map_count(&node->here) >= MOST_OF_A_NODE)
+        status = rdt_error_set(err, RDT_LIMIT, "node %s has %u holds here already", peer->name, MOST_OF_A_NODE);
+    else if (map_get_u64(&node->here, number))
+        status = rdt_error_set(err, RDT_INVALID, "hold %llu of node %s is there already", (unsigned long long)number, peer->name);
+    if (status == RDT_OK)
+        status = account_take(account, USAGE_HOLDS, 1, err);
+    if (status == RDT_OK && !map_put_u64(&node->here, number, hold)) {
+        account_give(account, USAGE_HOLDS, 1);
+        status = rdt_error_set(err, RDT_NO_MEMORY, "no memory for a hold");
+    } else if (status == RDT_OK && !object_hold_by(object, HOLDER_NODE, &hold->by_object)) {
+        (void)map_remove_u64(&node->here, number);
+        account_give(account, USAGE_HOLDS, 1);
+        status = rdt_error_set(err, RDT_NO_MEMORY, "no memory for a hold");
+    }
+    if (status != RDT_OK) {
+        free(hold);
+        return status;
+    }
+    hold->node = node;
+    hold->object = object;
+    hold->account = account_ref(account);
+    hold->number = number;
+    hold->list_seen = node->list_number;
+    list_append(&node->taken, &hold->by_node);
+    return RDT_OK;
+}
+
+void holds_object_freed(struct object *object)
+{
+    struct list *first;
+
+    while ((first = list_first(object_holders(object, HOLDER_NODE)))) {
+        struct node_hold *hold = list_entry(first, struct node_hold, by_object);
+        struct holds_node *node = hold->node;
+        Rdt__Pb__Holds lost = RDT__PB__HOLDS__INIT;
+
+        lost.lost = &hold->number;
+        lost.n_lost = 1;
+        if (map_get_u64(&node->here, hold->number) == hold) { /* else it is leaving */
+            (void)map_remove_u64(&node->here, hold->number);
+            say(node, &lost);
+        }
+        node_hold_end(hold);
+    }
+}
+
+const struct peer *node_hold_peer(const struct node_hold *hold)
+{
+    return hold->node->peer;
+}
+
+static void drop_one(struct holds_node *node, uint64_t number)
+{
+    struct node_hold *hold = map_remove_u64(&node->here, number);
+
+    if (hold)
+        node_hold_end(hold);
+}
+
+/* One message of the list of what it still holds. */
+static void compare(struct holds_node *node, const Rdt__Pb__Holds *message)
+{
+    Rdt__Pb__Holds answer = RDT__PB__HOLDS__INIT;
+    uint64_t lost[AT_A_TIME];
+    struct list going;
+
+    node->list_number += message->first;
+    answer.lost = lost;
+    for (size_t i = 0; i < message->n_kept; i++) {
+        struct node_hold *hold = map_get_u64(&node->here, message->kept[i]);
+        if (hold)
+            hold->list_seen = node->list_number;
+        else
+            lost[answer.n_lost++] = message->kept[i];
+        if (answer.n_lost == AT_A_TIME || (answer.n_lost > 0 && i + 1 == message->n_kept)) {
+            say(node, &answer);
+            answer.n_lost = 0;
+        }
+    }
+    if (!message->last)
+        return;
+    list_init(&going);
+    list_for_each_safe (at, &node->taken) {
+        struct node_hold *hold = list_entry(at, struct node_hold, by_node);
+        if (hold->list_seen == node->list_number)
+            continue;
+        (void)map_remove_u64(&node->here, hold->number);
+        list_remove(at);
+        list_append(&going, at);
+    }
+    leave(node, &going);
+}
+
+/* ---- the holder's side ---- */
+
+enum rdt_status holds_ask(struct holds *holds, struct peer *peer, struct rdt_error *err)
+{
+    struct holds_node *node = node_get(holds, peer);
+
+    if (!node)
+        return rdt_error_set(err, RDT_NO_MEMORY, "no memory for a hold");
+    if (map_count(&node->there) >= MOST_OF_A_NODE)
+        return rdt_error_set(err, RDT_LIMIT, "this node has %u holds at node %s already", MOST_OF_A_NODE, peer->name);
+    node->asked = true;
+    return RDT_OK;
+}
+
+static void tell(struct holds_node *node)
+{
+    Rdt__Pb__Holds message = RDT__PB__HOLDS__INIT;
+
+    message.dropped = node->untold;
+    message.n_dropped = node->n_untold;
+    node->n_untold = 0;
+    if (message.n_dropped > 0)
+        say(node, &message);
+}
+
+static void on_telling(struct deadline *deadline)
+{
+    tell(list_entry(deadline, struct holds_node, telling));
+}
+
+static void drop_there(struct holds_node *node, uint64_t number)
+{
+    if (node->peer->state != PEER_UP || node->holds->closing)
+        return; /* it will not be in the list */
+    node->untold[node->n_untold++] = number;
+    if (node->n_untold == AT_A_TIME || (node->n_untold == 1 && !deadline_set(node->holds->deadlines, &node->telling, 0)))
+        tell(node);
+}
+
+static void release_far(void *far)
+{
+    struct far_hold *hold = far;
+
+    (void)map_remove_u64(&hold->node->there, hold->number);
+    if (!hold->lost)
+        drop_there(hold->node, hold->number);
+    free(hold);
+}
+
+enum rdt_status holds_took(struct holds *holds, struct peer *peer, uint64_t number, struct client *client, uint64_t request_id,
+                           struct rdt_error *err)
+{
+    struct holds_node *node = node_get(holds, peer); /* since holds_ask */
+    struct far_hold *far = node ? calloc(1, sizeof *far) : NULL;
+    struct keeping *keeping = NULL;
+    enum rdt_status status = far ? keeping_take(client, request_id, NULL, &keeping, err)
+                                 : rdt_error_set(err, RDT_NO_MEMORY, "no memory for a hold");
+
+    if (status == RDT_OK && !map_put_u64(&node->there, number, far)) {
+        keeping_end(keeping);
+        status = rdt_error_set(err, RDT_NO_MEMORY, "no memory for a hold");
+    }
+    if (status != RDT_OK) {
+        free(far);
+        holds_unwanted(holds, peer, number);
+        return status;
+    }
+    far->node = node;
+    far->number = number;
+    keeping->far = far;
+    keeping->release_far = release_far;
+    return RDT_OK;
+}
+
+void holds_unwanted(struct holds *holds, struct peer *peer, uint64_t number)
+{
+    struct holds_node *node = node_get(holds, peer);
+
+    if (node)
+        drop_there(node, number);
+}
+
+static void lose_all(struct holds_node *node)
+{
+    struct far_hold *far;
+    size_t cursor = 0;
+
+    while ((far = map_next(&node->there, &cursor)))
+        far->lost = true;
+}
+
+/* All that is held there, in messages of some each. One that cannot be sent: then the owner keeps what it has. */
+static void send_list(struct holds_node *node)
+{
+    uint64_t *numbers = malloc(LISTED_AT_A_TIME * sizeof *numbers);
+    Rdt__Pb__Holds message = RDT__PB__HOLDS__INIT;
+    struct far_hold *far;
+    size_t cursor = 0;
+
+    message.first = true;
+    message.kept = numbers;
+    while (numbers && !message.last) {
+        do {
+            far = map_next(&node->there, &cursor);
+            if (far && !far->lost)
+                numbers[message.n_kept++] = far->number;
+        } while (far && message.n_kept < LISTED_AT_A_TIME);
+        message.last = !far;
+        if (peer_send(node->peer, RDT_PEER_HOLDS, &message.base, NULL) != RDT_OK)
+            break;
+        message.first = false;
+        message.n_kept = 0;
+    }
+    free(numbers);
+}
+
+/* ---- the link ---- */
+
+void holds_peer_up(struct holds *holds, struct peer *peer, bool boot_changed)
+{
+    struct holds_node *node = peer->holds;
+
+    if (!node || holds->closing)
+        return;
+    deadline_unset(holds->deadlines, &node->grace);
+    if (boot_changed) {
+        leave_all(node);
+        lose_all(node);
+    } else if (node->asked) {
+        send_list(node);
+    }
+}
+
+void holds_peer_down(struct holds *holds, struct peer *peer)
+{
+    struct holds_node *node = peer->holds;
+    struct peer *same;
+
+    if (!node || holds->closing)
+        return;
+    node->n_untold = 0;
+    deadline_unset(holds->deadlines, &node->telling);
+    if (map_count(&node->here) > 0 && node->grace.place == 0 &&
+        !deadline_set(holds->deadlines, &node->grace, (int64_t)holds->grace_ns))
+        leave_all(node);
+    if (map_count(&node->here) + map_count(&node->there) > 0) /* nobody else may want the link again in time */
+        (void)peers_find(peer->peers, peer->uuid, "", &same, NULL);
+}
+
+static void act(struct holds_node *node, const Rdt__Pb__Holds *message)
+{
+    for (size_t i = 0; i < message->n_dropped; i++)
+        drop_one(node, message->dropped[i]);
+    for (size_t i = 0; i < message->n_lost; i++) {
+        struct far_hold *far = map_get_u64(&node->there, message->lost[i]);
+        if (far)
+            far->lost = true;
+    }
+    if (message->first || message->last || message->n_kept > 0)
+        compare(node, message);
+}
+
+enum rdt_status holds_peer_frame(struct holds *holds, struct peer *peer, const struct frame *frame, struct rdt_error *err)
+{
+    struct holds_node *node = holds->closing ? NULL : peer->holds;
+    const Rdt__Pb__Holds *message = NULL;
+    ProtobufCMessage *decoded;
+    struct arena arena;
+    enum rdt_status status;
+
+    arena_init(&arena, RDT_MAX_DECODED_BYTES);
+    status = arena_unpack(&arena, &rdt__pb__holds__descriptor, frame->payload, frame->length, "Holds", &decoded, err);
+    if (status == RDT_OK) {
+        message = (const Rdt__Pb__Holds *)decoded;
+        if (message->n_dropped + message->n_lost + message->n_kept > LISTED_AT_A_TIME)
+            status = rdt_error_set(err, RDT_PROTOCOL, "a message about %zu holds: at most %u in one",
+                                   message->n_dropped + message->n_lost + message->n_kept, LISTED_AT_A_TIME);
+    }
+    if (status == RDT_OK && !node && message->n_kept > 0 && !holds->closing)
+        node = node_get(holds, peer); /* it tells of holds that are none here: it shall hear that */
+    if (status == RDT_OK && node)
+        act(node, message);
+    if (status != RDT_OK)
+        rdt_error_prefix(err, "node %s", peer->name);
+    arena_fini(&arena);
+    return status;
+}
+
+void holds_clear(struct holds *holds)
+{
+    holds->closing = true;
+    while (!list_empty(&holds->nodes)) {
+        struct holds_node *node = list_entry(list_first(&holds->nodes), struct holds_node, link);
+
+        deadline_unset(holds->deadlines, &node->grace);
+        deadline_unset(holds->deadlines, &node->turn);
+        deadline_unset(holds->deadlines, &node->telling);
+        list_splice(&node->leaving, &node->taken);
+        leave_some(node, SIZE_MAX);
+        map_fini(&node->here);
+        map_fini(&node->there);
+        list_remove(&node->link);
+        node->peer->holds = NULL;
+        free(node);
+    }
+}

@@ -1,0 +1,99 @@
+/* What peer.c (who the nodes are, their states and back-off) and peer_meet.c (listening, hellos, which of two
+ * connections stays) share. Private to them. */
+#ifndef DAEMON_PEER_IMPL_H
+#define DAEMON_PEER_IMPL_H
+
+#include "daemon/base/map.h"
+#include "daemon/base/node.h"
+#include "daemon/config/options.h"
+#include "daemon/peers/peer.h"
+#include "daemon/peers/peer_link.h"
+
+struct peer_dial {
+    struct peer peer;       /* in this allocation */
+    uv_timer_t timer;       /* of the back-off */
+    struct peer_link *link; /* what we dialled and is not up yet */
+    unsigned failures;      /* in a row */
+    bool listed;            /* in the nodes file: dialled for ever */
+    bool wanted;            /* peers_find asked during the back-off */
+    struct peer *same;      /* hidden: the entry that it turned out to be; NULL: this node itself */
+};
+
+struct peers {
+    uv_loop_t *loop;
+    const struct options *options;
+    struct node *node;
+    struct peers_callbacks callbacks;
+    struct tls_context *tls; /* NULL: no key, no peers */
+    struct peer_link_config config;
+    uint8_t *read_buf;
+    struct list all;    /* struct peer */
+    struct list hidden; /* struct peer: another entry is the same node, or it is this node itself */
+    struct map by_uuid; /* of all */
+    unsigned n_peers;   /* in both */
+    struct list links;  /* struct peer_link, not ended */
+    unsigned n_open;    /* handles and links whose memory libuv still uses */
+
+    uv_tcp_t listener, turned_away; /* turned_away: accepts what is not wanted, to close it */
+    bool turning_away, left_waiting;
+    char hello_address[65];
+    uint64_t warned_ns; /* last warning about a stranger */
+    unsigned unsaid;    /* warnings since that were not printed */
+
+    bool closing;
+    void (*on_closed)(void *arg);
+    void *on_closed_arg;
+};
+
+/* ---- peer.c ---- */
+
+bool peer_is_known(const struct peer *peer); /* its uuid is */
+
+/* uuid NULL: not known yet. LIMIT, NO_MEMORY. */
+enum rdt_status peer_add(struct peers *peers, const uint8_t *uuid, const char *name, const char *address, struct peer **peer_p,
+                         struct rdt_error *err);
+
+/* To whoever watches. */
+void peer_tell(const struct peer *peer, const char *what);
+
+/* Gives it its uuid. NO_MEMORY. */
+enum rdt_status peer_identify(struct peer *peer, const uint8_t uuid[16], struct rdt_error *err);
+
+/* Takes an entry that turned out to be another one, or this node, out of sight: it is never dialled again. */
+void peer_hide(struct peer *peer, struct peer *same);
+
+/* An entry of which only the address was known turns out to be another one: its name, address and dial are that one's
+ * now. false: that one's own dial has gone further, this one is closed. */
+bool peer_merge(struct peer *from, struct peer *into);
+
+/* Starts to connect. NO_MEMORY, INVALID. */
+enum rdt_status peer_start_dial(struct peer *peer, struct rdt_error *err);
+
+/* CONNECTING has come to nothing: back-off, on_down. */
+void peer_failed(struct peer *peer, const struct rdt_error *why);
+
+/* The link becomes the one in use; one that was is closed, and on_down called for it with `why_old`. */
+void peer_take_link(struct peer *peer, struct peer_link *link, const struct rdt_error *why_old);
+
+/* The link in use is gone (and no longer in peer->link_up). */
+void peer_lost(struct peer *peer, const struct rdt_error *why);
+
+/* A handle or link is gone. */
+void peers_unopen(struct peers *peers);
+
+/* ---- peer_meet.c ---- */
+
+extern const struct peer_link_events peer_meet_events;
+
+/* A socket that listens at options->listen; this node's address as refs carry it, and as its hello does. Both have 65
+ * bytes. INVALID, SYSTEM. */
+enum rdt_status peer_meet_bind(const struct options *options, char *address_p, char *hello_address_p, int *fd_p,
+                               struct rdt_error *err);
+
+/* Begins to accept connections. Takes the fd. */
+void peer_meet_listen(struct peers *peers, int take_fd);
+
+/* Takes the link out of the lists and closes it. */
+void peer_meet_drop(struct peers *peers, struct peer_link *link, const char *reason);
+
+#endif

@@ -1,0 +1,421 @@
+/* One connection to another node: its life, its frames and its pings. How bytes get through TCP and TLS is in
+ * peer_wire.c.
+ *
+ * Refuses: to believe anything before TLS is up, a first frame that is not hello, frames of the layer above before both
+ * ends have agreed on this connection, more than QUEUE_MAX_BYTES that the other end does not read. Logs nothing: on_end
+ * says why.
+ */
+#include "daemon/peers/peer_link.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "daemon/peers/peer_wire.h"
+
+#define QUEUE_MAX_BYTES ((size_t)64 << 20)
+#define SMALL_MESSAGE_BYTES ((size_t)64 << 10) /* what a decoded ping or goodbye may take */
+#define LATE_NS UINT64_C(100000000)            /* a timer later than this: it was us who slept */
+
+static const struct sm_state states[] = {
+    [LINK_CONNECTING] = {"connecting", 1u << LINK_SECURING | 1u << LINK_ENDED},
+    [LINK_SECURING] = {"securing", 1u << LINK_MEETING | 1u << LINK_ENDED},
+    [LINK_MEETING] = {"meeting", 1u << LINK_UP | 1u << LINK_ENDED},
+    [LINK_UP] = {"up", 1u << LINK_ENDED},
+    [LINK_ENDED] = {"ended", 0},
+};
+
+enum peer_link_state peer_link_state(const struct peer_link *link)
+{
+    return (enum peer_link_state)link->sm.state;
+}
+
+static void describe(const struct peer_link *link, char text_p[128])
+{
+    if (link->peer)
+        peer_describe(link->peer, text_p);
+    else
+        snprintf(text_p, 128, "the node at %s", link->remote);
+}
+
+static double seconds(uint64_t ns)
+{
+    return (double)ns / 1e9;
+}
+
+/* ---- its end ---- */
+
+static void close_handles(struct peer_link *link)
+{
+    peer_wire_close(link);
+    uv_close((uv_handle_t *)&link->timer, peer_link_handle_closed);
+    uv_close((uv_handle_t *)&link->turn, peer_link_handle_closed);
+}
+
+void peer_link_handle_closed(uv_handle_t *handle)
+{
+    peer_link_handle_gone(handle->data);
+}
+
+void peer_link_handle_gone(struct peer_link *link)
+{
+    if (--link->n_handles)
+        return;
+    link->config->events->on_freed(link->config->arg);
+    peer_wire_fini(link);
+    frame_reader_fini(&link->reader);
+    frame_writer_fini(&link->writer);
+    arena_fini(&link->arena);
+    free(link);
+}
+
+void peer_link_end(struct peer_link *link, const struct rdt_error *why)
+{
+    if (peer_link_state(link) == LINK_ENDED)
+        return;
+    close_handles(link);
+    sm_move(&link->sm, LINK_ENDED);
+    link->config->events->on_end(link, why);
+}
+
+void peer_link_fail(struct peer_link *link, const struct rdt_error *why)
+{
+    if (link->failed || peer_link_state(link) == LINK_ENDED)
+        return;
+    link->failed = true;
+    link->failure = *why;
+    uv_idle_start(&link->turn, peer_link_on_turn);
+}
+
+/* Best effort: what the socket does not take at once is lost. */
+static void say_goodbye(struct peer_link *link, const char *reason)
+{
+    Rdt__Pb__Goodbye goodbye = RDT__PB__GOODBYE__INIT;
+
+    if (peer_link_state(link) != LINK_MEETING && peer_link_state(link) != LINK_UP)
+        return;
+    goodbye.reason = (char *)reason;
+    if (peer_link_send(link, RDT_PEER_GOODBYE, &goodbye.base, NULL) == RDT_OK)
+        peer_wire_push_out(link);
+}
+
+void peer_link_close(struct peer_link *link, const char *reason)
+{
+    if (peer_link_state(link) == LINK_ENDED)
+        return;
+    if (reason)
+        say_goodbye(link, reason);
+    close_handles(link);
+    sm_move(&link->sm, LINK_ENDED);
+}
+
+/* ---- time ---- */
+
+static void arm(struct peer_link *link, uint64_t due_ns, uv_timer_cb on_timer)
+{
+    uint64_t now = uv_hrtime();
+    uint64_t wait_ns = due_ns > now ? due_ns - now : 0;
+
+    link->timer_due_ns = due_ns;
+    /* libuv counts from the start of the turn, which may be long ago. */
+    uv_update_time(link->config->loop);
+    uv_timer_start(&link->timer, on_timer, wait_ns / 1000000 + 1, 0);
+}
+
+static void on_deadline(uv_timer_t *timer)
+{
+    static const char *const missing[] = {
+        [LINK_CONNECTING] = "no connection to",
+        [LINK_SECURING] = "no TLS handshake with",
+        [LINK_MEETING] = "no hello or no answer to ours from",
+    };
+    struct peer_link *link = timer->data;
+    struct rdt_error why;
+
+    rdt_error_set(&why, RDT_PEER_LOST, "%s %s within %.1f s", missing[peer_link_state(link)], link->remote,
+                  seconds(link->config->connect_timeout_ns));
+    peer_link_end(link, &why);
+}
+
+static void send_ping(struct peer_link *link, uint64_t now)
+{
+    Rdt__Pb__LinkPing ping = RDT__PB__LINK_PING__INIT;
+
+    ping.sequence = ++link->ping_sequence;
+    link->ping_sent_ns = now;
+    link->next_ping_ns = now + link->config->ping_interval_ns;
+    /* Without memory or room the next one is as good. */
+    (void)peer_link_send(link, RDT_PEER_PING, &ping.base, NULL);
+}
+
+void peer_link_ask(struct peer_link *link)
+{
+    send_ping(link, uv_hrtime());
+    link->asked = link->ping_sequence;
+}
+
+static void on_tick(uv_timer_t *timer)
+{
+    struct peer_link *link = timer->data;
+    uint64_t now = uv_hrtime(), silence_due;
+
+    /* While this process was stopped or busy it read nothing: that is not the peer's silence. Its bytes may be waiting. */
+    if (now > link->timer_due_ns + LATE_NS) {
+        link->last_byte_ns += now - link->timer_due_ns;
+        if (link->last_byte_ns > now)
+            link->last_byte_ns = now;
+    }
+    silence_due = link->last_byte_ns + link->config->peer_timeout_ns;
+    if (now >= silence_due) {
+        struct rdt_error why;
+
+        peer_link_no_answer(link, &why);
+        peer_link_end(link, &why);
+        return;
+    }
+    if (now >= link->next_ping_ns)
+        send_ping(link, now);
+    arm(link, link->next_ping_ns < silence_due ? link->next_ping_ns : silence_due, on_tick);
+}
+
+void peer_link_no_answer(const struct peer_link *link, struct rdt_error *why)
+{
+    char who[128];
+
+    describe(link, who);
+    rdt_error_set(why, RDT_PEER_LOST, "no answer from %s for %.1f s", who, seconds(link->config->peer_timeout_ns));
+}
+
+void peer_link_up(struct peer_link *link)
+{
+    uint64_t now = uv_hrtime();
+
+    sm_move(&link->sm, LINK_UP);
+    link->last_byte_ns = now;
+    send_ping(link, now);
+    arm(link, link->next_ping_ns, on_tick);
+}
+
+/* ---- frames ---- */
+
+enum rdt_status peer_link_send(struct peer_link *link, enum rdt_peer_message type, const ProtobufCMessage *message,
+                               struct rdt_error *err)
+{
+    size_t bytes = protobuf_c_message_get_packed_size(message);
+    enum rdt_status status;
+    uint8_t *payload;
+
+    if (bytes > RDT_MAX_FRAME_BYTES)
+        return rdt_error_set(err, RDT_LIMIT, "a message of %zu bytes, at most %u go to another node", bytes,
+                             RDT_MAX_FRAME_BYTES);
+    if (peer_link_queued_bytes(link) + bytes > QUEUE_MAX_BYTES) {
+        struct rdt_error why;
+        char who[128];
+
+        describe(link, who);
+        rdt_error_set(&why, RDT_LIMIT, "%s does not read: %zu bytes are waiting for it", who, peer_link_queued_bytes(link));
+        peer_link_fail(link, &why);
+        return rdt_error_set(err, RDT_LIMIT, "%s", why.msg);
+    }
+    status = frame_writer_push(&link->writer, (uint16_t)type, 0, 0, (uint32_t)bytes, NULL, 0, &payload);
+    if (status != RDT_OK) { /* what is not said the other end would wait for: no link says more than half */
+        struct rdt_error why;
+        char who[128];
+
+        describe(link, who);
+        (void)rdt_error_set(&why, RDT_PEER_LOST, "%s: a message of %zu bytes could not be sent: %s", who, bytes,
+                            rdt_status_sentence(status));
+        peer_link_fail(link, &why);
+        return rdt_error_set(err, status, "%s", why.msg);
+    }
+    protobuf_c_message_pack(message, payload);
+    if (!link->writing)
+        uv_idle_start(&link->turn, peer_link_on_turn);
+    return RDT_OK;
+}
+
+void peer_link_on_turn(uv_idle_t *turn)
+{
+    struct peer_link *link = turn->data;
+
+    uv_idle_stop(turn);
+    if (!link->failed)
+        peer_wire_go_on(link);
+    if (link->failed)
+        peer_link_end(link, &link->failure);
+    else
+        peer_wire_pump(link);
+}
+
+static enum rdt_status malformed(const char *what, struct rdt_error *err)
+{
+    return rdt_error_set(err, RDT_PROTOCOL, "a %s that cannot be decoded", what);
+}
+
+static enum rdt_status take_ping(struct peer_link *link, const struct frame *frame, struct rdt_error *err)
+{
+    enum rdt_status status = RDT_OK;
+    Rdt__Pb__LinkPing *ping;
+    struct arena arena;
+    bool answered = false;
+
+    arena_init(&arena, SMALL_MESSAGE_BYTES);
+    ping = rdt__pb__link_ping__unpack(&arena.allocator, frame->length, frame->payload);
+    if (!ping)
+        status = malformed("ping", err);
+    else if (frame->type == RDT_PEER_PING) {
+        status = peer_link_send(link, RDT_PEER_PONG, &ping->base, err);
+        if (link->peer && status == RDT_OK)
+            link->peer->answered_ns = uv_hrtime();
+    } else {
+        if (link->peer && ping->sequence == link->ping_sequence) {
+            link->peer->rtt_ns = uv_hrtime() - link->ping_sent_ns;
+            link->peer->confirmed_ns = link->ping_sent_ns;
+        }
+        answered = link->asked > 0 && ping->sequence >= link->asked;
+    }
+    arena_fini(&arena);
+    if (answered) {
+        link->asked = 0;
+        link->config->events->on_answer(link);
+    }
+    return status;
+}
+
+/* The reason goes into sentences and logs: no line breaks, no escape sequences. */
+static void copy_printable(char *out, size_t size, const char *text)
+{
+    size_t n = strnlen(text, size - 1);
+
+    for (size_t i = 0; i < n; i++)
+        out[i] = (unsigned char)text[i] < ' ' || text[i] == 0x7f ? '?' : text[i];
+    out[n] = 0;
+}
+
+static enum rdt_status take_goodbye(struct peer_link *link, const struct frame *frame, struct rdt_error *err)
+{
+    Rdt__Pb__Goodbye *goodbye;
+    struct rdt_error why;
+    struct arena arena;
+    char who[128], reason[160] = "";
+
+    arena_init(&arena, SMALL_MESSAGE_BYTES);
+    goodbye = rdt__pb__goodbye__unpack(&arena.allocator, frame->length, frame->payload);
+    if (goodbye)
+        copy_printable(reason, sizeof reason, goodbye->reason);
+    arena_fini(&arena);
+    if (!goodbye)
+        return malformed("goodbye", err);
+
+    link->ended_there = true;
+    describe(link, who);
+    rdt_error_set(&why, RDT_PEER_LOST, "%s %s: %s", who,
+                  peer_link_state(link) == LINK_UP ? "said goodbye" : "refuses this node", reason);
+    peer_link_end(link, &why);
+    return RDT_OK;
+}
+
+static enum rdt_status take_hello(struct peer_link *link, const struct frame *frame, struct rdt_error *err)
+{
+    link->hello_seen = true;
+    link->hello = rdt__pb__link_hello__unpack(&link->arena.allocator, frame->length, frame->payload);
+    if (!link->hello)
+        return malformed("hello", err);
+    return link->config->events->on_hello(link, err);
+}
+
+void peer_link_forget_hello(struct peer_link *link)
+{
+    link->hello = NULL;
+    arena_fini(&link->arena);
+}
+
+enum rdt_status peer_link_take_frame(struct peer_link *link, const struct frame *frame, struct rdt_error *err)
+{
+    if (frame->type == RDT_PEER_GOODBYE)
+        return take_goodbye(link, frame, err);
+    if (!link->hello_seen && frame->type == RDT_PEER_HELLO)
+        return take_hello(link, frame, err);
+    if (!link->hello_seen)
+        return rdt_error_set(err, RDT_PROTOCOL, "the first message is of type %u, not a hello", frame->type);
+    if (frame->type == RDT_PEER_HELLO)
+        return rdt_error_set(err, RDT_PROTOCOL, "a second hello");
+
+    if (peer_link_state(link) == LINK_MEETING) {
+        if (link->accepted_ns)
+            return rdt_error_set(err, RDT_PROTOCOL, "a message of type %u before this node took the connection", frame->type);
+        link->config->events->on_confirmed(link);
+        if (peer_link_state(link) == LINK_ENDED)
+            return RDT_OK;
+    }
+    if (frame->type == RDT_PEER_PING || frame->type == RDT_PEER_PONG)
+        return take_ping(link, frame, err);
+    return link->config->events->on_frame(link, frame, err);
+}
+
+void peer_link_broke(struct peer_link *link, const struct rdt_error *why)
+{
+    if (peer_link_state(link) == LINK_ENDED)
+        return;
+    if (why->status == RDT_DISCONNECTED)
+        link->ended_there = true;
+    else
+        say_goodbye(link, why->msg);
+    peer_link_end(link, why);
+}
+
+/* ---- its start ---- */
+
+/* NULL: no memory. */
+static struct peer_link *create(const struct peer_link_config *config, enum peer_link_state first)
+{
+    struct peer_link *link = calloc(1, sizeof *link);
+
+    if (!link)
+        return NULL;
+    link->config = config;
+    list_init(&link->node);
+    sm_init(&link->sm, states, sizeof states / sizeof states[0], first);
+    arena_init(&link->arena, RDT_MAX_DECODED_BYTES);
+    frame_reader_init(&link->reader, RDT_MAX_FRAME_BYTES);
+    frame_writer_init(&link->writer);
+    uv_timer_init(config->loop, &link->timer);
+    uv_idle_init(config->loop, &link->turn);
+    uv_tcp_init(config->loop, &link->tcp);
+    link->timer.data = link->turn.data = link->tcp.data = link;
+    link->n_handles = 3;
+    arm(link, uv_hrtime() + config->connect_timeout_ns, on_deadline);
+    return link;
+}
+
+enum rdt_status peer_link_dial(const struct peer_link_config *config, const char *host, uint16_t port,
+                               struct peer_link **link_p, struct rdt_error *err)
+{
+    struct peer_link *link = create(config, LINK_CONNECTING);
+
+    if (!link)
+        return rdt_error_set(err, RDT_NO_MEMORY, "no memory for a connection to %s", host);
+    snprintf(link->host, sizeof link->host, "%s", host);
+    link->port = port;
+    peer_wire_dial(link);
+    *link_p = link;
+    return RDT_OK;
+}
+
+enum rdt_status peer_link_accept(const struct peer_link_config *config, uv_stream_t *listener, struct peer_link **link_p,
+                                 struct rdt_error *err)
+{
+    struct peer_link *link = create(config, LINK_SECURING);
+
+    if (!link)
+        return rdt_error_set(err, RDT_NO_MEMORY, "no memory for a connection");
+    link->accepted_ns = uv_hrtime();
+    peer_wire_accept(link, listener);
+    *link_p = link;
+    return RDT_OK;
+}
+
+size_t peer_link_queued_bytes(const struct peer_link *link)
+{
+    return link->writer.queued_bytes + link->out_bytes;
+}

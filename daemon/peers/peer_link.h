@@ -1,0 +1,133 @@
+/* One connection to another node: TCP, TLS in it, frames in that; its deadline, its pings. Private to peer*.c.
+ *
+ *       dialled                                   accepted
+ *          |                                         |
+ *     CONNECTING --------> SECURING <----------------+
+ *          |                  | both hold the key: on_secure
+ *          |                  v
+ *          |               MEETING   hellos; on_hello, and for the end that dialled on_confirmed
+ *          |                  | peer_link_up()
+ *          |                  v
+ *          |                 UP      pings
+ *          v                  v
+ *     any of them ---------> ENDED   on_end, unless peer_link_close() was called; then on_freed
+ *
+ * The end that accepted says hello first, so that the end that dialled knows whom it reached before it commits itself
+ * by its own hello. The end that accepted then takes the connection (and sends its first ping, which confirms it) or
+ * closes it. peer_meet.c has the rules.
+ */
+#ifndef DAEMON_PEER_LINK_H
+#define DAEMON_PEER_LINK_H
+
+#include <stdbool.h>
+#include <uv.h>
+
+#include "daemon/base/list.h"
+#include "daemon/peers/peer.h"
+#include "daemon/base/sm.h"
+#include "daemon/peers/tls.h"
+#include "layout.h"
+
+#define PEER_LINK_READ_BYTES (64u << 10)
+
+struct peer_link;
+
+enum peer_link_state { LINK_CONNECTING, LINK_SECURING, LINK_MEETING, LINK_UP, LINK_ENDED };
+
+struct peer_link_events {
+    /* The other end has proved that it holds the key. */
+    void (*on_secure)(struct peer_link *link);
+    /* Its first frame, decoded into link->hello. An error ends the link, and the other end is told its sentence. */
+    enum rdt_status (*on_hello)(struct peer_link *link, struct rdt_error *err);
+    /* Dialled: the other end's first frame after both hellos. It must bring the link up or close it. */
+    void (*on_confirmed)(struct peer_link *link);
+    /* UP: a frame that is not hello, ping, pong or goodbye. An error as above. */
+    enum rdt_status (*on_frame)(struct peer_link *link, const struct frame *frame, struct rdt_error *err);
+    /* The node has answered what peer_link_ask asked last. */
+    void (*on_answer)(struct peer_link *link);
+    /* It has ended by itself: once, never inside a call from outside, never after peer_link_close. */
+    void (*on_end)(struct peer_link *link, const struct rdt_error *why);
+    /* All its handles are closed; its memory goes when this returns. */
+    void (*on_freed)(void *arg);
+};
+
+struct peer_link_config { /* what all links share; outlives them */
+    uv_loop_t *loop;
+    struct tls_context *tls;
+    uint64_t ping_interval_ns, peer_timeout_ns, connect_timeout_ns;
+    const struct peer_link_events *events;
+    void *arg;
+    uint8_t *read_buf; /* PEER_LINK_READ_BYTES: libuv fills it and we empty it within one call */
+};
+
+struct peer_link {
+    /* of peer_meet.c */
+    struct list node;
+    struct peer *peer; /* borrowed; NULL until known */
+    bool hello_sent, held;
+    Rdt__Pb__LinkHello *hello; /* the peer's; in the arena */
+    struct arena arena;
+    uint64_t accepted_ns; /* 0: dialled */
+
+    const struct peer_link_config *config;
+    char remote[65]; /* "10.0.0.7:7070" */
+    char host[65];
+    uint16_t port;
+    struct sm sm;
+    unsigned n_handles; /* not yet closed, a name being looked up included */
+
+    uv_tcp_t tcp;
+    uv_timer_t timer; /* before UP: the deadline; then: the next ping or the end of patience */
+    uv_idle_t turn;   /* active while something waits for the loop to turn */
+    uv_getaddrinfo_t lookup;
+    struct addrinfo *found, *next_found;
+    uv_connect_t connect;
+    uv_write_t write;
+    bool writing, lookup_pending, connect_again;
+
+    struct tls tls;
+    struct frame_reader reader;
+    bool more; /* has frames for another turn; nothing is read meanwhile */
+    struct frame_writer writer;
+    uint8_t *out; /* ciphertext being written */
+    size_t out_size, out_bytes;
+    bool failed; /* ends when the loop turns, because of: */
+    struct rdt_error failure;
+    bool ended_there; /* the other end has closed it, says that end or its kernel */
+
+    bool hello_seen;
+    uint64_t last_byte_ns, next_ping_ns, timer_due_ns;
+    uint64_t ping_sequence, ping_sent_ns;
+    uint64_t asked; /* the ping of the latest peer_link_ask; 0: it is answered */
+};
+
+/* Starts to connect; a name is looked up first. NO_MEMORY; all else is told by on_end. */
+enum rdt_status peer_link_dial(const struct peer_link_config *config, const char *host, uint16_t port,
+                               struct peer_link **link_p, struct rdt_error *err);
+
+/* Takes the connection that waits at the listener. NO_MEMORY, SYSTEM: it was closed. */
+enum rdt_status peer_link_accept(const struct peer_link_config *config, uv_stream_t *listener, struct peer_link **link_p,
+                                 struct rdt_error *err);
+
+enum peer_link_state peer_link_state(const struct peer_link *link);
+
+/* Queues a message. The bytes leave when the loop turns. LIMIT: too large, or the other end does not read (the link
+ * then ends). */
+enum rdt_status peer_link_send(struct peer_link *link, enum rdt_peer_message type, const ProtobufCMessage *message,
+                               struct rdt_error *err);
+
+/* MEETING -> UP: the deadline no longer counts, pings begin, with one at once. */
+void peer_link_up(struct peer_link *link);
+
+/* UP: a ping now, whose answer on_answer tells. */
+void peer_link_ask(struct peer_link *link);
+
+/* Frees what the hello took. */
+void peer_link_forget_hello(struct peer_link *link);
+
+/* No event follows but on_freed. With a reason, a goodbye leaves first as far as the socket takes it. */
+void peer_link_close(struct peer_link *link, const char *reason);
+
+size_t peer_link_queued_bytes(const struct peer_link *link);
+
+#endif

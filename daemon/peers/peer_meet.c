@@ -1,0 +1,497 @@
+/* How two nodes meet: listening, hellos, and which connection stays when there are two.
+ *
+ *     dialler                                        acceptor
+ *       | <------------- hello (to whoever it is) ------ |   once TLS is up
+ *       | ------------- hello (if it wants the link) --> |   decides: take, hold or close
+ *       | <-------------------------------------- ping - |   taken
+ *
+ * - The dialler closes a connection that leads to a node whose link is up, or to itself; nobody notices.
+ * - One that dials anew has given up on what was up before: the acceptor replaces it.
+ * - Both dialled at once: the node with the higher uuid takes the connection it accepted. The other one, once it has said
+ *   hello on its own, holds the accepted connection until its own is taken (then it closes the held one) or fails (then
+ *   it takes it).
+ */
+#include "daemon/peers/peer_impl.h"
+
+#include <arpa/inet.h>
+#include <errno.h>
+#include <stdio.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "daemon/base/log.h"
+
+#define STRANGERS_MAX 64u /* accepted connections that are not up */
+#define BACKLOG 128
+#define WARN_EVERY_NS UINT64_C(1000000000)
+
+/* Whoever can reach the port can cause these: one line a second. */
+static void warn_of_stranger(struct peers *peers, const char *remote, const char *text)
+{
+    uint64_t now = uv_hrtime();
+    unsigned unsaid = peers->unsaid;
+
+    if (peers->warned_ns && now - peers->warned_ns < WARN_EVERY_NS) {
+        peers->unsaid++;
+        return;
+    }
+    peers->warned_ns = now;
+    peers->unsaid = 0;
+    if (unsaid)
+        log_warn("connection from %s: %s (and %u more like it)", remote, text, unsaid);
+    else
+        log_warn("connection from %s: %s", remote, text);
+}
+
+void peer_meet_drop(struct peers *peers, struct peer_link *link, const char *reason)
+{
+    (void)peers;
+    list_remove(&link->node);
+    if (link->peer && link->peer->dial->link == link)
+        link->peer->dial->link = NULL;
+    peer_link_close(link, reason);
+}
+
+static struct peers *peers_of(const struct peer_link *link)
+{
+    return link->config->arg;
+}
+
+/* ---- hellos ---- */
+
+static enum rdt_status send_hello(struct peer_link *link, struct rdt_error *err)
+{
+    struct peers *peers = peers_of(link);
+    Rdt__Pb__LinkHello hello = RDT__PB__LINK_HELLO__INIT;
+    enum rdt_status status;
+
+    hello.protocol_min = RDT_PROTOCOL_MIN;
+    hello.protocol_max = RDT_PROTOCOL_MAX;
+    hello.node_uuid = (ProtobufCBinaryData){sizeof peers->node->uuid, peers->node->uuid};
+    hello.boot_id = (ProtobufCBinaryData){sizeof peers->node->boot_id, peers->node->boot_id};
+    hello.address = peers->hello_address;
+    hello.ping_interval_ms = (uint32_t)(peers->options->ping_interval_ns / 1000000);
+    hello.peer_timeout_ms = (uint32_t)(peers->options->peer_timeout_ns / 1000000);
+    if (peers->callbacks.fill_hello)
+        peers->callbacks.fill_hello(peers->callbacks.arg, link->peer, &hello);
+    status = peer_link_send(link, RDT_PEER_HELLO, &hello.base, err);
+    if (status == RDT_OK)
+        link->hello_sent = true;
+    return status;
+}
+
+static bool is_printable(const char *text)
+{
+    for (; *text; text++) {
+        if (*text < ' ' || *text > '~')
+            return false;
+    }
+    return true;
+}
+
+static enum rdt_status check_hello(const Rdt__Pb__LinkHello *hello, struct rdt_error *err)
+{
+    static const uint8_t zero[16];
+
+    if (hello->node_uuid.len != 16 || hello->boot_id.len != 16 || memcmp(hello->node_uuid.data, zero, 16) == 0)
+        return rdt_error_set(err, RDT_PROTOCOL, "its hello has no uuid or boot id");
+    if (strlen(hello->address) > RDT_MAX_ADDRESS_BYTES || !is_printable(hello->address) || !is_printable(hello->version))
+        return rdt_error_set(err, RDT_PROTOCOL, "its hello has no proper address or version");
+    if (hello->protocol_max < RDT_PROTOCOL_MIN || hello->protocol_min > RDT_PROTOCOL_MAX)
+        return rdt_error_set(err, RDT_UNSUPPORTED, "version %.31s speaks protocol %u to %u, the other node %d to %d",
+                             hello->version, hello->protocol_min, hello->protocol_max, RDT_PROTOCOL_MIN, RDT_PROTOCOL_MAX);
+    return RDT_OK;
+}
+
+static void take(struct peer_link *link)
+{
+    bool restarted = memcmp(link->peer->boot_id, link->hello->boot_id.data, sizeof link->peer->boot_id) != 0;
+    struct rdt_error why_old;
+
+    rdt_error_set(&why_old, RDT_PEER_LOST, "%s",
+                  restarted ? "it restarted" : "it dialled anew: for it the connection was dead");
+    peer_take_link(link->peer, link, &why_old);
+}
+
+/* ---- the end that dialled ---- */
+
+static enum rdt_status check_whom_we_reached(const struct peer_link *link, struct rdt_error *err)
+{
+    const struct peer *peer = link->peer;
+    char found[33], expected[33];
+
+    if (!peer_is_known(peer) || memcmp(peer->uuid, link->hello->node_uuid.data, 16) == 0)
+        return RDT_OK;
+    node_hex(link->hello->node_uuid.data, found);
+    node_hex(peer->uuid, expected);
+    return rdt_error_set(err, RDT_INVALID, "the node at %s is %s, not %s as %s says", link->remote, found, expected,
+                         peer->dial->listed ? "the nodes file" : "a ref");
+}
+
+static bool merge(struct peer *from, struct peer *into)
+{
+    struct peers *peers = from->peers;
+    bool goes_on = peer_merge(from, into);
+
+    if (peers->callbacks.on_merged)
+        peers->callbacks.on_merged(peers->callbacks.arg, from, into);
+    return goes_on;
+}
+
+/* We know whom we reached: is the link wanted? */
+static enum rdt_status meet_acceptor(struct peer_link *link, struct rdt_error *err)
+{
+    struct peers *peers = peers_of(link);
+    const Rdt__Pb__LinkHello *hello = link->hello;
+    struct peer *peer = link->peer, *known = map_get(&peers->by_uuid, hello->node_uuid.data, 16);
+    enum rdt_status status = check_whom_we_reached(link, err);
+
+    if (status != RDT_OK)
+        return status;
+    if (!peer_is_known(peer)) {
+        if (!known)
+            status = peer_identify(peer, hello->node_uuid.data, err);
+        else if (!merge(peer, known))
+            return RDT_OK;
+        if (status != RDT_OK)
+            return status;
+        peer = link->peer;
+    }
+    if (peer->link_up && memcmp(peer->boot_id, hello->boot_id.data, 16) == 0) {
+        peer_meet_drop(peers, link, NULL);
+        return RDT_OK;
+    }
+    return send_hello(link, err);
+}
+
+static void drop_held(struct peer *peer)
+{
+    list_for_each_safe (node, &peer->peers->links) {
+        struct peer_link *link = list_entry(node, struct peer_link, node);
+
+        if (link->held && link->peer == peer)
+            peer_meet_drop(peer->peers, link, NULL);
+    }
+}
+
+static void on_confirmed(struct peer_link *link)
+{
+    drop_held(link->peer);
+    take(link);
+}
+
+/* ---- the end that accepted ---- */
+
+static void learn_address(struct peer *peer, const struct peer_link *link)
+{
+    const char *said = link->hello->address;
+    const char *port_of_remote = strrchr(link->remote, ':');
+    char address[65 + 65], host[65];
+    uint16_t port;
+
+    if (peer->dial->listed)
+        return;
+    if (said[0] == ':' && port_of_remote)
+        snprintf(address, sizeof address, "%.*s%s", (int)(port_of_remote - link->remote), link->remote, said);
+    else
+        snprintf(address, sizeof address, "%s", said);
+    if (strlen(address) >= sizeof peer->address || options_split_address(address, host, &port, NULL) != RDT_OK || port == 0)
+        return; /* it dials us */
+    memcpy(peer->address, address, strlen(address) + 1);
+    if (strcmp(peer->name, peer->address) == 0)
+        return;
+    memcpy(peer->name, peer->address, sizeof peer->name);
+    peer_tell(peer, "renamed");
+}
+
+/* A caller that wants the link: is it taken now, later or never? */
+static void settle(struct peer_link *link)
+{
+    struct peer *peer = link->peer;
+    const struct peer_link *own = peer->dial->link;
+
+    /* A caller that gave up on the link in use connects after that came up. This one is what remains of dialling at
+     * once. */
+    if (peer->link_up && link->accepted_ns < peer->since_ns) {
+        peer_meet_drop(peer->peers, link, NULL);
+        return;
+    }
+    link->held = !peer->link_up && own && own->hello_sent && memcmp(peer->peers->node->uuid, peer->uuid, 16) < 0;
+    if (link->held)
+        return;
+    learn_address(peer, link);
+    take(link);
+}
+
+static enum rdt_status meet_dialler(struct peer_link *link, struct rdt_error *err)
+{
+    struct peers *peers = peers_of(link);
+    struct peer *peer = map_get(&peers->by_uuid, link->hello->node_uuid.data, 16);
+    enum rdt_status status = RDT_OK;
+
+    if (!peer)
+        status = peer_add(peers, link->hello->node_uuid.data, link->remote, "", &peer, err);
+    if (status != RDT_OK)
+        return status;
+    drop_held(peer); /* of several callers of one node the last one counts */
+    link->peer = peer;
+    settle(link);
+    return RDT_OK;
+}
+
+/* ---- events of links ---- */
+
+static void on_secure(struct peer_link *link)
+{
+    struct rdt_error err;
+
+    if (!link->accepted_ns || send_hello(link, &err) == RDT_OK)
+        return;
+    log_error("connection from %s: no hello can be sent: %s", link->remote, err.msg);
+    peer_meet_drop(peers_of(link), link, NULL);
+}
+
+static enum rdt_status on_hello(struct peer_link *link, struct rdt_error *err)
+{
+    struct peers *peers = peers_of(link);
+    const struct node *self = peers->node;
+    enum rdt_status status = check_hello(link->hello, err);
+
+    if (status != RDT_OK)
+        return status;
+    if (memcmp(link->hello->node_uuid.data, self->uuid, 16) == 0) {
+        if (memcmp(link->hello->boot_id.data, self->boot_id, 16) != 0)
+            return rdt_error_set(err, RDT_INVALID, "the node at %s has this node's uuid: two nodes share one state_dir",
+                                 link->remote);
+        if (link->accepted_ns) {
+            peer_meet_drop(peers, link, NULL);
+        } else if (peer_is_known(link->peer)) {
+            return check_whom_we_reached(link, err);
+        } else {
+            struct peer *itself = link->peer;
+            log_debug("node %s is this node itself", itself->name);
+            peer_hide(itself, NULL);
+            if (peers->callbacks.on_merged)
+                peers->callbacks.on_merged(peers->callbacks.arg, itself, NULL);
+        }
+        return RDT_OK;
+    }
+    return link->accepted_ns ? meet_dialler(link, err) : meet_acceptor(link, err);
+}
+
+static enum rdt_status on_frame(struct peer_link *link, const struct frame *frame, struct rdt_error *err)
+{
+    struct peers *peers = peers_of(link);
+
+    return peers->callbacks.on_frame(peers->callbacks.arg, link->peer, frame, err);
+}
+
+static struct peer_link *find_held(const struct peer *peer)
+{
+    list_for_each (node, &peer->peers->links) {
+        struct peer_link *link = list_entry(node, struct peer_link, node);
+
+        if (link->held && link->peer == peer)
+            return link;
+    }
+    return NULL;
+}
+
+static void on_answer(struct peer_link *link)
+{
+    struct peers *peers = peers_of(link);
+
+    if (peers->callbacks.on_answer && link->peer->link_up == link)
+        peers->callbacks.on_answer(peers->callbacks.arg, link->peer);
+}
+
+static void on_end(struct peer_link *link, const struct rdt_error *why)
+{
+    struct peer *peer = link->peer;
+
+    list_remove(&link->node);
+    if (peer && peer->link_up == link) {
+        if (link->ended_there)
+            peer->answered_ns = 0;
+        peer_lost(peer, why);
+    } else if (peer && peer->dial->link == link) {
+        struct peer_link *held = find_held(peer);
+
+        peer->dial->link = NULL;
+        if (held)
+            settle(held);
+        else if (peer->state == PEER_CONNECTING)
+            peer_failed(peer, why);
+    } else if (why->status == RDT_DISCONNECTED) {
+        log_debug("connection from %s: %s", link->remote, why->msg); /* a probe, or one of two that were dialled at once */
+    } else {
+        warn_of_stranger(peers_of(link), link->remote, why->msg);
+    }
+}
+
+static void on_freed(void *arg)
+{
+    peers_unopen(arg);
+}
+
+const struct peer_link_events peer_meet_events = {
+    .on_secure = on_secure,
+    .on_hello = on_hello,
+    .on_confirmed = on_confirmed,
+    .on_frame = on_frame,
+    .on_answer = on_answer,
+    .on_end = on_end,
+    .on_freed = on_freed,
+};
+
+/* ---- listening ---- */
+
+static void on_connection(uv_stream_t *listener, int uv_status);
+
+static void on_turned_away(uv_handle_t *handle)
+{
+    struct peers *peers = handle->data;
+
+    peers->turning_away = false;
+    if (peers->left_waiting && !peers->closing) {
+        peers->left_waiting = false;
+        on_connection((uv_stream_t *)&peers->listener, 0);
+    }
+    peers_unopen(peers);
+}
+
+/* libuv accepts nothing more before somebody took what it accepted. */
+static void turn_away(struct peers *peers)
+{
+    if (peers->turning_away) {
+        peers->left_waiting = true;
+        return;
+    }
+    uv_tcp_init(peers->loop, &peers->turned_away);
+    peers->turned_away.data = peers;
+    peers->turning_away = true;
+    peers->n_open++;
+    (void)uv_accept((uv_stream_t *)&peers->listener, (uv_stream_t *)&peers->turned_away);
+    uv_close((uv_handle_t *)&peers->turned_away, on_turned_away);
+}
+
+static unsigned count_strangers(const struct peers *peers)
+{
+    unsigned n = 0;
+
+    list_for_each (node, &peers->links) {
+        const struct peer_link *link = list_entry(node, struct peer_link, node);
+
+        n += link->accepted_ns && peer_link_state(link) != LINK_UP;
+    }
+    return n;
+}
+
+static void on_connection(uv_stream_t *listener, int uv_status)
+{
+    struct peers *peers = listener->data;
+    struct peer_link *link;
+    struct rdt_error err;
+
+    if (uv_status < 0) {
+        warn_of_stranger(peers, "?", uv_strerror(uv_status));
+    } else if (count_strangers(peers) >= STRANGERS_MAX) {
+        warn_of_stranger(peers, "?", "turned away: too many others have connected and not said who they are");
+        turn_away(peers);
+    } else if (peer_link_accept(&peers->config, listener, &link, &err) != RDT_OK) {
+        warn_of_stranger(peers, "?", err.msg);
+        turn_away(peers);
+    } else {
+        list_append(&peers->links, &link->node);
+        peers->n_open++;
+    }
+}
+
+/* "host:port"; false: too long. */
+static bool join(const char *host, unsigned port, char text_p[65])
+{
+    int n = snprintf(text_p, 65, strchr(host, ':') ? "[%s]:%u" : "%s:%u", host, port);
+
+    return n > 0 && n < 65;
+}
+
+static enum rdt_status own_address(const struct options *options, const char *listen_host, unsigned port, char *address_p,
+                                   char *hello_address_p, struct rdt_error *err)
+{
+    char host[65] = "";
+    bool any = strcmp(listen_host, "0.0.0.0") == 0 || strcmp(listen_host, "::") == 0;
+    uint16_t advertised;
+
+    if (options->advertise[0]) {
+        enum rdt_status status = options_split_address(options->advertise, host, &advertised, err);
+
+        if (status != RDT_OK)
+            return status;
+        if (advertised)
+            port = advertised;
+    } else if (!any) {
+        snprintf(host, sizeof host, "%s", listen_host);
+    } else if (gethostname(host, sizeof host - 1) < 0) {
+        return rdt_error_sys(err, errno, "this host has no name; set advertise");
+    }
+    if (!join(host, port, address_p))
+        return rdt_error_set(err, RDT_INVALID, "this host's name %s is too long for refs; set advertise", host);
+    /* A peer sees where we come from, which is surer than a name that only we may know. */
+    if (any && !options->advertise[0])
+        snprintf(hello_address_p, 65, ":%u", port);
+    else
+        memcpy(hello_address_p, address_p, 65);
+    return RDT_OK;
+}
+
+enum rdt_status peer_meet_bind(const struct options *options, char *address_p, char *hello_address_p, int *fd_p,
+                               struct rdt_error *err)
+{
+    union {
+        struct sockaddr any;
+        struct sockaddr_in in4;
+        struct sockaddr_in6 in6;
+    } address;
+    socklen_t bytes = sizeof address;
+    char host[65];
+    uint16_t port;
+    int fd, on = 1;
+    enum rdt_status status = options_split_address(options->listen, host, &port, err);
+
+    if (status != RDT_OK)
+        return status;
+    memset(&address, 0, sizeof address);
+    if (uv_ip4_addr(host, port, &address.in4) != 0 && uv_ip6_addr(host, port, &address.in6) != 0)
+        return rdt_error_set(err, RDT_INVALID, "listen = %s: the address must be numeric", options->listen);
+    fd = socket(address.any.sa_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+    if (fd < 0)
+        return rdt_error_sys(err, errno, "listen = %s", options->listen);
+    (void)setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &on, sizeof on);
+    if (bind(fd, &address.any, address.any.sa_family == AF_INET6 ? sizeof address.in6 : sizeof address.in4) < 0 ||
+        listen(fd, BACKLOG) < 0 || getsockname(fd, &address.any, &bytes) < 0) {
+        status = rdt_error_sys(err, errno, "listen = %s", options->listen);
+    } else {
+        /* The port has the same place in both. */
+        status = own_address(options, host, ntohs(address.in4.sin_port), address_p, hello_address_p, err);
+    }
+    if (status != RDT_OK) {
+        (void)close(fd);
+        return status;
+    }
+    *fd_p = fd;
+    return RDT_OK;
+}
+
+void peer_meet_listen(struct peers *peers, int take_fd)
+{
+    int rc = uv_tcp_open(&peers->listener, take_fd);
+
+    if (rc < 0)
+        (void)close(take_fd);
+    else
+        rc = uv_listen((uv_stream_t *)&peers->listener, BACKLOG, on_connection);
+    if (rc < 0)
+        log_error("cannot listen for other nodes: %s", uv_strerror(rc));
+    else
+        log_info("listening for other nodes at %s; refs say %s", peers->options->listen, peers->node->address);
+}

@@ -1,0 +1,476 @@
+/* The lower half of a peer link: names and addresses, the socket, TLS, and bytes in and out of frames.
+ *
+ * Writes one slice at a time, so that neither a large frame nor a long queue keeps the loop from others.
+ */
+#include "daemon/peers/peer_wire.h"
+
+#include <arpa/inet.h>
+#include <netinet/tcp.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define SLICE_BYTES ((size_t)256 << 10) /* plaintext that one turn of the loop encrypts */
+#define TURN_NS 25000                   /* of one node's messages, then the loop sees to others */
+#define KEEP_OUT_BYTES ((size_t)64 << 10)
+
+/* ---- out ---- */
+
+/* Moves up to max plaintext bytes from the frames' queue into TLS, small frames together in one record. */
+static enum rdt_status encrypt(struct peer_link *link, size_t max, struct rdt_error *err)
+{
+    uint8_t record[TLS_RECORD_BYTES];
+    enum rdt_status status = RDT_OK;
+
+    for (size_t done = 0; status == RDT_OK && done < max;) {
+        const uint8_t *bytes;
+        size_t fill = 0, n;
+
+        while (fill < sizeof record && (bytes = frame_writer_peek(&link->writer, &n)) != NULL) {
+            if (n > sizeof record - fill)
+                n = sizeof record - fill;
+            memcpy(record + fill, bytes, n);
+            frame_writer_consume(&link->writer, n);
+            fill += n;
+        }
+        if (!fill)
+            break;
+        status = tls_write(&link->tls, record, fill, err);
+        done += fill;
+    }
+    return status;
+}
+
+/* Into link->out. */
+static enum rdt_status take_ciphertext(struct peer_link *link, struct rdt_error *err)
+{
+    size_t n = tls_pending(&link->tls);
+
+    if (n > link->out_size) {
+        uint8_t *out = realloc(link->out, n);
+
+        if (!out)
+            return rdt_error_set(err, RDT_NO_MEMORY, "no memory to send %zu bytes", n);
+        link->out = out;
+        link->out_size = n;
+    }
+    link->out_bytes = tls_take(&link->tls, link->out, n);
+    return RDT_OK;
+}
+
+static void why_lost(struct peer_link *link, int uv_error, struct rdt_error *why)
+{
+    if (uv_error == UV_EOF || uv_error == UV_ECONNRESET || uv_error == UV_EPIPE)
+        link->ended_there = true;
+    if (uv_error == UV_ETIMEDOUT) /* TCP_USER_TIMEOUT */
+        peer_link_no_answer(link, why);
+    else if (uv_error == UV_EOF)
+        rdt_error_set(why, RDT_DISCONNECTED, "%s closed the connection", link->remote);
+    else
+        rdt_error_set(why, RDT_DISCONNECTED, "the connection with %s broke: %s", link->remote, uv_strerror(uv_error));
+}
+
+static void lost(struct peer_link *link, int uv_error)
+{
+    struct rdt_error why;
+
+    why_lost(link, uv_error, &why);
+    peer_link_end(link, &why);
+}
+
+/* A large buffer is kept only while there is more to send. */
+static void out_sent(struct peer_link *link)
+{
+    link->out_bytes = 0;
+    if (link->out_size > KEEP_OUT_BYTES && !link->writer.queued_bytes) {
+        free(link->out);
+        link->out = NULL;
+        link->out_size = 0;
+    }
+}
+
+static void on_written(uv_write_t *request, int uv_status)
+{
+    struct peer_link *link = request->data;
+
+    link->writing = false;
+    out_sent(link);
+    if (peer_link_state(link) == LINK_ENDED)
+        return;
+    if (uv_status < 0) {
+        lost(link, uv_status);
+        return;
+    }
+    peer_wire_pump(link);
+}
+
+/* What the socket takes goes at once: to ask libuv for it would cost a turn of the loop and two system calls more. */
+static int write_out(struct peer_link *link)
+{
+    uv_buf_t buf = uv_buf_init((char *)link->out, (unsigned)link->out_bytes);
+    int n = uv_try_write((uv_stream_t *)&link->tcp, &buf, 1);
+
+    if (n == (int)link->out_bytes) {
+        out_sent(link);
+        if (link->writer.queued_frames > 0) /* the next slice has a turn of its own */
+            uv_idle_start(&link->turn, peer_link_on_turn);
+        return 0;
+    }
+    if (n < 0 && n != UV_EAGAIN)
+        return n;
+    if (n > 0) {
+        buf.base += n;
+        buf.len -= (size_t)n;
+    }
+    link->write.data = link;
+    n = uv_write(&link->write, (uv_stream_t *)&link->tcp, &buf, 1, on_written);
+    link->writing = n == 0;
+    return n;
+}
+
+void peer_wire_pump(struct peer_link *link)
+{
+    enum rdt_status status = RDT_OK;
+    struct rdt_error why;
+    int rc = 0;
+
+    if (link->writing || !link->tls.ssl || peer_link_state(link) == LINK_ENDED)
+        return;
+    if (peer_link_state(link) != LINK_SECURING)
+        status = encrypt(link, SLICE_BYTES, &why);
+    if (status == RDT_OK)
+        status = take_ciphertext(link, &why);
+    if (status == RDT_OK && link->out_bytes) {
+        rc = write_out(link);
+        if (rc < 0)
+            why_lost(link, rc, &why);
+    }
+    if (status != RDT_OK || rc < 0)
+        peer_link_fail(link, &why);
+}
+
+void peer_wire_push_out(struct peer_link *link)
+{
+    uv_buf_t buf;
+
+    if (link->writing || !link->tls.ssl || link->writer.queued_bytes > SLICE_BYTES)
+        return;
+    if (peer_link_state(link) != LINK_SECURING && encrypt(link, SLICE_BYTES, NULL) != RDT_OK)
+        return;
+    if (take_ciphertext(link, NULL) != RDT_OK || !link->out_bytes)
+        return;
+    buf = uv_buf_init((char *)link->out, (unsigned)link->out_bytes);
+    (void)uv_try_write((uv_stream_t *)&link->tcp, &buf, 1);
+    link->out_bytes = 0;
+}
+
+/* ---- in ---- */
+
+/* Frames that have come, until the turn is over: then link->more. */
+static enum rdt_status take_plaintext(struct peer_link *link, struct rdt_error *err)
+{
+    uint64_t until_ns = uv_hrtime() + TURN_NS;
+
+    for (;;) {
+        struct frame frame;
+        size_t have = 0, n = 0;
+        uint8_t *space;
+        enum rdt_status status = frame_reader_next(&link->reader, &frame, err);
+
+        if (status == RDT_OK) {
+            status = peer_link_take_frame(link, &frame, err);
+            if (status != RDT_OK || link->failed || peer_link_state(link) == LINK_ENDED)
+                return status;
+            link->more = uv_hrtime() >= until_ns;
+            if (link->more)
+                return RDT_OK;
+            continue;
+        }
+        if (status != RDT_AGAIN)
+            return status;
+        space = frame_reader_space(&link->reader, TLS_RECORD_BYTES, &have);
+        if (!space)
+            return rdt_error_set(err, RDT_NO_MEMORY, "no memory to receive from another node");
+        status = tls_read(&link->tls, space, have, &n, err);
+        if (status != RDT_OK) {
+            link->more = false;
+            return status == RDT_AGAIN ? RDT_OK : status;
+        }
+        frame_reader_commit(&link->reader, n);
+    }
+}
+
+static enum rdt_status step_handshake(struct peer_link *link, struct rdt_error *err)
+{
+    enum rdt_status status = tls_handshake(&link->tls, err);
+
+    if (status == RDT_AGAIN)
+        return RDT_OK;
+    if (status == RDT_OK) {
+        sm_move(&link->sm, LINK_MEETING);
+        link->config->events->on_secure(link);
+    }
+    return status;
+}
+
+static void on_alloc(uv_handle_t *handle, size_t suggested, uv_buf_t *buf)
+{
+    struct peer_link *link = handle->data;
+
+    (void)suggested;
+    *buf = uv_buf_init((char *)link->config->read_buf, PEER_LINK_READ_BYTES);
+}
+
+static void on_read(uv_stream_t *stream, ssize_t n, const uv_buf_t *buf);
+
+/* A node that floods the link has its turns like everybody: nothing is read before what came is worked off. */
+static void take_turns(struct peer_link *link)
+{
+    struct rdt_error why = {0};
+    enum rdt_status status = take_plaintext(link, &why);
+
+    if (peer_link_state(link) == LINK_ENDED || link->failed)
+        return;
+    if (status != RDT_OK) {
+        peer_link_broke(link, &why);
+    } else if (link->more) {
+        (void)uv_read_stop((uv_stream_t *)&link->tcp);
+        (void)uv_idle_start(&link->turn, peer_link_on_turn);
+    } else {
+        (void)uv_read_start((uv_stream_t *)&link->tcp, on_alloc, on_read);
+    }
+}
+
+void peer_wire_go_on(struct peer_link *link)
+{
+    if (!link->more)
+        return;
+    link->last_byte_ns = uv_hrtime(); /* it is we who do not read */
+    take_turns(link);
+}
+
+static void on_read(uv_stream_t *stream, ssize_t n, const uv_buf_t *buf)
+{
+    struct peer_link *link = stream->data;
+    struct rdt_error why = {0};
+    enum rdt_status status;
+
+    if (n == 0 || link->failed)
+        return;
+    if (n < 0) {
+        lost(link, (int)n);
+        return;
+    }
+    link->last_byte_ns = uv_hrtime();
+    status = tls_feed(&link->tls, buf->base, (size_t)n, &why);
+    if (status == RDT_OK && peer_link_state(link) == LINK_SECURING)
+        status = step_handshake(link, &why);
+    if (status == RDT_OK) {
+        if (peer_link_state(link) == LINK_MEETING || peer_link_state(link) == LINK_UP)
+            take_turns(link);
+        peer_wire_pump(link);
+        return;
+    }
+    if (peer_link_state(link) == LINK_SECURING)
+        peer_wire_push_out(link); /* TLS's own alert: the other end's only hint */
+    peer_link_broke(link, &why);
+}
+
+/* ---- the socket ---- */
+
+static void format_address(const struct sockaddr *address, char text_p[65])
+{
+    char ip[INET6_ADDRSTRLEN] = "?";
+    unsigned port;
+
+    if (address->sa_family == AF_INET6) {
+        const struct sockaddr_in6 *in6 = (const struct sockaddr_in6 *)address;
+
+        port = ntohs(in6->sin6_port);
+        if (!IN6_IS_ADDR_V4MAPPED(&in6->sin6_addr)) {
+            uv_ip6_name(in6, ip, sizeof ip);
+            snprintf(text_p, 65, "[%s]:%u", ip, port);
+            return;
+        }
+        /* An IPv4 caller of a socket for both: under its own name. */
+        uv_inet_ntop(AF_INET, &in6->sin6_addr.s6_addr[12], ip, sizeof ip);
+    } else {
+        const struct sockaddr_in *in4 = (const struct sockaddr_in *)address;
+
+        port = ntohs(in4->sin_port);
+        uv_ip4_name(in4, ip, sizeof ip);
+    }
+    snprintf(text_p, 65, "%s:%u", ip, port);
+}
+
+/* The connection stands: TLS begins. */
+static void begin(struct peer_link *link, bool server)
+{
+    unsigned timeout_ms = (unsigned)(link->config->peer_timeout_ns / 1000000);
+    struct rdt_error why;
+    uv_os_fd_t fd;
+    int rc;
+
+    link->last_byte_ns = uv_hrtime();
+    (void)uv_tcp_nodelay(&link->tcp, 1);
+    /* Unacknowledged data ends the connection as early as silence does; without it the pings still would. */
+    if (uv_fileno((uv_handle_t *)&link->tcp, &fd) == 0)
+        (void)setsockopt(fd, IPPROTO_TCP, TCP_USER_TIMEOUT, &timeout_ms, sizeof timeout_ms);
+
+    rc = uv_read_start((uv_stream_t *)&link->tcp, on_alloc, on_read);
+    if (rc < 0) {
+        rdt_error_set(&why, RDT_DISCONNECTED, "cannot read from %s: %s", link->remote, uv_strerror(rc));
+        peer_link_fail(link, &why);
+    } else if (tls_init(&link->tls, link->config->tls, server, &why) != RDT_OK ||
+               (!server && step_handshake(link, &why) != RDT_OK)) {
+        peer_link_fail(link, &why);
+    } else {
+        peer_wire_pump(link);
+    }
+}
+
+void peer_wire_accept(struct peer_link *link, uv_stream_t *listener)
+{
+    struct sockaddr_storage address;
+    int address_bytes = sizeof address;
+    struct rdt_error why;
+    int rc;
+
+    snprintf(link->remote, sizeof link->remote, "?");
+    rc = uv_accept(listener, (uv_stream_t *)&link->tcp);
+    if (rc == 0)
+        rc = uv_tcp_getpeername(&link->tcp, (struct sockaddr *)&address, &address_bytes);
+    if (rc < 0) {
+        rdt_error_set(&why, RDT_DISCONNECTED, "cannot accept a connection: %s", uv_strerror(rc));
+        peer_link_fail(link, &why);
+        return;
+    }
+    format_address((struct sockaddr *)&address, link->remote);
+    begin(link, true);
+}
+
+static void connect_next(struct peer_link *link);
+
+static void on_tcp_closed(uv_handle_t *handle)
+{
+    struct peer_link *link = handle->data;
+
+    if (!link->connect_again || peer_link_state(link) == LINK_ENDED) {
+        peer_link_handle_gone(link);
+        return;
+    }
+    link->connect_again = false;
+    uv_tcp_init(link->config->loop, &link->tcp);
+    connect_next(link);
+}
+
+static void cannot_connect(struct peer_link *link, int uv_error)
+{
+    struct rdt_error why;
+
+    if (link->next_found) {
+        /* A socket that failed to connect cannot be used again. */
+        link->connect_again = true;
+        uv_close((uv_handle_t *)&link->tcp, on_tcp_closed);
+        return;
+    }
+    rdt_error_set(&why, RDT_PEER_LOST, "cannot connect to %s: %s", link->remote, uv_strerror(uv_error));
+    peer_link_fail(link, &why);
+}
+
+static void on_connect(uv_connect_t *request, int uv_status)
+{
+    struct peer_link *link = request->data;
+
+    if (peer_link_state(link) == LINK_ENDED)
+        return;
+    if (uv_status < 0) {
+        cannot_connect(link, uv_status);
+        return;
+    }
+    sm_move(&link->sm, LINK_SECURING);
+    begin(link, false);
+}
+
+static void connect_to(struct peer_link *link, const struct sockaddr *address)
+{
+    int rc;
+
+    format_address(address, link->remote);
+    link->connect.data = link;
+    rc = uv_tcp_connect(&link->connect, &link->tcp, address, on_connect);
+    if (rc < 0)
+        cannot_connect(link, rc);
+}
+
+static void connect_next(struct peer_link *link)
+{
+    struct addrinfo *info = link->next_found;
+
+    link->next_found = info->ai_next;
+    connect_to(link, info->ai_addr);
+}
+
+static void on_found(uv_getaddrinfo_t *request, int uv_status, struct addrinfo *found)
+{
+    struct peer_link *link = request->data;
+    struct rdt_error why;
+
+    link->found = link->next_found = found;
+    link->lookup_pending = false;
+    if (peer_link_state(link) != LINK_ENDED) {
+        if (uv_status == 0 && found) {
+            connect_next(link);
+        } else {
+            rdt_error_set(&why, RDT_PEER_LOST, "cannot find host %s: %s", link->host,
+                          uv_status ? uv_strerror(uv_status) : "it has no address");
+            peer_link_fail(link, &why);
+        }
+    }
+    peer_link_handle_gone(link);
+}
+
+void peer_wire_dial(struct peer_link *link)
+{
+    struct addrinfo hints = {.ai_family = AF_UNSPEC, .ai_socktype = SOCK_STREAM};
+    struct rdt_error why;
+    union {
+        struct sockaddr any;
+        struct sockaddr_in in4;
+        struct sockaddr_in6 in6;
+    } address;
+    char port[8];
+    int rc;
+
+    snprintf(link->remote, sizeof link->remote, "%.50s:%u", link->host, link->port);
+    if (uv_ip4_addr(link->host, link->port, &address.in4) == 0 || uv_ip6_addr(link->host, link->port, &address.in6) == 0) {
+        connect_to(link, &address.any);
+        return;
+    }
+    snprintf(port, sizeof port, "%u", link->port);
+    link->lookup.data = link;
+    rc = uv_getaddrinfo(link->config->loop, &link->lookup, on_found, link->host, port, &hints);
+    if (rc < 0) {
+        rdt_error_set(&why, RDT_PEER_LOST, "cannot look up host %s: %s", link->host, uv_strerror(rc));
+        peer_link_fail(link, &why);
+        return;
+    }
+    link->lookup_pending = true;
+    link->n_handles++;
+}
+
+void peer_wire_close(struct peer_link *link)
+{
+    /* A lookup that a thread has begun cannot be stopped; the link's memory then waits for its end. */
+    if (link->lookup_pending)
+        (void)uv_cancel((uv_req_t *)&link->lookup);
+    if (!uv_is_closing((uv_handle_t *)&link->tcp))
+        uv_close((uv_handle_t *)&link->tcp, on_tcp_closed);
+}
+
+void peer_wire_fini(struct peer_link *link)
+{
+    uv_freeaddrinfo(link->found);
+    tls_fini(&link->tls);
+    free(link->out);
+}

@@ -1,0 +1,338 @@
+/* Finds and loads backends, and keeps the instances of their memory kinds and transports. */
+#include "daemon/plugins/plugin.h"
+
+#include <assert.h>
+#include <dirent.h>
+#include <errno.h>
+#include <fnmatch.h>
+#include <limits.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <strings.h>
+
+#include "daemon/config/options.h"
+#include "daemon/plugins/plugin_host.h"
+#include "daemon/plugins/plugin_impl.h"
+
+/* ---- loading ---- */
+
+enum rdt_status plugins_check_names(struct plugins *plugins, const struct plugin *plugin, struct rdt_error *err)
+{
+    static const char *const reserved[] = {"daemon", "limits", "network", "transfer"};
+    for (size_t i = 0; i < sizeof(reserved) / sizeof(reserved[0]); i++) {
+        if (strcasecmp(plugin->name, reserved[i]) == 0)
+            return rdt_error_set(err, RDT_INVALID, "backend %s: the name '%s' is a section of the configuration", plugin->path,
+                                 plugin->name);
+    }
+    list_for_each (node, &plugins->files) {
+        const struct plugin *other = list_entry(node, struct plugin, link);
+        const char *what = NULL, *name = plugin->name;
+        if (strcasecmp(other->name, name) == 0)
+            what = "backend";
+        else if (other->has_memory && plugin->has_memory && strcasecmp(other->memory.name, plugin->memory.name) == 0)
+            what = "memory kind", name = plugin->memory.name;
+        else if (other->has_transport && plugin->has_transport &&
+                 strcasecmp(other->transport.name, plugin->transport.name) == 0)
+            what = "transport", name = plugin->transport.name;
+        if (what != NULL)
+            return rdt_error_set(err, RDT_EXISTS, "backend %s: the name of its %s is taken by %s: %s", plugin->path, what,
+                                 other->path, name);
+    }
+    return RDT_OK;
+}
+
+static enum rdt_status load_file(struct plugins *plugins, const char *path, struct rdt_error *err)
+{
+    struct plugin *plugin;
+    enum rdt_status status = plugin_load(path, false, &plugin, err);
+    if (status != RDT_OK)
+        return status;
+    status = plugins_check_names(plugins, plugin, err);
+    if (status != RDT_OK) {
+        plugin_unload(plugin, false);
+        return status;
+    }
+    plugin_host_init(plugin);
+    list_append(&plugins->files, &plugin->link);
+    return RDT_OK;
+}
+
+static int is_backend(const struct dirent *entry)
+{
+    return fnmatch("rdt_*.so", entry->d_name, 0) == 0;
+}
+
+/* Bytes, not the locale's order. */
+static int by_name(const struct dirent **a, const struct dirent **b)
+{
+    return strcmp((*a)->d_name, (*b)->d_name);
+}
+
+static enum rdt_status load_dir(struct plugins *plugins, const char *dir, struct rdt_error *err)
+{
+    struct dirent **entries;
+    int n = dir[0] != 0 ? scandir(dir, &entries, is_backend, by_name) : 0;
+    if (n < 0)
+        return errno == ENOENT ? RDT_OK : rdt_error_sys(err, errno, "cannot read backend_dir %s", dir);
+    enum rdt_status status = RDT_OK;
+    for (int i = 0; i < n; i++) {
+        char path[PATH_MAX];
+        if (status == RDT_OK && snprintf(path, sizeof(path), "%s/%s", dir, entries[i]->d_name) >= (int)sizeof(path))
+            status = rdt_error_set(err, RDT_INVALID, "backend_dir is too long");
+        if (status == RDT_OK)
+            status = load_file(plugins, path, err);
+        free(entries[i]);
+    }
+    if (dir[0] != 0)
+        free(entries);
+    return status;
+}
+
+static enum rdt_status load_listed(struct plugins *plugins, const char *paths, struct rdt_error *err)
+{
+    char *copy = strdup(paths), *rest;
+    if (copy == NULL)
+        return rdt_error_set(err, RDT_NO_MEMORY, "no memory");
+    enum rdt_status status = RDT_OK;
+    for (char *path = strtok_r(copy, ",", &rest); path != NULL && status == RDT_OK; path = strtok_r(NULL, ",", &rest)) {
+        path += strspn(path, " \t");
+        path[strcspn(path, " \t")] = 0;
+        if (path[0] != 0)
+            status = load_file(plugins, path, err);
+    }
+    free(copy);
+    return status;
+}
+
+/* ---- instances ---- */
+
+static enum rdt_status open_all(struct plugins *plugins, const struct options *options, struct rdt_error *err)
+{
+    list_for_each (node, &plugins->files) {
+        struct plugin_parts parts;
+        enum rdt_status status = plugin_open(plugins, list_entry(node, struct plugin, link), options, &parts, err);
+        if (status != RDT_OK)
+            return status;
+        plugin_link(plugins, &parts);
+    }
+    return RDT_OK;
+}
+
+static struct plugin_parts parts_of(struct plugin *plugin)
+{
+    return (struct plugin_parts){.plugin = plugin, .kind = plugin->kind, .transport = plugin->instance};
+}
+
+/* Transports first: they may use memory that a kind of another plug-in owns. */
+static void close_instances(struct plugins *plugins)
+{
+    list_for_each (node, &plugins->transports) {
+        struct transport *transport = list_entry(node, struct transport, link);
+        plugin_close(&(struct plugin_parts){.transport = transport});
+        transport->opened = false;
+    }
+    list_for_each (plugin_node, &plugins->files) {
+        struct plugin_parts parts = parts_of(list_entry(plugin_node, struct plugin, link));
+        plugin_close(&parts);
+    }
+}
+
+static void plugins_free(struct plugins *plugins)
+{
+    list_for_each_safe (node, &plugins->files) {
+        struct plugin *plugin = list_entry(node, struct plugin, link);
+        struct plugin_parts parts = parts_of(plugin);
+        plugin_parts_free(&parts);
+        plugin_unload(plugin, true);
+    }
+    list_for_each_safe (name_node, &plugins->names)
+        free(list_entry(name_node, struct plugin_name, link));
+    free(plugins);
+}
+
+enum rdt_status plugins_create(uv_loop_t *loop, const struct options *options, struct plugins **plugins_p,
+                               struct rdt_error *err)
+{
+    struct plugins *plugins = calloc(1, sizeof(*plugins));
+    if (plugins == NULL)
+        return rdt_error_set(err, RDT_NO_MEMORY, "no memory for backends");
+    list_init(&plugins->files);
+    list_init(&plugins->memory_kinds);
+    list_init(&plugins->transports);
+    list_init(&plugins->names);
+
+    enum rdt_status status = load_dir(plugins, options->backend_dir, err);
+    if (status == RDT_OK)
+        status = load_listed(plugins, options->backends, err);
+    if (status == RDT_OK)
+        status = plugin_host_check(&plugins->files, options, err);
+    if (status != RDT_OK) {
+        plugins_free(plugins);
+        return status;
+    }
+    status = open_all(plugins, options, err);
+    /* Last, since only the loop could close it again. Nothing is reported before there is a connection. */
+    if (status == RDT_OK)
+        status = plugin_events_init(&plugins->events, loop, err);
+    if (status != RDT_OK) {
+        close_instances(plugins);
+        plugins_free(plugins);
+        return status;
+    }
+    *plugins_p = plugins;
+    return RDT_OK;
+}
+
+static void on_events_closed(struct plugin_events *events)
+{
+    struct plugins *plugins = list_entry(events, struct plugins, events);
+    void (*on_closed)(void *arg) = plugins->on_closed;
+    void *arg = plugins->arg;
+    plugins_free(plugins);
+    on_closed(arg);
+}
+
+static void on_instances_closed(struct plugin_event *event)
+{
+    struct plugins *plugins = list_entry(event, struct plugins, closed);
+    pthread_join(plugins->closer, NULL); /* it has only to return */
+    list_init(&plugins->transports);
+    list_init(&plugins->memory_kinds);
+    plugin_events_close(&plugins->events, on_events_closed);
+}
+
+static void *closer_main(void *arg)
+{
+    struct plugins *plugins = arg;
+    close_instances(plugins);
+    plugin_events_queue(&plugins->events, &plugins->closed);
+    return NULL;
+}
+
+/* On a thread of its own: a device that hangs must not keep the loop from giving it up. */
+void plugins_close_if_due(struct plugins *plugins)
+{
+    if (!plugins->closing || plugins->change != NULL)
+        return;
+    plugins->closed.deliver = on_instances_closed;
+    if (plugin_thread_start(&plugins->closer, closer_main, plugins) == 0)
+        return;
+    close_instances(plugins);
+    list_init(&plugins->transports);
+    list_init(&plugins->memory_kinds);
+    plugin_events_close(&plugins->events, on_events_closed);
+}
+
+void plugins_close(struct plugins *plugins, void (*on_closed)(void *arg), void *arg)
+{
+    assert(on_closed != NULL);
+    plugins->on_closed = on_closed;
+    plugins->arg = arg;
+    plugins->closing = true;
+    plugins_close_if_due(plugins);
+}
+
+void plugins_await_copies(struct plugins *plugins, void (*on_copied)(void *arg), void *arg)
+{
+    plugin_copies_await(&plugins->events, on_copied, arg);
+}
+
+unsigned plugins_copies(const struct plugins *plugins)
+{
+    return plugins->events.copies;
+}
+
+/* ---- what there is ---- */
+
+struct list *plugins_memory_kinds(struct plugins *plugins)
+{
+    return &plugins->memory_kinds;
+}
+
+struct list *plugins_transports(struct plugins *plugins)
+{
+    return &plugins->transports;
+}
+
+struct memory_kind *plugins_memory_kind(struct plugins *plugins, const char *name)
+{
+    list_for_each (node, &plugins->memory_kinds) {
+        struct memory_kind *kind = list_entry(node, struct memory_kind, link);
+        if (strcasecmp(kind->name, name[0] != 0 ? name : "host") == 0)
+            return kind;
+    }
+    return NULL;
+}
+
+struct transport *plugins_transport(struct plugins *plugins, const char *name)
+{
+    list_for_each (node, &plugins->transports) {
+        struct transport *transport = list_entry(node, struct transport, link);
+        if (strcasecmp(transport->name, name) == 0)
+            return transport;
+    }
+    return NULL;
+}
+
+void plugins_transport_names(const struct plugins *plugins, char *text_p, size_t size)
+{
+    snprintf(text_p, size, "%s", list_empty(&plugins->transports) ? "none" : "");
+    size_t used = 0;
+    list_for_each (node, &plugins->transports) {
+        const char *name = list_entry(node, struct transport, link)->name;
+        if (used < size)
+            used += (size_t)snprintf(text_p + used, size - used, "%s%s", used > 0 ? ", " : "", name);
+    }
+}
+
+const char *transport_sided(const struct transport *transport)
+{
+    bool one = transport->ops.post_read != NULL, two = transport->ops.post_send != NULL;
+    return one && two ? "one and two" : one ? "one" : "two";
+}
+
+bool transport_moves(const struct transport *transport, const char *memory_kind)
+{
+    for (const char *const *kind = transport->ops.memory_kinds; *kind != NULL; kind++) {
+        if (strcasecmp(*kind, memory_kind) == 0)
+            return true;
+    }
+    return false;
+}
+
+void plugins_dump(const struct plugins *plugins, const struct options *options, FILE *out)
+{
+    plugin_host_dump(&plugins->files, options, out);
+}
+
+const char *plugin_name(const struct plugin *plugin)
+{
+    return plugin->name;
+}
+
+static bool has_name(const struct plugin *plugin, const char *name, unsigned pass)
+{
+    if (pass == 0)
+        return strcasecmp(plugin->name, name) == 0;
+    if (pass == 1)
+        return plugin->instance != NULL && strcasecmp(plugin->instance->name, name) == 0;
+    return plugin->kind != NULL && strcasecmp(plugin->kind->name, name) == 0;
+}
+
+enum rdt_status plugins_find(struct plugins *plugins, const char *name, struct plugin_parts *parts_p, struct rdt_error *err)
+{
+    char names[256] = "none";
+    size_t used = 0;
+    for (unsigned pass = 0; pass < 3; pass++)
+        list_for_each (node, &plugins->files) {
+            struct plugin *plugin = list_entry(node, struct plugin, link);
+            if (has_name(plugin, name, pass)) {
+                *parts_p = parts_of(plugin);
+                return RDT_OK;
+            }
+            if (pass == 0 && used < sizeof(names))
+                used += (size_t)snprintf(names + used, sizeof(names) - used, "%s%s", used > 0 ? ", " : "", plugin->name);
+        }
+    return rdt_error_set(err, RDT_NOT_FOUND, "no backend \"%.64s\" is loaded; loaded: %s", name, names);
+}

@@ -1,0 +1,186 @@
+/* Loading and unloading while the daemon runs: each on a thread of its own, for constructors, open and close are vendors' code and may
+ * take as long as they like; and not on the work pool's, which others need. One at a time, and what the thread made or ended is told to
+ * the loop by the queue that all plug-ins' reports take. */
+#include <assert.h>
+#include <pthread.h>
+#include <signal.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "daemon/config/options.h"
+#include "daemon/plugins/plugin_host.h"
+#include "daemon/plugins/plugin_impl.h"
+
+struct plugin_change {
+    struct plugin_event event;
+    struct plugins *plugins;
+    pthread_t thread;
+    const struct options *options; /* loading */
+    char *path;
+    struct options_extra *settings;
+    struct plugin_parts parts; /* unloading: what goes; loading: what came */
+    enum rdt_status status;
+    struct rdt_error err;
+    plugins_changed on_changed;
+    void *arg;
+};
+
+void options_extra_free(struct options_extra *extras)
+{
+    while (extras != NULL) {
+        struct options_extra *extra = extras;
+        extras = extra->next;
+        free(extra->section);
+        free(extra->key);
+        free(extra->value);
+        free(extra);
+    }
+}
+
+static void change_free(struct plugin_change *change)
+{
+    if (change == NULL)
+        return;
+    options_extra_free(change->settings);
+    free(change->path);
+    free(change);
+}
+
+/* The lists are nobody else's to change meanwhile, and the loop only reads them. */
+static enum rdt_status judge(struct plugin_change *change, struct plugin *plugin, struct rdt_error *err)
+{
+    const struct plugin_parts *parts = &change->parts;
+    enum rdt_status status = plugins_check_names(change->plugins, plugin, err);
+    if (status != RDT_OK)
+        return status;
+    plugin->settings = change->settings;
+    change->settings = NULL;
+    plugin_host_init(plugin);
+    status = plugin_host_check_own(plugin, err);
+    if (status == RDT_OK)
+        status = plugin_open(change->plugins, plugin, change->options, &change->parts, err);
+    if (status != RDT_OK)
+        return status;
+    if ((parts->kind != NULL && parts->kind->available) || (parts->transport != NULL && parts->transport->available))
+        return RDT_OK;
+    rdt_error_set(err, RDT_UNSUPPORTED, "backend %s is not available: %s", plugin->path,
+                  parts->transport != NULL ? parts->transport->why_not : parts->kind->why_not);
+    plugin_close(&change->parts);
+    plugin_parts_free(&change->parts);
+    return RDT_UNSUPPORTED;
+}
+
+static void load(struct plugin_change *change)
+{
+    struct plugin *plugin;
+    change->status = plugin_load(change->path, true, &plugin, &change->err);
+    if (change->status != RDT_OK)
+        return;
+    change->status = judge(change, plugin, &change->err);
+    if (change->status != RDT_OK)
+        plugin_unload(plugin, false);
+}
+
+static void unload(struct plugin_change *change)
+{
+    struct plugin *plugin = change->parts.plugin;
+    plugin_close(&change->parts);
+    if (change->parts.transport != NULL)
+        change->parts.transport->opened = false;
+    if (change->parts.kind != NULL)
+        change->parts.kind->opened = false;
+    plugin_unmap(plugin);
+}
+
+static void *thread_main(void *arg)
+{
+    struct plugin_change *change = arg;
+    if (change->path != NULL)
+        load(change);
+    else
+        unload(change);
+    plugin_events_queue(&change->plugins->events, &change->event);
+    return NULL;
+}
+
+static void deliver(struct plugin_event *event)
+{
+    struct plugin_change *change = list_entry(event, struct plugin_change, event);
+    struct plugins *plugins = change->plugins;
+    bool loaded = change->path != NULL && change->status == RDT_OK, unloaded = change->path == NULL;
+    pthread_join(change->thread, NULL); /* it has only to return */
+    plugins->change = NULL;
+    if (loaded)
+        plugin_link(plugins, &change->parts);
+    if (unloaded)
+        plugin_unlink(&change->parts);
+    change->on_changed(change->arg, &change->parts, change->status != RDT_OK ? &change->err : NULL);
+    if (unloaded) {
+        struct plugin *plugin = change->parts.plugin;
+        plugin_parts_free(&change->parts);
+        plugin_unload(plugin, false);
+    }
+    change_free(change);
+    plugins_close_if_due(plugins);
+}
+
+/* Signals are the daemon's business, and the threads that a plug-in starts inherit what this one has; but a fault of its own must still
+ * reach the handler that the daemon has for it. */
+int plugin_thread_start(pthread_t *thread_p, void *(*main)(void *arg), void *arg)
+{
+    sigset_t most, before;
+    sigfillset(&most);
+    sigdelset(&most, SIGBUS);
+    sigdelset(&most, SIGSEGV);
+    sigdelset(&most, SIGFPE);
+    sigdelset(&most, SIGILL);
+    pthread_sigmask(SIG_SETMASK, &most, &before);
+    int failed = pthread_create(thread_p, NULL, main, arg);
+    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    return failed;
+}
+
+static enum rdt_status start(struct plugin_change *change, plugins_changed on_changed, void *arg, struct rdt_error *err)
+{
+    struct plugins *plugins = change->plugins;
+    assert(plugins->change == NULL && !plugins->closing);
+    change->event.deliver = deliver;
+    change->on_changed = on_changed;
+    change->arg = arg;
+    plugins->change = change;
+    int failed = plugin_thread_start(&change->thread, thread_main, change);
+    if (failed == 0)
+        return RDT_OK;
+    plugins->change = NULL;
+    change_free(change);
+    return rdt_error_sys(err, failed, "starting a thread");
+}
+
+enum rdt_status plugins_load(struct plugins *plugins, const struct options *options, const char *path,
+                             struct options_extra *take_settings, plugins_changed on_changed, void *arg, struct rdt_error *err)
+{
+    struct plugin_change *change = calloc(1, sizeof(*change));
+    char *copy = strdup(path);
+    if (change == NULL || copy == NULL) {
+        free(copy);
+        free(change);
+        options_extra_free(take_settings);
+        return rdt_error_set(err, RDT_NO_MEMORY, "no memory to load %s", path);
+    }
+    change->plugins = plugins;
+    change->options = options;
+    change->path = copy;
+    change->settings = take_settings;
+    return start(change, on_changed, arg, err);
+}
+
+enum rdt_status plugins_unload(struct plugins *plugins, const struct plugin_parts *parts, plugins_changed on_changed, void *arg,
+                               struct rdt_error *err)
+{
+    struct plugin_change *change = calloc(1, sizeof(*change));
+    if (change == NULL)
+        return rdt_error_set(err, RDT_NO_MEMORY, "no memory to unload %s", parts->plugin->name);
+    change->plugins = plugins;
+    change->parts = *parts;
+    return start(change, on_changed, arg, err);
+}

@@ -1,0 +1,160 @@
+/* The host table's log and config, and the check of the configuration against what plug-ins declare. */
+#include "daemon/plugins/plugin_host.h"
+
+#include <stdarg.h>
+#include <stdio.h>
+#include <string.h>
+#include <strings.h>
+
+#include "daemon/base/log.h"
+#include "daemon/base/nearest.h"
+#include "daemon/plugins/plugin_events.h"
+
+static void host_log(void *ctx, enum rdt_log_level level, const char *fmt, ...) __attribute__((format(printf, 3, 4)));
+
+static void host_log(void *ctx, enum rdt_log_level level, const char *fmt, ...)
+{
+    const struct plugin *plugin = ctx;
+    static const enum log_level ours[] = {
+        [RDT_LOG_ERROR] = LOG_LEVEL_ERROR, [RDT_LOG_WARN] = LOG_LEVEL_WARN,   [RDT_LOG_INFO] = LOG_LEVEL_INFO,
+        [RDT_LOG_DEBUG] = LOG_LEVEL_DEBUG, [RDT_LOG_TRACE] = LOG_LEVEL_TRACE,
+    };
+    enum log_level at = (unsigned)level < sizeof(ours) / sizeof(ours[0]) ? ours[level] : LOG_LEVEL_ERROR;
+    if (at > log_threshold)
+        return;
+    char text[1024];
+    va_list args;
+    va_start(args, fmt);
+    vsnprintf(text, sizeof(text), fmt, args);
+    va_end(args);
+    log_write(at, "%s: %s", plugin->name, text);
+}
+
+static const struct rdt_config_key *find_key(const struct plugin *plugin, const char *name)
+{
+    const struct rdt_config_key *key = plugin->backend.config_keys;
+    while (key != NULL && key->name != NULL && strcmp(key->name, name) != 0)
+        key++;
+    return key != NULL && key->name != NULL ? key : NULL;
+}
+
+static const char *key_value(const struct plugin *plugin, const struct options *options, const struct rdt_config_key *key)
+{
+    for (const struct options_extra *extra = plugin->settings; extra != NULL; extra = extra->next) {
+        if (strcmp(extra->key, key->name) == 0)
+            return extra->value;
+    }
+    for (const struct options_extra *extra = options->extras; extra != NULL; extra = extra->next) {
+        if (strcasecmp(extra->section, plugin->name) == 0 && strcmp(extra->key, key->name) == 0)
+            return extra->value;
+    }
+    return key->fallback;
+}
+
+void plugin_host_dump(const struct list *plugins, const struct options *options, FILE *out)
+{
+    list_for_each (node, plugins) {
+        const struct plugin *plugin = list_entry(node, struct plugin, link);
+        const struct rdt_config_key *key = plugin->backend.config_keys;
+        if (key == NULL || key->name == NULL)
+            continue;
+        fprintf(out, "\n[%s]\n", plugin->name);
+        for (; key->name != NULL; key++) {
+            const char *value = key_value(plugin, options, key);
+            fprintf(out, "\n# %s\n%s =%s%s\n", key->help, key->name, value[0] ? " " : "", value);
+        }
+    }
+}
+
+static const char *host_config(void *ctx, const char *name)
+{
+    struct plugin *plugin = ctx;
+    const struct options *options = plugin->options;
+    const struct rdt_config_key *key = find_key(plugin, name);
+    uint16_t port;
+    if (options == NULL)
+        return NULL;
+    if (key != NULL)
+        return key_value(plugin, options, key);
+    if (strcmp(name, "trusted_network") == 0)
+        return options->trusted_network ? "yes" : "no";
+    if (strcmp(name, "interfaces") == 0)
+        return options->interfaces;
+    if (strcmp(name, "listen_host") == 0) {
+        if (options->listen[0] == 0 || options_split_address(options->listen, plugin->listen_host, &port, NULL) != RDT_OK)
+            return "";
+        return plugin->listen_host;
+    }
+    return NULL;
+}
+
+void plugin_host_init(struct plugin *plugin)
+{
+    plugin->host = (struct rdt_host){
+        .abi_version = RDT_BACKEND_ABI,
+        .struct_size = sizeof(struct rdt_host),
+        .ctx = plugin,
+        .log = host_log,
+        .config = host_config,
+    };
+    plugin_events_host(&plugin->host);
+}
+
+static enum rdt_status unknown_section(const struct list *plugins, const struct options_extra *extra, struct rdt_error *err)
+{
+    static const char *const ours[] = {"daemon", "network", "transfer"};
+    struct nearest nearest;
+    char hint[96];
+    nearest_init(&nearest, extra->section);
+    for (size_t i = 0; i < sizeof(ours) / sizeof(ours[0]); i++)
+        nearest_try(&nearest, ours[i]);
+    list_for_each (node, plugins)
+        nearest_try(&nearest, list_entry(node, struct plugin, link)->name);
+    nearest_hint(&nearest, "", hint, sizeof(hint));
+    return rdt_error_set(err, RDT_INVALID, "no section and no loaded backend has this name%s", hint);
+}
+
+static enum rdt_status unknown_key(const struct plugin *plugin, const struct options_extra *extra, struct rdt_error *err)
+{
+    struct nearest nearest;
+    char hint[96];
+    nearest_init(&nearest, extra->key);
+    for (const struct rdt_config_key *key = plugin->backend.config_keys; key != NULL && key->name != NULL; key++)
+        nearest_try(&nearest, key->name);
+    nearest_hint(&nearest, "", hint, sizeof(hint));
+    return rdt_error_set(err, RDT_INVALID, "the backend has no such key%s", hint);
+}
+
+enum rdt_status plugin_host_check_own(const struct plugin *plugin, struct rdt_error *err)
+{
+    for (const struct options_extra *extra = plugin->settings; extra != NULL; extra = extra->next) {
+        if (find_key(plugin, extra->key) != NULL)
+            continue;
+        enum rdt_status status = unknown_key(plugin, extra, err);
+        rdt_error_prefix(err, "backend %s: %s=%s", plugin->name, extra->key, extra->value);
+        return status;
+    }
+    return RDT_OK;
+}
+
+enum rdt_status plugin_host_check(const struct list *plugins, const struct options *options, struct rdt_error *err)
+{
+    for (const struct options_extra *extra = options->extras; extra != NULL; extra = extra->next) {
+        const struct plugin *plugin = NULL;
+        list_for_each (node, plugins) {
+            const struct plugin *candidate = list_entry(node, struct plugin, link);
+            if (strcasecmp(candidate->name, extra->section) == 0)
+                plugin = candidate;
+        }
+        if (plugin != NULL && find_key(plugin, extra->key) != NULL)
+            continue;
+        enum rdt_status status = plugin != NULL ? unknown_key(plugin, extra, err) : unknown_section(plugins, extra, err);
+        rdt_error_prefix(err, "[%s] %s", extra->section, extra->key);
+        if (extra->line > 0)
+            rdt_error_prefix(err, "%s:%d", options->config, extra->line);
+        else
+            rdt_error_prefix(err, "--set %s.%s", extra->section, extra->key);
+        return status;
+    }
+    return RDT_OK;
+}

@@ -1,0 +1,212 @@
+/* Judges one backend file before any of its operations is called. Believes nothing that the file says about itself but sizes,
+ * versions and names, and these are checked. */
+#include "daemon/plugins/plugin_load.h"
+
+#include <ctype.h>
+#include <dlfcn.h>
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "daemon/plugins/plugin.h"
+#include "wire_limits.h"
+
+#define NAME_CHARS "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-"
+
+/* What their version of the table has goes into ours; the rest is NULL. */
+static void copy_table(void *ours, size_t our_bytes, const void *theirs, uint32_t their_bytes)
+{
+    memset(ours, 0, our_bytes);
+    memcpy(ours, theirs, their_bytes < our_bytes ? their_bytes : our_bytes);
+}
+
+struct required {
+    const char *name;
+    bool there;
+};
+
+static enum rdt_status check_required(const char *table, const struct required *rows, size_t n, struct rdt_error *err)
+{
+    for (size_t i = 0; i < n; i++) {
+        if (!rows[i].there)
+            return rdt_error_set(err, RDT_INVALID, "%s: %s is missing", table, rows[i].name);
+    }
+    return RDT_OK;
+}
+#define CHECK_REQUIRED(table, rows, err) check_required((table), (rows), sizeof(rows) / sizeof((rows)[0]), (err))
+
+static enum rdt_status check_name(const char *what, const char *name, struct rdt_error *err)
+{
+    size_t bytes = name != NULL ? strlen(name) : 0;
+    if (bytes == 0 || bytes > RDT_MAX_NAME_BYTES || strspn(name, NAME_CHARS) != bytes)
+        return rdt_error_set(err, RDT_INVALID, "the %s's name must be letters, digits, '_' and '-', %u at most", what,
+                             RDT_MAX_NAME_BYTES);
+    return RDT_OK;
+}
+
+static enum rdt_status take_memory(struct plugin *plugin, struct rdt_error *err)
+{
+    struct rdt_memory_ops *ops = &plugin->memory;
+    copy_table(ops, sizeof(*ops), plugin->backend.memory, plugin->backend.memory->struct_size);
+    bool devices = ops->devices != NULL;
+    const struct required rows[] = {
+        {"open", ops->open != NULL},
+        {"close", ops->close != NULL},
+        {"alloc", ops->alloc != NULL},
+        {"free", ops->free != NULL},
+        {"map", ops->map != NULL},
+        {"copy", ops->copy != NULL || devices},
+        /* Memory that the processor cannot touch is moved, shared and cleared by the plug-in. */
+        {"export_block", ops->export_block != NULL || !devices},
+        {"copy_start", ops->copy_start != NULL || !devices},
+        {"zero", ops->zero != NULL || !devices},
+        {"unpin", ops->unpin != NULL || ops->pin == NULL},
+    };
+    enum rdt_status status = check_name("memory kind", ops->name, err);
+    if (status == RDT_OK)
+        status = CHECK_REQUIRED("memory kind", rows, err);
+    plugin->has_memory = status == RDT_OK;
+    return status;
+}
+
+static enum rdt_status take_transport(struct plugin *plugin, struct rdt_error *err)
+{
+    struct rdt_transport_ops *ops = &plugin->transport;
+    copy_table(ops, sizeof(*ops), plugin->backend.transport, plugin->backend.transport->struct_size);
+    bool grouped = ops->group_create != NULL, alone = ops->connection_create != NULL || !grouped;
+    bool one = ops->pack_key != NULL || ops->post_read != NULL, two = ops->post_send != NULL || ops->post_recv != NULL;
+    const struct required rows[] = {
+        {"memory_kinds", ops->memory_kinds != NULL && ops->memory_kinds[0] != NULL},
+        {"open", ops->open != NULL},
+        {"close", ops->close != NULL},
+        {"connection_create", ops->connection_create != NULL || !alone},
+        {"connection_destroy", ops->connection_destroy != NULL || !alone},
+        {"offer", ops->offer != NULL || !alone},
+        {"connect", ops->connect != NULL || !alone},
+        {"sides", ops->sides != NULL},
+        {"disconnect", ops->disconnect != NULL || !alone},
+        {"group_offer", ops->group_offer != NULL || !grouped},
+        {"group_connect", ops->group_connect != NULL || !grouped},
+        {"group_conn", ops->group_conn != NULL || !grouped},
+        {"group_close", ops->group_close != NULL || !grouped},
+        {"group_destroy", ops->group_destroy != NULL || !grouped},
+        {"post_broadcast", ops->post_broadcast != NULL || ops->cancel_broadcast == NULL},
+        {"cancel_broadcast", ops->cancel_broadcast != NULL || ops->post_broadcast == NULL},
+        {"a way to move bytes (post_send and post_recv, or pack_key and post_read)", one || two},
+        /* Half of a pair is a forgotten operation, not a choice. */
+        {"post_send", ops->post_send != NULL || !two},
+        {"post_recv", ops->post_recv != NULL || !two},
+        {"pack_key", ops->pack_key != NULL || !one},
+        {"post_read", ops->post_read != NULL || !one},
+        {"register_memory", ops->register_memory != NULL || (!one && ops->unregister_memory == NULL)},
+        {"unregister_memory", ops->unregister_memory != NULL || ops->register_memory == NULL},
+    };
+    enum rdt_status status = check_name("transport", ops->name, err);
+    if (status == RDT_OK)
+        status = CHECK_REQUIRED("transport", rows, err);
+    plugin->has_transport = status == RDT_OK;
+    return status;
+}
+
+static enum rdt_status take_tables(struct plugin *plugin, const struct rdt_backend *theirs, struct rdt_error *err)
+{
+    if (theirs == NULL)
+        return rdt_error_set(err, RDT_INVALID, "rdt_backend_init gave nothing");
+    if (theirs->abi_version != RDT_BACKEND_ABI)
+        return rdt_error_set(err, RDT_UNSUPPORTED, "is made for ABI version %u, and this rdtd has version %u",
+                             theirs->abi_version, RDT_BACKEND_ABI);
+    copy_table(&plugin->backend, sizeof(plugin->backend), theirs, theirs->struct_size);
+    enum rdt_status status = check_name("backend", plugin->backend.name, err);
+    if (status != RDT_OK)
+        return status;
+    if (plugin->backend.memory == NULL && plugin->backend.transport == NULL)
+        return rdt_error_set(err, RDT_INVALID, "has neither a memory kind nor a transport");
+    if (plugin->backend.memory != NULL)
+        status = take_memory(plugin, err);
+    if (status == RDT_OK && plugin->backend.transport != NULL)
+        status = take_transport(plugin, err);
+    if (status != RDT_OK)
+        return status;
+    plugin->name = strdup(plugin->backend.name);
+    if (plugin->name == NULL)
+        return rdt_error_set(err, RDT_NO_MEMORY, "no memory");
+    for (char *p = plugin->name; *p != 0; p++)
+        *p = (char)tolower((unsigned char)*p);
+    return RDT_OK;
+}
+
+static enum rdt_status open_library(struct plugin *plugin, struct rdt_error *err)
+{
+    plugin->library = dlopen(plugin->path, RTLD_NOW | RTLD_LOCAL);
+    if (plugin->library == NULL) {
+        const char *why = dlerror();
+        return rdt_error_set(err, RDT_INVALID, "cannot be loaded: %s", why != NULL ? why : "no reason given");
+    }
+    /* ISO C knows no conversion between void * and functions; POSIX promises that the bits are the same. */
+    const struct rdt_backend *(*init)(void);
+    void *symbol = dlsym(plugin->library, "rdt_backend_init");
+    if (symbol == NULL)
+        return rdt_error_set(err, RDT_INVALID, "is not a backend: it exports no rdt_backend_init");
+    memcpy(&init, &symbol, sizeof(init));
+    return take_tables(plugin, init(), err);
+}
+
+/* The file is loaded by its path, for then the loader finds libraries that lie beside it ($ORIGIN). Nobody who may not change it could
+ * make the path lead elsewhere meanwhile, if it is guarded; whoever may, and does, is told. */
+static enum rdt_status load(struct plugin *plugin, bool guarded, struct rdt_error *err)
+{
+    int fd;
+    enum rdt_status status = plugin_file_open(plugin->path, guarded, &fd, err);
+    if (status != RDT_OK)
+        return status;
+    status = open_library(plugin, err);
+    if (status == RDT_OK && !plugin_file_is(plugin->path, fd))
+        status = rdt_error_set(err, RDT_BUSY, "was replaced while it was being loaded: try again");
+    close(fd);
+    return status;
+}
+
+enum rdt_status plugin_load(const char *path, bool guarded, struct plugin **plugin_p, struct rdt_error *err)
+{
+    struct plugin *plugin = calloc(1, sizeof(*plugin));
+    if (plugin == NULL)
+        return rdt_error_set(err, RDT_NO_MEMORY, "no memory for %s", path);
+    list_init(&plugin->link);
+    /* A bare name would make dlopen search the system's directories. */
+    plugin->path = realpath(path, NULL);
+    if (plugin->path == NULL) {
+        int failed = errno;
+        plugin_unload(plugin, false);
+        if (failed == ENOENT || failed == ENOTDIR)
+            return rdt_error_set(err, RDT_NOT_FOUND, "backend %s: there is no such file", path);
+        return rdt_error_sys(err, failed, "backend %s", path);
+    }
+    enum rdt_status status = load(plugin, guarded, err);
+    if (status != RDT_OK) {
+        rdt_error_prefix(err, "backend %s", path);
+        plugin_unload(plugin, false);
+        return status;
+    }
+    *plugin_p = plugin;
+    return RDT_OK;
+}
+
+void plugin_unmap(struct plugin *plugin)
+{
+    if (plugin->library != NULL)
+        dlclose(plugin->library);
+    plugin->library = NULL;
+}
+
+void plugin_unload(struct plugin *plugin, bool keep_mapped)
+{
+    if (plugin == NULL)
+        return;
+    if (!keep_mapped)
+        plugin_unmap(plugin);
+    options_extra_free(plugin->settings);
+    free(plugin->path);
+    free(plugin->name);
+    free(plugin);
+}

@@ -1,0 +1,243 @@
+/* One instance of what a plug-in has, from open to close. */
+#include <ctype.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <strings.h>
+
+#include "daemon/config/options.h"
+#include "daemon/plugins/plugin_impl.h"
+
+static void lower(char *to, const char *text)
+{
+    for (; *text != 0; text++)
+        *to++ = (char)tolower((unsigned char)*text);
+    *to = 0;
+}
+
+/* The file's own list goes with the file, and rows show it until the last moment. */
+static const char *const *copy_words(const char *const *words)
+{
+    size_t n = 0, bytes = 0;
+    for (; words[n] != NULL; n++)
+        bytes += strlen(words[n]) + 1;
+    char **copy = malloc((n + 1) * sizeof(*copy) + bytes);
+    if (copy == NULL)
+        return NULL;
+    char *text = (char *)(copy + n + 1);
+    for (size_t i = 0; i < n; i++) {
+        copy[i] = strcpy(text, words[i]);
+        text += strlen(text) + 1;
+    }
+    copy[n] = NULL;
+    return (const char *const *)copy;
+}
+
+static void memory_kind_free(struct memory_kind *kind)
+{
+    if (kind == NULL)
+        return;
+    plugin_memory_fini(kind);
+    free((char *)(uintptr_t)kind->name);
+    free(kind);
+}
+
+static void transport_free(struct transport *transport)
+{
+    if (transport == NULL)
+        return;
+    free(transport->kept);
+    free((char *)(uintptr_t)transport->version);
+    free((void *)(uintptr_t)transport->ops.memory_kinds);
+    free(transport);
+}
+
+static struct memory_kind *memory_kind_new(struct plugins *plugins, struct plugin *plugin)
+{
+    struct memory_kind *kind = calloc(1, sizeof(*kind));
+    char *name = malloc(strlen(plugin->memory.name) + 1);
+    if (kind == NULL || name == NULL) {
+        free(kind);
+        free(name);
+        return NULL;
+    }
+    lower(name, plugin->memory.name);
+    kind->ops = plugin->memory;
+    kind->name = name;
+    kind->path = plugin->path;
+    kind->plugin = plugin;
+    kind->events = &plugins->events;
+    list_init(&kind->link);
+    return kind;
+}
+
+static struct transport *transport_new(struct plugins *plugins, struct plugin *plugin)
+{
+    struct transport *transport = calloc(1, sizeof(*transport));
+    if (transport == NULL)
+        return NULL;
+    transport->ops = plugin->transport;
+    transport->ops.memory_kinds = copy_words(plugin->transport.memory_kinds);
+    transport->kept = malloc(sizeof(*transport->kept) + strlen(plugin->transport.name) + 1);
+    if (transport->kept == NULL || transport->ops.memory_kinds == NULL) {
+        transport_free(transport);
+        return NULL;
+    }
+    list_init(&transport->kept->link);
+    lower(transport->kept->text, plugin->transport.name);
+    transport->name = transport->kept->text;
+    transport->path = plugin->path;
+    transport->plugin = plugin;
+    transport->plugins = plugins;
+    transport->events = &plugins->events;
+    list_init(&transport->link);
+    return transport;
+}
+
+/* Of an open operation: true if it worked; false with OK in *status_p if the thing is to be kept as not available. */
+static bool judge_open(enum rdt_status *status_p, const struct plugin *plugin, const struct rdt_error *why, char why_not[192],
+                       struct rdt_error *err)
+{
+    if (*status_p == RDT_OK)
+        return true;
+    if (*status_p == RDT_UNSUPPORTED) {
+        snprintf(why_not, 192, "%.191s", why->msg[0] != 0 ? why->msg : "it gave no reason");
+        *status_p = RDT_OK;
+        return false;
+    }
+    rdt_error_set(err, *status_p, "backend %s: %s", plugin->path, why->msg[0] != 0 ? why->msg : rdt_status_sentence(*status_p));
+    return false;
+}
+
+static enum rdt_status open_memory(struct plugin *plugin, struct memory_kind *kind, const struct options *options, struct rdt_error *err)
+{
+    struct rdt_error why = {0};
+    enum rdt_status status = kind->ops.open(&plugin->host, &kind->instance, &why);
+    kind->opened = kind->available = judge_open(&status, plugin, &why, kind->why_not, err);
+    if (kind->available)
+        status = plugin_memory_devices(kind, options->device_limit_bytes, options->device_pool_max_bytes, err);
+    return status;
+}
+
+/* With the library that was found it may move less than its table lists. */
+static void ask_what_moves(struct transport *transport)
+{
+    const char **kinds = (const char **)(uintptr_t)transport->ops.memory_kinds; /* our copy */
+    size_t n = 0;
+
+    for (size_t i = 0; kinds[i] != NULL; i++)
+        if (transport->ops.moves(transport->instance, kinds[i]))
+            kinds[n++] = kinds[i];
+    kinds[n] = NULL;
+}
+
+static enum rdt_status open_transport(struct plugin *plugin, struct transport *transport, struct rdt_error *err)
+{
+    struct rdt_error why = {0};
+    struct rdt_transport_ops *ops = &transport->ops;
+    enum rdt_status status = ops->open(&plugin->host, &transport->instance, &why);
+    if (status == RDT_OK && ops->reads != NULL && ops->post_send != NULL && !ops->reads(transport->instance)) {
+        ops->register_memory = NULL;
+        ops->unregister_memory = NULL;
+        ops->pack_key = NULL;
+        ops->post_read = NULL;
+    }
+    transport->opened = transport->available = judge_open(&status, plugin, &why, transport->why_not, err);
+    if (transport->available && ops->moves != NULL)
+        ask_what_moves(transport);
+    const char *version =
+        transport->available && transport->ops.version != NULL ? transport->ops.version(transport->instance) : NULL;
+    transport->version = strdup(version != NULL ? version : "");
+    if (status == RDT_OK && transport->version == NULL)
+        status = rdt_error_set(err, RDT_NO_MEMORY, "no memory for backend %s", plugin->path);
+    return status;
+}
+
+enum rdt_status plugin_open(struct plugins *plugins, struct plugin *plugin, const struct options *options,
+                            struct plugin_parts *parts_p, struct rdt_error *err)
+{
+    struct plugin_parts parts = {.plugin = plugin,
+                                 .kind = plugin->has_memory ? memory_kind_new(plugins, plugin) : NULL,
+                                 .transport = plugin->has_transport ? transport_new(plugins, plugin) : NULL};
+    enum rdt_status status = RDT_OK;
+    if ((plugin->has_memory && parts.kind == NULL) || (plugin->has_transport && parts.transport == NULL))
+        status = rdt_error_set(err, RDT_NO_MEMORY, "no memory for backend %s", plugin->path);
+    plugin->options = options;
+    if (status == RDT_OK && parts.kind != NULL)
+        status = open_memory(plugin, parts.kind, options, err);
+    if (status == RDT_OK && parts.transport != NULL)
+        status = open_transport(plugin, parts.transport, err);
+    plugin->options = NULL;
+    if (status != RDT_OK) {
+        plugin_close(&parts);
+        plugin_parts_free(&parts);
+        return status;
+    }
+    *parts_p = parts;
+    return RDT_OK;
+}
+
+static void keep_name(struct plugins *plugins, struct transport *transport)
+{
+    struct plugin_name *fresh = transport->kept;
+    transport->kept = NULL;
+    list_for_each (node, &plugins->names) {
+        struct plugin_name *name = list_entry(node, struct plugin_name, link);
+        if (strcmp(name->text, fresh->text) == 0) {
+            transport->name = name->text;
+            free(fresh);
+            return;
+        }
+    }
+    list_append(&plugins->names, &fresh->link);
+}
+
+static void insert_by_speed(struct list *transports, struct transport *transport)
+{
+    struct list *before = transports; /* the end */
+    list_for_each (node, transports) {
+        if (list_entry(node, struct transport, link)->ops.speed < transport->ops.speed) {
+            before = node;
+            break;
+        }
+    }
+    list_append(before, &transport->link); /* in front of `before` */
+}
+
+void plugin_link(struct plugins *plugins, struct plugin_parts *parts)
+{
+    if (list_empty(&parts->plugin->link))
+        list_append(&plugins->files, &parts->plugin->link);
+    parts->plugin->kind = parts->kind;
+    parts->plugin->instance = parts->transport;
+    if (parts->kind != NULL)
+        list_append(&plugins->memory_kinds, &parts->kind->link);
+    if (parts->transport != NULL) {
+        keep_name(plugins, parts->transport);
+        insert_by_speed(&plugins->transports, parts->transport);
+    }
+}
+
+void plugin_unlink(struct plugin_parts *parts)
+{
+    list_remove(&parts->plugin->link);
+    if (parts->kind != NULL)
+        list_remove(&parts->kind->link);
+    if (parts->transport != NULL)
+        list_remove(&parts->transport->link);
+}
+
+void plugin_close(const struct plugin_parts *parts)
+{
+    if (parts->transport != NULL && parts->transport->opened)
+        parts->transport->ops.close(parts->transport->instance);
+    if (parts->kind != NULL && parts->kind->opened)
+        parts->kind->ops.close(parts->kind->instance);
+}
+
+void plugin_parts_free(struct plugin_parts *parts)
+{
+    transport_free(parts->transport);
+    memory_kind_free(parts->kind);
+    *parts = (struct plugin_parts){0};
+}

@@ -1,0 +1,126 @@
+/* BACKEND_LOAD and BACKEND_UNLOAD: for root and the daemon's own user alone, for what is loaded is the daemon. */
+#include <limits.h>
+#include <stdlib.h>
+
+#include "daemon/rpc/rpc_row.h"
+#include "proto/wire_limits.h"
+
+#define MAX_SETTINGS 64u
+#define MAX_SETTING_BYTES 4096u
+
+static enum rdt_status check_caller(const struct call *call, const char *what, struct rdt_error *err)
+{
+    if (!call->client)
+        return rdt_error_set(err, RDT_DENIED, "backends are loaded by clients of their own node");
+    if (!call->admin)
+        return rdt_error_set(err, RDT_DENIED, "only root or the daemon's own user may %s a backend, not uid %u", what,
+                             call->account->owner.uid);
+    if (call->rpc->draining)
+        return rdt_error_set(err, RDT_SHUTTING_DOWN, "the daemon is shutting down");
+    return RDT_OK;
+}
+
+static enum rdt_status add_setting(struct options_extra **extras, const char *setting, struct rdt_error *err)
+{
+    const char *equals = strchr(setting, '=');
+    struct options_extra *extra;
+
+    if (!equals || equals == setting || strlen(setting) > MAX_SETTING_BYTES)
+        return rdt_error_set(err, RDT_INVALID, "'%.64s' is no setting: KEY=VALUE, at most %u bytes", setting,
+                             MAX_SETTING_BYTES);
+    extra = calloc(1, sizeof *extra);
+    if (!extra)
+        return rdt_error_set(err, RDT_NO_MEMORY, "no memory for a setting");
+    extra->next = *extras;
+    *extras = extra; /* what is said last counts */
+    extra->section = strdup("");
+    extra->key = strndup(setting, (size_t)(equals - setting));
+    extra->value = strdup(equals + 1);
+    return extra->section && extra->key && extra->value ? RDT_OK : rdt_error_set(err, RDT_NO_MEMORY, "no memory for a setting");
+}
+
+static enum rdt_status take_settings(const Rdt__Pb__BackendLoad *message, struct options_extra **extras_p,
+                                     struct rdt_error *err)
+{
+    enum rdt_status status = RDT_OK;
+
+    if (message->n_settings > MAX_SETTINGS)
+        return rdt_error_set(err, RDT_INVALID, "%zu settings: %u are possible", message->n_settings, MAX_SETTINGS);
+    for (size_t i = 0; i < message->n_settings && status == RDT_OK; i++)
+        status = add_setting(extras_p, message->settings[i], err);
+    if (status != RDT_OK)
+        options_extra_free(*extras_p);
+    return status;
+}
+
+/* ---- the end of a change, and of who waits for it ---- */
+
+static void answer(struct call *call, const struct plugin_parts *parts)
+{
+    Rdt__Pb__BackendReply reply = RDT__PB__BACKEND_REPLY__INIT;
+    Rdt__Pb__BackendInfo *rows[2];
+    struct rdt_error err = {0};
+    struct arena arena;
+
+    arena_init(&arena, RDT_MAX_DECODED_BYTES);
+    reply.backends = rows;
+    if (parts && parts->kind)
+        rows[reply.n_backends++] = row_memory(&arena, parts->kind);
+    if (parts && parts->transport)
+        rows[reply.n_backends++] = row_transport(&arena, parts->transport);
+    for (size_t i = 0; i < reply.n_backends; i++)
+        if (!rows[i])
+            (void)rdt_error_set(&err, RDT_NO_MEMORY, "no memory for the answer; it is loaded all the same");
+    if (err.status != RDT_OK)
+        call_fail(call, &err);
+    else
+        call_reply(call, &reply.base, NULL, 0);
+    arena_fini(&arena);
+}
+
+static void on_changed(void *arg, const struct plugin_parts *parts, const struct rdt_error *err)
+{
+    struct call *call = arg;
+
+    if (err)
+        call_fail(call, err);
+    else
+        answer(call, parts);
+}
+
+static void on_end(struct call *call)
+{
+    loading_leave(call->rpc->loading, call);
+}
+
+enum rdt_status rpc_backend_load(struct call *call, const void *request, struct rdt_error *err)
+{
+    const Rdt__Pb__BackendLoad *message = request;
+    struct options_extra *settings = NULL;
+    enum rdt_status status = check_caller(call, "load", err);
+
+    if (status == RDT_OK && (message->path[0] != '/' || strlen(message->path) >= PATH_MAX))
+        status = rdt_error_set(err, RDT_INVALID, "'%.200s' is no absolute path of a file", message->path);
+    if (status == RDT_OK)
+        status = take_settings(message, &settings, err);
+    if (status != RDT_OK)
+        return status;
+    status = call_defer(call, message->timeout_ns, on_end, err);
+    if (status != RDT_OK) {
+        options_extra_free(settings);
+        return status;
+    }
+    return loading_load(call->rpc->loading, message->path, settings, on_changed, call, err);
+}
+
+enum rdt_status rpc_backend_unload(struct call *call, const void *request, struct rdt_error *err)
+{
+    const Rdt__Pb__BackendUnload *message = request;
+    enum rdt_status status = check_caller(call, "unload", err);
+
+    if (status == RDT_OK && (message->name[0] == '\0' || strlen(message->name) > RDT_MAX_NAME_BYTES))
+        status = rdt_error_set(err, RDT_INVALID, "'%.64s' is no name of a backend", message->name);
+    if (status == RDT_OK)
+        status = call_defer(call, message->timeout_ns, on_end, err);
+    return status == RDT_OK ? loading_unload(call->rpc->loading, message->name, on_changed, call, err) : status;
+}

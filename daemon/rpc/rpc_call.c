@@ -1,0 +1,261 @@
+#include "daemon/rpc/rpc_call.h"
+
+#include <assert.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <unistd.h>
+
+#include "daemon/base/log.h"
+#include "wire_ref.h"
+
+#define CALL_REPLY_BYTES 64u /* what a CallReply needs beside the answer in it */
+
+struct call *call_create(struct rpc *rpc, struct client *client, struct peer *peer, uint16_t type, uint64_t request_id)
+{
+    struct call *call = calloc(1, sizeof *call);
+
+    if (!call)
+        return NULL;
+    call->rpc = rpc;
+    call->client = client;
+    call->peer = peer;
+    call->peer_epoch = peer ? peer->epoch : 0;
+    call->type = type;
+    call->request_id = request_id;
+    if (client) {
+        call->account = account_ref(client->account);
+        call->admin = client->admin;
+    }
+    list_init(&call->link);
+    list_init(&call->wake.link);
+    list_init(&call->object.link);
+    list_init(&call->range.link);
+    return call;
+}
+
+static void call_free(struct call *call)
+{
+    deadline_unset(call->rpc->deadlines, &call->deadline);
+    if (!list_empty(&call->link) && call->client)
+        call->client->n_calls--;
+    if (!list_empty(&call->link) && call->peer)
+        call->peer->n_calls--;
+    list_remove(&call->link);
+    list_remove(&call->wake.link);
+    if (call->forward)
+        (void)map_remove_u64(&call->rpc->forwarded, call->forward);
+    if (call->woken)
+        object_drop(call->woken);
+    account_wait_end(call->rpc->objects->accounts, &call->room);
+    account_give(call->account, USAGE_WAITERS, call->deferred ? 1 : 0);
+    account_give(call->account, USAGE_HEAP, call->heap_bytes);
+    object_waiter_remove(&call->object);
+    name_waiter_remove(&call->named);
+    list_remove(&call->range.link);
+    region_unref(call->region);
+    account_unref(call->account);
+    free(call->why);
+    free(call->packed);
+    free(call);
+}
+
+static void send_to_peer(struct call *call, const struct rdt_error *err, const ProtobufCMessage *reply)
+{
+    Rdt__Pb__CallReply message = RDT__PB__CALL_REPLY__INIT;
+    uint8_t *packed = NULL;
+    char text[128];
+
+    if (call->peer->state != PEER_UP || call->peer->epoch != call->peer_epoch)
+        return; /* asked on a link that is no more */
+    message.call = call->request_id;
+    if (err) {
+        message.status = err->status;
+        message.sys_errno = err->sys_errno;
+        message.message = (char *)err->msg;
+    } else {
+        size_t bytes = protobuf_c_message_get_packed_size(reply);
+        packed = bytes + CALL_REPLY_BYTES <= RDT_MAX_FRAME_BYTES ? malloc(bytes ? bytes : 1) : NULL;
+        if (bytes + CALL_REPLY_BYTES > RDT_MAX_FRAME_BYTES) {
+            (void)snprintf(text, sizeof text, "the answer has %zu bytes: at most %u go to another node in one message", bytes,
+                           RDT_MAX_FRAME_BYTES);
+            message.status = RDT_LIMIT;
+            message.message = text;
+        } else if (packed) {
+            protobuf_c_message_pack(reply, packed);
+            message.reply = (ProtobufCBinaryData){bytes, packed};
+        } else {
+            message.status = RDT_NO_MEMORY;
+        }
+    }
+    (void)peer_send(call->peer, RDT_PEER_CALL_REPLY, &message.base, NULL);
+    free(packed);
+}
+
+void call_reply(struct call *call, const ProtobufCMessage *reply, const int *take_fds, unsigned n_fds)
+{
+    if (call->client && call->request_id != 0) {
+        call->client->send(call->client, call->type, FRAME_REPLY, call->request_id, reply, take_fds, n_fds);
+    } else {
+        for (unsigned i = 0; i < n_fds; i++)
+            (void)close(take_fds[i]);
+        if (call->peer)
+            send_to_peer(call, NULL, reply);
+    }
+    call_free(call);
+}
+
+void call_reply_empty(struct call *call)
+{
+    Rdt__Pb__Empty empty = RDT__PB__EMPTY__INIT;
+
+    call_reply(call, &empty.base, NULL, 0);
+}
+
+static void fail(struct call *call, const struct rdt_error *err, bool unread)
+{
+    if (call->client && call->request_id == 0 && !unread) {
+        log_debug("client %llu: request %u, which wants no answer: %s", (unsigned long long)call->client->id, call->type,
+                  err->msg);
+    } else if (call->client) {
+        Rdt__Pb__ErrorReply reply = RDT__PB__ERROR_REPLY__INIT;
+        reply.status = err->status;
+        reply.sys_errno = err->sys_errno;
+        reply.message = (char *)err->msg;
+        call->client->send(call->client, call->type, FRAME_REPLY | FRAME_ERROR, call->request_id, &reply.base, NULL, 0);
+    } else {
+        send_to_peer(call, err, NULL);
+    }
+    call_free(call);
+}
+
+void call_fail(struct call *call, const struct rdt_error *err)
+{
+    fail(call, err, err->status == RDT_PROTOCOL);
+}
+
+void call_fail_unread(struct call *call, const struct rdt_error *err)
+{
+    fail(call, err, true);
+}
+
+bool call_waits(const struct call *call)
+{
+    return call->type == RDT_MSG_WAIT || call->type == RDT_MSG_HOLD || call->type == RDT_MSG_WAIT_FREED;
+}
+
+static void on_deadline(struct deadline *deadline)
+{
+    struct call *call = (struct call *)((char *)deadline - offsetof(struct call, deadline));
+    struct rdt_error err;
+
+    if (call->on_end)
+        call->on_end(call);
+    if (call->room.at)
+        (void)rdt_error_set(&err, RDT_TIMED_OUT, "there was no room in time: %s", call->why ? call->why : "");
+    else if (call->type == RDT_MSG_BROADCAST && call->why)
+        (void)rdt_error_set(&err, RDT_TIMED_OUT, "%s", call->why);
+    else if (call->forward && !call_waits(call))
+        (void)rdt_error_set(&err, RDT_TIMED_OUT, "node %s has not answered", call->to->name);
+    else
+        (void)rdt_error_set(&err, RDT_TIMED_OUT, "%s did not come in time",
+                            call->type == RDT_MSG_WAIT || call->type == RDT_MSG_HOLD ? "the put waited for"
+                            : call->type == RDT_MSG_WAIT_FREED ? "the last release"
+                            : call->type == RDT_MSG_PUT        ? "the snapshot's last byte"
+                                                               : "the answer");
+    call_fail(call, &err);
+}
+
+enum rdt_status call_defer(struct call *call, int64_t timeout_ns, void (*on_end)(struct call *), struct rdt_error *err)
+{
+    int64_t left_ns = deadline_left_ns(&call->deadline);
+
+    if (left_ns >= 0 && (timeout_ns < 0 || left_ns < timeout_ns))
+        timeout_ns = left_ns;
+    account_wait_end(call->rpc->objects->accounts, &call->room); /* it has what it waited for */
+    if (!call->deferred && account_take(call->account, USAGE_WAITERS, 1, err) != RDT_OK)
+        return RDT_LIMIT;
+    call->deferred = true;
+    call->deadline.on_passed = on_deadline;
+    if (!deadline_set(call->rpc->deadlines, &call->deadline, timeout_ns))
+        return rdt_error_set(err, RDT_NO_MEMORY, "no memory for the deadline");
+    call->on_end = on_end;
+    if (!list_empty(&call->link))
+        return RDT_OK;
+    if (call->client) {
+        list_append(&call->client->calls, &call->link);
+        call->client->n_calls++;
+    } else {
+        list_append(&call->rpc->remote, &call->link);
+        call->peer->n_calls++;
+    }
+    return RDT_OK;
+}
+
+bool call_may_wait(struct call *call, struct rdt_error *err)
+{
+    return call->deferred || account_check(call->account, USAGE_WAITERS, 1, err) == RDT_OK;
+}
+
+void call_take_request(struct call *call, struct arena *to)
+{
+    assert(!call->arena->given);
+    *to = *call->arena; /* nothing more is allocated from it */
+    arena_init(call->arena, call->arena->max_bytes);
+}
+
+void call_drop(struct call *call)
+{
+    if (call->on_end)
+        call->on_end(call);
+    call_free(call);
+}
+
+bool calls_client_gone(struct rpc *rpc, struct client *client, uint64_t until_ns)
+{
+    (void)rpc;
+    while (!list_empty(&client->calls)) {
+        call_drop(list_entry(list_first(&client->calls), struct call, link));
+        if (uv_hrtime() >= until_ns)
+            return false;
+    }
+    return true;
+}
+
+struct call *call_find(struct client *client, uint64_t request_id)
+{
+    list_for_each (node, &client->calls) {
+        struct call *call = list_entry(node, struct call, link);
+        if (call->request_id == request_id)
+            return call;
+    }
+    return NULL;
+}
+
+enum rdt_status call_ref(const Rdt__Pb__Ref *msg, struct rdt_ref *ref_p, struct rdt_error *err)
+{
+    return wire_ref_to(msg, ref_p, err);
+}
+
+enum rdt_status call_object_ref(const Rdt__Pb__Ref *msg, struct rdt_ref *ref_p, struct rdt_error *err)
+{
+    enum rdt_status status = call_ref(msg, ref_p, err);
+
+    if (status == RDT_OK && ref_p->is_name)
+        status = rdt_error_set(err, RDT_INVALID, "\"%s\" is a name: this wants the ref of an object, as put and fetch give it",
+                               ref_p->id);
+    return status;
+}
+
+bool call_is_remote(const struct call *call, const struct rdt_ref *ref)
+{
+    static const uint8_t nobody[16];
+
+    if (!call->client && memcmp(ref->node, nobody, sizeof nobody) == 0)
+        return false; /* another node asks the one at that address, and here it is */
+    return !node_is_here(call->rpc->node, ref->node, ref->address);
+}
+
+bool call_may_see(const struct call *call, const struct owner *owner)
+{
+    return call->admin || owner_equal(&call->account->owner, owner);
+}

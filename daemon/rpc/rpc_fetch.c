@@ -1,0 +1,266 @@
+/* FETCH, CANCEL, RELEASE: all items start before any is served, but for those that no other could share with, before the first one that
+ * waits so; each is answered by its own FETCH_DONE. */
+#include <stdlib.h>
+
+#include "daemon/transfers/reservation.h"
+#include "daemon/rpc/rpc_call.h"
+
+#define AT_ONCE 8u     /* items that need no turn of their own */
+#define TWINS_MOST 16 /* of one transfer of an object of this node: all of them are answered in one step */
+#define TWINS_TRIED 16 /* a message may ask for thousands of slices of one object: each is compared with the latest few */
+
+enum phase {
+    BATCH_LOOK,  /* which items are of one object: those may share a transfer */
+    BATCH_START, /* and what is here, and no other item's, goes at once, in order: thousands are served in the memory of one */
+    BATCH_GO,
+};
+
+struct item {
+    uint64_t transfer; /* that it began; 0: none */
+    uint32_t first;    /* index of the first item with its id */
+    uint32_t last;     /* of such a first one: index + 1 of the latest item with its id that began a transfer; 0: none */
+    uint32_t earlier;  /* index + 1 of the one that did so before; 0: none */
+    bool repeated;     /* others have its id */
+    bool went;
+};
+
+/* A fetch of many items is worked off in the client's turns. Between them what was started may end: by number it is found again. */
+struct batch {
+    struct client_task task;
+    struct rpc *rpc;
+    struct client *client;
+    struct arena arena; /* of the message */
+    const Rdt__Pb__Fetch *message;
+    enum phase phase;
+    size_t next;
+    bool keeps;                   /* an item waits for GO, and so do those behind it */
+    struct map by_id;             /* LOOK: id bytes -> index + 1 of the first item with it */
+    struct item *items;           /* [message->n_items] */
+    struct reservation *together; /* memory for all of them; NULL: a single one */
+};
+
+static struct transfer *begun(const struct batch *batch, size_t i)
+{
+    return batch->items[i].transfer ? map_get_u64(&batch->rpc->transfers->by_id, batch->items[i].transfer) : NULL;
+}
+
+static void look(struct batch *batch, size_t i)
+{
+    const Rdt__Pb__Ref *ref = batch->message->items[i]->ref;
+    struct item *item = &batch->items[i];
+    size_t first;
+
+    item->first = (uint32_t)i;
+    if (!ref || ref->id.len == 0)
+        return;
+    first = (size_t)map_get(&batch->by_id, ref->id.data, ref->id.len);
+    if (first == 0) {
+        (void)map_put(&batch->by_id, ref->id.data, ref->id.len, (void *)(i + 1)); /* without memory it shares with nobody */
+        return;
+    }
+    item->first = (uint32_t)(first - 1);
+    item->repeated = batch->items[item->first].repeated = true;
+}
+
+/* Nothing moves for an object that is here: another transfer costs no more. */
+static bool has_room(const struct batch *batch, const struct transfer *twin)
+{
+    return twin->n_fetches < TWINS_MOST || !node_is_here(batch->rpc->node, twin->ref.node, twin->ref.address);
+}
+
+static struct transfer *find_twin(struct batch *batch, size_t i)
+{
+    const Rdt__Pb__Fetch *message = batch->message;
+    const struct item *item = &batch->items[i];
+    unsigned tries = 0;
+
+    for (size_t at = batch->items[item->first].last; at != 0 && tries < TWINS_TRIED; at = batch->items[at - 1].earlier, tries++) {
+        struct transfer *twin = begun(batch, at - 1);
+        if (twin && fetch_joinable(message, message->items[i], message->items[at - 1]) && has_room(batch, twin))
+            return twin;
+    }
+    return NULL;
+}
+
+/* Nothing was started: each item hears of it. */
+static enum rdt_status refuse_all(struct call *call, const Rdt__Pb__Fetch *message, const struct rdt_error *why)
+{
+    for (size_t i = 0; i < message->n_items; i++)
+        fetch_answer_error(call->client, message->items[i]->handle, why);
+    call_reply_empty(call);
+    return RDT_OK;
+}
+
+static void go(struct batch *batch, size_t i, struct transfer *transfer)
+{
+    batch->items[i].went = true;
+    transfer->reservation = batch->together;
+    transfer_go(transfer);
+    transfer = begun(batch, i);
+    if (transfer) /* it waits for something, and others do not wait for it */
+        transfer->reservation = NULL;
+}
+
+static void start_item(struct batch *batch, size_t i)
+{
+    const Rdt__Pb__FetchItem *message = batch->message->items[i];
+    struct item *item = &batch->items[i], *first = &batch->items[item->first];
+    struct transfer *transfer = NULL;
+    struct rdt_error why = {0};
+
+    if (fetch_start(batch->rpc->transfers, batch->client, batch->message, message, find_twin(batch, i), &transfer, &why) != RDT_OK)
+        fetch_answer_error(batch->client, message->handle, &why);
+    if (!transfer) /* or it goes with another */
+        return;
+    item->transfer = transfer->id;
+    item->earlier = first->last;
+    first->last = (uint32_t)i + 1;
+    batch->keeps = batch->keeps || item->repeated || !node_is_here(batch->rpc->node, transfer->ref.node, transfer->ref.address);
+    if (!batch->keeps)
+        go(batch, i, transfer);
+}
+
+static bool batch_end(struct batch *batch)
+{
+    reservation_seal(batch->together);
+    map_fini(&batch->by_id);
+    free(batch->items);
+    work_free_arena(batch->rpc->regions->pool, &batch->arena);
+    free(batch);
+    return true;
+}
+
+static bool batch_step(struct client_task *task, uint64_t until_ns)
+{
+    struct batch *batch = (struct batch *)task;
+    size_t n = batch->message->n_items;
+
+    do {
+        if (batch->next == n && batch->phase == BATCH_GO)
+            return batch_end(batch);
+        if (batch->next == n) {
+            batch->phase++;
+            batch->next = 0;
+        } else if (batch->phase == BATCH_LOOK) {
+            look(batch, batch->next++);
+        } else if (batch->phase == BATCH_START) {
+            start_item(batch, batch->next++);
+        } else {
+            struct transfer *transfer = batch->items[batch->next].went ? NULL : begun(batch, batch->next);
+            if (transfer)
+                go(batch, batch->next, transfer);
+            batch->next++;
+        }
+    } while (uv_hrtime() < until_ns);
+    return false;
+}
+
+static bool batch_drop(struct client_task *task)
+{
+    return batch_end((struct batch *)task);
+}
+
+/* Targets in runs: a message of a few bytes must not stand for millions. */
+static enum rdt_status check_runs(const Rdt__Pb__Fetch *message, struct rdt_error *err)
+{
+    uint64_t n = 0;
+
+    for (size_t i = 0; i < message->n_items; i++)
+        if (message->items[i]->targets)
+            n += layout_run_tensors(message->items[i]->targets);
+    if (n > RDT_MAX_RUN_TENSORS)
+        return rdt_error_set(err, RDT_LIMIT, "a fetch with targets of %llu tensors in runs: at most %u in one message",
+                             (unsigned long long)n, RDT_MAX_RUN_TENSORS);
+    return RDT_OK;
+}
+
+enum rdt_status rpc_fetch(struct call *call, const void *request, struct rdt_error *err)
+{
+    const Rdt__Pb__Fetch *message = request;
+    struct client *client = call->client;
+    struct batch *batch;
+    size_t n = message->n_items;
+
+    if (call->rpc->draining) {
+        (void)rdt_error_set(err, RDT_SHUTTING_DOWN, "the daemon is shutting down");
+        return refuse_all(call, message, err);
+    }
+    if (n > RDT_MAX_FETCH_REFS) {
+        (void)rdt_error_set(err, RDT_LIMIT, "a fetch of %zu refs: at most %u in one message", n, RDT_MAX_FETCH_REFS);
+        return refuse_all(call, message, err);
+    }
+    if (check_runs(message, err) != RDT_OK)
+        return refuse_all(call, message, err);
+    batch = calloc(1, sizeof *batch);
+    if (batch)
+        batch->items = calloc(n + 1, sizeof *batch->items);
+    if (!batch || !batch->items) {
+        free(batch);
+        (void)rdt_error_set(err, RDT_NO_MEMORY, "no memory for the fetch");
+        return refuse_all(call, message, err);
+    }
+    map_init(&batch->by_id);
+    batch->task = (struct client_task){.step = batch_step, .drop = batch_drop};
+    batch->rpc = call->rpc;
+    batch->client = client;
+    batch->message = message;
+    batch->phase = n > 1 ? BATCH_LOOK : BATCH_START;
+    client->n_fetch_messages++;
+    batch->together = n > 1 ? reservation_create(call->rpc->regions) : NULL;
+    call_take_request(call, &batch->arena);
+    call_reply_empty(call); /* each item answers for itself */
+    if (n > AT_ONCE || !batch_step(&batch->task, UINT64_MAX))
+        client->task = &batch->task;
+    return RDT_OK;
+}
+
+enum rdt_status rpc_cancel(struct call *call, const void *request, struct rdt_error *err)
+{
+    const Rdt__Pb__Cancel *message = request;
+    struct fetch *fetch = map_get_u64(&call->client->fetches, message->handle);
+    struct rdt_error why;
+
+    (void)err;
+    if (fetch) { /* else it ended meanwhile: nothing to do, and nothing wrong */
+        (void)rdt_error_set(&why, RDT_CANCELLED, "the fetch was cancelled");
+        fetch_fail(fetch, &why);
+    }
+    call_reply_empty(call);
+    return RDT_OK;
+}
+
+/* Which of the object's regions stay mapped at the client; both lists are in one order. */
+static void note_stays(struct client *client, const struct object *object, const Rdt__Pb__Release *message)
+{
+    size_t said = 0;
+
+    for (uint32_t i = 0; i < object->n_regions; i++) {
+        struct region *region = object->uses[i].region;
+        if (said < message->n_stays && message->stays[said] == region->id) {
+            said++;
+            mapped_keep(&client->mapped, region, message->gones == client->n_gones);
+        } else {
+            (void)mapped_drop(&client->mapped, region);
+        }
+    }
+}
+
+enum rdt_status rpc_release(struct call *call, const void *request, struct rdt_error *err)
+{
+    const Rdt__Pb__Release *message = request;
+    struct hold *hold = map_get_u64(&call->client->holds, message->hold);
+
+    if (!hold)
+        return rdt_error_set(err, RDT_NOT_FOUND, "this client has no hold %llu", (unsigned long long)message->hold);
+    if (message->keep && hold->region) {
+        if (region_may_come_again(hold->region, call->client->id))
+            hold->region->kept = true;
+        else
+            call->client->warm.ops->on_drop(&call->client->warm, hold->region->id); /* nobody had told it so */
+    }
+    if (hold->object)
+        note_stays(call->client, hold->object, message);
+    client_release(hold);
+    call_reply_empty(call);
+    return RDT_OK;
+}

@@ -1,0 +1,208 @@
+/* FREE, WAIT_FREED, CANCEL_REQUEST: the ends of objects, and waiting for them. */
+#include <stdlib.h>
+
+#include "daemon/base/log.h"
+#include "daemon/rpc/rpc_call.h"
+
+/* ---- freeing ---- */
+
+/* A free by force is answered when no other node gives a copy to anybody new: each has said so, or knows that its link is down, or had no sign
+ * of life from here for as long as it takes to give this one up (a copy is not served without one that is younger). */
+struct freeing {
+    struct kept_waiter waiter;
+    struct deadline deadline;
+    struct call *call;
+};
+
+static void freeing_end(struct call *call)
+{
+    struct freeing *freeing = call->waiting;
+
+    list_remove(&freeing->waiter.link);
+    deadline_unset(call->rpc->deadlines, &freeing->deadline);
+    free(freeing);
+    call->waiting = NULL;
+}
+
+static void freeing_done(struct freeing *freeing)
+{
+    struct call *call = freeing->call;
+
+    freeing_end(call);
+    call_reply_empty(call);
+}
+
+static void on_settled(struct kept_waiter *waiter)
+{
+    freeing_done((struct freeing *)((char *)waiter - offsetof(struct freeing, waiter)));
+}
+
+static void on_silence(struct deadline *deadline)
+{
+    freeing_done((struct freeing *)((char *)deadline - offsetof(struct freeing, deadline)));
+}
+
+/* The answer comes when the copies are out of reach; NO_MEMORY: it is freed all the same, but nobody waits for that. */
+static enum rdt_status answer_forced(struct call *call, uint64_t generation, struct rdt_error *err)
+{
+    struct freeing *freeing = calloc(1, sizeof *freeing);
+    enum rdt_status status;
+
+    if (!freeing)
+        return rdt_error_set(err, RDT_NO_MEMORY, "no memory to wait for the other nodes that have copies");
+    freeing->waiter.on_settled = on_settled;
+    freeing->deadline.on_passed = on_silence;
+    freeing->call = call;
+    list_init(&freeing->waiter.link);
+    if (!keepers_wait(&call->rpc->transfers->keepers, generation, &freeing->waiter)) {
+        free(freeing);
+        call_reply_empty(call);
+        return RDT_OK;
+    }
+    call->waiting = freeing;
+    status = call_defer(call, -1, freeing_end, err);
+    if (status == RDT_OK &&
+        !deadline_set(call->rpc->deadlines, &freeing->deadline, (int64_t)call->rpc->options->peer_timeout_ns))
+        freeing_done(freeing);
+    else if (status != RDT_OK)
+        freeing_end(call);
+    return status;
+}
+
+enum rdt_status rpc_free(struct call *call, const void *request, struct rdt_error *err)
+{
+    const Rdt__Pb__Free *message = request;
+    struct object *object;
+    struct rdt_ref ref;
+    enum rdt_status status = call_object_ref(message->ref, &ref, err);
+
+    if (status != RDT_OK)
+        return status;
+    if (call_is_remote(call, &ref))
+        return call_forward(call, &ref, &message->base, -1, err);
+    status = object_table_find_any(call->rpc->objects, &ref, &call->account->owner, &object, err);
+    if (status == RDT_AGAIN)
+        return rdt_error_set(err, RDT_NOT_FOUND, "nobody has put object \"%s\", or it has ended", ref.id);
+    if (status != RDT_OK)
+        return status;
+    if (!call_may_see(call, &object->account->owner))
+        return rdt_error_set(err, RDT_DENIED, "object \"%s\" belongs to uid %u: only that user or root may free it", ref.id,
+                             object->account->owner.uid);
+    if (!message->force && !object_is_kept(object))
+        return rdt_error_set(err, RDT_FREED, "object \"%s\" was freed before", ref.id);
+    if (!message->force && object->producer != call->client && !object->detached)
+        return rdt_error_set(err, RDT_DENIED,
+                             "object \"%s\" is held by its producer, client %llu: only that client may let go of it, "
+                             "others of the same user may free it by force",
+                             ref.id, (unsigned long long)object->producer_id);
+    if (message->force && !call_may_wait(call, err)) /* for the nodes that have copies */
+        return RDT_LIMIT;
+    ref.generation = object->generation;
+    object_free(object, message->force, OBJECT_END_FREED);
+    if (message->force)
+        return answer_forced(call, ref.generation, err);
+    call_reply_empty(call);
+    return RDT_OK;
+}
+
+/* ---- waiting for the end ---- */
+
+static void on_wake_freed(struct client_wake *wake)
+{
+    call_reply_empty((struct call *)((char *)wake - offsetof(struct call, wake)));
+}
+
+static void wake_freed(struct call *call)
+{
+    if (!call->client) {
+        call_reply_empty(call);
+        return;
+    }
+    call->wake.run = on_wake_freed;
+    client_wake(call->client, &call->wake);
+}
+
+static void on_gone(struct object_waiter *waiter, struct object *object, const struct rdt_error *why)
+{
+    (void)object;
+    (void)why;
+    wake_freed((struct call *)((char *)waiter - offsetof(struct call, object)));
+}
+
+static void on_idle(struct region_waiter *waiter)
+{
+    wake_freed((struct call *)((char *)waiter - offsetof(struct call, range)));
+}
+
+static enum rdt_status wait_range(struct call *call, const Rdt__Pb__WaitFreed *message, struct rdt_error *err)
+{
+    struct region *region;
+
+    if (!call->client)
+        return rdt_error_set(err, RDT_DENIED, "memory ranges are waited for on their own node");
+    region = map_get_u64(&call->client->regions, message->region);
+    if (!region || region->generation != message->generation)
+        return rdt_error_set(err, RDT_NOT_FOUND, "this client has no region %llu", (unsigned long long)message->region);
+    if (message->offset > region->bytes || message->bytes > region->bytes - message->offset)
+        return rdt_error_set(err, RDT_INVALID, "the range ends beyond region %llu", (unsigned long long)region->id);
+    call->range.lo = message->offset;
+    call->range.hi = message->offset + message->bytes;
+    call->range.on_idle = on_idle;
+    if (!region_wait_idle(region, &call->range)) {
+        call_reply_empty(call);
+        return RDT_OK;
+    }
+    call->region = region_ref(region);
+    return call_defer(call, message->timeout_ns, NULL, err);
+}
+
+enum rdt_status rpc_wait_freed(struct call *call, const void *request, struct rdt_error *err)
+{
+    const Rdt__Pb__WaitFreed *message = request;
+    struct object *object;
+    struct rdt_ref ref;
+    enum rdt_status status;
+
+    if (message->region != 0)
+        return wait_range(call, message, err);
+    status = call_object_ref(message->ref, &ref, err);
+    if (status != RDT_OK)
+        return status;
+    if (call_is_remote(call, &ref))
+        return call_forward(call, &ref, &message->base, message->timeout_ns, err);
+    status = object_table_find_any(call->rpc->objects, &ref, &call->account->owner, &object, err);
+    if (status == RDT_FREED || status == RDT_OWNER_DIED) {
+        call_reply_empty(call);
+        return RDT_OK;
+    }
+    if (status == RDT_AGAIN)
+        return rdt_error_set(err, RDT_NOT_FOUND, "nobody has put object \"%s\", or it has ended", ref.id);
+    if (status != RDT_OK)
+        return status;
+    if (!call->admin && !object_visible_to(object, &call->account->owner))
+        return rdt_error_set(err, RDT_DENIED, "object \"%s\" is not visible to uid %u", ref.id, call->account->owner.uid);
+    call->object.on_event = on_gone;
+    if (!object_wait_freed(object, &call->object))
+        return rdt_error_set(err, RDT_NO_MEMORY, "no memory to wait for the end of \"%s\"", ref.id);
+    return call_defer(call, message->timeout_ns, NULL, err);
+}
+
+enum rdt_status rpc_cancel_request(struct call *call, const void *request, struct rdt_error *err)
+{
+    const Rdt__Pb__CancelRequest *message = request;
+    struct call *other = call->client ? call_find(call->client, message->request_id) : NULL;
+    struct keeping *keeping = call->client ? keeping_find(call->client, message->request_id) : NULL;
+    struct rdt_error why;
+
+    (void)err;
+    if (other) {
+        if (other->on_end)
+            other->on_end(other);
+        (void)rdt_error_set(&why, RDT_CANCELLED, "the request was cancelled");
+        call_fail(other, &why);
+    }
+    if (keeping) /* a HOLD, answered */
+        keeping_end(keeping);
+    call_reply_empty(call);
+    return RDT_OK;
+}

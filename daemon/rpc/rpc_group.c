@@ -1,0 +1,100 @@
+/* GROUP_CREATE and GROUP_DESTROY: answered when it is so on every node. */
+#include <stdlib.h>
+
+#include "daemon/rpc/rpc_call.h"
+
+/* A call that waits for its group. Freed with the wait. */
+struct waiting {
+    struct group_waiter waiter;
+    struct call *call; /* NULL: it has ended */
+    struct group *group;
+    bool creates;
+};
+
+static void on_done(struct group_waiter *waiter, const struct rdt_error *err)
+{
+    struct waiting *waiting = list_entry(waiter, struct waiting, waiter);
+    struct call *call = waiting->call;
+
+    free(waiting);
+    call->on_end = NULL;
+    if (err)
+        call_fail(call, err);
+    else
+        call_reply_empty(call);
+}
+
+/* Too late, or its client is gone: what was to be created is not. */
+static void leave(struct call *call)
+{
+    struct waiting *waiting = call->waiting;
+
+    if (waiting->creates)
+        group_waiter_leave(waiting->group, &waiting->waiter);
+    else
+        list_remove(&waiting->waiter.link);
+    free(waiting);
+}
+
+static struct waiting *waiting_new(struct call *call, bool creates, struct rdt_error *err)
+{
+    struct waiting *waiting = calloc(1, sizeof *waiting);
+
+    if (!waiting) {
+        (void)rdt_error_set(err, RDT_NO_MEMORY, "no memory to wait for a group");
+        return NULL;
+    }
+    list_init(&waiting->waiter.link);
+    waiting->waiter.on_done = on_done;
+    waiting->call = call;
+    waiting->creates = creates;
+    call->waiting = waiting;
+    return waiting;
+}
+
+enum rdt_status rpc_group_create(struct call *call, const void *request, struct rdt_error *err)
+{
+    const Rdt__Pb__GroupCreate *message = request;
+    struct waiting *waiting;
+    enum rdt_status status;
+
+    if (call->rpc->draining)
+        return rdt_error_set(err, RDT_SHUTTING_DOWN, "the daemon is shutting down");
+    waiting = waiting_new(call, true, err);
+    if (!waiting)
+        return err->status;
+    status = group_create(call->rpc->groups, &call->account->owner, message, &waiting->waiter, &waiting->group, err);
+    if (status != RDT_OK) {
+        free(waiting);
+        return status;
+    }
+    status = call_defer(call, message->timeout_ns > 0 ? message->timeout_ns : -1, leave, err);
+    if (status != RDT_OK) {
+        group_waiter_leave(waiting->group, &waiting->waiter);
+        free(waiting);
+    }
+    return status;
+}
+
+enum rdt_status rpc_group_destroy(struct call *call, const void *request, struct rdt_error *err)
+{
+    const Rdt__Pb__GroupDestroy *message = request;
+    struct group *group = group_find(call->rpc->groups, &call->account->owner, message->name);
+    struct waiting *waiting;
+    enum rdt_status status;
+
+    if (!group)
+        return rdt_error_set(err, RDT_NOT_FOUND, "there is no group \"%.64s\" of uid %u on this node", message->name,
+                             call->account->owner.uid);
+    waiting = waiting_new(call, false, err);
+    if (!waiting)
+        return err->status;
+    status = call_defer(call, -1, leave, err);
+    if (status != RDT_OK) {
+        free(waiting);
+        return status;
+    }
+    waiting->group = group;
+    group_end(group, &waiting->waiter); /* may answer at once */
+    return RDT_OK;
+}

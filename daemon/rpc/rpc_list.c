@@ -1,0 +1,381 @@
+/* LIST and EXPLAIN: pages of every table. A page token is the place after which the next page starts; tables may change between pages,
+ * so a row can be missed or seen twice, never wrong. */
+#include <stdio.h>
+#include <stdlib.h>
+
+#include "daemon/rpc/rpc_row.h"
+
+#define PAGE_NS 20000
+#define FEW_ROWS 16u
+
+/* Everything a page points to, freed at once. */
+struct page {
+    Rdt__Pb__ListReply reply;
+    struct arena arena;
+    void **rows;
+    size_t n, max;
+    uint64_t until_ns; /* a page ends then, if it has a few rows: nobody else shall wait for a full one */
+    bool failed;
+};
+
+static bool page_full(const struct page *page)
+{
+    return page->n == page->max || page->failed || (page->n >= FEW_ROWS && uv_hrtime() >= page->until_ns);
+}
+
+static void page_add(struct page *page, void *row)
+{
+    if (row)
+        page->rows[page->n++] = row;
+    else
+        page->failed = true;
+}
+
+static bool is_for(const struct call *call, Rdt__Pb__ListKind kind, const void *thing)
+{
+    return row_is_for(kind, thing, &call->account->owner, call->admin);
+}
+
+/* ---- objects: in order of generation ---- */
+
+#define AWAITED_PAGES (1ull << 63) /* page tokens from here on are for awaited objects, which have no generation yet */
+#define LOOKED_AT_ONCE 20000u      /* objects, for one page: a filter may pass few, and the next page goes on from there */
+
+/* false: it does not fit any more. */
+static bool add_object(struct call *call, const Rdt__Pb__List *list, struct object *object, struct page *page)
+{
+    size_t prefix = strlen(list->id_prefix);
+
+    if (!is_for(call, list->kind, object))
+        return true;
+    if (prefix > object->id_bytes || memcmp(object_id(object), list->id_prefix, prefix) != 0)
+        return true;
+    if (list->state[0] && strcmp(list->state, object_state_name(object)) != 0)
+        return true;
+    if (list->client != 0 && list->client != object->producer_id)
+        return true;
+    if (page_full(page))
+        return false;
+    page_add(page, row_object(&page->arena, call->rpc, object));
+    return true;
+}
+
+/* From the slot of the table where the page before ended. */
+static void list_awaited(struct call *call, const Rdt__Pb__List *list, uint64_t after, size_t looked, struct page *page)
+{
+    const struct map *by_name = &call->rpc->objects->by_name;
+    size_t cursor = (size_t)after;
+
+    for (size_t last = cursor;; last = cursor) {
+        struct object *object = map_next(by_name, &cursor);
+        if (!object)
+            return;
+        looked += cursor - last;
+        if (looked > LOOKED_AT_ONCE || (object->generation == 0 && !add_object(call, list, object, page))) {
+            page->reply.next = AWAITED_PAGES + cursor - 1;
+            return;
+        }
+    }
+}
+
+static void list_objects(struct call *call, const Rdt__Pb__List *list, struct page *page)
+{
+    struct object_table *table = call->rpc->objects;
+    uint64_t generation = list->after, last = generation;
+    struct object *object = NULL;
+    size_t looked = 0;
+
+    page->reply.objects = (Rdt__Pb__ObjectInfo **)page->rows;
+    while (list->after < AWAITED_PAGES && (object = object_table_next(table, last, &generation))) {
+        if (looked++ == LOOKED_AT_ONCE || !add_object(call, list, object, page)) {
+            page->reply.next = last;
+            break;
+        }
+        last = generation;
+    }
+    if (!object)
+        list_awaited(call, list, list->after < AWAITED_PAGES ? 0 : list->after - AWAITED_PAGES, looked, page);
+    page->reply.n_objects = page->n;
+}
+
+static void list_regions(struct call *call, const Rdt__Pb__List *list, struct page *page)
+{
+    const struct regions *regions = call->rpc->regions;
+    uint64_t last = list->after, id = last;
+    const struct region *region;
+    size_t looked = 0;
+
+    while ((region = index_next(&regions->by_id, last + 1, &id))) {
+        bool wanted = is_for(call, list->kind, region) && (list->client == 0 || list->client == region->client);
+        if (looked++ == LOOKED_AT_ONCE || (wanted && page_full(page))) {
+            page->reply.next = last;
+            break;
+        }
+        if (wanted)
+            page_add(page, row_region(&page->arena, region));
+        last = id;
+    }
+    page->reply.regions = (Rdt__Pb__RegionInfo **)page->rows;
+    page->reply.n_regions = page->n;
+}
+
+/* ---- clients, owners ---- */
+
+static void list_owners(struct call *call, const Rdt__Pb__List *list, struct page *page)
+{
+    struct accounts *accounts = call->rpc->objects->accounts;
+    const struct account *account;
+    size_t cursor = 0;
+    uint64_t place = 0;
+
+    while ((account = map_next(&accounts->by_owner, &cursor))) {
+        if (++place <= list->after || !call_may_see(call, &account->owner))
+            continue;
+        if (page_full(page)) {
+            page->reply.next = place - 1;
+            break;
+        }
+        page_add(page, row_owner(&page->arena, account));
+    }
+    page->reply.owners = (Rdt__Pb__OwnerInfo **)page->rows;
+    page->reply.n_owners = page->n;
+}
+
+static void list_clients(struct call *call, const Rdt__Pb__List *list, struct page *page)
+{
+    list_for_each (node, &call->rpc->clients) /* in order of id: they are appended */
+    {
+        const struct client *client = list_entry(node, struct client, link);
+        if (client->id <= list->after || !is_for(call, list->kind, client))
+            continue;
+        if (page_full(page)) {
+            page->reply.next = client->id - 1;
+            break;
+        }
+        page_add(page, row_client(&page->arena, client));
+    }
+    page->reply.clients = (Rdt__Pb__ClientInfo **)page->rows;
+    page->reply.n_clients = page->n;
+}
+
+/* ---- names ---- */
+
+static void list_names(struct call *call, const Rdt__Pb__List *list, struct page *page)
+{
+    size_t prefix = strlen(list->id_prefix);
+
+    list_for_each (node, &call->rpc->names->published) /* in order of number: they are appended */
+    {
+        const struct name *name = list_entry(node, struct name, link);
+        if (name->number <= list->after || !is_for(call, list->kind, name))
+            continue;
+        if (prefix > name->id_bytes || memcmp(name_id(name), list->id_prefix, prefix) != 0)
+            continue;
+        if (page_full(page)) {
+            page->reply.next = name->number - 1;
+            break;
+        }
+        page_add(page, row_name(&page->arena, name));
+    }
+    page->reply.names = (Rdt__Pb__NameInfo **)page->rows;
+    page->reply.n_names = page->n;
+}
+
+/* ---- groups ---- */
+
+static void list_groups(struct call *call, const Rdt__Pb__List *list, struct page *page)
+{
+    list_for_each (node, &call->rpc->groups->all) /* in order of number: they are appended */
+    {
+        const struct group *group = list_entry(node, struct group, link);
+        if (group->number <= list->after || !is_for(call, list->kind, group) ||
+            strncmp(group->name, list->id_prefix, strlen(list->id_prefix)) != 0)
+            continue;
+        if (page_full(page)) {
+            page->reply.next = group->number - 1;
+            break;
+        }
+        page_add(page, row_group(&page->arena, group));
+    }
+    page->reply.groups = (Rdt__Pb__GroupInfo **)page->rows;
+    page->reply.n_groups = page->n;
+}
+
+/* ---- peers ---- */
+
+static void list_peers(struct call *call, const Rdt__Pb__List *list, struct page *page)
+{
+    uint64_t place = 0;
+
+    if (call->rpc->peers)
+        list_for_each (node, peers_all(call->rpc->peers)) {
+            if (++place <= list->after)
+                continue;
+            if (page_full(page)) {
+                page->reply.next = place - 1;
+                break;
+            }
+            page_add(page, row_peer(&page->arena, list_entry(node, struct peer, link)));
+        }
+    page->reply.peers = (Rdt__Pb__PeerInfo **)page->rows;
+    page->reply.n_peers = page->n;
+}
+
+/* ---- backends: few, one page ---- */
+
+static void list_backends(struct call *call, struct page *page)
+{
+    list_for_each (node, plugins_memory_kinds(call->rpc->plugins)) {
+        if (!page_full(page))
+            page_add(page, row_memory(&page->arena, list_entry(node, struct memory_kind, link)));
+    }
+    list_for_each (transport_node, plugins_transports(call->rpc->plugins)) {
+        if (!page_full(page))
+            page_add(page, row_transport(&page->arena, list_entry(transport_node, struct transport, link)));
+    }
+    page->reply.backends = (Rdt__Pb__BackendInfo **)page->rows;
+    page->reply.n_backends = page->n;
+}
+
+/* ---- transfers: those under way, then the latest that ended ---- */
+
+struct record_filter {
+    uint64_t transfer, client;
+    const struct rdt_ref *ref;
+    const char *state;
+};
+
+static bool passes(const struct call *call, const struct record_filter *filter, const struct transfer_record *record)
+{
+    if (!is_for(call, RDT__PB__LIST_KIND__LIST_KIND_TRANSFERS, record))
+        return false;
+    if (filter->transfer != 0 && filter->transfer != record->id && filter->transfer != record->part_of)
+        return false;
+    if (filter->client != 0 && filter->client != record->client)
+        return false;
+    if (filter->state && filter->state[0] && strcmp(filter->state, record->state) != 0)
+        return false;
+    if (filter->ref && filter->ref->generation != 0 && filter->ref->generation != record->ref.generation)
+        return false;
+    return !filter->ref || (filter->ref->id_bytes == record->ref.id_bytes &&
+                            memcmp(filter->ref->id, record->ref.id, filter->ref->id_bytes) == 0);
+}
+
+static void list_records(struct call *call, const struct record_filter *filter, struct page *page)
+{
+    const struct transfers *transfers = call->rpc->transfers;
+    const struct transfer_record *record;
+    struct list *cursor = NULL;
+
+    while (!page_full(page) && (record = transfers_next_active(transfers, &cursor)))
+        if (passes(call, filter, record))
+            page_add(page, row_transfer(&page->arena, record));
+    for (uint64_t i = 0; i < TRANSFER_HISTORY && i < transfers->n_history; i++) {
+        record = &transfers->history[(transfers->n_history - 1 - i) % TRANSFER_HISTORY];
+        if (page_full(page))
+            break;
+        if (passes(call, filter, record))
+            page_add(page, row_transfer(&page->arena, record));
+    }
+    page->reply.transfers = (Rdt__Pb__TransferInfo **)page->rows;
+    page->reply.n_transfers = page->n;
+}
+
+/* ---- the requests ---- */
+
+static enum rdt_status page_init(struct page *page, uint32_t max, struct rdt_error *err)
+{
+    rdt__pb__list_reply__init(&page->reply);
+    arena_init(&page->arena, RDT_MAX_DECODED_BYTES);
+    page->n = 0;
+    page->failed = false;
+    page->until_ns = UINT64_MAX;
+    page->max = max == 0 || max > RDT_MAX_PAGE ? RDT_MAX_PAGE : max;
+    page->rows = arena_alloc(&page->arena, page->max * sizeof *page->rows);
+    return page->rows ? RDT_OK : rdt_error_set(err, RDT_NO_MEMORY, "no memory for a page");
+}
+
+static enum rdt_status page_send(struct page *page, struct call *call, struct rdt_error *err)
+{
+    enum rdt_status status = RDT_OK;
+
+    if (page->failed && page->n == 0)
+        status = rdt_error_set(err, RDT_NO_MEMORY, "no memory for a page");
+    else
+        call_reply(call, &page->reply.base, NULL, 0);
+    arena_fini(&page->arena);
+    return status;
+}
+
+enum rdt_status rpc_list(struct call *call, const void *request, struct rdt_error *err)
+{
+    const Rdt__Pb__List *list = request;
+    struct record_filter filter = {.client = list->client, .state = list->state};
+    struct page page;
+    enum rdt_status status = page_init(&page, list->max, err);
+
+    if (status != RDT_OK)
+        return status;
+    if (list->kind != RDT__PB__LIST_KIND__LIST_KIND_TRANSFERS && list->kind != RDT__PB__LIST_KIND__LIST_KIND_BACKENDS)
+        page.until_ns = uv_hrtime() + PAGE_NS; /* those two have one page */
+    switch (list->kind) {
+    case RDT__PB__LIST_KIND__LIST_KIND_OBJECTS:
+        list_objects(call, list, &page);
+        break;
+    case RDT__PB__LIST_KIND__LIST_KIND_REGIONS:
+        list_regions(call, list, &page);
+        break;
+    case RDT__PB__LIST_KIND__LIST_KIND_CLIENTS:
+        list_clients(call, list, &page);
+        break;
+    case RDT__PB__LIST_KIND__LIST_KIND_PEERS:
+        list_peers(call, list, &page);
+        break;
+    case RDT__PB__LIST_KIND__LIST_KIND_BACKENDS:
+        list_backends(call, &page);
+        break;
+    case RDT__PB__LIST_KIND__LIST_KIND_TRANSFERS:
+        list_records(call, &filter, &page);
+        break;
+    case RDT__PB__LIST_KIND__LIST_KIND_NAMES:
+        list_names(call, list, &page);
+        break;
+    case RDT__PB__LIST_KIND__LIST_KIND_GROUPS:
+        list_groups(call, list, &page);
+        break;
+    case RDT__PB__LIST_KIND__LIST_KIND_OWNERS:
+        list_owners(call, list, &page);
+        break;
+    default:
+        arena_fini(&page.arena);
+        return rdt_error_set(err, RDT_INVALID, "there is no list %d", (int)list->kind);
+    }
+    return page_send(&page, call, err);
+}
+
+enum rdt_status rpc_explain(struct call *call, const void *request, struct rdt_error *err)
+{
+    const Rdt__Pb__Explain *message = request;
+    struct record_filter filter = {.transfer = message->transfer};
+    struct rdt_ref ref;
+    struct page page;
+    enum rdt_status status = RDT_OK;
+
+    if (message->ref)
+        status = call_object_ref(message->ref, &ref, err);
+    else if (message->transfer == 0)
+        status = rdt_error_set(err, RDT_INVALID, "explain needs a transfer or a ref");
+    if (status == RDT_OK)
+        status = page_init(&page, 64, err);
+    if (status != RDT_OK)
+        return status;
+    filter.ref = message->ref ? &ref : NULL;
+    list_records(call, &filter, &page);
+    if (page.n == 0) {
+        arena_fini(&page.arena);
+        return rdt_error_set(err, RDT_NOT_FOUND,
+                             "no transfer of that number or object is known here any more (the latest %u are kept)",
+                             TRANSFER_HISTORY);
+    }
+    return page_send(&page, call, err);
+}

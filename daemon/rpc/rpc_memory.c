@@ -1,0 +1,248 @@
+/* ALLOC, IMPORT, RELEASE_REGION: memory that a client asks for, offers, gives back. */
+#include <stdlib.h>
+#include <strings.h>
+#include <unistd.h>
+
+#include "daemon/rpc/rpc_call.h"
+
+/* What its client maps it by: a fd, or what its plug-in exports. Memory that its client has mapped since it last had it needs none. */
+static void reply_region(struct call *call, struct region *region, bool to_map)
+{
+    Rdt__Pb__RegionReply reply = RDT__PB__REGION_REPLY__INIT;
+    struct region_share share;
+    struct rdt_error err = {0};
+    int fds[RDT_MAX_FRAME_FDS];
+    unsigned n_fds = 0;
+
+    reply.region = region->id;
+    reply.generation = region->generation;
+    reply.bytes = region->room;
+    reply.device = (char *)region_device(region);
+    if (region->kept) {
+        region->kept = false;
+        reply.comes_again = true;
+    } else if (to_map && !region_is_host(region)) {
+        reply.share = &share.message;
+        (void)region_share(region, call->client->id, &share, fds, RDT_MAX_FRAME_FDS, &n_fds, &err);
+    } else if (to_map) {
+        (void)region_export_to(region, call->client->id, true, &fds[0], &err);
+        reply.comes_again = region_may_come_again(region, call->client->id);
+        n_fds = err.status == RDT_OK;
+    }
+    if (err.status != RDT_OK) {
+        region_unref(region);
+        call_fail(call, &err);
+        return;
+    }
+    if (!map_put_u64(&call->client->regions, region->id, region)) { /* the map's reference is the one we were given */
+        while (n_fds > 0)
+            (void)close(fds[--n_fds]);
+        region_unref(region);
+        (void)rdt_error_set(&err, RDT_NO_MEMORY, "no memory for a region");
+        call_fail(call, &err);
+        return;
+    }
+    call_reply(call, &reply.base, fds, n_fds);
+}
+
+struct alloc_wait {
+    struct call *call; /* NULL: the client has left */
+    bool imported;     /* it has it mapped */
+};
+
+/* Memory that is being made cannot be recalled: whoever asked may leave, the region is then given back when it is ready. */
+static void on_allocated(void *arg, struct region *region, const struct rdt_error *err)
+{
+    struct alloc_wait *wait = arg;
+    struct call *call = wait->call;
+    bool to_map = !wait->imported;
+
+    free(wait);
+    if (!call)
+        region_unref(region);
+    else if (err)
+        call_fail(call, err);
+    else
+        reply_region(call, region, to_map);
+}
+
+static void leave(struct call *call)
+{
+    struct alloc_wait *wait = call->waiting;
+
+    wait->call = NULL;
+}
+
+enum rdt_status rpc_alloc(struct call *call, const void *request, struct rdt_error *err)
+{
+    const Rdt__Pb__Alloc *alloc = request;
+    struct alloc_wait *wait;
+    struct region *region;
+    enum rdt_status status;
+    bool host = alloc->memory[0] == '\0' || strcasecmp(alloc->memory, "host") == 0;
+
+    if (host && alloc->device[0] != '\0' && strcmp(alloc->device, "cpu") != 0)
+        return rdt_error_set(err, RDT_UNSUPPORTED, "this daemon has no device \"%.64s\"", alloc->device);
+    if (!call_may_wait(call, err))
+        return RDT_LIMIT;
+    wait = calloc(1, sizeof *wait);
+    if (!wait)
+        return rdt_error_set(err, RDT_NO_MEMORY, "no memory for the request");
+    wait->call = call;
+    region = host ? warm_take(&call->client->warm, alloc->bytes, REGION_ALLOCATED) : NULL;
+    if (region) {
+        status = region_scrub(region, on_allocated, wait, err);
+        if (status != RDT_OK)
+            region_unref(region);
+        else
+            status = RDT_AGAIN;
+    } else {
+        status = region_alloc(call->rpc->regions, alloc->memory, host ? "" : alloc->device, alloc->bytes, REGION_ALLOCATED, call->account,
+                              call->client->id, &region, on_allocated, wait, err);
+    }
+    if (status == RDT_AGAIN) {
+        call->waiting = wait;
+        status = call_defer(call, -1, leave, err);
+        if (status != RDT_OK)
+            wait->call = NULL;
+        return status;
+    }
+    free(wait);
+    if (status == RDT_OK)
+        reply_region(call, region, true);
+    return status;
+}
+
+/* ---- imports ---- */
+
+/* More chunks than one frame has fds are gathered until the last have come, which bring the rest of the request. One import at a time:
+ * what does not continue it ends it. */
+static enum rdt_status gather(struct call *call, const Rdt__Pb__Import *message, struct rdt_error *err)
+{
+    struct client *client = call->client;
+    struct import_parts *parts;
+    uint32_t n = call->frame->nfds;
+
+    if (message->first_chunk == 0)
+        client_drop_import(client);
+    if (message->first_chunk == 0 && message->more && n == 0)
+        return RDT_OK;
+    parts = client->importing;
+    if (message->kind != RDT__PB__REGION_KIND__REGION_KIND_VMM || n == 0)
+        return rdt_error_set(err, RDT_INVALID, "%u fds: what comes in several messages are chunks", n);
+    if (message->first_chunk != (parts ? parts->n : 0) || (parts && parts->number != message->number))
+        return rdt_error_set(err, RDT_INVALID, "chunks from %u on of import %llu do not follow those that have come",
+                             message->first_chunk, (unsigned long long)message->number);
+    if ((parts ? parts->n : 0) + n > RDT_EXPORT_MAX_FDS)
+        return rdt_error_set(err, RDT_LIMIT, "an import of more than %u chunks", RDT_EXPORT_MAX_FDS);
+    if (!parts && !(parts = client->importing = calloc(1, sizeof *parts)))
+        return rdt_error_set(err, RDT_NO_MEMORY, "no memory for an import");
+    if (account_take(client->account, USAGE_FDS, n, err) != RDT_OK)
+        return RDT_LIMIT;
+    parts->number = message->number;
+    parts->charged += n;
+    for (uint32_t i = 0; i < n; i++, parts->n++) {
+        parts->fds[parts->n] = frame_take_fd(call->frame, i);
+        parts->chunk_bytes[parts->n] = message->chunk_bytes[i];
+    }
+    return RDT_OK;
+}
+
+static enum rdt_status import_device(struct call *call, const Rdt__Pb__Import *message, struct rdt_import *import,
+                                     struct rdt_error *err)
+{
+    bool is_part = message->more || message->first_chunk > 0;
+    struct import_parts *parts;
+    struct alloc_wait *wait;
+    enum rdt_status status = RDT_OK;
+
+    if (!call_may_wait(call, err))
+        return RDT_LIMIT;
+    if (message->n_chunk_bytes != call->frame->nfds)
+        status = rdt_error_set(err, RDT_INVALID, "%zu chunk sizes for %u fds", message->n_chunk_bytes, call->frame->nfds);
+    else if (is_part)
+        status = gather(call, message, err);
+    if (status == RDT_OK && message->more) {
+        Rdt__Pb__RegionReply reply = RDT__PB__REGION_REPLY__INIT;
+        call_reply(call, &reply.base, NULL, 0);
+        return RDT_OK;
+    }
+    parts = is_part ? call->client->importing : NULL;
+    wait = status == RDT_OK ? calloc(1, sizeof *wait) : NULL;
+    if (status == RDT_OK && !wait)
+        status = rdt_error_set(err, RDT_NO_MEMORY, "no memory for the request");
+    if (status == RDT_OK && parts) {
+        import->fds = parts->fds;
+        import->n_fds = parts->n;
+        import->chunk_bytes = parts->chunk_bytes;
+        account_give(call->client->account, USAGE_FDS, parts->charged); /* the region takes them now */
+        parts->charged = 0;
+    }
+    if (status == RDT_OK) {
+        *wait = (struct alloc_wait){.call = call, .imported = true};
+        status = region_import_device(call->rpc->regions, message->memory, message->device, import, call->account,
+                                      call->client->id, on_allocated, wait, err);
+    }
+    if (is_part)
+        client_drop_import(call->client);
+    if (status != RDT_AGAIN) {
+        free(wait);
+        return status;
+    }
+    call->waiting = wait;
+    status = call_defer(call, -1, leave, err);
+    if (status != RDT_OK)
+        wait->call = NULL;
+    return status;
+}
+
+enum rdt_status rpc_import(struct call *call, const void *request, struct rdt_error *err)
+{
+    const Rdt__Pb__Import *message = request;
+    struct rdt_import import = {.kind = (enum rdt_import_kind)message->kind,
+                                .bytes = message->bytes,
+                                .offset = message->offset,
+                                .fds = call->frame->fds,
+                                .n_fds = call->frame->nfds,
+                                .chunk_bytes = message->chunk_bytes,
+                                .handle = message->handle.data,
+                                .handle_bytes = message->handle.len};
+    const struct memory_kind *kind = plugins_memory_kind(call->rpc->plugins, message->memory);
+    struct region *region;
+    enum rdt_status status;
+
+    if (message->kind == RDT__PB__REGION_KIND__REGION_KIND_MEMFD && call->frame->nfds != 1)
+        return rdt_error_set(err, RDT_INVALID, "an import of a memfd carries one fd, not %u", call->frame->nfds);
+    if (message->kind == RDT__PB__REGION_KIND__REGION_KIND_VMM && message->n_chunk_bytes != call->frame->nfds)
+        return rdt_error_set(err, RDT_INVALID, "%zu chunk sizes for %u fds", message->n_chunk_bytes, call->frame->nfds);
+    if (kind && !memory_kind_is_host(kind))
+        return import_device(call, message, &import, err);
+    status = region_import(call->rpc->regions, message->memory, message->device, &import, call->account, call->client->id,
+                           &region, err);
+    if (status == RDT_OK)
+        reply_region(call, region, false);
+    return status;
+}
+
+enum rdt_status rpc_release_region(struct call *call, const void *request, struct rdt_error *err)
+{
+    const Rdt__Pb__ReleaseRegion *message = request;
+    struct region *region = map_get_u64(&call->client->regions, message->region);
+    Rdt__Pb__RegionKept reply = RDT__PB__REGION_KEPT__INIT;
+
+    if (!region)
+        return rdt_error_set(err, RDT_NOT_FOUND, "this client has no region %llu", (unsigned long long)message->region);
+    if (region->laid_by) {
+        warm_part(&call->client->warm, region);
+        call_reply(call, &reply.base, NULL, 0);
+        return RDT_OK;
+    }
+    (void)map_remove_u64(&call->client->regions, region->id);
+    region->client = 0; /* it cannot write there any more, as far as we know */
+    /* Not if an object or a transfer lies over it: they may show it to others yet. */
+    region->kept = message->keep && region->refs == 1 && region_may_come_again(region, call->client->id);
+    reply.kept = region->kept;
+    region_unref(region);
+    call_reply(call, &reply.base, NULL, 0);
+    return RDT_OK;
+}

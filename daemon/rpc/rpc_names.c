@@ -1,0 +1,69 @@
+/* PUBLISH and UNPUBLISH: names for objects of this node. */
+#include "daemon/rpc/rpc_call.h"
+#include "proto/wire_limits.h"
+
+/* May the caller give this object out under a name, and is there still something to give? */
+static enum rdt_status check_object(const struct call *call, const struct rdt_ref *ref, const struct object *object,
+                                    struct rdt_error *err)
+{
+    if (!call_may_see(call, &object->account->owner))
+        return rdt_error_set(err, RDT_DENIED, "object \"%s\" belongs to uid %u: only that user or root may publish it", ref->id,
+                             object->account->owner.uid);
+    if (object->state == OBJECT_FILLING)
+        return rdt_error_set(err, RDT_BUSY, "object \"%s\" is still being put: publish it when its put has returned", ref->id);
+    if (object->state != OBJECT_LIVE)
+        return rdt_error_set(err, object->end == OBJECT_END_OWNER_DIED ? RDT_OWNER_DIED : RDT_FREED,
+                             "object \"%s\" was freed: there is nothing to publish", ref->id);
+    return RDT_OK;
+}
+
+enum rdt_status rpc_publish(struct call *call, const void *request, struct rdt_error *err)
+{
+    const Rdt__Pb__Publish *message = request;
+    Rdt__Pb__PublishReply reply = RDT__PB__PUBLISH_REPLY__INIT;
+    struct object *object;
+    struct rdt_ref ref;
+    enum rdt_status status;
+
+    if (message->name.len == 0 || message->name.len > RDT_MAX_ID_BYTES)
+        return rdt_error_set(err, RDT_INVALID, "a name of %zu bytes: 1 to %u are possible", message->name.len,
+                             RDT_MAX_ID_BYTES);
+    if ((unsigned)message->visibility > RDT__PB__VISIBILITY__VISIBILITY_ALL)
+        return rdt_error_set(err, RDT_INVALID, "unknown visibility %d", (int)message->visibility);
+    status = call_object_ref(message->ref, &ref, err);
+    if (status != RDT_OK)
+        return status;
+    if (call_is_remote(call, &ref)) /* a name is where its objects are */
+        return call_forward(call, &ref, &message->base, -1, err);
+    if (call->rpc->draining)
+        return rdt_error_set(err, RDT_SHUTTING_DOWN, "the daemon is shutting down");
+    status = object_table_find_any(call->rpc->objects, &ref, &call->account->owner, &object, err);
+    if (status == RDT_AGAIN)
+        return rdt_error_set(err, RDT_NOT_FOUND, "nobody has put object \"%s\", or it has ended", ref.id);
+    if (status == RDT_OK)
+        status = check_object(call, &ref, object, err);
+    if (status == RDT_OK)
+        status = names_publish(call->rpc->names, message->name.data, message->name.len, object, message->visibility,
+                               &reply.version, err);
+    if (status == RDT_OK)
+        call_reply(call, &reply.base, NULL, 0);
+    return status;
+}
+
+enum rdt_status rpc_unpublish(struct call *call, const void *request, struct rdt_error *err)
+{
+    const Rdt__Pb__Unpublish *message = request;
+    struct rdt_ref ref;
+    enum rdt_status status = call_ref(message->name, &ref, err);
+
+    if (status != RDT_OK)
+        return status;
+    if (!ref.is_name)
+        return rdt_error_set(err, RDT_INVALID, "\"%s\" is an object's ref, not a name's", ref.id);
+    if (call_is_remote(call, &ref))
+        return call_forward(call, &ref, &message->base, -1, err);
+    status = names_unpublish(call->rpc->names, &ref, &call->account->owner, call->admin, err);
+    if (status == RDT_OK)
+        call_reply_empty(call);
+    return status;
+}

@@ -1,0 +1,373 @@
+/* PUT: an object over memory that the client has, or a snapshot of it, in one round trip whatever the number of tensors. */
+#include <stdlib.h>
+
+#include "daemon/rpc/rpc_call.h"
+#include "daemon/rpc/rpc_read.h"
+#include "daemon/objects/snapshot.h"
+#include "wire_error.h"
+#include "wire_ref.h"
+
+#define PUT_DETACHED 2u
+#define PUT_PENDING 4u
+#define MAX_REGIONS 4096u
+
+/* ---- what needs no table ---- */
+
+/* The memory that came with it, if some did, is the last. */
+static uint32_t all_regions(const Rdt__Pb__Put *message)
+{
+    return (uint32_t)message->n_regions + (message->made_bytes > 0);
+}
+
+void put_digest_make(struct put_digest *digest, const Rdt__Pb__Put *message)
+{
+    struct object_put put = {.metadata = message->metadata.data,
+                             .metadata_bytes = message->metadata.len,
+                             .n_regions = all_regions(message),
+                             .inline_data = message->inline_data.data,
+                             .inline_bytes = message->inline_data.len};
+
+    *digest = (struct put_digest){.status = RDT_OK};
+    digest->status = layout_from_wire(message->tensors, &digest->layout, &digest->err);
+    put.layout = digest->layout;
+    if (digest->status == RDT_OK)
+        digest->status = object_parts_make(&digest->parts, &put, &digest->err);
+}
+
+void put_digest_fini(struct put_digest *digest)
+{
+    free(digest->layout);
+    object_parts_fini(&digest->parts);
+}
+
+/* ---- checks ---- */
+
+/* What lies in a region of this client's lies in it whole. */
+static enum rdt_status check_places(const Rdt__Pb__Put *message, const struct region_span *spans, struct region **regions,
+                                    struct rdt_error *err)
+{
+    const struct region_span *made = message->made_bytes > 0 ? &spans[message->n_regions] : NULL;
+
+    if (made && made->hi > message->made_bytes)
+        return rdt_error_set(err, RDT_INVALID, "tensor %u ends at byte %llu of the memory made for it, which has %llu", made->last,
+                             (unsigned long long)made->hi, (unsigned long long)message->made_bytes);
+    for (size_t i = 0; i < message->n_regions; i++)
+        if (spans[i].hi > regions[i]->bytes)
+            return rdt_error_set(err, RDT_INVALID, "tensor %u ends at byte %llu of region %llu, which has %llu", spans[i].last,
+                                 (unsigned long long)spans[i].hi, (unsigned long long)regions[i]->id,
+                                 (unsigned long long)regions[i]->bytes);
+    return RDT_OK;
+}
+
+/* What comes with the message is host memory. */
+static enum rdt_status check_transport(const struct call *call, const Rdt__Pb__Put *message, struct region **regions,
+                                       const char **name_p, struct rdt_error *err)
+{
+    const char *name = message->transport;
+    struct transport *transport;
+    char names[192];
+
+    *name_p = "";
+    if (name[0] == '\0')
+        return RDT_OK;
+    transport = plugins_transport(call->rpc->plugins, name);
+    if (!transport) {
+        plugins_transport_names(call->rpc->plugins, names, sizeof names);
+        return rdt_error_set(err, RDT_UNSUPPORTED, "transport \"%.64s\" is not loaded; loaded: %s", name, names);
+    }
+    for (size_t i = 0; i < message->n_regions; i++)
+        if (!transport_moves(transport, regions[i]->kind->name))
+            return rdt_error_set(err, RDT_UNSUPPORTED, "transport %s does not move %s memory", transport->name,
+                                 regions[i]->kind->name);
+    if (message->inline_data.len + message->made_bytes > 0 && !transport_moves(transport, "host"))
+        return rdt_error_set(err, RDT_UNSUPPORTED, "transport %s does not move host memory", transport->name);
+    *name_p = transport->name;
+    return RDT_OK;
+}
+
+static enum rdt_status find_regions(struct call *call, const Rdt__Pb__Put *message, struct region **regions,
+                                    struct rdt_error *err)
+{
+    for (size_t i = 0; i < message->n_regions; i++) {
+        const Rdt__Pb__RegionUse *use = message->regions[i];
+        enum rdt_status status = client_region(call->client, use->region, use->generation, &regions[i], err);
+        if (status != RDT_OK)
+            return status;
+    }
+    for (size_t i = 0; i < message->n_given; i++)
+        if (message->given[i] >= message->n_regions)
+            return rdt_error_set(err, RDT_INVALID, "region %u of %zu is given up", message->given[i], message->n_regions);
+    return RDT_OK;
+}
+
+/* Only what its client alone has, and may go on having, is lent. */
+static enum rdt_status check_lent(const Rdt__Pb__Put *message, struct region **regions, struct rdt_error *err)
+{
+    for (size_t i = 0; i < message->n_lent; i++) {
+        uint32_t at = message->lent[i];
+        if (at >= message->n_regions || (i > 0 && at <= message->lent[i - 1]))
+            return rdt_error_set(err, RDT_INVALID, "region %u of %zu is lent: each once, in order", at, message->n_regions);
+        if (regions[at]->origin != REGION_ALLOCATED || !region_is_host(regions[at]))
+            return rdt_error_set(err, RDT_INVALID, "region %llu is lent: only host memory from ALLOC is",
+                                 (unsigned long long)regions[at]->id);
+    }
+    return RDT_OK;
+}
+
+static void answer(struct call *call, const struct object *object)
+{
+    Rdt__Pb__PutReply reply = RDT__PB__PUT_REPLY__INIT;
+    Rdt__Pb__Ref wire;
+    struct rdt_ref ref;
+
+    object_ref(object, &ref);
+    wire_ref_from(&ref, &wire);
+    reply.ref = &wire;
+    call_reply(call, &reply.base, NULL, 0);
+}
+
+/* ---- snapshots ---- */
+
+static void on_snapshot(void *arg, struct object *object, const struct rdt_error *err)
+{
+    struct call *call = arg;
+
+    call->on_end = NULL;
+    if (err)
+        call_fail(call, err);
+    else
+        answer(call, object);
+}
+
+static void leave(struct call *call)
+{
+    snapshot_abandon(call->waiting, call->client->gone ? OBJECT_END_OWNER_DIED : OBJECT_END_FREED);
+}
+
+static enum rdt_status fill(struct call *call, const Rdt__Pb__Put *message, struct object *object, const bool *given,
+                            struct rdt_error *err)
+{
+    struct snapshot *snapshot;
+    enum rdt_status status;
+
+    call->gave = message->n_given > 0;
+    for (size_t i = 0; i < message->n_given; i++) { /* given up, whatever becomes of them */
+        struct region *region = map_remove_u64(&call->client->regions, message->regions[message->given[i]]->region);
+        if (region)
+            region->client = 0;
+        region_unref(region);
+    }
+    status = snapshot_start(call->rpc->regions, object, given,
+                            message->timeout_ns > 0 && all_regions(message) > 0 ? call->client : NULL, on_snapshot, call, &snapshot,
+                            err);
+    if (status == RDT_OK)
+        answer(call, object);
+    if (status != RDT_AGAIN)
+        return status;
+    call->waiting = snapshot;
+    status = call_defer(call, message->timeout_ns > 0 ? message->timeout_ns : -1, leave, err);
+    if (status != RDT_OK)
+        snapshot_abandon(snapshot, OBJECT_END_FREED);
+    return status;
+}
+
+/* ---- the request ---- */
+
+/* 0: it is not detached. */
+static int64_t ttl_of(const struct call *call, const Rdt__Pb__Put *message)
+{
+    if (!(message->flags & PUT_DETACHED))
+        return 0;
+    return message->ttl_ns > 0 ? message->ttl_ns : (int64_t)call->rpc->options->detached_ttl_ns;
+}
+
+static enum rdt_status check_ttl(const struct call *call, const Rdt__Pb__Put *message, struct rdt_error *err)
+{
+    if (message->ttl_ns < 0)
+        return rdt_error_set(err, RDT_INVALID, "the time to live of a detached object is not negative");
+    if (message->ttl_ns > 0 && !(message->flags & PUT_DETACHED))
+        return rdt_error_set(err, RDT_INVALID, "a time to live is for DETACHED objects");
+    if ((uint64_t)message->ttl_ns > call->rpc->options->detached_max_ns)
+        return rdt_error_set(err, RDT_LIMIT, "a time to live of %.3f s is above detached_ttl_max, %.3f s",
+                             (double)message->ttl_ns / 1e9, (double)call->rpc->options->detached_max_ns / 1e9);
+    return RDT_OK;
+}
+
+static enum rdt_status check_made(const struct call *call, const Rdt__Pb__Put *message, struct rdt_error *err)
+{
+    uint64_t most = regions_take_max(call->rpc->regions, call->rpc->options->made_max_bytes);
+    unsigned n = call->frame ? call->frame->nfds : 0;
+
+    if (!(message->flags & PUT_SNAPSHOT) || message->flags & PUT_PENDING)
+        return rdt_error_set(err, RDT_INVALID, "memory is made for a SNAPSHOT that is there at once only");
+    if (message->inline_data.len > 0)
+        return rdt_error_set(err, RDT_INVALID, "tensors in the message, and memory made for them too");
+    if (message->n_given > 0)
+        return rdt_error_set(err, RDT_INVALID, "regions that are given up, and memory made for the tensors too");
+    if (n != 1)
+        return rdt_error_set(err, RDT_INVALID, "memory made for a snapshot comes as one fd, not %u", n);
+    if (message->made_bytes > most)
+        return rdt_error_set(err, RDT_LIMIT, "memory of %llu bytes made for a snapshot: at most made_max of %llu",
+                             (unsigned long long)message->made_bytes, (unsigned long long)most);
+    return RDT_OK;
+}
+
+static enum rdt_status put(struct call *call, const Rdt__Pb__Put *message, struct put_digest *digest, struct region **regions,
+                           bool *given, struct rdt_error *err)
+{
+    struct object_put put = {.account = call->account,
+                             .id = message->id.data,
+                             .id_bytes = message->id.len,
+                             .metadata = message->metadata.data,
+                             .metadata_bytes = message->metadata.len,
+                             .regions = regions,
+                             .n_regions = all_regions(message),
+                             .inline_data = message->inline_data.data,
+                             .inline_bytes = message->inline_data.len,
+                             .visibility = message->visibility,
+                             .producer = call->client,
+                             .ttl_ns = ttl_of(call, message),
+                             .pending = message->flags & PUT_PENDING,
+                             .layout = digest->layout,
+                             .parts = &digest->parts,
+                             .snapshot = message->flags & PUT_SNAPSHOT,
+                             .sealed = message->made_bytes > 0 && message->n_regions == 0 && message->timeout_ns <= 0,
+                             .lent = message->n_lent > 0 && message->n_lent == message->n_regions};
+    struct region *made = NULL;
+    struct object *object;
+    enum rdt_status status = find_regions(call, message, regions, err);
+
+    if (status == RDT_OK)
+        status = check_lent(message, regions, err);
+    if (status == RDT_OK)
+        status = check_transport(call, message, regions, &put.transport, err);
+    if (status == RDT_OK && digest->status != RDT_OK)
+        status = rdt_error_set(err, digest->status, "%s", digest->err.msg);
+    if (status == RDT_OK)
+        status = check_places(message, digest->parts.spans, regions, err);
+    if (status == RDT_OK && put.snapshot && !put.sealed && put.n_regions > 0 && !call_may_wait(call, err)) /* for its copy */
+        status = RDT_LIMIT;
+    if (status != RDT_OK)
+        return status;
+    for (size_t i = 0; i < message->n_given; i++)
+        given[message->given[i]] = snapshot_may_take(regions[message->given[i]]);
+    if (message->made_bytes > 0) {
+        status = region_take(call->rpc->regions, call->frame->fds[0], message->made_bytes, call->account, call->client->id, &made, err);
+        if (status != RDT_OK)
+            return status;
+        regions[message->n_regions] = made;
+        given[message->n_regions] = true;
+    }
+    status = object_table_put(call->rpc->objects, &put, &object, err);
+    region_unref(made); /* the object has its own */
+    if (status != RDT_OK)
+        return status;
+    digest->layout = NULL; /* taken */
+    for (size_t i = 0; i < message->n_lent; i++)
+        regions[message->lent[i]]->lent = true;
+    if (object->state == OBJECT_FILLING && !object->pending)
+        return fill(call, message, object, given, err);
+    answer(call, object);
+    return RDT_OK;
+}
+
+enum rdt_status rpc_put(struct call *call, const void *request, struct rdt_error *err)
+{
+    const Rdt__Pb__Put *message = request;
+    struct put_digest here;
+    struct region **regions;
+    enum rdt_status status;
+    bool *given;
+
+    if (call->rpc->draining)
+        return rdt_error_set(err, RDT_SHUTTING_DOWN, "the daemon is shutting down");
+    if (message->id.len > RDT_MAX_ID_BYTES)
+        return rdt_error_set(err, RDT_INVALID, "an id of %zu bytes: at most %u", message->id.len, RDT_MAX_ID_BYTES);
+    if (message->metadata.len > RDT_MAX_METADATA_BYTES)
+        return rdt_error_set(err, RDT_LIMIT, "metadata of %zu bytes: at most %u", message->metadata.len,
+                             RDT_MAX_METADATA_BYTES);
+    if (message->inline_data.len > call->rpc->options->inline_max_bytes)
+        return rdt_error_set(err, RDT_LIMIT, "tensors of %zu bytes in the message: at most inline_max of %llu",
+                             message->inline_data.len, (unsigned long long)call->rpc->options->inline_max_bytes);
+    if (message->n_regions > MAX_REGIONS)
+        return rdt_error_set(err, RDT_LIMIT, "tensors in %zu regions: at most %u", message->n_regions, MAX_REGIONS);
+    if (message->n_given > 0 && !(message->flags & PUT_SNAPSHOT))
+        return rdt_error_set(err, RDT_INVALID, "regions are given up for snapshots only");
+    if (message->n_given > message->n_regions)
+        return rdt_error_set(err, RDT_INVALID, "%zu of %zu regions are given up", message->n_given, message->n_regions);
+    if (message->n_lent > 0 && (message->flags != 0 || message->visibility != RDT__PB__VISIBILITY__VISIBILITY_OWNER))
+        return rdt_error_set(err, RDT_INVALID, "regions are lent to objects without flags, which their owner alone sees");
+    if (message->flags & PUT_PENDING && (message->inline_data.len > 0 || message->n_given > 0))
+        return rdt_error_set(err, RDT_INVALID, "what is PENDING comes neither with the message nor is it given up");
+    if (message->flags & ~(PUT_SNAPSHOT | PUT_DETACHED | PUT_PENDING) || (unsigned)message->visibility > RDT__PB__VISIBILITY__VISIBILITY_ALL)
+        return rdt_error_set(err, RDT_INVALID, "unknown flags %u or visibility %d", message->flags, (int)message->visibility);
+    status = check_ttl(call, message, err);
+    if (status == RDT_OK && message->made_bytes > 0)
+        status = check_made(call, message, err);
+    if (status != RDT_OK)
+        return status;
+    regions = calloc(message->n_regions + 1, sizeof *regions);
+    given = calloc(message->n_regions + 1, sizeof *given);
+    if (!regions || !given) {
+        status = rdt_error_set(err, RDT_NO_MEMORY, "no memory for the put");
+    } else if (call->digest) {
+        status = put(call, message, call->digest, regions, given, err);
+    } else {
+        put_digest_make(&here, message);
+        status = put(call, message, &here, regions, given, err);
+        put_digest_fini(&here);
+    }
+    free(regions);
+    free(given);
+    return status;
+}
+
+/* ---- of an object that is pending ---- */
+
+/* Only who put it says so. If it has ended meanwhile there is nothing to be ready. */
+static struct object *find_pending(struct call *call, const Rdt__Pb__Ready *message, struct rdt_error *err)
+{
+    struct object *object;
+    struct rdt_ref ref;
+    enum rdt_status status;
+
+    if (call_object_ref(message->ref, &ref, err) != RDT_OK)
+        return NULL;
+    status = object_table_find_any(call->rpc->objects, &ref, &call->account->owner, &object, err);
+    if (status == RDT_AGAIN)
+        (void)rdt_error_set(err, RDT_NOT_FOUND, "object \"%s\" was not put", ref.id);
+    if (status != RDT_OK)
+        return NULL;
+    if (object->producer == call->client && object->state == OBJECT_FILLING && object->pending)
+        return object;
+    (void)rdt_error_set(err, RDT_NOT_FOUND, "object \"%s\" is not pending, or another client put it", ref.id);
+    return NULL;
+}
+
+static void on_late_snapshot(void *arg, struct object *object, const struct rdt_error *err)
+{
+    (void)arg;
+    (void)object;
+    (void)err; /* who waits for it is told */
+}
+
+enum rdt_status rpc_ready(struct call *call, const void *request, struct rdt_error *err)
+{
+    const Rdt__Pb__Ready *message = request;
+    struct object *object = find_pending(call, message, err);
+    struct snapshot *snapshot;
+    struct rdt_error why = {0};
+
+    if (!object)
+        return err->status;
+    if (message->status != RDT_OK) {
+        (void)wire_error(message->status, 0, message->message[0] ? message->message : "its producer could not write it", &why);
+        object_fail(object, &why);
+    } else if (object->snapshot && object->layout) {
+        (void)snapshot_start(call->rpc->regions, object, NULL, NULL, on_late_snapshot, NULL, &snapshot, &why);
+    } else {
+        object_ready(object);
+    }
+    call_reply_empty(call);
+    return RDT_OK;
+}

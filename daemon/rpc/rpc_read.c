@@ -1,0 +1,131 @@
+#include "daemon/rpc/rpc_read.h"
+
+#include <sched.h>
+#include <stdlib.h>
+
+static struct work_pool *pool_of(const struct rpc *rpc)
+{
+    return rpc->regions->pool;
+}
+
+void readings_init(struct rpc *rpc)
+{
+    list_init(&rpc->readings);
+}
+
+/* ---- on a pool thread ---- */
+
+static void run_read(struct work *work)
+{
+    struct reading *reading = list_entry(work, struct reading, work);
+
+    if (arena_unpack(&reading->arena, reading->type, reading->frame.payload, reading->frame.length, reading->name, &reading->message,
+                     &reading->err) != RDT_OK)
+        return;
+    (void)sched_yield();
+    if (reading->frame.type == RDT_MSG_PUT)
+        put_digest_make(&reading->digest, (const Rdt__Pb__Put *)reading->message);
+}
+
+/* Megabytes go back to the kernel: nobody waits for that. */
+static void run_end(struct work *work)
+{
+    struct reading *reading = list_entry(work, struct reading, work);
+
+    put_digest_fini(&reading->digest);
+    arena_fini(&reading->arena);
+    (void)sched_yield();
+    free(reading->buffer);
+    free(reading);
+}
+
+/* ---- on the loop ---- */
+
+static void done_read(struct work *work);
+
+static void start_first(struct rpc *rpc)
+{
+    struct reading *first;
+
+    if (list_empty(&rpc->readings))
+        return;
+    first = list_entry(list_first(&rpc->readings), struct reading, link);
+    if (first->runs)
+        return;
+    first->runs = true;
+    first->work = (struct work){.run = run_read, .done = done_read, .lane = first->call->client->id};
+    work_submit(pool_of(rpc), &first->work);
+}
+
+/* The call has been answered, or dropped. */
+static void reading_end(struct reading *reading, struct rpc *rpc)
+{
+    list_remove(&reading->link);
+    frame_close_fds(&reading->frame);
+    reading->work = (struct work){.run = run_end};
+    work_submit(pool_of(rpc), &reading->work);
+    start_first(rpc);
+}
+
+/* At once, not in the client's turn: while it is not handled it takes memory, and who comes next waits for that. */
+static void done_read(struct work *work)
+{
+    struct reading *reading = list_entry(work, struct reading, work);
+    struct call *call = reading->call;
+    struct client *client = call->client;
+    struct rpc *rpc = call->rpc;
+
+    client->task = NULL; /* the request may leave another in its place */
+    call->frame = &reading->frame;
+    call->arena = &reading->arena;
+    call->digest = reading->err.status == RDT_OK && call->type == RDT_MSG_PUT ? &reading->digest : NULL;
+    if (client->gone)
+        call_drop(call);
+    else
+        reading->on_read(reading);
+    reading_end(reading, rpc);
+    client->want_turn(client);
+}
+
+/* Its turns are for what comes after it. */
+static bool reading_step(struct client_task *task, uint64_t until_ns)
+{
+    (void)task;
+    (void)until_ns;
+    return false;
+}
+
+static bool reading_drop(struct client_task *task)
+{
+    struct reading *reading = list_entry(task, struct reading, task);
+    struct rpc *rpc = reading->call->rpc;
+
+    if (reading->runs)
+        return false; /* done_read drops it */
+    call_drop(reading->call);
+    reading_end(reading, rpc);
+    return true;
+}
+
+enum rdt_status reading_start(struct call *call, struct frame *frame, void *buffer, const char *name,
+                              const ProtobufCMessageDescriptor *type, void (*on_read)(struct reading *), struct rdt_error *err)
+{
+    struct reading *reading = calloc(1, sizeof *reading);
+
+    if (!reading)
+        return rdt_error_set(err, RDT_NO_MEMORY, "no memory to read %s", name);
+    reading->task = (struct client_task){.waits = true, .step = reading_step, .drop = reading_drop};
+    reading->call = call;
+    reading->frame = *frame;
+    frame->nfds = 0;
+    reading->buffer = buffer;
+    reading->name = name;
+    reading->type = type;
+    reading->on_read = on_read;
+    arena_init(&reading->arena, RDT_MAX_DECODED_BYTES);
+    reading->arena.on_block = work_touch;
+    list_append(&call->rpc->readings, &reading->link);
+    call->client->task = &reading->task;
+    start_first(call->rpc);
+    return RDT_OK;
+}

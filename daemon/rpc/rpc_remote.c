@@ -1,0 +1,247 @@
+/* Requests about objects of another node: handed on over the link, and served when they come from there. */
+#include <assert.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+#include "daemon/base/log.h"
+#include "daemon/rpc/rpc_call.h"
+#include "wire_error.h"
+#include "wire_ref.h"
+
+#define MAX_CALLS 16384u    /* of one peer, waiting here */
+#define POLL_NS 200000000ll /* a call that polls still needs the way there and back; librdt keeps the caller's own clock */
+
+/* Another node may ask for these only. */
+static bool served_for_peers(uint32_t type)
+{
+    return type == RDT_MSG_FREE || type == RDT_MSG_WAIT || type == RDT_MSG_WAIT_FREED || type == RDT_MSG_STAT ||
+           type == RDT_MSG_EXPLAIN || type == RDT_MSG_PUBLISH || type == RDT_MSG_UNPUBLISH || type == RDT_MSG_HOLD;
+}
+
+/* ---- asking ---- */
+
+static void send_call(struct call *call)
+{
+    Rdt__Pb__Call message = RDT__PB__CALL__INIT;
+    Rdt__Pb__Requester requester = RDT__PB__REQUESTER__INIT;
+    struct rdt_error err = {0};
+
+    requester.tenant = call->account->owner.tenant;
+    requester.uid = call->account->owner.uid;
+    message.call = call->forward;
+    message.type = call->type;
+    message.requester = &requester;
+    message.request = (ProtobufCBinaryData){call->packed_bytes, call->packed};
+    if (call->type == RDT_MSG_HOLD && holds_ask(&call->rpc->holds, call->to, &err) != RDT_OK) {
+        call_fail(call, &err);
+        return;
+    }
+    call->sent = true;
+    if (peer_send(call->to, RDT_PEER_CALL, &message.base, &err) != RDT_OK)
+        call_fail(call, &err);
+}
+
+/* The client has left, or its time is over: the other node need not go on. */
+static void cancel_forwarded(struct call *call)
+{
+    Rdt__Pb__Call message = RDT__PB__CALL__INIT;
+    Rdt__Pb__Requester requester = RDT__PB__REQUESTER__INIT;
+
+    if (!call->sent)
+        return;
+    message.call = call->forward;
+    message.type = RDT_MSG_CANCEL_REQUEST;
+    message.requester = &requester;
+    (void)peer_send(call->to, RDT_PEER_CALL, &message.base, NULL);
+    if (call->type == RDT_MSG_HOLD) /* it may have been answered meanwhile */
+        holds_unwanted(&call->rpc->holds, call->to, call->forward);
+}
+
+/* What nobody waits for by its nature is answered at once: a node that does not is as good as lost. */
+static int64_t answer_ns(const struct rpc *rpc)
+{
+    return (int64_t)(rpc->options->connect_timeout_ns + 2 * rpc->options->peer_timeout_ns);
+}
+
+enum rdt_status call_forward(struct call *call, const struct rdt_ref *ref, const ProtobufCMessage *request, int64_t timeout_ns,
+                             struct rdt_error *err)
+{
+    struct rpc *rpc = call->rpc;
+    enum rdt_status status;
+
+    if (!call->client)
+        return rdt_error_set(err, RDT_NOT_FOUND, "object \"%s\" is not on this node", ref->id);
+    if (!rpc->peers)
+        return rdt_error_set(err, RDT_UNSUPPORTED,
+                             "object \"%s\" is on another node, and this daemon has no peer link: set listen and key_file",
+                             ref->id);
+    status = peers_find(rpc->peers, ref->node, ref->address, &call->to, err);
+    if (status != RDT_OK)
+        return status;
+    if (call->to->state == PEER_BACKOFF)
+        return peer_away(call->to, err);
+    call->packed_bytes = protobuf_c_message_get_packed_size(request);
+    status = account_take(call->account, USAGE_HEAP, call->packed_bytes, err);
+    if (status != RDT_OK)
+        return status;
+    call->heap_bytes = call->packed_bytes;
+    call->packed = malloc(call->packed_bytes ? call->packed_bytes : 1);
+    if (!call->packed)
+        return rdt_error_set(err, RDT_NO_MEMORY, "no memory to ask node %s", call->to->name);
+    protobuf_c_message_pack(request, call->packed);
+    if (!call_waits(call))
+        timeout_ns = answer_ns(rpc);
+    if (!map_put_u64(&rpc->forwarded, rpc->next_forward, call))
+        return rdt_error_set(err, RDT_NO_MEMORY, "no memory to ask node %s", call->to->name);
+    call->forward = rpc->next_forward++;
+    status = call_defer(call, timeout_ns == 0 ? POLL_NS : timeout_ns, cancel_forwarded, err);
+    if (status != RDT_OK)
+        return status;
+    if (call->to->state == PEER_UP)
+        send_call(call);
+    return RDT_OK;
+}
+
+void calls_peer_up(struct rpc *rpc, struct peer *peer)
+{
+    struct call *call;
+    size_t cursor = 0;
+
+    while ((call = map_next(&rpc->forwarded, &cursor)))
+        if (call->to == peer && !call->sent)
+            send_call(call);
+}
+
+void calls_peer_merged(struct rpc *rpc, struct peer *from, struct peer *into)
+{
+    struct call *call;
+    size_t cursor = 0;
+
+    while ((call = map_next(&rpc->forwarded, &cursor)))
+        if (call->to == from)
+            call->to = into;
+    if (into->state == PEER_UP)
+        calls_peer_up(rpc, into);
+}
+
+void calls_peer_down(struct rpc *rpc, struct peer *peer, const struct rdt_error *why)
+{
+    struct call *call;
+    size_t cursor = 0;
+
+    while ((call = map_next(&rpc->forwarded, &cursor)))
+        if (call->to == peer)
+            call_fail(call, why);
+    list_for_each_safe (remote_node, &rpc->remote) {
+        call = list_entry(remote_node, struct call, link);
+        if (call->peer == peer)
+            call_drop(call);
+    }
+}
+
+static const ProtobufCMessageDescriptor *reply_type(uint16_t type)
+{
+    switch (type) {
+    case RDT_MSG_WAIT:
+    case RDT_MSG_STAT:
+        return &rdt__pb__object_info__descriptor;
+    case RDT_MSG_HOLD:
+        return &rdt__pb__hold_reply__descriptor;
+    case RDT_MSG_EXPLAIN:
+        return &rdt__pb__list_reply__descriptor;
+    case RDT_MSG_PUBLISH:
+        return &rdt__pb__publish_reply__descriptor;
+    default:
+        return &rdt__pb__empty__descriptor;
+    }
+}
+
+static void on_reply(struct rpc *rpc, struct peer *peer, const Rdt__Pb__CallReply *reply, struct arena *arena)
+{
+    struct call *call = map_get_u64(&rpc->forwarded, reply->call);
+    ProtobufCMessage *message;
+    struct rdt_error err = {0};
+
+    if (!call || call->to != peer)
+        return; /* cancelled meanwhile */
+    if (reply->status != RDT_OK) {
+        (void)wire_error(reply->status, reply->sys_errno, reply->message, &err);
+        call_fail(call, &err);
+        return;
+    }
+    if (arena_unpack(arena, reply_type(call->type), reply->reply.data, reply->reply.len, "its answer", &message, &err) !=
+        RDT_OK) {
+        rdt_error_prefix(&err, "node %s", peer->name);
+        if (call->type == RDT_MSG_HOLD)
+            holds_unwanted(&rpc->holds, peer, call->forward);
+        call_fail(call, &err);
+    } else if (call->type == RDT_MSG_HOLD &&
+               holds_took(&rpc->holds, peer, call->forward, call->client, call->request_id, &err) != RDT_OK) {
+        call_fail(call, &err);
+    } else {
+        call_reply(call, message, NULL, 0);
+    }
+}
+
+/* ---- serving ---- */
+
+static void on_call(struct rpc *rpc, struct peer *peer, const Rdt__Pb__Call *message)
+{
+    struct rdt_error err = {0};
+    struct owner requester;
+    struct call *call;
+
+    if (message->type == RDT_MSG_CANCEL_REQUEST) {
+        list_for_each (node, &rpc->remote) {
+            call = list_entry(node, struct call, link);
+            if (call->peer == peer && call->request_id == message->call) {
+                call_drop(call);
+                return;
+            }
+        }
+        return;
+    }
+    call = call_create(rpc, NULL, peer, (uint16_t)message->type, message->call);
+    if (!call) {
+        Rdt__Pb__CallReply refusal = RDT__PB__CALL_REPLY__INIT;
+        refusal.call = message->call;
+        refusal.status = RDT_NO_MEMORY;
+        refusal.message = (char *)"the owner's daemon has no memory for the call";
+        (void)peer_send(peer, RDT_PEER_CALL_REPLY, &refusal.base, NULL);
+        return;
+    }
+    if (!served_for_peers(message->type))
+        (void)rdt_error_set(&err, RDT_DENIED, "another node may not ask for message %u", message->type);
+    else if (peer->n_calls >= MAX_CALLS)
+        (void)rdt_error_set(&err, RDT_LIMIT, "%u calls of this node wait there already", peer->n_calls);
+    else if (transfers_believe(rpc->transfers, message->requester, &requester, &err) &&
+             !(call->account = account_get(rpc->objects->accounts, &requester)))
+        (void)rdt_error_set(&err, RDT_NO_MEMORY, "no memory for the call");
+    if (err.status != RDT_OK)
+        call_fail(call, &err);
+    else
+        rpc->dispatch(call, message->request.data, message->request.len);
+}
+
+enum rdt_status calls_peer_frame(struct rpc *rpc, struct peer *peer, const struct frame *frame, struct rdt_error *err)
+{
+    ProtobufCMessage *message;
+    enum rdt_status status;
+    struct arena arena;
+
+    arena_init(&arena, RDT_MAX_DECODED_BYTES);
+    if (frame->type == RDT_PEER_CALL) {
+        status = arena_unpack(&arena, &rdt__pb__call__descriptor, frame->payload, frame->length, "Call", &message, err);
+        if (status == RDT_OK)
+            on_call(rpc, peer, (const Rdt__Pb__Call *)message);
+    } else {
+        status =
+            arena_unpack(&arena, &rdt__pb__call_reply__descriptor, frame->payload, frame->length, "CallReply", &message, err);
+        if (status == RDT_OK)
+            on_reply(rpc, peer, (Rdt__Pb__CallReply *)message, &arena);
+    }
+    if (status != RDT_OK)
+        rdt_error_prefix(err, "node %s", peer->name);
+    arena_fini(&arena);
+    return status;
+}

@@ -1,0 +1,337 @@
+#include "daemon/rpc/rpc_row.h"
+
+#include "daemon/objects/board.h"
+#include "daemon/rpc/rpc_view.h"
+
+static char *copy_text(struct arena *arena, const char *text)
+{
+    size_t bytes = strlen(text) + 1;
+    char *copy = arena_alloc(arena, bytes);
+
+    return copy ? memcpy(copy, text, bytes) : NULL;
+}
+
+Rdt__Pb__ObjectInfo *row_object(struct arena *arena, const struct rpc *rpc, struct object *object)
+{
+    struct object_view *view = arena_alloc(arena, sizeof *view);
+
+    if (!view)
+        return NULL;
+    object_view_fill(view, rpc, object, false); /* without holders nothing is left to free */
+    return &view->info;
+}
+
+static const char *const origins[] = {"allocated", "imported", "received", "snapshot", "staging", "arena", "copy"};
+
+Rdt__Pb__RegionInfo *row_region(struct arena *arena, const struct region *region)
+{
+    Rdt__Pb__RegionInfo *info = arena_alloc(arena, sizeof *info);
+
+    if (!info)
+        return NULL;
+    rdt__pb__region_info__init(info);
+    info->region = region->id;
+    info->generation = region->generation;
+    info->memory = (char *)region->kind->name;
+    info->device = (char *)region_device(region);
+    info->origin = (char *)origins[region->origin];
+    info->bytes = region->bytes;
+    info->tenant = (char *)region->account->owner.tenant;
+    info->uid = region->account->owner.uid;
+    info->client = region->client;
+    info->refs = region->refs;
+    info->pins = region->pins;
+    info->registered = arena_alloc(arena, REGION_MAX_REGISTRATIONS * sizeof(char *));
+    if (!info->registered)
+        return NULL;
+    for (unsigned r = 0; r < region->n_registrations; r++)
+        info->registered[info->n_registered++] = (char *)region->registrations[r].transport->name;
+    return info;
+}
+
+/* What it uses of what is limited, in the order of daemon/base/usage.h; 0: no memory. */
+static size_t add_usage(struct arena *arena, const struct account *account, Rdt__Pb__Usage ***list_p)
+{
+    Rdt__Pb__Usage *rows = arena_alloc(arena, USAGE_COUNT * sizeof *rows);
+    Rdt__Pb__Usage **list = arena_alloc(arena, USAGE_COUNT * sizeof(Rdt__Pb__Usage *));
+
+    if (!rows || !list)
+        return 0;
+    for (unsigned i = 0; i < USAGE_COUNT; i++) {
+        rdt__pb__usage__init(&rows[i]);
+        rows[i].what = (char *)usage_name((enum usage)i);
+        rows[i].used = account->used[i];
+        rows[i].limit = account->limits ? account->limits[i] : 0;
+        list[i] = &rows[i];
+    }
+    *list_p = list;
+    return USAGE_COUNT;
+}
+
+Rdt__Pb__ClientInfo *row_client(struct arena *arena, const struct client *client)
+{
+    Rdt__Pb__ClientInfo *info = arena_alloc(arena, sizeof *info);
+
+    if (!info)
+        return NULL;
+    rdt__pb__client_info__init(info);
+    info->client = client->id;
+    info->name = (char *)client->name;
+    info->tenant = (char *)client->account->owner.tenant;
+    info->uid = client->account->owner.uid;
+    info->gid = client->gid;
+    info->pid = client->pid;
+    info->objects = client->n_objects;
+    info->regions = (uint32_t)map_count(&client->regions);
+    info->holds = (uint32_t)(map_count(&client->holds) + map_count(&client->keeps)) - board_idle_of_client(client);
+    info->requests = (uint32_t)map_count(&client->fetches) + client->n_calls;
+    info->queued_bytes = client->queued_bytes(client);
+    info->age_ns = (int64_t)(uv_hrtime() - client->since_ns);
+    info->n_usage = add_usage(arena, client->account, &info->usage);
+    return info;
+}
+
+Rdt__Pb__OwnerInfo *row_owner(struct arena *arena, const struct account *account)
+{
+    Rdt__Pb__OwnerInfo *info = arena_alloc(arena, sizeof *info);
+
+    if (!info)
+        return NULL;
+    rdt__pb__owner_info__init(info);
+    info->tenant = (char *)account->owner.tenant;
+    info->uid = account->owner.uid;
+    info->clients = (uint32_t)account->used[USAGE_SESSIONS];
+    info->n_usage = add_usage(arena, account, &info->usage);
+    return info;
+}
+
+Rdt__Pb__NameInfo *row_name(struct arena *arena, const struct name *name)
+{
+    struct name_view *view = arena_alloc(arena, sizeof *view);
+
+    if (!view)
+        return NULL;
+    name_view_fill(view, name);
+    return &view->info;
+}
+
+Rdt__Pb__PeerInfo *row_peer(struct arena *arena, const struct peer *peer)
+{
+    Rdt__Pb__PeerInfo *info = arena_alloc(arena, sizeof *info);
+    uint64_t now = uv_hrtime();
+    char hex[33];
+    struct peer_summary summary;
+
+    if (!info)
+        return NULL;
+    rdt__pb__peer_info__init(info);
+    node_hex(peer->uuid, hex);
+    info->uuid = copy_text(arena, hex);
+    node_hex(peer->boot_id, hex);
+    info->boot_id = copy_text(arena, hex);
+    info->name = (char *)peer->name;
+    info->address = (char *)peer->address;
+    info->state = (char *)peer_state_name(peer->state);
+    info->version = (char *)peer->version;
+    info->rtt_ns = (int64_t)peer->rtt_ns;
+    info->since_ns = (int64_t)(now - peer->since_ns);
+    if (peer->state == PEER_BACKOFF && peer->retry_at_ns > now)
+        info->retry_in_ns = (int64_t)(peer->retry_at_ns - now);
+    if (peer->state != PEER_UP)
+        info->last_error = (char *)peer->last_error;
+    transfers_peer_summary(peer, &summary);
+    info->transfers_in = summary.transfers_in;
+    info->transfers_out = summary.transfers_out;
+    info->bytes_in = summary.bytes_in;
+    info->bytes_out = summary.bytes_out;
+    info->fell_back = summary.fell_back;
+    info->transports = arena_alloc(arena, PATH_MAX_CANDIDATES * sizeof(char *));
+    info->lanes = arena_alloc(arena, PATH_MAX_CANDIDATES * sizeof(char *));
+    info->unusable = arena_alloc(arena, PATH_MAX_CANDIDATES * sizeof(char *));
+    if (!info->uuid || !info->boot_id || !info->transports || !info->lanes || !info->unusable)
+        return NULL;
+    for (; info->n_unusable < summary.n_unusable; info->n_unusable++)
+        if (!(info->unusable[info->n_unusable] = copy_text(arena, summary.unusable[info->n_unusable])))
+            return NULL;
+    for (unsigned i = 0; i < summary.n_transports; i++) {
+        info->transports[info->n_transports++] = (char *)summary.transports[i];
+        info->lanes[info->n_lanes] = copy_text(arena, summary.lanes[i]);
+        if (!info->lanes[info->n_lanes++])
+            return NULL;
+    }
+    return info;
+}
+
+static Rdt__Pb__BackendInfo *row_backend(struct arena *arena, const char *name, const char *kind, const char *path,
+                                         bool available, const char *why_not)
+{
+    Rdt__Pb__BackendInfo *info = arena_alloc(arena, sizeof *info);
+
+    if (!info)
+        return NULL;
+    rdt__pb__backend_info__init(info);
+    info->name = (char *)name;
+    info->kind = (char *)kind;
+    info->path = (char *)path;
+    info->available = available;
+    info->why_not = (char *)why_not;
+    return info;
+}
+
+Rdt__Pb__BackendInfo *row_memory(struct arena *arena, const struct memory_kind *kind)
+{
+    Rdt__Pb__BackendInfo *info = row_backend(arena, kind->name, "memory", kind->path, kind->available, kind->why_not);
+
+    if (!info || kind->n_devices == 0)
+        return info;
+    info->devices = arena_alloc(arena, kind->n_devices * sizeof *info->devices);
+    for (unsigned i = 0; info->devices && i < kind->n_devices; i++) {
+        const struct memory_device *device = &kind->devices[i];
+        struct rdt_device now = memory_device_now(device);
+        Rdt__Pb__DeviceInfo *row = arena_alloc(arena, sizeof *row);
+        if (!row)
+            return NULL;
+        rdt__pb__device_info__init(row);
+        row->memory = (char *)kind->name;
+        row->uuid = (char *)device->uuid;
+        row->name = (char *)device->name;
+        row->bytes = device->bytes;
+        row->used_bytes = device->used_bytes;
+        row->limit_bytes = device->limit_bytes;
+        row->ready_bytes = device->ready_bytes;
+        row->ready_max_bytes = device->ready_max_bytes;
+        row->ready_hits = device->ready_hits;
+        row->ready_misses = device->ready_misses;
+        row->imported_bytes = device->imported_bytes;
+        row->regions = device->regions;
+        row->opened = now.opened;
+        row->overhead_bytes = now.overhead_bytes;
+        row->why_not = (char *)(now.why_not ? now.why_not : "");
+        info->devices[info->n_devices++] = row;
+    }
+    return info->devices ? info : NULL;
+}
+
+Rdt__Pb__BackendInfo *row_transport(struct arena *arena, const struct transport *transport)
+{
+    Rdt__Pb__BackendInfo *info =
+        row_backend(arena, transport->name, "transport", transport->path, transport->available, transport->why_not);
+
+    if (!info)
+        return NULL;
+    info->version = (char *)transport->version;
+    info->sided = (char *)transport_sided(transport);
+    info->can_abort = transport->ops.cancel != NULL;
+    info->ops_active = transport->ops_active;
+    info->bytes = transport->bytes_done;
+    info->memory = (char **)transport->ops.memory_kinds;
+    while (info->memory && info->memory[info->n_memory])
+        info->n_memory++;
+    return info;
+}
+
+Rdt__Pb__BackendInfo *row_part(struct arena *arena, const struct plugin_parts *part)
+{
+    return part->kind ? row_memory(arena, part->kind) : row_transport(arena, part->transport);
+}
+
+Rdt__Pb__TransferInfo *row_transfer(struct arena *arena, const struct transfer_record *record)
+{
+    Rdt__Pb__TransferInfo *info = arena_alloc(arena, sizeof *info);
+    const struct path_decision *decision = record->decision;
+    unsigned n = decision ? decision->n : 0;
+    Rdt__Pb__Candidate *candidates = arena_alloc(arena, (n + 1) * sizeof *candidates);
+    Rdt__Pb__Candidate **list = arena_alloc(arena, (n + 1) * sizeof *list);
+    char *ref = arena_alloc(arena, RDT_REF_TEXT_BYTES);
+    char *waits = arena_alloc(arena, RECORD_WAITS_BYTES);
+
+    if (!info || !candidates || !list || !ref || !waits)
+        return NULL;
+    transfer_record_to_wire(record, info, ref, waits);
+    for (unsigned i = 0; i < n; i++) {
+        rdt__pb__candidate__init(&candidates[i]);
+        candidates[i].path = (char *)decision->candidates[i].name;
+        candidates[i].chosen = (int)i == decision->chosen;
+        candidates[i].reason = (char *)decision->candidates[i].reason;
+        list[i] = &candidates[i];
+    }
+    info->n_candidates = n;
+    info->candidates = list;
+    return info;
+}
+
+static uint32_t transfers_in_group(const struct group *group)
+{
+    uint32_t n = 0;
+
+    list_for_each (node, &group->vias)
+        n += transfers_by_side(node);
+    return n;
+}
+
+Rdt__Pb__GroupInfo *row_group(struct arena *arena, const struct group *group)
+{
+    Rdt__Pb__GroupInfo *info = arena_alloc(arena, sizeof *info);
+    Rdt__Pb__GroupMember *members = arena_alloc(arena, (group->n_members + 1u) * sizeof *members);
+    Rdt__Pb__GroupMember **list = arena_alloc(arena, (group->n_members + 1u) * sizeof(Rdt__Pb__GroupMember *));
+    char *coordinator = arena_alloc(arena, 33);
+
+    if (!info || !members || !list || !coordinator)
+        return NULL;
+    rdt__pb__group_info__init(info);
+    node_hex(group->coordinator ? group->coordinator->uuid : group->groups->node->uuid, coordinator);
+    info->name = (char *)group->name;
+    info->tenant = (char *)group->owner.tenant;
+    info->uid = group->owner.uid;
+    info->transport = (char *)group->transport->name;
+    info->state = (char *)group_state_name(group);
+    info->epoch = group->epoch;
+    info->why = (char *)group->why;
+    info->since_ns = (int64_t)(uv_hrtime() - group->since_ns);
+    info->coordinator = coordinator;
+    info->ranks = group->n_ranks;
+    info->transfers = transfers_in_group(group);
+    for (uint32_t i = 0; i < group->n_members; i++) {
+        const struct group_member *from = &group->members[i];
+        rdt__pb__group_member__init(&members[i]);
+        members[i].client = (char *)from->client;
+        members[i].device = (char *)from->device;
+        members[i].node = (ProtobufCBinaryData){16, (uint8_t *)from->node};
+        members[i].address = (char *)from->address;
+        members[i].rank = from->rank;
+        list[i] = &members[i];
+    }
+    info->n_members = group->n_members;
+    info->members = list;
+    return info;
+}
+
+bool row_is_for(Rdt__Pb__ListKind kind, const void *thing, const struct owner *who, bool admin)
+{
+    const struct object *object = thing;
+    const struct name *name = thing;
+
+    if (admin)
+        return true;
+    switch (kind) {
+    case RDT__PB__LIST_KIND__LIST_KIND_OBJECTS:
+        return object_visible_to(object, who);
+    case RDT__PB__LIST_KIND__LIST_KIND_REGIONS:
+        return owner_equal(&((const struct region *)thing)->account->owner, who);
+    case RDT__PB__LIST_KIND__LIST_KIND_CLIENTS:
+        return owner_equal(&((const struct client *)thing)->account->owner, who);
+    case RDT__PB__LIST_KIND__LIST_KIND_TRANSFERS:
+        return owner_equal(&((const struct transfer_record *)thing)->requester, who);
+    case RDT__PB__LIST_KIND__LIST_KIND_NAMES:
+        return name_visible_to(name, who);
+    case RDT__PB__LIST_KIND__LIST_KIND_OWNERS:
+        return owner_equal(&((const struct account *)thing)->owner, who);
+    case RDT__PB__LIST_KIND__LIST_KIND_GROUPS:
+        return owner_equal(&((const struct group *)thing)->owner, who);
+    case RDT__PB__LIST_KIND__LIST_KIND_PEERS:
+    case RDT__PB__LIST_KIND__LIST_KIND_BACKENDS:
+        return true;
+    default:
+        return false;
+    }
+}

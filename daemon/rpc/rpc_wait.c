@@ -1,0 +1,153 @@
+/* WAIT and HOLD: both wait until an object is live; then WAIT tells what it is, and HOLD keeps it. */
+#include "daemon/rpc/rpc_view.h"
+#include "wire_ref.h"
+
+static void answer_view(struct call *call, struct object *object)
+{
+    struct object_view view;
+
+    object_view_fill(&view, call->rpc, object, false);
+    call_reply(call, &view.info.base, NULL, 0);
+    object_view_fini(&view);
+}
+
+static enum rdt_status hold(struct call *call, struct object *object, struct rdt_error *err)
+{
+    if (object->state != OBJECT_LIVE) /* it was freed since whoever waited was told */
+        return object_why_ended(object, err);
+    if (!call->client)
+        return holds_take(&call->rpc->holds, call->peer, call->request_id, call->account, object, err);
+    return keeping_take(call->client, call->request_id, object, &(struct keeping *){NULL}, err);
+}
+
+static void answer_hold(struct call *call, struct object *object)
+{
+    Rdt__Pb__HoldReply reply = RDT__PB__HOLD_REPLY__INIT;
+    Rdt__Pb__Ref message;
+    struct rdt_ref ref;
+    struct rdt_error err;
+
+    if (hold(call, object, &err) != RDT_OK) {
+        call_fail(call, &err);
+        return;
+    }
+    object_ref(object, &ref);
+    wire_ref_from(&ref, &message);
+    reply.ref = &message;
+    call_reply(call, &reply.base, NULL, 0);
+}
+
+/* The caller may see it. */
+static void answer_live(struct call *call, struct object *object)
+{
+    if (call->type == RDT_MSG_HOLD)
+        answer_hold(call, object);
+    else
+        answer_view(call, object);
+}
+
+static void tell_put(struct call *call, struct object *object)
+{
+    struct rdt_error err;
+
+    if (object_visible_to(object, &call->account->owner)) {
+        answer_live(call, object);
+    } else {
+        (void)rdt_error_set(&err, RDT_DENIED, "the object was put, but is not visible to uid %u", call->account->owner.uid);
+        call_fail(call, &err);
+    }
+}
+
+static void on_wake_put(struct client_wake *wake)
+{
+    struct call *call = (struct call *)((char *)wake - offsetof(struct call, wake));
+    struct object *object = call->woken;
+
+    call->woken = NULL;
+    tell_put(call, object);
+    object_drop(object);
+}
+
+static void on_put(struct object_waiter *waiter, struct object *object, const struct rdt_error *why)
+{
+    struct call *call = (struct call *)((char *)waiter - offsetof(struct call, object));
+
+    if (why) {
+        call_fail(call, why);
+        return;
+    }
+    if (!call->client) {
+        tell_put(call, object);
+        return;
+    }
+    object_hold(object);
+    call->woken = object;
+    call->wake.run = on_wake_put;
+    client_wake(call->client, &call->wake);
+}
+
+static void on_published(struct name_waiter *waiter, struct object *object, uint64_t version, const struct rdt_error *err)
+{
+    struct call *call = (struct call *)((char *)waiter - offsetof(struct call, named));
+
+    (void)version;
+    if (object)
+        answer_live(call, object);
+    else
+        call_fail(call, err);
+}
+
+static enum rdt_status wait_name(struct call *call, const struct rdt_ref *ref, int64_t timeout_ns, struct rdt_error *err)
+{
+    struct object *object;
+    uint64_t version;
+    enum rdt_status status = names_find(call->rpc->names, ref, &call->account->owner, &object, &version, err);
+
+    if (status == RDT_OK)
+        answer_live(call, object);
+    if (status != RDT_AGAIN)
+        return status;
+    call->named.on_event = on_published;
+    status = names_wait(call->rpc->names, ref, &call->account->owner, &call->named, err);
+    return status == RDT_OK ? call_defer(call, timeout_ns, NULL, err) : status;
+}
+
+/* request: as it came. */
+static enum rdt_status wait_live(struct call *call, const Rdt__Pb__Ref *wire, const ProtobufCMessage *request, int64_t timeout_ns,
+                                 struct rdt_error *err)
+{
+    struct object *object;
+    struct rdt_ref ref;
+    enum rdt_status status = call_ref(wire, &ref, err);
+
+    if (status != RDT_OK)
+        return status;
+    if (call_is_remote(call, &ref))
+        return call_forward(call, &ref, request, timeout_ns, err);
+    if (ref.is_name)
+        return wait_name(call, &ref, timeout_ns, err);
+    status = object_table_find(call->rpc->objects, &ref, &call->account->owner, &object, err);
+    if (status == RDT_OK) {
+        answer_live(call, object);
+        return RDT_OK;
+    }
+    if (status != RDT_AGAIN)
+        return status;
+    call->object.on_event = on_put;
+    status = object_table_wait(call->rpc->objects, &ref, &call->account->owner, &call->object, err);
+    return status == RDT_OK ? call_defer(call, timeout_ns, NULL, err) : status;
+}
+
+enum rdt_status rpc_wait(struct call *call, const void *request, struct rdt_error *err)
+{
+    const Rdt__Pb__Wait *message = request;
+
+    return wait_live(call, message->ref, &message->base, message->timeout_ns, err);
+}
+
+enum rdt_status rpc_hold(struct call *call, const void *request, struct rdt_error *err)
+{
+    const Rdt__Pb__Hold *message = request;
+
+    return wait_live(call, message->ref, &message->base, message->timeout_ns, err);
+}

@@ -1,0 +1,142 @@
+/* WATCH: what happens in the tables, sent to those who watch, as the rows that LIST shows.
+ *
+ * A watcher that does not read loses events and nothing else: past a bound of its unread bytes they are only counted, and the next one
+ * that it gets says how many. So it holds up nobody, and nothing grows.
+ */
+#include <stdlib.h>
+
+#include "daemon/rpc/rpc_row.h"
+#include "daemon/rpc/rpc_watch.h"
+
+#define UNREAD_MOST ((size_t)1 << 20) /* bytes that wait for a watcher, its other answers included */
+
+struct watch {
+    struct list link; /* rpc->watches */
+    struct client *client;
+    uint32_t kinds;
+    uint64_t sequence; /* of the latest event, sent or lost */
+    uint64_t lost;     /* since the latest that was sent */
+};
+
+static void update_watched(struct rpc *rpc)
+{
+    rpc->events.watched = 0;
+    list_for_each (node, &rpc->watches)
+        rpc->events.watched |= list_entry(node, struct watch, link)->kinds;
+}
+
+void watch_end(struct rpc *rpc, struct client *client)
+{
+    if (!client->watch)
+        return;
+    list_remove(&client->watch->link);
+    free(client->watch);
+    client->watch = NULL;
+    update_watched(rpc);
+}
+
+static void send_event(struct watch *watch, Rdt__Pb__Event *message)
+{
+    message->sequence = watch->sequence;
+    message->lost = watch->lost;
+    watch->lost = 0;
+    watch->client->send(watch->client, RDT_EVENT_WATCHED, FRAME_EVENT, 0, &message->base, NULL, 0);
+}
+
+void watch_on_room(struct client *client)
+{
+    Rdt__Pb__Event message = RDT__PB__EVENT__INIT;
+
+    if (client->watch->lost == 0)
+        return;
+    message.what = (char *)"lost";
+    send_event(client->watch, &message);
+}
+
+/* false: no memory. */
+static bool make_row(const struct rpc *rpc, struct arena *arena, Rdt__Pb__ListKind kind, const void *thing,
+                     Rdt__Pb__Event *message)
+{
+    switch (kind) {
+    case RDT__PB__LIST_KIND__LIST_KIND_OBJECTS:
+        return (message->object = row_object(arena, rpc, (struct object *)thing)) != NULL;
+    case RDT__PB__LIST_KIND__LIST_KIND_REGIONS:
+        return (message->region = row_region(arena, thing)) != NULL;
+    case RDT__PB__LIST_KIND__LIST_KIND_CLIENTS:
+        return (message->client = row_client(arena, thing)) != NULL;
+    case RDT__PB__LIST_KIND__LIST_KIND_PEERS:
+        return (message->peer = row_peer(arena, thing)) != NULL;
+    case RDT__PB__LIST_KIND__LIST_KIND_TRANSFERS:
+        return (message->transfer = row_transfer(arena, thing)) != NULL;
+    case RDT__PB__LIST_KIND__LIST_KIND_NAMES:
+        return (message->name = row_name(arena, thing)) != NULL;
+    case RDT__PB__LIST_KIND__LIST_KIND_BACKENDS:
+        return (message->backend = row_part(arena, thing)) != NULL;
+    case RDT__PB__LIST_KIND__LIST_KIND_OWNERS:
+        return (message->owner = row_owner(arena, thing)) != NULL;
+    case RDT__PB__LIST_KIND__LIST_KIND_GROUPS:
+        return (message->group = row_group(arena, thing)) != NULL;
+    default:
+        return false;
+    }
+}
+
+static void emit(void *arg, Rdt__Pb__ListKind kind, const char *what, const void *thing)
+{
+    struct rpc *rpc = arg;
+    Rdt__Pb__Event message = RDT__PB__EVENT__INIT;
+    struct arena arena;
+    bool made = false, failed = false;
+
+    arena_init(&arena, RDT_MAX_DECODED_BYTES);
+    message.what = (char *)what;
+    message.kind = kind;
+    list_for_each (node, &rpc->watches) {
+        struct watch *watch = list_entry(node, struct watch, link);
+        const struct client *client = watch->client;
+        if (!(watch->kinds & 1u << kind) || !row_is_for(kind, thing, &client->account->owner, client->admin))
+            continue;
+        watch->sequence++;
+        if (!made && !failed && client->queued_bytes(client) <= UNREAD_MOST) {
+            made = make_row(rpc, &arena, kind, thing, &message);
+            failed = !made;
+        }
+        if (made && client->queued_bytes(client) <= UNREAD_MOST)
+            send_event(watch, &message);
+        else
+            watch->lost++;
+    }
+    arena_fini(&arena);
+}
+
+void watches_init(struct rpc *rpc)
+{
+    list_init(&rpc->watches);
+    rpc->events = (struct events){.emit = emit, .arg = rpc};
+}
+
+enum rdt_status rpc_watch(struct call *call, const void *request, struct rdt_error *err)
+{
+    const Rdt__Pb__Watch *message = request;
+    struct client *client = call->client;
+    struct rpc *rpc = call->rpc;
+    struct watch *watch = NULL;
+
+    if (!client)
+        return rdt_error_set(err, RDT_DENIED, "events are for clients of their own node");
+    if (message->kinds & ~WATCH_KINDS)
+        return rdt_error_set(err, RDT_UNSUPPORTED, "there are no events of the kinds %#x; of %#x there are",
+                             message->kinds & ~WATCH_KINDS, WATCH_KINDS);
+    if (message->kinds != 0 && !(watch = calloc(1, sizeof *watch)))
+        return rdt_error_set(err, RDT_NO_MEMORY, "no memory for a watch");
+    watch_end(rpc, client);
+    call_reply_empty(call); /* before the first event */
+    if (!watch)
+        return RDT_OK;
+    watch->client = client;
+    watch->kinds = message->kinds;
+    list_append(&rpc->watches, &watch->link);
+    client->watch = watch;
+    update_watched(rpc);
+    return RDT_OK;
+}

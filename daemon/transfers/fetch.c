@@ -1,0 +1,375 @@
+/* From a FETCH message to transfers: everything a client says is checked here, before anything starts. */
+#include <assert.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <strings.h>
+
+#include "daemon/base/log.h"
+#include "daemon/transfers/question.h"
+#include "daemon/base/text.h"
+#include "daemon/transfers/transfer_impl.h"
+#include "wire_ref.h"
+
+static void *copy_column(const void *column, size_t bytes)
+{
+    void *copy = malloc(bytes ? bytes : 1);
+
+    if (copy && bytes)
+        memcpy(copy, column, bytes);
+    return copy;
+}
+
+Rdt__Pb__Slice *slice_dup(const Rdt__Pb__Slice *slice)
+{
+    Rdt__Pb__Slice *copy;
+
+    if (!slice)
+        return NULL;
+    copy = malloc(sizeof *copy);
+    if (!copy)
+        return NULL;
+    rdt__pb__slice__init(copy);
+    copy->start = copy_column(slice->start, slice->n_start * sizeof *slice->start);
+    copy->count = copy_column(slice->count, slice->n_count * sizeof *slice->count);
+    copy->ndim = copy_column(slice->ndim, slice->n_ndim * sizeof *slice->ndim);
+    if (!copy->start || !copy->count || !copy->ndim) {
+        free(copy->start);
+        free(copy->count);
+        free(copy->ndim);
+        free(copy);
+        return NULL;
+    }
+    copy->n_start = slice->n_start;
+    copy->n_count = slice->n_count;
+    copy->n_ndim = slice->n_ndim;
+    return copy;
+}
+
+static bool same_slice(const Rdt__Pb__Slice *a, const Rdt__Pb__Slice *b)
+{
+    if (!a || !b)
+        return a == b;
+    return a->n_start == b->n_start && a->n_count == b->n_count && a->n_ndim == b->n_ndim &&
+           (a->n_start == 0 || memcmp(a->start, b->start, a->n_start * sizeof *a->start) == 0) &&
+           (a->n_count == 0 || memcmp(a->count, b->count, a->n_count * sizeof *a->count) == 0) &&
+           (a->n_ndim == 0 || memcmp(a->ndim, b->ndim, a->n_ndim * sizeof *a->ndim) == 0);
+}
+
+bool fetch_joinable(const Rdt__Pb__Fetch *message, const Rdt__Pb__FetchItem *a, const Rdt__Pb__FetchItem *b)
+{
+    struct rdt_ref x, y;
+
+    if (message->mode == RDT__PB__FETCH_MODE__FETCH_MODE_COPY || a->targets || b->targets) /* each wants memory of its own */
+        return false;
+    if (message->mode == RDT__PB__FETCH_MODE__FETCH_MODE_COW && message->n_maps > 0) /* a device's knows no private mapping */
+        return false;
+    if (wire_ref_to(a->ref, &x, NULL) != RDT_OK || wire_ref_to(b->ref, &y, NULL) != RDT_OK)
+        return false;
+    return rdt_ref_equal(&x, &y) && same_slice(a->slice, b->slice);
+}
+
+/* ---- targets ---- */
+
+static struct region *find_region(const struct client *client, const Rdt__Pb__RegionUse *use)
+{
+    struct region *region = map_get_u64(&client->regions, use->region);
+
+    return region && region->generation == use->generation && !region->laid_by ? region : NULL;
+}
+
+/* Every tensor lies whole in a region that the client may write. regions[n]: NULL where it has none; spans[n]: what lies in each. */
+static enum rdt_status check_targets(const struct layout *layout, const Rdt__Pb__FetchItem *item, struct region *const *regions,
+                                     struct region_span *spans, struct rdt_error *err)
+{
+    for (size_t r = 0; r < item->n_target_regions; r++)
+        spans[r] = (struct region_span){.lo = UINT64_MAX};
+    for (uint32_t i = 0; i < layout->count; i++) {
+        uint64_t tensor_lo, tensor_hi;
+        uint32_t r = layout->region[i];
+        enum rdt_status status;
+
+        if (!layout_is_contiguous(layout, i))
+            return rdt_error_set(err, RDT_MISMATCH, "target %u is not contiguous", i);
+        status = layout_extent(layout, i, &tensor_lo, &tensor_hi, err);
+        if (status != RDT_OK)
+            return status;
+        if (tensor_lo == tensor_hi)
+            continue;
+        if (r >= item->n_target_regions)
+            return rdt_error_set(err, RDT_INVALID, "target %u names region %u of %zu", i, r, item->n_target_regions);
+        if (!regions[r])
+            return rdt_error_set(err, RDT_NOT_FOUND, "target %u lies in region %llu, which this client does not have", i,
+                                 (unsigned long long)item->target_regions[r]->region);
+        if (regions[r]->block.read_only)
+            return rdt_error_set(err, RDT_INVALID, "target %u lies in memory that was imported read-only", i);
+        if (tensor_hi > regions[r]->bytes)
+            return rdt_error_set(err, RDT_INVALID, "target %u ends at byte %llu of a region of %llu", i,
+                                 (unsigned long long)tensor_hi, (unsigned long long)regions[r]->bytes);
+        region_span_add(&spans[r], i, tensor_lo, tensor_hi);
+    }
+    for (size_t r = 0; r < item->n_target_regions; r++) /* the answer lists them all */
+        if (!regions[r])
+            return rdt_error_set(err, RDT_NOT_FOUND, "this client has no region %llu, which its targets list",
+                                 (unsigned long long)item->target_regions[r]->region);
+    return RDT_OK;
+}
+
+static enum rdt_status target_create(struct client *client, const Rdt__Pb__FetchItem *item, struct target **target_p,
+                                     struct rdt_error *err)
+{
+    struct target *target = calloc(1, sizeof *target);
+    struct region *regions[RDT_MAX_FRAME_FDS];
+    struct region_span spans[RDT_MAX_FRAME_FDS];
+    enum rdt_status status = RDT_OK;
+
+    if (!target)
+        return rdt_error_set(err, RDT_NO_MEMORY, "no memory for the targets");
+    if (item->n_target_regions > RDT_MAX_FRAME_FDS) {
+        free(target);
+        return rdt_error_set(err, RDT_LIMIT, "targets in %zu regions: at most %u", item->n_target_regions, RDT_MAX_FRAME_FDS);
+    }
+    target->uses = calloc(item->n_target_regions + 1, sizeof *target->uses);
+    if (!target->uses)
+        status = rdt_error_set(err, RDT_NO_MEMORY, "no memory for the targets");
+    if (status == RDT_OK)
+        status = layout_from_wire(item->targets, &target->layout, err);
+    if (status == RDT_OK && layout_run_tensors(item->targets) > 0) {
+        uint64_t bytes = layout_heap_bytes(target->layout);
+        status = account_take(client->account, USAGE_HEAP, bytes, err);
+        target->heap_bytes = status == RDT_OK ? bytes : 0;
+    }
+    for (size_t r = 0; status == RDT_OK && r < item->n_target_regions; r++)
+        regions[r] = find_region(client, item->target_regions[r]);
+    if (status == RDT_OK)
+        status = check_targets(target->layout, item, regions, spans, err);
+    if (status == RDT_OK) {
+        target->n = (uint32_t)item->n_target_regions;
+        for (uint32_t r = 0; r < target->n; r++) {
+            region_pin(regions[r]);
+            target->uses[r].region = regions[r];
+        }
+        region_uses_add(target->uses, target->n, target->layout, spans);
+        *target_p = target;
+    } else {
+        account_give(client->account, USAGE_HEAP, target->heap_bytes);
+        free(target->layout);
+        free(target->uses);
+        free(target);
+    }
+    return status;
+}
+
+/* ---- starting ---- */
+
+static void on_deadline(struct deadline *deadline)
+{
+    struct fetch *fetch = (struct fetch *)((char *)deadline - offsetof(struct fetch, deadline));
+    struct rdt_error err;
+
+    if (fetch->transfer->sm.state == TRANSFER_PARKED)
+        (void)rdt_error_set(&err, RDT_TIMED_OUT, "the fetch of \"%s\" did not end in time: %s", fetch->transfer->ref.id,
+                            fetch->transfer->ref.is_name ? "no such version of it was published" : "nobody has put it yet");
+    else
+        (void)rdt_error_set(&err, RDT_TIMED_OUT, "the fetch of \"%s\" did not end in time (it was %s)", fetch->transfer->ref.id,
+                            sm_name(&fetch->transfer->sm));
+    fetch_fail(fetch, &err);
+}
+
+static enum rdt_status join(struct client *client, struct transfer *transfer, const Rdt__Pb__Fetch *message,
+                            const Rdt__Pb__FetchItem *item, bool joined, struct rdt_error *err)
+{
+    bool is_name = transfer->ref.is_name; /* then it has asked for the same version */
+    struct fetch *fetch;
+
+    if (account_take(client->account, USAGE_TRANSFERS, 1, err) != RDT_OK)
+        return RDT_LIMIT;
+    fetch = calloc(1, sizeof *fetch);
+    if (!fetch) {
+        account_give(client->account, USAGE_TRANSFERS, 1);
+        return rdt_error_set(err, RDT_NO_MEMORY, "no memory for the fetch");
+    }
+    fetch->client = client;
+    fetch->handle = item->handle;
+    fetch->may_stay = item->may_stay && !item->slice && !item->targets;
+    fetch->transfer = transfer;
+    fetch->deadline.on_passed = on_deadline;
+    fetch->counted = joined;
+    fetch->merged = joined && !is_name;
+    fetch->message = message->fds_once ? client->n_fetch_messages : 0;
+    fetch->cow = message->mode == RDT__PB__FETCH_MODE__FETCH_MODE_COW;
+    if (!map_put_u64(&client->fetches, item->handle, fetch)) {
+        account_give(client->account, USAGE_TRANSFERS, 1);
+        free(fetch);
+        return rdt_error_set(err, RDT_NO_MEMORY, "no memory for the fetch");
+    }
+    if (!deadline_set(transfer->transfers->deadlines, &fetch->deadline, message->timeout_ns)) {
+        map_remove_u64(&client->fetches, item->handle);
+        account_give(client->account, USAGE_TRANSFERS, 1);
+        free(fetch);
+        return rdt_error_set(err, RDT_NO_MEMORY, "no memory for the deadline");
+    }
+    list_append(&transfer->fetches, &fetch->by_transfer);
+    transfer->n_fetches++;
+    if (!transfer->client) /* it was nobody's so far: part of a broadcast */
+        transfer->client = client;
+    return RDT_OK;
+}
+
+static bool wants_device(const Rdt__Pb__Fetch *message)
+{
+    return message->memory[0] != '\0' && strcasecmp(message->memory, "host") != 0;
+}
+
+/* What its process can map never becomes less. */
+static void note_maps(struct client *client, const Rdt__Pb__Fetch *message)
+{
+    for (size_t i = 0; i < message->n_maps; i++) {
+        size_t used = strlen(client->maps);
+        if (strlen(message->maps[i]) <= 32 && !client_maps(client, message->maps[i]) && used + 40 < sizeof client->maps)
+            (void)snprintf(client->maps + used, sizeof client->maps - used, " %s ", message->maps[i]);
+    }
+}
+
+static enum rdt_status check_wishes(struct transfers *transfers, const Rdt__Pb__Fetch *message, struct rdt_error *err)
+{
+    char names[256];
+
+    if (strlen(message->transport) > 64 || strlen(message->least_path) > 64 || strlen(message->group) > 64)
+        return rdt_error_set(err, RDT_INVALID, "a path's name has at most 64 characters");
+    if ((unsigned)message->mode > RDT__PB__FETCH_MODE__FETCH_MODE_COW)
+        return rdt_error_set(err, RDT_INVALID, "unknown fetch mode %d", (int)message->mode);
+    if (strlen(message->memory) > 32 || strlen(message->device) > 64)
+        return rdt_error_set(err, RDT_INVALID, "a kind of memory has at most 32 characters, a device's uuid 64");
+    if (!wants_device(message) && message->device[0] != '\0' && strcmp(message->device, "cpu") != 0 && strcmp(message->device, "host") != 0)
+        return rdt_error_set(err, RDT_UNSUPPORTED, "device \"%s\" is named without its kind of memory", message->device);
+    if (message->transport[0] != '\0' && !plugins_transport(transfers->plugins, message->transport) &&
+        strcasecmp(message->transport, "inline") != 0 && strncmp(message->transport, "local", 5) != 0 &&
+        strcmp(message->transport, "share") != 0 && strcmp(message->transport, "cow") != 0 &&
+        strcmp(message->transport, "copy") != 0) {
+        plugins_transport_names(transfers->plugins, names, sizeof names);
+        return rdt_error_set(err, RDT_UNSUPPORTED, "transport \"%s\" is not loaded here; loaded: %s", message->transport,
+                             names);
+    }
+    return RDT_OK;
+}
+
+/* A group is a wish for its transport too. */
+static enum rdt_status check_group(const struct transfers *transfers, const struct client *client, const Rdt__Pb__Fetch *message,
+                                   const struct group **group_p, struct rdt_error *err)
+{
+    const struct group *group = NULL;
+
+    *group_p = NULL;
+    if (message->group[0] == '\0')
+        return RDT_OK;
+    group = group_find(transfers->groups, &client->account->owner, message->group);
+    if (!group)
+        return rdt_error_set(err, RDT_NOT_FOUND, "this node has no member in a group \"%s\" of uid %u", message->group,
+                             client->account->owner.uid);
+    if (!group_has(group, transfers->node->uuid, client->name, NULL))
+        return rdt_error_set(err, RDT_DENIED, "client \"%s\" is no member of group \"%s\"", client->name, message->group);
+    if (message->transport[0] != '\0' && strcasecmp(message->transport, group->transport->name) != 0)
+        return rdt_error_set(err, RDT_INVALID, "group \"%s\" is one of %s, not of %s", message->group, group->transport->name,
+                             message->transport);
+    *group_p = group;
+    return RDT_OK;
+}
+
+/* All of it, in memory that others may read too, by any path: a snapshot that comes so stays for everybody. */
+static bool may_keep(const Rdt__Pb__Fetch *message, const Rdt__Pb__FetchItem *item)
+{
+    return !wants_device(message) && (message->mode == RDT__PB__FETCH_MODE__FETCH_MODE_AUTO || message->mode == RDT__PB__FETCH_MODE__FETCH_MODE_COW) &&
+           !message->meta_only && message->transport[0] == '\0' && message->group[0] == '\0' && message->least_path[0] == '\0' && !item->targets &&
+           !item->slice;
+}
+
+static struct transfer *find_joinable(struct transfers *transfers, const struct client *client, const Rdt__Pb__Fetch *message,
+                                      const Rdt__Pb__FetchItem *item, const struct rdt_ref *ref)
+{
+    const struct owner *requester = &client->account->owner;
+    struct replica *replica = may_keep(message, item) ? replica_for(&transfers->replicas, ref, requester) : NULL;
+
+    if (replica)
+        return replica->filling; /* NULL: it is whole, and serves at once */
+    return !wants_device(message) && question_fits(message, item, ref) ? question_open(transfers, ref, requester) : NULL;
+}
+
+enum rdt_status fetch_start(struct transfers *transfers, struct client *client, const Rdt__Pb__Fetch *message,
+                            const Rdt__Pb__FetchItem *item, struct transfer *twin, struct transfer **transfer_p,
+                            struct rdt_error *err)
+{
+    const struct group *group;
+    struct transfer *transfer;
+    struct rdt_ref ref;
+    enum rdt_status status;
+    bool joins = false;
+
+    if (item->handle == 0 || map_get_u64(&client->fetches, item->handle))
+        return rdt_error_set(err, RDT_INVALID, "fetch handle %llu is 0 or in use", (unsigned long long)item->handle);
+    if ((unsigned)message->mode > RDT__PB__FETCH_MODE__FETCH_MODE_COW)
+        return rdt_error_set(err, RDT_INVALID, "fetch mode %d is unknown", (int)message->mode);
+    status = wire_ref_to(item->ref, &ref, err);
+    if (status == RDT_OK)
+        status = check_wishes(transfers, message, err);
+    if (status == RDT_OK)
+        status = check_group(transfers, client, message, &group, err);
+    if (status != RDT_OK)
+        return status;
+    if (!twin && !node_is_here(transfers->node, ref.node, ref.address)) {
+        twin = find_joinable(transfers, client, message, item, &ref);
+        joins = twin != NULL;
+        transfers->joined += joins;
+    }
+    if (twin) {
+        *transfer_p = NULL;
+        return join(client, twin, message, item, joins, err);
+    }
+    transfer = transfer_new(transfers, client, client->account, &ref);
+    if (!transfer)
+        return rdt_error_set(err, RDT_NO_MEMORY, "no memory for the transfer");
+    transfer->mode = message->mode;
+    transfer->meta_only = message->meta_only;
+    transfer->self_copy_bytes = message->self_copy_bytes;
+    transfer->joinable = !wants_device(message) && question_fits(message, item, &ref);
+    text_copy(transfer->wish_memory, sizeof transfer->wish_memory, item->to_host ? "host" : message->memory);
+    text_copy(transfer->wish_device, sizeof transfer->wish_device, item->to_host ? "" : message->device);
+    transfer->host_stays = message->host_stays;
+    note_maps(client, message);
+    transfer->keeps = may_keep(message, item);
+    memcpy(transfer->wish_transport, message->transport, strlen(message->transport) + 1);
+    memcpy(transfer->wish_least, message->least_path, strlen(message->least_path) + 1);
+    if (group) {
+        text_copy(transfer->wish_transport, sizeof transfer->wish_transport, group->transport->name);
+        text_copy(transfer->wish_group, sizeof transfer->wish_group, group->name);
+    }
+    if (item->slice && !(transfer->slice = slice_dup(item->slice)))
+        status = rdt_error_set(err, RDT_NO_MEMORY, "no memory for the slice");
+    if (status == RDT_OK)
+        status = landing_check_wish(transfer, err);
+    if (status == RDT_OK && item->targets)
+        status = target_create(client, item, &transfer->target, err);
+    if (status == RDT_OK)
+        status = join(client, transfer, message, item, false, err);
+    if (status != RDT_OK) {
+        (void)snprintf(transfer->record.error, sizeof transfer->record.error, "%s", err->msg);
+        transfer_end(transfer);
+        return status;
+    }
+    *transfer_p = transfer;
+    return RDT_OK;
+}
+
+void transfer_go(struct transfer *transfer)
+{
+    struct rdt_error err = {0};
+
+    if (node_is_here(transfer->transfers->node, transfer->ref.node, transfer->ref.address)) {
+        transfer_local_start(transfer);
+        return;
+    }
+    if (transfer_copy_serves(transfer))
+        return;
+    transfer->record.direction = "in";
+    if (transfer_in_start(transfer, &err) != RDT_OK)
+        transfer_fail_err(transfer, &err);
+}

@@ -1,0 +1,452 @@
+/* Transport connections to a peer: offered when the link is up, rebuilt under a new epoch when one fails or must be isolated. */
+#include <assert.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <strings.h>
+
+#include "daemon/base/log.h"
+#include "daemon/transfers/transfer_impl.h"
+
+#define RETRY_MIN_NS 50000000ll
+#define RETRY_MAX_NS 5000000000ll
+
+static const struct sm_state states[] = {
+    [PT_NONE] = {"none", 1u << PT_OFFERED},
+    [PT_OFFERED] = {"offered", 1u << PT_CONNECTED | 1u << PT_CLOSING | 1u << PT_NONE},
+    [PT_CONNECTED] = {"connected", 1u << PT_CLOSING},
+    [PT_CLOSING] = {"closing", 1u << PT_NONE},
+};
+
+static void peer_transport_open(struct peer_transport *pt);
+
+static bool link_is_up(const struct peer_transport *pt)
+{
+    return pt->work->peer->state == PEER_UP;
+}
+
+/* Neither end has said that it will not. */
+static bool may_open(const struct peer_transport *pt)
+{
+    return link_is_up(pt) && !pt->transport->leaving && pt->remote_why_not[0] == '\0';
+}
+
+/* What is under way on it ends, for this reason. */
+static void close_connection(struct peer_transport *pt, const char *why)
+{
+    (void)snprintf(pt->broken, sizeof pt->broken, "the connection was taken down: %.150s", why);
+    sm_move(&pt->sm, PT_CLOSING);
+    plugin_conn_disconnect(&pt->conn);
+}
+
+void peer_transport_isolate(struct peer_transport *pt, const char *why)
+{
+    if (pt->sm.state != PT_CONNECTED && pt->sm.state != PT_OFFERED)
+        return;
+    if (pt->group) {
+        group_break(pt->group, why);
+        return;
+    }
+    log_warn("%s to node %s: connection taken down and rebuilt: %s", pt->transport->name, pt->work->peer->name, why);
+    pt->failures++;
+    close_connection(pt, why);
+}
+
+static void on_failed(struct plugin_conn *conn, enum rdt_status status, const char *msg)
+{
+    struct peer_transport *pt = (struct peer_transport *)((char *)conn - offsetof(struct peer_transport, conn));
+    char why[256];
+
+    if (pt->transport->leaving && (pt->sm.state == PT_CONNECTED || pt->sm.state == PT_OFFERED)) {
+        close_connection(pt, "the transport is being unloaded"); /* the other end has heard of it */
+        return;
+    }
+    (void)snprintf(why, sizeof why, "%s: %s", rdt_status_name(status), msg ? msg : "");
+    peer_transport_isolate(pt, why);
+}
+
+static void on_closed(struct plugin_conn *conn)
+{
+    struct peer_transport *pt = (struct peer_transport *)((char *)conn - offsetof(struct peer_transport, conn));
+
+    plugin_conn_destroy(conn);
+    sm_move(&pt->sm, PT_NONE);
+    pt->remote_epoch = 0;
+    transfer_in_via_closed(pt);
+    outgoing_via_closed(pt);
+    if (pt->work->transfers->closing) {
+        transfers_check_closed(pt->work->transfers);
+    } else if (may_open(pt)) {
+        int64_t wait = RETRY_MIN_NS << (pt->failures < 8 ? pt->failures : 8);
+        if (pt->failures <= 1)
+            peer_transport_open(pt);
+        else
+            (void)deadline_set(pt->work->transfers->deadlines, &pt->retry, wait < RETRY_MAX_NS ? wait : RETRY_MAX_NS);
+    }
+}
+
+/* The other end has no use for it, and says why. It will be built again when that changes. */
+static void take_down(struct peer_transport *pt)
+{
+    pt->blob_epoch = 0;
+    deadline_unset(pt->work->transfers->deadlines, &pt->retry);
+    if (pt->sm.state == PT_CONNECTED || pt->sm.state == PT_OFFERED) {
+        log_debug("%s to node %s is taken down: %s", pt->transport->name, pt->work->peer->name, pt->remote_why_not);
+        close_connection(pt, pt->remote_why_not);
+    }
+    peer_work_refused(pt);
+}
+
+static void on_retry(struct deadline *deadline)
+{
+    struct peer_transport *pt = (struct peer_transport *)((char *)deadline - offsetof(struct peer_transport, retry));
+
+    if (pt->sm.state == PT_NONE && may_open(pt))
+        peer_transport_open(pt);
+}
+
+/* Two versions of one library may take each other's connections and then fail, or worse: they are not brought together. */
+static bool versions_agree(struct peer_transport *pt)
+{
+    bool agree = strcmp(pt->transport->version, pt->remote_version) == 0;
+
+    if (!agree && !pt->difference_told)
+        log_warn("%s is not used with node %s: the library or its settings differ: %s here, %s there", pt->transport->name,
+                 pt->work->peer->name, pt->transport->version, pt->remote_version);
+    pt->difference_told = !agree;
+    return agree;
+}
+
+static void use_blob(struct peer_transport *pt)
+{
+    struct rdt_error err = {0};
+
+    if (pt->sm.state != PT_OFFERED || pt->blob_epoch == 0 || !versions_agree(pt))
+        return;
+    pt->remote_epoch = pt->blob_epoch;
+    pt->blob_epoch = 0;
+    if (pt->transport->ops.connect(pt->conn.handle, pt->blob, pt->blob_bytes, &err) != RDT_OK) {
+        peer_transport_isolate(pt, err.msg);
+        return;
+    }
+    pt->broken[0] = '\0';
+    sm_move(&pt->sm, PT_CONNECTED);
+    peer_work_connected(pt);
+}
+
+/* Without a blob and without a reason: it will be offered when it can be. */
+static void send_offer(struct peer_transport *pt, uint8_t *blob, size_t blob_bytes, const char *why_not)
+{
+    Rdt__Pb__Offer offer = RDT__PB__OFFER__INIT;
+    char *memory[8];
+    struct rdt_error err;
+
+    offer.transport = (char *)pt->transport->name;
+    offer.version = (char *)pt->transport->version;
+    offer.epoch = blob || why_not[0] ? pt->epoch : 0;
+    offer.why_not = (char *)why_not;
+    offer.blob = (ProtobufCBinaryData){blob_bytes, blob};
+    offer.memory = memory;
+    for (const char *const *kind = pt->transport->ops.memory_kinds; kind && *kind && offer.n_memory < 8; kind++)
+        memory[offer.n_memory++] = (char *)*kind;
+    if (work_send(pt->work, RDT_PEER_OFFER, &offer.base, &err) != RDT_OK)
+        log_debug("offer of %s to node %s: %s", pt->transport->name, pt->work->peer->name, err.msg);
+}
+
+static void peer_transport_open(struct peer_transport *pt)
+{
+    uint8_t blob[RDT_OFFER_MAX_BYTES];
+    size_t bytes = 0;
+    struct rdt_error err = {0};
+
+    deadline_unset(pt->work->transfers->deadlines, &pt->retry);
+    if (!pt->transport->available) {
+        send_offer(pt, NULL, 0, pt->transport->why_not);
+        return;
+    }
+    pt->conn.on_failed = on_failed;
+    pt->conn.on_closed = on_closed;
+    if (plugin_conn_create(&pt->conn, pt->transport, pt->work->peer->uuid, &err) != RDT_OK) {
+        log_warn("%s to node %s: %s", pt->transport->name, pt->work->peer->name, err.msg);
+        send_offer(pt, NULL, 0, err.msg);
+        return;
+    }
+    pt->epoch++;
+    sm_move(&pt->sm, PT_OFFERED);
+    if (pt->transport->ops.offer(pt->conn.handle, blob, &bytes, &err) != RDT_OK) {
+        log_warn("%s to node %s: %s", pt->transport->name, pt->work->peer->name, err.msg);
+        plugin_conn_destroy(&pt->conn);
+        sm_move(&pt->sm, PT_NONE);
+        send_offer(pt, NULL, 0, err.msg);
+        return;
+    }
+    send_offer(pt, blob, bytes, "");
+    use_blob(pt);
+}
+
+struct peer_transport *peer_transport_find(struct peer_work *work, const char *name)
+{
+    list_for_each (node, &work->transports) {
+        struct peer_transport *pt = list_entry(node, struct peer_transport, link);
+        if (strcasecmp(pt->transport->name, name) == 0)
+            return pt;
+    }
+    return NULL;
+}
+
+static struct peer_transport *peer_transport_get(struct peer_work *work, struct transport *transport)
+{
+    struct peer_transport *pt = peer_transport_find(work, transport->name);
+
+    if (pt)
+        return pt;
+    pt = calloc(1, sizeof *pt);
+    if (!pt)
+        return NULL;
+    pt->work = work;
+    pt->transport = transport;
+    pt->retry.on_passed = on_retry;
+    sm_init(&pt->sm, states, sizeof states / sizeof states[0], PT_NONE);
+    list_init(&pt->users_in);
+    list_init(&pt->users_out);
+    list_init(&pt->sending);
+    list_append(&work->transports, &pt->link);
+    return pt;
+}
+
+void peer_transports_up(struct peer_work *work)
+{
+    list_for_each (node, plugins_transports(work->transfers->plugins)) {
+        struct transport *transport = list_entry(node, struct transport, link);
+        struct peer_transport *pt = transport_is_grouped(transport) ? NULL : peer_transport_get(work, transport);
+        if (!pt)
+            continue;
+        pt->failures = 0;
+        pt->remote_why_not[0] = '\0';
+        if (pt->sm.state == PT_NONE)
+            peer_transport_open(pt);
+        else if (!transport->leaving) /* it is opened when it has closed: whoever pulls need not think that there is none */
+            send_offer(pt, NULL, 0, "");
+    }
+}
+
+void peer_transports_down(struct peer_work *work)
+{
+    list_for_each (node, &work->transports) {
+        struct peer_transport *pt = list_entry(node, struct peer_transport, link);
+        pt->remote_known = false;
+        pt->blob_epoch = 0;
+        deadline_unset(work->transfers->deadlines, &pt->retry);
+        if (pt->sm.state == PT_OFFERED || pt->sm.state == PT_CONNECTED)
+            close_connection(pt, "the link to the node ended");
+    }
+}
+
+bool peer_transports_closed(const struct peer_work *work)
+{
+    list_for_each (node, &work->transports) {
+        if (list_entry(node, struct peer_transport, link)->sm.state != PT_NONE)
+            return false;
+    }
+    return true;
+}
+
+/* What is offered to us, and we do not have: so that the other end need not keep its end of nothing. */
+static void decline(struct peer_work *work, const char *transport)
+{
+    Rdt__Pb__Offer offer = RDT__PB__OFFER__INIT;
+
+    offer.transport = (char *)transport;
+    offer.why_not = (char *)"it is not loaded there";
+    (void)work_send(work, RDT_PEER_OFFER, &offer.base, NULL);
+}
+
+enum rdt_status peer_transport_on_offer(struct peer_work *work, const Rdt__Pb__Offer *offer, struct rdt_error *err)
+{
+    struct peer_transport *pt = peer_transport_find(work, offer->transport);
+
+    if (!pt) { /* a transport that is not loaded here */
+        log_debug("node %s offers %s, which is not loaded here", work->peer->name, offer->transport);
+        if (offer->why_not[0] == '\0')
+            decline(work, offer->transport);
+        return RDT_OK;
+    }
+    if (offer->blob.len > RDT_OFFER_MAX_BYTES || strlen(offer->version) > 64)
+        return rdt_error_set(err, RDT_PROTOCOL, "an offer of %s is too long", offer->transport);
+    pt->remote_known = true;
+    (void)snprintf(pt->remote_why_not, sizeof pt->remote_why_not, "%s", offer->why_not);
+    (void)snprintf(pt->remote_version, sizeof pt->remote_version, "%s", offer->version);
+    pt->remote_memory[0] = '\0';
+    for (size_t i = 0; i < offer->n_memory; i++) {
+        size_t used = strlen(pt->remote_memory);
+        (void)snprintf(pt->remote_memory + used, sizeof pt->remote_memory - used, " %s ", offer->memory[i]);
+    }
+    if (offer->why_not[0] != '\0') {
+        take_down(pt);
+        return RDT_OK;
+    }
+    if (offer->epoch == 0)
+        return RDT_OK;
+    if (offer->blob.len > 0)
+        memcpy(pt->blob, offer->blob.data, offer->blob.len);
+    pt->blob_bytes = offer->blob.len;
+    pt->blob_epoch = offer->epoch;
+    if (pt->sm.state == PT_CONNECTED) /* the peer built its end anew: ours leads nowhere */
+        close_connection(pt, "the other node built its end anew");
+    else if (pt->sm.state == PT_NONE && pt->transport->available && pt->retry.place == 0)
+        peer_transport_open(pt); /* it was not there before */
+    else
+        use_blob(pt);
+    return RDT_OK;
+}
+
+bool peer_transport_is_coming(const struct peer_transport *pt)
+{
+    if (pt->remote_known && strcmp(pt->transport->version, pt->remote_version) != 0)
+        return false;
+    return pt->sm.state == PT_OFFERED || pt->sm.state == PT_CLOSING ||
+           (pt->sm.state == PT_NONE && deadline_left_ns(&pt->retry) >= 0);
+}
+
+void peer_transport_why_not(const struct peer_transport *pt, char *text, size_t size)
+{
+    text[0] = '\0';
+    if (!pt->transport->available || !pt->remote_known)
+        return;
+    if (pt->remote_why_not[0] != '\0')
+        (void)snprintf(text, size, "%s: not available there: %s", pt->transport->name, pt->remote_why_not);
+    else if (strcmp(pt->transport->version, pt->remote_version) != 0)
+        (void)snprintf(text, size, "%s: the library or its settings differ: %s here, %s there", pt->transport->name,
+                       pt->transport->version, pt->remote_version);
+}
+
+static bool has_word(const char *words, const char *word)
+{
+    char padded[70];
+
+    (void)snprintf(padded, sizeof padded, " %s ", word);
+    return strstr(words, padded) != NULL;
+}
+
+void peer_transport_offer_to_path(const struct peer_transport *pt, const char *source_memory, const char *target_memory,
+                                  struct path_offer *offer)
+{
+    uint32_t sides = 0;
+
+    *offer = (struct path_offer){.name = pt->transport->name,
+                                 .speed = pt->transport->ops.speed,
+                                 .here_version = pt->transport->version,
+                                 .there_version = pt->remote_version};
+    if (!pt->transport->available)
+        offer->here_why_not = pt->transport->why_not;
+    if (!pt->remote_known)
+        offer->there_why_not = "it does not offer it";
+    else if (pt->remote_why_not[0] != '\0')
+        offer->there_why_not = pt->remote_why_not;
+    offer->moves_source = !pt->remote_known || has_word(pt->remote_memory, source_memory);
+    offer->moves_target = transport_moves(pt->transport, target_memory);
+    offer->stages_source = strcmp(source_memory, "host") != 0 && (!pt->remote_known || has_word(pt->remote_memory, "host"));
+    offer->stages_target = strcmp(target_memory, "host") != 0 && transport_moves(pt->transport, "host");
+    offer->connected = pt->sm.state == PT_CONNECTED;
+    if (offer->connected)
+        sides = pt->transport->ops.sides(pt->conn.handle, offer->moves_target ? target_memory : "host");
+    if (offer->connected && sides == 0)
+        plugin_conn_describe(&pt->conn, offer->refusal, sizeof offer->refusal);
+    offer->one_sided = (sides & RDT_ONE_SIDED) != 0 || !offer->connected;
+    offer->two_sided = (sides & RDT_TWO_SIDED) != 0 || !offer->connected;
+}
+
+/* ---- loading and unloading while links are up ---- */
+
+void transfers_transport_loaded(struct transfers *transfers, struct transport *transport)
+{
+    list_for_each (node, &transfers->works) {
+        struct peer_work *work = list_entry(node, struct peer_work, link);
+        struct peer_transport *pt =
+            work->peer->state == PEER_UP && !transport_is_grouped(transport) ? peer_transport_get(work, transport) : NULL;
+        if (pt && pt->sm.state == PT_NONE)
+            peer_transport_open(pt);
+    }
+}
+
+bool peer_transport_has_users(const struct peer_transport *pt)
+{
+    const struct outgoing *out;
+    size_t cursor = 0;
+
+    if (!list_empty(&pt->users_in) || !list_empty(&pt->users_out))
+        return true;
+    while ((out = map_next(&pt->work->outgoing, &cursor)))
+        if (out->awaits_memory == pt)
+            return true;
+    return false;
+}
+
+enum rdt_status transfers_transport_idle(const struct transfers *transfers, const struct transport *transport,
+                                         struct rdt_error *err)
+{
+    list_for_each (node, &transfers->works) {
+        struct peer_work *work = list_entry(node, struct peer_work, link);
+        const struct peer_transport *pt = peer_transport_find(work, transport->name);
+        if (!pt || !peer_transport_has_users(pt))
+            continue;
+        if (!list_empty(&pt->users_in))
+            return rdt_error_set(
+                err, RDT_BUSY, "transport %s is in use: transfer %llu from node %s moves by it", transport->name,
+                (unsigned long long)list_entry(list_first(&pt->users_in), struct transfer, by_via)->id, work->peer->name);
+        return rdt_error_set(err, RDT_BUSY, "transport %s is in use: a transfer to node %s moves by it", transport->name,
+                             work->peer->name);
+    }
+    if (transfers->groups && transfer_groups_use(transfers, transport, err))
+        return RDT_BUSY;
+    if (transport->ops_active > 0)
+        return rdt_error_set(err, RDT_BUSY, "transport %s is in use: %llu of its operations have not ended", transport->name,
+                             (unsigned long long)transport->ops_active);
+    return RDT_OK;
+}
+
+void transfers_transport_leave(struct transfers *transfers, struct transport *transport)
+{
+    list_for_each (node, &transfers->works) {
+        struct peer_work *work = list_entry(node, struct peer_work, link);
+        struct peer_transport *pt = peer_transport_find(work, transport->name);
+        if (!pt)
+            continue;
+        deadline_unset(transfers->deadlines, &pt->retry);
+        if (link_is_up(pt))
+            send_offer(pt, NULL, 0, "it was unloaded there");
+        if (pt->sm.state == PT_OFFERED)
+            close_connection(pt, "the transport is being unloaded");
+    }
+}
+
+void transfers_transport_cut(struct transfers *transfers, const struct transport *transport)
+{
+    list_for_each (node, &transfers->works) {
+        struct peer_transport *pt = peer_transport_find(list_entry(node, struct peer_work, link), transport->name);
+        if (pt && (pt->sm.state == PT_CONNECTED || pt->sm.state == PT_OFFERED))
+            close_connection(pt, "the transport is being unloaded");
+    }
+}
+
+bool transfers_transport_gone(const struct transfers *transfers, const struct transport *transport)
+{
+    list_for_each (node, &transfers->works) {
+        struct peer_work *work = list_entry(node, struct peer_work, link);
+        const struct peer_transport *pt = peer_transport_find(work, transport->name);
+        if (pt && (pt->sm.state != PT_NONE || peer_transport_has_users(pt)))
+            return false;
+    }
+    return transport->ops_active == 0 && !(transfers->groups && transfer_groups_use(transfers, transport, NULL));
+}
+
+void transfers_transport_forget(struct transfers *transfers, const struct transport *transport)
+{
+    list_for_each (node, &transfers->works) {
+        struct peer_transport *pt = peer_transport_find(list_entry(node, struct peer_work, link), transport->name);
+        if (!pt)
+            continue;
+        deadline_unset(transfers->deadlines, &pt->retry);
+        list_remove(&pt->link);
+        free(pt);
+    }
+}

@@ -1,0 +1,474 @@
+#include "daemon/transfers/replica.h"
+
+#include <assert.h>
+#include <stdlib.h>
+
+#include "daemon/base/log.h"
+#include "daemon/transfers/transfer_impl.h"
+
+#define EXPECT_NS 5000000000ll /* a pull may come before the answer that makes the copy; its reader has patience of his own */
+#define WORD_MAX 1000u         /* generations in one message */
+
+void replicas_init(struct replicas *replicas, struct transfers *transfers)
+{
+    *replicas = (struct replicas){.transfers = transfers};
+    map_init(&replicas->by_origin);
+    list_init(&replicas->listed);
+    list_init(&replicas->expected);
+}
+
+static void make_key(const uint8_t node[16], uint64_t generation, uint8_t key[24])
+{
+    memcpy(key, node, 16);
+    memcpy(key + 16, &generation, 8);
+}
+
+struct replica *replica_find(const struct replicas *replicas, const uint8_t node[16], uint64_t generation)
+{
+    uint8_t key[24];
+
+    make_key(node, generation, key);
+    return generation ? map_get(&replicas->by_origin, key, sizeof key) : NULL;
+}
+
+/* ---- word to the owner's node ---- */
+
+static void tell(struct peer_work *origin, uint64_t *whole, size_t n_whole, uint64_t *dropped, uint64_t *invalidated,
+                 size_t n_invalidated)
+{
+    Rdt__Pb__Copies copies = RDT__PB__COPIES__INIT;
+
+    copies.whole = whole;
+    copies.n_whole = n_whole;
+    copies.dropped = dropped;
+    copies.n_dropped = dropped ? 1 : 0;
+    copies.invalidated = invalidated;
+    copies.n_invalidated = n_invalidated;
+    (void)work_send(origin, RDT_PEER_COPIES, &copies.base, NULL); /* link down: it has forgotten this node */
+}
+
+void replica_decline(struct peer_work *origin, uint64_t generation)
+{
+    tell(origin, NULL, 0, &generation, NULL, 0);
+}
+
+/* ---- life ---- */
+
+static void replica_unref(struct replica *replica)
+{
+    assert(replica->refs > 0);
+    if (--replica->refs > 0)
+        return;
+    assert(list_empty(&replica->pulls) && list_empty(&replica->waiters) && !replica->listed);
+    if (replica->object)
+        object_drop(replica->object); /* its readers keep it */
+    account_unref(replica->account);
+    free(replica->arrived);
+    free(replica);
+}
+
+/* Whoever asks from now on does not get it. */
+static void unlist(struct replica *replica)
+{
+    if (!replica->listed)
+        return;
+    replica->listed = false;
+    map_remove(&replica->replicas->by_origin, replica->key, sizeof replica->key);
+    list_remove(&replica->link);
+    if (replica->placed)
+        replica->replicas->bytes -= replica->bytes;
+    replica_unref(replica);
+}
+
+static void drop(struct replica *replica)
+{
+    replica_decline(replica->origin, replica->ref.generation);
+    unlist(replica);
+}
+
+void replicas_close(struct replicas *replicas)
+{
+    while (!list_empty(&replicas->listed))
+        unlist(list_entry(list_first(&replicas->listed), struct replica, link));
+}
+
+void replicas_fini(struct replicas *replicas)
+{
+    assert(list_empty(&replicas->listed));
+    map_fini(&replicas->by_origin);
+}
+
+/* Its object, as yet without memory. */
+static bool adopt(struct replica *replica, const struct transfer *transfer)
+{
+    struct object_put put = {.account = replica->account,
+                             .id = (const uint8_t *)replica->ref.id,
+                             .id_bytes = replica->ref.id_bytes,
+                             .metadata = transfer->metadata,
+                             .metadata_bytes = transfer->metadata_bytes,
+                             .visibility = replica->visibility,
+                             .transport = "",
+                             .snapshot = true};
+
+    if (layout_packed(transfer->source, &put.layout, &replica->bytes, NULL) != RDT_OK)
+        return false;
+    if (object_table_adopt(replica->replicas->transfers->objects, &put, &replica->object, NULL) == RDT_OK)
+        return true;
+    free(put.layout);
+    return false;
+}
+
+static void wake_expected(struct replica *replica)
+{
+    list_for_each_safe (node, &replica->replicas->expected) {
+        struct outgoing *out = list_entry(node, struct outgoing, by_replica);
+        if (out->ref.generation == replica->ref.generation && memcmp(out->ref.node, replica->ref.node, 16) == 0)
+            replica_serve(replica->replicas, out);
+    }
+}
+
+bool replica_create(struct transfer *transfer, const Rdt__Pb__PullMeta *meta)
+{
+    struct replicas *replicas = &transfer->transfers->replicas;
+    const struct rdt_ref *ref = &transfer->ref;
+    struct owner owner = {.uid = ref->uid};
+    struct replica *replica = calloc(1, sizeof *replica);
+
+    assert(!transfer->replica);
+    if (!replica)
+        return false;
+    memcpy(owner.tenant, ref->tenant, sizeof owner.tenant);
+    make_key(ref->node, ref->generation, replica->key);
+    replica->replicas = replicas;
+    replica->ref = *ref;
+    replica->origin = transfer->origin;
+    memcpy(replica->boot_id, transfer->origin->peer->boot_id, sizeof replica->boot_id);
+    replica->epoch = transfer->origin->peer->epoch;
+    memcpy(replica->tenant, transfer->account->owner.tenant, sizeof replica->tenant);
+    replica->account = account_get(replicas->transfers->objects->accounts, &owner);
+    replica->visibility = (Rdt__Pb__Visibility)meta->visibility;
+    list_init(&replica->pulls);
+    list_init(&replica->waiters);
+    if (!replica->account || !adopt(replica, transfer) ||
+        !map_put(&replicas->by_origin, replica->key, sizeof replica->key, replica)) {
+        if (replica->object)
+            object_drop(replica->object);
+        account_unref(replica->account);
+        free(replica);
+        return false;
+    }
+    list_append(&replicas->listed, &replica->link);
+    replica->listed = true;
+    replica->filling = transfer;
+    replica->refs = 2;
+    transfer->replica = replica;
+    wake_expected(replica);
+    return true;
+}
+
+/* ---- readers ---- */
+
+static bool visible_to(const struct replica *replica, const struct owner *requester)
+{
+    const struct owner *owner = &replica->account->owner;
+
+    if (replica->visibility == RDT__PB__VISIBILITY__VISIBILITY_ALL || owner_equal(owner, requester))
+        return true;
+    return replica->visibility == RDT__PB__VISIBILITY__VISIBILITY_TENANT && strcmp(owner->tenant, requester->tenant) == 0;
+}
+
+/* Word that the object is gone would have come. The owner's node gives this one up no sooner than its patience after the last sign of
+ * life, and that was no earlier than the ping that it answered. A quarter is for clocks that differ. */
+bool replica_is_fresh(const struct replica *replica)
+{
+    const struct peer *peer = replica->origin->peer;
+    uint64_t patience = replica->replicas->transfers->options->peer_timeout_ns;
+
+    if (peer->patience_ns < patience)
+        patience = peer->patience_ns;
+    return peer->state == PEER_UP && peer->epoch == replica->epoch && peer->confirmed_ns != 0 &&
+           uv_hrtime() - peer->confirmed_ns < patience / 4 * 3;
+}
+
+struct replica *replica_for(const struct replicas *replicas, const struct rdt_ref *ref, const struct owner *requester)
+{
+    struct replica *replica = replica_find(replicas, ref->node, ref->generation);
+
+    if (!replica || replica->ref.id_bytes != ref->id_bytes || memcmp(replica->ref.id, ref->id, ref->id_bytes) != 0)
+        return NULL; /* what is wrong with it the owner says */
+    if (strcmp(replica->tenant, requester->tenant) != 0 || !visible_to(replica, requester))
+        return NULL;
+    return replica_is_fresh(replica) ? replica : NULL;
+}
+
+void replica_used(struct replica *replica)
+{
+    if (!replica->listed)
+        return;
+    list_remove(&replica->link);
+    list_append(&replica->replicas->listed, &replica->link);
+}
+
+/* ---- being filled ---- */
+
+enum rdt_status replica_place(struct replica *replica, struct transfer *transfer, struct rdt_error *err)
+{
+    enum rdt_status status = object_attach(replica->object, &transfer->received, 1, err);
+
+    if (status != RDT_OK)
+        return status;
+    transfer->received->origin = REGION_COPY;
+    transfer->received->client = 0;
+    event(replica->replicas->transfers->events, RDT__PB__LIST_KIND__LIST_KIND_REGIONS, "kept", transfer->received);
+    replica->placed = true;
+    if (replica->listed)
+        replica->replicas->bytes += replica->bytes;
+    return RDT_OK;
+}
+
+static void wake_pulls(struct replica *replica)
+{
+    list_for_each_safe (node, &replica->pulls)
+        outgoing_go_on(list_entry(node, struct outgoing, by_replica));
+}
+
+enum rdt_status replica_plan(struct replica *replica, const struct chunk_plan *plan, struct rdt_error *err)
+{
+    if (replica->arrived && replica->plan_n != plan->n) { /* cut otherwise than before: all of it comes again */
+        free(replica->arrived);
+        replica->arrived = NULL;
+    }
+    if (!replica->arrived && !(replica->arrived = calloc(plan->n + 1u, sizeof *replica->arrived)))
+        return rdt_error_set(err, RDT_NO_MEMORY, "no memory for %u chunks", plan->n);
+    replica->plan = plan;
+    replica->plan_n = plan->n;
+    replica->refs++;
+    wake_pulls(replica); /* there is memory to send from, if not bytes */
+    replica_unref(replica);
+    return RDT_OK;
+}
+
+void replica_unplan(struct replica *replica)
+{
+    replica->plan = NULL;
+}
+
+bool replica_wants(const struct replica *replica, uint32_t chunk)
+{
+    return !replica->arrived[chunk];
+}
+
+void replica_arrived(struct replica *replica, uint32_t chunk)
+{
+    replica->arrived[chunk] = true;
+    replica->refs++; /* a pull that fails may be the last that wanted it */
+    wake_pulls(replica);
+    replica_unref(replica);
+}
+
+static bool idle(const struct replica *replica)
+{
+    return replica->placed && !replica->filling && list_empty(&replica->pulls) && replica->object->holds == 1 &&
+           replica->object->pins == 0;
+}
+
+/* What is least of use goes, as long as it takes. */
+static void make_room(struct replicas *replicas)
+{
+    list_for_each_safe (node, &replicas->listed) {
+        struct replica *replica = list_entry(node, struct replica, link);
+        if (replicas->bytes <= replicas->transfers->options->copies_max_bytes)
+            return;
+        if (idle(replica))
+            drop(replica);
+    }
+}
+
+static void tell_waiters(struct replica *replica)
+{
+    while (!list_empty(&replica->waiters)) {
+        struct replica_waiter *waiter = list_entry(list_first(&replica->waiters), struct replica_waiter, link);
+        list_remove(&waiter->link);
+        waiter->on_end(waiter);
+    }
+}
+
+void replica_whole(struct replica *replica)
+{
+    struct replicas *replicas = replica->replicas;
+
+    replica->refs++;
+    replica->filling = NULL;
+    replica->plan = NULL;
+    wake_pulls(replica);
+    if (replica->listed) {
+        replica_used(replica);
+        tell(replica->origin, &replica->ref.generation, 1, NULL, NULL, 0);
+        make_room(replicas);
+        if (replicas->bytes > replicas->transfers->options->copies_max_bytes)
+            drop(replica);
+        else
+            region_rest(replica->object->uses[0].region); /* it is everybody's: nobody's limit is for it */
+    }
+    tell_waiters(replica);
+    replica_unref(replica);
+}
+
+void replica_end_filling(struct transfer *transfer)
+{
+    struct replica *replica = transfer->replica;
+
+    if (!replica)
+        return;
+    transfer->replica = NULL;
+    if (replica->filling) {
+        struct rdt_error err;
+        replica->filling = NULL;
+        replica->plan = NULL;
+        (void)rdt_error_set(&err, RDT_PEER_LOST, "the copy of object \"%s\" on this node will not be whole", replica->ref.id);
+        while (!list_empty(&replica->pulls)) {
+            struct outgoing *out = list_entry(list_first(&replica->pulls), struct outgoing, by_replica);
+            list_remove(&out->by_replica); /* it may have to come to rest first */
+            outgoing_fail(out, &err);
+        }
+        if (replica->listed)
+            drop(replica);
+        tell_waiters(replica);
+    }
+    replica_unref(replica);
+}
+
+bool replica_in_demand(const struct replica *replica)
+{
+    return replica && (!list_empty(&replica->pulls) || !list_empty(&replica->waiters) || (replica->filling && replica->filling->part));
+}
+
+/* ---- other nodes' pulls ---- */
+
+void replica_serve(struct replicas *replicas, struct outgoing *out)
+{
+    struct replica *replica = replica_find(replicas, out->ref.node, out->ref.generation);
+    struct rdt_error err;
+
+    list_remove(&out->by_replica);
+    if (!replica) {
+        list_append(&replicas->expected, &out->by_replica);
+        (void)deadline_set(replicas->transfers->deadlines, &out->deadline, EXPECT_NS);
+        return;
+    }
+    deadline_unset(replicas->transfers->deadlines, &out->deadline); /* its reader watches the time */
+    if (!visible_to(replica, &out->account->owner)) {
+        (void)rdt_error_set(&err, RDT_DENIED, "the copy of object \"%s\" is not visible to uid %u", out->ref.id,
+                            out->account->owner.uid);
+        outgoing_refuse(out, &err);
+        return;
+    }
+    replica_used(replica);
+    replica->refs++;
+    out->replica = replica;
+    list_append(&replica->pulls, &out->by_replica);
+    outgoing_answer(out, replica->object);
+}
+
+void replica_unserve(struct outgoing *out)
+{
+    struct replica *replica = out->replica;
+
+    list_remove(&out->by_replica);
+    out->replica = NULL;
+    if (!replica)
+        return;
+    if (replica->filling && list_empty(&replica->pulls))
+        transfer_unwanted(replica->filling);
+    replica_unref(replica);
+}
+
+bool replica_has(const struct replica *replica, uint64_t offset, uint64_t bytes)
+{
+    const struct chunk_plan *plan = replica->plan;
+    uint32_t lo = 0, hi;
+
+    if (!replica->filling)
+        return true; /* or it fails as a whole */
+    if (!plan)
+        return false;
+    for (hi = plan->n; lo < hi;) { /* the first chunk that ends behind offset */
+        uint32_t middle = lo + (hi - lo) / 2;
+        if (plan->chunks[middle].offset + plan->chunks[middle].bytes > offset)
+            hi = middle;
+        else
+            lo = middle + 1;
+    }
+    for (; lo < plan->n && plan->chunks[lo].offset < offset + bytes; lo++)
+        if (!replica->arrived[lo])
+            return false;
+    return true;
+}
+
+/* ---- word from the owner's node ---- */
+
+void replicas_peer_up(struct replicas *replicas, struct peer_work *work)
+{
+    uint64_t generations[WORD_MAX];
+    size_t n = 0;
+
+    list_for_each_safe (node, &replicas->listed) {
+        struct replica *replica = list_entry(node, struct replica, link);
+        if (replica->origin != work)
+            continue;
+        if (memcmp(replica->boot_id, work->peer->boot_id, sizeof replica->boot_id) != 0) {
+            unlist(replica); /* another start of that node: the object is gone */
+            continue;
+        }
+        generations[n++] = replica->ref.generation;
+        if (n == WORD_MAX) {
+            tell(work, generations, n, NULL, NULL, 0);
+            n = 0;
+        }
+    }
+    if (n > 0)
+        tell(work, generations, n, NULL, NULL, 0);
+}
+
+void replicas_on_news(struct replicas *replicas, struct peer_work *work, const Rdt__Pb__Copies *news)
+{
+    for (size_t i = 0; i < news->n_valid; i++) {
+        struct replica *replica = replica_find(replicas, work->peer->uuid, news->valid[i]);
+        if (replica)
+            replica->epoch = work->peer->epoch;
+        else
+            replica_decline(work, news->valid[i]); /* dropped while the question was under way */
+    }
+    for (size_t i = 0; i < news->n_invalid; i++) {
+        struct replica *replica = replica_find(replicas, work->peer->uuid, news->invalid[i]);
+        if (replica)
+            unlist(replica);
+    }
+    if (news->n_invalid > 0)
+        tell(work, NULL, 0, NULL, news->invalid, news->n_invalid);
+}
+
+/* ---- memory ---- */
+
+uint64_t replicas_give_up(struct replicas *replicas, uint64_t bytes)
+{
+    uint64_t there = 0, given = 0;
+
+    list_for_each (node, &replicas->listed) {
+        const struct replica *replica = list_entry(node, struct replica, link);
+        there += idle(replica) ? replica->bytes : 0;
+    }
+    if (there < bytes)
+        return there; /* it would not be enough */
+    list_for_each_safe (node, &replicas->listed) {
+        struct replica *replica = list_entry(node, struct replica, link);
+        if (given >= bytes)
+            break;
+        if (!idle(replica))
+            continue;
+        given += replica->bytes;
+        log_debug("the copy of obj %016llx gives way", (unsigned long long)replica->ref.generation);
+        drop(replica);
+    }
+    return there;
+}

@@ -1,0 +1,170 @@
+#include "daemon/transfers/reservation.h"
+
+#include <assert.h>
+#include <stdlib.h>
+
+struct reservation_group {
+    struct list link; /* in the reservation */
+    struct reservation *reservation;
+    struct peer_work *peer; /* only compared */
+    unsigned unknown;       /* have joined, and neither wait nor left */
+    unsigned n_ready;
+    uint64_t bytes;    /* of those that wait */
+    struct list ready; /* struct transfer.by_group */
+};
+
+struct reservation {
+    struct regions *regions;
+    unsigned refs; /* the message, transfers in groups, and whoever is at it */
+    bool sealed;
+    struct list groups;
+};
+
+struct reservation *reservation_create(struct regions *regions)
+{
+    struct reservation *reservation = calloc(1, sizeof *reservation);
+
+    if (!reservation)
+        return NULL;
+    reservation->regions = regions;
+    reservation->refs = 1;
+    list_init(&reservation->groups);
+    return reservation;
+}
+
+static void unref(struct reservation *reservation)
+{
+    if (--reservation->refs > 0)
+        return;
+    list_for_each_safe (node, &reservation->groups)
+        free(list_entry(node, struct reservation_group, link));
+    free(reservation);
+}
+
+static void take_out(struct transfer *transfer)
+{
+    struct reservation_group *group = transfer->group;
+
+    if (list_empty(&transfer->by_group)) {
+        group->unknown--;
+    } else {
+        list_remove(&transfer->by_group);
+        group->n_ready--;
+        group->bytes -= transfer->group_bytes;
+    }
+    transfer->group = NULL;
+}
+
+static enum rdt_status judge(const struct reservation_group *group, struct rdt_error *err)
+{
+    const struct regions *regions = group->reservation->regions;
+    uint64_t used = regions_claimed_bytes(regions), limit = regions->limit_bytes;
+    uint64_t spare = regions->give_up ? regions->give_up(regions->give_up_arg, 0) : 0; /* goes when it is wanted */
+
+    used -= spare < used ? spare : used;
+
+    if (group->bytes <= limit && used <= limit - group->bytes)
+        return RDT_OK;
+    return rdt_error_set(
+        err, group->bytes > limit ? RDT_LIMIT : RDT_NO_MEMORY,
+        "the %u objects of this fetch need %llu bytes together, of the daemon's memory_limit of %llu bytes %llu are "
+        "in use: fetch fewer at a time, or release some",
+        group->n_ready, (unsigned long long)group->bytes, (unsigned long long)limit, (unsigned long long)used);
+}
+
+/* All that wait go on or fail, once nobody is missing, or when those that are known are too much already. */
+static void settle(struct reservation_group *group)
+{
+    struct reservation *reservation = group->reservation;
+    bool complete = reservation->sealed && group->unknown == 0;
+    struct rdt_error err = {0};
+    enum rdt_status status;
+
+    if (list_empty(&group->ready) || (!complete && group->bytes <= reservation->regions->limit_bytes))
+        return;
+    /* One by itself hears about itself from who allocates. */
+    status = complete && group->n_ready == 1 ? RDT_OK : judge(group, &err);
+    reservation->refs++;
+    while (!list_empty(&group->ready)) {
+        struct transfer *transfer = list_entry(list_first(&group->ready), struct transfer, by_group);
+        take_out(transfer);
+        unref(reservation);
+        if (status == RDT_OK)
+            transfer->on_room(transfer);
+        else
+            transfer_fail_err(transfer, &err);
+    }
+    unref(reservation);
+}
+
+void reservation_seal(struct reservation *reservation)
+{
+    if (!reservation)
+        return;
+    reservation->sealed = true;
+    list_for_each (node, &reservation->groups)
+        settle(list_entry(node, struct reservation_group, link));
+    unref(reservation);
+}
+
+static struct reservation_group *group_of(struct reservation *reservation, struct peer_work *peer)
+{
+    struct reservation_group *group;
+
+    list_for_each (node, &reservation->groups)
+        if (list_entry(node, struct reservation_group, link)->peer == peer)
+            return list_entry(node, struct reservation_group, link);
+    group = calloc(1, sizeof *group);
+    if (!group)
+        return NULL;
+    group->reservation = reservation;
+    group->peer = peer;
+    list_init(&group->ready);
+    list_append(&reservation->groups, &group->link);
+    return group;
+}
+
+void reservation_join(struct transfer *transfer, struct peer_work *peer)
+{
+    struct reservation *reservation = transfer->reservation;
+
+    transfer->reservation = NULL; /* it is asked once */
+    if (!reservation || transfer->target || transfer->meta_only)
+        return;
+    assert(!transfer->group);
+    transfer->group = group_of(reservation, peer);
+    if (!transfer->group)
+        return;
+    transfer->group->unknown++;
+    reservation->refs++;
+}
+
+bool reservation_wait(struct transfer *transfer, void (*on_room)(struct transfer *))
+{
+    struct reservation_group *group = transfer->group;
+
+    if (!group)
+        return false;
+    group->unknown--;
+    group->n_ready++;
+    transfer->group_bytes = transfer->stream_bytes;
+    group->bytes = group->bytes + transfer->group_bytes < group->bytes ? UINT64_MAX : group->bytes + transfer->group_bytes;
+    transfer->on_room = on_room;
+    list_append(&group->ready, &transfer->by_group);
+    settle(group);
+    return true;
+}
+
+void reservation_leave(struct transfer *transfer)
+{
+    struct reservation_group *group = transfer->group;
+    struct reservation *reservation;
+
+    transfer->reservation = NULL;
+    if (!group)
+        return;
+    reservation = group->reservation;
+    take_out(transfer);
+    settle(group);
+    unref(reservation);
+}

@@ -1,0 +1,357 @@
+/* The life of a transfer, whatever moves its bytes: beginning, memory, failure, end. Its answers: transfer_result.c. */
+#include "daemon/transfers/transfer_impl.h"
+
+#include <assert.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+#include "daemon/base/log.h"
+#include "daemon/transfers/reservation.h"
+
+#define BIT(state) (1u << (state))
+
+static const struct sm_state states[] = {
+    [TRANSFER_NEW] = {"new", BIT(TRANSFER_PARKED) | BIT(TRANSFER_LINK) | BIT(TRANSFER_QUEUED) | BIT(TRANSFER_ASKED) |
+                                 BIT(TRANSFER_RESERVE) | BIT(TRANSFER_ENDED)},
+    [TRANSFER_PARKED] = {"parked", BIT(TRANSFER_NEW) | BIT(TRANSFER_ENDED)},
+    [TRANSFER_LINK] = {"link", BIT(TRANSFER_LINK) | BIT(TRANSFER_ASKED) | BIT(TRANSFER_ENDED)},
+    [TRANSFER_QUEUED] = {"queued", BIT(TRANSFER_LINK) | BIT(TRANSFER_ASKED) | BIT(TRANSFER_RESERVE) | BIT(TRANSFER_ENDED)},
+    [TRANSFER_ASKED] = {"asked", BIT(TRANSFER_LINK) | BIT(TRANSFER_ASKED) | BIT(TRANSFER_RESERVE) | BIT(TRANSFER_MOVE) |
+                                     BIT(TRANSFER_ABORT) | BIT(TRANSFER_ENDED)},
+    [TRANSFER_RESERVE] = {"reserving", BIT(TRANSFER_LINK) | BIT(TRANSFER_ASKED) | BIT(TRANSFER_TURN) | BIT(TRANSFER_MOVE) |
+                                           BIT(TRANSFER_ABORT) | BIT(TRANSFER_ENDED)},
+    [TRANSFER_TURN] = {"turn", BIT(TRANSFER_LINK) | BIT(TRANSFER_ASKED) | BIT(TRANSFER_RESERVE) | BIT(TRANSFER_MOVE) |
+                                   BIT(TRANSFER_ABORT) | BIT(TRANSFER_ENDED)},
+    [TRANSFER_MOVE] = {"moving", BIT(TRANSFER_LINK) | BIT(TRANSFER_ASKED) | BIT(TRANSFER_RESERVE) | BIT(TRANSFER_ABORT) |
+                                     BIT(TRANSFER_ENDED)},
+    [TRANSFER_ABORT] = {"aborting", BIT(TRANSFER_ENDED)},
+    [TRANSFER_ENDED] = {"ended", 0},
+};
+
+void transfers_init(struct transfers *transfers)
+{
+    list_init(&transfers->active);
+    list_init(&transfers->outgoing);
+    list_init(&transfers->works);
+    list_init(&transfers->broadcasts);
+    map_init(&transfers->by_id);
+    map_init(&transfers->questions);
+    replicas_init(&transfers->replicas, transfers);
+    keepers_init(&transfers->keepers, transfers);
+    transfers_init_turns(transfers);
+    transfers->next_id = 1;
+}
+
+void transfers_fini(struct transfers *transfers)
+{
+    turns_fini(&transfers->turns);
+    keepers_fini(&transfers->keepers);
+    replicas_fini(&transfers->replicas);
+    list_for_each_safe (node, &transfers->works) {
+        struct peer_work *work = list_entry(node, struct peer_work, link);
+        list_for_each_safe (pt_node, &work->transports)
+            free(list_entry(pt_node, struct peer_transport, link));
+        transfer_groups_free(work);
+        map_fini(&work->outgoing);
+        free(work);
+    }
+    map_fini(&transfers->by_id);
+    map_fini(&transfers->questions);
+    for (unsigned i = 0; i < TRANSFER_HISTORY; i++)
+        record_drop_decision(transfers->history[i].decision);
+    record_drop_decision(transfers->decision);
+}
+
+unsigned transfers_active(const struct transfers *transfers)
+{
+    unsigned n = 0;
+
+    list_for_each (node, &transfers->active)
+        n++;
+    list_for_each (node, &transfers->outgoing)
+        n++;
+    return n;
+}
+
+void transfers_refuse_parked(struct transfers *transfers)
+{
+    transfers->refuse_parked = true;
+    list_for_each_safe (node, &transfers->active) {
+        struct transfer *transfer = list_entry(node, struct transfer, record.link);
+        if (transfer->sm.state == TRANSFER_PARKED)
+            transfer_fail(transfer, RDT_SHUTTING_DOWN, "object \"%s\" cannot be put any more: the daemon is shutting down",
+                          transfer->ref.id);
+    }
+    outgoing_refuse_parked(transfers);
+}
+
+void transfer_set_state(struct transfer *transfer, enum transfer_state state)
+{
+    sm_move(&transfer->sm, state);
+    transfer->record.state = sm_name(&transfer->sm);
+}
+
+struct transfer *transfer_new(struct transfers *transfers, struct client *client, struct account *account,
+                              const struct rdt_ref *ref)
+{
+    struct transfer *transfer = calloc(1, sizeof *transfer);
+
+    if (!transfer)
+        return NULL;
+    transfer->transfers = transfers;
+    transfer->id = transfers->next_id++;
+    transfer->client = client;
+    transfer->account = account_ref(account);
+    transfer->ref = *ref;
+    list_init(&transfer->fetches);
+    list_init(&transfer->by_peer);
+    list_init(&transfer->by_via);
+    list_init(&transfer->by_group);
+    list_init(&transfer->wake.link);
+    sm_init(&transfer->sm, states, sizeof states / sizeof states[0], TRANSFER_NEW);
+    transfer->record.client = client ? client->id : 0;
+    record_start(&transfer->record, transfer->id, &account->owner, ref, "local", "new");
+    if (!map_put_u64(&transfers->by_id, transfer->id, transfer)) {
+        account_unref(transfer->account);
+        free(transfer);
+        return NULL;
+    }
+    list_append(&transfers->active, &transfer->record.link);
+    event(transfers->events, RDT__PB__LIST_KIND__LIST_KIND_TRANSFERS, "began", &transfer->record);
+    return transfer;
+}
+
+enum rdt_status transfer_reserve(struct transfer *transfer, region_ready on_ready, struct rdt_error *err)
+{
+    bool own = transfer->n_fetches == 1 && !transfer->replica; /* what several share is nobody's again */
+
+    if (own)
+        transfer->received = warm_take(&transfer->client->warm, transfer->stream_bytes, REGION_RECEIVED);
+    if (transfer->received)
+        return RDT_OK;
+    return region_alloc(transfer->transfers->regions, "host", "", transfer->stream_bytes, REGION_RECEIVED, transfer->account,
+                        own ? transfer->client->id : 0, &transfer->received, on_ready, transfer, err);
+}
+
+static void target_free(struct target *target, struct account *account)
+{
+    if (!target)
+        return;
+    account_give(account, USAGE_HEAP, target->heap_bytes);
+    for (uint32_t i = 0; i < target->n; i++) {
+        struct region *region = target->uses[i].region;
+        if (!region)
+            continue;
+        region_use_remove(&target->uses[i]);
+        region_unpin(region);
+    }
+    free(target->layout);
+    free(target->uses);
+    free(target);
+}
+
+enum rdt_status target_check(const struct target *target, struct rdt_error *err)
+{
+    enum rdt_status status = RDT_OK;
+
+    for (uint32_t i = 0; target && status == RDT_OK && i < target->n; i++)
+        if (target->uses[i].region)
+            status = region_check(target->uses[i].region, err);
+    return status;
+}
+
+void transfer_end(struct transfer *transfer)
+{
+    struct transfers *transfers = transfer->transfers;
+
+    assert(list_empty(&transfer->fetches) && transfer->n_ops == 0 && !transfer->part);
+    if (transfer->whole)
+        pieces_ended(transfer); /* which may end it, too: nothing of it is needed any more */
+    transfer_set_state(transfer, TRANSFER_ENDED);
+    if (transfer->merged) {
+        transfer->record.state = "joined";
+        event(transfers->events, RDT__PB__LIST_KIND__LIST_KIND_TRANSFERS, "ended", &transfer->record);
+        record_drop_decision(transfer->record.decision);
+    } else {
+        record_finish(transfers, &transfer->record, transfer->record.error[0] ? "failed" : "done", NULL);
+    }
+    log_debug("xfer %llu ended: %s %s", (unsigned long long)transfer->id, transfer->record.path, transfer->record.error);
+    deadline_unset(transfers->deadlines, &transfer->stall);
+    deadline_unset(transfers->deadlines, &transfer->turn);
+    deadline_unset(transfers->deadlines, &transfer->unwanted);
+    transfer_in_leave_question(transfer);
+    reservation_leave(transfer);
+    object_waiter_remove(&transfer->waiter);
+    name_waiter_remove(&transfer->named);
+    map_remove_u64(&transfers->by_id, transfer->id);
+    list_remove(&transfer->record.link);
+    list_remove(&transfer->by_via);
+    list_remove(&transfer->wake.link);
+    if (transfer->woken)
+        object_drop(transfer->woken);
+    transfer_in_leave_peer(transfer);
+    order_leave(&transfer->record);
+    replica_end_filling(transfer);
+    if (transfer->object) {
+        object_unpin(transfer->object);
+        object_drop(transfer->object);
+    }
+    region_unref(transfer->received);
+    transfer_free_staging(transfer);
+    target_free(transfer->target, transfer->account);
+    if (transfer->slice)
+        rdt__pb__slice__free_unpacked(transfer->slice, NULL);
+    free(transfer->remote);
+    free(transfer->keys);
+    free(transfer->key_bytes);
+    pieces_free(transfer);
+    landing_free(transfer);
+    if (transfer->packed != transfer->source)
+        free(transfer->packed);
+    free(transfer->source);
+    free(transfer->plan);
+    free(transfer->ops);
+    transfer_in_free_metadata(transfer);
+    free(transfer->inline_data);
+    account_unref(transfer->account);
+    free(transfer);
+    if (transfers->on_idle && list_empty(&transfers->active) && list_empty(&transfers->outgoing))
+        transfers->on_idle(transfers);
+}
+
+/* ---- fetches ---- */
+
+void fetch_detach(struct fetch *fetch)
+{
+    struct transfer *transfer = fetch->transfer;
+
+    deadline_unset(transfer->transfers->deadlines, &fetch->deadline);
+    map_remove_u64(&fetch->client->fetches, fetch->handle);
+    account_give(fetch->client->account, USAGE_TRANSFERS, 1);
+    list_remove(&fetch->by_transfer);
+    if (!list_empty(&transfer->fetches)) /* whose client is left may differ: they joined */
+        transfer->client = list_entry(list_first(&transfer->fetches), struct fetch, by_transfer)->client;
+    free(fetch);
+}
+
+void fetch_answer_error(struct client *client, uint64_t handle, const struct rdt_error *err)
+{
+    Rdt__Pb__FetchDone done = RDT__PB__FETCH_DONE__INIT;
+
+    done.handle = handle;
+    done.status = err->status;
+    done.sys_errno = err->sys_errno;
+    done.message = (char *)err->msg;
+    client->send(client, RDT_EVENT_FETCH_DONE, FRAME_EVENT, handle, &done.base, NULL, 0);
+}
+
+void fetch_fail(struct fetch *fetch, const struct rdt_error *err)
+{
+    struct transfer *transfer = fetch->transfer;
+
+    fetch_answer_error(fetch->client, fetch->handle, err);
+    fetch_detach(fetch);
+    if (list_empty(&transfer->fetches)) {
+        transfer->client = NULL;
+        if (replica_in_demand(transfer->replica))
+            return;
+        if (!transfer->record.error[0])
+            (void)snprintf(transfer->record.error, sizeof transfer->record.error, "%s: %s", rdt_status_name(err->status),
+                           err->msg);
+        transfer_abort(transfer);
+    }
+}
+
+bool transfers_client_gone(struct transfers *transfers, struct client *client, uint64_t until_ns)
+{
+    struct fetch *fetch;
+
+    (void)transfers;
+    while ((fetch = map_next(&client->fetches, &client->reaped_fetches))) {
+        struct transfer *transfer = fetch->transfer;
+        fetch_detach(fetch);
+        if (list_empty(&transfer->fetches)) {
+            transfer->client = NULL;
+            if (!replica_in_demand(transfer->replica)) {
+                if (!transfer->record.error[0])
+                    (void)snprintf(transfer->record.error, sizeof transfer->record.error, "the client that asked is gone");
+                transfer_abort(transfer);
+            }
+        }
+        if (uv_hrtime() >= until_ns)
+            return false;
+    }
+    return true;
+}
+
+void transfer_fail_err(struct transfer *transfer, const struct rdt_error *err)
+{
+    struct transfers *transfers = transfer->transfers;
+    uint64_t id = transfer->id;
+    bool last = false;
+
+    if (transfer->whole) {
+        pieces_failed(transfer, err);
+        return;
+    }
+    if (transfer_copy_comes_back(transfer, err) || transfer_part_failed(transfer, err))
+        return;
+    if (list_empty(&transfer->fetches)) {
+        if (transfer->replica) { /* other nodes had wanted the copy; else it ends already */
+            (void)snprintf(transfer->record.error, sizeof transfer->record.error, "%s", err->msg);
+            transfer_abort(transfer);
+        }
+        return;
+    }
+    if (!transfer->record.error[0])
+        (void)snprintf(transfer->record.error, sizeof transfer->record.error, "%s: %s", rdt_status_name(err->status), err->msg);
+    while (!last) {
+        struct list *node = list_first(&transfer->fetches);
+        last = node->next == &transfer->fetches;
+        fetch_fail(list_entry(node, struct fetch, by_transfer), err);
+    }
+    if (map_get_u64(&transfers->by_id, id) == transfer) /* others had wanted the copy, and will not get it */
+        transfer_abort(transfer);
+}
+
+void transfer_fail(struct transfer *transfer, enum rdt_status status, const char *fmt, ...)
+{
+    struct rdt_error err = {.status = status};
+    va_list args;
+
+    va_start(args, fmt);
+    (void)vsnprintf(err.msg, sizeof err.msg, fmt, args);
+    va_end(args);
+    transfer_fail_err(transfer, &err);
+}
+
+/* Nobody waits for it any more: stops what runs; memory goes when it has stopped. */
+void transfer_abort(struct transfer *transfer)
+{
+    transfer->client = NULL;
+    transfer_in_leave_question(transfer);
+    reservation_leave(transfer);
+    replica_end_filling(transfer);
+    deadline_unset(transfer->transfers->deadlines, &transfer->turn);
+    switch ((enum transfer_state)transfer->sm.state) {
+    case TRANSFER_NEW:
+    case TRANSFER_PARKED:
+    case TRANSFER_LINK:
+    case TRANSFER_QUEUED:
+        transfer_end(transfer);
+        break;
+    case TRANSFER_ASKED:
+    case TRANSFER_RESERVE:
+    case TRANSFER_TURN:
+    case TRANSFER_MOVE:
+        if (transfer->origin)
+            transfer_in_abort(transfer);
+        else
+            transfer_local_abort(transfer);
+        break;
+    case TRANSFER_ABORT:
+    case TRANSFER_ENDED:
+        break;
+    }
+}

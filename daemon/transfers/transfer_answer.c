@@ -1,0 +1,224 @@
+/* The owner's answer to a pull: what the object is, its bytes if they are few, where a copy of it is to be had instead. */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "daemon/memory/region_fill.h"
+#include "daemon/base/text.h"
+#include "daemon/transfers/transfer_broadcast.h"
+#include "daemon/transfers/transfer_impl.h"
+#include "wire_ref.h"
+
+static bool all_contiguous(const struct layout *layout)
+{
+    for (uint32_t i = 0; i < layout->count; i++)
+        if (!layout_is_contiguous(layout, i))
+            return false;
+    return true;
+}
+
+enum rdt_status outgoing_map(struct outgoing *out, struct rdt_error *err)
+{
+    struct object *object = out->object;
+
+    if (!out->bases)
+        out->bases = calloc(object_n_places(object) + 1u, sizeof *out->bases);
+    if (!out->bases)
+        return rdt_error_set(err, RDT_NO_MEMORY, "no memory to send object \"%s\"", out->ref.id);
+    for (uint32_t i = 0; i < object_n_places(object); i++)
+        if (!(out->bases[i] = object_base(object, i, err)))
+            return err->status;
+    return RDT_OK;
+}
+
+enum rdt_status outgoing_check(const struct outgoing *out, struct rdt_error *err)
+{
+    enum rdt_status status = RDT_OK;
+
+    for (uint32_t i = 0; status == RDT_OK && i < out->object->n_regions; i++)
+        status = region_check(out->object->uses[i].region, err);
+    return status;
+}
+
+static enum rdt_status gather_inline(struct outgoing *out, Rdt__Pb__PullMeta *meta, struct rdt_error *err)
+{
+    uint8_t *data = calloc(1, out->stream_bytes ? out->stream_bytes : 1);
+    enum rdt_status status = data ? outgoing_map(out, err) : rdt_error_set(err, RDT_NO_MEMORY, "no memory for the bytes");
+
+    if (status != RDT_OK) {
+        free(data);
+        return status;
+    }
+    object_pin(out->object);
+    status = region_fill(out->object->uses, out->object->n_regions, out->source, &out->filled, NULL, NULL, err);
+    for (uint32_t i = 0; i < out->source->count && status == RDT_OK; i++)
+        if (layout_bytes(out->source, i) > 0)
+            layout_gather(out->source, i, out->bases[out->source->region[i]], 0, layout_bytes(out->source, i),
+                          data + out->packed->offset[i]);
+    if (status == RDT_OK)
+        status = outgoing_check(out, err);
+    object_unpin(out->object);
+    if (status != RDT_OK) {
+        free(data);
+        return status;
+    }
+    meta->has_inline = true;
+    meta->inline_data = (ProtobufCBinaryData){out->stream_bytes, data};
+    out->transfers->bytes_out += out->stream_bytes;
+    out->work->bytes_out += out->stream_bytes;
+    out->record.bytes_done = out->stream_bytes;
+    return RDT_OK;
+}
+
+/* The reader will keep it: is noted, and may be sent to another node that has it: then that is in the answer. */
+static void note_keeper(struct outgoing *out, const struct object *object, Rdt__Pb__PullMeta *meta)
+{
+    struct transfers *transfers = out->transfers;
+    uint64_t least = transfers->options->fanout_min_bytes;
+    struct peer_work *elsewhere = NULL;
+    struct keeper *keeper = NULL;
+    bool is_new;
+
+    if (out->keep && object->snapshot && !out->replica && !out->slice && !out->meta_only && !meta->has_inline)
+        keeper = keeper_add(&transfers->keepers, out->work, object, &is_new);
+    meta->kept = keeper != NULL;
+    if (!keeper)
+        return;
+    if (is_new && !out->no_redirect && least > 0 && out->stream_bytes >= least)
+        elsewhere = keeper_redirect(keeper);
+    else if (out->no_redirect && !keeper->whole)
+        keeper_serve_here(keeper);
+    if (!elsewhere)
+        return;
+    meta->redirect_node = (ProtobufCBinaryData){sizeof elsewhere->peer->uuid, elsewhere->peer->uuid};
+    meta->redirect_address = elsewhere->peer->address;
+    meta->redirect_depth = keeper_depth(keeper);
+    (void)snprintf(out->record.path, sizeof out->record.path, "redirect");
+}
+
+/* Where the tensors lie, for an answer. */
+struct places {
+    Rdt__Pb__Place rows[PLACING_MAX], *list[PLACING_MAX];
+    uint32_t *of, n;
+};
+
+static bool places_fill(struct places *places, const struct outgoing *out, const struct object *object, Rdt__Pb__PullMeta *meta)
+{
+    const struct layout *source = out->source;
+
+    places->of = calloc(source->count + 1u, sizeof *places->of);
+    if (!places->of)
+        return false;
+    for (uint32_t i = 0; i < source->count; i++) {
+        const struct region *region = layout_bytes(source, i) > 0 ? object_region(object, source->region[i]) : NULL;
+        uint32_t k = 0;
+        if (!region)
+            continue;
+        while (k < places->n && (strcmp(places->rows[k].memory, region->kind->name) != 0 ||
+                                 strcmp(places->rows[k].device, region_device(region)) != 0))
+            k++;
+        if (k == PLACING_MAX)
+            return false;
+        if (k == places->n) {
+            rdt__pb__place__init(&places->rows[k]);
+            places->rows[k].memory = (char *)region->kind->name;
+            places->rows[k].device = (char *)region_device(region);
+            places->list[k] = &places->rows[k];
+            places->n++;
+        }
+        places->of[i] = k;
+    }
+    meta->places = places->list;
+    meta->n_places = places->n;
+    meta->place = places->of;
+    meta->n_place = source->count;
+    return true;
+}
+
+/* The object is there and may be read: answers, and ends here unless chunks are to follow. */
+void outgoing_answer(struct outgoing *out, struct object *object)
+{
+    Rdt__Pb__PullMeta meta = RDT__PB__PULL_META__INIT;
+    Rdt__Pb__TensorList tensors;
+    struct layout_rows rows;
+    Rdt__Pb__Ref ref;
+    struct rdt_error err = {0};
+    bool on_device = object_on_device(object), more;
+    struct places places = {0};
+    enum rdt_status status;
+
+    out->record.began_ns = uv_hrtime();
+    if (!object_peer_hold(object)) {
+        (void)rdt_error_set(&err, RDT_NO_MEMORY, "no memory to serve object \"%s\"", out->ref.id);
+        outgoing_refuse(out, &err);
+        return;
+    }
+    out->object = object;
+    if (!out->replica)
+        object_ref(object, &out->ref);
+    out->record.ref = out->ref;
+    if (out->sm.state == OUTGOING_PARKED)
+        outgoing_set_state(out, OUTGOING_OFFERED);
+    status = object_layout(object, out->slice, &out->source, &err);
+    if (status == RDT_OK && out->select) {
+        struct layout *all = out->source;
+        out->source = NULL;
+        status = layout_select(all, out->select, out->n_select, &out->source, &err);
+        free(all);
+    }
+    if (status == RDT_OK)
+        status = layout_packed(out->source, &out->packed, &out->stream_bytes, &err);
+    out->record.bytes = out->stream_bytes;
+    if (status == RDT_OK && !out->meta_only && !out->replica && (!on_device || out->stream_bytes == 0) &&
+        out->stream_bytes <= out->inline_max_bytes)
+        status = gather_inline(out, &meta, &err);
+    if (status != RDT_OK) {
+        outgoing_answer_error(out->work, out->number, &err);
+        (void)snprintf(out->record.error, sizeof out->record.error, "%s", err.msg);
+        outgoing_end(out);
+        return;
+    }
+    if (on_device && !meta.has_inline && !places_fill(&places, out, object, &meta)) {
+        (void)rdt_error_set(&err, RDT_NO_MEMORY, "no memory to answer");
+        free(places.of);
+        outgoing_refuse(out, &err);
+        return;
+    }
+    wire_ref_from(&out->ref, &ref);
+    layout_to_wire(out->packed, false, out->work->peer->tensor_runs ? &rows : NULL, &tensors);
+    meta.transfer = out->number;
+    meta.ref = &ref;
+    meta.version = out->version;
+    meta.metadata = (ProtobufCBinaryData){object->metadata_bytes, (uint8_t *)object_metadata(object)};
+    meta.tensors = &tensors;
+    meta.bytes = out->stream_bytes;
+    meta.transport = (char *)object->transport;
+    meta.memory = object_n_places(object) > 0 ? (char *)object_region(object, 0)->kind->name : (char *)"host";
+    /* nobody is given a key of the arena, or of a copy that is being filled */
+    meta.contiguous = !object->chunk && all_contiguous(out->source) && !(out->replica && out->replica->filling);
+    if (object->producer && !out->replica && !list_empty(&out->transfers->groups->all))
+        meta.producer = object->producer->name;
+    meta.snapshot = object->snapshot;
+    meta.visibility = object->visibility;
+    if (places.n > 0)
+        meta.memory = places.rows[0].memory;
+    if (!on_device && !out->select && !out->expect)
+        note_keeper(out, object, &meta);
+    /* who would keep a snapshot has only guessed what it is, has not made the room that a copy needs, and asks again */
+    meta.started = !on_device && !out->select && !meta.has_inline && !out->meta_only && !(out->keep && object->snapshot) &&
+                   outgoing_can_start(out);
+    more = !out->meta_only && !meta.has_inline && meta.redirect_node.len == 0;
+    if (out->meta_only || meta.has_inline)
+        text_copy(out->record.path, sizeof out->record.path, out->meta_only ? "metadata" : "inline");
+    status = work_send(out->work, RDT_PEER_PULL_META, &meta.base, &err);
+    free(places.of);
+    free(meta.inline_data.data);
+    if (status != RDT_OK && status != RDT_PEER_LOST)
+        outgoing_answer_error(out->work, out->number, &err);
+    if (status != RDT_OK)
+        (void)snprintf(out->record.error, sizeof out->record.error, "%s", err.msg);
+    if (!more || status != RDT_OK)
+        outgoing_end(out);
+    else if (meta.started)
+        outgoing_begin(out, peer_transport_find(out->work, out->start_transport));
+}

@@ -1,0 +1,176 @@
+/* A fetch from another node until its question is out, and leaving that node: which node is asked, what it is told, who waits for another's
+ * answer to the same. */
+#include <string.h>
+#include <strings.h>
+
+#include "daemon/transfers/question.h"
+#include "daemon/transfers/reservation.h"
+#include "daemon/base/text.h"
+#include "daemon/transfers/transfer_impl.h"
+#include "wire_ref.h"
+
+enum rdt_status transfer_in_start(struct transfer *transfer, struct rdt_error *err)
+{
+    struct transfers *transfers = transfer->transfers;
+    struct peer *peer;
+    enum rdt_status status;
+
+    if (!transfers->peers)
+        return rdt_error_set(err, RDT_UNSUPPORTED,
+                             "object \"%s\" is on another node, and this daemon has no peer link: set listen and key_file",
+                             transfer->ref.id);
+    status = peers_find(transfers->peers, transfer->ref.node, transfer->ref.address, &peer, err);
+    if (status != RDT_OK)
+        return status;
+    transfer->origin = peer_work_get(transfers, peer);
+    if (!transfer->origin)
+        return rdt_error_set(err, RDT_NO_MEMORY, "no memory for node %s", peer->name);
+    text_copy(transfer->record.peer, sizeof transfer->record.peer, peer->name);
+    if (peer->state == PEER_BACKOFF)
+        return peer_away(peer, err);
+    transfer->stall.on_passed = transfer_in_on_stall;
+    if (!transfer->joinable || question_begin(transfer)) {
+        reservation_join(transfer, transfer->origin); /* also while the link is to come up: all from that node wait for it */
+        transfer_in_pull_from(transfer, transfer->origin);
+        return RDT_OK;
+    }
+    if (!transfer->ref.is_name) /* which may be asked for long: the others need not wait for the next version */
+        reservation_join(transfer, transfer->origin);
+    transfer->peer = transfer->origin;
+    transfer->peer->n_in++;
+    list_append(&transfer->peer->pending, &transfer->by_peer);
+    transfer_set_state(transfer, TRANSFER_QUEUED);
+    return RDT_OK;
+}
+
+void transfer_in_leave_peer(struct transfer *transfer)
+{
+    if (transfer->peer && !list_empty(&transfer->by_peer)) {
+        list_remove(&transfer->by_peer);
+        transfer->peer->n_in--;
+    }
+    transfer->peer = NULL;
+}
+
+void transfer_in_pull_from(struct transfer *transfer, struct peer_work *work)
+{
+    transfer_in_leave_peer(transfer);
+    transfer->peer = work;
+    work->n_in++;
+    if (work->peer->state == PEER_UP) {
+        list_append(&work->incoming, &transfer->by_peer);
+        transfer_in_ask(transfer);
+        return;
+    }
+    list_append(&work->pending, &transfer->by_peer);
+    transfer_set_state(transfer, TRANSFER_LINK);
+}
+
+void transfer_in_take_turn(struct transfer *transfer)
+{
+    if (transfer->sm.state != TRANSFER_QUEUED || (transfer->question && transfer->question->asked))
+        return;
+    if (transfer_copy_serves(transfer))
+        return;
+    transfer_in_pull_from(transfer, transfer->origin);
+}
+
+static void on_turn(struct deadline *deadline)
+{
+    transfer_in_take_turn((struct transfer *)((char *)deadline - offsetof(struct transfer, turn)));
+}
+
+/* Whoever waited for its answer goes on when the loop turns: who calls here may be in the middle of another one's end. */
+void transfer_in_leave_question(struct transfer *transfer)
+{
+    struct transfers *transfers = transfer->transfers;
+    uint64_t id = question_close(transfer);
+    struct transfer *next = id ? map_get_u64(&transfers->by_id, id) : NULL;
+
+    if (!next || next->sm.state != TRANSFER_QUEUED)
+        return;
+    next->turn.on_passed = on_turn;
+    if (!deadline_set(transfers->deadlines, &next->turn, 0))
+        transfer_in_take_turn(next);
+}
+
+/* The longest that any of its fetches would wait. */
+static int64_t time_left_ns(const struct transfer *transfer)
+{
+    int64_t longest = list_empty(&transfer->fetches) ? -1 : 0; /* nobody here: other nodes wait for its copy */
+
+    list_for_each (node, &transfer->fetches) {
+        int64_t left = deadline_left_ns(&list_entry(node, struct fetch, by_transfer)->deadline);
+        if (left < 0)
+            return left;
+        longest = left > longest ? left : longest;
+    }
+    return longest;
+}
+
+void transfer_in_ask(struct transfer *transfer)
+{
+    Rdt__Pb__Pull pull = RDT__PB__PULL__INIT;
+    Rdt__Pb__PullStart start = RDT__PB__PULL_START__INIT;
+    Rdt__Pb__Requester requester = RDT__PB__REQUESTER__INIT;
+    Rdt__Pb__TensorList expect;
+    struct layout_rows rows;
+    Rdt__Pb__Ref ref;
+    struct rdt_error err = {0};
+
+    transfer_set_state(transfer, TRANSFER_ASKED);
+    question_ask(transfer);
+    if (!transfer->meta_only && !transfer->whole && !pieces_wanted_here(transfer) && (transfer->target || transfer_guess(transfer))) {
+        struct transfers *transfers = transfer->transfers;
+        uint64_t id = transfer->id;
+        transfer_in_early(transfer);
+        if (map_get_u64(&transfers->by_id, id) != transfer || transfer->sm.state == TRANSFER_ABORT)
+            return; /* its receives could not be posted: it has failed */
+    }
+    if (transfer->early)
+        transfer->record.state = "asked";                /* as far as anybody can see */
+    if (transfer->early && transfer->failed == RDT_OK) { /* else some of its receives could not be posted */
+        start.transport = (char *)transfer->via->transport->name;
+        start.chunk_bytes = transfer->transfers->options->chunk_bytes;
+        start.epoch = transfer->via->epoch;
+        pull.start = &start;
+        layout_to_wire(transfer->packed, false, transfer->peer->peer->tensor_runs ? &rows : NULL, &expect);
+        pull.expect = &expect;
+    }
+    wire_ref_from(&transfer->ref, &ref);
+    requester.tenant = transfer->account->owner.tenant;
+    requester.uid = transfer->account->owner.uid;
+    pull.transfer = transfer->id;
+    pull.ref = &ref;
+    pull.requester = &requester;
+    pull.slice = transfer->slice;
+    pull.timeout_ns = time_left_ns(transfer);
+    pull.meta_only = transfer->meta_only;
+    pull.tell_parked = transfer->group != NULL || transfer->guessed;
+    pull.keep = transfer->keeps && transfer->peer == transfer->origin;
+    pull.no_redirect = transfer->no_redirect;
+    pull.from_copy = transfer->peer != transfer->origin;
+    if (transfer->wish_transport[0] == '\0' ||
+        strcasecmp(transfer->wish_transport, "inline") == 0) /* else they go another way */
+        pull.inline_max_bytes = transfer->transfers->options->inline_max_bytes;
+    pull.parts = true;
+    if (transfer->whole || pieces_wanted_here(transfer))
+        pull.inline_max_bytes = 0;
+    if (transfer->whole) {
+        pull.part_of = transfer->whole->id;
+        pull.tensors = transfer->select;
+        pull.n_tensors = transfer->n_select;
+    }
+    if (work_send(transfer->peer, RDT_PEER_PULL, &pull.base, &err) != RDT_OK)
+        transfer_fail_err(transfer, &err);
+}
+
+void transfer_in_send_abort(struct transfer *transfer)
+{
+    Rdt__Pb__PullAbort abort_message = RDT__PB__PULL_ABORT__INIT;
+
+    if (!transfer->peer)
+        return; /* it was on its way back, and has told already */
+    abort_message.transfer = transfer->id;
+    (void)work_send(transfer->peer, RDT_PEER_PULL_ABORT, &abort_message.base, NULL); /* link down: the owner knows */
+}

@@ -1,0 +1,124 @@
+/* A transfer from another node that begins anew: it takes another way, or asks again, when nothing touches its memory any more. */
+#include <stdlib.h>
+#include <string.h>
+
+#include "daemon/transfers/transfer_impl.h"
+
+/* The owner did not start as asked: it prefers another transport, or its connection was not ready. If the way stays the same the
+ * receives that stand are good; else they end first. */
+void transfer_in_choose_again(struct transfer *transfer)
+{
+    struct transfers *transfers = transfer->transfers;
+    const struct path_candidate *chosen = NULL;
+
+    if (!pieces_needed(transfer) && transfer_in_choose(transfer, false, NULL) == RDT_OK)
+        chosen = record_chosen(&transfer->record);
+    transfer->early = false;
+    if (transfer->failed == RDT_OK && chosen && !chosen->one_sided &&
+        strcmp(chosen->name, transfer->via->transport->name) == 0) {
+        transfer_in_watch(transfer);
+        transfer_in_ask_start(transfer);
+        return;
+    }
+    transfer->rewind = true;
+    (void)deadline_set(transfers->deadlines, &transfer->stall, (int64_t)transfers->options->quiesce_grace_ns);
+    transfer_in_cancel_ops(transfer);
+    transfer_in_rewound(transfer);
+}
+
+void transfer_in_forget_answer(struct transfer *transfer)
+{
+    if (transfer->packed != transfer->source)
+        free(transfer->packed);
+    free(transfer->source);
+    transfer_in_free_metadata(transfer);
+    transfer->source = transfer->packed = NULL;
+    transfer->stream_bytes = 0;
+    transfer->have_meta = false;
+}
+
+/* The operations on that connection have ended: nothing of them counts. */
+static void rewind_move(struct transfer *transfer)
+{
+    transfer->rewind = false;
+    transfer->failed = RDT_OK;
+    deadline_unset(transfer->transfers->deadlines, &transfer->stall);
+    order_leave(&transfer->record);
+    list_remove(&transfer->by_via);
+    transfer->via = NULL;
+    if (transfer->replica)
+        replica_unplan(transfer->replica);
+    transfer->asked = 0;
+    free(transfer->plan);
+    free(transfer->ops);
+    free(transfer->remote);
+    free(transfer->keys);
+    free(transfer->key_bytes);
+    transfer->plan = NULL;
+    transfer->ops = NULL;
+    transfer->staging.used = 0;
+    transfer->together = false; /* its cut stays: some of it may be there */
+    transfer->remote = NULL;
+    transfer->keys = NULL;
+    transfer->key_bytes = NULL;
+    transfer_guess_drop(transfer);
+    transfer->next_chunk = transfer->chunks_done = 0; /* what came unasked counts for nothing */
+    transfer->record.bytes_done = 0;
+}
+
+void transfer_in_go_back(struct transfer *transfer)
+{
+    struct rdt_error err = {0};
+    struct peer *peer;
+
+    transfer->rewind = true;
+    if (transfer->n_ops > 0) {
+        if (transfer->ops) {
+            (void)deadline_set(transfer->transfers->deadlines, &transfer->stall,
+                               (int64_t)transfer->transfers->options->quiesce_grace_ns);
+            transfer_in_cancel_ops(transfer);
+        }
+        return;
+    }
+    rewind_move(transfer);
+    transfer_in_forget_answer(transfer);
+    peer = transfer->origin->peer;
+    if (peer->state == PEER_IDLE)
+        (void)peers_find(transfer->transfers->peers, transfer->ref.node, transfer->ref.address, &peer, &err);
+    else if (peer->state == PEER_BACKOFF)
+        (void)peer_away(peer, &err);
+    if (err.status == RDT_OK)
+        transfer_in_pull_from(transfer, transfer->origin);
+    else
+        transfer_fail_err(transfer, &err);
+}
+
+bool transfer_in_ask_anew(struct transfer *transfer)
+{
+    struct transfers *transfers = transfer->transfers;
+    uint64_t id = transfers->next_id++;
+
+    if (!map_put_u64(&transfers->by_id, id, transfer))
+        return false;
+    transfer_in_send_abort(transfer);
+    map_remove_u64(&transfers->by_id, transfer->id);
+    transfer->record.state = "asked anew";
+    event(transfers->events, RDT__PB__LIST_KIND__LIST_KIND_TRANSFERS, "ended", &transfer->record);
+    transfer->id = transfer->record.id = id;
+    event(transfers->events, RDT__PB__LIST_KIND__LIST_KIND_TRANSFERS, "began", &transfer->record);
+    transfer_in_leave_peer(transfer);
+    transfer_in_go_back(transfer);
+    return true;
+}
+
+void transfer_in_rewound(struct transfer *transfer)
+{
+    if (transfer->n_ops > 0)
+        return;
+    if (!transfer->peer) {
+        transfer_in_go_back(transfer);
+        return;
+    }
+    rewind_move(transfer);
+    transfer_in_find_path(transfer, NULL);
+}

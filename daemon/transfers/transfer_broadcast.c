@@ -1,0 +1,587 @@
+/* Rounds of broadcasts, from asking the other nodes to the answer. How the bytes move together: transfer_broadcast_move.c. */
+#include <assert.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+#include "daemon/base/log.h"
+#include "daemon/base/text.h"
+#include "daemon/transfers/transfer_broadcast_impl.h"
+#include "wire_error.h"
+#include "wire_ref.h"
+
+#define BIT(state) (1u << (state))
+#define LOOK_NS 200000000ll
+
+static const struct sm_state states[] = {
+    [BROADCAST_WAITING] = {"waiting", BIT(BROADCAST_ASKED) | BIT(BROADCAST_OVER)},
+    [BROADCAST_ASKED] = {"asked", BIT(BROADCAST_ASKED) | BIT(BROADCAST_MOVING) | BIT(BROADCAST_OVER)},
+    [BROADCAST_MOVING] = {"moving", BIT(BROADCAST_OVER)},
+    [BROADCAST_OVER] = {"over", 0},
+};
+
+/* ---- the end ---- */
+
+static void broadcast_free(struct broadcast *broadcast)
+{
+    assert(broadcast->n_ops == 0);
+    for (uint32_t i = 0; i < broadcast->n_others; i++)
+        if (broadcast->others[i].out)
+            broadcast->others[i].out->broadcast = NULL;
+    deadline_unset(broadcast->transfers->deadlines, &broadcast->deadline);
+    list_remove(&broadcast->link);
+    if (broadcast->plan)
+        object_unpin(broadcast->object);
+    if (broadcast->object)
+        object_peer_drop(broadcast->object);
+    account_give(broadcast->account, USAGE_TRANSFERS, 1);
+    account_unref(broadcast->account);
+    free(broadcast->source);
+    free(broadcast->packed);
+    free(broadcast->plan);
+    free(broadcast->bases);
+    free(broadcast->others);
+    free(broadcast);
+}
+
+static void tell_over(const struct broadcast *broadcast, const struct other *other)
+{
+    Rdt__Pb__BroadcastWord word = RDT__PB__BROADCAST_WORD__INIT;
+
+    word.broadcast = broadcast->number;
+    word.status = RDT_CANCELLED;
+    word.from_root = true;
+    if (other->asked && !other->done)
+        (void)work_send(other->work, RDT_PEER_BROADCAST_WORD, &word.base, NULL);
+}
+
+static void let_go(struct other *other)
+{
+    struct outgoing *out = other->out;
+    struct rdt_error err;
+
+    if (!out)
+        return;
+    other->out = NULL;
+    out->broadcast = NULL;
+    (void)rdt_error_set(&err, RDT_TRANSPORT, "the broadcast was given up");
+    outgoing_fail(out, &err);
+}
+
+/* The round is over for those who are not done. */
+static void end_round(struct broadcast *broadcast)
+{
+    for (uint32_t i = 0; i < broadcast->n_others; i++) {
+        tell_over(broadcast, &broadcast->others[i]);
+        let_go(&broadcast->others[i]);
+        broadcast->others[i].asked = false;
+    }
+}
+
+void broadcast_settle(struct broadcast *broadcast)
+{
+    bool all = true;
+
+    if (broadcast->busy)
+        return;
+    for (uint32_t i = 0; i < broadcast->n_others; i++)
+        all = all && broadcast->others[i].done;
+    if (!all && broadcast->sm.state != BROADCAST_OVER)
+        return;
+    if (broadcast->on_done) {
+        void (*on_done)(void *, const struct rdt_error *) = broadcast->on_done;
+        broadcast->on_done = NULL;
+        on_done(broadcast->arg, broadcast->failure.status != RDT_OK ? &broadcast->failure : NULL);
+    }
+    if (broadcast->n_ops == 0)
+        broadcast_free(broadcast);
+}
+
+void broadcast_give_up(struct broadcast *broadcast, const struct rdt_error *why)
+{
+    if (broadcast->sm.state == BROADCAST_OVER)
+        return;
+    if (broadcast->failure.status == RDT_OK)
+        broadcast->failure = *why;
+    deadline_unset(broadcast->transfers->deadlines, &broadcast->deadline);
+    sm_move(&broadcast->sm, BROADCAST_OVER);
+    if (broadcast->n_ops > 0) /* they hold the object, and may not end by themselves */
+        (void)deadline_set(broadcast->transfers->deadlines, &broadcast->deadline,
+                           (int64_t)broadcast->transfers->options->quiesce_grace_ns);
+    end_round(broadcast);
+    broadcast_settle(broadcast);
+}
+
+static void other_failed(struct broadcast *broadcast, struct other *other, const struct rdt_error *why)
+{
+    if (broadcast->failure.status == RDT_OK)
+        broadcast->failure = *why;
+    other->done = true;
+    let_go(other);
+}
+
+static enum rdt_status is_down(const struct group *group, struct rdt_error *err)
+{
+    return rdt_error_set(err, RDT_NO_PATH, "group %s is down: %s", group->name, group->why);
+}
+
+/* ---- a round ---- */
+
+static void ask(struct broadcast *broadcast, struct other *other)
+{
+    Rdt__Pb__GroupBroadcast message = RDT__PB__GROUP_BROADCAST__INIT;
+    Rdt__Pb__Requester owner = RDT__PB__REQUESTER__INIT;
+    struct rdt_error err = {0};
+    Rdt__Pb__Ref ref;
+
+    wire_ref_from(&broadcast->ref, &ref);
+    owner.tenant = broadcast->account->owner.tenant;
+    owner.uid = broadcast->account->owner.uid;
+    message.broadcast = broadcast->number;
+    message.group = (ProtobufCBinaryData){sizeof broadcast->group->token, broadcast->group->token};
+    message.epoch = broadcast->epoch;
+    message.ref = &ref;
+    message.owner = &owner;
+    message.together = broadcast->together;
+    message.chunk_bytes = broadcast->transfers->options->chunk_bytes;
+    other->asked = true;
+    if (work_send(other->work, RDT_PEER_BROADCAST, &message.base, &err) != RDT_OK)
+        other_failed(broadcast, other, &err);
+}
+
+/* Those that are away have been dialled: they are asked when their link is up, or fail. */
+static void ask_all(struct broadcast *broadcast)
+{
+    struct transfers *transfers = broadcast->transfers;
+
+    for (uint32_t i = 0; i < broadcast->n_others; i++) {
+        struct other *other = &broadcast->others[i];
+        struct rdt_error err = {0};
+        struct peer *peer;
+        enum rdt_status status = RDT_OK;
+        if (other->done)
+            continue;
+        if (!other->work) {
+            status = peers_find(transfers->peers, other->uuid, other->address, &peer, &err);
+            if (status == RDT_OK && peer->state == PEER_BACKOFF)
+                status = peer_away(peer, &err);
+            if (status == RDT_OK && !(other->work = peer_work_get(transfers, peer)))
+                status = rdt_error_set(&err, RDT_NO_MEMORY, "no memory for node %s", peer->name);
+        }
+        if (status != RDT_OK)
+            other_failed(broadcast, other, &err);
+        else if (other->work->peer->state == PEER_UP)
+            ask(broadcast, other);
+    }
+}
+
+/* The transport does it by itself, on every node of the group, none of which has the object yet. */
+static bool can_together(const struct broadcast *broadcast)
+{
+    const struct group *group = broadcast->group;
+    struct group_rank *here = group_rank_here(group);
+    struct list *cursor = NULL;
+    struct plugin_conn conn;
+
+    if (!group->transport->ops.post_broadcast || !here || !here->open || broadcast->n_others < 2 ||
+        group->n_ranks != broadcast->n_others + 1 ||
+        keepers_next(&broadcast->transfers->keepers, broadcast->object->generation, &cursor))
+        return false;
+    plugin_group_conn(&here->vendor, here == group->ranks ? 1 : 0, &conn);
+    return !plugin_conn_queue(&conn, "host", "");
+}
+
+static void by_sends(struct broadcast *broadcast, const char *why);
+
+/* All must stand, and one never will. */
+static bool is_doomed(const struct broadcast *broadcast)
+{
+    if (!broadcast->together || broadcast->sm.state != BROADCAST_ASKED)
+        return false;
+    for (uint32_t i = 0; i < broadcast->n_others; i++)
+        if (broadcast->others[i].done)
+            return true;
+    return false;
+}
+
+/* The next round, of those who are not done. */
+static void next_round(struct broadcast *broadcast, bool together)
+{
+    broadcast->together = together;
+    broadcast->number = broadcast->transfers->next_id++;
+    broadcast->busy = true;
+    if (together)
+        (void)deadline_set(broadcast->transfers->deadlines, &broadcast->deadline,
+                           (int64_t)broadcast->transfers->options->stall_timeout_ns / 2);
+    else
+        deadline_unset(broadcast->transfers->deadlines, &broadcast->deadline);
+    ask_all(broadcast);
+    broadcast->busy = false;
+    if (is_doomed(broadcast))
+        by_sends(broadcast, broadcast->failure.msg);
+    else
+        broadcast_settle(broadcast);
+}
+
+static void by_sends(struct broadcast *broadcast, const char *why)
+{
+    log_debug("broadcast %llu goes by sends: %s", (unsigned long long)broadcast->number, why);
+    end_round(broadcast);
+    next_round(broadcast, false);
+}
+
+static void begin(struct broadcast *broadcast)
+{
+    sm_move(&broadcast->sm, BROADCAST_ASKED);
+    broadcast->epoch = broadcast->group->epoch;
+    next_round(broadcast, can_together(broadcast));
+}
+
+/* It opens with a word, but stays down without one. */
+static void look_at_group(struct broadcast *broadcast)
+{
+    struct rdt_error err;
+
+    if (broadcast->group->sm.state == GROUP_READY) {
+        begin(broadcast);
+    } else if (group_is_coming(broadcast->group)) {
+        (void)deadline_set(broadcast->transfers->deadlines, &broadcast->deadline, LOOK_NS);
+    } else {
+        (void)is_down(broadcast->group, &err);
+        broadcast_give_up(broadcast, &err);
+    }
+}
+
+static void on_deadline(struct deadline *deadline)
+{
+    struct broadcast *broadcast = (struct broadcast *)((char *)deadline - offsetof(struct broadcast, deadline));
+
+    if (broadcast->sm.state == BROADCAST_WAITING) {
+        look_at_group(broadcast);
+        return;
+    }
+    if (broadcast->sm.state == BROADCAST_ASKED) {
+        by_sends(broadcast, "not all nodes were ready in time");
+        return;
+    }
+    if (broadcast->sm.state == BROADCAST_OVER) {
+        if (broadcast->group && broadcast->group->epoch == broadcast->epoch)
+            group_break(broadcast->group, "the sends of a broadcast that was given up do not come to rest");
+        return;
+    }
+    if (broadcast->chunks_done == broadcast->chunks_seen && broadcast->n_ops > 0 && broadcast->group) {
+        group_break(broadcast->group, "a broadcast in it stands still");
+        return;
+    }
+    broadcast->chunks_seen = broadcast->chunks_done;
+    (void)deadline_set(broadcast->transfers->deadlines, &broadcast->deadline,
+                       (int64_t)broadcast->transfers->options->stall_timeout_ns);
+}
+
+/* ---- the pulls of the other nodes ---- */
+
+static struct other *find_other(struct broadcast *broadcast, const struct peer_work *work)
+{
+    for (uint32_t i = 0; i < broadcast->n_others; i++)
+        if (broadcast->others[i].work == work)
+            return &broadcast->others[i];
+    return NULL;
+}
+
+static struct broadcast *find(const struct peer_work *work, uint64_t number, struct other **other_p)
+{
+    list_for_each (node, &work->transfers->broadcasts) {
+        struct broadcast *broadcast = list_entry(node, struct broadcast, link);
+        if (broadcast->number != number || broadcast->sm.state == BROADCAST_OVER)
+            continue;
+        *other_p = find_other(broadcast, work);
+        return *other_p && (*other_p)->asked && !(*other_p)->done ? broadcast : NULL;
+    }
+    return NULL;
+}
+
+enum rdt_status broadcast_reader_comes(struct outgoing *out, const Rdt__Pb__PullStart *start, struct rdt_error *err)
+{
+    struct other *other;
+    struct broadcast *broadcast = find(out->work, start->broadcast, &other);
+
+    if (!broadcast || out->object != broadcast->object || out->slice)
+        return rdt_error_set(err, RDT_TRANSPORT, "the broadcast was given up");
+    if (broadcast->together && start->chunk_bytes != broadcast->transfers->options->chunk_bytes)
+        return rdt_error_set(err, RDT_PROTOCOL, "chunks of %llu bytes in a broadcast of %llu",
+                             (unsigned long long)start->chunk_bytes,
+                             (unsigned long long)broadcast->transfers->options->chunk_bytes);
+    out->broadcast_number = start->broadcast;
+    out->together = broadcast->together;
+    return RDT_OK;
+}
+
+enum rdt_status broadcast_reader_stands(struct outgoing *out, struct rdt_error *err)
+{
+    struct other *other;
+    struct broadcast *broadcast = find(out->work, out->broadcast_number, &other);
+
+    if (!broadcast || broadcast->sm.state != BROADCAST_ASKED || other->out)
+        return rdt_error_set(err, RDT_TRANSPORT, "the broadcast was given up");
+    other->out = out;
+    out->broadcast = broadcast;
+    for (uint32_t i = 0; i < broadcast->n_others; i++)
+        if (!broadcast->others[i].out)
+            return RDT_OK;
+    broadcast_move(broadcast);
+    return RDT_OK;
+}
+
+void broadcast_reader_left(struct broadcast *broadcast, struct outgoing *out)
+{
+    for (uint32_t i = 0; i < broadcast->n_others; i++)
+        if (broadcast->others[i].out == out)
+            broadcast->others[i].out = NULL;
+    out->broadcast = NULL;
+}
+
+/* ---- what happens ---- */
+
+void broadcast_on_word(struct peer_work *work, const Rdt__Pb__BroadcastWord *word)
+{
+    struct other *other;
+    struct broadcast *broadcast = find(work, word->broadcast, &other);
+    struct rdt_error why;
+    bool together;
+
+    if (!broadcast)
+        return;
+    together = broadcast->together && broadcast->sm.state == BROADCAST_ASKED;
+    if (word->declined && together) {
+        by_sends(broadcast, work->peer->name);
+        return;
+    }
+    if (word->status == RDT_OK && !word->declined) {
+        other->done = true;
+        if (other->out) { /* its bytes went with everybody's */
+            struct outgoing *out = other->out;
+            other->out = NULL;
+            out->broadcast = NULL;
+            out->record.bytes_done = out->stream_bytes;
+            text_copy(out->record.lanes, sizeof out->record.lanes, "broadcast");
+            work->bytes_out += out->stream_bytes;
+            outgoing_end(out);
+        }
+    } else {
+        (void)wire_error(word->status == RDT_OK ? RDT_PROTOCOL : word->status, 0, word->message, &why);
+        rdt_error_prefix(&why, "node %s", work->peer->name);
+        other_failed(broadcast, other, &why);
+    }
+    if (together) /* the others cannot do it together without it */
+        by_sends(broadcast, work->peer->name);
+    else
+        broadcast_settle(broadcast);
+}
+
+void broadcasts_peer_up(struct peer_work *work)
+{
+    list_for_each_safe (node, &work->transfers->broadcasts) {
+        struct broadcast *broadcast = list_entry(node, struct broadcast, link);
+        struct other *other = find_other(broadcast, work);
+        if (broadcast->sm.state != BROADCAST_ASKED || !other || other->asked || other->done)
+            continue;
+        ask(broadcast, other);
+        if (is_doomed(broadcast))
+            by_sends(broadcast, broadcast->failure.msg);
+        else
+            broadcast_settle(broadcast);
+    }
+}
+
+void broadcasts_peer_merged(struct peer_work *from, struct peer_work *into)
+{
+    list_for_each_safe (node, &from->transfers->broadcasts) {
+        struct other *other = find_other(list_entry(node, struct broadcast, link), from);
+        if (other)
+            other->work = into;
+    }
+    if (into->peer->state == PEER_UP)
+        broadcasts_peer_up(into);
+}
+
+void broadcasts_link_down(struct peer_work *work, const struct rdt_error *why)
+{
+    list_for_each_safe (node, &work->transfers->broadcasts) {
+        struct broadcast *broadcast = list_entry(node, struct broadcast, link);
+        struct other *other = find_other(broadcast, work);
+        bool together = broadcast->together && broadcast->sm.state == BROADCAST_ASKED;
+        if (!other || other->done || broadcast->sm.state == BROADCAST_WAITING || broadcast->sm.state == BROADCAST_OVER)
+            continue;
+        other_failed(broadcast, other, why);
+        if (together)
+            by_sends(broadcast, why->msg);
+        else
+            broadcast_settle(broadcast);
+    }
+}
+
+void broadcasts_on_group(struct transfers *transfers, struct group *group, enum group_change change)
+{
+    list_for_each_safe (node, &transfers->broadcasts) {
+        struct broadcast *broadcast = list_entry(node, struct broadcast, link);
+        struct rdt_error why;
+        if (broadcast->group != group)
+            continue;
+        if (change == GROUP_OPENS && broadcast->sm.state == BROADCAST_WAITING) {
+            begin(broadcast);
+            continue;
+        }
+        if (change == GROUP_GOES || (change == GROUP_CLOSED && broadcast->sm.state != BROADCAST_WAITING))
+            broadcast->group = NULL;
+        if (change != GROUP_GOES && (change != GROUP_BREAKS || broadcast->sm.state == BROADCAST_WAITING))
+            continue;
+        (void)rdt_error_set(&why, RDT_TRANSPORT, "group %s was taken down: %.200s", group->name,
+                            group->why[0] ? group->why : "it is destroyed");
+        broadcast_give_up(broadcast, &why);
+    }
+}
+
+void broadcasts_close(struct transfers *transfers, const struct rdt_error *why)
+{
+    list_for_each_safe (node, &transfers->broadcasts)
+        broadcast_give_up(list_entry(node, struct broadcast, link), why);
+}
+
+/* ---- the beginning ---- */
+
+static enum rdt_status take_others(struct broadcast *broadcast, struct rdt_error *err)
+{
+    const struct group *group = broadcast->group;
+
+    broadcast->others = calloc(group->n_members + 1u, sizeof *broadcast->others);
+    if (!broadcast->others)
+        return rdt_error_set(err, RDT_NO_MEMORY, "no memory for a broadcast to %u members", group->n_members);
+    for (uint32_t i = 0; i < group->n_members; i++) {
+        const struct group_member *member = &group->members[i];
+        uint32_t k = 0;
+        while (k < broadcast->n_others && memcmp(broadcast->others[k].uuid, member->node, 16) != 0)
+            k++;
+        if (k < broadcast->n_others || memcmp(member->node, broadcast->transfers->node->uuid, 16) == 0)
+            continue;
+        memcpy(broadcast->others[k].uuid, member->node, 16);
+        broadcast->others[broadcast->n_others++].address = member->address;
+    }
+    return RDT_OK;
+}
+
+static enum rdt_status check_group(const struct transfers *transfers, const struct owner *owner, const char *name,
+                                   struct group **group_p, struct rdt_error *err)
+{
+    struct group *group = group_find(transfers->groups, owner, name);
+
+    if (!group || !group_has(group, transfers->node->uuid, NULL, NULL))
+        return rdt_error_set(err, RDT_NOT_FOUND, "this node has no member in a group \"%.64s\" of uid %u", name, owner->uid);
+    if (group->sm.state != GROUP_READY && !group_is_coming(group))
+        return is_down(group, err);
+    *group_p = group;
+    return RDT_OK;
+}
+
+static enum rdt_status check_object(const struct transfers *transfers, const struct owner *owner, const struct rdt_ref *ref,
+                                    const struct group *group, struct object **object_p, struct rdt_error *err)
+{
+    struct object *object;
+    enum rdt_status status = object_table_find(transfers->objects, ref, owner, &object, err);
+
+    if (status == RDT_AGAIN)
+        return rdt_error_set(err, RDT_NOT_FOUND, "nobody has put object \"%s\", or it is not whole yet", ref->id);
+    if (status != RDT_OK)
+        return status;
+    if (!owner_equal(&object->account->owner, owner))
+        return rdt_error_set(err, RDT_DENIED, "object \"%s\" belongs to uid %u: only that user broadcasts it", ref->id,
+                             object->account->owner.uid);
+    if (!object->snapshot)
+        return rdt_error_set(err, RDT_INVALID,
+                             "object \"%s\" is live: what its producer writes later would not show in the copies; put it with "
+                             "RDT_PUT_SNAPSHOT (rdtctl put --snapshot)",
+                             ref->id);
+    for (uint32_t i = 0; i < object_n_places(object); i++)
+        if (!region_is_host(object_region(object, i)))
+            return rdt_error_set(err, RDT_UNSUPPORTED, "object \"%s\" is in %s memory: copies are kept in host memory only", ref->id,
+                                 object_region(object, i)->kind->name);
+        else if (!transport_moves(group->transport, object_region(object, i)->kind->name))
+            return rdt_error_set(err, RDT_UNSUPPORTED, "%s does not read %s memory", group->transport->name,
+                                 object_region(object, i)->kind->name);
+    *object_p = object;
+    return RDT_OK;
+}
+
+enum rdt_status broadcast_start(struct transfers *transfers, struct account *account, const struct rdt_ref *ref,
+                                const char *group_name, void (*on_done)(void *arg, const struct rdt_error *err), void *arg,
+                                struct broadcast **broadcast_p, struct rdt_error *err)
+{
+    struct broadcast *broadcast;
+    struct object *object = NULL;
+    struct group *group = NULL;
+    enum rdt_status status = check_group(transfers, &account->owner, group_name, &group, err);
+
+    if (status == RDT_OK)
+        status = check_object(transfers, &account->owner, ref, group, &object, err);
+    if (status == RDT_OK)
+        status = account_take(account, USAGE_TRANSFERS, 1, err);
+    if (status != RDT_OK)
+        return status;
+    broadcast = calloc(1, sizeof *broadcast);
+    if (!broadcast) {
+        account_give(account, USAGE_TRANSFERS, 1);
+        return rdt_error_set(err, RDT_NO_MEMORY, "no memory for a broadcast");
+    }
+    broadcast->transfers = transfers;
+    broadcast->account = account_ref(account);
+    broadcast->group = group;
+    sm_init(&broadcast->sm, states, sizeof states / sizeof states[0], BROADCAST_WAITING);
+    list_append(&transfers->broadcasts, &broadcast->link);
+    broadcast->deadline.on_passed = on_deadline;
+    if (object_peer_hold(object))
+        broadcast->object = object;
+    else
+        status = rdt_error_set(err, RDT_NO_MEMORY, "no memory to hold object \"%s\"", ref->id);
+    if (status == RDT_OK) {
+        object_ref(object, &broadcast->ref);
+        status = take_others(broadcast, err);
+    }
+    if (status != RDT_OK || broadcast->n_others == 0 || object->bytes == 0) {
+        broadcast_free(broadcast);
+        *broadcast_p = NULL;
+        return status;
+    }
+    broadcast->on_done = on_done;
+    broadcast->arg = arg;
+    *broadcast_p = broadcast;
+    /* When the loop turns: it may come to nothing at once. */
+    (void)deadline_set(transfers->deadlines, &broadcast->deadline, 0);
+    return RDT_OK;
+}
+
+/* Whom the others wait for: together, one that does not stand. */
+static const struct other *late_one(const struct broadcast *broadcast)
+{
+    const struct other *late = NULL;
+
+    for (uint32_t i = 0; i < broadcast->n_others; i++) {
+        const struct other *other = &broadcast->others[i];
+        if (!other->done && other->work && (!late || (late->out && !other->out)))
+            late = other;
+    }
+    return late;
+}
+
+void broadcast_leave(struct broadcast *broadcast, char what[192])
+{
+    const struct other *late;
+    struct rdt_error why;
+
+    (void)snprintf(what, 192, "the copy of a node was not whole in time");
+    if (broadcast->sm.state == BROADCAST_WAITING)
+        (void)snprintf(what, 192, "group %.64s was not ready in time", broadcast->group ? broadcast->group->name : "");
+    late = late_one(broadcast);
+    if (late)
+        (void)snprintf(what, 192, "node %s had no whole copy in time", late->work->peer->name);
+    broadcast->on_done = NULL;
+    (void)rdt_error_set(&why, RDT_CANCELLED, "nobody waits for it any more");
+    broadcast_give_up(broadcast, &why);
+}

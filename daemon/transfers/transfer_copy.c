@@ -1,0 +1,233 @@
+/* Fetches and the copies of snapshots: being served by one, taking part in filling one, being sent to another node that has one, and
+ * the way back from there. */
+#include <assert.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <strings.h>
+
+#include "daemon/base/log.h"
+#include "daemon/transfers/reservation.h"
+#include "daemon/transfers/transfer_impl.h"
+#include "wire_ref.h"
+
+/* How long a node that has a copy may take until the first chunk, and between two; the further away from the owner the longer, so that
+ * of a row that stands still the first one moves, and the others with it. */
+#define PATIENCE_NS 2000000000ll
+#define PATIENCE_STEP_NS 500000000ll
+#define DEPTH_MAX 1000u
+
+/* ---- by a copy on this node ---- */
+
+/* Its fetches wait for the other transfer from now on. */
+static void merge(struct transfer *transfer, struct transfer *into)
+{
+    while (!list_empty(&transfer->fetches)) {
+        struct fetch *fetch = list_entry(list_first(&transfer->fetches), struct fetch, by_transfer);
+        list_remove(&fetch->by_transfer);
+        list_append(&into->fetches, &fetch->by_transfer);
+        into->transfers->joined += !fetch->counted;
+        fetch->counted = true;
+        fetch->version = fetch->merged ? fetch->version : transfer->version;
+        fetch->merged = true;
+        fetch->transfer = into;
+        into->n_fetches++;
+    }
+    into->client = list_entry(list_first(&into->fetches), struct fetch, by_transfer)->client;
+    transfer->client = NULL;
+    transfer->merged = true;
+    transfer_end(transfer);
+}
+
+static bool wants_other_path(const struct transfer *transfer)
+{
+    const char *wish = transfer->wish_transport;
+
+    return wish[0] != '\0' && strncasecmp(wish, "local", 5) != 0 && strcasecmp(wish, "share") != 0 &&
+           strcasecmp(wish, "cow") != 0 && strcasecmp(wish, "copy") != 0;
+}
+
+/* While it is filled, only those that need all of it as it is can wait for it. */
+static bool fits(const struct transfer *transfer, const struct replica *replica)
+{
+    return replica->filling ? transfer->keeps && replica->filling != transfer : !wants_other_path(transfer);
+}
+
+static void use(struct transfer *transfer, struct replica *replica)
+{
+    if (replica->filling) {
+        merge(transfer, replica->filling);
+        return;
+    }
+    list_for_each (node, &transfer->fetches)
+        transfer->transfers->replicas.served++;
+    replica_used(replica);
+    reservation_leave(transfer);
+    transfer_in_leave_peer(transfer);
+    transfer_in_forget_answer(transfer);
+    transfer->origin = NULL;
+    transfer->from_copy = true;
+    transfer->ref = replica->ref;
+    transfer->record.ref = replica->ref;
+    transfer->record.direction = "local";
+    (void)snprintf(transfer->record.peer, sizeof transfer->record.peer, "%s", replica->origin->peer->name);
+    transfer_local_serve(transfer, replica->object);
+}
+
+bool transfer_copy_serves(struct transfer *transfer)
+{
+    struct replica *replica = replica_for(&transfer->transfers->replicas, &transfer->ref, &transfer->account->owner);
+
+    if (!replica || !fits(transfer, replica))
+        return false;
+    use(transfer, replica);
+    return true;
+}
+
+/* The owner has just said that the object is there, and that the requester may have it. */
+static bool use_if_there(struct transfer *transfer, bool kept)
+{
+    struct replica *replica =
+        replica_find(&transfer->transfers->replicas, transfer->origin->peer->uuid, transfer->ref.generation);
+
+    if (!replica || replica == transfer->replica)
+        return false;
+    if (kept)
+        replica->epoch = transfer->origin->peer->epoch;
+    if (!fits(transfer, replica))
+        return false;
+    transfer_in_send_abort(transfer);
+    use(transfer, replica);
+    return true;
+}
+
+bool transfer_copy_answered(struct transfer *transfer, const Rdt__Pb__PullMeta *meta)
+{
+    struct replica *there;
+
+    if (transfer->peer != transfer->origin || !meta->snapshot)
+        return false;
+    if (use_if_there(transfer, meta->kept))
+        return true;
+    there = replica_find(&transfer->transfers->replicas, transfer->ref.node, transfer->ref.generation);
+    if (meta->kept && !transfer->replica && !there && !replica_create(transfer, meta))
+        replica_decline(transfer->origin, transfer->ref.generation);
+    return false;
+}
+
+void transfer_deliver_copy(struct transfer *transfer)
+{
+    struct replica *replica = transfer->replica;
+
+    replica_whole(replica);
+    transfer_deliver_object(transfer, replica->object, replica->object->layout, PATH_SHARE);
+}
+
+static void on_unwanted(struct deadline *deadline)
+{
+    struct transfer *transfer = (struct transfer *)((char *)deadline - offsetof(struct transfer, unwanted));
+
+    if (!list_empty(&transfer->fetches) || replica_in_demand(transfer->replica) || transfer->sm.state == TRANSFER_ABORT ||
+        transfer->sm.state == TRANSFER_ENDED)
+        return;
+    if (!transfer->record.error[0])
+        (void)snprintf(transfer->record.error, sizeof transfer->record.error, "nobody wants it any more");
+    transfer_abort(transfer);
+}
+
+/* When the loop turns: who calls may be in the middle of it. Without memory for that it goes on to its end. */
+void transfer_unwanted(struct transfer *transfer)
+{
+    transfer->unwanted.on_passed = on_unwanted;
+    if (list_empty(&transfer->fetches))
+        (void)deadline_set(transfer->transfers->deadlines, &transfer->unwanted, 0);
+}
+
+/* ---- by a copy on another node ---- */
+
+static void on_patience(struct deadline *deadline)
+{
+    struct transfer *transfer = (struct transfer *)((char *)deadline - offsetof(struct transfer, turn));
+
+    transfer_fail(transfer, RDT_TIMED_OUT, "the copy on node %s stands still", transfer->record.peer);
+}
+
+void transfer_copy_moved(struct transfer *transfer)
+{
+    if (transfer->peer != transfer->origin)
+        (void)deadline_set(transfer->transfers->deadlines, &transfer->turn, transfer->patience_ns);
+}
+
+static enum rdt_status read_redirect(struct transfer *transfer, const Rdt__Pb__PullMeta *meta, struct rdt_error *err)
+{
+    if (!transfer->keeps || transfer->no_redirect || transfer->peer != transfer->origin || meta->redirect_node.len != 16 ||
+        !meta->snapshot || !meta->kept || meta->has_inline)
+        return rdt_error_set(err, RDT_PROTOCOL, "node %s sends this fetch elsewhere, which it may not", transfer->record.peer);
+    return transfer_in_read_meta(transfer, meta, err);
+}
+
+static enum rdt_status go_there(struct transfer *transfer, const Rdt__Pb__PullMeta *meta, struct rdt_error *err)
+{
+    struct transfers *transfers = transfer->transfers;
+    struct peer_work *work;
+    struct peer *peer;
+    enum rdt_status status = peers_find(transfers->peers, meta->redirect_node.data, meta->redirect_address, &peer, err);
+    uint32_t depth = meta->redirect_depth < DEPTH_MAX ? meta->redirect_depth : DEPTH_MAX;
+
+    if (status != RDT_OK)
+        return status;
+    if (peer->state == PEER_BACKOFF)
+        return peer_away(peer, err);
+    work = peer_work_get(transfers, peer);
+    if (!work)
+        return rdt_error_set(err, RDT_NO_MEMORY, "no memory for node %s", peer->name);
+    transfer->patience_ns = PATIENCE_NS + (int64_t)depth * PATIENCE_STEP_NS;
+    transfer->turn.on_passed = on_patience;
+    (void)deadline_set(transfers->deadlines, &transfer->turn, transfer->patience_ns);
+    (void)snprintf(transfer->record.peer, sizeof transfer->record.peer, "%s", peer->name);
+    log_debug("xfer %llu goes to the copy on node %s", (unsigned long long)transfer->id, peer->name);
+    transfer_in_pull_from(transfer, work);
+    return RDT_OK;
+}
+
+void transfer_copy_redirected(struct transfer *transfer, const Rdt__Pb__PullMeta *meta)
+{
+    struct rdt_error err = {0};
+
+    if (read_redirect(transfer, meta, &err) != RDT_OK) {
+        transfer_fail_err(transfer, &err);
+        return;
+    }
+    if (use_if_there(transfer, meta->kept))
+        return;
+    reservation_leave(transfer); /* another node may be silent */
+    if (transfer->replica || !replica_create(transfer, meta)) {
+        replica_decline(transfer->origin, transfer->ref.generation);
+        (void)rdt_error_set(&err, RDT_NO_MEMORY, "no memory for a copy");
+    } else {
+        transfer_in_forget_answer(transfer); /* the other node gives it again, and its keeping its word is seen by that */
+        if (go_there(transfer, meta, &err) == RDT_OK)
+            return;
+    }
+    transfer_in_forget_answer(transfer);
+    log_debug("xfer %llu does not go to a copy: %s", (unsigned long long)transfer->id, err.msg);
+    transfer->no_redirect = true;
+    transfer_in_pull_from(transfer, transfer->origin);
+}
+
+bool transfer_copy_comes_back(struct transfer *transfer, const struct rdt_error *why)
+{
+    struct transfers *transfers = transfer->transfers;
+
+    if (transfers->closing || !transfer->origin || !transfer->peer || transfer->peer == transfer->origin ||
+        transfer->sm.state == TRANSFER_ABORT || (list_empty(&transfer->fetches) && !replica_in_demand(transfer->replica)))
+        return false;
+    log_debug("xfer %llu comes back from the copy on node %s: %s", (unsigned long long)transfer->id, transfer->record.peer,
+              why->msg);
+    transfer->no_redirect = true;
+    deadline_unset(transfers->deadlines, &transfer->turn);
+    transfer_in_send_abort(transfer);
+    transfer_in_leave_peer(transfer);
+    (void)snprintf(transfer->record.peer, sizeof transfer->record.peer, "%s", transfer->origin->peer->name);
+    transfer_in_go_back(transfer);
+    return true;
+}

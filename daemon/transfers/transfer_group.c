@@ -1,0 +1,395 @@
+/* Groups as transfers see them: each other node's side of a group is a connection to it, whose life is the group's. */
+#include <stdio.h>
+#include <stdlib.h>
+#include <strings.h>
+
+#include "daemon/base/text.h"
+#include "daemon/transfers/transfer_broadcast.h"
+#include "daemon/transfers/transfer_impl.h"
+
+static const struct sm_state states[] = {
+    [PT_NONE] = {"none", 1u << PT_CONNECTED},
+    [PT_OFFERED] = {"offered", 0},
+    [PT_CONNECTED] = {"connected", 1u << PT_CLOSING},
+    [PT_CLOSING] = {"closing", 1u << PT_NONE},
+};
+
+/* ---- sides ---- */
+
+static bool in_use(const struct peer_transport *pt)
+{
+    return pt->group || pt->pumping || peer_transport_has_users(pt);
+}
+
+/* Sides of groups that are gone, when the last who used them have ended. */
+static void sweep(struct peer_work *work)
+{
+    list_for_each_safe (node, &work->in_groups) {
+        struct peer_transport *pt = list_entry(node, struct peer_transport, link);
+        if (in_use(pt))
+            continue;
+        list_remove(&pt->link);
+        free(pt);
+    }
+}
+
+void transfer_groups_free(struct peer_work *work)
+{
+    list_for_each_safe (node, &work->in_groups)
+        free(list_entry(node, struct peer_transport, link));
+}
+
+bool transfer_groups_use(const struct transfers *transfers, const struct transport *transport, struct rdt_error *err)
+{
+    list_for_each (node, &transfers->groups->all) {
+        const struct group *group = list_entry(node, struct group, link);
+        if (group->transport != transport)
+            continue;
+        (void)rdt_error_set(err, RDT_BUSY, "transport %s is in use: group \"%s\" of uid %u; rdtctl groups destroy ends it",
+                            transport->name, group->name, group->owner.uid);
+        return true;
+    }
+    list_for_each (work_node, &transfers->works) {
+        struct peer_work *work = list_entry(work_node, struct peer_work, link);
+        sweep(work);
+        list_for_each (pt_node, &work->in_groups)
+            if (list_entry(pt_node, struct peer_transport, link)->transport == transport) {
+                (void)rdt_error_set(err, RDT_BUSY, "transport %s is in use: transfers of a group that has ended have not",
+                                    transport->name);
+                return true;
+            }
+    }
+    return false;
+}
+
+static void connect_side(struct peer_transport *pt)
+{
+    struct group *group = pt->group;
+    struct group_rank *here = &group->ranks[pt->rank_here];
+
+    if (!group->serves || pt->sm.state != PT_NONE || !here->open)
+        return;
+    plugin_group_conn(&here->vendor, pt->rank_there, &pt->conn);
+    pt->epoch = pt->remote_epoch = group->epoch;
+    pt->broken[0] = '\0';
+    sm_move(&pt->sm, PT_CONNECTED);
+}
+
+struct peer_transport *transfer_group_via(struct peer_work *work, struct group *group, const struct group_rank *here,
+                                          const struct group_rank *there)
+{
+    uint32_t rank_here = (uint32_t)(here - group->ranks), rank_there = (uint32_t)(there - group->ranks);
+    struct peer_transport *pt;
+
+    list_for_each (node, &group->vias) {
+        pt = list_entry(node, struct peer_transport, by_group);
+        if (pt->work == work && pt->rank_here == rank_here && pt->rank_there == rank_there)
+            return pt;
+    }
+    sweep(work);
+    pt = calloc(1, sizeof *pt);
+    if (!pt)
+        return NULL;
+    pt->work = work;
+    pt->group = group;
+    pt->rank_here = rank_here;
+    pt->rank_there = rank_there;
+    pt->transport = group->transport;
+    sm_init(&pt->sm, states, sizeof states / sizeof states[0], PT_NONE);
+    list_init(&pt->users_in);
+    list_init(&pt->users_out);
+    list_init(&pt->sending);
+    list_append(&work->in_groups, &pt->link);
+    list_append(&group->vias, &pt->by_group);
+    connect_side(pt);
+    return pt;
+}
+
+bool transfer_group_is_open(const struct peer_transport *pt)
+{
+    return !pt->group || pt->group->sm.state == GROUP_READY;
+}
+
+bool transfer_group_is_gone(const struct peer_transport *pt)
+{
+    return transport_is_grouped(pt->transport) && !pt->group;
+}
+
+/* ---- what the group goes through ---- */
+
+static void broken(struct peer_transport *pt)
+{
+    struct rdt_error err;
+
+    if (pt->sm.state == PT_CONNECTED)
+        sm_move(&pt->sm, PT_CLOSING);
+    transfer_in_via_broken(pt, pt->broken);
+    (void)rdt_error_set(&err, RDT_TRANSPORT, "%s: %s", pt->transport->name, pt->broken);
+    list_for_each_safe (node, &pt->users_out)
+        outgoing_fail(list_entry(node, struct outgoing, by_via), &err);
+}
+
+/* Those who waited for it to be formed anew. */
+static void gone(struct peer_transport *pt)
+{
+    list_remove(&pt->by_group);
+    pt->group = NULL;
+    list_for_each_safe (node, &pt->users_in) {
+        struct transfer *transfer = list_entry(node, struct transfer, by_via);
+        if (transfer->sm.state == TRANSFER_RESERVE && transfer->failed != RDT_OK)
+            transfer_fail(transfer, RDT_TRANSPORT, "%s: the group is destroyed", pt->transport->name);
+    }
+}
+
+static void closed(struct peer_transport *pt)
+{
+    sm_move(&pt->sm, PT_NONE);
+    pt->conn.handle = NULL; /* the group's, which is destroyed next */
+    pt->remote_epoch = 0;
+    transfer_in_via_closed(pt);
+    outgoing_via_closed(pt);
+}
+
+/* Whoever waits for the group, with a side of it or without one yet. */
+static void wake(struct transfers *transfers, struct group *group)
+{
+    const struct group_rank *here = group_rank_here(group);
+
+    list_for_each_safe (work_node, &transfers->works) {
+        struct peer_work *work = list_entry(work_node, struct peer_work, link);
+        const struct group_rank *there = group_rank_for(group, work->peer->uuid, "", NULL);
+        if (here && there)
+            (void)transfer_group_via(work, group, here, there);
+    }
+    list_for_each_safe (node, &group->vias)
+        peer_work_connected(list_entry(node, struct peer_transport, by_group));
+}
+
+/* All its nodes are there, says who coordinates it: whoever uses it now need not wait for this node's next try. */
+static void reach_all(const struct transfers *transfers, const struct group *group)
+{
+    for (uint32_t i = 0; transfers->peers && i < group->n_members; i++)
+        peers_hear_of(transfers->peers, group->members[i].node, group->members[i].address);
+}
+
+void transfers_on_group(struct transfers *transfers, struct group *group, enum group_change change)
+{
+    if (change == GROUP_OPENS && !transfers->closing)
+        reach_all(transfers, group);
+    broadcasts_on_group(transfers, group, change);
+    list_for_each_safe (node, &group->vias) {
+        struct peer_transport *pt = list_entry(node, struct peer_transport, by_group);
+        switch (change) {
+        case GROUP_SERVES:
+            connect_side(pt);
+            break;
+        case GROUP_OPENS:
+            break;
+        case GROUP_BREAKS:
+            (void)snprintf(pt->broken, sizeof pt->broken, "group %s was taken down: %.90s", group->name,
+                           group->why[0] ? group->why : "it is destroyed");
+            broken(pt);
+            break;
+        case GROUP_CLOSED:
+            if (pt->sm.state == PT_CLOSING)
+                closed(pt);
+            break;
+        case GROUP_GOES:
+            gone(pt);
+            break;
+        }
+    }
+    if (change == GROUP_OPENS && !transfers->closing)
+        wake(transfers, group);
+}
+
+/* ---- the reader's side ---- */
+
+/* The ranks of the memory that it moves. False: one of the nodes has none; why_p says so. */
+static bool ranks_of(const struct transfer *transfer, const struct group *group, const struct group_rank **here_p,
+                     const struct group_rank **there_p, char why_p[192])
+{
+    const struct peer *peer = transfer->peer->peer;
+    const struct client *client = transfer->whole ? transfer->whole->client : transfer->client;
+    const char *from = transport_moves(group->transport, transfer->memory) ? transfer_source_device(transfer) : ""; /* staged */
+    const char *to =
+        transport_moves(group->transport, transfer_target_memory(transfer)) ? transfer_target_device(transfer) : "";
+
+    *here_p = group_rank_for(group, transfer->transfers->node->uuid, to, client ? client->name : NULL);
+    *there_p = group_rank_for(group, peer->uuid, from, transfer->producer[0] ? transfer->producer : NULL);
+    if (*here_p && *there_p)
+        return true;
+    if (why_p && !*here_p)
+        (void)snprintf(why_p, 192, "no member of group %.40s is on device %.64s here", group->name, to);
+    else if (why_p)
+        (void)snprintf(why_p, 192, "no member of group %.40s is on device %.64s of node %.40s", group->name, from, peer->name);
+    return false;
+}
+
+/* The group that the transfer is to go by: with members on its devices, and READY, if there is such; NULL: why_p, if given, says what to
+ * do. */
+struct group *transfer_group_of(const struct transfer *transfer, const struct transport *transport, char why_p[192])
+{
+    const struct transfers *transfers = transfer->transfers;
+    const struct client *client = transfer->whole ? transfer->whole->client : transfer->client;
+    const char *reader = client ? client->name : NULL;
+    /* A copy serves for its node, and so does a node whose client has left what it put. */
+    const char *producer = transfer->producer[0] && transfer->peer == transfer->origin ? transfer->producer : NULL;
+    const struct group_rank *here, *there;
+    struct group *shared = NULL;
+    bool shared_will_do = false;
+
+    if (transfer->part) {
+        shared = transfer_part_group(transfer);
+        if (!shared && why_p)
+            (void)snprintf(why_p, 192, "group %.40s has ended, or been formed anew", transfer->wish_group);
+        return shared && shared->transport == transport ? shared : NULL;
+    }
+    list_for_each (node, &transfers->groups->all) {
+        struct group *group = list_entry(node, struct group, link);
+        bool fits;
+        if (group->transport != transport || group->sm.state == GROUP_ENDING || !reader ||
+            !owner_equal(&group->owner, &transfer->account->owner) ||
+            (transfer->wish_group[0] && strcmp(transfer->wish_group, group->name) != 0))
+            continue;
+        if (!group_has(group, transfers->node->uuid, reader, NULL) ||
+            !group_has(group, transfer->peer->peer->uuid, producer, NULL))
+            continue;
+        fits = !group->ranks || ranks_of(transfer, group, &here, &there, NULL);
+        if (fits && group->sm.state == GROUP_READY)
+            return group;
+        if (shared && (shared_will_do || !fits || !group_is_coming(group)))
+            continue;
+        shared = group;
+        shared_will_do = fits && group_is_coming(group);
+    }
+    if (!shared && why_p && transfer->wish_group[0])
+        (void)snprintf(why_p, 192, "client \"%.40s\" of node %.40s is not in group %.40s", producer ? producer : "(gone)",
+                       transfer->peer->peer->name, transfer->wish_group);
+    else if (!shared && why_p)
+        (void)snprintf(
+            why_p, 192,
+            "client \"%.24s\" here and \"%.24s\" of node %.24s share no %.12s group: rdt_group_create (rdtctl groups "
+            "create) makes one",
+            reader ? reader : "(gone)", producer ? producer : "(gone)", transfer->peer->peer->name, transport->name);
+    return shared;
+}
+
+struct peer_transport *transfer_group_side(const struct transfer *transfer, struct group *group)
+{
+    const struct group_rank *here, *there;
+
+    return ranks_of(transfer, group, &here, &there, NULL) ? transfer_group_via(transfer->peer, group, here, there) : NULL;
+}
+
+void transfer_group_offer(const struct transfer *transfer, struct transport *transport, struct path_offer *offer,
+                          char why_p[192])
+{
+    struct group *group = transport->available ? transfer_group_of(transfer, transport, why_p) : NULL;
+    const char *target = transfer_target_memory(transfer);
+    const struct group_rank *here, *there;
+    struct peer_transport *pt = NULL;
+
+    *offer = (struct path_offer){.name = transport->name,
+                                 .speed = transport->ops.speed,
+                                 .here_version = transport->version,
+                                 .there_version = transport->version, /* it could not have been formed else */
+                                 .moves_source = transport_moves(transport, transfer->memory),
+                                 .moves_target = transport_moves(transport, target),
+                                 .stages_source = strcmp(transfer->memory, "host") != 0 && transport_moves(transport, "host"),
+                                 .stages_target = strcmp(target, "host") != 0 && transport_moves(transport, "host")};
+    if (!transport->available) {
+        offer->here_why_not = transport->why_not;
+        return;
+    }
+    if (!group) {
+        offer->group_why_not = why_p;
+        return;
+    }
+    if (group->ranks && !ranks_of(transfer, group, &here, &there, why_p)) {
+        offer->group_why_not = why_p;
+        return;
+    }
+    offer->group = group->name;
+    if (group->sm.state == GROUP_READY)
+        pt = transfer_group_via(transfer->peer, group, here, there);
+    if (pt && pt->sm.state == PT_CONNECTED) {
+        uint32_t sides = transport->ops.sides(pt->conn.handle, offer->moves_target ? target : "host");
+        offer->connected = true;
+        offer->two_sided = (sides & RDT_TWO_SIDED) != 0;
+        offer->one_sided = (sides & RDT_ONE_SIDED) != 0;
+    } else if (!group_is_coming(group)) {
+        (void)snprintf(why_p, 192, "group %s is down: %.100s", group->name, group->why);
+        offer->group_why_not = why_p;
+    }
+    offer->two_sided |= !offer->connected;
+}
+
+bool transfer_group_is_local(const struct transfer *transfer, const struct object *object)
+{
+    const struct transfers *transfers = transfer->transfers;
+    const struct transport *transport =
+        transfer->wish_transport[0] ? plugins_transport(transfers->plugins, transfer->wish_transport) : NULL;
+    const char *producer = object->producer ? object->producer->name : NULL;
+
+    if (!transport || !transport_is_grouped(transport) || !transfer->client)
+        return false;
+    list_for_each (node, &transfers->groups->all) {
+        const struct group *group = list_entry(node, struct group, link);
+        if (group->transport == transport && group->sm.state != GROUP_ENDING &&
+            owner_equal(&group->owner, &transfer->account->owner) &&
+            (!transfer->wish_group[0] || strcmp(transfer->wish_group, group->name) == 0) &&
+            group_has(group, transfers->node->uuid, transfer->client->name, NULL) &&
+            group_has(group, transfers->node->uuid, producer, NULL))
+            return true;
+    }
+    return false;
+}
+
+/* ---- the owner's side ---- */
+
+enum rdt_status transfer_group_start(struct outgoing *out, const Rdt__Pb__PullStart *start, struct peer_transport **pt_p,
+                                     struct rdt_error *err)
+{
+    struct transfers *transfers = out->transfers;
+    struct group *group = group_by_token(transfers->groups, start->group.data, start->group.len);
+    const char *producer = out->object->producer && !out->replica ? out->object->producer->name : NULL;
+    const struct group_rank *here;
+
+    if (!group || group->sm.state == GROUP_ENDING)
+        return rdt_error_set(err, RDT_TRANSPORT, "%.64s: the group has ended", start->transport);
+    if (!owner_equal(&group->owner, &out->account->owner) || !group_has(group, out->work->peer->uuid, NULL, NULL) ||
+        !group_has(group, transfers->node->uuid, out->broadcast_number ? NULL : producer, NULL)) /* its owner wants it there */
+        return rdt_error_set(err, RDT_DENIED,
+                             "the reader's node and the producer of object \"%s\" are not both in group \"%s\"", out->ref.id,
+                             group->name);
+    if (!group->ranks || start->reader_rank >= group->n_ranks || start->owner_rank >= group->n_ranks ||
+        memcmp(group->ranks[start->reader_rank].node, out->work->peer->uuid, 16) != 0 || !group->ranks[start->owner_rank].here)
+        return rdt_error_set(err, RDT_PROTOCOL, "ranks %u and %u of group \"%s\" are not on these two nodes",
+                             start->reader_rank, start->owner_rank, group->name);
+    here = &group->ranks[start->owner_rank];
+    for (uint32_t i = 0; i < out->source->count; i++) {
+        uint32_t place = out->source->region[i];
+        const struct region *region;
+        if (layout_bytes(out->source, i) == 0 || place >= object_n_places(out->object))
+            continue; /* a copy that is being filled may have no memory yet */
+        region = object_region(out->object, place);
+        if (transport_moves(group->transport, region->kind->name) && !group_rank_serves(here, region_device(region)))
+            return rdt_error_set(err, RDT_PROTOCOL, "rank %u of group \"%s\" is on device \"%s\", and object \"%s\" lies on %s",
+                                 start->owner_rank, group->name, here->device, out->ref.id, region_device(region));
+    }
+    *pt_p = transfer_group_via(out->work, group, here, &group->ranks[start->reader_rank]);
+    return *pt_p ? RDT_OK : rdt_error_set(err, RDT_NO_MEMORY, "no memory to send in group \"%s\"", group->name);
+}
+
+unsigned transfers_by_side(const struct list *via)
+{
+    const struct peer_transport *pt = list_entry(via, struct peer_transport, by_group);
+    unsigned n = 0;
+
+    list_for_each (in, &pt->users_in)
+        n++;
+    list_for_each (out, &pt->users_out)
+        n++;
+    return n;
+}

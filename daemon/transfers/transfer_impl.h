@@ -1,0 +1,427 @@
+/* What the files of the transfer room share. Nobody else includes it. */
+#ifndef DAEMON_TRANSFER_IMPL_H
+#define DAEMON_TRANSFER_IMPL_H
+
+#include "daemon/memory/device_copy.h"
+#include "daemon/transfers/transfer.h"
+
+/* ---- one peer, as transfers see it: hangs at peer->upper ---- */
+
+struct peer_work {
+    struct list link; /* in transfers->works */
+    struct transfers *transfers;
+    struct peer *peer;
+    struct list pending;    /* struct transfer.by_peer: LINK */
+    struct list incoming;   /* struct transfer.by_peer: ASKED and later */
+    struct map outgoing;    /* the reader's number -> struct outgoing */
+    struct list keeps;      /* struct keeper.by_node: copies of our objects there */
+    struct list kept_before; /* the same, lost */
+    struct list transports; /* struct peer_transport.link */
+    struct list in_groups;  /* struct peer_transport.link: its sides of groups */
+    struct list parts;      /* of its broadcasts: transfer_part.c */
+    unsigned n_parts;
+    unsigned n_in, n_out;   /* active */
+    uint64_t bytes_in, bytes_out;
+    uint64_t fell_back;     /* transfers to here */
+    char fell_back_to[140]; /* what the log knows of it: "stream instead of ucx" */
+    uint64_t asked;         /* number of the latest peer_ask */
+    bool answer_due;        /* it is not answered yet */
+};
+
+/* A transport's failure may be the first sign that the whole node is gone. Its transfer has noted it (transfer->failed) and ends with
+ * it when the node has answered; with PEER_LOST if instead the link goes down. */
+void peer_work_doubt(struct transfer *transfer);
+void peer_work_connected(struct peer_transport *pt);
+void peer_work_refused(struct peer_transport *pt); /* remote_why_not */
+
+/* peer_send, unless we are closing: then the peer may be gone. */
+enum rdt_status work_send(struct peer_work *work, enum rdt_peer_message type, const ProtobufCMessage *message,
+                          struct rdt_error *err);
+
+struct peer_work *peer_work_get(struct transfers *transfers, struct peer *peer); /* NULL: no memory */
+
+/* ---- one transport to one peer ----
+ *
+ *   NONE --create, offer--> OFFERED --peer's offer--> CONNECTED
+ *    ^                         |                         |
+ *    +------- closed ------ CLOSING <---- failure, isolation, link down, the peer's newer offer
+ */
+enum peer_transport_state { PT_NONE, PT_OFFERED, PT_CONNECTED, PT_CLOSING };
+
+struct peer_transport {
+    struct list link; /* in work->transports, or ->in_groups */
+    struct peer_work *work;
+    struct group *group;   /* it is that node's side of this group, whose epoch is its own; NULL: a connection, or the group is gone */
+    struct list by_group;  /* in group->vias */
+    uint32_t rank_here, rank_there;
+    char broken[192];      /* why it was taken down last; of a connection: since it was connected */
+    struct transport *transport;
+    struct sm sm;
+    struct plugin_conn conn;
+    uint32_t epoch;        /* of our offer */
+    uint32_t remote_epoch; /* of the offer we are connected to */
+    bool remote_known;
+    char remote_why_not[192]; /* "": offered */
+    char remote_version[65];
+    char remote_memory[128];           /* " host cuda " */
+    uint8_t blob[RDT_OFFER_MAX_BYTES]; /* the peer's offer, not yet used */
+    size_t blob_bytes;
+    uint32_t blob_epoch;  /* 0: none */
+    bool difference_told; /* the log knows that the versions differ */
+    unsigned failures;    /* in a row; delays the next try */
+    struct deadline retry;
+    struct list users_in;  /* struct transfer.by_via */
+    struct list users_out; /* struct outgoing.by_via */
+    struct list sending;   /* struct outgoing.in_turn: chunks left to post */
+    unsigned sends_in_flight;
+    bool pumping;
+};
+
+void peer_transports_up(struct peer_work *work);   /* the link is up: offer every transport */
+void peer_transports_down(struct peer_work *work); /* it is down: take all connections down */
+bool peer_transports_closed(const struct peer_work *work);
+void transfers_check_closed(struct transfers *transfers); /* a connection has closed */
+enum rdt_status peer_transport_on_offer(struct peer_work *work, const Rdt__Pb__Offer *offer, struct rdt_error *err);
+struct peer_transport *peer_transport_find(struct peer_work *work, const char *name);
+
+/* Tears the connection down because something on it cannot be stopped otherwise, or failed. */
+void peer_transport_isolate(struct peer_transport *pt, const char *why);
+
+/* Transfers move by it, wait for it, or will begin by it when there is memory. */
+bool peer_transport_has_users(const struct peer_transport *pt);
+
+/* It is not connected, and is being rebuilt. */
+bool peer_transport_is_coming(const struct peer_transport *pt);
+
+/* Why it moves no bytes to this node though it is available here: "ucx: ..."; "" if it does, or will. */
+void peer_transport_why_not(const struct peer_transport *pt, char *text_p, size_t size);
+
+/* What it could do, for path_choose. */
+void peer_transport_offer_to_path(const struct peer_transport *pt, const char *source_memory, const char *target_memory,
+                                  struct path_offer *offer_p);
+
+/* ---- groups (transfer_group.c) ---- */
+
+/* The node's side of the group. NULL: no memory. */
+struct peer_transport *transfer_group_via(struct peer_work *work, struct group *group, const struct group_rank *here,
+                                          const struct group_rank *there);
+
+/* Between the ranks of the memory that it moves, its path being by that group. NULL: no memory. */
+struct peer_transport *transfer_group_side(const struct transfer *transfer, struct group *group);
+
+/* What this group transport could do for the transfer, for path_choose: by the first group, of those it wants, that its reader and the
+ * object's producer share. The texts lie in why_p. */
+void transfer_group_offer(const struct transfer *transfer, struct transport *transport, struct path_offer *offer_p,
+                          char why_p[192]);
+struct group *transfer_group_of(const struct transfer *transfer, const struct transport *transport, char why_p[192]);
+
+/* It is no group's, or all nodes of the group are ready. */
+bool transfer_group_is_open(const struct peer_transport *pt);
+bool transfer_group_is_gone(const struct peer_transport *pt); /* it was a group's, which is destroyed */
+
+/* Reader and producer are members of one group of the transport that the transfer asked for, on this node. */
+bool transfer_group_is_local(const struct transfer *transfer, const struct object *object);
+
+/* The reader's node may be sent chunks in this group, by the side *pt_p. */
+enum rdt_status transfer_group_start(struct outgoing *out, const Rdt__Pb__PullStart *start, struct peer_transport **pt_p,
+                                     struct rdt_error *err);
+void transfer_groups_free(struct peer_work *work);
+
+/* There is a group of this transport, or what moved in one has not ended yet: BUSY, naming it. Else nothing is left of any. */
+bool transfer_groups_use(const struct transfers *transfers, const struct transport *transport, struct rdt_error *err);
+
+/* ---- chunks ---- */
+
+struct chunk_op {
+    struct plugin_op base;
+    struct transfer *in; /* one of both */
+    struct outgoing *out;
+    uint32_t chunk;
+    uint8_t *staging; /* NULL: straight to memory */
+    struct device_place place; /* of the staging, as one end of a device's copy */
+    struct device_copy *copy;
+    struct work work;
+};
+
+/* ---- the owner's side of a pull ---- */
+
+enum outgoing_state {
+    OUTGOING_PARKED,
+    OUTGOING_OFFERED,
+    OUTGOING_PREPARE,
+    OUTGOING_TURN,
+    OUTGOING_SENDING,
+    OUTGOING_ABORT,
+    OUTGOING_ENDED
+};
+
+struct outgoing {
+    struct transfers *transfers;
+    struct peer_work *work;
+    uint64_t number; /* the reader's */
+    struct sm sm;
+    struct account *account; /* the requester's: a reference */
+    struct rdt_ref ref;
+    Rdt__Pb__Slice *slice;
+    bool meta_only;
+    bool keep, no_redirect; /* the reader's word */
+    uint64_t inline_max_bytes;
+    struct deadline deadline;             /* of the reader; while TURN: patience with it; while ABORT: the grace time */
+    struct replica *replica;              /* it is served from: a reference; NULL: an object of this node */
+    struct list by_replica;               /* in replica->pulls, or replicas->expected */
+    struct peer_transport *awaits_memory; /* OFFERED: begins by it when the copy has memory */
+    struct object_waiter waiter;
+    struct name_waiter named;
+    uint64_t version;      /* of the name that was asked for */
+    struct object *object; /* held; pinned from PREPARE on */
+    bool pinned;
+    struct layout *source, *packed;
+    uint64_t stream_bytes;
+    uint32_t *select; /* [n_select]: of a whole's tensors, these; NULL: all */
+    uint32_t n_select;
+    bool staged;                 /* its memory is on devices, and goes through host memory */
+    struct stage *stage;         /* that; NULL: not yet */
+    struct device_place *places; /* [n_places] of the object, for that */
+    uint32_t credit;             /* chunks below this have a receive */
+    struct chunk_plan *plan;
+    uint8_t **bases; /* [n_regions] where the object's regions start */
+    uint32_t filled; /* of those, so many have their pages (region_fill.h) */
+    uint32_t next_chunk, chunks_done;
+    unsigned n_ops;
+    struct peer_transport *via;
+    struct list by_via, in_turn;
+    bool one_sided;
+    bool turns;            /* its reader's end stands in ordered queues */
+    struct broadcast *broadcast; /* SENDING: its reader takes part in it, and gets its bytes by it (transfer_broadcast.h) */
+    bool together;               /* it is to */
+    uint64_t broadcast_number;   /* it is of; 0: of none */
+    bool gathering;        /* with turns: a chunk, and those behind it wait */
+    bool posting;          /* likewise: sends are being posted */
+    bool reader_done;      /* one-sided: the reader reads no more */
+    struct layout *expect; /* PULL came with a start: what its reader expects; NULL: it will say PULL_START */
+    uint64_t expect_bytes; /* it came in runs: charged */
+    char start_transport[65];
+    uint64_t start_chunk_bytes;
+    uint32_t start_epoch;
+    struct transfer_record record;
+};
+
+enum rdt_status outgoing_on_pull(struct peer_work *work, const Rdt__Pb__Pull *pull, struct rdt_error *err);
+void outgoing_on_start(struct peer_work *work, const Rdt__Pb__PullStart *start);
+void outgoing_on_credit(struct peer_work *work, const Rdt__Pb__PullCredit *credit);
+void outgoing_on_end(struct peer_work *work, const Rdt__Pb__PullEnd *end);
+void outgoing_on_abort(struct peer_work *work, const Rdt__Pb__PullAbort *abort);
+bool outgoing_can_start(struct outgoing *out); /* PULL's own start fits what the object is */
+void outgoing_begin(struct outgoing *out, struct peer_transport *pt);
+void outgoing_answer(struct outgoing *out, struct object *object);
+void outgoing_refuse(struct outgoing *out, const struct rdt_error *err); /* instead of an answer; ends it */
+void outgoing_answer_error(struct peer_work *work, uint64_t number, const struct rdt_error *err); /* where there is none to end */
+void outgoing_go_on(struct outgoing *out); /* more of the copy that it is served from may be there */
+void outgoing_set_state(struct outgoing *out, enum outgoing_state state);
+enum rdt_status outgoing_map(struct outgoing *out, struct rdt_error *err);         /* fills bases */
+enum rdt_status outgoing_check(const struct outgoing *out, struct rdt_error *err); /* what was read was all there */
+void outgoing_end(struct outgoing *out);
+void outgoing_stop(struct outgoing *out);   /* no more chunks; ends when nothing touches its memory */
+void outgoing_settle(struct outgoing *out); /* ABORT, one reason to wait less */
+void outgoing_fail(struct outgoing *out, const struct rdt_error *err); /* tells the reader, and stops */
+void outgoing_link_down(struct peer_work *work);
+void outgoing_shut_down(struct transfers *transfers, const struct rdt_error *why); /* tells each reader */
+void outgoing_refuse_parked(struct transfers *transfers);                          /* there will be no more puts */
+void outgoing_pump(struct peer_transport *pt);                                     /* posts chunks, each transfer in turn */
+void outgoing_via_closed(struct peer_transport *pt);                               /* its connection is down: users end */
+
+/* ---- the reader's side ---- */
+
+struct transfer *transfer_new(struct transfers *transfers, struct client *client, struct account *account,
+                              const struct rdt_ref *ref); /* client NULL: no client's */
+void transfer_set_state(struct transfer *transfer, enum transfer_state state);
+void transfer_fail(struct transfer *transfer, enum rdt_status status, const char *fmt, ...)
+    __attribute__((format(printf, 3, 4)));
+void transfer_fail_err(struct transfer *transfer, const struct rdt_error *err);
+void transfer_abort(struct transfer *transfer); /* nobody waits any more */
+void transfer_end(struct transfer *transfer);   /* nothing touches memory: frees it */
+
+/* Memory for the bytes, in transfer->received: warm, ready, or (RDT_AGAIN: on_ready comes, with the transfer) new. */
+enum rdt_status transfer_reserve(struct transfer *transfer, region_ready on_ready, struct rdt_error *err);
+
+/* The plan of its chunks, and what of them must be staged: transfer->staging.need. Then memory for that (RDT_AGAIN: on_ready comes, with
+ * the transfer), to be taken chunk by chunk. Freed with the transfer. */
+enum rdt_status transfer_plan(struct transfer *transfer, struct rdt_error *err);
+bool transfer_chunk_in_place(const struct transfer *transfer, uint32_t index, struct region **region_p, uint64_t *offset_p);
+bool transfer_staging_is_little(const struct transfer *transfer);
+enum rdt_status transfer_reserve_staging(struct transfer *transfer, region_ready on_ready, struct rdt_error *err);
+uint8_t *transfer_take_staging(struct transfer *transfer, uint64_t bytes);
+void transfer_free_staging(struct transfer *transfer);
+
+/* ---- on devices (transfer_landing.c) ---- */
+
+bool client_maps(const struct client *client, const char *kind);
+
+/* What its reader wishes is here, and can be mapped there. */
+enum rdt_status landing_check_wish(const struct transfer *transfer, struct rdt_error *err);
+
+/* Decides where each tensor of transfer->source shall lie; from[i]: where it lies on this node (NULL: host memory); from NULL: on another node, as transfer->places says. Makes
+ * transfer->landing if some go to devices (always: wherever) and the reader gave no targets. *elsewhere_p: some go where they do not
+ * lie. */
+enum rdt_status landing_plan(struct transfer *transfer, struct memory_device *const *from, bool always, bool *elsewhere_p,
+                             struct rdt_error *err);
+
+/* Memory for it, which becomes transfer->target. AGAIN: on_ready comes, with a region to be taken, and this is to be called again. */
+enum rdt_status landing_reserve(struct transfer *transfer, region_ready on_ready, struct rdt_error *err);
+void landing_take(struct transfer *transfer, struct region *region); /* NULL is fine */
+void landing_free(struct transfer *transfer);
+
+/* ---- objects of several kinds of memory (transfer_pieces.c) ---- */
+
+enum rdt_status pieces_read_places(struct transfer *transfer, const Rdt__Pb__PullMeta *meta, struct rdt_error *err);
+
+/* Some of it shall be on devices here; its tensors are known, and it goes in pieces. */
+bool pieces_wanted_here(const struct transfer *transfer);
+bool pieces_needed(const struct transfer *transfer);
+void pieces_begin(struct transfer *whole);                              /* RESERVE */
+void pieces_failed(struct transfer *piece, const struct rdt_error *err); /* ends the piece, and the whole */
+void pieces_ended(struct transfer *piece);                              /* by transfer_end */
+void pieces_abort(struct transfer *whole);
+void pieces_free(struct transfer *transfer);
+
+/* A piece's; "host" of anything else. */
+const char *transfer_target_memory(const struct transfer *transfer);
+
+/* Of a piece: the devices that it lies on, there, and goes to, here; "": host memory. */
+const char *transfer_source_device(const struct transfer *transfer);
+const char *transfer_target_device(const struct transfer *transfer);
+
+/* A piece that goes through host memory here: slots for the chunks under way. AGAIN as everywhere. */
+enum rdt_status transfer_reserve_stage(struct transfer *transfer, region_ready on_ready, struct rdt_error *err);
+bool transfer_has_slot(const struct transfer *transfer);
+struct device_part chunk_part(const struct chunk *chunk, const struct layout *packed);
+
+/* Results: each answers every fetch of the transfer. The caller ends the transfer afterwards. PATH_COPY: they are to copy from the object
+ * themselves. */
+void transfer_deliver_object(struct transfer *transfer, struct object *object, struct layout *layout, enum path_kind how);
+void transfer_deliver_received(struct transfer *transfer); /* region, target or inline data */
+void transfer_deliver_meta(struct transfer *transfer);
+void fetch_detach(struct fetch *fetch); /* it has been answered, or has no client any more: frees it */
+
+/* SYSTEM if memory of it was missing. NULL is fine. */
+enum rdt_status target_check(const struct target *target, struct rdt_error *err);
+
+void transfer_local_start(struct transfer *transfer);
+void transfer_local_serve(struct transfer *transfer, struct object *object);
+void transfer_local_metadata(struct transfer *transfer, const struct object *object); /* valid while the caller, or it, holds that */
+void transfer_local_copy(struct transfer *transfer, struct object *object); /* pins it; memory for the copy comes next */
+void transfer_local_abort(struct transfer *transfer);
+
+enum rdt_status transfer_in_start(struct transfer *transfer, struct rdt_error *err);
+void transfer_in_ask(struct transfer *transfer); /* the link is up, and nobody has asked for the same */
+void transfer_in_take_turn(struct transfer *transfer); /* QUEUED: the one before it has its answer, or none will come */
+void transfer_in_leave_question(struct transfer *transfer);
+void transfer_in_send_abort(struct transfer *transfer);
+void transfer_in_pull_from(struct transfer *transfer, struct peer_work *work); /* asks there, as soon as the link is up */
+enum rdt_status transfer_in_read_meta(struct transfer *transfer, const Rdt__Pb__PullMeta *meta, struct rdt_error *err);
+void transfer_in_leave_peer(struct transfer *transfer);
+void transfer_in_free_metadata(struct transfer *transfer);
+
+/* The path, by what is known; then memory, by what the answer says that has just come (NULL: it was there before). */
+enum rdt_status transfer_in_choose(struct transfer *transfer, bool has_inline, struct rdt_error *err);
+bool transfer_in_path_is_coming(struct transfer *transfer); /* there is none only because a connection is being rebuilt */
+void transfer_in_take_path(struct transfer *transfer);      /* what was chosen */
+void transfer_in_note_fall_back(struct transfer *transfer); /* counts it once, if the chosen one is slower than it should be */
+void transfer_in_find_path(struct transfer *transfer, const Rdt__Pb__PullMeta *meta);
+
+/* Beginning anew (transfer_back.c). */
+void transfer_in_choose_again(struct transfer *transfer);  /* the owner did not start as asked */
+void transfer_in_forget_answer(struct transfer *transfer); /* as if there had been none; its memory stays */
+void transfer_in_go_back(struct transfer *transfer);       /* asks anew when no operation is left */
+void transfer_in_rewound(struct transfer *transfer);       /* one operation of what came to nothing less */
+bool transfer_in_ask_anew(struct transfer *transfer);      /* likewise, under another number; false: no memory, nothing has happened */
+void transfer_in_on_meta(struct peer_work *work, const Rdt__Pb__PullMeta *meta);
+void transfer_in_on_parked(struct peer_work *work, const Rdt__Pb__PullParked *parked);
+void transfer_in_on_keys(struct peer_work *work, const Rdt__Pb__PullKeys *keys);
+void transfer_in_on_end(struct peer_work *work, const Rdt__Pb__PullEnd *end);
+void transfer_in_abort(struct transfer *transfer);
+void transfer_in_settle(struct transfer *transfer);  /* ABORT, one operation less */
+void transfer_in_move(struct transfer *transfer);    /* memory is there: post and start */
+void transfer_in_early(struct transfer *transfer);   /* targets, or guessed: post before asking, where that may work */
+void transfer_in_started(struct transfer *transfer); /* the answer has come after an early start */
+void transfer_in_receive(struct transfer *transfer); /* posts the receives, or asks for keys */
+void transfer_in_ask_start(struct transfer *transfer);
+void transfer_in_watch(struct transfer *transfer); /* from now on bytes are expected to move */
+void transfer_in_on_stall(struct deadline *deadline);
+void transfer_in_cancel_ops(struct transfer *transfer);
+void transfer_in_judge(struct transfer *transfer); /* the node is there: the failure that was noted stands */
+void transfer_in_via_broken(struct peer_transport *pt, const char *why); /* its operations are about to end, for this reason */
+void transfer_in_via_closed(struct peer_transport *pt);
+void transfer_in_wait(struct transfer *transfer); /* RESERVE: for a connection that is being rebuilt */
+void transfer_in_connected(struct transfer *transfer, const struct peer_transport *pt); /* it stands: whoever waits goes on */
+void transfer_in_refused(struct transfer *transfer, const struct peer_transport *pt); /* it will not: nobody waits in vain */
+
+/* ---- what a fetch will bring, guessed (transfer_guess.c) ---- */
+
+bool transfer_guess(struct transfer *transfer); /* before it asks; true: packed, stream_bytes and received are there */
+void transfer_guess_drop(struct transfer *transfer); /* no operation is left: memory and layout go; nothing if it has none */
+void transfer_guess_failed(struct transfer *transfer); /* the owner has not started: asks anew; may end it */
+void transfer_guess_learn(struct transfer *transfer);  /* its bytes are here, and its fetches not answered yet */
+
+/* ---- ordered queues (transfer_order.c): of those that have record.order ---- */
+
+void transfers_init_turns(struct transfers *transfers);
+bool order_wanted(const struct transfer *transfer, const struct peer_transport *pt); /* its memory, here or there, stands in one */
+bool order_needed(const struct outgoing *out, const struct peer_transport *pt);      /* likewise, at the owner */
+enum rdt_status order_in_begin(struct transfer *transfer, struct rdt_error *err);    /* before START is sent */
+enum rdt_status order_out_begin(struct outgoing *out, struct rdt_error *err);        /* its memory is ready */
+void order_out_on_stall(struct outgoing *out);                                       /* SENDING: what is posted is to move */
+void order_receives_stand(struct transfer *transfer);                                /* all are posted; may end it */
+void order_give(const struct transfer_record *record);                               /* all, or nearly all, is posted */
+void order_leave(struct transfer_record *record);                                    /* nothing of it is under way */
+bool order_stands_behind(const struct transfer_record *record);
+void order_on_turn(struct peer_work *work, const Rdt__Pb__PullTurn *message);
+
+/* ---- a node's part of a broadcast (transfer_part.c): of transfers that have one ---- */
+
+struct group *transfer_part_group(const struct transfer *transfer);    /* it moves in; NULL: not any more */
+uint64_t transfer_part_number(const struct transfer *transfer);        /* the root's; 0: it has none */
+void transfer_part_whole(struct transfer *transfer);                   /* its copy is; nothing if it has none */
+
+/* The answer has come. true: there is a copy here already, or will be none; the transfer has ended or failed. */
+bool transfer_part_answered(struct transfer *transfer, const Rdt__Pb__PullMeta *meta);
+
+/* false: it has none, or others wait for the same copy and cannot be helped. true: it ends, or goes on without. */
+bool transfer_part_failed(struct transfer *transfer, const struct rdt_error *err);
+enum rdt_status transfer_part_on_ask(struct peer_work *root, const Rdt__Pb__GroupBroadcast *message, struct rdt_error *err);
+void transfer_part_on_over(struct peer_work *root, const Rdt__Pb__BroadcastWord *word);
+void transfer_parts_link_down(struct peer_work *root, const struct rdt_error *why);
+
+/* ---- copies (transfer_copy.c) ---- */
+
+/* A copy here serves it, or the transfer that fills one does: true, and it has ended or goes its way. */
+bool transfer_copy_serves(struct transfer *transfer);
+
+/* The answer was of a snapshot: true as above, or it was sent to another node; false: its bytes are to come by this transfer. */
+bool transfer_copy_answered(struct transfer *transfer, const Rdt__Pb__PullMeta *meta);
+void transfer_copy_redirected(struct transfer *transfer, const Rdt__Pb__PullMeta *meta);
+
+/* The copy that it was sent to fails: true, and it asks the owner's node again. */
+bool transfer_copy_comes_back(struct transfer *transfer, const struct rdt_error *why);
+void transfer_copy_moved(struct transfer *transfer); /* a chunk has come */
+void transfer_deliver_copy(struct transfer *transfer);
+
+/* The last pull of the copy that it fills has gone: it ends, unless somebody here waits for it. */
+void transfer_unwanted(struct transfer *transfer);
+
+/* Of a record that is all zero. */
+void record_start(struct transfer_record *record, uint64_t id, const struct owner *requester, const struct rdt_ref *ref,
+                  const char *direction, const char *state);
+/* The path, by path_choose; what it decided is kept with the record, a reference: of objects of this node the same question as last time has
+ * the same answer. NO_MEMORY too. */
+enum rdt_status record_decide(struct transfers *transfers, struct transfer_record *record, const struct path_query *query,
+                              struct rdt_error *err);
+void record_drop_decision(struct path_decision *decision); /* NULL is fine */
+const struct path_candidate *record_chosen(const struct transfer_record *record); /* after an OK */
+/* Which way its bytes went; once. */
+void record_lanes(struct transfer_record *record, const struct peer_transport *pt);
+/* Goes into the history. */
+void record_finish(struct transfers *transfers, struct transfer_record *record, const char *state, const char *error);
+Rdt__Pb__Slice *slice_dup(const Rdt__Pb__Slice *slice); /* NULL for NULL; free with protobuf_c_message_free_unpacked */
+
+#endif

@@ -1,0 +1,383 @@
+/* Fetches from another node, from the answer up to the point where their bytes begin to move: what the answer says, memory for it, and the
+ * end. Asking is transfer_ask.c, the path transfer_way.c. */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "daemon/transfers/question.h"
+#include "daemon/memory/region_fill.h"
+#include "daemon/transfers/reservation.h"
+#include "daemon/base/text.h"
+#include "daemon/transfers/transfer_impl.h"
+#include "wire_error.h"
+#include "wire_ref.h"
+
+static void go_on(struct transfer *transfer);
+
+static struct transfer *find(struct peer_work *work, uint64_t id)
+{
+    struct transfer *transfer = map_get_u64(&work->transfers->by_id, id);
+
+    return transfer && transfer->peer == work ? transfer : NULL;
+}
+
+/* ---- the answer ---- */
+
+/* It stays until the fetch is answered, which may wait for many others: a client's share of the heap bounds what it makes us keep. */
+static enum rdt_status take_metadata(struct transfer *transfer, const ProtobufCBinaryData *from, struct rdt_error *err)
+{
+    if (from->len == 0 || transfer->whole) /* which has it */
+        return RDT_OK;
+    if (account_take(transfer->account, USAGE_HEAP, from->len, err) != RDT_OK) {
+        rdt_error_prefix(err, "the metadata of object \"%s\"", transfer->ref.id);
+        return RDT_LIMIT;
+    }
+    transfer->own_metadata = malloc(from->len);
+    if (!transfer->own_metadata) {
+        account_give(transfer->account, USAGE_HEAP, from->len);
+        return rdt_error_set(err, RDT_NO_MEMORY, "no memory for the metadata");
+    }
+    memcpy(transfer->own_metadata, from->data, from->len);
+    transfer->metadata = transfer->own_metadata;
+    transfer->metadata_bytes = from->len;
+    return RDT_OK;
+}
+
+void transfer_in_free_metadata(struct transfer *transfer)
+{
+    if (transfer->own_metadata)
+        account_give(transfer->account, USAGE_HEAP, transfer->metadata_bytes);
+    free(transfer->own_metadata);
+    transfer->own_metadata = NULL;
+    transfer->metadata = NULL;
+    transfer->metadata_bytes = 0;
+}
+
+enum rdt_status transfer_in_read_meta(struct transfer *transfer, const Rdt__Pb__PullMeta *meta, struct rdt_error *err)
+{
+    struct rdt_ref ref;
+    enum rdt_status status = wire_ref_to(meta->ref, &ref, err);
+
+    if (status == RDT_OK && transfer->ref.generation != 0 && ref.generation != transfer->ref.generation)
+        status = rdt_error_set(err, RDT_PROTOCOL, "the answer is about another object");
+    if (status == RDT_OK && (ref.is_name || (transfer->ref.is_name && meta->version <= transfer->ref.after)))
+        status = rdt_error_set(err, RDT_PROTOCOL, "the answer is no later version of the name");
+    if (status == RDT_OK)
+        status = layout_from_wire(meta->tensors, &transfer->source, err);
+    if (status == RDT_OK && transfer->target) /* before anything of an early start is believed */
+        status = layout_same_shape(transfer->source, transfer->target->layout, err);
+    if (status == RDT_MISMATCH)
+        return status;
+    if (status == RDT_OK && transfer->guessed && layout_same_shape(transfer->source, transfer->packed, NULL) != RDT_OK)
+        status = rdt_error_set(err, RDT_PROTOCOL, "it has started what has not the shapes that it was asked for");
+    if (status == RDT_OK && !transfer->early)
+        status = layout_packed(transfer->source, &transfer->packed, &transfer->stream_bytes, err);
+    if (status == RDT_OK && transfer->stream_bytes != meta->bytes)
+        status = rdt_error_set(err, RDT_PROTOCOL, "its tensors take %llu bytes, not the %llu it says",
+                               (unsigned long long)transfer->stream_bytes, (unsigned long long)meta->bytes);
+    if (status == RDT_OK && meta->has_inline && meta->inline_data.len != meta->bytes)
+        status = rdt_error_set(err, RDT_PROTOCOL, "%zu bytes came with the answer, not %llu", meta->inline_data.len,
+                               (unsigned long long)meta->bytes);
+    if (status == RDT_OK && transfer->received && transfer->received->bytes != meta->bytes) /* it is asked for again */
+        status = rdt_error_set(err, RDT_PROTOCOL, "the object has %llu bytes, and had %llu before",
+                               (unsigned long long)meta->bytes, (unsigned long long)transfer->received->bytes);
+    if (status == RDT_OK && meta->metadata.len > RDT_MAX_METADATA_BYTES)
+        status = rdt_error_set(err, RDT_PROTOCOL, "its metadata is too large");
+    if (status != RDT_OK) {
+        rdt_error_prefix(err, "node %s", transfer->record.peer);
+        return status;
+    }
+    if (take_metadata(transfer, &meta->metadata, err) != RDT_OK)
+        return err->status;
+    memcpy(ref.node, transfer->origin->peer->uuid, sizeof ref.node);
+    transfer->ref = ref;
+    if (meta->version != 0) /* else it was asked for again, by the ref that the name meant */
+        transfer->version = meta->version;
+    transfer->record.ref = ref;
+    transfer->record.bytes = transfer->stream_bytes;
+    transfer->contiguous = meta->contiguous;
+    if (!transfer->whole && pieces_read_places(transfer, meta, err) != RDT_OK)
+        return err->status;
+    text_copy(transfer->preferred, sizeof transfer->preferred, meta->transport);
+    text_copy(transfer->memory, sizeof transfer->memory, meta->memory);
+    text_copy(transfer->producer, sizeof transfer->producer, meta->producer);
+    transfer->have_meta = true;
+    return RDT_OK;
+}
+
+static void take_inline(struct transfer *transfer, const Rdt__Pb__PullMeta *meta)
+{
+    struct target *target = transfer->target;
+    struct rdt_error err = {0};
+
+    if (!target) {
+        transfer->inline_data = malloc(meta->inline_data.len ? meta->inline_data.len : 1);
+        if (!transfer->inline_data) {
+            transfer_fail(transfer, RDT_NO_MEMORY, "no memory for the bytes");
+            return;
+        }
+        if (meta->inline_data.len)
+            memcpy(transfer->inline_data, meta->inline_data.data, meta->inline_data.len);
+    }
+    if (target && region_fill(target->uses, target->n, target->layout, &transfer->filled_to, NULL, NULL, &err) != RDT_OK) {
+        transfer_fail_err(transfer, &err);
+        return;
+    }
+    for (uint32_t i = 0; target && i < target->layout->count; i++) {
+        uint64_t bytes = layout_bytes(target->layout, i);
+        uint8_t *base;
+        if (bytes == 0)
+            continue;
+        base = region_addr(target->uses[target->layout->region[i]].region, &err);
+        if (!base) {
+            transfer_fail_err(transfer, &err);
+            return;
+        }
+        memcpy(base + target->layout->offset[i], meta->inline_data.data + transfer->packed->offset[i], bytes);
+    }
+    if (target_check(target, &err) != RDT_OK) {
+        transfer_fail_err(transfer, &err);
+        return;
+    }
+    transfer->record.bytes_done = meta->inline_data.len;
+    transfer->transfers->bytes_in += meta->inline_data.len;
+    transfer->peer->bytes_in += meta->inline_data.len;
+    transfer_guess_learn(transfer);
+    transfer_deliver_received(transfer);
+    transfer_end(transfer);
+}
+
+void transfer_in_find_path(struct transfer *transfer, const Rdt__Pb__PullMeta *meta)
+{
+    struct rdt_error err = {0};
+    enum rdt_status status;
+
+    if (transfer->sm.state != TRANSFER_RESERVE)
+        transfer_set_state(transfer, TRANSFER_RESERVE);
+    if (pieces_needed(transfer)) {
+        pieces_begin(transfer);
+        return;
+    }
+    status = transfer_in_choose(transfer, meta && meta->has_inline, &err);
+    if (status == RDT_NO_PATH && transfer_in_path_is_coming(transfer)) {
+        transfer_in_wait(transfer);
+        return;
+    }
+    if (status != RDT_OK) {
+        transfer_fail_err(transfer, &err);
+        return;
+    }
+    transfer_in_take_path(transfer);
+    if (transfer->is_inline)
+        take_inline(transfer, meta);
+    else if (!reservation_wait(transfer, go_on))
+        go_on(transfer);
+}
+
+void transfer_in_connected(struct transfer *transfer, const struct peer_transport *pt)
+{
+    if (transfer->sm.state != TRANSFER_RESERVE || transfer->failed == RDT_OK || (transfer->via && transfer->via != pt))
+        return;
+    transfer->failed = RDT_OK;
+    deadline_unset(transfer->transfers->deadlines, &transfer->stall);
+    if (transfer->via)
+        transfer_in_move(transfer);
+    else
+        transfer_in_find_path(transfer, NULL);
+}
+
+/* The other node has no use for that connection any more, so it is not rebuilt: whoever waits for it takes another way, or hears why
+ * there is none. Of a broadcast only the root's node knows another, and a piece keeps the slots that it was given for this one. */
+void transfer_in_refused(struct transfer *transfer, const struct peer_transport *pt)
+{
+    if (transfer->sm.state != TRANSFER_RESERVE || transfer->failed == RDT_OK || transfer->part || transfer->whole ||
+        (transfer->via && transfer->via != pt))
+        return;
+    transfer->failed = RDT_OK;
+    deadline_unset(transfer->transfers->deadlines, &transfer->stall);
+    if (transfer->via)
+        transfer_in_rewound(transfer);
+    else
+        transfer_in_find_path(transfer, NULL);
+}
+
+/* An owner of an earlier version has noted a copy here of what is received by a guess, or is asked for again. */
+static void decline_guessed(const struct transfer *transfer, const Rdt__Pb__PullMeta *meta)
+{
+    if (transfer->guessed && meta->kept &&
+        !replica_find(&transfer->transfers->replicas, transfer->origin->peer->uuid, transfer->ref.generation))
+        replica_decline(transfer->origin, transfer->ref.generation);
+}
+
+static void take_answer(struct transfer *transfer, const Rdt__Pb__PullMeta *meta)
+{
+    struct rdt_error err = {0};
+    enum rdt_status status;
+
+    if (meta->status != RDT_OK) {
+        (void)wire_error(meta->status, meta->sys_errno, meta->message, &err);
+        transfer->have_meta = true;
+        transfer_fail_err(transfer, &err);
+        return;
+    }
+    transfer->record.began_ns = uv_hrtime();
+    decline_guessed(transfer, meta);
+    if (transfer->guessed && (!meta->started || meta->redirect_node.len > 0)) {
+        transfer_guess_failed(transfer);
+        return;
+    }
+    if (meta->redirect_node.len > 0) {
+        transfer_copy_redirected(transfer, meta);
+        return;
+    }
+    status = transfer_in_read_meta(transfer, meta, &err);
+    if (status == RDT_OK && transfer->meta_only) {
+        (void)snprintf(transfer->record.path, sizeof transfer->record.path, "metadata");
+        transfer_deliver_meta(transfer);
+        transfer_end(transfer);
+        return;
+    }
+    if (status == RDT_OK && transfer->early) {
+        transfer->record.state = sm_name(&transfer->sm);
+        if (meta->started)
+            transfer_in_started(transfer);
+        else
+            transfer_in_choose_again(transfer);
+        return;
+    }
+    if (status == RDT_OK && transfer->part) {
+        if (transfer_part_answered(transfer, meta))
+            return;
+    } else if (status == RDT_OK && !meta->has_inline && transfer_copy_answered(transfer, meta)) {
+        return;
+    }
+    if (status == RDT_OK)
+        transfer_in_find_path(transfer, meta);
+    else
+        transfer_fail_err(transfer, &err);
+}
+
+void transfer_in_on_meta(struct peer_work *work, const Rdt__Pb__PullMeta *meta)
+{
+    struct transfer *transfer = find(work, meta->transfer), *next;
+    uint64_t id;
+
+    if (!transfer || (transfer->sm.state != TRANSFER_ASKED && transfer->sm.state != TRANSFER_MOVE) || transfer->have_meta) {
+        if (meta->kept && meta->ref && !replica_find(&work->transfers->replicas, work->peer->uuid, meta->ref->generation))
+            replica_decline(work, meta->ref->generation);
+        return; /* its reader has left */
+    }
+    id = question_close(transfer);
+    take_answer(transfer, meta);
+    next = id ? map_get_u64(&work->transfers->by_id, id) : NULL;
+    if (next)
+        transfer_in_take_turn(next);
+}
+
+void transfer_in_on_parked(struct peer_work *work, const Rdt__Pb__PullParked *parked)
+{
+    struct transfer *transfer = find(work, parked->transfer);
+
+    if (!transfer || transfer->have_meta)
+        return;
+    reservation_leave(transfer); /* the others need not wait for a put */
+    if (transfer->guessed && transfer->sm.state != TRANSFER_ABORT)
+        transfer_guess_failed(transfer); /* nor does it keep memory meanwhile */
+}
+
+/* ---- memory for it ---- */
+
+static void on_ready(void *arg, struct region *region, const struct rdt_error *err)
+{
+    struct transfer *transfer = arg;
+
+    transfer->n_ops--;
+    if (!transfer->target && !transfer->received)
+        transfer->received = region;
+    if (transfer->sm.state == TRANSFER_ABORT) {
+        transfer_in_settle(transfer);
+    } else if (transfer->rewind) {
+        transfer_in_rewound(transfer);
+    } else if (err) {
+        transfer_fail_err(transfer, err);
+    } else {
+        go_on(transfer);
+    }
+}
+
+/* One step of reserving at a time, until all is there: then the bytes may come. */
+static void go_on(struct transfer *transfer)
+{
+    struct target *target = transfer->target;
+    struct rdt_error err = {0};
+    enum rdt_status status = RDT_OK;
+    void *handle;
+
+    if (!target && !transfer->received)
+        status = transfer_reserve(transfer, on_ready, &err);
+    if (status == RDT_OK && transfer->replica && !transfer->replica->placed)
+        status = replica_place(transfer->replica, transfer, &err);
+    if (status == RDT_OK && target)
+        status = region_fill(target->uses, target->n, target->layout, &transfer->filled_to, on_ready, transfer, &err);
+    for (uint32_t i = 0; status == RDT_OK && i < (target ? target->n : 1); i++) {
+        struct region *region = target ? target->uses[i].region : transfer->received;
+        if (region && !region_addr(region, &err))
+            status = err.status;
+        else if (region && !transfer->staged_here)
+            status = region_register(region, transfer->via->transport, &handle, on_ready, transfer, &err);
+    }
+    if (status == RDT_OK)
+        status = transfer_plan(transfer, &err);
+    if (status == RDT_OK)
+        status = transfer_reserve_staging(transfer, on_ready, &err);
+    if (status == RDT_OK)
+        status = transfer_reserve_stage(transfer, on_ready, &err);
+    if (status == RDT_AGAIN)
+        transfer->n_ops++; /* the pool works for it */
+    else if (status != RDT_OK)
+        transfer_fail_err(transfer, &err);
+    else
+        transfer_in_move(transfer);
+}
+
+/* ---- the end ---- */
+
+void transfer_in_abort(struct transfer *transfer)
+{
+    struct transfers *transfers = transfer->transfers;
+    bool moving = transfer->sm.state == TRANSFER_MOVE;
+
+    transfer_set_state(transfer, TRANSFER_ABORT);
+    if (!transfer->one_sided || transfer->n_ops == 0)
+        transfer_in_send_abort(transfer);
+    if (transfer->pieces)
+        pieces_abort(transfer);
+    if (transfer->n_ops == 0) {
+        transfer_end(transfer);
+        return;
+    }
+    if (!moving || transfer->pieces)
+        return;
+    transfer_in_cancel_ops(transfer);
+    (void)deadline_set(transfers->deadlines, &transfer->stall, (int64_t)transfers->options->quiesce_grace_ns);
+}
+
+void transfer_in_settle(struct transfer *transfer)
+{
+    if (transfer->n_ops > 0)
+        return;
+    if (transfer->one_sided)
+        transfer_in_send_abort(transfer);
+    transfer_end(transfer);
+}
+
+void transfer_in_on_end(struct peer_work *work, const Rdt__Pb__PullEnd *end)
+{
+    struct transfer *transfer = find(work, end->transfer);
+    struct rdt_error err;
+
+    if (!transfer || transfer->sm.state == TRANSFER_ABORT)
+        return;
+    (void)wire_error(end->status, 0, end->message, &err);
+    transfer_fail_err(transfer, &err);
+}

@@ -1,0 +1,203 @@
+/* Where a fetch's tensors shall lie when its reader named no targets: by what it wishes and what it can map. Host memory is one range, as
+ * ever (transfer->received); if some of them go to devices, each place gets a region of its own (transfer->landing), and together they
+ * are a target that the daemon made. */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <strings.h>
+
+#include "daemon/transfers/transfer_impl.h"
+
+static bool wants_kind(const struct transfer *transfer)
+{
+    return transfer->wish_memory[0] != '\0' && strcasecmp(transfer->wish_memory, "host") != 0;
+}
+
+bool client_maps(const struct client *client, const char *kind)
+{
+    char word[40];
+
+    (void)snprintf(word, sizeof word, " %.36s ", kind);
+    return strcasestr(client->maps, word) != NULL;
+}
+
+/* The wish was checked when it was asked for; the kind may have been unloaded since. */
+static enum rdt_status find_wish(const struct transfer *transfer, struct memory_device **device_p, struct rdt_error *err)
+{
+    struct rdt_error why = {0};
+    const struct memory_kind *kind;
+
+    *device_p = NULL;
+    if (!wants_kind(transfer))
+        return RDT_OK;
+    kind = plugins_memory_kind(transfer->transfers->plugins, transfer->wish_memory);
+    if (!kind || !kind->available || memory_kind_is_host(kind))
+        return rdt_error_set(err, RDT_UNSUPPORTED, "no memory kind \"%s\" is loaded here%s%s", transfer->wish_memory,
+                             kind && kind->why_not[0] ? ": " : "", kind ? kind->why_not : "");
+    *device_p = memory_kind_device(kind, transfer->wish_device, &why);
+    if (*device_p)
+        return RDT_OK;
+    if (err)
+        *err = why;
+    return why.status;
+}
+
+enum rdt_status landing_check_wish(const struct transfer *transfer, struct rdt_error *err)
+{
+    struct memory_device *device;
+    enum rdt_status status = find_wish(transfer, &device, err);
+
+    if (status == RDT_OK && device && !client_maps(transfer->client, device->kind->name))
+        status = rdt_error_set(err, RDT_UNSUPPORTED, "this process has not said how it maps %s memory (rdt_map_by)",
+                               device->kind->name);
+    return status;
+}
+
+static struct memory_device *place_for(const struct transfer *transfer, struct memory_device *from, bool on_device,
+                                       struct memory_device *wish)
+{
+    if (transfer->wish_memory[0] == '\0') /* on this node where it lies, if that can be mapped */
+        return from && transfer->client && client_maps(transfer->client, from->kind->name) ? from : NULL;
+    return on_device || !transfer->host_stays ? wish : NULL;
+}
+
+/* A kind that is named stays, though nothing may lie there for a while yet. */
+static void use_kinds(const struct placing *placing, void (*use)(struct memory_kind *))
+{
+    for (uint32_t i = 0; i < placing->n; i++)
+        if (placing->at[i].device)
+            use(placing->at[i].device->kind);
+}
+
+static void drop_plan(struct transfer *transfer)
+{
+    free(transfer->landing);
+    transfer->landing = NULL;
+}
+
+enum rdt_status landing_plan(struct transfer *transfer, struct memory_device *const *from, bool always, bool *elsewhere_p,
+                             struct rdt_error *err)
+{
+    const struct layout *source = transfer->source;
+    struct memory_device *wish, **to;
+    bool any = false;
+    enum rdt_status status = find_wish(transfer, &wish, err);
+
+    *elsewhere_p = false;
+    if (status != RDT_OK || transfer->landing)
+        return status;
+    to = calloc(source->count + 1u, sizeof *to);
+    if (!to)
+        return rdt_error_set(err, RDT_NO_MEMORY, "no memory for the tensors' places");
+    for (uint32_t i = 0; i < source->count; i++) {
+        struct memory_device *at = from ? from[i] : NULL;
+        bool on_device = from ? at != NULL : transfer->places && strcmp(transfer->places->memory[transfer->places->of[i]], "host") != 0;
+        if (layout_bytes(source, i) == 0)
+            continue;
+        to[i] = place_for(transfer, at, on_device, wish);
+        any |= to[i] != NULL || always;
+        *elsewhere_p |= to[i] != at;
+    }
+    if (any && !transfer->target) {
+        transfer->landing = calloc(1, sizeof *transfer->landing);
+        status = transfer->landing ? placing_make(source, to, &transfer->landing->placing, &transfer->landing->layout, err)
+                                   : rdt_error_set(err, RDT_NO_MEMORY, "no memory for the tensors' places");
+        if (status == RDT_OK)
+            use_kinds(&transfer->landing->placing, memory_kind_use);
+        else
+            drop_plan(transfer);
+    }
+    free(to);
+    return status;
+}
+
+void landing_free(struct transfer *transfer)
+{
+    struct landing *landing = transfer->landing;
+
+    transfer->landing = NULL;
+    if (!landing)
+        return;
+    for (uint32_t i = 0; i < landing->n_ready; i++)
+        region_unref(landing->regions[i]);
+    use_kinds(&landing->placing, memory_kind_unuse);
+    free(landing->layout);
+    free(landing);
+}
+
+/* What its reader will map it by must fit into one answer: known before a byte is copied. */
+static enum rdt_status check_answer(const struct transfer *transfer, struct rdt_error *err)
+{
+    const struct landing *landing = transfer->landing;
+    unsigned all = 0;
+
+    for (uint32_t i = 0; i < landing->n_ready; i++) {
+        unsigned n = landing->regions[i]->kept ? 0 : 1;
+        enum rdt_status status =
+            region_is_host(landing->regions[i]) ? RDT_OK : region_share_fds(landing->regions[i], &n, err);
+        if (status != RDT_OK)
+            return status;
+        all += n;
+    }
+    if (all <= RDT_MAX_FRAME_FDS)
+        return RDT_OK;
+    return rdt_error_set(err, RDT_LIMIT,
+                         "the memory for the object is made of %u chunks on %u devices and in host memory, and one answer "
+                         "carries %u file descriptors: fetch fewer tensors at once",
+                         all, landing->n_ready, RDT_MAX_FRAME_FDS);
+}
+
+/* All regions are there: they are a target of ours. */
+static enum rdt_status become_target(struct transfer *transfer, struct rdt_error *err)
+{
+    struct landing *landing = transfer->landing;
+    enum rdt_status status = transfer->client ? check_answer(transfer, err) : RDT_OK;
+    struct target *target = status == RDT_OK ? calloc(1, sizeof *target) : NULL;
+
+    if (status != RDT_OK)
+        return status;
+    if (!target || !(target->uses = calloc(landing->n_ready + 1u, sizeof *target->uses))) {
+        free(target);
+        return rdt_error_set(err, RDT_NO_MEMORY, "no memory for the tensors' places");
+    }
+    target->layout = landing->layout;
+    landing->layout = NULL;
+    target->n = landing->n_ready;
+    for (uint32_t i = 0; i < target->n; i++) {
+        region_pin(landing->regions[i]);
+        target->uses[i].region = landing->regions[i];
+    }
+    region_uses_add(target->uses, target->n, target->layout, NULL);
+    transfer->target = target;
+    transfer->landed = true;
+    return RDT_OK;
+}
+
+enum rdt_status landing_reserve(struct transfer *transfer, region_ready on_ready, struct rdt_error *err)
+{
+    struct landing *landing = transfer->landing;
+    bool own = transfer->client && transfer->n_fetches == 1; /* what several share is nobody's again */
+    enum rdt_status status = RDT_OK;
+
+    while (status == RDT_OK && landing->n_ready < landing->placing.n) {
+        struct memory_device *device = landing->placing.at[landing->n_ready].device;
+        uint64_t bytes = landing->placing.at[landing->n_ready].bytes;
+        struct region *region = own && !device ? warm_take(&transfer->client->warm, bytes, REGION_RECEIVED) : NULL;
+
+        if (!region)
+            status = region_alloc(transfer->transfers->regions, device ? device->kind->name : "host", device ? device->uuid : "",
+                                  bytes, REGION_RECEIVED, transfer->account, own ? transfer->client->id : 0, &region, on_ready,
+                                  transfer, err);
+        if (status == RDT_OK)
+            landing_take(transfer, region);
+    }
+    if (status == RDT_OK && !transfer->target)
+        status = become_target(transfer, err);
+    return status;
+}
+
+void landing_take(struct transfer *transfer, struct region *region)
+{
+    if (region)
+        transfer->landing->regions[transfer->landing->n_ready++] = region;
+}

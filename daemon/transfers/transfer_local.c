@@ -1,0 +1,317 @@
+/* Fetches of this node's own objects: waiting until they are there, and whether it is the very memory, a read-only share, the bytes in the
+ * answer, or a copy (transfer_local_copy.c). */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "daemon/memory/copy.h"
+#include "daemon/transfers/reservation.h"
+#include "daemon/transfers/transfer_impl.h"
+
+#define HANDED_TENSORS 64 /* of an object that its reader copies itself: their layout travels in the answer */
+#define READERS_SHARE 2 /* of several copies, beside one of the pool's, which wakes a thread and then the loop */
+
+void transfer_local_metadata(struct transfer *transfer, const struct object *object)
+{
+    transfer->metadata = object_metadata(object);
+    transfer->metadata_bytes = object->metadata_bytes;
+}
+
+/* What is neither little nor much a reader that may see it copies sooner itself than the pool could, which has to be woken first. But it
+ * is one thread: of several at once the pool gets its share. */
+static bool reader_copies(const struct transfer *transfer, const struct object *object)
+{
+    uint64_t bytes = layout_total_bytes(transfer->source);
+
+    if (!transfer->target || bytes <= COPY_SMALL_BYTES || bytes > transfer->self_copy_bytes ||
+        transfer->source->count > HANDED_TENSORS)
+        return false;
+    for (uint32_t i = 0; i < object->n_regions; i++) {
+        const struct region *region = object->uses[i].region;
+        if (!mapped_may_keep(region) || region_may_fault(region)) /* to be mapped anew each time; and the guard is ours, not the reader's */
+            return false;
+    }
+    for (uint32_t i = 0; i < transfer->target->n; i++) {
+        const struct region *region = transfer->target->uses[i].region;
+        if (!region_is_host(region) || region_may_fault(region))
+            return false;
+    }
+    return transfer->client->copying_bytes <= READERS_SHARE * transfer->transfers->copying_bytes;
+}
+
+static void hand_over(struct transfer *transfer, struct object *object)
+{
+    struct rdt_error err = {0};
+
+    if (layout_same_shape(transfer->source, transfer->target->layout, &err) != RDT_OK) {
+        transfer_fail_err(transfer, &err);
+        return;
+    }
+    transfer->record.bytes = transfer->record.bytes_done = layout_total_bytes(transfer->source);
+    transfer->transfers->bytes_local += transfer->record.bytes;
+    transfer_deliver_object(transfer, object, transfer->source, PATH_COPY);
+    transfer_end(transfer);
+}
+
+/* From the arena into the reply: nothing is held, nothing is registered. */
+static void reply_inline(struct transfer *transfer, struct object *object)
+{
+    struct rdt_error err = {0};
+    const struct layout *source = transfer->source;
+    uint8_t *data = slab_addr(object_piece(object));
+    enum rdt_status status = RDT_OK;
+
+    transfer_local_metadata(transfer, object);
+    if (transfer->slice) {
+        status = layout_packed(source, &transfer->packed, &transfer->stream_bytes, &err);
+        if (status == RDT_OK && !(transfer->inline_data = calloc(1, transfer->stream_bytes + 1)))
+            status = rdt_error_set(&err, RDT_NO_MEMORY, "no memory for the bytes");
+        for (uint32_t i = 0; status == RDT_OK && i < source->count; i++)
+            if (layout_bytes(source, i) > 0)
+                layout_gather(source, i, data, 0, layout_bytes(source, i), transfer->inline_data + transfer->packed->offset[i]);
+    } else { /* as it lies there, it goes */
+        uint32_t last = source->count - 1;
+        transfer->packed = transfer->source;
+        transfer->stream_bytes = source->offset[last] + layout_bytes(source, last);
+        transfer->inline_data = data;
+        transfer->inline_of = object;
+    }
+    if (status == RDT_OK) {
+        transfer->is_inline = true;
+        transfer->record.bytes = transfer->record.bytes_done = transfer->stream_bytes;
+        transfer->transfers->bytes_local += transfer->stream_bytes;
+        transfer_deliver_received(transfer);
+    }
+    transfer->inline_of = NULL;
+    if (transfer->inline_data == data)
+        transfer->inline_data = NULL; /* not ours */
+    if (status == RDT_OK)
+        transfer_end(transfer);
+    else
+        transfer_fail_err(transfer, &err);
+}
+
+/* Of what it is shared by. */
+static uint32_t n_fds_of(const struct object *object)
+{
+    uint32_t n = object->n_regions;
+    unsigned fds;
+
+    for (uint32_t i = 0; i < object->n_regions; i++)
+        if (!region_is_host(object->uses[i].region) && region_share_fds(object->uses[i].region, &fds, NULL) == RDT_OK && fds > 1)
+            n += fds - 1;
+    return n;
+}
+
+/* Its own process cannot open a handle that it has given away. */
+static bool is_own_handle(const struct region *region, const struct client *client)
+{
+    unsigned fds;
+
+    return !region_is_host(region) && region->origin == REGION_IMPORTED && region->maker == client->id &&
+           region->client != client->id && region_share_fds((struct region *)(uintptr_t)region, &fds, NULL) == RDT_OK && fds == 0;
+}
+
+/* Where its tensors go; why they cannot be had where they are (unshared_p is room for that). */
+static enum rdt_status place_tensors(struct transfer *transfer, struct object *object, struct path_query *query,
+                                     struct rdt_error *unshared_p, struct rdt_error *err)
+{
+    const struct layout *source = transfer->source;
+    struct memory_device **from;
+    bool elsewhere = false;
+    enum rdt_status status = RDT_OK;
+
+    for (uint32_t i = 0; i < object->n_regions && !query->elsewhere; i++) {
+        struct region *region = object->uses[i].region;
+        unsigned fds;
+        if (!region_is_host(region) && !client_maps(transfer->client, region->kind->name))
+            query->elsewhere = "it is on a device, whose memory the reader's process does not map";
+        else if (is_own_handle(region, transfer->client))
+            query->elsewhere = "it is memory of the reader's own, by a handle that its own process cannot open";
+        else if (!region_is_host(region) && region_share_fds(region, &fds, unshared_p) != RDT_OK)
+            query->elsewhere = unshared_p->msg[0] ? unshared_p->msg : "its memory cannot be shared";
+    }
+    if (transfer->wish_memory[0] == '\0' && !object_on_device(object))
+        return RDT_OK; /* all of it in host memory, and nobody wants it elsewhere */
+    from = calloc(source->count + 1u, sizeof *from);
+    if (!from)
+        return rdt_error_set(err, RDT_NO_MEMORY, "no memory for the tensors' places");
+    for (uint32_t i = 0; i < source->count; i++)
+        from[i] = !object->chunk && layout_bytes(source, i) > 0 ? object->uses[source->region[i]].region->at : NULL;
+    status = landing_plan(transfer, from, false, &elsewhere, err);
+    free(from);
+    if (elsewhere && !query->elsewhere)
+        query->elsewhere = "the reader wants it in other memory than it lies in";
+    return status;
+}
+
+void transfer_local_serve(struct transfer *transfer, struct object *object)
+{
+    struct path_query query = {.same_node = true,
+                               .from_copy = transfer->from_copy,
+                               .mode = transfer->mode,
+                               .transport = transfer->wish_transport,
+                               .least = transfer->wish_least,
+                               .preferred = "",
+                               .has_target = transfer->target != NULL};
+    struct rdt_error err = {0}, unshared = {0};
+    const char *why_not = NULL;
+    const struct path_candidate *chosen;
+
+    transfer->record.began_ns = uv_hrtime();
+    if (!transfer->from_copy)
+        object_ref(object, &transfer->ref);
+    transfer->record.ref = transfer->ref;
+    if (object_layout(object, transfer->slice, &transfer->source, &err) != RDT_OK) {
+        transfer_fail_err(transfer, &err);
+        return;
+    }
+    if (transfer->meta_only) {
+        transfer_local_metadata(transfer, object);
+        (void)snprintf(transfer->record.path, sizeof transfer->record.path, "metadata");
+        transfer_deliver_meta(transfer);
+        transfer_end(transfer);
+        return;
+    }
+    if (transfer_group_is_local(transfer, object))
+        query.transport = ""; /* nothing needs to be moved between nodes */
+    if (!object_may_show(object, &transfer->account->owner, &why_not))
+        query.show_why_not = why_not;
+    if (!object->snapshot && !object->lent)
+        query.cow_why_not = "the object is live: what its producer writes later would show in a private mapping of it";
+    if (place_tensors(transfer, object, &query, &unshared, &err) != RDT_OK) {
+        transfer_fail_err(transfer, &err);
+        return;
+    }
+    query.has_inline = object->chunk != NULL;
+    query.too_many_regions = n_fds_of(object) > RDT_MAX_FRAME_FDS;
+    query.same_client = !query.too_many_regions && object->n_regions > 0;
+    for (uint32_t i = 0; i < object->n_regions; i++)
+        query.same_client = query.same_client && object->uses[i].region->client == transfer->client->id &&
+                            object->uses[i].region->origin != REGION_RECEIVED && !object->uses[i].region->lent;
+    if (record_decide(transfer->transfers, &transfer->record, &query, &err) != RDT_OK) {
+        transfer_fail_err(transfer, &err);
+        return;
+    }
+    chosen = record_chosen(&transfer->record);
+    memcpy(transfer->record.path, chosen->name, sizeof chosen->name);
+    if (chosen->kind == PATH_INLINE) {
+        reply_inline(transfer, object);
+        return;
+    }
+    if (chosen->kind == PATH_COPY) {
+        if (!query.show_why_not && !query.too_many_regions && reader_copies(transfer, object))
+            hand_over(transfer, object);
+        else
+            transfer_local_copy(transfer, object);
+        return;
+    }
+    transfer->record.bytes = transfer->slice ? layout_total_bytes(transfer->source) : object->bytes;
+    transfer_deliver_object(transfer, object, transfer->source, chosen->kind);
+    transfer->record.bytes_done = transfer->record.bytes; /* all there, none moved */
+    transfer_end(transfer);
+}
+
+static void on_wake(struct client_wake *wake)
+{
+    struct transfer *transfer = (struct transfer *)((char *)wake - offsetof(struct transfer, wake));
+    struct object *object = transfer->woken;
+
+    transfer->woken = NULL;
+    if (object_visible_to(object, &transfer->account->owner))
+        transfer_local_serve(transfer, object);
+    else
+        transfer_fail(transfer, RDT_DENIED, "object \"%s\" was put, but is not visible to uid %u", transfer->ref.id,
+                      transfer->account->owner.uid);
+    object_drop(object);
+}
+
+static void on_put(struct object_waiter *waiter, struct object *object, const struct rdt_error *why)
+{
+    struct transfer *transfer = (struct transfer *)((char *)waiter - offsetof(struct transfer, waiter));
+
+    transfer_set_state(transfer, TRANSFER_NEW); /* as if it had only now been asked for */
+    if (why) {
+        transfer_fail_err(transfer, why);
+        return;
+    }
+    object_hold(object);
+    transfer->woken = object;
+    transfer->wake.run = on_wake;
+    client_wake(transfer->client, &transfer->wake);
+}
+
+static void on_wake_published(struct client_wake *wake)
+{
+    struct transfer *transfer = (struct transfer *)((char *)wake - offsetof(struct transfer, wake));
+    struct object *object = transfer->woken;
+
+    transfer->woken = NULL;
+    transfer_local_serve(transfer, object);
+    object_drop(object);
+}
+
+static void on_published(struct name_waiter *waiter, struct object *object, uint64_t version, const struct rdt_error *err)
+{
+    struct transfer *transfer = (struct transfer *)((char *)waiter - offsetof(struct transfer, named));
+
+    transfer_set_state(transfer, TRANSFER_NEW);
+    transfer->version = version;
+    if (!object) {
+        transfer_fail_err(transfer, err);
+        return;
+    }
+    object_hold(object);
+    transfer->woken = object;
+    transfer->wake.run = on_wake_published;
+    client_wake(transfer->client, &transfer->wake);
+}
+
+static void start_named(struct transfer *transfer)
+{
+    struct names *names = transfer->transfers->names;
+    struct rdt_error err = {0};
+    struct object *object;
+    enum rdt_status status = names_find(names, &transfer->ref, &transfer->account->owner, &object, &transfer->version, &err);
+
+    if (status == RDT_AGAIN) {
+        transfer->named.on_event = on_published;
+        status = names_wait(names, &transfer->ref, &transfer->account->owner, &transfer->named, &err);
+        if (status == RDT_OK) {
+            transfer_set_state(transfer, TRANSFER_PARKED);
+            return;
+        }
+    }
+    if (status == RDT_OK)
+        transfer_local_serve(transfer, object);
+    else
+        transfer_fail_err(transfer, &err);
+}
+
+void transfer_local_start(struct transfer *transfer)
+{
+    struct object_table *objects = transfer->transfers->objects;
+    struct rdt_error err = {0};
+    struct object *object;
+    enum rdt_status status;
+
+    if (transfer->ref.is_name) {
+        start_named(transfer);
+        return;
+    }
+    status = object_table_find(objects, &transfer->ref, &transfer->account->owner, &object, &err);
+    if (status == RDT_AGAIN) {
+        transfer->waiter.on_event = on_put;
+        status = object_table_wait(objects, &transfer->ref, &transfer->account->owner, &transfer->waiter, &err);
+        if (status == RDT_OK) {
+            transfer_set_state(transfer, TRANSFER_PARKED);
+            return;
+        }
+    }
+    if (status != RDT_OK) {
+        transfer_fail_err(transfer, &err);
+        return;
+    }
+    reservation_join(transfer, NULL);
+    transfer_local_serve(transfer, object);
+}

@@ -1,0 +1,358 @@
+/* Copies of this node's objects into other memory of this node: memory for it, the pool's hands and the devices' copies, and their end.
+ * Which fetch is copied is transfer_local.c's. */
+#include <stdio.h>
+#include <stdlib.h>
+
+#include "daemon/memory/copy.h"
+#include "daemon/memory/device_copy.h"
+#include "daemon/memory/region_fill.h"
+#include "daemon/transfers/reservation.h"
+#include "daemon/transfers/transfer_impl.h"
+
+#define LOOK_STEPS 16 /* of one hand; then the loop hears how far the copy is */
+
+struct hand { /* a work of the pool that takes the copy's next step as long as there is one */
+    struct work work;
+    struct local_copy *local;
+    unsigned steps;
+};
+
+struct local_copy {
+    struct transfer *transfer;
+    struct copy copy;
+    struct rdt_error failure; /* status RDT_OK: none yet */
+    uint64_t on_pool_bytes;   /* of it; 0: it is not there */
+    unsigned n_hands;         /* at work */
+    struct hand *hands;
+    struct device_copy *device; /* at work on what lies, or shall lie, on devices; NULL: it has ended, or there is none */
+    struct device_place *from, *to;
+    uint64_t device_bytes; /* that it has copied */
+};
+
+static void copy_free(struct local_copy *local)
+{
+    local->transfer->copy = NULL;
+    local->transfer->transfers->copying_bytes -= local->on_pool_bytes;
+    copy_fini(&local->copy);
+    free(local->from);
+    free(local->to);
+    free(local->hands);
+    free(local);
+}
+
+static void run_hand(struct work *work)
+{
+    struct hand *hand = (struct hand *)work;
+    bool more = copy_step(&hand->local->copy);
+
+    work->again = more && ++hand->steps % LOOK_STEPS != 0;
+}
+
+/* What a copy reads and writes was all there. */
+static enum rdt_status check_regions(const struct transfer *transfer, struct rdt_error *err)
+{
+    const struct object *object = transfer->object;
+    enum rdt_status status = target_check(transfer->target, err);
+
+    for (uint32_t i = 0; status == RDT_OK && i < object->n_regions; i++)
+        status = region_check(object->uses[i].region, err);
+    return status;
+}
+
+static void hands_ended(struct local_copy *local);
+static uint64_t copied(const struct local_copy *local);
+
+static void done_hand(struct work *work)
+{
+    struct local_copy *local = ((struct hand *)work)->local;
+    struct transfer *transfer = local->transfer;
+
+    transfer->record.bytes_done = copied(local);
+    if (transfer->sm.state == TRANSFER_MOVE && local->failure.status == RDT_OK)
+        (void)check_regions(transfer, &local->failure);
+    if (transfer->sm.state == TRANSFER_MOVE && local->failure.status == RDT_OK && !copy_ended(&local->copy)) {
+        work_submit(transfer->transfers->pool, work);
+        return;
+    }
+    if (local->failure.status != RDT_OK && local->device)
+        device_copy_stop(local->device);
+    transfer->n_ops--;
+    if (--local->n_hands > 0)
+        atomic_store(&local->copy.stop, true); /* nothing is left to take, or nobody wants it */
+    else
+        hands_ended(local);
+}
+
+static uint64_t copied(const struct local_copy *local)
+{
+    return atomic_load(&local->copy.copied) + (local->device ? device_copy_bytes(local->device) : local->device_bytes);
+}
+
+/* Those of the pool, or the device's: when both have. */
+static void hands_ended(struct local_copy *local)
+{
+    struct transfer *transfer = local->transfer;
+    struct rdt_error failure = local->failure;
+
+    if (local->n_hands > 0 || local->device)
+        return;
+    transfer->record.bytes_done = copied(local);
+    copy_free(local);
+    if (transfer->sm.state == TRANSFER_MOVE && failure.status != RDT_OK) {
+        transfer_fail_err(transfer, &failure); /* ends it */
+        return;
+    }
+    if (transfer->sm.state == TRANSFER_MOVE) {
+        transfer->transfers->bytes_local += transfer->record.bytes_done;
+        transfer_deliver_received(transfer);
+    }
+    transfer_end(transfer);
+}
+
+static void on_device_copied(void *arg, const struct rdt_error *err)
+{
+    struct local_copy *local = arg;
+
+    if (err && local->failure.status == RDT_OK && local->transfer->sm.state == TRANSFER_MOVE) {
+        local->failure = *err;
+        atomic_store(&local->copy.stop, true);
+    }
+    local->device_bytes = device_copy_bytes(local->device);
+    local->device = NULL;
+    local->transfer->n_ops--;
+    hands_ended(local);
+}
+
+/* What the processor does not copy. */
+static enum rdt_status start_device_copy(struct local_copy *local, struct rdt_error *err)
+{
+    struct transfer *transfer = local->transfer;
+    struct object *object = transfer->object;
+    struct target *target = transfer->target;
+    uint32_t n_from = object_n_places(object), n_to = target ? target->n : 1;
+    enum rdt_status status;
+
+    local->from = calloc(n_from + 1u, sizeof *local->from);
+    local->to = calloc(n_to + 1u, sizeof *local->to);
+    if (!local->from || !local->to)
+        return rdt_error_set(err, RDT_NO_MEMORY, "no memory for the copy");
+    for (uint32_t i = 0; i < n_from; i++)
+        local->from[i] = object->chunk ? (struct device_place){.base = local->copy.from[i].base}
+                                       : (struct device_place){.region = object->uses[i].region};
+    for (uint32_t i = 0; i < n_to; i++)
+        local->to[i].region = target ? target->uses[i].region : transfer->received;
+    status = device_copy_start(transfer->source, local->from, local->copy.target, local->to, NULL, false, on_device_copied, local,
+                               &local->device, err);
+    if (status == RDT_OK && local->device)
+        transfer->n_ops++;
+    return status;
+}
+
+static enum rdt_status fill_places(struct transfer *transfer, struct copy *copy, struct rdt_error *err)
+{
+    struct object *object = transfer->object;
+    struct target *target = transfer->target;
+    enum rdt_status status = RDT_OK;
+
+    if (object->chunk)
+        copy->from[0] = (struct copy_place){object_base(object, 0, err), object_region(object, 0)->kind};
+    for (uint32_t i = 0; i < object->n_regions && status == RDT_OK; i++)
+        if (region_is_host(object->uses[i].region)) /* the rest is the device's */
+            status = copy_place(&copy->from[i], object->uses[i].region, err);
+    for (uint32_t i = 0; target && i < target->n && status == RDT_OK; i++)
+        if (region_is_host(target->uses[i].region))
+            status = copy_place(&copy->to[i], target->uses[i].region, err);
+    if (!target && transfer->received && status == RDT_OK)
+        status = copy_place(&copy->to[0], transfer->received, err);
+    return status;
+}
+
+static struct local_copy *copy_create(struct transfer *transfer)
+{
+    struct target *target = transfer->target;
+    struct local_copy *local = calloc(1, sizeof *local);
+
+    if (!local || !copy_init(&local->copy, transfer->source, object_n_places(transfer->object),
+                             target ? target->layout : transfer->packed, target ? target->n : 1)) {
+        free(local);
+        return NULL;
+    }
+    transfer->copy = local;
+    local->transfer = transfer;
+    local->n_hands = copy_hands(&local->copy, transfer->transfers->options->worker_threads);
+    local->hands = calloc(local->n_hands, sizeof *local->hands);
+    if (!local->hands) {
+        copy_free(local);
+        return NULL;
+    }
+    for (unsigned i = 0; i < local->n_hands; i++)
+        local->hands[i] =
+            (struct hand){.work = {.run = run_hand, .done = done_hand, .lane = transfer->record.client}, .local = local};
+    return local;
+}
+
+static void start_copy(struct transfer *transfer)
+{
+    struct local_copy *local = copy_create(transfer);
+    struct rdt_error err = {0};
+
+    if (!local) {
+        transfer_fail(transfer, RDT_NO_MEMORY, "no memory for the copy");
+        return;
+    }
+    if (fill_places(transfer, &local->copy, &err) != RDT_OK || start_device_copy(local, &err) != RDT_OK) {
+        copy_free(local);
+        transfer_fail_err(transfer, &err);
+        return;
+    }
+    transfer_set_state(transfer, TRANSFER_MOVE);
+    transfer->n_ops += local->n_hands;
+    if (transfer->stream_bytes <= COPY_SMALL_BYTES) {
+        run_hand(&local->hands[0].work);
+        done_hand(&local->hands[0].work);
+        return;
+    }
+    local->on_pool_bytes = transfer->stream_bytes;
+    transfer->transfers->copying_bytes += local->on_pool_bytes;
+    for (unsigned i = 0, n = local->n_hands; i < n; i++) /* none is done before the loop turns */
+        work_submit(transfer->transfers->pool, &local->hands[i].work);
+}
+
+static void on_filled(void *arg, struct region *region, const struct rdt_error *err);
+
+/* Memory is there; then its pages, where it is imported. */
+static void fill(struct transfer *transfer)
+{
+    struct object *object = transfer->object;
+    struct target *target = transfer->target;
+    struct rdt_error err = {0};
+    enum rdt_status status =
+        region_fill(object->uses, object->n_regions, transfer->source, &transfer->filled_from, on_filled, transfer, &err);
+
+    if (status == RDT_OK && target)
+        status = region_fill(target->uses, target->n, target->layout, &transfer->filled_to, on_filled, transfer, &err);
+    if (status == RDT_AGAIN)
+        transfer->n_ops++;
+    else if (status == RDT_OK)
+        start_copy(transfer);
+    else
+        transfer_fail_err(transfer, &err);
+}
+
+static void on_filled(void *arg, struct region *region, const struct rdt_error *err)
+{
+    struct transfer *transfer = arg;
+
+    (void)region;
+    transfer->n_ops--;
+    if (transfer->sm.state == TRANSFER_ABORT)
+        transfer_end(transfer);
+    else if (err)
+        transfer_fail_err(transfer, err);
+    else
+        fill(transfer);
+}
+
+static void on_reserved(void *arg, struct region *region, const struct rdt_error *err)
+{
+    struct transfer *transfer = arg;
+
+    transfer->n_ops--;
+    transfer->received = region;
+    if (transfer->sm.state == TRANSFER_ABORT) {
+        transfer_end(transfer);
+        return;
+    }
+    if (err) {
+        transfer_fail_err(transfer, err);
+        return;
+    }
+    fill(transfer);
+}
+
+static void on_landed(void *arg, struct region *region, const struct rdt_error *err);
+
+static void land(struct transfer *transfer)
+{
+    struct rdt_error err = {0};
+    enum rdt_status status = landing_reserve(transfer, on_landed, &err);
+
+    if (status == RDT_AGAIN)
+        transfer->n_ops++;
+    else if (status == RDT_OK)
+        fill(transfer);
+    else
+        transfer_fail_err(transfer, &err);
+}
+
+static void on_landed(void *arg, struct region *region, const struct rdt_error *err)
+{
+    struct transfer *transfer = arg;
+
+    transfer->n_ops--;
+    landing_take(transfer, region);
+    if (transfer->sm.state == TRANSFER_ABORT)
+        transfer_end(transfer);
+    else if (err)
+        transfer_fail_err(transfer, err);
+    else
+        land(transfer);
+}
+
+static void on_room(struct transfer *transfer)
+{
+    struct rdt_error err = {0};
+    enum rdt_status status = transfer_reserve(transfer, on_reserved, &err);
+
+    if (status == RDT_AGAIN)
+        transfer->n_ops++;
+    else if (status == RDT_OK)
+        fill(transfer);
+    else
+        transfer_fail_err(transfer, &err);
+}
+
+void transfer_local_copy(struct transfer *transfer, struct object *object)
+{
+    struct rdt_error err = {0};
+    enum rdt_status status;
+
+    if (transfer->target || transfer->landing) /* they say where each tensor goes */
+        status = layout_packed_bytes(transfer->source, &transfer->stream_bytes, &err);
+    else
+        status = layout_packed(transfer->source, &transfer->packed, &transfer->stream_bytes, &err);
+    if (status == RDT_OK && transfer->target)
+        status = layout_same_shape(transfer->source, transfer->target->layout, &err);
+    if (status != RDT_OK) {
+        transfer_fail_err(transfer, &err);
+        return;
+    }
+    transfer->record.bytes = transfer->stream_bytes;
+    transfer_local_metadata(transfer, object);
+    object_hold(object);
+    object_pin(object);
+    transfer->object = object;
+    transfer_set_state(transfer, TRANSFER_RESERVE);
+    if (transfer->landing) {
+        reservation_leave(transfer);
+        land(transfer);
+        return;
+    }
+    if (transfer->target || transfer->stream_bytes == 0) {
+        fill(transfer);
+        return;
+    }
+    if (!reservation_wait(transfer, on_room))
+        on_room(transfer);
+}
+
+void transfer_local_abort(struct transfer *transfer)
+{
+    if (transfer->copy)
+        atomic_store(&transfer->copy->copy.stop, true);
+    if (transfer->copy && transfer->copy->device)
+        device_copy_stop(transfer->copy->device);
+    transfer_set_state(transfer, TRANSFER_ABORT);
+    if (transfer->n_ops == 0)
+        transfer_end(transfer);
+}

@@ -1,0 +1,549 @@
+/* The reader's side while bytes move: chunks received or read, progress, failure. */
+#include <assert.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+#include "daemon/base/log.h"
+#include "daemon/base/text.h"
+#include "daemon/transfers/transfer_impl.h"
+
+#define MAX_KEYS 4096u /* regions of one object */
+#define SMALL_COPY (256u << 10)
+
+static void on_chunk_done(struct plugin_op *base, enum rdt_status status, const char *msg);
+
+void transfer_in_judge(struct transfer *transfer)
+{
+    transfer->asked = 0;
+    if (transfer->failed != RDT_OK)
+        transfer_fail(transfer, transfer->failed, "%s: %s", transfer->record.path, transfer->failure);
+}
+
+static void note_failure(struct transfer *transfer, enum rdt_status status, const char *msg)
+{
+    if (transfer->failed != RDT_OK)
+        return;
+    if (status == RDT_CANCELLED && transfer->via) /* nobody cancelled this one: it ends with the whole connection, or the transport knows why */
+        status = RDT_TRANSPORT, msg = transfer->via->broken;
+    transfer->failed = status;
+    text_copy(transfer->failure, sizeof transfer->failure, msg && msg[0] ? msg : "it gave up what nobody had cancelled");
+    if (transfer->early && !transfer->have_meta)
+        return; /* nothing was promised yet: the answer may lead another way */
+    if (transfer->sm.state == TRANSFER_TURN)
+        order_leave(&transfer->record); /* it has posted nothing */
+    peer_work_doubt(transfer);
+}
+
+void transfer_in_on_stall(struct deadline *deadline)
+{
+    struct transfer *transfer = (struct transfer *)((char *)deadline - offsetof(struct transfer, stall));
+    struct transfers *transfers = transfer->transfers;
+    char why[sizeof transfer->failure];
+
+    if (transfer->sm.state == TRANSFER_ABORT || transfer->rewind) {
+        if (transfer->via && transfer->via->sm.state != PT_NONE)
+            peer_transport_isolate(transfer->via, transfer->rewind ? "receives that nobody needs do not come to rest"
+                                                                   : "an aborted transfer does not come to rest");
+        return;
+    }
+    if (transfer->failed != RDT_OK) {
+        transfer_in_judge(transfer);
+        return;
+    }
+    if (transfer->sm.state == TRANSFER_TURN) {
+        (void)snprintf(why, sizeof why, "node %s has said nothing about its turn for %.1f s (stall_timeout)", transfer->record.peer,
+                       (double)transfers->options->stall_timeout_ns / 1e9);
+        note_failure(transfer, RDT_TRANSPORT, why);
+        return;
+    }
+    if (transfer->record.bytes_done == transfer->stall_bytes && !order_stands_behind(&transfer->record)) {
+        (void)snprintf(why, sizeof why, "it moved nothing for %.1f s (stall_timeout) after %llu of %llu bytes",
+                       (double)transfers->options->stall_timeout_ns / 1e9, (unsigned long long)transfer->record.bytes_done,
+                       (unsigned long long)transfer->stream_bytes);
+        note_failure(transfer, RDT_TRANSPORT, why); /* unless it is the node that stands still, or has gone */
+        return;
+    }
+    transfer->stall_bytes = transfer->record.bytes_done;
+    (void)deadline_set(transfers->deadlines, &transfer->stall, (int64_t)transfers->options->stall_timeout_ns);
+}
+
+static struct chunk_op *make_op(struct transfer *transfer, uint32_t index, struct rdt_error *err)
+{
+    const struct chunk *chunk = &transfer->plan->chunks[index];
+    struct chunk_op *op = calloc(1, sizeof *op);
+    struct region *region;
+    uint64_t offset;
+
+    if (!op) {
+        (void)rdt_error_set(err, RDT_NO_MEMORY, "no memory to receive %llu bytes", (unsigned long long)chunk->bytes);
+        return NULL;
+    }
+    op->in = transfer;
+    op->chunk = index;
+    op->base.on_done = on_chunk_done;
+    op->base.op.transfer = transfer->id;
+    op->base.op.chunk = index;
+    op->base.op.piece.bytes = chunk->bytes;
+    if (transfer_chunk_in_place(transfer, index, &region, &offset)) {
+        op->base.op.piece.addr = region_addr(region, NULL) + offset; /* mapped while reserving */
+        (void)region_register(region, transfer->via->transport, &op->base.op.piece.registration, NULL, NULL, NULL);
+        op->base.op.memory_kind = region->kind->name;
+        op->base.op.device = region_device(region);
+    } else {
+        op->base.op.piece.addr = op->staging =
+            transfer->staged_here ? stage_take(transfer->stage) : transfer_take_staging(transfer, chunk->bytes);
+        op->base.op.memory_kind = "host";
+        op->base.op.device = "";
+    }
+    return op;
+}
+
+/* As the root numbers it. */
+static enum rdt_status post_part(struct transfer *transfer, struct chunk_op *op, struct rdt_error *err)
+{
+    struct group *group = transfer->via->group;
+    struct group_rank *here = group ? group_rank_here(group) : NULL;
+    uint32_t root;
+
+    if (!transfer->part || !here || !here->open || !group_has(group, transfer->peer->peer->uuid, NULL, &root))
+        return rdt_error_set(err, RDT_TRANSPORT, "the group has ended, or been formed anew");
+    op->base.op.transfer = transfer_part_number(transfer);
+    return plugin_group_broadcast(&here->vendor, root, &op->base, err);
+}
+
+static enum rdt_status post(struct transfer *transfer, uint32_t index, struct rdt_error *err)
+{
+    struct chunk_op *op = make_op(transfer, index, err);
+    enum rdt_status status;
+
+    if (!op)
+        return RDT_NO_MEMORY;
+    if (transfer->one_sided) {
+        const struct chunk *chunk = &transfer->plan->chunks[index];
+        uint32_t i = chunk->first, key = transfer->remote->region[i];
+        op->base.op.key = transfer->keys[key];
+        op->base.op.key_bytes = transfer->key_bytes[key];
+        op->base.op.key_offset = transfer->remote->offset[i] + (chunk->offset - transfer->packed->offset[i]);
+        status = plugin_op_read(&transfer->via->conn, &op->base, err);
+    } else if (transfer->together) {
+        status = post_part(transfer, op, err);
+    } else {
+        status = plugin_op_recv(&transfer->via->conn, &op->base, err);
+    }
+    if (status != RDT_OK) {
+        free(op);
+        return status;
+    }
+    transfer->ops[index] = op;
+    transfer->n_ops++;
+    return RDT_OK;
+}
+
+void transfer_in_ask_start(struct transfer *transfer)
+{
+    Rdt__Pb__PullStart start = RDT__PB__PULL_START__INIT;
+    struct rdt_error err = {0};
+
+    start.transfer = transfer->id;
+    start.transport = (char *)transfer->via->transport->name;
+    start.chunk_bytes = transfer->transfers->options->chunk_bytes;
+    start.epoch = transfer->via->epoch;
+    start.one_sided = transfer->one_sided;
+    if (transfer->chunk_bytes > 0)
+        start.chunk_bytes = transfer->chunk_bytes;
+    if (transfer->via->group) {
+        start.group = (ProtobufCBinaryData){sizeof transfer->via->group->token, transfer->via->group->token};
+        start.reader_rank = transfer->via->rank_here;
+        start.owner_rank = transfer->via->rank_there;
+    }
+    start.first_chunk = transfer->one_sided ? 0 : transfer->first_chunk;
+    start.turns = transfer->record.order != NULL;
+    start.single = transfer->single;
+    if (transfer->staged_here && !transfer->one_sided)
+        start.window = transfer->stage->slots < transfer->plan->n ? transfer->stage->slots : transfer->plan->n;
+    start.broadcast = transfer_part_number(transfer);
+    if (work_send(transfer->peer, RDT_PEER_PULL_START, &start.base, &err) != RDT_OK)
+        transfer_fail_err(transfer, &err);
+}
+
+void transfer_in_watch(struct transfer *transfer)
+{
+    struct transfers *transfers = transfer->transfers;
+
+    (void)deadline_set(transfers->deadlines, &transfer->stall, (int64_t)transfers->options->stall_timeout_ns);
+}
+
+/* From now on another transfer may post behind it: what is left is as much as the owner has posted too. */
+static void give_if_nearly_done(const struct transfer *transfer)
+{
+    if (transfer->plan->n - transfer->chunks_done <= transfer->transfers->options->chunks_in_flight)
+        order_give(&transfer->record);
+}
+
+/* It comes back from a copy that failed: what came from there need not come again, as far as it came in order. The last chunk does,
+ * so that there is always something to wait for. */
+static void skip_what_is_there(struct transfer *transfer)
+{
+    uint32_t next = 0;
+
+    while (transfer->replica && next + 1 < transfer->plan->n && !replica_wants(transfer->replica, next))
+        transfer->record.bytes_done += transfer->plan->chunks[next++].bytes;
+    transfer->first_chunk = transfer->next_chunk = transfer->chunks_done = next;
+}
+
+/* A connection that has failed is for the transport, or for the link if the node is gone, to judge. */
+static void post_failed(struct transfer *transfer, const struct rdt_error *err)
+{
+    if (err->status == RDT_TRANSPORT || err->status == RDT_PEER_LOST)
+        note_failure(transfer, RDT_TRANSPORT, err->msg);
+    else
+        transfer_fail_err(transfer, err);
+}
+
+/* Nothing has moved yet: it can as well wait until the connection is rebuilt, or its link is down. */
+void transfer_in_wait(struct transfer *transfer)
+{
+    transfer->failed = RDT_TRANSPORT;
+    (void)snprintf(transfer->failure, sizeof transfer->failure, "its connection to node %s was not rebuilt in time",
+                   transfer->record.peer);
+    transfer_in_watch(transfer);
+}
+
+/* Both ends' turns have come: its operations may stand in ordered queues no longer than they must. */
+static void receive_in_order(struct transfer *transfer)
+{
+    struct transfers *transfers = transfer->transfers;
+    uint64_t id = transfer->id;
+
+    order_receives_stand(transfer);
+    if (map_get_u64(&transfers->by_id, id) == transfer)
+        give_if_nearly_done(transfer);
+}
+
+void transfer_in_receive(struct transfer *transfer)
+{
+    struct rdt_error err = {0};
+
+    transfer_set_state(transfer, TRANSFER_MOVE);
+    if (!transfer->early)
+        transfer_in_watch(transfer);
+    if (!transfer->one_sided) /* every receive stands before the first send can come */
+        for (; transfer->next_chunk < transfer->plan->n && transfer_has_slot(transfer); transfer->next_chunk++)
+            if (post(transfer, transfer->next_chunk, &err) != RDT_OK) {
+                post_failed(transfer, &err);
+                return;
+            }
+    if (transfer->record.order)
+        receive_in_order(transfer);
+    else if (!transfer->early)
+        transfer_in_ask_start(transfer);
+}
+
+void transfer_in_move(struct transfer *transfer)
+{
+    struct rdt_error err = {0};
+    enum rdt_status status;
+
+    if (transfer_group_is_gone(transfer->via)) { /* while its memory was made ready: it will not be formed anew */
+        transfer_fail(transfer, RDT_TRANSPORT, "%s: the group is destroyed", transfer->via->transport->name);
+        return;
+    }
+    if (transfer->via->sm.state != PT_CONNECTED || !transfer_group_is_open(transfer->via)) {
+        transfer_in_wait(transfer);
+        if (!transfer->via->group && transfer->via->remote_why_not[0] != '\0')
+            transfer_in_refused(transfer, transfer->via); /* while its memory was made ready */
+        return;
+    }
+    status = transfer_plan(transfer, &err);
+    if (status == RDT_OK && transfer->replica)
+        status = replica_plan(transfer->replica, transfer->plan, &err);
+    if (status == RDT_OK && !(transfer->ops = calloc(transfer->plan->n + 1u, sizeof(struct chunk_op *))))
+        status = rdt_error_set(&err, RDT_NO_MEMORY, "no memory for %u chunks", transfer->plan->n);
+    if (status == RDT_OK && !transfer->one_sided && order_wanted(transfer, transfer->via))
+        status = order_in_begin(transfer, &err);
+    if (status != RDT_OK) {
+        transfer_fail_err(transfer, &err);
+        return;
+    }
+    skip_what_is_there(transfer);
+    if (!transfer->record.order) {
+        transfer_in_receive(transfer);
+        return;
+    }
+    transfer_set_state(transfer, TRANSFER_TURN);
+    transfer_in_watch(transfer);
+    transfer_in_ask_start(transfer);
+}
+
+/* ---- one-sided ---- */
+
+static void read_more(struct transfer *transfer)
+{
+    struct rdt_error err = {0};
+
+    if (transfer->failed != RDT_OK || transfer->via->sm.state != PT_CONNECTED)
+        return; /* there is no connection to post to, or another one by now: its failure ends the transfer */
+    while (transfer->next_chunk < transfer->plan->n && transfer->n_ops < transfer->transfers->options->chunks_in_flight &&
+           transfer_has_slot(transfer)) {
+        if (post(transfer, transfer->next_chunk, &err) != RDT_OK) {
+            post_failed(transfer, &err);
+            return;
+        }
+        transfer->next_chunk++;
+    }
+}
+
+static enum rdt_status take_keys(struct transfer *transfer, const Rdt__Pb__PullKeys *keys, struct rdt_error *err)
+{
+    enum rdt_status status = layout_from_wire(keys->tensors, &transfer->remote, err);
+
+    if (status == RDT_OK)
+        status = layout_same_shape(transfer->source, transfer->remote, err);
+    if (status == RDT_OK && keys->n_keys > MAX_KEYS)
+        status = rdt_error_set(err, RDT_PROTOCOL, "%zu keys", keys->n_keys);
+    if (status != RDT_OK)
+        return status;
+    transfer->keys = calloc(keys->n_keys + 1, sizeof *transfer->keys);
+    transfer->key_bytes = calloc(keys->n_keys + 1, sizeof *transfer->key_bytes);
+    if (!transfer->keys || !transfer->key_bytes)
+        return rdt_error_set(err, RDT_NO_MEMORY, "no memory for the keys");
+    for (size_t i = 0; i < keys->n_keys; i++) {
+        if (keys->keys[i].len > RDT_KEY_MAX_BYTES)
+            return rdt_error_set(err, RDT_PROTOCOL, "a key of %zu bytes", keys->keys[i].len);
+        if (keys->keys[i].len > 0) /* else nothing is to be read there */
+            memcpy(transfer->keys[i], keys->keys[i].data, keys->keys[i].len);
+        transfer->key_bytes[i] = keys->keys[i].len;
+    }
+    transfer->n_keys = keys->n_keys;
+    for (uint32_t i = 0; i < transfer->remote->count; i++)
+        if (layout_bytes(transfer->remote, i) > 0 &&
+            (transfer->remote->region[i] >= keys->n_keys || !layout_is_contiguous(transfer->remote, i)))
+            return rdt_error_set(err, RDT_PROTOCOL, "tensor %u has no key, or has holes", i);
+    return RDT_OK;
+}
+
+void transfer_in_on_keys(struct peer_work *work, const Rdt__Pb__PullKeys *keys)
+{
+    struct transfer *transfer = map_get_u64(&work->transfers->by_id, keys->transfer);
+    struct rdt_error err = {0};
+
+    if (!transfer || transfer->peer != work || transfer->sm.state != TRANSFER_MOVE || !transfer->one_sided || transfer->keys)
+        return;
+    if (take_keys(transfer, keys, &err) != RDT_OK) {
+        rdt_error_prefix(&err, "keys from node %s", transfer->record.peer);
+        transfer_fail_err(transfer, &err);
+        return;
+    }
+    read_more(transfer);
+}
+
+/* ---- chunks ---- */
+
+static void finish(struct transfer *transfer)
+{
+    if (transfer->one_sided) {
+        Rdt__Pb__PullEnd end = RDT__PB__PULL_END__INIT;
+        end.transfer = transfer->id;
+        (void)work_send(transfer->peer, RDT_PEER_PULL_END, &end.base, NULL);
+    }
+    transfer->peer->bytes_in += transfer->stream_bytes;
+    transfer->transfers->bytes_in += transfer->stream_bytes;
+    transfer->via->failures = 0;
+    if (transfer->together)
+        text_copy(transfer->record.lanes, sizeof transfer->record.lanes, "broadcast");
+    record_lanes(&transfer->record, transfer->via);
+    transfer->piece_done = true;
+    transfer_guess_learn(transfer);
+    if (transfer->replica)
+        transfer_deliver_copy(transfer);
+    else
+        transfer_deliver_received(transfer);
+    transfer_part_whole(transfer);
+    transfer_end(transfer);
+}
+
+/* A slot is free again: the owner may send one more. */
+static void receive_more(struct transfer *transfer)
+{
+    Rdt__Pb__PullCredit credit = RDT__PB__PULL_CREDIT__INIT;
+    struct rdt_error err = {0};
+    uint32_t had = transfer->next_chunk;
+
+    if (transfer->failed != RDT_OK || transfer->via->sm.state != PT_CONNECTED)
+        return;
+    for (; transfer->next_chunk < transfer->plan->n && transfer_has_slot(transfer); transfer->next_chunk++)
+        if (post(transfer, transfer->next_chunk, &err) != RDT_OK) {
+            post_failed(transfer, &err);
+            return;
+        }
+    credit.transfer = transfer->id;
+    credit.chunks = transfer->next_chunk;
+    if (transfer->next_chunk > had)
+        (void)work_send(transfer->peer, RDT_PEER_PULL_CREDIT, &credit.base, NULL);
+}
+
+static void chunk_arrived(struct transfer *transfer, uint32_t index)
+{
+    transfer->chunks_done++;
+    transfer->record.bytes_done += transfer->plan->chunks[index].bytes;
+    transfer_copy_moved(transfer);
+    if (transfer->replica)
+        replica_arrived(transfer->replica, index);
+    give_if_nearly_done(transfer);
+    if (transfer->chunks_done == transfer->plan->n && transfer->n_ops == 0 && transfer->have_meta)
+        finish(transfer);
+    else if (transfer->one_sided)
+        read_more(transfer);
+    else if (transfer->staged_here)
+        receive_more(transfer);
+}
+
+void transfer_in_started(struct transfer *transfer)
+{
+    if (transfer->guessed)
+        transfer_in_note_fall_back(transfer);
+    transfer_in_watch(transfer);
+    if (transfer->failed != RDT_OK)
+        peer_work_doubt(transfer);
+    else if (transfer->chunks_done == transfer->plan->n && transfer->n_ops == 0)
+        finish(transfer);
+}
+
+static void run_scatter(struct work *work)
+{
+    struct chunk_op *op = (struct chunk_op *)((char *)work - offsetof(struct chunk_op, work));
+    struct transfer *transfer = op->in;
+    struct target *target = transfer->target;
+    uint8_t *bases[RDT_MAX_FRAME_FDS];
+    const struct chunk *chunk = &transfer->plan->chunks[op->chunk];
+
+    if (!target) {
+        memcpy((uint8_t *)transfer->received->block.addr + chunk->offset, op->staging, chunk->bytes);
+        return;
+    }
+    for (uint32_t i = 0; i < target->n; i++)
+        bases[i] = target->uses[i].region ? target->uses[i].region->block.addr : NULL;
+    chunk_scatter(chunk, transfer->packed, target->layout, bases, op->staging);
+}
+
+static void done_scatter(struct work *work)
+{
+    struct chunk_op *op = (struct chunk_op *)((char *)work - offsetof(struct chunk_op, work));
+    struct transfer *transfer = op->in;
+    struct rdt_error err = {0};
+    uint32_t index = op->chunk;
+
+    free(op);
+    transfer->n_ops--;
+    if (transfer->sm.state == TRANSFER_ABORT)
+        transfer_in_settle(transfer);
+    else if (transfer->rewind)
+        transfer_in_rewound(transfer);
+    else if (target_check(transfer->target, &err) != RDT_OK ||
+             (transfer->received && region_check(transfer->received, &err) != RDT_OK))
+        transfer_fail_err(transfer, &err);
+    else
+        chunk_arrived(transfer, index);
+}
+
+/* From its slot to the device. */
+static void on_device_scattered(void *arg, const struct rdt_error *err)
+{
+    struct chunk_op *op = arg;
+    struct transfer *transfer = op->in;
+    uint32_t index = op->chunk;
+
+    stage_give(transfer->stage, op->staging);
+    free(op);
+    transfer->n_ops--;
+    if (transfer->sm.state == TRANSFER_ABORT)
+        transfer_in_settle(transfer);
+    else if (transfer->rewind)
+        transfer_in_rewound(transfer);
+    else if (err)
+        transfer_fail_err(transfer, err);
+    else
+        chunk_arrived(transfer, index);
+}
+
+static void scatter_to_device(struct chunk_op *op)
+{
+    struct transfer *transfer = op->in;
+    const struct chunk *chunk = &transfer->plan->chunks[op->chunk];
+    struct device_part part = chunk_part(chunk, transfer->packed);
+    struct rdt_error err = {0};
+    enum rdt_status status;
+
+    op->place.base = op->staging - chunk->offset;
+    status = device_copy_start(transfer->packed, &op->place, transfer->target->layout, transfer->to_places, &part,
+                               transfer->stage->pinned, on_device_scattered, op, &op->copy, &err);
+    if (status == RDT_OK && !op->copy)
+        status = rdt_error_set(&err, RDT_INTERNAL, "a chunk without bytes");
+    if (status != RDT_OK)
+        on_device_scattered(op, &err);
+}
+
+static void on_chunk_done(struct plugin_op *base, enum rdt_status status, const char *msg)
+{
+    struct chunk_op *op = (struct chunk_op *)base;
+    struct transfer *transfer = op->in;
+    uint32_t index = op->chunk;
+
+    transfer->ops[index] = NULL;
+    if (status == RDT_OK && transfer->sm.state == TRANSFER_MOVE && !transfer->rewind && op->staging) {
+        if (transfer->staged_here) {
+            scatter_to_device(op);
+            return;
+        }
+        op->work = (struct work){.run = run_scatter, .done = done_scatter, .lane = transfer->record.client};
+        if (op->base.op.piece.bytes > SMALL_COPY) {
+            work_submit(transfer->transfers->pool, &op->work);
+        } else {
+            run_scatter(&op->work);
+            done_scatter(&op->work);
+        }
+        return;
+    }
+    free(op);
+    transfer->n_ops--;
+    if (transfer->sm.state == TRANSFER_ABORT)
+        transfer_in_settle(transfer);
+    else if (transfer->rewind)
+        transfer_in_rewound(transfer);
+    else if (status != RDT_OK)
+        note_failure(transfer, status, msg);
+    else
+        chunk_arrived(transfer, index);
+}
+
+void transfer_in_cancel_ops(struct transfer *transfer)
+{
+    struct group_rank *here = transfer->together && transfer->via && transfer->via->group ? group_rank_here(transfer->via->group) : NULL;
+
+    if (!transfer->via || transfer->via->sm.state != PT_CONNECTED)
+        return; /* its disconnect ends them */
+    for (uint32_t i = 0; i < transfer->plan->n; i++) {
+        if (transfer->ops[i] && here)
+            plugin_group_cancel_broadcast(&here->vendor, &transfer->ops[i]->base);
+        else if (transfer->ops[i])
+            plugin_op_cancel(&transfer->via->conn, &transfer->ops[i]->base);
+    }
+}
+
+void transfer_in_via_broken(struct peer_transport *pt, const char *why)
+{
+    list_for_each_safe (node, &pt->users_in) {
+        struct transfer *transfer = list_entry(node, struct transfer, by_via);
+        if ((transfer->sm.state == TRANSFER_TURN || transfer->sm.state == TRANSFER_MOVE) && !transfer->rewind)
+            note_failure(transfer, RDT_TRANSPORT, why);
+    }
+}
+
+void transfer_in_via_closed(struct peer_transport *pt)
+{
+    list_for_each_safe (node, &pt->users_in) {
+        struct transfer *transfer = list_entry(node, struct transfer, by_via);
+        if ((transfer->sm.state == TRANSFER_TURN || transfer->sm.state == TRANSFER_MOVE) && !transfer->rewind)
+            note_failure(transfer, RDT_TRANSPORT, pt->broken);
+    }
+}

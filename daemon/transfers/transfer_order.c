@@ -1,0 +1,414 @@
+/* Transfers in the ordered queues of a transport: whose operations stand in some take turns (turn.h), and tell each other so by
+ * PULL_TURN. Whoever waits in a queue says so from time to time, and the other end waits for it: while nothing moves for ALONE times
+ * stall_timeout, or for PATIENCE times where that holds up others here. An end that says nothing for stall_timeout is not waited for,
+ * nor a reader that takes nothing for somewhat longer: it watches the time itself, and speaks first if it can. */
+#include <stdio.h>
+#include <stdlib.h>
+
+#include "daemon/base/text.h"
+#include "daemon/transfers/transfer_impl.h"
+#include "daemon/transports/turn.h"
+
+#define TICK_NS 1000000000ll
+#define QUEUE_BYTES 64u
+#define PATIENCE 20u
+#define ALONE 30u
+
+struct order {
+    struct turn turn;
+    struct transfer *in; /* one of both */
+    struct outgoing *out;
+    char there[112]; /* what the other end has said lately that it waits for; "": nothing */
+    uint64_t said_ns;
+    uint64_t waits_since_ns; /* it has said nothing else since, and nothing has moved: 0: not so */
+    uint64_t holds_since_ns; /* that holds up others here: 0: not so */
+    uint64_t bytes_seen;     /* done when waits_since_ns was set, or the owner's patience */
+};
+
+static struct order *order_of(const struct turn *turn)
+{
+    return (struct order *)((char *)turn - offsetof(struct order, turn));
+}
+
+static struct transfers *transfers_of(const struct order *order)
+{
+    return order->in ? order->in->transfers : order->out->transfers;
+}
+
+static const struct transfer_record *record_of(const struct order *order)
+{
+    return order->in ? &order->in->record : &order->out->record;
+}
+
+/* ---- queues ---- */
+
+struct queue_names {
+    const char *name[TURN_MAX_QUEUES];
+    unsigned n;
+    bool too_many;
+};
+
+static void names_add(struct queue_names *names, const struct peer_transport *pt, const struct region *region)
+{
+    const char *name = region ? plugin_conn_queue(&pt->conn, region->kind->name, region_device(region)) : NULL;
+
+    if (!name)
+        return;
+    for (unsigned i = 0; i < names->n; i++)
+        if (strcmp(names->name[i], name) == 0)
+            return;
+    if (names->n == TURN_MAX_QUEUES || strlen(name) > QUEUE_BYTES)
+        names->too_many = true;
+    else
+        names->name[names->n++] = name;
+}
+
+/* received: NULL while there is none, or with a target. */
+static void names_of_reader(struct queue_names *names, const struct transfer *transfer, const struct peer_transport *pt)
+{
+    const struct target *target = transfer->target;
+
+    for (uint32_t i = 0; target && i < target->n; i++)
+        names_add(names, pt, target->uses[i].region);
+    names_add(names, pt, target ? NULL : transfer->received);
+}
+
+bool order_wanted(const struct transfer *transfer, const struct peer_transport *pt)
+{
+    struct queue_names names = {.n = 0};
+
+    names_of_reader(&names, transfer, pt);
+    return names.n > 0 || names.too_many || plugin_conn_queue(&pt->conn, transfer->memory, "");
+}
+
+static void names_of_owner(struct queue_names *names, const struct outgoing *out, const struct peer_transport *pt)
+{
+    for (uint32_t i = 0; i < object_n_places(out->object); i++)
+        names_add(names, pt, object_region(out->object, i));
+}
+
+bool order_needed(const struct outgoing *out, const struct peer_transport *pt)
+{
+    struct queue_names names = {.n = 0};
+
+    names_of_owner(&names, out, pt);
+    return names.n > 0 || names.too_many;
+}
+
+/* ---- the exchange ---- */
+
+static void describe(const struct order *order, char *text, size_t size)
+{
+    const char *queue;
+    const struct turn *ahead = turn_behind(&order->turn, &queue);
+    const struct transfer_record *record = ahead ? record_of(order_of(ahead)) : NULL;
+
+    text[0] = '\0';
+    if (record)
+        (void)snprintf(text, size, "behind transfer %llu (%s %.40s) in queue %.40s", (unsigned long long)record->id,
+                       order_of(ahead)->in ? "from" : "to", record->peer, queue);
+}
+
+static bool stands_behind(const struct turn *turn)
+{
+    const char *queue;
+
+    return (turn->sm.state == TURN_QUEUED || turn_has_posted(turn)) && turn_behind(turn, &queue);
+}
+
+/* What the other end owes is awaited so long. */
+static void watch(struct order *order)
+{
+    struct transfers *transfers = transfers_of(order);
+
+    (void)deadline_set(transfers->deadlines, order->in ? &order->in->stall : &order->out->deadline,
+                       (int64_t)transfers->options->stall_timeout_ns);
+}
+
+static void say_with(struct order *order, enum turn_word word, const char *behind)
+{
+    Rdt__Pb__PullTurn message = RDT__PB__PULL_TURN__INIT;
+    struct rdt_error err;
+    enum rdt_status status;
+
+    message.transfer = order->in ? order->in->id : order->out->number;
+    message.from_owner = order->turn.owner;
+    message.word = (Rdt__Pb__TurnWord)word;
+    message.behind = (char *)behind;
+    if (word == TURN_READY || word == TURN_TAKEN)
+        watch(order);
+    status = work_send(order->in ? order->in->peer : order->out->work, RDT_PEER_PULL_TURN, &message.base, &err);
+    if (status == RDT_OK || status == RDT_PEER_LOST || word == TURN_WAITING)
+        return; /* a link that is down ends it soon enough */
+    if (order->in)
+        transfer_fail_err(order->in, &err);
+    else
+        outgoing_fail(order->out, &err);
+}
+
+static void say(struct turn *turn, enum turn_word word)
+{
+    say_with(order_of(turn), word, "");
+}
+
+/* What the reader is to take is awaited somewhat longer than it would wait for it. */
+static void watch_sends(struct order *order)
+{
+    int64_t timeout_ns = (int64_t)order->out->transfers->options->stall_timeout_ns;
+
+    order->bytes_seen = order->out->record.bytes_done;
+    (void)deadline_set(order->out->transfers->deadlines, &order->out->deadline, timeout_ns + timeout_ns / 4);
+}
+
+void order_out_on_stall(struct outgoing *out)
+{
+    struct order *order = out->record.order;
+    struct rdt_error err;
+
+    if (out->record.bytes_done != order->bytes_seen || stands_behind(&order->turn)) {
+        order->waits_since_ns = 0;
+        watch_sends(order);
+        return;
+    }
+    (void)rdt_error_set(&err, RDT_TRANSPORT,
+                        "%s at the owner: the reader took nothing for %.1f s (stall_timeout) after %llu of %llu bytes",
+                        out->via->transport->name, (double)out->transfers->options->stall_timeout_ns / 1e9,
+                        (unsigned long long)out->record.bytes_done, (unsigned long long)out->stream_bytes);
+    outgoing_fail(out, &err);
+}
+
+static void post(struct turn *turn)
+{
+    struct order *order = order_of(turn);
+
+    if (order->in) {
+        transfer_in_receive(order->in);
+        return;
+    }
+    watch_sends(order);
+    outgoing_set_state(order->out, OUTGOING_SENDING);
+    outgoing_go_on(order->out);
+}
+
+static const struct turn_events events = {.say = say, .post = post};
+
+static void on_ready(struct deadline *deadline)
+{
+    struct transfers *transfers = (struct transfers *)((char *)deadline - offsetof(struct transfers, turns_ready));
+
+    turns_run(&transfers->turns);
+}
+
+static void on_some_ready(struct turns *turns)
+{
+    struct transfers *transfers = (struct transfers *)((char *)turns - offsetof(struct transfers, turns));
+
+    (void)deadline_set(transfers->deadlines, &transfers->turns_ready, 0); /* who calls may be in the middle of an end */
+}
+
+static void tick_later(struct transfers *transfers)
+{
+    int64_t often = (int64_t)transfers->options->stall_timeout_ns / 4;
+
+    (void)deadline_set(transfers->deadlines, &transfers->turns_tick, often < TICK_NS ? often : TICK_NS);
+}
+
+/* It has neither failed nor been given up. */
+static bool goes_on(const struct order *order)
+{
+    const struct transfer *in = order->in;
+
+    if (!in)
+        return order->out->sm.state == OUTGOING_TURN || order->out->sm.state == OUTGOING_SENDING;
+    return in->failed == RDT_OK && !in->rewind && (in->sm.state == TRANSFER_TURN || in->sm.state == TRANSFER_MOVE);
+}
+
+static void on_tick(struct deadline *deadline)
+{
+    struct transfers *transfers = (struct transfers *)((char *)deadline - offsetof(struct transfers, turns_tick));
+
+    turns_run(&transfers->turns); /* in case there was no memory to do it at once */
+    list_for_each (node, &transfers->turns.all) {
+        struct order *order = order_of(list_entry(node, struct turn, link));
+        char text[sizeof order->there];
+        if (!stands_behind(&order->turn) || !goes_on(order))
+            continue;
+        describe(order, text, sizeof text);
+        say_with(order, TURN_WAITING, text);
+        if (order->in)
+            transfer_copy_moved(order->in); /* it is not the copy that stands still */
+    }
+    if (!list_empty(&transfers->turns.all))
+        tick_later(transfers);
+}
+
+void transfers_init_turns(struct transfers *transfers)
+{
+    turns_init(&transfers->turns, on_some_ready);
+    transfers->turns_ready.on_passed = on_ready;
+    transfers->turns_tick.on_passed = on_tick;
+}
+
+void order_leave(struct transfer_record *record)
+{
+    struct order *order = record->order;
+
+    record->order = NULL;
+    if (!order)
+        return;
+    turn_leave(&order->turn);
+    free(order);
+}
+
+static enum rdt_status begin(struct order **order_p, struct transfer *in, struct outgoing *out, const struct peer_transport *pt,
+                             const struct queue_names *names, struct rdt_error *err)
+{
+    struct transfers *transfers = pt->work->transfers;
+    struct order *order;
+    enum rdt_status status;
+
+    if (names->too_many)
+        return rdt_error_set(err, RDT_UNSUPPORTED,
+                             "%s: its memory is in more than %u ordered queues, or one has too long a name",
+                             pt->transport->name, TURN_MAX_QUEUES);
+    order = calloc(1, sizeof *order);
+    if (!order)
+        return rdt_error_set(err, RDT_NO_MEMORY, "no memory for a turn of %s", pt->transport->name);
+    order->in = in;
+    order->out = out;
+    status =
+        turn_init(&order->turn, &transfers->turns, &events, out != NULL,
+                  turn_is_first(transfers->node->uuid, pt->work->peer->uuid), pt->transport->name, names->name, names->n, err);
+    if (status != RDT_OK) {
+        free(order);
+        return status;
+    }
+    *order_p = order;
+    if (deadline_left_ns(&transfers->turns_tick) < 0)
+        tick_later(transfers);
+    return RDT_OK;
+}
+
+enum rdt_status order_in_begin(struct transfer *transfer, struct rdt_error *err)
+{
+    struct queue_names names = {.n = 0};
+
+    names_of_reader(&names, transfer, transfer->via);
+    return begin(&transfer->record.order, transfer, NULL, transfer->via, &names, err);
+}
+
+enum rdt_status order_out_begin(struct outgoing *out, struct rdt_error *err)
+{
+    struct queue_names names = {.n = 0};
+    enum rdt_status status;
+
+    names_of_owner(&names, out, out->via);
+    status = begin(&out->record.order, NULL, out, out->via, &names, err);
+    if (status == RDT_OK) {
+        outgoing_set_state(out, OUTGOING_TURN);
+        turn_begin(&out->record.order->turn);
+    }
+    return status;
+}
+
+void order_receives_stand(struct transfer *transfer)
+{
+    turn_receives_stand(&transfer->record.order->turn);
+}
+
+void order_give(const struct transfer_record *record)
+{
+    if (record->order)
+        turn_give(&record->order->turn);
+}
+
+bool order_stands_behind(const struct transfer_record *record)
+{
+    return record->order && stands_behind(&record->order->turn);
+}
+
+static void fail(struct order *order, struct rdt_error *err)
+{
+    rdt_error_prefix(err, "node %s", record_of(order)->peer);
+    if (order->in)
+        transfer_fail_err(order->in, err);
+    else
+        outgoing_fail(order->out, err);
+}
+
+/* The other end stands behind others there. False: for too long, and the transfer has failed. */
+static bool may_wait_on(struct order *order)
+{
+    uint64_t now_ns = uv_hrtime(), stall_ns = transfers_of(order)->options->stall_timeout_ns,
+             bytes = record_of(order)->bytes_done;
+    struct rdt_error err;
+    bool alone;
+
+    if (!order->waits_since_ns || bytes != order->bytes_seen) {
+        order->waits_since_ns = now_ns;
+        order->holds_since_ns = 0;
+        order->bytes_seen = bytes;
+    }
+    if (!turn_holds_up(&order->turn))
+        order->holds_since_ns = 0;
+    else if (!order->holds_since_ns)
+        order->holds_since_ns = now_ns;
+    alone = !order->holds_since_ns || now_ns - order->holds_since_ns < PATIENCE * stall_ns;
+    if (alone && now_ns - order->waits_since_ns < ALONE * stall_ns)
+        return true;
+    (void)rdt_error_set(&err, RDT_TRANSPORT, "it has been %s for %.1f s (%u times stall_timeout)%s",
+                        order->there[0] ? order->there : "behind others",
+                        (double)(now_ns - (alone ? order->waits_since_ns : order->holds_since_ns)) / 1e9,
+                        alone ? ALONE : PATIENCE, alone ? ", and nothing has moved" : ", and holds up others here");
+    fail(order, &err);
+    return false;
+}
+
+static void hear(struct order *order, const Rdt__Pb__PullTurn *message)
+{
+    struct deadline *deadline = order->in ? &order->in->stall : &order->out->deadline;
+    bool waited_for = order->in || order->out->sm.state == OUTGOING_SENDING || order->turn.sm.state != TURN_QUEUED;
+    struct rdt_error err;
+
+    text_copy(order->there, sizeof order->there, message->behind);
+    order->said_ns = uv_hrtime();
+    if (message->word == RDT__PB__TURN_WORD__TURN_WAITING) {
+        if (!waited_for || !may_wait_on(order))
+            return;
+        watch(order);
+        if (order->in)
+            transfer_copy_moved(order->in);
+        return;
+    }
+    order->waits_since_ns = 0;
+    deadline_unset(transfers_of(order)->deadlines, deadline);
+    if (turn_hear(&order->turn, (enum turn_word)message->word, &err) != RDT_OK)
+        fail(order, &err); /* else the transfer may have ended */
+}
+
+void order_on_turn(struct peer_work *work, const Rdt__Pb__PullTurn *message)
+{
+    struct transfer *in = message->from_owner ? map_get_u64(&work->transfers->by_id, message->transfer) : NULL;
+    struct outgoing *out = message->from_owner ? NULL : map_get_u64(&work->outgoing, message->transfer);
+    struct order *order = in && in->peer == work ? in->record.order : out ? out->record.order : NULL;
+
+    if (order && goes_on(order))
+        hear(order, message);
+}
+
+/* ---- for people ---- */
+
+void record_waits_for(const struct transfer_record *record, char text_p[RECORD_WAITS_BYTES])
+{
+    const struct order *order = record->order;
+
+    text_p[0] = '\0';
+    if (!order)
+        return;
+    if (stands_behind(&order->turn))
+        describe(order, text_p, RECORD_WAITS_BYTES);
+    else if (order->there[0] != '\0' && uv_hrtime() - order->said_ns < 3 * (uint64_t)TICK_NS)
+        (void)snprintf(text_p, RECORD_WAITS_BYTES, "on node %.64s it is %s", record->peer, order->there);
+    else if (!turn_has_posted(&order->turn))
+        (void)snprintf(text_p, RECORD_WAITS_BYTES, "for the turn of node %.64s", record->peer);
+}

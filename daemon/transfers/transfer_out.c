@@ -1,0 +1,503 @@
+/* The owner's side of a pull: who may have it, waiting until it is put, what its reader says, and the end. The answer is transfer_answer.c,
+ * the bytes transfer_send.c.
+ *
+ *   PARKED --put--> OFFERED --PULL_START--> PREPARE --> SENDING --last chunk sent, or PULL_END--> ENDED
+ *     |               |                        |  TURN     |                                        ^
+ *     +---------------+--- abort, deadline ----+-----------+--> ABORT --nothing touches memory------+
+ *
+ *   TURN, between PREPARE and SENDING, is of ordered queues alone: transfer_order.c.
+ */
+#include <assert.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "daemon/base/log.h"
+#include "daemon/base/text.h"
+#include "daemon/transfers/transfer_broadcast.h"
+#include "daemon/transfers/transfer_impl.h"
+#include "wire_ref.h"
+
+#define MAX_PULLS 65536u /* of one peer at a time */
+
+static const struct sm_state states[] = {
+    [OUTGOING_PARKED] = {"parked", 1u << OUTGOING_OFFERED | 1u << OUTGOING_ENDED},
+    [OUTGOING_OFFERED] = {"offered", 1u << OUTGOING_PREPARE | 1u << OUTGOING_ENDED},
+    [OUTGOING_PREPARE] = {"preparing",
+                          1u << OUTGOING_TURN | 1u << OUTGOING_SENDING | 1u << OUTGOING_ABORT | 1u << OUTGOING_ENDED},
+    [OUTGOING_TURN] = {"turn", 1u << OUTGOING_SENDING | 1u << OUTGOING_ABORT | 1u << OUTGOING_ENDED},
+    [OUTGOING_SENDING] = {"sending", 1u << OUTGOING_ABORT | 1u << OUTGOING_ENDED},
+    [OUTGOING_ABORT] = {"aborting", 1u << OUTGOING_ENDED},
+    [OUTGOING_ENDED] = {"ended", 0},
+};
+
+void outgoing_set_state(struct outgoing *out, enum outgoing_state state)
+{
+    sm_move(&out->sm, state);
+    out->record.state = sm_name(&out->sm);
+}
+
+static void drop_expected(struct outgoing *out)
+{
+    account_give(out->account, USAGE_HEAP, out->expect_bytes);
+    free(out->expect);
+    out->expect = NULL;
+    out->expect_bytes = 0;
+}
+
+void outgoing_end(struct outgoing *out)
+{
+    struct transfers *transfers = out->transfers;
+
+    assert(out->n_ops == 0);
+    if (out->via)
+        transfers->last_sent_ns = uv_hrtime();
+    outgoing_set_state(out, OUTGOING_ENDED);
+    record_finish(transfers, &out->record, out->record.error[0] ? "failed" : "done", NULL);
+    deadline_unset(transfers->deadlines, &out->deadline);
+    object_waiter_remove(&out->waiter);
+    name_waiter_remove(&out->named);
+    if (out->broadcast)
+        broadcast_reader_left(out->broadcast, out);
+    if (map_get_u64(&out->work->outgoing, out->number) == out)
+        map_remove_u64(&out->work->outgoing, out->number);
+    list_remove(&out->record.link);
+    list_remove(&out->by_via);
+    list_remove(&out->in_turn);
+    order_leave(&out->record);
+    out->work->n_out--;
+    if (out->pinned)
+        object_unpin(out->object);
+    if (out->object)
+        object_peer_drop(out->object);
+    replica_unserve(out);
+    if (out->slice)
+        rdt__pb__slice__free_unpacked(out->slice, NULL);
+    free(out->source);
+    free(out->packed);
+    drop_expected(out);
+    free(out->plan);
+    free(out->bases);
+    free(out->select);
+    free(out->places);
+    stage_put(out->stage);
+    account_give(out->account, USAGE_TRANSFERS, 1);
+    account_unref(out->account);
+    free(out);
+    if (transfers->on_idle && list_empty(&transfers->active) && list_empty(&transfers->outgoing))
+        transfers->on_idle(transfers);
+}
+
+void outgoing_answer_error(struct peer_work *work, uint64_t number, const struct rdt_error *err)
+{
+    Rdt__Pb__PullMeta meta = RDT__PB__PULL_META__INIT;
+
+    meta.transfer = number;
+    meta.status = err->status;
+    meta.sys_errno = err->sys_errno;
+    meta.message = (char *)err->msg;
+    (void)work_send(work, RDT_PEER_PULL_META, &meta.base, NULL);
+}
+
+static void send_end(struct outgoing *out, const struct rdt_error *err)
+{
+    Rdt__Pb__PullEnd end = RDT__PB__PULL_END__INIT;
+
+    end.transfer = out->number;
+    end.status = err->status;
+    end.message = (char *)err->msg;
+    end.from_owner = true;
+    (void)work_send(out->work, RDT_PEER_PULL_END, &end.base, NULL);
+}
+
+static void send_aborted(struct outgoing *out)
+{
+    Rdt__Pb__PullAborted aborted = RDT__PB__PULL_ABORTED__INIT;
+
+    aborted.transfer = out->number;
+    (void)work_send(out->work, RDT_PEER_PULL_ABORTED, &aborted.base, NULL);
+}
+
+/* No more chunks; ends when nothing touches the memory. */
+void outgoing_stop(struct outgoing *out)
+{
+    struct transfers *transfers = out->transfers;
+
+    if (out->sm.state == OUTGOING_ABORT)
+        return;
+    list_remove(&out->in_turn);
+    if (out->sm.state == OUTGOING_PARKED || out->sm.state == OUTGOING_OFFERED) {
+        outgoing_end(out);
+        return;
+    }
+    outgoing_set_state(out, OUTGOING_ABORT);
+    if (out->n_ops > 0 || (out->one_sided && !out->reader_done))
+        (void)deadline_set(transfers->deadlines, &out->deadline, (int64_t)transfers->options->quiesce_grace_ns);
+    outgoing_settle(out);
+}
+
+void outgoing_settle(struct outgoing *out)
+{
+    bool readable = out->one_sided && !out->reader_done && out->via && out->via->sm.state != PT_NONE;
+
+    if (out->sm.state != OUTGOING_ABORT || out->n_ops > 0 || readable)
+        return; /* one-sided: the reader, or its connection's end, says when nobody reads any more */
+    send_aborted(out);
+    outgoing_end(out);
+}
+
+void outgoing_fail(struct outgoing *out, const struct rdt_error *err)
+{
+    if (out->sm.state == OUTGOING_ABORT)
+        return;
+    if (!out->record.error[0])
+        (void)snprintf(out->record.error, sizeof out->record.error, "%s: %s", rdt_status_name(err->status), err->msg);
+    send_end(out, err);
+    outgoing_stop(out);
+}
+
+void outgoing_refuse(struct outgoing *out, const struct rdt_error *err)
+{
+    outgoing_answer_error(out->work, out->number, err);
+    (void)snprintf(out->record.error, sizeof out->record.error, "%s", err->msg);
+    outgoing_end(out);
+}
+
+void outgoing_refuse_parked(struct transfers *transfers)
+{
+    list_for_each_safe (node, &transfers->outgoing) {
+        struct outgoing *out = list_entry(node, struct outgoing, record.link);
+        struct rdt_error err;
+        if (out->sm.state != OUTGOING_PARKED)
+            continue;
+        (void)rdt_error_set(&err, RDT_SHUTTING_DOWN, "object \"%s\" cannot be put any more: its daemon is shutting down",
+                            out->ref.id);
+        outgoing_refuse(out, &err);
+    }
+}
+
+static void on_deadline(struct deadline *deadline)
+{
+    struct outgoing *out = (struct outgoing *)((char *)deadline - offsetof(struct outgoing, deadline));
+    struct rdt_error err;
+
+    if (out->sm.state == OUTGOING_ABORT) {
+        if (out->via && out->via->sm.state != PT_NONE)
+            peer_transport_isolate(out->via, "the sends of an aborted transfer do not come to rest");
+        return;
+    }
+    if (out->sm.state == OUTGOING_SENDING) {
+        order_out_on_stall(out);
+        return;
+    }
+    if (out->sm.state == OUTGOING_TURN)
+        (void)rdt_error_set(&err, RDT_TRANSPORT,
+                            "%s at the owner: the reader has said nothing about its turn for %.1f s (stall_timeout)",
+                            out->via->transport->name, (double)out->transfers->options->stall_timeout_ns / 1e9);
+    else
+        (void)rdt_error_set(&err, RDT_TIMED_OUT, "object \"%s\" was not %s in time", out->ref.id,
+                            out->sm.state == OUTGOING_PARKED ? "put" : "fetched");
+    if (out->sm.state == OUTGOING_PARKED) {
+        outgoing_refuse(out, &err);
+        return;
+    }
+    outgoing_fail(out, &err);
+}
+
+static void on_put(struct object_waiter *waiter, struct object *object, const struct rdt_error *why)
+{
+    struct outgoing *out = (struct outgoing *)((char *)waiter - offsetof(struct outgoing, waiter));
+
+    if (why) {
+        outgoing_refuse(out, why);
+        return;
+    }
+    if (!object_visible_to(object, &out->account->owner)) {
+        struct rdt_error err;
+        (void)rdt_error_set(&err, RDT_DENIED, "object \"%s\" was put, but is not visible to uid %u", out->ref.id,
+                            out->account->owner.uid);
+        outgoing_answer_error(out->work, out->number, &err);
+        (void)snprintf(out->record.error, sizeof out->record.error, "%s", err.msg);
+        outgoing_end(out);
+        return;
+    }
+    outgoing_answer(out, object);
+}
+
+static void on_published(struct name_waiter *waiter, struct object *object, uint64_t version, const struct rdt_error *err)
+{
+    struct outgoing *out = (struct outgoing *)((char *)waiter - offsetof(struct outgoing, named));
+
+    out->version = version;
+    if (object)
+        outgoing_answer(out, object);
+    else
+        outgoing_refuse(out, err);
+}
+
+/* The object that is asked for now, by its own ref or as the newest version of a name; AGAIN: it is waited for. */
+static enum rdt_status find_object(struct transfers *transfers, const struct rdt_ref *ref, const struct owner *requester,
+                                   struct object **object_p, uint64_t *version_p, struct rdt_error *err)
+{
+    *version_p = 0;
+    return ref->is_name ? names_find(transfers->names, ref, requester, object_p, version_p, err)
+                        : object_table_find(transfers->objects, ref, requester, object_p, err);
+}
+
+static enum rdt_status park(struct outgoing *out, struct rdt_error *err)
+{
+    return out->ref.is_name ? names_wait(out->transfers->names, &out->ref, &out->account->owner, &out->named, err)
+                            : object_table_wait(out->transfers->objects, &out->ref, &out->account->owner, &out->waiter, err);
+}
+
+/* What it stands for is charged where its message's size does not bound it. */
+static bool take_expected(struct outgoing *out, const Rdt__Pb__TensorList *expect)
+{
+    uint64_t bytes;
+
+    if (layout_from_wire(expect, &out->expect, NULL) != RDT_OK)
+        return false;
+    bytes = layout_run_tensors(expect) > 0 ? layout_heap_bytes(out->expect) : 0;
+    if (bytes == 0 || account_take(out->account, USAGE_HEAP, bytes, NULL) == RDT_OK) {
+        out->expect_bytes = bytes;
+        return true;
+    }
+    free(out->expect);
+    out->expect = NULL;
+    return false;
+}
+
+static struct outgoing *outgoing_new(struct peer_work *work, const Rdt__Pb__Pull *pull, const struct rdt_ref *ref,
+                                     const struct owner *requester, struct rdt_error *err)
+{
+    struct transfers *transfers = work->transfers;
+    struct outgoing *out = calloc(1, sizeof *out);
+
+    if (!out || !(out->account = account_get(transfers->objects->accounts, requester))) {
+        (void)rdt_error_set(err, RDT_NO_MEMORY, "no memory to serve object \"%s\"", ref->id);
+        free(out);
+        return NULL;
+    }
+    if (account_take(out->account, USAGE_TRANSFERS, 1, err) != RDT_OK) {
+        account_unref(out->account);
+        free(out);
+        return NULL;
+    }
+    out->transfers = transfers;
+    out->work = work;
+    out->number = pull->transfer;
+    out->ref = *ref;
+    out->meta_only = pull->meta_only;
+    out->keep = pull->keep;
+    out->no_redirect = pull->no_redirect;
+    out->inline_max_bytes = pull->inline_max_bytes < transfers->options->inline_max_bytes
+                                ? pull->inline_max_bytes
+                                : transfers->options->inline_max_bytes;
+    out->credit = UINT32_MAX;
+    out->deadline.on_passed = on_deadline;
+    out->waiter.on_event = on_put;
+    out->named.on_event = on_published;
+    list_init(&out->by_via);
+    list_init(&out->in_turn);
+    list_init(&out->by_replica);
+    sm_init(&out->sm, states, sizeof states / sizeof states[0], OUTGOING_PARKED);
+    record_start(&out->record, transfers->next_id++, requester, ref, "out", "parked");
+    text_copy(out->record.peer, sizeof out->record.peer, work->peer->name);
+    if (pull->start && pull->expect && strlen(pull->start->transport) < sizeof out->start_transport &&
+        take_expected(out, pull->expect)) { /* else the reader will say PULL_START */
+        memcpy(out->start_transport, pull->start->transport, strlen(pull->start->transport) + 1);
+        out->start_chunk_bytes = pull->start->chunk_bytes;
+        out->start_epoch = pull->start->epoch;
+    }
+    if (pull->slice && !(out->slice = slice_dup(pull->slice))) {
+        drop_expected(out);
+        account_give(out->account, USAGE_TRANSFERS, 1);
+        account_unref(out->account);
+        (void)rdt_error_set(err, RDT_NO_MEMORY, "no memory to serve object \"%s\"", ref->id);
+        free(out);
+        return NULL;
+    }
+    if (!map_put_u64(&work->outgoing, out->number, out)) {
+        if (out->slice)
+            rdt__pb__slice__free_unpacked(out->slice, NULL);
+        drop_expected(out);
+        account_give(out->account, USAGE_TRANSFERS, 1);
+        account_unref(out->account);
+        (void)rdt_error_set(err, RDT_NO_MEMORY, "no memory to serve object \"%s\"", ref->id);
+        free(out);
+        return NULL;
+    }
+    list_append(&transfers->outgoing, &out->record.link);
+    work->n_out++;
+    event(transfers->events, RDT__PB__LIST_KIND__LIST_KIND_TRANSFERS, "began", &out->record);
+    (void)deadline_set(transfers->deadlines, &out->deadline, pull->timeout_ns);
+    return out;
+}
+
+static bool take_selection(struct outgoing *out, const Rdt__Pb__Pull *pull)
+{
+    out->select = calloc(pull->n_tensors + 1, sizeof *out->select);
+    if (!out->select)
+        return false;
+    if (pull->n_tensors > 0)
+        memcpy(out->select, pull->tensors, pull->n_tensors * sizeof *out->select);
+    out->n_select = (uint32_t)pull->n_tensors;
+    return true;
+}
+
+/* A part of what another pull has been answered about, which holds the object for it. */
+static enum rdt_status find_whole(struct peer_work *work, const Rdt__Pb__Pull *pull, const struct owner *requester,
+                                  struct object **object_p, uint64_t *version_p, struct rdt_error *err)
+{
+    const struct outgoing *whole = map_get_u64(&work->outgoing, pull->part_of);
+
+    *version_p = 0;
+    if (!whole || whole->sm.state != OUTGOING_OFFERED || !whole->object || whole->replica)
+        return rdt_error_set(err, RDT_NOT_FOUND, "the pull that this is a part of has ended");
+    if (!owner_equal(&whole->account->owner, requester))
+        return rdt_error_set(err, RDT_DENIED, "the pull that this is a part of is another owner's");
+    *object_p = whole->object;
+    return RDT_OK;
+}
+
+enum rdt_status outgoing_on_pull(struct peer_work *work, const Rdt__Pb__Pull *pull, struct rdt_error *err)
+{
+    struct transfers *transfers = work->transfers;
+    struct rdt_error why = {0};
+    struct owner requester;
+    struct object *object;
+    struct outgoing *out;
+    struct rdt_ref ref;
+    uint64_t version;
+    enum rdt_status status;
+
+    if (map_get_u64(&work->outgoing, pull->transfer))
+        return rdt_error_set(err, RDT_PROTOCOL, "node %s uses transfer number %llu twice", work->peer->name,
+                             (unsigned long long)pull->transfer);
+    status = wire_ref_to(pull->ref, &ref, &why);
+    if (status == RDT_OK && !transfers_believe(transfers, pull->requester, &requester, &why))
+        status = why.status;
+    if (status == RDT_OK && map_count(&work->outgoing) >= MAX_PULLS)
+        status = rdt_error_set(&why, RDT_LIMIT, "node %s has %u transfers under way from here", work->peer->name, MAX_PULLS);
+    if (status == RDT_OK && pull->from_copy && (pull->slice || pull->meta_only || ref.generation == 0))
+        status = rdt_error_set(&why, RDT_UNSUPPORTED, "a copy is served whole");
+    else if (status == RDT_OK && pull->part_of != 0)
+        status = find_whole(work, pull, &requester, &object, &version, &why);
+    else if (status == RDT_OK && !pull->from_copy)
+        status = find_object(transfers, &ref, &requester, &object, &version, &why);
+    if (status == RDT_AGAIN && transfers->refuse_parked)
+        status =
+            rdt_error_set(&why, RDT_SHUTTING_DOWN, "object \"%s\" cannot be put any more: its daemon is shutting down", ref.id);
+    if (status != RDT_OK && status != RDT_AGAIN) {
+        outgoing_answer_error(work, pull->transfer, &why);
+        return RDT_OK;
+    }
+    out = outgoing_new(work, pull, &ref, &requester, &why);
+    if (!out) {
+        outgoing_answer_error(work, pull->transfer, &why);
+        return RDT_OK;
+    }
+    if (pull->part_of != 0 && !take_selection(out, pull)) {
+        (void)rdt_error_set(&why, RDT_NO_MEMORY, "no memory to serve a part of object \"%s\"", ref.id);
+        outgoing_refuse(out, &why);
+    } else if (pull->from_copy) {
+        replica_serve(&transfers->replicas, out);
+    } else if (status == RDT_OK) {
+        out->version = version;
+        outgoing_answer(out, object);
+    } else if (park(out, &why) != RDT_OK) {
+        outgoing_answer_error(work, pull->transfer, &why);
+        outgoing_end(out);
+    } else if (pull->tell_parked) {
+        Rdt__Pb__PullParked parked = RDT__PB__PULL_PARKED__INIT;
+        parked.transfer = pull->transfer;
+        (void)work_send(work, RDT_PEER_PULL_PARKED, &parked.base, NULL);
+    }
+    return RDT_OK;
+}
+
+/* ---- what the reader says next ---- */
+
+void outgoing_on_end(struct peer_work *work, const Rdt__Pb__PullEnd *end)
+{
+    struct outgoing *out = map_get_u64(&work->outgoing, end->transfer);
+
+    if (!out)
+        return;
+    out->reader_done = true;
+    if (out->sm.state == OUTGOING_SENDING && out->one_sided && end->status == RDT_OK) {
+        out->record.bytes_done = out->stream_bytes;
+        out->transfers->bytes_out += out->stream_bytes;
+        work->bytes_out += out->stream_bytes;
+        if (out->via)
+            record_lanes(&out->record, out->via);
+        outgoing_end(out);
+        return;
+    }
+    if (out->sm.state == OUTGOING_ABORT)
+        outgoing_settle(out); /* it had waited for this reader only */
+    else
+        outgoing_stop(out);
+}
+
+void outgoing_on_credit(struct peer_work *work, const Rdt__Pb__PullCredit *credit)
+{
+    struct outgoing *out = map_get_u64(&work->outgoing, credit->transfer);
+
+    if (!out || out->sm.state == OUTGOING_ABORT || credit->chunks <= out->credit)
+        return;
+    out->credit = credit->chunks;
+    if (out->sm.state == OUTGOING_SENDING)
+        outgoing_go_on(out);
+}
+
+void outgoing_on_abort(struct peer_work *work, const Rdt__Pb__PullAbort *message)
+{
+    struct outgoing *out = map_get_u64(&work->outgoing, message->transfer);
+
+    if (!out)
+        return;
+    out->reader_done = true;
+    if (!out->record.error[0])
+        (void)snprintf(out->record.error, sizeof out->record.error, "the reader gave up");
+    if (out->sm.state == OUTGOING_ABORT)
+        outgoing_settle(out);
+    else
+        outgoing_stop(out);
+}
+
+void outgoing_shut_down(struct transfers *transfers, const struct rdt_error *why)
+{
+    list_for_each_safe (node, &transfers->outgoing)
+        outgoing_fail(list_entry(node, struct outgoing, record.link), why);
+}
+
+void outgoing_link_down(struct peer_work *work)
+{
+    struct outgoing *out;
+    size_t cursor = 0;
+
+    while ((out = map_next(&work->outgoing, &cursor))) {
+        map_remove_u64(&work->outgoing, out->number); /* the reader may come back and count from one again */
+        if (!out->record.error[0])
+            (void)snprintf(out->record.error, sizeof out->record.error, "the reader's node is gone");
+        outgoing_stop(out);
+    }
+}
+
+void outgoing_via_closed(struct peer_transport *pt)
+{
+    pt->sends_in_flight = 0;
+    list_for_each_safe (node, &pt->users_out) {
+        struct outgoing *out = list_entry(node, struct outgoing, by_via);
+        struct rdt_error err;
+        out->reader_done = true;
+        if (out->sm.state == OUTGOING_ABORT) {
+            outgoing_settle(out);
+        } else {
+            (void)rdt_error_set(&err, RDT_TRANSPORT, "%s at the owner: %s", pt->transport->name,
+                                pt->broken[0] ? pt->broken : "the connection was taken down");
+            outgoing_fail(out, &err);
+        }
+    }
+}

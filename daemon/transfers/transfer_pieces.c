@@ -1,0 +1,413 @@
+/* Objects of several kinds of memory: their tensors lie, or shall lie, on devices too. The reader asks once for all of it, finds memory, and
+ * then pulls what is alike (source and target memory) as a transfer of its own, which finds its own path and goes through host memory where
+ * no transport moves the kinds. The whole ends with the last of them, or with the first that fails.
+ *
+ *   whole:   ASKED -> RESERVE -> MOVE (while pieces run) -> ENDED
+ *   piece:   NEW -> ASKED -> ... as any pull, into memory of the whole
+ */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <strings.h>
+
+#include "daemon/transfers/reservation.h"
+#include "daemon/base/text.h"
+#include "daemon/transfers/transfer_impl.h"
+
+struct pieces {
+    struct transfer *whole;
+    struct list list; /* struct transfer.by_whole */
+    struct rdt_error failure;
+    struct deadline failing;
+};
+
+/* ---- what the answer says ---- */
+
+enum rdt_status pieces_read_places(struct transfer *transfer, const Rdt__Pb__PullMeta *meta, struct rdt_error *err)
+{
+    struct meta_places *places;
+
+    free(transfer->places);
+    transfer->places = NULL;
+    if (meta->n_places == 0)
+        return RDT_OK;
+    if (meta->n_places > PLACING_MAX || (meta->n_place != 0 && meta->n_place != transfer->source->count))
+        return rdt_error_set(err, RDT_PROTOCOL, "%zu places of %zu tensors", meta->n_places, meta->n_place);
+    places = calloc(1, sizeof *places + (transfer->source->count + 1u) * sizeof places->of[0]);
+    if (!places)
+        return rdt_error_set(err, RDT_NO_MEMORY, "no memory for the tensors' places");
+    for (size_t i = 0; i < meta->n_places; i++) {
+        text_copy(places->memory[i], sizeof places->memory[i], meta->places[i]->memory);
+        text_copy(places->device[i], sizeof places->device[i], meta->places[i]->device);
+    }
+    for (size_t i = 0; i < meta->n_place; i++) {
+        if (meta->place[i] >= meta->n_places) {
+            free(places);
+            return rdt_error_set(err, RDT_PROTOCOL, "place %u of %zu", meta->place[i], meta->n_places);
+        }
+        places->of[i] = meta->place[i];
+    }
+    transfer->places = places;
+    return RDT_OK;
+}
+
+static bool target_on_device(const struct target *target)
+{
+    for (uint32_t i = 0; target && i < target->n; i++)
+        if (target->uses[i].region && !region_is_host(target->uses[i].region))
+            return true;
+    return false;
+}
+
+bool pieces_wanted_here(const struct transfer *transfer)
+{
+    return !transfer->whole && (target_on_device(transfer->target) || (!transfer->target && transfer->wish_memory[0] &&
+                                                                       strcasecmp(transfer->wish_memory, "host") != 0));
+}
+
+bool pieces_needed(const struct transfer *transfer)
+{
+    return !transfer->whole && !transfer->pieces && transfer->source && layout_total_bytes(transfer->source) > 0 &&
+           (transfer->places || pieces_wanted_here(transfer));
+}
+
+/* ---- ends ---- */
+
+static void on_failing(struct deadline *deadline)
+{
+    struct pieces *pieces = (struct pieces *)((char *)deadline - offsetof(struct pieces, failing));
+
+    transfer_fail_err(pieces->whole, &pieces->failure);
+}
+
+/* The whole fails when the loop turns: whoever calls may be in the middle of a list that it is in. */
+void pieces_failed(struct transfer *piece, const struct rdt_error *err)
+{
+    struct pieces *pieces = piece->whole->pieces;
+    struct transfers *transfers = piece->transfers;
+
+    if (!piece->record.error[0])
+        (void)snprintf(piece->record.error, sizeof piece->record.error, "%s: %s", rdt_status_name(err->status), err->msg);
+    if (pieces->failure.status == RDT_OK) {
+        pieces->failure = *err;
+        if (piece->whole->sm.state == TRANSFER_MOVE)
+            (void)deadline_set(transfers->deadlines, &pieces->failing, 0);
+    }
+    transfer_abort(piece);
+}
+
+static void join_paths(struct transfer *whole, const struct transfer *piece)
+{
+    char *path = whole->record.path;
+    size_t used = strlen(path), bytes = strlen(piece->record.path);
+
+    if (bytes == 0)
+        return;
+    for (const char *at = path; (at = strstr(at, piece->record.path)) != NULL; at += bytes)
+        if (at[bytes] == '\0' || at[bytes] == ',') /* not the beginning of another's */
+            return;
+    (void)snprintf(path + used, sizeof whole->record.path - used, "%s%s", used ? ", " : "", piece->record.path);
+}
+
+static void finish(struct transfer *whole)
+{
+    Rdt__Pb__PullEnd end = RDT__PB__PULL_END__INIT;
+
+    end.transfer = whole->id;
+    (void)work_send(whole->peer, RDT_PEER_PULL_END, &end.base, NULL);
+    if (!whole->record.path[0])
+        text_copy(whole->record.path, sizeof whole->record.path, "metadata");
+    transfer_deliver_received(whole);
+    transfer_end(whole);
+}
+
+static void settle(struct transfer *whole)
+{
+    if (whole->n_ops > 0)
+        return;
+    if (whole->sm.state == TRANSFER_ABORT)
+        transfer_in_settle(whole);
+    else if (whole->pieces->failure.status == RDT_OK)
+        finish(whole);
+}
+
+void pieces_ended(struct transfer *piece)
+{
+    struct transfer *whole = piece->whole;
+
+    list_remove(&piece->by_whole);
+    whole->n_ops--;
+    if (piece->piece_done) {
+        whole->record.bytes_done += piece->stream_bytes;
+        join_paths(whole, piece);
+    } else if (whole->pieces->failure.status == RDT_OK && whole->sm.state == TRANSFER_MOVE) {
+        (void)rdt_error_set(&whole->pieces->failure, RDT_TRANSPORT, "a part of it was given up");
+        (void)deadline_set(whole->transfers->deadlines, &whole->pieces->failing, 0);
+    }
+    settle(whole);
+}
+
+void pieces_abort(struct transfer *whole)
+{
+    whole->n_ops++; /* it does not end meanwhile */
+    deadline_unset(whole->transfers->deadlines, &whole->pieces->failing);
+    while (!list_empty(&whole->pieces->list)) {
+        struct transfer *piece = list_entry(list_first(&whole->pieces->list), struct transfer, by_whole);
+        list_remove(&piece->by_whole); /* those whose memory is in use end later */
+        transfer_abort(piece);
+    }
+    whole->n_ops--;
+}
+
+void pieces_free(struct transfer *transfer)
+{
+    if (transfer->pieces)
+        deadline_unset(transfer->transfers->deadlines, &transfer->pieces->failing);
+    free(transfer->pieces);
+    free(transfer->places);
+    free(transfer->select);
+    free(transfer->to_places);
+    stage_put(transfer->stage);
+    transfer->pieces = NULL;
+    transfer->places = NULL;
+    transfer->select = NULL;
+    transfer->to_places = NULL;
+    transfer->stage = NULL;
+}
+
+/* ---- beginnings ---- */
+
+static struct memory_device *device_of(const struct transfer *whole, uint32_t i)
+{
+    const struct region *region = whole->target->uses[whole->target->layout->region[i]].region;
+
+    return region->at;
+}
+
+static bool alike(const struct transfer *whole, uint32_t i, uint32_t k)
+{
+    return device_of(whole, i) == device_of(whole, k) && (!whole->places || whole->places->of[i] == whole->places->of[k]);
+}
+
+/* Those of the whole's target that the selection needs, with the same memory. */
+static enum rdt_status target_part(const struct transfer *whole, const uint32_t *select, uint32_t n, struct target **target_p,
+                                   struct rdt_error *err)
+{
+    struct target *from = whole->target, *target = calloc(1, sizeof *target);
+    uint32_t *index = calloc(from->n + 1u, sizeof *index); /* 1 + place in the new one */
+    enum rdt_status status = RDT_OK;
+
+    if (!target || !index || !(target->uses = calloc(from->n + 1u, sizeof *target->uses)))
+        status = rdt_error_set(err, RDT_NO_MEMORY, "no memory for a part of the object");
+    if (status == RDT_OK)
+        status = layout_select(from->layout, select, n, &target->layout, err);
+    for (uint32_t k = 0; status == RDT_OK && k < n; k++) {
+        uint32_t region = target->layout->region[k];
+        if (index[region] == 0) {
+            target->uses[target->n].region = from->uses[region].region;
+            region_pin(from->uses[region].region);
+            index[region] = ++target->n;
+        }
+        target->layout->region[k] = index[region] - 1;
+    }
+    free(index);
+    if (status == RDT_OK) {
+        region_uses_add(target->uses, target->n, target->layout, NULL);
+        *target_p = target;
+        return status;
+    }
+    if (target)
+        free(target->uses);
+    free(target);
+    return status;
+}
+
+static enum rdt_status create(struct transfer *whole, const uint32_t *select, uint32_t n, struct rdt_error *err)
+{
+    struct transfer *piece = transfer_new(whole->transfers, whole->client, whole->account, &whole->ref);
+    enum rdt_status status;
+
+    if (!piece)
+        return rdt_error_set(err, RDT_NO_MEMORY, "no memory for a part of the object");
+    piece->client = NULL; /* the whole's may change */
+    piece->whole = whole;
+    piece->select = calloc(n, sizeof *piece->select);
+    piece->n_select = n;
+    piece->mode = whole->mode;
+    piece->no_redirect = true;
+    piece->record.direction = "in";
+    piece->record.part_of = whole->id;
+    text_copy(piece->wish_transport, sizeof piece->wish_transport, whole->wish_transport);
+    text_copy(piece->wish_least, sizeof piece->wish_least, whole->wish_least);
+    text_copy(piece->wish_group, sizeof piece->wish_group, whole->wish_group);
+    text_copy(piece->record.peer, sizeof piece->record.peer, whole->record.peer);
+    piece->origin = whole->origin;
+    piece->stall.on_passed = transfer_in_on_stall;
+    list_init(&piece->by_whole);
+    list_append(&whole->pieces->list, &piece->by_whole);
+    whole->n_ops++;
+    status = piece->select ? target_part(whole, select, n, &piece->target, err)
+                           : rdt_error_set(err, RDT_NO_MEMORY, "no memory for a part of the object");
+    if (piece->select)
+        memcpy(piece->select, select, n * sizeof *select);
+    if (status == RDT_OK && whole->slice && !(piece->slice = slice_dup(whole->slice)))
+        status = rdt_error_set(err, RDT_NO_MEMORY, "no memory for a part of the object");
+    if (status == RDT_OK)
+        transfer_in_pull_from(piece, whole->peer);
+    else
+        pieces_failed(piece, err);
+    return status;
+}
+
+static void start(struct transfer *whole)
+{
+    const struct layout *layout = whole->source;
+    uint32_t *select = calloc(layout->count + 1u, sizeof *select);
+    bool *done = calloc(layout->count + 1u, sizeof *done);
+    struct rdt_error err = {0};
+    enum rdt_status status = RDT_OK;
+
+    transfer_set_state(whole, TRANSFER_MOVE);
+    whole->n_ops++; /* it does not end meanwhile */
+    if (!select || !done)
+        status = rdt_error_set(&whole->pieces->failure, RDT_NO_MEMORY, "no memory for the parts of the object");
+    for (uint32_t i = 0; status == RDT_OK && i < layout->count && whole->pieces->failure.status == RDT_OK; i++) {
+        uint32_t n = 0;
+        if (done[i] || layout_bytes(layout, i) == 0)
+            continue;
+        for (uint32_t k = i; k < layout->count; k++)
+            if (!done[k] && layout_bytes(layout, k) > 0 && alike(whole, i, k)) {
+                done[k] = true;
+                select[n++] = k;
+            }
+        status = create(whole, select, n, &err);
+    }
+    free(select);
+    free(done);
+    whole->n_ops--;
+    if (whole->pieces->failure.status != RDT_OK)
+        (void)deadline_set(whole->transfers->deadlines, &whole->pieces->failing, 0);
+    settle(whole);
+}
+
+static void on_landed(void *arg, struct region *region, const struct rdt_error *err);
+
+static void land(struct transfer *whole)
+{
+    struct rdt_error err = {0};
+    enum rdt_status status = whole->target ? RDT_OK : landing_reserve(whole, on_landed, &err);
+
+    if (status == RDT_AGAIN)
+        whole->n_ops++;
+    else if (status == RDT_OK)
+        start(whole);
+    else
+        transfer_fail_err(whole, &err);
+}
+
+static void on_landed(void *arg, struct region *region, const struct rdt_error *err)
+{
+    struct transfer *whole = arg;
+
+    whole->n_ops--;
+    landing_take(whole, region);
+    if (whole->sm.state == TRANSFER_ABORT)
+        transfer_in_settle(whole);
+    else if (err)
+        transfer_fail_err(whole, err);
+    else
+        land(whole);
+}
+
+void pieces_begin(struct transfer *whole)
+{
+    struct rdt_error err = {0};
+    enum rdt_status status = RDT_OK;
+    bool ignored;
+
+    reservation_leave(whole);
+    whole->pieces = calloc(1, sizeof *whole->pieces);
+    if (!whole->pieces) {
+        status = rdt_error_set(&err, RDT_NO_MEMORY, "no memory for the parts of the object");
+    } else {
+        whole->pieces->whole = whole;
+        list_init(&whole->pieces->list);
+        whole->pieces->failing.on_passed = on_failing;
+        status = whole->target ? RDT_OK : landing_plan(whole, NULL, true, &ignored, &err);
+    }
+    if (status == RDT_OK)
+        land(whole);
+    else
+        transfer_fail_err(whole, &err);
+}
+
+/* ---- through host memory ---- */
+
+const char *transfer_source_device(const struct transfer *transfer)
+{
+    const struct meta_places *places = transfer->whole && transfer->n_select > 0 ? transfer->whole->places : NULL;
+
+    return places ? places->device[places->of[transfer->select[0]]] : "";
+}
+
+const char *transfer_target_device(const struct transfer *transfer)
+{
+    return transfer->whole && transfer->target->n > 0 ? region_device(transfer->target->uses[0].region) : "";
+}
+
+const char *transfer_target_memory(const struct transfer *transfer)
+{
+    const struct region *region = transfer->whole && transfer->target->n > 0 ? transfer->target->uses[0].region : NULL;
+
+    return region ? region->kind->name : "host";
+}
+
+static void on_stage(void *arg, struct stage *stage, const struct rdt_error *err)
+{
+    struct transfer *transfer = arg;
+
+    transfer->stage = stage;
+    transfer->stage_ready(transfer, NULL, err);
+}
+
+enum rdt_status transfer_reserve_stage(struct transfer *transfer, region_ready on_ready, struct rdt_error *err)
+{
+    struct transfers *transfers = transfer->transfers;
+    struct target *target = transfer->target;
+    uint32_t slots =
+        transfer->plan->n < transfers->options->chunks_in_flight ? transfer->plan->n : transfers->options->chunks_in_flight;
+    uint64_t most = 0;
+
+    if (!transfer->staged_here || transfer->stage)
+        return RDT_OK;
+    for (uint32_t i = 0; i < transfer->plan->n; i++)
+        most = transfer->plan->chunks[i].bytes > most ? transfer->plan->chunks[i].bytes : most;
+    transfer->to_places = calloc(target->n + 1u, sizeof *transfer->to_places);
+    if (!transfer->to_places)
+        return rdt_error_set(err, RDT_NO_MEMORY, "no memory for a part of the object");
+    for (uint32_t i = 0; i < target->n; i++)
+        transfer->to_places[i].region = target->uses[i].region;
+    transfer->stage_ready = on_ready;
+    return stage_get(transfers->regions, target->uses[0].region->kind, slots, (most + 4095) & ~UINT64_C(4095),
+                     transfer->account, on_stage, transfer, err);
+}
+
+bool transfer_has_slot(const struct transfer *transfer)
+{
+    return !transfer->staged_here || stage_free_slots(transfer->stage) > 0;
+}
+
+/* What of the tensors the chunk holds. */
+struct device_part chunk_part(const struct chunk *chunk, const struct layout *packed)
+{
+    struct device_part part = {.first = chunk->first, .bytes = chunk->bytes};
+
+    if (chunk->count == 1) {
+        part.at = chunk->offset - packed->offset[chunk->first];
+        return part;
+    }
+    part.bytes = 0;
+    for (uint32_t i = chunk->first; i < chunk->first + chunk->count; i++)
+        part.bytes += layout_bytes(packed, i);
+    return part;
+}

@@ -1,0 +1,154 @@
+/* What is kept of transfers for people. */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "daemon/base/text.h"
+#include "daemon/transfers/transfer_impl.h"
+
+void record_start(struct transfer_record *record, uint64_t id, const struct owner *requester, const struct rdt_ref *ref,
+                  const char *direction, const char *state)
+{
+    record->id = id;
+    record->requester = *requester;
+    record->ref = *ref;
+    record->direction = direction;
+    record->state = state;
+    record->since_ns = uv_hrtime();
+}
+
+void record_drop_decision(struct path_decision *decision)
+{
+    if (decision && --decision->refs == 0)
+        free(decision);
+}
+
+/* Of a few words at most. */
+static bool is_common(const struct path_query *query)
+{
+    return query->same_node && !query->elsewhere && !query->copy_why_not && !query->transport[0] && !query->least[0];
+}
+
+static bool is_same_text(const char *a, const char *b)
+{
+    return a && b ? strcmp(a, b) == 0 : a == b;
+}
+
+/* NULL: there is none. One that does not fit is like no other. */
+static const char *keep_text(char kept[192], const char *text)
+{
+    if (!text)
+        return NULL;
+    text_copy(kept, 192, text);
+    return kept;
+}
+
+static bool is_same(const struct path_query *a, const struct path_query *b)
+{
+    return a->same_client == b->same_client && a->from_copy == b->from_copy && a->has_target == b->has_target &&
+           a->too_many_regions == b->too_many_regions && a->mode == b->mode && a->has_inline == b->has_inline &&
+           is_same_text(a->show_why_not, b->show_why_not) && is_same_text(a->cow_why_not, b->cow_why_not);
+}
+
+enum rdt_status record_decide(struct transfers *transfers, struct transfer_record *record, const struct path_query *query,
+                              struct rdt_error *err)
+{
+    bool common = is_common(query);
+    struct path_decision decision, *kept;
+    enum rdt_status status;
+    size_t bytes;
+
+    if (common && transfers->decision && is_same(query, &transfers->decided)) {
+        record_drop_decision(record->decision);
+        record->decision = transfers->decision;
+        record->decision->refs++;
+        return RDT_OK;
+    }
+    status = path_choose(query, &decision, err);
+    bytes = offsetof(struct path_decision, candidates) + decision.n * sizeof decision.candidates[0];
+    kept = malloc(bytes);
+    if (!kept)
+        return status == RDT_OK ? rdt_error_set(err, RDT_NO_MEMORY, "no memory for the transfer") : status;
+    memcpy(kept, &decision, bytes);
+    kept->refs = 1;
+    record_drop_decision(record->decision);
+    record->decision = kept;
+    if (common && status == RDT_OK) {
+        record_drop_decision(transfers->decision);
+        transfers->decision = kept;
+        transfers->decided = *query;
+        transfers->decided.show_why_not = keep_text(transfers->decided_show, query->show_why_not);
+        transfers->decided.cow_why_not = keep_text(transfers->decided_cow, query->cow_why_not);
+        kept->refs++;
+    }
+    return status;
+}
+
+const struct path_candidate *record_chosen(const struct transfer_record *record)
+{
+    return &record->decision->candidates[record->decision->chosen];
+}
+
+void record_lanes(struct transfer_record *record, const struct peer_transport *pt)
+{
+    if (!record->lanes[0])
+        plugin_conn_describe(&pt->conn, record->lanes, sizeof record->lanes);
+}
+
+void record_finish(struct transfers *transfers, struct transfer_record *record, const char *state, const char *error)
+{
+    struct transfer_record *place = &transfers->history[transfers->n_history++ % TRANSFER_HISTORY];
+
+    record->state = state;
+    if (error)
+        (void)snprintf(record->error, sizeof record->error, "%s", error);
+    record->elapsed_ns = uv_hrtime() - (record->began_ns ? record->began_ns : record->since_ns);
+    if (record->elapsed_ns == 0)
+        record->elapsed_ns = 1;
+    record_drop_decision(place->decision);
+    memcpy(place, record, offsetof(struct transfer_record, error) + strlen(record->error) + 1);
+    place->order = NULL;
+    event(transfers->events, RDT__PB__LIST_KIND__LIST_KIND_TRANSFERS, "ended", record);
+    record->decision = NULL; /* the history's */
+    if (record->error[0])
+        transfers->failed++;
+    else
+        transfers->done++;
+}
+
+const struct transfer_record *transfers_next_active(const struct transfers *transfers, struct list **cursor)
+{
+    struct list *next = *cursor ? (*cursor)->next : transfers->active.next;
+
+    if (next == &transfers->active)
+        next = transfers->outgoing.next;
+    if (next == &transfers->outgoing)
+        return NULL;
+    *cursor = next;
+    return list_entry(next, struct transfer_record, link);
+}
+
+void transfer_record_to_wire(const struct transfer_record *record, Rdt__Pb__TransferInfo *info,
+                             char ref_text[RDT_REF_TEXT_BYTES], char waits[RECORD_WAITS_BYTES])
+{
+    rdt__pb__transfer_info__init(info);
+    rdt_ref_to_text(&record->ref, ref_text);
+    record_waits_for(record, waits);
+    info->waits = waits;
+    info->transfer = record->id;
+    info->ref = ref_text;
+    info->direction = (char *)record->direction;
+    info->peer = (char *)record->peer;
+    info->state = (char *)record->state;
+    info->path = (char *)record->path;
+    info->lanes = (char *)record->lanes;
+    info->bytes = record->bytes;
+    info->bytes_done = record->bytes_done;
+    info->age_ns = (int64_t)(uv_hrtime() - record->since_ns);
+    info->elapsed_ns = (int64_t)record->elapsed_ns;
+    info->error = (char *)record->error;
+    info->client = record->client;
+    info->part_of = record->part_of;
+    info->from_memory = (char *)record->from;
+    info->to_memory = (char *)record->to;
+}

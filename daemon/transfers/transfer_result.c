@@ -1,0 +1,412 @@
+/* What a transfer answers: to each of its fetches the object, what was received, or what is known of it. */
+#include <fcntl.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <unistd.h>
+
+#include "daemon/objects/board.h"
+#include "daemon/base/log.h"
+#include "daemon/transfers/transfer_impl.h"
+#include "wire_ref.h"
+
+struct result {
+    Rdt__Pb__FetchDone done;
+    Rdt__Pb__Ref ref;
+    Rdt__Pb__TensorList tensors;
+    struct layout_rows rows; /* of tensors */
+    Rdt__Pb__SharedRegion *regions, **region_list;
+    struct region_share *shares; /* of those on devices; NULL: there are none */
+    Rdt__Pb__SharedRegion one_region, *one_in_list;
+    int fds[RDT_MAX_FRAME_FDS];
+    unsigned n_fds;
+};
+
+static void result_init(struct result *result, const struct transfer *transfer, const struct rdt_ref *ref)
+{
+    rdt__pb__fetch_done__init(&result->done);
+    wire_ref_from(ref, &result->ref);
+    result->done.ref = &result->ref;
+    result->done.transfer = transfer->id;
+    result->done.version = transfer->version;
+    result->done.path = (char *)transfer->record.path;
+    result->done.elapsed_ns = (int64_t)(uv_hrtime() - transfer->record.began_ns);
+    result->done.bytes_moved = transfer->record.bytes_done;
+    result->regions = NULL;
+    result->region_list = NULL;
+    result->shares = NULL;
+    result->n_fds = 0;
+}
+
+static void result_drop_fds(struct result *result)
+{
+    while (result->n_fds > 0)
+        (void)close(result->fds[--result->n_fds]);
+}
+
+enum share { SHARE_READ, SHARE_WRITE, SHARE_COW };
+
+static enum rdt_status result_add_region(struct result *result, struct region *region, uint64_t client, enum share how,
+                                         bool with_fd, struct rdt_error *err)
+{
+    size_t n_at = result->done.n_regions;
+    Rdt__Pb__SharedRegion *entry = &result->regions[n_at];
+    bool writable_fd = how == SHARE_WRITE || region->origin == REGION_IMPORTED; /* imported memory knows no read-only fd */
+
+    rdt__pb__shared_region__init(entry);
+    entry->region = region->id;
+    entry->generation = region->generation;
+    entry->bytes = region->room;
+    entry->writable = how == SHARE_WRITE;
+    entry->cow = how == SHARE_COW;
+    entry->fd_index = -1;
+    if (with_fd && region->kept && region->exported_to == client) {
+        region->kept = false; /* it has it mapped since it last had it */
+        entry->comes_again = true;
+    } else if (with_fd && !region_is_host(region)) {
+        unsigned n;
+        enum rdt_status status = region_share(region, client, &result->shares[n_at], result->fds + result->n_fds,
+                                              RDT_MAX_FRAME_FDS - result->n_fds, &n, err);
+        if (status != RDT_OK)
+            return status;
+        entry->share = &result->shares[n_at].message;
+        entry->fd_index = n > 0 ? (int32_t)result->n_fds : -1;
+        entry->cow = false;
+        result->n_fds += n;
+    } else if (with_fd && result->n_fds == RDT_MAX_FRAME_FDS) {
+        return rdt_error_set(err, RDT_LIMIT, "the answer needs more than the %u file descriptors that one message carries",
+                             RDT_MAX_FRAME_FDS);
+    } else if (with_fd) {
+        enum rdt_status status = region_export_to(region, client, writable_fd, &result->fds[result->n_fds], err);
+        if (status != RDT_OK)
+            return status;
+        entry->fd_index = (int32_t)result->n_fds++;
+        entry->comes_again = entry->writable && region->origin == REGION_RECEIVED && region_may_come_again(region, client);
+    }
+    result->region_list[n_at] = entry;
+    result->done.n_regions++;
+    result->done.regions = result->region_list;
+    return RDT_OK;
+}
+
+static void result_set_tensors(struct result *result, const struct layout *layout, bool with_place, const struct client *client)
+{
+    layout_to_wire(layout, with_place, client->tensor_runs ? &result->rows : NULL, &result->tensors);
+}
+
+/* The client has the region mapped for reading: it kept it, or had it by an earlier answer to the same message. */
+static bool has_fd(const struct fetch *fetch, const struct region *region)
+{
+    const struct client_fd *out = &fetch->client->fds_out[region->id % CLIENT_FDS_OUT];
+
+    if (mapped_has(&fetch->client->mapped, region))
+        return true;
+    return fetch->message != 0 && out->message == fetch->message && out->region == region->id &&
+           out->generation == region->generation;
+}
+
+static void note_fds(const struct fetch *fetch, const struct result *result)
+{
+    for (size_t i = 0; i < result->done.n_regions; i++) {
+        const Rdt__Pb__SharedRegion *entry = &result->regions[i];
+        if (fetch->message != 0 && entry->fd_index >= 0 && !entry->writable && !entry->cow)
+            fetch->client->fds_out[entry->region % CLIENT_FDS_OUT] =
+                (struct client_fd){entry->region, entry->generation, fetch->message};
+    }
+}
+
+static bool result_make_regions(struct result *result, uint32_t n, bool on_devices)
+{
+    if (on_devices && !(result->shares = calloc(n ? n : 1, sizeof *result->shares)))
+        return false;
+    if (n <= 1) {
+        result->regions = &result->one_region;
+        result->region_list = &result->one_in_list;
+        return true;
+    }
+    result->regions = calloc(n, sizeof *result->regions);
+    result->region_list = calloc(n, sizeof *result->region_list);
+    return result->regions && result->region_list;
+}
+
+static void result_fini(struct result *result)
+{
+    result_drop_fds(result);
+    free(result->shares);
+    if (result->regions != &result->one_region) {
+        free(result->regions);
+        free(result->region_list);
+    }
+}
+
+/* It stays with the client if that may be, which then has the object by the hold or, NULL, in the message. */
+static void result_stay(struct result *result, const struct fetch *fetch, struct object *object, struct hold *hold)
+{
+    struct board_grant grant = {.fd = -1};
+    int fd = -1;
+
+    if (fetch->may_stay && result->n_fds < RDT_MAX_FRAME_FDS)
+        grant = board_grant(fetch->client, object, hold);
+    if (grant.fd >= 0 && (fd = fcntl(grant.fd, F_DUPFD_CLOEXEC, 0)) >= 0) {
+        result->fds[result->n_fds++] = fd;
+        result->done.board_fd = result->n_fds;
+    }
+    result->done.board_slot = grant.slot;
+    result->done.board_grant = grant.grant;
+}
+
+static size_t number_bytes(uint64_t number) /* seven bits each */
+{
+    size_t n = 1;
+
+    while (number >>= 7)
+        n++;
+    return n;
+}
+
+/* No less than its message has bytes; who sends it counts them. Texts are short, but for those of devices. */
+static size_t result_at_most(const struct result *result)
+{
+    const Rdt__Pb__FetchDone *done = &result->done;
+    const Rdt__Pb__TensorList *tensors = done->tensors;
+    size_t bytes = 4096 + done->metadata.len + done->inline_data.len + 64 * done->n_regions;
+    uint64_t shape = 0, offset = 0;
+
+    if (result->shares)
+        return SIZE_MAX;
+    if (!tensors)
+        return bytes;
+    for (size_t i = 0; i < tensors->n_shape; i++)
+        shape |= tensors->shape[i];
+    for (size_t i = 0; i < tensors->n_offset; i++)
+        offset |= tensors->offset[i];
+    return bytes + 8 * tensors->n_dtype + 10 * tensors->n_step + number_bytes(offset) * tensors->n_offset +
+           (number_bytes(shape) + (tensors->n_strides > 0 ? 10 : 0)) * tensors->n_shape;
+}
+
+/* What its client has not read yet counts as its share of the heap, and there is no room for a great answer more. */
+static bool is_too_much(const struct fetch *fetch, size_t bytes, struct rdt_error *err)
+{
+    size_t counted = fetch->transfer->own_metadata ? fetch->transfer->metadata_bytes : 0;
+
+    if (bytes <= CLIENT_UNCOUNTED_BYTES || account_check(fetch->client->account, USAGE_HEAP, bytes > counted ? bytes - counted : 0, err) == RDT_OK)
+        return false;
+    rdt_error_prefix(err, "the answer to the fetch of \"%s\"", fetch->transfer->ref.id);
+    return true;
+}
+
+/* Sends one result to one fetch, with its own hold; detaches the fetch. */
+static void result_send(struct result *result, struct fetch *fetch, struct hold *hold)
+{
+    struct client *client = fetch->client;
+    unsigned n_fds = result->n_fds;
+    struct rdt_error err;
+    size_t bytes;
+
+    result->done.handle = fetch->handle;
+    result->done.hold = hold ? hold->id : 0;
+    if (fetch->merged)
+        result->done.version = fetch->version;
+    bytes = result_at_most(result);
+    if (bytes > CLIENT_UNCOUNTED_BYTES)
+        bytes = protobuf_c_message_get_packed_size(&result->done.base);
+    if (bytes > RDT_MAX_FRAME_BYTES || is_too_much(fetch, bytes, &err)) {
+        struct transfer *transfer = fetch->transfer;
+        if (bytes > RDT_MAX_FRAME_BYTES)
+            (void)rdt_error_set(&err, RDT_LIMIT,
+                                "the answer to the fetch of \"%s\" has %zu bytes, with %zu dimensions of %zu tensors and %zu bytes of "
+                                "metadata: at most %u fit into one message",
+                                transfer->ref.id, bytes, result->tensors.n_shape, result->tensors.n_dtype,
+                                result->done.metadata.len, RDT_MAX_FRAME_BYTES);
+        (void)snprintf(transfer->record.error, sizeof transfer->record.error, "LIMIT: %s", err.msg);
+        if (hold)
+            client_release(hold);
+        fetch_answer_error(client, fetch->handle, &err);
+        fetch_detach(fetch);
+        return; /* its fds go with the result */
+    }
+    result->n_fds = 0; /* send takes them */
+    note_fds(fetch, result);
+    if (result->done.board_fd > 0)
+        board_fd_went(client);
+    client->send(client, RDT_EVENT_FETCH_DONE, FRAME_EVENT, fetch->handle, &result->done.base, result->fds, n_fds);
+    fetch_detach(fetch);
+}
+
+/* It can still be written by its producer. */
+static bool may_be_written(const struct object *object)
+{
+    for (uint32_t i = 0; i < object->n_regions; i++)
+        if (object->uses[i].region->client == object->producer_id && object->uses[i].region->writable_outside)
+            return true;
+    return false;
+}
+
+/* Whoever fetches learns it once of each object; the log says it once of a producer, of which there may be a million such objects, and then
+ * to who looks closer. */
+static bool give_notice(const struct transfer *transfer, struct object *object)
+{
+    struct client *producer = object->producer;
+
+    if (object->snapshot || object->lent || object->notice_given || !producer || producer == transfer->client || !may_be_written(object))
+        return false;
+    object->notice_given = true;
+    log_at(producer->notice_given ? LOG_LEVEL_DEBUG : LOG_LEVEL_INFO,
+           "obj %016llx is shared with client %llu while its producer, client %llu, may still write it",
+           (unsigned long long)object->generation, (unsigned long long)transfer->client->id, (unsigned long long)producer->id);
+    producer->notice_given = true;
+    return true;
+}
+
+void transfer_deliver_object(struct transfer *transfer, struct object *object, struct layout *layout, enum path_kind how)
+{
+    struct rdt_ref ref;
+    bool notice = how == PATH_SHARE && give_notice(transfer, object);
+
+    if (transfer->from_copy || transfer->replica)
+        ref = transfer->ref;
+    else
+        object_ref(object, &ref);
+    object_hold(object); /* while we are at it */
+    while (!list_empty(&transfer->fetches)) {
+        struct fetch *fetch = list_entry(list_first(&transfer->fetches), struct fetch, by_transfer);
+        struct rdt_error err = {0};
+        enum rdt_status status = RDT_OK;
+        struct hold *hold = NULL;
+        struct result result;
+
+        result_init(&result, transfer, &ref);
+        result_set_tensors(&result, layout, true, fetch->client);
+        result.done.tensors = &result.tensors;
+        result.done.metadata = (ProtobufCBinaryData){object->metadata_bytes, (uint8_t *)object_metadata(object)};
+        result.done.mutable_shared = notice;
+        result.done.to_copy = how == PATH_COPY;
+        notice = false;
+        if (!result_make_regions(&result, object->n_regions, object_on_device(object)) || !(hold = client_hold_object(fetch->client, object)))
+            status = rdt_error_set(&err, RDT_NO_MEMORY, "no memory to share object \"%s\"", ref.id);
+        for (uint32_t i = 0; i < object->n_regions && status == RDT_OK; i++) {
+            struct region *region = object->uses[i].region;
+            bool cow = how == PATH_COW || (fetch->cow && how != PATH_COPY);
+            enum share share = how == PATH_SAME ? SHARE_WRITE : cow ? SHARE_COW : SHARE_READ;
+
+            status = result_add_region(&result, region, fetch->client->id, share, share != SHARE_READ || !has_fd(fetch, region),
+                                       &err);
+            if (status == RDT_OK && share == SHARE_READ)
+                result.regions[i].comes_again = mapped_may_keep(region);
+        }
+        if (status == RDT_OK) {
+            if (how == PATH_COPY)
+                client_copies(hold, transfer->record.bytes);
+            else if (how != PATH_SAME && (object->snapshot || object->lent || (how == PATH_SHARE && !fetch->cow)))
+                result_stay(&result, fetch, object, hold);
+            result_send(&result, fetch, hold);
+        } else {
+            bool last = list_first(&transfer->fetches)->next == &transfer->fetches;
+            if (hold)
+                client_release(hold);
+            fetch_answer_error(fetch->client, fetch->handle, &err);
+            fetch_detach(fetch);
+            if (last)
+                (void)snprintf(transfer->record.error, sizeof transfer->record.error, "%s", err.msg);
+        }
+        result_fini(&result);
+    }
+    object_drop(object);
+}
+
+/* How a reader gets host memory that was made for the fetch: his own, unless several read it. */
+static enum share share_of(const struct transfer *transfer)
+{
+    if (transfer->n_fetches == 1)
+        return SHARE_WRITE;
+    return transfer->mode == RDT__PB__FETCH_MODE__FETCH_MODE_COW ? SHARE_COW : SHARE_READ;
+}
+
+/* In memory of ours in several places. Several fetches of one client share it. */
+static enum rdt_status fill_landed(struct result *result, struct transfer *transfer, struct client *client, struct hold **hold_p,
+                                   struct rdt_error *err)
+{
+    const struct target *target = transfer->target;
+    enum rdt_status status = RDT_OK;
+
+    result_set_tensors(result, target->layout, true, client);
+    if (!result_make_regions(result, target->n, true) ||
+        !(*hold_p = client_hold_regions(client, transfer->landing->regions, target->n)))
+        return rdt_error_set(err, RDT_NO_MEMORY, "no memory for the answer");
+    for (uint32_t i = 0; i < target->n && status == RDT_OK; i++) {
+        struct region *region = target->uses[i].region;
+        enum share how = region_is_host(region) ? share_of(transfer) : SHARE_WRITE;
+        if (how != SHARE_WRITE)
+            (void)region_seal(region, NULL);
+        status = result_add_region(result, region, client->id, how, true, err);
+    }
+    return status;
+}
+
+static enum rdt_status fill_received(struct result *result, struct transfer *transfer, struct client *client,
+                                     struct hold **hold_p, struct rdt_error *err)
+{
+    if (transfer->landed)
+        return fill_landed(result, transfer, client, hold_p, err);
+    if (transfer->target) {
+        if (!result_make_regions(result, transfer->target->n, false))
+            return rdt_error_set(err, RDT_NO_MEMORY, "no memory for the answer");
+        result->done.tensors = NULL; /* they are where their reader said */
+        for (uint32_t i = 0; i < transfer->target->n; i++)
+            (void)result_add_region(result, transfer->target->uses[i].region, client->id, SHARE_WRITE, false, err);
+        return RDT_OK;
+    }
+    result_set_tensors(result, transfer->packed, true, client);
+    if (transfer->is_inline) {
+        result->done.inline_data = (ProtobufCBinaryData){transfer->stream_bytes, transfer->inline_data};
+        return RDT_OK;
+    }
+    if (!transfer->received) /* nothing but empty tensors */
+        return RDT_OK;
+    if (transfer->n_fetches > 1) /* several read the same: none may write it, the same uid's others included */
+        (void)region_seal(transfer->received, NULL);
+    if (!result_make_regions(result, 1, false) || !(*hold_p = client_hold_region(client, transfer->received)))
+        return rdt_error_set(err, RDT_NO_MEMORY, "no memory for the answer");
+    return result_add_region(result, transfer->received, client->id, share_of(transfer), true, err);
+}
+
+void transfer_deliver_received(struct transfer *transfer)
+{
+    while (!list_empty(&transfer->fetches)) {
+        struct fetch *fetch = list_entry(list_first(&transfer->fetches), struct fetch, by_transfer);
+        struct rdt_error err = {0};
+        struct hold *hold = NULL;
+        struct result result;
+
+        result_init(&result, transfer, &transfer->ref);
+        result.done.tensors = &result.tensors;
+        result.done.metadata = (ProtobufCBinaryData){transfer->metadata_bytes, (uint8_t *)transfer->metadata};
+        if (fill_received(&result, transfer, fetch->client, &hold, &err) == RDT_OK) {
+            if (transfer->inline_of)
+                result_stay(&result, fetch, transfer->inline_of, NULL);
+            result_send(&result, fetch, hold);
+        } else {
+            if (hold)
+                client_release(hold);
+            fetch_answer_error(fetch->client, fetch->handle, &err);
+            fetch_detach(fetch);
+            (void)snprintf(transfer->record.error, sizeof transfer->record.error, "%s", err.msg);
+        }
+        result_fini(&result);
+    }
+}
+
+void transfer_deliver_meta(struct transfer *transfer)
+{
+    while (!list_empty(&transfer->fetches)) {
+        struct fetch *fetch = list_entry(list_first(&transfer->fetches), struct fetch, by_transfer);
+        struct result result;
+
+        result_init(&result, transfer, &transfer->ref);
+        if (transfer->source) {
+            result_set_tensors(&result, transfer->source, false, fetch->client);
+            result.done.tensors = &result.tensors;
+        }
+        result.done.metadata = (ProtobufCBinaryData){transfer->metadata_bytes, (uint8_t *)transfer->metadata};
+        result_send(&result, fetch, NULL);
+    }
+}

@@ -1,0 +1,531 @@
+/* The owner's side while bytes move: preparing memory, and chunks of all transfers in turn, so that none starves another. */
+#include <assert.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <strings.h>
+
+#include "daemon/base/log.h"
+#include "daemon/memory/region_fill.h"
+#include "daemon/transfers/transfer_broadcast.h"
+#include "daemon/transfers/transfer_impl.h"
+
+#define SMALL_COPY (256u << 10)
+
+static void prepare(struct outgoing *out);
+
+/* ---- preparing ---- */
+
+static enum rdt_status send_keys(struct outgoing *out, struct rdt_error *err)
+{
+    Rdt__Pb__PullKeys keys = RDT__PB__PULL_KEYS__INIT;
+    struct object *object = out->object;
+    uint8_t(*blobs)[RDT_KEY_MAX_BYTES] = calloc(object->n_regions + 1u, sizeof *blobs);
+    ProtobufCBinaryData *list = calloc(object->n_regions + 1u, sizeof *list);
+    struct transport *transport = out->via->transport;
+    Rdt__Pb__TensorList tensors;
+    struct layout_rows rows;
+    enum rdt_status status = blobs && list ? RDT_OK : rdt_error_set(err, RDT_NO_MEMORY, "no memory for keys");
+
+    for (uint32_t i = 0; status == RDT_OK && i < object->n_regions; i++) {
+        void *handle = NULL;
+        if (!transport_moves(transport, object->uses[i].region->kind->name))
+            continue; /* nothing that is asked for lies there, and it has not been registered */
+        status = region_register(object->uses[i].region, transport, &handle, NULL, NULL, err);
+        list[i].data = blobs[i];
+        if (status == RDT_OK)
+            status = transport->ops.pack_key(transport->instance, handle, blobs[i], &list[i].len, err);
+    }
+    if (status == RDT_OK) {
+        keys.transfer = out->number;
+        keys.n_keys = object->n_regions;
+        keys.keys = list;
+        layout_to_wire(out->source, true, out->work->peer->tensor_runs ? &rows : NULL, &tensors);
+        keys.tensors = &tensors;
+        status = work_send(out->work, RDT_PEER_PULL_KEYS, &keys.base, err);
+    }
+    free(blobs);
+    free(list);
+    return status;
+}
+
+static void on_registered(void *arg, struct region *region, const struct rdt_error *err)
+{
+    struct outgoing *out = arg;
+
+    (void)region;
+    out->n_ops--;
+    if (out->sm.state == OUTGOING_ABORT)
+        outgoing_settle(out);
+    else if (err)
+        outgoing_fail(out, err);
+    else
+        prepare(out);
+}
+
+static void on_stage(void *arg, struct stage *stage, const struct rdt_error *err)
+{
+    struct outgoing *out = arg;
+
+    out->stage = stage;
+    on_registered(out, NULL, err);
+}
+
+/* Slots for the chunks under way, between the device and the transport. */
+static enum rdt_status reserve_stage(struct outgoing *out, struct rdt_error *err)
+{
+    struct object *object = out->object;
+    struct memory_kind *kind = NULL;
+    uint32_t slots = out->transfers->options->chunks_in_flight;
+    uint64_t most = 0;
+
+    for (uint32_t i = 0; i < out->source->count && !kind; i++)
+        if (layout_bytes(out->source, i) > 0)
+            kind = object_region(object, out->source->region[i])->kind;
+    for (uint32_t i = 0; i < out->plan->n; i++)
+        most = out->plan->chunks[i].bytes > most ? out->plan->chunks[i].bytes : most;
+    out->places = calloc(object->n_regions + 1u, sizeof *out->places);
+    if (!out->places)
+        return rdt_error_set(err, RDT_NO_MEMORY, "no memory to send object \"%s\"", out->ref.id);
+    for (uint32_t i = 0; i < object->n_regions; i++)
+        out->places[i].region = object->uses[i].region;
+    return stage_get(out->transfers->regions, kind, slots < out->plan->n ? slots : out->plan->n, (most + 4095) & ~UINT64_C(4095),
+                     out->account, on_stage, out, err);
+}
+
+/* Maps and registers the object's regions, one at a time; then sends, or lets the reader read. */
+static void prepare(struct outgoing *out)
+{
+    struct rdt_error err = {0};
+    enum rdt_status status = outgoing_map(out, &err);
+    void *handle;
+
+    if (status == RDT_OK)
+        status = region_fill(out->object->uses, out->object->n_regions, out->source, &out->filled, on_registered, out, &err);
+    for (uint32_t i = 0; status == RDT_OK && i < object_n_places(out->object); i++)
+        if (transport_moves(out->via->transport, object_region(out->object, i)->kind->name))
+            status = region_register(object_region(out->object, i), out->via->transport, &handle, on_registered, out, &err);
+    if (status == RDT_OK && out->staged && !out->stage)
+        status = reserve_stage(out, &err);
+    if (status == RDT_AGAIN) {
+        out->n_ops++;
+        return;
+    }
+    if (status == RDT_OK && out->via->sm.state != PT_CONNECTED)
+        status = rdt_error_set(&err, RDT_TRANSPORT, "%s: the owner's connection is being rebuilt", out->via->transport->name);
+    if (status == RDT_OK && out->turns) {
+        status = order_out_begin(out, &err);
+        if (status == RDT_OK)
+            return;
+    } else if (status == RDT_OK) {
+        outgoing_set_state(out, OUTGOING_SENDING);
+        if (out->one_sided)
+            status = send_keys(out, &err);
+    }
+    if (status == RDT_OK && out->together) {
+        status = broadcast_reader_stands(out, &err);
+        if (status == RDT_OK)
+            return; /* it may have ended */
+    }
+    if (status == RDT_OK)
+        outgoing_go_on(out);
+    else
+        outgoing_fail(out, &err);
+}
+
+/* The object is pinned from here on. The plan is made already where chunks are sent. */
+void outgoing_begin(struct outgoing *out, struct peer_transport *pt)
+{
+    if (out->replica && !out->replica->placed) {
+        out->awaits_memory = pt;
+        return;
+    }
+    deadline_unset(out->transfers->deadlines, &out->deadline); /* the reader watches the time */
+    (void)snprintf(out->record.path, sizeof out->record.path, "%s", pt->transport->name);
+    out->via = pt;
+    list_append(&pt->users_out, &out->by_via);
+    object_pin(out->object);
+    out->pinned = true;
+    outgoing_set_state(out, OUTGOING_PREPARE);
+    prepare(out);
+}
+
+bool outgoing_can_start(struct outgoing *out)
+{
+    struct peer_transport *pt = out->expect ? peer_transport_find(out->work, out->start_transport) : NULL;
+
+    return pt && pt->sm.state == PT_CONNECTED && pt->remote_epoch == out->start_epoch && pt->transport->ops.post_send &&
+           (out->object->transport[0] == '\0' || strcasecmp(out->object->transport, out->start_transport) == 0) &&
+           layout_same_shape(out->source, out->expect, NULL) == RDT_OK && !order_needed(out, pt) &&
+           chunk_plan_create(out->packed, out->stream_bytes, out->start_chunk_bytes, &out->plan, NULL) == RDT_OK;
+}
+
+/* Its memory is on devices: the transport moves that itself, as one piece for each chunk, or it goes through host memory. */
+static enum rdt_status decide_staging(struct outgoing *out, const struct peer_transport *pt, const Rdt__Pb__PullStart *start,
+                                      struct rdt_error *err)
+{
+    bool host = false, on_device = false, moves = true, holes = false;
+
+    if (start->window > 0)
+        out->credit = start->window;
+    if (!object_on_device(out->object)) /* a copy that is being filled may have no memory yet */
+        return RDT_OK;
+    for (uint32_t i = 0; i < out->source->count; i++) {
+        const struct region *region = layout_bytes(out->source, i) > 0 && !out->object->chunk
+                                          ? object_region(out->object, out->source->region[i])
+                                          : NULL;
+        if (!region || region_is_host(region)) {
+            host |= region != NULL;
+            continue;
+        }
+        on_device = true;
+        moves = moves && transport_moves(pt->transport, region->kind->name);
+        holes |= !layout_is_contiguous(out->source, i);
+    }
+    if (!on_device)
+        return RDT_OK;
+    if (host)
+        return rdt_error_set(err, RDT_PROTOCOL, "memory of several kinds in one pull");
+    out->staged = !start->one_sided && (!start->single || !moves || holes);
+    if (start->one_sided && !moves)
+        return rdt_error_set(err, RDT_UNSUPPORTED, "%s reads no device memory at the owner", pt->transport->name);
+    if (out->staged && !transport_moves(pt->transport, "host"))
+        return rdt_error_set(err, RDT_UNSUPPORTED, "%s moves neither this memory at the owner nor host memory", pt->transport->name);
+    return RDT_OK;
+}
+
+void outgoing_on_start(struct peer_work *work, const Rdt__Pb__PullStart *start)
+{
+    struct outgoing *out = map_get_u64(&work->outgoing, start->transfer);
+    struct peer_transport *pt = start->group.len == 0 ? peer_transport_find(work, start->transport) : NULL;
+    struct rdt_error err = {0};
+    enum rdt_status status = RDT_OK;
+
+    if (!out) { /* its reader would wait for chunks that nobody sends */
+        Rdt__Pb__PullEnd end = RDT__PB__PULL_END__INIT;
+        end.transfer = start->transfer;
+        end.status = RDT_TRANSPORT;
+        end.message = (char *)"the owner's side of the transfer has ended";
+        end.from_owner = true;
+        (void)work_send(work, RDT_PEER_PULL_END, &end.base, NULL);
+        return;
+    }
+    if (out->sm.state != OUTGOING_OFFERED || out->awaits_memory) /* it has said so before */
+        return;
+    if (start->broadcast != 0)
+        status = broadcast_reader_comes(out, start, &err);
+    if (status != RDT_OK)
+        ;
+    else if (start->group.len > 0)
+        status = transfer_group_start(out, start, &pt, &err);
+    else if (!pt)
+        status = rdt_error_set(&err, RDT_UNSUPPORTED, "transport \"%.64s\" is not loaded at the owner", start->transport);
+    if (status != RDT_OK)
+        ;
+    else if (out->together && (start->one_sided || start->turns || !pt->group))
+        status = rdt_error_set(&err, RDT_PROTOCOL, "a broadcast is neither read nor ordered, and of a group");
+    else if (pt->sm.state != PT_CONNECTED || pt->remote_epoch != start->epoch)
+        status = rdt_error_set(&err, RDT_TRANSPORT, "%s: the owner's connection is being rebuilt", pt->transport->name);
+    else if (start->one_sided ? !pt->transport->ops.pack_key : !pt->transport->ops.post_send)
+        status = rdt_error_set(&err, RDT_UNSUPPORTED, "%s cannot do that at the owner", pt->transport->name);
+    else if (start->one_sided && out->object->chunk) /* a key would show its neighbours too */
+        status =
+            rdt_error_set(&err, RDT_UNSUPPORTED, "%s cannot read a small object of the owner's arena", pt->transport->name);
+    else if (start->one_sided && out->replica && out->replica->filling)
+        status = rdt_error_set(&err, RDT_TRANSPORT, "%s: a copy that is not whole yet cannot be read", pt->transport->name);
+    else if (!start->turns && !start->one_sided && order_needed(out, pt))
+        status = rdt_error_set(&err, RDT_PROTOCOL, "%s: the object stands in an ordered queue at the owner, and the reader takes no turn",
+                               pt->transport->name);
+    else if (start->turns && !start->one_sided && out->replica && out->replica->filling)
+        status =
+            rdt_error_set(&err, RDT_TRANSPORT, "%s: a copy that is not whole yet would hold up its queue", pt->transport->name);
+    if (status == RDT_OK)
+        status = decide_staging(out, pt, start, &err);
+    if (status == RDT_OK && !start->one_sided && start->single)
+        status = chunk_plan_create_single(out->packed, out->stream_bytes, start->chunk_bytes, &out->plan, &err);
+    else if (status == RDT_OK && !start->one_sided)
+        status = chunk_plan_create(out->packed, out->stream_bytes, start->chunk_bytes, &out->plan, &err);
+    if (status == RDT_OK && !start->one_sided && start->first_chunk >= out->plan->n)
+        status = rdt_error_set(&err, RDT_PROTOCOL, "chunk %u of %u", start->first_chunk, out->plan->n);
+    if (status != RDT_OK) {
+        outgoing_fail(out, &err);
+        return;
+    }
+    out->one_sided = start->one_sided;
+    out->turns = start->turns && !start->one_sided;
+    out->start_epoch = start->epoch;
+    if (!out->one_sided)
+        out->next_chunk = out->chunks_done = start->first_chunk;
+    outgoing_begin(out, pt);
+}
+
+/* ---- sending ---- */
+
+static void op_free(struct chunk_op *op)
+{
+    if (op->staging && op->out->staged)
+        stage_give(op->out->stage, op->staging);
+    else
+        free(op->staging);
+    free(op);
+}
+
+static void send_in_order(struct outgoing *out);
+static void send_more(struct outgoing *out);
+
+static void chunk_ended(struct chunk_op *op, enum rdt_status status, const char *msg)
+{
+    struct outgoing *out = op->out;
+    struct peer_transport *pt = out->via;
+    uint64_t bytes = op->base.op.piece.bytes;
+    struct rdt_error err = {0};
+
+    op_free(op);
+    out->n_ops--;
+    if (!out->turns && pt->sends_in_flight > 0)
+        pt->sends_in_flight--;
+    if (out->sm.state == OUTGOING_ABORT) {
+        outgoing_settle(out);
+    } else if (status != RDT_OK) {
+        if (status == RDT_CANCELLED) /* nobody cancelled this one: it ends with the whole connection, or the transport knows why */
+            status = RDT_TRANSPORT, msg = pt->broken;
+        (void)rdt_error_set(&err, status, "%s at the owner: %s", pt->transport->name,
+                            msg && msg[0] ? msg : "it gave up what nobody had cancelled");
+        outgoing_fail(out, &err);
+    } else {
+        out->chunks_done++;
+        out->record.bytes_done += bytes;
+        out->transfers->bytes_out += bytes;
+        out->work->bytes_out += bytes;
+        if (out->chunks_done == out->plan->n) {
+            record_lanes(&out->record, pt);
+            outgoing_end(out);
+        } else if (out->turns) {
+            send_in_order(out);
+        } else if (out->staged) {
+            send_more(out); /* its slot is free */
+        }
+    }
+    outgoing_pump(pt);
+}
+
+static void on_sent(struct plugin_op *base, enum rdt_status status, const char *msg)
+{
+    chunk_ended((struct chunk_op *)base, status, msg);
+}
+
+/* Hands a chunk whose bytes are in place to the transport. */
+static void hand_over(struct chunk_op *op)
+{
+    struct peer_transport *pt = op->out->via;
+    struct rdt_error err = {0};
+    enum rdt_status status = RDT_CANCELLED;
+
+    if (op->staging && op->out->sm.state == OUTGOING_SENDING && outgoing_check(op->out, &err) != RDT_OK)
+        status = err.status;
+    else if (op->out->sm.state == OUTGOING_SENDING && pt->sm.state == PT_CONNECTED)
+        status = plugin_op_send(&pt->conn, &op->base, &err);
+    if (status != RDT_OK)
+        chunk_ended(op, status, err.msg);
+}
+
+static void run_gather(struct work *work)
+{
+    struct chunk_op *op = (struct chunk_op *)((char *)work - offsetof(struct chunk_op, work));
+    struct outgoing *out = op->out;
+
+    chunk_gather(&out->plan->chunks[op->chunk], out->packed, out->source, out->bases, op->staging);
+}
+
+static void done_gather(struct work *work)
+{
+    struct chunk_op *op = (struct chunk_op *)((char *)work - offsetof(struct chunk_op, work));
+    struct outgoing *out = op->out;
+
+    if (!out->turns) {
+        hand_over(op);
+        return;
+    }
+    out->gathering = false;
+    out->n_ops++; /* it does not end meanwhile */
+    hand_over(op);
+    out->n_ops--;
+    if (out->sm.state == OUTGOING_ABORT)
+        outgoing_settle(out);
+    else
+        send_in_order(out);
+}
+
+/* The op failed before it was handed over: as if the transport had failed it. */
+static void on_device_gathered(void *arg, const struct rdt_error *err)
+{
+    struct chunk_op *op = arg;
+    struct outgoing *out = op->out;
+
+    if (!err) {
+        done_gather(&op->work);
+        return;
+    }
+    out->gathering = false;
+    chunk_ended(op, err->status, err->msg);
+}
+
+static void gather_from_device(struct chunk_op *op)
+{
+    struct outgoing *out = op->out;
+    const struct chunk *chunk = &out->plan->chunks[op->chunk];
+    struct device_part part = chunk_part(chunk, out->packed);
+    struct rdt_error err = {0};
+    enum rdt_status status;
+
+    op->place.base = op->staging - chunk->offset;
+    if (chunk->count > 1)
+        memset(op->staging, 0, chunk->bytes); /* what lies between tensors never carries old bytes */
+    out->gathering = out->turns;
+    status = device_copy_start(out->source, out->places, out->packed, &op->place, &part, out->stage->pinned, on_device_gathered, op,
+                               &op->copy, &err);
+    if (status == RDT_OK && !op->copy)
+        status = rdt_error_set(&err, RDT_INTERNAL, "a chunk without bytes");
+    if (status != RDT_OK)
+        on_device_gathered(op, &err);
+}
+
+static bool send_next(struct outgoing *out, struct rdt_error *err)
+{
+    uint32_t index = out->next_chunk, region_index;
+    const struct chunk *chunk = &out->plan->chunks[index];
+    struct chunk_op *op = calloc(1, sizeof *op);
+    uint64_t offset;
+
+    if (!op) {
+        (void)rdt_error_set(err, RDT_NO_MEMORY, "no memory to send");
+        return false;
+    }
+    op->out = out;
+    op->chunk = index;
+    op->base.on_done = on_sent;
+    op->base.op.transfer = out->number;
+    op->base.op.chunk = index;
+    op->base.op.piece.bytes = chunk->bytes;
+    /* What may fault is read by us alone: a transport's connection would not survive it. */
+    op->base.op.memory_kind = "host";
+    op->base.op.device = "";
+    if (out->staged) {
+        op->base.op.piece.addr = op->staging = stage_take(out->stage);
+    } else if (chunk_piece(chunk, out->packed, out->source, &region_index, &offset) &&
+        !region_may_fault(object_region(out->object, region_index))) {
+        op->base.op.piece.addr = out->bases[region_index] + offset;
+        op->base.op.memory_kind = object_region(out->object, region_index)->kind->name;
+        op->base.op.device = region_device(object_region(out->object, region_index));
+        (void)region_register(object_region(out->object, region_index), out->via->transport, &op->base.op.piece.registration,
+                              NULL, NULL, NULL);
+    } else if ((op->staging = malloc(chunk->bytes))) {
+        op->base.op.piece.addr = op->staging;
+    } else {
+        free(op);
+        (void)rdt_error_set(err, RDT_NO_MEMORY, "no memory to gather %llu bytes", (unsigned long long)chunk->bytes);
+        return false;
+    }
+    out->next_chunk++;
+    out->n_ops++;
+    if (!out->turns)
+        out->via->sends_in_flight++;
+    if (!op->staging) {
+        hand_over(op);
+    } else if (out->staged) {
+        gather_from_device(op);
+    } else if (chunk->bytes > SMALL_COPY) {
+        out->gathering = true;
+        op->work = (struct work){.run = run_gather, .done = done_gather};
+        work_submit(out->transfers->pool, &op->work);
+    } else {
+        run_gather(&op->work);
+        hand_over(op);
+    }
+    return true;
+}
+
+/* There is such a chunk, and its bytes are here. */
+static bool is_here(const struct outgoing *out, uint32_t index)
+{
+    return index < out->plan->n && index < out->credit &&
+           (!out->staged || stage_free_slots(out->stage) > index - out->next_chunk) &&
+           (!out->replica || replica_has(out->replica, out->plan->chunks[index].offset, out->plan->chunks[index].bytes));
+}
+
+/* In ordered queues: chunk after chunk, each handed over before the next, while it has its turn. What other transfers have under way does
+ * not count: theirs may stand behind it. */
+static void send_in_order(struct outgoing *out)
+{
+    unsigned most = out->transfers->options->chunks_in_flight;
+    struct rdt_error err = {0};
+
+    if (out->posting || out->sm.state != OUTGOING_SENDING)
+        return;
+    out->posting = true;
+    out->n_ops++; /* it does not end meanwhile */
+    while (out->sm.state == OUTGOING_SENDING && out->via->sm.state == PT_CONNECTED && !out->gathering &&
+           is_here(out, out->next_chunk) && out->n_ops - 1 < most)
+        if (!send_next(out, &err))
+            outgoing_fail(out, &err);
+    out->n_ops--;
+    out->posting = false;
+    if (out->sm.state == OUTGOING_ABORT)
+        outgoing_settle(out);
+    else if (out->next_chunk == out->plan->n && !out->gathering)
+        order_give(&out->record);
+}
+
+static void send_more(struct outgoing *out)
+{
+    if (out->turns) {
+        send_in_order(out);
+        return;
+    }
+    if (out->sm.state != OUTGOING_SENDING || out->one_sided || !list_empty(&out->in_turn) || !is_here(out, out->next_chunk))
+        return;
+    list_append(&out->via->sending, &out->in_turn);
+    outgoing_pump(out->via);
+}
+
+/* The copy that it is served from has memory now. */
+static void begin_late(struct outgoing *out)
+{
+    struct peer_transport *pt = out->awaits_memory;
+    struct rdt_error err;
+
+    out->awaits_memory = NULL;
+    if (pt->sm.state == PT_CONNECTED && pt->remote_epoch == out->start_epoch) {
+        outgoing_begin(out, pt);
+        return;
+    }
+    (void)rdt_error_set(&err, RDT_TRANSPORT, "%s: the owner's connection is being rebuilt", pt->transport->name);
+    outgoing_fail(out, &err);
+}
+
+void outgoing_go_on(struct outgoing *out)
+{
+    if (out->awaits_memory && out->sm.state == OUTGOING_OFFERED)
+        begin_late(out);
+    else
+        send_more(out);
+}
+
+void outgoing_pump(struct peer_transport *pt)
+{
+    if (pt->pumping) /* a chunk that failed at once ends here again */
+        return;
+    pt->pumping = true;
+    while (pt->sm.state == PT_CONNECTED && pt->sends_in_flight < pt->work->transfers->options->chunks_in_flight &&
+           !list_empty(&pt->sending)) {
+        struct outgoing *out = list_entry(list_first(&pt->sending), struct outgoing, in_turn);
+        struct rdt_error err = {0};
+
+        list_remove(&out->in_turn);
+        if (is_here(out, out->next_chunk + 1))
+            list_append(&pt->sending, &out->in_turn);
+        if (!send_next(out, &err))
+            outgoing_fail(out, &err);
+    }
+    pt->pumping = false;
+}

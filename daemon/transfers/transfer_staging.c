@@ -1,0 +1,114 @@
+/* Where a reader receives what cannot go straight to its place: runs of small tensors, and memory that may fault. One range for the
+ * whole transfer, counted under memory_limit, and there before the owner is asked to send: all of its receives stand before the first
+ * chunk can come. Never seen outside, so that it is kept ready afterwards. */
+#include <stdlib.h>
+
+#include "daemon/transfers/transfer_impl.h"
+
+#define LITTLE_BYTES (128ull << 10) /* from the heap: it need not be waited for */
+
+static uint64_t align_up(uint64_t bytes)
+{
+    return (bytes + LAYOUT_ALIGN_BYTES - 1) / LAYOUT_ALIGN_BYTES * LAYOUT_ALIGN_BYTES;
+}
+
+static struct region *destination_region(const struct transfer *transfer, uint32_t index)
+{
+    return transfer->target ? transfer->target->uses[index].region : transfer->received;
+}
+
+bool transfer_chunk_in_place(const struct transfer *transfer, uint32_t index, struct region **region_p, uint64_t *offset_p)
+{
+    const struct layout *to = transfer->target ? transfer->target->layout : transfer->packed;
+    uint32_t region_index;
+
+    if (transfer->staged_here)
+        return false;
+    if (!chunk_piece(&transfer->plan->chunks[index], transfer->packed, to, &region_index, offset_p))
+        return false;
+    *region_p = destination_region(transfer, region_index);
+    return transfer->one_sided || !region_may_fault(*region_p);
+}
+
+enum rdt_status transfer_plan(struct transfer *transfer, struct rdt_error *err)
+{
+    uint64_t chunk_bytes = transfer->chunk_bytes ? transfer->chunk_bytes : transfer->transfers->options->chunk_bytes, offset;
+    struct region *region;
+    enum rdt_status status;
+
+    if (transfer->plan)
+        return RDT_OK;
+    if (transfer->one_sided || transfer->single)
+        status = chunk_plan_create_single(transfer->packed, transfer->stream_bytes, chunk_bytes, &transfer->plan, err);
+    else
+        status = chunk_plan_create(transfer->packed, transfer->stream_bytes, chunk_bytes, &transfer->plan, err);
+    if (status != RDT_OK)
+        return status;
+    transfer->staging.need = 0;
+    for (uint32_t i = 0; i < transfer->plan->n && !transfer->staged_here; i++)
+        if (!transfer_chunk_in_place(transfer, i, &region, &offset))
+            transfer->staging.need += align_up(transfer->plan->chunks[i].bytes);
+    return RDT_OK;
+}
+
+bool transfer_staging_is_little(const struct transfer *transfer)
+{
+    return transfer->staging.need <= LITTLE_BYTES;
+}
+
+static void on_staging(void *arg, struct region *region, const struct rdt_error *err)
+{
+    struct transfer *transfer = arg;
+
+    transfer->staging.region = region;
+    transfer->staging.on_ready(transfer, region, err);
+}
+
+enum rdt_status transfer_reserve_staging(struct transfer *transfer, region_ready on_ready, struct rdt_error *err)
+{
+    struct staging *staging = &transfer->staging;
+    struct regions *regions = transfer->transfers->regions;
+    enum rdt_status status = RDT_OK;
+
+    if (staging->need > 0 && !staging->region && !staging->heap) {
+        if (transfer_staging_is_little(transfer)) {
+            status = regions_charge(regions, staging->need, err);
+            if (status == RDT_OK && !(staging->heap = aligned_alloc(LAYOUT_ALIGN_BYTES, staging->need))) {
+                regions_uncharge(regions, staging->need);
+                status =
+                    rdt_error_set(err, RDT_NO_MEMORY, "no memory to receive %llu bytes", (unsigned long long)staging->need);
+            }
+            staging->heap_bytes = staging->heap ? staging->need : 0;
+        } else {
+            staging->on_ready = on_ready;
+            status = region_alloc(regions, "host", "", staging->need, REGION_STAGING, transfer->account, 0, &staging->region,
+                                  on_staging, transfer, err);
+        }
+        if (status != RDT_OK && status != RDT_AGAIN)
+            rdt_error_prefix(err, "to receive tensors that are too small to be received one by one");
+    }
+    if (status == RDT_OK && staging->region && !region_addr(staging->region, err))
+        status = err ? err->status : RDT_SYSTEM;
+    return status;
+}
+
+uint8_t *transfer_take_staging(struct transfer *transfer, uint64_t bytes)
+{
+    struct staging *staging = &transfer->staging;
+    uint8_t *base = staging->region ? region_addr(staging->region, NULL) : staging->heap;
+    uint8_t *at = base + staging->used;
+
+    staging->used += align_up(bytes);
+    return at;
+}
+
+void transfer_free_staging(struct transfer *transfer)
+{
+    struct staging *staging = &transfer->staging;
+
+    region_unref(staging->region);
+    if (staging->heap)
+        regions_uncharge(transfer->transfers->regions, staging->heap_bytes);
+    free(staging->heap);
+    *staging = (struct staging){0};
+}

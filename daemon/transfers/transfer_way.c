@@ -1,0 +1,175 @@
+/* Which way the bytes of another node's object come: the path by what is known of it, the connection that it means, and the early start
+ * where the reader's own targets, or a guess, say enough before the answer does. */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "daemon/base/log.h"
+#include "daemon/memory/region_fill.h"
+#include "daemon/base/text.h"
+#include "daemon/transfers/transfer_impl.h"
+
+/* Which path, by what is known: before the answer that is less. soon_p: as if what is being rebuilt stood already, and only to know. */
+static enum rdt_status choose_of(struct transfer *transfer, bool has_inline, struct path_decision *soon_p,
+                                 struct rdt_error *err)
+{
+    struct path_offer offers[PATH_MAX_CANDIDATES];
+    char why[PATH_MAX_CANDIDATES][192];
+    bool nothing = transfer->have_meta && transfer->stream_bytes == 0; /* then no transport need move it */
+    struct path_query query = {.has_inline = has_inline,
+                               .source_memory = transfer->memory,
+                               .target_memory = transfer_target_memory(transfer),
+                               .source_contiguous = transfer->contiguous,
+                               .offers = offers,
+                               .mode = transfer->mode,
+                               .transport = nothing ? "" : transfer->wish_transport,
+                               .least = transfer->wish_least,
+                               .preferred = transfer->preferred,
+                               .has_target = transfer->target != NULL};
+
+    list_for_each (node, &transfer->peer->transports) {
+        struct peer_transport *pt = list_entry(node, struct peer_transport, link);
+        if (query.n_offers == PATH_MAX_CANDIDATES)
+            break;
+        peer_transport_offer_to_path(pt, transfer->memory, query.target_memory, &offers[query.n_offers]);
+        if (soon_p && peer_transport_is_coming(pt)) {
+            offers[query.n_offers].connected = true;
+            if (!pt->remote_known) /* on a new link: its end still closes the old connection, and offers the new one then, or declines */
+                offers[query.n_offers].there_why_not = NULL;
+        }
+        query.n_offers++;
+    }
+    list_for_each (transport_node, plugins_transports(transfer->transfers->plugins)) {
+        struct transport *transport = list_entry(transport_node, struct transport, link);
+        struct path_offer *offer = &offers[query.n_offers];
+        if (query.n_offers == PATH_MAX_CANDIDATES || !transport_is_grouped(transport) || !transfer->have_meta)
+            continue; /* before the answer it is not known whose object it is */
+        transfer_group_offer(transfer, transport, offer, why[query.n_offers++]);
+        if (soon_p && !offer->connected && !offer->group_why_not && !offer->here_why_not)
+            offer->connected = offer->two_sided = true;
+    }
+    return soon_p ? path_choose(&query, soon_p, err) : record_decide(transfer->transfers, &transfer->record, &query, err);
+}
+
+enum rdt_status transfer_in_choose(struct transfer *transfer, bool has_inline, struct rdt_error *err)
+{
+    return choose_of(transfer, has_inline, NULL, err);
+}
+
+bool transfer_in_path_is_coming(struct transfer *transfer)
+{
+    struct path_decision soon = {0};
+
+    if (choose_of(transfer, false, &soon, NULL) != RDT_OK)
+        return false;
+    text_copy(transfer->record.path, sizeof transfer->record.path, soon.candidates[soon.chosen].name);
+    return true;
+}
+
+/* Counted for each transfer, and told once for each peer: a slower way may be for good, or until a connection stands again. */
+void transfer_in_note_fall_back(struct transfer *transfer)
+{
+    const struct path_decision *decision = transfer->record.decision;
+    const struct path_candidate *chosen = record_chosen(&transfer->record), *better;
+    struct peer_work *work = transfer->peer;
+    char what[sizeof work->fell_back_to];
+
+    if (transfer->fell_back || decision->passed_over < 0)
+        return;
+    better = &decision->candidates[decision->passed_over];
+    transfer->fell_back = true;
+    work->fell_back++;
+    transfer->transfers->fell_back++;
+    (void)snprintf(what, sizeof what, "%s instead of %s", chosen->name, better->name);
+    if (strcmp(what, work->fell_back_to) != 0)
+        log_info("node %s: objects come by %s: %s", work->peer->name, what, better->reason);
+    (void)snprintf(work->fell_back_to, sizeof work->fell_back_to, "%s", what);
+}
+
+/* A piece's ends: each is the memory itself, or goes through host memory. */
+static void take_staging(struct transfer *transfer, const struct path_candidate *chosen)
+{
+    bool from_device = strcmp(transfer->memory, "host") != 0, to_device = strcmp(transfer_target_memory(transfer), "host") != 0;
+
+    transfer->staged_here = chosen->staged_target;
+    transfer->staged_there = chosen->staged_source;
+    transfer->single = (to_device && !transfer->staged_here) || (from_device && !transfer->staged_there);
+    (void)snprintf(transfer->record.path, sizeof transfer->record.path, "%.56s%s", chosen->name,
+                   transfer->staged_here || transfer->staged_there ? "/staged" : "");
+    text_copy(transfer->record.from, sizeof transfer->record.from, transfer->memory);
+    text_copy(transfer->record.to, sizeof transfer->record.to, transfer_target_memory(transfer));
+}
+
+void transfer_in_take_path(struct transfer *transfer)
+{
+    const struct path_candidate *chosen = record_chosen(&transfer->record);
+
+    if (!transfer->guessed) /* else it may never go that way */
+        transfer_in_note_fall_back(transfer);
+    memcpy(transfer->record.path, chosen->name, sizeof chosen->name);
+    transfer->is_inline = chosen->kind == PATH_INLINE;
+    transfer->one_sided = chosen->one_sided;
+    if (transfer->whole)
+        take_staging(transfer, chosen);
+    if (!transfer->is_inline) {
+        transfer->via = peer_transport_find(transfer->peer, chosen->name);
+        if (!transfer->via) /* chosen a moment ago, and its side has been made */
+            transfer->via = transfer_group_side(
+                transfer, transfer_group_of(transfer, plugins_transport(transfer->transfers->plugins, chosen->name), NULL));
+        list_append(&transfer->via->users_in, &transfer->by_via);
+    }
+}
+
+/* Nobody reserves in an early start: what receives and scatters write to must be mapped all the same, and have its pages. */
+static bool map_targets(const struct transfer *transfer)
+{
+    const struct target *target = transfer->target;
+
+    if (!target)
+        return region_addr(transfer->received, NULL) != NULL;
+    if (region_fill_is_needed(target->uses, target->n))
+        return false;
+    for (uint32_t i = 0; i < target->n; i++)
+        if (!region_addr(target->uses[i].region, NULL))
+            return false; /* the ordinary way says why */
+    return true;
+}
+
+/* The reader knows what it will get, or guesses: where a two-sided transport is connected, the receives can stand before the question, and the
+ * owner need not wait for a second message. */
+void transfer_in_early(struct transfer *transfer)
+{
+    const struct path_candidate *chosen;
+    struct rdt_error err = {0};
+
+    (void)snprintf(transfer->memory, sizeof transfer->memory, "host");
+    if (transfer->target && layout_packed(transfer->target->layout, &transfer->packed, &transfer->stream_bytes, &err) != RDT_OK)
+        return;
+    if (transfer->stream_bytes > transfer->transfers->options->inline_max_bytes &&
+        transfer_in_choose(transfer, false, &err) == RDT_OK) {
+        const struct transport *transport;
+        chosen = record_chosen(&transfer->record);
+        transport = plugins_transport(transfer->transfers->plugins, chosen->name);
+        /* without cancel a plain "no such object" would cost the connection */
+        if (chosen->kind == PATH_TRANSPORT && !chosen->one_sided && transport && !transport->ops.register_memory &&
+            transport->ops.cancel && map_targets(transfer) &&
+            !order_wanted(transfer, peer_transport_find(transfer->peer, chosen->name))) {
+            transfer_in_take_path(transfer);
+            if (transfer_plan(transfer, &err) == RDT_OK && transfer_staging_is_little(transfer) &&
+                transfer_reserve_staging(transfer, NULL, &err) == RDT_OK) {
+                transfer->early = true;
+                transfer->transfers->guessed += transfer->guessed;
+                transfer_in_move(transfer);
+                return;
+            }
+            free(transfer->plan);
+            transfer->plan = NULL;
+            list_remove(&transfer->by_via);
+            transfer->via = NULL;
+        }
+    }
+    transfer_guess_drop(transfer);
+    free(transfer->packed);
+    transfer->packed = NULL;
+    transfer->stream_bytes = 0;
+}

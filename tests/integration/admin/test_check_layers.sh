@@ -1,0 +1,127 @@
+#!/usr/bin/env bash
+# check-layers passes a sound little tree, and sees each fault that is planted in it.
+# variant: release
+set -euo pipefail
+check=$(cd "$(dirname "$0")/../.." && pwd)/check-layers
+tmp=$(mktemp -d)
+trap 'rm -rf "$tmp"' EXIT
+failures=0
+
+sound() {
+  rm -rf "$tmp/tree"
+  mkdir -p "$tmp"/tree/{proto,client/ctl,daemon/{base,plugins,objects,transfers,rpc},backends/{common,host,ucx},tests/loopback,build/{backends,obj/daemon/{base,objects,rpc}}}
+  cd "$tmp/tree"
+  echo '#include <stdint.h>' >proto/rdt_status.h
+  printf '%s\n' '#include "rdt_status.h"' '/* calls rdt_absent(1) */' 'void *rdt_connect(const char *socket);' >client/rdt.h
+  echo '#include "rdt_status.h"' >backends/rdt_backend.h
+  printf '#include %s\n' '"proto/rdt_status.h"' '"rdt.pb-c.h"' '<protobuf-c/protobuf-c.h>' >proto/frame.c
+  printf '#include %s\n' '"client/rdt.h"' '"proto/rdt_status.h"' >client/client.c
+  printf '#include %s\n' '<jansson.h>' '"client/rdt.h"' >client/ctl/rdtctl.c
+  touch daemon/{base/list,objects/object,plugins/plugin,transfers/transfer,transfers/transfer_impl,rpc/rpc}.h backends/{common/ring,ucx/own}.h backends/host/host.c
+  touch daemon/daemon.c daemon/{base/list,objects/object}.c
+  printf '#include %s\n' '"daemon/transfers/transfer.h"' '"rpc.h"' '"backends/rdt_backend.h"' '<uv.h>' '<sys/socket.h>' >daemon/rpc/rpc_put.c
+  printf '#include %s\n' '"rdt_backend.h"' '"own.h"' '<ucp/api/ucp.h>' >backends/ucx/ucx.c
+  cd build
+  echo 'void *rdt_connect(const char *s); void *rdt_connect(const char *s) { return (void *)s; }' >rdt.c
+  echo 'void *rdt_backend_init(void); void *rdt_backend_init(void) { return 0; }' >plugin.c
+  echo 'int main(void) { return 0; }' >main.c
+  cp "$tmp"/kept/* . 2>/dev/null || {
+    gcc -shared -fPIC -o librdt.so rdt.c
+    gcc -shared -fPIC -o plugin.so plugin.c
+    gcc -o rdtd main.c
+    mkdir "$tmp/kept" && cp librdt.so plugin.so rdtd "$tmp/kept"
+  }
+  mv plugin.so backends/rdt_host.so
+  object base/list 'int list_add(void); int list_add(void) { return 0; }'
+  object objects/object 'int list_add(void); int object_find(void); int object_find(void) { return list_add(); }'
+  object rpc/rpc_put 'int object_find(void); int rpc_put(void); int rpc_put(void) { return object_find(); }'
+}
+
+object() { # NAME SOURCE: an object of daemon/NAME.c in the build
+  gcc -c -o "$tmp/tree/build/obj/daemon/$1.o" -x c - <<<"$2"
+}
+
+sees() { # what it must say
+  local said
+  if said=$("$check" "$tmp/tree/build" "$tmp/tree" 2>&1); then
+    echo "not seen: $1"
+    failures=$((failures + 1))
+  elif [[ $said != *"$1"* ]]; then
+    printf 'expected "%s", got:\n%s\n' "$1" "$said"
+    failures=$((failures + 1))
+  fi
+}
+
+plant() { # FILE INCLUDE EXPECTED
+  sound
+  cd "$tmp/tree"
+  echo "#include $2" >>"$1"
+  sees "$3"
+}
+
+sound
+said=$("$check" "$tmp/tree/build" "$tmp/tree" 2>&1) || { echo "a sound tree is refused: $said"; failures=$((failures + 1)); }
+
+plant proto/frame.c '"daemon/base/list.h"' 'proto/frame.c: may not include daemon/base/list.h'
+plant proto/frame.c '<uv.h>' 'proto/frame.c: may not include <uv.h>'
+plant client/client.c '"daemon/base/list.h"' 'client/client.c: may not include daemon/base/list.h'
+plant client/client.c '"backends/rdt_backend.h"' 'client/client.c: may not include backends/rdt_backend.h'
+plant client/client.c '<jansson.h>' 'client/client.c: may not include <jansson.h>'
+plant daemon/plugins/plugin.h '"client/rdt.h"' 'daemon/plugins/plugin.h: may not include client/rdt.h'
+plant daemon/plugins/plugin.h '"backends/ucx/own.h"' 'daemon/plugins/plugin.h: may not include backends/ucx/own.h'
+plant daemon/plugins/plugin.h '<ucp/api/ucp.h>' 'daemon/plugins/plugin.h: may not include <ucp/api/ucp.h>'
+plant daemon/plugins/plugin.h '<cuda.h>' 'daemon/plugins/plugin.h: may not include <cuda.h>'
+plant daemon/transfers/transfer.h '"daemon/rpc/rpc.h"' 'daemon/transfers/transfer.h: may not include daemon/rpc/rpc.h: the room rpc is above transfers'
+plant daemon/objects/object.h '"daemon/transfers/transfer.h"' 'daemon/objects/object.h: may not include daemon/transfers/transfer.h: the room transfers is above objects'
+plant daemon/plugins/plugin.h '"../objects/object.h"' 'daemon/plugins/plugin.h: may not include daemon/objects/object.h: the room objects is above plugins'
+plant daemon/base/list.h '"daemon/plugins/plugin.h"' 'daemon/base/list.h: may not include daemon/plugins/plugin.h: the room plugins is above base'
+plant daemon/rpc/rpc_put.c '"daemon/transfers/transfer_impl.h"' 'daemon/rpc/rpc_put.c: may not include daemon/transfers/transfer_impl.h, a private header of the room transfers'
+sound
+mkdir ../daemon/attic
+echo '#include "daemon/base/list.h"' >../daemon/attic/old.c
+sees 'daemon/attic/old.c: the room attic is not in the table'
+plant client/client.c '"client/ctl/rdtctl.c"' 'client/client.c: may not include client/ctl/rdtctl.c'
+plant backends/ucx/ucx.c '"daemon/base/list.h"' 'backends/ucx/ucx.c: may not include daemon/base/list.h'
+plant backends/ucx/ucx.c '"proto/frame.c"' 'backends/ucx/ucx.c: may not include proto/frame.c'
+plant backends/common/ring.h '"backends/ucx/own.h"' 'backends/common/ring.h: may not include backends/ucx/own.h'
+plant backends/host/host.c '"backends/ucx/own.h"' 'backends/host/host.c: may not include backends/ucx/own.h'
+plant backends/host/host.c '<ucp/api/ucp.h>' 'backends/host/host.c: may not include <ucp/api/ucp.h>'
+plant tests/loopback/x.c '"daemon/base/list.h"' 'tests/loopback/x.c: may not include daemon/base/list.h'
+plant client/rdt.h '"rdt.pb-c.h"' 'client/rdt.h: installed, may not include "rdt.pb-c.h"'
+plant client/rdt.h '"proto/rdt_status.h"' 'client/rdt.h: installed, may not include "proto/rdt_status.h"'
+plant proto/rdt_status.h '<protobuf-c/protobuf-c.h>' 'proto/rdt_status.h: installed, may not include <protobuf-c/protobuf-c.h>'
+plant backends/rdt_backend.h '"limits.h"' 'backends/rdt_backend.h: installed, may not include "limits.h"'
+
+sound
+gcc -shared -fPIC -o librdt.so -x c - <<<'int rdt_connect(void); int rdt_connect(void) { return 0; } int rdt__pb(void); int rdt__pb(void) { return 0; }'
+sees 'librdt.so: shows rdt__pb'
+sound
+echo 'void *rdt_absent(int a);' >>../client/rdt.h
+sees 'librdt.so: lacks rdt_absent'
+sound
+gcc -shared -fPIC -o librdt.so rdt.c -Wl,--no-as-needed -luv
+sees 'librdt.so: may not link libuv'
+sound
+gcc -o rdtd main.c -Wl,--no-as-needed -lucp
+sees 'rdtd: may not link libucp'
+sound
+gcc -o rdtd -x c - <<<'int ncclSend(void); int ncclSend(void) { return 0; } int main(void) { return 0; }'
+sees "rdtd: holds the vendor's ncclSend"
+sound
+rm rdtd
+sees 'rdtd: was not built'
+sound
+gcc -shared -fPIC -o backends/rdt_host.so plugin.c rdt.c
+sees 'rdt_host.so: shows'
+sound
+gcc -shared -fPIC -o backends/rdt_host.so plugin.c -Wl,--no-as-needed -luv
+sees 'rdt_host.so: may not link libuv'
+
+sound
+object objects/object 'int rpc_put(void); int object_find(void); int object_find(void) { return rpc_put(); }'
+sees 'daemon/objects/object.c: uses rpc_put of daemon/rpc/rpc_put.c: the room rpc is above objects'
+sound
+rm -r obj
+sees 'no objects, so the symbols between rooms were not checked'
+
+((failures == 0))

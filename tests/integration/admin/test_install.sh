@@ -1,0 +1,53 @@
+#!/usr/bin/env bash
+# `make install` puts down all that users need, headers that compile alone, and takes it back.
+# variant: release
+set -euo pipefail
+cd "$(dirname "$0")/../../.."
+tmp=$(mktemp -d)
+trap 'rm -rf "$tmp"' EXIT
+fail() { echo "$*"; exit 1; }
+
+dest=$tmp/root
+make --no-print-directory install DESTDIR="$dest" PREFIX=/usr/local >"$tmp/log" || { cat "$tmp/log"; fail "make install failed"; }
+
+(cd "$dest" && find . -type f -o -type l | sort | cut -c3-) >"$tmp/found"
+expected=(
+  etc/rdtd/rdtd.conf
+  usr/local/bin/rdt{-check-backend,ctl,d}
+  usr/local/include/rdt/{rdt,rdt_backend,rdt_dtype,rdt_plugin,rdt_ref,rdt_status}.h
+  usr/local/lib/librdt.so{,.0,.0.1.0}
+  usr/local/lib/pkgconfig/rdt.pc
+  usr/local/lib/rdtd/rdt_{host,stream,ucx}.so
+  usr/local/lib/systemd/system/rdtd.{service,socket}
+  usr/local/lib/sysusers.d/rdtd.conf
+)
+for file in "${expected[@]}"; do grep -qx "$file" "$tmp/found" || fail "not installed: $file"; done
+# What is there only when its source or its library is.
+optional='^usr/local/(lib/rdtd/rdt_(gloo|nccl|cuda)\.so|lib/librdt-cuda\.so(\.[0-9.]+)?|lib/pkgconfig/rdt-cuda\.pc|include/rdt/rdt_cuda\.h|share/man/man[1-8]/.*|share/bash-completion/completions/rdtctl)$'
+while read -r file; do
+  [[ " ${expected[*]} " == *" $file "* || $file =~ $optional ]] || fail "installed, but nobody expects it: $file"
+done <"$tmp/found"
+if grep -rn '@[a-z]*@' "$dest/etc" "$dest"/usr/local/lib/{pkgconfig,systemd,sysusers.d}; then fail "a placeholder was not filled in"; fi
+
+# Each header alone, in C and, where there is a compiler for it, in C++.
+export PKG_CONFIG_PATH=$dest/usr/local/lib/pkgconfig PKG_CONFIG_SYSROOT_DIR=$dest
+cflags=$(pkg-config --cflags rdt)
+[[ $cflags == *"$dest/usr/local/include/rdt"* ]] || fail "pkg-config --cflags rdt: $cflags"
+[[ $(pkg-config --modversion rdt) == 0.1.0 ]] || fail "pkg-config --modversion rdt: $(pkg-config --modversion rdt)"
+for header in "$dest"/usr/local/include/rdt/*.h; do
+  # shellcheck disable=SC2086
+  echo "#include <${header##*/}>" | gcc -std=c11 -Wall -Wextra -Wpedantic -Werror $cflags -fsyntax-only -x c -
+  if command -v g++ >/dev/null; then
+    # shellcheck disable=SC2086
+    echo "#include <${header##*/}>" | g++ -std=c++17 -Wall -Wextra -Werror $cflags -fsyntax-only -x c++ -
+  fi
+done
+
+# A second installation keeps the administrator's configuration.
+echo '# mine' >"$dest/etc/rdtd/rdtd.conf"
+make --no-print-directory install DESTDIR="$dest" PREFIX=/usr/local >"$tmp/log"
+[[ $(cat "$dest/etc/rdtd/rdtd.conf") == '# mine' && -s $dest/etc/rdtd/rdtd.conf.new ]] || fail "the configuration was overwritten"
+
+make --no-print-directory uninstall DESTDIR="$dest" PREFIX=/usr/local >"$tmp/log"
+left=$(cd "$dest" && find . -type f -o -type l | sort | tr '\n' ' ')
+[[ $left == './etc/rdtd/rdtd.conf ./etc/rdtd/rdtd.conf.new ' ]] || fail "left by make uninstall: $left"

@@ -1,0 +1,30 @@
+#!/usr/bin/env bash
+# systemd finds nothing to say about the installed units, the user and the sandbox.
+# variant: release
+set -euo pipefail
+cd "$(dirname "$0")/../../.."
+command -v systemd-analyze >/dev/null || { echo "systemd-analyze is not installed"; exit 77; }
+tmp=$(mktemp -d)
+trap 'rm -rf "$tmp"' EXIT
+fail() { echo "$*"; exit 1; }
+
+make --no-print-directory install DESTDIR="$tmp/root" PREFIX=/usr/local >"$tmp/log" || { cat "$tmp/log"; fail "make install failed"; }
+units=$tmp/root/usr/local/lib/systemd/system
+# verify looks for the program that ExecStart names, where it would be installed.
+sed -i "s|^ExecStart=/usr/local|ExecStart=$tmp/root/usr/local|" "$units/rdtd.service"
+said=$(SYSTEMD_UNIT_PATH=$units: systemd-analyze verify --man=no --recursive-errors=no "$units/rdtd.service" "$units/rdtd.socket" 2>&1) ||
+  fail "systemd-analyze verify failed: $said"
+[[ -z $said ]] || fail "systemd-analyze verify: $said"
+
+# The judge must be able to find faults.
+echo 'NoSuchKey=1' >>"$units/rdtd.service"
+said=$(SYSTEMD_UNIT_PATH=$units: systemd-analyze verify --man=no --recursive-errors=no "$units/rdtd.service" 2>&1 || true)
+[[ $said == *NoSuchKey* ]] || fail "systemd-analyze verify does not see an unknown key"
+sed -i '$d' "$units/rdtd.service"
+
+exposure=$(systemd-analyze security --offline=true --threshold=40 "$units/rdtd.service" 2>&1) ||
+  fail "the sandbox is worse than 4.0:"$'\n'"$exposure"
+
+mkdir -p "$tmp/users/etc"
+said=$(systemd-sysusers --root="$tmp/users" "$tmp/root/usr/local/lib/sysusers.d/rdtd.conf" 2>&1) || fail "systemd-sysusers failed: $said"
+grep -q '^rdtd:' "$tmp/users/etc/passwd" || fail "systemd-sysusers made no user rdtd: $said"

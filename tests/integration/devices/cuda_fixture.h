@@ -1,0 +1,127 @@
+/* What the tests of GPU memory on one node begin and end with: a daemon, two clients, and what they put and fetch. Through the plug-in "cuda"
+ * and librdt-cuda, end to end, on a FAKE driver (tests/fake_cuda): that says how fds, handles, lifetimes and order are dealt with, and nothing
+ * about a GPU. With RDT_TEST_GPU set the same runs on the machine's own (make test-gpu). Included by cuda*.c only.
+ *
+ * The leak checker of gcc 12 dies of thread-local memory that loaded libraries (the driver, NVML, NCCL) have in threads alive at the end:
+ * such files say "lsan: use_tls=0".
+ */
+#ifndef TESTS_CUDA_FIXTURE_H
+#define TESTS_CUDA_FIXTURE_H
+
+#include <criterion/criterion.h>
+
+#ifdef RDT_WITHOUT_CUDA
+#define CUDA_SUITE(suite)                                                                \
+    Test(suite, memory)                                                                  \
+    {                                                                                    \
+        cr_skip_test("cuda.h was not there when this was built: make cuda-headers");     \
+    }
+#else
+#define CUDA_SUITE(suite) TestSuite(suite, .timeout = 200);
+
+#include <pthread.h>
+#include <semaphore.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "client/cuda/rdt_cuda.h"
+#include "tests/support/fakes/fake_gpu.h"
+#include "tests/support/gpu.h"
+#include "tests/support/program.h"
+#include "tests/support/rdtd.h"
+#include "tests/support/tensors.h"
+
+#define MIB ((size_t)1 << 20)
+#define BYTES (3 * MIB + 520)
+
+static struct test_node node;
+static rdt *a, *b;
+static rdt_cuda *gpu_a, *gpu_b;
+
+/* fakes: "NAME=VALUE" for the daemon's fake driver; NULL: nothing. flags end with NULL. */
+static inline void begin_with(const char *fakes, const char *const *flags)
+{
+    static const char *env[3];
+    const char *why;
+
+    if (!gpu_is_real()) {
+        env[0] = fake_gpu_env();
+        env[1] = fakes;
+        (void)fake_gpu_load();
+    }
+    must_say(gpu_there(&why), "%s", why);
+    node_start(&node, &(struct node_options){.env = env, .flags = flags});
+    node_connect(&node, &a);
+    node_connect(&node, &b);
+    must_ok(rdt_cuda_open(a, &gpu_a, &err));
+    must_ok(rdt_cuda_open(b, &gpu_b, &err));
+    gpu_use(0);
+}
+
+static inline void begin(void)
+{
+    begin_with(NULL, (const char *const[]){"--pool-idle=200ms", NULL});
+}
+
+static inline struct rdt_device_info device(unsigned gpu)
+{
+    struct rdt_device_info devices[16];
+    size_t n = 0;
+
+    must_ok(rdt_devices(a, devices, 16, &n, &err));
+    for (size_t i = 0; i < n && i < 16; i++)
+        if (strcmp(devices[i].uuid, gpu_uuid(gpu)) == 0)
+            return devices[i];
+    fail("the daemon does not know %s", gpu_uuid(gpu));
+}
+
+static inline void end(void)
+{
+    wait_until(20 * SEC, device(0).used_bytes == 0);
+    rdt_cuda_close(gpu_a);
+    rdt_cuda_close(gpu_b);
+    rdt_close(a);
+    rdt_close(b);
+    node_expect_idle(&node);
+    node_check_log(&node, NULL);
+    node_stop(&node);
+}
+
+static inline struct rdt_ref put_at(void *addr, size_t bytes, enum rdt_cuda_how expected)
+{
+    struct rdt_cuda_put_options options = RDT_INIT(options);
+    struct rdt_tensor one = bytes_at(addr, bytes);
+    enum rdt_cuda_how how;
+    struct rdt_ref ref;
+
+    options.how = &how;
+    must_ok(rdt_cuda_put(gpu_a, &one, 1, &options, &ref, &err));
+    must_say(how == expected, "taken as %d, not %d", (int)how, (int)expected);
+    return ref;
+}
+
+/* A fetch brings the pattern there by that path. */
+static inline void expect(rdt *conn, const struct rdt_ref *ref, const char *memory, const char *uuid, uint32_t seed, const char *path)
+{
+    const char *in, *on;
+    rdt_object *object;
+    void *data;
+
+    must_ok(fetch_to(conn, ref, memory, uuid, &object, &err));
+    must_go_by(path, object);
+    must_ok(rdt_object_place(object, 0, &in, &on, &err));
+    must(!memory || strcmp(in, memory) == 0);
+    must(!uuid || strcmp(on, uuid) == 0);
+    data = tensor_of(object, 0).data;
+    must(strcmp(in, "cuda") == 0 ? gpu_holds(data, BYTES, seed) : holds_pattern(data, BYTES, seed));
+    rdt_release(object);
+}
+
+static inline void let_go(struct rdt_ref *ref)
+{
+    must_ok(rdt_free(a, ref, false, &err));
+}
+#endif
+#endif

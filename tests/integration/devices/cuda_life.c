@@ -1,0 +1,181 @@
+/* GPU memory on one node: whose it is for how long, by many puts, deaths and deadlines.
+ *
+ * The leak checker of gcc 12: see cuda_fixture.h.
+ * lsan: use_tls=0
+ */
+#include "tests/integration/devices/cuda_fixture.h"
+
+CUDA_SUITE(cuda_life)
+
+#ifndef RDT_WITHOUT_CUDA
+#define PUTTERS 4u
+
+static void *put_again_and_again(void *arg)
+{
+    struct rdt_tensor one = {.dtype = RDT_U8, .ndim = 1, .shape = (const int64_t[]){65536}, .data = arg};
+    struct rdt_cuda_put_options options = RDT_INIT(options);
+    enum rdt_cuda_how how;
+    struct rdt_error err;
+    struct rdt_ref ref;
+
+    options.how = &how;
+    for (unsigned i = 0; i < 100; i++)
+        if (rdt_cuda_put(gpu_a, &one, 1, &options, &ref, &err) != RDT_OK || (how != RDT_CUDA_HANDLE && how != RDT_CUDA_KNOWN) ||
+            rdt_free(a, &ref, false, &err) != RDT_OK)
+            return arg;
+    return NULL;
+}
+
+/* Each its own tensor, all in one allocation, which is known as long as any of them needs it. */
+Test(cuda_life, puts_of_several_threads_share_an_allocation)
+{
+    pthread_t threads[PUTTERS];
+    unsigned failed = 0;
+    char *addr;
+
+    begin();
+    addr = gpu_alloc(MIB);
+    for (unsigned i = 0; i < PUTTERS; i++)
+        must(pthread_create(&threads[i], NULL, put_again_and_again, addr + i * 65536) == 0);
+    for (unsigned i = 0; i < PUTTERS; i++) {
+        void *left;
+        (void)pthread_join(threads[i], &left);
+        failed += left != NULL;
+    }
+    must_say(failed == 0, "%u of %u threads could not put", failed, PUTTERS);
+    gpu_free(addr);
+    end();
+}
+
+static int mortal(struct actor *self, void *arg)
+{
+    struct rdt_tensor one;
+    struct rdt_ref ref;
+    rdt_cuda *gpu;
+    const char *why;
+    char socket[200];
+    void *addr;
+    rdt *conn;
+
+    (void)arg;
+    actor_recv(self, socket, sizeof socket);
+    if (!gpu_is_real())
+        (void)fake_gpu_load();
+    must(gpu_there(&why));
+    must_ok(rdt_connect(&(struct rdt_connect_options){.struct_size = sizeof(struct rdt_connect_options), .socket = socket}, &conn, &err));
+    must_ok(rdt_cuda_open(conn, &gpu, &err));
+    must_ok(rdt_cuda_alloc(gpu, gpu_uuid(0), BYTES, &addr, &err));
+    gpu_use(0);
+    gpu_fill(addr, BYTES, 4);
+    one = bytes_at(addr, BYTES);
+    must_ok(rdt_cuda_put(gpu, &one, 1, NULL, &ref, &err));
+    addr = gpu_alloc(BYTES);
+    one = bytes_at(addr, BYTES);
+    must_ok(rdt_cuda_put(gpu, &one, 1, NULL, &ref, &err));
+    actor_step(self);
+    actor_await(self);
+    return 1;
+}
+
+Test(cuda_life, killed_clients_memory_goes_back_to_the_gpu)
+{
+    struct actor actor;
+    char socket[200];
+    size_t before, after;
+
+    actor_start(&actor, mortal, NULL);
+    begin();
+    (void)snprintf(socket, sizeof socket, "%s", node.socket);
+    before = gpu_free_bytes();
+    actor_send(&actor, socket, sizeof socket);
+    actor_await(&actor);
+    must(device(0).used_bytes >= BYTES);
+    actor_kill(&actor, SIGKILL);
+    wait_until(20 * SEC, device(0).used_bytes == 0);
+    after = gpu_free_bytes();
+    must_say(!gpu_is_real() || after + 64 * MIB >= before || device(0).opened, "%zu bytes are gone", before - after);
+    end();
+}
+
+Test(cuda_life, a_thousand_puts_leave_nothing)
+{
+    unsigned rounds = 1000;
+    uint64_t used = 0;
+    void *addr;
+
+    begin();
+    addr = gpu_alloc(BYTES);
+    for (unsigned i = 0; i < rounds; i++) {
+        struct rdt_ref ref = put_at(addr, BYTES, RDT_CUDA_HANDLE);
+        let_go(&ref);
+        if (i == 9)
+            used = device(0).used_bytes;
+    }
+    must(device(0).used_bytes <= used);
+    gpu_free(addr);
+    end();
+}
+
+struct timed_put {
+    pthread_t thread;
+    void *addr;
+    int64_t timeout_ns;
+    enum rdt_status status;
+    enum rdt_cuda_how how;
+    struct rdt_ref ref;
+    struct rdt_error err;
+};
+
+static void *put_in_time(void *arg)
+{
+    struct timed_put *timed = arg;
+    struct rdt_cuda_put_options options = RDT_INIT(options);
+    struct rdt_put_options put = RDT_INIT(put);
+    struct rdt_tensor one = bytes_at(timed->addr, BYTES);
+
+    put.timeout_ns = timed->timeout_ns;
+    options.put = &put;
+    options.how = &timed->how;
+    timed->status = rdt_cuda_put(gpu_a, &one, 1, &options, &timed->ref, &timed->err);
+    return NULL;
+}
+
+static void must_time_out(void *addr)
+{
+    struct timed_put timed = {.addr = addr, .timeout_ns = 100 * MSEC};
+    int64_t since = now_ns();
+
+    (void)put_in_time(&timed);
+    must_say(timed.status == RDT_TIMED_OUT, "%s: %s", rdt_status_name(timed.status), timed.err.msg);
+    must_be_within(since, 5 * SEC);
+}
+
+/* What a put has to make known first, or to find memory for, takes of its own time, and of nobody else's. */
+Test(cuda_life, puts_keep_their_deadlines_while_the_daemon_is_stopped)
+{
+    struct timed_put patient = {.timeout_ns = LONG};
+    char *whole, *chunks, *closed;
+
+    begin();
+    whole = gpu_alloc(2 * BYTES);
+    chunks = gpu_alloc_chunks(2 * MIB, 80, true); /* in two messages */
+    closed = gpu_alloc_chunks(2 * MIB, 2, false);
+    gpu_fill(whole, BYTES, 1);
+    patient.addr = whole;
+    must(kill(node.pid, SIGSTOP) == 0);
+    must(pthread_create(&patient.thread, NULL, put_in_time, &patient) == 0);
+    must_time_out(whole + BYTES); /* of the allocation that the patient one offers, or first */
+    must_time_out(chunks);
+    must_time_out(chunks + 70 * 2 * MIB);
+    must_time_out(closed);
+    must(kill(node.pid, SIGCONT) == 0);
+    must(pthread_join(patient.thread, NULL) == 0);
+    must_say(patient.status == RDT_OK, "%s", patient.err.msg);
+    expect(b, &patient.ref, NULL, NULL, 1, "local/share");
+    must_ok(rdt_free(a, &patient.ref, false, &err));
+    gpu_free(whole);
+    gpu_free_chunks(chunks, 2 * MIB, 80);
+    gpu_free_chunks(closed, 2 * MIB, 2);
+    end();
+}
+#endif

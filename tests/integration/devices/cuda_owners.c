@@ -1,0 +1,179 @@
+/* GPU memory on one node: whose it is, who may have how much of it, and what of a client's own the daemon holds after that client's end.
+ *
+ * The leak checker of gcc 12: see cuda_fixture.h.
+ * lsan: use_tls=0
+ */
+#include "tests/integration/devices/cuda_fixture.h"
+
+CUDA_SUITE(cuda_owners)
+
+#ifndef RDT_WITHOUT_CUDA
+#include <grp.h>
+#include <unistd.h>
+
+#include "tests/support/actor.h"
+
+#define STRANGER 12345
+
+static void put_for_all(void *addr, enum rdt_cuda_how expected, struct rdt_ref *ref_p)
+{
+    struct rdt_cuda_put_options options = RDT_INIT(options);
+    struct rdt_put_options put = RDT_INIT(put);
+    struct rdt_tensor one = bytes_at(addr, BYTES);
+    enum rdt_cuda_how how;
+
+    put.visibility = RDT_VISIBLE_TO_ALL;
+    options.put = &put;
+    options.how = &how;
+    must_ok(rdt_cuda_put(gpu_a, &one, 1, &options, ref_p, &err));
+    must(how == expected);
+}
+
+struct told {
+    char dir[128];
+    struct rdt_ref ref[2];
+};
+
+static int come_as_a_stranger(struct actor *self, void *arg)
+{
+    struct rdt_connect_options options = RDT_INIT(options);
+    struct rdt_fetch_options share = RDT_INIT(share);
+    struct told told;
+    const char *why;
+    rdt_object *object;
+    rdt_cuda *gpu;
+    rdt *conn;
+
+    (void)arg;
+    actor_recv(self, &told, sizeof told);
+    if (!gpu_is_real())
+        (void)fake_gpu_load();
+    must_say(gpu_there(&why), "%s", why);
+    must(chdir(told.dir) == 0);
+    must(setgroups(0, NULL) == 0 && setresgid(STRANGER, STRANGER, STRANGER) == 0 && setresuid(STRANGER, STRANGER, STRANGER) == 0);
+    options.socket = "s";
+    must_ok(rdt_connect(&options, &conn, &err));
+    must_ok(rdt_cuda_open(conn, &gpu, &err));
+    gpu_use(0);
+    share.mode = RDT_FETCH_SHARE;
+    share.timeout_ns = LONG;
+    for (unsigned i = 0; i < 2; i++) {
+        must_ok(fetch_to(conn, &told.ref[i], NULL, NULL, &object, &err));
+        must_go_by("local/copy", object);
+        must_lie(object, 0, "cuda", gpu_uuid(0));
+        must(gpu_holds(tensor_of(object, 0).data, BYTES, 1 + i));
+        gpu_fill(tensor_of(object, 0).data, BYTES, 9); /* his own to write */
+        rdt_release(object);
+        must_refuse(RDT_NO_PATH, "another owner", rdt_fetch(conn, &told.ref[i], 1, &share, &object, &err));
+    }
+    rdt_cuda_close(gpu);
+    rdt_close(conn);
+    return 0;
+}
+
+Test(cuda_owners, other_users_get_copies_and_nothing_to_map)
+{
+    struct told told;
+    struct actor stranger;
+    void *addr[2];
+
+    if (geteuid() != 0)
+        cr_skip_test("needs root, to become another user");
+    actor_start(&stranger, come_as_a_stranger, NULL);
+    begin();
+    memset(&told, 0, sizeof told);
+    must_ok(rdt_cuda_alloc(gpu_a, gpu_uuid(0), BYTES, &addr[0], &err));
+    addr[1] = gpu_alloc(BYTES);
+    for (unsigned i = 0; i < 2; i++) {
+        gpu_fill(addr[i], BYTES, 1 + i);
+        put_for_all(addr[i], i ? RDT_CUDA_HANDLE : RDT_CUDA_KNOWN, &told.ref[i]);
+    }
+    (void)snprintf(told.dir, sizeof told.dir, "%s", node.dir);
+    actor_send(&stranger, &told, sizeof told);
+    actor_wait(&stranger);
+    for (unsigned i = 0; i < 2; i++) {
+        must(gpu_holds(addr[i], BYTES, 1 + i));
+        let_go(&told.ref[i]);
+    }
+    must_ok(rdt_dealloc(a, addr[0], &err));
+    end();
+    gpu_free(addr[1]);
+}
+
+Test(cuda_owners, what_is_full_is_named)
+{
+    void *of_a, *of_b, *more;
+
+    begin_with(NULL, (const char *const[]){"--pool-idle=200ms", "--device-limit=32MiB", "--client-max-device-bytes=8MiB",
+                                           "--owner-max-device-bytes=12MiB", NULL});
+    must_refuse(RDT_LIMIT, "device_limit", rdt_cuda_alloc(gpu_a, gpu_uuid(0), 40 * MIB, &more, &err));
+    must_ok(rdt_cuda_alloc(gpu_a, gpu_uuid(0), 6 * MIB, &of_a, &err));
+    must_refuse(RDT_LIMIT, "client_max_device_bytes", rdt_cuda_alloc(gpu_a, gpu_uuid(0), 4 * MIB, &more, &err));
+    must_ok(rdt_cuda_alloc(gpu_b, gpu_uuid(gpu_count() - 1), 6 * MIB, &of_b, &err)); /* wherever it is */
+    must_refuse(RDT_LIMIT, "owner_max_device_bytes", rdt_cuda_alloc(gpu_b, gpu_uuid(0), 2 * MIB, &more, &err));
+    must_ok(rdt_dealloc(a, of_a, &err));
+    must_ok(rdt_cuda_alloc(gpu_b, gpu_uuid(0), 2 * MIB, &more, &err));
+    must_ok(rdt_dealloc(b, of_b, &err));
+    must_ok(rdt_dealloc(b, more, &err));
+    end();
+}
+
+static int lend_and_wait(struct actor *self, void *arg)
+{
+    struct rdt_connect_options options = RDT_INIT(options);
+    struct rdt_tensor one;
+    struct rdt_ref ref;
+    const char *why;
+    char socket[200];
+    rdt_cuda *gpu;
+    void *addr;
+    rdt *conn;
+
+    (void)arg;
+    actor_recv(self, socket, sizeof socket);
+    if (!gpu_is_real())
+        (void)fake_gpu_load();
+    must_say(gpu_there(&why), "%s", why);
+    options.socket = socket;
+    must_ok(rdt_connect(&options, &conn, &err));
+    must_ok(rdt_cuda_open(conn, &gpu, &err));
+    gpu_use(0);
+    addr = gpu_alloc(BYTES);
+    gpu_fill(addr, BYTES, 4);
+    one = bytes_at(addr, BYTES);
+    must_ok(rdt_cuda_put(gpu, &one, 1, NULL, &ref, &err));
+    actor_send(self, &ref, sizeof ref);
+    actor_await(self);
+    return 1;
+}
+
+/* It is closed behind the copies that read it: the fake's process ends if one of them finds nothing there. */
+Test(cuda_owners, lenders_handle_is_closed_behind_the_copies)
+{
+    struct rdt_fetch_options options = RDT_INIT(options);
+    struct node_status status;
+    struct actor lender;
+    rdt_request *request;
+    rdt_object *object;
+    struct rdt_ref ref;
+    char socket[200];
+
+    actor_start(&lender, lend_and_wait, NULL);
+    begin_with("FAKE_CUDA_COPY_US=300000", (const char *const[]){"--pool-idle=200ms", NULL});
+    (void)snprintf(socket, sizeof socket, "%s", node.socket);
+    actor_send(&lender, socket, sizeof socket);
+    actor_recv(&lender, &ref, sizeof ref);
+    options.memory = "host";
+    options.timeout_ns = LONG;
+    must_ok(rdt_fetch_start(b, &ref, 1, &options, &request, &err));
+    wait_until(20 * SEC, (node_status(&node, &status), status.transfers_active > 0) ||
+                             rdt_wait(b, &request, 1, 1, 0, NULL, NULL, NULL) != RDT_TIMED_OUT); /* it may be over before one looks */
+    actor_kill(&lender, SIGKILL);
+    if (rdt_wait(b, &request, 1, 1, LONG, NULL, NULL, NULL) == RDT_OK && rdt_request_take_object(request, &object, NULL) == RDT_OK) {
+        must(holds_pattern(tensor_of(object, 0).data, BYTES, 4));
+        rdt_release(object);
+    }
+    rdt_request_destroy(request);
+    end();
+}
+#endif

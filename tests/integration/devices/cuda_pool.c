@@ -1,0 +1,115 @@
+/* The daemon's GPU memory as an allocator for other libraries (rdt_cuda_pool_*).
+ *
+ * The leak checker of gcc 12: see cuda_fixture.h.
+ * lsan: use_tls=0
+ */
+#include "tests/integration/devices/cuda_fixture.h"
+
+CUDA_SUITE(cuda_pool)
+
+#ifndef RDT_WITHOUT_CUDA
+Test(cuda_pool, pool_gives_memory_that_is_put_without_a_copy)
+{
+    struct rdt_cuda_pool_info info;
+    struct rdt_ref ref;
+    void *addr, *other;
+
+    begin();
+    must(!rdt_cuda_pool_alloc(MIB, 0, NULL)); /* nobody's yet */
+    rdt_cuda_pool_info(&info);
+    must(info.failures == 1 && info.last.status == RDT_INVALID && strstr(info.last.msg, "no connection serves"));
+    rdt_cuda_pool_use(gpu_a);
+    addr = rdt_cuda_pool_alloc((ptrdiff_t)BYTES, 0, NULL);
+    other = rdt_cuda_pool_alloc(2 * (ptrdiff_t)MIB, (int)gpu_count() - 1, NULL);
+    must(addr && other);
+    rdt_cuda_pool_info(&info);
+    must(info.blocks == 2 && info.bytes == BYTES + 2 * MIB);
+    must(!rdt_cuda_pool_alloc(MIB, 99, NULL) && !rdt_cuda_pool_alloc(0, 0, NULL) && !rdt_cuda_pool_alloc((ptrdiff_t)1 << 50, 0, NULL));
+    rdt_cuda_pool_info(&info);
+    must(info.failures == 4 && info.last.msg[0]);
+    gpu_fill(addr, BYTES, 14);
+    ref = put_at((char *)addr, BYTES, RDT_CUDA_KNOWN);
+    rdt_cuda_pool_free(addr, (ptrdiff_t)BYTES, 0, NULL); /* the object keeps it */
+    expect(b, &ref, NULL, NULL, 14, "local/share");
+    let_go(&ref);
+    rdt_cuda_pool_free(other, 2 * (ptrdiff_t)MIB, (int)gpu_count() - 1, NULL);
+    rdt_cuda_pool_free(NULL, 0, 0, NULL);
+    rdt_cuda_pool_info(&info);
+    must(info.blocks == 0 && info.bytes == 0);
+    addr = rdt_cuda_pool_alloc(1, 0, NULL); /* goes with its connection, and free then does nothing */
+    must(addr);
+    rdt_cuda_close(gpu_a);
+    rdt_close(a);
+    rdt_cuda_pool_free(addr, 1, 0, NULL);
+    must(!rdt_cuda_pool_alloc(MIB, 0, NULL));
+    node_connect(&node, &a);
+    must_ok(rdt_cuda_open(a, &gpu_a, &err));
+    end();
+}
+
+/* Its user frees it by its address, which says nothing else. */
+Test(cuda_pool, address_of_a_block_that_went_with_its_connection_is_no_others)
+{
+    struct rdt_cuda_pool_info info;
+    struct rdt_ref ref;
+    void *old, *other;
+
+    begin();
+    rdt_cuda_pool_use(gpu_a);
+    old = rdt_cuda_pool_alloc((ptrdiff_t)BYTES, 0, NULL);
+    must(old);
+    rdt_cuda_close(gpu_a);
+    rdt_close(a);
+    node_connect(&node, &a);
+    must_ok(rdt_cuda_open(a, &gpu_a, &err));
+    rdt_cuda_pool_use(gpu_a);
+    other = rdt_cuda_pool_alloc((ptrdiff_t)BYTES, 0, NULL);
+    must(other && other != old);
+    gpu_fill(other, BYTES, 15);
+    rdt_cuda_pool_free(old, (ptrdiff_t)BYTES, 0, NULL);
+    rdt_cuda_pool_info(&info);
+    must(info.blocks == 1 && info.bytes == BYTES);
+    ref = put_at(other, BYTES, RDT_CUDA_KNOWN);
+    expect(b, &ref, NULL, NULL, 15, "local/share");
+    let_go(&ref);
+    rdt_cuda_pool_free(other, (ptrdiff_t)BYTES, 0, NULL);
+    rdt_cuda_pool_info(&info);
+    must(info.blocks == 0 && info.bytes == 0);
+    end();
+}
+
+static void *free_it(void *addr)
+{
+    rdt_cuda_pool_free(*(void **)addr, (ptrdiff_t)BYTES, 0, NULL);
+    return NULL;
+}
+
+Test(cuda_pool, pool_takes_back_what_no_stream_uses_any_more)
+{
+    struct rdt_cuda_pool_info info;
+    struct gpu_gate *gate;
+    void *addr, *source, *stream;
+    pthread_t thread;
+
+    begin();
+    rdt_cuda_pool_use(gpu_a);
+    stream = gpu_stream_create();
+    addr = rdt_cuda_pool_alloc((ptrdiff_t)BYTES, 0, NULL);
+    source = gpu_alloc(BYTES);
+    must(addr);
+    gate = gpu_hold(stream);
+    gpu_copy_in_stream(addr, source, BYTES, stream); /* the fake's process ends if the memory is gone by then */
+    must(pthread_create(&thread, NULL, free_it, &addr) == 0);
+    do
+        rdt_cuda_pool_info(&info);
+    while (info.blocks > 0);
+    must_ok(rdt_ping(a, LONG, &err));
+    must(device(0).used_bytes >= BYTES); /* it waits */
+    gpu_open(gate);
+    must(pthread_join(thread, NULL) == 0);
+    gpu_stream_wait(stream);
+    gpu_stream_destroy(stream);
+    gpu_free(source);
+    end();
+}
+#endif

@@ -1,0 +1,463 @@
+/* Memory on devices, on one node, on a fake device whose addresses the daemon cannot touch: shared with its owner, copied for others and
+ * to other places, its life, its order and its faults.
+ */
+#include "tests/integration/devices/device_fixture.h"
+
+TestSuite(device, .timeout = 100);
+
+/* ---- where the bytes go ---- */
+
+Test(device, owner_shares_it_without_a_copy)
+{
+    struct rdt_ref ref;
+    rdt_object *object;
+    uint8_t *addr;
+
+    begin();
+    ref = put_on(a, "FAKE-1", BYTES, 1, (void **)&addr);
+    expect(b, &ref, NULL, NULL, BYTES, 1, "local/share", "fake", "FAKE-1");
+    must_ok(fetch_to(b, &ref, NULL, NULL, &object, &err));
+    addr[17] ^= 0xff; /* the very same memory */
+    must(((uint8_t *)tensor_of(object, 0).data)[17] == addr[17]);
+    rdt_release(object);
+    addr[17] ^= 0xff;
+    expect(a, &ref, NULL, NULL, BYTES, 1, "local/same", "fake", "FAKE-1");
+    must(atomic_load(&gpu.control->started) == 0);
+    end(NULL);
+}
+
+Test(device, fetched_to_where_the_reader_wants_it)
+{
+    struct rdt_ref ref, host;
+
+    begin();
+    ref = put_on(a, "FAKE-0", BYTES, 2, NULL);
+    expect(b, &ref, "host", NULL, BYTES, 2, "local/copy", "host", "");
+    expect(b, &ref, "fake", "FAKE-1", BYTES, 2, "local/copy", "fake", "FAKE-1");
+    expect(b, &ref, "fake", "fake-0", BYTES, 2, "local/share", "fake", "FAKE-0");
+    host = put_one(a, &VECTOR(RDT_U8, 3 * BYTES, alloc_memory(a, 3 * BYTES)), NULL);
+    {
+        rdt_object *object;
+        must_ok(fetch_to(b, &host, "fake", "FAKE-1", &object, &err));
+        must_lie(object, 0, "fake", "FAKE-1");
+        must(is_filled_with(tensor_of(object, 0).data, 3 * BYTES, 0));
+        rdt_release(object);
+    }
+    end(NULL);
+}
+
+Test(device, who_cannot_map_it_gets_host_memory)
+{
+    struct rdt_ref ref;
+    rdt *plain;
+
+    begin();
+    ref = put_on(a, "FAKE-0", BYTES, 3, NULL);
+    node_connect(&node, &plain);
+    expect(plain, &ref, NULL, NULL, BYTES, 3, "local/copy", "host", "");
+    {
+        rdt_object *object;
+        struct rdt_fetch_options options = RDT_INIT(options);
+        must_refuse(RDT_UNSUPPORTED, "rdt_map_by", fetch_to(plain, &ref, "fake", "FAKE-0", &object, &err));
+        options.mode = RDT_FETCH_SHARE;
+        must_refuse(RDT_NO_PATH, "does not map", rdt_fetch(plain, &ref, 1, &options, &object, &err));
+        must_refuse(RDT_UNSUPPORTED, "FAKE-0, FAKE-1", fetch_to(b, &ref, "fake", "FAKE-7", &object, &err));
+        must_refuse(RDT_INVALID, "say which", fetch_to(b, &ref, "fake", NULL, &object, &err));
+    }
+    rdt_close(plain);
+    end(NULL);
+}
+
+Test(device, mixed_objects_and_strides)
+{
+    uint8_t *on0, *on1, *in_host;
+    struct rdt_tensor tensors[4];
+    static const int64_t shape[2] = {100, 300}, turned[2] = {300, 100}, strides[2] = {1, 300};
+    struct rdt_ref ref;
+    rdt_object *object;
+
+    begin();
+    on0 = fake_device_alloc(a, "FAKE-0", 30000);
+    on1 = fake_device_alloc(a, "FAKE-1", BYTES);
+    in_host = alloc_memory(a, BYTES);
+    fill_pattern(on0, 30000, 4);
+    fill_pattern(on1, BYTES, 5);
+    fill_pattern(in_host, BYTES, 6);
+    tensors[0] = (struct rdt_tensor){.dtype = RDT_U8, .ndim = 2, .shape = turned, .strides = strides, .data = on0};
+    tensors[1] = bytes_at(in_host, BYTES);
+    tensors[2] = bytes_at(on1, BYTES);
+    tensors[3] = (struct rdt_tensor){.dtype = RDT_U8, .ndim = 2, .shape = shape, .data = on0};
+    ref = put_tensors(a, tensors, 4, 0);
+    must_ok(fetch_to(b, &ref, NULL, NULL, &object, &err));
+    must_go_by("local/share", object);
+    for (unsigned i = 0; i < 4; i++) {
+        struct rdt_tensor got = tensor_of(object, i);
+        must(tensors_equal(&got, &tensors[i]));
+    }
+    rdt_release(object);
+    for (unsigned round = 0; round < 3; round++) { /* all to the host, all to a device, what is on devices to one of them */
+        struct rdt_fetch_options options = RDT_INIT(options);
+        options.memory = round == 0 ? "host" : "fake";
+        options.device = round == 0 ? NULL : "FAKE-1";
+        options.host_stays = round == 2;
+        must_ok(rdt_fetch(b, &ref, 1, &options, &object, &err));
+        must_go_by("local/copy", object);
+        for (unsigned i = 0; i < 4; i++) {
+            struct rdt_tensor got = tensor_of(object, i);
+            must_say(tensors_equal(&got, &tensors[i]), "tensor %u of round %u differs", i, round);
+            must_lie(object, i, round == 0 || (round == 2 && i == 1) ? "host" : "fake",
+                     round == 0 || (round == 2 && i == 1) ? "" : "FAKE-1");
+        }
+        rdt_release(object);
+    }
+    end(NULL);
+}
+
+Test(device, targets_on_devices_and_in_host_memory)
+{
+    struct rdt_ref ref;
+    uint8_t *to, *to_host;
+    struct rdt_tensor targets[1];
+    const struct rdt_tensor *lists[1] = {targets};
+    size_t counts[1] = {1};
+    struct rdt_fetch_options options = RDT_INIT(options);
+    rdt_object *object;
+    uint8_t own[BYTES];
+
+    begin();
+    ref = put_on(a, "FAKE-0", BYTES, 7, NULL);
+    to = fake_device_alloc(b, "FAKE-1", 2 * BYTES);
+    to_host = alloc_memory(b, BYTES);
+    options.targets = lists;
+    options.target_counts = counts;
+    targets[0] = bytes_at(to + BYTES, BYTES);
+    must_ok(rdt_fetch(b, &ref, 1, &options, &object, &err));
+    must(holds_pattern(to + BYTES, BYTES, 7) && is_filled_with(to, BYTES, 0));
+    must_lie(object, 0, "fake", "FAKE-1");
+    rdt_release(object);
+    targets[0] = bytes_at(to_host, BYTES);
+    must_ok(rdt_fetch(b, &ref, 1, &options, &object, &err));
+    must(holds_pattern(to_host, BYTES, 7));
+    rdt_release(object);
+    targets[0] = bytes_at(own, BYTES); /* memory that the daemon does not know: the library copies, from host memory */
+    must_ok(rdt_fetch(b, &ref, 1, &options, &object, &err));
+    must(holds_pattern(own, BYTES, 7));
+    rdt_release(object);
+    end(NULL);
+}
+
+Test(device, snapshot_does_not_change)
+{
+    struct rdt_tensor tensor;
+    struct rdt_ref ref;
+    uint8_t *addr;
+
+    begin();
+    addr = fake_device_alloc(a, "FAKE-1", BYTES);
+    fill_pattern(addr, BYTES, 8);
+    tensor = bytes_at(addr, BYTES);
+    ref = put_tensors(a, &tensor, 1, RDT_PUT_SNAPSHOT);
+    fill_pattern(addr, BYTES, 9);
+    expect(b, &ref, NULL, NULL, BYTES, 8, "local/copy", "fake", "FAKE-1");
+    expect(b, &ref, "host", NULL, BYTES, 8, "local/copy", "host", "");
+    end(NULL);
+}
+
+/* ---- memory of the client's own ---- */
+
+static int read_handle(struct actor *self, void *arg)
+{
+    const struct test_node *at = arg;
+    struct rdt_ref ref;
+    rdt_object *object;
+    rdt *conn;
+
+    actor_recv(self, &ref, sizeof ref);
+    node_connect(at, &conn);
+    fake_device_use(conn);
+    must_ok(fetch_to(conn, &ref, NULL, NULL, &object, &err));
+    must_go_by("local/share", object);
+    must_lie(object, 0, "fake", "FAKE-0");
+    must(holds_pattern(tensor_of(object, 0).data, 1000, 11));
+    rdt_release(object);
+    rdt_close(conn);
+    return 0;
+}
+
+Test(device, legacy_handle_is_opened_once)
+{
+    struct fake_memory_own own;
+    struct rdt_shared whole, part;
+    struct rdt_tensor tensor;
+    struct rdt_ref ref;
+    struct actor reader;
+    bool known;
+    const char *memory;
+
+    begin();
+    actor_start(&reader, read_handle, &node);
+    fake_device_malloc(&own, 1, 2 * BYTES);
+    fill_pattern(own.addr + BYTES, BYTES, 11);
+    whole = fake_device_handle(&own, "FAKE-0");
+    whole.bytes = BYTES;
+    part = fake_device_handle(&own, "FAKE-0");
+    part.offset = BYTES;
+    part.bytes = BYTES;
+    must_ok(rdt_import_shared(a, &whole, own.addr, &err));
+    must_ok(rdt_import_shared(a, &part, own.addr + BYTES, &err));
+    must(atomic_load(&gpu.control->handles) == 1 && atomic_load(&gpu.control->imports) == 2);
+    must_ok(rdt_known(a, own.addr + BYTES, 10, &known, &memory, NULL, &err));
+    must(known && strcmp(memory, "fake") == 0);
+    tensor = bytes_at(own.addr + BYTES, 1000);
+    ref = put_tensors(a, &tensor, 1, 0);
+    expect(a, &ref, NULL, NULL, 1000, 11, "local/same", "fake", "FAKE-0");
+    expect(b, &ref, "host", NULL, 1000, 11, "local/copy", "host", "");
+    actor_send(&reader, &ref, sizeof ref); /* another process opens the handle itself */
+    actor_wait(&reader);
+    must_ok(rdt_free(a, &ref, false, &err));
+    must_ok(rdt_wait_freed_range(a, own.addr + BYTES, BYTES, LONG, &err));
+    must_ok(rdt_dealloc(a, own.addr + BYTES, &err));
+    must_ok(rdt_dealloc(a, own.addr, &err));
+    wait_until(LONG, atomic_load(&gpu.control->handles) == 0);
+    fake_device_free(&own);
+    end(NULL);
+}
+
+Test(device, chunks_in_several_messages)
+{
+    struct fake_memory_own few, many;
+    struct rdt_shared shared;
+    struct rdt_tensor tensor;
+    struct rdt_ref ref;
+
+    begin();
+    fake_device_malloc(&few, 5, 64 * KIB);
+    fake_device_malloc(&many, 150, 4 * KIB);
+    fill_pattern(few.addr, few.bytes, 12);
+    fill_pattern(many.addr, many.bytes, 13);
+    shared = fake_device_chunks(&few, "FAKE-1");
+    must_ok(rdt_import_shared(a, &shared, few.addr, &err));
+    shared = fake_device_chunks(&many, "FAKE-1");
+    must_ok(rdt_import_shared(a, &shared, many.addr, &err));
+    tensor = bytes_at(few.addr, few.bytes);
+    ref = put_tensors(a, &tensor, 1, 0);
+    expect(b, &ref, NULL, NULL, few.bytes, 12, "local/share", "fake", "FAKE-1");
+    expect(b, &ref, "fake", "FAKE-0", few.bytes, 12, "local/copy", "fake", "FAKE-0");
+    tensor = bytes_at(many.addr, many.bytes);
+    ref = put_tensors(a, &tensor, 1, 0); /* more chunks than one message has fds: a copy */
+    expect(b, &ref, NULL, NULL, many.bytes, 13, "local/copy", "fake", "FAKE-1");
+    shared.chunk_bytes = (const uint64_t[150]){[0] = 1 << 20};
+    shared.bytes = 1 << 20;
+    must_refuse(RDT_INVALID, "shorter than it says", rdt_import_shared(b, &shared, many.addr, &err));
+    rdt_close(a);
+    node_connect(&node, &a);
+    wait_until(LONG, atomic_load(&gpu.control->imports) == 0);
+    fake_device_free(&few);
+    fake_device_free(&many);
+    end(NULL);
+}
+
+/* ---- life ---- */
+
+Test(device, thousand_puts_leave_nothing)
+{
+    uint64_t most = 0;
+
+    begin();
+    for (unsigned i = 0; i < 1000; i++) {
+        void *addr;
+        struct rdt_ref ref = put_on(a, i % 2 ? "FAKE-0" : "FAKE-1", 64 * KIB, i, &addr);
+        uint64_t now;
+        if (i % 10 == 0)
+            expect(b, &ref, i % 20 ? "host" : NULL, NULL, 64 * KIB, i, i % 20 ? "local/copy" : "local/share",
+                   i % 20 ? "host" : "fake", i % 20 ? "" : i % 2 ? "FAKE-0" : "FAKE-1");
+        must_ok(rdt_free(a, &ref, false, &err));
+        must_ok(rdt_dealloc(a, addr, &err));
+        now = atomic_load(&gpu.control->allocated[0]) + atomic_load(&gpu.control->allocated[1]);
+        most = now > most ? now : most;
+    }
+    must_say(most <= 16 * 64 * KIB, "%llu bytes at once", (unsigned long long)most);
+    wait_until(LONG, atomic_load(&gpu.control->allocated[0]) + atomic_load(&gpu.control->allocated[1]) == 0);
+    end(NULL);
+}
+
+static int hold_device_memory(struct actor *self, void *arg)
+{
+    struct fake_memory_own own;
+    struct rdt_shared shared;
+    rdt *conn;
+
+    node_connect(arg, &conn);
+    fake_device_use(conn);
+    (void)put_on(conn, "FAKE-0", BYTES, 1, NULL);
+    fake_device_malloc(&own, 1, BYTES);
+    shared = fake_device_handle(&own, "FAKE-1");
+    must_ok(rdt_import_shared(conn, &shared, own.addr, &err));
+    actor_step(self);
+    actor_await(self);
+    return 0;
+}
+
+Test(device, killed_client_gives_all_back)
+{
+    struct actor actor;
+
+    begin();
+    actor_start(&actor, hold_device_memory, &node);
+    actor_await(&actor);
+    must(atomic_load(&gpu.control->allocated[0]) == BYTES && atomic_load(&gpu.control->handles) == 1);
+    actor_kill(&actor, 9);
+    wait_until(LONG, atomic_load(&gpu.control->allocated[0]) == 0 && atomic_load(&gpu.control->handles) == 0);
+    end(NULL);
+}
+
+Test(device, limit_names_the_device)
+{
+    struct rdt_alloc_options options = RDT_INIT(options);
+    void *one, *two;
+
+    begin_with((const char *const[]){"--device-limit=1MiB", NULL});
+    one = fake_device_alloc(a, "FAKE-0", 768 * KIB);
+    options.memory = "fake";
+    options.device = "FAKE-0";
+    must_refuse(RDT_LIMIT, "FAKE-0", rdt_alloc_with(b, 512 * KIB, &options, &two, &err));
+    two = fake_device_alloc(b, "FAKE-1", 512 * KIB);
+    must_ok(rdt_dealloc(a, one, &err));
+    options.timeout_ns = LONG; /* who waits gets it as soon as the device has room */
+    must_ok(rdt_alloc_with(b, 768 * KIB, &options, &one, &err));
+    expect_output("backends", NULL, "FAKE-0");
+    expect_output("regions", NULL, "FAKE-1");
+    end(NULL);
+}
+
+/* ---- order ---- */
+
+Test(device, nobody_sees_it_before_its_stream_wrote_it)
+{
+    struct rdt_put_options options = RDT_INIT(options);
+    struct rdt_tensor tensor;
+    struct rdt_ref ref;
+    rdt_request *request, *requests[1];
+    rdt_object *object;
+    uint8_t *addr;
+
+    begin();
+    addr = fake_device_alloc(a, "FAKE-0", BYTES);
+    tensor = bytes_at(addr, BYTES);
+    options.flags = RDT_PUT_PENDING;
+    must_ok(rdt_put(a, &tensor, 1, &options, &ref, &err));
+    request = requests[0] = start_one(b, &ref, LONG);
+    must_be(RDT_TIMED_OUT, rdt_wait(b, requests, 1, 1, 50 * MSEC, NULL, NULL, &err));
+    {
+        struct rdt_stat stat;
+        must_ok(rdt_stat(b, &ref, &stat, &err));
+        must(strcmp(stat.state, "filling") == 0);
+    }
+    fill_pattern(addr, BYTES, 21); /* the slow stream */
+    must_ok(rdt_ready(a, &ref, &err));
+    must_ok(rdt_wait(b, requests, 1, 1, LONG, NULL, NULL, &err));
+    must_ok(rdt_request_take_object(request, &object, &err));
+    must(holds_pattern(tensor_of(object, 0).data, BYTES, 21));
+    rdt_release(object);
+    rdt_request_destroy(request);
+    options.flags = RDT_PUT_PENDING | RDT_PUT_SNAPSHOT;
+    must_ok(rdt_put(a, &tensor, 1, &options, &ref, &err));
+    fill_pattern(addr, BYTES, 22);
+    must_ok(rdt_ready(a, &ref, &err));
+    must_ok(rdt_wait_put(b, &ref, LONG, &err));
+    fill_pattern(addr, BYTES, 23);
+    expect(b, &ref, NULL, NULL, BYTES, 22, "local/copy", "fake", "FAKE-0");
+    must_ok(rdt_ready(b, &ref, &err)); /* not its own: nothing happens */
+    end(NULL);
+}
+
+/* The daemon has heard that somebody waits for it. */
+static void await_waiter(const struct rdt_ref *ref)
+{
+    struct rdt_stat stat = {0};
+
+    wait_until(LONG, rdt_stat(a, ref, &stat, NULL) == RDT_OK && stat.waiters > 0);
+}
+
+Test(device, pending_put_that_fails_fails_those_who_wait)
+{
+    struct rdt_put_options options = RDT_INIT(options);
+    struct rdt_tensor tensor;
+    struct rdt_ref ref;
+    rdt_request *requests[1];
+    uint8_t *addr;
+
+    begin();
+    addr = fake_device_alloc(a, "FAKE-0", BYTES);
+    tensor = bytes_at(addr, BYTES);
+    options.flags = RDT_PUT_PENDING;
+    must_ok(rdt_put(a, &tensor, 1, &options, &ref, &err));
+    requests[0] = start_one(b, &ref, LONG);
+    await_waiter(&ref);
+    must_ok(rdt_fail(a, &ref, RDT_SYSTEM, "the kernel was launched with nonsense", &err));
+    must_refuse(RDT_SYSTEM, "nonsense", rdt_wait(b, requests, 1, 1, LONG, NULL, NULL, &err));
+    rdt_request_destroy(requests[0]);
+    must_ok(rdt_put(a, &tensor, 1, &options, &ref, &err));
+    requests[0] = start_one(b, &ref, LONG);
+    await_waiter(&ref);
+    rdt_close(a);
+    must_be(RDT_OWNER_DIED, rdt_wait(b, requests, 1, 1, LONG, NULL, NULL, &err));
+    rdt_request_destroy(requests[0]);
+    node_connect(&node, &a);
+    end(NULL);
+}
+
+/* ---- faults ---- */
+
+Test(device, failed_copy_is_told_and_costs_nothing_else)
+{
+    struct rdt_ref ref;
+    rdt_object *object;
+
+    begin();
+    ref = put_on(a, "FAKE-0", BYTES, 31, NULL);
+    atomic_store(&gpu.control->fail_copies, 1);
+    must_refuse(RDT_SYSTEM, "fallen off the bus", fetch_to(b, &ref, "host", NULL, &object, &err));
+    expect(b, &ref, "host", NULL, BYTES, 31, "local/copy", "host", "");
+    atomic_store(&gpu.control->fail_allocs, 1);
+    must_refuse(RDT_NO_MEMORY, "FAKE-1", fetch_to(b, &ref, "fake", "FAKE-1", &object, &err));
+    expect(b, &ref, "fake", "FAKE-1", BYTES, 31, "local/copy", "fake", "FAKE-1");
+    end(NULL);
+}
+
+Test(device, deadline_and_cancel_while_the_device_is_slow)
+{
+    struct rdt_fetch_options options = RDT_INIT(options);
+    struct rdt_ref ref;
+    rdt_request *request;
+    rdt_object *object;
+
+    begin();
+    ref = put_on(a, "FAKE-0", BYTES, 32, NULL);
+    fake_hold(gpu.control, true);
+    options.memory = "host";
+    options.timeout_ns = 50 * MSEC;
+    must_be(RDT_TIMED_OUT, rdt_fetch(b, &ref, 1, &options, &object, &err));
+    options.timeout_ns = LONG;
+    must_ok(rdt_fetch_start(b, &ref, 1, &options, &request, &err));
+    wait_until(LONG, atomic_load(&gpu.control->started) >= 2);
+    rdt_cancel(request);
+    rdt_request_destroy(request);
+    must_ok(rdt_free(a, &ref, false, &err));
+    must_be(RDT_TIMED_OUT, rdt_wait_freed(a, &ref, 50 * MSEC, &err)); /* the device is at it still */
+    fake_hold(gpu.control, false);
+    must_ok(rdt_wait_freed(a, &ref, LONG, &err));
+    end(NULL);
+}
+
+Test(device, without_a_device_it_says_so)
+{
+    struct rdt_alloc_options options = RDT_INIT(options);
+    void *addr;
+
+    begin_with((const char *const[]){"devices=0", NULL});
+    options.memory = "fake";
+    must_refuse(RDT_UNSUPPORTED, "there is no fake device", rdt_alloc_with(a, BYTES, &options, &addr, &err));
+    expect_output("backends", NULL, "there is no fake device");
+    end(NULL);
+}

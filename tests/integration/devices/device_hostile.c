@@ -1,0 +1,274 @@
+/* Wishes for memory on devices that nobody can fulfil, and imports that are not what they say: each is refused by name, and nothing else
+ * comes to harm. */
+#include <fcntl.h>
+#include <pthread.h>
+#include <sys/mman.h>
+
+#include "client/call.h"
+#include "tests/integration/devices/device_fixture.h"
+#include "tests/support/raw.h"
+
+TestSuite(device_hostile, .timeout = 100);
+
+static const char *const declared[] = {"(pid ", NULL}; /* what the daemon says of such a client */
+
+static void refuses(struct raw *raw, enum rdt_status expected, const char *text)
+{
+    char said[256];
+    enum rdt_status status = raw_error(raw, said);
+
+    must_say(status == expected && strstr(said, text), "%s: %s", rdt_status_name(status), said);
+}
+
+static void works(rdt *conn)
+{
+    struct rdt_ref ref = put_on(conn, "FAKE-0", BYTES, 41, NULL);
+
+    expect(conn, &ref, "host", NULL, BYTES, 41, "local/copy", "host", "");
+}
+
+/* ---- imports ---- */
+
+static int chunk_fd(void)
+{
+    int fd = memfd_create("chunk", MFD_CLOEXEC);
+
+    must(fd >= 0 && ftruncate(fd, 4096) == 0);
+    return fd;
+}
+
+Test(device_hostile, import_columns_of_other_lengths_are_refused)
+{
+    uint64_t sizes[65];
+    uint8_t handle[64] = "fakeipc";
+    int fd = chunk_fd(), fds[64];
+    struct raw raw;
+
+    begin();
+    raw_connect(&raw, node.socket);
+    raw_hello(&raw);
+    for (unsigned i = 0; i < 64; i++)
+        fds[i] = fd;
+    for (unsigned i = 0; i < 65; i++)
+        sizes[i] = 4096;
+#define REFUSED(of_kind, n_sizes, n_fds, says)                        \
+    do {                                                              \
+        Rdt__Pb__Import message = RDT__PB__IMPORT__INIT;              \
+        message.memory = (char *)"fake";                              \
+        message.device = (char *)"FAKE-0";                            \
+        message.kind = (Rdt__Pb__RegionKind)(of_kind);                \
+        message.bytes = 4096;                                         \
+        message.handle = (ProtobufCBinaryData){64, handle};           \
+        message.chunk_bytes = sizes;                                  \
+        message.n_chunk_bytes = n_sizes;                              \
+        (void)raw_send(&raw, RDT_MSG_IMPORT, &message.base, fds, n_fds); \
+        refuses(&raw, RDT_INVALID, says);                             \
+    } while (0)
+    REFUSED(RDT__PB__REGION_KIND__REGION_KIND_LEGACY_IPC, 1, 64, "1 chunk sizes for 64 fds");
+    REFUSED(RDT__PB__REGION_KIND__REGION_KIND_LEGACY_IPC, 64, 1, "64 chunk sizes for 1 fds");
+    REFUSED(RDT__PB__REGION_KIND__REGION_KIND_LEGACY_IPC, 64, 64, "a legacy handle comes without chunks");
+    REFUSED(RDT__PB__REGION_KIND__REGION_KIND_VMM, 65, 64, "65 chunk sizes for 64 fds");
+    REFUSED(RDT__PB__REGION_KIND__REGION_KIND_VMM, 0, 0, "of 0 chunks");
+    REFUSED(99, 1, 64, "1 chunk sizes for 64 fds");
+    REFUSED(99, 64, 64, "chunks or by a legacy handle");
+    REFUSED(RDT__PB__REGION_KIND__REGION_KIND_MEMFD, 1, 1, "not by a memfd");
+    raw_close(&raw);
+    (void)close(fd);
+    works(a);
+    end(declared);
+}
+
+static Rdt__Pb__Import part(uint64_t number, uint32_t first, bool more, const uint64_t *sizes)
+{
+    Rdt__Pb__Import message = RDT__PB__IMPORT__INIT;
+
+    message.memory = (char *)"fake";
+    message.device = (char *)"FAKE-0";
+    message.kind = RDT__PB__REGION_KIND__REGION_KIND_VMM;
+    message.number = number;
+    message.first_chunk = first;
+    message.more = more;
+    message.bytes = more ? 0 : 4096;
+    message.chunk_bytes = (uint64_t *)(uintptr_t)sizes;
+    message.n_chunk_bytes = 2;
+    return message;
+}
+
+static void takes(struct raw *raw, const Rdt__Pb__Import *message, const int *fds)
+{
+    ProtobufCMessage *reply =
+        raw_reply(raw, raw_send(raw, RDT_MSG_IMPORT, &message->base, fds, 2), &rdt__pb__region_reply__descriptor);
+
+    protobuf_c_message_free_unpacked(reply, NULL);
+}
+
+Test(device_hostile, parts_that_do_not_follow_are_refused_and_dropped)
+{
+    static const uint64_t sizes[2] = {4096, 4096};
+    int fds[2] = {chunk_fd(), chunk_fd()};
+    Rdt__Pb__Import message;
+    struct raw raw;
+
+    begin();
+    raw_connect(&raw, node.socket);
+    raw_hello(&raw);
+    for (unsigned i = 0; i < 4; i++) { /* without a first, of another, over a gap, of one that was dropped */
+        if (i == 1 || i == 2) {
+            message = part(7, 0, true, sizes);
+            takes(&raw, &message, fds);
+        }
+        message = part(i == 1 ? 8 : 7, i == 2 ? 3 : 2, false, sizes);
+        (void)raw_send(&raw, RDT_MSG_IMPORT, &message.base, fds, 2);
+        refuses(&raw, RDT_INVALID, "do not follow");
+    }
+    message = part(7, 0, true, sizes);
+    takes(&raw, &message, fds);
+    message = part(9, 0, true, sizes); /* another one begins */
+    takes(&raw, &message, fds);
+    message = part(9, 2, false, sizes);
+    takes(&raw, &message, fds);
+    must(atomic_load(&gpu.control->imports) == 1);
+    message = part(10, 0, true, sizes);
+    takes(&raw, &message, fds);
+    message = part(0, 0, false, sizes); /* all in one: it has nothing to do with those on their way */
+    message.bytes = 3 * 4096;
+    (void)raw_send(&raw, RDT_MSG_IMPORT, &message.base, fds, 2);
+    refuses(&raw, RDT_INVALID, "2 chunks");
+    message = part(10, 2, false, sizes);
+    message.bytes = 4 * 4096;
+    takes(&raw, &message, fds);
+    raw_close(&raw);
+    (void)close(fds[0]);
+    (void)close(fds[1]);
+    works(a);
+    end(declared);
+}
+
+#define IMPORTS 20u
+
+struct importer {
+    pthread_t thread;
+    uint32_t seed;
+    struct fake_memory_own own;
+    struct rdt_error err;
+};
+
+static void *import_often(void *arg)
+{
+    struct importer *me = arg;
+    struct rdt_shared shared = fake_device_chunks(&me->own, "FAKE-1");
+
+    for (unsigned i = 0; i < IMPORTS && me->err.status == RDT_OK; i++) {
+        struct rdt_tensor tensor = bytes_at(me->own.addr, me->own.bytes);
+        const int64_t shape[1] = {(int64_t)me->own.bytes};
+        struct rdt_put_options options = RDT_INIT(options);
+        struct rdt_ref ref;
+        rdt_object *object;
+
+        tensor.shape = shape;
+        if (rdt_import_shared(a, &shared, me->own.addr, &me->err) != RDT_OK ||
+            rdt_put(a, &tensor, 1, &options, &ref, &me->err) != RDT_OK ||
+            fetch_to(a, &ref, "host", NULL, &object, &me->err) != RDT_OK)
+            return NULL;
+        if (!holds_pattern(tensor_of(object, 0).data, me->own.bytes, me->seed))
+            (void)rdt_error_set(&me->err, RDT_INTERNAL, "import %u of thread %u shows other memory", i, me->seed);
+        rdt_release(object);
+        if (rdt_free(a, &ref, false, &me->err) == RDT_OK &&
+            rdt_wait_freed_range(a, me->own.addr, me->own.bytes, LONG, &me->err) == RDT_OK)
+            (void)rdt_dealloc(a, me->own.addr, &me->err);
+    }
+    return NULL;
+}
+
+Test(device_hostile, threads_that_import_at_once_get_their_own_memory)
+{
+    struct importer threads[3] = {0};
+
+    begin();
+    for (unsigned i = 0; i < 3; i++) { /* in three messages, in two, in one */
+        threads[i].seed = i + 1;
+        fake_device_malloc(&threads[i].own, i == 0 ? 150 : i == 1 ? 100 : 3, 4 * KIB);
+        fill_pattern(threads[i].own.addr, threads[i].own.bytes, i + 1);
+        must(pthread_create(&threads[i].thread, NULL, import_often, &threads[i]) == 0);
+    }
+    for (unsigned i = 0; i < 3; i++)
+        must(pthread_join(threads[i].thread, NULL) == 0);
+    for (unsigned i = 0; i < 3; i++) {
+        must_say(threads[i].err.status == RDT_OK, "thread %u: %s", i, threads[i].err.msg);
+        fake_device_free(&threads[i].own);
+    }
+    end(NULL);
+}
+
+Test(device_hostile, import_that_fails_half_way_leaves_nothing_at_the_daemon)
+{
+    struct fake_memory_own own;
+    struct rdt_shared shared;
+    unsigned before;
+    int fds[100];
+
+    begin();
+    fake_device_malloc(&own, 100, 4 * KIB);
+    shared = fake_device_chunks(&own, "FAKE-1");
+    memcpy(fds, shared.fds, sizeof fds);
+    fds[99] = -1; /* in the second message */
+    shared.fds = fds;
+    before = fds_of(node.pid);
+    must_refuse(RDT_SYSTEM, "fd -1", rdt_import_shared(a, &shared, own.addr, &err));
+    wait_until(LONG, fds_of(node.pid) == before);
+    fds[99] = own.fds[99];
+    must_ok(rdt_import_shared(a, &shared, own.addr, &err));
+    must_ok(rdt_dealloc(a, own.addr, &err));
+    fake_device_free(&own);
+    works(a);
+    end(NULL);
+}
+
+/* ---- sizes ---- */
+
+Test(device_hostile, more_than_a_device_has_is_refused)
+{
+    static const size_t sizes[] = {SIZE_MAX / 2, SIZE_MAX / 2 + 1, (size_t)1 << 60, 65 << 20};
+    Rdt__Pb__Alloc message = RDT__PB__ALLOC__INIT;
+    struct rdt_alloc_options options = RDT_INIT(options);
+    struct raw raw;
+    void *addr;
+
+    begin();
+    options.memory = "fake";
+    options.device = "FAKE-0";
+    for (unsigned i = 0; i < sizeof sizes / sizeof *sizes; i++)
+        must_refuse(RDT_LIMIT, "FAKE-0", rdt_alloc_with(a, sizes[i], &options, &addr, &err));
+    raw_connect(&raw, node.socket);
+    raw_hello(&raw);
+    message.memory = (char *)"fake";
+    message.device = (char *)"FAKE-0";
+    for (uint64_t less = 0; less < 200000; less += 65535) { /* what rounds up to nothing */
+        message.bytes = UINT64_MAX - less;
+        (void)raw_send(&raw, RDT_MSG_ALLOC, &message.base, NULL, 0);
+        refuses(&raw, RDT_LIMIT, "FAKE-0");
+    }
+    raw_close(&raw);
+    works(a);
+    end(declared);
+}
+
+/* ---- puts that are pending ---- */
+
+Test(device_hostile, ready_of_what_nobody_put_is_answered)
+{
+    Rdt__Pb__Ready ready = RDT__PB__READY__INIT;
+    Rdt__Pb__Ref ref = RDT__PB__REF__INIT;
+    struct raw raw;
+
+    begin();
+    raw_connect(&raw, node.socket);
+    raw_hello(&raw);
+    ref.id = (ProtobufCBinaryData){6, (uint8_t *)"nobody"};
+    ready.ref = &ref;
+    (void)raw_send(&raw, RDT_MSG_READY, &ready.base, NULL, 0);
+    refuses(&raw, RDT_NOT_FOUND, "nobody");
+    raw_close(&raw);
+    works(a);
+    end(declared);
+}

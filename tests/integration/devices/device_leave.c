@@ -1,0 +1,45 @@
+/* A memory kind that is unloaded while something is about to lie on its devices. */
+#include "tests/integration/devices/device_nodes_fixture.h"
+
+TestSuite(device_leave, .timeout = 100);
+
+#define HOST_BYTES (128 * 1024 * KIB) /* whose pages take a while */
+
+/* Host memory is made first; the device is named, and nothing is there yet. */
+Test(device_leave, kind_that_a_fetch_is_about_to_use_is_not_unloaded)
+{
+    struct rdt_fetch_options options = RDT_INIT(options);
+    struct rdt_tensor tensors[2];
+    struct node_status status;
+    rdt_request *request;
+    rdt_object *object;
+    struct rdt_ref ref;
+    uint64_t before;
+    rdt *admin;
+
+    begin();
+    admin = node_client(&c.node[1], "admin");
+    tensors[0] = bytes_at(alloc_memory(owner, HOST_BYTES), HOST_BYTES);
+    tensors[1] = bytes_at(fake_device_alloc(owner, "HERE-0", BYTES), BYTES);
+    fill_pattern(tensors[1].data, BYTES, 1);
+    must_ok(rdt_put(owner, tensors, 2, NULL, &ref, &err));
+    node_status(&c.node[1], &status);
+    before = status.memory_bytes;
+    options.timeout_ns = LONG;
+    options.memory = "fake";
+    options.device = "THERE-1";
+    options.host_stays = true;
+    must_ok(rdt_fetch_start(reader, &ref, 1, &options, &request, &err));
+    do
+        node_status(&c.node[1], &status);
+    while (status.memory_bytes < before + HOST_BYTES);
+    must_refuse(RDT_BUSY, "memory kind fake is in use", rdt_backend_unload(admin, "fake", LONG, &err));
+    must_ok(rdt_wait(reader, &request, 1, 1, LONG, NULL, NULL, &err));
+    must_ok(rdt_request_take_object(request, &object, &err));
+    must(holds_pattern(tensor_of(object, 1).data, BYTES, 1));
+    rdt_request_destroy(request);
+    rdt_release(object);
+    wait_until(LONG, rdt_backend_unload(admin, "fake", LONG, NULL) == RDT_OK);
+    rdt_close(admin);
+    end(NULL);
+}

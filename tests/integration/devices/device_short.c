@@ -1,0 +1,259 @@
+/* Memory on devices, where something is short, cannot be shared, or is given up: told early, told to those who wait, and to nobody else. */
+#include <pthread.h>
+#include <signal.h>
+
+#include "tests/integration/devices/device_fixture.h"
+
+TestSuite(device_short, .timeout = 100);
+
+#define MANY 16u
+
+Test(device_short, pending_snapshot_without_room_fails_those_who_wait)
+{
+    struct rdt_put_options options = RDT_INIT(options);
+    struct rdt_tensor tensor;
+    struct rdt_ref ref, again;
+    rdt_request *requests[1];
+    rdt_object *object;
+    uint8_t *addr;
+
+    begin_with((const char *const[]){"--device-limit=1MiB", NULL});
+    addr = fake_device_alloc(a, "FAKE-0", 768 * KIB);
+    tensor = bytes_at(addr, 768 * KIB);
+    options.flags = RDT_PUT_PENDING | RDT_PUT_SNAPSHOT;
+    options.id = "promised";
+    options.id_bytes = 8;
+    must_ok(rdt_put(a, &tensor, 1, &options, &ref, &err));
+    requests[0] = start_one(b, &ref, LONG);
+    must_be(RDT_TIMED_OUT, rdt_wait(b, requests, 1, 1, 20 * MSEC, NULL, NULL, &err));
+    must_ok(rdt_ready(a, &ref, &err)); /* the snapshot has no room */
+    must_refuse(RDT_LIMIT, "FAKE-0", rdt_wait(b, requests, 1, 1, LONG, NULL, NULL, &err));
+    rdt_request_destroy(requests[0]);
+    options.flags = 0; /* nobody is in the way of another one of that name, and the old ref does not show it */
+    fill_pattern(addr, 768 * KIB, 2);
+    must_ok(rdt_put(a, &tensor, 1, &options, &again, &err));
+    must(fetch_to(b, &ref, NULL, NULL, &object, NULL) != RDT_OK);
+    expect(b, &again, NULL, NULL, 768 * KIB, 2, "local/share", "fake", "FAKE-0");
+    end(NULL);
+}
+
+Test(device_short, answer_with_too_many_fds_is_refused_before_the_copy)
+{
+    struct rdt_fetch_options options = RDT_INIT(options);
+    struct rdt_tensor tensors[2];
+    struct rdt_ref ref;
+    rdt_object *object;
+    uint8_t *on_device, *in_host;
+
+    begin_with((const char *const[]){"chunk=4096", NULL});
+    on_device = fake_device_alloc(a, "FAKE-0", 64 * 4 * KIB);
+    in_host = alloc_memory(a, BYTES);
+    fill_pattern(on_device, 64 * 4 * KIB, 4);
+    fill_pattern(in_host, BYTES, 5);
+    tensors[0] = bytes_at(on_device, 64 * 4 * KIB);
+    tensors[1] = bytes_at(in_host, BYTES);
+    ref = put_tensors(a, tensors, 2, 0);
+    options.memory = "fake";
+    options.device = "FAKE-1";
+    options.host_stays = true;
+    must_refuse(RDT_LIMIT, "65 chunks", rdt_fetch(b, &ref, 1, &options, &object, &err));
+    must(atomic_load(&gpu.control->started) == 0);
+    must_ok(rdt_free(a, &ref, false, &err));
+    ref = put_tensors(a, tensors, 1, 0); /* what just fits */
+    expect(b, &ref, "fake", "FAKE-1", 64 * 4 * KIB, 4, "local/copy", "fake", "FAKE-1");
+    end(NULL);
+}
+
+Test(device_short, memory_that_cannot_be_exported_is_copied)
+{
+    struct fake_memory_own own;
+    struct rdt_shared shared;
+    struct rdt_tensor tensor;
+    struct rdt_fetch_options options = RDT_INIT(options);
+    struct rdt_ref ref;
+    rdt_object *object;
+
+    begin();
+    atomic_store(&gpu.control->no_export, 1);
+    fake_device_malloc(&own, 1, BYTES);
+    fill_pattern(own.addr, BYTES, 6);
+    shared = fake_device_handle(&own, "FAKE-0");
+    must_ok(rdt_import_shared(a, &shared, own.addr, &err));
+    tensor = bytes_at(own.addr, BYTES);
+    ref = put_tensors(a, &tensor, 1, 0);
+    expect(a, &ref, "fake", "FAKE-0", BYTES, 6, "local/copy", "fake", "FAKE-0");
+    expect(b, &ref, NULL, NULL, BYTES, 6, "local/copy", "fake", "FAKE-0");
+    expect(b, &ref, "host", NULL, BYTES, 6, "local/copy", "host", "");
+    options.mode = RDT_FETCH_SHARE;
+    must_refuse(RDT_NO_PATH, "as the test wants it", rdt_fetch(b, &ref, 1, &options, &object, &err));
+    rdt_close(a);
+    node_connect(&node, &a);
+    wait_until(LONG, atomic_load(&gpu.control->imports) == 0);
+    fake_device_free(&own);
+    end(NULL);
+}
+
+/* So many batches: one goes from one region to one other. */
+static void make_many(struct rdt_tensor *tensors, void **addrs_p)
+{
+    addrs_p[0] = fake_device_alloc(a, "FAKE-0", BYTES);
+    addrs_p[1] = fake_device_alloc(a, "FAKE-1", BYTES);
+    for (unsigned i = 0; i < MANY; i++)
+        tensors[i] = bytes_at((uint8_t *)addrs_p[i % 2] + i / 2 * 4 * KIB, 4 * KIB);
+}
+
+Test(device_short, snapshot_that_was_given_up_copies_no_more)
+{
+    struct rdt_put_options options = RDT_INIT(options);
+    struct rdt_tensor tensors[MANY];
+    struct rdt_ref ref;
+    rdt_request *requests[1];
+    uint64_t began;
+    void *addrs[2];
+
+    begin();
+    make_many(tensors, addrs);
+    fake_hold(gpu.control, true);
+    options.flags = RDT_PUT_SNAPSHOT;
+    options.timeout_ns = 50 * MSEC;
+    must_be(RDT_TIMED_OUT, rdt_put(a, tensors, MANY, &options, &ref, &err));
+    began = atomic_load(&gpu.control->started);
+    must_say(began < MANY, "%llu batches at once", (unsigned long long)began);
+    must_ok(rdt_ping(a, LONG, &err)); /* word of it has come */
+    fake_hold(gpu.control, false);
+    wait_until(LONG, atomic_load(&gpu.control->blocks) == 2);
+    must(atomic_load(&gpu.control->started) == began);
+
+    fake_hold(gpu.control, true); /* pending, and its producer dies */
+    options.flags = RDT_PUT_SNAPSHOT | RDT_PUT_PENDING;
+    must_ok(rdt_put(a, tensors, MANY, &options, &ref, &err));
+    must_ok(rdt_ready(a, &ref, &err));
+    wait_until(LONG, atomic_load(&gpu.control->started) > began);
+    requests[0] = start_one(b, &ref, LONG);
+    rdt_close(a);
+    node_connect(&node, &a);
+    must_be(RDT_OWNER_DIED, rdt_wait(b, requests, 1, 1, LONG, NULL, NULL, &err));
+    rdt_request_destroy(requests[0]);
+    began = atomic_load(&gpu.control->started);
+    fake_hold(gpu.control, false);
+    wait_until(LONG, atomic_load(&gpu.control->blocks) == 0);
+    must(atomic_load(&gpu.control->started) == began);
+    end(NULL);
+}
+
+/* ---- room ---- */
+
+struct waiter {
+    pthread_t thread;
+    rdt *conn;
+    const char *device;
+    void *addr;
+    struct rdt_error err;
+};
+
+static void *wait_for_room(void *arg)
+{
+    struct waiter *me = arg;
+    struct rdt_alloc_options options = RDT_INIT(options);
+
+    options.memory = "fake";
+    options.device = me->device;
+    options.timeout_ns = LONG;
+    (void)rdt_alloc_with(me->conn, 768 * KIB, &options, &me->addr, &me->err);
+    return NULL;
+}
+
+/* While somebody waits for that device even what would fit is refused. */
+static bool has_waiter(const char *device)
+{
+    struct rdt_alloc_options options = RDT_INIT(options);
+    void *addr;
+
+    options.memory = "fake";
+    options.device = device;
+    if (rdt_alloc_with(a, 64 * KIB, &options, &addr, NULL) != RDT_OK)
+        return true;
+    must_ok(rdt_dealloc(a, addr, &err));
+    return false;
+}
+
+Test(device_short, waiter_for_one_device_is_in_nobodys_way_on_another)
+{
+    struct waiter first = {.device = "FAKE-0"}, second = {.device = "FAKE-1"};
+    void *on0, *on1, *little;
+
+    begin_with((const char *const[]){"--device-limit=1MiB", NULL});
+    first.conn = b;
+    node_connect(&node, &second.conn);
+    fake_device_use(second.conn);
+    on0 = fake_device_alloc(a, "FAKE-0", 768 * KIB);
+    must(pthread_create(&first.thread, NULL, wait_for_room, &first) == 0);
+    wait_until(LONG, has_waiter("FAKE-0"));
+    little = fake_device_alloc(a, "FAKE-1", 64 * KIB);
+    must_ok(rdt_dealloc(a, little, &err));
+    on1 = fake_device_alloc(a, "FAKE-1", 768 * KIB);
+    must(pthread_create(&second.thread, NULL, wait_for_room, &second) == 0);
+    wait_until(LONG, has_waiter("FAKE-1"));
+    must_ok(rdt_dealloc(a, on1, &err)); /* the later one gets its device, the first waits on */
+    must(pthread_join(second.thread, NULL) == 0);
+    must_say(second.err.status == RDT_OK, "%s", second.err.msg);
+    must(has_waiter("FAKE-0"));
+    must_ok(rdt_dealloc(a, on0, &err));
+    must(pthread_join(first.thread, NULL) == 0);
+    must_say(first.err.status == RDT_OK, "%s", first.err.msg);
+    must(!has_waiter("FAKE-0"));
+    rdt_close(second.conn);
+    end(NULL);
+}
+
+/* ---- the daemon's end ---- */
+
+static rdt_request *copying;
+
+static void begin_a_copy(void)
+{
+    struct rdt_fetch_options options = RDT_INIT(options);
+    struct rdt_ref ref;
+
+    begin();
+    ref = put_on(a, "FAKE-0", BYTES, 32, NULL);
+    fake_hold(gpu.control, true);
+    options.memory = "host";
+    options.timeout_ns = LONG;
+    must_ok(rdt_fetch_start(b, &ref, 1, &options, &copying, &err));
+    wait_until(LONG, atomic_load(&gpu.control->started) > 0);
+    must(kill(node.pid, SIGTERM) == 0);
+    wait_until(LONG, node_log_has(&node, "draining"));
+    must(kill(node.pid, SIGTERM) == 0);
+    wait_until(LONG, node_log_has(&node, "not waiting any longer"));
+    must_refuse(RDT_DISCONNECTED, "", rdt_wait(b, &copying, 1, 1, LONG, NULL, NULL, &err));
+}
+
+static void end_without_it(void)
+{
+    rdt_request_destroy(copying);
+    rdt_close(a);
+    rdt_close(b);
+    fake_device_fini(&gpu);
+}
+
+Test(device_short, end_waits_for_a_copy)
+{
+    static const char *const log[] = {"drain", NULL};
+
+    begin_a_copy();
+    fake_hold(gpu.control, false);
+    must(node_result(&node) == 0);
+    must(node_log_has(&node, "clean end"));
+    node_check_log(&node, log);
+    must(atomic_load(&gpu.control->blocks) == 0 && atomic_load(&gpu.control->done) > 0);
+    end_without_it();
+}
+
+Test(device_short, end_leaves_a_device_that_hangs)
+{
+    begin_a_copy();
+    must(node_result(&node) != 0);
+    must(node_log_has(&node, "1 copies on devices do not end"));
+    end_without_it();
+}

@@ -1,0 +1,205 @@
+/* A daemon whose machine lacks something that GPUs need: one line of `rdtctl backends` says what, whoever asks for it gets a typed error,
+ * and everything else works. What is there but must not be found is hidden behind a file of that name which is no library.
+ * lsan: use_tls=0
+ */
+#include <criterion/criterion.h>
+#include <jansson.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+
+#include "tests/support/cluster.h"
+#include "tests/support/fakes/fake_gpu.h"
+#include "tests/support/program.h"
+
+TestSuite(gpu_missing, .timeout = 60);
+
+static struct test_node node;
+static rdt *conn;
+
+/* "LD_LIBRARY_PATH=...": a folder in which these (the second may be NULL) are empty files, behind those of another variable of this kind. */
+static const char *hiding(const char *one, const char *two, const char *others)
+{
+    static char text[1200];
+    const char *tmp = getenv("TMPDIR"), *names[] = {one, two};
+    char dir[200], path[300];
+
+    (void)snprintf(dir, sizeof dir, "%s/hidden", tmp ? tmp : "/tmp");
+    (void)mkdir(dir, 0700);
+    for (unsigned i = 0; i < 2 && names[i]; i++) {
+        (void)snprintf(path, sizeof path, "%s/%s", dir, names[i]);
+        write_file(path, "");
+    }
+    (void)snprintf(text, sizeof text, "%s%s%s", others ? others : "LD_LIBRARY_PATH=", others ? ":" : "", dir);
+    return text;
+}
+
+static enum rdt_status never_map(void *arg, const struct rdt_shared *shared, void **addr_p, void **mapping_p, struct rdt_error *err)
+{
+    (void)arg, (void)shared, (void)addr_p, (void)mapping_p;
+    return rdt_error_set(err, RDT_INTERNAL, "there is no memory to map");
+}
+
+static void never_unmap(void *arg, void *addr, void *mapping)
+{
+    (void)arg, (void)addr, (void)mapping;
+}
+
+static bool begin(const char *path, const char *more)
+{
+    static const char *env[3];
+    struct rdt_mapper mapper = RDT_INIT(mapper);
+
+    if (!fake_gpu_built()) {
+        cr_skip_test("cuda.h was not there when this was built: make cuda-headers");
+        return false;
+    }
+    env[0] = path;
+    env[1] = more;
+    node_start(&node, &(struct node_options){.env = env, .trusted_network = true, .interfaces = "lo", .listen = "127.0.0.1:0"});
+    node_connect(&node, &conn);
+    mapper.memory = "cuda";
+    mapper.map = never_map;
+    mapper.unmap = never_unmap;
+    must_ok(rdt_map_by(conn, &mapper, &err));
+    return true;
+}
+
+static void end(void)
+{
+    struct rdt_ref ref = put_pattern(conn, NULL, 100000, 1); /* and everything else works */
+
+    fetch_pattern(conn, &ref, 100000, 1, NULL);
+    must_ok(rdt_free(conn, &ref, false, &err));
+    rdt_close(conn);
+    node_end(&node, NULL);
+}
+
+/* The row of a backend in `rdtctl backends`: borrowed from *all_p. */
+static json_t *backend_row(const char *name, json_t **all_p)
+{
+    struct program program = {0};
+    json_t *row;
+    size_t i;
+
+    program_run(&program, (const char *const[]){"rdtctl", "--json", "--socket", node.socket, "backends", NULL}, NULL);
+    must_say(program.status == 0, "%s", program.err);
+    *all_p = json_loads(program.out, 0, NULL);
+    program_free(&program);
+    must(*all_p);
+    json_array_foreach(json_object_get(*all_p, "backends"), i, row)
+        if (strcmp(json_string_value(json_object_get(row, "name")), name) == 0)
+            return row;
+    fail("rdtctl backends does not list %s", name);
+}
+
+static void must_be_missing(const char *name, const char *why)
+{
+    struct program program = {0};
+    json_t *all, *row = backend_row(name, &all);
+
+    must_say(!json_is_true(json_object_get(row, "available")), "%s is available", name);
+    must_say(strstr(json_string_value(json_object_get(row, "why_not")), why), "%s: %s", name,
+             json_string_value(json_object_get(row, "why_not")));
+    json_decref(all);
+    program_run(&program, (const char *const[]){"rdtctl", "--socket", node.socket, "backends", NULL}, NULL);
+    must_say(program.status == 0 && strstr(program.out, why), "%s%s", program.out, program.err);
+    program_free(&program);
+}
+
+static void must_refuse_memory(const char *why)
+{
+    struct rdt_alloc_options options = RDT_INIT(options);
+    struct rdt_fetch_options fetch = RDT_INIT(fetch);
+    struct rdt_ref ref;
+    rdt_object *object;
+    void *addr;
+
+    options.memory = "cuda";
+    must_refuse(RDT_UNSUPPORTED, why, rdt_alloc_with(conn, 4096, &options, &addr, &err));
+    ref = put_pattern(conn, NULL, 4096, 2);
+    fetch.memory = "cuda";
+    fetch.timeout_ns = LONG;
+    must_refuse(RDT_UNSUPPORTED, "cuda", rdt_fetch(conn, &ref, 1, &fetch, &object, &err));
+    must_ok(rdt_free(conn, &ref, false, &err));
+}
+
+static void must_refuse_group(const char *why)
+{
+    struct rdt_member members[] = {{.client = "a", .device = FAKE_GPU_0}, {.client = "b", .device = FAKE_GPU_1}};
+
+    must_refuse(RDT_UNSUPPORTED, why, rdt_group_create(conn, "g", "nccl", members, 2, NULL, &err));
+}
+
+Test(gpu_missing, no_driver)
+{
+    if (!begin(hiding("libcuda.so.1", NULL, NULL), NULL))
+        return;
+    must_be_missing("cuda", "there is no NVIDIA driver");
+    must_refuse_memory("there is no NVIDIA driver");
+    end();
+}
+
+Test(gpu_missing, stub_of_a_driver)
+{
+    if (!begin(stub_cuda_env(), NULL))
+        return;
+    must_be_missing("cuda", "is the CUDA toolkit's stub");
+    must_refuse_memory("stub");
+    end();
+}
+
+Test(gpu_missing, driver_that_does_not_start)
+{
+    if (!begin(fake_gpu_env(), "FAKE_CUDA_INIT=999"))
+        return;
+    must_be_missing("cuda", "the NVIDIA driver does not start");
+    must_refuse_memory("does not start");
+    end();
+}
+
+Test(gpu_missing, driver_without_a_gpu)
+{
+    if (!begin(fake_gpu_env(), "FAKE_CUDA_GPUS=0"))
+        return;
+    must_be_missing("cuda", "sees no GPU");
+    must_refuse_memory("no GPU");
+    end();
+}
+
+Test(gpu_missing, nccl)
+{
+    if (!begin(hiding("libnccl.so.2", NULL, fake_gpu_env()), NULL))
+        return;
+    must_be_missing("nccl", "there is no NCCL");
+    must_refuse_group("there is no NCCL");
+    end();
+}
+
+Test(gpu_missing, nccl_and_driver)
+{
+    if (!begin(hiding("libnccl.so.2", "libcuda.so.1", NULL), NULL))
+        return;
+    must_be_missing("cuda", "there is no NVIDIA driver");
+    must_be_missing("nccl", "there is no NCCL");
+    must_refuse_memory("there is no NVIDIA driver");
+    must_refuse_group("there is no NCCL");
+    end();
+}
+
+/* It is asked for its memory types, and names the host's only: it is not given a GPU's. */
+Test(gpu_missing, ucx_for_gpu_memory)
+{
+    json_t *all, *row, *memory;
+
+    if (!begin(fake_gpu_env(), NULL))
+        return;
+    row = backend_row("ucx", &all);
+    memory = json_object_get(row, "memory");
+    must(json_is_true(json_object_get(row, "available")));
+    must_say(json_array_size(memory) == 1 && strcmp(json_string_value(json_array_get(memory, 0)), "host") == 0, "ucx moves %zu kinds",
+             json_array_size(memory));
+    json_decref(all);
+    end();
+}

@@ -1,0 +1,137 @@
+/* A node that keeps a copy, and the free by force of the object: it returns when that node may serve the copy to nobody any more, and no sooner,
+ * however the link between the two ends. */
+#include <errno.h>
+#include <pthread.h>
+
+#include "tests/integration/hostile/protocol_fixture.h"
+#include "tests/support/rogue_peer.h"
+
+TestSuite(hostile_keeper, .timeout = 120);
+
+#define BYTES (256 * 1024)
+
+static const char *const meant[] = {"is lost", "rogue_peer", "is down", "second hello", NULL};
+static struct rogue_peer rogue_peer;
+static rdt *owner;
+static struct rdt_ref ref;
+static int64_t confirmed_ns; /* the link's latest sign of life that the rogue_peer can be sure of is no older */
+
+static void join(void)
+{
+    rogue_peer_open(&rogue_peer, node.key_path, (uint16_t)atoi(strrchr(node.address, ':') + 1));
+}
+
+/* The rogue_peer's copy is noted, and the link confirmed. */
+static void begin_kept(const char *const *flags)
+{
+    Rdt__Pb__Pull pull = RDT__PB__PULL__INIT;
+    Rdt__Pb__Requester requester = RDT__PB__REQUESTER__INIT;
+    Rdt__Pb__Ref wire = RDT__PB__REF__INIT;
+    struct rdt_put_options options = RDT_INIT(options);
+    static uint8_t data[BYTES];
+    Rdt__Pb__PullMeta *meta;
+
+    begin(&(struct node_options){.listen = "127.0.0.1:0", .flags = flags});
+    owner = node_client(&node, "owner");
+    options.flags = RDT_PUT_SNAPSHOT;
+    options.visibility = RDT_VISIBLE_TO_ALL;
+    must_ok(rdt_put(owner, &VECTOR(RDT_U8, BYTES, data), 1, &options, &ref, &err));
+    join();
+    wire.id = (ProtobufCBinaryData){strlen(ref.id), (uint8_t *)ref.id};
+    wire.any_owner = true;
+    wire.generation = ref.generation;
+    pull.transfer = 1;
+    pull.ref = &wire;
+    pull.requester = &requester;
+    pull.timeout_ns = -1;
+    pull.keep = true;
+    rogue_peer_send(&rogue_peer, RDT_PEER_PULL, &pull.base);
+    must(rogue_peer_await(&rogue_peer, RDT_PEER_PULL_META, 1));
+    meta = rdt__pb__pull_meta__unpack(NULL, rogue_peer.came[RDT_PEER_PULL_META].bytes, rogue_peer.came[RDT_PEER_PULL_META].payload);
+    must_say(meta->status == RDT_OK && meta->kept, "%s", meta->message);
+    rdt__pb__pull_meta__free_unpacked(meta, NULL);
+    confirmed_ns = now_ns();
+    rogue_peer_flush(&rogue_peer);
+}
+
+static void end_kept(void)
+{
+    others_are_well();
+    rogue_peer_close(&rogue_peer);
+    rdt_close(owner);
+    rdt_close(bystander);
+    node_end(&node, meant);
+}
+
+/* The daemon gives the link up. What it says of that the rogue_peer need never get. */
+static void have_it_given_up(void)
+{
+    rogue_peer_say(&rogue_peer, RDT_PEER_HELLO, 0, NULL, 0, false);
+    while (rogue_peer.sock >= 0)
+        rogue_peer_listen(&rogue_peer, 1000);
+}
+
+static void free_returns_at_once(void)
+{
+    int64_t since = now_ns();
+
+    must_ok(rdt_free(owner, &ref, true, &err));
+    must_be_within(since, 20 * SEC);
+}
+
+Test(hostile_keeper, may_serve_until_its_patience_is_over)
+{
+    begin_kept((const char *const[]){"--peer-timeout=2s", NULL});
+    have_it_given_up();
+    must_ok(rdt_free(owner, &ref, true, &err));
+    must_say(now_ns() - confirmed_ns >= 2 * SEC / 4 * 3, "after %lld ms", (long long)((now_ns() - confirmed_ns) / MSEC));
+    end_kept();
+}
+
+Test(hostile_keeper, that_ends_the_link_serves_nothing)
+{
+    begin_kept((const char *const[]){"--peer-timeout=60s", NULL});
+    rogue_peer_close(&rogue_peer);
+    free_returns_at_once();
+    join();
+    end_kept();
+}
+
+Test(hostile_keeper, that_is_here_again_serves_nothing_unasked)
+{
+    begin_kept((const char *const[]){"--peer-timeout=60s", NULL});
+    have_it_given_up();
+    rogue_peer_close(&rogue_peer);
+    join();
+    rogue_peer_flush(&rogue_peer);
+    free_returns_at_once();
+    end_kept();
+}
+
+static void *free_it(void *arg)
+{
+    static struct rdt_error why;
+
+    *(enum rdt_status *)arg = rdt_free(owner, &ref, true, &why);
+    return NULL;
+}
+
+/* It has been told and says nothing, then its link breaks: whoever frees waits on. */
+Test(hostile_keeper, that_says_nothing_is_waited_for_until_it_is_here_again)
+{
+    enum rdt_status status = RDT_INTERNAL;
+    pthread_t thread;
+
+    begin_kept((const char *const[]){"--peer-timeout=60s", NULL});
+    pthread_create(&thread, NULL, free_it, &status);
+    must(rogue_peer_await(&rogue_peer, RDT_PEER_COPIES, 1));
+    have_it_given_up();
+    others_are_well();
+    must(pthread_tryjoin_np(thread, NULL) == EBUSY);
+    rogue_peer_close(&rogue_peer);
+    join();
+    rogue_peer_flush(&rogue_peer);
+    must(pthread_join(thread, NULL) == 0);
+    must_be(RDT_OK, status);
+    end_kept();
+}

@@ -1,0 +1,577 @@
+/* A node that has the key and lies: about sizes, about states, about what it was asked. Whoever fetches from it is told what is
+ * wrong, with the node's name or the thing; the link ends only where it cannot go on; this node's own clients do not notice. */
+#include <unistd.h>
+
+#include "proto/rdt_dtype.h"
+#include "proto/wire_ref.h"
+#include "tests/integration/hostile/protocol_fixture.h"
+#include "tests/support/fakes/fake_device.h"
+#include "tests/support/rogue_peer.h"
+
+TestSuite(hostile_peer, .timeout = 120);
+
+static const char *const meant[] = {"is lost", "rogue_peer", "is down", "protocol", "uses transfer number", "longer than hold_grace", NULL};
+static struct rogue_peer rogue_peer;
+static rdt *reader; /* a client that fetches from the rogue_peer */
+
+static void begin_with_insider(const char *const *flags)
+{
+    begin(&(struct node_options){.listen = "127.0.0.1:0", .flags = flags});
+    rogue_peer_open(&rogue_peer, node.key_path, (uint16_t)atoi(strrchr(node.address, ':') + 1));
+    reader = node_client(&node, "reader");
+}
+
+static void end_with_insider(void)
+{
+    others_are_well();
+    rogue_peer_close(&rogue_peer);
+    rdt_close(reader);
+    rdt_close(bystander);
+    node_end(&node, meant);
+}
+
+static struct rdt_ref of_insider(const char *id)
+{
+    struct rdt_ref ref;
+
+    must_ok(rdt_ref_from_id(id, strlen(id), &ref, &err));
+    memcpy(ref.node, rogue_peer_uuid, sizeof ref.node);
+    return ref;
+}
+
+/* A fetch that the rogue_peer has been asked for; *number_p is the daemon's number of it. */
+static rdt_request *asked(uint64_t *number_p)
+{
+    unsigned before = rogue_peer.n_pulls;
+    struct rdt_ref ref = of_insider("w");
+    rdt_request *request;
+
+    must_ok(rdt_fetch_start(reader, &ref, 1, NULL, &request, &err));
+    must(rogue_peer_await(&rogue_peer, RDT_PEER_PULL, rogue_peer.came[RDT_PEER_PULL].n + (rogue_peer.n_pulls == before)));
+    *number_p = rogue_peer.pulls[(rogue_peer.n_pulls - 1) % INSIDER_ASKED];
+    return request;
+}
+
+static void ends_with(rdt_request *request, enum rdt_status expected, const char *says)
+{
+    enum rdt_status status;
+    struct rdt_error err = {0};
+
+    (void)rdt_wait(reader, &request, 1, 1, LONG, NULL, NULL, NULL);
+    status = rdt_request_status(request, &err);
+    must_say(status == expected && strstr(err.msg, says), "%s: %s", rdt_status_name(status), err.msg);
+    rdt_request_destroy(request);
+}
+
+/* An honest answer: 16 bytes inline. Tests change it. */
+struct answer {
+    Rdt__Pb__PullMeta meta;
+    Rdt__Pb__TensorList tensors;
+    Rdt__Pb__Ref ref;
+    uint32_t dtype, ndim;
+    uint64_t shape;
+    uint8_t bytes[16];
+};
+
+static void answer_init(struct answer *answer, uint64_t number)
+{
+    *answer = (struct answer){.meta = RDT__PB__PULL_META__INIT,
+                              .tensors = RDT__PB__TENSOR_LIST__INIT,
+                              .ref = RDT__PB__REF__INIT,
+                              .dtype = RDT_U8,
+                              .ndim = 1,
+                              .shape = 16};
+    fill_pattern(answer->bytes, 16, 5);
+    answer->tensors.dtype = &answer->dtype;
+    answer->tensors.ndim = &answer->ndim;
+    answer->tensors.shape = &answer->shape;
+    answer->tensors.n_dtype = answer->tensors.n_ndim = answer->tensors.n_shape = 1;
+    answer->ref.id = (ProtobufCBinaryData){1, (uint8_t *)"w"};
+    answer->ref.generation = 7;
+    answer->meta.transfer = number;
+    answer->meta.ref = &answer->ref;
+    answer->meta.tensors = &answer->tensors;
+    answer->meta.bytes = 16;
+    answer->meta.has_inline = true;
+    answer->meta.inline_data = (ProtobufCBinaryData){16, answer->bytes};
+    answer->meta.memory = (char *)"host";
+    answer->meta.contiguous = true;
+}
+
+static void send_answer(struct answer *answer)
+{
+    rogue_peer_send(&rogue_peer, RDT_PEER_PULL_META, &answer->meta.base);
+    rogue_peer_flush(&rogue_peer);
+}
+
+static void honest_fetch_works(void)
+{
+    struct answer answer;
+    rdt_object *object;
+    uint64_t number;
+    rdt_request *request = asked(&number);
+
+    answer_init(&answer, number);
+    send_answer(&answer);
+    must_ok(rdt_wait(reader, &request, 1, 1, LONG, NULL, NULL, &err));
+    must_ok(rdt_request_take_object(request, &object, &err));
+    cr_assert(holds_pattern(tensor_of(object, 0).data, 16, 5));
+    rdt_release(object);
+    rdt_request_destroy(request);
+}
+
+#define LIES(expected, says, ...)              \
+    do {                                       \
+        struct answer answer;                  \
+        uint64_t number;                       \
+        rdt_request *request = asked(&number); \
+        answer_init(&answer, number);          \
+        __VA_ARGS__;                           \
+        send_answer(&answer);                  \
+        ends_with(request, expected, says);    \
+        cr_assert_geq(rogue_peer.sock, 0);        \
+    } while (0)
+
+/* ---- lies ---- */
+
+Test(hostile_peer, sizes_that_do_not_agree_are_refused)
+{
+    uint64_t huge[] = {UINT64_C(1) << 62, 8};
+    uint32_t two = 2;
+    uint8_t *megabytes = calloc(1, 5 * MIB);
+
+    begin_with_insider(NULL);
+    LIES(RDT_PROTOCOL, "take 16 bytes, not the 17 it says", answer.meta.bytes = 17);
+    LIES(RDT_PROTOCOL, "take 16 bytes, not the 18446744073709551615", answer.meta.bytes = UINT64_MAX);
+    LIES(RDT_PROTOCOL, "15 bytes came with the answer, not 16", answer.meta.inline_data.len = 15);
+    LIES(RDT_PROTOCOL, "0 bytes came with the answer, not 16", answer.meta.inline_data.len = 0);
+    LIES(RDT_PROTOCOL, "take 0 bytes, not the 16", answer.meta.tensors = NULL);
+    LIES(RDT_INVALID, "tensor 0", answer.dtype = 99);
+    LIES(RDT_INVALID, "tensor 0", answer.shape = UINT64_MAX);
+    LIES(RDT_INVALID, "tensor 0", answer.ndim = two; answer.tensors.shape = huge; answer.tensors.n_shape = 2);
+    LIES(RDT_INVALID, "2 dimensions but 1 sizes", answer.ndim = two);
+    LIES(RDT_PROTOCOL, "metadata is too large", answer.meta.metadata = (ProtobufCBinaryData){5 * MIB, megabytes});
+    LIES(RDT_INVALID, "ref", answer.meta.ref = NULL);
+    LIES(RDT_INVALID, "id", answer.ref.id.len = 0);
+    LIES(RDT_NO_PATH, "", answer.meta.has_inline = false; answer.meta.transport = (char *)"nosuch");
+    LIES(RDT_NO_PATH, "", answer.meta.has_inline = false; answer.shape = answer.meta.bytes = UINT64_C(1) << 50);
+    LIES(RDT_NO_PATH, "", answer.meta.has_inline = false; answer.meta.started = true);
+    honest_fetch_works();
+    free(megabytes);
+    end_with_insider();
+}
+
+/* A status that is no failure must not make anybody wait. */
+Test(hostile_peer, statuses_that_are_no_failure_are_one)
+{
+    static const int32_t none[] = {RDT_AGAIN, RDT_DISCONNECTED, RDT_FORKED, -25, -999, INT32_MIN, 1, INT32_MAX};
+    Rdt__Pb__PullEnd over = RDT__PB__PULL_END__INIT;
+
+    begin_with_insider(NULL);
+    for (unsigned i = 0; i < sizeof none / sizeof *none; i++) {
+        char text[64];
+        (void)snprintf(text, sizeof text, "a failure of status %d, which is none: so there", none[i]);
+        LIES(RDT_PROTOCOL, text, answer.meta.status = none[i]; answer.meta.message = (char *)"so there");
+        if (i < 4)
+            LIES(RDT_PROTOCOL, "which is none", (void)answer; over.transfer = number; over.status = none[i];
+                 over.from_owner = true; rogue_peer_send(&rogue_peer, RDT_PEER_PULL_END, &over.base));
+    }
+    LIES(RDT_FREED, "the object was freed", answer.meta.status = RDT_FREED);
+    LIES(RDT_PROTOCOL, "status 0", (void)answer; over.transfer = number; over.status = 0;
+         rogue_peer_send(&rogue_peer, RDT_PEER_PULL_END, &over.base));
+    honest_fetch_works();
+    end_with_insider();
+}
+
+Test(hostile_peer, answers_of_calls_are_judged_too)
+{
+    static const int32_t statuses[] = {RDT_AGAIN, -999, 5, RDT_DENIED, RDT_OK};
+    Rdt__Pb__Stat stat = RDT__PB__STAT__INIT;
+    struct rdt_ref ref = of_insider("w");
+    Rdt__Pb__Ref wire;
+    struct raw raw;
+
+    begin_with_insider(NULL);
+    greeted(&raw);
+    wire_ref_from(&ref, &wire);
+    stat.ref = &wire;
+    for (unsigned i = 0; i < 5; i++) {
+        Rdt__Pb__CallReply reply = RDT__PB__CALL_REPLY__INIT;
+
+        (void)raw_send(&raw, RDT_MSG_STAT, &stat.base, NULL, 0);
+        must(rogue_peer_await(&rogue_peer, RDT_PEER_CALL, i + 1));
+        reply.call = rogue_peer.calls[(rogue_peer.n_calls - 1) % INSIDER_ASKED];
+        reply.status = statuses[i];
+        reply.message = (char *)"so there";
+        reply.reply = (ProtobufCBinaryData){3, (uint8_t *)"\xff\xff\xff"}; /* no ObjectInfo */
+        rogue_peer_send(&rogue_peer, RDT_PEER_CALL_REPLY, &reply.base);
+        refuses(&raw, i == 3 ? RDT_DENIED : RDT_PROTOCOL, i == 4 ? "" : "so there");
+        rogue_peer_send(&rogue_peer, RDT_PEER_CALL_REPLY, &reply.base); /* once more: nobody waits */
+    }
+    ping_works(&raw);
+    rogue_peer_flush(&rogue_peer);
+    cr_assert_geq(rogue_peer.sock, 0);
+    raw_close(&raw);
+    end_with_insider();
+}
+
+/* ---- out of turn ---- */
+
+Test(hostile_peer, what_was_not_asked_is_passed_over)
+{
+    static const uint16_t types[] = {RDT_PEER_PULL_META,    RDT_PEER_PULL_START, RDT_PEER_PULL_END,  RDT_PEER_PULL_ABORT,
+                                     RDT_PEER_PULL_ABORTED, RDT_PEER_CALL_REPLY, RDT_PEER_PULL_KEYS, RDT_PEER_PONG};
+
+    begin_with_insider(NULL);
+    for (unsigned round = 0; round < 200; round++)
+        for (unsigned i = 0; i < sizeof types / sizeof *types; i++) {
+            uint8_t payload[] = {0x08, (uint8_t)(round & 0x7f)}; /* transfer or call number */
+            rogue_peer_say(&rogue_peer, types[i], 0, payload, sizeof payload, false);
+        }
+    rogue_peer_flush(&rogue_peer);
+    cr_assert_geq(rogue_peer.sock, 0);
+    honest_fetch_works();
+    end_with_insider();
+}
+
+Test(hostile_peer, second_answer_changes_nothing)
+{
+    struct answer answer;
+    uint64_t number;
+    rdt_request *request;
+    rdt_object *object;
+
+    begin_with_insider(NULL);
+    request = asked(&number);
+    answer_init(&answer, number);
+    rogue_peer_send(&rogue_peer, RDT_PEER_PULL_META, &answer.meta.base);
+    fill_pattern(answer.bytes, 16, 99);
+    answer.shape = answer.meta.bytes = answer.meta.inline_data.len = 8;
+    for (unsigned i = 0; i < 10; i++)
+        rogue_peer_send(&rogue_peer, RDT_PEER_PULL_META, &answer.meta.base);
+    must_ok(rdt_wait(reader, &request, 1, 1, LONG, NULL, NULL, &err));
+    must_ok(rdt_request_take_object(request, &object, &err));
+    cr_assert(holds_pattern(tensor_of(object, 0).data, 16, 5));
+    rdt_release(object);
+    rdt_request_destroy(request);
+    rogue_peer_flush(&rogue_peer);
+    end_with_insider();
+}
+
+/* The daemon's last word. */
+static void shown_out(const char *says)
+{
+    Rdt__Pb__Goodbye *goodbye;
+
+    must(rogue_peer_await(&rogue_peer, RDT_PEER_GOODBYE, 1));
+    goodbye = rdt__pb__goodbye__unpack(NULL, rogue_peer.came[RDT_PEER_GOODBYE].bytes, rogue_peer.came[RDT_PEER_GOODBYE].payload);
+    must_say(strstr(goodbye->reason, says), "'%s' instead of '%s'", goodbye->reason, says);
+    rdt__pb__goodbye__free_unpacked(goodbye, NULL);
+}
+
+static void pull(uint64_t number, const char *id)
+{
+    Rdt__Pb__Pull pull = RDT__PB__PULL__INIT;
+    Rdt__Pb__Requester requester = RDT__PB__REQUESTER__INIT;
+    Rdt__Pb__Ref ref = RDT__PB__REF__INIT;
+
+    ref.id = (ProtobufCBinaryData){strlen(id), (uint8_t *)(uintptr_t)id};
+    ref.any_owner = true;
+    pull.transfer = number;
+    pull.ref = &ref;
+    pull.requester = &requester;
+    pull.timeout_ns = -1;
+    pull.inline_max_bytes = 32768;
+    rogue_peer_send(&rogue_peer, RDT_PEER_PULL, &pull.base);
+}
+
+Test(hostile_peer, number_used_twice_ends_the_link)
+{
+    begin_with_insider(NULL);
+    pull(1, "nobody");
+    rogue_peer_flush(&rogue_peer);
+    pull(1, "nobody");
+    shown_out("uses transfer number 1 twice");
+    end_with_insider();
+}
+
+Test(hostile_peer, flood_of_questions_is_bounded)
+{
+    enum { N = 100000 };
+    Rdt__Pb__PullMeta *meta;
+    size_t rss;
+
+    begin_with_insider(NULL);
+    rss = rss_of(node.pid);
+    for (unsigned i = 0; i < N; i++) {
+        pull(i + 1, "nobody");
+        if (i % 1000 == 999)
+            rogue_peer_listen(&rogue_peer, 0);
+        if (i % 25000 == 24999)
+            others_are_well();
+    }
+    rogue_peer_flush(&rogue_peer);
+    must(rogue_peer_await(&rogue_peer, RDT_PEER_PULL_META, 1));
+    meta = rdt__pb__pull_meta__unpack(NULL, rogue_peer.came[RDT_PEER_PULL_META].bytes, rogue_peer.came[RDT_PEER_PULL_META].payload);
+    must_say(meta->status == RDT_LIMIT && strstr(meta->message, "transfers under way"), "%s", meta->message);
+    rdt__pb__pull_meta__free_unpacked(meta, NULL);
+    must_say(rss_of(node.pid) < rss + 512 * MIB * (size_t)patience(1), "%zu MiB more", (rss_of(node.pid) - rss) / MIB);
+    end_with_insider();
+}
+
+/* ---- holds ---- */
+
+static struct rdt_ref put_for_insider(enum rdt_visibility visibility)
+{
+    static const char data[4096];
+
+    return put_shown(reader, &VECTOR(RDT_U8, sizeof data, (void *)(uintptr_t)data), NULL, visibility);
+}
+
+static void ask(uint64_t number, uint32_t type, const ProtobufCMessage *request, uint32_t uid)
+{
+    Rdt__Pb__Call call = RDT__PB__CALL__INIT;
+    Rdt__Pb__Requester requester = RDT__PB__REQUESTER__INIT;
+    uint8_t packed[1024];
+
+    requester.uid = uid;
+    call.call = number;
+    call.type = type;
+    call.requester = &requester;
+    call.request = (ProtobufCBinaryData){protobuf_c_message_pack(request, packed), packed};
+    rogue_peer_send(&rogue_peer, RDT_PEER_CALL, &call.base);
+}
+
+static void hold(uint64_t number, const struct rdt_ref *ref, uint32_t uid)
+{
+    Rdt__Pb__Hold request = RDT__PB__HOLD__INIT;
+    Rdt__Pb__Ref wire;
+
+    wire_ref_from(ref, &wire);
+    request.ref = &wire;
+    ask(number, RDT_MSG_HOLD, &request.base, uid);
+}
+
+static void answered(unsigned n, enum rdt_status expected, const char *says)
+{
+    Rdt__Pb__CallReply *reply;
+
+    must(rogue_peer_await(&rogue_peer, RDT_PEER_CALL_REPLY, n));
+    reply = rdt__pb__call_reply__unpack(NULL, rogue_peer.came[RDT_PEER_CALL_REPLY].bytes, rogue_peer.came[RDT_PEER_CALL_REPLY].payload);
+    must_say(reply->status == expected && strstr(reply->message, says), "%d: %s", reply->status, reply->message);
+    rdt__pb__call_reply__free_unpacked(reply, NULL);
+}
+
+static uint32_t holds_of(const struct rdt_ref *ref)
+{
+    struct rdt_stat stat;
+
+    rogue_peer_flush(&rogue_peer);
+    must_ok(rdt_stat(reader, ref, &stat, &err));
+    return stat.holds;
+}
+
+static void tell(uint64_t *dropped, size_t n_dropped, uint64_t *kept, size_t n_kept, bool first, bool last)
+{
+    Rdt__Pb__Holds message = RDT__PB__HOLDS__INIT;
+
+    message.dropped = dropped;
+    message.n_dropped = n_dropped;
+    message.kept = kept;
+    message.n_kept = n_kept;
+    message.lost = kept; /* nobody here holds those there */
+    message.n_lost = n_kept;
+    message.first = first;
+    message.last = last;
+    rogue_peer_send(&rogue_peer, RDT_PEER_HOLDS, &message.base);
+}
+
+Test(hostile_peer, holds_are_of_what_the_requester_may_fetch_and_of_one_number_each)
+{
+    struct rdt_ref mine, all;
+    Rdt__Pb__CancelRequest cancel = RDT__PB__CANCEL_REQUEST__INIT;
+
+    begin_with_insider(NULL);
+    mine = put_for_insider(RDT_VISIBLE_TO_OWNER);
+    all = put_for_insider(RDT_VISIBLE_TO_ALL);
+    hold(1, &mine, geteuid() + 1);
+    answered(1, RDT_DENIED, "is not visible to uid");
+    hold(2, &all, geteuid() + 1);
+    answered(2, RDT_OK, "");
+    hold(2, &all, geteuid() + 1);
+    answered(3, RDT_INVALID, "is there already");
+    hold(0, &all, geteuid() + 1); /* a number like any other */
+    answered(4, RDT_OK, "");
+    cr_assert_eq(holds_of(&all), 3);
+    cr_assert_eq(holds_of(&mine), 1);
+    ask(2, RDT_MSG_CANCEL_REQUEST, &cancel.base, 0);
+    tell((uint64_t[]){1, 2, 2, 77}, 4, NULL, 0, false, false);
+    cr_assert_eq(holds_of(&all), 2);
+    hold(3, &all, geteuid() + 1);
+    answered(5, RDT_OK, "");
+    rogue_peer_close(&rogue_peer); /* and comes again */
+    rogue_peer_open(&rogue_peer, node.key_path, (uint16_t)atoi(strrchr(node.address, ':') + 1));
+    cr_assert_eq(holds_of(&all), 3);
+    tell(NULL, 0, (uint64_t[]){3, 77}, 2, true, true);
+    must(rogue_peer_await(&rogue_peer, RDT_PEER_HOLDS, 1)); /* 77 is none */
+    wait_until(LONG, holds_of(&all) == 2);
+    must_ok(rdt_free(reader, &all, true, &err));
+    end_with_insider();
+}
+
+Test(hostile_peer, lists_of_holds_that_make_no_sense)
+{
+    struct rdt_ref all;
+    uint64_t many[5000], odd[] = {3, 3, UINT64_MAX, 0};
+
+    begin_with_insider(NULL);
+    for (unsigned i = 0; i < 5000; i++)
+        many[i] = i + 1000;
+    all = put_for_insider(RDT_VISIBLE_TO_ALL);
+    for (unsigned i = 1; i <= 3; i++) {
+        hold(i, &all, geteuid());
+        answered(i, RDT_OK, "");
+    }
+    tell(NULL, 0, NULL, 0, false, true); /* the end of a list that never began */
+    cr_assert_eq(holds_of(&all), 4);
+    tell(NULL, 0, odd, 4, true, false);
+    tell(NULL, 0, many, 2000, false, false);
+    hold(4, &all, geteuid()); /* during the list */
+    answered(4, RDT_OK, "");
+    must(rogue_peer_await(&rogue_peer, RDT_PEER_HOLDS, 2)); /* which of them are none */
+    tell(NULL, 0, NULL, 0, true, false); /* it begins again */
+    tell(NULL, 0, odd, 2, false, true);
+    rogue_peer_flush(&rogue_peer);
+    wait_until(LONG, holds_of(&all) == 2);
+    tell(many, 5000, NULL, 0, false, false);
+    shown_out("a message about 5000 holds");
+    must_ok(rdt_free(reader, &all, true, &err)); /* though its link is down: nobody waits for hold_grace */
+    end_with_insider();
+}
+
+Test(hostile_peer, flood_of_holds_is_bounded)
+{
+    const char *flags[] = {"--owner-max-holds=1000", NULL};
+    struct rdt_ref all;
+
+    begin_with_insider(flags);
+    all = put_for_insider(RDT_VISIBLE_TO_ALL);
+    for (unsigned i = 0; i < 5000; i++) {
+        hold(i, &all, geteuid());
+        if (i % 500 == 499)
+            rogue_peer_listen(&rogue_peer, 0);
+    }
+    answered(5000, RDT_LIMIT, "owner_max_holds");
+    cr_assert_eq(holds_of(&all), 1001);
+    must_ok(rdt_free(reader, &all, true, &err));
+    must_ok(rdt_wait_freed(reader, &all, LONG, &err));
+    must(rogue_peer_await(&rogue_peer, RDT_PEER_HOLDS, 1000)); /* it is told of each */
+    end_with_insider();
+}
+
+/* ---- framing ---- */
+
+/* It stops in the middle of a frame, and says no more: the link ends in peer_timeout, and who waited is told. */
+Test(hostile_peer, frame_that_stops_in_the_middle_ends_in_time)
+{
+    const char *flags[] = {"--peer-timeout=2s", "--ping-interval=400ms", NULL}; /* the frame begins before */
+    uint64_t number;
+    rdt_request *request;
+
+    begin_with_insider(flags);
+    request = asked(&number);
+    rogue_peer_begin_frame(&rogue_peer, RDT_PEER_PULL_META, 1000, 10);
+    ends_with(request, RDT_PEER_LOST, "lost");
+    end_with_insider();
+}
+
+Test(hostile_peer, frames_that_cannot_be_end_the_link_with_a_reason)
+{
+    static const struct {
+        uint16_t type;
+        const char *payload;
+        size_t n;
+        const char *says;
+    } bad[] = {
+        {RDT_PEER_PULL, "\x0a\xff\xff\xff", 4, "Pull "}, {RDT_PEER_PULL_META, "\xff", 1, "PullMeta "},
+        {RDT_PEER_CALL, "\x0a\x05", 2, "Call "},         {90, "", 0, "90"},
+        {RDT_PEER_OFFER, "\x0a\xff", 2, "Offer "},
+    };
+
+    begin_with_insider(NULL);
+    for (unsigned i = 0; i < sizeof bad / sizeof *bad; i++) {
+        if (i > 0)
+            rogue_peer_open(&rogue_peer, node.key_path, (uint16_t)atoi(strrchr(node.address, ':') + 1));
+        rogue_peer_say(&rogue_peer, bad[i].type, 0, (const uint8_t *)bad[i].payload, bad[i].n, false);
+        shown_out(bad[i].says);
+        others_are_well();
+        if (i + 1 < sizeof bad / sizeof *bad)
+            rogue_peer_close(&rogue_peer);
+    }
+    end_with_insider();
+}
+
+/* Of a batch one item is answered and waits for the other's size; then the link ends. */
+Test(hostile_peer, link_that_ends_with_a_batch_half_answered_fails_it)
+{
+    Rdt__Pb__Offer offer = RDT__PB__OFFER__INIT;
+    uint8_t blob[56] = "nobody"; /* as long as loopback's offers are */
+    char *memory[] = {(char *)"host"};
+    struct rdt_ref refs[2] = {of_insider("v"), of_insider("w")};
+    rdt_request *requests[2];
+    struct answer answer;
+
+    begin(&(struct node_options){
+        .listen = "127.0.0.1:0", .loopback = true, .flags = (const char *const[]){"--memory-limit=40MiB", NULL}});
+    rogue_peer_open(&rogue_peer, node.key_path, (uint16_t)atoi(strrchr(node.address, ':') + 1));
+    reader = node_client(&node, "reader");
+    (void)alloc_memory(reader, 30 * MIB); /* if the second went on now, it would fail at once */
+    must_ok(rdt_fetch_start(reader, refs, 2, NULL, requests, &err));
+    must(rogue_peer_await(&rogue_peer, RDT_PEER_PULL, 2));
+
+    offer.transport = (char *)"loopback";
+    offer.version = (char *)"1.0";
+    offer.epoch = 1;
+    offer.memory = memory;
+    offer.n_memory = 1;
+    offer.blob = (ProtobufCBinaryData){sizeof blob, blob};
+    answer_init(&answer, rogue_peer.pulls[1]);
+    answer.ref.id.data = (uint8_t *)"w";
+    answer.shape = answer.meta.bytes = 20 * MIB;
+    answer.meta.has_inline = false;
+    answer.meta.inline_data = (ProtobufCBinaryData){0, NULL};
+    rogue_peer_send(&rogue_peer, RDT_PEER_OFFER, &offer.base);
+    rogue_peer_send(&rogue_peer, RDT_PEER_PULL_META, &answer.meta.base);
+    rogue_peer_close(&rogue_peer);
+    ends_with(requests[0], RDT_PEER_LOST, "is lost");
+    ends_with(requests[1], RDT_PEER_LOST, "is lost");
+    others_are_well();
+    rdt_close(reader);
+    rdt_close(bystander);
+    node_end(&node, meant);
+}
+
+/* Bytes that ride in an answer are the processor's to copy, and a device's memory is not. */
+Test(hostile_peer, bytes_in_an_answer_go_to_no_device)
+{
+    struct rdt_fetch_options options = RDT_INIT(options);
+    struct rdt_ref ref = of_insider("w");
+    struct fake_devices gpu;
+    struct answer answer;
+    rdt_request *request;
+
+    fake_device_init(&gpu, "one", NULL);
+    begin_with_insider(gpu.flags);
+    fake_device_use(reader);
+    options.memory = "fake";
+    options.device = "FAKE-0";
+    must_ok(rdt_fetch_start(reader, &ref, 1, &options, &request, &err));
+    for (unsigned i = 0; i < 2; i++) { /* the whole, then its part */
+        must(rogue_peer_await(&rogue_peer, RDT_PEER_PULL, i + 1));
+        answer_init(&answer, rogue_peer.pulls[i]);
+        send_answer(&answer);
+    }
+    ends_with(request, RDT_NO_PATH, "fake memory");
+    end_with_insider();
+    fake_device_fini(&gpu);
+}

@@ -1,0 +1,378 @@
+/* A node that has the key and does not keep to the order of turns: says nothing when it has one, or words out of place. It is not waited
+ * for longer than stall_timeout, and the queue goes on for the others. */
+#include <criterion/criterion.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "proto/rdt_dtype.h"
+#include "proto/wire_ref.h"
+#include "tests/support/cluster.h"
+#include "tests/support/rogue_peer.h"
+
+TestSuite(hostile_turns, .timeout = 120);
+
+#define BYTES 300000u
+#define STALL "--stall-timeout=700ms"
+#define SHORT_STALL "--stall-timeout=500ms" /* where it is waited for many times; the rogue_peer speaks far more often */
+
+static struct cluster c;
+static struct rogue_peer rogue_peer;
+static rdt *owner, *reader; /* clients of node 0, which the rogue_peer is linked with, and of node 1 */
+
+static void begin(const char *stall)
+{
+    const char *flags[] = {"--set=loopback.sided=two", "--set=loopback.ordered=yes", "--quiesce-grace=300ms", stall, NULL};
+    uint8_t blob[56] = "nobody listens here"; /* what the test transport takes for an address */
+    Rdt__Pb__Offer offer = RDT__PB__OFFER__INIT;
+    char *host = (char *)"host";
+
+    cluster_start(&c, 2, &(struct cluster_options){.loopback = true, .no_ucx = true, .flags = flags});
+    owner = node_client(&c.node[0], "owner");
+    reader = node_client(&c.node[1], "reader");
+    rogue_peer_open(&rogue_peer, c.node[0].key_path, (uint16_t)atoi(strrchr(c.node[0].address, ':') + 1));
+    must(rogue_peer_await(&rogue_peer, RDT_PEER_OFFER, 1)); /* before that it knows no transport to us */
+    offer.transport = (char *)"loopback";
+    offer.version = (char *)"1.0";
+    offer.epoch = 1;
+    offer.blob = (ProtobufCBinaryData){sizeof blob, blob};
+    offer.memory = &host;
+    offer.n_memory = 1;
+    rogue_peer_send(&rogue_peer, RDT_PEER_OFFER, &offer.base);
+    rogue_peer_flush(&rogue_peer);
+}
+
+static void end(void)
+{
+    rogue_peer_close(&rogue_peer);
+    rdt_close(owner);
+    rdt_close(reader);
+    cluster_end(&c, (const char *const[]){"rogue_peer", "is lost", "is down", "taken down and rebuilt", "refused", NULL});
+}
+
+static void others_move(void)
+{
+    struct rdt_ref ref = put_pattern(owner, NULL, BYTES, 3);
+    int64_t start = now_ns();
+
+    fetch_pattern(reader, &ref, BYTES, 3, "loopback");
+    must_be_within(start, 5 * SEC);
+    must_ok(rdt_free(owner, &ref, false, &err));
+}
+
+static void say_word_of(uint64_t transfer, bool from_owner, int word, const char *behind)
+{
+    Rdt__Pb__PullTurn turn = RDT__PB__PULL_TURN__INIT;
+
+    turn.transfer = transfer;
+    turn.from_owner = from_owner;
+    turn.word = (Rdt__Pb__TurnWord)word;
+    turn.behind = (char *)(uintptr_t)behind;
+    rogue_peer_send(&rogue_peer, RDT_PEER_PULL_TURN, &turn.base);
+    rogue_peer_flush(&rogue_peer);
+}
+
+static void say_word(uint64_t transfer, bool from_owner, int word)
+{
+    say_word_of(transfer, from_owner, word, "");
+}
+
+/* What came last of this type. */
+static ProtobufCMessage *latest(uint16_t type, const ProtobufCMessageDescriptor *descriptor)
+{
+    ProtobufCMessage *message =
+        protobuf_c_message_unpack(descriptor, NULL, rogue_peer.came[type].bytes, rogue_peer.came[type].payload);
+
+    must(message);
+    return message;
+}
+
+static Rdt__Pb__TurnWord await_word(unsigned n)
+{
+    Rdt__Pb__PullTurn *turn;
+    Rdt__Pb__TurnWord word;
+
+    must(rogue_peer_await(&rogue_peer, RDT_PEER_PULL_TURN, n));
+    turn = (Rdt__Pb__PullTurn *)latest(RDT_PEER_PULL_TURN, &rdt__pb__pull_turn__descriptor);
+    word = turn->word;
+    rdt__pb__pull_turn__free_unpacked(turn, NULL);
+    return word;
+}
+
+static void ends_with(unsigned n, enum rdt_status expected, const char *text)
+{
+    Rdt__Pb__PullEnd *end_message;
+
+    must(rogue_peer_await(&rogue_peer, RDT_PEER_PULL_END, n));
+    end_message = (Rdt__Pb__PullEnd *)latest(RDT_PEER_PULL_END, &rdt__pb__pull_end__descriptor);
+    must_say(end_message->status == expected && strstr(end_message->message, text), "%s", end_message->message);
+    rdt__pb__pull_end__free_unpacked(end_message, NULL);
+}
+
+/* ---- as a reader ---- */
+
+/* The rogue_peer pulls it; turns: it says that its end stands in an ordered queue. */
+static void pull_with(const struct rdt_ref *ref, uint64_t number, bool turns)
+{
+    Rdt__Pb__Pull pull = RDT__PB__PULL__INIT;
+    Rdt__Pb__PullStart start = RDT__PB__PULL_START__INIT;
+    Rdt__Pb__Requester requester = RDT__PB__REQUESTER__INIT;
+    Rdt__Pb__Ref wire;
+
+    wire_ref_from(ref, &wire);
+    requester.tenant = (char *)"";
+    requester.uid = (uint32_t)ref->uid;
+    pull.transfer = start.transfer = number;
+    pull.ref = &wire;
+    pull.requester = &requester;
+    pull.timeout_ns = -1;
+    rogue_peer_send(&rogue_peer, RDT_PEER_PULL, &pull.base);
+    must(rogue_peer_await(&rogue_peer, RDT_PEER_PULL_META, (unsigned)number));
+    start.transport = (char *)"loopback";
+    start.chunk_bytes = 64 << 10;
+    start.epoch = 1;
+    start.turns = turns;
+    rogue_peer_send(&rogue_peer, RDT_PEER_PULL_START, &start.base);
+}
+
+static void pull(const struct rdt_ref *ref, uint64_t number)
+{
+    pull_with(ref, number, true);
+}
+
+/* Node 0 has its turn for the first pull, and waits for the rogue_peer's receives. */
+static void take_turns(void)
+{
+    if (await_word(1) == RDT__PB__TURN_WORD__TURN_READY) { /* by the uuids it is the rogue_peer's to be first */
+        say_word(1, false, RDT__PB__TURN_WORD__TURN_TAKEN);
+        must(await_word(2) == RDT__PB__TURN_WORD__TURN_TAKEN);
+    }
+}
+
+Test(hostile_turns, reader_that_has_the_turn_and_says_nothing)
+{
+    struct rdt_ref ref;
+
+    begin(STALL);
+    ref = put_pattern(owner, NULL, BYTES, 1);
+    pull(&ref, 1);
+    take_turns();
+    others_move();
+    ends_with(1, RDT_TRANSPORT, "said nothing about its turn");
+    must_ok(rdt_free(owner, &ref, false, &err));
+    end();
+}
+
+/* Its receives stand, it says, and it answers pings; the sends at the head of node 0's queue never end. */
+Test(hostile_turns, reader_that_takes_nothing)
+{
+    struct rdt_ref ref;
+
+    begin(STALL);
+    cluster_faults(&c, 0, "lose_every=1\n");
+    ref = put_pattern(owner, NULL, BYTES, 1);
+    pull(&ref, 1);
+    take_turns();
+    say_word(1, false, RDT__PB__TURN_WORD__TURN_RECEIVES);
+    ends_with(1, RDT_TRANSPORT, "the reader took nothing for");
+    cluster_faults(&c, 0, "");
+    others_move();
+    must_ok(rdt_free(owner, &ref, false, &err));
+    end();
+}
+
+/* It says again and again that it is behind others, and node 0 keeps its turn for it. */
+Test(hostile_turns, reader_that_is_behind_others_for_ever)
+{
+    struct rdt_ref ref, other;
+    rdt_request *request;
+    rdt_object *object;
+    int64_t until;
+
+    begin(SHORT_STALL);
+    ref = put_pattern(owner, NULL, BYTES, 1);
+    other = put_pattern(owner, NULL, BYTES, 2);
+    pull(&ref, 1);
+    take_turns();
+    request = start_one(reader, &other, LONG);
+    until = now_ns() + LONG;
+    while (rdt_wait(reader, &request, 1, 1, 0, NULL, NULL, NULL) == RDT_TIMED_OUT && now_ns() < until) {
+        say_word(1, false, RDT__PB__TURN_WORD__TURN_WAITING);
+        rogue_peer_listen(&rogue_peer, 20);
+    }
+    must_ok(rdt_wait(reader, &request, 1, 1, LONG, NULL, NULL, &err));
+    must_ok(rdt_request_take_object(request, &object, &err));
+    must(holds_pattern(tensor_of(object, 0).data, BYTES, 2));
+    rdt_request_destroy(request);
+    rdt_release(object);
+    ends_with(1, RDT_TRANSPORT, "holds up others here");
+    must_ok(rdt_free(owner, &ref, false, &err));
+    must_ok(rdt_free(owner, &other, false, &err));
+    end();
+}
+
+/* Says again and again, until the pull ends, that it is behind others. The longest time that it was kept from saying so. */
+static int64_t say_behind_others(int64_t until)
+{
+    int64_t said = now_ns(), longest = 0;
+
+    while (rogue_peer.came[RDT_PEER_PULL_END].n == 0 && now_ns() < until) {
+        int64_t now;
+
+        say_word_of(1, false, RDT__PB__TURN_WORD__TURN_WAITING, "behind transfer 5 (from x) in queue q");
+        now = now_ns();
+        longest = now - said > longest ? now - said : longest;
+        said = now;
+        rogue_peer_listen(&rogue_peer, 20);
+    }
+    return longest;
+}
+
+/* false: the machine stood still for so long that the rogue_peer was one that says nothing. */
+static bool ends_though_it_speaks(void)
+{
+    int64_t since, silent;
+    struct rdt_ref ref;
+    bool spoke;
+
+    begin(SHORT_STALL);
+    ref = put_pattern(owner, NULL, BYTES, 1);
+    pull(&ref, 1);
+    take_turns();
+    since = now_ns();
+    silent = say_behind_others(since + 2 * LONG);
+    spoke = silent < 250 * MSEC || now_ns() - since >= 30 * 500 * MSEC;
+    if (spoke) {
+        ends_with(1, RDT_TRANSPORT, "it has been behind transfer 5 (from x) in queue q for");
+        must(now_ns() - since >= 30 * 500 * MSEC);
+    }
+    must_ok(rdt_free(owner, &ref, false, &err));
+    end();
+    return spoke;
+}
+
+/* The same where nobody waits behind it: longer, not for ever. It says whom it is behind, and so does the error. */
+Test(hostile_turns, reader_that_is_behind_others_for_ever_and_in_nobodys_way)
+{
+    for (unsigned tries = 0; !ends_though_it_speaks(); tries++)
+        must(tries < 4);
+}
+
+/* What node 0 would send stands in its queue: without turns it would stand there in any order. */
+Test(hostile_turns, reader_that_takes_no_turns)
+{
+    struct rdt_ref ref;
+
+    begin(STALL);
+    ref = put_pattern(owner, NULL, BYTES, 1);
+    pull_with(&ref, 1, false);
+    ends_with(1, RDT_PROTOCOL, "the reader takes no turn");
+    others_move();
+    must_ok(rdt_free(owner, &ref, false, &err));
+    end();
+}
+
+Test(hostile_turns, reader_with_words_out_of_place)
+{
+    static const int words[] = {RDT__PB__TURN_WORD__TURN_RECEIVES, RDT__PB__TURN_WORD__TURN_READY, 99, -1};
+    unsigned heard = 0;
+    struct rdt_ref ref;
+
+    begin(STALL);
+    ref = put_pattern(owner, NULL, BYTES, 1);
+    for (unsigned i = 0; i < 4; i++) {
+        pull(&ref, i + 1);
+        if (await_word(++heard) == RDT__PB__TURN_WORD__TURN_TAKEN && i == 0)
+            say_word(i + 1, false, RDT__PB__TURN_WORD__TURN_TAKEN); /* its receives may stand; its turn it cannot have taken */
+        else
+            say_word(i + 1, false, words[i]);
+        ends_with(i + 1, RDT_PROTOCOL, "about a turn");
+        say_word(i + 1, false, RDT__PB__TURN_WORD__TURN_TAKEN); /* of what has ended */
+        say_word(i + 1, true, RDT__PB__TURN_WORD__TURN_TAKEN);
+    }
+    others_move();
+    must_ok(rdt_free(owner, &ref, false, &err));
+    end();
+}
+
+/* ---- as an owner ---- */
+
+/* A client of node 0 fetches from the rogue_peer, which has answered; its PULL_START has come. */
+static rdt_request *asked(uint64_t *number_p)
+{
+    unsigned starts = rogue_peer.came[RDT_PEER_PULL_START].n, pulls = rogue_peer.came[RDT_PEER_PULL].n;
+    Rdt__Pb__PullMeta meta = RDT__PB__PULL_META__INIT;
+    Rdt__Pb__TensorList tensors = RDT__PB__TENSOR_LIST__INIT;
+    Rdt__Pb__Ref wire = RDT__PB__REF__INIT;
+    uint32_t dtype = RDT_U8, ndim = 1;
+    uint64_t shape = BYTES;
+    struct rdt_ref ref = ref_named("w");
+    rdt_request *request;
+
+    memcpy(ref.node, rogue_peer_uuid, sizeof ref.node);
+    request = start_one(owner, &ref, LONG);
+    must(rogue_peer_await(&rogue_peer, RDT_PEER_PULL, pulls + 1));
+    *number_p = rogue_peer.pulls[(rogue_peer.n_pulls - 1) % INSIDER_ASKED];
+    tensors.dtype = &dtype;
+    tensors.ndim = &ndim;
+    tensors.shape = &shape;
+    tensors.n_dtype = tensors.n_ndim = tensors.n_shape = 1;
+    wire.id = (ProtobufCBinaryData){1, (uint8_t *)"w"};
+    wire.generation = 7;
+    meta.transfer = *number_p;
+    meta.ref = &wire;
+    meta.tensors = &tensors;
+    meta.bytes = BYTES;
+    meta.memory = (char *)"host";
+    rogue_peer_send(&rogue_peer, RDT_PEER_PULL_META, &meta.base);
+    must(rogue_peer_await(&rogue_peer, RDT_PEER_PULL_START, starts + 1));
+    return request;
+}
+
+/* It answers pings meanwhile. */
+static void must_fail(rdt_request *request, enum rdt_status expected, const char *text)
+{
+    int64_t until = now_ns() + LONG;
+
+    while (rdt_wait(owner, &request, 1, 1, 0, NULL, NULL, NULL) == RDT_TIMED_OUT && now_ns() < until)
+        rogue_peer_listen(&rogue_peer, 20);
+    must_refuse(expected, text, rdt_wait(owner, &request, 1, 1, LONG, NULL, NULL, &err));
+    rdt_request_destroy(request);
+}
+
+Test(hostile_turns, owner_that_says_nothing_or_words_out_of_place)
+{
+    static const int words[] = {RDT__PB__TURN_WORD__TURN_RECEIVES, 99};
+    rdt_request *request;
+    uint64_t number;
+
+    begin(STALL);
+    for (unsigned i = 0; i < 2; i++) {
+        request = asked(&number);
+        say_word(number, true, words[i]);
+        must_fail(request, RDT_PROTOCOL, "about a turn");
+    }
+    request = asked(&number);
+    others_move();
+    must_fail(request, RDT_TRANSPORT, "about its turn");
+    end();
+}
+
+/* It says that it has its turn, so that receives are posted at the head of node 0's queue, and sends nothing. */
+Test(hostile_turns, owner_that_has_its_turn_and_sends_nothing)
+{
+    rdt_request *request;
+    uint64_t number;
+    struct rdt_ref ref;
+
+    begin(STALL);
+    request = asked(&number);
+    if (memcmp(c.node[0].uuid_bytes, rogue_peer_uuid, 16) < 0)
+        say_word(number, true, RDT__PB__TURN_WORD__TURN_READY);
+    say_word(number, true, RDT__PB__TURN_WORD__TURN_TAKEN);
+    others_move();
+    must_fail(request, RDT_TRANSPORT, "loopback");
+    ref = put_pattern(reader, NULL, BYTES, 9);
+    fetch_pattern(owner, &ref, BYTES, 9, "loopback");
+    must_ok(rdt_free(reader, &ref, false, &err));
+    end();
+}

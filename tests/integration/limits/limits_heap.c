@@ -1,0 +1,171 @@
+/* What a client makes the daemon keep besides memory: messages that are still coming, answers that nobody reads, metadata on its way. All of
+ * it is the client's share of the heap, and ends where that ends. */
+#include "tests/integration/limits/limits.h"
+#include "tests/support/cluster.h"
+
+TestSuite(limits_heap, .timeout = 120);
+
+#define UNKNOWN 60000u /* no request has this number: what comes with it is read and refused */
+
+/* So many bytes of a message of `all`. */
+static void send_part(struct raw *raw, size_t all, size_t bytes)
+{
+    uint8_t *zeros = calloc(1, bytes);
+
+    must(zeros && raw_frame(raw, (uint32_t)all, UNKNOWN, 0, 0, ++raw->last_id, zeros, bytes, NULL, 0));
+    free(zeros);
+}
+
+static void send_rest(struct raw *raw, size_t bytes)
+{
+    uint8_t *zeros = calloc(1, bytes);
+
+    must(zeros && raw_bytes(raw, zeros, bytes));
+    free(zeros);
+}
+
+static void expect_refusal(struct raw *raw, enum rdt_status status, const char *text)
+{
+    char said[256];
+
+    cr_assert_eq(raw_error(raw, said), status);
+    cr_assert_eq(raw->frame.request_id, raw->last_id);
+    cr_assert(strstr(said, text), "%s", said);
+}
+
+static void ping(struct raw *raw)
+{
+    Rdt__Pb__Ping request = RDT__PB__PING__INIT;
+
+    protobuf_c_message_free_unpacked(raw_reply(raw, raw_send(raw, RDT_MSG_PING, &request.base, NULL, 0), &rdt__pb__empty__descriptor),
+                                     NULL);
+}
+
+Test(limits_heap, messages_that_are_still_coming_are_their_owners)
+{
+    struct raw first, second;
+
+    begin((const char *[]){"--owner-max-heap=8MiB", NULL});
+    greeted(&first);
+    greeted(&second);
+    send_part(&first, 6 * MIB, 5 * MIB);
+    wait_until(LONG, used(0, "heap") > 6 * MIB);
+    send_part(&second, 4 * MIB, 3 * MIB);
+    expect_refusal(&second, RDT_LIMIT, "owner_max_heap");
+    send_rest(&second, MIB); /* it is passed over, and the connection goes on */
+    ping(&second);
+    send_rest(&first, MIB);
+    expect_refusal(&first, RDT_UNSUPPORTED, "no request");
+    wait_until(LONG, used(0, "heap") == 0);
+    send_part(&second, 4 * MIB, 4 * MIB);
+    expect_refusal(&second, RDT_UNSUPPORTED, "no request");
+    send_part(&second, MIB, MIB);
+    send_part(&second, 6 * MIB, 5 * MIB); /* comes while the one before is still counted */
+    wait_until(LONG, used(0, "heap") > 6 * MIB);
+    raw_close(&second); /* in mid-frame */
+    wait_until(LONG, used(0, "heap") == 0);
+    raw_close(&first);
+    end(NULL);
+}
+
+/* The metadata of one object, so many times. */
+static void ask_metadata(struct raw *raw, const struct rdt_ref *ref, unsigned n)
+{
+    Rdt__Pb__Fetch fetch = RDT__PB__FETCH__INIT;
+    Rdt__Pb__FetchItem items[32], *list[32];
+    Rdt__Pb__Ref name = RDT__PB__REF__INIT;
+
+    name.id = (ProtobufCBinaryData){ref->id_bytes, (uint8_t *)(uintptr_t)ref->id};
+    name.any_owner = true;
+    for (unsigned i = 0; i < n; i++) {
+        rdt__pb__fetch_item__init(&items[i]);
+        items[i].handle = i + 1;
+        items[i].ref = &name;
+        list[i] = &items[i];
+    }
+    fetch.items = list;
+    fetch.n_items = n;
+    fetch.mode = RDT__PB__FETCH_MODE__FETCH_MODE_COPY;
+    fetch.meta_only = true;
+    fetch.timeout_ns = -1;
+    (void)raw_send(raw, RDT_MSG_FETCH, &fetch.base, NULL, 0);
+}
+
+/* How many of n answers bring it; the others say what there is no room for. */
+static unsigned take_answers(struct raw *raw, unsigned n, const char *text)
+{
+    unsigned good = 0;
+
+    for (unsigned i = 0; i < n; i++) {
+        Rdt__Pb__FetchDone *done;
+        do
+            cr_assert(raw_next(raw));
+        while (raw->frame.type != RDT_EVENT_FETCH_DONE);
+        done = rdt__pb__fetch_done__unpack(NULL, raw->frame.length, raw->frame.payload);
+        cr_assert_not_null(done);
+        cr_assert(done->status == RDT_OK || (done->status == RDT_LIMIT && strstr(done->message, text)), "%d %s", done->status, done->message);
+        good += done->status == RDT_OK;
+        rdt__pb__fetch_done__free_unpacked(done, NULL);
+    }
+    return good;
+}
+
+static struct rdt_ref put_metadata(rdt *client, size_t metadata_bytes, size_t bytes)
+{
+    struct rdt_put_options options = RDT_INIT(options);
+    struct rdt_ref ref;
+    char *metadata = calloc(1, metadata_bytes);
+
+    options.metadata = metadata;
+    options.metadata_bytes = metadata_bytes;
+    must_ok(rdt_put(client, &VECTOR(RDT_U8, bytes, alloc_memory(client, bytes)), 1, &options, &ref, &err));
+    free(metadata);
+    return ref;
+}
+
+Test(limits_heap, answers_that_nobody_reads_are_their_clients)
+{
+    struct raw idle;
+    struct rdt_ref ref;
+    unsigned good;
+
+    begin((const char *[]){"--client-max-heap=3500KiB", "--client-queue=64MiB", NULL});
+    ref = put_metadata(other, MIB, 4096);
+    greeted(&idle);
+    ask_metadata(&idle, &ref, 20);
+    wait_until(LONG, used(0, "transfers") == 0 && used(0, "heap") >= 2 * MIB + MIB);
+    cr_assert_leq(used(0, "heap"), 3500 * 1024 + MIB + 8192); /* of the other: the object's */
+    good = take_answers(&idle, 20, "client_max_heap");
+    cr_assert(good >= 3 && good <= 4, "%u", good);
+    ask_metadata(&idle, &ref, 2);
+    cr_assert_eq(take_answers(&idle, 2, ""), 2);
+    raw_close(&idle);
+    end(NULL);
+}
+
+Test(limits_heap, metadata_from_another_node_is_its_readers_until_it_is_answered)
+{
+    const char *flags[] = {"--client-max-heap=10MiB", NULL};
+    struct cluster c;
+    struct rdt_ref refs[8];
+    struct rdt_fetch_options options = RDT_INIT(options);
+    rdt_object *objects[8] = {NULL};
+    rdt *owner, *reader;
+
+    cluster_start(&c, 2, &(struct cluster_options){.flags_of = {NULL, flags}, .no_ucx = true, .stream = true});
+    owner = node_client(&c.node[0], "owner");
+    reader = node_client(&c.node[1], "reader");
+    refs[0] = put_metadata(owner, 2 * MIB, 300000);
+    for (unsigned i = 1; i < 8; i++)
+        refs[i] = refs[0];
+    options.mode = RDT_FETCH_COPY; /* each its own: none takes part in another's */
+    options.timeout_ns = LONG;
+    must_refuse(RDT_LIMIT, "client_max_heap", rdt_fetch(reader, refs, 8, &options, objects, &err));
+    /* What else was answered is the reader's until it is read, and what was cancelled until it has stopped. */
+    wait_until(LONG, rdt_fetch(reader, refs, 2, &options, objects, NULL) == RDT_OK);
+    rdt_release(objects[0]);
+    rdt_release(objects[1]);
+    rdt_close(owner);
+    rdt_close(reader);
+    cluster_end(&c, NULL);
+}

@@ -1,0 +1,172 @@
+/* Memory that somebody keeps after its end: an fd, or a second mapping, that nobody can take back. Either its pages go all the same, or its
+ * bytes stay counted until the last who has it lets go. */
+#include <dirent.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+
+#include "tests/integration/limits/limits.h"
+
+TestSuite(left, .timeout = 120);
+
+static uint64_t left_bytes(void)
+{
+    struct node_status status;
+
+    node_status(&node, &status);
+    return status.left_bytes;
+}
+
+/* The client's fd of new memory of its own. */
+static int keep_fd(struct raw *raw, uint64_t bytes, uint64_t *region_p)
+{
+    uint64_t generation;
+    int fd;
+
+    *region_p = raw_alloc(raw, bytes, &fd, &generation);
+    must(fd >= 0);
+    return fd;
+}
+
+static uint64_t pages_bytes(int fd)
+{
+    struct stat st;
+
+    must(fstat(fd, &st) == 0);
+    return (uint64_t)st.st_blocks * 512;
+}
+
+static void keeps_no_page(uint64_t bytes)
+{
+    Rdt__Pb__ReleaseRegion release = RDT__PB__RELEASE_REGION__INIT;
+    struct raw raw;
+    int fds[4]; /* together more than there may be */
+
+    begin((const char *[]){"--memory-limit=16MiB", NULL});
+    greeted(&raw);
+    for (unsigned i = 0; i < 4; i++) {
+        fds[i] = keep_fd(&raw, bytes, &release.region);
+        cr_assert_eq(pages_bytes(fds[i]), bytes);
+        protobuf_c_message_free_unpacked(raw_reply(&raw, raw_send(&raw, RDT_MSG_RELEASE_REGION, &release.base, NULL, 0),
+                                                   &rdt__pb__region_kept__descriptor),
+                                         NULL);
+        wait_until(LONG, pages_bytes(fds[i]) == 0);
+    }
+    raw_close(&raw);
+    cr_assert_eq(left_bytes(), 0);
+    for (unsigned i = 0; i < 4; i++)
+        (void)close(fds[i]);
+    end(NULL);
+}
+
+Test(left, released_memory_keeps_no_page_though_its_fd_is_kept)
+{
+    keeps_no_page(6 * MIB);
+}
+
+Test(left, little_memory_neither)
+{
+    keeps_no_page(8192);
+}
+
+/* A second mapping that librdt knows nothing of. */
+static void *map_again(const void *addr, size_t bytes)
+{
+    void *again = mremap((void *)(uintptr_t)addr, 0, bytes, MREMAP_MAYMOVE);
+
+    must(again != MAP_FAILED);
+    return again;
+}
+
+Test(left, snapshot_that_is_kept_mapped_counts_until_it_is_unmapped)
+{
+    struct rdt_put_options options = RDT_INIT(options);
+    uint8_t *bytes = malloc(6 * MIB);
+    struct rdt_ref ref;
+    rdt_object *object;
+    void *kept, *memory = NULL;
+
+    begin((const char *[]){"--memory-limit=16MiB", "--owner-max-bytes=12MiB", NULL});
+    fill_pattern(bytes, 6 * MIB, 3);
+    options.flags = RDT_PUT_SNAPSHOT;
+    must_ok(rdt_put(conn, &VECTOR(RDT_U8, 6 * MIB, bytes), 1, &options, &ref, &err));
+    object = fetch_one(other, &ref, RDT_FETCH_SHARE);
+    must_go_by("local/share", object);
+    kept = map_again(tensor_of(object, 0).data, 6 * MIB);
+    rdt_release(object);
+    must_ok(rdt_free(conn, &ref, false, &err));
+    wait_until(LONG, used(0, "bytes") == 6 * MIB); /* it is too late to be on its way back */
+    cr_assert_eq(left_bytes(), 6 * MIB);
+    cr_assert(holds_pattern(kept, 6 * MIB, 3));
+    must_refuse(RDT_LIMIT, "owner_max_bytes", rdt_alloc(conn, 7 * MIB, &memory, &err));
+    must_refuse(RDT_LIMIT, "6291456 bytes of memory", rdt_alloc(other, 7 * MIB, &memory, &err));
+    must_ok(rdt_alloc(conn, 6 * MIB, &memory, &err));
+    must_ok(rdt_dealloc(conn, memory, &err));
+    cr_assert_eq(munmap(kept, 6 * MIB), 0);
+    wait_until(LONG, left_bytes() == 0);
+    must_ok(rdt_alloc(conn, 12 * MIB, &memory, &err));
+    free(bytes);
+    end(NULL);
+}
+
+Test(left, memory_of_an_ended_client_counts_until_its_fd_is_closed)
+{
+    const struct rdt_alloc_options options = {.struct_size = sizeof options, .timeout_ns = LONG};
+    struct raw raw;
+    uint64_t region;
+    void *memory = NULL;
+    int fd;
+
+    begin((const char *[]){"--memory-limit=16MiB", NULL});
+    greeted(&raw);
+    fd = keep_fd(&raw, 9 * MIB, &region);
+    raw_close(&raw);
+    wait_until(LONG, left_bytes() == 9 * MIB);
+    cr_assert_eq(pages_bytes(fd), 9 * MIB, "its process may look there");
+    must_refuse(RDT_NO_MEMORY, "memory_limit", rdt_alloc(conn, 9 * MIB, &memory, &err));
+    must_refuse(RDT_TIMED_OUT, "memory_limit",
+                rdt_alloc_with(conn, 9 * MIB, &(struct rdt_alloc_options){sizeof options, .timeout_ns = 10 * MSEC}, &memory, &err));
+    (void)close(fd);
+    must_ok(rdt_alloc_with(conn, 9 * MIB, &options, &memory, &err)); /* whoever waits is told */
+    wait_until(LONG, left_bytes() == 0);
+    end(NULL);
+}
+
+static unsigned watchers(void)
+{
+    char path[64], what[64] = "";
+    unsigned n = 0;
+    DIR *dir;
+
+    (void)snprintf(path, sizeof path, "/proc/%d/fd", (int)node.pid);
+    dir = opendir(path);
+    must(dir != NULL);
+    for (struct dirent *entry; (entry = readdir(dir));) {
+        ssize_t length = readlinkat(dirfd(dir), entry->d_name, what, sizeof what - 1);
+        if (length > 0) {
+            what[length] = '\0';
+            n += strstr(what, "inotify") != NULL;
+        }
+    }
+    (void)closedir(dir);
+    return n;
+}
+
+/* Closing what watches keeps the loop ten milliseconds and more, at each snapshot that ends while no other is left. */
+Test(left, what_watches_is_not_closed_when_nothing_is_left)
+{
+    struct rdt_put_options options = RDT_INIT(options);
+    uint8_t *bytes = calloc(1, MIB);
+    struct rdt_ref ref;
+
+    begin(NULL);
+    options.flags = RDT_PUT_SNAPSHOT;
+    for (unsigned i = 0; i < 3; i++) {
+        must_ok(rdt_put(conn, &VECTOR(RDT_U8, MIB, bytes), 1, &options, &ref, &err));
+        must_ok(rdt_free(conn, &ref, false, &err));
+        wait_until(LONG, left_bytes() == 0);
+        must_ok(rdt_ping(conn, LONG, &err));
+        cr_assert_eq(watchers(), 1);
+    }
+    free(bytes);
+    end(NULL);
+}

@@ -1,0 +1,505 @@
+/* Memory that librdt copies into for a put, and lends to the object: the next put finds it again, and nobody who still reads the one before is
+ * disturbed; it is counted while it is lent, and goes when nobody wants it or somebody else does. */
+#include <sys/mman.h>
+
+#include "tests/integration/limits/limits.h"
+#include "tests/support/cluster.h"
+
+TestSuite(lent, .timeout = 120);
+
+static const char *const long_idle[] = {"--pool-idle=60s", NULL};
+
+static struct node_status status_now(void)
+{
+    struct node_status status;
+
+    node_status(&node, &status);
+    return status;
+}
+
+/* Read by the other client, by the way: where it came to lie. The word that what was lent is back comes before any later answer. */
+static unsigned long read_by_other(const struct rdt_ref *ref, enum rdt_fetch_mode mode, const char *path, size_t bytes, uint32_t seed)
+{
+    rdt_object *object = fetch_one(other, ref, mode);
+    struct rdt_tensor tensor = tensor_of(object, 0);
+    unsigned long inode = inode_at(tensor.data);
+
+    must_go_by(path, object);
+    must(holds_pattern(tensor.data, bytes, seed));
+    if (mode == RDT_FETCH_COW)
+        memset(tensor.data, 0xee, bytes); /* its own */
+    rdt_release(object);
+    must_ok(rdt_ping(other, LONG, &err));
+    return inode;
+}
+
+static void free_and_hear(const struct rdt_ref *ref)
+{
+    must_ok(rdt_free(conn, ref, false, &err));
+    must_ok(rdt_wait_freed(conn, ref, LONG, &err));
+}
+
+static void comes_again(enum rdt_fetch_mode mode, const char *path)
+{
+    static const size_t sizes[] = {100000, MIB, 9 * MIB};
+
+    begin(long_idle);
+    for (unsigned s = 0; s < 3; s++) {
+        unsigned long inode, first = 0;
+        for (uint32_t i = 0; i < 10; i++) {
+            size_t bytes = sizes[s] - 97 * i; /* about the same */
+            struct rdt_ref ref = put_pattern(conn, NULL, bytes, i);
+            inode = read_by_other(&ref, mode, path, bytes, i);
+            cr_assert(i == 0 || inode == first, "size %u, round %u", s, i);
+            first = inode;
+            free_and_hear(&ref);
+        }
+    }
+    cr_assert_eq(status_now().memory_bytes, 0);
+    cr_assert_geq(status_now().warm_bytes, 10 * MIB);
+    end(NULL);
+}
+
+Test(lent, puts_come_to_the_same_memory)
+{
+    comes_again(RDT_FETCH_SHARE, "local/share");
+}
+
+Test(lent, they_are_mapped_privately_without_a_copy)
+{
+    comes_again(RDT_FETCH_COW, "local/cow");
+}
+
+/* However it is read: the memory is not filled anew before the last has let go. */
+Test(lent, whoever_reads_keeps_what_he_reads)
+{
+    static const enum rdt_fetch_mode modes[] = {RDT_FETCH_AUTO, RDT_FETCH_SHARE, RDT_FETCH_COPY, RDT_FETCH_COW};
+    rdt_object *objects[64];
+
+    begin((const char *[]){"--pool-idle=1s", NULL});
+    for (uint32_t i = 0; i < 64; i++) {
+        struct rdt_ref ref = put_pattern(conn, NULL, MIB / 4, i);
+        objects[i] = fetch_one(i % 2 ? other : conn, &ref, modes[i / 2 % 4]);
+        must_ok(rdt_free(conn, &ref, false, &err));
+        for (uint32_t j = i > 16 ? i - 16 : 0; j <= i; j++)
+            cr_assert(holds_pattern(tensor_of(objects[j], 0).data, MIB / 4, j), "object %u after put %u", j, i);
+        if (i >= 16)
+            rdt_release(objects[i - 16]);
+    }
+    for (uint32_t i = 48; i < 64; i++)
+        rdt_release(objects[i]);
+    end(NULL);
+}
+
+/* Its producer fetches it like everybody: what it writes there would be seen. */
+Test(lent, its_producer_cannot_write_it)
+{
+    struct rdt_ref ref;
+    rdt_object *mine, *cow;
+
+    begin(long_idle);
+    ref = put_pattern(conn, NULL, MIB, 1);
+    cow = fetch_one(other, &ref, RDT_FETCH_COW);
+    mine = fetch_one(conn, &ref, RDT_FETCH_AUTO);
+    must_go_by("local/share", mine);
+    cr_assert(!info_of(mine).writable);
+    cr_assert(holds_pattern(tensor_of(mine, 0).data, MIB, 1));
+    cr_assert_eq(mprotect((void *)((uintptr_t)tensor_of(mine, 0).data & ~(uintptr_t)4095), MIB, PROT_READ | PROT_WRITE), -1);
+    rdt_release(mine);
+    mine = fetch_one(conn, &ref, RDT_FETCH_COW);
+    memset(tensor_of(mine, 0).data, 0xee, MIB);
+    cr_assert(holds_pattern(tensor_of(cow, 0).data, MIB, 1));
+    rdt_release(mine);
+    rdt_release(cow);
+    end(NULL);
+}
+
+/* What it has mapped for reading of its own is another matter than what it lends. */
+Test(lent, comes_again_to_a_producer_that_reads_it_too)
+{
+    static const enum rdt_fetch_mode modes[] = {RDT_FETCH_SHARE, RDT_FETCH_COW, RDT_FETCH_SHARE, RDT_FETCH_COPY};
+    unsigned long inode = 0, first = 0;
+
+    begin(long_idle);
+    for (uint32_t i = 0; i < 24; i++) {
+        struct rdt_ref ref = put_pattern(conn, NULL, MIB, i);
+        for (unsigned j = 0; j < 8; j++) {
+            rdt_object *object = fetch_one(conn, &ref, modes[(i + j / 2) % 4]);
+            cr_assert(holds_pattern(tensor_of(object, 0).data, MIB, i));
+            if (!info_of(object).writable)
+                inode = inode_at(tensor_of(object, 0).data);
+            else
+                memset(tensor_of(object, 0).data, 0xee, MIB);
+            rdt_release(object);
+        }
+        first = first ? first : inode;
+        cr_assert_eq(inode, first, "round %u", i);
+        free_and_hear(&ref);
+    }
+    end(NULL);
+}
+
+/* It is as live as the part that its producer may write. */
+Test(lent, what_is_copied_in_part_is_copied_for_a_private_reader)
+{
+    struct rdt_ref ref;
+    uint8_t *copied = malloc(MIB), *own;
+    rdt_object *object;
+
+    begin(long_idle);
+    own = alloc_memory(conn, MIB);
+    fill_pattern(copied, MIB, 1);
+    for (unsigned i = 0; i < 3; i++) {
+        fill_pattern(own, MIB, 2);
+        must_ok(rdt_put(conn, (struct rdt_tensor[]){VECTOR(RDT_U8, MIB, copied), VECTOR(RDT_U8, MIB, own)}, 2, NULL, &ref, &err));
+        object = fetch_one(other, &ref, RDT_FETCH_COW);
+        must_go_by("local/copy", object);
+        memset(own, 0xee, MIB);
+        cr_assert(holds_pattern(tensor_of(object, 0).data, MIB, 1) && holds_pattern(tensor_of(object, 1).data, MIB, 2));
+        rdt_release(object);
+        free_and_hear(&ref);
+    }
+    free(copied);
+    end(NULL);
+}
+
+/* ---- many at once ---- */
+
+enum { THREADS = 4, ROUNDS = 150 };
+
+static void *put_and_read(void *arg)
+{
+    static const enum rdt_fetch_mode modes[] = {RDT_FETCH_SHARE, RDT_FETCH_COW, RDT_FETCH_COPY};
+    uint64_t random = (uintptr_t)arg;
+    rdt_object *kept[3] = {NULL};
+    size_t kept_bytes[3] = {0};
+    uint32_t kept_seed[3] = {0};
+
+    for (unsigned i = 0; i < ROUNDS; i++) {
+        size_t bytes = 40000 + next_random(&random) % 200000;
+        uint32_t seed = next_random(&random);
+        unsigned at = next_random(&random) % 3;
+        struct rdt_ref ref = put_pattern(conn, NULL, bytes, seed);
+
+        if (kept[at]) {
+            must(holds_pattern(tensor_of(kept[at], 0).data, kept_bytes[at], kept_seed[at]));
+            rdt_release(kept[at]);
+        }
+        kept[at] = fetch_one(next_random(&random) % 2 ? other : conn, &ref, modes[at]);
+        kept_bytes[at] = bytes;
+        kept_seed[at] = seed;
+        must_ok(rdt_drop(conn, &ref, &err));
+    }
+    for (unsigned at = 0; at < 3; at++) {
+        if (!kept[at])
+            continue;
+        must(holds_pattern(tensor_of(kept[at], 0).data, kept_bytes[at], kept_seed[at]));
+        rdt_release(kept[at]);
+    }
+    return NULL;
+}
+
+/* The daemon parts with what is idle all the time. */
+Test(lent, threads_that_put_and_read_at_once_read_what_was_put)
+{
+    pthread_t threads[THREADS];
+
+    begin((const char *[]){"--pool-idle=1ms", "--warm-max=1MiB", NULL});
+    for (uintptr_t i = 0; i < THREADS; i++)
+        must(pthread_create(&threads[i], NULL, put_and_read, (void *)(i + 1)) == 0);
+    for (unsigned i = 0; i < THREADS; i++)
+        (void)pthread_join(threads[i], NULL);
+    end(NULL);
+}
+
+/* ---- how it goes ---- */
+
+/* The producer does not hear of it, and puts where nothing is any more. */
+Test(lent, what_the_daemon_parted_with_meanwhile_is_made_anew)
+{
+    struct rdt_ref ref;
+    int64_t shape[] = {300, 400};
+    uint8_t *data = malloc(300 * 900);
+
+    begin((const char *[]){"--pool-idle=200ms", NULL});
+    fill_pattern(data, 300 * 900, 5);
+    for (unsigned i = 0; i < 3; i++) {
+        struct rdt_tensor strided = {
+            .dtype = RDT_U8, .ndim = 2, .shape = shape, .strides = (const int64_t[]){900, 2}, .data = data};
+        rdt_object *object;
+        struct rdt_tensor tensor;
+        ref = put_one(conn, &strided, NULL);
+        object = fetch_one(other, &ref, RDT_FETCH_SHARE);
+        tensor = tensor_of(object, 0);
+        cr_assert(tensors_equal(&tensor, &strided));
+        rdt_release(object);
+        must_ok(rdt_ping(other, LONG, &err));
+        free_and_hear(&ref);
+        wait_until(LONG, status_now().warm_bytes == 0);
+    }
+    cr_assert_eq(used(session(conn), "regions"), 0);
+    free(data);
+    end(NULL);
+}
+
+Test(lent, goes_before_anyone_is_refused)
+{
+    struct rdt_ref ref;
+    void *memory;
+
+    begin((const char *[]){"--pool-idle=60s", "--memory-limit=16MiB", "--warm-max=16MiB", NULL});
+    for (unsigned i = 0; i < 3; i++) {
+        ref = put_pattern(conn, NULL, 9 * MIB, i);
+        (void)read_by_other(&ref, RDT_FETCH_SHARE, "local/share", 9 * MIB, i);
+        free_and_hear(&ref);
+        cr_assert_geq(status_now().warm_bytes, 9 * MIB);
+        memory = alloc_memory(other, 15 * MIB);
+        cr_assert_eq(status_now().warm_bytes, 0);
+        must_ok(rdt_dealloc(other, memory, &err));
+    }
+    end(NULL);
+}
+
+/* Idle it is nobody's bytes; lent it is its client's. */
+Test(lent, counts_while_it_is_lent)
+{
+    struct rdt_ref ref, second;
+    void *memory = malloc(9 * MIB);
+
+    begin((const char *[]){"--pool-idle=60s", "--client-max-bytes=16MiB", NULL});
+    memset(memory, 1, 9 * MIB);
+    for (unsigned i = 0; i < 3; i++) {
+        ref = put_pattern(conn, NULL, 9 * MIB, i);
+        cr_assert_geq(used(session(conn), "bytes"), 9 * MIB);
+        must_refuse(RDT_LIMIT, "client_max_bytes", rdt_put(conn, &VECTOR(RDT_U8, 9 * MIB, memory), 1, NULL, &second, &err));
+        free_and_hear(&ref);
+        cr_assert_eq(used(session(conn), "bytes"), 0);
+        cr_assert_eq(used(session(conn), "regions"), 0);
+    }
+    free(memory);
+    end(NULL);
+}
+
+/* Whether something fits does not depend on what lay there before, nor on how sizes are rounded. */
+Test(lent, takes_no_more_than_there_is)
+{
+    struct rdt_ref ref, five[5];
+    void *memory;
+
+    begin((const char *[]){"--pool-idle=60s", "--client-max-bytes=17MiB", NULL});
+    ref = put_pattern(conn, NULL, 17 * MIB - 4096, 1);
+    free_and_hear(&ref);
+    ref = put_pattern(conn, NULL, 10 * MIB, 2);
+    free_and_hear(&ref);
+    memory = alloc_memory(conn, 8 * MIB);
+    ref = put_pattern(conn, NULL, 9 * MIB, 3);
+    free_and_hear(&ref);
+    must_ok(rdt_dealloc(conn, memory, &err));
+    memory = alloc_memory(conn, 7 * MIB + MIB / 2);
+    ref = put_pattern(conn, NULL, 9 * MIB + MIB / 2, 4);
+    free_and_hear(&ref);
+    must_ok(rdt_dealloc(conn, memory, &err));
+    for (unsigned i = 0; i < 5; i++)
+        five[i] = put_pattern(conn, NULL, 17 * MIB / 5, i);
+    for (unsigned i = 0; i < 5; i++)
+        free_and_hear(&five[i]);
+    end(NULL);
+}
+
+/* Of those that there may be, half are never taken by what is idle. */
+Test(lent, takes_no_descriptors_that_are_short)
+{
+    struct rdt_ref refs[30];
+    void *memory[18];
+
+    begin((const char *[]){"--pool-idle=60s", "--client-max-fds=40", NULL});
+    for (unsigned i = 0; i < 30; i++)
+        refs[i] = put_pattern(conn, NULL, MIB / 4, i);
+    for (unsigned i = 0; i < 30; i++)
+        free_and_hear(&refs[i]);
+    for (unsigned i = 0; i < 18; i++)
+        memory[i] = alloc_memory(conn, 2 * MIB);
+    for (unsigned i = 0; i < 18; i++)
+        must_ok(rdt_dealloc(conn, memory[i], &err));
+    end(NULL);
+}
+
+/* ---- deaths ---- */
+
+static int reads_and_stays(struct actor *self, void *arg)
+{
+    const struct rdt_ref *ref = arg;
+    rdt *mine = node_client(&node, "reader");
+    rdt_object *object = fetch_one(mine, ref, RDT_FETCH_SHARE);
+    unsigned long inode = inode_at(tensor_of(object, 0).data);
+
+    actor_send(self, &inode, sizeof inode);
+    actor_await(self);
+    return 0;
+}
+
+/* It may have children that look there. */
+Test(lent, what_a_killed_reader_had_is_not_filled_anew)
+{
+    struct actor actor;
+    unsigned long inode;
+    struct rdt_ref ref;
+
+    begin(long_idle);
+    ref = put_pattern(conn, NULL, MIB, 1);
+    actor_start_keeping(&actor, reads_and_stays, &ref, -1);
+    actor_recv(&actor, &inode, sizeof inode);
+    actor_kill(&actor, SIGKILL);
+    free_and_hear(&ref);
+    for (uint32_t i = 0; i < 4; i++) {
+        ref = put_pattern(conn, NULL, MIB, i);
+        cr_assert_neq(read_by_other(&ref, RDT_FETCH_SHARE, "local/share", MIB, i), inode);
+        free_and_hear(&ref);
+    }
+    end((const char *[]){"(pid ", NULL});
+}
+
+static int puts_and_stays(struct actor *self, void *arg)
+{
+    rdt *mine = node_client(&node, "producer");
+    struct rdt_ref ref;
+
+    (void)arg;
+    for (uint32_t i = 0; i < 4; i++) { /* what it lends has been lent before */
+        ref = put_pattern(mine, NULL, MIB, i);
+        must_ok(rdt_free(mine, &ref, false, &err));
+        must_ok(rdt_wait_freed(mine, &ref, LONG, &err));
+    }
+    ref = put_pattern(mine, NULL, MIB, 9);
+    actor_send(self, &ref, sizeof ref);
+    actor_await(self);
+    return 0;
+}
+
+Test(lent, what_a_killed_producer_lent_stays_for_its_readers)
+{
+    struct actor actor;
+    struct rdt_ref ref;
+    rdt_object *shared, *cow;
+
+    begin(long_idle);
+    actor_start_keeping(&actor, puts_and_stays, NULL, -1);
+    actor_recv(&actor, &ref, sizeof ref);
+    shared = fetch_one(conn, &ref, RDT_FETCH_SHARE);
+    cow = fetch_one(other, &ref, RDT_FETCH_COW);
+    actor_kill(&actor, SIGKILL);
+    wait_until(LONG, status_now().clients == 3); /* with the watcher */
+    cr_assert(holds_pattern(tensor_of(shared, 0).data, MIB, 9));
+    cr_assert(holds_pattern(tensor_of(cow, 0).data, MIB, 9));
+    rdt_release(shared);
+    rdt_release(cow);
+    wait_until(LONG, used(0, "bytes") == 0); /* though they have it mapped yet */
+    cr_assert_eq(status_now().left_bytes, 0);
+    end((const char *[]){"(pid ", NULL});
+}
+
+/* ---- what is not lent ---- */
+
+Test(lent, what_others_may_see_is_never_lent)
+{
+    struct rdt_put_options options = RDT_INIT(options);
+    uint8_t *data = malloc(MIB);
+
+    begin(long_idle);
+    memset(data, 1, MIB);
+    options.visibility = RDT_VISIBLE_TO_ALL;
+    for (unsigned i = 0; i < 3; i++) {
+        struct rdt_ref ref;
+        rdt_object *object;
+        must_ok(rdt_put(conn, &VECTOR(RDT_U8, MIB, data), 1, &options, &ref, &err));
+        object = fetch_one(other, &ref, RDT_FETCH_COW);
+        must_go_by("local/copy", object);
+        rdt_release(object);
+        object = fetch_one(other, &ref, RDT_FETCH_SHARE);
+        rdt_release(object);
+        free_and_hear(&ref);
+    }
+    cr_assert_eq(status_now().warm_hits, 2, "of the reader's copies");
+    free(data);
+    end(NULL);
+}
+
+/* ---- who says wrong things of what it lends ---- */
+
+static void refuses(struct raw *raw, const Rdt__Pb__Put *put, enum rdt_status status, const char *says)
+{
+    char text[256];
+
+    (void)raw_send(raw, RDT_MSG_PUT, &put->base, NULL, 0);
+    cr_assert_eq(raw_error(raw, text), status);
+    must_say(strstr(text, says) != NULL, "\"%s\" does not say \"%s\"", text, says);
+}
+
+static Rdt__Pb__PutReply *puts_in(struct raw *raw, const Rdt__Pb__Put *put)
+{
+    return (Rdt__Pb__PutReply *)raw_reply(raw, raw_send(raw, RDT_MSG_PUT, &put->base, NULL, 0), &rdt__pb__put_reply__descriptor);
+}
+
+Test(lent, lending_is_checked)
+{
+    uint64_t shape[] = {8192}, offset[] = {0};
+    uint32_t ndim[] = {1}, index[] = {0}, dtypes[] = {RDT_U8}, lent[] = {0, 0, 7};
+    Rdt__Pb__TensorList tensors = RDT__PB__TENSOR_LIST__INIT;
+    Rdt__Pb__RegionUse use = RDT__PB__REGION_USE__INIT, *uses[] = {&use};
+    Rdt__Pb__ReleaseRegion release = RDT__PB__RELEASE_REGION__INIT;
+    Rdt__Pb__Put put = RDT__PB__PUT__INIT;
+    Rdt__Pb__PutReply *reply;
+    Rdt__Pb__RegionBack *back = NULL;
+    Rdt__Pb__Free drop = RDT__PB__FREE__INIT;
+    struct raw raw;
+
+    begin(long_idle);
+    greeted(&raw);
+    use.region = raw_alloc(&raw, 8192, NULL, &use.generation);
+    tensors.shape = shape;
+    tensors.ndim = ndim;
+    tensors.offset = offset;
+    tensors.region_index = index;
+    tensors.dtype = dtypes;
+    tensors.n_shape = tensors.n_ndim = tensors.n_offset = tensors.n_region_index = tensors.n_dtype = 1;
+    put.tensors = &tensors;
+    put.regions = uses;
+    put.n_regions = 1;
+    put.lent = lent;
+    put.n_lent = 2;
+    refuses(&raw, &put, RDT_INVALID, "each once, in order");
+    put.lent = lent + 2;
+    put.n_lent = 1;
+    refuses(&raw, &put, RDT_INVALID, "region 7 of 1 is lent");
+    put.lent = lent;
+    put.flags = RDT_PUT_SNAPSHOT;
+    refuses(&raw, &put, RDT_INVALID, "without flags");
+    put.flags = 0;
+    put.visibility = RDT__PB__VISIBILITY__VISIBILITY_ALL;
+    refuses(&raw, &put, RDT_INVALID, "owner alone");
+    put.visibility = RDT__PB__VISIBILITY__VISIBILITY_OWNER;
+    for (unsigned i = 0; i < 3; i++) { /* lent, back, lent again */
+        reply = puts_in(&raw, &put);
+        drop.ref = reply->ref;
+        (void)raw_send(&raw, RDT_MSG_FREE, &drop.base, NULL, 0);
+        for (unsigned frames = 0; frames < 2; frames++) { /* the answer, and the word that it is back */
+            must(raw_next(&raw));
+            if (!(raw.frame.flags & FRAME_EVENT))
+                continue;
+            cr_assert_eq(raw.frame.type, RDT_EVENT_REGION_BACK);
+            back = rdt__pb__region_back__unpack(NULL, raw.frame.length, raw.frame.payload);
+        }
+        cr_assert(back && back->n_regions == 1 && back->regions[0] == use.region);
+        rdt__pb__region_back__free_unpacked(back, NULL);
+        back = NULL;
+        rdt__pb__put_reply__free_unpacked(reply, NULL);
+        cr_assert_eq(used(0, "regions"), 0);
+    }
+    release.region = use.region; /* laid by, and given back */
+    protobuf_c_message_free_unpacked(
+        raw_reply(&raw, raw_send(&raw, RDT_MSG_RELEASE_REGION, &release.base, NULL, 0), &rdt__pb__region_kept__descriptor), NULL);
+    refuses(&raw, &put, RDT_NOT_FOUND, "has no region");
+    wait_until(LONG, status_now().warm_bytes == 0);
+    raw_close(&raw);
+    end(NULL);
+}

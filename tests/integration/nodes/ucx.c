@@ -1,0 +1,336 @@
+/* What a user sees of UCX between two nodes: the lanes that it took, and what it does where two of them do not fit. */
+#include <criterion/criterion.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "tests/integration/nodes/nodes_fixture.h"
+#include "tests/support/program.h"
+
+TestSuite(ucx, .timeout = 100);
+
+#define BYTES (300 * KIB)
+
+/* "rdtctl WORD ..." beside node i, whose output must hold the text. */
+static void expect_ctl(unsigned i, const char *text, const char *word, const char *operand)
+{
+    struct program program = {0};
+
+    program_run(&program, (const char *const[]){"rdtctl", "--socket", c.node[i].socket, word, operand, NULL}, NULL);
+    must_say(program.status == 0 && strstr(program.out, text), "`rdtctl %s` says nothing of '%s': %s%s", word, text, program.out,
+             program.err);
+    program_free(&program);
+}
+
+static enum rdt_status try_fetch_by(const struct rdt_ref *ref, const char *transport, rdt_object **object_p,
+                                    struct rdt_error *err)
+{
+    struct rdt_fetch_options options = within(LONG);
+
+    options.transport = transport;
+    return rdt_fetch(reader, ref, 1, &options, object_p, err);
+}
+
+static rdt_object *fetch_by(const struct rdt_ref *ref, const char *transport)
+{
+    rdt_object *object;
+
+    must_ok(try_fetch_by(ref, transport, &object, &err));
+    return object;
+}
+
+Test(ucx, lanes_are_shown)
+{
+    char number[24], ref_text[RDT_REF_TEXT_BYTES];
+    struct transfer_view view;
+    struct peer_view peer;
+    struct rdt_ref ref;
+    rdt_object *object;
+
+    begin(2);
+    ref = put_pattern(owner, NULL, BYTES, 1);
+    rdt_ref_to_text(&ref, ref_text);
+    object = fetch_by(&ref, "ucx");
+    view = transfer_numbered(&c.node[1], info_of(object).transfer);
+    must_say(strncmp(view.lanes, "tcp/", 4) == 0, "the transfer went over '%s'", view.lanes);
+    (void)snprintf(number, sizeof number, "%llu", (unsigned long long)info_of(object).transfer);
+    expect_ctl(1, view.lanes, "explain", number);
+    expect_ctl(0, view.lanes, "explain", ref_text);
+    for (unsigned i = 0; i < 2; i++) {
+        must(peer_seen(&c.node[i], &c.node[1 - i], &peer));
+        must_say(strcmp(peer.ucx_lanes, view.lanes) == 0, "node %u says '%s'", i, peer.ucx_lanes);
+        expect_ctl(i, view.lanes, "peers", NULL);
+        expect_ctl(i, "\"lanes\"", "peers", "--json");
+    }
+    rdt_release(object);
+    must_ok(rdt_free(owner, &ref, false, &err));
+    end(NULL);
+}
+
+/* Chunks of one object go over all threads that both nodes have: here two of three, or one of an old UCX (1.13 of Debian 12, where the
+ * log says why). */
+Test(ucx, threads_move_one_object_together)
+{
+    static const char *const three[] = {"--set=ucx.threads=3", "--chunk=1MiB", NULL},
+                            *const two[] = {"--set=ucx.threads=2", "--set=ucx.rails=1", "--chunk=1MiB", NULL};
+    static const size_t sizes[] = {40 * KIB, MIB, 33 * MIB + 7};
+    struct peer_view peer;
+    struct rdt_ref ref;
+    bool old;
+
+    begin_with(2, &(struct cluster_options){.flags_of = {three, two}, .no_meeting = true}); /* links come with the first chunks */
+    old = node_log_has(&c.node[0], "ucx 1.13");
+    for (uint32_t i = 0; i < 3; i++) {
+        ref = put_pattern(owner, NULL, sizes[i], i);
+        fetch_pattern(reader, &ref, sizes[i], i, "ucx");
+        must_ok(rdt_free(owner, &ref, false, &err));
+        ref = put_pattern(reader, NULL, sizes[i], i + 9); /* and back */
+        fetch_pattern(owner, &ref, sizes[i], i + 9, "ucx");
+        must_ok(rdt_free(reader, &ref, false, &err));
+    }
+    for (unsigned i = 0; i < 2; i++) {
+        must(peer_seen(&c.node[i], &c.node[1 - i], &peer));
+        must_say(strncmp(peer.ucx_lanes, "tcp/", 4) == 0 && !strstr(peer.ucx_lanes, ", 2 threads") == old, "node %u says '%s'", i,
+                 peer.ucx_lanes);
+        must(node_log_has(&c.node[i], i == 0 ? "threads = 3: one is used" : "threads = 2: one is used") == old);
+    }
+    node_kill(&c.node[0], SIGKILL); /* all of them end together */
+    wait_until(10 * SEC, !peer_seen(&c.node[1], &c.node[0], &peer) || strstr(peer.ucx_lanes, "threads") == NULL);
+    rdt_close(owner);
+    cluster_restart(&c, 0);
+    cluster_meet(&c);
+    owner = node_client(&c.node[0], "owner");
+    ref = put_pattern(owner, NULL, 8 * MIB, 1);
+    fetch_pattern(reader, &ref, 8 * MIB, 1, "ucx");
+    must_ok(rdt_free(owner, &ref, false, &err));
+    end((const char *const[]){"taken down and rebuilt", "lost", "is down", "one is used", NULL});
+}
+
+/* Two daemons of one machine may read each other's memory: bytes that are announced are copied once, by the kernel. */
+Test(ucx, memory_of_the_machine_is_a_lane)
+{
+    static const char *const tls[] = {"--set=ucx.tls=tcp,cma", NULL}, *const env[] = {"UCX_CMA_MEMORY_INVALIDATE=y", NULL};
+    struct peer_view peer;
+
+    if (geteuid() != 0)
+        cr_skip_test("needs root, to read another process's memory whatever the machine allows");
+    cluster_start(&c, 2, &(struct cluster_options){.flags = tls, .env_of = {env, env}});
+    owner = node_client(&c.node[0], "owner");
+    reader = node_client(&c.node[1], "reader");
+    must(peer_seen(&c.node[1], &c.node[0], &peer));
+    must_say(strstr(peer.ucx_lanes, "cma/memory"), "ucx says '%s'", peer.ucx_lanes);
+    for (size_t bytes = KIB; bytes <= 64 * MIB; bytes *= 4) {
+        struct rdt_ref ref = put_pattern(owner, NULL, bytes + 1, (uint32_t)bytes);
+
+        fetch_pattern(reader, &ref, bytes + 1, (uint32_t)bytes, bytes > 64 * KIB ? "ucx" : NULL);
+        must_ok(rdt_free(owner, &ref, false, &err));
+    }
+    end(NULL);
+}
+
+/* A folder with another UCX than the one of the build: `make ucx-wheels`. */
+static const char *other_ucx(void)
+{
+    static char variable[300];
+    const char *path = getenv("RDT_UCX_PATH");
+
+    if (!path || !*path)
+        cr_skip_test("RDT_UCX_PATH names no folder with another libucp.so.0");
+    (void)snprintf(variable, sizeof variable, "LD_LIBRARY_PATH=%s", path ? path : "");
+    return variable;
+}
+
+/* Read by the receiver, while the sender's process takes no part: by cma, as there is no RDMA here. 1.13 would emulate it. */
+Test(ucx, memory_of_the_machine_is_read_one_sided)
+{
+    static const char *const flags[] = {"--set=ucx.tls=tcp,cma", "--set=ucx.one_sided=always", NULL};
+    const char *const env[] = {other_ucx(), "UCX_CMA_MEMORY_INVALIDATE=y", NULL};
+    struct transfer_view view;
+
+    if (geteuid() != 0)
+        cr_skip_test("needs root, to read another process's memory whatever the machine allows");
+    cluster_start(&c, 2, &(struct cluster_options){.flags = flags, .env_of = {env, env}});
+    owner = node_client(&c.node[0], "owner");
+    reader = node_client(&c.node[1], "reader");
+    expect_ctl(0, "one and two", "backends", NULL);
+    for (size_t bytes = KIB; bytes <= 64 * MIB; bytes *= 4) {
+        struct rdt_ref ref = put_pattern(owner, NULL, bytes + 1, (uint32_t)bytes);
+
+        fetch_pattern(reader, &ref, bytes + 1, (uint32_t)bytes, bytes > 64 * KIB ? "ucx" : NULL);
+        must(transfers_of(&c.node[1], &view, 1) == 1);
+        if (bytes > 64 * KIB)
+            must_say(strstr(view.lanes, "cma/memory, one-sided"), "the transfer went over '%s'", view.lanes);
+        must_ok(rdt_free(owner, &ref, false, &err));
+    }
+    end(NULL);
+}
+
+/* ---- lanes that are slow ---- */
+
+#define NO_RDMA "no lane is of least_lane = rdma"
+
+static unsigned lines_with(const struct test_node *node, const char *text)
+{
+    char *log = read_file(node->log, NULL);
+    unsigned n = 0;
+
+    for (const char *at = log; (at = strstr(at, text)); at++)
+        n++;
+    free(log);
+    return n;
+}
+
+Test(ucx, slow_lanes_are_told_once)
+{
+    static const char *const rdma[] = {"--set=ucx.least_lane=rc,rdma", NULL}, *const declared[] = {"slow lanes", NULL};
+    char number[24];
+    struct rdt_ref ref;
+
+    begin_with(2, &(struct cluster_options){.flags = rdma});
+    ref = put_pattern(owner, NULL, BYTES, 1);
+    for (unsigned round = 0; round < 2; round++) {
+        rdt_object *object = fetch_by(&ref, "ucx");
+
+        (void)snprintf(number, sizeof number, "%llu", (unsigned long long)info_of(object).transfer);
+        expect_ctl(1, "slow: no lane is of least_lane", "explain", number);
+        rdt_release(object);
+    }
+    for (unsigned i = 0; i < 2; i++) {
+        expect_ctl(i, "slow: no lane is of least_lane = rc,rdma", "peers", NULL);
+        must(lines_with(&c.node[i], "slow lanes") == 1);
+    }
+    must_ok(rdt_free(owner, &ref, false, &err));
+    end(declared);
+}
+
+static bool refused(unsigned i)
+{
+    struct peer_view peer;
+
+    return peer_seen(&c.node[i], &c.node[1 - i], &peer) && strstr(peer.ucx_lanes, NO_RDMA);
+}
+
+Test(ucx, slow_lanes_are_refused_by_the_reader)
+{
+    static const char *const refuse[] = {"--set=ucx.least_lane=rdma", "--set=ucx.on_slow=refuse", NULL},
+                            *const declared[] = {"slow lanes", NULL};
+    struct rdt_ref ref;
+    struct rdt_stat stat;
+    rdt_object *object;
+
+    begin_with(2, &(struct cluster_options){.stream = true, .flags_of = {NULL, refuse}, .no_meeting = true});
+    ref = put_pattern(owner, NULL, BYTES, 1);
+    must_ok(rdt_stat(reader, &ref, &stat, &err));
+    wait_until(20 * SEC, refused(1)); /* before anybody asks for bytes */
+    must_refuse(RDT_NO_PATH, NO_RDMA, try_fetch_by(&ref, "ucx", &object, &err));
+    object = fetch_by(&ref, NULL);
+    must_go_by("stream", object);
+    rdt_release(object);
+    must(!refused(0));
+    must_ok(rdt_free(owner, &ref, false, &err));
+    end(declared);
+}
+
+Test(ucx, slow_lanes_are_refused_by_the_owner)
+{
+    static const char *const refuse[] = {"--set=ucx.least_lane=rdma", "--set=ucx.on_slow=refuse", NULL},
+                            *const declared[] = {"slow lanes", NULL};
+    struct rdt_ref ref;
+    rdt_object *object;
+
+    begin_with(2, &(struct cluster_options){.flags_of = {refuse, NULL}, .no_meeting = true});
+    ref = put_pattern(owner, NULL, BYTES, 1);
+    for (unsigned round = 0; round < 3; round++)
+        must_refuse(RDT_TRANSPORT, NO_RDMA, try_fetch_by(&ref, NULL, &object, &err));
+    must_ok(rdt_free(owner, &ref, false, &err));
+    end(declared);
+}
+
+Test(ucx, lanes_over_another_interface_are_told)
+{
+    static const char *const interfaces[] = {"--interfaces=lo", NULL}, *const declared[] = {"slow lanes", NULL},
+                            *const env[] = {"UCX_NET_DEVICES=eth0", NULL};
+
+    if (!cables_can_be())
+        cr_skip_test("needs network namespaces");
+    begin_with(2, &(struct cluster_options){.flags = interfaces, .env_of = {env, env}});
+    expect_ctl(0, "slow: tcp/eth0 is none of interfaces = lo", "peers", NULL);
+    end(declared);
+}
+
+/* ---- versions ---- */
+
+static const char *const differ[] = {"the library or its settings differ", NULL};
+
+/* Bytes go by the transport `good`, and `bad`, whose versions differ as `why` says, is refused by name. */
+static void expect_other_transport(const char *good, const char *bad, const char *why)
+{
+    char number[24], not_bad[80];
+    struct rdt_ref ref = put_pattern(owner, NULL, BYTES, 1);
+    struct transfer_view view;
+    struct peer_view peer;
+    rdt_object *object;
+    unsigned told = 0;
+
+    (void)snprintf(not_bad, sizeof not_bad, "not %s: the library or its settings differ", bad);
+    object = fetch_by(&ref, NULL);
+    must_go_by(good, object);
+    view = transfer_numbered(&c.node[1], info_of(object).transfer);
+    for (unsigned i = 0; i < view.n_candidates; i++)
+        told += strcmp(view.candidates[i].path, bad) == 0 && strstr(view.candidates[i].reason, why);
+    must_say(told == 1, "nothing of the transfer says '%s'", why);
+    (void)snprintf(number, sizeof number, "%llu", (unsigned long long)view.id);
+    expect_ctl(1, why, "explain", number);
+    rdt_release(object);
+    must_refuse(RDT_NO_PATH, why, try_fetch_by(&ref, bad, &object, &err));
+    for (unsigned i = 0; i < 2; i++) {
+        must(peer_seen(&c.node[i], &c.node[1 - i], &peer));
+        must(strcmp(bad, "ucx") == 0 ? !peer.ucx : !peer.loopback);
+        expect_ctl(i, not_bad, "peers", NULL);
+    }
+    must_ok(rdt_free(owner, &ref, false, &err));
+}
+
+/* On 127.0.0.1, where the loopback transport works too. */
+static void begin_with_loopback(const char *const *flags)
+{
+    cluster_start(&c, 2, &(struct cluster_options){.loopback = true, .flags_of = {NULL, flags}, .no_meeting = true});
+    owner = node_client(&c.node[0], "owner");
+    reader = node_client(&c.node[1], "reader");
+}
+
+Test(ucx, different_versions_of_a_library_are_not_brought_together)
+{
+    static const char *const newer[] = {"--set=loopback.version=2.0", NULL};
+
+    begin_with_loopback(newer);
+    expect_other_transport("ucx", "loopback", "the library or its settings differ: 2.0 here, 1.0 on the other node");
+    end(differ);
+}
+
+Test(ucx, other_version_on_one_node_leaves_the_other_transports)
+{
+    const char *const env[] = {other_ucx(), NULL};
+
+    begin_with(2, &(struct cluster_options){.stream = true, .env_of = {NULL, env}, .no_meeting = true});
+    expect_other_transport("stream", "ucx", "the library or its settings differ: 1.");
+    end(differ);
+}
+
+Test(ucx, other_version_on_both_nodes_works)
+{
+    const char *const env[] = {other_ucx(), NULL};
+    struct peer_view peer;
+    struct rdt_ref ref;
+
+    begin_with(2, &(struct cluster_options){.env_of = {env, env}});
+    for (size_t bytes = 64 * KIB; bytes <= 64 * MIB; bytes *= 4) {
+        ref = put_pattern(owner, NULL, bytes + 1, (uint32_t)bytes);
+        fetch_pattern(reader, &ref, bytes + 1, (uint32_t)bytes, "ucx");
+        must_ok(rdt_free(owner, &ref, false, &err));
+    }
+    must(peer_seen(&c.node[1], &c.node[0], &peer));
+    must_say(strncmp(peer.ucx_lanes, "tcp/", 4) == 0, "ucx says '%s'", peer.ucx_lanes);
+    end(NULL);
+}

@@ -1,0 +1,61 @@
+/* See fake_gpu.h. */
+#include "tests/support/fakes/fake_gpu.h"
+
+#include <dlfcn.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <unistd.h>
+
+#include "tests/support/check.h"
+#include "tests/support/rdtd.h"
+
+bool fake_gpu_built(void)
+{
+    return access(build_path("backends/rdt_nccl.so"), F_OK) == 0;
+}
+
+static void *load(const char *relative)
+{
+    void *library = dlopen(build_path(relative), RTLD_NOW | RTLD_LOCAL);
+
+    must_say(library, "%s", dlerror());
+    return library;
+}
+
+void *fake_gpu_load(void)
+{
+    return load("tests/fake_cuda/libcuda.so.1");
+}
+
+void fake_nccl_load(void)
+{
+    (void)fake_gpu_load();
+    (void)load("tests/fake_nccl/libnccl.so.2");
+}
+
+static const char *path_env(const char *first, const char *second)
+{
+    static char text[4][512];
+    static unsigned turn;
+    const char *before = getenv("LD_LIBRARY_PATH");
+    char *to = text[turn++ % 4];
+
+    (void)snprintf(to, sizeof text[0], "LD_LIBRARY_PATH=%s%s%s%s%s", build_path(first), second ? ":" : "",
+                   second ? build_path(second) : "", before ? ":" : "", before ? before : "");
+    return to;
+}
+
+const char *fake_gpu_env(void)
+{
+    return path_env("tests/fake_cuda", NULL);
+}
+
+const char *fake_nccl_env(void)
+{
+    return path_env("tests/fake_cuda", "tests/fake_nccl");
+}
+
+const char *stub_cuda_env(void)
+{
+    return path_env("tests/stub_cuda", NULL);
+}

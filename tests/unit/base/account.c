@@ -1,0 +1,326 @@
+/* daemon/account: one account an owner, as long as somebody refers to it. */
+#include <criterion/criterion.h>
+
+#include <string.h>
+
+#include "daemon/base/account.h"
+
+TestSuite(account, .timeout = 60);
+
+Test(account, one_for_each_owner_until_last_leaves)
+{
+    const struct owner me = {.uid = 1000}, guest = {.uid = 1000, .tenant = "guest"}, other = {.uid = 1001};
+    struct accounts accounts;
+    struct account *a, *b, *c;
+
+    accounts_init(&accounts);
+    a = account_get(&accounts, &me);
+    b = account_get(&accounts, &guest);
+    c = account_get(&accounts, &other);
+    cr_assert(a && b && c && a != b && b != c && a != c);
+    cr_assert(owner_equal(&b->owner, &guest));
+    cr_assert_eq(account_get(&accounts, &me), a);
+    a->used[USAGE_OBJECTS] = 7;
+    account_unref(a);
+    cr_assert_eq(map_count(&accounts.by_owner), 3u);
+    cr_assert_eq(account_ref(a)->used[USAGE_OBJECTS], 7u, "it is the same as long as it lasts");
+    account_unref(a);
+    account_unref(a);
+    cr_assert_eq(map_count(&accounts.by_owner), 2u);
+    a = account_get(&accounts, &me);
+    cr_assert_eq(a->used[USAGE_OBJECTS], 0u);
+    account_unref(a);
+    account_unref(b);
+    account_unref(c);
+    account_unref(NULL);
+    cr_assert_eq(map_count(&accounts.by_owner), 0u);
+    accounts_fini(&accounts);
+}
+
+/* ---- limits ---- */
+
+static struct accounts accounts;
+static struct account *first, *second, *stranger;
+
+static void open_accounts(void)
+{
+    const struct owner me = {.uid = 1000}, you = {.uid = 7, .tenant = "blue"};
+
+    accounts_init(&accounts);
+    accounts.limits.client[USAGE_REGIONS] = 3;
+    accounts.limits.owner[USAGE_REGIONS] = 5;
+    accounts.limits.node[USAGE_REGIONS] = 7;
+    first = account_get_client(&accounts, &me, 11);
+    second = account_get_client(&accounts, &me, 12);
+    stranger = account_get_client(&accounts, &you, 13);
+}
+
+static void close_accounts(void)
+{
+    cr_assert_eq(accounts.node.used[USAGE_REGIONS], 0u, "something was not given back");
+    cr_assert_eq(accounts.n_waiting, 0u);
+    account_unref(first);
+    account_unref(second);
+    account_unref(stranger);
+    cr_assert_eq(map_count(&accounts.by_owner), 0u);
+    accounts_fini(&accounts);
+}
+
+TestSuite(account_limits, .init = open_accounts, .fini = close_accounts, .timeout = 60);
+
+static void take(struct account *account, uint64_t n)
+{
+    cr_assert_eq(account_take(account, USAGE_REGIONS, n, NULL), RDT_OK);
+}
+
+static void refused(struct account *account, uint64_t n, const char *text)
+{
+    uint64_t before = accounts.node.used[USAGE_REGIONS];
+    struct rdt_error err = {0};
+
+    cr_assert_eq(account_take(account, USAGE_REGIONS, n, &err), RDT_LIMIT);
+    cr_expect_not_null(strstr(err.msg, text), "\"%s\" does not say \"%s\"", err.msg, text);
+    cr_assert_eq(accounts.node.used[USAGE_REGIONS], before, "a refusal charges nothing");
+}
+
+Test(account_limits, each_level_says_which_it_is)
+{
+    take(first, 3);
+    refused(first, 1, "client 11 has 3 regions of at most 3, and 1 more is wanted: release some, or raise client_max_regions");
+    refused(second, 3, "uid 1000 has 3 regions of at most 5, and 3 more are wanted: release some, or raise owner_max_regions");
+    take(second, 2);
+    take(stranger, 2);
+    refused(stranger, 1, "this daemon has 7 regions of at most 7");
+    account_give(first, USAGE_REGIONS, 3);
+    take(stranger, 1);
+    refused(stranger, UINT64_MAX, "client 13");
+    account_give(second, USAGE_REGIONS, 2);
+    account_give(stranger, USAGE_REGIONS, 3);
+}
+
+Test(account_limits, several_at_once_are_all_or_nothing)
+{
+    uint64_t want[USAGE_COUNT] = {[USAGE_OBJECTS] = 2, [USAGE_REGIONS] = 3};
+
+    cr_assert_eq(account_take_all(first, want, NULL), RDT_OK);
+    cr_assert_eq(account_take_all(second, want, NULL), RDT_LIMIT);
+    cr_assert_eq(second->used[USAGE_OBJECTS], 0u);
+    account_give_all(first, want);
+    cr_assert_eq(accounts.node.used[USAGE_OBJECTS], 0u);
+}
+
+Test(account_limits, what_a_client_leaves_stays_counted)
+{
+    const struct owner me = {.uid = 1000};
+    struct account *gone = account_get_client(&accounts, &me, 14), *memory = account_ref(gone);
+
+    take(gone, 3);
+    account_unref(gone);
+    refused(first, 3, "owner_max_regions");
+    account_give(memory, USAGE_REGIONS, 3);
+    account_unref(memory);
+}
+
+struct waiter {
+    struct account_wait wait;
+    struct account *account;
+    uint64_t n;
+    unsigned called;
+};
+
+static void on_room(struct account_wait *wait)
+{
+    ((struct waiter *)wait)->called++;
+}
+
+static bool attempt(struct waiter *waiter)
+{
+    enum rdt_status status;
+
+    waiter->wait.on_room = on_room;
+    account_try(&accounts, &waiter->wait);
+    status = account_take(waiter->account, USAGE_REGIONS, waiter->n, NULL);
+    account_tried(&accounts, status == RDT_OK ? NULL : &waiter->wait);
+    if (status == RDT_OK)
+        account_wait_end(&accounts, &waiter->wait);
+    return status == RDT_OK;
+}
+
+Test(account_limits, room_is_given_in_turn)
+{
+    struct waiter a = {.account = first, .n = 2}, b = {.account = first, .n = 1}, c = {.account = second, .n = 1};
+
+    take(first, 2);
+    cr_assert(!attempt(&a) && !attempt(&b));
+    refused(first, 1, "wait for regions already (client_max_regions is 3)");
+    cr_assert(attempt(&c), "another client has room");
+    account_give(second, USAGE_REGIONS, 1);
+    cr_assert(a.called == 0 && b.called == 0);
+    account_give(first, USAGE_REGIONS, 1);
+    cr_assert(a.called == 1 && b.called == 0);
+    account_give(first, USAGE_REGIONS, 1);
+    cr_assert_eq(a.called, 1u, "once until it has tried");
+    cr_assert(attempt(&a));
+    cr_assert_eq(b.called, 1u, "the next one's turn");
+    cr_assert(attempt(&b));
+    account_give(first, USAGE_REGIONS, 3);
+}
+
+Test(account_limits, who_leaves_the_queue_makes_way)
+{
+    struct waiter a = {.account = first, .n = 3}, b = {.account = first, .n = 1};
+
+    take(first, 2);
+    cr_assert(!attempt(&a) && !attempt(&b));
+    account_wait_end(&accounts, &a.wait);
+    cr_assert(b.called == 1 && attempt(&b));
+    account_give(first, USAGE_REGIONS, 3);
+}
+
+/* A request may be answered, and be no more, before all that it began has been charged. */
+Test(account_limits, who_has_been_answered_tries_no_more)
+{
+    struct waiter a = {.account = first, .n = 1}, b = {.account = first};
+
+    take(first, 3);
+    cr_assert(!attempt(&a));
+    account_give(first, USAGE_REGIONS, 1);
+    account_try(&accounts, &b.wait);
+    account_wait_end(&accounts, &b.wait);
+    b.wait.at = first; /* what the next request left in that memory */
+    b.wait.what = USAGE_REGIONS;
+    refused(first, 1, "wait for regions already");
+    account_tried(&accounts, NULL);
+    cr_assert(attempt(&a));
+    account_give(first, USAGE_REGIONS, 3);
+}
+
+Test(account_limits, what_came_to_nothing_calls_nobody)
+{
+    struct waiter a = {.account = first, .n = 1};
+    uint64_t want[USAGE_COUNT] = {[USAGE_REGIONS] = 1, [USAGE_OBJECTS] = 1};
+
+    take(first, 2);
+    cr_assert_eq(account_take_all(first, want, NULL), RDT_OK);
+    cr_assert(!attempt(&a));
+    account_take_back(first, want);
+    cr_assert(a.called == 0 && accounts.node.used[USAGE_OBJECTS] == 0);
+    account_give(first, USAGE_REGIONS, 2);
+    cr_assert(a.called == 1 && attempt(&a));
+    account_give(first, USAGE_REGIONS, 1);
+}
+
+/* Who waits for the client's limit may meet the owner's next. */
+Test(account_limits, one_queue_after_another)
+{
+    struct waiter a = {.account = first, .n = 1};
+
+    take(first, 3);
+    cr_assert(!attempt(&a));
+    take(second, 2);
+    account_give(first, USAGE_REGIONS, 1);
+    take(second, 1);
+    cr_assert(a.called == 1 && !attempt(&a));
+    account_give(second, USAGE_REGIONS, 1);
+    cr_assert(a.called == 2 && attempt(&a));
+    account_give(first, USAGE_REGIONS, 3);
+    account_give(second, USAGE_REGIONS, 2);
+}
+
+Test(account_limits, what_can_never_fit_waits_for_nothing)
+{
+    account_try(&accounts, NULL);
+    refused(first, 4, "client_max_regions");
+    cr_assert_null(accounts.full);
+    refused(first, 4, "client_max_regions");
+    account_tried(&accounts, NULL);
+}
+
+/* The device's memory is nobody's limit, and its room is everybody's. */
+static void wait_for_node(struct waiter *waiter)
+{
+    account_try(&accounts, &waiter->wait);
+    account_node_is_full(waiter->account, USAGE_BYTES, NULL);
+    account_tried(&accounts, &waiter->wait);
+}
+
+Test(account_limits, room_of_the_node_calls_every_owner_in_turn)
+{
+    struct waiter a = {.account = first}, b = {.account = stranger}, a2 = {.account = second};
+
+    a.wait.on_room = a2.wait.on_room = b.wait.on_room = on_room;
+    wait_for_node(&a);
+    wait_for_node(&a2);
+    wait_for_node(&b);
+    account_room(&accounts, USAGE_BYTES, NULL);
+    cr_assert(a.called == 1 && b.called == 0, "one at a time");
+    account_room(&accounts, USAGE_BYTES, NULL);
+    cr_assert(a.called == 1 && b.called == 0, "it has not tried yet");
+    wait_for_node(&a); /* there was not enough for it */
+    cr_assert(a.called == 1 && b.called == 1);
+    wait_for_node(&b);
+    account_room(&accounts, USAGE_BYTES, NULL);
+    cr_assert(a.called == 2 && b.called == 1);
+    account_wait_end(&accounts, &a.wait); /* there was */
+    cr_assert(a2.called == 0 && b.called == 2, "the other owner comes before this one's next");
+    account_wait_end(&accounts, &b.wait);
+    cr_assert_eq(a2.called, 1);
+    account_wait_end(&accounts, &a2.wait);
+}
+
+/* Who leaves when it was called lets the next one try. */
+Test(account_limits, room_is_not_lost_with_who_was_called)
+{
+    struct waiter a = {.account = first}, b = {.account = stranger};
+
+    a.wait.on_room = b.wait.on_room = on_room;
+    wait_for_node(&a);
+    wait_for_node(&b);
+    account_room(&accounts, USAGE_BYTES, NULL);
+    account_wait_end(&accounts, &a.wait);
+    cr_assert(a.called == 1 && b.called == 1);
+    account_wait_end(&accounts, &b.wait);
+}
+
+/* An owner may have all there is by default: then it is the daemon's limit that is to be raised. */
+Test(account_limits, owners_limit_that_is_the_daemons_is_called_that)
+{
+    struct rdt_error err = {0};
+
+    accounts.limits.owner[USAGE_FDS] = accounts.limits.node[USAGE_FDS] = 2;
+    cr_assert_eq(account_take(first, USAGE_FDS, 2, NULL), RDT_OK);
+    account_try(&accounts, NULL);
+    cr_assert_eq(account_take(second, USAGE_FDS, 1, &err), RDT_LIMIT);
+    cr_assert(strstr(err.msg, "LimitNOFILE") && !strstr(err.msg, "owner_max_fds"), "%s", err.msg);
+    cr_assert_eq(accounts.full, second->parent, "there it can wait");
+    cr_assert_eq(account_take(stranger, USAGE_FDS, 1, &err), RDT_LIMIT);
+    cr_assert(strstr(err.msg, "LimitNOFILE"), "%s", err.msg);
+    account_give(first, USAGE_FDS, 2);
+}
+
+/* Who cannot try when called keeps its place, and nobody waiting. */
+Test(account_limits, who_cannot_try_yet_is_passed_over)
+{
+    struct waiter a = {.account = first}, a2 = {.account = second}, b = {.account = stranger};
+
+    a.wait.on_room = a2.wait.on_room = b.wait.on_room = on_room;
+    wait_for_node(&a);
+    wait_for_node(&a2);
+    wait_for_node(&b);
+    account_pass(&a.wait);
+    cr_assert(a2.called == 0 && b.called == 0, "nobody was called");
+    account_room(&accounts, USAGE_BYTES, NULL);
+    account_pass(&a.wait);
+    account_pass(&a.wait);
+    cr_assert(a.called == 1 && a2.called == 1 && b.called == 0);
+    account_pass(&a2.wait);
+    cr_assert_eq(b.called, 1);
+    account_wait_end(&accounts, &b.wait);
+    cr_assert(a.called == 1 && a2.called == 1, "they try when they can");
+    wait_for_node(&a); /* now, and there is nothing left */
+    account_room(&accounts, USAGE_BYTES, NULL);
+    cr_assert_eq(a.called, 2);
+    account_wait_end(&accounts, &a.wait);
+    account_wait_end(&accounts, &a2.wait);
+    cr_assert(accounts.n_waiting == 0 && a2.called == 1);
+}

@@ -1,0 +1,98 @@
+/* daemon/node: the uuid stays, the boot id changes, and a damaged file is never replaced. */
+#include <criterion/criterion.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "daemon/base/node.h"
+
+static char parent[] = "/tmp/rdt.XXXXXX", dir[64], path[96];
+static struct rdt_error err;
+
+static void setup(void)
+{
+    cr_assert_not_null(mkdtemp(parent));
+    snprintf(dir, sizeof(dir), "%s/state", parent);
+    snprintf(path, sizeof(path), "%s/node_uuid", dir);
+}
+
+static void teardown(void)
+{
+    unlink(path);
+    rmdir(dir); /* fails, as does the next, if a temporary file is left */
+    cr_assert_eq(rmdir(parent), 0);
+}
+
+TestSuite(node, .init = setup, .fini = teardown, .timeout = 20);
+
+static void write_file(const char *text)
+{
+    mkdir(dir, 0700);
+    FILE *file = fopen(path, "w");
+    cr_assert_not_null(file);
+    fputs(text, file);
+    fclose(file);
+}
+
+Test(node, uuid_stays_and_boot_id_changes)
+{
+    struct node first, second;
+    struct stat st;
+    cr_assert_eq(node_load(dir, &first, &err), RDT_OK, "%s", err.msg);
+    cr_assert_eq(first.uuid[6] >> 4, 4);
+    cr_assert_eq(first.uuid[8] >> 6, 2);
+    cr_assert_eq(stat(path, &st), 0);
+    cr_assert_eq(st.st_mode & 0777, 0600);
+    cr_assert_eq(node_load(dir, &second, &err), RDT_OK, "%s", err.msg);
+    cr_assert_eq(memcmp(first.uuid, second.uuid, 16), 0);
+    cr_assert_neq(memcmp(first.boot_id, second.boot_id, 16), 0);
+    cr_assert_str_eq(second.address, "");
+}
+
+Test(node, file_and_hex_agree)
+{
+    struct node node;
+    char text[33];
+    write_file("0123456789abcdef0123456789ABCDEF");
+    cr_assert_eq(node_load(dir, &node, &err), RDT_INVALID);
+    write_file("0123456789abcdef0123456789abcdef");
+    cr_assert_eq(node_load(dir, &node, &err), RDT_OK, "%s", err.msg);
+    node_hex(node.uuid, text);
+    cr_assert_str_eq(text, "0123456789abcdef0123456789abcdef");
+}
+
+Test(node, malformed_file_is_named_and_kept)
+{
+    static const char *const texts[] = {"",
+                                        "\n",
+                                        "short\n",
+                                        "0123456789abcdef0123456789abcdeg\n",
+                                        "0123456789abcdef0123456789abcdef\n\n",
+                                        "0123456789abcdef0123456789abcdef0\n"};
+    struct node node;
+    for (size_t i = 0; i < sizeof(texts) / sizeof(texts[0]); i++) {
+        struct stat st;
+        write_file(texts[i]);
+        cr_assert_eq(node_load(dir, &node, &err), RDT_INVALID, "'%s'", texts[i]);
+        cr_assert_not_null(strstr(err.msg, path));
+        cr_assert_eq(stat(path, &st), 0);
+        cr_assert_eq((size_t)st.st_size, strlen(texts[i]));
+    }
+}
+
+Test(node, no_directory_is_a_new_node_each_time)
+{
+    struct node first, second;
+    cr_assert_eq(node_load("", &first, &err), RDT_OK);
+    cr_assert_eq(node_load("", &second, &err), RDT_OK);
+    cr_assert_neq(memcmp(first.uuid, second.uuid, 16), 0);
+}
+
+Test(node, directory_that_cannot_be_made_is_named)
+{
+    struct node node;
+    cr_assert_eq(node_load("/nonexistent/below/state", &node, &err), RDT_SYSTEM);
+    cr_assert_not_null(strstr(err.msg, "/nonexistent/below/state"));
+}

@@ -1,0 +1,532 @@
+/* librdt against a scripted fake daemon: connecting, deadlines, late answers, forks, loss. */
+#include <criterion/criterion.h>
+#include <errno.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "client/call.h"
+#include "tests/support/fakes/fake_daemon.h"
+
+static struct rdt_error err;
+
+static void setup(void)
+{
+    memset(&err, 0, sizeof err);
+}
+
+TestSuite(client, .init = setup);
+
+/* Starts one fetch. */
+static rdt_request *fetch(rdt *conn, const char *id, int64_t timeout_ns)
+{
+    struct rdt_fetch_options options = RDT_INIT(options);
+    struct rdt_ref ref = fake_ref(id);
+    rdt_request *request;
+
+    options.timeout_ns = timeout_ns;
+    MUST(rdt_fetch_start(conn, &ref, 1, &options, &request, &err) == RDT_OK);
+    return request;
+}
+
+/* ---- connecting ---- */
+
+static void serve(struct fake *fake)
+{
+    fake_serve(fake);
+}
+
+Test(client, connect_says_who_is_there)
+{
+    struct fake fake;
+    struct rdt_node_info node;
+    rdt *conn;
+
+    fake_start(&fake, serve, NULL);
+    conn = fake_connect(&fake);
+    assert_status(RDT_OK, rdt_node(conn, &node, &err));
+    cr_assert_eq(node.node[2], 3);
+    cr_assert_eq(node.boot_id[2], 6);
+    cr_assert_str_eq(node.address, "host:1234");
+    cr_assert_str_eq(node.daemon_version, "9.8.7");
+    cr_assert_str_eq(node.tenant, "team");
+    cr_assert_eq(node.session, 42);
+    cr_assert_eq(node.uid, 1000);
+    assert_status(RDT_OK, rdt_ping(conn, LONG_NS, &err));
+    rdt_close(conn);
+    fake_stop(&fake);
+}
+
+Test(client, connect_without_daemon_names_the_socket)
+{
+    struct rdt_connect_options options = RDT_INIT(options);
+    unsigned fds = fake_count_fds();
+    rdt *conn;
+
+    options.socket = "/nonexistent/rdtd.sock";
+    assert_status(RDT_SYSTEM, rdt_connect(&options, &conn, &err));
+    cr_assert_eq(err.sys_errno, ENOENT);
+    cr_assert_str_eq(err.msg, "cannot reach rdtd at /nonexistent/rdtd.sock: No such file or directory (is the daemon "
+                              "running? set RDT_SOCKET to another socket)");
+    setenv("RDT_SOCKET", "/nonexistent/other", 1);
+    assert_status(RDT_SYSTEM, rdt_connect(NULL, &conn, &err));
+    cr_assert(strstr(err.msg, "/nonexistent/other"));
+    cr_assert_eq(fake_count_fds(), fds);
+    rdt_close(NULL);
+}
+
+static void refuse_at_once(struct fake *fake)
+{
+    fake->frame.type = RDT_MSG_HELLO;
+    fake->frame.request_id = 0;
+    fake_error(fake, RDT_LIMIT, "1024 clients are connected already");
+}
+
+static void refuse_hello(struct fake *fake)
+{
+    fake_take(fake, RDT_MSG_HELLO);
+    fake_error(fake, RDT_DENIED, "uid 7 may not connect");
+}
+
+static void ignore_hello(struct fake *fake)
+{
+    fake_take(fake, RDT_MSG_HELLO);
+    (void)fake_take_any(fake);
+}
+
+static void check_refusal(void (*script)(struct fake *), int64_t timeout_ns, enum rdt_status expected, const char *words)
+{
+    struct rdt_connect_options options = RDT_INIT(options);
+    struct fake fake;
+    rdt *conn;
+
+    fake_start_raw(&fake, script, NULL);
+    options.socket = fake.path;
+    options.timeout_ns = timeout_ns;
+    assert_status(expected, rdt_connect(&options, &conn, &err));
+    cr_assert(strstr(err.msg, words), "%s", err.msg);
+    fake_stop(&fake);
+}
+
+Test(client, connect_refused_says_why)
+{
+    unsigned fds = fake_count_fds();
+
+    check_refusal(refuse_at_once, LONG_NS, RDT_LIMIT, "1024 clients");
+    check_refusal(refuse_hello, LONG_NS, RDT_DENIED, "uid 7");
+    check_refusal(ignore_hello, 50 * MS, RDT_TIMED_OUT, "HELLO");
+    cr_assert_eq(fake_count_fds(), fds);
+}
+
+Test(client, options_of_another_version)
+{
+    struct {
+        struct rdt_connect_options known;
+        uint64_t later;
+    } options = {.known = {.struct_size = sizeof options, .socket = "/nonexistent/x"}};
+    rdt *conn;
+
+    assert_status(RDT_SYSTEM, rdt_connect(&options.known, &conn, &err));
+    options.later = 1;
+    assert_status(RDT_UNSUPPORTED, rdt_connect(&options.known, &conn, &err));
+    options.known.struct_size = 0;
+    assert_status(RDT_INVALID, rdt_connect(&options.known, &conn, &err));
+}
+
+/* ---- a daemon that does not answer ---- */
+
+static void be_silent(struct fake *fake)
+{
+    while (fake_take_any(fake))
+        ;
+}
+
+Test(client, silent_daemon_every_call_ends_at_its_deadline)
+{
+    struct rdt_put_options put = RDT_INIT(put);
+    struct rdt_fetch_options options = RDT_INIT(options);
+    struct rdt_ref ref = fake_ref("weights"), made;
+    int64_t start_ns = fake_now_ns();
+    struct fake fake;
+    rdt_object *object;
+    rdt *conn;
+
+    fake_start(&fake, be_silent, NULL);
+    conn = fake_connect(&fake);
+    assert_status(RDT_TIMED_OUT, rdt_ping(conn, 20 * MS, &err));
+    assert_status(RDT_TIMED_OUT, rdt_wait_put(conn, &ref, 20 * MS, &err));
+    cr_assert(strstr(err.msg, "waiting for \"weights\" to be put"), "%s", err.msg);
+    assert_status(RDT_TIMED_OUT, rdt_wait_freed(conn, &ref, 0, &err));
+    put.timeout_ns = 20 * MS;
+    assert_status(RDT_TIMED_OUT, rdt_put(conn, NULL, 0, &put, &made, &err));
+    options.timeout_ns = 20 * MS;
+    assert_status(RDT_TIMED_OUT, rdt_fetch(conn, &ref, 1, &options, &object, &err));
+    cr_assert(strstr(err.msg, "\"weights\""), "%s", err.msg);
+    cr_assert_lt(fake_now_ns() - start_ns, LONG_NS / 2);
+    cr_assert_geq(fake_now_ns() - start_ns, 4 * 20 * MS);
+    rdt_close(conn);
+    fake_stop(&fake);
+}
+
+static void read_nothing(struct fake *fake)
+{
+    MUST(sem_wait(&fake->step) == 0);
+}
+
+Test(client, full_socket_does_not_block_past_the_deadline)
+{
+    static uint8_t metadata[4 << 20];
+    struct rdt_put_options put = RDT_INIT(put);
+    int64_t start_ns = fake_now_ns();
+    enum rdt_status status = RDT_OK;
+    struct fake fake;
+    struct rdt_ref made;
+    rdt *conn;
+
+    fake_start(&fake, read_nothing, NULL);
+    conn = fake_connect(&fake);
+    put.metadata = metadata;
+    put.metadata_bytes = sizeof metadata;
+    put.timeout_ns = 5 * MS;
+    for (unsigned i = 0; i < 100 && status != RDT_LIMIT; i++) {
+        status = rdt_put(conn, NULL, 0, &put, &made, &err);
+        cr_assert(status == RDT_TIMED_OUT || status == RDT_LIMIT, "%s", err.msg);
+    }
+    cr_assert_eq(status, RDT_LIMIT);
+    cr_assert_lt(fake_now_ns() - start_ns, LONG_NS / 2);
+    sem_post(&fake.step);
+    fake_stop(&fake);
+    assert_status(RDT_DISCONNECTED, rdt_ping(conn, LONG_NS, &err));
+    rdt_close(conn);
+}
+
+static void read_slowly(struct fake *fake)
+{
+    Rdt__Pb__PutReply reply = RDT__PB__PUT_REPLY__INIT;
+    Rdt__Pb__Ref ref = RDT__PB__REF__INIT;
+
+    MUST(sem_wait(&fake->step) == 0);
+    fake_take(fake, RDT_MSG_PUT);
+    ref.id.data = (uint8_t *)"x";
+    ref.id.len = 1;
+    reply.ref = &ref;
+    fake_reply(fake, &reply.base);
+    fake_serve(fake);
+}
+
+static void *put_large(void *arg)
+{
+    static uint8_t metadata[4 << 20];
+    struct rdt_put_options put = RDT_INIT(put);
+    struct rdt_ref made;
+
+    put.metadata = metadata;
+    put.metadata_bytes = sizeof metadata;
+    MUST(rdt_put(arg, NULL, 0, &put, &made, NULL) == RDT_OK);
+    return NULL;
+}
+
+Test(client, full_socket_is_written_when_there_is_room)
+{
+    struct fake fake;
+    pthread_t thread;
+    rdt *conn;
+
+    fake_start(&fake, read_slowly, NULL);
+    conn = fake_connect(&fake);
+    cr_assert_eq(pthread_create(&thread, NULL, put_large, conn), 0);
+    sem_post(&fake.step);
+    cr_assert_eq(pthread_join(thread, NULL), 0);
+    assert_status(RDT_OK, rdt_ping(conn, LONG_NS, &err));
+    rdt_close(conn);
+    fake_stop(&fake);
+}
+
+/* ---- answers that come too late ---- */
+
+static void answer_late(struct fake *fake)
+{
+    Rdt__Pb__RegionReply region = RDT__PB__REGION_REPLY__INIT;
+    Rdt__Pb__PutReply put = RDT__PB__PUT_REPLY__INIT;
+    Rdt__Pb__Ref ref = RDT__PB__REF__INIT;
+    Rdt__Pb__ReleaseRegion *release;
+    Rdt__Pb__Free *freed;
+    int fd;
+
+    fake_take(fake, RDT_MSG_ALLOC);
+    MUST(sem_wait(&fake->step) == 0);
+    fd = fake_memfd(4096);
+    region.region = 77;
+    region.bytes = 4096;
+    fake_reply_fd(fake, &region.base, fd);
+    close(fd);
+    fake_take(fake, RDT_MSG_PUT);
+    MUST(sem_wait(&fake->step) == 0);
+    ref.id.data = (uint8_t *)"late";
+    ref.id.len = 4;
+    put.ref = &ref;
+    fake_reply(fake, &put.base);
+
+    fake_take(fake, RDT_MSG_RELEASE_REGION);
+    release = FAKE_MESSAGE(fake, ReleaseRegion);
+    MUST(release->region == 77);
+    fake_free(release);
+    fake_empty(fake);
+    fake_take(fake, RDT_MSG_FREE);
+    freed = FAKE_MESSAGE(fake, Free);
+    MUST(freed->ref->id.len == 4 && !freed->force);
+    fake_free(freed);
+    fake_empty(fake);
+    fake_serve(fake);
+}
+
+Test(client, late_reply_is_given_back_and_its_fds_closed)
+{
+    Rdt__Pb__Alloc request = RDT__PB__ALLOC__INIT;
+    struct rdt_put_options put = RDT_INIT(put);
+    struct rdt_ref made;
+    struct fake fake;
+    unsigned fds;
+    rdt *conn;
+
+    fake_start(&fake, answer_late, NULL);
+    conn = fake_connect(&fake);
+    fds = fake_count_fds();
+    assert_status(RDT_TIMED_OUT,
+                  call(conn, RDT_MSG_ALLOC, &request.base, &rdt__pb__region_reply__descriptor, 20 * MS, NULL, &err));
+    put.timeout_ns = 20 * MS;
+    put.id = "late";
+    put.id_bytes = 4;
+    sem_post(&fake.step);
+    assert_status(RDT_TIMED_OUT, rdt_put(conn, NULL, 0, &put, &made, &err));
+    sem_post(&fake.step);
+    assert_status(RDT_OK, rdt_ping(conn, LONG_NS, &err));
+    cr_assert_eq(fake_count_fds(), fds);
+    rdt_close(conn);
+    fake_stop(&fake);
+}
+
+static void finish_late(struct fake *fake)
+{
+    Rdt__Pb__Release *release;
+    Rdt__Pb__Cancel *cancel;
+    uint64_t handle;
+
+    fake_take(fake, RDT_MSG_FETCH);
+    handle = fake_only_handle(fake);
+    fake_empty(fake);
+    fake_take(fake, RDT_MSG_CANCEL);
+    cancel = FAKE_MESSAGE(fake, Cancel);
+    MUST(cancel->handle == handle);
+    fake_free(cancel);
+    fake_empty(fake);
+    fake_send_object(fake, handle, 5, 4096);
+    fake_take(fake, RDT_MSG_RELEASE);
+    release = FAKE_MESSAGE(fake, Release);
+    MUST(release->hold == 5);
+    fake_free(release);
+    fake_empty(fake);
+    fake_serve(fake);
+}
+
+Test(client, late_object_is_released_and_its_fds_closed)
+{
+    struct fake fake;
+    rdt_request *request;
+    unsigned fds;
+    rdt *conn;
+
+    fake_start(&fake, finish_late, NULL);
+    conn = fake_connect(&fake);
+    fds = fake_count_fds();
+    request = fetch(conn, "x", 20 * MS);
+    assert_status(RDT_TIMED_OUT, rdt_wait(conn, &request, 1, 1, LONG_NS, NULL, NULL, &err));
+    assert_status(RDT_TIMED_OUT, rdt_request_status(request, &err));
+    rdt_request_destroy(request);
+    /* Its answer comes behind the object. */
+    assert_status(RDT_OK, rdt_ping(conn, LONG_NS, &err));
+    cr_assert_eq(fake_count_fds(), fds);
+    rdt_close(conn);
+    fake_stop(&fake);
+}
+
+Test(client, cancel_ends_the_request_at_once)
+{
+    struct fake fake;
+    rdt_request *request;
+    rdt_object *object;
+    rdt *conn;
+
+    fake_start(&fake, finish_late, NULL);
+    conn = fake_connect(&fake);
+    request = fetch(conn, "x", 0);
+    assert_status(RDT_AGAIN, rdt_request_status(request, &err));
+    rdt_cancel(request);
+    assert_status(RDT_CANCELLED, rdt_request_status(request, &err));
+    assert_status(RDT_CANCELLED, rdt_request_take_object(request, &object, &err));
+    assert_status(RDT_CANCELLED, rdt_wait(conn, &request, 1, RDT_WAIT_ALL, 0, NULL, NULL, &err));
+    rdt_cancel(request);
+    assert_status(RDT_OK, rdt_ping(conn, LONG_NS, &err));
+    rdt_request_destroy(request);
+    rdt_close(conn);
+    fake_stop(&fake);
+}
+
+/* ---- forks ---- */
+
+static void share_one(struct fake *fake)
+{
+    fake_take(fake, RDT_MSG_FETCH);
+    fake_send_object(fake, fake_only_handle(fake), 5, 4096);
+    fake_serve(fake);
+}
+
+/* What a child must see. */
+static int in_child(rdt *conn, rdt_request *request, rdt_object *object)
+{
+    struct rdt_ref ref = fake_ref("x");
+    struct rdt_tensor tensor;
+    void *addr;
+    size_t n;
+
+    if (rdt_ping(conn, 0, NULL) != RDT_FORKED || rdt_alloc(conn, 1, &addr, NULL) != RDT_FORKED)
+        return 1;
+    if (rdt_put(conn, NULL, 0, NULL, &ref, NULL) != RDT_FORKED || rdt_free(conn, &ref, false, NULL) != RDT_FORKED)
+        return 2;
+    if (rdt_fetch(conn, &ref, 1, NULL, &object, NULL) != RDT_FORKED || rdt_dispatch(conn, &n, NULL) != RDT_FORKED)
+        return 3;
+    if (rdt_request_status(request, NULL) != RDT_FORKED || rdt_object_tensor(object, 0, &tensor, NULL) != RDT_FORKED)
+        return 4;
+    if (rdt_fd(conn) != -1 || rdt_wait(conn, &request, 1, 1, 0, NULL, NULL, NULL) != RDT_FORKED)
+        return 5;
+    rdt_cancel(request);
+    rdt_request_destroy(request);
+    rdt_release(object);
+    rdt_close(conn);
+    return 0;
+}
+
+Test(client, forked_child_is_told_and_disturbs_nobody)
+{
+    struct rdt_tensor tensor;
+    struct fake fake;
+    rdt_request *request, *open;
+    rdt_object *object;
+    pid_t child;
+    int state;
+    rdt *conn;
+
+    fake_start(&fake, share_one, NULL);
+    conn = fake_connect(&fake);
+    request = fetch(conn, "x", 0);
+    assert_status(RDT_OK, rdt_wait(conn, &request, 1, 1, LONG_NS, NULL, NULL, &err));
+    assert_status(RDT_OK, rdt_request_take_object(request, &object, &err));
+    open = fetch(conn, "y", LONG_NS);
+
+    child = fork();
+    if (child == 0)
+        _exit(in_child(conn, open, object));
+    cr_assert_eq(waitpid(child, &state, 0), child);
+    cr_assert(WIFEXITED(state) && WEXITSTATUS(state) == 0, "state %x", state);
+
+    assert_status(RDT_OK, rdt_ping(conn, LONG_NS, &err));
+    assert_status(RDT_AGAIN, rdt_request_status(open, &err));
+    assert_status(RDT_OK, rdt_object_tensor(object, 0, &tensor, &err));
+    cr_assert_eq(((uint8_t *)tensor.data)[100], 100);
+    rdt_request_destroy(request);
+    rdt_request_destroy(open);
+    rdt_release(object);
+    rdt_close(conn);
+    fake_stop(&fake);
+}
+
+/* ---- errors and loss ---- */
+
+static void refuse_and_garble(struct fake *fake)
+{
+    MUST(fake_take_any(fake) && fake->frame.type == RDT_MSG_FREE);
+    fake_error(fake, RDT_NOT_FOUND, "no object \"x\"");
+    MUST(fake_take_any(fake) && fake->frame.type == RDT_MSG_FREE);
+    fake_error(fake, RDT_FREED, "");
+    fake_take(fake, RDT_MSG_STAT);
+    fake_empty(fake); /* readable, but without a ref */
+    fake_serve(fake);
+}
+
+Test(client, error_reply_is_the_answer)
+{
+    struct rdt_ref ref = fake_ref("x");
+    struct rdt_stat stat;
+    struct fake fake;
+    rdt *conn;
+
+    fake_start(&fake, refuse_and_garble, NULL);
+    conn = fake_connect(&fake);
+    assert_status(RDT_NOT_FOUND, rdt_free(conn, &ref, false, &err));
+    cr_assert_str_eq(err.msg, "no object \"x\"");
+    assert_status(RDT_FREED, rdt_free(conn, &ref, true, &err));
+    cr_assert_str_eq(err.msg, "the object was freed");
+    cr_assert_neq(rdt_stat(conn, &ref, &stat, &err), RDT_OK);
+    ref.id_bytes = 0;
+    assert_status(RDT_INVALID, rdt_free(conn, &ref, false, &err));
+    assert_status(RDT_INVALID, rdt_ping(NULL, 0, &err));
+    rdt_close(conn);
+    fake_stop(&fake);
+}
+
+struct pinger {
+    rdt *conn;
+    enum rdt_status status;
+};
+
+static void *ping_once(void *arg)
+{
+    struct pinger *pinger = arg;
+
+    pinger->status = rdt_ping(pinger->conn, LONG_NS, NULL);
+    return NULL;
+}
+
+static void take_four_and_close(struct fake *fake)
+{
+    for (unsigned i = 0; i < 4; i++)
+        MUST(fake_take_any(fake));
+}
+
+Test(client, end_of_daemon_fails_everything_at_once)
+{
+    int64_t start_ns = fake_now_ns();
+    struct pinger pingers[2];
+    pthread_t threads[2];
+    struct fake fake;
+    rdt_request *requests[2];
+    struct rdt_ref ref = fake_ref("z");
+    rdt_object *object;
+    bool done[2];
+    size_t n;
+    rdt *conn;
+
+    fake_start(&fake, take_four_and_close, NULL);
+    conn = fake_connect(&fake);
+    requests[0] = fetch(conn, "x", 0);
+    requests[1] = fetch(conn, "y", LONG_NS);
+    for (unsigned i = 0; i < 2; i++) {
+        pingers[i].conn = conn;
+        cr_assert_eq(pthread_create(&threads[i], NULL, ping_once, &pingers[i]), 0);
+    }
+    assert_status(RDT_DISCONNECTED, rdt_wait(conn, requests, 2, RDT_WAIT_ALL, RDT_FOREVER, done, &n, &err));
+    cr_assert(done[0] && done[1] && n == 2);
+    for (unsigned i = 0; i < 2; i++) {
+        cr_assert_eq(pthread_join(threads[i], NULL), 0);
+        cr_assert_eq(pingers[i].status, RDT_DISCONNECTED);
+        assert_status(RDT_DISCONNECTED, rdt_request_status(requests[i], &err));
+        rdt_request_destroy(requests[i]);
+    }
+    assert_status(RDT_DISCONNECTED, rdt_ping(conn, RDT_FOREVER, &err));
+    assert_status(RDT_DISCONNECTED, rdt_fetch(conn, &ref, 1, NULL, &object, &err));
+    assert_status(RDT_DISCONNECTED, rdt_dispatch(conn, NULL, &err));
+    cr_assert_lt(fake_now_ns() - start_ns, LONG_NS / 2);
+    rdt_close(conn);
+    fake_stop(&fake);
+}

@@ -1,0 +1,470 @@
+/* librdt against a scripted fake daemon: memory, and how a put finds and brings the bytes of its tensors. */
+#include <criterion/criterion.h>
+#include <fcntl.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include "tests/support/fakes/fake_daemon.h"
+
+static struct rdt_error err;
+
+static void setup(void)
+{
+    memset(&err, 0, sizeof err);
+}
+
+TestSuite(client_put, .init = setup);
+
+/* Answers an ALLOC with a region; returns the daemon's view of it. */
+static uint8_t *give_region(struct fake *fake, uint64_t region, size_t bytes)
+{
+    Rdt__Pb__RegionReply reply = RDT__PB__REGION_REPLY__INIT;
+    int fd = fake_memfd(bytes);
+    uint8_t *view = mmap(NULL, bytes, PROT_READ, MAP_SHARED, fd, 0);
+
+    MUST(view != MAP_FAILED);
+    reply.region = region;
+    reply.generation = region + 1000;
+    reply.bytes = bytes;
+    fake_reply_fd(fake, &reply.base, fd);
+    close(fd);
+    return view;
+}
+
+static Rdt__Pb__Put *take_put(struct fake *fake)
+{
+    fake_take(fake, RDT_MSG_PUT);
+    fake_reply_put(fake);
+    return FAKE_MESSAGE(fake, Put);
+}
+
+static void take_release_region(struct fake *fake, uint64_t region)
+{
+    Rdt__Pb__ReleaseRegion *release;
+
+    fake_take(fake, RDT_MSG_RELEASE_REGION);
+    release = FAKE_MESSAGE(fake, ReleaseRegion);
+    MUST(release->region == region);
+    fake_free(release);
+    fake_empty(fake);
+}
+
+/* ---- known memory ---- */
+
+static void check_places(struct fake *fake)
+{
+    Rdt__Pb__Put *put;
+    Rdt__Pb__Import *import;
+    Rdt__Pb__RegionReply imported = RDT__PB__REGION_REPLY__INIT;
+
+    fake_take(fake, RDT_MSG_ALLOC);
+    munmap(give_region(fake, 70, 8192), 8192);
+    fake_take(fake, RDT_MSG_IMPORT);
+    import = FAKE_MESSAGE(fake, Import);
+    MUST(import->bytes == 4096 && fake->frame.nfds == 1);
+    fake_free(import);
+    imported.region = 71;
+    imported.bytes = 4096;
+    fake_reply(fake, &imported.base);
+
+    put = take_put(fake);
+    MUST(put->n_regions == 2 && put->regions[0]->region == 70 && put->regions[0]->generation == 1070);
+    MUST(put->regions[1]->region == 71);
+    MUST(put->tensors->n_dtype == 5 && put->tensors->n_region_index == 5);
+    MUST(put->tensors->region_index[0] == 0 && put->tensors->offset[0] == 16);
+    MUST(put->tensors->region_index[1] == 1 && put->tensors->offset[1] == 0);
+    MUST(put->tensors->region_index[2] == 0 && put->tensors->offset[2] == 8188);
+    MUST(put->tensors->strides[2] == -1);
+    MUST(put->tensors->offset[3] == 16 && put->tensors->offset[4] == 0);
+    MUST(put->id.len == 3 && put->metadata.len == 2 && strcmp(put->transport, "ucx") == 0);
+    MUST(put->visibility == RDT__PB__VISIBILITY__VISIBILITY_ALL);
+    fake_free(put);
+    fake_serve(fake);
+}
+
+Test(client_put, known_memory_is_not_copied)
+{
+    int64_t shape[] = {2, 3}, line[] = {2047}, backwards[] = {-1}, none[] = {0, 3};
+    struct rdt_put_options options = RDT_INIT(options);
+    enum rdt_memory how[5];
+    struct rdt_tensor tensors[5];
+    uint8_t *memory, *own;
+    struct rdt_ref ref;
+    struct fake fake;
+    int fd = fake_memfd(4096);
+    rdt *conn;
+
+    fake_start(&fake, check_places, NULL);
+    conn = fake_connect(&fake);
+    assert_status(RDT_OK, rdt_alloc(conn, 8192, (void **)&memory, &err));
+    own = mmap(NULL, 4096, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+    assert_status(RDT_OK, rdt_import(conn, fd, own, 4096, &err));
+    close(fd);
+    tensors[0] = (struct rdt_tensor){.dtype = RDT_F32, .ndim = 2, .shape = shape, .data = memory + 16};
+    tensors[1] = (struct rdt_tensor){.dtype = RDT_F64, .data = own};
+    tensors[2] = (struct rdt_tensor){.dtype = RDT_F32, .ndim = 1, .shape = line, .strides = backwards, .data = memory + 8188};
+    tensors[3] = tensors[0];
+    tensors[4] = (struct rdt_tensor){.dtype = RDT_F32, .ndim = 2, .shape = none};
+    options.how = how;
+    options.id = "abc";
+    options.id_bytes = 3;
+    options.metadata = "md";
+    options.metadata_bytes = 2;
+    options.transport = "ucx";
+    options.visibility = RDT_VISIBLE_TO_ALL;
+    assert_status(RDT_OK, rdt_put(conn, tensors, 5, &options, &ref, &err));
+    cr_assert(how[0] == RDT_MEMORY_DAEMON && how[1] == RDT_MEMORY_IMPORTED && how[2] == RDT_MEMORY_DAEMON);
+    cr_assert_str_eq(ref.id, "made");
+    cr_assert_eq(ref.generation, 3);
+
+    line[0] = 2048; /* now it begins one element before memory + 0 ... */
+    tensors[2].data = memory + 8184;
+    assert_status(RDT_INVALID, rdt_put(conn, tensors, 5, NULL, &ref, &err));
+    cr_assert(strstr(err.msg, "tensor 2"), "%s", err.msg);
+    tensors[2].data = memory + 8188;
+    tensors[0].data = memory + 8180; /* ... and this one ends behind it */
+    assert_status(RDT_INVALID, rdt_put(conn, tensors, 5, NULL, &ref, &err));
+    cr_assert(strstr(err.msg, "tensor 0"), "%s", err.msg);
+    assert_status(RDT_OK, rdt_dealloc(conn, own, &err));
+    own[0] = 1; /* the caller's mapping is the caller's */
+    rdt_close(conn);
+    own[0] = 2;
+    munmap(own, 4096);
+    fake_stop(&fake);
+}
+
+/* ---- copying in ---- */
+
+static void check_copies(struct fake *fake)
+{
+    Rdt__Pb__Alloc *alloc;
+    Rdt__Pb__Put *put;
+    uint8_t *view;
+
+    fake_take(fake, RDT_MSG_ALLOC);
+    alloc = FAKE_MESSAGE(fake, Alloc);
+    MUST(alloc->bytes == 64 + 8);
+    fake_free(alloc);
+    view = give_region(fake, 80, 4096);
+    put = take_put(fake);
+    MUST(put->n_regions == 1 && put->regions[0]->region == 80);
+    MUST(put->tensors->offset[0] == 0 && put->tensors->offset[1] == 64);
+    MUST(put->tensors->n_strides == 0 || (put->tensors->strides[0] == 2 && put->tensors->strides[1] == 1));
+    MUST(memcmp(view, (uint8_t[]){11, 9, 8, 6, 5, 3}, 6) == 0);
+    MUST(memcmp(view + 64, "12345678", 8) == 0);
+    MUST(munmap(view, 4096) == 0);
+    fake_free(put);
+    take_release_region(fake, 80); /* at once: the object keeps it */
+
+    put = take_put(fake);
+    MUST(put->n_regions == 0 && put->tensors->n_dtype == 1);
+    fake_free(put);
+    put = take_put(fake);
+    MUST(put->n_regions == 0 && (!put->tensors || put->tensors->n_dtype == 0));
+    fake_free(put);
+    fake_serve(fake);
+}
+
+Test(client_put, other_memory_is_copied_once_and_packed)
+{
+    static uint8_t bytes[12] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11};
+    int64_t shape[] = {3, 2}, strides[] = {-3, -2}, none[] = {0};
+    enum rdt_memory how[2];
+    struct rdt_put_options options = RDT_INIT(options);
+    struct rdt_tensor tensors[2] = {
+        {.dtype = RDT_U8, .ndim = 2, .shape = shape, .strides = strides, .data = bytes + 11},
+        {.dtype = RDT_I64, .data = (void *)"12345678"},
+    };
+    struct rdt_tensor empty = {.dtype = RDT_U8, .ndim = 1, .shape = none};
+    struct rdt_ref ref;
+    struct fake fake;
+    rdt *conn;
+
+    fake_start(&fake, check_copies, NULL);
+    conn = fake_connect(&fake);
+    options.how = how;
+    assert_status(RDT_OK, rdt_put(conn, tensors, 2, &options, &ref, &err));
+    cr_assert(how[0] == RDT_MEMORY_COPIED && how[1] == RDT_MEMORY_COPIED);
+    assert_status(RDT_OK, rdt_put(conn, &empty, 1, NULL, &ref, &err));
+    assert_status(RDT_OK, rdt_put(conn, NULL, 0, NULL, &ref, &err));
+    rdt_close(conn);
+    fake_stop(&fake);
+}
+
+static void refuse_put(struct fake *fake)
+{
+    fake_take(fake, RDT_MSG_ALLOC);
+    munmap(give_region(fake, 80, 4096), 4096);
+    fake_take(fake, RDT_MSG_PUT);
+    fake_error(fake, RDT_EXISTS, "object \"abc\" exists");
+    take_release_region(fake, 80);
+    fake_take(fake, RDT_MSG_ALLOC);
+    fake_error(fake, RDT_NO_MEMORY, "the daemon's memory limit is reached");
+    fake_serve(fake);
+}
+
+Test(client_put, failed_put_gives_its_memory_back)
+{
+    struct rdt_tensor tensor = {.dtype = RDT_I64, .data = (void *)"12345678"};
+    struct rdt_ref ref;
+    struct fake fake;
+    unsigned fds;
+    rdt *conn;
+
+    fake_start(&fake, refuse_put, NULL);
+    conn = fake_connect(&fake);
+    fds = fake_count_fds();
+    assert_status(RDT_EXISTS, rdt_put(conn, &tensor, 1, NULL, &ref, &err));
+    assert_status(RDT_NO_MEMORY, rdt_put(conn, &tensor, 1, NULL, &ref, &err));
+    cr_assert_eq(fake_count_fds(), fds);
+    rdt_close(conn);
+    fake_stop(&fake);
+}
+
+/* ---- what never reaches the daemon ---- */
+
+static void serve(struct fake *fake)
+{
+    fake_serve(fake);
+}
+
+static void check_invalid(rdt *conn, const struct rdt_tensor *tensor, const char *words)
+{
+    struct rdt_tensor good = {.dtype = RDT_U8, .data = (void *)"x"}, both[2];
+    struct rdt_ref ref;
+
+    both[0] = good;
+    both[1] = *tensor;
+    assert_status(RDT_INVALID, rdt_put(conn, both, 2, NULL, &ref, &err));
+    cr_assert(strstr(err.msg, "tensor 1") && strstr(err.msg, words), "%s", err.msg);
+}
+
+Test(client_put, wrong_tensors_are_named)
+{
+    int64_t negative[] = {2, -3}, huge[] = {INT64_MAX, 2}, shape[] = {2, 2}, far[] = {INT64_MAX / 2, 1};
+    struct rdt_put_options options = RDT_INIT(options);
+    struct rdt_tensor tensor = {.dtype = RDT_F32, .ndim = 2, .shape = shape, .data = (void *)"x"}, wrong;
+    struct rdt_ref ref;
+    struct fake fake;
+    size_t bytes;
+    rdt *conn;
+
+    fake_start(&fake, serve, NULL);
+    conn = fake_connect(&fake);
+    check_invalid(conn, &(struct rdt_tensor){.dtype = 77, .data = (void *)"x"}, "dtype 77");
+    check_invalid(conn, &(struct rdt_tensor){.dtype = RDT_U8, .ndim = 33, .shape = shape}, "33 dimensions");
+    check_invalid(conn, &(struct rdt_tensor){.dtype = RDT_U8, .ndim = 2}, "no shape");
+    check_invalid(conn, &(struct rdt_tensor){.dtype = RDT_U8}, "no data");
+    wrong = tensor, wrong.shape = negative;
+    check_invalid(conn, &wrong, "dimension 1 has the size -3");
+    wrong = tensor, wrong.shape = huge;
+    check_invalid(conn, &wrong, "overflows");
+    wrong = tensor, wrong.strides = far;
+    check_invalid(conn, &wrong, "2^63");
+
+    assert_status(RDT_OK, rdt_tensor_bytes(&tensor, &bytes, &err));
+    cr_assert_eq(bytes, 16);
+    options.flags = 64;
+    assert_status(RDT_UNSUPPORTED, rdt_put(conn, NULL, 0, &options, &ref, &err));
+    options.flags = 0;
+    options.metadata = "x";
+    options.metadata_bytes = (4u << 20) + 1;
+    assert_status(RDT_LIMIT, rdt_put(conn, NULL, 0, &options, &ref, &err));
+    options.metadata_bytes = 0;
+    options.id = "x";
+    assert_status(RDT_INVALID, rdt_put(conn, NULL, 0, &options, &ref, &err));
+    assert_status(RDT_LIMIT, rdt_put(conn, &tensor, 70000, NULL, &ref, &err));
+    rdt_close(conn);
+    fake_stop(&fake);
+}
+
+Test(client_put, wrong_imports_are_refused)
+{
+    struct fake fake;
+    int unsealed = memfd_create("x", MFD_CLOEXEC | MFD_ALLOW_SEALING), pipes[2], sealed = fake_memfd(4096);
+    void *addr;
+    rdt *conn;
+
+    fake_start(&fake, serve, NULL);
+    conn = fake_connect(&fake);
+    cr_assert_eq(ftruncate(unsealed, 4096), 0);
+    cr_assert_eq(pipe(pipes), 0);
+    assert_status(RDT_INVALID, rdt_import(conn, unsealed, &fake, 4096, &err));
+    cr_assert(strstr(err.msg, "F_SEAL_SHRINK"), "%s", err.msg);
+    assert_status(RDT_INVALID, rdt_import(conn, pipes[0], &fake, 4096, &err));
+    assert_status(RDT_INVALID, rdt_import(conn, sealed, &fake, 4097, &err));
+    assert_status(RDT_INVALID, rdt_import(conn, sealed, NULL, 4096, &err));
+    assert_status(RDT_INVALID, rdt_import(conn, -1, &fake, 4096, &err));
+    assert_status(RDT_INVALID, rdt_alloc(conn, 0, &addr, &err));
+    assert_status(RDT_INVALID, rdt_wait_freed_range(conn, &fake, 1, 0, &err));
+    assert_status(RDT_OK, rdt_wait_freed_range(conn, &fake, 0, 0, &err));
+    close(unsealed);
+    close(pipes[0]);
+    close(pipes[1]);
+    close(sealed);
+    rdt_close(conn);
+    fake_stop(&fake);
+}
+
+static void check_range(struct fake *fake)
+{
+    Rdt__Pb__WaitFreed *wait;
+
+    fake_take(fake, RDT_MSG_ALLOC);
+    munmap(give_region(fake, 70, 8192), 8192);
+    fake_take(fake, RDT_MSG_WAIT_FREED);
+    wait = FAKE_MESSAGE(fake, WaitFreed);
+    MUST(!wait->ref && wait->region == 70 && wait->generation == 1070 && wait->offset == 100 && wait->bytes == 200);
+    MUST(wait->timeout_ns == -1);
+    fake_free(wait);
+    fake_empty(fake);
+    fake_serve(fake);
+}
+
+Test(client_put, wait_freed_range_names_region_and_offset)
+{
+    uint8_t *memory;
+    struct fake fake;
+    rdt *conn;
+
+    fake_start(&fake, check_range, NULL);
+    conn = fake_connect(&fake);
+    assert_status(RDT_OK, rdt_alloc(conn, 8192, (void **)&memory, &err));
+    assert_status(RDT_OK, rdt_wait_freed_range(conn, memory + 100, 200, RDT_FOREVER, &err));
+    assert_status(RDT_INVALID, rdt_wait_freed_range(conn, memory + 100, 8192, 0, &err));
+    rdt_close(conn);
+    fake_stop(&fake);
+}
+
+/* ---- many ---- */
+
+#define TENSORS 10000
+
+static void take_many(struct fake *fake)
+{
+    fake_take(fake, RDT_MSG_ALLOC);
+    munmap(give_region(fake, 70, TENSORS * 64), TENSORS * 64);
+    for (;;) {
+        if (!fake_take_any(fake))
+            return;
+        if (fake->frame.type == RDT_MSG_PUT)
+            fake_reply_put(fake);
+        else
+            fake_empty(fake);
+    }
+}
+
+Test(client_put, ten_thousand_tensors_are_cheap)
+{
+    static struct rdt_tensor tensors[TENSORS];
+    int64_t shape[] = {2, 2, 2}, start_ns, best_ns = INT64_MAX;
+    struct rdt_ref ref;
+    struct fake fake;
+    uint8_t *memory;
+    rdt *conn;
+
+    fake_start(&fake, take_many, NULL);
+    conn = fake_connect(&fake);
+    assert_status(RDT_OK, rdt_alloc(conn, TENSORS * 64, (void **)&memory, &err));
+    for (size_t i = 0; i < TENSORS; i++)
+        tensors[i] = (struct rdt_tensor){.dtype = RDT_F32, .ndim = 3, .shape = shape, .data = memory + 64 * i};
+    for (unsigned i = 0; i < 20; i++) {
+        start_ns = fake_now_ns();
+        assert_status(RDT_OK, rdt_put(conn, tensors, TENSORS, NULL, &ref, &err));
+        if (fake_now_ns() - start_ns < best_ns)
+            best_ns = fake_now_ns() - start_ns;
+    }
+    printf("a put of %d tensors: %.3f ms\n", TENSORS, (double)best_ns / 1e6);
+    cr_assert_lt(best_ns, 500 * MS);
+    rdt_close(conn);
+    fake_stop(&fake);
+}
+
+/* ---- many tensors ---- */
+
+#define MANY 1000u
+
+static void answer_hello(struct fake *fake)
+{
+    Rdt__Pb__HelloReply reply = RDT__PB__HELLO_REPLY__INIT;
+    Rdt__Pb__Hello *hello;
+
+    fake_take(fake, RDT_MSG_HELLO);
+    hello = FAKE_MESSAGE(fake, Hello);
+    MUST(hello->tensor_runs);
+    fake_free(hello);
+    reply.tensor_runs = *(bool *)fake->arg;
+    fake_welcome(fake, reply);
+}
+
+static void check_rows(struct fake *fake)
+{
+    bool runs = *(bool *)fake->arg;
+    Rdt__Pb__Put *put;
+    Rdt__Pb__Fetch *fetch;
+
+    answer_hello(fake);
+    fake_take(fake, RDT_MSG_ALLOC);
+    munmap(give_region(fake, 70, 8 * MANY), 8 * MANY);
+    put = take_put(fake);
+    MUST(put->tensors->n_dtype == (runs ? 1 : MANY) && put->tensors->n_run == (runs ? 1 : 0) && put->tensors->n_step == (runs ? 1 : 0));
+    MUST(!runs || (put->tensors->run[0] == MANY && put->tensors->step[0] == 8));
+    fake_free(put);
+    for (unsigned i = 0; i < 2; i++) {
+        Rdt__Pb__FetchItem *item;
+
+        fake_take(fake, RDT_MSG_FETCH);
+        fetch = FAKE_MESSAGE(fake, Fetch);
+        item = fetch->items[0];
+        MUST(item->targets->n_dtype == (runs && i == 0 ? 1 : MANY)); /* all of them together may be no more than one message's */
+        fake_free(fetch);
+    }
+    fake_serve(fake);
+}
+
+static void put_and_fetch_many(bool runs)
+{
+    static const int64_t size[] = {8};
+    const struct rdt_tensor *targets[20];
+    size_t counts[20];
+    rdt_request *requests[20];
+    struct rdt_tensor tensors[MANY];
+    struct rdt_fetch_options options = RDT_INIT(options);
+    struct rdt_ref ref, refs[20];
+    uint8_t *memory;
+    struct fake fake;
+    rdt *conn;
+
+    fake_start_raw(&fake, check_rows, &runs);
+    conn = fake_connect(&fake);
+    cr_assert_eq(rdt_alloc(conn, 8 * MANY, (void **)&memory, &err), RDT_OK, "%s", err.msg);
+    for (unsigned i = 0; i < MANY; i++)
+        tensors[i] = (struct rdt_tensor){.dtype = RDT_U8, .ndim = 1, .shape = size, .data = memory + 8 * i};
+    cr_assert_eq(rdt_put(conn, tensors, MANY, NULL, &ref, &err), RDT_OK, "%s", err.msg);
+    for (unsigned i = 0; i < 20; i++) {
+        targets[i] = tensors;
+        counts[i] = MANY;
+        refs[i] = ref;
+    }
+    options.mode = RDT_FETCH_COPY;
+    options.targets = targets;
+    options.target_counts = counts;
+    cr_assert_eq(rdt_fetch_start(conn, refs, 1, &options, requests, &err), RDT_OK, "%s", err.msg);
+    rdt_request_destroy(requests[0]);
+    cr_assert_eq(rdt_fetch_start(conn, refs, 20, &options, requests, &err), RDT_OK, "%s", err.msg);
+    for (unsigned i = 0; i < 20; i++)
+        rdt_request_destroy(requests[i]);
+    rdt_close(conn);
+    fake_stop(&fake);
+}
+
+Test(client_put, what_is_alike_goes_in_runs_to_a_daemon_that_reads_them)
+{
+    put_and_fetch_many(true);
+}
+
+Test(client_put, a_daemon_that_knows_no_runs_is_told_each_tensor)
+{
+    put_and_fetch_many(false);
+}

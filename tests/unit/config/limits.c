@@ -1,0 +1,23 @@
+/* daemon/limits: what an option of 0 means. */
+#include <criterion/criterion.h>
+
+#include "daemon/config/limits.h"
+
+Test(limits, zero_is_derived_and_numbers_stand)
+{
+    struct options options = {.max_clients = 1000, .max_objects = 800};
+    struct account_limits limits;
+
+    options.client_max[USAGE_REGIONS] = 9;
+    options.owner_max[USAGE_FDS] = 17;
+    limits_derive(&options, 100000, &limits);
+    cr_assert_eq(limits.client[USAGE_REGIONS], 9u);
+    cr_assert_eq(limits.owner[USAGE_REGIONS], 0u);
+    cr_assert_eq(limits.client[USAGE_OBJECTS], 700u);
+    cr_assert_eq(limits.owner[USAGE_OBJECTS], 800u);
+    cr_assert_eq(limits.node[USAGE_FDS], 100000u - 2256u, "connections have theirs");
+    cr_assert_eq(limits.owner[USAGE_FDS], 17u);
+    cr_assert_leq(limits.client[USAGE_FDS], limits.node[USAGE_FDS] * 7 / 8 + 1);
+    limits_derive(&options, 1024, &limits);
+    cr_assert_eq(limits.node[USAGE_FDS], 512u, "few files: half of them");
+}

@@ -1,0 +1,319 @@
+/* daemon/names: versions that are never given twice, the turns in which thousands are told, and what is remembered. */
+#include <criterion/criterion.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "daemon/objects/client.h"
+#include "daemon/objects/names.h"
+#include "tests/support/fakes/fake_memory.h"
+
+static struct node node;
+static struct accounts accounts;
+static struct account own = {.refs = 1};
+static struct slabs slabs;
+static struct object_table table;
+static struct names names;
+static struct deadlines deadlines;
+static struct client producer;
+static struct region *region;
+static const struct owner me = {.uid = 1000}, other = {.uid = 1001};
+static struct rdt_error err;
+
+static void on_forced(void *arg, struct object *object)
+{
+    names_object_freed(arg, object);
+}
+
+static void setup(void)
+{
+    fake_setup();
+    node = (struct node){0};
+    memset(node.uuid, 7, sizeof node.uuid);
+    accounts_init(&accounts);
+    slabs_init(&slabs, &fake.regions, NULL, "fake", &own);
+    object_table_init(&table, &node, &accounts, &slabs, 100000);
+    deadlines_init(&deadlines, &fake.loop);
+    names_init(&names, &accounts, &deadlines, 100000, 50);
+    table.on_forced = on_forced;
+    table.arg = &names;
+    client_init(&producer, 5);
+    producer.account = account_get(&accounts, &me);
+    region = fake_region(4096, 5);
+}
+
+static void teardown(void)
+{
+    names_clear(&names);
+    cr_assert_eq(map_count(&names.by_object), 0u, "an object is held");
+    cr_assert_eq(table.by_generation.used, 0u, "an object is left");
+    cr_assert_eq(producer.account->used[USAGE_NAMES], 0u, "a name is counted");
+    names_fini(&names);
+    deadlines_close(&deadlines, NULL);
+    region_unref(region);
+    slabs_fini(&slabs);
+    fake_run();
+    object_table_fini(&table);
+    client_fini(&producer, UINT64_MAX);
+    cr_assert_eq(producer.account->refs, 1u, "a name was not taken off its owner's account");
+    account_unref(producer.account);
+    accounts_fini(&accounts);
+    fake_teardown();
+}
+
+TestSuite(names, .init = setup, .fini = teardown, .timeout = 60);
+
+/* An object that only names hold, once it is published. */
+static struct object *put(Rdt__Pb__Visibility visibility)
+{
+    struct layout *layout = layout_create(1, 1);
+    struct object_put put = {.account = producer.account,
+                             .layout = layout,
+                             .regions = &region,
+                             .n_regions = 1,
+                             .visibility = visibility,
+                             .transport = "",
+                             .producer = &producer};
+    struct object *object;
+
+    cr_assert_not_null(layout);
+    layout->dtype[0] = RDT_U8;
+    layout->ndim[0] = 1;
+    layout->first_dim[0] = 0;
+    layout->region[0] = 0;
+    layout->offset[0] = 0;
+    layout->shape[0] = 8;
+    layout->strides[0] = 1;
+    cr_assert_eq(object_table_put(&table, &put, &object, &err), RDT_OK, "%s", err.msg);
+    return object;
+}
+
+static uint64_t publish_as(const char *name, Rdt__Pb__Visibility visibility)
+{
+    struct object *object = put(visibility);
+    uint64_t version = 0;
+
+    cr_assert_eq(names_publish(&names, (const uint8_t *)name, strlen(name), object, visibility, &version, &err), RDT_OK, "%s",
+                 err.msg);
+    object_free(object, false, OBJECT_END_FREED);
+    return version;
+}
+
+static uint64_t publish(const char *name)
+{
+    return publish_as(name, RDT__PB__VISIBILITY__VISIBILITY_OWNER);
+}
+
+static struct rdt_ref ref_of(const char *name, uint64_t after)
+{
+    struct rdt_ref ref;
+
+    cr_assert_eq(rdt_ref_from_name(name, after, NULL, &ref, NULL), RDT_OK);
+    return ref;
+}
+
+static enum rdt_status look(const char *name, uint64_t after, uint64_t *version_p)
+{
+    struct rdt_ref ref = ref_of(name, after);
+    struct object *object;
+
+    return names_find(&names, &ref, &me, &object, version_p, &err);
+}
+
+static enum rdt_status unpublish(const char *name)
+{
+    struct rdt_ref ref = ref_of(name, 0);
+
+    return names_unpublish(&names, &ref, &me, false, &err);
+}
+
+struct waiting {
+    struct name_waiter waiter;
+    enum rdt_status status;
+    uint64_t version;
+    unsigned told;
+};
+
+static void on_event(struct name_waiter *waiter, struct object *object, uint64_t version, const struct rdt_error *why)
+{
+    struct waiting *waiting = (struct waiting *)waiter;
+
+    cr_assert_null(waiter->name);
+    waiting->status = object ? RDT_OK : why->status;
+    waiting->version = version;
+    waiting->told++;
+}
+
+static void wait_as(struct waiting *waiting, const char *name, uint64_t after, const struct owner *who)
+{
+    struct rdt_ref ref = ref_of(name, after);
+
+    *waiting = (struct waiting){.waiter.on_event = on_event};
+    ref.any_owner = 0;
+    ref.uid = me.uid;
+    cr_assert_eq(names_wait(&names, &ref, who, &waiting->waiter, &err), RDT_OK, "%s", err.msg);
+}
+
+static bool turn_until_told(const struct waiting *waiting, unsigned n)
+{
+    uint64_t end_ns = uv_hrtime() + UINT64_C(20000000000);
+
+    while (uv_hrtime() < end_ns) {
+        unsigned told = 0;
+        for (unsigned i = 0; i < n; i++)
+            told += waiting[i].told;
+        if (told == n)
+            return true;
+        (void)uv_run(&fake.loop, UV_RUN_NOWAIT);
+    }
+    return false;
+}
+
+Test(names, thousands_are_told_in_turns_and_each_once)
+{
+    enum { N = 1000 };
+    static struct waiting waiting[N];
+    unsigned at_once = 0;
+
+    for (unsigned i = 0; i < N; i++)
+        wait_as(&waiting[i], "w", 0, &me);
+    cr_assert_eq(publish("w"), 1u);
+    for (unsigned i = 0; i < N; i++)
+        at_once += waiting[i].told;
+    cr_assert(at_once > 0 && at_once < N, "%u at once", at_once);
+    name_waiter_remove(&waiting[N - 1].waiter); /* leaves before its turn */
+    cr_assert(turn_until_told(waiting, N - 1));
+    cr_assert_eq(waiting[N - 1].told, 0u);
+    for (unsigned i = 0; i + 1 < N; i++)
+        cr_assert(waiting[i].told == 1 && waiting[i].status == RDT_OK && waiting[i].version == 1);
+}
+
+Test(names, who_waits_for_a_turn_gets_what_is_newest_then)
+{
+    enum { N = 300 };
+    static struct waiting waiting[N];
+
+    for (unsigned i = 0; i < N; i++)
+        wait_as(&waiting[i], "w", 0, &me);
+    cr_assert_eq(publish("w"), 1u);
+    cr_assert_eq(publish("w"), 2u);
+    cr_assert(turn_until_told(waiting, N));
+    cr_assert_eq(waiting[0].version, 1u);
+    cr_assert_eq(waiting[N - 1].version, 2u);
+}
+
+Test(names, forced_free_between_turns_leaves_them_waiting_for_the_next)
+{
+    enum { N = 200 };
+    static struct waiting waiting[N];
+    struct rdt_ref ref = ref_of("w", 0);
+    struct object *object;
+    uint64_t version;
+
+    for (unsigned i = 0; i < N; i++)
+        wait_as(&waiting[i], "w", 0, &me);
+    cr_assert_eq(publish("w"), 1u);
+    cr_assert_eq(names_find(&names, &ref, &me, &object, &version, &err), RDT_OK);
+    object_free(object, true, OBJECT_END_FREED);
+    cr_assert_eq(table.by_generation.used, 0u, "nobody holds it");
+    cr_assert_eq(names_find(&names, &ref, &me, &object, &version, &err), RDT_AGAIN);
+    (void)uv_run(&fake.loop, UV_RUN_NOWAIT);
+    cr_assert_eq(waiting[N - 1].told, 0u);
+    cr_assert_eq(publish("w"), 2u);
+    cr_assert(turn_until_told(waiting, N));
+    cr_assert_eq(waiting[N - 1].version, 2u);
+}
+
+Test(names, unpublish_between_turns_frees_the_rest)
+{
+    enum { N = 200 };
+    static struct waiting waiting[N];
+
+    for (unsigned i = 0; i < N; i++)
+        wait_as(&waiting[i], "w", 0, &me);
+    cr_assert_eq(publish("w"), 1u);
+    cr_assert_eq(unpublish("w"), RDT_OK);
+    cr_assert_eq(waiting[0].status, RDT_OK);
+    cr_assert_eq(waiting[N - 1].status, RDT_FREED);
+    (void)uv_run(&fake.loop, UV_RUN_NOWAIT);
+}
+
+Test(names, whom_it_is_not_for_is_told_so)
+{
+    struct waiting waiting[2];
+
+    wait_as(&waiting[0], "w", 0, &other);
+    wait_as(&waiting[1], "w", 0, &me);
+    cr_assert_eq(publish("w"), 1u);
+    cr_assert_eq(waiting[0].status, RDT_DENIED);
+    cr_assert_eq(waiting[1].status, RDT_OK);
+    wait_as(&waiting[0], "x", 0, &other);
+    cr_assert_eq(publish_as("x", RDT__PB__VISIBILITY__VISIBILITY_TENANT), 1u);
+    cr_assert_eq(waiting[0].status, RDT_OK);
+}
+
+Test(names, unpublished_name_answers_by_what_was_read)
+{
+    uint64_t version;
+
+    cr_assert_eq(look("w", 0, &version), RDT_AGAIN);
+    cr_assert_eq(look("w", 5, &version), RDT_AGAIN);
+    cr_assert_eq(publish("w"), 1u);
+    cr_assert_eq(unpublish("w"), RDT_OK);
+    cr_assert_eq(look("w", 0, &version), RDT_AGAIN, "it may be published again");
+    cr_assert_eq(look("w", 1, &version), RDT_FREED);
+    cr_assert_eq(unpublish("w"), RDT_NOT_FOUND);
+    cr_assert_eq(publish("w"), 2u);
+    cr_assert_eq(look("w", 1, &version), RDT_OK);
+    cr_assert_eq(version, 2u);
+}
+
+/* More than are remembered: what is forgotten still does not give a version twice. */
+Test(names, forgotten_names_do_not_begin_anew)
+{
+    char name[16];
+
+    for (unsigned v = 1; v <= 3; v++)
+        cr_assert_eq(publish("oldest"), v);
+    cr_assert_eq(unpublish("oldest"), RDT_OK);
+    for (unsigned i = 0; i < 5000; i++) {
+        (void)snprintf(name, sizeof name, "n%u", i);
+        (void)publish(name);
+        cr_assert_eq(unpublish(name), RDT_OK);
+    }
+    cr_assert_lt(map_count(&names.by_key), 4200u, "memory is bounded");
+    cr_assert_gt(publish("oldest"), 3u);
+    cr_assert_gt(publish("n0"), 1u);
+}
+
+Test(names, too_many_awaited_names_are_refused)
+{
+    static struct waiting waiting[50];
+    struct waiting late = {.waiter.on_event = on_event};
+    struct rdt_ref ref = ref_of("one more", 0);
+    char name[16];
+
+    for (unsigned i = 0; i < 50; i++) {
+        (void)snprintf(name, sizeof name, "n%u", i);
+        wait_as(&waiting[i], name, 0, &me);
+    }
+    cr_assert_eq(names_wait(&names, &ref, &me, &late.waiter, &err), RDT_LIMIT);
+    cr_assert_not_null(strstr(err.msg, "50 names"));
+    for (unsigned i = 0; i < 50; i++)
+        name_waiter_remove(&waiting[i].waiter);
+    cr_assert_eq(map_count(&names.by_key), 0u);
+    wait_as(&late, "one more", 0, &me);
+    name_waiter_remove(&late.waiter);
+}
+
+Test(names, end_of_the_daemon_is_told)
+{
+    struct waiting waiting[2];
+
+    wait_as(&waiting[0], "w", 0, &me);
+    cr_assert_eq(publish("x"), 1u);
+    wait_as(&waiting[1], "x", 1, &me);
+    names_clear(&names);
+    cr_assert_eq(waiting[0].status, RDT_SHUTTING_DOWN);
+    cr_assert_eq(waiting[1].status, RDT_SHUTTING_DOWN);
+}

@@ -1,0 +1,363 @@
+/* daemon/peer against whoever can reach its port, and against one that has the key and breaks the protocol. */
+#include <arpa/inet.h>
+#include <criterion/criterion.h>
+#include <errno.h>
+#include <openssl/ssl.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <unistd.h>
+#include <uv.h>
+
+#include "daemon/peers/peer_link.h"
+#include "daemon/peers/tls.h"
+#include "tests/support/peer_world.h"
+
+static struct world world;
+static struct world_node *const a = &world.nodes[0], *const b = &world.nodes[1];
+
+static void setup(void)
+{
+    world_init(&world);
+}
+
+static void teardown(void)
+{
+    world_fini(&world);
+}
+
+TestSuite(peer_hostile, .init = setup, .fini = teardown, .timeout = 120);
+
+/* ---- a stranger's socket ---- */
+
+static int knock(const struct world_node *node)
+{
+    struct sockaddr_in in = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
+    int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+
+    in.sin_port = htons((uint16_t)atoi(strrchr(node->node.address, ':') + 1));
+    cr_assert_eq(connect(fd, (struct sockaddr *)&in, sizeof in), 0);
+    return fd;
+}
+
+/* Reads on; true once the other end has closed. */
+static bool is_closed(int fd)
+{
+    char buf[4096];
+    ssize_t n;
+
+    do {
+        n = recv(fd, buf, sizeof buf, MSG_DONTWAIT);
+    } while (n > 0);
+    return n == 0 || errno == ECONNRESET;
+}
+
+static void a_still_meets_b(void)
+{
+    struct peer *peer;
+
+    world_start(b);
+    cr_assert_eq(peers_find(b->peers, a->node.uuid, a->node.address, &peer, NULL), RDT_OK);
+    world_until(&world, a->n_up && b->n_up);
+}
+
+Test(peer_hostile, garbage_is_closed)
+{
+    char noise[20000];
+    int fd;
+
+    for (size_t i = 0; i < sizeof noise; i++)
+        noise[i] = (char)(i * 31 + i / 7);
+    world_start(a);
+    fd = knock(a);
+    cr_assert_eq(send(fd, noise, sizeof noise, MSG_NOSIGNAL), (ssize_t)sizeof noise);
+    world_until(&world, is_closed(fd));
+    close(fd);
+    a_still_meets_b();
+}
+
+Test(peer_hostile, silence_is_closed_in_time)
+{
+    uint64_t start = uv_hrtime();
+    int fd;
+
+    a->options.connect_timeout_ns = 300000000;
+    world_start(a);
+    fd = knock(a);
+    world_until(&world, is_closed(fd));
+    cr_assert_gt(uv_hrtime() - start, 250000000);
+    cr_assert_lt(uv_hrtime() - start, 5000000000);
+    close(fd);
+    a_still_meets_b();
+}
+
+Test(peer_hostile, crowd_is_bounded_and_passes)
+{
+    enum { CROWD = 80 };
+    int fds[CROWD], closed = 0;
+
+    a->options.connect_timeout_ns = 1000000000;
+    world_start(a);
+    for (int i = 0; i < CROWD; i++)
+        fds[i] = knock(a);
+    world_until(&world, is_closed(fds[CROWD - 1]));
+    for (int i = 0; i < CROWD; i++)
+        closed += is_closed(fds[i]);
+    cr_assert_eq(closed, CROWD - 64);
+    for (int i = 0; i < CROWD; i++)
+        close(fds[i]);
+    a_still_meets_b();
+}
+
+/* ---- one that has the key ---- */
+
+struct rogue_peer {
+    int fd;
+    struct tls_context *context;
+    struct tls tls;
+    struct frame_reader reader;
+    char reason[200]; /* of the goodbye */
+    unsigned n_hellos;
+};
+
+static void rogue_peer_flush(struct rogue_peer *rogue_peer)
+{
+    uint8_t buf[4096];
+    size_t n;
+
+    while ((n = tls_take(&rogue_peer->tls, buf, sizeof buf)) > 0)
+        (void)send(rogue_peer->fd, buf, n, MSG_NOSIGNAL);
+}
+
+static void rogue_peer_take(struct rogue_peer *rogue_peer, const struct frame *frame)
+{
+    Rdt__Pb__Goodbye *goodbye;
+
+    rogue_peer->n_hellos += frame->type == RDT_PEER_HELLO;
+    if (frame->type != RDT_PEER_GOODBYE)
+        return;
+    goodbye = rdt__pb__goodbye__unpack(NULL, frame->length, frame->payload);
+    cr_assert_not_null(goodbye);
+    snprintf(rogue_peer->reason, sizeof rogue_peer->reason, "%.199s", goodbye->reason);
+    rdt__pb__goodbye__free_unpacked(goodbye, NULL);
+}
+
+/* true: the other end has closed. */
+static bool rogue_peer_turn(struct rogue_peer *rogue_peer)
+{
+    uint8_t buf[4096];
+    ssize_t n = recv(rogue_peer->fd, buf, sizeof buf, MSG_DONTWAIT);
+
+    if (n == 0 || (n < 0 && errno != EAGAIN))
+        return true;
+    if (n > 0)
+        cr_assert_eq(tls_feed(&rogue_peer->tls, buf, (size_t)n, NULL), RDT_OK);
+    if (!SSL_is_init_finished(rogue_peer->tls.ssl)) {
+        (void)tls_handshake(&rogue_peer->tls, NULL);
+        rogue_peer_flush(rogue_peer);
+        return false;
+    }
+    for (;;) {
+        size_t have, got;
+        uint8_t *space = frame_reader_space(&rogue_peer->reader, 16384, &have);
+        struct frame frame;
+
+        if (tls_read(&rogue_peer->tls, space, have, &got, NULL) != RDT_OK)
+            return false;
+        frame_reader_commit(&rogue_peer->reader, got);
+        while (frame_reader_next(&rogue_peer->reader, &frame, NULL) == RDT_OK)
+            rogue_peer_take(rogue_peer, &frame);
+    }
+}
+
+static void rogue_peer_start(struct rogue_peer *rogue_peer)
+{
+    memset(rogue_peer, 0, sizeof *rogue_peer);
+    cr_assert_eq(tls_context_create(world.key_path, &rogue_peer->context, NULL), RDT_OK);
+    cr_assert_eq(tls_init(&rogue_peer->tls, rogue_peer->context, false, NULL), RDT_OK);
+    frame_reader_init(&rogue_peer->reader, RDT_MAX_FRAME_BYTES);
+    rogue_peer->fd = knock(a);
+    world_until(&world, (rogue_peer_turn(rogue_peer), rogue_peer->n_hellos));
+}
+
+static void rogue_peer_stop(struct rogue_peer *rogue_peer)
+{
+    close(rogue_peer->fd);
+    frame_reader_fini(&rogue_peer->reader);
+    tls_fini(&rogue_peer->tls);
+    tls_context_destroy(rogue_peer->context);
+}
+
+static void rogue_peer_send(struct rogue_peer *rogue_peer, uint16_t type, const void *payload, uint32_t length, uint32_t claimed)
+{
+    uint8_t header[FRAME_HEADER_BYTES];
+
+    frame_header_encode(header, claimed, type, 0, 0, 0);
+    cr_assert_eq(tls_write(&rogue_peer->tls, header, sizeof header, NULL), RDT_OK);
+    cr_assert_eq(tls_write(&rogue_peer->tls, payload, length, NULL), RDT_OK);
+    rogue_peer_flush(rogue_peer);
+}
+
+static void rogue_peer_hello(struct rogue_peer *rogue_peer, size_t uuid_bytes, uint32_t protocol, const char *address)
+{
+    static uint8_t uuid[16] = "rogue_peer's uuid.";
+    Rdt__Pb__LinkHello hello = RDT__PB__LINK_HELLO__INIT;
+    uint8_t packed[1024];
+
+    hello.protocol_min = hello.protocol_max = protocol;
+    hello.node_uuid = (ProtobufCBinaryData){uuid_bytes, uuid};
+    hello.boot_id = (ProtobufCBinaryData){16, uuid};
+    hello.address = (char *)address;
+    rogue_peer_send(rogue_peer, RDT_PEER_HELLO, packed, (uint32_t)rdt__pb__link_hello__pack(&hello, packed),
+                 (uint32_t)rdt__pb__link_hello__get_packed_size(&hello));
+}
+
+/* The link ends, with these words in the goodbye. */
+static void rogue_peer_shown_out(struct rogue_peer *rogue_peer, const char *words)
+{
+    world_until(&world, rogue_peer_turn(rogue_peer));
+    cr_assert_not_null(strstr(rogue_peer->reason, words), "'%s'", rogue_peer->reason);
+    rogue_peer_stop(rogue_peer);
+    a_still_meets_b();
+}
+
+Test(peer_hostile, other_first_message_refused)
+{
+    struct rogue_peer rogue_peer;
+
+    world_start(a);
+    rogue_peer_start(&rogue_peer);
+    rogue_peer_send(&rogue_peer, RDT_PEER_PULL, "", 0, 0);
+    rogue_peer_shown_out(&rogue_peer, "not a hello");
+    cr_assert_eq(a->n_down, 0);
+}
+
+Test(peer_hostile, other_protocol_refused)
+{
+    struct rogue_peer rogue_peer;
+
+    world_start(a);
+    rogue_peer_start(&rogue_peer);
+    rogue_peer_hello(&rogue_peer, 16, 7, "");
+    rogue_peer_shown_out(&rogue_peer, "protocol 7 to 7");
+    cr_assert_eq(a->n_down, 0);
+}
+
+Test(peer_hostile, malformed_hellos_refused)
+{
+    static const uint8_t bad[] = {0x1a, 0xff, 0xff, 0xff, 0xff, 0x0f};
+    struct rogue_peer rogue_peer;
+
+    world_start(a);
+    rogue_peer_start(&rogue_peer);
+    rogue_peer_send(&rogue_peer, RDT_PEER_HELLO, bad, sizeof bad, sizeof bad);
+    rogue_peer_shown_out(&rogue_peer, "cannot be decoded");
+
+    rogue_peer_start(&rogue_peer);
+    rogue_peer_hello(&rogue_peer, 15, 1, "");
+    world_until(&world, rogue_peer_turn(&rogue_peer));
+    cr_assert_not_null(strstr(rogue_peer.reason, "uuid"), "%s", rogue_peer.reason);
+    rogue_peer_stop(&rogue_peer);
+
+    rogue_peer_start(&rogue_peer);
+    rogue_peer_hello(&rogue_peer, 16, 1, "\033[31mred:1");
+    world_until(&world, rogue_peer_turn(&rogue_peer));
+    cr_assert_not_null(strstr(rogue_peer.reason, "address"), "%s", rogue_peer.reason);
+    rogue_peer_stop(&rogue_peer);
+}
+
+Test(peer_hostile, second_hello_refused)
+{
+    struct rogue_peer rogue_peer;
+
+    world_start(a);
+    rogue_peer_start(&rogue_peer);
+    rogue_peer_hello(&rogue_peer, 16, 1, "");
+    world_until(&world, a->n_up);
+    rogue_peer_hello(&rogue_peer, 16, 1, "");
+    world_until(&world, rogue_peer_turn(&rogue_peer));
+    cr_assert_not_null(strstr(rogue_peer.reason, "second hello"), "%s", rogue_peer.reason);
+    world_until(&world, a->n_down);
+    cr_assert_eq(a->why.status, RDT_PROTOCOL);
+    rogue_peer_stop(&rogue_peer);
+}
+
+Test(peer_hostile, frame_beyond_the_limit_refused_by_its_header)
+{
+    struct rogue_peer rogue_peer;
+
+    world_start(a);
+    rogue_peer_start(&rogue_peer);
+    rogue_peer_hello(&rogue_peer, 16, 1, "");
+    world_until(&world, a->n_up);
+    rogue_peer_send(&rogue_peer, RDT_PEER_PULL, "", 0, RDT_MAX_FRAME_BYTES + 1);
+    world_until(&world, rogue_peer_turn(&rogue_peer));
+    world_until(&world, a->n_down);
+    cr_assert_eq(a->why.status, RDT_LIMIT);
+    rogue_peer_stop(&rogue_peer);
+}
+
+/* A message that protobuf-c blows up: a hello of nothing but empty offers. */
+Test(peer_hostile, blown_up_hello_refused)
+{
+    enum { BYTES = 8 << 20 };
+    uint8_t *offers = malloc(BYTES);
+    struct rogue_peer rogue_peer;
+
+    for (size_t i = 0; i < BYTES; i += 2) {
+        offers[i] = 7 << 3 | 2;
+        offers[i + 1] = 0;
+    }
+    world_start(a);
+    rogue_peer_start(&rogue_peer);
+    rogue_peer_send(&rogue_peer, RDT_PEER_HELLO, "", 0, BYTES);
+    for (size_t sent = 0; sent < BYTES; sent += 65536) {
+        cr_assert_eq(tls_write(&rogue_peer.tls, offers + sent, 65536, NULL), RDT_OK);
+        rogue_peer_flush(&rogue_peer);
+        world_turn(&world);
+    }
+    rogue_peer_shown_out(&rogue_peer, "cannot be decoded");
+    free(offers);
+}
+
+/* It holds the port open and dials nobody back: its own address is of no use, and it is kept all the same. */
+Test(peer_hostile, caller_without_address_is_kept_while_it_lasts)
+{
+    struct rogue_peer rogue_peer;
+    struct rdt_error err;
+    struct peer *peer;
+
+    world_start(a);
+    rogue_peer_start(&rogue_peer);
+    rogue_peer_hello(&rogue_peer, 16, 1, "");
+    world_until(&world, a->n_up);
+    peer = a->peer;
+    cr_assert_str_eq(peer->address, "");
+    close(rogue_peer.fd);
+    rogue_peer.fd = -1;
+    world_until(&world, a->n_down);
+    cr_assert_eq(a->why.status, RDT_PEER_LOST);
+    world_until(&world, peer->state == PEER_IDLE);
+    cr_assert_eq(peers_find(a->peers, peer->uuid, "", &peer, &err), RDT_PEER_LOST);
+    cr_assert_eq(peers_find(a->peers, peer->uuid, "127.0.0.1:9", &peer, &err), RDT_OK);
+    cr_assert_eq(peer->state, PEER_CONNECTING);
+    rogue_peer_stop(&rogue_peer);
+}
+
+Test(peer_hostile, goodbye_ends_the_link_with_its_reason)
+{
+    static char reason[] = "so\nlong";
+    Rdt__Pb__Goodbye goodbye = RDT__PB__GOODBYE__INIT;
+    struct rogue_peer rogue_peer;
+    uint8_t packed[32];
+
+    world_start(a);
+    rogue_peer_start(&rogue_peer);
+    rogue_peer_hello(&rogue_peer, 16, 1, "");
+    world_until(&world, a->n_up);
+    goodbye.reason = reason;
+    rogue_peer_send(&rogue_peer, RDT_PEER_GOODBYE, packed, (uint32_t)rdt__pb__goodbye__pack(&goodbye, packed), 9);
+    world_until(&world, a->n_down);
+    cr_assert_not_null(strstr(a->why.msg, "said goodbye: so?long"), "%s", a->why.msg);
+    rogue_peer_stop(&rogue_peer);
+}

@@ -1,0 +1,392 @@
+/* daemon/chunk: both ends cut the stream alike, every byte once, and what is gathered is what is scattered. */
+#include <criterion/criterion.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "daemon/transports/chunk.h"
+
+#define MIN_CHUNK 4096u
+#ifdef __SANITIZE_THREAD__
+#define ROUNDS 100
+#else
+#define ROUNDS 400
+#endif
+
+TestSuite(chunk, .timeout = 100);
+
+static uint64_t seed;
+
+static uint64_t dice(uint64_t sides)
+{
+    seed = seed * 6364136223846793005u + 1442695040888963407u;
+    return (seed >> 33) % sides;
+}
+
+/* ---- layouts ---- */
+
+struct memory {
+    struct layout *layout;
+    uint8_t **bases; /* [n] */
+    uint64_t *bytes; /* [n] */
+    uint32_t n;
+};
+
+static void memory_fini(struct memory *memory)
+{
+    for (uint32_t i = 0; i < memory->n; i++)
+        free(memory->bases[i]);
+    free(memory->bases);
+    free(memory->bytes);
+    free(memory->layout);
+}
+
+/* One-byte elements, so that offsets are elements: [rows, columns] with a pitch, some transposed, some empty. */
+static struct layout *random_shapes(uint32_t count, uint64_t most)
+{
+    struct layout *layout = layout_create(count, 2 * count);
+
+    cr_assert_not_null(layout);
+    for (uint32_t i = 0; i < count; i++) {
+        uint64_t columns = 1 + dice(64), rows = dice(10) == 0 ? 0 : 1 + dice(dice(4) == 0 ? most : 40);
+        layout->dtype[i] = RDT_U8;
+        layout->ndim[i] = 2;
+        layout->first_dim[i] = 2 * i;
+        layout->region[i] = 0;
+        layout->offset[i] = 0;
+        layout->shape[2 * i] = rows;
+        layout->shape[2 * i + 1] = columns;
+        layout->strides[2 * i] = (int64_t)columns;
+        layout->strides[2 * i + 1] = 1;
+    }
+    return layout;
+}
+
+/* Memory for those shapes: over one to three regions, contiguous or with holes, none over another. */
+static void random_memory(const struct layout *shapes, bool holes, struct memory *memory_p)
+{
+    struct layout *layout = layout_dup(shapes);
+    uint32_t n = 1 + (uint32_t)dice(3);
+
+    *memory_p =
+        (struct memory){.layout = layout, .n = n, .bases = calloc(n, sizeof(uint8_t *)), .bytes = calloc(n, sizeof(uint64_t))};
+    cr_assert(layout && memory_p->bases && memory_p->bytes);
+    for (uint32_t i = 0; i < layout->count; i++) {
+        uint32_t r = layout->region[i] = (uint32_t)dice(n), d = layout->first_dim[i];
+        uint64_t rows = layout->shape[d], columns = layout->shape[d + 1];
+        uint64_t pitch = columns + (holes ? dice(5) : 0);
+        layout->offset[i] = memory_p->bytes[r] + dice(7);
+        layout->strides[d] = (int64_t)pitch;
+        layout->strides[d + 1] = 1;
+        if (holes && dice(3) == 0) { /* stored by columns */
+            pitch = rows;
+            layout->strides[d] = 1;
+            layout->strides[d + 1] = (int64_t)rows;
+            memory_p->bytes[r] = layout->offset[i] + rows * columns;
+        } else {
+            memory_p->bytes[r] = layout->offset[i] + rows * pitch;
+        }
+    }
+    for (uint32_t r = 0; r < n; r++) {
+        memory_p->bases[r] = calloc(1, memory_p->bytes[r] + 1);
+        cr_assert_not_null(memory_p->bases[r]);
+    }
+}
+
+static uint8_t *element(const struct memory *memory, uint32_t i, uint64_t row, uint64_t column)
+{
+    const struct layout *layout = memory->layout;
+    uint32_t d = layout->first_dim[i];
+
+    return memory->bases[layout->region[i]] + (int64_t)layout->offset[i] + (int64_t)row * layout->strides[d] +
+           (int64_t)column * layout->strides[d + 1];
+}
+
+static uint8_t value(uint32_t i, uint64_t row, uint64_t column)
+{
+    return (uint8_t)(1 + (i * 131 + row * 17 + column * 7) % 255);
+}
+
+/* ---- plans ---- */
+
+static struct chunk_plan *plan_of(const struct layout *packed, uint64_t bytes, uint64_t chunk_bytes, bool single)
+{
+    struct chunk_plan *plan = NULL;
+    struct rdt_error err = {0};
+    enum rdt_status status = single ? chunk_plan_create_single(packed, bytes, chunk_bytes, &plan, &err)
+                                    : chunk_plan_create(packed, bytes, chunk_bytes, &plan, &err);
+
+    cr_assert_eq(status, RDT_OK, "%s", err.msg);
+    return plan;
+}
+
+/* In order, none over another, none above chunk_bytes, and each byte of each tensor in exactly one. */
+static void check_plan(const struct chunk_plan *plan, const struct layout *packed, uint64_t stream, uint64_t chunk_bytes,
+                       bool single)
+{
+    uint8_t *seen = calloc(1, stream + 1);
+    uint64_t end = 0;
+
+    cr_assert_eq(plan->stream_bytes, stream);
+    for (uint32_t c = 0; c < plan->n; c++) {
+        const struct chunk *chunk = &plan->chunks[c];
+        cr_assert(chunk->bytes > 0 && chunk->bytes <= chunk_bytes);
+        cr_assert(chunk->offset >= end, "chunk %u begins before the one before it ends", c);
+        end = chunk->offset + chunk->bytes;
+        cr_assert(end <= stream);
+        cr_assert(chunk->first + chunk->count <= packed->count);
+        if (single)
+            cr_assert_eq(chunk->count, 1u);
+        for (uint64_t b = chunk->offset; b < end; b++)
+            seen[b]++;
+    }
+    for (uint32_t i = 0; i < packed->count; i++)
+        for (uint64_t b = 0; b < layout_bytes(packed, i); b++)
+            if (seen[packed->offset[i] + b] != 1) /* an assertion for each byte takes longer than all the rest */
+                cr_assert_fail("byte %lu of tensor %u is in %u chunks", (unsigned long)b, i, seen[packed->offset[i] + b]);
+    free(seen);
+}
+
+static void check_equal(const struct chunk_plan *a, const struct chunk_plan *b)
+{
+    cr_assert_eq(a->n, b->n);
+    cr_assert_eq(a->stream_bytes, b->stream_bytes);
+    cr_assert_eq(memcmp(a->chunks, b->chunks, a->n * sizeof a->chunks[0]), 0);
+}
+
+/* Through the wire, as the other end sees the shapes: without places. */
+static struct layout *over_the_wire(const struct layout *layout)
+{
+    Rdt__Pb__TensorList list, *copy;
+    struct layout *there = NULL;
+    uint8_t *bytes;
+    size_t n;
+    struct rdt_error err = {0};
+
+    layout_to_wire(layout, false, NULL, &list);
+    bytes = malloc(rdt__pb__tensor_list__get_packed_size(&list) + 1);
+    n = rdt__pb__tensor_list__pack(&list, bytes);
+    copy = rdt__pb__tensor_list__unpack(NULL, n, bytes);
+    cr_assert_not_null(copy);
+    cr_assert_eq(layout_from_wire(copy, &there, &err), RDT_OK, "%s", err.msg);
+    rdt__pb__tensor_list__free_unpacked(copy, NULL);
+    free(bytes);
+    return there;
+}
+
+static void round_trip(const struct chunk_plan *here, const struct chunk_plan *there, const struct layout *packed,
+                       const struct layout *packed_there, const struct memory *source, const struct memory *target)
+{
+    for (uint32_t c = 0; c < here->n; c++) {
+        const struct chunk *chunk = &here->chunks[c];
+        uint8_t *stream = malloc(chunk->bytes + 16);
+
+        memset(stream, 0xa5, chunk->bytes + 16);
+        chunk_gather(chunk, packed, source->layout, source->bases, stream);
+        for (unsigned i = 0; i < 16; i++)
+            cr_assert_eq(stream[chunk->bytes + i], 0xa5, "gathered past the chunk");
+        chunk_scatter(&there->chunks[c], packed_there, target->layout, target->bases, stream);
+        free(stream);
+    }
+}
+
+static void check_piece(const struct chunk_plan *plan, const struct layout *packed, const struct memory *memory)
+{
+    for (uint32_t c = 0; c < plan->n; c++) {
+        const struct chunk *chunk = &plan->chunks[c];
+        uint8_t *stream = malloc(chunk->bytes);
+        uint32_t region;
+        uint64_t offset;
+
+        if (chunk_piece(chunk, packed, memory->layout, &region, &offset)) {
+            chunk_gather(chunk, packed, memory->layout, memory->bases, stream);
+            cr_assert(offset + chunk->bytes <= memory->bytes[region]);
+            cr_assert_eq(memcmp(stream, memory->bases[region] + offset, chunk->bytes), 0, "the piece is not the chunk");
+        }
+        free(stream);
+    }
+}
+
+Test(chunk, random_plans_round_trip)
+{
+    for (unsigned round = 0; round < ROUNDS; round++) {
+        uint64_t chunk_bytes = MIN_CHUNK + dice(dice(2) ? 1000 : 100000), stream, stream_there;
+        bool single = dice(3) == 0;
+        struct layout *shapes, *packed, *wire, *packed_there;
+        struct memory source, target;
+        struct chunk_plan *here, *there;
+
+        seed = round;
+        shapes = random_shapes((uint32_t)dice(dice(4) ? 12 : 200), 2000);
+        cr_assert_eq(layout_packed(shapes, &packed, &stream, NULL), RDT_OK);
+        random_memory(shapes, dice(2), &source);
+        random_memory(shapes, dice(2), &target);
+        wire = over_the_wire(source.layout);
+        cr_assert_eq(layout_packed(wire, &packed_there, &stream_there, NULL), RDT_OK);
+        cr_assert_eq(stream, stream_there);
+        here = plan_of(packed, stream, chunk_bytes, single);
+        there = plan_of(packed_there, stream_there, chunk_bytes, single);
+        check_equal(here, there);
+        check_plan(here, packed, stream, chunk_bytes, single);
+
+        for (uint32_t i = 0; i < shapes->count; i++)
+            for (uint64_t row = 0; row < shapes->shape[2 * i]; row++)
+                for (uint64_t column = 0; column < shapes->shape[2 * i + 1]; column++)
+                    *element(&source, i, row, column) = value(i, row, column);
+        round_trip(here, there, packed, packed_there, &source, &target);
+        for (uint32_t i = 0; i < shapes->count; i++)
+            for (uint64_t row = 0; row < shapes->shape[2 * i]; row++)
+                for (uint64_t column = 0; column < shapes->shape[2 * i + 1]; column++) {
+                    uint8_t *at = element(&target, i, row, column);
+                    if (*at != value(i, row, column))
+                        cr_assert_fail("round %u, tensor %u", round, i);
+                    *at = 0;
+                }
+        for (uint32_t r = 0; r < target.n; r++) /* holes were not written */
+            for (uint64_t b = 0; b < target.bytes[r]; b++)
+                if (target.bases[r][b] != 0)
+                    cr_assert_fail("round %u: byte %lu of region %u is no tensor's", round, (unsigned long)b, r);
+        check_piece(here, packed, &source);
+
+        free(here);
+        free(there);
+        free(shapes);
+        free(packed);
+        free(wire);
+        free(packed_there);
+        memory_fini(&source);
+        memory_fini(&target);
+    }
+}
+
+/* A tensor above an eighth of the chunk goes from memory to memory; small ones share. */
+Test(chunk, large_alone_small_together)
+{
+    uint64_t stream;
+    struct layout *shapes = layout_create(5, 5), *packed;
+    static const uint64_t elems[] = {100, 100, 3 * MIN_CHUNK + 1, 100, 100};
+    struct chunk_plan *plan;
+
+    for (uint32_t i = 0; i < 5; i++) {
+        shapes->dtype[i] = RDT_U8;
+        shapes->ndim[i] = 1;
+        shapes->first_dim[i] = i;
+        shapes->shape[i] = elems[i];
+        shapes->strides[i] = 1;
+        shapes->region[i] = 0;
+        shapes->offset[i] = 0;
+    }
+    cr_assert_eq(layout_packed(shapes, &packed, &stream, NULL), RDT_OK);
+    plan = plan_of(packed, stream, MIN_CHUNK, false);
+    cr_assert_eq(plan->n, 6u);
+    cr_expect_eq(plan->chunks[0].count, 2u);
+    for (unsigned i = 1; i <= 4; i++)
+        cr_expect(plan->chunks[i].first == 2 && plan->chunks[i].count == 1);
+    cr_expect_eq(plan->chunks[4].bytes, 1u);
+    cr_expect_eq(plan->chunks[5].count, 2u);
+    free(plan);
+    plan = plan_of(packed, stream, MIN_CHUNK, true);
+    cr_expect_eq(plan->n, 8u);
+    free(plan);
+    free(packed);
+    free(shapes);
+}
+
+/* What lies between tensors of one chunk carries no old bytes. */
+Test(chunk, padding_is_zero)
+{
+    static uint8_t memory[128];
+    uint8_t *bases[] = {memory}, stream[256];
+    struct layout *shapes = layout_create(3, 3), *packed;
+    struct chunk_plan *plan;
+    uint64_t bytes;
+
+    memset(memory, 0x11, sizeof memory);
+    memset(stream, 0xa5, sizeof stream);
+    for (uint32_t i = 0; i < 3; i++) {
+        shapes->dtype[i] = RDT_U8;
+        shapes->ndim[i] = 1;
+        shapes->first_dim[i] = i;
+        shapes->shape[i] = 10;
+        shapes->strides[i] = 1;
+        shapes->region[i] = 0;
+        shapes->offset[i] = 10 * i;
+    }
+    cr_assert_eq(layout_packed(shapes, &packed, &bytes, NULL), RDT_OK);
+    plan = plan_of(packed, bytes, MIN_CHUNK, false);
+    cr_assert_eq(plan->n, 1u);
+    chunk_gather(&plan->chunks[0], packed, shapes, bases, stream);
+    for (uint64_t b = 0; b < plan->chunks[0].bytes; b++)
+        cr_assert_eq(stream[b], b % LAYOUT_ALIGN_BYTES < 10 ? 0x11 : 0, "byte %lu", (unsigned long)b);
+    free(plan);
+    free(packed);
+    free(shapes);
+}
+
+Test(chunk, empty_stream_has_no_chunks)
+{
+    struct layout *shapes = layout_create(0, 0);
+    struct chunk_plan *plan = plan_of(shapes, 0, MIN_CHUNK, false);
+
+    cr_assert_eq(plan->n, 0u);
+    free(plan);
+    free(shapes);
+}
+
+Test(chunk, size_out_of_range_refused)
+{
+    struct layout *shapes = layout_create(0, 0);
+    struct chunk_plan *plan;
+    struct rdt_error err = {0};
+
+    cr_expect_eq(chunk_plan_create(shapes, 0, MIN_CHUNK - 1, &plan, &err), RDT_INVALID);
+    cr_expect_eq(chunk_plan_create(shapes, 0, (1ull << 30) + 1, &plan, &err), RDT_INVALID);
+    cr_expect_eq(chunk_plan_create(shapes, 0, 0, &plan, &err), RDT_INVALID);
+    cr_expect_eq(chunk_plan_create(shapes, 1ull << 40, MIN_CHUNK, &plan, &err), RDT_LIMIT);
+    free(shapes);
+}
+
+/* Three vectors from offset 1000 on, with `gap` bytes of memory before the last. Is the chunk that they share one piece? */
+static bool is_piece(const uint64_t sizes[3], uint64_t gap, uint64_t *offset_p)
+{
+    struct layout *layout = layout_create(3, 3), *packed = NULL;
+    struct chunk_plan *plan = NULL;
+    uint64_t stream_bytes, at = 1000;
+    uint32_t region;
+    bool piece;
+
+    cr_assert_not_null(layout);
+    for (uint32_t i = 0; i < 3; i++) {
+        layout->dtype[i] = RDT_U8;
+        layout->ndim[i] = 1;
+        layout->first_dim[i] = i;
+        layout->region[i] = 2;
+        layout->shape[i] = sizes[i];
+        layout->strides[i] = 1;
+        at += i == 2 ? gap : 0;
+        layout->offset[i] = at;
+        at += sizes[i];
+    }
+    cr_assert_eq(layout_packed(layout, &packed, &stream_bytes, NULL), RDT_OK);
+    cr_assert_eq(chunk_plan_create(packed, stream_bytes, 64 * MIN_CHUNK, &plan, NULL), RDT_OK);
+    cr_assert_eq(plan->n, 1u);
+    piece = chunk_piece(&plan->chunks[0], packed, layout, &region, offset_p);
+    cr_assert(!piece || region == 2);
+    free(plan);
+    free(packed);
+    free(layout);
+    return piece;
+}
+
+/* What lies in a row goes from memory to memory; what has a gap, in memory or in the stream, does not: those bytes are not the object's. */
+Test(chunk, tensors_in_a_row_are_one_piece)
+{
+    uint64_t offset = 0;
+
+    cr_assert(is_piece((uint64_t[]){64, 128, 192}, 0, &offset));
+    cr_assert_eq(offset, 1000u);
+    cr_assert(is_piece((uint64_t[]){0, 640, 0}, 0, &offset));
+    cr_assert(is_piece((uint64_t[]){64, 0, 60}, 0, &offset));
+    cr_assert_not(is_piece((uint64_t[]){64, 128, 192}, 64, &offset));
+    cr_assert_not(is_piece((uint64_t[]){60, 128, 192}, 0, &offset));
+    cr_assert_not(is_piece((uint64_t[]){60, 128, 192}, 4, &offset));
+}

@@ -1,0 +1,69 @@
+/* Queries to daemon/path of which a test says only what is out of the ordinary. */
+#ifndef TESTS_UNIT_PATH_H
+#define TESTS_UNIT_PATH_H
+
+#include <criterion/criterion.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "daemon/transports/path.h"
+
+#define SAME "1.2"
+
+/* What a transport is like when nothing is wrong with it. */
+static inline struct path_offer offer(const char *name, uint32_t speed)
+{
+    return (struct path_offer){.name = name,
+                               .speed = speed,
+                               .here_version = SAME,
+                               .there_version = SAME,
+                               .moves_source = true,
+                               .moves_target = true,
+                               .one_sided = true,
+                               .two_sided = true,
+                               .connected = true};
+}
+
+static inline struct path_query remote_query(const struct path_offer *offers, unsigned n)
+{
+    return (struct path_query){.source_memory = "host",
+                               .target_memory = "host",
+                               .source_contiguous = true,
+                               .offers = offers,
+                               .n_offers = n,
+                               .transport = "",
+                               .preferred = "",
+                               .least = ""};
+}
+
+static inline struct path_query local_query(void)
+{
+    return (struct path_query){.same_node = true, .transport = "", .preferred = "", .least = ""};
+}
+
+static const struct path_candidate *find(const struct path_decision *decision, const char *name)
+{
+    for (unsigned i = 0; i < decision->n; i++)
+        if (strcmp(decision->candidates[i].name, name) == 0)
+            return &decision->candidates[i];
+    cr_assert_fail("no candidate %s", name);
+    return NULL;
+}
+
+/* Possible ones come first, best first; each has its reason; the chosen one is the first. */
+static inline void check_order(const struct path_decision *decision)
+{
+    for (unsigned i = 0; i < decision->n; i++) {
+        const struct path_candidate *candidate = &decision->candidates[i];
+        cr_assert(candidate->reason[0] != '\0' || decision->chosen < 0, "%s has no reason", candidate->name);
+        if (i == 0)
+            continue;
+        cr_assert(!candidate->possible || candidate[-1].possible, "%s before %s", candidate[-1].name, candidate->name);
+        if (candidate->possible == candidate[-1].possible)
+            cr_assert(candidate->speed <= candidate[-1].speed, "%s before %s", candidate[-1].name, candidate->name);
+    }
+    if (decision->chosen >= 0)
+        cr_assert_eq(decision->chosen, 0);
+}
+
+#endif
