@@ -22,7 +22,7 @@ struct giving_back {
 
 static void heard(rdt *conn, struct pending *pending)
 {
-    struct giving_back *giving = CHAIN_OWNER(pending, struct giving_back, pending);
+    struct giving_back *giving = container_of(pending, struct giving_back, pending);
 
     memory_unref(&conn->memory, giving->mapping);
     free(giving);

@@ -13,7 +13,7 @@ struct batch {
 static struct batch *find(const rdt *conn, uint64_t handle)
 {
     for (struct chain *link = conn->batches.next; link != &conn->batches; link = link->next) {
-        struct batch *batch = CHAIN_OWNER(link, struct batch, link);
+        struct batch *batch = container_of(link, struct batch, link);
 
         if (handle - batch->first < batch->n)
             return batch;
@@ -91,5 +91,5 @@ void batch_on_answer(rdt *conn, const Rdt__Pb__FetchDone *done, struct frame *fr
 void batches_fini(rdt *conn)
 {
     while (!chain_is_empty(&conn->batches))
-        end(conn, CHAIN_OWNER(conn->batches.next, struct batch, link));
+        end(conn, container_of(conn->batches.next, struct batch, link));
 }

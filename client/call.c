@@ -34,7 +34,7 @@ static const char *type_name(enum rdt_message type)
 
 static void on_frame(rdt *conn, struct pending *pending, struct frame *frame)
 {
-    struct waiting *waiting = CHAIN_OWNER(pending, struct waiting, pending);
+    struct waiting *waiting = container_of(pending, struct waiting, pending);
 
     if (frame->flags & FRAME_ERROR) {
         (void)connection_error_reply(frame, &waiting->err);
@@ -53,7 +53,7 @@ static void on_frame(rdt *conn, struct pending *pending, struct frame *frame)
 
 static void on_lost(rdt *conn, struct pending *pending, const struct rdt_error *why)
 {
-    struct waiting *waiting = CHAIN_OWNER(pending, struct waiting, pending);
+    struct waiting *waiting = container_of(pending, struct waiting, pending);
 
     /* While nothing was said yet (HELLO) the daemon's reason is the answer; later it is only the reason of the loss. */
     if (waiting->type == RDT_MSG_HELLO)

@@ -59,9 +59,9 @@ static void free_all(rdt *conn)
         }
     }
     while (!chain_is_empty(&conn->requests))
-        request_destroy(CHAIN_OWNER(conn->requests.next, rdt_request, link));
+        request_destroy(container_of(conn->requests.next, rdt_request, link));
     while (!chain_is_empty(&conn->objects))
-        fetched_destroy(CHAIN_OWNER(conn->objects.next, rdt_object, link));
+        fetched_destroy(container_of(conn->objects.next, rdt_object, link));
     board_fini(conn);
     watch_fini(conn);
     batches_fini(conn);
@@ -86,7 +86,7 @@ static void close_in_child(rdt *conn)
     if (!pending_init(&conn->pending))
         return;
     for (struct chain *link = conn->requests.next; link != &conn->requests; link = link->next)
-        CHAIN_OWNER(link, rdt_request, link)->copying = false;
+        container_of(link, rdt_request, link)->copying = false;
     free_all(conn);
     free(conn); /* without destroying the conditions: that would wait for sleepers */
 }

@@ -18,6 +18,7 @@
 
 #include "memory.h"
 #include "pending.h"
+#include "proto/container_of.h"
 #include "proto/frame.h"
 #include "proto/poll_rule.h"
 #include "rdt.h"
@@ -168,7 +169,5 @@ static inline void chain_remove(struct chain *link) /* fine if it is in none, bu
     link->next->prev = link->prev;
     chain_init(link);
 }
-
-#define CHAIN_OWNER(link, type, member) ((type *)((char *)(link)-offsetof(type, member)))
 
 #endif

@@ -28,7 +28,7 @@ static struct copy_room *take_idle(rdt *conn, uint64_t bytes)
     struct copy_room *best = NULL;
 
     for (struct chain *link = conn->copies_idle.next; link != &conn->copies_idle; link = link->next) {
-        struct copy_room *room = CHAIN_OWNER(link, struct copy_room, link);
+        struct copy_room *room = container_of(link, struct copy_room, link);
         if (room->bytes >= bytes && room->bytes <= size_class(bytes) && (!best || room->bytes < best->bytes))
             best = room;
     }
@@ -137,7 +137,7 @@ void copies_on_back(rdt *conn, struct frame *frame)
 static void free_all(struct chain *rooms)
 {
     while (!chain_is_empty(rooms)) {
-        struct copy_room *room = CHAIN_OWNER(rooms->next, struct copy_room, link);
+        struct copy_room *room = container_of(rooms->next, struct copy_room, link);
         chain_remove(&room->link);
         room->mapping->room = NULL;
         free(room);

@@ -317,7 +317,7 @@ enum rdt_status rdt_known(rdt *conn, const void *addr, size_t bytes, bool *known
         status = rdt_error_set(err, RDT_INVALID, "[%p, +%zu) lies partly in [%p, +%zu), partly outside", addr, bytes,
                                (void *)mapping->addr, mapping->bytes);
     if (status == RDT_OK) {
-        *known_p = mapping != NULL;
+        *known_p = mapping;
         if (mapping && memory_p)
             *memory_p = mapping->mapper ? mapping->mapper->memory : "host";
         if (mapping && device_p)

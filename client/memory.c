@@ -16,7 +16,7 @@ bool memory_init(struct memory *memory)
     memset(memory, 0, sizeof *memory);
     memory->n_buckets = FIRST_BUCKETS;
     memory->buckets = calloc(memory->n_buckets, sizeof *memory->buckets);
-    return memory->buckets != NULL;
+    return memory->buckets;
 }
 
 void memory_fini(struct memory *memory)

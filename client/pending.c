@@ -13,7 +13,7 @@ bool pending_init(struct pending_table *table)
     table->count = 0;
     table->n_buckets = FIRST_BUCKETS;
     table->buckets = calloc(table->n_buckets, sizeof *table->buckets);
-    return table->buckets != NULL;
+    return table->buckets;
 }
 
 void pending_fini(struct pending_table *table)

@@ -46,7 +46,7 @@ static void move(rdt_request *request, enum request_state to)
 
 static void on_frame(rdt *conn, struct pending *pending, struct frame *frame)
 {
-    rdt_request *request = CHAIN_OWNER(pending, rdt_request, pending);
+    rdt_request *request = container_of(pending, rdt_request, pending);
     struct rdt_error err;
 
     (void)conn;
@@ -57,7 +57,7 @@ static void on_frame(rdt *conn, struct pending *pending, struct frame *frame)
 
 static void on_lost(rdt *conn, struct pending *pending, const struct rdt_error *why)
 {
-    rdt_request *request = CHAIN_OWNER(pending, rdt_request, pending);
+    rdt_request *request = container_of(pending, rdt_request, pending);
     struct rdt_error err;
 
     (void)connection_lost_error(conn, &err);
@@ -88,7 +88,7 @@ static void send_cancel(const rdt_request *request)
 /* The answer to a wait. */
 static void on_answer(rdt *conn, struct pending *pending, struct frame *frame)
 {
-    rdt_request *request = CHAIN_OWNER(pending, rdt_request, pending);
+    rdt_request *request = container_of(pending, rdt_request, pending);
     struct rdt_error err;
 
     (void)conn;
@@ -114,7 +114,7 @@ void request_make_wait(rdt_request *request, const char *what)
 /* The answer to a hold. */
 static void on_held(rdt *conn, struct pending *pending, struct frame *frame)
 {
-    rdt_request *request = CHAIN_OWNER(pending, rdt_request, pending);
+    rdt_request *request = container_of(pending, rdt_request, pending);
     Rdt__Pb__HoldReply *reply = NULL;
     struct rdt_error err;
 
@@ -177,7 +177,7 @@ rdt_request *request_find(rdt *conn, uint64_t handle)
 {
     struct pending *pending = pending_find(&conn->pending, handle);
 
-    return pending && pending->ops == &ops ? CHAIN_OWNER(pending, rdt_request, pending) : NULL;
+    return pending && pending->ops == &ops ? container_of(pending, rdt_request, pending) : NULL;
 }
 
 /* ---- ending ---- */
@@ -247,7 +247,7 @@ void request_cancel(rdt_request *request)
 
 void request_on_expired(rdt *conn, struct expiry *expiry)
 {
-    rdt_request *request = CHAIN_OWNER(expiry, rdt_request, expiry);
+    rdt_request *request = container_of(expiry, rdt_request, expiry);
     struct rdt_error err;
 
     (void)conn;

@@ -127,7 +127,7 @@ enum rdt_status rdt_dispatch(rdt *conn, size_t *n_ended_p, struct rdt_error *err
     connection_lock(conn);
     connection_poll(conn);
     if (!chain_is_empty(&conn->arrived)) /* one part; as long as there is more, rdt_fd stays readable */
-        request_copy_some(CHAIN_OWNER(conn->arrived.next, rdt_request, arrived));
+        request_copy_some(container_of(conn->arrived.next, rdt_request, arrived));
     connection_flush(conn);
     if (n_ended_p)
         *n_ended_p = conn->unseen;

@@ -20,7 +20,7 @@ struct watched {
 static void forget_all(rdt *conn)
 {
     while (!chain_is_empty(&conn->events)) {
-        struct watched *watched = CHAIN_OWNER(conn->events.next, struct watched, link);
+        struct watched *watched = container_of(conn->events.next, struct watched, link);
 
         chain_remove(&watched->link);
         free(watched);
@@ -61,7 +61,7 @@ static Rdt__Pb__Event *take(rdt *conn, struct rdt_error *err)
 {
     err->status = RDT_OK;
     while (!chain_is_empty(&conn->events)) {
-        struct watched *watched = CHAIN_OWNER(conn->events.next, struct watched, link);
+        struct watched *watched = container_of(conn->events.next, struct watched, link);
         Rdt__Pb__Event *event = rdt__pb__event__unpack(NULL, watched->bytes, watched->payload);
         bool is_row;
 

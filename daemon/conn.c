@@ -69,7 +69,7 @@ static void on_turn(uv_idle_t *turn);
 
 static void want_turn(struct client *client)
 {
-    struct conn *conn = (struct conn *)((char *)client - offsetof(struct conn, client));
+    struct conn *conn = container_of(client, struct conn, client);
 
     if (!uv_is_closing((uv_handle_t *)&conn->turn))
         (void)uv_idle_start(&conn->turn, on_turn);
@@ -89,7 +89,7 @@ static bool reap(struct conn *conn, uint64_t until_ns)
     if (!transfers_client_gone(conn->rpc->transfers, client, until_ns) || !calls_client_gone(conn->rpc, client, until_ns))
         return false;
     while (!list_empty(&client->objects)) {
-        object_leave(list_entry(list_first(&client->objects), struct object, by_producer));
+        object_leave(container_of(list_first(&client->objects), struct object, by_producer));
         if (uv_hrtime() >= until_ns)
             return false;
     }
@@ -153,7 +153,7 @@ static void set_events(struct conn *conn)
 
 static void on_retry(struct deadline *deadline)
 {
-    set_events((struct conn *)((char *)deadline - offsetof(struct conn, retry)));
+    set_events(container_of(deadline, struct conn, retry));
 }
 
 /* false: the connection is no more. */
@@ -191,7 +191,7 @@ static void on_prepare(uv_prepare_t *prepare)
     struct conns *conns = prepare->data;
 
     while (!list_empty(&conns->unflushed)) {
-        struct conn *conn = list_entry(list_first(&conns->unflushed), struct conn, unflushed);
+        struct conn *conn = container_of(list_first(&conns->unflushed), struct conn, unflushed);
         list_remove(&conn->unflushed);
         (void)flush(conn);
     }
@@ -233,7 +233,7 @@ static void send_too_large(struct client *client, uint16_t type, uint8_t flags, 
 static void send_message(struct client *client, uint16_t type, uint8_t flags, uint64_t request_id,
                          const ProtobufCMessage *message, const int *take_fds, unsigned n_fds)
 {
-    struct conn *conn = (struct conn *)((char *)client - offsetof(struct conn, client));
+    struct conn *conn = container_of(client, struct conn, client);
     size_t bytes = protobuf_c_message_get_packed_size(message);
     struct rdt_error err;
     uint8_t *payload;
@@ -269,12 +269,12 @@ static void send_message(struct client *client, uint16_t type, uint8_t flags, ui
 
 static size_t queued_bytes(const struct client *client)
 {
-    return ((const struct conn *)((const char *)client - offsetof(struct conn, client)))->writer.queued_bytes;
+    return (container_of(client, struct conn, client))->writer.queued_bytes;
 }
 
 static uint64_t said(const struct client *client)
 {
-    const struct conn *conn = (const struct conn *)((const char *)client - offsetof(struct conn, client));
+    const struct conn *conn = container_of(client, struct conn, client);
     int unread = 0;
 
     if (ioctl(conn->sock, FIONREAD, &unread))
@@ -472,7 +472,7 @@ static void on_socket(uv_poll_t *poll, int uv_status, int events)
 
 static void on_hello_timeout(struct deadline *deadline)
 {
-    struct conn *conn = (struct conn *)((char *)deadline - offsetof(struct conn, hello));
+    struct conn *conn = container_of(deadline, struct conn, hello);
 
     if (!conn->greeted && !conn->draining)
         work(conn, true); /* if the daemon itself stood still, the hello may be waiting in the socket */
@@ -544,7 +544,7 @@ void conns_close(struct conns *conns, void (*on_empty)(void *arg), void *arg)
     uv_close((uv_handle_t *)&conns->prepare, NULL);
     busy_poll_close(&conns->rpc->busy_poll);
     list_for_each_safe (node, &conns->all) {
-        struct conn *conn = list_entry(node, struct conn, link);
+        struct conn *conn = container_of(node, struct conn, link);
         if (!conn->closing && conn->writer.queued_frames > 0) /* the last answers; what the socket does not take is lost */
             (void)frame_writer_send(&conn->writer, conn->sock, NULL);
         conn_close(conn, "the daemon shuts down");

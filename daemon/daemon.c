@@ -164,7 +164,7 @@ static bool has_client(void *arg, const struct owner *owner, const char *name)
     const struct daemon *daemon = arg;
 
     list_for_each (node, &daemon->rpc.clients) {
-        const struct client *client = list_entry(node, struct client, link);
+        const struct client *client = container_of(node, struct client, link);
         if (!client->gone && strcmp(client->name, name) == 0 && owner_equal(&client->account->owner, owner))
             return true;
     }
@@ -253,7 +253,7 @@ static void close_clients(void *arg)
 /* A backend that never says it has closed, or copied, must not keep the process alive: its threads end with it. */
 static void on_stuck(struct deadline *deadline)
 {
-    struct daemon *daemon = (struct daemon *)((char *)deadline - offsetof(struct daemon, last));
+    struct daemon *daemon = container_of(deadline, struct daemon, last);
 
     if (plugins_copies(daemon->plugins) > 0)
         log_error("%u copies on devices do not end: leaving without them", plugins_copies(daemon->plugins));
@@ -279,7 +279,7 @@ static void hurry(struct daemon *daemon)
 /* The last chunk we sent may still be on its way: a transport knows that its buffer is free, not that the reader has it. */
 static void on_idle(struct transfers *transfers)
 {
-    struct daemon *daemon = (struct daemon *)((char *)transfers - offsetof(struct daemon, transfers));
+    struct daemon *daemon = container_of(transfers, struct daemon, transfers);
 
     daemon->lingering = true;
     (void)deadline_set(&daemon->deadlines, &daemon->drain, LINGER_NS);
@@ -287,7 +287,7 @@ static void on_idle(struct transfers *transfers)
 
 static void on_drain_over(struct deadline *deadline)
 {
-    struct daemon *daemon = (struct daemon *)((char *)deadline - offsetof(struct daemon, drain));
+    struct daemon *daemon = container_of(deadline, struct daemon, drain);
 
     if (!daemon->lingering)
         log_warn("drain_timeout is over with %u transfers under way", transfers_active(&daemon->transfers));
@@ -330,7 +330,7 @@ static void on_signal(uv_signal_t *handle, int number)
 /* Looks from time to time whether anybody needs the daemon: a client, or an object that is kept for later ones. */
 static void on_idle_look(struct deadline *deadline)
 {
-    struct daemon *daemon = (struct daemon *)((char *)deadline - offsetof(struct daemon, idle));
+    struct daemon *daemon = container_of(deadline, struct daemon, idle);
     uint64_t now_ns = uv_hrtime();
 
     if (daemon->rpc.draining)

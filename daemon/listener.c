@@ -20,7 +20,7 @@ static void on_connection(uv_poll_t *poll, int status, int events);
 
 static void on_pause_over(struct deadline *deadline)
 {
-    struct listener *listener = (struct listener *)((char *)deadline - offsetof(struct listener, pause));
+    struct listener *listener = container_of(deadline, struct listener, pause);
 
     for (unsigned i = 0; i < listener->n; i++)
         (void)uv_poll_start(&listener->sockets[i].poll, UV_READABLE, on_connection);

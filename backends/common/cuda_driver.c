@@ -173,7 +173,7 @@ enum rdt_status cuda_gpu_enter(struct cuda_driver *driver, struct cuda_gpu *gpu,
 
 bool cuda_gpu_is_open(const struct cuda_gpu *gpu)
 {
-    return __atomic_load_n(&gpu->context, __ATOMIC_ACQUIRE) != NULL;
+    return __atomic_load_n(&gpu->context, __ATOMIC_ACQUIRE);
 }
 
 void cuda_gpu_leave(struct cuda_driver *driver, struct cuda_gpu *gpu)

@@ -167,8 +167,8 @@ enum rdt_status cuda_handle_open(struct cuda_handles *handles, struct cuda_drive
         return rdt_error_set(err, RDT_INVALID, "a handle of %zu bytes: CUDA's have %zu", handle_bytes, sizeof opened->handle);
     (void)pthread_mutex_lock(&handles->mutex);
     for (struct ring *at = handles->all.next; at != &handles->all && !opened; at = at->next)
-        if (memcmp(&ring_of(at, struct cuda_opened, ring)->handle, handle, handle_bytes) == 0)
-            opened = ring_of(at, struct cuda_opened, ring);
+        if (memcmp(&container_of(at, struct cuda_opened, ring)->handle, handle, handle_bytes) == 0)
+            opened = container_of(at, struct cuda_opened, ring);
     if (opened && opened->gpu != gpu) {
         status = rdt_error_set(err, RDT_INVALID, "the handle is of memory of %s", opened->gpu->uuid);
     } else if (!opened) {

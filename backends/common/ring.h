@@ -5,6 +5,8 @@
 #include <stdbool.h>
 #include <stddef.h>
 
+#include "proto/container_of.h"
+
 struct ring {
     struct ring *next, *prev;
 };
@@ -33,7 +35,5 @@ static inline void ring_remove(struct ring *element)
     element->prev->next = element->next;
     ring_init(element);
 }
-
-#define ring_of(element, type, member) ((type *)(void *)((char *)(element)-offsetof(type, member)))
 
 #endif

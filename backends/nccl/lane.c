@@ -61,7 +61,7 @@ static struct side *side_of(const struct rdt_op *op)
 
 static bool is_send(const struct rdt_op *op)
 {
-    return op->priv[2] != NULL;
+    return op->priv[2];
 }
 
 static const struct nccl_api *api_of(const struct lane *lane)
@@ -260,7 +260,7 @@ static void launch(struct lane *lane, struct party *party, struct rdt_op *first)
 
 static bool is_launching(const struct lane *lane)
 {
-    const struct batch *last = ring_empty(&lane->batches) ? NULL : ring_of(lane->batches.prev, struct batch, ring);
+    const struct batch *last = ring_empty(&lane->batches) ? NULL : container_of(lane->batches.prev, struct batch, ring);
 
     return last && !last->enqueued;
 }
@@ -272,8 +272,9 @@ static void go_on_launching(struct lane *lane)
 
     if (!is_launching(lane))
         return;
-    batch = ring_of(lane->batches.prev, struct batch, ring);
-    if (batch->party->state != PARTY_FAILED && !batch->party->aborted && ask(lane, batch->party, "starting operations") == NCCL_SUCCESS)
+    batch = container_of(lane->batches.prev, struct batch, ring);
+    if (batch->party->state != PARTY_FAILED && !batch->party->aborted &&
+        ask(lane, batch->party, "starting operations") == NCCL_SUCCESS)
         record(lane, batch);
 }
 
@@ -283,7 +284,7 @@ static bool reap(struct lane *lane)
     bool any = false;
 
     for (struct ring *at = lane->batches.next, *next; at != &lane->batches; at = next) {
-        struct batch *batch = ring_of(at, struct batch, ring);
+        struct batch *batch = container_of(at, struct batch, ring);
         CUresult result;
         next = at->next;
         if (!batch->enqueued)
@@ -334,7 +335,7 @@ static bool go_on_closing(struct lane *lane, struct party *party)
         party->comm = NULL;
         party->aborted = true;
         for (struct ring *at = lane->batches.next; at != &lane->batches; at = at->next) {
-            struct batch *batch = ring_of(at, struct batch, ring);
+            struct batch *batch = container_of(at, struct batch, ring);
             if (batch->party == party && !batch->enqueued)
                 record(lane, batch); /* NCCL may have begun it all the same: behind whatever it has put there */
         }
@@ -388,7 +389,7 @@ static void look_at_all(struct lane *lane, bool *waits_p)
     (void)pthread_mutex_lock(&lane->mutex);
     at = lane->parties.next;
     while (at != &lane->parties) {
-        struct party *party = ring_of(at, struct party, ring);
+        struct party *party = container_of(at, struct party, ring);
         struct ring *next = at->next;
         (void)pthread_mutex_unlock(&lane->mutex);
         (void)look_at(lane, party, waits_p);
@@ -410,7 +411,7 @@ static bool launch_next(struct lane *lane)
     (void)pthread_mutex_unlock(&lane->mutex);
     if (first)
         launch(lane, party, first);
-    return first != NULL;
+    return first;
 }
 
 static void *run(void *arg)
@@ -472,7 +473,7 @@ enum rdt_status lane_get(struct nccl *nccl, const char *uuid, struct lane **lane
     if (status != RDT_OK)
         return status;
     for (struct ring *at = nccl->lanes.next; at != &nccl->lanes; at = at->next) {
-        lane = ring_of(at, struct lane, ring);
+        lane = container_of(at, struct lane, ring);
         if (lane->gpu == gpu) {
             *lane_p = lane;
             return RDT_OK;
@@ -522,7 +523,7 @@ void lane_end(struct lane *lane)
 
 struct lane *lane_first(const struct nccl *nccl)
 {
-    return ring_empty(&nccl->lanes) ? NULL : ring_of(nccl->lanes.next, struct lane, ring);
+    return ring_empty(&nccl->lanes) ? NULL : container_of(nccl->lanes.next, struct lane, ring);
 }
 
 const char *lane_uuid(const struct lane *lane)

@@ -26,7 +26,7 @@ void conn_start_sends(struct conn *conn)
     if (!conn->connected || conn->closing || conn->failed || ring_empty(&conn->sends))
         return;
     if (!ring_empty(&conn->idle)) {
-        lane = ring_of(conn->idle.next, struct lane, idle);
+        lane = container_of(conn->idle.next, struct lane, idle);
         ring_remove(&lane->idle);
     } else if (conn->n_out < conn->transport->settings.connections) {
         lane = lane_create(conn->transport, conn, -1); /* NULL: the next post tries again, or nobody */
@@ -120,7 +120,7 @@ void conn_disconnect(struct conn *conn)
     conn->closing = true;
     ops_end_queued(conn);
     for (struct ring *at = conn->lanes.next; at != &conn->lanes; at = at->next)
-        thread_attend(ring_of(at, struct lane, ring));
+        thread_attend(container_of(at, struct lane, ring));
     conn_visit(conn);
     (void)pthread_mutex_unlock(&conn->transport->lock);
 }
@@ -140,7 +140,7 @@ static struct conn *find(struct transport *transport, const uint8_t id[ID_BYTES]
     struct conn *found = NULL;
 
     for (struct ring *at = transport->conns.next; at != &transport->conns; at = at->next) {
-        struct conn *conn = ring_of(at, struct conn, ring);
+        struct conn *conn = container_of(at, struct conn, ring);
 
         if (wire_same_secret(conn->ours.id, id, ID_BYTES) && conn->offered && !conn->closing)
             found = conn;
@@ -157,7 +157,7 @@ bool conn_find_key(struct transport *transport, const uint8_t id[ID_BYTES], uint
     if (conn)
         memcpy(key_p, conn->ours.key, KEY_BYTES);
     (void)pthread_mutex_unlock(&transport->lock);
-    return conn != NULL;
+    return conn;
 }
 
 const char *conn_take_lane(struct lane *lane, const uint8_t id[ID_BYTES], const uint8_t token[TOKEN_BYTES])
@@ -216,7 +216,7 @@ void conns_close(struct thread *thread)
 
     (void)pthread_mutex_lock(&transport->lock);
     while (!ring_empty(&thread->visits)) {
-        struct conn *conn = ring_of(thread->visits.next, struct conn, visit);
+        struct conn *conn = container_of(thread->visits.next, struct conn, visit);
         bool closed = conn->closing && !conn->posted && ring_empty(&conn->lanes), stuck = !conn->closing && !conn->n_out;
 
         ring_remove(&conn->visit);

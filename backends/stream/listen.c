@@ -72,7 +72,7 @@ static void make_room(struct transport *transport)
 
     if (transport->n_strangers < MAX_STRANGERS || ring_empty(&transport->strangers))
         return;
-    oldest = ring_of(transport->strangers.next, struct lane, ring);
+    oldest = container_of(transport->strangers.next, struct lane, ring);
     ring_remove(&oldest->ring);
     transport->n_strangers--;
     oldest->evicted = true;

@@ -18,7 +18,7 @@ static struct operation *recv_find(struct conn *conn, uint64_t transfer, uint64_
     struct ring *bucket = recv_bucket(conn, transfer, chunk);
 
     for (struct ring *at = bucket->next; at != bucket; at = at->next) {
-        struct operation *operation = ring_of(at, struct operation, ring);
+        struct operation *operation = container_of(at, struct operation, ring);
 
         if (operation->op->transfer == transfer && operation->op->chunk == chunk)
             return operation;
@@ -90,10 +90,10 @@ void op_cancel(struct conn *conn, struct rdt_op *op)
 void ops_end_queued(struct conn *conn)
 {
     while (!ring_empty(&conn->sends))
-        end_queued(ring_of(conn->sends.next, struct operation, ring));
+        end_queued(container_of(conn->sends.next, struct operation, ring));
     for (unsigned i = 0; i < RECV_BUCKETS; i++)
         while (!ring_empty(&conn->recvs[i]))
-            end_queued(ring_of(conn->recvs[i].next, struct operation, ring));
+            end_queued(container_of(conn->recvs[i].next, struct operation, ring));
 }
 
 /* ---- data threads ---- */
@@ -114,7 +114,7 @@ struct operation *op_take_send(struct lane *lane)
 
     (void)pthread_mutex_lock(&transport->lock);
     if (!conn->closing && !ring_empty(&conn->sends)) {
-        operation = ring_of(conn->sends.next, struct operation, ring);
+        operation = container_of(conn->sends.next, struct operation, ring);
         start(operation, lane);
         ring_remove(&lane->idle);
     } else if (ring_empty(&lane->idle)) {
@@ -165,7 +165,7 @@ void ops_report_ended(struct thread *thread)
 
     (void)pthread_mutex_lock(&transport->lock);
     while (!ring_empty(&thread->ending)) {
-        struct operation *operation = ring_of(thread->ending.next, struct operation, ring);
+        struct operation *operation = container_of(thread->ending.next, struct operation, ring);
 
         ring_remove(&operation->ring);
         (void)pthread_mutex_unlock(&transport->lock);

@@ -78,7 +78,7 @@ static void attend_all(struct thread *thread)
 
     (void)pthread_mutex_lock(&transport->lock);
     while (!ring_empty(&thread->attention)) {
-        struct lane *lane = ring_of(thread->attention.next, struct lane, attention);
+        struct lane *lane = container_of(thread->attention.next, struct lane, attention);
 
         ring_remove(&lane->attention);
         (void)pthread_mutex_unlock(&transport->lock);
@@ -98,7 +98,7 @@ static void run_all(struct thread *thread)
     now.next->prev = now.prev->next = &now;
     ring_init(&thread->runnable);
     while (!ring_empty(&now)) {
-        struct lane *lane = ring_of(now.next, struct lane, runnable);
+        struct lane *lane = container_of(now.next, struct lane, runnable);
 
         ring_remove(&lane->runnable);
         lane_run(lane);
@@ -110,7 +110,7 @@ static void expire(struct thread *thread)
     uint64_t now_ns = thread_now_ns();
 
     for (struct ring *at = thread->fresh.next, *next; at != &thread->fresh; at = next) {
-        struct lane *lane = ring_of(at, struct lane, fresh);
+        struct lane *lane = container_of(at, struct lane, fresh);
 
         next = at->next;
         if (now_ns < lane->deadline_ns)
@@ -183,7 +183,7 @@ static void *thread_main(void *arg)
     }
     attend_all(thread);
     while (!ring_empty(&thread->fresh)) /* strangers: whoever had said who it was has gone with its connection */
-        lane_free(ring_of(thread->fresh.next, struct lane, fresh));
+        lane_free(container_of(thread->fresh.next, struct lane, fresh));
     return NULL;
 }
 
@@ -229,7 +229,7 @@ static void stop(struct transport *transport, unsigned started, unsigned prepare
         (void)pthread_join(transport->threads[i].id, NULL);
     for (unsigned i = 0; i < started; i++) /* whom the listener's thread accepted for one that had ended */
         while (!ring_empty(&transport->threads[i].attention))
-            lane_free(ring_of(transport->threads[i].attention.next, struct lane, attention));
+            lane_free(container_of(transport->threads[i].attention.next, struct lane, attention));
     for (unsigned i = 0; i < prepared; i++)
         thread_fini(&transport->threads[i]);
 }

@@ -117,7 +117,7 @@ struct conn *conn_take_token(struct engine *engine, const uint8_t token[TOKEN_BY
 
     (void)pthread_mutex_lock(&engine->lock);
     for (struct ring *at = engine->conns.next; at != &engine->conns; at = at->next) {
-        struct conn *conn = ring_of(at, struct conn, ring);
+        struct conn *conn = container_of(at, struct conn, ring);
         volatile uint8_t difference = 0;
 
         for (unsigned i = 0; i < TOKEN_BYTES; i++)
@@ -220,7 +220,7 @@ void conns_run(struct engine *engine)
 {
     (void)pthread_mutex_lock(&engine->lock);
     while (!ring_empty(&engine->active)) {
-        struct conn *conn = ring_of(engine->active.next, struct conn, active);
+        struct conn *conn = container_of(engine->active.next, struct conn, active);
         /* Whether it is to be refused, or can be read by, is to be known before somebody chooses it. */
         bool early = (engine->settings.on_slow == SLOW_REFUSE || engine->settings.reads) && !conn->lanes[0];
         bool closing = conn->closing, can_send = conn->connected && (early || !ring_empty(&conn->sends));

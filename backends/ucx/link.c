@@ -44,8 +44,8 @@ struct link *link_find(struct engine *engine, ucp_ep_h ep)
     struct ring *bucket = bucket_of(engine, ep);
 
     for (struct ring *at = bucket->next; at != bucket; at = at->next)
-        if (ring_of(at, struct link, ring)->ep == ep)
-            return ring_of(at, struct link, ring);
+        if (container_of(at, struct link, ring)->ep == ep)
+            return container_of(at, struct link, ring);
     return NULL;
 }
 
@@ -318,7 +318,7 @@ void links_settle(struct engine *engine)
     engine->n_requests = 0;
 
     while (!ring_empty(&engine->dying)) {
-        struct link *link = ring_of(engine->dying.next, struct link, dying);
+        struct link *link = container_of(engine->dying.next, struct link, dying);
 
         ring_remove(&link->dying);
         if (link->state == LINK_FAILED)
@@ -334,7 +334,7 @@ void links_expire(struct engine *engine, bool all)
 
     for (unsigned i = 0; i < LINK_BUCKETS; i++)
         for (struct ring *at = engine->links[i].next, *next; at != &engine->links[i]; at = next) {
-            struct link *link = ring_of(at, struct link, ring);
+            struct link *link = container_of(at, struct link, ring);
 
             next = at->next;
             if (all && !link_abandon(link))
@@ -348,7 +348,7 @@ void links_free(struct engine *engine)
 {
     for (unsigned i = 0; i < LINK_BUCKETS; i++)
         while (!ring_empty(&engine->links[i])) {
-            struct link *link = ring_of(engine->links[i].next, struct link, ring);
+            struct link *link = container_of(engine->links[i].next, struct link, ring);
 
             ring_remove(&link->ring);
             free(link);

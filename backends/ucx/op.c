@@ -24,7 +24,7 @@ static struct operation *recv_find(struct conn *conn, uint64_t transfer, uint64_
     struct ring *bucket = recv_bucket(conn, transfer, chunk);
 
     for (struct ring *at = bucket->next; at != bucket; at = at->next) {
-        struct operation *operation = ring_of(at, struct operation, ring);
+        struct operation *operation = container_of(at, struct operation, ring);
 
         if (operation->op->transfer == transfer && operation->op->chunk == chunk)
             return operation;
@@ -98,10 +98,10 @@ void op_cancel(struct conn *conn, struct rdt_op *op)
 void ops_end_queued(struct conn *conn)
 {
     while (!ring_empty(&conn->sends))
-        end_queued(conn->engine, ring_of(conn->sends.next, struct operation, ring));
+        end_queued(conn->engine, container_of(conn->sends.next, struct operation, ring));
     for (unsigned i = 0; i < RECV_BUCKETS; i++)
         while (!ring_empty(&conn->recvs[i]))
-            end_queued(conn->engine, ring_of(conn->recvs[i].next, struct operation, ring));
+            end_queued(conn->engine, container_of(conn->recvs[i].next, struct operation, ring));
 }
 
 /* ---- data thread: ends ---- */
@@ -143,7 +143,7 @@ void ops_report_ended(struct engine *engine)
 
     (void)pthread_mutex_lock(&engine->lock);
     while (!ring_empty(&engine->ending)) {
-        struct operation *operation = ring_of(engine->ending.next, struct operation, ring);
+        struct operation *operation = container_of(engine->ending.next, struct operation, ring);
         bool refused = operation->conn->refused;
 
         ring_remove(&operation->ring);
@@ -235,7 +235,7 @@ void ops_send(struct conn *conn)
 
     (void)pthread_mutex_lock(&engine->lock);
     while (!conn->closing && !ring_empty(&conn->sends)) {
-        struct operation *operation = ring_of(conn->sends.next, struct operation, ring);
+        struct operation *operation = container_of(conn->sends.next, struct operation, ring);
 
         ring_remove(&operation->ring);
         operation->state = OP_RUNNING;

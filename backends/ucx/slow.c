@@ -152,7 +152,7 @@ static bool is_rdma_device(const char *sys, const char *name, size_t n, char *de
     dir = opendir(path);
     if (dir)
         (void)closedir(dir);
-    return dir != NULL;
+    return dir;
 }
 
 static bool has_idle_rdma(const struct slow_rule *rule, const char *list, char *why, size_t size)

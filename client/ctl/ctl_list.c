@@ -297,7 +297,7 @@ static uint64_t take_page(const struct view *view, const ProtobufCMessage *reply
     size_t count;
 
     memcpy(&count, base + field->quantifier_offset, sizeof count);
-    memcpy(&rows, base + field->offset, sizeof rows);
+    memcpy(&rows, base + field->offset, sizeof(rows));
     if (count > left)
         count = (size_t)left;
     for (size_t i = 0; i < count; i++) {

@@ -32,7 +32,7 @@ static const struct ctl_option *shared_options(struct ctl *ctl, struct parser *p
         {'V', "version", CTL_FLAG, NULL, "print the version", &parser->version},
     };
 
-    if (i >= sizeof rows / sizeof *rows)
+    if (i >= sizeof(rows) / sizeof *rows)
         return NULL;
     parser->all[parser->count] = rows[i];
     return &parser->all[parser->count++];

@@ -24,7 +24,7 @@ static bool is_utf8(const char *text)
     json_t *string = json_string(text);
 
     json_decref(string);
-    return string != NULL;
+    return string;
 }
 
 enum rdt_status safetensors_header(const struct rdt_tensor *tensors, const char *const *names, size_t count, char **header_p,

@@ -188,7 +188,7 @@ static bool print_json(const Rdt__Pb__Event *event)
     json_t *json = ctl_json(&event->base);
     bool good;
 
-    for (size_t i = 0; json && i < sizeof rows / sizeof *rows; i++) {
+    for (size_t i = 0; json && i < sizeof(rows) / sizeof *rows; i++) {
         if (json_is_null(json_object_get(json, rows[i])))
             json_object_del(json, rows[i]);
     }

@@ -43,7 +43,7 @@ static bool grow(struct exported *exported)
     chunk_bytes = realloc(exported->chunk_bytes, n * sizeof *chunk_bytes);
     if (chunk_bytes)
         exported->chunk_bytes = chunk_bytes;
-    return chunk_bytes != NULL;
+    return chunk_bytes;
 }
 
 /* The chunk at this address; the driver says NOT_SUPPORTED or INVALID_VALUE of one that was not made to be exported. */

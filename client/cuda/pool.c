@@ -127,7 +127,7 @@ bool pool_keeps(CUdeviceptr base, size_t bytes)
         block->reserved_bytes = bytes;
     }
     (void)pthread_mutex_unlock(&mutex);
-    return block != NULL;
+    return block;
 }
 
 static void forget(struct block *take_block)

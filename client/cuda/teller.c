@@ -186,7 +186,7 @@ enum rdt_status note_in_stream(struct note *take_note, CUstream stream, const st
     struct teller *teller = take_note->teller;
     CUresult result;
 
-    take_note->has_ref = ref != NULL;
+    take_note->has_ref = ref;
     if (ref)
         take_note->ref = *ref;
     take_note->rooms = take_rooms;

@@ -124,7 +124,7 @@ void account_unref(struct account *account)
 static struct account_wait *first_of(const struct account *at, enum usage what, const void *on)
 {
     list_for_each (node, &at->waiting[what]) {
-        struct account_wait *wait = list_entry(node, struct account_wait, link);
+        struct account_wait *wait = container_of(node, struct account_wait, link);
         if (wait->on == on && !wait->passed)
             return wait;
     }
@@ -137,7 +137,7 @@ static bool waits_behind(const struct account *at, enum usage what, const void *
 
     if (!at->accounts || (trying && trying->at == at && trying->what == what && trying->on == on))
         return false;
-    return first_of(at, what, on) != NULL;
+    return first_of(at, what, on);
 }
 
 bool account_waits_for(const struct account *account, enum usage what, const void *on)
@@ -156,7 +156,7 @@ static void say(const struct account *at, enum usage what, uint64_t n, bool queu
         (void)snprintf(who, sizeof who, "uid %u of tenant \"%s\"", at->owner.uid, at->owner.tenant);
     else
         (void)snprintf(who, sizeof who, "uid %u", at->owner.uid);
-    if (!at->parent && at->accounts == NULL)
+    if (!at->parent && !at->accounts)
         (void)rdt_error_set(err, RDT_LIMIT, "this daemon has %llu %s of at most %llu, and %llu more %s wanted%s", used,
                             things[what], limit, more, more == 1 ? "is" : "are",
                             what == USAGE_FDS ? ": raise its limit of open files (LimitNOFILE)" : "");
@@ -252,7 +252,7 @@ static void call_next(struct accounts *accounts, const struct account *after, en
     struct list *end = &accounts->in_turn;
 
     for (struct list *node = after ? after->in_turn.next : end->next; node != end; node = node->next) {
-        struct account *owner = list_entry(node, struct account, in_turn);
+        struct account *owner = container_of(node, struct account, in_turn);
         if (!first_of(owner, what, on))
             continue;
         call_first(owner, what, on);

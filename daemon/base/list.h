@@ -5,11 +5,11 @@
 #include <stdbool.h>
 #include <stddef.h>
 
+#include "proto/container_of.h"
+
 struct list {
     struct list *prev, *next;
 };
-
-#define list_entry(node, type, member) ((type *)((char *)(node)-offsetof(type, member)))
 
 #define list_for_each(node, head) for (struct list *node = (head)->next; node != (head); node = node->next)
 

@@ -26,7 +26,7 @@ static const struct {
 
 bool log_level_parse(const char *text, enum log_level *level_p)
 {
-    for (size_t i = 0; i < sizeof(levels) / sizeof(levels[0]); i++) {
+    for (size_t i = 0; i < sizeof levels / sizeof levels[0]; i++) {
         if (strcmp(text, levels[i].name) == 0) {
             *level_p = (enum log_level)i;
             return true;
@@ -46,8 +46,8 @@ static bool to_journal(void)
     const char *stream = getenv("JOURNAL_STREAM");
     uintmax_t device, inode;
     struct stat st;
-    return stream != NULL && sscanf(stream, "%ju:%ju", &device, &inode) == 2 && fstat(STDERR_FILENO, &st) == 0 &&
-           st.st_dev == device && st.st_ino == inode;
+    return stream && sscanf(stream, "%ju:%ju", &device, &inode) == 2 && fstat(STDERR_FILENO, &st) == 0 && st.st_dev == device &&
+           st.st_ino == inode;
 }
 
 static size_t print_head(enum log_level level, char *line_p, size_t size)
@@ -66,8 +66,8 @@ void log_write(enum log_level level, const char *fmt, ...)
 {
     int saved_errno = errno;
     char line[LINE_BYTES];
-    size_t head = print_head(level, line, sizeof(line));
-    size_t room = sizeof(line) - head - 1; /* the newline */
+    size_t head = print_head(level, line, sizeof line);
+    size_t room = sizeof line - head - 1; /* the newline */
 
     va_list args;
     va_start(args, fmt);

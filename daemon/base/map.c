@@ -80,7 +80,7 @@ static uint64_t new_seed(void)
     uint64_t seed = atomic_load(&secret);
 
     if (seed == 0) {
-        if (getrandom(&seed, sizeof(seed), GRND_NONBLOCK) != (ssize_t)sizeof(seed)) {
+        if (getrandom(&seed, sizeof seed, GRND_NONBLOCK) != (ssize_t)sizeof seed) {
             /* Only in the first moments of a machine's life: weaker, but no reason to fail. */
             struct timespec now;
             clock_gettime(CLOCK_MONOTONIC, &now);
@@ -111,7 +111,7 @@ size_t map_count(const struct map *map)
 
 static bool slot_live(const struct map_slot *slot)
 {
-    return slot->value != NULL && slot->value != &tombstone;
+    return slot->value && slot->value != &tombstone;
 }
 
 static bool slot_is(const struct map_slot *slot, const struct map_slot *wanted)
@@ -131,13 +131,13 @@ static struct map_slot bytes_key(const struct map *map, const void *key, size_t 
 
 static struct map_slot number_key(const struct map *map, uint64_t key)
 {
-    return (struct map_slot){.key.number = key, .key_bytes = NUMBER_KEY, .hash = hash_bytes(map->seed, &key, sizeof(key))};
+    return (struct map_slot){.key.number = key, .key_bytes = NUMBER_KEY, .hash = hash_bytes(map->seed, &key, sizeof key)};
 }
 
 static struct map_slot *find_in(struct map_slot *slots, size_t n_slots, const struct map_slot *wanted)
 {
     size_t mask = n_slots - 1;
-    for (size_t i = wanted->hash & mask; slots[i].value != NULL; i = (i + 1) & mask) {
+    for (size_t i = wanted->hash & mask; slots[i].value; i = (i + 1) & mask) {
         if (slot_is(&slots[i], wanted))
             return &slots[i];
     }
@@ -150,7 +150,7 @@ static struct map_slot *find(const struct map *map, const struct map_slot *wante
     if (map->used == 0)
         return NULL;
     slot = find_in(map->slots, map->n_slots, wanted);
-    return slot == NULL && map->old != NULL ? find_in(map->old, map->n_old, wanted) : slot;
+    return !slot && map->old ? find_in(map->old, map->n_old, wanted) : slot;
 }
 
 static void insert(struct map *map, const struct map_slot *slot)
@@ -166,7 +166,7 @@ static void insert(struct map *map, const struct map_slot *slot)
 /* What has moved leaves a tombstone: others behind it are still found. */
 static void move_some(struct map *map, size_t n)
 {
-    for (; map->old != NULL && n > 0; n--) {
+    for (; map->old && n > 0; n--) {
         struct map_slot *slot = &map->old[map->moved];
         if (slot_live(slot)) {
             insert(map, slot);
@@ -187,13 +187,13 @@ static bool make_room(struct map *map)
     size_t n_slots = map->n_slots == 0 ? FIRST_SLOTS : (map->used + 1) * 2 > map->n_slots ? map->n_slots * 2 : map->n_slots;
     bool full = (map->used + map->removed + 1) * 4 > map->n_slots * 3;
     struct map_slot *slots;
-    if (!full && (map->old != NULL || map->n_slots <= KEPT_SLOTS || (map->used + 1) * 8 >= map->n_slots))
+    if (!full && (map->old || map->n_slots <= KEPT_SLOTS || (map->used + 1) * 8 >= map->n_slots))
         return true;
     if (!full)
         n_slots = map->n_slots / 4;
     move_some(map, map->n_old); /* never much: it was long ago that the old table began to move */
     slots = calloc(n_slots, sizeof(*slots));
-    if (slots == NULL)
+    if (!slots)
         return !full;
     map->old = map->slots;
     map->n_old = map->n_slots;
@@ -206,8 +206,8 @@ static bool make_room(struct map *map)
 
 static bool put(struct map *map, struct map_slot slot, void *value)
 {
-    assert(value != NULL);
-    assert(find(map, &slot) == NULL);
+    assert(value);
+    assert(!find(map, &slot));
     if (!make_room(map))
         return false;
     move_some(map, MOVED_AT_ONCE);
@@ -220,7 +220,7 @@ static bool put(struct map *map, struct map_slot slot, void *value)
 static void *take(struct map *map, const struct map_slot *wanted)
 {
     struct map_slot *slot = find(map, wanted);
-    if (slot == NULL)
+    if (!slot)
         return NULL;
     void *value = slot->value;
     size_t mask = map->n_slots - 1, i;
@@ -231,7 +231,7 @@ static void *take(struct map *map, const struct map_slot *wanted)
     i = (size_t)(slot - map->slots);
     map->removed++;
     /* No probe passes over the end of a run: tombstones there are as good as unused. */
-    if (map->slots[(i + 1) & mask].value == NULL) {
+    if (!map->slots[(i + 1) & mask].value) {
         for (; map->slots[i].value == &tombstone; i = (i - 1) & mask) {
             map->slots[i].value = NULL;
             map->removed--;
@@ -243,13 +243,13 @@ static void *take(struct map *map, const struct map_slot *wanted)
 void *map_get(const struct map *map, const void *key, size_t key_bytes)
 {
     struct map_slot wanted = bytes_key(map, key, key_bytes), *slot = find(map, &wanted);
-    return slot == NULL ? NULL : slot->value;
+    return !slot ? NULL : slot->value;
 }
 
 void *map_get_u64(const struct map *map, uint64_t key)
 {
     struct map_slot wanted = number_key(map, key), *slot = find(map, &wanted);
-    return slot == NULL ? NULL : slot->value;
+    return !slot ? NULL : slot->value;
 }
 
 bool map_put(struct map *map, const void *key, size_t key_bytes, void *value)
@@ -265,7 +265,7 @@ bool map_put_u64(struct map *map, uint64_t key, void *value)
 void map_replace(struct map *map, const void *key, size_t key_bytes, void *value)
 {
     struct map_slot wanted = bytes_key(map, key, key_bytes), *slot = find(map, &wanted);
-    assert(slot != NULL && value != NULL);
+    assert(slot && value);
     slot->key.bytes = key;
     slot->value = value;
 }

@@ -45,7 +45,7 @@ void nearest_try(struct nearest *nearest, const char *candidate)
     if ((n > n_candidate ? n - n_candidate : n_candidate - n) > nearest->distance)
         return; /* that many letters would have to be added */
     unsigned d = strcasecmp(nearest->word, candidate) == 0 ? 0 : distance(nearest->word, candidate);
-    if (d < nearest->distance || (nearest->best == NULL && d == nearest->distance)) {
+    if (d < nearest->distance || (!nearest->best && d == nearest->distance)) {
         nearest->best = candidate;
         nearest->distance = d;
     }
@@ -53,7 +53,7 @@ void nearest_try(struct nearest *nearest, const char *candidate)
 
 void nearest_hint(const struct nearest *nearest, const char *prefix, char *text_p, size_t size)
 {
-    if (nearest->best != NULL)
+    if (nearest->best)
         snprintf(text_p, size, "; did you mean %s%s?", prefix, nearest->best);
     else
         text_p[0] = 0;

@@ -62,7 +62,7 @@ static int hex_digit(char c)
 static enum rdt_status read_uuid(int fd, const char *path, uint8_t uuid[16], struct rdt_error *err)
 {
     char text[64];
-    ssize_t n = read(fd, text, sizeof(text));
+    ssize_t n = read(fd, text, sizeof text);
     if (n < 0)
         return rdt_error_sys(err, errno, "cannot read %s", path);
     if (n == 33 && text[32] == '\n')
@@ -93,7 +93,7 @@ static enum rdt_status sync_dir(const char *dir, struct rdt_error *err)
 static enum rdt_status write_uuid(const char *dir, const char *path, const uint8_t uuid[16], struct rdt_error *err)
 {
     char temporary[PATH_MAX], text[34];
-    if (snprintf(temporary, sizeof(temporary), "%s.XXXXXX", path) >= (int)sizeof(temporary))
+    if (snprintf(temporary, sizeof temporary, "%s.XXXXXX", path) >= (int)sizeof temporary)
         return rdt_error_set(err, RDT_INVALID, "state_dir is too long");
     int fd = mkostemp(temporary, O_CLOEXEC); /* 0600 */
     if (fd < 0)
@@ -117,7 +117,7 @@ static enum rdt_status write_uuid(const char *dir, const char *path, const uint8
 static enum rdt_status load_uuid(const char *dir, uint8_t uuid[16], struct rdt_error *err)
 {
     char path[PATH_MAX];
-    if (snprintf(path, sizeof(path), "%s/node_uuid", dir) >= (int)sizeof(path))
+    if (snprintf(path, sizeof path, "%s/node_uuid", dir) >= (int)sizeof path)
         return rdt_error_set(err, RDT_INVALID, "state_dir is too long");
     if (mkdir(dir, 0700) != 0 && errno != EEXIST)
         return rdt_error_sys(err, errno, "cannot make %s", dir);
@@ -156,7 +156,7 @@ enum rdt_status node_lock(const char *state_dir, struct rdt_error *err)
 
     if (state_dir[0] == 0)
         return RDT_OK;
-    if (snprintf(path, sizeof(path), "%s/lock", state_dir) >= (int)sizeof(path))
+    if (snprintf(path, sizeof path, "%s/lock", state_dir) >= (int)sizeof path)
         return rdt_error_set(err, RDT_INVALID, "state_dir is too long");
     fd = open(path, O_RDWR | O_CREAT | O_CLOEXEC, 0600);
     if (fd < 0)

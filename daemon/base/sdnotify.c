@@ -23,7 +23,7 @@ void sdnotify(const char *fmt, ...)
 {
     const char *path = getenv("NOTIFY_SOCKET");
     struct sockaddr_un to = {.sun_family = AF_UNIX};
-    if (path == NULL || (path[0] != '/' && path[0] != '@') || strlen(path) >= sizeof(to.sun_path))
+    if (!path || (path[0] != '/' && path[0] != '@') || strlen(path) >= sizeof to.sun_path)
         return;
     size_t path_bytes = strlen(path);
     memcpy(to.sun_path, path, path_bytes);
@@ -35,11 +35,11 @@ void sdnotify(const char *fmt, ...)
     char text[512];
     va_list args;
     va_start(args, fmt);
-    int wanted = vsnprintf(text, sizeof(text), fmt, args);
+    int wanted = vsnprintf(text, sizeof text, fmt, args);
     va_end(args);
     if (wanted <= 0)
         return;
-    size_t text_bytes = (size_t)wanted < sizeof(text) ? (size_t)wanted : sizeof(text) - 1;
+    size_t text_bytes = (size_t)wanted < sizeof text ? (size_t)wanted : sizeof text - 1;
 
     int fd = socket(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC, 0);
     if (fd < 0)
@@ -52,7 +52,7 @@ void sdnotify(const char *fmt, ...)
 /* A whole decimal number, or false. */
 static bool number(const char *text, uint64_t *value_p)
 {
-    if (text == NULL || text[0] < '0' || text[0] > '9')
+    if (!text || text[0] < '0' || text[0] > '9')
         return false;
     char *end;
     errno = 0;
@@ -69,7 +69,7 @@ uint64_t sdnotify_watchdog_ns(void)
     const char *pid_text = getenv("WATCHDOG_PID");
     if (!number(getenv("WATCHDOG_USEC"), &usec) || usec > UINT64_MAX / 1000)
         return 0;
-    if (pid_text != NULL && (!number(pid_text, &pid) || pid != (uint64_t)getpid()))
+    if (pid_text && (!number(pid_text, &pid) || pid != (uint64_t)getpid()))
         return 0;
     return usec * 1000 / 2;
 }
@@ -77,9 +77,9 @@ uint64_t sdnotify_watchdog_ns(void)
 static void read_names(const char *text)
 {
     free(fd_names);
-    fd_names = text != NULL ? strdup(text) : NULL;
-    n_fd_names = fd_names != NULL ? 1 : 0;
-    for (char *p = fd_names; p != NULL && *p != 0; p++) {
+    fd_names = text ? strdup(text) : NULL;
+    n_fd_names = fd_names ? 1 : 0;
+    for (char *p = fd_names; p && *p != 0; p++) {
         if (*p == ':') {
             *p = 0;
             n_fd_names++;

@@ -65,9 +65,9 @@ static void queue_push(struct queue *queue, struct work *work)
 static struct work *queue_pop(struct queue *queue)
 {
     struct work *work = queue->first;
-    if (work != NULL) {
+    if (work) {
         queue->first = work->next;
-        if (queue->first == NULL)
+        if (!queue->first)
             queue->last = &queue->first;
     }
     return work;
@@ -77,10 +77,10 @@ static struct lane *lane_get(struct work_pool *pool, uint64_t number)
 {
     struct lane *lane = number == 0 ? &pool->common : map_get_u64(&pool->lanes, number);
 
-    if (lane != NULL)
+    if (lane)
         return lane;
     lane = malloc(sizeof(*lane));
-    if (lane == NULL || !map_put_u64(&pool->lanes, number, lane)) {
+    if (!lane || !map_put_u64(&pool->lanes, number, lane)) {
         free(lane);
         return &pool->common;
     }
@@ -94,12 +94,12 @@ static struct lane *lane_get(struct work_pool *pool, uint64_t number)
 static struct work *take_next(struct work_pool *pool)
 {
     struct list *node = list_first(&pool->turns);
-    if (node == NULL)
+    if (!node)
         return NULL;
-    struct lane *lane = list_entry(node, struct lane, link);
+    struct lane *lane = container_of(node, struct lane, link);
     struct work *work = queue_pop(&lane->todo);
     list_remove(&lane->link);
-    if (lane->todo.first != NULL) {
+    if (lane->todo.first) {
         list_append(&pool->turns, &lane->link);
     } else if (lane != &pool->common) {
         (void)map_remove_u64(&pool->lanes, lane->number);
@@ -111,7 +111,7 @@ static struct work *take_next(struct work_pool *pool)
 static void put_in_lane(struct work_pool *pool, struct work *work)
 {
     struct lane *lane = lane_get(pool, work->lane);
-    if (lane->todo.first == NULL)
+    if (!lane->todo.first)
         list_append(&pool->turns, &lane->link);
     queue_push(&lane->todo, work);
 }
@@ -124,12 +124,12 @@ static void *thread_main(void *arg)
         while (list_empty(&pool->turns) && !pool->stop)
             pthread_cond_wait(&pool->more, &pool->mutex);
         struct work *work = take_next(pool);
-        if (work == NULL)
+        if (!work)
             break;
         pthread_mutex_unlock(&pool->mutex);
 
         /* Without done the struct may be gone when run returns. */
-        bool wants_done = work->done != NULL;
+        bool wants_done = work->done;
         work->run(work);
         (void)sched_yield(); /* a client or the loop may have waited for this core */
 
@@ -139,7 +139,7 @@ static void *thread_main(void *arg)
             work->again = false;
             put_in_lane(pool, work); /* this thread takes what is next: nobody need be woken */
         } else if (wants_done) {
-            wake = pool->finished.first == NULL;
+            wake = !pool->finished.first;
             queue_push(&pool->finished, work);
         } else {
             pool->outstanding--;
@@ -169,7 +169,7 @@ static void join_threads(struct work_pool *pool)
 
 static void on_wake_closed(struct wake *wake)
 {
-    struct work_pool *pool = list_entry(wake, struct work_pool, wake);
+    struct work_pool *pool = container_of(wake, struct work_pool, wake);
     void (*on_closed)(void *arg) = pool->on_closed;
     void *arg = pool->arg;
     map_fini(&pool->lanes);
@@ -179,9 +179,9 @@ static void on_wake_closed(struct wake *wake)
 
 static void on_wake(struct wake *wake)
 {
-    struct work_pool *pool = list_entry(wake, struct work_pool, wake);
+    struct work_pool *pool = container_of(wake, struct work_pool, wake);
     pthread_mutex_lock(&pool->mutex);
-    for (unsigned n = 0; pool->finished.first != NULL; n++) {
+    for (unsigned n = 0; pool->finished.first; n++) {
         if (n == DONE_PER_TURN) {
             wake_send(&pool->wake);
             break;
@@ -202,7 +202,7 @@ static void on_wake(struct wake *wake)
 
 static void on_stillborn_closed(struct wake *wake)
 {
-    struct work_pool *pool = list_entry(wake, struct work_pool, wake);
+    struct work_pool *pool = container_of(wake, struct work_pool, wake);
     map_fini(&pool->lanes);
     free(pool);
 }
@@ -210,8 +210,8 @@ static void on_stillborn_closed(struct wake *wake)
 enum rdt_status work_pool_create(uv_loop_t *loop, unsigned n_threads, struct work_pool **pool_p, struct rdt_error *err)
 {
     assert(n_threads > 0);
-    struct work_pool *pool = calloc(1, sizeof(*pool) + n_threads * sizeof(pool->threads[0]));
-    if (pool == NULL)
+    struct work_pool *pool = calloc(1, sizeof(*pool) + n_threads * sizeof pool->threads[0]);
+    if (!pool)
         return rdt_error_set(err, RDT_NO_MEMORY, "no memory for a pool of %u threads", n_threads);
     list_init(&pool->turns);
     map_init(&pool->lanes);
@@ -280,7 +280,7 @@ void work_free(struct work_pool *pool, void *memory, size_t bytes)
 {
     struct work *work = memory;
 
-    if (memory == NULL || bytes < FREE_LATER_BYTES) {
+    if (!memory || bytes < FREE_LATER_BYTES) {
         free(memory);
         return;
     }
@@ -302,7 +302,7 @@ static void run_arena_end(struct work *work)
 void work_free_arena(struct work_pool *pool, struct arena *arena)
 {
     struct arena_end *end = arena->used_bytes < FREE_LATER_BYTES ? NULL : arena_alloc(arena, sizeof(*end));
-    if (end == NULL) {
+    if (!end) {
         arena_fini(arena);
         return;
     }
@@ -312,7 +312,7 @@ void work_free_arena(struct work_pool *pool, struct arena *arena)
 
 void work_pool_close(struct work_pool *pool, void (*on_closed)(void *arg), void *arg)
 {
-    assert(on_closed != NULL);
+    assert(on_closed);
     pool->on_closed = on_closed;
     pool->arg = arg;
     pthread_mutex_lock(&pool->mutex);

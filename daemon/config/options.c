@@ -28,10 +28,10 @@ const char option_backend_dir[] = RDT_BACKEND_DIR;
 void option_fault(struct option_faults *faults, const struct rdt_error *why, const char *fmt, ...)
 {
     struct rdt_error fault = *why;
-    char where[sizeof(fault.msg)];
+    char where[sizeof fault.msg];
     va_list args;
     va_start(args, fmt);
-    vsnprintf(where, sizeof(where), fmt, args);
+    vsnprintf(where, sizeof where, fmt, args);
     va_end(args);
     rdt_error_prefix(&fault, "%s", where);
     faults->n++;
@@ -48,7 +48,7 @@ static enum rdt_status faults_end(const struct option_faults *faults, struct rdt
 {
     if (faults->n == 0)
         return RDT_OK;
-    if (err != NULL)
+    if (err)
         *err = faults->first;
     if (faults->n > 1)
         rdt_error_prefix(err, "%u faults, the first of them", faults->n);
@@ -60,7 +60,7 @@ static enum rdt_status faults_end(const struct option_faults *faults, struct rdt
 static const struct option_key *find_key(const char *section, const char *name)
 {
     for (size_t i = 0; i < n_option_keys; i++) {
-        if ((section == NULL || strcmp(option_keys[i].section, section) == 0) && strcmp(option_keys[i].name, name) == 0)
+        if ((!section || strcmp(option_keys[i].section, section) == 0) && strcmp(option_keys[i].name, name) == 0)
             return &option_keys[i];
     }
     return NULL;
@@ -79,12 +79,12 @@ static enum rdt_status set_extra(struct options *options, const char *section, c
                                  struct rdt_error *err)
 {
     struct options_extra **at = &options->extras;
-    while (*at != NULL && (strcasecmp((*at)->section, section) != 0 || strcmp((*at)->key, name) != 0))
+    while (*at && (strcasecmp((*at)->section, section) != 0 || strcmp((*at)->key, name) != 0))
         at = &(*at)->next;
     char *value = strdup(text);
-    if (value != NULL && *at == NULL) {
+    if (value && !*at) {
         struct options_extra *extra = calloc(1, sizeof(*extra));
-        if (extra != NULL) {
+        if (extra) {
             *at = extra; /* options_fini frees it even half built */
             extra->section = strdup(section);
             extra->key = strdup(name);
@@ -104,7 +104,7 @@ static enum rdt_status set_extra(struct options *options, const char *section, c
 static enum rdt_status unknown_key(const char *section, const char *name, struct rdt_error *err)
 {
     const struct option_key *elsewhere = find_key(NULL, name);
-    if (elsewhere != NULL)
+    if (elsewhere)
         return rdt_error_set(err, RDT_INVALID, "no such key here: it belongs in section [%s]", elsewhere->section);
     struct nearest nearest;
     char hint[96];
@@ -113,7 +113,7 @@ static enum rdt_status unknown_key(const char *section, const char *name, struct
         if (strcmp(option_keys[i].section, section) == 0)
             nearest_try(&nearest, option_keys[i].name);
     }
-    nearest_hint(&nearest, "", hint, sizeof(hint));
+    nearest_hint(&nearest, "", hint, sizeof hint);
     return rdt_error_set(err, RDT_INVALID, "no such key%s", hint);
 }
 
@@ -121,12 +121,12 @@ enum rdt_status option_set(struct options *options, const char *section, const c
                            const char *base_dir, int line, struct rdt_error *err)
 {
     const struct option_key *key = find_key(section, name);
-    if (key == NULL) {
+    if (!key) {
         if (option_section_is_ours(section))
             return unknown_key(section, name, err);
         return set_extra(options, section, name, text, line, err);
     }
-    if (!key->is_path || base_dir == NULL || text[0] == '/' || text[0] == 0)
+    if (!key->is_path || !base_dir || text[0] == '/' || text[0] == 0)
         return option_key_set(options, key, text, err);
     char *path;
     if (asprintf(&path, "%s/%s", base_dir, text) < 0)
@@ -186,7 +186,7 @@ static enum rdt_status set_defaults(struct options *options, struct rdt_error *e
         }
     }
     options->config = strdup("");
-    return options->config != NULL ? RDT_OK : rdt_error_set(err, RDT_NO_MEMORY, "no memory");
+    return options->config ? RDT_OK : rdt_error_set(err, RDT_NO_MEMORY, "no memory");
 }
 
 /* The file that --config names must be there; the usual one may be. An empty name is no file at all. */
@@ -197,7 +197,7 @@ static void apply_file(struct options *options, bool named, struct option_faults
         options->config = strdup(RDT_CONFIG_FILE);
     }
     struct rdt_error why;
-    if (options->config == NULL) {
+    if (!options->config) {
         rdt_error_set(&why, RDT_NO_MEMORY, "no memory");
         option_fault(faults, &why, "%s", RDT_CONFIG_FILE);
     } else if (options->config[0] != 0) {
@@ -212,12 +212,12 @@ static void apply_environment(struct options *options, struct option_faults *fau
     for (size_t i = 0; i < n_option_keys; i++) {
         const struct option_key *key = &option_keys[i];
         char name[64];
-        size_t used = (size_t)snprintf(name, sizeof(name), "RDTD_%s", key->name);
+        size_t used = (size_t)snprintf(name, sizeof name, "RDTD_%s", key->name);
         for (size_t at = 5; at < used; at++)
             name[at] = (char)toupper((unsigned char)name[at]);
         const char *text = getenv(name);
         struct rdt_error why;
-        if (text != NULL && option_key_set(options, key, text, &why) != RDT_OK)
+        if (text && option_key_set(options, key, text, &why) != RDT_OK)
             option_fault(faults, &why, "environment: %s=%s", name, text);
     }
 }
@@ -252,7 +252,7 @@ void options_fini(struct options *options)
             free(*(char **)((char *)options + option_keys[i].offset));
     }
     free(options->config);
-    while (options->extras != NULL) {
+    while (options->extras) {
         struct options_extra *extra = options->extras;
         options->extras = extra->next;
         free(extra->section);
@@ -260,7 +260,7 @@ void options_fini(struct options *options)
         free(extra->value);
         free(extra);
     }
-    while (options->node_list != NULL) {
+    while (options->node_list) {
         struct node_entry *node = options->node_list;
         options->node_list = node->next;
         free(node);
@@ -291,7 +291,7 @@ static void print_section(const struct options *options, const char *section, bo
 void options_dump(const struct options *options, FILE *out)
 {
     struct options defaults = {0};
-    bool as_template = options == NULL;
+    bool as_template = !options;
     if (as_template) {
         if (set_defaults(&defaults, NULL) != RDT_OK) {
             options_fini(&defaults);
@@ -344,12 +344,12 @@ void options_help(FILE *out)
         if (i == 0 || strcmp(key->section, option_keys[i - 1].section) != 0)
             fprintf(out, "\n[%s]\n", key->section);
         char flag[96], help[512];
-        int used = snprintf(flag, sizeof(flag), "--%s %s", key->name, values[key->type]);
+        int used = snprintf(flag, sizeof flag, "--%s %s", key->name, values[key->type]);
         for (int at = 2; at < used && flag[at] != ' '; at++) {
             if (flag[at] == '_')
                 flag[at] = '-';
         }
-        snprintf(help, sizeof(help), "%s%s%s%s", key->help, key->fallback[0] != 0 ? " [" : "", key->fallback,
+        snprintf(help, sizeof help, "%s%s%s%s", key->help, key->fallback[0] != 0 ? " [" : "", key->fallback,
                  key->fallback[0] != 0 ? "]" : "");
         print_flag(flag, help, out);
     }

@@ -36,7 +36,7 @@ static void fault(struct reader *reader, int line, const struct rdt_error *why)
 static char *read_line(char *line, int size, void *stream)
 {
     struct reader *reader = stream;
-    if (fgets(line, size, reader->file) == NULL)
+    if (!fgets(line, size, reader->file))
         return NULL;
     reader->line++;
     size_t bytes = strlen(line);
@@ -57,13 +57,13 @@ static char *read_line(char *line, int size, void *stream)
 /* The line where this key was before, 0 if it is new. */
 static int remember(struct reader *reader, const char *section, const char *name)
 {
-    for (struct seen *seen = reader->seen; seen != NULL; seen = seen->next) {
+    for (struct seen *seen = reader->seen; seen; seen = seen->next) {
         if (strcmp(seen->section, section) == 0 && strcmp(seen->name, name) == 0)
             return seen->line;
     }
     struct seen *seen = malloc(sizeof(*seen));
     char *section_copy = strdup(section), *name_copy = strdup(name);
-    if (seen == NULL || section_copy == NULL || name_copy == NULL) { /* setting the value will say so */
+    if (!seen || !section_copy || !name_copy) { /* setting the value will say so */
         free(seen);
         free(section_copy);
         free(name_copy);
@@ -116,24 +116,24 @@ void option_read_file(struct options *options, const char *path, struct option_f
     struct reader reader = {.path = path, .options = options, .faults = faults, .dir = strdup(path)};
     struct rdt_error why;
     reader.file = fopen(path, "re");
-    if (reader.file == NULL) {
+    if (!reader.file) {
         rdt_error_sys(&why, errno, "cannot open %s", path);
         option_fault(faults, &why, "configuration");
-    } else if (reader.dir == NULL) {
+    } else if (!reader.dir) {
         rdt_error_set(&why, RDT_NO_MEMORY, "no memory");
         option_fault(faults, &why, "%s", path);
     } else {
         char *slash = strrchr(reader.dir, '/');
-        if (slash == NULL)
+        if (!slash)
             strcpy(reader.dir, ".");
         else
             slash[slash == reader.dir ? 1 : 0] = 0;
         parse(&reader);
     }
-    if (reader.file != NULL)
+    if (reader.file)
         fclose(reader.file);
     free(reader.dir);
-    while (reader.seen != NULL) {
+    while (reader.seen) {
         struct seen *seen = reader.seen;
         reader.seen = seen->next;
         free(seen->section);

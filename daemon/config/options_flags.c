@@ -22,7 +22,7 @@ static const struct special {
     {"version", false, offsetof(struct options, version)},
     {"help", false, offsetof(struct options, help)},
 };
-#define N_SPECIALS (sizeof(specials) / sizeof(specials[0]))
+#define N_SPECIALS (sizeof specials / sizeof specials[0])
 
 struct flag {
     char name[FLAG_BYTES]; /* without dashes in front */
@@ -57,19 +57,19 @@ static void find_flag(struct flag *flag)
 
 static enum rdt_status unknown_flag(const char *word, struct rdt_error *err)
 {
-    if (err == NULL)
+    if (!err)
         return RDT_INVALID;
     char names[64][FLAG_BYTES];
     struct nearest nearest;
     nearest_init(&nearest, word);
     for (size_t i = 0; i < N_SPECIALS; i++)
         nearest_try(&nearest, specials[i].name);
-    for (size_t i = 0; i < n_option_keys && i < sizeof(names) / sizeof(names[0]); i++) {
+    for (size_t i = 0; i < n_option_keys && i < sizeof names / sizeof names[0]; i++) {
         flag_name(&option_keys[i], names[i]);
         nearest_try(&nearest, names[i]);
     }
     char hint[96];
-    nearest_hint(&nearest, "--", hint, sizeof(hint));
+    nearest_hint(&nearest, "--", hint, sizeof hint);
     return rdt_error_set(err, RDT_INVALID, "no such flag%s", hint);
 }
 
@@ -81,22 +81,22 @@ static enum rdt_status read_flag(int argc, char **argv, int i, struct flag *flag
     if (strncmp(argument, "--", 2) != 0 || argument[2] == 0)
         return rdt_error_set(err, RDT_INVALID, "expected a flag; --help lists them");
     const char *equals = strchr(argument, '=');
-    size_t bytes = equals != NULL ? (size_t)(equals - argument - 2) : strlen(argument) - 2;
-    snprintf(flag_p->name, sizeof(flag_p->name), "%.*s", (int)bytes, argument + 2);
-    if (equals != NULL)
+    size_t bytes = equals ? (size_t)(equals - argument - 2) : strlen(argument) - 2;
+    snprintf(flag_p->name, sizeof flag_p->name, "%.*s", (int)bytes, argument + 2);
+    if (equals)
         flag_p->value = equals + 1;
-    if (bytes < sizeof(flag_p->name))
+    if (bytes < sizeof flag_p->name)
         find_flag(flag_p);
-    if (flag_p->special == NULL && flag_p->key == NULL) {
-        if (equals == NULL && flag_p->next < argc && strncmp(argv[flag_p->next], "--", 2) != 0)
+    if (!flag_p->special && !flag_p->key) {
+        if (!equals && flag_p->next < argc && strncmp(argv[flag_p->next], "--", 2) != 0)
             flag_p->next++; /* its value: one fault, not two */
         return unknown_flag(flag_p->name, err);
     }
 
-    bool wants_value = flag_p->key != NULL || flag_p->special->has_value;
-    if (!wants_value && flag_p->value != NULL)
+    bool wants_value = flag_p->key || flag_p->special->has_value;
+    if (!wants_value && flag_p->value)
         return rdt_error_set(err, RDT_INVALID, "takes no value");
-    if (wants_value && flag_p->value == NULL) {
+    if (wants_value && !flag_p->value) {
         if (flag_p->next >= argc)
             return rdt_error_set(err, RDT_INVALID, "needs a value");
         flag_p->value = argv[flag_p->next++];
@@ -109,7 +109,7 @@ bool option_scan_flags(struct options *options, int argc, char **argv)
     bool named = false;
     struct flag flag;
     for (int i = 1; i < argc; i = flag.next) {
-        if (read_flag(argc, argv, i, &flag, NULL) != RDT_OK || flag.special == NULL)
+        if (read_flag(argc, argv, i, &flag, NULL) != RDT_OK || !flag.special)
             continue;
         if (!flag.special->has_value) {
             *(bool *)((char *)options + flag.special->offset) = true;
@@ -126,12 +126,12 @@ bool option_scan_flags(struct options *options, int argc, char **argv)
 static enum rdt_status apply_set(struct options *options, const char *text, struct rdt_error *err)
 {
     const char *equals = strchr(text, '=');
-    const char *dot = equals != NULL ? memchr(text, '.', (size_t)(equals - text)) : NULL;
-    if (dot == NULL || dot == text || dot + 1 == equals)
+    const char *dot = equals ? memchr(text, '.', (size_t)(equals - text)) : NULL;
+    if (!dot || dot == text || dot + 1 == equals)
         return rdt_error_set(err, RDT_INVALID, "expected SECTION.KEY=VALUE, as in transfer.chunks_in_flight=8");
     char *section = strndup(text, (size_t)(dot - text)), *name = strndup(dot + 1, (size_t)(equals - dot - 1));
     enum rdt_status status = RDT_NO_MEMORY;
-    if (section == NULL || name == NULL)
+    if (!section || !name)
         rdt_error_set(err, RDT_NO_MEMORY, "no memory");
     else
         status = option_set(options, section, name, equals + 1, NULL, 0, err);
@@ -143,7 +143,7 @@ static enum rdt_status apply_set(struct options *options, const char *text, stru
 static enum rdt_status add_backend(struct options *options, const char *path, struct rdt_error *err)
 {
     char *all;
-    if (path[0] == 0 || strchr(path, ',') != NULL)
+    if (path[0] == 0 || strchr(path, ','))
         return rdt_error_set(err, RDT_INVALID, "expected one path without commas");
     if (asprintf(&all, "%s%s%s", options->backends, options->backends[0] != 0 ? "," : "", path) < 0)
         return rdt_error_set(err, RDT_NO_MEMORY, "no memory");
@@ -154,7 +154,7 @@ static enum rdt_status add_backend(struct options *options, const char *path, st
 
 static enum rdt_status apply_flag(struct options *options, const struct flag *flag, struct rdt_error *err)
 {
-    if (flag->key != NULL)
+    if (flag->key)
         return option_key_set(options, flag->key, flag->value, err);
     if (strcmp(flag->name, "set") == 0)
         return apply_set(options, flag->value, err);

@@ -202,7 +202,7 @@ const struct option_key option_keys[] = {
 #undef LIMIT_ROW
 #undef ROW
 
-const size_t n_option_keys = sizeof(option_keys) / sizeof(option_keys[0]);
+const size_t n_option_keys = sizeof option_keys / sizeof option_keys[0];
 
 static void *field(const struct options *options, const struct option_key *key)
 {
@@ -221,8 +221,8 @@ static enum rdt_status check_range(const struct option_key *key, uint64_t value,
         option_format_duration(key->min, min);
         option_format_duration(key->max, max);
     } else {
-        snprintf(min, sizeof(min), "%" PRIu64, key->min);
-        snprintf(max, sizeof(max), "%" PRIu64, key->max);
+        snprintf(min, sizeof min, "%" PRIu64, key->min);
+        snprintf(max, sizeof max, "%" PRIu64, key->max);
     }
     return rdt_error_set(err, RDT_INVALID, "must be from %s to %s", min, max);
 }
@@ -234,11 +234,11 @@ static enum rdt_status set_string(char **field_p, const struct option_key *key, 
         return rdt_error_set(err, RDT_INVALID, "must not be empty");
     if (bytes > key->max)
         return rdt_error_set(err, RDT_INVALID, "must not be longer than %" PRIu64 " bytes", key->max);
-    enum rdt_status status = key->check != NULL ? key->check(text, err) : RDT_OK;
+    enum rdt_status status = key->check ? key->check(text, err) : RDT_OK;
     if (status != RDT_OK)
         return status;
     char *copy = strdup(text);
-    if (copy == NULL)
+    if (!copy)
         return rdt_error_set(err, RDT_NO_MEMORY, "no memory");
     free(*field_p);
     *field_p = copy;
@@ -289,10 +289,10 @@ void option_key_print(const struct options *options, const struct option_key *ke
         text = *(const bool *)value ? "yes" : "no";
         break;
     case OPTION_UINT:
-        snprintf(number, sizeof(number), "%" PRIu32, *(const uint32_t *)value);
+        snprintf(number, sizeof number, "%" PRIu32, *(const uint32_t *)value);
         break;
     case OPTION_COUNT:
-        snprintf(number, sizeof(number), "%" PRIu64, *(const uint64_t *)value);
+        snprintf(number, sizeof number, "%" PRIu64, *(const uint64_t *)value);
         break;
     case OPTION_BYTES:
         option_format_bytes(*(const uint64_t *)value, number);

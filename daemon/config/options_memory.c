@@ -11,14 +11,14 @@
 static uint64_t read_limit(const char *dir, const char *name)
 {
     char path[PATH_MAX], text[32] = "";
-    if (snprintf(path, sizeof(path), "%s/%s", dir, name) >= (int)sizeof(path))
+    if (snprintf(path, sizeof path, "%s/%s", dir, name) >= (int)sizeof path)
         return UINT64_MAX;
     FILE *file = fopen(path, "re");
-    if (file == NULL)
+    if (!file)
         return UINT64_MAX;
-    char *line = fgets(text, sizeof(text), file);
+    char *line = fgets(text, sizeof text, file);
     fclose(file);
-    if (line == NULL || text[0] < '0' || text[0] > '9')
+    if (!line || text[0] < '0' || text[0] > '9')
         return UINT64_MAX;
     return strtoull(text, NULL, 10);
 }
@@ -31,12 +31,12 @@ static uint64_t least_upward(const char *mount, char *group, const char *name)
     for (;;) {
         char dir[PATH_MAX];
         uint64_t limit = UINT64_MAX;
-        if (snprintf(dir, sizeof(dir), "%s%s", mount, group) < (int)sizeof(dir))
+        if (snprintf(dir, sizeof dir, "%s%s", mount, group) < (int)sizeof dir)
             limit = read_limit(dir, name);
         if (limit < least)
             least = limit;
         char *slash = strrchr(group, '/');
-        if (slash == NULL)
+        if (!slash)
             return least;
         *slash = 0;
     }
@@ -47,18 +47,18 @@ static uint64_t line_limit(char *line, const char *mount)
 {
     line[strcspn(line, "\n")] = 0;
     char *controllers = strchr(line, ':');
-    char *group = controllers != NULL ? strchr(controllers + 1, ':') : NULL;
-    if (group == NULL)
+    char *group = controllers ? strchr(controllers + 1, ':') : NULL;
+    if (!group)
         return UINT64_MAX;
     *group++ = 0;
     controllers++;
     if (controllers[0] == 0)
         return least_upward(mount, group, "memory.max");
     char *rest;
-    for (char *word = strtok_r(controllers, ",", &rest); word != NULL; word = strtok_r(NULL, ",", &rest)) {
+    for (char *word = strtok_r(controllers, ",", &rest); word; word = strtok_r(NULL, ",", &rest)) {
         if (strcmp(word, "memory") == 0) {
             char v1[PATH_MAX];
-            snprintf(v1, sizeof(v1), "%s/memory", mount);
+            snprintf(v1, sizeof v1, "%s/memory", mount);
             return least_upward(v1, group, "memory.limit_in_bytes");
         }
     }
@@ -69,10 +69,10 @@ uint64_t option_cgroup_limit_bytes(const char *groups, const char *mount)
 {
     uint64_t least = UINT64_MAX;
     FILE *file = fopen(groups, "re");
-    if (file == NULL)
+    if (!file)
         return least;
     char line[PATH_MAX];
-    while (fgets(line, sizeof(line), file) != NULL) {
+    while (fgets(line, sizeof line, file)) {
         uint64_t limit = line_limit(line, mount);
         if (limit < least)
             least = limit;

@@ -11,11 +11,11 @@ enum rdt_status options_split_address(const char *text, char *host_p, uint16_t *
 {
     const char *colon = strrchr(text, ':');
     const char *host = text;
-    size_t host_bytes = colon != NULL ? (size_t)(colon - text) : 0;
+    size_t host_bytes = colon ? (size_t)(colon - text) : 0;
     if (text[0] == '[' && host_bytes > 2 && colon[-1] == ']') {
         host++;
         host_bytes -= 2;
-    } else if (memchr(host, ':', host_bytes) != NULL || memchr(host, '[', host_bytes) != NULL) {
+    } else if (memchr(host, ':', host_bytes) || memchr(host, '[', host_bytes)) {
         return rdt_error_set(err, RDT_INVALID, "'%s' needs brackets around an IPv6 address, as in [::1]:7411", text);
     }
     if (host_bytes == 0 || host_bytes > 64 || strcspn(host, " \t/,") < host_bytes)
@@ -36,7 +36,7 @@ static int hex_digit(char c)
 {
     static const char digits[] = "0123456789abcdef";
     const char *at = c != 0 ? strchr(digits, c >= 'A' && c <= 'F' ? c + ('a' - 'A') : c) : NULL;
-    return at != NULL ? (int)(at - digits) : -1;
+    return at ? (int)(at - digits) : -1;
 }
 
 /* 32 hex digits, dashes allowed. */
@@ -57,7 +57,7 @@ static enum rdt_status parse_uuid(const char *text, uint8_t uuid[16], struct rdt
 
 static const struct node_entry *find_node(const struct node_entry *nodes, const char *name)
 {
-    while (nodes != NULL && strcmp(nodes->name, name) != 0)
+    while (nodes && strcmp(nodes->name, name) != 0)
         nodes = nodes->next;
     return nodes;
 }
@@ -69,7 +69,7 @@ static enum rdt_status parse_line(char *line, const struct node_entry *before, s
     char *rest, *words[4] = {0};
     line[strcspn(line, "#\r\n")] = 0;
     unsigned n = 0;
-    for (char *word = strtok_r(line, " \t", &rest); word != NULL && n < 4; word = strtok_r(NULL, " \t", &rest))
+    for (char *word = strtok_r(line, " \t", &rest); word && n < 4; word = strtok_r(NULL, " \t", &rest))
         words[n++] = word;
     if (n == 0)
         return RDT_OK;
@@ -79,21 +79,21 @@ static enum rdt_status parse_line(char *line, const struct node_entry *before, s
     struct node_entry entry = {0};
     char host[65];
     uint16_t port;
-    if (strlen(words[0]) >= sizeof(entry.name) || strlen(words[1]) >= sizeof(entry.address))
+    if (strlen(words[0]) >= sizeof entry.name || strlen(words[1]) >= sizeof entry.address)
         return rdt_error_set(err, RDT_INVALID, "names and addresses may have 64 bytes");
     enum rdt_status status = options_split_address(words[1], host, &port, err);
     if (status == RDT_OK && port == 0)
         status = rdt_error_set(err, RDT_INVALID, "port 0 cannot be reached");
     if (status == RDT_OK && n == 3)
         status = parse_uuid(words[2], entry.uuid, err);
-    if (status == RDT_OK && find_node(before, words[0]) != NULL)
+    if (status == RDT_OK && find_node(before, words[0]))
         status = rdt_error_set(err, RDT_INVALID, "node '%s' is there twice", words[0]);
     if (status != RDT_OK)
         return status;
     strcpy(entry.name, words[0]);
     strcpy(entry.address, words[1]);
     struct node_entry *copy = malloc(sizeof(*copy));
-    if (copy == NULL)
+    if (!copy)
         return rdt_error_set(err, RDT_NO_MEMORY, "no memory");
     *copy = entry;
     *entry_p = copy;
@@ -102,7 +102,7 @@ static enum rdt_status parse_line(char *line, const struct node_entry *before, s
 
 static void free_nodes(struct node_entry *nodes)
 {
-    while (nodes != NULL) {
+    while (nodes) {
         struct node_entry *next = nodes->next;
         free(nodes);
         nodes = next;
@@ -114,14 +114,14 @@ static enum rdt_status read_lines(FILE *file, struct node_entry **nodes_p, unsig
     char line[LINE_BYTES];
     struct node_entry *first = NULL, **last = &first;
     enum rdt_status status = RDT_OK;
-    while (status == RDT_OK && fgets(line, sizeof(line), file) != NULL) {
+    while (status == RDT_OK && fgets(line, sizeof line, file)) {
         ++*line_p;
-        if (strchr(line, '\n') == NULL && !feof(file)) {
+        if (!strchr(line, '\n') && !feof(file)) {
             status = rdt_error_set(err, RDT_INVALID, "the line is too long");
             break;
         }
         status = parse_line(line, first, last, err);
-        if (*last != NULL)
+        if (*last)
             last = &(*last)->next;
     }
     if (status == RDT_OK && ferror(file))
@@ -137,7 +137,7 @@ static enum rdt_status read_lines(FILE *file, struct node_entry **nodes_p, unsig
 enum rdt_status options_read_nodes(const char *path, struct node_entry **nodes_p, struct rdt_error *err)
 {
     FILE *file = fopen(path, "re");
-    if (file == NULL)
+    if (!file)
         return rdt_error_sys(err, errno, "cannot open the nodes file %s", path);
     unsigned line = 0;
     enum rdt_status status = read_lines(file, nodes_p, &line, err);

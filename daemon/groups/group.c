@@ -30,7 +30,7 @@ void groups_init(struct groups *groups)
 struct group *group_find(const struct groups *groups, const struct owner *owner, const char *name)
 {
     list_for_each (node, &groups->all) {
-        struct group *group = list_entry(node, struct group, link);
+        struct group *group = container_of(node, struct group, link);
         if (group->sm.state != GROUP_ENDING && strcmp(group->name, name) == 0 && owner_equal(&group->owner, owner))
             return group;
     }
@@ -40,7 +40,7 @@ struct group *group_find(const struct groups *groups, const struct owner *owner,
 struct group *group_by_token(const struct groups *groups, const uint8_t *token, size_t bytes)
 {
     list_for_each (node, &groups->all) {
-        struct group *group = list_entry(node, struct group, link);
+        struct group *group = container_of(node, struct group, link);
         if (bytes == sizeof group->token && memcmp(group->token, token, bytes) == 0)
             return group;
     }
@@ -123,7 +123,7 @@ void group_set_state(struct group *group, enum group_state state)
 static void drop_an_orphan(struct groups *groups, const struct owner *owner)
 {
     list_for_each_safe (node, &groups->all) {
-        struct group *group = list_entry(node, struct group, link);
+        struct group *group = container_of(node, struct group, link);
         if (group->orphan && group->sm.state == GROUP_DOWN && (!owner || owner_equal(&group->owner, owner))) {
             group_begin_end(group);
             return;
@@ -186,7 +186,7 @@ struct group *group_new(struct groups *groups, const struct owner *owner, const 
 void group_tell_waiters(struct list *waiters, const struct rdt_error *err)
 {
     while (!list_empty(waiters)) {
-        struct group_waiter *waiter = list_entry(list_first(waiters), struct group_waiter, link);
+        struct group_waiter *waiter = container_of(list_first(waiters), struct group_waiter, link);
         list_remove(&waiter->link);
         waiter->on_done(waiter, err);
     }
@@ -240,7 +240,7 @@ void groups_close(struct groups *groups, void (*on_closed)(void *arg), void *arg
         return;
     }
     list_for_each_safe (node, &groups->all) {
-        struct group *group = list_entry(node, struct group, link);
+        struct group *group = container_of(node, struct group, link);
         if (group->sm.state != GROUP_ENDING)
             group_begin_end(group);
         else if (group->n_open == 0)
@@ -307,7 +307,7 @@ void group_serve(struct group *group)
 
 static void on_ready(struct plugin_group *vendor)
 {
-    struct group_rank *rank = list_entry(vendor, struct group_rank, vendor);
+    struct group_rank *rank = container_of(vendor, struct group_rank, vendor);
     struct group *group = rank->group;
 
     rank->ready = true;
@@ -319,7 +319,7 @@ static void on_ready(struct plugin_group *vendor)
 
 static void on_failed(struct plugin_group *vendor, enum rdt_status status, const char *msg)
 {
-    struct group *group = list_entry(vendor, struct group_rank, vendor)->group;
+    struct group *group = container_of(vendor, struct group_rank, vendor)->group;
     char why[256];
 
     (void)snprintf(why, sizeof why, "%s: %s", group->transport->name, msg);
@@ -348,7 +348,7 @@ static void all_closed(struct group *group)
 
 static void on_closed(struct plugin_group *vendor)
 {
-    struct group_rank *rank = list_entry(vendor, struct group_rank, vendor);
+    struct group_rank *rank = container_of(vendor, struct group_rank, vendor);
     struct group *group = rank->group;
 
     plugin_group_destroy(vendor);

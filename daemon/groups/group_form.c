@@ -48,7 +48,7 @@ enum rdt_status group_check_clients(const struct group *group, struct rdt_error 
 static struct memory_device *find_device(const struct groups *groups, const char *uuid)
 {
     list_for_each (node, plugins_memory_kinds(groups->plugins)) {
-        const struct memory_kind *kind = list_entry(node, struct memory_kind, link);
+        const struct memory_kind *kind = container_of(node, struct memory_kind, link);
         for (unsigned i = 0; i < kind->n_devices; i++)
             if (strcasecmp(kind->devices[i].uuid, uuid) == 0)
                 return &kind->devices[i];

@@ -371,7 +371,7 @@ static void coordinator_is_late(struct group *group)
 
 static void on_deadline(struct deadline *deadline)
 {
-    struct group *group = list_entry(deadline, struct group, deadline);
+    struct group *group = container_of(deadline, struct group, deadline);
 
     if (group->coordinator && !list_empty(&group->ending) && group->sm.state != GROUP_ENDING) {
         coordinator_is_late(group);
@@ -421,7 +421,7 @@ static bool has_node(const struct group *group, const struct peer *peer)
 void groups_peer_up(struct groups *groups, struct peer *peer, bool boot_changed)
 {
     list_for_each_safe (node, &groups->all) {
-        struct group *group = list_entry(node, struct group, link);
+        struct group *group = container_of(node, struct group, link);
         if (group->coordinator == peer && boot_changed && group->sm.state != GROUP_ENDING) {
             group->orphan = true;
             group->again = false;
@@ -467,7 +467,7 @@ static void coordinator_lost(struct group *group, const struct rdt_error *why)
 void groups_peer_down(struct groups *groups, struct peer *peer, const struct rdt_error *why)
 {
     list_for_each_safe (node, &groups->all) {
-        struct group *group = list_entry(node, struct group, link);
+        struct group *group = container_of(node, struct group, link);
         struct group_node *there = group->coordinator ? NULL : group_node_of(group, peer);
         if (group->coordinator == peer) {
             coordinator_lost(group, why);
@@ -490,7 +490,7 @@ void groups_peer_down(struct groups *groups, struct peer *peer, const struct rdt
 void groups_peer_merged(struct groups *groups, struct peer *from, struct peer *into)
 {
     list_for_each_safe (node, &groups->all) {
-        struct group *group = list_entry(node, struct group, link);
+        struct group *group = container_of(node, struct group, link);
         bool concerned = false;
         for (uint32_t i = 0; i < group->n_members; i++)
             if (group->members[i].peer == from) {

@@ -34,7 +34,7 @@ static uint64_t bytes_of(const struct device_pool *pool, const struct memory_dev
     uint64_t bytes = 0;
 
     list_for_each (node, &pool->kept) {
-        const struct pool_block *block = list_entry(node, struct pool_block, link);
+        const struct pool_block *block = container_of(node, struct pool_block, link);
         bytes += block->at == device && block->client == client ? block->bytes : 0;
     }
     return bytes;
@@ -44,7 +44,7 @@ static uint64_t bytes_of(const struct device_pool *pool, const struct memory_dev
 static struct pool_block *oldest(const struct device_pool *pool, const struct memory_device *device, uint64_t client, bool any)
 {
     list_for_each (node, &pool->kept) {
-        struct pool_block *block = list_entry(node, struct pool_block, link);
+        struct pool_block *block = container_of(node, struct pool_block, link);
         if (block->at == device && (any || block->client == client))
             return block;
     }
@@ -82,7 +82,7 @@ struct pool_block *device_pool_take(struct device_pool *pool, const struct devic
     if (pool->idle_ns == 0)
         return NULL;
     list_for_each (node, &pool->kept) {
-        struct pool_block *block = list_entry(node, struct pool_block, link);
+        struct pool_block *block = container_of(node, struct pool_block, link);
         if (block->at != wish->device || (block->client != 0 && block->client != wish->client))
             continue;
         if (block->bytes < wish->bytes || block->bytes - wish->bytes > wish->bytes / 4)
@@ -114,7 +114,7 @@ void device_pool_give_up(struct device_pool *pool, const struct memory_device *d
 bool device_pool_sweep(struct device_pool *pool, uint64_t now_ns)
 {
     while (!list_empty(&pool->kept)) {
-        struct pool_block *block = list_entry(list_first(&pool->kept), struct pool_block, link);
+        struct pool_block *block = container_of(list_first(&pool->kept), struct pool_block, link);
         if (now_ns - block->since_ns < pool->idle_ns)
             return true;
         drop(pool, block);
@@ -125,7 +125,7 @@ bool device_pool_sweep(struct device_pool *pool, uint64_t now_ns)
 void device_pool_forget_client(struct device_pool *pool, uint64_t client)
 {
     list_for_each_safe (node, &pool->kept) {
-        struct pool_block *block = list_entry(node, struct pool_block, link);
+        struct pool_block *block = container_of(node, struct pool_block, link);
         if (block->client == client)
             drop(pool, block);
     }
@@ -134,7 +134,7 @@ void device_pool_forget_client(struct device_pool *pool, uint64_t client)
 void device_pool_forget_kind(struct device_pool *pool, const struct memory_kind *kind)
 {
     list_for_each_safe (node, &pool->kept) {
-        struct pool_block *block = list_entry(node, struct pool_block, link);
+        struct pool_block *block = container_of(node, struct pool_block, link);
         if (block->kind == kind)
             drop(pool, block);
     }
@@ -143,7 +143,7 @@ void device_pool_forget_kind(struct device_pool *pool, const struct memory_kind 
 void device_pool_forget_transport(struct device_pool *pool, const struct transport *transport)
 {
     list_for_each_safe (node, &pool->kept) {
-        struct pool_block *block = list_entry(node, struct pool_block, link);
+        struct pool_block *block = container_of(node, struct pool_block, link);
         bool registered = false;
         for (unsigned i = 0; i < block->n_registrations; i++)
             registered |= block->registrations[i].transport == transport;
@@ -157,6 +157,6 @@ unsigned device_pool_blocks(const struct device_pool *pool, const struct memory_
     unsigned n = 0;
 
     list_for_each (node, &pool->kept)
-        n += list_entry(node, struct pool_block, link)->kind == kind;
+        n += container_of(node, struct pool_block, link)->kind == kind;
     return n;
 }

@@ -28,7 +28,7 @@ static void leave(struct reader *reader)
 
 static struct reader *oldest(struct mapped *mapped)
 {
-    return list_entry(list_first(&mapped->list), struct reader, by_client);
+    return container_of(list_first(&mapped->list), struct reader, by_client);
 }
 
 void mapped_stop(struct mapped *mapped)
@@ -66,7 +66,7 @@ bool mapped_drop(struct mapped *mapped, const struct region *region)
 
     if (reader)
         drop(reader);
-    return reader != NULL;
+    return reader;
 }
 
 void mapped_keep(struct mapped *mapped, struct region *region, bool heard)

@@ -93,7 +93,7 @@ void pool_block_free(struct pool_block *block)
 
 static void run_free(struct work *work)
 {
-    pool_block_free(list_entry(work, struct pool_block, work));
+    pool_block_free(container_of(work, struct pool_block, work));
 }
 
 static void uncharge(struct pool *pool, uint64_t bytes)
@@ -105,7 +105,7 @@ static void uncharge(struct pool *pool, uint64_t bytes)
 /* Its charge stays until the pages are back. */
 static void done_free(struct work *work)
 {
-    struct pool_block *block = list_entry(work, struct pool_block, work);
+    struct pool_block *block = container_of(work, struct pool_block, work);
     struct pool *pool = block->pool;
 
     uncharge(pool, block->bytes);
@@ -140,7 +140,7 @@ static void register_all(struct pool_block *block)
 
 static void run_make(struct work *work)
 {
-    struct pool_block *block = list_entry(work, struct pool_block, work);
+    struct pool_block *block = container_of(work, struct pool_block, work);
     struct memory_kind *kind = block->kind;
 
     block->status = kind->ops.alloc(kind->instance, "", block->bytes, &block->block, NULL);
@@ -180,7 +180,7 @@ static void settle(struct pool_block *block)
 
 static void done_make(struct work *work)
 {
-    struct pool_block *block = list_entry(work, struct pool_block, work);
+    struct pool_block *block = container_of(work, struct pool_block, work);
     struct pool *pool = block->pool;
 
     if (block->status == RDT_OK) {
@@ -246,7 +246,7 @@ static struct pool_block *take_newest(struct pool_class *class)
 
     if (list_empty(&class->ready))
         return NULL;
-    block = list_entry(class->ready.prev, struct pool_block, link);
+    block = container_of(class->ready.prev, struct pool_block, link);
     list_remove(&block->link);
     class->n_ready--;
     return block;
@@ -281,14 +281,14 @@ struct pool_block *pool_take(struct pool *pool, const struct memory_kind *kind, 
 
 static void run_scrub(struct work *work)
 {
-    struct pool_block *block = list_entry(work, struct pool_block, work);
+    struct pool_block *block = container_of(work, struct pool_block, work);
 
     work_zero(block->block.addr, block->bytes);
 }
 
 static void done_scrub(struct work *work)
 {
-    settle(list_entry(work, struct pool_block, work));
+    settle(container_of(work, struct pool_block, work));
 }
 
 bool pool_give(struct pool *pool, struct pool_block *block)
@@ -371,7 +371,7 @@ void pool_forget_transport(struct pool *pool, const struct transport *transport)
     pool->n_registers = n;
     for (unsigned i = 0; i < POOL_CLASSES; i++)
         list_for_each_safe (node, &pool->classes[i].ready) {
-            struct pool_block *block = list_entry(node, struct pool_block, link);
+            struct pool_block *block = container_of(node, struct pool_block, link);
             if (!is_of_leaving(block))
                 continue;
             list_remove(&block->link);

@@ -42,7 +42,7 @@ static void on_change(void *arg)
 
 static void release_kept(struct pool_block *block)
 {
-    regions_free_block(list_entry(block->pool, struct regions, ready), block);
+    regions_free_block(container_of(block->pool, struct regions, ready), block);
 }
 
 void regions_init(struct regions *regions, struct plugins *plugins, struct work_pool *pool, uint64_t limit_bytes)
@@ -64,7 +64,7 @@ void regions_fini(struct regions *regions)
 
 static void on_sweep(struct deadline *deadline)
 {
-    struct regions *regions = list_entry(deadline, struct regions, sweep);
+    struct regions *regions = container_of(deadline, struct regions, sweep);
     uint64_t now = uv_hrtime();
     bool more = pool_sweep(&regions->ready, now);
 
@@ -299,7 +299,7 @@ struct region *region_ref(struct region *region)
 
 static void run_free(struct work *work)
 {
-    pool_block_free(list_entry(work, struct pool_block, work));
+    pool_block_free(container_of(work, struct pool_block, work));
 }
 
 static uint64_t *on_its_way(struct regions *regions, const struct pool_block *block)
@@ -310,8 +310,8 @@ static uint64_t *on_its_way(struct regions *regions, const struct pool_block *bl
 /* The charge of memory goes when its pages have: block->bytes is 0 for imported memory. */
 static void done_free(struct work *work)
 {
-    struct pool_block *block = list_entry(work, struct pool_block, work);
-    struct regions *regions = list_entry(block->pool, struct regions, ready);
+    struct pool_block *block = container_of(work, struct pool_block, work);
+    struct regions *regions = container_of(block->pool, struct regions, ready);
 
     regions->freeing--;
     *on_its_way(regions, block) -= block->bytes;
@@ -376,7 +376,7 @@ void region_retire(struct region *region, bool discard, struct list *victims)
     if (ours && !region->sealed) /* all have let go of it; what they keep mapped or open must not keep the pages */
         discard = true;
     while (!list_empty(&region->readers)) {
-        struct region_reader *reader = list_entry(list_first(&region->readers), struct region_reader, by_region);
+        struct region_reader *reader = container_of(list_first(&region->readers), struct region_reader, by_region);
         reader->on_gone(reader);
     }
     if (region->abandoned)

@@ -167,7 +167,7 @@ enum rdt_status region_import_device(struct regions *regions, const char *kind, 
 
 static inline bool region_is_host(const struct region *region)
 {
-    return region->at == NULL;
+    return !region->at;
 }
 
 static inline const char *region_device(const struct region *region)

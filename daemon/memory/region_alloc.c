@@ -19,7 +19,7 @@ struct page_work {
 void region_free_victims(struct list *victims)
 {
     list_for_each_safe (node, victims) {
-        struct pool_block *block = list_entry(node, struct pool_block, link);
+        struct pool_block *block = container_of(node, struct pool_block, link);
         pool_block_free(block);
         if (block->at)
             memory_kind_unuse(block->kind); /* its room was given back when it became one */
@@ -241,7 +241,7 @@ static void refuse(struct page_work *page)
 void regions_admit(struct regions *regions)
 {
     while (!list_empty(&regions->awaiting)) {
-        struct page_work *page = list_entry(list_first(&regions->awaiting), struct page_work, link);
+        struct page_work *page = container_of(list_first(&regions->awaiting), struct page_work, link);
         uint64_t bytes = page->region->room;
         if (take_room(page->region, &page->victims)) {
             stop_awaiting(page, bytes);

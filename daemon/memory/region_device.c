@@ -62,7 +62,7 @@ static void claim(struct region *region, uint64_t room, struct list *victims)
     if (device->used_bytes > limit - room)
         device_pool_give_up(&region->regions->kept, device, device->used_bytes - (limit - room), victims);
     list_for_each (node, victims)
-        device->used_bytes -= list_entry(node, struct pool_block, link)->bytes;
+        device->used_bytes -= container_of(node, struct pool_block, link)->bytes;
     region->room = room;
     device->used_bytes += room;
 }
@@ -200,7 +200,7 @@ static void refuse(struct device_work *making)
 void regions_admit_device(struct memory_device *device)
 {
     while (!list_empty(&device->awaiting)) {
-        struct device_work *making = list_entry(list_first(&device->awaiting), struct device_work, link);
+        struct device_work *making = container_of(list_first(&device->awaiting), struct device_work, link);
         uint64_t room = making->region->room;
         bool now = fits(device, room, device->used_bytes - device->ready_bytes);
 
@@ -278,7 +278,7 @@ enum rdt_status region_alloc_device(struct regions *regions, struct memory_kind 
         *region_p = region;
         return RDT_OK;
     }
-    making->kept = kept != NULL;
+    making->kept = kept;
     status = kept ? RDT_OK : take_room(region, &making->victims, err);
     if (status == RDT_OK)
         return start(making, region);

@@ -79,12 +79,12 @@ static void forget_all(struct region_left *left)
 /* They are kept, then: their owners and the node have so much less. */
 static void on_grace(struct deadline *deadline)
 {
-    struct region_left *left = list_entry(deadline, struct region_left, grace);
+    struct region_left *left = container_of(deadline, struct region_left, grace);
     struct regions *regions = left->regions;
     uint64_t now = uv_hrtime();
 
     while (!list_empty(&left->recent)) {
-        struct remnant *remnant = list_entry(list_first(&left->recent), struct remnant, link);
+        struct remnant *remnant = container_of(list_first(&left->recent), struct remnant, link);
         if (now - remnant->since_ns < GRACE_NS) {
             (void)deadline_set(regions->deadlines, &left->grace, (int64_t)(remnant->since_ns + GRACE_NS - now));
             break;

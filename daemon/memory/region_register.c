@@ -130,7 +130,7 @@ bool regions_forget_transport(struct regions *regions, const struct transport *t
         pool_forget_transport(&regions->ready, transport);
         device_pool_forget_transport(&regions->kept, transport);
         list_for_each (node, &regions->warm)
-            forget(list_entry(node, struct region, by_age), transport);
+            forget(container_of(node, struct region, by_age), transport);
         *cursor = 1;
     }
     for (unsigned i = 0; i < FORGET_AT_ONCE; i++) {

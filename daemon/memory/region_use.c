@@ -61,7 +61,7 @@ static bool overlaps(const struct region_use *use, uint64_t lo, uint64_t hi)
 static bool stand(struct region *region, struct list *from, struct region_waiter *waiter)
 {
     for (struct list *node = from; node != &region->uses; node = node->next) {
-        struct region_use *use = list_entry(node, struct region_use, link);
+        struct region_use *use = container_of(node, struct region_use, link);
         if (overlaps(use, waiter->lo, waiter->hi)) {
             list_append(&use->waiters, &waiter->link);
             return true;
@@ -88,14 +88,14 @@ void region_use_remove(struct region_use *use)
         return;
     list_init(&idle);
     list_for_each_safe (node, &use->waiters) {
-        struct region_waiter *waiter = list_entry(node, struct region_waiter, link);
+        struct region_waiter *waiter = container_of(node, struct region_waiter, link);
         list_remove(node);
         if (!stand(region, next, waiter))
             list_append(&idle, node);
     }
     region_ref(region); /* a waiter may hold the last reference */
     while (!list_empty(&idle)) {
-        struct region_waiter *waiter = list_entry(list_first(&idle), struct region_waiter, link);
+        struct region_waiter *waiter = container_of(list_first(&idle), struct region_waiter, link);
         list_remove(&waiter->link);
         waiter->on_idle(waiter);
     }

@@ -36,11 +36,11 @@ static void chunk_free(struct slab_chunk *chunk)
 
 static void on_sweep(struct deadline *deadline)
 {
-    struct slabs *slabs = (struct slabs *)((char *)deadline - offsetof(struct slabs, sweep));
+    struct slabs *slabs = container_of(deadline, struct slabs, sweep);
 
     for (unsigned i = 0; i < SLAB_CLASSES; i++)
         list_for_each_safe (node, &slabs->classes[i]) {
-            struct slab_chunk *chunk = list_entry(node, struct slab_chunk, link);
+            struct slab_chunk *chunk = container_of(node, struct slab_chunk, link);
             if (chunk->n_used == 0)
                 chunk_free(chunk);
         }
@@ -104,7 +104,7 @@ enum rdt_status slab_alloc(struct slabs *slabs, uint64_t bytes, struct slab_piec
     uint32_t index;
 
     assert(bytes > 0 && bytes <= SLAB_MAX_BYTES);
-    chunk = first ? list_entry(first, struct slab_chunk, link) : chunk_new(slabs, class, err);
+    chunk = first ? container_of(first, struct slab_chunk, link) : chunk_new(slabs, class, err);
     if (!chunk)
         return err ? err->status : RDT_NO_MEMORY;
     if (chunk->first_free != NO_PIECE) {

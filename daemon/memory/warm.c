@@ -61,7 +61,7 @@ void warm_stop(struct warm *warm)
     map_remove_u64(&warm->regions->warm_clients, warm->client);
     device_pool_forget_client(&warm->regions->kept, warm->client);
     while (!list_empty(&warm->list)) {
-        struct region *region = list_entry(list_first(&warm->list), struct region, by_client);
+        struct region *region = container_of(list_first(&warm->list), struct region, by_client);
         leave(warm, region);
         if (region->laid_by)
             take_back(warm, region);
@@ -72,7 +72,7 @@ void warm_stop(struct warm *warm)
 
 static struct region *oldest_of(const struct warm *warm)
 {
-    return list_entry(list_first(&warm->list), struct region, by_client);
+    return container_of(list_first(&warm->list), struct region, by_client);
 }
 
 /* In nobody's use, the latest of its client's, of which the oldest make room. Whoever names it finds nothing. */
@@ -177,7 +177,7 @@ struct region *warm_take(struct warm *warm, uint64_t bytes, enum region_origin o
     if (!warm->regions || bytes == 0)
         return NULL;
     list_for_each (node, &warm->list) {
-        struct region *region = list_entry(node, struct region, by_client);
+        struct region *region = container_of(node, struct region, by_client);
         if (region->room >= bytes && region->room / 2 <= bytes && (!best || region->room <= best->room) && !region->laid_by)
             best = region; /* the latest of the smallest: the caches may still know it */
     }
@@ -198,7 +198,7 @@ void warm_give_up(struct regions *regions, uint64_t bytes, struct list *victims)
     uint64_t given = 0;
 
     while (given < bytes && !list_empty(&regions->warm)) {
-        struct region *region = list_entry(list_first(&regions->warm), struct region, by_age);
+        struct region *region = container_of(list_first(&regions->warm), struct region, by_age);
         given += region->room;
         drop(map_get_u64(&regions->warm_clients, region->exported_to), region, victims);
     }
@@ -207,7 +207,7 @@ void warm_give_up(struct regions *regions, uint64_t bytes, struct list *victims)
 bool warm_sweep(struct regions *regions, uint64_t now_ns)
 {
     while (!list_empty(&regions->warm)) {
-        struct region *region = list_entry(list_first(&regions->warm), struct region, by_age);
+        struct region *region = container_of(list_first(&regions->warm), struct region, by_age);
         if (now_ns - region->warm_since_ns < regions->ready.idle_ns)
             return true;
         drop(map_get_u64(&regions->warm_clients, region->exported_to), region, NULL);

@@ -164,7 +164,7 @@ uint32_t board_idle_of_object(const struct object *object)
 
     if (object->others)
         list_for_each (node, &object->others->on_board)
-            n += board_is_idle(list_entry(node, struct hold, by_board));
+            n += board_is_idle(container_of(node, struct hold, by_board));
     return n;
 }
 
@@ -318,7 +318,7 @@ void board_recall(struct object *object)
 {
     object_hold(object); /* it does not end before we have done */
     while (object->others && !list_empty(&object->others->on_board)) {
-        struct hold *hold = list_entry(list_first(&object->others->on_board), struct hold, by_board);
+        struct hold *hold = container_of(list_first(&object->others->on_board), struct hold, by_board);
         struct client *client = hold->client;
         bool in_message = hold->in_message;
 

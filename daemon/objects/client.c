@@ -36,12 +36,12 @@ static void tell_gone(struct client *client, uint64_t region)
 
 static void on_drop(struct warm *warm, uint64_t region)
 {
-    tell_gone(list_entry(warm, struct client, warm), region);
+    tell_gone(container_of(warm, struct client, warm), region);
 }
 
 static void on_back(struct warm *warm, uint64_t region, bool gone)
 {
-    struct client *client = list_entry(warm, struct client, warm);
+    struct client *client = container_of(warm, struct client, warm);
     Rdt__Pb__RegionBack back = RDT__PB__REGION_BACK__INIT;
 
     back.n_regions = 1;
@@ -52,14 +52,14 @@ static void on_back(struct warm *warm, uint64_t region, bool gone)
 
 static void on_take(struct warm *warm, uint64_t region)
 {
-    (void)map_remove_u64(&list_entry(warm, struct client, warm)->regions, region);
+    (void)map_remove_u64(&container_of(warm, struct client, warm)->regions, region);
 }
 
 static const struct warm_ops warm_ops = {on_drop, on_back, on_take};
 
 static void on_unmapped(struct mapped *mapped, uint64_t region)
 {
-    tell_gone(list_entry(mapped, struct client, mapped), region);
+    tell_gone(container_of(mapped, struct client, mapped), region);
 }
 
 void client_tell_gone(struct client *client, const struct region *region)
@@ -167,7 +167,7 @@ enum rdt_status client_hear(struct client *client, struct client_hearing *hearin
 void client_heard(struct client *client, uint64_t bytes)
 {
     while (!list_empty(&client->hearing)) { /* each has heard no less than those after it wait for */
-        struct client_hearing *hearing = list_entry(list_first(&client->hearing), struct client_hearing, link);
+        struct client_hearing *hearing = container_of(list_first(&client->hearing), struct client_hearing, link);
         if (hearing->said > bytes)
             return;
         list_remove(&hearing->link);
@@ -180,7 +180,7 @@ bool client_work(struct client *client, uint64_t until_ns)
     struct client_task *task;
 
     while (!list_empty(&client->wakes)) {
-        struct client_wake *wake = list_entry(list_first(&client->wakes), struct client_wake, link);
+        struct client_wake *wake = container_of(list_first(&client->wakes), struct client_wake, link);
         list_remove(&wake->link);
         wake->run(wake);
         if (uv_hrtime() >= until_ns)

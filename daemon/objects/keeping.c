@@ -53,7 +53,7 @@ void keepings_object_freed(struct object *object)
     struct list *first;
 
     while ((first = list_first(object_holders(object, HOLDER_KEEPING)))) {
-        struct keeping *keeping = list_entry(first, struct keeping, by_object);
+        struct keeping *keeping = container_of(first, struct keeping, by_object);
         keeping->object = NULL;
         object_drop_by(object, first);
     }

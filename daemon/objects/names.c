@@ -103,7 +103,7 @@ static void settle(struct name *name)
     list_append(&names->remembered, &name->link);
     names->n_remembered++;
     if (names->n_remembered > REMEMBERED_MOST) {
-        struct name *oldest = list_entry(list_first(&names->remembered), struct name, link);
+        struct name *oldest = container_of(list_first(&names->remembered), struct name, link);
         if (oldest->version > names->forgotten)
             names->forgotten = oldest->version;
         names->n_remembered--;
@@ -182,7 +182,7 @@ const struct name *names_of_object(const struct names *names, const struct objec
     if (!carrier || next == &carrier->names)
         return NULL;
     *cursor = next;
-    return list_entry(next, struct name, by_carrier);
+    return container_of(next, struct name, by_carrier);
 }
 
 void names_object_freed(struct names *names, const struct object *object)
@@ -191,7 +191,7 @@ void names_object_freed(struct names *names, const struct object *object)
     bool last = !carrier;
 
     while (!last) {
-        struct name *name = list_entry(list_first(&carrier->names), struct name, by_carrier);
+        struct name *name = container_of(list_first(&carrier->names), struct name, by_carrier);
         last = name->by_carrier.next == &carrier->names;
         while (!list_empty(&name->due)) { /* they will have the next one */
             struct list *node = list_first(&name->due);
@@ -220,7 +220,7 @@ static void tell_due(struct name *name)
     name->busy = true;
     list_remove(&name->by_waking);
     for (unsigned n = 0; n < TOLD_AT_ONCE && !list_empty(&name->due) && name->object; n++) {
-        struct name_waiter *waiter = list_entry(list_first(&name->due), struct name_waiter, link);
+        struct name_waiter *waiter = container_of(list_first(&name->due), struct name_waiter, link);
         struct rdt_error err;
         if (name_visible_to(name, waiter->requester)) {
             tell(waiter, name->object, name->version, NULL);
@@ -241,7 +241,7 @@ static void tell_due(struct name *name)
 
 static void on_wake(struct deadline *deadline)
 {
-    struct names *names = (struct names *)((char *)deadline - offsetof(struct names, wake));
+    struct names *names = container_of(deadline, struct names, wake);
     struct list now;
 
     list_init(&now);
@@ -251,7 +251,7 @@ static void on_wake(struct deadline *deadline)
         list_append(&now, node);
     }
     while (!list_empty(&now))
-        tell_due(list_entry(list_first(&now), struct name, by_waking));
+        tell_due(container_of(list_first(&now), struct name, by_waking));
 }
 
 /* Whoever waits, of both kinds, gets the error. */
@@ -265,7 +265,7 @@ static void fail_waiters(struct name *name, const struct rdt_error *err)
             node = list_first(&name->waiters);
         if (!node)
             break;
-        tell(list_entry(node, struct name_waiter, link), NULL, 0, err);
+        tell(container_of(node, struct name_waiter, link), NULL, 0, err);
     }
     name->busy = false;
     settle(name);
@@ -327,7 +327,7 @@ enum rdt_status names_publish(struct names *names, const uint8_t *id, size_t id_
     change(name, object, carrier);
     event(names->events, RDT__PB__LIST_KIND__LIST_KIND_NAMES, "published", name);
     list_for_each_safe (node, &name->waiters) {
-        if (list_entry(node, struct name_waiter, link)->after >= name->version)
+        if (container_of(node, struct name_waiter, link)->after >= name->version)
             continue; /* it looks further ahead */
         list_remove(node);
         list_append(&name->due, node);
@@ -445,7 +445,7 @@ void names_clear(struct names *names)
 
     (void)rdt_error_set(&err, RDT_SHUTTING_DOWN, "nothing is published any more: the daemon is shutting down");
     while (!list_empty(&names->published))
-        unpublish(list_entry(list_first(&names->published), struct name, link), &err);
+        unpublish(container_of(list_first(&names->published), struct name, link), &err);
     while ((name = map_next(&names->by_key, &cursor)))
         if (name->n_waiters > 0)
             fail_waiters(name, &err); /* removes at most this entry */

@@ -125,7 +125,7 @@ static void object_destroy(struct object *object)
     log_debug("obj %016llx is gone", (unsigned long long)object->generation);
     drop_uses(object->uses, object->n_regions);
     while (object->others && !list_empty(&object->others->freed_waiters)) {
-        struct object_waiter *waiter = list_entry(list_first(&object->others->freed_waiters), struct object_waiter, link);
+        struct object_waiter *waiter = container_of(list_first(&object->others->freed_waiters), struct object_waiter, link);
         object_waiter_remove(waiter);
         waiter->on_event(waiter, NULL, NULL);
     }

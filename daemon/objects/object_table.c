@@ -222,7 +222,7 @@ static void adopt_waiters(struct object *object, struct object *awaited)
     awaited->others = NULL;
     if (object->others)
         list_for_each (node, &object->others->waiters)
-            list_entry(node, struct object_waiter, link)->object = object;
+            container_of(node, struct object_waiter, link)->object = object;
 }
 
 static uint32_t heap_bytes(const struct object_put *put, size_t key_bytes)
@@ -288,7 +288,7 @@ static enum rdt_status put_parts(struct object_table *table, const struct object
         object_discard(object);
         return status;
     }
-    object->apart = parts->apart != NULL;
+    object->apart = parts->apart;
     parts->apart = NULL;
     object->named = true;
     object->detached = put->ttl_ns > 0;

@@ -23,7 +23,7 @@ static bool anyone_waits(const struct object *object)
 static void tell_some(struct object *object, const struct rdt_error *why, unsigned n)
 {
     for (; n > 0 && anyone_waits(object); n--) {
-        struct object_waiter *waiter = list_entry(list_first(&object->others->waiters), struct object_waiter, link);
+        struct object_waiter *waiter = container_of(list_first(&object->others->waiters), struct object_waiter, link);
         object_waiter_remove(waiter); /* before its event, which may end others' waiting too, or drop the object */
         waiter->on_event(waiter, why ? NULL : object, why);
     }
@@ -83,7 +83,7 @@ void object_tell_waiters(struct object *object, const struct rdt_error *why)
 void object_tellings_end(struct object_table *table)
 {
     while (!list_empty(&table->tellings)) {
-        struct object_telling *telling = list_entry(list_first(&table->tellings), struct object_telling, link);
+        struct object_telling *telling = container_of(list_first(&table->tellings), struct object_telling, link);
         tell_some(telling->object, &telling->why, UINT_MAX);
         end(telling);
     }

@@ -319,7 +319,7 @@ static enum rdt_status copy(struct snapshot *snapshot, struct rdt_error *err)
 
 static void on_heard(struct client_hearing *hearing)
 {
-    go_on((struct snapshot *)((char *)hearing - offsetof(struct snapshot, hearing)), RDT_OK, NULL);
+    go_on(container_of(hearing, struct snapshot, hearing), RDT_OK, NULL);
 }
 
 static enum rdt_status hear(struct snapshot *snapshot)

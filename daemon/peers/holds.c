@@ -89,12 +89,12 @@ static void node_hold_end(struct node_hold *hold)
 static void leave_some(struct holds_node *node, size_t n)
 {
     for (; n > 0 && !list_empty(&node->leaving); n--)
-        node_hold_end(list_entry(list_first(&node->leaving), struct node_hold, by_node));
+        node_hold_end(container_of(list_first(&node->leaving), struct node_hold, by_node));
 }
 
 static void on_turn(struct deadline *deadline)
 {
-    struct holds_node *node = list_entry(deadline, struct holds_node, turn);
+    struct holds_node *node = container_of(deadline, struct holds_node, turn);
 
     leave_some(node, AT_A_TIME);
     if (!list_empty(&node->leaving) && !deadline_set(node->holds->deadlines, deadline, 0))
@@ -120,7 +120,7 @@ static void leave_all(struct holds_node *node)
 
 static void on_grace_over(struct deadline *deadline)
 {
-    struct holds_node *node = list_entry(deadline, struct holds_node, grace);
+    struct holds_node *node = container_of(deadline, struct holds_node, grace);
 
     log_warn("node %s is away for longer than hold_grace: its %zu hold%s here end", node->peer->name, map_count(&node->here),
              map_count(&node->here) == 1 ? "" : "s");
@@ -168,7 +168,7 @@ void holds_object_freed(struct object *object)
     struct list *first;
 
     while ((first = list_first(object_holders(object, HOLDER_NODE)))) {
-        struct node_hold *hold = list_entry(first, struct node_hold, by_object);
+        struct node_hold *hold = container_of(first, struct node_hold, by_object);
         struct holds_node *node = hold->node;
         Rdt__Pb__Holds lost = RDT__PB__HOLDS__INIT;
 
@@ -219,7 +219,7 @@ static void compare(struct holds_node *node, const Rdt__Pb__Holds *message)
         return;
     list_init(&going);
     list_for_each_safe (at, &node->taken) {
-        struct node_hold *hold = list_entry(at, struct node_hold, by_node);
+        struct node_hold *hold = container_of(at, struct node_hold, by_node);
         if (hold->list_seen == node->list_number)
             continue;
         (void)map_remove_u64(&node->here, hold->number);
@@ -256,7 +256,7 @@ static void tell(struct holds_node *node)
 
 static void on_telling(struct deadline *deadline)
 {
-    tell(list_entry(deadline, struct holds_node, telling));
+    tell(container_of(deadline, struct holds_node, telling));
 }
 
 static void drop_there(struct holds_node *node, uint64_t number)
@@ -421,7 +421,7 @@ void holds_clear(struct holds *holds)
 {
     holds->closing = true;
     while (!list_empty(&holds->nodes)) {
-        struct holds_node *node = list_entry(list_first(&holds->nodes), struct holds_node, link);
+        struct holds_node *node = container_of(list_first(&holds->nodes), struct holds_node, link);
 
         deadline_unset(holds->deadlines, &node->grace);
         deadline_unset(holds->deadlines, &node->turn);

@@ -297,20 +297,20 @@ static bool find_by_address(struct peers *peers, const char *address, struct pee
 {
     *peer_p = NULL;
     list_for_each (node, &peers->all) {
-        struct peer *peer = list_entry(node, struct peer, link);
+        struct peer *peer = container_of(node, struct peer, link);
         if (strcmp(peer->address, address) == 0 || strcmp(peer->name, address) == 0) {
             *peer_p = peer;
             return true;
         }
     }
     list_for_each (hidden_node, &peers->hidden) {
-        struct peer *peer = list_entry(hidden_node, struct peer, link);
+        struct peer *peer = container_of(hidden_node, struct peer, link);
         if (strcmp(peer->address, address) != 0)
             continue;
         while (peer && peer->dial->same)
             peer = peer->dial->same;
         *peer_p = peer_is_known(peer) ? peer : NULL;
-        return *peer_p != NULL;
+        return *peer_p;
     }
     return true;
 }
@@ -341,7 +341,7 @@ enum rdt_status peers_find(struct peers *peers, const uint8_t uuid[16], const ch
         return rdt_error_set(err, RDT_INVALID, "the node at %s is this node itself", address);
     if (address[0] && (named || !peer)) {
         status = options_split_address(address, host, &port, err);
-        if (status != RDT_OK && strchr(address, ':') == NULL)
+        if (status != RDT_OK && !strchr(address, ':'))
             status = rdt_error_set(err, RDT_INVALID, "'%s' is neither HOST:PORT nor a name in the nodes file", address);
         if (status == RDT_OK && port == 0)
             status = rdt_error_set(err, RDT_INVALID, "address %s: port 0 cannot be dialled", address);
@@ -504,7 +504,7 @@ enum rdt_status peers_create(uv_loop_t *loop, const struct options *options, str
 static void free_entries(struct list *head)
 {
     list_for_each_safe (node, head)
-        free(list_entry(node, struct peer, link)->dial);
+        free(container_of(node, struct peer, link)->dial);
 }
 
 void peers_unopen(struct peers *peers)
@@ -535,7 +535,7 @@ static void on_timer_closed(uv_handle_t *handle)
 static void close_timers(struct list *head)
 {
     list_for_each (node, head)
-        uv_close((uv_handle_t *)&list_entry(node, struct peer, link)->dial->timer, on_timer_closed);
+        uv_close((uv_handle_t *)&container_of(node, struct peer, link)->dial->timer, on_timer_closed);
 }
 
 void peers_close(struct peers *peers, void (*on_closed)(void *arg), void *arg)
@@ -547,7 +547,7 @@ void peers_close(struct peers *peers, void (*on_closed)(void *arg), void *arg)
     peers->on_closed_arg = arg;
     rdt_error_set(&why, RDT_SHUTTING_DOWN, "the daemon is shutting down");
     while (!list_empty(&peers->links)) {
-        struct peer_link *link = list_entry(list_first(&peers->links), struct peer_link, node);
+        struct peer_link *link = container_of(list_first(&peers->links), struct peer_link, node);
         struct peer *peer = link->peer;
         bool was_up = peer && peer->link_up == link;
 

@@ -167,7 +167,7 @@ static enum rdt_status meet_acceptor(struct peer_link *link, struct rdt_error *e
 static void drop_held(struct peer *peer)
 {
     list_for_each_safe (node, &peer->peers->links) {
-        struct peer_link *link = list_entry(node, struct peer_link, node);
+        struct peer_link *link = container_of(node, struct peer_link, node);
 
         if (link->held && link->peer == peer)
             peer_meet_drop(peer->peers, link, NULL);
@@ -289,7 +289,7 @@ static enum rdt_status on_frame(struct peer_link *link, const struct frame *fram
 static struct peer_link *find_held(const struct peer *peer)
 {
     list_for_each (node, &peer->peers->links) {
-        struct peer_link *link = list_entry(node, struct peer_link, node);
+        struct peer_link *link = container_of(node, struct peer_link, node);
 
         if (link->held && link->peer == peer)
             return link;
@@ -380,7 +380,7 @@ static unsigned count_strangers(const struct peers *peers)
     unsigned n = 0;
 
     list_for_each (node, &peers->links) {
-        const struct peer_link *link = list_entry(node, struct peer_link, node);
+        const struct peer_link *link = container_of(node, struct peer_link, node);
 
         n += link->accepted_ns && peer_link_state(link) != LINK_UP;
     }

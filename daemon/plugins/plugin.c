@@ -20,13 +20,13 @@
 enum rdt_status plugins_check_names(struct plugins *plugins, const struct plugin *plugin, struct rdt_error *err)
 {
     static const char *const reserved[] = {"daemon", "limits", "network", "transfer"};
-    for (size_t i = 0; i < sizeof(reserved) / sizeof(reserved[0]); i++) {
+    for (size_t i = 0; i < sizeof reserved / sizeof reserved[0]; i++) {
         if (strcasecmp(plugin->name, reserved[i]) == 0)
             return rdt_error_set(err, RDT_INVALID, "backend %s: the name '%s' is a section of the configuration", plugin->path,
                                  plugin->name);
     }
     list_for_each (node, &plugins->files) {
-        const struct plugin *other = list_entry(node, struct plugin, link);
+        const struct plugin *other = container_of(node, struct plugin, link);
         const char *what = NULL, *name = plugin->name;
         if (strcasecmp(other->name, name) == 0)
             what = "backend";
@@ -35,7 +35,7 @@ enum rdt_status plugins_check_names(struct plugins *plugins, const struct plugin
         else if (other->has_transport && plugin->has_transport &&
                  strcasecmp(other->transport.name, plugin->transport.name) == 0)
             what = "transport", name = plugin->transport.name;
-        if (what != NULL)
+        if (what)
             return rdt_error_set(err, RDT_EXISTS, "backend %s: the name of its %s is taken by %s: %s", plugin->path, what,
                                  other->path, name);
     }
@@ -78,7 +78,7 @@ static enum rdt_status load_dir(struct plugins *plugins, const char *dir, struct
     enum rdt_status status = RDT_OK;
     for (int i = 0; i < n; i++) {
         char path[PATH_MAX];
-        if (status == RDT_OK && snprintf(path, sizeof(path), "%s/%s", dir, entries[i]->d_name) >= (int)sizeof(path))
+        if (status == RDT_OK && snprintf(path, sizeof path, "%s/%s", dir, entries[i]->d_name) >= (int)sizeof path)
             status = rdt_error_set(err, RDT_INVALID, "backend_dir is too long");
         if (status == RDT_OK)
             status = load_file(plugins, path, err);
@@ -92,10 +92,10 @@ static enum rdt_status load_dir(struct plugins *plugins, const char *dir, struct
 static enum rdt_status load_listed(struct plugins *plugins, const char *paths, struct rdt_error *err)
 {
     char *copy = strdup(paths), *rest;
-    if (copy == NULL)
+    if (!copy)
         return rdt_error_set(err, RDT_NO_MEMORY, "no memory");
     enum rdt_status status = RDT_OK;
-    for (char *path = strtok_r(copy, ",", &rest); path != NULL && status == RDT_OK; path = strtok_r(NULL, ",", &rest)) {
+    for (char *path = strtok_r(copy, ",", &rest); path && status == RDT_OK; path = strtok_r(NULL, ",", &rest)) {
         path += strspn(path, " \t");
         path[strcspn(path, " \t")] = 0;
         if (path[0] != 0)
@@ -111,7 +111,7 @@ static enum rdt_status open_all(struct plugins *plugins, const struct options *o
 {
     list_for_each (node, &plugins->files) {
         struct plugin_parts parts;
-        enum rdt_status status = plugin_open(plugins, list_entry(node, struct plugin, link), options, &parts, err);
+        enum rdt_status status = plugin_open(plugins, container_of(node, struct plugin, link), options, &parts, err);
         if (status != RDT_OK)
             return status;
         plugin_link(plugins, &parts);
@@ -128,12 +128,12 @@ static struct plugin_parts parts_of(struct plugin *plugin)
 static void close_instances(struct plugins *plugins)
 {
     list_for_each (node, &plugins->transports) {
-        struct transport *transport = list_entry(node, struct transport, link);
+        struct transport *transport = container_of(node, struct transport, link);
         plugin_close(&(struct plugin_parts){.transport = transport});
         transport->opened = false;
     }
     list_for_each (plugin_node, &plugins->files) {
-        struct plugin_parts parts = parts_of(list_entry(plugin_node, struct plugin, link));
+        struct plugin_parts parts = parts_of(container_of(plugin_node, struct plugin, link));
         plugin_close(&parts);
     }
 }
@@ -141,13 +141,13 @@ static void close_instances(struct plugins *plugins)
 static void plugins_free(struct plugins *plugins)
 {
     list_for_each_safe (node, &plugins->files) {
-        struct plugin *plugin = list_entry(node, struct plugin, link);
+        struct plugin *plugin = container_of(node, struct plugin, link);
         struct plugin_parts parts = parts_of(plugin);
         plugin_parts_free(&parts);
         plugin_unload(plugin, true);
     }
     list_for_each_safe (name_node, &plugins->names)
-        free(list_entry(name_node, struct plugin_name, link));
+        free(container_of(name_node, struct plugin_name, link));
     free(plugins);
 }
 
@@ -155,7 +155,7 @@ enum rdt_status plugins_create(uv_loop_t *loop, const struct options *options, s
                                struct rdt_error *err)
 {
     struct plugins *plugins = calloc(1, sizeof(*plugins));
-    if (plugins == NULL)
+    if (!plugins)
         return rdt_error_set(err, RDT_NO_MEMORY, "no memory for backends");
     list_init(&plugins->files);
     list_init(&plugins->memory_kinds);
@@ -186,7 +186,7 @@ enum rdt_status plugins_create(uv_loop_t *loop, const struct options *options, s
 
 static void on_events_closed(struct plugin_events *events)
 {
-    struct plugins *plugins = list_entry(events, struct plugins, events);
+    struct plugins *plugins = container_of(events, struct plugins, events);
     void (*on_closed)(void *arg) = plugins->on_closed;
     void *arg = plugins->arg;
     plugins_free(plugins);
@@ -195,7 +195,7 @@ static void on_events_closed(struct plugin_events *events)
 
 static void on_instances_closed(struct plugin_event *event)
 {
-    struct plugins *plugins = list_entry(event, struct plugins, closed);
+    struct plugins *plugins = container_of(event, struct plugins, closed);
     pthread_join(plugins->closer, NULL); /* it has only to return */
     list_init(&plugins->transports);
     list_init(&plugins->memory_kinds);
@@ -213,7 +213,7 @@ static void *closer_main(void *arg)
 /* On a thread of its own: a device that hangs must not keep the loop from giving it up. */
 void plugins_close_if_due(struct plugins *plugins)
 {
-    if (!plugins->closing || plugins->change != NULL)
+    if (!plugins->closing || plugins->change)
         return;
     plugins->closed.deliver = on_instances_closed;
     if (plugin_thread_start(&plugins->closer, closer_main, plugins) == 0)
@@ -226,7 +226,7 @@ void plugins_close_if_due(struct plugins *plugins)
 
 void plugins_close(struct plugins *plugins, void (*on_closed)(void *arg), void *arg)
 {
-    assert(on_closed != NULL);
+    assert(on_closed);
     plugins->on_closed = on_closed;
     plugins->arg = arg;
     plugins->closing = true;
@@ -258,7 +258,7 @@ struct list *plugins_transports(struct plugins *plugins)
 struct memory_kind *plugins_memory_kind(struct plugins *plugins, const char *name)
 {
     list_for_each (node, &plugins->memory_kinds) {
-        struct memory_kind *kind = list_entry(node, struct memory_kind, link);
+        struct memory_kind *kind = container_of(node, struct memory_kind, link);
         if (strcasecmp(kind->name, name[0] != 0 ? name : "host") == 0)
             return kind;
     }
@@ -268,7 +268,7 @@ struct memory_kind *plugins_memory_kind(struct plugins *plugins, const char *nam
 struct transport *plugins_transport(struct plugins *plugins, const char *name)
 {
     list_for_each (node, &plugins->transports) {
-        struct transport *transport = list_entry(node, struct transport, link);
+        struct transport *transport = container_of(node, struct transport, link);
         if (strcasecmp(transport->name, name) == 0)
             return transport;
     }
@@ -280,7 +280,7 @@ void plugins_transport_names(const struct plugins *plugins, char *text_p, size_t
     snprintf(text_p, size, "%s", list_empty(&plugins->transports) ? "none" : "");
     size_t used = 0;
     list_for_each (node, &plugins->transports) {
-        const char *name = list_entry(node, struct transport, link)->name;
+        const char *name = container_of(node, struct transport, link)->name;
         if (used < size)
             used += (size_t)snprintf(text_p + used, size - used, "%s%s", used > 0 ? ", " : "", name);
     }
@@ -288,13 +288,13 @@ void plugins_transport_names(const struct plugins *plugins, char *text_p, size_t
 
 const char *transport_sided(const struct transport *transport)
 {
-    bool one = transport->ops.post_read != NULL, two = transport->ops.post_send != NULL;
+    bool one = transport->ops.post_read, two = transport->ops.post_send;
     return one && two ? "one and two" : one ? "one" : "two";
 }
 
 bool transport_moves(const struct transport *transport, const char *memory_kind)
 {
-    for (const char *const *kind = transport->ops.memory_kinds; *kind != NULL; kind++) {
+    for (const char *const *kind = transport->ops.memory_kinds; *kind; kind++) {
         if (strcasecmp(*kind, memory_kind) == 0)
             return true;
     }
@@ -316,8 +316,8 @@ static bool has_name(const struct plugin *plugin, const char *name, unsigned pas
     if (pass == 0)
         return strcasecmp(plugin->name, name) == 0;
     if (pass == 1)
-        return plugin->instance != NULL && strcasecmp(plugin->instance->name, name) == 0;
-    return plugin->kind != NULL && strcasecmp(plugin->kind->name, name) == 0;
+        return plugin->instance && strcasecmp(plugin->instance->name, name) == 0;
+    return plugin->kind && strcasecmp(plugin->kind->name, name) == 0;
 }
 
 enum rdt_status plugins_find(struct plugins *plugins, const char *name, struct plugin_parts *parts_p, struct rdt_error *err)
@@ -326,13 +326,13 @@ enum rdt_status plugins_find(struct plugins *plugins, const char *name, struct p
     size_t used = 0;
     for (unsigned pass = 0; pass < 3; pass++)
         list_for_each (node, &plugins->files) {
-            struct plugin *plugin = list_entry(node, struct plugin, link);
+            struct plugin *plugin = container_of(node, struct plugin, link);
             if (has_name(plugin, name, pass)) {
                 *parts_p = parts_of(plugin);
                 return RDT_OK;
             }
-            if (pass == 0 && used < sizeof(names))
-                used += (size_t)snprintf(names + used, sizeof(names) - used, "%s%s", used > 0 ? ", " : "", plugin->name);
+            if (pass == 0 && used < sizeof names)
+                used += (size_t)snprintf(names + used, sizeof names - used, "%s%s", used > 0 ? ", " : "", plugin->name);
         }
     return rdt_error_set(err, RDT_NOT_FOUND, "no backend \"%.64s\" is loaded; loaded: %s", name, names);
 }

@@ -92,7 +92,7 @@ static inline void memory_kind_unuse(struct memory_kind *kind)
 /* The processor reads and writes its memory. */
 static inline bool memory_kind_is_host(const struct memory_kind *kind)
 {
-    return kind->ops.devices == NULL;
+    return !kind->ops.devices;
 }
 
 /* By its uuid, in any case; "": the only one there is. NULL with err (UNSUPPORTED names those there are): none, or it cannot be used. */

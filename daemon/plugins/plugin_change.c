@@ -27,7 +27,7 @@ struct plugin_change {
 
 void options_extra_free(struct options_extra *extras)
 {
-    while (extras != NULL) {
+    while (extras) {
         struct options_extra *extra = extras;
         extras = extra->next;
         free(extra->section);
@@ -39,7 +39,7 @@ void options_extra_free(struct options_extra *extras)
 
 static void change_free(struct plugin_change *change)
 {
-    if (change == NULL)
+    if (!change)
         return;
     options_extra_free(change->settings);
     free(change->path);
@@ -61,10 +61,10 @@ static enum rdt_status judge(struct plugin_change *change, struct plugin *plugin
         status = plugin_open(change->plugins, plugin, change->options, &change->parts, err);
     if (status != RDT_OK)
         return status;
-    if ((parts->kind != NULL && parts->kind->available) || (parts->transport != NULL && parts->transport->available))
+    if ((parts->kind && parts->kind->available) || (parts->transport && parts->transport->available))
         return RDT_OK;
     rdt_error_set(err, RDT_UNSUPPORTED, "backend %s is not available: %s", plugin->path,
-                  parts->transport != NULL ? parts->transport->why_not : parts->kind->why_not);
+                  parts->transport ? parts->transport->why_not : parts->kind->why_not);
     plugin_close(&change->parts);
     plugin_parts_free(&change->parts);
     return RDT_UNSUPPORTED;
@@ -85,9 +85,9 @@ static void unload(struct plugin_change *change)
 {
     struct plugin *plugin = change->parts.plugin;
     plugin_close(&change->parts);
-    if (change->parts.transport != NULL)
+    if (change->parts.transport)
         change->parts.transport->opened = false;
-    if (change->parts.kind != NULL)
+    if (change->parts.kind)
         change->parts.kind->opened = false;
     plugin_unmap(plugin);
 }
@@ -95,7 +95,7 @@ static void unload(struct plugin_change *change)
 static void *thread_main(void *arg)
 {
     struct plugin_change *change = arg;
-    if (change->path != NULL)
+    if (change->path)
         load(change);
     else
         unload(change);
@@ -105,9 +105,9 @@ static void *thread_main(void *arg)
 
 static void deliver(struct plugin_event *event)
 {
-    struct plugin_change *change = list_entry(event, struct plugin_change, event);
+    struct plugin_change *change = container_of(event, struct plugin_change, event);
     struct plugins *plugins = change->plugins;
-    bool loaded = change->path != NULL && change->status == RDT_OK, unloaded = change->path == NULL;
+    bool loaded = change->path && change->status == RDT_OK, unloaded = !change->path;
     pthread_join(change->thread, NULL); /* it has only to return */
     plugins->change = NULL;
     if (loaded)
@@ -143,7 +143,7 @@ int plugin_thread_start(pthread_t *thread_p, void *(*main)(void *arg), void *arg
 static enum rdt_status start(struct plugin_change *change, plugins_changed on_changed, void *arg, struct rdt_error *err)
 {
     struct plugins *plugins = change->plugins;
-    assert(plugins->change == NULL && !plugins->closing);
+    assert(!plugins->change && !plugins->closing);
     change->event.deliver = deliver;
     change->on_changed = on_changed;
     change->arg = arg;
@@ -161,7 +161,7 @@ enum rdt_status plugins_load(struct plugins *plugins, const struct options *opti
 {
     struct plugin_change *change = calloc(1, sizeof(*change));
     char *copy = strdup(path);
-    if (change == NULL || copy == NULL) {
+    if (!change || !copy) {
         free(copy);
         free(change);
         options_extra_free(take_settings);
@@ -178,7 +178,7 @@ enum rdt_status plugins_unload(struct plugins *plugins, const struct plugin_part
                                struct rdt_error *err)
 {
     struct plugin_change *change = calloc(1, sizeof(*change));
-    if (change == NULL)
+    if (!change)
         return rdt_error_set(err, RDT_NO_MEMORY, "no memory to unload %s", parts->plugin->name);
     change->plugins = plugins;
     change->parts = *parts;

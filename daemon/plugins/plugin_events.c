@@ -106,7 +106,7 @@ static void look(struct plugin_events *events)
     events->woken = true; /* by ourselves: nobody needs to */
     for (unsigned i = 0; i < EVENTS_PER_TURN; i++) {
         struct list *node = list_first(&events->queue);
-        if (node == NULL) {
+        if (!node) {
             unsigned gather = may_gather(events, ended);
             events->woken = false;
             events->gathered = 0;
@@ -120,7 +120,7 @@ static void look(struct plugin_events *events)
         }
         list_remove(node);
         pthread_mutex_unlock(&events->mutex);
-        struct plugin_event *event = list_entry(node, struct plugin_event, link);
+        struct plugin_event *event = container_of(node, struct plugin_event, link);
         event->deliver(event);
         ended++;
         pthread_mutex_lock(&events->mutex);
@@ -131,7 +131,7 @@ static void look(struct plugin_events *events)
 
 static void on_wake(struct wake *wake)
 {
-    look(list_entry(wake, struct plugin_events, wake));
+    look(container_of(wake, struct plugin_events, wake));
 }
 
 /* Loop thread: an operation is the plug-in's, or is not any more. */
@@ -143,21 +143,21 @@ static void count(struct transport *transport, int by)
 
 static void deliver_done(struct plugin_event *event)
 {
-    struct plugin_op *op = list_entry(event, struct plugin_op, done);
+    struct plugin_op *op = container_of(event, struct plugin_op, done);
     char *msg = op->msg;
     op->msg = NULL;
     count(op->transport, -1);
     if (op->status == RDT_OK)
         op->transport->bytes_done += op->op.piece.bytes;
-    op->on_done(op, op->status, msg != NULL ? msg : rdt_status_sentence(op->status));
+    op->on_done(op, op->status, msg ? msg : rdt_status_sentence(op->status));
     free(msg);
 }
 
 static void host_op_done(struct rdt_op *rdt_op, enum rdt_status status, const char *msg)
 {
-    struct plugin_op *op = list_entry(rdt_op, struct plugin_op, op);
+    struct plugin_op *op = container_of(rdt_op, struct plugin_op, op);
     struct plugin_events *events = op->transport->events;
-    char *copy = msg != NULL && msg[0] != 0 ? strdup(msg) : NULL;
+    char *copy = msg && msg[0] != 0 ? strdup(msg) : NULL;
     pthread_mutex_lock(&events->mutex);
     bool again = !list_empty(&op->done.link), wake = false;
     if (!again) {
@@ -176,7 +176,7 @@ static void host_op_done(struct rdt_op *rdt_op, enum rdt_status status, const ch
 
 static void deliver_failed(struct plugin_event *event)
 {
-    struct plugin_conn *conn = list_entry(event, struct plugin_conn, failed);
+    struct plugin_conn *conn = container_of(event, struct plugin_conn, failed);
     if (!conn->disconnecting)
         conn->on_failed(conn, conn->status, conn->msg);
 }
@@ -190,7 +190,7 @@ static void host_conn_failed(void *conn_ctx, enum rdt_status status, const char 
     if (!conn->has_failed) {
         conn->has_failed = true;
         conn->status = status;
-        snprintf(conn->msg, sizeof(conn->msg), "%s", msg != NULL && msg[0] != 0 ? msg : rdt_status_sentence(status));
+        snprintf(conn->msg, sizeof conn->msg, "%s", msg && msg[0] != 0 ? msg : rdt_status_sentence(status));
         wake = queue_event(events, &conn->failed);
     }
     pthread_mutex_unlock(&events->mutex);
@@ -200,7 +200,7 @@ static void host_conn_failed(void *conn_ctx, enum rdt_status status, const char 
 
 static void deliver_closed(struct plugin_event *event)
 {
-    struct plugin_conn *conn = list_entry(event, struct plugin_conn, closed);
+    struct plugin_conn *conn = container_of(event, struct plugin_conn, closed);
     if (conn->disconnecting)
         conn->on_closed(conn);
     else
@@ -242,7 +242,7 @@ static void handle_closed(struct plugin_events *events)
 
 static void on_wake_closed(struct wake *wake)
 {
-    handle_closed(list_entry(wake, struct plugin_events, wake));
+    handle_closed(container_of(wake, struct plugin_events, wake));
 }
 
 static void on_look_closed(uv_handle_t *look)
@@ -281,7 +281,7 @@ static void drop_events(struct plugin_conn *conn)
 enum rdt_status plugin_conn_create(struct plugin_conn *conn, struct transport *transport, const uint8_t peer_uuid[16],
                                    struct rdt_error *err)
 {
-    assert(conn->on_failed != NULL && conn->on_closed != NULL);
+    assert(conn->on_failed && conn->on_closed);
     if (!transport->available)
         return rdt_error_set(err, RDT_UNSUPPORTED, "%s: %s", transport->name, transport->why_not);
     conn->transport = transport;
@@ -311,7 +311,7 @@ void plugin_conn_disconnect(struct plugin_conn *conn)
 
 void plugin_conn_destroy(struct plugin_conn *conn)
 {
-    if (conn->handle == NULL)
+    if (!conn->handle)
         return;
     conn->transport->ops.connection_destroy(conn->handle);
     conn->handle = NULL;
@@ -321,8 +321,7 @@ void plugin_conn_destroy(struct plugin_conn *conn)
 void plugin_conn_describe(const struct plugin_conn *conn, char *text_p, size_t size)
 {
     text_p[0] = 0;
-    if (conn->handle != NULL && conn->transport->ops.describe != NULL &&
-        conn->transport->ops.describe(conn->handle, text_p, size) != RDT_OK)
+    if (conn->handle && conn->transport->ops.describe && conn->transport->ops.describe(conn->handle, text_p, size) != RDT_OK)
         text_p[0] = 0;
     text_p[size - 1] = 0; /* whatever a plug-in takes for text */
 }
@@ -336,13 +335,13 @@ const char *plugin_conn_queue(const struct plugin_conn *conn, const char *memory
 
 static void op_begin(struct plugin_op *op, struct transport *transport)
 {
-    assert(op->on_done != NULL);
+    assert(op->on_done);
     op->transport = transport;
     op->done.deliver = deliver_done;
     list_init(&op->done.link);
     op->status = RDT_OK;
     op->msg = NULL;
-    memset(op->op.priv, 0, sizeof(op->op.priv));
+    memset(op->op.priv, 0, sizeof op->op.priv);
     count(transport, 1);
 }
 
@@ -351,7 +350,7 @@ typedef enum rdt_status (*post_fn)(void *conn, struct rdt_op *op, struct rdt_err
 enum rdt_status plugin_group_broadcast(struct plugin_group *group, uint32_t root, struct plugin_op *op, struct rdt_error *err)
 {
     struct transport *transport = group->transport;
-    if (transport->ops.post_broadcast == NULL)
+    if (!transport->ops.post_broadcast)
         return rdt_error_set(err, RDT_UNSUPPORTED, "%s has no broadcast of its own", transport->name);
     op_begin(op, transport);
     enum rdt_status status = transport->ops.post_broadcast(group->handle, root, &op->op, err);
@@ -364,7 +363,7 @@ static enum rdt_status post(struct plugin_conn *conn, struct plugin_op *op, post
                             struct rdt_error *err)
 {
     struct transport *transport = conn->transport;
-    if (post_op == NULL)
+    if (!post_op)
         return rdt_error_set(err, RDT_UNSUPPORTED, "%s cannot %s", transport->name, what);
     op_begin(op, transport);
     enum rdt_status status = post_op(conn->handle, &op->op, err);
@@ -399,12 +398,12 @@ static bool has_ended(const struct transport *transport, const struct plugin_op 
 /* It may end right now: a plug-in looks an op up before it cancels it. */
 void plugin_op_cancel(struct plugin_conn *conn, struct plugin_op *op)
 {
-    if (conn->transport->ops.cancel != NULL && !has_ended(conn->transport, op))
+    if (conn->transport->ops.cancel && !has_ended(conn->transport, op))
         conn->transport->ops.cancel(conn->handle, &op->op);
 }
 
 void plugin_group_cancel_broadcast(struct plugin_group *group, struct plugin_op *op)
 {
-    if (group->transport->ops.cancel_broadcast != NULL && !has_ended(group->transport, op))
+    if (group->transport->ops.cancel_broadcast && !has_ended(group->transport, op))
         group->transport->ops.cancel_broadcast(group->handle, &op->op);
 }

@@ -28,7 +28,7 @@ static enum rdt_status check_folder(int fd, const char *path, size_t path_bytes,
     struct stat st;
     if (fstat(fd, &st) != 0)
         return rdt_error_sys(err, errno, "cannot look at its folder");
-    snprintf(what, sizeof(what), "its folder %.*s ", (int)path_bytes, path);
+    snprintf(what, sizeof what, "its folder %.*s ", (int)path_bytes, path);
     return check_writers(&st, what, err);
 }
 
@@ -42,7 +42,7 @@ static enum rdt_status open_folder(const char *path, bool guarded, int *dir_p, c
         status = check_folder(dir, path, 1, err);
     while (status == RDT_OK && (slash = strchr(at, '/')) != NULL) {
         char name[NAME_MAX + 1];
-        snprintf(name, sizeof(name), "%.*s", (int)(slash - at), at);
+        snprintf(name, sizeof name, "%.*s", (int)(slash - at), at);
         int next = openat(dir, name, O_PATH | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
         if (next < 0)
             status = rdt_error_sys(err, errno, "cannot open its folder %.*s", (int)(slash - path), path);
@@ -72,12 +72,12 @@ static bool read_at(int fd, void *to, size_t bytes, uint64_t at)
 static enum rdt_status check_whole(int fd, uint64_t file_bytes, struct rdt_error *err)
 {
     Elf64_Ehdr head;
-    if (!read_at(fd, &head, sizeof(head), 0) || memcmp(head.e_ident, ELFMAG, SELFMAG) != 0 ||
+    if (!read_at(fd, &head, sizeof head, 0) || memcmp(head.e_ident, ELFMAG, SELFMAG) != 0 ||
         head.e_ident[EI_CLASS] != ELFCLASS64 || head.e_phentsize != sizeof(Elf64_Phdr))
         return RDT_OK;
     for (unsigned i = 0; i < head.e_phnum; i++) {
         Elf64_Phdr part;
-        bool there = head.e_phoff <= file_bytes && read_at(fd, &part, sizeof(part), head.e_phoff + i * sizeof(part));
+        bool there = head.e_phoff <= file_bytes && read_at(fd, &part, sizeof part, head.e_phoff + i * sizeof part);
         if (!there || part.p_offset > file_bytes || part.p_filesz > file_bytes - part.p_offset)
             return rdt_error_set(err, RDT_INVALID, "is cut off: it has %llu bytes, and its headers promise more",
                                  (unsigned long long)file_bytes);

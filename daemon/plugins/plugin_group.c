@@ -21,7 +21,7 @@ static void queue_once(struct plugin_group *group, struct plugin_event *event)
 
 static void deliver_ready(struct plugin_event *event)
 {
-    struct plugin_group *group = list_entry(event, struct plugin_group, ready);
+    struct plugin_group *group = container_of(event, struct plugin_group, ready);
 
     if (!group->closing)
         group->on_ready(group);
@@ -36,7 +36,7 @@ static void host_ready(void *group_ctx)
 
 static void deliver_failed(struct plugin_event *event)
 {
-    struct plugin_group *group = list_entry(event, struct plugin_group, failed);
+    struct plugin_group *group = container_of(event, struct plugin_group, failed);
 
     if (!group->closing)
         group->on_failed(group, group->status, group->msg);
@@ -51,7 +51,7 @@ static void host_failed(void *group_ctx, enum rdt_status status, const char *msg
     if (!group->has_failed) {
         group->has_failed = true;
         group->status = status;
-        (void)snprintf(group->msg, sizeof(group->msg), "%s", msg != NULL && msg[0] != 0 ? msg : rdt_status_sentence(status));
+        (void)snprintf(group->msg, sizeof group->msg, "%s", msg && msg[0] != 0 ? msg : rdt_status_sentence(status));
         plugin_events_add(events, &group->failed);
     }
     pthread_mutex_unlock(&events->mutex);
@@ -59,7 +59,7 @@ static void host_failed(void *group_ctx, enum rdt_status status, const char *msg
 
 static void deliver_closed(struct plugin_event *event)
 {
-    struct plugin_group *group = list_entry(event, struct plugin_group, closed);
+    struct plugin_group *group = container_of(event, struct plugin_group, closed);
 
     if (group->closing)
         group->on_closed(group);
@@ -85,7 +85,7 @@ void plugin_group_host(struct rdt_host *host)
 
 bool transport_is_grouped(const struct transport *transport)
 {
-    return transport->ops.connection_create == NULL;
+    return !transport->ops.connection_create;
 }
 
 static void drop_events(struct plugin_group *group)
@@ -105,10 +105,10 @@ enum rdt_status plugin_group_create(struct plugin_group *group, struct transport
     void *handle;
     enum rdt_status status;
 
-    assert(group->on_ready != NULL && group->on_failed != NULL && group->on_closed != NULL);
+    assert(group->on_ready && group->on_failed && group->on_closed);
     if (!transport->available)
         return rdt_error_set(err, RDT_UNSUPPORTED, "%s: %s", transport->name, transport->why_not);
-    if (transport->ops.group_create == NULL)
+    if (!transport->ops.group_create)
         return rdt_error_set(err, RDT_UNSUPPORTED, "%s knows no groups", transport->name);
     group->transport = transport;
     group->handle = NULL;
@@ -143,7 +143,7 @@ void plugin_group_close(struct plugin_group *group)
 
 void plugin_group_destroy(struct plugin_group *group)
 {
-    if (group->handle == NULL)
+    if (!group->handle)
         return;
     group->transport->ops.group_destroy(group->handle);
     group->handle = NULL;

@@ -19,13 +19,13 @@ static void host_log(void *ctx, enum rdt_log_level level, const char *fmt, ...)
         [RDT_LOG_ERROR] = LOG_LEVEL_ERROR, [RDT_LOG_WARN] = LOG_LEVEL_WARN,   [RDT_LOG_INFO] = LOG_LEVEL_INFO,
         [RDT_LOG_DEBUG] = LOG_LEVEL_DEBUG, [RDT_LOG_TRACE] = LOG_LEVEL_TRACE,
     };
-    enum log_level at = (unsigned)level < sizeof(ours) / sizeof(ours[0]) ? ours[level] : LOG_LEVEL_ERROR;
+    enum log_level at = (unsigned)level < sizeof ours / sizeof ours[0] ? ours[level] : LOG_LEVEL_ERROR;
     if (at > log_threshold)
         return;
     char text[1024];
     va_list args;
     va_start(args, fmt);
-    vsnprintf(text, sizeof(text), fmt, args);
+    vsnprintf(text, sizeof text, fmt, args);
     va_end(args);
     log_write(at, "%s: %s", plugin->name, text);
 }
@@ -33,18 +33,18 @@ static void host_log(void *ctx, enum rdt_log_level level, const char *fmt, ...)
 static const struct rdt_config_key *find_key(const struct plugin *plugin, const char *name)
 {
     const struct rdt_config_key *key = plugin->backend.config_keys;
-    while (key != NULL && key->name != NULL && strcmp(key->name, name) != 0)
+    while (key && key->name && strcmp(key->name, name) != 0)
         key++;
-    return key != NULL && key->name != NULL ? key : NULL;
+    return key && key->name ? key : NULL;
 }
 
 static const char *key_value(const struct plugin *plugin, const struct options *options, const struct rdt_config_key *key)
 {
-    for (const struct options_extra *extra = plugin->settings; extra != NULL; extra = extra->next) {
+    for (const struct options_extra *extra = plugin->settings; extra; extra = extra->next) {
         if (strcmp(extra->key, key->name) == 0)
             return extra->value;
     }
-    for (const struct options_extra *extra = options->extras; extra != NULL; extra = extra->next) {
+    for (const struct options_extra *extra = options->extras; extra; extra = extra->next) {
         if (strcasecmp(extra->section, plugin->name) == 0 && strcmp(extra->key, key->name) == 0)
             return extra->value;
     }
@@ -54,12 +54,12 @@ static const char *key_value(const struct plugin *plugin, const struct options *
 void plugin_host_dump(const struct list *plugins, const struct options *options, FILE *out)
 {
     list_for_each (node, plugins) {
-        const struct plugin *plugin = list_entry(node, struct plugin, link);
+        const struct plugin *plugin = container_of(node, struct plugin, link);
         const struct rdt_config_key *key = plugin->backend.config_keys;
-        if (key == NULL || key->name == NULL)
+        if (!key || !key->name)
             continue;
         fprintf(out, "\n[%s]\n", plugin->name);
-        for (; key->name != NULL; key++) {
+        for (; key->name; key++) {
             const char *value = key_value(plugin, options, key);
             fprintf(out, "\n# %s\n%s =%s%s\n", key->help, key->name, value[0] ? " " : "", value);
         }
@@ -72,9 +72,9 @@ static const char *host_config(void *ctx, const char *name)
     const struct options *options = plugin->options;
     const struct rdt_config_key *key = find_key(plugin, name);
     uint16_t port;
-    if (options == NULL)
+    if (!options)
         return NULL;
-    if (key != NULL)
+    if (key)
         return key_value(plugin, options, key);
     if (strcmp(name, "trusted_network") == 0)
         return options->trusted_network ? "yes" : "no";
@@ -106,11 +106,11 @@ static enum rdt_status unknown_section(const struct list *plugins, const struct 
     struct nearest nearest;
     char hint[96];
     nearest_init(&nearest, extra->section);
-    for (size_t i = 0; i < sizeof(ours) / sizeof(ours[0]); i++)
+    for (size_t i = 0; i < sizeof ours / sizeof ours[0]; i++)
         nearest_try(&nearest, ours[i]);
     list_for_each (node, plugins)
-        nearest_try(&nearest, list_entry(node, struct plugin, link)->name);
-    nearest_hint(&nearest, "", hint, sizeof(hint));
+        nearest_try(&nearest, container_of(node, struct plugin, link)->name);
+    nearest_hint(&nearest, "", hint, sizeof hint);
     return rdt_error_set(err, RDT_INVALID, "no section and no loaded backend has this name%s", hint);
 }
 
@@ -119,16 +119,16 @@ static enum rdt_status unknown_key(const struct plugin *plugin, const struct opt
     struct nearest nearest;
     char hint[96];
     nearest_init(&nearest, extra->key);
-    for (const struct rdt_config_key *key = plugin->backend.config_keys; key != NULL && key->name != NULL; key++)
+    for (const struct rdt_config_key *key = plugin->backend.config_keys; key && key->name; key++)
         nearest_try(&nearest, key->name);
-    nearest_hint(&nearest, "", hint, sizeof(hint));
+    nearest_hint(&nearest, "", hint, sizeof hint);
     return rdt_error_set(err, RDT_INVALID, "the backend has no such key%s", hint);
 }
 
 enum rdt_status plugin_host_check_own(const struct plugin *plugin, struct rdt_error *err)
 {
-    for (const struct options_extra *extra = plugin->settings; extra != NULL; extra = extra->next) {
-        if (find_key(plugin, extra->key) != NULL)
+    for (const struct options_extra *extra = plugin->settings; extra; extra = extra->next) {
+        if (find_key(plugin, extra->key))
             continue;
         enum rdt_status status = unknown_key(plugin, extra, err);
         rdt_error_prefix(err, "backend %s: %s=%s", plugin->name, extra->key, extra->value);
@@ -139,16 +139,16 @@ enum rdt_status plugin_host_check_own(const struct plugin *plugin, struct rdt_er
 
 enum rdt_status plugin_host_check(const struct list *plugins, const struct options *options, struct rdt_error *err)
 {
-    for (const struct options_extra *extra = options->extras; extra != NULL; extra = extra->next) {
+    for (const struct options_extra *extra = options->extras; extra; extra = extra->next) {
         const struct plugin *plugin = NULL;
         list_for_each (node, plugins) {
-            const struct plugin *candidate = list_entry(node, struct plugin, link);
+            const struct plugin *candidate = container_of(node, struct plugin, link);
             if (strcasecmp(candidate->name, extra->section) == 0)
                 plugin = candidate;
         }
-        if (plugin != NULL && find_key(plugin, extra->key) != NULL)
+        if (plugin && find_key(plugin, extra->key))
             continue;
-        enum rdt_status status = plugin != NULL ? unknown_key(plugin, extra, err) : unknown_section(plugins, extra, err);
+        enum rdt_status status = plugin ? unknown_key(plugin, extra, err) : unknown_section(plugins, extra, err);
         rdt_error_prefix(err, "[%s] %s", extra->section, extra->key);
         if (extra->line > 0)
             rdt_error_prefix(err, "%s:%d", options->config, extra->line);

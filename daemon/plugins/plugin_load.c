@@ -38,7 +38,7 @@ static enum rdt_status check_required(const char *table, const struct required *
 
 static enum rdt_status check_name(const char *what, const char *name, struct rdt_error *err)
 {
-    size_t bytes = name != NULL ? strlen(name) : 0;
+    size_t bytes = name ? strlen(name) : 0;
     if (bytes == 0 || bytes > RDT_MAX_NAME_BYTES || strspn(name, NAME_CHARS) != bytes)
         return rdt_error_set(err, RDT_INVALID, "the %s's name must be letters, digits, '_' and '-', %u at most", what,
                              RDT_MAX_NAME_BYTES);
@@ -49,19 +49,19 @@ static enum rdt_status take_memory(struct plugin *plugin, struct rdt_error *err)
 {
     struct rdt_memory_ops *ops = &plugin->memory;
     copy_table(ops, sizeof(*ops), plugin->backend.memory, plugin->backend.memory->struct_size);
-    bool devices = ops->devices != NULL;
+    bool devices = ops->devices;
     const struct required rows[] = {
-        {"open", ops->open != NULL},
-        {"close", ops->close != NULL},
-        {"alloc", ops->alloc != NULL},
-        {"free", ops->free != NULL},
-        {"map", ops->map != NULL},
-        {"copy", ops->copy != NULL || devices},
+        {"open", ops->open},
+        {"close", ops->close},
+        {"alloc", ops->alloc},
+        {"free", ops->free},
+        {"map", ops->map},
+        {"copy", ops->copy || devices},
         /* Memory that the processor cannot touch is moved, shared and cleared by the plug-in. */
-        {"export_block", ops->export_block != NULL || !devices},
-        {"copy_start", ops->copy_start != NULL || !devices},
-        {"zero", ops->zero != NULL || !devices},
-        {"unpin", ops->unpin != NULL || ops->pin == NULL},
+        {"export_block", ops->export_block || !devices},
+        {"copy_start", ops->copy_start || !devices},
+        {"zero", ops->zero || !devices},
+        {"unpin", ops->unpin || !ops->pin},
     };
     enum rdt_status status = check_name("memory kind", ops->name, err);
     if (status == RDT_OK)
@@ -74,33 +74,33 @@ static enum rdt_status take_transport(struct plugin *plugin, struct rdt_error *e
 {
     struct rdt_transport_ops *ops = &plugin->transport;
     copy_table(ops, sizeof(*ops), plugin->backend.transport, plugin->backend.transport->struct_size);
-    bool grouped = ops->group_create != NULL, alone = ops->connection_create != NULL || !grouped;
-    bool one = ops->pack_key != NULL || ops->post_read != NULL, two = ops->post_send != NULL || ops->post_recv != NULL;
+    bool grouped = ops->group_create, alone = ops->connection_create || !grouped;
+    bool one = ops->pack_key || ops->post_read, two = ops->post_send || ops->post_recv;
     const struct required rows[] = {
-        {"memory_kinds", ops->memory_kinds != NULL && ops->memory_kinds[0] != NULL},
-        {"open", ops->open != NULL},
-        {"close", ops->close != NULL},
-        {"connection_create", ops->connection_create != NULL || !alone},
-        {"connection_destroy", ops->connection_destroy != NULL || !alone},
-        {"offer", ops->offer != NULL || !alone},
-        {"connect", ops->connect != NULL || !alone},
-        {"sides", ops->sides != NULL},
-        {"disconnect", ops->disconnect != NULL || !alone},
-        {"group_offer", ops->group_offer != NULL || !grouped},
-        {"group_connect", ops->group_connect != NULL || !grouped},
-        {"group_conn", ops->group_conn != NULL || !grouped},
-        {"group_close", ops->group_close != NULL || !grouped},
-        {"group_destroy", ops->group_destroy != NULL || !grouped},
-        {"post_broadcast", ops->post_broadcast != NULL || ops->cancel_broadcast == NULL},
-        {"cancel_broadcast", ops->cancel_broadcast != NULL || ops->post_broadcast == NULL},
+        {"memory_kinds", ops->memory_kinds && ops->memory_kinds[0]},
+        {"open", ops->open},
+        {"close", ops->close},
+        {"connection_create", ops->connection_create || !alone},
+        {"connection_destroy", ops->connection_destroy || !alone},
+        {"offer", ops->offer || !alone},
+        {"connect", ops->connect || !alone},
+        {"sides", ops->sides},
+        {"disconnect", ops->disconnect || !alone},
+        {"group_offer", ops->group_offer || !grouped},
+        {"group_connect", ops->group_connect || !grouped},
+        {"group_conn", ops->group_conn || !grouped},
+        {"group_close", ops->group_close || !grouped},
+        {"group_destroy", ops->group_destroy || !grouped},
+        {"post_broadcast", ops->post_broadcast || !ops->cancel_broadcast},
+        {"cancel_broadcast", ops->cancel_broadcast || !ops->post_broadcast},
         {"a way to move bytes (post_send and post_recv, or pack_key and post_read)", one || two},
         /* Half of a pair is a forgotten operation, not a choice. */
-        {"post_send", ops->post_send != NULL || !two},
-        {"post_recv", ops->post_recv != NULL || !two},
-        {"pack_key", ops->pack_key != NULL || !one},
-        {"post_read", ops->post_read != NULL || !one},
-        {"register_memory", ops->register_memory != NULL || (!one && ops->unregister_memory == NULL)},
-        {"unregister_memory", ops->unregister_memory != NULL || ops->register_memory == NULL},
+        {"post_send", ops->post_send || !two},
+        {"post_recv", ops->post_recv || !two},
+        {"pack_key", ops->pack_key || !one},
+        {"post_read", ops->post_read || !one},
+        {"register_memory", ops->register_memory || (!one && !ops->unregister_memory)},
+        {"unregister_memory", ops->unregister_memory || !ops->register_memory},
     };
     enum rdt_status status = check_name("transport", ops->name, err);
     if (status == RDT_OK)
@@ -111,25 +111,25 @@ static enum rdt_status take_transport(struct plugin *plugin, struct rdt_error *e
 
 static enum rdt_status take_tables(struct plugin *plugin, const struct rdt_backend *theirs, struct rdt_error *err)
 {
-    if (theirs == NULL)
+    if (!theirs)
         return rdt_error_set(err, RDT_INVALID, "rdt_backend_init gave nothing");
     if (theirs->abi_version != RDT_BACKEND_ABI)
         return rdt_error_set(err, RDT_UNSUPPORTED, "is made for ABI version %u, and this rdtd has version %u",
                              theirs->abi_version, RDT_BACKEND_ABI);
-    copy_table(&plugin->backend, sizeof(plugin->backend), theirs, theirs->struct_size);
+    copy_table(&plugin->backend, sizeof plugin->backend, theirs, theirs->struct_size);
     enum rdt_status status = check_name("backend", plugin->backend.name, err);
     if (status != RDT_OK)
         return status;
-    if (plugin->backend.memory == NULL && plugin->backend.transport == NULL)
+    if (!plugin->backend.memory && !plugin->backend.transport)
         return rdt_error_set(err, RDT_INVALID, "has neither a memory kind nor a transport");
-    if (plugin->backend.memory != NULL)
+    if (plugin->backend.memory)
         status = take_memory(plugin, err);
-    if (status == RDT_OK && plugin->backend.transport != NULL)
+    if (status == RDT_OK && plugin->backend.transport)
         status = take_transport(plugin, err);
     if (status != RDT_OK)
         return status;
     plugin->name = strdup(plugin->backend.name);
-    if (plugin->name == NULL)
+    if (!plugin->name)
         return rdt_error_set(err, RDT_NO_MEMORY, "no memory");
     for (char *p = plugin->name; *p != 0; p++)
         *p = (char)tolower((unsigned char)*p);
@@ -139,16 +139,16 @@ static enum rdt_status take_tables(struct plugin *plugin, const struct rdt_backe
 static enum rdt_status open_library(struct plugin *plugin, struct rdt_error *err)
 {
     plugin->library = dlopen(plugin->path, RTLD_NOW | RTLD_LOCAL);
-    if (plugin->library == NULL) {
+    if (!plugin->library) {
         const char *why = dlerror();
-        return rdt_error_set(err, RDT_INVALID, "cannot be loaded: %s", why != NULL ? why : "no reason given");
+        return rdt_error_set(err, RDT_INVALID, "cannot be loaded: %s", why ? why : "no reason given");
     }
     /* ISO C knows no conversion between void * and functions; POSIX promises that the bits are the same. */
     const struct rdt_backend *(*init)(void);
     void *symbol = dlsym(plugin->library, "rdt_backend_init");
-    if (symbol == NULL)
+    if (!symbol)
         return rdt_error_set(err, RDT_INVALID, "is not a backend: it exports no rdt_backend_init");
-    memcpy(&init, &symbol, sizeof(init));
+    memcpy(&init, &symbol, sizeof init);
     return take_tables(plugin, init(), err);
 }
 
@@ -170,12 +170,12 @@ static enum rdt_status load(struct plugin *plugin, bool guarded, struct rdt_erro
 enum rdt_status plugin_load(const char *path, bool guarded, struct plugin **plugin_p, struct rdt_error *err)
 {
     struct plugin *plugin = calloc(1, sizeof(*plugin));
-    if (plugin == NULL)
+    if (!plugin)
         return rdt_error_set(err, RDT_NO_MEMORY, "no memory for %s", path);
     list_init(&plugin->link);
     /* A bare name would make dlopen search the system's directories. */
     plugin->path = realpath(path, NULL);
-    if (plugin->path == NULL) {
+    if (!plugin->path) {
         int failed = errno;
         plugin_unload(plugin, false);
         if (failed == ENOENT || failed == ENOTDIR)
@@ -194,14 +194,14 @@ enum rdt_status plugin_load(const char *path, bool guarded, struct plugin **plug
 
 void plugin_unmap(struct plugin *plugin)
 {
-    if (plugin->library != NULL)
+    if (plugin->library)
         dlclose(plugin->library);
     plugin->library = NULL;
 }
 
 void plugin_unload(struct plugin *plugin, bool keep_mapped)
 {
-    if (plugin == NULL)
+    if (!plugin)
         return;
     if (!keep_mapped)
         plugin_unmap(plugin);

@@ -19,7 +19,7 @@ enum rdt_status plugin_memory_devices(struct memory_kind *kind, uint64_t limit_b
     struct rdt_device *found;
     uint32_t n;
 
-    if (kind->ops.devices == NULL)
+    if (!kind->ops.devices)
         return RDT_OK;
     found = calloc(MAX_DEVICES, sizeof *found);
     kind->devices = calloc(MAX_DEVICES, sizeof *kind->devices);
@@ -115,7 +115,7 @@ void plugin_copies_await(struct plugin_events *events, void (*on_copied)(void *a
 
 static void deliver_copied(struct plugin_event *event)
 {
-    struct plugin_copy *copy = list_entry(event, struct plugin_copy, done);
+    struct plugin_copy *copy = container_of(event, struct plugin_copy, done);
     struct plugin_events *events = copy->kind->events;
     char *msg = copy->msg;
 
@@ -128,7 +128,7 @@ static void deliver_copied(struct plugin_event *event)
 
 static void host_copy_done(struct rdt_memory_copy *rdt_copy, enum rdt_status status, const char *msg)
 {
-    struct plugin_copy *copy = list_entry(rdt_copy, struct plugin_copy, copy);
+    struct plugin_copy *copy = container_of(rdt_copy, struct plugin_copy, copy);
 
     copy->status = status;
     copy->msg = msg && msg[0] ? strdup(msg) : NULL;

@@ -19,10 +19,10 @@ static void lower(char *to, const char *text)
 static const char *const *copy_words(const char *const *words)
 {
     size_t n = 0, bytes = 0;
-    for (; words[n] != NULL; n++)
+    for (; words[n]; n++)
         bytes += strlen(words[n]) + 1;
     char **copy = malloc((n + 1) * sizeof(*copy) + bytes);
-    if (copy == NULL)
+    if (!copy)
         return NULL;
     char *text = (char *)(copy + n + 1);
     for (size_t i = 0; i < n; i++) {
@@ -35,7 +35,7 @@ static const char *const *copy_words(const char *const *words)
 
 static void memory_kind_free(struct memory_kind *kind)
 {
-    if (kind == NULL)
+    if (!kind)
         return;
     plugin_memory_fini(kind);
     free((char *)(uintptr_t)kind->name);
@@ -44,7 +44,7 @@ static void memory_kind_free(struct memory_kind *kind)
 
 static void transport_free(struct transport *transport)
 {
-    if (transport == NULL)
+    if (!transport)
         return;
     free(transport->kept);
     free((char *)(uintptr_t)transport->version);
@@ -56,7 +56,7 @@ static struct memory_kind *memory_kind_new(struct plugins *plugins, struct plugi
 {
     struct memory_kind *kind = calloc(1, sizeof(*kind));
     char *name = malloc(strlen(plugin->memory.name) + 1);
-    if (kind == NULL || name == NULL) {
+    if (!kind || !name) {
         free(kind);
         free(name);
         return NULL;
@@ -74,12 +74,12 @@ static struct memory_kind *memory_kind_new(struct plugins *plugins, struct plugi
 static struct transport *transport_new(struct plugins *plugins, struct plugin *plugin)
 {
     struct transport *transport = calloc(1, sizeof(*transport));
-    if (transport == NULL)
+    if (!transport)
         return NULL;
     transport->ops = plugin->transport;
     transport->ops.memory_kinds = copy_words(plugin->transport.memory_kinds);
     transport->kept = malloc(sizeof(*transport->kept) + strlen(plugin->transport.name) + 1);
-    if (transport->kept == NULL || transport->ops.memory_kinds == NULL) {
+    if (!transport->kept || !transport->ops.memory_kinds) {
         transport_free(transport);
         return NULL;
     }
@@ -125,7 +125,7 @@ static void ask_what_moves(struct transport *transport)
     const char **kinds = (const char **)(uintptr_t)transport->ops.memory_kinds; /* our copy */
     size_t n = 0;
 
-    for (size_t i = 0; kinds[i] != NULL; i++)
+    for (size_t i = 0; kinds[i]; i++)
         if (transport->ops.moves(transport->instance, kinds[i]))
             kinds[n++] = kinds[i];
     kinds[n] = NULL;
@@ -136,19 +136,18 @@ static enum rdt_status open_transport(struct plugin *plugin, struct transport *t
     struct rdt_error why = {0};
     struct rdt_transport_ops *ops = &transport->ops;
     enum rdt_status status = ops->open(&plugin->host, &transport->instance, &why);
-    if (status == RDT_OK && ops->reads != NULL && ops->post_send != NULL && !ops->reads(transport->instance)) {
+    if (status == RDT_OK && ops->reads && ops->post_send && !ops->reads(transport->instance)) {
         ops->register_memory = NULL;
         ops->unregister_memory = NULL;
         ops->pack_key = NULL;
         ops->post_read = NULL;
     }
     transport->opened = transport->available = judge_open(&status, plugin, &why, transport->why_not, err);
-    if (transport->available && ops->moves != NULL)
+    if (transport->available && ops->moves)
         ask_what_moves(transport);
-    const char *version =
-        transport->available && transport->ops.version != NULL ? transport->ops.version(transport->instance) : NULL;
-    transport->version = strdup(version != NULL ? version : "");
-    if (status == RDT_OK && transport->version == NULL)
+    const char *version = transport->available && transport->ops.version ? transport->ops.version(transport->instance) : NULL;
+    transport->version = strdup(version ? version : "");
+    if (status == RDT_OK && !transport->version)
         status = rdt_error_set(err, RDT_NO_MEMORY, "no memory for backend %s", plugin->path);
     return status;
 }
@@ -160,12 +159,12 @@ enum rdt_status plugin_open(struct plugins *plugins, struct plugin *plugin, cons
                                  .kind = plugin->has_memory ? memory_kind_new(plugins, plugin) : NULL,
                                  .transport = plugin->has_transport ? transport_new(plugins, plugin) : NULL};
     enum rdt_status status = RDT_OK;
-    if ((plugin->has_memory && parts.kind == NULL) || (plugin->has_transport && parts.transport == NULL))
+    if ((plugin->has_memory && !parts.kind) || (plugin->has_transport && !parts.transport))
         status = rdt_error_set(err, RDT_NO_MEMORY, "no memory for backend %s", plugin->path);
     plugin->options = options;
-    if (status == RDT_OK && parts.kind != NULL)
+    if (status == RDT_OK && parts.kind)
         status = open_memory(plugin, parts.kind, options, err);
-    if (status == RDT_OK && parts.transport != NULL)
+    if (status == RDT_OK && parts.transport)
         status = open_transport(plugin, parts.transport, err);
     plugin->options = NULL;
     if (status != RDT_OK) {
@@ -182,7 +181,7 @@ static void keep_name(struct plugins *plugins, struct transport *transport)
     struct plugin_name *fresh = transport->kept;
     transport->kept = NULL;
     list_for_each (node, &plugins->names) {
-        struct plugin_name *name = list_entry(node, struct plugin_name, link);
+        struct plugin_name *name = container_of(node, struct plugin_name, link);
         if (strcmp(name->text, fresh->text) == 0) {
             transport->name = name->text;
             free(fresh);
@@ -196,7 +195,7 @@ static void insert_by_speed(struct list *transports, struct transport *transport
 {
     struct list *before = transports; /* the end */
     list_for_each (node, transports) {
-        if (list_entry(node, struct transport, link)->ops.speed < transport->ops.speed) {
+        if (container_of(node, struct transport, link)->ops.speed < transport->ops.speed) {
             before = node;
             break;
         }
@@ -210,9 +209,9 @@ void plugin_link(struct plugins *plugins, struct plugin_parts *parts)
         list_append(&plugins->files, &parts->plugin->link);
     parts->plugin->kind = parts->kind;
     parts->plugin->instance = parts->transport;
-    if (parts->kind != NULL)
+    if (parts->kind)
         list_append(&plugins->memory_kinds, &parts->kind->link);
-    if (parts->transport != NULL) {
+    if (parts->transport) {
         keep_name(plugins, parts->transport);
         insert_by_speed(&plugins->transports, parts->transport);
     }
@@ -221,17 +220,17 @@ void plugin_link(struct plugins *plugins, struct plugin_parts *parts)
 void plugin_unlink(struct plugin_parts *parts)
 {
     list_remove(&parts->plugin->link);
-    if (parts->kind != NULL)
+    if (parts->kind)
         list_remove(&parts->kind->link);
-    if (parts->transport != NULL)
+    if (parts->transport)
         list_remove(&parts->transport->link);
 }
 
 void plugin_close(const struct plugin_parts *parts)
 {
-    if (parts->transport != NULL && parts->transport->opened)
+    if (parts->transport && parts->transport->opened)
         parts->transport->ops.close(parts->transport->instance);
-    if (parts->kind != NULL && parts->kind->opened)
+    if (parts->kind && parts->kind->opened)
         parts->kind->ops.close(parts->kind->instance);
 }
 

@@ -163,7 +163,7 @@ static bool go_on(struct loading *loading)
 
 static void on_tick(struct deadline *deadline)
 {
-    struct loading *loading = (struct loading *)((char *)deadline - offsetof(struct loading, tick));
+    struct loading *loading = container_of(deadline, struct loading, tick);
 
     if (!loading->transfers->closing && !go_on(loading))
         (void)deadline_set(loading->deadlines, &loading->tick, LOOK_NS);

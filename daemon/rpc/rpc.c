@@ -54,7 +54,7 @@ static const struct verb *find_verb(unsigned type)
 
 bool rpc_handles(enum rdt_message type)
 {
-    return find_verb(type) != NULL;
+    return find_verb(type);
 }
 
 /* How long a request wants to wait for room; 0: not at all. */
@@ -75,7 +75,7 @@ static void on_turn_to_try(struct client_wake *wake);
 
 static void on_room(struct account_wait *room)
 {
-    struct call *call = (struct call *)((char *)room - offsetof(struct call, room));
+    struct call *call = container_of(room, struct call, room);
 
     call->wake.run = on_turn_to_try;
     client_wake(call->client, &call->wake);
@@ -116,7 +116,7 @@ static enum rdt_status park(struct call *call, const uint8_t *payload, size_t by
 
 static void on_turn_to_try(struct client_wake *wake)
 {
-    struct call *call = (struct call *)((char *)wake - offsetof(struct call, wake));
+    struct call *call = container_of(wake, struct call, wake);
 
     rpc_dispatch(call, call->packed, call->packed_bytes);
 }
@@ -124,9 +124,9 @@ static void on_turn_to_try(struct client_wake *wake)
 void rpc_pass(struct client *client)
 {
     list_for_each (node, &client->wakes) { /* more may come meanwhile, behind them */
-        struct client_wake *wake = list_entry(node, struct client_wake, link);
+        struct client_wake *wake = container_of(node, struct client_wake, link);
         if (wake->run == on_turn_to_try)
-            account_pass(&list_entry(wake, struct call, wake)->room);
+            account_pass(&container_of(wake, struct call, wake)->room);
     }
 }
 

@@ -145,7 +145,7 @@ bool call_waits(const struct call *call)
 
 static void on_deadline(struct deadline *deadline)
 {
-    struct call *call = (struct call *)((char *)deadline - offsetof(struct call, deadline));
+    struct call *call = container_of(deadline, struct call, deadline);
     struct rdt_error err;
 
     if (call->on_end)
@@ -214,7 +214,7 @@ bool calls_client_gone(struct rpc *rpc, struct client *client, uint64_t until_ns
 {
     (void)rpc;
     while (!list_empty(&client->calls)) {
-        call_drop(list_entry(list_first(&client->calls), struct call, link));
+        call_drop(container_of(list_first(&client->calls), struct call, link));
         if (uv_hrtime() >= until_ns)
             return false;
     }
@@ -224,7 +224,7 @@ bool calls_client_gone(struct rpc *rpc, struct client *client, uint64_t until_ns
 struct call *call_find(struct client *client, uint64_t request_id)
 {
     list_for_each (node, &client->calls) {
-        struct call *call = list_entry(node, struct call, link);
+        struct call *call = container_of(node, struct call, link);
         if (call->request_id == request_id)
             return call;
     }

@@ -34,12 +34,12 @@ static void freeing_done(struct freeing *freeing)
 
 static void on_settled(struct kept_waiter *waiter)
 {
-    freeing_done((struct freeing *)((char *)waiter - offsetof(struct freeing, waiter)));
+    freeing_done(container_of(waiter, struct freeing, waiter));
 }
 
 static void on_silence(struct deadline *deadline)
 {
-    freeing_done((struct freeing *)((char *)deadline - offsetof(struct freeing, deadline)));
+    freeing_done(container_of(deadline, struct freeing, deadline));
 }
 
 /* The answer comes when the copies are out of reach; NO_MEMORY: it is freed all the same, but nobody waits for that. */
@@ -109,7 +109,7 @@ enum rdt_status rpc_free(struct call *call, const void *request, struct rdt_erro
 
 static void on_wake_freed(struct client_wake *wake)
 {
-    call_reply_empty((struct call *)((char *)wake - offsetof(struct call, wake)));
+    call_reply_empty(container_of(wake, struct call, wake));
 }
 
 static void wake_freed(struct call *call)
@@ -126,12 +126,12 @@ static void on_gone(struct object_waiter *waiter, struct object *object, const s
 {
     (void)object;
     (void)why;
-    wake_freed((struct call *)((char *)waiter - offsetof(struct call, object)));
+    wake_freed(container_of(waiter, struct call, object));
 }
 
 static void on_idle(struct region_waiter *waiter)
 {
-    wake_freed((struct call *)((char *)waiter - offsetof(struct call, range)));
+    wake_freed(container_of(waiter, struct call, range));
 }
 
 static enum rdt_status wait_range(struct call *call, const Rdt__Pb__WaitFreed *message, struct rdt_error *err)

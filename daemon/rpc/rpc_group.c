@@ -13,7 +13,7 @@ struct waiting {
 
 static void on_done(struct group_waiter *waiter, const struct rdt_error *err)
 {
-    struct waiting *waiting = list_entry(waiter, struct waiting, waiter);
+    struct waiting *waiting = container_of(waiter, struct waiting, waiter);
     struct call *call = waiting->call;
 
     free(waiting);

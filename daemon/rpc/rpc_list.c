@@ -145,7 +145,7 @@ static void list_clients(struct call *call, const Rdt__Pb__List *list, struct pa
 {
     list_for_each (node, &call->rpc->clients) /* in order of id: they are appended */
     {
-        const struct client *client = list_entry(node, struct client, link);
+        const struct client *client = container_of(node, struct client, link);
         if (client->id <= list->after || !is_for(call, list->kind, client))
             continue;
         if (page_full(page)) {
@@ -166,7 +166,7 @@ static void list_names(struct call *call, const Rdt__Pb__List *list, struct page
 
     list_for_each (node, &call->rpc->names->published) /* in order of number: they are appended */
     {
-        const struct name *name = list_entry(node, struct name, link);
+        const struct name *name = container_of(node, struct name, link);
         if (name->number <= list->after || !is_for(call, list->kind, name))
             continue;
         if (prefix > name->id_bytes || memcmp(name_id(name), list->id_prefix, prefix) != 0)
@@ -187,7 +187,7 @@ static void list_groups(struct call *call, const Rdt__Pb__List *list, struct pag
 {
     list_for_each (node, &call->rpc->groups->all) /* in order of number: they are appended */
     {
-        const struct group *group = list_entry(node, struct group, link);
+        const struct group *group = container_of(node, struct group, link);
         if (group->number <= list->after || !is_for(call, list->kind, group) ||
             strncmp(group->name, list->id_prefix, strlen(list->id_prefix)) != 0)
             continue;
@@ -215,7 +215,7 @@ static void list_peers(struct call *call, const Rdt__Pb__List *list, struct page
                 page->reply.next = place - 1;
                 break;
             }
-            page_add(page, row_peer(&page->arena, list_entry(node, struct peer, link)));
+            page_add(page, row_peer(&page->arena, container_of(node, struct peer, link)));
         }
     page->reply.peers = (Rdt__Pb__PeerInfo **)page->rows;
     page->reply.n_peers = page->n;
@@ -227,11 +227,11 @@ static void list_backends(struct call *call, struct page *page)
 {
     list_for_each (node, plugins_memory_kinds(call->rpc->plugins)) {
         if (!page_full(page))
-            page_add(page, row_memory(&page->arena, list_entry(node, struct memory_kind, link)));
+            page_add(page, row_memory(&page->arena, container_of(node, struct memory_kind, link)));
     }
     list_for_each (transport_node, plugins_transports(call->rpc->plugins)) {
         if (!page_full(page))
-            page_add(page, row_transport(&page->arena, list_entry(transport_node, struct transport, link)));
+            page_add(page, row_transport(&page->arena, container_of(transport_node, struct transport, link)));
     }
     page->reply.backends = (Rdt__Pb__BackendInfo **)page->rows;
     page->reply.n_backends = page->n;

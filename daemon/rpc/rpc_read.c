@@ -17,7 +17,7 @@ void readings_init(struct rpc *rpc)
 
 static void run_read(struct work *work)
 {
-    struct reading *reading = list_entry(work, struct reading, work);
+    struct reading *reading = container_of(work, struct reading, work);
 
     if (arena_unpack(&reading->arena, reading->type, reading->frame.payload, reading->frame.length, reading->name, &reading->message,
                      &reading->err) != RDT_OK)
@@ -30,7 +30,7 @@ static void run_read(struct work *work)
 /* Megabytes go back to the kernel: nobody waits for that. */
 static void run_end(struct work *work)
 {
-    struct reading *reading = list_entry(work, struct reading, work);
+    struct reading *reading = container_of(work, struct reading, work);
 
     put_digest_fini(&reading->digest);
     arena_fini(&reading->arena);
@@ -49,7 +49,7 @@ static void start_first(struct rpc *rpc)
 
     if (list_empty(&rpc->readings))
         return;
-    first = list_entry(list_first(&rpc->readings), struct reading, link);
+    first = container_of(list_first(&rpc->readings), struct reading, link);
     if (first->runs)
         return;
     first->runs = true;
@@ -70,7 +70,7 @@ static void reading_end(struct reading *reading, struct rpc *rpc)
 /* At once, not in the client's turn: while it is not handled it takes memory, and who comes next waits for that. */
 static void done_read(struct work *work)
 {
-    struct reading *reading = list_entry(work, struct reading, work);
+    struct reading *reading = container_of(work, struct reading, work);
     struct call *call = reading->call;
     struct client *client = call->client;
     struct rpc *rpc = call->rpc;
@@ -97,7 +97,7 @@ static bool reading_step(struct client_task *task, uint64_t until_ns)
 
 static bool reading_drop(struct client_task *task)
 {
-    struct reading *reading = list_entry(task, struct reading, task);
+    struct reading *reading = container_of(task, struct reading, task);
     struct rpc *rpc = reading->call->rpc;
 
     if (reading->runs)

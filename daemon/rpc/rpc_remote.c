@@ -133,7 +133,7 @@ void calls_peer_down(struct rpc *rpc, struct peer *peer, const struct rdt_error 
         if (call->to == peer)
             call_fail(call, why);
     list_for_each_safe (remote_node, &rpc->remote) {
-        call = list_entry(remote_node, struct call, link);
+        call = container_of(remote_node, struct call, link);
         if (call->peer == peer)
             call_drop(call);
     }
@@ -193,7 +193,7 @@ static void on_call(struct rpc *rpc, struct peer *peer, const Rdt__Pb__Call *mes
 
     if (message->type == RDT_MSG_CANCEL_REQUEST) {
         list_for_each (node, &rpc->remote) {
-            call = list_entry(node, struct call, link);
+            call = container_of(node, struct call, link);
             if (call->peer == peer && call->request_id == message->call) {
                 call_drop(call);
                 return;

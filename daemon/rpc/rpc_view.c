@@ -52,7 +52,7 @@ enum rdt_status rpc_status(struct call *call, const void *request, struct rdt_er
     if (rpc->peers)
         list_for_each (node, peers_all(rpc->peers)) {
             reply.peers_known++;
-            reply.peers_up += list_entry(node, struct peer, link)->state == PEER_UP;
+            reply.peers_up += container_of(node, struct peer, link)->state == PEER_UP;
         }
     reply.transfers_active = transfers_active(rpc->transfers);
     reply.transfers_done = rpc->transfers->done;
@@ -74,11 +74,11 @@ enum rdt_status rpc_status(struct call *call, const void *request, struct rdt_er
     reply.backends = backends;
     list_for_each (node, plugins_memory_kinds(rpc->plugins)) {
         if (reply.n_backends < 16)
-            backends[reply.n_backends++] = (char *)list_entry(node, struct memory_kind, link)->name;
+            backends[reply.n_backends++] = (char *)container_of(node, struct memory_kind, link)->name;
     }
     list_for_each (transport_node, plugins_transports(rpc->plugins)) {
-        if (reply.n_backends < 16 && list_entry(transport_node, struct transport, link)->available)
-            backends[reply.n_backends++] = (char *)list_entry(transport_node, struct transport, link)->name;
+        if (reply.n_backends < 16 && container_of(transport_node, struct transport, link)->available)
+            backends[reply.n_backends++] = (char *)container_of(transport_node, struct transport, link)->name;
     }
     call_reply(call, &reply.base, NULL, 0);
     return RDT_OK;
@@ -115,7 +115,7 @@ static size_t fill_nodes(Rdt__Pb__HoldInfo *rows, char (*uuids)[33], size_t max,
 
     list_for_each (node, object_holders(object, HOLDER_NODE)) {
         size_t row = 0;
-        node_hex(node_hold_peer(list_entry(node, struct node_hold, by_object))->uuid, uuid);
+        node_hex(node_hold_peer(container_of(node, struct node_hold, by_object))->uuid, uuid);
         while (row < n && strcmp(uuids[row], uuid) != 0)
             row++;
         if (row == max)
@@ -161,7 +161,7 @@ static void fill_holders(struct object_view *view, const struct rpc *rpc, struct
         view->holds[n++].client = object->producer_id;
     }
     list_for_each (node, object_holders(object, HOLDER_READER)) {
-        const struct hold *hold = list_entry(node, struct hold, by_object);
+        const struct hold *hold = container_of(node, struct hold, by_object);
         if (board_is_idle(hold))
             continue;
         rdt__pb__hold_info__init(&view->holds[n]);
@@ -170,7 +170,7 @@ static void fill_holders(struct object_view *view, const struct rpc *rpc, struct
         view->holds[n++].client = hold->client->id;
     }
     list_for_each (keeping_node, object_holders(object, HOLDER_KEEPING)) {
-        const struct keeping *keeping = list_entry(keeping_node, struct keeping, by_object);
+        const struct keeping *keeping = container_of(keeping_node, struct keeping, by_object);
         rdt__pb__hold_info__init(&view->holds[n]);
         view->holds[n].hold = keeping->request_id;
         view->holds[n].kind = (char *)"keeping";

@@ -60,7 +60,7 @@ static void tell_put(struct call *call, struct object *object)
 
 static void on_wake_put(struct client_wake *wake)
 {
-    struct call *call = (struct call *)((char *)wake - offsetof(struct call, wake));
+    struct call *call = container_of(wake, struct call, wake);
     struct object *object = call->woken;
 
     call->woken = NULL;
@@ -70,7 +70,7 @@ static void on_wake_put(struct client_wake *wake)
 
 static void on_put(struct object_waiter *waiter, struct object *object, const struct rdt_error *why)
 {
-    struct call *call = (struct call *)((char *)waiter - offsetof(struct call, object));
+    struct call *call = container_of(waiter, struct call, object);
 
     if (why) {
         call_fail(call, why);
@@ -88,7 +88,7 @@ static void on_put(struct object_waiter *waiter, struct object *object, const st
 
 static void on_published(struct name_waiter *waiter, struct object *object, uint64_t version, const struct rdt_error *err)
 {
-    struct call *call = (struct call *)((char *)waiter - offsetof(struct call, named));
+    struct call *call = container_of(waiter, struct call, named);
 
     (void)version;
     if (object)

@@ -22,7 +22,7 @@ static void update_watched(struct rpc *rpc)
 {
     rpc->events.watched = 0;
     list_for_each (node, &rpc->watches)
-        rpc->events.watched |= list_entry(node, struct watch, link)->kinds;
+        rpc->events.watched |= container_of(node, struct watch, link)->kinds;
 }
 
 void watch_end(struct rpc *rpc, struct client *client)
@@ -92,7 +92,7 @@ static void emit(void *arg, Rdt__Pb__ListKind kind, const char *what, const void
     message.what = (char *)what;
     message.kind = kind;
     list_for_each (node, &rpc->watches) {
-        struct watch *watch = list_entry(node, struct watch, link);
+        struct watch *watch = container_of(node, struct watch, link);
         const struct client *client = watch->client;
         if (!(watch->kinds & 1u << kind) || !row_is_for(kind, thing, &client->account->owner, client->admin))
             continue;

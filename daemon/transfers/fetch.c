@@ -163,7 +163,7 @@ static enum rdt_status target_create(struct client *client, const Rdt__Pb__Fetch
 
 static void on_deadline(struct deadline *deadline)
 {
-    struct fetch *fetch = (struct fetch *)((char *)deadline - offsetof(struct fetch, deadline));
+    struct fetch *fetch = container_of(deadline, struct fetch, deadline);
     struct rdt_error err;
 
     if (fetch->transfer->sm.state == TRANSFER_PARKED)
@@ -317,7 +317,7 @@ enum rdt_status fetch_start(struct transfers *transfers, struct client *client, 
         return status;
     if (!twin && !node_is_here(transfers->node, ref.node, ref.address)) {
         twin = find_joinable(transfers, client, message, item, &ref);
-        joins = twin != NULL;
+        joins = twin;
         transfers->joined += joins;
     }
     if (twin) {

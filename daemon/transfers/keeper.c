@@ -16,7 +16,7 @@ static void kept_forget(struct kept *kept)
 {
     map_remove_u64(&kept->keepers->by_generation, kept->generation);
     while (!list_empty(&kept->waiters)) {
-        struct kept_waiter *waiter = list_entry(list_first(&kept->waiters), struct kept_waiter, link);
+        struct kept_waiter *waiter = container_of(list_first(&kept->waiters), struct kept_waiter, link);
         list_remove(&waiter->link);
         waiter->on_settled(waiter);
     }
@@ -57,7 +57,7 @@ static void leave_sources(struct keeper *keeper)
     struct kept *kept = keeper->kept;
 
     list_for_each (node, &kept->nodes) {
-        struct keeper *other = list_entry(node, struct keeper, link);
+        struct keeper *other = container_of(node, struct keeper, link);
         if (other->source == keeper)
             set_source(other, NULL, true); /* it will come back here */
     }
@@ -87,10 +87,10 @@ void keeper_serve_here(struct keeper *keeper)
 void keepers_fini(struct keepers *keepers)
 {
     list_for_each (node, &keepers->transfers->works) {
-        struct peer_work *work = list_entry(node, struct peer_work, link);
+        struct peer_work *work = container_of(node, struct peer_work, link);
         keepers_link_up(work);
         while (!list_empty(&work->keeps))
-            keeper_remove(list_entry(list_first(&work->keeps), struct keeper, by_node));
+            keeper_remove(container_of(list_first(&work->keeps), struct keeper, by_node));
     }
     map_fini(&keepers->by_generation);
 }
@@ -100,7 +100,7 @@ void keepers_fini(struct keepers *keepers)
 static struct keeper *find(const struct kept *kept, const struct peer_work *work)
 {
     list_for_each (node, &kept->nodes) {
-        struct keeper *keeper = list_entry(node, struct keeper, link);
+        struct keeper *keeper = container_of(node, struct keeper, link);
         if (keeper->work == work)
             return keeper;
     }
@@ -157,7 +157,7 @@ struct keeper *keeper_add(struct keepers *keepers, struct peer_work *work, const
 static bool share_transport(struct peer_work *a, struct peer_work *b)
 {
     list_for_each (node, &a->transports) {
-        const struct peer_transport *one = list_entry(node, struct peer_transport, link);
+        const struct peer_transport *one = container_of(node, struct peer_transport, link);
         const struct peer_transport *other = peer_transport_find(b, one->transport->name);
         if (other && one->remote_known && other->remote_known && !one->remote_why_not[0] && !other->remote_why_not[0] &&
             strcmp(one->remote_version, other->remote_version) == 0)
@@ -175,7 +175,7 @@ struct peer_work *keeper_redirect(struct keeper *keeper)
 
     assert(!keeper->source && keeper->children == 0);
     list_for_each (node, &kept->nodes) {
-        struct keeper *other = list_entry(node, struct keeper, link);
+        struct keeper *other = container_of(node, struct keeper, link);
         uint64_t cost;
         if (other == keeper || other->work->peer->state != PEER_UP || !other->work->peer->address[0] ||
             !share_transport(other->work, keeper->work))
@@ -221,7 +221,7 @@ static bool note_whole(struct keepers *keepers, struct peer_work *work, uint64_t
     keeper = keeper_add(keepers, work, object, &is_new);
     if (keeper)
         set_source(keeper, NULL, false);
-    return keeper != NULL;
+    return keeper;
 }
 
 void keepers_on_news(struct keepers *keepers, struct peer_work *work, const Rdt__Pb__Copies *news)
@@ -249,7 +249,7 @@ void keepers_on_news(struct keepers *keepers, struct peer_work *work, const Rdt_
 
 static void on_over(struct deadline *deadline)
 {
-    keeper_free((struct keeper *)((char *)deadline - offsetof(struct keeper, over)));
+    keeper_free(container_of(deadline, struct keeper, over));
 }
 
 static void keeper_lose(struct keeper *keeper, int64_t left_ns)
@@ -272,7 +272,7 @@ void keepers_link_down(struct peer_work *work)
     bool serves = work->peer->answered_ns != 0 && now < until_ns && !transfers->closing;
 
     while (!list_empty(&work->keeps)) {
-        struct keeper *keeper = list_entry(list_first(&work->keeps), struct keeper, by_node);
+        struct keeper *keeper = container_of(list_first(&work->keeps), struct keeper, by_node);
         if (serves)
             keeper_lose(keeper, (int64_t)(until_ns - now));
         else
@@ -283,7 +283,7 @@ void keepers_link_down(struct peer_work *work)
 void keepers_link_up(struct peer_work *work)
 {
     while (!list_empty(&work->kept_before))
-        keeper_free(list_entry(list_first(&work->kept_before), struct keeper, by_node));
+        keeper_free(container_of(list_first(&work->kept_before), struct keeper, by_node));
 }
 
 void keepers_object_ended(struct keepers *keepers, const struct object *object)
@@ -295,7 +295,7 @@ void keepers_object_ended(struct keepers *keepers, const struct object *object)
         return;
     kept->ended = true;
     list_for_each_safe (node, &kept->nodes)
-        tell(list_entry(node, struct keeper, link)->work, NULL, 0, &generation, 1);
+        tell(container_of(node, struct keeper, link)->work, NULL, 0, &generation, 1);
 }
 
 bool keepers_wait(struct keepers *keepers, uint64_t generation, struct kept_waiter *waiter)
@@ -324,5 +324,5 @@ const struct keeper *keepers_next(const struct keepers *keepers, uint64_t genera
     if (next == &kept->nodes)
         return NULL;
     *cursor = next;
-    return list_entry(next, struct keeper, link);
+    return container_of(next, struct keeper, link);
 }

@@ -53,7 +53,7 @@ void peer_transport_isolate(struct peer_transport *pt, const char *why)
 
 static void on_failed(struct plugin_conn *conn, enum rdt_status status, const char *msg)
 {
-    struct peer_transport *pt = (struct peer_transport *)((char *)conn - offsetof(struct peer_transport, conn));
+    struct peer_transport *pt = container_of(conn, struct peer_transport, conn);
     char why[256];
 
     if (pt->transport->leaving && (pt->sm.state == PT_CONNECTED || pt->sm.state == PT_OFFERED)) {
@@ -66,7 +66,7 @@ static void on_failed(struct plugin_conn *conn, enum rdt_status status, const ch
 
 static void on_closed(struct plugin_conn *conn)
 {
-    struct peer_transport *pt = (struct peer_transport *)((char *)conn - offsetof(struct peer_transport, conn));
+    struct peer_transport *pt = container_of(conn, struct peer_transport, conn);
 
     plugin_conn_destroy(conn);
     sm_move(&pt->sm, PT_NONE);
@@ -98,7 +98,7 @@ static void take_down(struct peer_transport *pt)
 
 static void on_retry(struct deadline *deadline)
 {
-    struct peer_transport *pt = (struct peer_transport *)((char *)deadline - offsetof(struct peer_transport, retry));
+    struct peer_transport *pt = container_of(deadline, struct peer_transport, retry);
 
     if (pt->sm.state == PT_NONE && may_open(pt))
         peer_transport_open(pt);
@@ -186,7 +186,7 @@ static void peer_transport_open(struct peer_transport *pt)
 struct peer_transport *peer_transport_find(struct peer_work *work, const char *name)
 {
     list_for_each (node, &work->transports) {
-        struct peer_transport *pt = list_entry(node, struct peer_transport, link);
+        struct peer_transport *pt = container_of(node, struct peer_transport, link);
         if (strcasecmp(pt->transport->name, name) == 0)
             return pt;
     }
@@ -216,7 +216,7 @@ static struct peer_transport *peer_transport_get(struct peer_work *work, struct 
 void peer_transports_up(struct peer_work *work)
 {
     list_for_each (node, plugins_transports(work->transfers->plugins)) {
-        struct transport *transport = list_entry(node, struct transport, link);
+        struct transport *transport = container_of(node, struct transport, link);
         struct peer_transport *pt = transport_is_grouped(transport) ? NULL : peer_transport_get(work, transport);
         if (!pt)
             continue;
@@ -232,7 +232,7 @@ void peer_transports_up(struct peer_work *work)
 void peer_transports_down(struct peer_work *work)
 {
     list_for_each (node, &work->transports) {
-        struct peer_transport *pt = list_entry(node, struct peer_transport, link);
+        struct peer_transport *pt = container_of(node, struct peer_transport, link);
         pt->remote_known = false;
         pt->blob_epoch = 0;
         deadline_unset(work->transfers->deadlines, &pt->retry);
@@ -244,7 +244,7 @@ void peer_transports_down(struct peer_work *work)
 bool peer_transports_closed(const struct peer_work *work)
 {
     list_for_each (node, &work->transports) {
-        if (list_entry(node, struct peer_transport, link)->sm.state != PT_NONE)
+        if (container_of(node, struct peer_transport, link)->sm.state != PT_NONE)
             return false;
     }
     return true;
@@ -324,7 +324,7 @@ static bool has_word(const char *words, const char *word)
     char padded[70];
 
     (void)snprintf(padded, sizeof padded, " %s ", word);
-    return strstr(words, padded) != NULL;
+    return strstr(words, padded);
 }
 
 void peer_transport_offer_to_path(const struct peer_transport *pt, const char *source_memory, const char *target_memory,
@@ -360,7 +360,7 @@ void peer_transport_offer_to_path(const struct peer_transport *pt, const char *s
 void transfers_transport_loaded(struct transfers *transfers, struct transport *transport)
 {
     list_for_each (node, &transfers->works) {
-        struct peer_work *work = list_entry(node, struct peer_work, link);
+        struct peer_work *work = container_of(node, struct peer_work, link);
         struct peer_transport *pt =
             work->peer->state == PEER_UP && !transport_is_grouped(transport) ? peer_transport_get(work, transport) : NULL;
         if (pt && pt->sm.state == PT_NONE)
@@ -385,14 +385,14 @@ enum rdt_status transfers_transport_idle(const struct transfers *transfers, cons
                                          struct rdt_error *err)
 {
     list_for_each (node, &transfers->works) {
-        struct peer_work *work = list_entry(node, struct peer_work, link);
+        struct peer_work *work = container_of(node, struct peer_work, link);
         const struct peer_transport *pt = peer_transport_find(work, transport->name);
         if (!pt || !peer_transport_has_users(pt))
             continue;
         if (!list_empty(&pt->users_in))
             return rdt_error_set(
                 err, RDT_BUSY, "transport %s is in use: transfer %llu from node %s moves by it", transport->name,
-                (unsigned long long)list_entry(list_first(&pt->users_in), struct transfer, by_via)->id, work->peer->name);
+                (unsigned long long)container_of(list_first(&pt->users_in), struct transfer, by_via)->id, work->peer->name);
         return rdt_error_set(err, RDT_BUSY, "transport %s is in use: a transfer to node %s moves by it", transport->name,
                              work->peer->name);
     }
@@ -407,7 +407,7 @@ enum rdt_status transfers_transport_idle(const struct transfers *transfers, cons
 void transfers_transport_leave(struct transfers *transfers, struct transport *transport)
 {
     list_for_each (node, &transfers->works) {
-        struct peer_work *work = list_entry(node, struct peer_work, link);
+        struct peer_work *work = container_of(node, struct peer_work, link);
         struct peer_transport *pt = peer_transport_find(work, transport->name);
         if (!pt)
             continue;
@@ -422,7 +422,7 @@ void transfers_transport_leave(struct transfers *transfers, struct transport *tr
 void transfers_transport_cut(struct transfers *transfers, const struct transport *transport)
 {
     list_for_each (node, &transfers->works) {
-        struct peer_transport *pt = peer_transport_find(list_entry(node, struct peer_work, link), transport->name);
+        struct peer_transport *pt = peer_transport_find(container_of(node, struct peer_work, link), transport->name);
         if (pt && (pt->sm.state == PT_CONNECTED || pt->sm.state == PT_OFFERED))
             close_connection(pt, "the transport is being unloaded");
     }
@@ -431,7 +431,7 @@ void transfers_transport_cut(struct transfers *transfers, const struct transport
 bool transfers_transport_gone(const struct transfers *transfers, const struct transport *transport)
 {
     list_for_each (node, &transfers->works) {
-        struct peer_work *work = list_entry(node, struct peer_work, link);
+        struct peer_work *work = container_of(node, struct peer_work, link);
         const struct peer_transport *pt = peer_transport_find(work, transport->name);
         if (pt && (pt->sm.state != PT_NONE || peer_transport_has_users(pt)))
             return false;
@@ -442,7 +442,7 @@ bool transfers_transport_gone(const struct transfers *transfers, const struct tr
 void transfers_transport_forget(struct transfers *transfers, const struct transport *transport)
 {
     list_for_each (node, &transfers->works) {
-        struct peer_transport *pt = peer_transport_find(list_entry(node, struct peer_work, link), transport->name);
+        struct peer_transport *pt = peer_transport_find(container_of(node, struct peer_work, link), transport->name);
         if (!pt)
             continue;
         deadline_unset(transfers->deadlines, &pt->retry);

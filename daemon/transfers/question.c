@@ -78,7 +78,7 @@ bool question_begin(struct transfer *transfer)
         return true; /* another id under the same generation: the owner's node will refuse it */
     question->open = transfer;
     transfer->question = question;
-    return question->asked == NULL;
+    return !question->asked;
 }
 
 void question_ask(struct transfer *transfer)

@@ -89,7 +89,7 @@ static void drop(struct replica *replica)
 void replicas_close(struct replicas *replicas)
 {
     while (!list_empty(&replicas->listed))
-        unlist(list_entry(list_first(&replicas->listed), struct replica, link));
+        unlist(container_of(list_first(&replicas->listed), struct replica, link));
 }
 
 void replicas_fini(struct replicas *replicas)
@@ -121,7 +121,7 @@ static bool adopt(struct replica *replica, const struct transfer *transfer)
 static void wake_expected(struct replica *replica)
 {
     list_for_each_safe (node, &replica->replicas->expected) {
-        struct outgoing *out = list_entry(node, struct outgoing, by_replica);
+        struct outgoing *out = container_of(node, struct outgoing, by_replica);
         if (out->ref.generation == replica->ref.generation && memcmp(out->ref.node, replica->ref.node, 16) == 0)
             replica_serve(replica->replicas, out);
     }
@@ -229,7 +229,7 @@ enum rdt_status replica_place(struct replica *replica, struct transfer *transfer
 static void wake_pulls(struct replica *replica)
 {
     list_for_each_safe (node, &replica->pulls)
-        outgoing_go_on(list_entry(node, struct outgoing, by_replica));
+        outgoing_go_on(container_of(node, struct outgoing, by_replica));
 }
 
 enum rdt_status replica_plan(struct replica *replica, const struct chunk_plan *plan, struct rdt_error *err)
@@ -276,7 +276,7 @@ static bool idle(const struct replica *replica)
 static void make_room(struct replicas *replicas)
 {
     list_for_each_safe (node, &replicas->listed) {
-        struct replica *replica = list_entry(node, struct replica, link);
+        struct replica *replica = container_of(node, struct replica, link);
         if (replicas->bytes <= replicas->transfers->options->copies_max_bytes)
             return;
         if (idle(replica))
@@ -287,7 +287,7 @@ static void make_room(struct replicas *replicas)
 static void tell_waiters(struct replica *replica)
 {
     while (!list_empty(&replica->waiters)) {
-        struct replica_waiter *waiter = list_entry(list_first(&replica->waiters), struct replica_waiter, link);
+        struct replica_waiter *waiter = container_of(list_first(&replica->waiters), struct replica_waiter, link);
         list_remove(&waiter->link);
         waiter->on_end(waiter);
     }
@@ -327,7 +327,7 @@ void replica_end_filling(struct transfer *transfer)
         replica->plan = NULL;
         (void)rdt_error_set(&err, RDT_PEER_LOST, "the copy of object \"%s\" on this node will not be whole", replica->ref.id);
         while (!list_empty(&replica->pulls)) {
-            struct outgoing *out = list_entry(list_first(&replica->pulls), struct outgoing, by_replica);
+            struct outgoing *out = container_of(list_first(&replica->pulls), struct outgoing, by_replica);
             list_remove(&out->by_replica); /* it may have to come to rest first */
             outgoing_fail(out, &err);
         }
@@ -413,7 +413,7 @@ void replicas_peer_up(struct replicas *replicas, struct peer_work *work)
     size_t n = 0;
 
     list_for_each_safe (node, &replicas->listed) {
-        struct replica *replica = list_entry(node, struct replica, link);
+        struct replica *replica = container_of(node, struct replica, link);
         if (replica->origin != work)
             continue;
         if (memcmp(replica->boot_id, work->peer->boot_id, sizeof replica->boot_id) != 0) {
@@ -455,13 +455,13 @@ uint64_t replicas_give_up(struct replicas *replicas, uint64_t bytes)
     uint64_t there = 0, given = 0;
 
     list_for_each (node, &replicas->listed) {
-        const struct replica *replica = list_entry(node, struct replica, link);
+        const struct replica *replica = container_of(node, struct replica, link);
         there += idle(replica) ? replica->bytes : 0;
     }
     if (there < bytes)
         return there; /* it would not be enough */
     list_for_each_safe (node, &replicas->listed) {
-        struct replica *replica = list_entry(node, struct replica, link);
+        struct replica *replica = container_of(node, struct replica, link);
         if (given >= bytes)
             break;
         if (!idle(replica))

@@ -37,7 +37,7 @@ static void unref(struct reservation *reservation)
     if (--reservation->refs > 0)
         return;
     list_for_each_safe (node, &reservation->groups)
-        free(list_entry(node, struct reservation_group, link));
+        free(container_of(node, struct reservation_group, link));
     free(reservation);
 }
 
@@ -86,7 +86,7 @@ static void settle(struct reservation_group *group)
     status = complete && group->n_ready == 1 ? RDT_OK : judge(group, &err);
     reservation->refs++;
     while (!list_empty(&group->ready)) {
-        struct transfer *transfer = list_entry(list_first(&group->ready), struct transfer, by_group);
+        struct transfer *transfer = container_of(list_first(&group->ready), struct transfer, by_group);
         take_out(transfer);
         unref(reservation);
         if (status == RDT_OK)
@@ -103,7 +103,7 @@ void reservation_seal(struct reservation *reservation)
         return;
     reservation->sealed = true;
     list_for_each (node, &reservation->groups)
-        settle(list_entry(node, struct reservation_group, link));
+        settle(container_of(node, struct reservation_group, link));
     unref(reservation);
 }
 
@@ -112,8 +112,8 @@ static struct reservation_group *group_of(struct reservation *reservation, struc
     struct reservation_group *group;
 
     list_for_each (node, &reservation->groups)
-        if (list_entry(node, struct reservation_group, link)->peer == peer)
-            return list_entry(node, struct reservation_group, link);
+        if (container_of(node, struct reservation_group, link)->peer == peer)
+            return container_of(node, struct reservation_group, link);
     group = calloc(1, sizeof *group);
     if (!group)
         return NULL;

@@ -49,9 +49,9 @@ void transfers_fini(struct transfers *transfers)
     keepers_fini(&transfers->keepers);
     replicas_fini(&transfers->replicas);
     list_for_each_safe (node, &transfers->works) {
-        struct peer_work *work = list_entry(node, struct peer_work, link);
+        struct peer_work *work = container_of(node, struct peer_work, link);
         list_for_each_safe (pt_node, &work->transports)
-            free(list_entry(pt_node, struct peer_transport, link));
+            free(container_of(pt_node, struct peer_transport, link));
         transfer_groups_free(work);
         map_fini(&work->outgoing);
         free(work);
@@ -78,7 +78,7 @@ void transfers_refuse_parked(struct transfers *transfers)
 {
     transfers->refuse_parked = true;
     list_for_each_safe (node, &transfers->active) {
-        struct transfer *transfer = list_entry(node, struct transfer, record.link);
+        struct transfer *transfer = container_of(node, struct transfer, record.link);
         if (transfer->sm.state == TRANSFER_PARKED)
             transfer_fail(transfer, RDT_SHUTTING_DOWN, "object \"%s\" cannot be put any more: the daemon is shutting down",
                           transfer->ref.id);
@@ -231,7 +231,7 @@ void fetch_detach(struct fetch *fetch)
     account_give(fetch->client->account, USAGE_TRANSFERS, 1);
     list_remove(&fetch->by_transfer);
     if (!list_empty(&transfer->fetches)) /* whose client is left may differ: they joined */
-        transfer->client = list_entry(list_first(&transfer->fetches), struct fetch, by_transfer)->client;
+        transfer->client = container_of(list_first(&transfer->fetches), struct fetch, by_transfer)->client;
     free(fetch);
 }
 
@@ -309,7 +309,7 @@ void transfer_fail_err(struct transfer *transfer, const struct rdt_error *err)
     while (!last) {
         struct list *node = list_first(&transfer->fetches);
         last = node->next == &transfer->fetches;
-        fetch_fail(list_entry(node, struct fetch, by_transfer), err);
+        fetch_fail(container_of(node, struct fetch, by_transfer), err);
     }
     if (map_get_u64(&transfers->by_id, id) == transfer) /* others had wanted the copy, and will not get it */
         transfer_abort(transfer);

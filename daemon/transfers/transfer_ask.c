@@ -77,7 +77,7 @@ void transfer_in_take_turn(struct transfer *transfer)
 
 static void on_turn(struct deadline *deadline)
 {
-    transfer_in_take_turn((struct transfer *)((char *)deadline - offsetof(struct transfer, turn)));
+    transfer_in_take_turn(container_of(deadline, struct transfer, turn));
 }
 
 /* Whoever waited for its answer goes on when the loop turns: who calls here may be in the middle of another one's end. */
@@ -100,7 +100,7 @@ static int64_t time_left_ns(const struct transfer *transfer)
     int64_t longest = list_empty(&transfer->fetches) ? -1 : 0; /* nobody here: other nodes wait for its copy */
 
     list_for_each (node, &transfer->fetches) {
-        int64_t left = deadline_left_ns(&list_entry(node, struct fetch, by_transfer)->deadline);
+        int64_t left = deadline_left_ns(&container_of(node, struct fetch, by_transfer)->deadline);
         if (left < 0)
             return left;
         longest = left > longest ? left : longest;
@@ -146,7 +146,7 @@ void transfer_in_ask(struct transfer *transfer)
     pull.slice = transfer->slice;
     pull.timeout_ns = time_left_ns(transfer);
     pull.meta_only = transfer->meta_only;
-    pull.tell_parked = transfer->group != NULL || transfer->guessed;
+    pull.tell_parked = transfer->group || transfer->guessed;
     pull.keep = transfer->keeps && transfer->peer == transfer->origin;
     pull.no_redirect = transfer->no_redirect;
     pull.from_copy = transfer->peer != transfer->origin;

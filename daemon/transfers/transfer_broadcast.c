@@ -253,7 +253,7 @@ static void look_at_group(struct broadcast *broadcast)
 
 static void on_deadline(struct deadline *deadline)
 {
-    struct broadcast *broadcast = (struct broadcast *)((char *)deadline - offsetof(struct broadcast, deadline));
+    struct broadcast *broadcast = container_of(deadline, struct broadcast, deadline);
 
     if (broadcast->sm.state == BROADCAST_WAITING) {
         look_at_group(broadcast);
@@ -290,7 +290,7 @@ static struct other *find_other(struct broadcast *broadcast, const struct peer_w
 static struct broadcast *find(const struct peer_work *work, uint64_t number, struct other **other_p)
 {
     list_for_each (node, &work->transfers->broadcasts) {
-        struct broadcast *broadcast = list_entry(node, struct broadcast, link);
+        struct broadcast *broadcast = container_of(node, struct broadcast, link);
         if (broadcast->number != number || broadcast->sm.state == BROADCAST_OVER)
             continue;
         *other_p = find_other(broadcast, work);
@@ -380,7 +380,7 @@ void broadcast_on_word(struct peer_work *work, const Rdt__Pb__BroadcastWord *wor
 void broadcasts_peer_up(struct peer_work *work)
 {
     list_for_each_safe (node, &work->transfers->broadcasts) {
-        struct broadcast *broadcast = list_entry(node, struct broadcast, link);
+        struct broadcast *broadcast = container_of(node, struct broadcast, link);
         struct other *other = find_other(broadcast, work);
         if (broadcast->sm.state != BROADCAST_ASKED || !other || other->asked || other->done)
             continue;
@@ -395,7 +395,7 @@ void broadcasts_peer_up(struct peer_work *work)
 void broadcasts_peer_merged(struct peer_work *from, struct peer_work *into)
 {
     list_for_each_safe (node, &from->transfers->broadcasts) {
-        struct other *other = find_other(list_entry(node, struct broadcast, link), from);
+        struct other *other = find_other(container_of(node, struct broadcast, link), from);
         if (other)
             other->work = into;
     }
@@ -406,7 +406,7 @@ void broadcasts_peer_merged(struct peer_work *from, struct peer_work *into)
 void broadcasts_link_down(struct peer_work *work, const struct rdt_error *why)
 {
     list_for_each_safe (node, &work->transfers->broadcasts) {
-        struct broadcast *broadcast = list_entry(node, struct broadcast, link);
+        struct broadcast *broadcast = container_of(node, struct broadcast, link);
         struct other *other = find_other(broadcast, work);
         bool together = broadcast->together && broadcast->sm.state == BROADCAST_ASKED;
         if (!other || other->done || broadcast->sm.state == BROADCAST_WAITING || broadcast->sm.state == BROADCAST_OVER)
@@ -422,7 +422,7 @@ void broadcasts_link_down(struct peer_work *work, const struct rdt_error *why)
 void broadcasts_on_group(struct transfers *transfers, struct group *group, enum group_change change)
 {
     list_for_each_safe (node, &transfers->broadcasts) {
-        struct broadcast *broadcast = list_entry(node, struct broadcast, link);
+        struct broadcast *broadcast = container_of(node, struct broadcast, link);
         struct rdt_error why;
         if (broadcast->group != group)
             continue;
@@ -443,7 +443,7 @@ void broadcasts_on_group(struct transfers *transfers, struct group *group, enum 
 void broadcasts_close(struct transfers *transfers, const struct rdt_error *why)
 {
     list_for_each_safe (node, &transfers->broadcasts)
-        broadcast_give_up(list_entry(node, struct broadcast, link), why);
+        broadcast_give_up(container_of(node, struct broadcast, link), why);
 }
 
 /* ---- the beginning ---- */

@@ -58,7 +58,7 @@ static void hand_over(struct broadcast_op *op)
 
 static void run_gather(struct work *work)
 {
-    struct broadcast_op *op = (struct broadcast_op *)((char *)work - offsetof(struct broadcast_op, work));
+    struct broadcast_op *op = container_of(work, struct broadcast_op, work);
     const struct broadcast *broadcast = op->broadcast;
 
     chunk_gather(&broadcast->plan->chunks[op->chunk], broadcast->packed, broadcast->source, broadcast->bases, op->staging);
@@ -66,7 +66,7 @@ static void run_gather(struct work *work)
 
 static void done_gather(struct work *work)
 {
-    struct broadcast_op *op = (struct broadcast_op *)((char *)work - offsetof(struct broadcast_op, work));
+    struct broadcast_op *op = container_of(work, struct broadcast_op, work);
 
     struct broadcast *broadcast = op->broadcast;
 

@@ -22,7 +22,7 @@
 static void merge(struct transfer *transfer, struct transfer *into)
 {
     while (!list_empty(&transfer->fetches)) {
-        struct fetch *fetch = list_entry(list_first(&transfer->fetches), struct fetch, by_transfer);
+        struct fetch *fetch = container_of(list_first(&transfer->fetches), struct fetch, by_transfer);
         list_remove(&fetch->by_transfer);
         list_append(&into->fetches, &fetch->by_transfer);
         into->transfers->joined += !fetch->counted;
@@ -32,7 +32,7 @@ static void merge(struct transfer *transfer, struct transfer *into)
         fetch->transfer = into;
         into->n_fetches++;
     }
-    into->client = list_entry(list_first(&into->fetches), struct fetch, by_transfer)->client;
+    into->client = container_of(list_first(&into->fetches), struct fetch, by_transfer)->client;
     transfer->client = NULL;
     transfer->merged = true;
     transfer_end(transfer);
@@ -124,7 +124,7 @@ void transfer_deliver_copy(struct transfer *transfer)
 
 static void on_unwanted(struct deadline *deadline)
 {
-    struct transfer *transfer = (struct transfer *)((char *)deadline - offsetof(struct transfer, unwanted));
+    struct transfer *transfer = container_of(deadline, struct transfer, unwanted);
 
     if (!list_empty(&transfer->fetches) || replica_in_demand(transfer->replica) || transfer->sm.state == TRANSFER_ABORT ||
         transfer->sm.state == TRANSFER_ENDED)
@@ -146,7 +146,7 @@ void transfer_unwanted(struct transfer *transfer)
 
 static void on_patience(struct deadline *deadline)
 {
-    struct transfer *transfer = (struct transfer *)((char *)deadline - offsetof(struct transfer, turn));
+    struct transfer *transfer = container_of(deadline, struct transfer, turn);
 
     transfer_fail(transfer, RDT_TIMED_OUT, "the copy on node %s stands still", transfer->record.peer);
 }

@@ -25,7 +25,7 @@ static bool in_use(const struct peer_transport *pt)
 static void sweep(struct peer_work *work)
 {
     list_for_each_safe (node, &work->in_groups) {
-        struct peer_transport *pt = list_entry(node, struct peer_transport, link);
+        struct peer_transport *pt = container_of(node, struct peer_transport, link);
         if (in_use(pt))
             continue;
         list_remove(&pt->link);
@@ -36,13 +36,13 @@ static void sweep(struct peer_work *work)
 void transfer_groups_free(struct peer_work *work)
 {
     list_for_each_safe (node, &work->in_groups)
-        free(list_entry(node, struct peer_transport, link));
+        free(container_of(node, struct peer_transport, link));
 }
 
 bool transfer_groups_use(const struct transfers *transfers, const struct transport *transport, struct rdt_error *err)
 {
     list_for_each (node, &transfers->groups->all) {
-        const struct group *group = list_entry(node, struct group, link);
+        const struct group *group = container_of(node, struct group, link);
         if (group->transport != transport)
             continue;
         (void)rdt_error_set(err, RDT_BUSY, "transport %s is in use: group \"%s\" of uid %u; rdtctl groups destroy ends it",
@@ -50,10 +50,10 @@ bool transfer_groups_use(const struct transfers *transfers, const struct transpo
         return true;
     }
     list_for_each (work_node, &transfers->works) {
-        struct peer_work *work = list_entry(work_node, struct peer_work, link);
+        struct peer_work *work = container_of(work_node, struct peer_work, link);
         sweep(work);
         list_for_each (pt_node, &work->in_groups)
-            if (list_entry(pt_node, struct peer_transport, link)->transport == transport) {
+            if (container_of(pt_node, struct peer_transport, link)->transport == transport) {
                 (void)rdt_error_set(err, RDT_BUSY, "transport %s is in use: transfers of a group that has ended have not",
                                     transport->name);
                 return true;
@@ -82,7 +82,7 @@ struct peer_transport *transfer_group_via(struct peer_work *work, struct group *
     struct peer_transport *pt;
 
     list_for_each (node, &group->vias) {
-        pt = list_entry(node, struct peer_transport, by_group);
+        pt = container_of(node, struct peer_transport, by_group);
         if (pt->work == work && pt->rank_here == rank_here && pt->rank_there == rank_there)
             return pt;
     }
@@ -126,7 +126,7 @@ static void broken(struct peer_transport *pt)
     transfer_in_via_broken(pt, pt->broken);
     (void)rdt_error_set(&err, RDT_TRANSPORT, "%s: %s", pt->transport->name, pt->broken);
     list_for_each_safe (node, &pt->users_out)
-        outgoing_fail(list_entry(node, struct outgoing, by_via), &err);
+        outgoing_fail(container_of(node, struct outgoing, by_via), &err);
 }
 
 /* Those who waited for it to be formed anew. */
@@ -135,7 +135,7 @@ static void gone(struct peer_transport *pt)
     list_remove(&pt->by_group);
     pt->group = NULL;
     list_for_each_safe (node, &pt->users_in) {
-        struct transfer *transfer = list_entry(node, struct transfer, by_via);
+        struct transfer *transfer = container_of(node, struct transfer, by_via);
         if (transfer->sm.state == TRANSFER_RESERVE && transfer->failed != RDT_OK)
             transfer_fail(transfer, RDT_TRANSPORT, "%s: the group is destroyed", pt->transport->name);
     }
@@ -156,13 +156,13 @@ static void wake(struct transfers *transfers, struct group *group)
     const struct group_rank *here = group_rank_here(group);
 
     list_for_each_safe (work_node, &transfers->works) {
-        struct peer_work *work = list_entry(work_node, struct peer_work, link);
+        struct peer_work *work = container_of(work_node, struct peer_work, link);
         const struct group_rank *there = group_rank_for(group, work->peer->uuid, "", NULL);
         if (here && there)
             (void)transfer_group_via(work, group, here, there);
     }
     list_for_each_safe (node, &group->vias)
-        peer_work_connected(list_entry(node, struct peer_transport, by_group));
+        peer_work_connected(container_of(node, struct peer_transport, by_group));
 }
 
 /* All its nodes are there, says who coordinates it: whoever uses it now need not wait for this node's next try. */
@@ -178,7 +178,7 @@ void transfers_on_group(struct transfers *transfers, struct group *group, enum g
         reach_all(transfers, group);
     broadcasts_on_group(transfers, group, change);
     list_for_each_safe (node, &group->vias) {
-        struct peer_transport *pt = list_entry(node, struct peer_transport, by_group);
+        struct peer_transport *pt = container_of(node, struct peer_transport, by_group);
         switch (change) {
         case GROUP_SERVES:
             connect_side(pt);
@@ -246,7 +246,7 @@ struct group *transfer_group_of(const struct transfer *transfer, const struct tr
         return shared && shared->transport == transport ? shared : NULL;
     }
     list_for_each (node, &transfers->groups->all) {
-        struct group *group = list_entry(node, struct group, link);
+        struct group *group = container_of(node, struct group, link);
         bool fits;
         if (group->transport != transport || group->sm.state == GROUP_ENDING || !reader ||
             !owner_equal(&group->owner, &transfer->account->owner) ||
@@ -335,7 +335,7 @@ bool transfer_group_is_local(const struct transfer *transfer, const struct objec
     if (!transport || !transport_is_grouped(transport) || !transfer->client)
         return false;
     list_for_each (node, &transfers->groups->all) {
-        const struct group *group = list_entry(node, struct group, link);
+        const struct group *group = container_of(node, struct group, link);
         if (group->transport == transport && group->sm.state != GROUP_ENDING &&
             owner_equal(&group->owner, &transfer->account->owner) &&
             (!transfer->wish_group[0] || strcmp(transfer->wish_group, group->name) == 0) &&
@@ -384,7 +384,7 @@ enum rdt_status transfer_group_start(struct outgoing *out, const Rdt__Pb__PullSt
 
 unsigned transfers_by_side(const struct list *via)
 {
-    const struct peer_transport *pt = list_entry(via, struct peer_transport, by_group);
+    const struct peer_transport *pt = container_of(via, struct peer_transport, by_group);
     unsigned n = 0;
 
     list_for_each (in, &pt->users_in)

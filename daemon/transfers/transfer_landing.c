@@ -18,7 +18,7 @@ bool client_maps(const struct client *client, const char *kind)
     char word[40];
 
     (void)snprintf(word, sizeof word, " %.36s ", kind);
-    return strcasestr(client->maps, word) != NULL;
+    return strcasestr(client->maps, word);
 }
 
 /* The wish was checked when it was asked for; the kind may have been unloaded since. */
@@ -95,7 +95,7 @@ enum rdt_status landing_plan(struct transfer *transfer, struct memory_device *co
         if (layout_bytes(source, i) == 0)
             continue;
         to[i] = place_for(transfer, at, on_device, wish);
-        any |= to[i] != NULL || always;
+        any |= to[i] || always;
         *elsewhere_p |= to[i] != at;
     }
     if (any && !transfer->target) {

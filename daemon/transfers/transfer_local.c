@@ -153,7 +153,7 @@ void transfer_local_serve(struct transfer *transfer, struct object *object)
                                .transport = transfer->wish_transport,
                                .least = transfer->wish_least,
                                .preferred = "",
-                               .has_target = transfer->target != NULL};
+                               .has_target = transfer->target};
     struct rdt_error err = {0}, unshared = {0};
     const char *why_not = NULL;
     const struct path_candidate *chosen;
@@ -183,7 +183,7 @@ void transfer_local_serve(struct transfer *transfer, struct object *object)
         transfer_fail_err(transfer, &err);
         return;
     }
-    query.has_inline = object->chunk != NULL;
+    query.has_inline = object->chunk;
     query.too_many_regions = n_fds_of(object) > RDT_MAX_FRAME_FDS;
     query.same_client = !query.too_many_regions && object->n_regions > 0;
     for (uint32_t i = 0; i < object->n_regions; i++)
@@ -214,7 +214,7 @@ void transfer_local_serve(struct transfer *transfer, struct object *object)
 
 static void on_wake(struct client_wake *wake)
 {
-    struct transfer *transfer = (struct transfer *)((char *)wake - offsetof(struct transfer, wake));
+    struct transfer *transfer = container_of(wake, struct transfer, wake);
     struct object *object = transfer->woken;
 
     transfer->woken = NULL;
@@ -228,7 +228,7 @@ static void on_wake(struct client_wake *wake)
 
 static void on_put(struct object_waiter *waiter, struct object *object, const struct rdt_error *why)
 {
-    struct transfer *transfer = (struct transfer *)((char *)waiter - offsetof(struct transfer, waiter));
+    struct transfer *transfer = container_of(waiter, struct transfer, waiter);
 
     transfer_set_state(transfer, TRANSFER_NEW); /* as if it had only now been asked for */
     if (why) {
@@ -243,7 +243,7 @@ static void on_put(struct object_waiter *waiter, struct object *object, const st
 
 static void on_wake_published(struct client_wake *wake)
 {
-    struct transfer *transfer = (struct transfer *)((char *)wake - offsetof(struct transfer, wake));
+    struct transfer *transfer = container_of(wake, struct transfer, wake);
     struct object *object = transfer->woken;
 
     transfer->woken = NULL;
@@ -253,7 +253,7 @@ static void on_wake_published(struct client_wake *wake)
 
 static void on_published(struct name_waiter *waiter, struct object *object, uint64_t version, const struct rdt_error *err)
 {
-    struct transfer *transfer = (struct transfer *)((char *)waiter - offsetof(struct transfer, named));
+    struct transfer *transfer = container_of(waiter, struct transfer, named);
 
     transfer_set_state(transfer, TRANSFER_NEW);
     transfer->version = version;

@@ -36,7 +36,7 @@ static void note_failure(struct transfer *transfer, enum rdt_status status, cons
 
 void transfer_in_on_stall(struct deadline *deadline)
 {
-    struct transfer *transfer = (struct transfer *)((char *)deadline - offsetof(struct transfer, stall));
+    struct transfer *transfer = container_of(deadline, struct transfer, stall);
     struct transfers *transfers = transfer->transfers;
     char why[sizeof transfer->failure];
 
@@ -411,7 +411,7 @@ void transfer_in_started(struct transfer *transfer)
 
 static void run_scatter(struct work *work)
 {
-    struct chunk_op *op = (struct chunk_op *)((char *)work - offsetof(struct chunk_op, work));
+    struct chunk_op *op = container_of(work, struct chunk_op, work);
     struct transfer *transfer = op->in;
     struct target *target = transfer->target;
     uint8_t *bases[RDT_MAX_FRAME_FDS];
@@ -428,7 +428,7 @@ static void run_scatter(struct work *work)
 
 static void done_scatter(struct work *work)
 {
-    struct chunk_op *op = (struct chunk_op *)((char *)work - offsetof(struct chunk_op, work));
+    struct chunk_op *op = container_of(work, struct chunk_op, work);
     struct transfer *transfer = op->in;
     struct rdt_error err = {0};
     uint32_t index = op->chunk;
@@ -533,7 +533,7 @@ void transfer_in_cancel_ops(struct transfer *transfer)
 void transfer_in_via_broken(struct peer_transport *pt, const char *why)
 {
     list_for_each_safe (node, &pt->users_in) {
-        struct transfer *transfer = list_entry(node, struct transfer, by_via);
+        struct transfer *transfer = container_of(node, struct transfer, by_via);
         if ((transfer->sm.state == TRANSFER_TURN || transfer->sm.state == TRANSFER_MOVE) && !transfer->rewind)
             note_failure(transfer, RDT_TRANSPORT, why);
     }
@@ -542,7 +542,7 @@ void transfer_in_via_broken(struct peer_transport *pt, const char *why)
 void transfer_in_via_closed(struct peer_transport *pt)
 {
     list_for_each_safe (node, &pt->users_in) {
-        struct transfer *transfer = list_entry(node, struct transfer, by_via);
+        struct transfer *transfer = container_of(node, struct transfer, by_via);
         if ((transfer->sm.state == TRANSFER_TURN || transfer->sm.state == TRANSFER_MOVE) && !transfer->rewind)
             note_failure(transfer, RDT_TRANSPORT, pt->broken);
     }

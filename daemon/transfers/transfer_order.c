@@ -27,7 +27,7 @@ struct order {
 
 static struct order *order_of(const struct turn *turn)
 {
-    return (struct order *)((char *)turn - offsetof(struct order, turn));
+    return container_of(turn, struct order, turn);
 }
 
 static struct transfers *transfers_of(const struct order *order)
@@ -194,14 +194,14 @@ static const struct turn_events events = {.say = say, .post = post};
 
 static void on_ready(struct deadline *deadline)
 {
-    struct transfers *transfers = (struct transfers *)((char *)deadline - offsetof(struct transfers, turns_ready));
+    struct transfers *transfers = container_of(deadline, struct transfers, turns_ready);
 
     turns_run(&transfers->turns);
 }
 
 static void on_some_ready(struct turns *turns)
 {
-    struct transfers *transfers = (struct transfers *)((char *)turns - offsetof(struct transfers, turns));
+    struct transfers *transfers = container_of(turns, struct transfers, turns);
 
     (void)deadline_set(transfers->deadlines, &transfers->turns_ready, 0); /* who calls may be in the middle of an end */
 }
@@ -225,11 +225,11 @@ static bool goes_on(const struct order *order)
 
 static void on_tick(struct deadline *deadline)
 {
-    struct transfers *transfers = (struct transfers *)((char *)deadline - offsetof(struct transfers, turns_tick));
+    struct transfers *transfers = container_of(deadline, struct transfers, turns_tick);
 
     turns_run(&transfers->turns); /* in case there was no memory to do it at once */
     list_for_each (node, &transfers->turns.all) {
-        struct order *order = order_of(list_entry(node, struct turn, link));
+        struct order *order = order_of(container_of(node, struct turn, link));
         char text[sizeof order->there];
         if (!stands_behind(&order->turn) || !goes_on(order))
             continue;
@@ -277,8 +277,8 @@ static enum rdt_status begin(struct order **order_p, struct transfer *in, struct
     order->in = in;
     order->out = out;
     status =
-        turn_init(&order->turn, &transfers->turns, &events, out != NULL,
-                  turn_is_first(transfers->node->uuid, pt->work->peer->uuid), pt->transport->name, names->name, names->n, err);
+        turn_init(&order->turn, &transfers->turns, &events, out, turn_is_first(transfers->node->uuid, pt->work->peer->uuid),
+                  pt->transport->name, names->name, names->n, err);
     if (status != RDT_OK) {
         free(order);
         return status;

@@ -166,7 +166,7 @@ void outgoing_refuse(struct outgoing *out, const struct rdt_error *err)
 void outgoing_refuse_parked(struct transfers *transfers)
 {
     list_for_each_safe (node, &transfers->outgoing) {
-        struct outgoing *out = list_entry(node, struct outgoing, record.link);
+        struct outgoing *out = container_of(node, struct outgoing, record.link);
         struct rdt_error err;
         if (out->sm.state != OUTGOING_PARKED)
             continue;
@@ -178,7 +178,7 @@ void outgoing_refuse_parked(struct transfers *transfers)
 
 static void on_deadline(struct deadline *deadline)
 {
-    struct outgoing *out = (struct outgoing *)((char *)deadline - offsetof(struct outgoing, deadline));
+    struct outgoing *out = container_of(deadline, struct outgoing, deadline);
     struct rdt_error err;
 
     if (out->sm.state == OUTGOING_ABORT) {
@@ -206,7 +206,7 @@ static void on_deadline(struct deadline *deadline)
 
 static void on_put(struct object_waiter *waiter, struct object *object, const struct rdt_error *why)
 {
-    struct outgoing *out = (struct outgoing *)((char *)waiter - offsetof(struct outgoing, waiter));
+    struct outgoing *out = container_of(waiter, struct outgoing, waiter);
 
     if (why) {
         outgoing_refuse(out, why);
@@ -226,7 +226,7 @@ static void on_put(struct object_waiter *waiter, struct object *object, const st
 
 static void on_published(struct name_waiter *waiter, struct object *object, uint64_t version, const struct rdt_error *err)
 {
-    struct outgoing *out = (struct outgoing *)((char *)waiter - offsetof(struct outgoing, named));
+    struct outgoing *out = container_of(waiter, struct outgoing, named);
 
     out->version = version;
     if (object)
@@ -469,7 +469,7 @@ void outgoing_on_abort(struct peer_work *work, const Rdt__Pb__PullAbort *message
 void outgoing_shut_down(struct transfers *transfers, const struct rdt_error *why)
 {
     list_for_each_safe (node, &transfers->outgoing)
-        outgoing_fail(list_entry(node, struct outgoing, record.link), why);
+        outgoing_fail(container_of(node, struct outgoing, record.link), why);
 }
 
 void outgoing_link_down(struct peer_work *work)
@@ -489,7 +489,7 @@ void outgoing_via_closed(struct peer_transport *pt)
 {
     pt->sends_in_flight = 0;
     list_for_each_safe (node, &pt->users_out) {
-        struct outgoing *out = list_entry(node, struct outgoing, by_via);
+        struct outgoing *out = container_of(node, struct outgoing, by_via);
         struct rdt_error err;
         out->reader_done = true;
         if (out->sm.state == OUTGOING_ABORT) {

@@ -83,13 +83,13 @@ static void decline(struct part *part)
 
 static void on_again(struct deadline *deadline)
 {
-    begin((struct part *)((char *)deadline - offsetof(struct part, again)));
+    begin(container_of(deadline, struct part, again));
 }
 
 /* When the loop turns: this is the middle of another transfer's end. */
 static void on_copy_end(struct replica_waiter *waiter)
 {
-    struct part *part = (struct part *)((char *)waiter - offsetof(struct part, waiting));
+    struct part *part = container_of(waiter, struct part, waiting);
 
     part->again.on_passed = on_again;
     (void)deadline_set(part->root->transfers->deadlines, &part->again, 0);
@@ -258,7 +258,7 @@ bool transfer_part_failed(struct transfer *transfer, const struct rdt_error *err
 static struct part *find(const struct peer_work *root, uint64_t number)
 {
     list_for_each (node, &root->parts) {
-        struct part *part = list_entry(node, struct part, link);
+        struct part *part = container_of(node, struct part, link);
         if (part->number == number)
             return part;
     }
@@ -359,5 +359,5 @@ void transfer_part_on_over(struct peer_work *root, const Rdt__Pb__BroadcastWord 
 void transfer_parts_link_down(struct peer_work *root, const struct rdt_error *why)
 {
     while (!list_empty(&root->parts))
-        drop(list_entry(list_first(&root->parts), struct part, link), why);
+        drop(container_of(list_first(&root->parts), struct part, link), why);
 }

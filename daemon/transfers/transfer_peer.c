@@ -48,7 +48,7 @@ static struct transfer *take_over(struct list *from, struct list *to)
         return NULL;
     list_remove(node);
     list_append(to, node);
-    return list_entry(node, struct transfer, by_peer);
+    return container_of(node, struct transfer, by_peer);
 }
 
 /* The link is up. What is queued behind a question has its turn when that is answered. */
@@ -106,7 +106,7 @@ void transfers_peer_merged(struct transfers *transfers, struct peer *from, struc
     struct peer_work *old = from->upper, *work = old ? peer_work_get(transfers, into) : NULL;
 
     while (work && !list_empty(&old->pending)) {
-        struct transfer *transfer = list_entry(list_first(&old->pending), struct transfer, by_peer);
+        struct transfer *transfer = container_of(list_first(&old->pending), struct transfer, by_peer);
         list_remove(&transfer->by_peer);
         list_append(&work->pending, &transfer->by_peer);
         transfer->peer = work;
@@ -237,7 +237,7 @@ void transfers_check_closed(struct transfers *transfers)
     if (!transfers->closing || !transfers->on_closed)
         return;
     list_for_each (node, &transfers->works) {
-        if (!peer_transports_closed(list_entry(node, struct peer_work, link)))
+        if (!peer_transports_closed(container_of(node, struct peer_work, link)))
             return;
     }
     on_closed = transfers->on_closed;
@@ -256,7 +256,7 @@ void transfers_close(struct transfers *transfers, void (*on_closed)(void *arg), 
     transfers->on_closed = on_closed;
     transfers->closed_arg = arg;
     list_for_each (node, &transfers->works)
-        work_fail(list_entry(node, struct peer_work, link), &err);
+        work_fail(container_of(node, struct peer_work, link), &err);
     replicas_close(&transfers->replicas);
     transfers_check_closed(transfers);
 }
@@ -430,7 +430,7 @@ void transfers_peer_summary(const struct peer *peer, struct peer_summary *summar
     summary->bytes_out = work->bytes_out;
     summary->fell_back = work->fell_back;
     list_for_each (node, &work->transports) {
-        const struct peer_transport *pt = list_entry(node, struct peer_transport, link);
+        const struct peer_transport *pt = container_of(node, struct peer_transport, link);
         if (pt->sm.state != PT_CONNECTED) {
             if (peer->state == PEER_UP && summary->n_unusable < PATH_MAX_CANDIDATES) {
                 peer_transport_why_not(pt, summary->unusable[summary->n_unusable], sizeof summary->unusable[0]);

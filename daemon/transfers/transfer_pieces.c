@@ -75,7 +75,7 @@ bool pieces_needed(const struct transfer *transfer)
 
 static void on_failing(struct deadline *deadline)
 {
-    struct pieces *pieces = (struct pieces *)((char *)deadline - offsetof(struct pieces, failing));
+    struct pieces *pieces = container_of(deadline, struct pieces, failing);
 
     transfer_fail_err(pieces->whole, &pieces->failure);
 }
@@ -152,7 +152,7 @@ void pieces_abort(struct transfer *whole)
     whole->n_ops++; /* it does not end meanwhile */
     deadline_unset(whole->transfers->deadlines, &whole->pieces->failing);
     while (!list_empty(&whole->pieces->list)) {
-        struct transfer *piece = list_entry(list_first(&whole->pieces->list), struct transfer, by_whole);
+        struct transfer *piece = container_of(list_first(&whole->pieces->list), struct transfer, by_whole);
         list_remove(&piece->by_whole); /* those whose memory is in use end later */
         transfer_abort(piece);
     }

@@ -125,7 +125,7 @@ const struct transfer_record *transfers_next_active(const struct transfers *tran
     if (next == &transfers->outgoing)
         return NULL;
     *cursor = next;
-    return list_entry(next, struct transfer_record, link);
+    return container_of(next, struct transfer_record, link);
 }
 
 void transfer_record_to_wire(const struct transfer_record *record, Rdt__Pb__TransferInfo *info,

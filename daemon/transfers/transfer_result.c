@@ -268,7 +268,7 @@ void transfer_deliver_object(struct transfer *transfer, struct object *object, s
         object_ref(object, &ref);
     object_hold(object); /* while we are at it */
     while (!list_empty(&transfer->fetches)) {
-        struct fetch *fetch = list_entry(list_first(&transfer->fetches), struct fetch, by_transfer);
+        struct fetch *fetch = container_of(list_first(&transfer->fetches), struct fetch, by_transfer);
         struct rdt_error err = {0};
         enum rdt_status status = RDT_OK;
         struct hold *hold = NULL;
@@ -372,7 +372,7 @@ static enum rdt_status fill_received(struct result *result, struct transfer *tra
 void transfer_deliver_received(struct transfer *transfer)
 {
     while (!list_empty(&transfer->fetches)) {
-        struct fetch *fetch = list_entry(list_first(&transfer->fetches), struct fetch, by_transfer);
+        struct fetch *fetch = container_of(list_first(&transfer->fetches), struct fetch, by_transfer);
         struct rdt_error err = {0};
         struct hold *hold = NULL;
         struct result result;
@@ -398,7 +398,7 @@ void transfer_deliver_received(struct transfer *transfer)
 void transfer_deliver_meta(struct transfer *transfer)
 {
     while (!list_empty(&transfer->fetches)) {
-        struct fetch *fetch = list_entry(list_first(&transfer->fetches), struct fetch, by_transfer);
+        struct fetch *fetch = container_of(list_first(&transfer->fetches), struct fetch, by_transfer);
         struct result result;
 
         result_init(&result, transfer, &transfer->ref);

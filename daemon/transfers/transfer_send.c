@@ -331,7 +331,7 @@ static void hand_over(struct chunk_op *op)
 
 static void run_gather(struct work *work)
 {
-    struct chunk_op *op = (struct chunk_op *)((char *)work - offsetof(struct chunk_op, work));
+    struct chunk_op *op = container_of(work, struct chunk_op, work);
     struct outgoing *out = op->out;
 
     chunk_gather(&out->plan->chunks[op->chunk], out->packed, out->source, out->bases, op->staging);
@@ -339,7 +339,7 @@ static void run_gather(struct work *work)
 
 static void done_gather(struct work *work)
 {
-    struct chunk_op *op = (struct chunk_op *)((char *)work - offsetof(struct chunk_op, work));
+    struct chunk_op *op = container_of(work, struct chunk_op, work);
     struct outgoing *out = op->out;
 
     if (!out->turns) {
@@ -518,7 +518,7 @@ void outgoing_pump(struct peer_transport *pt)
     pt->pumping = true;
     while (pt->sm.state == PT_CONNECTED && pt->sends_in_flight < pt->work->transfers->options->chunks_in_flight &&
            !list_empty(&pt->sending)) {
-        struct outgoing *out = list_entry(list_first(&pt->sending), struct outgoing, in_turn);
+        struct outgoing *out = container_of(list_first(&pt->sending), struct outgoing, in_turn);
         struct rdt_error err = {0};
 
         list_remove(&out->in_turn);

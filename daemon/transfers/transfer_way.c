@@ -25,10 +25,10 @@ static enum rdt_status choose_of(struct transfer *transfer, bool has_inline, str
                                .transport = nothing ? "" : transfer->wish_transport,
                                .least = transfer->wish_least,
                                .preferred = transfer->preferred,
-                               .has_target = transfer->target != NULL};
+                               .has_target = transfer->target};
 
     list_for_each (node, &transfer->peer->transports) {
-        struct peer_transport *pt = list_entry(node, struct peer_transport, link);
+        struct peer_transport *pt = container_of(node, struct peer_transport, link);
         if (query.n_offers == PATH_MAX_CANDIDATES)
             break;
         peer_transport_offer_to_path(pt, transfer->memory, query.target_memory, &offers[query.n_offers]);
@@ -40,7 +40,7 @@ static enum rdt_status choose_of(struct transfer *transfer, bool has_inline, str
         query.n_offers++;
     }
     list_for_each (transport_node, plugins_transports(transfer->transfers->plugins)) {
-        struct transport *transport = list_entry(transport_node, struct transport, link);
+        struct transport *transport = container_of(transport_node, struct transport, link);
         struct path_offer *offer = &offers[query.n_offers];
         if (query.n_offers == PATH_MAX_CANDIDATES || !transport_is_grouped(transport) || !transfer->have_meta)
             continue; /* before the answer it is not known whose object it is */
@@ -126,7 +126,7 @@ static bool map_targets(const struct transfer *transfer)
     const struct target *target = transfer->target;
 
     if (!target)
-        return region_addr(transfer->received, NULL) != NULL;
+        return region_addr(transfer->received, NULL);
     if (region_fill_is_needed(target->uses, target->n))
         return false;
     for (uint32_t i = 0; i < target->n; i++)

@@ -54,7 +54,7 @@ static struct turn_queue *queue_get(struct turns *turns, const char *transport, 
     struct turn_queue *queue;
 
     list_for_each (node, &turns->queues) {
-        queue = list_entry(node, struct turn_queue, link);
+        queue = container_of(node, struct turn_queue, link);
         if (strncmp(queue->name, transport, front) == 0 && queue->name[front] == '/' &&
             strcmp(queue->name + front + 1, name) == 0) {
             queue->refs++;
@@ -123,7 +123,7 @@ static bool is_next_in(const struct turn_place *place)
     unsigned under_way = 0;
 
     list_for_each (node, &place->queue->places) {
-        const struct turn_place *at = list_entry(node, struct turn_place, link);
+        const struct turn_place *at = container_of(node, struct turn_place, link);
         if (at == place)
             return under_way < TURN_DEPTH;
         if (at->turn->sm.state != TURN_POSTED)
@@ -168,8 +168,8 @@ static void queue_up(struct turn *turn)
 static struct turn *find_next(const struct turns *turns)
 {
     list_for_each (queue_node, &turns->queues) {
-        list_for_each (node, &list_entry(queue_node, struct turn_queue, link)->places) {
-            struct turn *turn = list_entry(node, struct turn_place, link)->turn;
+        list_for_each (node, &container_of(queue_node, struct turn_queue, link)->places) {
+            struct turn *turn = container_of(node, struct turn_place, link)->turn;
             if (turn->sm.state == TURN_QUEUED && is_next(turn))
                 return turn;
             if (turn->sm.state != TURN_POSTED)
@@ -264,7 +264,7 @@ const struct turn *turn_behind(const struct turn *turn, const char **queue_p)
         const struct turn_place *head;
         if (list_empty(&place->link) || list_first(&place->queue->places) == &place->link)
             continue;
-        head = list_entry(list_first(&place->queue->places), struct turn_place, link);
+        head = container_of(list_first(&place->queue->places), struct turn_place, link);
         *queue_p = place->queue->name;
         return head->turn;
     }

@@ -167,7 +167,7 @@ int main(int argc, char **argv)
     rounds = (unsigned)bench_number(argv[1]);
     server_connect(&rdtd, argv[2], true);
     server_connect(&echo, argv[3], false);
-    for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++)
+    for (size_t i = 0; i < sizeof(rows) / sizeof rows[0]; i++)
         for (unsigned round = 0; round < rounds; round++) {
             double ours = measure(&rdtd, rows[i].clients, rows[i].depth);
 

@@ -132,7 +132,7 @@ bool fake_is_device(CUdeviceptr address)
     bool is;
 
     pthread_mutex_lock(&fake_mutex);
-    is = fake_range_at(address) != NULL;
+    is = fake_range_at(address);
     pthread_mutex_unlock(&fake_mutex);
     return is;
 }

@@ -23,7 +23,7 @@ static uint8_t *enlarge(const uint8_t *message, size_t *n_p, unsigned how)
     size_t n = *n_p, times = how & AGAIN && n > 0 ? LARGE_BYTES / n + 1 : 1, padding = how & PADDED ? LARGE_BYTES : 0;
     uint8_t *large = calloc(1, times * n + padding + sizeof unknown + 3), *at = large;
 
-    fuzz_must(large != NULL);
+    fuzz_must(large);
     for (size_t i = 0; i < times; i++, at += n)
         if (n > 0)
             memcpy(at, message, n);

@@ -43,7 +43,7 @@ static enum heard next_request(int sock, struct frame_reader *reader, struct fra
             return REQUEST;
         fuzz_must(status == RDT_AGAIN);
         space = frame_reader_space(reader, 4096, &have);
-        fuzz_must(space != NULL);
+        fuzz_must(space);
         do {
             n = recv(sock, space, have, 0); /* fds that it sends are dropped */
         } while (n < 0 && errno == EINTR);
@@ -144,7 +144,7 @@ static void read_object(rdt_object *object)
     const uint8_t *metadata = rdt_object_metadata(object, &bytes);
 
     rdt_object_info(object, &info);
-    fuzz_must(memchr(info.path, 0, sizeof info.path) != NULL);
+    fuzz_must(memchr(info.path, 0, sizeof info.path));
     for (size_t i = 0; i < bytes; i++)
         (void)*(const volatile uint8_t *)&metadata[i];
     for (size_t t = 0; t < rdt_object_count(object); t++) {

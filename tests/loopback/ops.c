@@ -175,7 +175,7 @@ static bool take_clearance(struct conn *conn, const struct rdt_op *op)
     if (found)
         *at = found->next;
     free(found);
-    return found != NULL;
+    return found;
 }
 
 /* At the head of the queue, and with a connection: a receive tells its sender, a send starts when it has been told. */

@@ -291,7 +291,7 @@ static bool write_turn(struct channel *channel)
             op_end(message->operation, RDT_OK, NULL);
         free(message);
     }
-    return channel->first != NULL;
+    return channel->first;
 }
 
 void wire_move(struct transport *transport, struct channel *channel)

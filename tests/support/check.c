@@ -103,7 +103,7 @@ bool is_filled_with(const void *addr, size_t bytes, uint8_t byte)
 void canary_create(struct canary *canary, size_t bytes)
 {
     canary->base = malloc(bytes + 2 * MARGIN_BYTES);
-    must(canary->base != NULL);
+    must(canary->base);
     memset(canary->base, CANARY_BYTE, bytes + 2 * MARGIN_BYTES);
     canary->addr = canary->base + MARGIN_BYTES;
     canary->bytes = bytes;
@@ -136,7 +136,7 @@ unsigned fds_of(int pid)
 
     (void)snprintf(path, sizeof path, "/proc/%d/fd", pid ? pid : (int)getpid());
     dir = opendir(path);
-    must_say(dir != NULL, "cannot read %s", path);
+    must_say(dir, "cannot read %s", path);
     for (struct dirent *entry; (entry = readdir(dir));)
         n += entry->d_name[0] != '.';
     (void)closedir(dir);
@@ -151,7 +151,7 @@ size_t rss_of(int pid)
 
     (void)snprintf(path, sizeof path, "/proc/%d/statm", pid ? pid : (int)getpid());
     file = fopen(path, "re");
-    must_say(file != NULL, "cannot read %s", path);
+    must_say(file, "cannot read %s", path);
     must(fscanf(file, "%lu %lu", &total, &resident) == 2);
     (void)fclose(file);
     return resident * (size_t)sysconf(_SC_PAGESIZE);
@@ -163,7 +163,7 @@ unsigned long inode_at(const void *addr)
     FILE *maps = fopen("/proc/self/maps", "r");
     char line[512];
 
-    must(maps != NULL);
+    must(maps);
     while (found == 0 && fgets(line, sizeof line, maps))
         if (sscanf(line, "%lx-%lx %*s %*s %*s %lu", &lo, &hi, &inode) == 3 && lo <= (uintptr_t)addr && (uintptr_t)addr < hi)
             found = inode;

@@ -398,7 +398,7 @@ struct rdt_ref put_pattern(rdt *conn, const char *id, size_t bytes, uint32_t see
     struct rdt_tensor tensor = VECTOR(RDT_U8, bytes, data);
     struct rdt_ref ref;
 
-    must(data != NULL);
+    must(data);
     fill_pattern(data, bytes, seed);
     ref = put_one(conn, &tensor, id);
     free(data);

@@ -165,7 +165,7 @@ static void make_targets(struct self *self, const struct agent_order *order)
     forget(self);
     self->plain = (struct memory){.base = malloc(order->bytes + 2 * MARGIN), .bytes = order->bytes};
     self->direct = (struct memory){.base = alloc_memory(self->conn, order->bytes + 2 * MARGIN), .bytes = order->bytes};
-    must(self->plain.base != NULL);
+    must(self->plain.base);
     memset(self->plain.base, CANARY_BYTE, order->bytes + 2 * MARGIN);
     memset(self->direct.base, CANARY_BYTE, order->bytes + 2 * MARGIN);
 }

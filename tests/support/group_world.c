@@ -314,7 +314,7 @@ void gw_init(struct gw_world *world)
 static void drop_letters(struct gw_world *world, unsigned a, unsigned b)
 {
     list_for_each_safe (node, &world->letters) {
-        struct gw_letter *letter = list_entry(node, struct gw_letter, link);
+        struct gw_letter *letter = container_of(node, struct gw_letter, link);
         if ((letter->from != a || letter->to != b) && (letter->from != b || letter->to != a))
             continue;
         list_remove(&letter->link);
@@ -408,7 +408,7 @@ void gw_restart(struct gw_world *world, unsigned index)
 bool gw_deliver_one(struct gw_world *world, unsigned from, unsigned to)
 {
     list_for_each_safe (node, &world->letters) {
-        struct gw_letter *letter = list_entry(node, struct gw_letter, link);
+        struct gw_letter *letter = container_of(node, struct gw_letter, link);
         struct gw_node *receiver = &world->nodes[letter->to];
         struct frame frame = {.type = letter->type, .length = letter->bytes, .payload = letter->payload};
         struct rdt_error err = {0};
@@ -476,7 +476,7 @@ void gw_settle(struct gw_world *world)
 
 static void on_done(struct group_waiter *waiter, const struct rdt_error *err)
 {
-    struct gw_waiter *one = (struct gw_waiter *)((char *)waiter - offsetof(struct gw_waiter, waiter));
+    struct gw_waiter *one = container_of(waiter, struct gw_waiter, waiter);
 
     cr_assert(!one->told);
     one->told = true;
@@ -528,7 +528,7 @@ struct group *gw_group(struct gw_world *world, unsigned index)
 
     if (!world->nodes[index].running || list_empty(all))
         return NULL;
-    return list_entry(list_first(all), struct group, link);
+    return container_of(list_first(all), struct group, link);
 }
 
 const char *gw_state(struct gw_world *world, unsigned index)

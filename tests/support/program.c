@@ -84,7 +84,7 @@ static bool has_line(const struct program *program, char *line_p, size_t size)
         (void)snprintf(line_p, size, "%s", text);
     }
     free(text);
-    return end != NULL;
+    return end;
 }
 
 void program_first_line(struct program *program, char *line_p, size_t size)

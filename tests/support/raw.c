@@ -90,7 +90,7 @@ uint64_t raw_send(struct raw *raw, uint16_t type, const ProtobufCMessage *messag
     size_t bytes = protobuf_c_message_get_packed_size(message);
     uint8_t *payload = malloc(bytes + 1);
 
-    must(payload != NULL);
+    must(payload);
     (void)protobuf_c_message_pack(message, payload);
     must(raw_frame(raw, (uint32_t)bytes, type, (uint8_t)n_fds, 0, ++raw->last_id, payload, bytes, fds, n_fds));
     free(payload);
@@ -127,7 +127,7 @@ ProtobufCMessage *raw_reply(struct raw *raw, uint64_t id, const ProtobufCMessage
     must_say(raw->frame.request_id == id && raw->frame.flags == FRAME_REPLY, "frame of type %u, flags %u, id %llu",
              raw->frame.type, raw->frame.flags, (unsigned long long)raw->frame.request_id);
     message = protobuf_c_message_unpack(type, NULL, raw->frame.length, raw->frame.payload);
-    must(message != NULL);
+    must(message);
     return message;
 }
 
@@ -139,7 +139,7 @@ enum rdt_status raw_error(struct raw *raw, char text_p[256])
     must_say(raw_next(raw), "the daemon has closed without an answer");
     must_say(raw->frame.flags == (FRAME_REPLY | FRAME_ERROR), "flags %u", raw->frame.flags);
     error = rdt__pb__error_reply__unpack(NULL, raw->frame.length, raw->frame.payload);
-    must(error != NULL);
+    must(error);
     (void)snprintf(text_p, 256, "%s", error->message);
     status = (enum rdt_status)error->status;
     rdt__pb__error_reply__free_unpacked(error, NULL);

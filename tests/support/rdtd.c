@@ -62,7 +62,7 @@ void write_file(const char *path, const char *text)
 
     full_path(path, full);
     file = fopen(full, "we");
-    must_say(file != NULL, "cannot write %s", full);
+    must_say(file, "cannot write %s", full);
     must(fchmod(fileno(file), 0600) == 0); /* keys must be */
     must(fputs(text, file) >= 0 && fclose(file) == 0);
 }
@@ -75,11 +75,11 @@ char *read_file(const char *path, size_t *bytes_p)
 
     full_path(path, full);
     file = fopen(full, "re");
-    must_say(file != NULL, "cannot read %s", full);
+    must_say(file, "cannot read %s", full);
     do {
         room = bytes + 65536;
         text = realloc(text, room + 1);
-        must(text != NULL);
+        must(text);
         bytes += fread(text + bytes, 1, room - bytes, file);
     } while (bytes == room);
     (void)fclose(file);
@@ -217,7 +217,7 @@ void node_spawn(struct test_node *node, const struct node_options *options)
     *node = (struct test_node){.pid = -1, .pidfd = -1, .notify = -1};
     (void)snprintf(node->name, sizeof node->name, "%s", options->name ? options->name : "node");
     (void)snprintf(node->dir, sizeof node->dir, "%.80s/%.20s.XXXXXX", tmp_dir(), node->name);
-    must_say(mkdtemp(node->dir) != NULL, "cannot make %s", node->dir);
+    must_say(mkdtemp(node->dir), "cannot make %s", node->dir);
     must(chmod(node->dir, 0755) == 0); /* other users' actors come in */
     (void)chmod(tmp_dir(), 0755);
     (void)snprintf(node->socket, sizeof node->socket, "%s/s", node->dir);
@@ -480,7 +480,7 @@ void node_check_log(const struct test_node *node, const char *const *declared)
 bool node_log_has(const struct test_node *node, const char *text)
 {
     char *log = read_file(node->log, NULL);
-    bool has = strstr(log, text) != NULL;
+    bool has = strstr(log, text);
 
     free(log);
     return has;

@@ -22,8 +22,8 @@
         }                                                                           \
     } while (0)
 
-const uint8_t rogue_peer_uuid[16] = "rogue_peer's uuid.";
-uint8_t rogue_peer_boot_id[16] = "rogue_peer's boots";
+const uint8_t rogue_peer_uuid[16] = "insider's uuid.";
+uint8_t rogue_peer_boot_id[16] = "insider's boots";
 int (*rogue_peer_poll)(struct pollfd *fds, nfds_t n, int timeout_ms) = poll;
 
 static void lost(struct rogue_peer *rogue_peer)
@@ -72,7 +72,7 @@ static void take(struct rogue_peer *rogue_peer, const struct frame *frame)
     if (frame->type < INSIDER_TYPES) {
         free(rogue_peer->came[frame->type].payload);
         rogue_peer->came[frame->type].payload = malloc(frame->length + 1u);
-        insist(rogue_peer->came[frame->type].payload != NULL);
+        insist(rogue_peer->came[frame->type].payload);
         memcpy(rogue_peer->came[frame->type].payload, frame->payload, frame->length);
         rogue_peer->came[frame->type].bytes = frame->length;
         rogue_peer->came[frame->type].n++;
@@ -83,13 +83,13 @@ static void take(struct rogue_peer *rogue_peer, const struct frame *frame)
         break;
     case RDT_PEER_PULL:
         pull = rdt__pb__pull__unpack(NULL, frame->length, frame->payload);
-        insist(pull != NULL);
+        insist(pull);
         rogue_peer->pulls[rogue_peer->n_pulls++ % INSIDER_ASKED] = pull->transfer;
         rdt__pb__pull__free_unpacked(pull, NULL);
         break;
     case RDT_PEER_CALL:
         call = rdt__pb__call__unpack(NULL, frame->length, frame->payload);
-        insist(call != NULL);
+        insist(call);
         rogue_peer->calls[rogue_peer->n_calls++ % INSIDER_ASKED] = call->call;
         rdt__pb__call__free_unpacked(call, NULL);
         break;
@@ -120,7 +120,7 @@ static void read_in(struct rogue_peer *rogue_peer)
         uint8_t *space = frame_reader_space(&rogue_peer->reader, 16384, &have);
         struct frame frame;
 
-        insist(space != NULL);
+        insist(space);
         if (tls_read(&rogue_peer->tls, space, have, &got, NULL) != RDT_OK)
             break;
         frame_reader_commit(&rogue_peer->reader, got);
@@ -245,7 +245,7 @@ void rogue_peer_say(struct rogue_peer *rogue_peer, uint16_t type, uint8_t flags,
         n = protobuf_c_message_get_packed_size(message);
     }
     frame = malloc(FRAME_HEADER_BYTES + n);
-    insist(frame != NULL);
+    insist(frame);
     frame_header_encode(frame, (uint32_t)n, type, 0, flags, 0);
     if (message)
         (void)protobuf_c_message_pack(message, frame + FRAME_HEADER_BYTES);
@@ -275,7 +275,7 @@ void rogue_peer_send(struct rogue_peer *rogue_peer, uint16_t type, const Protobu
     size_t n = protobuf_c_message_get_packed_size(message);
     uint8_t *packed = malloc(n + 1);
 
-    insist(packed != NULL);
+    insist(packed);
     (void)protobuf_c_message_pack(message, packed);
     rogue_peer_say(rogue_peer, type, 0, packed, n, false);
     free(packed);
@@ -285,7 +285,7 @@ void rogue_peer_begin_frame(struct rogue_peer *rogue_peer, uint16_t type, uint32
 {
     uint8_t *frame = calloc(1, FRAME_HEADER_BYTES + n);
 
-    insist(frame != NULL);
+    insist(frame);
     frame_header_encode(frame, claimed, type, 0, 0, 0);
     insist(tls_write(&rogue_peer->tls, frame, FRAME_HEADER_BYTES + n, NULL) == RDT_OK);
     free(frame);
@@ -311,8 +311,9 @@ void rogue_peer_open(struct rogue_peer *rogue_peer, const char *key_path, uint16
     insist(tls_context_create(key_path, &rogue_peer->context, NULL) == RDT_OK);
     rogue_peer->sock = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
     insist(rogue_peer->sock >= 0);
-    if (connect(rogue_peer->sock, (struct sockaddr *)&in, sizeof in) != 0 && (errno != EINTR || !wait_for(rogue_peer->sock, POLLOUT, LONG_MS))) {
-        perror("the rogue_peer cannot connect");
+    if (connect(rogue_peer->sock, (struct sockaddr *)&in, sizeof in) != 0 &&
+        (errno != EINTR || !wait_for(rogue_peer->sock, POLLOUT, LONG_MS))) {
+        perror("the rogue peer cannot connect");
         abort();
     }
     (void)setsockopt(rogue_peer->sock, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
@@ -325,7 +326,7 @@ void rogue_peer_open(struct rogue_peer *rogue_peer, const char *key_path, uint16
     hello.protocol_max = RDT_PROTOCOL_MAX;
     hello.node_uuid = (ProtobufCBinaryData){16, (uint8_t *)(uintptr_t)rogue_peer_uuid};
     hello.boot_id = (ProtobufCBinaryData){16, (uint8_t *)(uintptr_t)rogue_peer_boot_id};
-    hello.version = (char *)"rogue_peer";
+    hello.version = (char *)"insider";
     rogue_peer_send(rogue_peer, RDT_PEER_HELLO, &hello.base);
     rogue_peer_flush(rogue_peer);
     insist(rogue_peer->sock >= 0);

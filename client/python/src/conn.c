@@ -36,7 +36,8 @@ static void settle(struct conn *conn)
     together_end(conn);
     conn->rdt = NULL;
     while (conn->requests.next != &conn->requests) {
-        struct request *request = LINK_OWNER(conn->requests.next, struct request, link); /* it may be about to end itself: not to be owned */
+        struct request *request =
+            container_of(conn->requests.next, struct request, link); /* it may be about to end itself: not to be owned */
         rdt_request *request_gone = request->request;
         struct held_set *targets = request->targets;
 
@@ -98,7 +99,7 @@ void kept_drop(struct conn *conn, struct kept *kept)
 void conn_forget(struct conn *conn, const struct rdt_ref *ref)
 {
     for (struct link *at = conn->kept.next, *next; at != &conn->kept; at = next) {
-        struct kept *kept = LINK_OWNER(at, struct kept, link);
+        struct kept *kept = container_of(at, struct kept, link);
 
         next = at->next;
         if (!ref || rdt_ref_equal(&kept->ref, ref)) {
@@ -114,7 +115,7 @@ void conn_forget(struct conn *conn, const struct rdt_ref *ref)
 static void drop_holds(struct conn *conn)
 {
     while (conn->holds.next != &conn->holds) {
-        struct ref *ref = LINK_OWNER(conn->holds.next, struct ref, link);
+        struct ref *ref = container_of(conn->holds.next, struct ref, link);
 
         link_remove(&ref->link);
         ref->conn = NULL;
@@ -123,7 +124,7 @@ static void drop_holds(struct conn *conn)
         Py_DECREF(conn); /* the caller has another one */
     }
     for (struct link *at = conn->kept.next; conn->rdt && at != &conn->kept; at = at->next)
-        kept_drop(conn, LINK_OWNER(at, struct kept, link));
+        kept_drop(conn, container_of(at, struct kept, link));
     conn_forget(conn, NULL);
 }
 
@@ -138,7 +139,7 @@ PyObject *conn_close(PyObject *self, PyObject *ignored)
     conn->closed = true;
     together_end(conn);
     for (struct link *at = conn->requests.next; at != &conn->requests; at = at->next)
-        rdt_cancel(LINK_OWNER(at, struct request, link)->request);
+        rdt_cancel(container_of(at, struct request, link)->request);
     drop_holds(conn);
     settle(conn);
     Py_DECREF(conn);

@@ -20,6 +20,7 @@
 
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
+#include <container_of.h>
 #include <rdt.h>
 #include <stdbool.h>
 #include <stdint.h>
@@ -146,8 +147,6 @@ void conn_unkeep(struct conn *conn); /* gives both back */
 void link_init(struct link *link);
 void link_add(struct link *list, struct link *link);
 void link_remove(struct link *link);
-#define LINK_OWNER(at, type, member) ((type *)(void *)((char *)(at)-offsetof(type, member)))
-
 /* ---- together ---- */
 
 bool together_init(void); /* false: no memory */

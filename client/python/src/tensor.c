@@ -422,7 +422,7 @@ static void memory_dealloc(PyObject *self)
 bool memory_has_one_of(const struct conn *conn, const struct rdt_tensor *tensors, size_t count)
 {
     for (const struct link *at = conn->memories.next; at != &conn->memories; at = at->next) {
-        const struct memory *memory = LINK_OWNER(at, struct memory, link);
+        const struct memory *memory = container_of(at, struct memory, link);
         uintptr_t lo = (uintptr_t)memory->addr;
 
         for (size_t i = 0; i < count; i++) {

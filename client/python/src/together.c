@@ -193,7 +193,7 @@ void together_end(struct conn *conn)
             continue;
         *at = conn->corked;
         conn->is_corked = false;
-        any = first != NULL;
+        any = first;
         rdt_uncork(conn->rdt);
         break;
     }

@@ -174,7 +174,7 @@ PyObject *conn_put(PyObject *self, PyObject *args)
         if (made) {
             struct ref *ref = (struct ref *)made;
 
-            ref->kept = options.id != NULL;
+            ref->kept = options.id;
             ref->copied = copied;
             ref->live = live;
             for (size_t i = 0; i < set->count; i++) {

@@ -63,7 +63,7 @@ static void remember(struct fuzz_client *client, const struct frame *frame)
     if (frame->flags == FRAME_REPLY && (frame->type == RDT_MSG_ALLOC || frame->type == RDT_MSG_IMPORT)) {
         Rdt__Pb__RegionReply *reply = rdt__pb__region_reply__unpack(NULL, frame->length, frame->payload);
 
-        fuzz_must(reply != NULL);
+        fuzz_must(reply);
         client->regions[client->n_regions % FUZZ_KNOWN].number = reply->region;
         client->regions[client->n_regions++ % FUZZ_KNOWN].generation = reply->generation;
         rdt__pb__region_reply__free_unpacked(reply, NULL);
@@ -72,7 +72,7 @@ static void remember(struct fuzz_client *client, const struct frame *frame)
         Rdt__Pb__FetchDone *done = rdt__pb__fetch_done__unpack(NULL, frame->length, frame->payload);
         struct layout *layout;
 
-        fuzz_must(done != NULL);
+        fuzz_must(done);
         fuzz_must(layout_from_wire(done->tensors, &layout, NULL) == RDT_OK); /* what the daemon says is well-formed */
         free(layout);
         if (done->hold)
@@ -111,7 +111,7 @@ uint64_t fuzz_client_send(struct fuzz_client *client, uint16_t type, const Proto
     size_t n = protobuf_c_message_get_packed_size(message);
     uint8_t *frame = malloc(FRAME_HEADER_BYTES + n);
 
-    fuzz_must(frame != NULL);
+    fuzz_must(frame);
     frame_header_encode(frame, (uint32_t)n, type, 0, 0, ++client->next_id);
     (void)protobuf_c_message_pack(message, frame + FRAME_HEADER_BYTES);
     send_all(client, frame, FRAME_HEADER_BYTES + n, NULL, 0);
@@ -240,7 +240,7 @@ static void say(struct fuzz_client *client, uint16_t type, uint8_t flags, const 
         n = protobuf_c_message_get_packed_size(message);
     }
     frame = malloc(FRAME_HEADER_BYTES + n + 1);
-    fuzz_must(frame != NULL);
+    fuzz_must(frame);
     frame_header_encode(frame, (uint32_t)n, type, (uint8_t)n_fds, flags, ++client->next_id);
     if (message)
         (void)protobuf_c_message_pack(message, frame + FRAME_HEADER_BYTES);

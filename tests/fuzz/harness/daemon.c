@@ -111,7 +111,7 @@ uint16_t fuzz_daemon_port(void)
 {
     const char *colon = strrchr(watcher.node_address, ':');
 
-    fuzz_must(colon != NULL);
+    fuzz_must(colon);
     return (uint16_t)atoi(colon + 1);
 }
 
@@ -167,7 +167,7 @@ void fuzz_daemon_start(bool with_link)
     log_threshold = LOG_LEVEL_ERROR;
     fuzz_must(readlink("/proc/self/exe", exe, sizeof exe - 1) > 0);
     (void)snprintf(dir, sizeof dir, "/tmp/rdt_fuzz.XXXXXX"); /* BUILD/tests/fuzz/TARGET */
-    fuzz_must(mkdtemp(dir) != NULL);
+    fuzz_must(mkdtemp(dir));
     build = dirname(dirname(dirname(exe)));
     (void)snprintf(socket_path, sizeof socket_path, "%s/s", dir);
     (void)snprintf(fuzz_daemon_key, sizeof fuzz_daemon_key, "%s/key", dir);
@@ -253,7 +253,7 @@ static unsigned count_staying(bool arenas)
 
     list.kind = RDT__PB__LIST_KIND__LIST_KIND_REGIONS;
     reply = ask(RDT_MSG_LIST, &list.base, &rdt__pb__list_reply__descriptor);
-    fuzz_must(reply != NULL);
+    fuzz_must(reply);
     for (size_t i = 0; i < reply->n_regions; i++)
         n += strcmp(reply->regions[i]->origin, "copy") == 0 || (arenas && strcmp(reply->regions[i]->origin, "arena") == 0);
     rdt__pb__list_reply__free_unpacked(reply, NULL);
@@ -270,7 +270,7 @@ void fuzz_daemon_settle(void)
         Rdt__Pb__StatusReply *status = ask(RDT_MSG_STATUS, &empty.base, &rdt__pb__status_reply__descriptor);
         bool idle = status && status->clients == 1 && status->objects == 0 && status->transfers_active == 0 && status->peers_up == 0;
 
-        fuzz_must(status != NULL);
+        fuzz_must(status);
         if (idle && status->regions > 0)
             idle = count_staying(!patient) == status->regions;
         if (round > PATIENCE_S * 1000) {

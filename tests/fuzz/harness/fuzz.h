@@ -46,7 +46,7 @@ static inline void *fuzz_copy(const void *bytes, size_t n, bool terminated)
 {
     char *copy = malloc(n + terminated + (n + terminated == 0));
 
-    fuzz_must(copy != NULL);
+    fuzz_must(copy);
     if (n)
         memcpy(copy, bytes, n);
     if (terminated)

@@ -20,7 +20,7 @@ static void run_file(const char *path)
     do {
         size = 2 * size + 4096;
         bytes = realloc(bytes, size);
-        fuzz_must(bytes != NULL);
+        fuzz_must(bytes);
         n += fread(bytes + n, 1, size - n, file);
     } while (n == size);
     (void)fclose(file);

@@ -75,7 +75,7 @@ static json_t *ctl_json(int expected, const char *words)
     (void)snprintf(with_json, sizeof with_json, "%s --json", words);
     ctl(expected, with_json);
     json = json_loads(program.out, JSON_REJECT_DUPLICATES, &error);
-    must_say(json != NULL, "`rdtctl %s` prints no JSON: %s: %s", with_json, error.text, program.out);
+    must_say(json, "`rdtctl %s` prints no JSON: %s: %s", with_json, error.text, program.out);
     return json;
 }
 
@@ -108,7 +108,7 @@ static const json_t *row_with(const json_t *json, const char *list, const char *
 
 static bool printed(const char *text)
 {
-    return strstr(program.out, text) != NULL;
+    return strstr(program.out, text);
 }
 
 /* ---- views ---- */
@@ -364,7 +364,7 @@ static size_t make_file(const char *path)
         at, at, at, at + 8, large, at + 8, at + 8 + large);
     at += 8 + large;
     data = malloc(at);
-    must(data != NULL);
+    must(data);
     fill_pattern(data, at, 3);
     length = strlen(header);
     file = fopen(path, "we");

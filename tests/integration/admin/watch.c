@@ -298,7 +298,7 @@ Test(watch, who_never_reads_loses_events_and_holds_up_nobody)
         must(raw_next(&raw));
         must(raw.frame.type == RDT_EVENT_WATCHED && (raw.frame.flags & FRAME_EVENT));
         event = rdt__pb__event__unpack(NULL, raw.frame.length, raw.frame.payload);
-        must(event != NULL);
+        must(event);
         got += strcmp(event->what, "lost") != 0;
         lost += event->lost;
         must(event->sequence > sequence);

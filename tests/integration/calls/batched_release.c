@@ -8,7 +8,7 @@
 
 #define N 8
 
-TestSuite(cork, .timeout = SUITE_SECONDS(60));
+TestSuite(batched_release, .timeout = SUITE_SECONDS(60));
 
 static struct test_node node;
 static rdt *producer, *reader;
@@ -57,7 +57,7 @@ static void drop(rdt_request **requests, unsigned n)
         rdt_request_destroy(requests[i]);
 }
 
-Test(cork, what_is_let_go_of_goes_when_it_is_pulled)
+Test(batched_release, what_is_let_go_of_goes_when_it_is_pulled)
 {
     rdt_request *requests[N];
 
@@ -82,7 +82,7 @@ Test(cork, what_is_let_go_of_goes_when_it_is_pulled)
     end();
 }
 
-Test(cork, a_call_takes_it_along)
+Test(batched_release, a_call_takes_it_along)
 {
     rdt_request *requests[N];
 
@@ -99,7 +99,7 @@ Test(cork, a_call_takes_it_along)
     end();
 }
 
-Test(cork, releases_and_drops_wait_as_well)
+Test(batched_release, releases_and_drops_wait_as_well)
 {
     struct rdt_ref own;
     rdt_object *object;
@@ -120,7 +120,7 @@ Test(cork, releases_and_drops_wait_as_well)
     end();
 }
 
-Test(cork, much_does_not_wait)
+Test(batched_release, much_does_not_wait)
 {
     rdt_request *requests[100];
 
@@ -134,7 +134,7 @@ Test(cork, much_does_not_wait)
     end();
 }
 
-Test(cork, a_close_takes_it_along)
+Test(batched_release, a_close_takes_it_along)
 {
     struct rdt_put_options options = RDT_INIT(options);
     struct rdt_ref detached;
@@ -176,7 +176,7 @@ static unsigned waiters(const struct rdt_ref *wanted)
     return rdt_stat(producer, wanted, &stat, NULL) == RDT_OK ? stat.waiters : 0;
 }
 
-Test(cork, a_wait_takes_it_along_whoever_reads_the_socket)
+Test(batched_release, a_wait_takes_it_along_whoever_reads_the_socket)
 {
     struct rdt_ref late = ref_named("late"), own;
     pthread_t reads, waits;
@@ -199,7 +199,7 @@ Test(cork, a_wait_takes_it_along_whoever_reads_the_socket)
     end();
 }
 
-Test(cork, none_is_none)
+Test(batched_release, none_is_none)
 {
     rdt_cork(NULL);
     rdt_uncork(NULL);

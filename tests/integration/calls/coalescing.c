@@ -6,7 +6,7 @@
 
 #include "tests/integration/nodes/nodes_fixture.h"
 
-TestSuite(joins, .timeout = 240);
+TestSuite(coalescing, .timeout = 240);
 
 /* ---- a live object is never served stale ---- */
 
@@ -108,12 +108,12 @@ static void check_never_stale(size_t bytes, unsigned goal)
     end(NULL);
 }
 
-Test(joins, small_live_object_is_never_stale)
+Test(coalescing, small_live_object_is_never_stale)
 {
     check_never_stale(4 * KIB, 6000);
 }
 
-Test(joins, large_live_object_is_never_stale)
+Test(coalescing, large_live_object_is_never_stale)
 {
     check_never_stale(2 * MIB, 400);
 }
@@ -121,7 +121,7 @@ Test(joins, large_live_object_is_never_stale)
 /* ---- each fetch is its own ---- */
 
 /* While the owner's node stands still: the first asks, the second waits for its answer, the others join the second. */
-Test(joins, fetches_of_one_object_gather_and_end_apart)
+Test(coalescing, fetches_of_one_object_gather_and_end_apart)
 {
     enum { N = 6 };
     rdt *conns[N];
@@ -170,7 +170,7 @@ Test(joins, fetches_of_one_object_gather_and_end_apart)
 }
 
 /* The first one's end, before it was answered, lets the next one ask. */
-Test(joins, end_of_the_first_lets_the_next_ask)
+Test(coalescing, end_of_the_first_lets_the_next_ask)
 {
     rdt *conns[3];
     rdt_request *requests[3];
@@ -200,7 +200,7 @@ Test(joins, end_of_the_first_lets_the_next_ask)
 }
 
 /* Their owner's end is everybody's failure, each with its own answer. */
-Test(joins, lost_owner_fails_all_that_gathered)
+Test(coalescing, lost_owner_fails_all_that_gathered)
 {
     rdt *conns[4];
     rdt_request *requests[4];
@@ -308,18 +308,18 @@ static void check_samplers(bool snapshot, uint64_t copies)
     end(NULL);
 }
 
-Test(joins, samplers_of_one_node_pull_a_snapshot_once)
+Test(coalescing, samplers_of_one_node_pull_a_snapshot_once)
 {
     check_samplers(true, 1);
 }
 
-Test(joins, samplers_that_know_an_address_only_pull_a_snapshot_once)
+Test(coalescing, samplers_that_know_an_address_only_pull_a_snapshot_once)
 {
     by_address = true;
     check_samplers(true, 1);
 }
 
-Test(joins, samplers_of_one_node_pull_a_live_version_twice)
+Test(coalescing, samplers_of_one_node_pull_a_live_version_twice)
 {
     check_samplers(false, 2);
 }
@@ -359,7 +359,7 @@ static void *follow(void *arg)
     return NULL;
 }
 
-Test(joins, nobody_gets_an_older_version_than_was_there)
+Test(coalescing, nobody_gets_an_older_version_than_was_there)
 {
     enum { N = 12, LAST = 300 };
     struct follower followers[N];

@@ -66,7 +66,7 @@ static void mismatch(const struct rdt_ref *ref, const struct rdt_tensor *shape_o
             targets[i].data = (heap ? (char *)canary->addr : own) + 256 * i;
         }
         must_refuse(RDT_MISMATCH, text, fetch_into(ref, targets, count, &object, &err));
-        must(object == NULL);
+        must(!object);
         must(canary_untouched(canary));
         must(is_filled_with(own, 4096, CANARY_BYTE));
     }

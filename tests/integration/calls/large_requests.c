@@ -9,7 +9,7 @@
 
 static uint8_t *metadata;
 
-TestSuite(large, .timeout = 120);
+TestSuite(large_requests, .timeout = 120);
 
 /* Tensors of one byte each in one region, or without elements; the arrays are the test's for good. */
 static Rdt__Pb__Put *large_put(char *id, const Rdt__Pb__RegionUse *use, uint32_t count)
@@ -82,7 +82,7 @@ static void is_whole(const char *id, bool with_bytes)
     rdt_release(object);
 }
 
-Test(large, put_is_whole_and_keeps_its_place)
+Test(large_requests, put_is_whole_and_keeps_its_place)
 {
     Rdt__Pb__RegionUse use = RDT__PB__REGION_USE__INIT;
     struct raw raw;
@@ -114,7 +114,7 @@ Test(large, put_is_whole_and_keeps_its_place)
 
 /* ---- refusals ---- */
 
-Test(large, refused_as_small_ones_are)
+Test(large_requests, refused_as_small_ones_are)
 {
     Rdt__Pb__RegionUse use = RDT__PB__REGION_USE__INIT;
     uint8_t *broken = calloc(1, 1 << 20);
@@ -150,7 +150,7 @@ Test(large, refused_as_small_ones_are)
 
 /* ---- who goes meanwhile ---- */
 
-Test(large, client_that_goes_while_it_is_read_leaves_nothing)
+Test(large_requests, client_that_goes_while_it_is_read_leaves_nothing)
 {
     struct node_status status;
 
@@ -185,7 +185,7 @@ static int put_and_free(struct actor *self, void *arg)
     return 0;
 }
 
-Test(large, many_at_once_all_have_their_turn)
+Test(large_requests, many_at_once_all_have_their_turn)
 {
     struct actor actors[6];
 
@@ -201,7 +201,7 @@ Test(large, many_at_once_all_have_their_turn)
 }
 
 /* Its own large messages wait until it reads; another's do not wait for them. */
-Test(large, client_that_does_not_read_holds_nobody_up)
+Test(large_requests, client_that_does_not_read_holds_nobody_up)
 {
     const char *flags[] = {"--client-queue=64KiB", NULL};
     struct actor deaf;
@@ -222,7 +222,7 @@ Test(large, client_that_does_not_read_holds_nobody_up)
 }
 
 /* The daemon ends while it reads. */
-Test(large, daemon_ends_cleanly_while_one_is_read)
+Test(large_requests, daemon_ends_cleanly_while_one_is_read)
 {
     struct raw raw[3];
 

@@ -1,9 +1,9 @@
 /* What is said of memory that its producer may still write while others read it: to them, and in the log. */
 #include "tests/integration/calls/fetch.h"
 
-TestSuite(notices, .timeout = SUITE_SECONDS(60));
+TestSuite(mutability_notices, .timeout = SUITE_SECONDS(60));
 
-Test(notices, readers_are_told_once_per_object)
+Test(mutability_notices, readers_are_told_once_per_object)
 {
     rdt_object *objects[3];
     struct rdt_ref live, copied, second;
@@ -77,12 +77,12 @@ static void expect_notices(const char *level, unsigned expected, unsigned expect
     end();
 }
 
-Test(notices, log_tells_once_per_producer)
+Test(mutability_notices, log_tells_once_per_producer)
 {
     expect_notices("info", 1, 2);
 }
 
-Test(notices, log_tells_each_object_to_who_debugs)
+Test(mutability_notices, log_tells_each_object_to_who_debugs)
 {
     expect_notices("debug", 5, 7);
 }

@@ -32,7 +32,7 @@ static unsigned waiters_of(const struct rdt_ref *ref)
     return rdt_stat(conn, ref, &stat, NULL) == RDT_OK ? stat.waiters : 0;
 }
 
-Test(awaited, waits_and_fetches_end_in_one_wait)
+Test(wait_before_put, waits_and_fetches_end_in_one_wait)
 {
     struct rdt_ref late = ref_named("late"), ref;
     rdt_request *requests[4];
@@ -60,7 +60,7 @@ Test(awaited, waits_and_fetches_end_in_one_wait)
     end();
 }
 
-Test(awaited, wait_is_seen_by_an_event_loop)
+Test(wait_before_put, wait_is_seen_by_an_event_loop)
 {
     struct rdt_ref late = ref_named("late");
     rdt_request *request;
@@ -80,7 +80,7 @@ Test(awaited, wait_is_seen_by_an_event_loop)
     end();
 }
 
-Test(awaited, wait_ends_at_its_deadline_and_leaves_nothing)
+Test(wait_before_put, wait_ends_at_its_deadline_and_leaves_nothing)
 {
     struct rdt_ref never = ref_named("never"), ref;
     rdt_request *requests[2];
@@ -100,7 +100,7 @@ Test(awaited, wait_ends_at_its_deadline_and_leaves_nothing)
     end();
 }
 
-Test(awaited, cancelled_and_destroyed_waits_are_forgotten_by_the_daemon)
+Test(wait_before_put, cancelled_and_destroyed_waits_are_forgotten_by_the_daemon)
 {
     struct rdt_ref never = ref_named("never");
     rdt_request *requests[2];
@@ -118,7 +118,7 @@ Test(awaited, cancelled_and_destroyed_waits_are_forgotten_by_the_daemon)
     end();
 }
 
-Test(awaited, wait_ends_with_the_daemon)
+Test(wait_before_put, wait_ends_with_the_daemon)
 {
     struct rdt_ref never = ref_named("never");
     rdt_request *request;
@@ -131,7 +131,7 @@ Test(awaited, wait_ends_with_the_daemon)
     rdt_close(conn);
 }
 
-Test(awaited, what_cannot_be_waited_for_is_refused)
+Test(wait_before_put, what_cannot_be_waited_for_is_refused)
 {
     struct rdt_ref nothing = {0};
     rdt_request *request;
@@ -146,7 +146,7 @@ Test(awaited, what_cannot_be_waited_for_is_refused)
     end();
 }
 
-Test(awaited, dropped_hold_is_gone_without_waiting_for_the_answer)
+Test(wait_before_put, dropped_hold_is_gone_without_waiting_for_the_answer)
 {
     struct rdt_ref ref;
 

@@ -237,7 +237,7 @@ Test(cuda_streams, stream_may_come_after_the_close_or_during_it)
     put_with(stream, addr);
     atomic_store(&holds, true);
     gpu_open(gate);
-    wait_until(20 * SEC, atomic_load(&held) != NULL); /* the callback has told, and has not returned */
+    wait_until(20 * SEC, atomic_load(&held)); /* the callback has told, and has not returned */
     rdt_cuda_close(gpu_a);
     atomic_store(&holds, false);
     gpu_stream_wait(stream);

@@ -344,7 +344,7 @@ static unsigned mappings_of_daemon_memory(void)
     unsigned n = 0;
     char line[512];
 
-    must(maps != NULL);
+    must(maps);
     while (fgets(line, sizeof line, maps))
         n += strstr(line, "/memfd:") != NULL;
     (void)fclose(maps);

@@ -163,8 +163,7 @@ static void check_late_write(const char *sided, bool by_deadline)
     innocent_begin(&innocent);
     must_ok(rdt_wait_freed_range(reader, memory, BYTES, LONG, &err));
     must_say(now_ns() - given_up >= 300 * MSEC, "given back before the engine was done");
-    must_say(memchr(memory, LATE_BYTE, BYTES) != NULL && pins_of(&c.node[1]) == 0,
-             "nothing was written late, or something still may");
+    must_say(memchr(memory, LATE_BYTE, BYTES) && pins_of(&c.node[1]) == 0, "nothing was written late, or something still may");
 
     fill_pattern(memory, BYTES, 5);
     tensor = VECTOR(RDT_U8, BYTES, memory);

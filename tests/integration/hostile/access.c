@@ -89,7 +89,7 @@ static int try_everything(struct actor *self, void *arg)
     must(bare.uid == STRANGER);
     must_ok(rdt_stat(stranger, &bare, &stat, &err));
     must(stat.tensors == 0);
-    must(object == NULL);
+    must(!object);
     actor_step(self);
     actor_await(self);
     rdt_close(stranger);
@@ -235,7 +235,7 @@ static int fetch_fd(struct raw *raw, const struct rdt_ref *ref, uint64_t *bytes_
     protobuf_c_message_free_unpacked(raw_reply(raw, id, &rdt__pb__empty__descriptor), NULL);
     must(raw_next(raw) && raw->frame.type == RDT_EVENT_FETCH_DONE && raw->frame.flags == FRAME_EVENT);
     done = rdt__pb__fetch_done__unpack(NULL, raw->frame.length, raw->frame.payload);
-    must(done != NULL);
+    must(done);
     must_say(done->status == RDT_OK, "%s", done->message);
     must(done->n_regions == 1 && raw->frame.nfds == 1 && !done->regions[0]->writable);
     *bytes_p = done->regions[0]->bytes;
@@ -514,7 +514,7 @@ static int come_unmapped(struct actor *self, void *arg)
         rdt_close(client);
     } else {
         must_refuse(RDT_DENIED, "allow_overflow_uid", connect_here(&client, &err));
-        must(client == NULL);
+        must(!client);
     }
     return 0;
 }

@@ -217,7 +217,7 @@ Test(hostile_memory, tensors_outside_their_region_are_refused_by_name)
         put.regions = uses;
         put.n_regions = 1;
         (void)raw_send(&raw, RDT_MSG_PUT, &put.base, NULL, 0);
-        must_say(wish.says != NULL, "wish %u", i);
+        must_say(wish.says, "wish %u", i);
         refuses(&raw, wish.status, wish.says);
     }
     rdt__pb__region_reply__free_unpacked(region, NULL);

@@ -450,7 +450,7 @@ static void run_rows(const char *prefix)
     unsigned n = 0;
 
     (void)snprintf(grouped, sizeof grouped, "--backend=%s", build_path("tests/rdt_grouped.so"));
-    for (row = rows; row < rows + sizeof rows / sizeof *rows; row++) {
+    for (row = rows; row < rows + sizeof(rows) / sizeof *rows; row++) {
         const char *flags[12] = {flag, grouped, "--chunk=1MiB"};
         if (strncmp(row->key, prefix, strlen(prefix)) != 0)
             continue;
@@ -505,7 +505,7 @@ Test(limits_each, none_is_forgotten)
             limits = strcmp(line, "[limits]") == 0;
         if (line[0] == '#' || line[0] == '[' || !strchr(line, '=') || !(limits || strncmp(line, "max_", 4) == 0))
             continue;
-        for (size_t i = 0; i < sizeof rows / sizeof *rows; i++)
+        for (size_t i = 0; i < sizeof(rows) / sizeof *rows; i++)
             known |= strncmp(line, rows[i].key, strcspn(line, " =")) == 0 && strlen(rows[i].key) == strcspn(line, " =");
         must_say(known, "no row for %s", line);
     }

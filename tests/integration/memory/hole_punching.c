@@ -14,7 +14,7 @@
 #define HUGE_BYTES (2 * MIB)
 #define POOL "/proc/sys/vm/nr_hugepages"
 
-TestSuite(holes, .timeout = 240);
+TestSuite(hole_punching, .timeout = 240);
 
 /* ---- the machine's pool ---- */
 
@@ -116,7 +116,7 @@ static void expect_service(rdt *from, rdt *to)
     must_ok(rdt_free(from, &ref, false, &err));
 }
 
-Test(holes, copy_of_punched_memory_names_region_and_client)
+Test(hole_punching, copy_of_punched_memory_names_region_and_client)
 {
     struct rdt_fetch_options options = RDT_INIT(options);
     struct test_node node;
@@ -156,7 +156,7 @@ Test(holes, copy_of_punched_memory_names_region_and_client)
     pool_restore();
 }
 
-Test(holes, punched_target_gets_an_error_not_the_daemon)
+Test(hole_punching, punched_target_gets_an_error_not_the_daemon)
 {
     struct rdt_fetch_options options = RDT_INIT(options);
     const struct rdt_tensor *targets[1];
@@ -193,7 +193,7 @@ Test(holes, punched_target_gets_an_error_not_the_daemon)
     pool_restore();
 }
 
-Test(holes, other_nodes_hear_of_it_and_their_connection_stays)
+Test(hole_punching, other_nodes_hear_of_it_and_their_connection_stays)
 {
     struct rdt_fetch_options options = RDT_INIT(options);
     struct cluster cluster;
@@ -251,7 +251,7 @@ static long free_pages(void)
     return n;
 }
 
-Test(holes, daemon_on_huge_pages_gives_them_all_back)
+Test(hole_punching, daemon_on_huge_pages_gives_them_all_back)
 {
     static const char *const flags[] = {"--set", "host.huge_pages=require", "--pool-idle=200ms", NULL};
     struct cluster cluster;

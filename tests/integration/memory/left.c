@@ -139,7 +139,7 @@ static unsigned watchers(void)
 
     (void)snprintf(path, sizeof path, "/proc/%d/fd", (int)node.pid);
     dir = opendir(path);
-    must(dir != NULL);
+    must(dir);
     for (struct dirent *entry; (entry = readdir(dir));) {
         ssize_t length = readlinkat(dirfd(dir), entry->d_name, what, sizeof what - 1);
         if (length > 0) {

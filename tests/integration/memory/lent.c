@@ -432,7 +432,7 @@ static void refuses(struct raw *raw, const Rdt__Pb__Put *put, enum rdt_status st
 
     (void)raw_send(raw, RDT_MSG_PUT, &put->base, NULL, 0);
     cr_assert_eq(raw_error(raw, text), status);
-    must_say(strstr(text, says) != NULL, "\"%s\" does not say \"%s\"", text, says);
+    must_say(strstr(text, says), "\"%s\" does not say \"%s\"", text, says);
 }
 
 static Rdt__Pb__PutReply *puts_in(struct raw *raw, const Rdt__Pb__Put *put)

@@ -42,7 +42,7 @@ static bool is_mapped(const void *addr)
     FILE *maps = fopen("/proc/self/maps", "r");
     char line[512];
 
-    must(maps != NULL);
+    must(maps);
     while (!found && fgets(line, sizeof line, maps))
         found = sscanf(line, "%lx-%lx", &lo, &hi) == 2 && lo <= (uintptr_t)addr && (uintptr_t)addr < hi;
     (void)fclose(maps);

@@ -481,7 +481,7 @@ Test(put_made, other_files_are_refused_by_name)
                 {made_memfd(FILE_BYTES + 4096, ALL_SEALS), "45056 bytes, not the 40960"},
                 {opened_as(good, O_PATH), "cannot be read"},
                 {opened_as(good, O_WRONLY), "cannot be read"}};
-    for (unsigned i = 0; i < sizeof rows / sizeof rows[0]; i++) {
+    for (unsigned i = 0; i < sizeof(rows) / sizeof rows[0]; i++) {
         made_init(&made, FILE_BYTES);
         must_fail(&raw, &made, &rows[i].fd, 1, RDT_INVALID, rows[i].says);
         if (rows[i].fd != raw.sock)

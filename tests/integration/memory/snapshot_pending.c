@@ -140,7 +140,7 @@ static void begin_filling(struct actor *producer, int64_t *timeout_ns)
     wait_until(LONG, state_is("w", "filling"));
 }
 
-Test(filling, fetches_and_waits_park_and_get_the_whole)
+Test(snapshot_pending, fetches_and_waits_park_and_get_the_whole)
 {
     struct rdt_ref ref = ref_named("w"), live;
     struct rdt_stat stat;
@@ -178,7 +178,7 @@ Test(filling, fetches_and_waits_park_and_get_the_whole)
     end();
 }
 
-Test(filling, killed_producer_fails_those_who_wait)
+Test(snapshot_pending, killed_producer_fails_those_who_wait)
 {
     struct rdt_ref ref = ref_named("w");
     struct rdt_stat stat;
@@ -199,7 +199,7 @@ Test(filling, killed_producer_fails_those_who_wait)
     end();
 }
 
-Test(filling, timed_out_put_leaves_those_who_wait_to_the_next)
+Test(snapshot_pending, timed_out_put_leaves_those_who_wait_to_the_next)
 {
     struct rdt_ref ref = ref_named("w");
     int64_t timeout_ns = 50 * MSEC;
@@ -224,7 +224,7 @@ Test(filling, timed_out_put_leaves_those_who_wait_to_the_next)
     end();
 }
 
-Test(filling, free_by_force_ends_it)
+Test(snapshot_pending, free_by_force_ends_it)
 {
     struct rdt_ref ref = ref_named("w");
     struct actor producer;
@@ -237,7 +237,7 @@ Test(filling, free_by_force_ends_it)
     end();
 }
 
-Test(filling, waiters_that_leave_leave_nothing)
+Test(snapshot_pending, waiters_that_leave_leave_nothing)
 {
     struct rdt_ref ref = ref_named("w");
     struct actor producer;
@@ -258,7 +258,7 @@ Test(filling, waiters_that_leave_leave_nothing)
     end();
 }
 
-Test(filling, stopped_daemon_leaves_nothing)
+Test(snapshot_pending, stopped_daemon_leaves_nothing)
 {
     struct actor producer;
 

@@ -7,7 +7,7 @@
 #include "tests/integration/limits/limits.h"
 #include "tests/support/cluster.h"
 
-TestSuite(sparse, .timeout = 240);
+TestSuite(sparse_import, .timeout = 240);
 
 struct sparse {
     int fd;
@@ -69,7 +69,7 @@ static uint64_t node_bytes(void)
     return status.memory_bytes;
 }
 
-Test(sparse, target_of_a_copy_is_charged_for_the_pages_that_it_lacks)
+Test(sparse_import, target_of_a_copy_is_charged_for_the_pages_that_it_lacks)
 {
     static const size_t sizes[] = {200 * 1024, 8 * MIB}; /* counted on the loop, and on the pool */
     struct sparse into;
@@ -96,7 +96,7 @@ Test(sparse, target_of_a_copy_is_charged_for_the_pages_that_it_lacks)
     end(NULL);
 }
 
-Test(sparse, memory_with_all_its_pages_is_charged_nothing)
+Test(sparse_import, memory_with_all_its_pages_is_charged_nothing)
 {
     struct sparse own;
     struct rdt_ref ref, mine;
@@ -129,22 +129,22 @@ static void refuses_target(const char *flag, enum rdt_status status, const char 
     end(NULL);
 }
 
-Test(sparse, target_beyond_a_clients_limit_is_refused_with_no_page_made)
+Test(sparse_import, target_beyond_a_clients_limit_is_refused_with_no_page_made)
 {
     refuses_target("--client-max-bytes=5MiB", RDT_LIMIT, "client_max_bytes", 5 * MIB);
 }
 
-Test(sparse, little_target_beyond_a_limit_too)
+Test(sparse_import, little_target_beyond_a_limit_too)
 {
     refuses_target("--client-max-bytes=100KiB", RDT_LIMIT, "imported without all of its pages", 100 * 1024);
 }
 
-Test(sparse, target_beyond_memory_limit_is_refused_with_no_page_made)
+Test(sparse_import, target_beyond_memory_limit_is_refused_with_no_page_made)
 {
     refuses_target("--memory-limit=16MiB", RDT_NO_MEMORY, "memory_limit", 9 * MIB);
 }
 
-Test(sparse, source_of_a_tebibyte_is_read_where_it_is_wanted_and_refused_as_a_whole)
+Test(sparse_import, source_of_a_tebibyte_is_read_where_it_is_wanted_and_refused_as_a_whole)
 {
     struct sparse source;
     struct rdt_ref ref;
@@ -173,7 +173,7 @@ Test(sparse, source_of_a_tebibyte_is_read_where_it_is_wanted_and_refused_as_a_wh
     end(NULL);
 }
 
-Test(sparse, snapshot_of_memory_without_pages_is_limited)
+Test(sparse_import, snapshot_of_memory_without_pages_is_limited)
 {
     struct rdt_put_options options = RDT_INIT(options);
     struct sparse source;
@@ -191,7 +191,7 @@ Test(sparse, snapshot_of_memory_without_pages_is_limited)
     end(NULL);
 }
 
-Test(sparse, pages_that_were_made_count_until_their_file_is_gone)
+Test(sparse_import, pages_that_were_made_count_until_their_file_is_gone)
 {
     struct sparse into;
     struct rdt_ref ref;
@@ -213,7 +213,7 @@ Test(sparse, pages_that_were_made_count_until_their_file_is_gone)
     end(NULL);
 }
 
-Test(sparse, pages_that_their_client_takes_away_are_given_back)
+Test(sparse_import, pages_that_their_client_takes_away_are_given_back)
 {
     struct sparse into;
     struct rdt_ref ref;
@@ -251,7 +251,7 @@ static void end_two(void)
     cluster_end(&c, NULL);
 }
 
-Test(sparse, target_of_a_fetch_from_another_node_is_limited)
+Test(sparse_import, target_of_a_fetch_from_another_node_is_limited)
 {
     struct sparse into;
     struct rdt_ref ref;
@@ -277,7 +277,7 @@ static void scatter(struct rdt_tensor *tensors, uint8_t *memory, size_t n)
         tensors[i] = (struct rdt_tensor){.dtype = RDT_U8, .ndim = 1, .shape = &one, .data = memory + i * 4096};
 }
 
-Test(sparse, few_bytes_that_come_with_the_answer_make_no_pages_beyond_a_limit)
+Test(sparse_import, few_bytes_that_come_with_the_answer_make_no_pages_beyond_a_limit)
 {
     struct rdt_tensor tensors[1024];
     static uint8_t bytes[1024 * 4096];
@@ -298,7 +298,7 @@ Test(sparse, few_bytes_that_come_with_the_answer_make_no_pages_beyond_a_limit)
     end_two();
 }
 
-Test(sparse, source_that_another_node_wants_is_limited)
+Test(sparse_import, source_that_another_node_wants_is_limited)
 {
     struct sparse source;
     struct rdt_ref refs[2];

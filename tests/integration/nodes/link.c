@@ -119,8 +119,8 @@ Test(link, garbage_disturbs_nobody)
     (void)snprintf(timeout, sizeof timeout, "--connect-timeout=%lldms", (long long)(patience(300 * MSEC) / MSEC));
     begin((const char *const[]){timeout, NULL});
     for (unsigned round = 0; round < 10; round++)
-        for (size_t i = 0; i <= sizeof rows / sizeof rows[0]; i++) {
-            bool known = i < sizeof rows / sizeof rows[0];
+        for (size_t i = 0; i <= sizeof(rows) / sizeof rows[0]; i++) {
+            bool known = i < sizeof(rows) / sizeof rows[0];
             int fd = dial(c.node[round % 2].address);
             fill_pattern(noise, sizeof noise, round);
             (void)send(fd, known ? rows[i].bytes : noise, known ? rows[i].n : sizeof noise, MSG_NOSIGNAL);

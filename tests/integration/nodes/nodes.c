@@ -28,7 +28,7 @@ Test(nodes, sizes_arrive)
     };
 
     begin(2);
-    for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
+    for (size_t i = 0; i < sizeof(rows) / sizeof rows[0]; i++) {
         struct rdt_ref ref = put_pattern(owner, NULL, rows[i].bytes, (uint32_t)i);
         fetch_pattern(reader, &ref, rows[i].bytes, (uint32_t)i, rows[i].path);
         fetch_pattern(reader, &ref, rows[i].bytes, (uint32_t)i, rows[i].path); /* again, over warm memory */
@@ -171,7 +171,7 @@ Test(nodes, slices_arrive)
     fill_pattern(memory, ROWS * COLUMNS * sizeof *memory, 3);
     whole = MATRIX(RDT_U32, ROWS, COLUMNS, memory);
     ref = put_one(owner, &whole, NULL);
-    for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
+    for (size_t i = 0; i < sizeof(rows) / sizeof rows[0]; i++) {
         struct rdt_slice slice = {2, rows[i].start, rows[i].count};
         const struct rdt_slice *slices = &slice;
         size_t n_slices = 1;
@@ -297,7 +297,7 @@ Test(nodes, target_mismatch_writes_nothing)
     source[0] = VECTOR(RDT_U8, bytes, memory);
     source[1] = VECTOR(RDT_U8, bytes, memory + bytes);
     must_ok(rdt_put(owner, source, 2, NULL, &ref, &err));
-    for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++)
+    for (size_t i = 0; i < sizeof(rows) / sizeof rows[0]; i++)
         for (unsigned direct = 0; direct < 2; direct++) {
             struct canary canary;
             uint8_t *at;

@@ -388,7 +388,7 @@ Test(nodes_ends, wishes_are_kept_or_refused)
     };
 
     begin(2);
-    for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
+    for (size_t i = 0; i < sizeof(rows) / sizeof rows[0]; i++) {
         struct rdt_ref ref = put_pattern(owner, NULL, rows[i].bytes, 1);
         struct rdt_fetch_options options = within(LONG);
         rdt_object *object;

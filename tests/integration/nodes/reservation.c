@@ -9,7 +9,7 @@
 #define KIB ((size_t)1 << 10)
 #define MIB ((size_t)1 << 20)
 
-TestSuite(reserve, .timeout = 240);
+TestSuite(reservation, .timeout = 240);
 
 static struct cluster c;
 static rdt *owner, *reader;
@@ -62,7 +62,7 @@ static enum rdt_status fetch_small(const struct rdt_ref *ref, size_t n, uint8_t 
     rdt_object *object;
     enum rdt_status status;
 
-    must(tensors != NULL);
+    must(tensors);
     cut(tensors, into, n, STEP);
     options.targets = targets;
     options.target_counts = &n;
@@ -79,7 +79,7 @@ static struct rdt_ref put_small(size_t n, uint32_t seed)
     uint8_t *memory = alloc_memory(owner, n * SMALL);
     struct rdt_ref ref;
 
-    must(tensors != NULL);
+    must(tensors);
     fill_pattern(memory, n * SMALL, seed);
     cut(tensors, memory, n, SMALL);
     must_ok(rdt_put(owner, tensors, n, NULL, &ref, &err));
@@ -91,9 +91,9 @@ static struct rdt_ref put_small(size_t n, uint32_t seed)
 static bool arrived(const uint8_t *into, size_t n, uint32_t seed)
 {
     uint8_t *expected = malloc(n * SMALL);
-    bool same = expected != NULL;
+    bool same = expected;
 
-    must(expected != NULL);
+    must(expected);
     fill_pattern(expected, n * SMALL, seed);
     for (size_t i = 0; i < n; i++)
         same = same && memcmp(into + i * STEP, expected + i * SMALL, SMALL) == 0;
@@ -101,7 +101,7 @@ static bool arrived(const uint8_t *into, size_t n, uint32_t seed)
     return same;
 }
 
-Test(reserve, staging_counts_and_is_refused_before_anything_moves)
+Test(reservation, staging_counts_and_is_refused_before_anything_moves)
 {
     struct rdt_ref ref, little;
     uint8_t *into;
@@ -121,7 +121,7 @@ Test(reserve, staging_counts_and_is_refused_before_anything_moves)
     end();
 }
 
-Test(reserve, staged_bytes_arrive)
+Test(reservation, staged_bytes_arrive)
 {
     struct rdt_ref ref;
     uint8_t *into;
@@ -188,7 +188,7 @@ static void expect_all(rdt *conn, unsigned n, enum rdt_fetch_mode mode, enum rdt
     }
 }
 
-Test(reserve, batch_from_another_node_is_all_or_none)
+Test(reservation, batch_from_another_node_is_all_or_none)
 {
     struct node_status before;
 
@@ -212,7 +212,7 @@ Test(reserve, batch_from_another_node_is_all_or_none)
 }
 
 /* Of the very first fetch, too. */
-Test(reserve, batch_over_a_link_that_is_to_come_up_is_all_or_none)
+Test(reservation, batch_over_a_link_that_is_to_come_up_is_all_or_none)
 {
     static const char *const flags[] = {"--memory-limit=40MiB", NULL};
 
@@ -230,7 +230,7 @@ Test(reserve, batch_over_a_link_that_is_to_come_up_is_all_or_none)
 }
 
 /* What is asked for already, so that this fetch has to ask after that, counts like the rest. */
-Test(reserve, batch_of_what_another_asks_for_is_all_or_none)
+Test(reservation, batch_of_what_another_asks_for_is_all_or_none)
 {
     rdt_request *first[4], *second[4];
     rdt *other;
@@ -257,7 +257,7 @@ Test(reserve, batch_of_what_another_asks_for_is_all_or_none)
     end();
 }
 
-Test(reserve, batch_of_copies_on_one_node_is_all_or_none)
+Test(reservation, batch_of_copies_on_one_node_is_all_or_none)
 {
     begin("--memory-limit=60MiB");
     put_big(reader, 4);
@@ -276,7 +276,7 @@ Test(reserve, batch_of_copies_on_one_node_is_all_or_none)
 }
 
 /* Who waits for a put waits alone. */
-Test(reserve, batch_does_not_wait_for_what_nobody_has_put)
+Test(reservation, batch_does_not_wait_for_what_nobody_has_put)
 {
     rdt_request *requests[4];
     struct rdt_ref late[2] = {ref_named("late"), ref_named("late")}; /* here and there */
@@ -308,7 +308,7 @@ Test(reserve, batch_does_not_wait_for_what_nobody_has_put)
     end();
 }
 
-Test(reserve, batch_member_that_is_cancelled_does_not_hold_the_others)
+Test(reservation, batch_member_that_is_cancelled_does_not_hold_the_others)
 {
     rdt_request *requests[4];
     unsigned round;

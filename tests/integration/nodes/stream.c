@@ -189,7 +189,7 @@ static unsigned markers_seen(size_t *passed_p)
     ssize_t n;
     int ear;
 
-    must(text != NULL);
+    must(text);
     for (size_t i = 0; i < bytes; i++)
         text[i] = marker[i % (sizeof marker - 1)];
     ref = put_one(owner, &VECTOR(RDT_U8, bytes, text), NULL);

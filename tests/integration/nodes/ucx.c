@@ -96,7 +96,7 @@ Test(ucx, threads_move_one_object_together)
         must(node_log_has(&c.node[i], i == 0 ? "threads = 3: one is used" : "threads = 2: one is used") == old);
     }
     node_kill(&c.node[0], SIGKILL); /* all of them end together */
-    wait_until(10 * SEC, !peer_seen(&c.node[1], &c.node[0], &peer) || strstr(peer.ucx_lanes, "threads") == NULL);
+    wait_until(10 * SEC, !peer_seen(&c.node[1], &c.node[0], &peer) || !strstr(peer.ucx_lanes, "threads"));
     rdt_close(owner);
     cluster_restart(&c, 0);
     cluster_meet(&c);

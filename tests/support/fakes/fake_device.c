@@ -142,8 +142,9 @@ void fake_device_malloc(struct fake_memory_own *own, unsigned n, uint64_t chunk_
         must(own->fds[own->n] >= 0 && ftruncate(own->fds[own->n], (off_t)chunk_bytes) == 0);
     }
     own->addr = map_chunks(own->fds, own->chunk_bytes, n, &own->bytes);
-    must(own->addr != NULL);
-    own->handle = (struct fake_handle){.magic = "fakeipc", .pid = getpid(), .fd = own->fds[0], .bytes = chunk_bytes, .unique = ++unique};
+    must(own->addr);
+    own->handle =
+        (struct fake_handle){.magic = "fakeipc", .pid = getpid(), .fd = own->fds[0], .bytes = chunk_bytes, .unique = ++unique};
 }
 
 void fake_device_free(struct fake_memory_own *own)

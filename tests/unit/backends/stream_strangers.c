@@ -55,7 +55,7 @@ static struct lane *lane_waiting(void)
 {
     struct ring *attention = &transport.threads[0].attention;
 
-    return ring_empty(attention) ? NULL : ring_of(attention->next, struct lane, attention);
+    return ring_empty(attention) ? NULL : container_of(attention->next, struct lane, attention);
 }
 
 static void leave(unsigned n)

@@ -24,7 +24,7 @@ Test(ucx_memory, gpu_memory_only_where_ucx_says_so)
         {{HOST | CUDA, 2, 0}, true},
     };
 
-    for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
+    for (size_t i = 0; i < sizeof(rows) / sizeof rows[0]; i++) {
         cr_assert(ucx_moves(&rows[i].ucx, "host"));
         cr_assert(ucx_moves(&rows[i].ucx, "cuda") == rows[i].cuda, "row %zu", i);
         cr_assert(ucx_moves(&rows[i].ucx, "CUDA") == rows[i].cuda, "row %zu", i);

@@ -73,7 +73,7 @@ Test(ucx_slow, least_lane_is_a_transport_or_a_kind_of_them)
         {"", "rdma", false}, /* not known */
     };
 
-    for (unsigned i = 0; i < sizeof rows / sizeof *rows; i++)
+    for (unsigned i = 0; i < sizeof(rows) / sizeof *rows; i++)
         cr_assert_eq(slow(rows[i].lanes, rows[i].least, "", "/nowhere", rows[i].slow ? rows[i].least : ""), rows[i].slow,
                      "row %u", i);
 }

@@ -35,7 +35,7 @@ static char text[8192];
 static const char *written(void)
 {
     rewind(file);
-    text[fread(text, 1, sizeof(text) - 1, file)] = 0;
+    text[fread(text, 1, sizeof text - 1, file)] = 0;
     return text;
 }
 
@@ -52,7 +52,7 @@ Test(log, journal_gets_priority_instead)
     struct stat st;
     char stream[64];
     fstat(STDERR_FILENO, &st);
-    snprintf(stream, sizeof(stream), "%ju:%ju", (uintmax_t)st.st_dev, (uintmax_t)st.st_ino);
+    snprintf(stream, sizeof stream, "%ju:%ju", (uintmax_t)st.st_dev, (uintmax_t)st.st_ino);
     setenv("JOURNAL_STREAM", stream, 1);
     log_warn("degraded");
     cr_assert_str_eq(written(), "<4>degraded\n");

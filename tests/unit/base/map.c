@@ -81,7 +81,7 @@ Test(map, random_moves_match_model)
     map_init(&map);
     srand(7);
     for (int i = 0; i < N; i++)
-        items[i].key_bytes = (size_t)snprintf(items[i].key, sizeof(items[i].key), "%0*d", i % 20 + 1, i);
+        items[i].key_bytes = (size_t)snprintf(items[i].key, sizeof items[i].key, "%0*d", i % 20 + 1, i);
     for (int move = 0; move < 200000; move++) {
         struct item *item = &items[rand() % N];
         cr_assert_eq(map_get(&map, item->key, item->key_bytes), item->there ? item : NULL);
@@ -142,7 +142,7 @@ Test(map, growing_goes_bit_by_bit)
         size_t cursor = 0, before = map.moved;
         numbers[i] = i;
         cr_assert(map_put_u64(&map, i, &numbers[i]));
-        if (map.old == NULL)
+        if (!map.old)
             continue;
         cr_assert(map.moved <= before + 64, "%zu slots at once", map.moved - before);
         if (i % 7 == 0) { /* from either table */

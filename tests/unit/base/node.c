@@ -14,8 +14,8 @@ static struct rdt_error err;
 static void setup(void)
 {
     cr_assert_not_null(mkdtemp(parent));
-    snprintf(dir, sizeof(dir), "%s/state", parent);
-    snprintf(path, sizeof(path), "%s/node_uuid", dir);
+    snprintf(dir, sizeof dir, "%s/state", parent);
+    snprintf(path, sizeof path, "%s/node_uuid", dir);
 }
 
 static void teardown(void)
@@ -72,7 +72,7 @@ Test(node, malformed_file_is_named_and_kept)
                                         "0123456789abcdef0123456789abcdef\n\n",
                                         "0123456789abcdef0123456789abcdef0\n"};
     struct node node;
-    for (size_t i = 0; i < sizeof(texts) / sizeof(texts[0]); i++) {
+    for (size_t i = 0; i < sizeof texts / sizeof texts[0]; i++) {
         struct stat st;
         write_file(texts[i]);
         cr_assert_eq(node_load(dir, &node, &err), RDT_INVALID, "'%s'", texts[i]);

@@ -15,7 +15,7 @@ static void setup(void)
 {
     static const char *const names[] = {"NOTIFY_SOCKET", "WATCHDOG_USEC", "WATCHDOG_PID",
                                         "LISTEN_PID",    "LISTEN_FDS",    "LISTEN_FDNAMES"};
-    for (size_t i = 0; i < sizeof(names) / sizeof(names[0]); i++)
+    for (size_t i = 0; i < sizeof names / sizeof names[0]; i++)
         unsetenv(names[i]);
 }
 
@@ -24,7 +24,7 @@ TestSuite(sdnotify, .init = setup, .timeout = 20);
 static void set_number(const char *name, long number)
 {
     char text[32];
-    snprintf(text, sizeof(text), "%ld", number);
+    snprintf(text, sizeof text, "%ld", number);
     setenv(name, text, 1);
 }
 
@@ -45,7 +45,7 @@ static int bind_manager(const char *name)
 static void expect(int fd, const char *text)
 {
     char got[256];
-    ssize_t n = recv(fd, got, sizeof(got) - 1, 0);
+    ssize_t n = recv(fd, got, sizeof got - 1, 0);
     cr_assert_geq(n, 0);
     got[n] = 0;
     cr_assert_str_eq(got, text);
@@ -63,7 +63,7 @@ Test(sdnotify, no_manager_nothing_sent)
 Test(sdnotify, abstract_socket_gets_text)
 {
     char name[64];
-    snprintf(name, sizeof(name), "@rdt-test-%ld", (long)getpid());
+    snprintf(name, sizeof name, "@rdt-test-%ld", (long)getpid());
     int fd = bind_manager(name);
     sdnotify("READY=1\nSTATUS=%d clients", 3);
     expect(fd, "READY=1\nSTATUS=3 clients");
@@ -74,7 +74,7 @@ Test(sdnotify, path_socket_gets_text)
 {
     char dir[] = "/tmp/rdt.XXXXXX", name[64];
     cr_assert_not_null(mkdtemp(dir));
-    snprintf(name, sizeof(name), "%s/notify", dir);
+    snprintf(name, sizeof name, "%s/notify", dir);
     int fd = bind_manager(name);
     sdnotify("STOPPING=1");
     expect(fd, "STOPPING=1");
@@ -124,7 +124,7 @@ static void check_two_fds(void)
     int flags = fcntl(4, F_GETFD);
     _exit(n == 2 && (flags & FD_CLOEXEC) && strcmp(sdnotify_fd_name(0), "rdtd.socket") == 0 &&
                   strcmp(sdnotify_fd_name(1), "") == 0 && strcmp(sdnotify_fd_name(2), "") == 0 &&
-                  strcmp(sdnotify_fd_name(-1), "") == 0 && getenv("LISTEN_PID") == NULL && getenv("LISTEN_FDNAMES") == NULL
+                  strcmp(sdnotify_fd_name(-1), "") == 0 && !getenv("LISTEN_PID") && !getenv("LISTEN_FDNAMES")
               ? 0
               : 1);
 }

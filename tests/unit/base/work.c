@@ -122,7 +122,7 @@ Test(work, lanes_take_turns)
     work_pool_close(pool, on_closed, &n_closed);
     uv_run(&loop, UV_RUN_DEFAULT);
     const unsigned first_ones[] = {0, 80, 90, 99, 1, 81, 2, 3, 4};
-    for (unsigned i = 0; i < sizeof(first_ones) / sizeof(first_ones[0]); i++)
+    for (unsigned i = 0; i < sizeof first_ones / sizeof first_ones[0]; i++)
         cr_expect_eq(order_of_runs[i], first_ones[i], "run %u was %u instead of %u", i, order_of_runs[i], first_ones[i]);
     cr_assert_eq(n_done, 84);
     uv_sem_destroy(&gate);

@@ -26,7 +26,7 @@ static void setup(void)
 static void teardown(void)
 {
     char command[64];
-    snprintf(command, sizeof(command), "/bin/rm -rf %s", dir);
+    snprintf(command, sizeof command, "/bin/rm -rf %s", dir);
     cr_assert_eq(system(command), 0);
 }
 
@@ -50,7 +50,7 @@ static enum rdt_status load_flags(const char *first, ...)
     int argc = 1;
     va_list args;
     va_start(args, first);
-    for (const char *flag = first; flag != NULL; flag = va_arg(args, const char *))
+    for (const char *flag = first; flag; flag = va_arg(args, const char *))
         argv[argc++] = (char *)(uintptr_t)flag;
     va_end(args);
     err = (struct rdt_error){0};
@@ -173,13 +173,13 @@ static const struct {
 Test(options, bytes_have_units)
 {
     uint64_t bytes;
-    for (size_t i = 0; i < sizeof(sizes) / sizeof(sizes[0]); i++) {
+    for (size_t i = 0; i < sizeof sizes / sizeof sizes[0]; i++) {
         cr_assert_eq(option_parse_bytes(sizes[i].text, &bytes, &err), RDT_OK, "%s", sizes[i].text);
         cr_assert_eq(bytes, sizes[i].bytes, "%s", sizes[i].text);
     }
     static const char *const wrong[] = {
         "", "M", "-1", "+1", " 1", "1.5G", "1X", "4MB", "1 G x", "99999999999999999999", "99999999999T"};
-    for (size_t i = 0; i < sizeof(wrong) / sizeof(wrong[0]); i++)
+    for (size_t i = 0; i < sizeof wrong / sizeof wrong[0]; i++)
         cr_assert_eq(option_parse_bytes(wrong[i], &bytes, &err), RDT_INVALID, "%s", wrong[i]);
 }
 
@@ -202,7 +202,7 @@ Test(options, values_print_as_they_parse)
     char text[OPTION_TEXT_BYTES];
     static const uint64_t values[] = {0,         1, 1000, 1023, 1024, 1025, 4 << 20, UINT64_C(3) << 40, UINT64_C(90000000000),
                                       UINT64_MAX};
-    for (size_t i = 0; i < sizeof(values) / sizeof(values[0]); i++) {
+    for (size_t i = 0; i < sizeof values / sizeof values[0]; i++) {
         uint64_t again = 1;
         option_format_bytes(values[i], text);
         cr_assert_eq(option_parse_bytes(text, &again, &err), RDT_OK, "%s", text);
@@ -233,7 +233,7 @@ Test(options, ranges_are_named)
     expect_fault(LOAD("--busy-poll", "no", NULL), "--busy-poll no: expected a time");
     expect_fault(LOAD("--socket", "", NULL), "must not be empty");
     char path[200] = "";
-    memset(path, 'a', sizeof(path) - 1);
+    memset(path, 'a', sizeof path - 1);
     expect_fault(LOAD("--socket", path, NULL), "must not be longer than 107 bytes");
 }
 
@@ -304,7 +304,7 @@ Test(options, several_faults_are_all_printed)
     FILE *printed = cr_get_redirected_stderr();
     char text[1024] = "";
     size_t used = 0;
-    while (used < sizeof(text) - 1 && strstr(text, "--chunk x") == NULL) {
+    while (used < sizeof text - 1 && !strstr(text, "--chunk x")) {
         int c = fgetc(printed);
         cr_assert_neq(c, EOF, "got only '%s'", text);
         text[used++] = (char)c;
@@ -368,7 +368,7 @@ Test(options, addresses_are_split)
     cr_assert_eq(port, 0);
     static const char *const wrong[] = {"",        ":1",    "host", "host:", "host:65536", "host:-1", "host: 1",
                                         "host:1x", "::1:1", "[]:1", "[::1]", "[::1:1",     "a b:1",   "host:100000"};
-    for (size_t i = 0; i < sizeof(wrong) / sizeof(wrong[0]); i++)
+    for (size_t i = 0; i < sizeof wrong / sizeof wrong[0]; i++)
         cr_assert_eq(options_split_address(wrong[i], host, &port, &err), RDT_INVALID, "'%s'", wrong[i]);
     char text[80] = "";
     memset(text, 'h', 65);
@@ -408,7 +408,7 @@ Test(options, nodes_file_faults_name_the_line)
         {"a h:0\n", "nodes:1: port 0"},
     };
     struct node_entry *nodes;
-    for (size_t i = 0; i < sizeof(wrong) / sizeof(wrong[0]); i++) {
+    for (size_t i = 0; i < sizeof wrong / sizeof wrong[0]; i++) {
         char *path = write_file("nodes", wrong[i].text);
         expect_fault(options_read_nodes(path, &nodes, &err), wrong[i].fault);
         free(path);
@@ -479,7 +479,7 @@ Test(options, help_names_every_flag)
     char *text = read_all(file);
     for (size_t i = 0; i < n_option_keys; i++) {
         char flag[64];
-        snprintf(flag, sizeof(flag), "  --%s ", option_keys[i].name);
+        snprintf(flag, sizeof flag, "  --%s ", option_keys[i].name);
         for (char *p = flag; *p != 0; p++)
             *p = *p == '_' ? '-' : *p;
         if (option_keys[i].type == OPTION_BYTES)
@@ -496,9 +496,9 @@ Test(options, help_names_every_flag)
 static void write_limit(const char *below, const char *name, const char *text)
 {
     char command[256], path[128];
-    snprintf(command, sizeof(command), "/bin/mkdir -p %s/%s", dir, below);
+    snprintf(command, sizeof command, "/bin/mkdir -p %s/%s", dir, below);
     cr_assert_eq(system(command), 0);
-    snprintf(path, sizeof(path), "%s/%s", below, name);
+    snprintf(path, sizeof path, "%s/%s", below, name);
     free(write_file(path, text));
 }
 

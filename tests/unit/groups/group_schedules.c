@@ -119,7 +119,7 @@ static void all_agree(void)
 {
     for (unsigned i = 0; i < GW_NODES; i++)
         list_for_each (link, &w.nodes[i].groups.all) {
-            const struct group *group = list_entry(link, struct group, link);
+            const struct group *group = container_of(link, struct group, link);
             if (is_orphan(group))
                 continue;
             cr_assert_str_eq(sm_name(&group->sm), "ready", "node %u, epoch %u: %s", i, group->epoch, group->why);

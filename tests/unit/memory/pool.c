@@ -76,7 +76,7 @@ Test(pool, sizes_have_four_classes_to_a_doubling)
 {
     static const uint64_t rows[][2] = {{17, 20}, {160, 160}, {161, 192}, {512, 512}, {513, 640}, {641, 768}, {897, 1024}};
 
-    for (unsigned i = 0; i < sizeof rows / sizeof rows[0]; i++)
+    for (unsigned i = 0; i < sizeof(rows) / sizeof rows[0]; i++)
         cr_expect_eq(pool_room_bytes(&fake.regions.ready, &fake.kind, rows[i][0] * KIB), rows[i][1] * KIB, "%llu KiB",
                      (unsigned long long)rows[i][0]);
     cr_expect_eq(pool_room_bytes(&fake.regions.ready, &fake.kind, 12 * KIB + 1), 16 * KIB, "little: pages");

@@ -179,7 +179,7 @@ Test(object, visibility_table)
         {RDT__PB__VISIBILITY__VISIBILITY_ALL, &other, RDT_OK},
     };
 
-    for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
+    for (size_t i = 0; i < sizeof(rows) / sizeof rows[0]; i++) {
         struct object *object = put_as("a", &me, rows[i].visibility);
         cr_expect_eq(find_as("a", object->generation, rows[i].requester), rows[i].expected, "row %zu", i);
         object_free(object, false, OBJECT_END_FREED);
@@ -272,7 +272,7 @@ Test(object, may_show_own_or_covered_regions)
         {0, 4096, &guest, REGION_ALLOCATED, true},  {0, 10, &guest, REGION_ALLOCATED, false},
     };
 
-    for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
+    for (size_t i = 0; i < sizeof(rows) / sizeof rows[0]; i++) {
         struct object *object = put("a");
         const char *why_not = NULL;
 

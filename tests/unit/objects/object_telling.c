@@ -266,6 +266,6 @@ Test(object_telling, freed_waiters_told_at_the_very_end)
     cr_assert_eq(a.told, 0u, "an engine is at it");
     object_waiter_remove(&b.waiter);
     object_unpin(object);
-    cr_assert(a.told == 1 && a.object == NULL && b.told == 0);
+    cr_assert(a.told == 1 && !a.object && b.told == 0);
     cr_assert(list_empty(&region->uses), "the range is free when they are told");
 }

@@ -200,7 +200,7 @@ static void rogue_peer_send(struct rogue_peer *rogue_peer, uint16_t type, const 
 
 static void rogue_peer_hello(struct rogue_peer *rogue_peer, size_t uuid_bytes, uint32_t protocol, const char *address)
 {
-    static uint8_t uuid[16] = "rogue_peer's uuid.";
+    static uint8_t uuid[16] = "insider's uuid.";
     Rdt__Pb__LinkHello hello = RDT__PB__LINK_HELLO__INIT;
     uint8_t packed[1024];
 

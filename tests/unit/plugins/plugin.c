@@ -32,14 +32,14 @@ static void run_command(const char *fmt, ...)
     char command[2048];
     va_list args;
     va_start(args, fmt);
-    vsnprintf(command, sizeof(command), fmt, args);
+    vsnprintf(command, sizeof command, fmt, args);
     va_end(args);
     cr_assert_eq(system(command), 0, "%s", command);
 }
 
 static void find_built(void)
 {
-    ssize_t n = readlink("/proc/self/exe", built, sizeof(built) - 20);
+    ssize_t n = readlink("/proc/self/exe", built, sizeof built - 20);
     cr_assert_gt(n, 0);
     strcpy(built + n, "-backend.so");
 }
@@ -50,8 +50,8 @@ ReportHook(PRE_ALL)(struct criterion_test_set *tests)
     char command[1024];
     const char *compiler = getenv("CC");
     find_built();
-    snprintf(command, sizeof(command), "%s -std=c11 -D_GNU_SOURCE -g -shared -fPIC -pthread -Iproto -Ibackends -o %s %s",
-             compiler != NULL ? compiler : "cc", built, BACKEND_SOURCE);
+    snprintf(command, sizeof command, "%s -std=c11 -D_GNU_SOURCE -g -shared -fPIC -pthread -Iproto -Ibackends -o %s %s",
+             compiler ? compiler : "cc", built, BACKEND_SOURCE);
     if (system(command) != 0) {
         fprintf(stderr, "cannot build the backend under test: %s\n", command);
         exit(1);
@@ -61,7 +61,7 @@ ReportHook(PRE_ALL)(struct criterion_test_set *tests)
 /* A copy of the backend, as the daemon finds it. */
 static void install(const char *name)
 {
-    snprintf(path, sizeof(path), "%s/%s", dir, name);
+    snprintf(path, sizeof path, "%s/%s", dir, name);
     run_command("cp %s %s && chmod 644 %s", built, path, path);
 }
 
@@ -71,7 +71,7 @@ static void load_options(const char *first, ...)
     int argc = 4;
     va_list args;
     va_start(args, first);
-    for (const char *flag = first; flag != NULL; flag = va_arg(args, const char *))
+    for (const char *flag = first; flag; flag = va_arg(args, const char *))
         argv[argc++] = (char *)(uintptr_t)flag;
     va_end(args);
     options_fini(&options);
@@ -95,7 +95,7 @@ static void on_closed(void *arg)
 
 static void teardown(void)
 {
-    if (plugins != NULL) {
+    if (plugins) {
         plugins_close(plugins, on_closed, &n_closed);
         uv_run(&loop, UV_RUN_DEFAULT);
         cr_assert_eq(n_closed, 1);
@@ -147,7 +147,7 @@ Test(plugin, directory_is_loaded)
     cr_assert_eq(plugins_memory_kind(plugins, ""), plugins_memory_kind(plugins, "HOST"));
     cr_assert_null(plugins_memory_kind(plugins, "cuda"));
     cr_assert_null(plugins_transport(plugins, "ucx"));
-    plugins_transport_names(plugins, names, sizeof(names));
+    plugins_transport_names(plugins, names, sizeof names);
     cr_assert_str_eq(names, "echo");
 }
 
@@ -156,7 +156,7 @@ Test(plugin, missing_directory_holds_none)
     char names[32];
     load_options("--backend-dir=/nonexistent", NULL);
     create();
-    plugins_transport_names(plugins, names, sizeof(names));
+    plugins_transport_names(plugins, names, sizeof names);
     cr_assert_str_eq(names, "none");
     cr_assert_null(plugins_memory_kind(plugins, ""));
 }
@@ -275,7 +275,7 @@ Test(plugin, refused_key_names_its_line)
 {
     run_command("printf '[daemon]\\nbackend_dir = %s\\n[netwrok]\\nlisten = 127.0.0.1:0\\n' >%s/conf", dir, dir);
     char *argv[] = {(char *)(uintptr_t) "rdtd", (char *)(uintptr_t) "--config", NULL};
-    snprintf(path, sizeof(path), "%s/conf", dir);
+    snprintf(path, sizeof path, "%s/conf", dir);
     argv[2] = path;
     options_fini(&options);
     cr_assert_eq(options_load(3, argv, &options, &err), RDT_OK, "%s", err.msg);
@@ -317,7 +317,7 @@ static void on_done(struct plugin_op *op, enum rdt_status status, const char *ms
     cr_assert(pthread_equal(pthread_self(), loop_thread));
     cr_assert_not_null(msg);
     cr_assert_eq(f.n_closed, 0, "an operation ended after its connection");
-    snprintf(f.msg, sizeof(f.msg), "%s", msg);
+    snprintf(f.msg, sizeof f.msg, "%s", msg);
     f.last = status;
     f.n_done++;
     f.n_ok += status == RDT_OK;
@@ -470,8 +470,8 @@ Test(plugin, faster_transport_comes_first)
     install("rdt_alike-10.so"); /* as echo: the earlier name first */
     install("rdt_slow-1.so");
     create();
-    plugins_transport_names(plugins, names, sizeof(names));
+    plugins_transport_names(plugins, names, sizeof names);
     cr_assert_str_eq(names, "fast, alike, echo, slow");
-    plugins_transport_names(plugins, small, sizeof(small));
+    plugins_transport_names(plugins, small, sizeof small);
     cr_assert_str_eq(small, "fast, a");
 }

@@ -33,7 +33,7 @@ static char version_text[128];
 static int fault(const char *name)
 {
     const char *wanted = getenv("BACKEND_FAULT");
-    return wanted != NULL && strcmp(wanted, name) == 0;
+    return wanted && strcmp(wanted, name) == 0;
 }
 
 static void push(enum task_kind kind, struct conn *conn, struct rdt_op *op)
@@ -50,11 +50,11 @@ static void push(enum task_kind kind, struct conn *conn, struct rdt_op *op)
 static struct task pop(void)
 {
     pthread_mutex_lock(&mutex);
-    while (first == NULL)
+    while (!first)
         pthread_cond_wait(&more, &mutex);
     struct task *task = first, copy = *task;
     first = task->next;
-    if (first == NULL)
+    if (!first)
         last = &first;
     pthread_mutex_unlock(&mutex);
     free(task);
@@ -68,7 +68,7 @@ static void start(struct conn *conn, struct rdt_op *op)
         the_host.op_done(op, RDT_TRANSPORT, "cable cut");
     else if (op->chunk == 2)
         for (int i = 0; i < 64; i++) {
-            if (conn->held[i] == NULL) {
+            if (!conn->held[i]) {
                 conn->held[i] = op;
                 break;
             }
@@ -80,7 +80,7 @@ static void start(struct conn *conn, struct rdt_op *op)
 static void end_held(struct conn *conn, struct rdt_op *op)
 {
     for (int i = 0; i < 64; i++) {
-        if (conn->held[i] != NULL && (op == NULL || conn->held[i] == op)) {
+        if (conn->held[i] && (!op || conn->held[i] == op)) {
             the_host.op_done(conn->held[i], RDT_CANCELLED, NULL);
             conn->held[i] = NULL;
         }
@@ -114,7 +114,7 @@ static void *thread_main(void *arg)
 
 static const char *say(const char *text)
 {
-    return text != NULL ? text : "(null)";
+    return text ? text : "(null)";
 }
 
 static enum rdt_status transport_open(const struct rdt_host *host, void **transport_p, struct rdt_error *err)
@@ -128,7 +128,7 @@ static enum rdt_status transport_open(const struct rdt_host *host, void **transp
         return RDT_SYSTEM;
     }
     the_host = *host;
-    snprintf(version_text, sizeof(version_text), "%s %s %s %s %s %s", say(host->config(host->ctx, "delay")),
+    snprintf(version_text, sizeof version_text, "%s %s %s %s %s %s", say(host->config(host->ctx, "delay")),
              say(host->config(host->ctx, "color")), say(host->config(host->ctx, "trusted_network")),
              say(host->config(host->ctx, "interfaces")), say(host->config(host->ctx, "listen_host")),
              say(host->config(host->ctx, "socket")));
@@ -198,7 +198,7 @@ static enum rdt_status post(void *conn, struct rdt_op *op, struct rdt_error *err
 {
     (void)err;
     for (int i = 0; i < 6; i++) {
-        if (op->priv[i] != NULL)
+        if (op->priv[i])
             return RDT_INTERNAL;
     }
     if (op->chunk == 99)
@@ -254,7 +254,7 @@ static const struct rdt_config_key keys[] = {
     {"delay", "5", "milliseconds"}, {"color", "red", "of the wire"}, {NULL, NULL, NULL}};
 
 static struct rdt_memory_ops memory_ops = {
-    .struct_size = sizeof(memory_ops),
+    .struct_size = sizeof memory_ops,
     .name = "Host",
     .open = memory_open,
     .close = memory_close,
@@ -265,7 +265,7 @@ static struct rdt_memory_ops memory_ops = {
 };
 
 static struct rdt_transport_ops transport_ops = {
-    .struct_size = sizeof(transport_ops),
+    .struct_size = sizeof transport_ops,
     .name = "Echo",
     .memory_kinds = kinds,
     .speed = 10,
@@ -285,7 +285,7 @@ static struct rdt_transport_ops transport_ops = {
 
 static struct rdt_backend backend = {
     .abi_version = RDT_BACKEND_ABI,
-    .struct_size = sizeof(backend),
+    .struct_size = sizeof backend,
     .name = "Echo",
     .version = "1",
     .config_keys = keys,
@@ -298,7 +298,7 @@ static void take_name_of_file(void)
 {
     static char name[32];
     Dl_info info;
-    if (dladdr(&backend, &info) == 0 || strrchr(info.dli_fname, '/') == NULL)
+    if (dladdr(&backend, &info) == 0 || !strrchr(info.dli_fname, '/'))
         return;
     if (sscanf(strrchr(info.dli_fname, '/'), "/rdt_%31[a-z]-%u.so", name, &transport_ops.speed) == 2) {
         backend.name = transport_ops.name = name;
