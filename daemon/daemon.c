@@ -47,7 +47,7 @@ struct daemon {
     struct transfers transfers;
     struct groups groups;
     struct peers *peers;
-    struct loading loading;
+    struct hotload hotload;
     struct rpc rpc;
     struct conns conns;
     struct listener listener;
@@ -414,7 +414,7 @@ static void wire(struct daemon *daemon)
                                .objects = &daemon->objects,
                                .names = &daemon->names,
                                .transfers = &daemon->transfers,
-                               .loading = &daemon->loading,
+                               .hotload = &daemon->hotload,
                                .groups = &daemon->groups,
                                .next_forward = 1,
                                .started_ns = uv_hrtime(),
@@ -437,13 +437,13 @@ static void wire(struct daemon *daemon)
     groups_init(&daemon->groups);
     daemon->regions.events = daemon->objects.events = daemon->transfers.events = daemon->names.events = &daemon->rpc.events;
     daemon->accounts.events = &daemon->rpc.events;
-    daemon->loading = (struct loading){.events = &daemon->rpc.events,
+    daemon->hotload = (struct hotload){.events = &daemon->rpc.events,
                                        .options = options,
                                        .plugins = daemon->plugins,
                                        .regions = &daemon->regions,
                                        .transfers = &daemon->transfers,
                                        .deadlines = &daemon->deadlines};
-    loading_init(&daemon->loading);
+    hotload_init(&daemon->hotload);
     list_init(&daemon->rpc.clients);
     list_init(&daemon->rpc.remote);
     map_init(&daemon->rpc.forwarded);

@@ -163,7 +163,7 @@ struct plugin_group {
 enum rdt_status plugins_create(uv_loop_t *loop, const struct options *options, struct plugins **plugins_p,
                                struct rdt_error *err);
 
-/* ---- while the daemon runs: one change at a time (loading.h); what may take long is done on a thread of its own ---- */
+/* ---- while the daemon runs: one change at a time (hotload.h); what may take long is done on a thread of its own ---- */
 
 struct plugin_parts {
     struct plugin *plugin;

@@ -90,7 +90,7 @@ static void on_changed(void *arg, const struct plugin_parts *parts, const struct
 
 static void on_end(struct call *call)
 {
-    loading_leave(call->rpc->loading, call);
+    hotload_leave(call->rpc->hotload, call);
 }
 
 enum rdt_status rpc_backend_load(struct call *call, const void *request, struct rdt_error *err)
@@ -110,7 +110,7 @@ enum rdt_status rpc_backend_load(struct call *call, const void *request, struct 
         options_extra_free(settings);
         return status;
     }
-    return loading_load(call->rpc->loading, message->path, settings, on_changed, call, err);
+    return hotload_load(call->rpc->hotload, message->path, settings, on_changed, call, err);
 }
 
 enum rdt_status rpc_backend_unload(struct call *call, const void *request, struct rdt_error *err)
@@ -122,5 +122,5 @@ enum rdt_status rpc_backend_unload(struct call *call, const void *request, struc
         status = rdt_error_set(err, RDT_INVALID, "'%.64s' is no name of a backend", message->name);
     if (status == RDT_OK)
         status = call_defer(call, message->timeout_ns, on_end, err);
-    return status == RDT_OK ? loading_unload(call->rpc->loading, message->name, on_changed, call, err) : status;
+    return status == RDT_OK ? hotload_unload(call->rpc->hotload, message->name, on_changed, call, err) : status;
 }

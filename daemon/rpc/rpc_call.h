@@ -9,7 +9,7 @@
 #include "daemon/base/busy_poll.h"
 #include "daemon/base/events.h"
 #include "daemon/peers/holds.h"
-#include "daemon/rpc/loading.h"
+#include "daemon/rpc/hotload.h"
 #include "daemon/objects/names.h"
 #include "daemon/transfers/transfer.h"
 
@@ -27,7 +27,7 @@ struct rpc { /* what handlers work on */
     struct object_table *objects;
     struct names *names;
     struct transfers *transfers;
-    struct loading *loading;
+    struct hotload *hotload;
     struct groups *groups;
     struct holds holds;
     struct peers *peers;  /* NULL: no peer link */

@@ -318,7 +318,7 @@ void transfers_peer_answer(struct transfers *transfers, struct peer *peer); /* w
 enum rdt_status transfers_peer_frame(struct transfers *transfers, struct peer *peer, const struct frame *frame,
                                      struct rdt_error *err);
 
-/* ---- a transport comes and goes while links are up (loading.c) ---- */
+/* ---- a transport comes and goes while links are up (hotload.c) ---- */
 
 /* It is in the list: offered to every node whose link is up. */
 void transfers_transport_loaded(struct transfers *transfers, struct transport *transport);

@@ -1,0 +1,214 @@
+/* Backend hot-load: the order of the steps of a load and of an unload. The plug-in itself is opened and closed by daemon/plugins. */
+#include "daemon/rpc/hotload.h"
+
+#include <stdio.h>
+#include <strings.h>
+
+#include "daemon/base/log.h"
+
+#define CHECK_NS 1000000     /* between two looks at whether the connections and registrations are gone */
+#define CLOSE_NS 300000000ul /* other nodes have this long to close their ends; then the daemon closes the connections itself */
+
+enum { IDLE, LOADING, LEAVING, FORGETTING, CLOSING };
+
+static const struct sm_state states[] = {
+    [IDLE] = {"idle", 1u << LOADING | 1u << LEAVING},
+    [LOADING] = {"loading", 1u << IDLE},
+    [LEAVING] = {"leaving", 1u << FORGETTING},
+    [FORGETTING] = {"forgetting", 1u << CLOSING},
+    [CLOSING] = {"closing", 1u << IDLE},
+};
+
+static void on_tick(struct deadline *deadline);
+
+void hotload_init(struct hotload *hotload)
+{
+    sm_init(&hotload->sm, states, sizeof states / sizeof states[0], IDLE);
+    hotload->tick.on_passed = on_tick;
+}
+
+static void emit(const struct hotload *hotload, const char *what, const struct plugin_parts *parts)
+{
+    if (parts->kind)
+        event(hotload->events, RDT__PB__LIST_KIND__LIST_KIND_BACKENDS, what,
+              &(struct plugin_parts){.plugin = parts->plugin, .kind = parts->kind});
+    if (parts->transport)
+        event(hotload->events, RDT__PB__LIST_KIND__LIST_KIND_BACKENDS, what,
+              &(struct plugin_parts){.plugin = parts->plugin, .transport = parts->transport});
+}
+
+static enum rdt_status check_idle(const struct hotload *hotload, struct rdt_error *err)
+{
+    if (hotload->sm.state == IDLE)
+        return RDT_OK;
+    return rdt_error_set(err, RDT_BUSY, "%s, for %.1f s (%s); one change at a time: try again when it has ended", hotload->what,
+                         (double)(uv_hrtime() - hotload->since_ns) / 1e9, sm_name(&hotload->sm));
+}
+
+static void begin(struct hotload *hotload, unsigned state, hotload_done on_done, void *arg)
+{
+    sm_move(&hotload->sm, state);
+    hotload->since_ns = uv_hrtime();
+    hotload->on_done = on_done;
+    hotload->arg = arg;
+}
+
+static void end(struct hotload *hotload, const struct plugin_parts *parts, const struct rdt_error *err)
+{
+    hotload_done on_done = hotload->on_done;
+
+    sm_move(&hotload->sm, IDLE);
+    hotload->on_done = NULL;
+    if (on_done)
+        on_done(hotload->arg, parts, err);
+}
+
+void hotload_leave(struct hotload *hotload, const void *arg)
+{
+    if (hotload->arg == arg)
+        hotload->on_done = NULL;
+}
+
+/* ---- load ---- */
+
+static void on_loaded(void *arg, const struct plugin_parts *parts, const struct rdt_error *err)
+{
+    struct hotload *hotload = arg;
+
+    if (err) {
+        log_info("no backend was loaded: %s", err->msg);
+        end(hotload, NULL, err);
+        return;
+    }
+    log_info("backend %s is loaded from %s", plugin_name(parts->plugin),
+             parts->transport ? parts->transport->path : parts->kind->path);
+    emit(hotload, "loaded", parts);
+    if (parts->transport && !hotload->transfers->closing)
+        transfers_transport_loaded(hotload->transfers, parts->transport);
+    end(hotload, parts, NULL);
+}
+
+enum rdt_status hotload_load(struct hotload *hotload, const char *path, struct options_extra *take_settings,
+                             hotload_done on_done, void *arg, struct rdt_error *err)
+{
+    enum rdt_status status = check_idle(hotload, err);
+
+    if (status != RDT_OK) {
+        options_extra_free(take_settings);
+        return status;
+    }
+    status = plugins_load(hotload->plugins, hotload->options, path, take_settings, on_loaded, hotload, err);
+    if (status != RDT_OK)
+        return status;
+    (void)snprintf(hotload->what, sizeof hotload->what, "backend %.100s is being loaded", path);
+    begin(hotload, LOADING, on_done, arg);
+    return RDT_OK;
+}
+
+/* ---- unload ---- */
+
+static enum rdt_status check_memory(const struct hotload *hotload, const struct memory_kind *kind, struct rdt_error *err)
+{
+    unsigned users = kind->users - device_pool_blocks(&hotload->regions->kept, kind); /* the pool is emptied first */
+    const struct region *region;
+
+    if (strcasecmp(kind->name, "host") == 0)
+        return rdt_error_set(err, RDT_INVALID, "the memory kind host cannot be unloaded: everything needs it");
+    if (users == 0)
+        return RDT_OK;
+    region = regions_find_user(hotload->regions, kind);
+    if (!region)
+        return rdt_error_set(err, RDT_BUSY,
+                             "memory kind %s is in use: %u ranges of its memory are cached for their clients, wanted by a "
+                             "fetch, or being released",
+                             kind->name, users);
+    return rdt_error_set(err, RDT_BUSY, "memory kind %s is in use: region %llu of uid %u (client %llu)%s", kind->name,
+                         (unsigned long long)region->id, region->account->owner.uid, (unsigned long long)region->maker,
+                         users > 1 ? ", and others" : "");
+}
+
+static void on_unloaded(void *arg, const struct plugin_parts *parts, const struct rdt_error *err)
+{
+    struct hotload *hotload = arg;
+
+    (void)err; /* closing cannot fail */
+    if (parts->transport)
+        transfers_transport_forget(hotload->transfers, parts->transport);
+    log_info("backend %s is unloaded", plugin_name(parts->plugin));
+    emit(hotload, "unloaded", parts);
+    end(hotload, NULL, NULL);
+}
+
+static bool step(struct hotload *hotload)
+{
+    struct transport *transport = hotload->parts.transport;
+
+    if (hotload->sm.state == LEAVING) {
+        if (transport && !transfers_transport_gone(hotload->transfers, transport)) {
+            if (uv_hrtime() - hotload->since_ns > CLOSE_NS)
+                transfers_transport_cut(hotload->transfers, transport);
+            return false;
+        }
+        hotload->cursor = 0;
+        sm_move(&hotload->sm, FORGETTING);
+    }
+    if (transport && !regions_forget_transport(hotload->regions, transport, &hotload->cursor))
+        return false;
+    if ((transport && transport->registered > 0) || (hotload->parts.kind && hotload->parts.kind->users > 0))
+        return false;
+    if (plugins_unload(hotload->plugins, &hotload->parts, on_unloaded, hotload, NULL) != RDT_OK)
+        return false; /* there was no memory or no thread: the next tick tries again */
+    sm_move(&hotload->sm, CLOSING);
+    return true;
+}
+
+static void on_tick(struct deadline *deadline)
+{
+    struct hotload *hotload = container_of(deadline, struct hotload, tick);
+
+    if (!hotload->transfers->closing && !step(hotload))
+        (void)deadline_set(hotload->deadlines, &hotload->tick, CHECK_NS);
+}
+
+static void make_unavailable(struct plugin_parts *parts)
+{
+    static const char why[] = "it is being unloaded";
+
+    if (parts->transport) {
+        parts->transport->leaving = true;
+        parts->transport->available = false;
+        memcpy(parts->transport->why_not, why, sizeof why);
+    }
+    if (parts->kind) {
+        parts->kind->available = false;
+        memcpy(parts->kind->why_not, why, sizeof why);
+    }
+}
+
+enum rdt_status hotload_unload(struct hotload *hotload, const char *name, hotload_done on_done, void *arg,
+                               struct rdt_error *err)
+{
+    struct plugin_parts parts;
+    enum rdt_status status = check_idle(hotload, err);
+
+    if (status == RDT_OK)
+        status = plugins_find(hotload->plugins, name, &parts, err);
+    if (status == RDT_OK && parts.kind)
+        status = check_memory(hotload, parts.kind, err);
+    if (status == RDT_OK && parts.transport)
+        status = transfers_transport_idle(hotload->transfers, parts.transport, err);
+    if (status == RDT_OK && !deadline_set(hotload->deadlines, &hotload->tick, CHECK_NS))
+        status = rdt_error_set(err, RDT_NO_MEMORY, "no memory to unload %.64s", name);
+    if (status != RDT_OK)
+        return status;
+    (void)snprintf(hotload->what, sizeof hotload->what, "backend %.64s is being unloaded", plugin_name(parts.plugin));
+    begin(hotload, LEAVING, on_done, arg);
+    hotload->parts = parts;
+    make_unavailable(&parts);
+    if (parts.kind)
+        device_pool_forget_kind(&hotload->regions->kept, parts.kind);
+    emit(hotload, "unavailable", &parts);
+    if (parts.transport)
+        transfers_transport_leave(hotload->transfers, parts.transport);
+    return RDT_OK;
+}

@@ -1,0 +1,51 @@
+/* Backend hot-load: loads and unloads plug-ins while the daemon serves. One change runs at a time.
+ *
+ *   IDLE ----load--> LOADING (the file is opened on a thread) -----------------> IDLE   every node whose link is up gets an offer
+ *   IDLE --unload--> LEAVING --connections closed--> FORGETTING --registrations gone--> CLOSING (on a thread) --> IDLE
+ *
+ * A backend that is in use is not unloaded: the error names its user. From LEAVING on nothing new starts with the backend, and the
+ * unload cannot be undone. All functions and callbacks run on the loop's thread.
+ */
+#ifndef DAEMON_HOTLOAD_H
+#define DAEMON_HOTLOAD_H
+
+#include "daemon/base/events.h"
+#include "daemon/base/sm.h"
+#include "daemon/transfers/transfer.h"
+
+/* err is NULL on success. parts: what a load added, borrowed; NULL after an unload. */
+typedef void (*hotload_done)(void *arg, const struct plugin_parts *parts, const struct rdt_error *err);
+
+struct hotload {
+    const struct events *events;
+    const struct options *options;
+    struct plugins *plugins;
+    struct regions *regions;
+    struct transfers *transfers;
+    struct deadlines *deadlines;
+    struct sm sm;
+    char what[128]; /* "backend ucx is being unloaded" */
+    uint64_t since_ns;
+    struct plugin_parts parts; /* of the backend that is being unloaded */
+    uint64_t cursor;           /* FORGETTING: the next region to visit */
+    struct deadline tick;
+    hotload_done on_done; /* NULL: nobody waits for the end of the change */
+    void *arg;
+};
+
+void hotload_init(struct hotload *hotload);
+
+/* Starts loading the plug-in file `path` with settings, which this takes in every case. After RDT_OK on_done(arg) runs once, later, unless
+ * hotload_leave(arg) comes first. BUSY: another change is under way. Other errors: those of plugins_load. */
+enum rdt_status hotload_load(struct hotload *hotload, const char *path, struct options_extra *take_settings,
+                             hotload_done on_done, void *arg, struct rdt_error *err);
+
+/* Starts unloading the backend `name`; on_done as above. NOT_FOUND; BUSY: another change is under way, or the backend is in use;
+ * INVALID: host memory, which everything needs. */
+enum rdt_status hotload_unload(struct hotload *hotload, const char *name, hotload_done on_done, void *arg,
+                               struct rdt_error *err);
+
+/* The owner of arg no longer waits: on_done does not run. The change itself continues. */
+void hotload_leave(struct hotload *hotload, const void *arg);
+
+#endif
