@@ -20,9 +20,9 @@
 
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
-#include <container_of.h>
 #include <rdt.h>
 #include <stdbool.h>
+#include <stddef.h>
 #include <stdint.h>
 #include <sys/types.h>
 
@@ -31,6 +31,9 @@ typedef struct rdt_cuda rdt_cuda;
 #else
 #include <rdt_cuda.h>
 #endif
+
+/* The package also builds against an installed librdt, without proto/container_of.h. */
+#define container_of(pointer, type, member) ((type *)(void *)((char *)(pointer) - offsetof(type, member)))
 
 struct link { /* in one of Conn's lists */
     struct link *next, *prev;
@@ -147,6 +150,7 @@ void conn_unkeep(struct conn *conn); /* gives both back */
 void link_init(struct link *link);
 void link_add(struct link *list, struct link *link);
 void link_remove(struct link *link);
+
 /* ---- together ---- */
 
 bool together_init(void); /* false: no memory */
