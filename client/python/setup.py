@@ -1,5 +1,5 @@
-"""pip install ./client/python: against the librdt that `make` built in this tree (which then is within the package), else against the
-installed one that pkg-config knows. `pip install --no-build-isolation` needs no network."""
+"""Builds the package for `pip install ./client/python`. If `make` has built librdt in this tree, the package contains it; otherwise the package uses
+the installed librdt that pkg-config finds. `pip install --no-build-isolation` needs no network."""
 import os
 import re
 import shlex
@@ -37,7 +37,7 @@ WITHOUT_CUDA = ("RDTPY_WITHOUT_CUDA", "1")
 def where() -> dict[str, list[Any]]:
     built = [tree / "build" / "release" / name for name in ("librdt.a", "libproto.a")]
     if all(path.exists() for path in built):
-        gpus = tree / "build" / "release" / "librdt-cuda.a"  # where make found cuda.h
+        gpus = tree / "build" / "release" / "librdt-cuda.a"  # built if make found cuda.h
         return {"include_dirs": [str(tree / "client"), str(tree / "client" / "cuda"), str(tree / "proto")],
                 "extra_objects": [str(path) for path in ([gpus] if gpus.exists() else []) + built],
                 "define_macros": [] if gpus.exists() else [WITHOUT_CUDA],
@@ -47,7 +47,7 @@ def where() -> dict[str, list[Any]]:
         if flags:
             return {"extra_compile_args": flags, "extra_link_args": pkg_config("--libs", name),
                     "define_macros": [] if name == "rdt-cuda" else [WITHOUT_CUDA]}
-    sys.exit("rdt: there is no librdt: run `make` in the tree, or `make install` it where pkg-config looks (PKG_CONFIG_PATH)")
+    sys.exit("rdt: librdt was not found: run `make` in the tree, or install it where pkg-config finds it (PKG_CONFIG_PATH)")
 
 
 found = where()

@@ -7,10 +7,10 @@
         value = c.get(ref)                 # any process: the very same memory, read-only; another node: a copy
         value = await c.fetch(ref)         # the same in an event loop
 
-On one node processes share memory by file descriptor, in constant time whatever the size; between nodes the daemons move the bytes.
-Arrays that came from rdt keep what is below them, so nothing has to be released: the memory lives as long as the last view.
+On one node, processes share memory by file descriptor, in constant time whatever the size. Between nodes, the daemons move the bytes.
+Arrays that came from rdt keep their memory alive, so nothing has to be released: the memory lives as long as its last view.
 
-Tensors are in host memory or on GPUs of CUDA's (`device=`, `torch_pool`). numpy and torch are used where they are, and required nowhere.
+Tensors are in host memory or on CUDA GPUs (`device=`, `torch_pool`). The package uses numpy and torch if they are installed and requires neither.
 """
 from __future__ import annotations
 
@@ -37,23 +37,25 @@ _rdt.setup(BY_STATUS, Error, Ref, Request, {other: NUMBERS[text] for other, text
 
 def connect(socket: Union[str, PathLike[str], None] = None, *, name: Optional[str] = None,
             timeout: Optional[float] = None) -> Connection:
-    """A new connection to the daemon of this node: see Connection."""
+    """Opens a connection to the daemon of this node: see Connection."""
     return Connection(socket, name=name, timeout=timeout)
 
 
 _default: Optional[Connection] = None
-_lock = threading.RLock()  # what the garbage collector ends while it is taken may want the connection too
+_lock = threading.RLock()  # reentrant: the garbage collector may run code that needs the connection while the lock is held
 
 
 def default() -> Connection:
-    """This process's own connection, made when it is first asked for (and anew after it was lost or closed): in a child after a fork, a
-    DataLoader's worker say, another one than in its parent. What `put`, `get` and `fetch` of this module use."""
+    """This process's shared connection, which `put`, `get` and `fetch` of this module use.
+
+    The first call opens it; a later call opens a new one if it was lost or closed. A child after a fork (a DataLoader worker, for
+    instance) gets a connection of its own."""
     global _default
     with _lock:
         if _default is not None and not _default.closed:
             try:
                 _default.dispatch()
-            except Error:  # the daemon is gone: perhaps there is a new one
+            except Error:  # the connection is lost: try a new one
                 _default = None
         if _default is None or _default.closed:
             _default = Connection()
@@ -72,20 +74,20 @@ os.register_at_fork(after_in_child=_after_fork)
 
 
 def put(value: Any, **options: Any) -> Ref:
-    """Connection.put on `default()`."""
+    """Calls Connection.put on `default()`."""
     return default().put(value, **options)
 
 
 def get(refs: Any, **options: Any) -> Any:
-    """Connection.get on `default()`."""
+    """Calls Connection.get on `default()`."""
     return default().get(refs, **options)
 
 
 def fetch(refs: Any, **options: Any) -> Any:
-    """Connection.fetch on `default()`."""
+    """Calls Connection.fetch on `default()`."""
     return default().fetch(refs, **options)
 
 
 def torch_pool(device: Any = None) -> ContextManager[Any]:
-    """Connection.torch_pool on `default()`, which is then to put the tensors: `rdt.put`."""
+    """Calls Connection.torch_pool on `default()`. Put the tensors with the same connection, for instance by `rdt.put`."""
     return default().torch_pool(device)

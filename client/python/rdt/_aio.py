@@ -1,10 +1,10 @@
-"""Requests in event loops: the connection's descriptor is a reader of every loop that waits for something of it.
+"""Requests in event loops: every loop that waits for a request watches the connection's descriptor.
 
-Whichever loop is woken reads the answers and looks at what all loops wait for; a thread that waits without a loop may read them too, and then
-the descriptor stays readable until a loop has looked. So several loops and threads share one connection.
+Whichever loop wakes up reads the answers and completes the futures of all loops. A thread that waits without a loop may read answers too; the
+descriptor then stays readable until a loop has looked. So several loops and threads can share one connection.
 
-The loops have a descriptor of their own for it, which ends when no loop has it any more: they let go of it some time after the connection was
-closed, when the next connection may have the number that it had.
+The loops watch a duplicate of the descriptor, which is closed when no loop uses it any more. They remove it some time after the connection was
+closed, and by then a new connection may have the number of the original.
 """
 from __future__ import annotations
 
@@ -29,18 +29,18 @@ def _finish(future: asyncio.Future[None]) -> None:
 
 
 class Hub:
-    """Who waits for what of one connection."""
+    """The futures of all event loops that wait for requests of one connection."""
 
     def __init__(self, connection: _rdt.Conn) -> None:
         self._connection = weakref.ref(connection)
         self._fd = os.dup(connection.fileno())
         weakref.finalize(self, os.close, self._fd).atexit = False
-        # What the garbage collector finds may end while this very thread has the lock: a coroutine that waited here, or who closes the connection.
+        # Reentrant: the garbage collector may end a waiting coroutine, or close the connection, in the thread that holds the lock.
         self._lock = threading.RLock()
         self._waiting: dict[asyncio.AbstractEventLoop, _Waiting] = {}
 
     async def ended(self, request: _rdt.Request, *, cancels: bool = True) -> None:
-        """Until the request has ended, well or not. Who is cancelled here cancels the request, unless told otherwise."""
+        """Waits until the request has ended, with a result or an error. With `cancels`, cancelling this coroutine cancels the request."""
         if request._state() != AGAIN:
             return
         loop = asyncio.get_running_loop()
@@ -48,11 +48,11 @@ class Hub:
         with self._lock:
             mine = self._waiting.setdefault(loop, {})
             mine[future] = request
-            self._waiting[loop] = mine  # whence the last other one, that has just ended, may have taken it
+            self._waiting[loop] = mine  # the last other waiter may have removed the entry just now
             if len(mine) == 1:
                 loop.add_reader(self._fd, self._readable)
         try:
-            if request._state() == AGAIN:  # it may have ended before it was in the list
+            if request._state() == AGAIN:  # it may have ended before it was registered
                 await future
         except asyncio.CancelledError:
             if cancels:
@@ -72,7 +72,7 @@ class Hub:
         try:
             connection.dispatch()
         except Error:
-            pass  # every request has ended, and says so
+            pass  # every request has ended with this error
         self._look()
 
     def _look(self) -> None:
@@ -90,8 +90,8 @@ class Hub:
                 try:
                     loop.call_soon_threadsafe(_finish, future)
                 except RuntimeError:
-                    pass  # that loop was closed, and nobody waits there any more
+                    pass  # that loop was closed, so nobody waits in it
 
     def closed(self) -> None:
-        """After it was closed: all requests have ended."""
+        """Called after the connection was closed, which has ended all requests."""
         self._look()

@@ -1,7 +1,6 @@
-"""numpy and torch, where they are: which of their types are tensors here, and views of the daemon's memory as theirs.
+"""numpy and torch: which of their types are tensors for rdt, and how the daemon's memory becomes their arrays.
 
-Neither is required, and neither is imported before somebody uses it: numpy with the first array that is asked for, torch when a tensor of
-it is put or asked for.
+Neither is required. numpy is imported with the first array that is requested, torch when the first torch tensor is put or requested.
 """
 from __future__ import annotations
 
@@ -16,7 +15,7 @@ NUMPY_NAMES = {
     "bool": "bool", "u8": "uint8", "i8": "int8", "u16": "uint16", "i16": "int16", "u32": "uint32", "i32": "int32", "u64": "uint64",
     "i64": "int64", "f16": "float16", "f32": "float32", "f64": "float64", "c64": "complex64", "c128": "complex128",
 }
-# ml_dtypes gives numpy these, and torch has some under the same names.
+# ml_dtypes adds these to numpy; torch has some of them under the same names.
 MORE_NAMES = {
     "bf16": "bfloat16", "f8_e4m3fn": "float8_e4m3fn", "f8_e5m2": "float8_e5m2", "f8_e4m3fnuz": "float8_e4m3fnuz",
     "f8_e5m2fnuz": "float8_e5m2fnuz", "f8_e4m3b11fnuz": "float8_e4m3b11fnuz", "f8_e4m3": "float8_e4m3", "f8_e3m4": "float8_e3m4",
@@ -31,13 +30,13 @@ PYTHON_TYPES: dict[Any, str] = {float: "f64", int: "i64", bool: "bool", complex:
 
 # ---- numpy ----
 
-_np: Any = None  # False: there is none
+_np: Any = None  # False: not installed
 _np_dtypes: dict[str, Any] = {}  # "f32" -> numpy.dtype
 _np_known: dict[Any, str] = {}  # numpy.dtype -> "f32"
 
 
 def numpy() -> Any:
-    """numpy, or None."""
+    """The module numpy; None if it is not installed."""
     global _np
     if _np is None:
         try:
@@ -53,7 +52,7 @@ def numpy() -> Any:
 
 
 def numpy_dtype(text: str) -> Any:
-    """numpy's dtype for "f32", "bf16", ...; None if this numpy has none (bf16 and fp8 need ml_dtypes)."""
+    """The numpy dtype for "f32", "bf16", ...; None if numpy lacks it (bf16 and fp8 need ml_dtypes)."""
     np = numpy()
     if np is None:
         return None
@@ -69,7 +68,7 @@ def numpy_dtype(text: str) -> Any:
 
 
 def plain_array(array: Any) -> bool:
-    """Whether a numpy array's elements are ones that travel as a tensor: no objects, structs, times, and none of the other byte order."""
+    """Whether the dtype of a numpy array is an rdt dtype: not objects, structs or times, and in native byte order."""
     numpy()
     if array.dtype in _np_known:
         return True
@@ -78,8 +77,8 @@ def plain_array(array: Any) -> bool:
 
 
 def to_numpy(tensor: _rdt.Tensor) -> Any:
-    """The tensor's memory as an ndarray, read-only where it is. Where numpy has no such dtype, or is not there, and of one on a GPU, the Tensor
-    itself."""
+    """The tensor's memory as an ndarray, read-only if the memory is. Returns the Tensor itself if it is on a GPU, numpy lacks its dtype, or numpy is
+    not installed."""
     dtype = _np_dtypes.get(tensor.dtype)
     if dtype is None:
         dtype = numpy_dtype(tensor.dtype)
@@ -104,12 +103,12 @@ def to_numpy(tensor: _rdt.Tensor) -> Any:
 _torch: Any = None
 _from_capsule: Any = None
 _torch_by_text: dict[str, Any] = {}
-# What every torch reads from a DLPack capsule by its own type; the rest comes as integers and is viewed.
+# Dtypes that every torch accepts in a DLPack capsule; others are exported as integers and viewed as their dtype.
 _TORCH_PLAIN = frozenset(("f16", "bf16", "f32", "f64", "c64", "c128", "u8", "i8", "i16", "i32", "i64"))
 
 
 def torch() -> Any:
-    """torch, imported if it was not; None if there is none."""
+    """The module torch, imported on the first call; None if it is not installed."""
     global _torch, _from_capsule
     if _torch is None:
         try:
@@ -124,7 +123,7 @@ def torch() -> Any:
                     _torch_by_text[text] = dtype
                     numbers[dtype] = NUMBERS[text]
             _rdt.set_torch(_torch.Tensor, numbers, _stream_of)
-            # What torch.from_dlpack ends in; it is called for every tensor.
+            # The function that torch.from_dlpack calls in the end; it runs once for every tensor.
             _from_capsule = getattr(_torch._C, "_from_dlpack", _torch.utils.dlpack.from_dlpack)
     return _torch or None
 
@@ -135,23 +134,23 @@ def _stream_of(ordinal: int) -> int:
 
 
 def torch_uses_gpus() -> bool:
-    """Whether torch is in use here and has opened a GPU. Imports nothing."""
+    """Whether torch was imported and has opened a GPU. Imports nothing."""
     module = sys.modules.get("torch")
     try:
         return module is not None and bool(module.cuda.is_initialized())
-    except AttributeError:  # it is being imported
+    except AttributeError:  # torch is being imported
         return False
 
 
 def stream_number(stream: Any) -> int:
-    """Of a number, torch.cuda.Stream, or whatever else has `cuda_stream` or `ptr`, as CUDA numbers streams. TypeError."""
+    """The CUDA number of a stream: a number, a torch.cuda.Stream, or any object with `cuda_stream` or `ptr`. Raises TypeError."""
     for name in ("cuda_stream", "ptr"):
         stream = getattr(stream, name, stream)
     return index(stream)
 
 
 def gpu_of(device: Any) -> Any:
-    """What the caller calls a place: None for host memory, a GPU's ordinal, or its UUID. ValueError: no such name."""
+    """Interprets a caller's device: None for host memory, a GPU's ordinal, or its UUID. Raises ValueError."""
     if isinstance(device, int):
         return device
     name = device if isinstance(device, str) else str(device)  # torch.device says "cuda:1"
@@ -164,22 +163,22 @@ def gpu_of(device: Any) -> Any:
         return _torch.cuda.current_device() if torch_uses_gpus() and torch() else 0
     if kind == "cuda" and number.isdigit():
         return int(number)
-    raise ValueError(f"device is \"host\", \"cuda\", \"cuda:1\", a torch.device, a GPU's number here, or its UUID, not {device!r}")
+    raise ValueError(f"device must be \"host\", \"cuda\", \"cuda:1\", a torch.device, the ordinal of a GPU in this process, or its UUID, not {device!r}")
 
 
 def to_torch(tensor: _rdt.Tensor) -> Any:
-    """The tensor's memory as a torch.Tensor, on its GPU if it is on one. torch knows no read-only: writing to what came so is a fault.
+    """The tensor's memory as a torch.Tensor, on its GPU if it is on one. torch has no read-only tensors: writing to read-only memory is a fault.
 
-    TypeError: this torch has no such dtype, or no GPUs."""
+    Raises TypeError if this torch lacks the dtype or uses no GPU."""
     module = torch()
     if module is None:
-        raise ImportError("there is no torch here: as_=\"numpy\" or \"tensor\" needs none")
+        raise ImportError("torch is not installed: as_=\"numpy\" and as_=\"tensor\" do not need it")
     text = tensor.dtype
     dtype = _torch_by_text.get(text)
     if dtype is None:
-        raise TypeError(f"this torch ({module.__version__}) has no {text}: as_=\"tensor\", and bits() of it, shows the bits")
+        raise TypeError(f"this torch ({module.__version__}) has no dtype {text}: use as_=\"tensor\", and bits() for the raw elements")
     if tensor.device != "cpu" and not module.cuda.is_available():
-        raise TypeError(f"this torch ({module.__version__}) uses no GPU: as_=\"tensor\", or device=\"host\"")
+        raise TypeError(f"this torch ({module.__version__}) cannot use a GPU: pass as_=\"tensor\" or device=\"host\"")
     made = _from_capsule(tensor._capsule())
     return made if text in _TORCH_PLAIN else made.view(dtype)
 
@@ -203,7 +202,7 @@ def _classify(cls: type) -> str:
 
 
 def kind_of(value: Any) -> str:
-    """How a value travels: "n" numpy, "t" torch, "o" another tensor, "b" bytes, "B" bytearray; "" not as a tensor."""
+    """How a value is encoded: "n" numpy, "t" torch, "o" another tensor, "b" bytes, "B" bytearray; "": not as a tensor."""
     cls = type(value)
     kind = _kinds.get(cls)
     if kind is None:
@@ -214,7 +213,7 @@ def kind_of(value: Any) -> str:
 
 
 def dtype_text(dtype: Any) -> str:
-    """"f32" for "f32", numpy.float32, "float32", torch.float32, float. TypeError: nothing that there is here."""
+    """The rdt name of a dtype: "f32" for "f32", numpy.float32, "float32", torch.float32, float. Raises TypeError."""
     if isinstance(dtype, str) and dtype in NUMBERS:
         return dtype
     if isinstance(dtype, type) and dtype in PYTHON_TYPES:
@@ -226,15 +225,15 @@ def dtype_text(dtype: Any) -> str:
         name = _np.dtype(dtype).name
     text = BY_OTHER_NAME.get(name)
     if text is None:
-        raise TypeError(f"no dtype here is called {name}: there are {', '.join(NUMBERS)}")
+        raise TypeError(f"unknown dtype {name}: rdt has {', '.join(NUMBERS)}")
     return text
 
 
 def convert(tensors: list[_rdt.Tensor], kinds: str, as_: str) -> list[Any]:
-    """What the caller of fetch wants of tensors that were put as these kinds (one letter: all the same)."""
+    """Converts fetched tensors as `as_` asks. `kinds` says how each was put (one letter: all of them)."""
     one = _CONVERTERS.get(as_)
     if one is None:
-        raise ValueError(f"as_ is one of {', '.join(_CONVERTERS)}, list, not {as_!r}")
+        raise ValueError(f"as_ must be one of {', '.join(_CONVERTERS)}, list, not {as_!r}")
     if kinds in ("n", "o"):
         return [one(tensor) for tensor in tensors]
     if kinds == "t" and one is _auto and torch() is not None:

@@ -1,4 +1,4 @@
-"""A connection to the daemon of this node, with what a Python program does with it."""
+"""Connection: the API of rdt for Python programs."""
 from __future__ import annotations
 
 import asyncio
@@ -25,25 +25,25 @@ _VISIBILITY = {"owner": 0, "tenant": 1, "all": 2}
 _SNAPSHOT, _DETACHED = 1, 2
 AUTO, COW = MODES["auto"], MODES["cow"]
 _PUT, _FREED, _FREED_RANGE = 0, 1, 2
-_SIMPLE = frozenset(("mode", "as_"))  # options of get that need no Request
-ALIGN = 64  # of arrays that share an allocation
+_SIMPLE = frozenset(("mode", "as_"))  # get handles these options without a Request
+ALIGN = 64  # alignment in bytes of arrays that share an allocation
 
 
 def _choice(choices: dict[str, int], value: str, what: str) -> int:
     try:
         return choices[value]
     except KeyError:
-        raise ValueError(f"{what} is one of {', '.join(choices)}, not {value!r}") from None
+        raise ValueError(f"{what} must be one of {', '.join(choices)}, not {value!r}") from None
 
 
 def _box(index_: Any) -> Optional[tuple[tuple[int, int], ...]]:
-    """(start, count) in every dimension."""
+    """Converts slices to (start, count) pairs, one for each dimension."""
     if index_ is None:
         return None
     box = []
     for one in index_ if isinstance(index_, tuple) else (index_,):
         if not isinstance(one, slice) or one.stop is None or one.step not in (None, 1):
-            raise ValueError("a slice names start and stop in every dimension of the tensor, with no step: numpy.s_[0:10, 5:6]")
+            raise ValueError("a slice needs start and stop in every dimension and no step, for example numpy.s_[0:10, 5:6]")
         start = one.start or 0
         box.append((start, one.stop - start))
     return tuple(box)
@@ -52,20 +52,20 @@ def _box(index_: Any) -> Optional[tuple[tuple[int, int], ...]]:
 def _number_of(listed: Sequence[Any], how_many: Any) -> int:
     number = {"all": len(listed), "any": min(1, len(listed))}.get(how_many) if isinstance(how_many, str) else how_many
     if not isinstance(number, int) or number < -1 or number > len(listed):
-        raise ValueError(f"how_many is \"all\", \"any\" or 0 to {len(listed)}, not {how_many!r}")
+        raise ValueError(f"how_many must be \"all\", \"any\" or 0 to {len(listed)}, not {how_many!r}")
     return len(listed) if number == -1 else number
 
 
 class Connection(GroupCalls):
-    """One session at the rdtd of this node: the lease of what it put and holds.
+    """A session with the rdtd of this node. The session is the lease of everything it put and holds.
 
-    socket: a path; None: $RDT_SOCKET, else /run/rdtd/rdtd.sock. name: shown by rdtctl; None: the program's. timeout: seconds to
-    connect; None: 10.
+    socket: path of the daemon's socket; None: $RDT_SOCKET, else /run/rdtd/rdtd.sock. name: shown by rdtctl; None: the name of the
+    program. timeout: seconds to wait for the connection; None: 10.
 
-    Any thread may make any call. Every call that waits releases the GIL, takes a `timeout` in seconds (None: without end; 0 polls)
-    and answers Ctrl-C. After a fork the child gets `Forked` and connects anew (`rdt.default()` does that by itself).
+    Any thread may make any call. Every call that waits releases the GIL, takes a `timeout` in seconds (None: no limit; 0: polls) and
+    can be interrupted by Ctrl-C. After a fork, calls in the child raise `Forked`: connect again there (`rdt.default()` does).
 
-    Errors: SystemFailed (no daemon there), Denied, LimitReached (too many clients), ProtocolBroken, TimedOut."""
+    Errors: SystemFailed (no daemon serves the socket), Denied, LimitReached (too many clients), ProtocolBroken, TimedOut."""
 
     _hub_lock = threading.Lock()
 
@@ -86,12 +86,12 @@ class Connection(GroupCalls):
         self.close()
 
     def __reduce__(self) -> Any:
-        raise TypeError("a connection belongs to its process: send refs, and connect there (or use rdt.default())")
+        raise TypeError("a connection cannot be pickled, because it belongs to its process: send refs, and connect in the other process (rdt.default() does)")
 
     def close(self) -> None:
-        """Ends the connection: cancels its requests and frees what it put, but for what is detached or published. Closing twice is fine.
+        """Ends the connection: cancels its requests and frees what it put, except detached and published objects. A second close does nothing.
 
-        Arrays and tensors that came from it stay valid: the session lingers, with nothing but their memory, until the last is gone."""
+        Arrays and tensors that came from it stay valid: the session lasts, with nothing but their memory, until the last of them is deleted."""
         super().close()
         if self._own_hub:
             self._own_hub.closed()
@@ -110,17 +110,17 @@ class Connection(GroupCalls):
 
     @property
     def node(self) -> dict[str, Any]:
-        """This node: node and boot_id (16 bytes each), address of its peer link, daemon_version, session, uid, tenant."""
+        """About this node: node and boot_id (16 bytes each), address of the peer link, daemon_version, session, uid, tenant."""
         return self._node()
 
     def ping(self, timeout: Optional[float] = 10) -> None:
-        """One round trip."""
+        """Makes one round trip to the daemon."""
         self._ping(timeout)
 
     # ---- GPUs ----
 
     def _place(self, device: Any) -> Optional[tuple[Optional[str], Optional[str]]]:
-        """Memory and uuid of what the caller calls a device; None: wherever it lies."""
+        """The memory kind and device uuid of a device that the caller names; None: keep each tensor where it is."""
         if device is None:
             if not self._gpus_open and torch_uses_gpus():
                 self._open_gpus(False)
@@ -140,21 +140,22 @@ class Connection(GroupCalls):
         self._gpus_open = True
 
     def _keep_live(self, ref: Ref, value: Any, snapshot: bool) -> None:
-        """Memory of torch's pool that was put: torch gets it back when the object does not need it any more."""
+        """Keeps tensors of torch's pool alive that were put, until their object no longer needs the memory."""
         self.dispatch()
         self._kept_live = [(ends, kept) for ends, kept in self._kept_live if ends._state() == AGAIN]
         self._kept_live.append((self.when_put(ref) if snapshot else self.when_freed(ref), value))
 
     def torch_pool(self, device: Any = None) -> ContextManager[Any]:
-        """`with c.torch_pool("cuda:0"): ...`: the tensors that torch makes in this thread meanwhile lie in the daemon's memory of that GPU (None:
-        torch's current one), and putting them copies nothing. Yields torch's MemPool.
+        """`with c.torch_pool("cuda:0"): ...`: tensors that torch allocates in this thread inside the block are in the daemon's memory of that
+        GPU (None: torch's current GPU), and putting them copies nothing. Yields torch's MemPool.
 
-        Their memory is torch's to reuse, as always, but for what was put: it stays while its object needs it, and comes back to torch with a later
-        put. The same connection must put them (another one copies), and its session lasts until the process ends. One connection of a
-        process serves torch's pools at a time: the one whose `torch_pool` was entered last.
-        It has never run on a GPU: see the README.
-        Errors: Unsupported (no torch, a torch without CUDA, no driver, a daemon that has no such GPU: the sentence says which), NoMemory,
-        LimitReached. torch says torch.OutOfMemoryError where the daemon has no room; what the daemon said is in the exception's notes."""
+        torch may reuse their memory as always, except for tensors that were put: that memory is kept while its object needs it, and returns to
+        torch with a later put. Put the tensors with this connection (another connection copies them). The session lasts until the process
+        ends. One connection of a process serves torch's pools at a time: the last one whose `torch_pool` was entered.
+        This has never run on a GPU: see rdt-gpu(7).
+        Errors: Unsupported (no torch, a torch without CUDA, no driver, or a GPU that the daemon does not have: the message says which),
+        NoMemory, LimitReached. If the daemon has no room, torch raises torch.OutOfMemoryError; the notes of the exception have the daemon's
+        message."""
         if self._own_pools is None:
             self._own_pools = TorchPools(self)
         return self._own_pools.use(device)
@@ -163,22 +164,23 @@ class Connection(GroupCalls):
 
     def empty(self, shape: Union[int, Sequence[int]], dtype: Any = "f32", *, as_: As = "auto", timeout: Optional[float] = None,
               device: Any = None) -> Any:
-        """A zeroed array in the daemon's memory: putting it copies nothing.
+        """Allocates a zeroed array in the daemon's memory. Putting it copies nothing.
 
-        shape: elements in each dimension. dtype: "f32", "bf16", numpy.float32, torch.bfloat16, float, ...  as_: "numpy" (what "auto" is
-        unless dtype is torch's or numpy has none), "torch", "tensor". The memory lives as long as the last array, tensor or view of it, and
-        as any object that was put from it. timeout: seconds to wait for room where a limit is reached; None: not at all.
-        device: None or "host"; on a GPU ("cuda:0", torch.device, its number here, its UUID) it comes as torch's if dtype is torch's or as_ says so,
-        else as rdt.Tensor.
-        Errors: NoMemory, LimitReached, TimedOut, TypeError (no such dtype), Unsupported (a GPU that the daemon or this process has not)."""
+        shape: number of elements in each dimension. dtype: "f32", "bf16", numpy.float32, torch.bfloat16, float, ...
+        as_: "numpy", "torch" or "tensor"; "auto" is numpy unless dtype is a torch dtype or numpy lacks the dtype. The memory lives as long as
+        the last array, tensor or view of it, and as long as any object that was put from it. timeout: seconds to wait for room under a limit;
+        None: do not wait. device: None or "host"; or a GPU ("cuda:0", torch.device, its ordinal in this process, its UUID), where the array
+        is a torch tensor if dtype is a torch dtype or as_ is "torch", and an rdt.Tensor otherwise.
+        Errors: NoMemory, LimitReached, TimedOut, TypeError (unknown dtype), Unsupported (a GPU that the daemon or this process lacks)."""
         text = dtype_text(dtype)
         dims = (shape,) if isinstance(shape, int) else tuple(map(index, shape))
         kind = "t" if as_ == "auto" and str(dtype).startswith("torch.") else as_
         return self._arrays([(dims, text)], [kind], timeout, None if device is None else self._place(device))[0]
 
     def empty_like(self, value: Any, *, timeout: Optional[float] = None, device: Any = None) -> Any:
-        """The same structure of dicts, lists and tuples with an array like each of its tensors, all in one allocation of the daemon's:
-        fill it (a model's state dict, say) and put it, step after step, without a copy. device, errors: as in `empty`."""
+        """Allocates arrays like all tensors of a structure of dicts, lists and tuples, in one allocation, and returns the same structure.
+
+        Fill the arrays (a model's state dict, for instance) and put them, step after step, without a copy. device, errors: see `empty`."""
         leaves = flatten(value)
         shapes = []
         kinds = []
@@ -205,7 +207,7 @@ class Connection(GroupCalls):
             count = ITEM_BYTES[text]
             for n in dims:
                 if n < 0:
-                    raise ValueError(f"a shape has no negative dimensions: {dims}")
+                    raise ValueError(f"a dimension of the shape {dims} is negative")
                 count *= n
             offsets.append(end)
             end += -(-count // ALIGN) * ALIGN
@@ -224,27 +226,28 @@ class Connection(GroupCalls):
     def put(self, value: Any, *, id: Union[str, bytes, None] = None, snapshot: bool = False, detached: bool = False,
             ttl: Optional[float] = None, visible: Visible = "owner", transport: Optional[str] = None, timeout: Optional[float] = None,
             allow_pickle: bool = True, stream: Any = None) -> Ref:
-        """Makes an object of a tensor, or of dicts, lists, tuples, dataclasses, ... that hold tensors, and returns the Ref that holds it.
+        """Puts a tensor, or a structure (dicts, lists, tuples, dataclasses, ...) that contains tensors, as one object. Returns the Ref that holds it.
 
-        Tensors are numpy arrays, torch tensors, and whatever has a buffer, `__dlpack__` or `__cuda_array_interface__`, in host memory or on a GPU
-        of CUDA's, of any strides, borrowed during the call. What lies in memory from `empty` (or `torch_pool`) is not copied: the object is that
-        memory, live, and what is written there later its readers see (`wait_freed` says when nobody reads any more). Everything else is copied
-        once (`Ref.copied` counts it), on its GPU if it is on one.
-        What is not a tensor travels as metadata of the object: JSON if it can, else a pickle, which allow_pickle=False refuses (TypeError, naming
-        what needs it). A tensor's requires_grad does not travel.
+        Tensors are numpy arrays, torch tensors, and objects with the buffer protocol, `__dlpack__` or `__cuda_array_interface__`, in host memory
+        or on a CUDA GPU, with any strides. They are borrowed during the call. Tensors in memory from `empty` or `torch_pool` are not copied: the
+        object is live, so readers see later writes to that memory (`wait_freed` tells when nobody reads any more). All other tensors are
+        copied once (`Ref.copied` counts them), on their GPU if they are on one.
+        Everything that is not a tensor becomes metadata of the object: JSON if possible, otherwise a pickle, which allow_pickle=False refuses
+        with a TypeError that names the value. requires_grad is not preserved.
 
-        id: your name for it, 1 to 128 bytes; readers may wait for it before it is put; the connection holds it, also when the Ref is gone, until
-        it is freed. snapshot: it never changes; the daemon copies now.
-        detached: it outlives this connection by ttl seconds (None: the daemon's detached_ttl), and the Ref holds nothing. visible: who else may
-        fetch it. transport: preferred between nodes. timeout: seconds; where a limit is reached it waits so long for room; None: it
-        does not wait for room.
-        stream: of tensors on GPUs, where what writes them stands: a torch.cuda.Stream or CUDA's number of one; None: torch's current one for
-        torch's, what `__cuda_array_interface__` says, the legacy default one for DLPack (whose producer makes it wait) and rdt's own. If all stand in
-        one stream, and are torch's or rdt's own, put returns at once, and readers wait for the stream; else put waits for the streams itself.
-        Errors: Invalid, TypeError, ValueError (each names the tensor), Exists (id), LimitReached, NoMemory, Unsupported (no driver, say), TimedOut."""
+        id: an id of your choice, 1 to 128 bytes. Readers may wait for it before it is put. The connection holds such an object, also after the
+        Ref is deleted, until it is freed. snapshot: the daemon copies now, and the object never changes.
+        detached: the object outlives this connection by ttl seconds (None: the daemon's detached_ttl), and the Ref has no hold. visible: who
+        else may fetch it. transport: the preferred transport between nodes. timeout: seconds to wait for room under a limit; None: do not wait.
+        stream: the stream that writes the tensors on GPUs: a torch.cuda.Stream or CUDA's number of a stream. None: torch's current stream for torch
+        tensors; the stream that `__cuda_array_interface__` names; the legacy default stream for DLPack (whose producer makes it wait) and for
+        rdt's own tensors. If one stream writes all tensors, and they are torch's or rdt's own, put returns at once and readers wait for the
+        stream. Otherwise put waits for the streams.
+        Errors: Invalid, TypeError, ValueError (each names the tensor), Exists (id), LimitReached, NoMemory, Unsupported (for instance no
+        driver), TimedOut."""
         flags = (_SNAPSHOT if snapshot else 0) | (_DETACHED if detached else 0)
         if ttl is not None and not detached:
-            raise ValueError("ttl is for detached=True")
+            raise ValueError("ttl needs detached=True")
         encoded = encode(value, allow_pickle)
         key = id.encode() if isinstance(id, str) else id
         rest = (_choice(_VISIBILITY, visible, "visible"), transport, flags, timeout, ttl)
@@ -261,16 +264,16 @@ class Connection(GroupCalls):
         return ref
 
     async def put_async(self, value: Any, **options: Any) -> Ref:
-        """`put` for event loops: the copying and waiting are done in a thread of the loop's executor."""
+        """Like `put`, for event loops: a thread of the loop's executor copies and waits."""
         return await asyncio.get_running_loop().run_in_executor(None, partial(self.put, value, **options))
 
     async def empty_async(self, shape: Union[int, Sequence[int]], dtype: Any = "f32", **options: Any) -> Any:
-        """`empty` for event loops, as above."""
+        """Like `empty`, for event loops: a thread of the loop's executor waits."""
         return await asyncio.get_running_loop().run_in_executor(None, partial(self.empty, shape, dtype, **options))
 
     def free(self, ref: _rdt.Ref, *, force: bool = False) -> None:
-        """Drops the producer's hold of an object of this user: it goes when its last reader has let go. With force nobody fetches it any
-        more, on no node, from the moment that this returns; who has it keeps it. Errors: NotFound, Freed, Denied, PeerLost."""
+        """Drops the producer's hold on an object of this user. The object ends when its last reader has released it. With force=True nobody on
+        any node can fetch it after this call has returned; readers that have it keep it. Errors: NotFound, Freed, Denied, PeerLost."""
         self._free(ref, force)
 
     # ---- fetch ----
@@ -288,31 +291,31 @@ class Connection(GroupCalls):
     def fetch(self, refs: Union[_rdt.Ref, Sequence[_rdt.Ref]], *, timeout: Optional[float] = None, mode: Optional[Mode] = None, as_: As = "auto", into: Any = None,
               slices: Any = None, transport: Optional[str] = None, least_path: Optional[str] = None,
               allow_pickle: Optional[bool] = None, device: Any = None, group: Optional[str] = None) -> Any:
-        """Starts fetching, all of the refs before any is awaited, and returns a Request, or a list of them for a list of refs.
+        """Starts to fetch all refs, before any is waited for. Returns a Request, or a list of Requests for a list of refs.
 
-        An id that nobody has put yet, or a name without a new version, is waited for until `timeout` (seconds; None: without end).
-        mode: "share": this node's memory itself, in constant time, read-only (to write to a torch tensor of it is a fault: torch knows no
-        read-only); "copy": private and writable; "cow": private and writable in constant time (of what was copied; other live memory is copied now);
-        "auto": share on this node, copy from another. None is "auto", but torch gets "cow" instead of read-only memory.
-        as_: "auto": tensors come as they were put (torch's as torch's where there is torch, others as numpy's where there is numpy);
-        "numpy", "torch"; "tensor": as rdt.Tensor, needing neither; "list": without the structure.
-        into: tensors (one, or dicts, lists, tuples of them; for a list of refs a list of such) that receive the bytes, of the same
-        count, dtypes and shapes, contiguous: the result is `into`. slices: for each tensor of the object None or e.g. numpy.s_[0:10, 5:6]
-        (for a list of refs a list of such lists): only that box of it.
-        transport, least_path: take only this way; refuse what is slower than "share", "cow", "copy", "inline" or a transport. group: only within
-        this group (see `create_group`); None: where a path needs one, the first that both nodes are in.
-        allow_pickle: whether a structure that is a pickle may be read; None: if it belongs to this same user. It can run any
-        code of who put it.
-        device: where the tensors shall be: "host", or a GPU as in `empty`: all of them move there. None: where they lie, if torch has opened a GPU in this process, or this connection was asked for one before; else host memory.
-        From another node host memory. as_="numpy" takes "host". On a GPU numpy's come as rdt.Tensor, which DLPack and
-        `__cuda_array_interface__` hand on. All bytes are there when the fetch has ended: no stream is to be waited for.
-        Errors, here or from the request: Freed, OwnerDied, NotFound, Denied, PeerLost, TransportFailed, NoPath, Mismatch (names the tensor,
-        nothing was written), NoMemory, LimitReached, TimedOut, Cancelled, PickleRefused."""
+        A fetch of an id that has not been put yet, or of a name without a new version, waits until `timeout` (seconds; None: no limit).
+        mode: "share": the object's own memory on this node, in constant time and read-only (writing to a torch tensor of it is a fault, because
+        torch has no read-only tensors); "copy": private and writable; "cow": private and writable in constant time for snapshots (live memory is
+        copied now); "auto": share on this node, copy from another node. None: "auto", except that torch gets "cow" instead of read-only memory.
+        as_: "auto": tensors are returned as they were put (torch tensors as torch if torch is installed, others as numpy if numpy is installed);
+        "numpy"; "torch"; "tensor": rdt.Tensor, which needs neither; "list": the tensors without the structure.
+        into: targets that receive the bytes: a tensor, or dicts, lists and tuples of tensors (for a list of refs: a list of these), contiguous and
+        with the count, dtypes and shapes of the object. The result is `into`. slices: for each tensor of the object None or, for example,
+        numpy.s_[0:10, 5:6] (for a list of refs: a list of such lists): fetches only that box of the tensor.
+        transport: use only this transport. least_path: refuse every path that is slower than "share", "cow", "copy", "inline" or a transport.
+        group: use only this group (see `create_group`); None: if a path needs a group, the first one that both nodes are members of.
+        allow_pickle: whether to load a structure that is a pickle, which can run any code of its producer; None: only if the producer is this user.
+        device: where the tensors shall be: "host", or a GPU as in `empty`. None: where they are, if torch has opened a GPU in this process or this
+        connection has used one before; otherwise host memory. Tensors from another node arrive in host memory. as_="numpy" implies "host".
+        numpy arrays that were put come as rdt.Tensor on a GPU, which DLPack and `__cuda_array_interface__` pass on. All bytes are there when the
+        fetch has ended: no stream has to be waited for.
+        Errors, from this call or from the request: Freed, OwnerDied, NotFound, Denied, PeerLost, TransportFailed, NoPath, Mismatch (names the
+        tensor; nothing was written), NoMemory, LimitReached, TimedOut, Cancelled, PickleRefused."""
         one = isinstance(refs, _rdt.Ref)
         wanted: list[Any] = [refs] if isinstance(refs, _rdt.Ref) else [refs] if isinstance(refs, (str, bytes)) else list(refs)
         for ref in wanted:
             if not isinstance(ref, _rdt.Ref):
-                raise TypeError(f"a Ref is fetched, or a list of them, and not a {type(ref).__name__}: Ref(\"...\") reads one from text")
+                raise TypeError(f"fetch takes a Ref or a list of Refs, not a {type(ref).__name__}; Ref(\"...\") parses one from text")
             if ref._wanting:
                 self._hold_too(ref)
         if into is not None:
@@ -338,8 +341,9 @@ class Connection(GroupCalls):
         return request
 
     def get(self, refs: Any, **options: Any) -> Any:
-        """Fetches and waits: the value of a ref, or the list of values of a list of refs, all or the first failure (the rest is
-        cancelled). Options and errors as in `fetch`. The arrays see the daemon's memory and keep it; nothing needs to be closed."""
+        """Fetches and waits. Returns the value of a ref, or the list of values of a list of refs; raises the first failure and cancels the rest.
+
+        Options and errors: see `fetch`. The arrays keep the daemon's memory alive; nothing needs to be closed."""
         if isinstance(refs, _rdt.Ref):
             if options.keys() <= _SIMPLE and not (options and (self._gpus_open or torch_uses_gpus())):
                 return self._get_one(refs, **options)
@@ -351,7 +355,7 @@ class Connection(GroupCalls):
         return [request.result() for request in requests]
 
     def _get_one(self, ref: _rdt.Ref, mode: Optional[str] = None, as_: str = "auto") -> Any:
-        """What most programs do most: as `fetch` and its result, with no Request in between."""
+        """The most frequent call: does what `fetch` and `result` do, without a Request."""
         cow = mode is None and (as_ == "torch" or as_ == "auto" and bool(ref._hint))  # see Request._needs_cow
         number = COW if cow else AUTO if mode is None else _choice(MODES, mode, "mode")
         if ref._wanting:
@@ -369,21 +373,21 @@ class Connection(GroupCalls):
         return layout.value(as_, layout.form == "pickle" and self._is_own(brought.info()["ref"]), Ref)
 
     def get_fetched(self, ref: _rdt.Ref, **options: Any) -> Fetched:
-        """`get` of one ref, with how it came: path, version, bytes moved."""
+        """Like `get` for one ref, but returns a Fetched, which also has the path, the version and the bytes moved."""
         return self.fetch(ref, **options).fetched()
 
     # ---- holding ----
 
     def when_held(self, ref: _rdt.Ref, *, timeout: Optional[float] = None) -> Request:
-        """A Request whose result is a Ref that holds the object, with its generation: of an id that nobody has put yet, or a name without a
-        version above `after`, when it is there."""
+        """A Request whose result is a Ref that holds the object, with its generation. For an id that has not been put yet, or a name without a
+        version above `after`, the request waits."""
         request = self._start(HOLD, ref, 0, 0, timeout)
         request._how = Held(ref._hint)
         return request
 
     def hold(self, ref: _rdt.Ref, *, timeout: Optional[float] = None) -> Ref:
-        """`when_held`, waited for: a Ref that holds the object while it lives (`with c.hold(ref) as held:` for a while), on this node or another,
-        whatever its producer does. Nothing is brought.
+        """Takes a hold and waits for it. Returns a Ref that holds the object while the Ref exists (`with c.hold(ref) as held:`), on this node or
+        another, whatever the producer does. No bytes are moved.
 
         Errors: Freed, OwnerDied, NotFound, Denied, LimitReached, PeerLost, TimedOut."""
         held: Ref = self.when_held(ref, timeout=timeout).result()
@@ -397,15 +401,17 @@ class Connection(GroupCalls):
 
     def wait(self, requests: Sequence[Request], how_many: Union[int, Literal["all", "any"]] = "all",
              timeout: Optional[float] = None) -> tuple[list[Request], list[Request]]:
-        """Waits until `how_many` of the requests have ended, or the time is over (seconds; None: never; 0 polls): (those that have ended,
-        those that go on). Nothing is cancelled when the time is over. If one has failed, or fails meanwhile, that is raised at once."""
+        """Waits until `how_many` of the requests have ended or `timeout` seconds have passed (None: no limit; 0: polls).
+
+        Returns (ended requests, running requests). A timeout cancels nothing. If a request has failed or fails meanwhile, its error is raised
+        at once."""
         listed = list(requests)
         ended = self._wait(listed, _number_of(listed, how_many), timeout)
         return [r for r, yes in zip(listed, ended) if yes], [r for r, yes in zip(listed, ended) if not yes]
 
     async def wait_async(self, requests: Sequence[Request], how_many: Union[int, Literal["all", "any"]] = "all",
                          timeout: Optional[float] = None) -> tuple[list[Request], list[Request]]:
-        """`wait` for event loops. Being cancelled there cancels none of the requests."""
+        """Like `wait`, for event loops. If the waiting task is cancelled, the requests go on."""
         listed = list(requests)
         wanted = _number_of(listed, how_many)
         self.dispatch()
@@ -427,63 +433,66 @@ class Connection(GroupCalls):
                 task.cancel()
 
     def when_put(self, ref: _rdt.Ref, *, timeout: Optional[float] = None) -> Request:
-        """A Request that ends when the object is put, or the name has a version above `after`."""
+        """A Request that ends when the object has been put, or the name has a version above `after`."""
         return self._start(_PUT, ref, 0, 0, timeout)
 
     def when_freed(self, what: Any, *, timeout: Optional[float] = None) -> Request:
-        """A Request that ends when no hold and no transfer of the object is left on any node: its memory may be written again.
+        """A Request that ends when the object has no hold and no transfer left on any node. Its memory may then be written again.
 
-        what: a Ref, or an array from `empty` (any view of it): then every object that overlaps it. The producer's own hold counts,
-        and that of every Ref which holds, `what` itself too: free them first. An object that is gone already is fine. Errors: Invalid (an array of other memory)."""
+        what: a Ref; or an array from `empty` or a view of it, which means every object that overlaps it. The producer's hold counts, and so does
+        the hold of every Ref, `what` included: free them first. If the object has already ended, the request ends at once.
+        Errors: Invalid (an array in memory that is not from `empty`)."""
         if isinstance(what, _rdt.Ref):
             return self._start(_FREED, what, 0, 0, timeout)
         address, count = self._span(what)
         if count == 0:
-            raise ValueError("an array without elements is nobody's")
+            raise ValueError("the array has no elements, so no object overlaps it")
         return self._start(_FREED_RANGE, None, address, count, timeout)
 
     def wait_put(self, ref: _rdt.Ref, *, timeout: Optional[float] = None) -> None:
-        """`when_put`, waited for. Errors: TimedOut, Freed (a name that was unpublished)."""
+        """Waits for `when_put`. Errors: TimedOut, Freed (the name was unpublished)."""
         self.when_put(ref, timeout=timeout).result()
 
     def wait_freed(self, what: Any, *, timeout: Optional[float] = None) -> None:
-        """`when_freed`, waited for. Errors: TimedOut."""
+        """Waits for `when_freed`. Errors: TimedOut."""
         self.when_freed(what, timeout=timeout).result()
 
     def stat(self, ref: _rdt.Ref) -> dict[str, Any]:
-        """What an object is and what keeps it: ref, state, bytes, tensors, metadata_bytes, holds, pins, waiters, age and ttl_left (seconds;
-        -1: no end in sight), snapshot, detached. Errors: NotFound, Freed, Denied, PeerLost."""
+        """The state of an object and what keeps it alive: ref, state, bytes, tensors, metadata_bytes, holds, pins, waiters, age and ttl_left
+        (seconds; -1: no limit), snapshot, detached. Errors: NotFound, Freed, Denied, PeerLost."""
         return self._stat(ref)
 
     # ---- published names ----
 
     def publish(self, name: str, what: Any, *, visible: Visible = "owner", **options: Any) -> int:
-        """Makes an object the next version of the name, and returns which: 1, 2, ... The name holds it by itself, past this connection's end,
-        until the next version or `unpublish`.
+        """Publishes an object as the next version of a name. Returns the version: 1, 2, ... The name holds the object, also after this connection
+        has ended, until the next version is published or the name is unpublished.
 
-        what: a Ref, or a value, which is put first (options as in `put`; snapshot=True unless you say otherwise).
+        what: a Ref, or a value, which is put first (options as in `put`, with snapshot=True by default).
         Errors: Invalid, NotFound, Freed, Denied, LimitReached, PeerLost."""
         if isinstance(what, _rdt.Ref):
             if options:
-                raise TypeError(f"a Ref was put already: {', '.join(options)} come too late")
+                raise TypeError(f"the object was put already, so {', '.join(options)} cannot be applied")
             return self._publish(name, what, _choice(_VISIBILITY, visible, "visible"))[0]
         options.setdefault("snapshot", True)
         with self.put(what, visible=visible, **options) as ref:
             return self._publish(name, ref, _choice(_VISIBILITY, visible, "visible"))[0]
 
     def unpublish(self, name: Union[str, _rdt.Ref]) -> None:
-        """Ends a name: it lets go of its object; who waits for a version gets `Freed`. Errors: NotFound, Denied, PeerLost."""
+        """Removes a name and its hold on the object. Requests that wait for a version end with `Freed`. Errors: NotFound, Denied, PeerLost."""
         self._unpublish(name if isinstance(name, _rdt.Ref) else Ref.from_name(name))
 
     def versions(self, name: str, after: int = 0, *, near: Optional[_rdt.Ref] = None, address: Optional[str] = None,
                  **options: Any) -> Versions:
-        """The versions of a published name above `after` as they come, newest first of those that piled up: `for version, value in ...`, or
-        `async for`. near, address: as in `Ref.from_name`; options as in `fetch`, timeout for each."""
+        """Iterates over the versions of a published name above `after`: `for version, value in ...` or `async for`. Each step waits for a version
+        newer than the last one and returns the newest; versions in between are skipped.
+
+        near, address: see `Ref.from_name`. options: see `fetch`; the timeout is for each version."""
         return Versions(self, name, after, near, address, options)
 
 
 class Versions(Iterator[tuple[int, Any]], AsyncIterator[tuple[int, Any]]):
-    """See Connection.versions. Ends never; raises what fetching the next version raises."""
+    """See Connection.versions. The iteration never ends by itself; it raises what the fetch of a version raises."""
 
     def __init__(self, connection: Connection, name: str, after: int, near: Optional[_rdt.Ref], address: Optional[str],
                  options: dict[str, Any]) -> None:

@@ -1,6 +1,6 @@
-"""A daemon for this node, started by whoever needs it first, where the user asked for that.
+"""Starts a daemon for this node on demand, if the user asked for it.
 
-$RDT_START_DAEMON asks: flags of rdtd, or nothing but "1". One that was started so ends by itself when it has had no client for a minute.
+$RDT_START_DAEMON asks for it: its value is a list of rdtd flags, or "1" for none. Such a daemon exits when it has had no client for a minute.
 """
 from __future__ import annotations
 
@@ -24,13 +24,14 @@ READY_SECONDS = 30.0
 
 
 def wish(flags: Sequence[str]) -> None:
-    """From now on `ensure` starts one, here and in the processes that inherit this one's environment."""
+    """Makes `ensure` start a daemon from now on, in this process and in processes that inherit its environment."""
     os.environ[ASKED] = shlex.join(flags) if flags else "1"
 
 
 def ensure() -> bool:
-    """If it was asked for and nobody serves the socket: starts one there, and returns when it serves. Whoever comes meanwhile waits.
-    False: it was not asked for."""
+    """Starts a daemon if that was asked for and no daemon serves the socket. Returns when it serves; concurrent callers wait for it.
+
+    Returns False if no daemon was asked for."""
     asked = os.environ.get(ASKED)
     if not asked:
         return False
@@ -54,7 +55,7 @@ def _socket_path() -> str:
     folder.mkdir(mode=0o700, exist_ok=True)
     status = folder.lstat()
     if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid() or status.st_mode & 0o022:
-        raise PermissionError(f"{folder} is not this user's own folder: name another socket by RDT_SOCKET")
+        raise PermissionError(f"{folder} does not belong to this user alone: set RDT_SOCKET to another path")
     return str(folder / "rdtd.sock")
 
 
@@ -68,11 +69,11 @@ def _serves(path: str) -> bool:
 
 
 def _program() -> str:
-    built = Path(__file__).resolve().parent.parent.parent / "rdtd"  # in a tree that was built: build/release/python/rdt
+    built = Path(__file__).resolve().parent.parent.parent / "rdtd"  # in a build tree: build/release/python/rdt
     for candidate in (os.environ.get("RDTD"), shutil.which("rdtd"), str(built)):
         if candidate and os.access(candidate, os.X_OK):
             return candidate
-    raise FileNotFoundError("there is no program rdtd to start: install it where PATH looks, or name it by $RDTD")
+    raise FileNotFoundError("found no program rdtd to start: install it in a folder of PATH, or set $RDTD to its path")
 
 
 def _runs(pid: int) -> bool:
@@ -91,7 +92,7 @@ def _start(path: str, flags: Sequence[str]) -> None:
         command += ["--backend-dir", str(beside)]
     environment = {name: value for name, value in os.environ.items() if not name.startswith("RDTD_") and name != "NOTIFY_SOCKET"}
     log_path = path + ".log"
-    with open(log_path, "ab") as log:  # by a shell that is gone at once: a worker of Ray's ends its children with itself
+    with open(log_path, "ab") as log:  # started by a shell that exits at once, because a Ray worker kills its children when it ends
         started = subprocess.run(["/bin/sh", "-c", '"$@" >&2 & echo $!', "sh", *command, *flags], stdin=subprocess.DEVNULL,
                                  stdout=subprocess.PIPE, stderr=log, env=environment, cwd="/", start_new_session=True, check=True)
     pid = int(started.stdout)
@@ -99,7 +100,7 @@ def _start(path: str, flags: Sequence[str]) -> None:
     while not _serves(path):
         if not _runs(pid):
             said = Path(log_path).read_text(errors="replace").strip().splitlines()
-            raise ChildProcessError(f"rdtd ended at once: {said[-1] if said else 'it said nothing'}")
+            raise ChildProcessError(f"rdtd exited at once: {said[-1] if said else 'it printed nothing'}")
         if time.monotonic() > deadline:
             os.kill(pid, signal.SIGKILL)
             raise TimeoutError(f"rdtd did not serve {path} within {READY_SECONDS:g} s: see {log_path}")

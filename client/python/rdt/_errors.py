@@ -1,4 +1,4 @@
-"""Exceptions: one for each status of rdt_status.h, and each also what Python calls such a thing."""
+"""Exceptions: one for each status of rdt_status.h. Each also derives from the built-in exception for such a failure."""
 from __future__ import annotations
 
 import pickle
@@ -13,50 +13,50 @@ __all__ = [
 
 
 class Error(Exception):
-    """What librdt answered; str() is one sentence that names the thing. `status` is the number of rdt_status.h."""
+    """An error of librdt. str() is one sentence that names the object. `status` is the number from rdt_status.h."""
 
     status: int = 0
 
     @property
     def status_name(self) -> str:
-        """"TIMED_OUT"."""
+        """The name of the status, for example "TIMED_OUT"."""
         return _NAMES.get(self.status, "UNKNOWN")
 
 
 class Invalid(Error, ValueError):
-    """INVALID: an argument is wrong."""
+    """INVALID: an argument is not valid."""
 
 
 class NoMemory(Error, MemoryError):
-    """NO_MEMORY: memory is short, or under the daemon's memory_limit."""
+    """NO_MEMORY: the system or the daemon's memory_limit has no room."""
 
 
 class LimitReached(Error, MemoryError):
-    """LIMIT: over a limit of this client or user; the sentence says which and the key that raises it."""
+    """LIMIT: the request exceeds a limit of this client or user. The message names the limit and its configuration key."""
 
 
 class NotFound(Error, LookupError):
-    """NOT_FOUND: no such thing."""
+    """NOT_FOUND: no such object, name, node or group."""
 
 
 class Exists(Error, FileExistsError):
-    """EXISTS: the id is taken."""
+    """EXISTS: the id or name is in use."""
 
 
 class Denied(Error, PermissionError):
-    """DENIED: another user's object."""
+    """DENIED: the object belongs to another user."""
 
 
 class Freed(Error, LookupError):
-    """FREED: the object was freed, or detached and its time is over."""
+    """FREED: the object was freed, or it was detached and its ttl has passed."""
 
 
 class OwnerDied(Error, ConnectionError):
-    """OWNER_DIED: the process that put it is gone, and nobody else held it."""
+    """OWNER_DIED: the process that put the object has ended, and nobody else held the object."""
 
 
 class PeerLost(Error, ConnectionError):
-    """PEER_LOST: the other node is dead, frozen, cut off or restarting. Try again."""
+    """PEER_LOST: the other node is dead, frozen, unreachable or restarting. A retry may succeed."""
 
 
 class TimedOut(Error, TimeoutError):
@@ -64,27 +64,27 @@ class TimedOut(Error, TimeoutError):
 
 
 class Cancelled(Error):
-    """CANCELLED: by cancel() or by closing the connection."""
+    """CANCELLED: the request was cancelled, or its connection was closed."""
 
 
 class TransportFailed(Error, ConnectionError):
-    """TRANSPORT: the transport failed, with its own text. Try again."""
+    """TRANSPORT: the transport failed; the message has its own text. A retry may succeed."""
 
 
 class NoPath(Error):
-    """NO_PATH: no acceptable path; the sentence has every candidate with its reason."""
+    """NO_PATH: no acceptable path. The message names every candidate and why it was rejected."""
 
 
 class Mismatch(Error, ValueError):
-    """MISMATCH: a target does not fit; nothing was written."""
+    """MISMATCH: a target does not match its tensor. Nothing was written."""
 
 
 class Unsupported(Error, NotImplementedError):
-    """UNSUPPORTED: not in this version, or not loaded here."""
+    """UNSUPPORTED: not supported by this version, or the backend is not loaded."""
 
 
 class ProtocolBroken(Error, ConnectionError):
-    """PROTOCOL: the other end broke the protocol, or speaks another version."""
+    """PROTOCOL: the other end violated the protocol or uses another version of it."""
 
 
 class Restarted(Error, ConnectionError):
@@ -92,23 +92,23 @@ class Restarted(Error, ConnectionError):
 
 
 class Disconnected(Error, ConnectionError):
-    """DISCONNECTED: the daemon is gone, or the connection was closed. connect() anew."""
+    """DISCONNECTED: the daemon has ended, or the connection was closed. Connect again."""
 
 
 class Forked(Error, RuntimeError):
-    """FORKED: a connection of the parent's was used in a child. connect() in the child, or use rdt.default(), which does."""
+    """FORKED: a child process used its parent's connection. Connect in the child, or use rdt.default()."""
 
 
 class ShuttingDown(Error, ConnectionError):
-    """SHUTTING_DOWN: the daemon is going."""
+    """SHUTTING_DOWN: the daemon is shutting down."""
 
 
 class Busy(Error):
-    """BUSY: the thing is in use."""
+    """BUSY: the object is in use."""
 
 
 class SystemFailed(Error, OSError):
-    """SYSTEM: the operating system refused; `errno` says why. From connect(): there is no daemon at that socket."""
+    """SYSTEM: a system call failed; `errno` has the reason. From connect(): no daemon serves the socket."""
 
 
 class Internal(Error):
@@ -116,7 +116,7 @@ class Internal(Error):
 
 
 class PickleRefused(Error, pickle.UnpicklingError):
-    """The object's structure is a pickle, and the reader does not want pickles of this origin: see allow_pickle."""
+    """The object's structure is a pickle, and the reader does not accept pickles of this producer: see allow_pickle."""
 
 
 _NAMES = {number: name for name, number in _rdt.STATUSES.items()}

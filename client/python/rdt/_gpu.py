@@ -1,4 +1,4 @@
-"""torch's memory on GPUs, from the daemon: pools for `Connection.torch_pool`."""
+"""torch tensors in the daemon's GPU memory: the pools behind `Connection.torch_pool`."""
 from __future__ import annotations
 
 from contextlib import contextmanager
@@ -13,23 +13,23 @@ if TYPE_CHECKING:
 
 PROBE_BYTES = 2 << 20
 
-_allocator: Any = None  # torch's view of rdt_torch_alloc and rdt_torch_free: one for the process
+_allocator: Any = None  # torch's allocator object around rdt_torch_alloc and rdt_torch_free: one for each process
 
 
 def _need_torch() -> Any:
     module = torch()
     if module is None:
-        raise Unsupported("a pool of torch's: there is no torch here")
+        raise Unsupported("torch_pool: torch is not installed")
     if not module.cuda.is_available():
-        why = "it was built without CUDA" if module.version.cuda is None else "it sees no GPU that it can use (torch.cuda.is_available())"
-        raise Unsupported(f"a pool of torch's on a GPU: this torch is {module.__version__}, and {why}")
+        why = "it was built without CUDA" if module.version.cuda is None else "it finds no usable GPU (torch.cuda.is_available() is false)"
+        raise Unsupported(f"torch_pool: this torch is {module.__version__}, and {why}")
     if not hasattr(module.cuda, "MemPool") or not hasattr(module.cuda, "use_mem_pool"):
-        raise Unsupported(f"a pool of torch's: torch {module.__version__} has no torch.cuda.use_mem_pool, which came with 2.6")
+        raise Unsupported(f"torch_pool: torch {module.__version__} has no torch.cuda.use_mem_pool; it needs torch 2.6 or later")
     return module
 
 
 class TorchPools:
-    """One MemPool for each GPU, whose blocks are a connection's memory. torch keeps what it has taken for the next tensors."""
+    """One MemPool for each GPU. Its blocks are memory of the connection, which torch keeps and reuses for later tensors."""
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
@@ -38,7 +38,7 @@ class TorchPools:
     def _pool(self, module: Any, gpu: int) -> Any:
         global _allocator
         if gpu not in self._pools:
-            _rdt.Memory(self._connection, PROBE_BYTES, None, ("cuda", self._connection._gpu(gpu)))  # the daemon has it, or says why not
+            _rdt.Memory(self._connection, PROBE_BYTES, None, ("cuda", self._connection._gpu(gpu)))  # raises the daemon's reason if it cannot allocate there
             if _allocator is None:
                 _allocator = module.cuda.memory.CUDAPluggableAllocator(_rdt.__file__, "rdt_torch_alloc", "rdt_torch_free")
             self._pools[gpu] = module.cuda.MemPool(_allocator.allocator())
@@ -49,7 +49,7 @@ class TorchPools:
         module = _need_torch()
         gpu = gpu_of("cuda" if device is None else device)
         if gpu is None or isinstance(gpu, str):
-            raise ValueError(f"a pool of torch's is on a GPU as torch numbers them (\"cuda:0\"), not {device!r}")
+            raise ValueError(f"torch_pool needs a GPU as torch numbers them (\"cuda:0\"), not {device!r}")
         self._connection._place(gpu)
         pool = self._pool(module, gpu)
         self._connection._use_pool()

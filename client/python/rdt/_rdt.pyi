@@ -1,4 +1,4 @@
-"""The extension module over librdt: see src/rdtpy.h. What users call is in the package."""
+"""Types of the extension module over librdt (see src/rdtpy.h). Users call the package instead."""
 from typing import Any, Optional, Sequence, TypeVar
 
 from . import _requests

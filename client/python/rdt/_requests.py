@@ -1,4 +1,4 @@
-"""What was started and not yet collected, what it brought, and refs."""
+"""Refs, requests, and what a fetch brought."""
 from __future__ import annotations
 
 import weakref
@@ -13,25 +13,25 @@ from ._structure import Layout
 if TYPE_CHECKING:
     from ._connection import Connection
 
-HOLD = 3  # of Conn._start
-HOLD_SECONDS = 1.0  # that a hold is waited for where nobody asked to
+HOLD = 3  # Conn._start: take a hold
+HOLD_SECONDS = 1.0  # how long implicit holds (unpickling) are waited for
 
 _opened: list[weakref.ref[Connection]] = []
 
 
 def is_open(connection: Connection) -> None:
-    """It is one more of this process's."""
+    """Registers an open connection of this process."""
     _opened.append(weakref.ref(connection, _opened.remove))
 
 
 def opened() -> list[Connection]:
-    """The oldest first."""
-    alive = [one() for one in list(_opened)]  # others may end meanwhile
+    """The open connections of this process, oldest first."""
+    alive = [one() for one in list(_opened)]  # a copy: connections may end meanwhile
     return [connection for connection in alive if connection is not None and not connection.closed]
 
 
 def forked() -> None:
-    """What was open is the parent's."""
+    """In a child after a fork: the registered connections belong to the parent."""
     _opened.clear()
 
 
@@ -41,26 +41,27 @@ MODES = {"auto": 0, "share": 1, "copy": 2, "cow": 3}
 class Ref(_rdt.Ref):
     """The portable name of an object, or of the versions that are published under a name.
 
-    `Ref("rdt:...")` reads one from text, and str() writes it; it pickles, hashes and compares as a plain value, so any channel carries it.
+    `Ref("rdt:...")` parses one from text, and str() writes it. It pickles, hashes and compares as a plain value, so any channel can carry it.
 
-    What it holds, it holds while it lives: until that very Ref is gone, `free()` or `drop()` was called, its `with` block left, or its connection ended.
+    A Ref may hold its object. The hold ends when that Ref is deleted, when `free()` or `drop()` is called, when its `with` block ends, or when its
+    connection ends.
 
-    - The Ref that `put` returned holds the object as its producer. What was put under an id of yours the connection holds: others know it by
-      that id; `free()` and `drop()` end that too.
-    - A Ref of one object that was unpickled takes a hold of its own at once, on this node or another: through the connection of this process
-      that has been open longest, or, where none is open yet, through the first that fetches with it. Those of one object that live in a process at
-      a time share it. Unpickling waits for that a second at most. It never fails by that: if the object is gone, or nobody here may fetch it,
-      fetching says so (`Freed`, `Denied`). `holds` tells whether it has the hold; `Connection.hold` takes one for sure, or raises why not.
-    - A Ref that was made of text, a name, an id, or one that a call tells of, holds nothing until it was given to `Connection.hold`.
+    - The Ref that `put` returned holds the object as its producer. An object that was put under an id of your choice is held by the connection,
+      since others know it by that id; `free()` and `drop()` end that hold too.
+    - A Ref of one object that is unpickled takes a hold of its own at once, on this node or another. It uses the oldest open connection of the
+      process or, if none is open yet, the first connection that fetches with the Ref. All unpickled Refs of one object in a process share one
+      hold. Unpickling waits for it for at most one second and never fails: if the object has ended, or this user may not fetch it, the fetch
+      raises `Freed` or `Denied`. `holds` tells whether the Ref has the hold. `Connection.hold` takes a hold or raises why it cannot.
+    - A Ref made from text, from a name or from an id, and a Ref that a call returned as information, has no hold until `Connection.hold`.
 
-    So that there is no moment between two Refs when nobody holds the object, keep yours until the other process says that its own `holds`, or
-    put it with `detached=True` and a `ttl` longer than the way. `keep()` has the connection hold it on when the Ref is gone.
-    What a reader fetched it holds by itself: its arrays keep the memory, whatever becomes of the ref.
+    To hand an object over without a gap, keep your Ref until the other process reports that its `holds` is true, or put the object with
+    `detached=True` and a `ttl` longer than the transit. `keep()` passes the hold to the connection.
+    A fetched value holds its memory by itself, whatever happens to the Ref.
     """
 
     __slots__ = ()
 
-    @staticmethod  # named by its path in a pickle: a method would be looked up by two calls
+    @staticmethod  # static, so that a pickle names it by its path; a class method would need two look-ups
     def _unpickle(packed: bytes, hint: int = 0) -> Ref:
         return Ref._unpickle_as(packed, hint)
 
@@ -71,13 +72,13 @@ class Ref(_rdt.Ref):
         return made
 
     def __init_subclass__(cls, **rest: Any) -> None:
-        """Its pickles name it by itself."""
+        """Makes pickles of the subclass refer to the subclass."""
         super().__init_subclass__(**rest)
         if "_unpickle" not in vars(cls):
             setattr(cls, "_unpickle", cls._unpickle_as)
 
     def _take(self, packed: bytes) -> None:
-        """Holds what it names, if it can, soon."""
+        """Starts to take a hold on the object, without failing."""
         if self.is_name or not self.generation:
             return
         for connection in opened():
@@ -87,7 +88,7 @@ class Ref(_rdt.Ref):
                 return
             try:
                 self._hold = request = connection._start(HOLD, self, 0, 0, None, HOLD_SECONDS)
-            except Error:  # it was closed, is lost, or is another process's
+            except Error:  # the connection was closed, is lost, or belongs to another process
                 continue
             request._share(packed)
             return
@@ -95,18 +96,18 @@ class Ref(_rdt.Ref):
 
     @property
     def holds(self) -> bool:
-        """Whether this very Ref holds the object: as put returned it, or by a hold that was taken since. One that was refused, or that the
-        connection's end has ended, is none. One that is still on its way is waited for, a second at most: of a daemon that is slower than that this
-        says False, and True when it has answered."""
+        """Whether this Ref holds the object: put returned it, or it took a hold later. A hold that was refused, or that ended with its
+        connection, does not count. If the daemon has not yet answered, this waits for at most one second and then returns False; it returns
+        True once the daemon has answered."""
         hold = self._hold
         if hold is not None:
             _settle(hold)
         return super().holds
 
     def keep(self) -> Ref:
-        """The object stays when this Ref is gone, until somebody frees it or the connection ends. Returns the Ref."""
+        """Passes the hold to the connection: the object outlives this Ref, until a process frees it or the connection ends. Returns the Ref."""
         hold = self._hold
-        if hold is not None and self.holds:  # others may have it too: one of its own stays
+        if hold is not None and self.holds:  # the hold may be shared with other Refs: the connection needs one of its own
             own = hold.connection._start(HOLD, self, 0, 0, None, HOLD_SECONDS)
             if own._state() == OK:
                 self._hold = own
@@ -114,14 +115,15 @@ class Ref(_rdt.Ref):
 
     @classmethod
     def from_id(cls, id: str | bytes) -> Ref:
-        """What is, or will be, put under this id on this node by this user: fetching it waits until it is put."""
+        """A Ref of the object that this user has put, or will put, under this id on this node. A fetch waits until it is put."""
         return cls._from_id(id)
 
     @classmethod
     def from_name(cls, name: str, after: int = 0, *, near: Optional[_rdt.Ref] = None, address: Optional[str] = None) -> Ref:
-        """The newest version above `after` of a published name; fetching it waits for one.
+        """A Ref of the newest version above `after` of a published name. A fetch waits for such a version.
 
-        near: any ref of the node where the name is; address: that node's "host:port" or name. Neither: this node."""
+        near: any Ref of an object on the node that has the name. address: that node's "host:port" or its name in the nodes file. Neither: this
+        node."""
         made = cls._from_name(name, after, near)
         return made.at(address) if address is not None else made
 
@@ -133,22 +135,22 @@ class Ref(_rdt.Ref):
 
 
 def _settle(hold: _rdt.Request) -> None:
-    """Until a hold was given or refused, or did not come."""
+    """Waits until a hold was granted or refused, for at most HOLD_SECONDS."""
     if hold._state() == AGAIN:
         try:
             hold.connection._wait([hold], 1, HOLD_SECONDS)
         except Error:
-            pass  # fetching will say it
+            pass  # the fetch will raise it
 
 
 class Held(NamedTuple):
-    """In place of How: the request is a hold, whose result is a Ref."""
+    """Used in place of How by a request that takes a hold; its result is a Ref."""
 
     hint: int
 
 
 class How(NamedTuple):
-    """What the caller of fetch wanted."""
+    """The options of a fetch that decide how its result is read."""
 
     as_: str
     mode: Optional[str]
@@ -159,49 +161,50 @@ class How(NamedTuple):
 
 @dataclass
 class Fetched:
-    """What a fetch brought, and how it came."""
+    """The result of a fetch and how it was moved."""
 
     value: Any
     ref: Ref
     version: int
-    """Of the published name, if the ref was one; the next `after`."""
+    """The version, if the ref was of a published name: the next `after`."""
     path: str
     """"local/same", "local/share", "local/cow", "local/copy", "inline", or the transport's name."""
     transfer: int
-    """For `rdtctl explain`; 0: nothing was moved."""
+    """The transfer's number, for `rdtctl explain`; 0: no transfer was needed."""
     bytes_moved: int
     elapsed: float
-    """Seconds in the daemon."""
+    """Seconds that the daemon took."""
     writable: bool
     mutable_shared: bool
-    """Its producer may still write what you read; said once per object."""
+    """The producer may still write to the memory that you read. Reported once for each object."""
     tensors: list[_rdt.Tensor]
     metadata: bytes
 
 
 class Request(_rdt.Request):
-    """A fetch or a wait that was started. `await` it, or call `result()`; wait for several with `Connection.wait`.
+    """A fetch, a wait or a hold that was started. `await` it or call `result()`; wait for several with `Connection.wait`.
 
-    A request that nobody keeps is cancelled. Awaiting and being cancelled there cancels the request too."""
+    Deleting a Request cancels it. Cancelling a task that awaits it cancels it too."""
 
     __slots__ = ()
 
     def done(self) -> bool:
-        """Whether it has ended, well or not. Reads what the daemon has said; never blocks."""
+        """Whether the request has ended, with a result or an error. Reads the daemon's answers; never blocks."""
         if self._state() == AGAIN:
             self.connection.dispatch()
         return self._state() != AGAIN
 
     def result(self, timeout: Optional[float] = None) -> Any:
-        """What it brought: of a fetch the value (or `into`), of a hold the Ref that holds, of a wait None. Waits `timeout` seconds (None: until its own deadline).
+        """Waits for the request and returns its result: the value of a fetch (or `into`), the holding Ref of a hold, None for a wait.
 
-        Raises how it failed; TimedOut also if it goes on: then nothing is cancelled."""
+        timeout: seconds to wait; None: until the request's own deadline. Raises the error of the request, or TimedOut if it is still running
+        after `timeout` (the request then goes on)."""
         self._wait(timeout)
         how: Union[How, Held, None] = self._how
         return self._ref(how) if isinstance(how, Held) else None if how is None else self._value(how)
 
     def fetched(self, timeout: Optional[float] = None) -> Fetched:
-        """The same of a fetch, with how it came: path, version, bytes moved."""
+        """Like `result` of a fetch, but returns a Fetched, which also has the path, the version and the bytes moved."""
         self._wait(timeout)
         how: How = self._how
         brought = self._take()
@@ -228,7 +231,7 @@ class Request(_rdt.Request):
         return None if fetched is None else fetched.value
 
     async def fetched_async(self) -> Any:
-        """`fetched` for event loops; None of a wait."""
+        """Like `fetched`, for event loops. The result of a wait is None."""
         connection: Connection = self.connection
         await connection._hub().ended(self)
         self._check()
@@ -267,7 +270,7 @@ class Request(_rdt.Request):
         value = how.into if how.into is not None else self._read(how, brought, Layout(metadata, tensors))
         return Fetched(value, tensors=tensors, metadata=metadata, **brought.info())
 
-    # torch knows no read-only, and writing there would end the process: it gets pages of its own, unless it asked to share.
+    # torch has no read-only tensors, and a write to one would crash the process. So torch gets private pages, unless the caller asked to share.
 
     def _needs_cow(self, how: How, brought: _rdt.Object) -> bool:
         if how.mode is not None or how.into is not None or brought.writable or how.as_ not in ("auto", "torch"):
@@ -281,6 +284,6 @@ class Request(_rdt.Request):
 
 
 def _still_running(timeout: Optional[float]) -> TimedOut:
-    error = TimedOut(f"the request had not ended after {timeout} s; it goes on")
+    error = TimedOut(f"the request is still running after {timeout} s; it was not cancelled")
     error.status = _rdt.STATUSES["TIMED_OUT"]
     return error

@@ -1,10 +1,11 @@
-"""Nested values as an object: their tensors, and what is left of them as the object's metadata.
+"""Encodes nested values as objects: their tensors become the object's tensors, and the rest becomes its metadata.
 
-Three forms, by the metadata's first bytes:
-- a safetensors header, for a dict of tensors: `rdtctl fetch` writes it as such a file, and files that `rdtctl put` put come as dicts
-- {"rdt": 1, "form": "tree", ...}: JSON with tensors by their number, for what is made of dicts, lists, tuples, text, numbers, bytes
-- {"rdt": 1, "form": "pickle", ...}: a pickle with tensors by their number, for everything else
-A single tensor has none, or says only that it was torch's. What is long goes as one more tensor behind the others ("tail").
+The first bytes of the metadata tell which of three forms it has:
+- a safetensors header, for a dict of tensors. `rdtctl fetch` writes such an object as a safetensors file, and files that `rdtctl put` reads are
+  fetched as dicts.
+- {"rdt": 1, "form": "tree", ...}: JSON that refers to tensors by number, for dicts, lists, tuples, strings, numbers and bytes.
+- {"rdt": 1, "form": "pickle", ...}: a pickle that refers to tensors by number, for everything else.
+A single tensor has no metadata, or only a note that it was a torch tensor. Long text is stored as one more tensor after the others ("tail").
 """
 from __future__ import annotations
 
@@ -18,27 +19,27 @@ from . import _rdt
 from ._arrays import convert, kind_of, to_numpy
 from ._errors import PickleRefused
 
-_quote: Callable[[str], str] = json.JSONEncoder().encode  # of text: as fast as json gets
-TAIL_BYTES = 1 << 18  # what is longer goes as a tensor
-BLOB_BYTES = 1 << 12  # bytes in a pickle that are longer go as a tensor
+_quote: Callable[[str], str] = json.JSONEncoder().encode  # quotes a string; the fastest way that json offers
+TAIL_BYTES = 1 << 18  # longer text becomes a tensor
+BLOB_BYTES = 1 << 12  # longer bytes in a pickle become a tensor
 
 
-_ONE_OF_TORCH = b'{"rdt":1,"kinds":"t"}\n'  # metadata of a tensor that is not in anything
+_ONE_OF_TORCH = b'{"rdt":1,"kinds":"t"}\n'  # the metadata of a single torch tensor
 
 
 class Encoded(NamedTuple):
     tensors: list[Any]
     metadata: bytes
-    names: Optional[list[str]]  # JSON strings: metadata then goes behind them in a safetensors header
+    names: Optional[list[str]]  # JSON strings for a safetensors header that `metadata` completes; None: another form
     has_torch: bool
 
 
 class _NotPlain(Exception):
-    """What of a value needs a pickle, and where."""
+    """A part of the value needs a pickle; the message says which part."""
 
 
 def encode(value: Any, allow_pickle: bool) -> Encoded:
-    """TypeError: a pickle is needed, and allow_pickle is False; says for what."""
+    """Encodes a value. Raises TypeError, which names the part, if it needs a pickle and allow_pickle is False."""
     kind = kind_of(value)
     if kind == "t":
         return Encoded([value], _ONE_OF_TORCH, None, True)
@@ -108,7 +109,7 @@ def _tree(value: Any, where: str, tensors: list[Any], kinds: list[str]) -> Any:
         kinds.append(kind)
         return {"$": len(tensors) - 1}
     if cls is list:
-        if value and all(map(kind_of, value)):  # tensors alone: one entry for all of them
+        if value and all(map(kind_of, value)):  # only tensors: one entry for all of them
             first = len(tensors)
             tensors += value
             kinds += map(kind_of, value)
@@ -122,7 +123,7 @@ def _tree(value: Any, where: str, tensors: list[Any], kinds: list[str]) -> Any:
         pairs = []
         for key, item in value.items():
             if type(key) not in _SCALARS and type(key) is not float:
-                raise _NotPlain(f"{where} has a key that is a {type(key).__name__}")
+                raise _NotPlain(f"{where} has a key of type {type(key).__name__}")
             pairs.append([key, _tree(item, f"{where}[{key!r}]", tensors, kinds)])
         return {"$dict" if cls is dict else "$ordered": pairs}
     if isinstance(value, _rdt.Ref):
@@ -186,13 +187,13 @@ _Names = tuple[list[str], str, "type[dict[str, Any]]"]
 
 
 def _by_name_quickly(metadata: bytes, tensors: list[_rdt.Tensor]) -> Optional[_Names]:
-    """The same of a header as put writes it; None also of any other."""
+    """Like _by_name, for a header that put wrote; None for every other header."""
     found = _rdt.header_names(metadata)
     if found is None or len(found[0]) != len(tensors) or len(set(found[0])) != len(tensors):
         return None
     try:
         more = json.loads(found[1])
-    except ValueError:  # there is more behind it
+    except ValueError:  # more text follows: not a header of ours
         return None
     return _kinds_of(found[0], more) if isinstance(more, dict) else None
 
@@ -203,7 +204,7 @@ def _kinds_of(names: list[str], more: dict[str, Any]) -> _Names:
 
 
 def _by_name(head: dict[str, Any], tensors: list[_rdt.Tensor]) -> Optional[_Names]:
-    """Names in the tensors' order, kinds, and the type, if the header is a safetensors header for these tensors."""
+    """The names in the order of the tensors, the kinds and the dict type, if this is a safetensors header for these tensors; otherwise None."""
     more = head.pop("__metadata__", {})
     if not isinstance(more, dict) or len(head) != len(tensors):
         return None
@@ -226,14 +227,14 @@ def _head(metadata: bytes) -> tuple[Optional[dict[str, Any]], bytes]:
         head = json.loads(line)
     except ValueError:
         try:
-            head = json.loads(metadata)  # a header of somebody who writes with line breaks
+            head = json.loads(metadata)  # a header with line breaks
         except ValueError:
             return None, b""
     return (head, text) if isinstance(head, dict) else (None, b"")
 
 
 class Layout:
-    """What the metadata says about an object's tensors."""
+    """The structure of an object's tensors, read from its metadata."""
 
     def __init__(self, metadata: bytes, tensors: list[_rdt.Tensor]) -> None:
         self.tensors = tensors
@@ -270,12 +271,12 @@ class Layout:
         return convert(self.tensors, self.kinds, as_)
 
     def value(self, as_: str, may_unpickle: bool, ref: Callable[[str], Any]) -> Any:
-        """The value that was put. PickleRefused."""
+        """The value that was put. Raises PickleRefused."""
         if as_ == "list":
             return self.leaves("auto")
         if self.form == "pickle" and not may_unpickle:
-            raise PickleRefused("the object's structure is a pickle, which can run any code of who put it: allow_pickle=True if you "
-                                "trust them, as_=\"list\" for its tensors alone")
+            raise PickleRefused("the object's structure is a pickle, which can run any code of its producer: pass allow_pickle=True if you "
+                                "trust the producer, or as_=\"list\" for the tensors alone")
         leaves = self.leaves(as_)
         if self.form == "names":
             names, _, cls = cast(_Names, self.names)
@@ -293,11 +294,11 @@ def bare(tensors: list[_rdt.Tensor]) -> Any:
 
 
 def flatten(value: Any) -> list[Any]:
-    """The tensors of a nested value, in the order in which put takes them. TypeError: there is something else in it."""
+    """The tensors of a nested value, in the order of put. Raises TypeError if the value contains anything else."""
     if kind_of(value):
         return [value]
     if isinstance(value, dict):
         return [leaf for item in value.values() for leaf in flatten(item)]
     if isinstance(value, (list, tuple)):
         return [leaf for item in value for leaf in flatten(item)]
-    raise TypeError(f"targets are tensors in dicts, lists and tuples, and not a {type(value).__name__}")
+    raise TypeError(f"targets must be tensors in dicts, lists and tuples; found a {type(value).__name__}")

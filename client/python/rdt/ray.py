@@ -10,12 +10,12 @@
         @ray.method(tensor_transport="rdtd")
         def weights(self): return self.model.state_dict()
 
-What a task returns, or ray.put(..., _tensor_transport="rdtd") puts, becomes an object of the node's daemon, held by the process that made
-it. Readers on the node map it privately (copy on write), in constant time; on other nodes the daemons move it. The copy into the daemon's
-memory is made when the object is, so its producer may write on; tensors from `rdt.default().empty(...)` are not copied but stay live, as
-Ray's are. Nothing here ever kills an actor: a transfer that fails or stalls is an error of who wanted it.
+The return value of a task, or ray.put(..., _tensor_transport="rdtd"), becomes an object of the node's daemon, held by the process that made it.
+Readers on the node map it privately (copy on write), in constant time; for other nodes the daemons move it. The tensors are copied into the
+daemon's memory when the object is made, so the producer may write to them afterwards. Tensors from `rdt.default().empty(...)` are not copied and
+stay live, as with Ray's own transports. A transfer that fails or stalls raises an error in its reader and never kills an actor.
 
-Ray's interface is alpha; this follows it from 2.56 on.
+Ray's interface is alpha; this module follows it from Ray 2.56 on.
 """
 # mypy: disable-error-code="import, misc, type-arg, no-untyped-call"
 from __future__ import annotations
@@ -43,27 +43,28 @@ from ._requests import MODES, Ref, Request
 __all__ = ["register", "RdtdTransport", "RdtdNumpyTransport"]
 
 _SNAPSHOT_UNLESS_OURS = 0x10000  # transfer.c
-# A transfer ends before Ray gives up on it: an error that comes when its task has given up is found by the next task that gets the object.
+# A transfer's deadline, as a fraction of Ray's. It must be earlier: an error that arrives after the task gave up would hit the next task that gets
+# the object.
 SOONER = 0.8
-PATIENCE = 0.02  # seconds that a receive waits for its bytes before it can be aborted: most have come by then
-HOOK_VARIABLE = "__RAY_WORKER_PROCESS_SETUP_HOOK_ENV_VAR"  # of a worker that has one
+PATIENCE = 0.02  # seconds that a receive waits before it can be aborted; most transfers end sooner
+HOOK_VARIABLE = "__RAY_WORKER_PROCESS_SETUP_HOOK_ENV_VAR"  # set in workers that have a setup hook
 
 
 def register(start_daemon: Union[bool, Sequence[str]] = False, *, hooked: bool = False) -> None:
-    """Makes Ray know the transports in this process. Once more changes nothing.
+    """Registers the transports with Ray in this process. A second call does nothing.
 
-    In the driver, before actors are created, it is enough for them: Ray hands the transports on to each actor it creates. What Ray does not reach so
-    are an actor that restarts, and a process that was lent a handle or a ref and calls a method with such a transport itself: for
-    them name this function as the hook of all workers, `ray.init(runtime_env={"worker_process_setup_hook": "rdt.ray.register"})` (it imports
-    torch in each, where torch is), or call it in the actor's `__init__`. A process that only receives needs neither.
+    A call in the driver, before it creates actors, is enough for those actors: Ray passes the transports on to every actor that it creates. Ray
+    does not reach actors that restart, nor processes that got a handle or a ref from elsewhere and call a method with such a transport
+    themselves. For them, name this function as the setup hook of all workers,
+    `ray.init(runtime_env={"worker_process_setup_hook": "rdt.ray.register"})` (it imports torch in each worker, if torch is installed), or call
+    it in the actor's `__init__`. A process that only receives needs neither.
 
-    hooked: all workers have that hook, say so in the driver. Ray then hands nothing over, and its first call of an actor does not wait until the
-    actor's background thread has taken it: for as long as that thread is busy, for ever if it waits for the caller. Workers see by themselves that they were
-    hooked.
-    start_daemon: where no daemon serves the socket ($RDT_SOCKET, else /run/rdtd/rdtd.sock, else one in this user's own folder below the
-    temporary one), start one, with these flags if it is a list of rdtd's flags. It ends by itself when it has had no client for a minute.
-    Processes started from this one, Ray's workers too, do the same ($RDT_START_DAEMON).
-    Errors: SystemFailed, FileNotFoundError (there is no program rdtd)."""
+    hooked: pass True in the driver if all workers have that hook. Ray then passes nothing on, so its first call of an actor does not wait for the
+    actor's background thread, which can be busy for long, or for ever if it waits for the caller. Workers detect the hook by themselves.
+    start_daemon: if no daemon serves the socket ($RDT_SOCKET, else /run/rdtd/rdtd.sock, else one in this user's folder below the temporary
+    folder), start one, with these flags if it is a list of rdtd flags. It exits when it has had no client for a minute. Processes that this
+    one starts, Ray's workers included, do the same ($RDT_START_DAEMON).
+    Errors: SystemFailed, FileNotFoundError (the program rdtd was not found)."""
     if start_daemon:
         wish(() if start_daemon is True else tuple(start_daemon))
         ensure()
@@ -90,7 +91,7 @@ def _once(name: str, manager: type, module: str, kind: str) -> None:
 
 
 def _patience() -> float:
-    """Seconds that Ray waits for a transfer."""
+    """Ray's time limit for a transfer, in seconds."""
     try:
         from ray._private.ray_constants import RDT_FETCH_FAIL_TIMEOUT_SECONDS
         return float(RDT_FETCH_FAIL_TIMEOUT_SECONDS)
@@ -104,10 +105,10 @@ def _failed(what: str, error: BaseException) -> BaseException:
     return made
 
 
-# ---- what travels ----
+# ---- metadata ----
 
 class _Shapes(list):
-    """[(shape, dtype)], which travels as runs of equal ones: ten thousand like tensors are one."""
+    """A list of (shape, dtype) that is pickled as runs of equal entries: ten thousand equal tensors are one entry."""
 
     def __reduce__(self) -> Any:
         return _shapes_from, ([(shape, dtype, sum(1 for _ in run)) for (shape, dtype), run in groupby(self)],)
@@ -115,7 +116,7 @@ class _Shapes(list):
 
 def _shapes_from(runs: Iterable[tuple[Any, Any, int]]) -> _Shapes:
     if not util.transport_manager_info.keys() >= _NAMES:
-        register()  # who reads this in a worker that Ray told nothing is about to look for the transport
+        register()  # a worker that Ray passed nothing to is about to look up the transport
     made = _Shapes()
     for shape, dtype, count in runs:
         made += [(shape, dtype)] * count
@@ -124,7 +125,7 @@ def _shapes_from(runs: Iterable[tuple[Any, Any, int]]) -> _Shapes:
 
 @dataclass
 class RdtdMetadata(TensorTransportMetadata):
-    """ref: the packed Ref of the daemon's object; None: there are no tensors in it."""
+    """ref: the packed Ref of the object in the daemon; None: it has no tensors."""
 
     ref: Optional[bytes] = None
 
@@ -134,15 +135,15 @@ class RdtdMetadata(TensorTransportMetadata):
 
 @dataclass
 class RdtdCommunicator(CommunicatorMetadata):
-    """Names one transfer, so that an abort ends that one, and no other of the same object."""
+    """Identifies one transfer, so that an abort ends only this transfer of the object."""
 
     transfer: str = ""
 
 
 @dataclass
 class RdtdFetchRequest(FetchRequest):
-    """request: None, when there is nothing to fetch, or it was. Dropping this cancels it. aborted: somebody said so, perhaps before there was a
-    request."""
+    """request: None if there is nothing to fetch, or it was fetched. Deleting this object cancels the request. aborted: the transfer was aborted,
+    perhaps before the request existed."""
 
     request: Optional[Request] = field(default=None, repr=False)
     into: Optional[list[Any]] = field(default=None, repr=False)
@@ -153,7 +154,7 @@ class RdtdFetchRequest(FetchRequest):
 
 # ---- the transports ----
 
-_PROCESS = uuid.uuid4().hex  # whose transfers they are
+_PROCESS = uuid.uuid4().hex  # part of every transfer's id
 _transfers = count()
 
 
@@ -165,10 +166,10 @@ class RdtdTransport(TensorTransportManager):
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._held: dict[str, Ref] = {}  # object id: what this process put
+        self._held: dict[str, Ref] = {}  # by object id: what this process put
         self._running: weakref.WeakValueDictionary[str, RdtdFetchRequest] = weakref.WeakValueDictionary()
-        self._ends_with: Any = None  # Ray's manager whose shutdown ends what is held
-        _ = torch() if self.KIND == "t" else numpy()  # what it knows of their tensors it must know before it takes one
+        self._ends_with: Any = None  # the Ray manager whose shutdown frees what is held
+        _ = torch() if self.KIND == "t" else numpy()  # import it now: rdt must know its tensor type before the first put
 
     def tensor_transport_backend(self) -> str:
         return self.NAME
@@ -182,20 +183,20 @@ class RdtdTransport(TensorTransportManager):
         return True
 
     def actor_has_tensor_transport(self, actor: Any) -> bool:
-        return True  # each actor has; asking it would cost a task at every call
+        return True  # every actor has it; asking would cost a task for every call
 
     def get_communicator_metadata(self, src_actor: Any, dst_actor: Any, backend: Optional[str] = None) -> RdtdCommunicator:
         return RdtdCommunicator(f"{_PROCESS}.{os.getpid()}.{next(_transfers)}")
 
-    # the source
+    # on the source
 
     def extract_tensor_transport_metadata(self, obj_id: str, rdt_object: list[Any]) -> RdtdMetadata:
         if not rdt_object:
             return RdtdMetadata(tensor_meta=[])
-        known: dict[Any, Any] = {}  # like tensors share an entry: thousands that stay would have Python look for garbage
+        known: dict[Any, Any] = {}  # equal entries are shared: thousands of long-lived tuples would slow down the garbage collector
         shapes = _Shapes([known.setdefault(entry, entry) for entry in ((tensor.shape, tensor.dtype) for tensor in rdt_object)])
         with self._lock:
-            ref = self._held.get(obj_id)  # a task that is tried again describes what it put before
+            ref = self._held.get(obj_id)  # a retried task describes what it has already put
         if ref is None:
             ref = self._put(obj_id, rdt_object)
             with self._lock:
@@ -204,7 +205,7 @@ class RdtdTransport(TensorTransportManager):
         return RdtdMetadata(tensor_meta=shapes, tensor_device="cpu", ref=ref.pack())
 
     def _put(self, obj_id: str, tensors: list[Any]) -> Ref:
-        # Under Ray's id, so that it is found by it too. Ids of several clusters' drivers can be the same: then the ref alone names it.
+        # Put under Ray's id, so that it can be found by that id too. Drivers of several clusters can have equal ids; then only the Ref names the object.
         key: Optional[bytes] = _key(obj_id)
         again = 2
         while True:
@@ -227,7 +228,7 @@ class RdtdTransport(TensorTransportManager):
             _free(ref)
 
     def _end_with_ray(self) -> None:
-        """A driver may outlive its cluster: what it put goes with ray.shutdown()."""
+        """Makes ray.shutdown() free what this process put, since a driver may outlive its cluster."""
         from ray._private.worker import global_worker
         manager = getattr(global_worker, "_rdt_manager", None)
         if manager is None or manager is self._ends_with:
@@ -249,7 +250,7 @@ class RdtdTransport(TensorTransportManager):
         for ref in held.values():
             _free(ref)
 
-    # the destination
+    # on the destination
 
     def fetch_multiple_tensors(self, obj_id: str, tensor_transport_metadata: Any, communicator_metadata: Any,
                                target_buffers: Optional[list[Any]] = None) -> RdtdFetchRequest:
@@ -289,7 +290,7 @@ class RdtdTransport(TensorTransportManager):
         except Cancelled as error:
             raise _failed(f"the transfer of object {started.obj_id} was aborted", error) from error
         except Error as error:
-            raise _failed(f"object {started.obj_id} did not come. The source actor may have died during the transfer", error) from error
+            raise _failed(f"object {started.obj_id} did not arrive. The source actor may have died during the transfer", error) from error
         started.request = None
         return list(started.tensors)
 
@@ -304,23 +305,23 @@ class RdtdTransport(TensorTransportManager):
         try:
             return self.wait_fetch_complete(started)
         except TimeoutError as error:
-            raise _failed(f"object {obj_id} did not come in time", error) from error
+            raise _failed(f"object {obj_id} did not arrive in time", error) from error
 
     def send_multiple_tensors(self, tensors: list[Any], tensor_transport_metadata: Any, communicator_metadata: Any) -> None:
-        raise NotImplementedError("rdtd's readers fetch: there is nothing to be sent")
+        raise NotImplementedError("rdtd is one-sided: readers fetch, and nothing is sent")
 
     def abort_transport(self, obj_id: str, communicator_metadata: Any) -> None:
         started = self._running.get(getattr(communicator_metadata, "transfer", ""))
         if started is None:
             return
-        started.aborted = True  # before it is looked for, as who starts it makes it before it looks here
+        started.aborted = True  # set before the request is read: _start sets the request before it reads this flag
         request = started.request
         if request is not None:
             request.cancel()
 
 
 class RdtdNumpyTransport(RdtdTransport):
-    """The same for numpy arrays."""
+    """Like RdtdTransport, for numpy arrays."""
 
     NAME = "RDTD_NUMPY"
     KIND = "n"
@@ -333,7 +334,7 @@ def _key(obj_id: str) -> bytes:
 def _connect() -> Connection:
     try:
         return default()
-    except (SystemFailed, Disconnected, ShuttingDown):  # there is no daemon, or it is just going
+    except (SystemFailed, Disconnected, ShuttingDown):  # there is no daemon, or it is shutting down
         if not ensure():
             raise
         return default()
@@ -343,4 +344,4 @@ def _free(ref: Ref) -> None:
     try:
         ref.drop()
     except Error:
-        pass  # it went with its connection
+        pass  # the connection has ended, and the hold with it

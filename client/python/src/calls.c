@@ -1,4 +1,4 @@
-/* Conn's calls that are one answer. */
+/* Conn's calls with one answer. */
 #include "rdtpy.h"
 
 static PyObject *none_or_raise(enum rdt_status status, const struct rdt_error *err)
@@ -53,7 +53,7 @@ static PyObject *free_ref(PyObject *self, PyObject *args)
     if (!PyArg_ParseTuple(args, "O!p:_free", &ref_type, &ref, &force) || !conn_enter(conn))
         return NULL;
     value = ref->ref;
-    if (ref->conn == conn) { /* what it holds is dropped here, once */
+    if (ref->conn == conn) { /* its hold is dropped here, once */
         link_remove(&ref->link);
         ref->conn = NULL;
         Py_DECREF(conn);
@@ -71,12 +71,12 @@ static enum rdt_status hold(rdt *conn, const struct rdt_ref *ref, int64_t timeou
     enum rdt_status status = rdt_hold_start(conn, ref, timeout_ns, request_p, err);
 
     if (status == RDT_OK && patience_ns > 0)
-        (void)rdt_wait(conn, request_p, 1, 1, patience_ns, NULL, NULL, NULL); /* the request says how it went */
+        (void)rdt_wait(conn, request_p, 1, 1, patience_ns, NULL, NULL, NULL); /* the request carries the result */
     return status;
 }
 
-/* _start(what, ref or None, address, bytes, timeout, patience): the Request of a wait; what: 0 put, 1 freed, 2 freed range, 3 a hold, which is
- * then waited for so long, but not for a signal: who asks and waits at once is answered on its own core. */
+/* _start(what, ref or None, address, bytes, timeout, patience): starts a wait and returns its Request. what: 0 waits for a put, 1 for the end of an
+ * object, 2 for the end of all objects in a range, 3 takes a hold. A hold is waited for `patience` seconds right here, which saves a wake-up. */
 static PyObject *start(PyObject *self, PyObject *args)
 {
     struct conn *conn = (struct conn *)self;
@@ -95,7 +95,7 @@ static PyObject *start(PyObject *self, PyObject *args)
         return NULL;
     if (what != 2) {
         if (!PyObject_TypeCheck(ref, &ref_type)) {
-            PyErr_Format(PyExc_TypeError, "a Ref is needed, not a %.100s", Py_TYPE(ref)->tp_name);
+            PyErr_Format(PyExc_TypeError, "expected a Ref, not a %.100s", Py_TYPE(ref)->tp_name);
             return NULL;
         }
         value = ((struct ref *)ref)->ref;
@@ -122,11 +122,11 @@ static PyObject *start(PyObject *self, PyObject *args)
     return made;
 }
 
-/* _span(tensor): address of the first byte and bytes to the last one of its elements. */
+/* _span(tensor): address of its first byte, and the number of bytes up to the end of its last element. */
 static PyObject *span(PyObject *self, PyObject *tensor)
 {
     PyObject *list = PyList_New(1);
-    struct held_set *set;
+    struct borrowed_set *set;
     const struct rdt_tensor *view;
     int64_t lo = 0, hi = 0, row = 1;
     size_t itemsize;
@@ -137,7 +137,7 @@ static PyObject *span(PyObject *self, PyObject *tensor)
         return NULL;
     Py_INCREF(tensor);
     PyList_SET_ITEM(list, 0, tensor);
-    set = held_set_from(list, false, Py_None, "wait_freed:");
+    set = borrowed_set_from(list, false, Py_None, "wait_freed:");
     Py_DECREF(list);
     if (!set)
         return NULL;
@@ -153,11 +153,11 @@ static PyObject *span(PyObject *self, PyObject *tensor)
     tensor = empty ? Py_BuildValue("(KK)", 0ULL, 0ULL)
                    : Py_BuildValue("(KK)", (unsigned long long)(uintptr_t)view->data + (unsigned long long)(lo * (int64_t)itemsize),
                                    (unsigned long long)((hi - lo + 1) * (int64_t)itemsize));
-    held_set_free(set);
+    borrowed_set_free(set);
     return tensor;
 }
 
-/* _publish(name, ref, visibility): (version, the name's ref) */
+/* _publish(name, ref, visibility): (version, the name's ref). */
 static PyObject *publish(PyObject *self, PyObject *args)
 {
     struct conn *conn = (struct conn *)self;
@@ -189,7 +189,7 @@ static PyObject *unpublish(PyObject *self, PyObject *ref)
     enum rdt_status status;
 
     if (!PyObject_TypeCheck(ref, &ref_type)) {
-        PyErr_Format(PyExc_TypeError, "a Ref is needed, not a %.100s", Py_TYPE(ref)->tp_name);
+        PyErr_Format(PyExc_TypeError, "expected a Ref, not a %.100s", Py_TYPE(ref)->tp_name);
         return NULL;
     }
     if (!conn_enter(conn))
@@ -208,7 +208,7 @@ static PyObject *stat_ref(PyObject *self, PyObject *ref)
     enum rdt_status status;
 
     if (!PyObject_TypeCheck(ref, &ref_type)) {
-        PyErr_Format(PyExc_TypeError, "stat: a Ref is needed, not a %.100s", Py_TYPE(ref)->tp_name);
+        PyErr_Format(PyExc_TypeError, "stat: expected a Ref, not a %.100s", Py_TYPE(ref)->tp_name);
         return NULL;
     }
     if (!conn_enter(conn))
@@ -256,10 +256,10 @@ static PyObject *dispatch(PyObject *self, PyObject *ignored)
 
 PyMethodDef conn_methods[] = {
     {"close", conn_close, METH_NOARGS,
-     "Ends the connection: cancels its requests and frees what it put (but for what is detached). Arrays and tensors that came from it "
-     "stay valid: the session lingers, with nothing but their memory, until the last of them is gone. Closing twice is fine."},
+     "Ends the connection: cancels its requests and frees what it put, except detached objects. Arrays and tensors that came from it stay "
+     "valid: the session lasts, with nothing but their memory, until the last of them is deleted. A second close does nothing."},
     {"fileno", fileno_of, METH_NOARGS, "A descriptor that is readable when dispatch() has something to do: for poll and event loops."},
-    {"dispatch", dispatch, METH_NOARGS, "Does what can be done without blocking: reads answers, ends requests whose time is over."},
+    {"dispatch", dispatch, METH_NOARGS, "Handles what is ready, without blocking: reads answers and ends requests whose deadline has passed."},
     {"_put", conn_put, METH_VARARGS, NULL},
     {"_fetch", conn_fetch, METH_VARARGS, NULL},
     {"_get", conn_get, METH_VARARGS, NULL},

@@ -1,5 +1,5 @@
-/* A connection. close() ends it for callers at once; the session itself goes when no memory of it can be seen any more and no
- * thread is in a call: rdt_close unmaps, and a view that somebody still has must not lose what is below it. */
+/* A connection. close() ends it for callers at once. The session itself ends when no view of its memory is left and no thread is inside a call,
+ * because rdt_close unmaps the memory below those views. */
 #include "rdtpy.h"
 
 #include <unistd.h>
@@ -24,22 +24,22 @@ void link_remove(struct link *link)
     link_init(link);
 }
 
-/* ---- who uses it ---- */
+/* ---- users of the session ---- */
 
-/* Closes it for good if nobody needs it any more. */
+/* Ends the session if the connection is closed and nobody uses it any more. */
 static void settle(struct conn *conn)
 {
     rdt *gone = conn->rdt;
 
-    if (!conn->closed || conn->calls > 0 || conn->keepers > 0 || !gone)
+    if (!conn->closed || conn->calls > 0 || conn->session_users > 0 || !gone)
         return;
     together_end(conn);
     conn->rdt = NULL;
     while (conn->requests.next != &conn->requests) {
         struct request *request =
-            container_of(conn->requests.next, struct request, link); /* it may be about to end itself: not to be owned */
+            container_of(conn->requests.next, struct request, link); /* its deallocation may have begun: take no reference */
         rdt_request *request_gone = request->request;
-        struct held_set *targets = request->targets;
+        struct borrowed_set *targets = request->targets;
 
         link_remove(&request->link);
         request->request = NULL;
@@ -47,7 +47,7 @@ static void settle(struct conn *conn)
         Py_BEGIN_ALLOW_THREADS
         rdt_request_destroy(request_gone);
         Py_END_ALLOW_THREADS
-        held_set_free(targets);
+        borrowed_set_free(targets);
     }
     Py_BEGIN_ALLOW_THREADS
     gpu_close(conn);
@@ -74,44 +74,44 @@ void conn_leave(struct conn *conn)
     Py_DECREF(conn);
 }
 
-void conn_keep(struct conn *conn)
+void conn_hold_session(struct conn *conn)
 {
     Py_INCREF(conn);
-    conn->keepers++;
+    conn->session_users++;
 }
 
-void conn_unkeep(struct conn *conn)
+void conn_release_session(struct conn *conn)
 {
-    conn->keepers--;
+    conn->session_users--;
     settle(conn);
     Py_DECREF(conn);
 }
 
-void kept_drop(struct conn *conn, struct kept *kept)
+void retained_hold_drop(struct conn *conn, struct retained_hold *retained)
 {
-    if (kept->hold)
-        rdt_request_destroy(kept->hold);
+    if (retained->hold)
+        rdt_request_destroy(retained->hold);
     else
-        (void)rdt_drop(conn->rdt, &kept->ref, NULL);
-    kept->hold = NULL;
+        (void)rdt_drop(conn->rdt, &retained->ref, NULL);
+    retained->hold = NULL;
 }
 
 void conn_forget(struct conn *conn, const struct rdt_ref *ref)
 {
-    for (struct link *at = conn->kept.next, *next; at != &conn->kept; at = next) {
-        struct kept *kept = container_of(at, struct kept, link);
+    for (struct link *at = conn->retained.next, *next; at != &conn->retained; at = next) {
+        struct retained_hold *retained = container_of(at, struct retained_hold, link);
 
         next = at->next;
-        if (!ref || rdt_ref_equal(&kept->ref, ref)) {
+        if (!ref || rdt_ref_equal(&retained->ref, ref)) {
             link_remove(at);
-            if (kept->hold && conn->rdt)
-                kept_drop(conn, kept);
-            PyMem_Free(kept);
+            if (retained->hold && conn->rdt)
+                retained_hold_drop(conn, retained);
+            PyMem_Free(retained);
         }
     }
 }
 
-/* What this session put goes now, as with the session's end. */
+/* Drops the holds on everything that this session put, as the session's end would. */
 static void drop_holds(struct conn *conn)
 {
     while (conn->holds.next != &conn->holds) {
@@ -121,10 +121,10 @@ static void drop_holds(struct conn *conn)
         ref->conn = NULL;
         if (conn->rdt)
             (void)rdt_drop(conn->rdt, &ref->ref, NULL);
-        Py_DECREF(conn); /* the caller has another one */
+        Py_DECREF(conn); /* the caller owns another reference */
     }
-    for (struct link *at = conn->kept.next; conn->rdt && at != &conn->kept; at = at->next)
-        kept_drop(conn, container_of(at, struct kept, link));
+    for (struct link *at = conn->retained.next; conn->rdt && at != &conn->retained; at = at->next)
+        retained_hold_drop(conn, container_of(at, struct retained_hold, link));
     conn_forget(conn, NULL);
 }
 
@@ -172,7 +172,7 @@ static PyObject *conn_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
     }
     link_init(&conn->requests);
     link_init(&conn->holds);
-    link_init(&conn->kept);
+    link_init(&conn->retained);
     link_init(&conn->memories);
     conn->pid = getpid();
     Py_BEGIN_ALLOW_THREADS
@@ -192,9 +192,9 @@ static void conn_dealloc(PyObject *self)
 
     if (conn->weakrefs)
         PyObject_ClearWeakRefs(self);
-    if (conn->rdt) { /* nothing that was made from it is left: each would own a reference */
+    if (conn->rdt) { /* nothing made from this connection is left, since each would own a reference */
         conn->closed = true;
-        conn->calls = conn->keepers = 0;
+        conn->calls = conn->session_users = 0;
         settle(conn);
     }
     conn_forget(conn, NULL);

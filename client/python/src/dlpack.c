@@ -1,4 +1,4 @@
-/* Tensors as DLPack capsules. The consumer's deleter, on whichever thread, gives the tensor back. */
+/* Exports Tensors as DLPack capsules. The consumer calls the deleter, on any thread, to release the Tensor. */
 #include "rdtpy.h"
 
 struct exported {
@@ -13,7 +13,7 @@ static void give_back(struct exported *exported)
 {
     PyGILState_STATE state;
 
-    if (!Py_IsInitialized()) { /* too late for either */
+    if (!Py_IsInitialized()) { /* the interpreter has ended: neither the GIL nor the Tensor exists */
         return;
     }
     state = PyGILState_Ensure();
@@ -32,7 +32,7 @@ static void delete_versioned(struct dl_managed_versioned *managed)
     give_back(managed->context);
 }
 
-/* Of a capsule that nobody consumed. */
+/* Destructor of a capsule that was never consumed. */
 static void drop_capsule(PyObject *capsule)
 {
     const char *name = PyCapsule_GetName(capsule);
@@ -80,8 +80,8 @@ static PyObject *export(struct tensor *tensor, bool versioned, uint8_t code, uin
     return capsule;
 }
 
-/* A consumer's stream needs no waiting: what a fetch brought has arrived, and fresh memory is zeroed, before anybody here has the tensor. What
- * is written there later through views is their own streams' business, as with any tensor. */
+/* The consumer's stream does not have to wait: a fetch has completed, and new memory is zeroed, before Python sees the Tensor. Writes through
+ * other views are ordered by their own streams, as with any tensor. */
 static bool stream_is_fine(const struct tensor *tensor, PyObject *stream)
 {
     long long number;
@@ -157,7 +157,7 @@ PyObject *tensor_dlpack_device(PyObject *self, PyObject *ignored)
     return gpu == HOST ? Py_BuildValue("(ii)", DL_CPU, 0) : Py_BuildValue("(ii)", DL_CUDA, gpu);
 }
 
-/* For torch: never versioned, read-only or not; dtypes that old torches do not take come as integers of their size. */
+/* A capsule for torch: unversioned, also for read-only memory. Dtypes that old torches refuse are exported as integers of the same size. */
 PyObject *tensor_capsule(PyObject *self, PyObject *ignored)
 {
     struct tensor *tensor = (struct tensor *)self;
@@ -176,7 +176,7 @@ PyObject *tensor_capsule(PyObject *self, PyObject *ignored)
         (void)dlpack_of_dtype(tensor->dtype, &code, &bits);
         break;
     default:
-        code = bits == 8; /* torch has unsigned bytes, and signed integers of every size */
+        code = bits == 8; /* every torch has uint8 and signed integers of each size */
         break;
     }
     return export(tensor, false, code, bits);

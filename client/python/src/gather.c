@@ -1,5 +1,5 @@
-/* Anybody's tensors as librdt takes them: the buffer protocol, torch, DLPack, numpy's dtypes that have no buffer. Nothing is
- * copied; a held_set keeps what was borrowed. */
+/* Borrows tensors of any library as struct rdt_tensor: by the buffer protocol, from torch, by DLPack, and numpy dtypes without a buffer. Nothing
+ * is copied. A borrowed_set keeps the borrowed memory alive. */
 #include <string.h>
 
 #include "rdtpy.h"
@@ -82,26 +82,26 @@ bool dlpack_of_dtype(enum rdt_dtype dtype, uint8_t *code_p, uint8_t *bits_p)
 
 /* ---- one tensor ---- */
 
-/* Room for shape and strides. */
-int64_t *held_dims(struct held *held, Py_ssize_t ndim)
+/* Returns room for shape and strides, [2 * ndim]; NULL with an exception set. */
+int64_t *borrowed_dims(struct borrowed *borrowed, Py_ssize_t ndim)
 {
     if (ndim > 32) {
-        PyErr_Format(PyExc_ValueError, "it has %zd dimensions, not 0 to 32", ndim);
+        PyErr_Format(PyExc_ValueError, "it has %zd dimensions; 0 to 32 are supported", ndim);
         return NULL;
     }
-    if (2 * ndim <= (Py_ssize_t)(sizeof held->few / sizeof *held->few))
-        return held->few;
-    held->dims = PyMem_Malloc(2 * (size_t)ndim * sizeof *held->dims);
-    if (!held->dims)
+    if (2 * ndim <= (Py_ssize_t)(sizeof borrowed->few / sizeof *borrowed->few))
+        return borrowed->few;
+    borrowed->dims = PyMem_Malloc(2 * (size_t)ndim * sizeof *borrowed->dims);
+    if (!borrowed->dims)
         PyErr_NoMemory();
-    return held->dims;
+    return borrowed->dims;
 }
 
 bool strides_from_bytes(int64_t *strides, const Py_ssize_t *shape, const Py_ssize_t *bytes, Py_ssize_t ndim, Py_ssize_t itemsize)
 {
     for (Py_ssize_t i = 0; i < ndim; i++) {
         if (bytes[i] % itemsize != 0 && shape[i] > 1) {
-            PyErr_Format(PyExc_ValueError, "its stride of %zd bytes is no multiple of its elements' %zd: copy it first", bytes[i], itemsize);
+            PyErr_Format(PyExc_ValueError, "its stride of %zd bytes is not a multiple of its element size of %zd: copy it first", bytes[i], itemsize);
             return false;
         }
         strides[i] = bytes[i] / itemsize;
@@ -109,31 +109,31 @@ bool strides_from_bytes(int64_t *strides, const Py_ssize_t *shape, const Py_ssiz
     return true;
 }
 
-/* After PyObject_GetBuffer. */
-static bool from_buffer(struct held *held, struct rdt_tensor *tensor)
+/* Fills `tensor` from borrowed->view, which PyObject_GetBuffer has filled. */
+static bool from_buffer(struct borrowed *borrowed, struct rdt_tensor *tensor)
 {
-    const Py_buffer *view = &held->view;
+    const Py_buffer *view = &borrowed->view;
     enum rdt_dtype dtype = dtype_of_format(view->format, view->itemsize);
     int64_t *dims;
 
     if (!dtype) {
-        PyErr_Format(PyExc_TypeError, "its elements are '%s' (%zd bytes), which has no counterpart here", view->format, view->itemsize);
+        PyErr_Format(PyExc_TypeError, "its element format is '%s' (%zd bytes), and no rdt dtype matches it", view->format, view->itemsize);
         return false;
     }
-    dims = held_dims(held, view->ndim);
+    dims = borrowed_dims(borrowed, view->ndim);
     if (!dims || !strides_from_bytes(dims, view->shape, view->strides, view->ndim, view->itemsize))
         return false;
     *tensor = (struct rdt_tensor){.dtype = dtype, .ndim = (uint32_t)view->ndim, .shape = (const int64_t *)view->shape, .strides = dims, .data = view->buf};
     return true;
 }
 
-static bool from_tensor(struct held *held, struct rdt_tensor *tensor, const struct tensor *ours, PyObject *stream)
+static bool from_tensor(struct borrowed *borrowed, struct rdt_tensor *tensor, const struct tensor *ours, PyObject *stream)
 {
     Py_INCREF(ours);
-    held->alive = (PyObject *)ours;
-    held->on_gpu = ours->gpu != HOST;
-    held->ordered = true; /* it is the daemon's */
-    if (held->on_gpu && stream != Py_None && !stream_from(stream, &held->stream))
+    borrowed->alive = (PyObject *)ours;
+    borrowed->on_gpu = ours->gpu != HOST;
+    borrowed->ordered = true; /* the daemon owns this memory */
+    if (borrowed->on_gpu && stream != Py_None && !stream_from(stream, &borrowed->stream))
         return false;
     *tensor = (struct rdt_tensor){.dtype = ours->dtype,
                                   .ndim = (uint32_t)ours->ndim,
@@ -147,7 +147,7 @@ bool dims_from_tuple(PyObject *tuple, int64_t *dims, Py_ssize_t ndim)
 {
     if (!tuple || !PyTuple_Check(tuple) || PyTuple_GET_SIZE(tuple) != ndim) {
         if (!PyErr_Occurred())
-            PyErr_SetString(PyExc_TypeError, "its shape and strides are no tuples of one length");
+            PyErr_SetString(PyExc_TypeError, "its shape and strides are not tuples of the same length");
         return false;
     }
     for (Py_ssize_t i = 0; i < ndim; i++) {
@@ -158,7 +158,7 @@ bool dims_from_tuple(PyObject *tuple, int64_t *dims, Py_ssize_t ndim)
     return true;
 }
 
-/* Where __dlpack_device__ says that it is. */
+/* Reads the device type and number from __dlpack_device__. */
 static bool dlpack_device(PyObject *object, int *type_p, int *id_p)
 {
     PyObject *device = PyObject_CallMethod(object, "__dlpack_device__", NULL), *type = NULL;
@@ -166,14 +166,14 @@ static bool dlpack_device(PyObject *object, int *type_p, int *id_p)
 
     if (!device)
         return false;
-    ok = PyArg_ParseTuple(device, "Oi", &type, id_p) != 0; /* the type may be an enum's member */
+    ok = PyArg_ParseTuple(device, "Oi", &type, id_p) != 0; /* the type may be a member of an enum */
     if (ok)
         *type_p = (int)PyLong_AsLong(type);
     Py_DECREF(device);
     return ok && !PyErr_Occurred();
 }
 
-static bool from_dlpack(struct held *held, struct rdt_tensor *tensor, PyObject *object, bool writable, PyObject *stream)
+static bool from_dlpack(struct borrowed *borrowed, struct rdt_tensor *tensor, PyObject *object, bool writable, PyObject *stream)
 {
     const struct dl_tensor *dl;
     bool readonly = false;
@@ -182,31 +182,31 @@ static bool from_dlpack(struct held *held, struct rdt_tensor *tensor, PyObject *
 
     if (!dlpack_device(object, &type, &id))
         return false;
-    held->alive = type == DL_CUDA ? gpu_dlpack(held, object, id, stream) : PyObject_CallMethod(object, "__dlpack__", NULL);
-    if (!held->alive)
+    borrowed->alive = type == DL_CUDA ? gpu_dlpack(borrowed, object, id, stream) : PyObject_CallMethod(object, "__dlpack__", NULL);
+    if (!borrowed->alive)
         return false;
-    if (PyCapsule_IsValid(held->alive, "dltensor")) {
-        dl = &((const struct dl_managed *)PyCapsule_GetPointer(held->alive, "dltensor"))->tensor;
-    } else if (PyCapsule_IsValid(held->alive, "dltensor_versioned")) {
-        const struct dl_managed_versioned *managed = PyCapsule_GetPointer(held->alive, "dltensor_versioned");
+    if (PyCapsule_IsValid(borrowed->alive, "dltensor")) {
+        dl = &((const struct dl_managed *)PyCapsule_GetPointer(borrowed->alive, "dltensor"))->tensor;
+    } else if (PyCapsule_IsValid(borrowed->alive, "dltensor_versioned")) {
+        const struct dl_managed_versioned *managed = PyCapsule_GetPointer(borrowed->alive, "dltensor_versioned");
 
         if (managed->version.major != 1) {
-            PyErr_Format(PyExc_BufferError, "it speaks DLPack %u, not 1", (unsigned)managed->version.major);
+            PyErr_Format(PyExc_BufferError, "it uses DLPack version %u; version 1 is supported", (unsigned)managed->version.major);
             return false;
         }
         dl = &managed->tensor;
         readonly = (managed->flags & DL_READ_ONLY) != 0;
     } else {
-        PyErr_SetString(PyExc_TypeError, "its __dlpack__() gave no DLPack capsule");
+        PyErr_SetString(PyExc_TypeError, "its __dlpack__() did not return a DLPack capsule");
         return false;
     }
     if (dl->device.type != DL_CPU && dl->device.type != DL_CUDA) {
-        PyErr_Format(PyExc_TypeError, "it is in memory of DLPack's device type %d: host memory (1) and that of CUDA's GPUs (2) are taken",
+        PyErr_Format(PyExc_TypeError, "its DLPack device type is %d; host memory (1) and CUDA (2) are supported",
                      (int)dl->device.type);
         return false;
     }
     if (dl->device.type != type) {
-        PyErr_Format(PyExc_TypeError, "its __dlpack_device__() says %d, and its capsule %d", type, (int)dl->device.type);
+        PyErr_Format(PyExc_TypeError, "its __dlpack_device__() reports device type %d, but its capsule has %d", type, (int)dl->device.type);
         return false;
     }
     if (writable && readonly) {
@@ -215,11 +215,11 @@ static bool from_dlpack(struct held *held, struct rdt_tensor *tensor, PyObject *
     }
     tensor->dtype = dtype_of_dlpack(dl->dtype.code, dl->dtype.bits, dl->dtype.lanes);
     if (!tensor->dtype) {
-        PyErr_Format(PyExc_TypeError, "its DLPack type (code %d, %d bits, %d lanes) has no counterpart here", (int)dl->dtype.code,
+        PyErr_Format(PyExc_TypeError, "no rdt dtype matches its DLPack type (code %d, %d bits, %d lanes)", (int)dl->dtype.code,
                      (int)dl->dtype.bits, (int)dl->dtype.lanes);
         return false;
     }
-    dims = held_dims(held, dl->ndim);
+    dims = borrowed_dims(borrowed, dl->ndim);
     if (!dims)
         return false;
     for (int i = 0; i < dl->ndim; i++) {
@@ -234,8 +234,8 @@ static bool from_dlpack(struct held *held, struct rdt_tensor *tensor, PyObject *
     return true;
 }
 
-/* numpy's arrays of dtypes that the buffer protocol does not have: ml_dtypes, by their names. */
-static bool from_numpy_name(struct held *held, struct rdt_tensor *tensor, PyObject *array, bool writable)
+/* numpy arrays whose dtype (of ml_dtypes) the buffer protocol cannot express: the dtype is found by its name. */
+static bool from_numpy_name(struct borrowed *borrowed, struct rdt_tensor *tensor, PyObject *array, bool writable)
 {
     PyObject *dtype = PyObject_GetAttrString(array, "dtype"), *name = dtype ? PyObject_GetAttrString(dtype, "name") : NULL;
     PyObject *number = name && numpy_names ? PyDict_GetItemWithError(numpy_names, name) : NULL, *flags = NULL, *writeable = NULL;
@@ -245,7 +245,7 @@ static bool from_numpy_name(struct held *held, struct rdt_tensor *tensor, PyObje
 
     if (!number) {
         if (!PyErr_Occurred())
-            PyErr_Format(PyExc_TypeError, "its dtype %S has no counterpart here", dtype);
+            PyErr_Format(PyExc_TypeError, "no rdt dtype matches its dtype %S", dtype);
         goto end;
     }
     flags = PyObject_GetAttrString(array, "flags");
@@ -262,7 +262,7 @@ static bool from_numpy_name(struct held *held, struct rdt_tensor *tensor, PyObje
     if (!shape || !strides || !PyTuple_Check(shape))
         goto end;
     tensor->ndim = (uint32_t)PyTuple_GET_SIZE(shape);
-    dims = held_dims(held, (Py_ssize_t)tensor->ndim);
+    dims = borrowed_dims(borrowed, (Py_ssize_t)tensor->ndim);
     if (!dims || !dims_from_tuple(shape, dims, (Py_ssize_t)tensor->ndim) ||
         !dims_from_tuple(strides, dims + tensor->ndim, (Py_ssize_t)tensor->ndim) ||
         !strides_from_bytes(dims + tensor->ndim, (const Py_ssize_t *)dims, (const Py_ssize_t *)dims + tensor->ndim, (Py_ssize_t)tensor->ndim,
@@ -276,7 +276,7 @@ static bool from_numpy_name(struct held *held, struct rdt_tensor *tensor, PyObje
         goto end;
     tensor->data = PyLong_AsVoidPtr(PyTuple_GET_ITEM(item, 0));
     Py_INCREF(array);
-    held->alive = array;
+    borrowed->alive = array;
     ok = !PyErr_Occurred();
 end:
     if (!ok && !PyErr_Occurred())
@@ -291,19 +291,19 @@ end:
     return ok;
 }
 
-static bool take(struct held *held, struct rdt_tensor *tensor, PyObject *object, bool writable, PyObject *stream)
+static bool take(struct borrowed *borrowed, struct rdt_tensor *tensor, PyObject *object, bool writable, PyObject *stream)
 {
     if (PyObject_TypeCheck(object, &tensor_type)) {
         if (writable && ((struct tensor *)object)->readonly) {
             PyErr_SetString(PyExc_BufferError, "it is read-only");
             return false;
         }
-        return from_tensor(held, tensor, (struct tensor *)object, stream);
+        return from_tensor(borrowed, tensor, (struct tensor *)object, stream);
     }
     if (PyObject_CheckBuffer(object)) {
-        if (PyObject_GetBuffer(object, &held->view, PyBUF_STRIDES | PyBUF_FORMAT | (writable ? PyBUF_WRITABLE : 0)) == 0)
-            return from_buffer(held, tensor);
-        held->view.obj = NULL;
+        if (PyObject_GetBuffer(object, &borrowed->view, PyBUF_STRIDES | PyBUF_FORMAT | (writable ? PyBUF_WRITABLE : 0)) == 0)
+            return from_buffer(borrowed, tensor);
+        borrowed->view.obj = NULL;
         if (writable) {
             Py_buffer readable;
             PyObject *type, *value, *traceback;
@@ -311,7 +311,7 @@ static bool take(struct held *held, struct rdt_tensor *tensor, PyObject *object,
             PyErr_Fetch(&type, &value, &traceback);
             if (PyObject_GetBuffer(object, &readable, PyBUF_STRIDES | PyBUF_FORMAT) == 0) {
                 PyBuffer_Release(&readable);
-                PyErr_Restore(type, value, traceback); /* it is read-only */
+                PyErr_Restore(type, value, traceback); /* the array is read-only: report that error */
                 return false;
             }
             PyErr_Restore(type, value, traceback);
@@ -319,21 +319,21 @@ static bool take(struct held *held, struct rdt_tensor *tensor, PyObject *object,
         if (!PyObject_HasAttrString(object, "__array_interface__"))
             return false;
         PyErr_Clear();
-        return from_numpy_name(held, tensor, object, writable);
+        return from_numpy_name(borrowed, tensor, object, writable);
     }
     if (torch_tensor_type && PyObject_TypeCheck(object, (PyTypeObject *)torch_tensor_type))
-        return torch_take(held, tensor, object, writable, stream);
+        return torch_take(borrowed, tensor, object, writable, stream);
     if (PyObject_HasAttrString(object, "__dlpack__"))
-        return from_dlpack(held, tensor, object, writable, stream);
+        return from_dlpack(borrowed, tensor, object, writable, stream);
     if (PyObject_HasAttrString(object, "__cuda_array_interface__"))
-        return gpu_array_interface(held, tensor, object, writable, stream);
+        return gpu_array_interface(borrowed, tensor, object, writable, stream);
     PyErr_Format(PyExc_TypeError, "a %.100s has neither a buffer nor __dlpack__", Py_TYPE(object)->tp_name);
     return false;
 }
 
 /* ---- many ---- */
 
-/* Says which one an exception is about. */
+/* Prefixes the current exception with the index of the tensor. */
 static void name_it(const char *what, size_t i)
 {
     PyObject *type, *value, *traceback, *said;
@@ -347,49 +347,49 @@ static void name_it(const char *what, size_t i)
     PyErr_Restore(type, value, traceback);
 }
 
-struct held_set *held_set_from(PyObject *list, bool writable, PyObject *stream, const char *what)
+struct borrowed_set *borrowed_set_from(PyObject *list, bool writable, PyObject *stream, const char *what)
 {
-    PyObject *items = PySequence_Fast(list, "tensors come as a list");
-    struct held_set *set = items ? PyMem_Calloc(1, sizeof *set) : NULL;
+    PyObject *items = PySequence_Fast(list, "expected a list of tensors");
+    struct borrowed_set *set = items ? PyMem_Calloc(1, sizeof *set) : NULL;
     size_t count = items ? (size_t)PySequence_Fast_GET_SIZE(items) : 0;
 
     if (set) {
         set->tensors = PyMem_Calloc(count + 1, sizeof *set->tensors);
-        set->held = PyMem_Calloc(count + 1, sizeof *set->held);
+        set->borrowed = PyMem_Calloc(count + 1, sizeof *set->borrowed);
     }
-    if (!set || !set->tensors || !set->held) {
+    if (!set || !set->tensors || !set->borrowed) {
         if (items)
             PyErr_NoMemory();
         goto failed;
     }
     for (size_t i = 0; i < count; i++) {
         set->count = i + 1;
-        if (!take(&set->held[i], &set->tensors[i], PySequence_Fast_GET_ITEM(items, (Py_ssize_t)i), writable, stream)) {
+        if (!take(&set->borrowed[i], &set->tensors[i], PySequence_Fast_GET_ITEM(items, (Py_ssize_t)i), writable, stream)) {
             name_it(what, i);
             goto failed;
         }
-        set->on_gpus += set->held[i].on_gpu;
+        set->on_gpus += set->borrowed[i].on_gpu;
     }
     Py_DECREF(items);
     return set;
 failed:
     Py_XDECREF(items);
-    held_set_free(set);
+    borrowed_set_free(set);
     return NULL;
 }
 
-void held_set_free(struct held_set *set)
+void borrowed_set_free(struct borrowed_set *set)
 {
     if (!set)
         return;
     gpu_take_back(set);
     for (size_t i = 0; i < set->count; i++) {
-        if (set->held[i].view.obj)
-            PyBuffer_Release(&set->held[i].view);
-        Py_XDECREF(set->held[i].alive);
-        PyMem_Free(set->held[i].dims);
+        if (set->borrowed[i].view.obj)
+            PyBuffer_Release(&set->borrowed[i].view);
+        Py_XDECREF(set->borrowed[i].alive);
+        PyMem_Free(set->borrowed[i].dims);
     }
     PyMem_Free(set->tensors);
-    PyMem_Free(set->held);
+    PyMem_Free(set->borrowed);
     PyMem_Free(set);
 }

@@ -1,10 +1,9 @@
-/* Tensors on GPUs as librdt takes them: whose stream is still to write them, by torch, DLPack, and __cuda_array_interface__. No CUDA is
- * called here. */
+/* Borrows tensors on GPUs, from torch, by DLPack and by __cuda_array_interface__, and finds the stream that still writes them. Calls no CUDA. */
 #include <string.h>
 
 #include "rdtpy.h"
 
-#define LEGACY_STREAM 1 /* the default one, as DLPack and CUDA's own header number it */
+#define LEGACY_STREAM 1 /* the legacy default stream, as DLPack and cuda.h number it */
 
 bool stream_from(PyObject *number, void **stream_p)
 {
@@ -16,8 +15,8 @@ bool stream_from(PyObject *number, void **stream_p)
     return true;
 }
 
-/* Torch's allocator reuses and frees in the order of the stream, so that its memory may be read there after put has returned. */
-bool gpu_torch_stream(struct held *held, PyObject *torch, PyObject *stream)
+/* torch's allocator reuses and frees memory in stream order, so the stream may read the tensor after put has returned. */
+bool gpu_torch_stream(struct borrowed *borrowed, PyObject *torch, PyObject *stream)
 {
     PyObject *is_cuda = PyObject_GetAttrString(torch, "is_cuda"), *device = NULL, *index = NULL, *number = NULL;
     bool ok = false;
@@ -26,35 +25,35 @@ bool gpu_torch_stream(struct held *held, PyObject *torch, PyObject *stream)
         return false;
     Py_DECREF(is_cuda);
     if (is_cuda != Py_True || !torch_stream) {
-        PyErr_SetString(PyExc_TypeError, "it is neither in host memory nor on a GPU of CUDA's: .cpu() it first");
+        PyErr_SetString(PyExc_TypeError, "it is neither in host memory nor on a CUDA GPU: call .cpu() first");
         return false;
     }
-    held->on_gpu = held->ordered = true;
+    borrowed->on_gpu = borrowed->ordered = true;
     if (stream != Py_None)
-        return stream_from(stream, &held->stream);
+        return stream_from(stream, &borrowed->stream);
     device = PyObject_GetAttrString(torch, "device");
     index = device ? PyObject_GetAttrString(device, "index") : NULL;
     number = index ? PyObject_CallOneArg(torch_stream, index) : NULL;
-    ok = number && stream_from(number, &held->stream);
+    ok = number && stream_from(number, &borrowed->stream);
     Py_XDECREF(device);
     Py_XDECREF(index);
     Py_XDECREF(number);
     return ok;
 }
 
-/* The producer makes our stream wait for its own. */
-PyObject *gpu_dlpack(struct held *held, PyObject *object, int ordinal, PyObject *stream)
+/* The producer makes the stream that we pass wait for its own. */
+PyObject *gpu_dlpack(struct borrowed *borrowed, PyObject *object, int ordinal, PyObject *stream)
 {
     PyObject *method, *no_arguments, *arguments, *capsule = NULL;
 
     (void)ordinal;
-    held->on_gpu = true;
-    held->stream = (void *)LEGACY_STREAM;
-    if (stream != Py_None && !stream_from(stream, &held->stream))
+    borrowed->on_gpu = true;
+    borrowed->stream = (void *)LEGACY_STREAM;
+    if (stream != Py_None && !stream_from(stream, &borrowed->stream))
         return NULL;
     method = PyObject_GetAttrString(object, "__dlpack__");
     no_arguments = PyTuple_New(0);
-    arguments = Py_BuildValue("{s:N}", "stream", PyLong_FromVoidPtr(held->stream ? held->stream : (void *)LEGACY_STREAM));
+    arguments = Py_BuildValue("{s:N}", "stream", PyLong_FromVoidPtr(borrowed->stream ? borrowed->stream : (void *)LEGACY_STREAM));
     if (method && no_arguments && arguments)
         capsule = PyObject_Call(method, no_arguments, arguments);
     Py_XDECREF(method);
@@ -63,7 +62,7 @@ PyObject *gpu_dlpack(struct held *held, PyObject *object, int ordinal, PyObject 
     return capsule;
 }
 
-/* "<f4" and the like. 0: it has no counterpart here. */
+/* The dtype of a typestr such as "<f4"; 0: rdt has none. */
 static enum rdt_dtype dtype_of_typestr(const char *text)
 {
     static const struct {
@@ -80,8 +79,8 @@ static enum rdt_dtype dtype_of_typestr(const char *text)
     return 0;
 }
 
-/* Version 2 has no stream (torch says so of its own, which never comes here): then the bytes are there on the legacy default stream. */
-bool gpu_array_interface(struct held *held, struct rdt_tensor *tensor, PyObject *object, bool writable, PyObject *given)
+/* Version 2 of the interface has no stream: the data is then valid on the legacy default stream. */
+bool gpu_array_interface(struct borrowed *borrowed, struct rdt_tensor *tensor, PyObject *object, bool writable, PyObject *given)
 {
     PyObject *interface = PyObject_GetAttrString(object, "__cuda_array_interface__"), *typestr, *data, *shape, *strides, *stream;
     Py_ssize_t ndim;
@@ -91,7 +90,7 @@ bool gpu_array_interface(struct held *held, struct rdt_tensor *tensor, PyObject 
     if (!interface)
         return false;
     if (!PyDict_Check(interface)) {
-        PyErr_SetString(PyExc_TypeError, "its __cuda_array_interface__ is no dict");
+        PyErr_SetString(PyExc_TypeError, "its __cuda_array_interface__ is not a dict");
         goto end;
     }
     typestr = PyDict_GetItemString(interface, "typestr");
@@ -106,7 +105,7 @@ bool gpu_array_interface(struct held *held, struct rdt_tensor *tensor, PyObject 
     tensor->dtype = dtype_of_typestr(PyUnicode_AsUTF8(typestr) ? PyUnicode_AsUTF8(typestr) : "");
     if (!tensor->dtype) {
         if (!PyErr_Occurred())
-            PyErr_Format(PyExc_TypeError, "its elements are %R, which has no counterpart here", typestr);
+            PyErr_Format(PyExc_TypeError, "no rdt dtype matches its typestr %R", typestr);
         goto end;
     }
     if (writable && PyObject_IsTrue(PyTuple_GET_ITEM(data, 1))) {
@@ -114,7 +113,7 @@ bool gpu_array_interface(struct held *held, struct rdt_tensor *tensor, PyObject 
         goto end;
     }
     ndim = PyTuple_GET_SIZE(shape);
-    dims = held_dims(held, ndim);
+    dims = borrowed_dims(borrowed, ndim);
     if (!dims || !dims_from_tuple(shape, dims, ndim))
         goto end;
     tensor->ndim = (uint32_t)ndim;
@@ -127,14 +126,14 @@ bool gpu_array_interface(struct held *held, struct rdt_tensor *tensor, PyObject 
         tensor->strides = dims + ndim;
     }
     tensor->data = PyLong_AsVoidPtr(PyTuple_GET_ITEM(data, 0));
-    held->on_gpu = true;
-    held->stream = (void *)LEGACY_STREAM;
+    borrowed->on_gpu = true;
+    borrowed->stream = (void *)LEGACY_STREAM;
     if (given != Py_None || (stream && stream != Py_None))
-        ok = stream_from(given != Py_None ? given : stream, &held->stream);
+        ok = stream_from(given != Py_None ? given : stream, &borrowed->stream);
     else
         ok = !PyErr_Occurred();
     Py_INCREF(object);
-    held->alive = object;
+    borrowed->alive = object;
 end:
     Py_DECREF(interface);
     return ok;

@@ -1,8 +1,8 @@
-/* torch's tensors as librdt takes them. A torch that has DLPack's exchange interface tells all of a tensor in one C call, a
- * sixth of what asking for its attributes takes; what that does not tell, and other torches, are asked. */
+/* Borrows torch tensors. A torch with DLPack's C exchange interface describes a tensor in one C call, which takes a sixth of the time of reading
+ * its attributes. Older torches, and tensors that the interface does not describe fully, are read by their attributes. */
 #include "rdtpy.h"
 
-/* -1: an exception. */
+/* Returns -1 with an exception set. */
 static int is_true(PyObject *object, PyObject *method)
 {
     PyObject *answer = PyObject_CallMethodNoArgs(object, method);
@@ -22,7 +22,7 @@ static void *address_from(PyObject *number)
 
 static struct {
     PyObject *is_cpu, *is_conj, *is_neg, *dtype, *shape, *stride, *data_ptr;
-} names; /* interned once: a method is found sooner so */
+} names; /* interned once, which makes look-ups faster */
 
 static bool make_names(void)
 {
@@ -33,19 +33,19 @@ static bool make_names(void)
             (names.data_ptr = PyUnicode_InternFromString("data_ptr")));
 }
 
-/* Whether its bits are to be conjugated or negated by whoever reads them. -1: an exception. */
+/* Whether the tensor is a lazily conjugated or negated view, whose stored bits differ from its values. -1: an exception is set. */
 static int is_lazy(PyObject *torch, enum rdt_dtype dtype)
 {
     bool is_complex = dtype == RDT_C32 || dtype == RDT_C64 || dtype == RDT_C128;
     int lazy = is_complex ? is_true(torch, names.is_conj) : 0;
 
-    if (lazy == 0 && (is_complex || dtype == RDT_F16 || dtype == RDT_F32 || dtype == RDT_F64)) /* an imaginary part may be */
+    if (lazy == 0 && (is_complex || dtype == RDT_F16 || dtype == RDT_F32 || dtype == RDT_F64)) /* the imaginary part of a complex tensor may be a negated view */
         lazy = is_true(torch, names.is_neg);
     return lazy;
 }
 
-/* By the attributes that every torch has. */
-static bool by_attributes(struct held *held, struct rdt_tensor *tensor, PyObject *torch, bool writable, PyObject *stream)
+/* Reads a tensor by the attributes that every torch has. */
+static bool by_attributes(struct borrowed *borrowed, struct rdt_tensor *tensor, PyObject *torch, bool writable, PyObject *stream)
 {
     PyObject *on_cpu, *dtype = NULL, *shape = NULL, *strides = NULL, *number;
     int64_t *dims;
@@ -56,13 +56,13 @@ static bool by_attributes(struct held *held, struct rdt_tensor *tensor, PyObject
     if (!on_cpu)
         return false;
     Py_DECREF(on_cpu);
-    if (on_cpu != Py_True && !gpu_torch_stream(held, torch, stream))
+    if (on_cpu != Py_True && !gpu_torch_stream(borrowed, torch, stream))
         return false;
     dtype = PyObject_GetAttr(torch, names.dtype);
     number = dtype ? PyDict_GetItemWithError(torch_dtypes, dtype) : NULL;
     if (!number) {
         if (!PyErr_Occurred())
-            PyErr_Format(PyExc_TypeError, "its dtype %S has no counterpart here", dtype);
+            PyErr_Format(PyExc_TypeError, "no rdt dtype matches its dtype %S", dtype);
         goto end;
     }
     tensor->dtype = (enum rdt_dtype)PyLong_AsLong(number);
@@ -70,27 +70,27 @@ static bool by_attributes(struct held *held, struct rdt_tensor *tensor, PyObject
     if (lazy < 0)
         goto end;
     Py_INCREF(torch);
-    held->alive = torch;
+    borrowed->alive = torch;
     if (lazy) {
         if (writable) {
-            PyErr_SetString(PyExc_TypeError, "it is a lazily conjugated or negated view: nothing can be written there");
+            PyErr_SetString(PyExc_TypeError, "it is a lazily conjugated or negated view, which cannot be written");
             goto end;
         }
-        held->alive = PyObject_CallMethod(torch, "resolve_conj", NULL);
+        borrowed->alive = PyObject_CallMethod(torch, "resolve_conj", NULL);
         Py_DECREF(torch);
-        torch = held->alive;
-        held->alive = torch ? PyObject_CallMethod(torch, "resolve_neg", NULL) : NULL;
+        torch = borrowed->alive;
+        borrowed->alive = torch ? PyObject_CallMethod(torch, "resolve_neg", NULL) : NULL;
         Py_XDECREF(torch);
-        if (!held->alive)
+        if (!borrowed->alive)
             goto end;
-        torch = held->alive;
+        torch = borrowed->alive;
     }
     shape = PyObject_GetAttr(torch, names.shape);
     strides = PyObject_CallMethodNoArgs(torch, names.stride);
     if (!shape || !strides || !PyTuple_Check(shape))
         goto end;
     tensor->ndim = (uint32_t)PyTuple_GET_SIZE(shape);
-    dims = held_dims(held, (Py_ssize_t)tensor->ndim);
+    dims = borrowed_dims(borrowed, (Py_ssize_t)tensor->ndim);
     if (!dims || !dims_from_tuple(shape, dims, (Py_ssize_t)tensor->ndim) ||
         !dims_from_tuple(strides, dims + tensor->ndim, (Py_ssize_t)tensor->ndim))
         goto end;
@@ -105,13 +105,13 @@ end:
     return ok;
 }
 
-/* ---- DLPack's exchange interface, as its header has it ---- */
+/* ---- the exchange interface of dlpack.h ---- */
 
 struct exchange {
     struct { uint32_t major, minor; } version;
     const struct exchange *older;
     void *allocate, *managed_from, *managed_to;
-    int (*borrow)(void *object, struct dl_tensor *tensor_p); /* NULL: it has none. Shape and strides are the object's */
+    int (*borrow)(void *object, struct dl_tensor *tensor_p); /* NULL: not provided. Shape and strides belong to the object */
     void *current_stream;
 };
 
@@ -136,8 +136,8 @@ bool torch_find_exchange(PyObject *type)
     return true;
 }
 
-/* A tensor in host memory whose bits are what they say. False, without an exception: the attributes are to be asked. */
-static bool by_exchange(struct held *held, struct rdt_tensor *tensor, PyObject *torch)
+/* Reads a plain tensor in host memory. Returns false without an exception if the attributes must be read instead. */
+static bool by_exchange(struct borrowed *borrowed, struct rdt_tensor *tensor, PyObject *torch)
 {
     struct dl_tensor dl;
     int64_t *dims;
@@ -146,24 +146,24 @@ static bool by_exchange(struct held *held, struct rdt_tensor *tensor, PyObject *
     if (!exchange)
         return false;
     if (exchange->borrow(torch, &dl) != 0) {
-        PyErr_Clear(); /* the attributes say it in our words */
+        PyErr_Clear(); /* reading the attributes reports the error in our words */
         return false;
     }
     tensor->dtype = dtype_of_dlpack(dl.dtype.code, dl.dtype.bits, dl.dtype.lanes);
     if (dl.device.type != DL_CPU || !tensor->dtype || (dl.ndim > 0 && !dl.strides))
         return false;
     lazy = is_lazy(torch, tensor->dtype);
-    dims = lazy == 0 ? held_dims(held, dl.ndim) : NULL;
+    dims = lazy == 0 ? borrowed_dims(borrowed, dl.ndim) : NULL;
     if (!dims) {
         PyErr_Clear();
         return false;
     }
-    for (int i = 0; i < dl.ndim; i++) { /* it may be resized while the GIL is released */
+    for (int i = 0; i < dl.ndim; i++) { /* copied, because the tensor may be resized while the GIL is released */
         dims[i] = dl.shape[i];
         dims[dl.ndim + i] = dl.strides[i];
     }
     Py_INCREF(torch);
-    held->alive = torch;
+    borrowed->alive = torch;
     tensor->ndim = (uint32_t)dl.ndim;
     tensor->shape = dims;
     tensor->strides = dims + dl.ndim;
@@ -171,7 +171,7 @@ static bool by_exchange(struct held *held, struct rdt_tensor *tensor, PyObject *
     return true;
 }
 
-bool torch_take(struct held *held, struct rdt_tensor *tensor, PyObject *torch, bool writable, PyObject *stream)
+bool torch_take(struct borrowed *borrowed, struct rdt_tensor *tensor, PyObject *torch, bool writable, PyObject *stream)
 {
-    return make_names() && (by_exchange(held, tensor, torch) || by_attributes(held, tensor, torch, writable, stream));
+    return make_names() && (by_exchange(borrowed, tensor, torch) || by_attributes(borrowed, tensor, torch, writable, stream));
 }

@@ -1,5 +1,5 @@
-/* GPU memory of a connection, by librdt-cuda, which is within this module where it was built with cuda.h: else everything here refuses, and
- * says what to do. NVIDIA's driver is loaded when the first tensor on a GPU is put or asked for: never by importing or connecting. */
+/* GPU memory of a connection. librdt-cuda is part of this module if the module was built with cuda.h; without it every call here fails with a
+ * message that says what to do. The NVIDIA driver is loaded by the first put or fetch of a GPU tensor, never by importing or connecting. */
 #include <string.h>
 
 #include "rdtpy.h"
@@ -15,7 +15,7 @@ bool gpu_place(PyObject *place, const char **memory_p, const char **device_p)
 bool gpu_open(struct conn *conn)
 {
     (void)conn;
-    (void)raise_status(RDT_UNSUPPORTED, "this package was built without cuda.h: put it where make finds it (make cuda-headers fetches it), and build again");
+    (void)raise_status(RDT_UNSUPPORTED, "this package was built without cuda.h: run `make cuda-headers` or install the CUDA headers, and build it again");
     return false;
 }
 void gpu_close(struct conn *conn)
@@ -32,20 +32,20 @@ bool gpu_uuid(struct conn *conn, int ordinal, const char **uuid_p)
     (void)ordinal, (void)uuid_p;
     return gpu_open(conn);
 }
-enum rdt_status gpu_put(struct conn *conn, const struct held_set *set, struct rdt_put_options *options, struct rdt_ref *ref_p,
+enum rdt_status gpu_put(struct conn *conn, const struct borrowed_set *set, struct rdt_put_options *options, struct rdt_ref *ref_p,
                         Py_ssize_t *copied_p, bool *live_p, struct rdt_error *err)
 {
     (void)conn, (void)set, (void)options, (void)ref_p, (void)copied_p, (void)live_p;
-    err->status = RDT_UNSUPPORTED; /* gpu_open has refused before */
+    err->status = RDT_UNSUPPORTED; /* gpu_open has already reported why */
     return RDT_UNSUPPORTED;
 }
-enum rdt_status gpu_offer(struct conn *conn, struct held_set *set, struct rdt_error *err)
+enum rdt_status gpu_offer(struct conn *conn, struct borrowed_set *set, struct rdt_error *err)
 {
     (void)conn, (void)set;
     err->status = RDT_UNSUPPORTED;
     return RDT_UNSUPPORTED;
 }
-void gpu_take_back(struct held_set *set)
+void gpu_take_back(struct borrowed_set *set)
 {
     (void)set;
 }
@@ -86,7 +86,7 @@ bool gpu_open(struct conn *conn)
     Py_END_ALLOW_THREADS
     if (status == RDT_OK)
         conn->cuda = cuda;
-    else if (status == RDT_EXISTS && conn->cuda) /* another thread was first */
+    else if (status == RDT_EXISTS && conn->cuda) /* another thread opened it first */
         status = RDT_OK;
     conn_leave(conn);
     if (status != RDT_OK)
@@ -124,45 +124,45 @@ bool gpu_uuid(struct conn *conn, int ordinal, const char **uuid_p)
 
 /* ---- put ---- */
 
-static enum rdt_status wait_for(struct conn *conn, const struct held_set *set, struct rdt_error *err)
+static enum rdt_status wait_for(struct conn *conn, const struct borrowed_set *set, struct rdt_error *err)
 {
     enum rdt_status status = RDT_OK;
 
     for (size_t i = 0; status == RDT_OK && i < set->count; i++) {
         int ordinal = HOST;
 
-        if (!set->held[i].on_gpu)
+        if (!set->borrowed[i].on_gpu)
             continue;
         status = rdt_cuda_where(conn->cuda, set->tensors[i].data, &ordinal, err);
         if (status == RDT_OK && ordinal != HOST)
-            status = rdt_cuda_wait_stream(conn->cuda, ordinal, set->held[i].stream, err);
+            status = rdt_cuda_wait_stream(conn->cuda, ordinal, set->borrowed[i].stream, err);
     }
     return status;
 }
 
-/* Whether all of it stands in one stream, whose order also keeps it until it has been read. */
-static bool in_one_stream(struct conn *conn, const struct held_set *set, void **stream_p)
+/* Whether one stream orders all tensors of the set and also keeps their memory until it has been read. */
+static bool in_one_stream(struct conn *conn, const struct borrowed_set *set, void **stream_p)
 {
     int gpu = HOST, other;
     bool first = true;
 
     for (size_t i = 0; i < set->count; i++) {
-        const struct held *held = &set->held[i];
+        const struct borrowed *borrowed = &set->borrowed[i];
         size_t bytes;
 
         if (rdt_tensor_bytes(&set->tensors[i], &bytes, NULL) != RDT_OK || bytes == 0)
             continue;
-        if (!held->on_gpu || !held->ordered || rdt_cuda_where(conn->cuda, set->tensors[i].data, &other, NULL) != RDT_OK || other == HOST ||
-            (!first && (other != gpu || held->stream != *stream_p)))
+        if (!borrowed->on_gpu || !borrowed->ordered || rdt_cuda_where(conn->cuda, set->tensors[i].data, &other, NULL) != RDT_OK || other == HOST ||
+            (!first && (other != gpu || borrowed->stream != *stream_p)))
             return false;
         gpu = other;
-        *stream_p = held->stream;
+        *stream_p = borrowed->stream;
         first = false;
     }
     return !first;
 }
 
-enum rdt_status gpu_put(struct conn *conn, const struct held_set *set, struct rdt_put_options *put, struct rdt_ref *ref_p,
+enum rdt_status gpu_put(struct conn *conn, const struct borrowed_set *set, struct rdt_put_options *put, struct rdt_ref *ref_p,
                         Py_ssize_t *copied_p, bool *live_p, struct rdt_error *err)
 {
     struct rdt_cuda_put_options options = RDT_INIT(options);
@@ -170,7 +170,7 @@ enum rdt_status gpu_put(struct conn *conn, const struct held_set *set, struct rd
     enum rdt_status status = RDT_OK;
 
     if (!how) {
-        *err = (struct rdt_error){.status = RDT_NO_MEMORY, .msg = "no memory to put tensors"};
+        *err = (struct rdt_error){.status = RDT_NO_MEMORY, .msg = "out of memory while putting tensors"};
         return RDT_NO_MEMORY;
     }
     options.put = put;
@@ -183,9 +183,9 @@ enum rdt_status gpu_put(struct conn *conn, const struct held_set *set, struct rd
         status = rdt_cuda_put(conn->cuda, set->tensors, set->count, &options, ref_p, err);
     for (size_t i = 0; status == RDT_OK && i < set->count; i++) {
         *copied_p += how[i] == RDT_CUDA_COPIED;
-        *live_p = *live_p || (how[i] == RDT_CUDA_KNOWN && !PyObject_TypeCheck(set->held[i].alive, &tensor_type));
+        *live_p = *live_p || (how[i] == RDT_CUDA_KNOWN && !PyObject_TypeCheck(set->borrowed[i].alive, &tensor_type));
         if (how[i] != RDT_CUDA_HOST && put->how)
-            put->how[i] = RDT_MEMORY_DAEMON; /* counted here */
+            put->how[i] = RDT_MEMORY_DAEMON; /* counted as a copy here */
     }
     free(how);
     return status;
@@ -193,21 +193,21 @@ enum rdt_status gpu_put(struct conn *conn, const struct held_set *set, struct rd
 
 /* ---- targets ---- */
 
-enum rdt_status gpu_offer(struct conn *conn, struct held_set *set, struct rdt_error *err)
+enum rdt_status gpu_offer(struct conn *conn, struct borrowed_set *set, struct rdt_error *err)
 {
     enum rdt_status status = wait_for(conn, set, err);
 
     set->conn = conn;
     set->offered = calloc(set->count + 1, sizeof(void *));
     if (status == RDT_OK && !set->offered) {
-        *err = (struct rdt_error){.status = RDT_NO_MEMORY, .msg = "no memory for targets"};
+        *err = (struct rdt_error){.status = RDT_NO_MEMORY, .msg = "out of memory for targets"};
         return RDT_NO_MEMORY;
     }
     for (size_t i = 0; status == RDT_OK && i < set->count; i++) {
         bool known = false;
         size_t bytes;
 
-        if (!set->held[i].on_gpu || rdt_tensor_bytes(&set->tensors[i], &bytes, NULL) != RDT_OK || bytes == 0)
+        if (!set->borrowed[i].on_gpu || rdt_tensor_bytes(&set->tensors[i], &bytes, NULL) != RDT_OK || bytes == 0)
             continue;
         status = rdt_known(conn->rdt, set->tensors[i].data, bytes, &known, NULL, NULL, err);
         if (status == RDT_OK && !known)
@@ -216,14 +216,14 @@ enum rdt_status gpu_offer(struct conn *conn, struct held_set *set, struct rdt_er
     return status;
 }
 
-void gpu_take_back(struct held_set *set)
+void gpu_take_back(struct borrowed_set *set)
 {
     struct conn *conn = set->conn;
 
     if (!set->offered)
         return;
     if (conn->rdt) {
-        conn->calls++; /* not closed meanwhile */
+        conn->calls++; /* keeps the session open during the call */
         Py_INCREF(conn);
         Py_BEGIN_ALLOW_THREADS
         for (size_t i = 0; i < set->count; i++)
@@ -236,7 +236,7 @@ void gpu_take_back(struct held_set *set)
     set->offered = NULL;
 }
 
-/* ---- the end of memory ---- */
+/* ---- release of memory ---- */
 
 void gpu_settle(struct conn *conn, uint64_t gpus)
 {
@@ -250,15 +250,15 @@ enum rdt_status gpu_read(struct conn *conn, const void *from, void *to, size_t b
     return rdt_cuda_read(conn->cuda, from, to, bytes, err);
 }
 
-/* ---- the pool of torch ---- */
+/* ---- torch's memory pool ---- */
 
 static bool use_pool(struct conn *conn)
 {
     if (!gpu_open(conn))
         return false;
-    if (!conn->pooled) { /* torch gives blocks back whenever it likes, without the GIL: the session stays for them */
+    if (!conn->pooled) { /* torch releases blocks at any time and without the GIL, so the session must last */
         conn->pooled = true;
-        conn_keep(conn);
+        conn_hold_session(conn);
     }
     rdt_cuda_pool_use(conn->cuda);
     return true;
@@ -274,7 +274,7 @@ PyObject *gpu_pool_info(PyObject *module, PyObject *ignored)
                          (Py_ssize_t)info.failures, "status", (int)info.last.status, "last", info.last.status ? info.last.msg : "");
 }
 
-/* What torch finds in this module by their names: see torch.cuda.memory.CUDAPluggableAllocator. */
+/* torch looks these symbols up by name: see torch.cuda.memory.CUDAPluggableAllocator. */
 __attribute__((visibility("default"))) void *rdt_torch_alloc(Py_ssize_t bytes, int device, void *stream);
 __attribute__((visibility("default"))) void rdt_torch_free(void *addr, Py_ssize_t bytes, int device, void *stream);
 

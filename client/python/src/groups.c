@@ -1,11 +1,11 @@
-/* Conn's calls about groups. */
+/* Conn's calls about groups of nodes. */
 #include "rdtpy.h"
 
-/* A tuple (client, node or None, device or None), whose texts the member borrows. */
+/* Reads a tuple (client, node or None, device or None). The member borrows its strings. */
 static bool read_member(PyObject *tuple, struct rdt_member *member)
 {
     if (!PyTuple_Check(tuple)) {
-        PyErr_Format(PyExc_TypeError, "a member is a tuple, not a %.100s", Py_TYPE(tuple)->tp_name);
+        PyErr_Format(PyExc_TypeError, "a member must be a tuple, not a %.100s", Py_TYPE(tuple)->tp_name);
         return false;
     }
     return PyArg_ParseTuple(tuple, "szz:member", &member->client, &member->node, &member->device);
@@ -29,7 +29,7 @@ PyObject *conn_group_create(PyObject *self, PyObject *args)
         return NULL;
     if (timeout != Py_None && options.timeout_ns == 0)
         options.timeout_ns = 1;
-    held = PyList_AsTuple(list); /* the caller's may change meanwhile */
+    held = PyList_AsTuple(list); /* a copy: the caller's list may change meanwhile */
     members = held ? PyMem_Calloc((size_t)PyTuple_GET_SIZE(held) + 1, sizeof *members) : NULL;
     if (!members) {
         if (held)
@@ -78,7 +78,7 @@ PyObject *conn_groups(PyObject *self, PyObject *ignored)
     PyObject *list = NULL;
 
     (void)ignored;
-    do { /* more may have come since they were counted */
+    do { /* groups may have been added since the count */
         PyMem_Free(groups);
         groups = PyMem_Calloc(room, sizeof *groups);
         if (!groups)

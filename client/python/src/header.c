@@ -1,5 +1,5 @@
-/* The names in a safetensors header as put writes it: no blanks, no escapes, the tensors in the order of their bytes. A header of ten thousand
- * tensors is read in a tenth of what a reader of any JSON takes; what is written otherwise is left to that. */
+/* Parses the names out of a safetensors header in the form that put writes: no blanks, no escapes, tensors in the order of their bytes. For ten
+ * thousand tensors this takes a tenth of the time of a general JSON parser, which reads every other form. */
 #include <string.h>
 
 #include "rdtpy.h"
@@ -18,7 +18,7 @@ static bool skip(struct cursor *cursor, const char *text)
     return true;
 }
 
-/* "text" without escapes: from *from_p to *to_p. */
+/* Parses a string without escapes; its text is from *from_p up to *to_p. */
 static bool quoted(struct cursor *cursor, const char **from_p, const char **to_p)
 {
     if (!skip(cursor, "\""))
@@ -68,7 +68,7 @@ static bool read_names(struct cursor *cursor, PyObject *names, const char **more
 
         if (!quoted(cursor, &from, &to) || !skip(cursor, ":"))
             return false;
-        if (to - from == 12 && memcmp(from, "__metadata__", 12) == 0) { /* last; whatever it says */
+        if (to - from == 12 && memcmp(from, "__metadata__", 12) == 0) { /* the last entry; its value is not parsed */
             *more_p = cursor->at;
             return cursor->end > cursor->at && cursor->end[-1] == '}';
         }
@@ -100,7 +100,7 @@ PyObject *header_names(PyObject *module, PyObject *header)
     if (names && read_names(&cursor, names, &more))
         return Py_BuildValue("(Ny#)", names, more ? more : "{}", more ? (Py_ssize_t)(cursor.end - 1 - more) : (Py_ssize_t)2);
     Py_XDECREF(names);
-    if (PyErr_ExceptionMatches(PyExc_UnicodeDecodeError)) /* json says what is wrong */
+    if (PyErr_ExceptionMatches(PyExc_UnicodeDecodeError)) /* the general parser reports the error */
         PyErr_Clear();
     if (PyErr_Occurred())
         return NULL;

@@ -4,7 +4,7 @@
 PyObject *made_ref_type, *made_request_type;
 PyObject *torch_tensor_type, *torch_dtypes, *torch_stream, *numpy_names;
 static PyObject *errors;     /* dict of status to exception class */
-static PyObject *error_type; /* for a status that is not in it */
+static PyObject *error_type; /* for statuses that are not in `errors` */
 
 PyObject *raise_error(const struct rdt_error *err)
 {
@@ -55,14 +55,14 @@ bool timeout_from(PyObject *seconds, int64_t none, int64_t *ns_p)
     if (s == -1.0 && PyErr_Occurred())
         return false;
     if (!(s >= 0)) {
-        PyErr_SetString(PyExc_ValueError, "a timeout is None or a number of seconds, 0 or more");
+        PyErr_SetString(PyExc_ValueError, "a timeout must be None or a number of seconds that is not negative");
         return false;
     }
     *ns_p = s >= 9.2e9 ? INT64_MAX : (int64_t)(s * 1e9);
     return true;
 }
 
-/* setup(errors, error, Ref, Request, numpy_names): what the Python side makes of things. */
+/* setup(errors, error, Ref, Request, numpy_names): registers the classes of the Python side. */
 static PyObject *setup(PyObject *module, PyObject *args)
 {
     (void)module;
@@ -78,7 +78,7 @@ static PyObject *setup(PyObject *module, PyObject *args)
     Py_RETURN_NONE;
 }
 
-/* set_torch(Tensor, dtypes, stream): once torch is there. */
+/* set_torch(Tensor, dtypes, stream): called once, after torch was imported. */
 static PyObject *set_torch(PyObject *module, PyObject *args)
 {
     PyObject *type, *dtypes, *stream;

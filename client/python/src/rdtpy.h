@@ -1,19 +1,19 @@
-/* The extension module _rdt: librdt's calls as Python objects, nothing more; what is convenient is written in Python above it.
+/* The extension module _rdt: librdt's calls as Python objects and nothing more. What makes them convenient is written in Python, in rdt/.
  *
- *   conn.c      Conn: a connection; who may still use it, and when it is really closed
- *   calls.c     Conn's calls that are one answer: stat, publish, waits;  groups.c: those about groups
+ *   conn.c      Conn: a connection, who may still use it, and when the session really ends
+ *   calls.c     Conn's calls with one answer (stat, publish, waits);  groups.c: its calls about groups
  *   transfer.c  Conn's put and fetch
- *   ref.c       Ref: a name, and maybe the hold on what it names
- *   request.c   Request and Object: what was started, what it brought
- *   tensor.c    Tensor and Memory: memory of the daemon's as numpy, torch and the buffer protocol see it;  dlpack.c: DLPack
- *   gather.c    anybody's tensors as struct rdt_tensor, borrowed;  gather_torch.c: torch's;  gather_gpu.c: those on GPUs
- *   gpu.c       GPU memory: what of librdt-cuda is called; built without it where there was no cuda.h
- *   together.c  what many that go at once give back goes together
- *   header.c    the names in a header of many tensors
- *   module.c    the module, errors
+ *   ref.c       Ref: the name of an object, and the hold on that object if the Ref has one
+ *   request.c   Request and Object: what a call started, and what a fetch brought
+ *   tensor.c    Tensor and Memory: the daemon's memory as numpy, torch and the buffer protocol see it;  dlpack.c: DLPack
+ *   gather.c    borrows any library's tensors as struct rdt_tensor;  gather_torch.c: torch's;  gather_gpu.c: tensors on GPUs
+ *   gpu.c       GPU memory: the calls of librdt-cuda (refused where the package was built without cuda.h)
+ *   together.c  batches releases that follow each other closely
+ *   header.c    parses the names out of a safetensors header
+ *   module.c    the module itself, and how statuses become exceptions
  *
- * Everything here is under the GIL, which is released around every call of librdt that can block. Conn outlives what was made from
- * it: Request, Object, Memory and a holding Ref own a reference.
+ * All state here is protected by the GIL. Every call of librdt that can block releases the GIL. A Conn outlives whatever was made from it:
+ * each Request, Object, Memory and holding Ref owns a reference to its Conn.
  */
 #ifndef RDTPY_H
 #define RDTPY_H
@@ -35,7 +35,7 @@ typedef struct rdt_cuda rdt_cuda;
 /* The package also builds against an installed librdt, without proto/container_of.h. */
 #define container_of(pointer, type, member) ((type *)(void *)((char *)(pointer) - offsetof(type, member)))
 
-struct link { /* in one of Conn's lists */
+struct link { /* an element of one of Conn's lists */
     struct link *next, *prev;
 };
 
@@ -44,44 +44,44 @@ struct link { /* in one of Conn's lists */
 
 struct conn {
     PyObject_HEAD
-    rdt *rdt; /* NULL: closed for good */
-    bool closed;    /* close() was called: no further calls, but memory that somebody still sees stays */
-    size_t calls;   /* threads that are in librdt with this connection */
-    size_t keepers; /* Objects and Memories: as long as there is one the session goes on */
+    rdt *rdt; /* NULL: the session has ended */
+    bool closed;     /* close() was called: new calls are refused, but memory that is still visible stays mapped */
+    size_t calls;    /* threads that are inside librdt with this connection */
+    size_t session_users; /* Objects and Memories; the session lasts until this is 0 */
     struct link requests, holds;
-    struct link kept; /* struct kept: what the connection holds for Refs that are gone */
+    struct link retained; /* of struct retained_hold: holds that outlive their Refs */
     struct link memories;
-    PyObject *shared; /* dict of packed refs to the address of the Request whose hold all who unpickle them share; NULL: none was */
-    rdt_cuda *cuda;  /* NULL: GPU memory was not asked for yet */
-    pid_t pid;            /* whose it is */
-    int64_t gave_back_ns; /* last: CLOCK_MONOTONIC */
-    struct conn *corked;  /* the next one in together.c's list */
-    bool is_corked;       /* it is in there */
-    bool pooled;     /* it serves, or served, the pool of torch: the session stays */
+    PyObject *shared; /* dict: packed ref -> address of the Request whose hold all unpickled copies of that ref share; NULL: empty */
+    rdt_cuda *cuda;  /* NULL: no call has used GPU memory yet */
+    pid_t pid;            /* the process that connected */
+    int64_t gave_back_ns; /* CLOCK_MONOTONIC time of the last release */
+    struct conn *corked;  /* next in together.c's list of corked connections */
+    bool is_corked;       /* this connection is in that list */
+    bool pooled;     /* torch's pool has used this connection, so the session lasts until the process ends */
     PyObject *weakrefs;
 };
 
 struct ref {
     PyObject_HEAD
     struct rdt_ref ref;
-    struct conn *conn; /* owned; NULL: it does not hold as its producer */
-    struct link link;  /* conn->holds, if conn */
-    PyObject *hold;    /* the Request that holds it; NULL: none */
-    bool wanting;      /* it shall hold when a connection is used with it */
-    Py_ssize_t copied; /* of put: tensors that had to be copied in; -1: not from put */
-    bool kept;         /* the connection goes on holding it when this is gone */
-    bool live;         /* of put: GPU memory that the caller could use again has to stay until it is freed */
-    int hint;          /* for the reader: 1 if the tensors were torch's */
+    struct conn *conn; /* owned; NULL: this Ref has no producer's hold */
+    struct link link;  /* in conn->holds, if conn is set */
+    PyObject *hold;    /* the Request whose hold this Ref uses; NULL: none */
+    bool wanting;      /* unpickled: takes a hold with the first connection that uses it */
+    Py_ssize_t copied; /* number of tensors that put copied into the daemon's memory; -1: not from put */
+    bool retained;         /* the hold passes to the connection when this Ref is deallocated */
+    bool live;         /* from put: the caller's GPU memory must not be reused until the object is freed */
+    int hint;          /* for readers: 1 if the tensors were torch's */
 };
 
 struct request {
     PyObject_HEAD
     struct conn *conn;
-    rdt_request *request; /* NULL: its connection is closed */
+    rdt_request *request; /* NULL: the connection was closed */
     struct link link;
-    struct held_set *targets; /* NULL: none */
-    PyObject *shared_as;      /* its key in conn->shared; NULL: it is not in there */
-    PyObject *how;            /* what the Python side wants to know when it has ended */
+    struct borrowed_set *targets; /* NULL: none */
+    PyObject *shared_as;      /* the key in conn->shared; NULL: not in that dict */
+    PyObject *how;            /* belongs to the Python side: how to read the result */
     PyObject *weakrefs;
 };
 
@@ -89,16 +89,16 @@ struct object {
     PyObject_HEAD
     struct conn *conn;
     rdt_object *object;
-    uint64_t gpus; /* a bit for each ordinal that it has a tensor on */
+    uint64_t gpus; /* bit n: a tensor of this object is on the GPU with ordinal n */
 };
 
 struct memory {
     PyObject_HEAD
     struct conn *conn;
-    struct link link; /* conn->memories, if conn */
+    struct link link; /* in conn->memories, if conn is set */
     void *addr;
     size_t bytes;
-    int gpu; /* ordinal; HOST */
+    int gpu; /* ordinal of the GPU, or HOST */
 };
 
 struct tensor {
@@ -109,35 +109,35 @@ struct tensor {
     enum rdt_dtype dtype;
     int ndim;
     bool readonly;
-    int gpu;          /* ordinal in this process; HOST: its memory is the processor's */
-    Py_ssize_t bytes; /* of the elements */
+    int gpu;          /* ordinal of the GPU in this process, or HOST */
+    Py_ssize_t bytes; /* the number of elements times the size of one */
     Py_ssize_t dims[]; /* [3 * ndim]: shape, strides in elements, strides in bytes */
 };
 
 extern PyTypeObject conn_type, ref_type, request_type, object_type, memory_type, tensor_type;
 
-/* What Python's side told: see module.c. Borrowed by nobody, NULL until then. */
+/* Set by the Python side (see module.c); NULL until then. */
 extern PyObject *made_ref_type, *made_request_type;
 extern PyObject *torch_tensor_type, *torch_dtypes; /* type; dict of torch.dtype to number */
-extern PyObject *torch_stream;                     /* of a GPU's ordinal: the stream that torch works in now, as a number */
+extern PyObject *torch_stream;                     /* function: GPU ordinal -> torch's current stream there, as a number */
 extern PyObject *numpy_names;                      /* dict of numpy's dtype names to numbers */
 
 /* ---- errors ---- */
 
-/* Raises what mirrors err; NULL. */
+/* Raises the exception class of err->status with its message. Returns NULL. */
 PyObject *raise_error(const struct rdt_error *err);
 PyObject *raise_status(enum rdt_status status, const char *fmt, ...) __attribute__((format(printf, 2, 3)));
 
-/* Seconds or None as librdt's time; *_p is `none` for None. False: an exception. */
+/* Converts a timeout (seconds, or None, which becomes `none`) to nanoseconds. Returns false with an exception set. */
 bool timeout_from(PyObject *seconds, int64_t none, int64_t *ns_p);
 
 /* ---- conn ---- */
 
-/* Around every use of conn->rdt. False: an exception (it was closed). */
+/* Bracket every use of conn->rdt. conn_enter returns false with an exception set if the connection is closed. */
 bool conn_enter(struct conn *conn);
 void conn_leave(struct conn *conn);
-void conn_keep(struct conn *conn);   /* one more keeper, with a reference */
-void conn_unkeep(struct conn *conn); /* gives both back */
+void conn_hold_session(struct conn *conn);   /* counts one more user of the session and takes a reference */
+void conn_release_session(struct conn *conn); /* undoes conn_hold_session */
 
 #define CONN_CALL(conn, call)         \
     do {                              \
@@ -165,17 +165,17 @@ void together_end_others(const struct conn *conn);
 
 /* ---- ref ---- */
 
-struct kept {
+struct retained_hold {
     struct link link;
     struct rdt_ref ref;
-    rdt_request *hold; /* NULL: as its producer */
+    rdt_request *hold; /* NULL: the producer's hold */
 };
-void kept_drop(struct conn *conn, struct kept *kept); /* lets go, without waiting for an answer */
+void retained_hold_drop(struct conn *conn, struct retained_hold *retained); /* releases the hold without waiting for an answer */
 
-/* The connection holds it no more, if it did. */
+/* Drops the connection's retained hold on the object of `ref`; NULL: drops all of them. */
 void conn_forget(struct conn *conn, const struct rdt_ref *ref);
 
-/* A new Ref of Python's class; conn NULL: it holds nothing. */
+/* A new Ref of the Python subclass. With conn NULL it has no hold. */
 PyObject *ref_new(const struct rdt_ref *ref, struct conn *conn);
 
 /* ---- request, object ---- */
@@ -183,7 +183,7 @@ PyObject *ref_new(const struct rdt_ref *ref, struct conn *conn);
 PyObject *request_new(struct conn *conn, rdt_request *take_request);
 bool request_holds(PyObject *request);
 
-/* Of one that holds and that nobody else has: what was started is the caller's now. NULL: it does not hold. */
+/* Takes the started hold out of a Request that nobody else references; the caller owns the result. NULL: it has no hold. */
 rdt_request *request_take_hold(PyObject *request, struct conn **conn_p);
 PyObject *object_new(struct conn *conn, rdt_object *take_object);
 
@@ -191,88 +191,90 @@ PyObject *object_new(struct conn *conn, rdt_object *take_object);
 
 PyObject *tensor_new(PyObject *owner, const struct rdt_tensor *view, bool readonly, int gpu);
 struct conn *tensor_conn(const struct tensor *tensor); /* borrowed */
-bool memory_has_one_of(const struct conn *conn, const struct rdt_tensor *tensors, size_t count); /* whether one lies in a Memory of conn */
-const char *tensor_format(enum rdt_dtype dtype); /* of struct's module; NULL: it has no letter */
+bool memory_has_one_of(const struct conn *conn, const struct rdt_tensor *tensors, size_t count); /* whether a tensor lies in a Memory of conn */
+const char *tensor_format(enum rdt_dtype dtype); /* format letter of the struct module; NULL: there is none */
 PyObject *tensor_dlpack(PyObject *self, PyObject *args, PyObject *kwargs);
 PyObject *tensor_dlpack_device(PyObject *self, PyObject *ignored);
 PyObject *tensor_capsule(PyObject *self, PyObject *ignored);
 
 /* ---- gather ---- */
 
-struct held {
-    Py_buffer view;  /* obj NULL: none */
-    PyObject *alive; /* what else has to stay; NULL */
-    int64_t *dims;   /* [2 * ndim] on the heap, or NULL */
-    int64_t few[8];  /* instead */
+struct borrowed {
+    Py_buffer view;  /* view.obj is NULL if no buffer was taken */
+    PyObject *alive; /* what must stay alive while borrowed; NULL: nothing */
+    int64_t *dims;   /* shape and strides, [2 * ndim], on the heap; NULL: in `few` */
+    int64_t few[8];  /* shape and strides of tensors with at most 4 dimensions */
     bool on_gpu;
-    bool ordered;    /* who made it frees and writes its memory in the stream's order: it may be read there after this call */
-    void *stream;    /* what writes it stands there; of on_gpu */
+    bool ordered;    /* its allocator frees and reuses memory in stream order, so the stream may read it after this call */
+    void *stream;    /* if on_gpu: the stream in which the tensor is written */
 };
 
-struct held_set {
+struct borrowed_set {
     size_t count;
     struct rdt_tensor *tensors; /* [count] */
-    struct held *held;          /* [count] */
-    size_t on_gpus;             /* of them */
-    struct conn *conn;          /* borrowed, of `offered` */
-    void **offered;             /* [count] GPU memory that the daemon knows for this alone; NULL: none */
+    struct borrowed *borrowed;          /* [count] */
+    size_t on_gpus;             /* how many of them are on GPUs */
+    struct conn *conn;          /* borrowed; the connection that `offered` belongs to */
+    void **offered;             /* [count] GPU memory registered with the daemon for this set only; NULL: none */
 };
 
-/* Borrows the memory of a list's or tuple's tensors until held_set_free. `writable`: and they must be. `stream`: where what writes those on
- * GPUs stands, as a number; None: each says it itself. NULL: an exception that says which one is wrong; `what` begins the sentence. */
-struct held_set *held_set_from(PyObject *list, bool writable, PyObject *stream, const char *what);
-void held_set_free(struct held_set *set); /* NULL is fine */
+/* Borrows the memory of the tensors in a list or tuple until borrowed_set_free. With `writable`, read-only tensors are refused. `stream` is the
+ * stream that writes tensors on GPUs, as a number; None: each tensor says so itself. On failure returns NULL with an exception that names the
+ * tensor; `what` begins its sentence. */
+struct borrowed_set *borrowed_set_from(PyObject *list, bool writable, PyObject *stream, const char *what);
+void borrowed_set_free(struct borrowed_set *set); /* NULL is fine */
 
-/* torch's: see gather_torch.c. find_exchange: once, with torch's class of tensors. False: an exception. */
+/* torch's tensors (gather_torch.c). torch_find_exchange is called once, with the class torch.Tensor. Both return false with an exception set. */
 bool torch_find_exchange(PyObject *type);
-bool torch_take(struct held *held, struct rdt_tensor *tensor, PyObject *torch, bool writable, PyObject *stream);
+bool torch_take(struct borrowed *borrowed, struct rdt_tensor *tensor, PyObject *torch, bool writable, PyObject *stream);
 
-/* Those on GPUs: see gather_gpu.c. As the others, false: an exception. */
-int64_t *held_dims(struct held *held, Py_ssize_t ndim);
+/* Tensors on GPUs (gather_gpu.c). Each returns false or NULL with an exception set. */
+int64_t *borrowed_dims(struct borrowed *borrowed, Py_ssize_t ndim);
 bool dims_from_tuple(PyObject *tuple, int64_t *dims, Py_ssize_t ndim);
 bool strides_from_bytes(int64_t *strides, const Py_ssize_t *shape, const Py_ssize_t *bytes, Py_ssize_t ndim, Py_ssize_t itemsize);
-bool gpu_torch_stream(struct held *held, PyObject *torch, PyObject *stream);
-PyObject *gpu_dlpack(struct held *held, PyObject *object, int ordinal, PyObject *stream); /* the capsule, made safe on the held stream */
-bool gpu_array_interface(struct held *held, struct rdt_tensor *tensor, PyObject *object, bool writable, PyObject *stream);
+bool gpu_torch_stream(struct borrowed *borrowed, PyObject *torch, PyObject *stream);
+PyObject *gpu_dlpack(struct borrowed *borrowed, PyObject *object, int ordinal, PyObject *stream); /* the capsule; borrowed->stream then waits for the producer's stream */
+bool gpu_array_interface(struct borrowed *borrowed, struct rdt_tensor *tensor, PyObject *object, bool writable, PyObject *stream);
 bool stream_from(PyObject *number, void **stream_p);
 
 /* ---- GPU memory ---- */
 
-/* Opens it for the connection, once. False: an exception, Unsupported with why. */
+/* Opens GPU memory for the connection, once. Returns false with Unsupported set, which says why. */
 bool gpu_open(struct conn *conn);
-void gpu_close(struct conn *conn); /* before rdt_close, without the GIL */
+void gpu_close(struct conn *conn); /* called before rdt_close, without the GIL */
 
-/* The options' place from (memory or None, uuid or None). False: an exception. */
+/* Reads the place (memory or None, uuid or None) into options. Returns false with an exception set. */
 bool gpu_place(PyObject *place, const char **memory_p, const char **device_p);
-int gpu_ordinal(struct conn *conn, const char *memory, const char *uuid); /* HOST also for one that this process does not see */
-bool gpu_uuid(struct conn *conn, int ordinal, const char **uuid_p);       /* false: an exception */
+int gpu_ordinal(struct conn *conn, const char *memory, const char *uuid); /* HOST also for a GPU that this process does not see */
+bool gpu_uuid(struct conn *conn, int ordinal, const char **uuid_p);       /* returns false with an exception set */
 
-/* rdt_put of a set with tensors on GPUs; without the GIL. What the daemon does not know is copied. *copied_p: how many were; *live_p: one lies
- * in memory that somebody here may use again, and has to stay. */
-enum rdt_status gpu_put(struct conn *conn, const struct held_set *set, struct rdt_put_options *options, struct rdt_ref *ref_p,
+/* rdt_put for a set with tensors on GPUs; called without the GIL. Tensors in memory that the daemon does not know are copied; *copied_p counts
+ * them. *live_p: a tensor lies in memory of a local allocator, which must not reuse it before the object is freed. */
+enum rdt_status gpu_put(struct conn *conn, const struct borrowed_set *set, struct rdt_put_options *options, struct rdt_ref *ref_p,
                         Py_ssize_t *copied_p, bool *live_p, struct rdt_error *err);
 
-/* Makes targets on GPUs known to the daemon until held_set_free, and waits for what still stands in their streams. Without the GIL. */
-enum rdt_status gpu_offer(struct conn *conn, struct held_set *set, struct rdt_error *err);
-void gpu_take_back(struct held_set *set);
+/* Registers targets on GPUs with the daemon until borrowed_set_free and waits for the work queued in their streams. Called without the GIL. */
+enum rdt_status gpu_offer(struct conn *conn, struct borrowed_set *set, struct rdt_error *err);
+void gpu_take_back(struct borrowed_set *set);
 
-/* Before memory there is given back: nothing of this process's uses it any more. Without the GIL. */
+/* Waits until this process's queued work on these GPUs is done, before their memory is released. Called without the GIL. */
 void gpu_settle(struct conn *conn, uint64_t gpus);
 
 enum rdt_status gpu_read(struct conn *conn, const void *from, void *to, size_t bytes, struct rdt_error *err);
 
-/* Conn's methods: _gpu(ordinal), its UUID; _gpu_open(), tensors on GPUs come as such; _use_pool(), torch's pool takes its memory. */
+/* Conn's methods: _gpu(ordinal) returns the GPU's UUID; _gpu_open() makes fetches deliver GPU tensors; _use_pool() makes torch's pool allocate
+ * from this connection. */
 PyObject *conn_gpu(PyObject *self, PyObject *ordinal);
 PyObject *conn_gpu_open(PyObject *self, PyObject *ignored);
 PyObject *conn_use_pool(PyObject *self, PyObject *ignored);
 PyObject *gpu_pool_info(PyObject *module, PyObject *ignored);
 
-/* Struct's letters or DLPack's codes. 0: there is no such thing here. */
+/* dtypes from format letters of the struct module or from DLPack's codes. 0: rdt has no such dtype. */
 enum rdt_dtype dtype_of_format(const char *format, Py_ssize_t itemsize);
 enum rdt_dtype dtype_of_dlpack(uint8_t code, uint8_t bits, uint16_t lanes);
 bool dlpack_of_dtype(enum rdt_dtype dtype, uint8_t *code_p, uint8_t *bits_p);
 
-/* DLPack, as its header has it. */
+/* The structures of dlpack.h. */
 struct dl_tensor {
     void *data;
     struct { int32_t type, id; } device;
@@ -297,7 +299,7 @@ struct dl_managed_versioned {
 #define DL_CUDA 2
 #define DL_READ_ONLY ((uint64_t)1)
 
-/* _rdt.header_names(bytes): (names in the order of their tensors, "__metadata__" as JSON), or None: it is no header as put writes it. */
+/* _rdt.header_names(bytes): (names in the order of their tensors, "__metadata__" as JSON), or None if put did not write this header. */
 PyObject *header_names(PyObject *module, PyObject *header);
 
 /* ---- Conn's methods ---- */

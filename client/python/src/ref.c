@@ -1,4 +1,5 @@
-/* Refs: plain values, and maybe a hold that ends with the ref: the producer's of what put returned, or one that was taken since. */
+/* Refs: plain values that may carry a hold. The hold ends with the Ref. It is the producer's hold of a Ref that put returned, or one that was
+ * taken later. */
 #include "rdtpy.h"
 
 PyObject *ref_new(const struct rdt_ref *value, struct conn *conn)
@@ -19,7 +20,7 @@ PyObject *ref_new(const struct rdt_ref *value, struct conn *conn)
     return (PyObject *)ref;
 }
 
-/* It holds nothing any more. */
+/* Drops the Ref's hold, or hands it to the connection if the Ref is retained. Does not block. */
 static void let_go(struct ref *ref)
 {
     struct conn *conn = ref->conn;
@@ -34,26 +35,26 @@ static void let_go(struct ref *ref)
 static void ref_dealloc(PyObject *self)
 {
     struct ref *ref = (struct ref *)self;
-    bool keeps = ref->kept && (ref->conn || ref->hold);
-    struct kept *kept = keeps ? PyMem_Malloc(sizeof *kept) : NULL;
+    bool keeps = ref->retained && (ref->conn || ref->hold);
+    struct retained_hold *retained = keeps ? PyMem_Malloc(sizeof *retained) : NULL;
     struct conn *conn = ref->conn;
 
-    if (kept)
-        *kept = (struct kept){.ref = ref->ref, .hold = conn ? NULL : request_take_hold(ref->hold, &conn)};
-    if (kept && conn) {
-        link_add(&conn->kept, &kept->link);
-    } else if (ref->conn && ref->conn->rdt) { /* without waiting for the answer: this may be anywhere */
+    if (retained)
+        *retained = (struct retained_hold){.ref = ref->ref, .hold = conn ? NULL : request_take_hold(ref->hold, &conn)};
+    if (retained && conn) {
+        link_add(&conn->retained, &retained->link);
+    } else if (ref->conn && ref->conn->rdt) { /* rdt_drop does not wait for an answer: the garbage collector may run this anywhere */
         together(ref->conn);
         (void)rdt_drop(ref->conn->rdt, &ref->ref, NULL);
     }
-    if (kept && !conn)
-        PyMem_Free(kept);
+    if (retained && !conn)
+        PyMem_Free(retained);
     let_go(ref);
-    Py_CLEAR(ref->hold); /* likewise */
+    Py_CLEAR(ref->hold); /* does not block either */
     Py_TYPE(self)->tp_free(self);
 }
 
-/* ---- making one ---- */
+/* ---- construction ---- */
 
 static PyObject *make(PyTypeObject *type, const struct rdt_ref *value)
 {
@@ -134,7 +135,7 @@ static PyObject *ref_from_name(PyObject *type, PyObject *args)
     if (!PyArg_ParseTuple(args, "sKO:_from_name", &name, &after, &near))
         return NULL;
     if (near != Py_None && !PyObject_TypeCheck(near, &ref_type)) {
-        PyErr_SetString(PyExc_TypeError, "near is a Ref or None");
+        PyErr_SetString(PyExc_TypeError, "near must be a Ref or None");
         return NULL;
     }
     if (rdt_ref_from_name(name, after, near == Py_None ? NULL : &((struct ref *)near)->ref, &value, &err) != RDT_OK)
@@ -155,7 +156,7 @@ static PyObject *ref_at(PyObject *self, PyObject *address)
     return make(Py_TYPE(self), &value);
 }
 
-/* ---- what it does ---- */
+/* ---- methods ---- */
 
 static PyObject *ref_pack(PyObject *self, PyObject *ignored)
 {
@@ -178,7 +179,7 @@ static PyObject *ref_reduce(PyObject *self, PyObject *ignored)
     return reduced;
 }
 
-/* The hold that it took goes now. */
+/* Releases the hold that this Ref took later (not the producer's). */
 static void end_hold(struct ref *ref)
 {
     struct conn *conn = ref->hold ? ((struct request *)ref->hold)->conn : NULL;
@@ -207,7 +208,7 @@ static PyObject *ref_free(PyObject *self, PyObject *args, PyObject *kwargs)
         conn = ((struct request *)ref->hold)->conn;
     if (!conn) {
         end_hold(ref);
-        Py_RETURN_NONE; /* it holds nothing, or not any more */
+        Py_RETURN_NONE; /* the Ref has no hold */
     }
     if (!conn_enter(conn))
         return NULL;
@@ -230,13 +231,13 @@ static PyObject *ref_drop(PyObject *self, PyObject *ignored)
     ref->wanting = false;
     end_hold(ref);
     if (!conn)
-        Py_RETURN_NONE; /* it holds nothing, or not any more */
+        Py_RETURN_NONE; /* the Ref has no hold */
     if (!conn_enter(conn))
         return NULL;
     Py_INCREF(conn);
     let_go(ref);
     together_end(conn);
-    status = rdt_drop(conn->rdt, &ref->ref, &err); /* it does not block */
+    status = rdt_drop(conn->rdt, &ref->ref, &err); /* does not block */
     conn_leave(conn);
     Py_DECREF(conn);
     if (status != RDT_OK)
@@ -247,7 +248,7 @@ static PyObject *ref_drop(PyObject *self, PyObject *ignored)
 static PyObject *ref_keep(PyObject *self, PyObject *ignored)
 {
     (void)ignored;
-    ((struct ref *)self)->kept = true;
+    ((struct ref *)self)->retained = true;
     Py_INCREF(self);
     return self;
 }
@@ -278,7 +279,7 @@ static PyObject *ref_compare(PyObject *self, PyObject *other, int op)
     return PyBool_FromLong(equal == (op == Py_EQ));
 }
 
-static Py_hash_t ref_hash(PyObject *self) /* of what equal refs have in common */
+static Py_hash_t ref_hash(PyObject *self) /* of the fields that equal refs share */
 {
     const struct rdt_ref *ref = &((struct ref *)self)->ref;
     uint64_t hash = 14695981039346656037u;
@@ -289,7 +290,7 @@ static Py_hash_t ref_hash(PyObject *self) /* of what equal refs have in common *
     return hash == (uint64_t)-1 ? -2 : (Py_hash_t)hash;
 }
 
-/* ---- what it says ---- */
+/* ---- attributes ---- */
 
 static PyObject *get_id(PyObject *self, void *ignored)
 {
@@ -415,15 +416,15 @@ static int set_hint(PyObject *self, PyObject *value, void *ignored)
 }
 
 static PyGetSetDef getset[] = {
-    {"id", get_id, NULL, "The object's id, or the published name: 1 to 128 bytes.", NULL},
+    {"id", get_id, NULL, "The object's id, or a published name: 1 to 128 bytes.", NULL},
     {"address", get_address, NULL, "\"host:port\" of the node's peer link; \"\" if it has none.", NULL},
-    {"generation", get_generation, NULL, "Tells objects apart that had the same id; 0: whichever is under the id.", NULL},
+    {"generation", get_generation, NULL, "Distinguishes successive objects with the same id; 0 means whichever object has the id.", NULL},
     {"owner", get_owner, NULL, "(uid, tenant) of whom it belongs to; None: of whoever asks.", NULL},
-    {"after", get_after, NULL, "Of a name: the version that was read last; 0: any will do.", NULL},
+    {"after", get_after, NULL, "For a name: the last version that was read, so a fetch waits for a newer one; 0 accepts any version.", NULL},
     {"is_name", get_is_name, NULL, "Whether this means the newest version of a published name.", NULL},
-    {"holds", get_holds, NULL, "Whether this very Ref holds the object: as put returned it, or by a hold that was taken since. One that was refused, "
-     "or that the connection's end has ended, is none.", NULL},
-    {"copied", get_copied, NULL, "How many tensors put had to copy into the daemon's memory; None: this did not come from put.", NULL},
+    {"holds", get_holds, NULL, "Whether this Ref holds the object: put returned it, or it took a hold later. A hold that was refused or that ended with "
+     "its connection does not count.", NULL},
+    {"copied", get_copied, NULL, "The number of tensors that put copied into the daemon's memory; None if this Ref did not come from put.", NULL},
     {"_hold", get_hold, set_hold, NULL, NULL},
     {"_wanting", get_wanting, set_wanting, NULL, NULL},
     {"_hint", get_hint, set_hint, NULL, NULL},
@@ -439,13 +440,13 @@ static PyMethodDef methods[] = {
     {"pack", ref_pack, METH_NOARGS, "As bytes, the same on every machine."},
     {"__reduce__", ref_reduce, METH_NOARGS, NULL},
     {"free", (PyCFunction)(void (*)(void))ref_free, METH_VARARGS | METH_KEYWORDS,
-     "Drops the hold now: the object goes when its last reader or holder has let go. With force nobody fetches it any more, on no node. Does nothing "
-     "if this Ref holds nothing (Connection.free takes any ref). Errors: PeerLost, Disconnected."},
+     "Drops the hold now. The object ends when its last holder has released it. With force=True no process on any node can fetch it any more. "
+     "Does nothing if this Ref has no hold (Connection.free takes any ref). Errors: PeerLost, Disconnected."},
     {"drop", ref_drop, METH_NOARGS,
-     "free() that waits for no answer: the daemon is told, before whatever this connection asks of it next. Also of what was put under an id of yours, "
-     "which goes on being held when its Ref is merely gone. Error: Disconnected, which has ended the hold anyway."},
+     "Like free(), but does not wait for the answer. The daemon handles it before the next request of this connection. Use it also for objects that "
+     "were put under an explicit id: deleting their Ref does not drop the hold. Error: Disconnected, which has ended the hold as well."},
     {"keep", ref_keep, METH_NOARGS,
-     "The object stays when this Ref is gone, until somebody frees it or the connection ends. Returns the Ref."},
+     "Passes the hold to the connection: the object outlives this Ref, until a process frees it or the connection ends. Returns the Ref."},
     {NULL, NULL, 0, NULL},
 };
 

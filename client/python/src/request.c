@@ -1,4 +1,4 @@
-/* Requests that were started, and the objects that fetches brought. */
+/* Request: a call that was started. Object: what a fetch brought. */
 #include "rdtpy.h"
 
 /* ---- requests ---- */
@@ -20,7 +20,7 @@ PyObject *request_new(struct conn *conn, rdt_request *take_request)
     return (PyObject *)request;
 }
 
-/* ---- holds that are shared ---- */
+/* ---- shared holds ---- */
 
 static void stop_sharing(struct request *request)
 {
@@ -29,14 +29,14 @@ static void stop_sharing(struct request *request)
     if (!key)
         return;
     request->shared_as = NULL;
-    address = PyDict_GetItemWithError(request->conn->shared, key); /* maybe of a later one of the same */
+    address = PyDict_GetItemWithError(request->conn->shared, key); /* the key may belong to a later Request of the same ref by now */
     if (address && PyLong_AsVoidPtr(address) == request && PyDict_DelItem(request->conn->shared, key) < 0)
         PyErr_Clear();
     Py_DECREF(key);
 }
 
-/* _share(packed): who unpickles the same ref finds this, while somebody has it. No weak reference: what those call when they end is
- * Python's, and keeps what goes together apart (together.c). */
+/* _share(packed): copies of the same ref that are unpickled later find this Request while it is alive. The dict has its address, not a weak
+ * reference: the callback of a weak reference is Python code, and would end the batch of releases (together.c). */
 static PyObject *request_share(PyObject *self, PyObject *packed)
 {
     struct request *request = (struct request *)self;
@@ -65,7 +65,7 @@ PyObject *conn_shared(PyObject *self, PyObject *packed)
     if (!address && PyErr_Occurred())
         return NULL;
     found = address ? PyLong_AsVoidPtr(address) : Py_None;
-    if (address && !PyObject_GC_IsTracked(found)) /* it is about to go, when the interpreter gets to it */
+    if (address && !PyObject_GC_IsTracked(found)) /* its deallocation has begun */
         found = Py_None;
     Py_INCREF(found);
     return found;
@@ -79,7 +79,7 @@ static void request_dealloc(PyObject *self)
     PyObject_GC_UnTrack(self);
     stop_sharing(request);
     if (request->weakrefs)
-        PyObject_ClearWeakRefs(self); /* what that calls may close the connection */
+        PyObject_ClearWeakRefs(self); /* a callback may close the connection */
     if (conn) {
         rdt_request *gone = request->request;
 
@@ -88,13 +88,13 @@ static void request_dealloc(PyObject *self)
         if (gone)
             together(conn);
         if (gone && !request->targets) {
-            rdt_request_destroy(gone); /* does not block: nothing of the caller's is written */
+            rdt_request_destroy(gone); /* does not block: it has no target of the caller */
         } else if (gone) {
-            conn->calls++; /* it may be closed, but not before this has ended */
+            conn->calls++; /* the session must not end before this call has returned */
             Py_INCREF(conn);
             CONN_CALL(conn, rdt_request_destroy(gone));
         }
-        held_set_free(request->targets);
+        borrowed_set_free(request->targets);
         Py_DECREF(conn);
     }
     Py_CLEAR(request->how);
@@ -142,7 +142,7 @@ rdt_request *request_take_hold(PyObject *self, struct conn **conn_p)
     return taken;
 }
 
-/* The Ref of what it holds; it holds nothing by itself. */
+/* A Ref of the held object. That Ref has no hold of its own. */
 static PyObject *request_held(PyObject *self, PyObject *ignored)
 {
     struct request *request = (struct request *)self;
@@ -178,7 +178,7 @@ static PyObject *request_cancel(PyObject *self, PyObject *ignored)
     Py_RETURN_NONE;
 }
 
-/* Raises how it ended, unless it ended well. */
+/* Raises the request's error, if it failed. */
 static PyObject *request_check(PyObject *self, PyObject *ignored)
 {
     struct request *request = (struct request *)self;
@@ -237,7 +237,7 @@ static int set_how(PyObject *self, PyObject *value, void *ignored)
 }
 
 static PyGetSetDef request_getset[] = {
-    {"connection", get_connection, NULL, "The connection it was started on.", NULL},
+    {"connection", get_connection, NULL, "The connection that started the request.", NULL},
     {"_how", get_how, set_how, NULL, NULL},
     {NULL, NULL, NULL, NULL, NULL},
 };
@@ -249,7 +249,7 @@ static PyMethodDef request_methods[] = {
     {"_take", request_take, METH_NOARGS, NULL},
     {"_share", request_share, METH_O, NULL},
     {"cancel", request_cancel, METH_NOARGS,
-     "Ends it now, with Cancelled, unless it ended before. Never touches another transfer of the same object."},
+     "Ends the request now with Cancelled, unless it has ended. Other transfers of the same object are not affected."},
     {NULL, NULL, 0, NULL},
 };
 
@@ -284,7 +284,7 @@ PyObject *object_new(struct conn *conn, rdt_object *take_object)
         rdt_release(take_object);
         return NULL;
     }
-    conn_keep(conn);
+    conn_hold_session(conn);
     object->conn = conn;
     object->object = take_object;
     object->gpus = 0;
@@ -303,15 +303,15 @@ static void object_dealloc(PyObject *self)
     rdt_object *released = object->object;
 
     together(conn);
-    Py_BEGIN_ALLOW_THREADS /* it may unmap much */
+    Py_BEGIN_ALLOW_THREADS /* may unmap much memory */
     gpu_settle(conn, object->gpus);
     rdt_release(released);
     Py_END_ALLOW_THREADS
-    conn_unkeep(conn);
+    conn_release_session(conn);
     PyObject_Free(self);
 }
 
-/* A list of Tensors, each of which keeps the object. */
+/* A list of Tensors, each of which keeps the Object alive. */
 static PyObject *object_tensors(PyObject *self, PyObject *ignored)
 {
     struct object *object = (struct object *)self;

@@ -1,7 +1,7 @@
-/* Memory of the daemon's as Python sees it: Tensor, a view that keeps what is below it, and Memory, an allocation. */
+/* The daemon's memory as Python sees it. Memory is an allocation; Tensor is a view that keeps its Memory or Object alive. */
 #include "rdtpy.h"
 
-static char nowhere[64]; /* where a tensor without elements is */
+static char nowhere[64]; /* the address of tensors without elements */
 
 const char *tensor_format(enum rdt_dtype dtype)
 {
@@ -72,7 +72,7 @@ static int tensor_getbuffer(PyObject *self, Py_buffer *view, int flags)
 
     view->obj = NULL;
     if (tensor->gpu != HOST) {
-        PyErr_Format(PyExc_BufferError, "the tensor is on GPU %d: torch() and DLPack take it there, device=\"host\" fetches it here", tensor->gpu);
+        PyErr_Format(PyExc_BufferError, "the tensor is on GPU %d: use torch or DLPack there, or fetch it with device=\"host\"", tensor->gpu);
         return -1;
     }
     if ((flags & PyBUF_WRITABLE) && tensor->readonly) {
@@ -80,7 +80,7 @@ static int tensor_getbuffer(PyObject *self, Py_buffer *view, int flags)
         return -1;
     }
     if ((flags & PyBUF_FORMAT) && !format) {
-        PyErr_Format(PyExc_BufferError, "the buffer protocol has no letter for %s: numpy() needs ml_dtypes, torch() takes it, bits() shows the bits",
+        PyErr_Format(PyExc_BufferError, "the buffer protocol cannot express %s: install ml_dtypes for numpy, use torch, or take bits()",
                      rdt_dtype_name(tensor->dtype));
         return -1;
     }
@@ -108,7 +108,7 @@ static int tensor_getbuffer(PyObject *self, Py_buffer *view, int flags)
     return 0;
 }
 
-/* ---- what it says ---- */
+/* ---- attributes ---- */
 
 static PyObject *tuple_of(const Py_ssize_t *numbers, int count)
 {
@@ -211,7 +211,7 @@ struct conn *tensor_conn(const struct tensor *tensor)
     return ((struct object *)tensor->owner)->conn;
 }
 
-/* numpy's interface, and version 3 of CUDA's, which differs by the name: nothing has to be waited for, so there is no stream in it. */
+/* __array_interface__, and __cuda_array_interface__ version 3 with the same fields. It names no stream, since the data is already valid. */
 static PyObject *interface_of(struct tensor *tensor, bool on_gpu)
 {
     const char *format = tensor_format(tensor->dtype);
@@ -246,7 +246,7 @@ static PyObject *get_cuda_interface(PyObject *self, void *ignored)
     return interface_of((struct tensor *)self, true);
 }
 
-/* The same memory as unsigned integers of the elements' size. */
+/* A Tensor of unsigned integers of the same element size over the same memory. */
 static PyObject *tensor_bits(PyObject *self, PyObject *ignored)
 {
     struct tensor *tensor = (struct tensor *)self;
@@ -259,7 +259,7 @@ static PyObject *tensor_bits(PyObject *self, PyObject *ignored)
     (void)ignored;
     view.dtype = itemsize == 1 ? RDT_U8 : itemsize == 2 ? RDT_U16 : itemsize == 4 ? RDT_U32 : RDT_U64;
     if (itemsize == 16) {
-        PyErr_SetString(PyExc_TypeError, "no integer has 16 bytes");
+        PyErr_SetString(PyExc_TypeError, "there is no integer type of 16 bytes");
         return NULL;
     }
     return tensor_new(tensor->owner, &view, tensor->readonly, tensor->gpu);
@@ -320,11 +320,11 @@ static PyObject *tensor_repr(PyObject *self)
 }
 
 static PyGetSetDef tensor_getset[] = {
-    {"shape", get_shape, NULL, "Elements in each dimension.", NULL},
-    {"strides", get_strides, NULL, "Elements from one to the next, in each dimension.", NULL},
+    {"shape", get_shape, NULL, "Number of elements in each dimension.", NULL},
+    {"strides", get_strides, NULL, "Stride of each dimension, in elements.", NULL},
     {"dtype", get_dtype, NULL, "\"f32\", \"bf16\", ...", NULL},
     {"ndim", get_ndim, NULL, NULL, NULL},
-    {"nbytes", get_nbytes, NULL, "Bytes of the elements.", NULL},
+    {"nbytes", get_nbytes, NULL, "Number of bytes of all elements.", NULL},
     {"readonly", get_readonly, NULL, NULL, NULL},
     {"contiguous", get_contiguous, NULL, "Row-major.", NULL},
     {"device", get_device, NULL, "\"cpu\", or \"cuda:1\": the GPU's number in this process.", NULL},
@@ -335,8 +335,8 @@ static PyGetSetDef tensor_getset[] = {
 };
 
 static PyMethodDef tensor_methods[] = {
-    {"bits", tensor_bits, METH_NOARGS, "The same memory as unsigned integers of the elements' size: for dtypes that nothing here knows."},
-    {"tobytes", tensor_tobytes, METH_NOARGS, "A copy of the elements' bytes, from a GPU too. BufferError: it is not contiguous."},
+    {"bits", tensor_bits, METH_NOARGS, "The same memory as unsigned integers of the element size, for dtypes that the caller's library lacks."},
+    {"tobytes", tensor_tobytes, METH_NOARGS, "A copy of the elements as bytes, from a GPU too. Raises BufferError if the tensor is not contiguous."},
     {"__dlpack__", (PyCFunction)(void (*)(void))tensor_dlpack, METH_VARARGS | METH_KEYWORDS, NULL},
     {"__dlpack_device__", tensor_dlpack_device, METH_NOARGS, NULL},
     {"_capsule", tensor_capsule, METH_NOARGS, NULL},
@@ -348,8 +348,8 @@ static PySequenceMethods tensor_sequence = {.sq_length = tensor_len};
 
 PyTypeObject tensor_type = {
     PyVarObject_HEAD_INIT(NULL, 0).tp_name = "rdt.Tensor",
-    .tp_doc = "A view of a tensor in memory that came from the daemon, which it keeps. numpy, torch, memoryview and whatever takes DLPack "
-              "see the same memory: numpy.asarray(t), torch.from_dlpack(t), memoryview(t).",
+    .tp_doc = "A view of a tensor in the daemon's memory, which it keeps alive. numpy, torch, memoryview and every DLPack consumer see the "
+              "same memory: numpy.asarray(t), torch.from_dlpack(t), memoryview(t).",
     .tp_basicsize = sizeof(struct tensor),
     .tp_itemsize = sizeof(Py_ssize_t),
     .tp_flags = Py_TPFLAGS_DEFAULT,
@@ -364,7 +364,7 @@ PyTypeObject tensor_type = {
 
 /* ---- memory ---- */
 
-/* Memory(conn, bytes, timeout, place). */
+/* Memory(conn, bytes, timeout, place) */
 static PyObject *memory_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 {
     struct rdt_alloc_options options = RDT_INIT(options);
@@ -386,10 +386,10 @@ static PyObject *memory_new(PyTypeObject *type, PyObject *args, PyObject *kwargs
         Py_DECREF(memory);
         return NULL;
     }
-    conn_keep(conn); /* also against a close meanwhile */
+    conn_hold_session(conn); /* also keeps the session open during the call */
     CONN_CALL(conn, status = rdt_alloc_with(conn->rdt, (size_t)bytes, &options, &addr, &err));
     if (status != RDT_OK) {
-        conn_unkeep(conn);
+        conn_release_session(conn);
         Py_DECREF(memory);
         return raise_error(&err);
     }
@@ -414,7 +414,7 @@ static void memory_dealloc(PyObject *self)
         gpu_settle(conn, memory->gpu == HOST ? 0 : UINT64_C(1) << memory->gpu);
         (void)rdt_dealloc(conn->rdt, addr, NULL);
         Py_END_ALLOW_THREADS
-        conn_unkeep(conn);
+        conn_release_session(conn);
     }
     Py_TYPE(self)->tp_free(self);
 }
@@ -433,7 +433,7 @@ bool memory_has_one_of(const struct conn *conn, const struct rdt_tensor *tensors
     return false;
 }
 
-/* tensor(dtype number, shape, offset in bytes) */
+/* Memory.tensor(dtype number, shape, offset in bytes) */
 static PyObject *memory_tensor(PyObject *self, PyObject *args)
 {
     struct memory *memory = (struct memory *)self;

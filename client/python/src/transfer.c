@@ -5,10 +5,10 @@
 
 #define MAX_HEADER_BYTES ((size_t)4 << 20)
 
-#define SNAPSHOT_UNLESS_OURS 0x10000u /* among the flags of _put */
+#define SNAPSHOT_UNLESS_OURS 0x10000u /* one of the flags of _put */
 #define LITTLE_BYTES ((size_t)1 << 20)
 
-#define SLICE_NS (INT64_C(100) * 1000000) /* how long a signal waits for its handler, a Ctrl-C too */
+#define SLICE_NS (INT64_C(100) * 1000000) /* a signal handler (Ctrl-C) runs after at most this time */
 
 static char *put_text(char *at, const char *text, size_t length)
 {
@@ -29,9 +29,9 @@ static char *put_number(char *at, uint64_t number)
 
 #define PUT(at, literal) put_text(at, literal, sizeof(literal) - 1)
 
-/* A safetensors header for these tensors one behind the other: rdtctl writes such a file of it. `names` are JSON strings already, `more`
- * goes behind them. NULL without an exception: a dtype that the format does not have, or more than metadata may be. */
-static PyObject *header_of(const struct held_set *set, PyObject *names, const char *more)
+/* A safetensors header for these tensors in their order, from which rdtctl writes a safetensors file. `names` are JSON strings; `more` is appended
+ * to them. Returns NULL without an exception if the format lacks a dtype or the header is longer than metadata may be. */
+static PyObject *header_of(const struct borrowed_set *set, PyObject *names, const char *more)
 {
     static const char *const dtypes[] = {
 #define X(number, name, bytes, text, safetensors) [number] = safetensors,
@@ -61,7 +61,7 @@ static PyObject *header_of(const struct held_set *set, PyObject *names, const ch
         size_t bytes;
 
         if (rdt_tensor_bytes(tensor, &bytes, NULL) != RDT_OK)
-            bytes = 0; /* rdt_put says what is wrong */
+            bytes = 0; /* rdt_put reports the error */
         name = PyUnicode_AsUTF8AndSize(PyList_GET_ITEM(names, (Py_ssize_t)i), &name_bytes);
         *at++ = i ? ',' : '{';
         at = put_text(at, name, (size_t)name_bytes);
@@ -87,7 +87,7 @@ static PyObject *header_of(const struct held_set *set, PyObject *names, const ch
     return header;
 }
 
-static bool is_little(const struct held_set *set)
+static bool is_little(const struct borrowed_set *set)
 {
     size_t all = 0, bytes;
 
@@ -101,17 +101,17 @@ static bool is_little(const struct held_set *set)
     return all <= LITTLE_BYTES;
 }
 
-/* _put(tensors, id, metadata, visibility, transport, flags, timeout, ttl, names, stream): with names (JSON strings, as many as tensors) metadata is
- * what goes behind them in a safetensors header; None: there can be no such header, and nothing was put. SNAPSHOT_UNLESS_OURS: live if one
- * of the tensors lies in memory from Connection.empty, else what is copied: a snapshot, which nodes keep copies of, or if it is little in memory of
- * librdt's own, which comes back (rdt_put) sooner than a snapshot's is made. */
+/* _put(tensors, id, metadata, visibility, transport, flags, timeout, ttl, names, stream). With names (one JSON string per tensor) the metadata
+ * becomes a safetensors header that ends with `metadata`; the result is None, and nothing was put, if no such header can be written.
+ * SNAPSHOT_UNLESS_OURS: the object is live if a tensor lies in memory from Connection.empty; otherwise the copy becomes a snapshot, which other
+ * nodes may keep replicas of, or for small tensors a live object in memory of librdt's own, which is faster to put. */
 PyObject *conn_put(PyObject *self, PyObject *args)
 {
     struct conn *conn = (struct conn *)self;
     struct rdt_put_options options = RDT_INIT(options);
     PyObject *tensors, *timeout, *ttl, *names, *stream = Py_None, *made, *header = NULL;
     Py_buffer id = {0}, metadata = {0};
-    struct held_set *set = NULL;
+    struct borrowed_set *set = NULL;
     enum rdt_memory *how = NULL;
     struct rdt_ref value;
     struct rdt_error err;
@@ -133,7 +133,7 @@ PyObject *conn_put(PyObject *self, PyObject *args)
         goto end;
     if (timeout != Py_None && options.timeout_ns == 0)
         options.timeout_ns = 1;
-    set = held_set_from(tensors, false, stream, "put:");
+    set = borrowed_set_from(tensors, false, stream, "put:");
     how = set ? PyMem_Calloc(set->count + 1, sizeof *how) : NULL;
     if (!how) {
         if (set)
@@ -142,7 +142,7 @@ PyObject *conn_put(PyObject *self, PyObject *args)
     }
     if (names != Py_None) {
         if (!PyList_Check(names) || (size_t)PyList_GET_SIZE(names) != set->count || !metadata.buf) {
-            PyErr_SetString(PyExc_ValueError, "as many names as tensors are needed");
+            PyErr_SetString(PyExc_ValueError, "the number of names must equal the number of tensors");
             goto end;
         }
         header = header_of(set, names, metadata.buf);
@@ -174,7 +174,7 @@ PyObject *conn_put(PyObject *self, PyObject *args)
         if (made) {
             struct ref *ref = (struct ref *)made;
 
-            ref->kept = options.id;
+            ref->retained = options.id;
             ref->copied = copied;
             ref->live = live;
             for (size_t i = 0; i < set->count; i++) {
@@ -189,7 +189,7 @@ PyObject *conn_put(PyObject *self, PyObject *args)
     conn_leave(conn);
 end:
     PyMem_Free(how);
-    held_set_free(set);
+    borrowed_set_free(set);
     Py_XDECREF(header);
     PyBuffer_Release(&id);
     PyBuffer_Release(&metadata);
@@ -198,14 +198,14 @@ end:
 
 /* ---- fetch ---- */
 
-struct fetching { /* what rdt_fetch_start borrows */
+struct fetching { /* everything that rdt_fetch_start borrows */
     size_t count;
     struct rdt_ref *refs;
     const struct rdt_slice **slices;
     size_t *slice_counts;
     const struct rdt_tensor **targets;
     size_t *target_counts;
-    struct held_set **held; /* [count], NULL where there are no targets */
+    struct borrowed_set **borrowed; /* [count]; NULL for a ref without targets */
     rdt_request **requests;
 };
 
@@ -217,19 +217,19 @@ static void fetching_fini(struct fetching *fetching)
                 PyMem_Free((void *)fetching->slices[i][t].start);
             PyMem_Free((void *)fetching->slices[i]);
         }
-        if (fetching->held)
-            held_set_free(fetching->held[i]);
+        if (fetching->borrowed)
+            borrowed_set_free(fetching->borrowed[i]);
     }
     PyMem_Free(fetching->refs);
     PyMem_Free(fetching->slices);
     PyMem_Free(fetching->slice_counts);
     PyMem_Free(fetching->targets);
     PyMem_Free(fetching->target_counts);
-    PyMem_Free(fetching->held);
+    PyMem_Free(fetching->borrowed);
     PyMem_Free(fetching->requests);
 }
 
-/* None, or a list that has for each tensor None or a tuple of (start, count). */
+/* Reads the slices of one object: None, or a list with None or a tuple of (start, count) pairs for each tensor. */
 static bool read_slices(struct fetching *fetching, size_t i, PyObject *list)
 {
     Py_ssize_t count;
@@ -238,7 +238,7 @@ static bool read_slices(struct fetching *fetching, size_t i, PyObject *list)
     if (list == Py_None)
         return true;
     if (!PyList_Check(list)) {
-        PyErr_SetString(PyExc_TypeError, "slices of one object are a list");
+        PyErr_SetString(PyExc_TypeError, "the slices of an object must be a list");
         return false;
     }
     count = PyList_GET_SIZE(list);
@@ -288,7 +288,7 @@ static bool fetching_init(struct fetching *fetching, PyObject *refs, PyObject *s
     fetching->count = count;
     fetching->refs = PyMem_Calloc(count + 1, sizeof *fetching->refs);
     fetching->requests = PyMem_Calloc(count + 1, sizeof(rdt_request *));
-    fetching->held = PyMem_Calloc(count + 1, sizeof(struct held_set *));
+    fetching->borrowed = PyMem_Calloc(count + 1, sizeof(struct borrowed_set *));
     if (slices != Py_None) {
         fetching->slices = PyMem_Calloc(count + 1, sizeof(struct rdt_slice *));
         fetching->slice_counts = PyMem_Calloc(count + 1, sizeof(size_t));
@@ -297,7 +297,7 @@ static bool fetching_init(struct fetching *fetching, PyObject *refs, PyObject *s
         fetching->targets = PyMem_Calloc(count + 1, sizeof(struct rdt_tensor *));
         fetching->target_counts = PyMem_Calloc(count + 1, sizeof(size_t));
     }
-    if (!fetching->refs || !fetching->requests || !fetching->held ||
+    if (!fetching->refs || !fetching->requests || !fetching->borrowed ||
         (slices != Py_None && (!fetching->slices || !fetching->slice_counts)) ||
         (targets != Py_None && (!fetching->targets || !fetching->target_counts))) {
         PyErr_NoMemory();
@@ -305,25 +305,25 @@ static bool fetching_init(struct fetching *fetching, PyObject *refs, PyObject *s
     }
     if ((slices != Py_None && (!PyList_Check(slices) || (size_t)PyList_GET_SIZE(slices) != count)) ||
         (targets != Py_None && (!PyList_Check(targets) || (size_t)PyList_GET_SIZE(targets) != count))) {
-        PyErr_SetString(PyExc_ValueError, "as many slices and targets as refs are needed");
+        PyErr_SetString(PyExc_ValueError, "the number of slices and of targets must equal the number of refs");
         return false;
     }
     for (size_t i = 0; i < count; i++) {
         PyObject *ref = PyList_GET_ITEM(refs, (Py_ssize_t)i);
 
         if (!PyObject_TypeCheck(ref, &ref_type)) {
-            PyErr_Format(PyExc_TypeError, "fetch: a Ref is needed, not a %.100s", Py_TYPE(ref)->tp_name);
+            PyErr_Format(PyExc_TypeError, "fetch: expected a Ref, not a %.100s", Py_TYPE(ref)->tp_name);
             return false;
         }
         fetching->refs[i] = ((struct ref *)ref)->ref;
         if (slices != Py_None && !read_slices(fetching, i, PyList_GET_ITEM(slices, (Py_ssize_t)i)))
             return false;
         if (targets != Py_None && PyList_GET_ITEM(targets, (Py_ssize_t)i) != Py_None) {
-            fetching->held[i] = held_set_from(PyList_GET_ITEM(targets, (Py_ssize_t)i), true, Py_None, "fetch: target");
-            if (!fetching->held[i])
+            fetching->borrowed[i] = borrowed_set_from(PyList_GET_ITEM(targets, (Py_ssize_t)i), true, Py_None, "fetch: target");
+            if (!fetching->borrowed[i])
                 return false;
-            fetching->targets[i] = fetching->held[i]->tensors;
-            fetching->target_counts[i] = fetching->held[i]->count;
+            fetching->targets[i] = fetching->borrowed[i]->tensors;
+            fetching->target_counts[i] = fetching->borrowed[i]->count;
         }
     }
     return true;
@@ -332,13 +332,13 @@ static bool fetching_init(struct fetching *fetching, PyObject *refs, PyObject *s
 static bool fetching_on_gpus(const struct fetching *fetching)
 {
     for (size_t i = 0; i < fetching->count; i++)
-        if (fetching->held[i] && fetching->held[i]->on_gpus > 0)
+        if (fetching->borrowed[i] && fetching->borrowed[i]->on_gpus > 0)
             return true;
     return false;
 }
 
-/* _fetch([ref], mode, timeout, transport, least_path, slices, targets, place, group, patience): a list of Requests, after waiting so long for all
- * of them, but not for a signal: who waits at once anyway takes the GIL back once and not twice. */
+/* _fetch([ref], mode, timeout, transport, least_path, slices, targets, place, group, patience): starts the fetches and returns a list of Requests.
+ * Waits `patience` seconds for all of them first (a signal does not end that wait), so a caller that waits anyway takes the GIL only once. */
 PyObject *conn_fetch(PyObject *self, PyObject *args)
 {
     struct conn *conn = (struct conn *)self;
@@ -367,11 +367,11 @@ PyObject *conn_fetch(PyObject *self, PyObject *args)
     options.target_counts = fetching.target_counts;
     Py_BEGIN_ALLOW_THREADS
     for (size_t i = 0; status == RDT_OK && i < fetching.count; i++)
-        if (fetching.held[i] && fetching.held[i]->on_gpus > 0)
-            status = gpu_offer(conn, fetching.held[i], &err);
+        if (fetching.borrowed[i] && fetching.borrowed[i]->on_gpus > 0)
+            status = gpu_offer(conn, fetching.borrowed[i], &err);
     if (status == RDT_OK)
         status = rdt_fetch_start(conn->rdt, fetching.refs, fetching.count, &options, fetching.requests, &err);
-    if (status == RDT_OK && patience > 0) /* how it went the requests say */
+    if (status == RDT_OK && patience > 0) /* the requests carry the results */
         (void)rdt_wait(conn->rdt, fetching.requests, fetching.count, RDT_WAIT_ALL, (int64_t)(patience * 1e9), NULL, NULL, NULL);
     Py_END_ALLOW_THREADS
     if (status != RDT_OK) {
@@ -382,12 +382,12 @@ PyObject *conn_fetch(PyObject *self, PyObject *args)
             PyObject *request = list ? request_new(conn, fetching.requests[i]) : NULL;
 
             if (request) {
-                ((struct request *)request)->targets = fetching.held[i];
-                fetching.held[i] = NULL;
+                ((struct request *)request)->targets = fetching.borrowed[i];
+                fetching.borrowed[i] = NULL;
                 PyList_SET_ITEM(list, (Py_ssize_t)i, request);
                 if (conn->closed)
                     rdt_cancel(fetching.requests[i]);
-            } else if (list) { /* it has destroyed its own */
+            } else if (list) { /* its destructor has destroyed the rdt_request */
                 Py_CLEAR(list);
             } else {
                 rdt_request_destroy(fetching.requests[i]);
@@ -401,7 +401,7 @@ PyObject *conn_fetch(PyObject *self, PyObject *args)
 
 /* ---- wait ---- */
 
-/* TIMED_OUT is how one of them ended, and not that the wait is over. */
+/* Whether TIMED_OUT is the result of a request, and not of the wait. */
 static bool one_timed_out(rdt_request *const *requests, const bool *done, Py_ssize_t count)
 {
     for (Py_ssize_t i = 0; i < count; i++) {
@@ -411,7 +411,7 @@ static bool one_timed_out(rdt_request *const *requests, const bool *done, Py_ssi
     return false;
 }
 
-/* _get(ref, mode): the Object, as fetched alone and waited for. What most programs do most, so it makes no Request and no list. */
+/* _get(ref, mode): fetches one object, waits and returns it. This is the most frequent call, so it makes neither a Request nor a list. */
 PyObject *conn_get(PyObject *self, PyObject *args)
 {
     struct conn *conn = (struct conn *)self;
@@ -439,7 +439,7 @@ PyObject *conn_get(PyObject *self, PyObject *args)
         if (PyErr_CheckSignals() < 0)
             goto end;
         if (conn->closed)
-            rdt_cancel(request); /* it is in no list of close() */
+            rdt_cancel(request); /* close() does not know this request */
         Py_BEGIN_ALLOW_THREADS
         status = rdt_wait(conn->rdt, &request, 1, 1, SLICE_NS, &done, NULL, &err);
         Py_END_ALLOW_THREADS
@@ -452,12 +452,13 @@ PyObject *conn_get(PyObject *self, PyObject *args)
         (void)raise_error(&err);
 end:
     if (request)
-        rdt_request_destroy(request); /* no targets: it does not block */
+        rdt_request_destroy(request); /* does not block, since it has no targets */
     conn_leave(conn);
     return made;
 }
 
-/* _wait([request], how many (-1: all), timeout): a list of which have ended, enough or not; raises how the first that failed ended. */
+/* _wait([request], how many (-1: all), timeout): a list that says which requests have ended, whether or not that is enough. Raises the error of
+ * the first request that failed. */
 PyObject *conn_wait(PyObject *self, PyObject *args)
 {
     struct conn *conn = (struct conn *)self;
@@ -475,7 +476,7 @@ PyObject *conn_wait(PyObject *self, PyObject *args)
     count = PyList_GET_SIZE(list);
     requests = PyMem_Calloc((size_t)count + 1, sizeof(rdt_request *));
     done = PyMem_Calloc((size_t)count + 1, sizeof *done);
-    list = PyList_GetSlice(list, 0, count); /* the caller's may change meanwhile */
+    list = PyList_GetSlice(list, 0, count); /* a copy: the caller's list may change meanwhile */
     if (!requests || !done || !list) {
         if (list)
             PyErr_NoMemory();
@@ -485,7 +486,7 @@ PyObject *conn_wait(PyObject *self, PyObject *args)
         struct request *request = (struct request *)PyList_GET_ITEM(list, i);
 
         if (!PyObject_TypeCheck((PyObject *)request, &request_type)) {
-            PyErr_Format(PyExc_TypeError, "wait: a Request is needed, not a %.100s", Py_TYPE(request)->tp_name);
+            PyErr_Format(PyExc_TypeError, "wait: expected a Request, not a %.100s", Py_TYPE(request)->tp_name);
             goto end;
         }
         requests[i] = request->request;
