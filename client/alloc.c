@@ -120,8 +120,7 @@ enum rdt_status alloc_region(rdt *conn, size_t bytes, int64_t room_ns, int64_t d
 
     request.bytes = bytes;
     request.timeout_ns = room_ns;
-    status =
-        call_fds(conn, RDT_MSG_ALLOC, &request.base, -1, &rdt__pb__region_reply__descriptor, deadline_ns, &answer, &fd, err);
+    status = call_fds(conn, RDT_MSG_ALLOC, &request.base, -1, deadline_ns, &answer, &fd, err);
     if (status != RDT_OK)
         return status;
     reply = (Rdt__Pb__RegionReply *)answer;
@@ -271,7 +270,7 @@ enum rdt_status rdt_import(rdt *conn, int fd, void *addr, size_t bytes, struct r
         return status;
     request.kind = RDT__PB__REGION_KIND__REGION_KIND_MEMFD;
     request.bytes = bytes;
-    status = call_fds(conn, RDT_MSG_IMPORT, &request.base, fd, &rdt__pb__region_reply__descriptor,
+    status = call_fds(conn, RDT_MSG_IMPORT, &request.base, fd,
                       clock_deadline_ns(CALL_MEMORY_TIMEOUT_NS), &answer, NULL, err);
     if (status != RDT_OK)
         return status;
@@ -295,7 +294,7 @@ static enum rdt_status release_region(rdt *conn, struct mapping *mapping, struct
     if (request.keep)
         memory_park(&conn->memory, mapping);
     connection_unlock(conn);
-    status = call(conn, RDT_MSG_RELEASE_REGION, &request.base, &rdt__pb__region_kept__descriptor, CALL_TIMEOUT_NS, &reply, err);
+    status = call(conn, RDT_MSG_RELEASE_REGION, &request.base, CALL_TIMEOUT_NS, &reply, err);
     if (status == RDT_OK) {
         kept = ((Rdt__Pb__RegionKept *)reply)->kept;
         protobuf_c_message_free_unpacked(reply, NULL);

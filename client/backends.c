@@ -31,8 +31,7 @@ enum rdt_status rdt_backend_load(rdt *conn, const char *path, const char *const 
     while (settings && settings[request.n_settings])
         request.n_settings++;
     request.timeout_ns = timeout_ns;
-    status =
-        call(conn, RDT_MSG_BACKEND_LOAD, &request.base, &rdt__pb__backend_reply__descriptor, answer_ns(timeout_ns), NULL, err);
+    status = call(conn, RDT_MSG_BACKEND_LOAD, &request.base, answer_ns(timeout_ns), NULL, err);
     free(real);
     return status;
 }
@@ -48,6 +47,5 @@ enum rdt_status rdt_backend_unload(rdt *conn, const char *name, int64_t timeout_
         return status;
     request.name = (char *)name;
     request.timeout_ns = timeout_ns;
-    return call(conn, RDT_MSG_BACKEND_UNLOAD, &request.base, &rdt__pb__backend_reply__descriptor, answer_ns(timeout_ns), NULL,
-                err);
+    return call(conn, RDT_MSG_BACKEND_UNLOAD, &request.base, answer_ns(timeout_ns), NULL, err);
 }

@@ -7,30 +7,18 @@
 
 #include "clock.h"
 #include "connection.h"
+#include "proto/verb.h"
 #include "rdt.pb-c.h"
 #include "watch.h"
 
 struct waiting { /* on the caller's stack, in the table until its frame came */
     struct pending pending;
-    enum rdt_message type;
-    const ProtobufCMessageDescriptor *reply_type;
+    const struct verb *verb;
     ProtobufCMessage *reply;
     struct call_got got;
     bool done;
     struct rdt_error err; /* status: how it ended */
 };
-
-static const char *type_name(enum rdt_message type)
-{
-    switch (type) {
-#define X(number, name, request, reply) \
-    case RDT_MSG_##name:                \
-        return #name;
-        RDT_MESSAGE_MAP(X)
-#undef X
-    }
-    return "a request";
-}
 
 static void on_frame(rdt *conn, struct pending *pending, struct frame *frame)
 {
@@ -39,13 +27,13 @@ static void on_frame(rdt *conn, struct pending *pending, struct frame *frame)
     if (frame->flags & FRAME_ERROR) {
         (void)connection_error_reply(frame, &waiting->err);
     } else {
-        waiting->reply = protobuf_c_message_unpack(waiting->reply_type, NULL, frame->length, frame->payload);
-        if (waiting->reply && waiting->type == RDT_MSG_WATCH)
+        waiting->reply = protobuf_c_message_unpack(waiting->verb->reply, NULL, frame->length, frame->payload);
+        if (waiting->reply && waiting->verb->type == RDT_MSG_WATCH)
             watch_begin(conn); /* here, for the first events may be in the same read */
         for (unsigned i = 0; waiting->reply && i < frame->nfds; i++)
             waiting->got.fds[waiting->got.n_fds++] = frame_take_fd(frame, i);
         if (!waiting->reply)
-            (void)rdt_error_set(&waiting->err, RDT_PROTOCOL, "rdtd's answer to %s cannot be read", type_name(waiting->type));
+            (void)rdt_error_set(&waiting->err, RDT_PROTOCOL, "rdtd's answer to %s cannot be read", waiting->verb->name);
     }
     waiting->done = true;
     connection_news(conn);
@@ -56,7 +44,7 @@ static void on_lost(rdt *conn, struct pending *pending, const struct rdt_error *
     struct waiting *waiting = container_of(pending, struct waiting, pending);
 
     /* While nothing was said yet (HELLO) the daemon's reason is the answer; later it is only the reason of the loss. */
-    if (waiting->type == RDT_MSG_HELLO)
+    if (waiting->verb->type == RDT_MSG_HELLO)
         waiting->err = *why;
     else
         (void)connection_lost_error(conn, &waiting->err);
@@ -68,13 +56,12 @@ static void on_lost(rdt *conn, struct pending *pending, const struct rdt_error *
 
 static const struct pending_ops ops = {on_frame, on_lost};
 
-/* The daemon need not keep what nobody waits for. */
+/* Tells the daemon that nobody waits for the answer any more, so that it ends the request. */
 static void cancel(rdt *conn, const struct waiting *waiting)
 {
     Rdt__Pb__CancelRequest request = RDT__PB__CANCEL_REQUEST__INIT;
 
-    if (waiting->type != RDT_MSG_WAIT && waiting->type != RDT_MSG_WAIT_FREED && waiting->type != RDT_MSG_PUT &&
-        waiting->type != RDT_MSG_BROADCAST)
+    if (!(waiting->verb->properties & VERB_CANCELLABLE))
         return;
     request.request_id = waiting->pending.id;
     (void)connection_send(conn, RDT_MSG_CANCEL_REQUEST, 0, &request.base, -1, true, NULL);
@@ -93,11 +80,11 @@ static void wait_for(rdt *conn, struct waiting *waiting, int64_t deadline_ns)
         return;
     (void)pending_take(&conn->pending, waiting->pending.id);
     cancel(conn, waiting);
-    if (waiting->type == RDT_MSG_WAIT || waiting->type == RDT_MSG_WAIT_FREED)
-        (void)rdt_error_set(&waiting->err, RDT_TIMED_OUT, "the object was not %s within %.3f s",
-                            waiting->type == RDT_MSG_WAIT ? "put" : "let go of", (double)(clock_now_ns() - start_ns) / 1e9);
+    if (waiting->verb->properties & VERB_WAITS)
+        (void)rdt_error_set(&waiting->err, RDT_TIMED_OUT, "%s within %.3f s", waiting->verb->unmet,
+                            (double)(clock_now_ns() - start_ns) / 1e9);
     else
-        (void)rdt_error_set(&waiting->err, RDT_TIMED_OUT, "rdtd did not answer %s within %.3f s", type_name(waiting->type),
+        (void)rdt_error_set(&waiting->err, RDT_TIMED_OUT, "rdtd did not answer %s within %.3f s", waiting->verb->name,
                             (double)(clock_now_ns() - start_ns) / 1e9);
 }
 
@@ -121,10 +108,9 @@ static enum rdt_status duplicate(const int *fds, unsigned n, struct call_got *co
 }
 
 enum rdt_status call_many(rdt *conn, enum rdt_message type, const ProtobufCMessage *request, const int *send_fds, unsigned n_send,
-                          const ProtobufCMessageDescriptor *reply_type, int64_t deadline_ns, ProtobufCMessage **reply_p,
-                          struct call_got *got_p, struct rdt_error *err)
+                          int64_t deadline_ns, ProtobufCMessage **reply_p, struct call_got *got_p, struct rdt_error *err)
 {
-    struct waiting waiting = {.pending.ops = &ops, .type = type, .reply_type = reply_type};
+    struct waiting waiting = {.pending.ops = &ops, .verb = verb_find(type)};
     struct call_got sent = {.n_fds = 0};
     enum rdt_status status = connection_check(conn, err);
 
@@ -159,12 +145,11 @@ enum rdt_status call_many(rdt *conn, enum rdt_message type, const ProtobufCMessa
 }
 
 enum rdt_status call_fds(rdt *conn, enum rdt_message type, const ProtobufCMessage *request, int send_fd,
-                         const ProtobufCMessageDescriptor *reply_type, int64_t deadline_ns, ProtobufCMessage **reply_p,
-                         int *fd_p, struct rdt_error *err)
+                         int64_t deadline_ns, ProtobufCMessage **reply_p, int *fd_p, struct rdt_error *err)
 {
     struct call_got got;
     enum rdt_status status =
-        call_many(conn, type, request, &send_fd, send_fd >= 0 ? 1 : 0, reply_type, deadline_ns, reply_p, &got, err);
+        call_many(conn, type, request, &send_fd, send_fd >= 0 ? 1 : 0, deadline_ns, reply_p, &got, err);
 
     if (status != RDT_OK)
         return status;
@@ -176,10 +161,9 @@ enum rdt_status call_fds(rdt *conn, enum rdt_message type, const ProtobufCMessag
 }
 
 enum rdt_status call(rdt *conn, enum rdt_message type, const ProtobufCMessage *request,
-                     const ProtobufCMessageDescriptor *reply_type, int64_t timeout_ns, ProtobufCMessage **reply_p,
-                     struct rdt_error *err)
+                     int64_t timeout_ns, ProtobufCMessage **reply_p, struct rdt_error *err)
 {
-    return call_fds(conn, type, request, -1, reply_type, clock_deadline_ns(timeout_ns), reply_p, NULL, err);
+    return call_fds(conn, type, request, -1, clock_deadline_ns(timeout_ns), reply_p, NULL, err);
 }
 
 /* ---- too late ---- */

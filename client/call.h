@@ -19,18 +19,18 @@
 /* Sends the request (borrowed) and waits for its reply until timeout_ns have passed (negative: without end).
  * *reply_p, may be NULL, is to be freed by protobuf_c_message_free_unpacked(.., NULL). Errors: the daemon's own,
  * TIMED_OUT, DISCONNECTED, FORKED, LIMIT (the request is too long, or too much waits to be sent), PROTOCOL (the
- * reply is not a reply_type).
+ * reply cannot be decoded).
  *
  * A call that was left at its deadline leaves nothing behind: memory and objects that its late reply brings are
  * given back. */
 enum rdt_status call(rdt *conn, enum rdt_message type, const ProtobufCMessage *request,
-                     const ProtobufCMessageDescriptor *reply_type, int64_t timeout_ns, ProtobufCMessage **reply_p,
+                     int64_t timeout_ns, ProtobufCMessage **reply_p,
                      struct rdt_error *err);
 
 /* The same with fds, and with a deadline of clock_now_ns()'s clock. send_fd (borrowed) goes with the request unless
  * it is -1; *fd_p, if fd_p is not NULL, is the fd that came with the reply, the caller's, or -1. */
 enum rdt_status call_fds(rdt *conn, enum rdt_message type, const ProtobufCMessage *request, int send_fd,
-                         const ProtobufCMessageDescriptor *reply_type, int64_t deadline_ns, ProtobufCMessage **reply_p,
+                         int64_t deadline_ns, ProtobufCMessage **reply_p,
                          int *fd_p, struct rdt_error *err);
 
 /* The same with several of them: send_fds is [n_send], borrowed; *got_p is [RDT_MAX_FRAME_FDS] and the caller's to close. */
@@ -39,7 +39,7 @@ struct call_got {
     unsigned n_fds;
 };
 enum rdt_status call_many(rdt *conn, enum rdt_message type, const ProtobufCMessage *request, const int *send_fds, unsigned n_send,
-                          const ProtobufCMessageDescriptor *reply_type, int64_t deadline_ns, ProtobufCMessage **reply_p,
+                          int64_t deadline_ns, ProtobufCMessage **reply_p,
                           struct call_got *got_p, struct rdt_error *err);
 void call_got_close(struct call_got *got);
 

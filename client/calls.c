@@ -40,8 +40,7 @@ enum rdt_status rdt_ping(rdt *conn, int64_t timeout_ns, struct rdt_error *err)
 {
     Rdt__Pb__Ping request = RDT__PB__PING__INIT;
 
-    return call_fds(conn, RDT_MSG_PING, &request.base, -1, &rdt__pb__ping__descriptor, round_trip_deadline_ns(timeout_ns), NULL,
-                    NULL, err);
+    return call_fds(conn, RDT_MSG_PING, &request.base, -1, round_trip_deadline_ns(timeout_ns), NULL, NULL, err);
 }
 
 enum rdt_status rdt_free(rdt *conn, const struct rdt_ref *ref, bool force, struct rdt_error *err)
@@ -55,7 +54,7 @@ enum rdt_status rdt_free(rdt *conn, const struct rdt_ref *ref, bool force, struc
     wire_ref_from(ref, &message);
     request.ref = &message;
     request.force = force;
-    return call(conn, RDT_MSG_FREE, &request.base, &rdt__pb__empty__descriptor, CALL_TIMEOUT_NS, NULL, err);
+    return call(conn, RDT_MSG_FREE, &request.base, CALL_TIMEOUT_NS, NULL, err);
 }
 
 enum rdt_status rdt_drop(rdt *conn, const struct rdt_ref *ref, struct rdt_error *err)
@@ -91,8 +90,7 @@ static void name_wait(enum rdt_status status, const char *what, const struct rdt
 static enum rdt_status wait_freed(rdt *conn, Rdt__Pb__WaitFreed *request, int64_t timeout_ns, struct rdt_error *err)
 {
     request->timeout_ns = timeout_ns < 0 ? -1 : timeout_ns;
-    return call_fds(conn, RDT_MSG_WAIT_FREED, &request->base, -1, &rdt__pb__empty__descriptor,
-                    round_trip_deadline_ns(timeout_ns), NULL, NULL, err);
+    return call_fds(conn, RDT_MSG_WAIT_FREED, &request->base, -1, round_trip_deadline_ns(timeout_ns), NULL, NULL, err);
 }
 
 enum rdt_status rdt_wait_put(rdt *conn, const struct rdt_ref *ref, int64_t timeout_ns, struct rdt_error *err)
@@ -106,8 +104,7 @@ enum rdt_status rdt_wait_put(rdt *conn, const struct rdt_ref *ref, int64_t timeo
     wire_ref_from(ref, &message);
     request.ref = &message;
     request.timeout_ns = timeout_ns < 0 ? -1 : timeout_ns;
-    status = call_fds(conn, RDT_MSG_WAIT, &request.base, -1, &rdt__pb__object_info__descriptor,
-                      round_trip_deadline_ns(timeout_ns), NULL, NULL, err);
+    status = call_fds(conn, RDT_MSG_WAIT, &request.base, -1, round_trip_deadline_ns(timeout_ns), NULL, NULL, err);
     name_wait(status, "to be put", ref, err);
     return status;
 }
@@ -342,8 +339,7 @@ enum rdt_status rdt_broadcast(rdt *conn, const struct rdt_ref *ref, const char *
 
     if (status != RDT_OK)
         return status;
-    return call_fds(conn, RDT_MSG_BROADCAST, &message.base, -1, &rdt__pb__empty__descriptor, round_trip_deadline_ns(timeout_ns),
-                    NULL, NULL, err);
+    return call_fds(conn, RDT_MSG_BROADCAST, &message.base, -1, round_trip_deadline_ns(timeout_ns), NULL, NULL, err);
 }
 
 enum rdt_status rdt_broadcast_start(rdt *conn, const struct rdt_ref *ref, const char *group, int64_t timeout_ns,
@@ -406,7 +402,7 @@ enum rdt_status rdt_stat(rdt *conn, const struct rdt_ref *ref, struct rdt_stat *
         return status;
     wire_ref_from(ref, &message);
     request.ref = &message;
-    status = call(conn, RDT_MSG_STAT, &request.base, &rdt__pb__object_info__descriptor, CALL_TIMEOUT_NS, &answer, err);
+    status = call(conn, RDT_MSG_STAT, &request.base, CALL_TIMEOUT_NS, &answer, err);
     if (status != RDT_OK)
         return status;
     status = fill_stat((const Rdt__Pb__ObjectInfo *)answer, stat_p, err);

@@ -270,8 +270,7 @@ static enum rdt_status say_hello(rdt *conn, const char *name, int64_t deadline_n
     request.client_name = (char *)name;
     request.library_version = (char *)RDT_VERSION;
     request.tensor_runs = true;
-    status =
-        call_fds(conn, RDT_MSG_HELLO, &request.base, -1, &rdt__pb__hello_reply__descriptor, deadline_ns, &answer, NULL, err);
+    status = call_fds(conn, RDT_MSG_HELLO, &request.base, -1, deadline_ns, &answer, NULL, err);
     if (status != RDT_OK)
         return status;
     status = fill_node(&conn->node, (const Rdt__Pb__HelloReply *)answer, err);

@@ -116,8 +116,7 @@ enum rdt_status alloc_on_device(rdt *conn, size_t bytes, const struct rdt_alloc_
     request.device = (char *)(options->device ? options->device : "");
     request.bytes = bytes;
     request.timeout_ns = options->timeout_ns;
-    status = call_many(conn, RDT_MSG_ALLOC, &request.base, NULL, 0, &rdt__pb__region_reply__descriptor, deadline_ns, &answer, &got,
-                       err);
+    status = call_many(conn, RDT_MSG_ALLOC, &request.base, NULL, 0, deadline_ns, &answer, &got, err);
     if (status != RDT_OK)
         return status;
     reply = (Rdt__Pb__RegionReply *)answer;
@@ -186,8 +185,7 @@ static enum rdt_status send_parts(rdt *conn, const struct rdt_shared *shared, ui
         request.first_chunk = (uint32_t)sent;
         request.chunk_bytes = chunks ? (uint64_t *)(uintptr_t)(shared->chunk_bytes + sent) : NULL;
         request.n_chunk_bytes = n;
-        status = call_many(conn, RDT_MSG_IMPORT, &request.base, chunks ? shared->fds + sent : NULL, n,
-                           &rdt__pb__region_reply__descriptor, deadline_ns, answer_p, &got, err);
+        status = call_many(conn, RDT_MSG_IMPORT, &request.base, chunks ? shared->fds + sent : NULL, n, deadline_ns, answer_p, &got, err);
         if (status != RDT_OK)
             return status;
         call_got_close(&got);
@@ -348,7 +346,7 @@ enum rdt_status rdt_devices(rdt *conn, struct rdt_device_info *devices_p, size_t
         return status;
     request.kind = RDT__PB__LIST_KIND__LIST_KIND_BACKENDS;
     do {
-        status = call(conn, RDT_MSG_LIST, &request.base, &rdt__pb__list_reply__descriptor, CALL_TIMEOUT_NS, &answer, err);
+        status = call(conn, RDT_MSG_LIST, &request.base, CALL_TIMEOUT_NS, &answer, err);
         if (status != RDT_OK)
             return status;
         reply = (Rdt__Pb__ListReply *)answer;

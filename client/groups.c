@@ -89,8 +89,7 @@ enum rdt_status rdt_group_create(rdt *conn, const char *name, const char *transp
         request.name = (char *)(uintptr_t)name;
         request.transport = (char *)(uintptr_t)transport;
         request.timeout_ns = own.timeout_ns > 0 ? own.timeout_ns : CALL_TIMEOUT_NS;
-        status = call(conn, RDT_MSG_GROUP_CREATE, &request.base, &rdt__pb__empty__descriptor, request.timeout_ns + SLACK_NS,
-                      NULL, err);
+        status = call(conn, RDT_MSG_GROUP_CREATE, &request.base, request.timeout_ns + SLACK_NS, NULL, err);
     }
     free(request.members);
     free(specs);
@@ -109,7 +108,7 @@ enum rdt_status rdt_group_destroy(rdt *conn, const char *name, struct rdt_error 
     if (status != RDT_OK)
         return status;
     request.name = (char *)(uintptr_t)name;
-    return call(conn, RDT_MSG_GROUP_DESTROY, &request.base, &rdt__pb__empty__descriptor, CALL_TIMEOUT_NS, NULL, err);
+    return call(conn, RDT_MSG_GROUP_DESTROY, &request.base, CALL_TIMEOUT_NS, NULL, err);
 }
 
 static void take(struct rdt_group *group, const Rdt__Pb__GroupInfo *info)
@@ -135,7 +134,7 @@ enum rdt_status rdt_group_list(rdt *conn, struct rdt_group *groups, size_t max, 
     while (status == RDT_OK) {
         ProtobufCMessage *message;
         const Rdt__Pb__ListReply *reply;
-        status = call(conn, RDT_MSG_LIST, &request.base, &rdt__pb__list_reply__descriptor, CALL_TIMEOUT_NS, &message, err);
+        status = call(conn, RDT_MSG_LIST, &request.base, CALL_TIMEOUT_NS, &message, err);
         if (status != RDT_OK)
             break;
         reply = (const Rdt__Pb__ListReply *)message;

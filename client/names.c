@@ -62,7 +62,7 @@ enum rdt_status rdt_publish(rdt *conn, const char *name, const struct rdt_ref *o
     request.name = (ProtobufCBinaryData){ref.id_bytes, (uint8_t *)ref.id};
     request.ref = &message;
     request.visibility = (Rdt__Pb__Visibility)own.visibility;
-    status = call(conn, RDT_MSG_PUBLISH, &request.base, &rdt__pb__publish_reply__descriptor, CALL_TIMEOUT_NS, &reply, err);
+    status = call(conn, RDT_MSG_PUBLISH, &request.base, CALL_TIMEOUT_NS, &reply, err);
     if (status != RDT_OK)
         return status;
     if (version_p)
@@ -85,5 +85,5 @@ enum rdt_status rdt_unpublish(rdt *conn, const struct rdt_ref *name, struct rdt_
         return status;
     wire_ref_from(name, &message);
     request.name = &message;
-    return call(conn, RDT_MSG_UNPUBLISH, &request.base, &rdt__pb__empty__descriptor, CALL_TIMEOUT_NS, NULL, err);
+    return call(conn, RDT_MSG_UNPUBLISH, &request.base, CALL_TIMEOUT_NS, NULL, err);
 }

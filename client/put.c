@@ -15,7 +15,6 @@
 #include "rdt.pb-c.h"
 #include "tensor.h"
 
-#define KNOWN_FLAGS ((uint32_t)(RDT_PUT_SNAPSHOT | RDT_PUT_DETACHED | RDT_PUT_PENDING))
 #define ROOM_MARGIN_NS 100000000
 #define COPY_BYTES ((uint64_t)64 << 20) /* between two looks at the clock */
 #define WRITE_MIN_BYTES 65536
@@ -297,7 +296,7 @@ static enum rdt_status send_put(rdt *conn, const struct placed *placed, const st
     /* 0: a snapshot's copy is waited for without end, room not at all. Nor does what is lent again wait for room: fresh memory may take less. */
     if (deadline_ns != CLOCK_NEVER && !(placed->loan && placed->loan->again))
         request.timeout_ns = room_ns(deadline_ns) > 0 ? room_ns(deadline_ns) : 1;
-    status = call_fds(conn, RDT_MSG_PUT, &request.base, placed->made_fd, &rdt__pb__put_reply__descriptor, deadline_ns, &answer, NULL, err);
+    status = call_fds(conn, RDT_MSG_PUT, &request.base, placed->made_fd, deadline_ns, &answer, NULL, err);
     free(request.regions);
     if (status != RDT_OK)
         return status;
@@ -412,9 +411,9 @@ static enum rdt_status check_options(const struct rdt_put_options *options, stru
         return rdt_error_set(err, RDT_INVALID, "metadata is NULL, metadata_bytes %zu", options->metadata_bytes);
     if ((unsigned)options->visibility > RDT_VISIBLE_TO_ALL)
         return rdt_error_set(err, RDT_INVALID, "visibility %d is unknown", (int)options->visibility);
-    if (options->flags & ~KNOWN_FLAGS)
+    if (options->flags & ~(uint32_t)RDT_PUT_FLAGS_ALL)
         return rdt_error_set(err, RDT_UNSUPPORTED, "librdt %s knows no put flags 0x%x", RDT_VERSION,
-                             options->flags & ~KNOWN_FLAGS);
+                             options->flags & ~(uint32_t)RDT_PUT_FLAGS_ALL);
     return options_check_text(options->transport, RDT_MAX_NAME_BYTES, "transport", err);
 }
 

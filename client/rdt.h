@@ -27,6 +27,7 @@
 #include <stdint.h>
 
 #include "rdt_dtype.h"
+#include "rdt_put_flags.h"
 #include "rdt_ref.h"
 #include "rdt_status.h"
 
@@ -198,20 +199,6 @@ enum rdt_status rdt_tensor_bytes(const struct rdt_tensor *tensor, size_t *bytes_
 /* ---- put ---- */
 
 enum rdt_visibility { RDT_VISIBLE_TO_OWNER = 0, RDT_VISIBLE_TO_TENANT = 1, RDT_VISIBLE_TO_ALL = 2 };
-
-enum rdt_put_flags {
-    /* The object never changes: the daemon copies the tensors before rdt_put returns, and the caller may write them again at once. What
-     * was not in the daemon's memory yet is not copied twice. Readers map it read-only, or privately (RDT_FETCH_COW). */
-    RDT_PUT_SNAPSHOT = 1,
-    /* The object outlives this session, for ttl_ns counted from the session's end; then it goes as by rdt_free, and who comes later
-     * gets FREED. Any session of the same owner may rdt_free it. Its bytes stay charged to the owner. */
-    RDT_PUT_DETACHED = 2,
-    /* The tensors' bytes are not there yet: a stream of the caller's is still to write them. The put returns at once, with the ref; the
-     * object is `filling`, and whoever fetches or waits for it waits, until rdt_ready. Nothing reads its memory before. rdt_fail, or
-     * the end of this session, fails those who wait. All tensors must be in memory that the daemon knows. With SNAPSHOT the copy is made
-     * when it is ready. */
-    RDT_PUT_PENDING = 4,
-};
 
 struct rdt_put_options {
     size_t struct_size;

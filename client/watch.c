@@ -119,7 +119,7 @@ enum rdt_status rdt_watch(rdt *conn, uint32_t kinds, struct rdt_error *err)
     enum rdt_status status;
 
     request.kinds = kinds;
-    status = call(conn, RDT_MSG_WATCH, &request.base, &rdt__pb__empty__descriptor, CALL_TIMEOUT_NS, NULL, err);
+    status = call(conn, RDT_MSG_WATCH, &request.base, CALL_TIMEOUT_NS, NULL, err);
     if (status != RDT_OK)
         return status;
     connection_lock(conn);

@@ -97,9 +97,9 @@ enum rdt_status ctl_connect(struct ctl *ctl, struct rdt_error *err);
 
 /* One request and its reply, within --timeout or 10 s; _within: within timeout_ns. *reply_p is the caller's: ctl_reply_free. */
 enum rdt_status ctl_call(struct ctl *ctl, enum rdt_message type, const ProtobufCMessage *request,
-                         const ProtobufCMessageDescriptor *reply_type, ProtobufCMessage **reply_p, struct rdt_error *err);
+                         ProtobufCMessage **reply_p, struct rdt_error *err);
 enum rdt_status ctl_call_within(struct ctl *ctl, int64_t timeout_ns, enum rdt_message type, const ProtobufCMessage *request,
-                                const ProtobufCMessageDescriptor *reply_type, ProtobufCMessage **reply_p,
+                                ProtobufCMessage **reply_p,
                                 struct rdt_error *err);
 void ctl_reply_free(ProtobufCMessage *reply);
 

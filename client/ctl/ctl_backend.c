@@ -36,8 +36,7 @@ static int show_loaded(struct ctl *ctl, const Rdt__Pb__BackendReply *reply)
 static enum rdt_status change(struct ctl *ctl, enum rdt_message type, const ProtobufCMessage *request, int64_t timeout_ns,
                               ProtobufCMessage **reply_p, struct rdt_error *err)
 {
-    return ctl_call_within(ctl, timeout_ns < 0 ? timeout_ns : timeout_ns + SLACK_NS, type, request,
-                           &rdt__pb__backend_reply__descriptor, reply_p, err);
+    return ctl_call_within(ctl, timeout_ns < 0 ? timeout_ns : timeout_ns + SLACK_NS, type, request, reply_p, err);
 }
 
 static int load(struct ctl *ctl, char **words, int count)

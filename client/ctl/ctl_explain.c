@@ -110,7 +110,7 @@ int ctl_explain(struct ctl *ctl, int argc, char **argv)
         wire_ref_from(&ref, &ref_msg);
         request.ref = &ref_msg;
     }
-    if (ctl_call(ctl, RDT_MSG_EXPLAIN, &request.base, &rdt__pb__list_reply__descriptor, &reply, &err))
+    if (ctl_call(ctl, RDT_MSG_EXPLAIN, &request.base, &reply, &err))
         return ctl_fail(ctl, &err);
     list = (const Rdt__Pb__ListReply *)reply;
     if (ctl->json) {

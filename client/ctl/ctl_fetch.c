@@ -65,7 +65,7 @@ static void show_progress(struct ctl *ctl, const struct fetch *fetch, struct ctl
 
     request.kind = RDT__PB__LIST_KIND__LIST_KIND_TRANSFERS;
     if (rdt_node(ctl->rdt, &node, NULL) ||
-        ctl_call_within(ctl, POLL_NS, RDT_MSG_LIST, &request.base, &rdt__pb__list_reply__descriptor, &reply, NULL))
+        ctl_call_within(ctl, POLL_NS, RDT_MSG_LIST, &request.base, &reply, NULL))
         return; /* what is wrong the fetch itself will say */
     t = find_transfer((const Rdt__Pb__ListReply *)reply, fetch, node.session);
     if (t && !*moving) {

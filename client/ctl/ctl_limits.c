@@ -77,7 +77,7 @@ static enum rdt_status take(struct ctl *ctl, Rdt__Pb__ListKind kind, bool all, s
     do {
         ProtobufCMessage *reply;
         const Rdt__Pb__ListReply *page;
-        enum rdt_status status = ctl_call(ctl, RDT_MSG_LIST, &request.base, &rdt__pb__list_reply__descriptor, &reply, err);
+        enum rdt_status status = ctl_call(ctl, RDT_MSG_LIST, &request.base, &reply, err);
 
         if (status)
             return status;

@@ -319,7 +319,7 @@ static enum rdt_status take_all(struct ctl *ctl, const struct view *view, Rdt__P
         enum rdt_status status;
 
         request->max = left < RDT_MAX_PAGE ? (uint32_t)left : 0;
-        status = ctl_call(ctl, RDT_MSG_LIST, &request->base, &rdt__pb__list_reply__descriptor, &reply, err);
+        status = ctl_call(ctl, RDT_MSG_LIST, &request->base, &reply, err);
         if (status)
             return status;
         left -= take_page(view, reply, left, array, table);

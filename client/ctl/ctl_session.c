@@ -73,17 +73,17 @@ enum rdt_status ctl_connect(struct ctl *ctl, struct rdt_error *err)
 }
 
 enum rdt_status ctl_call_within(struct ctl *ctl, int64_t timeout_ns, enum rdt_message type, const ProtobufCMessage *request,
-                                const ProtobufCMessageDescriptor *reply_type, ProtobufCMessage **reply_p, struct rdt_error *err)
+                                ProtobufCMessage **reply_p, struct rdt_error *err)
 {
     enum rdt_status status = ctl_connect(ctl, err);
 
-    return status ? status : call(ctl->rdt, type, request, reply_type, timeout_ns, reply_p, err);
+    return status ? status : call(ctl->rdt, type, request, timeout_ns, reply_p, err);
 }
 
 enum rdt_status ctl_call(struct ctl *ctl, enum rdt_message type, const ProtobufCMessage *request,
-                         const ProtobufCMessageDescriptor *reply_type, ProtobufCMessage **reply_p, struct rdt_error *err)
+                         ProtobufCMessage **reply_p, struct rdt_error *err)
 {
-    return ctl_call_within(ctl, ctl_timeout(ctl, CTL_DEFAULT_TIMEOUT_NS), type, request, reply_type, reply_p, err);
+    return ctl_call_within(ctl, ctl_timeout(ctl, CTL_DEFAULT_TIMEOUT_NS), type, request, reply_p, err);
 }
 
 void ctl_reply_free(ProtobufCMessage *reply)

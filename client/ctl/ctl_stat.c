@@ -85,7 +85,7 @@ int ctl_stat(struct ctl *ctl, int argc, char **argv)
         return code;
     wire_ref_from(&ref, &ref_msg);
     request.ref = &ref_msg;
-    if (ctl_call(ctl, RDT_MSG_STAT, &request.base, &rdt__pb__object_info__descriptor, &reply, &err))
+    if (ctl_call(ctl, RDT_MSG_STAT, &request.base, &reply, &err))
         return ctl_fail(ctl, &err);
     code = CTL_OK;
     if (ctl->json)

@@ -49,14 +49,14 @@ static void print(const Rdt__Pb__StatusReply *s)
 
 int ctl_status(struct ctl *ctl, int argc, char **argv)
 {
-    Rdt__Pb__Empty request = RDT__PB__EMPTY__INIT;
+    Rdt__Pb__Status request = RDT__PB__STATUS__INIT;
     ProtobufCMessage *reply;
     struct rdt_error err = {0};
     int code = ctl_parse(ctl, NULL, argc, argv, 0, 0, NULL, NULL);
 
     if (code != CTL_GO)
         return code;
-    if (ctl_call(ctl, RDT_MSG_STATUS, &request.base, &rdt__pb__status_reply__descriptor, &reply, &err))
+    if (ctl_call(ctl, RDT_MSG_STATUS, &request.base, &reply, &err))
         return ctl_fail(ctl, &err);
     if (ctl->json) {
         code = ctl_print_json(ctl_json(reply));

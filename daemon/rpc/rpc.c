@@ -9,52 +9,29 @@
 
 #define SMALL_MESSAGE_BYTES 2048
 
-/* HELLO is conn.c's: it comes first and makes the client. */
-static const struct verb {
-    enum rdt_message type;
-    const char *name;
-    const ProtobufCMessageDescriptor *request;
-    enum rdt_status (*handle)(struct call *call, const void *request, struct rdt_error *err);
-} table[] = {
-    {RDT_MSG_PING, "PING", &rdt__pb__ping__descriptor, rpc_ping},
-    {RDT_MSG_STATUS, "STATUS", &rdt__pb__empty__descriptor, rpc_status},
-    {RDT_MSG_ALLOC, "ALLOC", &rdt__pb__alloc__descriptor, rpc_alloc},
-    {RDT_MSG_IMPORT, "IMPORT", &rdt__pb__import__descriptor, rpc_import},
-    {RDT_MSG_RELEASE_REGION, "RELEASE_REGION", &rdt__pb__release_region__descriptor, rpc_release_region},
-    {RDT_MSG_PUT, "PUT", &rdt__pb__put__descriptor, rpc_put},
-    {RDT_MSG_READY, "READY", &rdt__pb__ready__descriptor, rpc_ready},
-    {RDT_MSG_FETCH, "FETCH", &rdt__pb__fetch__descriptor, rpc_fetch},
-    {RDT_MSG_CANCEL, "CANCEL", &rdt__pb__cancel__descriptor, rpc_cancel},
-    {RDT_MSG_RELEASE, "RELEASE", &rdt__pb__release__descriptor, rpc_release},
-    {RDT_MSG_FREE, "FREE", &rdt__pb__free__descriptor, rpc_free},
-    {RDT_MSG_WAIT, "WAIT", &rdt__pb__wait__descriptor, rpc_wait},
-    {RDT_MSG_HOLD, "HOLD", &rdt__pb__hold__descriptor, rpc_hold},
-    {RDT_MSG_WAIT_FREED, "WAIT_FREED", &rdt__pb__wait_freed__descriptor, rpc_wait_freed},
-    {RDT_MSG_CANCEL_REQUEST, "CANCEL_REQUEST", &rdt__pb__cancel_request__descriptor, rpc_cancel_request},
-    {RDT_MSG_STAT, "STAT", &rdt__pb__stat__descriptor, rpc_stat},
-    {RDT_MSG_LIST, "LIST", &rdt__pb__list__descriptor, rpc_list},
-    {RDT_MSG_EXPLAIN, "EXPLAIN", &rdt__pb__explain__descriptor, rpc_explain},
-    {RDT_MSG_PUBLISH, "PUBLISH", &rdt__pb__publish__descriptor, rpc_publish},
-    {RDT_MSG_UNPUBLISH, "UNPUBLISH", &rdt__pb__unpublish__descriptor, rpc_unpublish},
-    {RDT_MSG_WATCH, "WATCH", &rdt__pb__watch__descriptor, rpc_watch},
-    {RDT_MSG_BACKEND_LOAD, "BACKEND_LOAD", &rdt__pb__backend_load__descriptor, rpc_backend_load},
-    {RDT_MSG_BACKEND_UNLOAD, "BACKEND_UNLOAD", &rdt__pb__backend_unload__descriptor, rpc_backend_unload},
-    {RDT_MSG_GROUP_CREATE, "GROUP_CREATE", &rdt__pb__group_create__descriptor, rpc_group_create},
-    {RDT_MSG_GROUP_DESTROY, "GROUP_DESTROY", &rdt__pb__group_destroy__descriptor, rpc_group_destroy},
-    {RDT_MSG_BROADCAST, "BROADCAST", &rdt__pb__broadcast__descriptor, rpc_broadcast},
+typedef enum rdt_status (*rpc_handler)(struct call *call, const void *request, struct rdt_error *err);
+
+/* By type number. HELLO has no row: daemon/conn.c handles it, since it makes the client. */
+static const rpc_handler handlers[] = {
+#define X(number, NAME, request, reply, properties, unmet) [number] = rpc_##request,
+    RDT_REQUEST_MAP(X)
+#undef X
 };
 
-static const struct verb *find_verb(unsigned type)
+static rpc_handler handler_of(unsigned type)
 {
-    for (size_t i = 0; i < sizeof table / sizeof table[0]; i++)
-        if (table[i].type == type)
-            return &table[i];
-    return NULL;
+    return type < sizeof handlers / sizeof handlers[0] ? handlers[type] : NULL;
 }
 
-bool rpc_handles(enum rdt_message type)
+/* What the table says of every request of its kind, before the handler looks at this one. */
+static enum rdt_status check(const struct call *call, struct rdt_error *err)
 {
-    return find_verb(type);
+    if (call->verb->properties & VERB_ADMIN && !call->admin)
+        return rdt_error_set(err, RDT_DENIED, "only root or the daemon's own user may send %s, not uid %u", call->verb->name,
+                             call->account->owner.uid);
+    if (call->verb->properties & VERB_NOT_DRAINING && call->rpc->draining)
+        return rdt_error_set(err, RDT_SHUTTING_DOWN, "the daemon is shutting down");
+    return RDT_OK;
 }
 
 /* How long a request wants to wait for room; 0: not at all. */
@@ -131,8 +108,7 @@ void rpc_pass(struct client *client)
 }
 
 /* The request, decoded, or with why it could not be. */
-static void act(struct call *call, const struct verb *verb, const ProtobufCMessage *request, struct rdt_error *err,
-                const uint8_t *payload, size_t bytes)
+static void act(struct call *call, const ProtobufCMessage *request, struct rdt_error *err, const uint8_t *payload, size_t bytes)
 {
     struct accounts *accounts = call->rpc->objects->accounts;
     bool unread = err->status != RDT_OK;
@@ -140,8 +116,10 @@ static void act(struct call *call, const struct verb *verb, const ProtobufCMessa
 
     account_try(accounts, &call->room);
     if (!unread) {
-        log_trace("%s from client %llu, %zu bytes", verb->name, call->client ? (unsigned long long)call->client->id : 0ull, bytes);
-        status = verb->handle(call, request, err);
+        log_trace("%s from client %llu, %zu bytes", call->verb->name, call->client ? (unsigned long long)call->client->id : 0ull, bytes);
+        status = check(call, err);
+        if (status == RDT_OK)
+            status = handler_of(call->type)(call, request, err);
     }
     if (!unread && status != RDT_OK && accounts->full && patience(call, request) != 0)
         status = park(call, payload, bytes, patience(call, request), err);
@@ -158,13 +136,12 @@ static void act(struct call *call, const struct verb *verb, const ProtobufCMessa
 
 void rpc_dispatch(struct call *call, const uint8_t *payload, size_t bytes)
 {
-    const struct verb *verb = find_verb(call->type);
     struct rdt_error err = {0};
-    _Alignas(max_align_t) uint8_t buffer[SMALL_MESSAGE_BYTES]; /* RELEASE and CANCEL are heard however short memory is */
+    _Alignas(max_align_t) uint8_t buffer[SMALL_MESSAGE_BYTES]; /* so that RELEASE and CANCEL need no heap */
     ProtobufCMessage *request = NULL;
     struct arena arena;
 
-    if (!verb) {
+    if (!handler_of(call->type)) {
         if (call->type == RDT_MSG_HELLO)
             (void)rdt_error_set(&err, RDT_PROTOCOL, "HELLO is the first request of a connection, and comes once");
         else
@@ -172,14 +149,14 @@ void rpc_dispatch(struct call *call, const uint8_t *payload, size_t bytes)
         call_fail(call, &err);
         return;
     }
-    if (call->type == RDT_MSG_FETCH) /* keeps its message for longer */
+    if (call->verb->properties & VERB_KEEPS_REQUEST) /* its memory may not be on the stack */
         arena_init(&arena, RDT_MAX_DECODED_BYTES);
     else
         arena_init_with(&arena, RDT_MAX_DECODED_BYTES, buffer, sizeof buffer);
     call->arena = &arena;
     call->digest = NULL;
-    (void)arena_unpack(&arena, verb->request, payload, bytes, verb->name, &request, &err);
-    act(call, verb, request, &err, payload, bytes);
+    (void)arena_unpack(&arena, call->verb->request, payload, bytes, call->verb->name, &request, &err);
+    act(call, request, &err, payload, bytes);
     arena_fini(&arena);
 }
 
@@ -187,12 +164,11 @@ static void on_read(struct reading *reading)
 {
     struct call *call = reading->call;
 
-    act(call, find_verb(call->type), reading->message, &reading->err, reading->frame.payload, reading->frame.length);
+    act(call, reading->message, &reading->err, reading->frame.payload, reading->frame.length);
 }
 
 enum rdt_status rpc_handle(struct rpc *rpc, struct client *client, struct frame *frame, void *take_buffer, struct rdt_error *err)
 {
-    const struct verb *verb = find_verb(frame->type);
     struct call *call = frame->flags == 0 ? call_create(rpc, client, NULL, frame->type, frame->request_id) : NULL;
     enum rdt_status status = RDT_OK;
 
@@ -200,8 +176,8 @@ enum rdt_status rpc_handle(struct rpc *rpc, struct client *client, struct frame 
         status = rdt_error_set(err, RDT_PROTOCOL, "a frame with flags %u is no request", frame->flags);
     } else if (!call) {
         status = rdt_error_set(err, RDT_NO_MEMORY, "no memory for a request");
-    } else if (verb && frame->length > RPC_AT_ONCE_BYTES &&
-               reading_start(call, frame, take_buffer, verb->name, verb->request, on_read, NULL) == RDT_OK) {
+    } else if (handler_of(frame->type) && frame->length > RPC_AT_ONCE_BYTES &&
+               reading_start(call, frame, take_buffer, on_read, NULL) == RDT_OK) {
         return RDT_OK;
     } else {
         call->frame = frame;

@@ -1,4 +1,4 @@
-/* The table of requests: which message is decoded how, and who handles it. */
+/* The dispatch of requests: decodes a frame, checks it against its row of RDT_REQUEST_MAP (proto/messages.h) and calls its handler. */
 #ifndef DAEMON_RPC_H
 #define DAEMON_RPC_H
 
@@ -16,8 +16,5 @@ void rpc_pass(struct client *client);
 
 /* For rpc->dispatch. */
 void rpc_dispatch(struct call *call, const uint8_t *payload, size_t bytes);
-
-/* Is there a line in the table for it? */
-bool rpc_handles(enum rdt_message type);
 
 #endif

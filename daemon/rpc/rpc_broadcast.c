@@ -36,8 +36,6 @@ enum rdt_status rpc_broadcast(struct call *call, const void *request, struct rdt
 
     if (status != RDT_OK)
         return status;
-    if (call->rpc->draining)
-        return rdt_error_set(err, RDT_SHUTTING_DOWN, "the daemon is shutting down");
     if (call_is_remote(call, &ref))
         return rdt_error_set(err, RDT_UNSUPPORTED, "object \"%s\" is on another node: broadcast it there", ref.id);
     status = broadcast_start(call->rpc->transfers, call->account, &ref, message->group, on_done, call, &broadcast, err);

@@ -21,6 +21,7 @@ struct call *call_create(struct rpc *rpc, struct client *client, struct peer *pe
     call->peer = peer;
     call->peer_epoch = peer ? peer->epoch : 0;
     call->type = type;
+    call->verb = verb_find(type);
     call->request_id = request_id;
     if (client) {
         call->account = account_ref(client->account);
@@ -138,11 +139,6 @@ void call_fail_unread(struct call *call, const struct rdt_error *err)
     fail(call, err, true);
 }
 
-bool call_waits(const struct call *call)
-{
-    return call->type == RDT_MSG_WAIT || call->type == RDT_MSG_HOLD || call->type == RDT_MSG_WAIT_FREED;
-}
-
 static void on_deadline(struct deadline *deadline)
 {
     struct call *call = container_of(deadline, struct call, deadline);
@@ -152,16 +148,12 @@ static void on_deadline(struct deadline *deadline)
         call->on_end(call);
     if (call->room.at)
         (void)rdt_error_set(&err, RDT_TIMED_OUT, "there was no room in time: %s", call->why ? call->why : "");
-    else if (call->type == RDT_MSG_BROADCAST && call->why)
+    else if (call->why)
         (void)rdt_error_set(&err, RDT_TIMED_OUT, "%s", call->why);
-    else if (call->forward && !call_waits(call))
+    else if (call->forward && !(call->verb->properties & VERB_WAITS))
         (void)rdt_error_set(&err, RDT_TIMED_OUT, "node %s has not answered", call->to->name);
     else
-        (void)rdt_error_set(&err, RDT_TIMED_OUT, "%s did not come in time",
-                            call->type == RDT_MSG_WAIT || call->type == RDT_MSG_HOLD ? "the put waited for"
-                            : call->type == RDT_MSG_WAIT_FREED ? "the last release"
-                            : call->type == RDT_MSG_PUT        ? "the snapshot's last byte"
-                                                               : "the answer");
+        (void)rdt_error_set(&err, RDT_TIMED_OUT, "%s in time", call->verb->unmet);
     call_fail(call, &err);
 }
 
@@ -172,6 +164,8 @@ enum rdt_status call_defer(struct call *call, int64_t timeout_ns, void (*on_end)
     if (left_ns >= 0 && (timeout_ns < 0 || left_ns < timeout_ns))
         timeout_ns = left_ns;
     account_wait_end(call->rpc->objects->accounts, &call->room); /* it has what it waited for */
+    free(call->why);
+    call->why = NULL;
     if (!call->deferred && account_take(call->account, USAGE_WAITERS, 1, err) != RDT_OK)
         return RDT_LIMIT;
     call->deferred = true;

@@ -12,10 +12,9 @@
 #include "daemon/rpc/hotload.h"
 #include "daemon/objects/names.h"
 #include "daemon/transfers/transfer.h"
+#include "proto/verb.h"
 
 struct call;
-
-#define PUT_SNAPSHOT 1u /* of Put.flags */
 
 struct rpc { /* what handlers work on */
     uv_loop_t *loop;
@@ -54,7 +53,8 @@ struct call {
     unsigned peer_epoch;     /* the link it came by */
     struct account *account; /* the requester's: a reference; NULL: a peer that is not believed */
     bool admin;
-    uint16_t type;       /* enum rdt_message */
+    uint16_t type;       /* enum rdt_message, or a number that no request has */
+    const struct verb *verb; /* the row of the type; NULL: there is none */
     uint64_t request_id; /* the client's, or the peer's call number */
     struct frame *frame; /* inside the handler only: its fds */
     struct arena *arena; /* inside the handler only: where the decoded request is */
@@ -99,9 +99,6 @@ enum rdt_status call_defer(struct call *call, int64_t timeout_ns, void (*on_end)
 /* false: call_defer would say LIMIT. For handlers that change something before they defer: they ask first. */
 bool call_may_wait(struct call *call, struct rdt_error *err);
 
-/* It is one that waits for something to happen, for as long as its request says. */
-bool call_waits(const struct call *call);
-
 /* Without an answer: the caller is gone. */
 void call_drop(struct call *call);
 bool calls_client_gone(struct rpc *rpc, struct client *client, uint64_t until_ns); /* false: the time was over, call again */
@@ -130,33 +127,10 @@ enum rdt_status call_object_ref(const Rdt__Pb__Ref *msg, struct rdt_ref *ref_p, 
 /* What the caller may see in lists. */
 bool call_may_see(const struct call *call, const struct owner *owner);
 
-/* ---- handlers: X_request decoded, borrowed until the handler returns ---- */
+/* ---- handlers: one for each row of RDT_REQUEST_MAP; request is the decoded message, borrowed until the handler returns ---- */
 #define RPC_HANDLER(name) enum rdt_status rpc_##name(struct call *call, const void *request, struct rdt_error *err)
-RPC_HANDLER(ping);
-RPC_HANDLER(status);
-RPC_HANDLER(alloc);
-RPC_HANDLER(import);
-RPC_HANDLER(release_region);
-RPC_HANDLER(put);
-RPC_HANDLER(ready);
-RPC_HANDLER(fetch);
-RPC_HANDLER(cancel);
-RPC_HANDLER(release);
-RPC_HANDLER(free);
-RPC_HANDLER(wait);
-RPC_HANDLER(hold);
-RPC_HANDLER(wait_freed);
-RPC_HANDLER(cancel_request);
-RPC_HANDLER(stat);
-RPC_HANDLER(list);
-RPC_HANDLER(explain);
-RPC_HANDLER(publish);
-RPC_HANDLER(unpublish);
-RPC_HANDLER(watch);
-RPC_HANDLER(backend_load);
-RPC_HANDLER(backend_unload);
-RPC_HANDLER(group_create);
-RPC_HANDLER(group_destroy);
-RPC_HANDLER(broadcast);
+#define X(number, NAME, request, reply, properties, unmet) RPC_HANDLER(request);
+RDT_REQUEST_MAP(X)
+#undef X
 
 #endif

@@ -58,8 +58,6 @@ enum rdt_status rpc_group_create(struct call *call, const void *request, struct 
     struct waiting *waiting;
     enum rdt_status status;
 
-    if (call->rpc->draining)
-        return rdt_error_set(err, RDT_SHUTTING_DOWN, "the daemon is shutting down");
     waiting = waiting_new(call, true, err);
     if (!waiting)
         return err->status;

@@ -4,11 +4,10 @@
 #include "daemon/rpc/rpc_call.h"
 #include "daemon/rpc/rpc_read.h"
 #include "daemon/objects/snapshot.h"
+#include "rdt_put_flags.h"
 #include "wire_error.h"
 #include "wire_ref.h"
 
-#define PUT_DETACHED 2u
-#define PUT_PENDING 4u
 #define MAX_REGIONS 4096u
 
 /* ---- what needs no table ---- */
@@ -176,7 +175,7 @@ static enum rdt_status fill(struct call *call, const Rdt__Pb__Put *message, stru
 /* 0: it is not detached. */
 static int64_t ttl_of(const struct call *call, const Rdt__Pb__Put *message)
 {
-    if (!(message->flags & PUT_DETACHED))
+    if (!(message->flags & RDT_PUT_DETACHED))
         return 0;
     return message->ttl_ns > 0 ? message->ttl_ns : (int64_t)call->rpc->options->detached_ttl_ns;
 }
@@ -185,7 +184,7 @@ static enum rdt_status check_ttl(const struct call *call, const Rdt__Pb__Put *me
 {
     if (message->ttl_ns < 0)
         return rdt_error_set(err, RDT_INVALID, "the time to live of a detached object is not negative");
-    if (message->ttl_ns > 0 && !(message->flags & PUT_DETACHED))
+    if (message->ttl_ns > 0 && !(message->flags & RDT_PUT_DETACHED))
         return rdt_error_set(err, RDT_INVALID, "a time to live is for DETACHED objects");
     if ((uint64_t)message->ttl_ns > call->rpc->options->detached_max_ns)
         return rdt_error_set(err, RDT_LIMIT, "a time to live of %.3f s is above detached_ttl_max, %.3f s",
@@ -198,7 +197,7 @@ static enum rdt_status check_made(const struct call *call, const Rdt__Pb__Put *m
     uint64_t most = regions_take_max(call->rpc->regions, call->rpc->options->made_max_bytes);
     unsigned n = call->frame ? call->frame->nfds : 0;
 
-    if (!(message->flags & PUT_SNAPSHOT) || message->flags & PUT_PENDING)
+    if (!(message->flags & RDT_PUT_SNAPSHOT) || message->flags & RDT_PUT_PENDING)
         return rdt_error_set(err, RDT_INVALID, "memory is made for a SNAPSHOT that is there at once only");
     if (message->inline_data.len > 0)
         return rdt_error_set(err, RDT_INVALID, "tensors in the message, and memory made for them too");
@@ -227,10 +226,10 @@ static enum rdt_status put(struct call *call, const Rdt__Pb__Put *message, struc
                              .visibility = message->visibility,
                              .producer = call->client,
                              .ttl_ns = ttl_of(call, message),
-                             .pending = message->flags & PUT_PENDING,
+                             .pending = message->flags & RDT_PUT_PENDING,
                              .layout = digest->layout,
                              .parts = &digest->parts,
-                             .snapshot = message->flags & PUT_SNAPSHOT,
+                             .snapshot = message->flags & RDT_PUT_SNAPSHOT,
                              .sealed = message->made_bytes > 0 && message->n_regions == 0 && message->timeout_ns <= 0,
                              .lent = message->n_lent > 0 && message->n_lent == message->n_regions};
     struct region *made = NULL;
@@ -279,8 +278,6 @@ enum rdt_status rpc_put(struct call *call, const void *request, struct rdt_error
     enum rdt_status status;
     bool *given;
 
-    if (call->rpc->draining)
-        return rdt_error_set(err, RDT_SHUTTING_DOWN, "the daemon is shutting down");
     if (message->id.len > RDT_MAX_ID_BYTES)
         return rdt_error_set(err, RDT_INVALID, "an id of %zu bytes: at most %u", message->id.len, RDT_MAX_ID_BYTES);
     if (message->metadata.len > RDT_MAX_METADATA_BYTES)
@@ -291,15 +288,15 @@ enum rdt_status rpc_put(struct call *call, const void *request, struct rdt_error
                              message->inline_data.len, (unsigned long long)call->rpc->options->inline_max_bytes);
     if (message->n_regions > MAX_REGIONS)
         return rdt_error_set(err, RDT_LIMIT, "tensors in %zu regions: at most %u", message->n_regions, MAX_REGIONS);
-    if (message->n_given > 0 && !(message->flags & PUT_SNAPSHOT))
+    if (message->n_given > 0 && !(message->flags & RDT_PUT_SNAPSHOT))
         return rdt_error_set(err, RDT_INVALID, "regions are given up for snapshots only");
     if (message->n_given > message->n_regions)
         return rdt_error_set(err, RDT_INVALID, "%zu of %zu regions are given up", message->n_given, message->n_regions);
     if (message->n_lent > 0 && (message->flags != 0 || message->visibility != RDT__PB__VISIBILITY__VISIBILITY_OWNER))
         return rdt_error_set(err, RDT_INVALID, "regions are lent to objects without flags, which their owner alone sees");
-    if (message->flags & PUT_PENDING && (message->inline_data.len > 0 || message->n_given > 0))
+    if (message->flags & RDT_PUT_PENDING && (message->inline_data.len > 0 || message->n_given > 0))
         return rdt_error_set(err, RDT_INVALID, "what is PENDING comes neither with the message nor is it given up");
-    if (message->flags & ~(PUT_SNAPSHOT | PUT_DETACHED | PUT_PENDING) || (unsigned)message->visibility > RDT__PB__VISIBILITY__VISIBILITY_ALL)
+    if (message->flags & ~(uint32_t)RDT_PUT_FLAGS_ALL || (unsigned)message->visibility > RDT__PB__VISIBILITY__VISIBILITY_ALL)
         return rdt_error_set(err, RDT_INVALID, "unknown flags %u or visibility %d", message->flags, (int)message->visibility);
     status = check_ttl(call, message, err);
     if (status == RDT_OK && message->made_bytes > 0)

@@ -19,7 +19,9 @@ static void run_read(struct work *work)
 {
     struct reading *reading = container_of(work, struct reading, work);
 
-    if (arena_unpack(&reading->arena, reading->type, reading->frame.payload, reading->frame.length, reading->name, &reading->message,
+    const struct verb *verb = reading->call->verb;
+
+    if (arena_unpack(&reading->arena, verb->request, reading->frame.payload, reading->frame.length, verb->name, &reading->message,
                      &reading->err) != RDT_OK)
         return;
     (void)sched_yield();
@@ -107,20 +109,18 @@ static bool reading_drop(struct client_task *task)
     return true;
 }
 
-enum rdt_status reading_start(struct call *call, struct frame *frame, void *buffer, const char *name,
-                              const ProtobufCMessageDescriptor *type, void (*on_read)(struct reading *), struct rdt_error *err)
+enum rdt_status reading_start(struct call *call, struct frame *frame, void *buffer, void (*on_read)(struct reading *),
+                              struct rdt_error *err)
 {
     struct reading *reading = calloc(1, sizeof *reading);
 
     if (!reading)
-        return rdt_error_set(err, RDT_NO_MEMORY, "no memory to read %s", name);
+        return rdt_error_set(err, RDT_NO_MEMORY, "no memory to read %s", call->verb->name);
     reading->task = (struct client_task){.waits = true, .step = reading_step, .drop = reading_drop};
     reading->call = call;
     reading->frame = *frame;
     frame->nfds = 0;
     reading->buffer = buffer;
-    reading->name = name;
-    reading->type = type;
     reading->on_read = on_read;
     arena_init(&reading->arena, RDT_MAX_DECODED_BYTES);
     reading->arena.on_block = work_touch;

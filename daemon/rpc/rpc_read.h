@@ -31,8 +31,6 @@ struct reading {
     struct call *call;
     struct frame frame; /* with its fds */
     void *buffer;       /* that has its payload; NULL: it is with who received it */
-    const char *name;
-    const ProtobufCMessageDescriptor *type;
     void (*on_read)(struct reading *);
     struct arena arena;
     struct rdt_error err; /* status OK: message is there */
@@ -44,7 +42,7 @@ void readings_init(struct rpc *rpc);
 
 /* The client has a task from now on; then on_read answers the call, which has frame, arena and digest, unless the client is gone. Takes the
  * call, buffer and the frame's fds on success. NO_MEMORY. */
-enum rdt_status reading_start(struct call *call, struct frame *frame, void *buffer, const char *name,
-                              const ProtobufCMessageDescriptor *type, void (*on_read)(struct reading *), struct rdt_error *err);
+enum rdt_status reading_start(struct call *call, struct frame *frame, void *buffer, void (*on_read)(struct reading *),
+                              struct rdt_error *err);
 
 #endif

@@ -11,13 +11,6 @@
 #define MAX_CALLS 16384u    /* of one peer, waiting here */
 #define POLL_NS 200000000ll /* a call that polls still needs the way there and back; librdt keeps the caller's own clock */
 
-/* Another node may ask for these only. */
-static bool served_for_peers(uint32_t type)
-{
-    return type == RDT_MSG_FREE || type == RDT_MSG_WAIT || type == RDT_MSG_WAIT_FREED || type == RDT_MSG_STAT ||
-           type == RDT_MSG_EXPLAIN || type == RDT_MSG_PUBLISH || type == RDT_MSG_UNPUBLISH || type == RDT_MSG_HOLD;
-}
-
 /* ---- asking ---- */
 
 static void send_call(struct call *call)
@@ -89,7 +82,7 @@ enum rdt_status call_forward(struct call *call, const struct rdt_ref *ref, const
     if (!call->packed)
         return rdt_error_set(err, RDT_NO_MEMORY, "no memory to ask node %s", call->to->name);
     protobuf_c_message_pack(request, call->packed);
-    if (!call_waits(call))
+    if (!(call->verb->properties & VERB_WAITS))
         timeout_ns = answer_ns(rpc);
     if (!map_put_u64(&rpc->forwarded, rpc->next_forward, call))
         return rdt_error_set(err, RDT_NO_MEMORY, "no memory to ask node %s", call->to->name);
@@ -139,23 +132,6 @@ void calls_peer_down(struct rpc *rpc, struct peer *peer, const struct rdt_error 
     }
 }
 
-static const ProtobufCMessageDescriptor *reply_type(uint16_t type)
-{
-    switch (type) {
-    case RDT_MSG_WAIT:
-    case RDT_MSG_STAT:
-        return &rdt__pb__object_info__descriptor;
-    case RDT_MSG_HOLD:
-        return &rdt__pb__hold_reply__descriptor;
-    case RDT_MSG_EXPLAIN:
-        return &rdt__pb__list_reply__descriptor;
-    case RDT_MSG_PUBLISH:
-        return &rdt__pb__publish_reply__descriptor;
-    default:
-        return &rdt__pb__empty__descriptor;
-    }
-}
-
 static void on_reply(struct rpc *rpc, struct peer *peer, const Rdt__Pb__CallReply *reply, struct arena *arena)
 {
     struct call *call = map_get_u64(&rpc->forwarded, reply->call);
@@ -169,7 +145,7 @@ static void on_reply(struct rpc *rpc, struct peer *peer, const Rdt__Pb__CallRepl
         call_fail(call, &err);
         return;
     }
-    if (arena_unpack(arena, reply_type(call->type), reply->reply.data, reply->reply.len, "its answer", &message, &err) !=
+    if (arena_unpack(arena, call->verb->reply, reply->reply.data, reply->reply.len, "its answer", &message, &err) !=
         RDT_OK) {
         rdt_error_prefix(&err, "node %s", peer->name);
         if (call->type == RDT_MSG_HOLD)
@@ -210,8 +186,8 @@ static void on_call(struct rpc *rpc, struct peer *peer, const Rdt__Pb__Call *mes
         (void)peer_send(peer, RDT_PEER_CALL_REPLY, &refusal.base, NULL);
         return;
     }
-    if (!served_for_peers(message->type))
-        (void)rdt_error_set(&err, RDT_DENIED, "another node may not ask for message %u", message->type);
+    if (!call->verb || !(call->verb->properties & VERB_FOR_PEERS))
+        (void)rdt_error_set(&err, RDT_DENIED, "another node may not send request %u", message->type);
     else if (peer->n_calls >= MAX_CALLS)
         (void)rdt_error_set(&err, RDT_LIMIT, "%u calls of this node wait there already", peer->n_calls);
     else if (transfers_believe(rpc->transfers, message->requester, &requester, &err) &&

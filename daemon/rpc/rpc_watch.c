@@ -122,8 +122,6 @@ enum rdt_status rpc_watch(struct call *call, const void *request, struct rdt_err
     struct rpc *rpc = call->rpc;
     struct watch *watch = NULL;
 
-    if (!client)
-        return rdt_error_set(err, RDT_DENIED, "events are for clients of their own node");
     if (message->kinds & ~WATCH_KINDS)
         return rdt_error_set(err, RDT_UNSUPPORTED, "there are no events of the kinds %#x; of %#x there are",
                              message->kinds & ~WATCH_KINDS, WATCH_KINDS);

@@ -241,7 +241,7 @@ static Rdt__Pb__ListReply *list_of(const struct test_node *node, Rdt__Pb__ListKi
 
     request.kind = kind;
     request.max = max;
-    must_ok(call(conn, RDT_MSG_LIST, &request.base, &rdt__pb__list_reply__descriptor, LONG, &reply, &err));
+    must_ok(call(conn, RDT_MSG_LIST, &request.base, LONG, &reply, &err));
     rdt_close(conn);
     return (Rdt__Pb__ListReply *)reply;
 }

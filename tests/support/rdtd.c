@@ -389,12 +389,11 @@ void node_connect(const struct test_node *node, rdt **rdt_p)
 
 void node_status(const struct test_node *node, struct node_status *status_p)
 {
-    Rdt__Pb__Empty request = RDT__PB__EMPTY__INIT;
+    Rdt__Pb__Status request = RDT__PB__STATUS__INIT;
     Rdt__Pb__StatusReply *reply = NULL;
     rdt *conn = node_client(node, "onlooker");
 
-    must_ok(call(conn, RDT_MSG_STATUS, &request.base, &rdt__pb__status_reply__descriptor, LONG,
-                 (ProtobufCMessage **)(void *)&reply, &err));
+    must_ok(call(conn, RDT_MSG_STATUS, &request.base, LONG, (ProtobufCMessage **)(void *)&reply, &err));
     *status_p = (struct node_status){
         .objects = reply->objects,
         .regions = reply->regions,

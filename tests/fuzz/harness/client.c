@@ -6,6 +6,7 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include "proto/verb.h"
 #include "tests/fuzz/harness/daemon.h"
 
 #define SOON_MS 2000
@@ -216,14 +217,9 @@ static void name_all(const struct fuzz_client *client, uint16_t type, ProtobufCM
 
 static const ProtobufCMessageDescriptor *descriptor_of(uint16_t type)
 {
-    switch (type) {
-#define X(number, name, request, reply) \
-    case number:                        \
-        return &rdt__pb__##request##__descriptor;
-        RDT_MESSAGE_MAP(X)
-#undef X
-    }
-    return NULL;
+    const struct verb *verb = verb_find(type);
+
+    return verb ? verb->request : NULL;
 }
 
 static void say(struct fuzz_client *client, uint16_t type, uint8_t flags, const uint8_t *payload, size_t n, unsigned kinds,

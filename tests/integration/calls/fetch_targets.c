@@ -145,7 +145,7 @@ Test(fetch_targets, targets_by_hand_must_be_the_clients_own)
     for (use.region = 0; use.region < 5; use.region++) { /* 1 is the producer's */
         struct node_status before, after;
         node_status(&node, &before);
-        must_ok(call(reader, RDT_MSG_FETCH, &fetch.base, &rdt__pb__empty__descriptor, LONG, NULL, &err));
+        must_ok(call(reader, RDT_MSG_FETCH, &fetch.base, LONG, NULL, &err));
         item.handle++;
         node_status(&node, &after);
         cr_assert_eq(after.transfers_failed - before.transfers_failed, 1);

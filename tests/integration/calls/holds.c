@@ -358,7 +358,7 @@ Test(holds, stat_shows_who_keeps_it)
     hold = hold_of(other, &ref);
     wire_ref_from(&ref, &wire);
     request.ref = &wire;
-    must_ok(call(conn, RDT_MSG_STAT, &request.base, &rdt__pb__object_info__descriptor, LONG, &reply, &err));
+    must_ok(call(conn, RDT_MSG_STAT, &request.base, LONG, &reply, &err));
     info = (const Rdt__Pb__ObjectInfo *)reply;
     for (size_t i = 0; i < info->n_holders; i++)
         shown = shown || (strcmp(info->holders[i]->kind, "keeping") == 0 && info->holders[i]->client == session(other));

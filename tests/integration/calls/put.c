@@ -308,7 +308,7 @@ static void raw_init(struct raw_put *raw, uint64_t region)
 
 static enum rdt_status send_raw(struct raw_put *raw, struct rdt_error *err)
 {
-    return call(conn, RDT_MSG_PUT, &raw->put.base, &rdt__pb__put_reply__descriptor, LONG, NULL, err);
+    return call(conn, RDT_MSG_PUT, &raw->put.base, LONG, NULL, err);
 }
 
 Test(put, by_hand_bad_columns_are_refused)
@@ -321,7 +321,7 @@ Test(put, by_hand_bad_columns_are_refused)
 
     begin(NULL);
     alloc.bytes = 4096;
-    must_ok(call_fds(conn, RDT_MSG_ALLOC, &alloc.base, -1, &rdt__pb__region_reply__descriptor, now_ns() + LONG,
+    must_ok(call_fds(conn, RDT_MSG_ALLOC, &alloc.base, -1, now_ns() + LONG,
                      (ProtobufCMessage **)(void *)&reply, &fd, &err));
     region = reply->region;
     protobuf_c_message_free_unpacked(&reply->base, NULL);

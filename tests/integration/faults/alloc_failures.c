@@ -112,7 +112,7 @@ static void list(rdt *conn, Rdt__Pb__ListKind kind)
     enum rdt_status status;
 
     request.kind = kind;
-    status = call(conn, RDT_MSG_LIST, &request.base, &rdt__pb__list_reply__descriptor, LONG, &reply, &err);
+    status = call(conn, RDT_MSG_LIST, &request.base, LONG, &reply, &err);
     bears("list", status, &err);
     if (status == RDT_OK)
         protobuf_c_message_free_unpacked(reply, NULL);

@@ -389,8 +389,7 @@ static uint64_t count_rows(rdt *client, Rdt__Pb__ListKind kind)
     uint64_t n;
 
     list.kind = kind;
-    must_ok(call(client, RDT_MSG_LIST, &list.base, &rdt__pb__list_reply__descriptor, LONG, (ProtobufCMessage **)(void *)&reply,
-                 &err));
+    must_ok(call(client, RDT_MSG_LIST, &list.base, LONG, (ProtobufCMessage **)(void *)&reply, &err));
     n = reply->n_objects + reply->n_regions + reply->n_clients + reply->n_transfers;
     rdt__pb__list_reply__free_unpacked(reply, NULL);
     return n;
@@ -477,17 +476,17 @@ Test(access, guessed_numbers_of_other_sessions_are_nothing)
     for (uint64_t i = 0; i < 20; i++) {
         release.hold = i;
         must_refuse(RDT_NOT_FOUND, "no hold",
-                    call(other, RDT_MSG_RELEASE, &release.base, &rdt__pb__empty__descriptor, LONG, NULL, &err));
+                    call(other, RDT_MSG_RELEASE, &release.base, LONG, NULL, &err));
         region.region = i;
         must_refuse(RDT_NOT_FOUND, "no region",
-                    call(other, RDT_MSG_RELEASE_REGION, &region.base, &rdt__pb__empty__descriptor, LONG, NULL, &err));
+                    call(other, RDT_MSG_RELEASE_REGION, &region.base, LONG, NULL, &err));
         wait.region = i + 1;
         wait.generation = 1;
         wait.bytes = 10;
         must_refuse(RDT_NOT_FOUND, "no region",
-                    call(other, RDT_MSG_WAIT_FREED, &wait.base, &rdt__pb__empty__descriptor, LONG, NULL, &err));
+                    call(other, RDT_MSG_WAIT_FREED, &wait.base, LONG, NULL, &err));
         cancel.handle = i;
-        must_ok(call(other, RDT_MSG_CANCEL, &cancel.base, &rdt__pb__empty__descriptor, LONG, NULL, &err));
+        must_ok(call(other, RDT_MSG_CANCEL, &cancel.base, LONG, NULL, &err));
     }
     must_ok(rdt_stat(conn, &ref, &stat, &err));
     cr_assert_eq(stat.holds, 2);

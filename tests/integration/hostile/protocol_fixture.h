@@ -116,8 +116,7 @@ static inline uint64_t most_queued(void)
     uint64_t most = 0;
 
     list.kind = RDT__PB__LIST_KIND__LIST_KIND_CLIENTS;
-    must_ok(call(bystander, RDT_MSG_LIST, &list.base, &rdt__pb__list_reply__descriptor, LONG,
-                 (ProtobufCMessage **)(void *)&reply, &err));
+    must_ok(call(bystander, RDT_MSG_LIST, &list.base, LONG, (ProtobufCMessage **)(void *)&reply, &err));
     for (size_t i = 0; i < reply->n_clients; i++)
         most = reply->clients[i]->queued_bytes > most ? reply->clients[i]->queued_bytes : most;
     rdt__pb__list_reply__free_unpacked(reply, NULL);

@@ -63,7 +63,7 @@ static unsigned list_all(rdt *conn, const char *prefix, unsigned max)
     do {
         ProtobufCMessage *answer;
         const Rdt__Pb__ListReply *reply;
-        must_ok(call(conn, RDT_MSG_LIST, &request.base, &rdt__pb__list_reply__descriptor, LONG, &answer, &err));
+        must_ok(call(conn, RDT_MSG_LIST, &request.base, LONG, &answer, &err));
         reply = (const Rdt__Pb__ListReply *)answer;
         must(reply->n_objects <= max);
         for (size_t i = 0; i < reply->n_objects; i++) {

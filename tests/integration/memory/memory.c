@@ -9,7 +9,7 @@ static int alloc_fd(rdt *client, size_t bytes, uint64_t *region_p)
     int fd = -1;
 
     request.bytes = bytes;
-    must_ok(call_fds(client, RDT_MSG_ALLOC, &request.base, -1, &rdt__pb__region_reply__descriptor, now_ns() + LONG,
+    must_ok(call_fds(client, RDT_MSG_ALLOC, &request.base, -1, now_ns() + LONG,
                      (ProtobufCMessage **)(void *)&reply, &fd, &err));
     *region_p = reply->region;
     must(reply->bytes >= bytes);
@@ -22,7 +22,7 @@ static void release_region(rdt *client, uint64_t region)
     Rdt__Pb__ReleaseRegion request = RDT__PB__RELEASE_REGION__INIT;
 
     request.region = region;
-    must_ok(call(client, RDT_MSG_RELEASE_REGION, &request.base, &rdt__pb__empty__descriptor, LONG, NULL, &err));
+    must_ok(call(client, RDT_MSG_RELEASE_REGION, &request.base, LONG, NULL, &err));
 }
 
 Test(memory, alloc_is_sealed_private_and_reserved)
@@ -154,8 +154,7 @@ static enum rdt_status import_raw(int fd, uint64_t bytes, struct rdt_error *err)
     Rdt__Pb__Import request = RDT__PB__IMPORT__INIT;
 
     request.bytes = bytes;
-    return call_fds(conn, RDT_MSG_IMPORT, &request.base, fd, &rdt__pb__region_reply__descriptor, now_ns() + LONG, NULL, NULL,
-                    err);
+    return call_fds(conn, RDT_MSG_IMPORT, &request.base, fd, now_ns() + LONG, NULL, NULL, err);
 }
 
 Test(memory, import_by_hand_is_refused_too)

@@ -245,7 +245,7 @@ static Rdt__Pb__RegionReply *alloc_by_hand(rdt *conn, size_t bytes, int *fd_p)
     Rdt__Pb__RegionReply *reply = NULL;
 
     request.bytes = bytes;
-    must_ok(call_fds(conn, RDT_MSG_ALLOC, &request.base, -1, &rdt__pb__region_reply__descriptor, now_ns() + LONG,
+    must_ok(call_fds(conn, RDT_MSG_ALLOC, &request.base, -1, now_ns() + LONG,
                      (ProtobufCMessage **)(void *)&reply, fd_p, &err));
     return reply;
 }
@@ -258,8 +258,7 @@ static bool release_by_hand(rdt *conn, uint64_t region, bool keep)
 
     request.region = region;
     request.keep = keep;
-    must_ok(call(conn, RDT_MSG_RELEASE_REGION, &request.base, &rdt__pb__region_kept__descriptor, LONG,
-                 (ProtobufCMessage **)(void *)&reply, &err));
+    must_ok(call(conn, RDT_MSG_RELEASE_REGION, &request.base, LONG, (ProtobufCMessage **)(void *)&reply, &err));
     kept = reply->kept;
     protobuf_c_message_free_unpacked(&reply->base, NULL);
     return kept;
@@ -285,7 +284,7 @@ static enum rdt_status put_in(rdt *conn, uint64_t region, uint64_t generation, s
     request.tensors = &list;
     request.regions = uses;
     request.n_regions = 1;
-    return call(conn, RDT_MSG_PUT, &request.base, &rdt__pb__put_reply__descriptor, LONG, NULL, err);
+    return call(conn, RDT_MSG_PUT, &request.base, LONG, NULL, err);
 }
 
 Test(warm, old_generation_names_nothing)

@@ -51,7 +51,7 @@ static bool is_loaded(const struct test_node *at, const char *name)
     bool found = false;
 
     request.kind = RDT__PB__LIST_KIND__LIST_KIND_BACKENDS;
-    must_ok(call(conn, RDT_MSG_LIST, &request.base, &rdt__pb__list_reply__descriptor, LONG, &reply, &err));
+    must_ok(call(conn, RDT_MSG_LIST, &request.base, LONG, &reply, &err));
     list = (const Rdt__Pb__ListReply *)reply;
     for (size_t i = 0; i < list->n_backends; i++)
         found = found || (strcmp(list->backends[i]->name, name) == 0 && list->backends[i]->available);
@@ -260,7 +260,7 @@ static uint64_t alloc_odd(rdt *conn, uint64_t *generation_p, enum rdt_status exp
 
     request.memory = (char *)"odd";
     request.bytes = 1000;
-    must_be(expected, call(conn, RDT_MSG_ALLOC, &request.base, &rdt__pb__region_reply__descriptor, LONG, &reply, &err));
+    must_be(expected, call(conn, RDT_MSG_ALLOC, &request.base, LONG, &reply, &err));
     if (reply) {
         region = ((const Rdt__Pb__RegionReply *)reply)->region;
         *generation_p = ((const Rdt__Pb__RegionReply *)reply)->generation;
@@ -294,7 +294,7 @@ Test(backend, memory_kind_with_regions_is_not_unloaded)
     user = node_client(&node, "user");
     release.region = alloc_odd(user, &generation, RDT_OK);
     must_refuse(RDT_BUSY, "memory kind odd is in use: region ", rdt_backend_unload(admin, "odd", LONG, &err));
-    must_ok(call(user, RDT_MSG_RELEASE_REGION, &release.base, &rdt__pb__region_kept__descriptor, LONG, NULL, &err));
+    must_ok(call(user, RDT_MSG_RELEASE_REGION, &release.base, LONG, NULL, &err));
     wait_until(20 * SEC, rdt_backend_unload(admin, "odd", LONG, NULL) == RDT_OK);
     (void)alloc_odd(user, &generation, RDT_UNSUPPORTED);
     must_refuse(RDT_INVALID, "host cannot be unloaded", rdt_backend_unload(admin, "Host", LONG, &err));
@@ -429,9 +429,9 @@ static int try_as_stranger(struct actor *self, void *arg)
          setresuid(STRANGER, STRANGER, STRANGER) == 0);
     options.socket = "s";
     must_ok(rdt_connect(&options, &stranger, &err));
-    must_refuse(RDT_DENIED, "only root or the daemon's own user may load a backend, not uid 12345",
+    must_refuse(RDT_DENIED, "only root or the daemon's own user may send BACKEND_LOAD, not uid 12345",
                 rdt_backend_load(stranger, build_path("tests/rdt_loopback.so"), NULL, LONG, &err));
-    must_refuse(RDT_DENIED, "only root or the daemon's own user may unload a backend",
+    must_refuse(RDT_DENIED, "only root or the daemon's own user may send BACKEND_UNLOAD",
                 rdt_backend_unload(stranger, "host", LONG, &err));
     rdt_close(stranger);
     return 0;

@@ -246,7 +246,7 @@ static void check_stat(const struct rdt_ref *ref)
 
     wire_ref_from(ref, &wire);
     request.ref = &wire;
-    must_ok(call(owner, RDT_MSG_STAT, &request.base, &rdt__pb__object_info__descriptor, LONG, &reply, &err));
+    must_ok(call(owner, RDT_MSG_STAT, &request.base, LONG, &reply, &err));
     info = (const Rdt__Pb__ObjectInfo *)reply;
     for (size_t i = 0; i < info->n_holders; i++)
         found = found || (strcmp(info->holders[i]->kind, "copy") == 0 && strcmp(info->holders[i]->peer, c.node[1].uuid) == 0);
@@ -262,7 +262,7 @@ static void check_regions(void)
     bool found = false;
 
     request.kind = RDT__PB__LIST_KIND__LIST_KIND_REGIONS;
-    must_ok(call(reader, RDT_MSG_LIST, &request.base, &rdt__pb__list_reply__descriptor, LONG, &reply, &err));
+    must_ok(call(reader, RDT_MSG_LIST, &request.base, LONG, &reply, &err));
     list = (const Rdt__Pb__ListReply *)reply;
     for (size_t i = 0; i < list->n_regions; i++)
         found = found || (strcmp(list->regions[i]->origin, "copy") == 0 && list->regions[i]->bytes == MIB);

@@ -70,7 +70,7 @@ Test(holds_nodes, each_counts_and_stat_shows_the_node)
     must_ok(rdt_wait(reader, held, N, N, LONG, NULL, NULL, &err));
     wire_ref_from(&ref, &wire);
     request.ref = &wire;
-    must_ok(call(owner, RDT_MSG_STAT, &request.base, &rdt__pb__object_info__descriptor, LONG, &reply, &err));
+    must_ok(call(owner, RDT_MSG_STAT, &request.base, LONG, &reply, &err));
     info = (const Rdt__Pb__ObjectInfo *)reply;
     for (size_t i = 0; i < info->n_holders; i++)
         shown = shown || (strcmp(info->holders[i]->kind, "peer") == 0 && info->holders[i]->count == N &&

@@ -294,7 +294,7 @@ Test(client, late_reply_is_given_back_and_its_fds_closed)
     conn = fake_connect(&fake);
     fds = fake_count_fds();
     assert_status(RDT_TIMED_OUT,
-                  call(conn, RDT_MSG_ALLOC, &request.base, &rdt__pb__region_reply__descriptor, 20 * MS, NULL, &err));
+                  call(conn, RDT_MSG_ALLOC, &request.base, 20 * MS, NULL, &err));
     put.timeout_ns = 20 * MS;
     put.id = "late";
     put.id_bytes = 4;

@@ -1,0 +1,19 @@
+/* The table of requests, expanded from proto/messages.h. */
+#include "proto/verb.h"
+
+#include <stddef.h>
+
+#include "proto/messages.h"
+#include "rdt.pb-c.h"
+
+static const struct verb verbs[] = {
+#define X(number, NAME, request, reply, properties, unmet) \
+    [number] = {number, #NAME, &rdt__pb__##request##__descriptor, &rdt__pb__##reply##__descriptor, properties, unmet},
+    RDT_MESSAGE_MAP(X)
+#undef X
+};
+
+const struct verb *verb_find(unsigned type)
+{
+    return type < sizeof verbs / sizeof verbs[0] && verbs[type].name ? &verbs[type] : NULL;
+}

@@ -1,0 +1,28 @@
+/* What client and daemon both know about a request: its row of RDT_REQUEST_MAP (proto/messages.h) as a struct. */
+#ifndef PROTO_VERB_H
+#define PROTO_VERB_H
+
+#include <protobuf-c/protobuf-c.h>
+#include <stdint.h>
+
+enum verb_property {
+    VERB_WAITS = 1 << 0,         /* it waits for an event, for as long as its timeout_ns says */
+    VERB_CANCELLABLE = 1 << 1,   /* librdt sends CANCEL_REQUEST when its caller stops waiting for the answer */
+    VERB_FOR_PEERS = 1 << 2,     /* another node may send it about an object of this node */
+    VERB_ADMIN = 1 << 3,         /* only root and the daemon's own user may send it */
+    VERB_NOT_DRAINING = 1 << 4,  /* answered SHUTTING_DOWN while the daemon shuts down */
+    VERB_KEEPS_REQUEST = 1 << 5, /* the handler keeps the decoded request after it has returned */
+};
+
+struct verb {
+    uint16_t type;    /* enum rdt_message */
+    const char *name; /* "PUT" */
+    const ProtobufCMessageDescriptor *request, *reply;
+    unsigned properties; /* of enum verb_property */
+    const char *unmet;   /* "the object was not put"; "" for a request that is answered at once */
+};
+
+/* The row of a type number, HELLO's included; NULL if there is no such request. */
+const struct verb *verb_find(unsigned type);
+
+#endif

@@ -1,0 +1,44 @@
+/* The rows of RDT_REQUEST_MAP are consistent. That each has a handler the linker checks: daemon/rpc/rpc.c names them all. */
+#include <criterion/criterion.h>
+
+#include "proto/messages.h"
+#include "proto/verb.h"
+
+Test(verb, every_row_is_found_by_its_number)
+{
+#define X(number, NAME, REQUEST, REPLY, properties, unmet)                 \
+    {                                                                      \
+        const struct verb *verb = verb_find(number);                       \
+        cr_assert_not_null(verb, "%s", #NAME);                             \
+        cr_expect_eq(verb->type, RDT_MSG_##NAME);                          \
+        cr_expect_str_eq(verb->name, #NAME);                               \
+    }
+    RDT_MESSAGE_MAP(X)
+#undef X
+}
+
+Test(verb, numbers_without_a_row_are_no_requests)
+{
+    cr_expect_null(verb_find(0));
+    cr_expect_null(verb_find(49));
+    cr_expect_null(verb_find(51));
+    cr_expect_null(verb_find(UINT32_MAX));
+}
+
+/* Otherwise its TIMED_OUT would be an empty sentence. */
+Test(verb, requests_that_may_be_answered_late_say_what_did_not_happen)
+{
+#define X(number, NAME, request, reply, properties, unmet) \
+    if ((properties) & (VERB_WAITS | VERB_CANCELLABLE))    \
+        cr_expect_gt(sizeof unmet, 1, "%s", #NAME);
+    RDT_MESSAGE_MAP(X)
+#undef X
+}
+
+Test(verb, other_nodes_may_send_nothing_that_only_the_administrator_may)
+{
+#define X(number, NAME, request, reply, properties, unmet) \
+    cr_expect(((properties) & (VERB_ADMIN | VERB_FOR_PEERS)) != (VERB_ADMIN | VERB_FOR_PEERS), "%s", #NAME);
+    RDT_MESSAGE_MAP(X)
+#undef X
+}
