@@ -33,8 +33,6 @@ static void print(const Rdt__Pb__StatusReply *s)
     printf("fetches    %" PRIu64 " joined another's transfer, %" PRIu64 " served by copies, %" PRIu64
            " by a slower transport\n",
            s->fetches_joined, s->fetches_from_copies, s->fell_back);
-    printf("guesses    %" PRIu64 " fetches from other nodes began before the answer, %" PRIu64 " of them in vain\n", s->fetches_guessed,
-           s->fetches_misguessed);
     printf("polls      %" PRIu64 " times the daemon looked for a message before it slept, %" PRIu64 " of them in vain\n", s->busy_polls,
            s->busy_polls_in_vain);
     printf("copies     %s in %" PRIu64 " of other nodes' snapshots; %" PRIu64 " readers were sent to copies elsewhere\n",

@@ -117,8 +117,6 @@ bool client_fini(struct client *client, uint64_t until_ns)
     struct region *region;
 
     client_drop_import(client);
-    free(client->usual);
-    client->usual = NULL;
     mapped_stop(&client->mapped);
     warm_stop(&client->warm); /* first: what it lets go of below comes to nobody again */
     board_end(client);

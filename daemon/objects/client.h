@@ -72,9 +72,6 @@ struct client {
     } fds_out[CLIENT_FDS_OUT];
     struct import_parts *importing; /* NULL: none is on its way */
     char maps[128];                 /* kinds of memory it can map, " cuda " */
-    struct layout *usual; /* what its last fetch from another node brought, if the next may well bring the same (transfer_guess.c); or NULL */
-    unsigned usual_times; /* so many in a row brought that */
-    unsigned usual_wrong; /* guesses from that in a row that were: the next one wants more in a row */
     struct warm warm;   /* regions it has mapped and let go of: they come again */
     struct mapped mapped; /* others' regions that it keeps mapped for reading */
     uint64_t n_gones;     /* REGION_GONE events it was sent */

@@ -63,8 +63,6 @@ enum rdt_status rpc_status(struct call *call, const void *request, struct rdt_er
     reply.bytes_out = rpc->transfers->bytes_out;
     reply.bytes_local = rpc->transfers->bytes_local;
     reply.fetches_joined = rpc->transfers->joined;
-    reply.fetches_guessed = rpc->transfers->guessed;
-    reply.fetches_misguessed = rpc->transfers->misguessed;
     reply.fell_back = rpc->transfers->fell_back;
     reply.copies = map_count(&rpc->transfers->replicas.by_origin);
     reply.copy_bytes = rpc->transfers->replicas.bytes;

@@ -14,8 +14,8 @@
  *   MOVE    a copy or chunks are under way
  *   ABORT   its fetches have ended badly; the engine has not
  *
- *   NEW -> LINK or QUEUED -> ASKED -> RESERVE -> MOVE -> ENDED      (another node; with targets, or a good guess of what it is, it may
- *                                                                    be MOVE as soon as it is ASKED)
+ *   NEW -> LINK or QUEUED -> ASKED -> RESERVE -> MOVE -> ENDED      (another node; with targets it may be
+ *                                                                    MOVE as soon as it is ASKED)
  *   RESERVE -> TURN -> MOVE                               (ordered queues)
  *   NEW -> RESERVE -> MOVE -> ENDED                       (this node, copy; a share goes from NEW to ENDED)
  *   NEW -> PARKED -> NEW                                  (the id is put, the name published)
@@ -117,7 +117,6 @@ struct transfers {
     uint64_t copying_bytes;              /* of local copies on the pool */
     uint64_t fell_back;                  /* from other nodes, by a slower transport than it should have been */
     uint64_t joined;                     /* fetches that took part in a transfer that another one had begun */
-    uint64_t guessed, misguessed;        /* that began before the answer, by a guess; and in vain */
     void (*on_idle)(struct transfers *); /* told when the last active one has ended */
     struct list broadcasts;              /* struct broadcast.link: of this node's objects (transfer_broadcast.h) */
     struct list works;                   /* struct peer_work.link: every peer we ever had to do with */
@@ -251,8 +250,6 @@ struct transfer {
     bool one_sided, have_meta;
     bool fell_back;                 /* and is counted */
     bool early;                     /* receives were posted before the owner was asked: PULL carries the start */
-    bool guessed;                   /* ... in memory of ours, for tensors that its client's fetches usually bring (transfer_guess.c) */
-    bool no_guess;                  /* that was wrong once */
     bool rewind;                    /* an early start came to nothing: when its receives have ended, begin anew */
     bool contiguous;                /* at the owner, from the answer */
     char preferred[65], memory[65]; /* likewise */

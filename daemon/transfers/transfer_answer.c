@@ -204,7 +204,7 @@ void outgoing_answer(struct outgoing *out, struct object *object)
         meta.memory = places.rows[0].memory;
     if (!on_device && !out->select && !out->expect)
         note_keeper(out, object, &meta);
-    /* who would keep a snapshot has only guessed what it is, has not made the room that a copy needs, and asks again */
+    /* a reader that would keep a replica of the snapshot has not reserved room for it yet, and asks again */
     meta.started = !on_device && !out->select && !meta.has_inline && !out->meta_only && !(out->keep && object->snapshot) &&
                    outgoing_can_start(out);
     more = !out->meta_only && !meta.has_inline && meta.redirect_node.len == 0;

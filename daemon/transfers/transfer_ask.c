@@ -120,7 +120,7 @@ void transfer_in_ask(struct transfer *transfer)
 
     transfer_set_state(transfer, TRANSFER_ASKED);
     question_ask(transfer);
-    if (!transfer->meta_only && !transfer->whole && !pieces_wanted_here(transfer) && (transfer->target || transfer_guess(transfer))) {
+    if (!transfer->meta_only && !transfer->whole && !pieces_wanted_here(transfer) && transfer->target) {
         struct transfers *transfers = transfer->transfers;
         uint64_t id = transfer->id;
         transfer_in_early(transfer);
@@ -146,7 +146,7 @@ void transfer_in_ask(struct transfer *transfer)
     pull.slice = transfer->slice;
     pull.timeout_ns = time_left_ns(transfer);
     pull.meta_only = transfer->meta_only;
-    pull.tell_parked = transfer->group || transfer->guessed;
+    pull.tell_parked = transfer->group != NULL;
     pull.keep = transfer->keeps && transfer->peer == transfer->origin;
     pull.no_redirect = transfer->no_redirect;
     pull.from_copy = transfer->peer != transfer->origin;

@@ -61,7 +61,6 @@ static void rewind_move(struct transfer *transfer)
     transfer->remote = NULL;
     transfer->keys = NULL;
     transfer->key_bytes = NULL;
-    transfer_guess_drop(transfer);
     transfer->next_chunk = transfer->chunks_done = 0; /* what came unasked counts for nothing */
     transfer->record.bytes_done = 0;
 }

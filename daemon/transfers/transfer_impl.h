@@ -333,8 +333,8 @@ void transfer_in_find_path(struct transfer *transfer, const Rdt__Pb__PullMeta *m
 void transfer_in_choose_again(struct transfer *transfer);  /* the owner did not start as asked */
 void transfer_in_forget_answer(struct transfer *transfer); /* as if there had been none; its memory stays */
 void transfer_in_go_back(struct transfer *transfer);       /* asks anew when no operation is left */
-void transfer_in_rewound(struct transfer *transfer);       /* one operation of what came to nothing less */
 bool transfer_in_ask_anew(struct transfer *transfer);      /* likewise, under another number; false: no memory, nothing has happened */
+void transfer_in_rewound(struct transfer *transfer);       /* one operation of what came to nothing less */
 void transfer_in_on_meta(struct peer_work *work, const Rdt__Pb__PullMeta *meta);
 void transfer_in_on_parked(struct peer_work *work, const Rdt__Pb__PullParked *parked);
 void transfer_in_on_keys(struct peer_work *work, const Rdt__Pb__PullKeys *keys);
@@ -342,7 +342,7 @@ void transfer_in_on_end(struct peer_work *work, const Rdt__Pb__PullEnd *end);
 void transfer_in_abort(struct transfer *transfer);
 void transfer_in_settle(struct transfer *transfer);  /* ABORT, one operation less */
 void transfer_in_move(struct transfer *transfer);    /* memory is there: post and start */
-void transfer_in_early(struct transfer *transfer);   /* targets, or guessed: post before asking, where that may work */
+void transfer_in_early(struct transfer *transfer);   /* targets: post before asking, where that may work */
 void transfer_in_started(struct transfer *transfer); /* the answer has come after an early start */
 void transfer_in_receive(struct transfer *transfer); /* posts the receives, or asks for keys */
 void transfer_in_ask_start(struct transfer *transfer);
@@ -355,13 +355,6 @@ void transfer_in_via_closed(struct peer_transport *pt);
 void transfer_in_wait(struct transfer *transfer); /* RESERVE: for a connection that is being rebuilt */
 void transfer_in_connected(struct transfer *transfer, const struct peer_transport *pt); /* it stands: whoever waits goes on */
 void transfer_in_refused(struct transfer *transfer, const struct peer_transport *pt); /* it will not: nobody waits in vain */
-
-/* ---- what a fetch will bring, guessed (transfer_guess.c) ---- */
-
-bool transfer_guess(struct transfer *transfer); /* before it asks; true: packed, stream_bytes and received are there */
-void transfer_guess_drop(struct transfer *transfer); /* no operation is left: memory and layout go; nothing if it has none */
-void transfer_guess_failed(struct transfer *transfer); /* the owner has not started: asks anew; may end it */
-void transfer_guess_learn(struct transfer *transfer);  /* its bytes are here, and its fetches not answered yet */
 
 /* ---- ordered queues (transfer_order.c): of those that have record.order ---- */
 

@@ -68,8 +68,6 @@ enum rdt_status transfer_in_read_meta(struct transfer *transfer, const Rdt__Pb__
         status = layout_same_shape(transfer->source, transfer->target->layout, err);
     if (status == RDT_MISMATCH)
         return status;
-    if (status == RDT_OK && transfer->guessed && layout_same_shape(transfer->source, transfer->packed, NULL) != RDT_OK)
-        status = rdt_error_set(err, RDT_PROTOCOL, "it has started what has not the shapes that it was asked for");
     if (status == RDT_OK && !transfer->early)
         status = layout_packed(transfer->source, &transfer->packed, &transfer->stream_bytes, err);
     if (status == RDT_OK && transfer->stream_bytes != meta->bytes)
@@ -142,7 +140,6 @@ static void take_inline(struct transfer *transfer, const Rdt__Pb__PullMeta *meta
     transfer->record.bytes_done = meta->inline_data.len;
     transfer->transfers->bytes_in += meta->inline_data.len;
     transfer->peer->bytes_in += meta->inline_data.len;
-    transfer_guess_learn(transfer);
     transfer_deliver_received(transfer);
     transfer_end(transfer);
 }
@@ -201,14 +198,6 @@ void transfer_in_refused(struct transfer *transfer, const struct peer_transport 
         transfer_in_find_path(transfer, NULL);
 }
 
-/* An owner of an earlier version has noted a copy here of what is received by a guess, or is asked for again. */
-static void decline_guessed(const struct transfer *transfer, const Rdt__Pb__PullMeta *meta)
-{
-    if (transfer->guessed && meta->kept &&
-        !replica_find(&transfer->transfers->replicas, transfer->origin->peer->uuid, transfer->ref.generation))
-        replica_decline(transfer->origin, transfer->ref.generation);
-}
-
 static void take_answer(struct transfer *transfer, const Rdt__Pb__PullMeta *meta)
 {
     struct rdt_error err = {0};
@@ -221,11 +210,6 @@ static void take_answer(struct transfer *transfer, const Rdt__Pb__PullMeta *meta
         return;
     }
     transfer->record.began_ns = uv_hrtime();
-    decline_guessed(transfer, meta);
-    if (transfer->guessed && (!meta->started || meta->redirect_node.len > 0)) {
-        transfer_guess_failed(transfer);
-        return;
-    }
     if (meta->redirect_node.len > 0) {
         transfer_copy_redirected(transfer, meta);
         return;
@@ -281,8 +265,6 @@ void transfer_in_on_parked(struct peer_work *work, const Rdt__Pb__PullParked *pa
     if (!transfer || transfer->have_meta)
         return;
     reservation_leave(transfer); /* the others need not wait for a put */
-    if (transfer->guessed && transfer->sm.state != TRANSFER_ABORT)
-        transfer_guess_failed(transfer); /* nor does it keep memory meanwhile */
 }
 
 /* ---- memory for it ---- */

@@ -353,7 +353,6 @@ static void finish(struct transfer *transfer)
         text_copy(transfer->record.lanes, sizeof transfer->record.lanes, "broadcast");
     record_lanes(&transfer->record, transfer->via);
     transfer->piece_done = true;
-    transfer_guess_learn(transfer);
     if (transfer->replica)
         transfer_deliver_copy(transfer);
     else
@@ -400,8 +399,6 @@ static void chunk_arrived(struct transfer *transfer, uint32_t index)
 
 void transfer_in_started(struct transfer *transfer)
 {
-    if (transfer->guessed)
-        transfer_in_note_fall_back(transfer);
     transfer_in_watch(transfer);
     if (transfer->failed != RDT_OK)
         peer_work_doubt(transfer);

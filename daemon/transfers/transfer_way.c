@@ -1,5 +1,5 @@
 /* Which way the bytes of another node's object come: the path by what is known of it, the connection that it means, and the early start
- * where the reader's own targets, or a guess, say enough before the answer does. */
+ * where the reader's own targets say enough before the answer does. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -104,8 +104,7 @@ void transfer_in_take_path(struct transfer *transfer)
 {
     const struct path_candidate *chosen = record_chosen(&transfer->record);
 
-    if (!transfer->guessed) /* else it may never go that way */
-        transfer_in_note_fall_back(transfer);
+    transfer_in_note_fall_back(transfer);
     memcpy(transfer->record.path, chosen->name, sizeof chosen->name);
     transfer->is_inline = chosen->kind == PATH_INLINE;
     transfer->one_sided = chosen->one_sided;
@@ -121,12 +120,8 @@ void transfer_in_take_path(struct transfer *transfer)
 }
 
 /* Nobody reserves in an early start: what receives and scatters write to must be mapped all the same, and have its pages. */
-static bool map_targets(const struct transfer *transfer)
+static bool map_targets(const struct target *target)
 {
-    const struct target *target = transfer->target;
-
-    if (!target)
-        return region_addr(transfer->received, NULL);
     if (region_fill_is_needed(target->uses, target->n))
         return false;
     for (uint32_t i = 0; i < target->n; i++)
@@ -135,7 +130,7 @@ static bool map_targets(const struct transfer *transfer)
     return true;
 }
 
-/* The reader knows what it will get, or guesses: where a two-sided transport is connected, the receives can stand before the question, and the
+/* The reader knows what it will get: where a two-sided transport is connected, the receives can stand before the question, and the
  * owner need not wait for a second message. */
 void transfer_in_early(struct transfer *transfer)
 {
@@ -143,7 +138,7 @@ void transfer_in_early(struct transfer *transfer)
     struct rdt_error err = {0};
 
     (void)snprintf(transfer->memory, sizeof transfer->memory, "host");
-    if (transfer->target && layout_packed(transfer->target->layout, &transfer->packed, &transfer->stream_bytes, &err) != RDT_OK)
+    if (layout_packed(transfer->target->layout, &transfer->packed, &transfer->stream_bytes, &err) != RDT_OK)
         return;
     if (transfer->stream_bytes > transfer->transfers->options->inline_max_bytes &&
         transfer_in_choose(transfer, false, &err) == RDT_OK) {
@@ -152,13 +147,12 @@ void transfer_in_early(struct transfer *transfer)
         transport = plugins_transport(transfer->transfers->plugins, chosen->name);
         /* without cancel a plain "no such object" would cost the connection */
         if (chosen->kind == PATH_TRANSPORT && !chosen->one_sided && transport && !transport->ops.register_memory &&
-            transport->ops.cancel && map_targets(transfer) &&
+            transport->ops.cancel && map_targets(transfer->target) &&
             !order_wanted(transfer, peer_transport_find(transfer->peer, chosen->name))) {
             transfer_in_take_path(transfer);
             if (transfer_plan(transfer, &err) == RDT_OK && transfer_staging_is_little(transfer) &&
                 transfer_reserve_staging(transfer, NULL, &err) == RDT_OK) {
                 transfer->early = true;
-                transfer->transfers->guessed += transfer->guessed;
                 transfer_in_move(transfer);
                 return;
             }
@@ -168,7 +162,6 @@ void transfer_in_early(struct transfer *transfer)
             transfer->via = NULL;
         }
     }
-    transfer_guess_drop(transfer);
     free(transfer->packed);
     transfer->packed = NULL;
     transfer->stream_bytes = 0;

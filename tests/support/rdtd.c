@@ -410,8 +410,6 @@ void node_status(const struct test_node *node, struct node_status *status_p)
         .bytes_out = reply->bytes_out,
         .bytes_local = reply->bytes_local,
         .joined = reply->fetches_joined,
-        .guessed = reply->fetches_guessed,
-        .misguessed = reply->fetches_misguessed,
         .fell_back = reply->fell_back,
         .copies = reply->copies,
         .copy_bytes = reply->copy_bytes,

@@ -55,7 +55,7 @@ struct test_node {
 struct node_status {
     char state[16];
     uint64_t objects, regions, memory_bytes, memory_limit_bytes, ready_bytes, ready_hits, warm_bytes, warm_hits, left_bytes, transfers_done,
-        transfers_failed, bytes_in, bytes_out, bytes_local, joined, guessed, misguessed, fell_back, copies, copy_bytes, from_copies, redirected, busy_polls, busy_polls_in_vain;
+        transfers_failed, bytes_in, bytes_out, bytes_local, joined, fell_back, copies, copy_bytes, from_copies, redirected, busy_polls, busy_polls_in_vain;
     unsigned clients, transfers_active, peers_up, peers_known;
 };
 
