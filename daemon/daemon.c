@@ -362,7 +362,7 @@ static void on_forced(void *arg, struct object *object)
 
 static void on_object_ended(void *arg, const struct object *object)
 {
-    keepers_object_ended(&((struct daemon *)arg)->transfers.keepers, object);
+    replica_directory_object_ended(&((struct daemon *)arg)->transfers.directory, object);
 }
 
 static uint64_t give_up_copies(void *arg, uint64_t bytes)

@@ -5,7 +5,7 @@
  *
  * A communicator belongs to the thread of its rank's GPU, which alone calls NCCL for it: makes it, posts, polls, aborts. All groups of one
  * GPU share that thread, one stream and one queue, in the order in which the core posts, because NCCL's operations on one device must be
- * in one order on all of its communicators (turn.h of the daemon sees to it that it is the same order everywhere).
+ * in one order on all of its communicators (ticket.h of the daemon sees to it that it is the same order everywhere).
  */
 #ifndef NCCL_H
 #define NCCL_H

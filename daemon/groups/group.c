@@ -177,7 +177,7 @@ struct group *group_new(struct groups *groups, const struct owner *owner, const 
     sm_init(&group->sm, states, sizeof states / sizeof states[0], GROUP_FORMING);
     list_init(&group->forming);
     list_init(&group->ending);
-    list_init(&group->vias);
+    list_init(&group->connections);
     list_append(&groups->all, &group->link);
     groups->n++;
     return group;

@@ -137,7 +137,7 @@ struct group {
     struct rdt_error reason;    /* ENDING before it was formed: why. status OK: it was destroyed */
     struct deadline deadline;
     struct list forming, ending; /* struct group_waiter.link */
-    struct list vias;            /* of transfer_group.c */
+    struct list connections;            /* of transfer_group.c */
 };
 
 void groups_init(struct groups *groups);

@@ -10,7 +10,7 @@
 #define REMEMBERED_MOST 4096u /* unpublished names whose versions are remembered each for itself */
 #define KEY_MOST (4 + sizeof((struct owner *)0)->tenant + 128)
 #define TOLD_AT_ONCE 64u /* thousands may wait for one name: others get their turn in between */
-#define TURN_NS 1000000  /* until the next; not 0, which libuv's timers would take for this very turn */
+#define TICKET_NS 1000000  /* until the next; not 0, which libuv's timers would take for this very turn */
 
 struct name_carrier { /* an object that names hold */
     uint64_t generation;
@@ -233,7 +233,7 @@ static void tell_due(struct name *name)
     if (!list_empty(&name->due)) {
         list_append(&names->waking, &name->by_waking);
         /* once set it stands: who publishes again and again must not put off the others' turn */
-        if (deadline_left_ns(&names->wake) < 0 && !deadline_set(names->deadlines, &names->wake, TURN_NS))
+        if (deadline_left_ns(&names->wake) < 0 && !deadline_set(names->deadlines, &names->wake, TICKET_NS))
             log_error("no memory to wake those who wait for a name: they wait for its next version");
     }
     settle(name);

@@ -47,7 +47,7 @@ struct peer {
     bool tensor_runs;          /* of the link that is or was up: it reads lists of tensors in runs */
     unsigned epoch;            /* grows with each link that comes up */
     unsigned n_calls;          /* of it, that wait here for their answer (rpc_remote.c) */
-    void *upper;               /* belongs to the layer above (transfer.c); survives links */
+    void *session;             /* struct peer_session of daemon/transfers, which owns it; it survives links */
     void *holds;               /* the same, of holds.c */
     struct peer_link *link_up; /* private to peer*.c: the connection in use; NULL unless UP */
     struct peer_dial *dial;    /* private to peer*.c */

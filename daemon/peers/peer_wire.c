@@ -11,7 +11,7 @@
 #include <string.h>
 
 #define SLICE_BYTES ((size_t)256 << 10) /* plaintext that one turn of the loop encrypts */
-#define TURN_NS 25000                   /* of one node's messages, then the loop sees to others */
+#define TICKET_NS 25000                   /* of one node's messages, then the loop sees to others */
 #define KEEP_OUT_BYTES ((size_t)64 << 10)
 
 /* ---- out ---- */
@@ -169,7 +169,7 @@ void peer_wire_push_out(struct peer_link *link)
 /* Frames that have come, until the turn is over: then link->more. */
 static enum rdt_status take_plaintext(struct peer_link *link, struct rdt_error *err)
 {
-    uint64_t until_ns = uv_hrtime() + TURN_NS;
+    uint64_t until_ns = uv_hrtime() + TICKET_NS;
 
     for (;;) {
         struct frame frame;

@@ -9,7 +9,7 @@
 /* A free by force is answered when no other node gives a copy to anybody new: each has said so, or knows that its link is down, or had no sign
  * of life from here for as long as it takes to give this one up (a copy is not served without one that is younger). */
 struct freeing {
-    struct kept_waiter waiter;
+    struct replica_directory_waiter waiter;
     struct deadline deadline;
     struct call *call;
 };
@@ -32,7 +32,7 @@ static void freeing_done(struct freeing *freeing)
     call_reply_empty(call);
 }
 
-static void on_settled(struct kept_waiter *waiter)
+static void on_settled(struct replica_directory_waiter *waiter)
 {
     freeing_done(container_of(waiter, struct freeing, waiter));
 }
@@ -54,7 +54,7 @@ static enum rdt_status answer_forced(struct call *call, uint64_t generation, str
     freeing->deadline.on_passed = on_silence;
     freeing->call = call;
     list_init(&freeing->waiter.link);
-    if (!keepers_wait(&call->rpc->transfers->keepers, generation, &freeing->waiter)) {
+    if (!replica_directory_wait(&call->rpc->transfers->directory, generation, &freeing->waiter)) {
         free(freeing);
         call_reply_empty(call);
         return RDT_OK;

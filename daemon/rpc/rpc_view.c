@@ -67,7 +67,7 @@ enum rdt_status rpc_status(struct call *call, const void *request, struct rdt_er
     reply.copies = map_count(&rpc->transfers->replicas.by_origin);
     reply.copy_bytes = rpc->transfers->replicas.bytes;
     reply.fetches_from_copies = rpc->transfers->replicas.served;
-    reply.redirected = rpc->transfers->keepers.redirected;
+    reply.redirected = rpc->transfers->directory.redirected;
     reply.socket = rpc->options->socket;
     reply.backends = backends;
     list_for_each (node, plugins_memory_kinds(rpc->plugins)) {
@@ -134,7 +134,7 @@ static void fill_holders(struct object_view *view, const struct rpc *rpc, struct
 {
     size_t n = 0, max = object_is_kept(object) + 1u + n_names;
     struct list *cursor = NULL, *copy_cursor = NULL;
-    const struct keeper *keeper;
+    const struct replica_entry *entry;
     const struct name *name;
     size_t n_copies = 0, n_nodes = 0, n_node_holds = count_holders(object, HOLDER_NODE);
 
@@ -144,7 +144,7 @@ static void fill_holders(struct object_view *view, const struct rpc *rpc, struct
     if (n_nodes > n_node_holds)
         n_nodes = n_node_holds;
     max += n_nodes + count_holders(object, HOLDER_READER) + count_holders(object, HOLDER_KEEPING);
-    while (keepers_next(&rpc->transfers->keepers, object->generation, &copy_cursor))
+    while (replica_directory_next(&rpc->transfers->directory, object->generation, &copy_cursor))
         n_copies++;
     max += n_copies;
     view->holds = calloc(max, sizeof *view->holds);
@@ -183,10 +183,10 @@ static void fill_holders(struct object_view *view, const struct rpc *rpc, struct
         view->holds[n++].version = name->version;
     }
     copy_cursor = NULL;
-    for (size_t i = 0; (keeper = keepers_next(&rpc->transfers->keepers, object->generation, &copy_cursor)); i++) {
+    for (size_t i = 0; (entry = replica_directory_next(&rpc->transfers->directory, object->generation, &copy_cursor)); i++) {
         rdt__pb__hold_info__init(&view->holds[n]);
-        node_hex(keeper_peer(keeper)->uuid, view->copies[i]);
-        view->holds[n].kind = (char *)(keeper->whole ? "copy" : "copy being made");
+        node_hex(replica_entry_peer(entry)->uuid, view->copies[i]);
+        view->holds[n].kind = (char *)(entry->whole ? "copy" : "copy being made");
         view->holds[n++].peer = view->copies[i];
     }
     for (size_t i = 0; i < n; i++)

@@ -5,7 +5,7 @@
 #include <strings.h>
 
 #include "daemon/base/log.h"
-#include "daemon/transfers/question.h"
+#include "daemon/transfers/coalescer.h"
 #include "daemon/base/text.h"
 #include "daemon/transfers/transfer_impl.h"
 #include "wire_ref.h"
@@ -291,7 +291,7 @@ static struct transfer *find_joinable(struct transfers *transfers, const struct 
 
     if (replica)
         return replica->filling; /* NULL: it is whole, and serves at once */
-    return !wants_device(message) && question_fits(message, item, ref) ? question_open(transfers, ref, requester) : NULL;
+    return !wants_device(message) && coalescer_fits(message, item, ref) ? coalescer_open(transfers, ref, requester) : NULL;
 }
 
 enum rdt_status fetch_start(struct transfers *transfers, struct client *client, const Rdt__Pb__Fetch *message,
@@ -330,7 +330,7 @@ enum rdt_status fetch_start(struct transfers *transfers, struct client *client, 
     transfer->mode = message->mode;
     transfer->meta_only = message->meta_only;
     transfer->self_copy_bytes = message->self_copy_bytes;
-    transfer->joinable = !wants_device(message) && question_fits(message, item, &ref);
+    transfer->joinable = !wants_device(message) && coalescer_fits(message, item, &ref);
     text_copy(transfer->wish_memory, sizeof transfer->wish_memory, item->to_host ? "host" : message->memory);
     text_copy(transfer->wish_device, sizeof transfer->wish_device, item->to_host ? "" : message->device);
     transfer->host_stays = message->host_stays;
@@ -345,7 +345,7 @@ enum rdt_status fetch_start(struct transfers *transfers, struct client *client, 
     if (item->slice && !(transfer->slice = slice_dup(item->slice)))
         status = rdt_error_set(err, RDT_NO_MEMORY, "no memory for the slice");
     if (status == RDT_OK)
-        status = landing_check_wish(transfer, err);
+        status = destination_check_wish(transfer, err);
     if (status == RDT_OK && item->targets)
         status = target_create(client, item, &transfer->target, err);
     if (status == RDT_OK)
@@ -367,7 +367,7 @@ void transfer_go(struct transfer *transfer)
         transfer_local_start(transfer);
         return;
     }
-    if (transfer_copy_serves(transfer))
+    if (transfer_replica_serves(transfer))
         return;
     transfer->record.direction = "in";
     if (transfer_in_start(transfer, &err) != RDT_OK)

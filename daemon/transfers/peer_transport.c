@@ -21,7 +21,7 @@ static void peer_transport_open(struct peer_transport *pt);
 
 static bool link_is_up(const struct peer_transport *pt)
 {
-    return pt->work->peer->state == PEER_UP;
+    return pt->session->peer->state == PEER_UP;
 }
 
 /* Neither end has said that it will not. */
@@ -46,7 +46,7 @@ void peer_transport_isolate(struct peer_transport *pt, const char *why)
         group_break(pt->group, why);
         return;
     }
-    log_warn("%s to node %s: connection taken down and rebuilt: %s", pt->transport->name, pt->work->peer->name, why);
+    log_warn("%s to node %s: connection taken down and rebuilt: %s", pt->transport->name, pt->session->peer->name, why);
     pt->failures++;
     close_connection(pt, why);
 }
@@ -71,16 +71,16 @@ static void on_closed(struct plugin_conn *conn)
     plugin_conn_destroy(conn);
     sm_move(&pt->sm, PT_NONE);
     pt->remote_epoch = 0;
-    transfer_in_via_closed(pt);
-    outgoing_via_closed(pt);
-    if (pt->work->transfers->closing) {
-        transfers_check_closed(pt->work->transfers);
+    transfer_in_connection_closed(pt);
+    serve_connection_closed(pt);
+    if (pt->session->transfers->closing) {
+        transfers_check_closed(pt->session->transfers);
     } else if (may_open(pt)) {
         int64_t wait = RETRY_MIN_NS << (pt->failures < 8 ? pt->failures : 8);
         if (pt->failures <= 1)
             peer_transport_open(pt);
         else
-            (void)deadline_set(pt->work->transfers->deadlines, &pt->retry, wait < RETRY_MAX_NS ? wait : RETRY_MAX_NS);
+            (void)deadline_set(pt->session->transfers->deadlines, &pt->retry, wait < RETRY_MAX_NS ? wait : RETRY_MAX_NS);
     }
 }
 
@@ -88,12 +88,12 @@ static void on_closed(struct plugin_conn *conn)
 static void take_down(struct peer_transport *pt)
 {
     pt->blob_epoch = 0;
-    deadline_unset(pt->work->transfers->deadlines, &pt->retry);
+    deadline_unset(pt->session->transfers->deadlines, &pt->retry);
     if (pt->sm.state == PT_CONNECTED || pt->sm.state == PT_OFFERED) {
-        log_debug("%s to node %s is taken down: %s", pt->transport->name, pt->work->peer->name, pt->remote_why_not);
+        log_debug("%s to node %s is taken down: %s", pt->transport->name, pt->session->peer->name, pt->remote_why_not);
         close_connection(pt, pt->remote_why_not);
     }
-    peer_work_refused(pt);
+    peer_session_refused(pt);
 }
 
 static void on_retry(struct deadline *deadline)
@@ -111,7 +111,7 @@ static bool versions_agree(struct peer_transport *pt)
 
     if (!agree && !pt->difference_told)
         log_warn("%s is not used with node %s: the library or its settings differ: %s here, %s there", pt->transport->name,
-                 pt->work->peer->name, pt->transport->version, pt->remote_version);
+                 pt->session->peer->name, pt->transport->version, pt->remote_version);
     pt->difference_told = !agree;
     return agree;
 }
@@ -130,7 +130,7 @@ static void use_blob(struct peer_transport *pt)
     }
     pt->broken[0] = '\0';
     sm_move(&pt->sm, PT_CONNECTED);
-    peer_work_connected(pt);
+    peer_session_connected(pt);
 }
 
 /* Without a blob and without a reason: it will be offered when it can be. */
@@ -148,8 +148,8 @@ static void send_offer(struct peer_transport *pt, uint8_t *blob, size_t blob_byt
     offer.memory = memory;
     for (const char *const *kind = pt->transport->ops.memory_kinds; kind && *kind && offer.n_memory < 8; kind++)
         memory[offer.n_memory++] = (char *)*kind;
-    if (work_send(pt->work, RDT_PEER_OFFER, &offer.base, &err) != RDT_OK)
-        log_debug("offer of %s to node %s: %s", pt->transport->name, pt->work->peer->name, err.msg);
+    if (peer_session_send(pt->session, RDT_PEER_OFFER, &offer.base, &err) != RDT_OK)
+        log_debug("offer of %s to node %s: %s", pt->transport->name, pt->session->peer->name, err.msg);
 }
 
 static void peer_transport_open(struct peer_transport *pt)
@@ -158,22 +158,22 @@ static void peer_transport_open(struct peer_transport *pt)
     size_t bytes = 0;
     struct rdt_error err = {0};
 
-    deadline_unset(pt->work->transfers->deadlines, &pt->retry);
+    deadline_unset(pt->session->transfers->deadlines, &pt->retry);
     if (!pt->transport->available) {
         send_offer(pt, NULL, 0, pt->transport->why_not);
         return;
     }
     pt->conn.on_failed = on_failed;
     pt->conn.on_closed = on_closed;
-    if (plugin_conn_create(&pt->conn, pt->transport, pt->work->peer->uuid, &err) != RDT_OK) {
-        log_warn("%s to node %s: %s", pt->transport->name, pt->work->peer->name, err.msg);
+    if (plugin_conn_create(&pt->conn, pt->transport, pt->session->peer->uuid, &err) != RDT_OK) {
+        log_warn("%s to node %s: %s", pt->transport->name, pt->session->peer->name, err.msg);
         send_offer(pt, NULL, 0, err.msg);
         return;
     }
     pt->epoch++;
     sm_move(&pt->sm, PT_OFFERED);
     if (pt->transport->ops.offer(pt->conn.handle, blob, &bytes, &err) != RDT_OK) {
-        log_warn("%s to node %s: %s", pt->transport->name, pt->work->peer->name, err.msg);
+        log_warn("%s to node %s: %s", pt->transport->name, pt->session->peer->name, err.msg);
         plugin_conn_destroy(&pt->conn);
         sm_move(&pt->sm, PT_NONE);
         send_offer(pt, NULL, 0, err.msg);
@@ -183,9 +183,9 @@ static void peer_transport_open(struct peer_transport *pt)
     use_blob(pt);
 }
 
-struct peer_transport *peer_transport_find(struct peer_work *work, const char *name)
+struct peer_transport *peer_transport_find(struct peer_session *session, const char *name)
 {
-    list_for_each (node, &work->transports) {
+    list_for_each (node, &session->transports) {
         struct peer_transport *pt = container_of(node, struct peer_transport, link);
         if (strcasecmp(pt->transport->name, name) == 0)
             return pt;
@@ -193,31 +193,31 @@ struct peer_transport *peer_transport_find(struct peer_work *work, const char *n
     return NULL;
 }
 
-static struct peer_transport *peer_transport_get(struct peer_work *work, struct transport *transport)
+static struct peer_transport *peer_transport_get(struct peer_session *session, struct transport *transport)
 {
-    struct peer_transport *pt = peer_transport_find(work, transport->name);
+    struct peer_transport *pt = peer_transport_find(session, transport->name);
 
     if (pt)
         return pt;
     pt = calloc(1, sizeof *pt);
     if (!pt)
         return NULL;
-    pt->work = work;
+    pt->session = session;
     pt->transport = transport;
     pt->retry.on_passed = on_retry;
     sm_init(&pt->sm, states, sizeof states / sizeof states[0], PT_NONE);
     list_init(&pt->users_in);
     list_init(&pt->users_out);
     list_init(&pt->sending);
-    list_append(&work->transports, &pt->link);
+    list_append(&session->transports, &pt->link);
     return pt;
 }
 
-void peer_transports_up(struct peer_work *work)
+void peer_transports_up(struct peer_session *session)
 {
-    list_for_each (node, plugins_transports(work->transfers->plugins)) {
+    list_for_each (node, plugins_transports(session->transfers->plugins)) {
         struct transport *transport = container_of(node, struct transport, link);
-        struct peer_transport *pt = transport_is_grouped(transport) ? NULL : peer_transport_get(work, transport);
+        struct peer_transport *pt = transport_is_grouped(transport) ? NULL : peer_transport_get(session, transport);
         if (!pt)
             continue;
         pt->failures = 0;
@@ -229,21 +229,21 @@ void peer_transports_up(struct peer_work *work)
     }
 }
 
-void peer_transports_down(struct peer_work *work)
+void peer_transports_down(struct peer_session *session)
 {
-    list_for_each (node, &work->transports) {
+    list_for_each (node, &session->transports) {
         struct peer_transport *pt = container_of(node, struct peer_transport, link);
         pt->remote_known = false;
         pt->blob_epoch = 0;
-        deadline_unset(work->transfers->deadlines, &pt->retry);
+        deadline_unset(session->transfers->deadlines, &pt->retry);
         if (pt->sm.state == PT_OFFERED || pt->sm.state == PT_CONNECTED)
             close_connection(pt, "the link to the node ended");
     }
 }
 
-bool peer_transports_closed(const struct peer_work *work)
+bool peer_transports_closed(const struct peer_session *session)
 {
-    list_for_each (node, &work->transports) {
+    list_for_each (node, &session->transports) {
         if (container_of(node, struct peer_transport, link)->sm.state != PT_NONE)
             return false;
     }
@@ -251,23 +251,23 @@ bool peer_transports_closed(const struct peer_work *work)
 }
 
 /* What is offered to us, and we do not have: so that the other end need not keep its end of nothing. */
-static void decline(struct peer_work *work, const char *transport)
+static void decline(struct peer_session *session, const char *transport)
 {
     Rdt__Pb__Offer offer = RDT__PB__OFFER__INIT;
 
     offer.transport = (char *)transport;
     offer.why_not = (char *)"it is not loaded there";
-    (void)work_send(work, RDT_PEER_OFFER, &offer.base, NULL);
+    (void)peer_session_send(session, RDT_PEER_OFFER, &offer.base, NULL);
 }
 
-enum rdt_status peer_transport_on_offer(struct peer_work *work, const Rdt__Pb__Offer *offer, struct rdt_error *err)
+enum rdt_status peer_transport_on_offer(struct peer_session *session, const Rdt__Pb__Offer *offer, struct rdt_error *err)
 {
-    struct peer_transport *pt = peer_transport_find(work, offer->transport);
+    struct peer_transport *pt = peer_transport_find(session, offer->transport);
 
     if (!pt) { /* a transport that is not loaded here */
-        log_debug("node %s offers %s, which is not loaded here", work->peer->name, offer->transport);
+        log_debug("node %s offers %s, which is not loaded here", session->peer->name, offer->transport);
         if (offer->why_not[0] == '\0')
-            decline(work, offer->transport);
+            decline(session, offer->transport);
         return RDT_OK;
     }
     if (offer->blob.len > RDT_OFFER_MAX_BYTES || strlen(offer->version) > 64)
@@ -359,10 +359,10 @@ void peer_transport_offer_to_path(const struct peer_transport *pt, const char *s
 
 void transfers_transport_loaded(struct transfers *transfers, struct transport *transport)
 {
-    list_for_each (node, &transfers->works) {
-        struct peer_work *work = container_of(node, struct peer_work, link);
+    list_for_each (node, &transfers->sessions) {
+        struct peer_session *session = container_of(node, struct peer_session, link);
         struct peer_transport *pt =
-            work->peer->state == PEER_UP && !transport_is_grouped(transport) ? peer_transport_get(work, transport) : NULL;
+            session->peer->state == PEER_UP && !transport_is_grouped(transport) ? peer_transport_get(session, transport) : NULL;
         if (pt && pt->sm.state == PT_NONE)
             peer_transport_open(pt);
     }
@@ -370,12 +370,12 @@ void transfers_transport_loaded(struct transfers *transfers, struct transport *t
 
 bool peer_transport_has_users(const struct peer_transport *pt)
 {
-    const struct outgoing *out;
+    const struct serve *out;
     size_t cursor = 0;
 
     if (!list_empty(&pt->users_in) || !list_empty(&pt->users_out))
         return true;
-    while ((out = map_next(&pt->work->outgoing, &cursor)))
+    while ((out = map_next(&pt->session->serves, &cursor)))
         if (out->awaits_memory == pt)
             return true;
     return false;
@@ -384,17 +384,17 @@ bool peer_transport_has_users(const struct peer_transport *pt)
 enum rdt_status transfers_transport_idle(const struct transfers *transfers, const struct transport *transport,
                                          struct rdt_error *err)
 {
-    list_for_each (node, &transfers->works) {
-        struct peer_work *work = container_of(node, struct peer_work, link);
-        const struct peer_transport *pt = peer_transport_find(work, transport->name);
+    list_for_each (node, &transfers->sessions) {
+        struct peer_session *session = container_of(node, struct peer_session, link);
+        const struct peer_transport *pt = peer_transport_find(session, transport->name);
         if (!pt || !peer_transport_has_users(pt))
             continue;
         if (!list_empty(&pt->users_in))
             return rdt_error_set(
                 err, RDT_BUSY, "transport %s is in use: transfer %llu from node %s moves by it", transport->name,
-                (unsigned long long)container_of(list_first(&pt->users_in), struct transfer, by_via)->id, work->peer->name);
+                (unsigned long long)container_of(list_first(&pt->users_in), struct transfer, by_connection)->id, session->peer->name);
         return rdt_error_set(err, RDT_BUSY, "transport %s is in use: a transfer to node %s moves by it", transport->name,
-                             work->peer->name);
+                             session->peer->name);
     }
     if (transfers->groups && transfer_groups_use(transfers, transport, err))
         return RDT_BUSY;
@@ -406,9 +406,9 @@ enum rdt_status transfers_transport_idle(const struct transfers *transfers, cons
 
 void transfers_transport_leave(struct transfers *transfers, struct transport *transport)
 {
-    list_for_each (node, &transfers->works) {
-        struct peer_work *work = container_of(node, struct peer_work, link);
-        struct peer_transport *pt = peer_transport_find(work, transport->name);
+    list_for_each (node, &transfers->sessions) {
+        struct peer_session *session = container_of(node, struct peer_session, link);
+        struct peer_transport *pt = peer_transport_find(session, transport->name);
         if (!pt)
             continue;
         deadline_unset(transfers->deadlines, &pt->retry);
@@ -421,8 +421,8 @@ void transfers_transport_leave(struct transfers *transfers, struct transport *tr
 
 void transfers_transport_cut(struct transfers *transfers, const struct transport *transport)
 {
-    list_for_each (node, &transfers->works) {
-        struct peer_transport *pt = peer_transport_find(container_of(node, struct peer_work, link), transport->name);
+    list_for_each (node, &transfers->sessions) {
+        struct peer_transport *pt = peer_transport_find(container_of(node, struct peer_session, link), transport->name);
         if (pt && (pt->sm.state == PT_CONNECTED || pt->sm.state == PT_OFFERED))
             close_connection(pt, "the transport is being unloaded");
     }
@@ -430,9 +430,9 @@ void transfers_transport_cut(struct transfers *transfers, const struct transport
 
 bool transfers_transport_gone(const struct transfers *transfers, const struct transport *transport)
 {
-    list_for_each (node, &transfers->works) {
-        struct peer_work *work = container_of(node, struct peer_work, link);
-        const struct peer_transport *pt = peer_transport_find(work, transport->name);
+    list_for_each (node, &transfers->sessions) {
+        struct peer_session *session = container_of(node, struct peer_session, link);
+        const struct peer_transport *pt = peer_transport_find(session, transport->name);
         if (pt && (pt->sm.state != PT_NONE || peer_transport_has_users(pt)))
             return false;
     }
@@ -441,8 +441,8 @@ bool transfers_transport_gone(const struct transfers *transfers, const struct tr
 
 void transfers_transport_forget(struct transfers *transfers, const struct transport *transport)
 {
-    list_for_each (node, &transfers->works) {
-        struct peer_transport *pt = peer_transport_find(container_of(node, struct peer_work, link), transport->name);
+    list_for_each (node, &transfers->sessions) {
+        struct peer_transport *pt = peer_transport_find(container_of(node, struct peer_session, link), transport->name);
         if (!pt)
             continue;
         deadline_unset(transfers->deadlines, &pt->retry);

@@ -33,7 +33,7 @@ struct replica *replica_find(const struct replicas *replicas, const uint8_t node
 
 /* ---- word to the owner's node ---- */
 
-static void tell(struct peer_work *origin, uint64_t *whole, size_t n_whole, uint64_t *dropped, uint64_t *invalidated,
+static void tell(struct peer_session *origin, uint64_t *whole, size_t n_whole, uint64_t *dropped, uint64_t *invalidated,
                  size_t n_invalidated)
 {
     Rdt__Pb__Copies copies = RDT__PB__COPIES__INIT;
@@ -44,10 +44,10 @@ static void tell(struct peer_work *origin, uint64_t *whole, size_t n_whole, uint
     copies.n_dropped = dropped ? 1 : 0;
     copies.invalidated = invalidated;
     copies.n_invalidated = n_invalidated;
-    (void)work_send(origin, RDT_PEER_COPIES, &copies.base, NULL); /* link down: it has forgotten this node */
+    (void)peer_session_send(origin, RDT_PEER_COPIES, &copies.base, NULL); /* link down: it has forgotten this node */
 }
 
-void replica_decline(struct peer_work *origin, uint64_t generation)
+void replica_decline(struct peer_session *origin, uint64_t generation)
 {
     tell(origin, NULL, 0, &generation, NULL, 0);
 }
@@ -121,7 +121,7 @@ static bool adopt(struct replica *replica, const struct transfer *transfer)
 static void wake_expected(struct replica *replica)
 {
     list_for_each_safe (node, &replica->replicas->expected) {
-        struct outgoing *out = container_of(node, struct outgoing, by_replica);
+        struct serve *out = container_of(node, struct serve, by_replica);
         if (out->ref.generation == replica->ref.generation && memcmp(out->ref.node, replica->ref.node, 16) == 0)
             replica_serve(replica->replicas, out);
     }
@@ -229,7 +229,7 @@ enum rdt_status replica_place(struct replica *replica, struct transfer *transfer
 static void wake_pulls(struct replica *replica)
 {
     list_for_each_safe (node, &replica->pulls)
-        outgoing_go_on(container_of(node, struct outgoing, by_replica));
+        serve_go_on(container_of(node, struct serve, by_replica));
 }
 
 enum rdt_status replica_plan(struct replica *replica, const struct chunk_plan *plan, struct rdt_error *err)
@@ -327,9 +327,9 @@ void replica_end_filling(struct transfer *transfer)
         replica->plan = NULL;
         (void)rdt_error_set(&err, RDT_PEER_LOST, "the copy of object \"%s\" on this node will not be whole", replica->ref.id);
         while (!list_empty(&replica->pulls)) {
-            struct outgoing *out = container_of(list_first(&replica->pulls), struct outgoing, by_replica);
+            struct serve *out = container_of(list_first(&replica->pulls), struct serve, by_replica);
             list_remove(&out->by_replica); /* it may have to come to rest first */
-            outgoing_fail(out, &err);
+            serve_fail(out, &err);
         }
         if (replica->listed)
             drop(replica);
@@ -340,12 +340,12 @@ void replica_end_filling(struct transfer *transfer)
 
 bool replica_in_demand(const struct replica *replica)
 {
-    return replica && (!list_empty(&replica->pulls) || !list_empty(&replica->waiters) || (replica->filling && replica->filling->part));
+    return replica && (!list_empty(&replica->pulls) || !list_empty(&replica->waiters) || (replica->filling && replica->filling->member));
 }
 
 /* ---- other nodes' pulls ---- */
 
-void replica_serve(struct replicas *replicas, struct outgoing *out)
+void replica_serve(struct replicas *replicas, struct serve *out)
 {
     struct replica *replica = replica_find(replicas, out->ref.node, out->ref.generation);
     struct rdt_error err;
@@ -360,17 +360,17 @@ void replica_serve(struct replicas *replicas, struct outgoing *out)
     if (!visible_to(replica, &out->account->owner)) {
         (void)rdt_error_set(&err, RDT_DENIED, "the copy of object \"%s\" is not visible to uid %u", out->ref.id,
                             out->account->owner.uid);
-        outgoing_refuse(out, &err);
+        serve_refuse(out, &err);
         return;
     }
     replica_used(replica);
     replica->refs++;
     out->replica = replica;
     list_append(&replica->pulls, &out->by_replica);
-    outgoing_answer(out, replica->object);
+    serve_answer(out, replica->object);
 }
 
-void replica_unserve(struct outgoing *out)
+void replica_unserve(struct serve *out)
 {
     struct replica *replica = out->replica;
 
@@ -407,45 +407,45 @@ bool replica_has(const struct replica *replica, uint64_t offset, uint64_t bytes)
 
 /* ---- word from the owner's node ---- */
 
-void replicas_peer_up(struct replicas *replicas, struct peer_work *work)
+void replicas_peer_up(struct replicas *replicas, struct peer_session *session)
 {
     uint64_t generations[WORD_MAX];
     size_t n = 0;
 
     list_for_each_safe (node, &replicas->listed) {
         struct replica *replica = container_of(node, struct replica, link);
-        if (replica->origin != work)
+        if (replica->origin != session)
             continue;
-        if (memcmp(replica->boot_id, work->peer->boot_id, sizeof replica->boot_id) != 0) {
+        if (memcmp(replica->boot_id, session->peer->boot_id, sizeof replica->boot_id) != 0) {
             unlist(replica); /* another start of that node: the object is gone */
             continue;
         }
         generations[n++] = replica->ref.generation;
         if (n == WORD_MAX) {
-            tell(work, generations, n, NULL, NULL, 0);
+            tell(session, generations, n, NULL, NULL, 0);
             n = 0;
         }
     }
     if (n > 0)
-        tell(work, generations, n, NULL, NULL, 0);
+        tell(session, generations, n, NULL, NULL, 0);
 }
 
-void replicas_on_news(struct replicas *replicas, struct peer_work *work, const Rdt__Pb__Copies *news)
+void replicas_on_news(struct replicas *replicas, struct peer_session *session, const Rdt__Pb__Copies *news)
 {
     for (size_t i = 0; i < news->n_valid; i++) {
-        struct replica *replica = replica_find(replicas, work->peer->uuid, news->valid[i]);
+        struct replica *replica = replica_find(replicas, session->peer->uuid, news->valid[i]);
         if (replica)
-            replica->epoch = work->peer->epoch;
+            replica->epoch = session->peer->epoch;
         else
-            replica_decline(work, news->valid[i]); /* dropped while the question was under way */
+            replica_decline(session, news->valid[i]); /* dropped while the question was under way */
     }
     for (size_t i = 0; i < news->n_invalid; i++) {
-        struct replica *replica = replica_find(replicas, work->peer->uuid, news->invalid[i]);
+        struct replica *replica = replica_find(replicas, session->peer->uuid, news->invalid[i]);
         if (replica)
             unlist(replica);
     }
     if (news->n_invalid > 0)
-        tell(work, NULL, 0, NULL, news->invalid, news->n_invalid);
+        tell(session, NULL, 0, NULL, news->invalid, news->n_invalid);
 }
 
 /* ---- memory ---- */

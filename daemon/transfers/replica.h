@@ -8,7 +8,7 @@
  *
  * Listed: who asks from now on may have it. Whoever has it keeps it, as long as he wants.
  *
- * The owner's node knows who keeps a copy (keeper.h): by the PULL (`keep`) before there is one, and tells when the object is gone. So a
+ * The owner's node knows who keeps a copy (replica_directory.h): by the PULL (`keep`) before there is one, and tells when the object is gone. So a
  * copy may be served without asking while it is certain that such word would have come (replica_fresh): the link on which the owner
  * took note of this node is up, and the owner has answered a ping so lately that it cannot yet have given this node up for lost. Else
  * PULL is sent as if there were no copy; when the answer is that the object is there, the copy serves after all.
@@ -29,8 +29,8 @@
 #include "daemon/objects/object.h"
 #include "rdt_peer.pb-c.h"
 
-struct outgoing;
-struct peer_work;
+struct serve;
+struct peer_session;
 struct transfer;
 struct transfers;
 
@@ -38,7 +38,7 @@ struct replicas {
     struct transfers *transfers;
     struct map by_origin; /* key -> struct replica, listed */
     struct list listed;   /* struct replica.link, used least lately first */
-    struct list expected; /* struct outgoing.by_replica: pulls of a copy that is not there yet */
+    struct list expected; /* struct serve.by_replica: pulls of a copy that is not there yet */
     uint64_t bytes;       /* of those listed */
     uint64_t served;      /* fetches that a whole copy answered */
 };
@@ -56,7 +56,7 @@ struct replica {
     unsigned refs; /* the list's, its transfer's, each pull's */
     bool listed;
     struct rdt_ref ref;
-    struct peer_work *origin; /* the owner's node */
+    struct peer_session *origin; /* the owner's node */
     uint8_t boot_id[16];      /* its, when the copy was made */
     unsigned epoch;           /* of the link to it on which it took note of this copy */
     char tenant[33];          /* that it was asked for */
@@ -69,7 +69,7 @@ struct replica {
     const struct chunk_plan *plan; /* filling's */
     bool *arrived;                 /* [plan_n] */
     uint32_t plan_n;
-    struct list pulls;   /* struct outgoing.by_replica: other nodes' */
+    struct list pulls;   /* struct serve.by_replica: other nodes' */
     struct list waiters; /* struct replica_waiter.link: it is filled as long as there are any */
 };
 
@@ -117,19 +117,19 @@ bool replica_in_demand(const struct replica *replica);
 /* ---- for pulls of other nodes ---- */
 
 /* Answers a PULL that was sent here for a copy; waits a little where it is not there yet. */
-void replica_serve(struct replicas *replicas, struct outgoing *out);
-void replica_unserve(struct outgoing *out); /* it ends */
+void replica_serve(struct replicas *replicas, struct serve *out);
+void replica_unserve(struct serve *out); /* it ends */
 
 /* Are these bytes of the packed stream here? */
 bool replica_has(const struct replica *replica, uint64_t offset, uint64_t bytes);
 
 /* ---- word from and to the owner's node ---- */
 
-void replicas_peer_up(struct replicas *replicas, struct peer_work *work);
-void replicas_on_news(struct replicas *replicas, struct peer_work *work, const Rdt__Pb__Copies *news);
+void replicas_peer_up(struct replicas *replicas, struct peer_session *session);
+void replicas_on_news(struct replicas *replicas, struct peer_session *session, const Rdt__Pb__Copies *news);
 
 /* "It is not kept here after all", to whoever answered a PULL with keep. */
-void replica_decline(struct peer_work *origin, uint64_t generation);
+void replica_decline(struct peer_session *origin, uint64_t generation);
 
 /* ---- memory ---- */
 

@@ -6,7 +6,7 @@
 struct reservation_group {
     struct list link; /* in the reservation */
     struct reservation *reservation;
-    struct peer_work *peer; /* only compared */
+    struct peer_session *peer; /* only compared */
     unsigned unknown;       /* have joined, and neither wait nor left */
     unsigned n_ready;
     uint64_t bytes;    /* of those that wait */
@@ -107,7 +107,7 @@ void reservation_seal(struct reservation *reservation)
     unref(reservation);
 }
 
-static struct reservation_group *group_of(struct reservation *reservation, struct peer_work *peer)
+static struct reservation_group *group_of(struct reservation *reservation, struct peer_session *peer)
 {
     struct reservation_group *group;
 
@@ -124,7 +124,7 @@ static struct reservation_group *group_of(struct reservation *reservation, struc
     return group;
 }
 
-void reservation_join(struct transfer *transfer, struct peer_work *peer)
+void reservation_join(struct transfer *transfer, struct peer_session *peer)
 {
     struct reservation *reservation = transfer->reservation;
 

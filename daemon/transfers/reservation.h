@@ -21,7 +21,7 @@ struct reservation *reservation_create(struct regions *regions);
 void reservation_seal(struct reservation *reservation);
 
 /* The transfer, if it was given a reservation, belongs to the group of this node (NULL: our own) until it waits or leaves. */
-void reservation_join(struct transfer *transfer, struct peer_work *peer);
+void reservation_join(struct transfer *transfer, struct peer_session *peer);
 
 /* It needs stream_bytes, and nothing else is missing: true: on_room follows, perhaps at once, or its failure; false: it is in no group
  * and may go on. */

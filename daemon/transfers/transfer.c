@@ -19,9 +19,9 @@ static const struct sm_state states[] = {
     [TRANSFER_QUEUED] = {"queued", BIT(TRANSFER_LINK) | BIT(TRANSFER_ASKED) | BIT(TRANSFER_RESERVE) | BIT(TRANSFER_ENDED)},
     [TRANSFER_ASKED] = {"asked", BIT(TRANSFER_LINK) | BIT(TRANSFER_ASKED) | BIT(TRANSFER_RESERVE) | BIT(TRANSFER_MOVE) |
                                      BIT(TRANSFER_ABORT) | BIT(TRANSFER_ENDED)},
-    [TRANSFER_RESERVE] = {"reserving", BIT(TRANSFER_LINK) | BIT(TRANSFER_ASKED) | BIT(TRANSFER_TURN) | BIT(TRANSFER_MOVE) |
+    [TRANSFER_RESERVE] = {"reserving", BIT(TRANSFER_LINK) | BIT(TRANSFER_ASKED) | BIT(TRANSFER_TICKET) | BIT(TRANSFER_MOVE) |
                                            BIT(TRANSFER_ABORT) | BIT(TRANSFER_ENDED)},
-    [TRANSFER_TURN] = {"turn", BIT(TRANSFER_LINK) | BIT(TRANSFER_ASKED) | BIT(TRANSFER_RESERVE) | BIT(TRANSFER_MOVE) |
+    [TRANSFER_TICKET] = {"turn", BIT(TRANSFER_LINK) | BIT(TRANSFER_ASKED) | BIT(TRANSFER_RESERVE) | BIT(TRANSFER_MOVE) |
                                    BIT(TRANSFER_ABORT) | BIT(TRANSFER_ENDED)},
     [TRANSFER_MOVE] = {"moving", BIT(TRANSFER_LINK) | BIT(TRANSFER_ASKED) | BIT(TRANSFER_RESERVE) | BIT(TRANSFER_ABORT) |
                                      BIT(TRANSFER_ENDED)},
@@ -32,32 +32,32 @@ static const struct sm_state states[] = {
 void transfers_init(struct transfers *transfers)
 {
     list_init(&transfers->active);
-    list_init(&transfers->outgoing);
-    list_init(&transfers->works);
+    list_init(&transfers->serves);
+    list_init(&transfers->sessions);
     list_init(&transfers->broadcasts);
     map_init(&transfers->by_id);
-    map_init(&transfers->questions);
+    map_init(&transfers->coalesced_requests);
     replicas_init(&transfers->replicas, transfers);
-    keepers_init(&transfers->keepers, transfers);
+    replica_directory_init(&transfers->directory, transfers);
     transfers_init_turns(transfers);
     transfers->next_id = 1;
 }
 
 void transfers_fini(struct transfers *transfers)
 {
-    turns_fini(&transfers->turns);
-    keepers_fini(&transfers->keepers);
+    tickets_fini(&transfers->turns);
+    replica_directory_fini(&transfers->directory);
     replicas_fini(&transfers->replicas);
-    list_for_each_safe (node, &transfers->works) {
-        struct peer_work *work = container_of(node, struct peer_work, link);
-        list_for_each_safe (pt_node, &work->transports)
+    list_for_each_safe (node, &transfers->sessions) {
+        struct peer_session *session = container_of(node, struct peer_session, link);
+        list_for_each_safe (pt_node, &session->transports)
             free(container_of(pt_node, struct peer_transport, link));
-        transfer_groups_free(work);
-        map_fini(&work->outgoing);
-        free(work);
+        transfer_groups_free(session);
+        map_fini(&session->serves);
+        free(session);
     }
     map_fini(&transfers->by_id);
-    map_fini(&transfers->questions);
+    map_fini(&transfers->coalesced_requests);
     for (unsigned i = 0; i < TRANSFER_HISTORY; i++)
         record_drop_decision(transfers->history[i].decision);
     record_drop_decision(transfers->decision);
@@ -69,7 +69,7 @@ unsigned transfers_active(const struct transfers *transfers)
 
     list_for_each (node, &transfers->active)
         n++;
-    list_for_each (node, &transfers->outgoing)
+    list_for_each (node, &transfers->serves)
         n++;
     return n;
 }
@@ -83,7 +83,7 @@ void transfers_refuse_parked(struct transfers *transfers)
             transfer_fail(transfer, RDT_SHUTTING_DOWN, "object \"%s\" cannot be put any more: the daemon is shutting down",
                           transfer->ref.id);
     }
-    outgoing_refuse_parked(transfers);
+    serve_refuse_parked(transfers);
 }
 
 void transfer_set_state(struct transfer *transfer, enum transfer_state state)
@@ -106,7 +106,7 @@ struct transfer *transfer_new(struct transfers *transfers, struct client *client
     transfer->ref = *ref;
     list_init(&transfer->fetches);
     list_init(&transfer->by_peer);
-    list_init(&transfer->by_via);
+    list_init(&transfer->by_connection);
     list_init(&transfer->by_group);
     list_init(&transfer->wake.link);
     sm_init(&transfer->sm, states, sizeof states / sizeof states[0], TRANSFER_NEW);
@@ -165,9 +165,9 @@ void transfer_end(struct transfer *transfer)
 {
     struct transfers *transfers = transfer->transfers;
 
-    assert(list_empty(&transfer->fetches) && transfer->n_ops == 0 && !transfer->part);
-    if (transfer->whole)
-        pieces_ended(transfer); /* which may end it, too: nothing of it is needed any more */
+    assert(list_empty(&transfer->fetches) && transfer->n_ops == 0 && !transfer->member);
+    if (transfer->parent)
+        subpulls_ended(transfer); /* which may end it, too: nothing of it is needed any more */
     transfer_set_state(transfer, TRANSFER_ENDED);
     if (transfer->merged) {
         transfer->record.state = "joined";
@@ -180,13 +180,13 @@ void transfer_end(struct transfer *transfer)
     deadline_unset(transfers->deadlines, &transfer->stall);
     deadline_unset(transfers->deadlines, &transfer->turn);
     deadline_unset(transfers->deadlines, &transfer->unwanted);
-    transfer_in_leave_question(transfer);
+    transfer_in_leave_coalesced(transfer);
     reservation_leave(transfer);
     object_waiter_remove(&transfer->waiter);
     name_waiter_remove(&transfer->named);
     map_remove_u64(&transfers->by_id, transfer->id);
     list_remove(&transfer->record.link);
-    list_remove(&transfer->by_via);
+    list_remove(&transfer->by_connection);
     list_remove(&transfer->wake.link);
     if (transfer->woken)
         object_drop(transfer->woken);
@@ -205,8 +205,8 @@ void transfer_end(struct transfer *transfer)
     free(transfer->remote);
     free(transfer->keys);
     free(transfer->key_bytes);
-    pieces_free(transfer);
-    landing_free(transfer);
+    subpulls_free(transfer);
+    destination_free(transfer);
     if (transfer->packed != transfer->source)
         free(transfer->packed);
     free(transfer->source);
@@ -216,7 +216,7 @@ void transfer_end(struct transfer *transfer)
     free(transfer->inline_data);
     account_unref(transfer->account);
     free(transfer);
-    if (transfers->on_idle && list_empty(&transfers->active) && list_empty(&transfers->outgoing))
+    if (transfers->on_idle && list_empty(&transfers->active) && list_empty(&transfers->serves))
         transfers->on_idle(transfers);
 }
 
@@ -291,11 +291,11 @@ void transfer_fail_err(struct transfer *transfer, const struct rdt_error *err)
     uint64_t id = transfer->id;
     bool last = false;
 
-    if (transfer->whole) {
-        pieces_failed(transfer, err);
+    if (transfer->parent) {
+        subpulls_failed(transfer, err);
         return;
     }
-    if (transfer_copy_comes_back(transfer, err) || transfer_part_failed(transfer, err))
+    if (transfer_replica_comes_back(transfer, err) || transfer_member_failed(transfer, err))
         return;
     if (list_empty(&transfer->fetches)) {
         if (transfer->replica) { /* other nodes had wanted the copy; else it ends already */
@@ -330,7 +330,7 @@ void transfer_fail(struct transfer *transfer, enum rdt_status status, const char
 void transfer_abort(struct transfer *transfer)
 {
     transfer->client = NULL;
-    transfer_in_leave_question(transfer);
+    transfer_in_leave_coalesced(transfer);
     reservation_leave(transfer);
     replica_end_filling(transfer);
     deadline_unset(transfer->transfers->deadlines, &transfer->turn);
@@ -343,7 +343,7 @@ void transfer_abort(struct transfer *transfer)
         break;
     case TRANSFER_ASKED:
     case TRANSFER_RESERVE:
-    case TRANSFER_TURN:
+    case TRANSFER_TICKET:
     case TRANSFER_MOVE:
         if (transfer->origin)
             transfer_in_abort(transfer);

@@ -7,10 +7,10 @@
  *
  *   PARKED  the object is on this node and nobody has put it yet, or the name has no version above the one that was read
  *   LINK    the object is on another node, whose link is not up yet
- *   QUEUED  another transfer of this node has asked for the same object and has no answer yet (question.h)
+ *   QUEUED  another transfer of this node has asked for the same object and has no answer yet (coalescer.h)
  *   ASKED   PULL is sent
  *   RESERVE memory for the bytes is being made or registered
- *   TURN    memory is there; in the ordered queues of the transport it waits until both ends have their turns (turn.h)
+ *   TURN    memory is there; in the ordered queues of the transport it waits until both ends have their turns (ticket.h)
  *   MOVE    a copy or chunks are under way
  *   ABORT   its fetches have ended badly; the engine has not
  *
@@ -32,7 +32,7 @@
 #include "daemon/objects/client.h"
 #include "daemon/base/deadline.h"
 #include "daemon/groups/group.h"
-#include "daemon/transfers/keeper.h"
+#include "daemon/transfers/replica_directory.h"
 #include "daemon/objects/names.h"
 #include "daemon/objects/object_table.h"
 #include "daemon/config/options.h"
@@ -44,7 +44,7 @@
 #include "daemon/transfers/replica.h"
 #include "daemon/base/sm.h"
 #include "daemon/transports/stage.h"
-#include "daemon/transports/turn.h"
+#include "daemon/transports/ticket.h"
 #include "daemon/base/work.h"
 
 #define TRANSFER_HISTORY 512
@@ -56,7 +56,7 @@ enum transfer_state {
     TRANSFER_QUEUED,
     TRANSFER_ASKED,
     TRANSFER_RESERVE,
-    TRANSFER_TURN,
+    TRANSFER_TICKET,
     TRANSFER_MOVE,
     TRANSFER_ABORT,
     TRANSFER_ENDED,
@@ -64,7 +64,7 @@ enum transfer_state {
 
 /* What is kept of a transfer for rdtctl, also after its end. */
 struct transfer_record {
-    struct list link; /* in transfers->active or ->outgoing, until it ends */
+    struct list link; /* in transfers->active or ->serves, until it ends */
     uint64_t id;
     uint64_t part_of; /* of that transfer; 0: of none */
     char from[40], to[40]; /* kinds of memory; "": not known, or of several */
@@ -100,13 +100,13 @@ struct transfers {
     struct groups *groups;
     uint64_t next_id;
     struct map by_id;     /* struct transfer: ours, not ended */
-    struct map questions; /* struct question: asked for just now */
+    struct map coalesced_requests; /* struct coalesced: asked for just now */
     struct replicas replicas;
-    struct keepers keepers;
-    struct turns turns; /* of what stands in ordered queues here */
+    struct replica_directory directory;
+    struct tickets turns; /* of what stands in ordered queues here */
     struct deadline turns_ready, turns_tick;
     struct list active;   /* struct transfer_record.link: ours */
-    struct list outgoing; /* struct transfer_record.link: pulled by others */
+    struct list serves; /* struct transfer_record.link: pulled by others */
     struct transfer_record history[TRANSFER_HISTORY];
     uint64_t n_history;
     struct path_query decided; /* the latest of an object of this node that little was said about: */
@@ -119,7 +119,7 @@ struct transfers {
     uint64_t joined;                     /* fetches that took part in a transfer that another one had begun */
     void (*on_idle)(struct transfers *); /* told when the last active one has ended */
     struct list broadcasts;              /* struct broadcast.link: of this node's objects (transfer_broadcast.h) */
-    struct list works;                   /* struct peer_work.link: every peer we ever had to do with */
+    struct list sessions;                   /* struct peer_session.link: every peer we ever had to do with */
     bool refuse_parked;                  /* there will be no more puts */
     bool closing;
     void (*on_closed)(void *arg);
@@ -134,8 +134,8 @@ struct target {
     uint64_t heap_bytes; /* of a layout that came in runs, which its message's size does not bound: charged */
 };
 
-/* Where tensors come to lie that go to devices: transfer_landing.c. */
-struct landing {
+/* Where tensors come to lie that go to devices: transfer_destination.c. */
+struct device_destination {
     struct placing placing;
     struct layout *layout; /* NULL: it is the target's now */
     struct region *regions[PLACING_MAX];
@@ -155,7 +155,7 @@ struct staging {
 };
 
 /* Of what comes from another node: which kinds of memory its tensors lie in there. */
-struct meta_places {
+struct memory_placement {
     char memory[PLACING_MAX][33];
     char device[PLACING_MAX][65]; /* the owner's */
     uint32_t of[]; /* each tensor's */
@@ -179,17 +179,17 @@ struct transfer {
     bool host_stays;
     struct target *target; /* NULL: the daemon finds memory */
     uint32_t filled_from, filled_to; /* of the object's and the target's regions, those that have their pages (region_fill.h) */
-    struct landing *landing; /* that of several kinds, or on a device; NULL: host memory */
-    bool landed;             /* it is the target */
+    struct device_destination *destination; /* that of several kinds, or on a device; NULL: host memory */
+    bool target_is_destination;             /* it is the target */
 
-    /* objects of several kinds of memory: transfer_pieces.c */
-    struct meta_places *places; /* NULL: all in host memory */
-    struct pieces *pieces;      /* it goes in such */
-    struct transfer *whole;     /* it is a piece of that */
-    struct list by_whole;
+    /* objects of several kinds of memory: transfer_subpull.c */
+    struct memory_placement *placement; /* NULL: all in host memory */
+    struct subpulls *subpulls;      /* it goes in such */
+    struct transfer *parent;     /* it is a piece of that */
+    struct list by_parent;
     uint32_t *select; /* [n_select]: a piece's tensors, of the whole's */
     uint32_t n_select;
-    bool piece_done;
+    bool subpull_done;
     bool staged_here, staged_there; /* through host memory, as its path says */
     bool single;                    /* every chunk is of one tensor: some end is a device's memory itself */
     struct stage *stage;            /* staged_here: that; NULL: not yet */
@@ -226,27 +226,27 @@ struct transfer {
     struct chunk_op **ops;  /* [plan->n] receives or reads under way */
     enum rdt_status failed; /* first failure of an operation */
     char failure[192];
-    uint64_t asked; /* which question to the peer judges the failure: peer_work.asked; 0: none */
+    uint64_t asked; /* which question to the peer judges the failure: peer_session.asked; 0: none */
 
     /* other node */
-    struct peer_work *peer;
-    struct list by_peer;        /* in peer_work.pending or .incoming */
-    struct peer_work *origin;   /* the node whose object it is; peer is another one while a copy there serves */
+    struct peer_session *peer;
+    struct list by_peer;        /* in peer_session.pending or .incoming */
+    struct peer_session *origin;   /* the node whose object it is; peer is another one while a copy there serves */
     bool joinable;              /* may take part in a question */
     bool keeps;                 /* of a snapshot it makes a copy for everybody here */
     bool no_redirect;           /* it has come back from a copy, or wants a certain path */
     bool merged;                /* its fetches take part in another one: it leaves no record */
-    struct question *question;  /* until it is answered; NULL: goes alone */
+    struct coalesced *coalesced;  /* until it is answered; NULL: goes alone */
     struct deadline turn;       /* QUEUED: the one before it has ended; at a copy: patience with it */
     struct deadline unwanted;   /* set when the last other node has left its copy */
     int64_t patience_ns;        /* at a copy */
     struct replica *replica;    /* that it fills: a reference; NULL: none */
-    struct part *part;          /* it is this node's part of a broadcast (transfer_part.c); NULL: it is not */
-    bool together;              /* ... and its chunks come by the transport's own broadcast */
+    struct broadcast_member *member;          /* it is this node's part of a broadcast (transfer_broadcast_member.c); NULL: it is not */
+    bool collective;              /* ... and its chunks come by the transport's own broadcast */
     uint64_t chunk_bytes;       /* it must be cut so; 0: as this daemon is configured */
     bool from_copy;             /* a copy here serves it, as if it were an object of this node */
-    struct peer_transport *via; /* referenced while chunks are posted */
-    struct list by_via;
+    struct peer_transport *connection; /* referenced while chunks are posted */
+    struct list by_connection;
     bool one_sided, have_meta;
     bool fell_back;                 /* and is counted */
     bool early;                     /* receives were posted before the owner was asked: PULL carries the start */
@@ -362,7 +362,7 @@ struct peer_summary {
     unsigned n_unusable;
 };
 void transfers_peer_summary(const struct peer *peer, struct peer_summary *summary_p);
-unsigned transfers_by_side(const struct list *via); /* of group->vias: how many use it */
+unsigned transfers_by_side(const struct list *connection); /* of group->vias: how many use it */
 void transfer_record_to_wire(const struct transfer_record *record, Rdt__Pb__TransferInfo *info_p,
                              char ref_text[RDT_REF_TEXT_BYTES], char waits[RECORD_WAITS_BYTES]);
 

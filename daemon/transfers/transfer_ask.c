@@ -3,7 +3,7 @@
 #include <string.h>
 #include <strings.h>
 
-#include "daemon/transfers/question.h"
+#include "daemon/transfers/coalescer.h"
 #include "daemon/transfers/reservation.h"
 #include "daemon/base/text.h"
 #include "daemon/transfers/transfer_impl.h"
@@ -22,14 +22,14 @@ enum rdt_status transfer_in_start(struct transfer *transfer, struct rdt_error *e
     status = peers_find(transfers->peers, transfer->ref.node, transfer->ref.address, &peer, err);
     if (status != RDT_OK)
         return status;
-    transfer->origin = peer_work_get(transfers, peer);
+    transfer->origin = peer_session_get(transfers, peer);
     if (!transfer->origin)
         return rdt_error_set(err, RDT_NO_MEMORY, "no memory for node %s", peer->name);
     text_copy(transfer->record.peer, sizeof transfer->record.peer, peer->name);
     if (peer->state == PEER_BACKOFF)
         return peer_away(peer, err);
     transfer->stall.on_passed = transfer_in_on_stall;
-    if (!transfer->joinable || question_begin(transfer)) {
+    if (!transfer->joinable || coalescer_begin(transfer)) {
         reservation_join(transfer, transfer->origin); /* also while the link is to come up: all from that node wait for it */
         transfer_in_pull_from(transfer, transfer->origin);
         return RDT_OK;
@@ -52,46 +52,46 @@ void transfer_in_leave_peer(struct transfer *transfer)
     transfer->peer = NULL;
 }
 
-void transfer_in_pull_from(struct transfer *transfer, struct peer_work *work)
+void transfer_in_pull_from(struct transfer *transfer, struct peer_session *session)
 {
     transfer_in_leave_peer(transfer);
-    transfer->peer = work;
-    work->n_in++;
-    if (work->peer->state == PEER_UP) {
-        list_append(&work->incoming, &transfer->by_peer);
+    transfer->peer = session;
+    session->n_in++;
+    if (session->peer->state == PEER_UP) {
+        list_append(&session->incoming, &transfer->by_peer);
         transfer_in_ask(transfer);
         return;
     }
-    list_append(&work->pending, &transfer->by_peer);
+    list_append(&session->pending, &transfer->by_peer);
     transfer_set_state(transfer, TRANSFER_LINK);
 }
 
-void transfer_in_take_turn(struct transfer *transfer)
+void transfer_in_go_on_after_coalesced(struct transfer *transfer)
 {
-    if (transfer->sm.state != TRANSFER_QUEUED || (transfer->question && transfer->question->asked))
+    if (transfer->sm.state != TRANSFER_QUEUED || (transfer->coalesced && transfer->coalesced->asked))
         return;
-    if (transfer_copy_serves(transfer))
+    if (transfer_replica_serves(transfer))
         return;
     transfer_in_pull_from(transfer, transfer->origin);
 }
 
 static void on_turn(struct deadline *deadline)
 {
-    transfer_in_take_turn(container_of(deadline, struct transfer, turn));
+    transfer_in_go_on_after_coalesced(container_of(deadline, struct transfer, turn));
 }
 
 /* Whoever waited for its answer goes on when the loop turns: who calls here may be in the middle of another one's end. */
-void transfer_in_leave_question(struct transfer *transfer)
+void transfer_in_leave_coalesced(struct transfer *transfer)
 {
     struct transfers *transfers = transfer->transfers;
-    uint64_t id = question_close(transfer);
+    uint64_t id = coalescer_close(transfer);
     struct transfer *next = id ? map_get_u64(&transfers->by_id, id) : NULL;
 
     if (!next || next->sm.state != TRANSFER_QUEUED)
         return;
     next->turn.on_passed = on_turn;
     if (!deadline_set(transfers->deadlines, &next->turn, 0))
-        transfer_in_take_turn(next);
+        transfer_in_go_on_after_coalesced(next);
 }
 
 /* The longest that any of its fetches would wait. */
@@ -119,8 +119,8 @@ void transfer_in_ask(struct transfer *transfer)
     struct rdt_error err = {0};
 
     transfer_set_state(transfer, TRANSFER_ASKED);
-    question_ask(transfer);
-    if (!transfer->meta_only && !transfer->whole && !pieces_wanted_here(transfer) && transfer->target) {
+    coalescer_asked(transfer);
+    if (!transfer->meta_only && !transfer->parent && !subpulls_wanted_here(transfer) && transfer->target) {
         struct transfers *transfers = transfer->transfers;
         uint64_t id = transfer->id;
         transfer_in_early(transfer);
@@ -130,9 +130,9 @@ void transfer_in_ask(struct transfer *transfer)
     if (transfer->early)
         transfer->record.state = "asked";                /* as far as anybody can see */
     if (transfer->early && transfer->failed == RDT_OK) { /* else some of its receives could not be posted */
-        start.transport = (char *)transfer->via->transport->name;
+        start.transport = (char *)transfer->connection->transport->name;
         start.chunk_bytes = transfer->transfers->options->chunk_bytes;
-        start.epoch = transfer->via->epoch;
+        start.epoch = transfer->connection->epoch;
         pull.start = &start;
         layout_to_wire(transfer->packed, false, transfer->peer->peer->tensor_runs ? &rows : NULL, &expect);
         pull.expect = &expect;
@@ -154,14 +154,14 @@ void transfer_in_ask(struct transfer *transfer)
         strcasecmp(transfer->wish_transport, "inline") == 0) /* else they go another way */
         pull.inline_max_bytes = transfer->transfers->options->inline_max_bytes;
     pull.parts = true;
-    if (transfer->whole || pieces_wanted_here(transfer))
+    if (transfer->parent || subpulls_wanted_here(transfer))
         pull.inline_max_bytes = 0;
-    if (transfer->whole) {
-        pull.part_of = transfer->whole->id;
+    if (transfer->parent) {
+        pull.part_of = transfer->parent->id;
         pull.tensors = transfer->select;
         pull.n_tensors = transfer->n_select;
     }
-    if (work_send(transfer->peer, RDT_PEER_PULL, &pull.base, &err) != RDT_OK)
+    if (peer_session_send(transfer->peer, RDT_PEER_PULL, &pull.base, &err) != RDT_OK)
         transfer_fail_err(transfer, &err);
 }
 
@@ -172,5 +172,5 @@ void transfer_in_send_abort(struct transfer *transfer)
     if (!transfer->peer)
         return; /* it was on its way back, and has told already */
     abort_message.transfer = transfer->id;
-    (void)work_send(transfer->peer, RDT_PEER_PULL_ABORT, &abort_message.base, NULL); /* link down: the owner knows */
+    (void)peer_session_send(transfer->peer, RDT_PEER_PULL_ABORT, &abort_message.base, NULL); /* link down: the owner knows */
 }

@@ -11,11 +11,11 @@ void transfer_in_choose_again(struct transfer *transfer)
     struct transfers *transfers = transfer->transfers;
     const struct path_candidate *chosen = NULL;
 
-    if (!pieces_needed(transfer) && transfer_in_choose(transfer, false, NULL) == RDT_OK)
+    if (!subpulls_needed(transfer) && transfer_in_choose(transfer, false, NULL) == RDT_OK)
         chosen = record_chosen(&transfer->record);
     transfer->early = false;
     if (transfer->failed == RDT_OK && chosen && !chosen->one_sided &&
-        strcmp(chosen->name, transfer->via->transport->name) == 0) {
+        strcmp(chosen->name, transfer->connection->transport->name) == 0) {
         transfer_in_watch(transfer);
         transfer_in_ask_start(transfer);
         return;
@@ -44,8 +44,8 @@ static void rewind_move(struct transfer *transfer)
     transfer->failed = RDT_OK;
     deadline_unset(transfer->transfers->deadlines, &transfer->stall);
     order_leave(&transfer->record);
-    list_remove(&transfer->by_via);
-    transfer->via = NULL;
+    list_remove(&transfer->by_connection);
+    transfer->connection = NULL;
     if (transfer->replica)
         replica_unplan(transfer->replica);
     transfer->asked = 0;
@@ -57,7 +57,7 @@ static void rewind_move(struct transfer *transfer)
     transfer->plan = NULL;
     transfer->ops = NULL;
     transfer->staging.used = 0;
-    transfer->together = false; /* its cut stays: some of it may be there */
+    transfer->collective = false; /* its cut stays: some of it may be there */
     transfer->remote = NULL;
     transfer->keys = NULL;
     transfer->key_bytes = NULL;

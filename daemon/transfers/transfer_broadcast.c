@@ -51,12 +51,12 @@ static void tell_over(const struct broadcast *broadcast, const struct other *oth
     word.status = RDT_CANCELLED;
     word.from_root = true;
     if (other->asked && !other->done)
-        (void)work_send(other->work, RDT_PEER_BROADCAST_WORD, &word.base, NULL);
+        (void)peer_session_send(other->session, RDT_PEER_BROADCAST_WORD, &word.base, NULL);
 }
 
 static void let_go(struct other *other)
 {
-    struct outgoing *out = other->out;
+    struct serve *out = other->out;
     struct rdt_error err;
 
     if (!out)
@@ -64,7 +64,7 @@ static void let_go(struct other *other)
     other->out = NULL;
     out->broadcast = NULL;
     (void)rdt_error_set(&err, RDT_TRANSPORT, "the broadcast was given up");
-    outgoing_fail(out, &err);
+    serve_fail(out, &err);
 }
 
 /* The round is over for those who are not done. */
@@ -141,10 +141,10 @@ static void ask(struct broadcast *broadcast, struct other *other)
     message.epoch = broadcast->epoch;
     message.ref = &ref;
     message.owner = &owner;
-    message.together = broadcast->together;
+    message.together = broadcast->collective;
     message.chunk_bytes = broadcast->transfers->options->chunk_bytes;
     other->asked = true;
-    if (work_send(other->work, RDT_PEER_BROADCAST, &message.base, &err) != RDT_OK)
+    if (peer_session_send(other->session, RDT_PEER_BROADCAST, &message.base, &err) != RDT_OK)
         other_failed(broadcast, other, &err);
 }
 
@@ -160,22 +160,22 @@ static void ask_all(struct broadcast *broadcast)
         enum rdt_status status = RDT_OK;
         if (other->done)
             continue;
-        if (!other->work) {
+        if (!other->session) {
             status = peers_find(transfers->peers, other->uuid, other->address, &peer, &err);
             if (status == RDT_OK && peer->state == PEER_BACKOFF)
                 status = peer_away(peer, &err);
-            if (status == RDT_OK && !(other->work = peer_work_get(transfers, peer)))
+            if (status == RDT_OK && !(other->session = peer_session_get(transfers, peer)))
                 status = rdt_error_set(&err, RDT_NO_MEMORY, "no memory for node %s", peer->name);
         }
         if (status != RDT_OK)
             other_failed(broadcast, other, &err);
-        else if (other->work->peer->state == PEER_UP)
+        else if (other->session->peer->state == PEER_UP)
             ask(broadcast, other);
     }
 }
 
 /* The transport does it by itself, on every node of the group, none of which has the object yet. */
-static bool can_together(const struct broadcast *broadcast)
+static bool can_be_collective(const struct broadcast *broadcast)
 {
     const struct group *group = broadcast->group;
     struct group_rank *here = group_rank_here(group);
@@ -184,7 +184,7 @@ static bool can_together(const struct broadcast *broadcast)
 
     if (!group->transport->ops.post_broadcast || !here || !here->open || broadcast->n_others < 2 ||
         group->n_ranks != broadcast->n_others + 1 ||
-        keepers_next(&broadcast->transfers->keepers, broadcast->object->generation, &cursor))
+        replica_directory_next(&broadcast->transfers->directory, broadcast->object->generation, &cursor))
         return false;
     plugin_group_conn(&here->vendor, here == group->ranks ? 1 : 0, &conn);
     return !plugin_conn_queue(&conn, "host", "");
@@ -195,7 +195,7 @@ static void by_sends(struct broadcast *broadcast, const char *why);
 /* All must stand, and one never will. */
 static bool is_doomed(const struct broadcast *broadcast)
 {
-    if (!broadcast->together || broadcast->sm.state != BROADCAST_ASKED)
+    if (!broadcast->collective || broadcast->sm.state != BROADCAST_ASKED)
         return false;
     for (uint32_t i = 0; i < broadcast->n_others; i++)
         if (broadcast->others[i].done)
@@ -204,12 +204,12 @@ static bool is_doomed(const struct broadcast *broadcast)
 }
 
 /* The next round, of those who are not done. */
-static void next_round(struct broadcast *broadcast, bool together)
+static void next_round(struct broadcast *broadcast, bool collective)
 {
-    broadcast->together = together;
+    broadcast->collective = collective;
     broadcast->number = broadcast->transfers->next_id++;
     broadcast->busy = true;
-    if (together)
+    if (collective)
         (void)deadline_set(broadcast->transfers->deadlines, &broadcast->deadline,
                            (int64_t)broadcast->transfers->options->stall_timeout_ns / 2);
     else
@@ -233,7 +233,7 @@ static void begin(struct broadcast *broadcast)
 {
     sm_move(&broadcast->sm, BROADCAST_ASKED);
     broadcast->epoch = broadcast->group->epoch;
-    next_round(broadcast, can_together(broadcast));
+    next_round(broadcast, can_be_collective(broadcast));
 }
 
 /* It opens with a word, but stays down without one. */
@@ -279,46 +279,46 @@ static void on_deadline(struct deadline *deadline)
 
 /* ---- the pulls of the other nodes ---- */
 
-static struct other *find_other(struct broadcast *broadcast, const struct peer_work *work)
+static struct other *find_other(struct broadcast *broadcast, const struct peer_session *session)
 {
     for (uint32_t i = 0; i < broadcast->n_others; i++)
-        if (broadcast->others[i].work == work)
+        if (broadcast->others[i].session == session)
             return &broadcast->others[i];
     return NULL;
 }
 
-static struct broadcast *find(const struct peer_work *work, uint64_t number, struct other **other_p)
+static struct broadcast *find(const struct peer_session *session, uint64_t number, struct other **other_p)
 {
-    list_for_each (node, &work->transfers->broadcasts) {
+    list_for_each (node, &session->transfers->broadcasts) {
         struct broadcast *broadcast = container_of(node, struct broadcast, link);
         if (broadcast->number != number || broadcast->sm.state == BROADCAST_OVER)
             continue;
-        *other_p = find_other(broadcast, work);
+        *other_p = find_other(broadcast, session);
         return *other_p && (*other_p)->asked && !(*other_p)->done ? broadcast : NULL;
     }
     return NULL;
 }
 
-enum rdt_status broadcast_reader_comes(struct outgoing *out, const Rdt__Pb__PullStart *start, struct rdt_error *err)
+enum rdt_status broadcast_reader_comes(struct serve *out, const Rdt__Pb__PullStart *start, struct rdt_error *err)
 {
     struct other *other;
-    struct broadcast *broadcast = find(out->work, start->broadcast, &other);
+    struct broadcast *broadcast = find(out->session, start->broadcast, &other);
 
     if (!broadcast || out->object != broadcast->object || out->slice)
         return rdt_error_set(err, RDT_TRANSPORT, "the broadcast was given up");
-    if (broadcast->together && start->chunk_bytes != broadcast->transfers->options->chunk_bytes)
+    if (broadcast->collective && start->chunk_bytes != broadcast->transfers->options->chunk_bytes)
         return rdt_error_set(err, RDT_PROTOCOL, "chunks of %llu bytes in a broadcast of %llu",
                              (unsigned long long)start->chunk_bytes,
                              (unsigned long long)broadcast->transfers->options->chunk_bytes);
     out->broadcast_number = start->broadcast;
-    out->together = broadcast->together;
+    out->collective = broadcast->collective;
     return RDT_OK;
 }
 
-enum rdt_status broadcast_reader_stands(struct outgoing *out, struct rdt_error *err)
+enum rdt_status broadcast_reader_stands(struct serve *out, struct rdt_error *err)
 {
     struct other *other;
-    struct broadcast *broadcast = find(out->work, out->broadcast_number, &other);
+    struct broadcast *broadcast = find(out->session, out->broadcast_number, &other);
 
     if (!broadcast || broadcast->sm.state != BROADCAST_ASKED || other->out)
         return rdt_error_set(err, RDT_TRANSPORT, "the broadcast was given up");
@@ -331,7 +331,7 @@ enum rdt_status broadcast_reader_stands(struct outgoing *out, struct rdt_error *
     return RDT_OK;
 }
 
-void broadcast_reader_left(struct broadcast *broadcast, struct outgoing *out)
+void broadcast_reader_left(struct broadcast *broadcast, struct serve *out)
 {
     for (uint32_t i = 0; i < broadcast->n_others; i++)
         if (broadcast->others[i].out == out)
@@ -341,47 +341,47 @@ void broadcast_reader_left(struct broadcast *broadcast, struct outgoing *out)
 
 /* ---- what happens ---- */
 
-void broadcast_on_word(struct peer_work *work, const Rdt__Pb__BroadcastWord *word)
+void broadcast_on_word(struct peer_session *session, const Rdt__Pb__BroadcastWord *word)
 {
     struct other *other;
-    struct broadcast *broadcast = find(work, word->broadcast, &other);
+    struct broadcast *broadcast = find(session, word->broadcast, &other);
     struct rdt_error why;
-    bool together;
+    bool collective;
 
     if (!broadcast)
         return;
-    together = broadcast->together && broadcast->sm.state == BROADCAST_ASKED;
-    if (word->declined && together) {
-        by_sends(broadcast, work->peer->name);
+    collective = broadcast->collective && broadcast->sm.state == BROADCAST_ASKED;
+    if (word->declined && collective) {
+        by_sends(broadcast, session->peer->name);
         return;
     }
     if (word->status == RDT_OK && !word->declined) {
         other->done = true;
         if (other->out) { /* its bytes went with everybody's */
-            struct outgoing *out = other->out;
+            struct serve *out = other->out;
             other->out = NULL;
             out->broadcast = NULL;
             out->record.bytes_done = out->stream_bytes;
             text_copy(out->record.lanes, sizeof out->record.lanes, "broadcast");
-            work->bytes_out += out->stream_bytes;
-            outgoing_end(out);
+            session->bytes_out += out->stream_bytes;
+            serve_end(out);
         }
     } else {
         (void)wire_error(word->status == RDT_OK ? RDT_PROTOCOL : word->status, 0, word->message, &why);
-        rdt_error_prefix(&why, "node %s", work->peer->name);
+        rdt_error_prefix(&why, "node %s", session->peer->name);
         other_failed(broadcast, other, &why);
     }
-    if (together) /* the others cannot do it together without it */
-        by_sends(broadcast, work->peer->name);
+    if (collective) /* the others cannot do it together without it */
+        by_sends(broadcast, session->peer->name);
     else
         broadcast_settle(broadcast);
 }
 
-void broadcasts_peer_up(struct peer_work *work)
+void broadcasts_peer_up(struct peer_session *session)
 {
-    list_for_each_safe (node, &work->transfers->broadcasts) {
+    list_for_each_safe (node, &session->transfers->broadcasts) {
         struct broadcast *broadcast = container_of(node, struct broadcast, link);
-        struct other *other = find_other(broadcast, work);
+        struct other *other = find_other(broadcast, session);
         if (broadcast->sm.state != BROADCAST_ASKED || !other || other->asked || other->done)
             continue;
         ask(broadcast, other);
@@ -392,27 +392,27 @@ void broadcasts_peer_up(struct peer_work *work)
     }
 }
 
-void broadcasts_peer_merged(struct peer_work *from, struct peer_work *into)
+void broadcasts_peer_merged(struct peer_session *from, struct peer_session *into)
 {
     list_for_each_safe (node, &from->transfers->broadcasts) {
         struct other *other = find_other(container_of(node, struct broadcast, link), from);
         if (other)
-            other->work = into;
+            other->session = into;
     }
     if (into->peer->state == PEER_UP)
         broadcasts_peer_up(into);
 }
 
-void broadcasts_link_down(struct peer_work *work, const struct rdt_error *why)
+void broadcasts_link_down(struct peer_session *session, const struct rdt_error *why)
 {
-    list_for_each_safe (node, &work->transfers->broadcasts) {
+    list_for_each_safe (node, &session->transfers->broadcasts) {
         struct broadcast *broadcast = container_of(node, struct broadcast, link);
-        struct other *other = find_other(broadcast, work);
-        bool together = broadcast->together && broadcast->sm.state == BROADCAST_ASKED;
+        struct other *other = find_other(broadcast, session);
+        bool collective = broadcast->collective && broadcast->sm.state == BROADCAST_ASKED;
         if (!other || other->done || broadcast->sm.state == BROADCAST_WAITING || broadcast->sm.state == BROADCAST_OVER)
             continue;
         other_failed(broadcast, other, why);
-        if (together)
+        if (collective)
             by_sends(broadcast, why->msg);
         else
             broadcast_settle(broadcast);
@@ -564,7 +564,7 @@ static const struct other *late_one(const struct broadcast *broadcast)
 
     for (uint32_t i = 0; i < broadcast->n_others; i++) {
         const struct other *other = &broadcast->others[i];
-        if (!other->done && other->work && (!late || (late->out && !other->out)))
+        if (!other->done && other->session && (!late || (late->out && !other->out)))
             late = other;
     }
     return late;
@@ -580,7 +580,7 @@ void broadcast_leave(struct broadcast *broadcast, char what[192])
         (void)snprintf(what, 192, "group %.64s was not ready in time", broadcast->group ? broadcast->group->name : "");
     late = late_one(broadcast);
     if (late)
-        (void)snprintf(what, 192, "node %s had no whole copy in time", late->work->peer->name);
+        (void)snprintf(what, 192, "node %s had no whole copy in time", late->session->peer->name);
     broadcast->on_done = NULL;
     (void)rdt_error_set(&why, RDT_CANCELLED, "nobody waits for it any more");
     broadcast_give_up(broadcast, &why);

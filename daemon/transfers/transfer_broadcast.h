@@ -21,8 +21,8 @@
 #include "daemon/transfers/transfer.h"
 
 struct broadcast;
-struct outgoing;
-struct peer_work;
+struct serve;
+struct peer_session;
 
 /* on_done comes once, later, with what failed or NULL; *broadcast_p NULL: there was nothing to do, and on_done does not come. Errors as
  * rdt_broadcast's (rdt.h). */
@@ -36,14 +36,14 @@ void broadcast_leave(struct broadcast *broadcast, char what_p[192]);
 /* ---- for the owner's side of the pulls ---- */
 
 /* PULL_START says that it is one of it: sets broadcast_number, and together. */
-enum rdt_status broadcast_reader_comes(struct outgoing *out, const Rdt__Pb__PullStart *start, struct rdt_error *err);
-enum rdt_status broadcast_reader_stands(struct outgoing *out, struct rdt_error *err); /* SENDING; may begin to move it */
-void broadcast_reader_left(struct broadcast *broadcast, struct outgoing *out);        /* it ends */
+enum rdt_status broadcast_reader_comes(struct serve *out, const Rdt__Pb__PullStart *start, struct rdt_error *err);
+enum rdt_status broadcast_reader_stands(struct serve *out, struct rdt_error *err); /* SENDING; may begin to move it */
+void broadcast_reader_left(struct broadcast *broadcast, struct serve *out);        /* it ends */
 
-void broadcast_on_word(struct peer_work *work, const Rdt__Pb__BroadcastWord *word);
-void broadcasts_peer_up(struct peer_work *work);
-void broadcasts_peer_merged(struct peer_work *from, struct peer_work *into);
-void broadcasts_link_down(struct peer_work *work, const struct rdt_error *why);
+void broadcast_on_word(struct peer_session *session, const Rdt__Pb__BroadcastWord *word);
+void broadcasts_peer_up(struct peer_session *session);
+void broadcasts_peer_merged(struct peer_session *from, struct peer_session *into);
+void broadcasts_link_down(struct peer_session *session, const struct rdt_error *why);
 void broadcasts_on_group(struct transfers *transfers, struct group *group, enum group_change change);
 void broadcasts_close(struct transfers *transfers, const struct rdt_error *why);
 

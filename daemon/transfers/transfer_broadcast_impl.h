@@ -10,10 +10,10 @@ enum broadcast_state { BROADCAST_WAITING, BROADCAST_ASKED, BROADCAST_MOVING, BRO
 struct other { /* a node of the group that is not this one */
     uint8_t uuid[16];
     const char *address; /* the group's */
-    struct peer_work *work;
+    struct peer_session *session;
     bool asked;           /* in this round */
     bool done;            /* has its copy, or has failed */
-    struct outgoing *out; /* its part stands */
+    struct serve *out; /* its part stands */
 };
 
 struct broadcast {
@@ -28,7 +28,7 @@ struct broadcast {
     struct rdt_ref ref;
     struct other *others; /* [n_others] */
     uint32_t n_others;
-    bool together;
+    bool collective;
     struct rdt_error failure; /* the first; status RDT_OK: none */
     struct deadline deadline; /* WAITING: to look at the group; ASKED together: for all to stand; MOVING: no chunk has gone */
     void (*on_done)(void *arg, const struct rdt_error *err); /* NULL: it was told, or nobody waits */

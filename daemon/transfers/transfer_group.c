@@ -22,9 +22,9 @@ static bool in_use(const struct peer_transport *pt)
 }
 
 /* Sides of groups that are gone, when the last who used them have ended. */
-static void sweep(struct peer_work *work)
+static void sweep(struct peer_session *session)
 {
-    list_for_each_safe (node, &work->in_groups) {
+    list_for_each_safe (node, &session->in_groups) {
         struct peer_transport *pt = container_of(node, struct peer_transport, link);
         if (in_use(pt))
             continue;
@@ -33,9 +33,9 @@ static void sweep(struct peer_work *work)
     }
 }
 
-void transfer_groups_free(struct peer_work *work)
+void transfer_groups_free(struct peer_session *session)
 {
-    list_for_each_safe (node, &work->in_groups)
+    list_for_each_safe (node, &session->in_groups)
         free(container_of(node, struct peer_transport, link));
 }
 
@@ -49,10 +49,10 @@ bool transfer_groups_use(const struct transfers *transfers, const struct transpo
                             transport->name, group->name, group->owner.uid);
         return true;
     }
-    list_for_each (work_node, &transfers->works) {
-        struct peer_work *work = container_of(work_node, struct peer_work, link);
-        sweep(work);
-        list_for_each (pt_node, &work->in_groups)
+    list_for_each (work_node, &transfers->sessions) {
+        struct peer_session *session = container_of(work_node, struct peer_session, link);
+        sweep(session);
+        list_for_each (pt_node, &session->in_groups)
             if (container_of(pt_node, struct peer_transport, link)->transport == transport) {
                 (void)rdt_error_set(err, RDT_BUSY, "transport %s is in use: transfers of a group that has ended have not",
                                     transport->name);
@@ -75,22 +75,22 @@ static void connect_side(struct peer_transport *pt)
     sm_move(&pt->sm, PT_CONNECTED);
 }
 
-struct peer_transport *transfer_group_via(struct peer_work *work, struct group *group, const struct group_rank *here,
+struct peer_transport *transfer_group_connection(struct peer_session *session, struct group *group, const struct group_rank *here,
                                           const struct group_rank *there)
 {
     uint32_t rank_here = (uint32_t)(here - group->ranks), rank_there = (uint32_t)(there - group->ranks);
     struct peer_transport *pt;
 
-    list_for_each (node, &group->vias) {
+    list_for_each (node, &group->connections) {
         pt = container_of(node, struct peer_transport, by_group);
-        if (pt->work == work && pt->rank_here == rank_here && pt->rank_there == rank_there)
+        if (pt->session == session && pt->rank_here == rank_here && pt->rank_there == rank_there)
             return pt;
     }
-    sweep(work);
+    sweep(session);
     pt = calloc(1, sizeof *pt);
     if (!pt)
         return NULL;
-    pt->work = work;
+    pt->session = session;
     pt->group = group;
     pt->rank_here = rank_here;
     pt->rank_there = rank_there;
@@ -99,8 +99,8 @@ struct peer_transport *transfer_group_via(struct peer_work *work, struct group *
     list_init(&pt->users_in);
     list_init(&pt->users_out);
     list_init(&pt->sending);
-    list_append(&work->in_groups, &pt->link);
-    list_append(&group->vias, &pt->by_group);
+    list_append(&session->in_groups, &pt->link);
+    list_append(&group->connections, &pt->by_group);
     connect_side(pt);
     return pt;
 }
@@ -123,10 +123,10 @@ static void broken(struct peer_transport *pt)
 
     if (pt->sm.state == PT_CONNECTED)
         sm_move(&pt->sm, PT_CLOSING);
-    transfer_in_via_broken(pt, pt->broken);
+    transfer_in_connection_broken(pt, pt->broken);
     (void)rdt_error_set(&err, RDT_TRANSPORT, "%s: %s", pt->transport->name, pt->broken);
     list_for_each_safe (node, &pt->users_out)
-        outgoing_fail(container_of(node, struct outgoing, by_via), &err);
+        serve_fail(container_of(node, struct serve, by_connection), &err);
 }
 
 /* Those who waited for it to be formed anew. */
@@ -135,7 +135,7 @@ static void gone(struct peer_transport *pt)
     list_remove(&pt->by_group);
     pt->group = NULL;
     list_for_each_safe (node, &pt->users_in) {
-        struct transfer *transfer = container_of(node, struct transfer, by_via);
+        struct transfer *transfer = container_of(node, struct transfer, by_connection);
         if (transfer->sm.state == TRANSFER_RESERVE && transfer->failed != RDT_OK)
             transfer_fail(transfer, RDT_TRANSPORT, "%s: the group is destroyed", pt->transport->name);
     }
@@ -146,8 +146,8 @@ static void closed(struct peer_transport *pt)
     sm_move(&pt->sm, PT_NONE);
     pt->conn.handle = NULL; /* the group's, which is destroyed next */
     pt->remote_epoch = 0;
-    transfer_in_via_closed(pt);
-    outgoing_via_closed(pt);
+    transfer_in_connection_closed(pt);
+    serve_connection_closed(pt);
 }
 
 /* Whoever waits for the group, with a side of it or without one yet. */
@@ -155,14 +155,14 @@ static void wake(struct transfers *transfers, struct group *group)
 {
     const struct group_rank *here = group_rank_here(group);
 
-    list_for_each_safe (work_node, &transfers->works) {
-        struct peer_work *work = container_of(work_node, struct peer_work, link);
-        const struct group_rank *there = group_rank_for(group, work->peer->uuid, "", NULL);
+    list_for_each_safe (work_node, &transfers->sessions) {
+        struct peer_session *session = container_of(work_node, struct peer_session, link);
+        const struct group_rank *there = group_rank_for(group, session->peer->uuid, "", NULL);
         if (here && there)
-            (void)transfer_group_via(work, group, here, there);
+            (void)transfer_group_connection(session, group, here, there);
     }
-    list_for_each_safe (node, &group->vias)
-        peer_work_connected(container_of(node, struct peer_transport, by_group));
+    list_for_each_safe (node, &group->connections)
+        peer_session_connected(container_of(node, struct peer_transport, by_group));
 }
 
 /* All its nodes are there, says who coordinates it: whoever uses it now need not wait for this node's next try. */
@@ -177,7 +177,7 @@ void transfers_on_group(struct transfers *transfers, struct group *group, enum g
     if (change == GROUP_OPENS && !transfers->closing)
         reach_all(transfers, group);
     broadcasts_on_group(transfers, group, change);
-    list_for_each_safe (node, &group->vias) {
+    list_for_each_safe (node, &group->connections) {
         struct peer_transport *pt = container_of(node, struct peer_transport, by_group);
         switch (change) {
         case GROUP_SERVES:
@@ -210,7 +210,7 @@ static bool ranks_of(const struct transfer *transfer, const struct group *group,
                      const struct group_rank **there_p, char why_p[192])
 {
     const struct peer *peer = transfer->peer->peer;
-    const struct client *client = transfer->whole ? transfer->whole->client : transfer->client;
+    const struct client *client = transfer->parent ? transfer->parent->client : transfer->client;
     const char *from = transport_moves(group->transport, transfer->memory) ? transfer_source_device(transfer) : ""; /* staged */
     const char *to =
         transport_moves(group->transport, transfer_target_memory(transfer)) ? transfer_target_device(transfer) : "";
@@ -231,7 +231,7 @@ static bool ranks_of(const struct transfer *transfer, const struct group *group,
 struct group *transfer_group_of(const struct transfer *transfer, const struct transport *transport, char why_p[192])
 {
     const struct transfers *transfers = transfer->transfers;
-    const struct client *client = transfer->whole ? transfer->whole->client : transfer->client;
+    const struct client *client = transfer->parent ? transfer->parent->client : transfer->client;
     const char *reader = client ? client->name : NULL;
     /* A copy serves for its node, and so does a node whose client has left what it put. */
     const char *producer = transfer->producer[0] && transfer->peer == transfer->origin ? transfer->producer : NULL;
@@ -239,8 +239,8 @@ struct group *transfer_group_of(const struct transfer *transfer, const struct tr
     struct group *shared = NULL;
     bool shared_will_do = false;
 
-    if (transfer->part) {
-        shared = transfer_part_group(transfer);
+    if (transfer->member) {
+        shared = transfer_member_group(transfer);
         if (!shared && why_p)
             (void)snprintf(why_p, 192, "group %.40s has ended, or been formed anew", transfer->wish_group);
         return shared && shared->transport == transport ? shared : NULL;
@@ -279,7 +279,7 @@ struct peer_transport *transfer_group_side(const struct transfer *transfer, stru
 {
     const struct group_rank *here, *there;
 
-    return ranks_of(transfer, group, &here, &there, NULL) ? transfer_group_via(transfer->peer, group, here, there) : NULL;
+    return ranks_of(transfer, group, &here, &there, NULL) ? transfer_group_connection(transfer->peer, group, here, there) : NULL;
 }
 
 void transfer_group_offer(const struct transfer *transfer, struct transport *transport, struct path_offer *offer,
@@ -312,7 +312,7 @@ void transfer_group_offer(const struct transfer *transfer, struct transport *tra
     }
     offer->group = group->name;
     if (group->sm.state == GROUP_READY)
-        pt = transfer_group_via(transfer->peer, group, here, there);
+        pt = transfer_group_connection(transfer->peer, group, here, there);
     if (pt && pt->sm.state == PT_CONNECTED) {
         uint32_t sides = transport->ops.sides(pt->conn.handle, offer->moves_target ? target : "host");
         offer->connected = true;
@@ -348,7 +348,7 @@ bool transfer_group_is_local(const struct transfer *transfer, const struct objec
 
 /* ---- the owner's side ---- */
 
-enum rdt_status transfer_group_start(struct outgoing *out, const Rdt__Pb__PullStart *start, struct peer_transport **pt_p,
+enum rdt_status transfer_group_start(struct serve *out, const Rdt__Pb__PullStart *start, struct peer_transport **pt_p,
                                      struct rdt_error *err)
 {
     struct transfers *transfers = out->transfers;
@@ -358,13 +358,13 @@ enum rdt_status transfer_group_start(struct outgoing *out, const Rdt__Pb__PullSt
 
     if (!group || group->sm.state == GROUP_ENDING)
         return rdt_error_set(err, RDT_TRANSPORT, "%.64s: the group has ended", start->transport);
-    if (!owner_equal(&group->owner, &out->account->owner) || !group_has(group, out->work->peer->uuid, NULL, NULL) ||
+    if (!owner_equal(&group->owner, &out->account->owner) || !group_has(group, out->session->peer->uuid, NULL, NULL) ||
         !group_has(group, transfers->node->uuid, out->broadcast_number ? NULL : producer, NULL)) /* its owner wants it there */
         return rdt_error_set(err, RDT_DENIED,
                              "the reader's node and the producer of object \"%s\" are not both in group \"%s\"", out->ref.id,
                              group->name);
     if (!group->ranks || start->reader_rank >= group->n_ranks || start->owner_rank >= group->n_ranks ||
-        memcmp(group->ranks[start->reader_rank].node, out->work->peer->uuid, 16) != 0 || !group->ranks[start->owner_rank].here)
+        memcmp(group->ranks[start->reader_rank].node, out->session->peer->uuid, 16) != 0 || !group->ranks[start->owner_rank].here)
         return rdt_error_set(err, RDT_PROTOCOL, "ranks %u and %u of group \"%s\" are not on these two nodes",
                              start->reader_rank, start->owner_rank, group->name);
     here = &group->ranks[start->owner_rank];
@@ -378,13 +378,13 @@ enum rdt_status transfer_group_start(struct outgoing *out, const Rdt__Pb__PullSt
             return rdt_error_set(err, RDT_PROTOCOL, "rank %u of group \"%s\" is on device \"%s\", and object \"%s\" lies on %s",
                                  start->owner_rank, group->name, here->device, out->ref.id, region_device(region));
     }
-    *pt_p = transfer_group_via(out->work, group, here, &group->ranks[start->reader_rank]);
+    *pt_p = transfer_group_connection(out->session, group, here, &group->ranks[start->reader_rank]);
     return *pt_p ? RDT_OK : rdt_error_set(err, RDT_NO_MEMORY, "no memory to send in group \"%s\"", group->name);
 }
 
-unsigned transfers_by_side(const struct list *via)
+unsigned transfers_by_side(const struct list *connection)
 {
-    const struct peer_transport *pt = container_of(via, struct peer_transport, by_group);
+    const struct peer_transport *pt = container_of(connection, struct peer_transport, by_group);
     unsigned n = 0;
 
     list_for_each (in, &pt->users_in)

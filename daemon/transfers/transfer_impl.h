@@ -5,20 +5,20 @@
 #include "daemon/memory/device_copy.h"
 #include "daemon/transfers/transfer.h"
 
-/* ---- one peer, as transfers see it: hangs at peer->upper ---- */
+/* ---- one peer, as transfers see it: hangs at peer->session ---- */
 
-struct peer_work {
+struct peer_session {
     struct list link; /* in transfers->works */
     struct transfers *transfers;
     struct peer *peer;
     struct list pending;    /* struct transfer.by_peer: LINK */
     struct list incoming;   /* struct transfer.by_peer: ASKED and later */
-    struct map outgoing;    /* the reader's number -> struct outgoing */
-    struct list keeps;      /* struct keeper.by_node: copies of our objects there */
-    struct list kept_before; /* the same, lost */
+    struct map serves;    /* the reader's number -> struct serve */
+    struct list replica_entries; /* struct replica_entry.by_node: copies of our objects there */
+    struct list lost_entries; /* the same, lost */
     struct list transports; /* struct peer_transport.link */
     struct list in_groups;  /* struct peer_transport.link: its sides of groups */
-    struct list parts;      /* of its broadcasts: transfer_part.c */
+    struct list parts;      /* of its broadcasts: transfer_broadcast_member.c */
     unsigned n_parts;
     unsigned n_in, n_out;   /* active */
     uint64_t bytes_in, bytes_out;
@@ -30,15 +30,15 @@ struct peer_work {
 
 /* A transport's failure may be the first sign that the whole node is gone. Its transfer has noted it (transfer->failed) and ends with
  * it when the node has answered; with PEER_LOST if instead the link goes down. */
-void peer_work_doubt(struct transfer *transfer);
-void peer_work_connected(struct peer_transport *pt);
-void peer_work_refused(struct peer_transport *pt); /* remote_why_not */
+void peer_session_doubt(struct transfer *transfer);
+void peer_session_connected(struct peer_transport *pt);
+void peer_session_refused(struct peer_transport *pt); /* remote_why_not */
 
 /* peer_send, unless we are closing: then the peer may be gone. */
-enum rdt_status work_send(struct peer_work *work, enum rdt_peer_message type, const ProtobufCMessage *message,
+enum rdt_status peer_session_send(struct peer_session *session, enum rdt_peer_message type, const ProtobufCMessage *message,
                           struct rdt_error *err);
 
-struct peer_work *peer_work_get(struct transfers *transfers, struct peer *peer); /* NULL: no memory */
+struct peer_session *peer_session_get(struct transfers *transfers, struct peer *peer); /* NULL: no memory */
 
 /* ---- one transport to one peer ----
  *
@@ -49,8 +49,8 @@ struct peer_work *peer_work_get(struct transfers *transfers, struct peer *peer);
 enum peer_transport_state { PT_NONE, PT_OFFERED, PT_CONNECTED, PT_CLOSING };
 
 struct peer_transport {
-    struct list link; /* in work->transports, or ->in_groups */
-    struct peer_work *work;
+    struct list link; /* in session->transports, or ->in_groups */
+    struct peer_session *session;
     struct group *group;   /* it is that node's side of this group, whose epoch is its own; NULL: a connection, or the group is gone */
     struct list by_group;  /* in group->vias */
     uint32_t rank_here, rank_there;
@@ -70,19 +70,19 @@ struct peer_transport {
     bool difference_told; /* the log knows that the versions differ */
     unsigned failures;    /* in a row; delays the next try */
     struct deadline retry;
-    struct list users_in;  /* struct transfer.by_via */
-    struct list users_out; /* struct outgoing.by_via */
-    struct list sending;   /* struct outgoing.in_turn: chunks left to post */
+    struct list users_in;  /* struct transfer.by_connection */
+    struct list users_out; /* struct serve.by_connection */
+    struct list sending;   /* struct serve.in_turn: chunks left to post */
     unsigned sends_in_flight;
     bool pumping;
 };
 
-void peer_transports_up(struct peer_work *work);   /* the link is up: offer every transport */
-void peer_transports_down(struct peer_work *work); /* it is down: take all connections down */
-bool peer_transports_closed(const struct peer_work *work);
+void peer_transports_up(struct peer_session *session);   /* the link is up: offer every transport */
+void peer_transports_down(struct peer_session *session); /* it is down: take all connections down */
+bool peer_transports_closed(const struct peer_session *session);
 void transfers_check_closed(struct transfers *transfers); /* a connection has closed */
-enum rdt_status peer_transport_on_offer(struct peer_work *work, const Rdt__Pb__Offer *offer, struct rdt_error *err);
-struct peer_transport *peer_transport_find(struct peer_work *work, const char *name);
+enum rdt_status peer_transport_on_offer(struct peer_session *session, const Rdt__Pb__Offer *offer, struct rdt_error *err);
+struct peer_transport *peer_transport_find(struct peer_session *session, const char *name);
 
 /* Tears the connection down because something on it cannot be stopped otherwise, or failed. */
 void peer_transport_isolate(struct peer_transport *pt, const char *why);
@@ -103,7 +103,7 @@ void peer_transport_offer_to_path(const struct peer_transport *pt, const char *s
 /* ---- groups (transfer_group.c) ---- */
 
 /* The node's side of the group. NULL: no memory. */
-struct peer_transport *transfer_group_via(struct peer_work *work, struct group *group, const struct group_rank *here,
+struct peer_transport *transfer_group_connection(struct peer_session *session, struct group *group, const struct group_rank *here,
                                           const struct group_rank *there);
 
 /* Between the ranks of the memory that it moves, its path being by that group. NULL: no memory. */
@@ -123,9 +123,9 @@ bool transfer_group_is_gone(const struct peer_transport *pt); /* it was a group'
 bool transfer_group_is_local(const struct transfer *transfer, const struct object *object);
 
 /* The reader's node may be sent chunks in this group, by the side *pt_p. */
-enum rdt_status transfer_group_start(struct outgoing *out, const Rdt__Pb__PullStart *start, struct peer_transport **pt_p,
+enum rdt_status transfer_group_start(struct serve *out, const Rdt__Pb__PullStart *start, struct peer_transport **pt_p,
                                      struct rdt_error *err);
-void transfer_groups_free(struct peer_work *work);
+void transfer_groups_free(struct peer_session *session);
 
 /* There is a group of this transport, or what moved in one has not ended yet: BUSY, naming it. Else nothing is left of any. */
 bool transfer_groups_use(const struct transfers *transfers, const struct transport *transport, struct rdt_error *err);
@@ -135,7 +135,7 @@ bool transfer_groups_use(const struct transfers *transfers, const struct transpo
 struct chunk_op {
     struct plugin_op base;
     struct transfer *in; /* one of both */
-    struct outgoing *out;
+    struct serve *out;
     uint32_t chunk;
     uint8_t *staging; /* NULL: straight to memory */
     struct device_place place; /* of the staging, as one end of a device's copy */
@@ -145,19 +145,19 @@ struct chunk_op {
 
 /* ---- the owner's side of a pull ---- */
 
-enum outgoing_state {
-    OUTGOING_PARKED,
-    OUTGOING_OFFERED,
-    OUTGOING_PREPARE,
-    OUTGOING_TURN,
-    OUTGOING_SENDING,
-    OUTGOING_ABORT,
-    OUTGOING_ENDED
+enum serve_state {
+    SERVE_PARKED,
+    SERVE_OFFERED,
+    SERVE_PREPARE,
+    SERVE_TURN,
+    SERVE_SENDING,
+    SERVE_ABORT,
+    SERVE_ENDED
 };
 
-struct outgoing {
+struct serve {
     struct transfers *transfers;
-    struct peer_work *work;
+    struct peer_session *session;
     uint64_t number; /* the reader's */
     struct sm sm;
     struct account *account; /* the requester's: a reference */
@@ -188,12 +188,12 @@ struct outgoing {
     uint32_t filled; /* of those, so many have their pages (region_fill.h) */
     uint32_t next_chunk, chunks_done;
     unsigned n_ops;
-    struct peer_transport *via;
-    struct list by_via, in_turn;
+    struct peer_transport *connection;
+    struct list by_connection, in_turn;
     bool one_sided;
     bool turns;            /* its reader's end stands in ordered queues */
     struct broadcast *broadcast; /* SENDING: its reader takes part in it, and gets its bytes by it (transfer_broadcast.h) */
-    bool together;               /* it is to */
+    bool collective;               /* it is to */
     uint64_t broadcast_number;   /* it is of; 0: of none */
     bool gathering;        /* with turns: a chunk, and those behind it wait */
     bool posting;          /* likewise: sends are being posted */
@@ -206,29 +206,29 @@ struct outgoing {
     struct transfer_record record;
 };
 
-enum rdt_status outgoing_on_pull(struct peer_work *work, const Rdt__Pb__Pull *pull, struct rdt_error *err);
-void outgoing_on_start(struct peer_work *work, const Rdt__Pb__PullStart *start);
-void outgoing_on_credit(struct peer_work *work, const Rdt__Pb__PullCredit *credit);
-void outgoing_on_end(struct peer_work *work, const Rdt__Pb__PullEnd *end);
-void outgoing_on_abort(struct peer_work *work, const Rdt__Pb__PullAbort *abort);
-bool outgoing_can_start(struct outgoing *out); /* PULL's own start fits what the object is */
-void outgoing_begin(struct outgoing *out, struct peer_transport *pt);
-void outgoing_answer(struct outgoing *out, struct object *object);
-void outgoing_refuse(struct outgoing *out, const struct rdt_error *err); /* instead of an answer; ends it */
-void outgoing_answer_error(struct peer_work *work, uint64_t number, const struct rdt_error *err); /* where there is none to end */
-void outgoing_go_on(struct outgoing *out); /* more of the copy that it is served from may be there */
-void outgoing_set_state(struct outgoing *out, enum outgoing_state state);
-enum rdt_status outgoing_map(struct outgoing *out, struct rdt_error *err);         /* fills bases */
-enum rdt_status outgoing_check(const struct outgoing *out, struct rdt_error *err); /* what was read was all there */
-void outgoing_end(struct outgoing *out);
-void outgoing_stop(struct outgoing *out);   /* no more chunks; ends when nothing touches its memory */
-void outgoing_settle(struct outgoing *out); /* ABORT, one reason to wait less */
-void outgoing_fail(struct outgoing *out, const struct rdt_error *err); /* tells the reader, and stops */
-void outgoing_link_down(struct peer_work *work);
-void outgoing_shut_down(struct transfers *transfers, const struct rdt_error *why); /* tells each reader */
-void outgoing_refuse_parked(struct transfers *transfers);                          /* there will be no more puts */
-void outgoing_pump(struct peer_transport *pt);                                     /* posts chunks, each transfer in turn */
-void outgoing_via_closed(struct peer_transport *pt);                               /* its connection is down: users end */
+enum rdt_status serve_on_pull(struct peer_session *session, const Rdt__Pb__Pull *pull, struct rdt_error *err);
+void serve_on_start(struct peer_session *session, const Rdt__Pb__PullStart *start);
+void serve_on_credit(struct peer_session *session, const Rdt__Pb__PullCredit *credit);
+void serve_on_end(struct peer_session *session, const Rdt__Pb__PullEnd *end);
+void serve_on_abort(struct peer_session *session, const Rdt__Pb__PullAbort *abort);
+bool serve_can_start(struct serve *out); /* PULL's own start fits what the object is */
+void serve_begin(struct serve *out, struct peer_transport *pt);
+void serve_answer(struct serve *out, struct object *object);
+void serve_refuse(struct serve *out, const struct rdt_error *err); /* instead of an answer; ends it */
+void serve_answer_error(struct peer_session *session, uint64_t number, const struct rdt_error *err); /* where there is none to end */
+void serve_go_on(struct serve *out); /* more of the copy that it is served from may be there */
+void serve_set_state(struct serve *out, enum serve_state state);
+enum rdt_status serve_map(struct serve *out, struct rdt_error *err);         /* fills bases */
+enum rdt_status serve_check(const struct serve *out, struct rdt_error *err); /* what was read was all there */
+void serve_end(struct serve *out);
+void serve_stop(struct serve *out);   /* no more chunks; ends when nothing touches its memory */
+void serve_settle(struct serve *out); /* ABORT, one reason to wait less */
+void serve_fail(struct serve *out, const struct rdt_error *err); /* tells the reader, and stops */
+void serve_link_down(struct peer_session *session);
+void serve_shut_down(struct transfers *transfers, const struct rdt_error *why); /* tells each reader */
+void serve_refuse_parked(struct transfers *transfers);                          /* there will be no more puts */
+void serve_pump(struct peer_transport *pt);                                     /* posts chunks, each transfer in turn */
+void serve_connection_closed(struct peer_transport *pt);                               /* its connection is down: users end */
 
 /* ---- the reader's side ---- */
 
@@ -253,36 +253,36 @@ enum rdt_status transfer_reserve_staging(struct transfer *transfer, region_ready
 uint8_t *transfer_take_staging(struct transfer *transfer, uint64_t bytes);
 void transfer_free_staging(struct transfer *transfer);
 
-/* ---- on devices (transfer_landing.c) ---- */
+/* ---- on devices (transfer_destination.c) ---- */
 
 bool client_maps(const struct client *client, const char *kind);
 
 /* What its reader wishes is here, and can be mapped there. */
-enum rdt_status landing_check_wish(const struct transfer *transfer, struct rdt_error *err);
+enum rdt_status destination_check_wish(const struct transfer *transfer, struct rdt_error *err);
 
 /* Decides where each tensor of transfer->source shall lie; from[i]: where it lies on this node (NULL: host memory); from NULL: on another node, as transfer->places says. Makes
  * transfer->landing if some go to devices (always: wherever) and the reader gave no targets. *elsewhere_p: some go where they do not
  * lie. */
-enum rdt_status landing_plan(struct transfer *transfer, struct memory_device *const *from, bool always, bool *elsewhere_p,
+enum rdt_status destination_plan(struct transfer *transfer, struct memory_device *const *from, bool always, bool *elsewhere_p,
                              struct rdt_error *err);
 
 /* Memory for it, which becomes transfer->target. AGAIN: on_ready comes, with a region to be taken, and this is to be called again. */
-enum rdt_status landing_reserve(struct transfer *transfer, region_ready on_ready, struct rdt_error *err);
-void landing_take(struct transfer *transfer, struct region *region); /* NULL is fine */
-void landing_free(struct transfer *transfer);
+enum rdt_status destination_reserve(struct transfer *transfer, region_ready on_ready, struct rdt_error *err);
+void destination_take(struct transfer *transfer, struct region *region); /* NULL is fine */
+void destination_free(struct transfer *transfer);
 
-/* ---- objects of several kinds of memory (transfer_pieces.c) ---- */
+/* ---- objects of several kinds of memory (transfer_subpull.c) ---- */
 
-enum rdt_status pieces_read_places(struct transfer *transfer, const Rdt__Pb__PullMeta *meta, struct rdt_error *err);
+enum rdt_status subpulls_read_places(struct transfer *transfer, const Rdt__Pb__PullMeta *meta, struct rdt_error *err);
 
 /* Some of it shall be on devices here; its tensors are known, and it goes in pieces. */
-bool pieces_wanted_here(const struct transfer *transfer);
-bool pieces_needed(const struct transfer *transfer);
-void pieces_begin(struct transfer *whole);                              /* RESERVE */
-void pieces_failed(struct transfer *piece, const struct rdt_error *err); /* ends the piece, and the whole */
-void pieces_ended(struct transfer *piece);                              /* by transfer_end */
-void pieces_abort(struct transfer *whole);
-void pieces_free(struct transfer *transfer);
+bool subpulls_wanted_here(const struct transfer *transfer);
+bool subpulls_needed(const struct transfer *transfer);
+void subpulls_begin(struct transfer *whole);                              /* RESERVE */
+void subpulls_failed(struct transfer *piece, const struct rdt_error *err); /* ends the piece, and the whole */
+void subpulls_ended(struct transfer *piece);                              /* by transfer_end */
+void subpulls_abort(struct transfer *whole);
+void subpulls_free(struct transfer *transfer);
 
 /* A piece's; "host" of anything else. */
 const char *transfer_target_memory(const struct transfer *transfer);
@@ -314,10 +314,10 @@ void transfer_local_abort(struct transfer *transfer);
 
 enum rdt_status transfer_in_start(struct transfer *transfer, struct rdt_error *err);
 void transfer_in_ask(struct transfer *transfer); /* the link is up, and nobody has asked for the same */
-void transfer_in_take_turn(struct transfer *transfer); /* QUEUED: the one before it has its answer, or none will come */
-void transfer_in_leave_question(struct transfer *transfer);
+void transfer_in_go_on_after_coalesced(struct transfer *transfer); /* QUEUED: the one before it has its answer, or none will come */
+void transfer_in_leave_coalesced(struct transfer *transfer);
 void transfer_in_send_abort(struct transfer *transfer);
-void transfer_in_pull_from(struct transfer *transfer, struct peer_work *work); /* asks there, as soon as the link is up */
+void transfer_in_pull_from(struct transfer *transfer, struct peer_session *session); /* asks there, as soon as the link is up */
 enum rdt_status transfer_in_read_meta(struct transfer *transfer, const Rdt__Pb__PullMeta *meta, struct rdt_error *err);
 void transfer_in_leave_peer(struct transfer *transfer);
 void transfer_in_free_metadata(struct transfer *transfer);
@@ -335,10 +335,10 @@ void transfer_in_forget_answer(struct transfer *transfer); /* as if there had be
 void transfer_in_go_back(struct transfer *transfer);       /* asks anew when no operation is left */
 bool transfer_in_ask_anew(struct transfer *transfer);      /* likewise, under another number; false: no memory, nothing has happened */
 void transfer_in_rewound(struct transfer *transfer);       /* one operation of what came to nothing less */
-void transfer_in_on_meta(struct peer_work *work, const Rdt__Pb__PullMeta *meta);
-void transfer_in_on_parked(struct peer_work *work, const Rdt__Pb__PullParked *parked);
-void transfer_in_on_keys(struct peer_work *work, const Rdt__Pb__PullKeys *keys);
-void transfer_in_on_end(struct peer_work *work, const Rdt__Pb__PullEnd *end);
+void transfer_in_on_meta(struct peer_session *session, const Rdt__Pb__PullMeta *meta);
+void transfer_in_on_parked(struct peer_session *session, const Rdt__Pb__PullParked *parked);
+void transfer_in_on_keys(struct peer_session *session, const Rdt__Pb__PullKeys *keys);
+void transfer_in_on_end(struct peer_session *session, const Rdt__Pb__PullEnd *end);
 void transfer_in_abort(struct transfer *transfer);
 void transfer_in_settle(struct transfer *transfer);  /* ABORT, one operation less */
 void transfer_in_move(struct transfer *transfer);    /* memory is there: post and start */
@@ -350,8 +350,8 @@ void transfer_in_watch(struct transfer *transfer); /* from now on bytes are expe
 void transfer_in_on_stall(struct deadline *deadline);
 void transfer_in_cancel_ops(struct transfer *transfer);
 void transfer_in_judge(struct transfer *transfer); /* the node is there: the failure that was noted stands */
-void transfer_in_via_broken(struct peer_transport *pt, const char *why); /* its operations are about to end, for this reason */
-void transfer_in_via_closed(struct peer_transport *pt);
+void transfer_in_connection_broken(struct peer_transport *pt, const char *why); /* its operations are about to end, for this reason */
+void transfer_in_connection_closed(struct peer_transport *pt);
 void transfer_in_wait(struct transfer *transfer); /* RESERVE: for a connection that is being rebuilt */
 void transfer_in_connected(struct transfer *transfer, const struct peer_transport *pt); /* it stands: whoever waits goes on */
 void transfer_in_refused(struct transfer *transfer, const struct peer_transport *pt); /* it will not: nobody waits in vain */
@@ -360,44 +360,44 @@ void transfer_in_refused(struct transfer *transfer, const struct peer_transport 
 
 void transfers_init_turns(struct transfers *transfers);
 bool order_wanted(const struct transfer *transfer, const struct peer_transport *pt); /* its memory, here or there, stands in one */
-bool order_needed(const struct outgoing *out, const struct peer_transport *pt);      /* likewise, at the owner */
+bool order_needed(const struct serve *out, const struct peer_transport *pt);      /* likewise, at the owner */
 enum rdt_status order_in_begin(struct transfer *transfer, struct rdt_error *err);    /* before START is sent */
-enum rdt_status order_out_begin(struct outgoing *out, struct rdt_error *err);        /* its memory is ready */
-void order_out_on_stall(struct outgoing *out);                                       /* SENDING: what is posted is to move */
+enum rdt_status order_out_begin(struct serve *out, struct rdt_error *err);        /* its memory is ready */
+void order_out_on_stall(struct serve *out);                                       /* SENDING: what is posted is to move */
 void order_receives_stand(struct transfer *transfer);                                /* all are posted; may end it */
 void order_give(const struct transfer_record *record);                               /* all, or nearly all, is posted */
 void order_leave(struct transfer_record *record);                                    /* nothing of it is under way */
 bool order_stands_behind(const struct transfer_record *record);
-void order_on_turn(struct peer_work *work, const Rdt__Pb__PullTurn *message);
+void order_on_turn(struct peer_session *session, const Rdt__Pb__PullTurn *message);
 
-/* ---- a node's part of a broadcast (transfer_part.c): of transfers that have one ---- */
+/* ---- a node's part of a broadcast (transfer_broadcast_member.c): of transfers that have one ---- */
 
-struct group *transfer_part_group(const struct transfer *transfer);    /* it moves in; NULL: not any more */
-uint64_t transfer_part_number(const struct transfer *transfer);        /* the root's; 0: it has none */
-void transfer_part_whole(struct transfer *transfer);                   /* its copy is; nothing if it has none */
+struct group *transfer_member_group(const struct transfer *transfer);    /* it moves in; NULL: not any more */
+uint64_t transfer_member_number(const struct transfer *transfer);        /* the root's; 0: it has none */
+void transfer_member_whole(struct transfer *transfer);                   /* its copy is; nothing if it has none */
 
 /* The answer has come. true: there is a copy here already, or will be none; the transfer has ended or failed. */
-bool transfer_part_answered(struct transfer *transfer, const Rdt__Pb__PullMeta *meta);
+bool transfer_member_answered(struct transfer *transfer, const Rdt__Pb__PullMeta *meta);
 
 /* false: it has none, or others wait for the same copy and cannot be helped. true: it ends, or goes on without. */
-bool transfer_part_failed(struct transfer *transfer, const struct rdt_error *err);
-enum rdt_status transfer_part_on_ask(struct peer_work *root, const Rdt__Pb__GroupBroadcast *message, struct rdt_error *err);
-void transfer_part_on_over(struct peer_work *root, const Rdt__Pb__BroadcastWord *word);
-void transfer_parts_link_down(struct peer_work *root, const struct rdt_error *why);
+bool transfer_member_failed(struct transfer *transfer, const struct rdt_error *err);
+enum rdt_status transfer_member_on_ask(struct peer_session *root, const Rdt__Pb__GroupBroadcast *message, struct rdt_error *err);
+void transfer_member_on_over(struct peer_session *root, const Rdt__Pb__BroadcastWord *word);
+void transfer_members_link_down(struct peer_session *root, const struct rdt_error *why);
 
-/* ---- copies (transfer_copy.c) ---- */
+/* ---- copies (transfer_replica.c) ---- */
 
 /* A copy here serves it, or the transfer that fills one does: true, and it has ended or goes its way. */
-bool transfer_copy_serves(struct transfer *transfer);
+bool transfer_replica_serves(struct transfer *transfer);
 
 /* The answer was of a snapshot: true as above, or it was sent to another node; false: its bytes are to come by this transfer. */
-bool transfer_copy_answered(struct transfer *transfer, const Rdt__Pb__PullMeta *meta);
-void transfer_copy_redirected(struct transfer *transfer, const Rdt__Pb__PullMeta *meta);
+bool transfer_replica_answered(struct transfer *transfer, const Rdt__Pb__PullMeta *meta);
+void transfer_replica_redirected(struct transfer *transfer, const Rdt__Pb__PullMeta *meta);
 
 /* The copy that it was sent to fails: true, and it asks the owner's node again. */
-bool transfer_copy_comes_back(struct transfer *transfer, const struct rdt_error *why);
-void transfer_copy_moved(struct transfer *transfer); /* a chunk has come */
-void transfer_deliver_copy(struct transfer *transfer);
+bool transfer_replica_comes_back(struct transfer *transfer, const struct rdt_error *why);
+void transfer_replica_moved(struct transfer *transfer); /* a chunk has come */
+void transfer_deliver_replica(struct transfer *transfer);
 
 /* The last pull of the copy that it fills has gone: it ends, unless somebody here waits for it. */
 void transfer_unwanted(struct transfer *transfer);

@@ -4,7 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "daemon/transfers/question.h"
+#include "daemon/transfers/coalescer.h"
 #include "daemon/memory/region_fill.h"
 #include "daemon/transfers/reservation.h"
 #include "daemon/base/text.h"
@@ -14,11 +14,11 @@
 
 static void go_on(struct transfer *transfer);
 
-static struct transfer *find(struct peer_work *work, uint64_t id)
+static struct transfer *find(struct peer_session *session, uint64_t id)
 {
-    struct transfer *transfer = map_get_u64(&work->transfers->by_id, id);
+    struct transfer *transfer = map_get_u64(&session->transfers->by_id, id);
 
-    return transfer && transfer->peer == work ? transfer : NULL;
+    return transfer && transfer->peer == session ? transfer : NULL;
 }
 
 /* ---- the answer ---- */
@@ -26,7 +26,7 @@ static struct transfer *find(struct peer_work *work, uint64_t id)
 /* It stays until the fetch is answered, which may wait for many others: a client's share of the heap bounds what it makes us keep. */
 static enum rdt_status take_metadata(struct transfer *transfer, const ProtobufCBinaryData *from, struct rdt_error *err)
 {
-    if (from->len == 0 || transfer->whole) /* which has it */
+    if (from->len == 0 || transfer->parent) /* which has it */
         return RDT_OK;
     if (account_take(transfer->account, USAGE_HEAP, from->len, err) != RDT_OK) {
         rdt_error_prefix(err, "the metadata of object \"%s\"", transfer->ref.id);
@@ -94,7 +94,7 @@ enum rdt_status transfer_in_read_meta(struct transfer *transfer, const Rdt__Pb__
     transfer->record.ref = ref;
     transfer->record.bytes = transfer->stream_bytes;
     transfer->contiguous = meta->contiguous;
-    if (!transfer->whole && pieces_read_places(transfer, meta, err) != RDT_OK)
+    if (!transfer->parent && subpulls_read_places(transfer, meta, err) != RDT_OK)
         return err->status;
     text_copy(transfer->preferred, sizeof transfer->preferred, meta->transport);
     text_copy(transfer->memory, sizeof transfer->memory, meta->memory);
@@ -151,8 +151,8 @@ void transfer_in_find_path(struct transfer *transfer, const Rdt__Pb__PullMeta *m
 
     if (transfer->sm.state != TRANSFER_RESERVE)
         transfer_set_state(transfer, TRANSFER_RESERVE);
-    if (pieces_needed(transfer)) {
-        pieces_begin(transfer);
+    if (subpulls_needed(transfer)) {
+        subpulls_begin(transfer);
         return;
     }
     status = transfer_in_choose(transfer, meta && meta->has_inline, &err);
@@ -173,11 +173,11 @@ void transfer_in_find_path(struct transfer *transfer, const Rdt__Pb__PullMeta *m
 
 void transfer_in_connected(struct transfer *transfer, const struct peer_transport *pt)
 {
-    if (transfer->sm.state != TRANSFER_RESERVE || transfer->failed == RDT_OK || (transfer->via && transfer->via != pt))
+    if (transfer->sm.state != TRANSFER_RESERVE || transfer->failed == RDT_OK || (transfer->connection && transfer->connection != pt))
         return;
     transfer->failed = RDT_OK;
     deadline_unset(transfer->transfers->deadlines, &transfer->stall);
-    if (transfer->via)
+    if (transfer->connection)
         transfer_in_move(transfer);
     else
         transfer_in_find_path(transfer, NULL);
@@ -187,12 +187,12 @@ void transfer_in_connected(struct transfer *transfer, const struct peer_transpor
  * there is none. Of a broadcast only the root's node knows another, and a piece keeps the slots that it was given for this one. */
 void transfer_in_refused(struct transfer *transfer, const struct peer_transport *pt)
 {
-    if (transfer->sm.state != TRANSFER_RESERVE || transfer->failed == RDT_OK || transfer->part || transfer->whole ||
-        (transfer->via && transfer->via != pt))
+    if (transfer->sm.state != TRANSFER_RESERVE || transfer->failed == RDT_OK || transfer->member || transfer->parent ||
+        (transfer->connection && transfer->connection != pt))
         return;
     transfer->failed = RDT_OK;
     deadline_unset(transfer->transfers->deadlines, &transfer->stall);
-    if (transfer->via)
+    if (transfer->connection)
         transfer_in_rewound(transfer);
     else
         transfer_in_find_path(transfer, NULL);
@@ -211,7 +211,7 @@ static void take_answer(struct transfer *transfer, const Rdt__Pb__PullMeta *meta
     }
     transfer->record.began_ns = uv_hrtime();
     if (meta->redirect_node.len > 0) {
-        transfer_copy_redirected(transfer, meta);
+        transfer_replica_redirected(transfer, meta);
         return;
     }
     status = transfer_in_read_meta(transfer, meta, &err);
@@ -229,10 +229,10 @@ static void take_answer(struct transfer *transfer, const Rdt__Pb__PullMeta *meta
             transfer_in_choose_again(transfer);
         return;
     }
-    if (status == RDT_OK && transfer->part) {
-        if (transfer_part_answered(transfer, meta))
+    if (status == RDT_OK && transfer->member) {
+        if (transfer_member_answered(transfer, meta))
             return;
-    } else if (status == RDT_OK && !meta->has_inline && transfer_copy_answered(transfer, meta)) {
+    } else if (status == RDT_OK && !meta->has_inline && transfer_replica_answered(transfer, meta)) {
         return;
     }
     if (status == RDT_OK)
@@ -241,26 +241,26 @@ static void take_answer(struct transfer *transfer, const Rdt__Pb__PullMeta *meta
         transfer_fail_err(transfer, &err);
 }
 
-void transfer_in_on_meta(struct peer_work *work, const Rdt__Pb__PullMeta *meta)
+void transfer_in_on_meta(struct peer_session *session, const Rdt__Pb__PullMeta *meta)
 {
-    struct transfer *transfer = find(work, meta->transfer), *next;
+    struct transfer *transfer = find(session, meta->transfer), *next;
     uint64_t id;
 
     if (!transfer || (transfer->sm.state != TRANSFER_ASKED && transfer->sm.state != TRANSFER_MOVE) || transfer->have_meta) {
-        if (meta->kept && meta->ref && !replica_find(&work->transfers->replicas, work->peer->uuid, meta->ref->generation))
-            replica_decline(work, meta->ref->generation);
+        if (meta->kept && meta->ref && !replica_find(&session->transfers->replicas, session->peer->uuid, meta->ref->generation))
+            replica_decline(session, meta->ref->generation);
         return; /* its reader has left */
     }
-    id = question_close(transfer);
+    id = coalescer_close(transfer);
     take_answer(transfer, meta);
-    next = id ? map_get_u64(&work->transfers->by_id, id) : NULL;
+    next = id ? map_get_u64(&session->transfers->by_id, id) : NULL;
     if (next)
-        transfer_in_take_turn(next);
+        transfer_in_go_on_after_coalesced(next);
 }
 
-void transfer_in_on_parked(struct peer_work *work, const Rdt__Pb__PullParked *parked)
+void transfer_in_on_parked(struct peer_session *session, const Rdt__Pb__PullParked *parked)
 {
-    struct transfer *transfer = find(work, parked->transfer);
+    struct transfer *transfer = find(session, parked->transfer);
 
     if (!transfer || transfer->have_meta)
         return;
@@ -306,7 +306,7 @@ static void go_on(struct transfer *transfer)
         if (region && !region_addr(region, &err))
             status = err.status;
         else if (region && !transfer->staged_here)
-            status = region_register(region, transfer->via->transport, &handle, on_ready, transfer, &err);
+            status = region_register(region, transfer->connection->transport, &handle, on_ready, transfer, &err);
     }
     if (status == RDT_OK)
         status = transfer_plan(transfer, &err);
@@ -332,13 +332,13 @@ void transfer_in_abort(struct transfer *transfer)
     transfer_set_state(transfer, TRANSFER_ABORT);
     if (!transfer->one_sided || transfer->n_ops == 0)
         transfer_in_send_abort(transfer);
-    if (transfer->pieces)
-        pieces_abort(transfer);
+    if (transfer->subpulls)
+        subpulls_abort(transfer);
     if (transfer->n_ops == 0) {
         transfer_end(transfer);
         return;
     }
-    if (!moving || transfer->pieces)
+    if (!moving || transfer->subpulls)
         return;
     transfer_in_cancel_ops(transfer);
     (void)deadline_set(transfers->deadlines, &transfer->stall, (int64_t)transfers->options->quiesce_grace_ns);
@@ -353,9 +353,9 @@ void transfer_in_settle(struct transfer *transfer)
     transfer_end(transfer);
 }
 
-void transfer_in_on_end(struct peer_work *work, const Rdt__Pb__PullEnd *end)
+void transfer_in_on_end(struct peer_session *session, const Rdt__Pb__PullEnd *end)
 {
-    struct transfer *transfer = find(work, end->transfer);
+    struct transfer *transfer = find(session, end->transfer);
     struct rdt_error err;
 
     if (!transfer || transfer->sm.state == TRANSFER_ABORT)

@@ -138,7 +138,7 @@ static enum rdt_status place_tensors(struct transfer *transfer, struct object *o
         return rdt_error_set(err, RDT_NO_MEMORY, "no memory for the tensors' places");
     for (uint32_t i = 0; i < source->count; i++)
         from[i] = !object->chunk && layout_bytes(source, i) > 0 ? object->uses[source->region[i]].region->at : NULL;
-    status = landing_plan(transfer, from, false, &elsewhere, err);
+    status = destination_plan(transfer, from, false, &elsewhere, err);
     free(from);
     if (elsewhere && !query->elsewhere)
         query->elsewhere = "the reader wants it in other memory than it lies in";

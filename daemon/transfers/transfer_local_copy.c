@@ -275,7 +275,7 @@ static void on_landed(void *arg, struct region *region, const struct rdt_error *
 static void land(struct transfer *transfer)
 {
     struct rdt_error err = {0};
-    enum rdt_status status = landing_reserve(transfer, on_landed, &err);
+    enum rdt_status status = destination_reserve(transfer, on_landed, &err);
 
     if (status == RDT_AGAIN)
         transfer->n_ops++;
@@ -290,7 +290,7 @@ static void on_landed(void *arg, struct region *region, const struct rdt_error *
     struct transfer *transfer = arg;
 
     transfer->n_ops--;
-    landing_take(transfer, region);
+    destination_take(transfer, region);
     if (transfer->sm.state == TRANSFER_ABORT)
         transfer_end(transfer);
     else if (err)
@@ -317,7 +317,7 @@ void transfer_local_copy(struct transfer *transfer, struct object *object)
     struct rdt_error err = {0};
     enum rdt_status status;
 
-    if (transfer->target || transfer->landing) /* they say where each tensor goes */
+    if (transfer->target || transfer->destination) /* they say where each tensor goes */
         status = layout_packed_bytes(transfer->source, &transfer->stream_bytes, &err);
     else
         status = layout_packed(transfer->source, &transfer->packed, &transfer->stream_bytes, &err);
@@ -333,7 +333,7 @@ void transfer_local_copy(struct transfer *transfer, struct object *object)
     object_pin(object);
     transfer->object = object;
     transfer_set_state(transfer, TRANSFER_RESERVE);
-    if (transfer->landing) {
+    if (transfer->destination) {
         reservation_leave(transfer);
         land(transfer);
         return;

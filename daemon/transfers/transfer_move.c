@@ -23,15 +23,15 @@ static void note_failure(struct transfer *transfer, enum rdt_status status, cons
 {
     if (transfer->failed != RDT_OK)
         return;
-    if (status == RDT_CANCELLED && transfer->via) /* nobody cancelled this one: it ends with the whole connection, or the transport knows why */
-        status = RDT_TRANSPORT, msg = transfer->via->broken;
+    if (status == RDT_CANCELLED && transfer->connection) /* nobody cancelled this one: it ends with the whole connection, or the transport knows why */
+        status = RDT_TRANSPORT, msg = transfer->connection->broken;
     transfer->failed = status;
     text_copy(transfer->failure, sizeof transfer->failure, msg && msg[0] ? msg : "it gave up what nobody had cancelled");
     if (transfer->early && !transfer->have_meta)
         return; /* nothing was promised yet: the answer may lead another way */
-    if (transfer->sm.state == TRANSFER_TURN)
+    if (transfer->sm.state == TRANSFER_TICKET)
         order_leave(&transfer->record); /* it has posted nothing */
-    peer_work_doubt(transfer);
+    peer_session_doubt(transfer);
 }
 
 void transfer_in_on_stall(struct deadline *deadline)
@@ -41,8 +41,8 @@ void transfer_in_on_stall(struct deadline *deadline)
     char why[sizeof transfer->failure];
 
     if (transfer->sm.state == TRANSFER_ABORT || transfer->rewind) {
-        if (transfer->via && transfer->via->sm.state != PT_NONE)
-            peer_transport_isolate(transfer->via, transfer->rewind ? "receives that nobody needs do not come to rest"
+        if (transfer->connection && transfer->connection->sm.state != PT_NONE)
+            peer_transport_isolate(transfer->connection, transfer->rewind ? "receives that nobody needs do not come to rest"
                                                                    : "an aborted transfer does not come to rest");
         return;
     }
@@ -50,7 +50,7 @@ void transfer_in_on_stall(struct deadline *deadline)
         transfer_in_judge(transfer);
         return;
     }
-    if (transfer->sm.state == TRANSFER_TURN) {
+    if (transfer->sm.state == TRANSFER_TICKET) {
         (void)snprintf(why, sizeof why, "node %s has said nothing about its turn for %.1f s (stall_timeout)", transfer->record.peer,
                        (double)transfers->options->stall_timeout_ns / 1e9);
         note_failure(transfer, RDT_TRANSPORT, why);
@@ -86,7 +86,7 @@ static struct chunk_op *make_op(struct transfer *transfer, uint32_t index, struc
     op->base.op.piece.bytes = chunk->bytes;
     if (transfer_chunk_in_place(transfer, index, &region, &offset)) {
         op->base.op.piece.addr = region_addr(region, NULL) + offset; /* mapped while reserving */
-        (void)region_register(region, transfer->via->transport, &op->base.op.piece.registration, NULL, NULL, NULL);
+        (void)region_register(region, transfer->connection->transport, &op->base.op.piece.registration, NULL, NULL, NULL);
         op->base.op.memory_kind = region->kind->name;
         op->base.op.device = region_device(region);
     } else {
@@ -101,13 +101,13 @@ static struct chunk_op *make_op(struct transfer *transfer, uint32_t index, struc
 /* As the root numbers it. */
 static enum rdt_status post_part(struct transfer *transfer, struct chunk_op *op, struct rdt_error *err)
 {
-    struct group *group = transfer->via->group;
+    struct group *group = transfer->connection->group;
     struct group_rank *here = group ? group_rank_here(group) : NULL;
     uint32_t root;
 
-    if (!transfer->part || !here || !here->open || !group_has(group, transfer->peer->peer->uuid, NULL, &root))
+    if (!transfer->member || !here || !here->open || !group_has(group, transfer->peer->peer->uuid, NULL, &root))
         return rdt_error_set(err, RDT_TRANSPORT, "the group has ended, or been formed anew");
-    op->base.op.transfer = transfer_part_number(transfer);
+    op->base.op.transfer = transfer_member_number(transfer);
     return plugin_group_broadcast(&here->vendor, root, &op->base, err);
 }
 
@@ -124,11 +124,11 @@ static enum rdt_status post(struct transfer *transfer, uint32_t index, struct rd
         op->base.op.key = transfer->keys[key];
         op->base.op.key_bytes = transfer->key_bytes[key];
         op->base.op.key_offset = transfer->remote->offset[i] + (chunk->offset - transfer->packed->offset[i]);
-        status = plugin_op_read(&transfer->via->conn, &op->base, err);
-    } else if (transfer->together) {
+        status = plugin_op_read(&transfer->connection->conn, &op->base, err);
+    } else if (transfer->collective) {
         status = post_part(transfer, op, err);
     } else {
-        status = plugin_op_recv(&transfer->via->conn, &op->base, err);
+        status = plugin_op_recv(&transfer->connection->conn, &op->base, err);
     }
     if (status != RDT_OK) {
         free(op);
@@ -145,24 +145,24 @@ void transfer_in_ask_start(struct transfer *transfer)
     struct rdt_error err = {0};
 
     start.transfer = transfer->id;
-    start.transport = (char *)transfer->via->transport->name;
+    start.transport = (char *)transfer->connection->transport->name;
     start.chunk_bytes = transfer->transfers->options->chunk_bytes;
-    start.epoch = transfer->via->epoch;
+    start.epoch = transfer->connection->epoch;
     start.one_sided = transfer->one_sided;
     if (transfer->chunk_bytes > 0)
         start.chunk_bytes = transfer->chunk_bytes;
-    if (transfer->via->group) {
-        start.group = (ProtobufCBinaryData){sizeof transfer->via->group->token, transfer->via->group->token};
-        start.reader_rank = transfer->via->rank_here;
-        start.owner_rank = transfer->via->rank_there;
+    if (transfer->connection->group) {
+        start.group = (ProtobufCBinaryData){sizeof transfer->connection->group->token, transfer->connection->group->token};
+        start.reader_rank = transfer->connection->rank_here;
+        start.owner_rank = transfer->connection->rank_there;
     }
     start.first_chunk = transfer->one_sided ? 0 : transfer->first_chunk;
     start.turns = transfer->record.order != NULL;
     start.single = transfer->single;
     if (transfer->staged_here && !transfer->one_sided)
         start.window = transfer->stage->slots < transfer->plan->n ? transfer->stage->slots : transfer->plan->n;
-    start.broadcast = transfer_part_number(transfer);
-    if (work_send(transfer->peer, RDT_PEER_PULL_START, &start.base, &err) != RDT_OK)
+    start.broadcast = transfer_member_number(transfer);
+    if (peer_session_send(transfer->peer, RDT_PEER_PULL_START, &start.base, &err) != RDT_OK)
         transfer_fail_err(transfer, &err);
 }
 
@@ -244,14 +244,14 @@ void transfer_in_move(struct transfer *transfer)
     struct rdt_error err = {0};
     enum rdt_status status;
 
-    if (transfer_group_is_gone(transfer->via)) { /* while its memory was made ready: it will not be formed anew */
-        transfer_fail(transfer, RDT_TRANSPORT, "%s: the group is destroyed", transfer->via->transport->name);
+    if (transfer_group_is_gone(transfer->connection)) { /* while its memory was made ready: it will not be formed anew */
+        transfer_fail(transfer, RDT_TRANSPORT, "%s: the group is destroyed", transfer->connection->transport->name);
         return;
     }
-    if (transfer->via->sm.state != PT_CONNECTED || !transfer_group_is_open(transfer->via)) {
+    if (transfer->connection->sm.state != PT_CONNECTED || !transfer_group_is_open(transfer->connection)) {
         transfer_in_wait(transfer);
-        if (!transfer->via->group && transfer->via->remote_why_not[0] != '\0')
-            transfer_in_refused(transfer, transfer->via); /* while its memory was made ready */
+        if (!transfer->connection->group && transfer->connection->remote_why_not[0] != '\0')
+            transfer_in_refused(transfer, transfer->connection); /* while its memory was made ready */
         return;
     }
     status = transfer_plan(transfer, &err);
@@ -259,7 +259,7 @@ void transfer_in_move(struct transfer *transfer)
         status = replica_plan(transfer->replica, transfer->plan, &err);
     if (status == RDT_OK && !(transfer->ops = calloc(transfer->plan->n + 1u, sizeof(struct chunk_op *))))
         status = rdt_error_set(&err, RDT_NO_MEMORY, "no memory for %u chunks", transfer->plan->n);
-    if (status == RDT_OK && !transfer->one_sided && order_wanted(transfer, transfer->via))
+    if (status == RDT_OK && !transfer->one_sided && order_wanted(transfer, transfer->connection))
         status = order_in_begin(transfer, &err);
     if (status != RDT_OK) {
         transfer_fail_err(transfer, &err);
@@ -270,7 +270,7 @@ void transfer_in_move(struct transfer *transfer)
         transfer_in_receive(transfer);
         return;
     }
-    transfer_set_state(transfer, TRANSFER_TURN);
+    transfer_set_state(transfer, TRANSFER_TICKET);
     transfer_in_watch(transfer);
     transfer_in_ask_start(transfer);
 }
@@ -281,7 +281,7 @@ static void read_more(struct transfer *transfer)
 {
     struct rdt_error err = {0};
 
-    if (transfer->failed != RDT_OK || transfer->via->sm.state != PT_CONNECTED)
+    if (transfer->failed != RDT_OK || transfer->connection->sm.state != PT_CONNECTED)
         return; /* there is no connection to post to, or another one by now: its failure ends the transfer */
     while (transfer->next_chunk < transfer->plan->n && transfer->n_ops < transfer->transfers->options->chunks_in_flight &&
            transfer_has_slot(transfer)) {
@@ -322,12 +322,12 @@ static enum rdt_status take_keys(struct transfer *transfer, const Rdt__Pb__PullK
     return RDT_OK;
 }
 
-void transfer_in_on_keys(struct peer_work *work, const Rdt__Pb__PullKeys *keys)
+void transfer_in_on_keys(struct peer_session *session, const Rdt__Pb__PullKeys *keys)
 {
-    struct transfer *transfer = map_get_u64(&work->transfers->by_id, keys->transfer);
+    struct transfer *transfer = map_get_u64(&session->transfers->by_id, keys->transfer);
     struct rdt_error err = {0};
 
-    if (!transfer || transfer->peer != work || transfer->sm.state != TRANSFER_MOVE || !transfer->one_sided || transfer->keys)
+    if (!transfer || transfer->peer != session || transfer->sm.state != TRANSFER_MOVE || !transfer->one_sided || transfer->keys)
         return;
     if (take_keys(transfer, keys, &err) != RDT_OK) {
         rdt_error_prefix(&err, "keys from node %s", transfer->record.peer);
@@ -344,20 +344,20 @@ static void finish(struct transfer *transfer)
     if (transfer->one_sided) {
         Rdt__Pb__PullEnd end = RDT__PB__PULL_END__INIT;
         end.transfer = transfer->id;
-        (void)work_send(transfer->peer, RDT_PEER_PULL_END, &end.base, NULL);
+        (void)peer_session_send(transfer->peer, RDT_PEER_PULL_END, &end.base, NULL);
     }
     transfer->peer->bytes_in += transfer->stream_bytes;
     transfer->transfers->bytes_in += transfer->stream_bytes;
-    transfer->via->failures = 0;
-    if (transfer->together)
+    transfer->connection->failures = 0;
+    if (transfer->collective)
         text_copy(transfer->record.lanes, sizeof transfer->record.lanes, "broadcast");
-    record_lanes(&transfer->record, transfer->via);
-    transfer->piece_done = true;
+    record_lanes(&transfer->record, transfer->connection);
+    transfer->subpull_done = true;
     if (transfer->replica)
-        transfer_deliver_copy(transfer);
+        transfer_deliver_replica(transfer);
     else
         transfer_deliver_received(transfer);
-    transfer_part_whole(transfer);
+    transfer_member_whole(transfer);
     transfer_end(transfer);
 }
 
@@ -368,7 +368,7 @@ static void receive_more(struct transfer *transfer)
     struct rdt_error err = {0};
     uint32_t had = transfer->next_chunk;
 
-    if (transfer->failed != RDT_OK || transfer->via->sm.state != PT_CONNECTED)
+    if (transfer->failed != RDT_OK || transfer->connection->sm.state != PT_CONNECTED)
         return;
     for (; transfer->next_chunk < transfer->plan->n && transfer_has_slot(transfer); transfer->next_chunk++)
         if (post(transfer, transfer->next_chunk, &err) != RDT_OK) {
@@ -378,14 +378,14 @@ static void receive_more(struct transfer *transfer)
     credit.transfer = transfer->id;
     credit.chunks = transfer->next_chunk;
     if (transfer->next_chunk > had)
-        (void)work_send(transfer->peer, RDT_PEER_PULL_CREDIT, &credit.base, NULL);
+        (void)peer_session_send(transfer->peer, RDT_PEER_PULL_CREDIT, &credit.base, NULL);
 }
 
 static void chunk_arrived(struct transfer *transfer, uint32_t index)
 {
     transfer->chunks_done++;
     transfer->record.bytes_done += transfer->plan->chunks[index].bytes;
-    transfer_copy_moved(transfer);
+    transfer_replica_moved(transfer);
     if (transfer->replica)
         replica_arrived(transfer->replica, index);
     give_if_nearly_done(transfer);
@@ -401,7 +401,7 @@ void transfer_in_started(struct transfer *transfer)
 {
     transfer_in_watch(transfer);
     if (transfer->failed != RDT_OK)
-        peer_work_doubt(transfer);
+        peer_session_doubt(transfer);
     else if (transfer->chunks_done == transfer->plan->n && transfer->n_ops == 0)
         finish(transfer);
 }
@@ -515,32 +515,32 @@ static void on_chunk_done(struct plugin_op *base, enum rdt_status status, const 
 
 void transfer_in_cancel_ops(struct transfer *transfer)
 {
-    struct group_rank *here = transfer->together && transfer->via && transfer->via->group ? group_rank_here(transfer->via->group) : NULL;
+    struct group_rank *here = transfer->collective && transfer->connection && transfer->connection->group ? group_rank_here(transfer->connection->group) : NULL;
 
-    if (!transfer->via || transfer->via->sm.state != PT_CONNECTED)
+    if (!transfer->connection || transfer->connection->sm.state != PT_CONNECTED)
         return; /* its disconnect ends them */
     for (uint32_t i = 0; i < transfer->plan->n; i++) {
         if (transfer->ops[i] && here)
             plugin_group_cancel_broadcast(&here->vendor, &transfer->ops[i]->base);
         else if (transfer->ops[i])
-            plugin_op_cancel(&transfer->via->conn, &transfer->ops[i]->base);
+            plugin_op_cancel(&transfer->connection->conn, &transfer->ops[i]->base);
     }
 }
 
-void transfer_in_via_broken(struct peer_transport *pt, const char *why)
+void transfer_in_connection_broken(struct peer_transport *pt, const char *why)
 {
     list_for_each_safe (node, &pt->users_in) {
-        struct transfer *transfer = container_of(node, struct transfer, by_via);
-        if ((transfer->sm.state == TRANSFER_TURN || transfer->sm.state == TRANSFER_MOVE) && !transfer->rewind)
+        struct transfer *transfer = container_of(node, struct transfer, by_connection);
+        if ((transfer->sm.state == TRANSFER_TICKET || transfer->sm.state == TRANSFER_MOVE) && !transfer->rewind)
             note_failure(transfer, RDT_TRANSPORT, why);
     }
 }
 
-void transfer_in_via_closed(struct peer_transport *pt)
+void transfer_in_connection_closed(struct peer_transport *pt)
 {
     list_for_each_safe (node, &pt->users_in) {
-        struct transfer *transfer = container_of(node, struct transfer, by_via);
-        if ((transfer->sm.state == TRANSFER_TURN || transfer->sm.state == TRANSFER_MOVE) && !transfer->rewind)
+        struct transfer *transfer = container_of(node, struct transfer, by_connection);
+        if ((transfer->sm.state == TRANSFER_TICKET || transfer->sm.state == TRANSFER_MOVE) && !transfer->rewind)
             note_failure(transfer, RDT_TRANSPORT, pt->broken);
     }
 }

@@ -1,4 +1,4 @@
-/* Transfers in the ordered queues of a transport: whose operations stand in some take turns (turn.h), and tell each other so by
+/* Transfers in the ordered queues of a transport: whose operations stand in some take turns (ticket.h), and tell each other so by
  * PULL_TURN. Whoever waits in a queue says so from time to time, and the other end waits for it: while nothing moves for ALONE times
  * stall_timeout, or for PATIENCE times where that holds up others here. An end that says nothing for stall_timeout is not waited for,
  * nor a reader that takes nothing for somewhat longer: it watches the time itself, and speaks first if it can. */
@@ -7,7 +7,7 @@
 
 #include "daemon/base/text.h"
 #include "daemon/transfers/transfer_impl.h"
-#include "daemon/transports/turn.h"
+#include "daemon/transports/ticket.h"
 
 #define TICK_NS 1000000000ll
 #define QUEUE_BYTES 64u
@@ -15,9 +15,9 @@
 #define ALONE 30u
 
 struct order {
-    struct turn turn;
+    struct ticket turn;
     struct transfer *in; /* one of both */
-    struct outgoing *out;
+    struct serve *out;
     char there[112]; /* what the other end has said lately that it waits for; "": nothing */
     uint64_t said_ns;
     uint64_t waits_since_ns; /* it has said nothing else since, and nothing has moved: 0: not so */
@@ -25,7 +25,7 @@ struct order {
     uint64_t bytes_seen;     /* done when waits_since_ns was set, or the owner's patience */
 };
 
-static struct order *order_of(const struct turn *turn)
+static struct order *order_of(const struct ticket *turn)
 {
     return container_of(turn, struct order, turn);
 }
@@ -43,7 +43,7 @@ static const struct transfer_record *record_of(const struct order *order)
 /* ---- queues ---- */
 
 struct queue_names {
-    const char *name[TURN_MAX_QUEUES];
+    const char *name[TICKET_MAX_QUEUES];
     unsigned n;
     bool too_many;
 };
@@ -57,7 +57,7 @@ static void names_add(struct queue_names *names, const struct peer_transport *pt
     for (unsigned i = 0; i < names->n; i++)
         if (strcmp(names->name[i], name) == 0)
             return;
-    if (names->n == TURN_MAX_QUEUES || strlen(name) > QUEUE_BYTES)
+    if (names->n == TICKET_MAX_QUEUES || strlen(name) > QUEUE_BYTES)
         names->too_many = true;
     else
         names->name[names->n++] = name;
@@ -81,13 +81,13 @@ bool order_wanted(const struct transfer *transfer, const struct peer_transport *
     return names.n > 0 || names.too_many || plugin_conn_queue(&pt->conn, transfer->memory, "");
 }
 
-static void names_of_owner(struct queue_names *names, const struct outgoing *out, const struct peer_transport *pt)
+static void names_of_owner(struct queue_names *names, const struct serve *out, const struct peer_transport *pt)
 {
     for (uint32_t i = 0; i < object_n_places(out->object); i++)
         names_add(names, pt, object_region(out->object, i));
 }
 
-bool order_needed(const struct outgoing *out, const struct peer_transport *pt)
+bool order_needed(const struct serve *out, const struct peer_transport *pt)
 {
     struct queue_names names = {.n = 0};
 
@@ -100,7 +100,7 @@ bool order_needed(const struct outgoing *out, const struct peer_transport *pt)
 static void describe(const struct order *order, char *text, size_t size)
 {
     const char *queue;
-    const struct turn *ahead = turn_behind(&order->turn, &queue);
+    const struct ticket *ahead = ticket_behind(&order->turn, &queue);
     const struct transfer_record *record = ahead ? record_of(order_of(ahead)) : NULL;
 
     text[0] = '\0';
@@ -109,11 +109,11 @@ static void describe(const struct order *order, char *text, size_t size)
                        order_of(ahead)->in ? "from" : "to", record->peer, queue);
 }
 
-static bool stands_behind(const struct turn *turn)
+static bool stands_behind(const struct ticket *turn)
 {
     const char *queue;
 
-    return (turn->sm.state == TURN_QUEUED || turn_has_posted(turn)) && turn_behind(turn, &queue);
+    return (turn->sm.state == TICKET_QUEUED || ticket_has_posted(turn)) && ticket_behind(turn, &queue);
 }
 
 /* What the other end owes is awaited so long. */
@@ -125,7 +125,7 @@ static void watch(struct order *order)
                        (int64_t)transfers->options->stall_timeout_ns);
 }
 
-static void say_with(struct order *order, enum turn_word word, const char *behind)
+static void say_with(struct order *order, enum ticket_word word, const char *behind)
 {
     Rdt__Pb__PullTurn message = RDT__PB__PULL_TURN__INIT;
     struct rdt_error err;
@@ -135,18 +135,18 @@ static void say_with(struct order *order, enum turn_word word, const char *behin
     message.from_owner = order->turn.owner;
     message.word = (Rdt__Pb__TurnWord)word;
     message.behind = (char *)behind;
-    if (word == TURN_READY || word == TURN_TAKEN)
+    if (word == TICKET_READY || word == TICKET_TAKEN)
         watch(order);
-    status = work_send(order->in ? order->in->peer : order->out->work, RDT_PEER_PULL_TURN, &message.base, &err);
-    if (status == RDT_OK || status == RDT_PEER_LOST || word == TURN_WAITING)
+    status = peer_session_send(order->in ? order->in->peer : order->out->session, RDT_PEER_PULL_TURN, &message.base, &err);
+    if (status == RDT_OK || status == RDT_PEER_LOST || word == TICKET_WAITING)
         return; /* a link that is down ends it soon enough */
     if (order->in)
         transfer_fail_err(order->in, &err);
     else
-        outgoing_fail(order->out, &err);
+        serve_fail(order->out, &err);
 }
 
-static void say(struct turn *turn, enum turn_word word)
+static void say(struct ticket *turn, enum ticket_word word)
 {
     say_with(order_of(turn), word, "");
 }
@@ -160,7 +160,7 @@ static void watch_sends(struct order *order)
     (void)deadline_set(order->out->transfers->deadlines, &order->out->deadline, timeout_ns + timeout_ns / 4);
 }
 
-void order_out_on_stall(struct outgoing *out)
+void order_out_on_stall(struct serve *out)
 {
     struct order *order = out->record.order;
     struct rdt_error err;
@@ -172,12 +172,12 @@ void order_out_on_stall(struct outgoing *out)
     }
     (void)rdt_error_set(&err, RDT_TRANSPORT,
                         "%s at the owner: the reader took nothing for %.1f s (stall_timeout) after %llu of %llu bytes",
-                        out->via->transport->name, (double)out->transfers->options->stall_timeout_ns / 1e9,
+                        out->connection->transport->name, (double)out->transfers->options->stall_timeout_ns / 1e9,
                         (unsigned long long)out->record.bytes_done, (unsigned long long)out->stream_bytes);
-    outgoing_fail(out, &err);
+    serve_fail(out, &err);
 }
 
-static void post(struct turn *turn)
+static void post(struct ticket *turn)
 {
     struct order *order = order_of(turn);
 
@@ -186,20 +186,20 @@ static void post(struct turn *turn)
         return;
     }
     watch_sends(order);
-    outgoing_set_state(order->out, OUTGOING_SENDING);
-    outgoing_go_on(order->out);
+    serve_set_state(order->out, SERVE_SENDING);
+    serve_go_on(order->out);
 }
 
-static const struct turn_events events = {.say = say, .post = post};
+static const struct ticket_events events = {.say = say, .post = post};
 
 static void on_ready(struct deadline *deadline)
 {
     struct transfers *transfers = container_of(deadline, struct transfers, turns_ready);
 
-    turns_run(&transfers->turns);
+    tickets_run(&transfers->turns);
 }
 
-static void on_some_ready(struct turns *turns)
+static void on_some_ready(struct tickets *turns)
 {
     struct transfers *transfers = container_of(turns, struct transfers, turns);
 
@@ -219,24 +219,24 @@ static bool goes_on(const struct order *order)
     const struct transfer *in = order->in;
 
     if (!in)
-        return order->out->sm.state == OUTGOING_TURN || order->out->sm.state == OUTGOING_SENDING;
-    return in->failed == RDT_OK && !in->rewind && (in->sm.state == TRANSFER_TURN || in->sm.state == TRANSFER_MOVE);
+        return order->out->sm.state == SERVE_TURN || order->out->sm.state == SERVE_SENDING;
+    return in->failed == RDT_OK && !in->rewind && (in->sm.state == TRANSFER_TICKET || in->sm.state == TRANSFER_MOVE);
 }
 
 static void on_tick(struct deadline *deadline)
 {
     struct transfers *transfers = container_of(deadline, struct transfers, turns_tick);
 
-    turns_run(&transfers->turns); /* in case there was no memory to do it at once */
+    tickets_run(&transfers->turns); /* in case there was no memory to do it at once */
     list_for_each (node, &transfers->turns.all) {
-        struct order *order = order_of(container_of(node, struct turn, link));
+        struct order *order = order_of(container_of(node, struct ticket, link));
         char text[sizeof order->there];
         if (!stands_behind(&order->turn) || !goes_on(order))
             continue;
         describe(order, text, sizeof text);
-        say_with(order, TURN_WAITING, text);
+        say_with(order, TICKET_WAITING, text);
         if (order->in)
-            transfer_copy_moved(order->in); /* it is not the copy that stands still */
+            transfer_replica_moved(order->in); /* it is not the copy that stands still */
     }
     if (!list_empty(&transfers->turns.all))
         tick_later(transfers);
@@ -244,7 +244,7 @@ static void on_tick(struct deadline *deadline)
 
 void transfers_init_turns(struct transfers *transfers)
 {
-    turns_init(&transfers->turns, on_some_ready);
+    tickets_init(&transfers->turns, on_some_ready);
     transfers->turns_ready.on_passed = on_ready;
     transfers->turns_tick.on_passed = on_tick;
 }
@@ -256,28 +256,28 @@ void order_leave(struct transfer_record *record)
     record->order = NULL;
     if (!order)
         return;
-    turn_leave(&order->turn);
+    ticket_leave(&order->turn);
     free(order);
 }
 
-static enum rdt_status begin(struct order **order_p, struct transfer *in, struct outgoing *out, const struct peer_transport *pt,
+static enum rdt_status begin(struct order **order_p, struct transfer *in, struct serve *out, const struct peer_transport *pt,
                              const struct queue_names *names, struct rdt_error *err)
 {
-    struct transfers *transfers = pt->work->transfers;
+    struct transfers *transfers = pt->session->transfers;
     struct order *order;
     enum rdt_status status;
 
     if (names->too_many)
         return rdt_error_set(err, RDT_UNSUPPORTED,
                              "%s: its memory is in more than %u ordered queues, or one has too long a name",
-                             pt->transport->name, TURN_MAX_QUEUES);
+                             pt->transport->name, TICKET_MAX_QUEUES);
     order = calloc(1, sizeof *order);
     if (!order)
         return rdt_error_set(err, RDT_NO_MEMORY, "no memory for a turn of %s", pt->transport->name);
     order->in = in;
     order->out = out;
     status =
-        turn_init(&order->turn, &transfers->turns, &events, out, turn_is_first(transfers->node->uuid, pt->work->peer->uuid),
+        ticket_init(&order->turn, &transfers->turns, &events, out, ticket_is_first(transfers->node->uuid, pt->session->peer->uuid),
                   pt->transport->name, names->name, names->n, err);
     if (status != RDT_OK) {
         free(order);
@@ -293,33 +293,33 @@ enum rdt_status order_in_begin(struct transfer *transfer, struct rdt_error *err)
 {
     struct queue_names names = {.n = 0};
 
-    names_of_reader(&names, transfer, transfer->via);
-    return begin(&transfer->record.order, transfer, NULL, transfer->via, &names, err);
+    names_of_reader(&names, transfer, transfer->connection);
+    return begin(&transfer->record.order, transfer, NULL, transfer->connection, &names, err);
 }
 
-enum rdt_status order_out_begin(struct outgoing *out, struct rdt_error *err)
+enum rdt_status order_out_begin(struct serve *out, struct rdt_error *err)
 {
     struct queue_names names = {.n = 0};
     enum rdt_status status;
 
-    names_of_owner(&names, out, out->via);
-    status = begin(&out->record.order, NULL, out, out->via, &names, err);
+    names_of_owner(&names, out, out->connection);
+    status = begin(&out->record.order, NULL, out, out->connection, &names, err);
     if (status == RDT_OK) {
-        outgoing_set_state(out, OUTGOING_TURN);
-        turn_begin(&out->record.order->turn);
+        serve_set_state(out, SERVE_TURN);
+        ticket_begin(&out->record.order->turn);
     }
     return status;
 }
 
 void order_receives_stand(struct transfer *transfer)
 {
-    turn_receives_stand(&transfer->record.order->turn);
+    ticket_receives_stand(&transfer->record.order->turn);
 }
 
 void order_give(const struct transfer_record *record)
 {
     if (record->order)
-        turn_give(&record->order->turn);
+        ticket_give(&record->order->turn);
 }
 
 bool order_stands_behind(const struct transfer_record *record)
@@ -333,7 +333,7 @@ static void fail(struct order *order, struct rdt_error *err)
     if (order->in)
         transfer_fail_err(order->in, err);
     else
-        outgoing_fail(order->out, err);
+        serve_fail(order->out, err);
 }
 
 /* The other end stands behind others there. False: for too long, and the transfer has failed. */
@@ -349,7 +349,7 @@ static bool may_wait_on(struct order *order)
         order->holds_since_ns = 0;
         order->bytes_seen = bytes;
     }
-    if (!turn_holds_up(&order->turn))
+    if (!ticket_holds_up(&order->turn))
         order->holds_since_ns = 0;
     else if (!order->holds_since_ns)
         order->holds_since_ns = now_ns;
@@ -367,7 +367,7 @@ static bool may_wait_on(struct order *order)
 static void hear(struct order *order, const Rdt__Pb__PullTurn *message)
 {
     struct deadline *deadline = order->in ? &order->in->stall : &order->out->deadline;
-    bool waited_for = order->in || order->out->sm.state == OUTGOING_SENDING || order->turn.sm.state != TURN_QUEUED;
+    bool waited_for = order->in || order->out->sm.state == SERVE_SENDING || order->turn.sm.state != TICKET_QUEUED;
     struct rdt_error err;
 
     text_copy(order->there, sizeof order->there, message->behind);
@@ -377,20 +377,20 @@ static void hear(struct order *order, const Rdt__Pb__PullTurn *message)
             return;
         watch(order);
         if (order->in)
-            transfer_copy_moved(order->in);
+            transfer_replica_moved(order->in);
         return;
     }
     order->waits_since_ns = 0;
     deadline_unset(transfers_of(order)->deadlines, deadline);
-    if (turn_hear(&order->turn, (enum turn_word)message->word, &err) != RDT_OK)
+    if (ticket_hear(&order->turn, (enum ticket_word)message->word, &err) != RDT_OK)
         fail(order, &err); /* else the transfer may have ended */
 }
 
-void order_on_turn(struct peer_work *work, const Rdt__Pb__PullTurn *message)
+void order_on_turn(struct peer_session *session, const Rdt__Pb__PullTurn *message)
 {
-    struct transfer *in = message->from_owner ? map_get_u64(&work->transfers->by_id, message->transfer) : NULL;
-    struct outgoing *out = message->from_owner ? NULL : map_get_u64(&work->outgoing, message->transfer);
-    struct order *order = in && in->peer == work ? in->record.order : out ? out->record.order : NULL;
+    struct transfer *in = message->from_owner ? map_get_u64(&session->transfers->by_id, message->transfer) : NULL;
+    struct serve *out = message->from_owner ? NULL : map_get_u64(&session->serves, message->transfer);
+    struct order *order = in && in->peer == session ? in->record.order : out ? out->record.order : NULL;
 
     if (order && goes_on(order))
         hear(order, message);
@@ -409,6 +409,6 @@ void record_waits_for(const struct transfer_record *record, char text_p[RECORD_W
         describe(order, text_p, RECORD_WAITS_BYTES);
     else if (order->there[0] != '\0' && uv_hrtime() - order->said_ns < 3 * (uint64_t)TICK_NS)
         (void)snprintf(text_p, RECORD_WAITS_BYTES, "on node %.64s it is %s", record->peer, order->there);
-    else if (!turn_has_posted(&order->turn))
+    else if (!ticket_has_posted(&order->turn))
         (void)snprintf(text_p, RECORD_WAITS_BYTES, "for the turn of node %.64s", record->peer);
 }

@@ -6,36 +6,36 @@
 #include "daemon/transfers/transfer_broadcast.h"
 #include "daemon/transfers/transfer_impl.h"
 
-struct peer_work *peer_work_get(struct transfers *transfers, struct peer *peer)
+struct peer_session *peer_session_get(struct transfers *transfers, struct peer *peer)
 {
-    struct peer_work *work = peer->upper;
+    struct peer_session *session = peer->session;
 
-    if (work)
-        return work;
-    work = calloc(1, sizeof *work);
-    if (!work)
+    if (session)
+        return session;
+    session = calloc(1, sizeof *session);
+    if (!session)
         return NULL;
-    work->transfers = transfers;
-    work->peer = peer;
-    list_init(&work->pending);
-    list_init(&work->incoming);
-    list_init(&work->transports);
-    list_init(&work->in_groups);
-    list_init(&work->parts);
-    list_init(&work->keeps);
-    list_init(&work->kept_before);
-    map_init(&work->outgoing);
-    peer->upper = work;
-    list_append(&transfers->works, &work->link);
-    return work;
+    session->transfers = transfers;
+    session->peer = peer;
+    list_init(&session->pending);
+    list_init(&session->incoming);
+    list_init(&session->transports);
+    list_init(&session->in_groups);
+    list_init(&session->parts);
+    list_init(&session->replica_entries);
+    list_init(&session->lost_entries);
+    map_init(&session->serves);
+    peer->session = session;
+    list_append(&transfers->sessions, &session->link);
+    return session;
 }
 
-enum rdt_status work_send(struct peer_work *work, enum rdt_peer_message type, const ProtobufCMessage *message,
+enum rdt_status peer_session_send(struct peer_session *session, enum rdt_peer_message type, const ProtobufCMessage *message,
                           struct rdt_error *err)
 {
-    if (work->transfers->closing)
+    if (session->transfers->closing)
         return rdt_error_set(err, RDT_SHUTTING_DOWN, "the daemon is shutting down");
-    return peer_send(work->peer, type, message, err);
+    return peer_send(session->peer, type, message, err);
 }
 
 /* Takes the first transfer of `from` over into `to`; NULL: none is left. Lists of transfers are walked so where the end of one may
@@ -52,33 +52,33 @@ static struct transfer *take_over(struct list *from, struct list *to)
 }
 
 /* The link is up. What is queued behind a question has its turn when that is answered. */
-static void ask_pending(struct peer_work *work)
+static void ask_pending(struct peer_session *session)
 {
     struct list now;
     struct transfer *transfer;
 
     list_init(&now);
-    list_splice(&now, &work->pending);
-    while ((transfer = take_over(&now, &work->pending))) {
+    list_splice(&now, &session->pending);
+    while ((transfer = take_over(&now, &session->pending))) {
         if (transfer->sm.state != TRANSFER_LINK)
             continue;
         list_remove(&transfer->by_peer);
-        list_append(&work->incoming, &transfer->by_peer);
+        list_append(&session->incoming, &transfer->by_peer);
         transfer_in_ask(transfer);
     }
 }
 
 void transfers_peer_up(struct transfers *transfers, struct peer *peer)
 {
-    struct peer_work *work = peer_work_get(transfers, peer);
+    struct peer_session *session = peer_session_get(transfers, peer);
 
-    if (!work || transfers->closing)
+    if (!session || transfers->closing)
         return;
-    peer_transports_up(work);
-    keepers_link_up(work);
-    replicas_peer_up(&transfers->replicas, work);
-    broadcasts_peer_up(work);
-    ask_pending(work);
+    peer_transports_up(session);
+    replica_directory_link_up(session);
+    replicas_peer_up(&transfers->replicas, session);
+    broadcasts_peer_up(session);
+    ask_pending(session);
 }
 
 bool transfers_believe(const struct transfers *transfers, const Rdt__Pb__Requester *requester, struct owner *owner_p,
@@ -103,7 +103,7 @@ bool transfers_believe(const struct transfers *transfers, const Rdt__Pb__Request
 /* What waits for the link of one waits for the other's: one node, known by two addresses. */
 void transfers_peer_merged(struct transfers *transfers, struct peer *from, struct peer *into)
 {
-    struct peer_work *old = from->upper, *work = old ? peer_work_get(transfers, into) : NULL;
+    struct peer_session *old = from->session, *work = old ? peer_session_get(transfers, into) : NULL;
 
     while (work && !list_empty(&old->pending)) {
         struct transfer *transfer = container_of(list_first(&old->pending), struct transfer, by_peer);
@@ -138,24 +138,24 @@ static void fail_each(struct list *transfers, const struct rdt_error *why)
 }
 
 /* One question at a time: who comes while it is under way needs the next, for the node may have gone since it answered. */
-static void ask(struct peer_work *work)
+static void ask(struct peer_session *session)
 {
-    work->asked++;
-    work->answer_due = true;
-    peer_ask(work->peer);
+    session->asked++;
+    session->answer_due = true;
+    peer_ask(session->peer);
 }
 
-void peer_work_doubt(struct transfer *transfer)
+void peer_session_doubt(struct transfer *transfer)
 {
     struct transfers *transfers = transfer->transfers;
-    struct peer_work *work = transfer->peer;
+    struct peer_session *session = transfer->peer;
     int64_t patience_ns = 2 * (int64_t)transfers->options->peer_timeout_ns;
 
-    if (work->answer_due) {
-        transfer->asked = work->asked + 1;
+    if (session->answer_due) {
+        transfer->asked = session->asked + 1;
     } else {
-        ask(work);
-        transfer->asked = work->asked;
+        ask(session);
+        transfer->asked = session->asked;
     }
     (void)deadline_set(transfers->deadlines, &transfer->stall,
                        patience_ns); /* for a node that says this and that, but no pong */
@@ -163,71 +163,71 @@ void peer_work_doubt(struct transfer *transfer)
 
 void transfers_peer_answer(struct transfers *transfers, struct peer *peer)
 {
-    struct peer_work *work = peer->upper;
+    struct peer_session *session = peer->session;
     struct transfer *transfer;
     bool again = false;
     struct list now;
 
-    if (!work || transfers->closing)
+    if (!session || transfers->closing)
         return;
-    work->answer_due = false;
+    session->answer_due = false;
     list_init(&now);
-    list_splice(&now, &work->incoming);
-    while ((transfer = take_over(&now, &work->incoming))) {
+    list_splice(&now, &session->incoming);
+    while ((transfer = take_over(&now, &session->incoming))) {
         if (transfer->asked == 0)
             continue;
-        if (transfer->asked > work->asked)
+        if (transfer->asked > session->asked)
             again = true;
         else
             transfer_in_judge(transfer);
     }
-    if (again && !work->answer_due)
-        ask(work);
+    if (again && !session->answer_due)
+        ask(session);
 }
 
-void peer_work_connected(struct peer_transport *pt)
+void peer_session_connected(struct peer_transport *pt)
 {
-    struct peer_work *work = pt->work;
+    struct peer_session *session = pt->session;
     struct transfer *transfer;
     struct list now;
 
     list_init(&now);
-    list_splice(&now, &work->incoming);
-    while ((transfer = take_over(&now, &work->incoming)))
+    list_splice(&now, &session->incoming);
+    while ((transfer = take_over(&now, &session->incoming)))
         transfer_in_connected(transfer, pt);
 }
 
-void peer_work_refused(struct peer_transport *pt)
+void peer_session_refused(struct peer_transport *pt)
 {
-    struct peer_work *work = pt->work;
+    struct peer_session *session = pt->session;
     struct transfer *transfer;
     struct list now;
 
     list_init(&now);
-    list_splice(&now, &work->incoming);
-    while ((transfer = take_over(&now, &work->incoming)))
+    list_splice(&now, &session->incoming);
+    while ((transfer = take_over(&now, &session->incoming)))
         transfer_in_refused(transfer, pt);
 }
 
-static void work_fail(struct peer_work *work, const struct rdt_error *why)
+static void work_fail(struct peer_session *session, const struct rdt_error *why)
 {
-    work->answer_due = false;
-    peer_transports_down(work);
-    fail_each(&work->pending, why);
-    fail_each(&work->incoming, why);
-    transfer_parts_link_down(work, why);
-    broadcasts_link_down(work, why);
-    outgoing_link_down(work);
-    keepers_link_down(work);
+    session->answer_due = false;
+    peer_transports_down(session);
+    fail_each(&session->pending, why);
+    fail_each(&session->incoming, why);
+    transfer_members_link_down(session, why);
+    broadcasts_link_down(session, why);
+    serve_link_down(session);
+    replica_directory_link_down(session);
 }
 
 void transfers_peer_down(struct transfers *transfers, struct peer *peer, const struct rdt_error *why)
 {
-    struct peer_work *work = peer->upper;
+    struct peer_session *session = peer->session;
 
     (void)transfers;
-    if (work)
-        work_fail(work, why);
+    if (session)
+        work_fail(session, why);
 }
 
 void transfers_check_closed(struct transfers *transfers)
@@ -236,8 +236,8 @@ void transfers_check_closed(struct transfers *transfers)
 
     if (!transfers->closing || !transfers->on_closed)
         return;
-    list_for_each (node, &transfers->works) {
-        if (!peer_transports_closed(container_of(node, struct peer_work, link)))
+    list_for_each (node, &transfers->sessions) {
+        if (!peer_transports_closed(container_of(node, struct peer_session, link)))
             return;
     }
     on_closed = transfers->on_closed;
@@ -250,120 +250,120 @@ void transfers_close(struct transfers *transfers, void (*on_closed)(void *arg), 
     struct rdt_error err;
 
     (void)rdt_error_set(&err, RDT_SHUTTING_DOWN, "the daemon is shutting down");
-    outgoing_shut_down(transfers, &err);
+    serve_shut_down(transfers, &err);
     broadcasts_close(transfers, &err);
     transfers->closing = true;
     transfers->on_closed = on_closed;
     transfers->closed_arg = arg;
-    list_for_each (node, &transfers->works)
-        work_fail(container_of(node, struct peer_work, link), &err);
+    list_for_each (node, &transfers->sessions)
+        work_fail(container_of(node, struct peer_session, link), &err);
     replicas_close(&transfers->replicas);
     transfers_check_closed(transfers);
 }
 
-typedef enum rdt_status (*handler)(struct peer_work *work, const void *message, struct rdt_error *err);
+typedef enum rdt_status (*handler)(struct peer_session *session, const void *message, struct rdt_error *err);
 
-static enum rdt_status on_offer(struct peer_work *work, const void *message, struct rdt_error *err)
+static enum rdt_status on_offer(struct peer_session *session, const void *message, struct rdt_error *err)
 {
-    return peer_transport_on_offer(work, message, err);
+    return peer_transport_on_offer(session, message, err);
 }
 
-static enum rdt_status on_pull(struct peer_work *work, const void *message, struct rdt_error *err)
+static enum rdt_status on_pull(struct peer_session *session, const void *message, struct rdt_error *err)
 {
-    return outgoing_on_pull(work, message, err);
+    return serve_on_pull(session, message, err);
 }
 
-static enum rdt_status on_meta(struct peer_work *work, const void *message, struct rdt_error *err)
+static enum rdt_status on_meta(struct peer_session *session, const void *message, struct rdt_error *err)
 {
     (void)err;
-    transfer_in_on_meta(work, message);
+    transfer_in_on_meta(session, message);
     return RDT_OK;
 }
 
-static enum rdt_status on_parked(struct peer_work *work, const void *message, struct rdt_error *err)
+static enum rdt_status on_parked(struct peer_session *session, const void *message, struct rdt_error *err)
 {
     (void)err;
-    transfer_in_on_parked(work, message);
+    transfer_in_on_parked(session, message);
     return RDT_OK;
 }
 
-static enum rdt_status on_credit(struct peer_work *work, const void *message, struct rdt_error *err)
+static enum rdt_status on_credit(struct peer_session *session, const void *message, struct rdt_error *err)
 {
     (void)err;
-    outgoing_on_credit(work, message);
+    serve_on_credit(session, message);
     return RDT_OK;
 }
 
-static enum rdt_status on_start(struct peer_work *work, const void *message, struct rdt_error *err)
+static enum rdt_status on_start(struct peer_session *session, const void *message, struct rdt_error *err)
 {
     (void)err;
-    outgoing_on_start(work, message);
+    serve_on_start(session, message);
     return RDT_OK;
 }
 
-static enum rdt_status on_turn(struct peer_work *work, const void *message, struct rdt_error *err)
+static enum rdt_status on_turn(struct peer_session *session, const void *message, struct rdt_error *err)
 {
     (void)err;
-    order_on_turn(work, message);
+    order_on_turn(session, message);
     return RDT_OK;
 }
 
-static enum rdt_status on_keys(struct peer_work *work, const void *message, struct rdt_error *err)
+static enum rdt_status on_keys(struct peer_session *session, const void *message, struct rdt_error *err)
 {
     (void)err;
-    transfer_in_on_keys(work, message);
+    transfer_in_on_keys(session, message);
     return RDT_OK;
 }
 
-static enum rdt_status on_end(struct peer_work *work, const void *message, struct rdt_error *err)
+static enum rdt_status on_end(struct peer_session *session, const void *message, struct rdt_error *err)
 {
     const Rdt__Pb__PullEnd *end = message;
 
     (void)err;
     if (end->from_owner)
-        transfer_in_on_end(work, end);
+        transfer_in_on_end(session, end);
     else
-        outgoing_on_end(work, end);
+        serve_on_end(session, end);
     return RDT_OK;
 }
 
-static enum rdt_status on_abort(struct peer_work *work, const void *message, struct rdt_error *err)
+static enum rdt_status on_abort(struct peer_session *session, const void *message, struct rdt_error *err)
 {
     (void)err;
-    outgoing_on_abort(work, message);
+    serve_on_abort(session, message);
     return RDT_OK;
 }
 
-static enum rdt_status on_aborted(struct peer_work *work, const void *message, struct rdt_error *err)
+static enum rdt_status on_aborted(struct peer_session *session, const void *message, struct rdt_error *err)
 {
-    (void)work; /* the reader's memory waits for its own engine, not for this */
+    (void)session; /* the reader's memory waits for its own engine, not for this */
     (void)message;
     (void)err;
     return RDT_OK;
 }
 
-static enum rdt_status on_copies(struct peer_work *work, const void *message, struct rdt_error *err)
+static enum rdt_status on_copies(struct peer_session *session, const void *message, struct rdt_error *err)
 {
     (void)err;
-    keepers_on_news(&work->transfers->keepers, work, message);
-    replicas_on_news(&work->transfers->replicas, work, message);
+    replica_directory_on_news(&session->transfers->directory, session, message);
+    replicas_on_news(&session->transfers->replicas, session, message);
     return RDT_OK;
 }
 
-static enum rdt_status on_broadcast(struct peer_work *work, const void *message, struct rdt_error *err)
+static enum rdt_status on_broadcast(struct peer_session *session, const void *message, struct rdt_error *err)
 {
-    return transfer_part_on_ask(work, message, err);
+    return transfer_member_on_ask(session, message, err);
 }
 
-static enum rdt_status on_broadcast_word(struct peer_work *work, const void *message, struct rdt_error *err)
+static enum rdt_status on_broadcast_word(struct peer_session *session, const void *message, struct rdt_error *err)
 {
     const Rdt__Pb__BroadcastWord *word = message;
 
     (void)err;
     if (word->from_root)
-        transfer_part_on_over(work, word);
+        transfer_member_on_over(session, word);
     else
-        broadcast_on_word(work, word);
+        broadcast_on_word(session, word);
     return RDT_OK;
 }
 
@@ -391,9 +391,9 @@ static const struct {
 enum rdt_status transfers_peer_frame(struct transfers *transfers, struct peer *peer, const struct frame *frame,
                                      struct rdt_error *err)
 {
-    struct peer_work *work = peer_work_get(transfers, peer);
+    struct peer_session *session = peer_session_get(transfers, peer);
 
-    if (!work)
+    if (!session)
         return rdt_error_set(err, RDT_NO_MEMORY, "no memory for node %s", peer->name);
     if (transfers->closing)
         return RDT_OK;
@@ -408,7 +408,7 @@ enum rdt_status transfers_peer_frame(struct transfers *transfers, struct peer *p
         status = arena_unpack(&arena, handlers[i].descriptor, frame->payload, frame->length, handlers[i].descriptor->short_name,
                               &message, err);
         if (status == RDT_OK)
-            status = handlers[i].on_message(work, message, err);
+            status = handlers[i].on_message(session, message, err);
         else
             rdt_error_prefix(err, "node %s", peer->name);
         arena_fini(&arena);
@@ -419,17 +419,17 @@ enum rdt_status transfers_peer_frame(struct transfers *transfers, struct peer *p
 
 void transfers_peer_summary(const struct peer *peer, struct peer_summary *summary)
 {
-    const struct peer_work *work = peer->upper;
+    const struct peer_session *session = peer->session;
 
     *summary = (struct peer_summary){0};
-    if (!work)
+    if (!session)
         return;
-    summary->transfers_in = work->n_in;
-    summary->transfers_out = work->n_out;
-    summary->bytes_in = work->bytes_in;
-    summary->bytes_out = work->bytes_out;
-    summary->fell_back = work->fell_back;
-    list_for_each (node, &work->transports) {
+    summary->transfers_in = session->n_in;
+    summary->transfers_out = session->n_out;
+    summary->bytes_in = session->bytes_in;
+    summary->bytes_out = session->bytes_out;
+    summary->fell_back = session->fell_back;
+    list_for_each (node, &session->transports) {
         const struct peer_transport *pt = container_of(node, struct peer_transport, link);
         if (pt->sm.state != PT_CONNECTED) {
             if (peer->state == PEER_UP && summary->n_unusable < PATH_MAX_CANDIDATES) {

@@ -35,12 +35,12 @@ static bool is_same_text(const char *a, const char *b)
 }
 
 /* NULL: there is none. One that does not fit is like no other. */
-static const char *keep_text(char kept[192], const char *text)
+static const char *keep_text(char replicated[192], const char *text)
 {
     if (!text)
         return NULL;
-    text_copy(kept, 192, text);
-    return kept;
+    text_copy(replicated, 192, text);
+    return replicated;
 }
 
 static bool is_same(const struct path_query *a, const struct path_query *b)
@@ -54,7 +54,7 @@ enum rdt_status record_decide(struct transfers *transfers, struct transfer_recor
                               struct rdt_error *err)
 {
     bool common = is_common(query);
-    struct path_decision decision, *kept;
+    struct path_decision decision, *replicated;
     enum rdt_status status;
     size_t bytes;
 
@@ -66,20 +66,20 @@ enum rdt_status record_decide(struct transfers *transfers, struct transfer_recor
     }
     status = path_choose(query, &decision, err);
     bytes = offsetof(struct path_decision, candidates) + decision.n * sizeof decision.candidates[0];
-    kept = malloc(bytes);
-    if (!kept)
+    replicated = malloc(bytes);
+    if (!replicated)
         return status == RDT_OK ? rdt_error_set(err, RDT_NO_MEMORY, "no memory for the transfer") : status;
-    memcpy(kept, &decision, bytes);
-    kept->refs = 1;
+    memcpy(replicated, &decision, bytes);
+    replicated->refs = 1;
     record_drop_decision(record->decision);
-    record->decision = kept;
+    record->decision = replicated;
     if (common && status == RDT_OK) {
         record_drop_decision(transfers->decision);
-        transfers->decision = kept;
+        transfers->decision = replicated;
         transfers->decided = *query;
         transfers->decided.show_why_not = keep_text(transfers->decided_show, query->show_why_not);
         transfers->decided.cow_why_not = keep_text(transfers->decided_cow, query->cow_why_not);
-        kept->refs++;
+        replicated->refs++;
     }
     return status;
 }
@@ -121,8 +121,8 @@ const struct transfer_record *transfers_next_active(const struct transfers *tran
     struct list *next = *cursor ? (*cursor)->next : transfers->active.next;
 
     if (next == &transfers->active)
-        next = transfers->outgoing.next;
-    if (next == &transfers->outgoing)
+        next = transfers->serves.next;
+    if (next == &transfers->serves)
         return NULL;
     *cursor = next;
     return container_of(next, struct transfer_record, link);

@@ -330,7 +330,7 @@ static enum rdt_status fill_landed(struct result *result, struct transfer *trans
 
     result_set_tensors(result, target->layout, true, client);
     if (!result_make_regions(result, target->n, true) ||
-        !(*hold_p = client_hold_regions(client, transfer->landing->regions, target->n)))
+        !(*hold_p = client_hold_regions(client, transfer->destination->regions, target->n)))
         return rdt_error_set(err, RDT_NO_MEMORY, "no memory for the answer");
     for (uint32_t i = 0; i < target->n && status == RDT_OK; i++) {
         struct region *region = target->uses[i].region;
@@ -345,7 +345,7 @@ static enum rdt_status fill_landed(struct result *result, struct transfer *trans
 static enum rdt_status fill_received(struct result *result, struct transfer *transfer, struct client *client,
                                      struct hold **hold_p, struct rdt_error *err)
 {
-    if (transfer->landed)
+    if (transfer->target_is_destination)
         return fill_landed(result, transfer, client, hold_p, err);
     if (transfer->target) {
         if (!result_make_regions(result, transfer->target->n, false))

@@ -71,19 +71,19 @@ void transfer_in_note_fall_back(struct transfer *transfer)
 {
     const struct path_decision *decision = transfer->record.decision;
     const struct path_candidate *chosen = record_chosen(&transfer->record), *better;
-    struct peer_work *work = transfer->peer;
-    char what[sizeof work->fell_back_to];
+    struct peer_session *session = transfer->peer;
+    char what[sizeof session->fell_back_to];
 
     if (transfer->fell_back || decision->passed_over < 0)
         return;
     better = &decision->candidates[decision->passed_over];
     transfer->fell_back = true;
-    work->fell_back++;
+    session->fell_back++;
     transfer->transfers->fell_back++;
     (void)snprintf(what, sizeof what, "%s instead of %s", chosen->name, better->name);
-    if (strcmp(what, work->fell_back_to) != 0)
-        log_info("node %s: objects come by %s: %s", work->peer->name, what, better->reason);
-    (void)snprintf(work->fell_back_to, sizeof work->fell_back_to, "%s", what);
+    if (strcmp(what, session->fell_back_to) != 0)
+        log_info("node %s: objects come by %s: %s", session->peer->name, what, better->reason);
+    (void)snprintf(session->fell_back_to, sizeof session->fell_back_to, "%s", what);
 }
 
 /* A piece's ends: each is the memory itself, or goes through host memory. */
@@ -108,14 +108,14 @@ void transfer_in_take_path(struct transfer *transfer)
     memcpy(transfer->record.path, chosen->name, sizeof chosen->name);
     transfer->is_inline = chosen->kind == PATH_INLINE;
     transfer->one_sided = chosen->one_sided;
-    if (transfer->whole)
+    if (transfer->parent)
         take_staging(transfer, chosen);
     if (!transfer->is_inline) {
-        transfer->via = peer_transport_find(transfer->peer, chosen->name);
-        if (!transfer->via) /* chosen a moment ago, and its side has been made */
-            transfer->via = transfer_group_side(
+        transfer->connection = peer_transport_find(transfer->peer, chosen->name);
+        if (!transfer->connection) /* chosen a moment ago, and its side has been made */
+            transfer->connection = transfer_group_side(
                 transfer, transfer_group_of(transfer, plugins_transport(transfer->transfers->plugins, chosen->name), NULL));
-        list_append(&transfer->via->users_in, &transfer->by_via);
+        list_append(&transfer->connection->users_in, &transfer->by_connection);
     }
 }
 
@@ -158,8 +158,8 @@ void transfer_in_early(struct transfer *transfer)
             }
             free(transfer->plan);
             transfer->plan = NULL;
-            list_remove(&transfer->by_via);
-            transfer->via = NULL;
+            list_remove(&transfer->by_connection);
+            transfer->connection = NULL;
         }
     }
     free(transfer->packed);

@@ -24,7 +24,7 @@
 #include "proto/wire_limits.h"
 #include "rdt.pb-c.h"
 
-#define TURN_NS INT64_C(300000000)
+#define TICKET_NS INT64_C(300000000)
 #define MAX_SAMPLES 1000000u
 #define REFS 16384u
 #define OBJECTS 64u
@@ -410,19 +410,19 @@ static void measure(struct flood *flood, unsigned kind, unsigned rounds, const c
         double idle50, idle99;
         unsigned long before = atomic_load(&flood->done);
 
-        put_and_free_for(conn, tensor, TURN_NS, samples);
+        put_and_free_for(conn, tensor, TICKET_NS, samples);
         idle50 = bench_percentile(samples->us, samples->n, 0.5);
         idle99 = bench_percentile(samples->us, samples->n, 0.99);
         flood_go(flood);
-        put_and_free_for(conn, tensor, TURN_NS / 3, samples); /* until it is under way */
-        put_and_free_for(conn, tensor, TURN_NS, samples);
+        put_and_free_for(conn, tensor, TICKET_NS / 3, samples); /* until it is under way */
+        put_and_free_for(conn, tensor, TICKET_NS, samples);
         bench_row(p50, suffix, "us", "lower", "null", bench_percentile(samples->us, samples->n, 0.5), idle50);
         bench_row(p99, suffix, "us", "lower", "3", bench_percentile(samples->us, samples->n, 0.99), idle99);
         set(&flood->state, STOP);
         flood_await(flood);
         if (floods[kind].run != never_reads && atomic_load(&flood->done) == before)
             (void)fprintf(stderr, "the flood of %s did nothing\n", floods[kind].name);
-        put_and_free_for(conn, tensor, TURN_NS / 6, samples); /* what is left of it is worked off */
+        put_and_free_for(conn, tensor, TICKET_NS / 6, samples); /* what is left of it is worked off */
     }
 }
 

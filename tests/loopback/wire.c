@@ -10,7 +10,7 @@
 
 #include "tests/loopback/loopback.h"
 
-#define TURN_BYTES ((uint64_t)1 << 20) /* moved for one channel before the next one's turn */
+#define TICKET_BYTES ((uint64_t)1 << 20) /* moved for one channel before the next one's turn */
 
 static socklen_t address_of(const char *name, struct sockaddr_un *address_p)
 {
@@ -231,7 +231,7 @@ static ssize_t read_some(struct channel *channel)
     at = channel->in_at - sizeof channel->in;
     left = payload_bytes(&channel->in) - at;
     if (channel->target && channel->target->state == OP_RUNNING)
-        return recv(channel->fd, loopback_address(channel->target->op) + at, left < TURN_BYTES ? left : TURN_BYTES, 0);
+        return recv(channel->fd, loopback_address(channel->target->op) + at, left < TICKET_BYTES ? left : TICKET_BYTES, 0);
     return recv(channel->fd, nowhere, left < sizeof nowhere ? left : sizeof nowhere, 0);
 }
 
@@ -239,7 +239,7 @@ static bool read_turn(struct transport *transport, struct channel *channel)
 {
     uint64_t moved = 0;
 
-    while (moved < TURN_BYTES) {
+    while (moved < TICKET_BYTES) {
         ssize_t n = read_some(channel);
 
         if (n < 0 && (errno == EAGAIN || errno == EINTR))
@@ -264,7 +264,7 @@ static bool write_turn(struct channel *channel)
 {
     uint64_t moved = 0;
 
-    while (channel->first && moved < TURN_BYTES) {
+    while (channel->first && moved < TICKET_BYTES) {
         struct message *message = channel->first;
         uint64_t frame_bytes = sizeof message->frame, total = frame_bytes + payload_bytes(&message->frame), left;
         bool in_frame = message->at < frame_bytes;
@@ -273,7 +273,7 @@ static bool write_turn(struct channel *channel)
         ssize_t n;
 
         left = (in_frame ? frame_bytes : total) - message->at;
-        n = send(channel->fd, from, left < TURN_BYTES ? left : TURN_BYTES, MSG_NOSIGNAL);
+        n = send(channel->fd, from, left < TICKET_BYTES ? left : TICKET_BYTES, MSG_NOSIGNAL);
         if (n < 0 && (errno == EAGAIN || errno == EINTR))
             return false;
         if (n < 0) {

@@ -48,7 +48,7 @@ static uint64_t publish_pattern(rdt *conn, const char *name, size_t bytes, uint3
     return version;
 }
 
-static uint64_t outgoing_of(const struct test_node *node, const char *state)
+static uint64_t serve_of(const struct test_node *node, const char *state)
 {
     struct transfer_view views[64];
     unsigned n = transfers_of(node, views, 64), found = 0;
@@ -312,7 +312,7 @@ Test(names_nodes, address_of_the_node_is_enough)
     must_ok(rdt_ref_from_text(text, &name, &err));
     requests[0] = start_one(reader, &name, LONG); /* the first to dial */
     requests[1] = start_one(reader, &alias, LONG);
-    wait_until(20 * SEC, outgoing_of(&c.node[0], "parked") == 2);
+    wait_until(20 * SEC, serve_of(&c.node[0], "parked") == 2);
     must(publish_pattern(owner, "weights", INLINE_BYTES, 1) == 1);
     must_ok(rdt_wait(reader, requests, 2, RDT_WAIT_ALL, LONG, NULL, NULL, &err));
     for (unsigned i = 0; i < 2; i++) {
@@ -359,12 +359,12 @@ Test(names_nodes, deadline_cancel_end_and_unpublish_while_waiting_across)
     told = start_one(reader, &next, LONG);
     left = start_one(gone, &next, LONG);
     must_be(RDT_TIMED_OUT, rdt_wait_put(reader, &next, 50 * MSEC, &err));
-    wait_until(20 * SEC, outgoing_of(&c.node[0], "parked") >= 1);
+    wait_until(20 * SEC, serve_of(&c.node[0], "parked") >= 1);
     must_be(RDT_TIMED_OUT, rdt_wait(reader, &timed, 1, 1, LONG, NULL, NULL, &err));
     rdt_cancel(cancelled);
     rdt_request_destroy(left);
     rdt_close(gone);
-    wait_until(20 * SEC, outgoing_of(&c.node[0], "parked") == 1); /* the owner has forgotten the others */
+    wait_until(20 * SEC, serve_of(&c.node[0], "parked") == 1); /* the owner has forgotten the others */
     must_ok(rdt_unpublish(owner, &name, &err));
     must_refuse(RDT_FREED, "after version 1", rdt_wait(reader, &told, 1, 1, LONG, NULL, NULL, &err));
     must_be(RDT_FREED, rdt_wait_put(reader, &next, LONG, &err));
@@ -401,7 +401,7 @@ Test(names_nodes, targets_are_filled_with_the_next_version)
     options.target_counts = counts;
     options.timeout_ns = LONG;
     must_ok(rdt_fetch_start(reader, &next, 1, &options, &request, &err));
-    wait_until(20 * SEC, outgoing_of(&c.node[0], "parked") == 1);
+    wait_until(20 * SEC, serve_of(&c.node[0], "parked") == 1);
     must(publish_pattern(owner, "weights", UCX_BYTES, 2) == 2);
     must_ok(rdt_wait(reader, &request, 1, 1, LONG, NULL, NULL, &err));
     must_ok(rdt_request_take_object(request, &object, &err));
@@ -430,7 +430,7 @@ Test(names_nodes, lost_node_ends_the_wait_and_versions_begin_anew)
     any = name_on(&c.node[0], "weights", 0);
     must(publish_pattern(owner, "weights", INLINE_BYTES, 1) == 1);
     request = start_one(reader, &next, LONG);
-    wait_until(20 * SEC, outgoing_of(&c.node[0], "parked") == 1);
+    wait_until(20 * SEC, serve_of(&c.node[0], "parked") == 1);
     node_kill(&c.node[0], SIGKILL);
     must_be(RDT_PEER_LOST, rdt_wait(reader, &request, 1, 1, LONG, NULL, NULL, &err));
     rdt_request_destroy(request);
@@ -439,7 +439,7 @@ Test(names_nodes, lost_node_ends_the_wait_and_versions_begin_anew)
     cluster_meet(&c);
     owner = node_client(&c.node[0], "owner");
     request = start_one(reader, &any, LONG);
-    wait_until(20 * SEC, outgoing_of(&c.node[0], "parked") == 1);
+    wait_until(20 * SEC, serve_of(&c.node[0], "parked") == 1);
     must(publish_pattern(owner, "weights", INLINE_BYTES, 9) == 1);
     must_ok(rdt_wait(reader, &request, 1, 1, LONG, NULL, NULL, &err));
     must_ok(rdt_request_take_object(request, &object, &err));
@@ -467,11 +467,11 @@ Test(names_nodes, cut_cable_ends_the_wait_on_both_ends)
     any = name_on(&c.node[0], "weights", 0);
     must(publish_pattern(owner, "weights", INLINE_BYTES, 1) == 1);
     request = start_one(reader, &next, LONG);
-    wait_until(20 * SEC, outgoing_of(&c.node[0], "parked") == 1);
+    wait_until(20 * SEC, serve_of(&c.node[0], "parked") == 1);
     net_cut(&c.net, 0);
     must_be(RDT_PEER_LOST, rdt_wait(reader, &request, 1, 1, LONG, NULL, NULL, &err));
     rdt_request_destroy(request);
-    wait_until(20 * SEC, outgoing_of(&c.node[0], "parked") == 0);
+    wait_until(20 * SEC, serve_of(&c.node[0], "parked") == 0);
     must(publish_pattern(owner, "weights", INLINE_BYTES, 2) == 2);
     net_restore(&c.net, 0);
     cluster_meet(&c);

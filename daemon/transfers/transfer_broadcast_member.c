@@ -6,7 +6,7 @@
  *     |                                       `-------- whole ------> word
  *     `--- a whole one is here -------------------------------------> word
  *
- * PULLING is a transfer that no client waits for (transfer->part), in the group, from the root itself. What else wants the object here
+ * PULLING is a transfer that no client waits for (transfer->member), in the group, from the root itself. What else wants the object here
  * meanwhile waits for the same copy (replica.h); if then the broadcast comes to nothing, that transfer goes on as an ordinary one.
  */
 #include <stdio.h>
@@ -20,13 +20,13 @@
 
 #define PARTS_MAX 1024u /* of one root at a time */
 
-struct part {
+struct broadcast_member {
     struct list link; /* in root->parts */
-    struct peer_work *root;
+    struct peer_session *root;
     uint64_t number;
     uint8_t token[16]; /* of the group */
     uint32_t epoch;
-    bool together;
+    bool collective;
     uint64_t chunk_bytes;
     struct account *account; /* the owner's: a reference, charged for one transfer */
     struct rdt_ref ref;
@@ -35,9 +35,9 @@ struct part {
     struct deadline again;
 };
 
-static void begin(struct part *part);
+static void begin(struct broadcast_member *part);
 
-static void say(struct peer_work *root, uint64_t number, const struct rdt_error *why, bool declined)
+static void say(struct peer_session *root, uint64_t number, const struct rdt_error *why, bool declined)
 {
     Rdt__Pb__BroadcastWord word = RDT__PB__BROADCAST_WORD__INIT;
 
@@ -47,13 +47,13 @@ static void say(struct peer_work *root, uint64_t number, const struct rdt_error 
         word.status = why->status;
         word.message = (char *)why->msg;
     }
-    (void)work_send(root, RDT_PEER_BROADCAST_WORD, &word.base, NULL); /* link down: the root knows */
+    (void)peer_session_send(root, RDT_PEER_BROADCAST_WORD, &word.base, NULL); /* link down: the root knows */
 }
 
-static void part_free(struct part *part)
+static void part_free(struct broadcast_member *part)
 {
     if (part->transfer)
-        part->transfer->part = NULL;
+        part->transfer->member = NULL;
     deadline_unset(part->root->transfers->deadlines, &part->again);
     list_remove(&part->waiting.link);
     list_remove(&part->link);
@@ -64,7 +64,7 @@ static void part_free(struct part *part)
 }
 
 /* NULL: well. */
-static void finish(struct part *part, const struct rdt_error *why)
+static void finish(struct broadcast_member *part, const struct rdt_error *why)
 {
     if (why)
         log_debug("broadcast %llu of node %s: no copy here: %s", (unsigned long long)part->number, part->root->peer->name,
@@ -73,7 +73,7 @@ static void finish(struct part *part, const struct rdt_error *why)
     part_free(part);
 }
 
-static void decline(struct part *part)
+static void decline(struct broadcast_member *part)
 {
     say(part->root, part->number, NULL, true);
     part_free(part);
@@ -83,25 +83,25 @@ static void decline(struct part *part)
 
 static void on_again(struct deadline *deadline)
 {
-    begin(container_of(deadline, struct part, again));
+    begin(container_of(deadline, struct broadcast_member, again));
 }
 
 /* When the loop turns: this is the middle of another transfer's end. */
 static void on_copy_end(struct replica_waiter *waiter)
 {
-    struct part *part = container_of(waiter, struct part, waiting);
+    struct broadcast_member *part = container_of(waiter, struct broadcast_member, waiting);
 
     part->again.on_passed = on_again;
     (void)deadline_set(part->root->transfers->deadlines, &part->again, 0);
 }
 
 /* There is a copy. */
-static void use(struct part *part, struct replica *replica)
+static void use(struct broadcast_member *part, struct replica *replica)
 {
     if (!replica->filling) {
         replica_used(replica);
         finish(part, NULL);
-    } else if (part->together) {
+    } else if (part->collective) {
         decline(part); /* it cannot be filled twice */
     } else {
         part->waiting.on_end = on_copy_end;
@@ -111,7 +111,7 @@ static void use(struct part *part, struct replica *replica)
 
 /* ---- pulling ---- */
 
-static void pull(struct part *part)
+static void pull(struct broadcast_member *part)
 {
     struct transfers *transfers = part->root->transfers;
     struct group *group = group_by_token(transfers->groups, part->token, sizeof part->token);
@@ -130,10 +130,10 @@ static void pull(struct part *part)
         return;
     }
     part->transfer = transfer;
-    transfer->part = part;
-    transfer->together = part->together;
+    transfer->member = part;
+    transfer->collective = part->collective;
     transfer->keeps = transfer->no_redirect = true;
-    transfer->chunk_bytes = part->together ? part->chunk_bytes : 0;
+    transfer->chunk_bytes = part->collective ? part->chunk_bytes : 0;
     text_copy(transfer->wish_transport, sizeof transfer->wish_transport, group->transport->name);
     text_copy(transfer->wish_group, sizeof transfer->wish_group, group->name);
     transfer->record.direction = "in";
@@ -143,7 +143,7 @@ static void pull(struct part *part)
     transfer_in_pull_from(transfer, part->root);
 }
 
-static void begin(struct part *part)
+static void begin(struct broadcast_member *part)
 {
     struct replica *replica = replica_find(&part->root->transfers->replicas, part->ref.node, part->ref.generation);
 
@@ -155,39 +155,39 @@ static void begin(struct part *part)
 
 /* ---- of its transfer ---- */
 
-struct group *transfer_part_group(const struct transfer *transfer)
+struct group *transfer_member_group(const struct transfer *transfer)
 {
-    const struct part *part = transfer->part;
+    const struct broadcast_member *part = transfer->member;
     struct group *group = group_by_token(transfer->transfers->groups, part->token, sizeof part->token);
 
     return group && group->sm.state != GROUP_ENDING && group->epoch == part->epoch ? group : NULL;
 }
 
-uint64_t transfer_part_number(const struct transfer *transfer)
+uint64_t transfer_member_number(const struct transfer *transfer)
 {
-    return transfer->part ? transfer->part->number : 0;
+    return transfer->member ? transfer->member->number : 0;
 }
 
 /* The pull has found a copy here: another fetch was faster, or one from before may serve again. */
-static void give_way(struct transfer *transfer, struct replica *replica, bool kept)
+static void give_way(struct transfer *transfer, struct replica *replica, bool replicated)
 {
-    struct part *part = transfer->part;
+    struct broadcast_member *part = transfer->member;
 
-    if (kept)
+    if (replicated)
         replica->epoch = part->root->peer->epoch;
     transfer_in_send_abort(transfer);
     part->transfer = NULL;
-    transfer->part = NULL;
+    transfer->member = NULL;
     transfer->merged = true;
     transfer_end(transfer);
     use(part, replica);
 }
 
-bool transfer_part_answered(struct transfer *transfer, const Rdt__Pb__PullMeta *meta)
+bool transfer_member_answered(struct transfer *transfer, const Rdt__Pb__PullMeta *meta)
 {
     struct transfers *transfers = transfer->transfers;
     struct replica *replica = replica_find(&transfers->replicas, transfer->ref.node, transfer->ref.generation);
-    struct peer_work *root = transfer->part->root;
+    struct peer_session *root = transfer->member->root;
     uint64_t most = transfers->options->copies_max_bytes, generation = transfer->ref.generation;
 
     if (replica && replica != transfer->replica) {
@@ -208,9 +208,9 @@ bool transfer_part_answered(struct transfer *transfer, const Rdt__Pb__PullMeta *
     return true;
 }
 
-void transfer_part_whole(struct transfer *transfer)
+void transfer_member_whole(struct transfer *transfer)
 {
-    struct part *part = transfer->part;
+    struct broadcast_member *part = transfer->member;
     struct rdt_error err;
 
     if (!part)
@@ -238,13 +238,13 @@ static bool may_go_back(const struct transfer *transfer)
            transfer->peer && transfer->origin->peer->state == PEER_UP && !transfer->rewind;
 }
 
-bool transfer_part_failed(struct transfer *transfer, const struct rdt_error *err)
+bool transfer_member_failed(struct transfer *transfer, const struct rdt_error *err)
 {
-    if (!transfer->part)
+    if (!transfer->member)
         return false;
     if (!transfer->record.error[0])
         (void)snprintf(transfer->record.error, sizeof transfer->record.error, "%s: %s", rdt_status_name(err->status), err->msg);
-    finish(transfer->part, err);
+    finish(transfer->member, err);
     if (may_go_back(transfer) && go_back(transfer))
         return true;
     if (!list_empty(&transfer->fetches))
@@ -255,23 +255,23 @@ bool transfer_part_failed(struct transfer *transfer, const struct rdt_error *err
 
 /* ---- word from the root ---- */
 
-static struct part *find(const struct peer_work *root, uint64_t number)
+static struct broadcast_member *find(const struct peer_session *root, uint64_t number)
 {
     list_for_each (node, &root->parts) {
-        struct part *part = container_of(node, struct part, link);
+        struct broadcast_member *part = container_of(node, struct broadcast_member, link);
         if (part->number == number)
             return part;
     }
     return NULL;
 }
 
-static enum rdt_status part_new(struct peer_work *root, const Rdt__Pb__GroupBroadcast *message, struct part **part_p,
+static enum rdt_status part_new(struct peer_session *root, const Rdt__Pb__GroupBroadcast *message, struct broadcast_member **part_p,
                                 struct rdt_error *err)
 {
     struct transfers *transfers = root->transfers;
     struct group *group = group_by_token(transfers->groups, message->group.data, message->group.len);
     struct owner owner;
-    struct part *part;
+    struct broadcast_member *part;
     struct rdt_ref ref;
     enum rdt_status status = wire_ref_to(message->ref, &ref, err);
 
@@ -305,7 +305,7 @@ static enum rdt_status part_new(struct peer_work *root, const Rdt__Pb__GroupBroa
     part->number = message->broadcast;
     memcpy(part->token, group->token, sizeof part->token);
     part->epoch = group->epoch;
-    part->together = message->together;
+    part->collective = message->together;
     part->chunk_bytes = message->chunk_bytes;
     part->ref = ref;
     list_init(&part->waiting.link);
@@ -315,10 +315,10 @@ static enum rdt_status part_new(struct peer_work *root, const Rdt__Pb__GroupBroa
     return RDT_OK;
 }
 
-enum rdt_status transfer_part_on_ask(struct peer_work *root, const Rdt__Pb__GroupBroadcast *message, struct rdt_error *err)
+enum rdt_status transfer_member_on_ask(struct peer_session *root, const Rdt__Pb__GroupBroadcast *message, struct rdt_error *err)
 {
     struct rdt_error why = {0};
-    struct part *part = NULL;
+    struct broadcast_member *part = NULL;
 
     if (find(root, message->broadcast))
         return rdt_error_set(err, RDT_PROTOCOL, "node %s uses broadcast number %llu twice", root->peer->name,
@@ -330,13 +330,13 @@ enum rdt_status transfer_part_on_ask(struct peer_work *root, const Rdt__Pb__Grou
     return RDT_OK;
 }
 
-static void drop(struct part *part, const struct rdt_error *why)
+static void drop(struct broadcast_member *part, const struct rdt_error *why)
 {
     struct transfer *transfer = part->transfer;
     struct replica *replica = NULL;
 
     if (transfer) {
-        (void)transfer_part_failed(transfer, why);
+        (void)transfer_member_failed(transfer, why);
         return;
     }
     if (!list_empty(&part->waiting.link))
@@ -346,9 +346,9 @@ static void drop(struct part *part, const struct rdt_error *why)
         transfer_unwanted(replica->filling);
 }
 
-void transfer_part_on_over(struct peer_work *root, const Rdt__Pb__BroadcastWord *word)
+void transfer_member_on_over(struct peer_session *root, const Rdt__Pb__BroadcastWord *word)
 {
-    struct part *part = find(root, word->broadcast);
+    struct broadcast_member *part = find(root, word->broadcast);
     struct rdt_error why;
 
     (void)rdt_error_set(&why, RDT_CANCELLED, "the broadcast was given up");
@@ -356,8 +356,8 @@ void transfer_part_on_over(struct peer_work *root, const Rdt__Pb__BroadcastWord 
         drop(part, &why);
 }
 
-void transfer_parts_link_down(struct peer_work *root, const struct rdt_error *why)
+void transfer_members_link_down(struct peer_session *root, const struct rdt_error *why)
 {
     while (!list_empty(&root->parts))
-        drop(container_of(list_first(&root->parts), struct part, link), why);
+        drop(container_of(list_first(&root->parts), struct broadcast_member, link), why);
 }

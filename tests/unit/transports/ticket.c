@@ -3,53 +3,53 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "daemon/transports/turn.h"
+#include "daemon/transports/ticket.h"
 
 /* ---- one node ---- */
 
-static struct turns turns;
+static struct tickets turns;
 static unsigned n_ready;
 static struct rdt_error err;
 
 struct end {
-    struct turn turn;
+    struct ticket turn;
     unsigned n_posts, n_said[4];
 };
 
-static void on_ready(struct turns *t)
+static void on_ready(struct tickets *t)
 {
     cr_assert_eq(t, &turns);
     n_ready++;
 }
 
-static void say(struct turn *turn, enum turn_word word)
+static void say(struct ticket *turn, enum ticket_word word)
 {
     ((struct end *)turn)->n_said[word]++;
 }
 
-static void post(struct turn *turn)
+static void post(struct ticket *turn)
 {
     ((struct end *)turn)->n_posts++;
 }
 
-static const struct turn_events events = {say, post};
+static const struct ticket_events events = {say, post};
 
 static void setup(void)
 {
-    turns_init(&turns, on_ready);
+    tickets_init(&turns, on_ready);
 }
 
 static void teardown(void)
 {
-    turns_fini(&turns);
+    tickets_fini(&turns);
 }
 
-TestSuite(turn, .init = setup, .fini = teardown);
+TestSuite(ticket, .init = setup, .fini = teardown);
 
 static void make(struct end *end, bool owner, bool first, const char *const *names, unsigned n)
 {
     memset(end, 0, sizeof *end);
-    cr_assert_eq(turn_init(&end->turn, &turns, &events, owner, first, "t", names, n, &err), RDT_OK);
+    cr_assert_eq(ticket_init(&end->turn, &turns, &events, owner, first, "t", names, n, &err), RDT_OK);
 }
 
 static const char *const a[] = {"a"}, *const b[] = {"b"}, *const ab[] = {"a", "b"};
@@ -58,73 +58,73 @@ static const char *const a[] = {"a"}, *const b[] = {"b"}, *const ab[] = {"a", "b
 static void queue_up(struct end *end, const char *const *names, unsigned n)
 {
     make(end, true, true, names, n);
-    turn_begin(&end->turn);
+    ticket_begin(&end->turn);
 }
 
 static bool holds(const struct end *end)
 {
-    return end->n_said[TURN_TAKEN] == 1;
+    return end->n_said[TICKET_TAKEN] == 1;
 }
 
-static void hear(struct end *end, enum turn_word word)
+static void hear(struct end *end, enum ticket_word word)
 {
-    cr_assert_eq(turn_hear(&end->turn, word, &err), RDT_OK, "%s", err.msg);
+    cr_assert_eq(ticket_hear(&end->turn, word, &err), RDT_OK, "%s", err.msg);
 }
 
 static void goes_on(struct end *end) /* it posts, and has posted all */
 {
-    hear(end, TURN_RECEIVES);
+    hear(end, TICKET_RECEIVES);
     cr_assert_eq(end->n_posts, 1);
-    turn_give(&end->turn);
+    ticket_give(&end->turn);
 }
 
-Test(turn, smaller_uuid_goes_first)
+Test(ticket, smaller_uuid_goes_first)
 {
     const uint8_t low[16] = {1, 0xff}, high[16] = {2};
 
-    cr_assert(turn_is_first(low, high));
-    cr_assert_not(turn_is_first(high, low));
+    cr_assert(ticket_is_first(low, high));
+    cr_assert_not(ticket_is_first(high, low));
 }
 
-Test(turn, owner_first_takes_tells_and_sends)
+Test(ticket, owner_first_takes_tells_and_sends)
 {
     struct end owner, reader;
 
     make(&reader, false, false, b, 1);
     queue_up(&owner, a, 1);
     cr_assert(holds(&owner) && owner.n_posts == 0);
-    hear(&reader, TURN_TAKEN);
-    cr_assert(reader.n_posts == 1 && reader.n_said[TURN_TAKEN] == 0);
-    turn_receives_stand(&reader.turn);
-    cr_assert_eq(reader.n_said[TURN_RECEIVES], 1);
-    hear(&owner, TURN_RECEIVES);
+    hear(&reader, TICKET_TAKEN);
+    cr_assert(reader.n_posts == 1 && reader.n_said[TICKET_TAKEN] == 0);
+    ticket_receives_stand(&reader.turn);
+    cr_assert_eq(reader.n_said[TICKET_RECEIVES], 1);
+    hear(&owner, TICKET_RECEIVES);
     cr_assert_eq(owner.n_posts, 1);
-    turn_leave(&owner.turn);
-    turn_leave(&reader.turn);
+    ticket_leave(&owner.turn);
+    ticket_leave(&reader.turn);
 }
 
-Test(turn, reader_first_waits_for_the_owner_before_it_posts)
+Test(ticket, reader_first_waits_for_the_owner_before_it_posts)
 {
     struct end owner, reader;
 
     make(&reader, false, true, b, 1);
     make(&owner, true, false, a, 1);
-    turn_begin(&owner.turn);
-    cr_assert(owner.n_said[TURN_READY] == 1 && !holds(&owner));
-    hear(&reader, TURN_READY);
+    ticket_begin(&owner.turn);
+    cr_assert(owner.n_said[TICKET_READY] == 1 && !holds(&owner));
+    hear(&reader, TICKET_READY);
     cr_assert(holds(&reader) && reader.n_posts == 0);
-    hear(&owner, TURN_TAKEN);
+    hear(&owner, TICKET_TAKEN);
     cr_assert(holds(&owner) && owner.n_posts == 0);
-    hear(&reader, TURN_TAKEN);
+    hear(&reader, TICKET_TAKEN);
     cr_assert_eq(reader.n_posts, 1);
-    turn_receives_stand(&reader.turn);
-    hear(&owner, TURN_RECEIVES);
+    ticket_receives_stand(&reader.turn);
+    hear(&owner, TICKET_RECEIVES);
     cr_assert_eq(owner.n_posts, 1);
-    turn_leave(&owner.turn);
-    turn_leave(&reader.turn);
+    ticket_leave(&owner.turn);
+    ticket_leave(&reader.turn);
 }
 
-Test(turn, turns_come_in_order)
+Test(ticket, turns_come_in_order)
 {
     struct end e[4];
 
@@ -134,13 +134,13 @@ Test(turn, turns_come_in_order)
         cr_assert(holds(&e[i]));
         cr_assert(i == 3 || !holds(&e[i + 1]), "two have the turn");
         goes_on(&e[i]);
-        turn_leave(&e[i].turn);
-        turns_run(&turns);
+        ticket_leave(&e[i].turn);
+        tickets_run(&turns);
     }
 }
 
 /* Nothing happens inside turn_give and turn_leave: who calls may be in the middle of an end. */
-Test(turn, next_one_comes_by_run_only)
+Test(ticket, next_one_comes_by_run_only)
 {
     struct end e[2];
 
@@ -148,46 +148,46 @@ Test(turn, next_one_comes_by_run_only)
     queue_up(&e[1], a, 1);
     goes_on(&e[0]);
     cr_assert(n_ready == 1 && !holds(&e[1]));
-    turns_run(&turns);
+    tickets_run(&turns);
     cr_assert(holds(&e[1]));
-    turn_leave(&e[0].turn);
-    turn_leave(&e[1].turn);
+    ticket_leave(&e[0].turn);
+    ticket_leave(&e[1].turn);
     cr_assert_eq(n_ready, 3);
 }
 
-Test(turn, few_stand_behind_what_is_under_way)
+Test(ticket, few_stand_behind_what_is_under_way)
 {
-    struct end e[TURN_DEPTH + 1];
+    struct end e[TICKET_DEPTH + 1];
 
-    for (unsigned i = 0; i < TURN_DEPTH + 1; i++)
+    for (unsigned i = 0; i < TICKET_DEPTH + 1; i++)
         queue_up(&e[i], a, 1);
-    for (unsigned i = 0; i < TURN_DEPTH; i++) {
+    for (unsigned i = 0; i < TICKET_DEPTH; i++) {
         cr_assert(holds(&e[i]));
         goes_on(&e[i]);
-        turns_run(&turns);
+        tickets_run(&turns);
     }
-    cr_assert_not(holds(&e[TURN_DEPTH]), "posted behind %u that are under way", TURN_DEPTH);
-    turn_leave(&e[1].turn);
-    turns_run(&turns);
-    cr_assert(holds(&e[TURN_DEPTH]));
-    for (unsigned i = 0; i < TURN_DEPTH + 1; i++)
-        turn_leave(&e[i].turn); /* once more does nothing */
+    cr_assert_not(holds(&e[TICKET_DEPTH]), "posted behind %u that are under way", TICKET_DEPTH);
+    ticket_leave(&e[1].turn);
+    tickets_run(&turns);
+    cr_assert(holds(&e[TICKET_DEPTH]));
+    for (unsigned i = 0; i < TICKET_DEPTH + 1; i++)
+        ticket_leave(&e[i].turn); /* once more does nothing */
 }
 
-Test(turn, who_gives_up_in_the_queue_or_with_the_turn_lets_others_go_on)
+Test(ticket, who_gives_up_in_the_queue_or_with_the_turn_lets_others_go_on)
 {
     struct end e[3];
 
     for (unsigned i = 0; i < 3; i++)
         queue_up(&e[i], a, 1);
-    turn_leave(&e[1].turn);
-    turn_leave(&e[0].turn);
-    turns_run(&turns);
+    ticket_leave(&e[1].turn);
+    ticket_leave(&e[0].turn);
+    tickets_run(&turns);
     cr_assert(holds(&e[2]) && !holds(&e[1]));
-    turn_leave(&e[2].turn);
+    ticket_leave(&e[2].turn);
 }
 
-Test(turn, several_queues_are_taken_together)
+Test(ticket, several_queues_are_taken_together)
 {
     struct end one, both, other, none;
     const char *queue;
@@ -196,62 +196,62 @@ Test(turn, several_queues_are_taken_together)
     queue_up(&both, ab, 2);
     queue_up(&other, b, 1); /* behind `both`, which waits for a */
     make(&none, true, true, NULL, 0);
-    turn_begin(&none.turn);
+    ticket_begin(&none.turn);
     cr_assert(holds(&one) && !holds(&both) && !holds(&other) && holds(&none));
-    cr_assert_eq(turn_behind(&both.turn, &queue), &one.turn);
+    cr_assert_eq(ticket_behind(&both.turn, &queue), &one.turn);
     cr_assert_str_eq(queue, "t/a");
-    cr_assert_eq(turn_behind(&other.turn, &queue), &both.turn);
-    cr_assert_null(turn_behind(&none.turn, &queue));
-    turn_leave(&one.turn);
-    turns_run(&turns);
+    cr_assert_eq(ticket_behind(&other.turn, &queue), &both.turn);
+    cr_assert_null(ticket_behind(&none.turn, &queue));
+    ticket_leave(&one.turn);
+    tickets_run(&turns);
     cr_assert(holds(&both) && !holds(&other));
     goes_on(&both);
-    turns_run(&turns);
+    tickets_run(&turns);
     cr_assert(holds(&other));
-    turn_leave(&both.turn);
-    turn_leave(&other.turn);
-    turn_leave(&none.turn);
+    ticket_leave(&both.turn);
+    ticket_leave(&other.turn);
+    ticket_leave(&none.turn);
 }
 
 /* Queues of one name of two transports are two. */
-Test(turn, transports_do_not_meet)
+Test(ticket, transports_do_not_meet)
 {
     struct end one, two;
 
     queue_up(&one, a, 1);
     memset(&two, 0, sizeof two);
-    cr_assert_eq(turn_init(&two.turn, &turns, &events, true, true, "u", a, 1, &err), RDT_OK);
-    turn_begin(&two.turn);
+    cr_assert_eq(ticket_init(&two.turn, &turns, &events, true, true, "u", a, 1, &err), RDT_OK);
+    ticket_begin(&two.turn);
     cr_assert(holds(&one) && holds(&two));
-    turn_leave(&one.turn);
-    turn_leave(&two.turn);
+    ticket_leave(&one.turn);
+    ticket_leave(&two.turn);
 }
 
-Test(turn, words_out_of_place_are_refused)
+Test(ticket, words_out_of_place_are_refused)
 {
     struct end e;
 
     make(&e, true, false, a, 1); /* an owner whose memory is not ready */
-    cr_assert_eq(turn_hear(&e.turn, TURN_TAKEN, &err), RDT_PROTOCOL);
-    cr_assert_eq(turn_hear(&e.turn, TURN_RECEIVES, &err), RDT_PROTOCOL);
-    cr_assert_eq(turn_hear(&e.turn, TURN_READY, &err), RDT_PROTOCOL);
-    hear(&e, TURN_WAITING);
-    turn_begin(&e.turn);
-    cr_assert_eq(turn_hear(&e.turn, TURN_RECEIVES, &err), RDT_PROTOCOL, "receives stand without turns");
-    hear(&e, TURN_TAKEN);
-    cr_assert_eq(turn_hear(&e.turn, TURN_TAKEN, &err), RDT_PROTOCOL);
-    hear(&e, TURN_RECEIVES);
-    cr_assert_eq(turn_hear(&e.turn, TURN_RECEIVES, &err), RDT_PROTOCOL);
-    cr_assert_eq(turn_hear(&e.turn, (enum turn_word)17, &err), RDT_PROTOCOL);
+    cr_assert_eq(ticket_hear(&e.turn, TICKET_TAKEN, &err), RDT_PROTOCOL);
+    cr_assert_eq(ticket_hear(&e.turn, TICKET_RECEIVES, &err), RDT_PROTOCOL);
+    cr_assert_eq(ticket_hear(&e.turn, TICKET_READY, &err), RDT_PROTOCOL);
+    hear(&e, TICKET_WAITING);
+    ticket_begin(&e.turn);
+    cr_assert_eq(ticket_hear(&e.turn, TICKET_RECEIVES, &err), RDT_PROTOCOL, "receives stand without turns");
+    hear(&e, TICKET_TAKEN);
+    cr_assert_eq(ticket_hear(&e.turn, TICKET_TAKEN, &err), RDT_PROTOCOL);
+    hear(&e, TICKET_RECEIVES);
+    cr_assert_eq(ticket_hear(&e.turn, TICKET_RECEIVES, &err), RDT_PROTOCOL);
+    cr_assert_eq(ticket_hear(&e.turn, (enum ticket_word)17, &err), RDT_PROTOCOL);
     cr_assert_eq(e.n_posts, 1);
-    turn_leave(&e.turn);
+    ticket_leave(&e.turn);
     make(&e, false, true, a, 1);
-    cr_assert_eq(turn_hear(&e.turn, TURN_TAKEN, &err), RDT_PROTOCOL);
-    cr_assert_eq(turn_hear(&e.turn, TURN_RECEIVES, &err), RDT_PROTOCOL);
-    turn_leave(&e.turn);
+    cr_assert_eq(ticket_hear(&e.turn, TICKET_TAKEN, &err), RDT_PROTOCOL);
+    cr_assert_eq(ticket_hear(&e.turn, TICKET_RECEIVES, &err), RDT_PROTOCOL);
+    ticket_leave(&e.turn);
     make(&e, false, false, a, 1);
-    cr_assert_eq(turn_hear(&e.turn, TURN_READY, &err), RDT_PROTOCOL);
-    turn_leave(&e.turn);
+    cr_assert_eq(ticket_hear(&e.turn, TICKET_READY, &err), RDT_PROTOCOL);
+    ticket_leave(&e.turn);
 }
 
 /* ---- many nodes: a model of links, of queues that really block, of cancels and of deaths ---- */
@@ -261,7 +261,7 @@ enum { NODES = 5, QUEUES = 2, TRANSFERS = 60, CHUNKS = 5, WINDOW = 2, MESSAGES =
 struct move;
 
 struct side {
-    struct turn turn;
+    struct ticket turn;
     struct move *move;
     unsigned node, queues[QUEUES], n_queues;
     bool owner, gone, stopped; /* stopped: posts no more; gone once its operations are taken out */
@@ -287,7 +287,7 @@ struct op {
 
 static struct {
     bool naive;
-    struct turns turns[NODES];
+    struct tickets turns[NODES];
     bool ready[NODES], dead[NODES];
     struct op queue[NODES][QUEUES][2 * TRANSFERS * CHUNKS];
     unsigned n_queue[NODES][QUEUES];
@@ -316,12 +316,12 @@ static void tell(struct side *from, int word)
     m.link[from->node][to->node][m.sent[from->node][to->node]++] = (struct message){to, word};
 }
 
-static void model_ready(struct turns *t)
+static void model_ready(struct tickets *t)
 {
     m.ready[t - m.turns] = true;
 }
 
-static void model_say(struct turn *turn, enum turn_word word)
+static void model_say(struct ticket *turn, enum ticket_word word)
 {
     tell((struct side *)turn, (int)word);
 }
@@ -340,7 +340,7 @@ static void send_more(struct side *side)
     while (side->next < CHUNKS && side->next - side->move->done < WINDOW)
         enqueue(side);
     if (side->next == CHUNKS && !m.naive)
-        turn_give(&side->turn);
+        ticket_give(&side->turn);
 }
 
 static void receive_all(struct side *side)
@@ -349,7 +349,7 @@ static void receive_all(struct side *side)
         enqueue(side);
 }
 
-static void model_post(struct turn *turn)
+static void model_post(struct ticket *turn)
 {
     struct side *side = (struct side *)turn;
 
@@ -358,10 +358,10 @@ static void model_post(struct turn *turn)
         return;
     }
     receive_all(side);
-    turn_receives_stand(turn);
+    ticket_receives_stand(turn);
 }
 
-static const struct turn_events model_events = {model_say, model_post};
+static const struct ticket_events model_events = {model_say, model_post};
 
 static void take_out(struct side *side)
 {
@@ -375,7 +375,7 @@ static void take_out(struct side *side)
     }
     side->gone = true;
     if (!m.naive)
-        turn_leave(&side->turn);
+        ticket_leave(&side->turn);
 }
 
 static void hear_word(struct side *side, int word)
@@ -387,9 +387,9 @@ static void hear_word(struct side *side, int word)
     } else if (word == START && m.naive) {
         send_more(side);
     } else if (word == START) {
-        turn_begin(&side->turn);
+        ticket_begin(&side->turn);
     } else {
-        cr_assert_eq(turn_hear(&side->turn, (enum turn_word)word, &err), RDT_OK, "%s", err.msg);
+        cr_assert_eq(ticket_hear(&side->turn, (enum ticket_word)word, &err), RDT_OK, "%s", err.msg);
     }
 }
 
@@ -416,7 +416,7 @@ static bool move_bytes(void)
         memmove(there, there + 1, --m.n_queue[peer->node][there_q] * sizeof *there);
         move->done++;
         if (!m.naive && CHUNKS - move->done <= WINDOW)
-            turn_give(&move->reader.turn);
+            ticket_give(&move->reader.turn);
         send_more(&move->owner);
         if (move->done == CHUNKS) {
             take_out(&move->reader);
@@ -457,7 +457,7 @@ static bool random_step(void)
             return false;
         m.ready[from] = false;
         if (!m.dead[from])
-            turns_run(&m.turns[from]);
+            tickets_run(&m.turns[from]);
         return true;
     }
     if (kind < 80)
@@ -488,7 +488,7 @@ static void model_begin(uint64_t seed, bool naive, bool ring)
     m.dice = seed;
     m.naive = naive;
     for (unsigned i = 0; i < NODES; i++)
-        turns_init(&m.turns[i], model_ready);
+        tickets_init(&m.turns[i], model_ready);
     for (unsigned i = 0; i < TRANSFERS; i++) {
         struct side *sides[] = {&m.moves[i].reader, &m.moves[i].owner};
         sides[0]->node = roll(NODES);
@@ -503,7 +503,7 @@ static void model_begin(uint64_t seed, bool naive, bool ring)
                 names[q] = sides[k]->queues[q] ? "b" : "a";
             }
             if (!naive)
-                cr_assert_eq(turn_init(&sides[k]->turn, &m.turns[sides[k]->node], &model_events, k == 1,
+                cr_assert_eq(ticket_init(&sides[k]->turn, &m.turns[sides[k]->node], &model_events, k == 1,
                                        sides[k]->node < sides[1 - k]->node, "t", names, sides[k]->n_queues, &err),
                              RDT_OK);
         }
@@ -540,11 +540,11 @@ static unsigned model_run(unsigned cancels, unsigned deaths)
         idle = random_step() ? 0 : idle + 1;
     }
     for (unsigned i = 0; i < NODES && left() == 0 && !m.naive; i++)
-        turns_fini(&m.turns[i]);
+        tickets_fini(&m.turns[i]);
     return left();
 }
 
-Test(turn, every_schedule_ends)
+Test(ticket, every_schedule_ends)
 {
     for (uint64_t seed = 1; seed <= 300; seed++) {
         model_begin(seed, false, seed % 3 == 0);
@@ -553,7 +553,7 @@ Test(turn, every_schedule_ends)
     }
 }
 
-Test(turn, every_schedule_ends_with_cancels_and_deaths)
+Test(ticket, every_schedule_ends_with_cancels_and_deaths)
 {
     for (uint64_t seed = 1; seed <= 300; seed++) {
         model_begin(seed, false, seed % 3 == 0);
@@ -563,7 +563,7 @@ Test(turn, every_schedule_ends_with_cancels_and_deaths)
 }
 
 /* The model sees what it is there for. */
-Test(turn, without_turns_the_model_stands_still)
+Test(ticket, without_turns_the_model_stands_still)
 {
     unsigned stuck = 0;
 

@@ -42,7 +42,7 @@ static enum rdt_status find_wish(const struct transfer *transfer, struct memory_
     return why.status;
 }
 
-enum rdt_status landing_check_wish(const struct transfer *transfer, struct rdt_error *err)
+enum rdt_status destination_check_wish(const struct transfer *transfer, struct rdt_error *err)
 {
     struct memory_device *device;
     enum rdt_status status = find_wish(transfer, &device, err);
@@ -71,11 +71,11 @@ static void use_kinds(const struct placing *placing, void (*use)(struct memory_k
 
 static void drop_plan(struct transfer *transfer)
 {
-    free(transfer->landing);
-    transfer->landing = NULL;
+    free(transfer->destination);
+    transfer->destination = NULL;
 }
 
-enum rdt_status landing_plan(struct transfer *transfer, struct memory_device *const *from, bool always, bool *elsewhere_p,
+enum rdt_status destination_plan(struct transfer *transfer, struct memory_device *const *from, bool always, bool *elsewhere_p,
                              struct rdt_error *err)
 {
     const struct layout *source = transfer->source;
@@ -84,14 +84,14 @@ enum rdt_status landing_plan(struct transfer *transfer, struct memory_device *co
     enum rdt_status status = find_wish(transfer, &wish, err);
 
     *elsewhere_p = false;
-    if (status != RDT_OK || transfer->landing)
+    if (status != RDT_OK || transfer->destination)
         return status;
     to = calloc(source->count + 1u, sizeof *to);
     if (!to)
         return rdt_error_set(err, RDT_NO_MEMORY, "no memory for the tensors' places");
     for (uint32_t i = 0; i < source->count; i++) {
         struct memory_device *at = from ? from[i] : NULL;
-        bool on_device = from ? at != NULL : transfer->places && strcmp(transfer->places->memory[transfer->places->of[i]], "host") != 0;
+        bool on_device = from ? at != NULL : transfer->placement && strcmp(transfer->placement->memory[transfer->placement->of[i]], "host") != 0;
         if (layout_bytes(source, i) == 0)
             continue;
         to[i] = place_for(transfer, at, on_device, wish);
@@ -99,11 +99,11 @@ enum rdt_status landing_plan(struct transfer *transfer, struct memory_device *co
         *elsewhere_p |= to[i] != at;
     }
     if (any && !transfer->target) {
-        transfer->landing = calloc(1, sizeof *transfer->landing);
-        status = transfer->landing ? placing_make(source, to, &transfer->landing->placing, &transfer->landing->layout, err)
+        transfer->destination = calloc(1, sizeof *transfer->destination);
+        status = transfer->destination ? placing_make(source, to, &transfer->destination->placing, &transfer->destination->layout, err)
                                    : rdt_error_set(err, RDT_NO_MEMORY, "no memory for the tensors' places");
         if (status == RDT_OK)
-            use_kinds(&transfer->landing->placing, memory_kind_use);
+            use_kinds(&transfer->destination->placing, memory_kind_use);
         else
             drop_plan(transfer);
     }
@@ -111,30 +111,30 @@ enum rdt_status landing_plan(struct transfer *transfer, struct memory_device *co
     return status;
 }
 
-void landing_free(struct transfer *transfer)
+void destination_free(struct transfer *transfer)
 {
-    struct landing *landing = transfer->landing;
+    struct device_destination *destination = transfer->destination;
 
-    transfer->landing = NULL;
-    if (!landing)
+    transfer->destination = NULL;
+    if (!destination)
         return;
-    for (uint32_t i = 0; i < landing->n_ready; i++)
-        region_unref(landing->regions[i]);
-    use_kinds(&landing->placing, memory_kind_unuse);
-    free(landing->layout);
-    free(landing);
+    for (uint32_t i = 0; i < destination->n_ready; i++)
+        region_unref(destination->regions[i]);
+    use_kinds(&destination->placing, memory_kind_unuse);
+    free(destination->layout);
+    free(destination);
 }
 
 /* What its reader will map it by must fit into one answer: known before a byte is copied. */
 static enum rdt_status check_answer(const struct transfer *transfer, struct rdt_error *err)
 {
-    const struct landing *landing = transfer->landing;
+    const struct device_destination *destination = transfer->destination;
     unsigned all = 0;
 
-    for (uint32_t i = 0; i < landing->n_ready; i++) {
-        unsigned n = landing->regions[i]->kept ? 0 : 1;
+    for (uint32_t i = 0; i < destination->n_ready; i++) {
+        unsigned n = destination->regions[i]->kept ? 0 : 1;
         enum rdt_status status =
-            region_is_host(landing->regions[i]) ? RDT_OK : region_share_fds(landing->regions[i], &n, err);
+            region_is_host(destination->regions[i]) ? RDT_OK : region_share_fds(destination->regions[i], &n, err);
         if (status != RDT_OK)
             return status;
         all += n;
@@ -144,44 +144,44 @@ static enum rdt_status check_answer(const struct transfer *transfer, struct rdt_
     return rdt_error_set(err, RDT_LIMIT,
                          "the memory for the object is made of %u chunks on %u devices and in host memory, and one answer "
                          "carries %u file descriptors: fetch fewer tensors at once",
-                         all, landing->n_ready, RDT_MAX_FRAME_FDS);
+                         all, destination->n_ready, RDT_MAX_FRAME_FDS);
 }
 
 /* All regions are there: they are a target of ours. */
 static enum rdt_status become_target(struct transfer *transfer, struct rdt_error *err)
 {
-    struct landing *landing = transfer->landing;
+    struct device_destination *destination = transfer->destination;
     enum rdt_status status = transfer->client ? check_answer(transfer, err) : RDT_OK;
     struct target *target = status == RDT_OK ? calloc(1, sizeof *target) : NULL;
 
     if (status != RDT_OK)
         return status;
-    if (!target || !(target->uses = calloc(landing->n_ready + 1u, sizeof *target->uses))) {
+    if (!target || !(target->uses = calloc(destination->n_ready + 1u, sizeof *target->uses))) {
         free(target);
         return rdt_error_set(err, RDT_NO_MEMORY, "no memory for the tensors' places");
     }
-    target->layout = landing->layout;
-    landing->layout = NULL;
-    target->n = landing->n_ready;
+    target->layout = destination->layout;
+    destination->layout = NULL;
+    target->n = destination->n_ready;
     for (uint32_t i = 0; i < target->n; i++) {
-        region_pin(landing->regions[i]);
-        target->uses[i].region = landing->regions[i];
+        region_pin(destination->regions[i]);
+        target->uses[i].region = destination->regions[i];
     }
     region_uses_add(target->uses, target->n, target->layout, NULL);
     transfer->target = target;
-    transfer->landed = true;
+    transfer->target_is_destination = true;
     return RDT_OK;
 }
 
-enum rdt_status landing_reserve(struct transfer *transfer, region_ready on_ready, struct rdt_error *err)
+enum rdt_status destination_reserve(struct transfer *transfer, region_ready on_ready, struct rdt_error *err)
 {
-    struct landing *landing = transfer->landing;
+    struct device_destination *destination = transfer->destination;
     bool own = transfer->client && transfer->n_fetches == 1; /* what several share is nobody's again */
     enum rdt_status status = RDT_OK;
 
-    while (status == RDT_OK && landing->n_ready < landing->placing.n) {
-        struct memory_device *device = landing->placing.at[landing->n_ready].device;
-        uint64_t bytes = landing->placing.at[landing->n_ready].bytes;
+    while (status == RDT_OK && destination->n_ready < destination->placing.n) {
+        struct memory_device *device = destination->placing.at[destination->n_ready].device;
+        uint64_t bytes = destination->placing.at[destination->n_ready].bytes;
         struct region *region = own && !device ? warm_take(&transfer->client->warm, bytes, REGION_RECEIVED) : NULL;
 
         if (!region)
@@ -189,15 +189,15 @@ enum rdt_status landing_reserve(struct transfer *transfer, region_ready on_ready
                                   bytes, REGION_RECEIVED, transfer->account, own ? transfer->client->id : 0, &region, on_ready,
                                   transfer, err);
         if (status == RDT_OK)
-            landing_take(transfer, region);
+            destination_take(transfer, region);
     }
     if (status == RDT_OK && !transfer->target)
         status = become_target(transfer, err);
     return status;
 }
 
-void landing_take(struct transfer *transfer, struct region *region)
+void destination_take(struct transfer *transfer, struct region *region)
 {
     if (region)
-        transfer->landing->regions[transfer->landing->n_ready++] = region;
+        transfer->destination->regions[transfer->destination->n_ready++] = region;
 }

@@ -6,7 +6,7 @@
 #include "tests/integration/hostile/protocol_fixture.h"
 #include "tests/support/rogue_peer.h"
 
-TestSuite(hostile_keeper, .timeout = 120);
+TestSuite(hostile_replica, .timeout = 120);
 
 #define BYTES (256 * 1024)
 
@@ -79,7 +79,7 @@ static void free_returns_at_once(void)
     must_be_within(since, 20 * SEC);
 }
 
-Test(hostile_keeper, may_serve_until_its_patience_is_over)
+Test(hostile_replica, may_serve_until_its_patience_is_over)
 {
     begin_kept((const char *const[]){"--peer-timeout=2s", NULL});
     have_it_given_up();
@@ -88,7 +88,7 @@ Test(hostile_keeper, may_serve_until_its_patience_is_over)
     end_kept();
 }
 
-Test(hostile_keeper, that_ends_the_link_serves_nothing)
+Test(hostile_replica, that_ends_the_link_serves_nothing)
 {
     begin_kept((const char *const[]){"--peer-timeout=60s", NULL});
     rogue_peer_close(&rogue_peer);
@@ -97,7 +97,7 @@ Test(hostile_keeper, that_ends_the_link_serves_nothing)
     end_kept();
 }
 
-Test(hostile_keeper, that_is_here_again_serves_nothing_unasked)
+Test(hostile_replica, that_is_here_again_serves_nothing_unasked)
 {
     begin_kept((const char *const[]){"--peer-timeout=60s", NULL});
     have_it_given_up();
@@ -117,7 +117,7 @@ static void *free_it(void *arg)
 }
 
 /* It has been told and says nothing, then its link breaks: whoever frees waits on. */
-Test(hostile_keeper, that_says_nothing_is_waited_for_until_it_is_here_again)
+Test(hostile_replica, that_says_nothing_is_waited_for_until_it_is_here_again)
 {
     enum rdt_status status = RDT_INTERNAL;
     pthread_t thread;

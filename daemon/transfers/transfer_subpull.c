@@ -14,21 +14,21 @@
 #include "daemon/base/text.h"
 #include "daemon/transfers/transfer_impl.h"
 
-struct pieces {
-    struct transfer *whole;
-    struct list list; /* struct transfer.by_whole */
+struct subpulls {
+    struct transfer *parent;
+    struct list list; /* struct transfer.by_parent */
     struct rdt_error failure;
     struct deadline failing;
 };
 
 /* ---- what the answer says ---- */
 
-enum rdt_status pieces_read_places(struct transfer *transfer, const Rdt__Pb__PullMeta *meta, struct rdt_error *err)
+enum rdt_status subpulls_read_places(struct transfer *transfer, const Rdt__Pb__PullMeta *meta, struct rdt_error *err)
 {
-    struct meta_places *places;
+    struct memory_placement *places;
 
-    free(transfer->places);
-    transfer->places = NULL;
+    free(transfer->placement);
+    transfer->placement = NULL;
     if (meta->n_places == 0)
         return RDT_OK;
     if (meta->n_places > PLACING_MAX || (meta->n_place != 0 && meta->n_place != transfer->source->count))
@@ -47,7 +47,7 @@ enum rdt_status pieces_read_places(struct transfer *transfer, const Rdt__Pb__Pul
         }
         places->of[i] = meta->place[i];
     }
-    transfer->places = places;
+    transfer->placement = places;
     return RDT_OK;
 }
 
@@ -59,39 +59,39 @@ static bool target_on_device(const struct target *target)
     return false;
 }
 
-bool pieces_wanted_here(const struct transfer *transfer)
+bool subpulls_wanted_here(const struct transfer *transfer)
 {
-    return !transfer->whole && (target_on_device(transfer->target) || (!transfer->target && transfer->wish_memory[0] &&
+    return !transfer->parent && (target_on_device(transfer->target) || (!transfer->target && transfer->wish_memory[0] &&
                                                                        strcasecmp(transfer->wish_memory, "host") != 0));
 }
 
-bool pieces_needed(const struct transfer *transfer)
+bool subpulls_needed(const struct transfer *transfer)
 {
-    return !transfer->whole && !transfer->pieces && transfer->source && layout_total_bytes(transfer->source) > 0 &&
-           (transfer->places || pieces_wanted_here(transfer));
+    return !transfer->parent && !transfer->subpulls && transfer->source && layout_total_bytes(transfer->source) > 0 &&
+           (transfer->placement || subpulls_wanted_here(transfer));
 }
 
 /* ---- ends ---- */
 
 static void on_failing(struct deadline *deadline)
 {
-    struct pieces *pieces = container_of(deadline, struct pieces, failing);
+    struct subpulls *subpulls = container_of(deadline, struct subpulls, failing);
 
-    transfer_fail_err(pieces->whole, &pieces->failure);
+    transfer_fail_err(subpulls->parent, &subpulls->failure);
 }
 
 /* The whole fails when the loop turns: whoever calls may be in the middle of a list that it is in. */
-void pieces_failed(struct transfer *piece, const struct rdt_error *err)
+void subpulls_failed(struct transfer *piece, const struct rdt_error *err)
 {
-    struct pieces *pieces = piece->whole->pieces;
+    struct subpulls *subpulls = piece->parent->subpulls;
     struct transfers *transfers = piece->transfers;
 
     if (!piece->record.error[0])
         (void)snprintf(piece->record.error, sizeof piece->record.error, "%s: %s", rdt_status_name(err->status), err->msg);
-    if (pieces->failure.status == RDT_OK) {
-        pieces->failure = *err;
-        if (piece->whole->sm.state == TRANSFER_MOVE)
-            (void)deadline_set(transfers->deadlines, &pieces->failing, 0);
+    if (subpulls->failure.status == RDT_OK) {
+        subpulls->failure = *err;
+        if (piece->parent->sm.state == TRANSFER_MOVE)
+            (void)deadline_set(transfers->deadlines, &subpulls->failing, 0);
     }
     transfer_abort(piece);
 }
@@ -114,7 +114,7 @@ static void finish(struct transfer *whole)
     Rdt__Pb__PullEnd end = RDT__PB__PULL_END__INIT;
 
     end.transfer = whole->id;
-    (void)work_send(whole->peer, RDT_PEER_PULL_END, &end.base, NULL);
+    (void)peer_session_send(whole->peer, RDT_PEER_PULL_END, &end.base, NULL);
     if (!whole->record.path[0])
         text_copy(whole->record.path, sizeof whole->record.path, "metadata");
     transfer_deliver_received(whole);
@@ -127,49 +127,49 @@ static void settle(struct transfer *whole)
         return;
     if (whole->sm.state == TRANSFER_ABORT)
         transfer_in_settle(whole);
-    else if (whole->pieces->failure.status == RDT_OK)
+    else if (whole->subpulls->failure.status == RDT_OK)
         finish(whole);
 }
 
-void pieces_ended(struct transfer *piece)
+void subpulls_ended(struct transfer *piece)
 {
-    struct transfer *whole = piece->whole;
+    struct transfer *whole = piece->parent;
 
-    list_remove(&piece->by_whole);
+    list_remove(&piece->by_parent);
     whole->n_ops--;
-    if (piece->piece_done) {
+    if (piece->subpull_done) {
         whole->record.bytes_done += piece->stream_bytes;
         join_paths(whole, piece);
-    } else if (whole->pieces->failure.status == RDT_OK && whole->sm.state == TRANSFER_MOVE) {
-        (void)rdt_error_set(&whole->pieces->failure, RDT_TRANSPORT, "a part of it was given up");
-        (void)deadline_set(whole->transfers->deadlines, &whole->pieces->failing, 0);
+    } else if (whole->subpulls->failure.status == RDT_OK && whole->sm.state == TRANSFER_MOVE) {
+        (void)rdt_error_set(&whole->subpulls->failure, RDT_TRANSPORT, "a part of it was given up");
+        (void)deadline_set(whole->transfers->deadlines, &whole->subpulls->failing, 0);
     }
     settle(whole);
 }
 
-void pieces_abort(struct transfer *whole)
+void subpulls_abort(struct transfer *whole)
 {
     whole->n_ops++; /* it does not end meanwhile */
-    deadline_unset(whole->transfers->deadlines, &whole->pieces->failing);
-    while (!list_empty(&whole->pieces->list)) {
-        struct transfer *piece = container_of(list_first(&whole->pieces->list), struct transfer, by_whole);
-        list_remove(&piece->by_whole); /* those whose memory is in use end later */
+    deadline_unset(whole->transfers->deadlines, &whole->subpulls->failing);
+    while (!list_empty(&whole->subpulls->list)) {
+        struct transfer *piece = container_of(list_first(&whole->subpulls->list), struct transfer, by_parent);
+        list_remove(&piece->by_parent); /* those whose memory is in use end later */
         transfer_abort(piece);
     }
     whole->n_ops--;
 }
 
-void pieces_free(struct transfer *transfer)
+void subpulls_free(struct transfer *transfer)
 {
-    if (transfer->pieces)
-        deadline_unset(transfer->transfers->deadlines, &transfer->pieces->failing);
-    free(transfer->pieces);
-    free(transfer->places);
+    if (transfer->subpulls)
+        deadline_unset(transfer->transfers->deadlines, &transfer->subpulls->failing);
+    free(transfer->subpulls);
+    free(transfer->placement);
     free(transfer->select);
     free(transfer->to_places);
     stage_put(transfer->stage);
-    transfer->pieces = NULL;
-    transfer->places = NULL;
+    transfer->subpulls = NULL;
+    transfer->placement = NULL;
     transfer->select = NULL;
     transfer->to_places = NULL;
     transfer->stage = NULL;
@@ -186,7 +186,7 @@ static struct memory_device *device_of(const struct transfer *whole, uint32_t i)
 
 static bool alike(const struct transfer *whole, uint32_t i, uint32_t k)
 {
-    return device_of(whole, i) == device_of(whole, k) && (!whole->places || whole->places->of[i] == whole->places->of[k]);
+    return device_of(whole, i) == device_of(whole, k) && (!whole->placement || whole->placement->of[i] == whole->placement->of[k]);
 }
 
 /* Those of the whole's target that the selection needs, with the same memory. */
@@ -230,7 +230,7 @@ static enum rdt_status create(struct transfer *whole, const uint32_t *select, ui
     if (!piece)
         return rdt_error_set(err, RDT_NO_MEMORY, "no memory for a part of the object");
     piece->client = NULL; /* the whole's may change */
-    piece->whole = whole;
+    piece->parent = whole;
     piece->select = calloc(n, sizeof *piece->select);
     piece->n_select = n;
     piece->mode = whole->mode;
@@ -243,8 +243,8 @@ static enum rdt_status create(struct transfer *whole, const uint32_t *select, ui
     text_copy(piece->record.peer, sizeof piece->record.peer, whole->record.peer);
     piece->origin = whole->origin;
     piece->stall.on_passed = transfer_in_on_stall;
-    list_init(&piece->by_whole);
-    list_append(&whole->pieces->list, &piece->by_whole);
+    list_init(&piece->by_parent);
+    list_append(&whole->subpulls->list, &piece->by_parent);
     whole->n_ops++;
     status = piece->select ? target_part(whole, select, n, &piece->target, err)
                            : rdt_error_set(err, RDT_NO_MEMORY, "no memory for a part of the object");
@@ -255,7 +255,7 @@ static enum rdt_status create(struct transfer *whole, const uint32_t *select, ui
     if (status == RDT_OK)
         transfer_in_pull_from(piece, whole->peer);
     else
-        pieces_failed(piece, err);
+        subpulls_failed(piece, err);
     return status;
 }
 
@@ -270,8 +270,8 @@ static void start(struct transfer *whole)
     transfer_set_state(whole, TRANSFER_MOVE);
     whole->n_ops++; /* it does not end meanwhile */
     if (!select || !done)
-        status = rdt_error_set(&whole->pieces->failure, RDT_NO_MEMORY, "no memory for the parts of the object");
-    for (uint32_t i = 0; status == RDT_OK && i < layout->count && whole->pieces->failure.status == RDT_OK; i++) {
+        status = rdt_error_set(&whole->subpulls->failure, RDT_NO_MEMORY, "no memory for the parts of the object");
+    for (uint32_t i = 0; status == RDT_OK && i < layout->count && whole->subpulls->failure.status == RDT_OK; i++) {
         uint32_t n = 0;
         if (done[i] || layout_bytes(layout, i) == 0)
             continue;
@@ -285,8 +285,8 @@ static void start(struct transfer *whole)
     free(select);
     free(done);
     whole->n_ops--;
-    if (whole->pieces->failure.status != RDT_OK)
-        (void)deadline_set(whole->transfers->deadlines, &whole->pieces->failing, 0);
+    if (whole->subpulls->failure.status != RDT_OK)
+        (void)deadline_set(whole->transfers->deadlines, &whole->subpulls->failing, 0);
     settle(whole);
 }
 
@@ -295,7 +295,7 @@ static void on_landed(void *arg, struct region *region, const struct rdt_error *
 static void land(struct transfer *whole)
 {
     struct rdt_error err = {0};
-    enum rdt_status status = whole->target ? RDT_OK : landing_reserve(whole, on_landed, &err);
+    enum rdt_status status = whole->target ? RDT_OK : destination_reserve(whole, on_landed, &err);
 
     if (status == RDT_AGAIN)
         whole->n_ops++;
@@ -310,7 +310,7 @@ static void on_landed(void *arg, struct region *region, const struct rdt_error *
     struct transfer *whole = arg;
 
     whole->n_ops--;
-    landing_take(whole, region);
+    destination_take(whole, region);
     if (whole->sm.state == TRANSFER_ABORT)
         transfer_in_settle(whole);
     else if (err)
@@ -319,21 +319,21 @@ static void on_landed(void *arg, struct region *region, const struct rdt_error *
         land(whole);
 }
 
-void pieces_begin(struct transfer *whole)
+void subpulls_begin(struct transfer *whole)
 {
     struct rdt_error err = {0};
     enum rdt_status status = RDT_OK;
     bool ignored;
 
     reservation_leave(whole);
-    whole->pieces = calloc(1, sizeof *whole->pieces);
-    if (!whole->pieces) {
+    whole->subpulls = calloc(1, sizeof *whole->subpulls);
+    if (!whole->subpulls) {
         status = rdt_error_set(&err, RDT_NO_MEMORY, "no memory for the parts of the object");
     } else {
-        whole->pieces->whole = whole;
-        list_init(&whole->pieces->list);
-        whole->pieces->failing.on_passed = on_failing;
-        status = whole->target ? RDT_OK : landing_plan(whole, NULL, true, &ignored, &err);
+        whole->subpulls->parent = whole;
+        list_init(&whole->subpulls->list);
+        whole->subpulls->failing.on_passed = on_failing;
+        status = whole->target ? RDT_OK : destination_plan(whole, NULL, true, &ignored, &err);
     }
     if (status == RDT_OK)
         land(whole);
@@ -345,19 +345,19 @@ void pieces_begin(struct transfer *whole)
 
 const char *transfer_source_device(const struct transfer *transfer)
 {
-    const struct meta_places *places = transfer->whole && transfer->n_select > 0 ? transfer->whole->places : NULL;
+    const struct memory_placement *places = transfer->parent && transfer->n_select > 0 ? transfer->parent->placement : NULL;
 
     return places ? places->device[places->of[transfer->select[0]]] : "";
 }
 
 const char *transfer_target_device(const struct transfer *transfer)
 {
-    return transfer->whole && transfer->target->n > 0 ? region_device(transfer->target->uses[0].region) : "";
+    return transfer->parent && transfer->target->n > 0 ? region_device(transfer->target->uses[0].region) : "";
 }
 
 const char *transfer_target_memory(const struct transfer *transfer)
 {
-    const struct region *region = transfer->whole && transfer->target->n > 0 ? transfer->target->uses[0].region : NULL;
+    const struct region *region = transfer->parent && transfer->target->n > 0 ? transfer->target->uses[0].region : NULL;
 
     return region ? region->kind->name : "host";
 }

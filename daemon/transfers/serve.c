@@ -1,5 +1,5 @@
-/* The owner's side of a pull: who may have it, waiting until it is put, what its reader says, and the end. The answer is transfer_answer.c,
- * the bytes transfer_send.c.
+/* The owner's side of a pull: who may have it, waiting until it is put, what its reader says, and the end. The answer is serve_answer.c,
+ * the bytes serve_send.c.
  *
  *   PARKED --put--> OFFERED --PULL_START--> PREPARE --> SENDING --last chunk sent, or PULL_END--> ENDED
  *     |               |                        |  TURN     |                                        ^
@@ -21,23 +21,23 @@
 #define MAX_PULLS 65536u /* of one peer at a time */
 
 static const struct sm_state states[] = {
-    [OUTGOING_PARKED] = {"parked", 1u << OUTGOING_OFFERED | 1u << OUTGOING_ENDED},
-    [OUTGOING_OFFERED] = {"offered", 1u << OUTGOING_PREPARE | 1u << OUTGOING_ENDED},
-    [OUTGOING_PREPARE] = {"preparing",
-                          1u << OUTGOING_TURN | 1u << OUTGOING_SENDING | 1u << OUTGOING_ABORT | 1u << OUTGOING_ENDED},
-    [OUTGOING_TURN] = {"turn", 1u << OUTGOING_SENDING | 1u << OUTGOING_ABORT | 1u << OUTGOING_ENDED},
-    [OUTGOING_SENDING] = {"sending", 1u << OUTGOING_ABORT | 1u << OUTGOING_ENDED},
-    [OUTGOING_ABORT] = {"aborting", 1u << OUTGOING_ENDED},
-    [OUTGOING_ENDED] = {"ended", 0},
+    [SERVE_PARKED] = {"parked", 1u << SERVE_OFFERED | 1u << SERVE_ENDED},
+    [SERVE_OFFERED] = {"offered", 1u << SERVE_PREPARE | 1u << SERVE_ENDED},
+    [SERVE_PREPARE] = {"preparing",
+                          1u << SERVE_TURN | 1u << SERVE_SENDING | 1u << SERVE_ABORT | 1u << SERVE_ENDED},
+    [SERVE_TURN] = {"turn", 1u << SERVE_SENDING | 1u << SERVE_ABORT | 1u << SERVE_ENDED},
+    [SERVE_SENDING] = {"sending", 1u << SERVE_ABORT | 1u << SERVE_ENDED},
+    [SERVE_ABORT] = {"aborting", 1u << SERVE_ENDED},
+    [SERVE_ENDED] = {"ended", 0},
 };
 
-void outgoing_set_state(struct outgoing *out, enum outgoing_state state)
+void serve_set_state(struct serve *out, enum serve_state state)
 {
     sm_move(&out->sm, state);
     out->record.state = sm_name(&out->sm);
 }
 
-static void drop_expected(struct outgoing *out)
+static void drop_expected(struct serve *out)
 {
     account_give(out->account, USAGE_HEAP, out->expect_bytes);
     free(out->expect);
@@ -45,27 +45,27 @@ static void drop_expected(struct outgoing *out)
     out->expect_bytes = 0;
 }
 
-void outgoing_end(struct outgoing *out)
+void serve_end(struct serve *out)
 {
     struct transfers *transfers = out->transfers;
 
     assert(out->n_ops == 0);
-    if (out->via)
+    if (out->connection)
         transfers->last_sent_ns = uv_hrtime();
-    outgoing_set_state(out, OUTGOING_ENDED);
+    serve_set_state(out, SERVE_ENDED);
     record_finish(transfers, &out->record, out->record.error[0] ? "failed" : "done", NULL);
     deadline_unset(transfers->deadlines, &out->deadline);
     object_waiter_remove(&out->waiter);
     name_waiter_remove(&out->named);
     if (out->broadcast)
         broadcast_reader_left(out->broadcast, out);
-    if (map_get_u64(&out->work->outgoing, out->number) == out)
-        map_remove_u64(&out->work->outgoing, out->number);
+    if (map_get_u64(&out->session->serves, out->number) == out)
+        map_remove_u64(&out->session->serves, out->number);
     list_remove(&out->record.link);
-    list_remove(&out->by_via);
+    list_remove(&out->by_connection);
     list_remove(&out->in_turn);
     order_leave(&out->record);
-    out->work->n_out--;
+    out->session->n_out--;
     if (out->pinned)
         object_unpin(out->object);
     if (out->object)
@@ -84,11 +84,11 @@ void outgoing_end(struct outgoing *out)
     account_give(out->account, USAGE_TRANSFERS, 1);
     account_unref(out->account);
     free(out);
-    if (transfers->on_idle && list_empty(&transfers->active) && list_empty(&transfers->outgoing))
+    if (transfers->on_idle && list_empty(&transfers->active) && list_empty(&transfers->serves))
         transfers->on_idle(transfers);
 }
 
-void outgoing_answer_error(struct peer_work *work, uint64_t number, const struct rdt_error *err)
+void serve_answer_error(struct peer_session *session, uint64_t number, const struct rdt_error *err)
 {
     Rdt__Pb__PullMeta meta = RDT__PB__PULL_META__INIT;
 
@@ -96,10 +96,10 @@ void outgoing_answer_error(struct peer_work *work, uint64_t number, const struct
     meta.status = err->status;
     meta.sys_errno = err->sys_errno;
     meta.message = (char *)err->msg;
-    (void)work_send(work, RDT_PEER_PULL_META, &meta.base, NULL);
+    (void)peer_session_send(session, RDT_PEER_PULL_META, &meta.base, NULL);
 }
 
-static void send_end(struct outgoing *out, const struct rdt_error *err)
+static void send_end(struct serve *out, const struct rdt_error *err)
 {
     Rdt__Pb__PullEnd end = RDT__PB__PULL_END__INIT;
 
@@ -107,132 +107,132 @@ static void send_end(struct outgoing *out, const struct rdt_error *err)
     end.status = err->status;
     end.message = (char *)err->msg;
     end.from_owner = true;
-    (void)work_send(out->work, RDT_PEER_PULL_END, &end.base, NULL);
+    (void)peer_session_send(out->session, RDT_PEER_PULL_END, &end.base, NULL);
 }
 
-static void send_aborted(struct outgoing *out)
+static void send_aborted(struct serve *out)
 {
     Rdt__Pb__PullAborted aborted = RDT__PB__PULL_ABORTED__INIT;
 
     aborted.transfer = out->number;
-    (void)work_send(out->work, RDT_PEER_PULL_ABORTED, &aborted.base, NULL);
+    (void)peer_session_send(out->session, RDT_PEER_PULL_ABORTED, &aborted.base, NULL);
 }
 
 /* No more chunks; ends when nothing touches the memory. */
-void outgoing_stop(struct outgoing *out)
+void serve_stop(struct serve *out)
 {
     struct transfers *transfers = out->transfers;
 
-    if (out->sm.state == OUTGOING_ABORT)
+    if (out->sm.state == SERVE_ABORT)
         return;
     list_remove(&out->in_turn);
-    if (out->sm.state == OUTGOING_PARKED || out->sm.state == OUTGOING_OFFERED) {
-        outgoing_end(out);
+    if (out->sm.state == SERVE_PARKED || out->sm.state == SERVE_OFFERED) {
+        serve_end(out);
         return;
     }
-    outgoing_set_state(out, OUTGOING_ABORT);
+    serve_set_state(out, SERVE_ABORT);
     if (out->n_ops > 0 || (out->one_sided && !out->reader_done))
         (void)deadline_set(transfers->deadlines, &out->deadline, (int64_t)transfers->options->quiesce_grace_ns);
-    outgoing_settle(out);
+    serve_settle(out);
 }
 
-void outgoing_settle(struct outgoing *out)
+void serve_settle(struct serve *out)
 {
-    bool readable = out->one_sided && !out->reader_done && out->via && out->via->sm.state != PT_NONE;
+    bool readable = out->one_sided && !out->reader_done && out->connection && out->connection->sm.state != PT_NONE;
 
-    if (out->sm.state != OUTGOING_ABORT || out->n_ops > 0 || readable)
+    if (out->sm.state != SERVE_ABORT || out->n_ops > 0 || readable)
         return; /* one-sided: the reader, or its connection's end, says when nobody reads any more */
     send_aborted(out);
-    outgoing_end(out);
+    serve_end(out);
 }
 
-void outgoing_fail(struct outgoing *out, const struct rdt_error *err)
+void serve_fail(struct serve *out, const struct rdt_error *err)
 {
-    if (out->sm.state == OUTGOING_ABORT)
+    if (out->sm.state == SERVE_ABORT)
         return;
     if (!out->record.error[0])
         (void)snprintf(out->record.error, sizeof out->record.error, "%s: %s", rdt_status_name(err->status), err->msg);
     send_end(out, err);
-    outgoing_stop(out);
+    serve_stop(out);
 }
 
-void outgoing_refuse(struct outgoing *out, const struct rdt_error *err)
+void serve_refuse(struct serve *out, const struct rdt_error *err)
 {
-    outgoing_answer_error(out->work, out->number, err);
+    serve_answer_error(out->session, out->number, err);
     (void)snprintf(out->record.error, sizeof out->record.error, "%s", err->msg);
-    outgoing_end(out);
+    serve_end(out);
 }
 
-void outgoing_refuse_parked(struct transfers *transfers)
+void serve_refuse_parked(struct transfers *transfers)
 {
-    list_for_each_safe (node, &transfers->outgoing) {
-        struct outgoing *out = container_of(node, struct outgoing, record.link);
+    list_for_each_safe (node, &transfers->serves) {
+        struct serve *out = container_of(node, struct serve, record.link);
         struct rdt_error err;
-        if (out->sm.state != OUTGOING_PARKED)
+        if (out->sm.state != SERVE_PARKED)
             continue;
         (void)rdt_error_set(&err, RDT_SHUTTING_DOWN, "object \"%s\" cannot be put any more: its daemon is shutting down",
                             out->ref.id);
-        outgoing_refuse(out, &err);
+        serve_refuse(out, &err);
     }
 }
 
 static void on_deadline(struct deadline *deadline)
 {
-    struct outgoing *out = container_of(deadline, struct outgoing, deadline);
+    struct serve *out = container_of(deadline, struct serve, deadline);
     struct rdt_error err;
 
-    if (out->sm.state == OUTGOING_ABORT) {
-        if (out->via && out->via->sm.state != PT_NONE)
-            peer_transport_isolate(out->via, "the sends of an aborted transfer do not come to rest");
+    if (out->sm.state == SERVE_ABORT) {
+        if (out->connection && out->connection->sm.state != PT_NONE)
+            peer_transport_isolate(out->connection, "the sends of an aborted transfer do not come to rest");
         return;
     }
-    if (out->sm.state == OUTGOING_SENDING) {
+    if (out->sm.state == SERVE_SENDING) {
         order_out_on_stall(out);
         return;
     }
-    if (out->sm.state == OUTGOING_TURN)
+    if (out->sm.state == SERVE_TURN)
         (void)rdt_error_set(&err, RDT_TRANSPORT,
                             "%s at the owner: the reader has said nothing about its turn for %.1f s (stall_timeout)",
-                            out->via->transport->name, (double)out->transfers->options->stall_timeout_ns / 1e9);
+                            out->connection->transport->name, (double)out->transfers->options->stall_timeout_ns / 1e9);
     else
         (void)rdt_error_set(&err, RDT_TIMED_OUT, "object \"%s\" was not %s in time", out->ref.id,
-                            out->sm.state == OUTGOING_PARKED ? "put" : "fetched");
-    if (out->sm.state == OUTGOING_PARKED) {
-        outgoing_refuse(out, &err);
+                            out->sm.state == SERVE_PARKED ? "put" : "fetched");
+    if (out->sm.state == SERVE_PARKED) {
+        serve_refuse(out, &err);
         return;
     }
-    outgoing_fail(out, &err);
+    serve_fail(out, &err);
 }
 
 static void on_put(struct object_waiter *waiter, struct object *object, const struct rdt_error *why)
 {
-    struct outgoing *out = container_of(waiter, struct outgoing, waiter);
+    struct serve *out = container_of(waiter, struct serve, waiter);
 
     if (why) {
-        outgoing_refuse(out, why);
+        serve_refuse(out, why);
         return;
     }
     if (!object_visible_to(object, &out->account->owner)) {
         struct rdt_error err;
         (void)rdt_error_set(&err, RDT_DENIED, "object \"%s\" was put, but is not visible to uid %u", out->ref.id,
                             out->account->owner.uid);
-        outgoing_answer_error(out->work, out->number, &err);
+        serve_answer_error(out->session, out->number, &err);
         (void)snprintf(out->record.error, sizeof out->record.error, "%s", err.msg);
-        outgoing_end(out);
+        serve_end(out);
         return;
     }
-    outgoing_answer(out, object);
+    serve_answer(out, object);
 }
 
 static void on_published(struct name_waiter *waiter, struct object *object, uint64_t version, const struct rdt_error *err)
 {
-    struct outgoing *out = container_of(waiter, struct outgoing, named);
+    struct serve *out = container_of(waiter, struct serve, named);
 
     out->version = version;
     if (object)
-        outgoing_answer(out, object);
+        serve_answer(out, object);
     else
-        outgoing_refuse(out, err);
+        serve_refuse(out, err);
 }
 
 /* The object that is asked for now, by its own ref or as the newest version of a name; AGAIN: it is waited for. */
@@ -244,14 +244,14 @@ static enum rdt_status find_object(struct transfers *transfers, const struct rdt
                         : object_table_find(transfers->objects, ref, requester, object_p, err);
 }
 
-static enum rdt_status park(struct outgoing *out, struct rdt_error *err)
+static enum rdt_status park(struct serve *out, struct rdt_error *err)
 {
     return out->ref.is_name ? names_wait(out->transfers->names, &out->ref, &out->account->owner, &out->named, err)
                             : object_table_wait(out->transfers->objects, &out->ref, &out->account->owner, &out->waiter, err);
 }
 
 /* What it stands for is charged where its message's size does not bound it. */
-static bool take_expected(struct outgoing *out, const Rdt__Pb__TensorList *expect)
+static bool take_expected(struct serve *out, const Rdt__Pb__TensorList *expect)
 {
     uint64_t bytes;
 
@@ -267,11 +267,11 @@ static bool take_expected(struct outgoing *out, const Rdt__Pb__TensorList *expec
     return false;
 }
 
-static struct outgoing *outgoing_new(struct peer_work *work, const Rdt__Pb__Pull *pull, const struct rdt_ref *ref,
+static struct serve *serve_new(struct peer_session *session, const Rdt__Pb__Pull *pull, const struct rdt_ref *ref,
                                      const struct owner *requester, struct rdt_error *err)
 {
-    struct transfers *transfers = work->transfers;
-    struct outgoing *out = calloc(1, sizeof *out);
+    struct transfers *transfers = session->transfers;
+    struct serve *out = calloc(1, sizeof *out);
 
     if (!out || !(out->account = account_get(transfers->objects->accounts, requester))) {
         (void)rdt_error_set(err, RDT_NO_MEMORY, "no memory to serve object \"%s\"", ref->id);
@@ -284,7 +284,7 @@ static struct outgoing *outgoing_new(struct peer_work *work, const Rdt__Pb__Pull
         return NULL;
     }
     out->transfers = transfers;
-    out->work = work;
+    out->session = session;
     out->number = pull->transfer;
     out->ref = *ref;
     out->meta_only = pull->meta_only;
@@ -297,12 +297,12 @@ static struct outgoing *outgoing_new(struct peer_work *work, const Rdt__Pb__Pull
     out->deadline.on_passed = on_deadline;
     out->waiter.on_event = on_put;
     out->named.on_event = on_published;
-    list_init(&out->by_via);
+    list_init(&out->by_connection);
     list_init(&out->in_turn);
     list_init(&out->by_replica);
-    sm_init(&out->sm, states, sizeof states / sizeof states[0], OUTGOING_PARKED);
+    sm_init(&out->sm, states, sizeof states / sizeof states[0], SERVE_PARKED);
     record_start(&out->record, transfers->next_id++, requester, ref, "out", "parked");
-    text_copy(out->record.peer, sizeof out->record.peer, work->peer->name);
+    text_copy(out->record.peer, sizeof out->record.peer, session->peer->name);
     if (pull->start && pull->expect && strlen(pull->start->transport) < sizeof out->start_transport &&
         take_expected(out, pull->expect)) { /* else the reader will say PULL_START */
         memcpy(out->start_transport, pull->start->transport, strlen(pull->start->transport) + 1);
@@ -317,7 +317,7 @@ static struct outgoing *outgoing_new(struct peer_work *work, const Rdt__Pb__Pull
         free(out);
         return NULL;
     }
-    if (!map_put_u64(&work->outgoing, out->number, out)) {
+    if (!map_put_u64(&session->serves, out->number, out)) {
         if (out->slice)
             rdt__pb__slice__free_unpacked(out->slice, NULL);
         drop_expected(out);
@@ -327,14 +327,14 @@ static struct outgoing *outgoing_new(struct peer_work *work, const Rdt__Pb__Pull
         free(out);
         return NULL;
     }
-    list_append(&transfers->outgoing, &out->record.link);
-    work->n_out++;
+    list_append(&transfers->serves, &out->record.link);
+    session->n_out++;
     event(transfers->events, RDT__PB__LIST_KIND__LIST_KIND_TRANSFERS, "began", &out->record);
     (void)deadline_set(transfers->deadlines, &out->deadline, pull->timeout_ns);
     return out;
 }
 
-static bool take_selection(struct outgoing *out, const Rdt__Pb__Pull *pull)
+static bool take_selection(struct serve *out, const Rdt__Pb__Pull *pull)
 {
     out->select = calloc(pull->n_tensors + 1, sizeof *out->select);
     if (!out->select)
@@ -346,13 +346,13 @@ static bool take_selection(struct outgoing *out, const Rdt__Pb__Pull *pull)
 }
 
 /* A part of what another pull has been answered about, which holds the object for it. */
-static enum rdt_status find_whole(struct peer_work *work, const Rdt__Pb__Pull *pull, const struct owner *requester,
+static enum rdt_status find_whole(struct peer_session *session, const Rdt__Pb__Pull *pull, const struct owner *requester,
                                   struct object **object_p, uint64_t *version_p, struct rdt_error *err)
 {
-    const struct outgoing *whole = map_get_u64(&work->outgoing, pull->part_of);
+    const struct serve *whole = map_get_u64(&session->serves, pull->part_of);
 
     *version_p = 0;
-    if (!whole || whole->sm.state != OUTGOING_OFFERED || !whole->object || whole->replica)
+    if (!whole || whole->sm.state != SERVE_OFFERED || !whole->object || whole->replica)
         return rdt_error_set(err, RDT_NOT_FOUND, "the pull that this is a part of has ended");
     if (!owner_equal(&whole->account->owner, requester))
         return rdt_error_set(err, RDT_DENIED, "the pull that this is a part of is another owner's");
@@ -360,144 +360,144 @@ static enum rdt_status find_whole(struct peer_work *work, const Rdt__Pb__Pull *p
     return RDT_OK;
 }
 
-enum rdt_status outgoing_on_pull(struct peer_work *work, const Rdt__Pb__Pull *pull, struct rdt_error *err)
+enum rdt_status serve_on_pull(struct peer_session *session, const Rdt__Pb__Pull *pull, struct rdt_error *err)
 {
-    struct transfers *transfers = work->transfers;
+    struct transfers *transfers = session->transfers;
     struct rdt_error why = {0};
     struct owner requester;
     struct object *object;
-    struct outgoing *out;
+    struct serve *out;
     struct rdt_ref ref;
     uint64_t version;
     enum rdt_status status;
 
-    if (map_get_u64(&work->outgoing, pull->transfer))
-        return rdt_error_set(err, RDT_PROTOCOL, "node %s uses transfer number %llu twice", work->peer->name,
+    if (map_get_u64(&session->serves, pull->transfer))
+        return rdt_error_set(err, RDT_PROTOCOL, "node %s uses transfer number %llu twice", session->peer->name,
                              (unsigned long long)pull->transfer);
     status = wire_ref_to(pull->ref, &ref, &why);
     if (status == RDT_OK && !transfers_believe(transfers, pull->requester, &requester, &why))
         status = why.status;
-    if (status == RDT_OK && map_count(&work->outgoing) >= MAX_PULLS)
-        status = rdt_error_set(&why, RDT_LIMIT, "node %s has %u transfers under way from here", work->peer->name, MAX_PULLS);
+    if (status == RDT_OK && map_count(&session->serves) >= MAX_PULLS)
+        status = rdt_error_set(&why, RDT_LIMIT, "node %s has %u transfers under way from here", session->peer->name, MAX_PULLS);
     if (status == RDT_OK && pull->from_copy && (pull->slice || pull->meta_only || ref.generation == 0))
         status = rdt_error_set(&why, RDT_UNSUPPORTED, "a copy is served whole");
     else if (status == RDT_OK && pull->part_of != 0)
-        status = find_whole(work, pull, &requester, &object, &version, &why);
+        status = find_whole(session, pull, &requester, &object, &version, &why);
     else if (status == RDT_OK && !pull->from_copy)
         status = find_object(transfers, &ref, &requester, &object, &version, &why);
     if (status == RDT_AGAIN && transfers->refuse_parked)
         status =
             rdt_error_set(&why, RDT_SHUTTING_DOWN, "object \"%s\" cannot be put any more: its daemon is shutting down", ref.id);
     if (status != RDT_OK && status != RDT_AGAIN) {
-        outgoing_answer_error(work, pull->transfer, &why);
+        serve_answer_error(session, pull->transfer, &why);
         return RDT_OK;
     }
-    out = outgoing_new(work, pull, &ref, &requester, &why);
+    out = serve_new(session, pull, &ref, &requester, &why);
     if (!out) {
-        outgoing_answer_error(work, pull->transfer, &why);
+        serve_answer_error(session, pull->transfer, &why);
         return RDT_OK;
     }
     if (pull->part_of != 0 && !take_selection(out, pull)) {
         (void)rdt_error_set(&why, RDT_NO_MEMORY, "no memory to serve a part of object \"%s\"", ref.id);
-        outgoing_refuse(out, &why);
+        serve_refuse(out, &why);
     } else if (pull->from_copy) {
         replica_serve(&transfers->replicas, out);
     } else if (status == RDT_OK) {
         out->version = version;
-        outgoing_answer(out, object);
+        serve_answer(out, object);
     } else if (park(out, &why) != RDT_OK) {
-        outgoing_answer_error(work, pull->transfer, &why);
-        outgoing_end(out);
+        serve_answer_error(session, pull->transfer, &why);
+        serve_end(out);
     } else if (pull->tell_parked) {
         Rdt__Pb__PullParked parked = RDT__PB__PULL_PARKED__INIT;
         parked.transfer = pull->transfer;
-        (void)work_send(work, RDT_PEER_PULL_PARKED, &parked.base, NULL);
+        (void)peer_session_send(session, RDT_PEER_PULL_PARKED, &parked.base, NULL);
     }
     return RDT_OK;
 }
 
 /* ---- what the reader says next ---- */
 
-void outgoing_on_end(struct peer_work *work, const Rdt__Pb__PullEnd *end)
+void serve_on_end(struct peer_session *session, const Rdt__Pb__PullEnd *end)
 {
-    struct outgoing *out = map_get_u64(&work->outgoing, end->transfer);
+    struct serve *out = map_get_u64(&session->serves, end->transfer);
 
     if (!out)
         return;
     out->reader_done = true;
-    if (out->sm.state == OUTGOING_SENDING && out->one_sided && end->status == RDT_OK) {
+    if (out->sm.state == SERVE_SENDING && out->one_sided && end->status == RDT_OK) {
         out->record.bytes_done = out->stream_bytes;
         out->transfers->bytes_out += out->stream_bytes;
-        work->bytes_out += out->stream_bytes;
-        if (out->via)
-            record_lanes(&out->record, out->via);
-        outgoing_end(out);
+        session->bytes_out += out->stream_bytes;
+        if (out->connection)
+            record_lanes(&out->record, out->connection);
+        serve_end(out);
         return;
     }
-    if (out->sm.state == OUTGOING_ABORT)
-        outgoing_settle(out); /* it had waited for this reader only */
+    if (out->sm.state == SERVE_ABORT)
+        serve_settle(out); /* it had waited for this reader only */
     else
-        outgoing_stop(out);
+        serve_stop(out);
 }
 
-void outgoing_on_credit(struct peer_work *work, const Rdt__Pb__PullCredit *credit)
+void serve_on_credit(struct peer_session *session, const Rdt__Pb__PullCredit *credit)
 {
-    struct outgoing *out = map_get_u64(&work->outgoing, credit->transfer);
+    struct serve *out = map_get_u64(&session->serves, credit->transfer);
 
-    if (!out || out->sm.state == OUTGOING_ABORT || credit->chunks <= out->credit)
+    if (!out || out->sm.state == SERVE_ABORT || credit->chunks <= out->credit)
         return;
     out->credit = credit->chunks;
-    if (out->sm.state == OUTGOING_SENDING)
-        outgoing_go_on(out);
+    if (out->sm.state == SERVE_SENDING)
+        serve_go_on(out);
 }
 
-void outgoing_on_abort(struct peer_work *work, const Rdt__Pb__PullAbort *message)
+void serve_on_abort(struct peer_session *session, const Rdt__Pb__PullAbort *message)
 {
-    struct outgoing *out = map_get_u64(&work->outgoing, message->transfer);
+    struct serve *out = map_get_u64(&session->serves, message->transfer);
 
     if (!out)
         return;
     out->reader_done = true;
     if (!out->record.error[0])
         (void)snprintf(out->record.error, sizeof out->record.error, "the reader gave up");
-    if (out->sm.state == OUTGOING_ABORT)
-        outgoing_settle(out);
+    if (out->sm.state == SERVE_ABORT)
+        serve_settle(out);
     else
-        outgoing_stop(out);
+        serve_stop(out);
 }
 
-void outgoing_shut_down(struct transfers *transfers, const struct rdt_error *why)
+void serve_shut_down(struct transfers *transfers, const struct rdt_error *why)
 {
-    list_for_each_safe (node, &transfers->outgoing)
-        outgoing_fail(container_of(node, struct outgoing, record.link), why);
+    list_for_each_safe (node, &transfers->serves)
+        serve_fail(container_of(node, struct serve, record.link), why);
 }
 
-void outgoing_link_down(struct peer_work *work)
+void serve_link_down(struct peer_session *session)
 {
-    struct outgoing *out;
+    struct serve *out;
     size_t cursor = 0;
 
-    while ((out = map_next(&work->outgoing, &cursor))) {
-        map_remove_u64(&work->outgoing, out->number); /* the reader may come back and count from one again */
+    while ((out = map_next(&session->serves, &cursor))) {
+        map_remove_u64(&session->serves, out->number); /* the reader may come back and count from one again */
         if (!out->record.error[0])
             (void)snprintf(out->record.error, sizeof out->record.error, "the reader's node is gone");
-        outgoing_stop(out);
+        serve_stop(out);
     }
 }
 
-void outgoing_via_closed(struct peer_transport *pt)
+void serve_connection_closed(struct peer_transport *pt)
 {
     pt->sends_in_flight = 0;
     list_for_each_safe (node, &pt->users_out) {
-        struct outgoing *out = container_of(node, struct outgoing, by_via);
+        struct serve *out = container_of(node, struct serve, by_connection);
         struct rdt_error err;
         out->reader_done = true;
-        if (out->sm.state == OUTGOING_ABORT) {
-            outgoing_settle(out);
+        if (out->sm.state == SERVE_ABORT) {
+            serve_settle(out);
         } else {
             (void)rdt_error_set(&err, RDT_TRANSPORT, "%s at the owner: %s", pt->transport->name,
                                 pt->broken[0] ? pt->broken : "the connection was taken down");
-            outgoing_fail(out, &err);
+            serve_fail(out, &err);
         }
     }
 }

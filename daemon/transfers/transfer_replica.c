@@ -73,7 +73,7 @@ static void use(struct transfer *transfer, struct replica *replica)
     transfer_local_serve(transfer, replica->object);
 }
 
-bool transfer_copy_serves(struct transfer *transfer)
+bool transfer_replica_serves(struct transfer *transfer)
 {
     struct replica *replica = replica_for(&transfer->transfers->replicas, &transfer->ref, &transfer->account->owner);
 
@@ -84,14 +84,14 @@ bool transfer_copy_serves(struct transfer *transfer)
 }
 
 /* The owner has just said that the object is there, and that the requester may have it. */
-static bool use_if_there(struct transfer *transfer, bool kept)
+static bool use_if_there(struct transfer *transfer, bool replicated)
 {
     struct replica *replica =
         replica_find(&transfer->transfers->replicas, transfer->origin->peer->uuid, transfer->ref.generation);
 
     if (!replica || replica == transfer->replica)
         return false;
-    if (kept)
+    if (replicated)
         replica->epoch = transfer->origin->peer->epoch;
     if (!fits(transfer, replica))
         return false;
@@ -100,7 +100,7 @@ static bool use_if_there(struct transfer *transfer, bool kept)
     return true;
 }
 
-bool transfer_copy_answered(struct transfer *transfer, const Rdt__Pb__PullMeta *meta)
+bool transfer_replica_answered(struct transfer *transfer, const Rdt__Pb__PullMeta *meta)
 {
     struct replica *there;
 
@@ -114,7 +114,7 @@ bool transfer_copy_answered(struct transfer *transfer, const Rdt__Pb__PullMeta *
     return false;
 }
 
-void transfer_deliver_copy(struct transfer *transfer)
+void transfer_deliver_replica(struct transfer *transfer)
 {
     struct replica *replica = transfer->replica;
 
@@ -151,7 +151,7 @@ static void on_patience(struct deadline *deadline)
     transfer_fail(transfer, RDT_TIMED_OUT, "the copy on node %s stands still", transfer->record.peer);
 }
 
-void transfer_copy_moved(struct transfer *transfer)
+void transfer_replica_moved(struct transfer *transfer)
 {
     if (transfer->peer != transfer->origin)
         (void)deadline_set(transfer->transfers->deadlines, &transfer->turn, transfer->patience_ns);
@@ -168,7 +168,7 @@ static enum rdt_status read_redirect(struct transfer *transfer, const Rdt__Pb__P
 static enum rdt_status go_there(struct transfer *transfer, const Rdt__Pb__PullMeta *meta, struct rdt_error *err)
 {
     struct transfers *transfers = transfer->transfers;
-    struct peer_work *work;
+    struct peer_session *session;
     struct peer *peer;
     enum rdt_status status = peers_find(transfers->peers, meta->redirect_node.data, meta->redirect_address, &peer, err);
     uint32_t depth = meta->redirect_depth < DEPTH_MAX ? meta->redirect_depth : DEPTH_MAX;
@@ -177,19 +177,19 @@ static enum rdt_status go_there(struct transfer *transfer, const Rdt__Pb__PullMe
         return status;
     if (peer->state == PEER_BACKOFF)
         return peer_away(peer, err);
-    work = peer_work_get(transfers, peer);
-    if (!work)
+    session = peer_session_get(transfers, peer);
+    if (!session)
         return rdt_error_set(err, RDT_NO_MEMORY, "no memory for node %s", peer->name);
     transfer->patience_ns = PATIENCE_NS + (int64_t)depth * PATIENCE_STEP_NS;
     transfer->turn.on_passed = on_patience;
     (void)deadline_set(transfers->deadlines, &transfer->turn, transfer->patience_ns);
     (void)snprintf(transfer->record.peer, sizeof transfer->record.peer, "%s", peer->name);
     log_debug("xfer %llu goes to the copy on node %s", (unsigned long long)transfer->id, peer->name);
-    transfer_in_pull_from(transfer, work);
+    transfer_in_pull_from(transfer, session);
     return RDT_OK;
 }
 
-void transfer_copy_redirected(struct transfer *transfer, const Rdt__Pb__PullMeta *meta)
+void transfer_replica_redirected(struct transfer *transfer, const Rdt__Pb__PullMeta *meta)
 {
     struct rdt_error err = {0};
 
@@ -214,7 +214,7 @@ void transfer_copy_redirected(struct transfer *transfer, const Rdt__Pb__PullMeta
     transfer_in_pull_from(transfer, transfer->origin);
 }
 
-bool transfer_copy_comes_back(struct transfer *transfer, const struct rdt_error *why)
+bool transfer_replica_comes_back(struct transfer *transfer, const struct rdt_error *why)
 {
     struct transfers *transfers = transfer->transfers;
 

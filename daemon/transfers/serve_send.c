@@ -12,17 +12,17 @@
 
 #define SMALL_COPY (256u << 10)
 
-static void prepare(struct outgoing *out);
+static void prepare(struct serve *out);
 
 /* ---- preparing ---- */
 
-static enum rdt_status send_keys(struct outgoing *out, struct rdt_error *err)
+static enum rdt_status send_keys(struct serve *out, struct rdt_error *err)
 {
     Rdt__Pb__PullKeys keys = RDT__PB__PULL_KEYS__INIT;
     struct object *object = out->object;
     uint8_t(*blobs)[RDT_KEY_MAX_BYTES] = calloc(object->n_regions + 1u, sizeof *blobs);
     ProtobufCBinaryData *list = calloc(object->n_regions + 1u, sizeof *list);
-    struct transport *transport = out->via->transport;
+    struct transport *transport = out->connection->transport;
     Rdt__Pb__TensorList tensors;
     struct layout_rows rows;
     enum rdt_status status = blobs && list ? RDT_OK : rdt_error_set(err, RDT_NO_MEMORY, "no memory for keys");
@@ -40,9 +40,9 @@ static enum rdt_status send_keys(struct outgoing *out, struct rdt_error *err)
         keys.transfer = out->number;
         keys.n_keys = object->n_regions;
         keys.keys = list;
-        layout_to_wire(out->source, true, out->work->peer->tensor_runs ? &rows : NULL, &tensors);
+        layout_to_wire(out->source, true, out->session->peer->tensor_runs ? &rows : NULL, &tensors);
         keys.tensors = &tensors;
-        status = work_send(out->work, RDT_PEER_PULL_KEYS, &keys.base, err);
+        status = peer_session_send(out->session, RDT_PEER_PULL_KEYS, &keys.base, err);
     }
     free(blobs);
     free(list);
@@ -51,28 +51,28 @@ static enum rdt_status send_keys(struct outgoing *out, struct rdt_error *err)
 
 static void on_registered(void *arg, struct region *region, const struct rdt_error *err)
 {
-    struct outgoing *out = arg;
+    struct serve *out = arg;
 
     (void)region;
     out->n_ops--;
-    if (out->sm.state == OUTGOING_ABORT)
-        outgoing_settle(out);
+    if (out->sm.state == SERVE_ABORT)
+        serve_settle(out);
     else if (err)
-        outgoing_fail(out, err);
+        serve_fail(out, err);
     else
         prepare(out);
 }
 
 static void on_stage(void *arg, struct stage *stage, const struct rdt_error *err)
 {
-    struct outgoing *out = arg;
+    struct serve *out = arg;
 
     out->stage = stage;
     on_registered(out, NULL, err);
 }
 
 /* Slots for the chunks under way, between the device and the transport. */
-static enum rdt_status reserve_stage(struct outgoing *out, struct rdt_error *err)
+static enum rdt_status reserve_stage(struct serve *out, struct rdt_error *err)
 {
     struct object *object = out->object;
     struct memory_kind *kind = NULL;
@@ -94,47 +94,47 @@ static enum rdt_status reserve_stage(struct outgoing *out, struct rdt_error *err
 }
 
 /* Maps and registers the object's regions, one at a time; then sends, or lets the reader read. */
-static void prepare(struct outgoing *out)
+static void prepare(struct serve *out)
 {
     struct rdt_error err = {0};
-    enum rdt_status status = outgoing_map(out, &err);
+    enum rdt_status status = serve_map(out, &err);
     void *handle;
 
     if (status == RDT_OK)
         status = region_fill(out->object->uses, out->object->n_regions, out->source, &out->filled, on_registered, out, &err);
     for (uint32_t i = 0; status == RDT_OK && i < object_n_places(out->object); i++)
-        if (transport_moves(out->via->transport, object_region(out->object, i)->kind->name))
-            status = region_register(object_region(out->object, i), out->via->transport, &handle, on_registered, out, &err);
+        if (transport_moves(out->connection->transport, object_region(out->object, i)->kind->name))
+            status = region_register(object_region(out->object, i), out->connection->transport, &handle, on_registered, out, &err);
     if (status == RDT_OK && out->staged && !out->stage)
         status = reserve_stage(out, &err);
     if (status == RDT_AGAIN) {
         out->n_ops++;
         return;
     }
-    if (status == RDT_OK && out->via->sm.state != PT_CONNECTED)
-        status = rdt_error_set(&err, RDT_TRANSPORT, "%s: the owner's connection is being rebuilt", out->via->transport->name);
+    if (status == RDT_OK && out->connection->sm.state != PT_CONNECTED)
+        status = rdt_error_set(&err, RDT_TRANSPORT, "%s: the owner's connection is being rebuilt", out->connection->transport->name);
     if (status == RDT_OK && out->turns) {
         status = order_out_begin(out, &err);
         if (status == RDT_OK)
             return;
     } else if (status == RDT_OK) {
-        outgoing_set_state(out, OUTGOING_SENDING);
+        serve_set_state(out, SERVE_SENDING);
         if (out->one_sided)
             status = send_keys(out, &err);
     }
-    if (status == RDT_OK && out->together) {
+    if (status == RDT_OK && out->collective) {
         status = broadcast_reader_stands(out, &err);
         if (status == RDT_OK)
             return; /* it may have ended */
     }
     if (status == RDT_OK)
-        outgoing_go_on(out);
+        serve_go_on(out);
     else
-        outgoing_fail(out, &err);
+        serve_fail(out, &err);
 }
 
 /* The object is pinned from here on. The plan is made already where chunks are sent. */
-void outgoing_begin(struct outgoing *out, struct peer_transport *pt)
+void serve_begin(struct serve *out, struct peer_transport *pt)
 {
     if (out->replica && !out->replica->placed) {
         out->awaits_memory = pt;
@@ -142,17 +142,17 @@ void outgoing_begin(struct outgoing *out, struct peer_transport *pt)
     }
     deadline_unset(out->transfers->deadlines, &out->deadline); /* the reader watches the time */
     (void)snprintf(out->record.path, sizeof out->record.path, "%s", pt->transport->name);
-    out->via = pt;
-    list_append(&pt->users_out, &out->by_via);
+    out->connection = pt;
+    list_append(&pt->users_out, &out->by_connection);
     object_pin(out->object);
     out->pinned = true;
-    outgoing_set_state(out, OUTGOING_PREPARE);
+    serve_set_state(out, SERVE_PREPARE);
     prepare(out);
 }
 
-bool outgoing_can_start(struct outgoing *out)
+bool serve_can_start(struct serve *out)
 {
-    struct peer_transport *pt = out->expect ? peer_transport_find(out->work, out->start_transport) : NULL;
+    struct peer_transport *pt = out->expect ? peer_transport_find(out->session, out->start_transport) : NULL;
 
     return pt && pt->sm.state == PT_CONNECTED && pt->remote_epoch == out->start_epoch && pt->transport->ops.post_send &&
            (out->object->transport[0] == '\0' || strcasecmp(out->object->transport, out->start_transport) == 0) &&
@@ -161,7 +161,7 @@ bool outgoing_can_start(struct outgoing *out)
 }
 
 /* Its memory is on devices: the transport moves that itself, as one piece for each chunk, or it goes through host memory. */
-static enum rdt_status decide_staging(struct outgoing *out, const struct peer_transport *pt, const Rdt__Pb__PullStart *start,
+static enum rdt_status decide_staging(struct serve *out, const struct peer_transport *pt, const Rdt__Pb__PullStart *start,
                                       struct rdt_error *err)
 {
     bool host = false, on_device = false, moves = true, holes = false;
@@ -194,10 +194,10 @@ static enum rdt_status decide_staging(struct outgoing *out, const struct peer_tr
     return RDT_OK;
 }
 
-void outgoing_on_start(struct peer_work *work, const Rdt__Pb__PullStart *start)
+void serve_on_start(struct peer_session *session, const Rdt__Pb__PullStart *start)
 {
-    struct outgoing *out = map_get_u64(&work->outgoing, start->transfer);
-    struct peer_transport *pt = start->group.len == 0 ? peer_transport_find(work, start->transport) : NULL;
+    struct serve *out = map_get_u64(&session->serves, start->transfer);
+    struct peer_transport *pt = start->group.len == 0 ? peer_transport_find(session, start->transport) : NULL;
     struct rdt_error err = {0};
     enum rdt_status status = RDT_OK;
 
@@ -207,10 +207,10 @@ void outgoing_on_start(struct peer_work *work, const Rdt__Pb__PullStart *start)
         end.status = RDT_TRANSPORT;
         end.message = (char *)"the owner's side of the transfer has ended";
         end.from_owner = true;
-        (void)work_send(work, RDT_PEER_PULL_END, &end.base, NULL);
+        (void)peer_session_send(session, RDT_PEER_PULL_END, &end.base, NULL);
         return;
     }
-    if (out->sm.state != OUTGOING_OFFERED || out->awaits_memory) /* it has said so before */
+    if (out->sm.state != SERVE_OFFERED || out->awaits_memory) /* it has said so before */
         return;
     if (start->broadcast != 0)
         status = broadcast_reader_comes(out, start, &err);
@@ -222,7 +222,7 @@ void outgoing_on_start(struct peer_work *work, const Rdt__Pb__PullStart *start)
         status = rdt_error_set(&err, RDT_UNSUPPORTED, "transport \"%.64s\" is not loaded at the owner", start->transport);
     if (status != RDT_OK)
         ;
-    else if (out->together && (start->one_sided || start->turns || !pt->group))
+    else if (out->collective && (start->one_sided || start->turns || !pt->group))
         status = rdt_error_set(&err, RDT_PROTOCOL, "a broadcast is neither read nor ordered, and of a group");
     else if (pt->sm.state != PT_CONNECTED || pt->remote_epoch != start->epoch)
         status = rdt_error_set(&err, RDT_TRANSPORT, "%s: the owner's connection is being rebuilt", pt->transport->name);
@@ -248,7 +248,7 @@ void outgoing_on_start(struct peer_work *work, const Rdt__Pb__PullStart *start)
     if (status == RDT_OK && !start->one_sided && start->first_chunk >= out->plan->n)
         status = rdt_error_set(&err, RDT_PROTOCOL, "chunk %u of %u", start->first_chunk, out->plan->n);
     if (status != RDT_OK) {
-        outgoing_fail(out, &err);
+        serve_fail(out, &err);
         return;
     }
     out->one_sided = start->one_sided;
@@ -256,7 +256,7 @@ void outgoing_on_start(struct peer_work *work, const Rdt__Pb__PullStart *start)
     out->start_epoch = start->epoch;
     if (!out->one_sided)
         out->next_chunk = out->chunks_done = start->first_chunk;
-    outgoing_begin(out, pt);
+    serve_begin(out, pt);
 }
 
 /* ---- sending ---- */
@@ -270,13 +270,13 @@ static void op_free(struct chunk_op *op)
     free(op);
 }
 
-static void send_in_order(struct outgoing *out);
-static void send_more(struct outgoing *out);
+static void send_in_order(struct serve *out);
+static void send_more(struct serve *out);
 
 static void chunk_ended(struct chunk_op *op, enum rdt_status status, const char *msg)
 {
-    struct outgoing *out = op->out;
-    struct peer_transport *pt = out->via;
+    struct serve *out = op->out;
+    struct peer_transport *pt = out->connection;
     uint64_t bytes = op->base.op.piece.bytes;
     struct rdt_error err = {0};
 
@@ -284,29 +284,29 @@ static void chunk_ended(struct chunk_op *op, enum rdt_status status, const char 
     out->n_ops--;
     if (!out->turns && pt->sends_in_flight > 0)
         pt->sends_in_flight--;
-    if (out->sm.state == OUTGOING_ABORT) {
-        outgoing_settle(out);
+    if (out->sm.state == SERVE_ABORT) {
+        serve_settle(out);
     } else if (status != RDT_OK) {
         if (status == RDT_CANCELLED) /* nobody cancelled this one: it ends with the whole connection, or the transport knows why */
             status = RDT_TRANSPORT, msg = pt->broken;
         (void)rdt_error_set(&err, status, "%s at the owner: %s", pt->transport->name,
                             msg && msg[0] ? msg : "it gave up what nobody had cancelled");
-        outgoing_fail(out, &err);
+        serve_fail(out, &err);
     } else {
         out->chunks_done++;
         out->record.bytes_done += bytes;
         out->transfers->bytes_out += bytes;
-        out->work->bytes_out += bytes;
+        out->session->bytes_out += bytes;
         if (out->chunks_done == out->plan->n) {
             record_lanes(&out->record, pt);
-            outgoing_end(out);
+            serve_end(out);
         } else if (out->turns) {
             send_in_order(out);
         } else if (out->staged) {
             send_more(out); /* its slot is free */
         }
     }
-    outgoing_pump(pt);
+    serve_pump(pt);
 }
 
 static void on_sent(struct plugin_op *base, enum rdt_status status, const char *msg)
@@ -317,13 +317,13 @@ static void on_sent(struct plugin_op *base, enum rdt_status status, const char *
 /* Hands a chunk whose bytes are in place to the transport. */
 static void hand_over(struct chunk_op *op)
 {
-    struct peer_transport *pt = op->out->via;
+    struct peer_transport *pt = op->out->connection;
     struct rdt_error err = {0};
     enum rdt_status status = RDT_CANCELLED;
 
-    if (op->staging && op->out->sm.state == OUTGOING_SENDING && outgoing_check(op->out, &err) != RDT_OK)
+    if (op->staging && op->out->sm.state == SERVE_SENDING && serve_check(op->out, &err) != RDT_OK)
         status = err.status;
-    else if (op->out->sm.state == OUTGOING_SENDING && pt->sm.state == PT_CONNECTED)
+    else if (op->out->sm.state == SERVE_SENDING && pt->sm.state == PT_CONNECTED)
         status = plugin_op_send(&pt->conn, &op->base, &err);
     if (status != RDT_OK)
         chunk_ended(op, status, err.msg);
@@ -332,7 +332,7 @@ static void hand_over(struct chunk_op *op)
 static void run_gather(struct work *work)
 {
     struct chunk_op *op = container_of(work, struct chunk_op, work);
-    struct outgoing *out = op->out;
+    struct serve *out = op->out;
 
     chunk_gather(&out->plan->chunks[op->chunk], out->packed, out->source, out->bases, op->staging);
 }
@@ -340,7 +340,7 @@ static void run_gather(struct work *work)
 static void done_gather(struct work *work)
 {
     struct chunk_op *op = container_of(work, struct chunk_op, work);
-    struct outgoing *out = op->out;
+    struct serve *out = op->out;
 
     if (!out->turns) {
         hand_over(op);
@@ -350,8 +350,8 @@ static void done_gather(struct work *work)
     out->n_ops++; /* it does not end meanwhile */
     hand_over(op);
     out->n_ops--;
-    if (out->sm.state == OUTGOING_ABORT)
-        outgoing_settle(out);
+    if (out->sm.state == SERVE_ABORT)
+        serve_settle(out);
     else
         send_in_order(out);
 }
@@ -360,7 +360,7 @@ static void done_gather(struct work *work)
 static void on_device_gathered(void *arg, const struct rdt_error *err)
 {
     struct chunk_op *op = arg;
-    struct outgoing *out = op->out;
+    struct serve *out = op->out;
 
     if (!err) {
         done_gather(&op->work);
@@ -372,7 +372,7 @@ static void on_device_gathered(void *arg, const struct rdt_error *err)
 
 static void gather_from_device(struct chunk_op *op)
 {
-    struct outgoing *out = op->out;
+    struct serve *out = op->out;
     const struct chunk *chunk = &out->plan->chunks[op->chunk];
     struct device_part part = chunk_part(chunk, out->packed);
     struct rdt_error err = {0};
@@ -390,7 +390,7 @@ static void gather_from_device(struct chunk_op *op)
         on_device_gathered(op, &err);
 }
 
-static bool send_next(struct outgoing *out, struct rdt_error *err)
+static bool send_next(struct serve *out, struct rdt_error *err)
 {
     uint32_t index = out->next_chunk, region_index;
     const struct chunk *chunk = &out->plan->chunks[index];
@@ -417,7 +417,7 @@ static bool send_next(struct outgoing *out, struct rdt_error *err)
         op->base.op.piece.addr = out->bases[region_index] + offset;
         op->base.op.memory_kind = object_region(out->object, region_index)->kind->name;
         op->base.op.device = region_device(object_region(out->object, region_index));
-        (void)region_register(object_region(out->object, region_index), out->via->transport, &op->base.op.piece.registration,
+        (void)region_register(object_region(out->object, region_index), out->connection->transport, &op->base.op.piece.registration,
                               NULL, NULL, NULL);
     } else if ((op->staging = malloc(chunk->bytes))) {
         op->base.op.piece.addr = op->staging;
@@ -429,7 +429,7 @@ static bool send_next(struct outgoing *out, struct rdt_error *err)
     out->next_chunk++;
     out->n_ops++;
     if (!out->turns)
-        out->via->sends_in_flight++;
+        out->connection->sends_in_flight++;
     if (!op->staging) {
         hand_over(op);
     } else if (out->staged) {
@@ -446,7 +446,7 @@ static bool send_next(struct outgoing *out, struct rdt_error *err)
 }
 
 /* There is such a chunk, and its bytes are here. */
-static bool is_here(const struct outgoing *out, uint32_t index)
+static bool is_here(const struct serve *out, uint32_t index)
 {
     return index < out->plan->n && index < out->credit &&
            (!out->staged || stage_free_slots(out->stage) > index - out->next_chunk) &&
@@ -455,77 +455,77 @@ static bool is_here(const struct outgoing *out, uint32_t index)
 
 /* In ordered queues: chunk after chunk, each handed over before the next, while it has its turn. What other transfers have under way does
  * not count: theirs may stand behind it. */
-static void send_in_order(struct outgoing *out)
+static void send_in_order(struct serve *out)
 {
     unsigned most = out->transfers->options->chunks_in_flight;
     struct rdt_error err = {0};
 
-    if (out->posting || out->sm.state != OUTGOING_SENDING)
+    if (out->posting || out->sm.state != SERVE_SENDING)
         return;
     out->posting = true;
     out->n_ops++; /* it does not end meanwhile */
-    while (out->sm.state == OUTGOING_SENDING && out->via->sm.state == PT_CONNECTED && !out->gathering &&
+    while (out->sm.state == SERVE_SENDING && out->connection->sm.state == PT_CONNECTED && !out->gathering &&
            is_here(out, out->next_chunk) && out->n_ops - 1 < most)
         if (!send_next(out, &err))
-            outgoing_fail(out, &err);
+            serve_fail(out, &err);
     out->n_ops--;
     out->posting = false;
-    if (out->sm.state == OUTGOING_ABORT)
-        outgoing_settle(out);
+    if (out->sm.state == SERVE_ABORT)
+        serve_settle(out);
     else if (out->next_chunk == out->plan->n && !out->gathering)
         order_give(&out->record);
 }
 
-static void send_more(struct outgoing *out)
+static void send_more(struct serve *out)
 {
     if (out->turns) {
         send_in_order(out);
         return;
     }
-    if (out->sm.state != OUTGOING_SENDING || out->one_sided || !list_empty(&out->in_turn) || !is_here(out, out->next_chunk))
+    if (out->sm.state != SERVE_SENDING || out->one_sided || !list_empty(&out->in_turn) || !is_here(out, out->next_chunk))
         return;
-    list_append(&out->via->sending, &out->in_turn);
-    outgoing_pump(out->via);
+    list_append(&out->connection->sending, &out->in_turn);
+    serve_pump(out->connection);
 }
 
 /* The copy that it is served from has memory now. */
-static void begin_late(struct outgoing *out)
+static void begin_late(struct serve *out)
 {
     struct peer_transport *pt = out->awaits_memory;
     struct rdt_error err;
 
     out->awaits_memory = NULL;
     if (pt->sm.state == PT_CONNECTED && pt->remote_epoch == out->start_epoch) {
-        outgoing_begin(out, pt);
+        serve_begin(out, pt);
         return;
     }
     (void)rdt_error_set(&err, RDT_TRANSPORT, "%s: the owner's connection is being rebuilt", pt->transport->name);
-    outgoing_fail(out, &err);
+    serve_fail(out, &err);
 }
 
-void outgoing_go_on(struct outgoing *out)
+void serve_go_on(struct serve *out)
 {
-    if (out->awaits_memory && out->sm.state == OUTGOING_OFFERED)
+    if (out->awaits_memory && out->sm.state == SERVE_OFFERED)
         begin_late(out);
     else
         send_more(out);
 }
 
-void outgoing_pump(struct peer_transport *pt)
+void serve_pump(struct peer_transport *pt)
 {
     if (pt->pumping) /* a chunk that failed at once ends here again */
         return;
     pt->pumping = true;
-    while (pt->sm.state == PT_CONNECTED && pt->sends_in_flight < pt->work->transfers->options->chunks_in_flight &&
+    while (pt->sm.state == PT_CONNECTED && pt->sends_in_flight < pt->session->transfers->options->chunks_in_flight &&
            !list_empty(&pt->sending)) {
-        struct outgoing *out = container_of(list_first(&pt->sending), struct outgoing, in_turn);
+        struct serve *out = container_of(list_first(&pt->sending), struct serve, in_turn);
         struct rdt_error err = {0};
 
         list_remove(&out->in_turn);
         if (is_here(out, out->next_chunk + 1))
             list_append(&pt->sending, &out->in_turn);
         if (!send_next(out, &err))
-            outgoing_fail(out, &err);
+            serve_fail(out, &err);
     }
     pt->pumping = false;
 }

@@ -9,7 +9,7 @@
 #include "tests/support/cluster.h"
 #include "tests/support/rogue_peer.h"
 
-TestSuite(hostile_turns, .timeout = 120);
+TestSuite(hostile_tickets, .timeout = 120);
 
 #define BYTES 300000u
 #define STALL "--stall-timeout=700ms"
@@ -148,7 +148,7 @@ static void take_turns(void)
     }
 }
 
-Test(hostile_turns, reader_that_has_the_turn_and_says_nothing)
+Test(hostile_tickets, reader_that_has_the_turn_and_says_nothing)
 {
     struct rdt_ref ref;
 
@@ -163,7 +163,7 @@ Test(hostile_turns, reader_that_has_the_turn_and_says_nothing)
 }
 
 /* Its receives stand, it says, and it answers pings; the sends at the head of node 0's queue never end. */
-Test(hostile_turns, reader_that_takes_nothing)
+Test(hostile_tickets, reader_that_takes_nothing)
 {
     struct rdt_ref ref;
 
@@ -181,7 +181,7 @@ Test(hostile_turns, reader_that_takes_nothing)
 }
 
 /* It says again and again that it is behind others, and node 0 keeps its turn for it. */
-Test(hostile_turns, reader_that_is_behind_others_for_ever)
+Test(hostile_tickets, reader_that_is_behind_others_for_ever)
 {
     struct rdt_ref ref, other;
     rdt_request *request;
@@ -251,14 +251,14 @@ static bool ends_though_it_speaks(void)
 }
 
 /* The same where nobody waits behind it: longer, not for ever. It says whom it is behind, and so does the error. */
-Test(hostile_turns, reader_that_is_behind_others_for_ever_and_in_nobodys_way)
+Test(hostile_tickets, reader_that_is_behind_others_for_ever_and_in_nobodys_way)
 {
     for (unsigned tries = 0; !ends_though_it_speaks(); tries++)
         must(tries < 4);
 }
 
 /* What node 0 would send stands in its queue: without turns it would stand there in any order. */
-Test(hostile_turns, reader_that_takes_no_turns)
+Test(hostile_tickets, reader_that_takes_no_turns)
 {
     struct rdt_ref ref;
 
@@ -271,7 +271,7 @@ Test(hostile_turns, reader_that_takes_no_turns)
     end();
 }
 
-Test(hostile_turns, reader_with_words_out_of_place)
+Test(hostile_tickets, reader_with_words_out_of_place)
 {
     static const int words[] = {RDT__PB__TURN_WORD__TURN_RECEIVES, RDT__PB__TURN_WORD__TURN_READY, 99, -1};
     unsigned heard = 0;
@@ -339,7 +339,7 @@ static void must_fail(rdt_request *request, enum rdt_status expected, const char
     rdt_request_destroy(request);
 }
 
-Test(hostile_turns, owner_that_says_nothing_or_words_out_of_place)
+Test(hostile_tickets, owner_that_says_nothing_or_words_out_of_place)
 {
     static const int words[] = {RDT__PB__TURN_WORD__TURN_RECEIVES, 99};
     rdt_request *request;
@@ -358,7 +358,7 @@ Test(hostile_turns, owner_that_says_nothing_or_words_out_of_place)
 }
 
 /* It says that it has its turn, so that receives are posted at the head of node 0's queue, and sends nothing. */
-Test(hostile_turns, owner_that_has_its_turn_and_sends_nothing)
+Test(hostile_tickets, owner_that_has_its_turn_and_sends_nothing)
 {
     rdt_request *request;
     uint64_t number;

@@ -26,7 +26,7 @@
 
 #include "daemon/transfers/transfer_impl.h"
 
-struct question_key { /* no padding: it is compared as bytes */
+struct coalesced_key { /* no padding: it is compared as bytes */
     uint8_t node[16];
     uint64_t generation, after; /* of a name: 0, and the version that was read last */
     uint32_t requester_uid, uid;
@@ -38,26 +38,26 @@ struct question_key { /* no padding: it is compared as bytes */
     uint8_t rest[3]; /* 0 */
 };
 
-struct question {
-    struct question_key key;
+struct coalesced {
+    struct coalesced_key key;
     struct transfer *asked; /* PULL is sent and not answered; NULL: none */
     struct transfer *open;  /* PULL is not sent: takes further fetches; NULL: none */
 };
 
 /* May the item take part at all? */
-bool question_fits(const Rdt__Pb__Fetch *message, const Rdt__Pb__FetchItem *item, const struct rdt_ref *ref);
+bool coalescer_fits(const Rdt__Pb__Fetch *message, const Rdt__Pb__FetchItem *item, const struct rdt_ref *ref);
 
 /* The transfer that another fetch of the same may join, or NULL. */
-struct transfer *question_open(const struct transfers *transfers, const struct rdt_ref *ref, const struct owner *requester);
+struct transfer *coalescer_open(const struct transfers *transfers, const struct rdt_ref *ref, const struct owner *requester);
 
 /* A transfer that fits begins. true: it is asked, or may be as soon as the link is up; false: it is queued behind another one and
  * will be told by transfer_in_ask. */
-bool question_begin(struct transfer *transfer);
+bool coalescer_begin(struct transfer *transfer);
 
 /* PULL is about to be sent. */
-void question_ask(struct transfer *transfer);
+void coalescer_asked(struct transfer *transfer);
 
 /* It is answered, or ends without an answer. Returns the id of the transfer that was queued behind it and must go on now; 0: none. */
-uint64_t question_close(struct transfer *transfer);
+uint64_t coalescer_close(struct transfer *transfer);
 
 #endif

@@ -29,71 +29,71 @@
 #include "daemon/objects/object.h"
 #include "rdt_peer.pb-c.h"
 
-struct keepers;
+struct replica_directory;
 struct peer;
-struct peer_work;
+struct peer_session;
 struct transfers;
 
-struct kept { /* an object of this node that others have */
+struct replicated_object { /* an object of this node that others have */
     uint64_t generation;
-    struct keepers *keepers;
+    struct replica_directory *directory;
     uint64_t bytes;
-    struct list nodes;   /* struct keeper.link */
+    struct list nodes;   /* struct replica_entry.link */
     struct list lost;    /* the same */
-    struct list waiters; /* struct kept_waiter; once it has ended */
+    struct list waiters; /* struct replica_directory_waiter; once it has ended */
     unsigned direct;     /* of nodes: receive from this one */
     bool ended;
 };
 
-struct keeper {
-    struct list link, by_node; /* in kept->nodes, work->keeps; LOST: in kept->lost, work->kept_before */
-    struct kept *kept;
-    struct peer_work *work;
+struct replica_entry {
+    struct list link, by_node; /* in replicated->nodes, session->replica_entries; LOST: in replicated->lost, session->lost_entries */
+    struct replicated_object *replicated;
+    struct peer_session *session;
     bool whole;
-    struct keeper *source; /* it receives from; NULL: from this node, or nothing any more */
+    struct replica_entry *source; /* it receives from; NULL: from this node, or nothing any more */
     unsigned children;     /* that receive from it */
     struct deadline over;  /* LOST */
 };
 
-struct kept_waiter {
+struct replica_directory_waiter {
     struct list link;
-    void (*on_settled)(struct kept_waiter *); /* removed before */
+    void (*on_settled)(struct replica_directory_waiter *); /* removed before */
 };
 
-struct keepers {
+struct replica_directory {
     struct transfers *transfers;
     struct map by_generation; /* struct kept */
     uint64_t redirected;      /* pulls sent to a copy */
 };
 
-void keepers_init(struct keepers *keepers, struct transfers *transfers);
-void keepers_fini(struct keepers *keepers);
+void replica_directory_init(struct replica_directory *directory, struct transfers *transfers);
+void replica_directory_fini(struct replica_directory *directory);
 
 /* The node will keep what it pulls. NULL: no memory. */
-struct keeper *keeper_add(struct keepers *keepers, struct peer_work *work, const struct object *object, bool *is_new_p);
+struct replica_entry *replica_entry_add(struct replica_directory *directory, struct peer_session *session, const struct object *object, bool *is_new_p);
 
 /* Where a new one had better go; NULL: here. Notes it there. */
-struct peer_work *keeper_redirect(struct keeper *keeper);
+struct peer_session *replica_entry_redirect(struct replica_entry *entry);
 
 /* How many nodes are between it and this one. */
-unsigned keeper_depth(const struct keeper *keeper);
+unsigned replica_entry_depth(const struct replica_entry *entry);
 
 /* It receives from this node. */
-void keeper_serve_here(struct keeper *keeper);
+void replica_entry_serve_here(struct replica_entry *entry);
 
-void keepers_on_news(struct keepers *keepers, struct peer_work *work, const Rdt__Pb__Copies *news);
-void keepers_link_down(struct peer_work *work);
-void keepers_link_up(struct peer_work *work);
+void replica_directory_on_news(struct replica_directory *directory, struct peer_session *session, const Rdt__Pb__Copies *news);
+void replica_directory_link_down(struct peer_session *session);
+void replica_directory_link_up(struct peer_session *session);
 
 /* The object may be fetched no more. */
-void keepers_object_ended(struct keepers *keepers, const struct object *object);
+void replica_directory_object_ended(struct replica_directory *directory, const struct object *object);
 
 /* false: nobody has to be waited for. */
-bool keepers_wait(struct keepers *keepers, uint64_t generation, struct kept_waiter *waiter);
+bool replica_directory_wait(struct replica_directory *directory, uint64_t generation, struct replica_directory_waiter *waiter);
 
-const struct peer *keeper_peer(const struct keeper *keeper);
+const struct peer *replica_entry_peer(const struct replica_entry *entry);
 
 /* For stat: *cursor starts NULL; NULL at the end. */
-const struct keeper *keepers_next(const struct keepers *keepers, uint64_t generation, struct list **cursor);
+const struct replica_entry *replica_directory_next(const struct replica_directory *directory, uint64_t generation, struct list **cursor);
 
 #endif

@@ -17,7 +17,7 @@ static bool all_contiguous(const struct layout *layout)
     return true;
 }
 
-enum rdt_status outgoing_map(struct outgoing *out, struct rdt_error *err)
+enum rdt_status serve_map(struct serve *out, struct rdt_error *err)
 {
     struct object *object = out->object;
 
@@ -31,7 +31,7 @@ enum rdt_status outgoing_map(struct outgoing *out, struct rdt_error *err)
     return RDT_OK;
 }
 
-enum rdt_status outgoing_check(const struct outgoing *out, struct rdt_error *err)
+enum rdt_status serve_check(const struct serve *out, struct rdt_error *err)
 {
     enum rdt_status status = RDT_OK;
 
@@ -40,10 +40,10 @@ enum rdt_status outgoing_check(const struct outgoing *out, struct rdt_error *err
     return status;
 }
 
-static enum rdt_status gather_inline(struct outgoing *out, Rdt__Pb__PullMeta *meta, struct rdt_error *err)
+static enum rdt_status gather_inline(struct serve *out, Rdt__Pb__PullMeta *meta, struct rdt_error *err)
 {
     uint8_t *data = calloc(1, out->stream_bytes ? out->stream_bytes : 1);
-    enum rdt_status status = data ? outgoing_map(out, err) : rdt_error_set(err, RDT_NO_MEMORY, "no memory for the bytes");
+    enum rdt_status status = data ? serve_map(out, err) : rdt_error_set(err, RDT_NO_MEMORY, "no memory for the bytes");
 
     if (status != RDT_OK) {
         free(data);
@@ -56,7 +56,7 @@ static enum rdt_status gather_inline(struct outgoing *out, Rdt__Pb__PullMeta *me
             layout_gather(out->source, i, out->bases[out->source->region[i]], 0, layout_bytes(out->source, i),
                           data + out->packed->offset[i]);
     if (status == RDT_OK)
-        status = outgoing_check(out, err);
+        status = serve_check(out, err);
     object_unpin(out->object);
     if (status != RDT_OK) {
         free(data);
@@ -65,34 +65,34 @@ static enum rdt_status gather_inline(struct outgoing *out, Rdt__Pb__PullMeta *me
     meta->has_inline = true;
     meta->inline_data = (ProtobufCBinaryData){out->stream_bytes, data};
     out->transfers->bytes_out += out->stream_bytes;
-    out->work->bytes_out += out->stream_bytes;
+    out->session->bytes_out += out->stream_bytes;
     out->record.bytes_done = out->stream_bytes;
     return RDT_OK;
 }
 
 /* The reader will keep it: is noted, and may be sent to another node that has it: then that is in the answer. */
-static void note_keeper(struct outgoing *out, const struct object *object, Rdt__Pb__PullMeta *meta)
+static void note_keeper(struct serve *out, const struct object *object, Rdt__Pb__PullMeta *meta)
 {
     struct transfers *transfers = out->transfers;
     uint64_t least = transfers->options->fanout_min_bytes;
-    struct peer_work *elsewhere = NULL;
-    struct keeper *keeper = NULL;
+    struct peer_session *elsewhere = NULL;
+    struct replica_entry *entry = NULL;
     bool is_new;
 
     if (out->keep && object->snapshot && !out->replica && !out->slice && !out->meta_only && !meta->has_inline)
-        keeper = keeper_add(&transfers->keepers, out->work, object, &is_new);
-    meta->kept = keeper != NULL;
-    if (!keeper)
+        entry = replica_entry_add(&transfers->directory, out->session, object, &is_new);
+    meta->kept = entry != NULL;
+    if (!entry)
         return;
     if (is_new && !out->no_redirect && least > 0 && out->stream_bytes >= least)
-        elsewhere = keeper_redirect(keeper);
-    else if (out->no_redirect && !keeper->whole)
-        keeper_serve_here(keeper);
+        elsewhere = replica_entry_redirect(entry);
+    else if (out->no_redirect && !entry->whole)
+        replica_entry_serve_here(entry);
     if (!elsewhere)
         return;
     meta->redirect_node = (ProtobufCBinaryData){sizeof elsewhere->peer->uuid, elsewhere->peer->uuid};
     meta->redirect_address = elsewhere->peer->address;
-    meta->redirect_depth = keeper_depth(keeper);
+    meta->redirect_depth = replica_entry_depth(entry);
     (void)snprintf(out->record.path, sizeof out->record.path, "redirect");
 }
 
@@ -102,7 +102,7 @@ struct places {
     uint32_t *of, n;
 };
 
-static bool places_fill(struct places *places, const struct outgoing *out, const struct object *object, Rdt__Pb__PullMeta *meta)
+static bool places_fill(struct places *places, const struct serve *out, const struct object *object, Rdt__Pb__PullMeta *meta)
 {
     const struct layout *source = out->source;
 
@@ -136,7 +136,7 @@ static bool places_fill(struct places *places, const struct outgoing *out, const
 }
 
 /* The object is there and may be read: answers, and ends here unless chunks are to follow. */
-void outgoing_answer(struct outgoing *out, struct object *object)
+void serve_answer(struct serve *out, struct object *object)
 {
     Rdt__Pb__PullMeta meta = RDT__PB__PULL_META__INIT;
     Rdt__Pb__TensorList tensors;
@@ -150,15 +150,15 @@ void outgoing_answer(struct outgoing *out, struct object *object)
     out->record.began_ns = uv_hrtime();
     if (!object_peer_hold(object)) {
         (void)rdt_error_set(&err, RDT_NO_MEMORY, "no memory to serve object \"%s\"", out->ref.id);
-        outgoing_refuse(out, &err);
+        serve_refuse(out, &err);
         return;
     }
     out->object = object;
     if (!out->replica)
         object_ref(object, &out->ref);
     out->record.ref = out->ref;
-    if (out->sm.state == OUTGOING_PARKED)
-        outgoing_set_state(out, OUTGOING_OFFERED);
+    if (out->sm.state == SERVE_PARKED)
+        serve_set_state(out, SERVE_OFFERED);
     status = object_layout(object, out->slice, &out->source, &err);
     if (status == RDT_OK && out->select) {
         struct layout *all = out->source;
@@ -173,19 +173,19 @@ void outgoing_answer(struct outgoing *out, struct object *object)
         out->stream_bytes <= out->inline_max_bytes)
         status = gather_inline(out, &meta, &err);
     if (status != RDT_OK) {
-        outgoing_answer_error(out->work, out->number, &err);
+        serve_answer_error(out->session, out->number, &err);
         (void)snprintf(out->record.error, sizeof out->record.error, "%s", err.msg);
-        outgoing_end(out);
+        serve_end(out);
         return;
     }
     if (on_device && !meta.has_inline && !places_fill(&places, out, object, &meta)) {
         (void)rdt_error_set(&err, RDT_NO_MEMORY, "no memory to answer");
         free(places.of);
-        outgoing_refuse(out, &err);
+        serve_refuse(out, &err);
         return;
     }
     wire_ref_from(&out->ref, &ref);
-    layout_to_wire(out->packed, false, out->work->peer->tensor_runs ? &rows : NULL, &tensors);
+    layout_to_wire(out->packed, false, out->session->peer->tensor_runs ? &rows : NULL, &tensors);
     meta.transfer = out->number;
     meta.ref = &ref;
     meta.version = out->version;
@@ -206,19 +206,19 @@ void outgoing_answer(struct outgoing *out, struct object *object)
         note_keeper(out, object, &meta);
     /* a reader that would keep a replica of the snapshot has not reserved room for it yet, and asks again */
     meta.started = !on_device && !out->select && !meta.has_inline && !out->meta_only && !(out->keep && object->snapshot) &&
-                   outgoing_can_start(out);
+                   serve_can_start(out);
     more = !out->meta_only && !meta.has_inline && meta.redirect_node.len == 0;
     if (out->meta_only || meta.has_inline)
         text_copy(out->record.path, sizeof out->record.path, out->meta_only ? "metadata" : "inline");
-    status = work_send(out->work, RDT_PEER_PULL_META, &meta.base, &err);
+    status = peer_session_send(out->session, RDT_PEER_PULL_META, &meta.base, &err);
     free(places.of);
     free(meta.inline_data.data);
     if (status != RDT_OK && status != RDT_PEER_LOST)
-        outgoing_answer_error(out->work, out->number, &err);
+        serve_answer_error(out->session, out->number, &err);
     if (status != RDT_OK)
         (void)snprintf(out->record.error, sizeof out->record.error, "%s", err.msg);
     if (!more || status != RDT_OK)
-        outgoing_end(out);
+        serve_end(out);
     else if (meta.started)
-        outgoing_begin(out, peer_transport_find(out->work, out->start_transport));
+        serve_begin(out, peer_transport_find(out->session, out->start_transport));
 }

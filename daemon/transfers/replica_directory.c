@@ -1,0 +1,328 @@
+#include "daemon/transfers/replica_directory.h"
+
+#include <assert.h>
+#include <stdlib.h>
+
+#include "daemon/base/log.h"
+#include "daemon/transfers/transfer_impl.h"
+
+void replica_directory_init(struct replica_directory *directory, struct transfers *transfers)
+{
+    *directory = (struct replica_directory){.transfers = transfers};
+    map_init(&directory->by_generation);
+}
+
+static void kept_forget(struct replicated_object *replicated)
+{
+    map_remove_u64(&replicated->directory->by_generation, replicated->generation);
+    while (!list_empty(&replicated->waiters)) {
+        struct replica_directory_waiter *waiter = container_of(list_first(&replicated->waiters), struct replica_directory_waiter, link);
+        list_remove(&waiter->link);
+        waiter->on_settled(waiter);
+    }
+    free(replicated);
+}
+
+/* ---- who receives from whom ---- */
+
+static void set_source(struct replica_entry *entry, struct replica_entry *source, bool direct)
+{
+    bool was_direct = !entry->source && !entry->whole;
+
+    if (entry->source)
+        entry->source->children--;
+    entry->replicated->direct -= was_direct;
+    entry->source = source;
+    entry->whole = !source && !direct;
+    if (source)
+        source->children++;
+    entry->replicated->direct += direct;
+}
+
+static void replica_entry_free(struct replica_entry *entry)
+{
+    struct replicated_object *replicated = entry->replicated;
+
+    deadline_unset(replicated->directory->transfers->deadlines, &entry->over);
+    list_remove(&entry->link);
+    list_remove(&entry->by_node);
+    free(entry);
+    if (list_empty(&replicated->nodes) && list_empty(&replicated->lost))
+        kept_forget(replicated);
+}
+
+/* It is none any more for those that receive. */
+static void leave_sources(struct replica_entry *entry)
+{
+    struct replicated_object *replicated = entry->replicated;
+
+    list_for_each (node, &replicated->nodes) {
+        struct replica_entry *other = container_of(node, struct replica_entry, link);
+        if (other->source == entry)
+            set_source(other, NULL, true); /* it will come back here */
+    }
+    set_source(entry, NULL, false);
+}
+
+static void replica_entry_remove(struct replica_entry *entry)
+{
+    leave_sources(entry);
+    replica_entry_free(entry);
+}
+
+unsigned replica_entry_depth(const struct replica_entry *entry)
+{
+    unsigned depth = 0;
+
+    for (; entry->source; entry = entry->source)
+        depth++;
+    return depth;
+}
+
+void replica_entry_serve_here(struct replica_entry *entry)
+{
+    set_source(entry, NULL, true);
+}
+
+void replica_directory_fini(struct replica_directory *directory)
+{
+    list_for_each (node, &directory->transfers->sessions) {
+        struct peer_session *session = container_of(node, struct peer_session, link);
+        replica_directory_link_up(session);
+        while (!list_empty(&session->replica_entries))
+            replica_entry_remove(container_of(list_first(&session->replica_entries), struct replica_entry, by_node));
+    }
+    map_fini(&directory->by_generation);
+}
+
+/* ---- being noted ---- */
+
+static struct replica_entry *find(const struct replicated_object *replicated, const struct peer_session *session)
+{
+    list_for_each (node, &replicated->nodes) {
+        struct replica_entry *entry = container_of(node, struct replica_entry, link);
+        if (entry->session == session)
+            return entry;
+    }
+    return NULL;
+}
+
+static struct replicated_object *kept_get(struct replica_directory *directory, const struct object *object)
+{
+    struct replicated_object *replicated = map_get_u64(&directory->by_generation, object->generation);
+
+    if (replicated)
+        return replicated;
+    replicated = calloc(1, sizeof *replicated);
+    if (!replicated)
+        return NULL;
+    replicated->generation = object->generation;
+    replicated->directory = directory;
+    replicated->bytes = object->bytes;
+    list_init(&replicated->nodes);
+    list_init(&replicated->lost);
+    list_init(&replicated->waiters);
+    if (!map_put_u64(&directory->by_generation, replicated->generation, replicated)) {
+        free(replicated);
+        return NULL;
+    }
+    return replicated;
+}
+
+struct replica_entry *replica_entry_add(struct replica_directory *directory, struct peer_session *session, const struct object *object, bool *is_new_p)
+{
+    struct replicated_object *replicated = kept_get(directory, object);
+    struct replica_entry *entry = replicated ? find(replicated, session) : NULL;
+
+    *is_new_p = !entry;
+    if (!replicated || entry)
+        return entry;
+    entry = calloc(1, sizeof *entry);
+    if (!entry) {
+        if (list_empty(&replicated->nodes) && list_empty(&replicated->lost))
+            kept_forget(replicated);
+        return NULL;
+    }
+    entry->replicated = replicated;
+    entry->session = session;
+    replicated->direct++;
+    list_append(&replicated->nodes, &entry->link);
+    list_append(&session->replica_entries, &entry->by_node);
+    return entry;
+}
+
+/* ---- fan-out ---- */
+
+/* As far as this node knows: both offer one and the same transport. */
+static bool share_transport(struct peer_session *a, struct peer_session *b)
+{
+    list_for_each (node, &a->transports) {
+        const struct peer_transport *one = container_of(node, struct peer_transport, link);
+        const struct peer_transport *other = peer_transport_find(b, one->transport->name);
+        if (other && one->remote_known && other->remote_known && !one->remote_why_not[0] && !other->remote_why_not[0] &&
+            strcmp(one->remote_version, other->remote_version) == 0)
+            return true;
+    }
+    return false;
+}
+
+struct peer_session *replica_entry_redirect(struct replica_entry *entry)
+{
+    struct replicated_object *replicated = entry->replicated;
+    uint64_t chunk_bytes = replicated->directory->transfers->options->chunk_bytes;
+    uint64_t least = (uint64_t)(replicated->direct - 1) * replicated->bytes; /* here; itself is counted already */
+    struct replica_entry *best = NULL;
+
+    assert(!entry->source && entry->children == 0);
+    list_for_each (node, &replicated->nodes) {
+        struct replica_entry *other = container_of(node, struct replica_entry, link);
+        uint64_t cost;
+        if (other == entry || other->session->peer->state != PEER_UP || !other->session->peer->address[0] ||
+            !share_transport(other->session, entry->session))
+            continue;
+        cost = (uint64_t)other->children * replicated->bytes;
+        if (!other->whole)
+            cost += (uint64_t)(replica_entry_depth(other) + 1) * chunk_bytes;
+        if (cost < least) {
+            least = cost;
+            best = other;
+        }
+    }
+    if (!best)
+        return NULL;
+    set_source(entry, best, false);
+    replicated->directory->redirected++;
+    return best->session;
+}
+
+/* ---- word ---- */
+
+static void tell(struct peer_session *session, uint64_t *valid, size_t n_valid, uint64_t *invalid, size_t n_invalid)
+{
+    Rdt__Pb__Copies copies = RDT__PB__COPIES__INIT;
+
+    copies.valid = valid;
+    copies.n_valid = n_valid;
+    copies.invalid = invalid;
+    copies.n_invalid = n_invalid;
+    if (n_valid + n_invalid > 0)
+        (void)peer_session_send(session, RDT_PEER_COPIES, &copies.base, NULL); /* link down: it is LOST, or about to be */
+}
+
+/* false: the object is gone. */
+static bool note_whole(struct replica_directory *directory, struct peer_session *session, uint64_t generation)
+{
+    const struct object *object = index_get(&directory->transfers->objects->by_generation, generation);
+    struct replica_entry *entry;
+    bool is_new;
+
+    if (!object || object->state != OBJECT_LIVE || !object->snapshot)
+        return false;
+    entry = replica_entry_add(directory, session, object, &is_new);
+    if (entry)
+        set_source(entry, NULL, false);
+    return entry;
+}
+
+void replica_directory_on_news(struct replica_directory *directory, struct peer_session *session, const Rdt__Pb__Copies *news)
+{
+    uint64_t *lists = malloc((2 * news->n_whole + 1) * sizeof *lists);
+    size_t n_valid = 0, n_invalid = 0;
+
+    for (size_t i = 0; i < news->n_dropped + news->n_invalidated; i++) {
+        uint64_t generation = i < news->n_dropped ? news->dropped[i] : news->invalidated[i - news->n_dropped];
+        struct replicated_object *replicated = map_get_u64(&directory->by_generation, generation);
+        struct replica_entry *entry = replicated ? find(replicated, session) : NULL;
+        if (entry)
+            replica_entry_remove(entry);
+    }
+    for (size_t i = 0; lists && i < news->n_whole; i++) {
+        if (note_whole(directory, session, news->whole[i]))
+            lists[n_valid++] = news->whole[i];
+        else
+            lists[news->n_whole + n_invalid++] = news->whole[i];
+    }
+    if (lists) /* else they will ask */
+        tell(session, lists, n_valid, lists + news->n_whole, n_invalid);
+    free(lists);
+}
+
+static void on_over(struct deadline *deadline)
+{
+    replica_entry_free(container_of(deadline, struct replica_entry, over));
+}
+
+static void replica_entry_lose(struct replica_entry *entry, int64_t left_ns)
+{
+    struct replicated_object *replicated = entry->replicated;
+
+    leave_sources(entry);
+    list_remove(&entry->link);
+    list_remove(&entry->by_node);
+    list_append(&replicated->lost, &entry->link);
+    list_append(&entry->session->lost_entries, &entry->by_node);
+    entry->over.on_passed = on_over;
+    (void)deadline_set(replicated->directory->transfers->deadlines, &entry->over, left_ns); /* without memory: until its link is up */
+}
+
+void replica_directory_link_down(struct peer_session *session)
+{
+    const struct transfers *transfers = session->transfers;
+    uint64_t now = uv_hrtime(), until_ns = session->peer->answered_ns + transfers->options->peer_timeout_ns;
+    bool serves = session->peer->answered_ns != 0 && now < until_ns && !transfers->closing;
+
+    while (!list_empty(&session->replica_entries)) {
+        struct replica_entry *entry = container_of(list_first(&session->replica_entries), struct replica_entry, by_node);
+        if (serves)
+            replica_entry_lose(entry, (int64_t)(until_ns - now));
+        else
+            replica_entry_remove(entry);
+    }
+}
+
+void replica_directory_link_up(struct peer_session *session)
+{
+    while (!list_empty(&session->lost_entries))
+        replica_entry_free(container_of(list_first(&session->lost_entries), struct replica_entry, by_node));
+}
+
+void replica_directory_object_ended(struct replica_directory *directory, const struct object *object)
+{
+    uint64_t generation = object->generation;
+    struct replicated_object *replicated = generation ? map_get_u64(&directory->by_generation, generation) : NULL;
+
+    if (!replicated)
+        return;
+    replicated->ended = true;
+    list_for_each_safe (node, &replicated->nodes)
+        tell(container_of(node, struct replica_entry, link)->session, NULL, 0, &generation, 1);
+}
+
+bool replica_directory_wait(struct replica_directory *directory, uint64_t generation, struct replica_directory_waiter *waiter)
+{
+    struct replicated_object *replicated = map_get_u64(&directory->by_generation, generation);
+
+    if (!replicated || !replicated->ended)
+        return false;
+    list_append(&replicated->waiters, &waiter->link);
+    return true;
+}
+
+const struct peer *replica_entry_peer(const struct replica_entry *entry)
+{
+    return entry->session->peer;
+}
+
+const struct replica_entry *replica_directory_next(const struct replica_directory *directory, uint64_t generation, struct list **cursor)
+{
+    struct replicated_object *replicated = map_get_u64(&directory->by_generation, generation);
+    struct list *next;
+
+    if (!replicated)
+        return NULL;
+    next = *cursor ? (*cursor)->next : replicated->nodes.next;
+    if (next == &replicated->nodes)
+        return NULL;
+    *cursor = next;
+    return container_of(next, struct replica_entry, link);
+}
