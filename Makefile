@@ -113,7 +113,10 @@ BROKEN   := $(B)/tests/rdt_broken.so
 FAKES    := $(B)/tests/fake_cuda/libcuda.so.1 $(B)/tests/fake_cuda/libnvidia-ml.so.1 $(B)/tests/fake_nccl/libnccl.so.2 $(B)/tests/stub_cuda/libcuda.so.1
 CHECK    := $(B)/rdt-check-backend
 CHECK_O  := $(call obj,$(call srcs,tests/conformance) tests/support/backend_host.c tests/support/backend_peer.c)
-MANPAGES := $(foreach d,client daemon backends systemd,$(wildcard $(d)/*.[1-8]))
+# Manual pages: NAME.N.scd lies in the room that it describes and becomes $(B)/man/NAME.N; rdtd prints the source of rdtd.conf(5).
+MAN_SCD  := $(wildcard $(foreach n,1 3 5 7 8,daemon/*.$(n).scd client/*.$(n).scd client/*/*.$(n).scd backends/*.$(n).scd proto/*.$(n).scd))
+MANPAGES := $(if $(shell command -v scdoc),$(addprefix $(B)/man/,$(notdir $(MAN_SCD:.scd=)) rdtd.conf.5))
+CONF     := $(B)/rdtd.conf # the template, which rdtd prints
 
 # ---- libraries: looked for only when something is going to be compiled ----
 
@@ -170,6 +173,10 @@ $(info python: dropped, $(if $(filter no,$(PYTHON)),PYTHON=no,$(PYTHON) has no P
 endif
 endif
 
+ifeq ($(MANPAGES),)
+$(info manual pages: dropped, no scdoc (Debian: scdoc))
+endif
+
 endif
 
 BACKEND_SO := $(BACKENDS:%=$(B)/backends/rdt_%.so)
@@ -182,7 +189,7 @@ BACKEND_SO := $(BACKENDS:%=$(B)/backends/rdt_%.so)
 .DELETE_ON_ERROR:
 .SUFFIXES:
 
-all: $(PROGRAMS) $(CHECK) $(LIBRDT) $(B)/librdt.a $(BACKEND_SO) $(PY_EXT) $(if $(CUDA_INC),$(LIBCUDA))
+all: $(PROGRAMS) $(CHECK) $(CONF) $(MANPAGES) $(LIBRDT) $(B)/librdt.a $(BACKEND_SO) $(PY_EXT) $(if $(CUDA_INC),$(LIBCUDA))
 tests: all $(UNIT) $(INTEG) $(FUZZ) $(FAULT) $(LOOPBACK) $(GROUPED) $(FAKE) $(FROZEN) $(BROKEN) $(PRELOAD) $(GPU_BENCH) $(if $(CUDA_INC),$(FAKES))
 benches: all $(BENCH)
 
@@ -254,6 +261,27 @@ $(LIBCUDA): $(LIBCUDA_O) $(CUDA_O) client/cuda/librdt-cuda.map $(LIBRDT) $(B)/.s
 	    $(filter %.o,$^) $(LIBRDT)
 	$(Q)ln -sf $(@F) $(B)/librdt-cuda.so.$(SOVERSION) && ln -sf librdt-cuda.so.$(SOVERSION) $(B)/librdt-cuda.so
 $(LIBCUDA_O): OBJFLAGS += -iquote client $(CUDA_CFLAGS)
+
+# ---- configuration and manual pages ----
+
+$(CONF): $(B)/rdtd
+	$(Q)$< --dump-config=template >$@
+
+$(B)/man/rdtd.conf.5.scd: $(B)/rdtd
+	$(Q)mkdir -p $(@D)
+	$(Q)$< --dump-config=man >$@
+
+# scdoc writes a paragraph mark beside every heading and before the end of an indented block, which mandoc reports: the marks beside
+# headings go, the others move behind the block, and the title becomes upper case.
+tidy_page = awk '/^\.TH / { sub(/"[^"]*"/, toupper($$2)) } /^\.P$$/ { held = 1; next } \
+    { if (held && !heading && !/^\.(SH|SS|RE)/) print ".P"; held = /^\.RE/; heading = /^\.(TH|SH|SS)/; print }'
+vpath %.scd $(sort $(dir $(MAN_SCD))) $(B)/man
+$(B)/man/%: %.scd
+	$(call say,MAN,$@)
+	$(Q)mkdir -p $(@D)
+	$(Q)scdoc <$< | $(tidy_page) >$@
+
+# ---- programs ----
 
 $(B)/rdtd: $(B)/obj/daemon/main.o $(B)/librdtd.a $(B)/libproto.a
 	$(call say,LINK,$@)
@@ -539,9 +567,9 @@ install: all
 	@$(call filled,systemd/rdtd.service.in) && install -m644 $$t $(DESTDIR)$(unitdir)/rdtd.service
 	@install -m644 systemd/rdtd.socket $(DESTDIR)$(unitdir)/
 	@install -m644 systemd/rdtd.sysusers $(DESTDIR)$(sysusersdir)/rdtd.conf
-	@$(call filled,systemd/rdtd.conf) && if [ -e $(DESTDIR)$(conffile) ] && ! cmp -s $$t $(DESTDIR)$(conffile); then \
-	    install -m644 $$t $(DESTDIR)$(conffile).new; echo "$(conffile) was kept; the template is $(conffile).new"; \
-	else install -m644 $$t $(DESTDIR)$(conffile); fi
+	@if [ -e $(DESTDIR)$(conffile) ] && ! cmp -s $(CONF) $(DESTDIR)$(conffile); then \
+	    install -m644 $(CONF) $(DESTDIR)$(conffile).new; echo "$(conffile) was kept; the template is $(conffile).new"; \
+	else install -m644 $(CONF) $(DESTDIR)$(conffile); fi
 	@$(if $(COMPLETION),install -m644 $(COMPLETION) $(DESTDIR)$(completiondir)/rdtctl)
 	@$(foreach m,$(MANPAGES),install -D -m644 $(m) $(DESTDIR)$(mandir)/man$(subst .,,$(suffix $(m)))/$(notdir $(m));)
 	@[ -n "$(DESTDIR)" ] || [ "$$(id -u)" != 0 ] || ldconfig

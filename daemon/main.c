@@ -34,9 +34,9 @@ int main(int argc, char **argv)
         options_help(stdout);
     } else if (options.version) {
         printf("rdtd %s\n", RDTD_VERSION);
-    } else if (options.dump_config) {
-        options_dump(&options, stdout);
-        if (daemon_check(&options, stdout, &err) != RDT_OK)
+    } else if (options.dump_config != OPTIONS_DUMP_NONE) {
+        options_dump(&options, options.dump_config, stdout);
+        if (options.dump_config == OPTIONS_DUMP_EFFECTIVE && daemon_check(&options, stdout, &err) != RDT_OK)
             printf("\n# the backends' own sections are not shown: %s\n", err.msg);
     } else if (options.check_config) {
         status = daemon_check(&options, NULL, &err);

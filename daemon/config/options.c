@@ -1,5 +1,5 @@
-/* Brings defaults, file, environment and flags together in one struct, and checks the whole. Faults are collected: who writes a
- * configuration wants to see all of them. */
+/* Combines defaults, file, environment and flags in one struct, and checks the values together. Faults are collected, so that the
+ * writer of a configuration sees all of them at once. */
 #include "daemon/config/options.h"
 
 #include <ctype.h>
@@ -22,6 +22,7 @@
 #endif
 
 const char option_backend_dir[] = RDT_BACKEND_DIR;
+const char option_config_file[] = RDT_CONFIG_FILE;
 
 /* ---- faults ---- */
 
@@ -175,7 +176,7 @@ static void check_whole(struct options *options, struct option_faults *faults)
 
 /* ---- all together ---- */
 
-static enum rdt_status set_defaults(struct options *options, struct rdt_error *err)
+enum rdt_status options_set_defaults(struct options *options, struct rdt_error *err)
 {
     *options = (struct options){0};
     for (size_t i = 0; i < n_option_keys; i++) {
@@ -226,10 +227,10 @@ enum rdt_status options_load(int argc, char **argv, struct options *options_p, s
 {
     struct options options;
     struct option_faults faults = {0};
-    enum rdt_status status = set_defaults(&options, err);
+    enum rdt_status status = options_set_defaults(&options, err);
     if (status == RDT_OK) {
         bool named = option_scan_flags(&options, argc, argv);
-        if (!options.help && !options.version) { /* these two must work whatever else is wrong */
+        if (!options.help && !options.version && options.dump_config <= OPTIONS_DUMP_EFFECTIVE) { /* the others print what is compiled in */
             apply_file(&options, named, &faults);
             apply_environment(&options, &faults);
             option_apply_flags(&options, argc, argv, &faults);
@@ -266,93 +267,4 @@ void options_fini(struct options *options)
         free(node);
     }
     *options = (struct options){0};
-}
-
-/* ---- texts ---- */
-
-static void print_section(const struct options *options, const char *section, bool as_template, FILE *out)
-{
-    for (size_t i = 0; i < n_option_keys; i++) {
-        const struct option_key *key = &option_keys[i];
-        if (strcmp(key->section, section) != 0)
-            continue;
-        fputs("\n# ", out);
-        for (const char *p = key->help; *p != 0; p++) {
-            fputc(*p, out);
-            if (*p == '\n')
-                fputs("# ", out);
-        }
-        fprintf(out, "\n%s%s =", as_template ? "#" : "", key->name);
-        option_key_print(options, key, out);
-        fputc('\n', out);
-    }
-}
-
-void options_dump(const struct options *options, FILE *out)
-{
-    struct options defaults = {0};
-    bool as_template = !options;
-    if (as_template) {
-        if (set_defaults(&defaults, NULL) != RDT_OK) {
-            options_fini(&defaults);
-            return;
-        }
-        options = &defaults;
-    }
-    fputs("# Configuration of rdtd. Environment variables (RDTD_ and the key in capitals) and flags take precedence.\n"
-          "# Bytes: 65536, 512K, 4M, 1GiB. Times: 500ms, 2s, 1m. Keys of a backend go to the section that bears its name.\n",
-          out);
-    for (size_t i = 0; i < n_option_keys; i++) {
-        if (i > 0 && strcmp(option_keys[i].section, option_keys[i - 1].section) == 0)
-            continue;
-        fprintf(out, "\n[%s]\n", option_keys[i].section);
-        print_section(options, option_keys[i].section, as_template, out);
-    }
-    options_fini(&defaults);
-}
-
-static void print_flag(const char *flag, const char *help, FILE *out)
-{
-    fprintf(out, help[0] != 0 ? "  %-24s " : "  %s", flag);
-    if (strlen(flag) > 24)
-        fprintf(out, "\n%27s", "");
-    for (const char *p = help; *p != 0; p++) {
-        fputc(*p, out);
-        if (*p == '\n')
-            fprintf(out, "%27s", "");
-    }
-    fputc('\n', out);
-}
-
-void options_help(FILE *out)
-{
-    static const char *const values[] = {[OPTION_STRING] = "TEXT", [OPTION_BOOL] = "yes|no", [OPTION_UINT] = "N",
-                                         [OPTION_COUNT] = "N",     [OPTION_BYTES] = "BYTES", [OPTION_DURATION] = "TIME"};
-    fputs("rdtd: owns memory, its registrations and transports, and hands tensors between processes and nodes\n"
-          "\n"
-          "usage: rdtd [FLAG VALUE | FLAG=VALUE]...\n\n",
-          out);
-    print_flag("--config FILE", "configuration; else " RDT_CONFIG_FILE " if there is one; empty: none", out);
-    print_flag("--set SECTION.KEY=VALUE", "any key, those of backends included", out);
-    print_flag("--backend PATH", "one more plug-in; may be repeated", out);
-    print_flag("--check-config", "check the configuration and exit", out);
-    print_flag("--dump-config", "print the configuration that would be used and exit", out);
-    print_flag("--version", "", out);
-    print_flag("--help", "", out);
-    for (size_t i = 0; i < n_option_keys; i++) {
-        const struct option_key *key = &option_keys[i];
-        if (i == 0 || strcmp(key->section, option_keys[i - 1].section) != 0)
-            fprintf(out, "\n[%s]\n", key->section);
-        char flag[96], help[512];
-        int used = snprintf(flag, sizeof flag, "--%s %s", key->name, values[key->type]);
-        for (int at = 2; at < used && flag[at] != ' '; at++) {
-            if (flag[at] == '_')
-                flag[at] = '-';
-        }
-        snprintf(help, sizeof help, "%s%s%s%s", key->help, key->fallback[0] != 0 ? " [" : "", key->fallback,
-                 key->fallback[0] != 0 ? "]" : "");
-        print_flag(flag, help, out);
-    }
-    fputs("\nThe environment names a key RDTD_KEY, as in RDTD_LOG_LEVEL=debug. Flags win over it, and it wins over the file.\n",
-          out);
 }

@@ -22,6 +22,13 @@ struct node_entry { /* a line of the nodes file: NAME ADDRESS:PORT [UUID] */
     struct node_entry *next;
 };
 
+enum options_dump {
+    OPTIONS_DUMP_NONE,
+    OPTIONS_DUMP_EFFECTIVE, /* --dump-config: the values that would be used, as a configuration file */
+    OPTIONS_DUMP_TEMPLATE,  /* --dump-config=template: the defaults, every key commented out: the rdtd.conf that is installed */
+    OPTIONS_DUMP_MAN,       /* --dump-config=man: the scdoc source of rdtd.conf(5) */
+};
+
 struct options {
     /* [daemon] */
     char *socket;                /* "/run/rdtd/rdtd.sock" */
@@ -75,7 +82,8 @@ struct options {
 
     struct options_extra *extras;
     struct node_entry *node_list;                  /* from the nodes file */
-    bool check_config, dump_config, version, help; /* flags only */
+    bool check_config, version, help; /* flags only */
+    enum options_dump dump_config;    /* a flag only */
     char *config; /* the file that was read: --config, else the usual one if there is one; "" none */
 };
 
@@ -88,10 +96,9 @@ void options_fini(struct options *options);
  * those above it). */
 uint64_t options_effective_memory_limit(const struct options *options);
 
-/* The daemon's own sections as a configuration file with a comment per key (plugins_dump prints the backends'): the effective values
- * (--dump-config), or, options being NULL, the defaults with
- * every key commented out: the template. */
-void options_dump(const struct options *options, FILE *out);
+/* Prints what `dump` says, in full, except that a backend's own section of OPTIONS_DUMP_EFFECTIVE comes from plugins_dump. options is
+ * used for OPTIONS_DUMP_EFFECTIVE only, and may be NULL otherwise. */
+void options_dump(const struct options *options, enum options_dump dump, FILE *out);
 void options_help(FILE *out);
 
 /* The nodes file: '#' comments, blank lines, "NAME ADDRESS:PORT [UUID]". RDT_INVALID names the line. */

@@ -8,19 +8,19 @@
 
 #define FLAG_BYTES 64
 
-/* Flags that are not keys. Those without a value set a bool of struct options. */
+/* Flags that are not keys. */
 static const struct special {
     const char *name;
-    bool has_value;
-    size_t offset;
+    enum { NO_VALUE, VALUE, VALUE_OR_NONE } takes;
+    size_t offset; /* NO_VALUE: of its bool */
 } specials[] = {
-    {"config", true, 0},
-    {"backend", true, 0},
-    {"set", true, 0},
-    {"check-config", false, offsetof(struct options, check_config)},
-    {"dump-config", false, offsetof(struct options, dump_config)},
-    {"version", false, offsetof(struct options, version)},
-    {"help", false, offsetof(struct options, help)},
+    {"config", VALUE, 0},
+    {"backend", VALUE, 0},
+    {"set", VALUE, 0},
+    {"check-config", NO_VALUE, offsetof(struct options, check_config)},
+    {"dump-config", VALUE_OR_NONE, 0},
+    {"version", NO_VALUE, offsetof(struct options, version)},
+    {"help", NO_VALUE, offsetof(struct options, help)},
 };
 #define N_SPECIALS (sizeof specials / sizeof specials[0])
 
@@ -93,14 +93,26 @@ static enum rdt_status read_flag(int argc, char **argv, int i, struct flag *flag
         return unknown_flag(flag_p->name, err);
     }
 
-    bool wants_value = flag_p->key || flag_p->special->has_value;
-    if (!wants_value && flag_p->value)
+    if (flag_p->special && flag_p->special->takes == NO_VALUE && flag_p->value)
         return rdt_error_set(err, RDT_INVALID, "takes no value");
-    if (wants_value && !flag_p->value) {
+    if ((flag_p->key || flag_p->special->takes == VALUE) && !flag_p->value) {
         if (flag_p->next >= argc)
             return rdt_error_set(err, RDT_INVALID, "needs a value");
         flag_p->value = argv[flag_p->next++];
     }
+    return RDT_OK;
+}
+
+static enum rdt_status parse_dump(const char *text, enum options_dump *dump_p, struct rdt_error *err)
+{
+    if (!text)
+        *dump_p = OPTIONS_DUMP_EFFECTIVE;
+    else if (strcmp(text, "template") == 0)
+        *dump_p = OPTIONS_DUMP_TEMPLATE;
+    else if (strcmp(text, "man") == 0)
+        *dump_p = OPTIONS_DUMP_MAN;
+    else
+        return rdt_error_set(err, RDT_INVALID, "expected template, man or no value");
     return RDT_OK;
 }
 
@@ -111,8 +123,10 @@ bool option_scan_flags(struct options *options, int argc, char **argv)
     for (int i = 1; i < argc; i = flag.next) {
         if (read_flag(argc, argv, i, &flag, NULL) != RDT_OK || !flag.special)
             continue;
-        if (!flag.special->has_value) {
+        if (flag.special->takes == NO_VALUE) {
             *(bool *)((char *)options + flag.special->offset) = true;
+        } else if (strcmp(flag.name, "dump-config") == 0) {
+            (void)parse_dump(flag.value, &options->dump_config, NULL);
         } else if (strcmp(flag.name, "config") == 0) {
             free(options->config);
             options->config = strdup(flag.value);
@@ -160,7 +174,9 @@ static enum rdt_status apply_flag(struct options *options, const struct flag *fl
         return apply_set(options, flag->value, err);
     if (strcmp(flag->name, "backend") == 0)
         return add_backend(options, flag->value, err);
-    return RDT_OK; /* option_scan_flags saw it */
+    if (strcmp(flag->name, "dump-config") == 0)
+        return parse_dump(flag->value, &options->dump_config, err);
+    return RDT_OK; /* option_scan_flags has applied it */
 }
 
 void option_apply_flags(struct options *options, int argc, char **argv, struct option_faults *faults)
@@ -171,6 +187,6 @@ void option_apply_flags(struct options *options, int argc, char **argv, struct o
         if (read_flag(argc, argv, i, &flag, &why) != RDT_OK)
             option_fault(faults, &why, "%s", argv[i]);
         else if (apply_flag(options, &flag, &why) != RDT_OK)
-            option_fault(faults, &why, "--%s %s", flag.name, flag.value); /* only flags with a value can fail */
+            option_fault(faults, &why, "--%s %s", flag.name, flag.value); /* a flag without a value cannot fail here */
     }
 }

@@ -1,4 +1,4 @@
-/* The rows, and what can be said about one value by itself. What several values together must satisfy is in options.c. */
+/* The table of configuration keys, and the checks of a single value. Checks of several values together are in options.c. */
 #include "daemon/config/options_keys.h"
 
 #include <arpa/inet.h>
@@ -12,7 +12,7 @@
 #define KIB (UINT64_C(1) << 10)
 #define MIB (UINT64_C(1) << 20)
 #define GIB (UINT64_C(1) << 30)
-#define TIB (UINT64_C(1) << 40)
+#define UNBOUNDED OPTION_UNBOUNDED
 #define US UINT64_C(1000)
 #define MS UINT64_C(1000000)
 #define S UINT64_C(1000000000)
@@ -36,7 +36,7 @@ static enum rdt_status check_log_level(const char *text, struct rdt_error *err)
     return RDT_OK;
 }
 
-/* A name to resolve could mean another address tomorrow: the daemon binds numbers. */
+/* Only numbers: a host name could resolve to another address tomorrow. */
 static enum rdt_status check_listen(const char *text, struct rdt_error *err)
 {
     char host[65];
@@ -64,140 +64,217 @@ static enum rdt_status check_advertise(const char *text, struct rdt_error *err)
 
 #define LIMIT_ROW(WHOSE, WHAT, TYPE, USAGE)                                                                                  \
     .section = "limits", .name = #WHOSE "_max_" #WHAT, .type = TYPE, .offset = offsetof(struct options, WHOSE##_max[USAGE]), \
-    .min = 0, .max = 1024 * TIB
+    .min = 0, .max = UNBOUNDED
+
+const struct option_section option_sections[] = {
+    {"daemon", "The daemon on its node: where it serves, what it loads, how much memory it uses."},
+    {"limits", "Limits keep one client, or one user, from taking what the others need. A request above a limit waits for room or fails "
+               "with LIMIT, and its error names the limit. Raise a limit if the work needs it; lower it on a node that many users "
+               "share. A user is a uid within a tenant."},
+    {"network", "The link to the daemons of other nodes."},
+    {"transfer", "How tensors move between nodes and between memory."},
+};
+const size_t n_option_sections = sizeof option_sections / sizeof option_sections[0];
 
 const struct option_key option_keys[] = {
-    {ROW("daemon", "socket", OPTION_STRING, socket, 1, SOCKET_BYTES), .fallback = "/run/rdtd/rdtd.sock",
-     .help = "where clients connect"},
-    {ROW("daemon", "socket_mode", OPTION_STRING, socket_mode, 1, 5), .check = check_mode, .fallback = "0666",
-     .help = "permissions of the socket; the daemon judges callers itself, by their credentials"},
-    {ROW("daemon", "tenant", OPTION_STRING, tenant, 0, RDT_MAX_TENANT_BYTES), .fallback = "",
-     .help = "tenant of the socket's clients; empty is the unnamed one"},
-    {ROW("daemon", "state_dir", OPTION_STRING, state_dir, 0, PATH_BYTES), .fallback = "/var/lib/rdtd",
-     .help = "where the node's uuid is kept; empty: a new uuid at each start"},
-    {ROW("daemon", "backend_dir", OPTION_STRING, backend_dir, 0, PATH_BYTES), .fallback = option_backend_dir,
-     .help = "every rdt_*.so in it is loaded; empty: none"},
-    {ROW("daemon", "backends", OPTION_STRING, backends, 0, PATH_BYTES), .fallback = "",
-     .help = "further plug-ins, paths with commas between; --backend PATH adds one"},
+    {ROW("daemon", "socket", OPTION_STRING, socket, 1, SOCKET_BYTES), .fallback = "/run/rdtd/rdtd.sock", .value = "PATH",
+     .help = "The path of the Unix socket where clients connect.",
+     .why = "Change it to run a second daemon on the same machine, together with state_dir."},
+    {ROW("daemon", "socket_mode", OPTION_STRING, socket_mode, 1, 5), .check = check_mode, .fallback = "0666", .value = "MODE",
+     .help = "The permissions of the socket, in octal. Every user may connect by default, because the daemon checks the "
+             "credentials of each caller itself.",
+     .why = "Set it to 0660 to admit only one Unix group."},
+    {ROW("daemon", "tenant", OPTION_STRING, tenant, 0, RDT_MAX_TENANT_BYTES), .fallback = "", .value = "NAME",
+     .help = "The tenant that the socket's clients belong to; empty is the unnamed tenant.",
+     .why = "Set it where several tenants share machines or a network; see share_tenants."},
+    {ROW("daemon", "state_dir", OPTION_STRING, state_dir, 0, PATH_BYTES), .fallback = "/var/lib/rdtd", .value = "PATH",
+     .help = "The directory where the daemon stores the node's uuid. If it is empty, the node has a new uuid after each "
+             "start.",
+     .why = "Each daemon on a machine needs its own."},
+    {ROW("daemon", "backend_dir", OPTION_STRING, backend_dir, 0, PATH_BYTES), .fallback = option_backend_dir, .value = "PATH",
+     .help = "The directory from which the daemon loads every rdt_*.so at start. If it is empty, nothing is loaded from "
+             "there.",
+     .why = "Change it to run backends that are not installed."},
+    {ROW("daemon", "backends", OPTION_STRING, backends, 0, PATH_BYTES), .fallback = "", .value = "PATH,...",
+     .help = "The paths of further plug-ins to load at start, separated by commas; the flag --backend PATH adds one.",
+     .why = "Set it to load a backend of your own."},
     {ROW("daemon", "log_level", OPTION_STRING, log_level, 1, 16), .check = check_log_level, .fallback = "info",
-     .help = "error, warn, info, debug or trace"},
+     .value = "LEVEL",
+     .help = "The least severe messages that the daemon logs: error, warn, info, debug or trace.",
+     .why = "Set it to debug to follow every object, or to trace to follow every message."},
     {ROW("daemon", "allow_overflow_uid", OPTION_BOOL, allow_overflow_uid, 0, 0), .fallback = "no",
-     .help = "serve clients whose uid has no mapping in the daemon's user namespace"},
-    {ROW("daemon", "memory_limit", OPTION_BYTES, memory_limit_bytes, 0, 1024 * TIB), .fallback = "0",
-     .help = "all memory that the daemon may allocate; 0: half of the smaller of RAM and its control group's limit"},
-    {ROW("daemon", "pool_max", OPTION_BYTES, pool_max_bytes, 0, 1024 * TIB), .fallback = "0",
-     .help = "memory under memory_limit that is kept ready for whoever fetches next, at most; 0: an eighth of memory_limit"},
-    {ROW("daemon", "warm_max", OPTION_BYTES, warm_max_bytes, 0, 1024 * TIB), .fallback = "0",
-     .help = "memory under memory_limit that a client has let go of and may get again, at most; 0: an eighth of memory_limit"},
-    {ROW("daemon", "device_limit", OPTION_BYTES, device_limit_bytes, 0, 1024 * TIB), .fallback = "0",
-     .help = "memory that the daemon may allocate on each device; 0: nine tenths of the device's"},
-    {ROW("daemon", "device_pool_max", OPTION_BYTES, device_pool_max_bytes, 0, 1024 * TIB), .fallback = "0",
-     .help = "memory under device_limit that nobody uses and that is kept, on each device, at most (half of it for one client); 0: an eighth of device_limit"},
+     .help = "Whether the daemon serves clients whose uid has no mapping in the daemon's user namespace. All of them look "
+             "like one user to it.",
+     .why = "Set it to yes only in a container whose users trust one another."},
+    {ROW("daemon", "memory_limit", OPTION_BYTES, memory_limit_bytes, 0, UNBOUNDED), .fallback = "0",
+     .help = "The most host memory that the daemon allocates for all clients together. 0 means half of the RAM, or half of "
+             "the limit of the daemon's control group if that is less.",
+     .why = "Set it to the memory that the other programs of the machine leave."},
+    {ROW("daemon", "pool_max", OPTION_BYTES, pool_max_bytes, 0, UNBOUNDED), .fallback = "0",
+     .help = "The most free memory under memory_limit that the daemon keeps ready for the next allocation of any client. 0 "
+             "means an eighth of memory_limit.",
+     .why = "Raise it if large objects are fetched and freed in turn; lower it where memory is short."},
+    {ROW("daemon", "warm_max", OPTION_BYTES, warm_max_bytes, 0, UNBOUNDED), .fallback = "0",
+     .help = "The most memory under memory_limit that the daemon caches for one client, which has released it and may get it "
+             "again. 0 means an eighth of memory_limit.",
+     .why = "Raise it to the size of the objects that a client puts or fetches again and again; lower it where memory is "
+            "short."},
+    {ROW("daemon", "device_limit", OPTION_BYTES, device_limit_bytes, 0, UNBOUNDED), .fallback = "0",
+     .help = "The most memory that the daemon allocates on each device. 0 means nine tenths of the device's memory.",
+     .why = "Lower it to leave device memory to the processes that compute there."},
+    {ROW("daemon", "device_pool_max", OPTION_BYTES, device_pool_max_bytes, 0, UNBOUNDED), .fallback = "0",
+     .help = "The most unused memory under device_limit that the daemon keeps on each device, at most half of it for one "
+             "client. 0 means an eighth of device_limit.",
+     .why = "Lower it to leave device memory to the processes that compute there."},
     {ROW("daemon", "pool_idle", OPTION_DURATION, pool_idle_ns, MS, HOUR), .fallback = "10s",
-     .help = "ready, warm or kept memory that nobody wanted for so long goes back"},
-    {ROW("daemon", "max_clients", OPTION_UINT, max_clients, 1, 1000000), .fallback = "4096", .help = "clients at one time"},
+     .help = "The time after which the daemon frees pooled or cached memory that nobody has used.",
+     .why = "Raise it if the pauses between two bursts of work are longer."},
+    {ROW("daemon", "max_clients", OPTION_UINT, max_clients, 1, 1000000), .fallback = "4096",
+     .help = "The most clients that may be connected at one time.",
+     .why = "Raise it on a node where more processes use the daemon."},
     {ROW("daemon", "max_objects", OPTION_UINT, max_objects, 1, 100000000), .fallback = "1048576",
-     .help = "objects at one time"},
+     .help = "The most objects that may exist at one time.",
+     .why = "Raise it for workloads with very many small objects."},
     {ROW("daemon", "max_names", OPTION_UINT, max_names, 1, 100000000), .fallback = "4096",
-     .help = "names that one owner may have published at one time"},
+     .help = "The most names that one user may have published at one time.",
+     .why = "Raise it if the work publishes more, for instance one name for each shard of a model."},
     {ROW("daemon", "worker_threads", OPTION_UINT, worker_threads, 1, 256), .fallback = "2",
-     .help = "threads that allocate, copy and register memory"},
+     .help = "The number of threads that allocate, copy and register memory.",
+     .why = "Raise it on a machine with many cores where copies limit the speed."},
     {ROW("daemon", "busy_poll", OPTION_DURATION, busy_poll_ns, 0, RDT_BUSY_POLL_MAX_NS), .fallback = "50us",
-     .help = "while one message follows another closely, how long daemon and clients look for the next before they sleep; 0: never"},
+     .help = "The longest time that the daemon and its clients look for the next message before they sleep, while messages "
+             "follow one another closely. 0 means that they always sleep.",
+     .why = "Set it to 0 to save processor time at the price of latency."},
     {ROW("daemon", "client_queue", OPTION_BYTES, client_queue_bytes, 64 * KIB, 4 * GIB), .fallback = "8MiB",
-     .help = "unread replies past which a client's requests are not read"},
+     .help = "The most reply bytes that a client may leave unread; above it the daemon does not read its next request.",
+     .why = "Nobody needs to change it in operation: the tests lower it to fill the queue quickly."},
     {ROW("daemon", "detached_ttl", OPTION_DURATION, detached_ttl_ns, MS, 8760 * HOUR), .fallback = "10m",
-     .help = "how long a detached object stays after its client's end, if its put says nothing"},
+     .help = "How long a detached object outlives its client's session if its put does not say.",
+     .why = "Raise it if the consumers of detached objects may start later than that."},
     {ROW("daemon", "detached_ttl_max", OPTION_DURATION, detached_max_ns, MS, 8760 * HOUR), .fallback = "24h",
-     .help = "the longest time that a put may ask for"},
+     .help = "The longest time to live that a put of a detached object may ask for.",
+     .why = "Lower it on a shared node where forgotten objects must not occupy memory for a day."},
     {ROW("daemon", "drain_timeout", OPTION_DURATION, drain_timeout_ns, 0, HOUR), .fallback = "10s",
-     .help = "how long a stop waits for transfers"},
+     .help = "How long a daemon that is being stopped waits for its transfers to end.",
+     .why = "Raise it to let large transfers end before a restart; systemd's TimeoutStopSec must be longer."},
     {ROW("daemon", "idle_exit", OPTION_DURATION, idle_exit_ns, 0, 8760 * HOUR), .fallback = "0s",
-     .help = "the daemon ends when it had no client, and nothing is kept, for so long; 0: never"},
+     .help = "The time without any client and without any object after which the daemon exits. 0 means that it never does.",
+     .why = "Set it for a daemon that is started on demand, by a socket unit or by a script."},
 
     {LIMIT_ROW(client, bytes, OPTION_BYTES, USAGE_BYTES), .fallback = "0",
-     .help = "memory of one client; 0: up to memory_limit"},
+     .help = "The most host memory of one client. 0 means up to memory_limit."},
     {LIMIT_ROW(client, objects, OPTION_COUNT, USAGE_OBJECTS), .fallback = "0",
-     .help = "objects of one client; 0: seven eighths of max_objects"},
+     .help = "The most objects of one client. 0 means seven eighths of max_objects."},
     {LIMIT_ROW(client, regions, OPTION_COUNT, USAGE_REGIONS), .fallback = "65536",
-     .help = "regions of one client: allocated, imported or fetched into"},
+     .help = "The most memory regions that one client has allocated, imported or fetched into."},
     {LIMIT_ROW(client, fds, OPTION_COUNT, USAGE_FDS), .fallback = "0",
-     .help = "file descriptors that the daemon keeps open for one client; 0: seven eighths of all it may open"},
+     .help = "The most file descriptors that the daemon keeps open for one client. 0 means seven eighths of those that it "
+             "may open."},
     {LIMIT_ROW(client, transfers, OPTION_COUNT, USAGE_TRANSFERS), .fallback = "65536",
-     .help = "fetches of one client that have not ended"},
+     .help = "The most fetches of one client that have not ended."},
     {LIMIT_ROW(client, waiters, OPTION_COUNT, USAGE_WAITERS), .fallback = "65536",
-     .help = "requests of one client that wait: for a put, an end, another node, room"},
+     .help = "The most requests of one client that wait: for a put, for a release, for another node or for room."},
     {LIMIT_ROW(client, heap, OPTION_BYTES, USAGE_HEAP), .fallback = "1GiB",
-     .help = "metadata, lists of tensors, requests and messages under way that the daemon keeps for one client"},
+     .help = "The most heap that the daemon uses for one client's metadata, tensor lists, requests and messages."},
     {LIMIT_ROW(client, device_bytes, OPTION_BYTES, USAGE_DEVICE_BYTES), .fallback = "0",
-     .help = "memory of one client on all devices together; 0: up to device_limit of each"},
+     .help = "The most memory of one client on all devices together. 0 means up to device_limit on each."},
     {LIMIT_ROW(client, holds, OPTION_COUNT, USAGE_HOLDS), .fallback = "65536",
-     .help = "holds of one client on objects that it has not fetched"},
+     .help = "The most holds of one client on objects that it has not fetched."},
     {LIMIT_ROW(owner, bytes, OPTION_BYTES, USAGE_BYTES), .fallback = "0",
-     .help = "memory of all clients of one user (and tenant); 0: up to memory_limit"},
+     .help = "The most host memory of all clients of one user. 0 means up to memory_limit."},
     {LIMIT_ROW(owner, objects, OPTION_COUNT, USAGE_OBJECTS), .fallback = "0",
-     .help = "objects of one user; 0: up to max_objects"},
-    {LIMIT_ROW(owner, regions, OPTION_COUNT, USAGE_REGIONS), .fallback = "262144", .help = "regions of one user"},
+     .help = "The most objects of one user. 0 means up to max_objects."},
+    {LIMIT_ROW(owner, regions, OPTION_COUNT, USAGE_REGIONS), .fallback = "262144",
+     .help = "The most memory regions of one user."},
     {LIMIT_ROW(owner, fds, OPTION_COUNT, USAGE_FDS), .fallback = "0",
-     .help = "file descriptors that the daemon keeps open for one user; 0: all it may open"},
+     .help = "The most file descriptors that the daemon keeps open for one user. 0 means all that it may open."},
     {LIMIT_ROW(owner, transfers, OPTION_COUNT, USAGE_TRANSFERS), .fallback = "262144",
-     .help = "fetches of one user that have not ended, those of other nodes in its name included"},
-    {LIMIT_ROW(owner, waiters, OPTION_COUNT, USAGE_WAITERS), .fallback = "262144", .help = "requests of one user that wait"},
+     .help = "The most fetches of one user that have not ended, including those that other nodes ask for in the user's name."},
+    {LIMIT_ROW(owner, waiters, OPTION_COUNT, USAGE_WAITERS), .fallback = "262144",
+     .help = "The most requests of one user that wait."},
     {LIMIT_ROW(owner, heap, OPTION_BYTES, USAGE_HEAP), .fallback = "4GiB",
-     .help = "metadata, lists of tensors, requests and messages under way that the daemon keeps for one user"},
+     .help = "The most heap that the daemon uses for one user's metadata, tensor lists, requests and messages."},
     {LIMIT_ROW(owner, device_bytes, OPTION_BYTES, USAGE_DEVICE_BYTES), .fallback = "0",
-     .help = "memory of one user on all devices together; 0: up to device_limit of each"},
+     .help = "The most memory of one user on all devices together. 0 means up to device_limit on each."},
     {LIMIT_ROW(owner, holds, OPTION_COUNT, USAGE_HOLDS), .fallback = "262144",
-     .help = "such holds of one user, those of other nodes in its name included"},
-    {LIMIT_ROW(owner, sessions, OPTION_COUNT, USAGE_SESSIONS), .fallback = "3584", .help = "clients of one user at one time"},
+     .help = "The most holds of one user, including those that other nodes take in the user's name."},
+    {LIMIT_ROW(owner, sessions, OPTION_COUNT, USAGE_SESSIONS), .fallback = "3584",
+     .help = "The most clients of one user that may be connected at one time."},
     {LIMIT_ROW(owner, groups, OPTION_COUNT, USAGE_GROUPS), .fallback = "256",
-     .help = "groups of one user that this node is in, or has created; of all users there are at most 1024"},
+     .help = "The most groups of one user that this node is a member of or has created. All users together may have 1024."},
 
     {ROW("network", "listen", OPTION_STRING, listen, 0, RDT_MAX_ADDRESS_BYTES), .check = check_listen, .fallback = "",
-     .help = "numeric ADDRESS:PORT where other nodes connect; port 0 is any; empty: no peer link"},
+     .value = "ADDRESS:PORT",
+     .help = "The numeric ADDRESS:PORT where other nodes connect; port 0 takes any free port. If it is empty, the daemon has "
+             "no link to other nodes.",
+     .why = "Set it, together with key_file, on every node that exchanges objects with others."},
     {ROW("network", "advertise", OPTION_STRING, advertise, 0, RDT_MAX_ADDRESS_BYTES), .check = check_advertise, .fallback = "",
-     .help = "HOST:PORT that refs carry and other nodes connect to; port 0: that of listen; empty: the address of listen, or\n"
-             "the host's name if that is every address"},
-    {ROW("network", "nodes", OPTION_STRING, nodes, 0, PATH_BYTES), .is_path = true, .fallback = "",
-     .help = "file that names the other nodes, a line each: NAME ADDRESS:PORT [UUID]; empty: none"},
-    {ROW("network", "key_file", OPTION_STRING, key_file, 0, PATH_BYTES), .is_path = true, .fallback = "",
-     .help = "the peer link's pre-shared key, the same on all nodes: head -c 32 /dev/urandom | base64; empty: no peers"},
-    {ROW("network", "share_tenants", OPTION_STRING, share_tenants, 0, PATH_BYTES), .fallback = "",
-     .help = "tenants that other nodes are believed for, with commas between; * is all, empty the unnamed one"},
+     .value = "HOST:PORT",
+     .help = "The HOST:PORT that refs carry and other nodes connect to; port 0 means the port of listen. If it is empty, it "
+             "is the address of listen, or the host's name if listen is every address.",
+     .why = "Set it behind address translation, or where other nodes cannot resolve the host's name."},
+    {ROW("network", "nodes", OPTION_STRING, nodes, 0, PATH_BYTES), .is_path = true, .fallback = "", .value = "PATH",
+     .help = "A file that names the other nodes, a line for each: NAME ADDRESS:PORT [UUID]. If it is empty, nodes have no "
+             "names.",
+     .why = "Set it to write refs with node names, or to accept a node only with its known uuid."},
+    {ROW("network", "key_file", OPTION_STRING, key_file, 0, PATH_BYTES), .is_path = true, .fallback = "", .value = "PATH",
+     .help = "The file with the pre-shared key of the peer link, which must be the same on all nodes. If it is empty, the "
+             "daemon has no peers. \"head -c 32 /dev/urandom | base64\" makes a key."},
+    {ROW("network", "share_tenants", OPTION_STRING, share_tenants, 0, PATH_BYTES), .fallback = "", .value = "NAME,...",
+     .help = "The tenants whose users other nodes may act for, separated by commas; * means all of them, empty only the "
+             "unnamed tenant.",
+     .why = "List the tenants whose uids mean the same people on all nodes."},
     {ROW("network", "trusted_network", OPTION_BOOL, trusted_network, 0, 0), .fallback = "no",
-     .help = "allow transports that authenticate nobody (ucx over TCP) on the interfaces below: whoever reaches them can\n"
-             "write memory of the daemon"},
-    {ROW("network", "interfaces", OPTION_STRING, interfaces, 0, PATH_BYTES), .fallback = "",
-     .help = "network interfaces for data, with commas between; empty: any"},
+     .help = "Whether transports that authenticate nobody (ucx over TCP) may run on the interfaces below. Whoever reaches "
+             "them can then write memory of the daemon.",
+     .why = "Set it to yes on an isolated network only."},
+    {ROW("network", "interfaces", OPTION_STRING, interfaces, 0, PATH_BYTES), .fallback = "", .value = "NAME,...",
+     .help = "The network interfaces for tensor data, separated by commas; empty means any.",
+     .why = "Name the fast ones where the machine also has slow or public ones."},
     {ROW("network", "ping_interval", OPTION_DURATION, ping_interval_ns, 10 * MS, HOUR), .fallback = "1s",
-     .help = "how often a silent peer is asked for a sign of life"},
+     .help = "How often the daemon asks a silent peer for a sign of life.",
+     .why = "Change it together with peer_timeout."},
     {ROW("network", "peer_timeout", OPTION_DURATION, peer_timeout_ns, 20 * MS, HOUR), .fallback = "5s",
-     .help = "a peer that is silent for so long is lost"},
+     .help = "A peer that sends nothing for this time is lost.",
+     .why = "Lower it to notice dead nodes sooner; raise it for a network with longer interruptions."},
     {ROW("network", "connect_timeout", OPTION_DURATION, connect_timeout_ns, 10 * MS, HOUR), .fallback = "5s",
-     .help = "for a connection to a peer, TLS included"},
+     .help = "The longest time that a connection to a peer may take, TLS included.",
+     .why = "Raise it for a network with long round trips."},
     {ROW("network", "backoff_max", OPTION_DURATION, backoff_max_ns, 10 * MS, HOUR), .fallback = "30s",
-     .help = "longest pause between two attempts to connect"},
+     .help = "The longest pause between two attempts to connect to a peer.",
+     .why = "Lower it where nodes restart often, so that their links are up again sooner."},
     {ROW("network", "hold_grace", OPTION_DURATION, hold_grace_ns, 0, HOUR), .fallback = "30s",
-     .help = "how long what a peer's clients hold here stays when its link is down; then it goes, and they are told when it is back"},
+     .help = "How long the holds of a peer's clients stay in force after the link to that peer is lost.",
+     .why = "Raise it if links fail for longer and readers must still find their objects."},
 
     {ROW("transfer", "chunk", OPTION_BYTES, chunk_bytes, 4 * KIB, GIB), .fallback = "4MiB",
-     .help = "what one operation of a transport moves"},
+     .help = "The bytes that one operation of a transport moves.",
+     .why = "Lower it on a slow network, where one operation takes long and others wait behind it."},
     {ROW("transfer", "chunks_in_flight", OPTION_UINT, chunks_in_flight, 1, 1024), .fallback = "4",
-     .help = "operations at one time, per peer and direction"},
+     .help = "The most operations at one time for each peer and direction.",
+     .why = "Raise it on links with a large product of bandwidth and delay."},
     {ROW("transfer", "inline_max", OPTION_BYTES, inline_max_bytes, 0, RDT_INLINE_MAX_BYTES), .fallback = "32KiB",
-     .help = "tensors up to this size ride in messages: with a put into the daemon's arena, with the reply of a fetch"},
+     .help = "Tensors up to this size travel inside messages: in a put, into the daemon's arena, and in the reply of a "
+             "fetch.",
+     .why = "Measure before you change it: a larger value copies more, a smaller one maps more."},
     {ROW("transfer", "made_max", OPTION_BYTES, made_max_bytes, 0, RDT_MADE_MAX_BYTES), .fallback = "4MiB",
-     .help = "snapshots up to this size may come in memory that their client makes, and that counts in its own control group;\n"
-             "0: the daemon makes it"},
+     .help = "Snapshots up to this size may arrive in a memfd that their client has created and sealed, and that is charged "
+             "to the client's control group. 0 means that the daemon always allocates the memory.",
+     .why = "Set it to 0 if the memory of all objects must be charged to the daemon's control group."},
     {ROW("transfer", "quiesce_grace", OPTION_DURATION, quiesce_grace_ns, 0, HOUR), .fallback = "2s",
-     .help = "after an abort, before the connection is torn down"},
+     .help = "How long the operations of an aborted transfer may take to end before the daemon closes their connection.",
+     .why = "Raise it for a transport that cancels slowly."},
     {ROW("transfer", "stall_timeout", OPTION_DURATION, stall_timeout_ns, 10 * MS, HOUR), .fallback = "30s",
-     .help = "a transfer without progress for so long fails"},
-    {ROW("transfer", "copies_max", OPTION_BYTES, copies_max_bytes, 0, 1024 * TIB), .fallback = "4GiB",
-     .help = "copies of other nodes' snapshots that stay for later readers; those that nobody reads give way to everything else;\n"
-             "0: none is kept"},
-    {ROW("transfer", "fanout_min", OPTION_BYTES, fanout_min_bytes, 0, 1024 * TIB), .fallback = "4MiB",
-     .help = "snapshots of at least this size are passed on from reader to reader where several nodes want one; 0: never"},
+     .help = "A transfer that makes no progress for this time fails.",
+     .why = "Raise it for a network with longer interruptions."},
+    {ROW("transfer", "copies_max", OPTION_BYTES, copies_max_bytes, 0, UNBOUNDED), .fallback = "4GiB",
+     .help = "The most memory for replicas of other nodes' snapshots that stay for later readers. Replicas that nobody reads "
+             "give way to every other use of memory. 0 means that none stays.",
+     .why = "Raise it on a node whose readers share large snapshots."},
+    {ROW("transfer", "fanout_min", OPTION_BYTES, fanout_min_bytes, 0, UNBOUNDED), .fallback = "4MiB",
+     .help = "Snapshots of at least this size are also fetched from nodes that already have a replica, if several nodes want "
+             "them. 0 means that all readers fetch from the owner.",
+     .why = "Raise it if the owner's network is faster than its readers'."},
 };
 #undef LIMIT_ROW
 #undef ROW

@@ -1,4 +1,5 @@
-/* The table of what can be configured: one row per key drives file, environment, flags, dump and help. For options*.c only. */
+/* The table of configuration keys. From one row come the key of the file, the environment variable, the flag, its line in --help, the
+ * template rdtd.conf and the entry in rdtd.conf(5). A new key is a row here and a field of struct options. For options*.c only. */
 #ifndef DAEMON_OPTIONS_KEYS_H
 #define DAEMON_OPTIONS_KEYS_H
 
@@ -16,23 +17,36 @@ struct option_key {
     const char *section, *name; /* a name is unique among all sections: flags and environment bear no section */
     enum option_type type;
     size_t offset;     /* in struct options: char *, bool, uint32_t, uint64_t for all others */
-    uint64_t min, max; /* numbers; strings: least and most bytes */
-    bool is_path;      /* relative to the directory of the file that says it */
+    uint64_t min, max; /* of numbers; of strings: their length in bytes */
+    bool is_path;      /* a relative path starts at the folder of the file that sets the key */
     enum rdt_status (*check)(const char *text, struct rdt_error *err); /* strings; NULL: anything */
-    const char *fallback;
-    const char *help; /* lines; no full stop at the end */
+    const char *fallback; /* the default, as it would be written in the file */
+    const char *value;    /* strings: what to write, for --help and the manual page: "PATH" */
+    const char *help;     /* complete sentences: what the key means */
+    const char *why;      /* complete sentences: who changes it, and why; NULL: obvious, or the same for the whole section */
 };
+
+#define OPTION_UNBOUNDED (UINT64_C(1) << 50) /* a maximum that is not worth printing */
+
+struct option_section {
+    const char *name, *about; /* complete sentences */
+};
+extern const struct option_section option_sections[];
+extern const size_t n_option_sections;
 
 extern const struct option_key option_keys[];
 extern const size_t n_option_keys;
 
-/* Where plug-ins are installed; options.c, which the Makefile tells. */
-extern const char option_backend_dir[];
+/* Where plug-ins and the configuration are installed. The Makefile sets both when it compiles options.c. */
+extern const char option_backend_dir[], option_config_file[];
+
+/* Every key at its default. *options is written in any case and needs options_fini. NO_MEMORY. */
+enum rdt_status options_set_defaults(struct options *options, struct rdt_error *err);
 
 /* Parses, checks and stores; the error is about the value alone ("0 is less than 1"). */
 enum rdt_status option_key_set(struct options *options, const struct option_key *key, const char *text, struct rdt_error *err);
 
-/* A space and the value as it could be written in a file; nothing if it is empty. */
+/* Prints a space and the value as the file would have it; nothing if the value is empty. */
 void option_key_print(const struct options *options, const struct option_key *key, FILE *out);
 
 /* ---- values ---- */

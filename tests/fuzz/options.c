@@ -23,7 +23,7 @@ static void load(int argc, char **argv)
     if (!options.help && !options.version) {
         out = fopen("/dev/null", "w");
         fuzz_must(out && options.socket && options.listen && options.tenant);
-        options_dump(&options, out);
+        options_dump(&options, OPTIONS_DUMP_EFFECTIVE, out);
         (void)fclose(out);
     }
     options_fini(&options);

@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# What --dump-config prints, the backends' sections included, is a configuration that reads back as the same.
+# What --dump-config prints, the backends' sections included, reads back as the same configuration; so does the template of rdtd.conf,
+# which the defaults fill; and the source of rdtd.conf(5) is a manual page without faults.
 set -euo pipefail
 dir=$(mktemp -d)
 trap 'rm -rf "$dir"' EXIT
@@ -17,3 +18,14 @@ diff -u "$dir/first" "$dir/second" || fail "it does not read back as the same"
 sed 's/^spin_polls/spin_pools/' "$dir/first" >"$dir/wrong"
 ! "${rdtd[@]}" --config "$dir/wrong" --check-config >"$dir/out" 2>&1 || fail "an unknown key of a backend is accepted"
 grep -q spin_pools "$dir/out" || fail "the error does not name the key: $(cat "$dir/out")"
+
+"${rdtd[@]}" --dump-config=template >"$dir/template"
+cmp "$dir/template" "$RDT_BUILD_DIR/rdtd.conf" || fail "the built rdtd.conf is not the template"
+"${rdtd[@]}" --config "$dir/template" --check-config >/dev/null || fail "the template is not valid"
+sed 's/^#\([a-z_]* =\)/\1/' "$dir/template" >"$dir/filled"
+"${rdtd[@]}" --config "$dir/filled" --check-config >/dev/null || fail "the template with every key set is not valid"
+if [[ -e $RDT_BUILD_DIR/man/rdtd.conf.5 ]] && command -v mandoc >/dev/null; then
+  said=$(mandoc -T lint -W warning "$RDT_BUILD_DIR/man/rdtd.conf.5" 2>&1) || fail "rdtd.conf(5): $said"
+else
+  echo "not checked: rdtd.conf(5), without scdoc or mandoc"
+fi

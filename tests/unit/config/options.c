@@ -416,60 +416,85 @@ Test(options, nodes_file_faults_name_the_line)
     cr_assert_eq(options_read_nodes("/nonexistent/nodes", &nodes, &err), RDT_SYSTEM);
 }
 
+static char *dump(const struct options *from, enum options_dump what)
+{
+    FILE *file = tmpfile();
+    options_dump(from, what, file);
+    return read_all(file);
+}
+
 /* A dump, read as a file, gives the same dump. */
 Test(options, dump_reads_back)
 {
     cr_assert_eq(LOAD("--max-clients=7", "--ping-interval=20ms", NULL), RDT_OK);
-    FILE *file = tmpfile();
-    options_dump(&options, file);
+    char *first = dump(&options, OPTIONS_DUMP_EFFECTIVE);
     options_fini(&options);
-    char *first = read_all(file);
     cr_assert_not_null(strstr(first, "\nmax_clients = 7\n"));
     cr_assert_eq(load_text(first), RDT_OK, "%s", err.msg);
-    file = tmpfile();
-    options_dump(&options, file);
+    char *second = dump(&options, OPTIONS_DUMP_EFFECTIVE);
     options_fini(&options);
-    char *second = read_all(file);
     cr_assert_str_eq(first, second);
     free(first);
     free(second);
 }
 
-/* systemd/rdtd.conf is the dump of the defaults with every key commented out; make install fills in the directory. */
+/* The template is the dump of the defaults with every key commented out. */
 Test(options, template_is_the_dump)
 {
     cr_assert_eq(LOAD(NULL), RDT_OK);
-    FILE *file = tmpfile();
-    options_dump(NULL, file);
-    char *template = read_all(file);
-    file = tmpfile();
-    options_dump(&options, file);
-    char *dump = read_all(file);
-    const char *t = template, *d = dump;
+    char *template = dump(NULL, OPTIONS_DUMP_TEMPLATE), *effective = dump(&options, OPTIONS_DUMP_EFFECTIVE);
+    const char *t = template, *d = effective;
     for (bool line_starts = true; *t != 0 || *d != 0; line_starts = *t++ == '\n', d++) {
         if (line_starts && *t == '#' && *d != '#')
             t++;
         cr_assert_eq(*t, *d, "differ at '%.40s'", t);
     }
-    free(dump);
-    free(template);
-
-    FILE *kept = fopen("systemd/rdtd.conf", "r");
-    cr_assert_not_null(kept, "run the tests in the root of the tree");
-    char *text = read_all(kept);
-    file = tmpfile();
-    const char *mark = strstr(text, "@backenddir@");
-    cr_assert_not_null(mark);
-    fprintf(file, "%.*s%s%s", (int)(mark - text), text, options.backend_dir, mark + strlen("@backenddir@"));
-    char *filled = read_all(file);
-    file = tmpfile();
-    options_dump(NULL, file);
-    template = read_all(file);
-    cr_assert_str_eq(filled, template, "write the output of rdtd --dump-config, keys commented out, to systemd/rdtd.conf");
-    free(text);
-    free(filled);
+    free(effective);
     free(template);
     options_fini(&options);
+}
+
+Test(options, manual_page_names_every_key)
+{
+    char *page = dump(NULL, OPTIONS_DUMP_MAN);
+    for (size_t i = 0; i < n_option_keys; i++) {
+        char entry[128] = "\n*";
+        size_t used = 2;
+        for (const char *p = option_keys[i].name; *p != 0; p++) {
+            if (*p == '_')
+                entry[used++] = '\\';
+            entry[used++] = *p;
+        }
+        snprintf(entry + used, sizeof entry - used, "* = ");
+        cr_assert_not_null(strstr(page, entry), "%s", option_keys[i].name);
+    }
+    free(page);
+}
+
+/* Whoever adds a key says what it means, in sentences. */
+Test(options, every_key_is_described)
+{
+    for (size_t i = 0; i < n_option_keys; i++) {
+        const struct option_key *key = &option_keys[i];
+        cr_assert(key->help && strlen(key->help) > 20 && key->help[strlen(key->help) - 1] == '.', "%s", key->name);
+        cr_assert(key->type != OPTION_STRING || key->value, "%s", key->name);
+        cr_assert(key->why || strcmp(key->section, "limits") == 0 || key->is_path, "%s: who would change it, and why?", key->name);
+    }
+}
+
+/* --dump-config=template and =man say what is compiled in, whatever the configuration is. */
+Test(options, what_to_dump)
+{
+    cr_assert_eq(LOAD("--dump-config", NULL), RDT_OK, "%s", err.msg);
+    cr_assert_eq(options.dump_config, OPTIONS_DUMP_EFFECTIVE);
+    options_fini(&options);
+    cr_assert_eq(LOAD("--dump-config=man", "--max-clients=no", NULL), RDT_OK, "%s", err.msg);
+    cr_assert_eq(options.dump_config, OPTIONS_DUMP_MAN);
+    options_fini(&options);
+    cr_assert_eq(LOAD("--dump-config=template", NULL), RDT_OK, "%s", err.msg);
+    cr_assert_eq(options.dump_config, OPTIONS_DUMP_TEMPLATE);
+    options_fini(&options);
+    expect_fault(LOAD("--dump-config=woman", NULL), "expected template, man or no value");
 }
 
 Test(options, help_names_every_flag)
@@ -483,9 +508,9 @@ Test(options, help_names_every_flag)
         for (char *p = flag; *p != 0; p++)
             *p = *p == '_' ? '-' : *p;
         if (option_keys[i].type == OPTION_BYTES)
-            strcat(flag, "BYTES ");
+            strcat(flag, "BYTES\n");
         else if (option_keys[i].type == OPTION_DURATION)
-            strcat(flag, "TIME ");
+            strcat(flag, "TIME\n");
         cr_assert_not_null(strstr(text, flag), "%s", flag);
         for (size_t j = 0; j < i; j++)
             cr_assert_str_neq(option_keys[i].name, option_keys[j].name);
