@@ -405,12 +405,12 @@ int ctl_transfers(struct ctl *ctl, int argc, char **argv)
     static const struct view view = {RDT__PB__LIST_KIND__LIST_KIND_TRANSFERS, "transfers", COLUMNS(transfer_columns),
                                      add_transfer, "no transfers"};
     Rdt__Pb__List request = RDT__PB__LIST__INIT;
-    static const char *const states[] = {"new",     "parked",    "link",    "asked",    "reserving", "turn",  "moving",
-                                         "offered", "preparing", "sending", "aborting", "done",      "failed"};
+    static const char *const states[] = {"new",       "parked",  "link",      "queued",  "asked",    "early", "reserving", "connecting", "turn",
+                                         "moving",    "rewinding", "offered", "preparing", "sending", "aborting", "done",  "failed"};
     int state = -1;
     uint64_t limit = 0;
     const struct ctl_option options[] = {
-        {0, "state", CTL_CHOICE, "new|parked|link|asked|reserving|turn|moving|offered|preparing|sending|aborting|done|failed",
+        {0, "state", CTL_CHOICE, "new|parked|link|queued|asked|early|reserving|connecting|turn|moving|rewinding|offered|preparing|sending|aborting|done|failed",
          "only those in this state", &state},
         {0, "limit", CTL_NUMBER, "N", "at most so many", &limit},
         {0},

@@ -1,27 +1,46 @@
-/* Moves of objects: fetches of this node's clients, and what other nodes pull from here.
+/* The room of transfers: moves of objects to this node's clients, and to the nodes that pull from here.
  *
- * A fetch is a client's request; a transfer is one move, which one or more fetches wait for. A fetch ends the moment it fails, is
- * cancelled or its deadline passes; its transfer ends when no engine touches its memory any more.
+ * A fetch is the request of a client; a transfer is one move of bytes, which one or more fetches wait for. A fetch ends at once when it fails, is
+ * cancelled or its deadline passes. Its transfer ends when no engine touches its memory any more.
  *
- * The reader's side (struct transfer):
+ * The room owns the transfers of both directions, the connections of transports to other nodes, the replicas of other nodes' snapshots and the
+ * directory of who has replicas of ours. It shows transfer.h, reservation.h and transfer_broadcast.h. It refuses to know clients' requests (rpc
+ * does) and how a peer link works (peers does). All calls are made in the loop thread.
  *
- *   PARKED  the object is on this node and nobody has put it yet, or the name has no version above the one that was read
- *   LINK    the object is on another node, whose link is not up yet
- *   QUEUED  another transfer of this node has asked for the same object and has no answer yet (coalescer.h)
- *   ASKED   PULL is sent
- *   RESERVE memory for the bytes is being made or registered
- *   TURN    memory is there; in the ordered queues of the transport it waits until both ends have their turns (ticket.h)
- *   MOVE    a copy or chunks are under way
- *   ABORT   its fetches have ended badly; the engine has not
+ * The states of the reader's side (struct transfer; the table in transfer.c has exactly these moves):
  *
- *   NEW -> LINK or QUEUED -> ASKED -> RESERVE -> MOVE -> ENDED      (another node; with targets it may be
- *                                                                    MOVE as soon as it is ASKED)
- *   RESERVE -> TURN -> MOVE                               (ordered queues)
- *   NEW -> RESERVE -> MOVE -> ENDED                       (this node, copy; a share goes from NEW to ENDED)
- *   NEW -> PARKED -> NEW                                  (the id is put, the name published)
- *   ASKED, RESERVE, TURN, MOVE -> ABORT -> ENDED;  NEW, PARKED, LINK, QUEUED -> ENDED
+ *   NEW      it has been created
+ *   PARKED   the object belongs to this node and has not been put, or the name has no newer version
+ *   LINK     the link to the node that is asked is not up
+ *   QUEUED   another transfer of this node has asked for the same object and has no answer yet (coalescer.h)
+ *   ASKED    PULL has been sent
+ *   EARLY    PULL has been sent, and the receives into the reader's targets were posted before it
+ *   RESERVE  memory for the bytes is allocated or registered
+ *   CONNECT  the transport's connection is being rebuilt; with a connection chosen, all memory is reserved
+ *   TICKET   memory is there; in ordered queues the transfer waits until both ends have their tickets (ticket.h)
+ *   MOVE     chunks, a local copy or sub-pulls are under way
+ *   REWIND   the attempt has failed; the transfer starts again when its operations have ended
+ *   ABORT    its fetches have ended badly, and its operations have not ended yet
+ *   ENDED    nothing touches its memory: it is freed
  *
- * Loop thread only.
+ *     +--> PARKED --put, published--+
+ *     |                             |
+ *     +-----------------------------+
+ *   NEW ----------------------------------------local copy----------> RESERVE --copy--> MOVE --> ENDED
+ *     |
+ *     |          +--QUEUED--replica here---------------------------------^
+ *     |          v                                                       |
+ *     +------> LINK --> ASKED --answer-----------------------------------+--> CONNECT (and back)
+ *                ^        |                                              |
+ *                |        +--targets--> EARLY --started--> MOVE          +--> TICKET --> MOVE --> ENDED
+ *                |                        |                              |
+ *                |                        v                              +--> MOVE
+ *                +------------------- REWIND <-- LINK, ASKED, EARLY, RESERVE, CONNECT, TICKET, MOVE
+ *                                     (to LINK or ASKED: asks again; to RESERVE: takes another path)
+ *
+ *   NEW, QUEUED -> LINK, ASKED;  LINK -> LINK and ASKED -> LINK, ASKED: another node is asked
+ *   ASKED, EARLY, RESERVE, CONNECT, TICKET, MOVE, REWIND -> ABORT -> ENDED
+ *   NEW, PARKED, LINK, QUEUED, ASKED, RESERVE -> ENDED: nothing was started, or the answer had everything
  */
 #ifndef DAEMON_TRANSFER_H
 #define DAEMON_TRANSFER_H
@@ -55,9 +74,12 @@ enum transfer_state {
     TRANSFER_LINK,
     TRANSFER_QUEUED,
     TRANSFER_ASKED,
+    TRANSFER_EARLY,
     TRANSFER_RESERVE,
+    TRANSFER_CONNECT,
     TRANSFER_TICKET,
     TRANSFER_MOVE,
+    TRANSFER_REWIND,
     TRANSFER_ABORT,
     TRANSFER_ENDED,
 };
@@ -249,8 +271,6 @@ struct transfer {
     struct list by_connection;
     bool one_sided, have_meta;
     bool fell_back;                 /* and is counted */
-    bool early;                     /* receives were posted before the owner was asked: PULL carries the start */
-    bool rewind;                    /* an early start came to nothing: when its receives have ended, begin anew */
     bool contiguous;                /* at the owner, from the answer */
     char preferred[65], memory[65]; /* likewise */
     char producer[65];              /* likewise: a client's name; "": it is gone */

@@ -127,9 +127,7 @@ void transfer_in_ask(struct transfer *transfer)
         if (map_get_u64(&transfers->by_id, id) != transfer || transfer->sm.state == TRANSFER_ABORT)
             return; /* its receives could not be posted: it has failed */
     }
-    if (transfer->early)
-        transfer->record.state = "asked";                /* as far as anybody can see */
-    if (transfer->early && transfer->failed == RDT_OK) { /* else some of its receives could not be posted */
+    if (transfer->sm.state == TRANSFER_EARLY && transfer->failed == RDT_OK) { /* else a receive could not be posted */
         start.transport = (char *)transfer->connection->transport->name;
         start.chunk_bytes = transfer->transfers->options->chunk_bytes;
         start.epoch = transfer->connection->epoch;

@@ -13,14 +13,14 @@ void transfer_in_choose_again(struct transfer *transfer)
 
     if (!subpulls_needed(transfer) && transfer_in_choose(transfer, false, NULL) == RDT_OK)
         chosen = record_chosen(&transfer->record);
-    transfer->early = false;
     if (transfer->failed == RDT_OK && chosen && !chosen->one_sided &&
         strcmp(chosen->name, transfer->connection->transport->name) == 0) {
+        transfer_set_state(transfer, TRANSFER_MOVE);
         transfer_in_watch(transfer);
         transfer_in_ask_start(transfer);
         return;
     }
-    transfer->rewind = true;
+    transfer_set_state(transfer, TRANSFER_REWIND);
     (void)deadline_set(transfers->deadlines, &transfer->stall, (int64_t)transfers->options->quiesce_grace_ns);
     transfer_in_cancel_ops(transfer);
     transfer_in_rewound(transfer);
@@ -40,7 +40,6 @@ void transfer_in_forget_answer(struct transfer *transfer)
 /* The operations on that connection have ended: nothing of them counts. */
 static void rewind_move(struct transfer *transfer)
 {
-    transfer->rewind = false;
     transfer->failed = RDT_OK;
     deadline_unset(transfer->transfers->deadlines, &transfer->stall);
     order_leave(&transfer->record);
@@ -70,7 +69,8 @@ void transfer_in_go_back(struct transfer *transfer)
     struct rdt_error err = {0};
     struct peer *peer;
 
-    transfer->rewind = true;
+    if (transfer->sm.state != TRANSFER_REWIND)
+        transfer_set_state(transfer, TRANSFER_REWIND);
     if (transfer->n_ops > 0) {
         if (transfer->ops) {
             (void)deadline_set(transfer->transfers->deadlines, &transfer->stall,

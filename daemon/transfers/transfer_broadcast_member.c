@@ -235,7 +235,7 @@ static bool go_back(struct transfer *transfer)
 static bool may_go_back(const struct transfer *transfer)
 {
     return !list_empty(&transfer->fetches) && !transfer->transfers->closing && transfer->sm.state != TRANSFER_ABORT &&
-           transfer->peer && transfer->origin->peer->state == PEER_UP && !transfer->rewind;
+           transfer->sm.state != TRANSFER_REWIND && transfer->peer && transfer->origin->peer->state == PEER_UP;
 }
 
 bool transfer_member_failed(struct transfer *transfer, const struct rdt_error *err)

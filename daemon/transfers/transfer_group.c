@@ -136,7 +136,7 @@ static void gone(struct peer_transport *pt)
     pt->group = NULL;
     list_for_each_safe (node, &pt->users_in) {
         struct transfer *transfer = container_of(node, struct transfer, by_connection);
-        if (transfer->sm.state == TRANSFER_RESERVE && transfer->failed != RDT_OK)
+        if (transfer->sm.state == TRANSFER_CONNECT)
             transfer_fail(transfer, RDT_TRANSPORT, "%s: the group is destroyed", pt->transport->name);
     }
 }

@@ -68,7 +68,7 @@ enum rdt_status transfer_in_read_meta(struct transfer *transfer, const Rdt__Pb__
         status = layout_same_shape(transfer->source, transfer->target->layout, err);
     if (status == RDT_MISMATCH)
         return status;
-    if (status == RDT_OK && !transfer->early)
+    if (status == RDT_OK && transfer->sm.state != TRANSFER_EARLY)
         status = layout_packed(transfer->source, &transfer->packed, &transfer->stream_bytes, err);
     if (status == RDT_OK && transfer->stream_bytes != meta->bytes)
         status = rdt_error_set(err, RDT_PROTOCOL, "its tensors take %llu bytes, not the %llu it says",
@@ -173,9 +173,9 @@ void transfer_in_find_path(struct transfer *transfer, const Rdt__Pb__PullMeta *m
 
 void transfer_in_connected(struct transfer *transfer, const struct peer_transport *pt)
 {
-    if (transfer->sm.state != TRANSFER_RESERVE || transfer->failed == RDT_OK || (transfer->connection && transfer->connection != pt))
+    if (transfer->sm.state != TRANSFER_CONNECT || (transfer->connection && transfer->connection != pt))
         return;
-    transfer->failed = RDT_OK;
+    transfer_set_state(transfer, TRANSFER_RESERVE);
     deadline_unset(transfer->transfers->deadlines, &transfer->stall);
     if (transfer->connection)
         transfer_in_move(transfer);
@@ -187,15 +187,16 @@ void transfer_in_connected(struct transfer *transfer, const struct peer_transpor
  * there is none. Of a broadcast only the root's node knows another, and a piece keeps the slots that it was given for this one. */
 void transfer_in_refused(struct transfer *transfer, const struct peer_transport *pt)
 {
-    if (transfer->sm.state != TRANSFER_RESERVE || transfer->failed == RDT_OK || transfer->member || transfer->parent ||
+    if (transfer->sm.state != TRANSFER_CONNECT || transfer->member || transfer->parent ||
         (transfer->connection && transfer->connection != pt))
         return;
-    transfer->failed = RDT_OK;
     deadline_unset(transfer->transfers->deadlines, &transfer->stall);
-    if (transfer->connection)
+    if (transfer->connection) {
+        transfer_set_state(transfer, TRANSFER_REWIND);
         transfer_in_rewound(transfer);
-    else
+    } else {
         transfer_in_find_path(transfer, NULL);
+    }
 }
 
 static void take_answer(struct transfer *transfer, const Rdt__Pb__PullMeta *meta)
@@ -221,8 +222,7 @@ static void take_answer(struct transfer *transfer, const Rdt__Pb__PullMeta *meta
         transfer_end(transfer);
         return;
     }
-    if (status == RDT_OK && transfer->early) {
-        transfer->record.state = sm_name(&transfer->sm);
+    if (status == RDT_OK && transfer->sm.state == TRANSFER_EARLY) {
         if (meta->started)
             transfer_in_started(transfer);
         else
@@ -246,7 +246,7 @@ void transfer_in_on_meta(struct peer_session *session, const Rdt__Pb__PullMeta *
     struct transfer *transfer = find(session, meta->transfer), *next;
     uint64_t id;
 
-    if (!transfer || (transfer->sm.state != TRANSFER_ASKED && transfer->sm.state != TRANSFER_MOVE) || transfer->have_meta) {
+    if (!transfer || (transfer->sm.state != TRANSFER_ASKED && transfer->sm.state != TRANSFER_EARLY)) {
         if (meta->kept && meta->ref && !replica_find(&session->transfers->replicas, session->peer->uuid, meta->ref->generation))
             replica_decline(session, meta->ref->generation);
         return; /* its reader has left */
@@ -278,7 +278,7 @@ static void on_ready(void *arg, struct region *region, const struct rdt_error *e
         transfer->received = region;
     if (transfer->sm.state == TRANSFER_ABORT) {
         transfer_in_settle(transfer);
-    } else if (transfer->rewind) {
+    } else if (transfer->sm.state == TRANSFER_REWIND) {
         transfer_in_rewound(transfer);
     } else if (err) {
         transfer_fail_err(transfer, err);
@@ -327,7 +327,6 @@ static void go_on(struct transfer *transfer)
 void transfer_in_abort(struct transfer *transfer)
 {
     struct transfers *transfers = transfer->transfers;
-    bool moving = transfer->sm.state == TRANSFER_MOVE;
 
     transfer_set_state(transfer, TRANSFER_ABORT);
     if (!transfer->one_sided || transfer->n_ops == 0)
@@ -338,8 +337,8 @@ void transfer_in_abort(struct transfer *transfer)
         transfer_end(transfer);
         return;
     }
-    if (!moving || transfer->subpulls)
-        return;
+    if (!transfer->ops || transfer->subpulls)
+        return; /* it waits for the pool, or for its sub-pulls */
     transfer_in_cancel_ops(transfer);
     (void)deadline_set(transfers->deadlines, &transfer->stall, (int64_t)transfers->options->quiesce_grace_ns);
 }

@@ -12,6 +12,12 @@
 
 static void on_chunk_done(struct plugin_op *base, enum rdt_status status, const char *msg);
 
+/* Operations of this attempt may be under way, and count. */
+static bool is_moving(const struct transfer *transfer)
+{
+    return transfer->sm.state == TRANSFER_MOVE || transfer->sm.state == TRANSFER_EARLY;
+}
+
 void transfer_in_judge(struct transfer *transfer)
 {
     transfer->asked = 0;
@@ -27,7 +33,7 @@ static void note_failure(struct transfer *transfer, enum rdt_status status, cons
         status = RDT_TRANSPORT, msg = transfer->connection->broken;
     transfer->failed = status;
     text_copy(transfer->failure, sizeof transfer->failure, msg && msg[0] ? msg : "it gave up what nobody had cancelled");
-    if (transfer->early && !transfer->have_meta)
+    if (transfer->sm.state == TRANSFER_EARLY)
         return; /* nothing was promised yet: the answer may lead another way */
     if (transfer->sm.state == TRANSFER_TICKET)
         order_leave(&transfer->record); /* it has posted nothing */
@@ -40,10 +46,16 @@ void transfer_in_on_stall(struct deadline *deadline)
     struct transfers *transfers = transfer->transfers;
     char why[sizeof transfer->failure];
 
-    if (transfer->sm.state == TRANSFER_ABORT || transfer->rewind) {
+    if (transfer->sm.state == TRANSFER_ABORT || transfer->sm.state == TRANSFER_REWIND) {
         if (transfer->connection && transfer->connection->sm.state != PT_NONE)
-            peer_transport_isolate(transfer->connection, transfer->rewind ? "receives that nobody needs do not come to rest"
-                                                                   : "an aborted transfer does not come to rest");
+            peer_transport_isolate(transfer->connection, transfer->sm.state == TRANSFER_ABORT
+                                                             ? "the operations of an aborted transfer do not end"
+                                                             : "the operations of a transfer that starts again do not end");
+        return;
+    }
+    if (transfer->sm.state == TRANSFER_CONNECT) {
+        transfer_fail(transfer, RDT_TRANSPORT, "%s: its connection to node %s was not rebuilt in time", transfer->record.path,
+                      transfer->record.peer);
         return;
     }
     if (transfer->failed != RDT_OK) {
@@ -203,9 +215,7 @@ static void post_failed(struct transfer *transfer, const struct rdt_error *err)
 /* Nothing has moved yet: it can as well wait until the connection is rebuilt, or its link is down. */
 void transfer_in_wait(struct transfer *transfer)
 {
-    transfer->failed = RDT_TRANSPORT;
-    (void)snprintf(transfer->failure, sizeof transfer->failure, "its connection to node %s was not rebuilt in time",
-                   transfer->record.peer);
+    transfer_set_state(transfer, TRANSFER_CONNECT);
     transfer_in_watch(transfer);
 }
 
@@ -222,10 +232,11 @@ static void receive_in_order(struct transfer *transfer)
 
 void transfer_in_receive(struct transfer *transfer)
 {
+    bool early = transfer->sm.state == TRANSFER_ASKED;
     struct rdt_error err = {0};
 
-    transfer_set_state(transfer, TRANSFER_MOVE);
-    if (!transfer->early)
+    transfer_set_state(transfer, early ? TRANSFER_EARLY : TRANSFER_MOVE);
+    if (!early)
         transfer_in_watch(transfer);
     if (!transfer->one_sided) /* every receive stands before the first send can come */
         for (; transfer->next_chunk < transfer->plan->n && transfer_has_slot(transfer); transfer->next_chunk++)
@@ -235,7 +246,7 @@ void transfer_in_receive(struct transfer *transfer)
             }
     if (transfer->record.order)
         receive_in_order(transfer);
-    else if (!transfer->early)
+    else if (!early)
         transfer_in_ask_start(transfer);
 }
 
@@ -389,7 +400,7 @@ static void chunk_arrived(struct transfer *transfer, uint32_t index)
     if (transfer->replica)
         replica_arrived(transfer->replica, index);
     give_if_nearly_done(transfer);
-    if (transfer->chunks_done == transfer->plan->n && transfer->n_ops == 0 && transfer->have_meta)
+    if (transfer->chunks_done == transfer->plan->n && transfer->n_ops == 0 && transfer->sm.state == TRANSFER_MOVE)
         finish(transfer);
     else if (transfer->one_sided)
         read_more(transfer);
@@ -399,6 +410,7 @@ static void chunk_arrived(struct transfer *transfer, uint32_t index)
 
 void transfer_in_started(struct transfer *transfer)
 {
+    transfer_set_state(transfer, TRANSFER_MOVE);
     transfer_in_watch(transfer);
     if (transfer->failed != RDT_OK)
         peer_session_doubt(transfer);
@@ -434,7 +446,7 @@ static void done_scatter(struct work *work)
     transfer->n_ops--;
     if (transfer->sm.state == TRANSFER_ABORT)
         transfer_in_settle(transfer);
-    else if (transfer->rewind)
+    else if (transfer->sm.state == TRANSFER_REWIND)
         transfer_in_rewound(transfer);
     else if (target_check(transfer->target, &err) != RDT_OK ||
              (transfer->received && region_check(transfer->received, &err) != RDT_OK))
@@ -455,7 +467,7 @@ static void on_device_scattered(void *arg, const struct rdt_error *err)
     transfer->n_ops--;
     if (transfer->sm.state == TRANSFER_ABORT)
         transfer_in_settle(transfer);
-    else if (transfer->rewind)
+    else if (transfer->sm.state == TRANSFER_REWIND)
         transfer_in_rewound(transfer);
     else if (err)
         transfer_fail_err(transfer, err);
@@ -487,7 +499,7 @@ static void on_chunk_done(struct plugin_op *base, enum rdt_status status, const 
     uint32_t index = op->chunk;
 
     transfer->ops[index] = NULL;
-    if (status == RDT_OK && transfer->sm.state == TRANSFER_MOVE && !transfer->rewind && op->staging) {
+    if (status == RDT_OK && is_moving(transfer) && op->staging) {
         if (transfer->staged_here) {
             scatter_to_device(op);
             return;
@@ -505,7 +517,7 @@ static void on_chunk_done(struct plugin_op *base, enum rdt_status status, const 
     transfer->n_ops--;
     if (transfer->sm.state == TRANSFER_ABORT)
         transfer_in_settle(transfer);
-    else if (transfer->rewind)
+    else if (transfer->sm.state == TRANSFER_REWIND)
         transfer_in_rewound(transfer);
     else if (status != RDT_OK)
         note_failure(transfer, status, msg);
@@ -531,7 +543,7 @@ void transfer_in_connection_broken(struct peer_transport *pt, const char *why)
 {
     list_for_each_safe (node, &pt->users_in) {
         struct transfer *transfer = container_of(node, struct transfer, by_connection);
-        if ((transfer->sm.state == TRANSFER_TICKET || transfer->sm.state == TRANSFER_MOVE) && !transfer->rewind)
+        if (transfer->sm.state == TRANSFER_TICKET || is_moving(transfer))
             note_failure(transfer, RDT_TRANSPORT, why);
     }
 }
@@ -540,7 +552,7 @@ void transfer_in_connection_closed(struct peer_transport *pt)
 {
     list_for_each_safe (node, &pt->users_in) {
         struct transfer *transfer = container_of(node, struct transfer, by_connection);
-        if ((transfer->sm.state == TRANSFER_TICKET || transfer->sm.state == TRANSFER_MOVE) && !transfer->rewind)
+        if (transfer->sm.state == TRANSFER_TICKET || is_moving(transfer))
             note_failure(transfer, RDT_TRANSPORT, pt->broken);
     }
 }

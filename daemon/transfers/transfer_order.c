@@ -220,7 +220,7 @@ static bool goes_on(const struct order *order)
 
     if (!in)
         return order->out->sm.state == SERVE_TURN || order->out->sm.state == SERVE_SENDING;
-    return in->failed == RDT_OK && !in->rewind && (in->sm.state == TRANSFER_TICKET || in->sm.state == TRANSFER_MOVE);
+    return in->failed == RDT_OK && (in->sm.state == TRANSFER_TICKET || in->sm.state == TRANSFER_MOVE);
 }
 
 static void on_tick(struct deadline *deadline)

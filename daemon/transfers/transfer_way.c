@@ -152,7 +152,6 @@ void transfer_in_early(struct transfer *transfer)
             transfer_in_take_path(transfer);
             if (transfer_plan(transfer, &err) == RDT_OK && transfer_staging_is_little(transfer) &&
                 transfer_reserve_staging(transfer, NULL, &err) == RDT_OK) {
-                transfer->early = true;
                 transfer_in_move(transfer);
                 return;
             }

@@ -208,7 +208,7 @@ Test(backend, fetch_that_waits_for_one_that_is_unloaded_is_told)
     options.transport = "loopback";
     options.timeout_ns = LONG;
     must_ok(rdt_fetch_start(reader, &ref, 1, &options, &request, &err));
-    await_transfer(&c.node[1], "in", "reserving");
+    await_transfer(&c.node[1], "in", "connecting");
     must_ok(rdt_backend_unload(owner, "loopback", LONG, &err));
     must_refuse(RDT_NO_PATH, "it was unloaded there", rdt_wait(reader, &request, 1, 1, LONG, NULL, NULL, &err));
     rdt_request_destroy(request);
