@@ -152,10 +152,6 @@ static void check_peer_link(const struct options *options, struct option_faults 
         rdt_error_sys(&why, errno, "cannot be read");
         option_fault(faults, &why, "key_file = %s", options->key_file);
     }
-    if (options->peer_timeout_ns <= options->ping_interval_ns) {
-        rdt_error_set(&why, RDT_INVALID, "must be longer than ping_interval, or every silent peer is lost");
-        option_fault(faults, &why, "peer_timeout");
-    }
 }
 
 static void check_whole(struct options *options, struct option_faults *faults)

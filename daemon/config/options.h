@@ -22,6 +22,8 @@ struct node_entry { /* a line of the nodes file: NAME ADDRESS:PORT [UUID] */
     struct node_entry *next;
 };
 
+#define OPTIONS_PINGS 5u /* of a silent peer, in one peer_timeout */
+
 enum options_dump {
     OPTIONS_DUMP_NONE,
     OPTIONS_DUMP_EFFECTIVE, /* --dump-config: the values that would be used, as a configuration file */
@@ -65,8 +67,7 @@ struct options {
     char *share_tenants;       /* tenants that peers are believed for, comma-separated; "*" all; default "" : the unnamed one */
     bool trusted_network;      /* no */
     char *interfaces;          /* for data, comma-separated; "" any */
-    uint64_t ping_interval_ns; /* 1s */
-    uint64_t peer_timeout_ns;  /* 5s without an answer: the peer is lost */
+    uint64_t peer_timeout_ns;  /* 5s without an answer: the peer is lost; it is pinged OPTIONS_PINGS times in that period */
     uint64_t connect_timeout_ns; /* 5s */
     uint64_t backoff_max_ns;     /* 30s */
     uint64_t hold_grace_ns;      /* 30s */

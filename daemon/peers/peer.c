@@ -479,7 +479,7 @@ enum rdt_status peers_create(uv_loop_t *loop, const struct options *options, str
     peers->config = (struct peer_link_config){
         .loop = loop,
         .tls = peers->tls,
-        .ping_interval_ns = options->ping_interval_ns,
+        .ping_interval_ns = options->peer_timeout_ns / OPTIONS_PINGS,
         .peer_timeout_ns = options->peer_timeout_ns,
         .connect_timeout_ns = options->connect_timeout_ns,
         .events = &peer_meet_events,

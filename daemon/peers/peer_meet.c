@@ -70,7 +70,7 @@ static enum rdt_status send_hello(struct peer_link *link, struct rdt_error *err)
     hello.node_uuid = (ProtobufCBinaryData){sizeof peers->node->uuid, peers->node->uuid};
     hello.boot_id = (ProtobufCBinaryData){sizeof peers->node->boot_id, peers->node->boot_id};
     hello.address = peers->hello_address;
-    hello.ping_interval_ms = (uint32_t)(peers->options->ping_interval_ns / 1000000);
+    hello.ping_interval_ms = (uint32_t)(peers->options->peer_timeout_ns / OPTIONS_PINGS / 1000000);
     hello.peer_timeout_ms = (uint32_t)(peers->options->peer_timeout_ns / 1000000);
     if (peers->callbacks.fill_hello)
         peers->callbacks.fill_hello(peers->callbacks.arg, link->peer, &hello);

@@ -289,7 +289,7 @@ def test_dead_actors_and_stalls_cost_only_themselves():
 
 def test_nodes_of_their_own_move_bytes_and_a_frozen_one_is_an_error():
     with Cluster() as cluster:
-        here, there = Node(listen=True), Node("--ping-interval", "200ms", "--peer-timeout", "1s", listen=True)
+        here, there = Node(listen=True), Node("--peer-timeout", "1s", listen=True)
         a, b = (Actor.options(runtime_env={"env_vars": {"RDT_SOCKET": n.socket}}).remote() for n in (here, there))
         ref = a.ones.remote(1000, 1000)
         assert ray.get(b.total.remote(ref)) == 1e6 and ray.get(b.add.remote(ref)) == 2e6

@@ -53,7 +53,6 @@ static void begin(struct scene *scene)
     static char peer_timeout[48], quiesce[48], sided[40], memory[48];
     const struct fault_cell *cell = scene->cell;
     const char *flags[] = {peer_timeout,
-                           "--ping-interval=100ms",
                            quiesce,
                            "--backoff-max=100ms",
                            "--connect-timeout=2s",

@@ -115,8 +115,7 @@ void world_init(struct world *world)
         node->options.listen = node->listen;
         node->options.advertise = (char *)"";
         node->options.key_file = strdup(world->key_path);
-        node->options.ping_interval_ns = 50000000;
-        node->options.peer_timeout_ns = 60000000000;
+        node->options.peer_timeout_ns = 5000000000;
         node->options.connect_timeout_ns = 10000000000;
         node->options.backoff_max_ns = 200000000;
     }

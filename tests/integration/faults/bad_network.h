@@ -42,9 +42,8 @@ enum carrier { BY_INLINE, BY_UCX, BY_STREAM };
 
 static inline void begin(unsigned n, enum carrier by, int64_t timeout, bool chunky)
 {
-    static char timeout_flag[48], ping_flag[48];
+    static char timeout_flag[48];
     const char *flags[] = {timeout_flag,
-                           ping_flag,
                            "--backoff-max=200ms",
                            "--connect-timeout=2s",
                            "--quiesce-grace=300ms",
@@ -55,7 +54,6 @@ static inline void begin(unsigned n, enum carrier by, int64_t timeout, bool chun
 
     peer_timeout = patience(timeout);
     (void)snprintf(timeout_flag, sizeof timeout_flag, "--peer-timeout=%lldms", (long long)(peer_timeout / MSEC));
-    (void)snprintf(ping_flag, sizeof ping_flag, "--ping-interval=%lldms", (long long)(peer_timeout / 10 / MSEC));
     cluster_start(&c, n,
                   &(struct cluster_options){.cables = true, .no_ucx = by != BY_UCX, .stream = by == BY_STREAM, .flags = flags});
     badcable_put(&cable, &c.net, 0, 1);

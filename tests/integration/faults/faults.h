@@ -26,7 +26,6 @@ static inline void begin_with(unsigned n, const char *sided, const char *further
 {
     char set[64];
     const char *flags[] = {"--peer-timeout=2s",
-                           "--ping-interval=200ms",
                            further ? further : "--backoff-max=300ms",
                            "--connect-timeout=2s",
                            "--chunk=64KiB",

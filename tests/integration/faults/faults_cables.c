@@ -8,7 +8,7 @@ TestSuite(faults_cables, .timeout = SUITE_SECONDS(280));
 static void begin_cables(void)
 {
     static const char *const flags[] = {
-        "--peer-timeout=3s",     "--ping-interval=300ms", "--backoff-max=300ms",  "--connect-timeout=3s",
+        "--peer-timeout=3s",     "--backoff-max=300ms",  "--connect-timeout=3s",
         "--quiesce-grace=300ms", "--chunk=4KiB",          "--chunks-in-flight=1", NULL};
 
     cluster_start(&c, 2, &(struct cluster_options){.cables = true, .flags = flags});

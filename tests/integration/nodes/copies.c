@@ -419,7 +419,7 @@ Test(copies, no_more_are_kept_than_configured)
 /* ---- nodes that do not answer ---- */
 
 static const char *const lost[] = {"is lost", "cannot be reached", "refused", "taken down and rebuilt", NULL};
-static const char *const impatient[] = {"--ping-interval=200ms", "--peer-timeout=2s", NULL};
+static const char *const impatient[] = {"--peer-timeout=2s", NULL};
 
 /* It confirms nothing, and serves nobody old bytes when it moves again. */
 Test(copies, frozen_keeper_does_not_serve_what_was_freed)

@@ -205,7 +205,7 @@ Test(holds_nodes, killed_producers_object_stays_while_it_is_held)
 
 static void begin_cutting(const char *grace)
 {
-    const char *flags[] = {"--peer-timeout=2s", "--ping-interval=200ms", "--backoff-max=300ms", "--connect-timeout=2s", grace, NULL};
+    const char *flags[] = {"--peer-timeout=2s", "--backoff-max=300ms", "--connect-timeout=2s", grace, NULL};
 
     begin_with(2, &(struct cluster_options){.flags = flags});
 }

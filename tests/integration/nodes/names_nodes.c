@@ -417,7 +417,7 @@ Test(names_nodes, targets_are_filled_with_the_next_version)
 
 Test(names_nodes, lost_node_ends_the_wait_and_versions_begin_anew)
 {
-    static const char *const flags[] = {"--peer-timeout=2s", "--ping-interval=200ms", "--backoff-max=300ms", NULL};
+    static const char *const flags[] = {"--peer-timeout=2s", "--backoff-max=300ms", NULL};
     struct rdt_ref next, any;
     rdt *owner, *reader;
     rdt_request *request;
@@ -454,7 +454,7 @@ Test(names_nodes, lost_node_ends_the_wait_and_versions_begin_anew)
 
 Test(names_nodes, cut_cable_ends_the_wait_on_both_ends)
 {
-    static const char *const flags[] = {"--peer-timeout=2s", "--ping-interval=200ms", "--backoff-max=300ms",
+    static const char *const flags[] = {"--peer-timeout=2s", "--backoff-max=300ms",
                                         "--connect-timeout=2s", NULL};
     struct rdt_ref next, any;
     rdt *owner, *reader;

@@ -32,7 +32,6 @@ static void begin(unsigned n, const char *ordered, const char *further)
                            "--chunks-in-flight=2",
                            "--quiesce-grace=300ms",
                            "--set=loopback.sided=two",
-                           "--ping-interval=150ms",
                            "--peer-timeout=3s",
                            set,
                            further,

@@ -186,7 +186,7 @@ static void begin_slow_to_close(void)
     struct rdt_ref ref;
 
     begin(&(struct cluster_options){.loopback = true, .no_ucx = true,
-                                    .flags = (const char *const[]){"--peer-timeout=1s", "--ping-interval=100ms", NULL}});
+                                    .flags = (const char *const[]){"--peer-timeout=1s", NULL}});
     ref = put_pattern(owner, "w", BYTES, 1);
     fetch_pattern(reader, &ref, BYTES, 1, "loopback");
     cluster_faults(&c, 0, "disconnect_delay_ms=1500\n");

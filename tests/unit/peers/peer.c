@@ -125,6 +125,7 @@ Test(peer, unknown_host_fails_with_its_name)
 static void dial_at_once(bool listed, bool with_uuid, unsigned seed)
 {
     world.seed = seed;
+    a->options.peer_timeout_ns = b->options.peer_timeout_ns = 1000000000; /* so it pings every 200 ms */
     if (listed) {
         world_free_address(a->listen);
         world_free_address(b->listen);
