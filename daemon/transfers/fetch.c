@@ -302,7 +302,7 @@ enum rdt_status fetch_start(struct transfers *transfers, struct client *client, 
     struct transfer *transfer;
     struct rdt_ref ref;
     enum rdt_status status;
-    bool joins = false;
+    bool joins = false, is_here;
 
     if (item->handle == 0 || map_get_u64(&client->fetches, item->handle))
         return rdt_error_set(err, RDT_INVALID, "fetch handle %llu is 0 or in use", (unsigned long long)item->handle);
@@ -315,7 +315,8 @@ enum rdt_status fetch_start(struct transfers *transfers, struct client *client, 
         status = check_group(transfers, client, message, &group, err);
     if (status != RDT_OK)
         return status;
-    if (!twin && !node_is_here(transfers->node, ref.node, ref.address)) {
+    is_here = node_is_here(transfers->node, ref.node, ref.address);
+    if (!twin && !is_here) {
         twin = find_joinable(transfers, client, message, item, &ref);
         joins = twin;
         transfers->joined += joins;
@@ -324,7 +325,7 @@ enum rdt_status fetch_start(struct transfers *transfers, struct client *client, 
         *transfer_p = NULL;
         return join(client, twin, message, item, joins, err);
     }
-    transfer = transfer_new(transfers, client, client->account, &ref);
+    transfer = transfer_new(transfers, is_here ? &transfer_local_kind : &transfer_pull_kind, client, client->account, &ref);
     if (!transfer)
         return rdt_error_set(err, RDT_NO_MEMORY, "no memory for the transfer");
     transfer->mode = message->mode;
@@ -361,15 +362,5 @@ enum rdt_status fetch_start(struct transfers *transfers, struct client *client, 
 
 void transfer_go(struct transfer *transfer)
 {
-    struct rdt_error err = {0};
-
-    if (node_is_here(transfer->transfers->node, transfer->ref.node, transfer->ref.address)) {
-        transfer_local_start(transfer);
-        return;
-    }
-    if (transfer_replica_serves(transfer))
-        return;
-    transfer->record.direction = "in";
-    if (transfer_in_start(transfer, &err) != RDT_OK)
-        transfer_fail_err(transfer, &err);
+    transfer->kind->start(transfer);
 }

@@ -94,14 +94,15 @@ void transfer_set_state(struct transfer *transfer, enum transfer_state state)
     transfer->record.state = sm_name(&transfer->sm);
 }
 
-struct transfer *transfer_new(struct transfers *transfers, struct client *client, struct account *account,
-                              const struct rdt_ref *ref)
+struct transfer *transfer_new(struct transfers *transfers, const struct transfer_kind *kind, struct client *client,
+                              struct account *account, const struct rdt_ref *ref)
 {
     struct transfer *transfer = calloc(1, sizeof *transfer);
 
     if (!transfer)
         return NULL;
     transfer->transfers = transfers;
+    transfer->kind = kind;
     transfer->id = transfers->next_id++;
     transfer->client = client;
     transfer->account = account_ref(account);
@@ -163,57 +164,37 @@ enum rdt_status target_check(const struct target *target, struct rdt_error *err)
     return status;
 }
 
+static void finish_record(struct transfer *transfer)
+{
+    if (transfer->merged) {
+        transfer->record.state = "joined";
+        event(transfer->transfers->events, RDT__PB__LIST_KIND__LIST_KIND_TRANSFERS, "ended", &transfer->record);
+        record_drop_decision(transfer->record.decision);
+    } else {
+        record_finish(transfer->transfers, &transfer->record, transfer->record.error[0] ? "failed" : "done", NULL);
+    }
+    log_debug("xfer %llu ended: %s %s", (unsigned long long)transfer->id, transfer->record.path, transfer->record.error);
+}
+
 void transfer_end(struct transfer *transfer)
 {
     struct transfers *transfers = transfer->transfers;
 
-    assert(list_empty(&transfer->fetches) && transfer->n_ops == 0 && !transfer->member);
-    if (transfer->parent)
-        subpulls_ended(transfer); /* which may end it, too: nothing of it is needed any more */
+    assert(list_empty(&transfer->fetches) && transfer->n_ops == 0);
     transfer_set_state(transfer, TRANSFER_ENDED);
-    if (transfer->merged) {
-        transfer->record.state = "joined";
-        event(transfers->events, RDT__PB__LIST_KIND__LIST_KIND_TRANSFERS, "ended", &transfer->record);
-        record_drop_decision(transfer->record.decision);
-    } else {
-        record_finish(transfers, &transfer->record, transfer->record.error[0] ? "failed" : "done", NULL);
-    }
-    log_debug("xfer %llu ended: %s %s", (unsigned long long)transfer->id, transfer->record.path, transfer->record.error);
-    deadline_unset(transfers->deadlines, &transfer->stall);
-    deadline_unset(transfers->deadlines, &transfer->turn);
-    deadline_unset(transfers->deadlines, &transfer->unwanted);
-    transfer_in_leave_coalesced(transfer);
-    reservation_leave(transfer);
-    object_waiter_remove(&transfer->waiter);
-    name_waiter_remove(&transfer->named);
+    finish_record(transfer);
     map_remove_u64(&transfers->by_id, transfer->id);
     list_remove(&transfer->record.link);
-    list_remove(&transfer->by_connection);
-    list_remove(&transfer->wake.link);
-    if (transfer->woken)
-        object_drop(transfer->woken);
-    transfer_in_leave_peer(transfer);
-    order_leave(&transfer->record);
-    replica_end_filling(transfer);
-    if (transfer->object) {
-        object_unpin(transfer->object);
-        object_drop(transfer->object);
-    }
+    reservation_leave(transfer);
+    transfer->kind->release(transfer);
     region_unref(transfer->received);
-    transfer_free_staging(transfer);
     target_free(transfer->target, transfer->account);
+    destination_free(transfer);
     if (transfer->slice)
         rdt__pb__slice__free_unpacked(transfer->slice, NULL);
-    free(transfer->remote);
-    free(transfer->keys);
-    free(transfer->key_bytes);
-    subpulls_free(transfer);
-    destination_free(transfer);
     if (transfer->packed != transfer->source)
         free(transfer->packed);
     free(transfer->source);
-    free(transfer->plan);
-    free(transfer->ops);
     transfer_in_free_metadata(transfer);
     free(transfer->inline_data);
     account_unref(transfer->account);
@@ -293,11 +274,7 @@ void transfer_fail_err(struct transfer *transfer, const struct rdt_error *err)
     uint64_t id = transfer->id;
     bool last = false;
 
-    if (transfer->parent) {
-        subpulls_failed(transfer, err);
-        return;
-    }
-    if (transfer_replica_comes_back(transfer, err) || transfer_member_failed(transfer, err))
+    if (transfer->kind->recover && transfer->kind->recover(transfer, err))
         return;
     if (list_empty(&transfer->fetches)) {
         if (transfer->replica) { /* other nodes had wanted the copy; else it ends already */
@@ -332,10 +309,7 @@ void transfer_fail(struct transfer *transfer, enum rdt_status status, const char
 void transfer_abort(struct transfer *transfer)
 {
     transfer->client = NULL;
-    transfer_in_leave_coalesced(transfer);
     reservation_leave(transfer);
-    replica_end_filling(transfer);
-    deadline_unset(transfer->transfers->deadlines, &transfer->turn);
     switch ((enum transfer_state)transfer->sm.state) {
     case TRANSFER_NEW:
     case TRANSFER_PARKED:
@@ -350,10 +324,7 @@ void transfer_abort(struct transfer *transfer)
     case TRANSFER_TICKET:
     case TRANSFER_MOVE:
     case TRANSFER_REWIND:
-        if (transfer->origin)
-            transfer_in_abort(transfer);
-        else
-            transfer_local_abort(transfer);
+        transfer->kind->abort(transfer);
         break;
     case TRANSFER_ABORT:
     case TRANSFER_ENDED:

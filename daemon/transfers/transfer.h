@@ -183,8 +183,11 @@ struct memory_placement {
     uint32_t of[]; /* each tensor's */
 };
 
+struct transfer_kind;
+
 struct transfer {
     struct transfers *transfers;
+    const struct transfer_kind *kind; /* what depends on where the bytes come from (transfer_impl.h) */
     struct sm sm;
     uint64_t id;
     struct list fetches;     /* struct fetch.by_transfer */
@@ -245,7 +248,7 @@ struct transfer {
     uint32_t next_chunk, chunks_done;
     uint32_t first_chunk;   /* those before are there from an earlier try */
     unsigned n_ops;         /* operations, and pool work, that may touch memory */
-    struct chunk_op **ops;  /* [plan->n] receives or reads under way */
+    struct chunk_op **chunk_ops; /* [plan->n] receives or reads under way */
     enum rdt_status failed; /* first failure of an operation */
     char failure[192];
     uint64_t asked; /* which question to the peer judges the failure: peer_session.asked; 0: none */

@@ -49,12 +49,12 @@ static void rewind_move(struct transfer *transfer)
         replica_unplan(transfer->replica);
     transfer->asked = 0;
     free(transfer->plan);
-    free(transfer->ops);
+    free(transfer->chunk_ops);
     free(transfer->remote);
     free(transfer->keys);
     free(transfer->key_bytes);
     transfer->plan = NULL;
-    transfer->ops = NULL;
+    transfer->chunk_ops = NULL;
     transfer->staging.used = 0;
     transfer->collective = false; /* its cut stays: some of it may be there */
     transfer->remote = NULL;
@@ -72,7 +72,7 @@ void transfer_in_go_back(struct transfer *transfer)
     if (transfer->sm.state != TRANSFER_REWIND)
         transfer_set_state(transfer, TRANSFER_REWIND);
     if (transfer->n_ops > 0) {
-        if (transfer->ops) {
+        if (transfer->chunk_ops) {
             (void)deadline_set(transfer->transfers->deadlines, &transfer->stall,
                                (int64_t)transfer->transfers->options->quiesce_grace_ns);
             transfer_in_cancel_ops(transfer);

@@ -50,10 +50,17 @@ static void say(struct peer_session *root, uint64_t number, const struct rdt_err
     (void)peer_session_send(root, RDT_PEER_BROADCAST_WORD, &word.base, NULL); /* link down: the root knows */
 }
 
+/* The transfer goes on, or ends, as an ordinary pull. */
+static void leave_transfer(struct transfer *transfer)
+{
+    transfer->member = NULL;
+    transfer->kind = &transfer_pull_kind;
+}
+
 static void part_free(struct broadcast_member *part)
 {
     if (part->transfer)
-        part->transfer->member = NULL;
+        leave_transfer(part->transfer);
     deadline_unset(part->root->transfers->deadlines, &part->again);
     list_remove(&part->waiting.link);
     list_remove(&part->link);
@@ -123,7 +130,7 @@ static void pull(struct broadcast_member *part)
         finish(part, &err);
         return;
     }
-    transfer = transfer_new(transfers, NULL, part->account, &part->ref);
+    transfer = transfer_new(transfers, &transfer_member_kind, NULL, part->account, &part->ref);
     if (!transfer) {
         (void)rdt_error_set(&err, RDT_NO_MEMORY, "no memory for the transfer");
         finish(part, &err);
@@ -177,7 +184,7 @@ static void give_way(struct transfer *transfer, struct replica *replica, bool re
         replica->epoch = part->root->peer->epoch;
     transfer_in_send_abort(transfer);
     part->transfer = NULL;
-    transfer->member = NULL;
+    leave_transfer(transfer);
     transfer->merged = true;
     transfer_end(transfer);
     use(part, replica);
@@ -252,6 +259,9 @@ bool transfer_member_failed(struct transfer *transfer, const struct rdt_error *e
     transfer_abort(transfer);
     return true;
 }
+
+const struct transfer_kind transfer_member_kind = {
+    .abort = transfer_in_abort, .recover = transfer_member_failed, .release = transfer_pull_release};
 
 /* ---- word from the root ---- */
 

@@ -232,8 +232,33 @@ void serve_connection_closed(struct peer_transport *pt);                        
 
 /* ---- the reader's side ---- */
 
-struct transfer *transfer_new(struct transfers *transfers, struct client *client, struct account *account,
-                              const struct rdt_ref *ref); /* client NULL: no client's */
+/* What depends on where a transfer's bytes come from. The core (transfer.c) reaches the kinds only by this table:
+ *
+ *   local    a fetch of an object, or of a replica, on this node          transfer_local.c
+ *   pull     a fetch from another node                                    transfer_in.c
+ *   sub-pull the part of a pull that moves between two kinds of memory    transfer_subpull.c
+ *   member   this node's part of a broadcast                              transfer_broadcast_member.c
+ */
+struct transfer_kind {
+    /* Begins a fetch, once; NULL: the file of the kind begins its transfers itself. May end the transfer. */
+    void (*start)(struct transfer *);
+    /* Nobody waits any more, and the transfer has begun to use memory (ASKED and later). Moves it to ABORT; it ends when its operations have. */
+    void (*abort)(struct transfer *);
+    /* The transfer has failed. Returns true if the kind has dealt with that: the transfer goes on another way, or was ended. NULL: never. */
+    bool (*recover)(struct transfer *, const struct rdt_error *err);
+    /* Gives back everything that belongs to the kind alone. Called once, when no operation is left. */
+    void (*release)(struct transfer *);
+};
+extern const struct transfer_kind transfer_local_kind, transfer_pull_kind, transfer_subpull_kind, transfer_member_kind;
+
+void transfer_pull_release(struct transfer *transfer); /* of every kind that pulls */
+
+/* A pull that a replica on this node serves after all. */
+void transfer_become_local(struct transfer *transfer);
+
+/* client NULL: it belongs to no client. NULL: no memory. */
+struct transfer *transfer_new(struct transfers *transfers, const struct transfer_kind *kind, struct client *client,
+                              struct account *account, const struct rdt_ref *ref);
 void transfer_set_state(struct transfer *transfer, enum transfer_state state);
 void transfer_fail(struct transfer *transfer, enum rdt_status status, const char *fmt, ...)
     __attribute__((format(printf, 3, 4)));
@@ -279,8 +304,6 @@ enum rdt_status subpulls_read_places(struct transfer *transfer, const Rdt__Pb__P
 bool subpulls_wanted_here(const struct transfer *transfer);
 bool subpulls_needed(const struct transfer *transfer);
 void subpulls_begin(struct transfer *whole);                              /* RESERVE */
-void subpulls_failed(struct transfer *piece, const struct rdt_error *err); /* ends the piece, and the whole */
-void subpulls_ended(struct transfer *piece);                              /* by transfer_end */
 void subpulls_abort(struct transfer *whole);
 void subpulls_free(struct transfer *transfer);
 
@@ -306,11 +329,10 @@ void fetch_detach(struct fetch *fetch); /* it has been answered, or has no clien
 /* SYSTEM if memory of it was missing. NULL is fine. */
 enum rdt_status target_check(const struct target *target, struct rdt_error *err);
 
-void transfer_local_start(struct transfer *transfer);
+void transfer_local_abort(struct transfer *transfer); /* transfer_local_copy.c */
 void transfer_local_serve(struct transfer *transfer, struct object *object);
 void transfer_local_metadata(struct transfer *transfer, const struct object *object); /* valid while the caller, or it, holds that */
 void transfer_local_copy(struct transfer *transfer, struct object *object); /* pins it; memory for the copy comes next */
-void transfer_local_abort(struct transfer *transfer);
 
 enum rdt_status transfer_in_start(struct transfer *transfer, struct rdt_error *err);
 void transfer_in_ask(struct transfer *transfer); /* the link is up, and nobody has asked for the same */
@@ -339,7 +361,7 @@ void transfer_in_on_meta(struct peer_session *session, const Rdt__Pb__PullMeta *
 void transfer_in_on_parked(struct peer_session *session, const Rdt__Pb__PullParked *parked);
 void transfer_in_on_keys(struct peer_session *session, const Rdt__Pb__PullKeys *keys);
 void transfer_in_on_end(struct peer_session *session, const Rdt__Pb__PullEnd *end);
-void transfer_in_abort(struct transfer *transfer);
+void transfer_in_abort(struct transfer *transfer); /* the abort of every kind that pulls */
 void transfer_in_settle(struct transfer *transfer);  /* ABORT, one operation less */
 void transfer_in_move(struct transfer *transfer);    /* memory is there: post and start */
 void transfer_in_early(struct transfer *transfer);   /* targets: post before asking, where that may work */

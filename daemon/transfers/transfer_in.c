@@ -1,5 +1,6 @@
 /* Fetches from another node, from the answer up to the point where their bytes begin to move: what the answer says, memory for it, and the
  * end. Asking is transfer_ask.c, the path transfer_way.c. */
+#include <assert.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -328,6 +329,9 @@ void transfer_in_abort(struct transfer *transfer)
 {
     struct transfers *transfers = transfer->transfers;
 
+    transfer_in_leave_coalesced(transfer);
+    replica_end_filling(transfer);
+    deadline_unset(transfers->deadlines, &transfer->turn);
     transfer_set_state(transfer, TRANSFER_ABORT);
     if (!transfer->one_sided || transfer->n_ops == 0)
         transfer_in_send_abort(transfer);
@@ -337,7 +341,7 @@ void transfer_in_abort(struct transfer *transfer)
         transfer_end(transfer);
         return;
     }
-    if (!transfer->ops || transfer->subpulls)
+    if (!transfer->chunk_ops || transfer->subpulls)
         return; /* it waits for the pool, or for its sub-pulls */
     transfer_in_cancel_ops(transfer);
     (void)deadline_set(transfers->deadlines, &transfer->stall, (int64_t)transfers->options->quiesce_grace_ns);
@@ -361,4 +365,46 @@ void transfer_in_on_end(struct peer_session *session, const Rdt__Pb__PullEnd *en
         return;
     (void)wire_error(end->status, 0, end->message, &err);
     transfer_fail_err(transfer, &err);
+}
+
+static void start(struct transfer *transfer)
+{
+    struct rdt_error err = {0};
+
+    if (transfer_replica_serves(transfer))
+        return;
+    transfer->record.direction = "in";
+    if (transfer_in_start(transfer, &err) != RDT_OK)
+        transfer_fail_err(transfer, &err);
+}
+
+void transfer_pull_release(struct transfer *transfer)
+{
+    struct transfers *transfers = transfer->transfers;
+
+    assert(!transfer->member);
+    deadline_unset(transfers->deadlines, &transfer->stall);
+    deadline_unset(transfers->deadlines, &transfer->turn);
+    deadline_unset(transfers->deadlines, &transfer->unwanted);
+    transfer_in_leave_coalesced(transfer);
+    list_remove(&transfer->by_connection);
+    transfer_in_leave_peer(transfer);
+    order_leave(&transfer->record);
+    replica_end_filling(transfer);
+    transfer_free_staging(transfer);
+    free(transfer->remote);
+    free(transfer->keys);
+    free(transfer->key_bytes);
+    subpulls_free(transfer);
+    free(transfer->plan);
+    free(transfer->chunk_ops);
+}
+
+const struct transfer_kind transfer_pull_kind = {
+    .start = start, .abort = transfer_in_abort, .recover = transfer_replica_comes_back, .release = transfer_pull_release};
+
+void transfer_become_local(struct transfer *transfer)
+{
+    transfer_pull_release(transfer);
+    transfer->kind = &transfer_local_kind;
 }

@@ -288,7 +288,7 @@ static void start_named(struct transfer *transfer)
         transfer_fail_err(transfer, &err);
 }
 
-void transfer_local_start(struct transfer *transfer)
+static void start(struct transfer *transfer)
 {
     struct object_table *objects = transfer->transfers->objects;
     struct rdt_error err = {0};
@@ -315,3 +315,18 @@ void transfer_local_start(struct transfer *transfer)
     reservation_join(transfer, NULL);
     transfer_local_serve(transfer, object);
 }
+
+static void release(struct transfer *transfer)
+{
+    object_waiter_remove(&transfer->waiter);
+    name_waiter_remove(&transfer->named);
+    list_remove(&transfer->wake.link);
+    if (transfer->woken)
+        object_drop(transfer->woken);
+    if (transfer->object) {
+        object_unpin(transfer->object);
+        object_drop(transfer->object);
+    }
+}
+
+const struct transfer_kind transfer_local_kind = {.start = start, .abort = transfer_local_abort, .release = release};

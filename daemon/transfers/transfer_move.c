@@ -146,7 +146,7 @@ static enum rdt_status post(struct transfer *transfer, uint32_t index, struct rd
         free(op);
         return status;
     }
-    transfer->ops[index] = op;
+    transfer->chunk_ops[index] = op;
     transfer->n_ops++;
     return RDT_OK;
 }
@@ -268,7 +268,7 @@ void transfer_in_move(struct transfer *transfer)
     status = transfer_plan(transfer, &err);
     if (status == RDT_OK && transfer->replica)
         status = replica_plan(transfer->replica, transfer->plan, &err);
-    if (status == RDT_OK && !(transfer->ops = calloc(transfer->plan->n + 1u, sizeof(struct chunk_op *))))
+    if (status == RDT_OK && !(transfer->chunk_ops = calloc(transfer->plan->n + 1u, sizeof(struct chunk_op *))))
         status = rdt_error_set(&err, RDT_NO_MEMORY, "no memory for %u chunks", transfer->plan->n);
     if (status == RDT_OK && !transfer->one_sided && order_wanted(transfer, transfer->connection))
         status = order_in_begin(transfer, &err);
@@ -498,7 +498,7 @@ static void on_chunk_done(struct plugin_op *base, enum rdt_status status, const 
     struct transfer *transfer = op->in;
     uint32_t index = op->chunk;
 
-    transfer->ops[index] = NULL;
+    transfer->chunk_ops[index] = NULL;
     if (status == RDT_OK && is_moving(transfer) && op->staging) {
         if (transfer->staged_here) {
             scatter_to_device(op);
@@ -532,10 +532,10 @@ void transfer_in_cancel_ops(struct transfer *transfer)
     if (!transfer->connection || transfer->connection->sm.state != PT_CONNECTED)
         return; /* its disconnect ends them */
     for (uint32_t i = 0; i < transfer->plan->n; i++) {
-        if (transfer->ops[i] && here)
-            plugin_group_cancel_broadcast(&here->vendor, &transfer->ops[i]->base);
-        else if (transfer->ops[i])
-            plugin_op_cancel(&transfer->connection->conn, &transfer->ops[i]->base);
+        if (transfer->chunk_ops[i] && here)
+            plugin_group_cancel_broadcast(&here->vendor, &transfer->chunk_ops[i]->base);
+        else if (transfer->chunk_ops[i])
+            plugin_op_cancel(&transfer->connection->conn, &transfer->chunk_ops[i]->base);
     }
 }
 

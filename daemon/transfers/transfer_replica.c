@@ -62,9 +62,8 @@ static void use(struct transfer *transfer, struct replica *replica)
         transfer->transfers->replicas.served++;
     replica_used(replica);
     reservation_leave(transfer);
-    transfer_in_leave_peer(transfer);
+    transfer_become_local(transfer);
     transfer_in_forget_answer(transfer);
-    transfer->origin = NULL;
     transfer->from_copy = true;
     transfer->ref = replica->ref;
     transfer->record.ref = replica->ref;

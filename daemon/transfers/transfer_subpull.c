@@ -81,7 +81,7 @@ static void on_failing(struct deadline *deadline)
 }
 
 /* The whole fails when the loop turns: whoever calls may be in the middle of a list that it is in. */
-void subpulls_failed(struct transfer *piece, const struct rdt_error *err)
+static bool fail_whole(struct transfer *piece, const struct rdt_error *err)
 {
     struct subpulls *subpulls = piece->parent->subpulls;
     struct transfers *transfers = piece->transfers;
@@ -94,6 +94,7 @@ void subpulls_failed(struct transfer *piece, const struct rdt_error *err)
             (void)deadline_set(transfers->deadlines, &subpulls->failing, 0);
     }
     transfer_abort(piece);
+    return true;
 }
 
 static void join_paths(struct transfer *whole, const struct transfer *piece)
@@ -131,10 +132,11 @@ static void settle(struct transfer *whole)
         finish(whole);
 }
 
-void subpulls_ended(struct transfer *piece)
+static void release(struct transfer *piece)
 {
     struct transfer *whole = piece->parent;
 
+    transfer_pull_release(piece);
     list_remove(&piece->by_parent);
     whole->n_ops--;
     if (piece->subpull_done) {
@@ -146,6 +148,8 @@ void subpulls_ended(struct transfer *piece)
     }
     settle(whole);
 }
+
+const struct transfer_kind transfer_subpull_kind = {.abort = transfer_in_abort, .recover = fail_whole, .release = release};
 
 void subpulls_abort(struct transfer *whole)
 {
@@ -224,12 +228,12 @@ static enum rdt_status target_part(const struct transfer *whole, const uint32_t 
 
 static enum rdt_status create(struct transfer *whole, const uint32_t *select, uint32_t n, struct rdt_error *err)
 {
-    struct transfer *piece = transfer_new(whole->transfers, whole->client, whole->account, &whole->ref);
+    struct transfer *piece = transfer_new(whole->transfers, &transfer_subpull_kind, whole->client, whole->account, &whole->ref);
     enum rdt_status status;
 
     if (!piece)
         return rdt_error_set(err, RDT_NO_MEMORY, "no memory for a part of the object");
-    piece->client = NULL; /* the whole's may change */
+    piece->client = NULL; /* the client of the parent may change */
     piece->parent = whole;
     piece->select = calloc(n, sizeof *piece->select);
     piece->n_select = n;
@@ -255,7 +259,7 @@ static enum rdt_status create(struct transfer *whole, const uint32_t *select, ui
     if (status == RDT_OK)
         transfer_in_pull_from(piece, whole->peer);
     else
-        subpulls_failed(piece, err);
+        (void)fail_whole(piece, err);
     return status;
 }
 
