@@ -100,7 +100,7 @@ static enum rdt_status map_region(rdt *conn, const Rdt__Pb__RegionReply *reply, 
         status = memory_map(&conn->memory, reply->region, reply->generation, fd, reply->bytes, true, MAPPING_ALLOCATED,
                             &mapping, err);
     if (status == RDT_OK) {
-        mapping->comes_again = reply->comes_again;
+        mapping->cacheable = reply->cacheable;
         *mapping_p = mapping;
     } else {
         memory_unref(&conn->memory, mapping);
@@ -290,17 +290,17 @@ static enum rdt_status release_region(rdt *conn, struct mapping *mapping, struct
 
     connection_lock(conn);
     request.region = mapping->region;
-    request.keep = memory_may_park(mapping, MAPPING_ALLOCATED);
-    if (request.keep)
+    request.keep_mapped = memory_may_park(mapping, MAPPING_ALLOCATED);
+    if (request.keep_mapped)
         memory_park(&conn->memory, mapping);
     connection_unlock(conn);
     status = call(conn, RDT_MSG_RELEASE_REGION, &request.base, CALL_TIMEOUT_NS, &reply, err);
     if (status == RDT_OK) {
-        kept = ((Rdt__Pb__RegionKept *)reply)->kept;
+        kept = ((Rdt__Pb__RegionReleased *)reply)->keep_mapped;
         protobuf_c_message_free_unpacked(reply, NULL);
     }
     connection_lock(conn);
-    if (!request.keep)
+    if (!request.keep_mapped)
         memory_unref(&conn->memory, mapping);
     else if (!kept && status != RDT_TIMED_OUT) /* then it may be kept all the same */
         memory_drop(&conn->memory, request.region);

@@ -68,7 +68,7 @@ static struct staying *find(const struct board *board, const struct rdt_ref *ref
 }
 
 /* It was fetched a moment ago; and is, from now on. */
-static bool comes_again(struct board *board, uint64_t hash)
+static bool cacheable(struct board *board, uint64_t hash)
 {
     for (unsigned i = 0; i < RECENT; i++)
         if (board->recent[i] == hash)
@@ -88,7 +88,7 @@ struct staying *board_ask(rdt *conn, const struct rdt_ref *ref, enum rdt_fetch_m
     if (!conn->board && !(conn->board = calloc(1, sizeof *conn->board)))
         return NULL;
     hash = hash_of(ref, mode);
-    if (!comes_again(conn->board, hash) || find(conn->board, ref, mode, hash, false))
+    if (!cacheable(conn->board, hash) || find(conn->board, ref, mode, hash, false))
         return NULL;
     asked = calloc(1, sizeof *asked);
     if (!asked)

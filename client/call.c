@@ -176,7 +176,7 @@ static void give_back_region(rdt *conn, const struct frame *frame)
     if (!reply)
         return;
     release.region = reply->region;
-    release.keep = memory_is_parked(&conn->memory, reply->region);
+    release.keep_mapped = memory_is_parked(&conn->memory, reply->region);
     (void)connection_send(conn, RDT_MSG_RELEASE_REGION, 0, &release.base, -1, true, NULL);
     rdt__pb__region_reply__free_unpacked(reply, NULL);
 }

@@ -278,10 +278,10 @@ static enum rdt_status say_hello(rdt *conn, const char *name, int64_t deadline_n
     if (conn->inline_max_bytes > RDT_INLINE_MAX_BYTES)
         conn->inline_max_bytes = RDT_INLINE_MAX_BYTES;
     conn->tensor_runs = ((const Rdt__Pb__HelloReply *)answer)->tensor_runs;
-    conn->lends = ((const Rdt__Pb__HelloReply *)answer)->lends;
-    conn->made_max_bytes = ((const Rdt__Pb__HelloReply *)answer)->made_max_bytes;
-    if (conn->made_max_bytes > RDT_MADE_MAX_BYTES)
-        conn->made_max_bytes = RDT_MADE_MAX_BYTES;
+    conn->lends = ((const Rdt__Pb__HelloReply *)answer)->loans;
+    conn->sealed_max_bytes = ((const Rdt__Pb__HelloReply *)answer)->sealed_max_bytes;
+    if (conn->sealed_max_bytes > RDT_SEALED_MAX_BYTES)
+        conn->sealed_max_bytes = RDT_SEALED_MAX_BYTES;
     busy_poll_ns = ((const Rdt__Pb__HelloReply *)answer)->busy_poll_ns;
     poll_rule_init(&conn->rule, busy_poll_ns < RDT_BUSY_POLL_MAX_NS ? (int64_t)busy_poll_ns : RDT_BUSY_POLL_MAX_NS);
     protobuf_c_message_free_unpacked(answer, NULL);

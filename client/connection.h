@@ -37,7 +37,7 @@ struct rdt {
     uint64_t inline_max_bytes; /* tensors of up to this many bytes travel in the message */
     bool tensor_runs;          /* the daemon reads lists of tensors in runs */
     bool lends;                /* ... and takes what is lent to it */
-    uint64_t made_max_bytes;   /* tensors of up to this many may lie in memory that is made here, unless: */
+    uint64_t sealed_max_bytes;   /* tensors of up to this many may lie in memory that is made here, unless: */
     atomic_bool takes_none;    /* the daemon could not take such, and could put the same otherwise */
     void (*on_event)(rdt *conn, struct frame *frame); /* FRAME_EVENT */
     void (*on_stray)(rdt *conn, struct frame *frame); /* a reply that nobody waits for any more */

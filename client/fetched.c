@@ -18,10 +18,10 @@ static void release_hold(rdt *conn, uint64_t hold, bool keep, uint64_t *stays, s
     if (hold == 0)
         return;
     request.hold = hold;
-    request.keep = keep;
-    request.stays = stays;
-    request.n_stays = n_stays;
-    request.gones = conn->memory.n_gones;
+    request.keep_mapped = keep;
+    request.keep_mapped_regions = stays;
+    request.n_keep_mapped_regions = n_stays;
+    request.gone_events = conn->memory.n_gones;
     if (later)
         connection_send_later(conn, RDT_MSG_RELEASE, &request.base);
     else
@@ -155,8 +155,8 @@ enum rdt_status fetched_map(rdt *conn, const Rdt__Pb__SharedRegion *shared, stru
         status = memory_map(&conn->memory, shared->region, shared->generation, fd, shared->bytes, shared->writable,
                             MAPPING_FETCHED, mapping_p, err);
     }
-    if (*mapping_p && shared->comes_again)
-        (*mapping_p)->comes_again = true;
+    if (*mapping_p && shared->cacheable)
+        (*mapping_p)->cacheable = true;
     if (fd >= 0)
         (void)close(fd);
     return status;

@@ -319,12 +319,12 @@ void memory_unref(struct memory *memory, struct mapping *mapping)
 
 bool memory_may_park(const struct mapping *mapping, enum mapping_origin origin)
 {
-    return mapping && mapping->comes_again && mapping->origin == origin && mapping->writable && mapping->refs == 1;
+    return mapping && mapping->cacheable && mapping->origin == origin && mapping->writable && mapping->refs == 1;
 }
 
 bool memory_stay(struct mapping *mapping)
 {
-    if (!mapping || !mapping->comes_again || mapping->writable)
+    if (!mapping || !mapping->cacheable || mapping->writable)
         return false;
     mapping->stays = true;
     return true;

@@ -40,7 +40,7 @@ struct mapping {
     bool writable;
     bool cow;         /* writable, and seen by nobody else: never found by its region */
     bool offered;     /* rdt_put finds it by address */
-    bool comes_again; /* may be parked, or stay */
+    bool cacheable; /* may be parked, or stay */
     bool stays;       /* for reading: it stays mapped, used or not, until the daemon says that it is gone */
     char device[65];       /* uuid; "" of host memory */
     struct mapper *mapper; /* of its kind; NULL: host memory */

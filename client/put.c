@@ -288,11 +288,11 @@ static enum rdt_status send_put(rdt *conn, const struct placed *placed, const st
         request.n_given = 1;
     }
     if (placed->loan) {
-        request.lent = (uint32_t *)&placed->copy_index;
-        request.n_lent = 1;
+        request.loaned = (uint32_t *)&placed->copy_index;
+        request.n_loaned = 1;
     }
     if (placed->made_fd >= 0)
-        request.made_bytes = placed->copied_bytes;
+        request.sealed_bytes = placed->copied_bytes;
     /* 0: a snapshot's copy is waited for without end, room not at all. Nor does what is lent again wait for room: fresh memory may take less. */
     if (deadline_ns != CLOCK_NEVER && !(placed->loan && placed->loan->again))
         request.timeout_ns = room_ns(deadline_ns) > 0 ? room_ns(deadline_ns) : 1;
@@ -318,7 +318,7 @@ static bool is_copied(const struct placed *placed, uint32_t i)
 
 static bool fits_made(const rdt *conn, const struct placed *placed)
 {
-    if (placed->copied_bytes <= conn->inline_max_bytes || placed->copied_bytes > conn->made_max_bytes ||
+    if (placed->copied_bytes <= conn->inline_max_bytes || placed->copied_bytes > conn->sealed_max_bytes ||
         atomic_load_explicit(&conn->takes_none, memory_order_relaxed))
         return false;
     for (uint32_t i = 0; i < placed->layout->count; i++)

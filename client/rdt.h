@@ -83,7 +83,7 @@ enum rdt_status rdt_ping(rdt *rdt, int64_t timeout_ns, struct rdt_error *err);
  *   COPIED    anything else: copied once into daemon memory during rdt_put; later writes are not seen. If that is all of the object
  *             and no more than the daemon's inline_max (32 KiB), its bytes travel in the messages: one round trip, no memory to
  *             map; every reader gets a copy, and RDT_FETCH_SHARE is answered NO_PATH. Of a snapshot what is more than that, and no more
- *             than the daemon's made_max (4 MiB), goes into a memfd that this process makes and hands over: one round trip, too. Its
+ *             than the daemon's sealed_max (4 MiB), goes into a memfd that this process makes and hands over: one round trip, too. Its
  *             pages are the daemon's then, counted under its limits, and charged by the system to this process's control group
  */
 enum rdt_memory { RDT_MEMORY_DAEMON = 1, RDT_MEMORY_IMPORTED = 2, RDT_MEMORY_COPIED = 3 };
@@ -452,7 +452,7 @@ enum rdt_status rdt_group_create(rdt *rdt, const char *name, const char *transpo
 enum rdt_status rdt_group_destroy(rdt *rdt, const char *name, struct rdt_error *err);
 
 /* Gives a copy of a snapshot to every other node of the group: the nodes keep it, and fetches of the ref by clients there are served by it at
- * once, whoever may fetch it, until the object ends or its memory is wanted for something else (the daemon's copies_max). For the object's
+ * once, whoever may fetch it, until the object ends or its memory is wanted for something else (the daemon's replicas_max). For the object's
  * owner (uid and tenant), on the node where the object is, which must be one of the group's; the bytes go by the group's transport, its own
  * broadcast where it has one. Returns when every copy is whole; nodes that have one already get no bytes. The first failure is the answer,
  * and names the node; nodes that have their copy by then keep it. An object of 0 bytes needs no copy.

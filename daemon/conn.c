@@ -343,9 +343,9 @@ static void on_hello(struct conn *conn, struct frame *frame)
     reply.max_frame_fds = RDT_MAX_FRAME_FDS;
     reply.inline_max_bytes = rpc->options->inline_max_bytes;
     reply.tensor_runs = true;
-    reply.made_max_bytes = regions_take_max(rpc->regions, rpc->options->made_max_bytes);
+    reply.sealed_max_bytes = regions_take_max(rpc->regions, rpc->options->sealed_max_bytes);
     reply.busy_poll_ns = rpc->options->busy_poll_ns;
-    reply.lends = rpc->regions->warm_max_bytes > 0 && client->warm.regions;
+    reply.loans = rpc->regions->warm_max_bytes > 0 && client->warm.regions;
     send_message(client, RDT_MSG_HELLO, FRAME_REPLY, frame->request_id, &reply.base, NULL, 0);
     arena_fini(&arena);
 }

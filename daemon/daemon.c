@@ -378,7 +378,7 @@ static void wire(struct daemon *daemon)
     regions_init(&daemon->regions, daemon->plugins, daemon->pool, options_effective_memory_limit(options));
     regions_keep(&daemon->regions, &daemon->deadlines,
                  options->pool_max_bytes ? options->pool_max_bytes : daemon->regions.limit_bytes / 8,
-                 options->warm_max_bytes ? options->warm_max_bytes : daemon->regions.limit_bytes / 8, options->pool_idle_ns);
+                 options->cache_max_bytes ? options->cache_max_bytes : daemon->regions.limit_bytes / 8, options->pool_idle_ns);
     accounts_init(&daemon->accounts);
     limits_derive(options, daemon->open_files, &daemon->accounts.limits);
     daemon->own = (struct account){.owner.uid = geteuid(), .refs = 1};

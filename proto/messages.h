@@ -16,7 +16,7 @@
     X(3, STATUS, status, status_reply, 0, "")                                                                             \
     X(4, ALLOC, alloc, region_reply, 0, "the memory was not allocated")                                                   \
     X(5, IMPORT, import, region_reply, 0, "")                                                                             \
-    X(6, RELEASE_REGION, release_region, region_kept, 0, "")                                                              \
+    X(6, RELEASE_REGION, release_region, region_released, 0, "")                                                          \
     X(7, PUT, put, put_reply, VERB_CANCELLABLE | VERB_NOT_DRAINING, "the snapshot was not complete")                      \
     X(8, FETCH, fetch, empty, VERB_KEEPS_REQUEST, "")                                                                     \
     X(9, CANCEL, cancel, empty, 0, "")                                                                                    \

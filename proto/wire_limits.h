@@ -20,7 +20,7 @@
 #define RDT_MAX_FETCH_REFS 16384u         /* refs of one fetch */
 #define RDT_MAX_GROUP_MEMBERS 1024u
 #define RDT_MAX_PAGE 1024u                /* rows of one list reply */
-#define RDT_MADE_MAX_BYTES (1u << 30)     /* memory that a client makes for one snapshot: the daemon's made_max is lower */
+#define RDT_SEALED_MAX_BYTES (1u << 30)     /* memory that a client makes for one snapshot: the daemon's sealed_max is lower */
 #define RDT_BUSY_POLL_MAX_NS 1000000u     /* that either end looks for a message before it sleeps */
 #define RDT_INLINE_MAX_BYTES (32u << 10)  /* an object up to this size rides in the reply between nodes */
 

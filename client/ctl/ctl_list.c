@@ -226,9 +226,9 @@ static void add_device(struct ctl_table *table, const Rdt__Pb__DeviceInfo *d)
     ctl_table_add(table, "%s", d->memory);
     ctl_table_add(table, "%s", "");
     ctl_table_add(table, "%" PRIu64, d->regions);
-    if (d->ready_bytes > 0)
+    if (d->pool_bytes > 0)
         ctl_table_add(table, "%s of %s (%s kept)", ctl_human_bytes(d->used_bytes, used), ctl_human_bytes(d->limit_bytes, limit),
-                      ctl_human_bytes(d->ready_bytes, kept));
+                      ctl_human_bytes(d->pool_bytes, kept));
     else
         ctl_table_add(table, "%s of %s", ctl_human_bytes(d->used_bytes, used), ctl_human_bytes(d->limit_bytes, limit));
     if (*d->why_not)

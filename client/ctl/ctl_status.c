@@ -23,20 +23,20 @@ static void print(const Rdt__Pb__StatusReply *s)
     printf("memory     %s of %s in %" PRIu64 " regions\n", ctl_human_bytes(s->memory_bytes, a),
            ctl_human_bytes(s->memory_limit_bytes, b), s->regions);
     printf("kept       %s ready for anyone, %s warm for who had it; %" PRIu64 " of %" PRIu64 " and %" PRIu64 " times of use\n",
-           ctl_human_bytes(s->ready_bytes, a), ctl_human_bytes(s->warm_bytes, b), s->ready_hits,
-           s->ready_hits + s->ready_misses, s->warm_hits);
-    if (s->left_bytes)
-        printf("left       %s that have ended and that somebody still keeps open or mapped\n", ctl_human_bytes(s->left_bytes, a));
+           ctl_human_bytes(s->pool_bytes, a), ctl_human_bytes(s->cached_bytes, b), s->pool_hits,
+           s->pool_hits + s->pool_misses, s->cache_hits);
+    if (s->orphaned_bytes)
+        printf("left       %s that have ended and that somebody still keeps open or mapped\n", ctl_human_bytes(s->orphaned_bytes, a));
     printf("peers      %" PRIu32 " up of %" PRIu32 " known\n", s->peers_up, s->peers_known);
     printf("transfers  %" PRIu32 " active, %" PRIu64 " done, %" PRIu64 " failed\n", s->transfers_active, s->transfers_done,
            s->transfers_failed);
     printf("fetches    %" PRIu64 " joined another's transfer, %" PRIu64 " served by copies, %" PRIu64
            " by a slower transport\n",
-           s->fetches_joined, s->fetches_from_copies, s->fell_back);
+           s->fetches_joined, s->fetches_from_replicas, s->fell_back);
     printf("polls      %" PRIu64 " times the daemon looked for a message before it slept, %" PRIu64 " of them in vain\n", s->busy_polls,
-           s->busy_polls_in_vain);
+           s->busy_polls_missed);
     printf("copies     %s in %" PRIu64 " of other nodes' snapshots; %" PRIu64 " readers were sent to copies elsewhere\n",
-           ctl_human_bytes(s->copy_bytes, a), s->copies, s->redirected);
+           ctl_human_bytes(s->replica_bytes, a), s->replicas, s->redirected);
     printf("bytes      %s in, %s out, %s within the node\n", ctl_human_bytes(s->bytes_in, a), ctl_human_bytes(s->bytes_out, b),
            ctl_human_bytes(s->bytes_local, c));
     printf("backends  ");

@@ -45,7 +45,7 @@ struct options {
     uint64_t device_limit_bytes; /* on each device; 0: nine tenths of what it has */
     uint64_t device_pool_max_bytes; /* of that, kept though nobody uses it; 0: an eighth */
     uint64_t pool_max_bytes;     /* 0: an eighth of memory_limit */
-    uint64_t warm_max_bytes;     /* of one client; 0: an eighth of memory_limit */
+    uint64_t cache_max_bytes;     /* of one client; 0: an eighth of memory_limit */
     uint64_t pool_idle_ns;       /* 10s: memory that is ready or warm and nobody wanted goes back */
     uint32_t max_clients;        /* 4096 */
     uint32_t max_objects;        /* 1048576 */
@@ -75,10 +75,10 @@ struct options {
     uint64_t chunk_bytes;      /* 4 MiB */
     uint32_t chunks_in_flight; /* 4 per peer and direction */
     uint64_t inline_max_bytes; /* 32 KiB */
-    uint64_t made_max_bytes;   /* 4 MiB */
+    uint64_t sealed_max_bytes;   /* 4 MiB */
     uint64_t quiesce_grace_ns; /* 2s: after an abort, before the connection is torn down */
     uint64_t stall_timeout_ns; /* 30s without progress fails a transfer */
-    uint64_t copies_max_bytes; /* 4 GiB: of copies of other nodes' snapshots; 0: none is kept */
+    uint64_t replicas_max_bytes; /* 4 GiB: of copies of other nodes' snapshots; 0: none is kept */
     uint64_t fanout_min_bytes; /* 4 MiB: snapshots from here on are also had from those who have them; 0: never */
 
     struct options_extra *extras;

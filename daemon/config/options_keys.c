@@ -114,7 +114,7 @@ const struct option_key option_keys[] = {
      .help = "The most free memory under memory_limit that the daemon keeps ready for the next allocation of any client. 0 "
              "means an eighth of memory_limit.",
      .why = "Raise it if large objects are fetched and freed in turn; lower it where memory is short."},
-    {ROW("daemon", "warm_max", OPTION_BYTES, warm_max_bytes, 0, UNBOUNDED), .fallback = "0",
+    {ROW("daemon", "cache_max", OPTION_BYTES, cache_max_bytes, 0, UNBOUNDED), .fallback = "0",
      .help = "The most memory under memory_limit that the daemon caches for one client, which has released it and may get it "
              "again. 0 means an eighth of memory_limit.",
      .why = "Raise it to the size of the objects that a client puts or fetches again and again; lower it where memory is "
@@ -254,7 +254,7 @@ const struct option_key option_keys[] = {
      .help = "Tensors up to this size travel inside messages: in a put, into the daemon's arena, and in the reply of a "
              "fetch.",
      .why = "Measure before you change it: a larger value copies more, a smaller one maps more."},
-    {ROW("transfer", "made_max", OPTION_BYTES, made_max_bytes, 0, RDT_MADE_MAX_BYTES), .fallback = "4MiB",
+    {ROW("transfer", "sealed_max", OPTION_BYTES, sealed_max_bytes, 0, RDT_SEALED_MAX_BYTES), .fallback = "4MiB",
      .help = "Snapshots up to this size may arrive in a memfd that their client has created and sealed, and that is charged "
              "to the client's control group. 0 means that the daemon always allocates the memory.",
      .why = "Set it to 0 if the memory of all objects must be charged to the daemon's control group."},
@@ -264,7 +264,7 @@ const struct option_key option_keys[] = {
     {ROW("transfer", "stall_timeout", OPTION_DURATION, stall_timeout_ns, 10 * MS, HOUR), .fallback = "30s",
      .help = "A transfer that makes no progress for this time fails.",
      .why = "Raise it for a network with longer interruptions."},
-    {ROW("transfer", "copies_max", OPTION_BYTES, copies_max_bytes, 0, UNBOUNDED), .fallback = "4GiB",
+    {ROW("transfer", "replicas_max", OPTION_BYTES, replicas_max_bytes, 0, UNBOUNDED), .fallback = "4GiB",
      .help = "The most memory for replicas of other nodes' snapshots that stay for later readers. Replicas that nobody reads "
              "give way to every other use of memory. 0 means that none stays.",
      .why = "Raise it on a node whose readers share large snapshots."},

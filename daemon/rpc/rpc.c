@@ -43,7 +43,7 @@ static int64_t patience(const struct call *call, const void *request)
         return 0;
     if (call->type == RDT_MSG_ALLOC)
         return ((const Rdt__Pb__Alloc *)request)->timeout_ns;
-    if (call->type != RDT_MSG_PUT || call->gave || put->made_bytes > 0) /* what came with it goes with its answer */
+    if (call->type != RDT_MSG_PUT || call->gave || put->sealed_bytes > 0) /* what came with it goes with its answer */
         return 0;
     return put->timeout_ns;
 }

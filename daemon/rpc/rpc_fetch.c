@@ -236,9 +236,9 @@ static void note_stays(struct client *client, const struct object *object, const
 
     for (uint32_t i = 0; i < object->n_regions; i++) {
         struct region *region = object->uses[i].region;
-        if (said < message->n_stays && message->stays[said] == region->id) {
+        if (said < message->n_keep_mapped_regions && message->keep_mapped_regions[said] == region->id) {
             said++;
-            mapped_keep(&client->mapped, region, message->gones == client->n_gones);
+            mapped_keep(&client->mapped, region, message->gone_events == client->n_gones);
         } else {
             (void)mapped_drop(&client->mapped, region);
         }
@@ -252,7 +252,7 @@ enum rdt_status rpc_release(struct call *call, const void *request, struct rdt_e
 
     if (!hold)
         return rdt_error_set(err, RDT_NOT_FOUND, "this client has no hold %llu", (unsigned long long)message->hold);
-    if (message->keep && hold->region) {
+    if (message->keep_mapped && hold->region) {
         if (region_may_come_again(hold->region, call->client->id))
             hold->region->kept = true;
         else

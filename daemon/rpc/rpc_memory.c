@@ -20,13 +20,13 @@ static void reply_region(struct call *call, struct region *region, bool to_map)
     reply.device = (char *)region_device(region);
     if (region->kept) {
         region->kept = false;
-        reply.comes_again = true;
+        reply.cacheable = true;
     } else if (to_map && !region_is_host(region)) {
         reply.share = &share.message;
         (void)region_share(region, call->client->id, &share, fds, RDT_MAX_FRAME_FDS, &n_fds, &err);
     } else if (to_map) {
         (void)region_export_to(region, call->client->id, true, &fds[0], &err);
-        reply.comes_again = region_may_come_again(region, call->client->id);
+        reply.cacheable = region_may_come_again(region, call->client->id);
         n_fds = err.status == RDT_OK;
     }
     if (err.status != RDT_OK) {
@@ -228,7 +228,7 @@ enum rdt_status rpc_release_region(struct call *call, const void *request, struc
 {
     const Rdt__Pb__ReleaseRegion *message = request;
     struct region *region = map_get_u64(&call->client->regions, message->region);
-    Rdt__Pb__RegionKept reply = RDT__PB__REGION_KEPT__INIT;
+    Rdt__Pb__RegionReleased reply = RDT__PB__REGION_RELEASED__INIT;
 
     if (!region)
         return rdt_error_set(err, RDT_NOT_FOUND, "this client has no region %llu", (unsigned long long)message->region);
@@ -240,8 +240,8 @@ enum rdt_status rpc_release_region(struct call *call, const void *request, struc
     (void)map_remove_u64(&call->client->regions, region->id);
     region->client = 0; /* it cannot write there any more, as far as we know */
     /* Not if an object or a transfer lies over it: they may show it to others yet. */
-    region->kept = message->keep && region->refs == 1 && region_may_come_again(region, call->client->id);
-    reply.kept = region->kept;
+    region->kept = message->keep_mapped && region->refs == 1 && region_may_come_again(region, call->client->id);
+    reply.keep_mapped = region->kept;
     region_unref(region);
     call_reply(call, &reply.base, NULL, 0);
     return RDT_OK;

@@ -15,7 +15,7 @@
 /* The memory that came with it, if some did, is the last. */
 static uint32_t all_regions(const Rdt__Pb__Put *message)
 {
-    return (uint32_t)message->n_regions + (message->made_bytes > 0);
+    return (uint32_t)message->n_regions + (message->sealed_bytes > 0);
 }
 
 void put_digest_make(struct put_digest *digest, const Rdt__Pb__Put *message)
@@ -45,11 +45,11 @@ void put_digest_fini(struct put_digest *digest)
 static enum rdt_status check_places(const Rdt__Pb__Put *message, const struct region_span *spans, struct region **regions,
                                     struct rdt_error *err)
 {
-    const struct region_span *made = message->made_bytes > 0 ? &spans[message->n_regions] : NULL;
+    const struct region_span *made = message->sealed_bytes > 0 ? &spans[message->n_regions] : NULL;
 
-    if (made && made->hi > message->made_bytes)
+    if (made && made->hi > message->sealed_bytes)
         return rdt_error_set(err, RDT_INVALID, "tensor %u ends at byte %llu of the memory made for it, which has %llu", made->last,
-                             (unsigned long long)made->hi, (unsigned long long)message->made_bytes);
+                             (unsigned long long)made->hi, (unsigned long long)message->sealed_bytes);
     for (size_t i = 0; i < message->n_regions; i++)
         if (spans[i].hi > regions[i]->bytes)
             return rdt_error_set(err, RDT_INVALID, "tensor %u ends at byte %llu of region %llu, which has %llu", spans[i].last,
@@ -78,7 +78,7 @@ static enum rdt_status check_transport(const struct call *call, const Rdt__Pb__P
         if (!transport_moves(transport, regions[i]->kind->name))
             return rdt_error_set(err, RDT_UNSUPPORTED, "transport %s does not move %s memory", transport->name,
                                  regions[i]->kind->name);
-    if (message->inline_data.len + message->made_bytes > 0 && !transport_moves(transport, "host"))
+    if (message->inline_data.len + message->sealed_bytes > 0 && !transport_moves(transport, "host"))
         return rdt_error_set(err, RDT_UNSUPPORTED, "transport %s does not move host memory", transport->name);
     *name_p = transport->name;
     return RDT_OK;
@@ -102,9 +102,9 @@ static enum rdt_status find_regions(struct call *call, const Rdt__Pb__Put *messa
 /* Only what its client alone has, and may go on having, is lent. */
 static enum rdt_status check_lent(const Rdt__Pb__Put *message, struct region **regions, struct rdt_error *err)
 {
-    for (size_t i = 0; i < message->n_lent; i++) {
-        uint32_t at = message->lent[i];
-        if (at >= message->n_regions || (i > 0 && at <= message->lent[i - 1]))
+    for (size_t i = 0; i < message->n_loaned; i++) {
+        uint32_t at = message->loaned[i];
+        if (at >= message->n_regions || (i > 0 && at <= message->loaned[i - 1]))
             return rdt_error_set(err, RDT_INVALID, "region %u of %zu is lent: each once, in order", at, message->n_regions);
         if (regions[at]->origin != REGION_ALLOCATED || !region_is_host(regions[at]))
             return rdt_error_set(err, RDT_INVALID, "region %llu is lent: only host memory from ALLOC is",
@@ -194,7 +194,7 @@ static enum rdt_status check_ttl(const struct call *call, const Rdt__Pb__Put *me
 
 static enum rdt_status check_made(const struct call *call, const Rdt__Pb__Put *message, struct rdt_error *err)
 {
-    uint64_t most = regions_take_max(call->rpc->regions, call->rpc->options->made_max_bytes);
+    uint64_t most = regions_take_max(call->rpc->regions, call->rpc->options->sealed_max_bytes);
     unsigned n = call->frame ? call->frame->nfds : 0;
 
     if (!(message->flags & RDT_PUT_SNAPSHOT) || message->flags & RDT_PUT_PENDING)
@@ -205,9 +205,9 @@ static enum rdt_status check_made(const struct call *call, const Rdt__Pb__Put *m
         return rdt_error_set(err, RDT_INVALID, "regions that are given up, and memory made for the tensors too");
     if (n != 1)
         return rdt_error_set(err, RDT_INVALID, "memory made for a snapshot comes as one fd, not %u", n);
-    if (message->made_bytes > most)
-        return rdt_error_set(err, RDT_LIMIT, "memory of %llu bytes made for a snapshot: at most made_max of %llu",
-                             (unsigned long long)message->made_bytes, (unsigned long long)most);
+    if (message->sealed_bytes > most)
+        return rdt_error_set(err, RDT_LIMIT, "memory of %llu bytes made for a snapshot: at most sealed_max of %llu",
+                             (unsigned long long)message->sealed_bytes, (unsigned long long)most);
     return RDT_OK;
 }
 
@@ -230,8 +230,8 @@ static enum rdt_status put(struct call *call, const Rdt__Pb__Put *message, struc
                              .layout = digest->layout,
                              .parts = &digest->parts,
                              .snapshot = message->flags & RDT_PUT_SNAPSHOT,
-                             .sealed = message->made_bytes > 0 && message->n_regions == 0 && message->timeout_ns <= 0,
-                             .lent = message->n_lent > 0 && message->n_lent == message->n_regions};
+                             .sealed = message->sealed_bytes > 0 && message->n_regions == 0 && message->timeout_ns <= 0,
+                             .lent = message->n_loaned > 0 && message->n_loaned == message->n_regions};
     struct region *made = NULL;
     struct object *object;
     enum rdt_status status = find_regions(call, message, regions, err);
@@ -250,8 +250,8 @@ static enum rdt_status put(struct call *call, const Rdt__Pb__Put *message, struc
         return status;
     for (size_t i = 0; i < message->n_given; i++)
         given[message->given[i]] = snapshot_may_take(regions[message->given[i]]);
-    if (message->made_bytes > 0) {
-        status = region_take(call->rpc->regions, call->frame->fds[0], message->made_bytes, call->account, call->client->id, &made, err);
+    if (message->sealed_bytes > 0) {
+        status = region_take(call->rpc->regions, call->frame->fds[0], message->sealed_bytes, call->account, call->client->id, &made, err);
         if (status != RDT_OK)
             return status;
         regions[message->n_regions] = made;
@@ -262,8 +262,8 @@ static enum rdt_status put(struct call *call, const Rdt__Pb__Put *message, struc
     if (status != RDT_OK)
         return status;
     digest->layout = NULL; /* taken */
-    for (size_t i = 0; i < message->n_lent; i++)
-        regions[message->lent[i]]->lent = true;
+    for (size_t i = 0; i < message->n_loaned; i++)
+        regions[message->loaned[i]]->lent = true;
     if (object->state == OBJECT_FILLING && !object->pending)
         return fill(call, message, object, given, err);
     answer(call, object);
@@ -292,14 +292,14 @@ enum rdt_status rpc_put(struct call *call, const void *request, struct rdt_error
         return rdt_error_set(err, RDT_INVALID, "regions are given up for snapshots only");
     if (message->n_given > message->n_regions)
         return rdt_error_set(err, RDT_INVALID, "%zu of %zu regions are given up", message->n_given, message->n_regions);
-    if (message->n_lent > 0 && (message->flags != 0 || message->visibility != RDT__PB__VISIBILITY__VISIBILITY_OWNER))
+    if (message->n_loaned > 0 && (message->flags != 0 || message->visibility != RDT__PB__VISIBILITY__VISIBILITY_OWNER))
         return rdt_error_set(err, RDT_INVALID, "regions are lent to objects without flags, which their owner alone sees");
     if (message->flags & RDT_PUT_PENDING && (message->inline_data.len > 0 || message->n_given > 0))
         return rdt_error_set(err, RDT_INVALID, "what is PENDING comes neither with the message nor is it given up");
     if (message->flags & ~(uint32_t)RDT_PUT_FLAGS_ALL || (unsigned)message->visibility > RDT__PB__VISIBILITY__VISIBILITY_ALL)
         return rdt_error_set(err, RDT_INVALID, "unknown flags %u or visibility %d", message->flags, (int)message->visibility);
     status = check_ttl(call, message, err);
-    if (status == RDT_OK && message->made_bytes > 0)
+    if (status == RDT_OK && message->sealed_bytes > 0)
         status = check_made(call, message, err);
     if (status != RDT_OK)
         return status;

@@ -198,10 +198,10 @@ Rdt__Pb__BackendInfo *row_memory(struct arena *arena, const struct memory_kind *
         row->bytes = device->bytes;
         row->used_bytes = device->used_bytes;
         row->limit_bytes = device->limit_bytes;
-        row->ready_bytes = device->ready_bytes;
-        row->ready_max_bytes = device->ready_max_bytes;
-        row->ready_hits = device->ready_hits;
-        row->ready_misses = device->ready_misses;
+        row->pool_bytes = device->ready_bytes;
+        row->pool_max_bytes = device->ready_max_bytes;
+        row->pool_hits = device->ready_hits;
+        row->pool_misses = device->ready_misses;
         row->imported_bytes = device->imported_bytes;
         row->regions = device->regions;
         row->opened = now.opened;

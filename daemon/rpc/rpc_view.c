@@ -42,12 +42,12 @@ enum rdt_status rpc_status(struct call *call, const void *request, struct rdt_er
     reply.objects = rpc->objects->by_generation.used;
     reply.regions = rpc->regions->by_id.used;
     reply.memory_bytes = regions_used_bytes(rpc->regions);
-    reply.ready_bytes = rpc->regions->ready.bytes;
-    reply.ready_hits = rpc->regions->ready.hits;
-    reply.ready_misses = rpc->regions->ready.misses;
-    reply.warm_bytes = rpc->regions->warm_bytes;
-    reply.warm_hits = rpc->regions->warm_hits;
-    reply.left_bytes = region_left_bytes(rpc->regions->left);
+    reply.pool_bytes = rpc->regions->ready.bytes;
+    reply.pool_hits = rpc->regions->ready.hits;
+    reply.pool_misses = rpc->regions->ready.misses;
+    reply.cached_bytes = rpc->regions->warm_bytes;
+    reply.cache_hits = rpc->regions->warm_hits;
+    reply.orphaned_bytes = region_left_bytes(rpc->regions->left);
     reply.memory_limit_bytes = rpc->regions->limit_bytes;
     if (rpc->peers)
         list_for_each (node, peers_all(rpc->peers)) {
@@ -58,15 +58,15 @@ enum rdt_status rpc_status(struct call *call, const void *request, struct rdt_er
     reply.transfers_done = rpc->transfers->done;
     reply.transfers_failed = rpc->transfers->failed;
     reply.busy_polls = rpc->busy_poll.rule.n_found + rpc->busy_poll.rule.n_vain;
-    reply.busy_polls_in_vain = rpc->busy_poll.rule.n_vain;
+    reply.busy_polls_missed = rpc->busy_poll.rule.n_vain;
     reply.bytes_in = rpc->transfers->bytes_in;
     reply.bytes_out = rpc->transfers->bytes_out;
     reply.bytes_local = rpc->transfers->bytes_local;
     reply.fetches_joined = rpc->transfers->joined;
     reply.fell_back = rpc->transfers->fell_back;
-    reply.copies = map_count(&rpc->transfers->replicas.by_origin);
-    reply.copy_bytes = rpc->transfers->replicas.bytes;
-    reply.fetches_from_copies = rpc->transfers->replicas.served;
+    reply.replicas = map_count(&rpc->transfers->replicas.by_origin);
+    reply.replica_bytes = rpc->transfers->replicas.bytes;
+    reply.fetches_from_replicas = rpc->transfers->replicas.served;
     reply.redirected = rpc->transfers->directory.redirected;
     reply.socket = rpc->options->socket;
     reply.backends = backends;

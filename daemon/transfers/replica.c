@@ -277,7 +277,7 @@ static void make_room(struct replicas *replicas)
 {
     list_for_each_safe (node, &replicas->listed) {
         struct replica *replica = container_of(node, struct replica, link);
-        if (replicas->bytes <= replicas->transfers->options->copies_max_bytes)
+        if (replicas->bytes <= replicas->transfers->options->replicas_max_bytes)
             return;
         if (idle(replica))
             drop(replica);
@@ -305,7 +305,7 @@ void replica_whole(struct replica *replica)
         replica_used(replica);
         tell(replica->origin, &replica->ref.generation, 1, NULL, NULL, 0);
         make_room(replicas);
-        if (replicas->bytes > replicas->transfers->options->copies_max_bytes)
+        if (replicas->bytes > replicas->transfers->options->replicas_max_bytes)
             drop(replica);
         else
             region_rest(replica->object->uses[0].region); /* it is everybody's: nobody's limit is for it */

@@ -16,7 +16,7 @@
  * Who may have it: the owner's rule, by the object's owner and visibility as the answer states them, for requesters of the tenant that
  * the owner's node was asked for; it alone knows whether it believes this node for another one.
  *
- * Memory: a copy that nobody uses goes when anybody needs its memory, and the one used least lately when all take more than copies_max.
+ * Memory: a copy that nobody uses goes when anybody needs its memory, and the one used least lately when all take more than replicas_max.
  *
  * Loop thread only.
  */

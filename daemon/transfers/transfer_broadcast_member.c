@@ -195,7 +195,7 @@ bool transfer_member_answered(struct transfer *transfer, const Rdt__Pb__PullMeta
     struct transfers *transfers = transfer->transfers;
     struct replica *replica = replica_find(&transfers->replicas, transfer->ref.node, transfer->ref.generation);
     struct peer_session *root = transfer->member->root;
-    uint64_t most = transfers->options->copies_max_bytes, generation = transfer->ref.generation;
+    uint64_t most = transfers->options->replicas_max_bytes, generation = transfer->ref.generation;
 
     if (replica && replica != transfer->replica) {
         give_way(transfer, replica, meta->kept);
@@ -204,7 +204,7 @@ bool transfer_member_answered(struct transfer *transfer, const Rdt__Pb__PullMeta
     if (!meta->snapshot || meta->has_inline || meta->bytes == 0)
         transfer_fail(transfer, RDT_PROTOCOL, "node %s broadcasts what is no snapshot, or has no bytes", transfer->record.peer);
     else if (meta->bytes > most)
-        transfer_fail(transfer, RDT_LIMIT, "a copy of %llu bytes is more than this node keeps of all (copies_max, %llu)",
+        transfer_fail(transfer, RDT_LIMIT, "a copy of %llu bytes is more than this node keeps of all (replicas_max, %llu)",
                       (unsigned long long)meta->bytes, (unsigned long long)most);
     else if (!meta->kept || (!transfer->replica && !replica_create(transfer, meta)))
         transfer_fail(transfer, RDT_NO_MEMORY, "no memory to keep a copy");
@@ -226,7 +226,7 @@ void transfer_member_whole(struct transfer *transfer)
         finish(part, NULL);
         return;
     }
-    (void)rdt_error_set(&err, RDT_LIMIT, "the copy was not kept: the object has ended, or copies_max is used up");
+    (void)rdt_error_set(&err, RDT_LIMIT, "the copy was not kept: the object has ended, or replicas_max is used up");
     finish(part, &err);
 }
 

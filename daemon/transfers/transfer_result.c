@@ -61,7 +61,7 @@ static enum rdt_status result_add_region(struct result *result, struct region *r
     entry->fd_index = -1;
     if (with_fd && region->kept && region->exported_to == client) {
         region->kept = false; /* it has it mapped since it last had it */
-        entry->comes_again = true;
+        entry->cacheable = true;
     } else if (with_fd && !region_is_host(region)) {
         unsigned n;
         enum rdt_status status = region_share(region, client, &result->shares[n_at], result->fds + result->n_fds,
@@ -80,7 +80,7 @@ static enum rdt_status result_add_region(struct result *result, struct region *r
         if (status != RDT_OK)
             return status;
         entry->fd_index = (int32_t)result->n_fds++;
-        entry->comes_again = entry->writable && region->origin == REGION_RECEIVED && region_may_come_again(region, client);
+        entry->cacheable = entry->writable && region->origin == REGION_RECEIVED && region_may_come_again(region, client);
     }
     result->region_list[n_at] = entry;
     result->done.n_regions++;
@@ -291,7 +291,7 @@ void transfer_deliver_object(struct transfer *transfer, struct object *object, s
             status = result_add_region(&result, region, fetch->client->id, share, share != SHARE_READ || !has_fd(fetch, region),
                                        &err);
             if (status == RDT_OK && share == SHARE_READ)
-                result.regions[i].comes_again = mapped_may_keep(region);
+                result.regions[i].cacheable = mapped_may_keep(region);
         }
         if (status == RDT_OK) {
             if (how == PATH_COPY)

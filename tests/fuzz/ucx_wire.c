@@ -61,18 +61,18 @@ static void key(const uint8_t *bytes, size_t n, uint64_t offset)
     const void *rkey;
     uint64_t address;
     struct rdt_error err;
-    size_t made_bytes = wire_put_key(1 << 20, 1000, bytes, n, made);
+    size_t sealed_bytes = wire_put_key(1 << 20, 1000, bytes, n, made);
 
     if (wire_read_key(bytes, n, offset, 1, &address, &rkey, &err) == RDT_OK)
         fuzz_must((const uint8_t *)rkey > bytes && (const uint8_t *)rkey < bytes + n);
-    if (!made_bytes)
+    if (!sealed_bytes)
         return;
     if (n > 0)
-        fuzz_must((wire_read_key(made, made_bytes, offset, 10, &address, &rkey, &err) == RDT_OK) == (offset <= 990));
+        fuzz_must((wire_read_key(made, sealed_bytes, offset, 10, &address, &rkey, &err) == RDT_OK) == (offset <= 990));
     if (n > 0 && offset <= 990)
         fuzz_must(address == (1 << 20) + offset && memcmp(rkey, bytes, n) == 0);
-    made[offset % made_bytes] ^= 1;
-    fuzz_must(wire_read_key(made, made_bytes, 0, 10, &address, &rkey, &err) != RDT_OK);
+    made[offset % sealed_bytes] ^= 1;
+    fuzz_must(wire_read_key(made, sealed_bytes, 0, 10, &address, &rkey, &err) != RDT_OK);
 }
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t bytes)

@@ -401,22 +401,22 @@ void node_status(const struct test_node *node, struct node_status *status_p)
         .memory_limit_bytes = reply->memory_limit_bytes,
         .transfers_done = reply->transfers_done,
         .transfers_failed = reply->transfers_failed,
-        .ready_bytes = reply->ready_bytes,
-        .ready_hits = reply->ready_hits,
-        .warm_bytes = reply->warm_bytes,
-        .warm_hits = reply->warm_hits,
-        .left_bytes = reply->left_bytes,
+        .pool_bytes = reply->pool_bytes,
+        .pool_hits = reply->pool_hits,
+        .cached_bytes = reply->cached_bytes,
+        .cache_hits = reply->cache_hits,
+        .orphaned_bytes = reply->orphaned_bytes,
         .bytes_in = reply->bytes_in,
         .bytes_out = reply->bytes_out,
         .bytes_local = reply->bytes_local,
         .joined = reply->fetches_joined,
         .fell_back = reply->fell_back,
-        .copies = reply->copies,
-        .copy_bytes = reply->copy_bytes,
-        .from_copies = reply->fetches_from_copies,
+        .copies = reply->replicas,
+        .replica_bytes = reply->replica_bytes,
+        .from_copies = reply->fetches_from_replicas,
         .redirected = reply->redirected,
         .busy_polls = reply->busy_polls,
-        .busy_polls_in_vain = reply->busy_polls_in_vain,
+        .busy_polls_missed = reply->busy_polls_missed,
         .clients = reply->clients - 1,
         .transfers_active = reply->transfers_active,
         .peers_up = reply->peers_up,
@@ -434,7 +434,7 @@ void node_expect_idle(const struct test_node *node)
 
     for (unsigned round = 0;; wait_pause(&round)) {
         node_status(node, &status);
-        if (status.objects == 0 && status.regions == 0 && status.memory_bytes == 0 && status.warm_bytes == 0 &&
+        if (status.objects == 0 && status.regions == 0 && status.memory_bytes == 0 && status.cached_bytes == 0 &&
             status.transfers_active == 0 && status.clients == 0)
             return;
         if (now_ns() > deadline) {

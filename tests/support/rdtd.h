@@ -54,8 +54,8 @@ struct test_node {
 /* What STATUS answers. Its own connection is not counted. */
 struct node_status {
     char state[16];
-    uint64_t objects, regions, memory_bytes, memory_limit_bytes, ready_bytes, ready_hits, warm_bytes, warm_hits, left_bytes, transfers_done,
-        transfers_failed, bytes_in, bytes_out, bytes_local, joined, fell_back, copies, copy_bytes, from_copies, redirected, busy_polls, busy_polls_in_vain;
+    uint64_t objects, regions, memory_bytes, memory_limit_bytes, pool_bytes, pool_hits, cached_bytes, cache_hits, orphaned_bytes, transfers_done,
+        transfers_failed, bytes_in, bytes_out, bytes_local, joined, fell_back, copies, replica_bytes, from_copies, redirected, busy_polls, busy_polls_missed;
     unsigned clients, transfers_active, peers_up, peers_known;
 };
 

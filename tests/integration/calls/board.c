@@ -104,7 +104,7 @@ Test(board, forced_free_is_seen_by_the_next_fetch)
         must_ok(rdt_free(producer, &ref, true, &err));
         must_be(RDT_FREED, try_fetch(reader, &ref, RDT_FETCH_COW, LONG, &object, &err));
         cr_assert_eq(status_now().objects, 0);
-        wait_until(20 * SEC, status_now().left_bytes == 0);
+        wait_until(20 * SEC, status_now().orphaned_bytes == 0);
     }
     wait_until(20 * SEC, status_now().memory_bytes == 0);
     finish();

@@ -63,7 +63,7 @@ Test(board_gone, reader_who_waits_for_another_thing_keeps_no_memory)
     must(pthread_create(&thread, NULL, wait_on, NULL) == 0);
     wait_until(20 * SEC, waiter_sleeps());
     free_for_good(&ref);
-    wait_until(20 * SEC, status_now().left_bytes == 0);
+    wait_until(20 * SEC, status_now().orphaned_bytes == 0);
     rdt_cancel(never);
     must(pthread_join(thread, NULL) == 0);
     rdt_request_destroy(never);
@@ -84,7 +84,7 @@ Test(board_gone, reader_in_an_event_loop_keeps_no_memory)
     free_for_good(&ref);
     cr_assert_eq(poll(&fd, 1, 20000), 1, "it is told");
     must_ok(rdt_dispatch(reader, NULL, &err));
-    wait_until(20 * SEC, status_now().left_bytes == 0);
+    wait_until(20 * SEC, status_now().orphaned_bytes == 0);
     finish();
 }
 
@@ -148,7 +148,7 @@ Test(board_gone, live_memory_goes_with_its_object)
     rdt_release(object);
     must_ok(rdt_free(producer, &other, false, &err));
     must_ok(rdt_dealloc(producer, memory, &err));
-    wait_until(20 * SEC, status_now().memory_bytes == 0 && status_now().left_bytes == 0);
+    wait_until(20 * SEC, status_now().memory_bytes == 0 && status_now().orphaned_bytes == 0);
     must_be(RDT_FREED, try_fetch(reader, &other, RDT_FETCH_AUTO, LONG, &object, &err));
     finish();
 }
@@ -202,7 +202,7 @@ Test(board_gone, idle_reader_lets_go_of_what_one_that_was_killed_had)
     must_ok(rdt_dealloc(producer, memory, &err));
     actor_kill(&killed, SIGKILL);
     must_ok(rdt_wait_freed(producer, &kept, LONG, &err));
-    wait_until(20 * SEC, status_now().left_bytes == 0);
+    wait_until(20 * SEC, status_now().orphaned_bytes == 0);
     rdt_cancel(never);
     must(pthread_join(thread, NULL) == 0);
     rdt_request_destroy(never);
@@ -247,11 +247,11 @@ Test(board_gone, all_readers_together_keep_little_of_the_limit)
     cr_assert_not(stays(&mine, RDT_FETCH_COW, MIB, 7), "what others may have mapped counts");
     for (uint32_t i = 0; i < 2; i++)
         free_for_good(&refs[i]);
-    cr_assert_eq(status_now().left_bytes, 2 * MIB);
+    cr_assert_eq(status_now().orphaned_bytes, 2 * MIB);
     read_once(&mine, RDT_FETCH_COW, MIB, 7);
     cr_assert_not(stays(&mine, RDT_FETCH_COW, MIB, 7), "and what is left of it");
     must_ok(rdt_ping(other, LONG, &err));
-    wait_until(20 * SEC, status_now().left_bytes == 0);
+    wait_until(20 * SEC, status_now().orphaned_bytes == 0);
     read_once(&mine, RDT_FETCH_COW, MIB, 7);
     cr_assert(stays(&mine, RDT_FETCH_COW, MIB, 7));
     for (uint32_t i = 0; i < 4; i++) { /* what its reader has let go of makes room */
@@ -319,7 +319,7 @@ Test(board_gone, fetch_comes_after_the_drop_before_it)
         must_be(RDT_FREED, try_fetch(reader, &freed, RDT_FETCH_COW, LONG, &object, &err));
         cr_assert_eq(status_now().objects, 0);
     }
-    wait_until(20 * SEC, status_now().left_bytes == 0);
+    wait_until(20 * SEC, status_now().orphaned_bytes == 0);
     finish();
 }
 

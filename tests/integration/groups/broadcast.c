@@ -268,7 +268,7 @@ Test(broadcast, wrong_calls_are_refused_and_say_what_to_do)
 
 Test(broadcast, copy_that_a_node_may_not_keep_names_it)
 {
-    const char *few[] = {"--copies-max=1MiB", NULL};
+    const char *few[] = {"--replicas-max=1MiB", NULL};
     struct rdt_error why;
     struct rdt_ref ref;
 
@@ -279,7 +279,7 @@ Test(broadcast, copy_that_a_node_may_not_keep_names_it)
     must_ok(form(actor_of[0], "g", 3, &err));
     ref = put_snapshot(actor_of[0], 2 * MIB, 1);
     must_be(RDT_LIMIT, broadcast(0, &ref, "g", &why));
-    must_say(strstr(why.msg, "copies_max") && strstr(why.msg, c.node[2].address), "%s", why.msg);
+    must_say(strstr(why.msg, "replicas_max") && strstr(why.msg, c.node[2].address), "%s", why.msg);
     read_copy(actor_of[1], &ref, 2 * MIB, 1, "local/share"); /* that one has it all the same */
     must(copies_of(&ref) == 1);                              /* and nobody is sent to the other for it */
     must_ok(rdt_free(actor_of[0], &ref, false, &err));

@@ -8,12 +8,12 @@
 
 TestSuite(left, .timeout = 120);
 
-static uint64_t left_bytes(void)
+static uint64_t orphaned_bytes(void)
 {
     struct node_status status;
 
     node_status(&node, &status);
-    return status.left_bytes;
+    return status.orphaned_bytes;
 }
 
 /* The client's fd of new memory of its own. */
@@ -47,12 +47,12 @@ static void keeps_no_page(uint64_t bytes)
         fds[i] = keep_fd(&raw, bytes, &release.region);
         cr_assert_eq(pages_bytes(fds[i]), bytes);
         protobuf_c_message_free_unpacked(raw_reply(&raw, raw_send(&raw, RDT_MSG_RELEASE_REGION, &release.base, NULL, 0),
-                                                   &rdt__pb__region_kept__descriptor),
+                                                   &rdt__pb__region_released__descriptor),
                                          NULL);
         wait_until(LONG, pages_bytes(fds[i]) == 0);
     }
     raw_close(&raw);
-    cr_assert_eq(left_bytes(), 0);
+    cr_assert_eq(orphaned_bytes(), 0);
     for (unsigned i = 0; i < 4; i++)
         (void)close(fds[i]);
     end(NULL);
@@ -95,14 +95,14 @@ Test(left, snapshot_that_is_kept_mapped_counts_until_it_is_unmapped)
     rdt_release(object);
     must_ok(rdt_free(conn, &ref, false, &err));
     wait_until(LONG, used(0, "bytes") == 6 * MIB); /* it is too late to be on its way back */
-    cr_assert_eq(left_bytes(), 6 * MIB);
+    cr_assert_eq(orphaned_bytes(), 6 * MIB);
     cr_assert(holds_pattern(kept, 6 * MIB, 3));
     must_refuse(RDT_LIMIT, "owner_max_bytes", rdt_alloc(conn, 7 * MIB, &memory, &err));
     must_refuse(RDT_LIMIT, "6291456 bytes of memory", rdt_alloc(other, 7 * MIB, &memory, &err));
     must_ok(rdt_alloc(conn, 6 * MIB, &memory, &err));
     must_ok(rdt_dealloc(conn, memory, &err));
     cr_assert_eq(munmap(kept, 6 * MIB), 0);
-    wait_until(LONG, left_bytes() == 0);
+    wait_until(LONG, orphaned_bytes() == 0);
     must_ok(rdt_alloc(conn, 12 * MIB, &memory, &err));
     free(bytes);
     end(NULL);
@@ -120,14 +120,14 @@ Test(left, memory_of_an_ended_client_counts_until_its_fd_is_closed)
     greeted(&raw);
     fd = keep_fd(&raw, 9 * MIB, &region);
     raw_close(&raw);
-    wait_until(LONG, left_bytes() == 9 * MIB);
+    wait_until(LONG, orphaned_bytes() == 9 * MIB);
     cr_assert_eq(pages_bytes(fd), 9 * MIB, "its process may look there");
     must_refuse(RDT_NO_MEMORY, "memory_limit", rdt_alloc(conn, 9 * MIB, &memory, &err));
     must_refuse(RDT_TIMED_OUT, "memory_limit",
                 rdt_alloc_with(conn, 9 * MIB, &(struct rdt_alloc_options){sizeof options, .timeout_ns = 10 * MSEC}, &memory, &err));
     (void)close(fd);
     must_ok(rdt_alloc_with(conn, 9 * MIB, &options, &memory, &err)); /* whoever waits is told */
-    wait_until(LONG, left_bytes() == 0);
+    wait_until(LONG, orphaned_bytes() == 0);
     end(NULL);
 }
 
@@ -163,7 +163,7 @@ Test(left, what_watches_is_not_closed_when_nothing_is_left)
     for (unsigned i = 0; i < 3; i++) {
         must_ok(rdt_put(conn, &VECTOR(RDT_U8, MIB, bytes), 1, &options, &ref, &err));
         must_ok(rdt_free(conn, &ref, false, &err));
-        wait_until(LONG, left_bytes() == 0);
+        wait_until(LONG, orphaned_bytes() == 0);
         must_ok(rdt_ping(conn, LONG, &err));
         cr_assert_eq(watchers(), 1);
     }

@@ -39,7 +39,7 @@ static void free_and_hear(const struct rdt_ref *ref)
     must_ok(rdt_wait_freed(conn, ref, LONG, &err));
 }
 
-static void comes_again(enum rdt_fetch_mode mode, const char *path)
+static void cacheable(enum rdt_fetch_mode mode, const char *path)
 {
     static const size_t sizes[] = {100000, MIB, 9 * MIB};
 
@@ -56,18 +56,18 @@ static void comes_again(enum rdt_fetch_mode mode, const char *path)
         }
     }
     cr_assert_eq(status_now().memory_bytes, 0);
-    cr_assert_geq(status_now().warm_bytes, 10 * MIB);
+    cr_assert_geq(status_now().cached_bytes, 10 * MIB);
     end(NULL);
 }
 
 Test(lent, puts_come_to_the_same_memory)
 {
-    comes_again(RDT_FETCH_SHARE, "local/share");
+    cacheable(RDT_FETCH_SHARE, "local/share");
 }
 
 Test(lent, they_are_mapped_privately_without_a_copy)
 {
-    comes_again(RDT_FETCH_COW, "local/cow");
+    cacheable(RDT_FETCH_COW, "local/cow");
 }
 
 /* However it is read: the memory is not filled anew before the last has let go. */
@@ -204,7 +204,7 @@ Test(lent, threads_that_put_and_read_at_once_read_what_was_put)
 {
     pthread_t threads[THREADS];
 
-    begin((const char *[]){"--pool-idle=1ms", "--warm-max=1MiB", NULL});
+    begin((const char *[]){"--pool-idle=1ms", "--cache-max=1MiB", NULL});
     for (uintptr_t i = 0; i < THREADS; i++)
         must(pthread_create(&threads[i], NULL, put_and_read, (void *)(i + 1)) == 0);
     for (unsigned i = 0; i < THREADS; i++)
@@ -235,7 +235,7 @@ Test(lent, what_the_daemon_parted_with_meanwhile_is_made_anew)
         rdt_release(object);
         must_ok(rdt_ping(other, LONG, &err));
         free_and_hear(&ref);
-        wait_until(LONG, status_now().warm_bytes == 0);
+        wait_until(LONG, status_now().cached_bytes == 0);
     }
     cr_assert_eq(used(session(conn), "regions"), 0);
     free(data);
@@ -247,14 +247,14 @@ Test(lent, goes_before_anyone_is_refused)
     struct rdt_ref ref;
     void *memory;
 
-    begin((const char *[]){"--pool-idle=60s", "--memory-limit=16MiB", "--warm-max=16MiB", NULL});
+    begin((const char *[]){"--pool-idle=60s", "--memory-limit=16MiB", "--cache-max=16MiB", NULL});
     for (unsigned i = 0; i < 3; i++) {
         ref = put_pattern(conn, NULL, 9 * MIB, i);
         (void)read_by_other(&ref, RDT_FETCH_SHARE, "local/share", 9 * MIB, i);
         free_and_hear(&ref);
-        cr_assert_geq(status_now().warm_bytes, 9 * MIB);
+        cr_assert_geq(status_now().cached_bytes, 9 * MIB);
         memory = alloc_memory(other, 15 * MIB);
-        cr_assert_eq(status_now().warm_bytes, 0);
+        cr_assert_eq(status_now().cached_bytes, 0);
         must_ok(rdt_dealloc(other, memory, &err));
     }
     end(NULL);
@@ -394,7 +394,7 @@ Test(lent, what_a_killed_producer_lent_stays_for_its_readers)
     rdt_release(shared);
     rdt_release(cow);
     wait_until(LONG, used(0, "bytes") == 0); /* though they have it mapped yet */
-    cr_assert_eq(status_now().left_bytes, 0);
+    cr_assert_eq(status_now().orphaned_bytes, 0);
     end((const char *[]){"(pid ", NULL});
 }
 
@@ -419,7 +419,7 @@ Test(lent, what_others_may_see_is_never_lent)
         rdt_release(object);
         free_and_hear(&ref);
     }
-    cr_assert_eq(status_now().warm_hits, 2, "of the reader's copies");
+    cr_assert_eq(status_now().cache_hits, 2, "of the reader's copies");
     free(data);
     end(NULL);
 }
@@ -465,13 +465,13 @@ Test(lent, lending_is_checked)
     put.tensors = &tensors;
     put.regions = uses;
     put.n_regions = 1;
-    put.lent = lent;
-    put.n_lent = 2;
+    put.loaned = lent;
+    put.n_loaned = 2;
     refuses(&raw, &put, RDT_INVALID, "each once, in order");
-    put.lent = lent + 2;
-    put.n_lent = 1;
+    put.loaned = lent + 2;
+    put.n_loaned = 1;
     refuses(&raw, &put, RDT_INVALID, "region 7 of 1 is lent");
-    put.lent = lent;
+    put.loaned = lent;
     put.flags = RDT_PUT_SNAPSHOT;
     refuses(&raw, &put, RDT_INVALID, "without flags");
     put.flags = 0;
@@ -497,9 +497,9 @@ Test(lent, lending_is_checked)
     }
     release.region = use.region; /* laid by, and given back */
     protobuf_c_message_free_unpacked(
-        raw_reply(&raw, raw_send(&raw, RDT_MSG_RELEASE_REGION, &release.base, NULL, 0), &rdt__pb__region_kept__descriptor), NULL);
+        raw_reply(&raw, raw_send(&raw, RDT_MSG_RELEASE_REGION, &release.base, NULL, 0), &rdt__pb__region_released__descriptor), NULL);
     refuses(&raw, &put, RDT_NOT_FOUND, "has no region");
-    wait_until(LONG, status_now().warm_bytes == 0);
+    wait_until(LONG, status_now().cached_bytes == 0);
     raw_close(&raw);
     end(NULL);
 }

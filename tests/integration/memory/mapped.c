@@ -251,7 +251,7 @@ Test(mapped, memory_outlives_the_connection_of_its_owner)
     must(shutdown(sock, SHUT_RDWR) == 0);
     wait_until(20 * SEC, clients_of(&node) == 1);
     wait_until(20 * SEC, (node_status(&node, &status), status.regions == 0 && status.memory_bytes == MIB));
-    cr_assert_eq(status.left_bytes, MIB, "it is counted while somebody has it");
+    cr_assert_eq(status.orphaned_bytes, MIB, "it is counted while somebody has it");
     cr_assert(holds_pattern(memory, MIB, 1), "it never gave it back");
     ref = put_pattern(consumer, NULL, KIB, 2);
     fetch_pattern(consumer, &ref, KIB, 2, NULL);
@@ -281,7 +281,7 @@ Test(mapped, memory_outlives_the_connection_of_one_who_holds_it)
     must_ok(rdt_free(producer, &ref, false, &err));
     must_ok(rdt_dealloc(producer, memory, &err));
     wait_until(20 * SEC, (node_status(&node, &status), status.regions == 0 && status.memory_bytes == MIB));
-    cr_assert_eq(status.left_bytes, MIB, "it is counted while somebody has it");
+    cr_assert_eq(status.orphaned_bytes, MIB, "it is counted while somebody has it");
     cr_assert(holds_pattern(held, MIB, 1), "it never let go");
     rdt_release(object);
     rdt_close(holder);

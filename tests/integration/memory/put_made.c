@@ -86,7 +86,7 @@ Test(put_made, bytes_are_right_at_every_size)
 /* Above the limit, and of a daemon that offers none. */
 Test(put_made, what_is_too_large_is_put_as_ever)
 {
-    const char *flags[] = {"--set", "transfer.made_max=0", NULL};
+    const char *flags[] = {"--set", "transfer.sealed_max=0", NULL};
     size_t large = MADE_MAX + 1, small = 100000;
 
     begin_with(NULL);
@@ -378,7 +378,7 @@ static void made_init(struct made_put *made, size_t bytes)
     made->uses[0] = &made->use;
     made->put.tensors = &made->list;
     made->put.flags = RDT_PUT_SNAPSHOT;
-    made->put.made_bytes = bytes;
+    made->put.sealed_bytes = bytes;
     made->put.regions = made->uses;
 }
 
@@ -533,8 +533,8 @@ Test(put_made, requests_that_contradict_themselves_are_refused)
     for (unsigned i = 0; i < 3; i++) {
         const uint64_t sizes[] = {MADE_MAX + 1, UINT64_MAX, (uint64_t)INT64_MAX + 1};
         made_init(&made, FILE_BYTES);
-        made.put.made_bytes = sizes[i];
-        must_fail(&raw, &made, fds, 1, RDT_LIMIT, "made_max");
+        made.put.sealed_bytes = sizes[i];
+        must_fail(&raw, &made, fds, 1, RDT_LIMIT, "sealed_max");
     }
     made_init(&made, FILE_BYTES);
     made.offset = 1;

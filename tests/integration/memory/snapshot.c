@@ -201,7 +201,7 @@ Test(snapshot, source_range_is_free_when_put_has_returned)
 
 Test(snapshot, heap_memory_needs_room_for_one_copy_daemon_memory_for_two)
 {
-    const char *flags[] = {"--memory-limit=5MiB", "--set", "daemon.warm_max=1", NULL};
+    const char *flags[] = {"--memory-limit=5MiB", "--set", "daemon.cache_max=1", NULL};
     struct rdt_put_options options = RDT_INIT(options);
     char *heap = malloc(BYTES), *memory;
     rdt_request *waiting;

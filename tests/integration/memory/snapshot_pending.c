@@ -69,7 +69,7 @@ static void release_workers(void)
 
 static void begin(void)
 {
-    const char *flags[] = {"--set", "daemon.warm_max=1", NULL};
+    const char *flags[] = {"--set", "daemon.cache_max=1", NULL};
 
     node_start(&node, &(struct node_options){.flags = flags});
     conn = node_client(&node, "test");

@@ -85,9 +85,9 @@ Test(warm, fetch_and_release_come_to_the_same_memory)
         rdt_release(object);
         must_ok(rdt_free(producer, &ref, false, &err));
     }
-    cr_assert_eq(status_now().warm_hits, 2 * 19, "the copies, and what the puts lent");
+    cr_assert_eq(status_now().cache_hits, 2 * 19, "the copies, and what the puts lent");
     wait_until(20 * SEC, status_now().memory_bytes == 0);
-    cr_assert_geq(status_now().warm_bytes, 2 * MIB);
+    cr_assert_geq(status_now().cached_bytes, 2 * MIB);
     finish();
 }
 
@@ -112,7 +112,7 @@ Test(warm, what_is_held_is_not_given_again)
     }
     for (unsigned i = 0; i < 8; i++) /* all of them come again */
         objects[i] = copy_of(consumer, &ref, MIB, 7, &addr, &inodes[i]);
-    cr_assert_eq(status_now().warm_hits, 8);
+    cr_assert_eq(status_now().cache_hits, 8);
     for (unsigned i = 0; i < 8; i++)
         rdt_release(objects[i]);
     finish();
@@ -230,7 +230,7 @@ Test(warm, no_other_client_gets_it)
         actor_wait(&actor);
         if (round == 0) {
             rdt_close(consumer);
-            wait_until(20 * SEC, status_now().warm_bytes == 0);
+            wait_until(20 * SEC, status_now().cached_bytes == 0);
             consumer = node_client(&node, "consumer");
         }
     }
@@ -253,13 +253,13 @@ static Rdt__Pb__RegionReply *alloc_by_hand(rdt *conn, size_t bytes, int *fd_p)
 static bool release_by_hand(rdt *conn, uint64_t region, bool keep)
 {
     Rdt__Pb__ReleaseRegion request = RDT__PB__RELEASE_REGION__INIT;
-    Rdt__Pb__RegionKept *reply = NULL;
+    Rdt__Pb__RegionReleased *reply = NULL;
     bool kept;
 
     request.region = region;
-    request.keep = keep;
+    request.keep_mapped = keep;
     must_ok(call(conn, RDT_MSG_RELEASE_REGION, &request.base, LONG, (ProtobufCMessage **)(void *)&reply, &err));
-    kept = reply->kept;
+    kept = reply->keep_mapped;
     protobuf_c_message_free_unpacked(&reply->base, NULL);
     return kept;
 }
@@ -294,7 +294,7 @@ Test(warm, old_generation_names_nothing)
 
     start(long_idle);
     first = alloc_by_hand(consumer, MIB, &fd);
-    cr_assert(fd >= 0 && first->comes_again);
+    cr_assert(fd >= 0 && first->cacheable);
     close(fd);
     cr_assert(release_by_hand(consumer, first->region, true));
     must_refuse(RDT_NOT_FOUND, "", put_in(consumer, first->region, first->generation, &err)); /* while it waits */
@@ -335,7 +335,7 @@ Test(warm, not_kept_without_keep_nor_once_another_has_seen_it)
     must_ok(rdt_dealloc(consumer, addr, &err));
     addr = alloc_memory(consumer, MIB);
     cr_assert_neq(inode_at(addr), inode, "the other one may have it mapped yet");
-    cr_assert_eq(status_now().warm_hits, 0);
+    cr_assert_eq(status_now().cache_hits, 0);
     finish();
 }
 
@@ -351,7 +351,7 @@ Test(warm, idle_memory_goes_and_is_unmapped)
     start(short_idle);
     ref = put_bytes(producer, 2 * MIB, 1);
     rdt_release(copy_of(consumer, &ref, 2 * MIB, 1, &addr, &inode));
-    wait_until(20 * SEC, status_now().warm_bytes == 0);
+    wait_until(20 * SEC, status_now().cached_bytes == 0);
     must_ok(rdt_ping(consumer, LONG, &err)); /* hears of it */
     cr_assert_neq(inode_at(addr), inode, "still mapped");
     rdt_release(copy_of(consumer, &ref, 2 * MIB, 1, &addr, &inode)); /* and all is as before */
@@ -370,8 +370,8 @@ Test(warm, what_is_ready_for_anyone_goes_when_idle)
     ref = put_bytes(producer, 2 * MIB, 1);
     for (unsigned i = 0; i < 3; i++) /* wanted more than once: the next is made ahead */
         objects[i] = copy_of(consumer, &ref, 2 * MIB, 1, &addr, &inode);
-    wait_until(20 * SEC, status_now().ready_bytes > 0);
-    wait_until(20 * SEC, status_now().ready_bytes == 0);
+    wait_until(20 * SEC, status_now().pool_bytes > 0);
+    wait_until(20 * SEC, status_now().pool_bytes == 0);
     for (unsigned i = 0; i < 3; i++)
         rdt_release(objects[i]);
     finish();
@@ -379,7 +379,7 @@ Test(warm, what_is_ready_for_anyone_goes_when_idle)
 
 Test(warm, given_up_before_anyone_is_refused)
 {
-    static const char *const tight[] = {"--memory-limit=64MiB", "--warm-max=48MiB", "--pool-max=32MiB", "--pool-idle=60s",
+    static const char *const tight[] = {"--memory-limit=64MiB", "--cache-max=48MiB", "--pool-max=32MiB", "--pool-idle=60s",
                                         NULL};
     struct rdt_ref ref;
     unsigned long inode;
@@ -390,9 +390,9 @@ Test(warm, given_up_before_anyone_is_refused)
     rdt_release(copy_of(consumer, &ref, 20 * MIB, 1, &addr, &inode));
     must_ok(rdt_free(producer, &ref, false, &err));
     wait_until(20 * SEC, status_now().memory_bytes == 0);
-    cr_assert_geq(status_now().warm_bytes, 20 * MIB);
+    cr_assert_geq(status_now().cached_bytes, 20 * MIB);
     all = alloc_memory(producer, 60 * MIB);
-    cr_assert_eq(status_now().warm_bytes, 0);
+    cr_assert_eq(status_now().cached_bytes, 0);
     must_be(RDT_NO_MEMORY, rdt_alloc(consumer, 8 * MIB, &addr, &err));
     must_ok(rdt_dealloc(producer, all, &err));
     finish();
@@ -400,7 +400,7 @@ Test(warm, given_up_before_anyone_is_refused)
 
 Test(warm, bound_of_one_client_holds)
 {
-    static const char *const small[] = {"--warm-max=8MiB", "--pool-idle=60s", NULL};
+    static const char *const small[] = {"--cache-max=8MiB", "--pool-idle=60s", NULL};
     rdt_object *objects[6];
     struct rdt_ref ref;
     unsigned long inode;
@@ -413,8 +413,8 @@ Test(warm, bound_of_one_client_holds)
     for (unsigned i = 0; i < 6; i++)
         rdt_release(objects[i]);
     must_ok(rdt_ping(consumer, LONG, &err));
-    cr_assert_leq(status_now().warm_bytes, 8 * MIB);
-    cr_assert_geq(status_now().warm_bytes, 6 * MIB);
+    cr_assert_leq(status_now().cached_bytes, 8 * MIB);
+    cr_assert_geq(status_now().cached_bytes, 6 * MIB);
     finish();
 }
 
@@ -445,7 +445,7 @@ Test(warm, killed_client_leaves_nothing)
         actor_await(&actor);
         actor_kill(&actor, SIGKILL);
     }
-    wait_until(20 * SEC, status_now().warm_bytes == 0 && status_now().regions == 1);
+    wait_until(20 * SEC, status_now().cached_bytes == 0 && status_now().regions == 1);
     finish();
 }
 
@@ -472,7 +472,7 @@ Test(warm, cancelled_fetches_leave_it_usable)
         rdt_request_destroy(request);
         rdt_release(copy_of(consumer, &refs[1 - which], 4 * MIB, 1 - which, &addr, &inode));
     }
-    cr_assert_gt(status_now().warm_hits, 0);
+    cr_assert_gt(status_now().cache_hits, 0);
     finish();
 }
 

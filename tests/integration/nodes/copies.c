@@ -92,7 +92,7 @@ Test(copies, many_readers_on_a_node_are_one_transfer)
     must_say(after.bytes_in - before.bytes_in == 24 * MIB, "%llu bytes came",
              (unsigned long long)(after.bytes_in - before.bytes_in));
     must(after.joined - before.joined + after.from_copies - before.from_copies == N - 1);
-    must(after.copies == 1 && after.copy_bytes == 24 * MIB);
+    must(after.copies == 1 && after.replica_bytes == 24 * MIB);
     for (unsigned i = 0; i < N; i++)
         rdt_close(conns[i]);
     must_ok(rdt_free(owner, &ref, false, &err));
@@ -394,7 +394,7 @@ Test(copies, copies_give_way_to_readers)
 
 Test(copies, no_more_are_kept_than_configured)
 {
-    static const char *const flags[] = {"--copies-max=5MiB", NULL};
+    static const char *const flags[] = {"--replicas-max=5MiB", NULL};
     struct rdt_ref refs[4];
     rdt_object *objects[4];
 
@@ -402,7 +402,7 @@ Test(copies, no_more_are_kept_than_configured)
     for (unsigned i = 0; i < 4; i++) {
         refs[i] = put_snapshot(owner, NULL, 2 * MIB, i, RDT_VISIBLE_TO_OWNER);
         objects[i] = fetch_one(reader, &refs[i], RDT_FETCH_AUTO);
-        must(status_of(1).copy_bytes <= 5 * MIB);
+        must(status_of(1).replica_bytes <= 5 * MIB);
     }
     must(status_of(1).copies == 2); /* the others are in use, and nobody else gets them */
     read_it(reader, &refs[0], RDT_FETCH_AUTO, 2 * MIB, 0, "local/share");

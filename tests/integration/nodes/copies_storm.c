@@ -131,14 +131,14 @@ static void step(void)
         ask(slot, thing);
 }
 
-static void storm(const char *sided, const char *delay, const char *copies_max)
+static void storm(const char *sided, const char *delay, const char *replicas_max)
 {
     char set[64], max[64];
     const char *flags[] = {
         "--chunk=64KiB", "--quiesce-grace=20s", "--fanout-min=100KiB", "--memory-limit=96MiB", max, set, NULL};
 
     (void)snprintf(set, sizeof set, "--set=loopback.sided=%s", sided);
-    (void)snprintf(max, sizeof max, "--copies-max=%s", copies_max);
+    (void)snprintf(max, sizeof max, "--replicas-max=%s", replicas_max);
     dice = (uint64_t)now_ns();
     (void)fprintf(stderr, "dice %llu\n", (unsigned long long)dice);
     cluster_start(&c, NODES, &(struct cluster_options){.loopback = true, .no_ucx = true, .flags = flags});

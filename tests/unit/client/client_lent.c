@@ -17,7 +17,7 @@ static void hello(struct fake *fake)
 
     fake_take(fake, RDT_MSG_HELLO);
     reply.inline_max_bytes = 32768;
-    reply.lends = true;
+    reply.loans = true;
     fake_welcome(fake, reply);
 }
 
@@ -50,7 +50,7 @@ static void take_lent(struct fake *fake, uint64_t region, const uint8_t *view, u
     fake_take(fake, RDT_MSG_PUT);
     put = FAKE_MESSAGE(fake, Put);
     MUST(put->n_regions == 1 && put->regions[0]->region == region && put->regions[0]->generation == 1);
-    MUST(put->n_lent == 1 && put->lent[0] == 0 && put->inline_data.len == 0);
+    MUST(put->n_loaned == 1 && put->loaned[0] == 0 && put->inline_data.len == 0);
     MUST(put->tensors->n_offset == 1 && put->tensors->offset[0] == 0);
     fake_free(put);
     for (size_t i = 0; i < BYTES; i++)

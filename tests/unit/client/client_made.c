@@ -20,7 +20,7 @@ static void answer_hello(struct fake *fake)
 
     fake_take(fake, RDT_MSG_HELLO);
     reply.inline_max_bytes = 32768;
-    reply.made_max_bytes = *(uint64_t *)fake->arg;
+    reply.sealed_max_bytes = *(uint64_t *)fake->arg;
     fake_welcome(fake, reply);
 }
 
@@ -46,7 +46,7 @@ static void take_made(struct fake *fake)
 
     fake_take(fake, RDT_MSG_PUT);
     put = FAKE_MESSAGE(fake, Put);
-    MUST(put->made_bytes == 60032 + 30000 && put->n_regions == 0 && put->n_given == 0 && put->inline_data.len == 0);
+    MUST(put->sealed_bytes == 60032 + 30000 && put->n_regions == 0 && put->n_given == 0 && put->inline_data.len == 0);
     MUST(put->tensors->n_offset == 2 && put->tensors->offset[0] == 0 && put->tensors->offset[1] == 60032);
     MUST(put->tensors->n_region_index == 0); /* all of them lie there */
     MUST(fake->frame.nfds == 1 && fcntl(fake->frame.fds[0], F_GET_SEALS) >= 0);
@@ -64,7 +64,7 @@ static void take_given(struct fake *fake, uint64_t region)
     answer_alloc(fake, region);
     fake_take(fake, RDT_MSG_PUT);
     put = FAKE_MESSAGE(fake, Put);
-    MUST(put->made_bytes == 0 && put->n_regions == 1 && put->regions[0]->region == region && put->n_given == 1);
+    MUST(put->sealed_bytes == 0 && put->n_regions == 1 && put->regions[0]->region == region && put->n_given == 1);
     MUST(put->tensors->n_offset == 2 && put->tensors->offset[0] == 0 && put->tensors->offset[1] == 60032);
     MUST(fake->frame.nfds == 0);
     fake_free(put);
@@ -86,12 +86,12 @@ static void put_two(rdt *conn, uint32_t flags)
     cr_assert_eq(rdt_put(conn, tensors, 2, &options, &ref, &err), RDT_OK, "%s", err.msg);
 }
 
-static void run(void (*script)(struct fake *fake), uint64_t made_max, unsigned puts)
+static void run(void (*script)(struct fake *fake), uint64_t sealed_max, unsigned puts)
 {
     struct fake fake;
     rdt *conn;
 
-    fake_start_raw(&fake, script, &made_max);
+    fake_start_raw(&fake, script, &sealed_max);
     conn = fake_connect(&fake);
     for (unsigned i = 0; i < puts; i++)
         put_two(conn, RDT_PUT_SNAPSHOT);
@@ -166,7 +166,7 @@ static void takes_no_live_ones(struct fake *fake)
     answer_alloc(fake, 70);
     fake_take(fake, RDT_MSG_PUT);
     put = FAKE_MESSAGE(fake, Put);
-    MUST(put->made_bytes == 0 && put->n_regions == 1 && put->n_given == 0);
+    MUST(put->sealed_bytes == 0 && put->n_regions == 1 && put->n_given == 0);
     fake_free(put);
     fake_reply_put(fake);
     fake_serve(fake);
@@ -174,11 +174,11 @@ static void takes_no_live_ones(struct fake *fake)
 
 Test(client_made, live_object_is_none)
 {
-    uint64_t made_max = 1 << 20;
+    uint64_t sealed_max = 1 << 20;
     struct fake fake;
     rdt *conn;
 
-    fake_start_raw(&fake, takes_no_live_ones, &made_max);
+    fake_start_raw(&fake, takes_no_live_ones, &sealed_max);
     conn = fake_connect(&fake);
     put_two(conn, 0);
     rdt_close(conn);
