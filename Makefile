@@ -114,7 +114,7 @@ FAKES    := $(B)/tests/fake_cuda/libcuda.so.1 $(B)/tests/fake_cuda/libnvidia-ml.
 CHECK    := $(B)/rdt-check-backend
 CHECK_O  := $(call obj,$(call srcs,tests/conformance) tests/support/backend_host.c tests/support/backend_peer.c)
 # Manual pages: NAME.N.scd lies in the room that it describes and becomes $(B)/man/NAME.N; rdtd prints the source of rdtd.conf(5).
-MAN_SCD  := $(wildcard $(foreach n,1 3 5 7 8,daemon/*.$(n).scd client/*.$(n).scd client/*/*.$(n).scd backends/*.$(n).scd proto/*.$(n).scd))
+MAN_SCD  := $(wildcard $(foreach n,1 3 5 7 8,daemon/*.$(n).scd daemon/*/*.$(n).scd client/*.$(n).scd client/*/*.$(n).scd backends/*.$(n).scd proto/*.$(n).scd))
 MANPAGES := $(if $(shell command -v scdoc),$(addprefix $(B)/man/,$(notdir $(MAN_SCD:.scd=)) rdtd.conf.5))
 CONF     := $(B)/rdtd.conf # the template, which rdtd prints
 

@@ -1,5 +1,5 @@
-/* rdt_dir.so: a transport through a folder that both nodes see. Each end of a connection has a folder of its own in it; who sends puts
- * one file there for each chunk. Slow, and complete: whatever the interface asks of a two-sided transport is here. */
+/* rdt_dir.so: a transport through a folder that both nodes see. Each end of a connection has a folder of its own in it, and the sender
+ * writes one file for each chunk into the folder of the receiver. It is slow, and it is a complete two-sided transport. */
 #include <dirent.h>
 #include <fcntl.h>
 #include <inttypes.h>
@@ -15,19 +15,19 @@
 struct transport { struct rdt_host host; int root; };
 struct conn {
     struct transport *t;
-    void *ctx;                                /* the core's name for it */
-    char in_name[33], out_name[33];           /* of the two folders: what the offers carry */
-    char taken[40];                           /* what ours is called once the peer has it */
+    void *ctx;                                /* the core's handle of the connection */
+    char in_name[33], out_name[33];           /* the names of the two folders, which the offers carry */
+    char taken[40];                           /* the name of our folder once the peer has taken it */
     int in, out, notify;
-    atomic_bool connected;                    /* out_name is there */
+    atomic_bool connected;                    /* out_name is known */
     bool failed, silent;
-    struct rdt_ops ops;                       /* what is posted, until the thread takes it */
-    pthread_t thread;                         /* does all that touches files */
+    struct rdt_ops ops;                       /* posted operations that the thread has not taken yet */
+    pthread_t thread;                         /* does all the work on files */
 };
 
 /* ---- the thread of a connection ---- */
 static void lost(struct conn *c, const char *why) {
-    if (!c->failed) c->t->host.conn_failed(c->ctx, RDT_PEER_LOST, why); /* the core disconnects, and builds it anew */
+    if (!c->failed) c->t->host.conn_failed(c->ctx, RDT_PEER_LOST, why); /* the core disconnects, and creates a new connection */
     c->failed = true;
 }
 static bool move(int fd, char *at, uint64_t bytes, bool out) {
@@ -35,7 +35,7 @@ static bool move(int fd, char *at, uint64_t bytes, bool out) {
         if ((n = out ? write(fd, at, bytes) : read(fd, at, bytes)) <= 0) return false;
     return true;
 }
-static bool find_peer(struct conn *c) { /* an offer serves one connection: who comes second finds nothing of that name */
+static bool find_peer(struct conn *c) { /* an offer serves one connection: a second peer finds no folder of that name */
     char taken[40];
     snprintf(taken, sizeof taken, "%s.taken", c->out_name);
     if (!renameat(c->t->root, c->out_name, c->t->root, taken))
@@ -57,11 +57,11 @@ static void receive_chunk(struct conn *c, const char *name) {
     struct stat st;
     if (sscanf(name, "%16" SCNx64 "-%16" SCNx64, &transfer, &chunk) != 2) return; /* it is still being written */
     int fd = openat(c->in, name, O_RDONLY | O_NOFOLLOW | O_CLOEXEC);
-    struct rdt_op *op = rdt_ops_match(&c->ops, transfer, chunk); /* from here on it is too late to cancel it */
+    struct rdt_op *op = rdt_ops_match(&c->ops, transfer, chunk); /* from here on it cannot be cancelled */
     bool good = op && fd >= 0 && !fstat(fd, &st) && (uint64_t)st.st_size == op->piece.bytes &&
                 move(fd, op->piece.addr, op->piece.bytes, false);
     if (op) c->t->host.op_done(op, good ? RDT_OK : RDT_TRANSPORT, good ? NULL : "the peer sent another length");
-    if (fd >= 0) close(fd); /* without a receive nobody wants it: it is dropped */
+    if (fd >= 0) close(fd); /* without a receive the chunk is dropped */
     unlinkat(c->in, name, 0);
 }
 static void unlink_one(struct conn *c, const char *name) { unlinkat(c->in, name, 0); }
@@ -74,9 +74,9 @@ static void each_file(struct conn *c, void (*with)(struct conn *, const char *))
 static void *run(void *arg) {
     struct conn *c = arg;
     char events[4096];
-    while (rdt_ops_wait(&c->ops, c->notify, 100)) { /* where another machine writes there are no events, but the time passes */
+    while (rdt_ops_wait(&c->ops, c->notify, 100)) { /* writes of another machine cause no events: hence the 100 ms */
         if (c->connected && !c->failed && c->out < 0 && !find_peer(c)) lost(c, "the peer's folder is gone, or another has it");
-        if (c->out >= 0 && !flock(c->out, LOCK_SH | LOCK_NB)) lost(c, "the peer is gone"); /* who holds it lives */
+        if (c->out >= 0 && !flock(c->out, LOCK_SH | LOCK_NB)) lost(c, "the peer is gone"); /* a living peer holds this lock */
         for (struct rdt_op *op; !c->failed && c->out >= 0 && (op = rdt_ops_next_send(&c->ops));) send_chunk(c, op);
         while (read(c->notify, events, sizeof events) > 0) {}
         each_file(c, receive_chunk);
@@ -85,7 +85,7 @@ static void *run(void *arg) {
     each_file(c, unlink_one);
     unlinkat(c->t->root, c->in_name, AT_REMOVEDIR);
     unlinkat(c->t->root, c->taken, AT_REMOVEDIR);
-    if (!c->silent) c->t->host.conn_closed(c->ctx); /* last: nothing touches anybody's memory any more */
+    if (!c->silent) c->t->host.conn_closed(c->ctx); /* last: from here on nothing touches tensor memory */
     return NULL;
 }
 
@@ -126,7 +126,7 @@ static enum rdt_status create(void *transport, const uint8_t peer[16], void *ctx
 static void disconnect(void *c) { rdt_ops_close(&((struct conn *)c)->ops); }
 static void destroy(void *conn) {
     struct conn *c = conn;
-    c->silent = true; /* it has been closed, or was never used */
+    c->silent = true; /* the core does not expect conn_closed */
     disconnect(c);
     pthread_join(c->thread, NULL);
     close(c->in), close(c->notify), rdt_ops_fini(&c->ops);
@@ -138,7 +138,7 @@ static enum rdt_status offer(void *conn, uint8_t blob[RDT_OFFER_MAX_BYTES], size
     memcpy(blob, ((struct conn *)conn)->in_name, *bytes_p = 32);
     return RDT_OK;
 }
-static enum rdt_status join(void *conn, const void *blob, size_t bytes, struct rdt_error *err) { /* what a peer says is judged */
+static enum rdt_status join(void *conn, const void *blob, size_t bytes, struct rdt_error *err) { /* checks what the peer sent */
     struct conn *c = conn;
     if (c->connected || bytes != 32 || strspn(memcpy((char[33]){0}, blob, 32), "0123456789abcdef") != 32)
         return rdt_fail(err, RDT_PROTOCOL, "this is no offer");

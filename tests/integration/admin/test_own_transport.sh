@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# The README's transport, built with what is installed and nothing else: passes rdt-check-backend, is loaded into two running daemons, and
+# The transport of rdt-backend(7), built with what is installed and nothing else: passes rdt-check-backend, is loaded into two running daemons, and
 # moves a file between them.
 # variant: release
 set -euo pipefail
@@ -14,12 +14,11 @@ cleanup() {
 trap cleanup EXIT
 fail() { echo "$*"; exit 1; }
 
-# The ```c block after the marker.
-awk '/^<!-- a transport of your own -->$/ {marked = 1; next}
-     marked && /^```c$/ {inside = 1; marked = 0; next}
-     /^```/ {if (inside) exit}
-     inside' README.md >"$tmp/rdt_dir.c"
-diff -u tests/examples/rdt_dir.c "$tmp/rdt_dir.c" || fail "tests/examples/rdt_dir.c is not the README's transport"
+. tests/support/code_blocks.sh
+mkdir "$tmp/blocks"
+blocks backends/rdt-backend.7.scd "$tmp/blocks" >/dev/null
+cp "$(grep -lx 'transport rdt_dir.c' "$tmp"/blocks/*.kind | sed 's/\.kind$//')" "$tmp/rdt_dir.c"
+diff -u tests/examples/rdt_dir.c "$tmp/rdt_dir.c" || fail "tests/examples/rdt_dir.c is not the transport of rdt-backend(7)"
 
 make --no-print-directory install DESTDIR="$tmp/root" PREFIX=/usr/local >"$tmp/log" || { cat "$tmp/log"; fail "make install failed"; }
 export PKG_CONFIG_PATH=$tmp/root/usr/local/lib/pkgconfig PKG_CONFIG_SYSROOT_DIR=$tmp/root

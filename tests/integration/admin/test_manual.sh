@@ -1,0 +1,80 @@
+#!/usr/bin/env bash
+# The manual pages are true: their programs and commands run, the tests, commands, options, functions, statuses and sentences that they
+# name exist, everything of rdtctl and librdt is in its page, and mandoc finds nothing to complain about.
+# variant: release
+set -uo pipefail
+cd "$(dirname "$0")/../../.." || exit 1
+. tests/support/code_blocks.sh
+dir=$(mktemp -d)
+# shellcheck disable=SC2317
+cleanup() { [[ -z ${daemon:-} ]] || { kill "$daemon"; wait "$daemon"; } 2>/dev/null; rm -rf "$dir"; }
+trap cleanup EXIT
+failed=0
+bad() { echo "$*"; failed=1; }
+
+pages=(daemon/{rdtd.8,rdt-concepts.7}.scd daemon/peers/rdt-network.7.scd client/librdt.3.scd client/ctl/rdtctl.1.scd
+  client/python/rdt-{python,ray}.7.scd backends/rdt-{backend,gpu}.7.scd)
+for page in "${pages[@]}"; do [[ -e $page ]] || bad "the page $page is missing"; done
+known=" ${pages[*]} "
+for page in $(find daemon client backends proto -name '*.scd'); do [[ $known == *" $page "* ]] || bad "$page is not in the list of $0"; done
+
+# ---- form ----
+
+if command -v scdoc >/dev/null && command -v mandoc >/dev/null; then
+  for page in "${pages[@]}" rdtd.conf.5.scd; do
+    page=$RDT_BUILD_DIR/man/$(basename "$page" .scd)
+    [[ -s $page ]] || { bad "$page was not made"; continue; }
+    mandoc -T lint "$page" >"$dir/lint" || failed=1
+    [[ ! -s $dir/lint ]] || bad "$(cat "$dir/lint")"
+  done
+else
+  echo "scdoc or mandoc is not installed: the form of the pages was not checked"
+fi
+
+# ---- names ----
+
+start_daemon "$dir" || exit 1
+for page in "${pages[@]}"; do
+  named_commands "$page" || failed=1
+  named_tests "$page" || failed=1
+done
+(($(grep -cE '::' daemon/rdt-concepts.7.scd) > 60)) || bad "rdt-concepts(7) does not name the tests of the promises"
+
+# Words of a page, without the marks of its source.
+words() { sed -e 's/\\//g; s/[*]//g' "$1"; }
+words client/ctl/rdtctl.1.scd >"$dir/rdtctl"
+for command in $(rdtctl --help | awk '/^commands:/ {on = 1; next} /^$/ {on = 0} on {print $1}'); do
+  grep -qE "(^|[ ,|])$command\b" "$dir/rdtctl" || bad "rdtctl(1) does not have the command $command"
+  for option in $(rdtctl "$command" --help | grep -oE '^  +(-[a-zA-Z], )?--[a-z-]+' | grep -oE -- '--[a-z-]+'); do
+    grep -qE -- "(^|[^a-z-])$option([^a-z-]|$)" "$dir/rdtctl" || bad "rdtctl(1) does not have $option of $command"
+  done
+done
+words daemon/rdtd.8.scd >"$dir/rdtd"
+for option in $(rdtd --help | sed '/^\[/,$d' | grep -oE '^  --[a-z-]+' | tr -d ' '); do
+  grep -qE -- "(^|[^a-z-])$option([^a-z-]|$)" "$dir/rdtd" || bad "rdtd(8) does not have $option"
+done
+for function in $(sed -nE '/^(typedef|static|#)/d; s/^[a-z][a-z0-9_ *]*[ *](rdt_[a-z0-9_]+)\(.*/\1/p' client/rdt.h proto/rdt_ref.h); do
+  grep -q "\b$function\b" client/librdt.3.scd || bad "librdt(3) does not have $function()"
+done
+for function in $(awk '/^# FUNCTIONS/ {on = 1; next} /^# / {on = 0} on' client/librdt.3.scd | grep -oE '\brdt_[a-z_]+\(' | tr -d '('); do
+  grep -qE "\b$function\(" client/rdt.h proto/rdt_*.h || bad "librdt(3) names $function(), which does not exist"
+done
+
+# ---- statuses and sentences ----
+
+errors=$(awk '/^# ERRORS/ {on = 1; next} /^#/ {on = 0} on && /^\*/' client/librdt.3.scd | grep -oE '[A-Z_]{3,}')
+for status in $errors; do grep -qE "X\(-?[0-9]+, $status," proto/rdt_status.h || bad "librdt(3) names the status $status, which does not exist"; done
+for status in $(grep -oE 'X\(-[0-9]+, [A-Z_]+,' proto/rdt_status.h | grep -oE '[A-Z_]{3,}'); do
+  grep -qx "$status" <<<"$errors" || bad "librdt(3) does not explain the status $status"
+done
+count=0
+while IFS= read -r phrase; do
+  count=$((count + 1))
+  grep -rqF -- "$phrase" daemon client/*.c client/ctl backends proto --include='*.c' --include='*.h' || bad "librdt(3) names the words '$phrase', which nothing says"
+done < <(awk '/^## Common sentences/ {on = 1; next} /^#/ {on = 0} on && /^\*/ {gsub(/[*\\]/, ""); print}' client/librdt.3.scd)
+((count > 20)) || bad "librdt(3) lists no sentences"
+
+# ---- programs and commands ----
+
+for page in "${pages[@]}"; do check_blocks "$page" || failed=1; done
+exit $failed
