@@ -272,7 +272,7 @@ static void hurry(struct daemon *daemon)
     (void)deadline_set(&daemon->deadlines, &daemon->last, STUCK_NS);
     deadline_unset(&daemon->deadlines, &daemon->drain);
     deadline_unset(&daemon->deadlines, &daemon->idle);
-    daemon->transfers.on_idle = NULL;
+    transfers_set_on_idle(&daemon->transfers, NULL);
     listener_close(&daemon->listener, close_clients, daemon);
 }
 
@@ -305,13 +305,13 @@ static void drain(struct daemon *daemon, const char *why)
     sdnotify("STOPPING=1\nSTATUS=draining %u transfers", active);
     daemon->drain.on_passed = on_drain_over;
     if (active == 0) {
-        if (uv_hrtime() - daemon->transfers.last_sent_ns < (uint64_t)LINGER_NS)
+        if (transfers_quiet_ns(&daemon->transfers) < (uint64_t)LINGER_NS)
             on_idle(&daemon->transfers);
         else
             hurry(daemon);
         return;
     }
-    daemon->transfers.on_idle = on_idle;
+    transfers_set_on_idle(&daemon->transfers, on_idle);
     (void)deadline_set(&daemon->deadlines, &daemon->drain, (int64_t)daemon->options->drain_timeout_ns);
 }
 
@@ -362,12 +362,12 @@ static void on_forced(void *arg, struct object *object)
 
 static void on_object_ended(void *arg, const struct object *object)
 {
-    replica_directory_object_ended(&((struct daemon *)arg)->transfers.directory, object);
+    transfers_object_ended(&((struct daemon *)arg)->transfers, object);
 }
 
 static uint64_t give_up_copies(void *arg, uint64_t bytes)
 {
-    return replicas_give_up(&((struct daemon *)arg)->transfers.replicas, bytes);
+    return transfers_evict_replicas(&((struct daemon *)arg)->transfers, bytes);
 }
 
 static void wire(struct daemon *daemon)

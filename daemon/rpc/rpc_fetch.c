@@ -41,7 +41,7 @@ struct batch {
 
 static struct transfer *begun(const struct batch *batch, size_t i)
 {
-    return batch->items[i].transfer ? map_get_u64(&batch->rpc->transfers->by_id, batch->items[i].transfer) : NULL;
+    return batch->items[i].transfer ? transfers_find(batch->rpc->transfers, batch->items[i].transfer) : NULL;
 }
 
 static void look(struct batch *batch, size_t i)

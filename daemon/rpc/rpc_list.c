@@ -270,13 +270,9 @@ static void list_records(struct call *call, const struct record_filter *filter, 
     while (!page_full(page) && (record = transfers_next_active(transfers, &cursor)))
         if (passes(call, filter, record))
             page_add(page, row_transfer(&page->arena, record));
-    for (uint64_t i = 0; i < TRANSFER_HISTORY && i < transfers->n_history; i++) {
-        record = &transfers->history[(transfers->n_history - 1 - i) % TRANSFER_HISTORY];
-        if (page_full(page))
-            break;
+    for (uint64_t i = 0; !page_full(page) && (record = transfers_history(transfers, i)); i++)
         if (passes(call, filter, record))
             page_add(page, row_transfer(&page->arena, record));
-    }
     page->reply.transfers = (Rdt__Pb__TransferInfo **)page->rows;
     page->reply.n_transfers = page->n;
 }

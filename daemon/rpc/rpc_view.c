@@ -26,6 +26,7 @@ enum rdt_status rpc_status(struct call *call, const void *request, struct rdt_er
     const struct rpc *rpc = call->rpc;
     Rdt__Pb__StatusReply reply = RDT__PB__STATUS_REPLY__INIT;
     char uuid[33], boot[33], *backends[16];
+    struct transfers_stats transfers;
 
     (void)request;
     (void)err;
@@ -54,20 +55,21 @@ enum rdt_status rpc_status(struct call *call, const void *request, struct rdt_er
             reply.peers_known++;
             reply.peers_up += container_of(node, struct peer, link)->state == PEER_UP;
         }
-    reply.transfers_active = transfers_active(rpc->transfers);
-    reply.transfers_done = rpc->transfers->done;
-    reply.transfers_failed = rpc->transfers->failed;
+    transfers_stats(rpc->transfers, &transfers);
+    reply.transfers_active = transfers.active;
+    reply.transfers_done = transfers.done;
+    reply.transfers_failed = transfers.failed;
     reply.busy_polls = rpc->busy_poll.rule.n_found + rpc->busy_poll.rule.n_vain;
     reply.busy_polls_missed = rpc->busy_poll.rule.n_vain;
-    reply.bytes_in = rpc->transfers->bytes_in;
-    reply.bytes_out = rpc->transfers->bytes_out;
-    reply.bytes_local = rpc->transfers->bytes_local;
-    reply.fetches_joined = rpc->transfers->joined;
-    reply.fell_back = rpc->transfers->fell_back;
-    reply.replicas = map_count(&rpc->transfers->replicas.by_origin);
-    reply.replica_bytes = rpc->transfers->replicas.bytes;
-    reply.fetches_from_replicas = rpc->transfers->replicas.served;
-    reply.redirected = rpc->transfers->directory.redirected;
+    reply.bytes_in = transfers.bytes_in;
+    reply.bytes_out = transfers.bytes_out;
+    reply.bytes_local = transfers.bytes_local;
+    reply.fetches_joined = transfers.fetches_joined;
+    reply.fell_back = transfers.fell_back;
+    reply.replicas = transfers.replicas;
+    reply.replica_bytes = transfers.replica_bytes;
+    reply.fetches_from_replicas = transfers.replica_fetches;
+    reply.redirected = transfers.redirected;
     reply.socket = rpc->options->socket;
     reply.backends = backends;
     list_for_each (node, plugins_memory_kinds(rpc->plugins)) {

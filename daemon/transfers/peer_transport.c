@@ -71,8 +71,7 @@ static void on_closed(struct plugin_conn *conn)
     plugin_conn_destroy(conn);
     sm_move(&pt->sm, PT_NONE);
     pt->remote_epoch = 0;
-    transfer_in_connection_closed(pt);
-    serve_connection_closed(pt);
+    pt->session->transfers->connections->on_closed(pt);
     if (pt->session->transfers->closing) {
         transfers_check_closed(pt->session->transfers);
     } else if (may_open(pt)) {
@@ -93,7 +92,7 @@ static void take_down(struct peer_transport *pt)
         log_debug("%s to node %s is taken down: %s", pt->transport->name, pt->session->peer->name, pt->remote_why_not);
         close_connection(pt, pt->remote_why_not);
     }
-    peer_session_refused(pt);
+    pt->session->transfers->connections->on_refused(pt);
 }
 
 static void on_retry(struct deadline *deadline)
@@ -130,7 +129,7 @@ static void use_blob(struct peer_transport *pt)
     }
     pt->broken[0] = '\0';
     sm_move(&pt->sm, PT_CONNECTED);
-    peer_session_connected(pt);
+    pt->session->transfers->connections->on_connected(pt);
 }
 
 /* Without a blob and without a reason: it will be offered when it can be. */

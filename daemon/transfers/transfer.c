@@ -42,6 +42,7 @@ void transfers_init(struct transfers *transfers)
     replicas_init(&transfers->replicas, transfers);
     replica_directory_init(&transfers->directory, transfers);
     transfers_init_turns(transfers);
+    transfers->connections = &transfers_connection_events;
     transfers->next_id = 1;
 }
 
@@ -74,6 +75,54 @@ unsigned transfers_active(const struct transfers *transfers)
     list_for_each (node, &transfers->serves)
         n++;
     return n;
+}
+
+void transfers_set_on_idle(struct transfers *transfers, void (*on_idle)(struct transfers *))
+{
+    transfers->on_idle = on_idle;
+}
+
+uint64_t transfers_quiet_ns(const struct transfers *transfers)
+{
+    return transfers->last_sent_ns ? uv_hrtime() - transfers->last_sent_ns : UINT64_MAX;
+}
+
+void transfers_stats(const struct transfers *transfers, struct transfers_stats *stats_p)
+{
+    *stats_p = (struct transfers_stats){.active = transfers_active(transfers),
+                                        .done = transfers->done,
+                                        .failed = transfers->failed,
+                                        .bytes_in = transfers->bytes_in,
+                                        .bytes_out = transfers->bytes_out,
+                                        .bytes_local = transfers->bytes_local,
+                                        .fetches_joined = transfers->joined,
+                                        .fell_back = transfers->fell_back,
+                                        .replicas = map_count(&transfers->replicas.by_origin),
+                                        .replica_bytes = transfers->replicas.bytes,
+                                        .replica_fetches = transfers->replicas.served,
+                                        .redirected = transfers->directory.redirected};
+}
+
+struct transfer *transfers_find(const struct transfers *transfers, uint64_t id)
+{
+    return map_get_u64(&transfers->by_id, id);
+}
+
+const struct transfer_record *transfers_history(const struct transfers *transfers, uint64_t n)
+{
+    if (n >= TRANSFER_HISTORY || n >= transfers->n_history)
+        return NULL;
+    return &transfers->history[(transfers->n_history - 1 - n) % TRANSFER_HISTORY];
+}
+
+void transfers_object_ended(struct transfers *transfers, const struct object *object)
+{
+    replica_directory_object_ended(&transfers->directory, object);
+}
+
+uint64_t transfers_evict_replicas(struct transfers *transfers, uint64_t bytes)
+{
+    return replicas_give_up(&transfers->replicas, bytes);
 }
 
 void transfers_refuse_parked(struct transfers *transfers)

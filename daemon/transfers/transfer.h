@@ -123,6 +123,7 @@ struct transfers {
     uint64_t next_id;
     struct map by_id;     /* struct transfer: ours, not ended */
     struct map coalesced_requests; /* struct coalesced: asked for just now */
+    const struct connection_events *connections; /* what connections tell their users */
     struct replicas replicas;
     struct replica_directory directory;
     struct tickets turns; /* of what stands in ordered queues here */
@@ -306,6 +307,37 @@ struct fetch {
 void transfers_init(struct transfers *transfers);
 void transfers_fini(struct transfers *transfers);
 unsigned transfers_active(const struct transfers *transfers);
+
+/* Tells the caller, once for each time, that the last transfer of either direction has ended; NULL: nobody any more. */
+void transfers_set_on_idle(struct transfers *transfers, void (*on_idle)(struct transfers *));
+
+/* Since the last transfer to another node has ended; UINT64_MAX: there was none. */
+uint64_t transfers_quiet_ns(const struct transfers *transfers);
+
+/* Counters since the start of the daemon, except where it says "now". */
+struct transfers_stats {
+    unsigned active;                           /* now */
+    uint64_t done, failed;                     /* transfers that ended, well or not */
+    uint64_t bytes_in, bytes_out, bytes_local; /* from other nodes, to other nodes, copied on this node */
+    uint64_t fetches_joined;                   /* that took part in a transfer which another fetch had begun */
+    uint64_t fell_back;                        /* transfers from other nodes by a slower transport than both nodes have */
+    uint64_t replicas, replica_bytes;          /* of other nodes' snapshots on this node, now */
+    uint64_t replica_fetches;                  /* fetches that such a replica answered */
+    uint64_t redirected;                       /* pulls of other nodes that were sent to a replica elsewhere */
+};
+void transfers_stats(const struct transfers *transfers, struct transfers_stats *stats_p);
+
+/* The transfer with this id that has not ended, or NULL. */
+struct transfer *transfers_find(const struct transfers *transfers, uint64_t id);
+
+/* The n-th newest record of a transfer that has ended; NULL: there is none, or it is no longer kept. */
+const struct transfer_record *transfers_history(const struct transfers *transfers, uint64_t n);
+
+/* An object of this node may be fetched no more: nodes with a replica are told. */
+void transfers_object_ended(struct transfers *transfers, const struct object *object);
+
+/* Evicts replicas that nobody uses until `bytes` bytes are free, or none if there are not as many. Returns the bytes evicted. */
+uint64_t transfers_evict_replicas(struct transfers *transfers, uint64_t bytes);
 
 /* The daemon stops and takes no more puts: what waits for one fails now with SHUTTING_DOWN. */
 void transfers_refuse_parked(struct transfers *transfers);

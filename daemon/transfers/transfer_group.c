@@ -119,14 +119,9 @@ bool transfer_group_is_gone(const struct peer_transport *pt)
 
 static void broken(struct peer_transport *pt)
 {
-    struct rdt_error err;
-
     if (pt->sm.state == PT_CONNECTED)
         sm_move(&pt->sm, PT_CLOSING);
-    transfer_in_connection_broken(pt, pt->broken);
-    (void)rdt_error_set(&err, RDT_TRANSPORT, "%s: %s", pt->transport->name, pt->broken);
-    list_for_each_safe (node, &pt->users_out)
-        serve_fail(container_of(node, struct serve, by_connection), &err);
+    pt->session->transfers->connections->on_broken(pt);
 }
 
 /* Those who waited for it to be formed anew. */
@@ -146,8 +141,7 @@ static void closed(struct peer_transport *pt)
     sm_move(&pt->sm, PT_NONE);
     pt->conn.handle = NULL; /* the group's, which is destroyed next */
     pt->remote_epoch = 0;
-    transfer_in_connection_closed(pt);
-    serve_connection_closed(pt);
+    pt->session->transfers->connections->on_closed(pt);
 }
 
 /* Whoever waits for the group, with a side of it or without one yet. */
@@ -162,7 +156,7 @@ static void wake(struct transfers *transfers, struct group *group)
             (void)transfer_group_connection(session, group, here, there);
     }
     list_for_each_safe (node, &group->connections)
-        peer_session_connected(container_of(node, struct peer_transport, by_group));
+        transfers->connections->on_connected(container_of(node, struct peer_transport, by_group));
 }
 
 /* All its nodes are there, says who coordinates it: whoever uses it now need not wait for this node's next try. */

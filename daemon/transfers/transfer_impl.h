@@ -31,14 +31,22 @@ struct peer_session {
 /* A transport's failure may be the first sign that the whole node is gone. Its transfer has noted it (transfer->failed) and ends with
  * it when the node has answered; with PEER_LOST if instead the link goes down. */
 void peer_session_doubt(struct transfer *transfer);
-void peer_session_connected(struct peer_transport *pt);
-void peer_session_refused(struct peer_transport *pt); /* remote_why_not */
 
 /* peer_send, unless we are closing: then the peer may be gone. */
 enum rdt_status peer_session_send(struct peer_session *session, enum rdt_peer_message type, const ProtobufCMessage *message,
                           struct rdt_error *err);
 
 struct peer_session *peer_session_get(struct transfers *transfers, struct peer *peer); /* NULL: no memory */
+
+/* What a connection tells its users. The connections (peer_transport.c, transfer_group.c) know none of them: transfers_init gives them this table,
+ * which transfer_peer.c fills in. Each callback may end transfers and close connections. */
+struct connection_events {
+    void (*on_connected)(struct peer_transport *pt); /* it is connected */
+    void (*on_refused)(struct peer_transport *pt);   /* the other node does not want it: pt->remote_why_not */
+    void (*on_broken)(struct peer_transport *pt);    /* the operations on it are about to end: pt->broken */
+    void (*on_closed)(struct peer_transport *pt);    /* all operations on it have ended: pt->broken */
+};
+extern const struct connection_events transfers_connection_events;
 
 /* ---- one transport to one peer ----
  *
@@ -372,8 +380,7 @@ void transfer_in_watch(struct transfer *transfer); /* from now on bytes are expe
 void transfer_in_on_stall(struct deadline *deadline);
 void transfer_in_cancel_ops(struct transfer *transfer);
 void transfer_in_judge(struct transfer *transfer); /* the node is there: the failure that was noted stands */
-void transfer_in_connection_broken(struct peer_transport *pt, const char *why); /* its operations are about to end, for this reason */
-void transfer_in_connection_closed(struct peer_transport *pt);
+void transfer_in_connection_failed(struct peer_transport *pt); /* notes pt->broken for each pull that moves by it */
 void transfer_in_wait(struct transfer *transfer); /* RESERVE: for a connection that is being rebuilt */
 void transfer_in_connected(struct transfer *transfer, const struct peer_transport *pt); /* it stands: whoever waits goes on */
 void transfer_in_refused(struct transfer *transfer, const struct peer_transport *pt); /* it will not: nobody waits in vain */

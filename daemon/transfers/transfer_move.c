@@ -539,16 +539,7 @@ void transfer_in_cancel_ops(struct transfer *transfer)
     }
 }
 
-void transfer_in_connection_broken(struct peer_transport *pt, const char *why)
-{
-    list_for_each_safe (node, &pt->users_in) {
-        struct transfer *transfer = container_of(node, struct transfer, by_connection);
-        if (transfer->sm.state == TRANSFER_TICKET || is_moving(transfer))
-            note_failure(transfer, RDT_TRANSPORT, why);
-    }
-}
-
-void transfer_in_connection_closed(struct peer_transport *pt)
+void transfer_in_connection_failed(struct peer_transport *pt)
 {
     list_for_each_safe (node, &pt->users_in) {
         struct transfer *transfer = container_of(node, struct transfer, by_connection);

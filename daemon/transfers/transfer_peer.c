@@ -185,7 +185,7 @@ void transfers_peer_answer(struct transfers *transfers, struct peer *peer)
         ask(session);
 }
 
-void peer_session_connected(struct peer_transport *pt)
+static void tell_connected(struct peer_transport *pt)
 {
     struct peer_session *session = pt->session;
     struct transfer *transfer;
@@ -197,7 +197,7 @@ void peer_session_connected(struct peer_transport *pt)
         transfer_in_connected(transfer, pt);
 }
 
-void peer_session_refused(struct peer_transport *pt)
+static void tell_refused(struct peer_transport *pt)
 {
     struct peer_session *session = pt->session;
     struct transfer *transfer;
@@ -209,7 +209,26 @@ void peer_session_refused(struct peer_transport *pt)
         transfer_in_refused(transfer, pt);
 }
 
-static void work_fail(struct peer_session *session, const struct rdt_error *why)
+static void tell_broken(struct peer_transport *pt)
+{
+    struct rdt_error err;
+
+    transfer_in_connection_failed(pt);
+    (void)rdt_error_set(&err, RDT_TRANSPORT, "%s: %s", pt->transport->name, pt->broken);
+    list_for_each_safe (node, &pt->users_out)
+        serve_fail(container_of(node, struct serve, by_connection), &err);
+}
+
+static void tell_closed(struct peer_transport *pt)
+{
+    transfer_in_connection_failed(pt);
+    serve_connection_closed(pt);
+}
+
+const struct connection_events transfers_connection_events = {
+    .on_connected = tell_connected, .on_refused = tell_refused, .on_broken = tell_broken, .on_closed = tell_closed};
+
+static void session_fail(struct peer_session *session, const struct rdt_error *why)
 {
     session->answer_due = false;
     peer_transports_down(session);
@@ -227,7 +246,7 @@ void transfers_peer_down(struct transfers *transfers, struct peer *peer, const s
 
     (void)transfers;
     if (session)
-        work_fail(session, why);
+        session_fail(session, why);
 }
 
 void transfers_check_closed(struct transfers *transfers)
@@ -256,7 +275,7 @@ void transfers_close(struct transfers *transfers, void (*on_closed)(void *arg), 
     transfers->on_closed = on_closed;
     transfers->closed_arg = arg;
     list_for_each (node, &transfers->sessions)
-        work_fail(container_of(node, struct peer_session, link), &err);
+        session_fail(container_of(node, struct peer_session, link), &err);
     replicas_close(&transfers->replicas);
     transfers_check_closed(transfers);
 }
