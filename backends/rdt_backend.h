@@ -1,54 +1,73 @@
-/* The plug-in interface of rdtd: memory kinds and transports. Installed; append-only. Beside it, for who writes a transport:
- * rdt_plugin.h.
+/* The plug-in interface of rdtd: memory kinds and transports. This header is installed, and it only ever grows
+ * at the end of its structs. rdt_plugin.h, beside it, holds what nearly every transport needs; rdt-backend(7)
+ * is the manual.
  *
- * A backend is one .so that exports
+ * A backend is one shared object (.so) that exports
  *
  *     const struct rdt_backend *rdt_backend_init(void);
  *
- * and describes up to one memory kind and one transport by tables of operations. The core reads abi_version and struct_size
- * first, takes the smaller of both sizes of every table, and treats what is missing or NULL as not supported: what a backend
- * can do follows from the operations it has, and is stated nowhere else.
+ * and describes at most one memory kind and at most one transport by tables of operations. The core (rdtd) reads
+ * abi_version and struct_size of every table first and uses only the part that both sides know. It treats an
+ * operation that is missing or NULL as not supported: what a backend can do follows from the operations that it
+ * has, and is stated nowhere else. A comment "since 1.N" names the release that added a field or operation.
  *
  * Rules for every operation
- * - The core checks bounds, states, permissions and deadlines before it calls; a plug-in may assert them.
- * - Transport operations are called on the core's loop thread and must not block: they queue work for a thread of the plug-in's
- *   own, which reports back by the host table. Memory operations are called on the core's pool threads, several at a time, and may
- *   take as long as their bytes need, but wait for nobody (share, take, and map without warm, also on the loop).
- * - Who shares the machine with a plug-in's work should not wait for it: the daemon's threads, and those that a plug-in starts, have short
- *   slices of the processor (Linux 6.12 and later), and call sched_yield after some tens of microseconds of copying or polling.
- * - A plug-in takes no signals, changes no process-wide state it does not have to, and prints nothing: it logs by the host.
+ * - Arguments. The core checks bounds, states, permissions and deadlines before it calls. A plug-in may assert
+ *   them. What arrives from a peer (offers, keys) is not checked: the plug-in must check it.
+ * - Results. An operation that can fail returns RDT_OK, or a status with err filled in: one sentence that names
+ *   the thing and, where there is one, the remedy. It writes its results (the parameters named ..._p) only on
+ *   success.
+ * - Ownership. Pointers passed to an operation are borrowed and valid until it returns, unless its comment says
+ *   otherwise.
+ * - Threads. The core calls transport operations on its loop thread. They must not block: they hand the work to a
+ *   thread of the plug-in, which reports through the host table. register_memory and the memory operations run
+ *   on the core's pool threads, several at a time. They may take as long as their bytes need, but must not wait
+ *   for anybody else. Exceptions: devices, export_block, share, take, describe_copy, and map without `warm` also
+ *   run on the loop thread and must return at once; copy_start may run on either.
+ * - Processor time. The work of a plug-in must not delay the other processes of the machine. The daemon gives its
+ *   threads, and those that a plug-in starts, short scheduler slices (Linux 6.12 and later). A thread that copies
+ *   or polls calls sched_yield every few tens of microseconds.
+ * - Process state. A plug-in handles no signals, blocks them in its threads, changes no process-wide state that it
+ *   does not have to change, and prints nothing: it logs through the host table.
  *
- * Which operation is called when (transport; "conn" is one per peer node and epoch)
+ * When the core calls which operation of a transport. A "conn" stands for one peer node in one epoch, that is,
+ * from the moment a peer link comes up until it goes down:
  *
  *     load:            rdt_backend_init, open
  *     link comes up:   connection_create, offer  ->  the blob travels to the peer  ->  connect(the peer's blob)
- *     fetch, reader:   register (once per region)   post_recv ...   op_done
- *     fetch, owner:    register (once per region)   post_send ...   op_done
- *     abort:           cancel ...   op_done;  if that does not come within the grace time: disconnect, every op ends, conn_closed
- *     link goes down:  disconnect, every op ends, conn_closed, connection_destroy
- *     free:            unregister
+ *     fetch, reader:   register_memory (once per region)   post_recv ...   op_done
+ *     fetch, owner:    register_memory (once per region)   post_send ...   op_done
+ *     abort:           cancel ...   op_done; if op_done does not come within the grace time:
+ *                      disconnect, every operation ends, conn_closed
+ *     link goes down:  disconnect, every operation ends, conn_closed, connection_destroy
+ *     free:            unregister_memory
  *     unload:          close
  *
- * A transport that moves bytes within groups only has group_create and no connection_create (since 1.2). "group" is one rank's end of
- * one group in one epoch; a rank is a node and a device:
+ * A transport that moves bytes only within groups has group_create and no connection_create (since 1.2). A
+ * "group" here is one rank's end of one group in one epoch, and a rank is a pair of a node and a device:
  *
- *     forming:         group_create, group_offer  ->  the blobs of all ranks travel to all nodes  ->  group_connect, group_ready
- *     fetch:           register, post_send, post_recv, cancel as above, on the conn that group_conn gives for the peer's rank
- *     broadcast:       register, post_broadcast on every rank, on the root last (since 1.3)
- *     failure, abort that does not come to rest, a node lost, the group's end:
- *                      group_close, every op ends, group_closed, group_destroy; then, under the next epoch, forming again
+ *     forming:         group_create, group_offer  ->  the blobs of all ranks travel to all nodes  ->
+ *                      group_connect, group_ready
+ *     fetch:           register_memory, post_send, post_recv, cancel as above, on the conn that group_conn returns
+ *                      for the peer's rank
+ *     broadcast:       register_memory, then post_broadcast on every rank, on the root last (since 1.3)
+ *     failure, an abort that does not come to rest, a lost node, or the end of the group:
+ *                      group_close, every operation ends, group_closed, group_destroy;
+ *                      after a failure the group forms again under the next epoch
  *
- * A memory kind whose memory lies on devices (since 1.3) has the operation devices, and with it copy_start, export_block and zero. The core
- * never touches such memory itself: block->addr is an address of the device, for the plug-in's copies and for transports that list the
- * kind. Nothing is done with a device, no context made, before something is allocated on or imported from it.
+ * A memory kind whose memory lies on devices (since 1.3) has the operation devices, and with it export_block,
+ * copy_start and zero. The core never touches such memory itself: block->addr is an address of the device, for the
+ * plug-in's copies and for transports that list the kind. A plug-in does nothing with a device, and makes no
+ * context on it, before the core allocates or imports memory there.
  *
  *     load:            open, devices
- *     ALLOC:           alloc, map (warm)             -> export_block for its owner's processes, in constant time
+ *     ALLOC:           alloc, map (warm)   ->  export_block for the processes of its owner, in constant time
  *     IMPORT:          import, map (warm)
- *     put, fetch:      copy_start ... copy_done      device to device, device to host, host to device
- *     between nodes:   register by a transport that moves the kind; else, through host memory that was pinned once:
+ *     put, fetch:      copy_start ... copy_done      device to device, device to host, or host to device
+ *     between nodes:   register_memory by a transport that moves the kind; otherwise through host memory that
+ *                      was pinned once:
  *                      pin, [copy_start ... copy_done, post_send | post_recv, copy_start ... copy_done], unpin
- *     reuse:           zero, before it shows one owner the bytes of another, or is to be new memory
+ *     reuse:           zero, before memory that held one owner's bytes passes to another owner or counts as new
  *     free:            free
  */
 #ifndef RDT_BACKEND_H
@@ -68,7 +87,7 @@ extern "C" {
 #define RDT_OFFER_MAX_BYTES 512
 #define RDT_KEY_MAX_BYTES 512
 #define RDT_GROUP_OFFER_MAX_BYTES 16384
-#define RDT_EXPORT_MAX_FDS 4096   /* chunks of one block */
+#define RDT_EXPORT_MAX_FDS 4096   /* chunks of one block, at most */
 #define RDT_EXPORT_HANDLE_BYTES 64
 
 struct rdt_op;
@@ -81,56 +100,67 @@ enum rdt_log_level { RDT_LOG_ERROR = 0, RDT_LOG_WARN = 1, RDT_LOG_INFO = 2, RDT_
 struct rdt_host {
     uint32_t abi_version;
     uint32_t struct_size;
-    void *ctx; /* first argument of the functions below that take one */
+    void *ctx; /* the first argument of the functions below that take one */
 
-    /* Any thread. One line, lower case, no newline; the core adds the backend's name. */
+    /* Logs one line: lower case, without a newline. The core adds the backend's name. Any thread. */
     void (*log)(void *ctx, enum rdt_log_level level, const char *fmt, ...) __attribute__((format(printf, 3, 4)));
 
-    /* Only inside open. The value of a key of the backend's own section of the configuration (as declared in config_keys), or of
-     * "trusted_network" ("yes", "no"), "interfaces" (comma-separated, "" is any) and "listen_host" (numeric address of the peer link,
-     * "" if there is none), which every transport may ask for. NULL: no such key. Valid until open returns. */
+    /* Returns the value of a configuration key: one of the backend's own section, as declared in config_keys, or
+     * one that every transport may read: "trusted_network" ("yes" or "no"), "interfaces" (comma-separated; "" means
+     * any) and "listen_host" (the numeric address of the peer link; "" if there is none). Returns NULL if there is
+     * no such key. To be called only inside open; the text is valid until open returns. */
     const char *(*config)(void *ctx, const char *key);
 
-    /* Any thread. Ends an operation: exactly once for each that was posted, never inside the posting call, and only when neither the
-     * plug-in nor anything it started touches the op's memory any more. RDT_OK, RDT_CANCELLED, or RDT_TRANSPORT with the vendor's
-     * text in msg (copied; may be NULL). The op belongs to the core again as soon as it is called. */
+    /* Ends an operation. The plug-in calls it exactly once for each operation whose post returned RDT_OK, never
+     * inside the posting call, and only when neither the plug-in nor anything that it started can touch the
+     * operation's memory any more. status is RDT_OK, RDT_CANCELLED, or RDT_TRANSPORT with the vendor's text in msg
+     * (copied; may be NULL). From this call on, op belongs to the core again. Any thread. */
     void (*op_done)(struct rdt_op *op, enum rdt_status status, const char *msg);
 
-    /* Any thread. The connection is of no use any more (the peer is gone, the endpoint failed). At most once per connection; the core
-     * then disconnects it. */
+    /* Reports that a connection cannot be used any more: the peer is gone, or the endpoint failed. conn_ctx is what
+     * connection_create received; msg is copied and may be NULL. At most once per connection. The core then calls
+     * disconnect. Any thread. */
     void (*conn_failed)(void *conn_ctx, enum rdt_status status, const char *msg);
 
-    /* Any thread. Answers disconnect: every op of the connection has ended, nothing can land in its memory any more. */
+    /* Answers disconnect: every operation of the connection has ended, and nothing can be written to their memory
+     * any more. Exactly once; the core may call connection_destroy at once. Any thread. */
     void (*conn_closed)(void *conn_ctx);
 
-    /* since 1.2: any thread, never inside an operation of the group. Answers group_connect: every rank can be reached. Once. */
+    /* since 1.2: answers group_connect: this rank can reach every other rank. Once, never inside an operation of the
+     * group. Any thread. */
     void (*group_ready)(void *group_ctx);
 
-    /* since 1.2: any thread. The group cannot be connected, or is of no use any more. At most once; the core then closes it. */
+    /* since 1.2: reports that the group cannot be connected, or cannot be used any more. At most once; the core then
+     * calls group_close. msg is copied and may be NULL. Any thread. */
     void (*group_failed)(void *group_ctx, enum rdt_status status, const char *msg);
 
-    /* since 1.2: any thread. Answers group_close: every op of the group has ended, nothing can land in its memory any more. */
+    /* since 1.2: answers group_close: every operation of the group has ended, and nothing can be written to their
+     * memory any more. Exactly once. Any thread. */
     void (*group_closed)(void *group_ctx);
 
-    /* since 1.3: any thread, one of the device's driver included; takes no lock that copy_start is called with. Ends a copy: exactly once
-     * for each that was started, never inside copy_start, and only when nothing reads or writes its memory any more. RDT_OK, or
-     * RDT_SYSTEM with the vendor's text in msg (copied; may be NULL). The copy belongs to the core again. */
+    /* since 1.3: ends a copy. The plug-in calls it exactly once for each copy whose copy_start returned RDT_OK, never
+     * inside copy_start, and only when nothing reads or writes the copy's memory any more. status is RDT_OK, or
+     * RDT_SYSTEM with the vendor's text in msg (copied; may be NULL). From this call on, copy belongs to the core
+     * again. Any thread, including one of the device's driver: the function takes no lock that the core holds
+     * while it calls copy_start. */
     void (*copy_done)(struct rdt_memory_copy *copy, enum rdt_status status, const char *msg);
 };
 
 /* ---- memory kinds ---- */
 
-struct rdt_block { /* one allocation or import; the struct is the core's */
-    void *addr;    /* where the daemon sees it, NULL until map */
+/* One allocation or import. The struct is the core's; alloc and import fill it. */
+struct rdt_block {
+    void *addr;    /* where the daemon has it mapped; NULL before map */
     uint64_t bytes;
-    int fd;         /* the plug-in's own descriptor, or -1 */
-    void *priv;     /* the plug-in's */
-    bool read_only; /* set by import: it can only be mapped for reading, so it must be no target of a copy or a receive */
-    /* since 1.1: set by alloc and import: its pages are so large, and may be missing when they are touched (hugetlb, with a hole that a
-     * client has punched): the core copies from and to it under a guard. The mapping is a whole number of them. 0: none of this. */
+    int fd;         /* a descriptor that the plug-in owns, or -1 */
+    void *priv;     /* for the plug-in's use */
+    bool read_only; /* set by import: it can only be mapped for reading, and is no target of copies or receives */
+    /* since 1.1: set by alloc and import. 0, or the size of its pages if touching one may fail (hugetlb memory into
+     * which a client has punched a hole): the core then catches SIGBUS while it copies. The mapping is a whole number
+     * of such pages. */
     uint64_t page_bytes;
-    /* since 1.3: set by the core before alloc and import, and valid while the block is: the uuid of its device, as devices says it; "" of
-     * kinds that have none. */
+    /* since 1.3: the uuid of its device, as devices reports it; "" for kinds without devices. The core sets it before
+     * alloc and import, and it is valid as long as the block is. */
     const char *device;
 };
 
@@ -140,50 +170,51 @@ struct rdt_import {
     enum rdt_import_kind kind;
     uint64_t bytes;
     uint64_t offset;
-    const int *fds; /* borrowed: the plug-in dups what it keeps */
+    const int *fds; /* [n_fds], borrowed: the plug-in duplicates what it keeps */
     uint32_t n_fds;
     const uint64_t *chunk_bytes; /* [n_fds], VMM only */
     const void *handle;
     size_t handle_bytes;
 };
 
-/* since 1.3: one device of a memory kind. Texts are valid while the kind is open. */
+/* since 1.3: one device of a memory kind. The texts are valid while the kind is open. */
 struct rdt_device {
-    const char *uuid;        /* "GPU-8f1c...": how everybody names it; never an index. At most 64 bytes */
-    const char *name;        /* "NVIDIA H200"; for people */
-    uint64_t bytes;          /* of its memory */
-    bool opened;             /* it is in use here, and takes memory for that, too: */
-    uint64_t overhead_bytes; /* what the plug-in's use of it costs on it beside the blocks (a context); 0 until opened;
-                              * UINT64_MAX: it cannot be told */
-    const char *why_not;     /* NULL, or why it cannot be used */
+    const char *uuid;        /* "GPU-8f1c...": names the device everywhere, never an index; at most 64 bytes */
+    const char *name;        /* for people: "NVIDIA H200" */
+    uint64_t bytes;          /* size of its memory */
+    bool opened;             /* the plug-in uses it and has a context on it */
+    uint64_t overhead_bytes; /* device memory that the context takes beside the blocks; 0 before it is opened,
+                              * UINT64_MAX if it cannot be determined */
+    const char *why_not;     /* NULL, or a sentence: why the device cannot be used */
 };
 
-/* since 1.3: what another process of the same owner maps a block by. Memory on a device knows no right to read only. */
+/* since 1.3: by what another process of the same owner maps a block. Device memory has no read-only mappings. */
 struct rdt_export {
     enum rdt_import_kind kind; /* VMM: one fd for each chunk; LEGACY_IPC: the handle */
-    uint64_t offset;           /* of the block's first byte in what they name together */
+    uint64_t offset;           /* of the block's first byte within the memory that the fds or the handle name */
     uint32_t n_fds;            /* 1..RDT_EXPORT_MAX_FDS: VMM only */
-    const int *fds;            /* borrowed from the plug-in, valid while the block is: the core dups what it sends */
-    const uint64_t *chunk_bytes; /* [n_fds], likewise */
+    const int *fds;            /* the plug-in's, valid while the block is; the core duplicates what it sends */
+    const uint64_t *chunk_bytes; /* [n_fds], valid while the block is */
     uint8_t handle[RDT_EXPORT_HANDLE_BYTES];
     size_t handle_bytes;
 };
 
-/* since 1.3: one piece of a copy: `rows` runs of `bytes`, which begin to_step and from_step bytes after one another, at least `bytes` each (1 row: no matter). */
+/* since 1.3: one piece of a copy: `rows` runs of `bytes` each. A run begins to_step bytes after the one before it at
+ * the target, and from_step bytes at the source; both steps are at least `bytes` and do not matter for one row. */
 struct rdt_copy_piece {
     void *to;
     const void *from;
     uint64_t bytes, rows, to_step, from_step;
 };
 
-/* since 1.3: a copy with one end or both on devices of the kind. Allocated by the core, lent to the plug-in from copy_start until
- * copy_done. */
+/* since 1.3: a copy with one or both ends on devices of the kind. The core allocates it; the plug-in may use it from
+ * copy_start until it calls copy_done. */
 struct rdt_memory_copy {
-    const struct rdt_block *to, *from; /* mapped; NULL: that end is host memory */
+    const struct rdt_block *to, *from; /* mapped blocks; NULL: that end is host memory */
     const struct rdt_copy_piece *pieces;
-    uint32_t n_pieces; /* they do not overlap; in any order */
-    bool host_pinned;  /* all of the host end was given to pin, and is still */
-    void *priv[6];     /* the plug-in's while it has the copy; zeroed by the core before the start */
+    uint32_t n_pieces; /* they do not overlap, and may be copied in any order */
+    bool host_pinned;  /* all memory of the host end is pinned by pin */
+    void *priv[6];     /* for the plug-in's use; the core zeroes it before copy_start */
 };
 
 struct rdt_memory_ops {
@@ -193,78 +224,99 @@ struct rdt_memory_ops {
     enum rdt_status (*open)(const struct rdt_host *host, void **memory_p, struct rdt_error *err);
     void (*close)(void *memory);
 
-    /* Zeroed memory with its pages reserved; fits to be exported. NO_MEMORY, SYSTEM. */
+    /* Allocates `bytes` of zeroed memory whose pages are reserved and which can be shared. device: see
+     * rdt_block.device. Fills *block_p, which the core keeps until free. Errors: NO_MEMORY (the message names the
+     * device if it is full), SYSTEM. */
     enum rdt_status (*alloc)(void *memory, const char *device, uint64_t bytes, struct rdt_block *block_p,
                              struct rdt_error *err);
 
-    /* INVALID says what the handle lacks. NULL: cannot import. */
+    /* Makes a block of memory that a client owns. The handle and the descriptors in *import are borrowed. INVALID,
+     * with a sentence that says what is wrong with the handle; NO_MEMORY; SYSTEM. NULL: the kind cannot import. */
     enum rdt_status (*import)(void *memory, const char *device, const struct rdt_import *import, struct rdt_block *block_p,
                               struct rdt_error *err);
 
-    /* Nothing touches the block any more. */
+    /* Frees a block of alloc, alloc_private, import or take, and its mapping. Nothing touches the block any more. */
     void (*free)(void *memory, struct rdt_block *block);
 
-    /* Sets block->addr; called once, before the first copy or registration. warm: every page is touched too, on a pool thread; else it
-     * returns at once, and may be called on the loop. */
+    /* Maps the block and sets block->addr. The core calls it once, before the first copy or registration, and once
+     * more after seal has ended the mapping. With `warm` the plug-in also touches every page; the core then calls
+     * it on a pool thread. Without `warm` it returns at once and may run on the loop thread. */
     enum rdt_status (*map)(void *memory, struct rdt_block *block, bool warm, struct rdt_error *err);
 
-    /* A new fd of the block for another process; the caller owns it. writable false: one that cannot be mapped writable;
-     * UNSUPPORTED if this memory knows no such right. NULL: cannot be shared. */
+    /* Stores in *fd_p a new descriptor by which another process can map the block. The caller owns it. If writable
+     * is false, the descriptor must not allow a writable mapping; UNSUPPORTED if this memory knows no such right.
+     * Returns at once. NULL: memory of this kind cannot be shared by a descriptor. */
     enum rdt_status (*share)(void *memory, const struct rdt_block *block, bool writable, int *fd_p, struct rdt_error *err);
 
-    /* bytes from src to dst, both mapped blocks' memory of this kind or host memory. Returns when the copy is finished. */
+    /* Copies `bytes` from src to dst, each either in a mapped block of this kind or in host memory. Returns when the
+     * copy is finished. */
     enum rdt_status (*copy)(void *memory, void *dst, const void *src, uint64_t bytes, struct rdt_error *err);
 
-    /* since 1.1: before free, of memory that the plug-in allocated. Its pages go back to the system now, even if another process has it
-     * mapped; who still looks there sees zeros. NULL: they go when the last mapping does. */
+    /* since 1.1: called before free, for memory that the plug-in allocated. Returns the block's pages to the system
+     * now, even if another process has them mapped; that process then reads zeros. NULL: the system takes the pages
+     * when the last mapping ends. */
     void (*discard)(void *memory, struct rdt_block *block);
 
-    /* since 1.1: nobody gains the right to write the block any more, for ever and whoever he is, by whatever descriptor. proof false:
-     * what is mapped stays as it is (the core's own mapping, which it no longer writes to); at once. proof true: nobody has such a
-     * right left from before either, or BUSY and nothing has changed; the core's own mapping has ended in both cases (addr is NULL),
-     * and the next one is for reading; on a pool thread. NULL: this memory cannot be sealed. */
+    /* since 1.1: makes the block read-only for ever: from now on nobody gains the right to write it, by whatever
+     * descriptor. What happens to rights that somebody already has depends on `proof`:
+     *   false   existing mappings stay, including the core's own, to which the core no longer writes. Returns at
+     *           once.
+     *   true    the core's own mapping ends in any case (block->addr becomes NULL), and the next map is for reading.
+     *           RDT_OK: nobody has the right to write any more. BUSY: somebody still has it, and nothing was sealed.
+     *           Runs on a pool thread.
+     * NULL: memory of this kind cannot be sealed. */
     enum rdt_status (*seal)(void *memory, struct rdt_block *block, bool proof, struct rdt_error *err);
 
-    /* since 1.1: what an allocation of so many bytes takes, where that is more than whole pages of the system. NULL: it never is. */
+    /* since 1.1: returns how many bytes an allocation of `bytes` takes, for a kind that rounds up to more than whole
+     * pages of the system. NULL: the kind does not. */
     uint64_t (*round)(void *memory, uint64_t bytes);
 
-    /* since 1.1: as alloc, for memory that is never shared. NULL, or UNSUPPORTED: as any other. */
+    /* since 1.1: as alloc, for memory that will never be shared with another process. If it is NULL or returns
+     * UNSUPPORTED, the core calls alloc. */
     enum rdt_status (*alloc_private)(void *memory, uint64_t bytes, struct rdt_block *block_p, struct rdt_error *err);
 
-    /* ---- since 1.3: memory on devices; all of devices, export_block, copy_start and zero, or none ----
-     * alloc, import, map, free and zero of such memory are called on pool threads only. alloc: NO_MEMORY if the device is full, naming it.
-     * import: what an owner offers, by chunk fds or a legacy handle. The plug-in opens a handle once, however often it is imported, and
-     * closes it with the last block of it, after every copy from there; it keeps nothing of it beyond that. copy, share, seal, discard and
-     * alloc_private may be NULL: the core does not call them. */
+    /* ---- since 1.3: memory on devices. A kind has all of devices, export_block, copy_start and zero, or none ----
+     * For such a kind the core calls alloc, import, map, free and zero on pool threads only. import receives what an
+     * owner offers: the fds of chunks, or a legacy handle. The plug-in opens a handle once, however often it is
+     * imported, closes it with the last block that uses it, after every copy from that block, and keeps nothing of
+     * it beyond that. copy, share, seal, discard and alloc_private may be NULL: the core does not call them. */
 
-    /* At most max of them into devices_p; returns how many there are. The same ones in the same order while the kind is open; only what
-     * changes (opened, overhead_bytes, why_not) does. On the loop thread: at once, opens nothing. */
+    /* since 1.3: stores at most `max` devices in devices_p and returns how many there are in all. While the kind is
+     * open the devices and their order stay the same; only `opened`, `overhead_bytes` and `why_not` change. Loop
+     * thread; returns at once and opens no device. */
     uint32_t (*devices)(void *memory, struct rdt_device *devices_p, uint32_t max);
 
-    /* What the block is mapped by elsewhere; the same each time. At once, on the loop thread. UNSUPPORTED: this block cannot be. */
-    enum rdt_status (*export_block)(void *memory, const struct rdt_block *block, struct rdt_export *export_p, struct rdt_error *err);
+    /* since 1.3: fills *export_p with what another process needs to map the block; it is the same each time. Loop
+     * thread; returns at once. UNSUPPORTED: this block cannot be exported. */
+    enum rdt_status (*export_block)(void *memory, const struct rdt_block *block, struct rdt_export *export_p,
+                                    struct rdt_error *err);
 
-    /* Queues the copy and returns; never waits for the device. Several may be under way, in no order. Loop or pool thread, several at a
-     * time. On an error copy_done never comes. Between two devices: by the way that the vendor has (peer access, else its own staging). */
+    /* since 1.3: queues the copy and returns without waiting for the device; copy_done reports its end. Several copies
+     * may be under way, and they may end in any order. If copy_start fails, copy_done is not called. Between two
+     * devices the plug-in uses the vendor's way: peer access, or else the vendor's own staging. Loop thread or pool
+     * threads, several at a time. */
     enum rdt_status (*copy_start)(void *memory, struct rdt_memory_copy *copy, struct rdt_error *err);
 
-    /* The whole block, which is mapped, is zero when it returns. */
+    /* since 1.3: fills the whole block, which is mapped, with zeros; they are in place when it returns. Pool thread. */
     enum rdt_status (*zero)(void *memory, struct rdt_block *block, struct rdt_error *err);
 
-    /* Host memory of the core's that copies to and from devices of this kind will go through, at full speed from now on. On a pool
-     * thread. NULL, or an error: it is used unpinned. *pin_p is given back to unpin, which comes when no copy uses it. */
+    /* since 1.3: pins host memory of the core, `bytes` at addr, through which copies to and from devices of this kind
+     * will run at full speed. *pin_p is what the core passes to unpin once no copy uses the memory any more. Pool
+     * thread. If pin is NULL or fails, the core uses the memory unpinned. */
     enum rdt_status (*pin)(void *memory, void *addr, uint64_t bytes, void **pin_p, struct rdt_error *err);
     void (*unpin)(void *memory, void *pin);
 
-    /* How bytes go from one device to another (uuids), for people: "peer access (NVLink)", "through the driver's host memory". At most
-     * size - 1 bytes and a zero. At once. NULL: nothing to say. */
+    /* since 1.3: writes for people how bytes travel between two devices, given by their uuids: "peer access (NVLink)",
+     * "through the driver's host memory". text_p has `size` bytes and receives one line that ends with a zero.
+     * Returns at once. NULL: there is nothing to say. */
     void (*describe_copy)(void *memory, const char *from, const char *to, char *text_p, size_t size);
 
-    /* since 1.4: memory for so many bytes that a client has made for a snapshot, by a descriptor (borrowed) of the client's. The plug-in
-     * checks that it has the whole pages for them, all there, and no more than that, and that nobody can write it, cut it or take a
-     * page away any more; then it has a way of its own to it, for reading, which nothing that the client does to it can end. seal is
-     * not called for it, share for reading only. INVALID says what it lacks. At once, on the loop thread, and it never waits for
-     * whoever made it. NULL: it takes none. */
+    /* since 1.4: makes a block of memory that a client created for a snapshot of `bytes`. fd is borrowed. The plug-in
+     * checks that the memory consists of exactly the whole pages for that size, that all of them are present, and
+     * that nobody can write the memory, truncate it or punch holes into it any more. It then opens its own
+     * read-only way to the memory, which nothing that the client does can end. The core does not call seal for such
+     * a block, and calls share only with writable false. INVALID, with a sentence that says what is wrong. Loop
+     * thread; returns at once and never waits for the client. NULL: the kind takes no such memory. */
     enum rdt_status (*take)(void *memory, int fd, uint64_t bytes, struct rdt_block *block_p, struct rdt_error *err);
 };
 
@@ -273,21 +325,21 @@ struct rdt_memory_ops {
 struct rdt_piece {
     void *addr;
     uint64_t bytes;
-    void *registration; /* what register gave for the region the piece lies in; NULL if the transport registers nothing */
+    void *registration; /* of the region that contains the piece; NULL if the transport registers nothing */
 };
 
-/* One movement of one chunk. Allocated by the core, lent to the plug-in from the post until op_done. */
+/* One operation on one chunk. The core allocates it; the plug-in may use it from the post until it calls op_done. */
 struct rdt_op {
-    uint64_t transfer; /* with `chunk`: the key that matches a send of one node with a receive of the other; */
-    uint64_t chunk;    /* unique within the connection */
+    uint64_t transfer; /* with `chunk`, the key that matches a send of one node with a receive of the other; */
+    uint64_t chunk;    /* the pair is unique within the connection */
     struct rdt_piece piece;
-    const void *key; /* post_read: the owner's packed key ... */
+    const void *key; /* post_read: the key that the owner packed ... */
     size_t key_bytes;
-    uint64_t key_offset; /* ... and the byte offset in the registered region */
-    void *priv[6];       /* the plug-in's while it has the op; zeroed by the core before the post */
-    /* since 1.3 (rdt_host.struct_size has copy_done): where the piece lies; valid as long as the op is lent. */
+    uint64_t key_offset; /* ... and the byte offset within the registered region */
+    void *priv[6];       /* for the plug-in's use; the core zeroes it before the post */
+    /* since 1.3 (rdt_host.struct_size covers copy_done): where the piece lies; valid until op_done. */
     const char *memory_kind; /* "host", "cuda" */
-    const char *device;      /* its uuid; "" of kinds that have none */
+    const char *device;      /* uuid; "" for kinds without devices */
 };
 
 enum rdt_sides { RDT_ONE_SIDED = 1, RDT_TWO_SIDED = 2 };
@@ -295,121 +347,145 @@ enum rdt_sides { RDT_ONE_SIDED = 1, RDT_TWO_SIDED = 2 };
 /* since 1.2: one rank of a group. */
 struct rdt_group_member {
     uint8_t node_uuid[16];
-    const char *device; /* "" is the host */
+    const char *device; /* uuid; "": host memory */
 };
 
-/* since 1.2: a group as one of its ranks sees it. Valid inside group_create only. */
+/* since 1.2: a group as one of its ranks sees it. Valid only inside group_create. */
 struct rdt_group_desc {
     uint32_t struct_size;
     const char *name;
     uint64_t epoch; /* grows each time the group is formed anew */
     uint32_t rank, size;
-    const struct rdt_group_member *members; /* [size], in order of rank; no two are equal */
-    uint8_t token[16];                      /* random, the same on every rank, of this group and no other */
+    const struct rdt_group_member *members; /* [size], by rank; no two are equal */
+    uint8_t token[16];                      /* random; the same on every rank of this group, and different in every other */
 };
 
 struct rdt_transport_ops {
     uint32_t struct_size;
     const char *name;                /* "ucx"; case-insensitive */
-    const char *const *memory_kinds; /* NULL-terminated: what it reads from and writes to directly */
-    uint32_t speed;                  /* rank among the transports that fit, higher is tried first; ucx 100, stream 50 */
+    const char *const *memory_kinds; /* ends with NULL: the kinds it reads and writes directly */
+    uint32_t speed;                  /* the core tries the higher first; ucx has 100, stream 50 */
 
-    /* May fail with UNSUPPORTED and the reason in words ("trusted_network is not set: ..."): the transport is then listed as not
-     * available, and the reason is what explain shows. */
+    /* Opens the transport and stores its state in *transport_p. *host is valid until close returns. UNSUPPORTED, with
+     * the reason in a sentence ("trusted_network is not set: ..."), if it cannot run here: the core then lists the
+     * transport as not available, with that reason. */
     enum rdt_status (*open)(const struct rdt_host *host, void **transport_p, struct rdt_error *err);
 
-    /* Every connection is destroyed. Joins the plug-in's threads. */
+    /* Closes the transport: joins the plug-in's threads and frees everything. Every connection and group has been
+     * destroyed. */
     void (*close)(void *transport);
 
-    /* Version of the vendor library in use, e.g. "1.13.1": ends whose strings differ do not use this transport together. */
+    /* Returns the version of the vendor library in use, e.g. "1.13.1"; valid until close. Two nodes whose strings
+     * differ do not use this transport with each other. */
     const char *(*version)(void *transport);
 
-    /* Once per region, on a pool thread, before the first op that uses it; NULL: nothing to register. */
+    /* Registers `bytes` at addr, of the given memory kind, and stores in *registration_p what the core passes on in
+     * rdt_piece.registration. Called once per region, on a pool thread, before the first operation that uses the
+     * region. unregister_memory follows when no operation uses the region any more. NULL: there is nothing to
+     * register. */
     enum rdt_status (*register_memory)(void *transport, void *addr, uint64_t bytes, const char *memory_kind,
                                        void **registration_p, struct rdt_error *err);
     void (*unregister_memory)(void *transport, void *registration);
 
-    /* The state for one peer node, unconnected. conn_ctx is the core's, handed back by the host table. */
+    /* Creates the state for one peer node, not yet connected. conn_ctx is the core's pointer for conn_failed and
+     * conn_closed. */
     enum rdt_status (*connection_create)(void *transport, const uint8_t peer_uuid[16], void *conn_ctx, void **conn_p,
                                          struct rdt_error *err);
 
-    /* After conn_closed, or when it was never offered nor connected. */
+    /* Frees a connection: after conn_closed, or one that was neither offered nor connected. */
     void (*connection_destroy)(void *conn);
 
-    /* What the peer needs to connect to this end: address and one-time token. Travels over the peer link only. */
+    /* Writes into blob what the peer needs to connect to this end, such as an address and a one-time token. The blob
+     * travels over the encrypted peer link only. */
     enum rdt_status (*offer)(void *conn, uint8_t blob[RDT_OFFER_MAX_BYTES], size_t *bytes_p, struct rdt_error *err);
 
-    /* The peer's offer has come. Failing later is reported by conn_failed. */
+    /* Begins to connect to the peer, whose offer is `bytes` at blob. An error that is found later is reported by
+     * conn_failed. */
     enum rdt_status (*connect)(void *conn, const void *blob, size_t bytes, struct rdt_error *err);
 
-    /* enum rdt_sides, ored: what this connection can do for that memory kind. */
+    /* Returns what this connection can do for a memory kind: an OR of enum rdt_sides, or 0. */
     uint32_t (*sides)(void *conn, const char *memory_kind);
 
-    /* Ends every op of the connection, with whatever force it takes, then conn_closed. */
+    /* Ends every operation of the connection, by force where necessary, and then calls conn_closed. */
     void (*disconnect)(void *conn);
 
-    /* Two-sided: the send with the same transfer and chunk ends up in the receive; equal bytes. The core posts a receive before its
-     * peer posts the send. */
+    /* Two-sided: a send delivers its bytes into the receive that the other node has posted with the same transfer
+     * and chunk; both have the same length. The core lets a node post a send only after the other has posted the
+     * receive. If a post fails, op_done is not called for it. */
     enum rdt_status (*post_send)(void *conn, struct rdt_op *op, struct rdt_error *err);
     enum rdt_status (*post_recv)(void *conn, struct rdt_op *op, struct rdt_error *err);
 
-    /* One-sided: the owner packs a key of a registration, the reader pulls. */
+    /* One-sided: pack_key writes into `key` what another node needs to read a registration; post_read reads from the
+     * memory that such a key (op->key) names into the operation's piece. */
     enum rdt_status (*pack_key)(void *transport, void *registration, uint8_t key[RDT_KEY_MAX_BYTES], size_t *bytes_p,
                                 struct rdt_error *err);
     enum rdt_status (*post_read)(void *conn, struct rdt_op *op, struct rdt_error *err);
 
-    /* Asks for an early end: the op still ends by op_done, with OK if it was too late to stop it. An op that was not matched with the
-     * peer's yet must end at once. NULL: cannot abort; the core disconnects when it has to. */
+    /* Asks that an operation end early. It still ends by op_done, with RDT_OK if it was too late to stop it. An
+     * operation that has not been matched with the peer's yet must end at once. NULL: the transport cannot abort
+     * an operation; the core disconnects when it has to. */
     void (*cancel)(void *conn, struct rdt_op *op);
 
-    /* since 1.2: which way the bytes of this connection go, in the vendor's own words: "tcp/eth0", "rc_mlx5/mlx5_0:1"; what is wrong with
-     * it, too. For people: at most size - 1 bytes and a zero, one line. AGAIN: not known yet. NULL: nothing to say. */
+    /* since 1.2: writes for people which way the bytes of this connection go, in the vendor's words ("tcp/eth0",
+     * "rc_mlx5/mlx5_0:1"), and what is wrong with it. text_p has `size` bytes and receives one line that ends with a
+     * zero. AGAIN: it is not known yet. NULL: there is nothing to say. */
     enum rdt_status (*describe)(void *conn, char *text_p, size_t size);
 
-    /* since 1.2: two-sided. The ordered queue ("gpu0") that this end's sends and receives in that memory stand in, whatever their
-     * connection: one may hold up those posted after it until its counterpart on the other node is posted. The core then posts them
-     * chunk by chunk, one transfer after the other, in an order that is the same in the queues of all nodes; of one transfer the
-     * receives are posted before the sends. 64 bytes at most; valid while the connection is. NULL, or nothing given: not ordered, the
-     * core posts as it comes. */
+    /* since 1.2: two-sided. Returns the name ("gpu0") of the ordered queue in which this end's sends and receives of
+     * that memory stand, whatever their connection. In an ordered queue an operation may hold up those posted after
+     * it until its counterpart on the other node is posted. The core then posts chunk by chunk, one transfer after
+     * the other, in an order that is the same in the queues of all nodes; of one transfer it posts the receives
+     * before the sends. The name has at most 64 bytes and is valid while the connection is. If queue is NULL or
+     * returns NULL, operations are not ordered and the core posts them as they come. */
     const char *(*queue)(void *conn, const char *memory_kind, const char *device);
 
-    /* since 1.2: groups; all of these, or none. The state for one rank, unconnected. group_ctx is the core's. */
+    /* since 1.2: a transport has all operations of groups, or none. Creates the state for one rank, not yet
+     * connected. *desc is valid inside the call. group_ctx is the core's pointer for group_ready, group_failed and
+     * group_closed. */
     enum rdt_status (*group_create)(void *transport, const struct rdt_group_desc *desc, void *group_ctx, void **group_p,
                                     struct rdt_error *err);
 
-    /* since 1.2: what the other ranks need to connect to this one, or nothing (0 bytes). Travels over peer links only. Called once. */
-    enum rdt_status (*group_offer)(void *group, uint8_t blob[RDT_GROUP_OFFER_MAX_BYTES], size_t *bytes_p, struct rdt_error *err);
+    /* since 1.2: writes into blob what the other ranks need to connect to this one; 0 bytes if they need nothing. The
+     * blob travels over encrypted peer links only. Called once. */
+    enum rdt_status (*group_offer)(void *group, uint8_t blob[RDT_GROUP_OFFER_MAX_BYTES], size_t *bytes_p,
+                                   struct rdt_error *err);
 
-    /* since 1.2: the offers of all ranks, [size] in their order, this one's too; valid inside the call. Then comes group_ready or
-     * group_failed; the core has the patience. */
+    /* since 1.2: begins to connect. blobs and bytes have `size` elements, the offers of all ranks in their order,
+     * including this one's; they are valid inside the call. group_ready or group_failed follows. The core keeps the
+     * deadline. */
     enum rdt_status (*group_connect)(void *group, const void *const *blobs, const size_t *bytes, struct rdt_error *err);
 
-    /* since 1.2: another rank, as a conn for sides, post_send, post_recv and cancel; after group_ready, until group_close. */
+    /* since 1.2: returns the conn that stands for another rank in sides, post_send, post_recv and cancel. Called after
+     * group_ready; the conn is valid until group_close. */
     void *(*group_conn)(void *group, uint32_t rank);
 
-    /* since 1.2: ends every op of the group, with whatever force it takes, then group_closed. In any state after group_create. */
+    /* since 1.2: ends every operation of the group, by force where necessary, and then calls group_closed. In any
+     * state after group_create. */
     void (*group_close)(void *group);
 
-    /* since 1.2: after group_closed, or when it was never offered nor connected. */
+    /* since 1.2: frees a group: after group_closed, or one that was neither offered nor connected. */
     void (*group_destroy)(void *group);
 
-    /* since 1.2: asked once after open. False: as it is configured it neither registers memory nor reads one-sided, and these
-     * operations count as NULL. NULL: it does what it has operations for. */
+    /* since 1.2: asked once, after open. False: as it is configured, the transport neither registers memory nor reads
+     * one-sided, and the core treats these operations as NULL. NULL: the transport does what it has operations for. */
     bool (*reads)(void *transport);
 
-    /* since 1.3: asked once after open, of each of memory_kinds. False: with the library that is there it does not move this one, which
-     * then counts as not listed. NULL: it moves all that are listed. */
+    /* since 1.3: asked once after open, for each of memory_kinds. False: with the vendor library that is installed,
+     * the transport does not move this kind, and the core treats it as not listed. NULL: it moves every kind that is
+     * listed. */
     bool (*moves)(void *transport, const char *memory_kind);
 
-    /* since 1.3: groups; both of these, or none (then the core sends to each rank from the root). One chunk from the rank `root` to all
-     * others, which each rank's core posts with the same `transfer` (the root's number), `chunk` and length: at the root the piece is read,
-     * elsewhere it is written. The root posts last, when all others stand; otherwise ranks post in any order, several broadcasts and roots
-     * at a time, so that (root, transfer, chunk) says which belong together, and sends and receives go on meanwhile. It ends when the
-     * plug-in no longer needs the piece, which it may pass on from. Not asked of a transport whose operations stand in a queue. */
+    /* since 1.3: a transport of groups has both post_broadcast and cancel_broadcast, or neither; without them the core
+     * sends from the root to each rank. Sends one chunk from the rank `root` to all others. The core of each rank
+     * posts it with the same `transfer` (a number of the root's), `chunk` and length; the root's piece is read, the
+     * others' are written. The root posts last, when all others have posted. Otherwise ranks post in any order, and
+     * several broadcasts, of several roots, run at a time beside sends and receives, so that (root, transfer, chunk)
+     * says which posts belong together. The operation of a rank ends when the plug-in no longer needs its piece,
+     * from which it may pass the bytes on. Not called for a transport whose operations stand in an ordered queue. */
     enum rdt_status (*post_broadcast)(void *group, uint32_t root, struct rdt_op *op, struct rdt_error *err);
 
-    /* since 1.3: as cancel, of one rank's part. Before the root has posted it must end at once; whenever it comes, the other ranks get
-     * their bytes all the same. */
+    /* since 1.3: as cancel, for one rank's operation of a broadcast. Before the root has posted, the operation must end
+     * at once. Whenever the call comes, the other ranks still receive their bytes. */
     void (*cancel_broadcast)(void *group, struct rdt_op *op);
 };
 
@@ -417,16 +493,16 @@ struct rdt_transport_ops {
 
 struct rdt_config_key {
     const char *name;
-    const char *fallback; /* value when the configuration says nothing */
-    const char *help;     /* one line */
+    const char *fallback; /* the value if the configuration does not set the key */
+    const char *help;     /* one line, for the generated rdtd.conf and its page */
 };
 
 struct rdt_backend {
     uint32_t abi_version;                     /* RDT_BACKEND_ABI */
     uint32_t struct_size;                     /* sizeof(struct rdt_backend) */
-    const char *name;                         /* also the section of the configuration */
-    const char *version;                      /* of the plug-in */
-    const struct rdt_config_key *config_keys; /* ends with a NULL name; NULL: none */
+    const char *name;                         /* also the name of its section of the configuration */
+    const char *version;                      /* of the plug-in itself */
+    const struct rdt_config_key *config_keys; /* ends with an entry whose name is NULL; NULL: no keys */
     const struct rdt_memory_ops *memory;
     const struct rdt_transport_ops *transport;
 };

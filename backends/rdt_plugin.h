@@ -1,18 +1,20 @@
-/* For who writes a transport: what nearly every one of them would write again. Installed beside rdt_backend.h; header only, needs
- * -pthread, and nobody has to use it.
+/* A helper for transport plug-ins: the queue of operations between the core and the plug-in's thread. Installed
+ * beside rdt_backend.h. It is header-only and needs -pthread; a plug-in does not have to use it.
  *
- * struct rdt_ops keeps the operations of one connection between the core's loop thread, which posts and cancels them, and one thread
- * of the plug-in's, which moves their bytes:
+ * struct rdt_ops keeps the operations of one connection. The core's loop thread posts and cancels them, and one
+ * thread of the plug-in moves their bytes:
  *
  *     loop thread                          the plug-in's thread
  *     post_send    rdt_ops_send            while (rdt_ops_wait(&ops, fd, timeout_ms)) {
- *     post_recv    rdt_ops_recv                rdt_ops_next_send: moves it out, host->op_done
- *     cancel       rdt_ops_cancel              something comes in: rdt_ops_match, moves it in, host->op_done
+ *     post_recv    rdt_ops_recv                rdt_ops_next_send: sends the bytes, then host->op_done
+ *     cancel       rdt_ops_cancel              a chunk comes in: rdt_ops_match, writes its bytes, host->op_done
  *     disconnect   rdt_ops_close           }
- *                                          rdt_ops_end: whatever is left; then host->conn_closed
+ *                                          rdt_ops_end: ends what is left; then host->conn_closed
  *
- * Operations are listed by their priv[0] from the post until the thread takes them. What is cancelled before that ends as CANCELLED,
- * inside rdt_ops_wait or rdt_ops_next_send; what the thread has taken ends as it does. The lock is held during no call of the host.
+ * From the post until the thread takes it, an operation stands in a list that is linked through its priv[0]. An
+ * operation that is cancelled before the thread takes it ends as RDT_CANCELLED, inside rdt_ops_wait or
+ * rdt_ops_next_send. An operation that the thread has taken is the thread's to end. No function of the host is
+ * called while the lock is held.
  */
 #ifndef RDT_PLUGIN_H
 #define RDT_PLUGIN_H
@@ -27,7 +29,7 @@
 
 #include "rdt_backend.h"
 
-/* Fills err (may be NULL) and returns status. */
+/* Fills *err with the status and the formatted sentence, and returns the status. err may be NULL. */
 __attribute__((format(printf, 3, 4))) static inline enum rdt_status rdt_fail(struct rdt_error *err, enum rdt_status status,
                                                                              const char *fmt, ...)
 {
@@ -44,36 +46,37 @@ __attribute__((format(printf, 3, 4))) static inline enum rdt_status rdt_fail(str
 }
 
 struct rdt_op_list {
-    struct rdt_op *first, *last; /* the oldest first */
+    struct rdt_op *first, *last; /* oldest first */
 };
 
 struct rdt_ops {
-    const struct rdt_host *host; /* outlives it */
+    const struct rdt_host *host; /* borrowed; valid until rdt_ops_fini */
     pthread_mutex_t lock;
-    int wake; /* readable: the thread has something new to look at */
+    int wake; /* an eventfd, readable when the thread has something new to look at */
     bool closing;
     struct rdt_op_list sends, recvs, cancelled;
 };
 
+/* Prepares the queues of one connection; host is borrowed. SYSTEM: there is no descriptor left. */
 static inline enum rdt_status rdt_ops_init(struct rdt_ops *ops, const struct rdt_host *host, struct rdt_error *err)
 {
     memset(ops, 0, sizeof *ops);
     ops->host = host;
     ops->wake = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
     if (ops->wake < 0)
-        return rdt_fail(err, RDT_SYSTEM, "no descriptor to wake a thread by");
+        return rdt_fail(err, RDT_SYSTEM, "cannot create the descriptor that wakes the connection's thread");
     (void)pthread_mutex_init(&ops->lock, NULL);
     return RDT_OK;
 }
 
-/* The thread has been joined. */
+/* Frees what rdt_ops_init made. To be called when the thread has been joined. */
 static inline void rdt_ops_fini(struct rdt_ops *ops)
 {
     (void)close(ops->wake);
     (void)pthread_mutex_destroy(&ops->lock);
 }
 
-/* ---- lists; the lock is held ---- */
+/* ---- lists; the caller holds the lock ---- */
 
 static inline void rdt_ops_append_(struct rdt_op_list *list, struct rdt_op *op)
 {
@@ -85,7 +88,8 @@ static inline void rdt_ops_append_(struct rdt_op_list *list, struct rdt_op *op)
     list->last = op;
 }
 
-/* Off the list: this one, or the first one with the key, or with neither the first; NULL: it is not there. */
+/* Removes and returns one operation of the list: `op`, or the first with the key {transfer, chunk}, or, if both are
+ * NULL, the first. Returns NULL if there is none. */
 static inline struct rdt_op *rdt_ops_take_(struct rdt_op_list *list, const struct rdt_op *op, const uint64_t key[2])
 {
     struct rdt_op *before = NULL, *at = list->first;
@@ -113,7 +117,8 @@ static inline struct rdt_op *rdt_ops_take_locked_(struct rdt_ops *ops, struct rd
 
 /* ---- loop thread ---- */
 
-static inline enum rdt_status rdt_ops_post_(struct rdt_ops *ops, struct rdt_op_list *list, struct rdt_op *op, struct rdt_error *err)
+static inline enum rdt_status rdt_ops_post_(struct rdt_ops *ops, struct rdt_op_list *list, struct rdt_op *op,
+                                            struct rdt_error *err)
 {
     (void)pthread_mutex_lock(&ops->lock);
     bool closing = ops->closing;
@@ -126,6 +131,7 @@ static inline enum rdt_status rdt_ops_post_(struct rdt_ops *ops, struct rdt_op_l
     return RDT_OK;
 }
 
+/* Queue a send or a receive. PEER_LOST after rdt_ops_close. */
 static inline enum rdt_status rdt_ops_send(struct rdt_ops *ops, struct rdt_op *op, struct rdt_error *err)
 {
     return rdt_ops_post_(ops, &ops->sends, op, err);
@@ -136,7 +142,7 @@ static inline enum rdt_status rdt_ops_recv(struct rdt_ops *ops, struct rdt_op *o
     return rdt_ops_post_(ops, &ops->recvs, op, err);
 }
 
-/* Nothing if the thread has it, or it has ended. */
+/* Cancels an operation that the thread has not taken yet; does nothing otherwise. */
 static inline void rdt_ops_cancel(struct rdt_ops *ops, struct rdt_op *op)
 {
     (void)pthread_mutex_lock(&ops->lock);
@@ -146,6 +152,7 @@ static inline void rdt_ops_cancel(struct rdt_ops *ops, struct rdt_op *op)
     (void)eventfd_write(ops->wake, 1);
 }
 
+/* Makes rdt_ops_wait return false, and refuses further posts. */
 static inline void rdt_ops_close(struct rdt_ops *ops)
 {
     (void)pthread_mutex_lock(&ops->lock);
@@ -162,8 +169,9 @@ static inline void rdt_ops_report_cancelled_(struct rdt_ops *ops)
         ops->host->op_done(op, RDT_CANCELLED, NULL);
 }
 
-/* Sleeps until something was posted, cancelled or closed, the descriptor is readable (-1: none), or the time is over (-1: never); not at
- * all if something has been since the last time. False: it is to be closed. */
+/* Sleeps until something is posted, cancelled or closed, `fd` is readable (-1: no descriptor), or timeout_ms have
+ * passed (-1: never). Returns at once if something was posted, cancelled or closed since the last call. Returns
+ * false when the connection is to be closed: the thread then calls rdt_ops_end. */
 static inline bool rdt_ops_wait(struct rdt_ops *ops, int fd, int timeout_ms)
 {
     struct pollfd fds[2] = {{ops->wake, POLLIN, 0}, {fd, POLLIN, 0}};
@@ -178,14 +186,15 @@ static inline bool rdt_ops_wait(struct rdt_ops *ops, int fd, int timeout_ms)
     return !closing;
 }
 
-/* The thread's own until it ends it; NULL: there is none. */
+/* Takes the oldest send, which the thread must end with op_done. Returns NULL if there is none. */
 static inline struct rdt_op *rdt_ops_next_send(struct rdt_ops *ops)
 {
     rdt_ops_report_cancelled_(ops);
     return rdt_ops_take_locked_(ops, &ops->sends, NULL);
 }
 
-/* The receive that such a chunk was posted for, likewise; NULL: nobody wants it. Whether it has as many bytes is for the caller to see. */
+/* Takes the receive that was posted for a chunk, which the thread must end with op_done. Returns NULL if no receive
+ * is posted for it. The caller checks that the lengths agree. */
 static inline struct rdt_op *rdt_ops_match(struct rdt_ops *ops, uint64_t transfer, uint64_t chunk)
 {
     const uint64_t key[2] = {transfer, chunk};
@@ -193,7 +202,8 @@ static inline struct rdt_op *rdt_ops_match(struct rdt_ops *ops, uint64_t transfe
     return rdt_ops_take_locked_(ops, &ops->recvs, key);
 }
 
-/* After rdt_ops_wait has said false. */
+/* Ends every operation that the thread has not taken, as RDT_CANCELLED. To be called after rdt_ops_wait has returned
+ * false. */
 static inline void rdt_ops_end(struct rdt_ops *ops)
 {
     struct rdt_op_list *lists[] = {&ops->cancelled, &ops->sends, &ops->recvs};
