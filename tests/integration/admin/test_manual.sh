@@ -40,6 +40,15 @@ for page in "${pages[@]}"; do
 done
 (($(grep -cE '::' daemon/rdt-concepts.7.scd) > 60)) || bad "rdt-concepts(7) does not name the tests of the promises"
 
+# A name like some_key in bold or beside an equals sign is a key of the configuration, or a name of the interfaces.
+config=$(rdtd --config= --dump-config | grep -oE '^[a-z_]+')
+for page in "${pages[@]}"; do
+  for word in $(grep -ohE '\*[a-z]+(_[a-z]+)+( = [^*]*)?\*' "$page" | tr -d '*' | sed 's/ =.*//' | sort -u); do
+    grep -qx "$word" <<<"$config" || grep -rqw -- "$word" client/*.h client/cuda/*.h client/python/rdt backends/*.h proto/rdt_*.h ||
+      [[ $page == */rdt-backend* ]] || bad "$page names $word, which is neither a key nor a function"
+  done
+done
+
 # Words of a page, without the marks of its source.
 words() { sed -e 's/\\//g; s/[*]//g' "$1"; }
 words client/ctl/rdtctl.1.scd >"$dir/rdtctl"

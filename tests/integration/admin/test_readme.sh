@@ -1,42 +1,42 @@
 #!/usr/bin/env bash
-# Every test that README names as the proof of a promise exists, and every error and every key that it tells of; every status there is, and every
-# key that limits something, is told of, with its default.
+# What README promises: it is short, its programs run, what it names exists, and its picture is the one that its script draws.
+# (Its first program in C, its Python and its Ray are run by test_first_program, test_python_readme and test_ray.)
 # variant: release
-set -euo pipefail
-cd "$(dirname "$0")/../../.."
+set -uo pipefail
+cd "$(dirname "$0")/../../.." || exit 1
+. tests/support/code_blocks.sh
 [[ -e README.md ]] || { echo "no README.md here"; exit 77; }
-missing=0
-say() { echo "README.md names $1, which does not exist"; missing=1; }
+dir=$(mktemp -d)
+# shellcheck disable=SC2317
+cleanup() { [[ -z ${daemon:-} ]] || { kill "$daemon"; wait "$daemon"; } 2>/dev/null; rm -rf "$dir"; }
+trap cleanup EXIT
+failed=0
+bad() { echo "$*"; failed=1; }
 
-tests=$(grep -oE '`[a-z_]+::[a-z_0-9]+`' README.md | tr -d '\`' | sort -u)
-(($(wc -l <<<"$tests") > 20)) || { echo "README.md names no tests"; exit 1; }
-for test in $tests; do
-  grep -qE "^Test\\(${test%%::*}, ${test##*::}[,)]" tests/*/*.c tests/*/*/*.c || say "the test $test"
+(($(wc -l <README.md) <= 250)) || bad "README.md has $(wc -l <README.md) lines, more than 250"
+long=$(awk 'length > 110 {print FNR}' README.md | tr '\n' ' ')
+[[ -z $long ]] || bad "README.md: lines of more than 110 columns: $long"
+tests/demo/picture.sh | cmp -s - tests/demo/rdtd.svg || bad "tests/demo/rdtd.svg is not what tests/demo/picture.sh draws"
+
+for page in README.md daemon/ARCHITECTURE.md tests/README.md tests/bench/README.md tests/bench/DECISIONS.md; do
+  [[ -e $page ]] || { bad "$page is missing"; continue; }
+  for link in $(grep -oE '\]\([^)#:]+' "$page" | cut -c3-); do
+    [[ -e $(dirname "$page")/$link ]] || bad "$page links to $link, which does not exist"
+  done
 done
-for status in $(awk '/^## Errors/ {on = 1; next} /^###? / {on = 0} on && /^\| `/ {sub(/^\| /, ""); sub(/ \|.*/, ""); gsub(/[`,]/, ""); print}' README.md); do
-  grep -qE "X\\(-?[0-9]+, $status," proto/rdt_status.h || say "the status $status"
-done
-for status in $(grep -oE 'X\(-[0-9]+, [A-Z_]+,' proto/rdt_status.h | grep -oE '[A-Z_]{3,}'); do
-  grep -qE "^\| (\`[A-Z_]+\`, )*\`$status\`" README.md || { echo "README.md does not tell of the status $status"; missing=1; }
+for page in $(grep -oE '\b(rdt[a-z-]*|librdt)(\.conf)?\([1-8]\)' README.md daemon/ARCHITECTURE.md | cut -d: -f2 | sort -u); do
+  name=${page%(*} section=${page##*(} section=${section%)}
+  [[ $name == rdtd.conf ]] || compgen -G "*/$name.$section.scd" >/dev/null || compgen -G "*/*/$name.$section.scd" >/dev/null ||
+    bad "README.md or daemon/ARCHITECTURE.md names the page $page, which does not exist"
 done
 
-words=0
-while IFS= read -r phrase; do
-  words=$((words + 1))
-  grep -rqF -- "$phrase" daemon client backends proto || say "the words '$phrase'"
-done < <(awk '/^### By their words/ {on = 1; next} /^## / {on = 0} on && /^\| `/ {sub(/^\| `/, ""); sub(/` \|.*/, ""); print}' README.md)
-((words > 20)) || { echo "README.md lists no words"; exit 1; }
-
-# "| `key`, `key` | default, default: ... |", as the daemon has them
-config=$(env -i LC_ALL=C "$RDT_BUILD_DIR/rdtd" --config= --backend-dir= --dump-config)
-told=$(awk '/^## Limits/ {on = 1; next} /^Built in/ {on = 0} on && /^\| `/' README.md | awk -F' [|] ' '{
-  gsub(/[|` ]/, "", $1); sub(/:.*/, "", $2); gsub(/ /, "", $2)
-  n = split($1, keys, ","); split($2, values, ",")
-  for (i = 1; i <= n; i++) print keys[i] " = " values[i]}')
-while IFS= read -r line; do
-  grep -qxF -- "$line" <<<"$config" || say "the default '$line'"
-done <<<"$told"
-for key in $(awk '/^\[/ {on = $0 == "[limits]"} (on || /^max_/) && /^[a-z_]+ = / {print $1}' <<<"$config"); do
-  grep -q "^$key = " <<<"$told" || { echo "README.md does not tell of $key"; missing=1; }
+start_daemon "$dir" || exit 1
+named_commands README.md || failed=1
+named_tests README.md || failed=1
+config=$(rdtd --config= --dump-config)
+for key in $(grep -oE '`[a-z]+(_[a-z]+)+`' README.md | tr -d '`' | sort -u); do
+  [[ $key == shared_memory ]] || grep -q "^$key = " <<<"$config" || bad "README.md names the key $key, which does not exist"
 done
-exit $missing
+[[ $(sed -n 's/.*| version | \([0-9.]*\),.*/\1/p' README.md) == "$(rdtd --version | cut -d' ' -f2)" ]] || bad "README.md has another version than rdtd"
+check_blocks README.md || failed=1
+exit $failed
