@@ -11,34 +11,6 @@
 
 #include "backends/stream/stream.h"
 
-void conn_visit(struct conn *conn)
-{
-    if (ring_empty(&conn->visit))
-        ring_append(&conn->home->visits, &conn->visit);
-    thread_wake(conn->home);
-}
-
-/* An idle lane, or a new one if there may be more. A lane that is busy or still greeting takes from the queue by itself. */
-void conn_start_sends(struct conn *conn)
-{
-    struct lane *lane;
-
-    if (!conn->connected || conn->closing || conn->failed || ring_empty(&conn->sends))
-        return;
-    if (!ring_empty(&conn->idle)) {
-        lane = container_of(conn->idle.next, struct lane, idle);
-        ring_remove(&lane->idle);
-    } else if (conn->n_out < conn->transport->settings.connections) {
-        lane = lane_create(conn->transport, conn, -1); /* NULL: the next post tries again, or nobody */
-    } else {
-        return;
-    }
-    if (lane)
-        thread_attend(lane);
-    else if (!conn->n_out)
-        conn_visit(conn); /* which fails it */
-}
-
 /* ---- loop thread ---- */
 
 enum rdt_status conn_create(struct transport *transport, void *ctx, struct conn **conn_p, struct rdt_error *err)
@@ -107,7 +79,7 @@ enum rdt_status conn_connect(struct conn *conn, const void *blob, size_t bytes, 
         conn->peers = secrets;
         conn->tls = !plain || !transport->settings.plain; /* bare only if both ends trust the network */
         conn->connected = true;
-        conn_start_sends(conn);
+        ops_start_sends(conn);
     }
     (void)pthread_mutex_unlock(&transport->lock);
     explicit_bzero(&secrets, sizeof secrets);
@@ -121,7 +93,7 @@ void conn_disconnect(struct conn *conn)
     ops_end_queued(conn);
     for (struct ring *at = conn->lanes.next; at != &conn->lanes; at = at->next)
         thread_attend(container_of(at, struct lane, ring));
-    conn_visit(conn);
+    thread_visit(conn);
     (void)pthread_mutex_unlock(&conn->transport->lock);
 }
 
@@ -194,7 +166,7 @@ void conn_lane_leaves(struct lane *lane)
     ring_remove(&lane->idle);
     lane->counted = false;
     conn->n_out--;
-    conn_start_sends(conn);
+    ops_start_sends(conn);
     (void)pthread_mutex_unlock(&conn->transport->lock);
 }
 

@@ -1,21 +1,15 @@
-/* Lanes: who may speak on one, from the first byte to the last.
+/* Lanes: their memory, their states, and the settings of their sockets. Creates lanes and frees them; run.c moves them on.
  *
- * The dialler opens with TLS or, where both ends trust the network, with HELLO at once; whoever listens sees by the first byte which
- * it is, and answers a bare HELLO only if it offered that. In either case the token must be that of an offer, with a number that was
- * not used before, and the answer must be the one that only who made the offer knows.
+ * The table below is the drawing in stream.h; a move that is not in it is a bug, and stops the process.
  */
-#include <errno.h>
-#include <stdio.h>
+#include <netinet/tcp.h>
 #include <stdlib.h>
-#include <string.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
 #include "backends/stream/stream.h"
 
-#define HELLO_NS (5 * 1000000000ull)    /* for a stranger to say who it is */
-#define LEAVING_NS (10 * 1000000000ull) /* for the peer to close its end */
-#define SECOND_NS 1000000000ull
+#define LEAVING_NS (10 * 1000000000ull) /* how long the peer may take to close its end */
 
 /* ---- states ---- */
 
@@ -46,6 +40,20 @@ void lane_set_deadline(struct lane *lane, uint64_t ns)
         return;
     lane->deadline_ns = thread_now_ns() + ns;
     ring_append(&lane->thread->fresh, &lane->fresh);
+}
+
+void lane_socket(int fd, const struct settings *settings)
+{
+    const int on = 1, third = (int)(settings->dead_after_s + 2) / 3, probes = 2;
+    const unsigned dead_after_ms = settings->dead_after_s * 1000;
+
+    (void)setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
+    /* Bytes that are not acknowledged, and an idle connection whose other end has vanished, end the connection in time. */
+    (void)setsockopt(fd, IPPROTO_TCP, TCP_USER_TIMEOUT, &dead_after_ms, sizeof dead_after_ms);
+    (void)setsockopt(fd, SOL_SOCKET, SO_KEEPALIVE, &on, sizeof on);
+    (void)setsockopt(fd, IPPROTO_TCP, TCP_KEEPIDLE, &third, sizeof third);
+    (void)setsockopt(fd, IPPROTO_TCP, TCP_KEEPINTVL, &third, sizeof third);
+    (void)setsockopt(fd, IPPROTO_TCP, TCP_KEEPCNT, &probes, sizeof probes);
 }
 
 struct lane *lane_create(struct transport *transport, struct conn *conn, int fd)
@@ -115,322 +123,7 @@ void lane_free(struct lane *lane)
     if (conn && lane->counted)
         (void)(lane->incoming ? conn->n_in-- : conn->n_out--);
     if (conn && conn->closing)
-        conn_visit(conn);
+        thread_visit(conn);
     (void)pthread_mutex_unlock(&transport->lock);
     free(lane);
-}
-
-/* At most one line a second: a stranger must not fill our log. */
-static void tell_of_stranger(struct lane *lane, const char *why)
-{
-    struct transport *transport = lane->transport;
-    uint64_t now_ns = thread_now_ns();
-    bool quiet;
-
-    (void)pthread_mutex_lock(&transport->lock);
-    quiet = lane->evicted || now_ns < transport->quiet_until_ns;
-    if (!quiet)
-        transport->quiet_until_ns = now_ns + SECOND_NS;
-    (void)pthread_mutex_unlock(&transport->lock);
-    transport->host.log(transport->host.ctx, quiet ? RDT_LOG_DEBUG : RDT_LOG_INFO, "refused a connection: %s", why);
-}
-
-static void finish(struct lane *lane)
-{
-    struct operation *operation = lane->operation;
-    enum rdt_status status = lane->fault ? RDT_PROTOCOL : RDT_PEER_LOST;
-    char msg[128];
-
-    (void)snprintf(msg, sizeof msg, "%s",
-                   lane->fault   ? lane->fault
-                   : lane->error ? strerror(lane->error)
-                                 : "closed by the peer");
-    if (lane->conn)
-        conn_fail(lane->conn, status, msg);
-    else
-        tell_of_stranger(lane, msg);
-    lane->operation = NULL;
-    if (operation)
-        op_end(operation, RDT_TRANSPORT, msg);
-    lane_free(lane);
-}
-
-/* ---- the first bytes ---- */
-
-static void dial(struct lane *lane)
-{
-    const struct sockaddr_storage *address = &lane->conn->peer_address;
-    socklen_t bytes = address->ss_family == AF_INET ? sizeof(struct sockaddr_in) : sizeof(struct sockaddr_in6);
-
-    lane_set_state(lane, LANE_DIALLING);
-    lane_set_deadline(lane, lane->transport->settings.dead_after_s * SECOND_NS);
-    lane->fd = socket(address->ss_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
-    if (lane->fd < 0) {
-        lane_fail(lane, NULL, errno);
-        return;
-    }
-    listen_socket(lane->fd, &lane->transport->settings);
-    if (connect(lane->fd, (const struct sockaddr *)address, bytes) && errno != EINPROGRESS)
-        lane_fail(lane, NULL, errno);
-    else
-        thread_watch(lane);
-}
-
-static void begin(struct lane *lane)
-{
-    if (!lane->incoming) {
-        dial(lane);
-        return;
-    }
-    lane_set_state(lane, LANE_PEEKING);
-    lane_set_deadline(lane, HELLO_NS);
-    thread_watch(lane);
-}
-
-static void start_tls(struct lane *lane)
-{
-    lane->ssl = tls_start(lane);
-    if (lane->ssl)
-        lane_set_state(lane, LANE_SHAKING);
-    else
-        lane_fail(lane, NULL, ENOMEM);
-}
-
-static void run_dialling(struct lane *lane)
-{
-    int error = 0;
-    socklen_t bytes = sizeof error;
-
-    if (!lane->writable)
-        return;
-    if (getsockopt(lane->fd, SOL_SOCKET, SO_ERROR, &error, &bytes))
-        error = errno;
-    if (error)
-        lane_fail(lane, NULL, error);
-    else if (lane->conn->tls)
-        start_tls(lane);
-    else
-        lane_set_state(lane, LANE_GREETING);
-}
-
-static void run_peeking(struct lane *lane)
-{
-    uint8_t byte;
-    ssize_t n;
-
-    if (!lane->readable)
-        return;
-    n = recv(lane->fd, &byte, 1, MSG_PEEK);
-    if (n < 0 && (errno == EAGAIN || errno == EINTR))
-        lane->readable = errno == EINTR;
-    else if (n <= 0)
-        lane_fail(lane, NULL, n < 0 ? errno : 0);
-    else if (byte == TLS_HANDSHAKE)
-        start_tls(lane);
-    else if (lane->transport->settings.plain)
-        lane_set_state(lane, LANE_GREETING);
-    else
-        lane_fail(lane, "it does not speak TLS", 0);
-}
-
-static void run_shaking(struct lane *lane)
-{
-    enum rdt_status status = channel_shake(lane);
-    struct transport *transport = lane->transport;
-    bool tell;
-
-    if (status == RDT_AGAIN)
-        return;
-    if (status != RDT_OK) {
-        lane_fail(lane, lane->error ? NULL : "TLS broke", 0);
-        return;
-    }
-    (void)pthread_mutex_lock(&transport->lock);
-    tell = lane->kernel_tls && !transport->told_kernel_tls;
-    transport->told_kernel_tls = transport->told_kernel_tls || tell;
-    (void)pthread_mutex_unlock(&transport->lock);
-    transport->host.log(transport->host.ctx, tell ? RDT_LOG_INFO : RDT_LOG_DEBUG, "%s by %s, %s", SSL_get_version(lane->ssl),
-                        SSL_get_cipher_name(lane->ssl), lane->kernel_tls ? "in the kernel" : "in this process");
-    lane_set_state(lane, LANE_GREETING);
-}
-
-/* ---- greetings ---- */
-
-/* True: lane->small has been written, or has come in. */
-static bool greeting_moved(struct lane *lane, bool out, size_t bytes)
-{
-    while (lane->small_n < bytes && (out ? lane->writable : lane->readable)) {
-        const struct iovec iov = {lane->small + lane->small_n, bytes - lane->small_n};
-        ssize_t n = out ? channel_write(lane, &iov, 1) : channel_read(lane, iov.iov_base, iov.iov_len, NULL, 0);
-
-        if (n > 0)
-            lane->small_n += (size_t)n;
-        else if (n != CHANNEL_AGAIN)
-            lane_fail(lane, n == CHANNEL_END && lane->incoming ? "it left before its greeting" : NULL, 0);
-        if (lane->state == LANE_GONE)
-            return false;
-    }
-    if (lane->small_n < bytes)
-        return false;
-    lane->small_n = 0;
-    return true;
-}
-
-static void become_ready(struct lane *lane)
-{
-    struct conn *conn = lane->conn;
-
-    (void)pthread_mutex_lock(&lane->transport->lock);
-    if (lane->ssl)
-        (void)snprintf(conn->how, sizeof conn->how, "tcp, %s %s%s", SSL_get_version(lane->ssl), SSL_get_cipher_name(lane->ssl),
-                       lane->kernel_tls ? " in the kernel" : "");
-    else
-        (void)snprintf(conn->how, sizeof conn->how, "tcp, not encrypted");
-    (void)pthread_mutex_unlock(&lane->transport->lock);
-    if (!lane->incoming && !channel_gather(lane)) {
-        lane_fail(lane, NULL, ENOMEM);
-        return;
-    }
-    lane_set_state(lane, LANE_READY);
-    lane_set_deadline(lane, 0);
-}
-
-static void greet_as_dialler(struct lane *lane)
-{
-    uint8_t proof[TOKEN_BYTES];
-
-    if (!lane->greeted) {
-        wire_put_hello(&lane->conn->peers, lane->number, lane->small);
-        if (!greeting_moved(lane, true, HELLO_BYTES))
-            return;
-        lane->greeted = true;
-    }
-    if (!greeting_moved(lane, false, WELCOME_BYTES))
-        return;
-    if (wire_read_welcome(lane->small, proof) && wire_same_secret(proof, lane->conn->peers.proof, TOKEN_BYTES))
-        become_ready(lane);
-    else
-        lane_fail(lane, "its answer is malformed, or not that of the peer", 0);
-}
-
-static void greet_as_listener(struct lane *lane)
-{
-    uint8_t id[ID_BYTES], token[TOKEN_BYTES];
-    const char *why_not;
-
-    if (!lane->conn) {
-        if (!greeting_moved(lane, false, HELLO_BYTES))
-            return;
-        if (!wire_read_hello(lane->small, id, token, &lane->number))
-            why_not = "its greeting is malformed";
-        else if (lane->ssl && !wire_same_secret(id, lane->id, ID_BYTES))
-            why_not = "its greeting is not of whom it has the key";
-        else
-            why_not = conn_take_lane(lane, id, token);
-        explicit_bzero(lane->small, sizeof lane->small);
-        if (why_not) {
-            lane_fail(lane, why_not, 0);
-            return;
-        }
-        wire_put_welcome(&lane->conn->ours, lane->small);
-    }
-    if (greeting_moved(lane, true, WELCOME_BYTES))
-        become_ready(lane);
-}
-
-/* ---- running ---- */
-
-/* The peer has nothing to say on a lane that we dialled; but it may go. */
-static void listen_for_end(struct lane *lane)
-{
-    uint8_t byte;
-
-    while (lane->readable && lane->state != LANE_GONE) {
-        ssize_t n = channel_read(lane, &byte, 1, NULL, 0);
-
-        if (n > 0)
-            lane_fail(lane, "it speaks where it has nothing to say", 0);
-        else if (n != CHANNEL_AGAIN)
-            lane_fail(lane, NULL, 0);
-    }
-}
-
-static void step(struct lane *lane)
-{
-    switch (lane->state) {
-    case LANE_NEW:
-        begin(lane);
-        break;
-    case LANE_DIALLING:
-        run_dialling(lane);
-        break;
-    case LANE_PEEKING:
-        run_peeking(lane);
-        break;
-    case LANE_SHAKING:
-        run_shaking(lane);
-        break;
-    case LANE_GREETING:
-        (void)(lane->incoming ? greet_as_listener(lane) : greet_as_dialler(lane));
-        break;
-    case LANE_READY:
-        if (lane->incoming) {
-            receive_run(lane);
-        } else {
-            listen_for_end(lane);
-            if (lane->state == LANE_READY)
-                send_run(lane);
-        }
-        break;
-    case LANE_LEAVING:
-        listen_for_end(lane);
-        break;
-    case LANE_GONE:
-        break;
-    }
-}
-
-void lane_run(struct lane *lane)
-{
-    enum lane_state before;
-
-    do {
-        before = lane->state;
-        step(lane);
-    } while (lane->state != before && lane->state != LANE_GONE);
-    if (lane->state != LANE_GONE)
-        return;
-    if (lane->left)
-        lane_free(lane); /* as agreed */
-    else
-        finish(lane);
-}
-
-/* Of its operation's memory. What is still to come is read into the void; what is still to be sent becomes zeros, and the trailer
- * says so. */
-static void let_go(struct lane *lane)
-{
-    struct operation *operation = lane->operation;
-
-    lane->operation = NULL;
-    lane->memory = NULL;
-    if (!lane->incoming)
-        wire_put_trailer(false, lane->small + HEADER_BYTES);
-    op_end(operation, RDT_CANCELLED, NULL);
-}
-
-void lane_attend(struct lane *lane)
-{
-    struct transport *transport = lane->transport;
-    bool gone, cancelled;
-
-    (void)pthread_mutex_lock(&transport->lock);
-    gone = lane->evicted || (lane->conn && lane->conn->closing);
-    cancelled = lane->operation && lane->operation->cancelled;
-    (void)pthread_mutex_unlock(&transport->lock);
-    if (gone)
-        lane_fail(lane, lane->conn ? NULL : "it made room for others", 0);
-    else if (cancelled)
-        let_go(lane);
-    lane_run(lane);
 }

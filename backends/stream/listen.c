@@ -1,10 +1,9 @@
 /* The listening socket: who knocks becomes a lane that has to say who it is, and soon.
  *
  * Strangers cost little and hold nothing up: there are at most MAX_STRANGERS of them, the oldest makes room for the next, and each
- * has HELLO_NS (lane.c).
+ * has HELLO_NS (run.c).
  */
 #include <errno.h>
-#include <netinet/tcp.h>
 #include <string.h>
 #include <sys/epoll.h>
 #include <sys/socket.h>
@@ -15,20 +14,6 @@
 
 #define BACKLOG 256
 #define ACCEPTS_A_TURN 64
-
-void listen_socket(int fd, const struct settings *settings)
-{
-    const int on = 1, third = (int)(settings->dead_after_s + 2) / 3, probes = 2;
-    const unsigned dead_after_ms = settings->dead_after_s * 1000;
-
-    (void)setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
-    /* What is sent and not acknowledged, and an idle connection whose other end has vanished. */
-    (void)setsockopt(fd, IPPROTO_TCP, TCP_USER_TIMEOUT, &dead_after_ms, sizeof dead_after_ms);
-    (void)setsockopt(fd, SOL_SOCKET, SO_KEEPALIVE, &on, sizeof on);
-    (void)setsockopt(fd, IPPROTO_TCP, TCP_KEEPIDLE, &third, sizeof third);
-    (void)setsockopt(fd, IPPROTO_TCP, TCP_KEEPINTVL, &third, sizeof third);
-    (void)setsockopt(fd, IPPROTO_TCP, TCP_KEEPCNT, &probes, sizeof probes);
-}
 
 static bool bind_one(struct transport *transport, struct sockaddr_storage *address, uint16_t port)
 {
@@ -93,7 +78,7 @@ void listen_accept(struct transport *transport, struct thread *thread)
             }
             return; /* else: there is none, or it has gone again */
         }
-        listen_socket(fd, &transport->settings);
+        lane_socket(fd, &transport->settings);
         (void)pthread_mutex_lock(&transport->lock);
         make_room(transport);
         lane = lane_create(transport, NULL, fd);

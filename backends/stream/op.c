@@ -26,6 +26,30 @@ static struct operation *recv_find(struct conn *conn, uint64_t transfer, uint64_
     return NULL;
 }
 
+/* ---- any thread; the lock is held ---- */
+
+/* Has an idle lane take what is queued, or a new lane if the connection may have one more. A lane that is busy or still greeting
+ * takes from the queue by itself. */
+void ops_start_sends(struct conn *conn)
+{
+    struct lane *lane;
+
+    if (!conn->connected || conn->closing || conn->failed || ring_empty(&conn->sends))
+        return;
+    if (!ring_empty(&conn->idle)) {
+        lane = container_of(conn->idle.next, struct lane, idle);
+        ring_remove(&lane->idle);
+    } else if (conn->n_out < conn->transport->settings.connections) {
+        lane = lane_create(conn->transport, conn, -1); /* NULL: the next post tries again */
+    } else {
+        return;
+    }
+    if (lane)
+        thread_attend(lane);
+    else if (!conn->n_out)
+        thread_visit(conn); /* with no lane at all, the home thread fails the connection */
+}
+
 /* ---- loop thread ---- */
 
 enum rdt_status op_post(struct conn *conn, struct rdt_op *op, bool is_send, struct rdt_error *err)
@@ -51,7 +75,7 @@ enum rdt_status op_post(struct conn *conn, struct rdt_op *op, bool is_send, stru
         conn->posted++;
         ring_append(is_send ? &conn->sends : recv_bucket(conn, op->transfer, op->chunk), &operation->ring);
         if (is_send)
-            conn_start_sends(conn); /* a receive needs nobody awake: its bytes wake their lane */
+            ops_start_sends(conn); /* a receive needs nobody awake: its bytes wake their lane */
     }
     (void)pthread_mutex_unlock(&transport->lock);
     if (status != RDT_OK)
@@ -155,7 +179,7 @@ void op_end(struct operation *operation, enum rdt_status status, const char *msg
     (void)pthread_mutex_lock(&transport->lock);
     conn->posted--;
     if (conn->closing && !conn->posted)
-        conn_visit(conn);
+        thread_visit(conn);
     (void)pthread_mutex_unlock(&transport->lock);
 }
 

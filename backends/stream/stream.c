@@ -1,7 +1,7 @@
 /* The transport "stream": TCP connections of its own beside the peer link, two-sided, between host memories. Works everywhere: it
  * encrypts unless both ends trust the network, and needs nothing of the machine but TCP.
  *
- * Owns the table of operations; the rest is in config.c, thread.c, listen.c, lane.c, channel.c, send.c, receive.c, conn.c and op.c.
+ * Owns the table of operations and the life of the transport. stream.h says what the other files do, and in which order they lie.
  */
 #include <stdlib.h>
 #include <string.h>
@@ -35,6 +35,7 @@ static enum rdt_status transport_open(const struct rdt_host *host, void **transp
     transport->host = *host;
     transport->settings = settings;
     transport->listener = -1;
+    transport->find_key = conn_find_key;
     (void)pthread_mutex_init(&transport->lock, NULL);
     ring_init(&transport->conns);
     ring_init(&transport->strangers);

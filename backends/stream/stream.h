@@ -1,11 +1,35 @@
 /* The transport "stream": what its files share.
  *
- * Bytes travel over TCP connections of its own, called lanes here, each dialled by the end that has something to send, and used in
- * that direction only. A lane is TLS 1.3, keyed by a secret that came with the peer's offer; bare where both ends trust the network.
+ * Bytes travel over TCP connections of its own, which are called lanes. The end that has something to send dials a lane and uses it
+ * in that direction only. A lane is encrypted by TLS 1.3, with a key that came with the peer's offer; it is bare where both ends
+ * trust the network.
  *
- * Threads. The core's loop thread posts, cancels, connects and disconnects; a few data threads own the lanes, each lane belongs to
- * one. They meet in what is marked [lock], under transport->lock; what is marked [data] belongs to the lane's thread, the rest is
- * constant after creation. The lock is never held across a system call that moves bytes, OpenSSL, or a call to the host.
+ * Owns: its sockets, data threads, and the memory of lanes, connections and queued operations. An operation's memory belongs to the
+ * core; a lane reads or writes it only while the operation is RUNNING.
+ *
+ * Refuses: memory that is not host memory; peers that do not show the token of an offer, or show a number twice; more than
+ * MAX_STRANGERS accepted connections that have not greeted; more than MAX_LANES lanes from one peer; a chunk of another length
+ * than the one posted for it. A chunk that nothing is posted for is read and dropped.
+ *
+ * Threads. The core's loop thread posts, cancels, connects and disconnects. A few data threads own the lanes; each lane belongs to
+ * one. They meet in the fields marked [lock], under transport->lock. Fields marked [data] belong to the lane's thread; all others
+ * are constant after creation. The lock is never held across a system call that moves bytes, OpenSSL, or a call to the host.
+ *
+ * Files, from the lowest up. A file calls only files below it; where a lower file needs a higher one, it calls through a pointer that
+ * it was given at start (transport->find_key):
+ *
+ *     stream      the table of operations
+ *     thread      the loops of the data threads
+ *     listen      accepts lanes
+ *     run         moves a lane through its states, from the dial to its end
+ *     send receive    chunks on a lane that is READY
+ *     conn        one peer node: secrets, lanes, disconnect
+ *     op          operations: posted, taken by a lane, cancelled, ended
+ *     lane        a lane's memory and states
+ *     schedule    the lists of the data threads, and waking them
+ *     channel     bytes in and out of a lane, without blocking
+ *     tls         keys and settings of OpenSSL
+ *     config wire     settings; the formats of offers, greetings, headers and trailers
  */
 #ifndef BACKENDS_STREAM_STREAM_H
 #define BACKENDS_STREAM_STREAM_H
@@ -25,7 +49,7 @@
 #define RECV_BUCKETS 256
 #define MAX_THREADS 16
 #define MAX_LANES 64                  /* from one peer; to one: settings.connections */
-#define MAX_STRANGERS 128u            /* connections that have not said who they are */
+#define MAX_STRANGERS 128u            /* accepted lanes that have not greeted */
 #define RECORD_BYTES 16384            /* of TLS, at most */
 #define PIECE_BYTES ((size_t)1 << 20) /* that one system call moves, at most; see send.c */
 #define GATHER_BYTES ((size_t)256 << 10) /* of records that one system call sends; see channel.c */
@@ -41,13 +65,14 @@ struct settings {
 
 /* ---- operations ---- */
 
-/*   post            a lane takes it        all bytes written, or read
+/*   post            a lane takes it        all bytes are written or read
  *  ------> QUEUED -----------------> RUNNING ----------------------> ended: op_done, then freed
- *             \                         \                              ^
- *              \ cancel, disconnect      \ cancel (its lane finishes   |
- *               \                         | the chunk without it),     |
- *                `-----> ENDING           | disconnect, failure        |
- *                            `------------`----------------------------'
+ *             |                         |                              ^
+ *             | cancel, disconnect      | cancel (the lane finishes    |
+ *             v                         | the chunk without it),       |
+ *           ENDING                      | disconnect, failure          |
+ *             |  home thread            v                              |
+ *             `--------------------------------------------------------'
  */
 enum op_state { OP_QUEUED, OP_RUNNING, OP_ENDING };
 
@@ -56,9 +81,9 @@ struct operation {
     struct ring ring; /* [lock] in conn->sends, a bucket of conn->recvs or thread->ending; alone while RUNNING */
     struct rdt_op *op;
     struct conn *conn;
-    struct lane *lane;   /* [lock] RUNNING: who moves it */
+    struct lane *lane;   /* [lock] RUNNING: the lane that moves it */
     enum op_state state; /* [lock] */
-    bool cancelled;      /* [lock] RUNNING: its lane is to let go of it */
+    bool cancelled;      /* [lock] RUNNING: its lane is to end it now */
 };
 
 /* ---- connections ---- */
@@ -68,15 +93,15 @@ struct conn {
     struct ring ring;  /* [lock] in transport->conns */
     struct ring visit; /* [lock] in home->visits */
     struct transport *transport;
-    struct thread *home; /* ends what no lane has, and tells when it is closed */
+    struct thread *home; /* ends operations that no lane has, and reports that the connection is closed */
     void *ctx;           /* the core's */
     struct secrets ours;
     struct numbers taken;    /* [lock] numbers of lanes that showed our token */
     bool offered, connected; /* [lock]; connected: peer_* are set */
     struct sockaddr_storage peer_address;
     struct secrets peers;
-    char how[80];                    /* [lock] what the latest lane is; "": there was none yet */
-    bool tls;                        /* what we dial with */
+    char how[80];                    /* [lock] describes the latest lane; "": there was none yet */
+    bool tls;                        /* lanes to the peer use TLS */
     bool closing;                    /* [lock] disconnect was called */
     bool failed;                     /* [lock] conn_failed was called */
     uint32_t next_number;            /* [lock] of a lane to the peer */
@@ -91,12 +116,12 @@ struct conn {
 /* ---- lanes ---- */
 
 /*  dialled:   NEW ---> DIALLING --.
- *                                  \   TLS       HELLO       WELCOME         BYE, after rekey_bytes
- *                                   >------> SHAKING ---> GREETING ---> READY ---> LEAVING
- *                                  /   bare: at once
+ *                                 +-- TLS ---> SHAKING --.
+ *                                 |                      +---> GREETING ---------> READY ---------------> LEAVING
+ *                                 +-- bare --------------'     HELLO, WELCOME      BYE, after rekey_bytes
  *  accepted:  NEW ---> PEEKING ---'
  *
- *  From each of them to GONE, after which the lane is freed.
+ *  From each state a lane may become GONE (failed, disconnected, evicted, or closed by the peer), after which it is freed.
  */
 enum lane_state { LANE_NEW, LANE_DIALLING, LANE_PEEKING, LANE_SHAKING, LANE_GREETING, LANE_READY, LANE_LEAVING, LANE_GONE };
 
@@ -111,36 +136,36 @@ struct lane {
     struct ring runnable;  /* [data] in thread->runnable */
     struct transport *transport;
     struct thread *thread;
-    struct conn *conn; /* [lock] to set; NULL: nobody knows yet whose it is */
+    struct conn *conn; /* [lock] to set; NULL: a stranger, whose connection is not known yet */
     bool incoming;
-    bool evicted; /* [lock] a stranger that has to make room */
+    bool evicted; /* [lock] a stranger that is closed to make room for others */
     enum lane_state state;
     int fd;
     uint32_t number; /* of those that show the same token */
     uint64_t deadline_ns;
-    const char *fault; /* why it failed, if not for errno; static text */
+    const char *fault; /* why it failed, if not because of `error`; static text */
     int error;
 
     SSL *ssl;             /* NULL: bare */
-    bool kernel_tls;      /* the kernel encrypts what is written */
-    uint8_t *gathered;    /* [GATHER_BYTES] records that are to go out, where this process encrypts what is sent; else NULL */
-    size_t gathered_n, gathered_at; /* how many bytes; how many of them are out */
-    uint8_t id[ID_BYTES]; /* accepted, by TLS: whose key it has */
+    bool kernel_tls;      /* the kernel encrypts what this process writes */
+    uint8_t *gathered;    /* [GATHER_BYTES] TLS records to be sent, if this process encrypts them; else NULL */
+    size_t gathered_n, gathered_at; /* bytes in it; bytes of them that are sent */
+    uint8_t id[ID_BYTES]; /* accepted, with TLS: the id of the offer whose key it used */
     bool readable, writable;
-    bool hung_up; /* an edge told of the end: there will be no other */
-    bool greeted; /* what we had to say is said */
-    bool left;    /* it was LEAVING: its end is no failure */
+    bool hung_up; /* epoll has announced the end of the connection: no further edge will come */
+    bool greeted; /* our part of the greeting is sent */
+    bool left;    /* it was LEAVING, so its end is no failure */
 
     uint8_t small[HEADER_BYTES + TRAILER_BYTES + HELLO_BYTES]; /* greetings; headers and trailers as they come in */
     size_t small_n;
 
-    struct operation *operation; /* RUNNING here; NULL: none, or it was let go of */
-    bool sending;                /* a chunk is under way, out */
-    uint64_t bytes, at;          /* the chunk's, in: how many have come; out: how far we are, header and trailer included */
+    struct operation *operation; /* RUNNING on this lane; NULL: none, or it was ended early */
+    bool sending;                /* a chunk is being sent */
+    uint64_t bytes, at;          /* of the chunk: its length, and how many have come in; when sending, how many are sent, with header and trailer */
     uint8_t *memory;             /* the operation's */
     struct header header;
     enum in_stage stage;
-    uint64_t sent; /* over all */
+    uint64_t sent; /* on this lane in all */
     bool counted;  /* [lock] in conn->n_out or n_in */
 };
 
@@ -150,15 +175,15 @@ struct thread {
     struct transport *transport;
     pthread_t id;
     int epoll, wake;
-    bool asleep;                 /* [lock] it must be woken to look at the lists */
+    bool asleep;                 /* [lock] it looks at the lists only after thread_wake */
     struct ring attention;       /* [lock] lanes that have something new to do */
     struct ring visits;          /* [lock] conns that may be closed now */
     struct ring ending;          /* [lock] operations that end without a lane */
     struct ring fresh, runnable; /* [data] */
-    uint8_t *scratch;            /* [data] SCRATCH_BYTES: what nobody wants is read into it */
-    uint8_t *staging;            /* [data] one record that is not all in one piece */
-    uint64_t gave_way_ns;        /* [data] when others last could have its core */
-    bool deaf;                   /* [data] there are no descriptors to accept with, for a while */
+    uint8_t *scratch;            /* [data] SCRATCH_BYTES: receives the bytes of dropped chunks */
+    uint8_t *staging;            /* [data] assembles a TLS record from several pieces */
+    uint64_t gave_way_ns;        /* [data] when it last called sched_yield */
+    bool deaf;                   /* [data] no descriptors are left: the listener is not watched until the next tick */
 };
 #define SCRATCH_BYTES ((size_t)65536)
 
@@ -167,6 +192,8 @@ struct transport {
     struct settings settings;
     SSL_CTX *ssl_ctx;
     BIO_METHOD *gather; /* where OpenSSL writes records to */
+    /* Any data thread, without the lock: copies the key of the offer with this id. False: no such offer. Is conn_find_key. */
+    bool (*find_key)(struct transport *transport, const uint8_t id[ID_BYTES], uint8_t key_p[KEY_BYTES]);
     pthread_mutex_t lock;
     struct ring conns;     /* [lock] */
     struct ring strangers; /* [lock] oldest first */
@@ -174,8 +201,8 @@ struct transport {
     bool stopping;         /* [lock] */
     unsigned next_thread;  /* [lock] for the next lane */
     int listener;
-    struct sockaddr_storage address; /* what offers say */
-    uint64_t quiet_until_ns;         /* [lock] no stranger is logged before */
+    struct sockaddr_storage address; /* where peers reach the listener; part of every offer */
+    uint64_t quiet_until_ns;         /* [lock] refused strangers are logged at debug level until then */
     bool told_kernel_tls;            /* [lock] */
     struct thread threads[MAX_THREADS];
 };
@@ -186,8 +213,8 @@ enum rdt_status settings_read(const struct rdt_host *host, struct settings *sett
 /* tls.c */
 SSL_CTX *tls_create(struct rdt_error *err); /* NULL: UNSUPPORTED */
 SSL *tls_start(struct lane *lane);          /* NULL: no memory */
-bool tls_has_key(const SSL *ssl);           /* after the handshake: it was by the secret */
-const char *tls_kernel_state(void);         /* what is known of TLS in the kernel, before there is a connection */
+bool tls_has_key(const SSL *ssl);           /* after the handshake: it used the key of an offer */
+const char *tls_kernel_state(void);         /* for the log: whether the kernel can encrypt TLS */
 
 /* channel.c: bytes in and out of a lane, without blocking. */
 enum { CHANNEL_AGAIN = 0, CHANNEL_END = -1, CHANNEL_BROKEN = -2 }; /* the lane's fault or error says what broke it */
@@ -199,33 +226,38 @@ ssize_t channel_flush(struct lane *lane); /* CHANNEL_AGAIN: something is still t
 BIO_METHOD *channel_gather_method(void);  /* NULL: no memory */
 bool channel_gather(struct lane *lane);   /* its records, from now on; false: no memory */
 
+/* schedule.c */
+void thread_wake(struct thread *thread);                 /* the lock is held */
+void thread_attend(struct lane *lane);                   /* the lock is held: the lane's thread calls lane_attend */
+void thread_visit(struct conn *conn);                    /* the lock is held: the home thread looks whether to close or fail it */
+struct thread *thread_next(struct transport *transport); /* the lock is held: the thread for the next lane */
+bool thread_watch(struct lane *lane);                    /* its thread, once the lane has a socket; false: errno says why not */
+void thread_run_again(struct lane *lane);                /* its thread: calls lane_run in the next round */
+void thread_give_way(struct thread *thread);             /* its thread, after each piece of work: lets others have the core */
+uint64_t thread_now_ns(void);
+
+/* lane.c: the lane's thread, unless it says otherwise. */
+void lane_socket(int fd, const struct settings *settings);                        /* any thread: options of a lane's socket */
+struct lane *lane_create(struct transport *transport, struct conn *conn, int fd); /* the lock is held; NULL: no memory */
+void lane_free(struct lane *lane);
+void lane_fail(struct lane *lane, const char *fault, int error); /* it is GONE, and freed when lane_run returns */
+void lane_set_state(struct lane *lane, enum lane_state to);
+void lane_leave(struct lane *lane);                     /* LEAVING: all is said, and it ends when the other end closes */
+void lane_set_deadline(struct lane *lane, uint64_t ns); /* from now; 0: it has none any more */
+
 /* thread.c */
 enum rdt_status threads_start(struct transport *transport, struct rdt_error *err);
 void threads_stop(struct transport *transport);
-void thread_wake(struct thread *thread);                 /* the lock is held */
-void thread_attend(struct lane *lane);                   /* the lock is held */
-struct thread *thread_next(struct transport *transport); /* the lock is held */
-void thread_watch(struct lane *lane);                    /* its thread: the socket, once it has one */
-void thread_run_again(struct lane *lane);                /* its thread */
-void thread_give_way(struct thread *thread);             /* its thread, after each piece of work: others may have its core */
-uint64_t thread_now_ns(void);
 
 /* listen.c */
 enum rdt_status listen_open(struct transport *transport, struct rdt_error *err);
 void listen_accept(struct transport *transport, struct thread *thread);
-void listen_socket(int fd, const struct settings *settings); /* what every lane's socket has set */
 
-/* lane.c: the lane's thread, unless it says otherwise. */
-struct lane *lane_create(struct transport *transport, struct conn *conn, int fd); /* the lock is held; NULL: no memory */
-void lane_run(struct lane *lane);                                                 /* may free it */
-void lane_attend(struct lane *lane); /* something marked [lock] has changed; may free it */
-void lane_free(struct lane *lane);
-void lane_fail(struct lane *lane, const char *fault, int error); /* it is GONE, and freed when lane_run returns */
-void lane_set_state(struct lane *lane, enum lane_state to);
-void lane_leave(struct lane *lane);                     /* what had to be said has been: it ends when the other end closes */
-void lane_set_deadline(struct lane *lane, uint64_t ns); /* from now; 0: none any more */
+/* run.c: the lane's thread. */
+void lane_run(struct lane *lane);    /* may free it */
+void lane_attend(struct lane *lane); /* a field marked [lock] has changed; may free it */
 
-/* send.c, receive.c; a budget of bytes makes lanes take turns. */
+/* send.c, receive.c: each call moves a limited number of bytes, so that lanes take turns. */
 void send_run(struct lane *lane);
 void receive_run(struct lane *lane);
 
@@ -236,19 +268,18 @@ enum rdt_status conn_offer(struct conn *conn, uint8_t blob[RDT_OFFER_MAX_BYTES],
 enum rdt_status conn_connect(struct conn *conn, const void *blob, size_t bytes, struct rdt_error *err);
 void conn_disconnect(struct conn *conn);
 void conn_describe(struct conn *conn, char *text_p, size_t size); /* "": not known yet */
-void conn_start_sends(struct conn *conn);                         /* the lock is held: has a lane take what is queued */
-void conn_visit(struct conn *conn);                               /* the lock is held */
 /* Data threads: */
 bool conn_find_key(struct transport *transport, const uint8_t id[ID_BYTES], uint8_t key_p[KEY_BYTES]);
-const char *conn_take_lane(struct lane *lane, const uint8_t id[ID_BYTES], const uint8_t token[TOKEN_BYTES]); /* NULL: it has */
-void conn_lane_leaves(struct lane *lane); /* it sends nothing more */
+const char *conn_take_lane(struct lane *lane, const uint8_t id[ID_BYTES], const uint8_t token[TOKEN_BYTES]); /* NULL: it has; else the reason */
+void conn_lane_leaves(struct lane *lane); /* the lane sends nothing more: another one may be dialled */
 void conn_fail(struct conn *conn, enum rdt_status status, const char *msg);
 void conns_close(struct thread *thread);
 
 /* op.c */
 enum rdt_status op_post(struct conn *conn, struct rdt_op *op, bool is_send, struct rdt_error *err);
 void op_cancel(struct conn *conn, struct rdt_op *op);
-void ops_end_queued(struct conn *conn); /* the lock is held: moves the QUEUED to home->ending */
+void ops_start_sends(struct conn *conn); /* the lock is held: has a lane take what is queued */
+void ops_end_queued(struct conn *conn);  /* the lock is held: moves the QUEUED to home->ending */
 /* Data threads: */
 struct operation *op_take_send(struct lane *lane); /* NULL: nothing is queued, and the lane is idle now */
 struct operation *op_take_recv(struct conn *conn, struct lane *lane, const struct header *header);

@@ -1,73 +1,22 @@
 /* The data threads: each sleeps in its own epoll, runs the lanes that can go on in turns, and does what the loop thread asked for. */
 #include <errno.h>
-#include <sched.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <sys/epoll.h>
 #include <sys/eventfd.h>
-#include <time.h>
 #include <unistd.h>
 
 #include "backends/stream/stream.h"
 
 #define TICK_MS 200 /* while somebody has a deadline */
 #define EVENTS 64
-#define GIVE_WAY_NS 50000
-
-uint64_t thread_now_ns(void)
-{
-    struct timespec now;
-
-    (void)clock_gettime(CLOCK_MONOTONIC, &now);
-    return (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
-}
-
-void thread_give_way(struct thread *thread)
-{
-    if (thread_now_ns() - thread->gave_way_ns < GIVE_WAY_NS)
-        return;
-    (void)sched_yield();
-    thread->gave_way_ns = thread_now_ns();
-}
-
-void thread_wake(struct thread *thread)
-{
-    if (!thread->asleep)
-        return;
-    thread->asleep = false; /* one is enough */
-    (void)eventfd_write(thread->wake, 1);
-}
-
-void thread_attend(struct lane *lane)
-{
-    if (ring_empty(&lane->attention))
-        ring_append(&lane->thread->attention, &lane->attention);
-    thread_wake(lane->thread);
-}
-
-struct thread *thread_next(struct transport *transport)
-{
-    return &transport->threads[transport->next_thread++ % transport->settings.threads];
-}
-
-void thread_run_again(struct lane *lane)
-{
-    if (ring_empty(&lane->runnable))
-        ring_append(&lane->thread->runnable, &lane->runnable);
-}
 
 static bool watch(struct thread *thread, int fd, uint32_t events, void *what)
 {
     struct epoll_event event = {.events = events, .data.ptr = what};
 
     return !epoll_ctl(thread->epoll, EPOLL_CTL_ADD, fd, &event);
-}
-
-void thread_watch(struct lane *lane)
-{
-    if (!watch(lane->thread, lane->fd, EPOLLIN | EPOLLOUT | EPOLLRDHUP | EPOLLET, lane))
-        lane_fail(lane, NULL, errno);
 }
 
 /* ---- the loop ---- */

@@ -65,7 +65,7 @@ static int find_key(SSL *ssl, const unsigned char *id, size_t id_bytes, SSL_SESS
     uint8_t key[KEY_BYTES];
 
     *session_p = NULL;
-    if (id_bytes != ID_BYTES || !conn_find_key(lane->transport, id, key))
+    if (id_bytes != ID_BYTES || !lane->transport->find_key(lane->transport, id, key))
         return 1;
     memcpy(lane->id, id, ID_BYTES);
     *session_p = session_of(ssl, key);

@@ -1,0 +1,69 @@
+/* What brings a data thread to look at something: the lists that it works through, and the call that wakes it.
+ *
+ * The lowest of the files that know lanes: everything above it puts its work into these lists, and thread.c, the highest, takes
+ * it out of them again.
+ */
+#include <sched.h>
+#include <sys/epoll.h>
+#include <sys/eventfd.h>
+#include <time.h>
+
+#include "backends/stream/stream.h"
+
+#define GIVE_WAY_NS 50000
+
+uint64_t thread_now_ns(void)
+{
+    struct timespec now;
+
+    (void)clock_gettime(CLOCK_MONOTONIC, &now);
+    return (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
+}
+
+void thread_give_way(struct thread *thread)
+{
+    if (thread_now_ns() - thread->gave_way_ns < GIVE_WAY_NS)
+        return;
+    (void)sched_yield();
+    thread->gave_way_ns = thread_now_ns();
+}
+
+void thread_wake(struct thread *thread)
+{
+    if (!thread->asleep)
+        return;
+    thread->asleep = false; /* one write is enough to wake it */
+    (void)eventfd_write(thread->wake, 1);
+}
+
+void thread_attend(struct lane *lane)
+{
+    if (ring_empty(&lane->attention))
+        ring_append(&lane->thread->attention, &lane->attention);
+    thread_wake(lane->thread);
+}
+
+struct thread *thread_next(struct transport *transport)
+{
+    return &transport->threads[transport->next_thread++ % transport->settings.threads];
+}
+
+void thread_run_again(struct lane *lane)
+{
+    if (ring_empty(&lane->runnable))
+        ring_append(&lane->thread->runnable, &lane->runnable);
+}
+
+void thread_visit(struct conn *conn)
+{
+    if (ring_empty(&conn->visit))
+        ring_append(&conn->home->visits, &conn->visit);
+    thread_wake(conn->home);
+}
+
+bool thread_watch(struct lane *lane)
+{
+    struct epoll_event event = {.events = EPOLLIN | EPOLLOUT | EPOLLRDHUP | EPOLLET, .data.ptr = lane};
+
+    return !epoll_ctl(lane->thread->epoll, EPOLL_CTL_ADD, lane->fd, &event);
+}
