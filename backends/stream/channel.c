@@ -1,11 +1,12 @@
 /* Bytes in and out of a lane: TLS or bare, always without blocking.
  *
- * A lane's descriptor is watched for edges: readable and writable stay set until the kernel has said that there is no more. A short
- * count from a bare socket says so too, and saves the call that would, unless the end was announced with the same edge.
+ * A lane's descriptor is watched for edges: readable and writable stay set until the kernel has said that
+ * there is no more. A short count from a bare socket says so too, and saves the call that would, unless the
+ * end was announced with the same edge.
  *
- * What this process encrypts is gathered before it is sent: OpenSSL writes one record of 16 KiB at a time, and for each a call costs more
- * than its encryption. Over loopback, each end on a core of its own, a socket by OpenSSL alone moved 1.0 GB/s, and 1.4 to 1.5 so, whether
- * 128, 256 or 512 KiB are gathered.
+ * What this process encrypts is gathered before it is sent: OpenSSL writes one record of 16 KiB at a time,
+ * and for each a call costs more than its encryption. Over loopback, each end on a core of its own, a socket
+ * by OpenSSL alone moved 1.0 GB/s, and 1.4 to 1.5 so, whether 128, 256 or 512 KiB are gathered.
  */
 #include <errno.h>
 #include <openssl/err.h>
@@ -19,8 +20,9 @@
 
 enum doing { SHAKE, READ, WRITE };
 
-/* Of a call of OpenSSL that did not succeed. After the handshake neither end begins another, nor changes keys: reading never wants to
- * write, nor writing to read. A peer that brings that about would else keep us trying for ever. */
+/* Of a call of OpenSSL that did not succeed. After the handshake neither end begins another, nor changes
+ * keys: reading never wants to write, nor writing to read. A peer that brings that about would else keep us
+ * trying for ever. */
 static ssize_t tls_outcome(struct lane *lane, int result, enum doing doing)
 {
     int error = errno;
@@ -190,8 +192,9 @@ ssize_t channel_flush(struct lane *lane)
     return 1;
 }
 
-/* With TLS the caller gives one piece of a record at the most, and the same number of bytes again until it is taken: the record may
- * be encrypted and not all in the socket yet. (Where the kernel encrypts, bytes are written as if there were no TLS.) */
+/* With TLS the caller gives one piece of a record at the most, and the same number of bytes again until it is
+ * taken: the record may be encrypted and not all in the socket yet. (Where the kernel encrypts, bytes are
+ * written as if there were no TLS.) */
 ssize_t channel_write(struct lane *lane, const struct iovec *iov, unsigned n)
 {
     const struct msghdr message = {.msg_iov = (struct iovec *)(uintptr_t)iov, .msg_iovlen = n};

@@ -1,7 +1,7 @@
 /* Connections: one per peer node, with the secrets of its lanes.
  *
- * The loop thread creates, connects, disconnects and destroys them. A disconnected one is closed when its lanes are gone and its
- * operations have ended: nothing can land any more.
+ * The loop thread creates, connects, disconnects and destroys them. A disconnected one is closed when its
+ * lanes are gone and its operations have ended: nothing can land any more.
  */
 #include <errno.h>
 #include <stdio.h>

@@ -1,4 +1,5 @@
-/* Lanes: their memory, their states, and the settings of their sockets. Creates lanes and frees them; run.c moves them on.
+/* Lanes: their memory, their states, and the settings of their sockets. Creates lanes and frees them; run.c
+ * moves them on.
  *
  * The table below is the drawing in stream.h; a move that is not in it is a bug, and stops the process.
  */
@@ -48,7 +49,8 @@ void lane_socket(int fd, const struct settings *settings)
     const unsigned dead_after_ms = settings->dead_after_s * 1000;
 
     (void)setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
-    /* Bytes that are not acknowledged, and an idle connection whose other end has vanished, end the connection in time. */
+    /* Bytes that are not acknowledged, and an idle connection whose other end has vanished, end the
+     * connection in time. */
     (void)setsockopt(fd, IPPROTO_TCP, TCP_USER_TIMEOUT, &dead_after_ms, sizeof dead_after_ms);
     (void)setsockopt(fd, SOL_SOCKET, SO_KEEPALIVE, &on, sizeof on);
     (void)setsockopt(fd, IPPROTO_TCP, TCP_KEEPIDLE, &third, sizeof third);

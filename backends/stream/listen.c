@@ -1,7 +1,7 @@
 /* The listening socket: who knocks becomes a lane that has to say who it is, and soon.
  *
- * Strangers cost little and hold nothing up: there are at most MAX_STRANGERS of them, the oldest makes room for the next, and each
- * has HELLO_NS (run.c).
+ * Strangers cost little and hold nothing up: there are at most MAX_STRANGERS of them, the oldest makes room
+ * for the next, and each has HELLO_NS (run.c).
  */
 #include <errno.h>
 #include <string.h>

@@ -1,7 +1,8 @@
 /* Operations: what is posted, found, cancelled and ended.
  *
- * A receive is in its bucket before post_recv returns, and the core has the peer send only after that: a chunk that finds no receive
- * is one whose receive was cancelled, and is dropped. Nothing ever waits behind it.
+ * A receive is in its bucket before post_recv returns, and the core has the peer send only after that: a
+ * chunk that finds no receive is one whose receive was cancelled, and is dropped. Nothing ever waits behind
+ * it.
  */
 #include <stdlib.h>
 
@@ -28,8 +29,8 @@ static struct operation *recv_find(struct conn *conn, uint64_t transfer, uint64_
 
 /* ---- any thread; the lock is held ---- */
 
-/* Has an idle lane take what is queued, or a new lane if the connection may have one more. A lane that is busy or still greeting
- * takes from the queue by itself. */
+/* Has an idle lane take what is queued, or a new lane if the connection may have one more. A lane that is
+ * busy or still greeting takes from the queue by itself. */
 void ops_start_sends(struct conn *conn)
 {
     struct lane *lane;
@@ -94,8 +95,9 @@ static void end_queued(struct operation *operation)
     thread_wake(home);
 }
 
-/* A lane lets go of memory between two system calls, however much of the chunk is still to come or to be sent: it reads the rest
- * into the void, or sends zeros in its place and says so behind them. The connection need not be rebuilt for a cancel. */
+/* A lane lets go of memory between two system calls, however much of the chunk is still to come or to be
+ * sent: it reads the rest into the void, or sends zeros in its place and says so behind them. The connection
+ * need not be rebuilt for a cancel. */
 void op_cancel(struct conn *conn, struct rdt_op *op)
 {
     struct operation *operation;
@@ -175,7 +177,8 @@ void op_end(struct operation *operation, enum rdt_status status, const char *msg
     transport->host.op_done(op, status, msg);
     free(operation);
 
-    /* Only now: when a connection has nothing posted left, it is told to be closed, and the core has heard of all before. */
+    /* Only now: when a connection has nothing posted left, it is told to be closed, and the core has heard of
+     * all before. */
     (void)pthread_mutex_lock(&transport->lock);
     conn->posted--;
     if (conn->closing && !conn->posted)

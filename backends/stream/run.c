@@ -1,8 +1,10 @@
-/* A lane from its first byte to its last: it dials or is accepted, both ends greet each other, then chunks move until it ends.
+/* A lane from its first byte to its last: it dials or is accepted, both ends greet each other, then chunks
+ * move until it ends.
  *
- * The dialler opens with TLS or, where both ends trust the network, with HELLO at once. The listener sees by the first byte which
- * it is, and answers a bare HELLO only if it offered that. In either case the token must be that of an offer, with a number that
- * was not used before, and the answer must be the one that only the node that made the offer knows.
+ * The dialler opens with TLS or, where both ends trust the network, with HELLO at once. The listener sees by
+ * the first byte which it is, and answers a bare HELLO only if it offered that. In either case the token must
+ * be that of an offer, with a number that was not used before, and the answer must be the one that only the
+ * node that made the offer knows.
  */
 #include <errno.h>
 #include <stdio.h>
@@ -303,8 +305,8 @@ void lane_run(struct lane *lane)
         finish(lane);
 }
 
-/* Ends the operation of a lane in the middle of its chunk. Bytes that are still to come are read and dropped. Bytes that are still to
- * be sent are replaced by zeros, and the trailer says so. */
+/* Ends the operation of a lane in the middle of its chunk. Bytes that are still to come are read and dropped.
+ * Bytes that are still to be sent are replaced by zeros, and the trailer says so. */
 static void let_go(struct lane *lane)
 {
     struct operation *operation = lane->operation;

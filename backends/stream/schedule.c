@@ -1,7 +1,7 @@
 /* What brings a data thread to look at something: the lists that it works through, and the call that wakes it.
  *
- * The lowest of the files that know lanes: everything above it puts its work into these lists, and thread.c, the highest, takes
- * it out of them again.
+ * The lowest of the files that know lanes: everything above it puts its work into these lists, and thread.c,
+ * the highest, takes it out of them again.
  */
 #include <sched.h>
 #include <sys/epoll.h>

@@ -1,10 +1,11 @@
 /* Sending: header, the operation's bytes straight from its memory, trailer.
  *
- * Plain sendmsg: the kernel's copy is what lets go of the memory at once, whoever writes or frees it next. MSG_ZEROCOPY, splice and
- * sendfile would read live memory again with every retransmission, long after the operation has ended; sendfile was no faster on
- * loopback either (0.86 times). Measured in chunks of 4 MiB between two daemons, each on a core of its own, beside a bare socket that
- * does nothing else: pieces of 256 KiB for each call 0.75 times its speed, of 512 KiB 0.9, of 1 MiB 1.0 to 1.2; shorter pieces at either
- * end alone cost as much. */
+ * Plain sendmsg: the kernel's copy is what lets go of the memory at once, whoever writes or frees it next.
+ * MSG_ZEROCOPY, splice and sendfile would read live memory again with every retransmission, long after the
+ * operation has ended; sendfile was no faster on loopback either (0.86 times). Measured in chunks of 4 MiB
+ * between two daemons, each on a core of its own, beside a bare socket that does nothing else: pieces of 256
+ * KiB for each call 0.75 times its speed, of 512 KiB 0.9, of 1 MiB 1.0 to 1.2; shorter pieces at either end
+ * alone cost as much. */
 #include <string.h>
 #include <sys/socket.h>
 
@@ -14,7 +15,8 @@
 
 static const uint8_t zeros[RECORD_BYTES * 4];
 
-/* The chunk as it goes out: [header | bytes | trailer], of which lane->at bytes are out; header and trailer lie in lane->small. */
+/* The chunk as it goes out: [header | bytes | trailer], of which lane->at bytes are out; header and trailer
+ * lie in lane->small. */
 static uint64_t total(const struct lane *lane)
 {
     return lane->header.kind == HEADER_BYE ? HEADER_BYTES : HEADER_BYTES + lane->bytes + TRAILER_BYTES;

@@ -1,7 +1,8 @@
-/* The transport "stream": TCP connections of its own beside the peer link, two-sided, between host memories. Works everywhere: it
- * encrypts unless both ends trust the network, and needs nothing of the machine but TCP.
+/* The transport "stream": TCP connections of its own beside the peer link, two-sided, between host memories.
+ * Works everywhere: it encrypts unless both ends trust the network, and needs nothing of the machine but TCP.
  *
- * Owns the table of operations and the life of the transport. stream.h says what the other files do, and in which order they lie.
+ * Owns the table of operations and the life of the transport. stream.h says what the other files do, and in
+ * which order they lie.
  */
 #include <stdlib.h>
 #include <string.h>

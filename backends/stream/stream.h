@@ -1,22 +1,24 @@
 /* The transport "stream": what its files share.
  *
- * Bytes travel over TCP connections of its own, which are called lanes. The end that has something to send dials a lane and uses it
- * in that direction only. A lane is encrypted by TLS 1.3, with a key that came with the peer's offer; it is bare where both ends
- * trust the network.
+ * Bytes travel over TCP connections of its own, which are called lanes. The end that has something to send
+ * dials a lane and uses it in that direction only. A lane is encrypted by TLS 1.3, with a key that came with
+ * the peer's offer; it is bare where both ends trust the network.
  *
- * Owns: its sockets, data threads, and the memory of lanes, connections and queued operations. An operation's memory belongs to the
- * core; a lane reads or writes it only while the operation is RUNNING.
+ * Owns: its sockets, data threads, and the memory of lanes, connections and queued operations. An operation's
+ * memory belongs to the core; a lane reads or writes it only while the operation is RUNNING.
  *
- * Refuses: memory that is not host memory; peers that do not show the token of an offer, or show a number twice; more than
- * MAX_STRANGERS accepted connections that have not greeted; more than MAX_LANES lanes from one peer; a chunk of another length
- * than the one posted for it. A chunk that nothing is posted for is read and dropped.
+ * Refuses: memory that is not host memory; peers that do not show the token of an offer, or show a number
+ * twice; more than MAX_STRANGERS accepted connections that have not greeted; more than MAX_LANES lanes from
+ * one peer; a chunk of another length than the one posted for it. A chunk that nothing is posted for is read
+ * and dropped.
  *
- * Threads. The core's loop thread posts, cancels, connects and disconnects. A few data threads own the lanes; each lane belongs to
- * one. They meet in the fields marked [lock], under transport->lock. Fields marked [data] belong to the lane's thread; all others
- * are constant after creation. The lock is never held across a system call that moves bytes, OpenSSL, or a call to the host.
+ * Threads. The core's loop thread posts, cancels, connects and disconnects. A few data threads own the lanes;
+ * each lane belongs to one. They meet in the fields marked [lock], under transport->lock. Fields marked
+ * [data] belong to the lane's thread; all others are constant after creation. The lock is never held across a
+ * system call that moves bytes, OpenSSL, or a call to the host.
  *
- * Files, from the lowest up. A file calls only files below it; where a lower file needs a higher one, it calls through a pointer that
- * it was given at start (transport->find_key):
+ * Files, the highest first. A file calls only files below it; where a lower file needs a higher one, it
+ * calls through a pointer that it was given at start (transport->find_key):
  *
  *     stream      the table of operations
  *     thread      the loops of the data threads
@@ -161,7 +163,7 @@ struct lane {
 
     struct operation *operation; /* RUNNING on this lane; NULL: none, or it was ended early */
     bool sending;                /* a chunk is being sent */
-    uint64_t bytes, at;          /* of the chunk: its length, and how many have come in; when sending, how many are sent, with header and trailer */
+    uint64_t bytes, at;          /* of the chunk: its length; bytes received, or sent with header and trailer */
     uint8_t *memory;             /* the operation's */
     struct header header;
     enum in_stage stage;
@@ -192,7 +194,8 @@ struct transport {
     struct settings settings;
     SSL_CTX *ssl_ctx;
     BIO_METHOD *gather; /* where OpenSSL writes records to */
-    /* Any data thread, without the lock: copies the key of the offer with this id. False: no such offer. Is conn_find_key. */
+    /* Any data thread, without the lock: copies the key of the offer with this id. False: no such offer. Is
+     * conn_find_key. */
     bool (*find_key)(struct transport *transport, const uint8_t id[ID_BYTES], uint8_t key_p[KEY_BYTES]);
     pthread_mutex_t lock;
     struct ring conns;     /* [lock] */
@@ -219,7 +222,8 @@ const char *tls_kernel_state(void);         /* for the log: whether the kernel c
 /* channel.c: bytes in and out of a lane, without blocking. */
 enum { CHANNEL_AGAIN = 0, CHANNEL_END = -1, CHANNEL_BROKEN = -2 }; /* the lane's fault or error says what broke it */
 enum rdt_status channel_shake(struct lane *lane);                  /* RDT_AGAIN, RDT_OK, RDT_PROTOCOL */
-/* Into `first`, and what comes after that into `then` if it is at hand (never with TLS). How many bytes, or one of the above. */
+/* Into `first`, and what comes after that into `then` if it is at hand (never with TLS). How many bytes, or
+ * one of the above. */
 ssize_t channel_read(struct lane *lane, void *first, size_t first_n, void *then, size_t then_n);
 ssize_t channel_write(struct lane *lane, const struct iovec *iov, unsigned n);
 ssize_t channel_flush(struct lane *lane); /* CHANNEL_AGAIN: something is still to go out; 1: nothing is */
@@ -229,7 +233,7 @@ bool channel_gather(struct lane *lane);   /* its records, from now on; false: no
 /* schedule.c */
 void thread_wake(struct thread *thread);                 /* the lock is held */
 void thread_attend(struct lane *lane);                   /* the lock is held: the lane's thread calls lane_attend */
-void thread_visit(struct conn *conn);                    /* the lock is held: the home thread looks whether to close or fail it */
+void thread_visit(struct conn *conn);                    /* the lock is held: the home thread checks its end */
 struct thread *thread_next(struct transport *transport); /* the lock is held: the thread for the next lane */
 bool thread_watch(struct lane *lane);                    /* its thread, once the lane has a socket; false: errno says why not */
 void thread_run_again(struct lane *lane);                /* its thread: calls lane_run in the next round */
@@ -270,7 +274,7 @@ void conn_disconnect(struct conn *conn);
 void conn_describe(struct conn *conn, char *text_p, size_t size); /* "": not known yet */
 /* Data threads: */
 bool conn_find_key(struct transport *transport, const uint8_t id[ID_BYTES], uint8_t key_p[KEY_BYTES]);
-const char *conn_take_lane(struct lane *lane, const uint8_t id[ID_BYTES], const uint8_t token[TOKEN_BYTES]); /* NULL: it has; else the reason */
+const char *conn_take_lane(struct lane *lane, const uint8_t id[ID_BYTES], const uint8_t token[TOKEN_BYTES]); /* NULL or why not */
 void conn_lane_leaves(struct lane *lane); /* the lane sends nothing more: another one may be dialled */
 void conn_fail(struct conn *conn, enum rdt_status status, const char *msg);
 void conns_close(struct thread *thread);

@@ -1,4 +1,5 @@
-/* The data threads: each sleeps in its own epoll, runs the lanes that can go on in turns, and does what the loop thread asked for. */
+/* The data threads: each sleeps in its own epoll, runs the lanes that can go on in turns, and does what the
+ * loop thread asked for. */
 #include <errno.h>
 #include <signal.h>
 #include <stdio.h>

@@ -1,5 +1,5 @@
-/* TLS 1.3 with a key that both ends know from an offer, and nothing else: no certificates, no tickets, no early data, a fresh
- * Diffie-Hellman exchange for each lane.
+/* TLS 1.3 with a key that both ends know from an offer, and nothing else: no certificates, no tickets, no
+ * early data, a fresh Diffie-Hellman exchange for each lane.
  *
  * Who does not have the key of a connection that is offered now gets no further than a ClientHello.
  */
@@ -18,8 +18,8 @@
 #endif
 #define READ_BUFFER_BYTES ((size_t)131072)
 
-/* Does this processor have instructions for AES? Without them ChaCha20 is several times as fast. The dialler, who is the one that
- * encrypts, has its first choice. Both suites have the hash that the key is bound to. */
+/* Does this processor have instructions for AES? Without them ChaCha20 is several times as fast. The dialler,
+ * who is the one that encrypts, has its first choice. Both suites have the hash that the key is bound to. */
 static bool has_aes(void)
 {
 #if defined __x86_64__ || defined __i386__
@@ -73,8 +73,8 @@ static int find_key(SSL *ssl, const unsigned char *id, size_t id_bytes, SSL_SESS
     return *session_p != NULL;
 }
 
-/* Neither end changes keys (a lane is replaced instead). A peer that asks for it again and again would be served by OpenSSL inside one
- * read for as long as it likes: its bytes end here. */
+/* Neither end changes keys (a lane is replaced instead). A peer that asks for it again and again would be
+ * served by OpenSSL inside one read for as long as it likes: its bytes end here. */
 static void on_message(int is_sent, int version, int type, const void *message, size_t bytes, SSL *ssl, void *arg)
 {
     struct lane *lane = SSL_get_app_data(ssl);

@@ -1,9 +1,10 @@
-/* What goes over the wire between two ends of this transport, read and written without sockets: whatever arrives is bytes of
- * somebody, and is judged here before anything follows from it.
+/* What goes over the wire between two ends of this transport, read and written without sockets: whatever
+ * arrives is bytes of somebody, and is judged here before anything follows from it.
  *
- * An offer travels over the peer link and brings the secrets of one connection. On a connection of TCP (inside TLS, or bare) the
- * one who dialled says HELLO, the one who listened WELCOME; then only the former speaks: HEADER, the chunk's bytes, TRAILER, and
- * so on; a header of kind BYE is the last. All numbers are little-endian.
+ * An offer travels over the peer link and brings the secrets of one connection. On a connection of TCP
+ * (inside TLS, or bare) the one who dialled says HELLO, the one who listened WELCOME; then only the former
+ * speaks: HEADER, the chunk's bytes, TRAILER, and so on; a header of kind BYE is the last. All numbers are
+ * little-endian.
  */
 #ifndef BACKENDS_STREAM_WIRE_H
 #define BACKENDS_STREAM_WIRE_H
@@ -31,7 +32,8 @@ struct secrets {
 
 /* ---- the blob of an offer ---- */
 
-/* The address is of AF_INET or AF_INET6. plain: the listener takes connections without TLS too. Returns how many bytes it has. */
+/* The address is of AF_INET or AF_INET6. plain: the listener takes connections without TLS too. Returns how
+ * many bytes it has. */
 size_t wire_put_offer(const struct sockaddr_storage *address, const struct secrets *secrets, bool plain,
                       uint8_t blob_p[RDT_OFFER_MAX_BYTES]);
 
@@ -77,7 +79,8 @@ struct header {
 void wire_put_header(const struct header *header, uint8_t header_p[HEADER_BYTES]);
 bool wire_read_header(const uint8_t bytes[HEADER_BYTES], struct header *header_p); /* false: it is none */
 
-/* whole: the bytes before it are the chunk's, all of them; else the sender gave up on the way and filled up with zeros. */
+/* whole: the bytes before it are the chunk's, all of them; else the sender gave up on the way and filled up
+ * with zeros. */
 void wire_put_trailer(bool whole, uint8_t trailer_p[TRAILER_BYTES]);
 bool wire_read_trailer(const uint8_t bytes[TRAILER_BYTES], bool *whole_p);
 

@@ -1,6 +1,7 @@
 /* What the user wants of UCX: our configuration, UCX's own environment, and the context that comes of both.
  *
- * A UCX_* variable of the environment wins over what is set here: it was put there by somebody who knows this machine.
+ * A UCX_* variable of the environment wins over what is set here: it was put there by somebody who knows this
+ * machine.
  */
 #include <arpa/inet.h>
 #include <errno.h>
@@ -108,8 +109,8 @@ static enum rdt_status config_lanes(const struct rdt_host *host, struct settings
     return status;
 }
 
-/* UCX looks for the interface that bears the address it was reached by, and finds none for 127.0.0.2 and its like: there the loopback's
- * own address serves as well, as the port tells nodes apart. */
+/* UCX looks for the interface that bears the address it was reached by, and finds none for 127.0.0.2 and its
+ * like: there the loopback's own address serves as well, as the port tells nodes apart. */
 static enum rdt_status config_listen(const struct rdt_host *host, struct settings *settings, struct rdt_error *err)
 {
     enum rdt_status status = configured_listen(host, "ucx", settings->listen, err);
@@ -119,8 +120,9 @@ static enum rdt_status config_listen(const struct rdt_host *host, struct setting
     return status;
 }
 
-/* Before 1.18 a thread may take up an event of a descriptor that it has closed and another thread's connection was given since: UCX
- * takes that for a broken promise and ends the process (openucx/ucx#9942). With one thread nobody else is given the descriptor. */
+/* Before 1.18 a thread may take up an event of a descriptor that it has closed and another thread's
+ * connection was given since: UCX takes that for a broken promise and ends the process (openucx/ucx#9942).
+ * With one thread nobody else is given the descriptor. */
 static unsigned config_threads(const struct rdt_host *host, uint64_t threads)
 {
     unsigned major, minor, release;
@@ -209,12 +211,13 @@ static enum rdt_status modify_all(const struct settings *settings, ucp_config_t 
         {"NET_DEVICES", settings->interfaces},
         {"TCP_CM_REUSEADDR", "y"}, /* a restart finds its fixed port free */
         {"TCP_CONN_NB", "y"},      /* connect() would stall every peer's bytes */
-        /* Without PUT and zero copy, TCP sends and receives by copying to and from a segment. Each segment costs some 15 us beside its
-         * bytes, so they are long: in segments of 64 KiB 2.5 GB/s, of 512 KiB 4.4, of 1 MiB and a little 4.8, of 2 MiB 4.0 (they fit no
-         * cache). The little is for headers: a message of 1 MiB is one segment, not two and a rest. With PUT, bytes
-         * were seen to land after the receiver had closed its endpoint. And with either one 1.13, built with
-         * assertions as in Debian 12, aborts the process when a peer goes away at a bad moment (PUT_TX_WAITING_ACK;
-         * comp->count > 0). Newer versions, whose segments are 8 KiB by themselves, are as fast as 1.13 so, whatever their
+        /* Without PUT and zero copy, TCP sends and receives by copying to and from a segment. Each segment
+         * costs some 15 us beside its bytes, so they are long: in segments of 64 KiB 2.5 GB/s, of 512 KiB
+         * 4.4, of 1 MiB and a little 4.8, of 2 MiB 4.0 (they fit no cache). The little is for headers: a
+         * message of 1 MiB is one segment, not two and a rest. With PUT, bytes were seen to land after the
+         * receiver had closed its endpoint. And with either one 1.13, built with assertions as in Debian 12,
+         * aborts the process when a peer goes away at a bad moment (PUT_TX_WAITING_ACK; comp->count > 0).
+         * Newer versions, whose segments are 8 KiB by themselves, are as fast as 1.13 so, whatever their
          * protocol selection (UCX_PROTO_ENABLE). */
         {"TCP_PUT_ENABLE", "n"},
         {"ZCOPY_THRESH", settings->reads ? "" : "inf"}, /* what is read is not to be copied */
@@ -231,8 +234,8 @@ static enum rdt_status modify_all(const struct settings *settings, ucp_config_t 
     return status;
 }
 
-/* Two ends whose segments differ in size overrun each other's buffers, and one that reads needs a peer that has registered; so both are
- * part of the version. */
+/* Two ends whose segments differ in size overrun each other's buffers, and one that reads needs a peer that
+ * has registered; so both are part of the version. */
 void settings_version(const struct settings *settings, char *version_p, size_t size)
 {
     const char *text = ucp_get_version_string(), *segment = getenv("UCX_TCP_RX_SEG_SIZE");
@@ -243,8 +246,8 @@ void settings_version(const struct settings *settings, char *version_p, size_t s
 
 enum rdt_status settings_context(const struct settings *settings, ucp_context_h *context_p, struct rdt_error *err)
 {
-    /* RMA only where it is wanted: its emulation over TCP lets a peer read any address of the process (see read.c). Then memory is
-     * registered by other threads too. */
+    /* RMA only where it is wanted: its emulation over TCP lets a peer read any address of the process (see
+     * read.c). Then memory is registered by other threads too. */
     const ucp_params_t params = {
         .field_mask = UCP_PARAM_FIELD_FEATURES | UCP_PARAM_FIELD_NAME | UCP_PARAM_FIELD_MT_WORKERS_SHARED,
         .features = UCP_FEATURE_AM | UCP_FEATURE_WAKEUP | (settings->reads ? UCP_FEATURE_RMA : 0),

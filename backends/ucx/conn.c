@@ -110,8 +110,23 @@ enum rdt_status conn_describe(struct conn *conn, char *text_p, size_t size)
 
 /* ---- data thread ---- */
 
+/* Any data thread. An offer is for one dialler: the one that shows its token first, at whatever engine, is
+ * the only one that may use it at the others. False: another dialler has it. */
+static bool claim(struct peer *peer, const uint8_t dialler[TOKEN_BYTES])
+{
+    bool same;
+
+    (void)pthread_mutex_lock(&peer->lock);
+    if (!peer->claimed)
+        memcpy(peer->claimed_by, dialler, TOKEN_BYTES);
+    peer->claimed = true;
+    same = !memcmp(peer->claimed_by, dialler, TOKEN_BYTES);
+    (void)pthread_mutex_unlock(&peer->lock);
+    return same;
+}
+
 /* Looks at every token to its end, so that the time taken tells nothing. */
-struct conn *conn_take_token(struct engine *engine, const uint8_t token[TOKEN_BYTES], const uint8_t dialler[TOKEN_BYTES])
+static struct conn *take_token(struct engine *engine, const uint8_t token[TOKEN_BYTES], const uint8_t dialler[TOKEN_BYTES])
 {
     struct conn *found = NULL;
 
@@ -125,7 +140,7 @@ struct conn *conn_take_token(struct engine *engine, const uint8_t token[TOKEN_BY
         if (!difference && conn->offered && !conn->token_used && !conn->closing)
             found = conn;
     }
-    if (found && !peer_claim(found->peer, dialler))
+    if (found && !claim(found->peer, dialler))
         found = NULL;
     if (found)
         found->token_used = true;
@@ -133,7 +148,7 @@ struct conn *conn_take_token(struct engine *engine, const uint8_t token[TOKEN_BY
     return found;
 }
 
-void conn_fail(struct conn *conn, enum rdt_status status, const char *msg)
+static void conn_fail(struct conn *conn, enum rdt_status status, const char *msg)
 {
     bool closing;
 
@@ -146,7 +161,7 @@ void conn_fail(struct conn *conn, enum rdt_status status, const char *msg)
     conn->engine->host.conn_failed(conn->peer, status, msg);
 }
 
-void conn_link_ready(struct conn *conn, struct link *link)
+static void on_link_ready(struct conn *conn, struct link *link)
 {
     struct engine *engine = conn->engine;
     const struct settings *settings = &engine->settings;
@@ -167,9 +182,11 @@ void conn_link_ready(struct conn *conn, struct link *link)
         ops_end_queued(conn);
     }
     (void)pthread_mutex_unlock(&engine->lock);
+    if (!link->incoming)
+        chunks_send(conn);
 }
 
-void conn_link_gone(struct conn *conn, struct link *link)
+static void on_link_gone(struct conn *conn, struct link *link)
 {
     if (conn->in == link)
         conn->in = NULL;
@@ -179,6 +196,8 @@ void conn_link_gone(struct conn *conn, struct link *link)
     look_at(conn);
     (void)pthread_mutex_unlock(&conn->engine->lock);
 }
+
+const struct link_events conn_link_events = {take_token, on_link_ready, conn_fail, on_link_gone};
 
 static void run_closing(struct conn *conn)
 {
@@ -210,10 +229,14 @@ static void run_open(struct conn *conn, bool can_send)
 {
     if (!can_send || conn->failed || !conn_sides(conn))
         return;
+    if (conn->out) {
+        if (conn->out->state == LINK_READY)
+            chunks_send(conn);
+        return;
+    }
+    conn->out = link_open(conn);
     if (!conn->out)
-        conn->out = link_open(conn);
-    else if (conn->out->state == LINK_READY)
-        ops_send(conn);
+        conn_fail(conn, RDT_PEER_LOST, "UCX cannot open an endpoint to the peer");
 }
 
 void conns_run(struct engine *engine)
@@ -221,7 +244,8 @@ void conns_run(struct engine *engine)
     (void)pthread_mutex_lock(&engine->lock);
     while (!ring_empty(&engine->active)) {
         struct conn *conn = container_of(engine->active.next, struct conn, active);
-        /* Whether it is to be refused, or can be read by, is to be known before somebody chooses it. */
+        /* The core chooses a transport by what it can do, so whether the lanes are refused, or can read, must
+         * be known early. */
         bool early = (engine->settings.on_slow == SLOW_REFUSE || engine->settings.reads) && !conn->lanes[0];
         bool closing = conn->closing, can_send = conn->connected && (early || !ring_empty(&conn->sends));
 

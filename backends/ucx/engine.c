@@ -1,4 +1,5 @@
-/* An engine: a UCX context with its data thread. A context for each, too: nothing is shared, so nothing in UCX need be locked. */
+/* An engine: a UCX context with its data thread. A context for each, too: nothing is shared, so nothing in
+ * UCX need be locked. */
 #include <stdlib.h>
 
 #include "backends/ucx/ucx.h"

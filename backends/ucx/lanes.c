@@ -1,7 +1,8 @@
 /* Which way the bytes of an endpoint go: UCX's transports and devices, its lanes.
  *
- * UCX chooses them itself, at each endpoint, and says nothing when what it found is slow. From 1.14 on it can be asked; 1.13 only
- * prints them, and what it prints is read here. The lane of the connection manager moves no bytes and is left out.
+ * UCX chooses them itself, at each endpoint, and says nothing when what it found is slow. From 1.14 on it can
+ * be asked; 1.13 only prints them, and what it prints is read here. The lane of the connection manager moves
+ * no bytes and is left out.
  */
 #include <stdio.h>
 #include <stdlib.h>

@@ -1,9 +1,12 @@
-/* Endpoints: who may speak on one, from the first word to the last.
+/* Endpoints: one is opened, both ends greet each other, it carries messages, and it is closed.
  *
- * A link is opened by the end that has bytes to send. Its first message, HELLO, carries the one-time token that the
- * listener gave to this peer over the peer link; the listener answers WELCOME, and only then does data flow. A link
- * that says anything else first, or nothing for a while, is closed. UCX's callbacks only mark a link; what follows is
- * done after progress.
+ * The end that has bytes to send opens a link. Its first message, HELLO, carries the one-time token that the
+ * listener gave to this peer over the peer link. The listener answers WELCOME, and only then does data flow.
+ * A link that sends anything else first, or nothing within HELLO_NS, is closed. UCX's callbacks only mark a
+ * link; links_settle does the rest after progress.
+ *
+ * Knows connections by their address, token and session only. What happens to a link is reported by
+ * engine->link_events.
  */
 #include <arpa/inet.h>
 #include <endian.h>
@@ -13,8 +16,8 @@
 
 #include "backends/ucx/ucx.h"
 
-#define HELLO_NS (5 * 1000000000ull)
-#define MAX_STRANGERS 128u
+#define HELLO_NS (5 * 1000000000ull) /* how long a stranger may take to say who it is */
+#define MAX_STRANGERS 128u /* accepted endpoints that have not greeted */
 
 /* ---- states ---- */
 
@@ -49,7 +52,7 @@ struct link *link_find(struct engine *engine, ucp_ep_h ep)
     return NULL;
 }
 
-static void look_at_later(struct link *link)
+static void settle_later(struct link *link)
 {
     if (ring_empty(&link->dying))
         ring_append(&link->engine->dying, &link->dying);
@@ -62,7 +65,7 @@ void link_fail(struct link *link, ucs_status_t error, const char *fault)
     set_state(link, LINK_FAILED);
     link->error = error;
     link->fault = fault;
-    look_at_later(link);
+    settle_later(link);
 }
 
 static void on_error(void *arg, ucp_ep_h ep, ucs_status_t status)
@@ -108,7 +111,7 @@ static void on_greeted(void *request, ucs_status_t status, void *user_data)
     if (status != UCS_OK)
         link_fail(link, status, NULL);
     if (link->state == LINK_CLOSING)
-        look_at_later(link);
+        settle_later(link);
 }
 
 static void greet(struct link *link, unsigned id)
@@ -138,10 +141,8 @@ struct link *link_open(struct conn *conn)
     };
     struct link *link = link_create(conn->engine, false, &params);
 
-    if (!link) {
-        conn_fail(conn, RDT_PEER_LOST, "UCX cannot open an endpoint to the peer");
+    if (!link)
         return NULL;
-    }
     link->conn = conn;
     wire_put_greeting(&link->greeting, conn->peer_token, TOKEN_BYTES, conn->peer->dialler);
     greet(link, AM_HELLO);
@@ -173,7 +174,7 @@ static void on_request(ucp_conn_request_h request, void *arg)
         engine->requests[engine->n_requests++] = request;
 }
 
-/* ---- the first words ---- */
+/* ---- greetings ---- */
 
 static bool well_formed(const void *header, size_t header_bytes, size_t bytes, const ucp_am_recv_param_t *param,
                         struct greeting *greeting_p)
@@ -197,7 +198,7 @@ static ucs_status_t on_hello(void *arg, const void *header, size_t header_bytes,
         link_fail(link, UCS_OK, "its greeting is malformed or out of turn");
         return UCS_OK;
     }
-    conn = conn_take_token(engine, greeting.secret, greeting.dialler);
+    conn = engine->link_events->take_token(engine, greeting.secret, greeting.dialler);
     if (!conn) {
         link_fail(link, UCS_OK, "its token is unknown or was used before");
         return UCS_OK;
@@ -206,7 +207,7 @@ static ucs_status_t on_hello(void *arg, const void *header, size_t header_bytes,
     engine->n_strangers--;
     link->conn = conn;
     conn->in = link;
-    conn_link_ready(conn, link);
+    engine->link_events->on_ready(conn, link);
     session = htole64(session_of(conn->token));
     wire_put_greeting(&link->greeting, &session, sizeof session, NULL);
     greet(link, AM_WELCOME);
@@ -224,7 +225,7 @@ static ucs_status_t on_welcome(void *arg, const void *header, size_t header_byte
     if (!link)
         return UCS_OK;
     if (!link->conn && !link->incoming) {
-        link_fail(link, UCS_OK, "nobody needs it any more");
+        link_fail(link, UCS_OK, "its connection was closed meanwhile");
         return UCS_OK;
     }
     if (link->state != LINK_FRESH || link->incoming || !well_formed(header, header_bytes, bytes, param, &greeting)) {
@@ -236,8 +237,7 @@ static ucs_status_t on_welcome(void *arg, const void *header, size_t header_byte
         return UCS_OK;
     }
     set_state(link, LINK_READY);
-    conn_link_ready(link->conn, link);
-    ops_send(link->conn);
+    engine->link_events->on_ready(link->conn, link);
     return UCS_OK;
 }
 
@@ -250,7 +250,7 @@ static void on_closed(void *request, ucs_status_t status, void *user_data)
     (void)status;
     ucp_request_free(request);
     link->closed = true;
-    look_at_later(link);
+    settle_later(link);
 }
 
 void link_close(struct link *link)
@@ -272,7 +272,7 @@ void link_close(struct link *link)
     request = ucp_ep_close_nbx(link->ep, &param);
     if (!request || UCS_PTR_IS_ERR(request)) {
         link->closed = true;
-        look_at_later(link);
+        settle_later(link);
     }
 }
 
@@ -293,7 +293,7 @@ static void report_failure(struct link *link)
 
     (void)snprintf(msg, sizeof msg, "%s", link->fault ? link->fault : ucs_status_string(link->error));
     if (link->conn) {
-        conn_fail(link->conn, link->fault ? RDT_PROTOCOL : RDT_PEER_LOST, msg);
+        link->engine->link_events->on_failed(link->conn, link->fault ? RDT_PROTOCOL : RDT_PEER_LOST, msg);
         return;
     }
     link->engine->host.log(link->engine->host.ctx, link->fault && link->incoming ? RDT_LOG_WARN : RDT_LOG_DEBUG,
@@ -307,7 +307,7 @@ static void link_free(struct link *link)
 
     link->engine->n_links--;
     if (conn)
-        conn_link_gone(conn, link);
+        link->engine->link_events->on_gone(conn, link);
     free(link);
 }
 
@@ -357,7 +357,7 @@ void links_free(struct engine *engine)
 
 /* ---- listening ---- */
 
-enum rdt_status links_listen(struct engine *engine, struct rdt_error *err)
+enum rdt_status links_listen(struct engine *engine, const struct link_events *events, struct rdt_error *err)
 {
     const struct settings *settings = &engine->settings;
     struct sockaddr_storage address = {0};
@@ -384,6 +384,7 @@ enum rdt_status links_listen(struct engine *engine, struct rdt_error *err)
         params.sockaddr.addrlen = sizeof *in6;
     }
 
+    engine->link_events = events;
     status = thread_handle(engine, AM_HELLO, on_hello, 0, err);
     if (status == RDT_OK)
         status = thread_handle(engine, AM_WELCOME, on_welcome, 0, err);

@@ -1,8 +1,9 @@
 /* One peer node over all engines: a connection in each, one to the core.
  *
- * A chunk goes by the engine that its numbers name, at both ends: who receives posts it where it will come in. So one large object uses as
- * many cores as there are engines, and what is small as many as there is of it. Reads go by the first engine, where memory is
- * registered: their bytes are the device's work. The ends use as many engines as the one with fewer has.
+ * A chunk goes by the engine that its numbers name, at both ends: who receives posts it where it will come
+ * in. So one large object uses as many cores as there are engines, and what is small as many as there is of
+ * it. Reads go by the first engine, where memory is registered: their bytes are the device's work. The ends
+ * use as many engines as the one with fewer has.
  */
 #include <errno.h>
 #include <stdio.h>
@@ -28,20 +29,6 @@ static void on_closed(void *arg)
 
     if (atomic_fetch_sub(&peer->open, 1) == 1)
         peer->transport->host.conn_closed(peer->ctx); /* which may destroy it at once */
-}
-
-/* An offer is for one: who shows its token at one engine first is who may at the others. */
-bool peer_claim(struct peer *peer, const uint8_t dialler[TOKEN_BYTES])
-{
-    bool same;
-
-    (void)pthread_mutex_lock(&peer->lock);
-    if (!peer->claimed)
-        memcpy(peer->claimed_by, dialler, TOKEN_BYTES);
-    peer->claimed = true;
-    same = !memcmp(peer->claimed_by, dialler, TOKEN_BYTES);
-    (void)pthread_mutex_unlock(&peer->lock);
-    return same;
 }
 
 struct rdt_host peer_host(const struct rdt_host *host)

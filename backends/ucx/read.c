@@ -1,9 +1,11 @@
-/* One-sided reads: the owner registers memory and packs a key for it; the reader pulls, and the owner's process takes no part.
+/* One-sided reads: the owner registers memory and packs a key for it; the reader pulls, and the owner's
+ * process takes no part.
  *
- * Only over lanes that truly read remote memory: those of RDMA (which nothing here has ever run on: no machine had such a device), and,
- * where the user says one_sided = always, another process's memory on the same machine (cma). UCX would emulate a read over TCP,
- * slower than a send, and let a peer read any address of the process: there sides() never says that one can read, and unless the
- * configuration leaves TCP out, or wants it so, the context cannot read at all.
+ * Only over lanes that truly read remote memory: those of RDMA (which nothing here has ever run on: no
+ * machine had such a device), and, where the user says one_sided = always, another process's memory on the
+ * same machine (cma). UCX would emulate a read over TCP, slower than a send, and let a peer read any address
+ * of the process: there sides() never says that one can read, and unless the configuration leaves TCP out, or
+ * wants it so, the context cannot read at all.
  */
 #include <stdlib.h>
 #include <string.h>

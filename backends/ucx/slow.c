@@ -75,7 +75,8 @@ static bool is_rdma(const char *transport, size_t bytes)
     return false;
 }
 
-/* By its name; "rc" is rc_verbs and rc_mlx5; "rdma" (and UCX's "ib") any of RDMA; "shm" memory shared within a machine. */
+/* By its name; "rc" is rc_verbs and rc_mlx5; "rdma" (and UCX's "ib") any of RDMA; "shm" memory shared within
+ * a machine. */
 static bool answers_to(const char *transport, size_t bytes, const char *wanted, size_t n)
 {
     static const char shm[] = "posix,sysv,xpmem,cma,knem";

@@ -11,7 +11,8 @@ struct slow_rule {
     const char *sys;        /* "/sys" */
 };
 
-/* The lanes in what ucp_ep_print_info printed, as "tcp/eth0, tcp/eth1"; the connection manager's carries no bytes and is left out. */
+/* The lanes in what ucp_ep_print_info printed, as "tcp/eth0, tcp/eth1"; the connection manager's carries no
+ * bytes and is left out. */
 void lanes_read_printed(const char *text, char *list_p, size_t size);
 
 /* One more in the list, unless it is there. */

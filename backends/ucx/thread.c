@@ -1,24 +1,23 @@
 /* The data thread of an engine: the only one that touches its UCX worker.
  *
- * It polls while something moves, a few hundred times more while something is outstanding, and then sleeps in the
- * worker's descriptor: waking a sleeper costs tens of microseconds, a poll less than one. Idle, it wakes once a
- * second, since UCX's own keepalive runs in progress only and a wake-up was known to be missed. While it polls it lets
- * others have the processor: a client's small request must not wait until the kernel takes it away.
+ * It polls while something moves, a few hundred times more while something is outstanding, and then sleeps in
+ * the worker's descriptor: waking a sleeper costs tens of microseconds, a poll less than one. Idle, it wakes
+ * once a second, since UCX's own keepalive runs in progress only and a wake-up was known to be missed. While
+ * it polls it lets others have the processor: a client's small request must not wait until the kernel takes
+ * it away.
  */
 #include <poll.h>
-#include <sched.h>
 #include <semaphore.h>
 #include <signal.h>
 #include <stdio.h>
-#include <time.h>
 
 #include "backends/ucx/ucx.h"
 
 #define TICK_MS 1000
-#define GIVE_WAY_NS 50000 /* small messages are quicker when many are moved at a time */
 #define STOP_NS (2 * 1000000000ull) /* how long the links may take to close at the end */
-/* UCX 1.13 ends the process when a connection that was accepted says who it is after its listener has gone, or is still being made when its
- * worker goes: who was about to connect at the end gets so long, and is turned away. */
+/* UCX 1.13 ends the process when a connection that was accepted says who it is after its listener has gone,
+ * or is still being made when its worker goes: who was about to connect at the end gets so long, and is
+ * turned away. */
 #define LAST_CALL_NS (50 * 1000000ull)
 
 struct start {
@@ -27,48 +26,6 @@ struct start {
     enum rdt_status status;
     struct rdt_error err;
 };
-
-uint64_t thread_now_ns(void)
-{
-    struct timespec now;
-
-    (void)clock_gettime(CLOCK_MONOTONIC, &now);
-    return (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
-}
-
-void thread_give_way(struct engine *engine)
-{
-    if (thread_now_ns() - engine->gave_way_ns < GIVE_WAY_NS)
-        return;
-    (void)sched_yield();
-    engine->gave_way_ns = thread_now_ns();
-}
-
-void thread_wake(struct engine *engine)
-{
-    if (!engine->asleep)
-        return;
-    engine->asleep = false; /* one signal is enough */
-    (void)ucp_worker_signal(engine->worker);
-}
-
-enum rdt_status thread_handle(struct engine *engine, unsigned id, ucp_am_recv_callback_t callback, unsigned flags,
-                              struct rdt_error *err)
-{
-    const ucp_am_handler_param_t param = {
-        .field_mask = UCP_AM_HANDLER_PARAM_FIELD_ID | UCP_AM_HANDLER_PARAM_FIELD_FLAGS | UCP_AM_HANDLER_PARAM_FIELD_CB |
-                      UCP_AM_HANDLER_PARAM_FIELD_ARG,
-        .id = id,
-        .flags = UCP_AM_FLAG_WHOLE_MSG | flags,
-        .cb = callback,
-        .arg = engine,
-    };
-    ucs_status_t ucs = ucp_worker_set_am_recv_handler(engine->worker, &param);
-
-    if (ucs != UCS_OK)
-        return rdt_error_set(err, RDT_UNSUPPORTED, "UCX takes no active message handler: %s", ucs_status_string(ucs));
-    return RDT_OK;
-}
 
 static enum rdt_status worker_create(struct engine *engine, struct rdt_error *err)
 {
@@ -81,9 +38,9 @@ static enum rdt_status worker_create(struct engine *engine, struct rdt_error *er
 
     if (ucs != UCS_OK)
         return rdt_error_set(err, RDT_UNSUPPORTED, "UCX cannot create a worker: %s", ucs_status_string(ucs));
-    status = ops_handle(engine, err);
+    status = chunks_handle(engine, err);
     if (status == RDT_OK)
-        status = links_listen(engine, err);
+        status = links_listen(engine, &conn_link_events, err);
     if (status != RDT_OK)
         ucp_worker_destroy(engine->worker);
     return status;
@@ -179,7 +136,7 @@ static void *thread_main(void *arg)
         start->status = rdt_error_set(&start->err, RDT_UNSUPPORTED, "this UCX cannot wake a sleeping worker");
     }
     if (start->status != RDT_OK) {
-        ops_fini(engine);
+        chunks_fini(engine);
         (void)sem_post(&start->done);
         return NULL;
     }
@@ -188,7 +145,7 @@ static void *thread_main(void *arg)
     run(engine, wake_fd);
     links_unlisten(engine);
     ucp_worker_destroy(engine->worker);
-    ops_fini(engine);
+    chunks_fini(engine);
     links_free(engine);
     return NULL;
 }

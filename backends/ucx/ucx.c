@@ -1,7 +1,7 @@
 /* The transport "ucx": active messages over TCP, two-sided, between host memories.
  *
- * Owns the engines; the rest is in config.c, engine.c, peer.c, thread.c, link.c, lanes.c, conn.c and op.c. It refuses to
- * open unless the network is trusted, because UCX authenticates nobody: see settings_read.
+ * Owns the engines; the rest is in config.c, engine.c, peer.c, thread.c, link.c, lanes.c, conn.c and op.c. It
+ * refuses to open unless the network is trusted, because UCX authenticates nobody: see settings_read.
  *
  * UCX installs handlers for fatal signals when it is loaded, unless UCX_HANDLE_ERRORS=none is in the environment by
  * then. That is before any code here runs, so rdtd sets it at its start; open checks what came of it.

@@ -1,13 +1,37 @@
 /* The transport "ucx": what its files share.
  *
- * An engine is a UCX context and worker with a thread, a listener and connections of its own; there are as many as one core cannot do
- * the work of (settings.threads), and engines know nothing of each other. To the core a peer node is one connection (struct peer): in
- * fact one in each engine that both nodes have, over which chunks are dealt out by their numbers.
+ * Owns its engines. An engine is a UCX context and worker with a thread, a listener and connections of its
+ * own; there are as many as settings.threads says, because one core cannot move the bytes of a fast network,
+ * and engines know nothing of each other. To the core a peer node is one connection (struct peer); it
+ * consists of one connection (struct conn) in each engine that both nodes have, and chunks are dealt out over
+ * them by their numbers.
  *
- * Threads. The core's loop thread posts, cancels, connects and disconnects; an engine's data thread owns the UCX worker and
- * everything that touches an endpoint. They meet in the lists and fields marked [lock], under engine->lock; what
- * is marked [data] belongs to the data thread, the rest is constant after creation. The lock is never held across a
- * call into UCX or the host.
+ * Refuses: peers that do not show the token of an offer first, or show one again; more than MAX_STRANGERS
+ * endpoints that have not greeted (link.c); lanes that are too slow, where on_slow = refuse; a chunk of
+ * another length than the one posted for it. A chunk that nothing is posted for is dropped. Reads are offered
+ * only over lanes that can read remote memory (read.c).
+ *
+ * Threads. The core's loop thread posts, cancels, connects and disconnects. An engine's data thread owns the
+ * UCX worker and everything that touches an endpoint. They meet in the lists and fields marked [lock], under
+ * engine->lock. Fields marked [data] belong to the data thread; all others are constant after creation. The
+ * lock is never held across a call into UCX or the host.
+ *
+ * Files, the highest first. A file calls only files below it; where a lower file needs a higher one, it
+ * calls through a table that it was given at start (struct link_events):
+ *
+ *     ucx         the table of operations
+ *     peer        one peer node over all engines
+ *     engine      an engine's life
+ *     thread      the loop of a data thread
+ *     conn        one peer node in one engine
+ *     chunk       sends and receives chunks
+ *     link        endpoints: opened, greeted, closed
+ *     read        registrations, keys and one-sided reads
+ *     op          operations: posted, found, cancelled, ended
+ *     schedule    waking the data thread, and message handlers
+ *     config      settings
+ *     lanes       asks UCX for the lanes of an endpoint, and judges them
+ *     slow memory wire    rules about lanes and memory types; formats. They know nothing of UCX endpoints
  */
 #ifndef BACKENDS_UCX_UCX_H
 #define BACKENDS_UCX_UCX_H
@@ -54,9 +78,9 @@ struct settings {
 
 /*   post            handed to UCX, or its bytes come in
  *  ------> QUEUED --------------------------------------> RUNNING ---> ended: op_done, then freed
- *             \                                                         ^
- *              \ cancel, disconnect, failure                            |
- *               `------------------------------------> ENDING ---------'
+ *             |                                                         ^
+ *             | cancel, disconnect, failure            data thread      |
+ *             `-------------------------------> ENDING -----------------'
  */
 enum op_state { OP_QUEUED, OP_RUNNING, OP_ENDING };
 enum op_kind { OP_SEND, OP_RECV, OP_READ };
@@ -81,8 +105,8 @@ struct operation {
 
 /* ---- connections and links ---- */
 
-/* One peer node, in one engine. Bytes to the peer go over `out`, the link that we opened; its bytes to us come over `in`, which it
- * opened. */
+/* One peer node, in one engine. Bytes to the peer go over `out`, the link that we opened; its bytes to us
+ * come over `in`, which it opened. */
 struct conn {
     struct ring ring;   /* [lock] in engine->conns */
     struct ring active; /* [lock] in engine->active: the data thread must look at it */
@@ -108,14 +132,25 @@ struct conn {
 
 /*                     HELLO or WELCOME          disconnect, or the engine closes
  *   opened ---> FRESH ------------------> READY ---------------------.
- *                 |  \                      |                         v
- *                 |   `-------------------> FAILED ---------------> CLOSING ---> gone
- *                 `----------------------------------------------------^
- *                   incoming only: see link_abandon
+ *                 | |                       | error                  |
+ *                 | |  error, malformed     v                        v
+ *                 | `-------------------> FAILED ----------------> CLOSING ---> freed
+ *                 |                                                  ^
+ *                 `--------------------------------------------------'
+ *                   only if it is incoming: see link_abandon
  */
 enum link_state { LINK_FRESH, LINK_READY, LINK_FAILED, LINK_CLOSING };
 
 enum { AM_HELLO = 1, AM_WELCOME = 2, AM_DATA = 3 };
+
+/* What link.c reports to the connections above it. Data thread. */
+struct link_events {
+    /* The connection whose offer has this token, which is now used up. NULL: there is none. */
+    struct conn *(*take_token)(struct engine *engine, const uint8_t token[TOKEN_BYTES], const uint8_t dialler[TOKEN_BYTES]);
+    void (*on_ready)(struct conn *conn, struct link *link); /* both ends have greeted */
+    void (*on_failed)(struct conn *conn, enum rdt_status status, const char *msg);
+    void (*on_gone)(struct conn *conn, struct link *link); /* it is closed, and freed when this returns */
+};
 
 /* One endpoint. All of it is the data thread's. */
 struct link {
@@ -138,7 +173,7 @@ struct link {
 /* ---- engines ---- */
 
 struct engine {
-    struct rdt_host host; /* the core's, but for what is told of connections: see peer.c */
+    struct rdt_host host; /* the core's, except that connections report to peer.c */
     struct ucx_memory memory; /* what its UCX says of itself */
     struct settings settings;
     unsigned index;
@@ -149,6 +184,7 @@ struct engine {
     bool asleep;                       /* [lock] the data thread needs a signal to look at the lists */
     unsigned posted;                   /* [lock] operations that have not ended, of all connections */
 
+    const struct link_events *link_events; /* given to links_listen */
     ucp_context_h context;
     ucp_worker_h worker;             /* [data], but for ucp_worker_signal */
     uint64_t gave_way_ns;            /* [data] when others last could have its core */
@@ -200,7 +236,6 @@ uint32_t peer_sides(const struct peer *peer, const char *memory_kind);
 enum rdt_status peer_describe(const struct peer *peer, char *text_p, size_t size);
 enum rdt_status peer_post(struct peer *peer, struct rdt_op *op, enum op_kind kind, struct rdt_error *err);
 void peer_cancel(const struct peer *peer, struct rdt_op *op);
-bool peer_claim(struct peer *peer, const uint8_t dialler[TOKEN_BYTES]); /* any data thread. False: another one has it */
 struct rdt_host peer_host(const struct rdt_host *host); /* what an engine gets for it */
 
 /* config.c: what the user wants, checked. */
@@ -213,20 +248,22 @@ enum rdt_status engine_create(const struct rdt_host *host, const struct settings
                               struct rdt_error *err);
 void engine_destroy(struct engine *engine); /* its connections are */
 
-/* thread.c: the data thread. */
-enum rdt_status thread_start(struct engine *engine, struct rdt_error *err);
-void thread_stop(struct engine *engine); /* tells it; thread_join waits for its end */
-void thread_join(struct engine *engine);
+/* schedule.c */
 void thread_wake(struct engine *engine); /* any thread; the lock is held */
 enum rdt_status thread_handle(struct engine *engine, unsigned id, ucp_am_recv_callback_t callback, unsigned flags, struct rdt_error *err);
-void thread_give_way(struct engine *engine); /* data thread, after each piece of work: others may have its core */
+void thread_give_way(struct engine *engine); /* data thread, after each piece of work: lets others have its core */
 uint64_t thread_now_ns(void);
 
+/* thread.c: the data thread. */
+enum rdt_status thread_start(struct engine *engine, struct rdt_error *err);
+void thread_stop(struct engine *engine); /* asks it to end; thread_join waits for the end */
+void thread_join(struct engine *engine);
+
 /* link.c: endpoints; data thread only. */
-enum rdt_status links_listen(struct engine *engine, struct rdt_error *err);
+enum rdt_status links_listen(struct engine *engine, const struct link_events *events, struct rdt_error *err);
 void links_unlisten(struct engine *engine);
-struct link *link_open(struct conn *conn); /* NULL: failed, and the conn knows */
-void link_close(struct link *link);        /* ends in conn_link_gone if it has a conn */
+struct link *link_open(struct conn *conn); /* NULL: UCX cannot open an endpoint */
+void link_close(struct link *link);        /* ends in on_gone if it has a conn */
 bool link_abandon(struct link *link);      /* true: it closes on its own, and is no link of its conn any more */
 void link_fail(struct link *link, ucs_status_t error, const char *fault);
 struct link *link_find(struct engine *engine, ucp_ep_h ep);
@@ -251,10 +288,7 @@ void conn_disconnect(struct conn *conn);
 uint32_t conn_sides(struct conn *conn);
 enum rdt_status conn_describe(struct conn *conn, char *text_p, size_t size);
 /* Data thread: */
-struct conn *conn_take_token(struct engine *engine, const uint8_t token[TOKEN_BYTES], const uint8_t dialler[TOKEN_BYTES]);
-void conn_fail(struct conn *conn, enum rdt_status status, const char *msg);
-void conn_link_ready(struct conn *conn, struct link *link);
-void conn_link_gone(struct conn *conn, struct link *link);
+extern const struct link_events conn_link_events;
 void conns_run(struct engine *engine); /* does what the loop thread asked for */
 
 /* op.c */
@@ -262,12 +296,15 @@ enum rdt_status op_post(struct conn *conn, struct rdt_op *op, enum op_kind kind,
 void op_cancel(struct conn *conn, struct rdt_op *op);
 void ops_end_queued(struct conn *conn); /* the lock is held: moves the QUEUED to engine->ending */
 /* Data thread: */
-enum rdt_status ops_handle(struct engine *engine, struct rdt_error *err);
-void ops_fini(struct engine *engine); /* the worker is gone */
+struct operation *op_take_recv(struct conn *conn, const struct data_header *header); /* now RUNNING; NULL: none is posted */
 void ops_report_ended(struct engine *engine);
 void op_end(struct operation *operation, enum rdt_status status, const char *msg);
 void op_end_ucs(struct operation *operation, ucs_status_t ucs);
-void ops_send(struct conn *conn); /* hands the queued sends to UCX; conn->out is READY */
+
+/* chunk.c: data thread. */
+enum rdt_status chunks_handle(struct engine *engine, struct rdt_error *err);
+void chunks_fini(struct engine *engine); /* the worker is gone */
+void chunks_send(struct conn *conn);     /* hands the queued sends and reads to UCX; conn->out is READY */
 
 /* read.c: any thread, but for read_start. */
 enum rdt_status read_register(struct engine *engine, void *addr, uint64_t bytes, ucs_memory_type_t memory, struct registration **registration_p,

@@ -1,5 +1,5 @@
-/* What goes over the wire between two ends of this transport, read and written without UCX: whatever arrives is bytes of somebody,
- * and is judged here before anything follows from it. */
+/* What goes over the wire between two ends of this transport, read and written without UCX: whatever arrives
+ * is bytes of somebody, and is judged here before anything follows from it. */
 #ifndef BACKENDS_UCX_WIRE_H
 #define BACKENDS_UCX_WIRE_H
 
@@ -31,8 +31,8 @@ enum rdt_status wire_read_offer(const void *blob, size_t bytes, struct sockaddr_
 /* Returns how many bytes the key has; 0: UCX's is too long. */
 size_t wire_put_key(uint64_t address, uint64_t bytes, const void *rkey, size_t rkey_bytes, uint8_t key_p[RDT_KEY_MAX_BYTES]);
 
-/* RDT_PROTOCOL: it is none of those, or was changed on its way (UCX believes what it unpacks), or the range is not all in the memory. The
- * rkey points into the key. */
+/* RDT_PROTOCOL: it is none of those, or was changed on its way (UCX believes what it unpacks), or the range
+ * is not all in the memory. The rkey points into the key. */
 enum rdt_status wire_read_key(const void *key, size_t key_bytes, uint64_t offset, uint64_t bytes, uint64_t *address_p,
                               const void **rkey_p, struct rdt_error *err);
 

@@ -1,0 +1,192 @@
+/* Chunks: each is sent by one active message, and received into the memory that was posted for it.
+ *
+ * A message above settings.eager_bytes is announced first, and UCX moves its bytes straight into the posted
+ * memory. A smaller one carries its bytes along. The announcement is checked against what was posted: only a
+ * receive that fits it is written, and every other message is dropped.
+ */
+#include <string.h>
+
+#include "backends/ucx/ucx.h"
+
+#define PIECE_BYTES ((size_t)256 << 10) /* copied before others may have the core: some tens of microseconds */
+#define UNCOPIED_BYTES ((uint64_t)128 << 10) /* larger messages are announced over lanes where UCX need not copy */
+
+/* ---- sending ---- */
+
+static void copy(struct engine *engine, uint8_t *to, const uint8_t *from, size_t bytes)
+{
+    for (size_t at = 0; at < bytes; at += PIECE_BYTES) {
+        thread_give_way(engine);
+        memcpy(to + at, from + at, bytes - at < PIECE_BYTES ? bytes - at : PIECE_BYTES);
+    }
+}
+
+/* The bytes to send are UCX's "generic" data, whose pieces it asks for one after the other, because it fills
+ * whole sockets at a time: milliseconds in which nothing else of this thread runs, and nobody else on its
+ * core. It copies them in any case (see modify_all). Over lanes that need not copy they are plain memory, of
+ * a type that is stated, or UCX would look it up. */
+static void *pack_start(void *context, const void *operation, size_t count)
+{
+    (void)context;
+    (void)count;
+    return (void *)(uintptr_t)operation;
+}
+
+static size_t pack_size(void *state)
+{
+    return ((const struct operation *)state)->op->piece.bytes;
+}
+
+static size_t pack(void *state, size_t offset, void *to, size_t most)
+{
+    const struct operation *operation = state;
+    const struct rdt_op *op = operation->op;
+    size_t bytes = op->piece.bytes - offset < most ? op->piece.bytes - offset : most;
+
+    copy(operation->conn->engine, to, (const uint8_t *)op->piece.addr + offset, bytes);
+    return bytes;
+}
+
+static void pack_finish(void *state)
+{
+    (void)state;
+}
+
+static void on_sent(void *request, ucs_status_t status, void *user_data)
+{
+    ucp_request_free(request);
+    op_end_ucs(user_data, status);
+}
+
+static void send_one(struct conn *conn, struct operation *operation)
+{
+    const struct rdt_op *op = operation->op;
+    const ucs_memory_type_t memory = ucx_memory_type(op->memory_kind);
+    const bool copies = conn->out->copies && memory == UCS_MEMORY_TYPE_HOST; /* and nothing of ours may touch a GPU's */
+    const bool eager = op->piece.bytes <= conn->engine->settings.eager_bytes && memory == UCS_MEMORY_TYPE_HOST &&
+                       (copies || op->piece.bytes <= UNCOPIED_BYTES);
+    const ucp_request_param_t param = {
+        .op_attr_mask = UCP_OP_ATTR_FIELD_CALLBACK | UCP_OP_ATTR_FIELD_USER_DATA | UCP_OP_ATTR_FIELD_FLAGS |
+                        (copies ? UCP_OP_ATTR_FIELD_DATATYPE : UCP_OP_ATTR_FIELD_MEMORY_TYPE),
+        .flags = UCP_AM_SEND_FLAG_REPLY | (eager ? UCP_AM_SEND_FLAG_EAGER : UCP_AM_SEND_FLAG_RNDV),
+        .cb.send = on_sent,
+        .user_data = operation,
+        .datatype = conn->engine->pieces,
+        .memory_type = memory,
+    };
+    ucs_status_ptr_t request;
+
+    wire_put_data(&operation->header, session_of(conn->peer_token), op->transfer, op->chunk, op->piece.bytes);
+    request = ucp_am_send_nbx(conn->out->ep, AM_DATA, &operation->header, sizeof operation->header,
+                              copies ? (const void *)operation : op->piece.addr, copies ? 1 : op->piece.bytes, &param);
+    if (!request)
+        op_end_ucs(operation, UCS_OK);
+    else if (UCS_PTR_IS_ERR(request))
+        op_end_ucs(operation, UCS_PTR_STATUS(request));
+}
+
+void chunks_send(struct conn *conn)
+{
+    struct engine *engine = conn->engine;
+
+    (void)pthread_mutex_lock(&engine->lock);
+    while (!conn->closing && !ring_empty(&conn->sends)) {
+        struct operation *operation = container_of(conn->sends.next, struct operation, ring);
+
+        ring_remove(&operation->ring);
+        operation->state = OP_RUNNING;
+        (void)pthread_mutex_unlock(&engine->lock);
+        if (operation->kind == OP_READ)
+            read_start(conn, operation);
+        else
+            send_one(conn, operation);
+        (void)pthread_mutex_lock(&engine->lock);
+    }
+    (void)pthread_mutex_unlock(&engine->lock);
+}
+
+/* ---- receiving ---- */
+
+static void on_received(void *request, ucs_status_t status, size_t length, void *user_data)
+{
+    (void)length;
+    ucp_request_free(request);
+    op_end_ucs(user_data, status);
+}
+
+/* What a handler returns: INPROGRESS keeps UCX's descriptor, OK drops it (and tells the sender that its memory is
+ * free). */
+static ucs_status_t receive(struct engine *engine, struct operation *operation, void *data, size_t bytes, bool announced)
+{
+    const ucs_memory_type_t memory = ucx_memory_type(operation->op->memory_kind);
+    const ucp_request_param_t param = {
+        .op_attr_mask = UCP_OP_ATTR_FIELD_CALLBACK | UCP_OP_ATTR_FIELD_USER_DATA | UCP_OP_ATTR_FIELD_MEMORY_TYPE,
+        .cb.recv_am = on_received,
+        .user_data = operation,
+        .memory_type = memory,
+    };
+    ucs_status_ptr_t request;
+
+    if (!announced && memory == UCS_MEMORY_TYPE_HOST) { /* to a GPU's memory UCX takes what came along (see chunks_handle) */
+        copy(engine, operation->op->piece.addr, data, bytes);
+        op_end(operation, RDT_OK, NULL);
+        return UCS_OK;
+    }
+    request = ucp_am_recv_data_nbx(engine->worker, data, operation->op->piece.addr, bytes, &param);
+    if (UCS_PTR_IS_PTR(request))
+        return UCS_INPROGRESS;
+    op_end_ucs(operation, UCS_PTR_STATUS(request));
+    return UCS_OK;
+}
+
+static ucs_status_t on_data(void *arg, const void *header_data, size_t header_bytes, void *data, size_t bytes,
+                            const ucp_am_recv_param_t *param)
+{
+    struct engine *engine = arg;
+    const struct rdt_host *host = &engine->host;
+    struct link *link = param->recv_attr & UCP_AM_RECV_ATTR_FIELD_REPLY_EP ? link_find(engine, param->reply_ep) : NULL;
+    struct data_header header;
+    struct operation *operation;
+
+    if (!link)
+        return UCS_OK; /* not by our listener, or of a link that is closing */
+    if (!link->incoming || link->state == LINK_FRESH || !wire_read_data(header_data, header_bytes, &header)) {
+        link_fail(link, UCS_OK, "its message is malformed or came before its greeting");
+        return UCS_OK;
+    }
+    if (link->state != LINK_READY)
+        return UCS_OK;
+    if (header.session != session_of(link->conn->token) || header.bytes != bytes) {
+        link_fail(link, UCS_OK, "its message is of another session or lies about its length");
+        return UCS_OK;
+    }
+
+    operation = op_take_recv(link->conn, &header);
+    if (!operation) {
+        host->log(host->ctx, RDT_LOG_DEBUG, "dropped chunk %llu of transfer %llu, for which nothing is posted",
+                  (unsigned long long)header.chunk, (unsigned long long)header.transfer);
+        return UCS_OK;
+    }
+    if (operation->op->piece.bytes != bytes) {
+        op_end(operation, RDT_TRANSPORT, "the peer's chunk has another length than the one posted for it");
+        return UCS_OK;
+    }
+    return receive(engine, operation, data, bytes, param->recv_attr & UCP_AM_RECV_ATTR_FLAG_RNDV);
+}
+
+enum rdt_status chunks_handle(struct engine *engine, struct rdt_error *err)
+{
+    static const ucp_generic_dt_ops_t ops = {
+        .start_pack = pack_start, .packed_size = pack_size, .pack = pack, .finish = pack_finish};
+    ucs_status_t ucs = ucp_dt_create_generic(&ops, NULL, &engine->pieces);
+
+    if (ucs != UCS_OK)
+        return rdt_error_set(err, RDT_NO_MEMORY, "UCX takes no type of data: %s", ucs_status_string(ucs));
+    return thread_handle(engine, AM_DATA, on_data, ucx_moves(&engine->memory, "cuda") ? UCP_AM_FLAG_PERSISTENT_DATA : 0, err);
+}
+
+void chunks_fini(struct engine *engine)
+{
+    if (engine->pieces)
+        ucp_dt_destroy(engine->pieces);
+}

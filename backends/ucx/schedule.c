@@ -1,0 +1,51 @@
+/* What every file needs of the data thread: to wake it, to let others have its core, and to have its worker
+ * call a function for a kind of message.
+ */
+#include <sched.h>
+#include <time.h>
+
+#include "backends/ucx/ucx.h"
+
+#define GIVE_WAY_NS 50000 /* small messages are quicker when many are moved at a time */
+
+uint64_t thread_now_ns(void)
+{
+    struct timespec now;
+
+    (void)clock_gettime(CLOCK_MONOTONIC, &now);
+    return (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
+}
+
+void thread_give_way(struct engine *engine)
+{
+    if (thread_now_ns() - engine->gave_way_ns < GIVE_WAY_NS)
+        return;
+    (void)sched_yield();
+    engine->gave_way_ns = thread_now_ns();
+}
+
+void thread_wake(struct engine *engine)
+{
+    if (!engine->asleep)
+        return;
+    engine->asleep = false; /* one signal is enough */
+    (void)ucp_worker_signal(engine->worker);
+}
+
+enum rdt_status thread_handle(struct engine *engine, unsigned id, ucp_am_recv_callback_t callback, unsigned flags,
+                              struct rdt_error *err)
+{
+    const ucp_am_handler_param_t param = {
+        .field_mask = UCP_AM_HANDLER_PARAM_FIELD_ID | UCP_AM_HANDLER_PARAM_FIELD_FLAGS | UCP_AM_HANDLER_PARAM_FIELD_CB |
+                      UCP_AM_HANDLER_PARAM_FIELD_ARG,
+        .id = id,
+        .flags = UCP_AM_FLAG_WHOLE_MSG | flags,
+        .cb = callback,
+        .arg = engine,
+    };
+    ucs_status_t ucs = ucp_worker_set_am_recv_handler(engine->worker, &param);
+
+    if (ucs != UCS_OK)
+        return rdt_error_set(err, RDT_UNSUPPORTED, "UCX takes no active message handler: %s", ucs_status_string(ucs));
+    return RDT_OK;
+}
