@@ -1,26 +1,41 @@
-/* Groups: ordered sets of actors, within which a group transport (plugin.h: transport_is_grouped) moves bytes. A group belongs to an
- * owner, not to the session that created it, and any member may use it. The vendor's ranks are the distinct (node, device) pairs of its
- * members, in order of first appearance; clients of one node and device share a rank, and a node may have several.
+/* Groups: ordered sets of actors, within which a group transport (plugin.h: transport_is_grouped) moves bytes.
  *
- * The node that it was created on coordinates: it proposes the group to the nodes of all members under a new epoch, gathers what their
- * transports offer, and opens it when all are connected (rdt_peer.proto has the messages). Every node keeps its own view:
+ * Owns: this node's view of every group that has a member here or that was created here, and the ranks that
+ * it has opened in a plug-in. A group belongs to an owner, not to the session that created it, and every
+ * member may use it. The ranks of the vendor library are the distinct pairs of node and device among the
+ * members, in order of first appearance: clients of one node and device share a rank, and a node may have
+ * several ranks.
  *
- *             +----------- refused, failed, too late ----------+
- *             |                                                v
- *   ----> FORMING ---- all nodes ready ----> READY -------> CLOSING     the vendor's part is being closed; what moves in it fails
- *             ^          the transport failed, an abort does   |
- *             |          not come to rest, a node is lost      | closed
- *             +---- all its nodes are there, in time ------- DOWN
+ * Shows: this header. group_impl.h is private.
  *
- *   any of them ---- destroyed, or not even formed once ----> ENDING ---- closed here and on every node that is there ----> gone
+ * Refuses: to know transfers; those that move within a group hear of its changes by on_change. It waits for
+ * nothing without a deadline: when one passes, `why`, or the waiter's error, names the node or client that is
+ * missing.
  *
- * Without its coordinator a group is down on all nodes, and says so; it comes back with that node's link, unless another group has taken
- * the name meanwhile. One whose coordinator has restarted is down for good, until it is destroyed or another takes its name. One that was
- * never formed, or that its coordinator has ended meanwhile, goes.
+ * The node on which a group was created coordinates it. It proposes the group to the nodes of all members
+ * under a new epoch, collects the offers of their transports, and opens the group when all nodes are
+ * connected (rdt_peer.proto has the messages). Every node keeps its own view:
  *
- * Whatever it waits for it waits for with a deadline, and then `why`, or the waiter's error, names who or what is missing.
+ *              all nodes are ready           failed, stuck abort, node lost
+ *  ----> FORMING -----------------> READY --------------------------.
+ *        ^  |  |                      | no rank is open here        |
+ *        |  |  | refused, failed,     v                             v
+ *        |  |  | too late             DOWN <------------------- CLOSING   the plug-in ends its operations
+ *        |  |  |                      ^ |   all ranks are closed    ^
+ *        |  |  +----------------------|-|---------------------------+
+ *        |  +------- no rank is open -+ |
+ *        +------------------------------+
+ *           all nodes are there, in time
  *
- * Knows no transfer: those that move in a group hear of its changes (transfer_group.c). Loop thread only.
+ *  Every state may become ENDING: the group was destroyed, or could not be formed even once. When it has
+ *  ended here and on every node that can be reached, it is freed.
+ *
+ * Without its coordinator a group is DOWN on all nodes, and `why` says so. It comes back with the link to
+ * that node, unless another group has taken its name. If the coordinator has restarted, the group stays DOWN
+ * until it is destroyed or another group takes its name; if the group was never formed, or the coordinator
+ * has ended it meanwhile, it ends.
+ *
+ * Everything here runs on the loop thread.
  */
 #ifndef DAEMON_GROUP_H
 #define DAEMON_GROUP_H
@@ -39,11 +54,11 @@
 enum group_state { GROUP_FORMING, GROUP_READY, GROUP_CLOSING, GROUP_DOWN, GROUP_ENDING };
 
 enum group_change {
-    GROUP_SERVES, /* connected here: who was told so elsewhere may begin */
-    GROUP_OPENS,  /* and everywhere: may be used from here */
-    GROUP_BREAKS, /* no more operations; those under way end now */
-    GROUP_CLOSED, /* they have */
-    GROUP_GOES,   /* the struct is freed */
+    GROUP_SERVES, /* connected on this node: other nodes that are ready may begin */
+    GROUP_OPENS,  /* connected on all nodes: this node may begin */
+    GROUP_BREAKS, /* no further operations may be posted; those under way end now */
+    GROUP_CLOSED, /* all operations have ended */
+    GROUP_GOES,   /* the struct is freed when the callback returns */
 };
 
 struct group;
@@ -52,11 +67,11 @@ struct groups_callbacks {
     void *arg;
     enum rdt_status (*send)(void *arg, struct peer *peer, enum rdt_peer_message type, const ProtobufCMessage *message,
                             struct rdt_error *err);
-    /* As peers_find; *peer_p NULL: it is this node. */
+    /* As peers_find; *peer_p is NULL if the node is this one. */
     enum rdt_status (*find)(void *arg, const uint8_t node[16], const char *address, struct peer **peer_p,
                             struct rdt_error *err);
     bool (*believe)(void *arg, const Rdt__Pb__Requester *requester, struct owner *owner_p, struct rdt_error *err);
-    bool (*has_client)(void *arg, const struct owner *owner, const char *name); /* connected here now */
+    bool (*has_client)(void *arg, const struct owner *owner, const char *name); /* it is connected here */
     void (*on_change)(void *arg, struct group *group, enum group_change change);
 };
 
@@ -68,7 +83,7 @@ struct groups {
     struct deadlines *deadlines;
     struct accounts *accounts;
     struct groups_callbacks callbacks;
-    struct list all; /* struct group.link, in order of number */
+    struct list all; /* struct group.link, by number */
     unsigned n;
     uint64_t next_number;
     bool closing;
@@ -79,14 +94,14 @@ struct groups {
 struct group_member {
     char client[RDT_MAX_NAME_BYTES + 1], device[RDT_MAX_NAME_BYTES + 1], address[RDT_MAX_ADDRESS_BYTES + 1];
     uint8_t node[16];
-    struct peer *peer; /* the coordinator's; NULL: this node */
+    struct peer *peer; /* set on the coordinator only; NULL: this node */
     uint32_t rank;
 };
 
 struct group_rank {
     struct group *group;
     uint8_t node[16];
-    const char *device; /* a member's */
+    const char *device; /* borrowed from a member */
     bool here;
     struct plugin_group vendor; /* here, while open */
     bool open, ready;
@@ -94,91 +109,95 @@ struct group_rank {
     size_t blob_bytes;
 };
 
-struct group_node { /* another member's node, as the coordinator knows it */
+struct group_node { /* another node with members, as the coordinator sees it */
     struct peer *peer;
     bool accepted, ready, ended;
 };
 
-/* Somebody who waits for it to be formed, or to be gone. */
+/* A call that waits until a group is formed, or until it has ended. The caller owns the memory. */
 struct group_waiter {
     struct list link;
-    void (*on_done)(struct group_waiter *, const struct rdt_error *err); /* once, removed before; NULL: it is */
+    void (*on_done)(struct group_waiter *, const struct rdt_error *err); /* once, after removal; NULL: done */
 };
 
 struct group {
     struct list link;
     struct groups *groups;
-    uint64_t number; /* in groups->all; for pages */
+    uint64_t number; /* its place in groups->all; used to page through the list */
     uint8_t token[16];
     char name[RDT_MAX_NAME_BYTES + 1];
     struct owner owner;
-    struct account *account; /* the owner's: a reference, charged for one group */
+    struct account *account; /* the owner's, which is charged for one group; a reference */
     struct transport *transport;
     struct sm sm;
     uint64_t since_ns;
     uint32_t epoch;
-    char why[256];            /* it is not ready */
+    char why[256];            /* why it is not READY */
     struct peer *coordinator; /* NULL: this node */
     struct group_member *members;
     uint32_t n_members;
-    struct group_rank *ranks; /* [n_ranks]; none before all nodes have met */
+    struct group_rank *ranks; /* [n_ranks]; NULL until the nodes of all members are known */
     uint32_t n_ranks;
-    struct group_node *nodes; /* [n_nodes], the coordinator's */
+    struct group_node *nodes; /* [n_nodes], on the coordinator only */
     uint32_t n_nodes;
-    unsigned n_open;            /* ranks here that the plug-in still has */
-    unsigned failures;          /* in a row: delays the next try */
-    bool proposed, formed;      /* in this epoch; ever */
-    bool serves;                /* connected here */
-    bool again;                 /* DOWN: it is about to be formed anew */
+    unsigned n_open;            /* ranks on this node that the plug-in has not closed yet */
+    unsigned failures;          /* consecutive ones; they delay the next attempt */
+    bool proposed, formed;      /* proposed in this epoch; formed at least once */
+    bool serves;                /* connected on this node */
+    bool again;                 /* DOWN: it is about to be formed again */
     bool orphan;                /* its coordinator has restarted */
-    bool stuck;                 /* CLOSING for longer than anybody should wait */
+    bool stuck;                 /* CLOSING for so long that calls no longer wait for it */
     uint32_t next_epoch;        /* proposed while CLOSING; 0: none */
-    struct rdt_error suspicion; /* what the plug-in says is wrong with it, in this epoch; status OK: nothing */
-    struct rdt_error reason;    /* ENDING before it was formed: why. status OK: it was destroyed */
+    struct rdt_error suspicion; /* what the plug-in reported to be wrong in this epoch; status OK: nothing */
+    struct rdt_error reason;    /* ENDING: why it was never formed; status OK: it was destroyed */
     struct deadline deadline;
     struct list forming, ending; /* struct group_waiter.link */
-    struct list connections;            /* of transfer_group.c */
+    struct list connections;            /* of transfer_group.c, which owns them */
 };
 
 void groups_init(struct groups *groups);
 
-/* Ends all of them here, without a word; on_closed, maybe at once, when no plug-in has one any more. */
+/* Ends every group on this node without telling the other nodes. Calls on_closed, possibly at once, when no
+ * plug-in has a group open any more. */
 void groups_close(struct groups *groups, void (*on_closed)(void *arg), void *arg);
 
-/* Begins to form a group that this node coordinates; the waiter hears when it is READY, or why there is none. Errors: INVALID (the name,
- * a list of members that is none), EXISTS, UNSUPPORTED (no such transport, or one that knows no groups), LIMIT, NO_MEMORY,
+/* Begins to form a group that this node coordinates. waiter->on_done reports when it is READY, or why it was
+ * not formed; after an error it is not called. message is borrowed. INVALID: the name or the list of members
+ * is malformed; EXISTS; UNSUPPORTED: there is no such transport, or it has no groups; LIMIT; NO_MEMORY;
  * PEER_LOST. */
 enum rdt_status group_create(struct groups *groups, const struct owner *owner, const Rdt__Pb__GroupCreate *message,
                              struct group_waiter *waiter, struct group **group_p, struct rdt_error *err);
 
-/* It ends everywhere. The waiter (NULL: nobody) hears when it has. */
+/* Destroys the group on all nodes. waiter->on_done reports when it has ended; waiter may be NULL. */
 void group_end(struct group *group, struct group_waiter *waiter);
 
-/* Its creator waits no longer: a group that was never formed ends. */
+/* Removes a waiter whose call was cancelled; on_done is not called. A group that was never formed then ends. */
 void group_waiter_leave(struct group *group, struct group_waiter *waiter);
 
-/* Takes it down because something in it cannot be stopped otherwise, or has failed: a system error. Formed anew by itself. */
+/* Closes the group because something in it has failed or cannot be stopped in another way. It is then formed
+ * again. */
 void group_break(struct group *group, const char *why);
 
-/* ---- what there is ---- */
+/* ---- look-ups ---- */
 
-struct group *group_find(const struct groups *groups, const struct owner *owner, const char *name); /* not ENDING, or NULL */
+struct group *group_find(const struct groups *groups, const struct owner *owner, const char *name); /* not one that is ENDING */
 struct group *group_by_token(const struct groups *groups, const uint8_t *token, size_t bytes);
 
-/* Is the client (NULL: any) of that node a member? *rank_p, may be NULL, receives its rank. */
+/* Returns whether the client (NULL: any client) of that node is a member, and stores its rank in *rank_p,
+ * which may be NULL. */
 bool group_has(const struct group *group, const uint8_t node[16], const char *client, uint32_t *rank_p);
 
-/* The first rank of this node; NULL: it has none. */
+/* Returns the first rank of this node, or NULL. */
 struct group_rank *group_rank_here(const struct group *group);
 
-/* Which rank of that node moves memory of a device ("": host memory, which any may: that of the client, if it is a member, else the
- * first). NULL: none does. */
+/* Returns the rank of that node which moves memory of a device, or NULL. Host memory (device "") may be moved
+ * by any rank: by that of the client if it is a member, else by the first. */
 struct group_rank *group_rank_for(const struct group *group, const uint8_t node[16], const char *device, const char *client);
 
-/* It may move memory of that device ("": host memory). */
+/* Returns whether the rank may move memory of that device ("": host memory). */
 bool group_rank_serves(const struct group_rank *rank, const char *device);
 
-/* It cannot be used, but soon. */
+/* Returns whether the group is on its way to READY, so that it is worth waiting for it. */
 bool group_is_coming(const struct group *group);
 const char *group_state_name(const struct group *group); /* for people */
 
@@ -186,7 +205,7 @@ const char *group_state_name(const struct group *group); /* for people */
 
 void groups_peer_up(struct groups *groups, struct peer *peer, bool boot_changed);
 void groups_peer_down(struct groups *groups, struct peer *peer, const struct rdt_error *why);
-void groups_peer_merged(struct groups *groups, struct peer *from, struct peer *into); /* into NULL: this node itself */
+void groups_peer_merged(struct groups *groups, struct peer *from, struct peer *into); /* into NULL: this node */
 bool groups_frame_is_ours(uint16_t type);
 enum rdt_status groups_peer_frame(struct groups *groups, struct peer *peer, const struct frame *frame, struct rdt_error *err);
 

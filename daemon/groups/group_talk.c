@@ -1,4 +1,5 @@
-/* What the nodes of a group say to each other once it is formed, or is not; what becomes of it when one falls silent. */
+/* What the nodes of a group say to each other once it is formed, or is not; what becomes of it when one falls
+ * silent. */
 #include <stdarg.h>
 #include <stdio.h>
 
@@ -176,7 +177,8 @@ static enum rdt_status on_ready(struct groups *groups, struct peer *peer, const 
     return RDT_OK;
 }
 
-/* It is down here already, for what was noticed here: what its coordinator knows is why, and whether it comes again soon. */
+/* It is down here already, for what was noticed here: what its coordinator knows is why, and whether it comes
+ * again soon. */
 static void hear_why(struct group *group, const char *why, bool again)
 {
     text_copy(group->why, sizeof group->why, why);

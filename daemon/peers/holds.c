@@ -25,7 +25,7 @@ struct holds_node { /* peer->holds */
     /* what this node's clients hold there */
     struct map there; /* number -> struct far_hold */
     bool asked;       /* a call was sent: it may have holds that nobody here knows of */
-    struct deadline telling;
+    struct deadline notify;
     uint64_t untold[AT_A_TIME]; /* dropped, not yet told */
     size_t n_untold;
 };
@@ -44,7 +44,7 @@ void holds_init(struct holds *holds, struct deadlines *deadlines, uint64_t grace
 
 static void on_grace_over(struct deadline *deadline);
 static void on_turn(struct deadline *deadline);
-static void on_telling(struct deadline *deadline);
+static void on_notify(struct deadline *deadline);
 
 static struct holds_node *node_get(struct holds *holds, struct peer *peer)
 {
@@ -63,7 +63,7 @@ static struct holds_node *node_get(struct holds *holds, struct peer *peer)
     list_init(&node->leaving);
     node->grace.on_passed = on_grace_over;
     node->turn.on_passed = on_turn;
-    node->telling.on_passed = on_telling;
+    node->notify.on_passed = on_notify;
     list_append(&holds->nodes, &node->link);
     peer->holds = node;
     return node;
@@ -254,9 +254,9 @@ static void tell(struct holds_node *node)
         say(node, &message);
 }
 
-static void on_telling(struct deadline *deadline)
+static void on_notify(struct deadline *deadline)
 {
-    tell(container_of(deadline, struct holds_node, telling));
+    tell(container_of(deadline, struct holds_node, notify));
 }
 
 static void drop_there(struct holds_node *node, uint64_t number)
@@ -264,7 +264,7 @@ static void drop_there(struct holds_node *node, uint64_t number)
     if (node->peer->state != PEER_UP || node->holds->closing)
         return; /* it will not be in the list */
     node->untold[node->n_untold++] = number;
-    if (node->n_untold == AT_A_TIME || (node->n_untold == 1 && !deadline_set(node->holds->deadlines, &node->telling, 0)))
+    if (node->n_untold == AT_A_TIME || (node->n_untold == 1 && !deadline_set(node->holds->deadlines, &node->notify, 0)))
         tell(node);
 }
 
@@ -370,7 +370,7 @@ void holds_peer_down(struct holds *holds, struct peer *peer)
     if (!node || holds->closing)
         return;
     node->n_untold = 0;
-    deadline_unset(holds->deadlines, &node->telling);
+    deadline_unset(holds->deadlines, &node->notify);
     if (map_count(&node->here) > 0 && node->grace.place == 0 &&
         !deadline_set(holds->deadlines, &node->grace, (int64_t)holds->grace_ns))
         leave_all(node);
@@ -425,7 +425,7 @@ void holds_clear(struct holds *holds)
 
         deadline_unset(holds->deadlines, &node->grace);
         deadline_unset(holds->deadlines, &node->turn);
-        deadline_unset(holds->deadlines, &node->telling);
+        deadline_unset(holds->deadlines, &node->notify);
         list_splice(&node->leaving, &node->taken);
         leave_some(node, SIZE_MAX);
         map_fini(&node->here);

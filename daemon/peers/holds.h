@@ -1,17 +1,21 @@
-/* Holds across nodes: what this node's clients hold on objects of other nodes, and what other nodes hold here for theirs.
+/* Holds across nodes: what this node's clients hold on objects of other nodes, and what clients of other
+ * nodes hold here.
  *
- * A client's HOLD of another node's object goes there as a call, and the owner notes the hold under the call's number; the holder's node tells
- * when its client lets go. Several at a time are told in one message. The link's end is not theirs:
+ * A client's HOLD of another node's object travels there as a call, and the owner's node notes the hold under
+ * the call's number. When the client drops the hold, its node notifies the owner's node, several holds in one
+ * message. A hold outlives its link for a while, in which both nodes dial again and again. As the owner's
+ * node sees it:
  *
- * Both ends then dial again and again, the owner for as long as it keeps them.
+ *            the link goes down           hold_grace has passed
+ *   HELD ------------------------> AWAY -----------------------> dropped; the holder is told `lost` when the link is up again
+ *    ^ |                            |
+ *    | |                            | the link comes up, and the holder sends the list of what it still holds
+ *    | |      in the list           |
+ *    +-|----------------------------+------> dropped: it is not in the list, or the holder's daemon has restarted
+ *      +------> dropped: the holder's client has dropped it, or the object was freed by force
  *
- *            the link is down           hold_grace is over
- *   HELD ----------------------> KEPT ---------------------> gone; the holder hears `lost` when the link is up again
- *     ^                           |
- *     |  the link is up: in the holder's list of what it holds yet
- *     +---------------------------+---> gone: not in that list; or the holder has restarted
- *
- * What many nodes' ends leave behind goes in turns. An object that is freed by force lets go of all of them at once. Loop thread only.
+ * Many holds of one node are dropped in small batches, so that the loop is not held up; a forced free drops
+ * all holds of its object at once. Everything here runs on the loop thread.
  */
 #ifndef DAEMON_HOLDS_H
 #define DAEMON_HOLDS_H
@@ -29,42 +33,45 @@ struct holds {
     bool closing;
 };
 
-struct node_hold { /* on an object of this node */
+struct node_hold { /* a hold that another node has on an object of this node */
     struct list by_object;
-    struct list by_node; /* in node->taken, or in node->leaving */
+    struct list by_node; /* in node->taken or node->leaving */
     struct holds_node *node;
     struct object *object;
-    struct account *account; /* charged: a reference */
-    uint64_t number;         /* of the call that took it */
-    uint32_t list_seen;      /* it is in that list of the holder's */
+    struct account *account; /* charged for the hold; a reference */
+    uint64_t number;         /* number of the call that took it */
+    uint32_t list_seen;      /* the latest list of the holder that contains it */
 };
 
 void holds_init(struct holds *holds, struct deadlines *deadlines, uint64_t grace_ns);
 
-/* Lets go of everything here; nothing is taken or told any more. Every client has ended. */
+/* Drops every hold; from now on none is taken, and no node is notified. Every client has ended. */
 void holds_clear(struct holds *holds);
 
 /* ---- as the owner's node ---- */
 
-/* For a client of that node. Charged to the account, which takes a reference. LIMIT, NO_MEMORY, INVALID (the number is taken). */
+/* Takes a hold on the object for a client of that node, charged to the account, on which it takes a
+ * reference. LIMIT; NO_MEMORY; INVALID: the node has a hold of that number. */
 enum rdt_status holds_take(struct holds *holds, struct peer *peer, uint64_t number, struct account *account, struct object *object,
                            struct rdt_error *err);
 
-/* It was freed by force. The caller holds it. */
+/* Drops every hold of other nodes on an object that was freed by force. The caller keeps the object alive. */
 void holds_object_freed(struct object *object);
 
 const struct peer *node_hold_peer(const struct node_hold *hold);
 
 /* ---- as the holder's node ---- */
 
-/* A call that takes a hold is about to be sent: from now on that node wants to know what is still held. NO_MEMORY. */
+/* Prepares for a HOLD call that is about to be sent: whenever its link comes up, that node then receives the
+ * list of what is still held. NO_MEMORY. */
 enum rdt_status holds_ask(struct holds *holds, struct peer *peer, struct rdt_error *err);
 
-/* The call was answered: the hold is the client's, under its request's id. On an error the owner is told that it is not wanted. LIMIT, NO_MEMORY. */
+/* The call was answered: gives the hold to the client under the id of its request. On an error the owner's
+ * node is notified that the hold is dropped. LIMIT, NO_MEMORY. */
 enum rdt_status holds_took(struct holds *holds, struct peer *peer, uint64_t number, struct client *client, uint64_t request_id,
                            struct rdt_error *err);
 
-/* Nobody waits for that call any more, whatever became of it. */
+/* Drops the hold of a HOLD call whose client no longer waits, whether or not the owner's node has taken it. */
 void holds_unwanted(struct holds *holds, struct peer *peer, uint64_t number);
 
 /* ---- the link ---- */

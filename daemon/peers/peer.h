@@ -1,14 +1,28 @@
-/* The other nodes: one TLS 1.3 link each, its pings, its back-off, and who they are. Knows no transfer: what arrives and what
- * happens goes up by callbacks given at start.
+/* The other nodes: who they are, and one TLS 1.3 link to each.
  *
- *                    dial / accept             hello exchanged
- *      +--> IDLE ------------------> CONNECTING ---------------> UP ----+
- *      |     ^                           | fails                        | end of file, error, ping timeout, goodbye
- *      |     | time over                 v                              |
- *      |     +----------------------- BACKOFF <-------------------------+
- *      +-- (a connection that the peer dialled can come up in any state)
+ * Owns: the listener for other nodes, the links, their pings and their back-off; every struct peer, from the
+ * moment it becomes known until peers_close; and the holds that clients of one node have on objects of
+ * another (holds.h).
  *
- * All on the loop thread.
+ * Shows: peer.h and holds.h. All other headers are private. Two fields of struct peer belong to rooms above,
+ * which also free them.
+ *
+ * Refuses: to believe anything before both ends have proved that they hold the key (tls.h), and a first frame
+ * that is not a hello (peer_link.h). It knows no object, transfer or group: frames, and changes of the link,
+ * go up by the callbacks given at start.
+ *
+ *                 dial                both hellos are exchanged
+ *      IDLE ---------------> CONNECTING -----------------------> UP
+ *       ^  ^                  |     |                             |
+ *       |  | (1)              |     | the dial fails              | end of file, an error, a ping timeout, a goodbye
+ *       |  +------------------+     v                             |
+ *       +----------------------- BACKOFF <------------------------+
+ *         the delay has passed
+ *
+ *   IDLE and BACKOFF also become UP, when a link that the peer dialled comes up.
+ *   (1) The dial is given up: the entry turned out to be another peer, or this node itself.
+ *
+ * Everything here runs on the loop thread.
  */
 #ifndef DAEMON_PEER_H
 #define DAEMON_PEER_H
@@ -29,83 +43,90 @@ struct peers;
 enum peer_state { PEER_IDLE, PEER_CONNECTING, PEER_UP, PEER_BACKOFF };
 
 struct peer {
-    struct list link; /* in peers_all() */
+    struct list link; /* in the list of peers_all */
     struct peers *peers;
-    uint8_t uuid[16];    /* all zero: never met, known by address only */
-    uint8_t boot_id[16]; /* of the link that is or was up */
+    uint8_t uuid[16];    /* all zero: not met yet, known by its address only */
+    uint8_t boot_id[16]; /* of the daemon at the other end of the latest link */
     char name[65];       /* from the nodes file, else the address */
-    char address[65];    /* where to dial; "" if it only ever dials us */
+    char address[65];    /* where to dial; "": it dials us, never the other way round */
     char version[32];
     enum peer_state state;
     uint64_t since_ns;         /* uv_hrtime() of the last change of state */
     uint64_t retry_at_ns;      /* BACKOFF: when the next dial is due */
     uint64_t rtt_ns;           /* of the last ping */
-    uint64_t confirmed_ns;     /* when the last ping that it answered was sent; 0: none on this link */
-    uint64_t patience_ns;      /* how long it hears nothing from us before it gives us up */
-    uint64_t answered_ns;      /* when its last ping was answered; 0: none on the latest link, or it knows that that is no more */
+    uint64_t confirmed_ns;     /* when the last ping that it answered was sent; 0: none was answered on this link */
+    uint64_t patience_ns;      /* how long it waits without hearing from us before it ends the link */
+    uint64_t answered_ns;      /* when we last answered its ping; 0: never on this link, or it has ended */
     char last_error[192];      /* why it is not up */
-    bool tensor_runs;          /* of the link that is or was up: it reads lists of tensors in runs */
-    unsigned epoch;            /* grows with each link that comes up */
-    unsigned n_calls;          /* of it, that wait here for their answer (rpc_remote.c) */
-    void *session;             /* struct peer_session of daemon/transfers, which owns it; it survives links */
-    void *holds;               /* the same, of holds.c */
-    struct peer_link *link_up; /* private to peer*.c: the connection in use; NULL unless UP */
+    bool tensor_runs;          /* of the latest link: the node reads lists of tensors in runs */
+    unsigned epoch;            /* counts the links that came up */
+    unsigned n_calls;          /* of rpc_remote.c: calls that the node sent and that wait here for their answer */
+    void *session;             /* of daemon/transfers, which owns it: struct peer_session; survives links */
+    void *holds;               /* of holds.c, which owns it: struct holds_node; survives links */
+    struct peer_link *link_up; /* private to peer*.c: the link in use; NULL unless UP */
     struct peer_dial *dial;    /* private to peer*.c */
 };
 
 struct peers_callbacks {
     void *arg;
-    /* What the layer above says of itself in our hello (version); what it points to lives until the next call. */
-    void (*fill_hello)(void *arg, struct peer *peer /* NULL if not known yet */, Rdt__Pb__LinkHello *hello);
-    /* The link is up; hello is the peer's, borrowed. boot_changed: it restarted since we last met. */
+    /* Fills the fields of our hello that belong to the rooms above, such as the version. What the fields
+     * point to must stay valid until the next call. peer is NULL if the node is not known yet. */
+    void (*fill_hello)(void *arg, struct peer *peer, Rdt__Pb__LinkHello *hello);
+    /* The link is up. hello is the peer's, borrowed. boot_changed: its daemon has restarted since the last link. */
     void (*on_up)(void *arg, struct peer *peer, const Rdt__Pb__LinkHello *hello, bool boot_changed);
-    /* It was up and is no more, or a dial failed (was_up false): nothing sent since will be answered. */
+    /* The link has ended (was_up), or a dial has failed. No message that was sent before will be answered. */
     void (*on_down)(void *arg, struct peer *peer, bool was_up, const struct rdt_error *why);
-    /* A frame of any type that peer.c does not handle itself (HELLO, PING, PONG, GOODBYE). RDT_OK, or an error that ends the link. */
+    /* A frame has come whose type is not HELLO, PING, PONG or GOODBYE. frame is borrowed. An error ends the link. */
     enum rdt_status (*on_frame)(void *arg, struct peer *peer, const struct frame *frame, struct rdt_error *err);
-    /* What was known by an address only turned out to be `into`, or (NULL) this node itself: whoever waits for its link goes on there.
-     * NULL: nobody waits for such. */
+    /* The node `from`, of which only the address was known, is the same node as `into`, or this node itself
+     * (into is NULL). What waits for the link of `from` must now wait for that of `into`. May be NULL. */
     void (*on_merged)(void *arg, struct peer *from, struct peer *into);
-    /* The answer to the latest peer_ask. NULL: nobody asks. */
+    /* The node has answered the latest peer_ask. May be NULL. */
     void (*on_answer)(void *arg, struct peer *peer);
-    const struct events *events; /* NULL: nobody watches */
+    const struct events *events; /* where changes are reported; NULL: nowhere */
 };
 
-/* Reads the key, binds options->listen (port 0: node->address receives the real one), dials the nodes of the nodes file. Without a
- * key_file there are no peers: peers_find then says so. */
+/* Reads the key, listens on options->listen (with port 0, node->address receives the real port) and dials the
+ * nodes of the nodes file. Without a key_file there are no peers, and peers_find returns UNSUPPORTED. loop,
+ * options and node are borrowed until on_closed of peers_close. */
 enum rdt_status peers_create(uv_loop_t *loop, const struct options *options, struct node *node,
                              const struct peers_callbacks *callbacks, struct peers **peers_p, struct rdt_error *err);
 
-/* Says goodbye, closes every link (on_down is called for those that were up), then on_closed. */
+/* Says goodbye and closes every link; on_down is called for each that was up. Then calls on_closed, once,
+ * when the memory of everything is freed. */
 void peers_close(struct peers *peers, void (*on_closed)(void *arg), void *arg);
 
-/* The node that a ref names (uuid all zero: the one at that address, or of that name in the nodes file), made known if it is not yet and address is not "". Starts dialling unless it is up, connecting or in
- * back-off. NOT_FOUND: unknown and no address; UNSUPPORTED: this daemon has no peer link (no key_file); LIMIT: too many peers;
- * INVALID: bad address. */
+/* Finds the node that a ref names, or adds it if address is not "". If uuid is all zero, it is the node at
+ * that address, or the one of that name in the nodes file. Starts to dial it unless its link is up,
+ * connecting or in back-off. NOT_FOUND: the node is not known and there is no address; UNSUPPORTED: this
+ * daemon has no peer link because key_file is not set; LIMIT: there are too many peers; INVALID: the address
+ * is malformed. */
 enum rdt_status peers_find(struct peers *peers, const uint8_t uuid[16], const char *address, struct peer **peer_p,
                            struct rdt_error *err);
 
-/* Others reach the node at this moment: if this one is in back-off it is dialled now. Nothing else, whatever is not known or cannot be done. */
+/* Another node reports that it reaches this one now. If the node is in back-off here, it is dialled at once;
+ * otherwise nothing happens. */
 void peers_hear_of(struct peers *peers, const uint8_t uuid[16], const char *address);
 
 struct list *peers_all(struct peers *peers);
 const char *peer_state_name(enum peer_state state);
 
-/* "node n2 (7f3a...)" for sentences. Static thread-local-free: text_p has 128 bytes. */
+/* Writes "node n2 (7f3a...)" for use in sentences; text_p has 128 bytes. */
 void peer_describe(const struct peer *peer, char *text_p);
 
-/* For a peer in back-off: PEER_LOST, naming the node, what keeps it away and when it is dialled next. */
+/* For a peer in back-off: returns PEER_LOST, with a sentence that names the node, why it cannot be reached
+ * and when it is dialled next. */
 enum rdt_status peer_away(const struct peer *peer, struct rdt_error *err);
 
-/* Queues a message on the link; written when the loop turns (several in one TLS record where possible). PEER_LOST unless UP;
- * NO_MEMORY; LIMIT: too large. */
+/* Queues a message on the link. The queue is written once per turn of the loop, several messages in one TLS
+ * record where possible. PEER_LOST: the link is not up; NO_MEMORY; LIMIT: the message is too large. */
 enum rdt_status peer_send(struct peer *peer, enum rdt_peer_message type, const ProtobufCMessage *message,
                           struct rdt_error *err);
 
-/* Is the node still there? A ping at once: on_answer when the node has answered it, or on_down. */
+/* Checks that the node is still there by a ping: on_answer follows when it has answered, or on_down. */
 void peer_ask(struct peer *peer);
 
-/* Bytes queued and not yet written: back-pressure for whoever asks. */
+/* Returns how many bytes are queued and not yet written. Senders of much data wait while this is large. */
 size_t peer_queued_bytes(const struct peer *peer);
 
 #endif

@@ -1,9 +1,9 @@
 /* One connection to another node: its life, its frames and its pings. How bytes get through TCP and TLS is in
  * peer_wire.c.
  *
- * Refuses: to believe anything before TLS is up, a first frame that is not hello, frames of the layer above before both
- * ends have agreed on this connection, more than QUEUE_MAX_BYTES that the other end does not read. Logs nothing: on_end
- * says why.
+ * Refuses: to believe anything before TLS is up, a first frame that is not hello, frames of the layer above
+ * before both ends have agreed on this connection, more than QUEUE_MAX_BYTES that the other end does not
+ * read. Logs nothing: on_end says why.
  */
 #include "daemon/peers/peer_link.h"
 
@@ -159,7 +159,8 @@ static void on_tick(uv_timer_t *timer)
     struct peer_link *link = timer->data;
     uint64_t now = uv_hrtime(), silence_due;
 
-    /* While this process was stopped or busy it read nothing: that is not the peer's silence. Its bytes may be waiting. */
+    /* While this process was stopped or busy it read nothing: that is not the peer's silence. Its bytes may
+     * be waiting. */
     if (now > link->timer_due_ns + LATE_NS) {
         link->last_byte_ns += now - link->timer_due_ns;
         if (link->last_byte_ns > now)

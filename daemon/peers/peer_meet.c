@@ -7,7 +7,8 @@
  *
  * - The dialler closes a connection that leads to a node whose link is up, or to itself; nobody notices.
  * - One that dials anew has given up on what was up before: the acceptor replaces it.
- * - Both dialled at once: the node with the higher uuid takes the connection it accepted. The other one, once it has said
+ * - Both dialled at once: the node with the higher uuid takes the connection it accepted. The other one, once
+ *   it has said
  *   hello on its own, holds the accepted connection until its own is taken (then it closes the held one) or fails (then
  *   it takes it).
  */

@@ -20,7 +20,8 @@
 #define KEY_FILE_MAX_BYTES 4096u
 #define PSK_BYTES 32u
 
-/* AES-GCM wears out after some 2^24 records under one key (RFC 8446, 5.5), and OpenSSL does not change it by itself. */
+/* AES-GCM wears out after some 2^24 records under one key (RFC 8446, 5.5), and OpenSSL does not change it by
+ * itself. */
 #define RECORDS_PER_KEY (UINT64_C(1) << 23)
 
 static const char identity[] = "rdtd";

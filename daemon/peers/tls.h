@@ -1,9 +1,9 @@
 /* TLS 1.3 with a pre-shared key, between memory and memory: ciphertext goes in, plaintext comes out, and the reverse.
  * Owns the key and OpenSSL's state; knows no socket, and never blocks.
  *
- * Refuses everything but what two nodes with the same key need: no certificates, no earlier version, no session
- * tickets, no early data, one cipher suite, a fresh Diffie-Hellman exchange each time (a key that leaks later opens no
- * old recording).
+ * Refuses everything but what two nodes with the same key need: no certificates, no earlier version, no
+ * session tickets, no early data, one cipher suite, a fresh Diffie-Hellman exchange each time (a key that
+ * leaks later opens no old recording).
  */
 #ifndef DAEMON_TLS_H
 #define DAEMON_TLS_H
@@ -18,8 +18,8 @@
 
 struct tls_context; /* the key, and what all connections share */
 
-/* Reads the key: the file's content without trailing white space. INVALID: shorter than 16 bytes, not a file, or others
- * may read it; SYSTEM: cannot be read. The context outlives its connections. */
+/* Reads the key: the file's content without trailing white space. INVALID: shorter than 16 bytes, not a file,
+ * or others may read it; SYSTEM: cannot be read. The context outlives its connections. */
 enum rdt_status tls_context_create(const char *key_file, struct tls_context **context_p, struct rdt_error *err);
 void tls_context_destroy(struct tls_context *context);
 
@@ -36,8 +36,8 @@ void tls_fini(struct tls *tls); /* also of one that is all zero */
 /* Ciphertext that the other end sent. NO_MEMORY. */
 enum rdt_status tls_feed(struct tls *tls, const void *bytes, size_t n, struct rdt_error *err);
 
-/* RDT_OK: the other end has proved that it holds the key; RDT_AGAIN: feed more; RDT_DENIED: it has not. Each time there
- * may be something to send. */
+/* RDT_OK: the other end has proved that it holds the key; RDT_AGAIN: feed more; RDT_DENIED: it has not. Each
+ * time there may be something to send. */
 enum rdt_status tls_handshake(struct tls *tls, struct rdt_error *err);
 
 /* After the handshake. RDT_OK: n_p > 0 bytes; RDT_AGAIN: no whole record there; RDT_DISCONNECTED: the other end has
