@@ -1,32 +1,33 @@
-/* What a connection takes of the daemon's heap before anybody knows what it wants, and after it was answered: a large message that is still
- * coming, or being read by the pool, and answers that its client does not read. It counts as the client's share of the heap, like what is
- * kept of its requests; a little of each does not.
+/* The heap of a connection that no request is charged for: a large message that is still being received or
+ * decoded, and answers that the client has not read. Above a small free amount both count towards the client's
+ * limit of heap.
  *
- * Loop thread only.
+ * Loop thread only. /
  */
 #ifndef DAEMON_CONN_HEAP_H
 #define DAEMON_CONN_HEAP_H
 
 #include "daemon/conn.h"
 
-/* Before more is read. A message whose client has no share left is answered with LIMIT, and passed over: the connection goes on. */
+/* Called before more is read. A large message for which the client has no heap left is answered with LIMIT and
+ * skipped; the connection continues. */
 void conn_admit_frame(struct conn *conn);
 
-/* Nobody reads the message any more, or the connection is at its end. */
-void conn_settle_frame(struct conn *conn); /* if so */
+/* Ends the charge for the large message: conn_settle_frame only if it has been handled, conn_uncharge_frame in any case. */
+void conn_settle_frame(struct conn *conn);
 void conn_uncharge_frame(struct conn *conn);
 
-/* After the queue of answers has changed. */
+/* Updates the charge after the queue of answers has changed. */
 void conn_charge_queue(struct conn *conn);
 
-/* LIMIT: an answer of so many bytes finds no room, and cannot be queued. */
+/* May an answer of this many bytes be queued? LIMIT. */
 bool conn_has_room(const struct conn *conn, size_t bytes, struct rdt_error *err);
 
-/* Who does not read is not read: too much is queued, or what is queued is more than its share. */
+/* The client must read its answers before the daemon reads its next request: client_queue or its limit of heap is reached. */
 bool conn_queue_is_full(const struct conn *conn);
 
-/* At the end of a turn: its task goes on in the next ones, and answers by hundreds. A write for every few of them would wake the reader as
- * often: they may wait for more, for a few turns. */
+/* At the end of a turn of a task that continues: may the answers wait for more, for a few turns? A task answers by
+ * the hundred, and each write wakes the reader. */
 bool conn_may_gather(struct conn *conn);
 
 #endif

@@ -1,17 +1,17 @@
-/* Whose a connection is, as the kernel says: its user, group and process, and the account that pays for it. What speaks against serving it
- * is kept for the answer to its HELLO.
+/* The identity of a client as the kernel reports it: user, group and process, and the account that is charged for
+ * it. A reason not to serve the client is kept until its HELLO, which it answers.
  *
- * Loop thread only.
+ * Loop thread only. /
  */
 #ifndef DAEMON_CONN_IDENTITY_H
 #define DAEMON_CONN_IDENTITY_H
 
 #include "daemon/conn.h"
 
-#define CONN_FDS 2 /* its socket and pidfd: of its account as long as it is there */
+#define CONN_FDS 2 /* its socket and pidfd, charged to its account */
 
-/* Fills the client's ids, its account (a reference, charged), the pidfd and, maybe, the refusal. false: it cannot even be told why not, and
- * nothing is left of it. */
+/* Fills the client's ids, its account (a reference, charged), the pidfd and, if it is not to be served, the
+ * refusal. false: too many refused clients are connected to tell this one why; the caller closes the socket. */
 bool conn_identify(struct conn *conn);
 
 #endif

@@ -1,6 +1,8 @@
-/*   start: plugins, work pool -> tables -> peers -> listener -> READY
- *   SIGTERM: no new clients or puts; transfers may end until drain_timeout (or a second signal); then
- *            listener -> clients -> transports -> peers -> copies on devices -> work pool -> plugins -> loop
+/* The order of start and end:
+ *
+ *   start:   plug-ins, work pool -> tables -> peers -> listener -> READY
+ *   SIGTERM: no new clients or puts; transfers may end until drain_timeout or a second signal; then these close in order:
+ *            listener -> clients -> transports -> peers -> copies on devices -> work pool -> plug-ins -> loop
  */
 #include "daemon/daemon.h"
 
@@ -27,8 +29,8 @@
 
 #define STUCK_NS 10000000000ll
 #define LINGER_NS 300000000ll
-#define IDLE_LOOKS 8 /* in idle_exit */
-#define SLICE_NS 100000 /* the shortest that the kernel takes */
+#define IDLE_LOOKS 8 /* checks in one idle_exit */
+#define SLICE_NS 100000 /* the shortest slice that the kernel accepts */
 
 struct daemon {
     uv_loop_t loop;
@@ -39,8 +41,8 @@ struct daemon {
     struct deadlines deadlines;
     struct regions regions;
     struct accounts accounts;
-    uint64_t open_files; /* that this process may have */
-    struct account own;  /* of what the daemon has for itself */
+    uint64_t open_files; /* limit of this process */
+    struct account own;  /* the daemon's own use */
     struct slabs slabs;
     struct object_table objects;
     struct names names;
@@ -55,7 +57,7 @@ struct daemon {
     uv_timer_t watchdog;
     bool watching;
     struct deadline drain, last, idle;
-    uint64_t needed_ns; /* when somebody was last seen to need it */
+    uint64_t needed_ns; /* when somebody last needed the daemon */
     bool stopping, stuck, lingering;
 };
 
@@ -64,7 +66,7 @@ struct daemon {
 static void fill_hello(void *arg, struct peer *peer, Rdt__Pb__LinkHello *hello)
 {
     (void)arg;
-    (void)peer; /* transports are offered when the link is up: only then is it known whose connections they are */
+    (void)peer; /* transports are offered when the link is up, since only then the node at its other end is known */
     hello->version = (char *)RDTD_VERSION;
     hello->tensor_runs = true;
 }
@@ -86,7 +88,7 @@ static void on_peer_down(void *arg, struct peer *peer, bool was_up, const struct
     struct daemon *daemon = arg;
     struct rdt_error lost = *why;
 
-    lost.status = RDT_PEER_LOST; /* whatever ended the link: what was asked of that node is lost */
+    lost.status = RDT_PEER_LOST; /* whatever ended the link, requests to that node are lost */
     rdt_error_prefix(&lost, was_up ? "node %s is lost" : "node %s cannot be reached", peer->name);
     if (was_up)
         log_warn("node %s is lost: %s", peer->name, why->msg);
@@ -132,7 +134,7 @@ static void on_peer_answer(void *arg, struct peer *peer)
     transfers_peer_answer(&daemon->transfers, peer);
 }
 
-/* ---- what groups need of the rest ---- */
+/* ---- groups' callbacks ---- */
 
 static enum rdt_status send_for_group(void *arg, struct peer *peer, enum rdt_peer_message type, const ProtobufCMessage *message,
                                       struct rdt_error *err)
@@ -198,7 +200,7 @@ static void close_plugins(void *arg)
 
 static void close_pool(void *arg);
 
-/* What a device still reads or writes, and who hears of its end, stays until then. */
+/* Memory that a device still reads or writes, and the callbacks of these copies, stay until the copies end. */
 static void await_copies(void *arg)
 {
     struct daemon *daemon = arg;
@@ -239,7 +241,7 @@ static void close_transfers(void *arg)
     object_tellings_end(&daemon->objects);
     detached_end_all(&daemon->objects);
     holds_clear(&daemon->rpc.holds);
-    names_clear(&daemon->names); /* what they hold goes while there are still threads that free memory */
+    names_clear(&daemon->names); /* names hold objects, whose memory the work pool frees while it still runs */
     transfers_close(&daemon->transfers, close_groups, daemon);
 }
 
@@ -250,7 +252,8 @@ static void close_clients(void *arg)
     conns_close(&daemon->conns, close_transfers, daemon);
 }
 
-/* A backend that never says it has closed, or copied, must not keep the process alive: its threads end with it. */
+/* A backend that never reports the end of a close or of a copy must not keep the process alive: its threads end
+ * with the process. */
 static void on_stuck(struct deadline *deadline)
 {
     struct daemon *daemon = container_of(deadline, struct daemon, last);
@@ -276,7 +279,8 @@ static void hurry(struct daemon *daemon)
     listener_close(&daemon->listener, close_clients, daemon);
 }
 
-/* The last chunk we sent may still be on its way: a transport knows that its buffer is free, not that the reader has it. */
+/* The last chunk that was sent may still be in flight: a transport reports that its buffer is free, not that the
+ * reader has the bytes. */
 static void on_idle(struct transfers *transfers)
 {
     struct daemon *daemon = container_of(transfers, struct daemon, transfers);
@@ -327,7 +331,7 @@ static void on_signal(uv_signal_t *handle, int number)
     drain(daemon, strsignal(number));
 }
 
-/* Looks from time to time whether anybody needs the daemon: a client, or an object that is kept for later ones. */
+/* Checks regularly whether anybody needs the daemon: a client, or an object that waits for later clients. */
 static void on_idle_look(struct deadline *deadline)
 {
     struct daemon *daemon = container_of(deadline, struct daemon, idle);
@@ -489,10 +493,11 @@ static enum rdt_status start(struct daemon *daemon, struct rdt_error *err)
     return status == RDT_OK ? listener_start(&daemon->listener, &daemon->conns, err) : status;
 }
 
-/* Before any thread starts, so that all have it, those of plug-ins too. The loop works for some microseconds at a time: with short slices
- * it need not wait for the end of others' (since Linux 6.12; elsewhere this does nothing). Those who copy and receive beside it would
- * work for milliseconds, and the kernel looks only when its clock ticks whether a client or the loop should have had the processor: they
- * ask with sched_yield after each piece. What a thread gives away by that is the rest of its slice, hence theirs are short too. */
+/* Asks the kernel for short time slices (since Linux 6.12; elsewhere this does nothing), before any thread starts,
+ * so that the threads of plug-ins inherit them. The loop works for some microseconds at a time, and with short
+ * slices it preempts other threads sooner. Threads that copy and receive work for milliseconds, and the kernel
+ * checks only at its clock tick whether another thread should run: they call sched_yield after each piece. A yield
+ * gives away the rest of the slice, so their slices are short, too. */
 static void ask_for_short_slices(void)
 {
     struct {
@@ -504,7 +509,7 @@ static void ask_for_short_slices(void)
     } attr = {.size = sizeof attr, .policy = SCHED_OTHER, .slice_ns = SLICE_NS};
 
     if (sched_getscheduler(0) != SCHED_OTHER)
-        return; /* somebody chose */
+        return; /* a scheduling policy was chosen from outside */
     attr.nice = getpriority(PRIO_PROCESS, 0);
     (void)syscall(SYS_sched_setattr, 0, &attr, 0);
 }

@@ -1,14 +1,19 @@
-/* The whole: makes every room, connects them, and takes them down in order. */
+/* The top room: starts every other room, connects them by callbacks, and stops them in order.
+ *
+ * It owns the loop, the sockets of clients (listener.h), a connection for each client (conn.h) and the order of
+ * start and end, which is drawn at the top of daemon.c. It promises that everything a client holds ends with its
+ * connection. It has no public header: nothing is above it. */
 #ifndef DAEMON_DAEMON_H
 #define DAEMON_DAEMON_H
 
 #include "daemon/config/options.h"
 #include "rdt_status.h"
 
-/* Serves until SIGTERM or SIGINT, drains, returns. The status says why it could not start. */
+/* Serves until SIGTERM or SIGINT, waits for transfers to end, and returns. An error says why the daemon could not start. */
 enum rdt_status daemon_run(const struct options *options, struct rdt_error *err);
 
-/* Loads the backends to judge their sections of the configuration, prints those to `dump` if it is not NULL, and goes no further. */
+/* Loads the backends to check their sections of the configuration, and prints these to `dump` unless it is NULL.
+ * Serves nobody. */
 enum rdt_status daemon_check(const struct options *options, FILE *dump, struct rdt_error *err);
 
 #endif

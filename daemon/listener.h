@@ -1,4 +1,4 @@
-/* The Unix sockets that clients connect to: our own, or those the service manager passed. */
+/* The Unix sockets where clients connect: one that the daemon creates, or those that the service manager has passed. */
 #ifndef DAEMON_LISTENER_H
 #define DAEMON_LISTENER_H
 
@@ -18,17 +18,17 @@ struct listener {
     struct conns *conns;
     struct listener_socket sockets[LISTENER_MAX_SOCKETS];
     unsigned n, open;
-    char path[108];        /* of a socket we made, to be unlinked; "" none */
-    struct deadline pause; /* out of fds: accepts again when it has passed */
+    char path[108];        /* of a socket that the daemon created and unlinks; "": none */
+    struct deadline pause; /* after the process ran out of fds: accepts again when it has passed */
     void (*on_closed)(void *arg);
     void *arg;
 };
 
-/* Serves the sockets passed by the manager, else makes options->socket. RDT_EXISTS: another daemon serves it. A stale socket file is
- * replaced. */
+/* Serves the sockets that the service manager has passed; if there are none, creates options->socket and replaces
+ * a stale socket file. EXISTS: another daemon serves that socket. */
 enum rdt_status listener_start(struct listener *listener, struct conns *conns, struct rdt_error *err);
 
-/* Accepts no more; removes the socket file if it is ours. */
+/* Stops accepting, and removes the socket file if the daemon created it. on_closed(arg) runs once, from the loop. */
 void listener_close(struct listener *listener, void (*on_closed)(void *arg), void *arg);
 
 #endif

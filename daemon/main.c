@@ -1,4 +1,4 @@
-/* rdtd: reads its options and runs. */
+/* rdtd: reads its configuration and runs. */
 #include <malloc.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -7,9 +7,10 @@
 #include "daemon/base/log.h"
 #include "daemon/base/node.h"
 
-/* Messages of up to 16 MiB come and go: their pages stay, rather than go back to the kernel with each of them, who would then have to
- * clear new ones while the loop waits for the same address space. (p99 of another client's put beside messages of 4 MiB: 9 times idle
- * with 2 MiB here and 8 kept, 2 to 4 so.) What is kept is never more than KEEP_BYTES. */
+/* Messages of up to 16 MiB are received and freed: malloc keeps their pages instead of returning them to the
+ * kernel, which would have to clear new ones while the loop waits for the lock of the address space. (p99 of
+ * another client's put beside messages of 4 MiB: 9 times idle with 2 MiB here and 8 kept, 2 to 4 so.) malloc keeps
+ * at most KEEP_BYTES. */
 #define KEEP_BYTES (32 << 20)
 #define MMAP_BYTES (32 << 20)
 
@@ -22,7 +23,8 @@ int main(int argc, char **argv)
 
     (void)mallopt(M_TRIM_THRESHOLD, KEEP_BYTES);
     (void)mallopt(M_MMAP_THRESHOLD, MMAP_BYTES);
-    /* UCX installs handlers for SIGSEGV and others in its library's constructor: this must come before any backend is loaded. */
+    /* UCX installs handlers for SIGSEGV and others in its library's constructor: this must come before any backend
+     * is loaded. */
     (void)setenv("UCX_HANDLE_ERRORS", "none", 0);
     if (options_load(argc, argv, &options, &err) != RDT_OK) {
         fprintf(stderr, "rdtd: %s\n", err.msg);

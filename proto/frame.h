@@ -3,9 +3,10 @@
  *   0        4      6     7     8                16
  *   | length | type | nfd | flg |   request id    | payload: one protobuf message, `length` bytes | next frame ...
  *
- * Little-endian. A request with id 0 wants no answer; every other one gets exactly one. An
- * error with id 0 is about the connection: why it is going to be closed. Fds ride with the first byte of their frame. The reader owns every fd it received until frame_take_fd()
- * gives it away; whatever nobody took is closed with the frame or with the reader. Knows nothing of message contents.
+ * Numbers are little-endian. A request with id 0 gets no answer; every other request gets exactly one. An error
+ * with id 0 says why the connection is going to be closed. Fds are sent with the first byte of their frame. The
+ * reader owns every fd that it has received until frame_take_fd() hands it over; fds that nobody took are closed
+ * with the frame or with the reader. This file knows no message contents. /
  */
 #ifndef PROTO_FRAME_H
 #define PROTO_FRAME_H
@@ -22,14 +23,14 @@
 enum frame_flags {
     FRAME_REPLY = 1, /* answers the request with the same id */
     FRAME_ERROR = 2, /* with FRAME_REPLY: the payload is an ErrorReply */
-    FRAME_EVENT = 4, /* unasked; the id names the request it belongs to, or 0 */
+    FRAME_EVENT = 4, /* not an answer; the id is that of the request it belongs to, or 0 */
 };
 
 struct frame {
     uint16_t type;
     uint8_t flags;
     uint8_t nfds;
-    bool passed_over; /* frame_reader_next refused it, and goes on behind it */
+    bool passed_over; /* frame_reader_next refused the frame and continues behind it */
     uint32_t length;
     uint64_t request_id;
     const uint8_t *payload; /* borrowed from the reader until its next call */
@@ -39,7 +40,7 @@ struct frame {
 /* Moves fd i of the frame to the caller; -1 if there is none or it was taken before. */
 int frame_take_fd(struct frame *frame, unsigned i);
 
-/* Closes what nobody took. */
+/* Closes the fds that nobody took. */
 void frame_close_fds(struct frame *frame);
 
 void frame_header_encode(uint8_t out[FRAME_HEADER_BYTES], uint32_t length, uint16_t type, uint8_t nfds, uint8_t flags,
@@ -53,8 +54,10 @@ struct frame_reader {
     size_t max_payload;
     int fds[4 * RDT_MAX_FRAME_FDS];
     unsigned n_fds;
-    unsigned n_lost; /* of the frames to come so many have lost fds: the kernel dropped them (MSG_CTRUNC), or an earlier one had lost its own */
-    size_t skip;     /* of a frame that is passed over: so many bytes are still to come */
+    /* Number of coming frames without their fds: the kernel dropped these (MSG_CTRUNC), or an earlier frame lost
+     * its own */
+    unsigned n_lost;
+    size_t skip;     /* bytes still to come of a frame that is passed over */
 };
 
 void frame_reader_init(struct frame_reader *reader, size_t max_payload);
@@ -65,28 +68,32 @@ void frame_reader_fini(struct frame_reader *reader); /* closes fds that no frame
  * RDT_DISCONNECTED: end of file; RDT_PROTOCOL: more fds than any frames could claim; RDT_NO_MEMORY; RDT_SYSTEM. */
 enum rdt_status frame_reader_recv(struct frame_reader *reader, int sock, size_t *n_p, struct rdt_error *err);
 
-/* Where bytes that came another way (TLS) may be written: at least `want` bytes, NULL without memory; then commit. */
+/* For bytes that come another way (TLS): returns room for at least `want` bytes, NULL without memory; the caller
+ * writes n bytes there and calls frame_reader_commit. */
 uint8_t *frame_reader_space(struct frame_reader *reader, size_t want, size_t *have_p);
 void frame_reader_commit(struct frame_reader *reader, size_t n);
 
-/* The next whole frame. RDT_OK; RDT_AGAIN: not whole yet; RDT_LIMIT: longer than max_payload, or its fds were lost to
- * this process's own fd limit; RDT_PROTOCOL: it claims fds that did not come. After an error frame carries type and request id
- * for an answer; then the stream is lost and the connection must close, unless the frame was passed over (its fds were lost). */
+/* The next whole frame. RDT_OK; RDT_AGAIN: not whole yet; RDT_LIMIT: longer than max_payload, or its fds were lost
+ * to this process's own fd limit; RDT_PROTOCOL: it claims fds that did not come. After an error frame carries type
+ * and request id for an answer; then the stream is lost and the connection must close, unless the frame was passed
+ * over (its fds were lost). */
 enum rdt_status frame_reader_next(struct frame_reader *reader, struct frame *frame, struct rdt_error *err);
 
-/* After frame_reader_next said OK: the payload stays where it is for longer. Returns the memory it lies in, which free() ends, and goes on
- * with a copy of what has come behind it. NULL (much has come, or there is no memory): it lies in the reader until its next call. */
+/* After frame_reader_next has returned OK: hands the memory with the payload over to the caller, who frees it; the
+ * reader continues with a copy of the bytes behind the frame. NULL (there are many such bytes, or no memory): the
+ * payload stays in the reader until its next call. */
 void *frame_reader_detach(struct frame_reader *reader);
 
-/* frame_reader_next would have something to say. */
+/* frame_reader_next would not return AGAIN. */
 bool frame_reader_is_ready(const struct frame_reader *reader);
 
-size_t frame_reader_bytes(const struct frame_reader *reader); /* that no frame was made of yet */
+size_t frame_reader_bytes(const struct frame_reader *reader); /* received, but not yet returned in a frame */
 
-/* Of a frame that has come in part, and gets room for all of it: that much. 0: there is none, or it is not believed yet. */
+/* The size of an incomplete frame for which the reader reserves its whole room. 0: there is none, or too little of
+ * it has come. */
 size_t frame_reader_large(const struct frame_reader *reader);
 
-/* Passes that one over, what is still to come too; *frame says what it was. The stream goes on behind it. */
+/* Skips that frame, with its bytes that are still to come, and describes it in *frame. The stream continues behind it. */
 void frame_reader_skip(struct frame_reader *reader, struct frame *frame);
 
 /* ---- writing ---- */
@@ -96,7 +103,7 @@ struct frame_writer {
     size_t queued_bytes;
     unsigned queued_frames;
     unsigned queued_fds; /* open in this process until their frames leave */
-    bool stalled; /* the last AGAIN was not the socket's: too many fds are on their way, and no event tells when that ends */
+    bool stalled; /* the last AGAIN came from too many fds in flight, whose end no event reports */
 };
 
 void frame_writer_init(struct frame_writer *writer);
@@ -112,7 +119,8 @@ enum rdt_status frame_writer_push(struct frame_writer *writer, uint16_t type, ui
  * shortly; RDT_DISCONNECTED, RDT_SYSTEM. */
 enum rdt_status frame_writer_send(struct frame_writer *writer, int sock, struct rdt_error *err);
 
-/* For another carrier: the oldest unsent bytes (NULL when empty), and that n of them have gone. */
+/* For another carrier: the oldest unsent bytes (NULL if there are none); then the caller reports that it has sent
+ * n of them. */
 const uint8_t *frame_writer_peek(const struct frame_writer *writer, size_t *n_p);
 void frame_writer_consume(struct frame_writer *writer, size_t n);
 

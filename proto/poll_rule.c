@@ -58,7 +58,7 @@ static void looked(struct poll_rule *rule, int64_t waited_ns)
             rule->need = FIRST_NEED;
         return;
     }
-    rule->n_vain++;
+    rule->n_missed++;
     rule->credit = waited_ns <= SHORT * rule->max_ns ? rule->credit - 1 : rule->credit / 2;
     if (rule->credit == 0 && rule->need < MOST_NEED)
         rule->need *= 2;
@@ -89,7 +89,7 @@ void poll_rule_end(struct poll_rule *rule, int64_t now_ns)
 
 void poll_rule_crowded(struct poll_rule *rule, int64_t now_ns)
 {
-    rule->n_vain++;
+    rule->n_missed++;
     rest(rule);
     if (now_ns - rule->not_before_ns > MOST_STAY_NS)
         rule->stay_ns = FIRST_STAY_NS;

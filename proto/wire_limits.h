@@ -1,4 +1,4 @@
-/* Bounds that both ends of a socket check before they believe a number. */
+/* Bounds that each end of a socket checks before it trusts a number of the other end. */
 #ifndef PROTO_LIMITS_H
 #define PROTO_LIMITS_H
 
@@ -6,8 +6,8 @@
 #define RDT_PROTOCOL_MAX 1
 
 #define RDT_MAX_FRAME_BYTES (16u << 20)   /* payload of one frame */
-#define RDT_MAX_FRAME_FDS 64u             /* fds that ride with one frame */
-#define RDT_MAX_DECODED_BYTES (96u << 20) /* heap one decoded message may take: protobuf-c blows small messages up */
+#define RDT_MAX_FRAME_FDS 64u             /* fds of one frame */
+#define RDT_MAX_DECODED_BYTES (96u << 20) /* heap of one decoded message: protobuf-c may expand a small message a lot */
 #define RDT_MAX_ID_BYTES 128u             /* object id */
 #define RDT_MAX_TENANT_BYTES 32u
 #define RDT_MAX_NAME_BYTES 64u            /* transports, clients, groups */
@@ -15,13 +15,13 @@
 #define RDT_MAX_METADATA_BYTES (4u << 20) /* user metadata of one object */
 #define RDT_MAX_TENSORS 65536u            /* tensors of one object */
 #define RDT_MAX_NDIM 32u                  /* dimensions of one tensor */
-#define RDT_MAX_RUN_TENSORS 16384u        /* tensors of lists in runs in one message: a few bytes stand for no more than a small message could say */
-#define RDT_MAX_RUN_DIMS 65536u           /* and of one such list, all their dimensions */
+#define RDT_MAX_RUN_TENSORS 16384u        /* tensors of all lists in runs in one message, which take a few bytes each */
+#define RDT_MAX_RUN_DIMS 65536u           /* dimensions of all tensors of one such list */
 #define RDT_MAX_FETCH_REFS 16384u         /* refs of one fetch */
 #define RDT_MAX_GROUP_MEMBERS 1024u
 #define RDT_MAX_PAGE 1024u                /* rows of one list reply */
-#define RDT_SEALED_MAX_BYTES (1u << 30)     /* memory that a client makes for one snapshot: the daemon's sealed_max is lower */
-#define RDT_BUSY_POLL_MAX_NS 1000000u     /* that either end looks for a message before it sleeps */
-#define RDT_INLINE_MAX_BYTES (32u << 10)  /* an object up to this size rides in the reply between nodes */
+#define RDT_SEALED_MAX_BYTES (1u << 30)     /* sealed memfd of one snapshot: the daemon's sealed_max is lower */
+#define RDT_BUSY_POLL_MAX_NS 1000000u     /* polling of either end before it sleeps */
+#define RDT_INLINE_MAX_BYTES (32u << 10)  /* an object up to this size travels in the reply between nodes */
 
 #endif

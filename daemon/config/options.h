@@ -1,4 +1,9 @@
-/* What the daemon was told: defaults < configuration file < environment (RDTD_<KEY>) < flags. Checked whole before use. */
+/* The room config: the daemon's configuration, from the defaults, the configuration file, the environment
+ * (RDTD_<KEY>) and the flags, each of which overrides those before it. It owns struct options, which does not
+ * change after the start, and the limits that follow from it. It promises that a configuration is checked as a
+ * whole before use, and that every fault names its key, value, file and line. It refuses unknown keys. A new key
+ * is a row in options_keys.c and a field here: file, environment, flag, --help, rdtd.conf and rdtd.conf(5) come
+ * from the row. */
 #ifndef DAEMON_OPTIONS_H
 #define DAEMON_OPTIONS_H
 
@@ -9,7 +14,7 @@
 #include "daemon/base/usage.h"
 #include "rdt_status.h"
 
-struct options_extra { /* a key of a section that belongs to a backend; checked when backends are loaded */
+struct options_extra { /* a key of a backend's section; the backend checks it when it is loaded */
     char *section, *key, *value;
     int line;
     struct options_extra *next;
@@ -27,7 +32,8 @@ struct node_entry { /* a line of the nodes file: NAME ADDRESS:PORT [UUID] */
 enum options_dump {
     OPTIONS_DUMP_NONE,
     OPTIONS_DUMP_EFFECTIVE, /* --dump-config: the values that would be used, as a configuration file */
-    OPTIONS_DUMP_TEMPLATE,  /* --dump-config=template: the defaults, every key commented out: the rdtd.conf that is installed */
+    /* --dump-config=template: the defaults, every key commented out: the rdtd.conf that is installed */
+    OPTIONS_DUMP_TEMPLATE,
     OPTIONS_DUMP_MAN,       /* --dump-config=man: the scdoc source of rdtd.conf(5) */
 };
 
@@ -43,20 +49,20 @@ struct options {
     bool allow_overflow_uid;     /* no: unmapped uids are refused */
     uint64_t memory_limit_bytes; /* 0: half of the smaller of RAM and the cgroup's limit */
     uint64_t device_limit_bytes; /* on each device; 0: nine tenths of what it has */
-    uint64_t device_pool_max_bytes; /* of that, kept though nobody uses it; 0: an eighth */
+    uint64_t device_pool_max_bytes; /* of unused memory; 0: an eighth of device_limit */
     uint64_t pool_max_bytes;     /* 0: an eighth of memory_limit */
     uint64_t cache_max_bytes;     /* of one client; 0: an eighth of memory_limit */
-    uint64_t pool_idle_ns;       /* 10s: memory that is ready or warm and nobody wanted goes back */
+    uint64_t pool_idle_ns;       /* 10s: unused memory of the pool and the cache is freed after this time */
     uint32_t max_clients;        /* 4096 */
     uint32_t max_objects;        /* 1048576 */
     uint32_t max_names;          /* 4096: of one owner */
     uint32_t worker_threads;     /* 2 */
-    uint64_t busy_poll_ns;       /* 50us: how long daemon and clients look for the next message before they sleep; 0: never */
-    uint64_t client_queue_bytes; /* 8 MiB: unread replies past which a client's requests are not read */
-    uint64_t detached_ttl_ns;    /* 10m: of a detached object whose put says nothing */
+    uint64_t busy_poll_ns;       /* 50us: the longest polling before a sleep; 0: never */
+    uint64_t client_queue_bytes; /* 8 MiB of unread replies; above it a client's requests are not read */
+    uint64_t detached_ttl_ns;    /* 10m: of a detached object whose put names no time */
     uint64_t detached_max_ns;    /* 24h: detached_ttl_max */
     uint64_t drain_timeout_ns;   /* 10s: how long SIGTERM waits for transfers */
-    uint64_t idle_exit_ns;       /* 0: never; without a client and an object for so long it ends */
+    uint64_t idle_exit_ns;       /* 0: never; the daemon exits after this time without client and object */
     /* [limits] */
     uint64_t client_max[USAGE_COUNT], owner_max[USAGE_COUNT]; /* 0: see limits.h */
     /* [network] */
@@ -64,7 +70,7 @@ struct options {
     char *advertise;           /* "host:port" put into refs; "" derived from listen */
     char *nodes;               /* nodes file; "" none */
     char *key_file;            /* pre-shared key of the peer link; "" none: no peers */
-    char *share_tenants;       /* tenants that peers are believed for, comma-separated; "*" all; default "" : the unnamed one */
+    char *share_tenants;       /* tenants for which peers may act, comma-separated; "*" all; "" the unnamed one */
     bool trusted_network;      /* no */
     char *interfaces;          /* for data, comma-separated; "" any */
     uint64_t peer_timeout_ns;  /* 5s without an answer: the peer is lost; it is pinged OPTIONS_PINGS times in that period */
@@ -78,8 +84,8 @@ struct options {
     uint64_t sealed_max_bytes;   /* 4 MiB */
     uint64_t quiesce_grace_ns; /* 2s: after an abort, before the connection is torn down */
     uint64_t stall_timeout_ns; /* 30s without progress fails a transfer */
-    uint64_t replicas_max_bytes; /* 4 GiB: of copies of other nodes' snapshots; 0: none is kept */
-    uint64_t fanout_min_bytes; /* 4 MiB: snapshots from here on are also had from those who have them; 0: never */
+    uint64_t replicas_max_bytes; /* 4 GiB of replicas of other nodes' snapshots; 0: none */
+    uint64_t fanout_min_bytes; /* 4 MiB: larger snapshots are also fetched from nodes with a replica; 0: never */
 
     struct options_extra *extras;
     struct node_entry *node_list;                  /* from the nodes file */
@@ -88,24 +94,26 @@ struct options {
     char *config; /* the file that was read: --config, else the usual one if there is one; "" none */
 };
 
-/* Reads flags, environment and file; with --help or --version only these two are looked at. RDT_INVALID: names key, value, file and line, and what would be right; several faults are
- * all printed to stderr first. */
+/* Reads flags, environment and file. With --help, --version and --dump-config=template or =man the other sources
+ * are ignored. INVALID: err names key, value, file and line, and what would be right; if there are several faults,
+ * all are printed to stderr first. *options_p is written on success only, and needs options_fini. */
 enum rdt_status options_load(int argc, char **argv, struct options *options_p, struct rdt_error *err);
 void options_fini(struct options *options);
 
-/* What memory_limit means: its value, or for 0 half of the smaller of RAM and the limit of the daemon's control group (v1 or v2, and
- * those above it). */
+/* The value of memory_limit or, for 0, half of the smaller of RAM and the limit of the daemon's control group
+ * (version 1 or 2, and the groups above it). */
 uint64_t options_effective_memory_limit(const struct options *options);
 
-/* Prints what `dump` says, in full, except that a backend's own section of OPTIONS_DUMP_EFFECTIVE comes from plugins_dump. options is
- * used for OPTIONS_DUMP_EFFECTIVE only, and may be NULL otherwise. */
+/* Prints what `dump` says, in full, except that a backend's own section of OPTIONS_DUMP_EFFECTIVE comes from
+ * plugins_dump. options is used for OPTIONS_DUMP_EFFECTIVE only, and may be NULL otherwise. */
 void options_dump(const struct options *options, enum options_dump dump, FILE *out);
 void options_help(FILE *out);
 
-/* The nodes file: '#' comments, blank lines, "NAME ADDRESS:PORT [UUID]". RDT_INVALID names the line. */
+/* Reads a nodes file: lines "NAME ADDRESS:PORT [UUID]", blank lines and '#' comments. INVALID names the line. The
+ * caller frees the list. */
 enum rdt_status options_read_nodes(const char *path, struct node_entry **nodes_p, struct rdt_error *err);
 
-/* "host:port" -> parts; IPv6 in brackets. RDT_INVALID. host_p has 65 bytes. */
+/* Splits "host:port"; an IPv6 address is in brackets. host_p has 65 bytes. INVALID. */
 enum rdt_status options_split_address(const char *text, char *host_p, uint16_t *port_p, struct rdt_error *err);
 
 #endif

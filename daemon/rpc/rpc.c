@@ -23,7 +23,7 @@ static rpc_handler handler_of(unsigned type)
     return type < sizeof handlers / sizeof handlers[0] ? handlers[type] : NULL;
 }
 
-/* What the table says of every request of its kind, before the handler looks at this one. */
+/* Checks what the row demands of every request of this type, before the handler runs. */
 static enum rdt_status check(const struct call *call, struct rdt_error *err)
 {
     if (call->verb->properties & VERB_ADMIN && !call->admin)
@@ -34,7 +34,7 @@ static enum rdt_status check(const struct call *call, struct rdt_error *err)
     return RDT_OK;
 }
 
-/* How long a request wants to wait for room; 0: not at all. */
+/* How long the request may wait for room under a limit; 0: not at all. */
 static int64_t patience(const struct call *call, const void *request)
 {
     const Rdt__Pb__Put *put = request;
@@ -43,7 +43,8 @@ static int64_t patience(const struct call *call, const void *request)
         return 0;
     if (call->type == RDT_MSG_ALLOC)
         return ((const Rdt__Pb__Alloc *)request)->timeout_ns;
-    if (call->type != RDT_MSG_PUT || call->gave || put->sealed_bytes > 0) /* what came with it goes with its answer */
+    /* Memory that came with the request cannot be offered twice */
+    if (call->type != RDT_MSG_PUT || call->gave || put->sealed_bytes > 0)
         return 0;
     return put->timeout_ns;
 }
@@ -58,7 +59,7 @@ static void on_room(struct account_wait *room)
     client_wake(call->client, &call->wake);
 }
 
-/* There was no room, and the request may wait for it: nothing is held meanwhile but its bytes. */
+/* A limit refused the request, which may wait: it keeps only its packed bytes, and is dispatched again when there is room. */
 static enum rdt_status park(struct call *call, const uint8_t *payload, size_t bytes, int64_t timeout_ns, struct rdt_error *err)
 {
     struct accounts *accounts = call->rpc->objects->accounts;
@@ -100,14 +101,14 @@ static void on_turn_to_try(struct client_wake *wake)
 
 void rpc_pass(struct client *client)
 {
-    list_for_each (node, &client->wakes) { /* more may come meanwhile, behind them */
+    list_for_each (node, &client->wakes) { /* the loop also sees wakes that are appended meanwhile */
         struct client_wake *wake = container_of(node, struct client_wake, link);
         if (wake->run == on_turn_to_try)
             account_pass(&container_of(wake, struct call, wake)->room);
     }
 }
 
-/* The request, decoded, or with why it could not be. */
+/* Runs the handler of a decoded request. If err is set, the request could not be decoded, and is answered with it. */
 static void act(struct call *call, const ProtobufCMessage *request, struct rdt_error *err, const uint8_t *payload, size_t bytes)
 {
     struct accounts *accounts = call->rpc->objects->accounts;

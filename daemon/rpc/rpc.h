@@ -1,20 +1,38 @@
-/* The dispatch of requests: decodes a frame, checks it against its row of RDT_REQUEST_MAP (proto/messages.h) and calls its handler. */
+/* The room rpc: answers the requests of clients, and those that other nodes forward for their clients.
+ *
+ * It owns: one call for each request (rpc_call.h), the handlers (rpc_<request>.c, several related ones in a file),
+ * large requests that the work pool decodes (rpc_read.h), watches (rpc_watch.h) and backend hot-load (hotload.h).
+ * It promises: every request with an id is answered exactly once, unless its client has gone; a handler that
+ * cannot answer at once defers its call and never blocks; a malformed request is answered before the connection
+ * closes. It refuses: to interpret bytes of tensors, to keep state that belongs to a lower room, and requests that
+ * their row in RDT_REQUEST_MAP (proto/messages.h) does not allow to the caller.
+ *
+ *   frame --> rpc_handle: find the row --> decode (large: on the work pool, rpc_read.h) --> check: admin? draining? --> handler
+ *
+ *   handler --> call_reply, call_fail   answered
+ *           --> call_defer              answered later, or TIMED_OUT
+ *           --> call_forward            the owner's node answers
+ *           --> LIMIT                   waits for room and tries again, if the request allows that
+ *
+ * A new request is a row there, its messages in rdt.proto, its handler, and the call in client/. */
 #ifndef DAEMON_RPC_H
 #define DAEMON_RPC_H
 
 #include "daemon/rpc/rpc_call.h"
 
-#define RPC_AT_ONCE_BYTES (48u << 10) /* a payload of more than this may be read by the pool: above what small objects bring along */
+#define RPC_AT_ONCE_BYTES (48u << 10) /* the work pool decodes larger payloads; small objects travel inside smaller ones */
 
-/* One frame of a client: answers it, in time. Closes the frame's fds that no handler took. Its payload lies in take_buffer (malloc) or, if
- * that is NULL, stays where it is as long as the client has a task. PROTOCOL: the connection should close after what is queued has gone. */
+/* Handles one frame of a client and answers it, now or later. Closes the fds of the frame that no handler took.
+ * The payload lies in take_buffer (from malloc, taken); if that is NULL, the caller keeps the payload in place as
+ * long as the client has a task. PROTOCOL: the caller closes the connection when the queued answers have been
+ * sent. */
 enum rdt_status rpc_handle(struct rpc *rpc, struct client *client, struct frame *frame, void *take_buffer, struct rdt_error *err);
 
-/* The client has no turns for now, or has gone: its requests that were to try again do so later, if ever, and those of others need not wait
- * for that. */
+/* The client does not run for now, or has gone: those of its requests that wait to try again for room give their
+ * place to the requests of other clients. */
 void rpc_pass(struct client *client);
 
-/* For rpc->dispatch. */
+/* The function for rpc->dispatch: decodes the request, checks it and calls its handler. */
 void rpc_dispatch(struct call *call, const uint8_t *payload, size_t bytes);
 
 #endif

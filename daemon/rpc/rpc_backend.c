@@ -14,13 +14,13 @@ static enum rdt_status add_setting(struct options_extra **extras, const char *se
     struct options_extra *extra;
 
     if (!equals || equals == setting || strlen(setting) > MAX_SETTING_BYTES)
-        return rdt_error_set(err, RDT_INVALID, "'%.64s' is no setting: KEY=VALUE, at most %u bytes", setting,
+        return rdt_error_set(err, RDT_INVALID, "'%.64s' is not a setting: write KEY=VALUE, at most %u bytes", setting,
                              MAX_SETTING_BYTES);
     extra = calloc(1, sizeof *extra);
     if (!extra)
         return rdt_error_set(err, RDT_NO_MEMORY, "no memory for a setting");
     extra->next = *extras;
-    *extras = extra; /* what is said last counts */
+    *extras = extra; /* the last setting of a key wins */
     extra->section = strdup("");
     extra->key = strndup(setting, (size_t)(equals - setting));
     extra->value = strdup(equals + 1);
@@ -41,7 +41,7 @@ static enum rdt_status take_settings(const Rdt__Pb__BackendLoad *message, struct
     return status;
 }
 
-/* ---- the end of a change, and of who waits for it ---- */
+/* ---- the end of a change, or of the wait for it ---- */
 
 static void answer(struct call *call, const struct plugin_parts *parts)
 {
@@ -58,7 +58,7 @@ static void answer(struct call *call, const struct plugin_parts *parts)
         rows[reply.n_backends++] = row_transport(&arena, parts->transport);
     for (size_t i = 0; i < reply.n_backends; i++)
         if (!rows[i])
-            (void)rdt_error_set(&err, RDT_NO_MEMORY, "no memory for the answer; it is loaded all the same");
+            (void)rdt_error_set(&err, RDT_NO_MEMORY, "no memory for the answer; the backend is loaded all the same");
     if (err.status != RDT_OK)
         call_fail(call, &err);
     else

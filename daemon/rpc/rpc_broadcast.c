@@ -1,4 +1,4 @@
-/* BROADCAST: answered when every other node of the group has a copy, or why one has not. */
+/* BROADCAST: answered when every other node of the group has a replica, or with the reason why one has none. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -16,7 +16,7 @@ static void on_done(void *arg, const struct rdt_error *err)
         call_reply_empty(call);
 }
 
-/* Its time is over, it is cancelled, or its client is gone. */
+/* The call ends early: its deadline has passed, it is cancelled, or its client is gone. */
 static void leave(struct call *call)
 {
     char what[192];

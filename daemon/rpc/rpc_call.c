@@ -1,3 +1,4 @@
+/* The life of a call: creation, answer, deferral, deadline. */
 #include "daemon/rpc/rpc_call.h"
 
 #include <assert.h>
@@ -8,7 +9,7 @@
 #include "daemon/base/log.h"
 #include "wire_ref.h"
 
-#define CALL_REPLY_BYTES 64u /* what a CallReply needs beside the answer in it */
+#define CALL_REPLY_BYTES 64u /* of a CallReply, beside the answer that it contains */
 
 struct call *call_create(struct rpc *rpc, struct client *client, struct peer *peer, uint16_t type, uint64_t request_id)
 {
@@ -67,7 +68,7 @@ static void send_to_peer(struct call *call, const struct rdt_error *err, const P
     char text[128];
 
     if (call->peer->state != PEER_UP || call->peer->epoch != call->peer_epoch)
-        return; /* asked on a link that is no more */
+        return; /* the link by which the call came is gone */
     message.call = call->request_id;
     if (err) {
         message.status = err->status;
@@ -115,7 +116,7 @@ void call_reply_empty(struct call *call)
 static void fail(struct call *call, const struct rdt_error *err, bool unread)
 {
     if (call->client && call->request_id == 0 && !unread) {
-        log_debug("client %llu: request %u, which wants no answer: %s", (unsigned long long)call->client->id, call->type,
+        log_debug("client %llu: request %u, which needs no answer, failed: %s", (unsigned long long)call->client->id, call->type,
                   err->msg);
     } else if (call->client) {
         Rdt__Pb__ErrorReply reply = RDT__PB__ERROR_REPLY__INIT;
@@ -163,7 +164,7 @@ enum rdt_status call_defer(struct call *call, int64_t timeout_ns, void (*on_end)
 
     if (left_ns >= 0 && (timeout_ns < 0 || left_ns < timeout_ns))
         timeout_ns = left_ns;
-    account_wait_end(call->rpc->objects->accounts, &call->room); /* it has what it waited for */
+    account_wait_end(call->rpc->objects->accounts, &call->room); /* it has the room that it waited for */
     free(call->why);
     call->why = NULL;
     if (!call->deferred && account_take(call->account, USAGE_WAITERS, 1, err) != RDT_OK)
@@ -193,7 +194,7 @@ bool call_may_wait(struct call *call, struct rdt_error *err)
 void call_take_request(struct call *call, struct arena *to)
 {
     assert(!call->arena->given);
-    *to = *call->arena; /* nothing more is allocated from it */
+    *to = *call->arena; /* the old arena must not be used for allocations any more */
     arena_init(call->arena, call->arena->max_bytes);
 }
 
@@ -245,7 +246,7 @@ bool call_is_remote(const struct call *call, const struct rdt_ref *ref)
     static const uint8_t nobody[16];
 
     if (!call->client && memcmp(ref->node, nobody, sizeof nobody) == 0)
-        return false; /* another node asks the one at that address, and here it is */
+        return false; /* the other node means the node at that address, which is this one */
     return !node_is_here(call->rpc->node, ref->node, ref->address);
 }
 

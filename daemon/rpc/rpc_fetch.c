@@ -1,30 +1,34 @@
-/* FETCH, CANCEL, RELEASE: all items start before any is served, but for those that no other could share with, before the first one that
- * waits so; each is answered by its own FETCH_DONE. */
+/* FETCH, CANCEL, RELEASE. Each item of a FETCH is answered by its own FETCH_DONE. Items of one object share a
+ * transfer, so all items start before any is served; only the leading items that no other item can share with are
+ * served at once. */
 #include <stdlib.h>
 
 #include "daemon/transfers/reservation.h"
 #include "daemon/rpc/rpc_call.h"
 
-#define AT_ONCE 8u     /* items that need no turn of their own */
-#define TWINS_MOST 16 /* of one transfer of an object of this node: all of them are answered in one step */
-#define TWINS_TRIED 16 /* a message may ask for thousands of slices of one object: each is compared with the latest few */
+#define AT_ONCE 8u     /* a message with at most this many items is served in the turn in which it comes */
+#define TWINS_MOST 16 /* items that share one transfer of an object of this node: all of them are answered in one step */
+#define TWINS_TRIED 16 /* a message may fetch thousands of slices of one object: each is compared with this many before it */
 
 enum phase {
-    BATCH_LOOK,  /* which items are of one object: those may share a transfer */
-    BATCH_START, /* and what is here, and no other item's, goes at once, in order: thousands are served in the memory of one */
-    BATCH_GO,
+    BATCH_LOOK,  /* finds the items of one object, which may share a transfer */
+    /* Starts each item; local items before the first shared or remote one are served at once, in the memory of one */
+    BATCH_START,
+    BATCH_GO, /* serves the other items */
 };
 
 struct item {
-    uint64_t transfer; /* that it began; 0: none */
+    uint64_t transfer; /* that the item started; 0: none */
     uint32_t first;    /* index of the first item with its id */
-    uint32_t last;     /* of such a first one: index + 1 of the latest item with its id that began a transfer; 0: none */
-    uint32_t earlier;  /* index + 1 of the one that did so before; 0: none */
-    bool repeated;     /* others have its id */
+    /* Of the first item with an id: index + 1 of the latest item with that id that started a transfer; 0: none */
+    uint32_t last;
+    uint32_t earlier;  /* index + 1 of the item that did so before this one; 0: none */
+    bool repeated;     /* other items have the same id */
     bool went;
 };
 
-/* A fetch of many items is worked off in the client's turns. Between them what was started may end: by number it is found again. */
+/* A fetch of many items, served in several of the client's turns. Its transfers may end between two turns, so they
+ * are looked up by number. */
 struct batch {
     struct client_task task;
     struct rpc *rpc;
@@ -33,10 +37,10 @@ struct batch {
     const Rdt__Pb__Fetch *message;
     enum phase phase;
     size_t next;
-    bool keeps;                   /* an item waits for GO, and so do those behind it */
+    bool keeps;                   /* an item waits for BATCH_GO, so all items behind it do */
     struct map by_id;             /* LOOK: id bytes -> index + 1 of the first item with it */
     struct item *items;           /* [message->n_items] */
-    struct reservation *together; /* memory for all of them; NULL: a single one */
+    struct reservation *together; /* memory for all items; NULL: there is one item only */
 };
 
 static struct transfer *begun(const struct batch *batch, size_t i)
@@ -55,14 +59,15 @@ static void look(struct batch *batch, size_t i)
         return;
     first = (size_t)map_get(&batch->by_id, ref->id.data, ref->id.len);
     if (first == 0) {
-        (void)map_put(&batch->by_id, ref->id.data, ref->id.len, (void *)(i + 1)); /* without memory it shares with nobody */
+        /* Without memory the item shares with none */
+        (void)map_put(&batch->by_id, ref->id.data, ref->id.len, (void *)(i + 1));
         return;
     }
     item->first = (uint32_t)(first - 1);
     item->repeated = batch->items[item->first].repeated = true;
 }
 
-/* Nothing moves for an object that is here: another transfer costs no more. */
+/* A second transfer of a local object costs nothing extra, because no bytes move. */
 static bool has_room(const struct batch *batch, const struct transfer *twin)
 {
     return twin->n_fetches < TWINS_MOST || !node_is_here(batch->rpc->node, twin->ref.node, twin->ref.address);
@@ -82,7 +87,7 @@ static struct transfer *find_twin(struct batch *batch, size_t i)
     return NULL;
 }
 
-/* Nothing was started: each item hears of it. */
+/* Nothing was started: answers every item with the error. */
 static enum rdt_status refuse_all(struct call *call, const Rdt__Pb__Fetch *message, const struct rdt_error *why)
 {
     for (size_t i = 0; i < message->n_items; i++)
@@ -97,7 +102,7 @@ static void go(struct batch *batch, size_t i, struct transfer *transfer)
     transfer->reservation = batch->together;
     transfer_go(transfer);
     transfer = begun(batch, i);
-    if (transfer) /* it waits for something, and others do not wait for it */
+    if (transfer) /* the transfer waits for an event; the reservation serves the other items */
         transfer->reservation = NULL;
 }
 
@@ -110,7 +115,7 @@ static void start_item(struct batch *batch, size_t i)
 
     if (fetch_start(batch->rpc->transfers, batch->client, batch->message, message, find_twin(batch, i), &transfer, &why) != RDT_OK)
         fetch_answer_error(batch->client, message->handle, &why);
-    if (!transfer) /* or it goes with another */
+    if (!transfer) /* the item failed, or shares the transfer of another item */
         return;
     item->transfer = transfer->id;
     item->earlier = first->last;
@@ -160,7 +165,7 @@ static bool batch_drop(struct client_task *task)
     return batch_end((struct batch *)task);
 }
 
-/* Targets in runs: a message of a few bytes must not stand for millions. */
+/* Bounds the tensors that target lists in runs stand for: a few bytes could otherwise stand for millions. */
 static enum rdt_status check_runs(const Rdt__Pb__Fetch *message, struct rdt_error *err)
 {
     uint64_t n = 0;
@@ -208,7 +213,7 @@ enum rdt_status rpc_fetch(struct call *call, const void *request, struct rdt_err
     client->n_fetch_messages++;
     batch->together = n > 1 ? reservation_create(call->rpc->regions) : NULL;
     call_take_request(call, &batch->arena);
-    call_reply_empty(call); /* each item answers for itself */
+    call_reply_empty(call); /* the items are answered one by one */
     if (n > AT_ONCE || !batch_step(&batch->task, UINT64_MAX))
         client->task = &batch->task;
     return RDT_OK;
@@ -221,7 +226,7 @@ enum rdt_status rpc_cancel(struct call *call, const void *request, struct rdt_er
     struct rdt_error why;
 
     (void)err;
-    if (fetch) { /* else it ended meanwhile: nothing to do, and nothing wrong */
+    if (fetch) { /* otherwise the fetch has ended meanwhile, which is no error */
         (void)rdt_error_set(&why, RDT_CANCELLED, "the fetch was cancelled");
         fetch_fail(fetch, &why);
     }
@@ -229,7 +234,7 @@ enum rdt_status rpc_cancel(struct call *call, const void *request, struct rdt_er
     return RDT_OK;
 }
 
-/* Which of the object's regions stay mapped at the client; both lists are in one order. */
+/* Notes which of the object's regions stay mapped at the client; both lists have the same order. */
 static void note_stays(struct client *client, const struct object *object, const Rdt__Pb__Release *message)
 {
     size_t said = 0;
@@ -256,7 +261,7 @@ enum rdt_status rpc_release(struct call *call, const void *request, struct rdt_e
         if (region_may_come_again(hold->region, call->client->id))
             hold->region->kept = true;
         else
-            call->client->warm.ops->on_drop(&call->client->warm, hold->region->id); /* nobody had told it so */
+            call->client->warm.ops->on_drop(&call->client->warm, hold->region->id); /* the client has not been told yet */
     }
     if (hold->object)
         note_stays(call->client, hold->object, message);

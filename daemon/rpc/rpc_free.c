@@ -1,4 +1,4 @@
-/* FREE, WAIT_FREED, CANCEL_REQUEST: the ends of objects, and waiting for them. */
+/* FREE, WAIT_FREED and CANCEL_REQUEST: the end of objects, and of waits for them. */
 #include <stdlib.h>
 
 #include "daemon/base/log.h"
@@ -6,8 +6,9 @@
 
 /* ---- freeing ---- */
 
-/* A free by force is answered when no other node gives a copy to anybody new: each has said so, or knows that its link is down, or had no sign
- * of life from here for as long as it takes to give this one up (a copy is not served without one that is younger). */
+/* A forced free is answered when no other node serves its replica to a new reader any more: when each has
+ * confirmed that, has lost its link to this node, or has heard nothing from this node for peer_timeout (a replica
+ * is served only after a younger sign of life). */
 struct freeing {
     struct replica_directory_waiter waiter;
     struct deadline deadline;
@@ -42,7 +43,8 @@ static void on_silence(struct deadline *deadline)
     freeing_done(container_of(deadline, struct freeing, deadline));
 }
 
-/* The answer comes when the copies are out of reach; NO_MEMORY: it is freed all the same, but nobody waits for that. */
+/* Answers the call when no replica is served any more. NO_MEMORY: the object is freed all the same, but the call
+ * is answered at once. */
 static enum rdt_status answer_forced(struct call *call, uint64_t generation, struct rdt_error *err)
 {
     struct freeing *freeing = calloc(1, sizeof *freeing);
@@ -95,7 +97,7 @@ enum rdt_status rpc_free(struct call *call, const void *request, struct rdt_erro
                              "object \"%s\" is held by its producer, client %llu: only that client may let go of it, "
                              "others of the same user may free it by force",
                              ref.id, (unsigned long long)object->producer_id);
-    if (message->force && !call_may_wait(call, err)) /* for the nodes that have copies */
+    if (message->force && !call_may_wait(call, err)) /* for the nodes that have replicas */
         return RDT_LIMIT;
     ref.generation = object->generation;
     object_free(object, message->force, OBJECT_END_FREED);

@@ -1,12 +1,12 @@
-/* GROUP_CREATE and GROUP_DESTROY: answered when it is so on every node. */
+/* GROUP_CREATE and GROUP_DESTROY: answered when the group is ready, or has ended, on every node. */
 #include <stdlib.h>
 
 #include "daemon/rpc/rpc_call.h"
 
-/* A call that waits for its group. Freed with the wait. */
+/* A call that waits for its group. It is freed when the wait ends. */
 struct waiting {
     struct group_waiter waiter;
-    struct call *call; /* NULL: it has ended */
+    struct call *call; /* NULL: the call has ended */
     struct group *group;
     bool creates;
 };
@@ -24,7 +24,7 @@ static void on_done(struct group_waiter *waiter, const struct rdt_error *err)
         call_reply_empty(call);
 }
 
-/* Too late, or its client is gone: what was to be created is not. */
+/* The call ends early: a group that it creates is not created. */
 static void leave(struct call *call)
 {
     struct waiting *waiting = call->waiting;
@@ -93,6 +93,6 @@ enum rdt_status rpc_group_destroy(struct call *call, const void *request, struct
         return status;
     }
     waiting->group = group;
-    group_end(group, &waiting->waiter); /* may answer at once */
+    group_end(group, &waiting->waiter); /* may answer the call at once */
     return RDT_OK;
 }

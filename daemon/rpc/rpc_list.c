@@ -1,5 +1,5 @@
-/* LIST and EXPLAIN: pages of every table. A page token is the place after which the next page starts; tables may change between pages,
- * so a row can be missed or seen twice, never wrong. */
+/* LIST and EXPLAIN: pages of every table. A page token is the place after which the next page starts; tables may
+ * change between pages, so a row can be missed or seen twice, never wrong. */
 #include <stdio.h>
 #include <stdlib.h>
 
@@ -8,13 +8,13 @@
 #define PAGE_NS 20000
 #define FEW_ROWS 16u
 
-/* Everything a page points to, freed at once. */
+/* A page under construction, and the memory that its rows point to. */
 struct page {
     Rdt__Pb__ListReply reply;
     struct arena arena;
     void **rows;
     size_t n, max;
-    uint64_t until_ns; /* a page ends then, if it has a few rows: nobody else shall wait for a full one */
+    uint64_t until_ns; /* a page with some rows ends at this time, so that other clients do not wait for a full one */
     bool failed;
 };
 
@@ -39,9 +39,9 @@ static bool is_for(const struct call *call, Rdt__Pb__ListKind kind, const void *
 /* ---- objects: in order of generation ---- */
 
 #define AWAITED_PAGES (1ull << 63) /* page tokens from here on are for awaited objects, which have no generation yet */
-#define LOOKED_AT_ONCE 20000u      /* objects, for one page: a filter may pass few, and the next page goes on from there */
+#define LOOKED_AT_ONCE 20000u      /* objects examined for one page, as a filter may pass few; the next page continues */
 
-/* false: it does not fit any more. */
+/* false: the row does not fit into the page. */
 static bool add_object(struct call *call, const Rdt__Pb__List *list, struct object *object, struct page *page)
 {
     size_t prefix = strlen(list->id_prefix);
@@ -60,7 +60,7 @@ static bool add_object(struct call *call, const Rdt__Pb__List *list, struct obje
     return true;
 }
 
-/* From the slot of the table where the page before ended. */
+/* Starts at the slot of the table where the page before ended. */
 static void list_awaited(struct call *call, const Rdt__Pb__List *list, uint64_t after, size_t looked, struct page *page)
 {
     const struct map *by_name = &call->rpc->objects->by_name;
@@ -313,7 +313,7 @@ enum rdt_status rpc_list(struct call *call, const void *request, struct rdt_erro
     if (status != RDT_OK)
         return status;
     if (list->kind != RDT__PB__LIST_KIND__LIST_KIND_TRANSFERS && list->kind != RDT__PB__LIST_KIND__LIST_KIND_BACKENDS)
-        page.until_ns = uv_hrtime() + PAGE_NS; /* those two have one page */
+        page.until_ns = uv_hrtime() + PAGE_NS; /* these lists have one page only */
     switch (list->kind) {
     case RDT__PB__LIST_KIND__LIST_KIND_OBJECTS:
         list_objects(call, list, &page);

@@ -1,11 +1,12 @@
-/* ALLOC, IMPORT, RELEASE_REGION: memory that a client asks for, offers, gives back. */
+/* ALLOC, IMPORT and RELEASE_REGION: memory that a client gets, registers and releases. */
 #include <stdlib.h>
 #include <strings.h>
 #include <unistd.h>
 
 #include "daemon/rpc/rpc_call.h"
 
-/* What its client maps it by: a fd, or what its plug-in exports. Memory that its client has mapped since it last had it needs none. */
+/* How the client maps the region: by an fd, or by what the plug-in exports. A region that the client still has
+ * mapped needs neither. */
 static void reply_region(struct call *call, struct region *region, bool to_map)
 {
     Rdt__Pb__RegionReply reply = RDT__PB__REGION_REPLY__INIT;
@@ -34,7 +35,7 @@ static void reply_region(struct call *call, struct region *region, bool to_map)
         call_fail(call, &err);
         return;
     }
-    if (!map_put_u64(&call->client->regions, region->id, region)) { /* the map's reference is the one we were given */
+    if (!map_put_u64(&call->client->regions, region->id, region)) { /* the map takes the caller's reference */
         while (n_fds > 0)
             (void)close(fds[--n_fds]);
         region_unref(region);
@@ -46,11 +47,11 @@ static void reply_region(struct call *call, struct region *region, bool to_map)
 }
 
 struct alloc_wait {
-    struct call *call; /* NULL: the client has left */
-    bool imported;     /* it has it mapped */
+    struct call *call; /* NULL: the client has gone */
+    bool imported;     /* the client has the memory mapped */
 };
 
-/* Memory that is being made cannot be recalled: whoever asked may leave, the region is then given back when it is ready. */
+/* An allocation that has started cannot be cancelled: if its client goes, the region is released when it is ready. */
 static void on_allocated(void *arg, struct region *region, const struct rdt_error *err)
 {
     struct alloc_wait *wait = arg;
@@ -115,8 +116,8 @@ enum rdt_status rpc_alloc(struct call *call, const void *request, struct rdt_err
 
 /* ---- imports ---- */
 
-/* More chunks than one frame has fds are gathered until the last have come, which bring the rest of the request. One import at a time:
- * what does not continue it ends it. */
+/* An import with more chunks than one frame carries fds is collected over several messages; the last one has the
+ * rest of the request. A client has one such import at a time: a message that does not continue it ends it. */
 static enum rdt_status gather(struct call *call, const Rdt__Pb__Import *message, struct rdt_error *err)
 {
     struct client *client = call->client;
@@ -175,7 +176,7 @@ static enum rdt_status import_device(struct call *call, const Rdt__Pb__Import *m
         import->fds = parts->fds;
         import->n_fds = parts->n;
         import->chunk_bytes = parts->chunk_bytes;
-        account_give(call->client->account, USAGE_FDS, parts->charged); /* the region takes them now */
+        account_give(call->client->account, USAGE_FDS, parts->charged); /* the region is charged for them now */
         parts->charged = 0;
     }
     if (status == RDT_OK) {
@@ -238,8 +239,8 @@ enum rdt_status rpc_release_region(struct call *call, const void *request, struc
         return RDT_OK;
     }
     (void)map_remove_u64(&call->client->regions, region->id);
-    region->client = 0; /* it cannot write there any more, as far as we know */
-    /* Not if an object or a transfer lies over it: they may show it to others yet. */
+    region->client = 0; /* the client has said that it does not write there any more */
+    /* A region under an object or a transfer is not cached, because others may still read it. */
     region->kept = message->keep_mapped && region->refs == 1 && region_may_come_again(region, call->client->id);
     reply.keep_mapped = region->kept;
     region_unref(region);

@@ -2,7 +2,7 @@
 #include "daemon/rpc/rpc_call.h"
 #include "proto/wire_limits.h"
 
-/* May the caller give this object out under a name, and is there still something to give? */
+/* May the caller publish this object, and is the object still live? */
 static enum rdt_status check_object(const struct call *call, const struct rdt_ref *ref, const struct object *object,
                                     struct rdt_error *err)
 {
@@ -33,7 +33,7 @@ enum rdt_status rpc_publish(struct call *call, const void *request, struct rdt_e
     status = call_object_ref(message->ref, &ref, err);
     if (status != RDT_OK)
         return status;
-    if (call_is_remote(call, &ref)) /* a name is where its objects are */
+    if (call_is_remote(call, &ref)) /* a name is on the node of its objects */
         return call_forward(call, &ref, &message->base, -1, err);
     if (call->rpc->draining)
         return rdt_error_set(err, RDT_SHUTTING_DOWN, "the daemon is shutting down");

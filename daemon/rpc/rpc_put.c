@@ -1,4 +1,5 @@
-/* PUT: an object over memory that the client has, or a snapshot of it, in one round trip whatever the number of tensors. */
+/* PUT and READY: makes an object over the client's memory, or a snapshot of it, in one round trip whatever the
+ * number of tensors. */
 #include <stdlib.h>
 
 #include "daemon/rpc/rpc_call.h"
@@ -10,9 +11,9 @@
 
 #define MAX_REGIONS 4096u
 
-/* ---- what needs no table ---- */
+/* ---- layout and parts, on any thread ---- */
 
-/* The memory that came with it, if some did, is the last. */
+/* A sealed memfd that came with the message counts as the last region. */
 static uint32_t all_regions(const Rdt__Pb__Put *message)
 {
     return (uint32_t)message->n_regions + (message->sealed_bytes > 0);
@@ -41,14 +42,14 @@ void put_digest_fini(struct put_digest *digest)
 
 /* ---- checks ---- */
 
-/* What lies in a region of this client's lies in it whole. */
+/* Every tensor must lie within its region. */
 static enum rdt_status check_places(const Rdt__Pb__Put *message, const struct region_span *spans, struct region **regions,
                                     struct rdt_error *err)
 {
     const struct region_span *made = message->sealed_bytes > 0 ? &spans[message->n_regions] : NULL;
 
     if (made && made->hi > message->sealed_bytes)
-        return rdt_error_set(err, RDT_INVALID, "tensor %u ends at byte %llu of the memory made for it, which has %llu", made->last,
+        return rdt_error_set(err, RDT_INVALID, "tensor %u ends at byte %llu of the sealed memfd, which has %llu", made->last,
                              (unsigned long long)made->hi, (unsigned long long)message->sealed_bytes);
     for (size_t i = 0; i < message->n_regions; i++)
         if (spans[i].hi > regions[i]->bytes)
@@ -58,7 +59,7 @@ static enum rdt_status check_places(const Rdt__Pb__Put *message, const struct re
     return RDT_OK;
 }
 
-/* What comes with the message is host memory. */
+/* Tensors inside the message, or in its sealed memfd, are in host memory. */
 static enum rdt_status check_transport(const struct call *call, const Rdt__Pb__Put *message, struct region **regions,
                                        const char **name_p, struct rdt_error *err)
 {
@@ -95,19 +96,19 @@ static enum rdt_status find_regions(struct call *call, const Rdt__Pb__Put *messa
     }
     for (size_t i = 0; i < message->n_given; i++)
         if (message->given[i] >= message->n_regions)
-            return rdt_error_set(err, RDT_INVALID, "region %u of %zu is given up", message->given[i], message->n_regions);
+            return rdt_error_set(err, RDT_INVALID, "region %u of %zu is handed over", message->given[i], message->n_regions);
     return RDT_OK;
 }
 
-/* Only what its client alone has, and may go on having, is lent. */
+/* Only host memory that the client got by ALLOC can be loaned, since no other process writes it. */
 static enum rdt_status check_lent(const Rdt__Pb__Put *message, struct region **regions, struct rdt_error *err)
 {
     for (size_t i = 0; i < message->n_loaned; i++) {
         uint32_t at = message->loaned[i];
         if (at >= message->n_regions || (i > 0 && at <= message->loaned[i - 1]))
-            return rdt_error_set(err, RDT_INVALID, "region %u of %zu is lent: each once, in order", at, message->n_regions);
+            return rdt_error_set(err, RDT_INVALID, "region %u of %zu is loaned: name each once, in ascending order", at, message->n_regions);
         if (regions[at]->origin != REGION_ALLOCATED || !region_is_host(regions[at]))
-            return rdt_error_set(err, RDT_INVALID, "region %llu is lent: only host memory from ALLOC is",
+            return rdt_error_set(err, RDT_INVALID, "region %llu is loaned: only host memory from ALLOC can be",
                                  (unsigned long long)regions[at]->id);
     }
     return RDT_OK;
@@ -150,7 +151,7 @@ static enum rdt_status fill(struct call *call, const Rdt__Pb__Put *message, stru
     enum rdt_status status;
 
     call->gave = message->n_given > 0;
-    for (size_t i = 0; i < message->n_given; i++) { /* given up, whatever becomes of them */
+    for (size_t i = 0; i < message->n_given; i++) { /* handed over, whether or not the put succeeds */
         struct region *region = map_remove_u64(&call->client->regions, message->regions[message->given[i]]->region);
         if (region)
             region->client = 0;
@@ -172,7 +173,7 @@ static enum rdt_status fill(struct call *call, const Rdt__Pb__Put *message, stru
 
 /* ---- the request ---- */
 
-/* 0: it is not detached. */
+/* 0: the object is not detached. */
 static int64_t ttl_of(const struct call *call, const Rdt__Pb__Put *message)
 {
     if (!(message->flags & RDT_PUT_DETACHED))
@@ -198,15 +199,15 @@ static enum rdt_status check_made(const struct call *call, const Rdt__Pb__Put *m
     unsigned n = call->frame ? call->frame->nfds : 0;
 
     if (!(message->flags & RDT_PUT_SNAPSHOT) || message->flags & RDT_PUT_PENDING)
-        return rdt_error_set(err, RDT_INVALID, "memory is made for a SNAPSHOT that is there at once only");
+        return rdt_error_set(err, RDT_INVALID, "a sealed memfd is for a SNAPSHOT that is not PENDING only");
     if (message->inline_data.len > 0)
-        return rdt_error_set(err, RDT_INVALID, "tensors in the message, and memory made for them too");
+        return rdt_error_set(err, RDT_INVALID, "there are tensors in the message and in a sealed memfd");
     if (message->n_given > 0)
-        return rdt_error_set(err, RDT_INVALID, "regions that are given up, and memory made for the tensors too");
+        return rdt_error_set(err, RDT_INVALID, "the message both hands regions over and has a sealed memfd");
     if (n != 1)
-        return rdt_error_set(err, RDT_INVALID, "memory made for a snapshot comes as one fd, not %u", n);
+        return rdt_error_set(err, RDT_INVALID, "a sealed memfd comes as one fd, not %u", n);
     if (message->sealed_bytes > most)
-        return rdt_error_set(err, RDT_LIMIT, "memory of %llu bytes made for a snapshot: at most sealed_max of %llu",
+        return rdt_error_set(err, RDT_LIMIT, "a sealed memfd of %llu bytes: at most sealed_max of %llu",
                              (unsigned long long)message->sealed_bytes, (unsigned long long)most);
     return RDT_OK;
 }
@@ -244,7 +245,8 @@ static enum rdt_status put(struct call *call, const Rdt__Pb__Put *message, struc
         status = rdt_error_set(err, digest->status, "%s", digest->err.msg);
     if (status == RDT_OK)
         status = check_places(message, digest->parts.spans, regions, err);
-    if (status == RDT_OK && put.snapshot && !put.sealed && put.n_regions > 0 && !call_may_wait(call, err)) /* for its copy */
+    /* Until it is copied */
+    if (status == RDT_OK && put.snapshot && !put.sealed && put.n_regions > 0 && !call_may_wait(call, err))
         status = RDT_LIMIT;
     if (status != RDT_OK)
         return status;
@@ -258,10 +260,10 @@ static enum rdt_status put(struct call *call, const Rdt__Pb__Put *message, struc
         given[message->n_regions] = true;
     }
     status = object_table_put(call->rpc->objects, &put, &object, err);
-    region_unref(made); /* the object has its own */
+    region_unref(made); /* the object has a reference of its own */
     if (status != RDT_OK)
         return status;
-    digest->layout = NULL; /* taken */
+    digest->layout = NULL; /* the object has taken it */
     for (size_t i = 0; i < message->n_loaned; i++)
         regions[message->loaned[i]]->lent = true;
     if (object->state == OBJECT_FILLING && !object->pending)
@@ -289,13 +291,13 @@ enum rdt_status rpc_put(struct call *call, const void *request, struct rdt_error
     if (message->n_regions > MAX_REGIONS)
         return rdt_error_set(err, RDT_LIMIT, "tensors in %zu regions: at most %u", message->n_regions, MAX_REGIONS);
     if (message->n_given > 0 && !(message->flags & RDT_PUT_SNAPSHOT))
-        return rdt_error_set(err, RDT_INVALID, "regions are given up for snapshots only");
+        return rdt_error_set(err, RDT_INVALID, "regions are handed over for snapshots only");
     if (message->n_given > message->n_regions)
-        return rdt_error_set(err, RDT_INVALID, "%zu of %zu regions are given up", message->n_given, message->n_regions);
+        return rdt_error_set(err, RDT_INVALID, "%zu of %zu regions are handed over", message->n_given, message->n_regions);
     if (message->n_loaned > 0 && (message->flags != 0 || message->visibility != RDT__PB__VISIBILITY__VISIBILITY_OWNER))
-        return rdt_error_set(err, RDT_INVALID, "regions are lent to objects without flags, which their owner alone sees");
+        return rdt_error_set(err, RDT_INVALID, "regions are loaned to objects without flags that their owner alone may see");
     if (message->flags & RDT_PUT_PENDING && (message->inline_data.len > 0 || message->n_given > 0))
-        return rdt_error_set(err, RDT_INVALID, "what is PENDING comes neither with the message nor is it given up");
+        return rdt_error_set(err, RDT_INVALID, "a PENDING put has neither tensors in the message nor regions to hand over");
     if (message->flags & ~(uint32_t)RDT_PUT_FLAGS_ALL || (unsigned)message->visibility > RDT__PB__VISIBILITY__VISIBILITY_ALL)
         return rdt_error_set(err, RDT_INVALID, "unknown flags %u or visibility %d", message->flags, (int)message->visibility);
     status = check_ttl(call, message, err);
@@ -319,9 +321,9 @@ enum rdt_status rpc_put(struct call *call, const void *request, struct rdt_error
     return status;
 }
 
-/* ---- of an object that is pending ---- */
+/* ---- READY: the end of the pending state ---- */
 
-/* Only who put it says so. If it has ended meanwhile there is nothing to be ready. */
+/* The pending object, if the caller put it. NULL: it is another client's, or it has ended meanwhile. */
 static struct object *find_pending(struct call *call, const Rdt__Pb__Ready *message, struct rdt_error *err)
 {
     struct object *object;
@@ -345,7 +347,7 @@ static void on_late_snapshot(void *arg, struct object *object, const struct rdt_
 {
     (void)arg;
     (void)object;
-    (void)err; /* who waits for it is told */
+    (void)err; /* the waiting fetches are told */
 }
 
 enum rdt_status rpc_ready(struct call *call, const void *request, struct rdt_error *err)

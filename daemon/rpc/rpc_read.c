@@ -1,3 +1,4 @@
+/* The queue of large requests that the work pool decodes. */
 #include "daemon/rpc/rpc_read.h"
 
 #include <sched.h>
@@ -29,7 +30,7 @@ static void run_read(struct work *work)
         put_digest_make(&reading->digest, (const Rdt__Pb__Put *)reading->message);
 }
 
-/* Megabytes go back to the kernel: nobody waits for that. */
+/* Frees megabytes, which takes long enough to do it on the pool. */
 static void run_end(struct work *work)
 {
     struct reading *reading = container_of(work, struct reading, work);
@@ -59,7 +60,7 @@ static void start_first(struct rpc *rpc)
     work_submit(pool_of(rpc), &first->work);
 }
 
-/* The call has been answered, or dropped. */
+/* The call has been answered or dropped: the pool frees its memory, and the next one starts. */
 static void reading_end(struct reading *reading, struct rpc *rpc)
 {
     list_remove(&reading->link);
@@ -69,7 +70,7 @@ static void reading_end(struct reading *reading, struct rpc *rpc)
     start_first(rpc);
 }
 
-/* At once, not in the client's turn: while it is not handled it takes memory, and who comes next waits for that. */
+/* Handles the request at once instead of waiting for the client's turn, because the next reading waits for its memory. */
 static void done_read(struct work *work)
 {
     struct reading *reading = container_of(work, struct reading, work);
@@ -77,7 +78,7 @@ static void done_read(struct work *work)
     struct client *client = call->client;
     struct rpc *rpc = call->rpc;
 
-    client->task = NULL; /* the request may leave another in its place */
+    client->task = NULL; /* the handler may set another task */
     call->frame = &reading->frame;
     call->arena = &reading->arena;
     call->digest = reading->err.status == RDT_OK && call->type == RDT_MSG_PUT ? &reading->digest : NULL;
@@ -89,7 +90,7 @@ static void done_read(struct work *work)
     client->want_turn(client);
 }
 
-/* Its turns are for what comes after it. */
+/* There is nothing to do in the client's turns: done_read continues. */
 static bool reading_step(struct client_task *task, uint64_t until_ns)
 {
     (void)task;

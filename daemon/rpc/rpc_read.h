@@ -1,10 +1,11 @@
-/* Large requests are unpacked by the work pool, and what a PUT's tensors come to is made there: milliseconds for which nobody but the client
- * itself waits. Its further frames do (struct client_task), so that its requests keep their order. One request is read at a time, first come,
- * first served: each may take RDT_MAX_DECODED_BYTES.
+/* Decoding of large requests on the work pool, together with the layout of a PUT's tensors: it takes milliseconds,
+ * in which only this client waits. The client's next frames wait (struct client_task), so that its requests keep
+ * their order. One request is decoded at a time, in order of arrival, because each may take RDT_MAX_DECODED_BYTES.
  *
- *   waits --the first of all--> the pool reads it --> handled on the loop, as if it had just come
- *     |                                 |
- *     +--- its client is gone: ---------+--> dropped, when the pool has done with it
+ *   queued --first in the queue--> the pool decodes it --> handled on the loop, as if it had just come
+ *     |                                  |
+ *     +------- the client is gone -------+--> dropped, as soon as the pool has finished with it
+ * /
  */
 #ifndef DAEMON_RPC_READ_H
 #define DAEMON_RPC_READ_H
@@ -12,36 +13,37 @@
 #include "daemon/objects/object_parts.h"
 #include "daemon/rpc/rpc_call.h"
 
-/* What of a PUT needs no table of the daemon's. */
-struct put_digest { /* not to be moved */
+/* The part of a PUT that needs no table of the daemon. The struct must not be moved. */
+struct put_digest {
     enum rdt_status status; /* of its tensors; err says why */
     struct rdt_error err;
     struct layout *layout;
     struct object_parts parts;
 };
-void put_digest_make(struct put_digest *digest, const Rdt__Pb__Put *message); /* any thread */
-void put_digest_fini(struct put_digest *digest);                              /* what nobody took */
+void put_digest_make(struct put_digest *digest, const Rdt__Pb__Put *message); /* from any thread */
+void put_digest_fini(struct put_digest *digest);                              /* frees what was not taken */
 
-/* A request as it was read, for the loop. */
+/* A large request and its decoded form. */
 struct reading {
     struct client_task task; /* its client's */
     struct work work;
     struct list link; /* in rpc->readings */
-    bool runs;        /* the pool has it */
+    bool runs;        /* the pool is decoding it */
     struct call *call;
     struct frame frame; /* with its fds */
-    void *buffer;       /* that has its payload; NULL: it is with who received it */
+    void *buffer;       /* that contains the payload; NULL: the connection's reader contains it */
     void (*on_read)(struct reading *);
     struct arena arena;
-    struct rdt_error err; /* status OK: message is there */
+    struct rdt_error err; /* status OK: message is valid */
     ProtobufCMessage *message;
     struct put_digest digest; /* of a PUT */
 };
 
 void readings_init(struct rpc *rpc);
 
-/* The client has a task from now on; then on_read answers the call, which has frame, arena and digest, unless the client is gone. Takes the
- * call, buffer and the frame's fds on success. NO_MEMORY. */
+/* Queues the request of `call`, and gives its client a task until it is handled. Later on_read runs on the loop,
+ * unless the client is gone, and answers the call, whose frame, arena and digest are set. Takes the call, buffer
+ * and the frame's fds on success only. NO_MEMORY. */
 enum rdt_status reading_start(struct call *call, struct frame *frame, void *buffer, void (*on_read)(struct reading *),
                               struct rdt_error *err);
 

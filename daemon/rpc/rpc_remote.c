@@ -1,4 +1,4 @@
-/* Requests about objects of another node: handed on over the link, and served when they come from there. */
+/* Requests about objects of another node: sent there over the peer link, and served when another node sends one. */
 #include <assert.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -8,10 +8,10 @@
 #include "wire_error.h"
 #include "wire_ref.h"
 
-#define MAX_CALLS 16384u    /* of one peer, waiting here */
-#define POLL_NS 200000000ll /* a call that polls still needs the way there and back; librdt keeps the caller's own clock */
+#define MAX_CALLS 16384u    /* of one node, deferred here */
+#define POLL_NS 200000000ll /* for a call with timeout 0, which still needs a round trip to the node */
 
-/* ---- asking ---- */
+/* ---- forwarding a client's request ---- */
 
 static void send_call(struct call *call)
 {
@@ -34,7 +34,7 @@ static void send_call(struct call *call)
         call_fail(call, &err);
 }
 
-/* The client has left, or its time is over: the other node need not go on. */
+/* The call ends early: tells the other node to end it as well. */
 static void cancel_forwarded(struct call *call)
 {
     Rdt__Pb__Call message = RDT__PB__CALL__INIT;
@@ -46,11 +46,11 @@ static void cancel_forwarded(struct call *call)
     message.type = RDT_MSG_CANCEL_REQUEST;
     message.requester = &requester;
     (void)peer_send(call->to, RDT_PEER_CALL, &message.base, NULL);
-    if (call->type == RDT_MSG_HOLD) /* it may have been answered meanwhile */
+    if (call->type == RDT_MSG_HOLD) /* the other node may have taken the hold meanwhile */
         holds_unwanted(&call->rpc->holds, call->to, call->forward);
 }
 
-/* What nobody waits for by its nature is answered at once: a node that does not is as good as lost. */
+/* The time that another node has to answer a request that waits for no event. */
 static int64_t answer_ns(const struct rpc *rpc)
 {
     return (int64_t)(rpc->options->connect_timeout_ns + 2 * rpc->options->peer_timeout_ns);
@@ -139,7 +139,7 @@ static void on_reply(struct rpc *rpc, struct peer *peer, const Rdt__Pb__CallRepl
     struct rdt_error err = {0};
 
     if (!call || call->to != peer)
-        return; /* cancelled meanwhile */
+        return; /* the call was cancelled meanwhile */
     if (reply->status != RDT_OK) {
         (void)wire_error(reply->status, reply->sys_errno, reply->message, &err);
         call_fail(call, &err);
@@ -159,7 +159,7 @@ static void on_reply(struct rpc *rpc, struct peer *peer, const Rdt__Pb__CallRepl
     }
 }
 
-/* ---- serving ---- */
+/* ---- serving another node's request ---- */
 
 static void on_call(struct rpc *rpc, struct peer *peer, const Rdt__Pb__Call *message)
 {
@@ -189,7 +189,7 @@ static void on_call(struct rpc *rpc, struct peer *peer, const Rdt__Pb__Call *mes
     if (!call->verb || !(call->verb->properties & VERB_FOR_PEERS))
         (void)rdt_error_set(&err, RDT_DENIED, "another node may not send request %u", message->type);
     else if (peer->n_calls >= MAX_CALLS)
-        (void)rdt_error_set(&err, RDT_LIMIT, "%u calls of this node wait there already", peer->n_calls);
+        (void)rdt_error_set(&err, RDT_LIMIT, "the node has %u deferred calls here already", peer->n_calls);
     else if (transfers_believe(rpc->transfers, message->requester, &requester, &err) &&
              !(call->account = account_get(rpc->objects->accounts, &requester)))
         (void)rdt_error_set(&err, RDT_NO_MEMORY, "no memory for the call");

@@ -17,7 +17,7 @@ Rdt__Pb__ObjectInfo *row_object(struct arena *arena, const struct rpc *rpc, stru
 
     if (!view)
         return NULL;
-    object_view_fill(view, rpc, object, false); /* without holders nothing is left to free */
+    object_view_fill(view, rpc, object, false); /* a view without holders owns no memory */
     return &view->info;
 }
 
@@ -49,7 +49,7 @@ Rdt__Pb__RegionInfo *row_region(struct arena *arena, const struct region *region
     return info;
 }
 
-/* What it uses of what is limited, in the order of daemon/base/usage.h; 0: no memory. */
+/* The usage of each limit, in the order of daemon/base/usage.h; 0: no memory. */
 static size_t add_usage(struct arena *arena, const struct account *account, Rdt__Pb__Usage ***list_p)
 {
     Rdt__Pb__Usage *rows = arena_alloc(arena, USAGE_COUNT * sizeof *rows);

@@ -1,4 +1,4 @@
-/* PING, STATUS, STAT: the short views. */
+/* PING, STATUS and STAT. */
 #include "daemon/rpc/rpc_view.h"
 
 #include <stdio.h>
@@ -59,8 +59,8 @@ enum rdt_status rpc_status(struct call *call, const void *request, struct rdt_er
     reply.transfers_active = transfers.active;
     reply.transfers_done = transfers.done;
     reply.transfers_failed = transfers.failed;
-    reply.busy_polls = rpc->busy_poll.rule.n_found + rpc->busy_poll.rule.n_vain;
-    reply.busy_polls_missed = rpc->busy_poll.rule.n_vain;
+    reply.busy_polls = rpc->busy_poll.rule.n_found + rpc->busy_poll.rule.n_missed;
+    reply.busy_polls_missed = rpc->busy_poll.rule.n_missed;
     reply.bytes_in = transfers.bytes_in;
     reply.bytes_out = transfers.bytes_out;
     reply.bytes_local = transfers.bytes_local;
@@ -107,7 +107,7 @@ static size_t count_holders(const struct object *object, enum holder_kind kind)
     return n;
 }
 
-/* One row for each node that holds it, however often, up to max; uuids is for the nodes' names. Returns how many. */
+/* One row for each node that holds the object, up to max; uuids receives the nodes' names. Returns the number of rows. */
 static size_t fill_nodes(Rdt__Pb__HoldInfo *rows, char (*uuids)[33], size_t max, const struct object *object)
 {
     char uuid[33];
@@ -302,7 +302,7 @@ void name_view_fill(struct name_view *view, const struct name *name)
     info->bytes = name->object->bytes;
 }
 
-/* What is published under the name now, whatever version that is. */
+/* The object that is published under the name now, whatever its version. */
 static enum rdt_status find_named(const struct call *call, const struct rdt_ref *ref, struct object **object_p,
                                   struct rdt_error *err)
 {

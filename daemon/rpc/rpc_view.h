@@ -1,4 +1,4 @@
-/* What rdtctl sees: the tables of the daemon as rows of a reply. Rows live until the view is finished. */
+/* One object, or one name, as a row of a reply with everything that rdtctl shows. A row is valid until object_view_fini. */
 #ifndef DAEMON_RPC_VIEW_H
 #define DAEMON_RPC_VIEW_H
 

@@ -1,4 +1,4 @@
-/* WAIT and HOLD: both wait until an object is live; then WAIT tells what it is, and HOLD keeps it. */
+/* WAIT and HOLD: both wait until an object is live. WAIT then describes it, and HOLD takes a hold on it. */
 #include "daemon/rpc/rpc_view.h"
 #include "wire_ref.h"
 
@@ -13,7 +13,7 @@ static void answer_view(struct call *call, struct object *object)
 
 static enum rdt_status hold(struct call *call, struct object *object, struct rdt_error *err)
 {
-    if (object->state != OBJECT_LIVE) /* it was freed since whoever waited was told */
+    if (object->state != OBJECT_LIVE) /* it was freed after the wait had ended */
         return object_why_ended(object, err);
     if (!call->client)
         return holds_take(&call->rpc->holds, call->peer, call->request_id, call->account, object, err);
@@ -112,7 +112,7 @@ static enum rdt_status wait_name(struct call *call, const struct rdt_ref *ref, i
     return status == RDT_OK ? call_defer(call, timeout_ns, NULL, err) : status;
 }
 
-/* request: as it came. */
+/* request: the message to forward if the object is on another node. */
 static enum rdt_status wait_live(struct call *call, const Rdt__Pb__Ref *wire, const ProtobufCMessage *request, int64_t timeout_ns,
                                  struct rdt_error *err)
 {

@@ -1,21 +1,21 @@
-/* WATCH: what happens in the tables, sent to those who watch, as the rows that LIST shows.
+/* WATCH: sends every change of the daemon's tables to the clients that watch, as the rows that LIST shows.
  *
- * A watcher that does not read loses events and nothing else: past a bound of its unread bytes they are only counted, and the next one
- * that it gets says how many. So it holds up nobody, and nothing grows.
+ * A client that does not read loses events: above a bound of unread bytes events are only counted, and the next
+ * one that is sent says how many were lost. So a slow watcher delays nobody and takes no memory. /
  */
 #include <stdlib.h>
 
 #include "daemon/rpc/rpc_row.h"
 #include "daemon/rpc/rpc_watch.h"
 
-#define UNREAD_MOST ((size_t)1 << 20) /* bytes that wait for a watcher, its other answers included */
+#define UNREAD_MOST ((size_t)1 << 20) /* unread bytes of a watcher, its other answers included, above which events are lost */
 
 struct watch {
     struct list link; /* rpc->watches */
     struct client *client;
     uint32_t kinds;
-    uint64_t sequence; /* of the latest event, sent or lost */
-    uint64_t lost;     /* since the latest that was sent */
+    uint64_t sequence; /* of the latest event, whether sent or lost */
+    uint64_t lost;     /* events lost since the last one that was sent */
 };
 
 static void update_watched(struct rpc *rpc)
@@ -128,7 +128,7 @@ enum rdt_status rpc_watch(struct call *call, const void *request, struct rdt_err
     if (message->kinds != 0 && !(watch = calloc(1, sizeof *watch)))
         return rdt_error_set(err, RDT_NO_MEMORY, "no memory for a watch");
     watch_end(rpc, client);
-    call_reply_empty(call); /* before the first event */
+    call_reply_empty(call); /* the answer precedes the first event */
     if (!watch)
         return RDT_OK;
     watch->client = client;

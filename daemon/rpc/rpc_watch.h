@@ -1,10 +1,10 @@
-/* Who watches (rpc_watch.c): the parts that the connection and the daemon's start need. */
+/* Watches: what the connection and the daemon's start need of rpc_watch.c. */
 #ifndef DAEMON_RPC_WATCH_H
 #define DAEMON_RPC_WATCH_H
 
 #include "daemon/rpc/rpc_call.h"
 
-/* What can be watched: all that LIST shows. */
+/* The kinds that can be watched: all kinds of LIST. */
 #define WATCH_KINDS                                                                                 \
     (1u << RDT__PB__LIST_KIND__LIST_KIND_OBJECTS | 1u << RDT__PB__LIST_KIND__LIST_KIND_REGIONS |    \
      1u << RDT__PB__LIST_KIND__LIST_KIND_CLIENTS | 1u << RDT__PB__LIST_KIND__LIST_KIND_PEERS |      \
@@ -14,10 +14,11 @@
 
 void watches_init(struct rpc *rpc);
 
-/* The client watches no more. */
+/* Ends the client's watch, if it has one. */
 void watch_end(struct rpc *rpc, struct client *client);
 
-/* Nothing waits for the client any more (which watches): if it lost events it hears of them now, for no other may come soon. */
+/* The watching client has read everything that was queued: if it has lost events, it is told now, since no other
+ * event may come soon. */
 void watch_on_room(struct client *client);
 
 #endif

@@ -467,10 +467,10 @@ Test(lent, lending_is_checked)
     put.n_regions = 1;
     put.loaned = lent;
     put.n_loaned = 2;
-    refuses(&raw, &put, RDT_INVALID, "each once, in order");
+    refuses(&raw, &put, RDT_INVALID, "in ascending order");
     put.loaned = lent + 2;
     put.n_loaned = 1;
-    refuses(&raw, &put, RDT_INVALID, "region 7 of 1 is lent");
+    refuses(&raw, &put, RDT_INVALID, "region 7 of 1 is loaned");
     put.loaned = lent;
     put.flags = RDT_PUT_SNAPSHOT;
     refuses(&raw, &put, RDT_INVALID, "without flags");

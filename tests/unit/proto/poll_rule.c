@@ -64,7 +64,7 @@ Test(poll_rule, short_waits_begin_it)
     cr_assert_eq(until(true, LATE, 100), 8);
     for (unsigned i = 0; i < 100; i++)
         cr_assert(wait_of(MAX));
-    cr_assert_eq(rule.n_vain, 1, "the first was late, and none since");
+    cr_assert_eq(rule.n_missed, 1, "the first was late, and none since");
     cr_assert_eq(rule.n_found, 100);
 }
 
@@ -73,7 +73,7 @@ Test(poll_rule, a_long_wait_among_short_ones_keeps_it_asleep)
     begin(2);
     for (unsigned i = 0; i < 100; i++)
         cr_assert_not(wait_of(i % 8 == 0 ? LONG : MAX));
-    cr_assert_eq(rule.n_found + rule.n_vain, 0);
+    cr_assert_eq(rule.n_found + rule.n_missed, 0);
 }
 
 Test(poll_rule, long_waits_end_it)
@@ -101,7 +101,7 @@ Test(poll_rule, what_is_always_late_is_looked_for_less_and_less)
     for (unsigned i = 0; i < 100000; i++)
         (void)wait_of(LATE);
     cr_assert_eq(rule.n_found, 0);
-    cr_assert_lt(rule.n_vain, 100000 / 100, "%lu in vain", (unsigned long)rule.n_vain);
+    cr_assert_lt(rule.n_missed, 100000 / 100, "%lu in vain", (unsigned long)rule.n_missed);
     cr_assert_lt(until(true, MAX, 10000), 1100, "and begins when it pays");
 }
 
