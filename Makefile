@@ -17,16 +17,17 @@ conffile       = $(sysconfdir)/rdtd/rdtd.conf
 VARIANT ?= release
 B := build/$(VARIANT)
 
-# One line per backend that needs a library: the pkg-config modules. A backend whose library is missing is dropped with one
-# line, unless it is required.
+# A line for each backend that needs a library: its pkg-config modules. A backend whose library is missing is dropped,
+# and make prints a line about it, unless the backend is required.
 BACKEND_PKGS_ucx    := ucx
 BACKEND_PKGS_stream := openssl
-# One without pkg-config is found by a header; its C++, if it has any, is linked so.
+# A library without pkg-config is found by a header.
 BACKEND_HEADER_gloo := gloo/config.h
-BACKEND_WITHOUT_gloo := gloo/transport/tcp/listener.h # which those after 2023 have, whose pairs are others
+BACKEND_WITHOUT_gloo := gloo/transport/tcp/listener.h # versions after 2023, whose pairs differ, have this header
 BACKEND_LIBS_gloo   := -lgloo -lstdc++
-# These need the header of NVIDIA's driver, cuda.h, and link nothing: driver and NCCL are loaded at run time. CUDA_HOME=PREFIX; else the usual
-# prefixes; else what `make cuda-headers` has fetched; else, or with CUDA_HOME=no, they are left out.
+# These need the header of NVIDIA's driver, cuda.h, and link nothing, because they load the driver and NCCL at run time.
+# The header comes from CUDA_HOME, the usual prefixes, or `make cuda-headers`; without it, or with CUDA_HOME=no, these
+# backends are left out.
 CUDA_BACKENDS       := cuda nccl
 CUDA_WHEEL          ?= 13.0.96
 CUDA_FETCHED        := build/cuda/$(CUDA_WHEEL)/nvidia/cu13
@@ -103,24 +104,29 @@ LIBCUDA_O := $(call obj,$(call srcs,client/cuda))
 PROGRAMS := $(if $(wildcard daemon/main.c),$(B)/rdtd) $(if $(wildcard client/ctl/rdtctl.c),$(B)/rdtctl)
 LOOPBACK := $(if $(wildcard tests/loopback/*.c),$(B)/tests/rdt_loopback.so)
 GROUPED  := $(B)/tests/rdt_grouped.so
-FAKE     := $(B)/tests/rdt_fake.so # devices that are memfds
+FAKE     := $(B)/tests/rdt_fake.so # a memory kind whose devices are memfds
 VOID     := $(B)/tests/rdt_void.so
 VOIDGROUP := $(B)/tests/rdt_voidgroup.so
-FROZEN   := $(B)/tests/rdt_v1.so # of version 1 of the plug-in interface, with the headers of its day
+FROZEN   := $(B)/tests/rdt_v1.so # built with the headers of version 1 of the plug-in interface
 PRELOAD := $(if $(filter release,$(VARIANT)),$(B)/tests/preload/fail_alloc.so) # the sanitizers have an allocator of their own
 BROKEN   := $(B)/tests/rdt_broken.so
-# Fakes of what a machine without a GPU lacks; folders, because they bear the real names.
-FAKES    := $(B)/tests/fake_cuda/libcuda.so.1 $(B)/tests/fake_cuda/libnvidia-ml.so.1 $(B)/tests/fake_nccl/libnccl.so.2 $(B)/tests/stub_cuda/libcuda.so.1
+# Fakes of the libraries that a machine without a GPU lacks, in folders because they have the real names.
+FAKES    := $(addprefix $(B)/tests/,fake_cuda/libcuda.so.1 fake_cuda/libnvidia-ml.so.1 fake_nccl/libnccl.so.2 \
+             stub_cuda/libcuda.so.1)
 CHECK    := $(B)/rdt-check-backend
 CHECK_O  := $(call obj,$(call srcs,tests/conformance) tests/support/backend_host.c tests/support/backend_peer.c)
-# Manual pages: NAME.N.scd lies in the room that it describes and becomes $(B)/man/NAME.N; rdtd prints the source of rdtd.conf(5).
-MAN_SCD  := $(wildcard $(foreach n,1 3 5 7 8,daemon/*.$(n).scd daemon/*/*.$(n).scd client/*.$(n).scd client/*/*.$(n).scd backends/*.$(n).scd proto/*.$(n).scd))
+# Manual pages: NAME.N.scd lies in the room that it describes and becomes $(B)/man/NAME.N; rdtd prints the source of
+# rdtd.conf(5).
+MAN_SCD  := $(wildcard $(foreach n,1 3 5 7 8,daemon/*.$(n).scd daemon/*/*.$(n).scd client/*.$(n).scd \
+            client/*/*.$(n).scd backends/*.$(n).scd proto/*.$(n).scd))
 MANPAGES := $(if $(shell command -v scdoc),$(addprefix $(B)/man/,$(notdir $(MAN_SCD:.scd=)) rdtd.conf.5))
 CONF     := $(B)/rdtd.conf # the template, which rdtd prints
 
 # ---- libraries: looked for only when something is going to be compiled ----
 
-NO_LIBS_NEEDED := help clean deps ucx-wheels cuda-headers fault-matrix test demo bench check-backend check-asan check-tsan cov fuzz format uninstall
+NO_LIBS_NEEDED := help clean deps ucx-wheels cuda-headers fault-matrix test demo bench check-backend check-asan \
+            check-tsan cov fuzz \
+                  format uninstall
 ifneq ($(filter-out $(NO_LIBS_NEEDED),$(or $(MAKECMDGOALS),all)),)
 
 MISSING := $(shell for p in $(PKGS); do pkg-config --exists $$p 2>/dev/null || echo $$p; done; \
@@ -147,7 +153,7 @@ DROPPED  += $(foreach b,$(BACKENDS),$(if $(BACKEND_HEADER_$(b)),$(shell printf '
 $(foreach b,$(DROPPED),$(info backend $(b): dropped, $(or $(BACKEND_PKGS_$(b)),$(BACKEND_HEADER_$(b)) for a C++ compiler) is not installed$(if $(BACKEND_WITHOUT_$(b)), (or of another generation))))
 BACKENDS := $(filter-out $(DROPPED),$(BACKENDS))
 
-# Only where cuda.h was found it is looked for; a compiler that has one by itself is not asked.
+# cuda.h is looked for in these places only, not in the compiler's own paths.
 CUDA_PLACES := $(if $(CUDA_HOME),$(filter-out no,$(CUDA_HOME)),/usr/local/cuda /opt/cuda $(CUDA_FETCHED) /usr)
 CUDA_INC    := $(firstword $(foreach p,$(CUDA_PLACES),$(if $(wildcard $(p)/include/cuda.h),$(p)/include)))
 ifneq ($(CUDA_INC),)
@@ -162,7 +168,8 @@ $(info backends $(filter $(CUDA_BACKENDS),$(BACKENDS)): dropped, $(if $(filter n
 BACKENDS := $(filter-out $(CUDA_BACKENDS),$(BACKENDS))
 endif
 
-# The Python package, for this Python (PYTHON=, PYTHON=no: without). Sanitized, it runs in a Python that loads asan first; tsan and fuzz have none.
+# The Python package, for the Python that PYTHON names (PYTHON=no: none). Built with asan it runs in a Python that loads
+# asan first; the variants tsan and fuzz have no package.
 PYTHON ?= $(or $(wildcard /usr/bin/python3),python3)
 PY_INFO := $(if $(filter no,$(PYTHON)),,$(shell $(PYTHON) -c 'import sysconfig as s; print(s.get_paths()["include"], s.get_config_var("EXT_SUFFIX"))' 2>/dev/null))
 ifneq ($(filter release asan cov,$(VARIANT)),)
@@ -183,32 +190,36 @@ BACKEND_SO := $(BACKENDS:%=$(B)/backends/rdt_%.so)
 
 # ---- build ----
 
-.PHONY: all python tests benches deps test test-run test-ray test-ray-own test-pythons check-backend check-backend-run check-asan check-tsan check-layers bench bench-run demo demo-run fuzz fuzz-run fault-matrix \
-        fault-matrix-run \
+.PHONY: all python tests benches deps test test-run test-ray test-ray-own test-pythons check-backend \
+            check-backend-run check-asan \
+        check-tsan check-layers bench bench-run demo demo-run fuzz fuzz-run fault-matrix fault-matrix-run \
         cov format tidy ucx-wheels cuda-headers test-gpu bench-gpu gpu-bundle install uninstall clean help FORCE
 .DELETE_ON_ERROR:
 .SUFFIXES:
 
 all: $(PROGRAMS) $(CHECK) $(CONF) $(MANPAGES) $(LIBRDT) $(B)/librdt.a $(BACKEND_SO) $(PY_EXT) $(if $(CUDA_INC),$(LIBCUDA))
-tests: all $(UNIT) $(INTEG) $(FUZZ) $(FAULT) $(LOOPBACK) $(GROUPED) $(FAKE) $(FROZEN) $(BROKEN) $(PRELOAD) $(GPU_BENCH) $(if $(CUDA_INC),$(FAKES))
+tests: all $(UNIT) $(INTEG) $(FUZZ) $(FAULT) $(LOOPBACK) $(GROUPED) $(FAKE) $(FROZEN) $(BROKEN) $(PRELOAD) $(GPU_BENCH) \
+       $(if $(CUDA_INC),$(FAKES))
 benches: all $(BENCH)
 
-# A stamp changes when its text does: other flags, other sources or other paths rebuild what depends on them.
+# A stamp file changes when its text changes, so that other flags, sources or paths rebuild what depends on them.
 define stamp
 $(B)/.$(1): FORCE
 	@mkdir -p $$(@D); printf '%s\n' '$(2)' | cmp -s - $$@ || printf '%s\n' '$(2)' >$$@
 endef
 $(eval $(call stamp,flags,$(CC) $(WARNINGS) $(CPPFLAGS_ALL) $(CFLAGS_ALL) $(LDFLAGS_ALL)))
-$(eval $(call stamp,sources,$(PROTO_O) $(CLIENT_O) $(CTL_C) $(DAEMON_O) $(SUPPORT_O) $(wildcard backends/*.c backends/*/*.c client/cuda/*.c)))
+STAMPED := $(PROTO_O) $(CLIENT_O) $(CTL_C) $(DAEMON_O) $(SUPPORT_O) $(wildcard backends/*.c backends/*/*.c client/cuda/*.c)
+$(eval $(call stamp,sources,$(STAMPED)))
 $(eval $(call stamp,python,$(PYTHON) $(PY_INFO) $(PY_FILES)))
 $(eval $(call stamp,paths,$(backenddir) $(conffile)))
 $(eval $(call stamp,cuda,$(CUDA_INC)))
 
-# proto and client go into a shared library, and so do the plug-ins.
+# The objects of proto, of client and of the plug-ins go into shared libraries.
 OBJFLAGS = -fPIE
 $(B)/obj/gen/%.o: WARNINGS =
 $(B)/obj/gen/%.o $(B)/obj/proto/%.o $(B)/obj/client/%.o: OBJFLAGS = -fPIC -fno-semantic-interposition
-$(B)/obj/backends/%.o $(B)/obj/tests/loopback/%.o $(B)/obj/tests/grouped/%.o $(B)/obj/tests/fake_device/%.o $(B)/obj/tests/fuzz/void/%.o $(B)/obj/tests/abi/v1/%.o $(B)/obj/tests/conformance/broken/%.o: OBJFLAGS = -fPIC -fno-semantic-interposition
+PLUGIN_DIRS := backends tests/loopback tests/grouped tests/fake_device tests/fuzz/void tests/abi/v1 tests/conformance/broken
+$(PLUGIN_DIRS:%=$(B)/obj/%/%.o): OBJFLAGS = -fPIC -fno-semantic-interposition
 $(B)/obj/tests/bench/%.o: OBJFLAGS = -fPIE $(UCX_CFLAGS)
 $(B)/obj/daemon/config/options.o: OBJFLAGS = -fPIE -DRDT_BACKEND_DIR='"$(backenddir)"' -DRDT_CONFIG_FILE='"$(conffile)"'
 $(B)/obj/daemon/config/options.o: $(B)/.paths
@@ -220,7 +231,7 @@ $(B)/obj/%.o: %.c $(B)/.flags | $(GEN_H)
 	$(Q)mkdir -p $(@D)
 	$(Q)$(compile)
 
-# C++ is for libraries that have nothing else.
+# C++ is only for libraries without a C interface.
 $(B)/obj/%.o: %.cc $(B)/.flags
 	$(call say,CXX,$<)
 	$(Q)mkdir -p $(@D)
@@ -234,7 +245,7 @@ $(B)/obj/gen/%.o: $(B)/gen/%.c $(B)/.flags | $(GEN_H)
 	$(Q)mkdir -p $(@D)
 	$(Q)$(compile)
 
-# Both files of all messages at once: one may import another.
+# Each rule depends on all .proto files, because one may import another.
 $(B)/gen/%.pb-c.c $(B)/gen/%.pb-c.h: proto/%.proto $(PROTOS)
 	$(call say,PROTO,$<)
 	$(Q)mkdir -p $(@D)
@@ -271,8 +282,8 @@ $(B)/man/rdtd.conf.5.scd: $(B)/rdtd
 	$(Q)mkdir -p $(@D)
 	$(Q)$< --dump-config=man >$@
 
-# scdoc writes a paragraph mark beside every heading and before the end of an indented block, which mandoc reports: the marks beside
-# headings go, the others move behind the block, and the title becomes upper case.
+# scdoc writes a paragraph mark beside every heading and before the end of an indented block, which mandoc reports: the
+# marks beside headings go, the others move behind the block, and the title becomes upper case.
 tidy_page = awk '/^\.TH / { sub(/"[^"]*"/, toupper($$2)) } /^\.P$$/ { held = 1; next } \
     { if (held && !heading && !/^\.(SH|SS|RE)/) print ".P"; held = /^\.RE/; heading = /^\.(TH|SH|SS)/; print }'
 vpath %.scd $(sort $(dir $(MAN_SCD))) $(B)/man
@@ -363,7 +374,7 @@ $(B)/obj/tests/fake_cuda/%.o $(B)/obj/tests/fake_nccl/%.o $(B)/obj/tests/fake_nv
 
 link_test = $(CC) -pie $(LDFLAGS_ALL) -o $@ $(filter %.o,$^) -Wl,--start-group $(filter %.a,$^) -Wl,--end-group
 
-# Criterion keeps its arena at addresses that ThreadSanitizer reserves, unless told otherwise.
+# By default Criterion puts its arena at addresses that ThreadSanitizer reserves.
 CRITERION_O := $(if $(filter tsan,$(VARIANT)),$(B)/obj/tests/criterion_tsan.o)
 
 $(UNIT): $(B)/%: $(B)/obj/%.o $(CRITERION_O) $(B)/librdtd.a $(B)/librdt.a $(B)/libproto.a $(B)/libsupport.a
@@ -383,7 +394,7 @@ $(CUDA_TESTS): $(if $(CUDA_INC),$(LIBCUDA_O) $(CUDA_O))
 $(B)/obj/tests/gpu/one_gpu.o: OBJFLAGS += $(CUDA_CFLAGS)
 $(B)/tests/gpu/one_gpu: $(if $(CUDA_INC),$(call obj,backends/nccl/nccl_api.c))
 $(B)/tests/abi/frozen: $(call obj,$(call srcs,tests/abi/layout))
-$(addprefix $(B)/tests/integration/,hostile/hostile_replica hostile/hostile_peer hostile/hostile_tickets calls/tensor_runs): $(B)/librdtd.a # the rogue peer speaks the daemon's TLS
+$(addprefix $(B)/tests/integration/,hostile/hostile_replica hostile/hostile_peer hostile/hostile_tickets calls/tensor_runs): $(B)/librdtd.a # the rogue peer uses the daemon's TLS
 $(B)/tests/integration/nodes/stream_lanes: $(call obj,proto/rdt_status.c)
 $(B)/tests/unit/backends/gloo_mesh: $(B)/obj/backends/gloo/mesh.o
 $(B)/tests/unit/backends/gloo_mesh: TEST_LIBS += $(BACKEND_LIBS_gloo)
@@ -394,7 +405,7 @@ $(BENCH): $(B)/%: $(B)/obj/%.o $(B)/librdt.a $(B)/libproto.a $(B)/libsupport.a
 	$(Q)mkdir -p $(@D)
 	$(Q)$(link_test) $(DAEMON_LIBS) $(CTL_LIBS) $(UCX_LIBS)
 
-# libFuzzer's, or with a main that replays files.
+# Linked with libFuzzer, or with a main that replays files.
 $(FUZZ): $(B)/%: $(B)/obj/%.o $(FUZZ_O) $(B)/librdtd.a $(B)/librdt.a $(B)/libproto.a $(B)/libsupport.a \
     | $(B)/backends/rdt_host.so $(VOID) $(VOIDGROUP)
 	$(call say,LINK,$@)
@@ -403,7 +414,7 @@ $(FUZZ): $(B)/%: $(B)/obj/%.o $(FUZZ_O) $(B)/librdtd.a $(B)/librdt.a $(B)/libpro
 
 -include $(shell find $(B)/obj -name '*.d' 2>/dev/null)
 
-# ---- targets that people type: each first sees to the packages, then starts make again, which now finds them ----
+# ---- targets for people: each installs missing packages first, then starts make again, which now finds them ----
 
 SUB = $(MAKE) --no-print-directory $(if $(filter -j%,$(MAKEFLAGS)),,-j$(shell nproc))
 
@@ -414,8 +425,8 @@ test:
 	@.ci/deps
 	+@$(SUB) VARIANT=$(VARIANT) test-run
 
-# Ray, torch and numpy by name, in a virtual environment: some gigabytes. RAY='ray==2.56.0' for another version; pip's own variables name
-# another index (PIP_INDEX_URL, PIP_EXTRA_INDEX_URL).
+# Ray, torch and numpy by name, in a virtual environment: some gigabytes. RAY='ray==2.56.0' for another version; pip's
+# own variables name another index (PIP_INDEX_URL, PIP_EXTRA_INDEX_URL).
 RAY ?= ray>=2.56
 RAY_ENV := build/ray
 test-ray: $(RAY_ENV)/.has-ray
@@ -426,8 +437,8 @@ $(RAY_ENV)/.has-ray: FORCE
 	@[ "$$(cat $(RAY_ENV)/.has 2>/dev/null)" = '$(RAY)' ] || { rm -rf $(RAY_ENV) && $(PYTHON) -m venv $(RAY_ENV) && \
 	    $(RAY_ENV)/bin/pip -q --disable-pip-version-check install '$(RAY)' torch numpy && echo '$(RAY)' >$(RAY_ENV)/.has; }
 
-# Ray's own tests of its transports; its wheels do not carry them: make test-ray-own RAY_SOURCE=PATH, a checkout of Ray. They compare lists of tensors
-# by pytest's approx, and 9.2 refuses to.
+# Ray's own tests of its transports; its wheels do not carry them: make test-ray-own RAY_SOURCE=PATH, a checkout of Ray.
+# They compare lists of tensors by pytest's approx, and 9.2 refuses to.
 test-ray-own:
 	@[ -d '$(RAY_SOURCE)/python/ray/tests/rdt' ] || { echo 'make test-ray-own RAY_SOURCE=PATH: a checkout of Ray, which has python/ray/tests/rdt (its wheels have not)' >&2; exit 2; }
 	+@$(SUB) VARIANT=$(VARIANT) all $(RAY_ENV)/.has-ray
@@ -451,7 +462,7 @@ test-run: tests
 check-layers: all
 	@tests/check-layers $(B)
 
-# SO=PATH, SET='KEY=VALUE ...', ONLY=text: once as installed, once under sanitizers where the compiler has them.
+# SO=PATH, SET='KEY=VALUE ...', ONLY=text. Runs the checks as installed, and again under sanitizers if the compiler has them.
 sanitizers = echo 'int main(void) { return 0; }' | $(CC) -fsanitize=address,undefined -x c - -o /dev/null 2>/dev/null
 check-backend:
 	@[ -n '$(SO)' ] || { echo "make check-backend SO=./mine.so [SET='key=value ...'] [ONLY=text]" >&2; exit 2; }
@@ -471,7 +482,7 @@ demo:
 demo-run: all
 	@RDT_BUILD_DIR=$(CURDIR)/$(B) tests/demo/demo.sh
 
-# Where a GPU is; they say so where there is none.
+# For a machine with a GPU; without one they print that and end.
 test-gpu bench-gpu: %-gpu: tests
 	@RDT_BUILD_DIR=$(CURDIR)/$(B) tests/gpu/run $*
 gpu-bundle: tests
@@ -485,7 +496,7 @@ bench:
 bench-run: benches
 	@RDT_BUILD_DIR=$(CURDIR)/$(B) tests/bench/run
 
-# Every cell of the fault matrix; CELL=text those whose name contains it.
+# Every cell of the fault matrix; CELL=text: only those whose name contains it.
 ROUNDS ?= 100
 fault-matrix:
 	@.ci/deps
@@ -502,7 +513,7 @@ fuzz:
 fuzz-run: $(FUZZ)
 	@tests/fuzz/run $(B) $(TIME) '$(T)'
 
-# Newer UCX than Debian's, each in a folder of its own. Only tests that are told of one by RDT_UCX_PATH use it.
+# Newer versions of UCX than Debian's, each in its own folder. Tests use one only if RDT_UCX_PATH names it.
 UCX_WHEELS ?= 1.19.0 1.22.0
 ucx-wheels:
 	@command -v pip >/dev/null || .ci/deps python3-pip
@@ -515,7 +526,7 @@ ucx-wheels:
 	    echo "RDT_UCX_PATH=$(CURDIR)/build/ucx/$$v/libucx/lib make test T=ucx"; \
 	done
 
-# The header of NVIDIA's driver, as it is packaged for Python. It may not be passed on: it stays in build/.
+# The header of NVIDIA's driver from its Python package. Its licence forbids to redistribute it, so it stays in build/.
 cuda-headers:
 	@command -v pip >/dev/null || .ci/deps python3-pip
 	@if ! [ -e $(CUDA_FETCHED)/include/cuda.h ]; then \
@@ -547,7 +558,7 @@ substitute = sed -e 's|@PREFIX@|$(PREFIX)|g' -e 's|@bindir@|$(bindir)|g' -e 's|@
                  -e 's|@includedir@|$(includedir)|g' -e 's|@backenddir@|$(backenddir)|g' -e 's|@conffile@|$(conffile)|g' \
                  -e 's|@VERSION@|$(VERSION)|g'
 COMPLETION := $(wildcard client/ctl/rdtctl.bash)
-# A file of its own: several installations may run at once.
+# Uses a temporary file, because several installations may run at the same time.
 filled = t=$$(mktemp) && trap "rm -f $$t" EXIT && $(substitute) $(1) >$$t
 
 install: all
@@ -576,8 +587,10 @@ install: all
 	@echo 'installed below $(DESTDIR)$(PREFIX)'
 
 uninstall:
-	rm -f $(addprefix $(DESTDIR)$(bindir)/,rdtd rdtctl rdt-check-backend) $(addprefix $(DESTDIR)$(libdir)/librdt.so,.$(VERSION) .$(SOVERSION)) \
-	    $(wildcard $(DESTDIR)$(libdir)/librdt-cuda.so*) $(DESTDIR)$(libdir)/pkgconfig/rdt-cuda.pc $(DESTDIR)$(includedir)/rdt/rdt_cuda.h \
+	rm -f $(addprefix $(DESTDIR)$(bindir)/,rdtd rdtctl rdt-check-backend) \
+	    $(addprefix $(DESTDIR)$(libdir)/librdt.so,.$(VERSION) .$(SOVERSION)) \
+	    $(wildcard $(DESTDIR)$(libdir)/librdt-cuda.so*) $(DESTDIR)$(libdir)/pkgconfig/rdt-cuda.pc \
+	    $(DESTDIR)$(includedir)/rdt/rdt_cuda.h \
 	    $(DESTDIR)$(libdir)/librdt.so $(DESTDIR)$(libdir)/pkgconfig/rdt.pc $(DESTDIR)$(backenddir)/rdt_*.so \
 	    $(addprefix $(DESTDIR)$(includedir)/rdt/,$(notdir $(HEADERS))) $(addprefix $(DESTDIR)$(unitdir)/rdtd,.service .socket) \
 	    $(DESTDIR)$(sysusersdir)/rdtd.conf $(DESTDIR)$(completiondir)/rdtctl \
@@ -589,26 +602,28 @@ clean:
 
 help:
 	@printf '%s\n' \
-	'make                  everything, into build/release (VARIANT=asan, tsan: into build/asan, build/tsan)' \
-	'make python           the Python package, in build/release/python; a part of make where Python.h is (PYTHON=python3.12, PYTHON=no)' \
-	'make deps             installs the Debian packages that are missing, or says which' \
-	'make test [T=name]    builds and runs all tests, or those whose name contains T' \
-	'make test-ray         Ray over rdtd: installs ray, torch and numpy into build/ray and runs their tests' \
-	'make test-ray-own RAY_SOURCE=PATH   the tests of a checkout of Ray, over rdtd: says what it changes in them, and which it expects to fail' \
-	'make test-pythons PYTHONS="python3.12 ..."  the Python package as a wheel for other Pythons, and its tests in each' \
-	'make check-asan       the same tests under AddressSanitizer and UndefinedBehaviorSanitizer' \
-	'make check-tsan       the same tests under ThreadSanitizer' \
-	'make check-backend SO=./mine.so [SET="key=value ..."]  a plug-in against the contract of the interface' \
-	'make check-layers     who may include and link whom' \
-	'make demo [FILE=...]  two daemons move a file between them' \
-	'make bench            measurements beside a reference; BENCH_ROWS=text: the groups whose name contains it' \
-	'make fault-matrix     every fault at every step, ROUNDS (100) times each; CELL=text: those whose name contains it' \
-	'make fuzz [TIME=60] [T=name]  the fuzz targets, or those whose name contains T, for TIME seconds each' \
-	'make cov              coverage of the tests' \
-	'make test-gpu, bench-gpu, gpu-bundle  on a machine with a GPU (tests/gpu/README.md)' \
-	'make cuda-headers     the header of the CUDA driver, 2.3 MB, where no CUDA is installed: make then builds cuda and nccl too' \
-	'make ucx-wheels       newer UCX as packaged for Python, for the tests: says how to name one of them' \
-	'make format, tidy     clang-format in place, clang-tidy' \
-	'make install          into PREFIX (/usr/local); DESTDIR, libdir, sysconfdir, unitdir; `make uninstall` takes it back' \
-	'make clean            removes build/' \
-	'V=1 shows the commands, WERROR=1 makes warnings errors.'
+	'make                  build everything into build/release; VARIANT=asan or VARIANT=tsan: into build/asan, build/tsan' \
+	'make python           build the Python package in build/release/python; `make` does so if Python.h is there' \
+	'                      (PYTHON=python3.12 chooses the Python, PYTHON=no builds none)' \
+	'make deps             install the Debian packages that are missing, or print which' \
+	'make test [T=name]    build and run all tests, or those whose name contains T' \
+	'make test-ray         install ray, torch and numpy into build/ray and run the tests of Ray over rdtd' \
+	'make test-ray-own RAY_SOURCE=PATH   run the tests of a checkout of Ray over rdtd, and print what it changes in them' \
+	'make test-pythons PYTHONS="python3.12 ..."   build the wheel for other Pythons and run its tests in each' \
+	'make check-asan       run the tests under AddressSanitizer and UndefinedBehaviorSanitizer' \
+	'make check-tsan       run the tests under ThreadSanitizer' \
+	'make check-backend SO=./mine.so [SET="key=value ..."]   check a plug-in against the contract of the interface' \
+	'make check-layers     check which room includes and links which' \
+	'make demo [FILE=...]  move a file between two daemons' \
+	'make bench            measure beside a reference; BENCH_ROWS=text: only the groups whose name contains it' \
+	'make fault-matrix     run every fault at every step, ROUNDS (100) times each; CELL=text: only matching cells' \
+	'make fuzz [TIME=60] [T=name]   run the fuzz targets, or those whose name contains T, for TIME seconds each' \
+	'make cov              measure the coverage of the tests' \
+	'make test-gpu, make bench-gpu, make gpu-bundle   for a machine with a GPU (tests/gpu/README.md)' \
+	'make cuda-headers     fetch the header of the CUDA driver (2.3 MB), with which `make` also builds cuda and nccl' \
+	'make ucx-wheels       fetch newer versions of UCX for the tests, and print how to choose one' \
+	'make format, make tidy   run clang-format in place; run clang-tidy' \
+	'make install          install into PREFIX (/usr/local); also DESTDIR, libdir, sysconfdir, unitdir, mandir' \
+	'make uninstall        remove what `make install` has installed' \
+	'make clean            remove build/' \
+	'V=1 prints the commands. WERROR=1 turns warnings into errors.'
