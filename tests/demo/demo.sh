@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# demo.sh [FILE.safetensors]: two daemons, one file. Actor A puts a model's weights into node a's daemon, actor B fetches them
-# through node b's, and the two files must be the same. As root each node is a network namespace of its own, joined by a veth
+# demo.sh [FILE.safetensors]: two daemons, one file. Actor A puts a model's weights into the daemon of node a, actor B fetches them
+# through the daemon of node b, and both files must be the same. As root each node is a network namespace of its own, joined by a veth
 # pair; else 127.0.0.1 and 127.0.0.2. RDT_BUILD_DIR says what to run (build/release); FILE may also come
 # from the environment, and DEMO_MIB, the size of the file that is made without it.
 # Ends with "demo: OK", or names the step that failed and shows the daemons' logs. Leaves nothing behind.
@@ -85,7 +85,7 @@ else
   say "Two nodes: $address_a and $address_b (namespaces need root)"
 fi
 
-say 'A key that both daemons know, and a file that names the nodes'
+say 'A key for both daemons, and a file that names the nodes'
 (umask 077 && head -c 32 /dev/urandom | base64 >"$dir/key")
 printf '%s\n' "a $address_a" "b $address_b" | tee "$dir/nodes"
 
@@ -112,7 +112,7 @@ echo "rdtd runs as pid $daemon_a and $daemon_b"
 # ---- a file ----
 
 if [[ -z $file ]]; then
-  say "A file as a model's weights would be: $mebibytes MiB of several dtypes"
+  say "A file like a model's weights: $mebibytes MiB of several dtypes"
   file=$dir/model.safetensors
   if [[ ! -x $generator ]]; then
     generator=$dir/make_safetensors
@@ -124,7 +124,7 @@ else
 fi
 ls -lh "$file" | awk '{print $5, $9}'
 
-say 'Actor A puts it on node a; it holds the object as long as it runs, and hands its ref to whom it likes'
+say 'Actor A puts it on node a, holds the object while it runs, and prints its ref for others'
 exec {refs}< <(exec "$build/rdtctl" put "$file" --id weights --socket "$dir/a.sock" 2>>"$dir/actor-a.log")
 actor=$!
 pids+=("$actor")
@@ -140,14 +140,14 @@ say 'Both files are the same'
 cmp "$file" "$dir/out.safetensors"
 cksum "$file" "$dir/out.safetensors" | sed "s|$dir/||"
 
-say 'What node b knows about it'
+say 'What node b tells about it'
 show status
 show peers
 show transfers
 transfer=$("$build/rdtctl" transfers --json --socket "$dir/b.sock" | sed -n 's/^ *"transfer": \([0-9]*\),*$/\1/p' | tail -n 1)
 show explain "$transfer"
 
-say 'And node a: the object, and what holds it'
+say 'What node a tells: the object, and what holds it'
 "$build/rdtctl" objects --socket "$dir/a.sock"
 "$build/rdtctl" stat weights --socket "$dir/a.sock"
 
@@ -159,13 +159,13 @@ ended() { # PID NAME: it has ended, and well
 }
 no_objects() { "$build/rdtctl" objects --json --socket "$dir/a.sock" | grep -q '"objects": \[\]'; }
 
-say 'Actor A ends, and the object with it'
+say 'Actor A ends, and the object ends with it'
 kill -TERM "$actor"
 ended "$actor" 'actor A'
 until_deadline 5 no_objects || { "$build/rdtctl" stat weights --socket "$dir/a.sock"; fail 'the object is still there'; }
 "$build/rdtctl" objects --socket "$dir/a.sock"
 
-say 'The daemons end'
+say 'Both daemons end'
 kill -TERM "$daemon_a" "$daemon_b"
 ended "$daemon_a" 'daemon a'
 ended "$daemon_b" 'daemon b'

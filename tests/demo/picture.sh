@@ -28,7 +28,7 @@ node() { # X NAME: the actors, the daemon and the memory of one node
   arrow $((x + 245)) 90 $((x + 245)) 142 '#467' 1.5
   label $((x + 165)) 120 middle '#467' 'Unix socket'
   box $((x + 15)) 146 300 60 '#dcebf7' 'rdtd' 'objects, holds, limits, deadlines'
-  box $((x + 15)) 236 300 50 '#fdf0d5' 'memory: host, cuda' 'mapped by the actors, never copied for them'
+  box $((x + 15)) 236 300 50 '#fdf0d5' 'memory: host, cuda' 'shared with the actors by file descriptor'
   arrow $((x + 165)) 208 $((x + 165)) 234 '#467' 1.5
 }
 
