@@ -291,13 +291,14 @@ struct rdt_memory_ops {
     enum rdt_status (*export_block)(void *memory, const struct rdt_block *block, struct rdt_export *export_p,
                                     struct rdt_error *err);
 
-    /* since 1.3: queues the copy and returns without waiting for the device; copy_done reports its end. Several copies
-     * may be under way, and they may end in any order. If copy_start fails, copy_done is not called. Between two
-     * devices the plug-in uses the vendor's way: peer access, or else the vendor's own staging. Loop thread or pool
-     * threads, several at a time. */
+    /* since 1.3: queues the copy and returns without waiting for the device; copy_done reports its end.
+     * Several copies may be under way, and they may end in any order. If copy_start fails, copy_done is not
+     * called. Between two devices the plug-in uses the vendor's way: peer access, or else the vendor's own
+     * staging. Loop thread or pool threads, several at a time. */
     enum rdt_status (*copy_start)(void *memory, struct rdt_memory_copy *copy, struct rdt_error *err);
 
-    /* since 1.3: fills the whole block, which is mapped, with zeros; they are in place when it returns. Pool thread. */
+    /* since 1.3: fills the whole block, which is mapped, with zeros; they are in place when it returns. Pool
+     * thread. */
     enum rdt_status (*zero)(void *memory, struct rdt_block *block, struct rdt_error *err);
 
     /* since 1.3: pins host memory of the core, `bytes` at addr, through which copies to and from devices of this kind
@@ -306,9 +307,9 @@ struct rdt_memory_ops {
     enum rdt_status (*pin)(void *memory, void *addr, uint64_t bytes, void **pin_p, struct rdt_error *err);
     void (*unpin)(void *memory, void *pin);
 
-    /* since 1.3: writes for people how bytes travel between two devices, given by their uuids: "peer access (NVLink)",
-     * "through the driver's host memory". text_p has `size` bytes and receives one line that ends with a zero.
-     * Returns at once. NULL: there is nothing to say. */
+    /* since 1.3: writes for people how bytes travel between two devices, given by their uuids: "peer access
+     * (NVLink)", "through the driver's host memory". text_p has `size` bytes and receives one line that ends
+     * with a zero. Returns at once. NULL: there is nothing to say. */
     void (*describe_copy)(void *memory, const char *from, const char *to, char *text_p, size_t size);
 
     /* since 1.4: makes a block of memory that a client created for a snapshot of `bytes`. fd is borrowed. The plug-in
@@ -455,8 +456,8 @@ struct rdt_transport_ops {
      * deadline. */
     enum rdt_status (*group_connect)(void *group, const void *const *blobs, const size_t *bytes, struct rdt_error *err);
 
-    /* since 1.2: returns the conn that stands for another rank in sides, post_send, post_recv and cancel. Called after
-     * group_ready; the conn is valid until group_close. */
+    /* since 1.2: returns the conn that stands for another rank in sides, post_send, post_recv and cancel.
+     * Called after group_ready; the conn is valid until group_close. */
     void *(*group_conn)(void *group, uint32_t rank);
 
     /* since 1.2: ends every operation of the group, by force where necessary, and then calls group_closed. In any
@@ -466,8 +467,9 @@ struct rdt_transport_ops {
     /* since 1.2: frees a group: after group_closed, or one that was neither offered nor connected. */
     void (*group_destroy)(void *group);
 
-    /* since 1.2: asked once, after open. False: as it is configured, the transport neither registers memory nor reads
-     * one-sided, and the core treats these operations as NULL. NULL: the transport does what it has operations for. */
+    /* since 1.2: asked once, after open. False: as it is configured, the transport neither registers memory
+     * nor reads one-sided, and the core treats these operations as NULL. NULL: the transport does what it has
+     * operations for. */
     bool (*reads)(void *transport);
 
     /* since 1.3: asked once after open, for each of memory_kinds. False: with the vendor library that is installed,
@@ -475,17 +477,18 @@ struct rdt_transport_ops {
      * listed. */
     bool (*moves)(void *transport, const char *memory_kind);
 
-    /* since 1.3: a transport of groups has both post_broadcast and cancel_broadcast, or neither; without them the core
-     * sends from the root to each rank. Sends one chunk from the rank `root` to all others. The core of each rank
-     * posts it with the same `transfer` (a number of the root's), `chunk` and length; the root's piece is read, the
-     * others' are written. The root posts last, when all others have posted. Otherwise ranks post in any order, and
-     * several broadcasts, of several roots, run at a time beside sends and receives, so that (root, transfer, chunk)
-     * says which posts belong together. The operation of a rank ends when the plug-in no longer needs its piece,
-     * from which it may pass the bytes on. Not called for a transport whose operations stand in an ordered queue. */
+    /* since 1.3: a transport of groups has both post_broadcast and cancel_broadcast, or neither; without them
+     * the core sends from the root to each rank. Sends one chunk from the rank `root` to all others. The core
+     * of each rank posts it with the same `transfer` (a number of the root's), `chunk` and length; the root's
+     * piece is read, the others' are written. The root posts last, when all others have posted. Otherwise
+     * ranks post in any order, and several broadcasts, of several roots, run at a time beside sends and
+     * receives, so that (root, transfer, chunk) says which posts belong together. The operation of a rank
+     * ends when the plug-in no longer needs its piece, from which it may pass the bytes on. Not called for a
+     * transport whose operations stand in an ordered queue. */
     enum rdt_status (*post_broadcast)(void *group, uint32_t root, struct rdt_op *op, struct rdt_error *err);
 
-    /* since 1.3: as cancel, for one rank's operation of a broadcast. Before the root has posted, the operation must end
-     * at once. Whenever the call comes, the other ranks still receive their bytes. */
+    /* since 1.3: as cancel, for one rank's operation of a broadcast. Before the root has posted, the
+     * operation must end at once. Whenever the call comes, the other ranks still receive their bytes. */
     void (*cancel_broadcast)(void *group, struct rdt_op *op);
 };
 

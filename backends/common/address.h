@@ -1,4 +1,4 @@
-/* Numeric addresses and the interfaces that bear them, for transports that listen. */
+/* Numeric addresses and the network interfaces that have them, for transports that listen. */
 #ifndef BACKENDS_ADDRESS_H
 #define BACKENDS_ADDRESS_H
 
@@ -6,18 +6,19 @@
 #include <stdbool.h>
 #include <sys/socket.h>
 
-/* IPv4 or IPv6, no names; the port is 0. */
+/* Parses a numeric IPv4 or IPv6 address; the port becomes 0. False: it is neither, for instance a name. */
 bool address_parse(const char *text, struct sockaddr_storage *address_p);
 
 bool address_is_wildcard(const char *text); /* 0.0.0.0 or :: */
 
-/* False: neither IPv4 nor IPv6, or of no use to a peer. */
+/* Writes an address as text. False: it is neither IPv4 nor IPv6, or no peer can reach it. */
 bool address_text(const struct sockaddr *address, char text_p[INET6_ADDRSTRLEN]);
 
-/* Of a list with commas between. */
+/* Returns whether the word is in a comma-separated list. */
 bool address_in_list(const char *list, const char *word);
 
-/* The first address of an interface of the list, or of any but the loopback if the list is empty; IPv4 before IPv6. */
+/* Writes the first address of an interface in the list, IPv4 before IPv6. An empty list stands for every
+ * interface but the loopback. False: there is none. */
 bool address_of_interfaces(const char *interfaces, char text_p[INET6_ADDRSTRLEN]);
 
 #endif

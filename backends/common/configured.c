@@ -77,7 +77,8 @@ enum rdt_status configured_listen(const struct rdt_host *host, const char *secti
                          *interfaces ? " on " : "", interfaces, section);
 }
 
-/* One for each four processors, at most 4: one moves 4 to 5 GB/s over TCP, or 1.5 by TLS, and the rest of the machine has work of its own. */
+/* One for each four processors, at most 4: one moves 4 to 5 GB/s over TCP, or 1.5 by TLS, and the rest of the
+ * machine has work of its own. */
 unsigned configured_threads(uint64_t said)
 {
     long processors = sysconf(_SC_NPROCESSORS_ONLN);

@@ -1,11 +1,12 @@
-/* NVIDIA's driver, loaded at run time: a table of the functions that are used, and the GPUs by UUID. Nothing is linked, and nothing of it
- * is there on a machine that has no driver: cuda_driver_open then says so.
+/* NVIDIA's driver, loaded at run time: a table of the functions that are used, and the GPUs by UUID. Nothing
+ * is linked; on a machine without the driver, cuda_driver_open returns UNSUPPORTED.
  *
- * Opening calls cuInit, which takes no memory of a GPU. Only cuda_gpu_enter does: it retains the GPU's primary context, which takes some
- * hundred megabytes of it, until cuda_gpu_leave. No other context is ever made.
+ * Opening calls cuInit, which takes no memory of a GPU. Only cuda_gpu_enter does: it retains the GPU's
+ * primary context, which takes some hundred megabytes of it, until cuda_gpu_leave. No other context is ever
+ * made.
  *
- * Any thread. The members are called by the names of the driver's header, driver->cuMemAlloc(...), which turns them into those of the
- * right version by macros of its own.
+ * Any thread. The members are called by the names of the driver's header, driver->cuMemAlloc(...), which
+ * turns them into those of the right version by macros of its own.
  */
 #ifndef BACKENDS_CUDA_DRIVER_H
 #define BACKENDS_CUDA_DRIVER_H
@@ -40,7 +41,7 @@ struct cuda_gpu {
     CUdevice device;
     char uuid[CUDA_UUID_TEXT];
     char name[64];
-    size_t bytes; /* of its memory */
+    size_t bytes; /* size of its memory */
     CUcontext context; /* NULL: not retained */
 };
 
@@ -48,27 +49,29 @@ struct cuda_driver {
 #define CUDA_MEMBER(name) __typeof__(name) *name;
     CUDA_FUNCTIONS(CUDA_MEMBER)
 #undef CUDA_MEMBER
-    int version; /* 13000 is 13.0 */
+    int version; /* 13000 means 13.0 */
     struct cuda_gpu gpu[CUDA_MAX_GPUS];
     unsigned n_gpus;
 };
 
-/* The one table of this library or plug-in, valid for ever. UNSUPPORTED: there is no driver, only a stub of one, one that is too old, or
- * no GPU; the sentence says which, and every later call the same. */
+/* Opens the driver once for this library or plug-in; *driver_p stays valid for ever. UNSUPPORTED: there is no
+ * driver, only a stub, a driver that is too old, or no GPU. The sentence says which, and every later call
+ * returns the same. */
 enum rdt_status cuda_driver_open(struct cuda_driver **driver_p, struct rdt_error *err);
 
-/* By its UUID. NOT_FOUND names those that there are. */
+/* Finds a GPU by its UUID. NOT_FOUND, with a sentence that lists the GPUs of the machine. */
 enum rdt_status cuda_gpu_find(struct cuda_driver *driver, const char *uuid, struct cuda_gpu **gpu_p, struct rdt_error *err);
 
-/* Makes its primary context the thread's current one. */
+/* Makes the GPU's primary context current in this thread, and retains it first if necessary. */
 enum rdt_status cuda_gpu_enter(struct cuda_driver *driver, struct cuda_gpu *gpu, struct rdt_error *err);
 
-bool cuda_gpu_is_open(const struct cuda_gpu *gpu); /* its context is retained here */
+bool cuda_gpu_is_open(const struct cuda_gpu *gpu); /* the context is retained */
 
-/* Gives the context back: nobody uses the GPU by this table any more. */
+/* Releases the context. Nothing may use the GPU through this table any more. */
 void cuda_gpu_leave(struct cuda_driver *driver, struct cuda_gpu *gpu);
 
-/* The driver's answer as a status, with `what` and the driver's own words in the sentence: NO_MEMORY, INVALID, UNSUPPORTED, SYSTEM. */
+/* Turns a result of the driver into a status, with `what` and the driver's text in the sentence: NO_MEMORY,
+ * INVALID, UNSUPPORTED or SYSTEM. */
 enum rdt_status cuda_failed(const struct cuda_driver *driver, CUresult result, struct rdt_error *err, const char *what);
 
 #endif

@@ -1,10 +1,10 @@
-/* How a plug-in of this tree that is a transport and nothing else shows itself: its one symbol. */
+/* Defines rdt_backend_init for a plug-in of this tree that has one transport and no memory kind. */
 #ifndef BACKENDS_ONLY_TRANSPORT_H
 #define BACKENDS_ONLY_TRANSPORT_H
 
 #include "rdt_backend.h"
 
-/* keys: of its section, or NULL; table: its struct rdt_transport_ops. */
+/* keys: the config_keys of its section, or NULL; table: its struct rdt_transport_ops. */
 #define ONLY_TRANSPORT(keys, table)                                                                                  \
     const struct rdt_backend *rdt_backend_init(void)                                                                 \
     {                                                                                                                \

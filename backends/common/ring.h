@@ -1,4 +1,5 @@
-/* A doubly linked list through its members; an element that is in none is a ring of its own. */
+/* A doubly linked circular list. An element that is in no list is a ring by itself, so ring_remove may always
+ * be called. */
 #ifndef BACKENDS_RING_H
 #define BACKENDS_RING_H
 

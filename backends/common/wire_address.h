@@ -1,4 +1,5 @@
-/* An address as offers carry it: twenty bytes, the port and the address big-endian. Header only: what reads offers is fuzzed alone. */
+/* The format of an address in an offer: twenty bytes, port and address big-endian. Header-only, so that the
+ * fuzz targets can link the code that reads offers by itself. */
 #ifndef BACKENDS_WIRE_ADDRESS_H
 #define BACKENDS_WIRE_ADDRESS_H
 
@@ -16,7 +17,7 @@ struct wire_address {
 };
 _Static_assert(sizeof(struct wire_address) == 20, "it has no holes");
 
-/* Of AF_INET or AF_INET6. */
+/* Encodes an address of AF_INET or AF_INET6. */
 static inline struct wire_address wire_address_of(const struct sockaddr_storage *address)
 {
     struct wire_address wire = {0};
@@ -37,7 +38,7 @@ static inline struct wire_address wire_address_of(const struct sockaddr_storage 
     return wire;
 }
 
-/* False: of no such family, or without a port. */
+/* Decodes an address. False: the family is neither 4 nor 6, or the port is 0. */
 static inline bool wire_address_read(const struct wire_address *wire, struct sockaddr_storage *address_p)
 {
     struct sockaddr_in in = {.sin_family = AF_INET};

@@ -1,10 +1,12 @@
 /* Copies of the memory kind "cuda". See cuda.h.
  *
- * Most are put into a stream where they are started: the driver takes them in microseconds, and calls back when they are done. Three kinds
- * are not, because putting them there may take its time; a thread of the GPU does that: from and to host memory that is not pinned, which
- * the driver copies by itself; between GPUs, which may need mappings first; and those of very many pieces.
+ * Most are put into a stream where they are started: the driver takes them in microseconds, and calls back
+ * when they are done. Three kinds are not, because putting them there may take its time; a thread of the GPU
+ * does that: from and to host memory that is not pinned, which the driver copies by itself; between GPUs,
+ * which may need mappings first; and those of very many pieces.
  *
- * The callback is the driver's older one, which comes in any case: the newer one does not when the context has failed.
+ * The callback is the driver's older one, which comes in any case: the newer one does not when the context
+ * has failed.
  */
 #include "backends/cuda/cuda.h"
 
@@ -119,8 +121,8 @@ static CUresult put(struct cuda_card *card, struct rdt_memory_copy *copy, enum c
 
 /* ---- between GPUs ---- */
 
-/* VMM memory is open to the GPU that it is on, and to others one by one. Where the GPUs have no peer access the driver finds a way of its
- * own. The first time only. */
+/* VMM memory is open to the GPU that it is on, and to others one by one. Where the GPUs have no peer access
+ * the driver finds a way of its own. The first time only. */
 static void open_to(struct cuda_block *block, const struct cuda_card *other)
 {
     struct cuda_driver *driver = driver_of(other);

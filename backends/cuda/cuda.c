@@ -17,7 +17,7 @@ struct cuda_card *cuda_card_of(struct cuda *cuda, const char *uuid, struct rdt_e
 
 static enum rdt_status open_first(struct cuda_card *card, struct rdt_error *err)
 {
-    struct held before, after;
+    struct gpu_usage before, after;
     enum rdt_status status;
 
     (void)pthread_mutex_lock(&card->opening);
@@ -25,11 +25,11 @@ static enum rdt_status open_first(struct cuda_card *card, struct rdt_error *err)
         (void)pthread_mutex_unlock(&card->opening);
         return cuda_gpu_enter(card->cuda->driver, card->gpu, err);
     }
-    before = held_now(card->gpu->uuid);
+    before = gpu_usage_now(card->gpu->uuid);
     status = cuda_gpu_enter(card->cuda->driver, card->gpu, err);
     if (status == RDT_OK) {
-        after = held_now(card->gpu->uuid);
-        card->held = held_between(&before, &after);
+        after = gpu_usage_now(card->gpu->uuid);
+        card->overhead_bytes = gpu_usage_growth(&before, &after);
     }
     (void)pthread_mutex_unlock(&card->opening);
     return status;
@@ -91,7 +91,7 @@ static uint32_t devices(void *memory, struct rdt_device *devices_p, uint32_t max
                                            .name = cuda->driver->gpu[i].name,
                                            .bytes = cuda->driver->gpu[i].bytes,
                                            .opened = cuda_gpu_is_open(&cuda->driver->gpu[i]),
-                                           .overhead_bytes = cuda_gpu_is_open(&cuda->driver->gpu[i]) ? cuda->cards[i].held : 0};
+                                           .overhead_bytes = cuda_gpu_is_open(&cuda->driver->gpu[i]) ? cuda->cards[i].overhead_bytes : 0};
     return cuda->driver->n_gpus;
 }
 

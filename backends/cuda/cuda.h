@@ -2,11 +2,12 @@
  *
  *   cuda.c     the table, the GPUs, pinned host memory
  *   memory.c   blocks: allocated by the driver's virtual memory management (VMM), or imported
- *   held.c     what a context costs
- *   copy.c     copies, each GPU's streams and its thread for what may not be done where copies are started
+ *   overhead.c how much device memory a context takes
+ *   copy.c     copies; each GPU has streams, and a thread for the work that copy_start must not do itself
  *
- * Opening takes no memory of a GPU. The first allocation or import on one retains its primary context, which stays until the kind is closed;
- * no other context is made. Nothing here remembers memory of a client beyond its blocks.
+ * Opening takes no memory of a GPU. The first allocation or import on one retains its primary context, which
+ * stays until the kind is closed; no other context is made. Nothing of a client's memory stays open beyond
+ * its blocks.
  */
 #ifndef CUDA_H_RDT
 #define CUDA_H_RDT
@@ -14,7 +15,7 @@
 #include <pthread.h>
 #include <stdbool.h>
 
-#include "backends/cuda/held.h"
+#include "backends/cuda/overhead.h"
 #include "backends/common/cuda_share.h"
 #include "rdt_backend.h"
 
@@ -24,15 +25,15 @@ struct cuda_card { /* a GPU as this kind uses it */
     struct cuda *cuda;
     struct cuda_gpu *gpu;
     bool vmm, rdma;
-    pthread_mutex_t opening; /* while its context is made, and measured */
-    _Atomic uint64_t held;   /* what that takes of its memory; HELD_UNKNOWN: it cannot be told */
+    pthread_mutex_t opening; /* held while its context is made and measured */
+    _Atomic uint64_t overhead_bytes; /* device memory that the context takes; USAGE_UNKNOWN: it cannot be determined */
     size_t granule;
-    pthread_mutex_t mutex; /* of all below */
+    pthread_mutex_t mutex; /* protects all fields below */
     pthread_cond_t more;
     CUstream stream[N_WAYS]; /* made when first used */
     pthread_t thread;        /* started when first used */
     bool started, end;
-    struct rdt_memory_copy *first, **last; /* for the thread; linked by priv[2] */
+    struct rdt_memory_copy *first, **last; /* queue of the thread, linked by priv[2] */
 };
 
 struct cuda {
@@ -44,23 +45,23 @@ struct cuda {
 
 struct cuda_block { /* block->priv */
     struct cuda_card *card;
-    CUdeviceptr base; /* of the range, or of the allocation */
+    CUdeviceptr base; /* of the mapped range, or of the allocation */
     uint64_t offset;  /* of the block in it */
     struct cuda_range range; /* VMM */
     uint32_t n_chunks;
-    int *fds; /* [n_chunks]: what other processes map it by */
+    int *fds; /* [n_chunks]: by which other processes map it */
     uint64_t *chunk_bytes;
     struct cuda_opened *opened; /* an imported legacy handle */
     bool allocated;        /* by cuMemAlloc, where there is no VMM */
     bool has_handle;
-    CUipcMemHandle handle;   /* of that, if it can be had */
-    pthread_mutex_t mutex;   /* of: */
+    CUipcMemHandle handle;   /* of that allocation, if has_handle */
+    pthread_mutex_t mutex;   /* protects: */
     uint64_t peers;          /* bit i: GPU i may access the range as well */
 };
 
 struct cuda_card *cuda_card_of(struct cuda *cuda, const char *uuid, struct rdt_error *err); /* NULL: NOT_FOUND, in err */
 enum rdt_status cuda_enter(struct cuda_card *card, struct rdt_error *err);
-CUstream cuda_stream(struct cuda_card *card, enum cuda_way way, CUresult *result_p); /* its context is the thread's */
+CUstream cuda_stream(struct cuda_card *card, enum cuda_way way, CUresult *result_p); /* its context must be the thread's current one */
 
 /* memory.c */
 enum rdt_status cuda_alloc(void *memory, const char *device, uint64_t bytes, struct rdt_block *block_p, struct rdt_error *err);
@@ -74,6 +75,6 @@ enum rdt_status cuda_zero(void *memory, struct rdt_block *block, struct rdt_erro
 
 /* copy.c */
 enum rdt_status cuda_copy_start(void *memory, struct rdt_memory_copy *copy, struct rdt_error *err);
-void cuda_copies_end(struct cuda_card *card); /* no copy is under way */
+void cuda_copies_end(struct cuda_card *card); /* ends the thread; no copy may be under way */
 
 #endif

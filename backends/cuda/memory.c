@@ -1,7 +1,9 @@
-/* Blocks of the memory kind "cuda": their chunks and ranges of addresses, and the legacy handles that are open. See cuda.h.
+/* Blocks of the memory kind "cuda": their chunks and ranges of addresses, and the legacy handles that are
+ * open. See cuda.h.
  *
- * What is allocated is one chunk of VMM memory, whose fd is what other processes map it by, and which the driver frees when the last of its
- * mappings, handles and fds is gone, in whatever process. Where a GPU has no VMM it is cuMemAlloc's, known by a legacy handle.
+ * What is allocated is one chunk of VMM memory, whose fd is what other processes map it by, and which the
+ * driver frees when the last of its mappings, handles and fds is gone, in whatever process. Where a GPU has
+ * no VMM it is cuMemAlloc's, known by a legacy handle.
  */
 #include "backends/cuda/cuda.h"
 

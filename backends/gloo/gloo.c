@@ -1,9 +1,10 @@
-/* The transport "gloo": host memory between the ranks of a group, by Gloo's TCP pairs. Owns the table, the groups and their threads;
- * Gloo itself is behind mesh.h.
+/* The transport "gloo": host memory between the ranks of a group, by Gloo's TCP pairs. Owns the table, the
+ * groups and their threads; Gloo itself is behind mesh.h.
  *
- * Gloo knows only calls that block, and cannot take one back without closing pairs. So each pair of ranks has a thread that sends and one
- * that receives (party.c), and a head before each chunk says which one comes. What was not matched yet is thus ours alone and ends at once
- * when it is cancelled; what was ends with its bytes. Only group_close, by its thread, ends the rest.
+ * Gloo knows only calls that block, and cannot take one back without closing pairs. So each pair of ranks has
+ * a thread that sends and one that receives (party.c), and a head before each chunk says which one comes.
+ * What was not matched yet is thus ours alone and ends at once when it is cancelled; what was ends with its
+ * bytes. Only group_close, by its thread, ends the rest.
  */
 #include <stdio.h>
 #include <stdlib.h>
@@ -232,8 +233,8 @@ static void transport_close(void *arg)
 static const char *transport_version(void *transport)
 {
     (void)transport;
-    /* Of what Debian calls 0.5.0: Gloo itself has no version to ask for, and later ones speak otherwise. 3: our own heads, and who connects says
-     * the group's token first. */
+    /* Of what Debian calls 0.5.0: Gloo itself has no version to ask for, and later ones speak otherwise. 3:
+     * our own heads, and who connects says the group's token first. */
     return "0.5.0 of 2022, heads 3";
 }
 

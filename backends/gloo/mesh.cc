@@ -1,10 +1,12 @@
-/* The only C++ of this tree: Gloo's classes behind mesh.h. The rendezvous is the core's exchange of blobs: Gloo's own stores are not
- * used, only the addresses of its pairs.
+/* The only C++ of this tree: Gloo's classes behind mesh.h. The rendezvous is the core's exchange of blobs:
+ * Gloo's own stores are not used, only the addresses of its pairs.
  *
- * Gloo trusts whoever comes to its ports, and one thread of its own serves the sockets of all groups: what that thread throws ends the
- * process. It throws where a connection is reset before it is accepted, where bytes make no sense, where the system refuses a write. And of
- * a pair that is cut in the middle of a message nobody hears who waits for the rest of it. So each pair here is a Guarded one: it lets in
- * only who shows the group's token, what is thrown in it is its own failure, and whoever waits for its other end hears of that.
+ * Gloo trusts whoever comes to its ports, and one thread of its own serves the sockets of all groups: what
+ * that thread throws ends the process. It throws where a connection is reset before it is accepted, where
+ * bytes make no sense, where the system refuses a write. And of a pair that is cut in the middle of a message
+ * nobody hears who waits for the rest of it. So each pair here is a Guarded one: it lets in only who shows
+ * the group's token, what is thrown in it is its own failure, and whoever waits for its other end hears of
+ * that.
  */
 #include "backends/gloo/mesh.h"
 
@@ -139,8 +141,8 @@ class Caller : public tcp::Handler
     Guarded &door_;
 };
 
-/* Order of locks: busy_, m_ (Gloo's), the mesh's, a buffer's. Nobody holds m_ while he waits for the device's thread, but connect (before
- * it is connected) and the destructor: there that thread only tries. */
+/* Order of locks: busy_, m_ (Gloo's), the mesh's, a buffer's. Nobody holds m_ while he waits for the device's
+ * thread, but connect (before it is connected) and the destructor: there that thread only tries. */
 class Guarded : public tcp::Pair
 {
   public:
@@ -545,7 +547,8 @@ bool mesh_recv(struct mesh *mesh, uint32_t rank, uint64_t slot, void *to, size_t
     });
 }
 
-/* The pairs stay: Gloo's way to close one resets its connection. They are closed in the ordinary way when they are destroyed. */
+/* The pairs stay: Gloo's way to close one resets its connection. They are closed in the ordinary way when
+ * they are destroyed. */
 void mesh_close(struct mesh *mesh)
 {
     std::lock_guard<std::mutex> lock(mesh->mutex);

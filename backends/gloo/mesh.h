@@ -1,10 +1,11 @@
-/* Gloo as C sees it: a device, a mesh of pairs between the ranks of one group, and calls that block until they are done. Every exception
- * ends in mesh.cc: true is success, false leaves a sentence in why.
+/* Gloo as C sees it: a device, a mesh of pairs between the ranks of one group, and calls that block until
+ * they are done. Every exception ends in mesh.cc: true is success, false leaves a sentence in why.
  *
- * Strangers at its ports, resets and nonsense end nothing but the pair that they reach; whoever waits on a pair that fails hears of it.
+ * A stranger at a port, a reset or malformed bytes end only the pair that they reach. A call that waits on a
+ * pair that fails returns false.
  *
- * Any thread; of one mesh and one peer one thread sends and one receives. mesh_close ends what blocks; when such a call has returned,
- * nothing reads or writes its memory any more.
+ * Any thread; of one mesh and one peer one thread sends and one receives. mesh_close ends what blocks; when
+ * such a call has returned, nothing reads or writes its memory any more.
  */
 #ifndef GLOO_MESH_H
 #define GLOO_MESH_H
@@ -26,7 +27,7 @@ struct mesh;
 bool mesh_device_create(const char *interface, const char *address, struct mesh_device **device_p, char why[MESH_WHY_BYTES]);
 void mesh_device_destroy(struct mesh_device *device);
 
-/* What only the ranks of a group know: who connects without it is not let in. */
+/* A secret that only the ranks of a group know; connections that do not show it are refused. */
 struct mesh_id {
     uint8_t token[16];
     uint64_t epoch;
@@ -38,14 +39,15 @@ bool mesh_create(struct mesh_device *device, const struct mesh_id *id, uint32_t 
 /* The addresses at which each of the other ranks reaches this one. */
 bool mesh_offer(struct mesh *mesh, uint8_t *blob, size_t room, size_t *bytes_p, char why[MESH_WHY_BYTES]);
 
-/* Connects with one rank, which does the same; blocks, at most for timeout_ms. All ranks do so in the order of ranks. */
+/* Connects with one rank, which must call the same; blocks until it is done or has failed. All ranks connect
+ * in the order of ranks. */
 bool mesh_connect(struct mesh *mesh, uint32_t rank, const void *blob, size_t bytes, char why[MESH_WHY_BYTES]);
 
 bool mesh_send(struct mesh *mesh, uint32_t rank, uint64_t slot, const void *from, size_t bytes, char why[MESH_WHY_BYTES]);
 bool mesh_recv(struct mesh *mesh, uint32_t rank, uint64_t slot, void *to, size_t bytes, char why[MESH_WHY_BYTES]);
 
 void mesh_close(struct mesh *mesh);
-void mesh_destroy(struct mesh *mesh); /* closed, and no call is under way: its connections end. May wait a little. NULL is fine */
+void mesh_destroy(struct mesh *mesh); /* after mesh_close, with no call under way; may wait briefly. NULL is allowed */
 
 #ifdef __cplusplus
 }

@@ -1,6 +1,7 @@
-/* The threads of one rank of a group: one that connects and, at the end, ends everything; and for each other rank one that sends and one
- * that receives. A chunk is two messages: its head says which one comes, then its bytes go straight to the memory of the receive that
- * waits for it, or, if that was cancelled meanwhile, to nowhere. */
+/* The threads of one rank of a group: one that connects and, at the end, ends everything; and for each other
+ * rank one that sends and one that receives. A chunk is two messages: its head says which one comes, then its
+ * bytes go straight to the memory of the receive that waits for it, or, if that was cancelled meanwhile, to
+ * nowhere. */
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>

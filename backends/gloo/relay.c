@@ -1,11 +1,12 @@
 /* Broadcasts: chunks that are passed on from rank to rank as they come, by the same threads and pairs as sends.
  *
- * Gloo's own broadcast is not used. It disregards what its waits say: one that was aborted goes on, and passes bytes that never came to the
- * ranks below; nothing of it can be taken back before the root sends; and all ranks must call in one order, where here the head says what
- * comes. Besides, it passes a message on when all of it is there; chunks go along here while the next ones come.
+ * Gloo's own broadcast is not used. It disregards what its waits say: one that was aborted goes on, and
+ * passes bytes that never came to the ranks below; nothing of it can be taken back before the root sends; and
+ * all ranks must call in one order, where here the head says what comes. Besides, it passes a message on when
+ * all of it is there; chunks go along here while the next ones come.
  *
- * Ranks, counted from the root, stand in a row (of many in a binary tree, which is not as deep): each sends every byte once, so that a large
- * object takes about as long for all as for one.
+ * Ranks, counted from the root, stand in a row (of many in a binary tree, which is not as deep): each sends
+ * every byte once, so that a large object takes about as long for all as for one.
  */
 #include <stdio.h>
 #include <stdlib.h>

@@ -4,7 +4,8 @@
 
 #include <stddef.h>
 
-/* memcpy, which past COPY_STREAM_BYTES bypasses the caches. The ranges do not overlap. Any thread. */
+/* Copies bytes as memcpy does; copies of more than COPY_STREAM_BYTES bypass the caches. The ranges must not
+ * overlap. Any thread. */
 #define COPY_STREAM_BYTES ((size_t)4 << 20)
 void copy_bytes(void *dst, const void *src, size_t bytes);
 

@@ -101,9 +101,10 @@ static bool fits(uint64_t bytes)
     return bytes / 1024 < kib;
 }
 
-/* The kernel files new pages in batches, one for each processor, and what waits in another processor's counts as in use: who seals the
- * memory sleeps until every processor has filed its own, which takes milliseconds where they are busy. What this one still has is filed at
- * once by any advice that has to look at pages, here on one that is not worth a thought. */
+/* The kernel files new pages in batches, one for each processor, and what waits in another processor's counts
+ * as in use: who seals the memory sleeps until every processor has filed its own, which takes milliseconds
+ * where they are busy. What this one still has is filed at once by any advice that has to look at pages, here
+ * on one that is not worth a thought. */
 static void file_pages(void)
 {
 #ifdef MADV_COLD
@@ -322,8 +323,9 @@ static enum rdt_status check_whole(int fd, uint64_t bytes, struct rdt_error *err
     return RDT_OK;
 }
 
-/* Opened anew: the client's own may be one for writing, which older kernels do not map shared once it is sealed. Later nothing is: who
- * owns the file may change its mode, and who has a lease on it makes others wait, hence O_NONBLOCK. */
+/* Opened anew: the client's own may be one for writing, which older kernels do not map shared once it is
+ * sealed. Later nothing is: who owns the file may change its mode, and who has a lease on it makes others
+ * wait, hence O_NONBLOCK. */
 static enum rdt_status host_take(void *memory, int fd, uint64_t bytes, struct rdt_block *block_p, struct rdt_error *err)
 {
     struct host_block values = {.mapped_bytes = bytes, .imported = true, .read_only = true, .taken = true};
@@ -359,8 +361,8 @@ static enum rdt_status host_take(void *memory, int fd, uint64_t bytes, struct rd
 
 /* ---- a block's life ---- */
 
-/* Warm: with its pages, which costs a pool thread now rather than a fault per page on the first copy or receive. Never imported
- * memory: it may have holes, which populating would fill at somebody's expense. */
+/* Warm: with its pages, which costs a pool thread now rather than a fault per page on the first copy or
+ * receive. Never imported memory: it may have holes, which populating would fill at somebody's expense. */
 static enum rdt_status host_map(void *memory, struct rdt_block *block, bool warm, struct rdt_error *err)
 {
     struct host_block *priv = block->priv;
@@ -428,8 +430,8 @@ static enum rdt_status host_share(void *memory, const struct rdt_block *block, b
         if (fd < 0)
             return rdt_error_sys(err, errno, "duplicating a descriptor of host memory");
     } else {
-        /* A duplicate would share the open file and its write access; opening anew asks the file's mode, 0600. Not kept: a second
-         * descriptor for every region would halve how many there can be. */
+        /* A duplicate would share the open file and its write access; opening anew asks the file's mode,
+         * 0600. Not kept: a second descriptor for every region would halve how many there can be. */
         (void)snprintf(path, sizeof path, "/proc/self/fd/%d", block->fd);
         fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK); /* a client of the same uid may have a lease on it */
         if (fd < 0)
@@ -439,8 +441,9 @@ static enum rdt_status host_share(void *memory, const struct rdt_block *block, b
     return RDT_OK;
 }
 
-/* The kernel refuses F_SEAL_WRITE while a writable mapping exists anywhere, or while a device or a system call is at the pages;
- * once it stands, no descriptor writes, no hole is punched and no mapping becomes writable, root's included. */
+/* The kernel refuses F_SEAL_WRITE while a writable mapping exists anywhere, or while a device or a system
+ * call is at the pages; once it stands, no descriptor writes, no hole is punched and no mapping becomes
+ * writable, root's included. */
 static enum rdt_status host_seal(void *memory, struct rdt_block *block, bool proof, struct rdt_error *err)
 {
     struct host_block *priv = block->priv;

@@ -1,5 +1,6 @@
-/* Huge pages for the memory kind "host": a memfd of hugetlb pages where the system's pool has some, transparent ones where it gives
- * them on advice, and for what never leaves the daemon a tmpfs that was mounted with huge=always. What cannot be had is said once.
+/* Huge pages for the memory kind "host": a memfd of hugetlb pages where the system's pool has some,
+ * transparent ones where it gives them on advice, and a tmpfs mounted with huge=always for memory that never
+ * leaves the daemon. A shortage is logged once.
  */
 #ifndef BACKENDS_HOST_HUGE_H
 #define BACKENDS_HOST_HUGE_H
@@ -19,19 +20,23 @@ struct huge {
     atomic_flag told_pool, told_tmpfs;
 };
 
-/* Reads huge_pages and huge_tmpfs. INVALID: a value; UNSUPPORTED: huge pages are required, and the system has none at all. */
+/* Reads huge_pages and huge_tmpfs. INVALID: a value; UNSUPPORTED: huge pages are required, and the system has
+ * none at all. */
 enum rdt_status huge_open(struct huge *huge, const struct rdt_host *host, struct rdt_error *err);
 
-/* What so many bytes take. Less than a huge page is never rounded to one. */
+/* Returns how many bytes an allocation of `bytes` takes. Less than one huge page is not rounded up to one. */
 uint64_t huge_round(const struct huge *huge, uint64_t bytes);
 
-/* A memfd of huge pages, all of them reserved. -1 with RDT_OK: to be made of others; NO_MEMORY: they are required. */
+/* Creates a memfd of huge pages, all of them reserved; the caller owns *fd_p. With RDT_OK and *fd_p = -1 the
+ * caller uses other pages. NO_MEMORY: huge pages are required. */
 enum rdt_status huge_memfd(struct huge *huge, uint64_t bytes, int *fd_p, struct rdt_error *err);
 
-/* A file without a name on the tmpfs, its pages reserved; -1: none. It knows no seals. */
+/* Creates an unnamed file on the tmpfs with its pages reserved, and returns its fd, or -1. Such a file cannot
+ * be sealed. */
 int huge_tmpfs(struct huge *huge, uint64_t bytes);
 
-/* Maps the whole file, asks for transparent huge pages and touches all of it. NULL: that is not how it is done here. */
+/* Maps the whole file, asks for transparent huge pages and touches every page. NULL: pages are not made huge
+ * on advice here. */
 void *huge_map(const struct huge *huge, int fd, uint64_t bytes);
 
 #endif

@@ -1,11 +1,13 @@
-/* See nccl.h. The thread of a GPU goes round: it ends groups, connects groups, hands the next operations to NCCL, and looks what has
- * finished. It never waits inside NCCL or the driver, but for ncclCommAbort.
+/* See nccl.h. The thread of a GPU goes round: it ends groups, connects groups, hands the next operations to
+ * NCCL, and looks what has finished. It never waits inside NCCL or the driver, but for ncclCommAbort.
  *
- * Operations that stand next to one another in the queue, of one transfer and direction, go to NCCL as one group call. More would be wrong:
- * a group call ends as a whole, and the counterpart of the next transfer may not be posted before this one has ended.
+ * Operations that stand next to one another in the queue, of one transfer and direction, go to NCCL as one
+ * group call. More would be wrong: a group call ends as a whole, and the counterpart of the next transfer may
+ * not be posted before this one has ended.
  *
- * NCCL knows no time-outs, and of a dead peer it hears late or never. The core has the clock: it closes the group, and ncclCommAbort ends
- * the kernels; an operation ends only when the event behind its kernel has come.
+ * NCCL knows no time-outs, and of a dead peer it hears late or never. The core has the clock: it closes the
+ * group, and ncclCommAbort ends the kernels; an operation ends only when the event behind its kernel has
+ * come.
  */
 #include "backends/nccl/nccl.h"
 
@@ -357,8 +359,8 @@ static bool go_on_closing(struct lane *lane, struct party *party)
 
 /* ---- the thread ---- */
 
-/* One step for one group; true: the list has changed. The mutex is not held: only this thread takes a party off the list, and group_connect
- * adds at its end. */
+/* One step for one group; true: the list has changed. The mutex is not held: only this thread takes a party
+ * off the list, and group_connect adds at its end. */
 static bool look_at(struct lane *lane, struct party *party, bool *waits_p)
 {
     enum party_state state;

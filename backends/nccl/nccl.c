@@ -1,14 +1,17 @@
 /* The transport "nccl": the table, and groups as the core sees them. See nccl.h.
  *
- * Nothing is asked of NCCL or of a GPU before the first group: opening only looks whether library and driver are there.
+ * Nothing is asked of NCCL or of a GPU before the first group: opening only looks whether library and driver
+ * are there.
  *
- * There is no cancel. What was handed to NCCL cannot be taken back, and of two ends that would both drop what they have queued neither
- * knows how far the other has come: their next operations would meet the wrong counterparts. So an abort waits until both ends have done
- * what they posted, or the core takes the group down.
+ * There is no cancel. What was handed to NCCL cannot be taken back, and of two ends that would both drop what
+ * they have queued neither knows how far the other has come: their next operations would meet the wrong
+ * counterparts. So an abort waits until both ends have done what they posted, or the core takes the group
+ * down.
  *
- * Nor is memory registered (ncclCommRegister). It would spare NCCL a copy, but where one rank's operation is on registered memory all ranks'
- * must be, or the result is undefined; and what is fetched into may be a client's own allocation, known by a legacy handle, which NCCL
- * does not register as it comes. The other rank does not know which it is.
+ * Nor is memory registered (ncclCommRegister). It would spare NCCL a copy, but where one rank's operation is
+ * on registered memory all ranks' must be, or the result is undefined; and what is fetched into may be a
+ * client's own allocation, known by a legacy handle, which NCCL does not register as it comes. The other rank
+ * does not know which it is.
  */
 #include "backends/nccl/nccl.h"
 #include "backends/common/only_transport.h"
@@ -82,7 +85,8 @@ static void group_destroy(void *arg)
     free(party);
 }
 
-/* Rank 0 gives the name under which all ranks meet. It takes NCCL a millisecond, and leaves a listening socket of NCCL's there. */
+/* Rank 0 gives the name under which all ranks meet. It takes NCCL a millisecond, and leaves a listening
+ * socket of NCCL's there. */
 static enum rdt_status group_offer(void *arg, uint8_t blob[RDT_GROUP_OFFER_MAX_BYTES], size_t *bytes_p, struct rdt_error *err)
 {
     struct party *party = arg;
@@ -153,8 +157,8 @@ static const char *queue(void *arg, const char *memory_kind, const char *device)
 
 /* ---- the transport ---- */
 
-/* NCCL takes its interfaces from the environment only, and what somebody has set there goes first. "=": these very ones, not all that
- * begin so. */
+/* NCCL takes its interfaces from the environment only, and what somebody has set there goes first. "=": these
+ * very ones, not all that begin so. */
 static enum rdt_status set_interfaces(const char *interfaces, struct rdt_error *err)
 {
     char text[256];

@@ -1,11 +1,12 @@
 /* The transport "nccl": CUDA memory between the ranks of a group. What its files share.
  *
  *   nccl.c   the table, the groups as the core sees them; loop thread
- *   lane.c   one GPU's thread: all that NCCL and the driver are asked for on it
+ *   lane.c   one GPU's thread, which makes all calls to NCCL and the driver for it
  *
- * A communicator belongs to the thread of its rank's GPU, which alone calls NCCL for it: makes it, posts, polls, aborts. All groups of one
- * GPU share that thread, one stream and one queue, in the order in which the core posts, because NCCL's operations on one device must be
- * in one order on all of its communicators (ticket.h of the daemon sees to it that it is the same order everywhere).
+ * A communicator belongs to the thread of its rank's GPU, which alone calls NCCL for it: makes it, posts,
+ * polls, aborts. All groups of one GPU share that thread, one stream and one queue, in the order in which the
+ * core posts, because NCCL's operations on one device must be in one order on all of its communicators
+ * (ticket.h of the daemon sees to it that it is the same order everywhere).
  */
 #ifndef NCCL_H
 #define NCCL_H
@@ -32,11 +33,11 @@ struct side { /* another rank: the conn */
 };
 
 enum party_state {
-    PARTY_IDLE,       /* the lane does not know it */
-    PARTY_WANTED,     /* the lane is to make its communicator */
-    PARTY_CONNECTING, /* NCCL is making it */
+    PARTY_IDLE,       /* group_connect was not called yet */
+    PARTY_WANTED,     /* the lane must create its communicator */
+    PARTY_CONNECTING, /* NCCL is creating the communicator */
     PARTY_READY,
-    PARTY_FAILED, /* told to the core; nothing is posted any more */
+    PARTY_FAILED, /* reported to the core; nothing is posted any more */
     PARTY_CLOSED, /* the communicator is gone, no operation is left */
 };
 
@@ -58,16 +59,17 @@ struct party { /* one rank of a group */
     bool aborted;
 };
 
-/* The lane of a GPU, made and started when the first group needs it; it stays, with the GPU's context, until the transport is closed. */
+/* Returns the lane of a GPU. The first group that needs it creates and starts it; it stays, with the GPU's
+ * context, until the transport is closed. */
 enum rdt_status lane_get(struct nccl *nccl, const char *uuid, struct lane **lane_p, struct rdt_error *err);
-void lane_end(struct lane *lane); /* every party of it is closed */
+void lane_end(struct lane *lane); /* every party of the lane must be closed */
 struct lane *lane_first(const struct nccl *nccl); /* NULL: there is none */
 const char *lane_uuid(const struct lane *lane);
 
 void lane_connect(struct lane *lane, struct party *party);
 void lane_close(struct lane *lane, struct party *party);
 
-/* The op is the lane's until op_done, or TRANSPORT and still the caller's. */
+/* Queues an operation, which belongs to the lane until op_done. On an error (TRANSPORT) it stays the caller's. */
 enum rdt_status lane_post(struct lane *lane, struct side *side, struct rdt_op *op, bool send, struct rdt_error *err);
 
 #endif

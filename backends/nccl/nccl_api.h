@@ -1,5 +1,6 @@
-/* NCCL, loaded at run time: what is used of its interface, declared here, because its own header needs three packages and the library is
- * 218 MB. nccl_api.c holds the declarations against nccl.h where that is installed. From NCCL 2.14 on.
+/* NCCL, loaded at run time. The functions that are used are declared here, because NCCL's own header needs
+ * three packages and the library has 218 MB. Where nccl.h is installed, nccl_api.c checks the declarations
+ * against it. Needs NCCL 2.14 or later.
  */
 #ifndef NCCL_API_H
 #define NCCL_API_H
@@ -45,8 +46,8 @@ struct nccl_api {
     char version[24]; /* "2.28.9" */
 };
 
-/* The one table of this plug-in, valid for ever. UNSUPPORTED says what is missing, and every later call the same. Starts nothing: NCCL has
- * no thread and no socket before its first ncclGetUniqueId. */
+/* Loads NCCL once; *api_p stays valid for ever. UNSUPPORTED, with a sentence that says what is missing; every
+ * later call returns the same. NCCL starts no thread and opens no socket before the first ncclGetUniqueId. */
 enum rdt_status nccl_api_open(const struct nccl_api **api_p, struct rdt_error *err);
 
 #endif

@@ -1,5 +1,6 @@
-/* Gloo's headers of pairs include this one, which Debian's libgloo-dev leaves out. Where there is Gloo's own, that is taken. Here is what
- * mesh.cc needs of it: how large the pointers are. All that uses them is inside the library. */
+/* Gloo's headers of pairs include this one, which Debian's libgloo-dev leaves out. Where there is Gloo's own,
+ * that is taken. Here is what mesh.cc needs of it: how large the pointers are. All that uses them is inside
+ * the library. */
 #pragma once
 
 #include <memory>

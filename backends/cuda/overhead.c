@@ -1,5 +1,6 @@
-/* See held.h. What is used of NVML is declared here: its header is in a package of its own, and these have not changed since CUDA 11. */
-#include "backends/cuda/held.h"
+/* See overhead.h. The parts of NVML that are used are declared here, because its header comes in a package of
+ * its own. They have not changed since CUDA 11. */
+#include "backends/cuda/overhead.h"
 
 #include <dlfcn.h>
 #include <pthread.h>
@@ -39,40 +40,40 @@ static void open_once(void)
         (void)dlclose(library);
 }
 
-/* 0: it is not listed, and so has nothing there as yet. */
+/* How much this process has; 0 if NVML does not list it, since it then has nothing yet. */
 static uint64_t own_of(void *device)
 {
     struct nvml_process processes[MOST_PROCESSES];
     unsigned n = MOST_PROCESSES;
 
     if (!processes_of || processes_of(device, &n, processes) != 0)
-        return HELD_UNKNOWN;
+        return USAGE_UNKNOWN;
     for (unsigned i = 0; i < n; i++)
         if (processes[i].pid == (unsigned)getpid())
             return processes[i].bytes;
     return 0;
 }
 
-struct held held_now(const char *uuid)
+struct gpu_usage gpu_usage_now(const char *uuid)
 {
-    struct held held = {HELD_UNKNOWN, HELD_UNKNOWN};
+    struct gpu_usage usage = {USAGE_UNKNOWN, USAGE_UNKNOWN};
     struct nvml_memory memory;
     void *device;
 
     (void)pthread_once(&once, open_once);
     if (!device_by_uuid || device_by_uuid(uuid, &device) != 0)
-        return held;
-    held.own = own_of(device);
+        return usage;
+    usage.own = own_of(device);
     if (memory_of(device, &memory) == 0)
-        held.all = memory.used;
-    return held;
+        usage.all = memory.used;
+    return usage;
 }
 
-uint64_t held_between(const struct held *before, const struct held *after)
+uint64_t gpu_usage_growth(const struct gpu_usage *before, const struct gpu_usage *after)
 {
-    if (before->own != HELD_UNKNOWN && after->own != HELD_UNKNOWN && after->own > before->own)
+    if (before->own != USAGE_UNKNOWN && after->own != USAGE_UNKNOWN && after->own > before->own)
         return after->own - before->own;
-    if (before->all == HELD_UNKNOWN || after->all == HELD_UNKNOWN)
-        return HELD_UNKNOWN;
+    if (before->all == USAGE_UNKNOWN || after->all == USAGE_UNKNOWN)
+        return USAGE_UNKNOWN;
     return after->all > before->all ? after->all - before->all : 0;
 }
