@@ -1,5 +1,5 @@
-/* The checks that any plug-in can be given, and how they say what they found. Each runs in a process of its own, with a deadline: a plug-in
- * that crashes or hangs fails that check, and the next one runs.
+/* The checks that run against any plug-in, and how they report. Each check runs in a process of its own
+ * with a deadline: a plug-in that crashes or hangs fails that check, and the next check runs.
  */
 #ifndef TESTS_CONFORMANCE_CHECK_H
 #define TESTS_CONFORMANCE_CHECK_H
@@ -16,10 +16,10 @@ struct check {
 
 void check_add(struct check *check);
 
-/* The path of the plug-in. */
+/* The path of the plug-in that is checked. */
 extern const char *check_so;
 
-/* Both end the check. condition: what was not so; fmt: in which case, may be "". */
+/* Both end the check. condition: the text of the condition that did not hold; fmt: the case, may be "". */
 void check_fail(const char *file, int line, const char *condition, const char *fmt, ...)
     __attribute__((format(printf, 4, 5), noreturn));
 void check_skip(const char *fmt, ...) __attribute__((format(printf, 1, 2), noreturn));
@@ -35,7 +35,8 @@ void check_skip(const char *fmt, ...) __attribute__((format(printf, 1, 2), noret
     static void check_##suite_##_##name_(void)
 #define CHECK(suite_, name_) CHECK_WITH(suite_, name_, NULL, NULL)
 
-/* must(condition), or with a sentence for who reads the report: must(condition, "a chunk of %d bytes was lost", n). */
+/* must(condition), or with a sentence for the reader of the report:
+ * must(condition, "a chunk of %d bytes was lost", n). */
 #define must_as(text, condition, ...)                              \
     do {                                                           \
         if (!(condition))                                          \

@@ -1,4 +1,6 @@
-/* A transport's groups: all ranks in this process, each with an instance of the plug-in; where one must stand still, in another. */
+/* The groups of a transport. All ranks are in this process, each with an instance of the plug-in; a rank
+ * that has to freeze is in another process.
+ */
 #include <signal.h>
 #include <sys/wait.h>
 #include <unistd.h>

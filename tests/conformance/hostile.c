@@ -1,4 +1,6 @@
-/* What a plug-in must survive: arguments at their edges and beyond, from the core's side and from a peer that is not to be trusted. */
+/* What a plug-in must survive: arguments at and beyond their limits, from the core and from a peer that
+ * cannot be trusted.
+ */
 #include "tests/conformance/transport_check.h"
 
 TRANSPORT_CHECK(unknown_memory_kinds_are_declined)

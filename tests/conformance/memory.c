@@ -1,4 +1,6 @@
-/* What any memory kind must do. Its memory need not be what a processor can reach: the checks look at it by the plug-in's own copy. */
+/* What every memory kind must do. The processor may be unable to reach such memory, so the checks read and
+ * write it through the plug-in's own copy operation.
+ */
 #include <errno.h>
 #include <fcntl.h>
 #include <stdint.h>

@@ -1,5 +1,6 @@
-/* What every transport plug-in must do while all goes well, and with what it was not asked for. One-sided reads:
- * transport_reads.c; ends of all kinds: transport_ends.c.
+/* What every transport plug-in must do when nothing fails, and how it must answer calls that it does not
+ * support. transport_reads.c checks one-sided reads, transport_ends.c checks how operations and connections
+ * end.
  */
 #include "tests/conformance/transport_check.h"
 

@@ -1,5 +1,6 @@
-/* What the checks of a transport share: one node in this process, and its peers. What needs operations that the plug-in does not have is
- * skipped. */
+/* What the checks of a transport share: one node in this process, and its peers. A check that needs an
+ * operation which the plug-in does not have is skipped.
+ */
 #ifndef TESTS_CONFORMANCE_TRANSPORT_CHECK_H
 #define TESTS_CONFORMANCE_TRANSPORT_CHECK_H
 

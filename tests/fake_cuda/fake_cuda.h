@@ -1,6 +1,7 @@
-/* A FAKE of NVIDIA's driver, for tests on machines without a GPU: a libcuda.so.1 whose device memory is memfds. It is no simulation of a
- * GPU: what it shows is that fds, handles, lifetimes, streams and order are dealt with as the driver's manual demands, and it is stricter
- * than a real driver may be where that finds mistakes:
+/* A FAKE of NVIDIA's driver, for tests on machines without a GPU: a libcuda.so.1 whose device memory is
+ * memfds. It is no simulation of a GPU: what it shows is that fds, handles, lifetimes, streams and order are
+ * dealt with as the driver's manual demands, and it is stricter than a real driver may be where that finds
+ * mistakes:
  *
  *   - device memory cannot be touched by the processor: an address of it is a page that nobody may read or write;
  *   - every call that needs a context fails with INVALID_CONTEXT on a thread without one;
@@ -8,10 +9,11 @@
  *   - a copy that leaves its allocation, or its mapped chunks, is INVALID_VALUE;
  *   - streams are threads: what is queued happens later, in order, and each to its own time.
  *
- * FAKE_CUDA_GPUS (2), FAKE_CUDA_MIB (1024) of each, FAKE_CUDA_VERSION (13000), FAKE_CUDA_INIT (0: what cuInit answers),
- * FAKE_CUDA_NO_PEER, FAKE_CUDA_NO_VMM (set: the GPUs cannot), FAKE_CUDA_COPY_US (0: what each copy takes at least),
- * FAKE_CUDA_CONTEXT_MIB (256: what a context takes, beside FAKE_CUDA_MIB),
- * FAKE_CUDA_CALLS_AT_ONCE (set: a stream calls back before it has done what came before; no driver does: it shows which tests would see).
+ * FAKE_CUDA_GPUS (2), FAKE_CUDA_MIB (1024) of each, FAKE_CUDA_VERSION (13000), FAKE_CUDA_INIT (0: what cuInit
+ * answers), FAKE_CUDA_NO_PEER, FAKE_CUDA_NO_VMM (set: the GPUs cannot), FAKE_CUDA_COPY_US (0: what each copy
+ * takes at least), FAKE_CUDA_CONTEXT_MIB (256: what a context takes, beside FAKE_CUDA_MIB),
+ * FAKE_CUDA_CALLS_AT_ONCE (set: a stream calls back before it has done what came before; no driver does: it
+ * shows which tests would see).
  */
 #ifndef FAKE_CUDA_H
 #define FAKE_CUDA_H

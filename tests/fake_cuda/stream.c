@@ -1,5 +1,6 @@
-/* Streams and events of the fake driver. A stream is a thread; what is queued there is done in order. The default stream (NULL) of each GPU
- * is one like any other. */
+/* Streams and events of the fake driver. A stream is a thread that runs what is queued in order. The
+ * default stream (NULL) of each GPU is an ordinary stream.
+ */
 #include "tests/fake_cuda/fake_cuda.h"
 
 #include <stdlib.h>
@@ -41,8 +42,8 @@ static struct fake_stream *all;
 
 static _Thread_local bool called_at_once;
 
-/* A host function may not call the driver: it runs on its stream's thread, or at once. Found without thread-local memory: gcc 12's leak checker
- * stumbles over that of threads that are there at the end. */
+/* A host function may not call the driver: it runs on its stream's thread, or at once. Found without
+ * thread-local memory: gcc 12's leak checker stumbles over that of threads that are there at the end. */
 static bool in_call(void)
 {
     bool is = false;

@@ -1,4 +1,6 @@
-/* The driver's virtual memory management: chunks, addresses, and what maps the one in the other. See fake_memory.h. */
+/* The driver's virtual memory management: chunks, reserved addresses, and the mappings between them. See
+ * fake_memory.h.
+ */
 #include "tests/fake_cuda/fake_memory.h"
 
 #include <fcntl.h>

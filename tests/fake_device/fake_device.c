@@ -1,7 +1,8 @@
 /* The memory kind "fake": devices that are memfds, for the daemon's device memory where there is no device.
  *
- * What it calls a device's address lies in a range that nobody may touch: a daemon that reads or writes it by itself dies at once. The
- * plug-in's own mapping of the same pages is known to its copy engine alone, one thread that works off a queue, as slowly as a test wants.
+ * What it calls a device's address lies in a range that nobody may touch: a daemon that reads or writes it by
+ * itself dies at once. The plug-in's own mapping of the same pages is known to its copy engine alone, one
+ * thread that works off a queue, as slowly as a test wants.
  */
 #include <errno.h>
 #include <fcntl.h>

@@ -1,10 +1,11 @@
-/* A FAKE of NCCL, for tests on machines without a GPU: a libnccl.so.2 whose communicators are Unix sockets, over the fake driver of
- * tests/fake_cuda. It keeps the rules that a caller of NCCL has to obey: non-blocking communicators, operations in the order of a stream,
- * matched by order alone, no end but by abort once the other rank is gone. Sends say how long they are, so that a receive which meets the
- * wrong one is an error here.
+/* A FAKE of NCCL for tests on machines without a GPU: a libnccl.so.2 whose communicators are Unix sockets,
+ * over the fake driver of tests/fake_cuda. It enforces the rules that callers of NCCL must obey:
+ * communicators are non-blocking, operations run in the order of a stream and are matched by order alone,
+ * and once another rank is gone, only abort ends a communicator. A send carries its length, so a receive
+ * that meets the wrong send fails here.
  *
- * FAKE_NCCL_VERSION (22809); FAKE_NCCL_HANG (set: communicators are never ready); FAKE_NCCL_REFUSES (set: those of several ranks fail, as
- * where NCCL finds two on one GPU).
+ * Environment: FAKE_NCCL_VERSION (22809); FAKE_NCCL_HANG (set: communicators never become ready);
+ * FAKE_NCCL_REFUSES (set: communicators of several ranks fail, as NCCL does when two ranks are on one GPU).
  */
 #include <errno.h>
 #include <fcntl.h>

@@ -1,5 +1,7 @@
-/* A FAKE of NVML, the little that the plug-in "cuda" asks: a libnvidia-ml.so.1 over the fake driver, in the same folder. It knows this
- * process only. FAKE_NVML_INIT (0: what nvmlInit answers), FAKE_NVML_PROCESSES (1; 0: it does not know this process by its number). */
+/* A FAKE of NVML with the few functions that the plug-in "cuda" calls: a libnvidia-ml.so.1 over the fake
+ * driver in the same folder. It knows this process only. Environment: FAKE_NVML_INIT (0: the result of
+ * nvmlInit), FAKE_NVML_PROCESSES (1; 0: it does not find this process by its number).
+ */
 #include <string.h>
 #include <unistd.h>
 

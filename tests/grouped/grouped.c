@@ -1,6 +1,9 @@
-/* The transport "grouped": the test transport's connections, which exist within groups only. Its faults are the same, and two more:
- * a group that cannot be connected, or never is. With GROUPED_BROADCASTS in the environment it has a broadcast of its own too, which moves
- * nothing: a rank's part ends when it is cancelled, the root's only with the group.
+/* The transport "grouped": the connections of the test transport, which exist only within groups. It has
+ * the faults of the test transport, and two more: a group that cannot be connected, and one that never
+ * becomes connected.
+ *
+ * With GROUPED_BROADCASTS in the environment it also has a broadcast, which moves nothing: the operation of
+ * a rank ends when it is cancelled, and that of the root only with the group.
  */
 #include <stdio.h>
 #include <stdlib.h>

@@ -1,4 +1,5 @@
-/* The plug-in's thread, its connections and operations. See loopback.h; what can go wrong on demand is in faults.c. */
+/* The plug-in's thread, its connections and operations. See loopback.h; what can go wrong on demand is in
+ * faults.c. */
 #include <errno.h>
 #include <poll.h>
 #include <signal.h>
@@ -122,7 +123,8 @@ static void *thread_main(void *arg)
             (void)eventfd_read(transport->wake, &count);
         if (fds[1].revents)
             wire_accept(transport);
-        /* A channel may have gone while nobody held the lock, and one that is handled here may take another with it. */
+        /* A channel may have gone while nobody held the lock, and one that is handled here may take another
+         * with it. */
         for (unsigned i = 2; i < n; i++)
             if (fds[i].revents && channels[i]->fd == fds[i].fd)
                 wire_move(transport, channels[i]);

@@ -1,11 +1,13 @@
-/* The transport "loopback": a tool for tests that moves bytes between daemons of one machine and misbehaves on demand.
+/* The transport "loopback": a tool for tests that moves bytes between daemons of one machine and misbehaves
+ * on demand.
  *
  * Bytes travel over Unix stream sockets, one that this end opened to the peer (its sends, and its reads with their
  * answers) and one that the peer opened. One thread per transport does all of it; whatever is here is under
  * transport->lock, which the thread holds but for its poll and its calls to the host.
  *
- * Ordered, all its sends and receives stand in one queue, whatever their connection: only the one at the head moves, and
- * only when its counterpart is at the head of the other node's queue too. The receiver tells the sender when it is (FRAME_CLEAR).
+ * Ordered, all its sends and receives stand in one queue, whatever their connection: only the one at the head
+ * moves, and only when its counterpart is at the head of the other node's queue too. The receiver tells the
+ * sender when it is (FRAME_CLEAR).
  */
 #ifndef TESTS_LOOPBACK_LOOPBACK_H
 #define TESTS_LOOPBACK_LOOPBACK_H

@@ -178,7 +178,8 @@ static bool take_clearance(struct conn *conn, const struct rdt_op *op)
     return found;
 }
 
-/* At the head of the queue, and with a connection: a receive tells its sender, a send starts when it has been told. */
+/* At the head of the queue, and with a connection: a receive tells its sender, a send starts when it has been
+ * told. */
 static void run_at_head(struct operation *operation)
 {
     struct frame frame = {.type = FRAME_CLEAR, .transfer = operation->op->transfer, .chunk = operation->op->chunk};

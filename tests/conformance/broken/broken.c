@@ -1,5 +1,6 @@
-/* A plug-in that is wrong in the way that $BROKEN says, one at a time: what rdt-check-backend must find. Under it is the frozen plug-in,
- * which is right; each fault replaces one of its operations, or what it tells the host.
+/* A plug-in that is wrong in the way that $BROKEN says, one at a time: what rdt-check-backend must find.
+ * Under it is the frozen plug-in, which is right; each fault replaces one of its operations, or what it tells
+ * the host.
  */
 #define rdt_backend_init frozen_backend_init
 #include "tests/abi/v1/backend.c"

@@ -1,5 +1,6 @@
-/* The n-th allocation of a daemon fails, for every n that a run of all the calls comes to: the request fails, with a status that says
- * so, or its connection ends; the daemon does not, nobody waits for ever, nothing is left, and the next user notices nothing.
+/* The n-th allocation of a daemon fails, for every n that a run of all the calls comes to: the request fails,
+ * with a status that says so, or its connection ends; the daemon does not, nobody waits for ever, nothing is
+ * left, and the next user notices nothing.
  */
 #include <criterion/criterion.h>
 #include <fcntl.h>

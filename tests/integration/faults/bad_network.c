@@ -1,5 +1,6 @@
-/* Networks that are bad and not dead: frames that are lost, late, doubled or out of order, one direction that carries nothing, a
- * cable that comes and goes. What TCP can mend nobody notices; what it cannot is told on both ends in time and in type.
+/* Networks that are bad and not dead: frames that are lost, late, doubled or out of order, one direction that
+ * carries nothing, a cable that comes and goes. What TCP can mend nobody notices; what it cannot is told on
+ * both ends in time and in type.
  */
 #include "tests/integration/faults/bad_network.h"
 
@@ -267,8 +268,8 @@ Test(bad_network, nodes_meet_on_bad_cable)
     end(expected_warnings);
 }
 
-/* Whoever dials hears nothing, or is not heard. Either way each end can be asked, says what is wrong, and finds the other one
- * when it can. */
+/* Whoever dials hears nothing, or is not heard. Either way each end can be asked, says what is wrong, and
+ * finds the other one when it can. */
 static void check_dead_from_start(enum badcable_way way)
 {
     begin(2, BY_INLINE, SEC, false);

@@ -1,4 +1,4 @@
-/* A cable that comes and goes, shorter and longer than a node is patient. */
+/* A cable is unplugged again and again, for shorter and for longer than peer_timeout. */
 #include "tests/integration/faults/bad_network.h"
 
 TestSuite(bad_network_flapping, .timeout = 280);

@@ -273,7 +273,8 @@ static void reader_struck(struct scene *scene)
     set_faults("");
 }
 
-/* Does the owner's node, or will it, wait for somebody to put? Also if it hears of the producer's end before it hears the question. */
+/* Does the owner's node, or will it, wait for somebody to put? Also if it hears of the producer's end before
+ * it hears the question. */
 static bool waits_for_put(const struct scene *scene)
 {
     if (scene->step == ASKED)

@@ -1,5 +1,5 @@
-/* A cable is cut or unplugged while a fetch is on its way: whoever waits is told in time, nothing is written afterwards, and what comes
- * back works again. */
+/* A cable is cut or unplugged while a fetch is on its way: whoever waits is told in time, nothing is written
+ * afterwards, and what comes back works again. */
 #include "tests/integration/faults/faults.h"
 
 TestSuite(faults_cables, .timeout = SUITE_SECONDS(280));
@@ -14,8 +14,8 @@ static void begin_cables(void)
     cluster_start(&c, 2, &(struct cluster_options){.cables = true, .flags = flags});
 }
 
-/* Where the machine is busy the bytes may be there before anybody looks, or a node is silent for longer than the other is patient: then
- * again. */
+/* Where the machine is busy the bytes may be there before anybody looks, or a node is silent for longer than
+ * the other is patient: then again. */
 static bool is_caught(rdt *reader, rdt_request *request, bool moving)
 {
     struct transfer_view view;

@@ -1,4 +1,4 @@
-/* What a lost node means for later calls and for the others. */
+/* How later calls, and the other nodes, fare after a node is lost. */
 #include "tests/integration/faults/faults.h"
 
 TestSuite(faults_nodes, .timeout = SUITE_SECONDS(280));

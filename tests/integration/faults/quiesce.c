@@ -1,5 +1,6 @@
-/* Quiesce before free: who gives up is released at once, what an engine may still write stays put until it cannot. The
- * transport is told not to abort, to write late, to close slowly; patterns show where its late bytes go.
+/* Quiesce before free: who gives up is released at once, what an engine may still write stays put until it
+ * cannot. The transport is told not to abort, to write late, to close slowly; patterns show where its late
+ * bytes go.
  */
 #include <criterion/criterion.h>
 #include <signal.h>
@@ -46,8 +47,8 @@ static void set_faults(const char *lines)
         cluster_faults(&c, i, lines);
 }
 
-/* Each chunk takes so long, and is held for so long when it is cancelled, that a deadline or what the test does, which sanitizers lengthen,
- * comes in the middle. */
+/* Each chunk takes so long, and is held for so long when it is cancelled, that a deadline or what the test
+ * does, which sanitizers lengthen, comes in the middle. */
 static void slow_down(unsigned i, int64_t delay_ns, int64_t late_ns)
 {
     char lines[96];

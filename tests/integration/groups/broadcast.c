@@ -1,5 +1,5 @@
-/* Broadcasts to groups of daemons: over "grouped", which has none of its own (the root sends to each), and over Gloo, which passes chunks on
- * from node to node. */
+/* Broadcasts to groups of daemons: over "grouped", which has none of its own (the root sends to each), and
+ * over Gloo, which passes chunks on from node to node. */
 #include <criterion/criterion.h>
 #include <signal.h>
 #include <unistd.h>
@@ -98,8 +98,8 @@ static enum rdt_status broadcast(unsigned from, const struct rdt_ref *ref, const
     return rdt_broadcast(actor_of[from], ref, group, LONG, err);
 }
 
-/* And says why: the daemon does, a little before the library does without it, and of the node that is late for good, where the machine lets
- * them. */
+/* And says why: the daemon does, a little before the library does without it, and of the node that is late
+ * for good, where the machine lets them. */
 static void must_come_too_late(const struct rdt_ref *ref, int64_t timeout_ns, const char *text)
 {
     int64_t deadline = now_ns() + LONG;
@@ -313,7 +313,8 @@ Test(broadcast, deadline_and_cancel_release_the_caller_and_leave_nothing)
     finish("g", NULL);
 }
 
-/* Who fetches the object while it comes by a broadcast that is given up gets it all the same: by the path that it would have taken alone. */
+/* Who fetches the object while it comes by a broadcast that is given up gets it all the same: by the path
+ * that it would have taken alone. */
 static void fetch_survives(bool stream)
 {
     struct rdt_fetch_options options = RDT_INIT(options);
@@ -494,7 +495,8 @@ Test(broadcast, what_was_given_up_comes_to_rest_though_nothing_moves)
     finish("g", rebuilt);
 }
 
-/* The root cannot reach one node of the group, which is ready without that link: the others need not wait for what it will never post. */
+/* The root cannot reach one node of the group, which is ready without that link: the others need not wait for
+ * what it will never post. */
 Test(broadcast, node_that_the_root_cannot_reach_keeps_nobody_waiting)
 {
     static char nodes_file[160], flag[200];

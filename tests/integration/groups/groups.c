@@ -1,4 +1,5 @@
-/* Groups of three daemons over the test transport "grouped": who may use one, what brings it down, and what does not. */
+/* Groups of three daemons over the test transport "grouped": who may use one, what brings it down, and what
+ * does not. */
 #include <criterion/criterion.h>
 #include <signal.h>
 

@@ -1,4 +1,5 @@
-/* What the tests of groups begin and end with: nodes that no transport connects but in groups. Included by groups*.c and gloo.c only. */
+/* What the tests of groups begin and end with: nodes that no transport connects but in groups. Included by
+ * groups*.c and gloo.c only. */
 #ifndef TESTS_GROUPS_FIXTURE_H
 #define TESTS_GROUPS_FIXTURE_H
 

@@ -1,4 +1,5 @@
-/* Backends that come and go while the daemon serves: between nodes, in use, and files and callers that are refused. */
+/* Backends that come and go while the daemon serves: between nodes, in use, and files and callers that are
+ * refused. */
 #include <criterion/criterion.h>
 #include <fcntl.h>
 #include <grp.h>

@@ -1,4 +1,5 @@
-/* Copies of a snapshot on the nodes that read it: one transfer serves them all, and none outlives its object. */
+/* Replicas of a snapshot on the nodes that read it: one transfer serves every reader of a node, and no
+ * replica outlives its object. */
 #include <criterion/criterion.h>
 #include <grp.h>
 #include <signal.h>

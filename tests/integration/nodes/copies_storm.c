@@ -1,5 +1,5 @@
-/* Snapshots of three nodes, readers on all of them, and everything at random: what arrives is right, what was freed by force is freed
- * everywhere, and nothing is left. */
+/* Snapshots of three nodes, readers on all of them, and everything at random: what arrives is right, what was
+ * freed by force is freed everywhere, and nothing is left. */
 #include <criterion/criterion.h>
 #include <signal.h>
 #include <stdio.h>

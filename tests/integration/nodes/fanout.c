@@ -1,5 +1,5 @@
-/* One snapshot for several nodes at the same time: it goes from reader to reader, and nobody depends on it. Over the test transport,
- * which takes its time for each chunk. */
+/* One snapshot for several nodes at the same time: it goes from reader to reader, and nobody depends on it.
+ * Over the test transport, which takes its time for each chunk. */
 #include <criterion/criterion.h>
 #include <signal.h>
 #include <stdio.h>

@@ -1,4 +1,5 @@
-/* Holds without bytes on another node's objects: across its link, its cut and its end. */
+/* Holds without data on another node's objects: while its link is up, when it is cut, and when the node ends.
+ * */
 #include <criterion/criterion.h>
 #include <grp.h>
 #include <string.h>

@@ -1,4 +1,5 @@
-/* Memory that a put lent to its object, which another node still reads or holds when its producer has freed it and puts again. */
+/* Memory that a put lent to its object, which another node still reads or holds when its producer has freed
+ * it and puts again. */
 #include <criterion/criterion.h>
 #include <stdio.h>
 

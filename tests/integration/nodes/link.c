@@ -1,4 +1,4 @@
-/* The peer link and those who have no business there: other keys, garbage, floods, nodes that claim to be another. */
+/* The peer link and its enemies: other keys, garbage, floods, and nodes that claim to be another node. */
 #include <arpa/inet.h>
 #include <criterion/criterion.h>
 #include <errno.h>

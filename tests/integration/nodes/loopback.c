@@ -86,7 +86,8 @@ Test(loopback, two_sided_sizes_arrive)
     check_sizes("two");
 }
 
-/* Many tensors of many sizes in one object: small ones share a chunk when they are sent, none does when they are read.
+/* Many tensors of many sizes in one object: small ones share a chunk when they are sent, none does when they
+ * are read.
  */
 static void check_mixed(const char *sided)
 {

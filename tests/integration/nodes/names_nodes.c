@@ -1,4 +1,5 @@
-/* Published names across nodes: a trainer and its samplers, waiting over the link, and what a lost link or node means for them. */
+/* Published names across nodes: a trainer and its samplers, waiting over the link, and what a lost link or
+ * node means for them. */
 #include <criterion/criterion.h>
 #include <signal.h>
 #include <stdio.h>

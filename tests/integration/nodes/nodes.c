@@ -37,8 +37,8 @@ Test(nodes, sizes_arrive)
     end(NULL);
 }
 
-/* As the names say: `count` tensors that lie in memory of the daemon, with all kinds of types, shapes and holes between
- * them. */
+/* As the names say: `count` tensors that lie in memory of the daemon, with all kinds of types, shapes and
+ * holes between them. */
 struct pile {
     struct rdt_tensor *tensors;
     int64_t (*shapes)[2];

@@ -1,5 +1,5 @@
-/* Objects on one node, readers on another: requests and their ends, who may, which path. Over ucx, on cables of their own where the
- * test may lay them. */
+/* Objects on one node, readers on another: requests and their ends, who may, which path. Over ucx, on cables
+ * of their own where the test may lay them. */
 #include <criterion/criterion.h>
 #include <grp.h>
 #include <sched.h>
@@ -206,7 +206,8 @@ static int produce(struct actor *self, void *arg)
     return 0;
 }
 
-/* Root may free everything where it is root: on its own node. A peer's word that root asks is as good as any uid's. */
+/* Root may free everything where it is root: on its own node. A peer's word that root asks is as good as any
+ * uid's. */
 Test(nodes_ends, root_of_own_node_frees_by_force)
 {
     struct producing producing = {.uid = 1001, .visibility = RDT_VISIBLE_TO_ALL};

@@ -1,4 +1,5 @@
-/* What the tests of several nodes begin and end with. Included by nodes*.c, holds_nodes.c and snapshot_nodes.c only. */
+/* What the tests of several nodes begin and end with. Included by nodes*.c, holds_nodes.c and
+ * snapshot_nodes.c only. */
 #ifndef TESTS_NODES_FIXTURE_H
 #define TESTS_NODES_FIXTURE_H
 

@@ -1,4 +1,5 @@
-/* Whose object a client of another node may have: by uid and tenant, also of one that nobody has put yet. */
+/* Which objects a client of another node may use: by uid and tenant, also for an object that is not put yet.
+ * */
 #include <criterion/criterion.h>
 #include <grp.h>
 #include <sched.h>

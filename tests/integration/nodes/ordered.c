@@ -1,5 +1,6 @@
-/* Daemons over the test transport with one truly ordered queue per node: nothing in it moves before what was posted first has. Whatever
- * crosses arrives, and what is stuck at the head of a queue holds up nobody longer than it takes to take it out.
+/* Daemons over the test transport with one truly ordered queue per node: nothing in it moves before what was
+ * posted first has. Whatever crosses arrives, and what is stuck at the head of a queue holds up nobody longer
+ * than it takes to take it out.
  */
 #include <criterion/criterion.h>
 #include <signal.h>
@@ -159,8 +160,8 @@ Test(ordered, ring_of_transfers_arrives)
     end(NULL);
 }
 
-/* The same, where the daemons are not told of the queues: they post as it comes, and it stands still. What these tests would not see
- * without this. */
+/* The same, where the daemons are not told of the queues: they post as it comes, and it stands still. What
+ * these tests would not see without this. */
 Test(ordered, untold_they_stand_still)
 {
     unsigned bad = 0;
@@ -174,7 +175,8 @@ Test(ordered, untold_they_stand_still)
 
 /* ---- who is in each other's way ---- */
 
-/* Each scene once with the owner's uuid smaller than the reader's, once the other way round: other ends take their turns first. */
+/* Each scene once with the owner's uuid smaller than the reader's, once the other way round: other ends take
+ * their turns first. */
 struct cast {
     unsigned owner, reader, other; /* nodes */
 };
@@ -304,7 +306,8 @@ Test(ordered, lost_send_and_a_receive_that_cannot_be_cancelled)
     lost_at_the_head("no_abort=1\n");
 }
 
-/* The receives stand at the head of the reader's queue, the send is not there yet: the owner's node dies, or stands still. */
+/* The receives stand at the head of the reader's queue, the send is not there yet: the owner's node dies, or
+ * stands still. */
 static void owner_ends_before_it_sends(bool freeze, const char *at_reader)
 {
     begin(3, "yes", NULL);

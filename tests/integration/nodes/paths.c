@@ -1,5 +1,5 @@
-/* Which way the bytes go between real daemons, as users see it: wishes are kept or refused, a slower way than could be is told once and
- * counted, and explain reads like a reason. The choice as such: unit/path.
+/* Which way the bytes go between real daemons, as users see it: wishes are kept or refused, a slower way than
+ * could be is told once and counted, and explain reads like a reason. The choice as such: unit/path.
  */
 #include <criterion/criterion.h>
 #include <signal.h>

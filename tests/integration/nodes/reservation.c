@@ -1,4 +1,5 @@
-/* Memory for fetches is there before anything moves, all of it or none, and all of it counts. Two nodes over ucx. */
+/* A fetch reserves all of its memory before any byte moves, or none of it, and all of it is charged. Two
+ * nodes over ucx. */
 #include <criterion/criterion.h>
 #include <stdio.h>
 #include <stdlib.h>

@@ -1,4 +1,5 @@
-/* Snapshots read from another node: what arrives stays as it was put, and who asks for memory of its own has it. */
+/* Snapshots read from another node stay as they were put, and a reader that asks for memory of its own gets
+ * it. */
 #include <criterion/criterion.h>
 #include <string.h>
 

@@ -1,5 +1,5 @@
-/* The transport "stream" between real daemons: what it carries where UCX may not, that it encrypts, and that strangers at its port
- * disturb nobody. Faults: fault_matrix, bad_network; its own ends: stream_lanes.
+/* The transport "stream" between real daemons: what it carries where UCX may not, that it encrypts, and that
+ * strangers at its port disturb nobody. Faults: fault_matrix, bad_network; its own ends: stream_lanes.
  */
 #include <arpa/inet.h>
 #include <criterion/criterion.h>

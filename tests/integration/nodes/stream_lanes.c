@@ -1,5 +1,5 @@
-/* The connections of the transport "stream", one instance of it in this process: what a peer that has the secrets, or a stranger, may do to
- * them at the worst moment. Between daemons: stream.c.
+/* The connections of the transport "stream", one instance of it in this process: what a peer that has the
+ * secrets, or a stranger, may do to them at the worst moment. Between daemons: stream.c.
  */
 #include <criterion/criterion.h>
 #include <openssl/ssl.h>
@@ -221,7 +221,8 @@ static void disperse(struct crowd *crowd)
     must(pthread_join(crowd->thread, NULL) == 0);
 }
 
-/* Who is put out in the very moment in which it says who it is was counted twice, until there was nobody left to put out. */
+/* Who is put out in the very moment in which it says who it is was counted twice, until there was nobody left
+ * to put out. */
 Test(stream_lanes, friends_in_a_crowd_are_let_in_or_put_out_and_counted_once)
 {
     enum { ROUNDS = 600 };

@@ -1,4 +1,5 @@
-/* What a user sees of UCX between two nodes: the lanes that it took, and what it does where two of them do not fit. */
+/* What a user sees of UCX between two nodes: the lanes that it took, and what it does where two of them do
+ * not fit. */
 #include <criterion/criterion.h>
 #include <signal.h>
 #include <stdio.h>
@@ -68,8 +69,8 @@ Test(ucx, lanes_are_shown)
     end(NULL);
 }
 
-/* Chunks of one object go over all threads that both nodes have: here two of three, or one of an old UCX (1.13 of Debian 12, where the
- * log says why). */
+/* Chunks of one object go over all threads that both nodes have: here two of three, or one of an old UCX
+ * (1.13 of Debian 12, where the log says why). */
 Test(ucx, threads_move_one_object_together)
 {
     static const char *const three[] = {"--set=ucx.threads=3", "--chunk=1MiB", NULL},
@@ -107,7 +108,8 @@ Test(ucx, threads_move_one_object_together)
     end((const char *const[]){"taken down and rebuilt", "lost", "is down", "one is used", NULL});
 }
 
-/* Two daemons of one machine may read each other's memory: bytes that are announced are copied once, by the kernel. */
+/* Two daemons of one machine may read each other's memory: bytes that are announced are copied once, by the
+ * kernel. */
 Test(ucx, memory_of_the_machine_is_a_lane)
 {
     static const char *const tls[] = {"--set=ucx.tls=tcp,cma", NULL}, *const env[] = {"UCX_CMA_MEMORY_INVALIDATE=y", NULL};
@@ -141,7 +143,8 @@ static const char *other_ucx(void)
     return variable;
 }
 
-/* Read by the receiver, while the sender's process takes no part: by cma, as there is no RDMA here. 1.13 would emulate it. */
+/* Read by the receiver, while the sender's process takes no part: by cma, as there is no RDMA here. 1.13
+ * would emulate it. */
 Test(ucx, memory_of_the_machine_is_read_one_sided)
 {
     static const char *const flags[] = {"--set=ucx.tls=tcp,cma", "--set=ucx.one_sided=always", NULL};

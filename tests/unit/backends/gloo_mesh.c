@@ -1,4 +1,5 @@
-/* backends/gloo/mesh: two ranks in this process, and strangers at their ports. What ended the process before would end this one. */
+/* backends/gloo/mesh: two ranks in this process, and strangers at their ports. What ended the process before
+ * would end this one. */
 #include <arpa/inet.h>
 #include <criterion/criterion.h>
 #include <dirent.h>
@@ -214,7 +215,8 @@ Test(gloo_mesh, silent_crowd_at_the_door_keeps_nobody_out)
             (void)close(socks[rank][i]);
 }
 
-/* A rank of another group, of another epoch, or that is at the wrong door; and one that does not wait for an answer. */
+/* A rank of another group, of another epoch, or that is at the wrong door; and one that does not wait for an
+ * answer. */
 Test(gloo_mesh, who_does_not_say_the_right_thing_is_not_let_in)
 {
     static const struct hello {

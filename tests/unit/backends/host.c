@@ -1,4 +1,5 @@
-/* What the memory kind "host" does beyond what any must (tests/conformance/memory.c). */
+/* What the memory kind "host" does beyond the checks that every memory kind must pass
+ * (tests/conformance/memory.c). */
 #include <criterion/criterion.h>
 #include <errno.h>
 #include <fcntl.h>

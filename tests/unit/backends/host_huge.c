@@ -1,4 +1,5 @@
-/* The memory kind "host" on huge pages. Borrows the machine's for a moment, and is skipped where it may not. */
+/* The memory kind "host" on huge pages. Takes huge pages of the machine for a moment; skipped where that is
+ * not allowed. */
 #include <criterion/criterion.h>
 #include <fcntl.h>
 #include <sched.h>

@@ -1,4 +1,4 @@
-/* The faulty transport must fail as it is told: the tests above it rely on that. */
+/* The faulty test transport fails as it is told to, which the tests that use it rely on. */
 #include <criterion/criterion.h>
 #include <stdio.h>
 #include <stdlib.h>

@@ -1,4 +1,5 @@
-/* The test transport's ordered queue really holds up what stands behind: else nothing that runs over it is proof of anything. */
+/* The test transport's ordered queue really holds up what stands behind: else nothing that runs over it is
+ * proof of anything. */
 #include <criterion/criterion.h>
 #include <stdio.h>
 #include <stdlib.h>

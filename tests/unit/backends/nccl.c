@@ -1,4 +1,5 @@
-/* The transport "nccl" over a fake driver and a fake NCCL: two "nodes" in this process, each with a GPU of the fake. */
+/* The transport "nccl" over a fake driver and a fake NCCL: two "nodes" in this process, each with a GPU of
+ * the fake. */
 #include <criterion/criterion.h>
 #include <ctype.h>
 #include <dlfcn.h>

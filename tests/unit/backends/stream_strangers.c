@@ -1,4 +1,5 @@
-/* backends/stream: who stands at the door, counted. The data thread is this test: nothing happens but what it does. */
+/* backends/stream: who stands at the door, counted. The data thread is this test: nothing happens but what it
+ * does. */
 #include <criterion/criterion.h>
 #include <string.h>
 #include <sys/socket.h>

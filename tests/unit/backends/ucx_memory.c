@@ -1,4 +1,4 @@
-/* backends/ucx/memory.c: which memory is given to UCX, by what it answers. */
+/* backends/ucx/memory.c: which memory types are given to UCX, depending on what it reports to support. */
 #include <criterion/criterion.h>
 
 #include "../../../backends/ucx/memory.c"

@@ -1,4 +1,5 @@
-/* backends/ucx/slow.c: which lanes UCX printed, and whether they are slow where there is an RDMA device or a wish. */
+/* backends/ucx/slow.c: reads the lanes that UCX prints, and judges whether they are slow for this machine or
+ * this configuration. */
 #include <criterion/criterion.h>
 #include <stdlib.h>
 #include <sys/stat.h>

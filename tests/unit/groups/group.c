@@ -1,4 +1,5 @@
-/* daemon/group*: what becomes of a group of three nodes, whatever happens in whichever state; and how long whoever waits for it does. */
+/* daemon/group*: what becomes of a group of three nodes, whatever happens in whichever state; and how long
+ * whoever waits for it does. */
 #include <criterion/criterion.h>
 #include <stdio.h>
 #include <string.h>

@@ -1,5 +1,6 @@
-/* daemon/group*: three nodes to which everything happens at any time. Whatever the schedule, when all are there again each group is ready
- * on all of them or gone, nobody waits, and nothing is left. What transfers are told meanwhile is checked by group_world.c. */
+/* daemon/group*: three nodes to which everything happens at any time. Whatever the schedule, when all are
+ * there again each group is ready on all of them or gone, nobody waits, and nothing is left. What transfers
+ * are told meanwhile is checked by group_world.c. */
 #include <criterion/criterion.h>
 #include <stdio.h>
 #include <stdlib.h>

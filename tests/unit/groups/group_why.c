@@ -1,5 +1,6 @@
-/* daemon/group*: a node is lost, and a transport that lost its connection to it is noticed before its link is. Whoever noticed what first:
- * all members say that it is that node, and nobody waits for what cannot be formed without it.
+/* daemon/group*: a node is lost, and a transport that lost its connection to it is noticed before its link
+ * is. Whoever noticed what first: all members say that it is that node, and nobody waits for what cannot be
+ * formed without it.
  */
 #include <criterion/criterion.h>
 #include <string.h>

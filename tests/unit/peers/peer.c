@@ -1,4 +1,5 @@
-/* daemon/peer: two nodes meet once however they start, notice each other's end in time, and find each other again. */
+/* daemon/peers: two nodes end up with one link however they start, notice each other's end in time, and
+ * connect again. */
 #include <arpa/inet.h>
 #include <criterion/criterion.h>
 #include <stdio.h>

@@ -1,4 +1,5 @@
-/* daemon/peer: a node that is away is dialled again, ever more seldom, and at once when it is heard of. */
+/* daemon/peers: a node that cannot be reached is dialled at growing intervals, and at once when another node
+ * reports that it is up. */
 #include <criterion/criterion.h>
 #include <string.h>
 #include <uv.h>

@@ -1,4 +1,5 @@
-/* daemon/peer against whoever can reach its port, and against one that has the key and breaks the protocol. */
+/* daemon/peers against strangers that can reach its port, and against a node that has the key and breaks the
+ * protocol. */
 #include <arpa/inet.h>
 #include <criterion/criterion.h>
 #include <errno.h>

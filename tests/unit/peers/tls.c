@@ -1,4 +1,5 @@
-/* daemon/tls: only two holders of one key get through, and nothing but what they said. */
+/* daemon/peers/tls: only two holders of the same key connect, and each receives exactly what the other sent.
+ * */
 #include <criterion/criterion.h>
 #include <fcntl.h>
 #include <stdio.h>
