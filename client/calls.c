@@ -2,7 +2,6 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "board.h"
 #include "call.h"
 #include "clock.h"
 #include "connection.h"
@@ -68,7 +67,6 @@ enum rdt_status rdt_drop(rdt *conn, const struct rdt_ref *ref, struct rdt_error 
     wire_ref_from(ref, &message);
     request.ref = &message;
     connection_lock(conn);
-    board_end_by_id(conn, ref);
     status = connection_give_back(conn, RDT_MSG_FREE, &request.base, err);
     connection_unlock(conn);
     return status;

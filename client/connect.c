@@ -11,7 +11,6 @@
 #include <unistd.h>
 
 #include "batch.h"
-#include "board.h"
 #include "call.h"
 #include "clock.h"
 #include "connection.h"
@@ -62,7 +61,6 @@ static void free_all(rdt *conn)
         request_destroy(container_of(conn->requests.next, rdt_request, link));
     while (!chain_is_empty(&conn->objects))
         fetched_destroy(container_of(conn->objects.next, rdt_object, link));
-    board_fini(conn);
     watch_fini(conn);
     batches_fini(conn);
     copies_fini(conn);
@@ -158,7 +156,6 @@ static enum rdt_status create(int take_sock, rdt **conn_p, struct rdt_error *err
     conn->pid = process_pid();
     conn->on_event = fetch_on_event;
     conn->on_stray = call_on_stray;
-    conn->on_unlock = board_sweep;
     conn->on_expired = request_on_expired;
     conn->fd_timer_ns = CLOCK_NEVER;
     chain_init(&conn->batches);

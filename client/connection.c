@@ -126,7 +126,6 @@ void connection_unlock(rdt *conn)
 {
     struct mapping *aside;
 
-    conn->on_unlock(conn);
     aside = memory_take_aside(&conn->memory);
     tell(conn);
     (void)pthread_mutex_unlock(&conn->lock);

@@ -23,7 +23,6 @@
 #include "proto/poll_rule.h"
 #include "rdt.h"
 
-struct board;
 
 struct chain { /* of what lives on the connection, both ways; an empty one points at itself */
     struct chain *next, *prev;
@@ -41,7 +40,6 @@ struct rdt {
     atomic_bool takes_none;    /* the daemon could not take such, and could put the same otherwise */
     void (*on_event)(rdt *conn, struct frame *frame); /* FRAME_EVENT */
     void (*on_stray)(rdt *conn, struct frame *frame); /* a reply that nobody waits for any more */
-    void (*on_unlock)(rdt *conn);                     /* the lock is about to be released */
 
     pthread_mutex_t lock;
     pthread_cond_t changed; /* what followers sleep on */
@@ -85,7 +83,6 @@ struct rdt {
     struct memory memory;
     struct chain copies_idle, copies_lent; /* of copies.c; the latest first */
     struct chain batches;           /* of batch.c */
-    struct board *board;            /* of board.c */
     struct chain requests, objects; /* all of them: rdt_close ends them */
     struct chain arrived;           /* requests whose bytes are here and have to be copied into their targets */
 };

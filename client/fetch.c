@@ -5,7 +5,6 @@
 
 #include "alloc.h"
 #include "batch.h"
-#include "board.h"
 #include "clock.h"
 #include "copies.h"
 #include "device.h"
@@ -39,8 +38,6 @@ static enum rdt_status arrive(rdt_request *request, const Rdt__Pb__FetchDone *do
         rdt_error_prefix(err, "fetch of %s", request->label);
         return status;
     }
-    board_on_answer(object, request->asked, done);
-    request->asked = NULL;
     *object_p = object;
     return RDT_OK;
 }
@@ -69,7 +66,6 @@ void fetch_on_event(rdt *conn, struct frame *frame)
         rdt_object *object = NULL;
         enum rdt_status status = RDT_CANCELLED; /* or its time was over */
 
-        board_open(conn, done, frame);
         request = request_find(conn, done->handle);
         if (request)
             status = arrive(request, done, frame, &object, &err);
@@ -93,8 +89,6 @@ struct fetch { /* under construction: all items of one rdt_fetch_start */
     Rdt__Pb__FetchItem **items; /* [count] */
     rdt_request **requests;     /* [count], created, not started */
     size_t count;
-    rdt_request **sent; /* [n_sent], those that go to the daemon, with items in the same order */
-    size_t n_sent;
     int64_t deadline_ns;
     enum rdt_fetch_mode mode;
     bool in_runs; /* the targets' lists may be: the daemon reads that, and they are no more than one message may say */
@@ -278,8 +272,7 @@ static enum rdt_fetch_mode choose_mode(const struct fetch *fetch)
 static enum rdt_status build(struct fetch *fetch, const struct rdt_ref *refs, struct rdt_error *err)
 {
     fetch->items = arena_alloc(&fetch->arena, (fetch->count + 1) * sizeof *fetch->items);
-    fetch->sent = arena_alloc(&fetch->arena, (fetch->count + 1) * sizeof *fetch->sent);
-    if (!fetch->items || !fetch->sent)
+    if (!fetch->items)
         return no_memory(err, fetch->count);
     fetch->in_runs = fetch->conn->tensor_runs && targets_fit_runs(fetch);
     for (size_t i = 0; i < fetch->count; i++) {
@@ -301,9 +294,9 @@ static size_t batch(const struct fetch *fetch, size_t first)
 {
     size_t bytes = FRAME_ROOM_BYTES, n = 0;
 
-    if (first + 1 == fetch->n_sent)
+    if (first + 1 == fetch->count)
         return 1; /* sending takes its size anyway, and refuses it if that is too much */
-    while (first + n < fetch->n_sent && n < RDT_MAX_FETCH_REFS) {
+    while (first + n < fetch->count && n < RDT_MAX_FETCH_REFS) {
         bytes += protobuf_c_message_get_packed_size(&fetch->items[first + n]->base) + ITEM_OVERHEAD_BYTES;
         if (bytes > RDT_MAX_FRAME_BYTES && n > 0)
             break; /* one that fits nowhere is refused when it is sent */
@@ -320,8 +313,8 @@ static enum rdt_status send_batch(struct fetch *fetch, size_t first, size_t n, s
     char *maps[8];
 
     for (size_t i = first; i < first + n; i++) {
-        request_start(fetch->sent[i], fetch->deadline_ns);
-        fetch->items[i]->handle = fetch->sent[i]->pending.id;
+        request_start(fetch->requests[i], fetch->deadline_ns);
+        fetch->items[i]->handle = fetch->requests[i]->pending.id;
     }
     request.items = fetch->items + first;
     request.n_items = n;
@@ -346,45 +339,15 @@ static enum rdt_status send_batch(struct fetch *fetch, size_t first, size_t n, s
     return status;
 }
 
-static bool is_plain(const struct fetch *fetch, size_t i)
-{
-    const struct rdt_fetch_options *options = fetch->options;
-
-    return !options->transport && !options->least_path && !options->group && !options->memory && !options->device &&
-           !fetch->requests[i]->targets && !(options->slices && options->slices[i]);
-}
-
-/* What is here already needs no message. */
-static void take_what_stayed(struct fetch *fetch, const struct rdt_ref *refs)
-{
-    for (size_t i = 0; i < fetch->count; i++) {
-        rdt_request *request = fetch->requests[i];
-        rdt_object *object = NULL;
-
-        if (is_plain(fetch, i)) {
-            object = board_take(fetch->conn, &refs[i], fetch->mode);
-            if (!object)
-                request->asked = board_ask(fetch->conn, &refs[i], fetch->mode);
-        }
-        if (object) {
-            request_start_ended(request, object);
-            continue;
-        }
-        fetch->items[fetch->n_sent] = fetch->items[i];
-        fetch->items[fetch->n_sent]->may_stay = request->asked != NULL;
-        fetch->sent[fetch->n_sent++] = request;
-    }
-}
-
 static enum rdt_status send_all(struct fetch *fetch, struct rdt_error *err)
 {
     enum rdt_status status = RDT_OK;
 
     if (fetch->conn->lost)
         return connection_lost_error(fetch->conn, err);
-    if (!expiry_reserve(&fetch->conn->expiries, fetch->n_sent))
+    if (!expiry_reserve(&fetch->conn->expiries, fetch->count))
         return no_memory(err, fetch->count);
-    for (size_t first = 0; first < fetch->n_sent && status == RDT_OK;) {
+    for (size_t first = 0; first < fetch->count && status == RDT_OK;) {
         size_t n = batch(fetch, first);
 
         status = send_batch(fetch, first, n, err);
@@ -426,8 +389,6 @@ static enum rdt_status start(rdt *conn, const struct rdt_ref *refs, size_t count
     arena_init(&fetch.arena, SIZE_MAX / 2);
     status = build(&fetch, refs, err);
     connection_lock(conn);
-    if (status == RDT_OK)
-        take_what_stayed(&fetch, refs);
     if (status == RDT_OK)
         status = send_all(&fetch, err);
     for (size_t i = 0; i < count && status != RDT_OK; i++) {

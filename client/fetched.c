@@ -5,7 +5,6 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "board.h"
 #include "device.h"
 #include "proto/messages.h"
 #include "proto/wire_ref.h"
@@ -70,18 +69,11 @@ void fetched_destroy(rdt_object *object)
 {
     if (!object)
         return;
-    board_forget(object);
     let_go(object, false);
     targets_destroy(object->conn, object->targets);
     chain_remove(&object->link);
     free(object->metadata);
     free(object);
-}
-
-void fetched_let_go(rdt_object *object)
-{
-    if (object && !board_put(object))
-        fetched_destroy(object);
 }
 
 void fetched_move_to(rdt_object *object, struct targets *take_targets, bool later)
@@ -322,6 +314,6 @@ void rdt_release(rdt_object *object)
     if (!conn || connection_is_forked(conn))
         return; /* in a child rdt_close unmaps */
     connection_lock(conn);
-    fetched_let_go(object);
+    fetched_destroy(object);
     connection_unlock(conn);
 }

@@ -22,7 +22,6 @@ struct rdt_object {
     size_t metadata_bytes;
     bool to_copy;            /* it is there to be copied into targets */
     struct targets *targets; /* NULL, or what layout and data are borrowed from */
-    struct staying *staying; /* of board.c; NULL: it goes with its release */
 };
 
 /* From the daemon's event and the fds of its frame. With placed false its tensors are somewhere that the caller
@@ -38,8 +37,6 @@ enum rdt_status fetched_map(rdt *conn, const Rdt__Pb__SharedRegion *shared, stru
  * hears at once or later (connection_send_later). */
 void fetched_move_to(rdt_object *object, struct targets *take_targets, bool later);
 
-/* Nobody uses it any more: it ends, unless it stays (board.h). NULL is fine. */
-void fetched_let_go(rdt_object *object);
 void fetched_destroy(rdt_object *object); /* NULL is fine */
 
 /* Gives back what an answer brought and nobody has. */

@@ -312,16 +312,7 @@ struct rdt_fetch_options {
 
 /* Starts fetching all refs before any is awaited, and returns. An id that nobody has put yet parks until it is, a name until it has a
  * version above the one that was read (versions in between may never be seen). Equal refs (with equal slices and no targets) share
- * one transfer. requests_p is [count], each to be destroyed. count 0 is fine.
- *
- * A snapshot of this node, of up to 1 MiB, or what comes in the answer, or what is shared of an object of any size that lies in rdt_alloc's
- * memory or librdt's own: if it is fetched whole, in host memory and without wishes, again and again under the same ref (no name) and mode, then
- * from the third time on its request may have ended when this returns, without a word to the daemon, and what the reader before wrote
- * into its private memory is undone. So it is with up to 16 objects
- * of one connection, 4 MiB of them snapshots, until somebody frees them: what stays with a reader who has released it is no hold, shows nowhere,
- * and keeps neither object nor id. Its memory is unmapped by a call that waits on the connection, or the next call there; until then a snapshot
- * that was freed may stay charged, to its producer: at most 4 MiB a connection, and a sixteenth of memory_limit in all. Where bytes are limited
- * per client or owner, of snapshots only what comes in a message stays. Such a fetch is no transfer: none is counted, or explained by rdtctl. */
+ * one transfer. requests_p is [count], each to be destroyed. count 0 is fine. */
 enum rdt_status rdt_fetch_start(rdt *rdt, const struct rdt_ref *refs, size_t count, const struct rdt_fetch_options *options,
                                 rdt_request **requests_p, struct rdt_error *err);
 

@@ -6,7 +6,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "board.h"
 #include "clock.h"
 #include "fetched.h"
 #include "proto/messages.h"
@@ -200,7 +199,7 @@ static void end(rdt_request *request)
 
 static void drop_object(rdt_request *request)
 {
-    fetched_let_go(request->object);
+    fetched_destroy(request->object);
     request->object = NULL;
 }
 
@@ -212,20 +211,11 @@ void request_fail(rdt_request *request, const struct rdt_error *err)
         drop_object(request);
 }
 
-void request_start_ended(rdt_request *request, rdt_object *take_object)
-{
-    chain_append(&request->conn->requests, &request->link);
-    request->object = take_object;
-    end(request);
-}
-
 /* What it holds, if it does. */
 static void let_go(rdt_request *request)
 {
-    if (request->holds) {
-        board_end_by_id(request->conn, &request->held);
+    if (request->holds)
         send_cancel(request);
-    }
     request->holds = false;
 }
 
@@ -357,7 +347,6 @@ void request_destroy(rdt_request *request)
     let_go(request);
     drop_object(request);
     targets_destroy(request->conn, request->targets);
-    board_ask_drop(request->asked);
     chain_remove(&request->link);
     free(request);
 }

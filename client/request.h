@@ -42,7 +42,6 @@ struct rdt_request {
     bool taken;
     rdt_object *object; /* ARRIVED, or ENDED well and not taken */
 
-    struct staying *asked; /* of board.c: it may stay; NULL: it may not */
     struct targets *targets;
     bool copying;         /* some thread does, without the lock */
     uint32_t copy_tensor; /* where it goes on */
@@ -64,8 +63,7 @@ void request_make_hold(rdt_request *request);
 /* Gives it its id and its deadline (CLOCK_NEVER: none; else there is room in conn->expiries). */
 void request_start(rdt_request *request, int64_t deadline_ns);
 
-/* What was created has ended well: its object is here already. */
-void request_start_ended(rdt_request *request, rdt_object *take_object);
+
 
 /* The request with this handle, RUNNING; NULL: there is none. */
 rdt_request *request_find(rdt *conn, uint64_t handle);

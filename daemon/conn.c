@@ -6,7 +6,6 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
-#include "daemon/objects/board.h"
 #include "daemon/conn_heap.h"
 #include "daemon/conn_identity.h"
 #include "daemon/base/log.h"
@@ -112,7 +111,7 @@ static void conn_close(struct conn *conn, const char *why)
     if (conn->greeted) {
         log_info("client %llu (%s, pid %d, uid %u) ends: %s; %u objects, %zu holds, %zu fetches",
                  (unsigned long long)client->id, client->name, (int)client->pid, client->account->owner.uid, why,
-                 client->n_objects, map_count(&client->holds) + map_count(&client->keeps) - board_idle_of_client(client),
+                 client->n_objects, map_count(&client->holds) + map_count(&client->keeps),
                  map_count(&client->fetches));
         list_remove(&client->link);
         conn->rpc->n_clients--;

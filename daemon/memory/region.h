@@ -46,7 +46,6 @@ struct regions {
     uint64_t (*give_up)(void *arg, uint64_t bytes);
     void *give_up_arg;
     struct list *giving_up; /* struct pool_block: what is let go of meanwhile; NULL: it goes as usual */
-    uint64_t board_bytes;     /* that clients may have mapped and let go of, without a word (board.h) */
     struct region_left *left; /* what others keep open after its end; NULL: it is not counted */
 };
 

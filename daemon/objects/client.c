@@ -3,7 +3,6 @@
 #include <stdlib.h>
 #include <unistd.h>
 
-#include "daemon/objects/board.h"
 #include "daemon/objects/keeping.h"
 #include "daemon/objects/object.h"
 
@@ -119,7 +118,6 @@ bool client_fini(struct client *client, uint64_t until_ns)
     client_drop_import(client);
     mapped_stop(&client->mapped);
     warm_stop(&client->warm); /* first: what it lets go of below comes to nobody again */
-    board_end(client);
     while ((hold = map_next(&client->holds, &client->reaped_holds))) {
         abandon(hold);
         if (uv_hrtime() >= until_ns)
@@ -202,7 +200,6 @@ static struct hold *hold_new(struct client *client)
     hold->id = next_hold++;
     hold->client = client;
     list_init(&hold->by_object);
-    list_init(&hold->by_board);
     if (!map_put_u64(&client->holds, hold->id, hold)) {
         free(hold);
         return NULL;
@@ -266,7 +263,6 @@ void client_release(struct hold *hold)
     struct object *object = hold->object;
     struct region *region = hold->region;
 
-    board_leave(hold);
     map_remove_u64(&hold->client->holds, hold->id);
     hold->client->copying_bytes -= hold->copying_bytes;
     if (object)

@@ -16,7 +16,6 @@
 #include "proto/messages.h"
 #include "rdt.pb-c.h"
 
-struct board;
 struct object;
 struct watch;
 
@@ -66,7 +65,6 @@ struct client {
     struct map fetches; /* handle -> struct fetch */
     uint64_t n_fetch_messages;
     uint64_t copying_bytes; /* that it copies itself, from objects it holds */
-    struct board *board;    /* of board.c; NULL: nothing ever stayed */
     struct client_fd { /* the fd of a region went out in an answer to that message; by region id, the latest wins */
         uint64_t region, generation, message;
     } fds_out[CLIENT_FDS_OUT];
@@ -106,9 +104,6 @@ struct hold {
     struct client *client;
     struct object *object; /* NULL: a copy */
     struct list by_object; /* in object->others->holders */
-    struct list by_board;  /* in object->others->on_board, if it has a slot there */
-    uint8_t board_slot;    /* from 1 on; 0: it is on no board */
-    bool in_message;       /* on the board only: the client has the bytes, and holds nothing */
     struct region *region; /* copy: one reference; NULL: an object's hold, or a copy in several places */
     uint64_t copying_bytes; /* an object's hold: the client copies so many from it, and lets go */
     struct region **regions; /* [n_regions] instead: that */

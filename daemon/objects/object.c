@@ -4,7 +4,6 @@
 #include <assert.h>
 #include <stdlib.h>
 
-#include "daemon/objects/board.h"
 #include "daemon/objects/client.h"
 #include "daemon/objects/detached.h"
 #include "daemon/base/log.h"
@@ -160,10 +159,7 @@ void object_drop(struct object *object)
 {
     assert(object->holds > 0);
     object->holds--;
-    if (object->others && object->others->n_on_board > 0 && object->others->n_on_board == object->holds)
-        board_recall(object); /* which settles it */
-    else
-        settle(object);
+    settle(object);
 }
 
 /* ---- who has it ---- */
@@ -175,7 +171,6 @@ struct object_others *object_others_get(struct object *object)
     if (others && !object->others) {
         for (unsigned kind = 0; kind < HOLDER_KINDS; kind++)
             list_init(&others->holders[kind]);
-        list_init(&others->on_board);
         list_init(&others->waiters);
         list_init(&others->freed_waiters);
         object->others = others;
@@ -315,7 +310,6 @@ void object_free(struct object *object, bool force, enum object_end end)
             object_table_unname(table, object);
             object_set_state(object, OBJECT_DRAINING);
         }
-        board_recall(object);
         if (table->on_forced)
             table->on_forced(table->arg, object);
     }

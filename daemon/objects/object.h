@@ -44,8 +44,6 @@ enum holder_kind {
 /* Who holds it and who waits for it: most objects have nobody, and then have none of this. */
 struct object_others {
     struct list holders[HOLDER_KINDS];
-    struct list on_board;      /* struct hold.by_board: those of readers that have let go, or may at any moment (board.h) */
-    unsigned n_on_board;
     struct list waiters;       /* struct object_waiter: for live */
     struct list freed_waiters; /* struct object_waiter: for gone */
     unsigned n_waiters;

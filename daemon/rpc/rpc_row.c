@@ -1,6 +1,5 @@
 #include "daemon/rpc/rpc_row.h"
 
-#include "daemon/objects/board.h"
 #include "daemon/rpc/rpc_view.h"
 
 static char *copy_text(struct arena *arena, const char *text)
@@ -83,7 +82,7 @@ Rdt__Pb__ClientInfo *row_client(struct arena *arena, const struct client *client
     info->pid = client->pid;
     info->objects = client->n_objects;
     info->regions = (uint32_t)map_count(&client->regions);
-    info->holds = (uint32_t)(map_count(&client->holds) + map_count(&client->keeps)) - board_idle_of_client(client);
+    info->holds = (uint32_t)(map_count(&client->holds) + map_count(&client->keeps));
     info->requests = (uint32_t)map_count(&client->fetches) + client->n_calls;
     info->queued_bytes = client->queued_bytes(client);
     info->age_ns = (int64_t)(uv_hrtime() - client->since_ns);

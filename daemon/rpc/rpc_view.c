@@ -5,7 +5,6 @@
 #include <stdlib.h>
 #include <unistd.h>
 
-#include "daemon/objects/board.h"
 #include "daemon/objects/detached.h"
 #include "daemon/memory/region_left.h"
 #include "wire_ref.h"
@@ -162,8 +161,6 @@ static void fill_holders(struct object_view *view, const struct rpc *rpc, struct
     }
     list_for_each (node, object_holders(object, HOLDER_READER)) {
         const struct hold *hold = container_of(node, struct hold, by_object);
-        if (board_is_idle(hold))
-            continue;
         rdt__pb__hold_info__init(&view->holds[n]);
         view->holds[n].hold = hold->id;
         view->holds[n].kind = (char *)"client";
@@ -199,7 +196,7 @@ static void fill_holders(struct object_view *view, const struct rpc *rpc, struct
 
 static void fill_why(struct object_view *view, const struct object *object, size_t n_names)
 {
-    size_t readers = count_holders(object, HOLDER_READER) - board_idle_of_object(object), keeping = count_holders(object, HOLDER_KEEPING),
+    size_t readers = count_holders(object, HOLDER_READER), keeping = count_holders(object, HOLDER_KEEPING),
            nodes = count_holders(object, HOLDER_NODE);
     size_t n = 0;
 
@@ -260,7 +257,7 @@ void object_view_fill(struct object_view *view, const struct rpc *rpc, struct ob
     info->ttl_left_ns = object->detached ? detached_left_ns(object) : -1;
     info->tensors = object_n_tensors(object);
     info->metadata_bytes = object->metadata_bytes;
-    info->holds = object->holds - board_idle_of_object(object);
+    info->holds = object->holds;
     info->pins = object->pins;
     info->waiters = object_n_waiters(object);
     info->age_ns = (int64_t)(uv_hrtime() - object->since_ns);

@@ -190,7 +190,6 @@ static enum rdt_status join(struct client *client, struct transfer *transfer, co
     }
     fetch->client = client;
     fetch->handle = item->handle;
-    fetch->may_stay = item->may_stay && !item->slice && !item->targets;
     fetch->transfer = transfer;
     fetch->deadline.on_passed = on_deadline;
     fetch->counted = joined;

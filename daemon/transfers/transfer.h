@@ -282,7 +282,6 @@ struct transfer {
     size_t metadata_bytes;
     uint8_t *own_metadata; /* that came from another node: its bytes are charged to the account; NULL: none */
     uint8_t *inline_data;
-    struct object *inline_of; /* this node's object that all of it is, while it is delivered; NULL: it is not */
     bool is_inline;
     struct layout *remote;              /* one-sided: where the tensors lie at the owner, regions by index into keys */
     uint8_t (*keys)[RDT_KEY_MAX_BYTES]; /* [n_keys] */
@@ -298,7 +297,6 @@ struct fetch {
     struct deadline deadline;
     uint64_t message; /* client->n_fetch_messages when it came; 0: each answer brings its own fds */
     bool cow;     /* memory that several read is to be mapped privately */
-    bool may_stay; /* the client would keep it (board.h) */
     bool counted; /* it took part in another one's transfer: once is enough */
     bool merged;  /* it took part in another one's transfer: the name's version is its own */
     uint64_t version;

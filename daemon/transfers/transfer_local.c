@@ -74,7 +74,6 @@ static void reply_inline(struct transfer *transfer, struct object *object)
         transfer->packed = transfer->source;
         transfer->stream_bytes = source->offset[last] + layout_bytes(source, last);
         transfer->inline_data = data;
-        transfer->inline_of = object;
     }
     if (status == RDT_OK) {
         transfer->is_inline = true;
@@ -82,7 +81,6 @@ static void reply_inline(struct transfer *transfer, struct object *object)
         transfer->transfers->bytes_local += transfer->stream_bytes;
         transfer_deliver_received(transfer);
     }
-    transfer->inline_of = NULL;
     if (transfer->inline_data == data)
         transfer->inline_data = NULL; /* not ours */
     if (status == RDT_OK)

@@ -4,7 +4,6 @@
 #include <stdlib.h>
 #include <unistd.h>
 
-#include "daemon/objects/board.h"
 #include "daemon/base/log.h"
 #include "daemon/transfers/transfer_impl.h"
 #include "wire_ref.h"
@@ -138,22 +137,6 @@ static void result_fini(struct result *result)
     }
 }
 
-/* It stays with the client if that may be, which then has the object by the hold or, NULL, in the message. */
-static void result_stay(struct result *result, const struct fetch *fetch, struct object *object, struct hold *hold)
-{
-    struct board_grant grant = {.fd = -1};
-    int fd = -1;
-
-    if (fetch->may_stay && result->n_fds < RDT_MAX_FRAME_FDS)
-        grant = board_grant(fetch->client, object, hold);
-    if (grant.fd >= 0 && (fd = fcntl(grant.fd, F_DUPFD_CLOEXEC, 0)) >= 0) {
-        result->fds[result->n_fds++] = fd;
-        result->done.board_fd = result->n_fds;
-    }
-    result->done.board_slot = grant.slot;
-    result->done.board_grant = grant.grant;
-}
-
 static size_t number_bytes(uint64_t number) /* seven bits each */
 {
     size_t n = 1;
@@ -226,8 +209,6 @@ static void result_send(struct result *result, struct fetch *fetch, struct hold 
     }
     result->n_fds = 0; /* send takes them */
     note_fds(fetch, result);
-    if (result->done.board_fd > 0)
-        board_fd_went(client);
     client->send(client, RDT_EVENT_FETCH_DONE, FRAME_EVENT, fetch->handle, &result->done.base, result->fds, n_fds);
     fetch_detach(fetch);
 }
@@ -296,8 +277,6 @@ void transfer_deliver_object(struct transfer *transfer, struct object *object, s
         if (status == RDT_OK) {
             if (how == PATH_COPY)
                 client_copies(hold, transfer->record.bytes);
-            else if (how != PATH_SAME && (object->snapshot || object->lent || (how == PATH_SHARE && !fetch->cow)))
-                result_stay(&result, fetch, object, hold);
             result_send(&result, fetch, hold);
         } else {
             bool last = list_first(&transfer->fetches)->next == &transfer->fetches;
@@ -381,8 +360,6 @@ void transfer_deliver_received(struct transfer *transfer)
         result.done.tensors = &result.tensors;
         result.done.metadata = (ProtobufCBinaryData){transfer->metadata_bytes, (uint8_t *)transfer->metadata};
         if (fill_received(&result, transfer, fetch->client, &hold, &err) == RDT_OK) {
-            if (transfer->inline_of)
-                result_stay(&result, fetch, transfer->inline_of, NULL);
             result_send(&result, fetch, hold);
         } else {
             if (hold)

@@ -343,8 +343,6 @@ Test(mapped, too_many_push_out_the_one_that_was_not_used_for_longest)
 
     start();
     (void)put_memory(4 * KIB, 0, &refs[0]);
-    for (unsigned i = 0; i < 3; i++) /* from now on the connection has its board, and maps nothing more of its own */
-        (void)share(consumer, &refs[0], 4 * KIB, 0);
     for (uint32_t i = 0; i <= MOST; i++)
         (void)put_memory(4 * KIB, i, &refs[i]);
     for (uint32_t i = 0; i < MOST; i++)
