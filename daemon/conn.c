@@ -74,13 +74,13 @@ static void want_turn(struct client *client)
         (void)uv_idle_start(&conn->turn, on_turn);
 }
 
-/* Part of what the client held goes; true: all of it has gone. */
+/* Releases a part of what the client held. true: everything has been released. */
 static bool reap(struct conn *conn, uint64_t until_ns)
 {
     struct client *client = &conn->client;
 
     if (client->task && !client->task->drop(client->task)) {
-        rpc_pass(client); /* its requests go after that, and would try nothing any more */
+        rpc_pass(client); /* its requests are dropped after that, and must not block those of other clients */
         (void)uv_idle_stop(&conn->turn);
         return false;
     }
@@ -95,8 +95,8 @@ static bool reap(struct conn *conn, uint64_t until_ns)
     return client_fini(client, until_ns);
 }
 
-/* What the client held goes in the turns to come, so that the end of a great one is no pause for others; the struct with its last
- * handle. */
+/* What the client held goes in the turns to come, so that the end of a great one is no pause for others; the
+ * struct with its last handle. */
 static void conn_close(struct conn *conn, const char *why)
 {
     struct client *client = &conn->client;
@@ -135,8 +135,8 @@ static void set_events(struct conn *conn)
 
     if (conn->closing)
         return;
-    /* Who does not read is not read, nor is who has a task. Frames that wait for the next turn change nothing here: on_socket looks away
-     * meanwhile, which costs less than to tell the kernel twice. */
+    /* Who does not read is not read, nor is who has a task. Frames that wait for the next turn change nothing
+     * here: on_socket looks away meanwhile, which costs less than to tell the kernel twice. */
     if (!conn->draining && !conn->client.task && !conn_queue_is_full(conn))
         events |= UV_READABLE;
     if ((conn->writer.queued_frames > 0 || conn->draining) && conn->retry.place == 0)
@@ -155,7 +155,7 @@ static void on_retry(struct deadline *deadline)
     set_events(container_of(deadline, struct conn, retry));
 }
 
-/* false: the connection is no more. */
+/* false: the connection has been closed. */
 static bool flush(struct conn *conn)
 {
     struct rdt_error err = {0};
@@ -184,7 +184,7 @@ static bool flush(struct conn *conn)
     return true;
 }
 
-/* Before the loop sleeps: one write for all that was queued since, and no wait for a socket that has room. */
+/* Before the loop sleeps: sends everything that was queued, in one write, without waiting for a socket event. */
 static void on_prepare(uv_prepare_t *prepare)
 {
     struct conns *conns = prepare->data;
@@ -217,7 +217,7 @@ static void send_error(struct client *client, uint16_t type, uint8_t flags, uint
     send_message(client, type, flags | FRAME_ERROR, request_id, &reply.base, NULL, 0);
 }
 
-/* An answer that fits into no frame fails its request alone. */
+/* An answer that is too long for a frame fails only its request. */
 static void send_too_large(struct client *client, uint16_t type, uint8_t flags, uint64_t request_id, size_t bytes)
 {
     struct rdt_error err;
@@ -289,7 +289,7 @@ static void refuse(struct conn *conn, const struct frame *frame, const struct rd
     log_warn("client %llu (pid %d, uid %u): %s", (unsigned long long)conn->client.id, (int)conn->client.pid,
              conn->client.account->owner.uid, err->msg);
     conn->draining = true;
-    (void)deadline_set(conn->rpc->deadlines, &conn->hello, HELLO_TIMEOUT_NS); /* for the answer to be read */
+    (void)deadline_set(conn->rpc->deadlines, &conn->hello, HELLO_TIMEOUT_NS); /* the time for the client to read the answer */
 }
 
 static void on_hello(struct conn *conn, struct frame *frame)
@@ -351,7 +351,7 @@ static void on_hello(struct conn *conn, struct frame *frame)
 
 /* ---- turns ---- */
 
-/* The next whole frame that has come, if there is one. */
+/* Handles the next whole frame, if one has come. */
 static void handle_frame(struct conn *conn)
 {
     struct rdt_error err = {0};
@@ -371,13 +371,14 @@ static void handle_frame(struct conn *conn)
                                 &err);
     }
     if (status != RDT_OK && frame.passed_over && conn->greeted && frame.request_id != 0)
-        send_error(&conn->client, frame.type, FRAME_REPLY, frame.request_id, &err); /* that request's, and the session goes on */
+        /* That request's, and the session goes on */
+        send_error(&conn->client, frame.type, FRAME_REPLY, frame.request_id, &err);
     else if (status != RDT_OK)
         refuse(conn, &frame, &err);
     conn->more = frame_reader_is_ready(&conn->reader);
 }
 
-/* Reads once. true: there may be more to read. */
+/* Reads once from the socket. true: there may be more to read. */
 static bool receive(struct conn *conn)
 {
     struct rdt_error err = {0};
@@ -390,7 +391,7 @@ static bool receive(struct conn *conn)
         busy_poll_heard(&conn->rpc->busy_poll);
         conn->received_bytes += n;
         conn->more = frame_reader_is_ready(&conn->reader);
-        return n >= SHORT_READ_BYTES; /* a short read has drained the socket: asking once more would only cost a call */
+        return n >= SHORT_READ_BYTES; /* a short read has emptied the socket, so a second read would be wasted */
     }
     if (status == RDT_PROTOCOL) {
         struct frame none = {0};
@@ -410,7 +411,7 @@ static bool has_work(const struct conn *conn)
     return conn->more || !list_empty(&client->wakes);
 }
 
-/* One turn: what happened for the client, its task, frames that have come, and then what the socket has. */
+/* One turn: events for the client, its task, received frames, and then new bytes of the socket. */
 static void work(struct conn *conn, bool readable)
 {
     uint64_t until_ns = uv_hrtime() + CONN_TURN_NS;
@@ -465,7 +466,8 @@ static void on_socket(uv_poll_t *poll, int uv_status, int events)
     }
     if (events & UV_WRITABLE && !flush(conn))
         return;
-    if (events & UV_READABLE && !conn->draining && !uv_is_active((uv_handle_t *)&conn->turn)) /* else it has its turn */
+    /* Otherwise its turn comes anyway */
+    if (events & UV_READABLE && !conn->draining && !uv_is_active((uv_handle_t *)&conn->turn))
         work(conn, true);
 }
 
@@ -544,7 +546,8 @@ void conns_close(struct conns *conns, void (*on_empty)(void *arg), void *arg)
     busy_poll_close(&conns->rpc->busy_poll);
     list_for_each_safe (node, &conns->all) {
         struct conn *conn = container_of(node, struct conn, link);
-        if (!conn->closing && conn->writer.queued_frames > 0) /* the last answers; what the socket does not take is lost */
+        /* The last answers; bytes that the socket does not take are lost */
+        if (!conn->closing && conn->writer.queued_frames > 0)
             (void)frame_writer_send(&conn->writer, conn->sock, NULL);
         conn_close(conn, "the daemon shuts down");
     }

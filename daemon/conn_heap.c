@@ -21,8 +21,8 @@ void conn_settle_frame(struct conn *conn)
         conn_uncharge_frame(conn);
 }
 
-/* A large message takes memory before anybody knows what it says, and as long as it comes: that is its client's, up to a limit. One that
- * has none left is answered, and passed over. */
+/* A large message takes memory before anybody knows what it says, and as long as it comes: that is its client's,
+ * up to a limit. One that has none left is answered, and passed over. */
 void conn_admit_frame(struct conn *conn)
 {
     Rdt__Pb__ErrorReply reply = RDT__PB__ERROR_REPLY__INIT;

@@ -1,5 +1,5 @@
-/* Combines defaults, file, environment and flags in one struct, and checks the values together. Faults are collected, so that the
- * writer of a configuration sees all of them at once. */
+/* Combines defaults, file, environment and flags in one struct, and checks the values together. Faults are
+ * collected, so that the writer of a configuration sees all of them at once. */
 #include "daemon/config/options.h"
 
 #include <ctype.h>
@@ -204,8 +204,8 @@ static void apply_file(struct options *options, bool named, struct option_faults
 
 static void apply_environment(struct options *options, struct option_faults *faults)
 {
-    /* Only the names of our keys are looked up. Others that begin with RDTD_ are not faults: Kubernetes puts RDTD_PORT and more
-     * into every pod beside a service called rdtd. */
+    /* Only the names of our keys are looked up. Others that begin with RDTD_ are not faults: Kubernetes puts
+     * RDTD_PORT and more into every pod beside a service called rdtd. */
     for (size_t i = 0; i < n_option_keys; i++) {
         const struct option_key *key = &option_keys[i];
         char name[64];
@@ -226,7 +226,8 @@ enum rdt_status options_load(int argc, char **argv, struct options *options_p, s
     enum rdt_status status = options_set_defaults(&options, err);
     if (status == RDT_OK) {
         bool named = option_scan_flags(&options, argc, argv);
-        if (!options.help && !options.version && options.dump_config <= OPTIONS_DUMP_EFFECTIVE) { /* the others print what is compiled in */
+        /* The others print what is compiled in */
+        if (!options.help && !options.version && options.dump_config <= OPTIONS_DUMP_EFFECTIVE) {
             apply_file(&options, named, &faults);
             apply_environment(&options, &faults);
             option_apply_flags(&options, argc, argv, &faults);

@@ -1,4 +1,4 @@
-/* The configuration file, by inih. Lines are counted in the reader that we give it, since a handler is not told where it is. */
+/* The configuration file, by inih. inih does not tell its handler the line, so the reader counts lines. */
 #include <errno.h>
 #include <fcntl.h>
 #include <ini.h>
@@ -20,7 +20,7 @@ struct reader {
     const char *path;
     char *dir;
     int line;
-    int bad_line; /* the last that was answered for; inih reports the first it could not parse */
+    int bad_line; /* the last line with a reported fault; inih reports the first line that it could not parse */
     struct seen *seen;
     struct options *options;
     struct option_faults *faults;
@@ -32,7 +32,7 @@ static void fault(struct reader *reader, int line, const struct rdt_error *why)
     option_fault(reader->faults, why, "%s:%d", reader->path, line);
 }
 
-/* fgets for inih. A line that does not fit would be taken for two. */
+/* fgets for inih. Refuses a line that does not fit, which inih would take for two lines. */
 static char *read_line(char *line, int size, void *stream)
 {
     struct reader *reader = stream;
@@ -54,7 +54,7 @@ static char *read_line(char *line, int size, void *stream)
     return line;
 }
 
-/* The line where this key was before, 0 if it is new. */
+/* The line that has set this key before; 0: none. */
 static int remember(struct reader *reader, const char *section, const char *name)
 {
     for (struct seen *seen = reader->seen; seen; seen = seen->next) {
@@ -63,7 +63,7 @@ static int remember(struct reader *reader, const char *section, const char *name
     }
     struct seen *seen = malloc(sizeof(*seen));
     char *section_copy = strdup(section), *name_copy = strdup(name);
-    if (!seen || !section_copy || !name_copy) { /* setting the value will say so */
+    if (!seen || !section_copy || !name_copy) { /* out of memory, which setting the value reports */
         free(seen);
         free(section_copy);
         free(name_copy);
@@ -90,7 +90,7 @@ static int on_key(void *user, const char *section, const char *name, const char 
         rdt_error_prefix(&why, "[%s] %s = %s", section, name, value);
     }
     fault(reader, reader->line, &why);
-    return 1; /* inih's own errors are then only those of syntax */
+    return 1; /* so that inih's own errors are errors of syntax only */
 }
 
 static void parse(struct reader *reader)

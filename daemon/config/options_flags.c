@@ -73,7 +73,7 @@ static enum rdt_status unknown_flag(const char *word, struct rdt_error *err)
     return rdt_error_set(err, RDT_INVALID, "no such flag%s", hint);
 }
 
-/* Reads the flag at argv[i]. On error next is the argument to go on with. */
+/* Reads the flag at argv[i]. On error flag_p->next is the argument to continue with. */
 static enum rdt_status read_flag(int argc, char **argv, int i, struct flag *flag_p, struct rdt_error *err)
 {
     const char *argument = argv[i];
@@ -89,7 +89,7 @@ static enum rdt_status read_flag(int argc, char **argv, int i, struct flag *flag
         find_flag(flag_p);
     if (!flag_p->special && !flag_p->key) {
         if (!equals && flag_p->next < argc && strncmp(argv[flag_p->next], "--", 2) != 0)
-            flag_p->next++; /* its value: one fault, not two */
+            flag_p->next++; /* the value of the unknown flag: reports one fault instead of two */
         return unknown_flag(flag_p->name, err);
     }
 

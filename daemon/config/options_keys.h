@@ -1,5 +1,6 @@
-/* The table of configuration keys. From one row come the key of the file, the environment variable, the flag, its line in --help, the
- * template rdtd.conf and the entry in rdtd.conf(5). A new key is a row here and a field of struct options. For options*.c only. */
+/* The table of configuration keys. From one row come the key of the file, the environment variable, the flag, its
+ * line in --help, the template rdtd.conf and the entry in rdtd.conf(5). A new key is a row here and a field of
+ * struct options. For options*.c only. */
 #ifndef DAEMON_OPTIONS_KEYS_H
 #define DAEMON_OPTIONS_KEYS_H
 
@@ -60,8 +61,8 @@ enum rdt_status option_parse_duration(const char *text, uint64_t *value_p, struc
 void option_format_bytes(uint64_t bytes, char text_p[OPTION_TEXT_BYTES]);
 void option_format_duration(uint64_t ns, char text_p[OPTION_TEXT_BYTES]);
 
-/* The least limit on the memory of the control group that `groups` (/proc/self/cgroup) names, or of one above it, below `mount`
- * (/sys/fs/cgroup). UINT64_MAX: none. */
+/* The least limit on the memory of the control group that `groups` (/proc/self/cgroup) names, or of one above it,
+ * below `mount` (/sys/fs/cgroup). UINT64_MAX: none. */
 uint64_t option_cgroup_limit_bytes(const char *groups, const char *mount);
 
 #endif

@@ -1,4 +1,4 @@
-/* How much memory the daemon may take if nobody says: asks the kernel for RAM and for the limits of its control group. */
+/* The default of memory_limit: half of the smaller of RAM and the limits of the daemon's control groups. */
 #include <inttypes.h>
 #include <limits.h>
 #include <stdlib.h>

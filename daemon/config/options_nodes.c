@@ -62,7 +62,7 @@ static const struct node_entry *find_node(const struct node_entry *nodes, const 
     return nodes;
 }
 
-/* One line without its newline; it is cut up. *entry_p stays NULL if it says nothing. */
+/* Parses one line without its newline, and modifies it. *entry_p stays NULL for a blank line or a comment. */
 static enum rdt_status parse_line(char *line, const struct node_entry *before, struct node_entry **entry_p,
                                   struct rdt_error *err)
 {

@@ -1,5 +1,5 @@
-/* What people read about the configuration: the file, its template, the manual page rdtd.conf(5) and --help. All four are printed from the
- * table of keys, so that none of them can differ from what the daemon does. */
+/* What people read about the configuration: the file, its template, the manual page rdtd.conf(5) and --help. All
+ * four are printed from the table of keys, so that none of them can differ from what the daemon does. */
 #include <ctype.h>
 #include <inttypes.h>
 #include <string.h>
@@ -111,7 +111,8 @@ static void escape(const char *text, char text_p[TEXT_BYTES])
     size_t used = 0;
 
     for (; *text != 0 && used + 3 < TEXT_BYTES; text++) {
-        if (strchr("_*\\<>#[]", *text) || (*text == '-' && (used == 0 || text_p[used - 1] == ' '))) /* a list, at the start of a line */
+        /* A list, at the start of a line */
+        if (strchr("_*\\<>#[]", *text) || (*text == '-' && (used == 0 || text_p[used - 1] == ' ')))
             text_p[used++] = '\\';
         text_p[used++] = *text;
     }

@@ -1,4 +1,4 @@
-/* Texts to values and back. */
+/* Converts the texts of values to numbers and back. */
 #include <ctype.h>
 #include <errno.h>
 #include <inttypes.h>
@@ -45,7 +45,7 @@ enum rdt_status option_parse_bool(const char *text, bool *value_p, struct rdt_er
     return rdt_error_set(err, RDT_INVALID, "expected yes or no");
 }
 
-/* Digits, then *rest_p. strtoull alone takes signs and leading space. */
+/* Parses digits, up to *rest_p. strtoull alone would accept signs and leading space. */
 static bool parse_digits(const char *text, uint64_t *value_p, const char **rest_p)
 {
     if (!isdigit((unsigned char)text[0]))
@@ -106,7 +106,7 @@ enum rdt_status option_parse_duration(const char *text, uint64_t *value_p, struc
     return RDT_OK;
 }
 
-/* The first unit that leaves no fraction. */
+/* Chooses the largest unit that leaves no fraction. */
 static void format_unit(uint64_t value, const struct unit *units, size_t n_units, char text_p[OPTION_TEXT_BYTES])
 {
     size_t i = 0;

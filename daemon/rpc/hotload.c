@@ -1,4 +1,5 @@
-/* Backend hot-load: the order of the steps of a load and of an unload. The plug-in itself is opened and closed by daemon/plugins. */
+/* Backend hot-load: the order of the steps of a load and of an unload. The plug-in itself is opened and closed by
+ * daemon/plugins. */
 #include "daemon/rpc/hotload.h"
 
 #include <stdio.h>
