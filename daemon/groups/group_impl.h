@@ -1,4 +1,4 @@
-/* What the files of groups share. Nobody else includes it. */
+/* What the files of this room share. Private. */
 #ifndef DAEMON_GROUP_IMPL_H
 #define DAEMON_GROUP_IMPL_H
 
@@ -12,48 +12,50 @@ struct group *group_new(struct groups *groups, const struct owner *owner, const 
                         uint32_t n_members, struct rdt_error *err);
 void group_set_state(struct group *group, enum group_state state);
 
-/* The ranks of its members. INVALID: one is in it twice. */
+/* Computes the ranks of the members. INVALID: a member is listed twice. */
 enum rdt_status group_make_ranks(struct group *group, struct rdt_error *err);
 
-/* This node's ranks: created, with their offers in rank->blob; none where there is only one rank. */
+/* Creates this node's ranks in the plug-in and stores their offers in rank->blob. A group of one rank has
+ * nothing to create. */
 enum rdt_status group_open(struct group *group, struct rdt_error *err);
 
-/* All offers are there: connects; group_serves() follows, or group_failed_here(). */
+/* Connects this node's ranks when all offers have come. group_served() or group_failed_here() follows. */
 enum rdt_status group_connect(struct group *group, struct rdt_error *err);
-void group_serve(struct group *group); /* with no rank to connect */
+void group_serve(struct group *group); /* connected at once, because there is no rank to connect */
 void group_forget_blobs(struct group *group);
 
-/* FORMING or READY: CLOSING, or DOWN where there is nothing to close; group_went_down() follows, maybe at once. */
+/* Moves from FORMING or READY to CLOSING, or to DOWN if there is nothing to close. group_went_down() follows,
+ * possibly at once. */
 void group_fall(struct group *group, const char *why);
 
-/* ENDING, from any state; group_closed_here() follows, maybe at once. */
+/* Moves to ENDING from any state. group_closed_here() follows, possibly at once. */
 void group_begin_end(struct group *group);
 
 void group_tell_waiters(struct list *waiters, const struct rdt_error *err);
 
-/* Frees it; who waits hears so. */
+/* Calls the waiters and frees the group. */
 void group_go(struct group *group);
 
 /* ---- group_form.c: the coordinator ---- */
 
-void group_begin(struct group *group);   /* a new epoch, when all nodes are there */
-void group_propose(struct group *group); /* FORMING: they may be */
+void group_begin(struct group *group);   /* begins a new epoch if the links to all nodes are up */
+void group_propose(struct group *group); /* FORMING: sends the proposal if the links to all nodes are up */
 void group_check_ready(struct group *group);
 bool group_all_up(const struct group *group);
-struct group_member *group_missing(const struct group *group); /* whose link is not up, or NULL */
+struct group_member *group_missing(const struct group *group); /* a member whose node's link is not up, or NULL */
 enum rdt_status group_on_accept(struct groups *groups, struct peer *peer, const void *from, struct rdt_error *err);
 
-/* What both sides check and send. */
+/* What the coordinator and the other nodes check and send. */
 bool group_is_name(const char *text, size_t most);
 enum rdt_status group_check_new(const struct groups *groups, const struct owner *owner, const char *name,
                                 const char *transport_name, size_t n_members, struct transport **transport_p,
                                 struct rdt_error *err);
-enum rdt_status group_check_clients(const struct group *group, struct rdt_error *err); /* this node's members are connected */
-enum rdt_status group_check_devices(const struct group *group, struct rdt_error *err); /* this node has its members' */
+enum rdt_status group_check_clients(const struct group *group, struct rdt_error *err); /* that this node's members are connected */
+enum rdt_status group_check_devices(const struct group *group, struct rdt_error *err); /* that this node has its members' devices */
 void group_drop_orphan(struct groups *groups, const struct owner *owner, const char *name);
 size_t group_list_offers(const struct group *group, bool here_only, Rdt__Pb__GroupOffer *offers, Rdt__Pb__GroupOffer **list);
 enum rdt_status group_take_offers(struct group *group, const struct peer *from, Rdt__Pb__GroupOffer **offers, size_t n,
-                                  struct rdt_error *err); /* from NULL: anybody's */
+                                  struct rdt_error *err); /* from NULL: offers of any node */
 void group_connect_here(struct group *group);
 
 /* ---- group_join.c: the other nodes ---- */
@@ -73,15 +75,15 @@ void group_send_word(struct groups *groups, struct peer *peer, enum rdt_peer_mes
 void group_tell(struct group *group, enum rdt_peer_message type, enum rdt_status status, const char *why, bool again); /* all */
 struct group_node *group_node_of(const struct group *group, const struct peer *peer);
 
-/* Of the epoch that is being formed; NULL: the message is about an earlier one. */
+/* Returns the group if it is being formed in this epoch. NULL: the message is about an earlier epoch. */
 struct group *group_forming_now(struct groups *groups, const ProtobufCBinaryData *token, uint32_t epoch);
 
-void group_served(struct group *group);                                               /* connected here */
-void group_failed_here(struct group *group, enum rdt_status status, const char *why); /* the plug-in says */
-void group_went_down(struct group *group);                                            /* CLOSING is over */
-void group_closed_here(struct group *group);                                          /* ENDING: nothing is left here */
+void group_served(struct group *group);                                               /* connected on this node */
+void group_failed_here(struct group *group, enum rdt_status status, const char *why); /* the plug-in reported it */
+void group_went_down(struct group *group);                                            /* after CLOSING */
+void group_closed_here(struct group *group);                                          /* ENDING: nothing of it is open on this node */
 
-/* An epoch has come to nothing, or is over: tells the others. */
+/* Ends an epoch that failed, and notifies the other nodes. */
 void group_fail(struct group *group, enum rdt_status status, const char *fmt, ...) __attribute__((format(printf, 3, 4)));
 
 #endif

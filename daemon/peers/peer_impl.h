@@ -12,11 +12,11 @@
 struct peer_dial {
     struct peer peer;       /* in this allocation */
     uv_timer_t timer;       /* of the back-off */
-    struct peer_link *link; /* what we dialled and is not up yet */
+    struct peer_link *link; /* the link that we dialled and that is not up yet */
     unsigned failures;      /* in a row */
-    bool listed;            /* in the nodes file: dialled for ever */
-    bool wanted;            /* peers_find asked during the back-off */
-    struct peer *same;      /* hidden: the entry that it turned out to be; NULL: this node itself */
+    bool listed;            /* in the nodes file: dialled until the daemon ends */
+    bool wanted;            /* peers_find was called during the back-off: dial again after it */
+    struct peer *same;      /* hidden: the peer that it turned out to be; NULL: this node itself */
 };
 
 struct peers {
@@ -28,17 +28,17 @@ struct peers {
     struct peer_link_config config;
     uint8_t *read_buf;
     struct list all;    /* struct peer */
-    struct list hidden; /* struct peer: another entry is the same node, or it is this node itself */
+    struct list hidden; /* struct peer: the same node as another entry, or this node itself */
     struct map by_uuid; /* of all */
     unsigned n_peers;   /* in both */
     struct list links;  /* struct peer_link, not ended */
     unsigned n_open;    /* handles and links whose memory libuv still uses */
 
-    uv_tcp_t listener, turned_away; /* turned_away: accepts what is not wanted, to close it */
+    uv_tcp_t listener, turned_away; /* turned_away: accepts a connection only to close it */
     bool turning_away, left_waiting;
     char hello_address[65];
     uint64_t warned_ns; /* last warning about a stranger */
-    unsigned unsaid;    /* warnings since that were not printed */
+    unsigned unsaid;    /* warnings that were suppressed since */
 
     bool closing;
     void (*on_closed)(void *arg);
@@ -47,19 +47,19 @@ struct peers {
 
 /* ---- peer.c ---- */
 
-bool peer_is_known(const struct peer *peer); /* its uuid is */
+bool peer_is_known(const struct peer *peer); /* returns whether its uuid is known */
 
-/* uuid NULL: not known yet. LIMIT, NO_MEMORY. */
+/* Adds a peer; uuid NULL: not known yet. LIMIT, NO_MEMORY. */
 enum rdt_status peer_add(struct peers *peers, const uint8_t *uuid, const char *name, const char *address, struct peer **peer_p,
                          struct rdt_error *err);
 
-/* To whoever watches. */
+/* Reports a change of the peer as an event. */
 void peer_tell(const struct peer *peer, const char *what);
 
-/* Gives it its uuid. NO_MEMORY. */
+/* Sets the uuid of a peer that was known by its address only. NO_MEMORY. */
 enum rdt_status peer_identify(struct peer *peer, const uint8_t uuid[16], struct rdt_error *err);
 
-/* Takes an entry that turned out to be another one, or this node, out of sight: it is never dialled again. */
+/* Hides an entry that turned out to be the same node as `same`, or this node (NULL). It is never dialled again. */
 void peer_hide(struct peer *peer, struct peer *same);
 
 /* An entry of which only the address was known turns out to be another one: its name, address and dial are that one's
@@ -69,16 +69,16 @@ bool peer_merge(struct peer *from, struct peer *into);
 /* Starts to connect. NO_MEMORY, INVALID. */
 enum rdt_status peer_start_dial(struct peer *peer, struct rdt_error *err);
 
-/* CONNECTING has come to nothing: back-off, on_down. */
+/* Ends CONNECTING after a failure: the peer goes into back-off, and on_down is called. */
 void peer_failed(struct peer *peer, const struct rdt_error *why);
 
 /* The link becomes the one in use; one that was is closed, and on_down called for it with `why_old`. */
 void peer_take_link(struct peer *peer, struct peer_link *link, const struct rdt_error *why_old);
 
-/* The link in use is gone (and no longer in peer->link_up). */
+/* The link in use has ended, and peer->link_up is NULL. */
 void peer_lost(struct peer *peer, const struct rdt_error *why);
 
-/* A handle or link is gone. */
+/* Counts down n_open: a handle is closed or a link freed. */
 void peers_unopen(struct peers *peers);
 
 /* ---- peer_meet.c ---- */

@@ -37,17 +37,20 @@ enum peer_link_state { LINK_CONNECTING, LINK_SECURING, LINK_MEETING, LINK_UP, LI
 struct peer_link_events {
     /* The other end has proved that it holds the key. */
     void (*on_secure)(struct peer_link *link);
-    /* Its first frame, decoded into link->hello. An error ends the link, and the other end is told its sentence. */
+    /* The first frame of the other end has come, decoded into link->hello. An error ends the link, and its
+     * sentence is sent. */
     enum rdt_status (*on_hello)(struct peer_link *link, struct rdt_error *err);
-    /* Dialled: the other end's first frame after both hellos. It must bring the link up or close it. */
+    /* Dialled links: the first frame after both hellos has come. The callback must call peer_link_up or
+     * peer_link_close. */
     void (*on_confirmed)(struct peer_link *link);
-    /* UP: a frame that is not hello, ping, pong or goodbye. An error as above. */
+    /* UP: a frame has come that is not hello, ping, pong or goodbye. An error ends the link, and its sentence
+     * is sent. */
     enum rdt_status (*on_frame)(struct peer_link *link, const struct frame *frame, struct rdt_error *err);
-    /* The node has answered what peer_link_ask asked last. */
+    /* The node has answered the ping of the latest peer_link_ask. */
     void (*on_answer)(struct peer_link *link);
-    /* It has ended by itself: once, never inside a call from outside, never after peer_link_close. */
+    /* The link has ended by itself: once, never inside a call of this header, never after peer_link_close. */
     void (*on_end)(struct peer_link *link, const struct rdt_error *why);
-    /* All its handles are closed; its memory goes when this returns. */
+    /* All handles of the link are closed; its memory is freed when this returns. */
     void (*on_freed)(void *arg);
 };
 
@@ -101,11 +104,11 @@ struct peer_link {
     uint64_t asked; /* the ping of the latest peer_link_ask; 0: it is answered */
 };
 
-/* Starts to connect; a name is looked up first. NO_MEMORY; all else is told by on_end. */
+/* Starts to connect; a host name is looked up first. NO_MEMORY; all other errors are reported by on_end. */
 enum rdt_status peer_link_dial(const struct peer_link_config *config, const char *host, uint16_t port,
                                struct peer_link **link_p, struct rdt_error *err);
 
-/* Takes the connection that waits at the listener. NO_MEMORY, SYSTEM: it was closed. */
+/* Accepts the connection that waits at the listener. On an error (NO_MEMORY, SYSTEM) it was closed. */
 enum rdt_status peer_link_accept(const struct peer_link_config *config, uv_stream_t *listener, struct peer_link **link_p,
                                  struct rdt_error *err);
 
@@ -119,10 +122,10 @@ enum rdt_status peer_link_send(struct peer_link *link, enum rdt_peer_message typ
 /* MEETING -> UP: the deadline no longer counts, pings begin, with one at once. */
 void peer_link_up(struct peer_link *link);
 
-/* UP: a ping now, whose answer on_answer tells. */
+/* UP: sends a ping now; on_answer reports the answer. */
 void peer_link_ask(struct peer_link *link);
 
-/* Frees what the hello took. */
+/* Frees the hello. */
 void peer_link_forget_hello(struct peer_link *link);
 
 /* No event follows but on_freed. With a reason, a goodbye leaves first as far as the socket takes it. */
