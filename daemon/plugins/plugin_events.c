@@ -13,15 +13,6 @@
 /* After so many the loop sees to its sockets again. */
 #define EVENTS_PER_TURN 512
 
-/* Each wake-up of the loop costs more than what there is to do about one end, for the sleepers behind it too: its clients, the peer.
- * Where many operations are under way and end fast, a few ends share one: a quarter of those under way, and no more than come in
- * GATHER_NS. (1 MiB a fetch, 32 under way, 5 GB/s: 45 us of the loop's time instead of 90 for each.) */
-#define GATHER_AMONG 8 /* under way; else the first end wakes the loop */
-#define GATHER_MOST 16
-#define GATHER_NS 1000000
-#define LOOK_MS 1 /* while they gather the loop looks by itself: the next one may not come */
-#define UNGATHERED_MOST 1023 /* looks after one in vain: 1 ms in 50, where each comes after 50 us */
-
 /* ---- reports of foreign threads ---- */
 
 /* Under the mutex. True: the loop must be woken, once the mutex is free. */
@@ -31,16 +22,6 @@ static bool queue_event(struct plugin_events *events, struct plugin_event *event
     list_append(&events->queue, &event->link);
     events->woken = true;
     return wake;
-}
-
-/* The same for an operation that has ended well: others may be about to. */
-static bool queue_done(struct plugin_events *events, struct plugin_event *event)
-{
-    if (!events->woken && ++events->gathered < events->gather) {
-        list_append(&events->queue, &event->link);
-        return false;
-    }
-    return queue_event(events, event);
 }
 
 void plugin_events_add(struct plugin_events *events, struct plugin_event *event)
@@ -57,72 +38,20 @@ void plugin_events_queue(struct plugin_events *events, struct plugin_event *even
     pthread_mutex_unlock(&events->mutex);
 }
 
-/* A fetch after the other, beside transfers that stand still, comes fast too, and each that waited would have waited in vain. After
- * each time in vain, in a row, twice as many looks go by before there is another. */
-static bool in_vain(struct plugin_events *events, unsigned ended, uint64_t most)
-{
-    if (events->gather > 0 && ended >= events->gather)
-        events->vain = 0;
-    else if (events->gather > 0 && most < 2)
-        events->ungathered = events->vain = events->vain < UNGATHERED_MOST ? 2 * events->vain + 1 : UNGATHERED_MOST;
-    return events->ungathered > 0 && events->ungathered-- > 0;
-}
-
-/* How many ends may wait for one another, after a look that found so many. Under the mutex. */
-static unsigned may_gather(struct plugin_events *events, unsigned ended)
-{
-    uint64_t since_ns = events->looked_ns, now_ns, most;
-    events->looked_ns = 0;
-    if (events->outstanding < GATHER_AMONG)
-        return 0;
-    events->looked_ns = now_ns = uv_hrtime();
-    if (since_ns == 0)
-        return 0;
-    if (ended == 0) { /* both woken and looking by itself */
-        if (now_ns - since_ns > GATHER_NS)
-            return 0;
-        events->looked_ns = since_ns;
-        return events->gather;
-    }
-    most = GATHER_NS / ((now_ns - since_ns) / ended + 1);
-    if (in_vain(events, ended, most))
-        return 0;
-    if (most > events->outstanding / 4)
-        most = events->outstanding / 4;
-    return most < 2 ? 0 : most < GATHER_MOST ? (unsigned)most : GATHER_MOST;
-}
-
-static void look(struct plugin_events *events);
-
-static void on_look(uv_timer_t *timer)
-{
-    look(timer->data);
-}
-
 static void look(struct plugin_events *events)
 {
-    unsigned ended = 0;
     pthread_mutex_lock(&events->mutex);
-    events->woken = true; /* by ourselves: nobody needs to */
     for (unsigned i = 0; i < EVENTS_PER_TURN; i++) {
         struct list *node = list_first(&events->queue);
         if (!node) {
-            unsigned gather = may_gather(events, ended);
             events->woken = false;
-            events->gathered = 0;
-            events->gather = gather;
             pthread_mutex_unlock(&events->mutex);
-            if (gather > 0 && !uv_is_closing((uv_handle_t *)&events->look))
-                (void)uv_timer_start(&events->look, on_look, LOOK_MS, 0);
-            else
-                (void)uv_timer_stop(&events->look);
             return;
         }
         list_remove(node);
         pthread_mutex_unlock(&events->mutex);
         struct plugin_event *event = container_of(node, struct plugin_event, link);
         event->deliver(event);
-        ended++;
         pthread_mutex_lock(&events->mutex);
     }
     pthread_mutex_unlock(&events->mutex);
@@ -138,7 +67,6 @@ static void on_wake(struct wake *wake)
 static void count(struct transport *transport, int by)
 {
     transport->ops_active += (uint64_t)by;
-    transport->events->outstanding += (unsigned)by;
 }
 
 static void deliver_done(struct plugin_event *event)
@@ -163,7 +91,7 @@ static void host_op_done(struct rdt_op *rdt_op, enum rdt_status status, const ch
     if (!again) {
         op->status = status;
         op->msg = copy;
-        wake = status == RDT_OK ? queue_done(events, &op->done) : queue_event(events, &op->done);
+        wake = queue_event(events, &op->done);
     }
     pthread_mutex_unlock(&events->mutex);
     if (wake)
@@ -225,37 +153,23 @@ enum rdt_status plugin_events_init(struct plugin_events *events, uv_loop_t *loop
     enum rdt_status status = wake_init(&events->wake, loop, on_wake, "the backends", err);
     if (status != RDT_OK)
         return status;
-    (void)uv_timer_init(loop, &events->look);
-    events->look.data = events;
     pthread_mutex_init(&events->mutex, NULL);
     list_init(&events->queue);
     return RDT_OK;
 }
 
-static void handle_closed(struct plugin_events *events)
-{
-    if (--events->open_handles > 0)
-        return;
-    pthread_mutex_destroy(&events->mutex);
-    events->on_closed(events);
-}
-
 static void on_wake_closed(struct wake *wake)
 {
-    handle_closed(container_of(wake, struct plugin_events, wake));
-}
+    struct plugin_events *events = container_of(wake, struct plugin_events, wake);
 
-static void on_look_closed(uv_handle_t *look)
-{
-    handle_closed(look->data);
+    pthread_mutex_destroy(&events->mutex);
+    events->on_closed(events);
 }
 
 void plugin_events_close(struct plugin_events *events, void (*on_closed)(struct plugin_events *))
 {
     events->on_closed = on_closed;
-    events->open_handles = 2;
     wake_close(&events->wake, on_wake_closed);
-    uv_close((uv_handle_t *)&events->look, on_look_closed);
 }
 
 void plugin_events_host(struct rdt_host *host)

@@ -14,19 +14,12 @@ struct memory_kind;
 
 struct plugin_events {
     struct wake wake;
-    uv_timer_t look; /* runs while reports may gather */
-    unsigned open_handles;
     pthread_mutex_t mutex;
     /* Of struct plugin_event. Under the mutex, as are the members of conns and ops that foreign threads write. */
     struct list queue;
     bool woken;        /* the loop has been told to look */
-    unsigned gather;   /* operations that have ended well wake it when there are so many; 0: the first one does */
-    unsigned gathered; /* those in the queue */
     void (*on_closed)(struct plugin_events *);
     /* Loop thread. */
-    unsigned outstanding; /* operations */
-    uint64_t looked_ns;
-    unsigned vain, ungathered; /* looks that go by before ends gather again: after the last time in vain, and still */
     unsigned copies; /* of memory kinds, under way */
     void (*on_copied)(void *arg); /* wants to hear when there is none any more */
     void *copied_arg;
