@@ -22,20 +22,19 @@ static void print(const Rdt__Pb__StatusReply *s)
     printf("objects    %" PRIu64 "\n", s->objects);
     printf("memory     %s of %s in %" PRIu64 " regions\n", ctl_human_bytes(s->memory_bytes, a),
            ctl_human_bytes(s->memory_limit_bytes, b), s->regions);
-    printf("kept       %s ready for anyone, %s warm for who had it; %" PRIu64 " of %" PRIu64 " and %" PRIu64 " times of use\n",
-           ctl_human_bytes(s->pool_bytes, a), ctl_human_bytes(s->cached_bytes, b), s->pool_hits,
-           s->pool_hits + s->pool_misses, s->cache_hits);
+    printf("free pool  %s shared (reused %" PRIu64 " of %" PRIu64 " times), %s per client (reused %" PRIu64 " times)\n",
+           ctl_human_bytes(s->pool_bytes, a), s->pool_hits, s->pool_hits + s->pool_misses, ctl_human_bytes(s->cached_bytes, b),
+           s->cache_hits);
     if (s->orphaned_bytes)
-        printf("left       %s that have ended and that somebody still keeps open or mapped\n", ctl_human_bytes(s->orphaned_bytes, a));
+        printf("orphaned   %s of freed memory that a client still keeps open or mapped\n", ctl_human_bytes(s->orphaned_bytes, a));
     printf("peers      %" PRIu32 " up of %" PRIu32 " known\n", s->peers_up, s->peers_known);
     printf("transfers  %" PRIu32 " active, %" PRIu64 " done, %" PRIu64 " failed\n", s->transfers_active, s->transfers_done,
            s->transfers_failed);
-    printf("fetches    %" PRIu64 " joined another's transfer, %" PRIu64 " served by copies, %" PRIu64
-           " by a slower transport\n",
+    printf("fetches    %" PRIu64 " joined a transfer under way, %" PRIu64 " served by replicas, %" PRIu64
+           " by a slower transport than usual\n",
            s->fetches_joined, s->fetches_from_replicas, s->fell_back);
-    printf("polls      %" PRIu64 " times the daemon looked for a message before it slept, %" PRIu64 " of them in vain\n", s->busy_polls,
-           s->busy_polls_missed);
-    printf("copies     %s in %" PRIu64 " of other nodes' snapshots; %" PRIu64 " readers were sent to copies elsewhere\n",
+    printf("busy polls %" PRIu64 ", of which %" PRIu64 " found no message\n", s->busy_polls, s->busy_polls_missed);
+    printf("replicas   %s in %" PRIu64 " replicas of other nodes' snapshots; %" PRIu64 " pulls were redirected to other replicas\n",
            ctl_human_bytes(s->replica_bytes, a), s->replicas, s->redirected);
     printf("bytes      %s in, %s out, %s within the node\n", ctl_human_bytes(s->bytes_in, a), ctl_human_bytes(s->bytes_out, b),
            ctl_human_bytes(s->bytes_local, c));
