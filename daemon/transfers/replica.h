@@ -1,24 +1,24 @@
-/* Copies that this node has, or is receiving, of other nodes' snapshots. A snapshot never changes, so that one transfer serves everybody
- * here, during it and afterwards, and other nodes too.
+/* Replicas: copies of other nodes' snapshots that this node has or is receiving. A snapshot never changes, so one transfer serves every reader on
+ * this node, while it runs and afterwards, and other nodes too.
  *
- *   PULL is answered: a snapshot     its bytes are here
- *   ---------------------> FILLING --------------------> WHOLE
- *                             |                            |   the owner says that it is gone, the owner's node is another
- *        its transfer fails   `---------> not listed <-----'   by now, its memory is wanted for something else
+ *   PULL is answered: a snapshot     all bytes have arrived
+ *   ---------------------> FILLING -----------------------> WHOLE
+ *                             |                            |   the owner says that the object has ended; the owner's node
+ *        its transfer fails   `-------> not listed <-------'   has another boot id; its memory is evicted
  *
- * Listed: who asks from now on may have it. Whoever has it keeps it, as long as he wants.
+ * A listed replica serves new readers. A reader that has one keeps its memory for as long as it wants.
  *
- * The owner's node knows who keeps a copy (replica_directory.h): by the PULL (`keep`) before there is one, and tells when the object is gone. So a
- * copy may be served without asking while it is certain that such word would have come (replica_fresh): the link on which the owner
- * took note of this node is up, and the owner has answered a ping so lately that it cannot yet have given this node up for lost. Else
- * PULL is sent as if there were no copy; when the answer is that the object is there, the copy serves after all.
+ * The owner's node has an entry for each replica (replica_directory.h), made by the PULL with `keep` before there are bytes, and says when the object
+ * has ended. So a replica may be served without asking only while such a message could not have been missed (replica_is_fresh): the link on which
+ * the entry was made is up, and the owner answered a ping so recently that it cannot have given this node up for lost. Otherwise PULL is sent as if
+ * there were no replica; if the answer says that the object is still there, the replica serves after all.
  *
- * Who may have it: the owner's rule, by the object's owner and visibility as the answer states them, for requesters of the tenant that
- * the owner's node was asked for; it alone knows whether it believes this node for another one.
+ * Who may have it: the owner's rule, by the object's owner and visibility as the answer states them, and only for requesters of the tenant that the
+ * owner's node was asked for, because only that node knows which tenants it believes this node for.
  *
- * Memory: a copy that nobody uses goes when anybody needs its memory, and the one used least lately when all take more than replicas_max.
+ * Memory: a replica without users gives way to every other use of memory; above replicas_max the one that was used least recently is evicted.
  *
- * Loop thread only.
+ * All calls are made in the loop thread.
  */
 #ifndef DAEMON_REPLICA_H
 #define DAEMON_REPLICA_H
@@ -37,90 +37,90 @@ struct transfers;
 struct replicas {
     struct transfers *transfers;
     struct map by_origin; /* key -> struct replica, listed */
-    struct list listed;   /* struct replica.link, used least lately first */
-    struct list expected; /* struct serve.by_replica: pulls of a copy that is not there yet */
-    uint64_t bytes;       /* of those listed */
-    uint64_t served;      /* fetches that a whole copy answered */
+    struct list listed;   /* struct replica.link, least recently used first */
+    struct list expected; /* struct serve.by_replica: pulls of a replica that does not exist yet */
+    uint64_t bytes;       /* bytes of listed replicas */
+    uint64_t served;      /* fetches that a complete replica answered */
 };
 
-/* Somebody who waits for a copy that is being filled. */
+/* Waits for a replica that is being filled. */
 struct replica_waiter {
     struct list link;
-    void (*on_end)(struct replica_waiter *); /* once, removed before: it is whole, or will never be: replica_find says which */
+    void (*on_end)(struct replica_waiter *); /* called once, after removal: the replica is complete or has failed; replica_find tells */
 };
 
 struct replica {
     uint8_t key[16 + 8]; /* node, generation */
     struct list link;
     struct replicas *replicas;
-    unsigned refs; /* the list's, its transfer's, each pull's */
+    unsigned refs; /* of the list, its transfer and each pull */
     bool listed;
     struct rdt_ref ref;
     struct peer_session *origin; /* the owner's node */
-    uint8_t boot_id[16];      /* its, when the copy was made */
-    unsigned epoch;           /* of the link to it on which it took note of this copy */
-    char tenant[33];          /* that it was asked for */
-    struct account *account;  /* the object's owner: a reference */
+    uint8_t boot_id[16];      /* the boot id of that node when the replica was made */
+    unsigned epoch;           /* of the link on which that node made the entry for this replica */
+    char tenant[33];          /* the tenant that the owner's node was asked for */
+    struct account *account;  /* of the object's owner: a reference */
     Rdt__Pb__Visibility visibility;
     uint64_t bytes;
     struct object *object;         /* with a hold */
-    bool placed;                   /* it has memory */
-    struct transfer *filling;      /* NULL: it is whole, or never will be */
-    const struct chunk_plan *plan; /* filling's */
+    bool placed;                   /* memory was allocated */
+    struct transfer *filling;      /* the transfer that fills it; NULL: it is complete, or has failed */
+    const struct chunk_plan *plan; /* of `filling` */
     bool *arrived;                 /* [plan_n] */
     uint32_t plan_n;
-    struct list pulls;   /* struct serve.by_replica: other nodes' */
-    struct list waiters; /* struct replica_waiter.link: it is filled as long as there are any */
+    struct list pulls;   /* struct serve.by_replica: pulls of other nodes */
+    struct list waiters; /* struct replica_waiter.link; with a waiter it is filled even if no fetch waits */
 };
 
 void replicas_init(struct replicas *replicas, struct transfers *transfers);
-void replicas_close(struct replicas *replicas); /* nothing is kept any more */
+void replicas_close(struct replicas *replicas); /* drops all replicas */
 void replicas_fini(struct replicas *replicas);
 
 /* ---- for fetches ---- */
 
-/* The listed copy of it, or NULL. */
+/* The listed replica of an object, or NULL. */
 struct replica *replica_find(const struct replicas *replicas, const uint8_t node[16], uint64_t generation);
 
-/* A copy that may serve the requester now, without a word to its owner; NULL: there is none. */
+/* A replica that may serve the requester now without asking the owner's node, or NULL. */
 struct replica *replica_for(const struct replicas *replicas, const struct rdt_ref *ref, const struct owner *requester);
 
-void replica_used(struct replica *replica); /* lately */
+void replica_used(struct replica *replica); /* marks it as used now */
 
-/* Word that the object is gone would have come: it may be served without asking. */
+/* Whether it may be served without asking: a message that the object has ended could not have been missed. */
 bool replica_is_fresh(const struct replica *replica);
 
 /* ---- for the transfer that fills it ---- */
 
-/* The answer, which the transfer has read, was of a snapshot that it is to keep. Sets transfer->replica, with a reference. false: no
- * memory, then it is not kept. */
+/* The answer, which the transfer has read, is about a snapshot that this node shall keep. Sets transfer->replica, with a reference. false: no memory;
+ * the replica is then not kept. */
 bool replica_create(struct transfer *transfer, const Rdt__Pb__PullMeta *meta);
 
-/* Its memory is there. */
+/* Its memory was allocated. */
 enum rdt_status replica_place(struct replica *replica, struct transfer *transfer, struct rdt_error *err);
 
-/* Bytes are about to come, by this plan. */
+/* Bytes are about to arrive, cut by this plan. */
 enum rdt_status replica_plan(struct replica *replica, const struct chunk_plan *plan, struct rdt_error *err);
-void replica_unplan(struct replica *replica); /* the plan goes; what has arrived stays */
+void replica_unplan(struct replica *replica); /* forgets the plan; chunks that have arrived stay */
 void replica_arrived(struct replica *replica, uint32_t chunk);
-bool replica_wants(const struct replica *replica, uint32_t chunk); /* it has not arrived */
+bool replica_wants(const struct replica *replica, uint32_t chunk); /* the chunk has not arrived */
 
-/* All have. Readers may hold replica->object from here on. */
+/* All chunks have arrived. From now on readers may hold replica->object. */
 void replica_whole(struct replica *replica);
 
-/* It will never be whole: other nodes' pulls of it fail. Then, and when it is whole, the transfer's reference ends. */
+/* The transfer ends. If the replica is not complete, pulls of it by other nodes fail. Drops the transfer's reference. */
 void replica_end_filling(struct transfer *transfer);
 
-/* Other nodes wait for it, or it is a node's part of a broadcast: it is filled even if nobody here does any more. */
+/* Other nodes wait for it, or it is part of a broadcast: it is filled even if no fetch of this node waits. */
 bool replica_in_demand(const struct replica *replica);
 
 /* ---- for pulls of other nodes ---- */
 
-/* Answers a PULL that was sent here for a copy; waits a little where it is not there yet. */
+/* Answers a PULL that was redirected here; waits a little if the replica does not exist yet. */
 void replica_serve(struct replicas *replicas, struct serve *out);
-void replica_unserve(struct serve *out); /* it ends */
+void replica_unserve(struct serve *out); /* the pull ends */
 
-/* Are these bytes of the packed stream here? */
+/* Whether these bytes of the packed stream have arrived. */
 bool replica_has(const struct replica *replica, uint64_t offset, uint64_t bytes);
 
 /* ---- word from and to the owner's node ---- */
@@ -128,13 +128,12 @@ bool replica_has(const struct replica *replica, uint64_t offset, uint64_t bytes)
 void replicas_peer_up(struct replicas *replicas, struct peer_session *session);
 void replicas_on_news(struct replicas *replicas, struct peer_session *session, const Rdt__Pb__Copies *news);
 
-/* "It is not kept here after all", to whoever answered a PULL with keep. */
+/* Tells a node that answered PULL with `keep` that this node keeps no replica. */
 void replica_decline(struct peer_session *origin, uint64_t generation);
 
 /* ---- memory ---- */
 
-/* Lets go of copies that nobody uses, those used least lately first, of so many bytes; of none if there are not as many. How
- * many there were. */
+/* Evicts replicas without users, least recently used first, until `bytes` bytes are free; evicts none if they have fewer. Returns the bytes evicted. */
 uint64_t replicas_give_up(struct replicas *replicas, uint64_t bytes);
 
 #endif

@@ -1,24 +1,24 @@
-/* Which other nodes have copies of this node's snapshots, or are receiving one.
+/* The replica directory: which other nodes have replicas of this node's snapshots, or are receiving one.
  *
- * A node is noted when its PULL with `keep` is answered, before it has a byte; it says when its copy is whole, and when it lets go of it.
- * A link that goes down ends what was noted on it: whatever that node has it may not serve before it has asked again. Where this end gave
- * the link up, that node may not know yet, and is LOST: it serves, nobody can tell it anything, and it stops when it has been patient for
- * long enough since the last ping that this node answered (replica_is_fresh), or is here again.
+ * A node gets an entry when its PULL with `keep` is answered, before it has any bytes. It reports when its replica is complete and when it drops it.
+ * When the link to a node goes down, its entries end, because that node may not serve a replica before it has asked again. If this node gave the
+ * link up, the other one may not know yet. Its entries are then LOST: it may still serve the replica and cannot be told anything. It stops when
+ * enough time has passed since the last ping that this node answered (replica_is_fresh), or when its link is up again.
  *
- * When the object ends, each is told, and confirms that it serves the copy to nobody new. A free by force waits for that, and for those
- * that are LOST.
+ * When an object ends, each node with an entry is told, and confirms that it serves the replica to no new reader. A forced free waits for these
+ * confirmations and for LOST entries.
  *
  *   PULL, keep         Copies.whole           the object ends            Copies.invalidated
- *   ----------> RECEIVING --------> WHOLE -----------------------> TOLD ----------------------> forgotten
- *                   |------ Copies.dropped, its link is down, and it knows --------------------------^
- *                   `------ its link is down -------> LOST ------ in time, or its link is up --------'
+ *   ----------> RECEIVING --------> WHOLE -----------------------> TOLD ----------------------> removed
+ *                   |------ Copies.dropped; the link goes down and the node knows -------------------^
+ *                   `------ the link goes down -------> LOST ------ time passes, or the link is up --'
  *
- * Fan-out: where several nodes want one large snapshot at the same time, a later one is sent to one that has it or receives it, so that
- * a chain or tree of nodes takes about the time of one. Each has the place where it costs least: time is reckoned as what is ahead of it
- * there (others that receive from the same node, each the whole object) and the chunks that it is behind. A node that comes back from
- * such a place is served from here. Only nodes that are new to the object are sent anywhere, so that nobody waits for himself.
+ * Fan-out: if several nodes want one large snapshot at the same time, a later one is redirected to a node that has it or is receiving it, so that a
+ * chain or tree of nodes takes about as long as one node. Each gets the place with the lowest cost: what is ahead of it there (other receivers, each
+ * of the whole object) plus the chunks that the place is behind. A node that comes back from such a place is served from here. Only nodes that
+ * are new to the object are redirected, so no node waits for itself.
  *
- * Loop thread only.
+ * All calls are made in the loop thread.
  */
 #ifndef DAEMON_KEEPER_H
 #define DAEMON_KEEPER_H
@@ -34,14 +34,14 @@ struct peer;
 struct peer_session;
 struct transfers;
 
-struct replicated_object { /* an object of this node that others have */
+struct replicated_object { /* an object of this node that has entries */
     uint64_t generation;
     struct replica_directory *directory;
     uint64_t bytes;
     struct list nodes;   /* struct replica_entry.link */
-    struct list lost;    /* the same */
-    struct list waiters; /* struct replica_directory_waiter; once it has ended */
-    unsigned direct;     /* of nodes: receive from this one */
+    struct list lost;    /* struct replica_entry.link: entries that are LOST */
+    struct list waiters; /* struct replica_directory_waiter.link; after the object has ended */
+    unsigned direct;     /* number of nodes that receive from this one */
     bool ended;
 };
 
@@ -50,45 +50,45 @@ struct replica_entry {
     struct replicated_object *replicated;
     struct peer_session *session;
     bool whole;
-    struct replica_entry *source; /* it receives from; NULL: from this node, or nothing any more */
-    unsigned children;     /* that receive from it */
+    struct replica_entry *source; /* the entry that it receives from; NULL: it receives from this node, or no longer receives */
+    unsigned children;     /* number of entries that receive from it */
     struct deadline over;  /* LOST */
 };
 
 struct replica_directory_waiter {
     struct list link;
-    void (*on_settled)(struct replica_directory_waiter *); /* removed before */
+    void (*on_settled)(struct replica_directory_waiter *); /* it was removed before */
 };
 
 struct replica_directory {
     struct transfers *transfers;
     struct map by_generation; /* struct kept */
-    uint64_t redirected;      /* pulls sent to a copy */
+    uint64_t redirected;      /* number of pulls that were redirected to a replica */
 };
 
 void replica_directory_init(struct replica_directory *directory, struct transfers *transfers);
 void replica_directory_fini(struct replica_directory *directory);
 
-/* The node will keep what it pulls. NULL: no memory. */
+/* Adds an entry: the node will keep a replica of what it pulls. NULL: no memory. */
 struct replica_entry *replica_entry_add(struct replica_directory *directory, struct peer_session *session, const struct object *object, bool *is_new_p);
 
-/* Where a new one had better go; NULL: here. Notes it there. */
+/* The node that a new entry should pull from, noted in the entry; NULL: this one. */
 struct peer_session *replica_entry_redirect(struct replica_entry *entry);
 
-/* How many nodes are between it and this one. */
+/* The number of nodes between this entry's node and this one. */
 unsigned replica_entry_depth(const struct replica_entry *entry);
 
-/* It receives from this node. */
+/* Notes that the entry's node receives from this one. */
 void replica_entry_serve_here(struct replica_entry *entry);
 
 void replica_directory_on_news(struct replica_directory *directory, struct peer_session *session, const Rdt__Pb__Copies *news);
 void replica_directory_link_down(struct peer_session *session);
 void replica_directory_link_up(struct peer_session *session);
 
-/* The object may be fetched no more. */
+/* The object has ended: tells the nodes that have entries. */
 void replica_directory_object_ended(struct replica_directory *directory, const struct object *object);
 
-/* false: nobody has to be waited for. */
+/* Calls the waiter when every entry of the object has settled. false: there is none to wait for. */
 bool replica_directory_wait(struct replica_directory *directory, uint64_t generation, struct replica_directory_waiter *waiter);
 
 const struct peer *replica_entry_peer(const struct replica_entry *entry);

@@ -1,11 +1,11 @@
-/* Memory for the items of one fetch: for all that are to be received or copied from one node, or for none of them. A node that has
- * objects nobody has put yet, or that is silent, holds back only what waits for it: items are taken together by the node they come
- * from, an item that has to wait for its put is left out, and no memory is held while anything waits.
+/* Reservations: memory for the items of one fetch request. All items that are received from or copied on one node get their memory together, or none
+ * does. Items are grouped by the node that they come from, an item that has to wait for a put leaves its group, and no memory is held while
+ * anything waits. So a node with objects that have not been put, or a silent node, delays only its own items.
  *
- *   item begins -> join (its size is unknown) -> wait (now it is known)  -> all of the group are known: on_room for each, or all fail
- *                                             -> leave (it needs none, waits for a put, or has ended)
+ *   item begins -> join (its size is unknown) -> wait (its size is known)  -> all sizes of the group are known: on_room for each, or all fail
+ *                                             -> leave (it needs no memory, waits for a put, or has ended)
  *
- * Loop thread only.
+ * All calls are made in the loop thread.
  */
 #ifndef DAEMON_RESERVATION_H
 #define DAEMON_RESERVATION_H
@@ -14,20 +14,19 @@
 
 struct reservation;
 
-/* Of one message, which has a reference; for what its transfers get. NULL: no memory, then each item takes what it finds. */
+/* For the transfers of one message, which owns a reference. NULL: no memory; then each item reserves for itself. */
 struct reservation *reservation_create(struct regions *regions);
 
-/* All of its items have begun. Drops the reference. NULL is fine. */
+/* All items of the message have begun. Drops the reference of the message. NULL is fine. */
 void reservation_seal(struct reservation *reservation);
 
-/* The transfer, if it was given a reservation, belongs to the group of this node (NULL: our own) until it waits or leaves. */
+/* Puts a transfer that has a reservation into the group of this node (NULL: our own), until it waits or leaves. */
 void reservation_join(struct transfer *transfer, struct peer_session *peer);
 
-/* It needs stream_bytes, and nothing else is missing: true: on_room follows, perhaps at once, or its failure; false: it is in no group
- * and may go on. */
+/* The transfer needs stream_bytes and nothing else. true: on_room or a failure follows, perhaps at once; false: it is in no group and may go on. */
 bool reservation_wait(struct transfer *transfer, void (*on_room)(struct transfer *));
 
-/* Nothing if it is in no group. */
+/* Does nothing if it is in no group. */
 void reservation_leave(struct transfer *transfer);
 
 #endif

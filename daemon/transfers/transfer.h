@@ -84,12 +84,12 @@ enum transfer_state {
     TRANSFER_ENDED,
 };
 
-/* What is kept of a transfer for rdtctl, also after its end. */
+/* What rdtctl shows of a transfer, under way and after its end. */
 struct transfer_record {
-    struct list link; /* in transfers->active or ->serves, until it ends */
+    struct list link; /* in transfers->active or ->serves until the transfer ends */
     uint64_t id;
-    uint64_t part_of; /* of that transfer; 0: of none */
-    char from[40], to[40]; /* kinds of memory; "": not known, or of several */
+    uint64_t part_of; /* the id of the transfer that this sub-pull belongs to; 0: none */
+    char from[40], to[40]; /* memory kinds of source and target; "": not known, or several */
     uint64_t client;
     struct owner requester;
     struct rdt_ref ref;
@@ -97,18 +97,18 @@ struct transfer_record {
     char peer[65];
     const char *state;
     char path[65];
-    char lanes[64]; /* which way its bytes went, in the transport's words; "" if it does not say */
+    char lanes[64]; /* how the bytes went, in the words of the transport; "": it does not say */
     uint64_t bytes, bytes_done;
-    uint64_t since_ns;   /* asked for */
-    uint64_t began_ns;   /* the object was there: from here on it takes time; 0: not yet */
-    uint64_t elapsed_ns; /* since it began; 0: not ended */
-    struct order *order;            /* in ordered queues: its turn, until it ends; NULL: none */
-    struct path_decision *decision; /* with as many candidates as it has; NULL: not decided yet, and most that wait never are */
-    char error[560];                /* last: of it only the text goes into the history */
+    uint64_t since_ns;   /* when it was requested */
+    uint64_t began_ns;   /* when the object was found and work began; 0: not yet */
+    uint64_t elapsed_ns; /* from began_ns to the end; 0: not ended */
+    struct order *order;            /* in ordered queues: its ticket, until the transfer ends; NULL: none */
+    struct path_decision *decision; /* a reference; allocated with room for its candidates only; NULL: no path was chosen */
+    char error[560];                /* must be the last member: the history copies only the text that is used */
 };
 
 struct transfers {
-    const struct events *events; /* NULL: nobody watches */
+    const struct events *events; /* NULL: no client watches events */
     uv_loop_t *loop;
     const struct options *options;
     const struct node *node;
@@ -121,46 +121,46 @@ struct transfers {
     struct peers *peers; /* NULL without a peer link */
     struct groups *groups;
     uint64_t next_id;
-    struct map by_id;     /* struct transfer: ours, not ended */
-    struct map coalesced_requests; /* struct coalesced: asked for just now */
+    struct map by_id;     /* id -> struct transfer of this node's clients, not ended */
+    struct map coalesced_requests; /* struct coalesced: requests that other fetches may join */
     const struct connection_events *connections; /* what connections tell their users */
     struct replicas replicas;
     struct replica_directory directory;
-    struct tickets turns; /* of what stands in ordered queues here */
+    struct tickets turns; /* the tickets of this node's ordered queues */
     struct deadline turns_ready, turns_tick;
-    struct list active;   /* struct transfer_record.link: ours */
-    struct list serves; /* struct transfer_record.link: pulled by others */
+    struct list active;   /* struct transfer_record.link: transfers to this node's clients */
+    struct list serves;   /* struct transfer_record.link: transfers to other nodes */
     struct transfer_record history[TRANSFER_HISTORY];
     uint64_t n_history;
-    struct path_query decided; /* the latest of an object of this node that little was said about: */
-    char decided_show[192], decided_cow[192]; /* its show_why_not and cow_why_not, if any */
-    struct path_decision *decision; /* on that: a reference; NULL: there was none */
-    uint64_t last_sent_ns; /* when the last outgoing one ended */
+    struct path_query decided; /* the last path query about an object of this node, */
+    char decided_show[192], decided_cow[192]; /* its show_why_not and cow_why_not, */
+    struct path_decision *decision; /* and the decision on it, which the same query gets again: a reference; NULL: none */
+    uint64_t last_sent_ns; /* when the last transfer to another node ended; 0: never */
     uint64_t done, failed, bytes_in, bytes_out, bytes_local;
-    uint64_t copying_bytes;              /* of local copies on the pool */
-    uint64_t fell_back;                  /* from other nodes, by a slower transport than it should have been */
-    uint64_t joined;                     /* fetches that took part in a transfer that another one had begun */
-    void (*on_idle)(struct transfers *); /* told when the last active one has ended */
+    uint64_t copying_bytes;              /* bytes of local copies on the work pool */
+    uint64_t fell_back;                  /* transfers from other nodes by a slower transport than both nodes have */
+    uint64_t joined;                     /* fetches that joined a transfer which another fetch had begun */
+    void (*on_idle)(struct transfers *); /* see transfers_set_on_idle */
     struct list broadcasts;              /* struct broadcast.link: of this node's objects (transfer_broadcast.h) */
-    struct list sessions;                   /* struct peer_session.link: every peer we ever had to do with */
-    bool refuse_parked;                  /* there will be no more puts */
+    struct list sessions;                   /* struct peer_session.link: one for each node that was ever asked or served */
+    bool refuse_parked;                  /* the daemon takes no more puts, so nothing may wait for one */
     bool closing;
     void (*on_closed)(void *arg);
     void *closed_arg;
 };
 
-/* Where a client wants the bytes. */
+/* The target buffers of a client. */
 struct target {
     struct layout *layout;
     struct region_use *uses; /* [n], each with a reference and a pin of its region */
     uint32_t n;
-    uint64_t heap_bytes; /* of a layout that came in runs, which its message's size does not bound: charged */
+    uint64_t heap_bytes; /* charged for a layout that came as runs, since the size of its message does not bound it */
 };
 
-/* Where tensors come to lie that go to devices: transfer_destination.c. */
+/* Memory for tensors that go to devices: transfer_destination.c. */
 struct device_destination {
     struct placing placing;
-    struct layout *layout; /* NULL: it is the target's now */
+    struct layout *layout; /* NULL: handed over to the target */
     struct region *regions[PLACING_MAX];
     uint32_t n_ready;
 };
@@ -168,20 +168,20 @@ struct device_destination {
 struct chunk_op;
 struct local_copy;
 
-/* Memory that chunks pass through on their way to many small tensors: transfer_staging.c. */
+/* Memory that chunks are received into before they are scattered to many small tensors: transfer_staging.c. */
 struct staging {
     uint64_t need, used;
-    struct region *region; /* or, if it is little: */
+    struct region *region; /* or, for little memory: */
     uint8_t *heap;
     uint64_t heap_bytes; /* charged */
     region_ready on_ready;
 };
 
-/* Of what comes from another node: which kinds of memory its tensors lie in there. */
+/* The memory kinds and devices of the tensors of an object on another node. */
 struct memory_placement {
     char memory[PLACING_MAX][33];
-    char device[PLACING_MAX][65]; /* the owner's */
-    uint32_t of[]; /* each tensor's */
+    char device[PLACING_MAX][65]; /* uuids of devices of the owner's node */
+    uint32_t of[]; /* [n tensors] index into the two */
 };
 
 struct transfer_kind;
@@ -192,98 +192,98 @@ struct transfer {
     struct sm sm;
     uint64_t id;
     struct list fetches;     /* struct fetch.by_transfer */
-    unsigned n_fetches;      /* that joined from the start: more than one share the result */
-    struct client *client;   /* of the first of its fetches; NULL once they have ended */
-    struct account *account; /* the requester's: a reference */
+    unsigned n_fetches;      /* fetches that have joined since the start; if more than one, they share the result */
+    struct client *client;   /* the client of its first fetch; NULL when all its fetches have ended */
+    struct account *account; /* of the requester: a reference */
     struct rdt_ref ref;
-    Rdt__Pb__Slice *slice; /* NULL: whole; own copy */
+    Rdt__Pb__Slice *slice; /* owned; NULL: the whole object */
     Rdt__Pb__FetchMode mode;
     char wish_transport[65], wish_least[65], wish_group[65];
     bool meta_only;
-    uint64_t self_copy_bytes; /* up to so many its client would copy into the target itself */
-    char wish_memory[33], wish_device[65]; /* where its tensors shall be; "": as it comes */
+    uint64_t self_copy_bytes; /* the client copies up to this many bytes into the targets itself */
+    char wish_memory[33], wish_device[65]; /* where the tensors shall be; "": where they are */
     bool host_stays;
-    struct target *target; /* NULL: the daemon finds memory */
-    uint32_t filled_from, filled_to; /* of the object's and the target's regions, those that have their pages (region_fill.h) */
-    struct device_destination *destination; /* that of several kinds, or on a device; NULL: host memory */
-    bool target_is_destination;             /* it is the target */
+    struct target *target; /* NULL: the daemon allocates memory */
+    uint32_t filled_from, filled_to; /* how many regions of the object and of the target have all their pages (region_fill.h) */
+    struct device_destination *destination; /* memory of several kinds, or on a device; NULL: host memory */
+    bool target_is_destination;             /* `destination` has become `target` */
 
-    /* objects of several kinds of memory: transfer_subpull.c */
-    struct memory_placement *placement; /* NULL: all in host memory */
-    struct subpulls *subpulls;      /* it goes in such */
-    struct transfer *parent;     /* it is a piece of that */
+    /* Objects in several kinds of memory: transfer_subpull.c. */
+    struct memory_placement *placement; /* NULL: all tensors are in host memory */
+    struct subpulls *subpulls;      /* the sub-pulls that move the object; NULL: one pull moves all of it */
+    struct transfer *parent;     /* the pull that this sub-pull belongs to; NULL: it is no sub-pull */
     struct list by_parent;
-    uint32_t *select; /* [n_select]: a piece's tensors, of the whole's */
+    uint32_t *select; /* [n_select] the tensors of the parent that this sub-pull moves */
     uint32_t n_select;
     bool subpull_done;
-    bool staged_here, staged_there; /* through host memory, as its path says */
-    bool single;                    /* every chunk is of one tensor: some end is a device's memory itself */
-    struct stage *stage;            /* staged_here: that; NULL: not yet */
+    bool staged_here, staged_there; /* the path goes through host memory on this or the other node */
+    bool single;                    /* every chunk is of one tensor, since an end is device memory */
+    struct stage *stage;            /* with staged_here: the pinned slots; NULL: not yet */
     region_ready stage_ready;
-    struct device_place *to_places; /* [target->n], for the copies */
-    struct deadline stall; /* no progress; while ABORT: the grace time */
-    uint64_t stall_bytes;  /* done when stall was set */
+    struct device_place *to_places; /* [target->n] for the device copies */
+    struct deadline stall; /* no progress; while ABORT or REWIND: the grace time */
+    uint64_t stall_bytes;  /* bytes done when `stall` was set */
     struct transfer_record record;
 
-    /* this node's object */
+    /* An object of this node: transfer_local.c. */
     struct object_waiter waiter;
-    struct client_wake wake; /* the object has been put: served in its client's turn */
-    struct object *woken;    /* held until then */
+    struct client_wake wake; /* the object was put: the fetch is served in its client's turn of the loop */
+    struct object *woken;    /* the object that was put; held until then */
     struct object *object;   /* held and pinned during a copy */
-    struct local_copy *copy; /* while it is under way */
+    struct local_copy *copy; /* the copy under way, or NULL */
     struct name_waiter named;
-    uint64_t version; /* of the name that was asked for */
+    uint64_t version; /* of the published name, if the ref is one */
 
-    /* what is moved */
-    struct layout *source; /* the object's tensors, sliced; other node: shapes only */
-    struct layout *packed; /* the stream's layout */
+    /* What is moved. */
+    struct layout *source; /* the tensors of the object, sliced; of another node's object the shapes only */
+    struct layout *packed; /* the layout of the tensors in the byte stream */
     uint64_t stream_bytes;
-    struct region *received;         /* memory for it; NULL with a target */
-    struct reservation *reservation; /* of its message, until it joins; borrowed */
-    struct reservation_group *group; /* it takes part in, until its memory is judged; reservation.h */
+    struct region *received;         /* memory for the stream; NULL with a target */
+    struct reservation *reservation; /* of the fetch message, until the transfer joins a group; borrowed */
+    struct reservation_group *group; /* the group that reserves memory together (reservation.h); NULL: none */
     struct list by_group;
     uint64_t group_bytes;
     void (*on_room)(struct transfer *);
     struct chunk_plan *plan;
     struct staging staging;
     uint32_t next_chunk, chunks_done;
-    uint32_t first_chunk;   /* those before are there from an earlier try */
-    unsigned n_ops;         /* operations, and pool work, that may touch memory */
+    uint32_t first_chunk;   /* earlier chunks have arrived in an earlier attempt */
+    unsigned n_ops;         /* operations and pool work that may touch memory */
     struct chunk_op **chunk_ops; /* [plan->n] receives or reads under way */
     enum rdt_status failed; /* first failure of an operation */
     char failure[192];
-    uint64_t asked; /* which question to the peer judges the failure: peer_session.asked; 0: none */
+    uint64_t asked; /* peer_session.asked whose answer decides about the failure; 0: none */
 
-    /* other node */
+    /* An object of another node: transfer_in.c and its neighbours. */
     struct peer_session *peer;
     struct list by_peer;        /* in peer_session.pending or .incoming */
-    struct peer_session *origin;   /* the node whose object it is; peer is another one while a copy there serves */
-    bool joinable;              /* may take part in a question */
-    bool keeps;                 /* of a snapshot it makes a copy for everybody here */
-    bool no_redirect;           /* it has come back from a copy, or wants a certain path */
-    bool merged;                /* its fetches take part in another one: it leaves no record */
-    struct coalesced *coalesced;  /* until it is answered; NULL: goes alone */
-    struct deadline turn;       /* QUEUED: the one before it has ended; at a copy: patience with it */
-    struct deadline unwanted;   /* set when the last other node has left its copy */
-    int64_t patience_ns;        /* at a copy */
-    struct replica *replica;    /* that it fills: a reference; NULL: none */
-    struct broadcast_member *member;          /* it is this node's part of a broadcast (transfer_broadcast_member.c); NULL: it is not */
-    bool collective;              /* ... and its chunks come by the transport's own broadcast */
-    uint64_t chunk_bytes;       /* it must be cut so; 0: as this daemon is configured */
-    bool from_copy;             /* a copy here serves it, as if it were an object of this node */
+    struct peer_session *origin;   /* the node of the object; `peer` is another one while a replica there serves */
+    bool joinable;              /* other fetches may join (coalescer.h) */
+    bool keeps;                 /* a snapshot becomes a replica on this node */
+    bool no_redirect;           /* it has come back from a replica, or wants a certain path */
+    bool merged;                /* its fetches have joined another transfer: it leaves no record */
+    struct coalesced *coalesced;  /* until it is answered; NULL: it goes alone */
+    struct deadline turn;       /* QUEUED: the transfer before it has ended; at a replica: how long its node may stay silent */
+    struct deadline unwanted;   /* set when the last other node has stopped pulling its replica */
+    int64_t patience_ns;        /* at a replica */
+    struct replica *replica;    /* the replica that it fills: a reference; NULL: none */
+    struct broadcast_member *member;          /* this node's part of a broadcast (transfer_broadcast_member.c); NULL: none */
+    bool collective;              /* with `member`: the chunks come by the transport's own broadcast */
+    uint64_t chunk_bytes;       /* the size of chunks that the root uses; 0: as this daemon is configured */
+    bool from_copy;             /* a replica on this node serves it, as if it were an object of this node */
     struct peer_transport *connection; /* referenced while chunks are posted */
     struct list by_connection;
     bool one_sided, have_meta;
-    bool fell_back;                 /* and is counted */
-    bool contiguous;                /* at the owner, from the answer */
-    char preferred[65], memory[65]; /* likewise */
-    char producer[65];              /* likewise: a client's name; "": it is gone */
+    bool fell_back;                 /* counted in transfers->fell_back */
+    bool contiguous;                /* from the answer: at the owner */
+    char preferred[65], memory[65]; /* from the answer: transport, memory kind */
+    char producer[65];              /* from the answer: the name of the client; "": it has ended */
     const uint8_t *metadata; /* the object's, or own_metadata */
     size_t metadata_bytes;
-    uint8_t *own_metadata; /* that came from another node: its bytes are charged to the account; NULL: none */
+    uint8_t *own_metadata; /* owned, and its bytes are charged to the account; NULL: none */
     uint8_t *inline_data;
     bool is_inline;
-    struct layout *remote;              /* one-sided: where the tensors lie at the owner, regions by index into keys */
+    struct layout *remote;              /* one-sided: the layout at the owner; regions are indexes into keys */
     uint8_t (*keys)[RDT_KEY_MAX_BYTES]; /* [n_keys] */
     size_t *key_bytes;
     size_t n_keys;
@@ -295,10 +295,10 @@ struct fetch {
     struct transfer *transfer;
     struct list by_transfer;
     struct deadline deadline;
-    uint64_t message; /* client->n_fetch_messages when it came; 0: each answer brings its own fds */
-    bool cow;     /* memory that several read is to be mapped privately */
-    bool counted; /* it took part in another one's transfer: once is enough */
-    bool merged;  /* it took part in another one's transfer: the name's version is its own */
+    uint64_t message; /* client->n_fetch_messages of its message; 0: each answer brings its own fds */
+    bool cow;     /* memory that several fetches share is to be mapped privately */
+    bool counted; /* counted in transfers->joined */
+    bool merged;  /* it joined a transfer: `version` of the name is its own */
     uint64_t version;
 };
 
@@ -337,7 +337,7 @@ void transfers_object_ended(struct transfers *transfers, const struct object *ob
 /* Evicts replicas that nobody uses until `bytes` bytes are free, or none if there are not as many. Returns the bytes evicted. */
 uint64_t transfers_evict_replicas(struct transfers *transfers, uint64_t bytes);
 
-/* The daemon stops and takes no more puts: what waits for one fails now with SHUTTING_DOWN. */
+/* The daemon stops and takes no more puts: transfers that wait for one fail now with SHUTTING_DOWN. */
 void transfers_refuse_parked(struct transfers *transfers);
 
 /* Starts one item of a FETCH for the client. `twin` is an earlier transfer of the same message that the item may join, found by the
@@ -348,13 +348,13 @@ enum rdt_status fetch_start(struct transfers *transfers, struct client *client, 
                             struct rdt_error *err);
 bool fetch_joinable(const Rdt__Pb__Fetch *message, const Rdt__Pb__FetchItem *a, const Rdt__Pb__FetchItem *b);
 
-/* Goes on with what fetch_start made: after all items of the message were started. May end it at once. */
+/* Begins a transfer that fetch_start created, after all items of the message were started. It may end at once. */
 void transfer_go(struct transfer *transfer);
 
-/* Ends a fetch with an error now; its transfer too if nobody else waits for it. */
+/* Ends a fetch with an error now, and its transfer too if no other fetch waits for it. */
 void fetch_fail(struct fetch *fetch, const struct rdt_error *err);
 
-/* The client's end: its fetches are dropped without an answer. false: the time was over, call again. */
+/* The client has ended: drops its fetches without an answer. Returns false if until_ns has passed: call again. */
 bool transfers_client_gone(struct transfers *transfers, struct client *client, uint64_t until_ns);
 
 /* Sends the FETCH_DONE of an error for a fetch that was never started. */

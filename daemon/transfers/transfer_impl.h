@@ -1,42 +1,58 @@
-/* What the files of the transfer room share. Nobody else includes it. */
+/* Private to the room of transfers: what its files share.
+ *
+ * The files from the lowest layer up; a file calls files of its own layer and below, and reaches those above by a table or a callback:
+ *
+ *   parts      transfer_record, transfer_destination, transfer_staging, reservation
+ *   links      peer_transport, transfer_group            -> connection_events
+ *   core       transfer, transfer_result                 -> transfer_kind
+ *   replicas   replica, replica_directory, coalescer
+ *   local      transfer_local, transfer_local_copy
+ *   order      transfer_order
+ *   serve      serve, serve_answer, serve_send           the owner's side of a pull
+ *   pull       transfer_in, _ask, _way, _move, _back, transfer_subpull, transfer_replica    the reader's side
+ *   broadcast  transfer_broadcast, transfer_broadcast_move, transfer_broadcast_member
+ *   top        fetch, transfer_peer
+ *
+ * replicas, order, serve, pull and broadcast still call each other by name in places. */
 #ifndef DAEMON_TRANSFER_IMPL_H
 #define DAEMON_TRANSFER_IMPL_H
 
 #include "daemon/memory/device_copy.h"
 #include "daemon/transfers/transfer.h"
 
-/* ---- one peer, as transfers see it: hangs at peer->session ---- */
+/* ---- what transfers know of one peer; peer->session points to it ---- */
 
 struct peer_session {
-    struct list link; /* in transfers->works */
+    struct list link; /* in transfers->sessions */
     struct transfers *transfers;
     struct peer *peer;
-    struct list pending;    /* struct transfer.by_peer: LINK */
-    struct list incoming;   /* struct transfer.by_peer: ASKED and later */
-    struct map serves;    /* the reader's number -> struct serve */
-    struct list replica_entries; /* struct replica_entry.by_node: copies of our objects there */
-    struct list lost_entries; /* the same, lost */
+    struct list pending;    /* struct transfer.by_peer: in state LINK or QUEUED */
+    struct list incoming;   /* struct transfer.by_peer: in state ASKED or later */
+    struct map serves;    /* the reader's number of its pull -> struct serve */
+    struct list replica_entries; /* struct replica_entry.by_node: replicas of our objects on that node */
+    struct list lost_entries; /* the same, after the link was lost */
     struct list transports; /* struct peer_transport.link */
-    struct list in_groups;  /* struct peer_transport.link: its sides of groups */
-    struct list parts;      /* of its broadcasts: transfer_broadcast_member.c */
+    struct list in_groups;  /* struct peer_transport.link: sides of groups with that node */
+    struct list parts;      /* struct broadcast_member.link: this node's parts of its broadcasts */
     unsigned n_parts;
-    unsigned n_in, n_out;   /* active */
+    unsigned n_in, n_out;   /* active transfers from and to that node */
     uint64_t bytes_in, bytes_out;
-    uint64_t fell_back;     /* transfers to here */
-    char fell_back_to[140]; /* what the log knows of it: "stream instead of ucx" */
-    uint64_t asked;         /* number of the latest peer_ask */
-    bool answer_due;        /* it is not answered yet */
+    uint64_t fell_back;     /* transfers from that node by a slower transport than both nodes have */
+    char fell_back_to[140]; /* what was logged last about that: "stream instead of ucx" */
+    uint64_t asked;         /* number of the last peer_ask */
+    bool answer_due;        /* the peer has not answered it yet */
 };
 
-/* A transport's failure may be the first sign that the whole node is gone. Its transfer has noted it (transfer->failed) and ends with
- * it when the node has answered; with PEER_LOST if instead the link goes down. */
+/* A failed operation may be the first sign that the whole node is lost. The transfer has noted the failure (transfer->failed). It ends with that
+ * failure when the peer has answered a ping, or with PEER_LOST if the link goes down instead. */
 void peer_session_doubt(struct transfer *transfer);
 
-/* peer_send, unless we are closing: then the peer may be gone. */
+/* Sends by peer_send. SHUTTING_DOWN while the daemon closes its transfers, since the peer may not exist any more. */
 enum rdt_status peer_session_send(struct peer_session *session, enum rdt_peer_message type, const ProtobufCMessage *message,
                           struct rdt_error *err);
 
-struct peer_session *peer_session_get(struct transfers *transfers, struct peer *peer); /* NULL: no memory */
+/* Finds or creates the session of a peer. NULL: no memory. */
+struct peer_session *peer_session_get(struct transfers *transfers, struct peer *peer);
 
 /* What a connection tells its users. The connections (peer_transport.c, transfer_group.c) know none of them: transfers_init gives them this table,
  * which transfer_peer.c fills in. Each callback may end transfers and close connections. */
@@ -142,17 +158,24 @@ bool transfer_groups_use(const struct transfers *transfers, const struct transpo
 
 struct chunk_op {
     struct plugin_op base;
-    struct transfer *in; /* one of both */
-    struct serve *out;
+    struct transfer *in; /* a receive or read of this transfer, or */
+    struct serve *out;   /* a send of this one; the other is NULL */
     uint32_t chunk;
-    uint8_t *staging; /* NULL: straight to memory */
-    struct device_place place; /* of the staging, as one end of a device's copy */
+    uint8_t *staging; /* NULL: the operation moves the chunk from or to its tensors directly */
+    struct device_place place; /* the staging memory as one end of a device copy */
     struct device_copy *copy;
     struct work work;
 };
 
-/* ---- the owner's side of a pull ---- */
-
+/* ---- the owner's side of a pull ----
+ *
+ *   PARKED --put, published--> OFFERED --PULL_START--> PREPARE --memory is ready--> SENDING --last chunk--> ENDED
+ *                                                         |                            ^
+ *                                                         `--ordered queues--> TURN ---'
+ *
+ *   PREPARE, TURN, SENDING -> ABORT -> ENDED: it ends when no operation is left
+ *   PARKED, OFFERED, PREPARE, TURN -> ENDED: it was answered whole, refused or given up, and nothing touches memory
+ */
 enum serve_state {
     SERVE_PARKED,
     SERVE_OFFERED,
@@ -166,48 +189,48 @@ enum serve_state {
 struct serve {
     struct transfers *transfers;
     struct peer_session *session;
-    uint64_t number; /* the reader's */
+    uint64_t number; /* the reader's number of this pull */
     struct sm sm;
-    struct account *account; /* the requester's: a reference */
+    struct account *account; /* of the requester: a reference */
     struct rdt_ref ref;
     Rdt__Pb__Slice *slice;
     bool meta_only;
-    bool keep, no_redirect; /* the reader's word */
+    bool keep, no_redirect; /* what the reader asked for in PULL */
     uint64_t inline_max_bytes;
-    struct deadline deadline;             /* of the reader; while TURN: patience with it; while ABORT: the grace time */
-    struct replica *replica;              /* it is served from: a reference; NULL: an object of this node */
+    struct deadline deadline;             /* the reader's; while TURN: how long the reader may stay silent; while ABORT: the grace time */
+    struct replica *replica;              /* the replica that is served: a reference; NULL: an object of this node */
     struct list by_replica;               /* in replica->pulls, or replicas->expected */
-    struct peer_transport *awaits_memory; /* OFFERED: begins by it when the copy has memory */
+    struct peer_transport *awaits_memory; /* OFFERED: the connection to begin with when the replica has memory */
     struct object_waiter waiter;
     struct name_waiter named;
-    uint64_t version;      /* of the name that was asked for */
-    struct object *object; /* held; pinned from PREPARE on */
+    uint64_t version;      /* of the published name, if the ref is one */
+    struct object *object; /* held; pinned from state PREPARE on */
     bool pinned;
     struct layout *source, *packed;
     uint64_t stream_bytes;
-    uint32_t *select; /* [n_select]: of a whole's tensors, these; NULL: all */
+    uint32_t *select; /* [n_select] the tensors that a sub-pull asks for; NULL: all */
     uint32_t n_select;
-    bool staged;                 /* its memory is on devices, and goes through host memory */
-    struct stage *stage;         /* that; NULL: not yet */
-    struct device_place *places; /* [n_places] of the object, for that */
-    uint32_t credit;             /* chunks below this have a receive */
+    bool staged;                 /* its memory is on devices and goes through host memory */
+    struct stage *stage;         /* with staged: the pinned slots; NULL: not yet */
+    struct device_place *places; /* [n_places] with staged: the object's regions as ends of device copies */
+    uint32_t credit;             /* the reader has posted receives for chunks below this number */
     struct chunk_plan *plan;
     uint8_t **bases; /* [n_regions] where the object's regions start */
-    uint32_t filled; /* of those, so many have their pages (region_fill.h) */
+    uint32_t filled; /* how many of them have all their pages (region_fill.h) */
     uint32_t next_chunk, chunks_done;
     unsigned n_ops;
     struct peer_transport *connection;
     struct list by_connection, in_turn;
     bool one_sided;
-    bool turns;            /* its reader's end stands in ordered queues */
-    struct broadcast *broadcast; /* SENDING: its reader takes part in it, and gets its bytes by it (transfer_broadcast.h) */
-    bool collective;               /* it is to */
-    uint64_t broadcast_number;   /* it is of; 0: of none */
-    bool gathering;        /* with turns: a chunk, and those behind it wait */
-    bool posting;          /* likewise: sends are being posted */
-    bool reader_done;      /* one-sided: the reader reads no more */
-    struct layout *expect; /* PULL came with a start: what its reader expects; NULL: it will say PULL_START */
-    uint64_t expect_bytes; /* it came in runs: charged */
+    bool turns;            /* the reader's operations stand in ordered queues */
+    struct broadcast *broadcast; /* SENDING: the reader gets its bytes by this broadcast (transfer_broadcast.h); NULL: by sends */
+    bool collective;               /* the broadcast is the transport's own */
+    uint64_t broadcast_number;   /* the broadcast that the reader takes part in; 0: none */
+    bool gathering;        /* with turns: a chunk is being gathered, and later chunks wait for it */
+    bool posting;          /* with turns: sends are being posted */
+    bool reader_done;      /* one-sided: the reader has finished */
+    struct layout *expect; /* PULL carried a start: the layout that the reader expects; NULL: PULL_START will come */
+    uint64_t expect_bytes; /* charged for a layout that came as runs */
     char start_transport[65];
     uint64_t start_chunk_bytes;
     uint32_t start_epoch;
@@ -219,24 +242,24 @@ void serve_on_start(struct peer_session *session, const Rdt__Pb__PullStart *star
 void serve_on_credit(struct peer_session *session, const Rdt__Pb__PullCredit *credit);
 void serve_on_end(struct peer_session *session, const Rdt__Pb__PullEnd *end);
 void serve_on_abort(struct peer_session *session, const Rdt__Pb__PullAbort *abort);
-bool serve_can_start(struct serve *out); /* PULL's own start fits what the object is */
+bool serve_can_start(struct serve *out); /* whether the start that PULL carried fits the object */
 void serve_begin(struct serve *out, struct peer_transport *pt);
 void serve_answer(struct serve *out, struct object *object);
-void serve_refuse(struct serve *out, const struct rdt_error *err); /* instead of an answer; ends it */
-void serve_answer_error(struct peer_session *session, uint64_t number, const struct rdt_error *err); /* where there is none to end */
-void serve_go_on(struct serve *out); /* more of the copy that it is served from may be there */
+void serve_refuse(struct serve *out, const struct rdt_error *err); /* answers with an error and ends it */
+void serve_answer_error(struct peer_session *session, uint64_t number, const struct rdt_error *err); /* for a pull without a struct serve */
+void serve_go_on(struct serve *out); /* more of the replica may have arrived */
 void serve_set_state(struct serve *out, enum serve_state state);
-enum rdt_status serve_map(struct serve *out, struct rdt_error *err);         /* fills bases */
-enum rdt_status serve_check(const struct serve *out, struct rdt_error *err); /* what was read was all there */
+enum rdt_status serve_map(struct serve *out, struct rdt_error *err);         /* maps the object's regions into `bases` */
+enum rdt_status serve_check(const struct serve *out, struct rdt_error *err); /* SYSTEM: memory that was read is missing */
 void serve_end(struct serve *out);
-void serve_stop(struct serve *out);   /* no more chunks; ends when nothing touches its memory */
-void serve_settle(struct serve *out); /* ABORT, one reason to wait less */
-void serve_fail(struct serve *out, const struct rdt_error *err); /* tells the reader, and stops */
+void serve_stop(struct serve *out);   /* sends no more chunks; it ends when nothing touches its memory */
+void serve_settle(struct serve *out); /* ABORT: one operation has ended; the last one ends it */
+void serve_fail(struct serve *out, const struct rdt_error *err); /* tells the reader and stops */
 void serve_link_down(struct peer_session *session);
 void serve_shut_down(struct transfers *transfers, const struct rdt_error *why); /* tells each reader */
 void serve_refuse_parked(struct transfers *transfers);                          /* there will be no more puts */
-void serve_pump(struct peer_transport *pt);                                     /* posts chunks, each transfer in turn */
-void serve_connection_closed(struct peer_transport *pt);                               /* its connection is down: users end */
+void serve_pump(struct peer_transport *pt);                                     /* posts chunks of all serves on the connection, in turn */
+void serve_connection_closed(struct peer_transport *pt);                               /* every serve on the connection stops */
 
 /* ---- the reader's side ---- */
 
@@ -259,7 +282,7 @@ struct transfer_kind {
 };
 extern const struct transfer_kind transfer_local_kind, transfer_pull_kind, transfer_subpull_kind, transfer_member_kind;
 
-void transfer_pull_release(struct transfer *transfer); /* of every kind that pulls */
+void transfer_pull_release(struct transfer *transfer); /* the release of every kind that pulls */
 
 /* A pull that a replica on this node serves after all. */
 void transfer_become_local(struct transfer *transfer);
@@ -271,14 +294,14 @@ void transfer_set_state(struct transfer *transfer, enum transfer_state state);
 void transfer_fail(struct transfer *transfer, enum rdt_status status, const char *fmt, ...)
     __attribute__((format(printf, 3, 4)));
 void transfer_fail_err(struct transfer *transfer, const struct rdt_error *err);
-void transfer_abort(struct transfer *transfer); /* nobody waits any more */
-void transfer_end(struct transfer *transfer);   /* nothing touches memory: frees it */
+void transfer_abort(struct transfer *transfer); /* no fetch waits any more: stops the operations, then ends it */
+void transfer_end(struct transfer *transfer);   /* nothing touches its memory: frees it */
 
-/* Memory for the bytes, in transfer->received: warm, ready, or (RDT_AGAIN: on_ready comes, with the transfer) new. */
+/* Allocates transfer->received: cached memory of the client, or new memory (RDT_AGAIN: on_ready is called later with the transfer). */
 enum rdt_status transfer_reserve(struct transfer *transfer, region_ready on_ready, struct rdt_error *err);
 
-/* The plan of its chunks, and what of them must be staged: transfer->staging.need. Then memory for that (RDT_AGAIN: on_ready comes, with
- * the transfer), to be taken chunk by chunk. Freed with the transfer. */
+/* transfer_plan cuts the stream into chunks and finds how many bytes must be staged (staging.need). transfer_reserve_staging allocates them
+ * (RDT_AGAIN: on_ready is called later with the transfer); transfer_take_staging takes them chunk by chunk. Freed with the transfer. */
 enum rdt_status transfer_plan(struct transfer *transfer, struct rdt_error *err);
 bool transfer_chunk_in_place(const struct transfer *transfer, uint32_t index, struct region **region_p, uint64_t *offset_p);
 bool transfer_staging_is_little(const struct transfer *transfer);
@@ -290,16 +313,17 @@ void transfer_free_staging(struct transfer *transfer);
 
 bool client_maps(const struct client *client, const char *kind);
 
-/* What its reader wishes is here, and can be mapped there. */
+/* Whether the memory kind and device that the reader wishes exist here and the reader can map them. */
 enum rdt_status destination_check_wish(const struct transfer *transfer, struct rdt_error *err);
 
-/* Decides where each tensor of transfer->source shall lie; from[i]: where it lies on this node (NULL: host memory); from NULL: on another node, as transfer->places says. Makes
- * transfer->landing if some go to devices (always: wherever) and the reader gave no targets. *elsewhere_p: some go where they do not
- * lie. */
+/* Decides where each tensor of transfer->source shall be. from[i] is its device on this node (NULL: host memory); with `from` NULL the object is on
+ * another node, and transfer->placement says where. Creates transfer->destination if a tensor goes to a device, or if `always` is set, unless the
+ * reader gave targets. *elsewhere_p: some tensor must move to other memory. */
 enum rdt_status destination_plan(struct transfer *transfer, struct memory_device *const *from, bool always, bool *elsewhere_p,
                              struct rdt_error *err);
 
-/* Memory for it, which becomes transfer->target. AGAIN: on_ready comes, with a region to be taken, and this is to be called again. */
+/* Allocates the memory of transfer->destination, which becomes transfer->target. AGAIN: on_ready is called with a region for destination_take, and
+ * then this function must be called again. */
 enum rdt_status destination_reserve(struct transfer *transfer, region_ready on_ready, struct rdt_error *err);
 void destination_take(struct transfer *transfer, struct region *region); /* NULL is fine */
 void destination_free(struct transfer *transfer);
@@ -308,141 +332,141 @@ void destination_free(struct transfer *transfer);
 
 enum rdt_status subpulls_read_places(struct transfer *transfer, const Rdt__Pb__PullMeta *meta, struct rdt_error *err);
 
-/* Some of it shall be on devices here; its tensors are known, and it goes in pieces. */
+/* Whether tensors shall be on devices here; whether the answer, which has come, makes sub-pulls necessary. */
 bool subpulls_wanted_here(const struct transfer *transfer);
 bool subpulls_needed(const struct transfer *transfer);
-void subpulls_begin(struct transfer *whole);                              /* RESERVE */
+void subpulls_begin(struct transfer *whole);                              /* in state RESERVE */
 void subpulls_abort(struct transfer *whole);
 void subpulls_free(struct transfer *transfer);
 
-/* A piece's; "host" of anything else. */
+/* The memory kind of a sub-pull's targets; "host" for every other transfer. */
 const char *transfer_target_memory(const struct transfer *transfer);
 
-/* Of a piece: the devices that it lies on, there, and goes to, here; "": host memory. */
+/* The device that a sub-pull moves from (on the other node) and to (on this node); "": host memory. */
 const char *transfer_source_device(const struct transfer *transfer);
 const char *transfer_target_device(const struct transfer *transfer);
 
-/* A piece that goes through host memory here: slots for the chunks under way. AGAIN as everywhere. */
+/* Reserves pinned slots for a sub-pull that goes through host memory here. AGAIN: on_ready is called later. */
 enum rdt_status transfer_reserve_stage(struct transfer *transfer, region_ready on_ready, struct rdt_error *err);
 bool transfer_has_slot(const struct transfer *transfer);
 struct device_part chunk_part(const struct chunk *chunk, const struct layout *packed);
 
-/* Results: each answers every fetch of the transfer. The caller ends the transfer afterwards. PATH_COPY: they are to copy from the object
+/* Each of these answers every fetch of the transfer; the caller ends the transfer afterwards. With PATH_COPY the clients copy from the object
  * themselves. */
 void transfer_deliver_object(struct transfer *transfer, struct object *object, struct layout *layout, enum path_kind how);
-void transfer_deliver_received(struct transfer *transfer); /* region, target or inline data */
+void transfer_deliver_received(struct transfer *transfer); /* the result is in `received`, `target` or inline_data */
 void transfer_deliver_meta(struct transfer *transfer);
-void fetch_detach(struct fetch *fetch); /* it has been answered, or has no client any more: frees it */
+void fetch_detach(struct fetch *fetch); /* frees a fetch that was answered or whose client has ended */
 
-/* SYSTEM if memory of it was missing. NULL is fine. */
+/* SYSTEM: memory of the target is missing. NULL is fine. */
 enum rdt_status target_check(const struct target *target, struct rdt_error *err);
 
 void transfer_local_abort(struct transfer *transfer); /* transfer_local_copy.c */
 void transfer_local_serve(struct transfer *transfer, struct object *object);
-void transfer_local_metadata(struct transfer *transfer, const struct object *object); /* valid while the caller, or it, holds that */
-void transfer_local_copy(struct transfer *transfer, struct object *object); /* pins it; memory for the copy comes next */
+void transfer_local_metadata(struct transfer *transfer, const struct object *object); /* borrowed from the object, which must stay held */
+void transfer_local_copy(struct transfer *transfer, struct object *object); /* pins the object, then allocates memory and copies */
 
 enum rdt_status transfer_in_start(struct transfer *transfer, struct rdt_error *err);
-void transfer_in_ask(struct transfer *transfer); /* the link is up, and nobody has asked for the same */
-void transfer_in_go_on_after_coalesced(struct transfer *transfer); /* QUEUED: the one before it has its answer, or none will come */
+void transfer_in_ask(struct transfer *transfer); /* sends PULL: the link is up, and no other transfer asks for the same */
+void transfer_in_go_on_after_coalesced(struct transfer *transfer); /* QUEUED: the transfer before it was answered, or will not be */
 void transfer_in_leave_coalesced(struct transfer *transfer);
 void transfer_in_send_abort(struct transfer *transfer);
-void transfer_in_pull_from(struct transfer *transfer, struct peer_session *session); /* asks there, as soon as the link is up */
+void transfer_in_pull_from(struct transfer *transfer, struct peer_session *session); /* asks that node, as soon as its link is up */
 enum rdt_status transfer_in_read_meta(struct transfer *transfer, const Rdt__Pb__PullMeta *meta, struct rdt_error *err);
 void transfer_in_leave_peer(struct transfer *transfer);
 void transfer_in_free_metadata(struct transfer *transfer);
 
-/* The path, by what is known; then memory, by what the answer says that has just come (NULL: it was there before). */
+/* Choosing the path (transfer_way.c), then reserving memory. `meta` is the answer that has just come; NULL: it came earlier. */
 enum rdt_status transfer_in_choose(struct transfer *transfer, bool has_inline, struct rdt_error *err);
-bool transfer_in_path_is_coming(struct transfer *transfer); /* there is none only because a connection is being rebuilt */
-void transfer_in_take_path(struct transfer *transfer);      /* what was chosen */
-void transfer_in_note_fall_back(struct transfer *transfer); /* counts it once, if the chosen one is slower than it should be */
+bool transfer_in_path_is_coming(struct transfer *transfer); /* whether a path is missing only because a connection is being rebuilt */
+void transfer_in_take_path(struct transfer *transfer);      /* uses the path that was chosen */
+void transfer_in_note_fall_back(struct transfer *transfer); /* counts and logs once that the chosen path is slower than the best */
 void transfer_in_find_path(struct transfer *transfer, const Rdt__Pb__PullMeta *meta);
 
-/* Beginning anew (transfer_back.c). */
-void transfer_in_choose_again(struct transfer *transfer);  /* the owner did not start as asked */
-void transfer_in_forget_answer(struct transfer *transfer); /* as if there had been none; its memory stays */
-void transfer_in_go_back(struct transfer *transfer);       /* asks anew when no operation is left */
-bool transfer_in_ask_anew(struct transfer *transfer);      /* likewise, under another number; false: no memory, nothing has happened */
-void transfer_in_rewound(struct transfer *transfer);       /* one operation of what came to nothing less */
+/* Starting again (transfer_back.c). */
+void transfer_in_choose_again(struct transfer *transfer);  /* the owner did not start the early receives: chooses again */
+void transfer_in_forget_answer(struct transfer *transfer); /* drops the owner's answer; reserved memory stays */
+void transfer_in_go_back(struct transfer *transfer);       /* REWIND, then asks again when no operation is left */
+bool transfer_in_ask_anew(struct transfer *transfer);      /* the same under a new id; false: no memory, and nothing has changed */
+void transfer_in_rewound(struct transfer *transfer);       /* REWIND: one operation has ended; the last one starts again */
 void transfer_in_on_meta(struct peer_session *session, const Rdt__Pb__PullMeta *meta);
 void transfer_in_on_parked(struct peer_session *session, const Rdt__Pb__PullParked *parked);
 void transfer_in_on_keys(struct peer_session *session, const Rdt__Pb__PullKeys *keys);
 void transfer_in_on_end(struct peer_session *session, const Rdt__Pb__PullEnd *end);
 void transfer_in_abort(struct transfer *transfer); /* the abort of every kind that pulls */
-void transfer_in_settle(struct transfer *transfer);  /* ABORT, one operation less */
-void transfer_in_move(struct transfer *transfer);    /* memory is there: post and start */
-void transfer_in_early(struct transfer *transfer);   /* targets: post before asking, where that may work */
-void transfer_in_started(struct transfer *transfer); /* the answer has come after an early start */
+void transfer_in_settle(struct transfer *transfer);  /* ABORT: one operation has ended; the last one ends it */
+void transfer_in_move(struct transfer *transfer);    /* memory is reserved: posts the receives and starts the owner */
+void transfer_in_early(struct transfer *transfer);   /* with targets: posts the receives before PULL is sent, where the path allows that */
+void transfer_in_started(struct transfer *transfer); /* EARLY: the owner has started */
 void transfer_in_receive(struct transfer *transfer); /* posts the receives, or asks for keys */
 void transfer_in_ask_start(struct transfer *transfer);
-void transfer_in_watch(struct transfer *transfer); /* from now on bytes are expected to move */
+void transfer_in_watch(struct transfer *transfer); /* starts the timer for progress (stall_timeout) */
 void transfer_in_on_stall(struct deadline *deadline);
 void transfer_in_cancel_ops(struct transfer *transfer);
-void transfer_in_judge(struct transfer *transfer); /* the node is there: the failure that was noted stands */
+void transfer_in_judge(struct transfer *transfer); /* the peer has answered: the failure that was noted ends the transfer */
 void transfer_in_connection_failed(struct peer_transport *pt); /* notes pt->broken for each pull that moves by it */
-void transfer_in_wait(struct transfer *transfer); /* RESERVE: for a connection that is being rebuilt */
-void transfer_in_connected(struct transfer *transfer, const struct peer_transport *pt); /* it stands: whoever waits goes on */
-void transfer_in_refused(struct transfer *transfer, const struct peer_transport *pt); /* it will not: nobody waits in vain */
+void transfer_in_wait(struct transfer *transfer); /* CONNECT: waits for a connection that is being rebuilt */
+void transfer_in_connected(struct transfer *transfer, const struct peer_transport *pt); /* CONNECT: the connection is there */
+void transfer_in_refused(struct transfer *transfer, const struct peer_transport *pt); /* CONNECT: it will not be rebuilt: another path, or an error */
 
-/* ---- ordered queues (transfer_order.c): of those that have record.order ---- */
+/* ---- ordered queues (transfer_order.c), for transfers with record.order ---- */
 
 void transfers_init_turns(struct transfers *transfers);
-bool order_wanted(const struct transfer *transfer, const struct peer_transport *pt); /* its memory, here or there, stands in one */
-bool order_needed(const struct serve *out, const struct peer_transport *pt);      /* likewise, at the owner */
+bool order_wanted(const struct transfer *transfer, const struct peer_transport *pt); /* whether its operations stand in an ordered queue on either node */
+bool order_needed(const struct serve *out, const struct peer_transport *pt);      /* the same, asked by the owner */
 enum rdt_status order_in_begin(struct transfer *transfer, struct rdt_error *err);    /* before START is sent */
-enum rdt_status order_out_begin(struct serve *out, struct rdt_error *err);        /* its memory is ready */
-void order_out_on_stall(struct serve *out);                                       /* SENDING: what is posted is to move */
-void order_receives_stand(struct transfer *transfer);                                /* all are posted; may end it */
-void order_give(const struct transfer_record *record);                               /* all, or nearly all, is posted */
-void order_leave(struct transfer_record *record);                                    /* nothing of it is under way */
+enum rdt_status order_out_begin(struct serve *out, struct rdt_error *err);        /* called when its memory is ready */
+void order_out_on_stall(struct serve *out);                                       /* SENDING: watches that what was posted moves */
+void order_receives_stand(struct transfer *transfer);                                /* all receives are posted; may end it */
+void order_give(const struct transfer_record *record);                               /* all operations, or nearly all, are posted: the next transfer may post */
+void order_leave(struct transfer_record *record);                                    /* no operation of it is under way */
 bool order_stands_behind(const struct transfer_record *record);
 void order_on_turn(struct peer_session *session, const Rdt__Pb__PullTurn *message);
 
-/* ---- a node's part of a broadcast (transfer_broadcast_member.c): of transfers that have one ---- */
+/* ---- this node's part of a broadcast (transfer_broadcast_member.c), for transfers with `member` ---- */
 
-struct group *transfer_member_group(const struct transfer *transfer);    /* it moves in; NULL: not any more */
-uint64_t transfer_member_number(const struct transfer *transfer);        /* the root's; 0: it has none */
-void transfer_member_whole(struct transfer *transfer);                   /* its copy is; nothing if it has none */
+struct group *transfer_member_group(const struct transfer *transfer);    /* the group of the broadcast; NULL: it has ended */
+uint64_t transfer_member_number(const struct transfer *transfer);        /* the root's number of the broadcast; 0: no member */
+void transfer_member_whole(struct transfer *transfer);                   /* the replica is complete; does nothing without a member */
 
-/* The answer has come. true: there is a copy here already, or will be none; the transfer has ended or failed. */
+/* The owner has answered. true: a replica exists here already, or there will be none; the transfer has ended or failed. */
 bool transfer_member_answered(struct transfer *transfer, const Rdt__Pb__PullMeta *meta);
 
-/* false: it has none, or others wait for the same copy and cannot be helped. true: it ends, or goes on without. */
+/* The recover operation of members. true: it ends, or goes on as an ordinary pull; false: other fetches wait for the replica and fail too. */
 bool transfer_member_failed(struct transfer *transfer, const struct rdt_error *err);
 enum rdt_status transfer_member_on_ask(struct peer_session *root, const Rdt__Pb__GroupBroadcast *message, struct rdt_error *err);
 void transfer_member_on_over(struct peer_session *root, const Rdt__Pb__BroadcastWord *word);
 void transfer_members_link_down(struct peer_session *root, const struct rdt_error *why);
 
-/* ---- copies (transfer_replica.c) ---- */
+/* ---- replicas (transfer_replica.c) ---- */
 
-/* A copy here serves it, or the transfer that fills one does: true, and it has ended or goes its way. */
+/* true: a replica on this node serves it, or it has joined the transfer that fills one; it may have ended. */
 bool transfer_replica_serves(struct transfer *transfer);
 
-/* The answer was of a snapshot: true as above, or it was sent to another node; false: its bytes are to come by this transfer. */
+/* The owner has answered about a snapshot. true: as above, or the transfer was redirected to another node; false: this transfer moves the bytes. */
 bool transfer_replica_answered(struct transfer *transfer, const Rdt__Pb__PullMeta *meta);
 void transfer_replica_redirected(struct transfer *transfer, const Rdt__Pb__PullMeta *meta);
 
-/* The copy that it was sent to fails: true, and it asks the owner's node again. */
+/* The recover operation of pulls. true: the transfer had been redirected to a replica, and asks the owner's node again. */
 bool transfer_replica_comes_back(struct transfer *transfer, const struct rdt_error *why);
-void transfer_replica_moved(struct transfer *transfer); /* a chunk has come */
+void transfer_replica_moved(struct transfer *transfer); /* a chunk has arrived */
 void transfer_deliver_replica(struct transfer *transfer);
 
-/* The last pull of the copy that it fills has gone: it ends, unless somebody here waits for it. */
+/* The last other node has stopped pulling the replica that it fills: ends the transfer, unless a fetch of this node waits for it. */
 void transfer_unwanted(struct transfer *transfer);
 
-/* Of a record that is all zero. */
+/* Fills in a record that is all zero. */
 void record_start(struct transfer_record *record, uint64_t id, const struct owner *requester, const struct rdt_ref *ref,
                   const char *direction, const char *state);
-/* The path, by path_choose; what it decided is kept with the record, a reference: of objects of this node the same question as last time has
- * the same answer. NO_MEMORY too. */
+/* Chooses the path by path_choose and keeps a reference to the decision in the record. For an object of this node, the same query as last time gets
+ * the same decision without choosing. Errors: as path_choose, NO_MEMORY. */
 enum rdt_status record_decide(struct transfers *transfers, struct transfer_record *record, const struct path_query *query,
                               struct rdt_error *err);
 void record_drop_decision(struct path_decision *decision); /* NULL is fine */
-const struct path_candidate *record_chosen(const struct transfer_record *record); /* after an OK */
-/* Which way its bytes went; once. */
+const struct path_candidate *record_chosen(const struct transfer_record *record); /* after record_decide has succeeded */
+/* Notes how the bytes went, once. */
 void record_lanes(struct transfer_record *record, const struct peer_transport *pt);
-/* Goes into the history. */
+/* Moves the record into the history. */
 void record_finish(struct transfers *transfers, struct transfer_record *record, const char *state, const char *error);
 Rdt__Pb__Slice *slice_dup(const Rdt__Pb__Slice *slice); /* NULL for NULL; free with protobuf_c_message_free_unpacked */
 
