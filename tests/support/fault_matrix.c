@@ -63,12 +63,14 @@ static void begin(struct scene *scene)
                            NULL,
                            NULL,
                            NULL};
-    unsigned n = 8;
+    unsigned n = 0; /* the first free place in flags */
     bool loopback = cell->place == FAULT_TWO_SIDED || cell->place == FAULT_ONE_SIDED || cell->place == FAULT_ORDERED;
 
     (void)snprintf(peer_timeout, sizeof peer_timeout, "--peer-timeout=%lldms", (long long)(patience(SEC) / MSEC));
     (void)snprintf(quiesce, sizeof quiesce, "--quiesce-grace=%lldms", (long long)(patience(300 * MSEC) / MSEC));
     (void)snprintf(sided, sizeof sided, "--set=loopback.sided=%s", cell->place == FAULT_ONE_SIDED ? "one" : "two");
+    while (flags[n])
+        n++;
     if (loopback)
         flags[n++] = sided;
     if (cell->place == FAULT_ORDERED)
