@@ -14,7 +14,7 @@
 #include "call.h"
 #include "clock.h"
 #include "connection.h"
-#include "copies.h"
+#include "loans.h"
 #include "fetch.h"
 #include "fetched.h"
 #include "options.h"
@@ -63,7 +63,7 @@ static void free_all(rdt *conn)
         fetched_destroy(container_of(conn->objects.next, rdt_object, link));
     watch_fini(conn);
     batches_fini(conn);
-    copies_fini(conn);
+    loans_fini(conn);
     memory_fini(&conn->memory);
     pending_fini(&conn->pending);
     expiry_fini(&conn->expiries);
@@ -159,8 +159,8 @@ static enum rdt_status create(int take_sock, rdt **conn_p, struct rdt_error *err
     conn->on_expired = request_on_expired;
     conn->fd_timer_ns = CLOCK_NEVER;
     chain_init(&conn->batches);
-    chain_init(&conn->copies_idle);
-    chain_init(&conn->copies_lent);
+    chain_init(&conn->loans_idle);
+    chain_init(&conn->loans_lent);
     chain_init(&conn->requests);
     chain_init(&conn->objects);
     chain_init(&conn->arrived);

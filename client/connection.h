@@ -81,7 +81,7 @@ struct rdt {
     uint64_t event_sequence; /* of the latest one that was taken */
 
     struct memory memory;
-    struct chain copies_idle, copies_lent; /* of copies.c; the latest first */
+    struct chain loans_idle, loans_lent; /* of loans.c; the latest first */
     struct chain batches;           /* of batch.c */
     struct chain requests, objects; /* all of them: rdt_close ends them */
     struct chain arrived;           /* requests whose bytes are here and have to be copied into their targets */

@@ -6,7 +6,7 @@
 #include "alloc.h"
 #include "batch.h"
 #include "clock.h"
-#include "copies.h"
+#include "loans.h"
 #include "device.h"
 #include "fetched.h"
 #include "options.h"
@@ -52,7 +52,7 @@ void fetch_on_event(rdt *conn, struct frame *frame)
     if (frame->type == RDT_EVENT_REGION_GONE)
         alloc_on_gone(conn, frame);
     if (frame->type == RDT_EVENT_REGION_BACK)
-        copies_on_back(conn, frame);
+        loans_on_back(conn, frame);
     if (frame->type == RDT_EVENT_WATCHED)
         watch_on_event(conn, frame);
     if (frame->type != RDT_EVENT_FETCH_DONE)

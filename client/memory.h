@@ -46,7 +46,7 @@ struct mapping {
     struct mapper *mapper; /* of its kind; NULL: host memory */
     void *mapped;          /* the mapper's, unless it is the caller's own */
     unsigned refs;
-    struct copy_room *room; /* of copies.c: it is that one's, and never found for anybody else; else NULL */
+    struct copy_room *room; /* of loans.c: it is that one's, and never found for anybody else; else NULL */
     uint64_t mark; /* scratch of whoever numbers the regions of one message: valid if it is that message's */
     uint32_t index;
     struct mapping *next; /* with the same hash; later, of those put aside */

@@ -7,8 +7,8 @@
 #include "alloc.h"
 #include "call.h"
 #include "clock.h"
-#include "copies.h"
-#include "made.h"
+#include "loans.h"
+#include "sealed_memfd.h"
 #include "options.h"
 #include "proto/wire_limits.h"
 #include "proto/wire_ref.h"
@@ -32,7 +32,7 @@ struct placed { /* the tensors of one put: layout's offsets are addresses until 
     int copy_fd;           /* its, if it is new and nobody here looks at it; -1 */
     bool given;            /* it is unmapped, and becomes the snapshot as it is if nobody else can write it */
     uint8_t *inline_data;  /* or this, which goes with the message; its tensors' region is n_regions */
-    int made_fd;           /* or this, likewise; -1 */
+    int sealed_fd;           /* or this, likewise; -1 */
     bool not_taken;        /* the daemon did not want it, for another reason than room */
 };
 
@@ -40,7 +40,7 @@ static void placed_fini(rdt *conn, struct placed *placed, bool put)
 {
     if (placed->loan) {
         connection_lock(conn);
-        copies_end(conn, placed->loan, put);
+        loans_end(conn, placed->loan, put);
         connection_unlock(conn);
     }
     if (placed->copy && !placed->loan) {
@@ -51,8 +51,8 @@ static void placed_fini(rdt *conn, struct placed *placed, bool put)
     }
     if (placed->copy_fd >= 0)
         (void)close(placed->copy_fd);
-    if (placed->made_fd >= 0)
-        (void)close(placed->made_fd);
+    if (placed->sealed_fd >= 0)
+        (void)close(placed->sealed_fd);
     free(placed->inline_data);
     free(placed->how);
     free(placed->regions);
@@ -220,11 +220,11 @@ static enum rdt_status copy_all_in(rdt *conn, struct placed *placed, bool unseen
             status = rdt_error_set(err, RDT_NO_MEMORY, "no memory for %llu bytes", (unsigned long long)placed->copied_bytes);
     } else {
         if (placed->lends) {
-            status = copies_take(conn, placed->copied_bytes, placed->fresh, room_ns(deadline_ns), deadline_ns, &placed->loan, err);
+            status = loans_take(conn, placed->copied_bytes, placed->fresh, room_ns(deadline_ns), deadline_ns, &placed->loan, err);
             placed->copy = status == RDT_OK ? placed->loan->mapping : NULL;
         } else {
             status = alloc_region(conn, placed->copied_bytes, room_ns(deadline_ns), deadline_ns, &placed->copy,
-                                  unseen && made_may_write(placed->copied_bytes) ? &placed->copy_fd : NULL, err);
+                                  unseen && sealed_may_write(placed->copied_bytes) ? &placed->copy_fd : NULL, err);
         }
         if (status == RDT_OK) {
             base = placed->copy->addr;
@@ -291,12 +291,12 @@ static enum rdt_status send_put(rdt *conn, const struct placed *placed, const st
         request.loaned = (uint32_t *)&placed->copy_index;
         request.n_loaned = 1;
     }
-    if (placed->made_fd >= 0)
+    if (placed->sealed_fd >= 0)
         request.sealed_bytes = placed->copied_bytes;
     /* 0: a snapshot's copy is waited for without end, room not at all. Nor does what is lent again wait for room: fresh memory may take less. */
     if (deadline_ns != CLOCK_NEVER && !(placed->loan && placed->loan->again))
         request.timeout_ns = room_ns(deadline_ns) > 0 ? room_ns(deadline_ns) : 1;
-    status = call_fds(conn, RDT_MSG_PUT, &request.base, placed->made_fd, deadline_ns, &answer, NULL, err);
+    status = call_fds(conn, RDT_MSG_PUT, &request.base, placed->sealed_fd, deadline_ns, &answer, NULL, err);
     free(request.regions);
     if (status != RDT_OK)
         return status;
@@ -345,8 +345,8 @@ static void place_made(struct placed *placed)
 
 static void unplace_made(struct placed *placed, const struct rdt_tensor *tensors)
 {
-    (void)close(placed->made_fd);
-    placed->made_fd = -1;
+    (void)close(placed->sealed_fd);
+    placed->sealed_fd = -1;
     for (uint32_t i = 0; i < placed->layout->count; i++)
         if (is_copied(placed, i))
             placed->layout->offset[i] = (uintptr_t)tensors[i].data;
@@ -362,8 +362,8 @@ static enum rdt_status put_made(rdt *conn, struct placed *placed, const struct r
 
     if (!fits_made(conn, placed))
         return RDT_AGAIN;
-    placed->made_fd = made_memory(placed->layout, placed->how, placed->copied_bytes);
-    if (placed->made_fd < 0)
+    placed->sealed_fd = sealed_memory(placed->layout, placed->how, placed->copied_bytes);
+    if (placed->sealed_fd < 0)
         return RDT_AGAIN;
     place_made(placed);
     status = send_put(conn, placed, options, deadline_ns, ref_p, &why);
@@ -421,7 +421,7 @@ static enum rdt_status check_options(const struct rdt_put_options *options, stru
 static enum rdt_status put_once(rdt *conn, const struct rdt_tensor *tensors, size_t count, const struct rdt_put_options *options,
                                 int64_t deadline_ns, bool fresh, struct rdt_ref *ref_p, struct rdt_error *err)
 {
-    struct placed placed = {.copy_fd = -1, .made_fd = -1, .lends = may_lend(conn, options), .fresh = fresh};
+    struct placed placed = {.copy_fd = -1, .sealed_fd = -1, .lends = may_lend(conn, options), .fresh = fresh};
     enum rdt_status status = tensor_layout(tensors, count, &placed.layout, err);
 
     if (status != RDT_OK)

@@ -344,7 +344,7 @@ static void on_hello(struct conn *conn, struct frame *frame)
     reply.tensor_runs = true;
     reply.sealed_max_bytes = regions_take_max(rpc->regions, rpc->options->sealed_max_bytes);
     reply.busy_poll_ns = rpc->options->busy_poll_ns;
-    reply.loans = rpc->regions->warm_max_bytes > 0 && client->warm.regions;
+    reply.loans = rpc->regions->cached_max_bytes > 0 && client->cache.regions;
     send_message(client, RDT_MSG_HELLO, FRAME_REPLY, frame->request_id, &reply.base, NULL, 0);
     arena_fini(&arena);
 }

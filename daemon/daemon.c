@@ -16,12 +16,12 @@
 
 #include "daemon/conn.h"
 #include "daemon/objects/detached.h"
-#include "daemon/base/guard.h"
+#include "daemon/base/sigbus_guard.h"
 #include "daemon/config/limits.h"
 #include "daemon/listener.h"
 #include "daemon/base/log.h"
 #include "daemon/base/node.h"
-#include "daemon/memory/region_left.h"
+#include "daemon/memory/region_orphans.h"
 #include "daemon/rpc/rpc.h"
 #include "daemon/rpc/rpc_read.h"
 #include "daemon/rpc/rpc_watch.h"
@@ -238,7 +238,7 @@ static void close_transfers(void *arg)
 {
     struct daemon *daemon = arg;
 
-    object_tellings_end(&daemon->objects);
+    object_notifies_end(&daemon->objects);
     detached_end_all(&daemon->objects);
     holds_clear(&daemon->rpc.holds);
     names_clear(&daemon->names); /* names hold objects, whose memory the work pool frees while it still runs */
@@ -359,7 +359,7 @@ static void on_forced(void *arg, struct object *object)
 
     names_object_freed(&daemon->names, object);
     holds_object_freed(object);
-    keepings_object_freed(object);
+    remote_holds_object_freed(object);
 }
 
 /* ---- the start ---- */
@@ -390,7 +390,7 @@ static void wire(struct daemon *daemon)
     object_table_init(&daemon->objects, &daemon->node, &daemon->accounts, &daemon->slabs, options->max_objects);
     daemon->objects.deadlines = &daemon->deadlines;
     daemon->regions.accounts = &daemon->accounts;
-    (void)region_left_create(&daemon->regions, &daemon->loop);
+    (void)region_orphans_create(&daemon->regions, &daemon->loop);
     names_init(&daemon->names, &daemon->accounts, &daemon->deadlines, options->max_names, options->max_objects);
     daemon->objects.on_forced = on_forced;
     daemon->objects.arg = daemon;
@@ -536,7 +536,7 @@ enum rdt_status daemon_run(const struct options *options, struct rdt_error *err)
         status = node_lock(options->state_dir, err);
     if (status == RDT_OK)
         status = plugins_create(&daemon->loop, options, &daemon->plugins, err);
-    guard_install();
+    sigbus_guard_install();
     if (status == RDT_OK)
         status = work_pool_create(&daemon->loop, options->worker_threads, &daemon->pool, err);
     if (status != RDT_OK) {

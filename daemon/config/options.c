@@ -10,7 +10,7 @@
 #include <strings.h>
 #include <unistd.h>
 
-#include "daemon/base/nearest.h"
+#include "daemon/base/suggest.h"
 #include "daemon/config/options_keys.h"
 #include "daemon/config/options_sources.h"
 
@@ -107,14 +107,14 @@ static enum rdt_status unknown_key(const char *section, const char *name, struct
     const struct option_key *elsewhere = find_key(NULL, name);
     if (elsewhere)
         return rdt_error_set(err, RDT_INVALID, "no such key here: it belongs in section [%s]", elsewhere->section);
-    struct nearest nearest;
+    struct suggest nearest;
     char hint[96];
-    nearest_init(&nearest, name);
+    suggest_init(&nearest, name);
     for (size_t i = 0; i < n_option_keys; i++) {
         if (strcmp(option_keys[i].section, section) == 0)
-            nearest_try(&nearest, option_keys[i].name);
+            suggest_try(&nearest, option_keys[i].name);
     }
-    nearest_hint(&nearest, "", hint, sizeof hint);
+    suggest_hint(&nearest, "", hint, sizeof hint);
     return rdt_error_set(err, RDT_INVALID, "no such key%s", hint);
 }
 

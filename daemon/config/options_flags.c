@@ -2,7 +2,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "daemon/base/nearest.h"
+#include "daemon/base/suggest.h"
 #include "daemon/config/options_keys.h"
 #include "daemon/config/options_sources.h"
 
@@ -60,16 +60,16 @@ static enum rdt_status unknown_flag(const char *word, struct rdt_error *err)
     if (!err)
         return RDT_INVALID;
     char names[64][FLAG_BYTES];
-    struct nearest nearest;
-    nearest_init(&nearest, word);
+    struct suggest nearest;
+    suggest_init(&nearest, word);
     for (size_t i = 0; i < N_SPECIALS; i++)
-        nearest_try(&nearest, specials[i].name);
+        suggest_try(&nearest, specials[i].name);
     for (size_t i = 0; i < n_option_keys && i < sizeof names / sizeof names[0]; i++) {
         flag_name(&option_keys[i], names[i]);
-        nearest_try(&nearest, names[i]);
+        suggest_try(&nearest, names[i]);
     }
     char hint[96];
-    nearest_hint(&nearest, "--", hint, sizeof hint);
+    suggest_hint(&nearest, "--", hint, sizeof hint);
     return rdt_error_set(err, RDT_INVALID, "no such flag%s", hint);
 }
 

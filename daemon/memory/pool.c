@@ -83,7 +83,7 @@ void pool_block_free(struct pool_block *block)
 
     for (unsigned i = 0; i < block->n_registrations; i++)
         registration_end(&block->registrations[i]);
-    guard_leave(block->guard);
+    sigbus_guard_leave(block->guard);
     if (block->discard && kind->ops.discard)
         kind->ops.discard(kind->instance, &block->block);
     kind->ops.free(kind->instance, &block->block);

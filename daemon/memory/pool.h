@@ -10,7 +10,7 @@
 #ifndef DAEMON_POOL_H
 #define DAEMON_POOL_H
 
-#include "daemon/base/guard.h"
+#include "daemon/base/sigbus_guard.h"
 #include "daemon/base/list.h"
 #include "daemon/base/owner.h"
 #include "daemon/plugins/plugin.h"

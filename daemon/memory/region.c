@@ -8,8 +8,8 @@
 
 #include "daemon/memory/region_fill.h"
 #include "daemon/memory/region_impl.h"
-#include "daemon/memory/region_left.h"
-#include "daemon/memory/warm.h"
+#include "daemon/memory/region_orphans.h"
+#include "daemon/memory/region_cache.h"
 
 /* ---- all of them ---- */
 
@@ -49,8 +49,8 @@ void regions_init(struct regions *regions, struct plugins *plugins, struct work_
 {
     *regions = (struct regions){.plugins = plugins, .pool = pool, .next_id = 1, .limit_bytes = limit_bytes};
     index_init(&regions->by_id, 1);
-    map_init(&regions->warm_clients);
-    list_init(&regions->warm);
+    map_init(&regions->cached_clients);
+    list_init(&regions->cache);
     list_init(&regions->awaiting);
     pool_init(&regions->ready, pool, 0, 0);
     device_pool_init(&regions->kept, release_kept);
@@ -59,7 +59,7 @@ void regions_init(struct regions *regions, struct plugins *plugins, struct work_
 void regions_fini(struct regions *regions)
 {
     index_fini(&regions->by_id);
-    map_fini(&regions->warm_clients);
+    map_fini(&regions->cached_clients);
 }
 
 static void on_sweep(struct deadline *deadline)
@@ -69,7 +69,7 @@ static void on_sweep(struct deadline *deadline)
     bool more = pool_sweep(&regions->ready, now);
 
     more |= device_pool_sweep(&regions->kept, now);
-    if (warm_sweep(regions, now) || more)
+    if (region_cache_sweep(regions, now) || more)
         regions_watch(regions);
 }
 
@@ -79,7 +79,7 @@ void regions_watch(struct regions *regions)
         (void)deadline_set(regions->deadlines, &regions->sweep, (int64_t)(regions->ready.idle_ns / 2));
 }
 
-void regions_keep(struct regions *regions, struct deadlines *deadlines, uint64_t pool_max_bytes, uint64_t warm_max_bytes,
+void regions_keep(struct regions *regions, struct deadlines *deadlines, uint64_t pool_max_bytes, uint64_t cached_max_bytes,
                   uint64_t idle_ns)
 {
     pool_init(&regions->ready, regions->pool, pool_max_bytes, idle_ns);
@@ -89,7 +89,7 @@ void regions_keep(struct regions *regions, struct deadlines *deadlines, uint64_t
     regions->ready.on_change = on_change;
     regions->ready.arg = regions;
     device_pool_keep(&regions->kept, idle_ns);
-    regions->warm_max_bytes = warm_max_bytes;
+    regions->cached_max_bytes = cached_max_bytes;
     regions->deadlines = deadlines;
     regions->sweep.on_passed = on_sweep;
 }
@@ -98,7 +98,7 @@ void regions_close(struct regions *regions)
 {
     if (!regions->deadlines)
         return;
-    region_left_close(regions->left);
+    region_orphans_close(regions->left);
     pool_close(&regions->ready);
     (void)device_pool_sweep(&regions->kept, UINT64_MAX);
     device_pool_keep(&regions->kept, 0);
@@ -108,7 +108,7 @@ void regions_close(struct regions *regions)
 
 uint64_t regions_used_bytes(const struct regions *regions)
 {
-    return regions->bytes - regions->ready.bytes - regions->warm_bytes;
+    return regions->bytes - regions->ready.bytes - regions->cached_bytes;
 }
 
 uint64_t regions_claimed_bytes(const struct regions *regions)
@@ -351,7 +351,7 @@ static bool keep_on_device(struct regions *regions, struct pool_block *block, co
 {
     struct memory_device *device = block->at;
 
-    if ((client != 0 && !map_get_u64(&regions->warm_clients, client)) || !device_pool_give(&regions->kept, block, owner, client))
+    if ((client != 0 && !map_get_u64(&regions->cached_clients, client)) || !device_pool_give(&regions->kept, block, owner, client))
         return false;
     regions_watch(regions);
     if (regions->accounts)
@@ -384,9 +384,9 @@ void region_retire(struct region *region, bool discard, struct list *victims)
     little = !region->at && region->room <= SMALL_BYTES && region->n_registrations == 0 && !victims;
     block = little ? NULL : malloc(sizeof *block);
     fill_block(block ? block : &now, region, discard);
-    if (region->filled_bytes > 0 && !region_left_watch(regions->left, region, region->filled_bytes, true))
+    if (region->filled_bytes > 0 && !region_orphans_watch(regions->left, region, region->filled_bytes, true))
         regions_give_back(regions, region->filled_bytes);
-    if (ours && !discard && region_left_watch(regions->left, region, region->room, !victims) && !victims)
+    if (ours && !discard && region_orphans_watch(regions->left, region, region->room, !victims) && !victims)
         (block ? block : &now)->bytes = 0; /* charged until nobody has it */
     leave_device(region);
     uncharge(region);
@@ -419,14 +419,14 @@ void region_unref(struct region *region)
     assert(region->refs > 0);
     if (--region->refs > 0) {
         if (region->refs == 1 && region->lent)
-            warm_lay_by(region);
+            region_cache_lay_by(region);
         return;
     }
     assert(region->pins == 0 && list_empty(&region->uses));
     region_unlist(region);
     if (region->regions->giving_up)
         region_retire(region, false, region->regions->giving_up);
-    else if (!warm_keep(region))
+    else if (!region_cache_insert(region))
         region_retire(region, false, NULL);
 }
 
@@ -462,7 +462,7 @@ uint8_t *region_addr(struct region *region, struct rdt_error *err)
         return NULL;
     if (region->guard == GUARD_NONE && region_may_fault(region)) {
         uint64_t page = region->block.page_bytes;
-        region->guard = guard_enter(region->block.addr, (region->room + page - 1) / page * page, page);
+        region->guard = sigbus_guard_enter(region->block.addr, (region->room + page - 1) / page * page, page);
         if (region->guard == GUARD_NONE) {
             (void)rdt_error_set(err, RDT_LIMIT, "region %llu cannot be guarded: there are %u such already",
                                 (unsigned long long)region->id, GUARD_MAX);
@@ -479,7 +479,7 @@ bool region_may_fault(const struct region *region)
 
 enum rdt_status region_check(const struct region *region, struct rdt_error *err)
 {
-    if (!guard_is_broken(region->guard))
+    if (!sigbus_guard_is_broken(region->guard))
         return RDT_OK;
     return rdt_error_set(
         err, RDT_SYSTEM,
@@ -529,7 +529,7 @@ enum rdt_status region_export_to(struct region *region, uint64_t client, bool wr
     bool first = region->exported_to == 0 && !region->exported_widely;
     enum rdt_status status;
 
-    if (region->had_life && region->exported_to != client)
+    if (region->tainted_by_client && region->exported_to != client)
         return region_not_anyone(region, err);
     status = share(region, writable, fd_p, err);
     if (status != RDT_OK)
@@ -545,7 +545,7 @@ enum rdt_status region_export(struct region *region, bool writable, int *fd_p, s
 {
     enum rdt_status status;
 
-    if (region->had_life)
+    if (region->tainted_by_client)
         return region_not_anyone(region, err);
     status = share(region, writable, fd_p, err);
     if (status == RDT_OK)
@@ -555,8 +555,8 @@ enum rdt_status region_export(struct region *region, bool writable, int *fd_p, s
 
 bool region_may_come_again(const struct region *region, uint64_t client)
 {
-    return region_is_host(region) && region->regions->warm_max_bytes > 0 && region->origin != REGION_IMPORTED &&
+    return region_is_host(region) && region->regions->cached_max_bytes > 0 && region->origin != REGION_IMPORTED &&
            region->exported_to == client &&
            !region->exported_widely && region->writable_outside && !region->sealed && list_empty(&region->readers) &&
-           !guard_is_broken(region->guard);
+           !sigbus_guard_is_broken(region->guard);
 }

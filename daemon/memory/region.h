@@ -1,6 +1,6 @@
 /* Ranges of memory: who owns them, who keeps them, where they are registered. A region is counted: when nobody refers to it any more
  * its memory goes one of three ways. What never left the daemon serves anyone again (pool.h; device_pool.h on devices); what only one
- * client ever had may serve that client again (warm.h, device_pool.h); anything else goes back to the kernel, on the work pool.
+ * client ever had may serve that client again (region_cache.h, device_pool.h); anything else goes back to the kernel, on the work pool.
  *
  * Loop thread only.
  */
@@ -34,10 +34,10 @@ struct regions {
     uint64_t awaiting_bytes;
     struct pool ready;
     struct device_pool kept;
-    struct map warm_clients;             /* client id -> struct warm */
-    struct list warm;                    /* struct region.by_age: of all clients, the oldest first */
-    uint64_t warm_bytes, warm_max_bytes; /* of all; of one client */
-    uint64_t warm_hits;
+    struct map cached_clients;             /* client id -> struct warm */
+    struct list cache;                    /* struct region.by_age: of all clients, the oldest first */
+    uint64_t cached_bytes, cached_max_bytes; /* of all; of one client */
+    uint64_t cached_hits;
     struct deadlines *deadlines; /* NULL: nothing is kept ready or warm */
     struct accounts *accounts;   /* who may wait for room; NULL: nobody does */
     struct deadline sweep;
@@ -46,7 +46,7 @@ struct regions {
     uint64_t (*give_up)(void *arg, uint64_t bytes);
     void *give_up_arg;
     struct list *giving_up; /* struct pool_block: what is let go of meanwhile; NULL: it goes as usual */
-    struct region_left *left; /* what others keep open after its end; NULL: it is not counted */
+    struct region_orphans *left; /* what others keep open after its end; NULL: it is not counted */
 };
 
 /* Staging and the arena of small objects never leave the daemon. */
@@ -86,16 +86,16 @@ struct region {
     bool exported_widely;
     bool never_leaves; /* it cannot be exported */
     bool abandoned;    /* somebody who never let go of it may look at it: its pages are not taken away from under a mapping */
-    bool kept;         /* exported_to has it mapped, uses it for nothing, and waits for it to come again */
+    bool keep_mapped;  /* exported_to has it mapped, uses it for nothing, and waits for it to come again */
     bool lent;         /* its client writes there no more until nobody else refers to it, and is told then */
-    bool laid_by;      /* it was told: warm.h */
-    bool had_life;     /* it was warm, and what it received since, exported_to may write: nobody else may ever have it */
+    bool laid_by;      /* it was told: region_cache.h */
+    bool tainted_by_client;     /* it was warm, and what it received since, exported_to may write: nobody else may ever have it */
     struct registration registrations[REGION_MAX_REGISTRATIONS];
     unsigned n_registrations;
     struct list uses;              /* struct region_use (region_use.h) */
     struct list readers;           /* struct region_reader.by_region: who has it mapped and does not hold it */
-    struct list by_client, by_age; /* warm.c's */
-    uint64_t warm_since_ns;
+    struct list by_client, by_age; /* region_cache.c's */
+    uint64_t cached_since_ns;
 };
 
 /* Somebody who must hear when the region ends. list_remove(&reader->by_region) ends it. */
@@ -111,7 +111,7 @@ void regions_fini(struct regions *regions);
 
 /* From now on memory is kept ready (pool_max_bytes in all) and warm (warm_max_bytes of each client); 0: none. What nobody wanted for
  * idle_ns goes back. */
-void regions_keep(struct regions *regions, struct deadlines *deadlines, uint64_t pool_max_bytes, uint64_t warm_max_bytes,
+void regions_keep(struct regions *regions, struct deadlines *deadlines, uint64_t pool_max_bytes, uint64_t cached_max_bytes,
                   uint64_t idle_ns);
 
 /* Nothing is kept any more: what is ready goes back, by the work pool, which must still run. */
@@ -188,7 +188,7 @@ enum rdt_status region_share(struct region *region, uint64_t client, struct regi
 /* NULL: no such region, or another generation. Borrowed. */
 struct region *region_find(const struct regions *regions, uint64_t id, uint64_t generation);
 
-/* For warm.c: it is in nobody's use, and in its client's again. LIMIT: over one of its account's. */
+/* For region_cache.c: it is in nobody's use, and in its client's again. LIMIT: over one of its account's. */
 void region_rest(struct region *region);
 enum rdt_status region_resume(struct region *region, struct rdt_error *err);
 
@@ -217,14 +217,14 @@ enum rdt_status region_export_to(struct region *region, uint64_t client, bool wr
 /* The same for whoever it may be: the memory can serve nobody again. INTERNAL if one client had it in an earlier life. */
 enum rdt_status region_export(struct region *region, bool writable, int *fd_p, struct rdt_error *err);
 
-/* The client may keep it mapped when it lets go of it, and may be given it again (warm.h): nobody else ever had it, and it has all its
+/* The client may keep it mapped when it lets go of it, and may be given it again (region_cache.h): nobody else ever had it, and it has all its
  * pages. */
 bool region_may_come_again(const struct region *region, uint64_t client);
 
 /* Zeroes it on the work pool; on_ready comes later. */
 enum rdt_status region_scrub(struct region *region, region_ready on_ready, void *arg, struct rdt_error *err);
 
-/* For warm.c: the memory of a region without references goes back, or onto victims with its charge gone; frees the struct. discard:
+/* For region_cache.c: the memory of a region without references goes back, or onto victims with its charge gone; frees the struct. discard:
  * its pages go even if a client has it mapped, unless it was abandoned. */
 void region_retire(struct region *region, bool discard, struct list *victims);
 /* Its bytes are complete: nobody maps it writable from now on, whatever fd and rights he has. At once. UNSUPPORTED: memory of this kind

@@ -3,7 +3,7 @@
 #include <string.h>
 
 #include "daemon/memory/region_impl.h"
-#include "daemon/memory/warm.h"
+#include "daemon/memory/region_cache.h"
 
 struct page_work {
     struct work work; /* first */
@@ -74,7 +74,7 @@ static void done_alloc(struct work *work)
 static bool make_room(struct regions *regions, uint64_t bytes, struct list *victims)
 {
     uint64_t free_bytes = regions->bytes < regions->limit_bytes ? regions->limit_bytes - regions->bytes : 0;
-    uint64_t spare = regions->ready.bytes + regions->warm_bytes, before = regions->bytes;
+    uint64_t spare = regions->ready.bytes + regions->cached_bytes, before = regions->bytes;
 
     if (bytes <= free_bytes)
         return true;
@@ -87,12 +87,12 @@ static bool make_room(struct regions *regions, uint64_t bytes, struct list *vict
         if (bytes <= free_bytes)
             return true;
     }
-    if (regions->ready.bytes + regions->warm_bytes < bytes - free_bytes)
+    if (regions->ready.bytes + regions->cached_bytes < bytes - free_bytes)
         return false; /* nobody shall lose what is warm for nothing */
     pool_give_up(&regions->ready, bytes - free_bytes, victims);
     free_bytes += before - regions->bytes;
     if (bytes > free_bytes)
-        warm_give_up(regions, bytes - free_bytes, victims);
+        region_cache_give_up(regions, bytes - free_bytes, victims);
     return bytes <= regions->limit_bytes && regions->bytes <= regions->limit_bytes - bytes;
 }
 

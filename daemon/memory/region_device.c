@@ -241,7 +241,7 @@ static bool adopt(struct region *region, struct pool_block *take_block)
     if (client != 0) {
         region->exported_to = client;
         region->writable_outside = true;
-        region->had_life = region->origin != REGION_ALLOCATED; /* what is its own to write anyway it may put and show */
+        region->tainted_by_client = region->origin != REGION_ALLOCATED; /* what is its own to write anyway it may put and show */
     }
     return known && region->origin >= REGION_RECEIVED; /* and all of it is about to be written */
 }
@@ -420,7 +420,7 @@ enum rdt_status region_share(struct region *region, uint64_t client, struct regi
     Rdt__Pb__Share *message = &share_p->message;
     struct rdt_export export;
     unsigned n = 0;
-    enum rdt_status status = region->had_life && region->exported_to != client ? region_not_anyone(region, err)
+    enum rdt_status status = region->tainted_by_client && region->exported_to != client ? region_not_anyone(region, err)
                                                                                : ask_export(region, &export, err);
 
     if (status == RDT_OK && export.kind == RDT_IMPORT_VMM && export.n_fds > room)

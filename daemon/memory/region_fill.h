@@ -1,7 +1,7 @@
 /* Pages that imported memory lacks. Its file is the client's, but a page is charged by the system to whoever touches it first, and that
  * would be the daemon: so what a copy or a transfer is about to touch there is looked at before, and what is missing is charged to the
  * region's account and under memory_limit, like memory that the daemon makes. The charge goes with the file: a descriptor cannot be taken
- * back, and a client may keep the pages after the region's end (region_left.h).
+ * back, and a client may keep the pages after the region's end (region_orphans.h).
  *
  * A client may take pages away again after that look; then the daemon makes them anew, uncounted: no more than were there a moment ago.
  *

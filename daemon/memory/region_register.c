@@ -129,7 +129,7 @@ bool regions_forget_transport(struct regions *regions, const struct transport *t
     if (*cursor == 0) {
         pool_forget_transport(&regions->ready, transport);
         device_pool_forget_transport(&regions->kept, transport);
-        list_for_each (node, &regions->warm)
+        list_for_each (node, &regions->cache)
             forget(container_of(node, struct region, by_age), transport);
         *cursor = 1;
     }

@@ -3,7 +3,7 @@
 #include <stdlib.h>
 #include <unistd.h>
 
-#include "daemon/objects/keeping.h"
+#include "daemon/objects/remote_hold.h"
 #include "daemon/objects/object.h"
 
 static uint64_t next_hold = 1; /* ids are unique in the daemon, so that a late release never hits another's hold */
@@ -33,14 +33,14 @@ static void tell_gone(struct client *client, uint64_t region)
     client->send(client, RDT_EVENT_REGION_GONE, FRAME_EVENT, 0, &gone.base, NULL, 0);
 }
 
-static void on_drop(struct warm *warm, uint64_t region)
+static void on_drop(struct region_cache *cache, uint64_t region)
 {
-    tell_gone(container_of(warm, struct client, warm), region);
+    tell_gone(container_of(cache, struct client, cache), region);
 }
 
-static void on_back(struct warm *warm, uint64_t region, bool gone)
+static void on_back(struct region_cache *cache, uint64_t region, bool gone)
 {
-    struct client *client = container_of(warm, struct client, warm);
+    struct client *client = container_of(cache, struct client, cache);
     Rdt__Pb__RegionBack back = RDT__PB__REGION_BACK__INIT;
 
     back.n_regions = 1;
@@ -49,12 +49,12 @@ static void on_back(struct warm *warm, uint64_t region, bool gone)
     client->send(client, RDT_EVENT_REGION_BACK, FRAME_EVENT, 0, &back.base, NULL, 0);
 }
 
-static void on_take(struct warm *warm, uint64_t region)
+static void on_take(struct region_cache *cache, uint64_t region)
 {
-    (void)map_remove_u64(&container_of(warm, struct client, warm)->regions, region);
+    (void)map_remove_u64(&container_of(cache, struct client, cache)->regions, region);
 }
 
-static const struct warm_ops warm_ops = {on_drop, on_back, on_take};
+static const struct region_cache_ops warm_ops = {on_drop, on_back, on_take};
 
 static void on_unmapped(struct mapped *mapped, uint64_t region)
 {
@@ -70,7 +70,7 @@ void client_tell_gone(struct client *client, const struct region *region)
 void client_keep_warm(struct client *client, struct regions *regions)
 {
     mapped_start(&client->mapped, on_unmapped);
-    warm_start(&client->warm, regions, client->id, &warm_ops);
+    region_cache_start(&client->cache, regions, client->id, &warm_ops);
 }
 
 enum rdt_status client_region(struct client *client, uint64_t id, uint64_t generation, struct region **region_p, struct rdt_error *err)
@@ -80,7 +80,7 @@ enum rdt_status client_region(struct client *client, uint64_t id, uint64_t gener
     if (!region || region->generation != generation)
         return rdt_error_set(err, RDT_NOT_FOUND, "this client has no region %llu", (unsigned long long)id);
     *region_p = region;
-    return region->laid_by ? warm_resume(&client->warm, region, err) : RDT_OK;
+    return region->laid_by ? region_cache_resume(&client->cache, region, err) : RDT_OK;
 }
 
 void client_drop_import(struct client *client)
@@ -112,19 +112,19 @@ static void abandon(struct hold *hold)
 bool client_fini(struct client *client, uint64_t until_ns)
 {
     struct hold *hold;
-    struct keeping *keeping;
+    struct remote_hold *keeping;
     struct region *region;
 
     client_drop_import(client);
     mapped_stop(&client->mapped);
-    warm_stop(&client->warm); /* first: what it lets go of below comes to nobody again */
+    region_cache_stop(&client->cache); /* first: what it lets go of below comes to nobody again */
     while ((hold = map_next(&client->holds, &client->reaped_holds))) {
         abandon(hold);
         if (uv_hrtime() >= until_ns)
             return false;
     }
     while ((keeping = map_next(&client->keeps, &client->reaped_keeps))) {
-        keeping_end(keeping);
+        remote_hold_end(keeping);
         if (uv_hrtime() >= until_ns)
             return false;
     }
@@ -151,7 +151,7 @@ void client_wake(struct client *client, struct client_wake *wake)
     client->want_turn(client);
 }
 
-enum rdt_status client_hear(struct client *client, struct client_hearing *hearing)
+enum rdt_status client_hear(struct client *client, struct client_read_barrier *hearing)
 {
     hearing->said = client->said(client);
     if (hearing->said == 0)
@@ -163,7 +163,7 @@ enum rdt_status client_hear(struct client *client, struct client_hearing *hearin
 void client_heard(struct client *client, uint64_t bytes)
 {
     while (!list_empty(&client->hearing)) { /* each has heard no less than those after it wait for */
-        struct client_hearing *hearing = container_of(list_first(&client->hearing), struct client_hearing, link);
+        struct client_read_barrier *hearing = container_of(list_first(&client->hearing), struct client_read_barrier, link);
         if (hearing->said > bytes)
             return;
         list_remove(&hearing->link);

@@ -11,7 +11,7 @@
 #include "daemon/base/map.h"
 #include "daemon/memory/mapped.h"
 #include "daemon/memory/region.h"
-#include "daemon/memory/warm.h"
+#include "daemon/memory/region_cache.h"
 #include "proto/frame.h"
 #include "proto/messages.h"
 #include "rdt.pb-c.h"
@@ -70,7 +70,7 @@ struct client {
     } fds_out[CLIENT_FDS_OUT];
     struct import_parts *importing; /* NULL: none is on its way */
     char maps[128];                 /* kinds of memory it can map, " cuda " */
-    struct warm warm;   /* regions it has mapped and let go of: they come again */
+    struct region_cache cache;   /* regions it has mapped and let go of: they come again */
     struct mapped mapped; /* others' regions that it keeps mapped for reading */
     uint64_t n_gones;     /* REGION_GONE events it was sent */
     struct list calls;  /* deferred: struct call.link */
@@ -91,14 +91,14 @@ struct client {
 };
 
 /* Somebody who goes on when all that the client has said up to now has been handled: its word that he need not, it may be. */
-struct client_hearing {
+struct client_read_barrier {
     struct list link;
     uint64_t said;
-    void (*run)(struct client_hearing *); /* removed from the list before; never inside client_hear */
+    void (*run)(struct client_read_barrier *); /* removed from the list before; never inside client_hear */
 };
 
 /* What keeps memory alive for a reader: a hold on an object, or a reference to a region with its private copy. (A hold without
- * bytes is another thing: keeping.h.) */
+ * bytes is another thing: remote_hold.h.) */
 struct hold {
     uint64_t id;
     struct client *client;
@@ -129,7 +129,7 @@ void client_drop_import(struct client *client);
 void client_wake(struct client *client, struct client_wake *wake);
 
 /* AGAIN: run comes, unless list_remove takes it back. OK: nothing is unheard. */
-enum rdt_status client_hear(struct client *client, struct client_hearing *hearing);
+enum rdt_status client_hear(struct client *client, struct client_read_barrier *hearing);
 
 /* For conn.c: so many bytes of what it said have been handled. */
 void client_heard(struct client *client, uint64_t bytes);

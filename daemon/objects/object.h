@@ -36,7 +36,7 @@ enum object_end { OBJECT_END_FREED, OBJECT_END_OWNER_DIED };
 /* By whom it is held, beside its producer, names and transfers. */
 enum holder_kind {
     HOLDER_READER,  /* a client that has its bytes: struct hold.by_object */
-    HOLDER_KEEPING, /* a client that has not, so that it can be fetched: struct keeping.by_object */
+    HOLDER_REMOTE, /* a client that has not, so that it can be fetched: struct keeping.by_object */
     HOLDER_NODE,    /* another node, for one of its clients of that kind: struct node_hold.by_object */
     HOLDER_KINDS
 };

@@ -22,7 +22,7 @@ void object_table_init(struct object_table *table, const struct node *node, stru
     *table = (struct object_table){.node = node, .accounts = accounts, .slabs = slabs, .max_objects = max_objects};
     map_init(&table->by_name);
     map_init(&table->detached);
-    list_init(&table->tellings);
+    list_init(&table->notifies);
     if (getrandom(&boot, sizeof boot, 0) != (ssize_t)sizeof boot)
         boot = (uint32_t)uv_hrtime();
     table->first_generation = ((uint64_t)(boot & 0x7fffff) << 40) + 1;

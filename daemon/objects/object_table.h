@@ -21,7 +21,7 @@ struct object_table {
     uint64_t first_generation;
     uint64_t max_objects;
     struct map detached;             /* generation -> struct detached */
-    struct list tellings;            /* struct object_telling.link: failures that some have not heard of yet */
+    struct list notifies;            /* struct object_notify.link: failures that some have not heard of yet */
     struct deadlines *deadlines;     /* set by the owner of the table: for detached objects and tellings */
     uint64_t tombstones[TOMBSTONES]; /* generations whose producer died, a ring */
     unsigned next_tombstone;
@@ -98,11 +98,11 @@ void object_waiter_remove(struct object_waiter *waiter);
 /* The ref of an object, complete with address. */
 void object_ref(const struct object *object, struct rdt_ref *ref_p);
 
-/* For object.c: those who waited for it to be live hear that it is, or in some turns why it never will be (object_telling.c). */
+/* For object.c: those who waited for it to be live hear that it is, or in some turns why it never will be (object_notify.c). */
 void object_tell_waiters(struct object *object, const struct rdt_error *why);
 
 /* Whoever is still to hear of a failure hears of it now. */
-void object_tellings_end(struct object_table *table);
+void object_notifies_end(struct object_table *table);
 
 /* For object.c: it is gone (or freed by force): out of the tables. */
 void object_table_unname(struct object_table *table, struct object *object);

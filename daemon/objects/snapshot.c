@@ -34,7 +34,7 @@ struct snapshot {
     bool copying;             /* the object is pinned */
     bool promised;            /* it was pending: whoever waits has its ref, and waits for no other object */
     struct client *impatient;
-    struct client_hearing hearing; /* in its list while HEAR */
+    struct client_read_barrier hearing; /* in its list while HEAR */
 };
 
 bool snapshot_may_take(const struct region *region)
@@ -120,7 +120,7 @@ static enum rdt_status plan(struct snapshot *snapshot, struct rdt_error *err)
         if (!region->sealed)
             event(snapshot->table->events, RDT__PB__LIST_KIND__LIST_KIND_REGIONS, "sealed", region);
         region->sealed = true;
-        region->writable_outside = region->had_life = region->kept = false; /* whoever had it cannot write it any more */
+        region->writable_outside = region->tainted_by_client = region->keep_mapped = false; /* whoever had it cannot write it any more */
         snapshot->regions[snapshot->n_taken++] = region;
         place[i] = snapshot->n_taken;
     }
@@ -317,7 +317,7 @@ static enum rdt_status copy(struct snapshot *snapshot, struct rdt_error *err)
 
 /* ---- was it given up meanwhile? ---- */
 
-static void on_heard(struct client_hearing *hearing)
+static void on_heard(struct client_read_barrier *hearing)
 {
     go_on(container_of(hearing, struct snapshot, hearing), RDT_OK, NULL);
 }

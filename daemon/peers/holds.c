@@ -283,12 +283,12 @@ enum rdt_status holds_took(struct holds *holds, struct peer *peer, uint64_t numb
 {
     struct holds_node *node = node_get(holds, peer); /* since holds_ask */
     struct far_hold *far = node ? calloc(1, sizeof *far) : NULL;
-    struct keeping *keeping = NULL;
-    enum rdt_status status = far ? keeping_take(client, request_id, NULL, &keeping, err)
+    struct remote_hold *keeping = NULL;
+    enum rdt_status status = far ? remote_hold_take(client, request_id, NULL, &keeping, err)
                                  : rdt_error_set(err, RDT_NO_MEMORY, "no memory for a hold");
 
     if (status == RDT_OK && !map_put_u64(&node->there, number, far)) {
-        keeping_end(keeping);
+        remote_hold_end(keeping);
         status = rdt_error_set(err, RDT_NO_MEMORY, "no memory for a hold");
     }
     if (status != RDT_OK) {

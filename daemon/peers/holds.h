@@ -21,7 +21,7 @@
 #define DAEMON_HOLDS_H
 
 #include "daemon/base/deadline.h"
-#include "daemon/objects/keeping.h"
+#include "daemon/objects/remote_hold.h"
 #include "daemon/peers/peer.h"
 
 struct holds_node;

@@ -7,7 +7,7 @@
 #include <strings.h>
 
 #include "daemon/base/log.h"
-#include "daemon/base/nearest.h"
+#include "daemon/base/suggest.h"
 #include "daemon/plugins/plugin_events.h"
 
 static void host_log(void *ctx, enum rdt_log_level level, const char *fmt, ...) __attribute__((format(printf, 3, 4)));
@@ -103,25 +103,25 @@ void plugin_host_init(struct plugin *plugin)
 static enum rdt_status unknown_section(const struct list *plugins, const struct options_extra *extra, struct rdt_error *err)
 {
     static const char *const ours[] = {"daemon", "network", "transfer"};
-    struct nearest nearest;
+    struct suggest nearest;
     char hint[96];
-    nearest_init(&nearest, extra->section);
+    suggest_init(&nearest, extra->section);
     for (size_t i = 0; i < sizeof ours / sizeof ours[0]; i++)
-        nearest_try(&nearest, ours[i]);
+        suggest_try(&nearest, ours[i]);
     list_for_each (node, plugins)
-        nearest_try(&nearest, container_of(node, struct plugin, link)->name);
-    nearest_hint(&nearest, "", hint, sizeof hint);
+        suggest_try(&nearest, container_of(node, struct plugin, link)->name);
+    suggest_hint(&nearest, "", hint, sizeof hint);
     return rdt_error_set(err, RDT_INVALID, "no section and no loaded backend has this name%s", hint);
 }
 
 static enum rdt_status unknown_key(const struct plugin *plugin, const struct options_extra *extra, struct rdt_error *err)
 {
-    struct nearest nearest;
+    struct suggest nearest;
     char hint[96];
-    nearest_init(&nearest, extra->key);
+    suggest_init(&nearest, extra->key);
     for (const struct rdt_config_key *key = plugin->backend.config_keys; key && key->name; key++)
-        nearest_try(&nearest, key->name);
-    nearest_hint(&nearest, "", hint, sizeof hint);
+        suggest_try(&nearest, key->name);
+    suggest_hint(&nearest, "", hint, sizeof hint);
     return rdt_error_set(err, RDT_INVALID, "the backend has no such key%s", hint);
 }
 

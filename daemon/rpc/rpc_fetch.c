@@ -259,9 +259,9 @@ enum rdt_status rpc_release(struct call *call, const void *request, struct rdt_e
         return rdt_error_set(err, RDT_NOT_FOUND, "this client has no hold %llu", (unsigned long long)message->hold);
     if (message->keep_mapped && hold->region) {
         if (region_may_come_again(hold->region, call->client->id))
-            hold->region->kept = true;
+            hold->region->keep_mapped = true;
         else
-            call->client->warm.ops->on_drop(&call->client->warm, hold->region->id); /* the client has not been told yet */
+            call->client->cache.ops->on_drop(&call->client->cache, hold->region->id); /* the client has not been told yet */
     }
     if (hold->object)
         note_stays(call->client, hold->object, message);

@@ -193,7 +193,7 @@ enum rdt_status rpc_cancel_request(struct call *call, const void *request, struc
 {
     const Rdt__Pb__CancelRequest *message = request;
     struct call *other = call->client ? call_find(call->client, message->request_id) : NULL;
-    struct keeping *keeping = call->client ? keeping_find(call->client, message->request_id) : NULL;
+    struct remote_hold *keeping = call->client ? remote_hold_find(call->client, message->request_id) : NULL;
     struct rdt_error why;
 
     (void)err;
@@ -204,7 +204,7 @@ enum rdt_status rpc_cancel_request(struct call *call, const void *request, struc
         call_fail(other, &why);
     }
     if (keeping) /* a HOLD, answered */
-        keeping_end(keeping);
+        remote_hold_end(keeping);
     call_reply_empty(call);
     return RDT_OK;
 }

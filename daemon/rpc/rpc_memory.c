@@ -19,8 +19,8 @@ static void reply_region(struct call *call, struct region *region, bool to_map)
     reply.generation = region->generation;
     reply.bytes = region->room;
     reply.device = (char *)region_device(region);
-    if (region->kept) {
-        region->kept = false;
+    if (region->keep_mapped) {
+        region->keep_mapped = false;
         reply.cacheable = true;
     } else if (to_map && !region_is_host(region)) {
         reply.share = &share.message;
@@ -90,7 +90,7 @@ enum rdt_status rpc_alloc(struct call *call, const void *request, struct rdt_err
     if (!wait)
         return rdt_error_set(err, RDT_NO_MEMORY, "no memory for the request");
     wait->call = call;
-    region = host ? warm_take(&call->client->warm, alloc->bytes, REGION_ALLOCATED) : NULL;
+    region = host ? region_cache_take(&call->client->cache, alloc->bytes, REGION_ALLOCATED) : NULL;
     if (region) {
         status = region_scrub(region, on_allocated, wait, err);
         if (status != RDT_OK)
@@ -234,15 +234,15 @@ enum rdt_status rpc_release_region(struct call *call, const void *request, struc
     if (!region)
         return rdt_error_set(err, RDT_NOT_FOUND, "this client has no region %llu", (unsigned long long)message->region);
     if (region->laid_by) {
-        warm_part(&call->client->warm, region);
+        region_cache_part(&call->client->cache, region);
         call_reply(call, &reply.base, NULL, 0);
         return RDT_OK;
     }
     (void)map_remove_u64(&call->client->regions, region->id);
     region->client = 0; /* the client has said that it does not write there any more */
     /* A region under an object or a transfer is not cached, because others may still read it. */
-    region->kept = message->keep_mapped && region->refs == 1 && region_may_come_again(region, call->client->id);
-    reply.keep_mapped = region->kept;
+    region->keep_mapped = message->keep_mapped && region->refs == 1 && region_may_come_again(region, call->client->id);
+    reply.keep_mapped = region->keep_mapped;
     region_unref(region);
     call_reply(call, &reply.base, NULL, 0);
     return RDT_OK;

@@ -6,7 +6,7 @@
 #include <unistd.h>
 
 #include "daemon/objects/detached.h"
-#include "daemon/memory/region_left.h"
+#include "daemon/memory/region_orphans.h"
 #include "wire_ref.h"
 
 enum rdt_status rpc_ping(struct call *call, const void *request, struct rdt_error *err)
@@ -45,9 +45,9 @@ enum rdt_status rpc_status(struct call *call, const void *request, struct rdt_er
     reply.pool_bytes = rpc->regions->ready.bytes;
     reply.pool_hits = rpc->regions->ready.hits;
     reply.pool_misses = rpc->regions->ready.misses;
-    reply.cached_bytes = rpc->regions->warm_bytes;
-    reply.cache_hits = rpc->regions->warm_hits;
-    reply.orphaned_bytes = region_left_bytes(rpc->regions->left);
+    reply.cached_bytes = rpc->regions->cached_bytes;
+    reply.cache_hits = rpc->regions->cached_hits;
+    reply.orphaned_bytes = region_orphans_bytes(rpc->regions->left);
     reply.memory_limit_bytes = rpc->regions->limit_bytes;
     if (rpc->peers)
         list_for_each (node, peers_all(rpc->peers)) {
@@ -144,7 +144,7 @@ static void fill_holders(struct object_view *view, const struct rpc *rpc, struct
             n_nodes++;
     if (n_nodes > n_node_holds)
         n_nodes = n_node_holds;
-    max += n_nodes + count_holders(object, HOLDER_READER) + count_holders(object, HOLDER_KEEPING);
+    max += n_nodes + count_holders(object, HOLDER_READER) + count_holders(object, HOLDER_REMOTE);
     while (replica_directory_next(&rpc->transfers->directory, object->generation, &copy_cursor))
         n_copies++;
     max += n_copies;
@@ -166,8 +166,8 @@ static void fill_holders(struct object_view *view, const struct rpc *rpc, struct
         view->holds[n].kind = (char *)"client";
         view->holds[n++].client = hold->client->id;
     }
-    list_for_each (keeping_node, object_holders(object, HOLDER_KEEPING)) {
-        const struct keeping *keeping = container_of(keeping_node, struct keeping, by_object);
+    list_for_each (remote_hold_node, object_holders(object, HOLDER_REMOTE)) {
+        const struct remote_hold *keeping = container_of(remote_hold_node, struct remote_hold, by_object);
         rdt__pb__hold_info__init(&view->holds[n]);
         view->holds[n].hold = keeping->request_id;
         view->holds[n].kind = (char *)"keeping";
@@ -196,7 +196,7 @@ static void fill_holders(struct object_view *view, const struct rpc *rpc, struct
 
 static void fill_why(struct object_view *view, const struct object *object, size_t n_names)
 {
-    size_t readers = count_holders(object, HOLDER_READER), keeping = count_holders(object, HOLDER_KEEPING),
+    size_t readers = count_holders(object, HOLDER_READER), keeping = count_holders(object, HOLDER_REMOTE),
            nodes = count_holders(object, HOLDER_NODE);
     size_t n = 0;
 

@@ -17,7 +17,7 @@ static enum rdt_status hold(struct call *call, struct object *object, struct rdt
         return object_why_ended(object, err);
     if (!call->client)
         return holds_take(&call->rpc->holds, call->peer, call->request_id, call->account, object, err);
-    return keeping_take(call->client, call->request_id, object, &(struct keeping *){NULL}, err);
+    return remote_hold_take(call->client, call->request_id, object, &(struct remote_hold *){NULL}, err);
 }
 
 static void answer_hold(struct call *call, struct object *object)

@@ -179,7 +179,7 @@ enum rdt_status transfer_reserve(struct transfer *transfer, region_ready on_read
     bool own = transfer->n_fetches == 1 && !transfer->replica; /* what several share is nobody's again */
 
     if (own)
-        transfer->received = warm_take(&transfer->client->warm, transfer->stream_bytes, REGION_RECEIVED);
+        transfer->received = region_cache_take(&transfer->client->cache, transfer->stream_bytes, REGION_RECEIVED);
     if (transfer->received)
         return RDT_OK;
     return region_alloc(transfer->transfers->regions, "host", "", transfer->stream_bytes, REGION_RECEIVED, transfer->account,

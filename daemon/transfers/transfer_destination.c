@@ -132,7 +132,7 @@ static enum rdt_status check_answer(const struct transfer *transfer, struct rdt_
     unsigned all = 0;
 
     for (uint32_t i = 0; i < destination->n_ready; i++) {
-        unsigned n = destination->regions[i]->kept ? 0 : 1;
+        unsigned n = destination->regions[i]->keep_mapped ? 0 : 1;
         enum rdt_status status =
             region_is_host(destination->regions[i]) ? RDT_OK : region_share_fds(destination->regions[i], &n, err);
         if (status != RDT_OK)
@@ -182,7 +182,7 @@ enum rdt_status destination_reserve(struct transfer *transfer, region_ready on_r
     while (status == RDT_OK && destination->n_ready < destination->placing.n) {
         struct memory_device *device = destination->placing.at[destination->n_ready].device;
         uint64_t bytes = destination->placing.at[destination->n_ready].bytes;
-        struct region *region = own && !device ? warm_take(&transfer->client->warm, bytes, REGION_RECEIVED) : NULL;
+        struct region *region = own && !device ? region_cache_take(&transfer->client->cache, bytes, REGION_RECEIVED) : NULL;
 
         if (!region)
             status = region_alloc(transfer->transfers->regions, device ? device->kind->name : "host", device ? device->uuid : "",

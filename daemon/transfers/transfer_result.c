@@ -58,8 +58,8 @@ static enum rdt_status result_add_region(struct result *result, struct region *r
     entry->writable = how == SHARE_WRITE;
     entry->cow = how == SHARE_COW;
     entry->fd_index = -1;
-    if (with_fd && region->kept && region->exported_to == client) {
-        region->kept = false; /* it has it mapped since it last had it */
+    if (with_fd && region->keep_mapped && region->exported_to == client) {
+        region->keep_mapped = false; /* it has it mapped since it last had it */
         entry->cacheable = true;
     } else if (with_fd && !region_is_host(region)) {
         unsigned n;

@@ -7,7 +7,7 @@
 #include <uv.h>
 
 #include "daemon/memory/region.h"
-#include "daemon/memory/warm.h"
+#include "daemon/memory/region_cache.h"
 #include "tests/support/fakes/fake_memory.h"
 
 #define KIB ((uint64_t)1 << 10)
@@ -276,14 +276,14 @@ Test(pool, idle_memory_goes)
 
 /* ---- warm ---- */
 
-static void on_drop(struct warm *warm, uint64_t region)
+static void on_drop(struct region_cache *cache, uint64_t region)
 {
-    (void)warm;
+    (void)cache;
     n_dropped++;
     last_dropped = region;
 }
 
-static const struct warm_ops warm_ops = {.on_drop = on_drop};
+static const struct region_cache_ops warm_ops = {.on_drop = on_drop};
 
 /* A guarded mapping that has lost a page. */
 static int broken_slot(void)
@@ -293,10 +293,10 @@ static int broken_slot(void)
     volatile uint8_t *addr = mmap(NULL, page, PROT_READ, MAP_SHARED, file, 0);
 
     cr_assert(file >= 0 && addr != MAP_FAILED);
-    guard_install();
-    slot = guard_enter((const void *)addr, page, page);
+    sigbus_guard_install();
+    slot = sigbus_guard_enter((const void *)addr, page, page);
     cr_assert_eq(addr[0], 0, "behind the end of the file");
-    cr_assert(guard_is_broken(slot));
+    cr_assert(sigbus_guard_is_broken(slot));
     (void)munmap((void *)addr, page);
     (void)close(file);
     return slot;
@@ -305,20 +305,20 @@ static int broken_slot(void)
 /* Else it would fail whatever is fetched into it, for as long as its client comes back for it. */
 Test(pool, what_has_lost_pages_does_not_come_again)
 {
-    struct warm warm;
+    struct region_cache cache;
     struct region *region;
     int fd;
 
-    warm_start(&warm, &fake.regions, 1, &warm_ops);
+    region_cache_start(&cache, &fake.regions, 1, &warm_ops);
     region = receive(SIZE, 1);
     cr_assert_eq(region_export_to(region, 1, true, &fd, NULL), RDT_OK);
     region->guard = broken_slot();
     cr_assert(!region_may_come_again(region, 1));
-    region->kept = true; /* it was whole when its client let go of it */
+    region->keep_mapped = true; /* it was whole when its client let go of it */
     drop(region);
-    cr_assert_eq(fake.regions.warm_bytes, 0u);
+    cr_assert_eq(fake.regions.cached_bytes, 0u);
     cr_assert_eq(n_dropped, 1u, "its client was told");
-    warm_stop(&warm);
+    region_cache_stop(&cache);
 }
 
 /* A region that only this client had and has let go of. */
@@ -329,28 +329,28 @@ static uint64_t let_go(uint64_t bytes, uint64_t client)
     int fd;
 
     cr_assert_eq(region_export_to(region, client, true, &fd, NULL), RDT_OK);
-    region->kept = true;
+    region->keep_mapped = true;
     drop(region);
     return id;
 }
 
 Test(pool, warm_comes_again_to_its_client_only)
 {
-    struct warm a, b;
+    struct region_cache a, b;
     struct region *region;
     uint64_t id, generation;
     int fd;
 
-    warm_start(&a, &fake.regions, 1, &warm_ops);
-    warm_start(&b, &fake.regions, 2, &warm_ops);
+    region_cache_start(&a, &fake.regions, 1, &warm_ops);
+    region_cache_start(&b, &fake.regions, 2, &warm_ops);
     id = let_go(SIZE, 1);
-    cr_assert_eq(fake.regions.warm_bytes, SIZE);
+    cr_assert_eq(fake.regions.cached_bytes, SIZE);
     cr_assert_eq(regions_used_bytes(&fake.regions), 0u);
     cr_assert_null(region_find(&fake.regions, id, 1));
-    cr_assert_null(warm_take(&b, SIZE, REGION_RECEIVED));
-    cr_assert_null(warm_take(&a, SIZE + 1, REGION_RECEIVED), "too small");
-    cr_assert_null(warm_take(&a, SIZE / 2 - 1, REGION_RECEIVED), "far too large");
-    region = warm_take(&a, SIZE - 100, REGION_RECEIVED);
+    cr_assert_null(region_cache_take(&b, SIZE, REGION_RECEIVED));
+    cr_assert_null(region_cache_take(&a, SIZE + 1, REGION_RECEIVED), "too small");
+    cr_assert_null(region_cache_take(&a, SIZE / 2 - 1, REGION_RECEIVED), "far too large");
+    region = region_cache_take(&a, SIZE - 100, REGION_RECEIVED);
     cr_assert(region && region->id == id && region->bytes == SIZE - 100);
     generation = region->generation;
     cr_assert_gt(generation, 1u);
@@ -359,9 +359,9 @@ Test(pool, warm_comes_again_to_its_client_only)
     cr_assert_eq(region_export_to(region, 2, false, &fd, NULL), RDT_INTERNAL, "the other one never sees it");
     cr_assert_eq(region_export(region, false, &fd, NULL), RDT_INTERNAL);
     drop(region); /* its fetch came to nothing: kept as it was */
-    cr_assert_eq(fake.regions.warm_bytes, SIZE);
-    warm_stop(&a);
-    warm_stop(&b);
+    cr_assert_eq(fake.regions.cached_bytes, SIZE);
+    region_cache_stop(&a);
+    region_cache_stop(&b);
     fake_run();
     cr_assert_eq(fake.n_freed, 1u, "not to the pool");
     cr_assert_eq(n_dropped, 0u);
@@ -370,79 +370,79 @@ Test(pool, warm_comes_again_to_its_client_only)
 Test(pool, warm_is_dropped_for_room_oldest_first_and_told)
 {
     struct region *region;
-    struct warm a, b;
+    struct region_cache a, b;
     uint64_t ids[2];
 
-    warm_start(&a, &fake.regions, 1, &warm_ops);
-    warm_start(&b, &fake.regions, 2, &warm_ops);
+    region_cache_start(&a, &fake.regions, 1, &warm_ops);
+    region_cache_start(&b, &fake.regions, 2, &warm_ops);
     ids[0] = let_go(SIZE, 1);
     ids[1] = let_go(SIZE, 2);
     fake.regions.limit_bytes = 2 * SIZE;
     region = fake_region(SIZE, 3);
     cr_assert_eq(n_dropped, 1u);
     cr_assert_eq(last_dropped, ids[0]);
-    cr_assert_eq(fake.regions.warm_bytes, SIZE);
-    warm_stop(&a);
-    warm_stop(&b);
+    cr_assert_eq(fake.regions.cached_bytes, SIZE);
+    region_cache_stop(&a);
+    region_cache_stop(&b);
     drop(region);
     (void)ids;
 }
 
 Test(pool, warm_bound_of_a_client_holds)
 {
-    struct warm warm;
+    struct region_cache cache;
 
-    warm_start(&warm, &fake.regions, 1, &warm_ops);
+    region_cache_start(&cache, &fake.regions, 1, &warm_ops);
     for (unsigned i = 0; i < 10; i++) {
         struct region *regions[2];
         int fd;
         for (unsigned j = 0; j < 2; j++) {
             regions[j] = receive(SIZE, 1);
             cr_assert_eq(region_export_to(regions[j], 1, true, &fd, NULL), RDT_OK);
-            regions[j]->kept = true;
+            regions[j]->keep_mapped = true;
         }
         drop(regions[0]);
         drop(regions[1]);
-        cr_assert_leq(fake.regions.warm_bytes, 4 * SIZE);
+        cr_assert_leq(fake.regions.cached_bytes, 4 * SIZE);
     }
     cr_assert_eq(n_dropped, 16u);
-    warm_stop(&warm);
+    region_cache_stop(&cache);
 }
 
 Test(pool, gone_client_gets_nothing_back)
 {
-    struct warm warm;
+    struct region_cache cache;
     struct region *region;
 
-    warm_start(&warm, &fake.regions, 1, &warm_ops);
+    region_cache_start(&cache, &fake.regions, 1, &warm_ops);
     (void)let_go(SIZE, 1);
-    region = warm_take(&warm, SIZE, REGION_RECEIVED); /* a fetch is under way */
-    warm_stop(&warm);
+    region = region_cache_take(&cache, SIZE, REGION_RECEIVED); /* a fetch is under way */
+    region_cache_stop(&cache);
     drop(region);
     cr_assert_eq(fake.n_freed, 1u);
-    cr_assert_eq(fake.regions.warm_bytes, 0u);
+    cr_assert_eq(fake.regions.cached_bytes, 0u);
 }
 
 /* ---- lent ---- */
 
 static unsigned n_back, n_gone, n_taken;
 
-static void on_back(struct warm *warm, uint64_t region, bool gone)
+static void on_back(struct region_cache *cache, uint64_t region, bool gone)
 {
-    (void)warm;
+    (void)cache;
     (void)region;
     n_back += !gone;
     n_gone += gone;
 }
 
-static void on_take(struct warm *warm, uint64_t region)
+static void on_take(struct region_cache *cache, uint64_t region)
 {
-    (void)warm;
+    (void)cache;
     (void)region;
     n_taken++;
 }
 
-static const struct warm_ops lending_ops = {on_drop, on_back, on_take};
+static const struct region_cache_ops lending_ops = {on_drop, on_back, on_take};
 
 /* A client's region that others have seen, lent to an object that ends. */
 static struct region *lend(struct region *region)
@@ -465,22 +465,22 @@ static struct region *region_to_lend(uint64_t client)
 
 Test(pool, lent_is_laid_by_and_in_use_again_under_its_number)
 {
-    struct warm warm;
+    struct region_cache cache;
     struct region *region;
 
     n_back = n_gone = n_taken = 0;
-    warm_start(&warm, &fake.regions, 1, &lending_ops);
+    region_cache_start(&cache, &fake.regions, 1, &lending_ops);
     region = region_to_lend(1);
     for (unsigned i = 1; i < 4; i++) {
         (void)lend(region);
         cr_assert_eq(n_back, i);
         cr_assert(region->laid_by && !region->lent);
-        cr_assert_eq(fake.regions.warm_bytes, SIZE);
+        cr_assert_eq(fake.regions.cached_bytes, SIZE);
         cr_assert_eq(account.used[USAGE_BYTES], 0u);
         cr_assert_null(region_find(&fake.regions, region->id, region->generation));
-        cr_assert_null(warm_take(&warm, SIZE, REGION_RECEIVED), "it is its client's, not to be had again");
-        cr_assert_eq(warm_resume(&warm, region, NULL), RDT_OK);
-        cr_assert_eq(fake.regions.warm_bytes, 0u);
+        cr_assert_null(region_cache_take(&cache, SIZE, REGION_RECEIVED), "it is its client's, not to be had again");
+        cr_assert_eq(region_cache_resume(&cache, region, NULL), RDT_OK);
+        cr_assert_eq(fake.regions.cached_bytes, 0u);
         cr_assert_eq(account.used[USAGE_BYTES], SIZE);
         cr_assert_eq(region_find(&fake.regions, region->id, region->generation), region);
     }
@@ -488,53 +488,53 @@ Test(pool, lent_is_laid_by_and_in_use_again_under_its_number)
     fake_run();
     cr_assert_eq(fake.n_freed, 1u, "others have seen it");
     cr_assert_eq(n_taken + n_gone + n_dropped, 0u);
-    warm_stop(&warm);
+    region_cache_stop(&cache);
 }
 
 Test(pool, what_is_laid_by_is_taken_for_room_and_told)
 {
-    struct warm warm;
+    struct region_cache cache;
     struct region *region;
 
     n_back = n_gone = n_taken = 0;
-    warm_start(&warm, &fake.regions, 1, &lending_ops);
+    region_cache_start(&cache, &fake.regions, 1, &lending_ops);
     (void)lend(region_to_lend(1));
     fake.regions.limit_bytes = SIZE;
     region = fake_region(SIZE, 3);
     cr_assert_eq(n_taken, 1u);
     cr_assert_eq(n_gone, 1u);
-    cr_assert_eq(fake.regions.warm_bytes, 0u);
+    cr_assert_eq(fake.regions.cached_bytes, 0u);
     drop(region);
-    warm_stop(&warm);
+    region_cache_stop(&cache);
 }
 
 Test(pool, what_somebody_never_let_go_of_is_not_laid_by)
 {
-    struct warm warm;
+    struct region_cache cache;
     struct region *region;
 
     n_back = n_gone = n_taken = 0;
-    warm_start(&warm, &fake.regions, 1, &lending_ops);
+    region_cache_start(&cache, &fake.regions, 1, &lending_ops);
     region = region_to_lend(1);
     region_leave_pages(region);
     (void)lend(region);
     cr_assert_eq(n_back, 0u);
     cr_assert_eq(n_taken, 1u);
     cr_assert_eq(n_gone, 1u, "its client is told that it is gone");
-    warm_stop(&warm);
+    region_cache_stop(&cache);
 }
 
 Test(pool, what_is_laid_by_goes_with_its_client)
 {
-    struct warm warm;
+    struct region_cache cache;
 
     n_back = n_gone = n_taken = 0;
-    warm_start(&warm, &fake.regions, 1, &lending_ops);
+    region_cache_start(&cache, &fake.regions, 1, &lending_ops);
     (void)lend(region_to_lend(1));
-    warm_stop(&warm);
+    region_cache_stop(&cache);
     cr_assert_eq(n_taken, 1u);
     cr_assert_eq(n_gone + n_dropped, 0u);
-    cr_assert_eq(fake.regions.warm_bytes, 0u);
+    cr_assert_eq(fake.regions.cached_bytes, 0u);
     fake_run();
     cr_assert_eq(fake.n_freed, 1u);
 }

@@ -32,7 +32,7 @@ static enum rdt_status put_within(const char *id, int64_t timeout_ns, uint32_t s
     return status;
 }
 
-Test(put_made_ends, put_that_timed_out_was_never_put)
+Test(put_sealed_ends, put_that_timed_out_was_never_put)
 {
     struct rdt_ref name = ref_named("late"), ref;
     rdt *reader;
@@ -68,7 +68,7 @@ static unsigned lowest_free_fd(pid_t pid)
     }
 }
 
-Test(put_made_ends, daemon_without_descriptors_refuses_the_put_and_nothing_else)
+Test(put_sealed_ends, daemon_without_descriptors_refuses_the_put_and_nothing_else)
 {
     struct rlimit old, low;
     struct rdt_ref ref, refused;
@@ -92,7 +92,7 @@ Test(put_made_ends, daemon_without_descriptors_refuses_the_put_and_nothing_else)
 }
 
 /* Where there is no huge page it has none. */
-Test(put_made_ends, one_huge_page_is_the_daemons_to_make)
+Test(put_sealed_ends, one_huge_page_is_the_daemons_to_make)
 {
     static const char *const flags[] = {"--set", "host.huge_pages=require", NULL};
     struct rdt_put_options options = RDT_INIT(options);

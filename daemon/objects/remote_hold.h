@@ -7,7 +7,7 @@
 #include "daemon/objects/client.h"
 #include "daemon/objects/object.h"
 
-struct keeping {
+struct remote_hold {
     uint64_t request_id;
     struct client *client;
     struct object *object; /* NULL: it was freed by force, or is on another node */
@@ -18,14 +18,14 @@ struct keeping {
 
 /* object NULL: the caller sets far and release_far, which is called when it ends. INVALID (the request id is 0, or that of another), LIMIT,
  * NO_MEMORY. */
-enum rdt_status keeping_take(struct client *client, uint64_t request_id, struct object *object, struct keeping **keeping_p,
+enum rdt_status remote_hold_take(struct client *client, uint64_t request_id, struct object *object, struct remote_hold **remote_hold_p,
                              struct rdt_error *err);
-void keeping_end(struct keeping *keeping);
+void remote_hold_end(struct remote_hold *keeping);
 
 /* NULL: it has none. */
-struct keeping *keeping_find(const struct client *client, uint64_t request_id);
+struct remote_hold *remote_hold_find(const struct client *client, uint64_t request_id);
 
 /* The object was freed by force: nobody keeps it any more, though those who did need not know. The caller holds it. */
-void keepings_object_freed(struct object *object);
+void remote_holds_object_freed(struct object *object);
 
 #endif

@@ -73,7 +73,7 @@ static void put_sizes(const size_t *sizes, size_t n)
     rdt_close(other);
 }
 
-Test(put_made, bytes_are_right_at_every_size)
+Test(put_sealed, bytes_are_right_at_every_size)
 {
     static const size_t sizes[] = {INLINE_MAX + 1, 9 * 4096 - 1, 9 * 4096, 9 * 4096 + 1, 150000, MIB + 13, MADE_MAX - 1, MADE_MAX};
 
@@ -84,7 +84,7 @@ Test(put_made, bytes_are_right_at_every_size)
 }
 
 /* Above the limit, and of a daemon that offers none. */
-Test(put_made, what_is_too_large_is_put_as_ever)
+Test(put_sealed, what_is_too_large_is_put_as_ever)
 {
     const char *flags[] = {"--set", "transfer.sealed_max=0", NULL};
     size_t large = MADE_MAX + 1, small = 100000;
@@ -132,7 +132,7 @@ static void put_many(size_t n, size_t most)
     free(data);
 }
 
-Test(put_made, many_tensors_of_odd_sizes_and_places)
+Test(put_sealed, many_tensors_of_odd_sizes_and_places)
 {
     begin_with(NULL);
     put_many(7, 40000);
@@ -143,7 +143,7 @@ Test(put_made, many_tensors_of_odd_sizes_and_places)
 }
 
 /* Some of its tensors lie in the daemon's memory: those are copied by the daemon. */
-Test(put_made, beside_memory_of_the_daemons)
+Test(put_sealed, beside_memory_of_the_daemons)
 {
     size_t bytes = 300000;
     uint8_t *memory, *heap = malloc(bytes);
@@ -200,7 +200,7 @@ static int put_as_stranger(struct actor *self, void *arg)
     return 0; /* at once */
 }
 
-Test(put_made, another_user_reads_it_after_its_clients_end)
+Test(put_sealed, another_user_reads_it_after_its_clients_end)
 {
     struct actor producer;
     struct rdt_ref ref;
@@ -218,7 +218,7 @@ Test(put_made, another_user_reads_it_after_its_clients_end)
     end();
 }
 
-Test(put_made, another_node_fetches_it)
+Test(put_sealed, another_node_fetches_it)
 {
     static struct cluster c;
     rdt *owner, *reader;
@@ -240,7 +240,7 @@ Test(put_made, another_node_fetches_it)
 
 /* ---- room ---- */
 
-Test(put_made, it_counts_like_the_daemons_own)
+Test(put_sealed, it_counts_like_the_daemons_own)
 {
     uint8_t *data = malloc(MIB);
     struct node_status before, now;
@@ -270,7 +270,7 @@ static enum rdt_status put_within(const void *data, size_t bytes, int64_t timeou
 }
 
 /* Refused as if the daemon were to make it. */
-Test(put_made, no_room_is_told_as_ever)
+Test(put_sealed, no_room_is_told_as_ever)
 {
     static const struct {
         const char *flag, *says;
@@ -307,7 +307,7 @@ static int put_patiently(struct actor *self, void *arg)
     return 0;
 }
 
-Test(put_made, with_a_deadline_it_waits_for_room)
+Test(put_sealed, with_a_deadline_it_waits_for_room)
 {
     struct actor patient;
     void *taken;
@@ -342,7 +342,7 @@ static int put_without_files(struct actor *self, void *arg)
     return 0;
 }
 
-Test(put_made, limit_of_files_harms_nobody)
+Test(put_sealed, limit_of_files_harms_nobody)
 {
     struct actor limited;
 
@@ -450,7 +450,7 @@ static int with_more_behind(void)
     return fd;
 }
 
-Test(put_made, other_files_are_refused_by_name)
+Test(put_sealed, other_files_are_refused_by_name)
 {
     int good, pipes[2], sockets[2];
     struct raw raw;
@@ -499,7 +499,7 @@ Test(put_made, other_files_are_refused_by_name)
     end();
 }
 
-Test(put_made, requests_that_contradict_themselves_are_refused)
+Test(put_sealed, requests_that_contradict_themselves_are_refused)
 {
     int fds[2];
     uint64_t region, generation;
@@ -550,7 +550,7 @@ Test(put_made, requests_that_contradict_themselves_are_refused)
 }
 
 /* It keeps the descriptor, and does with it what it likes: what was put stays what it was, for everybody, in two objects too. */
-Test(put_made, its_maker_cannot_change_it)
+Test(put_sealed, its_maker_cannot_change_it)
 {
     int fd, reopened;
     struct raw raw;

@@ -1,7 +1,7 @@
 /* Regions that come again to the only client that ever had them: released, still mapped at both ends, and destination of that
  * client's next fetch or allocation of about the size, without fd, mapping or page fault. Each time under a new generation.
  *
- * A region gets here by its last unref, if its client said that it keeps it mapped (region->kept). Nobody else ever sees its memory.
+ * A region gets here by its last unref, if its client said that it keeps it mapped (region->keep_mapped). Nobody else ever sees its memory.
  * It counts under the limit, is bounded for each client, and goes, pages and all, when it is idle, when others need room, or with its
  * client.
  *
@@ -13,40 +13,40 @@
 
 #include "daemon/memory/region.h"
 
-struct warm {                /* of one client */
+struct region_cache {                /* of one client */
     struct regions *regions; /* NULL: not started */
     uint64_t client;
     struct list list; /* struct region.by_client, the latest last */
     unsigned n;
     uint64_t bytes;
-    const struct warm_ops *ops;
+    const struct region_cache_ops *ops;
 };
 
-struct warm_ops {
-    void (*on_drop)(struct warm *, uint64_t region); /* the client's mapping is of no use any more */
-    void (*on_back)(struct warm *, uint64_t region, bool gone); /* laid by: it may write there; gone: or parted with */
-    void (*take)(struct warm *, uint64_t region);    /* laid by, and it goes: the client's reference is taken from it */
+struct region_cache_ops {
+    void (*on_drop)(struct region_cache *, uint64_t region); /* the client's mapping is of no use any more */
+    void (*on_back)(struct region_cache *, uint64_t region, bool gone); /* laid by: it may write there; gone: or parted with */
+    void (*take)(struct region_cache *, uint64_t region);    /* laid by, and it goes: the client's reference is taken from it */
 };
 
 /* on_drop is not called by warm_stop: the client is gone. */
-void warm_start(struct warm *warm, struct regions *regions, uint64_t client, const struct warm_ops *ops);
-void warm_stop(struct warm *warm); /* what is kept for it on devices goes, too; nothing if it was never started */
+void region_cache_start(struct region_cache *cache, struct regions *regions, uint64_t client, const struct region_cache_ops *ops);
+void region_cache_stop(struct region_cache *cache); /* what is kept for it on devices goes, too; nothing if it was never started */
 
 /* One of its regions that holds so many bytes, as if new but for its bytes, which are what the client left there; with one reference
  * for the caller, and kept until it is delivered. NULL: none fits. */
-struct region *warm_take(struct warm *warm, uint64_t bytes, enum region_origin origin);
+struct region *region_cache_take(struct region_cache *cache, uint64_t bytes, enum region_origin origin);
 
 /* A region that was laid by is in use again. NO_MEMORY, LIMIT: over one of its account's; it is laid by yet. */
-enum rdt_status warm_resume(struct warm *warm, struct region *region, struct rdt_error *err);
+enum rdt_status region_cache_resume(struct region_cache *cache, struct region *region, struct rdt_error *err);
 
 /* The client gives back one that was laid by: it is gone. */
-void warm_part(struct warm *warm, struct region *region);
+void region_cache_part(struct region_cache *cache, struct region *region);
 
 /* For region.c. warm_lay_by: nobody but its client refers to it any more, who had lent it. It may be gone afterwards. */
-void warm_lay_by(struct region *region);
+void region_cache_lay_by(struct region *region);
 /* warm_keep: the region had its last reference; true: it is here now. */
-bool warm_keep(struct region *region);
-void warm_give_up(struct regions *regions, uint64_t bytes, struct list *victims); /* struct pool_block, the oldest first */
-bool warm_sweep(struct regions *regions, uint64_t now_ns);                        /* false: nothing is left to grow old */
+bool region_cache_insert(struct region *region);
+void region_cache_give_up(struct regions *regions, uint64_t bytes, struct list *victims); /* struct pool_block, the oldest first */
+bool region_cache_sweep(struct regions *regions, uint64_t now_ns);                        /* false: nothing is left to grow old */
 
 #endif

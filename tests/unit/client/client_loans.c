@@ -105,7 +105,7 @@ static void comes_back(struct fake *fake)
     fake_serve(fake);
 }
 
-Test(client_lent, next_put_lies_in_what_came_back)
+Test(client_loans, next_put_lies_in_what_came_back)
 {
     struct fake fake;
     rdt *conn;
@@ -149,7 +149,7 @@ static void parts_with_it(struct fake *fake)
     fake_serve(fake);
 }
 
-Test(client_lent, what_is_gone_is_put_anew)
+Test(client_loans, what_is_gone_is_put_anew)
 {
     struct fake fake;
     rdt *conn;

@@ -1,5 +1,5 @@
 /* Edit distance with a limit: a candidate further away than a third of the word is a guess that helps nobody. */
-#include "daemon/base/nearest.h"
+#include "daemon/base/suggest.h"
 
 #include <stdio.h>
 #include <string.h>
@@ -7,9 +7,9 @@
 
 #define WORD_BYTES 64u
 
-void nearest_init(struct nearest *nearest, const char *word)
+void suggest_init(struct suggest *nearest, const char *word)
 {
-    *nearest = (struct nearest){.word = word, .distance = (unsigned)(strlen(word) / 3 + 1)};
+    *nearest = (struct suggest){.word = word, .distance = (unsigned)(strlen(word) / 3 + 1)};
 }
 
 static unsigned min3(unsigned a, unsigned b, unsigned c)
@@ -39,7 +39,7 @@ static unsigned distance(const char *a, const char *b)
     return row[n_b];
 }
 
-void nearest_try(struct nearest *nearest, const char *candidate)
+void suggest_try(struct suggest *nearest, const char *candidate)
 {
     size_t n = strlen(nearest->word), n_candidate = strlen(candidate);
     if ((n > n_candidate ? n - n_candidate : n_candidate - n) > nearest->distance)
@@ -51,7 +51,7 @@ void nearest_try(struct nearest *nearest, const char *candidate)
     }
 }
 
-void nearest_hint(const struct nearest *nearest, const char *prefix, char *text_p, size_t size)
+void suggest_hint(const struct suggest *nearest, const char *prefix, char *text_p, size_t size)
 {
     if (nearest->best)
         snprintf(text_p, size, "; did you mean %s%s?", prefix, nearest->best);

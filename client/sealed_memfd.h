@@ -12,9 +12,9 @@
 
 /* Those of the layout's tensors that are to be copied (how[i] is COPIED) and have elements, each contiguous at the address that is its
  * offset, as layout_packed has them: `bytes` in all. The caller's fd; -1: it is to be done otherwise, whatever the reason. */
-int made_memory(const struct layout *layout, const enum rdt_memory *how, uint64_t bytes);
+int sealed_memory(const struct layout *layout, const enum rdt_memory *how, uint64_t bytes);
 
 /* A file may have so many bytes here (RLIMIT_FSIZE): to write more raises SIGXFSZ. */
-bool made_may_write(uint64_t bytes);
+bool sealed_may_write(uint64_t bytes);
 
 #endif

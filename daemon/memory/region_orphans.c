@@ -1,4 +1,4 @@
-#include "daemon/memory/region_left.h"
+#include "daemon/memory/region_orphans.h"
 
 #include <errno.h>
 #include <stdio.h>
@@ -14,7 +14,7 @@
 #define GRACE_NS (UINT64_C(1) * 1000000000)
 
 struct remnant {
-    struct list link; /* in region_left.recent, the oldest first; or in nothing */
+    struct list link; /* in region_orphans.recent, the oldest first; or in nothing */
     struct remnant *same; /* another region's, of the same file: imported twice */
     uint32_t watch;
     struct account *account; /* a reference */
@@ -31,7 +31,7 @@ struct watcher {
     int fd;
 };
 
-struct region_left {
+struct region_orphans {
     struct regions *regions;
     uv_loop_t *loop;
     struct watcher *watcher; /* NULL: the kernel had none to give yet */
@@ -42,7 +42,7 @@ struct region_left {
     bool warned;
 };
 
-static void forget_one(struct region_left *left, struct remnant *remnant)
+static void forget_one(struct region_orphans *left, struct remnant *remnant)
 {
     struct regions *regions = left->regions;
 
@@ -58,7 +58,7 @@ static void forget_one(struct region_left *left, struct remnant *remnant)
     free(remnant);
 }
 
-static void forget(struct region_left *left, struct remnant *remnant)
+static void forget(struct region_orphans *left, struct remnant *remnant)
 {
     (void)map_remove_u64(&left->by_watch, remnant->watch);
     for (struct remnant *next; remnant; remnant = next) {
@@ -67,7 +67,7 @@ static void forget(struct region_left *left, struct remnant *remnant)
     }
 }
 
-static void forget_all(struct region_left *left)
+static void forget_all(struct region_orphans *left)
 {
     struct remnant *remnant;
     size_t cursor = 0;
@@ -79,7 +79,7 @@ static void forget_all(struct region_left *left)
 /* They are kept, then: their owners and the node have so much less. */
 static void on_grace(struct deadline *deadline)
 {
-    struct region_left *left = container_of(deadline, struct region_left, grace);
+    struct region_orphans *left = container_of(deadline, struct region_orphans, grace);
     struct regions *regions = left->regions;
     uint64_t now = uv_hrtime();
 
@@ -110,7 +110,7 @@ static void on_closed(uv_handle_t *handle)
 
 static void on_readable(uv_poll_t *poll, int status, int events)
 {
-    struct region_left *left = poll->data;
+    struct region_orphans *left = poll->data;
     _Alignas(struct inotify_event) char buffer[4096];
     ssize_t n;
 
@@ -134,7 +134,7 @@ static void on_readable(uv_poll_t *poll, int status, int events)
 }
 
 /* 0, or errno. */
-static int open_watcher(struct region_left *left)
+static int open_watcher(struct region_orphans *left)
 {
     struct watcher *watcher = calloc(1, sizeof *watcher);
     int error = 0;
@@ -158,9 +158,9 @@ static int open_watcher(struct region_left *left)
     return 0;
 }
 
-bool region_left_create(struct regions *regions, uv_loop_t *loop)
+bool region_orphans_create(struct regions *regions, uv_loop_t *loop)
 {
-    struct region_left *left = calloc(1, sizeof *left);
+    struct region_orphans *left = calloc(1, sizeof *left);
 
     if (!left)
         return false;
@@ -174,7 +174,7 @@ bool region_left_create(struct regions *regions, uv_loop_t *loop)
     return true;
 }
 
-void region_left_close(struct region_left *left)
+void region_orphans_close(struct region_orphans *left)
 {
     if (!left)
         return;
@@ -188,7 +188,7 @@ void region_left_close(struct region_left *left)
 }
 
 /* Its number, or -errno. */
-static int watch_region(struct region_left *left, const struct region *region, struct remnant *remnant)
+static int watch_region(struct region_orphans *left, const struct region *region, struct remnant *remnant)
 {
     char path[32];
     int watch, error = left->watcher ? 0 : open_watcher(left);
@@ -210,7 +210,7 @@ static int watch_region(struct region_left *left, const struct region *region, s
     return watch < 0 ? -error : watch;
 }
 
-bool region_left_watch(struct region_left *left, const struct region *region, uint64_t bytes, bool charged)
+bool region_orphans_watch(struct region_orphans *left, const struct region *region, uint64_t bytes, bool charged)
 {
     struct remnant *remnant = left && region->block.fd >= 0 ? calloc(1, sizeof *remnant) : NULL;
     int watch;
@@ -239,7 +239,7 @@ bool region_left_watch(struct region_left *left, const struct region *region, ui
     return true;
 }
 
-uint64_t region_left_bytes(const struct region_left *left)
+uint64_t region_orphans_bytes(const struct region_orphans *left)
 {
     return left ? left->bytes : 0;
 }

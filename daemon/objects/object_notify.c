@@ -8,7 +8,7 @@
 
 #define TOLD_PER_TURN 64
 
-struct object_telling {
+struct object_notify {
     struct deadline deadline; /* first: the next turn */
     struct list link;         /* in the table's tellings */
     struct object *object;    /* held */
@@ -29,43 +29,43 @@ static void tell_some(struct object *object, const struct rdt_error *why, unsign
     }
 }
 
-static void end(struct object_telling *telling)
+static void end(struct object_notify *notify)
 {
-    struct object *object = telling->object;
+    struct object *object = notify->object;
 
-    list_remove(&telling->link);
-    deadline_unset(object->table->deadlines, &telling->deadline);
-    free(telling);
+    list_remove(&notify->link);
+    deadline_unset(object->table->deadlines, &notify->deadline);
+    free(notify);
     object_drop(object);
 }
 
 static void on_turn(struct deadline *deadline)
 {
-    struct object_telling *telling = (struct object_telling *)deadline;
+    struct object_notify *notify = (struct object_notify *)deadline;
 
-    tell_some(telling->object, &telling->why, TOLD_PER_TURN);
-    if (anyone_waits(telling->object) && deadline_set(telling->object->table->deadlines, deadline, 0))
+    tell_some(notify->object, &notify->why, TOLD_PER_TURN);
+    if (anyone_waits(notify->object) && deadline_set(notify->object->table->deadlines, deadline, 0))
         return;
-    tell_some(telling->object, &telling->why, UINT_MAX);
-    end(telling);
+    tell_some(notify->object, &notify->why, UINT_MAX);
+    end(notify);
 }
 
 /* false: it cannot be put off. */
 static bool put_off(struct object *object, const struct rdt_error *why)
 {
     struct object_table *table = object->table;
-    struct object_telling *telling = table->deadlines ? calloc(1, sizeof *telling) : NULL;
+    struct object_notify *notify = table->deadlines ? calloc(1, sizeof *notify) : NULL;
 
-    if (!telling)
+    if (!notify)
         return false;
-    telling->deadline.on_passed = on_turn;
-    if (!deadline_set(table->deadlines, &telling->deadline, 0)) {
-        free(telling);
+    notify->deadline.on_passed = on_turn;
+    if (!deadline_set(table->deadlines, &notify->deadline, 0)) {
+        free(notify);
         return false;
     }
-    telling->object = object;
-    telling->why = *why;
-    list_append(&table->tellings, &telling->link);
+    notify->object = object;
+    notify->why = *why;
+    list_append(&table->notifies, &notify->link);
     object_hold(object);
     return true;
 }
@@ -80,11 +80,11 @@ void object_tell_waiters(struct object *object, const struct rdt_error *why)
     object_drop(object);
 }
 
-void object_tellings_end(struct object_table *table)
+void object_notifies_end(struct object_table *table)
 {
-    while (!list_empty(&table->tellings)) {
-        struct object_telling *telling = container_of(list_first(&table->tellings), struct object_telling, link);
-        tell_some(telling->object, &telling->why, UINT_MAX);
-        end(telling);
+    while (!list_empty(&table->notifies)) {
+        struct object_notify *notify = container_of(list_first(&table->notifies), struct object_notify, link);
+        tell_some(notify->object, &notify->why, UINT_MAX);
+        end(notify);
     }
 }

@@ -4,16 +4,16 @@
 
 #include <stddef.h>
 
-struct nearest {
+struct suggest {
     const char *word; /* borrowed */
     const char *best; /* one of the candidates; NULL: none is near */
     unsigned distance;
 };
 
-void nearest_init(struct nearest *nearest, const char *word);
-void nearest_try(struct nearest *nearest, const char *candidate); /* borrowed */
+void suggest_init(struct suggest *nearest, const char *word);
+void suggest_try(struct suggest *nearest, const char *candidate); /* borrowed */
 
 /* "; did you mean PREFIXbest?", or "". */
-void nearest_hint(const struct nearest *nearest, const char *prefix, char *text_p, size_t size);
+void suggest_hint(const struct suggest *nearest, const char *prefix, char *text_p, size_t size);
 
 #endif

@@ -1,4 +1,4 @@
-#include "made.h"
+#include "sealed_memfd.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -77,19 +77,19 @@ static bool write_all(struct writing *writing, const struct layout *layout, cons
     return flush(writing);
 }
 
-bool made_may_write(uint64_t bytes)
+bool sealed_may_write(uint64_t bytes)
 {
     struct rlimit limit;
 
     return getrlimit(RLIMIT_FSIZE, &limit) == 0 && (limit.rlim_cur == RLIM_INFINITY || bytes <= limit.rlim_cur);
 }
 
-int made_memory(const struct layout *layout, const enum rdt_memory *how, uint64_t bytes)
+int sealed_memory(const struct layout *layout, const enum rdt_memory *how, uint64_t bytes)
 {
     uint64_t page = (uint64_t)sysconf(_SC_PAGESIZE), pages = (bytes + page - 1) / page * page; /* it is shared in whole ones */
     struct writing writing;
 
-    if (!made_may_write(pages))
+    if (!sealed_may_write(pages))
         return -1;
     writing.fd = create();
     writing.at = 0;

@@ -107,7 +107,7 @@ static void takes_it(struct fake *fake)
     fake_serve(fake);
 }
 
-Test(client_made, snapshot_comes_with_its_memory)
+Test(client_sealed, snapshot_comes_with_its_memory)
 {
     run(takes_it, 1 << 20, 1);
     run(takes_it, 90032, 1);
@@ -120,7 +120,7 @@ static void knows_none(struct fake *fake)
     fake_serve(fake);
 }
 
-Test(client_made, daemon_that_does_not_say_so_gets_none)
+Test(client_sealed, daemon_that_does_not_say_so_gets_none)
 {
     run(knows_none, 0, 1);
     run(knows_none, 90031, 1);
@@ -138,7 +138,7 @@ static void has_no_room(struct fake *fake)
     fake_serve(fake);
 }
 
-Test(client_made, without_room_it_is_put_the_other_way_each_time)
+Test(client_sealed, without_room_it_is_put_the_other_way_each_time)
 {
     run(has_no_room, 1 << 20, 2);
 }
@@ -153,7 +153,7 @@ static void cannot_take_it(struct fake *fake)
     fake_serve(fake);
 }
 
-Test(client_made, what_was_not_wanted_once_is_not_made_again)
+Test(client_sealed, what_was_not_wanted_once_is_not_made_again)
 {
     run(cannot_take_it, 1 << 20, 2);
 }
@@ -172,7 +172,7 @@ static void takes_no_live_ones(struct fake *fake)
     fake_serve(fake);
 }
 
-Test(client_made, live_object_is_none)
+Test(client_sealed, live_object_is_none)
 {
     uint64_t sealed_max = 1 << 20;
     struct fake fake;

@@ -13,7 +13,7 @@
 
 #define MIB ((size_t)1 << 20)
 
-TestSuite(warm, .timeout = 240);
+TestSuite(region_cache, .timeout = 240);
 
 static struct test_node node;
 static const char *const long_idle[] = {"--pool-idle=60s", NULL};
@@ -69,7 +69,7 @@ static void finish(void)
 
 /* ---- to the same client ---- */
 
-Test(warm, fetch_and_release_come_to_the_same_memory)
+Test(region_cache, fetch_and_release_come_to_the_same_memory)
 {
     unsigned long inode, first_inode = 0;
     void *addr, *first = NULL;
@@ -91,7 +91,7 @@ Test(warm, fetch_and_release_come_to_the_same_memory)
     finish();
 }
 
-Test(warm, what_is_held_is_not_given_again)
+Test(region_cache, what_is_held_is_not_given_again)
 {
     rdt_object *objects[8];
     unsigned long inodes[8];
@@ -118,7 +118,7 @@ Test(warm, what_is_held_is_not_given_again)
     finish();
 }
 
-Test(warm, alloc_after_dealloc_is_the_same_memory_zeroed)
+Test(region_cache, alloc_after_dealloc_is_the_same_memory_zeroed)
 {
     size_t sizes[] = {4096, 100000, 5 * MIB};
 
@@ -142,7 +142,7 @@ Test(warm, alloc_after_dealloc_is_the_same_memory_zeroed)
 }
 
 /* Memory of an allocation that came again is its producer's like any other: what lies in it is shared. */
-Test(warm, what_is_put_in_memory_that_came_again_is_shared)
+Test(region_cache, what_is_put_in_memory_that_came_again_is_shared)
 {
     size_t sizes[] = {100000, 5 * MIB};
 
@@ -200,7 +200,7 @@ static int others_memory(struct actor *self, void *arg)
 }
 
 /* Whatever the first client had, held or let go of, no other ever gets, also when the first one is gone. */
-Test(warm, no_other_client_gets_it)
+Test(region_cache, no_other_client_gets_it)
 {
     unsigned long had[40], inode;
     unsigned n_had = 0;
@@ -287,7 +287,7 @@ static enum rdt_status put_in(rdt *conn, uint64_t region, uint64_t generation, s
     return call(conn, RDT_MSG_PUT, &request.base, LONG, NULL, err);
 }
 
-Test(warm, old_generation_names_nothing)
+Test(region_cache, old_generation_names_nothing)
 {
     Rdt__Pb__RegionReply *first, *second;
     int fd;
@@ -311,7 +311,7 @@ Test(warm, old_generation_names_nothing)
     finish();
 }
 
-Test(warm, not_kept_without_keep_nor_once_another_has_seen_it)
+Test(region_cache, not_kept_without_keep_nor_once_another_has_seen_it)
 {
     Rdt__Pb__RegionReply *reply;
     struct rdt_ref ref;
@@ -341,7 +341,7 @@ Test(warm, not_kept_without_keep_nor_once_another_has_seen_it)
 
 /* ---- how it goes ---- */
 
-Test(warm, idle_memory_goes_and_is_unmapped)
+Test(region_cache, idle_memory_goes_and_is_unmapped)
 {
     static const char *const short_idle[] = {"--pool-idle=50ms", NULL};
     struct rdt_ref ref;
@@ -358,7 +358,7 @@ Test(warm, idle_memory_goes_and_is_unmapped)
     finish();
 }
 
-Test(warm, what_is_ready_for_anyone_goes_when_idle)
+Test(region_cache, what_is_ready_for_anyone_goes_when_idle)
 {
     static const char *const a_second[] = {"--pool-idle=1s", NULL};
     rdt_object *objects[3];
@@ -377,7 +377,7 @@ Test(warm, what_is_ready_for_anyone_goes_when_idle)
     finish();
 }
 
-Test(warm, given_up_before_anyone_is_refused)
+Test(region_cache, given_up_before_anyone_is_refused)
 {
     static const char *const tight[] = {"--memory-limit=64MiB", "--cache-max=48MiB", "--pool-max=32MiB", "--pool-idle=60s",
                                         NULL};
@@ -398,7 +398,7 @@ Test(warm, given_up_before_anyone_is_refused)
     finish();
 }
 
-Test(warm, bound_of_one_client_holds)
+Test(region_cache, bound_of_one_client_holds)
 {
     static const char *const small[] = {"--cache-max=8MiB", "--pool-idle=60s", NULL};
     rdt_object *objects[6];
@@ -433,7 +433,7 @@ static int die_in_the_middle(struct actor *self, void *arg)
     return 1;
 }
 
-Test(warm, killed_client_leaves_nothing)
+Test(region_cache, killed_client_leaves_nothing)
 {
     struct actor actor;
     struct rdt_ref ref;
@@ -450,7 +450,7 @@ Test(warm, killed_client_leaves_nothing)
 }
 
 /* Cancelled at any moment: the memory comes again or goes, and never shows what it should not. */
-Test(warm, cancelled_fetches_leave_it_usable)
+Test(region_cache, cancelled_fetches_leave_it_usable)
 {
     struct rdt_ref refs[2];
     unsigned long inode;
@@ -478,7 +478,7 @@ Test(warm, cancelled_fetches_leave_it_usable)
 
 /* ---- between nodes ---- */
 
-Test(warm, fetches_from_another_node_come_to_the_same_memory)
+Test(region_cache, fetches_from_another_node_come_to_the_same_memory)
 {
     static const char *const flags[] = {"--pool-idle=60s", NULL};
     struct cluster cluster;

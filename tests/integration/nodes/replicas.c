@@ -11,7 +11,7 @@
 #include "tests/integration/nodes/nodes_fixture.h"
 #include "wire_ref.h"
 
-TestSuite(copies, .timeout = 240);
+TestSuite(replicas, .timeout = 240);
 
 static struct rdt_ref put_snapshot(rdt *conn, const char *id, size_t bytes, uint32_t seed, enum rdt_visibility visibility)
 {
@@ -64,7 +64,7 @@ static void read_it(rdt *conn, const struct rdt_ref *ref, enum rdt_fetch_mode mo
 
 /* ---- one transfer ---- */
 
-Test(copies, many_readers_on_a_node_are_one_transfer)
+Test(replicas, many_readers_on_a_node_are_one_transfer)
 {
     enum { N = 12 };
     rdt *conns[N];
@@ -100,7 +100,7 @@ Test(copies, many_readers_on_a_node_are_one_transfer)
     end(NULL);
 }
 
-Test(copies, later_fetch_moves_nothing)
+Test(replicas, later_fetch_moves_nothing)
 {
     const size_t bytes = 5 * MIB;
     struct node_status before, after;
@@ -145,7 +145,7 @@ Test(copies, later_fetch_moves_nothing)
     end(NULL);
 }
 
-Test(copies, slice_comes_from_the_copy)
+Test(replicas, slice_comes_from_the_copy)
 {
     static const int64_t start[] = {3}, count[] = {1 << 19};
     const struct rdt_slice slice = {.ndim = 1, .start = start, .count = count}, *slices = &slice;
@@ -175,7 +175,7 @@ Test(copies, slice_comes_from_the_copy)
 }
 
 /* An id means what is under it now, whatever copies there are of what was under it before. */
-Test(copies, id_that_is_put_again_is_not_the_old_copy)
+Test(replicas, id_that_is_put_again_is_not_the_old_copy)
 {
     struct rdt_ref ref, by_id;
 
@@ -192,7 +192,7 @@ Test(copies, id_that_is_put_again_is_not_the_old_copy)
 }
 
 /* Each version of a name is received once, by however many. */
-Test(copies, versions_of_a_name_are_received_once)
+Test(replicas, versions_of_a_name_are_received_once)
 {
     enum { N = 4 };
     struct rdt_ref object, name, next, near;
@@ -271,7 +271,7 @@ static void check_regions(void)
     protobuf_c_message_free_unpacked(reply, NULL);
 }
 
-Test(copies, copy_is_seen_at_both_ends)
+Test(replicas, copy_is_seen_at_both_ends)
 {
     struct transfer_view view;
     struct rdt_ref ref;
@@ -292,7 +292,7 @@ Test(copies, copy_is_seen_at_both_ends)
     end(NULL);
 }
 
-Test(copies, forced_free_reaches_every_node)
+Test(replicas, forced_free_reaches_every_node)
 {
     struct rdt_ref ref;
     rdt *third;
@@ -348,7 +348,7 @@ static void visit(const struct rdt_ref *ref, enum rdt_status expected)
     actor_wait(&actor);
 }
 
-Test(copies, copy_is_shown_as_its_owner_would)
+Test(replicas, copy_is_shown_as_its_owner_would)
 {
     struct rdt_ref open, closed;
     char path[200];
@@ -371,7 +371,7 @@ Test(copies, copy_is_shown_as_its_owner_would)
 
 /* ---- memory ---- */
 
-Test(copies, copies_give_way_to_readers)
+Test(replicas, copies_give_way_to_readers)
 {
     static const char *const flags[] = {"--memory-limit=64MiB", NULL};
     struct rdt_ref refs[8];
@@ -393,7 +393,7 @@ Test(copies, copies_give_way_to_readers)
     end(NULL);
 }
 
-Test(copies, no_more_are_kept_than_configured)
+Test(replicas, no_more_are_kept_than_configured)
 {
     static const char *const flags[] = {"--replicas-max=5MiB", NULL};
     struct rdt_ref refs[4];
@@ -423,7 +423,7 @@ static const char *const lost[] = {"is lost", "cannot be reached", "refused", "t
 static const char *const impatient[] = {"--peer-timeout=2s", NULL};
 
 /* It confirms nothing, and serves nobody old bytes when it moves again. */
-Test(copies, frozen_keeper_does_not_serve_what_was_freed)
+Test(replicas, frozen_keeper_does_not_serve_what_was_freed)
 {
     struct rdt_ref ref;
     rdt_request *request;
@@ -449,7 +449,7 @@ Test(copies, frozen_keeper_does_not_serve_what_was_freed)
     end(lost);
 }
 
-Test(copies, killed_keeper_does_not_delay_a_free)
+Test(replicas, killed_keeper_does_not_delay_a_free)
 {
     struct rdt_ref ref;
     int64_t since;
@@ -468,7 +468,7 @@ Test(copies, killed_keeper_does_not_delay_a_free)
 }
 
 /* It cannot know whether the object is there still. When the cable is back it asks. */
-Test(copies, cut_off_keeper_serves_nobody_new)
+Test(replicas, cut_off_keeper_serves_nobody_new)
 {
     struct rdt_ref kept, freed;
     struct node_status before;
@@ -503,7 +503,7 @@ Test(copies, cut_off_keeper_serves_nobody_new)
     end(lost);
 }
 
-Test(copies, node_ends_well_with_copies)
+Test(replicas, node_ends_well_with_copies)
 {
     struct rdt_ref ref;
 
@@ -520,7 +520,7 @@ Test(copies, node_ends_well_with_copies)
 }
 
 /* Another start of the owner's node knows nothing of its objects. */
-Test(copies, restarted_owner_has_no_copies)
+Test(replicas, restarted_owner_has_no_copies)
 {
     enum rdt_status status = RDT_PEER_LOST;
     struct rdt_ref ref;

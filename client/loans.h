@@ -20,14 +20,14 @@ struct copy_room {
 };
 
 /* Room for so many bytes, the caller's until copies_end. fresh: not one that was lent before. Otherwise as alloc_region. Without the lock. */
-enum rdt_status copies_take(rdt *conn, uint64_t bytes, bool fresh, int64_t room_ns, int64_t deadline_ns, struct copy_room **room_p,
+enum rdt_status loans_take(rdt *conn, uint64_t bytes, bool fresh, int64_t room_ns, int64_t deadline_ns, struct copy_room **room_p,
                             struct rdt_error *err);
 
 /* PUT was answered: it is lent. Or not, or was never sent: the daemon gets it back. */
-void copies_end(rdt *conn, struct copy_room *take_room, bool lent);
+void loans_end(rdt *conn, struct copy_room *take_room, bool lent);
 
-void copies_on_back(rdt *conn, struct frame *frame); /* REGION_BACK */
+void loans_on_back(rdt *conn, struct frame *frame); /* REGION_BACK */
 
-void copies_fini(rdt *conn); /* without a word to anybody: the mappings are memory_fini's */
+void loans_fini(rdt *conn); /* without a word to anybody: the mappings are memory_fini's */
 
 #endif

@@ -1,7 +1,7 @@
-/* daemon/object_telling: who waits for an object, and what he is told. */
+/* daemon/object_notify: who waits for an object, and what he is told. */
 #include "tests/unit/objects/object.h"
 
-TestSuite(object_telling, .init = setup, .fini = teardown, .timeout = 60);
+TestSuite(object_notify, .init = setup, .fini = teardown, .timeout = 60);
 
 /* ---- waiting ---- */
 
@@ -33,7 +33,7 @@ static void wait_as(struct waiting *waiting, const char *id, const struct owner 
     cr_assert_eq(object_table_wait(&table, &ref, requester, &waiting->waiter, NULL), RDT_OK);
 }
 
-Test(object_telling, waiters_told_of_put)
+Test(object_notify, waiters_told_of_put)
 {
     struct waiting a, b, elsewhere;
     struct object *object;
@@ -50,7 +50,7 @@ Test(object_telling, waiters_told_of_put)
     object_free(object, false, OBJECT_END_FREED);
 }
 
-Test(object_telling, awaited_goes_with_last_waiter)
+Test(object_notify, awaited_goes_with_last_waiter)
 {
     struct waiting a, b;
 
@@ -64,7 +64,7 @@ Test(object_telling, awaited_goes_with_last_waiter)
 }
 
 /* The first one's news ends the second one, who is then not told. */
-Test(object_telling, waiter_ended_by_another_is_not_told)
+Test(object_notify, waiter_ended_by_another_is_not_told)
 {
     struct waiting a, b, c;
     struct object *object;
@@ -101,7 +101,7 @@ static struct object *put_filling(const char *id, int64_t ttl_ns)
     return object;
 }
 
-Test(object_telling, filling_keeps_waiters_until_it_is_full)
+Test(object_notify, filling_keeps_waiters_until_it_is_full)
 {
     struct region *copy = fake_region(4096, 0);
     struct waiting before, meanwhile, by_generation;
@@ -130,7 +130,7 @@ Test(object_telling, filling_keeps_waiters_until_it_is_full)
     region_unref(copy);
 }
 
-Test(object_telling, filling_that_fails_tells_why)
+Test(object_notify, filling_that_fails_tells_why)
 {
     struct rdt_error why = {.status = RDT_NO_MEMORY, .msg = "none"};
     struct waiting waiting;
@@ -148,7 +148,7 @@ Test(object_telling, filling_that_fails_tells_why)
 }
 
 /* The loop has others to see to. */
-Test(object_telling, filling_that_fails_tells_many_in_turns)
+Test(object_notify, filling_that_fails_tells_many_in_turns)
 {
     enum { N = 500 };
     struct rdt_error why = {.status = RDT_NO_MEMORY, .msg = "none"};
@@ -175,11 +175,11 @@ Test(object_telling, filling_that_fails_tells_many_in_turns)
             (void)uv_run(&fake.loop, UV_RUN_ONCE);
     }
     cr_assert(all[N - 1].told == 0 && all[N - 2].why == RDT_NO_MEMORY);
-    cr_assert(list_empty(&table.tellings));
+    cr_assert(list_empty(&table.notifies));
     for (unsigned i = 0; i < N; i++)
         wait_as(&all[i], "a", &me);
     object_fail(put_filling("a", 0), &why);
-    object_tellings_end(&table);
+    object_notifies_end(&table);
     for (unsigned i = 0; i < N; i++)
         cr_assert(all[i].told == 1 && all[i].why == RDT_NO_MEMORY);
     table.deadlines = NULL;
@@ -188,7 +188,7 @@ Test(object_telling, filling_that_fails_tells_many_in_turns)
     free(all);
 }
 
-Test(object_telling, filling_refused_at_once_keeps_waiters)
+Test(object_notify, filling_refused_at_once_keeps_waiters)
 {
     struct rdt_error why = {.status = RDT_NO_MEMORY};
     struct waiting waiting;
@@ -207,7 +207,7 @@ Test(object_telling, filling_refused_at_once_keeps_waiters)
 }
 
 /* The first who is told lets go of what the others wait for. */
-Test(object_telling, filling_ended_by_the_one_who_is_told)
+Test(object_notify, filling_ended_by_the_one_who_is_told)
 {
     struct waiting a, b;
     struct object *object;
@@ -224,7 +224,7 @@ Test(object_telling, filling_ended_by_the_one_who_is_told)
     object_drop(object);
 }
 
-Test(object_telling, failed_put_keeps_waiters)
+Test(object_notify, failed_put_keeps_waiters)
 {
     struct waiting a;
     struct object *blocker = put("b"), *object = NULL;
@@ -240,7 +240,7 @@ Test(object_telling, failed_put_keeps_waiters)
     object_free(blocker, false, OBJECT_END_FREED);
 }
 
-Test(object_telling, limit_of_awaited)
+Test(object_notify, limit_of_awaited)
 {
     struct waiting a, b = {.waiter.on_event = on_event};
     struct rdt_ref ref = ref_of("b", 0);
@@ -252,7 +252,7 @@ Test(object_telling, limit_of_awaited)
     object_waiter_remove(&a.waiter);
 }
 
-Test(object_telling, freed_waiters_told_at_the_very_end)
+Test(object_notify, freed_waiters_told_at_the_very_end)
 {
     struct object *object = put("a");
     struct waiting a = {.waiter.on_event = on_event}, b = {.waiter.on_event = on_event};

@@ -5,7 +5,7 @@
 #include "tests/integration/limits/limits.h"
 #include "tests/support/cluster.h"
 
-TestSuite(lent, .timeout = 120);
+TestSuite(loans, .timeout = 120);
 
 static const char *const long_idle[] = {"--pool-idle=60s", NULL};
 
@@ -60,18 +60,18 @@ static void cacheable(enum rdt_fetch_mode mode, const char *path)
     end(NULL);
 }
 
-Test(lent, puts_come_to_the_same_memory)
+Test(loans, puts_come_to_the_same_memory)
 {
     cacheable(RDT_FETCH_SHARE, "local/share");
 }
 
-Test(lent, they_are_mapped_privately_without_a_copy)
+Test(loans, they_are_mapped_privately_without_a_copy)
 {
     cacheable(RDT_FETCH_COW, "local/cow");
 }
 
 /* However it is read: the memory is not filled anew before the last has let go. */
-Test(lent, whoever_reads_keeps_what_he_reads)
+Test(loans, whoever_reads_keeps_what_he_reads)
 {
     static const enum rdt_fetch_mode modes[] = {RDT_FETCH_AUTO, RDT_FETCH_SHARE, RDT_FETCH_COPY, RDT_FETCH_COW};
     rdt_object *objects[64];
@@ -92,7 +92,7 @@ Test(lent, whoever_reads_keeps_what_he_reads)
 }
 
 /* Its producer fetches it like everybody: what it writes there would be seen. */
-Test(lent, its_producer_cannot_write_it)
+Test(loans, its_producer_cannot_write_it)
 {
     struct rdt_ref ref;
     rdt_object *mine, *cow;
@@ -115,7 +115,7 @@ Test(lent, its_producer_cannot_write_it)
 }
 
 /* What it has mapped for reading of its own is another matter than what it lends. */
-Test(lent, comes_again_to_a_producer_that_reads_it_too)
+Test(loans, comes_again_to_a_producer_that_reads_it_too)
 {
     static const enum rdt_fetch_mode modes[] = {RDT_FETCH_SHARE, RDT_FETCH_COW, RDT_FETCH_SHARE, RDT_FETCH_COPY};
     unsigned long inode = 0, first = 0;
@@ -140,7 +140,7 @@ Test(lent, comes_again_to_a_producer_that_reads_it_too)
 }
 
 /* It is as live as the part that its producer may write. */
-Test(lent, what_is_copied_in_part_is_copied_for_a_private_reader)
+Test(loans, what_is_copied_in_part_is_copied_for_a_private_reader)
 {
     struct rdt_ref ref;
     uint8_t *copied = malloc(MIB), *own;
@@ -200,7 +200,7 @@ static void *put_and_read(void *arg)
 }
 
 /* The daemon parts with what is idle all the time. */
-Test(lent, threads_that_put_and_read_at_once_read_what_was_put)
+Test(loans, threads_that_put_and_read_at_once_read_what_was_put)
 {
     pthread_t threads[THREADS];
 
@@ -215,7 +215,7 @@ Test(lent, threads_that_put_and_read_at_once_read_what_was_put)
 /* ---- how it goes ---- */
 
 /* The producer does not hear of it, and puts where nothing is any more. */
-Test(lent, what_the_daemon_parted_with_meanwhile_is_made_anew)
+Test(loans, what_the_daemon_parted_with_meanwhile_is_made_anew)
 {
     struct rdt_ref ref;
     int64_t shape[] = {300, 400};
@@ -242,7 +242,7 @@ Test(lent, what_the_daemon_parted_with_meanwhile_is_made_anew)
     end(NULL);
 }
 
-Test(lent, goes_before_anyone_is_refused)
+Test(loans, goes_before_anyone_is_refused)
 {
     struct rdt_ref ref;
     void *memory;
@@ -261,7 +261,7 @@ Test(lent, goes_before_anyone_is_refused)
 }
 
 /* Idle it is nobody's bytes; lent it is its client's. */
-Test(lent, counts_while_it_is_lent)
+Test(loans, counts_while_it_is_lent)
 {
     struct rdt_ref ref, second;
     void *memory = malloc(9 * MIB);
@@ -281,7 +281,7 @@ Test(lent, counts_while_it_is_lent)
 }
 
 /* Whether something fits does not depend on what lay there before, nor on how sizes are rounded. */
-Test(lent, takes_no_more_than_there_is)
+Test(loans, takes_no_more_than_there_is)
 {
     struct rdt_ref ref, five[5];
     void *memory;
@@ -307,7 +307,7 @@ Test(lent, takes_no_more_than_there_is)
 }
 
 /* Of those that there may be, half are never taken by what is idle. */
-Test(lent, takes_no_descriptors_that_are_short)
+Test(loans, takes_no_descriptors_that_are_short)
 {
     struct rdt_ref refs[30];
     void *memory[18];
@@ -339,7 +339,7 @@ static int reads_and_stays(struct actor *self, void *arg)
 }
 
 /* It may have children that look there. */
-Test(lent, what_a_killed_reader_had_is_not_filled_anew)
+Test(loans, what_a_killed_reader_had_is_not_filled_anew)
 {
     struct actor actor;
     unsigned long inode;
@@ -376,7 +376,7 @@ static int puts_and_stays(struct actor *self, void *arg)
     return 0;
 }
 
-Test(lent, what_a_killed_producer_lent_stays_for_its_readers)
+Test(loans, what_a_killed_producer_lent_stays_for_its_readers)
 {
     struct actor actor;
     struct rdt_ref ref;
@@ -400,7 +400,7 @@ Test(lent, what_a_killed_producer_lent_stays_for_its_readers)
 
 /* ---- what is not lent ---- */
 
-Test(lent, what_others_may_see_is_never_lent)
+Test(loans, what_others_may_see_is_never_lent)
 {
     struct rdt_put_options options = RDT_INIT(options);
     uint8_t *data = malloc(MIB);
@@ -440,7 +440,7 @@ static Rdt__Pb__PutReply *puts_in(struct raw *raw, const Rdt__Pb__Put *put)
     return (Rdt__Pb__PutReply *)raw_reply(raw, raw_send(raw, RDT_MSG_PUT, &put->base, NULL, 0), &rdt__pb__put_reply__descriptor);
 }
 
-Test(lent, lending_is_checked)
+Test(loans, lending_is_checked)
 {
     uint64_t shape[] = {8192}, offset[] = {0};
     uint32_t ndim[] = {1}, index[] = {0}, dtypes[] = {RDT_U8}, lent[] = {0, 0, 7};

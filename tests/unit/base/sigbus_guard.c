@@ -9,7 +9,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include "daemon/base/guard.h"
+#include "daemon/base/sigbus_guard.h"
 
 #define PAGE 4096u
 #define PAGES 8u
@@ -33,68 +33,68 @@ static void cut(unsigned pages)
     cr_assert_eq(ftruncate(file, pages * PAGE), 0);
 }
 
-TestSuite(guard, .init = guard_install, .timeout = 60);
+TestSuite(sigbus_guard, .init = sigbus_guard_install, .timeout = 60);
 
-Test(guard, missing_page_reads_as_zeros_and_is_noticed)
+Test(sigbus_guard, missing_page_reads_as_zeros_and_is_noticed)
 {
     uint8_t *addr = map_file(), copy[PAGES * PAGE];
-    int slot = guard_enter(addr, PAGES * PAGE, PAGE);
+    int slot = sigbus_guard_enter(addr, PAGES * PAGE, PAGE);
 
     cr_assert_neq(slot, GUARD_NONE);
     memcpy(copy, addr, sizeof copy);
-    cr_assert(!guard_is_broken(slot));
+    cr_assert(!sigbus_guard_is_broken(slot));
     cut(3);
     memcpy(copy, addr, sizeof copy);
-    cr_assert(guard_is_broken(slot));
+    cr_assert(sigbus_guard_is_broken(slot));
     for (unsigned i = 0; i < sizeof copy; i++)
         cr_assert_eq(copy[i], i < 3 * PAGE ? 7 : 0, "byte %u", i);
-    guard_leave(slot);
+    sigbus_guard_leave(slot);
     munmap(addr, PAGES * PAGE);
 }
 
-Test(guard, missing_page_takes_writes_for_nobody)
+Test(sigbus_guard, missing_page_takes_writes_for_nobody)
 {
     uint8_t *addr = map_file();
-    int slot = guard_enter(addr, PAGES * PAGE, PAGE);
+    int slot = sigbus_guard_enter(addr, PAGES * PAGE, PAGE);
 
     cut(0);
     memset(addr, 1, PAGES * PAGE);
-    cr_assert(guard_is_broken(slot));
-    guard_leave(slot);
+    cr_assert(sigbus_guard_is_broken(slot));
+    sigbus_guard_leave(slot);
     munmap(addr, PAGES * PAGE);
 }
 
-Test(guard, one_breaks_others_do_not)
+Test(sigbus_guard, one_breaks_others_do_not)
 {
     uint8_t *whole = map_file(), *broken = map_file();
-    int whole_slot = guard_enter(whole, PAGES * PAGE, PAGE), broken_slot = guard_enter(broken, PAGES * PAGE, PAGE);
+    int whole_slot = sigbus_guard_enter(whole, PAGES * PAGE, PAGE), broken_slot = sigbus_guard_enter(broken, PAGES * PAGE, PAGE);
 
     cut(0); /* the second one's */
     cr_assert_eq(*(volatile uint8_t *)whole, 7);
     cr_assert_eq(*(volatile uint8_t *)broken, 0);
-    cr_assert(!guard_is_broken(whole_slot));
-    cr_assert(guard_is_broken(broken_slot));
-    guard_leave(broken_slot);
-    broken_slot = guard_enter(broken, PAGES * PAGE, PAGE);
-    cr_assert(!guard_is_broken(broken_slot), "a slot begins anew");
-    guard_leave(broken_slot);
-    guard_leave(whole_slot);
-    guard_leave(GUARD_NONE);
-    cr_assert(!guard_is_broken(GUARD_NONE));
+    cr_assert(!sigbus_guard_is_broken(whole_slot));
+    cr_assert(sigbus_guard_is_broken(broken_slot));
+    sigbus_guard_leave(broken_slot);
+    broken_slot = sigbus_guard_enter(broken, PAGES * PAGE, PAGE);
+    cr_assert(!sigbus_guard_is_broken(broken_slot), "a slot begins anew");
+    sigbus_guard_leave(broken_slot);
+    sigbus_guard_leave(whole_slot);
+    sigbus_guard_leave(GUARD_NONE);
+    cr_assert(!sigbus_guard_is_broken(GUARD_NONE));
 }
 
 /* Larger than a page of the system: all of it is replaced at once. */
-Test(guard, page_size_is_as_entered)
+Test(sigbus_guard, page_size_is_as_entered)
 {
     uint8_t *addr = map_file();
     int slot;
 
     addr = (uint8_t *)(((uintptr_t)addr + 4 * PAGE - 1) / (4 * PAGE) * (4 * PAGE));
-    slot = guard_enter(addr, 4 * PAGE, 4 * PAGE);
+    slot = sigbus_guard_enter(addr, 4 * PAGE, 4 * PAGE);
     cut(1);
     cr_assert_eq(((volatile uint8_t *)addr)[2 * PAGE], 0);
     cr_assert_eq(addr[0], 0, "one page with the one that is gone");
-    guard_leave(slot);
+    sigbus_guard_leave(slot);
 }
 
 static void *read_all(void *arg)
@@ -107,7 +107,7 @@ static void *read_all(void *arg)
     return (void *)(uintptr_t)sum;
 }
 
-Test(guard, faults_of_many_threads_at_once)
+Test(sigbus_guard, faults_of_many_threads_at_once)
 {
     uint8_t *addr[8];
     int slots[8];
@@ -116,7 +116,7 @@ Test(guard, faults_of_many_threads_at_once)
     for (unsigned i = 0; i < 8; i++) {
         addr[i] = map_file();
         cut(1);
-        slots[i] = guard_enter(addr[i], PAGES * PAGE, PAGE);
+        slots[i] = sigbus_guard_enter(addr[i], PAGES * PAGE, PAGE);
     }
     for (unsigned i = 0; i < 8; i++)
         cr_assert_eq(pthread_create(&threads[i], NULL, read_all, addr[i / 2]), 0);
@@ -126,19 +126,19 @@ Test(guard, faults_of_many_threads_at_once)
         cr_assert_eq((uintptr_t)sum, 7);
     }
     for (unsigned i = 0; i < 8; i++)
-        cr_assert_eq(guard_is_broken(slots[i]), i < 4);
+        cr_assert_eq(sigbus_guard_is_broken(slots[i]), i < 4);
 }
 
-Test(guard, table_that_is_full_says_so)
+Test(sigbus_guard, table_that_is_full_says_so)
 {
     static char range;
     int last = 0;
 
     for (unsigned i = 0; i < GUARD_MAX; i++)
-        cr_assert_neq(last = guard_enter(&range, 0, 1), GUARD_NONE);
-    cr_assert_eq(guard_enter(&range, 0, 1), GUARD_NONE);
-    guard_leave(last);
-    cr_assert_eq(guard_enter(&range, 0, 1), last);
+        cr_assert_neq(last = sigbus_guard_enter(&range, 0, 1), GUARD_NONE);
+    cr_assert_eq(sigbus_guard_enter(&range, 0, 1), GUARD_NONE);
+    sigbus_guard_leave(last);
+    cr_assert_eq(sigbus_guard_enter(&range, 0, 1), last);
 }
 
 /* How a child ends that reads there. */
@@ -148,14 +148,14 @@ static int end_of_reader(volatile uint8_t *addr, int slot_to_leave)
     pid_t pid = fork();
 
     if (pid == 0) {
-        guard_leave(slot_to_leave);
+        sigbus_guard_leave(slot_to_leave);
         _exit(addr[0]);
     }
     cr_assert(pid > 0 && waitpid(pid, &status, 0) == pid);
     return WIFSIGNALED(status) ? WTERMSIG(status) : -WEXITSTATUS(status);
 }
 
-Test(guard, fault_elsewhere_keeps_its_action)
+Test(sigbus_guard, fault_elsewhere_keeps_its_action)
 {
     uint8_t *addr, *other;
     int slot, end;
@@ -163,7 +163,7 @@ Test(guard, fault_elsewhere_keeps_its_action)
     if (getenv("RDT_VARIANT") && strcmp(getenv("RDT_VARIANT"), "release") != 0)
         cr_skip("a sanitizer has its own action");
     addr = map_file();
-    slot = guard_enter(addr, PAGES * PAGE, PAGE);
+    slot = sigbus_guard_enter(addr, PAGES * PAGE, PAGE);
     other = map_file();
     cut(0);
     end = end_of_reader(other, GUARD_NONE);
@@ -172,8 +172,8 @@ Test(guard, fault_elsewhere_keeps_its_action)
     cr_assert_eq(end_of_reader(addr, GUARD_NONE), -7);
     munmap(other, PAGES * PAGE);
     other = map_file();
-    guard_leave(slot);
-    slot = guard_enter(other, PAGES * PAGE, PAGE);
+    sigbus_guard_leave(slot);
+    slot = sigbus_guard_enter(other, PAGES * PAGE, PAGE);
     cut(0);
     cr_assert_eq(end_of_reader(other, GUARD_NONE), 0, "guarded");
     cr_assert_eq(end_of_reader(other, slot), SIGBUS, "no longer");

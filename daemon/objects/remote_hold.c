@@ -1,11 +1,11 @@
-#include "daemon/objects/keeping.h"
+#include "daemon/objects/remote_hold.h"
 
 #include <stdlib.h>
 
-enum rdt_status keeping_take(struct client *client, uint64_t request_id, struct object *object, struct keeping **keeping_p,
+enum rdt_status remote_hold_take(struct client *client, uint64_t request_id, struct object *object, struct remote_hold **remote_hold_p,
                              struct rdt_error *err)
 {
-    struct keeping *keeping;
+    struct remote_hold *keeping;
     enum rdt_status status;
 
     if (request_id == 0 || map_get_u64(&client->keeps, request_id))
@@ -23,16 +23,16 @@ enum rdt_status keeping_take(struct client *client, uint64_t request_id, struct 
     keeping->request_id = request_id;
     keeping->client = client;
     list_init(&keeping->by_object);
-    if (object && !object_hold_by(object, HOLDER_KEEPING, &keeping->by_object)) {
-        keeping_end(keeping);
+    if (object && !object_hold_by(object, HOLDER_REMOTE, &keeping->by_object)) {
+        remote_hold_end(keeping);
         return rdt_error_set(err, RDT_NO_MEMORY, "no memory for a hold");
     }
     keeping->object = object;
-    *keeping_p = keeping;
+    *remote_hold_p = keeping;
     return RDT_OK;
 }
 
-void keeping_end(struct keeping *keeping)
+void remote_hold_end(struct remote_hold *keeping)
 {
     (void)map_remove_u64(&keeping->client->keeps, keeping->request_id);
     account_give(keeping->client->account, USAGE_HOLDS, 1);
@@ -43,17 +43,17 @@ void keeping_end(struct keeping *keeping)
     free(keeping);
 }
 
-struct keeping *keeping_find(const struct client *client, uint64_t request_id)
+struct remote_hold *remote_hold_find(const struct client *client, uint64_t request_id)
 {
     return map_get_u64(&client->keeps, request_id);
 }
 
-void keepings_object_freed(struct object *object)
+void remote_holds_object_freed(struct object *object)
 {
     struct list *first;
 
-    while ((first = list_first(object_holders(object, HOLDER_KEEPING)))) {
-        struct keeping *keeping = container_of(first, struct keeping, by_object);
+    while ((first = list_first(object_holders(object, HOLDER_REMOTE)))) {
+        struct remote_hold *keeping = container_of(first, struct remote_hold, by_object);
         keeping->object = NULL;
         object_drop_by(object, first);
     }

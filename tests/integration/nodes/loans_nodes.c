@@ -8,7 +8,7 @@
 #define KIB ((size_t)1024)
 #define BYTES (40 * 64 * KIB)
 
-TestSuite(lent_nodes, .timeout = 120);
+TestSuite(loans_nodes, .timeout = 120);
 
 static struct cluster c;
 static rdt *owner, *reader; /* clients of node 0 and of node 1 */
@@ -67,13 +67,13 @@ static void reads_what_was_put(const char *sided)
     end();
 }
 
-Test(lent_nodes, is_not_filled_anew_while_another_node_reads_it)
+Test(loans_nodes, is_not_filled_anew_while_another_node_reads_it)
 {
     reads_what_was_put("one");
     reads_what_was_put("two");
 }
 
-Test(lent_nodes, is_not_filled_anew_while_another_node_holds_it)
+Test(loans_nodes, is_not_filled_anew_while_another_node_holds_it)
 {
     struct rdt_ref ref;
     rdt_request *hold;

@@ -6,7 +6,7 @@
 
 #include "tests/integration/limits/limits.h"
 
-TestSuite(left, .timeout = 120);
+TestSuite(region_orphans, .timeout = 120);
 
 static uint64_t orphaned_bytes(void)
 {
@@ -58,12 +58,12 @@ static void keeps_no_page(uint64_t bytes)
     end(NULL);
 }
 
-Test(left, released_memory_keeps_no_page_though_its_fd_is_kept)
+Test(region_orphans, released_memory_keeps_no_page_though_its_fd_is_kept)
 {
     keeps_no_page(6 * MIB);
 }
 
-Test(left, little_memory_neither)
+Test(region_orphans, little_memory_neither)
 {
     keeps_no_page(8192);
 }
@@ -77,7 +77,7 @@ static void *map_again(const void *addr, size_t bytes)
     return again;
 }
 
-Test(left, snapshot_that_is_kept_mapped_counts_until_it_is_unmapped)
+Test(region_orphans, snapshot_that_is_kept_mapped_counts_until_it_is_unmapped)
 {
     struct rdt_put_options options = RDT_INIT(options);
     uint8_t *bytes = malloc(6 * MIB);
@@ -108,7 +108,7 @@ Test(left, snapshot_that_is_kept_mapped_counts_until_it_is_unmapped)
     end(NULL);
 }
 
-Test(left, memory_of_an_ended_client_counts_until_its_fd_is_closed)
+Test(region_orphans, memory_of_an_ended_client_counts_until_its_fd_is_closed)
 {
     const struct rdt_alloc_options options = {.struct_size = sizeof options, .timeout_ns = LONG};
     struct raw raw;
@@ -152,7 +152,7 @@ static unsigned watchers(void)
 }
 
 /* Closing what watches keeps the loop ten milliseconds and more, at each snapshot that ends while no other is left. */
-Test(left, what_watches_is_not_closed_when_nothing_is_left)
+Test(region_orphans, what_watches_is_not_closed_when_nothing_is_left)
 {
     struct rdt_put_options options = RDT_INIT(options);
     uint8_t *bytes = calloc(1, MIB);

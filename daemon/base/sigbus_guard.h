@@ -16,15 +16,15 @@
 #define GUARD_NONE (-1)
 
 /* Takes SIGBUS. Once, before the first enter and after whoever else installs handlers (plug-ins). */
-void guard_install(void);
+void sigbus_guard_install(void);
 
 /* [addr, addr + bytes) consists of pages of page_bytes (a power of two that divides addr and bytes). GUARD_NONE: the table is full. */
-int guard_enter(const void *addr, uint64_t bytes, uint64_t page_bytes);
+int sigbus_guard_enter(const void *addr, uint64_t bytes, uint64_t page_bytes);
 
 /* Before it is unmapped: nobody touches it any more. GUARD_NONE is fine. */
-void guard_leave(int slot);
+void sigbus_guard_leave(int slot);
 
 /* Some page of it could not be had since it was entered. */
-bool guard_is_broken(int slot);
+bool sigbus_guard_is_broken(int slot);
 
 #endif

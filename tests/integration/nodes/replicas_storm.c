@@ -7,7 +7,7 @@
 
 #include "tests/support/cluster.h"
 
-TestSuite(copies_storm, .timeout = 300);
+TestSuite(replicas_storm, .timeout = 300);
 
 #define KIB ((size_t)1024)
 
@@ -164,12 +164,12 @@ static void storm(const char *sided, const char *delay, const char *replicas_max
     cluster_end(&c, NULL); /* no connection was rebuilt: that would fail others' fetches */
 }
 
-Test(copies_storm, sent)
+Test(replicas_storm, sent)
 {
     storm("two", "delay_ms=1\n", "1GiB");
 }
 
-Test(copies_storm, read_or_sent)
+Test(replicas_storm, read_or_sent)
 {
 #ifdef __SANITIZE_THREAD__
     cr_skip_test("that a reader has read before memory is used again is known by its word, which no tool follows");
@@ -177,7 +177,7 @@ Test(copies_storm, read_or_sent)
     storm("both", "delay_ms=1\n", "3MiB");
 }
 
-Test(copies_storm, at_once)
+Test(replicas_storm, at_once)
 {
     storm("two", "", "1GiB");
 }

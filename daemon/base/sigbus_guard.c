@@ -1,4 +1,4 @@
-#include "daemon/base/guard.h"
+#include "daemon/base/sigbus_guard.h"
 
 #include <errno.h>
 #include <pthread.h>
@@ -58,7 +58,7 @@ static void on_fault(int number, siginfo_t *info, void *context)
     errno = saved;
 }
 
-void guard_install(void)
+void sigbus_guard_install(void)
 {
     struct sigaction action = {.sa_sigaction = on_fault, .sa_flags = SA_SIGINFO | SA_NODEFER};
 
@@ -66,7 +66,7 @@ void guard_install(void)
     (void)sigaction(SIGBUS, &action, &before);
 }
 
-int guard_enter(const void *addr, uint64_t bytes, uint64_t page_bytes)
+int sigbus_guard_enter(const void *addr, uint64_t bytes, uint64_t page_bytes)
 {
     int at;
 
@@ -88,7 +88,7 @@ int guard_enter(const void *addr, uint64_t bytes, uint64_t page_bytes)
     return at;
 }
 
-void guard_leave(int slot)
+void sigbus_guard_leave(int slot)
 {
     if (slot == GUARD_NONE)
         return;
@@ -100,7 +100,7 @@ void guard_leave(int slot)
     (void)pthread_mutex_unlock(&mutex);
 }
 
-bool guard_is_broken(int slot)
+bool sigbus_guard_is_broken(int slot)
 {
     return slot != GUARD_NONE && atomic_load(&slots[slot].broken);
 }

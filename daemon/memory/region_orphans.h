@@ -9,18 +9,18 @@
 
 #include "daemon/memory/region.h"
 
-struct region_left;
+struct region_orphans;
 
 /* From now on what is left is counted. false: no memory, and it is not. */
-bool region_left_create(struct regions *regions, uv_loop_t *loop);
+bool region_orphans_create(struct regions *regions, uv_loop_t *loop);
 
 /* Counts nothing any more, and frees it; NULL is fine. A handle of it closes in the loop. */
-void region_left_close(struct region_left *left);
+void region_orphans_close(struct region_orphans *left);
 
 /* The region ends, and this daemon closes its memory next. True: so many bytes of it are given back when nobody has it; at once, if charged is false,
  * and taken again if it is not gone soon. False: nobody watches (the kernel has no room for that, or nothing is counted). */
-bool region_left_watch(struct region_left *left, const struct region *region, uint64_t bytes, bool charged);
+bool region_orphans_watch(struct region_orphans *left, const struct region *region, uint64_t bytes, bool charged);
 
-uint64_t region_left_bytes(const struct region_left *left); /* NULL: 0 */
+uint64_t region_orphans_bytes(const struct region_orphans *left); /* NULL: 0 */
 
 #endif

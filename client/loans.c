@@ -1,4 +1,4 @@
-#include "copies.h"
+#include "loans.h"
 
 #include <stdlib.h>
 
@@ -27,7 +27,7 @@ static struct copy_room *take_idle(rdt *conn, uint64_t bytes)
 {
     struct copy_room *best = NULL;
 
-    for (struct chain *link = conn->copies_idle.next; link != &conn->copies_idle; link = link->next) {
+    for (struct chain *link = conn->loans_idle.next; link != &conn->loans_idle; link = link->next) {
         struct copy_room *room = container_of(link, struct copy_room, link);
         if (room->bytes >= bytes && room->bytes <= size_class(bytes) && (!best || room->bytes < best->bytes))
             best = room;
@@ -45,14 +45,14 @@ static struct copy_room *take_lent_before(rdt *conn, uint64_t bytes)
 
     connection_lock(conn);
     /* Word of what has come back, or is gone, may lie there unread: what is copied into pages that are gone nobody counts, and it is in vain. */
-    if (!conn->polling && !(chain_is_empty(&conn->copies_idle) && chain_is_empty(&conn->copies_lent)))
+    if (!conn->polling && !(chain_is_empty(&conn->loans_idle) && chain_is_empty(&conn->loans_lent)))
         connection_poll(conn);
     room = take_idle(conn, bytes);
     connection_unlock(conn);
     return room;
 }
 
-enum rdt_status copies_take(rdt *conn, uint64_t bytes, bool fresh, int64_t room_ns, int64_t deadline_ns, struct copy_room **room_p,
+enum rdt_status loans_take(rdt *conn, uint64_t bytes, bool fresh, int64_t room_ns, int64_t deadline_ns, struct copy_room **room_p,
                             struct rdt_error *err)
 {
     struct copy_room *room = fresh ? NULL : take_lent_before(conn, bytes);
@@ -101,13 +101,13 @@ static void settle(rdt *conn, struct copy_room *room)
     } else if (room->back) {
         room->back = false;
         room->again = true;
-        chain_prepend(&conn->copies_idle, &room->link);
+        chain_prepend(&conn->loans_idle, &room->link);
     } else {
-        chain_prepend(&conn->copies_lent, &room->link);
+        chain_prepend(&conn->loans_lent, &room->link);
     }
 }
 
-void copies_end(rdt *conn, struct copy_room *take_room, bool lent)
+void loans_end(rdt *conn, struct copy_room *take_room, bool lent)
 {
     take_room->putting = false;
     if (lent)
@@ -116,7 +116,7 @@ void copies_end(rdt *conn, struct copy_room *take_room, bool lent)
         drop(conn, take_room, true);
 }
 
-void copies_on_back(rdt *conn, struct frame *frame)
+void loans_on_back(rdt *conn, struct frame *frame)
 {
     Rdt__Pb__RegionBack *back = rdt__pb__region_back__unpack(NULL, frame->length, frame->payload);
 
@@ -144,8 +144,8 @@ static void free_all(struct chain *rooms)
     }
 }
 
-void copies_fini(rdt *conn)
+void loans_fini(rdt *conn)
 {
-    free_all(&conn->copies_idle);
-    free_all(&conn->copies_lent);
+    free_all(&conn->loans_idle);
+    free_all(&conn->loans_lent);
 }
