@@ -260,9 +260,9 @@ $(B)/libproto.a $(B)/librdt.a $(B)/librdtd.a $(B)/libsupport.a $(B)/librdt-cuda.
 	$(call say,AR,$@)
 	$(Q)rm -f $@ && $(AR) rcs $@ $(filter %.o,$^)
 
-$(LIBRDT): $(CLIENT_O) $(PROTO_O) client/librdt.map $(B)/.sources
+$(LIBRDT): $(CLIENT_O) $(PROTO_O) client/package/librdt.map $(B)/.sources
 	$(call say,LINK,$@)
-	$(Q)$(CC) $(LDFLAGS_ALL) $(SHARED) -Wl,-soname,librdt.so.$(SOVERSION) -Wl,--version-script=client/librdt.map -o $@ \
+	$(Q)$(CC) $(LDFLAGS_ALL) $(SHARED) -Wl,-soname,librdt.so.$(SOVERSION) -Wl,--version-script=client/package/librdt.map -o $@ \
 	    $(filter %.o,$^) $(CLIENT_LIBS)
 	$(Q)ln -sf $(@F) $(B)/librdt.so.$(SOVERSION) && ln -sf librdt.so.$(SOVERSION) $(B)/librdt.so
 
@@ -574,7 +574,7 @@ install: all
 	    install -m644 $$t $(DESTDIR)$(libdir)/pkgconfig/rdt-cuda.pc)
 	@install -m755 $(BACKEND_SO) $(DESTDIR)$(backenddir)/
 	@install -m644 $(HEADERS) $(DESTDIR)$(includedir)/rdt/
-	@$(call filled,client/rdt.pc.in) && install -m644 $$t $(DESTDIR)$(libdir)/pkgconfig/rdt.pc
+	@$(call filled,client/package/rdt.pc.in) && install -m644 $$t $(DESTDIR)$(libdir)/pkgconfig/rdt.pc
 	@$(call filled,systemd/rdtd.service.in) && install -m644 $$t $(DESTDIR)$(unitdir)/rdtd.service
 	@install -m644 systemd/rdtd.socket $(DESTDIR)$(unitdir)/
 	@install -m644 systemd/rdtd.sysusers $(DESTDIR)$(sysusersdir)/rdtd.conf
