@@ -1,13 +1,13 @@
-/* Regions that a client has mapped for reading, and keeps mapped when it lets go of what it fetched from them: its next fetch from there
- * comes without fd, mapping or page fault. Its word for that is `stays` in RELEASE; it is told by REGION_GONE when the mapping is of no
- * use any more: the region ends, or too many are kept. When it ends its pages go at once, whoever has them mapped: everybody who could
- * look there has said that he does not any more (else it is abandoned, region.h).
+/* Regions of others that a client has mapped for reading and keeps mapped after the release of what it fetched from them. Its next fetch from there
+ * needs no descriptor, mapping or page fault. The client says so by keep_mapped_regions in RELEASE. It is told by REGION_GONE when the mapping is no
+ * longer useful: the region has ended, or too many are kept. When the region ends, its pages are removed at once, whoever has them mapped, since every
+ * reader has released it (otherwise it was abandoned, region.h).
  *
- * What is listed here is mapped there, at every moment of the conversation: only the daemon ends a mapping that stays, REGION_GONE comes
- * before every later answer, and the word of a client that has not read all of REGION_GONE yet does not count: it is told again.
+ * A region that is listed here is mapped at the client at every point of the conversation: only the daemon ends such a mapping, REGION_GONE precedes
+ * every later answer, and a client that has not read all REGION_GONE events is told again.
  *
- * Nothing is held by it: neither the region nor its memory stays for such a mapping. Only what can be emptied under a mapping qualifies:
- * memory that the daemon allocated for a client and that is not sealed. Loop thread only.
+ * Such a mapping holds neither the region nor its memory. Only memory whose pages can be removed below a mapping qualifies: memory that the daemon
+ * allocated for a client and that is not sealed. All calls are made in the loop thread.
  */
 #ifndef DAEMON_MAPPED_H
 #define DAEMON_MAPPED_H

@@ -1,8 +1,17 @@
-/* Ranges of memory: who owns them, who keeps them, where they are registered. A region is counted: when nobody refers to it any more
- * its memory goes one of three ways. What never left the daemon serves anyone again (pool.h; device_pool.h on devices); what only one
- * client ever had may serve that client again (region_cache.h, device_pool.h); anything else goes back to the kernel, on the work pool.
+/* The room of memory: regions, which are ranges of host or device memory that the daemon knows, and everything that is done with them.
  *
- * Loop thread only.
+ * The room owns every allocation and import, its registrations with transports, its exports as descriptors or handles, its charges to accounts
+ * and to memory_limit, and what is kept for reuse. It shows region.h (life), region_use.h (which tensors overlap), region_fill.h (pages of imported
+ * memory), region_orphans.h (memory that clients keep after its end), region_cache.h and mapped.h (memory that clients keep mapped), slab.h (the arena
+ * of small objects), copy.h, device_copy.h and placing.h. It refuses to know objects and transfers: they hold and pin regions.
+ *
+ * A region is reference-counted. After its last reference its memory goes one of three ways:
+ *
+ *   never exported                       -> pool.h, device_pool.h: it serves any client again
+ *   exported to one client only          -> region_cache.h, device_pool.h: it serves that client again
+ *   exported to others, or imported      -> back to the kernel, on the work pool
+ *
+ * All calls are made in the loop thread.
  */
 #ifndef DAEMON_REGION_H
 #define DAEMON_REGION_H
@@ -21,35 +30,35 @@
 #include "rdt.pb-c.h"
 
 struct regions {
-    const struct events *events; /* NULL: nobody watches */
+    const struct events *events; /* NULL: no client watches events */
     struct plugins *plugins;
     struct work_pool *pool;
     struct index by_id;
     uint64_t next_id;
-    uint64_t bytes, limit_bytes; /* of host memory the daemon allocated: in use, ready, warm, or on its way back */
-    unsigned freeing;            /* pages on their way back */
+    uint64_t bytes, limit_bytes; /* host memory that the daemon allocated: in use, pooled, cached, or being freed */
+    unsigned freeing;            /* regions whose pages are being freed on the work pool */
     uint64_t freeing_bytes;
     struct list
-        awaiting; /* allocations that wait for what is on its way back, or is about to be ready: in turn (region_alloc.c) */
+        awaiting; /* allocations that wait, in their order, for memory that is being freed or scrubbed (region_alloc.c) */
     uint64_t awaiting_bytes;
     struct pool ready;
     struct device_pool kept;
-    struct map cached_clients;             /* client id -> struct warm */
-    struct list cache;                    /* struct region.by_age: of all clients, the oldest first */
-    uint64_t cached_bytes, cached_max_bytes; /* of all; of one client */
+    struct map cached_clients;             /* client id -> struct region_cache */
+    struct list cache;                    /* struct region.by_age: cached regions of all clients, the oldest first */
+    uint64_t cached_bytes, cached_max_bytes; /* of all clients; the limit for one client */
     uint64_t cached_hits;
-    struct deadlines *deadlines; /* NULL: nothing is kept ready or warm */
-    struct accounts *accounts;   /* who may wait for room; NULL: nobody does */
+    struct deadlines *deadlines; /* NULL: nothing is pooled or cached */
+    struct accounts *accounts;   /* whose requests may wait for room; NULL: none does */
     struct deadline sweep;
-    /* Before anyone is refused memory: lets go of regions of at least so many bytes that nobody uses, or of none; how much there was to
-     * let go of. NULL: there are none. */
+    /* Called before an allocation is refused: releases regions without users of at least `bytes` bytes, or none if there are fewer. Returns how
+     * many bytes there were. NULL: there are no such regions. */
     uint64_t (*give_up)(void *arg, uint64_t bytes);
     void *give_up_arg;
-    struct list *giving_up; /* struct pool_block: what is let go of meanwhile; NULL: it goes as usual */
-    struct region_orphans *left; /* what others keep open after its end; NULL: it is not counted */
+    struct list *giving_up; /* struct pool_block: collects what is released during give_up; NULL: it is freed as usual */
+    struct region_orphans *left; /* memory that clients keep after its end; NULL: it is not counted */
 };
 
-/* Staging and the arena of small objects never leave the daemon. */
+/* Where a region comes from. STAGING and ARENA are never exported. */
 enum region_origin {
     REGION_ALLOCATED,
     REGION_IMPORTED,
@@ -63,33 +72,33 @@ enum region_origin {
 #define REGION_MAX_REGISTRATIONS BLOCK_MAX_REGISTRATIONS
 
 struct region {
-    uint64_t id, generation; /* ids are never used again; the generation says so on the wire */
+    uint64_t id, generation; /* ids are never reused; the generation proves it on the wire */
     struct regions *regions;
     struct memory_kind *kind;
-    struct memory_device *at; /* NULL: host memory; else only its plug-in touches it, and block.addr is the device's */
+    struct memory_device *at; /* NULL: host memory. Otherwise only the plug-in touches it, and block.addr is an address of the device */
     struct rdt_block block;
-    int guard;      /* of its mapping; GUARD_NONE: its pages are there */
-    uint64_t bytes; /* as asked for */
-    uint64_t room;  /* what it takes, and a client maps: whole pages, or its size class */
-    uint64_t filled_bytes; /* imported: of pages that it lacked and we make, charged like our own (region_fill.h) */
+    int guard;      /* the SIGBUS guard of its mapping; GUARD_NONE: its pages cannot be missing */
+    uint64_t bytes; /* the size that was requested */
+    uint64_t room;  /* the size that is charged and mapped: whole pages, or its size class */
+    uint64_t filled_bytes; /* imported memory: missing pages that the daemon creates, charged like its own memory (region_fill.h) */
     enum region_origin origin;
     struct account *account; /* a reference */
-    uint64_t client;         /* session that allocated or imported it, or fetched into it; 0 when that session gave it back */
-    uint64_t maker;          /* the same, for ever: for people */
-    unsigned n_fds;          /* charged to the account while it exists */
-    bool in_use;             /* and its bytes, and that it is one */
+    uint64_t client;         /* the session that allocated it, imported it or fetched into it; 0 after that session released it */
+    uint64_t maker;          /* the same session, never reset: for rdtctl */
+    unsigned n_fds;          /* descriptors charged to the account while it exists */
+    bool in_use;             /* its bytes, and one region, are charged to the account */
     unsigned refs;
-    unsigned pins;         /* transfers that touch it now; each pin is also a ref */
-    bool writable_outside; /* a writable fd has left the daemon, or came from outside */
-    bool sealed;           /* nobody writes it any more, for ever */
-    uint64_t exported_to;  /* the only client that ever had a fd of it; 0: nobody had, or many */
+    unsigned pins;         /* transfers that touch it now; each pin is also a reference */
+    bool writable_outside; /* a writable descriptor exists outside the daemon */
+    bool sealed;           /* it can never be written again */
+    uint64_t exported_to;  /* the only client that ever had a descriptor of it; 0: none, or several */
     bool exported_widely;
-    bool never_leaves; /* it cannot be exported */
-    bool abandoned;    /* somebody who never let go of it may look at it: its pages are not taken away from under a mapping */
-    bool keep_mapped;  /* exported_to has it mapped, uses it for nothing, and waits for it to come again */
-    bool lent;         /* its client writes there no more until nobody else refers to it, and is told then */
+    bool never_leaves; /* it must not be exported */
+    bool abandoned;    /* a client ended without releasing it and may still have it mapped: its pages must not be removed */
+    bool keep_mapped;  /* exported_to keeps it mapped, unused, for its next allocation or fetch */
+    bool lent;         /* loaned to objects: its client does not write until no object refers to it, and is told then */
     bool laid_by;      /* it was told: region_cache.h */
-    bool tainted_by_client;     /* it was warm, and what it received since, exported_to may write: nobody else may ever have it */
+    bool tainted_by_client;     /* it was reused from the cache, so exported_to may write to it: no other client may ever get it */
     struct registration registrations[REGION_MAX_REGISTRATIONS];
     unsigned n_registrations;
     struct list uses;              /* struct region_use (region_use.h) */
@@ -98,10 +107,10 @@ struct region {
     uint64_t cached_since_ns;
 };
 
-/* Somebody who must hear when the region ends. list_remove(&reader->by_region) ends it. */
+/* A reader that must be told when the region ends. list_remove(&reader->by_region) ends that. */
 struct region_reader {
     struct list by_region;
-    void (*on_gone)(struct region_reader *); /* takes itself out of the list */
+    void (*on_gone)(struct region_reader *); /* must remove itself from the list */
 };
 
 typedef void (*region_ready)(void *arg, struct region *region, const struct rdt_error *err);
@@ -109,45 +118,45 @@ typedef void (*region_ready)(void *arg, struct region *region, const struct rdt_
 void regions_init(struct regions *regions, struct plugins *plugins, struct work_pool *pool, uint64_t limit_bytes);
 void regions_fini(struct regions *regions);
 
-/* From now on memory is kept ready (pool_max_bytes in all) and warm (warm_max_bytes of each client); 0: none. What nobody wanted for
- * idle_ns goes back. */
+/* From now on unused memory is kept in the shared pool (at most pool_max_bytes) and in the cache of each client (at most cached_max_bytes each);
+ * 0: none. Memory that is unused for idle_ns is freed. */
 void regions_keep(struct regions *regions, struct deadlines *deadlines, uint64_t pool_max_bytes, uint64_t cached_max_bytes,
                   uint64_t idle_ns);
 
-/* Nothing is kept any more: what is ready goes back, by the work pool, which must still run. */
+/* Frees all pooled memory on the work pool, which must still run. */
 void regions_close(struct regions *regions);
 
-/* Memory of the heap that is counted like the rest. NO_MEMORY, LIMIT. */
+/* Charges heap memory to memory_limit. NO_MEMORY, LIMIT. */
 enum rdt_status regions_charge(struct regions *regions, uint64_t bytes, struct rdt_error *err);
 void regions_uncharge(struct regions *regions, uint64_t bytes);
 
-/* What is in use, without what is ready or warm. */
+/* The bytes in use, without pooled and cached memory. */
 uint64_t regions_used_bytes(const struct regions *regions);
 
-/* What nobody else can have, now or in a moment: what is in use, less what is on its way back, and what others wait for. */
+/* The bytes that no other request can get soon: in use, not being freed, plus what other requests wait for. */
 uint64_t regions_claimed_bytes(const struct regions *regions);
 
-/* Something ready or warm may have to be given back later: sees to it that somebody looks. */
+/* Starts the timer that frees idle memory. */
 void regions_watch(struct regions *regions);
 
-/* New zeroed memory with one reference for the caller. RDT_OK: *region_p is ready now (little memory, or what was kept ready: not for
- * REGION_ALLOCATED). RDT_AGAIN: on_ready comes later, with the region or the error. NO_MEMORY, LIMIT (names it) and UNSUPPORTED (no
- * such memory kind) come at once where they can: the limit is taken before anything is touched. Before anyone is refused, what is
- * ready or warm is given up, and what is on its way back waited for, if on_ready can come later. */
+/* Allocates zeroed memory, with one reference for the caller. RDT_OK: *region_p is ready (little memory, or pooled memory, which REGION_ALLOCATED
+ * never gets). RDT_AGAIN: on_ready is called later with the region or the error. NO_MEMORY, LIMIT (names the limit) and UNSUPPORTED (no such
+ * memory kind) come at once where possible: limits are charged before memory is touched. Before a request is refused, pooled and cached memory
+ * is freed, and the request waits for memory that is being freed, if on_ready may be called later. */
 enum rdt_status region_alloc(struct regions *regions, const char *kind, const char *device, uint64_t bytes,
                              enum region_origin origin, struct account *account, uint64_t client, struct region **region_p,
                              region_ready on_ready, void *arg, struct rdt_error *err);
 
-/* The same on the loop, whatever the size: for what has no time to wait, and is little. */
+/* Like region_alloc, but in the loop and at once: for little memory that cannot wait. */
 enum rdt_status region_alloc_now(struct regions *regions, const char *kind, const char *device, uint64_t bytes,
                                  enum region_origin origin, struct account *account, struct region **region_p,
                                  struct rdt_error *err);
 
-/* The most that region_take takes, up to `most`; 0: nothing. */
+/* The largest size that region_take accepts, up to `most`; 0: it accepts nothing. */
 uint64_t regions_take_max(struct regions *regions, uint64_t most);
 
-/* Memory that a client has made for one snapshot, by its descriptor (borrowed): it is the daemon's from now on, sealed, and counts like
- * what the daemon makes. One reference for the caller. At once; INVALID (of the descriptor), LIMIT, NO_MEMORY, UNSUPPORTED. */
+/* Takes over a memfd that a client has filled and sealed for one snapshot (fd is borrowed). It is charged like the daemon's own memory. One reference
+ * for the caller. INVALID (the descriptor), LIMIT, NO_MEMORY, UNSUPPORTED. */
 enum rdt_status region_take(struct regions *regions, int fd, uint64_t bytes, struct account *account, uint64_t client,
                             struct region **region_p, struct rdt_error *err);
 
@@ -155,11 +164,11 @@ enum rdt_status region_import(struct regions *regions, const char *kind, const c
                               struct account *account, uint64_t client, struct region **region_p, struct rdt_error *err);
 
 /* ---- on devices (region_device.c) ----
- * Made, lent and given back on the work pool, mapped from the beginning, and charged to the device: used_bytes, below limit_bytes. What
- * nobody uses may be kept there (device_pool.h).
+ * Device memory is allocated, exported and freed on the work pool, mapped from the beginning, and charged to its device (used_bytes, up to
+ * limit_bytes). Unused memory may be pooled (device_pool.h).
  */
 
-/* AGAIN: on_ready comes, with the region or an error. The fds are taken over as copies. */
+/* AGAIN: on_ready is called with the region or an error. The descriptors are duplicated. */
 enum rdt_status region_import_device(struct regions *regions, const char *kind, const char *device, const struct rdt_import *import,
                                      struct account *account, uint64_t client, region_ready on_ready, void *arg,
                                      struct rdt_error *err);
@@ -174,10 +183,11 @@ static inline const char *region_device(const struct region *region)
     return region->at ? region->at->uuid : "";
 }
 
-/* How many fds it is shared by; 0: by a handle. */
+/* The number of descriptors that share it; 0: it is shared by a handle. */
 enum rdt_status region_share_fds(struct region *region, unsigned *n_p, struct rdt_error *err);
 
-/* What a process of its owner maps it by; valid while the region and this struct are. New fds, the caller's: at most `room` (LIMIT), *n_p. */
+/* What a process of its owner needs to map it; valid while the region and this struct exist. *n_p new descriptors belong to the caller; more than `room`
+ * is LIMIT. */
 struct region_share {
     Rdt__Pb__Share message;
     uint8_t handle[RDT_EXPORT_HANDLE_BYTES];
@@ -185,61 +195,60 @@ struct region_share {
 enum rdt_status region_share(struct region *region, uint64_t client, struct region_share *share_p, int *fds_p, unsigned room,
                              unsigned *n_p, struct rdt_error *err);
 
-/* NULL: no such region, or another generation. Borrowed. */
+/* Borrowed. NULL: there is no such region, or it has another generation. */
 struct region *region_find(const struct regions *regions, uint64_t id, uint64_t generation);
 
 /* For region_cache.c: it is in nobody's use, and in its client's again. LIMIT: over one of its account's. */
 void region_rest(struct region *region);
 enum rdt_status region_resume(struct region *region, struct rdt_error *err);
 
-struct region *region_ref(struct region *region); /* returns it */
+struct region *region_ref(struct region *region); /* returns `region` */
 void region_unref(struct region *region);         /* NULL is fine */
-/* The same for a client that ended and never said that it lets go: its process, or a child of that, may look there for as long as it likes.
- * It has its pages then until the last mapping has gone. NULL is fine. */
+/* Like region_unref, for a client that ended without releasing the region: its process or a child may still have it mapped, so its pages stay until
+ * the last mapping is gone. NULL is fine. */
 void region_abandon(struct region *region);
-void region_leave_pages(struct region *region); /* only that */
+void region_leave_pages(struct region *region); /* only marks it so */
 void region_pin(struct region *region);
 void region_unpin(struct region *region);
 
-/* Where the daemon sees its first byte; mapped at the first call. NULL with err. */
+/* The address of its first byte in the daemon, mapped at the first call. NULL with err. */
 uint8_t *region_addr(struct region *region, struct rdt_error *err);
 
-/* Its pages may be missing when they are touched, and a client may see to it that they are: nothing but the daemon's own copies may
- * touch it, not a transport, whose connection others use too. */
+/* Whether a client can remove its pages while they are touched. Only the daemon's guarded copies may touch such memory, not a transport, whose
+ * connection serves other transfers too. */
 bool region_may_fault(const struct region *region);
 
-/* SYSTEM, naming region and client, if that has happened: then what was read there is not what was written. */
+/* SYSTEM, naming region and client, if pages were missing: what was read is then not what was written. */
 enum rdt_status region_check(const struct region *region, struct rdt_error *err);
 
-/* A new fd for the client of that number. writable false: cannot be mapped writable by another uid. */
+/* A new descriptor for this client. With writable false, another uid cannot map it writable. */
 enum rdt_status region_export_to(struct region *region, uint64_t client, bool writable, int *fd_p, struct rdt_error *err);
 
-/* The same for whoever it may be: the memory can serve nobody again. INTERNAL if one client had it in an earlier life. */
+/* A new descriptor for any client: the memory can then not be reused. INTERNAL if a client had it before it was reused. */
 enum rdt_status region_export(struct region *region, bool writable, int *fd_p, struct rdt_error *err);
 
 /* The client may keep it mapped when it lets go of it, and may be given it again (region_cache.h): nobody else ever had it, and it has all its
  * pages. */
 bool region_may_come_again(const struct region *region, uint64_t client);
 
-/* Zeroes it on the work pool; on_ready comes later. */
+/* Zeroes it on the work pool; on_ready is called later. */
 enum rdt_status region_scrub(struct region *region, region_ready on_ready, void *arg, struct rdt_error *err);
 
 /* For region_cache.c: the memory of a region without references goes back, or onto victims with its charge gone; frees the struct. discard:
  * its pages go even if a client has it mapped, unless it was abandoned. */
 void region_retire(struct region *region, bool discard, struct list *victims);
-/* Its bytes are complete: nobody maps it writable from now on, whatever fd and rights he has. At once. UNSUPPORTED: memory of this kind
- * cannot be sealed. */
+/* Seals it: from now on nobody can map it writable, whatever descriptor and rights they have. UNSUPPORTED: memory of this kind cannot be sealed. */
 enum rdt_status region_seal(struct region *region, struct rdt_error *err);
 
-/* The transport's handle for it; *handle_p NULL if it registers nothing. RDT_AGAIN: on_ready comes later; call again then. */
+/* The transport's registration; *handle_p is NULL if it registers nothing. RDT_AGAIN: on_ready is called later; then call again. */
 enum rdt_status region_register(struct region *region, struct transport *transport, void **handle_p, region_ready on_ready,
                                 void *arg, struct rdt_error *err);
 
-/* The transport is leaving: ends what is registered with it, of some regions; true: that was the last of them. *cursor begins with 0. It
- * has come to its end when transport->registered is 0. */
+/* A transport is being unloaded: ends its registrations of some regions. *cursor starts at 0. true: these were the last. They have ended when
+ * transport->registered is 0. */
 bool regions_forget_transport(struct regions *regions, const struct transport *transport, uint64_t *cursor);
 
-/* One whose memory is of that kind. NULL: none was found in a moment. */
+/* A region in memory of that kind; NULL: none was found quickly. */
 const struct region *regions_find_user(const struct regions *regions, const struct memory_kind *kind);
 
 #endif

@@ -1,12 +1,13 @@
-/* Regions that come again to the only client that ever had them: released, still mapped at both ends, and destination of that
- * client's next fetch or allocation of about the size, without fd, mapping or page fault. Each time under a new generation.
+/* The region cache of a client: regions that only this client ever had. After their release they stay mapped at both ends and serve the client's
+ * next fetch or allocation of about the same size, without a descriptor, mapping or page fault. Each time they get a new generation.
  *
- * A region gets here by its last unref, if its client said that it keeps it mapped (region->keep_mapped). Nobody else ever sees its memory.
- * It counts under the limit, is bounded for each client, and goes, pages and all, when it is idle, when others need room, or with its
- * client.
+ * A region is inserted by its last unref if its client keeps it mapped (region->keep_mapped). No other client ever sees its memory. Cached regions are
+ * charged to memory_limit and bounded for each client. They are freed when they are idle, when other requests need room, or with their client.
  *
- * A region that its client lends to its objects (Put.lent) is laid by here while there is none, for the next: its client has it yet, and writes
- * there what it likes. Others may have read it: what they keep of it they could as well keep of an object that lives. Loop thread only.
+ * A region that a client loans to its objects (Put.lent) is laid by here while no object refers to it, for the next put. Its client still has it
+ * and may write there. Other clients may have read it; what they keep of it they could keep of a live object as well.
+ *
+ * All calls are made in the loop thread.
  */
 #ifndef DAEMON_WARM_H
 #define DAEMON_WARM_H

@@ -1,11 +1,11 @@
-/* Pages that imported memory lacks. Its file is the client's, but a page is charged by the system to whoever touches it first, and that
- * would be the daemon: so what a copy or a transfer is about to touch there is looked at before, and what is missing is charged to the
- * region's account and under memory_limit, like memory that the daemon makes. The charge goes with the file: a descriptor cannot be taken
- * back, and a client may keep the pages after the region's end (region_orphans.h).
+/* Missing pages of imported memory. The file belongs to the client, but the kernel charges a page to the process that touches it first, which would be
+ * the daemon. So before a copy or a transfer touches imported memory, its missing pages are counted and charged to the region's account and to
+ * memory_limit, like memory that the daemon allocates. The charge lasts as long as the file, since a descriptor cannot be taken back and a client may
+ * keep the pages after the region's end (region_orphans.h).
  *
- * A client may take pages away again after that look; then the daemon makes them anew, uncounted: no more than were there a moment ago.
+ * A client may remove pages again after the count. The daemon then creates them again, uncounted, but no more than were there a moment ago.
  *
- * Loop thread only.
+ * All calls are made in the loop thread.
  */
 #ifndef DAEMON_REGION_FILL_H
 #define DAEMON_REGION_FILL_H

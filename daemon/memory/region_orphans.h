@@ -1,8 +1,9 @@
-/* Memory whose region has ended and that somebody outside may still have open or mapped: sealed, which gives up no page, left behind by a
- * client that never said that it lets go, or that client's own and given pages by this daemon (region_fill.h). A descriptor cannot be taken back, so its bytes stay charged, to memory_limit and to whose
- * they were, until the kernel says that nobody has it any more (inotify tells of the end of a file without a name).
+/* Orphaned memory: memory whose region has ended but that a process outside may still have open or mapped. Its pages cannot be removed, because it is
+ * sealed, because its client ended without releasing it, or because it is imported memory to which the daemon added pages (region_fill.h). A descriptor
+ * cannot be taken back, so its bytes stay charged, to memory_limit and to their owner, until the kernel reports that nobody has it any more (inotify
+ * reports the end of a file without a name).
  *
- * Loop thread only.
+ * All calls are made in the loop thread.
  */
 #ifndef DAEMON_REGION_LEFT_H
 #define DAEMON_REGION_LEFT_H
