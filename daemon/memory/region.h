@@ -97,13 +97,13 @@ struct region {
     bool abandoned;    /* a client ended without releasing it and may still have it mapped: its pages must not be removed */
     bool keep_mapped;  /* exported_to keeps it mapped, unused, for its next allocation or fetch */
     bool lent;         /* loaned to objects: its client does not write until no object refers to it, and is told then */
-    bool laid_by;      /* it was told: region_cache.h */
+    bool laid_by;      /* a loaned region without objects; its client was told (region_cache.h) */
     bool tainted_by_client;     /* it was reused from the cache, so exported_to may write to it: no other client may ever get it */
     struct registration registrations[REGION_MAX_REGISTRATIONS];
     unsigned n_registrations;
     struct list uses;              /* struct region_use (region_use.h) */
-    struct list readers;           /* struct region_reader.by_region: who has it mapped and does not hold it */
-    struct list by_client, by_age; /* region_cache.c's */
+    struct list readers;           /* struct region_reader.by_region: clients that keep it mapped without a hold */
+    struct list by_client, by_age; /* of region_cache.c */
     uint64_t cached_since_ns;
 };
 
@@ -198,7 +198,7 @@ enum rdt_status region_share(struct region *region, uint64_t client, struct regi
 /* Borrowed. NULL: there is no such region, or it has another generation. */
 struct region *region_find(const struct regions *regions, uint64_t id, uint64_t generation);
 
-/* For region_cache.c: it is in nobody's use, and in its client's again. LIMIT: over one of its account's. */
+/* For region_cache.c: the region is unused, and in use by its client again. LIMIT: of its account. */
 void region_rest(struct region *region);
 enum rdt_status region_resume(struct region *region, struct rdt_error *err);
 
@@ -227,15 +227,14 @@ enum rdt_status region_export_to(struct region *region, uint64_t client, bool wr
 /* A new descriptor for any client: the memory can then not be reused. INTERNAL if a client had it before it was reused. */
 enum rdt_status region_export(struct region *region, bool writable, int *fd_p, struct rdt_error *err);
 
-/* The client may keep it mapped when it lets go of it, and may be given it again (region_cache.h): nobody else ever had it, and it has all its
- * pages. */
+/* Whether the client may keep it mapped after its release and get it again (region_cache.h): no other client ever had it, and it has all its pages. */
 bool region_may_come_again(const struct region *region, uint64_t client);
 
 /* Zeroes it on the work pool; on_ready is called later. */
 enum rdt_status region_scrub(struct region *region, region_ready on_ready, void *arg, struct rdt_error *err);
 
-/* For region_cache.c: the memory of a region without references goes back, or onto victims with its charge gone; frees the struct. discard:
- * its pages go even if a client has it mapped, unless it was abandoned. */
+/* For region_cache.c: frees a region without references, or moves its memory to `victims` without its charge. discard: removes its pages even if a
+ * client has it mapped, unless it was abandoned. */
 void region_retire(struct region *region, bool discard, struct list *victims);
 /* Seals it: from now on nobody can map it writable, whatever descriptor and rights they have. UNSUPPORTED: memory of this kind cannot be sealed. */
 enum rdt_status region_seal(struct region *region, struct rdt_error *err);
