@@ -21,11 +21,14 @@ static void on_socket(uv_poll_t *poll, int status, int events);
 
 static void on_prepare(uv_prepare_t *prepare);
 
-void conns_init(struct conns *conns, struct rpc *rpc)
+static void on_closed_some(void *arg);
+
+void conns_init(struct conns *conns, struct rpc *rpc, uint64_t open_files)
 {
     FILE *file = fopen("/proc/sys/kernel/overflowuid", "re");
 
-    *conns = (struct conns){.rpc = rpc, .next_id = 1};
+    *conns = (struct conns){.rpc = rpc, .next_id = 1, .open_files = open_files};
+    owner_work_watch(rpc->owner_work, on_closed_some, conns);
     list_init(&conns->all);
     list_init(&conns->unflushed);
     (void)uv_prepare_init(rpc->loop, &conns->prepare);
@@ -47,11 +50,12 @@ static void on_handle_closed(uv_handle_t *handle)
 
     if (--conn->open_handles > 0)
         return;
-    (void)close(conn->sock);
+    owner_work_close_fd(conn->rpc->owner_work, conn->sock, conn->client.account); /* with the descriptors that wait in it */
     if (conn->pidfd >= 0)
         (void)close(conn->pidfd);
     frame_reader_fini(&conn->reader);
     frame_writer_fini(&conn->writer);
+    account_give(conn->client.account, USAGE_FDS, conn->fds_charged);
     list_remove(&conn->link);
     conns->n--;
     account_give(conn->client.account, USAGE_SESSIONS, conn->counted);
@@ -105,6 +109,7 @@ static void conn_close(struct conn *conn, const char *why)
         return;
     conn->closing = true;
     client->gone = true;
+    conn->conns->n_behind -= conn->behind;
     deadline_unset(conn->rpc->deadlines, &conn->hello);
     list_remove(&conn->unflushed);
     deadline_unset(conn->rpc->deadlines, &conn->retry);
@@ -137,7 +142,7 @@ static void set_events(struct conn *conn)
         return;
     /* Who does not read is not read, nor is who has a task. Frames that wait for the next turn change nothing
      * here: on_socket looks away meanwhile, which costs less than to tell the kernel twice. */
-    if (!conn->draining && !conn->client.task && !conn_queue_is_full(conn))
+    if (!conn->draining && !conn->behind && !conn->client.task && !conn_queue_is_full(conn))
         events |= UV_READABLE;
     if ((conn->writer.queued_frames > 0 || conn->draining) && conn->retry.place == 0)
         events |= UV_WRITABLE;
@@ -229,6 +234,13 @@ static void send_too_large(struct client *client, uint16_t type, uint8_t flags, 
         log_error("client %llu: an event of %zu bytes cannot be sent", (unsigned long long)client->id, bytes);
 }
 
+/* The regions behind them may have ended: the last close of a memfd frees its pages. */
+static void drop_fds(struct conn *conn, const int *take_fds, unsigned n)
+{
+    for (unsigned i = 0; i < n; i++)
+        owner_work_close_fd(conn->rpc->owner_work, take_fds[i], conn->client.account);
+}
+
 static void send_message(struct client *client, uint16_t type, uint8_t flags, uint64_t request_id,
                          const ProtobufCMessage *message, const int *take_fds, unsigned n_fds)
 {
@@ -238,21 +250,18 @@ static void send_message(struct client *client, uint16_t type, uint8_t flags, ui
     uint8_t *payload;
 
     if (bytes > RDT_MAX_FRAME_BYTES) {
-        for (unsigned i = 0; i < n_fds; i++)
-            (void)close(take_fds[i]);
+        drop_fds(conn, take_fds, n_fds);
         send_too_large(client, type, flags, request_id, bytes);
         return;
     }
     if ((flags & FRAME_REPLY) && !(flags & FRAME_ERROR) && !conn_has_room(conn, bytes, &err)) {
-        while (n_fds > 0)
-            (void)close(take_fds[--n_fds]);
+        drop_fds(conn, take_fds, n_fds);
         send_error(client, type, FRAME_REPLY, request_id, &err);
         return;
     }
     if (conn->closing ||
         frame_writer_push(&conn->writer, type, flags, request_id, (uint32_t)bytes, take_fds, n_fds, &payload) != RDT_OK) {
-        for (unsigned i = 0; i < n_fds; i++)
-            (void)close(take_fds[i]);
+        drop_fds(conn, take_fds, n_fds);
         if (!conn->closing) {
             log_error("client %llu: an answer of %zu bytes cannot be queued: the connection ends",
                       (unsigned long long)client->id, bytes);
@@ -358,6 +367,7 @@ static void handle_frame(struct conn *conn)
     struct frame frame;
     enum rdt_status status = frame_reader_next(&conn->reader, &frame, &err);
 
+    conn_charge_fds(conn); /* a handler charges what it takes, and owner_work what nobody takes */
     if (status == RDT_AGAIN) {
         conn->more = false;
         return;
@@ -385,8 +395,14 @@ static bool receive(struct conn *conn)
     size_t n;
     enum rdt_status status;
 
+    if (!conn_may_read(conn)) {
+        conn->conns->n_behind += !conn->behind;
+        conn->behind = true; /* on_closed_some goes on */
+        return false;
+    }
     conn_admit_frame(conn);
     status = frame_reader_recv(&conn->reader, conn->sock, &n, &err);
+    conn_charge_fds(conn);
     if (status == RDT_OK) {
         busy_poll_heard(&conn->rpc->busy_poll);
         conn->received_bytes += n;
@@ -491,7 +507,50 @@ static void on_process_end(uv_poll_t *poll, int status, int events)
     conn_close(poll->data, "its process is gone");
 }
 
+/* ---- descriptors that nobody took ---- */
+
+static bool admit_fds(struct fd_sink *sink, unsigned n)
+{
+    struct conn *conn = container_of(sink, struct conn, sink);
+
+    return account_check(conn->client.account, USAGE_FDS, n, NULL) == RDT_OK;
+}
+
+static void close_fd(struct fd_sink *sink, int take_fd)
+{
+    struct conn *conn = container_of(sink, struct conn, sink);
+
+    owner_work_close_fd(conn->rpc->owner_work, take_fd, conn->client.account);
+}
+
+/* An owner's descriptors have been closed: its connections are read again. */
+static void on_closed_some(void *arg)
+{
+    struct conns *conns = arg;
+
+    if (conns->n_behind == 0)
+        return;
+    list_for_each (node, &conns->all) {
+        struct conn *conn = container_of(node, struct conn, link);
+
+        if (!conn->behind || conn->closing || !conn_may_read(conn))
+            continue;
+        conn->behind = false;
+        conns->n_behind--;
+        set_events(conn);
+    }
+}
+
 /* ---- the beginning ---- */
+
+/* It has been accepted, and there is no room even to say no. Descriptors may wait in it already. */
+static void turn_away(struct conns *conns, int take_sock)
+{
+    struct account *account = conn_owner_of(conns, take_sock);
+
+    owner_work_close_fd(conns->rpc->owner_work, take_sock, account ? account : &conns->rpc->objects->accounts->node);
+    account_unref(account);
+}
 
 void conn_start(struct conns *conns, int sock)
 {
@@ -499,7 +558,7 @@ void conn_start(struct conns *conns, int sock)
 
     if (!conn || conns->n >= conns->rpc->options->max_clients + 64u) {
         free(conn);
-        (void)close(sock);
+        turn_away(conns, sock);
         return;
     }
     conn->rpc = conns->rpc;
@@ -509,16 +568,19 @@ void conn_start(struct conns *conns, int sock)
     list_init(&conn->unflushed);
     if (!conn_identify(conn)) {
         free(conn);
-        (void)close(sock);
+        turn_away(conns, sock);
         return;
     }
     client_init(&conn->client, conns->next_id++);
+    conn->client.owner_work = conns->rpc->owner_work;
     conn->client.send = send_message;
     conn->client.queued_bytes = queued_bytes;
     conn->client.said = said;
     conn->client.want_turn = want_turn;
     frame_reader_init(&conn->reader, RDT_MAX_FRAME_BYTES);
     frame_writer_init(&conn->writer);
+    conn->sink = (struct fd_sink){.admit = admit_fds, .close = close_fd};
+    conn->reader.sink = conn->writer.sink = &conn->sink;
     conn->hello.on_passed = on_hello_timeout;
     (void)uv_poll_init(conns->rpc->loop, &conn->sock_poll, sock);
     conn->sock_poll.data = conn;

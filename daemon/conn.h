@@ -14,11 +14,13 @@
 #include <uv.h>
 
 #include "daemon/objects/client.h"
+#include "daemon/base/owner_work.h"
 #include "daemon/base/deadline.h"
 #include "daemon/base/list.h"
 #include "daemon/rpc/rpc.h"
 #include "proto/frame.h"
 
+#define FRAME_FDS_AT_ONCE 253u /* SCM_MAX_FD: one recvmsg may bring so many */
 #define CONN_TURN_NS 25000 /* a single step may exceed it */
 
 struct conn {
@@ -35,6 +37,9 @@ struct conn {
     struct frame_reader reader;
     uint64_t received_bytes; /* by the reader, in all */
     struct frame_writer writer;
+    struct fd_sink sink;   /* of both: rpc->owner_work closes what nobody takes */
+    unsigned fds_charged;  /* for fds in the reader */
+    bool behind;           /* it is not read until rpc->owner_work has closed more descriptors of its owner */
     struct deadline hello; /* when HELLO must have come; after a protocol error: when the client must have read the answer */
     struct deadline retry; /* the kernel takes no more fds now: sends again */
     size_t frame_heap;     /* charged for a large message, from its first bytes until it has been handled */
@@ -53,14 +58,15 @@ struct conns {
     struct rpc *rpc;
     struct list all, unflushed;
     uv_prepare_t prepare; /* sends the answers that were queued in this iteration */
-    unsigned n, n_refused;
+    unsigned n, n_refused, n_behind;
+    uint64_t open_files; /* the most that this process may have */
     uint64_t next_id;
     unsigned overflow_uid;       /* the uid that the kernel shows for users that it cannot map */
     void (*on_empty)(void *arg); /* called when the last connection is freed */
     void *arg;
 };
 
-void conns_init(struct conns *conns, struct rpc *rpc);
+void conns_init(struct conns *conns, struct rpc *rpc, uint64_t open_files);
 
 /* Serves a new client on sock, which is taken, and closed if there is no memory. */
 void conn_start(struct conns *conns, int sock);

@@ -45,6 +45,31 @@ void conn_admit_frame(struct conn *conn)
     conn->client.send(&conn->client, frame.type, FRAME_REPLY | FRAME_ERROR, frame.request_id, &reply.base, NULL, 0);
 }
 
+/* ---- descriptors ---- */
+
+void conn_charge_fds(struct conn *conn)
+{
+    unsigned now = conn->reader.n_fds, before = conn->fds_charged;
+
+    conn->fds_charged = now;
+    if (now > before)
+        account_add(conn->client.account, USAGE_FDS, now - before);
+    else if (now < before)
+        account_give(conn->client.account, USAGE_FDS, before - now);
+}
+
+bool conn_may_read(const struct conn *conn)
+{
+    const struct owner_work *owner_work = conn->rpc->owner_work;
+    const struct account *node = &conn->rpc->objects->accounts->node;
+    unsigned pending;
+
+    if (owner_work_is_behind(owner_work, conn->client.account))
+        return false;
+    pending = owner_work_pending_fds(owner_work);
+    return pending == 0 || node->used[USAGE_FDS] + pending + FRAME_FDS_AT_ONCE <= conn->conns->open_files;
+}
+
 /* ---- answers ---- */
 
 void conn_charge_queue(struct conn *conn)

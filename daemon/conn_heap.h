@@ -1,6 +1,6 @@
-/* The heap of a connection that no request is charged for: a large message that is still being received or
- * decoded, and answers that the client has not read. Above a small free amount both count towards the client's
- * limit of heap.
+/* What a connection uses and no request is charged for: the heap of a large message that is still being received or
+ * decoded, and of answers that the client has not read; descriptors that have come with frames that are not whole yet.
+ * Above a small free amount the heap counts towards the client's limit.
  *
  * Loop thread only. /
  */
@@ -16,6 +16,14 @@ void conn_admit_frame(struct conn *conn);
 /* Ends the charge for the large message: conn_settle_frame only if it has been handled, conn_uncharge_frame in any case. */
 void conn_settle_frame(struct conn *conn);
 void conn_uncharge_frame(struct conn *conn);
+
+/* Updates the charge after the reader has received or returned a frame. */
+void conn_charge_fds(struct conn *conn);
+
+/* May bytes be read now, which might bring descriptors? Not if the owner has too many that are still being closed. Nor if
+ * the process could not take all that one message may carry while some are: the kernel would drop descriptors, which
+ * means that it closes them inside recvmsg. */
+bool conn_may_read(const struct conn *conn);
 
 /* Updates the charge after the queue of answers has changed. */
 void conn_charge_queue(struct conn *conn);

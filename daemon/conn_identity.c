@@ -12,6 +12,19 @@
 #endif
 #define REFUSED_AT_ONCE 32 /* above their owners' limits: they may hear why */
 
+struct account *conn_owner_of(const struct conns *conns, int sock)
+{
+    struct owner owner = {0};
+    struct ucred cred;
+    socklen_t bytes = sizeof cred;
+
+    if (getsockopt(sock, SOL_SOCKET, SO_PEERCRED, &cred, &bytes) != 0)
+        return NULL;
+    owner.uid = cred.uid;
+    (void)snprintf(owner.tenant, sizeof owner.tenant, "%s", conns->rpc->options->tenant);
+    return account_get(conns->rpc->objects->accounts, &owner);
+}
+
 bool conn_identify(struct conn *conn)
 {
     const struct options *options = conn->rpc->options;

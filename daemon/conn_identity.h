@@ -14,4 +14,7 @@
  * refusal. false: too many refused clients are connected to tell this one why; the caller closes the socket. */
 bool conn_identify(struct conn *conn);
 
+/* The account of the owner at the other end, a reference. NULL: the kernel does not say, or there is no memory. */
+struct account *conn_owner_of(const struct conns *conns, int sock);
+
 #endif

@@ -2,7 +2,7 @@
  *
  *   start:   plug-ins, work pool -> tables -> peers -> listener -> READY
  *   SIGTERM: no new clients or puts; transfers may end until drain_timeout or a second signal; then these close in order:
- *            listener -> clients -> transports -> peers -> copies on devices -> work pool -> plug-ins -> loop
+ *            listener -> clients -> transports -> peers -> copies on devices -> work pool -> owner work -> plug-ins -> loop
  */
 #include "daemon/daemon.h"
 
@@ -38,6 +38,7 @@ struct daemon {
     struct node node;
     struct plugins *plugins;
     struct work_pool *pool;
+    struct owner_work *owner_work;
     struct deadlines deadlines;
     struct regions regions;
     struct accounts accounts;
@@ -198,6 +199,14 @@ static void close_plugins(void *arg)
     plugins_close(daemon->plugins, close_loop_handles, daemon);
 }
 
+/* Before the plug-ins: it ends memory of theirs. */
+static void close_owner_work(void *arg)
+{
+    struct daemon *daemon = arg;
+
+    owner_work_close(daemon->owner_work, close_plugins, daemon);
+}
+
 static void close_pool(void *arg);
 
 /* Memory that a device still reads or writes, and the callbacks of these copies, stay until the copies end. */
@@ -214,7 +223,7 @@ static void close_pool(void *arg)
 
     slabs_fini(&daemon->slabs); /* every object is gone */
     regions_close(&daemon->regions);
-    work_pool_close(daemon->pool, close_plugins, daemon);
+    work_pool_close(daemon->pool, close_owner_work, daemon);
 }
 
 static void close_peers(void *arg)
@@ -389,6 +398,7 @@ static void wire(struct daemon *daemon)
     slabs_init(&daemon->slabs, &daemon->regions, &daemon->deadlines, "host", &daemon->own);
     object_table_init(&daemon->objects, &daemon->node, &daemon->accounts, &daemon->slabs, options->max_objects);
     daemon->objects.deadlines = &daemon->deadlines;
+    daemon->regions.owner_work = daemon->owner_work;
     daemon->regions.accounts = &daemon->accounts;
     (void)region_orphans_create(&daemon->regions, &daemon->loop);
     names_init(&daemon->names, &daemon->accounts, &daemon->deadlines, options->max_names, options->max_objects);
@@ -415,6 +425,7 @@ static void wire(struct daemon *daemon)
                                .plugins = daemon->plugins,
                                .deadlines = &daemon->deadlines,
                                .regions = &daemon->regions,
+                               .owner_work = daemon->owner_work,
                                .objects = &daemon->objects,
                                .names = &daemon->names,
                                .transfers = &daemon->transfers,
@@ -451,7 +462,7 @@ static void wire(struct daemon *daemon)
     list_init(&daemon->rpc.clients);
     list_init(&daemon->rpc.remote);
     map_init(&daemon->rpc.forwarded);
-    conns_init(&daemon->conns, &daemon->rpc);
+    conns_init(&daemon->conns, &daemon->rpc, daemon->open_files);
     daemon->listener.conns = &daemon->conns;
 }
 
@@ -538,8 +549,12 @@ enum rdt_status daemon_run(const struct options *options, struct rdt_error *err)
         status = plugins_create(&daemon->loop, options, &daemon->plugins, err);
     sigbus_guard_install();
     if (status == RDT_OK)
+        status = owner_work_create(&daemon->loop, &daemon->owner_work, err);
+    if (status == RDT_OK)
         status = work_pool_create(&daemon->loop, options->worker_threads, &daemon->pool, err);
     if (status != RDT_OK) {
+        if (daemon->owner_work)
+            owner_work_close(daemon->owner_work, on_plugins_closed, NULL);
         if (daemon->plugins)
             plugins_close(daemon->plugins, on_plugins_closed, NULL);
         (void)uv_run(&daemon->loop, UV_RUN_DEFAULT);

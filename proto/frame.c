@@ -47,10 +47,12 @@ void frame_header_encode(uint8_t out[FRAME_HEADER_BYTES], uint32_t length, uint1
     put_le(out + 8, request_id, 8);
 }
 
-static void close_all(const int *fds, unsigned n)
+static void close_all(struct fd_sink *sink, const int *fds, unsigned n)
 {
     for (unsigned i = 0; i < n; i++) {
-        if (fds[i] >= 0)
+        if (fds[i] >= 0 && sink)
+            sink->close(sink, fds[i]);
+        else if (fds[i] >= 0)
             (void)close(fds[i]);
     }
 }
@@ -68,7 +70,7 @@ int frame_take_fd(struct frame *frame, unsigned i)
 
 void frame_close_fds(struct frame *frame)
 {
-    close_all(frame->fds, frame->nfds);
+    close_all(frame->sink, frame->fds, frame->nfds);
     frame->nfds = 0;
 }
 
@@ -82,7 +84,7 @@ void frame_reader_init(struct frame_reader *reader, size_t max_payload)
 
 void frame_reader_fini(struct frame_reader *reader)
 {
-    close_all(reader->fds, reader->n_fds);
+    close_all(reader->sink, reader->fds, reader->n_fds);
     free(reader->buf);
     frame_reader_init(reader, reader->max_payload);
 }
@@ -208,10 +210,13 @@ static enum rdt_status keep_fds(struct frame_reader *reader, struct msghdr *msg,
         memcpy(fds, CMSG_DATA(cmsg), n * sizeof(int));
         if (reader->n_lost > 0) {
             /* Fds were lost before these: to keep them would give a frame the fds of a later one. */
-            close_all(fds, (unsigned)n);
+            close_all(reader->sink, fds, (unsigned)n);
             lost = true;
+        } else if (reader->sink && !reader->sink->admit(reader->sink, (unsigned)n)) {
+            close_all(reader->sink, fds, (unsigned)n);
+            lost = reader->refused = true;
         } else if (n > sizeof reader->fds / sizeof reader->fds[0] - reader->n_fds) {
-            close_all(fds, (unsigned)n);
+            close_all(reader->sink, fds, (unsigned)n);
             status = rdt_error_set(err, RDT_PROTOCOL, "%u fds came that no frame claims", reader->n_fds);
         } else {
             memcpy(reader->fds + reader->n_fds, fds, n * sizeof(int));
@@ -281,7 +286,7 @@ void frame_reader_skip(struct frame_reader *reader, struct frame *frame)
     frame->flags = header[7];
     frame->request_id = get_le(header + 8, 8);
     reader->skip = frame_bytes_expected(reader);
-    close_all(reader->fds, n_fds);
+    close_all(reader->sink, reader->fds, n_fds);
     reader->n_fds -= n_fds;
     memmove(reader->fds, reader->fds + n_fds, reader->n_fds * sizeof(int));
     pass_over(reader);
@@ -317,9 +322,12 @@ enum rdt_status frame_reader_next(struct frame_reader *reader, struct frame *fra
             frame->passed_over = true;
             reader->n_lost--;
             reader->n_fds = 0;
-            close_all(reader->fds, came);
+            close_all(reader->sink, reader->fds, came);
             reader->skip = frame_bytes_expected(reader);
             pass_over(reader);
+            if (reader->refused)
+                return rdt_error_set(err, RDT_LIMIT, "the frame's %u fds were not accepted: the limit of file descriptors is reached",
+                                     nfds);
             return rdt_error_set(err, RDT_LIMIT, "%u of the frame's %u fds were lost: this process has no fds left, its limit (ulimit -n) is reached",
                                  nfds - came, nfds);
         }
@@ -329,6 +337,7 @@ enum rdt_status frame_reader_next(struct frame_reader *reader, struct frame *fra
         return RDT_AGAIN;
 
     frame->passed_over = false;
+    frame->sink = reader->sink;
     frame->type = (uint16_t)get_le(header + 4, 2);
     frame->flags = header[7];
     frame->nfds = (uint8_t)nfds;
@@ -393,7 +402,7 @@ static void drop_head(struct frame_writer *writer)
 {
     struct frame_chunk *chunk = writer->head;
 
-    close_all(chunk->fds, chunk->n_fds);
+    close_all(writer->sink, chunk->fds, chunk->n_fds);
     writer->queued_fds -= chunk->n_fds;
     writer->queued_bytes -= chunk->size - chunk->sent;
     writer->queued_frames--;
@@ -518,7 +527,7 @@ enum rdt_status frame_writer_send(struct frame_writer *writer, int sock, struct 
             return rdt_error_sys(err, errno, "sendmsg");
         }
         /* Whatever part of the bytes went, the fds went with the first of them. */
-        close_all(writer->head->fds, writer->head->n_fds);
+        close_all(NULL, writer->head->fds, writer->head->n_fds); /* the message in the socket holds them: no last close */
         writer->queued_fds -= writer->head->n_fds;
         writer->head->n_fds = 0;
         frame_writer_consume(writer, (size_t)n);

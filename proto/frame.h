@@ -26,6 +26,13 @@ enum frame_flags {
     FRAME_EVENT = 4, /* not an answer; the id is that of the request it belongs to, or 0 */
 };
 
+/* Where the owner of a reader or writer wants descriptors to go that nobody took. A descriptor that came from a
+ * stranger may take for ever to close, so a process that must not block closes it on another thread. */
+struct fd_sink {
+    bool (*admit)(struct fd_sink *, unsigned n);   /* may the reader keep n more, which just came? */
+    void (*close)(struct fd_sink *, int take_fd);
+};
+
 struct frame {
     uint16_t type;
     uint8_t flags;
@@ -35,6 +42,7 @@ struct frame {
     uint64_t request_id;
     const uint8_t *payload; /* borrowed from the reader until its next call */
     int fds[RDT_MAX_FRAME_FDS];
+    struct fd_sink *sink; /* the reader's */
 };
 
 /* Moves fd i of the frame to the caller; -1 if there is none or it was taken before. */
@@ -57,7 +65,9 @@ struct frame_reader {
     /* Number of coming frames without their fds: the kernel dropped these (MSG_CTRUNC), or an earlier frame lost
      * its own */
     unsigned n_lost;
-    size_t skip;     /* bytes still to come of a frame that is passed over */
+    size_t skip;          /* bytes still to come of a frame that is passed over */
+    bool refused;         /* the sink did not admit fds; else the kernel dropped them */
+    struct fd_sink *sink; /* set after init, borrowed; NULL: close(2) */
 };
 
 void frame_reader_init(struct frame_reader *reader, size_t max_payload);
@@ -74,7 +84,7 @@ uint8_t *frame_reader_space(struct frame_reader *reader, size_t want, size_t *ha
 void frame_reader_commit(struct frame_reader *reader, size_t n);
 
 /* The next whole frame. RDT_OK; RDT_AGAIN: not whole yet; RDT_LIMIT: longer than max_payload, or its fds were lost
- * to this process's own fd limit; RDT_PROTOCOL: it claims fds that did not come. After an error frame carries type
+ * to this process's own fd limit, or not admitted by the sink; RDT_PROTOCOL: it claims fds that did not come. After an error frame carries type
  * and request id for an answer; then the stream is lost and the connection must close, unless the frame was passed
  * over (its fds were lost). */
 enum rdt_status frame_reader_next(struct frame_reader *reader, struct frame *frame, struct rdt_error *err);
@@ -103,6 +113,7 @@ struct frame_writer {
     size_t queued_bytes;
     unsigned queued_frames;
     unsigned queued_fds; /* open in this process until their frames leave */
+    struct fd_sink *sink; /* set after init, borrowed: for fds that were never sent; NULL: close(2) */
     bool stalled; /* the last AGAIN came from too many fds in flight, whose end no event reports */
 };
 

@@ -41,12 +41,15 @@ void sdnotify(const char *fmt, ...)
         return;
     size_t text_bytes = (size_t)wanted < sizeof text ? (size_t)wanted : sizeof text - 1;
 
-    int fd = socket(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC, 0);
+    /* Kept: before Linux 6.9 the end of a Unix socket collects the descriptors of others that are in flight nowhere,
+     * and closes them in this thread. */
+    static int fd = -1;
+    if (fd < 0)
+        fd = socket(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC, 0);
     if (fd < 0)
         return;
     /* A manager that does not listen must not hold the loop up. */
     (void)sendto(fd, text, text_bytes, MSG_NOSIGNAL | MSG_DONTWAIT, (struct sockaddr *)&to, to_bytes);
-    close(fd);
 }
 
 /* A whole decimal number, or false. */

@@ -3,6 +3,7 @@
 #include <sys/resource.h>
 
 #define OWN_FDS 256u /* listeners, peers, backends, logs */
+#define SENT_FDS 1024u /* what clients send before anybody could say no: the kernel must never have to drop a descriptor */
 
 uint64_t limits_raise_open_files(void)
 {
@@ -25,7 +26,7 @@ static uint64_t most_of(uint64_t all)
 
 void limits_derive(const struct options *options, uint64_t open_files, struct account_limits *limits)
 {
-    uint64_t reserve = OWN_FDS + 2ull * options->max_clients; /* a socket and a pidfd each */
+    uint64_t reserve = OWN_FDS + SENT_FDS + 2ull * options->max_clients; /* a socket and a pidfd each */
 
     if (reserve > open_files / 2)
         reserve = open_files / 2;

@@ -45,6 +45,7 @@ struct pool_block {
     /* device_pool.c's: whose bytes are in it; the only client that ever had it; since when nobody uses it */
     struct owner owner;
     uint64_t client, since_ns;
+    struct account *sender; /* a reference; of memory that a client sent: owner_work ends it. Else NULL */
     struct work work;
     enum rdt_status status; /* of the work */
 };

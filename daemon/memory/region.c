@@ -314,6 +314,7 @@ static void done_free(struct work *work)
     struct regions *regions = container_of(block->pool, struct regions, ready);
 
     regions->freeing--;
+    account_unref(block->sender);
     *on_its_way(regions, block) -= block->bytes;
     region_give_back(regions, block->at, block->bytes);
     if (block->at) {
@@ -329,7 +330,10 @@ void regions_free_block(struct regions *regions, struct pool_block *take_block)
     regions->freeing++;
     *on_its_way(regions, take_block) += take_block->bytes;
     take_block->work = (struct work){.run = run_free, .done = done_free};
-    work_submit(regions->pool, &take_block->work);
+    if (take_block->sender)
+        owner_work_submit(regions->owner_work, &take_block->work, take_block->sender, true);
+    else
+        work_submit(regions->pool, &take_block->work);
 }
 
 static void fill_block(struct pool_block *block, const struct region *region, bool discard)
@@ -368,6 +372,7 @@ void region_retire(struct region *region, bool discard, struct list *victims)
     bool alone = region->at && region->at->imported_bytes == 0 && region->exported_to != 0 && !region->exported_widely &&
                  region->origin != REGION_IMPORTED && !region->abandoned;
     bool ours = seen && !region->at && region->origin != REGION_IMPORTED;
+    bool sent = region->origin == REGION_IMPORTED && !region->at; /* its client's memfd, of any size */
     bool little;
     uint64_t client = region->exported_to;
     struct owner owner = region->account->owner;
@@ -381,13 +386,15 @@ void region_retire(struct region *region, bool discard, struct list *victims)
     }
     if (region->abandoned)
         discard = false;
-    little = !region->at && region->room <= SMALL_BYTES && region->n_registrations == 0 && !victims;
+    little = !region->at && region->room <= SMALL_BYTES && region->n_registrations == 0 && !victims && !sent;
     block = little ? NULL : malloc(sizeof *block);
     fill_block(block ? block : &now, region, discard);
     if (region->filled_bytes > 0 && !region_orphans_watch(regions->left, region, region->filled_bytes, true))
         regions_give_back(regions, region->filled_bytes);
     if (ours && !discard && region_orphans_watch(regions->left, region, region->room, !victims) && !victims)
         (block ? block : &now)->bytes = 0; /* charged until nobody has it */
+    if (sent && block)
+        block->sender = account_ref(region->account);
     leave_device(region);
     uncharge(region);
     free(region);
@@ -398,7 +405,7 @@ void region_retire(struct region *region, bool discard, struct list *victims)
             memory_kind_unuse(now.kind);
         return;
     }
-    if (victims) {
+    if (victims && !sent) {
         region_give_back(regions, block->at, block->bytes);
         list_append(victims, &block->link);
         return;

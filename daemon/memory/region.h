@@ -25,6 +25,7 @@
 #include "daemon/base/map.h"
 #include "daemon/plugins/plugin.h"
 #include "daemon/memory/pool.h"
+#include "daemon/base/owner_work.h"
 #include "daemon/base/work.h"
 #include "proto/layout.h"
 #include "rdt.pb-c.h"
@@ -33,6 +34,7 @@ struct regions {
     const struct events *events; /* NULL: no client watches events */
     struct plugins *plugins;
     struct work_pool *pool;
+    struct owner_work *owner_work; /* ends memory that clients sent */
     struct index by_id;
     uint64_t next_id;
     uint64_t bytes, limit_bytes; /* host memory that the daemon allocated: in use, pooled, cached, or being freed */

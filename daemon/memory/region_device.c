@@ -118,12 +118,12 @@ static void run_make(struct work *work)
     making->status = make(making);
 }
 
-static void import_free(struct rdt_import *import)
+static void import_free(struct rdt_import *import, struct region *region)
 {
     if (!import)
         return;
     for (uint32_t i = 0; i < import->n_fds; i++)
-        (void)close(import->fds[i]);
+        owner_work_close_fd(region->regions->owner_work, import->fds[i], region->account);
     free(import);
 }
 
@@ -132,7 +132,7 @@ static void done_make(struct work *work)
     struct device_work *making = (struct device_work *)work;
     struct region *region = making->region;
 
-    import_free(making->import);
+    import_free(making->import, region);
     if (making->status != RDT_OK) {
         rdt_error_prefix(&making->err, "%s device %s", region->kind->name, region->at->uuid);
         region_unlist(region);
@@ -292,7 +292,7 @@ enum rdt_status region_alloc_device(struct regions *regions, struct memory_kind 
 /* ---- importing ---- */
 
 /* One allocation, with the columns it points to behind it. */
-static struct rdt_import *import_copy(const struct rdt_import *import, struct rdt_error *err)
+static struct rdt_import *import_copy(const struct rdt_import *import, struct region *region, struct rdt_error *err)
 {
     size_t fds_bytes = import->n_fds * sizeof(int), chunks_bytes = import->n_fds * sizeof(uint64_t);
     struct rdt_import *copy = calloc(1, sizeof *copy + chunks_bytes + fds_bytes + import->handle_bytes);
@@ -316,7 +316,7 @@ static struct rdt_import *import_copy(const struct rdt_import *import, struct rd
         fds[copy->n_fds] = fcntl(import->fds[copy->n_fds], F_DUPFD_CLOEXEC, 0);
         if (fds[copy->n_fds] < 0) {
             (void)rdt_error_sys(err, errno, "taking over chunk %u of an import", copy->n_fds);
-            import_free(copy);
+            import_free(copy, region);
             return NULL;
         }
     }
@@ -376,7 +376,7 @@ enum rdt_status region_import_device(struct regions *regions, const char *kind_n
         return status;
     region->writable_outside = true;
     making = work_new(on_ready, arg, &why);
-    if (making && (making->import = import_copy(import, &why)))
+    if (making && (making->import = import_copy(import, region, &why)))
         return start(making, region);
     free(making);
     region_unlist(region);

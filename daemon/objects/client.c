@@ -1,7 +1,6 @@
 #include "daemon/objects/client.h"
 
 #include <stdlib.h>
-#include <unistd.h>
 
 #include "daemon/objects/remote_hold.h"
 #include "daemon/objects/object.h"
@@ -92,7 +91,7 @@ void client_drop_import(struct client *client)
         return;
     for (uint32_t i = 0; i < parts->n; i++)
         if (parts->fds[i] >= 0)
-            (void)close(parts->fds[i]);
+            owner_work_close_fd(client->owner_work, parts->fds[i], client->account);
     account_give(client->account, USAGE_FDS, parts->charged);
     free(parts);
 }

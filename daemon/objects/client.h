@@ -7,6 +7,7 @@
 #include <sys/types.h>
 
 #include "daemon/base/account.h"
+#include "daemon/base/owner_work.h"
 #include "daemon/base/list.h"
 #include "daemon/base/map.h"
 #include "daemon/memory/mapped.h"
@@ -68,6 +69,7 @@ struct client {
     struct client_fd { /* the fd of a region went out in an answer to that message; by region id, the latest wins */
         uint64_t region, generation, message;
     } fds_out[CLIENT_FDS_OUT];
+    struct owner_work *owner_work;          /* given by conn.c */
     struct import_parts *importing; /* NULL: none is on its way */
     char maps[128];                 /* kinds of memory it can map, " cuda " */
     struct region_cache cache;   /* regions it has mapped and let go of: they come again */

@@ -36,6 +36,7 @@ struct rpc { /* what handlers work on; daemon.c fills it */
     struct hotload *hotload;
     struct groups *groups;
     struct holds holds;
+    struct owner_work *owner_work; /* of descriptors that clients sent */
     struct peers *peers;  /* NULL: no peer link */
     struct events events; /* the rooms below emit events through it */
     struct list watches;  /* struct watch, private to rpc_watch.c */

@@ -64,6 +64,8 @@ static void start_first(struct rpc *rpc)
 static void reading_end(struct reading *reading, struct rpc *rpc)
 {
     list_remove(&reading->link);
+    account_give(reading->account, USAGE_FDS, reading->n_fds);
+    account_unref(reading->account);
     frame_close_fds(&reading->frame);
     reading->work = (struct work){.run = run_end};
     work_submit(pool_of(rpc), &reading->work);
@@ -120,6 +122,9 @@ enum rdt_status reading_start(struct call *call, struct frame *frame, void *buff
     reading->task = (struct client_task){.waits = true, .step = reading_step, .drop = reading_drop};
     reading->call = call;
     reading->frame = *frame;
+    reading->account = account_ref(call->client->account);
+    reading->n_fds = frame->nfds;
+    account_add(reading->account, USAGE_FDS, reading->n_fds);
     frame->nfds = 0;
     reading->buffer = buffer;
     reading->on_read = on_read;

@@ -31,6 +31,8 @@ struct reading {
     bool runs;        /* the pool is decoding it */
     struct call *call;
     struct frame frame; /* with its fds */
+    struct account *account; /* charged for them; a reference */
+    unsigned n_fds;
     void *buffer;       /* that contains the payload; NULL: the connection's reader contains it */
     void (*on_read)(struct reading *);
     struct arena arena;

@@ -381,7 +381,7 @@ Test(protocol, fds_that_nobody_asked_for_are_closed)
         uint64_t id = raw_send(&raw, RDT_MSG_PING, &ping.base, fds, 1 + 3 * i);
         protobuf_c_message_free_unpacked(raw_reply(&raw, id, &rdt__pb__ping__descriptor), NULL);
     }
-    cr_assert_eq(fds_of(node.pid), before);
+    wait_until(LONG, fds_of(node.pid) <= before); /* another thread closes them */
     for (unsigned i = 0; i < 64; i++)
         close(fds[i]);
     raw_close(&raw);

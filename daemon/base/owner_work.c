@@ -1,0 +1,531 @@
+/* One queue for each owner, threads that come and go, and a tick while anything is queued. */
+#include "daemon/base/owner_work.h"
+
+#include <assert.h>
+#include <pthread.h>
+#include <signal.h>
+#include <stdlib.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "daemon/base/list.h"
+#include "daemon/base/log.h"
+#include "daemon/base/map.h"
+#include "daemon/base/wake.h"
+
+#define MAX_THREADS 512u
+#define STACK_BYTES ((size_t)256 << 10)
+#define IDLE_S 2        /* a thread with nothing to do ends after that */
+#define LATE_TICKS 5u   /* a close that takes longer is charged */
+#define AT_ONCE 64u     /* queued descriptors that do not wait for the tick */
+#define SPARE 64u       /* descriptors that can be noted without memory */
+#define END_TICKS (1000 / OWNER_WORK_TICK_MS)
+
+struct queue {
+    struct work *first, **last;
+};
+
+/* What one owner has queued. Exists while anything of it is queued, runs, or waits for the loop. */
+struct lane {
+    struct list link;        /* pool->turns: has work, and may use another thread */
+    struct account *account; /* the owner's, a reference */
+    struct queue todo;
+    unsigned n_running;
+    unsigned n_descriptors;  /* loop thread: whose charge has not gone back */
+    unsigned n_items;        /* loop thread: submitted, and done has not run */
+};
+
+struct thread {
+    struct list link; /* pool->threads */
+    struct owner_work *pool;
+    pthread_t id;
+    uint64_t since_ns; /* when it began the close that it runs; 0: it runs none */
+};
+
+struct owner_work {
+    struct wake wake;
+    uv_timer_t tick; /* active while anything is queued or runs */
+    pthread_mutex_t mutex;
+    pthread_cond_t more;
+    /* Under the mutex. */
+    struct list turns, threads;
+    struct queue finished;
+    unsigned n_threads, n_idle, n_queued;
+    bool stop; /* the threads end after what they run now */
+    /* Loop thread. */
+    struct map lanes;   /* owner's account -> struct lane */
+    struct lane common; /* without memory for a lane */
+    struct list open;                /* struct descriptor.link */
+    struct list spare;               /* struct descriptor.link: for when there is no memory */
+    unsigned n_spare;
+    unsigned n_descriptors, n_works, n_optional; /* submitted, and not ended on the loop */
+    unsigned n_ticks;                /* since owner_work_close */
+    bool closing;
+    void (*on_closed_some)(void *arg);
+    void *watch_arg;
+    void (*on_closed)(void *arg);
+    void *arg;
+};
+
+struct descriptor {
+    struct work work;
+    struct list link; /* pool->open, oldest first */
+    int fd;
+    struct account *account; /* a reference; charged once the close is late */
+    unsigned ticks;          /* that it has seen */
+};
+
+static void queue_init(struct queue *queue)
+{
+    queue->first = NULL;
+    queue->last = &queue->first;
+}
+
+static void queue_push(struct queue *queue, struct work *work)
+{
+    work->next = NULL;
+    *queue->last = work;
+    queue->last = &work->next;
+}
+
+static struct work *queue_pop(struct queue *queue)
+{
+    struct work *work = queue->first;
+
+    if (work && !(queue->first = work->next))
+        queue->last = &queue->first;
+    return work;
+}
+
+static struct lane *lane_of(const struct work *work)
+{
+    return (struct lane *)(uintptr_t)work->lane;
+}
+
+/* ---- threads ---- */
+
+/* Under the mutex. */
+static void take_turn(struct owner_work *pool, struct lane *lane)
+{
+    if (lane->todo.first && lane->n_running < OWNER_WORK_THREADS && list_empty(&lane->link))
+        list_append(&pool->turns, &lane->link);
+}
+
+static void run_next(struct owner_work *pool, struct thread *thread)
+{
+    struct lane *lane = container_of(list_first(&pool->turns), struct lane, link);
+    struct work *work = queue_pop(&lane->todo);
+    bool is_close = !work->done;
+
+    list_remove(&lane->link);
+    lane->n_running++;
+    pool->n_queued--;
+    take_turn(pool, lane); /* behind the other owners */
+    thread->since_ns = is_close ? uv_hrtime() : 0;
+    pthread_mutex_unlock(&pool->mutex);
+    work->run(work);
+    pthread_mutex_lock(&pool->mutex);
+    thread->since_ns = 0;
+    lane->n_running--;
+    take_turn(pool, lane);
+    queue_push(&pool->finished, work);
+    if (!is_close && !pool->stop)
+        wake_send(&pool->wake); /* others are collected by the tick */
+}
+
+static void *thread_main(void *arg)
+{
+    struct thread *thread = arg;
+    struct owner_work *pool = thread->pool;
+    bool idle_too_long = false;
+
+    pthread_mutex_lock(&pool->mutex);
+    while (!pool->stop && !idle_too_long) {
+        struct timespec until;
+
+        if (!list_empty(&pool->turns)) {
+            run_next(pool, thread);
+            continue;
+        }
+        (void)clock_gettime(CLOCK_MONOTONIC, &until);
+        until.tv_sec += IDLE_S;
+        pool->n_idle++;
+        while (list_empty(&pool->turns) && !pool->stop && !idle_too_long)
+            idle_too_long = pthread_cond_timedwait(&pool->more, &pool->mutex, &until) != 0;
+        pool->n_idle--;
+        idle_too_long = idle_too_long && list_empty(&pool->turns);
+    }
+    list_remove(&thread->link);
+    pool->n_threads--;
+    pthread_mutex_unlock(&pool->mutex);
+    free(thread);
+    return NULL;
+}
+
+/* Under the mutex. Without a new thread, the next tick tries again. */
+static void start_thread(struct owner_work *pool)
+{
+    struct thread *thread = calloc(1, sizeof *thread);
+    pthread_attr_t attr;
+    sigset_t all, before;
+
+    if (!thread)
+        return;
+    thread->pool = pool;
+    list_init(&thread->link);
+    (void)pthread_attr_init(&attr);
+    (void)pthread_attr_setdetachstate(&attr, PTHREAD_CREATE_DETACHED);
+    (void)pthread_attr_setstacksize(&attr, STACK_BYTES);
+    (void)sigfillset(&all);
+    (void)sigdelset(&all, SIGURG);
+    (void)sigdelset(&all, SIGBUS); /* sigbus_guard.h */
+    (void)pthread_sigmask(SIG_SETMASK, &all, &before);
+    if (pthread_create(&thread->id, &attr, thread_main, thread) == 0) {
+        list_append(&pool->threads, &thread->link);
+        pool->n_threads++;
+    } else {
+        free(thread);
+    }
+    (void)pthread_sigmask(SIG_SETMASK, &before, NULL);
+    (void)pthread_attr_destroy(&attr);
+}
+
+/* Under the mutex: a thread for each owner whose turn it is. Those that run may be in a close that does not return. */
+static void add_threads(struct owner_work *pool)
+{
+    unsigned n = pool->n_idle;
+
+    list_for_each (node, &pool->turns) {
+        (void)node;
+        if (n > 0)
+            n--;
+        else if (pool->n_threads < MAX_THREADS)
+            start_thread(pool);
+    }
+    pthread_cond_broadcast(&pool->more);
+}
+
+/* Under the mutex: there is something new. More threads than one come with the tick, if that one is slow. */
+static void wake_one(struct owner_work *pool)
+{
+    if (pool->n_idle > 0)
+        pthread_cond_signal(&pool->more);
+    else if (pool->n_threads == 0)
+        start_thread(pool);
+}
+
+/* A signal ends the wait for the peer of a lingering socket; what frees pages does not notice it. */
+static void on_signal(int number)
+{
+    (void)number;
+}
+
+static void interrupt_old(struct owner_work *pool)
+{
+    uint64_t now = uv_hrtime();
+
+    list_for_each (node, &pool->threads) {
+        const struct thread *thread = container_of(node, struct thread, link);
+        if (thread->since_ns > 0 && now - thread->since_ns >= OWNER_WORK_TICK_MS * 1000000ull)
+            (void)pthread_kill(thread->id, SIGURG);
+    }
+}
+
+/* ---- on the loop ---- */
+
+static struct account *owner_of(struct account *account)
+{
+    return account->client != 0 && account->parent ? account->parent : account;
+}
+
+static void lane_leave(struct owner_work *pool, struct lane *lane)
+{
+    if (--lane->n_items > 0 || lane == &pool->common)
+        return;
+    (void)map_remove_u64(&pool->lanes, (uint64_t)(uintptr_t)lane->account);
+    account_unref(lane->account);
+    free(lane);
+}
+
+static void keep_spare(struct owner_work *pool, struct descriptor *descriptor)
+{
+    if (pool->n_spare == SPARE) {
+        free(descriptor);
+        return;
+    }
+    pool->n_spare++;
+    list_append(&pool->spare, &descriptor->link);
+}
+
+/* NULL: there is no memory, and many have been noted without. */
+static struct descriptor *descriptor_new(struct owner_work *pool)
+{
+    struct descriptor *descriptor = malloc(sizeof *descriptor);
+
+    if (!descriptor && pool->n_spare > 0) {
+        pool->n_spare--;
+        descriptor = container_of(list_first(&pool->spare), struct descriptor, link);
+        list_remove(&descriptor->link);
+    }
+    return descriptor;
+}
+
+static void finish_descriptor(struct owner_work *pool, struct work *work)
+{
+    struct descriptor *descriptor = container_of(work, struct descriptor, work);
+    struct lane *lane = lane_of(work);
+
+    lane->n_descriptors--;
+    list_remove(&descriptor->link);
+    account_give(descriptor->account, USAGE_FDS, descriptor->ticks >= LATE_TICKS);
+    account_unref(descriptor->account);
+    keep_spare(pool, descriptor);
+    pool->n_descriptors--;
+    lane_leave(pool, lane);
+}
+
+static void finish_work(struct owner_work *pool, struct work *work)
+{
+    struct lane *lane = lane_of(work);
+
+    *(work->again ? &pool->n_works : &pool->n_optional) -= 1;
+    work->again = false;
+    work->done(work);
+    lane_leave(pool, lane);
+}
+
+static void collect(struct owner_work *pool)
+{
+    unsigned before = pool->n_descriptors;
+    struct work *work;
+
+    do {
+        pthread_mutex_lock(&pool->mutex);
+        work = queue_pop(&pool->finished);
+        pthread_mutex_unlock(&pool->mutex);
+        if (work && work->done)
+            finish_work(pool, work);
+        else if (work)
+            finish_descriptor(pool, work);
+    } while (work);
+    if (pool->n_descriptors < before && pool->on_closed_some)
+        pool->on_closed_some(pool->watch_arg);
+}
+
+static void on_all_closed(struct wake *wake)
+{
+    struct owner_work *pool = container_of(wake, struct owner_work, wake);
+    void (*on_closed)(void *arg) = pool->on_closed;
+    void *arg = pool->arg;
+    bool last;
+
+    map_fini(&pool->lanes);
+    while (!list_empty(&pool->spare)) {
+        struct descriptor *descriptor = container_of(list_first(&pool->spare), struct descriptor, link);
+        list_remove(&descriptor->link);
+        free(descriptor);
+    }
+    pthread_mutex_lock(&pool->mutex);
+    last = pool->n_threads == 0;
+    pthread_mutex_unlock(&pool->mutex);
+    if (last) { /* else a thread still uses it, and ends with the process */
+        pthread_mutex_destroy(&pool->mutex);
+        pthread_cond_destroy(&pool->more);
+        free(pool);
+    }
+    if (on_closed)
+        on_closed(arg);
+}
+
+static void on_tick_closed(uv_handle_t *handle)
+{
+    struct owner_work *pool = handle->data;
+
+    wake_close(&pool->wake, on_all_closed);
+}
+
+/* The end: first what is queued, then the threads. Memory is waited for, because a plug-in frees it. */
+static void end_step(struct owner_work *pool)
+{
+    bool late = ++pool->n_ticks > END_TICKS, gone;
+
+    if (pool->n_works > 0 || (pool->n_descriptors + pool->n_optional > 0 && !late))
+        return;
+    pthread_mutex_lock(&pool->mutex);
+    if (!pool->stop && pool->n_descriptors > 0)
+        log_warn("the close of %u descriptors of clients has not returned: it ends with the process", pool->n_descriptors);
+    pool->stop = true;
+    pthread_cond_broadcast(&pool->more);
+    gone = pool->n_threads == 0;
+    pthread_mutex_unlock(&pool->mutex);
+    if (gone || late)
+        uv_close((uv_handle_t *)&pool->tick, on_tick_closed);
+}
+
+static void charge_late(struct owner_work *pool)
+{
+    list_for_each (node, &pool->open) {
+        struct descriptor *descriptor = container_of(node, struct descriptor, link);
+
+        if (descriptor->ticks < LATE_TICKS && ++descriptor->ticks == LATE_TICKS)
+            account_add(descriptor->account, USAGE_FDS, 1);
+    }
+}
+
+static void on_tick(uv_timer_t *tick)
+{
+    struct owner_work *pool = tick->data;
+
+    collect(pool);
+    charge_late(pool);
+    pthread_mutex_lock(&pool->mutex);
+    add_threads(pool);
+    interrupt_old(pool);
+    pthread_mutex_unlock(&pool->mutex);
+    if (pool->closing)
+        end_step(pool);
+    else if (pool->n_descriptors + pool->n_works + pool->n_optional == 0)
+        (void)uv_timer_stop(tick);
+}
+
+static void on_wake(struct wake *wake)
+{
+    collect(container_of(wake, struct owner_work, wake));
+}
+
+enum rdt_status owner_work_create(uv_loop_t *loop, struct owner_work **pool_p, struct rdt_error *err)
+{
+    struct owner_work *pool = calloc(1, sizeof *pool);
+    struct sigaction action = {.sa_handler = on_signal};
+    pthread_condattr_t attr;
+    enum rdt_status status;
+
+    if (!pool)
+        return rdt_error_set(err, RDT_NO_MEMORY, "no memory for the threads that close descriptors");
+    status = wake_init(&pool->wake, loop, on_wake, "the work of owners", err);
+    if (status != RDT_OK) {
+        free(pool);
+        return status;
+    }
+    (void)uv_timer_init(loop, &pool->tick);
+    pool->tick.data = pool;
+    list_init(&pool->open);
+    list_init(&pool->spare);
+    for (unsigned i = 0; i < SPARE; i++) {
+        struct descriptor *descriptor = malloc(sizeof *descriptor);
+        if (!descriptor)
+            break;
+        list_init(&descriptor->link);
+        keep_spare(pool, descriptor);
+    }
+    list_init(&pool->turns);
+    list_init(&pool->threads);
+    queue_init(&pool->finished);
+    map_init(&pool->lanes);
+    list_init(&pool->common.link);
+    queue_init(&pool->common.todo);
+    pthread_mutex_init(&pool->mutex, NULL);
+    (void)pthread_condattr_init(&attr);
+    (void)pthread_condattr_setclock(&attr, CLOCK_MONOTONIC);
+    pthread_cond_init(&pool->more, &attr);
+    (void)pthread_condattr_destroy(&attr);
+    (void)sigaction(SIGURG, &action, NULL);
+    *pool_p = pool;
+    return RDT_OK;
+}
+
+void owner_work_watch(struct owner_work *pool, void (*on_closed_some)(void *arg), void *arg)
+{
+    pool->on_closed_some = on_closed_some;
+    pool->watch_arg = arg;
+}
+
+static struct lane *lane_get(struct owner_work *pool, struct account *account)
+{
+    struct account *owner = owner_of(account);
+    struct lane *lane = map_get_u64(&pool->lanes, (uint64_t)(uintptr_t)owner);
+
+    if (lane)
+        return lane;
+    lane = calloc(1, sizeof *lane);
+    if (!lane || !map_put_u64(&pool->lanes, (uint64_t)(uintptr_t)owner, lane)) {
+        free(lane);
+        return &pool->common;
+    }
+    lane->account = account_ref(owner);
+    list_init(&lane->link);
+    queue_init(&lane->todo);
+    return lane;
+}
+
+static void submit(struct owner_work *pool, struct lane *lane, struct work *work)
+{
+    lane->n_items++;
+    work->lane = (uint64_t)(uintptr_t)lane;
+    pthread_mutex_lock(&pool->mutex);
+    queue_push(&lane->todo, work);
+    pool->n_queued++;
+    take_turn(pool, lane);
+    if (work->done || pool->n_queued >= AT_ONCE)
+        wake_one(pool); /* else the tick wakes a thread for all that has come until then */
+    pthread_mutex_unlock(&pool->mutex);
+    if (!uv_is_active((uv_handle_t *)&pool->tick))
+        (void)uv_timer_start(&pool->tick, on_tick, OWNER_WORK_TICK_MS / 4, OWNER_WORK_TICK_MS);
+}
+
+static void run_close(struct work *work)
+{
+    (void)close(container_of(work, struct descriptor, work)->fd);
+}
+
+void owner_work_close_fd(struct owner_work *pool, int take_fd, struct account *account)
+{
+    struct descriptor *descriptor = descriptor_new(pool);
+    struct lane *lane;
+
+    if (!descriptor) {
+        account_add(account, USAGE_FDS, 1);
+        log_error("descriptor %d of uid %u stays open: there is no memory to note that it is to be closed", take_fd,
+                  account->owner.uid);
+        return;
+    }
+    *descriptor = (struct descriptor){.work.run = run_close, .fd = take_fd, .account = account_ref(account)};
+    list_init(&descriptor->link);
+    list_append(&pool->open, &descriptor->link);
+    lane = lane_get(pool, account);
+    lane->n_descriptors++;
+    pool->n_descriptors++;
+    submit(pool, lane, &descriptor->work);
+}
+
+/* work->again, which means nothing here, remembers must_end. */
+void owner_work_submit(struct owner_work *pool, struct work *work, struct account *account, bool must_end)
+{
+    assert(work->done);
+    work->again = must_end;
+    *(must_end ? &pool->n_works : &pool->n_optional) += 1;
+    submit(pool, account ? lane_get(pool, account) : &pool->common, work);
+}
+
+bool owner_work_is_behind(const struct owner_work *pool, struct account *account)
+{
+    const struct lane *lane;
+
+    if (pool->n_descriptors < OWNER_WORK_MAX_FDS)
+        return false;
+    lane = map_get_u64(&pool->lanes, (uint64_t)(uintptr_t)owner_of(account));
+    return lane && lane->n_descriptors >= OWNER_WORK_MAX_FDS;
+}
+
+unsigned owner_work_pending_fds(const struct owner_work *pool)
+{
+    return pool->n_descriptors;
+}
+
+void owner_work_close(struct owner_work *pool, void (*on_closed)(void *arg), void *arg)
+{
+    pool->on_closed = on_closed;
+    pool->arg = arg;
+    pool->closing = true;
+    (void)uv_timer_start(&pool->tick, on_tick, 0, OWNER_WORK_TICK_MS);
+}

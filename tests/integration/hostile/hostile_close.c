@@ -1,0 +1,366 @@
+/* Descriptors that take long to close, for ever or as long as gigabytes take: whoever sends them waits, nobody else does. */
+#include <errno.h>
+#include <fcntl.h>
+#include <linux/fuse.h>
+#include <netinet/in.h>
+#include <pthread.h>
+#include <sched.h>
+#include <signal.h>
+#include <sys/mman.h>
+#include <sys/mount.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "tests/integration/hostile/protocol_fixture.h"
+
+#define LARGE ((size_t)1 << 30)
+
+/* ---- sockets that linger ---- */
+
+struct stuck {
+    int listener, reader, sock;
+};
+
+/* A connection whose other end does not read, with all the bytes that it takes and a linger of days. */
+static void stuck_open(struct stuck *stuck)
+{
+    static const uint8_t bytes[65536];
+    struct sockaddr_in address = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
+    struct linger linger = {.l_onoff = 1, .l_linger = 1000000};
+    socklen_t n = sizeof address;
+
+    cr_assert((stuck->listener = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0)) >= 0);
+    cr_assert_eq(bind(stuck->listener, (struct sockaddr *)&address, sizeof address), 0);
+    cr_assert_eq(listen(stuck->listener, 1), 0);
+    cr_assert_eq(getsockname(stuck->listener, (struct sockaddr *)&address, &n), 0);
+    cr_assert((stuck->sock = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0)) >= 0);
+    cr_assert_eq(connect(stuck->sock, (struct sockaddr *)&address, sizeof address), 0);
+    cr_assert((stuck->reader = accept4(stuck->listener, NULL, NULL, SOCK_CLOEXEC)) >= 0);
+    while (send(stuck->sock, bytes, sizeof bytes, MSG_DONTWAIT | MSG_NOSIGNAL) > 0)
+        continue;
+    cr_assert_eq(setsockopt(stuck->sock, SOL_SOCKET, SO_LINGER, &linger, sizeof linger), 0);
+}
+
+static void stuck_close(const struct stuck *stuck)
+{
+    (void)close(stuck->reader);
+    (void)close(stuck->listener);
+}
+
+/* In a PING. The daemon stands still meanwhile, so that the message has the last descriptor: a close here would wait. */
+static void send_ping_with(struct raw *raw, int take_fd)
+{
+    Rdt__Pb__Ping ping = RDT__PB__PING__INIT;
+
+    (void)raw_send(raw, RDT_MSG_PING, &ping.base, &take_fd, 1);
+    (void)close(take_fd);
+}
+
+Test(hostile_close, lingering_socket_in_a_request_delays_nobody, .timeout = 120)
+{
+    struct stuck stuck;
+    struct raw raw;
+
+    begin(NULL);
+    greeted(&raw);
+    node_freeze(&node);
+    stuck_open(&stuck);
+    send_ping_with(&raw, stuck.sock);
+    node_thaw(&node);
+    cr_assert(raw_next(&raw));
+    ping_works(&raw);
+    others_are_well();
+    raw_close(&raw);
+    stuck_close(&stuck);
+    end();
+}
+
+/* Nobody reads the descriptors behind what breaks the protocol: closing the connection closes them. */
+Test(hostile_close, lingering_sockets_left_in_a_connection_delay_nobody, .timeout = 120)
+{
+    enum { N = 20 };
+    struct stuck stuck[N];
+    struct raw raw;
+
+    begin(NULL);
+    greeted(&raw);
+    node_freeze(&node);
+    must(raw_frame(&raw, UINT32_MAX, RDT_MSG_PING, 0, 0, 4711, "", 0, NULL, 0));
+    for (unsigned i = 0; i < N; i++) {
+        stuck_open(&stuck[i]);
+        send_ping_with(&raw, stuck[i].sock);
+    }
+    raw_close(&raw);
+    node_thaw(&node);
+    for (unsigned i = 0; i < 5; i++)
+        others_are_well();
+    for (unsigned i = 0; i < N; i++)
+        stuck_close(&stuck[i]);
+    end();
+}
+
+/* Clients that are turned away at once: descriptors wait in their connections already. */
+Test(hostile_close, lingering_sockets_of_clients_turned_away_delay_nobody, .timeout = 120)
+{
+    enum { N = 50 };
+    static const char *const few[] = {"--owner-max-sessions=4", NULL};
+    struct stuck stuck[N];
+    struct raw raws[N];
+
+    begin(&(struct node_options){.flags = few});
+    node_freeze(&node);
+    for (unsigned i = 0; i < N; i++) {
+        raw_connect(&raws[i], node.socket);
+        stuck_open(&stuck[i]);
+        send_ping_with(&raws[i], stuck[i].sock);
+    }
+    node_thaw(&node);
+    for (unsigned i = 0; i < 5; i++)
+        others_are_well();
+    for (unsigned i = 0; i < N; i++) {
+        raw_close(&raws[i]);
+        stuck_close(&stuck[i]);
+    }
+    end();
+}
+
+/* ---- a file system that never answers ---- */
+
+/* A file system in this process, with one file, that answers everything but FLUSH, which is what close asks for. */
+struct mute_fs {
+    int device;
+    char folder[64];
+    pthread_t thread;
+};
+
+static void answer(int device, uint64_t unique, int error, const void *data, size_t bytes)
+{
+    uint8_t message[512];
+    struct fuse_out_header header = {.len = (uint32_t)(sizeof header + bytes), .error = error, .unique = unique};
+
+    memcpy(message, &header, sizeof header);
+    if (bytes > 0)
+        memcpy(message + sizeof header, data, bytes);
+    (void)!write(device, message, header.len);
+}
+
+static void *mute_serve(void *arg)
+{
+    struct mute_fs *fs = arg;
+    static uint8_t request[1 << 20];
+    ssize_t n;
+
+    while ((n = read(fs->device, request, sizeof request)) > 0 || errno == EINTR) {
+        struct fuse_in_header in;
+        struct fuse_attr attr = {.ino = 1, .mode = S_IFDIR | 0755, .nlink = 1};
+        struct fuse_init_out init = {.major = FUSE_KERNEL_VERSION, .minor = 31, .max_write = 4096, .max_background = 8};
+        struct fuse_entry_out entry = {.nodeid = 2, .entry_valid = 1000, .attr_valid = 1000};
+        struct fuse_attr_out attr_out = {.attr_valid = 1000};
+        struct fuse_open_out opened = {0};
+
+        if (n <= 0)
+            continue;
+        memcpy(&in, request, sizeof in);
+        if (in.nodeid == 2 || in.opcode == FUSE_LOOKUP)
+            attr = (struct fuse_attr){.ino = 2, .mode = S_IFREG | 0644, .nlink = 1};
+        attr_out.attr = entry.attr = attr;
+        switch (in.opcode) {
+        case FUSE_INIT: answer(fs->device, in.unique, 0, &init, sizeof init); break;
+        case FUSE_LOOKUP: answer(fs->device, in.unique, 0, &entry, sizeof entry); break;
+        case FUSE_GETATTR: answer(fs->device, in.unique, 0, &attr_out, sizeof attr_out); break;
+        case FUSE_OPEN: answer(fs->device, in.unique, 0, &opened, sizeof opened); break;
+        case FUSE_FLUSH: case FUSE_INTERRUPT: case FUSE_RELEASE: case FUSE_FORGET: case FUSE_BATCH_FORGET: break;
+        default: answer(fs->device, in.unique, -ENOSYS, NULL, 0);
+        }
+    }
+    return NULL;
+}
+
+/* false: this kernel or container has no FUSE. */
+static bool mute_mount(struct mute_fs *fs)
+{
+    char options[128];
+
+    fs->device = open("/dev/fuse", O_RDWR | O_CLOEXEC);
+    if (fs->device < 0)
+        return false;
+    (void)snprintf(fs->folder, sizeof fs->folder, "/tmp/rdtd-mute-%d", (int)getpid());
+    (void)mkdir(fs->folder, 0755);
+    (void)snprintf(options, sizeof options, "fd=%d,rootmode=40000,user_id=0,group_id=0", fs->device);
+    if (unshare(CLONE_NEWNS) != 0 || mount(NULL, "/", NULL, MS_REC | MS_PRIVATE, NULL) != 0 ||
+        mount("rdtd-mute", fs->folder, "fuse", MS_NOSUID | MS_NODEV, options) != 0) {
+        (void)rmdir(fs->folder);
+        (void)close(fs->device);
+        return false;
+    }
+    cr_assert_eq(pthread_create(&fs->thread, NULL, mute_serve, fs), 0);
+    return true;
+}
+
+/* Ends every close that waits for it. */
+static void mute_end(struct mute_fs *fs)
+{
+    (void)umount2(fs->folder, MNT_FORCE);
+    (void)umount2(fs->folder, MNT_DETACH);
+    (void)pthread_join(fs->thread, NULL);
+    (void)close(fs->device);
+    (void)rmdir(fs->folder);
+}
+
+/* Sends files of the mute file system and goes on living; its own close would never return. */
+static int send_mute_files(struct actor *self, void *arg)
+{
+    const struct mute_fs *fs = arg;
+    Rdt__Pb__Ping ping = RDT__PB__PING__INIT;
+    char path[96];
+    struct raw raw;
+
+    (void)snprintf(path, sizeof path, "%s/file", fs->folder);
+    raw_connect(&raw, node.socket);
+    raw_hello(&raw);
+    for (unsigned i = 0; i < 200; i++) {
+        int fd = open(path, O_RDONLY | O_CLOEXEC);
+        cr_assert(fd >= 0, "%s: %s", path, strerror(errno));
+        (void)raw_send(&raw, RDT_MSG_PING, &ping.base, &fd, 1);
+    }
+    for (unsigned i = 0; i < 200; i++)
+        cr_assert(raw_next(&raw));
+    actor_step(self);
+    (void)pause();
+    return 0;
+}
+
+Test(hostile_close, file_whose_close_never_returns_delays_nobody, .timeout = 120)
+{
+    struct mute_fs fs;
+    struct actor actor;
+
+    if (!mute_mount(&fs))
+        cr_skip_test("FUSE cannot be mounted here: /dev/fuse or the right to mount is missing");
+    begin(NULL);
+    actor_start(&actor, send_mute_files, &fs);
+    actor_await(&actor);
+    for (unsigned i = 0; i < 5; i++)
+        others_are_well();
+    mute_end(&fs);
+    actor_kill(&actor, SIGKILL);
+    node_expect_fds(&node, 4);
+    end();
+}
+
+/* ---- memory whose last close frees gigabytes ---- */
+
+static double system_seconds(const char *path)
+{
+    unsigned long stime = 0;
+    char text[1024] = "", *after;
+    FILE *file = fopen(path, "re");
+
+    cr_assert(file);
+    (void)!fread(text, 1, sizeof text - 1, file);
+    (void)fclose(file);
+    after = strrchr(text, ')');
+    cr_assert(after && sscanf(after + 1, " %*c %*d %*d %*d %*d %*d %*u %*u %*u %*u %*u %*u %lu", &stime) == 1);
+    return (double)stime / (double)sysconf(_SC_CLK_TCK);
+}
+
+struct cost {
+    double loop, all; /* seconds of system time: the loop's thread, the process */
+};
+
+static struct cost cost_now(void)
+{
+    char path[64];
+    struct cost cost;
+
+    (void)snprintf(path, sizeof path, "/proc/%d/task/%d/stat", (int)node.pid, (int)node.pid);
+    cost.loop = system_seconds(path);
+    (void)snprintf(path, sizeof path, "/proc/%d/stat", (int)node.pid);
+    cost.all = system_seconds(path);
+    return cost;
+}
+
+static int large_memfd(int seals)
+{
+    int fd = memfd_create("large", MFD_CLOEXEC | MFD_ALLOW_SEALING);
+
+    cr_assert(fd >= 0 && fallocate(fd, 0, 0, (off_t)LARGE) == 0);
+    cr_assert_eq(fcntl(fd, F_ADD_SEALS, seals), 0);
+    return fd;
+}
+
+/* The pages are freed by another thread than the loop's: the process works, the loop hardly. */
+static void expect_freed_elsewhere(const struct cost *before)
+{
+    struct cost now;
+
+    wait_until(20 * SEC, (now = cost_now(), now.all - before->all >= 0.03));
+    others_are_well();
+    now = cost_now();
+    must_say(now.loop - before->loop <= (now.all - before->all) / 2, "loop %.2f s of %.2f s", now.loop - before->loop,
+             now.all - before->all);
+}
+
+Test(hostile_close, large_memory_in_a_request_is_freed_off_the_loop, .timeout = 120)
+{
+    struct cost before;
+    struct raw raw;
+
+    begin(NULL);
+    greeted(&raw);
+    before = cost_now();
+    send_ping_with(&raw, large_memfd(F_SEAL_SHRINK));
+    cr_assert(raw_next(&raw));
+    expect_freed_elsewhere(&before);
+    raw_close(&raw);
+    end();
+}
+
+Test(hostile_close, small_import_of_large_memory_is_freed_off_the_loop, .timeout = 120)
+{
+    Rdt__Pb__Import import = RDT__PB__IMPORT__INIT;
+    Rdt__Pb__RegionReply *reply;
+    struct cost before;
+    struct raw raw;
+    int fd;
+
+    begin(NULL);
+    greeted(&raw);
+    fd = large_memfd(F_SEAL_SHRINK);
+    import.memory = (char *)"host";
+    import.device = (char *)"";
+    import.kind = RDT__PB__REGION_KIND__REGION_KIND_MEMFD;
+    import.bytes = 4096;
+    reply = (Rdt__Pb__RegionReply *)raw_reply(&raw, raw_send(&raw, RDT_MSG_IMPORT, &import.base, &fd, 1),
+                                              &rdt__pb__region_reply__descriptor);
+    rdt__pb__region_reply__free_unpacked(reply, NULL);
+    (void)close(fd);
+    before = cost_now();
+    raw_close(&raw);
+    expect_freed_elsewhere(&before);
+    end();
+}
+
+Test(hostile_close, refused_import_of_large_memory_is_freed_off_the_loop, .timeout = 120)
+{
+    Rdt__Pb__Import import = RDT__PB__IMPORT__INIT;
+    struct cost before;
+    struct raw raw;
+    int fd;
+
+    begin(NULL);
+    greeted(&raw);
+    fd = large_memfd(0);
+    import.memory = (char *)"host";
+    import.device = (char *)"";
+    import.kind = RDT__PB__REGION_KIND__REGION_KIND_MEMFD;
+    import.bytes = 4096;
+    before = cost_now();
+    (void)raw_send(&raw, RDT_MSG_IMPORT, &import.base, &fd, 1);
+    (void)close(fd);
+    refuses(&raw, RDT_INVALID, "F_SEAL_SHRINK");
+    expect_freed_elsewhere(&before);
+    raw_close(&raw);
+    end();
+}
