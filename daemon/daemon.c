@@ -135,6 +135,14 @@ static void on_peer_answer(void *arg, struct peer *peer)
     transfers_peer_answer(&daemon->transfers, peer);
 }
 
+static bool may_forget_peer(void *arg, struct peer *peer)
+{
+    struct daemon *daemon = arg;
+
+    return !groups_name_peer(&daemon->groups, peer) && !calls_name_peer(&daemon->rpc, peer) &&
+           holds_forget_peer(&daemon->rpc.holds, peer) && transfers_forget_peer(&daemon->transfers, peer);
+}
+
 /* ---- groups' callbacks ---- */
 
 static enum rdt_status send_for_group(void *arg, struct peer *peer, enum rdt_peer_message type, const ProtobufCMessage *message,
@@ -144,8 +152,8 @@ static enum rdt_status send_for_group(void *arg, struct peer *peer, enum rdt_pee
     return peer_send(peer, type, message, err);
 }
 
-static enum rdt_status find_for_group(void *arg, const uint8_t node[16], const char *address, struct peer **peer_p,
-                                      struct rdt_error *err)
+static enum rdt_status find_for_group(void *arg, const uint8_t node[16], const char *address, struct account *account,
+                                      struct peer **peer_p, struct rdt_error *err)
 {
     struct daemon *daemon = arg;
 
@@ -154,7 +162,7 @@ static enum rdt_status find_for_group(void *arg, const uint8_t node[16], const c
         return RDT_OK;
     if (!daemon->peers)
         return rdt_error_set(err, RDT_UNSUPPORTED, "it is on another node, and this daemon has no peer link: set listen and key_file");
-    return peers_find(daemon->peers, node, address, peer_p, err);
+    return peers_find(daemon->peers, node, address, account, peer_p, err);
 }
 
 static bool believe_for_group(void *arg, const Rdt__Pb__Requester *requester, struct owner *owner_p, struct rdt_error *err)
@@ -487,6 +495,8 @@ static enum rdt_status start(struct daemon *daemon, struct rdt_error *err)
 {
     struct peers_callbacks callbacks = {.arg = daemon,
                                         .events = &daemon->rpc.events,
+                                        .owner_work = daemon->owner_work,
+                                        .may_forget = may_forget_peer,
                                         .fill_hello = fill_hello,
                                         .on_up = on_peer_up,
                                         .on_down = on_peer_down,

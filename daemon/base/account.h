@@ -36,6 +36,7 @@ struct account {
     struct list waiting[USAGE_COUNT]; /* struct account_wait.link: for room here, first come first; not the node's */
     struct list in_turn;              /* accounts->in_turn: an owner's, while somebody waits here */
     unsigned n_waiting;
+    uint64_t dialled_ns; /* of the room peers, an owner's: until when its dials of unlisted addresses use up its rate */
 };
 
 struct accounts {

@@ -71,6 +71,7 @@ struct options {
     char *nodes;               /* nodes file; "" none */
     char *key_file;            /* pre-shared key of the peer link; "" none: no peers */
     char *share_tenants;       /* tenants for which peers may act, comma-separated; "*" all; "" the unnamed one */
+    char *dial;                /* "any"; or "listed" */
     bool trusted_network;      /* no */
     char *interfaces;          /* for data, comma-separated; "" any */
     uint64_t peer_timeout_ns;  /* 5s without an answer: the peer is lost; it is pinged OPTIONS_PINGS times in that period */

@@ -28,6 +28,13 @@ static enum rdt_status check_mode(const char *text, struct rdt_error *err)
     return RDT_OK;
 }
 
+static enum rdt_status check_dial(const char *text, struct rdt_error *err)
+{
+    if (strcmp(text, "any") == 0 || strcmp(text, "listed") == 0)
+        return RDT_OK;
+    return rdt_error_set(err, RDT_INVALID, "expected any or listed");
+}
+
 static enum rdt_status check_log_level(const char *text, struct rdt_error *err)
 {
     enum log_level level;
@@ -220,6 +227,10 @@ const struct option_key option_keys[] = {
     {ROW("network", "key_file", OPTION_STRING, key_file, 0, PATH_BYTES), .is_path = true, .fallback = "", .value = "PATH",
      .help = "The file with the pre-shared key of the peer link, which must be the same on all nodes. If it is empty, the "
              "daemon has no peers. \"head -c 32 /dev/urandom | base64\" makes a key."},
+    {ROW("network", "dial", OPTION_STRING, dial, 1, 8), .check = check_dial, .fallback = "any", .value = "any|listed",
+     .help = "Which nodes a request may make the daemon connect to: any, or only those of the nodes file and those that have "
+             "connected to this node.",
+     .why = "Set it to listed where users must not be able to probe the network from this machine."},
     {ROW("network", "share_tenants", OPTION_STRING, share_tenants, 0, PATH_BYTES), .fallback = "", .value = "NAME,...",
      .help = "The tenants whose users other nodes may act for, separated by commas; * means all of them, empty only the "
              "unnamed tenant.",

@@ -68,8 +68,8 @@ struct groups_callbacks {
     enum rdt_status (*send)(void *arg, struct peer *peer, enum rdt_peer_message type, const ProtobufCMessage *message,
                             struct rdt_error *err);
     /* As peers_find; *peer_p is NULL if the node is this one. */
-    enum rdt_status (*find)(void *arg, const uint8_t node[16], const char *address, struct peer **peer_p,
-                            struct rdt_error *err);
+    enum rdt_status (*find)(void *arg, const uint8_t node[16], const char *address, struct account *account,
+                            struct peer **peer_p, struct rdt_error *err);
     bool (*believe)(void *arg, const Rdt__Pb__Requester *requester, struct owner *owner_p, struct rdt_error *err);
     bool (*has_client)(void *arg, const struct owner *owner, const char *name); /* it is connected here */
     void (*on_change)(void *arg, struct group *group, enum group_change change);
@@ -206,6 +206,7 @@ const char *group_state_name(const struct group *group); /* for people */
 void groups_peer_up(struct groups *groups, struct peer *peer, bool boot_changed);
 void groups_peer_down(struct groups *groups, struct peer *peer, const struct rdt_error *why);
 void groups_peer_merged(struct groups *groups, struct peer *from, struct peer *into); /* into NULL: this node */
+bool groups_name_peer(const struct groups *groups, const struct peer *peer);          /* a group refers to it */
 bool groups_frame_is_ours(uint16_t type);
 enum rdt_status groups_peer_frame(struct groups *groups, struct peer *peer, const struct frame *frame, struct rdt_error *err);
 

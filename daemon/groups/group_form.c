@@ -231,7 +231,7 @@ void group_begin(struct group *group)
             for (uint32_t i = 0; i < group->n_members; i++) {
                 struct peer *peer = group->members[i].peer;
                 if (peer && peer->state != PEER_UP)
-                    (void)callbacks->find(callbacks->arg, group->members[i].node, group->members[i].address, &peer, NULL);
+                    (void)callbacks->find(callbacks->arg, group->members[i].node, group->members[i].address, group->account, &peer, NULL);
             }
             group->again = false;
             group_set_deadline(group, RETRY_NS);
@@ -272,7 +272,8 @@ static enum rdt_status take_members(struct group *group, const Rdt__Pb__GroupCre
                                  i, group->name, RDT_MAX_NAME_BYTES);
         if (named || from->address[0] != '\0')
             status =
-                groups->callbacks.find(groups->callbacks.arg, named ? from->node.data : nowhere, from->address, &peer, err);
+                groups->callbacks.find(groups->callbacks.arg, named ? from->node.data : nowhere, from->address, group->account,
+                                       &peer, err);
         if (status == RDT_OK && peer && peer->state == PEER_BACKOFF)
             status = peer_away(peer, err);
         if (status != RDT_OK) {

@@ -489,19 +489,43 @@ void groups_peer_down(struct groups *groups, struct peer *peer, const struct rdt
     }
 }
 
+/* A member whose node was given by its uuid is there, and nowhere else. */
+static bool moves(const struct group_member *member, const struct peer *from)
+{
+    static const uint8_t nobody[16];
+
+    return member->peer == from && (memcmp(from->uuid, nobody, 16) == 0 || memcmp(member->node, nobody, 16) == 0);
+}
+
 void groups_peer_merged(struct groups *groups, struct peer *from, struct peer *into)
 {
     list_for_each_safe (node, &groups->all) {
         struct group *group = container_of(node, struct group, link);
         bool concerned = false;
         for (uint32_t i = 0; i < group->n_members; i++)
-            if (group->members[i].peer == from) {
+            if (moves(&group->members[i], from)) {
                 group->members[i].peer = into;
                 concerned = true;
             }
         if (concerned && group->sm.state == GROUP_FORMING && group->epoch > 0)
             group_propose(group);
     }
+}
+
+bool groups_name_peer(const struct groups *groups, const struct peer *peer)
+{
+    list_for_each (node, &groups->all) {
+        const struct group *group = container_of(node, struct group, link);
+        if (group->coordinator == peer)
+            return true;
+        for (uint32_t i = 0; i < group->n_members; i++)
+            if (group->members && group->members[i].peer == peer)
+                return true;
+        for (uint32_t i = 0; i < group->n_nodes; i++)
+            if (group->nodes && group->nodes[i].peer == peer)
+                return true;
+    }
+    return false;
 }
 
 static const struct {

@@ -375,7 +375,7 @@ void holds_peer_down(struct holds *holds, struct peer *peer)
         !deadline_set(holds->deadlines, &node->grace, (int64_t)holds->grace_ns))
         leave_all(node);
     if (map_count(&node->here) + map_count(&node->there) > 0) /* nobody else may want the link again in time */
-        (void)peers_find(peer->peers, peer->uuid, "", &same, NULL);
+        (void)peers_find(peer->peers, peer->uuid, "", NULL, &same, NULL);
 }
 
 static void act(struct holds_node *node, const Rdt__Pb__Holds *message)
@@ -417,21 +417,37 @@ enum rdt_status holds_peer_frame(struct holds *holds, struct peer *peer, const s
     return status;
 }
 
+static void node_free(struct holds_node *node)
+{
+    struct deadlines *deadlines = node->holds->deadlines;
+
+    deadline_unset(deadlines, &node->grace);
+    deadline_unset(deadlines, &node->turn);
+    deadline_unset(deadlines, &node->notify);
+    list_splice(&node->leaving, &node->taken);
+    leave_some(node, SIZE_MAX);
+    map_fini(&node->here);
+    map_fini(&node->there);
+    list_remove(&node->link);
+    node->peer->holds = NULL;
+    free(node);
+}
+
+bool holds_forget_peer(struct holds *holds, struct peer *peer)
+{
+    struct holds_node *node = peer->holds;
+
+    if (!node)
+        return true;
+    if (holds->closing || map_count(&node->here) + map_count(&node->there) > 0)
+        return false;
+    node_free(node);
+    return true;
+}
+
 void holds_clear(struct holds *holds)
 {
     holds->closing = true;
-    while (!list_empty(&holds->nodes)) {
-        struct holds_node *node = container_of(list_first(&holds->nodes), struct holds_node, link);
-
-        deadline_unset(holds->deadlines, &node->grace);
-        deadline_unset(holds->deadlines, &node->turn);
-        deadline_unset(holds->deadlines, &node->notify);
-        list_splice(&node->leaving, &node->taken);
-        leave_some(node, SIZE_MAX);
-        map_fini(&node->here);
-        map_fini(&node->there);
-        list_remove(&node->link);
-        node->peer->holds = NULL;
-        free(node);
-    }
+    while (!list_empty(&holds->nodes))
+        node_free(container_of(list_first(&holds->nodes), struct holds_node, link));
 }

@@ -76,6 +76,9 @@ void holds_unwanted(struct holds *holds, struct peer *peer, uint64_t number);
 
 /* ---- the link ---- */
 
+/* Frees what is kept for a peer that is going to be forgotten. false: holds are kept, here or there. */
+bool holds_forget_peer(struct holds *holds, struct peer *peer);
+
 void holds_peer_up(struct holds *holds, struct peer *peer, bool boot_changed);
 void holds_peer_down(struct holds *holds, struct peer *peer);
 enum rdt_status holds_peer_frame(struct holds *holds, struct peer *peer, const struct frame *frame, struct rdt_error *err);

@@ -1,8 +1,5 @@
-/* The other nodes: the table of them, their states, when each is dialled. How two nodes meet is in peer_meet.c, one
- * connection in peer_link.c.
- *
- * An entry is never freed before all are, because the layer above keeps pointers; so their number is bounded.
- */
+/* The other nodes: their states, and when each is dialled. Who they are is in peer_table.c, how two nodes meet in
+ * peer_meet.c, one connection in peer_link.c. */
 #include "daemon/peers/peer_impl.h"
 
 #include <stdio.h>
@@ -12,7 +9,6 @@
 
 #include "daemon/base/log.h"
 
-#define PEERS_MAX 4096u
 #define BACKOFF_FIRST_NS UINT64_C(100000000)
 #define STEADY_NS UINT64_C(2000000000) /* a link that lived so long ends a row of failures */
 
@@ -33,7 +29,7 @@ void peer_tell(const struct peer *peer, const char *what)
     event(peer->peers->callbacks.events, RDT__PB__LIST_KIND__LIST_KIND_PEERS, what, peer);
 }
 
-static void move(struct peer *peer, enum peer_state to)
+void peer_move(struct peer *peer, enum peer_state to)
 {
     struct sm sm;
 
@@ -43,13 +39,6 @@ static void move(struct peer *peer, enum peer_state to)
     peer->since_ns = uv_hrtime();
     if (to != PEER_BACKOFF)
         peer_tell(peer, states[to].name);
-}
-
-bool peer_is_known(const struct peer *peer)
-{
-    static const uint8_t zero[16];
-
-    return memcmp(peer->uuid, zero, sizeof zero) != 0;
 }
 
 void peer_describe(const struct peer *peer, char *text_p)
@@ -68,7 +57,7 @@ void peer_describe(const struct peer *peer, char *text_p)
 
 static void on_backoff_over(uv_timer_t *timer);
 
-static void back_off(struct peer *peer)
+void peer_back_off(struct peer *peer)
 {
     struct peer_dial *dial = peer->dial;
     uint64_t most_ns = peer->peers->options->backoff_max_ns, wait_ns = BACKOFF_FIRST_NS;
@@ -83,7 +72,7 @@ static void back_off(struct peer *peer)
         dice = UINT32_MAX / 2;
     wait_ns = wait_ns / 2 + (uint64_t)((double)(wait_ns / 2) * ((double)dice / (double)UINT32_MAX));
     dial->failures++;
-    move(peer, PEER_BACKOFF);
+    peer_move(peer, PEER_BACKOFF);
     peer->retry_at_ns = uv_hrtime() + wait_ns;
     uv_update_time(peer->peers->loop);
     uv_timer_start(&dial->timer, on_backoff_over, wait_ns / 1000000 + 1, 0);
@@ -95,45 +84,77 @@ static void on_backoff_over(uv_timer_t *timer)
     struct peer *peer = &dial->peer;
     struct rdt_error err;
 
-    move(peer, PEER_IDLE);
-    if (!peer->address[0] || !(dial->listed || dial->wanted))
+    peer_move(peer, PEER_IDLE);
+    if (!peer_can_be_dialled(peer) || !(dial->listed || dial->wanted))
         return;
     if (peer_start_dial(peer, &err) != RDT_OK) {
-        move(peer, PEER_CONNECTING);
+        peer_move(peer, PEER_CONNECTING);
         peer_failed(peer, &err);
     }
+}
+
+void peer_dial_now(struct peer *peer)
+{
+    uv_timer_stop(&peer->dial->timer);
+    peer_move(peer, PEER_IDLE);
+    if (peer_start_dial(peer, NULL) == RDT_OK)
+        return;
+    peer_move(peer, PEER_CONNECTING); /* away as before: nobody waits for this attempt yet */
+    peer_back_off(peer);
 }
 
 enum rdt_status peer_start_dial(struct peer *peer, struct rdt_error *err)
 {
     struct peers *peers = peer->peers;
+    struct peer_dial *dial = peer->dial;
+    const char *address;
     char host[65];
     uint16_t port;
-    enum rdt_status status = options_split_address(peer->address, host, &port, err);
+    enum rdt_status status;
 
+    /* Where a request says that it is, and where it was found before, in turn. */
+    dial->at_hint = dial->hint[0] && (!peer->address[0] || !dial->at_hint);
+    address = dial->at_hint ? dial->hint : peer->address;
+    status = options_split_address(address, host, &port, err);
     if (status == RDT_OK)
-        status = peer_link_dial(&peers->config, host, port, &peer->dial->link, err);
+        status = peer_link_dial(&peers->config, host, port, dial->account, &dial->link, err);
     if (status != RDT_OK)
         return status;
-    peer->dial->wanted = false;
-    peer->dial->link->peer = peer;
-    list_append(&peers->links, &peer->dial->link->node);
+    dial->wanted = false;
+    dial->link->peer = peer;
+    list_append(&peers->links, &dial->link->node);
     peers->n_open++;
-    move(peer, PEER_CONNECTING);
-    log_debug("%s: dialling %s", peer->name, peer->address);
+    peer_move(peer, PEER_CONNECTING);
+    log_debug("%s: dialling %s", peer->name, address);
     return RDT_OK;
 }
 
-void peer_failed(struct peer *peer, const struct rdt_error *why)
+/* One line for a node that is away, not one for each time it is still away; and for nodes that only users named, one
+ * line in a while for all of them. */
+static void log_failure(struct peer *peer, const struct rdt_error *why)
 {
-    bool news = strncmp(peer->last_error, why->msg, sizeof peer->last_error - 1) != 0;
+    bool news = strncmp(peer->dial->logged, why->msg, sizeof peer->dial->logged - 1) != 0;
     char who[128];
 
     peer_describe(peer, who);
-    /* One line for a node that is away, not one for each time it is still away. */
-    log_at(news ? LOG_LEVEL_WARN : LOG_LEVEL_DEBUG, "%s: %s", who, why->msg);
+    snprintf(peer->dial->logged, sizeof peer->dial->logged, "%.191s", why->msg);
+    if (news && !peer_has_been_met(peer))
+        peers_warn_rarely(&peer->peers->unmet_warnings, who, why->msg);
+    else
+        log_at(news ? LOG_LEVEL_WARN : LOG_LEVEL_DEBUG, "%s: %s", who, why->msg);
+}
+
+void peer_failed(struct peer *peer, const struct rdt_error *cause)
+{
+    struct rdt_error hidden, *why = &hidden;
+
+    log_failure(peer, cause);
+    if (peer->dial->secret)
+        rdt_error_set(why, RDT_PEER_LOST, "no node with this node's key answers there");
+    else
+        *why = *cause;
     snprintf(peer->last_error, sizeof peer->last_error, "%.191s", why->msg);
-    back_off(peer);
+    peer_back_off(peer);
     peer_tell(peer, "unreachable");
     if (peer->peers->callbacks.on_down)
         peer->peers->callbacks.on_down(peer->peers->callbacks.arg, peer, false, why);
@@ -155,7 +176,7 @@ void peer_lost(struct peer *peer, const struct rdt_error *why)
         lost.status = RDT_PEER_LOST;
     log_debug("%s is down: %s", who, lost.msg); /* on_down's receiver says it to people */
     snprintf(peer->last_error, sizeof peer->last_error, "%.191s", lost.msg);
-    back_off(peer);
+    peer_back_off(peer);
     peer_tell(peer, "down");
     if (peers->callbacks.on_down)
         peers->callbacks.on_down(peers->callbacks.arg, peer, true, &lost);
@@ -190,7 +211,7 @@ void peer_take_link(struct peer *peer, struct peer_link *link, const struct rdt_
     peer->epoch++;
     peer->link_up = link;
     link->peer = peer;
-    move(peer, PEER_UP);
+    peer_move(peer, PEER_UP);
     peer_link_up(link);
 
     peer_describe(peer, who);
@@ -201,191 +222,7 @@ void peer_take_link(struct peer *peer, struct peer_link *link, const struct rdt_
     peer_link_forget_hello(link);
 }
 
-/* ---- the table ---- */
-
-enum rdt_status peer_identify(struct peer *peer, const uint8_t uuid[16], struct rdt_error *err)
-{
-    memcpy(peer->uuid, uuid, sizeof peer->uuid);
-    if (!map_put(&peer->peers->by_uuid, peer->uuid, sizeof peer->uuid, peer)) {
-        memset(peer->uuid, 0, sizeof peer->uuid);
-        return rdt_error_set(err, RDT_NO_MEMORY, "no memory for another node");
-    }
-    return RDT_OK;
-}
-
-enum rdt_status peer_add(struct peers *peers, const uint8_t *uuid, const char *name, const char *address, struct peer **peer_p,
-                         struct rdt_error *err)
-{
-    struct peer_dial *dial;
-    struct peer *peer;
-
-    if (peers->n_peers >= PEERS_MAX)
-        return rdt_error_set(err, RDT_LIMIT, "%u other nodes are known, no more fit", PEERS_MAX);
-    dial = calloc(1, sizeof *dial);
-    if (!dial)
-        return rdt_error_set(err, RDT_NO_MEMORY, "no memory for another node");
-    peer = &dial->peer;
-    peer->peers = peers;
-    peer->dial = dial;
-    peer->since_ns = uv_hrtime();
-    snprintf(peer->name, sizeof peer->name, "%s", name);
-    snprintf(peer->address, sizeof peer->address, "%s", address);
-    if (uuid && peer_identify(peer, uuid, err) != RDT_OK) {
-        free(dial);
-        return RDT_NO_MEMORY;
-    }
-    uv_timer_init(peers->loop, &dial->timer);
-    dial->timer.data = dial;
-    peers->n_open++;
-    list_append(&peers->all, &peer->link);
-    peers->n_peers++;
-    peer_tell(peer, "new");
-    *peer_p = peer;
-    return RDT_OK;
-}
-
-void peer_hide(struct peer *peer, struct peer *same)
-{
-    struct peers *peers = peer->peers;
-
-    uv_timer_stop(&peer->dial->timer);
-    if (peer->dial->link)
-        peer_meet_drop(peer->peers, peer->dial->link, NULL);
-    if (peer->state != PEER_IDLE)
-        move(peer, PEER_IDLE);
-    peer->dial->listed = false;
-    list_remove(&peer->link);
-    list_append(&peers->hidden, &peer->link);
-    peer->dial->same = same;
-    peer_tell(peer, "gone");
-}
-
-bool peer_merge(struct peer *from, struct peer *into)
-{
-    struct peer_link *link = from->dial->link;
-    bool keeps_own = into->dial->link && into->dial->link->hello_sent;
-
-    snprintf(into->name, sizeof into->name, "%s", from->name);
-    snprintf(into->address, sizeof into->address, "%s", from->address);
-    into->dial->listed |= from->dial->listed;
-    if (!keeps_own)
-        from->dial->link = NULL;
-    peer_hide(from, into);
-    peer_tell(into, "renamed");
-    if (keeps_own)
-        return false;
-    if (into->dial->link)
-        peer_meet_drop(into->peers, into->dial->link, NULL);
-    into->dial->link = link;
-    link->peer = into;
-    if (into->state == PEER_BACKOFF) {
-        uv_timer_stop(&into->dial->timer);
-        move(into, PEER_IDLE);
-    }
-    if (into->state == PEER_IDLE)
-        move(into, PEER_CONNECTING);
-    return true;
-}
-
-struct list *peers_all(struct peers *peers)
-{
-    return &peers->all;
-}
-
-/* false: it is this node itself. *peer_p NULL: nobody that is known. */
-static bool find_by_address(struct peers *peers, const char *address, struct peer **peer_p)
-{
-    *peer_p = NULL;
-    list_for_each (node, &peers->all) {
-        struct peer *peer = container_of(node, struct peer, link);
-        if (strcmp(peer->address, address) == 0 || strcmp(peer->name, address) == 0) {
-            *peer_p = peer;
-            return true;
-        }
-    }
-    list_for_each (hidden_node, &peers->hidden) {
-        struct peer *peer = container_of(hidden_node, struct peer, link);
-        if (strcmp(peer->address, address) != 0)
-            continue;
-        while (peer && peer->dial->same)
-            peer = peer->dial->same;
-        *peer_p = peer_is_known(peer) ? peer : NULL;
-        return *peer_p;
-    }
-    return true;
-}
-
-enum rdt_status peers_find(struct peers *peers, const uint8_t uuid[16], const char *address, struct peer **peer_p,
-                           struct rdt_error *err)
-{
-    static const uint8_t zero[16];
-    bool named = memcmp(uuid, zero, sizeof zero) != 0;
-    struct peer *peer = named ? map_get(&peers->by_uuid, uuid, 16) : NULL;
-    enum rdt_status status = RDT_OK;
-    char host[65], hex[33];
-    uint16_t port;
-
-    if (!peers->tls)
-        return rdt_error_set(err, RDT_UNSUPPORTED, "this node has no peer link: key_file is not set");
-    if (peers->closing)
-        return rdt_error_set(err, RDT_SHUTTING_DOWN, "the daemon is shutting down");
-    if (memcmp(uuid, peers->node->uuid, 16) == 0)
-        return rdt_error_set(err, RDT_INVALID, "this node is not its own peer");
-    if (strlen(address) >= sizeof peer->address)
-        return rdt_error_set(err, RDT_INVALID, "an address of %zu bytes", strlen(address));
-    if (peer && peer->state == PEER_UP) { /* where it is does not matter */
-        *peer_p = peer;
-        return RDT_OK;
-    }
-    if (!named && !find_by_address(peers, address, &peer))
-        return rdt_error_set(err, RDT_INVALID, "the node at %s is this node itself", address);
-    if (address[0] && (named || !peer)) {
-        status = options_split_address(address, host, &port, err);
-        if (status != RDT_OK && !strchr(address, ':'))
-            status = rdt_error_set(err, RDT_INVALID, "'%s' is neither HOST:PORT nor a name in the nodes file", address);
-        if (status == RDT_OK && port == 0)
-            status = rdt_error_set(err, RDT_INVALID, "address %s: port 0 cannot be dialled", address);
-        if (status != RDT_OK)
-            return status;
-    }
-    node_hex(uuid, hex);
-    if (!peer) {
-        if (!address[0])
-            return rdt_error_set(err, RDT_NOT_FOUND, "node %s is unknown, and the ref has no address of it", hex);
-        status = peer_add(peers, named ? uuid : NULL, address, address, &peer, err);
-        if (status != RDT_OK)
-            return status;
-    } else if (named && address[0] && !peer->dial->listed && peer->state != PEER_UP && peer->state != PEER_CONNECTING) {
-        /* The node may have moved; what the nodes file says stays. */
-        snprintf(peer->address, sizeof peer->address, "%s", address);
-    }
-
-    if (peer->state == PEER_BACKOFF)
-        peer->dial->wanted = true;
-    if (peer->state == PEER_IDLE) {
-        if (!peer->address[0])
-            return rdt_error_set(err, RDT_PEER_LOST, "node %s is not connected, and where it listens is not known", hex);
-        status = peer_start_dial(peer, err);
-        if (status != RDT_OK)
-            return status;
-    }
-    *peer_p = peer;
-    return RDT_OK;
-}
-
-void peers_hear_of(struct peers *peers, const uint8_t uuid[16], const char *address)
-{
-    struct peer *peer = map_get(&peers->by_uuid, uuid, 16);
-
-    if (!peer || peer->state != PEER_BACKOFF || peers_find(peers, uuid, address, &peer, NULL) != RDT_OK || !peer->address[0])
-        return;
-    uv_timer_stop(&peer->dial->timer);
-    move(peer, PEER_IDLE);
-    if (peer_start_dial(peer, NULL) == RDT_OK)
-        return;
-    move(peer, PEER_CONNECTING); /* it is away as before: whoever told of it is in the middle of something, and nobody waits yet */
-    back_off(peer);
-}
+/* ---- what others see of a peer ---- */
 
 enum rdt_status peer_away(const struct peer *peer, struct rdt_error *err)
 {
@@ -434,15 +271,15 @@ static void add_listed(struct peers *peers, const struct node_entry *entry)
         log_error("node %s: the nodes file has its uuid twice; only the first line counts", entry->name);
         return;
     }
-    if (peer_add(peers, named ? entry->uuid : NULL, entry->name, entry->address, &peer, &err) != RDT_OK) {
+    if (peer_add(peers, named ? entry->uuid : NULL, PROOF_FILE, entry->name, entry->address, NULL, &peer, &err) != RDT_OK) {
         log_error("node %s is left out: %s", entry->name, err.msg);
         return;
     }
     peer->dial->listed = true;
     if (peer_start_dial(peer, &err) != RDT_OK) {
         log_warn("node %s: %s", entry->name, err.msg);
-        move(peer, PEER_CONNECTING);
-        back_off(peer);
+        peer_move(peer, PEER_CONNECTING);
+        peer_back_off(peer);
     }
 }
 
@@ -482,12 +319,15 @@ enum rdt_status peers_create(uv_loop_t *loop, const struct options *options, str
         .ping_interval_ns = options->peer_timeout_ns / OPTIONS_PINGS,
         .peer_timeout_ns = options->peer_timeout_ns,
         .connect_timeout_ns = options->connect_timeout_ns,
+        .owner_work = callbacks->owner_work,
         .events = &peer_meet_events,
         .arg = peers,
         .read_buf = read_buf,
     };
     list_init(&peers->all);
     list_init(&peers->hidden);
+    peers->stranger_warnings.every_ns = UINT64_C(1000000000);
+    peers->unmet_warnings.every_ns = UINT64_C(60000000000);
     list_init(&peers->links);
     map_init(&peers->by_uuid);
     uv_tcp_init(loop, &peers->listener);
@@ -504,7 +344,7 @@ enum rdt_status peers_create(uv_loop_t *loop, const struct options *options, str
 static void free_entries(struct list *head)
 {
     list_for_each_safe (node, head)
-        free(container_of(node, struct peer, link)->dial);
+        peer_free(container_of(node, struct peer, link));
 }
 
 void peers_unopen(struct peers *peers)

@@ -22,6 +22,18 @@
  *   IDLE and BACKOFF also become UP, when a link that the peer dialled comes up.
  *   (1) The dial is given up: the entry turned out to be another peer, or this node itself.
  *
+ * An address is not an identity. A peer has a uuid because the nodes file says so, because a hello said so, or because a
+ * ref does. Only the nodes file is insisted on. A uuid that a hello gave is valid until another node answers at the
+ * address: that node then has the name and the address, and requests that name the old uuid fail. What a ref says is what
+ * that request wants, and no look-up by address ever uses it.
+ *
+ *                          met                          another node answers there
+ *   named by a request ----------> met (or listed) -----------------------------> without an address
+ *         |                              |                                              |
+ *         | idle for a minute, or        | 4096 others, away, in no use                 |
+ *         | room is wanted               v                                              |
+ *         +------------------------> forgotten <----------------------------------------+
+ *
  * Everything here runs on the loop thread.
  */
 #ifndef DAEMON_PEER_H
@@ -30,7 +42,9 @@
 #include <stdbool.h>
 #include <uv.h>
 
+#include "daemon/base/account.h"
 #include "daemon/base/events.h"
+#include "daemon/base/owner_work.h"
 #include "daemon/base/list.h"
 #include "proto/frame.h"
 #include "proto/messages.h"
@@ -79,11 +93,17 @@ struct peers_callbacks {
     /* A frame has come whose type is not HELLO, PING, PONG or GOODBYE. frame is borrowed. An error ends the link. */
     enum rdt_status (*on_frame)(void *arg, struct peer *peer, const struct frame *frame, struct rdt_error *err);
     /* The node `from`, of which only the address was known, is the same node as `into`, or this node itself
-     * (into is NULL). What waits for the link of `from` must now wait for that of `into`. May be NULL. */
+     * (into is NULL). What waits for the link of `from` must now wait for that of `into`. If the uuid of `from` is known,
+     * another node has taken its address: then only what names no uuid goes over, and on_down follows for the rest. May
+     * be NULL. */
     void (*on_merged)(void *arg, struct peer *from, struct peer *into);
+    /* Whether nothing above refers to the peer any more; then what the rooms above keep for it (session, holds) has been
+     * freed, and the peer will be. NULL: peers are never forgotten. */
+    bool (*may_forget)(void *arg, struct peer *peer);
     /* The node has answered the latest peer_ask. May be NULL. */
     void (*on_answer)(void *arg, struct peer *peer);
-    const struct events *events; /* where changes are reported; NULL: nowhere */
+    const struct events *events;   /* where changes are reported; NULL: nowhere */
+    struct owner_work *owner_work; /* looks up host names */
 };
 
 /* Reads the key, listens on options->listen (with port 0, node->address receives the real port) and dials the
@@ -97,12 +117,13 @@ enum rdt_status peers_create(uv_loop_t *loop, const struct options *options, str
 void peers_close(struct peers *peers, void (*on_closed)(void *arg), void *arg);
 
 /* Finds the node that a ref names, or adds it if address is not "". If uuid is all zero, it is the node at
- * that address, or the one of that name in the nodes file. Starts to dial it unless its link is up,
- * connecting or in back-off. NOT_FOUND: the node is not known and there is no address; UNSUPPORTED: this
- * daemon has no peer link because key_file is not set; LIMIT: there are too many peers; INVALID: the address
- * is malformed. */
-enum rdt_status peers_find(struct peers *peers, const uint8_t uuid[16], const char *address, struct peer **peer_p,
-                           struct rdt_error *err);
+ * that address (the one that is there now, if any is), or the one of that name in the nodes file. Starts to dial it
+ * unless its link is up, connecting or in back-off. account is the requester's, borrowed; NULL: the daemon itself or
+ * another node asks. NOT_FOUND: the node is not known and there is no address; UNSUPPORTED: this daemon has no peer link
+ * because key_file is not set; LIMIT: the user's requests name too many nodes that nobody has met, or name them too fast;
+ * DENIED: the option dial forbids it; INVALID: the address is malformed. */
+enum rdt_status peers_find(struct peers *peers, const uint8_t uuid[16], const char *address, struct account *account,
+                           struct peer **peer_p, struct rdt_error *err);
 
 /* Another node reports that it reaches this one now. If the node is in back-off here, it is dialled at once;
  * otherwise nothing happens. */

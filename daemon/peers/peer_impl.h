@@ -1,4 +1,4 @@
-/* What peer.c (who the nodes are, their states and back-off) and peer_meet.c (listening, hellos, which of two
+/* What peer.c (states and back-off), peer_table.c (who the nodes are) and peer_meet.c (listening, hellos, which of two
  * connections stays) share. Private to them. */
 #ifndef DAEMON_PEER_IMPL_H
 #define DAEMON_PEER_IMPL_H
@@ -9,14 +9,31 @@
 #include "daemon/peers/peer.h"
 #include "daemon/peers/peer_link.h"
 
+/* Why an entry has its uuid. What only a ref says is what that request wants: it makes no identity for an address. What a
+ * hello has said holds for the address until another node answers there. Only the nodes file is insisted on. */
+enum peer_proof { PROOF_NONE, PROOF_REF, PROOF_HELLO, PROOF_FILE };
+
 struct peer_dial {
     struct peer peer;       /* in this allocation */
+    enum peer_proof proof;
+    struct account *account; /* of the user whose request added the entry, a reference; NULL: none did */
+    char hint[65];          /* where the latest request says that the node is, if that is not peer.address */
+    bool at_hint;           /* the latest dial went there */
+    bool secret;            /* not met, and wanted by users who may not learn why it cannot be reached */
+    bool hidden;            /* in peers->hidden */
+    char logged[192];       /* the last failure in the log */
     uv_timer_t timer;       /* of the back-off */
     struct peer_link *link; /* the link that we dialled and that is not up yet */
     unsigned failures;      /* in a row */
     bool listed;            /* in the nodes file: dialled until the daemon ends */
     bool wanted;            /* peers_find was called during the back-off: dial again after it */
     struct peer *same;      /* hidden: the peer that it turned out to be; NULL: this node itself */
+};
+
+/* What strangers and users can cause at will: one line in a while. */
+struct peers_warnings {
+    uint64_t every_ns, said_ns;
+    unsigned unsaid; /* since then */
 };
 
 struct peers {
@@ -37,27 +54,29 @@ struct peers {
     uv_tcp_t listener, turned_away; /* turned_away: accepts a connection only to close it */
     bool turning_away, left_waiting;
     char hello_address[65];
-    uint64_t warned_ns; /* last warning about a stranger */
-    unsigned unsaid;    /* warnings that were suppressed since */
+    struct peers_warnings stranger_warnings, unmet_warnings;
 
     bool closing;
     void (*on_closed)(void *arg);
     void *on_closed_arg;
 };
 
-/* ---- peer.c ---- */
+/* ---- peer_table.c ---- */
 
-bool peer_is_known(const struct peer *peer); /* returns whether its uuid is known */
+bool peer_is_known(const struct peer *peer);        /* returns whether its uuid is known */
+bool peer_has_been_met(const struct peer *peer);    /* or the nodes file lists it */
+bool peer_can_be_dialled(const struct peer *peer);  /* returns whether an address of it is known */
 
-/* Adds a peer; uuid NULL: not known yet. LIMIT, NO_MEMORY. */
-enum rdt_status peer_add(struct peers *peers, const uint8_t *uuid, const char *name, const char *address, struct peer **peer_p,
-                         struct rdt_error *err);
+/* Logs "who: text" as a warning, or at debug if there was a warning a short while ago. */
+void peers_warn_rarely(struct peers_warnings *warnings, const char *who, const char *text);
 
-/* Reports a change of the peer as an event. */
-void peer_tell(const struct peer *peer, const char *what);
+/* Adds a peer; uuid NULL: not known yet. For less than PROOF_HELLO, account is the user's whose request names the node (a
+ * reference is taken; NULL: no user's), and LIMIT says that there are too many such nodes. NO_MEMORY. */
+enum rdt_status peer_add(struct peers *peers, const uint8_t *uuid, enum peer_proof proof, const char *name, const char *address,
+                         struct account *account, struct peer **peer_p, struct rdt_error *err);
 
 /* Sets the uuid of a peer that was known by its address only. NO_MEMORY. */
-enum rdt_status peer_identify(struct peer *peer, const uint8_t uuid[16], struct rdt_error *err);
+enum rdt_status peer_identify(struct peer *peer, const uint8_t uuid[16], enum peer_proof proof, struct rdt_error *err);
 
 /* Hides an entry that turned out to be the same node as `same`, or this node (NULL). It is never dialled again. */
 void peer_hide(struct peer *peer, struct peer *same);
@@ -66,11 +85,28 @@ void peer_hide(struct peer *peer, struct peer *same);
  * now. false: that one's own dial has gone further, this one is closed. */
 bool peer_merge(struct peer *from, struct peer *into);
 
+/* Another node answers where `from` was met before: that one has the name, the address and the dial from now on. `from`
+ * stays without an address; the caller ends its dial by peer_failed. false: as above. */
+bool peer_replace(struct peer *from, struct peer *into);
+
+void peer_free(struct peer *peer); /* its timer is closed */
+
+/* ---- peer.c ---- */
+
+/* Reports a change of the peer as an event. */
+void peer_tell(const struct peer *peer, const char *what);
+
+void peer_move(struct peer *peer, enum peer_state to);
+void peer_back_off(struct peer *peer);
+
+/* Ends the back-off and dials. */
+void peer_dial_now(struct peer *peer);
+
 /* Starts to connect. NO_MEMORY, INVALID. */
 enum rdt_status peer_start_dial(struct peer *peer, struct rdt_error *err);
 
 /* Ends CONNECTING after a failure: the peer goes into back-off, and on_down is called. */
-void peer_failed(struct peer *peer, const struct rdt_error *why);
+void peer_failed(struct peer *peer, const struct rdt_error *cause);
 
 /* The link becomes the one in use; one that was is closed, and on_down called for it with `why_old`. */
 void peer_take_link(struct peer *peer, struct peer_link *link, const struct rdt_error *why_old);

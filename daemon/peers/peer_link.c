@@ -389,7 +389,7 @@ static struct peer_link *create(const struct peer_link_config *config, enum peer
     return link;
 }
 
-enum rdt_status peer_link_dial(const struct peer_link_config *config, const char *host, uint16_t port,
+enum rdt_status peer_link_dial(const struct peer_link_config *config, const char *host, uint16_t port, struct account *account,
                                struct peer_link **link_p, struct rdt_error *err)
 {
     struct peer_link *link = create(config, LINK_CONNECTING);
@@ -398,7 +398,7 @@ enum rdt_status peer_link_dial(const struct peer_link_config *config, const char
         return rdt_error_set(err, RDT_NO_MEMORY, "no memory for a connection to %s", host);
     snprintf(link->host, sizeof link->host, "%s", host);
     link->port = port;
-    peer_wire_dial(link);
+    peer_wire_dial(link, account);
     *link_p = link;
     return RDT_OK;
 }

@@ -56,6 +56,7 @@ struct peer_link_events {
 
 struct peer_link_config { /* what all links share; outlives them */
     uv_loop_t *loop;
+    struct owner_work *owner_work;
     struct tls_context *tls;
     uint64_t ping_interval_ns, peer_timeout_ns, connect_timeout_ns;
     const struct peer_link_events *events;
@@ -77,16 +78,16 @@ struct peer_link {
     char host[65];
     uint16_t port;
     struct sm sm;
-    unsigned n_handles; /* not yet closed, a name being looked up included */
+    unsigned n_handles; /* not yet closed */
 
     uv_tcp_t tcp;
     uv_timer_t timer; /* before UP: the deadline; then: the next ping or the end of patience */
     uv_idle_t turn;   /* active while something waits for the loop to turn */
-    uv_getaddrinfo_t lookup;
+    struct peer_lookup *lookup; /* of peer_wire.c: a name is being looked up */
     struct addrinfo *found, *next_found;
     uv_connect_t connect;
     uv_write_t write;
-    bool writing, lookup_pending, connect_again;
+    bool writing, connect_again;
 
     struct tls tls;
     struct frame_reader reader;
@@ -104,8 +105,9 @@ struct peer_link {
     uint64_t asked; /* the ping of the latest peer_link_ask; 0: it is answered */
 };
 
-/* Starts to connect; a host name is looked up first. NO_MEMORY; all other errors are reported by on_end. */
-enum rdt_status peer_link_dial(const struct peer_link_config *config, const char *host, uint16_t port,
+/* Starts to connect; a host name is looked up first, for the user of that account (NULL: for the daemon). NO_MEMORY; all
+ * other errors are reported by on_end. */
+enum rdt_status peer_link_dial(const struct peer_link_config *config, const char *host, uint16_t port, struct account *account,
                                struct peer_link **link_p, struct rdt_error *err);
 
 /* Accepts the connection that waits at the listener. On an error (NO_MEMORY, SYSTEM) it was closed. */

@@ -24,24 +24,13 @@
 
 #define STRANGERS_MAX 64u /* accepted connections that are not up */
 #define BACKLOG 128
-#define WARN_EVERY_NS UINT64_C(1000000000)
 
-/* Whoever can reach the port can cause these: one line a second. */
 static void warn_of_stranger(struct peers *peers, const char *remote, const char *text)
 {
-    uint64_t now = uv_hrtime();
-    unsigned unsaid = peers->unsaid;
+    char who[128];
 
-    if (peers->warned_ns && now - peers->warned_ns < WARN_EVERY_NS) {
-        peers->unsaid++;
-        return;
-    }
-    peers->warned_ns = now;
-    peers->unsaid = 0;
-    if (unsaid)
-        log_warn("connection from %s: %s (and %u more like it)", remote, text, unsaid);
-    else
-        log_warn("connection from %s: %s", remote, text);
+    snprintf(who, sizeof who, "connection from %.100s", remote);
+    peers_warn_rarely(&peers->stranger_warnings, who, text);
 }
 
 void peer_meet_drop(struct peers *peers, struct peer_link *link, const char *reason)
@@ -116,27 +105,61 @@ static void take(struct peer_link *link)
 
 /* ---- the end that dialled ---- */
 
-static enum rdt_status check_whom_we_reached(const struct peer_link *link, struct rdt_error *err)
+static void merged(struct peer *from, struct peer *into)
+{
+    struct peers *peers = from->peers;
+
+    if (peers->callbacks.on_merged)
+        peers->callbacks.on_merged(peers->callbacks.arg, from, into);
+}
+
+static enum rdt_status wrong_node(const struct peer_link *link, struct rdt_error *err)
 {
     const struct peer *peer = link->peer;
     char found[33], expected[33];
 
-    if (!peer_is_known(peer) || memcmp(peer->uuid, link->hello->node_uuid.data, 16) == 0)
-        return RDT_OK;
     node_hex(link->hello->node_uuid.data, found);
     node_hex(peer->uuid, expected);
-    return rdt_error_set(err, RDT_INVALID, "the node at %s is %s, not %s as %s says", link->remote, found, expected,
-                         peer->dial->listed ? "the nodes file" : "a ref");
+    return rdt_error_set(err, RDT_INVALID, "the node at %s is %s, not %s%s", link->remote, found, expected,
+                         peer->dial->proof == PROOF_FILE ? " as the nodes file says"
+                         : peer->dial->proof == PROOF_REF || peer->dial->at_hint ? " as a ref says" : ", which was there before");
 }
 
-static bool merge(struct peer *from, struct peer *into)
+/* Another node answers where link->peer was met before. What waits for whoever is at that address goes on with that node;
+ * what names the old one by its uuid fails. false: the link does not go on. */
+static enum rdt_status replace(struct peer_link *link, struct peer *known, bool *goes_on_p, struct rdt_error *err)
 {
-    struct peers *peers = from->peers;
-    bool goes_on = peer_merge(from, into);
+    struct peer *old = link->peer, *now = known;
+    struct rdt_error why;
+    enum rdt_status status = RDT_OK;
 
-    if (peers->callbacks.on_merged)
-        peers->callbacks.on_merged(peers->callbacks.arg, from, into);
-    return goes_on;
+    (void)wrong_node(link, &why);
+    if (!now)
+        status = peer_add(old->peers, link->hello->node_uuid.data, PROOF_HELLO, old->name, old->address, NULL, &now, err);
+    if (status != RDT_OK)
+        return status;
+    *goes_on_p = peer_replace(old, now);
+    merged(old, now);
+    peer_failed(old, &why);
+    return RDT_OK;
+}
+
+/* The node that was dialled has answered, where it was looked for. */
+static void met(struct peer *peer)
+{
+    struct peer_dial *dial = peer->dial;
+
+    if (dial->proof < PROOF_HELLO)
+        dial->proof = PROOF_HELLO;
+    dial->secret = false;
+    if (!dial->at_hint)
+        return;
+    if (strcmp(peer->name, peer->address) == 0 || !peer->name[0])
+        snprintf(peer->name, sizeof peer->name, "%s", dial->hint);
+    snprintf(peer->address, sizeof peer->address, "%s", dial->hint);
+    dial->hint[0] = 0;
+    dial->at_hint = false;
+    peer_tell(peer, "renamed");
 }
 
 /* We know whom we reached: is the link wanted? */
@@ -145,19 +168,24 @@ static enum rdt_status meet_acceptor(struct peer_link *link, struct rdt_error *e
     struct peers *peers = peers_of(link);
     const Rdt__Pb__LinkHello *hello = link->hello;
     struct peer *peer = link->peer, *known = map_get(&peers->by_uuid, hello->node_uuid.data, 16);
-    enum rdt_status status = check_whom_we_reached(link, err);
+    enum rdt_status status = RDT_OK;
+    bool goes_on = true;
 
-    if (status != RDT_OK)
-        return status;
-    if (!peer_is_known(peer)) {
-        if (!known)
-            status = peer_identify(peer, hello->node_uuid.data, err);
-        else if (!merge(peer, known))
-            return RDT_OK;
-        if (status != RDT_OK)
-            return status;
-        peer = link->peer;
+    if (!peer_is_known(peer) && !known) {
+        status = peer_identify(peer, hello->node_uuid.data, PROOF_HELLO, err);
+    } else if (!peer_is_known(peer)) {
+        goes_on = peer_merge(peer, known);
+        merged(peer, known);
+    } else if (known == peer) {
+        met(peer);
+    } else if (peer->dial->proof == PROOF_HELLO && !peer->dial->at_hint) {
+        status = replace(link, known, &goes_on, err);
+    } else {
+        status = wrong_node(link, err);
     }
+    if (status != RDT_OK || !goes_on)
+        return status;
+    peer = link->peer;
     if (peer->link_up && memcmp(peer->boot_id, hello->boot_id.data, 16) == 0) {
         peer_meet_drop(peers, link, NULL);
         return RDT_OK;
@@ -205,6 +233,16 @@ static void learn_address(struct peer *peer, const struct peer_link *link)
     peer_tell(peer, "renamed");
 }
 
+/* Whoever was at the address of this peer before is looked for there again: the name goes to whoever answers. */
+static void look_for_predecessor(const struct peer *peer)
+{
+    list_for_each_safe (node, &peer->peers->all) {
+        struct peer *other = container_of(node, struct peer, link);
+        if (other != peer && other->state == PEER_BACKOFF && peer->address[0] && strcmp(other->address, peer->address) == 0)
+            peer_dial_now(other);
+    }
+}
+
 /* A caller that wants the link: is it taken now, later or never? */
 static void settle(struct peer_link *link)
 {
@@ -222,6 +260,20 @@ static void settle(struct peer_link *link)
         return;
     learn_address(peer, link);
     take(link);
+    look_for_predecessor(peer);
+}
+
+/* It has dialled us, and proved that it holds the key. Where a ref said that it is was never verified. */
+static void trust(struct peer *peer)
+{
+    struct peer_dial *dial = peer->dial;
+
+    if (dial->proof == PROOF_REF) {
+        dial->proof = PROOF_HELLO;
+        snprintf(dial->hint, sizeof dial->hint, "%s", peer->address);
+        peer->address[0] = 0;
+    }
+    dial->secret = false;
 }
 
 static enum rdt_status meet_dialler(struct peer_link *link, struct rdt_error *err)
@@ -231,7 +283,9 @@ static enum rdt_status meet_dialler(struct peer_link *link, struct rdt_error *er
     enum rdt_status status = RDT_OK;
 
     if (!peer)
-        status = peer_add(peers, link->hello->node_uuid.data, link->remote, "", &peer, err);
+        status = peer_add(peers, link->hello->node_uuid.data, PROOF_HELLO, link->remote, "", NULL, &peer, err);
+    else
+        trust(peer);
     if (status != RDT_OK)
         return status;
     drop_held(peer); /* of several callers of one node the last one counts */
@@ -267,13 +321,12 @@ static enum rdt_status on_hello(struct peer_link *link, struct rdt_error *err)
         if (link->accepted_ns) {
             peer_meet_drop(peers, link, NULL);
         } else if (peer_is_known(link->peer)) {
-            return check_whom_we_reached(link, err);
+            return wrong_node(link, err);
         } else {
             struct peer *itself = link->peer;
             log_debug("node %s is this node itself", itself->name);
             peer_hide(itself, NULL);
-            if (peers->callbacks.on_merged)
-                peers->callbacks.on_merged(peers->callbacks.arg, itself, NULL);
+            merged(itself, NULL);
         }
         return RDT_OK;
     }

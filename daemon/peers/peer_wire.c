@@ -411,66 +411,93 @@ static void connect_next(struct peer_link *link)
     connect_to(link, info->ai_addr);
 }
 
-static void on_found(uv_getaddrinfo_t *request, int uv_status, struct addrinfo *found)
-{
-    struct peer_link *link = request->data;
-    struct rdt_error why;
+/* ---- looking up a host name ---- */
 
-    link->found = link->next_found = found;
-    link->lookup_pending = false;
-    if (peer_link_state(link) != LINK_ENDED) {
-        if (uv_status == 0 && found) {
-            connect_next(link);
-        } else {
-            rdt_error_set(&why, RDT_PEER_LOST, "cannot find host %s: %s", link->host,
-                          uv_status ? uv_strerror(uv_status) : "it has no address");
-            peer_link_fail(link, &why);
-        }
-    }
-    peer_link_handle_gone(link);
+struct peer_lookup {
+    struct work work;
+    struct peer_link *link; /* loop thread; NULL: it has ended meanwhile */
+    char host[65], port[8];
+    struct addrinfo *found;
+    int rc; /* of getaddrinfo */
+};
+
+static void run_lookup(struct work *work)
+{
+    struct peer_lookup *lookup = container_of(work, struct peer_lookup, work);
+    struct addrinfo hints = {.ai_family = AF_UNSPEC, .ai_socktype = SOCK_STREAM};
+
+    lookup->rc = getaddrinfo(lookup->host, lookup->port, &hints, &lookup->found);
 }
 
-void peer_wire_dial(struct peer_link *link)
+static void done_lookup(struct work *work)
 {
-    struct addrinfo hints = {.ai_family = AF_UNSPEC, .ai_socktype = SOCK_STREAM};
+    struct peer_lookup *lookup = container_of(work, struct peer_lookup, work);
+    struct peer_link *link = lookup->link;
     struct rdt_error why;
+
+    if (link) {
+        link->lookup = NULL;
+        link->found = link->next_found = lookup->found;
+    } else if (lookup->found) {
+        freeaddrinfo(lookup->found);
+    }
+    if (link && lookup->found) {
+        connect_next(link);
+    } else if (link) {
+        rdt_error_set(&why, RDT_PEER_LOST, "cannot find host %s: %s", link->host,
+                      lookup->rc ? gai_strerror(lookup->rc) : "it has no address");
+        peer_link_fail(link, &why);
+    }
+    free(lookup);
+}
+
+/* On threads of the user who wants it: a name server that does not answer keeps nobody else waiting. */
+static void look_up(struct peer_link *link, struct account *account)
+{
+    struct peer_lookup *lookup = calloc(1, sizeof *lookup);
+    struct rdt_error why;
+
+    if (!lookup) {
+        rdt_error_set(&why, RDT_NO_MEMORY, "no memory to look up host %s", link->host);
+        peer_link_fail(link, &why);
+        return;
+    }
+    *lookup = (struct peer_lookup){.work = {.run = run_lookup, .done = done_lookup}, .link = link};
+    snprintf(lookup->host, sizeof lookup->host, "%s", link->host);
+    snprintf(lookup->port, sizeof lookup->port, "%u", link->port);
+    link->lookup = lookup;
+    owner_work_submit(link->config->owner_work, &lookup->work, account, false);
+}
+
+void peer_wire_dial(struct peer_link *link, struct account *account)
+{
     union {
         struct sockaddr any;
         struct sockaddr_in in4;
         struct sockaddr_in6 in6;
     } address;
-    char port[8];
-    int rc;
 
     snprintf(link->remote, sizeof link->remote, "%.50s:%u", link->host, link->port);
     if (uv_ip4_addr(link->host, link->port, &address.in4) == 0 || uv_ip6_addr(link->host, link->port, &address.in6) == 0) {
         connect_to(link, &address.any);
         return;
     }
-    snprintf(port, sizeof port, "%u", link->port);
-    link->lookup.data = link;
-    rc = uv_getaddrinfo(link->config->loop, &link->lookup, on_found, link->host, port, &hints);
-    if (rc < 0) {
-        rdt_error_set(&why, RDT_PEER_LOST, "cannot look up host %s: %s", link->host, uv_strerror(rc));
-        peer_link_fail(link, &why);
-        return;
-    }
-    link->lookup_pending = true;
-    link->n_handles++;
+    look_up(link, account);
 }
 
 void peer_wire_close(struct peer_link *link)
 {
-    /* A lookup that a thread has begun cannot be stopped; the link's memory then waits for its end. */
-    if (link->lookup_pending)
-        (void)uv_cancel((uv_req_t *)&link->lookup);
+    if (link->lookup) /* it cannot be stopped, and ends alone */
+        link->lookup->link = NULL;
+    link->lookup = NULL;
     if (!uv_is_closing((uv_handle_t *)&link->tcp))
         uv_close((uv_handle_t *)&link->tcp, on_tcp_closed);
 }
 
 void peer_wire_fini(struct peer_link *link)
 {
-    uv_freeaddrinfo(link->found);
+    if (link->found)
+        freeaddrinfo(link->found);
     tls_fini(&link->tls);
     free(link->out);
 }

@@ -7,7 +7,8 @@
 
 /* ---- peer_wire.c ---- */
 
-void peer_wire_dial(struct peer_link *link); /* link->host, link->port; failures come later */
+/* To link->host, link->port; failures come later. account: the user's on whose threads a name is looked up, or NULL. */
+void peer_wire_dial(struct peer_link *link, struct account *account);
 void peer_wire_accept(struct peer_link *link, uv_stream_t *listener);
 void peer_wire_close(struct peer_link *link);
 void peer_wire_fini(struct peer_link *link);

@@ -81,6 +81,7 @@ struct call {
     struct client_wake wake; /* the event has come: the call is answered when its client runs */
     struct object *woken;    /* the object of that event, held; NULL: none */
     struct peer *to;         /* the node that it was forwarded to */
+    bool to_uuid;            /* ... which the ref names by its uuid */
     uint64_t forward;        /* its number on that link; 0: not forwarded */
     bool sent;
     struct account_wait room; /* queued for room under a limit (rpc.c) */
@@ -124,6 +125,7 @@ enum rdt_status call_forward(struct call *call, const struct rdt_ref *ref, const
                              struct rdt_error *err);
 void calls_peer_up(struct rpc *rpc, struct peer *peer);
 void calls_peer_merged(struct rpc *rpc, struct peer *from, struct peer *into);
+bool calls_name_peer(const struct rpc *rpc, const struct peer *peer); /* a call refers to it */
 void calls_peer_down(struct rpc *rpc, struct peer *peer, const struct rdt_error *why);
 enum rdt_status calls_peer_frame(struct rpc *rpc, struct peer *peer, const struct frame *frame, struct rdt_error *err);
 

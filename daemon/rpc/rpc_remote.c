@@ -59,6 +59,7 @@ static int64_t answer_ns(const struct rpc *rpc)
 enum rdt_status call_forward(struct call *call, const struct rdt_ref *ref, const ProtobufCMessage *request, int64_t timeout_ns,
                              struct rdt_error *err)
 {
+    static const uint8_t nobody[16];
     struct rpc *rpc = call->rpc;
     enum rdt_status status;
 
@@ -68,7 +69,8 @@ enum rdt_status call_forward(struct call *call, const struct rdt_ref *ref, const
         return rdt_error_set(err, RDT_UNSUPPORTED,
                              "object \"%s\" is on another node, and this daemon has no peer link: set listen and key_file",
                              ref->id);
-    status = peers_find(rpc->peers, ref->node, ref->address, &call->to, err);
+    call->to_uuid = memcmp(ref->node, nobody, sizeof nobody) != 0;
+    status = peers_find(rpc->peers, ref->node, ref->address, call->account, &call->to, err);
     if (status != RDT_OK)
         return status;
     if (call->to->state == PEER_BACKOFF)
@@ -107,14 +109,32 @@ void calls_peer_up(struct rpc *rpc, struct peer *peer)
 
 void calls_peer_merged(struct rpc *rpc, struct peer *from, struct peer *into)
 {
+    static const uint8_t nobody[16];
+    bool from_is_known = memcmp(from->uuid, nobody, sizeof nobody) != 0; /* another node has taken its address */
     struct call *call;
     size_t cursor = 0;
 
     while ((call = map_next(&rpc->forwarded, &cursor)))
-        if (call->to == from)
+        if (call->to == from && (!call->to_uuid || !from_is_known))
             call->to = into;
     if (into->state == PEER_UP)
         calls_peer_up(rpc, into);
+}
+
+bool calls_name_peer(const struct rpc *rpc, const struct peer *peer)
+{
+    const struct call *call;
+    size_t cursor = 0;
+
+    while ((call = map_next(&rpc->forwarded, &cursor)))
+        if (call->to == peer)
+            return true;
+    list_for_each (node, &rpc->remote) {
+        call = container_of(node, struct call, link);
+        if (call->peer == peer)
+            return true;
+    }
+    return false;
 }
 
 void calls_peer_down(struct rpc *rpc, struct peer *peer, const struct rdt_error *why)

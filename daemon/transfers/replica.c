@@ -63,6 +63,7 @@ static void replica_unref(struct replica *replica)
     if (replica->object)
         object_drop(replica->object); /* its readers keep it */
     account_unref(replica->account);
+    replica->origin->n_replicas--;
     free(replica->arrived);
     free(replica);
 }
@@ -157,6 +158,7 @@ bool replica_create(struct transfer *transfer, const Rdt__Pb__PullMeta *meta)
         free(replica);
         return false;
     }
+    replica->origin->n_replicas++;
     list_append(&replicas->listed, &replica->link);
     replica->listed = true;
     replica->filling = transfer;

@@ -363,6 +363,9 @@ void fetch_answer_error(struct client *client, uint64_t handle, const struct rdt
 /* ---- peers: called by the daemon from peer.h's callbacks ---- */
 void transfers_peer_up(struct transfers *transfers, struct peer *peer);
 void transfers_peer_merged(struct transfers *transfers, struct peer *from, struct peer *into);
+
+/* Frees what is kept for a peer that is going to be forgotten. false: something refers to it. */
+bool transfers_forget_peer(struct transfers *transfers, struct peer *peer);
 void transfers_peer_down(struct transfers *transfers, struct peer *peer, const struct rdt_error *why);
 void transfers_peer_answer(struct transfers *transfers, struct peer *peer); /* what peer_ask asked */
 enum rdt_status transfers_peer_frame(struct transfers *transfers, struct peer *peer, const struct frame *frame,

@@ -19,7 +19,7 @@ enum rdt_status transfer_in_start(struct transfer *transfer, struct rdt_error *e
         return rdt_error_set(err, RDT_UNSUPPORTED,
                              "object \"%s\" is on another node, and this daemon has no peer link: set listen and key_file",
                              transfer->ref.id);
-    status = peers_find(transfers->peers, transfer->ref.node, transfer->ref.address, &peer, err);
+    status = peers_find(transfers->peers, transfer->ref.node, transfer->ref.address, transfer->account, &peer, err);
     if (status != RDT_OK)
         return status;
     transfer->origin = peer_session_get(transfers, peer);

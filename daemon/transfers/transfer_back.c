@@ -83,7 +83,7 @@ void transfer_in_go_back(struct transfer *transfer)
     transfer_in_forget_answer(transfer);
     peer = transfer->origin->peer;
     if (peer->state == PEER_IDLE)
-        (void)peers_find(transfer->transfers->peers, transfer->ref.node, transfer->ref.address, &peer, &err);
+        (void)peers_find(transfer->transfers->peers, transfer->ref.node, transfer->ref.address, transfer->account, &peer, &err);
     else if (peer->state == PEER_BACKOFF)
         (void)peer_away(peer, &err);
     if (err.status == RDT_OK)

@@ -161,7 +161,7 @@ static void ask_all(struct broadcast *broadcast)
         if (other->done)
             continue;
         if (!other->session) {
-            status = peers_find(transfers->peers, other->uuid, other->address, &peer, &err);
+            status = peers_find(transfers->peers, other->uuid, other->address, NULL, &peer, &err);
             if (status == RDT_OK && peer->state == PEER_BACKOFF)
                 status = peer_away(peer, &err);
             if (status == RDT_OK && !(other->session = peer_session_get(transfers, peer)))
@@ -390,6 +390,15 @@ void broadcasts_peer_up(struct peer_session *session)
         else
             broadcast_settle(broadcast);
     }
+}
+
+bool broadcasts_name_session(struct peer_session *session)
+{
+    list_for_each (node, &session->transfers->broadcasts) {
+        if (find_other(container_of(node, struct broadcast, link), session))
+            return true;
+    }
+    return false;
 }
 
 void broadcasts_peer_merged(struct peer_session *from, struct peer_session *into)

@@ -42,6 +42,7 @@ void broadcast_reader_left(struct broadcast *broadcast, struct serve *out);     
 
 void broadcast_on_word(struct peer_session *session, const Rdt__Pb__BroadcastWord *word);
 void broadcasts_peer_up(struct peer_session *session);
+bool broadcasts_name_session(struct peer_session *session); /* a broadcast refers to it */
 void broadcasts_peer_merged(struct peer_session *from, struct peer_session *into);
 void broadcasts_link_down(struct peer_session *session, const struct rdt_error *why);
 void broadcasts_on_group(struct transfers *transfers, struct group *group, enum group_change change);

@@ -36,6 +36,7 @@ struct peer_session {
     struct list parts;      /* struct broadcast_member.link: this node's parts of its broadcasts */
     unsigned n_parts;
     unsigned n_in, n_out;   /* active transfers from and to that node */
+    unsigned n_replicas;    /* replicas here of its objects */
     uint64_t bytes_in, bytes_out;
     uint64_t fell_back;     /* transfers from that node by a slower transport than both nodes have */
     char fell_back_to[140]; /* what was logged last about that: "stream instead of ucx" */

@@ -1,6 +1,7 @@
 /* The peer link as transfers see it: what comes in goes to the reader's or the owner's side. */
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 
 #include "daemon/base/log.h"
 #include "daemon/transfers/transfer_broadcast.h"
@@ -103,10 +104,16 @@ bool transfers_believe(const struct transfers *transfers, const Rdt__Pb__Request
 /* What waits for the link of one waits for the other's: one node, known by two addresses. */
 void transfers_peer_merged(struct transfers *transfers, struct peer *from, struct peer *into)
 {
+    static const uint8_t nobody[16];
+    bool from_is_known = memcmp(from->uuid, nobody, sizeof nobody) != 0; /* another node has taken its address */
     struct peer_session *old = from->session, *work = old ? peer_session_get(transfers, into) : NULL;
+    struct list none;
 
-    while (work && !list_empty(&old->pending)) {
-        struct transfer *transfer = container_of(list_first(&old->pending), struct transfer, by_peer);
+    list_init(&none);
+    list_for_each_safe (node, work ? &old->pending : &none) {
+        struct transfer *transfer = container_of(node, struct transfer, by_peer);
+        if (from_is_known && memcmp(transfer->ref.node, nobody, sizeof nobody) != 0)
+            continue; /* it wants that node, whoever has its address now */
         list_remove(&transfer->by_peer);
         list_append(&work->pending, &transfer->by_peer);
         transfer->peer = work;
@@ -116,7 +123,7 @@ void transfers_peer_merged(struct transfers *transfers, struct peer *from, struc
         old->n_in--;
         work->n_in++;
     }
-    if (work)
+    if (work && !from_is_known) /* the nodes of a group are known by their uuids */
         broadcasts_peer_merged(old, work);
     if (work && into->state == PEER_UP)
         ask_pending(work);
@@ -247,6 +254,30 @@ void transfers_peer_down(struct transfers *transfers, struct peer *peer, const s
     (void)transfers;
     if (session)
         session_fail(session, why);
+}
+
+bool transfers_forget_peer(struct transfers *transfers, struct peer *peer)
+{
+    struct peer_session *session = peer->session;
+
+    if (!session)
+        return true;
+    if (transfers->closing || session->n_in > 0 || session->n_out > 0 || session->n_replicas > 0 || map_count(&session->serves) > 0 ||
+        !list_empty(&session->pending) || !list_empty(&session->incoming) || !list_empty(&session->in_groups) ||
+        !list_empty(&session->parts) || !list_empty(&session->replica_entries) || !list_empty(&session->lost_entries) ||
+        !peer_transports_closed(session) || broadcasts_name_session(session))
+        return false;
+    list_for_each (node, &transfers->active) {
+        if (container_of(node, struct transfer, record.link)->origin == session)
+            return false;
+    }
+    list_remove(&session->link);
+    list_for_each_safe (node, &session->transports)
+        free(container_of(node, struct peer_transport, link));
+    map_fini(&session->serves);
+    free(session);
+    peer->session = NULL;
+    return true;
 }
 
 void transfers_check_closed(struct transfers *transfers)

@@ -169,7 +169,7 @@ static enum rdt_status go_there(struct transfer *transfer, const Rdt__Pb__PullMe
     struct transfers *transfers = transfer->transfers;
     struct peer_session *session;
     struct peer *peer;
-    enum rdt_status status = peers_find(transfers->peers, meta->redirect_node.data, meta->redirect_address, &peer, err);
+    enum rdt_status status = peers_find(transfers->peers, meta->redirect_node.data, meta->redirect_address, NULL, &peer, err);
     uint32_t depth = meta->redirect_depth < DEPTH_MAX ? meta->redirect_depth : DEPTH_MAX;
 
     if (status != RDT_OK)

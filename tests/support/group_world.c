@@ -124,10 +124,11 @@ static enum rdt_status send_letter(void *arg, struct peer *peer, enum rdt_peer_m
     return RDT_OK;
 }
 
-static enum rdt_status find_peer(void *arg, const uint8_t uuid[16], const char *address, struct peer **peer_p,
-                                 struct rdt_error *err)
+static enum rdt_status find_peer(void *arg, const uint8_t uuid[16], const char *address, struct account *account,
+                                 struct peer **peer_p, struct rdt_error *err)
 {
     struct gw_node *node = arg;
+    (void)account;
 
     for (unsigned i = 0; i < GW_NODES; i++) {
         const struct gw_node *other = &node->world->nodes[i];

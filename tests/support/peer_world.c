@@ -115,6 +115,8 @@ void world_init(struct world *world)
         node->options.listen = node->listen;
         node->options.advertise = (char *)"";
         node->options.key_file = strdup(world->key_path);
+        node->options.dial = (char *)"any";
+        cr_assert_eq(owner_work_create(&node->loop, &node->owner_work, NULL), RDT_OK);
         node->options.peer_timeout_ns = 5000000000;
         node->options.connect_timeout_ns = 10000000000;
         node->options.backoff_max_ns = 200000000;
@@ -133,9 +135,18 @@ void world_list(struct world_node *node, unsigned i, const char *name, const cha
     node->options.node_list = entry;
 }
 
+static bool may_forget(void *arg, struct peer *peer)
+{
+    (void)arg;
+    (void)peer;
+    return true;
+}
+
 void world_start(struct world_node *node)
 {
-    const struct peers_callbacks callbacks = {node, fill_hello, on_up, on_down, on_frame, NULL, NULL, NULL};
+    const struct peers_callbacks callbacks = {.arg = node, .fill_hello = fill_hello, .on_up = on_up, .on_down = on_down,
+                                              .on_frame = on_frame, .may_forget = may_forget,
+                                              .owner_work = node->owner_work};
     static unsigned boots;
     struct rdt_error err = {0};
 
@@ -175,6 +186,8 @@ void world_fini(struct world *world)
     for (unsigned i = 0; i < WORLD_NODES; i++)
         world_stop(world, &world->nodes[i]);
     for (unsigned i = 0; i < WORLD_NODES; i++) {
+        owner_work_close(world->nodes[i].owner_work, NULL, NULL);
+        (void)uv_run(&world->nodes[i].loop, UV_RUN_DEFAULT);
         cr_assert_eq(uv_loop_close(&world->nodes[i].loop), 0, "a handle was left open");
         free(world->nodes[i].options.key_file);
     }
@@ -309,7 +322,7 @@ struct peer *world_find(struct world_node *from, const struct world_node *to)
     struct rdt_error err = {0};
     struct peer *peer = NULL;
 
-    cr_assert_eq(peers_find(from->peers, to->node.uuid, to->node.address, &peer, &err), RDT_OK, "%s", err.msg);
+    cr_assert_eq(peers_find(from->peers, to->node.uuid, to->node.address, NULL, &peer, &err), RDT_OK, "%s", err.msg);
     return peer;
 }
 

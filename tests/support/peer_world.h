@@ -21,6 +21,7 @@ struct world_node {
     struct node_entry entries[2];
     char listen[65];
     struct peers *peers; /* NULL: not running */
+    struct owner_work *owner_work;
     bool frozen;         /* its loop does not turn */
 
     /* What its callbacks saw. */

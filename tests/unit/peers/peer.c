@@ -84,7 +84,7 @@ Test(peer, ipv6_and_any_address_meet)
     world_start(a);
     world_start(b);
     snprintf(address, sizeof address, "[::1]%s", strrchr(b->node.address, ':'));
-    cr_assert_eq(peers_find(a->peers, b->node.uuid, address, &peer, NULL), RDT_OK);
+    cr_assert_eq(peers_find(a->peers, b->node.uuid, address, NULL, &peer, NULL), RDT_OK);
     world_until(&world, a->n_up && b->n_up);
     cr_assert_eq(a->hello_address[0], ':', "%s", a->hello_address);
     cr_assert_str_eq(a->peer->address, address);
@@ -96,7 +96,7 @@ Test(peer, ipv6_and_any_address_meet)
     strcpy(a->listen, "0.0.0.0:0");
     world_start(a);
     snprintf(address, sizeof address, "127.0.0.1%s", strrchr(b->node.address, ':'));
-    cr_assert_eq(peers_find(a->peers, b->node.uuid, address, &peer, NULL), RDT_OK);
+    cr_assert_eq(peers_find(a->peers, b->node.uuid, address, NULL, &peer, NULL), RDT_OK);
     world_until(&world, b->n_up == 2);
     snprintf(address, sizeof address, "127.0.0.1%s", strrchr(a->node.address, ':'));
     cr_assert_str_eq(b->peer->address, address);
@@ -194,7 +194,7 @@ Test(peer, held_connection_is_taken_when_the_own_one_fails)
     world_start(a);
     world_start(b);
     world_lay_cable(&world, b->node.address);
-    cr_assert_eq(peers_find(a->peers, b->node.uuid, world.cable.address, &peer, NULL), RDT_OK);
+    cr_assert_eq(peers_find(a->peers, b->node.uuid, world.cable.address, NULL, &peer, NULL), RDT_OK);
     world_until(&world,
                 !list_empty(&b->peers->links) && container_of(b->peers->links.next, struct peer_link, node)->hello_sent);
     world.cable.deaf = true; /* a's hello is lost */
@@ -222,7 +222,7 @@ Test(peer, listed_address_rescues_a_dial_that_hangs)
     cr_assert_eq(getsockname(silent, (struct sockaddr *)&in, &bytes), 0);
     snprintf(address, sizeof address, "127.0.0.1:%u", ntohs(in.sin_port));
     start_listed(NULL);
-    cr_assert_eq(peers_find(a->peers, b->node.uuid, address, &peer, NULL), RDT_OK);
+    cr_assert_eq(peers_find(a->peers, b->node.uuid, address, NULL, &peer, NULL), RDT_OK);
     world_until(&world, a->n_up && b->n_up);
     cr_assert_eq(a->peer, peer);
     cr_assert_eq(world_count(a), 1);
@@ -298,12 +298,12 @@ Test(peer, find_names_what_is_missing)
     struct peer *peer = NULL;
 
     world_start(a);
-    cr_assert_eq(peers_find(a->peers, b->node.uuid, "", &peer, NULL), RDT_NOT_FOUND);
+    cr_assert_eq(peers_find(a->peers, b->node.uuid, "", NULL, &peer, NULL), RDT_NOT_FOUND);
     struct rdt_error err;
-    cr_assert_eq(peers_find(a->peers, b->node.uuid, "nonsense", &peer, &err), RDT_INVALID);
+    cr_assert_eq(peers_find(a->peers, b->node.uuid, "nonsense", NULL, &peer, &err), RDT_INVALID);
     cr_assert_not_null(strstr(err.msg, "nodes file"), "%s", err.msg);
-    cr_assert_eq(peers_find(a->peers, b->node.uuid, "127.0.0.1:0", &peer, NULL), RDT_INVALID);
-    cr_assert_eq(peers_find(a->peers, a->node.uuid, "127.0.0.1:1", &peer, NULL), RDT_INVALID);
+    cr_assert_eq(peers_find(a->peers, b->node.uuid, "127.0.0.1:0", NULL, &peer, NULL), RDT_INVALID);
+    cr_assert_eq(peers_find(a->peers, a->node.uuid, "127.0.0.1:1", NULL, &peer, NULL), RDT_INVALID);
     cr_assert_null(peer);
 }
 
@@ -316,7 +316,7 @@ Test(peer, without_key_there_are_no_peers)
     a->options.key_file = strdup("");
     world_start(a);
     cr_assert_str_eq(a->node.address, "");
-    cr_assert_eq(peers_find(a->peers, b->node.uuid, "127.0.0.1:1", &peer, &err), RDT_UNSUPPORTED);
+    cr_assert_eq(peers_find(a->peers, b->node.uuid, "127.0.0.1:1", NULL, &peer, &err), RDT_UNSUPPORTED);
     cr_assert_not_null(strstr(err.msg, "key_file"));
 }
 

@@ -58,7 +58,7 @@ static void a_still_meets_b(void)
     struct peer *peer;
 
     world_start(b);
-    cr_assert_eq(peers_find(b->peers, a->node.uuid, a->node.address, &peer, NULL), RDT_OK);
+    cr_assert_eq(peers_find(b->peers, a->node.uuid, a->node.address, NULL, &peer, NULL), RDT_OK);
     world_until(&world, a->n_up && b->n_up);
 }
 
@@ -339,8 +339,8 @@ Test(peer_hostile, caller_without_address_is_kept_while_it_lasts)
     world_until(&world, a->n_down);
     cr_assert_eq(a->why.status, RDT_PEER_LOST);
     world_until(&world, peer->state == PEER_IDLE);
-    cr_assert_eq(peers_find(a->peers, peer->uuid, "", &peer, &err), RDT_PEER_LOST);
-    cr_assert_eq(peers_find(a->peers, peer->uuid, "127.0.0.1:9", &peer, &err), RDT_OK);
+    cr_assert_eq(peers_find(a->peers, peer->uuid, "", NULL, &peer, &err), RDT_PEER_LOST);
+    cr_assert_eq(peers_find(a->peers, peer->uuid, "127.0.0.1:9", NULL, &peer, &err), RDT_OK);
     cr_assert_eq(peer->state, PEER_CONNECTING);
     rogue_peer_stop(&rogue_peer);
 }

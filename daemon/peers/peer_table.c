@@ -1,0 +1,473 @@
+/* The table of the other nodes: who they are, where they are, who may add them, and when they are forgotten. peer.h has the
+ * rules. */
+#include <assert.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "daemon/base/log.h"
+#include "daemon/peers/peer_impl.h"
+
+#define MET_MAX 4096u         /* above that, nodes that are away and unused are forgotten */
+#define UNMET_MAX 1024u       /* of all users together */
+#define UNMET_OWNER_MAX 64u   /* of one user */
+#define HIDDEN_MAX 256u
+#define FORGET_NS UINT64_C(60000000000) /* an unmet node that nobody wants is forgotten after this */
+#define DIAL_EVERY_NS UINT64_C(250000000) /* one user's dials of unlisted addresses, in the long run */
+#define DIAL_BURST 64u
+#define WARN_EVERY_NS UINT64_C(60000000000)
+
+static const uint8_t nobody[16];
+
+void peers_warn_rarely(struct peers_warnings *warnings, const char *who, const char *text)
+{
+    uint64_t now = uv_hrtime();
+    unsigned unsaid = warnings->unsaid;
+
+    if (warnings->said_ns && now - warnings->said_ns < warnings->every_ns) {
+        warnings->unsaid++;
+        log_debug("%s: %s", who, text);
+        return;
+    }
+    warnings->said_ns = now;
+    warnings->unsaid = 0;
+    if (unsaid)
+        log_warn("%s: %s (and %u more like it)", who, text, unsaid);
+    else
+        log_warn("%s: %s", who, text);
+}
+
+bool peer_is_known(const struct peer *peer)
+{
+    return memcmp(peer->uuid, nobody, sizeof nobody) != 0;
+}
+
+bool peer_has_been_met(const struct peer *peer)
+{
+    return peer->dial->listed || peer->dial->proof >= PROOF_HELLO;
+}
+
+bool peer_can_be_dialled(const struct peer *peer)
+{
+    return peer->address[0] || peer->dial->hint[0];
+}
+
+/* ---- entries ---- */
+
+enum rdt_status peer_identify(struct peer *peer, const uint8_t uuid[16], enum peer_proof proof, struct rdt_error *err)
+{
+    memcpy(peer->uuid, uuid, sizeof peer->uuid);
+    if (!map_put(&peer->peers->by_uuid, peer->uuid, sizeof peer->uuid, peer)) {
+        memset(peer->uuid, 0, sizeof peer->uuid);
+        return rdt_error_set(err, RDT_NO_MEMORY, "no memory for another node");
+    }
+    peer->dial->proof = proof;
+    if (proof >= PROOF_HELLO)
+        peer->dial->secret = false;
+    return RDT_OK;
+}
+
+void peer_free(struct peer *peer)
+{
+    account_unref(peer->dial->account);
+    free(peer->dial);
+}
+
+static void on_forgotten(uv_handle_t *handle)
+{
+    struct peer_dial *dial = handle->data;
+    struct peers *peers = dial->peer.peers;
+
+    peer_free(&dial->peer);
+    peers_unopen(peers);
+}
+
+/* Whether the entry is of no use to anybody now. Unmet ones are in back-off or idle most of the time. */
+static bool is_idle(const struct peer *peer)
+{
+    return !peer->dial->listed && !peer->dial->link && (peer->state == PEER_IDLE || peer->state == PEER_BACKOFF);
+}
+
+/* false: somebody above still refers to it. */
+static bool forget(struct peer *peer)
+{
+    struct peers *peers = peer->peers;
+
+    list_for_each_safe (node, &peers->hidden) {
+        struct peer *alias = container_of(node, struct peer, link);
+        if (alias->dial->same == peer && alias != peer && !forget(alias))
+            return false;
+    }
+    if (!peers->callbacks.may_forget || !peers->callbacks.may_forget(peers->callbacks.arg, peer))
+        return false;
+    assert(!peer->session && !peer->holds);
+    if (peer_is_known(peer) && map_get(&peers->by_uuid, peer->uuid, 16) == peer)
+        map_remove(&peers->by_uuid, peer->uuid, 16);
+    list_remove(&peer->link);
+    peers->n_peers--;
+    if (!peer->dial->hidden)
+        peer_tell(peer, "gone");
+    uv_close((uv_handle_t *)&peer->dial->timer, on_forgotten);
+    return true;
+}
+
+static bool is_of(const struct peer *peer, bool met, const struct account *account)
+{
+    if (peer_has_been_met(peer) != met)
+        return false;
+    return !account || (peer->dial->account && owner_equal(&peer->dial->account->owner, &account->owner));
+}
+
+/* How many were (not) met; account not NULL: and were named first by that user. */
+static unsigned count(const struct peers *peers, bool met, const struct account *account)
+{
+    unsigned n = 0;
+
+    list_for_each (node, &peers->all)
+        n += is_of(container_of(node, struct peer, link), met, account);
+    return n;
+}
+
+/* Of those that count() counts, forgets the one that has been idle longest. false: all are in use. */
+static bool forget_oldest(struct peers *peers, bool met, const struct account *account)
+{
+    uint64_t after = 0;
+
+    for (;;) { /* from the oldest on, until one goes */
+        struct peer *oldest = NULL;
+
+        list_for_each (node, &peers->all) {
+            struct peer *peer = container_of(node, struct peer, link);
+            if (is_of(peer, met, account) && is_idle(peer) && peer->since_ns > after &&
+                (!oldest || peer->since_ns < oldest->since_ns))
+                oldest = peer;
+        }
+        if (!oldest || forget(oldest))
+            return oldest;
+        after = oldest->since_ns;
+    }
+}
+
+/* What users named once, and what has hidden behind another entry for long. */
+static void forget_old(struct peers *peers)
+{
+    uint64_t now = uv_hrtime();
+    unsigned n_hidden = 0;
+
+    list_for_each_safe (node, &peers->all) {
+        struct peer *peer = container_of(node, struct peer, link);
+        if (!peer_has_been_met(peer) && is_idle(peer) && !peer->dial->wanted && now - peer->since_ns > FORGET_NS)
+            (void)forget(peer);
+    }
+    list_for_each (node, &peers->hidden)
+        n_hidden++;
+    list_for_each_safe (node, &peers->hidden) {
+        if (n_hidden > HIDDEN_MAX && forget(container_of(node, struct peer, link)))
+            n_hidden--;
+    }
+}
+
+/* Room for one more that only a request names. */
+static enum rdt_status make_room(struct peers *peers, const struct account *account, struct rdt_error *err)
+{
+    unsigned of_user = account ? count(peers, false, account) : 0;
+
+    if (of_user >= UNMET_OWNER_MAX && !forget_oldest(peers, false, account))
+        return rdt_error_set(err, RDT_LIMIT, "requests of uid %u wait for %u nodes that have not answered yet: let some of them end",
+                             account->owner.uid, of_user);
+    if (count(peers, false, NULL) >= UNMET_MAX && !forget_oldest(peers, false, NULL))
+        return rdt_error_set(err, RDT_LIMIT, "requests wait for %u nodes that have not answered yet: try again later", UNMET_MAX);
+    return RDT_OK;
+}
+
+enum rdt_status peer_add(struct peers *peers, const uint8_t *uuid, enum peer_proof proof, const char *name, const char *address,
+                         struct account *account, struct peer **peer_p, struct rdt_error *err)
+{
+    struct peer_dial *dial;
+    struct peer *peer;
+    enum rdt_status status = RDT_OK;
+
+    forget_old(peers);
+    if (proof < PROOF_HELLO)
+        status = make_room(peers, account, err);
+    else if (count(peers, true, NULL) >= MET_MAX)
+        (void)forget_oldest(peers, true, NULL); /* one that holds the key has room in any case */
+    dial = status == RDT_OK ? calloc(1, sizeof *dial) : NULL;
+    if (!dial)
+        return status != RDT_OK ? status : rdt_error_set(err, RDT_NO_MEMORY, "no memory for another node");
+    peer = &dial->peer;
+    peer->peers = peers;
+    peer->dial = dial;
+    peer->since_ns = uv_hrtime();
+    dial->proof = PROOF_NONE;
+    snprintf(peer->name, sizeof peer->name, "%s", name);
+    snprintf(peer->address, sizeof peer->address, "%s", address);
+    if (uuid && peer_identify(peer, uuid, proof, err) != RDT_OK) {
+        free(dial);
+        return RDT_NO_MEMORY;
+    }
+    dial->account = account ? account_ref(account) : NULL;
+    uv_timer_init(peers->loop, &dial->timer);
+    dial->timer.data = dial;
+    peers->n_open++;
+    list_append(&peers->all, &peer->link);
+    peers->n_peers++;
+    peer_tell(peer, "new");
+    *peer_p = peer;
+    return RDT_OK;
+}
+
+/* ---- two entries that turn out to be one node, an address that turns out to be another node's ---- */
+
+void peer_hide(struct peer *peer, struct peer *same)
+{
+    struct peers *peers = peer->peers;
+
+    uv_timer_stop(&peer->dial->timer);
+    if (peer->dial->link)
+        peer_meet_drop(peer->peers, peer->dial->link, NULL);
+    if (peer->state != PEER_IDLE)
+        peer_move(peer, PEER_IDLE);
+    peer->dial->listed = false;
+    list_remove(&peer->link);
+    list_append(&peers->hidden, &peer->link);
+    peer->dial->hidden = true;
+    peer->dial->same = same;
+    peer_tell(peer, "gone");
+}
+
+/* The address, the name and the place in the nodes file become those of `into`. */
+static void hand_over_place(const struct peer *from, struct peer *into)
+{
+    snprintf(into->name, sizeof into->name, "%s", from->name);
+    snprintf(into->address, sizeof into->address, "%s", from->dial->at_hint ? from->dial->hint : from->address);
+    into->dial->listed |= from->dial->listed;
+    into->dial->secret = false;
+}
+
+/* The link that one entry has dialled leads to the node of another. false: that one's own dial has gone further. */
+static bool hand_over_link(struct peer *from, struct peer *into)
+{
+    struct peer_link *link = from->dial->link;
+
+    if (into->dial->link && into->dial->link->hello_sent)
+        return false;
+    from->dial->link = NULL;
+    if (into->dial->link)
+        peer_meet_drop(into->peers, into->dial->link, NULL);
+    into->dial->link = link;
+    link->peer = into;
+    if (into->state == PEER_BACKOFF) {
+        uv_timer_stop(&into->dial->timer);
+        peer_move(into, PEER_IDLE);
+    }
+    if (into->state == PEER_IDLE)
+        peer_move(into, PEER_CONNECTING);
+    return true;
+}
+
+bool peer_merge(struct peer *from, struct peer *into)
+{
+    bool goes_on;
+
+    hand_over_place(from, into);
+    goes_on = hand_over_link(from, into);
+    peer_hide(from, into);
+    peer_tell(into, "renamed");
+    return goes_on;
+}
+
+bool peer_replace(struct peer *from, struct peer *into)
+{
+    bool goes_on;
+    char hex[33];
+
+    hand_over_place(from, into);
+    goes_on = hand_over_link(from, into);
+    if (!goes_on)
+        peer_meet_drop(from->peers, from->dial->link, NULL);
+    node_hex(from->uuid, hex);
+    snprintf(from->name, sizeof from->name, "%s", hex);
+    from->address[0] = from->dial->hint[0] = 0;
+    from->dial->listed = false;
+    peer_tell(from, "renamed");
+    peer_tell(into, "renamed");
+    return goes_on;
+}
+
+/* ---- finding ---- */
+
+struct list *peers_all(struct peers *peers)
+{
+    return &peers->all;
+}
+
+/* Whether a look-up by this address or name means the peer. A uuid that only a ref has given says nothing of an address. */
+static bool answers_to(const struct peer *peer, const char *address)
+{
+    if (strcmp(peer->address, address) != 0 && strcmp(peer->name, address) != 0)
+        return false;
+    return peer->dial->proof != PROOF_REF;
+}
+
+/* *peer_p NULL: nobody that is known. false: it is this node itself. */
+static bool find_by_address(struct peers *peers, const char *address, struct peer **peer_p)
+{
+    *peer_p = NULL;
+    list_for_each (node, &peers->all) {
+        struct peer *peer = container_of(node, struct peer, link);
+        if (!answers_to(peer, address) || (*peer_p && peer->state != PEER_UP))
+            continue;
+        *peer_p = peer;
+        if (peer->state == PEER_UP) /* it is there now, whoever was there before */
+            return true;
+    }
+    if (*peer_p)
+        return true;
+    list_for_each (hidden_node, &peers->hidden) {
+        struct peer *peer = container_of(hidden_node, struct peer, link);
+        if (strcmp(peer->address, address) != 0)
+            continue;
+        while (peer && peer->dial->same)
+            peer = peer->dial->same;
+        *peer_p = peer_is_known(peer) ? peer : NULL;
+        return *peer_p;
+    }
+    return true;
+}
+
+static bool is_admin(const struct account *account)
+{
+    return !account || account->owner.uid == 0 || account->owner.uid == geteuid();
+}
+
+/* May this user have an address dialled that no nodes file has? */
+static enum rdt_status may_dial(const struct peers *peers, const char *address, struct account *account, struct rdt_error *err)
+{
+    uint64_t now = uv_hrtime(), burst_ns = (DIAL_BURST - 1) * DIAL_EVERY_NS;
+    struct account *owner = account && account->client && account->parent ? account->parent : account;
+
+    if (strcmp(peers->options->dial, "listed") == 0)
+        return rdt_error_set(err, RDT_DENIED, "%s is no node of the nodes file, and this daemon dials no others (dial = listed)",
+                             address);
+    if (is_admin(account))
+        return RDT_OK;
+    if (owner->dialled_ns > now + burst_ns)
+        return rdt_error_set(err, RDT_LIMIT,
+                             "uid %u has had many unlisted nodes dialled: try again in %.1f s, or list them in the nodes file",
+                             owner->owner.uid, (double)(owner->dialled_ns - now - burst_ns) / 1e9);
+    owner->dialled_ns = (owner->dialled_ns > now ? owner->dialled_ns : now) + DIAL_EVERY_NS;
+    return RDT_OK;
+}
+
+static enum rdt_status check_address(const char *address, struct rdt_error *err)
+{
+    char host[65];
+    uint16_t port;
+    enum rdt_status status = options_split_address(address, host, &port, err);
+
+    if (status != RDT_OK && !strchr(address, ':'))
+        return rdt_error_set(err, RDT_INVALID, "'%s' is neither HOST:PORT nor a name in the nodes file", address);
+    if (status == RDT_OK && port == 0)
+        return rdt_error_set(err, RDT_INVALID, "address %s: port 0 cannot be dialled", address);
+    return status;
+}
+
+/* The node may have moved to where this request says that it is. It is looked for there at once, even if it could not be
+ * reached elsewhere; its address changes only when it has been met there. */
+static enum rdt_status take_hint(struct peer *peer, const char *address, struct account *account, struct rdt_error *err)
+{
+    struct peer_dial *dial = peer->dial;
+    enum rdt_status status;
+
+    if (dial->listed || peer->state == PEER_CONNECTING || strcmp(peer->address, address) == 0 || strcmp(dial->hint, address) == 0)
+        return RDT_OK;
+    status = may_dial(peer->peers, address, account, err);
+    if (status != RDT_OK)
+        return status;
+    snprintf(dial->hint, sizeof dial->hint, "%s", address);
+    dial->at_hint = false; /* it is next */
+    if (peer->state == PEER_BACKOFF) {
+        uv_timer_stop(&dial->timer);
+        peer_move(peer, PEER_IDLE);
+    }
+    return RDT_OK;
+}
+
+/* The peer's entry, which may be new. */
+static enum rdt_status look_up(struct peers *peers, const uint8_t uuid[16], const char *address, struct account *account,
+                               struct peer **peer_p, struct rdt_error *err)
+{
+    bool named = memcmp(uuid, nobody, sizeof nobody) != 0;
+    struct peer *peer = named ? map_get(&peers->by_uuid, uuid, 16) : NULL;
+    enum rdt_status status = RDT_OK;
+    char hex[33];
+
+    if (peer && peer->state == PEER_UP) { /* where it is does not matter */
+        *peer_p = peer;
+        return RDT_OK;
+    }
+    if (!named && !find_by_address(peers, address, &peer))
+        return rdt_error_set(err, RDT_INVALID, "the node at %s is this node itself", address);
+    if (address[0] && (named || !peer))
+        status = check_address(address, err);
+    if (status == RDT_OK && !peer && !address[0]) {
+        node_hex(uuid, hex);
+        return rdt_error_set(err, RDT_NOT_FOUND, "node %s is unknown, and the ref has no address of it", hex);
+    }
+    if (status == RDT_OK && !peer) {
+        status = may_dial(peers, address, account, err);
+        if (status == RDT_OK)
+            status = peer_add(peers, named ? uuid : NULL, named ? PROOF_REF : PROOF_NONE, address, address, account, &peer, err);
+    } else if (status == RDT_OK && named && address[0]) {
+        status = take_hint(peer, address, account, err);
+    }
+    if (status != RDT_OK)
+        return status;
+    if (!peer_has_been_met(peer) && !is_admin(account))
+        peer->dial->secret = true;
+    *peer_p = peer;
+    return RDT_OK;
+}
+
+enum rdt_status peers_find(struct peers *peers, const uint8_t uuid[16], const char *address, struct account *account,
+                           struct peer **peer_p, struct rdt_error *err)
+{
+    enum rdt_status status;
+    struct peer *peer = NULL;
+    char hex[33];
+
+    if (!peers->tls)
+        return rdt_error_set(err, RDT_UNSUPPORTED, "this node has no peer link: key_file is not set");
+    if (peers->closing)
+        return rdt_error_set(err, RDT_SHUTTING_DOWN, "the daemon is shutting down");
+    if (memcmp(uuid, peers->node->uuid, 16) == 0)
+        return rdt_error_set(err, RDT_INVALID, "this node is not its own peer");
+    if (strlen(address) >= sizeof peer->address)
+        return rdt_error_set(err, RDT_INVALID, "an address of %zu bytes", strlen(address));
+    status = look_up(peers, uuid, address, account, &peer, err);
+    if (status != RDT_OK)
+        return status;
+    if (peer->state == PEER_BACKOFF)
+        peer->dial->wanted = true;
+    if (peer->state == PEER_IDLE && !peer_can_be_dialled(peer)) {
+        node_hex(uuid, hex);
+        return rdt_error_set(err, RDT_PEER_LOST, "node %s is not connected, and where it listens is not known", hex);
+    }
+    if (peer->state == PEER_IDLE)
+        status = peer_start_dial(peer, err);
+    if (status == RDT_OK)
+        *peer_p = peer;
+    return status;
+}
+
+void peers_hear_of(struct peers *peers, const uint8_t uuid[16], const char *address)
+{
+    struct peer *peer = map_get(&peers->by_uuid, uuid, 16);
+
+    if (!peer || peer->state != PEER_BACKOFF || peers_find(peers, uuid, address, NULL, &peer, NULL) != RDT_OK ||
+        peer->state != PEER_BACKOFF || !peer_can_be_dialled(peer))
+        return;
+    peer_dial_now(peer);
+}
