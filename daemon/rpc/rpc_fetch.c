@@ -3,15 +3,15 @@
  * served at once. */
 #include <stdlib.h>
 
-#include "daemon/transfers/reservation.h"
 #include "daemon/rpc/rpc_call.h"
+#include "daemon/transfers/reservation.h"
 
 #define AT_ONCE 8u     /* a message with at most this many items is served in the turn in which it comes */
-#define TWINS_MOST 16 /* items that share one transfer of an object of this node: all of them are answered in one step */
+#define TWINS_MOST 16  /* items that share one transfer of an object of this node: all of them are answered in one step */
 #define TWINS_TRIED 16 /* a message may fetch thousands of slices of one object: each is compared with this many before it */
 
 enum phase {
-    BATCH_LOOK,  /* finds the items of one object, which may share a transfer */
+    BATCH_LOOK, /* finds the items of one object, which may share a transfer */
     /* Starts each item; local items before the first shared or remote one are served at once, in the memory of one */
     BATCH_START,
     BATCH_GO, /* serves the other items */
@@ -22,8 +22,8 @@ struct item {
     uint32_t first;    /* index of the first item with its id */
     /* Of the first item with an id: index + 1 of the latest item with that id that started a transfer; 0: none */
     uint32_t last;
-    uint32_t earlier;  /* index + 1 of the item that did so before this one; 0: none */
-    bool repeated;     /* other items have the same id */
+    uint32_t earlier; /* index + 1 of the item that did so before this one; 0: none */
+    bool repeated;    /* other items have the same id */
     bool went;
 };
 
@@ -68,9 +68,9 @@ static void look(struct batch *batch, size_t i)
 }
 
 /* A second transfer of a local object costs nothing extra, because no bytes move. */
-static bool has_room(const struct batch *batch, const struct transfer *twin)
+static bool has_room(const struct transfer *twin)
 {
-    return twin->n_fetches < TWINS_MOST || !node_is_here(batch->rpc->node, twin->ref.node, twin->ref.address);
+    return transfer_fetch_count(twin) < TWINS_MOST || !transfer_is_local(twin);
 }
 
 static struct transfer *find_twin(struct batch *batch, size_t i)
@@ -79,9 +79,10 @@ static struct transfer *find_twin(struct batch *batch, size_t i)
     const struct item *item = &batch->items[i];
     unsigned tries = 0;
 
-    for (size_t at = batch->items[item->first].last; at != 0 && tries < TWINS_TRIED; at = batch->items[at - 1].earlier, tries++) {
+    for (size_t at = batch->items[item->first].last; at != 0 && tries < TWINS_TRIED;
+         at = batch->items[at - 1].earlier, tries++) {
         struct transfer *twin = begun(batch, at - 1);
-        if (twin && fetch_joinable(message, message->items[i], message->items[at - 1]) && has_room(batch, twin))
+        if (twin && fetch_joinable(message, message->items[i], message->items[at - 1]) && has_room(twin))
             return twin;
     }
     return NULL;
@@ -99,11 +100,7 @@ static enum rdt_status refuse_all(struct call *call, const Rdt__Pb__Fetch *messa
 static void go(struct batch *batch, size_t i, struct transfer *transfer)
 {
     batch->items[i].went = true;
-    transfer->reservation = batch->together;
-    transfer_go(transfer);
-    transfer = begun(batch, i);
-    if (transfer) /* the transfer waits for an event; the reservation serves the other items */
-        transfer->reservation = NULL;
+    transfer_go(transfer, batch->together);
 }
 
 static void start_item(struct batch *batch, size_t i)
@@ -113,14 +110,15 @@ static void start_item(struct batch *batch, size_t i)
     struct transfer *transfer = NULL;
     struct rdt_error why = {0};
 
-    if (fetch_start(batch->rpc->transfers, batch->client, batch->message, message, find_twin(batch, i), &transfer, &why) != RDT_OK)
+    if (fetch_start(batch->rpc->transfers, batch->client, batch->message, message, find_twin(batch, i), &transfer, &why) !=
+        RDT_OK)
         fetch_answer_error(batch->client, message->handle, &why);
     if (!transfer) /* the item failed, or shares the transfer of another item */
         return;
-    item->transfer = transfer->id;
+    item->transfer = transfer_id(transfer);
     item->earlier = first->last;
     first->last = (uint32_t)i + 1;
-    batch->keeps = batch->keeps || item->repeated || !node_is_here(batch->rpc->node, transfer->ref.node, transfer->ref.address);
+    batch->keeps = batch->keeps || item->repeated || !transfer_is_local(transfer);
     if (!batch->keeps)
         go(batch, i, transfer);
 }

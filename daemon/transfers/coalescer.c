@@ -3,7 +3,8 @@
 #include <assert.h>
 #include <stdlib.h>
 
-_Static_assert(sizeof(struct coalesced_key) == 16 + 2 * 8 + 2 * 4 + 2 * 33 + 2 + 128 + 65 + 3, "bytes of the key that nobody sets");
+_Static_assert(sizeof(struct coalesced_key) == 16 + 2 * 8 + 2 * 4 + 2 * 33 + 2 + 128 + 65 + 3,
+               "bytes of the key that nobody sets");
 
 /* By its address alone: only a name is asked for so. */
 static bool is_anywhere(const struct rdt_ref *ref)
@@ -77,13 +78,13 @@ bool coalescer_begin(struct transfer *transfer)
     if (coalesced->open)
         return true; /* another id under the same generation: the owner's node will refuse it */
     coalesced->open = transfer;
-    transfer->coalesced = coalesced;
+    transfer->pull.coalesced = coalesced;
     return !coalesced->asked;
 }
 
 void coalescer_asked(struct transfer *transfer)
 {
-    struct coalesced *coalesced = transfer->coalesced;
+    struct coalesced *coalesced = transfer->pull.coalesced;
 
     if (!coalesced)
         return;
@@ -94,12 +95,12 @@ void coalescer_asked(struct transfer *transfer)
 
 uint64_t coalescer_close(struct transfer *transfer)
 {
-    struct coalesced *coalesced = transfer->coalesced;
+    struct coalesced *coalesced = transfer->pull.coalesced;
     bool was_asked;
 
     if (!coalesced)
         return 0;
-    transfer->coalesced = NULL;
+    transfer->pull.coalesced = NULL;
     was_asked = coalesced->asked == transfer;
     if (was_asked)
         coalesced->asked = NULL;

@@ -34,7 +34,7 @@ struct coalesced_key { /* without padding, since it is compared as bytes */
     uint8_t any_owner;
     char id[128];
     char address[65]; /* of a name on the node at this address; `node` is then 0 */
-    uint8_t rest[3]; /* 0 */
+    uint8_t rest[3];  /* 0 */
 };
 
 struct coalesced {

@@ -5,8 +5,8 @@
 #include <strings.h>
 
 #include "daemon/base/log.h"
-#include "daemon/transfers/coalescer.h"
 #include "daemon/base/text.h"
+#include "daemon/transfers/coalescer.h"
 #include "daemon/transfers/transfer_impl.h"
 #include "wire_ref.h"
 
@@ -239,7 +239,8 @@ static enum rdt_status check_wishes(struct transfers *transfers, const Rdt__Pb__
         return rdt_error_set(err, RDT_INVALID, "unknown fetch mode %d", (int)message->mode);
     if (strlen(message->memory) > 32 || strlen(message->device) > 64)
         return rdt_error_set(err, RDT_INVALID, "a kind of memory has at most 32 characters, a device's uuid 64");
-    if (!wants_device(message) && message->device[0] != '\0' && strcmp(message->device, "cpu") != 0 && strcmp(message->device, "host") != 0)
+    if (!wants_device(message) && message->device[0] != '\0' && strcmp(message->device, "cpu") != 0 &&
+        strcmp(message->device, "host") != 0)
         return rdt_error_set(err, RDT_UNSUPPORTED, "device \"%s\" is named without its kind of memory", message->device);
     if (message->transport[0] != '\0' && !plugins_transport(transfers->plugins, message->transport) &&
         strcasecmp(message->transport, "inline") != 0 && strncmp(message->transport, "local", 5) != 0 &&
@@ -253,8 +254,8 @@ static enum rdt_status check_wishes(struct transfers *transfers, const Rdt__Pb__
 }
 
 /* A group is a wish for its transport too. */
-static enum rdt_status check_group(const struct transfers *transfers, const struct client *client, const Rdt__Pb__Fetch *message,
-                                   const struct group **group_p, struct rdt_error *err)
+static enum rdt_status check_group(const struct transfers *transfers, const struct client *client,
+                                   const Rdt__Pb__Fetch *message, const struct group **group_p, struct rdt_error *err)
 {
     const struct group *group = NULL;
 
@@ -277,9 +278,10 @@ static enum rdt_status check_group(const struct transfers *transfers, const stru
 /* All of it, in memory that others may read too, by any path: a snapshot that comes so stays for everybody. */
 static bool may_keep(const Rdt__Pb__Fetch *message, const Rdt__Pb__FetchItem *item)
 {
-    return !wants_device(message) && (message->mode == RDT__PB__FETCH_MODE__FETCH_MODE_AUTO || message->mode == RDT__PB__FETCH_MODE__FETCH_MODE_COW) &&
-           !message->meta_only && message->transport[0] == '\0' && message->group[0] == '\0' && message->least_path[0] == '\0' && !item->targets &&
-           !item->slice;
+    return !wants_device(message) &&
+           (message->mode == RDT__PB__FETCH_MODE__FETCH_MODE_AUTO || message->mode == RDT__PB__FETCH_MODE__FETCH_MODE_COW) &&
+           !message->meta_only && message->transport[0] == '\0' && message->group[0] == '\0' &&
+           message->least_path[0] == '\0' && !item->targets && !item->slice;
 }
 
 static struct transfer *find_joinable(struct transfers *transfers, const struct client *client, const Rdt__Pb__Fetch *message,
@@ -327,22 +329,22 @@ enum rdt_status fetch_start(struct transfers *transfers, struct client *client, 
     transfer = transfer_new(transfers, is_here ? &transfer_local_kind : &transfer_pull_kind, client, client->account, &ref);
     if (!transfer)
         return rdt_error_set(err, RDT_NO_MEMORY, "no memory for the transfer");
-    transfer->mode = message->mode;
-    transfer->meta_only = message->meta_only;
-    transfer->self_copy_bytes = message->self_copy_bytes;
-    transfer->joinable = !wants_device(message) && coalescer_fits(message, item, &ref);
-    text_copy(transfer->wish_memory, sizeof transfer->wish_memory, item->to_host ? "host" : message->memory);
-    text_copy(transfer->wish_device, sizeof transfer->wish_device, item->to_host ? "" : message->device);
-    transfer->host_stays = message->host_stays;
+    transfer->wish.mode = message->mode;
+    transfer->wish.meta_only = message->meta_only;
+    transfer->wish.self_copy_bytes = message->self_copy_bytes;
+    transfer->pull.joinable = !wants_device(message) && coalescer_fits(message, item, &ref);
+    text_copy(transfer->wish.memory, sizeof transfer->wish.memory, item->to_host ? "host" : message->memory);
+    text_copy(transfer->wish.device, sizeof transfer->wish.device, item->to_host ? "" : message->device);
+    transfer->wish.host_stays = message->host_stays;
     note_maps(client, message);
-    transfer->keeps = may_keep(message, item);
-    memcpy(transfer->wish_transport, message->transport, strlen(message->transport) + 1);
-    memcpy(transfer->wish_least, message->least_path, strlen(message->least_path) + 1);
+    transfer->pull.keeps = may_keep(message, item);
+    memcpy(transfer->wish.transport, message->transport, strlen(message->transport) + 1);
+    memcpy(transfer->wish.least, message->least_path, strlen(message->least_path) + 1);
     if (group) {
-        text_copy(transfer->wish_transport, sizeof transfer->wish_transport, group->transport->name);
-        text_copy(transfer->wish_group, sizeof transfer->wish_group, group->name);
+        text_copy(transfer->wish.transport, sizeof transfer->wish.transport, group->transport->name);
+        text_copy(transfer->wish.group, sizeof transfer->wish.group, group->name);
     }
-    if (item->slice && !(transfer->slice = slice_dup(item->slice)))
+    if (item->slice && !(transfer->wish.slice = slice_dup(item->slice)))
         status = rdt_error_set(err, RDT_NO_MEMORY, "no memory for the slice");
     if (status == RDT_OK)
         status = destination_check_wish(transfer, err);
@@ -359,7 +361,14 @@ enum rdt_status fetch_start(struct transfers *transfers, struct client *client, 
     return RDT_OK;
 }
 
-void transfer_go(struct transfer *transfer)
+void transfer_go(struct transfer *transfer, struct reservation *reservation)
 {
+    struct transfers *transfers = transfer->transfers;
+    uint64_t id = transfer->id;
+
+    transfer->reserve.message = reservation;
     transfer->kind->start(transfer);
+    transfer = transfers_find(transfers, id);
+    if (transfer) /* it waits for an event; the reservation serves the other items */
+        transfer->reserve.message = NULL;
 }

@@ -391,7 +391,8 @@ enum rdt_status transfers_transport_idle(const struct transfers *transfers, cons
         if (!list_empty(&pt->users_in))
             return rdt_error_set(
                 err, RDT_BUSY, "transport %s is in use: transfer %llu from node %s moves by it", transport->name,
-                (unsigned long long)container_of(list_first(&pt->users_in), struct transfer, by_connection)->id, session->peer->name);
+                (unsigned long long)container_of(list_first(&pt->users_in), struct transfer, pull.by_connection)->id,
+                session->peer->name);
         return rdt_error_set(err, RDT_BUSY, "transport %s is in use: a transfer to node %s moves by it", transport->name,
                              session->peer->name);
     }

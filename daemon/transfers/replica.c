@@ -135,16 +135,16 @@ bool replica_create(struct transfer *transfer, const Rdt__Pb__PullMeta *meta)
     struct owner owner = {.uid = ref->uid};
     struct replica *replica = calloc(1, sizeof *replica);
 
-    assert(!transfer->replica);
+    assert(!transfer->pull.replica);
     if (!replica)
         return false;
     memcpy(owner.tenant, ref->tenant, sizeof owner.tenant);
     make_key(ref->node, ref->generation, replica->key);
     replica->replicas = replicas;
     replica->ref = *ref;
-    replica->origin = transfer->origin;
-    memcpy(replica->boot_id, transfer->origin->peer->boot_id, sizeof replica->boot_id);
-    replica->epoch = transfer->origin->peer->epoch;
+    replica->origin = transfer->pull.origin;
+    memcpy(replica->boot_id, transfer->pull.origin->peer->boot_id, sizeof replica->boot_id);
+    replica->epoch = transfer->pull.origin->peer->epoch;
     memcpy(replica->tenant, transfer->account->owner.tenant, sizeof replica->tenant);
     replica->account = account_get(replicas->transfers->objects->accounts, &owner);
     replica->visibility = (Rdt__Pb__Visibility)meta->visibility;
@@ -163,7 +163,7 @@ bool replica_create(struct transfer *transfer, const Rdt__Pb__PullMeta *meta)
     replica->listed = true;
     replica->filling = transfer;
     replica->refs = 2;
-    transfer->replica = replica;
+    transfer->pull.replica = replica;
     wake_expected(replica);
     return true;
 }
@@ -318,11 +318,11 @@ void replica_whole(struct replica *replica)
 
 void replica_end_filling(struct transfer *transfer)
 {
-    struct replica *replica = transfer->replica;
+    struct replica *replica = transfer->pull.replica;
 
     if (!replica)
         return;
-    transfer->replica = NULL;
+    transfer->pull.replica = NULL;
     if (replica->filling) {
         struct rdt_error err;
         replica->filling = NULL;
@@ -342,7 +342,8 @@ void replica_end_filling(struct transfer *transfer)
 
 bool replica_in_demand(const struct replica *replica)
 {
-    return replica && (!list_empty(&replica->pulls) || !list_empty(&replica->waiters) || (replica->filling && replica->filling->member));
+    return replica && (!list_empty(&replica->pulls) || !list_empty(&replica->waiters) ||
+                       (replica->filling && replica->filling->pull.member));
 }
 
 /* ---- other nodes' pulls ---- */

@@ -23,10 +23,10 @@
 #ifndef DAEMON_REPLICA_H
 #define DAEMON_REPLICA_H
 
-#include "daemon/transports/chunk.h"
 #include "daemon/base/list.h"
 #include "daemon/base/map.h"
 #include "daemon/objects/object.h"
+#include "daemon/transports/chunk.h"
 #include "rdt_peer.pb-c.h"
 
 struct serve;
@@ -46,7 +46,8 @@ struct replicas {
 /* Waits for a replica that is being filled. */
 struct replica_waiter {
     struct list link;
-    void (*on_end)(struct replica_waiter *); /* called once, after removal: the replica is complete or has failed; replica_find tells */
+    void (*on_end)(
+        struct replica_waiter *); /* called once, after removal: the replica is complete or has failed; replica_find tells */
 };
 
 struct replica {
@@ -57,10 +58,10 @@ struct replica {
     bool listed;
     struct rdt_ref ref;
     struct peer_session *origin; /* the owner's node */
-    uint8_t boot_id[16];      /* the boot id of that node when the replica was made */
-    unsigned epoch;           /* of the link on which that node made the entry for this replica */
-    char tenant[33];          /* the tenant that the owner's node was asked for */
-    struct account *account;  /* of the object's owner: a reference */
+    uint8_t boot_id[16];         /* the boot id of that node when the replica was made */
+    unsigned epoch;              /* of the link on which that node made the entry for this replica */
+    char tenant[33];             /* the tenant that the owner's node was asked for */
+    struct account *account;     /* of the object's owner: a reference */
     Rdt__Pb__Visibility visibility;
     uint64_t bytes;
     struct object *object;         /* with a hold */

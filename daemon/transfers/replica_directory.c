@@ -16,7 +16,8 @@ static void kept_forget(struct replicated_object *replicated)
 {
     map_remove_u64(&replicated->directory->by_generation, replicated->generation);
     while (!list_empty(&replicated->waiters)) {
-        struct replica_directory_waiter *waiter = container_of(list_first(&replicated->waiters), struct replica_directory_waiter, link);
+        struct replica_directory_waiter *waiter =
+            container_of(list_first(&replicated->waiters), struct replica_directory_waiter, link);
         list_remove(&waiter->link);
         waiter->on_settled(waiter);
     }
@@ -129,7 +130,8 @@ static struct replicated_object *kept_get(struct replica_directory *directory, c
     return replicated;
 }
 
-struct replica_entry *replica_entry_add(struct replica_directory *directory, struct peer_session *session, const struct object *object, bool *is_new_p)
+struct replica_entry *replica_entry_add(struct replica_directory *directory, struct peer_session *session,
+                                        const struct object *object, bool *is_new_p)
 {
     struct replicated_object *replicated = kept_get(directory, object);
     struct replica_entry *entry = replicated ? find(replicated, session) : NULL;
@@ -262,7 +264,8 @@ static void replica_entry_lose(struct replica_entry *entry, int64_t left_ns)
     list_append(&replicated->lost, &entry->link);
     list_append(&entry->session->lost_entries, &entry->by_node);
     entry->over.on_passed = on_over;
-    (void)deadline_set(replicated->directory->transfers->deadlines, &entry->over, left_ns); /* without memory: until its link is up */
+    (void)deadline_set(replicated->directory->transfers->deadlines, &entry->over,
+                       left_ns); /* without memory: until its link is up */
 }
 
 void replica_directory_link_down(struct peer_session *session)
@@ -313,7 +316,8 @@ const struct peer *replica_entry_peer(const struct replica_entry *entry)
     return entry->session->peer;
 }
 
-const struct replica_entry *replica_directory_next(const struct replica_directory *directory, uint64_t generation, struct list **cursor)
+const struct replica_entry *replica_directory_next(const struct replica_directory *directory, uint64_t generation,
+                                                   struct list **cursor)
 {
     struct replicated_object *replicated = map_get_u64(&directory->by_generation, generation);
     struct list *next;

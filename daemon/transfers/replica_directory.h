@@ -46,13 +46,14 @@ struct replicated_object { /* an object of this node that has entries */
 };
 
 struct replica_entry {
-    struct list link, by_node; /* in replicated->nodes, session->replica_entries; LOST: in replicated->lost, session->lost_entries */
+    struct list link,
+        by_node; /* in replicated->nodes, session->replica_entries; LOST: in replicated->lost, session->lost_entries */
     struct replicated_object *replicated;
     struct peer_session *session;
     bool whole;
     struct replica_entry *source; /* the entry that it receives from; NULL: it receives from this node, or no longer receives */
-    unsigned children;     /* number of entries that receive from it */
-    struct deadline over;  /* LOST */
+    unsigned children;            /* number of entries that receive from it */
+    struct deadline over;         /* LOST */
 };
 
 struct replica_directory_waiter {
@@ -70,7 +71,8 @@ void replica_directory_init(struct replica_directory *directory, struct transfer
 void replica_directory_fini(struct replica_directory *directory);
 
 /* Adds an entry: the node will keep a replica of what it pulls. NULL: no memory. */
-struct replica_entry *replica_entry_add(struct replica_directory *directory, struct peer_session *session, const struct object *object, bool *is_new_p);
+struct replica_entry *replica_entry_add(struct replica_directory *directory, struct peer_session *session,
+                                        const struct object *object, bool *is_new_p);
 
 /* The node that a new entry should pull from, noted in the entry; NULL: this one. */
 struct peer_session *replica_entry_redirect(struct replica_entry *entry);
@@ -94,6 +96,7 @@ bool replica_directory_wait(struct replica_directory *directory, uint64_t genera
 const struct peer *replica_entry_peer(const struct replica_entry *entry);
 
 /* For stat: *cursor starts NULL; NULL at the end. */
-const struct replica_entry *replica_directory_next(const struct replica_directory *directory, uint64_t generation, struct list **cursor);
+const struct replica_entry *replica_directory_next(const struct replica_directory *directory, uint64_t generation,
+                                                   struct list **cursor);
 
 #endif

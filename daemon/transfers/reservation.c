@@ -3,14 +3,16 @@
 #include <assert.h>
 #include <stdlib.h>
 
+#include "daemon/transfers/transfer_impl.h"
+
 struct reservation_group {
     struct list link; /* in the reservation */
     struct reservation *reservation;
     struct peer_session *peer; /* only compared */
-    unsigned unknown;       /* have joined, and neither wait nor left */
+    unsigned unknown;          /* have joined, and neither wait nor left */
     unsigned n_ready;
     uint64_t bytes;    /* of those that wait */
-    struct list ready; /* struct transfer.by_group */
+    struct list ready; /* struct transfer.reserve.link */
 };
 
 struct reservation {
@@ -43,16 +45,16 @@ static void unref(struct reservation *reservation)
 
 static void take_out(struct transfer *transfer)
 {
-    struct reservation_group *group = transfer->group;
+    struct reservation_group *group = transfer->reserve.group;
 
-    if (list_empty(&transfer->by_group)) {
+    if (list_empty(&transfer->reserve.link)) {
         group->unknown--;
     } else {
-        list_remove(&transfer->by_group);
+        list_remove(&transfer->reserve.link);
         group->n_ready--;
-        group->bytes -= transfer->group_bytes;
+        group->bytes -= transfer->reserve.bytes;
     }
-    transfer->group = NULL;
+    transfer->reserve.group = NULL;
 }
 
 static enum rdt_status judge(const struct reservation_group *group, struct rdt_error *err)
@@ -86,11 +88,11 @@ static void settle(struct reservation_group *group)
     status = complete && group->n_ready == 1 ? RDT_OK : judge(group, &err);
     reservation->refs++;
     while (!list_empty(&group->ready)) {
-        struct transfer *transfer = container_of(list_first(&group->ready), struct transfer, by_group);
+        struct transfer *transfer = container_of(list_first(&group->ready), struct transfer, reserve.link);
         take_out(transfer);
         unref(reservation);
         if (status == RDT_OK)
-            transfer->on_room(transfer);
+            transfer->reserve.on_room(transfer);
         else
             transfer_fail_err(transfer, &err);
     }
@@ -126,41 +128,41 @@ static struct reservation_group *group_of(struct reservation *reservation, struc
 
 void reservation_join(struct transfer *transfer, struct peer_session *peer)
 {
-    struct reservation *reservation = transfer->reservation;
+    struct reservation *reservation = transfer->reserve.message;
 
-    transfer->reservation = NULL; /* it is asked once */
-    if (!reservation || transfer->target || transfer->meta_only)
+    transfer->reserve.message = NULL; /* it is asked once */
+    if (!reservation || transfer->target || transfer->wish.meta_only)
         return;
-    assert(!transfer->group);
-    transfer->group = group_of(reservation, peer);
-    if (!transfer->group)
+    assert(!transfer->reserve.group);
+    transfer->reserve.group = group_of(reservation, peer);
+    if (!transfer->reserve.group)
         return;
-    transfer->group->unknown++;
+    transfer->reserve.group->unknown++;
     reservation->refs++;
 }
 
 bool reservation_wait(struct transfer *transfer, void (*on_room)(struct transfer *))
 {
-    struct reservation_group *group = transfer->group;
+    struct reservation_group *group = transfer->reserve.group;
 
     if (!group)
         return false;
     group->unknown--;
     group->n_ready++;
-    transfer->group_bytes = transfer->stream_bytes;
-    group->bytes = group->bytes + transfer->group_bytes < group->bytes ? UINT64_MAX : group->bytes + transfer->group_bytes;
-    transfer->on_room = on_room;
-    list_append(&group->ready, &transfer->by_group);
+    transfer->reserve.bytes = transfer->stream_bytes;
+    group->bytes = group->bytes + transfer->reserve.bytes < group->bytes ? UINT64_MAX : group->bytes + transfer->reserve.bytes;
+    transfer->reserve.on_room = on_room;
+    list_append(&group->ready, &transfer->reserve.link);
     settle(group);
     return true;
 }
 
 void reservation_leave(struct transfer *transfer)
 {
-    struct reservation_group *group = transfer->group;
+    struct reservation_group *group = transfer->reserve.group;
     struct reservation *reservation;
 
-    transfer->reservation = NULL;
+    transfer->reserve.message = NULL;
     if (!group)
         return;
     reservation = group->reservation;

@@ -10,9 +10,22 @@
 #ifndef DAEMON_RESERVATION_H
 #define DAEMON_RESERVATION_H
 
-#include "daemon/transfers/transfer_impl.h"
+#include "daemon/base/list.h"
+#include "daemon/memory/region.h"
 
+struct peer_session;
 struct reservation;
+struct reservation_group;
+struct transfer;
+
+/* A transfer's place in a reservation. All of it is 0 or NULL while the transfer has none. */
+struct reservation_item {
+    struct reservation *message;     /* the reservation of its FETCH message, until it joins a group; borrowed */
+    struct reservation_group *group; /* the group that reserves memory together; NULL: none */
+    struct list link;                /* in group->ready */
+    uint64_t bytes;
+    void (*on_room)(struct transfer *);
+};
 
 /* For the transfers of one message, which owns a reference. NULL: no memory; then each item reserves for itself. */
 struct reservation *reservation_create(struct regions *regions);

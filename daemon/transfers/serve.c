@@ -23,8 +23,7 @@
 static const struct sm_state states[] = {
     [SERVE_PARKED] = {"parked", 1u << SERVE_OFFERED | 1u << SERVE_ENDED},
     [SERVE_OFFERED] = {"offered", 1u << SERVE_PREPARE | 1u << SERVE_ENDED},
-    [SERVE_PREPARE] = {"preparing",
-                          1u << SERVE_TURN | 1u << SERVE_SENDING | 1u << SERVE_ABORT | 1u << SERVE_ENDED},
+    [SERVE_PREPARE] = {"preparing", 1u << SERVE_TURN | 1u << SERVE_SENDING | 1u << SERVE_ABORT | 1u << SERVE_ENDED},
     [SERVE_TURN] = {"turn", 1u << SERVE_SENDING | 1u << SERVE_ABORT | 1u << SERVE_ENDED},
     [SERVE_SENDING] = {"sending", 1u << SERVE_ABORT | 1u << SERVE_ENDED},
     [SERVE_ABORT] = {"aborting", 1u << SERVE_ENDED},
@@ -268,7 +267,7 @@ static bool take_expected(struct serve *out, const Rdt__Pb__TensorList *expect)
 }
 
 static struct serve *serve_new(struct peer_session *session, const Rdt__Pb__Pull *pull, const struct rdt_ref *ref,
-                                     const struct owner *requester, struct rdt_error *err)
+                               const struct owner *requester, struct rdt_error *err)
 {
     struct transfers *transfers = session->transfers;
     struct serve *out = calloc(1, sizeof *out);

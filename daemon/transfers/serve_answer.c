@@ -3,8 +3,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "daemon/memory/region_fill.h"
 #include "daemon/base/text.h"
+#include "daemon/memory/region_fill.h"
 #include "daemon/transfers/transfer_broadcast.h"
 #include "daemon/transfers/transfer_impl.h"
 #include "wire_ref.h"

@@ -89,8 +89,8 @@ static enum rdt_status reserve_stage(struct serve *out, struct rdt_error *err)
         return rdt_error_set(err, RDT_NO_MEMORY, "no memory to send object \"%s\"", out->ref.id);
     for (uint32_t i = 0; i < object->n_regions; i++)
         out->places[i].region = object->uses[i].region;
-    return stage_get(out->transfers->regions, kind, slots < out->plan->n ? slots : out->plan->n, (most + 4095) & ~UINT64_C(4095),
-                     out->account, on_stage, out, err);
+    return stage_get(out->transfers->regions, kind, slots < out->plan->n ? slots : out->plan->n,
+                     (most + 4095) & ~UINT64_C(4095), out->account, on_stage, out, err);
 }
 
 /* Maps and registers the object's regions, one at a time; then sends, or lets the reader read. */
@@ -104,7 +104,8 @@ static void prepare(struct serve *out)
         status = region_fill(out->object->uses, out->object->n_regions, out->source, &out->filled, on_registered, out, &err);
     for (uint32_t i = 0; status == RDT_OK && i < object_n_places(out->object); i++)
         if (transport_moves(out->connection->transport, object_region(out->object, i)->kind->name))
-            status = region_register(object_region(out->object, i), out->connection->transport, &handle, on_registered, out, &err);
+            status =
+                region_register(object_region(out->object, i), out->connection->transport, &handle, on_registered, out, &err);
     if (status == RDT_OK && out->staged && !out->stage)
         status = reserve_stage(out, &err);
     if (status == RDT_AGAIN) {
@@ -112,7 +113,8 @@ static void prepare(struct serve *out)
         return;
     }
     if (status == RDT_OK && out->connection->sm.state != PT_CONNECTED)
-        status = rdt_error_set(&err, RDT_TRANSPORT, "%s: the owner's connection is being rebuilt", out->connection->transport->name);
+        status =
+            rdt_error_set(&err, RDT_TRANSPORT, "%s: the owner's connection is being rebuilt", out->connection->transport->name);
     if (status == RDT_OK && out->turns) {
         status = order_out_begin(out, &err);
         if (status == RDT_OK)
@@ -171,9 +173,8 @@ static enum rdt_status decide_staging(struct serve *out, const struct peer_trans
     if (!object_on_device(out->object)) /* a copy that is being filled may have no memory yet */
         return RDT_OK;
     for (uint32_t i = 0; i < out->source->count; i++) {
-        const struct region *region = layout_bytes(out->source, i) > 0 && !out->object->chunk
-                                          ? object_region(out->object, out->source->region[i])
-                                          : NULL;
+        const struct region *region =
+            layout_bytes(out->source, i) > 0 && !out->object->chunk ? object_region(out->object, out->source->region[i]) : NULL;
         if (!region || region_is_host(region)) {
             host |= region != NULL;
             continue;
@@ -190,7 +191,8 @@ static enum rdt_status decide_staging(struct serve *out, const struct peer_trans
     if (start->one_sided && !moves)
         return rdt_error_set(err, RDT_UNSUPPORTED, "%s reads no device memory at the owner", pt->transport->name);
     if (out->staged && !transport_moves(pt->transport, "host"))
-        return rdt_error_set(err, RDT_UNSUPPORTED, "%s moves neither this memory at the owner nor host memory", pt->transport->name);
+        return rdt_error_set(err, RDT_UNSUPPORTED, "%s moves neither this memory at the owner nor host memory",
+                             pt->transport->name);
     return RDT_OK;
 }
 
@@ -234,7 +236,8 @@ void serve_on_start(struct peer_session *session, const Rdt__Pb__PullStart *star
     else if (start->one_sided && out->replica && out->replica->filling)
         status = rdt_error_set(&err, RDT_TRANSPORT, "%s: a copy that is not whole yet cannot be read", pt->transport->name);
     else if (!start->turns && !start->one_sided && order_needed(out, pt))
-        status = rdt_error_set(&err, RDT_PROTOCOL, "%s: the object stands in an ordered queue at the owner, and the reader takes no turn",
+        status = rdt_error_set(&err, RDT_PROTOCOL,
+                               "%s: the object stands in an ordered queue at the owner, and the reader takes no turn",
                                pt->transport->name);
     else if (start->turns && !start->one_sided && out->replica && out->replica->filling)
         status =
@@ -287,7 +290,8 @@ static void chunk_ended(struct chunk_op *op, enum rdt_status status, const char 
     if (out->sm.state == SERVE_ABORT) {
         serve_settle(out);
     } else if (status != RDT_OK) {
-        if (status == RDT_CANCELLED) /* nobody cancelled this one: it ends with the whole connection, or the transport knows why */
+        if (status ==
+            RDT_CANCELLED) /* nobody cancelled this one: it ends with the whole connection, or the transport knows why */
             status = RDT_TRANSPORT, msg = pt->broken;
         (void)rdt_error_set(&err, status, "%s at the owner: %s", pt->transport->name,
                             msg && msg[0] ? msg : "it gave up what nobody had cancelled");
@@ -382,8 +386,8 @@ static void gather_from_device(struct chunk_op *op)
     if (chunk->count > 1)
         memset(op->staging, 0, chunk->bytes); /* what lies between tensors never carries old bytes */
     out->gathering = out->turns;
-    status = device_copy_start(out->source, out->places, out->packed, &op->place, &part, out->stage->pinned, on_device_gathered, op,
-                               &op->copy, &err);
+    status = device_copy_start(out->source, out->places, out->packed, &op->place, &part, out->stage->pinned, on_device_gathered,
+                               op, &op->copy, &err);
     if (status == RDT_OK && !op->copy)
         status = rdt_error_set(&err, RDT_INTERNAL, "a chunk without bytes");
     if (status != RDT_OK)
@@ -413,12 +417,12 @@ static bool send_next(struct serve *out, struct rdt_error *err)
     if (out->staged) {
         op->base.op.piece.addr = op->staging = stage_take(out->stage);
     } else if (chunk_piece(chunk, out->packed, out->source, &region_index, &offset) &&
-        !region_may_fault(object_region(out->object, region_index))) {
+               !region_may_fault(object_region(out->object, region_index))) {
         op->base.op.piece.addr = out->bases[region_index] + offset;
         op->base.op.memory_kind = object_region(out->object, region_index)->kind->name;
         op->base.op.device = region_device(object_region(out->object, region_index));
-        (void)region_register(object_region(out->object, region_index), out->connection->transport, &op->base.op.piece.registration,
-                              NULL, NULL, NULL);
+        (void)region_register(object_region(out->object, region_index), out->connection->transport,
+                              &op->base.op.piece.registration, NULL, NULL, NULL);
     } else if ((op->staging = malloc(chunk->bytes))) {
         op->base.op.piece.addr = op->staging;
     } else {

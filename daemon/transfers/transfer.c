@@ -21,8 +21,8 @@ static const struct sm_state states[] = {
     [TRANSFER_ASKED] = {"asked", BIT(TRANSFER_LINK) | BIT(TRANSFER_ASKED) | BIT(TRANSFER_RESERVE) | BIT(TRANSFER_EARLY) |
                                      BIT(TRANSFER_REWIND) | BIT(TRANSFER_ABORT) | BIT(TRANSFER_ENDED)},
     [TRANSFER_EARLY] = {"early", BIT(TRANSFER_MOVE) | BIT(TRANSFER_REWIND) | BIT(TRANSFER_ABORT)},
-    [TRANSFER_RESERVE] = {"reserving", BIT(TRANSFER_CONNECT) | BIT(TRANSFER_TICKET) | BIT(TRANSFER_MOVE) | BIT(TRANSFER_REWIND) |
-                                           BIT(TRANSFER_ABORT) | BIT(TRANSFER_ENDED)},
+    [TRANSFER_RESERVE] = {"reserving", BIT(TRANSFER_CONNECT) | BIT(TRANSFER_TICKET) | BIT(TRANSFER_MOVE) |
+                                           BIT(TRANSFER_REWIND) | BIT(TRANSFER_ABORT) | BIT(TRANSFER_ENDED)},
     [TRANSFER_CONNECT] = {"connecting", BIT(TRANSFER_RESERVE) | BIT(TRANSFER_REWIND) | BIT(TRANSFER_ABORT)},
     [TRANSFER_TICKET] = {"turn", BIT(TRANSFER_MOVE) | BIT(TRANSFER_REWIND) | BIT(TRANSFER_ABORT)},
     [TRANSFER_MOVE] = {"moving", BIT(TRANSFER_REWIND) | BIT(TRANSFER_ABORT) | BIT(TRANSFER_ENDED)},
@@ -143,6 +143,21 @@ void transfer_set_state(struct transfer *transfer, enum transfer_state state)
     transfer->record.state = sm_name(&transfer->sm);
 }
 
+uint64_t transfer_id(const struct transfer *transfer)
+{
+    return transfer->id;
+}
+
+unsigned transfer_fetch_count(const struct transfer *transfer)
+{
+    return transfer->n_fetches;
+}
+
+bool transfer_is_local(const struct transfer *transfer)
+{
+    return node_is_here(transfer->transfers->node, transfer->ref.node, transfer->ref.address);
+}
+
 struct transfer *transfer_new(struct transfers *transfers, const struct transfer_kind *kind, struct client *client,
                               struct account *account, const struct rdt_ref *ref)
 {
@@ -157,10 +172,10 @@ struct transfer *transfer_new(struct transfers *transfers, const struct transfer
     transfer->account = account_ref(account);
     transfer->ref = *ref;
     list_init(&transfer->fetches);
-    list_init(&transfer->by_peer);
-    list_init(&transfer->by_connection);
-    list_init(&transfer->by_group);
-    list_init(&transfer->wake.link);
+    list_init(&transfer->pull.by_peer);
+    list_init(&transfer->pull.by_connection);
+    list_init(&transfer->reserve.link);
+    list_init(&transfer->local.wake.link);
     sm_init(&transfer->sm, states, sizeof states / sizeof states[0], TRANSFER_NEW);
     transfer->record.client = client ? client->id : 0;
     record_start(&transfer->record, transfer->id, &account->owner, ref, "local", "new");
@@ -176,7 +191,7 @@ struct transfer *transfer_new(struct transfers *transfers, const struct transfer
 
 enum rdt_status transfer_reserve(struct transfer *transfer, region_ready on_ready, struct rdt_error *err)
 {
-    bool own = transfer->n_fetches == 1 && !transfer->replica; /* what several share is nobody's again */
+    bool own = transfer->n_fetches == 1 && !transfer->pull.replica; /* what several share is nobody's again */
 
     if (own)
         transfer->received = region_cache_take(&transfer->client->cache, transfer->stream_bytes, REGION_RECEIVED);
@@ -239,12 +254,11 @@ void transfer_end(struct transfer *transfer)
     region_unref(transfer->received);
     target_free(transfer->target, transfer->account);
     destination_free(transfer);
-    if (transfer->slice)
-        rdt__pb__slice__free_unpacked(transfer->slice, NULL);
+    if (transfer->wish.slice)
+        rdt__pb__slice__free_unpacked(transfer->wish.slice, NULL);
     if (transfer->packed != transfer->source)
         free(transfer->packed);
     free(transfer->source);
-    transfer_in_free_metadata(transfer);
     free(transfer->inline_data);
     account_unref(transfer->account);
     free(transfer);
@@ -286,7 +300,7 @@ void fetch_fail(struct fetch *fetch, const struct rdt_error *err)
     fetch_detach(fetch);
     if (list_empty(&transfer->fetches)) {
         transfer->client = NULL;
-        if (replica_in_demand(transfer->replica))
+        if (replica_in_demand(transfer->pull.replica))
             return;
         if (!transfer->record.error[0])
             (void)snprintf(transfer->record.error, sizeof transfer->record.error, "%s: %s", rdt_status_name(err->status),
@@ -305,7 +319,7 @@ bool transfers_client_gone(struct transfers *transfers, struct client *client, u
         fetch_detach(fetch);
         if (list_empty(&transfer->fetches)) {
             transfer->client = NULL;
-            if (!replica_in_demand(transfer->replica)) {
+            if (!replica_in_demand(transfer->pull.replica)) {
                 if (!transfer->record.error[0])
                     (void)snprintf(transfer->record.error, sizeof transfer->record.error, "the client that asked is gone");
                 transfer_abort(transfer);
@@ -326,7 +340,7 @@ void transfer_fail_err(struct transfer *transfer, const struct rdt_error *err)
     if (transfer->kind->recover && transfer->kind->recover(transfer, err))
         return;
     if (list_empty(&transfer->fetches)) {
-        if (transfer->replica) { /* other nodes had wanted the copy; else it ends already */
+        if (transfer->pull.replica) { /* other nodes had wanted the copy; else it ends already */
             (void)snprintf(transfer->record.error, sizeof transfer->record.error, "%s", err->msg);
             transfer_abort(transfer);
         }

@@ -47,24 +47,24 @@
 
 #include <uv.h>
 
-#include "daemon/transports/chunk.h"
-#include "daemon/objects/client.h"
 #include "daemon/base/deadline.h"
+#include "daemon/base/sm.h"
+#include "daemon/base/work.h"
+#include "daemon/config/options.h"
 #include "daemon/groups/group.h"
-#include "daemon/transfers/replica_directory.h"
+#include "daemon/memory/placing.h"
+#include "daemon/memory/region_use.h"
+#include "daemon/objects/client.h"
 #include "daemon/objects/names.h"
 #include "daemon/objects/object_table.h"
-#include "daemon/config/options.h"
-#include "daemon/transports/path.h"
 #include "daemon/peers/peer.h"
-#include "daemon/memory/placing.h"
 #include "daemon/plugins/plugin.h"
-#include "daemon/memory/region_use.h"
 #include "daemon/transfers/replica.h"
-#include "daemon/base/sm.h"
+#include "daemon/transfers/replica_directory.h"
+#include "daemon/transports/chunk.h"
+#include "daemon/transports/path.h"
 #include "daemon/transports/stage.h"
 #include "daemon/transports/ticket.h"
-#include "daemon/base/work.h"
 
 #define TRANSFER_HISTORY 512
 
@@ -88,7 +88,7 @@ enum transfer_state {
 struct transfer_record {
     struct list link; /* in transfers->active or ->serves until the transfer ends */
     uint64_t id;
-    uint64_t part_of; /* the id of the transfer that this sub-pull belongs to; 0: none */
+    uint64_t part_of;      /* the id of the transfer that this sub-pull belongs to; 0: none */
     char from[40], to[40]; /* memory kinds of source and target; "": not known, or several */
     uint64_t client;
     struct owner requester;
@@ -99,9 +99,9 @@ struct transfer_record {
     char path[65];
     char lanes[64]; /* how the bytes went, in the words of the transport; "": it does not say */
     uint64_t bytes, bytes_done;
-    uint64_t since_ns;   /* when it was requested */
-    uint64_t began_ns;   /* when the object was found and work began; 0: not yet */
-    uint64_t elapsed_ns; /* from began_ns to the end; 0: not ended */
+    uint64_t since_ns;              /* when it was requested */
+    uint64_t began_ns;              /* when the object was found and work began; 0: not yet */
+    uint64_t elapsed_ns;            /* from began_ns to the end; 0: not ended */
     struct order *order;            /* in ordered queues: its ticket, until the transfer ends; NULL: none */
     struct path_decision *decision; /* a reference; allocated with room for its candidates only; NULL: no path was chosen */
     char error[560];                /* must be the last member: the history copies only the text that is used */
@@ -121,186 +121,37 @@ struct transfers {
     struct peers *peers; /* NULL without a peer link */
     struct groups *groups;
     uint64_t next_id;
-    struct map by_id;     /* id -> struct transfer of this node's clients, not ended */
-    struct map coalesced_requests; /* struct coalesced: requests that other fetches may join */
+    struct map by_id;                            /* id -> struct transfer of this node's clients, not ended */
+    struct map coalesced_requests;               /* struct coalesced: requests that other fetches may join */
     const struct connection_events *connections; /* what connections tell their users */
     struct replicas replicas;
     struct replica_directory directory;
     struct tickets turns; /* the tickets of this node's ordered queues */
     struct deadline turns_ready, turns_tick;
-    struct list active;   /* struct transfer_record.link: transfers to this node's clients */
-    struct list serves;   /* struct transfer_record.link: transfers to other nodes */
+    struct list active; /* struct transfer_record.link: transfers to this node's clients */
+    struct list serves; /* struct transfer_record.link: transfers to other nodes */
     struct transfer_record history[TRANSFER_HISTORY];
     uint64_t n_history;
-    struct path_query decided; /* the last path query about an object of this node, */
+    struct path_query decided;                /* the last path query about an object of this node, */
     char decided_show[192], decided_cow[192]; /* its show_why_not and cow_why_not, */
     struct path_decision *decision; /* and the decision on it, which the same query gets again: a reference; NULL: none */
-    uint64_t last_sent_ns; /* when the last transfer to another node ended; 0: never */
+    uint64_t last_sent_ns;          /* when the last transfer to another node ended; 0: never */
     uint64_t done, failed, bytes_in, bytes_out, bytes_local;
     uint64_t copying_bytes;              /* bytes of local copies on the work pool */
     uint64_t fell_back;                  /* transfers from other nodes by a slower transport than both nodes have */
     uint64_t joined;                     /* fetches that joined a transfer which another fetch had begun */
     void (*on_idle)(struct transfers *); /* see transfers_set_on_idle */
     struct list broadcasts;              /* struct broadcast.link: of this node's objects (transfer_broadcast.h) */
-    struct list sessions;                   /* struct peer_session.link: one for each node that was ever asked or served */
+    struct list sessions;                /* struct peer_session.link: one for each node that was ever asked or served */
     bool refuse_parked;                  /* the daemon takes no more puts, so nothing may wait for one */
     bool closing;
     void (*on_closed)(void *arg);
     void *closed_arg;
 };
 
-/* The target buffers of a client. */
-struct target {
-    struct layout *layout;
-    struct region_use *uses; /* [n], each with a reference and a pin of its region */
-    uint32_t n;
-    uint64_t heap_bytes; /* charged for a layout that came as runs, since the size of its message does not bound it */
-};
-
-/* Memory for tensors that go to devices: transfer_destination.c. */
-struct device_destination {
-    struct placing placing;
-    struct layout *layout; /* NULL: handed over to the target */
-    struct region *regions[PLACING_MAX];
-    uint32_t n_ready;
-};
-
-struct chunk_op;
-struct local_copy;
-
-/* Memory that chunks are received into before they are scattered to many small tensors: transfer_staging.c. */
-struct staging {
-    uint64_t need, used;
-    struct region *region; /* or, for little memory: */
-    uint8_t *heap;
-    uint64_t heap_bytes; /* charged */
-    region_ready on_ready;
-};
-
-/* The memory kinds and devices of the tensors of an object on another node. */
-struct memory_placement {
-    char memory[PLACING_MAX][33];
-    char device[PLACING_MAX][65]; /* uuids of devices of the owner's node */
-    uint32_t of[]; /* [n tensors] index into the two */
-};
-
-struct transfer_kind;
-
-struct transfer {
-    struct transfers *transfers;
-    const struct transfer_kind *kind; /* what depends on where the bytes come from (transfer_impl.h) */
-    struct sm sm;
-    uint64_t id;
-    struct list fetches;     /* struct fetch.by_transfer */
-    unsigned n_fetches;      /* fetches that have joined since the start; if more than one, they share the result */
-    struct client *client;   /* the client of its first fetch; NULL when all its fetches have ended */
-    struct account *account; /* of the requester: a reference */
-    struct rdt_ref ref;
-    Rdt__Pb__Slice *slice; /* owned; NULL: the whole object */
-    Rdt__Pb__FetchMode mode;
-    char wish_transport[65], wish_least[65], wish_group[65];
-    bool meta_only;
-    uint64_t self_copy_bytes; /* the client copies up to this many bytes into the targets itself */
-    char wish_memory[33], wish_device[65]; /* where the tensors shall be; "": where they are */
-    bool host_stays;
-    struct target *target; /* NULL: the daemon allocates memory */
-    uint32_t filled_from, filled_to; /* how many regions of the object and of the target have all their pages (region_fill.h) */
-    struct device_destination *destination; /* memory of several kinds, or on a device; NULL: host memory */
-    bool target_is_destination;             /* `destination` has become `target` */
-
-    /* Objects in several kinds of memory: transfer_subpull.c. */
-    struct memory_placement *placement; /* NULL: all tensors are in host memory */
-    struct subpulls *subpulls;      /* the sub-pulls that move the object; NULL: one pull moves all of it */
-    struct transfer *parent;     /* the pull that this sub-pull belongs to; NULL: it is no sub-pull */
-    struct list by_parent;
-    uint32_t *select; /* [n_select] the tensors of the parent that this sub-pull moves */
-    uint32_t n_select;
-    bool subpull_done;
-    bool staged_here, staged_there; /* the path goes through host memory on this or the other node */
-    bool single;                    /* every chunk is of one tensor, since an end is device memory */
-    struct stage *stage;            /* with staged_here: the pinned slots; NULL: not yet */
-    region_ready stage_ready;
-    struct device_place *to_places; /* [target->n] for the device copies */
-    struct deadline stall; /* no progress; while ABORT or REWIND: the grace time */
-    uint64_t stall_bytes;  /* bytes done when `stall` was set */
-    struct transfer_record record;
-
-    /* An object of this node: transfer_local.c. */
-    struct object_waiter waiter;
-    struct client_wake wake; /* the object was put: the fetch is served in its client's turn of the loop */
-    struct object *woken;    /* the object that was put; held until then */
-    struct object *object;   /* held and pinned during a copy */
-    struct local_copy *copy; /* the copy under way, or NULL */
-    struct name_waiter named;
-    uint64_t version; /* of the published name, if the ref is one */
-
-    /* What is moved. */
-    struct layout *source; /* the tensors of the object, sliced; of another node's object the shapes only */
-    struct layout *packed; /* the layout of the tensors in the byte stream */
-    uint64_t stream_bytes;
-    struct region *received;         /* memory for the stream; NULL with a target */
-    struct reservation *reservation; /* of the fetch message, until the transfer joins a group; borrowed */
-    struct reservation_group *group; /* the group that reserves memory together (reservation.h); NULL: none */
-    struct list by_group;
-    uint64_t group_bytes;
-    void (*on_room)(struct transfer *);
-    struct chunk_plan *plan;
-    struct staging staging;
-    uint32_t next_chunk, chunks_done;
-    uint32_t first_chunk;   /* earlier chunks have arrived in an earlier attempt */
-    unsigned n_ops;         /* operations and pool work that may touch memory */
-    struct chunk_op **chunk_ops; /* [plan->n] receives or reads under way */
-    enum rdt_status failed; /* first failure of an operation */
-    char failure[192];
-    uint64_t asked; /* peer_session.asked whose answer decides about the failure; 0: none */
-
-    /* An object of another node: transfer_in.c and its neighbours. */
-    struct peer_session *peer;
-    struct list by_peer;        /* in peer_session.pending or .incoming */
-    struct peer_session *origin;   /* the node of the object; `peer` is another one while a replica there serves */
-    bool joinable;              /* other fetches may join (coalescer.h) */
-    bool keeps;                 /* a snapshot becomes a replica on this node */
-    bool no_redirect;           /* it has come back from a replica, or wants a certain path */
-    bool merged;                /* its fetches have joined another transfer: it leaves no record */
-    struct coalesced *coalesced;  /* until it is answered; NULL: it goes alone */
-    struct deadline turn;       /* QUEUED: the transfer before it has ended; at a replica: how long its node may stay silent */
-    struct deadline unwanted;   /* set when the last other node has stopped pulling its replica */
-    int64_t patience_ns;        /* at a replica */
-    struct replica *replica;    /* the replica that it fills: a reference; NULL: none */
-    struct broadcast_member *member;          /* this node's part of a broadcast (transfer_broadcast_member.c); NULL: none */
-    bool collective;              /* with `member`: the chunks come by the transport's own broadcast */
-    uint64_t chunk_bytes;       /* the size of chunks that the root uses; 0: as this daemon is configured */
-    bool from_copy;             /* a replica on this node serves it, as if it were an object of this node */
-    struct peer_transport *connection; /* referenced while chunks are posted */
-    struct list by_connection;
-    bool one_sided, have_meta;
-    bool fell_back;                 /* counted in transfers->fell_back */
-    bool contiguous;                /* from the answer: at the owner */
-    char preferred[65], memory[65]; /* from the answer: transport, memory kind */
-    char producer[65];              /* from the answer: the name of the client; "": it has ended */
-    const uint8_t *metadata; /* the object's, or own_metadata */
-    size_t metadata_bytes;
-    uint8_t *own_metadata; /* owned, and its bytes are charged to the account; NULL: none */
-    uint8_t *inline_data;
-    bool is_inline;
-    struct layout *remote;              /* one-sided: the layout at the owner; regions are indexes into keys */
-    uint8_t (*keys)[RDT_KEY_MAX_BYTES]; /* [n_keys] */
-    size_t *key_bytes;
-    size_t n_keys;
-};
-
-struct fetch {
-    struct client *client;
-    uint64_t handle;
-    struct transfer *transfer;
-    struct list by_transfer;
-    struct deadline deadline;
-    uint64_t message; /* client->n_fetch_messages of its message; 0: each answer brings its own fds */
-    bool cow;     /* memory that several fetches share is to be mapped privately */
-    bool counted; /* counted in transfers->joined */
-    bool merged;  /* it joined a transfer: `version` of the name is its own */
-    uint64_t version;
-};
+struct reservation; /* memory for all items of a message (reservation.h) */
+struct fetch;       /* one item of a FETCH message of a client */
+struct transfer;    /* one move of bytes for one or more fetches */
 
 void transfers_init(struct transfers *transfers);
 void transfers_fini(struct transfers *transfers);
@@ -340,6 +191,11 @@ uint64_t transfers_evict_replicas(struct transfers *transfers, uint64_t bytes);
 /* The daemon stops and takes no more puts: transfers that wait for one fail now with SHUTTING_DOWN. */
 void transfers_refuse_parked(struct transfers *transfers);
 
+/* What the caller of fetch_start may know of a transfer. */
+uint64_t transfer_id(const struct transfer *transfer);
+unsigned transfer_fetch_count(const struct transfer *transfer); /* how many fetches have joined it since its start */
+bool transfer_is_local(const struct transfer *transfer);        /* its ref names an object of this node */
+
 /* Starts one item of a FETCH for the client. `twin` is an earlier transfer of the same message that the item may join, found by the
  * caller with fetch_joinable; NULL: none. *transfer_p is what the caller must transfer_go with; NULL: it joined one that goes already.
  * On error nothing was started: the caller answers. */
@@ -348,8 +204,9 @@ enum rdt_status fetch_start(struct transfers *transfers, struct client *client, 
                             struct rdt_error *err);
 bool fetch_joinable(const Rdt__Pb__Fetch *message, const Rdt__Pb__FetchItem *a, const Rdt__Pb__FetchItem *b);
 
-/* Begins a transfer that fetch_start created, after all items of the message were started. It may end at once. */
-void transfer_go(struct transfer *transfer);
+/* Begins a transfer that fetch_start created, after all items of the message were started. It may end at once. `reservation` is the
+ * reservation of the message, which stays the caller's; NULL: the transfer reserves memory for itself. */
+void transfer_go(struct transfer *transfer, struct reservation *reservation);
 
 /* Ends a fetch with an error now, and its transfer too if no other fetch waits for it. */
 void fetch_fail(struct fetch *fetch, const struct rdt_error *err);

@@ -3,9 +3,9 @@
 #include <string.h>
 #include <strings.h>
 
+#include "daemon/base/text.h"
 #include "daemon/transfers/coalescer.h"
 #include "daemon/transfers/reservation.h"
-#include "daemon/base/text.h"
 #include "daemon/transfers/transfer_impl.h"
 #include "wire_ref.h"
 
@@ -22,62 +22,63 @@ enum rdt_status transfer_in_start(struct transfer *transfer, struct rdt_error *e
     status = peers_find(transfers->peers, transfer->ref.node, transfer->ref.address, transfer->account, &peer, err);
     if (status != RDT_OK)
         return status;
-    transfer->origin = peer_session_get(transfers, peer);
-    if (!transfer->origin)
+    transfer->pull.origin = peer_session_get(transfers, peer);
+    if (!transfer->pull.origin)
         return rdt_error_set(err, RDT_NO_MEMORY, "no memory for node %s", peer->name);
     text_copy(transfer->record.peer, sizeof transfer->record.peer, peer->name);
     if (peer->state == PEER_BACKOFF)
         return peer_away(peer, err);
-    transfer->stall.on_passed = transfer_in_on_stall;
-    if (!transfer->joinable || coalescer_begin(transfer)) {
-        reservation_join(transfer, transfer->origin); /* also while the link is to come up: all from that node wait for it */
-        transfer_in_pull_from(transfer, transfer->origin);
+    transfer->pull.stall.on_passed = transfer_in_on_stall;
+    if (!transfer->pull.joinable || coalescer_begin(transfer)) {
+        reservation_join(transfer,
+                         transfer->pull.origin); /* also while the link is to come up: all from that node wait for it */
+        transfer_in_pull_from(transfer, transfer->pull.origin);
         return RDT_OK;
     }
     if (!transfer->ref.is_name) /* which may be asked for long: the others need not wait for the next version */
-        reservation_join(transfer, transfer->origin);
-    transfer->peer = transfer->origin;
-    transfer->peer->n_in++;
-    list_append(&transfer->peer->pending, &transfer->by_peer);
+        reservation_join(transfer, transfer->pull.origin);
+    transfer->pull.peer = transfer->pull.origin;
+    transfer->pull.peer->n_in++;
+    list_append(&transfer->pull.peer->pending, &transfer->pull.by_peer);
     transfer_set_state(transfer, TRANSFER_QUEUED);
     return RDT_OK;
 }
 
 void transfer_in_leave_peer(struct transfer *transfer)
 {
-    if (transfer->peer && !list_empty(&transfer->by_peer)) {
-        list_remove(&transfer->by_peer);
-        transfer->peer->n_in--;
+    if (transfer->pull.peer && !list_empty(&transfer->pull.by_peer)) {
+        list_remove(&transfer->pull.by_peer);
+        transfer->pull.peer->n_in--;
     }
-    transfer->peer = NULL;
+    transfer->pull.peer = NULL;
 }
 
 void transfer_in_pull_from(struct transfer *transfer, struct peer_session *session)
 {
     transfer_in_leave_peer(transfer);
-    transfer->peer = session;
+    transfer->pull.peer = session;
     session->n_in++;
     if (session->peer->state == PEER_UP) {
-        list_append(&session->incoming, &transfer->by_peer);
+        list_append(&session->incoming, &transfer->pull.by_peer);
         transfer_in_ask(transfer);
         return;
     }
-    list_append(&session->pending, &transfer->by_peer);
+    list_append(&session->pending, &transfer->pull.by_peer);
     transfer_set_state(transfer, TRANSFER_LINK);
 }
 
 void transfer_in_go_on_after_coalesced(struct transfer *transfer)
 {
-    if (transfer->sm.state != TRANSFER_QUEUED || (transfer->coalesced && transfer->coalesced->asked))
+    if (transfer->sm.state != TRANSFER_QUEUED || (transfer->pull.coalesced && transfer->pull.coalesced->asked))
         return;
     if (transfer_replica_serves(transfer))
         return;
-    transfer_in_pull_from(transfer, transfer->origin);
+    transfer_in_pull_from(transfer, transfer->pull.origin);
 }
 
-static void on_turn(struct deadline *deadline)
+static void on_resume(struct deadline *deadline)
 {
-    transfer_in_go_on_after_coalesced(container_of(deadline, struct transfer, turn));
+    transfer_in_go_on_after_coalesced(container_of(deadline, struct transfer, pull.resume));
 }
 
 /* Whoever waited for its answer goes on when the loop turns: who calls here may be in the middle of another one's end. */
@@ -89,8 +90,8 @@ void transfer_in_leave_coalesced(struct transfer *transfer)
 
     if (!next || next->sm.state != TRANSFER_QUEUED)
         return;
-    next->turn.on_passed = on_turn;
-    if (!deadline_set(transfers->deadlines, &next->turn, 0))
+    next->pull.resume.on_passed = on_resume;
+    if (!deadline_set(transfers->deadlines, &next->pull.resume, 0))
         transfer_in_go_on_after_coalesced(next);
 }
 
@@ -120,19 +121,19 @@ void transfer_in_ask(struct transfer *transfer)
 
     transfer_set_state(transfer, TRANSFER_ASKED);
     coalescer_asked(transfer);
-    if (!transfer->meta_only && !transfer->parent && !subpulls_wanted_here(transfer) && transfer->target) {
+    if (!transfer->wish.meta_only && !transfer->subpull.parent && !subpulls_wanted_here(transfer) && transfer->target) {
         struct transfers *transfers = transfer->transfers;
         uint64_t id = transfer->id;
         transfer_in_early(transfer);
         if (map_get_u64(&transfers->by_id, id) != transfer || transfer->sm.state == TRANSFER_ABORT)
             return; /* its receives could not be posted: it has failed */
     }
-    if (transfer->sm.state == TRANSFER_EARLY && transfer->failed == RDT_OK) { /* else a receive could not be posted */
-        start.transport = (char *)transfer->connection->transport->name;
+    if (transfer->sm.state == TRANSFER_EARLY && transfer->pull.failed == RDT_OK) { /* else a receive could not be posted */
+        start.transport = (char *)transfer->pull.connection->transport->name;
         start.chunk_bytes = transfer->transfers->options->chunk_bytes;
-        start.epoch = transfer->connection->epoch;
+        start.epoch = transfer->pull.connection->epoch;
         pull.start = &start;
-        layout_to_wire(transfer->packed, false, transfer->peer->peer->tensor_runs ? &rows : NULL, &expect);
+        layout_to_wire(transfer->packed, false, transfer->pull.peer->peer->tensor_runs ? &rows : NULL, &expect);
         pull.expect = &expect;
     }
     wire_ref_from(&transfer->ref, &ref);
@@ -141,25 +142,25 @@ void transfer_in_ask(struct transfer *transfer)
     pull.transfer = transfer->id;
     pull.ref = &ref;
     pull.requester = &requester;
-    pull.slice = transfer->slice;
+    pull.slice = transfer->wish.slice;
     pull.timeout_ns = time_left_ns(transfer);
-    pull.meta_only = transfer->meta_only;
-    pull.tell_parked = transfer->group != NULL;
-    pull.keep = transfer->keeps && transfer->peer == transfer->origin;
-    pull.no_redirect = transfer->no_redirect;
-    pull.from_copy = transfer->peer != transfer->origin;
-    if (transfer->wish_transport[0] == '\0' ||
-        strcasecmp(transfer->wish_transport, "inline") == 0) /* else they go another way */
+    pull.meta_only = transfer->wish.meta_only;
+    pull.tell_parked = transfer->reserve.group != NULL;
+    pull.keep = transfer->pull.keeps && transfer->pull.peer == transfer->pull.origin;
+    pull.no_redirect = transfer->pull.no_redirect;
+    pull.from_copy = transfer->pull.peer != transfer->pull.origin;
+    if (transfer->wish.transport[0] == '\0' ||
+        strcasecmp(transfer->wish.transport, "inline") == 0) /* else they go another way */
         pull.inline_max_bytes = transfer->transfers->options->inline_max_bytes;
     pull.parts = true;
-    if (transfer->parent || subpulls_wanted_here(transfer))
+    if (transfer->subpull.parent || subpulls_wanted_here(transfer))
         pull.inline_max_bytes = 0;
-    if (transfer->parent) {
-        pull.part_of = transfer->parent->id;
-        pull.tensors = transfer->select;
-        pull.n_tensors = transfer->n_select;
+    if (transfer->subpull.parent) {
+        pull.part_of = transfer->subpull.parent->id;
+        pull.tensors = transfer->subpull.select;
+        pull.n_tensors = transfer->subpull.n_select;
     }
-    if (peer_session_send(transfer->peer, RDT_PEER_PULL, &pull.base, &err) != RDT_OK)
+    if (peer_session_send(transfer->pull.peer, RDT_PEER_PULL, &pull.base, &err) != RDT_OK)
         transfer_fail_err(transfer, &err);
 }
 
@@ -167,8 +168,9 @@ void transfer_in_send_abort(struct transfer *transfer)
 {
     Rdt__Pb__PullAbort abort_message = RDT__PB__PULL_ABORT__INIT;
 
-    if (!transfer->peer)
+    if (!transfer->pull.peer)
         return; /* it was on its way back, and has told already */
     abort_message.transfer = transfer->id;
-    (void)peer_session_send(transfer->peer, RDT_PEER_PULL_ABORT, &abort_message.base, NULL); /* link down: the owner knows */
+    (void)peer_session_send(transfer->pull.peer, RDT_PEER_PULL_ABORT, &abort_message.base,
+                            NULL); /* link down: the owner knows */
 }

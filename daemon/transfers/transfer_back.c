@@ -13,15 +13,15 @@ void transfer_in_choose_again(struct transfer *transfer)
 
     if (!subpulls_needed(transfer) && transfer_in_choose(transfer, false, NULL) == RDT_OK)
         chosen = record_chosen(&transfer->record);
-    if (transfer->failed == RDT_OK && chosen && !chosen->one_sided &&
-        strcmp(chosen->name, transfer->connection->transport->name) == 0) {
+    if (transfer->pull.failed == RDT_OK && chosen && !chosen->one_sided &&
+        strcmp(chosen->name, transfer->pull.connection->transport->name) == 0) {
         transfer_set_state(transfer, TRANSFER_MOVE);
         transfer_in_watch(transfer);
         transfer_in_ask_start(transfer);
         return;
     }
     transfer_set_state(transfer, TRANSFER_REWIND);
-    (void)deadline_set(transfers->deadlines, &transfer->stall, (int64_t)transfers->options->quiesce_grace_ns);
+    (void)deadline_set(transfers->deadlines, &transfer->pull.stall, (int64_t)transfers->options->quiesce_grace_ns);
     transfer_in_cancel_ops(transfer);
     transfer_in_rewound(transfer);
 }
@@ -34,33 +34,33 @@ void transfer_in_forget_answer(struct transfer *transfer)
     transfer_in_free_metadata(transfer);
     transfer->source = transfer->packed = NULL;
     transfer->stream_bytes = 0;
-    transfer->have_meta = false;
+    transfer->pull.answer.arrived = false;
 }
 
 /* The operations on that connection have ended: nothing of them counts. */
 static void rewind_move(struct transfer *transfer)
 {
-    transfer->failed = RDT_OK;
-    deadline_unset(transfer->transfers->deadlines, &transfer->stall);
+    transfer->pull.failed = RDT_OK;
+    deadline_unset(transfer->transfers->deadlines, &transfer->pull.stall);
     order_leave(&transfer->record);
-    list_remove(&transfer->by_connection);
-    transfer->connection = NULL;
-    if (transfer->replica)
-        replica_unplan(transfer->replica);
-    transfer->asked = 0;
-    free(transfer->plan);
-    free(transfer->chunk_ops);
-    free(transfer->remote);
-    free(transfer->keys);
-    free(transfer->key_bytes);
-    transfer->plan = NULL;
-    transfer->chunk_ops = NULL;
-    transfer->staging.used = 0;
-    transfer->collective = false; /* its cut stays: some of it may be there */
-    transfer->remote = NULL;
-    transfer->keys = NULL;
-    transfer->key_bytes = NULL;
-    transfer->next_chunk = transfer->chunks_done = 0; /* what came unasked counts for nothing */
+    list_remove(&transfer->pull.by_connection);
+    transfer->pull.connection = NULL;
+    if (transfer->pull.replica)
+        replica_unplan(transfer->pull.replica);
+    transfer->pull.ping = 0;
+    free(transfer->pull.plan);
+    free(transfer->pull.chunk_ops);
+    free(transfer->pull.remote);
+    free(transfer->pull.keys);
+    free(transfer->pull.key_bytes);
+    transfer->pull.plan = NULL;
+    transfer->pull.chunk_ops = NULL;
+    transfer->pull.staging.used = 0;
+    transfer->pull.collective = false; /* its cut stays: some of it may be there */
+    transfer->pull.remote = NULL;
+    transfer->pull.keys = NULL;
+    transfer->pull.key_bytes = NULL;
+    transfer->pull.next_chunk = transfer->pull.chunks_done = 0; /* what came unasked counts for nothing */
     transfer->record.bytes_done = 0;
 }
 
@@ -72,8 +72,8 @@ void transfer_in_go_back(struct transfer *transfer)
     if (transfer->sm.state != TRANSFER_REWIND)
         transfer_set_state(transfer, TRANSFER_REWIND);
     if (transfer->n_ops > 0) {
-        if (transfer->chunk_ops) {
-            (void)deadline_set(transfer->transfers->deadlines, &transfer->stall,
+        if (transfer->pull.chunk_ops) {
+            (void)deadline_set(transfer->transfers->deadlines, &transfer->pull.stall,
                                (int64_t)transfer->transfers->options->quiesce_grace_ns);
             transfer_in_cancel_ops(transfer);
         }
@@ -81,13 +81,13 @@ void transfer_in_go_back(struct transfer *transfer)
     }
     rewind_move(transfer);
     transfer_in_forget_answer(transfer);
-    peer = transfer->origin->peer;
+    peer = transfer->pull.origin->peer;
     if (peer->state == PEER_IDLE)
         (void)peers_find(transfer->transfers->peers, transfer->ref.node, transfer->ref.address, transfer->account, &peer, &err);
     else if (peer->state == PEER_BACKOFF)
         (void)peer_away(peer, &err);
     if (err.status == RDT_OK)
-        transfer_in_pull_from(transfer, transfer->origin);
+        transfer_in_pull_from(transfer, transfer->pull.origin);
     else
         transfer_fail_err(transfer, &err);
 }
@@ -114,7 +114,7 @@ void transfer_in_rewound(struct transfer *transfer)
 {
     if (transfer->n_ops > 0)
         return;
-    if (!transfer->peer) {
+    if (!transfer->pull.peer) {
         transfer_in_go_back(transfer);
         return;
     }

@@ -510,8 +510,8 @@ static enum rdt_status check_object(const struct transfers *transfers, const str
                              ref->id);
     for (uint32_t i = 0; i < object_n_places(object); i++)
         if (!region_is_host(object_region(object, i)))
-            return rdt_error_set(err, RDT_UNSUPPORTED, "object \"%s\" is in %s memory: copies are kept in host memory only", ref->id,
-                                 object_region(object, i)->kind->name);
+            return rdt_error_set(err, RDT_UNSUPPORTED, "object \"%s\" is in %s memory: copies are kept in host memory only",
+                                 ref->id, object_region(object, i)->kind->name);
         else if (!transport_moves(group->transport, object_region(object, i)->kind->name))
             return rdt_error_set(err, RDT_UNSUPPORTED, "%s does not read %s memory", group->transport->name,
                                  object_region(object, i)->kind->name);

@@ -11,8 +11,8 @@ struct other { /* a node of the group that is not this one */
     uint8_t uuid[16];
     const char *address; /* the group's */
     struct peer_session *session;
-    bool asked;           /* in this round */
-    bool done;            /* has its copy, or has failed */
+    bool asked;        /* in this round */
+    bool done;         /* has its copy, or has failed */
     struct serve *out; /* its part stands */
 };
 

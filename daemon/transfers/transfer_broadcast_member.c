@@ -53,7 +53,7 @@ static void say(struct peer_session *root, uint64_t number, const struct rdt_err
 /* The transfer goes on, or ends, as an ordinary pull. */
 static void leave_transfer(struct transfer *transfer)
 {
-    transfer->member = NULL;
+    transfer->pull.member = NULL;
     transfer->kind = &transfer_pull_kind;
 }
 
@@ -137,16 +137,16 @@ static void pull(struct broadcast_member *part)
         return;
     }
     part->transfer = transfer;
-    transfer->member = part;
-    transfer->collective = part->collective;
-    transfer->keeps = transfer->no_redirect = true;
-    transfer->chunk_bytes = part->collective ? part->chunk_bytes : 0;
-    text_copy(transfer->wish_transport, sizeof transfer->wish_transport, group->transport->name);
-    text_copy(transfer->wish_group, sizeof transfer->wish_group, group->name);
+    transfer->pull.member = part;
+    transfer->pull.collective = part->collective;
+    transfer->pull.keeps = transfer->pull.no_redirect = true;
+    transfer->pull.chunk_bytes = part->collective ? part->chunk_bytes : 0;
+    text_copy(transfer->wish.transport, sizeof transfer->wish.transport, group->transport->name);
+    text_copy(transfer->wish.group, sizeof transfer->wish.group, group->name);
     transfer->record.direction = "in";
     text_copy(transfer->record.peer, sizeof transfer->record.peer, part->root->peer->name);
-    transfer->stall.on_passed = transfer_in_on_stall;
-    transfer->origin = part->root;
+    transfer->pull.stall.on_passed = transfer_in_on_stall;
+    transfer->pull.origin = part->root;
     transfer_in_pull_from(transfer, part->root);
 }
 
@@ -164,7 +164,7 @@ static void begin(struct broadcast_member *part)
 
 struct group *transfer_member_group(const struct transfer *transfer)
 {
-    const struct broadcast_member *part = transfer->member;
+    const struct broadcast_member *part = transfer->pull.member;
     struct group *group = group_by_token(transfer->transfers->groups, part->token, sizeof part->token);
 
     return group && group->sm.state != GROUP_ENDING && group->epoch == part->epoch ? group : NULL;
@@ -172,13 +172,13 @@ struct group *transfer_member_group(const struct transfer *transfer)
 
 uint64_t transfer_member_number(const struct transfer *transfer)
 {
-    return transfer->member ? transfer->member->number : 0;
+    return transfer->pull.member ? transfer->pull.member->number : 0;
 }
 
 /* The pull has found a copy here: another fetch was faster, or one from before may serve again. */
 static void give_way(struct transfer *transfer, struct replica *replica, bool replicated)
 {
-    struct broadcast_member *part = transfer->member;
+    struct broadcast_member *part = transfer->pull.member;
 
     if (replicated)
         replica->epoch = part->root->peer->epoch;
@@ -194,10 +194,10 @@ bool transfer_member_answered(struct transfer *transfer, const Rdt__Pb__PullMeta
 {
     struct transfers *transfers = transfer->transfers;
     struct replica *replica = replica_find(&transfers->replicas, transfer->ref.node, transfer->ref.generation);
-    struct peer_session *root = transfer->member->root;
+    struct peer_session *root = transfer->pull.member->root;
     uint64_t most = transfers->options->replicas_max_bytes, generation = transfer->ref.generation;
 
-    if (replica && replica != transfer->replica) {
+    if (replica && replica != transfer->pull.replica) {
         give_way(transfer, replica, meta->kept);
         return true;
     }
@@ -206,7 +206,7 @@ bool transfer_member_answered(struct transfer *transfer, const Rdt__Pb__PullMeta
     else if (meta->bytes > most)
         transfer_fail(transfer, RDT_LIMIT, "a copy of %llu bytes is more than this node keeps of all (replicas_max, %llu)",
                       (unsigned long long)meta->bytes, (unsigned long long)most);
-    else if (!meta->kept || (!transfer->replica && !replica_create(transfer, meta)))
+    else if (!meta->kept || (!transfer->pull.replica && !replica_create(transfer, meta)))
         transfer_fail(transfer, RDT_NO_MEMORY, "no memory to keep a copy");
     else
         return false;
@@ -217,12 +217,12 @@ bool transfer_member_answered(struct transfer *transfer, const Rdt__Pb__PullMeta
 
 void transfer_member_whole(struct transfer *transfer)
 {
-    struct broadcast_member *part = transfer->member;
+    struct broadcast_member *part = transfer->pull.member;
     struct rdt_error err;
 
     if (!part)
         return;
-    if (transfer->replica && transfer->replica->listed) {
+    if (transfer->pull.replica && transfer->pull.replica->listed) {
         finish(part, NULL);
         return;
     }
@@ -234,7 +234,7 @@ void transfer_member_whole(struct transfer *transfer)
  * root the pull may not have come to rest yet. false: no memory. */
 static bool go_back(struct transfer *transfer)
 {
-    transfer->wish_transport[0] = transfer->wish_group[0] = '\0';
+    transfer->wish.transport[0] = transfer->wish.group[0] = '\0';
     transfer->record.error[0] = '\0';
     return transfer_in_ask_anew(transfer);
 }
@@ -242,16 +242,16 @@ static bool go_back(struct transfer *transfer)
 static bool may_go_back(const struct transfer *transfer)
 {
     return !list_empty(&transfer->fetches) && !transfer->transfers->closing && transfer->sm.state != TRANSFER_ABORT &&
-           transfer->sm.state != TRANSFER_REWIND && transfer->peer && transfer->origin->peer->state == PEER_UP;
+           transfer->sm.state != TRANSFER_REWIND && transfer->pull.peer && transfer->pull.origin->peer->state == PEER_UP;
 }
 
 bool transfer_member_failed(struct transfer *transfer, const struct rdt_error *err)
 {
-    if (!transfer->member)
+    if (!transfer->pull.member)
         return false;
     if (!transfer->record.error[0])
         (void)snprintf(transfer->record.error, sizeof transfer->record.error, "%s: %s", rdt_status_name(err->status), err->msg);
-    finish(transfer->member, err);
+    finish(transfer->pull.member, err);
     if (may_go_back(transfer) && go_back(transfer))
         return true;
     if (!list_empty(&transfer->fetches))
@@ -275,8 +275,8 @@ static struct broadcast_member *find(const struct peer_session *root, uint64_t n
     return NULL;
 }
 
-static enum rdt_status part_new(struct peer_session *root, const Rdt__Pb__GroupBroadcast *message, struct broadcast_member **part_p,
-                                struct rdt_error *err)
+static enum rdt_status part_new(struct peer_session *root, const Rdt__Pb__GroupBroadcast *message,
+                                struct broadcast_member **part_p, struct rdt_error *err)
 {
     struct transfers *transfers = root->transfers;
     struct group *group = group_by_token(transfers->groups, message->group.data, message->group.len);

@@ -10,7 +10,7 @@
 
 static bool wants_kind(const struct transfer *transfer)
 {
-    return transfer->wish_memory[0] != '\0' && strcasecmp(transfer->wish_memory, "host") != 0;
+    return transfer->wish.memory[0] != '\0' && strcasecmp(transfer->wish.memory, "host") != 0;
 }
 
 bool client_maps(const struct client *client, const char *kind)
@@ -30,11 +30,11 @@ static enum rdt_status find_wish(const struct transfer *transfer, struct memory_
     *device_p = NULL;
     if (!wants_kind(transfer))
         return RDT_OK;
-    kind = plugins_memory_kind(transfer->transfers->plugins, transfer->wish_memory);
+    kind = plugins_memory_kind(transfer->transfers->plugins, transfer->wish.memory);
     if (!kind || !kind->available || memory_kind_is_host(kind))
-        return rdt_error_set(err, RDT_UNSUPPORTED, "no memory kind \"%s\" is loaded here%s%s", transfer->wish_memory,
+        return rdt_error_set(err, RDT_UNSUPPORTED, "no memory kind \"%s\" is loaded here%s%s", transfer->wish.memory,
                              kind && kind->why_not[0] ? ": " : "", kind ? kind->why_not : "");
-    *device_p = memory_kind_device(kind, transfer->wish_device, &why);
+    *device_p = memory_kind_device(kind, transfer->wish.device, &why);
     if (*device_p)
         return RDT_OK;
     if (err)
@@ -56,9 +56,9 @@ enum rdt_status destination_check_wish(const struct transfer *transfer, struct r
 static struct memory_device *place_for(const struct transfer *transfer, struct memory_device *from, bool on_device,
                                        struct memory_device *wish)
 {
-    if (transfer->wish_memory[0] == '\0') /* on this node where it lies, if that can be mapped */
+    if (transfer->wish.memory[0] == '\0') /* on this node where it lies, if that can be mapped */
         return from && transfer->client && client_maps(transfer->client, from->kind->name) ? from : NULL;
-    return on_device || !transfer->host_stays ? wish : NULL;
+    return on_device || !transfer->wish.host_stays ? wish : NULL;
 }
 
 /* A kind that is named stays, though nothing may lie there for a while yet. */
@@ -76,7 +76,7 @@ static void drop_plan(struct transfer *transfer)
 }
 
 enum rdt_status destination_plan(struct transfer *transfer, struct memory_device *const *from, bool always, bool *elsewhere_p,
-                             struct rdt_error *err)
+                                 struct rdt_error *err)
 {
     const struct layout *source = transfer->source;
     struct memory_device *wish, **to;
@@ -91,7 +91,9 @@ enum rdt_status destination_plan(struct transfer *transfer, struct memory_device
         return rdt_error_set(err, RDT_NO_MEMORY, "no memory for the tensors' places");
     for (uint32_t i = 0; i < source->count; i++) {
         struct memory_device *at = from ? from[i] : NULL;
-        bool on_device = from ? at != NULL : transfer->placement && strcmp(transfer->placement->memory[transfer->placement->of[i]], "host") != 0;
+        bool on_device = from ? at != NULL
+                              : transfer->pull.placement &&
+                                    strcmp(transfer->pull.placement->memory[transfer->pull.placement->of[i]], "host") != 0;
         if (layout_bytes(source, i) == 0)
             continue;
         to[i] = place_for(transfer, at, on_device, wish);
@@ -100,8 +102,9 @@ enum rdt_status destination_plan(struct transfer *transfer, struct memory_device
     }
     if (any && !transfer->target) {
         transfer->destination = calloc(1, sizeof *transfer->destination);
-        status = transfer->destination ? placing_make(source, to, &transfer->destination->placing, &transfer->destination->layout, err)
-                                   : rdt_error_set(err, RDT_NO_MEMORY, "no memory for the tensors' places");
+        status = transfer->destination
+                     ? placing_make(source, to, &transfer->destination->placing, &transfer->destination->layout, err)
+                     : rdt_error_set(err, RDT_NO_MEMORY, "no memory for the tensors' places");
         if (status == RDT_OK)
             use_kinds(&transfer->destination->placing, memory_kind_use);
         else
@@ -185,9 +188,9 @@ enum rdt_status destination_reserve(struct transfer *transfer, region_ready on_r
         struct region *region = own && !device ? region_cache_take(&transfer->client->cache, bytes, REGION_RECEIVED) : NULL;
 
         if (!region)
-            status = region_alloc(transfer->transfers->regions, device ? device->kind->name : "host", device ? device->uuid : "",
-                                  bytes, REGION_RECEIVED, transfer->account, own ? transfer->client->id : 0, &region, on_ready,
-                                  transfer, err);
+            status = region_alloc(transfer->transfers->regions, device ? device->kind->name : "host",
+                                  device ? device->uuid : "", bytes, REGION_RECEIVED, transfer->account,
+                                  own ? transfer->client->id : 0, &region, on_ready, transfer, err);
         if (status == RDT_OK)
             destination_take(transfer, region);
     }

@@ -75,8 +75,8 @@ static void connect_side(struct peer_transport *pt)
     sm_move(&pt->sm, PT_CONNECTED);
 }
 
-struct peer_transport *transfer_group_connection(struct peer_session *session, struct group *group, const struct group_rank *here,
-                                          const struct group_rank *there)
+struct peer_transport *transfer_group_connection(struct peer_session *session, struct group *group,
+                                                 const struct group_rank *here, const struct group_rank *there)
 {
     uint32_t rank_here = (uint32_t)(here - group->ranks), rank_there = (uint32_t)(there - group->ranks);
     struct peer_transport *pt;
@@ -130,7 +130,7 @@ static void gone(struct peer_transport *pt)
     list_remove(&pt->by_group);
     pt->group = NULL;
     list_for_each_safe (node, &pt->users_in) {
-        struct transfer *transfer = container_of(node, struct transfer, by_connection);
+        struct transfer *transfer = container_of(node, struct transfer, pull.by_connection);
         if (transfer->sm.state == TRANSFER_CONNECT)
             transfer_fail(transfer, RDT_TRANSPORT, "%s: the group is destroyed", pt->transport->name);
     }
@@ -203,14 +203,16 @@ void transfers_on_group(struct transfers *transfers, struct group *group, enum g
 static bool ranks_of(const struct transfer *transfer, const struct group *group, const struct group_rank **here_p,
                      const struct group_rank **there_p, char why_p[192])
 {
-    const struct peer *peer = transfer->peer->peer;
-    const struct client *client = transfer->parent ? transfer->parent->client : transfer->client;
-    const char *from = transport_moves(group->transport, transfer->memory) ? transfer_source_device(transfer) : ""; /* staged */
+    const struct peer *peer = transfer->pull.peer->peer;
+    const struct client *client = transfer->subpull.parent ? transfer->subpull.parent->client : transfer->client;
+    const char *from =
+        transport_moves(group->transport, transfer->pull.answer.memory) ? transfer_source_device(transfer) : ""; /* staged */
     const char *to =
         transport_moves(group->transport, transfer_target_memory(transfer)) ? transfer_target_device(transfer) : "";
 
     *here_p = group_rank_for(group, transfer->transfers->node->uuid, to, client ? client->name : NULL);
-    *there_p = group_rank_for(group, peer->uuid, from, transfer->producer[0] ? transfer->producer : NULL);
+    *there_p =
+        group_rank_for(group, peer->uuid, from, transfer->pull.answer.producer[0] ? transfer->pull.answer.producer : NULL);
     if (*here_p && *there_p)
         return true;
     if (why_p && !*here_p)
@@ -225,18 +227,20 @@ static bool ranks_of(const struct transfer *transfer, const struct group *group,
 struct group *transfer_group_of(const struct transfer *transfer, const struct transport *transport, char why_p[192])
 {
     const struct transfers *transfers = transfer->transfers;
-    const struct client *client = transfer->parent ? transfer->parent->client : transfer->client;
+    const struct client *client = transfer->subpull.parent ? transfer->subpull.parent->client : transfer->client;
     const char *reader = client ? client->name : NULL;
     /* A copy serves for its node, and so does a node whose client has left what it put. */
-    const char *producer = transfer->producer[0] && transfer->peer == transfer->origin ? transfer->producer : NULL;
+    const char *producer = transfer->pull.answer.producer[0] && transfer->pull.peer == transfer->pull.origin
+                               ? transfer->pull.answer.producer
+                               : NULL;
     const struct group_rank *here, *there;
     struct group *shared = NULL;
     bool shared_will_do = false;
 
-    if (transfer->member) {
+    if (transfer->pull.member) {
         shared = transfer_member_group(transfer);
         if (!shared && why_p)
-            (void)snprintf(why_p, 192, "group %.40s has ended, or been formed anew", transfer->wish_group);
+            (void)snprintf(why_p, 192, "group %.40s has ended, or been formed anew", transfer->wish.group);
         return shared && shared->transport == transport ? shared : NULL;
     }
     list_for_each (node, &transfers->groups->all) {
@@ -244,10 +248,10 @@ struct group *transfer_group_of(const struct transfer *transfer, const struct tr
         bool fits;
         if (group->transport != transport || group->sm.state == GROUP_ENDING || !reader ||
             !owner_equal(&group->owner, &transfer->account->owner) ||
-            (transfer->wish_group[0] && strcmp(transfer->wish_group, group->name) != 0))
+            (transfer->wish.group[0] && strcmp(transfer->wish.group, group->name) != 0))
             continue;
         if (!group_has(group, transfers->node->uuid, reader, NULL) ||
-            !group_has(group, transfer->peer->peer->uuid, producer, NULL))
+            !group_has(group, transfer->pull.peer->peer->uuid, producer, NULL))
             continue;
         fits = !group->ranks || ranks_of(transfer, group, &here, &there, NULL);
         if (fits && group->sm.state == GROUP_READY)
@@ -257,15 +261,15 @@ struct group *transfer_group_of(const struct transfer *transfer, const struct tr
         shared = group;
         shared_will_do = fits && group_is_coming(group);
     }
-    if (!shared && why_p && transfer->wish_group[0])
+    if (!shared && why_p && transfer->wish.group[0])
         (void)snprintf(why_p, 192, "client \"%.40s\" of node %.40s is not in group %.40s", producer ? producer : "(gone)",
-                       transfer->peer->peer->name, transfer->wish_group);
+                       transfer->pull.peer->peer->name, transfer->wish.group);
     else if (!shared && why_p)
         (void)snprintf(
             why_p, 192,
             "client \"%.24s\" here and \"%.24s\" of node %.24s share no %.12s group: rdt_group_create (rdtctl groups "
             "create) makes one",
-            reader ? reader : "(gone)", producer ? producer : "(gone)", transfer->peer->peer->name, transport->name);
+            reader ? reader : "(gone)", producer ? producer : "(gone)", transfer->pull.peer->peer->name, transport->name);
     return shared;
 }
 
@@ -273,7 +277,8 @@ struct peer_transport *transfer_group_side(const struct transfer *transfer, stru
 {
     const struct group_rank *here, *there;
 
-    return ranks_of(transfer, group, &here, &there, NULL) ? transfer_group_connection(transfer->peer, group, here, there) : NULL;
+    return ranks_of(transfer, group, &here, &there, NULL) ? transfer_group_connection(transfer->pull.peer, group, here, there)
+                                                          : NULL;
 }
 
 void transfer_group_offer(const struct transfer *transfer, struct transport *transport, struct path_offer *offer,
@@ -288,9 +293,10 @@ void transfer_group_offer(const struct transfer *transfer, struct transport *tra
                                  .speed = transport->ops.speed,
                                  .here_version = transport->version,
                                  .there_version = transport->version, /* it could not have been formed else */
-                                 .moves_source = transport_moves(transport, transfer->memory),
+                                 .moves_source = transport_moves(transport, transfer->pull.answer.memory),
                                  .moves_target = transport_moves(transport, target),
-                                 .stages_source = strcmp(transfer->memory, "host") != 0 && transport_moves(transport, "host"),
+                                 .stages_source =
+                                     strcmp(transfer->pull.answer.memory, "host") != 0 && transport_moves(transport, "host"),
                                  .stages_target = strcmp(target, "host") != 0 && transport_moves(transport, "host")};
     if (!transport->available) {
         offer->here_why_not = transport->why_not;
@@ -306,7 +312,7 @@ void transfer_group_offer(const struct transfer *transfer, struct transport *tra
     }
     offer->group = group->name;
     if (group->sm.state == GROUP_READY)
-        pt = transfer_group_connection(transfer->peer, group, here, there);
+        pt = transfer_group_connection(transfer->pull.peer, group, here, there);
     if (pt && pt->sm.state == PT_CONNECTED) {
         uint32_t sides = transport->ops.sides(pt->conn.handle, offer->moves_target ? target : "host");
         offer->connected = true;
@@ -323,7 +329,7 @@ bool transfer_group_is_local(const struct transfer *transfer, const struct objec
 {
     const struct transfers *transfers = transfer->transfers;
     const struct transport *transport =
-        transfer->wish_transport[0] ? plugins_transport(transfers->plugins, transfer->wish_transport) : NULL;
+        transfer->wish.transport[0] ? plugins_transport(transfers->plugins, transfer->wish.transport) : NULL;
     const char *producer = object->producer ? object->producer->name : NULL;
 
     if (!transport || !transport_is_grouped(transport) || !transfer->client)
@@ -332,7 +338,7 @@ bool transfer_group_is_local(const struct transfer *transfer, const struct objec
         const struct group *group = container_of(node, struct group, link);
         if (group->transport == transport && group->sm.state != GROUP_ENDING &&
             owner_equal(&group->owner, &transfer->account->owner) &&
-            (!transfer->wish_group[0] || strcmp(transfer->wish_group, group->name) == 0) &&
+            (!transfer->wish.group[0] || strcmp(transfer->wish.group, group->name) == 0) &&
             group_has(group, transfers->node->uuid, transfer->client->name, NULL) &&
             group_has(group, transfers->node->uuid, producer, NULL))
             return true;
@@ -358,7 +364,8 @@ enum rdt_status transfer_group_start(struct serve *out, const Rdt__Pb__PullStart
                              "the reader's node and the producer of object \"%s\" are not both in group \"%s\"", out->ref.id,
                              group->name);
     if (!group->ranks || start->reader_rank >= group->n_ranks || start->owner_rank >= group->n_ranks ||
-        memcmp(group->ranks[start->reader_rank].node, out->session->peer->uuid, 16) != 0 || !group->ranks[start->owner_rank].here)
+        memcmp(group->ranks[start->reader_rank].node, out->session->peer->uuid, 16) != 0 ||
+        !group->ranks[start->owner_rank].here)
         return rdt_error_set(err, RDT_PROTOCOL, "ranks %u and %u of group \"%s\" are not on these two nodes",
                              start->reader_rank, start->owner_rank, group->name);
     here = &group->ranks[start->owner_rank];

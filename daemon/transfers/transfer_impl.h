@@ -18,7 +18,93 @@
 #define DAEMON_TRANSFER_IMPL_H
 
 #include "daemon/memory/device_copy.h"
+#include "daemon/transfers/reservation.h"
 #include "daemon/transfers/transfer.h"
+#include "daemon/transfers/transfer_local.h"
+#include "daemon/transfers/transfer_pull.h"
+#include "daemon/transfers/transfer_subpull.h"
+
+/* ---- the core of a transfer ---- */
+
+/* The target buffers of a client. */
+struct target {
+    struct layout *layout;
+    struct region_use *uses; /* [n], each with a reference and a pin of its region */
+    uint32_t n;
+    uint64_t heap_bytes; /* charged for a layout that came as runs, since the size of its message does not bound it */
+};
+
+/* Memory for tensors that go to devices: transfer_destination.c. */
+struct device_destination {
+    struct placing placing;
+    struct layout *layout; /* NULL: handed over to the target */
+    struct region *regions[PLACING_MAX];
+    uint32_t n_ready;
+};
+
+/* What the reader asks for. A sub-pull takes most of it over from its parent. */
+struct fetch_wish {
+    Rdt__Pb__Slice *slice; /* owned; NULL: the whole object */
+    Rdt__Pb__FetchMode mode;
+    bool meta_only;
+    char transport[65], least[65], group[65]; /* "": any path */
+    char memory[33], device[65];              /* where the tensors shall be; "": where they are */
+    bool host_stays;                          /* only tensors on devices move to `memory` */
+    uint64_t self_copy_bytes;                 /* the client copies up to this many bytes into the targets itself */
+};
+
+/* One move of bytes. The core is what every transfer has; `local`, `pull` and `subpull` belong to the kinds that they name. */
+struct transfer {
+    struct transfers *transfers;
+    const struct transfer_kind *kind; /* what depends on where the bytes come from */
+    struct sm sm;                     /* enum transfer_state */
+    uint64_t id;
+    struct transfer_record record;
+    struct rdt_ref ref;
+    uint64_t version;        /* of the published name, if the ref is one */
+    struct account *account; /* of the requester: a reference */
+    struct list fetches;     /* struct fetch.by_transfer */
+    unsigned n_fetches;      /* fetches that have joined since the start; if more than one, they share the result */
+    struct client *client;   /* the client of its first fetch; NULL when all its fetches have ended */
+    struct fetch_wish wish;
+    bool merged;    /* its fetches have joined another transfer: it leaves no record */
+    unsigned n_ops; /* operations and pool work that may touch memory */
+
+    /* What is moved. */
+    struct layout *source; /* the tensors of the object, sliced; of another node's object the shapes only */
+    struct layout *packed; /* the layout of the tensors in the byte stream; may be `source` */
+    uint64_t stream_bytes;
+    const uint8_t *metadata; /* borrowed from the object, or pull.own_metadata */
+    size_t metadata_bytes;
+
+    /* Where it goes. */
+    struct target *target;           /* NULL: the daemon allocates memory */
+    uint32_t filled_from, filled_to; /* how many regions of the object and of the target have all their pages (region_fill.h) */
+    struct device_destination *destination; /* memory of several kinds, or on a device; NULL: host memory */
+    bool target_is_destination;             /* `destination` has become `target` */
+    struct region *received;                /* memory for the stream; NULL with a target */
+    uint8_t *inline_data;                   /* the bytes themselves, if they travel in the answer */
+    bool is_inline;
+    struct reservation_item reserve;
+
+    struct local_fetch local;
+    struct pull pull;
+    struct subpull subpull;
+};
+
+/* One item of a client's FETCH message: it waits for a transfer until it is answered. */
+struct fetch {
+    struct client *client;
+    uint64_t handle;
+    struct transfer *transfer;
+    struct list by_transfer;
+    struct deadline deadline;
+    uint64_t message; /* client->n_fetch_messages of its message; 0: each answer brings its own fds */
+    bool cow;         /* memory that several fetches share is to be mapped privately */
+    bool counted;     /* counted in transfers->joined */
+    bool merged;      /* it joined a transfer: `version` of the name is its own */
+    uint64_t version;
+};
 
 /* ---- what transfers know of one peer; peer->session points to it ---- */
 
@@ -26,17 +112,17 @@ struct peer_session {
     struct list link; /* in transfers->sessions */
     struct transfers *transfers;
     struct peer *peer;
-    struct list pending;    /* struct transfer.by_peer: in state LINK or QUEUED */
-    struct list incoming;   /* struct transfer.by_peer: in state ASKED or later */
-    struct map serves;    /* the reader's number of its pull -> struct serve */
+    struct list pending;         /* struct transfer.pull.by_peer: in state LINK or QUEUED */
+    struct list incoming;        /* struct transfer.pull.by_peer: in state ASKED or later */
+    struct map serves;           /* the reader's number of its pull -> struct serve */
     struct list replica_entries; /* struct replica_entry.by_node: replicas of our objects on that node */
-    struct list lost_entries; /* the same, after the link was lost */
-    struct list transports; /* struct peer_transport.link */
-    struct list in_groups;  /* struct peer_transport.link: sides of groups with that node */
-    struct list parts;      /* struct broadcast_member.link: this node's parts of its broadcasts */
+    struct list lost_entries;    /* the same, after the link was lost */
+    struct list transports;      /* struct peer_transport.link */
+    struct list in_groups;       /* struct peer_transport.link: sides of groups with that node */
+    struct list parts;           /* struct broadcast_member.link: this node's parts of its broadcasts */
     unsigned n_parts;
-    unsigned n_in, n_out;   /* active transfers from and to that node */
-    unsigned n_replicas;    /* replicas here of its objects */
+    unsigned n_in, n_out; /* active transfers from and to that node */
+    unsigned n_replicas;  /* replicas here of its objects */
     uint64_t bytes_in, bytes_out;
     uint64_t fell_back;     /* transfers from that node by a slower transport than both nodes have */
     char fell_back_to[140]; /* what was logged last about that: "stream instead of ucx" */
@@ -50,7 +136,7 @@ void peer_session_doubt(struct transfer *transfer);
 
 /* Sends by peer_send. SHUTTING_DOWN while the daemon closes its transfers, since the peer may not exist any more. */
 enum rdt_status peer_session_send(struct peer_session *session, enum rdt_peer_message type, const ProtobufCMessage *message,
-                          struct rdt_error *err);
+                                  struct rdt_error *err);
 
 /* Finds or creates the session of a peer. NULL: no memory. */
 struct peer_session *peer_session_get(struct transfers *transfers, struct peer *peer);
@@ -76,10 +162,11 @@ enum peer_transport_state { PT_NONE, PT_OFFERED, PT_CONNECTED, PT_CLOSING };
 struct peer_transport {
     struct list link; /* in session->transports, or ->in_groups */
     struct peer_session *session;
-    struct group *group;   /* it is that node's side of this group, whose epoch is its own; NULL: a connection, or the group is gone */
-    struct list by_group;  /* in group->vias */
+    struct group
+        *group; /* it is that node's side of this group, whose epoch is its own; NULL: a connection, or the group is gone */
+    struct list by_group; /* in group->vias */
     uint32_t rank_here, rank_there;
-    char broken[192];      /* why it was taken down last; of a connection: since it was connected */
+    char broken[192]; /* why it was taken down last; of a connection: since it was connected */
     struct transport *transport;
     struct sm sm;
     struct plugin_conn conn;
@@ -95,7 +182,7 @@ struct peer_transport {
     bool difference_told; /* the log knows that the versions differ */
     unsigned failures;    /* in a row; delays the next try */
     struct deadline retry;
-    struct list users_in;  /* struct transfer.by_connection */
+    struct list users_in;  /* struct transfer.pull.by_connection */
     struct list users_out; /* struct serve.by_connection */
     struct list sending;   /* struct serve.in_turn: chunks left to post */
     unsigned sends_in_flight;
@@ -128,8 +215,8 @@ void peer_transport_offer_to_path(const struct peer_transport *pt, const char *s
 /* ---- groups (transfer_group.c) ---- */
 
 /* The node's side of the group. NULL: no memory. */
-struct peer_transport *transfer_group_connection(struct peer_session *session, struct group *group, const struct group_rank *here,
-                                          const struct group_rank *there);
+struct peer_transport *transfer_group_connection(struct peer_session *session, struct group *group,
+                                                 const struct group_rank *here, const struct group_rank *there);
 
 /* Between the ranks of the memory that it moves, its path being by that group. NULL: no memory. */
 struct peer_transport *transfer_group_side(const struct transfer *transfer, struct group *group);
@@ -162,7 +249,7 @@ struct chunk_op {
     struct transfer *in; /* a receive or read of this transfer, or */
     struct serve *out;   /* a send of this one; the other is NULL */
     uint32_t chunk;
-    uint8_t *staging; /* NULL: the operation moves the chunk from or to its tensors directly */
+    uint8_t *staging;          /* NULL: the operation moves the chunk from or to its tensors directly */
     struct device_place place; /* the staging memory as one end of a device copy */
     struct device_copy *copy;
     struct work work;
@@ -177,15 +264,7 @@ struct chunk_op {
  *   PREPARE, TURN, SENDING -> ABORT -> ENDED: it ends when no operation is left
  *   PARKED, OFFERED, PREPARE, TURN -> ENDED: it was answered whole, refused or given up, and nothing touches memory
  */
-enum serve_state {
-    SERVE_PARKED,
-    SERVE_OFFERED,
-    SERVE_PREPARE,
-    SERVE_TURN,
-    SERVE_SENDING,
-    SERVE_ABORT,
-    SERVE_ENDED
-};
+enum serve_state { SERVE_PARKED, SERVE_OFFERED, SERVE_PREPARE, SERVE_TURN, SERVE_SENDING, SERVE_ABORT, SERVE_ENDED };
 
 struct serve {
     struct transfers *transfers;
@@ -198,9 +277,9 @@ struct serve {
     bool meta_only;
     bool keep, no_redirect; /* what the reader asked for in PULL */
     uint64_t inline_max_bytes;
-    struct deadline deadline;             /* the reader's; while TURN: how long the reader may stay silent; while ABORT: the grace time */
-    struct replica *replica;              /* the replica that is served: a reference; NULL: an object of this node */
-    struct list by_replica;               /* in replica->pulls, or replicas->expected */
+    struct deadline deadline; /* the reader's; while TURN: how long the reader may stay silent; while ABORT: the grace time */
+    struct replica *replica;  /* the replica that is served: a reference; NULL: an object of this node */
+    struct list by_replica;   /* in replica->pulls, or replicas->expected */
     struct peer_transport *awaits_memory; /* OFFERED: the connection to begin with when the replica has memory */
     struct object_waiter waiter;
     struct name_waiter named;
@@ -223,15 +302,16 @@ struct serve {
     struct peer_transport *connection;
     struct list by_connection, in_turn;
     bool one_sided;
-    bool turns;            /* the reader's operations stand in ordered queues */
-    struct broadcast *broadcast; /* SENDING: the reader gets its bytes by this broadcast (transfer_broadcast.h); NULL: by sends */
-    bool collective;               /* the broadcast is the transport's own */
-    uint64_t broadcast_number;   /* the broadcast that the reader takes part in; 0: none */
-    bool gathering;        /* with turns: a chunk is being gathered, and later chunks wait for it */
-    bool posting;          /* with turns: sends are being posted */
-    bool reader_done;      /* one-sided: the reader has finished */
-    struct layout *expect; /* PULL carried a start: the layout that the reader expects; NULL: PULL_START will come */
-    uint64_t expect_bytes; /* charged for a layout that came as runs */
+    bool turns; /* the reader's operations stand in ordered queues */
+    struct broadcast
+        *broadcast;            /* SENDING: the reader gets its bytes by this broadcast (transfer_broadcast.h); NULL: by sends */
+    bool collective;           /* the broadcast is the transport's own */
+    uint64_t broadcast_number; /* the broadcast that the reader takes part in; 0: none */
+    bool gathering;            /* with turns: a chunk is being gathered, and later chunks wait for it */
+    bool posting;              /* with turns: sends are being posted */
+    bool reader_done;          /* one-sided: the reader has finished */
+    struct layout *expect;     /* PULL carried a start: the layout that the reader expects; NULL: PULL_START will come */
+    uint64_t expect_bytes;     /* charged for a layout that came as runs */
     char start_transport[65];
     uint64_t start_chunk_bytes;
     uint32_t start_epoch;
@@ -247,8 +327,9 @@ bool serve_can_start(struct serve *out); /* whether the start that PULL carried 
 void serve_begin(struct serve *out, struct peer_transport *pt);
 void serve_answer(struct serve *out, struct object *object);
 void serve_refuse(struct serve *out, const struct rdt_error *err); /* answers with an error and ends it */
-void serve_answer_error(struct peer_session *session, uint64_t number, const struct rdt_error *err); /* for a pull without a struct serve */
-void serve_go_on(struct serve *out); /* more of the replica may have arrived */
+void serve_answer_error(struct peer_session *session, uint64_t number,
+                        const struct rdt_error *err); /* for a pull without a struct serve */
+void serve_go_on(struct serve *out);                  /* more of the replica may have arrived */
 void serve_set_state(struct serve *out, enum serve_state state);
 enum rdt_status serve_map(struct serve *out, struct rdt_error *err);         /* maps the object's regions into `bases` */
 enum rdt_status serve_check(const struct serve *out, struct rdt_error *err); /* SYSTEM: memory that was read is missing */
@@ -259,10 +340,10 @@ void serve_fail(struct serve *out, const struct rdt_error *err); /* tells the re
 void serve_link_down(struct peer_session *session);
 void serve_shut_down(struct transfers *transfers, const struct rdt_error *why); /* tells each reader */
 void serve_refuse_parked(struct transfers *transfers);                          /* there will be no more puts */
-void serve_pump(struct peer_transport *pt);                                     /* posts chunks of all serves on the connection, in turn */
-void serve_connection_closed(struct peer_transport *pt);                               /* every serve on the connection stops */
+void serve_pump(struct peer_transport *pt);              /* posts chunks of all serves on the connection, in turn */
+void serve_connection_closed(struct peer_transport *pt); /* every serve on the connection stops */
 
-/* ---- the reader's side ---- */
+/* ---- kinds of transfers ---- */
 
 /* What depends on where a transfer's bytes come from. The core (transfer.c) reaches the kinds only by this table:
  *
@@ -283,11 +364,6 @@ struct transfer_kind {
 };
 extern const struct transfer_kind transfer_local_kind, transfer_pull_kind, transfer_subpull_kind, transfer_member_kind;
 
-void transfer_pull_release(struct transfer *transfer); /* the release of every kind that pulls */
-
-/* A pull that a replica on this node serves after all. */
-void transfer_become_local(struct transfer *transfer);
-
 /* client NULL: it belongs to no client. NULL: no memory. */
 struct transfer *transfer_new(struct transfers *transfers, const struct transfer_kind *kind, struct client *client,
                               struct account *account, const struct rdt_ref *ref);
@@ -301,15 +377,6 @@ void transfer_end(struct transfer *transfer);   /* nothing touches its memory: f
 /* Allocates transfer->received: cached memory of the client, or new memory (RDT_AGAIN: on_ready is called later with the transfer). */
 enum rdt_status transfer_reserve(struct transfer *transfer, region_ready on_ready, struct rdt_error *err);
 
-/* transfer_plan cuts the stream into chunks and finds how many bytes must be staged (staging.need). transfer_reserve_staging allocates them
- * (RDT_AGAIN: on_ready is called later with the transfer); transfer_take_staging takes them chunk by chunk. Freed with the transfer. */
-enum rdt_status transfer_plan(struct transfer *transfer, struct rdt_error *err);
-bool transfer_chunk_in_place(const struct transfer *transfer, uint32_t index, struct region **region_p, uint64_t *offset_p);
-bool transfer_staging_is_little(const struct transfer *transfer);
-enum rdt_status transfer_reserve_staging(struct transfer *transfer, region_ready on_ready, struct rdt_error *err);
-uint8_t *transfer_take_staging(struct transfer *transfer, uint64_t bytes);
-void transfer_free_staging(struct transfer *transfer);
-
 /* ---- on devices (transfer_destination.c) ---- */
 
 bool client_maps(const struct client *client, const char *kind);
@@ -321,36 +388,13 @@ enum rdt_status destination_check_wish(const struct transfer *transfer, struct r
  * another node, and transfer->placement says where. Creates transfer->destination if a tensor goes to a device, or if `always` is set, unless the
  * reader gave targets. *elsewhere_p: some tensor must move to other memory. */
 enum rdt_status destination_plan(struct transfer *transfer, struct memory_device *const *from, bool always, bool *elsewhere_p,
-                             struct rdt_error *err);
+                                 struct rdt_error *err);
 
 /* Allocates the memory of transfer->destination, which becomes transfer->target. AGAIN: on_ready is called with a region for destination_take, and
  * then this function must be called again. */
 enum rdt_status destination_reserve(struct transfer *transfer, region_ready on_ready, struct rdt_error *err);
 void destination_take(struct transfer *transfer, struct region *region); /* NULL is fine */
 void destination_free(struct transfer *transfer);
-
-/* ---- objects of several kinds of memory (transfer_subpull.c) ---- */
-
-enum rdt_status subpulls_read_places(struct transfer *transfer, const Rdt__Pb__PullMeta *meta, struct rdt_error *err);
-
-/* Whether tensors shall be on devices here; whether the answer, which has come, makes sub-pulls necessary. */
-bool subpulls_wanted_here(const struct transfer *transfer);
-bool subpulls_needed(const struct transfer *transfer);
-void subpulls_begin(struct transfer *whole);                              /* in state RESERVE */
-void subpulls_abort(struct transfer *whole);
-void subpulls_free(struct transfer *transfer);
-
-/* The memory kind of a sub-pull's targets; "host" for every other transfer. */
-const char *transfer_target_memory(const struct transfer *transfer);
-
-/* The device that a sub-pull moves from (on the other node) and to (on this node); "": host memory. */
-const char *transfer_source_device(const struct transfer *transfer);
-const char *transfer_target_device(const struct transfer *transfer);
-
-/* Reserves pinned slots for a sub-pull that goes through host memory here. AGAIN: on_ready is called later. */
-enum rdt_status transfer_reserve_stage(struct transfer *transfer, region_ready on_ready, struct rdt_error *err);
-bool transfer_has_slot(const struct transfer *transfer);
-struct device_part chunk_part(const struct chunk *chunk, const struct layout *packed);
 
 /* Each of these answers every fetch of the transfer; the caller ends the transfer afterwards. With PATH_COPY the clients copy from the object
  * themselves. */
@@ -362,99 +406,21 @@ void fetch_detach(struct fetch *fetch); /* frees a fetch that was answered or wh
 /* SYSTEM: memory of the target is missing. NULL is fine. */
 enum rdt_status target_check(const struct target *target, struct rdt_error *err);
 
-void transfer_local_abort(struct transfer *transfer); /* transfer_local_copy.c */
-void transfer_local_serve(struct transfer *transfer, struct object *object);
-void transfer_local_metadata(struct transfer *transfer, const struct object *object); /* borrowed from the object, which must stay held */
-void transfer_local_copy(struct transfer *transfer, struct object *object); /* pins the object, then allocates memory and copies */
-
-enum rdt_status transfer_in_start(struct transfer *transfer, struct rdt_error *err);
-void transfer_in_ask(struct transfer *transfer); /* sends PULL: the link is up, and no other transfer asks for the same */
-void transfer_in_go_on_after_coalesced(struct transfer *transfer); /* QUEUED: the transfer before it was answered, or will not be */
-void transfer_in_leave_coalesced(struct transfer *transfer);
-void transfer_in_send_abort(struct transfer *transfer);
-void transfer_in_pull_from(struct transfer *transfer, struct peer_session *session); /* asks that node, as soon as its link is up */
-enum rdt_status transfer_in_read_meta(struct transfer *transfer, const Rdt__Pb__PullMeta *meta, struct rdt_error *err);
-void transfer_in_leave_peer(struct transfer *transfer);
-void transfer_in_free_metadata(struct transfer *transfer);
-
-/* Choosing the path (transfer_way.c), then reserving memory. `meta` is the answer that has just come; NULL: it came earlier. */
-enum rdt_status transfer_in_choose(struct transfer *transfer, bool has_inline, struct rdt_error *err);
-bool transfer_in_path_is_coming(struct transfer *transfer); /* whether a path is missing only because a connection is being rebuilt */
-void transfer_in_take_path(struct transfer *transfer);      /* uses the path that was chosen */
-void transfer_in_note_fall_back(struct transfer *transfer); /* counts and logs once that the chosen path is slower than the best */
-void transfer_in_find_path(struct transfer *transfer, const Rdt__Pb__PullMeta *meta);
-
-/* Starting again (transfer_back.c). */
-void transfer_in_choose_again(struct transfer *transfer);  /* the owner did not start the early receives: chooses again */
-void transfer_in_forget_answer(struct transfer *transfer); /* drops the owner's answer; reserved memory stays */
-void transfer_in_go_back(struct transfer *transfer);       /* REWIND, then asks again when no operation is left */
-bool transfer_in_ask_anew(struct transfer *transfer);      /* the same under a new id; false: no memory, and nothing has changed */
-void transfer_in_rewound(struct transfer *transfer);       /* REWIND: one operation has ended; the last one starts again */
-void transfer_in_on_meta(struct peer_session *session, const Rdt__Pb__PullMeta *meta);
-void transfer_in_on_parked(struct peer_session *session, const Rdt__Pb__PullParked *parked);
-void transfer_in_on_keys(struct peer_session *session, const Rdt__Pb__PullKeys *keys);
-void transfer_in_on_end(struct peer_session *session, const Rdt__Pb__PullEnd *end);
-void transfer_in_abort(struct transfer *transfer); /* the abort of every kind that pulls */
-void transfer_in_settle(struct transfer *transfer);  /* ABORT: one operation has ended; the last one ends it */
-void transfer_in_move(struct transfer *transfer);    /* memory is reserved: posts the receives and starts the owner */
-void transfer_in_early(struct transfer *transfer);   /* with targets: posts the receives before PULL is sent, where the path allows that */
-void transfer_in_started(struct transfer *transfer); /* EARLY: the owner has started */
-void transfer_in_receive(struct transfer *transfer); /* posts the receives, or asks for keys */
-void transfer_in_ask_start(struct transfer *transfer);
-void transfer_in_watch(struct transfer *transfer); /* starts the timer for progress (stall_timeout) */
-void transfer_in_on_stall(struct deadline *deadline);
-void transfer_in_cancel_ops(struct transfer *transfer);
-void transfer_in_judge(struct transfer *transfer); /* the peer has answered: the failure that was noted ends the transfer */
-void transfer_in_connection_failed(struct peer_transport *pt); /* notes pt->broken for each pull that moves by it */
-void transfer_in_wait(struct transfer *transfer); /* CONNECT: waits for a connection that is being rebuilt */
-void transfer_in_connected(struct transfer *transfer, const struct peer_transport *pt); /* CONNECT: the connection is there */
-void transfer_in_refused(struct transfer *transfer, const struct peer_transport *pt); /* CONNECT: it will not be rebuilt: another path, or an error */
-
 /* ---- ordered queues (transfer_order.c), for transfers with record.order ---- */
 
 void transfers_init_turns(struct transfers *transfers);
-bool order_wanted(const struct transfer *transfer, const struct peer_transport *pt); /* whether its operations stand in an ordered queue on either node */
+bool order_wanted(const struct transfer *transfer,
+                  const struct peer_transport *pt); /* whether its operations stand in an ordered queue on either node */
 bool order_needed(const struct serve *out, const struct peer_transport *pt);      /* the same, asked by the owner */
-enum rdt_status order_in_begin(struct transfer *transfer, struct rdt_error *err);    /* before START is sent */
+enum rdt_status order_in_begin(struct transfer *transfer, struct rdt_error *err); /* before START is sent */
 enum rdt_status order_out_begin(struct serve *out, struct rdt_error *err);        /* called when its memory is ready */
-void order_out_on_stall(struct serve *out);                                       /* SENDING: watches that what was posted moves */
-void order_receives_stand(struct transfer *transfer);                                /* all receives are posted; may end it */
-void order_give(const struct transfer_record *record);                               /* all operations, or nearly all, are posted: the next transfer may post */
-void order_leave(struct transfer_record *record);                                    /* no operation of it is under way */
+void order_out_on_stall(struct serve *out);           /* SENDING: watches that what was posted moves */
+void order_receives_stand(struct transfer *transfer); /* all receives are posted; may end it */
+void order_give(
+    const struct transfer_record *record);        /* all operations, or nearly all, are posted: the next transfer may post */
+void order_leave(struct transfer_record *record); /* no operation of it is under way */
 bool order_stands_behind(const struct transfer_record *record);
 void order_on_turn(struct peer_session *session, const Rdt__Pb__PullTurn *message);
-
-/* ---- this node's part of a broadcast (transfer_broadcast_member.c), for transfers with `member` ---- */
-
-struct group *transfer_member_group(const struct transfer *transfer);    /* the group of the broadcast; NULL: it has ended */
-uint64_t transfer_member_number(const struct transfer *transfer);        /* the root's number of the broadcast; 0: no member */
-void transfer_member_whole(struct transfer *transfer);                   /* the replica is complete; does nothing without a member */
-
-/* The owner has answered. true: a replica exists here already, or there will be none; the transfer has ended or failed. */
-bool transfer_member_answered(struct transfer *transfer, const Rdt__Pb__PullMeta *meta);
-
-/* The recover operation of members. true: it ends, or goes on as an ordinary pull; false: other fetches wait for the replica and fail too. */
-bool transfer_member_failed(struct transfer *transfer, const struct rdt_error *err);
-enum rdt_status transfer_member_on_ask(struct peer_session *root, const Rdt__Pb__GroupBroadcast *message, struct rdt_error *err);
-void transfer_member_on_over(struct peer_session *root, const Rdt__Pb__BroadcastWord *word);
-void transfer_members_link_down(struct peer_session *root, const struct rdt_error *why);
-
-/* ---- replicas (transfer_replica.c) ---- */
-
-/* true: a replica on this node serves it, or it has joined the transfer that fills one; it may have ended. */
-bool transfer_replica_serves(struct transfer *transfer);
-
-/* The owner has answered about a snapshot. true: as above, or the transfer was redirected to another node; false: this transfer moves the bytes. */
-bool transfer_replica_answered(struct transfer *transfer, const Rdt__Pb__PullMeta *meta);
-void transfer_replica_redirected(struct transfer *transfer, const Rdt__Pb__PullMeta *meta);
-
-/* The recover operation of pulls. true: the transfer had been redirected to a replica, and asks the owner's node again. */
-bool transfer_replica_comes_back(struct transfer *transfer, const struct rdt_error *why);
-void transfer_replica_moved(struct transfer *transfer); /* a chunk has arrived */
-void transfer_deliver_replica(struct transfer *transfer);
-
-/* The last other node has stopped pulling the replica that it fills: ends the transfer, unless a fetch of this node waits for it. */
-void transfer_unwanted(struct transfer *transfer);
 
 /* Fills in a record that is all zero. */
 void record_start(struct transfer_record *record, uint64_t id, const struct owner *requester, const struct rdt_ref *ref,
@@ -463,7 +429,7 @@ void record_start(struct transfer_record *record, uint64_t id, const struct owne
  * the same decision without choosing. Errors: as path_choose, NO_MEMORY. */
 enum rdt_status record_decide(struct transfers *transfers, struct transfer_record *record, const struct path_query *query,
                               struct rdt_error *err);
-void record_drop_decision(struct path_decision *decision); /* NULL is fine */
+void record_drop_decision(struct path_decision *decision);                        /* NULL is fine */
 const struct path_candidate *record_chosen(const struct transfer_record *record); /* after record_decide has succeeded */
 /* Notes how the bytes went, once. */
 void record_lanes(struct transfer_record *record, const struct peer_transport *pt);

@@ -5,10 +5,10 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "daemon/transfers/coalescer.h"
-#include "daemon/memory/region_fill.h"
-#include "daemon/transfers/reservation.h"
 #include "daemon/base/text.h"
+#include "daemon/memory/region_fill.h"
+#include "daemon/transfers/coalescer.h"
+#include "daemon/transfers/reservation.h"
 #include "daemon/transfers/transfer_impl.h"
 #include "wire_error.h"
 #include "wire_ref.h"
@@ -19,7 +19,7 @@ static struct transfer *find(struct peer_session *session, uint64_t id)
 {
     struct transfer *transfer = map_get_u64(&session->transfers->by_id, id);
 
-    return transfer && transfer->peer == session ? transfer : NULL;
+    return transfer && transfer->pull.peer == session ? transfer : NULL;
 }
 
 /* ---- the answer ---- */
@@ -27,29 +27,29 @@ static struct transfer *find(struct peer_session *session, uint64_t id)
 /* It stays until the fetch is answered, which may wait for many others: a client's share of the heap bounds what it makes us keep. */
 static enum rdt_status take_metadata(struct transfer *transfer, const ProtobufCBinaryData *from, struct rdt_error *err)
 {
-    if (from->len == 0 || transfer->parent) /* which has it */
+    if (from->len == 0 || transfer->subpull.parent) /* which has it */
         return RDT_OK;
     if (account_take(transfer->account, USAGE_HEAP, from->len, err) != RDT_OK) {
         rdt_error_prefix(err, "the metadata of object \"%s\"", transfer->ref.id);
         return RDT_LIMIT;
     }
-    transfer->own_metadata = malloc(from->len);
-    if (!transfer->own_metadata) {
+    transfer->pull.own_metadata = malloc(from->len);
+    if (!transfer->pull.own_metadata) {
         account_give(transfer->account, USAGE_HEAP, from->len);
         return rdt_error_set(err, RDT_NO_MEMORY, "no memory for the metadata");
     }
-    memcpy(transfer->own_metadata, from->data, from->len);
-    transfer->metadata = transfer->own_metadata;
+    memcpy(transfer->pull.own_metadata, from->data, from->len);
+    transfer->metadata = transfer->pull.own_metadata;
     transfer->metadata_bytes = from->len;
     return RDT_OK;
 }
 
 void transfer_in_free_metadata(struct transfer *transfer)
 {
-    if (transfer->own_metadata)
+    if (transfer->pull.own_metadata)
         account_give(transfer->account, USAGE_HEAP, transfer->metadata_bytes);
-    free(transfer->own_metadata);
-    transfer->own_metadata = NULL;
+    free(transfer->pull.own_metadata);
+    transfer->pull.own_metadata = NULL;
     transfer->metadata = NULL;
     transfer->metadata_bytes = 0;
 }
@@ -88,19 +88,19 @@ enum rdt_status transfer_in_read_meta(struct transfer *transfer, const Rdt__Pb__
     }
     if (take_metadata(transfer, &meta->metadata, err) != RDT_OK)
         return err->status;
-    memcpy(ref.node, transfer->origin->peer->uuid, sizeof ref.node);
+    memcpy(ref.node, transfer->pull.origin->peer->uuid, sizeof ref.node);
     transfer->ref = ref;
     if (meta->version != 0) /* else it was asked for again, by the ref that the name meant */
         transfer->version = meta->version;
     transfer->record.ref = ref;
     transfer->record.bytes = transfer->stream_bytes;
-    transfer->contiguous = meta->contiguous;
-    if (!transfer->parent && subpulls_read_places(transfer, meta, err) != RDT_OK)
+    transfer->pull.answer.contiguous = meta->contiguous;
+    if (!transfer->subpull.parent && subpulls_read_places(transfer, meta, err) != RDT_OK)
         return err->status;
-    text_copy(transfer->preferred, sizeof transfer->preferred, meta->transport);
-    text_copy(transfer->memory, sizeof transfer->memory, meta->memory);
-    text_copy(transfer->producer, sizeof transfer->producer, meta->producer);
-    transfer->have_meta = true;
+    text_copy(transfer->pull.answer.preferred, sizeof transfer->pull.answer.preferred, meta->transport);
+    text_copy(transfer->pull.answer.memory, sizeof transfer->pull.answer.memory, meta->memory);
+    text_copy(transfer->pull.answer.producer, sizeof transfer->pull.answer.producer, meta->producer);
+    transfer->pull.answer.arrived = true;
     return RDT_OK;
 }
 
@@ -140,7 +140,7 @@ static void take_inline(struct transfer *transfer, const Rdt__Pb__PullMeta *meta
     }
     transfer->record.bytes_done = meta->inline_data.len;
     transfer->transfers->bytes_in += meta->inline_data.len;
-    transfer->peer->bytes_in += meta->inline_data.len;
+    transfer->pull.peer->bytes_in += meta->inline_data.len;
     transfer_deliver_received(transfer);
     transfer_end(transfer);
 }
@@ -174,11 +174,11 @@ void transfer_in_find_path(struct transfer *transfer, const Rdt__Pb__PullMeta *m
 
 void transfer_in_connected(struct transfer *transfer, const struct peer_transport *pt)
 {
-    if (transfer->sm.state != TRANSFER_CONNECT || (transfer->connection && transfer->connection != pt))
+    if (transfer->sm.state != TRANSFER_CONNECT || (transfer->pull.connection && transfer->pull.connection != pt))
         return;
     transfer_set_state(transfer, TRANSFER_RESERVE);
-    deadline_unset(transfer->transfers->deadlines, &transfer->stall);
-    if (transfer->connection)
+    deadline_unset(transfer->transfers->deadlines, &transfer->pull.stall);
+    if (transfer->pull.connection)
         transfer_in_move(transfer);
     else
         transfer_in_find_path(transfer, NULL);
@@ -188,11 +188,11 @@ void transfer_in_connected(struct transfer *transfer, const struct peer_transpor
  * there is none. Of a broadcast only the root's node knows another, and a piece keeps the slots that it was given for this one. */
 void transfer_in_refused(struct transfer *transfer, const struct peer_transport *pt)
 {
-    if (transfer->sm.state != TRANSFER_CONNECT || transfer->member || transfer->parent ||
-        (transfer->connection && transfer->connection != pt))
+    if (transfer->sm.state != TRANSFER_CONNECT || transfer->pull.member || transfer->subpull.parent ||
+        (transfer->pull.connection && transfer->pull.connection != pt))
         return;
-    deadline_unset(transfer->transfers->deadlines, &transfer->stall);
-    if (transfer->connection) {
+    deadline_unset(transfer->transfers->deadlines, &transfer->pull.stall);
+    if (transfer->pull.connection) {
         transfer_set_state(transfer, TRANSFER_REWIND);
         transfer_in_rewound(transfer);
     } else {
@@ -207,7 +207,7 @@ static void take_answer(struct transfer *transfer, const Rdt__Pb__PullMeta *meta
 
     if (meta->status != RDT_OK) {
         (void)wire_error(meta->status, meta->sys_errno, meta->message, &err);
-        transfer->have_meta = true;
+        transfer->pull.answer.arrived = true;
         transfer_fail_err(transfer, &err);
         return;
     }
@@ -217,7 +217,7 @@ static void take_answer(struct transfer *transfer, const Rdt__Pb__PullMeta *meta
         return;
     }
     status = transfer_in_read_meta(transfer, meta, &err);
-    if (status == RDT_OK && transfer->meta_only) {
+    if (status == RDT_OK && transfer->wish.meta_only) {
         (void)snprintf(transfer->record.path, sizeof transfer->record.path, "metadata");
         transfer_deliver_meta(transfer);
         transfer_end(transfer);
@@ -230,7 +230,7 @@ static void take_answer(struct transfer *transfer, const Rdt__Pb__PullMeta *meta
             transfer_in_choose_again(transfer);
         return;
     }
-    if (status == RDT_OK && transfer->member) {
+    if (status == RDT_OK && transfer->pull.member) {
         if (transfer_member_answered(transfer, meta))
             return;
     } else if (status == RDT_OK && !meta->has_inline && transfer_replica_answered(transfer, meta)) {
@@ -263,7 +263,7 @@ void transfer_in_on_parked(struct peer_session *session, const Rdt__Pb__PullPark
 {
     struct transfer *transfer = find(session, parked->transfer);
 
-    if (!transfer || transfer->have_meta)
+    if (!transfer || transfer->pull.answer.arrived)
         return;
     reservation_leave(transfer); /* the others need not wait for a put */
 }
@@ -298,16 +298,16 @@ static void go_on(struct transfer *transfer)
 
     if (!target && !transfer->received)
         status = transfer_reserve(transfer, on_ready, &err);
-    if (status == RDT_OK && transfer->replica && !transfer->replica->placed)
-        status = replica_place(transfer->replica, transfer, &err);
+    if (status == RDT_OK && transfer->pull.replica && !transfer->pull.replica->placed)
+        status = replica_place(transfer->pull.replica, transfer, &err);
     if (status == RDT_OK && target)
         status = region_fill(target->uses, target->n, target->layout, &transfer->filled_to, on_ready, transfer, &err);
     for (uint32_t i = 0; status == RDT_OK && i < (target ? target->n : 1); i++) {
         struct region *region = target ? target->uses[i].region : transfer->received;
         if (region && !region_addr(region, &err))
             status = err.status;
-        else if (region && !transfer->staged_here)
-            status = region_register(region, transfer->connection->transport, &handle, on_ready, transfer, &err);
+        else if (region && !transfer->pull.staged_here)
+            status = region_register(region, transfer->pull.connection->transport, &handle, on_ready, transfer, &err);
     }
     if (status == RDT_OK)
         status = transfer_plan(transfer, &err);
@@ -331,27 +331,28 @@ void transfer_in_abort(struct transfer *transfer)
 
     transfer_in_leave_coalesced(transfer);
     replica_end_filling(transfer);
-    deadline_unset(transfers->deadlines, &transfer->turn);
+    deadline_unset(transfers->deadlines, &transfer->pull.resume);
+    deadline_unset(transfers->deadlines, &transfer->pull.patience);
     transfer_set_state(transfer, TRANSFER_ABORT);
-    if (!transfer->one_sided || transfer->n_ops == 0)
+    if (!transfer->pull.one_sided || transfer->n_ops == 0)
         transfer_in_send_abort(transfer);
-    if (transfer->subpulls)
+    if (transfer->pull.subpulls)
         subpulls_abort(transfer);
     if (transfer->n_ops == 0) {
         transfer_end(transfer);
         return;
     }
-    if (!transfer->chunk_ops || transfer->subpulls)
+    if (!transfer->pull.chunk_ops || transfer->pull.subpulls)
         return; /* it waits for the pool, or for its sub-pulls */
     transfer_in_cancel_ops(transfer);
-    (void)deadline_set(transfers->deadlines, &transfer->stall, (int64_t)transfers->options->quiesce_grace_ns);
+    (void)deadline_set(transfers->deadlines, &transfer->pull.stall, (int64_t)transfers->options->quiesce_grace_ns);
 }
 
 void transfer_in_settle(struct transfer *transfer)
 {
     if (transfer->n_ops > 0)
         return;
-    if (transfer->one_sided)
+    if (transfer->pull.one_sided)
         transfer_in_send_abort(transfer);
     transfer_end(transfer);
 }
@@ -382,22 +383,24 @@ void transfer_pull_release(struct transfer *transfer)
 {
     struct transfers *transfers = transfer->transfers;
 
-    assert(!transfer->member);
-    deadline_unset(transfers->deadlines, &transfer->stall);
-    deadline_unset(transfers->deadlines, &transfer->turn);
-    deadline_unset(transfers->deadlines, &transfer->unwanted);
+    assert(!transfer->pull.member);
+    deadline_unset(transfers->deadlines, &transfer->pull.stall);
+    deadline_unset(transfers->deadlines, &transfer->pull.resume);
+    deadline_unset(transfers->deadlines, &transfer->pull.patience);
+    deadline_unset(transfers->deadlines, &transfer->pull.unwanted);
     transfer_in_leave_coalesced(transfer);
-    list_remove(&transfer->by_connection);
+    list_remove(&transfer->pull.by_connection);
     transfer_in_leave_peer(transfer);
     order_leave(&transfer->record);
     replica_end_filling(transfer);
     transfer_free_staging(transfer);
-    free(transfer->remote);
-    free(transfer->keys);
-    free(transfer->key_bytes);
+    free(transfer->pull.remote);
+    free(transfer->pull.keys);
+    free(transfer->pull.key_bytes);
     subpulls_free(transfer);
-    free(transfer->plan);
-    free(transfer->chunk_ops);
+    transfer_in_free_metadata(transfer);
+    free(transfer->pull.plan);
+    free(transfer->pull.chunk_ops);
 }
 
 const struct transfer_kind transfer_pull_kind = {

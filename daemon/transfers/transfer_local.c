@@ -9,7 +9,7 @@
 #include "daemon/transfers/transfer_impl.h"
 
 #define HANDED_TENSORS 64 /* of an object that its reader copies itself: their layout travels in the answer */
-#define READERS_SHARE 2 /* of several copies, beside one of the pool's, which wakes a thread and then the loop */
+#define READERS_SHARE 2   /* of several copies, beside one of the pool's, which wakes a thread and then the loop */
 
 void transfer_local_metadata(struct transfer *transfer, const struct object *object)
 {
@@ -23,12 +23,13 @@ static bool reader_copies(const struct transfer *transfer, const struct object *
 {
     uint64_t bytes = layout_total_bytes(transfer->source);
 
-    if (!transfer->target || bytes <= COPY_SMALL_BYTES || bytes > transfer->self_copy_bytes ||
+    if (!transfer->target || bytes <= COPY_SMALL_BYTES || bytes > transfer->wish.self_copy_bytes ||
         transfer->source->count > HANDED_TENSORS)
         return false;
     for (uint32_t i = 0; i < object->n_regions; i++) {
         const struct region *region = object->uses[i].region;
-        if (!mapped_may_keep(region) || region_may_fault(region)) /* to be mapped anew each time; and the guard is ours, not the reader's */
+        if (!mapped_may_keep(region) ||
+            region_may_fault(region)) /* to be mapped anew each time; and the guard is ours, not the reader's */
             return false;
     }
     for (uint32_t i = 0; i < transfer->target->n; i++) {
@@ -62,7 +63,7 @@ static void reply_inline(struct transfer *transfer, struct object *object)
     enum rdt_status status = RDT_OK;
 
     transfer_local_metadata(transfer, object);
-    if (transfer->slice) {
+    if (transfer->wish.slice) {
         status = layout_packed(source, &transfer->packed, &transfer->stream_bytes, &err);
         if (status == RDT_OK && !(transfer->inline_data = calloc(1, transfer->stream_bytes + 1)))
             status = rdt_error_set(&err, RDT_NO_MEMORY, "no memory for the bytes");
@@ -96,7 +97,8 @@ static uint32_t n_fds_of(const struct object *object)
     unsigned fds;
 
     for (uint32_t i = 0; i < object->n_regions; i++)
-        if (!region_is_host(object->uses[i].region) && region_share_fds(object->uses[i].region, &fds, NULL) == RDT_OK && fds > 1)
+        if (!region_is_host(object->uses[i].region) && region_share_fds(object->uses[i].region, &fds, NULL) == RDT_OK &&
+            fds > 1)
             n += fds - 1;
     return n;
 }
@@ -107,7 +109,8 @@ static bool is_own_handle(const struct region *region, const struct client *clie
     unsigned fds;
 
     return !region_is_host(region) && region->origin == REGION_IMPORTED && region->maker == client->id &&
-           region->client != client->id && region_share_fds((struct region *)(uintptr_t)region, &fds, NULL) == RDT_OK && fds == 0;
+           region->client != client->id && region_share_fds((struct region *)(uintptr_t)region, &fds, NULL) == RDT_OK &&
+           fds == 0;
 }
 
 /* Where its tensors go; why they cannot be had where they are (unshared_p is room for that). */
@@ -129,7 +132,7 @@ static enum rdt_status place_tensors(struct transfer *transfer, struct object *o
         else if (!region_is_host(region) && region_share_fds(region, &fds, unshared_p) != RDT_OK)
             query->elsewhere = unshared_p->msg[0] ? unshared_p->msg : "its memory cannot be shared";
     }
-    if (transfer->wish_memory[0] == '\0' && !object_on_device(object))
+    if (transfer->wish.memory[0] == '\0' && !object_on_device(object))
         return RDT_OK; /* all of it in host memory, and nobody wants it elsewhere */
     from = calloc(source->count + 1u, sizeof *from);
     if (!from)
@@ -146,10 +149,10 @@ static enum rdt_status place_tensors(struct transfer *transfer, struct object *o
 void transfer_local_serve(struct transfer *transfer, struct object *object)
 {
     struct path_query query = {.same_node = true,
-                               .from_copy = transfer->from_copy,
-                               .mode = transfer->mode,
-                               .transport = transfer->wish_transport,
-                               .least = transfer->wish_least,
+                               .from_copy = transfer->local.from_replica,
+                               .mode = transfer->wish.mode,
+                               .transport = transfer->wish.transport,
+                               .least = transfer->wish.least,
                                .preferred = "",
                                .has_target = transfer->target};
     struct rdt_error err = {0}, unshared = {0};
@@ -157,14 +160,14 @@ void transfer_local_serve(struct transfer *transfer, struct object *object)
     const struct path_candidate *chosen;
 
     transfer->record.began_ns = uv_hrtime();
-    if (!transfer->from_copy)
+    if (!transfer->local.from_replica)
         object_ref(object, &transfer->ref);
     transfer->record.ref = transfer->ref;
-    if (object_layout(object, transfer->slice, &transfer->source, &err) != RDT_OK) {
+    if (object_layout(object, transfer->wish.slice, &transfer->source, &err) != RDT_OK) {
         transfer_fail_err(transfer, &err);
         return;
     }
-    if (transfer->meta_only) {
+    if (transfer->wish.meta_only) {
         transfer_local_metadata(transfer, object);
         (void)snprintf(transfer->record.path, sizeof transfer->record.path, "metadata");
         transfer_deliver_meta(transfer);
@@ -204,7 +207,7 @@ void transfer_local_serve(struct transfer *transfer, struct object *object)
             transfer_local_copy(transfer, object);
         return;
     }
-    transfer->record.bytes = transfer->slice ? layout_total_bytes(transfer->source) : object->bytes;
+    transfer->record.bytes = transfer->wish.slice ? layout_total_bytes(transfer->source) : object->bytes;
     transfer_deliver_object(transfer, object, transfer->source, chosen->kind);
     transfer->record.bytes_done = transfer->record.bytes; /* all there, none moved */
     transfer_end(transfer);
@@ -212,10 +215,10 @@ void transfer_local_serve(struct transfer *transfer, struct object *object)
 
 static void on_wake(struct client_wake *wake)
 {
-    struct transfer *transfer = container_of(wake, struct transfer, wake);
-    struct object *object = transfer->woken;
+    struct transfer *transfer = container_of(wake, struct transfer, local.wake);
+    struct object *object = transfer->local.woken;
 
-    transfer->woken = NULL;
+    transfer->local.woken = NULL;
     if (object_visible_to(object, &transfer->account->owner))
         transfer_local_serve(transfer, object);
     else
@@ -226,7 +229,7 @@ static void on_wake(struct client_wake *wake)
 
 static void on_put(struct object_waiter *waiter, struct object *object, const struct rdt_error *why)
 {
-    struct transfer *transfer = container_of(waiter, struct transfer, waiter);
+    struct transfer *transfer = container_of(waiter, struct transfer, local.waiter);
 
     transfer_set_state(transfer, TRANSFER_NEW); /* as if it had only now been asked for */
     if (why) {
@@ -234,24 +237,24 @@ static void on_put(struct object_waiter *waiter, struct object *object, const st
         return;
     }
     object_hold(object);
-    transfer->woken = object;
-    transfer->wake.run = on_wake;
-    client_wake(transfer->client, &transfer->wake);
+    transfer->local.woken = object;
+    transfer->local.wake.run = on_wake;
+    client_wake(transfer->client, &transfer->local.wake);
 }
 
 static void on_wake_published(struct client_wake *wake)
 {
-    struct transfer *transfer = container_of(wake, struct transfer, wake);
-    struct object *object = transfer->woken;
+    struct transfer *transfer = container_of(wake, struct transfer, local.wake);
+    struct object *object = transfer->local.woken;
 
-    transfer->woken = NULL;
+    transfer->local.woken = NULL;
     transfer_local_serve(transfer, object);
     object_drop(object);
 }
 
 static void on_published(struct name_waiter *waiter, struct object *object, uint64_t version, const struct rdt_error *err)
 {
-    struct transfer *transfer = container_of(waiter, struct transfer, named);
+    struct transfer *transfer = container_of(waiter, struct transfer, local.named);
 
     transfer_set_state(transfer, TRANSFER_NEW);
     transfer->version = version;
@@ -260,9 +263,9 @@ static void on_published(struct name_waiter *waiter, struct object *object, uint
         return;
     }
     object_hold(object);
-    transfer->woken = object;
-    transfer->wake.run = on_wake_published;
-    client_wake(transfer->client, &transfer->wake);
+    transfer->local.woken = object;
+    transfer->local.wake.run = on_wake_published;
+    client_wake(transfer->client, &transfer->local.wake);
 }
 
 static void start_named(struct transfer *transfer)
@@ -273,8 +276,8 @@ static void start_named(struct transfer *transfer)
     enum rdt_status status = names_find(names, &transfer->ref, &transfer->account->owner, &object, &transfer->version, &err);
 
     if (status == RDT_AGAIN) {
-        transfer->named.on_event = on_published;
-        status = names_wait(names, &transfer->ref, &transfer->account->owner, &transfer->named, &err);
+        transfer->local.named.on_event = on_published;
+        status = names_wait(names, &transfer->ref, &transfer->account->owner, &transfer->local.named, &err);
         if (status == RDT_OK) {
             transfer_set_state(transfer, TRANSFER_PARKED);
             return;
@@ -299,8 +302,8 @@ static void start(struct transfer *transfer)
     }
     status = object_table_find(objects, &transfer->ref, &transfer->account->owner, &object, &err);
     if (status == RDT_AGAIN) {
-        transfer->waiter.on_event = on_put;
-        status = object_table_wait(objects, &transfer->ref, &transfer->account->owner, &transfer->waiter, &err);
+        transfer->local.waiter.on_event = on_put;
+        status = object_table_wait(objects, &transfer->ref, &transfer->account->owner, &transfer->local.waiter, &err);
         if (status == RDT_OK) {
             transfer_set_state(transfer, TRANSFER_PARKED);
             return;
@@ -316,14 +319,14 @@ static void start(struct transfer *transfer)
 
 static void release(struct transfer *transfer)
 {
-    object_waiter_remove(&transfer->waiter);
-    name_waiter_remove(&transfer->named);
-    list_remove(&transfer->wake.link);
-    if (transfer->woken)
-        object_drop(transfer->woken);
-    if (transfer->object) {
-        object_unpin(transfer->object);
-        object_drop(transfer->object);
+    object_waiter_remove(&transfer->local.waiter);
+    name_waiter_remove(&transfer->local.named);
+    list_remove(&transfer->local.wake.link);
+    if (transfer->local.woken)
+        object_drop(transfer->local.woken);
+    if (transfer->local.object) {
+        object_unpin(transfer->local.object);
+        object_drop(transfer->local.object);
     }
 }
 

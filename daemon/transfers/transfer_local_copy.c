@@ -31,7 +31,7 @@ struct local_copy {
 
 static void copy_free(struct local_copy *local)
 {
-    local->transfer->copy = NULL;
+    local->transfer->local.copy = NULL;
     local->transfer->transfers->copying_bytes -= local->on_pool_bytes;
     copy_fini(&local->copy);
     free(local->from);
@@ -51,7 +51,7 @@ static void run_hand(struct work *work)
 /* What a copy reads and writes was all there. */
 static enum rdt_status check_regions(const struct transfer *transfer, struct rdt_error *err)
 {
-    const struct object *object = transfer->object;
+    const struct object *object = transfer->local.object;
     enum rdt_status status = target_check(transfer->target, err);
 
     for (uint32_t i = 0; status == RDT_OK && i < object->n_regions; i++)
@@ -127,7 +127,7 @@ static void on_device_copied(void *arg, const struct rdt_error *err)
 static enum rdt_status start_device_copy(struct local_copy *local, struct rdt_error *err)
 {
     struct transfer *transfer = local->transfer;
-    struct object *object = transfer->object;
+    struct object *object = transfer->local.object;
     struct target *target = transfer->target;
     uint32_t n_from = object_n_places(object), n_to = target ? target->n : 1;
     enum rdt_status status;
@@ -141,8 +141,8 @@ static enum rdt_status start_device_copy(struct local_copy *local, struct rdt_er
                                        : (struct device_place){.region = object->uses[i].region};
     for (uint32_t i = 0; i < n_to; i++)
         local->to[i].region = target ? target->uses[i].region : transfer->received;
-    status = device_copy_start(transfer->source, local->from, local->copy.target, local->to, NULL, false, on_device_copied, local,
-                               &local->device, err);
+    status = device_copy_start(transfer->source, local->from, local->copy.target, local->to, NULL, false, on_device_copied,
+                               local, &local->device, err);
     if (status == RDT_OK && local->device)
         transfer->n_ops++;
     return status;
@@ -150,7 +150,7 @@ static enum rdt_status start_device_copy(struct local_copy *local, struct rdt_er
 
 static enum rdt_status fill_places(struct transfer *transfer, struct copy *copy, struct rdt_error *err)
 {
-    struct object *object = transfer->object;
+    struct object *object = transfer->local.object;
     struct target *target = transfer->target;
     enum rdt_status status = RDT_OK;
 
@@ -172,12 +172,12 @@ static struct local_copy *copy_create(struct transfer *transfer)
     struct target *target = transfer->target;
     struct local_copy *local = calloc(1, sizeof *local);
 
-    if (!local || !copy_init(&local->copy, transfer->source, object_n_places(transfer->object),
+    if (!local || !copy_init(&local->copy, transfer->source, object_n_places(transfer->local.object),
                              target ? target->layout : transfer->packed, target ? target->n : 1)) {
         free(local);
         return NULL;
     }
-    transfer->copy = local;
+    transfer->local.copy = local;
     local->transfer = transfer;
     local->n_hands = copy_hands(&local->copy, transfer->transfers->options->worker_threads);
     local->hands = calloc(local->n_hands, sizeof *local->hands);
@@ -223,7 +223,7 @@ static void on_filled(void *arg, struct region *region, const struct rdt_error *
 /* Memory is there; then its pages, where it is imported. */
 static void fill(struct transfer *transfer)
 {
-    struct object *object = transfer->object;
+    struct object *object = transfer->local.object;
     struct target *target = transfer->target;
     struct rdt_error err = {0};
     enum rdt_status status =
@@ -331,7 +331,7 @@ void transfer_local_copy(struct transfer *transfer, struct object *object)
     transfer_local_metadata(transfer, object);
     object_hold(object);
     object_pin(object);
-    transfer->object = object;
+    transfer->local.object = object;
     transfer_set_state(transfer, TRANSFER_RESERVE);
     if (transfer->destination) {
         reservation_leave(transfer);
@@ -348,10 +348,10 @@ void transfer_local_copy(struct transfer *transfer, struct object *object)
 
 void transfer_local_abort(struct transfer *transfer)
 {
-    if (transfer->copy)
-        atomic_store(&transfer->copy->copy.stop, true);
-    if (transfer->copy && transfer->copy->device)
-        device_copy_stop(transfer->copy->device);
+    if (transfer->local.copy)
+        atomic_store(&transfer->local.copy->copy.stop, true);
+    if (transfer->local.copy && transfer->local.copy->device)
+        device_copy_stop(transfer->local.copy->device);
     transfer_set_state(transfer, TRANSFER_ABORT);
     if (transfer->n_ops == 0)
         transfer_end(transfer);

@@ -20,19 +20,22 @@ static bool is_moving(const struct transfer *transfer)
 
 void transfer_in_judge(struct transfer *transfer)
 {
-    transfer->asked = 0;
-    if (transfer->failed != RDT_OK)
-        transfer_fail(transfer, transfer->failed, "%s: %s", transfer->record.path, transfer->failure);
+    transfer->pull.ping = 0;
+    if (transfer->pull.failed != RDT_OK)
+        transfer_fail(transfer, transfer->pull.failed, "%s: %s", transfer->record.path, transfer->pull.failure);
 }
 
 static void note_failure(struct transfer *transfer, enum rdt_status status, const char *msg)
 {
-    if (transfer->failed != RDT_OK)
+    if (transfer->pull.failed != RDT_OK)
         return;
-    if (status == RDT_CANCELLED && transfer->connection) /* nobody cancelled this one: it ends with the whole connection, or the transport knows why */
-        status = RDT_TRANSPORT, msg = transfer->connection->broken;
-    transfer->failed = status;
-    text_copy(transfer->failure, sizeof transfer->failure, msg && msg[0] ? msg : "it gave up what nobody had cancelled");
+    if (status == RDT_CANCELLED &&
+        transfer->pull
+            .connection) /* nobody cancelled this one: it ends with the whole connection, or the transport knows why */
+        status = RDT_TRANSPORT, msg = transfer->pull.connection->broken;
+    transfer->pull.failed = status;
+    text_copy(transfer->pull.failure, sizeof transfer->pull.failure,
+              msg && msg[0] ? msg : "it gave up what nobody had cancelled");
     if (transfer->sm.state == TRANSFER_EARLY)
         return; /* nothing was promised yet: the answer may lead another way */
     if (transfer->sm.state == TRANSFER_TICKET)
@@ -42,15 +45,16 @@ static void note_failure(struct transfer *transfer, enum rdt_status status, cons
 
 void transfer_in_on_stall(struct deadline *deadline)
 {
-    struct transfer *transfer = container_of(deadline, struct transfer, stall);
+    struct transfer *transfer = container_of(deadline, struct transfer, pull.stall);
     struct transfers *transfers = transfer->transfers;
-    char why[sizeof transfer->failure];
+    char why[sizeof transfer->pull.failure];
 
     if (transfer->sm.state == TRANSFER_ABORT || transfer->sm.state == TRANSFER_REWIND) {
-        if (transfer->connection && transfer->connection->sm.state != PT_NONE)
-            peer_transport_isolate(transfer->connection, transfer->sm.state == TRANSFER_ABORT
-                                                             ? "the operations of an aborted transfer do not end"
-                                                             : "the operations of a transfer that starts again do not end");
+        if (transfer->pull.connection && transfer->pull.connection->sm.state != PT_NONE)
+            peer_transport_isolate(transfer->pull.connection,
+                                   transfer->sm.state == TRANSFER_ABORT
+                                       ? "the operations of an aborted transfer do not end"
+                                       : "the operations of a transfer that starts again do not end");
         return;
     }
     if (transfer->sm.state == TRANSFER_CONNECT) {
@@ -58,30 +62,30 @@ void transfer_in_on_stall(struct deadline *deadline)
                       transfer->record.peer);
         return;
     }
-    if (transfer->failed != RDT_OK) {
+    if (transfer->pull.failed != RDT_OK) {
         transfer_in_judge(transfer);
         return;
     }
     if (transfer->sm.state == TRANSFER_TICKET) {
-        (void)snprintf(why, sizeof why, "node %s has said nothing about its turn for %.1f s (stall_timeout)", transfer->record.peer,
-                       (double)transfers->options->stall_timeout_ns / 1e9);
+        (void)snprintf(why, sizeof why, "node %s has said nothing about its turn for %.1f s (stall_timeout)",
+                       transfer->record.peer, (double)transfers->options->stall_timeout_ns / 1e9);
         note_failure(transfer, RDT_TRANSPORT, why);
         return;
     }
-    if (transfer->record.bytes_done == transfer->stall_bytes && !order_stands_behind(&transfer->record)) {
+    if (transfer->record.bytes_done == transfer->pull.stall_bytes && !order_stands_behind(&transfer->record)) {
         (void)snprintf(why, sizeof why, "it moved nothing for %.1f s (stall_timeout) after %llu of %llu bytes",
                        (double)transfers->options->stall_timeout_ns / 1e9, (unsigned long long)transfer->record.bytes_done,
                        (unsigned long long)transfer->stream_bytes);
         note_failure(transfer, RDT_TRANSPORT, why); /* unless it is the node that stands still, or has gone */
         return;
     }
-    transfer->stall_bytes = transfer->record.bytes_done;
-    (void)deadline_set(transfers->deadlines, &transfer->stall, (int64_t)transfers->options->stall_timeout_ns);
+    transfer->pull.stall_bytes = transfer->record.bytes_done;
+    (void)deadline_set(transfers->deadlines, &transfer->pull.stall, (int64_t)transfers->options->stall_timeout_ns);
 }
 
 static struct chunk_op *make_op(struct transfer *transfer, uint32_t index, struct rdt_error *err)
 {
-    const struct chunk *chunk = &transfer->plan->chunks[index];
+    const struct chunk *chunk = &transfer->pull.plan->chunks[index];
     struct chunk_op *op = calloc(1, sizeof *op);
     struct region *region;
     uint64_t offset;
@@ -98,12 +102,12 @@ static struct chunk_op *make_op(struct transfer *transfer, uint32_t index, struc
     op->base.op.piece.bytes = chunk->bytes;
     if (transfer_chunk_in_place(transfer, index, &region, &offset)) {
         op->base.op.piece.addr = region_addr(region, NULL) + offset; /* mapped while reserving */
-        (void)region_register(region, transfer->connection->transport, &op->base.op.piece.registration, NULL, NULL, NULL);
+        (void)region_register(region, transfer->pull.connection->transport, &op->base.op.piece.registration, NULL, NULL, NULL);
         op->base.op.memory_kind = region->kind->name;
         op->base.op.device = region_device(region);
     } else {
         op->base.op.piece.addr = op->staging =
-            transfer->staged_here ? stage_take(transfer->stage) : transfer_take_staging(transfer, chunk->bytes);
+            transfer->pull.staged_here ? stage_take(transfer->pull.stage) : transfer_take_staging(transfer, chunk->bytes);
         op->base.op.memory_kind = "host";
         op->base.op.device = "";
     }
@@ -113,11 +117,11 @@ static struct chunk_op *make_op(struct transfer *transfer, uint32_t index, struc
 /* As the root numbers it. */
 static enum rdt_status post_part(struct transfer *transfer, struct chunk_op *op, struct rdt_error *err)
 {
-    struct group *group = transfer->connection->group;
+    struct group *group = transfer->pull.connection->group;
     struct group_rank *here = group ? group_rank_here(group) : NULL;
     uint32_t root;
 
-    if (!transfer->member || !here || !here->open || !group_has(group, transfer->peer->peer->uuid, NULL, &root))
+    if (!transfer->pull.member || !here || !here->open || !group_has(group, transfer->pull.peer->peer->uuid, NULL, &root))
         return rdt_error_set(err, RDT_TRANSPORT, "the group has ended, or been formed anew");
     op->base.op.transfer = transfer_member_number(transfer);
     return plugin_group_broadcast(&here->vendor, root, &op->base, err);
@@ -130,23 +134,23 @@ static enum rdt_status post(struct transfer *transfer, uint32_t index, struct rd
 
     if (!op)
         return RDT_NO_MEMORY;
-    if (transfer->one_sided) {
-        const struct chunk *chunk = &transfer->plan->chunks[index];
-        uint32_t i = chunk->first, key = transfer->remote->region[i];
-        op->base.op.key = transfer->keys[key];
-        op->base.op.key_bytes = transfer->key_bytes[key];
-        op->base.op.key_offset = transfer->remote->offset[i] + (chunk->offset - transfer->packed->offset[i]);
-        status = plugin_op_read(&transfer->connection->conn, &op->base, err);
-    } else if (transfer->collective) {
+    if (transfer->pull.one_sided) {
+        const struct chunk *chunk = &transfer->pull.plan->chunks[index];
+        uint32_t i = chunk->first, key = transfer->pull.remote->region[i];
+        op->base.op.key = transfer->pull.keys[key];
+        op->base.op.key_bytes = transfer->pull.key_bytes[key];
+        op->base.op.key_offset = transfer->pull.remote->offset[i] + (chunk->offset - transfer->packed->offset[i]);
+        status = plugin_op_read(&transfer->pull.connection->conn, &op->base, err);
+    } else if (transfer->pull.collective) {
         status = post_part(transfer, op, err);
     } else {
-        status = plugin_op_recv(&transfer->connection->conn, &op->base, err);
+        status = plugin_op_recv(&transfer->pull.connection->conn, &op->base, err);
     }
     if (status != RDT_OK) {
         free(op);
         return status;
     }
-    transfer->chunk_ops[index] = op;
+    transfer->pull.chunk_ops[index] = op;
     transfer->n_ops++;
     return RDT_OK;
 }
@@ -157,24 +161,26 @@ void transfer_in_ask_start(struct transfer *transfer)
     struct rdt_error err = {0};
 
     start.transfer = transfer->id;
-    start.transport = (char *)transfer->connection->transport->name;
+    start.transport = (char *)transfer->pull.connection->transport->name;
     start.chunk_bytes = transfer->transfers->options->chunk_bytes;
-    start.epoch = transfer->connection->epoch;
-    start.one_sided = transfer->one_sided;
-    if (transfer->chunk_bytes > 0)
-        start.chunk_bytes = transfer->chunk_bytes;
-    if (transfer->connection->group) {
-        start.group = (ProtobufCBinaryData){sizeof transfer->connection->group->token, transfer->connection->group->token};
-        start.reader_rank = transfer->connection->rank_here;
-        start.owner_rank = transfer->connection->rank_there;
+    start.epoch = transfer->pull.connection->epoch;
+    start.one_sided = transfer->pull.one_sided;
+    if (transfer->pull.chunk_bytes > 0)
+        start.chunk_bytes = transfer->pull.chunk_bytes;
+    if (transfer->pull.connection->group) {
+        start.group =
+            (ProtobufCBinaryData){sizeof transfer->pull.connection->group->token, transfer->pull.connection->group->token};
+        start.reader_rank = transfer->pull.connection->rank_here;
+        start.owner_rank = transfer->pull.connection->rank_there;
     }
-    start.first_chunk = transfer->one_sided ? 0 : transfer->first_chunk;
+    start.first_chunk = transfer->pull.one_sided ? 0 : transfer->pull.first_chunk;
     start.turns = transfer->record.order != NULL;
-    start.single = transfer->single;
-    if (transfer->staged_here && !transfer->one_sided)
-        start.window = transfer->stage->slots < transfer->plan->n ? transfer->stage->slots : transfer->plan->n;
+    start.single = transfer->pull.single;
+    if (transfer->pull.staged_here && !transfer->pull.one_sided)
+        start.window =
+            transfer->pull.stage->slots < transfer->pull.plan->n ? transfer->pull.stage->slots : transfer->pull.plan->n;
     start.broadcast = transfer_member_number(transfer);
-    if (peer_session_send(transfer->peer, RDT_PEER_PULL_START, &start.base, &err) != RDT_OK)
+    if (peer_session_send(transfer->pull.peer, RDT_PEER_PULL_START, &start.base, &err) != RDT_OK)
         transfer_fail_err(transfer, &err);
 }
 
@@ -182,13 +188,13 @@ void transfer_in_watch(struct transfer *transfer)
 {
     struct transfers *transfers = transfer->transfers;
 
-    (void)deadline_set(transfers->deadlines, &transfer->stall, (int64_t)transfers->options->stall_timeout_ns);
+    (void)deadline_set(transfers->deadlines, &transfer->pull.stall, (int64_t)transfers->options->stall_timeout_ns);
 }
 
 /* From now on another transfer may post behind it: what is left is as much as the owner has posted too. */
 static void give_if_nearly_done(const struct transfer *transfer)
 {
-    if (transfer->plan->n - transfer->chunks_done <= transfer->transfers->options->chunks_in_flight)
+    if (transfer->pull.plan->n - transfer->pull.chunks_done <= transfer->transfers->options->chunks_in_flight)
         order_give(&transfer->record);
 }
 
@@ -198,9 +204,9 @@ static void skip_what_is_there(struct transfer *transfer)
 {
     uint32_t next = 0;
 
-    while (transfer->replica && next + 1 < transfer->plan->n && !replica_wants(transfer->replica, next))
-        transfer->record.bytes_done += transfer->plan->chunks[next++].bytes;
-    transfer->first_chunk = transfer->next_chunk = transfer->chunks_done = next;
+    while (transfer->pull.replica && next + 1 < transfer->pull.plan->n && !replica_wants(transfer->pull.replica, next))
+        transfer->record.bytes_done += transfer->pull.plan->chunks[next++].bytes;
+    transfer->pull.first_chunk = transfer->pull.next_chunk = transfer->pull.chunks_done = next;
 }
 
 /* A connection that has failed is for the transport, or for the link if the node is gone, to judge. */
@@ -238,9 +244,9 @@ void transfer_in_receive(struct transfer *transfer)
     transfer_set_state(transfer, early ? TRANSFER_EARLY : TRANSFER_MOVE);
     if (!early)
         transfer_in_watch(transfer);
-    if (!transfer->one_sided) /* every receive stands before the first send can come */
-        for (; transfer->next_chunk < transfer->plan->n && transfer_has_slot(transfer); transfer->next_chunk++)
-            if (post(transfer, transfer->next_chunk, &err) != RDT_OK) {
+    if (!transfer->pull.one_sided) /* every receive stands before the first send can come */
+        for (; transfer->pull.next_chunk < transfer->pull.plan->n && transfer_has_slot(transfer); transfer->pull.next_chunk++)
+            if (post(transfer, transfer->pull.next_chunk, &err) != RDT_OK) {
                 post_failed(transfer, &err);
                 return;
             }
@@ -255,22 +261,22 @@ void transfer_in_move(struct transfer *transfer)
     struct rdt_error err = {0};
     enum rdt_status status;
 
-    if (transfer_group_is_gone(transfer->connection)) { /* while its memory was made ready: it will not be formed anew */
-        transfer_fail(transfer, RDT_TRANSPORT, "%s: the group is destroyed", transfer->connection->transport->name);
+    if (transfer_group_is_gone(transfer->pull.connection)) { /* while its memory was made ready: it will not be formed anew */
+        transfer_fail(transfer, RDT_TRANSPORT, "%s: the group is destroyed", transfer->pull.connection->transport->name);
         return;
     }
-    if (transfer->connection->sm.state != PT_CONNECTED || !transfer_group_is_open(transfer->connection)) {
+    if (transfer->pull.connection->sm.state != PT_CONNECTED || !transfer_group_is_open(transfer->pull.connection)) {
         transfer_in_wait(transfer);
-        if (!transfer->connection->group && transfer->connection->remote_why_not[0] != '\0')
-            transfer_in_refused(transfer, transfer->connection); /* while its memory was made ready */
+        if (!transfer->pull.connection->group && transfer->pull.connection->remote_why_not[0] != '\0')
+            transfer_in_refused(transfer, transfer->pull.connection); /* while its memory was made ready */
         return;
     }
     status = transfer_plan(transfer, &err);
-    if (status == RDT_OK && transfer->replica)
-        status = replica_plan(transfer->replica, transfer->plan, &err);
-    if (status == RDT_OK && !(transfer->chunk_ops = calloc(transfer->plan->n + 1u, sizeof(struct chunk_op *))))
-        status = rdt_error_set(&err, RDT_NO_MEMORY, "no memory for %u chunks", transfer->plan->n);
-    if (status == RDT_OK && !transfer->one_sided && order_wanted(transfer, transfer->connection))
+    if (status == RDT_OK && transfer->pull.replica)
+        status = replica_plan(transfer->pull.replica, transfer->pull.plan, &err);
+    if (status == RDT_OK && !(transfer->pull.chunk_ops = calloc(transfer->pull.plan->n + 1u, sizeof(struct chunk_op *))))
+        status = rdt_error_set(&err, RDT_NO_MEMORY, "no memory for %u chunks", transfer->pull.plan->n);
+    if (status == RDT_OK && !transfer->pull.one_sided && order_wanted(transfer, transfer->pull.connection))
         status = order_in_begin(transfer, &err);
     if (status != RDT_OK) {
         transfer_fail_err(transfer, &err);
@@ -292,43 +298,43 @@ static void read_more(struct transfer *transfer)
 {
     struct rdt_error err = {0};
 
-    if (transfer->failed != RDT_OK || transfer->connection->sm.state != PT_CONNECTED)
+    if (transfer->pull.failed != RDT_OK || transfer->pull.connection->sm.state != PT_CONNECTED)
         return; /* there is no connection to post to, or another one by now: its failure ends the transfer */
-    while (transfer->next_chunk < transfer->plan->n && transfer->n_ops < transfer->transfers->options->chunks_in_flight &&
-           transfer_has_slot(transfer)) {
-        if (post(transfer, transfer->next_chunk, &err) != RDT_OK) {
+    while (transfer->pull.next_chunk < transfer->pull.plan->n &&
+           transfer->n_ops < transfer->transfers->options->chunks_in_flight && transfer_has_slot(transfer)) {
+        if (post(transfer, transfer->pull.next_chunk, &err) != RDT_OK) {
             post_failed(transfer, &err);
             return;
         }
-        transfer->next_chunk++;
+        transfer->pull.next_chunk++;
     }
 }
 
 static enum rdt_status take_keys(struct transfer *transfer, const Rdt__Pb__PullKeys *keys, struct rdt_error *err)
 {
-    enum rdt_status status = layout_from_wire(keys->tensors, &transfer->remote, err);
+    enum rdt_status status = layout_from_wire(keys->tensors, &transfer->pull.remote, err);
 
     if (status == RDT_OK)
-        status = layout_same_shape(transfer->source, transfer->remote, err);
+        status = layout_same_shape(transfer->source, transfer->pull.remote, err);
     if (status == RDT_OK && keys->n_keys > MAX_KEYS)
         status = rdt_error_set(err, RDT_PROTOCOL, "%zu keys", keys->n_keys);
     if (status != RDT_OK)
         return status;
-    transfer->keys = calloc(keys->n_keys + 1, sizeof *transfer->keys);
-    transfer->key_bytes = calloc(keys->n_keys + 1, sizeof *transfer->key_bytes);
-    if (!transfer->keys || !transfer->key_bytes)
+    transfer->pull.keys = calloc(keys->n_keys + 1, sizeof *transfer->pull.keys);
+    transfer->pull.key_bytes = calloc(keys->n_keys + 1, sizeof *transfer->pull.key_bytes);
+    if (!transfer->pull.keys || !transfer->pull.key_bytes)
         return rdt_error_set(err, RDT_NO_MEMORY, "no memory for the keys");
     for (size_t i = 0; i < keys->n_keys; i++) {
         if (keys->keys[i].len > RDT_KEY_MAX_BYTES)
             return rdt_error_set(err, RDT_PROTOCOL, "a key of %zu bytes", keys->keys[i].len);
         if (keys->keys[i].len > 0) /* else nothing is to be read there */
-            memcpy(transfer->keys[i], keys->keys[i].data, keys->keys[i].len);
-        transfer->key_bytes[i] = keys->keys[i].len;
+            memcpy(transfer->pull.keys[i], keys->keys[i].data, keys->keys[i].len);
+        transfer->pull.key_bytes[i] = keys->keys[i].len;
     }
-    transfer->n_keys = keys->n_keys;
-    for (uint32_t i = 0; i < transfer->remote->count; i++)
-        if (layout_bytes(transfer->remote, i) > 0 &&
-            (transfer->remote->region[i] >= keys->n_keys || !layout_is_contiguous(transfer->remote, i)))
+    transfer->pull.n_keys = keys->n_keys;
+    for (uint32_t i = 0; i < transfer->pull.remote->count; i++)
+        if (layout_bytes(transfer->pull.remote, i) > 0 &&
+            (transfer->pull.remote->region[i] >= keys->n_keys || !layout_is_contiguous(transfer->pull.remote, i)))
             return rdt_error_set(err, RDT_PROTOCOL, "tensor %u has no key, or has holes", i);
     return RDT_OK;
 }
@@ -338,7 +344,8 @@ void transfer_in_on_keys(struct peer_session *session, const Rdt__Pb__PullKeys *
     struct transfer *transfer = map_get_u64(&session->transfers->by_id, keys->transfer);
     struct rdt_error err = {0};
 
-    if (!transfer || transfer->peer != session || transfer->sm.state != TRANSFER_MOVE || !transfer->one_sided || transfer->keys)
+    if (!transfer || transfer->pull.peer != session || transfer->sm.state != TRANSFER_MOVE || !transfer->pull.one_sided ||
+        transfer->pull.keys)
         return;
     if (take_keys(transfer, keys, &err) != RDT_OK) {
         rdt_error_prefix(&err, "keys from node %s", transfer->record.peer);
@@ -352,19 +359,19 @@ void transfer_in_on_keys(struct peer_session *session, const Rdt__Pb__PullKeys *
 
 static void finish(struct transfer *transfer)
 {
-    if (transfer->one_sided) {
+    if (transfer->pull.one_sided) {
         Rdt__Pb__PullEnd end = RDT__PB__PULL_END__INIT;
         end.transfer = transfer->id;
-        (void)peer_session_send(transfer->peer, RDT_PEER_PULL_END, &end.base, NULL);
+        (void)peer_session_send(transfer->pull.peer, RDT_PEER_PULL_END, &end.base, NULL);
     }
-    transfer->peer->bytes_in += transfer->stream_bytes;
+    transfer->pull.peer->bytes_in += transfer->stream_bytes;
     transfer->transfers->bytes_in += transfer->stream_bytes;
-    transfer->connection->failures = 0;
-    if (transfer->collective)
+    transfer->pull.connection->failures = 0;
+    if (transfer->pull.collective)
         text_copy(transfer->record.lanes, sizeof transfer->record.lanes, "broadcast");
-    record_lanes(&transfer->record, transfer->connection);
-    transfer->subpull_done = true;
-    if (transfer->replica)
+    record_lanes(&transfer->record, transfer->pull.connection);
+    transfer->subpull.done = true;
+    if (transfer->pull.replica)
         transfer_deliver_replica(transfer);
     else
         transfer_deliver_received(transfer);
@@ -377,34 +384,34 @@ static void receive_more(struct transfer *transfer)
 {
     Rdt__Pb__PullCredit credit = RDT__PB__PULL_CREDIT__INIT;
     struct rdt_error err = {0};
-    uint32_t had = transfer->next_chunk;
+    uint32_t had = transfer->pull.next_chunk;
 
-    if (transfer->failed != RDT_OK || transfer->connection->sm.state != PT_CONNECTED)
+    if (transfer->pull.failed != RDT_OK || transfer->pull.connection->sm.state != PT_CONNECTED)
         return;
-    for (; transfer->next_chunk < transfer->plan->n && transfer_has_slot(transfer); transfer->next_chunk++)
-        if (post(transfer, transfer->next_chunk, &err) != RDT_OK) {
+    for (; transfer->pull.next_chunk < transfer->pull.plan->n && transfer_has_slot(transfer); transfer->pull.next_chunk++)
+        if (post(transfer, transfer->pull.next_chunk, &err) != RDT_OK) {
             post_failed(transfer, &err);
             return;
         }
     credit.transfer = transfer->id;
-    credit.chunks = transfer->next_chunk;
-    if (transfer->next_chunk > had)
-        (void)peer_session_send(transfer->peer, RDT_PEER_PULL_CREDIT, &credit.base, NULL);
+    credit.chunks = transfer->pull.next_chunk;
+    if (transfer->pull.next_chunk > had)
+        (void)peer_session_send(transfer->pull.peer, RDT_PEER_PULL_CREDIT, &credit.base, NULL);
 }
 
 static void chunk_arrived(struct transfer *transfer, uint32_t index)
 {
-    transfer->chunks_done++;
-    transfer->record.bytes_done += transfer->plan->chunks[index].bytes;
+    transfer->pull.chunks_done++;
+    transfer->record.bytes_done += transfer->pull.plan->chunks[index].bytes;
     transfer_replica_moved(transfer);
-    if (transfer->replica)
-        replica_arrived(transfer->replica, index);
+    if (transfer->pull.replica)
+        replica_arrived(transfer->pull.replica, index);
     give_if_nearly_done(transfer);
-    if (transfer->chunks_done == transfer->plan->n && transfer->n_ops == 0 && transfer->sm.state == TRANSFER_MOVE)
+    if (transfer->pull.chunks_done == transfer->pull.plan->n && transfer->n_ops == 0 && transfer->sm.state == TRANSFER_MOVE)
         finish(transfer);
-    else if (transfer->one_sided)
+    else if (transfer->pull.one_sided)
         read_more(transfer);
-    else if (transfer->staged_here)
+    else if (transfer->pull.staged_here)
         receive_more(transfer);
 }
 
@@ -412,9 +419,9 @@ void transfer_in_started(struct transfer *transfer)
 {
     transfer_set_state(transfer, TRANSFER_MOVE);
     transfer_in_watch(transfer);
-    if (transfer->failed != RDT_OK)
+    if (transfer->pull.failed != RDT_OK)
         peer_session_doubt(transfer);
-    else if (transfer->chunks_done == transfer->plan->n && transfer->n_ops == 0)
+    else if (transfer->pull.chunks_done == transfer->pull.plan->n && transfer->n_ops == 0)
         finish(transfer);
 }
 
@@ -424,7 +431,7 @@ static void run_scatter(struct work *work)
     struct transfer *transfer = op->in;
     struct target *target = transfer->target;
     uint8_t *bases[RDT_MAX_FRAME_FDS];
-    const struct chunk *chunk = &transfer->plan->chunks[op->chunk];
+    const struct chunk *chunk = &transfer->pull.plan->chunks[op->chunk];
 
     if (!target) {
         memcpy((uint8_t *)transfer->received->block.addr + chunk->offset, op->staging, chunk->bytes);
@@ -462,7 +469,7 @@ static void on_device_scattered(void *arg, const struct rdt_error *err)
     struct transfer *transfer = op->in;
     uint32_t index = op->chunk;
 
-    stage_give(transfer->stage, op->staging);
+    stage_give(transfer->pull.stage, op->staging);
     free(op);
     transfer->n_ops--;
     if (transfer->sm.state == TRANSFER_ABORT)
@@ -478,14 +485,14 @@ static void on_device_scattered(void *arg, const struct rdt_error *err)
 static void scatter_to_device(struct chunk_op *op)
 {
     struct transfer *transfer = op->in;
-    const struct chunk *chunk = &transfer->plan->chunks[op->chunk];
+    const struct chunk *chunk = &transfer->pull.plan->chunks[op->chunk];
     struct device_part part = chunk_part(chunk, transfer->packed);
     struct rdt_error err = {0};
     enum rdt_status status;
 
     op->place.base = op->staging - chunk->offset;
-    status = device_copy_start(transfer->packed, &op->place, transfer->target->layout, transfer->to_places, &part,
-                               transfer->stage->pinned, on_device_scattered, op, &op->copy, &err);
+    status = device_copy_start(transfer->packed, &op->place, transfer->target->layout, transfer->pull.to_places, &part,
+                               transfer->pull.stage->pinned, on_device_scattered, op, &op->copy, &err);
     if (status == RDT_OK && !op->copy)
         status = rdt_error_set(&err, RDT_INTERNAL, "a chunk without bytes");
     if (status != RDT_OK)
@@ -498,9 +505,9 @@ static void on_chunk_done(struct plugin_op *base, enum rdt_status status, const 
     struct transfer *transfer = op->in;
     uint32_t index = op->chunk;
 
-    transfer->chunk_ops[index] = NULL;
+    transfer->pull.chunk_ops[index] = NULL;
     if (status == RDT_OK && is_moving(transfer) && op->staging) {
-        if (transfer->staged_here) {
+        if (transfer->pull.staged_here) {
             scatter_to_device(op);
             return;
         }
@@ -527,22 +534,24 @@ static void on_chunk_done(struct plugin_op *base, enum rdt_status status, const 
 
 void transfer_in_cancel_ops(struct transfer *transfer)
 {
-    struct group_rank *here = transfer->collective && transfer->connection && transfer->connection->group ? group_rank_here(transfer->connection->group) : NULL;
+    struct group_rank *here = transfer->pull.collective && transfer->pull.connection && transfer->pull.connection->group
+                                  ? group_rank_here(transfer->pull.connection->group)
+                                  : NULL;
 
-    if (!transfer->connection || transfer->connection->sm.state != PT_CONNECTED)
+    if (!transfer->pull.connection || transfer->pull.connection->sm.state != PT_CONNECTED)
         return; /* its disconnect ends them */
-    for (uint32_t i = 0; i < transfer->plan->n; i++) {
-        if (transfer->chunk_ops[i] && here)
-            plugin_group_cancel_broadcast(&here->vendor, &transfer->chunk_ops[i]->base);
-        else if (transfer->chunk_ops[i])
-            plugin_op_cancel(&transfer->connection->conn, &transfer->chunk_ops[i]->base);
+    for (uint32_t i = 0; i < transfer->pull.plan->n; i++) {
+        if (transfer->pull.chunk_ops[i] && here)
+            plugin_group_cancel_broadcast(&here->vendor, &transfer->pull.chunk_ops[i]->base);
+        else if (transfer->pull.chunk_ops[i])
+            plugin_op_cancel(&transfer->pull.connection->conn, &transfer->pull.chunk_ops[i]->base);
     }
 }
 
 void transfer_in_connection_failed(struct peer_transport *pt)
 {
     list_for_each_safe (node, &pt->users_in) {
-        struct transfer *transfer = container_of(node, struct transfer, by_connection);
+        struct transfer *transfer = container_of(node, struct transfer, pull.by_connection);
         if (transfer->sm.state == TRANSFER_TICKET || is_moving(transfer))
             note_failure(transfer, RDT_TRANSPORT, pt->broken);
     }

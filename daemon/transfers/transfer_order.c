@@ -78,7 +78,7 @@ bool order_wanted(const struct transfer *transfer, const struct peer_transport *
     struct queue_names names = {.n = 0};
 
     names_of_reader(&names, transfer, pt);
-    return names.n > 0 || names.too_many || plugin_conn_queue(&pt->conn, transfer->memory, "");
+    return names.n > 0 || names.too_many || plugin_conn_queue(&pt->conn, transfer->pull.answer.memory, "");
 }
 
 static void names_of_owner(struct queue_names *names, const struct serve *out, const struct peer_transport *pt)
@@ -121,7 +121,7 @@ static void watch(struct order *order)
 {
     struct transfers *transfers = transfers_of(order);
 
-    (void)deadline_set(transfers->deadlines, order->in ? &order->in->stall : &order->out->deadline,
+    (void)deadline_set(transfers->deadlines, order->in ? &order->in->pull.stall : &order->out->deadline,
                        (int64_t)transfers->options->stall_timeout_ns);
 }
 
@@ -137,7 +137,7 @@ static void say_with(struct order *order, enum ticket_word word, const char *beh
     message.behind = (char *)behind;
     if (word == TICKET_READY || word == TICKET_TAKEN)
         watch(order);
-    status = peer_session_send(order->in ? order->in->peer : order->out->session, RDT_PEER_PULL_TURN, &message.base, &err);
+    status = peer_session_send(order->in ? order->in->pull.peer : order->out->session, RDT_PEER_PULL_TURN, &message.base, &err);
     if (status == RDT_OK || status == RDT_PEER_LOST || word == TICKET_WAITING)
         return; /* a link that is down ends it soon enough */
     if (order->in)
@@ -220,7 +220,7 @@ static bool goes_on(const struct order *order)
 
     if (!in)
         return order->out->sm.state == SERVE_TURN || order->out->sm.state == SERVE_SENDING;
-    return in->failed == RDT_OK && (in->sm.state == TRANSFER_TICKET || in->sm.state == TRANSFER_MOVE);
+    return in->pull.failed == RDT_OK && (in->sm.state == TRANSFER_TICKET || in->sm.state == TRANSFER_MOVE);
 }
 
 static void on_tick(struct deadline *deadline)
@@ -276,9 +276,9 @@ static enum rdt_status begin(struct order **order_p, struct transfer *in, struct
         return rdt_error_set(err, RDT_NO_MEMORY, "no memory for a turn of %s", pt->transport->name);
     order->in = in;
     order->out = out;
-    status =
-        ticket_init(&order->turn, &transfers->turns, &events, out, ticket_is_first(transfers->node->uuid, pt->session->peer->uuid),
-                  pt->transport->name, names->name, names->n, err);
+    status = ticket_init(&order->turn, &transfers->turns, &events, out,
+                         ticket_is_first(transfers->node->uuid, pt->session->peer->uuid), pt->transport->name, names->name,
+                         names->n, err);
     if (status != RDT_OK) {
         free(order);
         return status;
@@ -293,8 +293,8 @@ enum rdt_status order_in_begin(struct transfer *transfer, struct rdt_error *err)
 {
     struct queue_names names = {.n = 0};
 
-    names_of_reader(&names, transfer, transfer->connection);
-    return begin(&transfer->record.order, transfer, NULL, transfer->connection, &names, err);
+    names_of_reader(&names, transfer, transfer->pull.connection);
+    return begin(&transfer->record.order, transfer, NULL, transfer->pull.connection, &names, err);
 }
 
 enum rdt_status order_out_begin(struct serve *out, struct rdt_error *err)
@@ -366,7 +366,7 @@ static bool may_wait_on(struct order *order)
 
 static void hear(struct order *order, const Rdt__Pb__PullTurn *message)
 {
-    struct deadline *deadline = order->in ? &order->in->stall : &order->out->deadline;
+    struct deadline *deadline = order->in ? &order->in->pull.stall : &order->out->deadline;
     bool waited_for = order->in || order->out->sm.state == SERVE_SENDING || order->turn.sm.state != TICKET_QUEUED;
     struct rdt_error err;
 
@@ -390,7 +390,7 @@ void order_on_turn(struct peer_session *session, const Rdt__Pb__PullTurn *messag
 {
     struct transfer *in = message->from_owner ? map_get_u64(&session->transfers->by_id, message->transfer) : NULL;
     struct serve *out = message->from_owner ? NULL : map_get_u64(&session->serves, message->transfer);
-    struct order *order = in && in->peer == session ? in->record.order : out ? out->record.order : NULL;
+    struct order *order = in && in->pull.peer == session ? in->record.order : out ? out->record.order : NULL;
 
     if (order && goes_on(order))
         hear(order, message);

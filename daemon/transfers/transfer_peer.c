@@ -32,7 +32,7 @@ struct peer_session *peer_session_get(struct transfers *transfers, struct peer *
 }
 
 enum rdt_status peer_session_send(struct peer_session *session, enum rdt_peer_message type, const ProtobufCMessage *message,
-                          struct rdt_error *err)
+                                  struct rdt_error *err)
 {
     if (session->transfers->closing)
         return rdt_error_set(err, RDT_SHUTTING_DOWN, "the daemon is shutting down");
@@ -49,7 +49,7 @@ static struct transfer *take_over(struct list *from, struct list *to)
         return NULL;
     list_remove(node);
     list_append(to, node);
-    return container_of(node, struct transfer, by_peer);
+    return container_of(node, struct transfer, pull.by_peer);
 }
 
 /* The link is up. What is queued behind a question has its turn when that is answered. */
@@ -63,8 +63,8 @@ static void ask_pending(struct peer_session *session)
     while ((transfer = take_over(&now, &session->pending))) {
         if (transfer->sm.state != TRANSFER_LINK)
             continue;
-        list_remove(&transfer->by_peer);
-        list_append(&session->incoming, &transfer->by_peer);
+        list_remove(&transfer->pull.by_peer);
+        list_append(&session->incoming, &transfer->pull.by_peer);
         transfer_in_ask(transfer);
     }
 }
@@ -111,14 +111,14 @@ void transfers_peer_merged(struct transfers *transfers, struct peer *from, struc
 
     list_init(&none);
     list_for_each_safe (node, work ? &old->pending : &none) {
-        struct transfer *transfer = container_of(node, struct transfer, by_peer);
+        struct transfer *transfer = container_of(node, struct transfer, pull.by_peer);
         if (from_is_known && memcmp(transfer->ref.node, nobody, sizeof nobody) != 0)
             continue; /* it wants that node, whoever has its address now */
-        list_remove(&transfer->by_peer);
-        list_append(&work->pending, &transfer->by_peer);
-        transfer->peer = work;
-        if (transfer->origin == old)
-            transfer->origin = work;
+        list_remove(&transfer->pull.by_peer);
+        list_append(&work->pending, &transfer->pull.by_peer);
+        transfer->pull.peer = work;
+        if (transfer->pull.origin == old)
+            transfer->pull.origin = work;
         (void)snprintf(transfer->record.peer, sizeof transfer->record.peer, "%s", into->name);
         old->n_in--;
         work->n_in++;
@@ -139,7 +139,7 @@ static void fail_each(struct list *transfers, const struct rdt_error *why)
         list_init(&now);
         list_splice(&now, transfers);
         while ((transfer = take_over(&now, transfers)))
-            if (pass == 1 || !list_empty(&transfer->by_group))
+            if (pass == 1 || !list_empty(&transfer->reserve.link))
                 transfer_fail_err(transfer, why);
     }
 }
@@ -155,16 +155,16 @@ static void ask(struct peer_session *session)
 void peer_session_doubt(struct transfer *transfer)
 {
     struct transfers *transfers = transfer->transfers;
-    struct peer_session *session = transfer->peer;
+    struct peer_session *session = transfer->pull.peer;
     int64_t patience_ns = 2 * (int64_t)transfers->options->peer_timeout_ns;
 
     if (session->answer_due) {
-        transfer->asked = session->asked + 1;
+        transfer->pull.ping = session->asked + 1;
     } else {
         ask(session);
-        transfer->asked = session->asked;
+        transfer->pull.ping = session->asked;
     }
-    (void)deadline_set(transfers->deadlines, &transfer->stall,
+    (void)deadline_set(transfers->deadlines, &transfer->pull.stall,
                        patience_ns); /* for a node that says this and that, but no pong */
 }
 
@@ -181,9 +181,9 @@ void transfers_peer_answer(struct transfers *transfers, struct peer *peer)
     list_init(&now);
     list_splice(&now, &session->incoming);
     while ((transfer = take_over(&now, &session->incoming))) {
-        if (transfer->asked == 0)
+        if (transfer->pull.ping == 0)
             continue;
-        if (transfer->asked > session->asked)
+        if (transfer->pull.ping > session->asked)
             again = true;
         else
             transfer_in_judge(transfer);
@@ -262,13 +262,13 @@ bool transfers_forget_peer(struct transfers *transfers, struct peer *peer)
 
     if (!session)
         return true;
-    if (transfers->closing || session->n_in > 0 || session->n_out > 0 || session->n_replicas > 0 || map_count(&session->serves) > 0 ||
-        !list_empty(&session->pending) || !list_empty(&session->incoming) || !list_empty(&session->in_groups) ||
-        !list_empty(&session->parts) || !list_empty(&session->replica_entries) || !list_empty(&session->lost_entries) ||
-        !peer_transports_closed(session) || broadcasts_name_session(session))
+    if (transfers->closing || session->n_in > 0 || session->n_out > 0 || session->n_replicas > 0 ||
+        map_count(&session->serves) > 0 || !list_empty(&session->pending) || !list_empty(&session->incoming) ||
+        !list_empty(&session->in_groups) || !list_empty(&session->parts) || !list_empty(&session->replica_entries) ||
+        !list_empty(&session->lost_entries) || !peer_transports_closed(session) || broadcasts_name_session(session))
         return false;
     list_for_each (node, &transfers->active) {
-        if (container_of(node, struct transfer, record.link)->origin == session)
+        if (container_of(node, struct transfer, record.link)->pull.origin == session)
             return false;
     }
     list_remove(&session->link);

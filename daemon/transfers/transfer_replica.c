@@ -40,7 +40,7 @@ static void merge(struct transfer *transfer, struct transfer *into)
 
 static bool wants_other_path(const struct transfer *transfer)
 {
-    const char *wish = transfer->wish_transport;
+    const char *wish = transfer->wish.transport;
 
     return wish[0] != '\0' && strncasecmp(wish, "local", 5) != 0 && strcasecmp(wish, "share") != 0 &&
            strcasecmp(wish, "cow") != 0 && strcasecmp(wish, "copy") != 0;
@@ -49,7 +49,7 @@ static bool wants_other_path(const struct transfer *transfer)
 /* While it is filled, only those that need all of it as it is can wait for it. */
 static bool fits(const struct transfer *transfer, const struct replica *replica)
 {
-    return replica->filling ? transfer->keeps && replica->filling != transfer : !wants_other_path(transfer);
+    return replica->filling ? transfer->pull.keeps && replica->filling != transfer : !wants_other_path(transfer);
 }
 
 static void use(struct transfer *transfer, struct replica *replica)
@@ -64,7 +64,7 @@ static void use(struct transfer *transfer, struct replica *replica)
     reservation_leave(transfer);
     transfer_become_local(transfer);
     transfer_in_forget_answer(transfer);
-    transfer->from_copy = true;
+    transfer->local.from_replica = true;
     transfer->ref = replica->ref;
     transfer->record.ref = replica->ref;
     transfer->record.direction = "local";
@@ -86,12 +86,12 @@ bool transfer_replica_serves(struct transfer *transfer)
 static bool use_if_there(struct transfer *transfer, bool replicated)
 {
     struct replica *replica =
-        replica_find(&transfer->transfers->replicas, transfer->origin->peer->uuid, transfer->ref.generation);
+        replica_find(&transfer->transfers->replicas, transfer->pull.origin->peer->uuid, transfer->ref.generation);
 
-    if (!replica || replica == transfer->replica)
+    if (!replica || replica == transfer->pull.replica)
         return false;
     if (replicated)
-        replica->epoch = transfer->origin->peer->epoch;
+        replica->epoch = transfer->pull.origin->peer->epoch;
     if (!fits(transfer, replica))
         return false;
     transfer_in_send_abort(transfer);
@@ -103,19 +103,19 @@ bool transfer_replica_answered(struct transfer *transfer, const Rdt__Pb__PullMet
 {
     struct replica *there;
 
-    if (transfer->peer != transfer->origin || !meta->snapshot)
+    if (transfer->pull.peer != transfer->pull.origin || !meta->snapshot)
         return false;
     if (use_if_there(transfer, meta->kept))
         return true;
     there = replica_find(&transfer->transfers->replicas, transfer->ref.node, transfer->ref.generation);
-    if (meta->kept && !transfer->replica && !there && !replica_create(transfer, meta))
-        replica_decline(transfer->origin, transfer->ref.generation);
+    if (meta->kept && !transfer->pull.replica && !there && !replica_create(transfer, meta))
+        replica_decline(transfer->pull.origin, transfer->ref.generation);
     return false;
 }
 
 void transfer_deliver_replica(struct transfer *transfer)
 {
-    struct replica *replica = transfer->replica;
+    struct replica *replica = transfer->pull.replica;
 
     replica_whole(replica);
     transfer_deliver_object(transfer, replica->object, replica->object->layout, PATH_SHARE);
@@ -123,9 +123,9 @@ void transfer_deliver_replica(struct transfer *transfer)
 
 static void on_unwanted(struct deadline *deadline)
 {
-    struct transfer *transfer = container_of(deadline, struct transfer, unwanted);
+    struct transfer *transfer = container_of(deadline, struct transfer, pull.unwanted);
 
-    if (!list_empty(&transfer->fetches) || replica_in_demand(transfer->replica) || transfer->sm.state == TRANSFER_ABORT ||
+    if (!list_empty(&transfer->fetches) || replica_in_demand(transfer->pull.replica) || transfer->sm.state == TRANSFER_ABORT ||
         transfer->sm.state == TRANSFER_ENDED)
         return;
     if (!transfer->record.error[0])
@@ -136,30 +136,30 @@ static void on_unwanted(struct deadline *deadline)
 /* When the loop turns: who calls may be in the middle of it. Without memory for that it goes on to its end. */
 void transfer_unwanted(struct transfer *transfer)
 {
-    transfer->unwanted.on_passed = on_unwanted;
+    transfer->pull.unwanted.on_passed = on_unwanted;
     if (list_empty(&transfer->fetches))
-        (void)deadline_set(transfer->transfers->deadlines, &transfer->unwanted, 0);
+        (void)deadline_set(transfer->transfers->deadlines, &transfer->pull.unwanted, 0);
 }
 
 /* ---- by a copy on another node ---- */
 
 static void on_patience(struct deadline *deadline)
 {
-    struct transfer *transfer = container_of(deadline, struct transfer, turn);
+    struct transfer *transfer = container_of(deadline, struct transfer, pull.patience);
 
     transfer_fail(transfer, RDT_TIMED_OUT, "the copy on node %s stands still", transfer->record.peer);
 }
 
 void transfer_replica_moved(struct transfer *transfer)
 {
-    if (transfer->peer != transfer->origin)
-        (void)deadline_set(transfer->transfers->deadlines, &transfer->turn, transfer->patience_ns);
+    if (transfer->pull.peer != transfer->pull.origin)
+        (void)deadline_set(transfer->transfers->deadlines, &transfer->pull.patience, transfer->pull.patience_ns);
 }
 
 static enum rdt_status read_redirect(struct transfer *transfer, const Rdt__Pb__PullMeta *meta, struct rdt_error *err)
 {
-    if (!transfer->keeps || transfer->no_redirect || transfer->peer != transfer->origin || meta->redirect_node.len != 16 ||
-        !meta->snapshot || !meta->kept || meta->has_inline)
+    if (!transfer->pull.keeps || transfer->pull.no_redirect || transfer->pull.peer != transfer->pull.origin ||
+        meta->redirect_node.len != 16 || !meta->snapshot || !meta->kept || meta->has_inline)
         return rdt_error_set(err, RDT_PROTOCOL, "node %s sends this fetch elsewhere, which it may not", transfer->record.peer);
     return transfer_in_read_meta(transfer, meta, err);
 }
@@ -179,9 +179,9 @@ static enum rdt_status go_there(struct transfer *transfer, const Rdt__Pb__PullMe
     session = peer_session_get(transfers, peer);
     if (!session)
         return rdt_error_set(err, RDT_NO_MEMORY, "no memory for node %s", peer->name);
-    transfer->patience_ns = PATIENCE_NS + (int64_t)depth * PATIENCE_STEP_NS;
-    transfer->turn.on_passed = on_patience;
-    (void)deadline_set(transfers->deadlines, &transfer->turn, transfer->patience_ns);
+    transfer->pull.patience_ns = PATIENCE_NS + (int64_t)depth * PATIENCE_STEP_NS;
+    transfer->pull.patience.on_passed = on_patience;
+    (void)deadline_set(transfers->deadlines, &transfer->pull.patience, transfer->pull.patience_ns);
     (void)snprintf(transfer->record.peer, sizeof transfer->record.peer, "%s", peer->name);
     log_debug("xfer %llu goes to the copy on node %s", (unsigned long long)transfer->id, peer->name);
     transfer_in_pull_from(transfer, session);
@@ -199,8 +199,8 @@ void transfer_replica_redirected(struct transfer *transfer, const Rdt__Pb__PullM
     if (use_if_there(transfer, meta->kept))
         return;
     reservation_leave(transfer); /* another node may be silent */
-    if (transfer->replica || !replica_create(transfer, meta)) {
-        replica_decline(transfer->origin, transfer->ref.generation);
+    if (transfer->pull.replica || !replica_create(transfer, meta)) {
+        replica_decline(transfer->pull.origin, transfer->ref.generation);
         (void)rdt_error_set(&err, RDT_NO_MEMORY, "no memory for a copy");
     } else {
         transfer_in_forget_answer(transfer); /* the other node gives it again, and its keeping its word is seen by that */
@@ -209,24 +209,24 @@ void transfer_replica_redirected(struct transfer *transfer, const Rdt__Pb__PullM
     }
     transfer_in_forget_answer(transfer);
     log_debug("xfer %llu does not go to a copy: %s", (unsigned long long)transfer->id, err.msg);
-    transfer->no_redirect = true;
-    transfer_in_pull_from(transfer, transfer->origin);
+    transfer->pull.no_redirect = true;
+    transfer_in_pull_from(transfer, transfer->pull.origin);
 }
 
 bool transfer_replica_comes_back(struct transfer *transfer, const struct rdt_error *why)
 {
     struct transfers *transfers = transfer->transfers;
 
-    if (transfers->closing || !transfer->origin || !transfer->peer || transfer->peer == transfer->origin ||
-        transfer->sm.state == TRANSFER_ABORT || (list_empty(&transfer->fetches) && !replica_in_demand(transfer->replica)))
+    if (transfers->closing || !transfer->pull.origin || !transfer->pull.peer || transfer->pull.peer == transfer->pull.origin ||
+        transfer->sm.state == TRANSFER_ABORT || (list_empty(&transfer->fetches) && !replica_in_demand(transfer->pull.replica)))
         return false;
     log_debug("xfer %llu comes back from the copy on node %s: %s", (unsigned long long)transfer->id, transfer->record.peer,
               why->msg);
-    transfer->no_redirect = true;
-    deadline_unset(transfers->deadlines, &transfer->turn);
+    transfer->pull.no_redirect = true;
+    deadline_unset(transfers->deadlines, &transfer->pull.patience);
     transfer_in_send_abort(transfer);
     transfer_in_leave_peer(transfer);
-    (void)snprintf(transfer->record.peer, sizeof transfer->record.peer, "%s", transfer->origin->peer->name);
+    (void)snprintf(transfer->record.peer, sizeof transfer->record.peer, "%s", transfer->pull.origin->peer->name);
     transfer_in_go_back(transfer);
     return true;
 }

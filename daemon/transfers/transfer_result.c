@@ -169,9 +169,10 @@ static size_t result_at_most(const struct result *result)
 /* What its client has not read yet counts as its share of the heap, and there is no room for a great answer more. */
 static bool is_too_much(const struct fetch *fetch, size_t bytes, struct rdt_error *err)
 {
-    size_t counted = fetch->transfer->own_metadata ? fetch->transfer->metadata_bytes : 0;
+    size_t counted = fetch->transfer->pull.own_metadata ? fetch->transfer->metadata_bytes : 0;
 
-    if (bytes <= CLIENT_UNCOUNTED_BYTES || account_check(fetch->client->account, USAGE_HEAP, bytes > counted ? bytes - counted : 0, err) == RDT_OK)
+    if (bytes <= CLIENT_UNCOUNTED_BYTES ||
+        account_check(fetch->client->account, USAGE_HEAP, bytes > counted ? bytes - counted : 0, err) == RDT_OK)
         return false;
     rdt_error_prefix(err, "the answer to the fetch of \"%s\"", fetch->transfer->ref.id);
     return true;
@@ -195,11 +196,12 @@ static void result_send(struct result *result, struct fetch *fetch, struct hold 
     if (bytes > RDT_MAX_FRAME_BYTES || is_too_much(fetch, bytes, &err)) {
         struct transfer *transfer = fetch->transfer;
         if (bytes > RDT_MAX_FRAME_BYTES)
-            (void)rdt_error_set(&err, RDT_LIMIT,
-                                "the answer to the fetch of \"%s\" has %zu bytes, with %zu dimensions of %zu tensors and %zu bytes of "
-                                "metadata: at most %u fit into one message",
-                                transfer->ref.id, bytes, result->tensors.n_shape, result->tensors.n_dtype,
-                                result->done.metadata.len, RDT_MAX_FRAME_BYTES);
+            (void)rdt_error_set(
+                &err, RDT_LIMIT,
+                "the answer to the fetch of \"%s\" has %zu bytes, with %zu dimensions of %zu tensors and %zu bytes of "
+                "metadata: at most %u fit into one message",
+                transfer->ref.id, bytes, result->tensors.n_shape, result->tensors.n_dtype, result->done.metadata.len,
+                RDT_MAX_FRAME_BYTES);
         (void)snprintf(transfer->record.error, sizeof transfer->record.error, "LIMIT: %s", err.msg);
         if (hold)
             client_release(hold);
@@ -228,7 +230,8 @@ static bool give_notice(const struct transfer *transfer, struct object *object)
 {
     struct client *producer = object->producer;
 
-    if (object->snapshot || object->lent || object->notice_given || !producer || producer == transfer->client || !may_be_written(object))
+    if (object->snapshot || object->lent || object->notice_given || !producer || producer == transfer->client ||
+        !may_be_written(object))
         return false;
     object->notice_given = true;
     log_at(producer->notice_given ? LOG_LEVEL_DEBUG : LOG_LEVEL_INFO,
@@ -243,7 +246,7 @@ void transfer_deliver_object(struct transfer *transfer, struct object *object, s
     struct rdt_ref ref;
     bool notice = how == PATH_SHARE && give_notice(transfer, object);
 
-    if (transfer->from_copy || transfer->replica)
+    if (transfer->local.from_replica || transfer->pull.replica)
         ref = transfer->ref;
     else
         object_ref(object, &ref);
@@ -262,7 +265,8 @@ void transfer_deliver_object(struct transfer *transfer, struct object *object, s
         result.done.mutable_shared = notice;
         result.done.to_copy = how == PATH_COPY;
         notice = false;
-        if (!result_make_regions(&result, object->n_regions, object_on_device(object)) || !(hold = client_hold_object(fetch->client, object)))
+        if (!result_make_regions(&result, object->n_regions, object_on_device(object)) ||
+            !(hold = client_hold_object(fetch->client, object)))
             status = rdt_error_set(&err, RDT_NO_MEMORY, "no memory to share object \"%s\"", ref.id);
         for (uint32_t i = 0; i < object->n_regions && status == RDT_OK; i++) {
             struct region *region = object->uses[i].region;
@@ -297,12 +301,12 @@ static enum share share_of(const struct transfer *transfer)
 {
     if (transfer->n_fetches == 1)
         return SHARE_WRITE;
-    return transfer->mode == RDT__PB__FETCH_MODE__FETCH_MODE_COW ? SHARE_COW : SHARE_READ;
+    return transfer->wish.mode == RDT__PB__FETCH_MODE__FETCH_MODE_COW ? SHARE_COW : SHARE_READ;
 }
 
 /* In memory of ours in several places. Several fetches of one client share it. */
-static enum rdt_status fill_landed(struct result *result, struct transfer *transfer, struct client *client, struct hold **hold_p,
-                                   struct rdt_error *err)
+static enum rdt_status fill_landed(struct result *result, struct transfer *transfer, struct client *client,
+                                   struct hold **hold_p, struct rdt_error *err)
 {
     const struct target *target = transfer->target;
     enum rdt_status status = RDT_OK;

@@ -22,51 +22,52 @@ bool transfer_chunk_in_place(const struct transfer *transfer, uint32_t index, st
     const struct layout *to = transfer->target ? transfer->target->layout : transfer->packed;
     uint32_t region_index;
 
-    if (transfer->staged_here)
+    if (transfer->pull.staged_here)
         return false;
-    if (!chunk_piece(&transfer->plan->chunks[index], transfer->packed, to, &region_index, offset_p))
+    if (!chunk_piece(&transfer->pull.plan->chunks[index], transfer->packed, to, &region_index, offset_p))
         return false;
     *region_p = destination_region(transfer, region_index);
-    return transfer->one_sided || !region_may_fault(*region_p);
+    return transfer->pull.one_sided || !region_may_fault(*region_p);
 }
 
 enum rdt_status transfer_plan(struct transfer *transfer, struct rdt_error *err)
 {
-    uint64_t chunk_bytes = transfer->chunk_bytes ? transfer->chunk_bytes : transfer->transfers->options->chunk_bytes, offset;
+    uint64_t chunk_bytes = transfer->pull.chunk_bytes ? transfer->pull.chunk_bytes : transfer->transfers->options->chunk_bytes,
+             offset;
     struct region *region;
     enum rdt_status status;
 
-    if (transfer->plan)
+    if (transfer->pull.plan)
         return RDT_OK;
-    if (transfer->one_sided || transfer->single)
-        status = chunk_plan_create_single(transfer->packed, transfer->stream_bytes, chunk_bytes, &transfer->plan, err);
+    if (transfer->pull.one_sided || transfer->pull.single)
+        status = chunk_plan_create_single(transfer->packed, transfer->stream_bytes, chunk_bytes, &transfer->pull.plan, err);
     else
-        status = chunk_plan_create(transfer->packed, transfer->stream_bytes, chunk_bytes, &transfer->plan, err);
+        status = chunk_plan_create(transfer->packed, transfer->stream_bytes, chunk_bytes, &transfer->pull.plan, err);
     if (status != RDT_OK)
         return status;
-    transfer->staging.need = 0;
-    for (uint32_t i = 0; i < transfer->plan->n && !transfer->staged_here; i++)
+    transfer->pull.staging.need = 0;
+    for (uint32_t i = 0; i < transfer->pull.plan->n && !transfer->pull.staged_here; i++)
         if (!transfer_chunk_in_place(transfer, i, &region, &offset))
-            transfer->staging.need += align_up(transfer->plan->chunks[i].bytes);
+            transfer->pull.staging.need += align_up(transfer->pull.plan->chunks[i].bytes);
     return RDT_OK;
 }
 
 bool transfer_staging_is_little(const struct transfer *transfer)
 {
-    return transfer->staging.need <= LITTLE_BYTES;
+    return transfer->pull.staging.need <= LITTLE_BYTES;
 }
 
 static void on_staging(void *arg, struct region *region, const struct rdt_error *err)
 {
     struct transfer *transfer = arg;
 
-    transfer->staging.region = region;
-    transfer->staging.on_ready(transfer, region, err);
+    transfer->pull.staging.region = region;
+    transfer->pull.staging.on_ready(transfer, region, err);
 }
 
 enum rdt_status transfer_reserve_staging(struct transfer *transfer, region_ready on_ready, struct rdt_error *err)
 {
-    struct staging *staging = &transfer->staging;
+    struct staging *staging = &transfer->pull.staging;
     struct regions *regions = transfer->transfers->regions;
     enum rdt_status status = RDT_OK;
 
@@ -94,7 +95,7 @@ enum rdt_status transfer_reserve_staging(struct transfer *transfer, region_ready
 
 uint8_t *transfer_take_staging(struct transfer *transfer, uint64_t bytes)
 {
-    struct staging *staging = &transfer->staging;
+    struct staging *staging = &transfer->pull.staging;
     uint8_t *base = staging->region ? region_addr(staging->region, NULL) : staging->heap;
     uint8_t *at = base + staging->used;
 
@@ -104,7 +105,7 @@ uint8_t *transfer_take_staging(struct transfer *transfer, uint64_t bytes)
 
 void transfer_free_staging(struct transfer *transfer)
 {
-    struct staging *staging = &transfer->staging;
+    struct staging *staging = &transfer->pull.staging;
 
     region_unref(staging->region);
     if (staging->heap)

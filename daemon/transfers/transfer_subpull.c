@@ -10,13 +10,13 @@
 #include <string.h>
 #include <strings.h>
 
-#include "daemon/transfers/reservation.h"
 #include "daemon/base/text.h"
+#include "daemon/transfers/reservation.h"
 #include "daemon/transfers/transfer_impl.h"
 
 struct subpulls {
     struct transfer *parent;
-    struct list list; /* struct transfer.by_parent */
+    struct list list; /* struct transfer.subpull.link */
     struct rdt_error failure;
     struct deadline failing;
 };
@@ -27,8 +27,8 @@ enum rdt_status subpulls_read_places(struct transfer *transfer, const Rdt__Pb__P
 {
     struct memory_placement *places;
 
-    free(transfer->placement);
-    transfer->placement = NULL;
+    free(transfer->pull.placement);
+    transfer->pull.placement = NULL;
     if (meta->n_places == 0)
         return RDT_OK;
     if (meta->n_places > PLACING_MAX || (meta->n_place != 0 && meta->n_place != transfer->source->count))
@@ -47,7 +47,7 @@ enum rdt_status subpulls_read_places(struct transfer *transfer, const Rdt__Pb__P
         }
         places->of[i] = meta->place[i];
     }
-    transfer->placement = places;
+    transfer->pull.placement = places;
     return RDT_OK;
 }
 
@@ -61,14 +61,15 @@ static bool target_on_device(const struct target *target)
 
 bool subpulls_wanted_here(const struct transfer *transfer)
 {
-    return !transfer->parent && (target_on_device(transfer->target) || (!transfer->target && transfer->wish_memory[0] &&
-                                                                       strcasecmp(transfer->wish_memory, "host") != 0));
+    return !transfer->subpull.parent &&
+           (target_on_device(transfer->target) ||
+            (!transfer->target && transfer->wish.memory[0] && strcasecmp(transfer->wish.memory, "host") != 0));
 }
 
 bool subpulls_needed(const struct transfer *transfer)
 {
-    return !transfer->parent && !transfer->subpulls && transfer->source && layout_total_bytes(transfer->source) > 0 &&
-           (transfer->placement || subpulls_wanted_here(transfer));
+    return !transfer->subpull.parent && !transfer->pull.subpulls && transfer->source &&
+           layout_total_bytes(transfer->source) > 0 && (transfer->pull.placement || subpulls_wanted_here(transfer));
 }
 
 /* ---- ends ---- */
@@ -83,14 +84,14 @@ static void on_failing(struct deadline *deadline)
 /* The whole fails when the loop turns: whoever calls may be in the middle of a list that it is in. */
 static bool fail_whole(struct transfer *piece, const struct rdt_error *err)
 {
-    struct subpulls *subpulls = piece->parent->subpulls;
+    struct subpulls *subpulls = piece->subpull.parent->pull.subpulls;
     struct transfers *transfers = piece->transfers;
 
     if (!piece->record.error[0])
         (void)snprintf(piece->record.error, sizeof piece->record.error, "%s: %s", rdt_status_name(err->status), err->msg);
     if (subpulls->failure.status == RDT_OK) {
         subpulls->failure = *err;
-        if (piece->parent->sm.state == TRANSFER_MOVE)
+        if (piece->subpull.parent->sm.state == TRANSFER_MOVE)
             (void)deadline_set(transfers->deadlines, &subpulls->failing, 0);
     }
     transfer_abort(piece);
@@ -115,7 +116,7 @@ static void finish(struct transfer *whole)
     Rdt__Pb__PullEnd end = RDT__PB__PULL_END__INIT;
 
     end.transfer = whole->id;
-    (void)peer_session_send(whole->peer, RDT_PEER_PULL_END, &end.base, NULL);
+    (void)peer_session_send(whole->pull.peer, RDT_PEER_PULL_END, &end.base, NULL);
     if (!whole->record.path[0])
         text_copy(whole->record.path, sizeof whole->record.path, "metadata");
     transfer_deliver_received(whole);
@@ -128,23 +129,23 @@ static void settle(struct transfer *whole)
         return;
     if (whole->sm.state == TRANSFER_ABORT)
         transfer_in_settle(whole);
-    else if (whole->subpulls->failure.status == RDT_OK)
+    else if (whole->pull.subpulls->failure.status == RDT_OK)
         finish(whole);
 }
 
 static void release(struct transfer *piece)
 {
-    struct transfer *whole = piece->parent;
+    struct transfer *whole = piece->subpull.parent;
 
     transfer_pull_release(piece);
-    list_remove(&piece->by_parent);
+    list_remove(&piece->subpull.link);
     whole->n_ops--;
-    if (piece->subpull_done) {
+    if (piece->subpull.done) {
         whole->record.bytes_done += piece->stream_bytes;
         join_paths(whole, piece);
-    } else if (whole->subpulls->failure.status == RDT_OK && whole->sm.state == TRANSFER_MOVE) {
-        (void)rdt_error_set(&whole->subpulls->failure, RDT_TRANSPORT, "a part of it was given up");
-        (void)deadline_set(whole->transfers->deadlines, &whole->subpulls->failing, 0);
+    } else if (whole->pull.subpulls->failure.status == RDT_OK && whole->sm.state == TRANSFER_MOVE) {
+        (void)rdt_error_set(&whole->pull.subpulls->failure, RDT_TRANSPORT, "a part of it was given up");
+        (void)deadline_set(whole->transfers->deadlines, &whole->pull.subpulls->failing, 0);
     }
     settle(whole);
 }
@@ -154,10 +155,10 @@ const struct transfer_kind transfer_subpull_kind = {.abort = transfer_in_abort, 
 void subpulls_abort(struct transfer *whole)
 {
     whole->n_ops++; /* it does not end meanwhile */
-    deadline_unset(whole->transfers->deadlines, &whole->subpulls->failing);
-    while (!list_empty(&whole->subpulls->list)) {
-        struct transfer *piece = container_of(list_first(&whole->subpulls->list), struct transfer, by_parent);
-        list_remove(&piece->by_parent); /* those whose memory is in use end later */
+    deadline_unset(whole->transfers->deadlines, &whole->pull.subpulls->failing);
+    while (!list_empty(&whole->pull.subpulls->list)) {
+        struct transfer *piece = container_of(list_first(&whole->pull.subpulls->list), struct transfer, subpull.link);
+        list_remove(&piece->subpull.link); /* those whose memory is in use end later */
         transfer_abort(piece);
     }
     whole->n_ops--;
@@ -165,18 +166,18 @@ void subpulls_abort(struct transfer *whole)
 
 void subpulls_free(struct transfer *transfer)
 {
-    if (transfer->subpulls)
-        deadline_unset(transfer->transfers->deadlines, &transfer->subpulls->failing);
-    free(transfer->subpulls);
-    free(transfer->placement);
-    free(transfer->select);
-    free(transfer->to_places);
-    stage_put(transfer->stage);
-    transfer->subpulls = NULL;
-    transfer->placement = NULL;
-    transfer->select = NULL;
-    transfer->to_places = NULL;
-    transfer->stage = NULL;
+    if (transfer->pull.subpulls)
+        deadline_unset(transfer->transfers->deadlines, &transfer->pull.subpulls->failing);
+    free(transfer->pull.subpulls);
+    free(transfer->pull.placement);
+    free(transfer->subpull.select);
+    free(transfer->pull.to_places);
+    stage_put(transfer->pull.stage);
+    transfer->pull.subpulls = NULL;
+    transfer->pull.placement = NULL;
+    transfer->subpull.select = NULL;
+    transfer->pull.to_places = NULL;
+    transfer->pull.stage = NULL;
 }
 
 /* ---- beginnings ---- */
@@ -190,7 +191,8 @@ static struct memory_device *device_of(const struct transfer *whole, uint32_t i)
 
 static bool alike(const struct transfer *whole, uint32_t i, uint32_t k)
 {
-    return device_of(whole, i) == device_of(whole, k) && (!whole->placement || whole->placement->of[i] == whole->placement->of[k]);
+    return device_of(whole, i) == device_of(whole, k) &&
+           (!whole->pull.placement || whole->pull.placement->of[i] == whole->pull.placement->of[k]);
 }
 
 /* Those of the whole's target that the selection needs, with the same memory. */
@@ -234,30 +236,30 @@ static enum rdt_status create(struct transfer *whole, const uint32_t *select, ui
     if (!piece)
         return rdt_error_set(err, RDT_NO_MEMORY, "no memory for a part of the object");
     piece->client = NULL; /* the client of the parent may change */
-    piece->parent = whole;
-    piece->select = calloc(n, sizeof *piece->select);
-    piece->n_select = n;
-    piece->mode = whole->mode;
-    piece->no_redirect = true;
+    piece->subpull.parent = whole;
+    piece->subpull.select = calloc(n, sizeof *piece->subpull.select);
+    piece->subpull.n_select = n;
+    piece->wish.mode = whole->wish.mode;
+    piece->pull.no_redirect = true;
     piece->record.direction = "in";
     piece->record.part_of = whole->id;
-    text_copy(piece->wish_transport, sizeof piece->wish_transport, whole->wish_transport);
-    text_copy(piece->wish_least, sizeof piece->wish_least, whole->wish_least);
-    text_copy(piece->wish_group, sizeof piece->wish_group, whole->wish_group);
+    text_copy(piece->wish.transport, sizeof piece->wish.transport, whole->wish.transport);
+    text_copy(piece->wish.least, sizeof piece->wish.least, whole->wish.least);
+    text_copy(piece->wish.group, sizeof piece->wish.group, whole->wish.group);
     text_copy(piece->record.peer, sizeof piece->record.peer, whole->record.peer);
-    piece->origin = whole->origin;
-    piece->stall.on_passed = transfer_in_on_stall;
-    list_init(&piece->by_parent);
-    list_append(&whole->subpulls->list, &piece->by_parent);
+    piece->pull.origin = whole->pull.origin;
+    piece->pull.stall.on_passed = transfer_in_on_stall;
+    list_init(&piece->subpull.link);
+    list_append(&whole->pull.subpulls->list, &piece->subpull.link);
     whole->n_ops++;
-    status = piece->select ? target_part(whole, select, n, &piece->target, err)
-                           : rdt_error_set(err, RDT_NO_MEMORY, "no memory for a part of the object");
-    if (piece->select)
-        memcpy(piece->select, select, n * sizeof *select);
-    if (status == RDT_OK && whole->slice && !(piece->slice = slice_dup(whole->slice)))
+    status = piece->subpull.select ? target_part(whole, select, n, &piece->target, err)
+                                   : rdt_error_set(err, RDT_NO_MEMORY, "no memory for a part of the object");
+    if (piece->subpull.select)
+        memcpy(piece->subpull.select, select, n * sizeof *select);
+    if (status == RDT_OK && whole->wish.slice && !(piece->wish.slice = slice_dup(whole->wish.slice)))
         status = rdt_error_set(err, RDT_NO_MEMORY, "no memory for a part of the object");
     if (status == RDT_OK)
-        transfer_in_pull_from(piece, whole->peer);
+        transfer_in_pull_from(piece, whole->pull.peer);
     else
         (void)fail_whole(piece, err);
     return status;
@@ -274,8 +276,8 @@ static void start(struct transfer *whole)
     transfer_set_state(whole, TRANSFER_MOVE);
     whole->n_ops++; /* it does not end meanwhile */
     if (!select || !done)
-        status = rdt_error_set(&whole->subpulls->failure, RDT_NO_MEMORY, "no memory for the parts of the object");
-    for (uint32_t i = 0; status == RDT_OK && i < layout->count && whole->subpulls->failure.status == RDT_OK; i++) {
+        status = rdt_error_set(&whole->pull.subpulls->failure, RDT_NO_MEMORY, "no memory for the parts of the object");
+    for (uint32_t i = 0; status == RDT_OK && i < layout->count && whole->pull.subpulls->failure.status == RDT_OK; i++) {
         uint32_t n = 0;
         if (done[i] || layout_bytes(layout, i) == 0)
             continue;
@@ -289,8 +291,8 @@ static void start(struct transfer *whole)
     free(select);
     free(done);
     whole->n_ops--;
-    if (whole->subpulls->failure.status != RDT_OK)
-        (void)deadline_set(whole->transfers->deadlines, &whole->subpulls->failing, 0);
+    if (whole->pull.subpulls->failure.status != RDT_OK)
+        (void)deadline_set(whole->transfers->deadlines, &whole->pull.subpulls->failing, 0);
     settle(whole);
 }
 
@@ -330,13 +332,13 @@ void subpulls_begin(struct transfer *whole)
     bool ignored;
 
     reservation_leave(whole);
-    whole->subpulls = calloc(1, sizeof *whole->subpulls);
-    if (!whole->subpulls) {
+    whole->pull.subpulls = calloc(1, sizeof *whole->pull.subpulls);
+    if (!whole->pull.subpulls) {
         status = rdt_error_set(&err, RDT_NO_MEMORY, "no memory for the parts of the object");
     } else {
-        whole->subpulls->parent = whole;
-        list_init(&whole->subpulls->list);
-        whole->subpulls->failing.on_passed = on_failing;
+        whole->pull.subpulls->parent = whole;
+        list_init(&whole->pull.subpulls->list);
+        whole->pull.subpulls->failing.on_passed = on_failing;
         status = whole->target ? RDT_OK : destination_plan(whole, NULL, true, &ignored, &err);
     }
     if (status == RDT_OK)
@@ -349,19 +351,20 @@ void subpulls_begin(struct transfer *whole)
 
 const char *transfer_source_device(const struct transfer *transfer)
 {
-    const struct memory_placement *places = transfer->parent && transfer->n_select > 0 ? transfer->parent->placement : NULL;
+    const struct memory_placement *places =
+        transfer->subpull.parent && transfer->subpull.n_select > 0 ? transfer->subpull.parent->pull.placement : NULL;
 
-    return places ? places->device[places->of[transfer->select[0]]] : "";
+    return places ? places->device[places->of[transfer->subpull.select[0]]] : "";
 }
 
 const char *transfer_target_device(const struct transfer *transfer)
 {
-    return transfer->parent && transfer->target->n > 0 ? region_device(transfer->target->uses[0].region) : "";
+    return transfer->subpull.parent && transfer->target->n > 0 ? region_device(transfer->target->uses[0].region) : "";
 }
 
 const char *transfer_target_memory(const struct transfer *transfer)
 {
-    const struct region *region = transfer->parent && transfer->target->n > 0 ? transfer->target->uses[0].region : NULL;
+    const struct region *region = transfer->subpull.parent && transfer->target->n > 0 ? transfer->target->uses[0].region : NULL;
 
     return region ? region->kind->name : "host";
 }
@@ -370,35 +373,35 @@ static void on_stage(void *arg, struct stage *stage, const struct rdt_error *err
 {
     struct transfer *transfer = arg;
 
-    transfer->stage = stage;
-    transfer->stage_ready(transfer, NULL, err);
+    transfer->pull.stage = stage;
+    transfer->pull.stage_ready(transfer, NULL, err);
 }
 
 enum rdt_status transfer_reserve_stage(struct transfer *transfer, region_ready on_ready, struct rdt_error *err)
 {
     struct transfers *transfers = transfer->transfers;
     struct target *target = transfer->target;
-    uint32_t slots =
-        transfer->plan->n < transfers->options->chunks_in_flight ? transfer->plan->n : transfers->options->chunks_in_flight;
+    uint32_t slots = transfer->pull.plan->n < transfers->options->chunks_in_flight ? transfer->pull.plan->n
+                                                                                   : transfers->options->chunks_in_flight;
     uint64_t most = 0;
 
-    if (!transfer->staged_here || transfer->stage)
+    if (!transfer->pull.staged_here || transfer->pull.stage)
         return RDT_OK;
-    for (uint32_t i = 0; i < transfer->plan->n; i++)
-        most = transfer->plan->chunks[i].bytes > most ? transfer->plan->chunks[i].bytes : most;
-    transfer->to_places = calloc(target->n + 1u, sizeof *transfer->to_places);
-    if (!transfer->to_places)
+    for (uint32_t i = 0; i < transfer->pull.plan->n; i++)
+        most = transfer->pull.plan->chunks[i].bytes > most ? transfer->pull.plan->chunks[i].bytes : most;
+    transfer->pull.to_places = calloc(target->n + 1u, sizeof *transfer->pull.to_places);
+    if (!transfer->pull.to_places)
         return rdt_error_set(err, RDT_NO_MEMORY, "no memory for a part of the object");
     for (uint32_t i = 0; i < target->n; i++)
-        transfer->to_places[i].region = target->uses[i].region;
-    transfer->stage_ready = on_ready;
+        transfer->pull.to_places[i].region = target->uses[i].region;
+    transfer->pull.stage_ready = on_ready;
     return stage_get(transfers->regions, target->uses[0].region->kind, slots, (most + 4095) & ~UINT64_C(4095),
                      transfer->account, on_stage, transfer, err);
 }
 
 bool transfer_has_slot(const struct transfer *transfer)
 {
-    return !transfer->staged_here || stage_free_slots(transfer->stage) > 0;
+    return !transfer->pull.staged_here || stage_free_slots(transfer->pull.stage) > 0;
 }
 
 /* What of the tensors the chunk holds. */

@@ -5,8 +5,8 @@
 #include <string.h>
 
 #include "daemon/base/log.h"
-#include "daemon/memory/region_fill.h"
 #include "daemon/base/text.h"
+#include "daemon/memory/region_fill.h"
 #include "daemon/transfers/transfer_impl.h"
 
 /* Which path, by what is known: before the answer that is less. soon_p: as if what is being rebuilt stood already, and only to know. */
@@ -15,23 +15,23 @@ static enum rdt_status choose_of(struct transfer *transfer, bool has_inline, str
 {
     struct path_offer offers[PATH_MAX_CANDIDATES];
     char why[PATH_MAX_CANDIDATES][192];
-    bool nothing = transfer->have_meta && transfer->stream_bytes == 0; /* then no transport need move it */
+    bool nothing = transfer->pull.answer.arrived && transfer->stream_bytes == 0; /* then no transport need move it */
     struct path_query query = {.has_inline = has_inline,
-                               .source_memory = transfer->memory,
+                               .source_memory = transfer->pull.answer.memory,
                                .target_memory = transfer_target_memory(transfer),
-                               .source_contiguous = transfer->contiguous,
+                               .source_contiguous = transfer->pull.answer.contiguous,
                                .offers = offers,
-                               .mode = transfer->mode,
-                               .transport = nothing ? "" : transfer->wish_transport,
-                               .least = transfer->wish_least,
-                               .preferred = transfer->preferred,
+                               .mode = transfer->wish.mode,
+                               .transport = nothing ? "" : transfer->wish.transport,
+                               .least = transfer->wish.least,
+                               .preferred = transfer->pull.answer.preferred,
                                .has_target = transfer->target};
 
-    list_for_each (node, &transfer->peer->transports) {
+    list_for_each (node, &transfer->pull.peer->transports) {
         struct peer_transport *pt = container_of(node, struct peer_transport, link);
         if (query.n_offers == PATH_MAX_CANDIDATES)
             break;
-        peer_transport_offer_to_path(pt, transfer->memory, query.target_memory, &offers[query.n_offers]);
+        peer_transport_offer_to_path(pt, transfer->pull.answer.memory, query.target_memory, &offers[query.n_offers]);
         if (soon_p && peer_transport_is_coming(pt)) {
             offers[query.n_offers].connected = true;
             if (!pt->remote_known) /* on a new link: its end still closes the old connection, and offers the new one then, or declines */
@@ -42,7 +42,7 @@ static enum rdt_status choose_of(struct transfer *transfer, bool has_inline, str
     list_for_each (transport_node, plugins_transports(transfer->transfers->plugins)) {
         struct transport *transport = container_of(transport_node, struct transport, link);
         struct path_offer *offer = &offers[query.n_offers];
-        if (query.n_offers == PATH_MAX_CANDIDATES || !transport_is_grouped(transport) || !transfer->have_meta)
+        if (query.n_offers == PATH_MAX_CANDIDATES || !transport_is_grouped(transport) || !transfer->pull.answer.arrived)
             continue; /* before the answer it is not known whose object it is */
         transfer_group_offer(transfer, transport, offer, why[query.n_offers++]);
         if (soon_p && !offer->connected && !offer->group_why_not && !offer->here_why_not)
@@ -71,13 +71,13 @@ void transfer_in_note_fall_back(struct transfer *transfer)
 {
     const struct path_decision *decision = transfer->record.decision;
     const struct path_candidate *chosen = record_chosen(&transfer->record), *better;
-    struct peer_session *session = transfer->peer;
+    struct peer_session *session = transfer->pull.peer;
     char what[sizeof session->fell_back_to];
 
-    if (transfer->fell_back || decision->passed_over < 0)
+    if (transfer->pull.fell_back || decision->passed_over < 0)
         return;
     better = &decision->candidates[decision->passed_over];
-    transfer->fell_back = true;
+    transfer->pull.fell_back = true;
     session->fell_back++;
     transfer->transfers->fell_back++;
     (void)snprintf(what, sizeof what, "%s instead of %s", chosen->name, better->name);
@@ -89,14 +89,15 @@ void transfer_in_note_fall_back(struct transfer *transfer)
 /* A piece's ends: each is the memory itself, or goes through host memory. */
 static void take_staging(struct transfer *transfer, const struct path_candidate *chosen)
 {
-    bool from_device = strcmp(transfer->memory, "host") != 0, to_device = strcmp(transfer_target_memory(transfer), "host") != 0;
+    bool from_device = strcmp(transfer->pull.answer.memory, "host") != 0,
+         to_device = strcmp(transfer_target_memory(transfer), "host") != 0;
 
-    transfer->staged_here = chosen->staged_target;
-    transfer->staged_there = chosen->staged_source;
-    transfer->single = (to_device && !transfer->staged_here) || (from_device && !transfer->staged_there);
+    transfer->pull.staged_here = chosen->staged_target;
+    transfer->pull.staged_there = chosen->staged_source;
+    transfer->pull.single = (to_device && !transfer->pull.staged_here) || (from_device && !transfer->pull.staged_there);
     (void)snprintf(transfer->record.path, sizeof transfer->record.path, "%.56s%s", chosen->name,
-                   transfer->staged_here || transfer->staged_there ? "/staged" : "");
-    text_copy(transfer->record.from, sizeof transfer->record.from, transfer->memory);
+                   transfer->pull.staged_here || transfer->pull.staged_there ? "/staged" : "");
+    text_copy(transfer->record.from, sizeof transfer->record.from, transfer->pull.answer.memory);
     text_copy(transfer->record.to, sizeof transfer->record.to, transfer_target_memory(transfer));
 }
 
@@ -107,15 +108,15 @@ void transfer_in_take_path(struct transfer *transfer)
     transfer_in_note_fall_back(transfer);
     memcpy(transfer->record.path, chosen->name, sizeof chosen->name);
     transfer->is_inline = chosen->kind == PATH_INLINE;
-    transfer->one_sided = chosen->one_sided;
-    if (transfer->parent)
+    transfer->pull.one_sided = chosen->one_sided;
+    if (transfer->subpull.parent)
         take_staging(transfer, chosen);
     if (!transfer->is_inline) {
-        transfer->connection = peer_transport_find(transfer->peer, chosen->name);
-        if (!transfer->connection) /* chosen a moment ago, and its side has been made */
-            transfer->connection = transfer_group_side(
+        transfer->pull.connection = peer_transport_find(transfer->pull.peer, chosen->name);
+        if (!transfer->pull.connection) /* chosen a moment ago, and its side has been made */
+            transfer->pull.connection = transfer_group_side(
                 transfer, transfer_group_of(transfer, plugins_transport(transfer->transfers->plugins, chosen->name), NULL));
-        list_append(&transfer->connection->users_in, &transfer->by_connection);
+        list_append(&transfer->pull.connection->users_in, &transfer->pull.by_connection);
     }
 }
 
@@ -137,7 +138,7 @@ void transfer_in_early(struct transfer *transfer)
     const struct path_candidate *chosen;
     struct rdt_error err = {0};
 
-    (void)snprintf(transfer->memory, sizeof transfer->memory, "host");
+    (void)snprintf(transfer->pull.answer.memory, sizeof transfer->pull.answer.memory, "host");
     if (layout_packed(transfer->target->layout, &transfer->packed, &transfer->stream_bytes, &err) != RDT_OK)
         return;
     if (transfer->stream_bytes > transfer->transfers->options->inline_max_bytes &&
@@ -148,17 +149,17 @@ void transfer_in_early(struct transfer *transfer)
         /* without cancel a plain "no such object" would cost the connection */
         if (chosen->kind == PATH_TRANSPORT && !chosen->one_sided && transport && !transport->ops.register_memory &&
             transport->ops.cancel && map_targets(transfer->target) &&
-            !order_wanted(transfer, peer_transport_find(transfer->peer, chosen->name))) {
+            !order_wanted(transfer, peer_transport_find(transfer->pull.peer, chosen->name))) {
             transfer_in_take_path(transfer);
             if (transfer_plan(transfer, &err) == RDT_OK && transfer_staging_is_little(transfer) &&
                 transfer_reserve_staging(transfer, NULL, &err) == RDT_OK) {
                 transfer_in_move(transfer);
                 return;
             }
-            free(transfer->plan);
-            transfer->plan = NULL;
-            list_remove(&transfer->by_connection);
-            transfer->connection = NULL;
+            free(transfer->pull.plan);
+            transfer->pull.plan = NULL;
+            list_remove(&transfer->pull.by_connection);
+            transfer->pull.connection = NULL;
         }
     }
     free(transfer->packed);

@@ -1,0 +1,231 @@
+/* Pulls: fetches of objects that are on another node. The reader's node asks the owner's by PULL, reserves memory by the answer, and receives the
+ * bytes in chunks (rdt_peer.proto draws the exchange, transfer.h the states). The files:
+ *
+ *   transfer_ask.c        asks: the peer, its link, the queue of the request coalescer, PULL
+ *   transfer_in.c         takes the answer and reserves memory; abort and end
+ *   transfer_way.c        chooses the path
+ *   transfer_staging.c    cuts the stream into chunks, and memory for chunks of many small tensors
+ *   transfer_move.c       moves the chunks
+ *   transfer_back.c       starts again by another path, or asks again
+ *   transfer_replica.c    replicas: fills one, is served by one, is redirected to one on another node and comes back
+ */
+#ifndef DAEMON_TRANSFER_PULL_H
+#define DAEMON_TRANSFER_PULL_H
+
+#include "backends/rdt_backend.h"
+#include "daemon/base/deadline.h"
+#include "daemon/memory/region.h"
+#include "daemon/transports/chunk.h"
+#include "daemon/transports/stage.h"
+#include "rdt_peer.pb-c.h"
+
+struct broadcast_member;
+struct chunk_op;
+struct coalesced;
+struct peer_session;
+struct peer_transport;
+struct replica;
+struct subpulls;
+struct transfer;
+
+/* Memory that chunks are received into before they are scattered to many small tensors: transfer_staging.c. */
+struct staging {
+    uint64_t need, used;
+    struct region *region; /* or, for little memory: */
+    uint8_t *heap;
+    uint64_t heap_bytes; /* charged */
+    region_ready on_ready;
+};
+
+/* What the owner's PULL_META says about the object. transfer_in_forget_answer drops it. */
+struct pull_answer {
+    bool arrived;
+    bool contiguous;    /* every tensor is contiguous at the owner */
+    char preferred[65]; /* the transport that the producer prefers; "": none */
+    char memory[65];    /* the memory kind of the tensors; before the answer, of an early start, "host" */
+    char producer[65];  /* the name of the client that put the object; "": it has ended */
+};
+
+/* The part of a transfer that only a pull uses, which includes sub-pulls and a broadcast's members. */
+struct pull {
+    struct peer_session *peer;   /* the node that is asked: the owner's, or one with a replica; NULL: no node is */
+    struct list by_peer;         /* in peer->pending or peer->incoming */
+    struct peer_session *origin; /* the node of the object */
+    struct pull_answer answer;
+    uint8_t *own_metadata; /* the metadata that came with the answer: owned, its bytes are charged to the account; NULL: none */
+
+    /* Other fetches and nodes. */
+    bool joinable;               /* other fetches may join while PULL is not sent (coalescer.h) */
+    struct coalesced *coalesced; /* its requests, until they are answered; NULL: no other fetch can join */
+    struct deadline resume;      /* QUEUED: set when the transfer before it has been answered */
+    bool keeps;                  /* a snapshot becomes a replica on this node */
+    struct replica *replica;     /* the replica that it fills: a reference; NULL: none */
+    struct deadline unwanted;    /* set when the last other node has stopped pulling that replica */
+    bool no_redirect;            /* it has come back from another node's replica, or wants a certain path */
+    struct deadline patience;    /* at another node's replica: how long that node may stay silent */
+    int64_t patience_ns;
+    struct broadcast_member *member; /* this node's part of a broadcast (transfer_broadcast_member.c); NULL: none */
+    bool collective;                 /* with `member`: the chunks come by the transport's own broadcast */
+    uint64_t chunk_bytes;            /* the size of chunks that the broadcast's root uses; 0: as this daemon is configured */
+
+    /* The path. */
+    struct peer_transport *connection; /* chosen by transfer_in_take_path; NULL: not yet */
+    struct list by_connection;         /* in connection->users_in */
+    bool one_sided;                    /* this node reads; otherwise the owner sends */
+    bool staged_here, staged_there;    /* the path goes through host memory on this or the other node */
+    bool single;                       /* every chunk is of one tensor, since an end is device memory */
+    bool fell_back;                    /* counted in transfers->fell_back */
+
+    /* The chunks. */
+    struct chunk_plan *plan;
+    struct chunk_op **chunk_ops; /* [plan->n] receives or reads under way */
+    uint32_t first_chunk;        /* chunks before it have arrived in an earlier attempt */
+    uint32_t next_chunk, chunks_done;
+    struct staging staging;
+    struct stage *stage; /* with staged_here: the pinned slots; NULL: not yet */
+    region_ready stage_ready;
+    struct device_place *to_places; /* [target->n] with staged_here: the targets as ends of device copies */
+
+    /* One-sided: what the owner's PULL_KEYS says. */
+    struct layout *remote;              /* the layout at the owner; its regions are indexes into `keys` */
+    uint8_t (*keys)[RDT_KEY_MAX_BYTES]; /* [n_keys] */
+    size_t *key_bytes;                  /* [n_keys] */
+    size_t n_keys;
+
+    /* Failure. */
+    enum rdt_status failed; /* the first failure of an operation of this attempt */
+    char failure[192];
+    uint64_t ping;         /* the number (peer_session.asked) of the ping whose answer decides about the failure; 0: none */
+    struct deadline stall; /* MOVE, TICKET, CONNECT: no progress; ABORT, REWIND: the grace time; the same after a failure */
+    uint64_t stall_bytes;  /* bytes done when `stall` was set */
+
+    /* The whole of an object in several kinds of memory: transfer_subpull.c. */
+    struct memory_placement *placement; /* where the tensors lie at the owner; NULL: all are in host memory */
+    struct subpulls *subpulls;          /* the sub-pulls that move the object; NULL: this transfer moves all of it */
+};
+
+/* ---- asking (transfer_ask.c) ---- */
+
+/* Finds the owner's node and asks it, or queues behind another transfer that asks for the same object. On error nothing was started. */
+enum rdt_status transfer_in_start(struct transfer *transfer, struct rdt_error *err);
+
+/* Asks that node as soon as its link is up. */
+void transfer_in_pull_from(struct transfer *transfer, struct peer_session *session);
+
+/* Sends PULL: the link is up, and no other transfer asks for the same. */
+void transfer_in_ask(struct transfer *transfer);
+
+/* QUEUED: the transfer before it was answered, or will not be. */
+void transfer_in_go_on_after_coalesced(struct transfer *transfer);
+
+/* No other fetch can join any more. The transfer that is queued behind this one goes on in the next loop iteration. */
+void transfer_in_leave_coalesced(struct transfer *transfer);
+
+/* Tells the asked node by PULL_ABORT; does nothing if no node is asked. */
+void transfer_in_send_abort(struct transfer *transfer);
+
+/* No node is asked any more. */
+void transfer_in_leave_peer(struct transfer *transfer);
+
+/* ---- the answer, memory and the end (transfer_in.c) ---- */
+
+void transfer_in_on_meta(struct peer_session *session, const Rdt__Pb__PullMeta *meta);
+void transfer_in_on_parked(struct peer_session *session, const Rdt__Pb__PullParked *parked);
+void transfer_in_on_end(struct peer_session *session, const Rdt__Pb__PullEnd *end);
+
+/* Checks the answer and notes it in the transfer. */
+enum rdt_status transfer_in_read_meta(struct transfer *transfer, const Rdt__Pb__PullMeta *meta, struct rdt_error *err);
+void transfer_in_free_metadata(struct transfer *transfer);
+
+/* RESERVE: chooses the path, then reserves memory. `meta` is the answer that has just come; NULL: it came earlier. */
+void transfer_in_find_path(struct transfer *transfer, const Rdt__Pb__PullMeta *meta);
+
+/* CONNECT, in other states nothing: the connection stands; or it will not be rebuilt, and the transfer takes another path or fails. */
+void transfer_in_connected(struct transfer *transfer, const struct peer_transport *pt);
+void transfer_in_refused(struct transfer *transfer, const struct peer_transport *pt);
+
+void transfer_in_abort(struct transfer *transfer);     /* the abort of every kind that pulls */
+void transfer_in_settle(struct transfer *transfer);    /* ABORT: one operation has ended; the last one ends the transfer */
+void transfer_pull_release(struct transfer *transfer); /* the release of every kind that pulls */
+
+/* A replica on this node serves the pull after all: it becomes a local transfer. */
+void transfer_become_local(struct transfer *transfer);
+
+/* ---- the path (transfer_way.c) ---- */
+
+enum rdt_status transfer_in_choose(struct transfer *transfer, bool has_inline, struct rdt_error *err);
+bool transfer_in_path_is_coming(
+    struct transfer *transfer); /* whether a path is missing only because a connection is being rebuilt */
+void transfer_in_take_path(struct transfer *transfer); /* uses the path that was chosen */
+void transfer_in_note_fall_back(
+    struct transfer *transfer); /* counts and logs once that the chosen path is slower than the best */
+void transfer_in_early(
+    struct transfer *transfer); /* with targets: posts the receives before PULL, where the path allows that */
+
+/* ---- moving (transfer_move.c) ---- */
+
+/* All memory is reserved: gets the tickets of ordered queues, posts the receives and asks the owner to start. */
+void transfer_in_move(struct transfer *transfer);
+void transfer_in_wait(struct transfer *transfer);      /* CONNECT: waits for a connection that is being rebuilt */
+void transfer_in_started(struct transfer *transfer);   /* EARLY: the owner has started */
+void transfer_in_receive(struct transfer *transfer);   /* posts the receives, or asks for keys */
+void transfer_in_ask_start(struct transfer *transfer); /* sends PULL_START */
+void transfer_in_on_keys(struct peer_session *session, const Rdt__Pb__PullKeys *keys);
+void transfer_in_cancel_ops(struct transfer *transfer);
+
+void transfer_in_watch(struct transfer *transfer); /* starts the timer for progress (stall_timeout) */
+void transfer_in_on_stall(struct deadline *deadline);
+void transfer_in_judge(struct transfer *transfer); /* the peer has answered the ping: the noted failure ends the transfer */
+void transfer_in_connection_failed(struct peer_transport *pt); /* notes pt->broken for each pull that moves by it */
+
+/* transfer_plan cuts the stream into chunks and finds how many bytes must be staged (staging.need). transfer_reserve_staging allocates them
+ * (RDT_AGAIN: on_ready is called later with the transfer); transfer_take_staging takes them chunk by chunk. Freed with the transfer. */
+enum rdt_status transfer_plan(struct transfer *transfer, struct rdt_error *err);
+bool transfer_chunk_in_place(const struct transfer *transfer, uint32_t index, struct region **region_p, uint64_t *offset_p);
+bool transfer_staging_is_little(const struct transfer *transfer);
+enum rdt_status transfer_reserve_staging(struct transfer *transfer, region_ready on_ready, struct rdt_error *err);
+uint8_t *transfer_take_staging(struct transfer *transfer, uint64_t bytes);
+void transfer_free_staging(struct transfer *transfer);
+
+/* ---- starting again (transfer_back.c) ---- */
+
+void transfer_in_choose_again(struct transfer *transfer);  /* the owner did not start the early receives: chooses again */
+void transfer_in_forget_answer(struct transfer *transfer); /* drops the owner's answer; reserved memory stays */
+void transfer_in_go_back(struct transfer *transfer);       /* REWIND, then asks again when no operation is left */
+bool transfer_in_ask_anew(struct transfer *transfer); /* the same under a new id; false: no memory, and nothing has changed */
+void transfer_in_rewound(struct transfer *transfer);  /* REWIND: one operation has ended; the last one starts again */
+
+/* ---- replicas (transfer_replica.c) ---- */
+
+/* true: a replica on this node serves the transfer, or its fetches have joined the transfer that fills one; it may have ended. */
+bool transfer_replica_serves(struct transfer *transfer);
+
+/* The owner has answered about a snapshot. true: as above, or the transfer was redirected to another node; false: this transfer moves the bytes. */
+bool transfer_replica_answered(struct transfer *transfer, const Rdt__Pb__PullMeta *meta);
+void transfer_replica_redirected(struct transfer *transfer, const Rdt__Pb__PullMeta *meta);
+
+/* The recover operation of pulls. true: the transfer had been redirected to a replica, and asks the owner's node again. */
+bool transfer_replica_comes_back(struct transfer *transfer, const struct rdt_error *why);
+void transfer_replica_moved(struct transfer *transfer); /* a chunk has arrived */
+void transfer_deliver_replica(struct transfer *transfer);
+
+/* The last other node has stopped pulling the replica that it fills: ends the transfer, unless a fetch of this node waits for it. */
+void transfer_unwanted(struct transfer *transfer);
+
+/* ---- this node's part of a broadcast (transfer_broadcast_member.c), for transfers with pull.member ---- */
+
+struct group *transfer_member_group(const struct transfer *transfer); /* the group of the broadcast; NULL: it has ended */
+uint64_t transfer_member_number(const struct transfer *transfer);     /* the root's number of the broadcast; 0: no member */
+void transfer_member_whole(struct transfer *transfer); /* the replica is complete; does nothing without a member */
+
+/* The owner has answered. true: a replica exists here already, or there will be none; the transfer has ended or failed. */
+bool transfer_member_answered(struct transfer *transfer, const Rdt__Pb__PullMeta *meta);
+
+/* The recover operation of members. true: it ends, or goes on as an ordinary pull; false: other fetches wait for the replica and fail too. */
+bool transfer_member_failed(struct transfer *transfer, const struct rdt_error *err);
+enum rdt_status transfer_member_on_ask(struct peer_session *root, const Rdt__Pb__GroupBroadcast *message,
+                                       struct rdt_error *err);
+void transfer_member_on_over(struct peer_session *root, const Rdt__Pb__BroadcastWord *word);
+void transfer_members_link_down(struct peer_session *root, const struct rdt_error *why);
+
+#endif
