@@ -96,7 +96,7 @@ FAULT := $(if $(wildcard tests/faults/fault_matrix.c),$(B)/tests/faults/fault_ma
 FUZZ  := $(patsubst %.c,$(B)/%,$(call srcs,tests/fuzz))
 FUZZ_O := $(call obj,$(filter-out $(if $(filter fuzz,$(VARIANT)),%/replay.c),$(call srcs,tests/fuzz/harness)))
 
-PY_FILES  := $(wildcard client/python/rdt/*.py client/python/rdt/*.pyi client/python/rdt/py.typed)
+PY_FILES  := $(wildcard client/python/rdtd/*.py client/python/rdtd/*.pyi client/python/rdtd/py.typed)
 
 LIBRDT := $(B)/librdt.so.$(VERSION)
 LIBCUDA := $(B)/librdt-cuda.so.$(VERSION) # librdt-cuda
@@ -174,7 +174,7 @@ PYTHON ?= $(or $(wildcard /usr/bin/python3),python3)
 PY_INFO := $(if $(filter no,$(PYTHON)),,$(shell $(PYTHON) -c 'import sysconfig as s; print(s.get_paths()["include"], s.get_config_var("EXT_SUFFIX"))' 2>/dev/null))
 ifneq ($(filter release asan cov,$(VARIANT)),)
 ifneq ($(wildcard $(firstword $(PY_INFO))/Python.h),)
-PY_EXT := $(B)/python/rdt/_rdt$(lastword $(PY_INFO))
+PY_EXT := $(B)/python/rdtd/_rdt$(lastword $(PY_INFO))
 else
 $(info python: dropped, $(if $(filter no,$(PYTHON)),PYTHON=no,$(PYTHON) has no Python.h (Debian: python3-dev)))
 endif

@@ -47,11 +47,11 @@ def where() -> dict[str, list[Any]]:
         if flags:
             return {"extra_compile_args": flags, "extra_link_args": pkg_config("--libs", name),
                     "define_macros": [] if name == "rdt-cuda" else [WITHOUT_CUDA]}
-    sys.exit("rdt: librdt was not found: run `make` in the tree, or install it where pkg-config finds it (PKG_CONFIG_PATH)")
+    sys.exit("rdtd: librdt was not found: run `make` in the tree, or install it where pkg-config finds it (PKG_CONFIG_PATH)")
 
 
 found = where()
 setup(version=version(), ext_modules=[Extension(
-    "rdt._rdt", sorted(str(path.relative_to(here)) for path in (here / "src").glob("*.c")), depends=["src/rdtpy.h"],
+    "rdtd._rdt", sorted(str(path.relative_to(here)) for path in (here / "src").glob("*.c")), depends=["src/rdtpy.h"],
     **{**found, "define_macros": [("_GNU_SOURCE", "1"), *found["define_macros"]],
        "extra_compile_args": ["-std=c11", "-O2", *found.get("extra_compile_args", [])]})])

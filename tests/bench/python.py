@@ -6,7 +6,7 @@ import time
 
 import numpy as np
 
-import rdt
+import rdtd
 
 ROUNDS, CALLS, TENSORS = 15, 40, 10000
 
@@ -54,7 +54,7 @@ def c_get(which):
     lib.rdt_release(found)
 
 
-c = rdt.connect(sys.argv[2])
+c = rdtd.connect(sys.argv[2])
 one = c.put(c.empty(1024, "f32"))
 arrays = c.empty_like({f"layer.{i}": np.zeros(1024, "f4") for i in range(TENSORS)})
 many = c.put(arrays)

@@ -24,8 +24,8 @@ import ray
 import torch
 from ray.experimental.collective import create_collective_group
 
-import rdt
-import rdt.ray
+import rdtd
+import rdtd.ray
 import ray_nothing
 import ray_plain
 
@@ -145,7 +145,7 @@ def channel():
 
 
 def receiver(channel):
-    with rdt.connect() as c:
+    with rdtd.connect() as c:
         while None not in (refs := channel.recv_all()):
             values = c.get(refs, mode="share", as_="torch")
             channel.send(len(refs))
@@ -175,9 +175,9 @@ def main():
     wanted = [shape for shape in SHAPES if not sys.argv[2:] or shape in sys.argv[2:]]
     ray_nothing.register()
     ray_plain.register()
-    rdt.ray.register(hooked=True)
+    rdtd.ray.register(hooked=True)
     ray.init(num_cpus=2, object_store_memory=1500 << 20, include_dashboard=False, log_to_driver=False,
-             runtime_env={"worker_process_setup_hook": "rdt.ray.register"})
+             runtime_env={"worker_process_setup_hook": "rdtd.ray.register"})
     rivals = ["store", "gloo"]
     try:
         import nixl._api  # noqa: F401
@@ -189,7 +189,7 @@ def main():
     ours, theirs = channel()
     child = multiprocessing.get_context("spawn").Process(target=receiver, args=(theirs,), daemon=True)
     child.start()
-    c = rdt.connect()
+    c = rdtd.connect()
     for shape in wanted:
         size, _, how = shape.partition("_")
         value, (count, rounds) = value_of(size), count_of(size)

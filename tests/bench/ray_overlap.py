@@ -11,9 +11,9 @@ os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
 import ray
 import torch
 
-import rdt.ray
+import rdtd.ray
 
-rdt.ray.register(hooked=True)  # Ray looks the transport up when it reads the class
+rdtd.ray.register(hooked=True)  # Ray looks the transport up when it reads the class
 
 ROUNDS = 5
 SHAPES = {"100K": (100_000, 64), "1M": (1_000_000, 32), "10M": (10_000_000, 8)}
@@ -45,7 +45,7 @@ def one_by_one(refs):
 
 def main():
     ray.init(num_cpus=1, include_dashboard=False, log_to_driver=False, object_store_memory=200 << 20,
-             runtime_env={"worker_process_setup_hook": "rdt.ray.register"})
+             runtime_env={"worker_process_setup_hook": "rdtd.ray.register"})
     actor = Source.options(runtime_env={"env_vars": {"RDT_SOCKET": source}}).remote()
     for size, (count, many) in SHAPES.items():
         for i in range(ROUNDS + 1):

@@ -2,15 +2,15 @@
 
     rdtd --socket /tmp/rdtd.sock --state-dir '' &  RDT_SOCKET=/tmp/rdtd.sock python3 ray_weights.py
 
-or, without a daemon, rdt.ray.register(start_daemon=True)."""
+or, without a daemon, rdtd.ray.register(start_daemon=True)."""
 import ray
 import torch
 
-import rdt
-import rdt.ray
+import rdtd
+import rdtd.ray
 
-rdt.ray.register(hooked=True)
-ray.init(num_cpus=1, runtime_env={"worker_process_setup_hook": "rdt.ray.register"})  # actors that restart know the transport too
+rdtd.ray.register(hooked=True)
+ray.init(num_cpus=1, runtime_env={"worker_process_setup_hook": "rdtd.ray.register"})  # actors that restart know the transport too
 
 
 @ray.remote(num_cpus=0)

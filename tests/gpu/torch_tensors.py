@@ -14,7 +14,7 @@ if not torch.cuda.is_available():
     print(f"torch {torch.__version__} uses no GPU here (torch.cuda.is_available())")
     sys.exit(77)
 
-import rdt
+import rdtd
 from nodes import LONG, Node, Skipped, main, until
 
 GPU = torch.device("cuda:0")
@@ -38,7 +38,7 @@ class Gpu(Daemon):
     """And two connections."""
 
     def __enter__(self):
-        self.c, self.reader = rdt.connect(self.socket), rdt.connect(self.socket)
+        self.c, self.reader = rdtd.connect(self.socket), rdtd.connect(self.socket)
         return self.c, self.reader
 
     def __exit__(self, *ignored):
@@ -98,7 +98,7 @@ def test_targets_and_memory_of_the_daemons():
 
 
 def test_two_daemons():
-    with Daemon(listen=True) as a, Daemon(listen=True) as b, rdt.connect(a.socket) as here, rdt.connect(b.socket) as there:
+    with Daemon(listen=True) as a, Daemon(listen=True) as b, rdtd.connect(a.socket) as here, rdtd.connect(b.socket) as there:
         owned = here.put(value())
         ref = pickle.loads(pickle.dumps(owned))
         got = there.get_fetched(ref, device="cuda:0")
@@ -122,11 +122,11 @@ def test_puts_and_frees_leave_the_device_memory_flat():
 
 
 def pool(socket):
-    with rdt.connect(socket) as c, rdt.connect(socket) as reader:
+    with rdtd.connect(socket) as c, rdtd.connect(socket) as reader:
         try:
             with c.torch_pool("cuda:0"):
                 tensor = value()
-        except rdt.Unsupported as why:
+        except rdtd.Unsupported as why:
             print(why)
             sys.exit(77)
         ref = c.put({"w": tensor})

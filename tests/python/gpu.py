@@ -6,8 +6,8 @@ import subprocess
 import sys
 import threading
 
-import rdt
-from rdt import _rdt
+import rdtd
+from rdtd import _rdt
 
 from nodes import LONG, Node, Skipped, main, raises, until
 
@@ -118,7 +118,7 @@ class Gpu(Node):
 
     def __enter__(self):
         use(0)
-        self.c, self.reader = rdt.connect(self.socket), rdt.connect(self.socket)
+        self.c, self.reader = rdtd.connect(self.socket), rdtd.connect(self.socket)
         return self.c, self.reader
 
     def __exit__(self, *ignored):
@@ -133,7 +133,7 @@ def test_host_memory_goes_to_a_gpu_and_back():
     with Gpu() as (c, reader):
         ref = c.put(VALUE)
         t = c.get(ref, device="cuda:0")
-        assert isinstance(t, rdt.Tensor) and t.device == "cuda:0" and t.shape == VALUE.shape and t.dtype == "f32"
+        assert isinstance(t, rdtd.Tensor) and t.device == "cuda:0" and t.shape == VALUE.shape and t.dtype == "f32"
         assert (seen(address_of(t), VALUE.size, "f4") == VALUE.ravel()).all()
         assert t.tobytes() == VALUE.tobytes() and "on GPU 0" in repr(t)
         back = c.put(t)
@@ -229,7 +229,7 @@ def test_array_interface_comes_in_by_a_copy_on_the_gpu():
         assert got.tobytes() == VALUE.tobytes()
         wrong = ByInterface(VALUE)
         wrong.array = np.zeros(3, ">f4")
-        with raises(TypeError, "no rdt dtype matches"):
+        with raises(TypeError, "no rdtd dtype matches"):
             c.put([wrong])
         wrong.end()
 
@@ -276,7 +276,7 @@ def test_targets_on_a_gpu_are_written():
         mine = c.empty(VALUE.shape, "f32", device=1)
         c.get(ref, into=mine)
         assert mine.tobytes() == VALUE.tobytes()
-        with raises(rdt.Mismatch):
+        with raises(rdtd.Mismatch):
             reader.get(ref, into=ByInterface(np.zeros(3, "f4")))
         own.end()
 
@@ -301,20 +301,20 @@ def test_memory_goes_back_when_no_stream_uses_it():
 def test_devices_that_are_not_there_are_said():
     with Gpu() as (c, reader):
         ref = c.put(VALUE)
-        with raises(rdt.NotFound, "no GPU 7"):
+        with raises(rdtd.NotFound, "no GPU 7"):
             c.get(ref, device="cuda:7")
         with raises(ValueError, "device must be"):
             c.empty(3, device="tpu")
-        with raises(rdt.Error):
+        with raises(rdtd.Error):
             c.empty(3, device="GPU-00000000-0000-0000-0000-000000000000")
-        with raises((MemoryError, rdt.Error)):
+        with raises((MemoryError, rdtd.Error)):
             c.empty(1 << 40, "u8", device=0)
 
 
 def pool(socket):
     """What torch calls, by its names, as torch finds them; in a process of its own, because the session stays until that ends."""
     use(0)
-    with rdt.connect(socket) as c, rdt.connect(socket) as reader:
+    with rdtd.connect(socket) as c, rdtd.connect(socket) as reader:
         module = ct.CDLL(_rdt.__file__)
         module.rdt_torch_alloc.restype = ct.c_void_p
         module.rdt_torch_alloc.argtypes = [ct.c_ssize_t, ct.c_int, ct.c_void_p]
@@ -340,10 +340,10 @@ def pool(socket):
         module.rdt_torch_free(other, 1 << 20, 1, None)
         assert _rdt.pool_info()["blocks"] == 0
         if torch is None:
-            with raises(rdt.Unsupported, "torch is not installed"):
+            with raises(rdtd.Unsupported, "torch is not installed"):
                 c.torch_pool().__enter__()
         elif not torch.cuda.is_available():
-            with raises(rdt.Unsupported, torch.__version__):
+            with raises(rdtd.Unsupported, torch.__version__):
                 c.torch_pool("cuda:0").__enter__()
 
 

@@ -2,7 +2,7 @@
 import asyncio
 import sys
 
-import rdt
+import rdtd
 
 from nodes import BUILD, LONG, Node, Skipped, main, raises, until
 
@@ -26,33 +26,33 @@ def address(c):
 
 def test_formed_used_and_ended():
     a, b = two()
-    with rdt.connect(a.socket, name="trainer") as here, rdt.connect(b.socket, name="sampler") as there:
+    with rdtd.connect(a.socket, name="trainer") as here, rdtd.connect(b.socket, name="sampler") as there:
         ref = here.put({"w": np.arange(100000, dtype="f4")})
-        here.create_group("weights", "gloo", ["trainer", rdt.Member("sampler", address(there))], timeout=LONG)
+        here.create_group("weights", "gloo", ["trainer", rdtd.Member("sampler", address(there))], timeout=LONG)
         (group,) = here.groups()
-        assert isinstance(group, rdt.Group) and group[:3] == ("weights", "gloo", "ready") and (group.members, group.ranks) == (2, 2), group
+        assert isinstance(group, rdtd.Group) and group[:3] == ("weights", "gloo", "ready") and (group.members, group.ranks) == (2, 2), group
         assert [each.name for each in there.groups()] == ["weights"]
         got = there.get_fetched(ref, group="weights", timeout=LONG)
         assert got.path == "gloo" and got.value["w"][99999] == 99999
-        with raises(rdt.Exists, "weights"):
+        with raises(rdtd.Exists, "weights"):
             asyncio.run(here.create_group_async("weights", "gloo", [("trainer",), ("sampler", address(there))]))
-        with raises(rdt.Error, "other"):
+        with raises(rdtd.Error, "other"):
             there.get(ref, group="other", timeout=LONG)
         del got
         there.destroy_group("weights")
         assert here.groups() == [] == there.groups()
-        with raises(rdt.NotFound, "weights"):
+        with raises(rdtd.NotFound, "weights"):
             here.destroy_group("weights")
 
 
 def test_broadcast_puts_a_copy_on_the_other_node():
     a, b = two()
-    with rdt.connect(a.socket, name="trainer") as here, rdt.connect(b.socket, name="sampler") as there:
+    with rdtd.connect(a.socket, name="trainer") as here, rdtd.connect(b.socket, name="sampler") as there:
         here.create_group("weights", "gloo", ["trainer", ("sampler", address(there))], timeout=LONG)
         live, sealed = here.put(np.ones(1000)), here.put(np.arange(100000), snapshot=True)
-        with raises(rdt.Invalid):
+        with raises(rdtd.Invalid):
             here.broadcast(live, "weights", timeout=LONG)
-        with raises(rdt.NotFound, "nobody"):
+        with raises(rdtd.NotFound, "nobody"):
             here.broadcast(sealed, "nobody", timeout=LONG)
         here.broadcast(sealed, "weights", timeout=LONG)
         got = there.get_fetched(sealed)
@@ -68,14 +68,14 @@ def test_broadcast_puts_a_copy_on_the_other_node():
 
 def test_what_cannot_be_formed_is_said():
     a, b = two()
-    with rdt.connect(a.socket, name="trainer") as here, rdt.connect(b.socket, name="sampler") as there:
-        for members, error, text in ((["trainer"], rdt.Invalid, ""), (["trainer", "trainer"], rdt.Invalid, "trainer"),
-                                     (["trainer", ("missing", address(there))], rdt.NotFound, "missing")):
+    with rdtd.connect(a.socket, name="trainer") as here, rdtd.connect(b.socket, name="sampler") as there:
+        for members, error, text in ((["trainer"], rdtd.Invalid, ""), (["trainer", "trainer"], rdtd.Invalid, "trainer"),
+                                     (["trainer", ("missing", address(there))], rdtd.NotFound, "missing")):
             with raises(error, text):
                 here.create_group("weights", "gloo", members, timeout=LONG)
-        with raises(rdt.Unsupported, "pigeon"):
+        with raises(rdtd.Unsupported, "pigeon"):
             here.create_group("weights", "pigeon", ["trainer", ("sampler", address(there))])
-        with raises(rdt.Invalid, "member 1"):
+        with raises(rdtd.Invalid, "member 1"):
             here.create_group("weights", "gloo", ["trainer", ""])
         for wrong in (3, ("trainer", 3), ("a", "b", "c", "d")):
             with raises(TypeError):

@@ -10,7 +10,7 @@ import signal
 import sys
 import threading
 
-import rdt
+import rdtd
 
 from nodes import LONG, Node, main, raises, until
 
@@ -24,7 +24,7 @@ except ImportError:
 def gone(c, ref):
     try:
         c.stat(ref)
-    except rdt.Freed:
+    except rdtd.Freed:
         return True
     return False
 
@@ -34,9 +34,9 @@ def carried(ref):
 
 
 def test_unpickled_ref_holds_while_it_lives():
-    with Node() as node, rdt.connect(node.socket) as c, rdt.connect(node.socket):
+    with Node() as node, rdtd.connect(node.socket) as c, rdtd.connect(node.socket):
         ref = c.put({"w": np.arange(10000)})
-        name = rdt.Ref(str(ref))
+        name = rdtd.Ref(str(ref))
         mine, other = carried(ref), copy.deepcopy(ref)
         assert mine == ref and mine.holds and other.holds and not name.holds and mine.copied is None
         assert c.stat(name)["holds"] == 2  # the producer's, and the one that both share
@@ -45,32 +45,32 @@ def test_unpickled_ref_holds_while_it_lives():
         assert '"keeping"' in node.ctl("stat", str(name), "--json") and node.ctl("stat", str(name)).count("keeping hold") == 1
         del mine
         c.wait_freed(name, timeout=LONG)
-        with raises(rdt.Freed):
+        with raises(rdtd.Freed):
             c.get(name)
         late = carried(name)  # says nothing ...
         assert not late.holds
-        with raises(rdt.Freed):  # ... until it is fetched
+        with raises(rdtd.Freed):  # ... until it is fetched
             c.get(late)
 
 
-class Own(rdt.Ref):
+class Own(rdtd.Ref):
     pass
 
 
 def test_ref_of_an_own_class_is_unpickled_as_that():
-    with Node() as node, rdt.connect(node.socket) as c:
+    with Node() as node, rdtd.connect(node.socket) as c:
         ref = c.put(np.arange(1000))
         own = Own(str(ref))
         for protocol in range(pickle.HIGHEST_PROTOCOL + 1):
             first, second = pickle.loads(pickle.dumps([ref, own], protocol))
-            assert type(first) is rdt.Ref and type(second) is Own and first == second == ref and second.holds
+            assert type(first) is rdtd.Ref and type(second) is Own and first == second == ref and second.holds
         assert type(copy.copy(own)) is Own
 
 
 def test_unpickled_refs_share_a_hold():
-    with Node() as node, rdt.connect(node.socket) as c:
+    with Node() as node, rdtd.connect(node.socket) as c:
         ref = c.put(np.arange(1000))
-        name = rdt.Ref(str(ref))
+        name = rdtd.Ref(str(ref))
         first, second = carried(ref), carried(ref)
         assert first._hold is second._hold and first.holds and c.stat(name)["holds"] == 2
         ref.free()
@@ -85,7 +85,7 @@ def test_unpickled_refs_share_a_hold():
         del fourth
         c.ping()
         assert c.stat(name)["holds"] == 1 and c.get(name)[7] == 7
-        with raises(rdt.Freed):  # its producer has; but by that name it goes
+        with raises(rdtd.Freed):  # its producer has; but by that name it goes
             c.free(name)
         c.wait_freed(name, timeout=LONG)
         late = carried(name)
@@ -94,7 +94,7 @@ def test_unpickled_refs_share_a_hold():
 
 def test_hold_is_there_when_the_other_process_has_unpickled():
     """The producer lets go the moment that it hears so."""
-    with Node() as node, rdt.connect(node.socket) as c:
+    with Node() as node, rdtd.connect(node.socket) as c:
         context = multiprocessing.get_context("fork")
         pipe, theirs = context.Pipe()
         child = context.Process(target=unpickle_many, args=(theirs, node.socket))
@@ -112,7 +112,7 @@ def test_hold_is_there_when_the_other_process_has_unpickled():
 
 
 def unpickle_many(pipe, socket):
-    with rdt.connect(socket) as c:
+    with rdtd.connect(socket) as c:
         pipe.send("open")
         number = 0
         while (ref := pipe.recv()) is not None:
@@ -123,7 +123,7 @@ def unpickle_many(pipe, socket):
 
 
 def test_ways_to_let_go():
-    with Node() as node, rdt.connect(node.socket) as c:
+    with Node() as node, rdtd.connect(node.socket) as c:
         ref = c.put(np.arange(3))
         for let_go in (lambda held: held.free(), lambda held: held.__exit__(), lambda held: held._hold.cancel()):
             held = carried(ref)
@@ -133,18 +133,18 @@ def test_ways_to_let_go():
             until(lambda: c.stat(ref)["holds"] == 1, "it let go")
             held.free()
         held = carried(ref)
-        with raises(rdt.Denied, "its producer"):
-            with rdt.connect(node.socket) as other:
+        with raises(rdtd.Denied, "its producer"):
+            with rdtd.connect(node.socket) as other:
                 other.free(held)
         carried(ref).keep()
         assert c.stat(ref)["holds"] == 2
         ref.free()
-        name = rdt.Ref(str(ref))
+        name = rdtd.Ref(str(ref))
         assert c.get(name)[2] == 2
         carried(ref).free(force=True)
         until(lambda: gone(c, name), "it is freed by force")
         far = c.put(np.arange(3), detached=True, ttl=30)
-        name = rdt.Ref(str(far))
+        name = rdtd.Ref(str(far))
         with carried(far) as held:
             c.free(held)  # a detached one, by any session
         del far
@@ -152,9 +152,9 @@ def test_ways_to_let_go():
 
 
 def test_drop_lets_go_without_an_answer():
-    with Node() as node, rdt.connect(node.socket) as c:
+    with Node() as node, rdtd.connect(node.socket) as c:
         refs = [c.put(np.arange(3)), c.put(np.arange(3), id="mine"), carried(c.put(np.arange(3), detached=True, ttl=30))]
-        names = [rdt.Ref(str(ref)) for ref in refs]
+        names = [rdtd.Ref(str(ref)) for ref in refs]
         assert refs[2].holds
         os.kill(node.process.pid, signal.SIGSTOP)
         try:
@@ -170,7 +170,7 @@ def test_drop_lets_go_without_an_answer():
         c.free(names[2])
         del ref
         c.ping()
-        ref = rdt.Ref.from_id("mine")
+        ref = rdtd.Ref.from_id("mine")
         assert c.stat(ref)["holds"] == 1, "it was not dropped, so it stays"
         c.free(ref)
         ended = c.put(np.arange(3))
@@ -178,10 +178,10 @@ def test_drop_lets_go_without_an_answer():
 
 
 def test_hold_raises_and_can_be_awaited():
-    with Node() as node, rdt.connect(node.socket) as c:
-        with raises(rdt.TimedOut, "later"):
-            c.hold(rdt.Ref("later"), timeout=0)
-        waiting = c.when_held(rdt.Ref("later"))
+    with Node() as node, rdtd.connect(node.socket) as c:
+        with raises(rdtd.TimedOut, "later"):
+            c.hold(rdtd.Ref("later"), timeout=0)
+        waiting = c.when_held(rdtd.Ref("later"))
         assert not waiting.done()
         ref = c.put(np.arange(3), id="later")
         held = waiting.result(LONG)
@@ -192,18 +192,18 @@ def test_hold_raises_and_can_be_awaited():
         with c.hold(held) as second:
             held.free()
             assert c.get(second)[2] == 2
-        with raises(rdt.Freed):
+        with raises(rdtd.Freed):
             c.hold(second)
         c.publish("weights", np.arange(4))
 
         async def awaited():
-            version = await c.when_held(rdt.Ref.from_name("weights"))
+            version = await c.when_held(rdtd.Ref.from_name("weights"))
             assert version.holds and not version.is_name
             c.publish("weights", np.arange(5))
             c.unpublish("weights")
             assert len(await c.fetch(version)) == 4
             try:
-                await asyncio.wait_for(c.when_held(rdt.Ref("never")), 0.05)
+                await asyncio.wait_for(c.when_held(rdtd.Ref("never")), 0.05)
             except asyncio.TimeoutError:
                 return version
             raise AssertionError("nobody put that")
@@ -211,14 +211,14 @@ def test_hold_raises_and_can_be_awaited():
         version = asyncio.run(awaited())
         until(lambda: c.stat(version)["waiters"] == 0, "nobody waits")
         request = c.when_held(version)
-        with raises(rdt.Invalid, "brings no object"):
+        with raises(rdtd.Invalid, "brings no object"):
             request.result(LONG), request.fetched()
 
 
 def test_closed_connection_holds_nothing():
-    with Node() as node, rdt.connect(node.socket) as c:
+    with Node() as node, rdtd.connect(node.socket) as c:
         ref = c.put({"w": np.arange(100000)})
-        with rdt.connect(node.socket) as first:
+        with rdtd.connect(node.socket) as first:
             asked = first.hold(ref)
             view = first.get(ref)["w"]  # the session lingers for it, and holds nothing else
             kept = first.hold(ref).keep()
@@ -234,7 +234,7 @@ def test_closed_connection_holds_nothing():
 def late(pipe, socket):
     ref = pipe.recv()  # nothing is open here
     assert not ref.holds
-    with rdt.connect(socket) as c:
+    with rdtd.connect(socket) as c:
         value = c.get(ref)
         c.ping()
         assert ref.holds
@@ -247,7 +247,7 @@ def late(pipe, socket):
 
 
 def early(pipe, socket):
-    with rdt.connect(socket) as c:
+    with rdtd.connect(socket) as c:
         pipe.send("open")
         ref = pipe.recv()
         assert ref.holds
@@ -259,12 +259,12 @@ def early(pipe, socket):
 
 
 def leave(pipe, socket):
-    rdt.default()
+    rdtd.default()
     pipe.send("open")
     holder["ref"] = pipe.recv()
     pipe.send(0)
     pipe.recv()
-    pipe.send(int(rdt.get(holder["ref"])["w"].sum()))
+    pipe.send(int(rdtd.get(holder["ref"])["w"].sum()))
     pipe.recv()
     sys.exit(0)  # with the ref in a global: the interpreter's end lets go
 
@@ -273,7 +273,7 @@ holder = {}
 
 
 def test_pipes_to_other_processes():
-    with Node() as node, rdt.connect(node.socket) as c:
+    with Node() as node, rdtd.connect(node.socket) as c:
         os.environ["RDT_SOCKET"] = node.socket
         for work, method, status in ((late, "spawn", 0), (early, "fork", -signal.SIGKILL), (leave, "spawn", 0)):
             context = multiprocessing.get_context(method)
@@ -283,7 +283,7 @@ def test_pipes_to_other_processes():
             if work is not late:
                 assert pipe.recv() == "open"
             ref = c.put({"w": np.ones(1000, "i8")})
-            name = rdt.Ref(str(ref))
+            name = rdtd.Ref(str(ref))
             pipe.send(ref)
             assert pipe.recv() in (0, 1000)
             del ref
@@ -298,7 +298,7 @@ def test_pipes_to_other_processes():
 
 
 def test_forked_child_disturbs_no_hold():
-    with Node() as node, rdt.connect(node.socket) as c:
+    with Node() as node, rdtd.connect(node.socket) as c:
         ref = c.put(np.arange(3))
         held = carried(ref)
         ref.free()
@@ -308,7 +308,7 @@ def test_forked_child_disturbs_no_hold():
             try:
                 mine = carried(held)  # the parent's connection is none of this process's
                 status = 0 if not mine.holds and not held.holds else 2
-                with rdt.connect(node.socket) as own:
+                with rdtd.connect(node.socket) as own:
                     again = carried(held)
                     status = status if again.holds and own.get(again)[1] == 1 else 3
                 del held, mine, again
@@ -319,9 +319,9 @@ def test_forked_child_disturbs_no_hold():
 
 
 def test_two_nodes():
-    with Node(listen=True) as a, Node(listen=True) as b, rdt.connect(b.socket) as there, rdt.connect(a.socket) as here:
+    with Node(listen=True) as a, Node(listen=True) as b, rdtd.connect(b.socket) as there, rdtd.connect(a.socket) as here:
         ref = here.put({"w": np.arange(100000, dtype="f4")})
-        name = rdt.Ref(str(ref))
+        name = rdtd.Ref(str(ref))
         held = carried(ref)  # through `there`, which is older
         assert held.holds
         assert '"peer"' in a.ctl("stat", str(name), "--json")
@@ -329,13 +329,13 @@ def test_two_nodes():
         assert there.get(held)["w"][7] == 7
         held.free()
         here.wait_freed(name, timeout=LONG)
-        with raises(rdt.Freed):
+        with raises(rdtd.Freed):
             there.hold(name)
         a.kill()
 
 
 def test_threads_take_and_let_go():
-    with Node() as node, rdt.connect(node.socket) as c:
+    with Node() as node, rdtd.connect(node.socket) as c:
         ref = c.put(np.arange(1000))
         data, failures = pickle.dumps(ref), []
 
@@ -374,11 +374,11 @@ def put_many(producer, n):
     array = producer.empty((10000,), "i64")
     array[:] = np.arange(10000)
     refs = [producer.put(array) for _ in range(n)]
-    return refs, [rdt.Ref(str(ref)) for ref in refs]
+    return refs, [rdtd.Ref(str(ref)) for ref in refs]
 
 
 def test_what_goes_at_once_is_given_back_soon():
-    with Node() as node, rdt.connect(node.socket) as c, rdt.connect(node.socket) as producer:
+    with Node() as node, rdtd.connect(node.socket) as c, rdtd.connect(node.socket) as producer:
         refs, names = put_many(producer, 200)
         dropped(c, refs)
         until(lambda: all(producer.stat(name)["holds"] == 1 for name in names), "readers have let go")
@@ -390,7 +390,7 @@ def test_what_goes_at_once_is_given_back_soon():
 
 def test_what_goes_at_once_goes_though_no_instruction_follows():
     call = operator.methodcaller("__call__")
-    with Node() as node, rdt.connect(node.socket) as c, rdt.connect(node.socket) as producer:
+    with Node() as node, rdtd.connect(node.socket) as c, rdtd.connect(node.socket) as producer:
         refs, names = put_many(producer, 50)
 
         def look(done):
@@ -414,7 +414,7 @@ def test_what_goes_at_once_goes_though_no_instruction_follows():
 
 
 def test_what_goes_at_once_goes_beside_forks():
-    with Node() as node, rdt.connect(node.socket) as c, rdt.connect(node.socket) as producer:
+    with Node() as node, rdtd.connect(node.socket) as c, rdtd.connect(node.socket) as producer:
         refs, names = put_many(producer, 20)
         for _ in range(5):
             dropped(c, refs)
@@ -422,7 +422,7 @@ def test_what_goes_at_once_goes_beside_forks():
             if child == 0:
                 status = 1
                 try:
-                    with rdt.connect(node.socket) as own:
+                    with rdtd.connect(node.socket) as own:
                         for _ in range(5):
                             dropped(own, refs)
                         status = 0

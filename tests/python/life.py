@@ -11,7 +11,7 @@ import threading
 import time
 import weakref
 
-import rdt
+import rdtd
 
 from nodes import LONG, SLOWER, Node, Skipped, main, raises, until
 
@@ -25,14 +25,14 @@ except ImportError:
 def holds(c, ref):
     try:
         return c.stat(ref)["holds"]
-    except (rdt.NotFound, rdt.Freed, rdt.OwnerDied):
+    except (rdtd.NotFound, rdtd.Freed, rdtd.OwnerDied):
         return 0
 
 
 def test_object_lives_as_long_as_its_ref():
-    with Node() as node, rdt.connect(node.socket) as c:
+    with Node() as node, rdtd.connect(node.socket) as c:
         ref = c.put(np.arange(3))
-        name = rdt.Ref(str(ref))
+        name = rdtd.Ref(str(ref))
         assert ref.holds and not name.holds and pickle.loads(pickle.dumps(ref)).holds
         assert holds(c, name) == 1
         del ref
@@ -42,33 +42,33 @@ def test_object_lives_as_long_as_its_ref():
             assert holds(c, ref) == 1
         assert not ref.holds and holds(c, ref) == 0
         ref.free()
-        kept = rdt.Ref(str(c.put(np.arange(3)).keep()))
+        kept = rdtd.Ref(str(c.put(np.arange(3)).keep()))
         c.put(np.arange(3), id="named")
-        assert holds(c, kept) == 1 and c.get(rdt.Ref("named"))[2] == 2
+        assert holds(c, kept) == 1 and c.get(rdtd.Ref("named"))[2] == 2
         c.free(kept)
         with c.put(np.arange(3), id="other"):
             pass
-        with raises(rdt.TimedOut, '"other"'):
-            c.wait_put(rdt.Ref("other"), timeout=0)
+        with raises(rdtd.TimedOut, '"other"'):
+            c.wait_put(rdtd.Ref("other"), timeout=0)
         with raises(TypeError, "not a str"):
             c.get("other")
         ref = c.put(np.arange(3))
         c.free(ref, force=True)
-        with raises(rdt.Freed):
+        with raises(rdtd.Freed):
             c.get(ref)
-        far = rdt.Ref(str(c.put(np.arange(3), detached=True, ttl=30)))
+        far = rdtd.Ref(str(c.put(np.arange(3), detached=True, ttl=30)))
         assert c.stat(far)["detached"]
         c.free(far)
-        assert {ref, rdt.Ref(str(ref))} == {ref}
+        assert {ref, rdtd.Ref(str(ref))} == {ref}
 
 
 def test_reader_holds_what_it_sees_until_the_last_view():
-    with Node() as node, rdt.connect(node.socket) as c, rdt.connect(node.socket) as reader:
+    with Node() as node, rdtd.connect(node.socket) as c, rdtd.connect(node.socket) as reader:
         e = c.empty(100000, "u8")
         ref = c.put(e)
         view = memoryview(reader.get(ref))[5:7]
         ref.free()
-        with raises(rdt.TimedOut, "what is in ["):
+        with raises(rdtd.TimedOut, "what is in ["):
             c.wait_freed(e, timeout=0.05)
         wait = c.when_freed(e[10:20])
         assert not wait.done()
@@ -79,24 +79,24 @@ def test_reader_holds_what_it_sees_until_the_last_view():
 
 def test_views_outlive_their_connection():
     with Node() as node:
-        with rdt.connect(node.socket) as c:
+        with rdtd.connect(node.socket) as c:
             ref = c.put(np.arange(100000))
             other_ref = c.put(np.arange(3))
             c.put(np.arange(3), id="named")
             seen = c.get(ref)
             mine = c.empty(100000, "f64")
-            parked = c.fetch(rdt.Ref("never"))
+            parked = c.fetch(rdtd.Ref("never"))
         assert c.closed and not ref.holds
         assert seen[99999] == 99999
         mine[:] = seen
-        with rdt.connect(node.socket) as other:
+        with rdtd.connect(node.socket) as other:
             for gone in (str(other_ref), "named"):  # what it put went with close(), though the session lingers for `seen`
-                until(lambda: holds(other, rdt.Ref(gone)) == 0, "it is gone")
-        with raises(rdt.Error):
+                until(lambda: holds(other, rdtd.Ref(gone)) == 0, "it is gone")
+        with raises(rdtd.Error):
             parked.result()
         with raises(ConnectionError, "closed"):
             c.ping()
-        with raises(rdt.Disconnected):
+        with raises(rdtd.Disconnected):
             c.put(np.zeros(1))
         c.close()
         assert node.open_fds() > node.fds, "the session is there for them"
@@ -114,16 +114,16 @@ class Closes:
 
 def test_what_ends_with_a_request_may_close_its_connection():
     with Node() as node:
-        starts = (lambda c: c.fetch(rdt.Ref("never")), lambda c: c.fetch(rdt.Ref("never"), into=np.zeros(3)), lambda c: c.when_put(rdt.Ref("never")))
+        starts = (lambda c: c.fetch(rdtd.Ref("never")), lambda c: c.fetch(rdtd.Ref("never"), into=np.zeros(3)), lambda c: c.when_put(rdtd.Ref("never")))
         for start in starts:
-            c = rdt.connect(node.socket)
+            c = rdtd.connect(node.socket)
             request = start(c)
             told = weakref.ref(request, lambda ignored: c.close())
             del request
             assert c.closed and told() is None
         for depth in (1, 49, 50, 51, 100, 300):  # Python puts the end of what lies deeper than 50 off
             for collected in (False, True):
-                c = rdt.connect(node.socket)
+                c = rdtd.connect(node.socket)
                 nested = [start(c) for start in starts] + [Closes(c)] + [start(c) for start in starts]
                 for _ in range(depth):
                     nested = [nested]
@@ -141,16 +141,16 @@ def test_nothing_leaks():
         c.get([ref, ref], as_="tensor")
         c.put({"a": np.zeros(3), "b": [np.ones(2), 1]})
         c.put({1, 2})
-        c.fetch(rdt.Ref("never")).cancel()
-        c.fetch(rdt.Ref("never"))
+        c.fetch(rdtd.Ref("never")).cancel()
+        c.fetch(rdtd.Ref("never"))
         c.wait_freed(c.empty(100, "u8"))
         np.from_dlpack(c.get(c.put(c.empty(9000, "u8")), as_="tensor", mode="copy")).sum()
-        for wrong in (lambda: c.get(rdt.Ref("never"), timeout=0.0001), lambda: c.put([np.zeros(2), object()], allow_pickle=False),
+        for wrong in (lambda: c.get(rdtd.Ref("never"), timeout=0.0001), lambda: c.put([np.zeros(2), object()], allow_pickle=False),
                       lambda: c.put(np.zeros(1), id="x" * 200), lambda: c.get(ref, into=np.zeros(3)), lambda: c.get(ref, slices=[3]),
                       lambda: c.empty(-1), lambda: c.when_freed(np.zeros(3))):
             try:
                 wrong()
-            except (rdt.Error, ValueError, TypeError):
+            except (rdtd.Error, ValueError, TypeError):
                 pass
         pickle.loads(pickle.dumps(ref)).free()
 
@@ -160,11 +160,11 @@ def test_nothing_leaks():
         gc.collect()
         (getattr(sys, "_clear_internal_caches", None) or sys._clear_type_cache)()
         now = {"blocks": sys.getallocatedblocks()}
-        now |= {f"uses of {name}": sys.getrefcount(thing) for name, thing in (("None", None), ("c", c), ("ref", ref), ("Ref", rdt.Ref))}
+        now |= {f"uses of {name}": sys.getrefcount(thing) for name, thing in (("None", None), ("c", c), ("ref", ref), ("Ref", rdtd.Ref))}
         with open("/proc/self/statm") as f:
             return now | {"fds": len(os.listdir("/proc/self/fd")), "memory": int(f.read().split()[1]) * 4096}
 
-    with Node() as node, rdt.connect(node.socket) as c:
+    with Node() as node, rdtd.connect(node.socket) as c:
         ref = c.put({"w": np.arange(100000), "x": np.ones(5)})
         for _ in range(200):
             round_of(c, ref)
@@ -182,13 +182,13 @@ def test_nothing_leaks():
 # ---- processes ----
 
 def sum_of(socket, ref, results):
-    with rdt.connect(socket) as c:
+    with rdtd.connect(socket) as c:
         got = c.get_fetched(ref)
         results.put((int(got.value["a"].sum()), got.path, ref.holds))
 
 
 def test_refs_travel_through_multiprocessing():
-    with Node() as node, rdt.connect(node.socket) as c:
+    with Node() as node, rdtd.connect(node.socket) as c:
         e = c.empty(100000, "i64")
         e[:] = 1
         ref = c.put({"a": e})
@@ -206,22 +206,22 @@ def test_refs_travel_through_multiprocessing():
 def test_child_of_a_fork_is_told_and_default_connects_anew():
     with Node() as node:
         os.environ["RDT_SOCKET"] = node.socket
-        c = rdt.default()
-        assert rdt.default() is c
+        c = rdtd.default()
+        assert rdtd.default() is c
         ref = c.put(np.arange(100000))
         seen = c.get(ref)
-        started = c.fetch(rdt.Ref("never"))
+        started = c.fetch(rdtd.Ref("never"))
         child = os.fork()
         if child == 0:
             try:
                 for call in (c.ping, lambda: c.get(ref), lambda: c.put(np.zeros(1)), lambda: c.empty(3), started.result, ref.free):
-                    with raises(rdt.Forked, "connect"):
+                    with raises(rdtd.Forked, "connect"):
                         call()
                 assert seen[77] == 77
-                assert rdt.get(rdt.Ref(str(ref)))[99999] == 99999 and rdt.default() is not c
+                assert rdtd.get(rdtd.Ref(str(ref)))[99999] == 99999 and rdtd.default() is not c
                 del seen, started, ref
                 gc.collect()
-                rdt.default().close()
+                rdtd.default().close()
                 c.close()
             except BaseException:
                 import traceback
@@ -230,11 +230,11 @@ def test_child_of_a_fork_is_told_and_default_connects_anew():
             os._exit(0)
         assert os.waitpid(child, 0)[1] == 0
         c.ping()
-        assert c.get(ref)[5] == 5 and rdt.default() is c, "the child disturbed nobody"
+        assert c.get(ref)[5] == 5 and rdtd.default() is c, "the child disturbed nobody"
         started.cancel()
         c.close()
-        assert rdt.default() is not c and rdt.put(np.zeros(2)).holds
-        rdt.default().close()
+        assert rdtd.default() is not c and rdtd.put(np.zeros(2)).holds
+        rdtd.default().close()
         del seen
 
 
@@ -253,19 +253,19 @@ def test_torch_dataloader_workers_fetch_by_themselves():
             return 8
 
         def __getitem__(self, i):
-            return rdt.get(self.ref)[i].clone()
+            return rdtd.get(self.ref)[i].clone()
 
     with Node() as node:
         os.environ["RDT_SOCKET"] = node.socket
-        ref = rdt.put(torch.arange(80000).reshape(8, 10000))
+        ref = rdtd.put(torch.arange(80000).reshape(8, 10000))
         got = torch.cat(list(DataLoader(Rows(ref), batch_size=2, num_workers=2)))
         assert torch.equal(got, torch.arange(80000).reshape(8, 10000))
-        rdt.default().close()
+        rdtd.default().close()
 
 
 PRODUCER = """
-import sys, numpy, rdt
-c = rdt.connect(sys.argv[1])
+import sys, numpy, rdtd
+c = rdtd.connect(sys.argv[1])
 ref = c.put(numpy.arange(100000), id="fragile")
 print(ref, flush=True)
 sys.stdin.read()
@@ -273,16 +273,16 @@ sys.stdin.read()
 
 
 def test_killed_producer_is_told_to_readers():
-    with Node() as node, rdt.connect(node.socket) as c:
+    with Node() as node, rdtd.connect(node.socket) as c:
         child = subprocess.Popen([sys.executable, "-c", PRODUCER, node.socket], stdout=subprocess.PIPE, stdin=subprocess.PIPE, text=True)
-        ref = rdt.Ref(child.stdout.readline().strip())
+        ref = rdtd.Ref(child.stdout.readline().strip())
         seen = c.get(ref)
         child.kill()
         child.wait()
         assert seen[99999] == 99999, "who holds it keeps it"
         del seen
         until(lambda: holds(c, ref) == 0, "it went with its owner")
-        with raises((rdt.OwnerDied, rdt.Freed, rdt.NotFound)):
+        with raises((rdtd.OwnerDied, rdtd.Freed, rdtd.NotFound)):
             c.get(ref, timeout=LONG)
         child.stdin.close()
         child.stdout.close()
@@ -290,29 +290,29 @@ def test_killed_producer_is_told_to_readers():
 
 def test_daemon_that_dies_is_an_error_and_no_hang():
     with Node() as node:
-        c = rdt.connect(node.socket)
+        c = rdtd.connect(node.socket)
         seen = c.get(c.put(np.arange(100000)))
-        parked = c.fetch(rdt.Ref("never"))
+        parked = c.fetch(rdtd.Ref("never"))
         node.kill()
         with raises(ConnectionError):
             parked.result(LONG)
-        with raises(rdt.Disconnected):
+        with raises(rdtd.Disconnected):
             c.put(np.zeros(1))
         assert seen.sum() == 4999950000
         c.close()
-    with raises(rdt.SystemFailed, "no daemon" if False else ""):
-        rdt.connect(node.socket)
+    with raises(rdtd.SystemFailed, "no daemon" if False else ""):
+        rdtd.connect(node.socket)
     try:
-        rdt.connect("/nowhere")
+        rdtd.connect("/nowhere")
     except OSError as error:
         assert error.errno == 2 and error.status_name == "SYSTEM"
 
 
 def test_daemon_that_nobody_needs_ends():
     with Node("--idle-exit", "1s") as node:  # longer than a busy machine takes to connect
-        with rdt.connect(node.socket) as c:
-            with raises(rdt.TimedOut):
-                c.get(rdt.Ref("never"), timeout=1.5)
+        with rdtd.connect(node.socket) as c:
+            with raises(rdtd.TimedOut):
+                c.get(rdtd.Ref("never"), timeout=1.5)
             c.put(np.arange(3), detached=True, ttl=1)
             left = time.monotonic()
         until(lambda: node.process.poll() is not None, "it has ended")
@@ -321,8 +321,8 @@ def test_daemon_that_nobody_needs_ends():
 
 
 def test_interrupt_ends_a_wait():
-    with Node() as node, rdt.connect(node.socket) as c:
-        for wait in (lambda: c.get(rdt.Ref("never")), lambda: c.wait_put(rdt.Ref("never")), lambda: c.wait([c.fetch(rdt.Ref("never"))])):
+    with Node() as node, rdtd.connect(node.socket) as c:
+        for wait in (lambda: c.get(rdtd.Ref("never")), lambda: c.wait_put(rdtd.Ref("never")), lambda: c.wait([c.fetch(rdtd.Ref("never"))])):
             started = time.monotonic()
             with raises(KeyboardInterrupt):
                 threading.Timer(0.1, os.kill, (os.getpid(), signal.SIGINT)).start()
@@ -332,7 +332,7 @@ def test_interrupt_ends_a_wait():
 
 
 def test_two_nodes():
-    with Node(listen=True) as a, Node(listen=True) as b, rdt.connect(a.socket) as here, rdt.connect(b.socket) as there:
+    with Node(listen=True) as a, Node(listen=True) as b, rdtd.connect(a.socket) as here, rdtd.connect(b.socket) as there:
         for value in ({"w": np.arange(300000, dtype="f4"), "n": 1}, {"tiny": np.arange(3)}):
             for snapshot in (False, True):
                 ref = here.put(value, snapshot=snapshot)
@@ -340,15 +340,15 @@ def test_two_nodes():
                 assert (got.value[next(iter(value))] == value[next(iter(value))]).all() and not got.path.startswith("local/s"), got.path
         here.publish("weights", np.arange(3))
         near = here.put(np.zeros(1))
-        versions = there.versions("weights", near=rdt.Ref(str(near)), timeout=LONG)
+        versions = there.versions("weights", near=rdtd.Ref(str(near)), timeout=LONG)
         assert next(versions)[0] == 1
         here.publish("weights", np.arange(4))
         number, value = next(versions)
         assert number == 2 and len(value) == 4
-        waiting = there.fetch(rdt.Ref.from_name("weights", 2, near=near))
-        lost = there.fetch(rdt.Ref("nothing", ).at(ref.address))
+        waiting = there.fetch(rdtd.Ref.from_name("weights", 2, near=near))
+        lost = there.fetch(rdtd.Ref("nothing", ).at(ref.address))
         here.unpublish("weights")
-        with raises(rdt.Freed):
+        with raises(rdtd.Freed):
             waiting.result(LONG)
         lost.cancel()
         del got, value, near, ref
@@ -358,7 +358,7 @@ def test_two_nodes():
 # ---- threads and loops ----
 
 def test_threads_share_a_connection():
-    with Node() as node, rdt.connect(node.socket) as c:
+    with Node() as node, rdtd.connect(node.socket) as c:
         failures = []
 
         def work(number):
@@ -380,20 +380,20 @@ def test_threads_share_a_connection():
 
 def test_close_in_one_thread_ends_waits_in_others():
     with Node() as node:
-        c = rdt.connect(node.socket)
+        c = rdtd.connect(node.socket)
         ends = []
 
         def wait(what):
             try:
                 what()
-            except rdt.Error as error:
+            except rdtd.Error as error:
                 ends.append(type(error))
 
         threads = [threading.Thread(target=wait, args=(what,)) for what in
-                   (lambda: c.get(rdt.Ref("never")), lambda: c.wait_put(rdt.Ref("never")), lambda: asyncio.run(one(c)))]
+                   (lambda: c.get(rdtd.Ref("never")), lambda: c.wait_put(rdtd.Ref("never")), lambda: asyncio.run(one(c)))]
 
         async def one(c):
-            await c.fetch(rdt.Ref("never"))
+            await c.fetch(rdtd.Ref("never"))
 
         for thread in threads:
             thread.start()
@@ -409,8 +409,8 @@ def test_await_everything():
     async def run(c, ref):
         got = await asyncio.gather(*[c.fetch(ref) for _ in range(50)])
         assert all((value == got[0]).all() for value in got)
-        late = c.fetch(rdt.Ref("late"))
-        there = c.when_put(rdt.Ref("late"))
+        late = c.fetch(rdtd.Ref("late"))
+        there = c.when_put(rdtd.Ref("late"))
         other = asyncio.ensure_future(c.put_async({"x": np.ones(3)}, id="late"))
         assert (await late)["x"].sum() == 3 and await there is None
         held = await other
@@ -420,12 +420,12 @@ def test_await_everything():
         gc.collect()
         await gone
         try:
-            await asyncio.wait_for(c.fetch(rdt.Ref("never")), 0.05)
+            await asyncio.wait_for(c.fetch(rdtd.Ref("never")), 0.05)
         except asyncio.TimeoutError:
             pass
-        with raises(rdt.TimedOut):
-            await c.fetch(rdt.Ref("never"), timeout=0.05)
-        never, again = c.fetch(rdt.Ref("never")), c.fetch(ref)
+        with raises(rdtd.TimedOut):
+            await c.fetch(rdtd.Ref("never"), timeout=0.05)
+        never, again = c.fetch(rdtd.Ref("never")), c.fetch(ref)
         assert await c.wait_async([never, again], "any") == ([again], [never])
         assert await c.wait_async([never, again], timeout=0.05) == ([again], [never])
         assert await c.wait_async([never, again], 0, timeout=0) == ([again], [never]) and await c.wait_async([]) == ([], [])
@@ -434,7 +434,7 @@ def test_await_everything():
         waits.cancel()
         assert await c.wait_async([never], timeout=0) == ([], [never])  # it goes on
         never.cancel()
-        with raises(rdt.Cancelled):
+        with raises(rdtd.Cancelled):
             await c.wait_async([again, never])
         with raises(ValueError, "how_many"):
             await c.wait_async([again], 2)
@@ -445,7 +445,7 @@ def test_await_everything():
             assert version == number
             break
 
-    with Node() as node, rdt.connect(node.socket) as c:
+    with Node() as node, rdtd.connect(node.socket) as c:
         asyncio.run(run(c, c.put(np.arange(100000))))
         c.unpublish("n")
         asyncio.run(run(c, c.put(np.arange(100000))), debug=True)
@@ -456,18 +456,18 @@ def test_await_everything():
 def test_next_connection_of_a_loop_is_listened_to():
     async def run(node, other):
         loop = asyncio.get_running_loop()
-        with rdt.connect(node.socket) as c:
-            waits = asyncio.ensure_future(c.when_put(rdt.Ref("never"))._result())
+        with rdtd.connect(node.socket) as c:
+            waits = asyncio.ensure_future(c.when_put(rdtd.Ref("never"))._result())
             await asyncio.sleep(0)
-        with rdt.connect(node.socket) as c:  # its descriptors are those that were just closed
+        with rdtd.connect(node.socket) as c:  # its descriptors are those that were just closed
             late = loop.call_later(LONG, c.close)
             loop.call_soon(lambda: other.put(np.ones(3), id="late"))  # when who waited has heard that its connection is closed
-            assert (await c.fetch(rdt.Ref("late"))).sum() == 3
+            assert (await c.fetch(rdtd.Ref("late"))).sum() == 3
             late.cancel()
-        with raises(rdt.Error):
+        with raises(rdtd.Error):
             await waits
 
-    with Node() as node, rdt.connect(node.socket) as other:
+    with Node() as node, rdtd.connect(node.socket) as other:
         asyncio.run(run(node, other))
 
 
@@ -491,21 +491,21 @@ def ends_under(lock, end):
 
 def test_what_is_collected_waits_for_no_lock_of_its_own_thread():
     with Node() as node:
-        c = rdt.connect(node.socket)
+        c = rdtd.connect(node.socket)
         assert ends_under(c._hub()._lock, c.close) and c.closed
         os.environ["RDT_SOCKET"] = node.socket
-        assert ends_under(rdt._lock, lambda: rdt.default().ping())
-        rdt.default().close()
+        assert ends_under(rdtd._lock, lambda: rdtd.default().ping())
+        rdtd.default().close()
 
 
 def test_loops_of_several_threads_share_a_connection():
-    with Node() as node, rdt.connect(node.socket) as c:
+    with Node() as node, rdtd.connect(node.socket) as c:
         failures = []
 
         async def run(number):
             for i in range(100):
                 name = f"{number}.{i}"
-                wait = c.fetch(rdt.Ref(name), timeout=LONG)
+                wait = c.fetch(rdtd.Ref(name), timeout=LONG)
                 ref = c.put(np.full(3, i), id=name)
                 assert (await wait)[0] == i
                 del ref

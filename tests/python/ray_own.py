@@ -69,7 +69,7 @@ import os
 import select
 import ray
 import ray.experimental.collective as collective
-import rdt.ray
+import rdtd.ray
 
 kill = ray.kill
 
@@ -90,7 +90,7 @@ def killed(actor, **options):
 
 
 def hook():
-    rdt.ray.register(hooked=True)
+    rdtd.ray.register(hooked=True)
     collective.create_collective_group = started
     ray.kill = killed
 '''

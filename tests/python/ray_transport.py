@@ -19,15 +19,15 @@ try:
 except ImportError as missing:
     print(f"{missing}: `make test-ray` installs what this needs")
     sys.exit(77)
-import rdt  # noqa: E402
-import rdt.ray  # noqa: E402
+import rdtd  # noqa: E402
+import rdtd.ray  # noqa: E402
 from ray.exceptions import GetTimeoutError, RayActorError, RayDirectTransportError, RayTaskError  # noqa: E402
 from ray.experimental import set_target_for_ref, wait_tensor_freed  # noqa: E402
 from ray.experimental.rdt import util  # noqa: E402
 from ray.experimental.rdt.util import get_tensor_transport_manager  # noqa: E402
 
-rdt.ray.register()
-rdt.ray.register()
+rdtd.ray.register()
+rdtd.ray.register()
 node = None
 
 
@@ -39,7 +39,7 @@ class Cluster:
         node = self.node = Node(*flags)
         os.environ["RDT_SOCKET"] = self.node.socket
         util.has_custom_transports = not hook
-        environment = {"worker_process_setup_hook": "rdt.ray.register"} if hook else {}
+        environment = {"worker_process_setup_hook": "rdtd.ray.register"} if hook else {}
         ray.init(num_cpus=2, object_store_memory=100 << 20, include_dashboard=False, log_to_driver=False, runtime_env=environment, **options)
 
     def __enter__(self):
@@ -48,7 +48,7 @@ class Cluster:
     def __exit__(self, *ignored):
         gc.collect()
         ray.shutdown()
-        rdt.default().close()
+        rdtd.default().close()
         until(lambda: self.node.ctl("clients", "--json").count('"pid"') <= 1, "Ray's processes have gone")  # rdtctl itself
 
 
@@ -85,7 +85,7 @@ class Actor:
 
     @ray.method(tensor_transport="rdtd")
     def live(self):
-        self.tensor = rdt.default().empty((300, 300), torch.float32)
+        self.tensor = rdtd.default().empty((300, 300), torch.float32)
         return self.tensor
 
     @ray.method(tensor_transport="rdtd")
@@ -178,8 +178,8 @@ def test_what_comes_is_private_and_what_was_made_does_not_change():
         mine = ray.get(ref)
         mine += 5
         assert float(ray.get(ref).sum()) == 0
-        with rdt.connect() as other:
-            fetched = other.get_fetched(rdt.Ref.from_id(f"ray:{ref.hex()}"), mode="cow", as_="torch")
+        with rdtd.connect() as other:
+            fetched = other.get_fetched(rdtd.Ref.from_id(f"ray:{ref.hex()}"), mode="cow", as_="torch")
             assert fetched.path == "local/cow", "nothing is copied"
         live = a.live.remote()  # memory of the daemon's: not even the source copies, and it stays live
         ray.get(a.fill.remote(2.0))
@@ -241,8 +241,8 @@ def test_abort_touches_only_what_has_begun():
                 transport.recv_multiple_tensors("later", Says, fourth)
             received.append(True)
 
-        patience = rdt.ray.PATIENCE
-        for rdt.ray.PATIENCE in (0.5, patience):  # the abort comes while the library waits, when there is no request yet to be cancelled
+        patience = rdtd.ray.PATIENCE
+        for rdtd.ray.PATIENCE in (0.5, patience):  # the abort comes while the library waits, when there is no request yet to be cancelled
             fourth = transport.get_communicator_metadata(None, None)
             thread = threading.Thread(target=receive)
             thread.start()
@@ -365,8 +365,8 @@ def test_receivers_that_restart_need_no_hook():
 
 
 STARTS = """
-import sys, ray, torch, rdt, rdt.ray
-rdt.ray.register(start_daemon=["--idle-exit", "2s"])
+import sys, ray, torch, rdtd, rdtd.ray
+rdtd.ray.register(start_daemon=["--idle-exit", "2s"])
 ray.init(num_cpus=1, object_store_memory=80 << 20, include_dashboard=False, log_to_driver=False)
 
 @ray.remote(num_cpus=0)
@@ -375,7 +375,7 @@ class A:
     def ones(self):
         return torch.ones(100000)
 
-print(float(ray.get(A.remote().ones.remote()).sum()), rdt.default().node["session"] > 0)
+print(float(ray.get(A.remote().ones.remote()).sum()), rdtd.default().node["session"] > 0)
 """
 
 

@@ -3,7 +3,7 @@
 # variant: release
 set -uo pipefail
 cd "$(dirname "$0")/../.." || exit 1
-compgen -G "$RDT_BUILD_DIR/python/rdt/_rdt*.so" >/dev/null || { echo "the Python package was not built (python3-dev)"; exit 77; }
+compgen -G "$RDT_BUILD_DIR/python/rdtd/_rdt*.so" >/dev/null || { echo "the Python package was not built (python3-dev)"; exit 77; }
 python=${PYTHON:-/usr/bin/python3}
 [[ -x $python ]] || python=python3
 "$python" -c 'import numpy' 2>/dev/null || { echo "no numpy for $python"; exit 77; }
@@ -42,4 +42,4 @@ cp -r client "$dir/" && mkdir -p "$dir/build" && ln -s "$RDT_BUILD_DIR" "$dir/bu
   >"$dir/out" 2>&1 || { cat "$dir/out"; exit 1; }
 sed -i 's/(1, /(2, /' "$dir/wanted" # versions are not given twice
 check "$dir/site" || exit 1
-[[ $("$python" -c 'import sys; sys.path[0] = sys.argv[1]; import rdt; print(rdt.__file__)' "$dir/site") == "$dir/site/"* ]]
+[[ $("$python" -c 'import sys; sys.path[0] = sys.argv[1]; import rdtd; print(rdtd.__file__)' "$dir/site") == "$dir/site/"* ]]

@@ -6,4 +6,4 @@ cd "$(dirname "$0")/../.." || exit 1
 command -v mypy >/dev/null || { echo "mypy is not installed"; exit 77; }
 dir=$(mktemp -d)
 trap 'rm -rf "$dir"' EXIT
-MYPYPATH=client/python mypy --strict --cache-dir "$dir" client/python/rdt tests/python/typed.py
+MYPYPATH=client/python mypy --strict --cache-dir "$dir" client/python/rdtd tests/python/typed.py

@@ -4,7 +4,7 @@
 # seconds: 900
 set -uo pipefail
 cd "$(dirname "$0")/../.." || exit 1
-extension=$(compgen -G "$RDT_BUILD_DIR/python/rdt/_rdt*.so") || { echo "the Python package was not built (python3-dev)"; exit 77; }
+extension=$(compgen -G "$RDT_BUILD_DIR/python/rdtd/_rdt*.so") || { echo "the Python package was not built (python3-dev)"; exit 77; }
 python=${RDT_RAY_PYTHON:-${PYTHON:-/usr/bin/python3}}
 [[ -x $python ]] || python=python3
 "$python" -c 'import ray, torch, numpy' 2>/dev/null || { echo "$python has no ray, torch and numpy: make test-ray installs them"; exit 77; }

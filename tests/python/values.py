@@ -4,7 +4,7 @@ import collections
 import dataclasses
 import pickle
 
-import rdt
+import rdtd
 
 from nodes import Node, Skipped, main, raises
 
@@ -48,14 +48,14 @@ def same(a, b):
 
 def test_every_numpy_dtype_and_stride():
     need(np, "numpy")
-    with Node() as node, rdt.connect(node.socket) as c:
+    with Node() as node, rdtd.connect(node.socket) as c:
         for code in "?bBhHiIlLqQefdFD":
             for a in (np.arange(24).reshape(2, 3, 4).astype(code), np.array(3).astype(code), np.zeros((0, 5), code)):
                 for put in (a, a.T, a[::-1] if a.ndim else a, a[..., ::2] if a.ndim else a, np.asfortranarray(a)):
                     same(np.ascontiguousarray(put).reshape(put.shape), np.ascontiguousarray(c.get(c.put(put))).reshape(put.shape))
         big = np.arange(1 << 16, dtype="f8").reshape(256, 256)
         same(big.T.copy(), c.get(c.put(big.T)).copy())
-        with raises(TypeError, "no rdt dtype matches"):
+        with raises(TypeError, "no rdtd dtype matches"):
             c._put([np.zeros(3, ">f4")], None, None, 0, None, 0, None, None, None)
         same(np.zeros(3, ">f4"), c.get(c.put(np.zeros(3, ">f4"))))  # as a pickle
         same(np.array(["a", None], object), c.get(c.put(np.array(["a", None], object))))
@@ -65,7 +65,7 @@ def test_plain_structure_needs_no_pickle():
     need(np, "numpy")
     value = {"w": np.ones((3, 4), "f4"), "list": [1, 2.5, True, None, "x", [], {}], "tuple": (np.arange(3), (), b"bytes", bytearray(b"b")),
              "$odd": {1: np.zeros(1), None: 2, "$": 3, False: 4}, "big": b"x" * 100000, "inf": float("inf"), "é\n\"": "é\n"}
-    with Node() as node, rdt.connect(node.socket) as c:
+    with Node() as node, rdtd.connect(node.socket) as c:
         same(value, c.get(c.put(value, allow_pickle=False), allow_pickle=False))
         for small in (1, "x", [], {}, (), None, b"", [[]], {"a": []}, 10**30):
             same(small, c.get(c.put(small, allow_pickle=False), allow_pickle=False))
@@ -77,7 +77,7 @@ def test_plain_structure_needs_no_pickle():
 
 def test_dict_of_tensors_is_a_safetensors_file():
     need(np, "numpy")
-    with Node() as node, rdt.connect(node.socket) as c:
+    with Node() as node, rdtd.connect(node.socket) as c:
         value = collections.OrderedDict([("b\"é", np.arange(4, dtype="i8")), ("a", np.ones((2, 2), "f2")), ("none", np.zeros((0, 3), "f4"))])
         with c.put(value) as ref:
             got = c.get(ref)
@@ -88,11 +88,11 @@ def test_dict_of_tensors_is_a_safetensors_file():
             path = node.dir / "x.safetensors"
             node.ctl("fetch", str(ref), "-o", str(path))
         detached = node.ctl("put", str(path), "--detached", "-q").split()[0]
-        got = c.get(rdt.Ref(detached))
+        got = c.get(rdtd.Ref(detached))
         assert set(got) == set(value)
         for name in value:
             same(value[name], got[name])
-        c.free(rdt.Ref(detached))
+        c.free(rdtd.Ref(detached))
         halves = {"a": np.zeros(2, "c16"), "b": np.ones(1)}  # c128: no such file, but a dict all the same
         same(halves, c.get(c.put(halves)))
 
@@ -102,7 +102,7 @@ def test_headers_of_others_are_read_too():
     need(np, "numpy")
     a, b = np.arange(3, dtype="i4"), np.ones(2, "f8")
     one, two = '{"dtype":"I32","shape":[3],"data_offsets":[0,12]}', '{"dtype":"F64","shape":[2],"data_offsets":[12,28]}'
-    with Node() as node, rdt.connect(node.socket) as c:
+    with Node() as node, rdtd.connect(node.socket) as c:
         def read(text):
             return c.get(c._put([a, b], None, text.encode(), 0, None, 0, None, None, None))
 
@@ -114,19 +114,19 @@ def test_headers_of_others_are_read_too():
                      f'{{"a":{one},"b":{two},"__metadata__":', f'{{"a":{one},"\x01":{two}}}'):
             same([a, b], read(text))
         with raises(TypeError, "bytes"):
-            rdt._rdt.header_names("text")
+            rdtd._rdt.header_names("text")
 
 
 def test_what_needs_a_pickle_says_so_and_can_be_refused():
     need(np, "numpy")
-    with Node() as node, rdt.connect(node.socket) as c:
+    with Node() as node, rdtd.connect(node.socket) as c:
         shared = np.arange(5)
         value = {"step": Step({"w": shared, "again": shared}, 4), "set": {1, 2}, "deque": collections.deque([np.float32(2)])}
         ref = c.put(value)
         got = c.get(ref)
         assert got["step"].number == 4 and got["set"] == {1, 2} and (got["step"].weights["w"] == shared).all()
         assert c.stat(ref)["tensors"] == 1, "the same array twice is one tensor"
-        with raises(rdt.PickleRefused, "allow_pickle"):
+        with raises(rdtd.PickleRefused, "allow_pickle"):
             c.get(ref, allow_pickle=False)
         (leaf,) = c.get(ref, allow_pickle=False, as_="list")
         same(leaf, shared)
@@ -141,11 +141,11 @@ def test_what_needs_a_pickle_says_so_and_can_be_refused():
 
 def test_pickles_of_another_user_are_refused_unless_asked_for():
     need(np, "numpy")
-    with Node() as node, rdt.connect(node.socket) as c:
+    with Node() as node, rdtd.connect(node.socket) as c:
         ref = c.put({1, 2})
         owner = c._owner
         c._owner = (owner[0] + 1, owner[1])
-        with raises(rdt.PickleRefused):
+        with raises(rdtd.PickleRefused):
             c.get(ref)
         assert c.get(ref, allow_pickle=True) == {1, 2}
         c._owner = owner
@@ -154,12 +154,12 @@ def test_pickles_of_another_user_are_refused_unless_asked_for():
 
 def test_daemon_memory_is_put_without_a_copy_and_stays_live():
     need(np, "numpy")
-    with Node() as node, rdt.connect(node.socket) as c, rdt.connect(node.socket) as reader:
+    with Node() as node, rdtd.connect(node.socket) as c, rdtd.connect(node.socket) as reader:
         e = c.empty((300, 1000), "f32")
         assert e.dtype == np.float32 and (e == 0).all() and e.flags.writeable
         ref = c.put(e[100:200])
         assert ref.copied == 0 and c.put(np.zeros(10)).copied == 1
-        seen = reader.get(rdt.Ref(str(ref)))
+        seen = reader.get(rdtd.Ref(str(ref)))
         assert reader.get_fetched(ref).path in ("local/share", "local/same") and not seen.flags.writeable
         e[100, 0] = 5
         assert seen[0, 0] == 5
@@ -177,7 +177,7 @@ def test_daemon_memory_is_put_without_a_copy_and_stays_live():
 
 def test_empty_like_is_one_allocation():
     need(np, "numpy")
-    with Node() as node, rdt.connect(node.socket) as c:
+    with Node() as node, rdtd.connect(node.socket) as c:
         like = {"a": np.ones((3, 3)), "b": [np.arange(5, dtype="u1"), (np.zeros((0,), "f4"), np.array(1.5))]}
         mine = c.empty_like(like)
         assert mine["a"].shape == (3, 3) and mine["b"][0].dtype == np.uint8 and mine["b"][1][1].shape == ()
@@ -197,7 +197,7 @@ def test_empty_like_is_one_allocation():
 
 def test_targets_and_slices():
     need(np, "numpy")
-    with Node() as node, rdt.connect(node.socket) as c:
+    with Node() as node, rdtd.connect(node.socket) as c:
         a = np.arange(20000, dtype="f8").reshape(100, 200)
         ref = c.put({"a": a, "b": np.arange(7)})
         part = c.get(ref, slices=[np.s_[10:20, 5:7], None])
@@ -205,7 +205,7 @@ def test_targets_and_slices():
         into = {"a": np.zeros((100, 200)), "b": np.zeros(7, "i8")}
         assert c.get(ref, into=into) is into
         same(into["a"], a)
-        with raises(rdt.Mismatch, "tensor 1"):
+        with raises(rdtd.Mismatch, "tensor 1"):
             c.get(ref, into=[into["a"], np.zeros(8, "i8")])
         frozen = np.zeros((100, 200))
         frozen.flags.writeable = False
@@ -213,13 +213,13 @@ def test_targets_and_slices():
             c.get(ref, into=[frozen, into["b"]])
         with raises(ValueError, "start and stop"):
             c.get(ref, slices=[np.s_[10:], None])
-        with raises(rdt.Invalid):
+        with raises(rdtd.Invalid):
             c.get(ref, slices=[np.s_[0:101, 0:1], None])
 
 
 def test_torch_goes_both_ways():
     need(torch, "torch")
-    with Node() as node, rdt.connect(node.socket) as c:
+    with Node() as node, rdtd.connect(node.socket) as c:
         value = {name: torch.arange(12).to(getattr(torch, name)).reshape(3, 4)
                  for name in ("float32", "float16", "bfloat16", "float64", "int8", "uint8", "int16", "int32", "int64", "bool", "complex64")}
         value["strided"] = torch.arange(12.0).reshape(3, 4).t()
@@ -227,7 +227,7 @@ def test_torch_goes_both_ways():
         same({**value, "strided": value["strided"].contiguous()}, c.get(c.put(value)))
         big = torch.arange(1 << 16)
         ref = c.put(big, snapshot=True)
-        for one in (ref, rdt.Ref(str(ref)), pickle.loads(pickle.dumps(ref))):  # with the hint and without
+        for one in (ref, rdtd.Ref(str(ref)), pickle.loads(pickle.dumps(ref))):  # with the hint and without
             got = c.get(one)
             assert c.get_fetched(one).path == "local/cow"
             got[0] = 7  # torch knows no read-only: these pages are its own
@@ -238,7 +238,7 @@ def test_torch_goes_both_ways():
         assert shared.shape == (70000,)
         model = torch.nn.Linear(3, 4)
         c.put(model.state_dict(), id="model")
-        model.load_state_dict(c.get(rdt.Ref("model")))
+        model.load_state_dict(c.get(rdtd.Ref("model")))
         same(c.get(c.put(torch.nn.Parameter(torch.ones(3)))), torch.ones(3))
         same(c.get(c.put(torch.tensor([1 + 2j]).conj())), torch.tensor([1 - 2j]))
         same(c.get(c.put(torch.tensor([1 + 2j]).conj().imag)), torch.tensor([-2.0]))
@@ -257,7 +257,7 @@ def test_torch_goes_both_ways():
 
 def test_views_of_every_protocol_are_the_memory_itself():
     need(np, "numpy")
-    with Node() as node, rdt.connect(node.socket) as c:
+    with Node() as node, rdtd.connect(node.socket) as c:
         e = c.empty((4, 5), "i32", as_="tensor")
         assert (e.shape, e.strides, e.dtype, e.nbytes, e.ndim, len(e)) == ((4, 5), (5, 1), "i32", 80, 2, 4)
         memoryview(e)[0, 1] = 3
@@ -297,7 +297,7 @@ def test_dlpack_comes_in():
         def __dlpack_device__(self):
             return (1, 0)
 
-    with Node() as node, rdt.connect(node.socket) as c:
+    with Node() as node, rdtd.connect(node.socket) as c:
         a = np.arange(12, dtype="f4").reshape(3, 4)[:, 1:]
         same(c.get(c.put([Foreign(a)]))[0], a.copy())
 
@@ -308,7 +308,7 @@ def test_ml_dtypes_where_they_are():
         import ml_dtypes
     except ImportError:
         raise Skipped("no ml_dtypes here") from None
-    with Node() as node, rdt.connect(node.socket) as c:
+    with Node() as node, rdtd.connect(node.socket) as c:
         for name in ("bfloat16", "float8_e4m3fn", "float8_e5m2"):
             a = np.arange(6).astype(getattr(ml_dtypes, name)).reshape(2, 3)
             same(c.get(c.put({"a": a, "t": a.T}))["a"], a)

@@ -45,7 +45,7 @@ run_block() {
   'c run') "${compile[@]}" -o program -L "$RDT_BUILD_DIR" -lrdt && timeout 30 ./program ;;
   c | 'c cuda') "${compile[@]}" -fsyntax-only ;;
   'python run')
-    "$python" -c 'import numpy, rdt' 2>/dev/null || return 77
+    "$python" -c 'import numpy, rdtd' 2>/dev/null || return 77
     cp "$1" program.py && timeout 60 "$python" program.py
     ;;
   python*) "$python" -c 'import ast, sys; ast.parse(open(sys.argv[1]).read())' "$1" ;;

@@ -214,7 +214,7 @@ static PyGetSetDef getset[] = {
 };
 
 PyTypeObject conn_type = {
-    PyVarObject_HEAD_INIT(NULL, 0).tp_name = "rdt._rdt.Conn",
+    PyVarObject_HEAD_INIT(NULL, 0).tp_name = "rdtd._rdt.Conn",
     .tp_basicsize = sizeof(struct conn),
     .tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE,
     .tp_new = conn_new,

@@ -117,7 +117,7 @@ static bool from_buffer(struct borrowed *borrowed, struct rdt_tensor *tensor)
     int64_t *dims;
 
     if (!dtype) {
-        PyErr_Format(PyExc_TypeError, "its element format is '%s' (%zd bytes), and no rdt dtype matches it", view->format, view->itemsize);
+        PyErr_Format(PyExc_TypeError, "its element format is '%s' (%zd bytes), and no rdtd dtype matches it", view->format, view->itemsize);
         return false;
     }
     dims = borrowed_dims(borrowed, view->ndim);
@@ -215,7 +215,7 @@ static bool from_dlpack(struct borrowed *borrowed, struct rdt_tensor *tensor, Py
     }
     tensor->dtype = dtype_of_dlpack(dl->dtype.code, dl->dtype.bits, dl->dtype.lanes);
     if (!tensor->dtype) {
-        PyErr_Format(PyExc_TypeError, "no rdt dtype matches its DLPack type (code %d, %d bits, %d lanes)", (int)dl->dtype.code,
+        PyErr_Format(PyExc_TypeError, "no rdtd dtype matches its DLPack type (code %d, %d bits, %d lanes)", (int)dl->dtype.code,
                      (int)dl->dtype.bits, (int)dl->dtype.lanes);
         return false;
     }
@@ -245,7 +245,7 @@ static bool from_numpy_name(struct borrowed *borrowed, struct rdt_tensor *tensor
 
     if (!number) {
         if (!PyErr_Occurred())
-            PyErr_Format(PyExc_TypeError, "no rdt dtype matches its dtype %S", dtype);
+            PyErr_Format(PyExc_TypeError, "no rdtd dtype matches its dtype %S", dtype);
         goto end;
     }
     flags = PyObject_GetAttrString(array, "flags");

@@ -62,7 +62,7 @@ PyObject *gpu_dlpack(struct borrowed *borrowed, PyObject *object, int ordinal, P
     return capsule;
 }
 
-/* The dtype of a typestr such as "<f4"; 0: rdt has none. */
+/* The dtype of a typestr such as "<f4"; 0: rdtd has none. */
 static enum rdt_dtype dtype_of_typestr(const char *text)
 {
     static const struct {
@@ -105,7 +105,7 @@ bool gpu_array_interface(struct borrowed *borrowed, struct rdt_tensor *tensor, P
     tensor->dtype = dtype_of_typestr(PyUnicode_AsUTF8(typestr) ? PyUnicode_AsUTF8(typestr) : "");
     if (!tensor->dtype) {
         if (!PyErr_Occurred())
-            PyErr_Format(PyExc_TypeError, "no rdt dtype matches its typestr %R", typestr);
+            PyErr_Format(PyExc_TypeError, "no rdtd dtype matches its typestr %R", typestr);
         goto end;
     }
     if (writable && PyObject_IsTrue(PyTuple_GET_ITEM(data, 1))) {

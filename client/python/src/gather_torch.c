@@ -62,7 +62,7 @@ static bool by_attributes(struct borrowed *borrowed, struct rdt_tensor *tensor, 
     number = dtype ? PyDict_GetItemWithError(torch_dtypes, dtype) : NULL;
     if (!number) {
         if (!PyErr_Occurred())
-            PyErr_Format(PyExc_TypeError, "no rdt dtype matches its dtype %S", dtype);
+            PyErr_Format(PyExc_TypeError, "no rdtd dtype matches its dtype %S", dtype);
         goto end;
     }
     tensor->dtype = (enum rdt_dtype)PyLong_AsLong(number);

@@ -104,7 +104,7 @@ static PyMethodDef functions[] = {
 };
 
 static struct PyModuleDef definition = {
-    PyModuleDef_HEAD_INIT, .m_name = "rdt._rdt", .m_doc = "librdt for Python: used by the package rdt.", .m_size = -1, .m_methods = functions};
+    PyModuleDef_HEAD_INIT, .m_name = "rdtd._rdt", .m_doc = "librdt for Python: used by the package rdtd.", .m_size = -1, .m_methods = functions};
 
 static bool add_constants(PyObject *module)
 {

@@ -1,4 +1,4 @@
-/* The extension module _rdt: librdt's calls as Python objects and nothing more. What makes them convenient is written in Python, in rdt/.
+/* The extension module _rdt: librdt's calls as Python objects and nothing more. What makes them convenient is written in Python, in rdtd/.
  *
  *   conn.c      Conn: a connection, who may still use it, and when the session really ends
  *   calls.c     Conn's calls with one answer (stat, publish, waits);  groups.c: its calls about groups
@@ -269,7 +269,7 @@ PyObject *conn_gpu_open(PyObject *self, PyObject *ignored);
 PyObject *conn_use_pool(PyObject *self, PyObject *ignored);
 PyObject *gpu_pool_info(PyObject *module, PyObject *ignored);
 
-/* dtypes from format letters of the struct module or from DLPack's codes. 0: rdt has no such dtype. */
+/* dtypes from format letters of the struct module or from DLPack's codes. 0: rdtd has no such dtype. */
 enum rdt_dtype dtype_of_format(const char *format, Py_ssize_t itemsize);
 enum rdt_dtype dtype_of_dlpack(uint8_t code, uint8_t bits, uint16_t lanes);
 bool dlpack_of_dtype(enum rdt_dtype dtype, uint8_t *code_p, uint8_t *bits_p);

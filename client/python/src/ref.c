@@ -451,7 +451,7 @@ static PyMethodDef methods[] = {
 };
 
 PyTypeObject ref_type = {
-    PyVarObject_HEAD_INIT(NULL, 0).tp_name = "rdt._rdt.Ref",
+    PyVarObject_HEAD_INIT(NULL, 0).tp_name = "rdtd._rdt.Ref",
     .tp_basicsize = sizeof(struct ref),
     .tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE,
     .tp_new = ref_make,

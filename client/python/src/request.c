@@ -254,7 +254,7 @@ static PyMethodDef request_methods[] = {
 };
 
 PyTypeObject request_type = {
-    PyVarObject_HEAD_INIT(NULL, 0).tp_name = "rdt._rdt.Request",
+    PyVarObject_HEAD_INIT(NULL, 0).tp_name = "rdtd._rdt.Request",
     .tp_basicsize = sizeof(struct request),
     .tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE | Py_TPFLAGS_HAVE_GC,
     .tp_dealloc = request_dealloc,
@@ -397,7 +397,7 @@ static PyMethodDef object_methods[] = {
 };
 
 PyTypeObject object_type = {
-    PyVarObject_HEAD_INIT(NULL, 0).tp_name = "rdt._rdt.Object",
+    PyVarObject_HEAD_INIT(NULL, 0).tp_name = "rdtd._rdt.Object",
     .tp_basicsize = sizeof(struct object),
     .tp_flags = Py_TPFLAGS_DEFAULT,
     .tp_dealloc = object_dealloc,

@@ -311,9 +311,9 @@ static PyObject *tensor_repr(PyObject *self)
     if (!shape)
         return NULL;
     if (tensor->gpu == HOST)
-        repr = PyUnicode_FromFormat("<rdt.Tensor %s %R%s>", rdt_dtype_name(tensor->dtype), shape, tensor->readonly ? ", read-only" : "");
+        repr = PyUnicode_FromFormat("<rdtd.Tensor %s %R%s>", rdt_dtype_name(tensor->dtype), shape, tensor->readonly ? ", read-only" : "");
     else
-        repr = PyUnicode_FromFormat("<rdt.Tensor %s %R on GPU %d%s>", rdt_dtype_name(tensor->dtype), shape, tensor->gpu,
+        repr = PyUnicode_FromFormat("<rdtd.Tensor %s %R on GPU %d%s>", rdt_dtype_name(tensor->dtype), shape, tensor->gpu,
                                     tensor->readonly ? ", read-only" : "");
     Py_DECREF(shape);
     return repr;
@@ -347,7 +347,7 @@ static PyBufferProcs tensor_buffer = {.bf_getbuffer = tensor_getbuffer};
 static PySequenceMethods tensor_sequence = {.sq_length = tensor_len};
 
 PyTypeObject tensor_type = {
-    PyVarObject_HEAD_INIT(NULL, 0).tp_name = "rdt.Tensor",
+    PyVarObject_HEAD_INIT(NULL, 0).tp_name = "rdtd.Tensor",
     .tp_doc = "A view of a tensor in the daemon's memory, which it keeps alive. numpy, torch, memoryview and every DLPack consumer see the "
               "same memory: numpy.asarray(t), torch.from_dlpack(t), memoryview(t).",
     .tp_basicsize = sizeof(struct tensor),
@@ -473,7 +473,7 @@ static PyMethodDef memory_methods[] = {
 };
 
 PyTypeObject memory_type = {
-    PyVarObject_HEAD_INIT(NULL, 0).tp_name = "rdt._rdt.Memory",
+    PyVarObject_HEAD_INIT(NULL, 0).tp_name = "rdtd._rdt.Memory",
     .tp_basicsize = sizeof(struct memory),
     .tp_flags = Py_TPFLAGS_DEFAULT,
     .tp_new = memory_new,

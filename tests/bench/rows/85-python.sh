@@ -2,9 +2,9 @@
 
 if wanted python; then
   python=${PYTHON:-/usr/bin/python3}
-  if ! compgen -G "$build/python/rdt/_rdt*.so" >/dev/null; then
+  if ! compgen -G "$build/python/rdtd/_rdt*.so" >/dev/null; then
     echo 'python: skipped, the package was not built (python3-dev)'
-  elif ! PYTHONPATH=$build/python "$python" -c 'import numpy, rdt' 2>/dev/null; then
+  elif ! PYTHONPATH=$build/python "$python" -c 'import numpy, rdtd' 2>/dev/null; then
     echo "python: skipped, $python has no numpy"
   else
     PYTHONPATH=$build/python PYTHONDONTWRITEBYTECODE=1 timeout 120 taskset -c 1 "$python" tests/bench/python.py "$build/librdt.so" "$dir/a.sock" \

@@ -3,7 +3,7 @@
 
 if wanted ray; then
   python=${RDT_RAY_PYTHON:-${PYTHON:-/usr/bin/python3}}
-  if ! compgen -G "$build/python/rdt/_rdt*.so" >/dev/null; then
+  if ! compgen -G "$build/python/rdtd/_rdt*.so" >/dev/null; then
     echo 'ray: skipped, the Python package was not built (python3-dev)'
   elif ! "$python" -c 'import ray, torch' 2>/dev/null; then
     echo "ray: skipped, $python has no ray and torch: make test-ray installs them, RDT_RAY_PYTHON=build/ray/bin/python make bench BENCH_ROWS=ray"

@@ -44,7 +44,7 @@ done
 config=$(rdtd --config= --dump-config | grep -oE '^[a-z_]+')
 for page in "${pages[@]}"; do
   for word in $(grep -ohE '\*[a-z]+(_[a-z]+)+( = [^*]*)?\*' "$page" | tr -d '*' | sed 's/ =.*//' | sort -u); do
-    grep -qx "$word" <<<"$config" || grep -rqw -- "$word" client/*.h client/cuda/*.h client/python/rdt backends/*.h proto/rdt_*.h ||
+    grep -qx "$word" <<<"$config" || grep -rqw -- "$word" client/*.h client/cuda/*.h client/python/rdtd backends/*.h proto/rdt_*.h ||
       [[ $page == */rdt-backend* ]] || bad "$page names $word, which is neither a key nor a function"
   done
 done

@@ -1,14 +1,14 @@
-"""rdt: put, fetch, wait for and free tensors through the rdtd of this node.
+"""rdtd: put, fetch, wait for and free tensors through the rdtd of this node.
 
-    import numpy, rdt
+    import numpy, rdtd
 
-    with rdt.connect() as c:
+    with rdtd.connect() as c:
         ref = c.put({"w": numpy.ones((32, 32), "f4"), "step": 7})
         value = c.get(ref)                 # any process: the very same memory, read-only; another node: a copy
         value = await c.fetch(ref)         # the same in an event loop
 
 On one node, processes share memory by file descriptor, in constant time whatever the size. Between nodes, the daemons move the bytes.
-Arrays that came from rdt keep their memory alive, so nothing has to be released: the memory lives as long as its last view.
+Arrays that came from rdtd keep their memory alive, so nothing has to be released: the memory lives as long as its last view.
 
 Tensors are in host memory or on CUDA GPUs (`device=`, `torch_pool`). The package uses numpy and torch if they are installed and requires neither.
 """
@@ -89,5 +89,5 @@ def fetch(refs: Any, **options: Any) -> Any:
 
 
 def torch_pool(device: Any = None) -> ContextManager[Any]:
-    """Calls Connection.torch_pool on `default()`. Put the tensors with the same connection, for instance by `rdt.put`."""
+    """Calls Connection.torch_pool on `default()`. Put the tensors with the same connection, for instance by `rdtd.put`."""
     return default().torch_pool(device)

@@ -69,7 +69,7 @@ def _serves(path: str) -> bool:
 
 
 def _program() -> str:
-    built = Path(__file__).resolve().parent.parent.parent / "rdtd"  # in a build tree: build/release/python/rdt
+    built = Path(__file__).resolve().parent.parent.parent / "rdtd"  # in a build tree: build/release/python/rdtd
     for candidate in (os.environ.get("RDTD"), shutil.which("rdtd"), str(built)):
         if candidate and os.access(candidate, os.X_OK):
             return candidate

@@ -96,7 +96,7 @@ class Disconnected(Error, ConnectionError):
 
 
 class Forked(Error, RuntimeError):
-    """FORKED: a child process used its parent's connection. Connect in the child, or use rdt.default()."""
+    """FORKED: a child process used its parent's connection. Connect in the child, or use rdtd.default()."""
 
 
 class ShuttingDown(Error, ConnectionError):

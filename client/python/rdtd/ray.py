@@ -1,9 +1,9 @@
 """Ray Direct Transport over rdtd: `tensor_transport="rdtd"` for torch tensors, `"rdtd_numpy"` for numpy arrays.
 
-    import ray, rdt.ray
+    import ray, rdtd.ray
 
-    rdt.ray.register(hooked=True)                          # before the actors are created; twice is harmless
-    ray.init(runtime_env={"worker_process_setup_hook": "rdt.ray.register"})   # also for actors that restart: see register
+    rdtd.ray.register(hooked=True)                         # before the actors are created; twice is harmless
+    ray.init(runtime_env={"worker_process_setup_hook": "rdtd.ray.register"})  # also for actors that restart: see register
 
     @ray.remote
     class Trainer:
@@ -12,7 +12,7 @@
 
 The return value of a task, or ray.put(..., _tensor_transport="rdtd"), becomes an object of the node's daemon, held by the process that made it.
 Readers on the node map it privately (copy on write), in constant time; for other nodes the daemons move it. The tensors are copied into the
-daemon's memory when the object is made, so the producer may write to them afterwards. Tensors from `rdt.default().empty(...)` are not copied and
+daemon's memory when the object is made, so the producer may write to them afterwards. Tensors from `rdtd.default().empty(...)` are not copied and
 stay live, as with Ray's own transports. A transfer that fails or stalls raises an error in its reader and never kills an actor.
 
 Ray's interface is alpha; this module follows it from Ray 2.56 on.
@@ -56,7 +56,7 @@ def register(start_daemon: Union[bool, Sequence[str]] = False, *, hooked: bool =
     A call in the driver, before it creates actors, is enough for those actors: Ray passes the transports on to every actor that it creates. Ray
     does not reach actors that restart, nor processes that got a handle or a ref from elsewhere and call a method with such a transport
     themselves. For them, name this function as the setup hook of all workers,
-    `ray.init(runtime_env={"worker_process_setup_hook": "rdt.ray.register"})` (it imports torch in each worker, if torch is installed), or call
+    `ray.init(runtime_env={"worker_process_setup_hook": "rdtd.ray.register"})` (it imports torch in each worker, if torch is installed), or call
     it in the actor's `__init__`. A process that only receives needs neither.
 
     hooked: pass True in the driver if all workers have that hook. Ray then passes nothing on, so its first call of an actor does not wait for the
@@ -169,7 +169,7 @@ class RdtdTransport(TensorTransportManager):
         self._held: dict[str, Ref] = {}  # by object id: what this process put
         self._running: weakref.WeakValueDictionary[str, RdtdFetchRequest] = weakref.WeakValueDictionary()
         self._ends_with: Any = None  # the Ray manager whose shutdown frees what is held
-        _ = torch() if self.KIND == "t" else numpy()  # import it now: rdt must know its tensor type before the first put
+        _ = torch() if self.KIND == "t" else numpy()  # import it now: rdtd must know its tensor type before the first put
 
     def tensor_transport_backend(self) -> str:
         return self.NAME

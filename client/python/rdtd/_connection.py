@@ -1,4 +1,4 @@
-"""Connection: the API of rdt for Python programs."""
+"""Connection: the API of rdtd for Python programs."""
 from __future__ import annotations
 
 import asyncio
@@ -63,7 +63,7 @@ class Connection(GroupCalls):
     program. timeout: seconds to wait for the connection; None: 10.
 
     Any thread may make any call. Every call that waits releases the GIL, takes a `timeout` in seconds (None: no limit; 0: polls) and
-    can be interrupted by Ctrl-C. After a fork, calls in the child raise `Forked`: connect again there (`rdt.default()` does).
+    can be interrupted by Ctrl-C. After a fork, calls in the child raise `Forked`: connect again there (`rdtd.default()` does).
 
     Errors: SystemFailed (no daemon serves the socket), Denied, LimitReached (too many clients), ProtocolBroken, TimedOut."""
 
@@ -86,7 +86,7 @@ class Connection(GroupCalls):
         self.close()
 
     def __reduce__(self) -> Any:
-        raise TypeError("a connection cannot be pickled, because it belongs to its process: send refs, and connect in the other process (rdt.default() does)")
+        raise TypeError("a connection cannot be pickled, because it belongs to its process: send refs, and connect in the other process (rdtd.default() does)")
 
     def close(self) -> None:
         """Ends the connection: cancels its requests and frees what it put, except detached and published objects. A second close does nothing.
@@ -170,7 +170,7 @@ class Connection(GroupCalls):
         as_: "numpy", "torch" or "tensor"; "auto" is numpy unless dtype is a torch dtype or numpy lacks the dtype. The memory lives as long as
         the last array, tensor or view of it, and as long as any object that was put from it. timeout: seconds to wait for room under a limit;
         None: do not wait. device: None or "host"; or a GPU ("cuda:0", torch.device, its ordinal in this process, its UUID), where the array
-        is a torch tensor if dtype is a torch dtype or as_ is "torch", and an rdt.Tensor otherwise.
+        is a torch tensor if dtype is a torch dtype or as_ is "torch", and an rdtd.Tensor otherwise.
         Errors: NoMemory, LimitReached, TimedOut, TypeError (unknown dtype), Unsupported (a GPU that the daemon or this process lacks)."""
         text = dtype_text(dtype)
         dims = (shape,) if isinstance(shape, int) else tuple(map(index, shape))
@@ -241,7 +241,7 @@ class Connection(GroupCalls):
         else may fetch it. transport: the preferred transport between nodes. timeout: seconds to wait for room under a limit; None: do not wait.
         stream: the stream that writes the tensors on GPUs: a torch.cuda.Stream or CUDA's number of a stream. None: torch's current stream for torch
         tensors; the stream that `__cuda_array_interface__` names; the legacy default stream for DLPack (whose producer makes it wait) and for
-        rdt's own tensors. If one stream writes all tensors, and they are torch's or rdt's own, put returns at once and readers wait for the
+        rdtd's own tensors. If one stream writes all tensors, and they are torch's or rdtd's own, put returns at once and readers wait for the
         stream. Otherwise put waits for the streams.
         Errors: Invalid, TypeError, ValueError (each names the tensor), Exists (id), LimitReached, NoMemory, Unsupported (for instance no
         driver), TimedOut."""
@@ -298,7 +298,7 @@ class Connection(GroupCalls):
         torch has no read-only tensors); "copy": private and writable; "cow": private and writable in constant time for snapshots (live memory is
         copied now); "auto": share on this node, copy from another node. None: "auto", except that torch gets "cow" instead of read-only memory.
         as_: "auto": tensors are returned as they were put (torch tensors as torch if torch is installed, others as numpy if numpy is installed);
-        "numpy"; "torch"; "tensor": rdt.Tensor, which needs neither; "list": the tensors without the structure.
+        "numpy"; "torch"; "tensor": rdtd.Tensor, which needs neither; "list": the tensors without the structure.
         into: targets that receive the bytes: a tensor, or dicts, lists and tuples of tensors (for a list of refs: a list of these), contiguous and
         with the count, dtypes and shapes of the object. The result is `into`. slices: for each tensor of the object None or, for example,
         numpy.s_[0:10, 5:6] (for a list of refs: a list of such lists): fetches only that box of the tensor.
@@ -307,7 +307,7 @@ class Connection(GroupCalls):
         allow_pickle: whether to load a structure that is a pickle, which can run any code of its producer; None: only if the producer is this user.
         device: where the tensors shall be: "host", or a GPU as in `empty`. None: where they are, if torch has opened a GPU in this process or this
         connection has used one before; otherwise host memory. Tensors from another node arrive in host memory. as_="numpy" implies "host".
-        numpy arrays that were put come as rdt.Tensor on a GPU, which DLPack and `__cuda_array_interface__` pass on. All bytes are there when the
+        numpy arrays that were put come as rdtd.Tensor on a GPU, which DLPack and `__cuda_array_interface__` pass on. All bytes are there when the
         fetch has ended: no stream has to be waited for.
         Errors, from this call or from the request: Freed, OwnerDied, NotFound, Denied, PeerLost, TransportFailed, NoPath, Mismatch (names the
         tensor; nothing was written), NoMemory, LimitReached, TimedOut, Cancelled, PickleRefused."""

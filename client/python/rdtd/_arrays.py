@@ -1,4 +1,4 @@
-"""numpy and torch: which of their types are tensors for rdt, and how the daemon's memory becomes their arrays.
+"""numpy and torch: which of their types are tensors for rdtd, and how the daemon's memory becomes their arrays.
 
 Neither is required. numpy is imported with the first array that is requested, torch when the first torch tensor is put or requested.
 """
@@ -68,7 +68,7 @@ def numpy_dtype(text: str) -> Any:
 
 
 def plain_array(array: Any) -> bool:
-    """Whether the dtype of a numpy array is an rdt dtype: not objects, structs or times, and in native byte order."""
+    """Whether the dtype of a numpy array is an rdtd dtype: not objects, structs or times, and in native byte order."""
     numpy()
     if array.dtype in _np_known:
         return True
@@ -213,7 +213,7 @@ def kind_of(value: Any) -> str:
 
 
 def dtype_text(dtype: Any) -> str:
-    """The rdt name of a dtype: "f32" for "f32", numpy.float32, "float32", torch.float32, float. Raises TypeError."""
+    """The rdtd name of a dtype: "f32" for "f32", numpy.float32, "float32", torch.float32, float. Raises TypeError."""
     if isinstance(dtype, str) and dtype in NUMBERS:
         return dtype
     if isinstance(dtype, type) and dtype in PYTHON_TYPES:
@@ -225,7 +225,7 @@ def dtype_text(dtype: Any) -> str:
         name = _np.dtype(dtype).name
     text = BY_OTHER_NAME.get(name)
     if text is None:
-        raise TypeError(f"unknown dtype {name}: rdt has {', '.join(NUMBERS)}")
+        raise TypeError(f"unknown dtype {name}: rdtd has {', '.join(NUMBERS)}")
     return text
 
 
