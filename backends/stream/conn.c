@@ -147,8 +147,7 @@ const char *conn_take_lane(struct lane *lane, const uint8_t id[ID_BYTES], const 
     } else if (conn->n_in == MAX_LANES) {
         why_not = "its node has too many connections";
     } else {
-        ring_remove(&lane->ring);
-        transport->n_strangers--;
+        strangers_remove(&transport->strangers, &lane->stranger);
         ring_append(&conn->lanes, &lane->ring);
         conn->n_in++;
         lane->counted = true;

@@ -79,8 +79,7 @@ struct lane *lane_create(struct transport *transport, struct conn *conn, int fd)
         conn->n_out++;
         lane->number = conn->next_number++;
     } else {
-        ring_append(&transport->strangers, &lane->ring);
-        transport->n_strangers++;
+        ring_init(&lane->ring);
     }
     return lane;
 }
@@ -120,8 +119,7 @@ void lane_free(struct lane *lane)
     ring_remove(&lane->ring);
     ring_remove(&lane->idle);
     ring_remove(&lane->attention);
-    if (!conn && !lane->evicted)
-        transport->n_strangers--;
+    strangers_remove(&transport->strangers, &lane->stranger);
     if (conn && lane->counted)
         (void)(lane->incoming ? conn->n_in-- : conn->n_out--);
     if (conn && conn->closing)

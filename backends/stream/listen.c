@@ -1,7 +1,7 @@
 /* The listening socket: who knocks becomes a lane that has to say who it is, and soon.
  *
  * Strangers cost little and hold nothing up: there are at most MAX_STRANGERS of them, the oldest makes room
- * for the next, and each has HELLO_NS (run.c).
+ * for the next (strangers.h), and each has HELLO_NS (run.c).
  */
 #include <errno.h>
 #include <string.h>
@@ -51,23 +51,25 @@ enum rdt_status listen_open(struct transport *transport, struct rdt_error *err)
 }
 
 /* The lock is held. */
-static void make_room(struct transport *transport)
+static void admit(struct lane *lane, const struct sockaddr_storage *address)
 {
-    struct lane *oldest;
+    struct stranger *goes;
 
-    if (transport->n_strangers < MAX_STRANGERS || ring_empty(&transport->strangers))
+    strangers_source(address, lane->stranger.source);
+    goes = strangers_admit(&lane->transport->strangers, &lane->stranger, false);
+    if (!goes)
         return;
-    oldest = container_of(transport->strangers.next, struct lane, ring);
-    ring_remove(&oldest->ring);
-    transport->n_strangers--;
-    oldest->evicted = true;
-    thread_attend(oldest);
+    lane = container_of(goes, struct lane, stranger);
+    lane->evicted = true;
+    thread_attend(lane);
 }
 
 void listen_accept(struct transport *transport, struct thread *thread)
 {
     for (unsigned i = 0; i < ACCEPTS_A_TURN; i++) {
-        int fd = accept4(transport->listener, NULL, NULL, SOCK_NONBLOCK | SOCK_CLOEXEC);
+        struct sockaddr_storage address = {0};
+        socklen_t bytes = sizeof address;
+        int fd = accept4(transport->listener, (struct sockaddr *)&address, &bytes, SOCK_NONBLOCK | SOCK_CLOEXEC);
         struct lane *lane;
 
         if (fd < 0) {
@@ -80,10 +82,11 @@ void listen_accept(struct transport *transport, struct thread *thread)
         }
         lane_socket(fd, &transport->settings);
         (void)pthread_mutex_lock(&transport->lock);
-        make_room(transport);
         lane = lane_create(transport, NULL, fd);
-        if (lane)
+        if (lane) {
+            admit(lane, &address);
             thread_attend(lane);
+        }
         (void)pthread_mutex_unlock(&transport->lock);
         if (!lane)
             (void)close(fd);

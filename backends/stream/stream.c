@@ -39,7 +39,7 @@ static enum rdt_status transport_open(const struct rdt_host *host, void **transp
     transport->find_key = conn_find_key;
     (void)pthread_mutex_init(&transport->lock, NULL);
     ring_init(&transport->conns);
-    ring_init(&transport->strangers);
+    strangers_init(&transport->strangers, MAX_STRANGERS, MAX_STRANGERS_OF_SOURCE);
 
     transport->ssl_ctx = tls_create(err);
     status = transport->ssl_ctx ? listen_open(transport, err) : RDT_UNSUPPORTED;

@@ -46,12 +46,14 @@
 
 #include "backends/rdt_backend.h"
 #include "backends/common/ring.h"
+#include "proto/strangers.h"
 #include "backends/stream/wire.h"
 
 #define RECV_BUCKETS 256
 #define MAX_THREADS 16
 #define MAX_LANES 64                  /* from one peer; to one: settings.connections */
 #define MAX_STRANGERS 128u            /* accepted lanes that have not greeted */
+#define MAX_STRANGERS_OF_SOURCE 96u   /* ... from one address: a node may open many lanes at once */
 #define RECORD_BYTES 16384            /* of TLS, at most */
 #define PIECE_BYTES ((size_t)1 << 20) /* that one system call moves, at most; see send.c */
 #define GATHER_BYTES ((size_t)256 << 10) /* of records that one system call sends; see channel.c */
@@ -131,7 +133,8 @@ enum in_stage { IN_HEADER, IN_BYTES, IN_TRAILER };
 
 /* One connection of TCP. */
 struct lane {
-    struct ring ring;      /* [lock] in conn->lanes, or in transport->strangers */
+    struct ring ring;      /* [lock] in conn->lanes */
+    struct stranger stranger; /* [lock] in transport->strangers, while it has no connection */
     struct ring idle;      /* [lock] in conn->idle */
     struct ring attention; /* [lock] in thread->attention */
     struct ring fresh;     /* [data] in thread->fresh: it has a deadline */
@@ -199,8 +202,7 @@ struct transport {
     bool (*find_key)(struct transport *transport, const uint8_t id[ID_BYTES], uint8_t key_p[KEY_BYTES]);
     pthread_mutex_t lock;
     struct ring conns;     /* [lock] */
-    struct ring strangers; /* [lock] oldest first */
-    unsigned n_strangers;  /* [lock] */
+    struct strangers strangers; /* [lock] */
     bool stopping;         /* [lock] */
     unsigned next_thread;  /* [lock] for the next lane */
     int listener;

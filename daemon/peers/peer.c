@@ -9,6 +9,8 @@
 
 #include "daemon/base/log.h"
 
+#define PEERS_STRANGERS_MAX 64u       /* connections that have not said who they are */
+#define PEERS_STRANGERS_OF_SOURCE 32u /* ... from one address that the nodes file does not list */
 #define BACKOFF_FIRST_NS UINT64_C(100000000)
 #define STEADY_NS UINT64_C(2000000000) /* a link that lived so long ends a row of failures */
 
@@ -211,6 +213,7 @@ void peer_take_link(struct peer *peer, struct peer_link *link, const struct rdt_
     peer->epoch++;
     peer->link_up = link;
     link->peer = peer;
+    strangers_remove(&peers->strangers, &link->stranger);
     peer_move(peer, PEER_UP);
     peer_link_up(link);
 
@@ -326,6 +329,7 @@ enum rdt_status peers_create(uv_loop_t *loop, const struct options *options, str
     };
     list_init(&peers->all);
     list_init(&peers->hidden);
+    strangers_init(&peers->strangers, PEERS_STRANGERS_MAX, PEERS_STRANGERS_OF_SOURCE);
     peers->stranger_warnings.every_ns = UINT64_C(1000000000);
     peers->unmet_warnings.every_ns = UINT64_C(60000000000);
     list_init(&peers->links);

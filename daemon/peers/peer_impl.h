@@ -53,6 +53,7 @@ struct peers {
 
     uv_tcp_t listener, turned_away; /* turned_away: accepts a connection only to close it */
     bool turning_away, left_waiting;
+    struct strangers strangers; /* accepted links that are not up */
     char hello_address[65];
     struct peers_warnings stranger_warnings, unmet_warnings;
 

@@ -27,6 +27,7 @@
 #include "daemon/base/sm.h"
 #include "daemon/peers/tls.h"
 #include "layout.h"
+#include "strangers.h"
 
 #define PEER_LINK_READ_BYTES (64u << 10)
 
@@ -72,6 +73,7 @@ struct peer_link {
     Rdt__Pb__LinkHello *hello; /* the peer's; in the arena */
     struct arena arena;
     uint64_t accepted_ns; /* 0: dialled */
+    struct stranger stranger; /* in peers->strangers until it is up */
 
     const struct peer_link_config *config;
     char remote[65]; /* "10.0.0.7:7070" */

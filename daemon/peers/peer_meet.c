@@ -22,7 +22,6 @@
 
 #include "daemon/base/log.h"
 
-#define STRANGERS_MAX 64u /* accepted connections that are not up */
 #define BACKLOG 128
 
 static void warn_of_stranger(struct peers *peers, const char *remote, const char *text)
@@ -35,8 +34,8 @@ static void warn_of_stranger(struct peers *peers, const char *remote, const char
 
 void peer_meet_drop(struct peers *peers, struct peer_link *link, const char *reason)
 {
-    (void)peers;
     list_remove(&link->node);
+    strangers_remove(&peers->strangers, &link->stranger);
     if (link->peer && link->peer->dial->link == link)
         link->peer->dial->link = NULL;
     peer_link_close(link, reason);
@@ -364,6 +363,7 @@ static void on_end(struct peer_link *link, const struct rdt_error *why)
     struct peer *peer = link->peer;
 
     list_remove(&link->node);
+    strangers_remove(&peers_of(link)->strangers, &link->stranger);
     if (peer && peer->link_up == link) {
         if (link->ended_there)
             peer->answered_ns = 0;
@@ -429,16 +429,45 @@ static void turn_away(struct peers *peers)
     uv_close((uv_handle_t *)&peers->turned_away, on_turned_away);
 }
 
-static unsigned count_strangers(const struct peers *peers)
+/* An address of the nodes file, or one at which a node is met now. */
+static bool is_listed(const struct peers *peers, const uint8_t source[16])
 {
-    unsigned n = 0;
+    struct sockaddr_storage address;
+    uint8_t listed[16];
+    char host[65];
+    uint16_t port;
 
-    list_for_each (node, &peers->links) {
-        const struct peer_link *link = container_of(node, struct peer_link, node);
+    list_for_each (node, &peers->all) {
+        const struct peer *peer = container_of(node, struct peer, link);
 
-        n += link->accepted_ns && peer_link_state(link) != LINK_UP;
+        if (!(peer->dial->listed || peer->state == PEER_UP) || options_split_address(peer->address, host, &port, NULL) != RDT_OK)
+            continue;
+        memset(&address, 0, sizeof address);
+        if (uv_ip4_addr(host, port, (struct sockaddr_in *)&address) != 0 &&
+            uv_ip6_addr(host, port, (struct sockaddr_in6 *)&address) != 0)
+            continue;
+        strangers_source(&address, listed);
+        if (memcmp(listed, source, sizeof listed) == 0)
+            return true;
     }
-    return n;
+    return false;
+}
+
+/* It has yet to say who it is. */
+static void admit(struct peers *peers, struct peer_link *link)
+{
+    struct sockaddr_storage address = {0};
+    int bytes = sizeof address;
+    struct stranger *goes;
+
+    (void)uv_tcp_getpeername(&link->tcp, (struct sockaddr *)&address, &bytes);
+    strangers_source(&address, link->stranger.source);
+    goes = strangers_admit(&peers->strangers, &link->stranger, is_listed(peers, link->stranger.source));
+    if (!goes)
+        return;
+    link = container_of(goes, struct peer_link, stranger);
+    warn_of_stranger(peers, link->remote, "closed: too many others have connected and not said who they are");
+    peer_meet_drop(peers, link, NULL);
 }
 
 static void on_connection(uv_stream_t *listener, int uv_status)
@@ -449,15 +478,13 @@ static void on_connection(uv_stream_t *listener, int uv_status)
 
     if (uv_status < 0) {
         warn_of_stranger(peers, "?", uv_strerror(uv_status));
-    } else if (count_strangers(peers) >= STRANGERS_MAX) {
-        warn_of_stranger(peers, "?", "turned away: too many others have connected and not said who they are");
-        turn_away(peers);
     } else if (peer_link_accept(&peers->config, listener, &link, &err) != RDT_OK) {
         warn_of_stranger(peers, "?", err.msg);
         turn_away(peers);
     } else {
         list_append(&peers->links, &link->node);
         peers->n_open++;
+        admit(peers, link);
     }
 }
 

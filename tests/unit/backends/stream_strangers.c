@@ -30,7 +30,7 @@ static void setup(void)
                                    .listener = -1};
     (void)pthread_mutex_init(&transport.lock, NULL);
     ring_init(&transport.conns);
-    ring_init(&transport.strangers);
+    strangers_init(&transport.strangers, MAX_STRANGERS, MAX_STRANGERS);
     transport.threads[0] = (struct thread){.transport = &transport, .epoll = -1, .wake = -1};
     ring_init(&transport.threads[0].attention);
     ring_init(&transport.threads[0].visits);
@@ -67,8 +67,7 @@ static void leave(unsigned n)
         lane_free(lane);
     for (unsigned i = 0; i < n; i++)
         (void)close(socks[i]);
-    cr_assert_eq(transport.n_strangers, 0, "%u are left", transport.n_strangers);
-    cr_assert(ring_empty(&transport.strangers));
+    cr_assert_eq(transport.strangers.n, 0, "%u are left", transport.strangers.n);
     (void)close(transport.listener);
     ring_remove(&conn->ring);
     free(conn);
@@ -84,13 +83,13 @@ Test(stream_strangers, friend_that_made_room_is_let_in_no_more_and_counted_once)
     const char *why_not;
 
     knock(KNOCKS);
-    cr_assert_eq(transport.n_strangers, MAX_STRANGERS);
+    cr_assert_eq(transport.strangers.n, MAX_STRANGERS);
     lane = lane_waiting();
     cr_assert(lane && lane->evicted);
     why_not = conn_take_lane(lane, conn->ours.id, conn->ours.token);
     cr_assert_not_null(why_not);
     cr_assert_str_eq(why_not, "it made room for others");
-    cr_assert_eq(transport.n_strangers, MAX_STRANGERS, "%u", transport.n_strangers);
+    cr_assert_eq(transport.strangers.n, MAX_STRANGERS, "%u", transport.strangers.n);
     cr_assert(!lane->conn && conn->n_in == 0);
     leave(KNOCKS);
 }
@@ -102,9 +101,9 @@ Test(stream_strangers, friend_that_is_let_in_is_no_stranger)
     knock(2);
     lane = lane_waiting();
     cr_assert_null(conn_take_lane(lane, conn->ours.id, conn->ours.token));
-    cr_assert_eq(transport.n_strangers, 1);
+    cr_assert_eq(transport.strangers.n, 1);
     cr_assert(lane->conn == conn && conn->n_in == 1);
     cr_assert_not_null(conn_take_lane(lane, conn->ours.id, conn->ours.id)); /* not its token */
     leave(2);
-    cr_assert_eq(transport.n_strangers, 0);
+    cr_assert_eq(transport.strangers.n, 0);
 }

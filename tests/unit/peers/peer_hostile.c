@@ -101,10 +101,10 @@ Test(peer_hostile, crowd_is_bounded_and_passes)
     world_start(a);
     for (int i = 0; i < CROWD; i++)
         fds[i] = knock(a);
-    world_until(&world, is_closed(fds[CROWD - 1]));
+    world_until(&world, is_closed(fds[CROWD - 33])); /* the latest 32 from one address may stay */
     for (int i = 0; i < CROWD; i++)
         closed += is_closed(fds[i]);
-    cr_assert_eq(closed, CROWD - 64);
+    cr_assert_eq(closed, CROWD - 32);
     for (int i = 0; i < CROWD; i++)
         close(fds[i]);
     a_still_meets_b();
