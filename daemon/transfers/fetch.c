@@ -10,41 +10,6 @@
 #include "daemon/transfers/transfer_impl.h"
 #include "wire_ref.h"
 
-static void *copy_column(const void *column, size_t bytes)
-{
-    void *copy = malloc(bytes ? bytes : 1);
-
-    if (copy && bytes)
-        memcpy(copy, column, bytes);
-    return copy;
-}
-
-Rdt__Pb__Slice *slice_dup(const Rdt__Pb__Slice *slice)
-{
-    Rdt__Pb__Slice *copy;
-
-    if (!slice)
-        return NULL;
-    copy = malloc(sizeof *copy);
-    if (!copy)
-        return NULL;
-    rdt__pb__slice__init(copy);
-    copy->start = copy_column(slice->start, slice->n_start * sizeof *slice->start);
-    copy->count = copy_column(slice->count, slice->n_count * sizeof *slice->count);
-    copy->ndim = copy_column(slice->ndim, slice->n_ndim * sizeof *slice->ndim);
-    if (!copy->start || !copy->count || !copy->ndim) {
-        free(copy->start);
-        free(copy->count);
-        free(copy->ndim);
-        free(copy);
-        return NULL;
-    }
-    copy->n_start = slice->n_start;
-    copy->n_count = slice->n_count;
-    copy->n_ndim = slice->n_ndim;
-    return copy;
-}
-
 static bool same_slice(const Rdt__Pb__Slice *a, const Rdt__Pb__Slice *b)
 {
     if (!a || !b)

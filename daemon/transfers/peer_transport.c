@@ -67,14 +67,14 @@ static void on_failed(struct plugin_conn *conn, enum rdt_status status, const ch
 static void on_closed(struct plugin_conn *conn)
 {
     struct peer_transport *pt = container_of(conn, struct peer_transport, conn);
+    bool closing;
 
     plugin_conn_destroy(conn);
     sm_move(&pt->sm, PT_NONE);
     pt->remote_epoch = 0;
-    pt->session->transfers->connections->on_closed(pt);
-    if (pt->session->transfers->closing) {
-        transfers_check_closed(pt->session->transfers);
-    } else if (may_open(pt)) {
+    closing = pt->session->transfers->closing;
+    pt->session->transfers->connections->on_closed(pt); /* while the daemon closes its transfers, `pt` may be gone now */
+    if (!closing && may_open(pt)) {
         int64_t wait = RETRY_MIN_NS << (pt->failures < 8 ? pt->failures : 8);
         if (pt->failures <= 1)
             peer_transport_open(pt);
@@ -380,30 +380,6 @@ bool peer_transport_has_users(const struct peer_transport *pt)
     return false;
 }
 
-enum rdt_status transfers_transport_idle(const struct transfers *transfers, const struct transport *transport,
-                                         struct rdt_error *err)
-{
-    list_for_each (node, &transfers->sessions) {
-        struct peer_session *session = container_of(node, struct peer_session, link);
-        const struct peer_transport *pt = peer_transport_find(session, transport->name);
-        if (!pt || !peer_transport_has_users(pt))
-            continue;
-        if (!list_empty(&pt->users_in))
-            return rdt_error_set(
-                err, RDT_BUSY, "transport %s is in use: transfer %llu from node %s moves by it", transport->name,
-                (unsigned long long)container_of(list_first(&pt->users_in), struct transfer, pull.by_connection)->id,
-                session->peer->name);
-        return rdt_error_set(err, RDT_BUSY, "transport %s is in use: a transfer to node %s moves by it", transport->name,
-                             session->peer->name);
-    }
-    if (transfers->groups && transfer_groups_use(transfers, transport, err))
-        return RDT_BUSY;
-    if (transport->ops_active > 0)
-        return rdt_error_set(err, RDT_BUSY, "transport %s is in use: %llu of its operations have not ended", transport->name,
-                             (unsigned long long)transport->ops_active);
-    return RDT_OK;
-}
-
 void transfers_transport_leave(struct transfers *transfers, struct transport *transport)
 {
     list_for_each (node, &transfers->sessions) {
@@ -426,17 +402,6 @@ void transfers_transport_cut(struct transfers *transfers, const struct transport
         if (pt && (pt->sm.state == PT_CONNECTED || pt->sm.state == PT_OFFERED))
             close_connection(pt, "the transport is being unloaded");
     }
-}
-
-bool transfers_transport_gone(const struct transfers *transfers, const struct transport *transport)
-{
-    list_for_each (node, &transfers->sessions) {
-        struct peer_session *session = container_of(node, struct peer_session, link);
-        const struct peer_transport *pt = peer_transport_find(session, transport->name);
-        if (pt && (pt->sm.state != PT_NONE || peer_transport_has_users(pt)))
-            return false;
-    }
-    return transport->ops_active == 0 && !(transfers->groups && transfer_groups_use(transfers, transport, NULL));
 }
 
 void transfers_transport_forget(struct transfers *transfers, const struct transport *transport)

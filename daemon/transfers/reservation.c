@@ -91,10 +91,7 @@ static void settle(struct reservation_group *group)
         struct transfer *transfer = container_of(list_first(&group->ready), struct transfer, reserve.link);
         take_out(transfer);
         unref(reservation);
-        if (status == RDT_OK)
-            transfer->reserve.on_room(transfer);
-        else
-            transfer_fail_err(transfer, &err);
+        transfer->reserve.on_room(transfer, status == RDT_OK ? NULL : &err);
     }
     unref(reservation);
 }
@@ -141,7 +138,7 @@ void reservation_join(struct transfer *transfer, struct peer_session *peer)
     reservation->refs++;
 }
 
-bool reservation_wait(struct transfer *transfer, void (*on_room)(struct transfer *))
+bool reservation_wait(struct transfer *transfer, reservation_room on_room)
 {
     struct reservation_group *group = transfer->reserve.group;
 

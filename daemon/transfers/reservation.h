@@ -18,13 +18,16 @@ struct reservation;
 struct reservation_group;
 struct transfer;
 
+/* The memory that a transfer waited for may be allocated now; or, with err, the group needs more than there is and the transfer must fail. */
+typedef void (*reservation_room)(struct transfer *transfer, const struct rdt_error *err);
+
 /* A transfer's place in a reservation. All of it is 0 or NULL while the transfer has none. */
 struct reservation_item {
     struct reservation *message;     /* the reservation of its FETCH message, until it joins a group; borrowed */
     struct reservation_group *group; /* the group that reserves memory together; NULL: none */
     struct list link;                /* in group->ready */
     uint64_t bytes;
-    void (*on_room)(struct transfer *);
+    reservation_room on_room;
 };
 
 /* For the transfers of one message, which owns a reference. NULL: no memory; then each item reserves for itself. */
@@ -37,7 +40,7 @@ void reservation_seal(struct reservation *reservation);
 void reservation_join(struct transfer *transfer, struct peer_session *peer);
 
 /* The transfer needs stream_bytes and nothing else. true: on_room or a failure follows, perhaps at once; false: it is in no group and may go on. */
-bool reservation_wait(struct transfer *transfer, void (*on_room)(struct transfer *));
+bool reservation_wait(struct transfer *transfer, reservation_room on_room);
 
 /* Does nothing if it is in no group. */
 void reservation_leave(struct transfer *transfer);

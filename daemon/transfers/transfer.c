@@ -31,110 +31,9 @@ static const struct sm_state states[] = {
     [TRANSFER_ENDED] = {"ended", 0},
 };
 
-void transfers_init(struct transfers *transfers)
-{
-    list_init(&transfers->active);
-    list_init(&transfers->serves);
-    list_init(&transfers->sessions);
-    list_init(&transfers->broadcasts);
-    map_init(&transfers->by_id);
-    map_init(&transfers->coalesced_requests);
-    replicas_init(&transfers->replicas, transfers);
-    replica_directory_init(&transfers->directory, transfers);
-    transfers_init_turns(transfers);
-    transfers->connections = &transfers_connection_events;
-    transfers->next_id = 1;
-}
-
-void transfers_fini(struct transfers *transfers)
-{
-    tickets_fini(&transfers->turns);
-    replica_directory_fini(&transfers->directory);
-    replicas_fini(&transfers->replicas);
-    list_for_each_safe (node, &transfers->sessions) {
-        struct peer_session *session = container_of(node, struct peer_session, link);
-        list_for_each_safe (pt_node, &session->transports)
-            free(container_of(pt_node, struct peer_transport, link));
-        transfer_groups_free(session);
-        map_fini(&session->serves);
-        free(session);
-    }
-    map_fini(&transfers->by_id);
-    map_fini(&transfers->coalesced_requests);
-    for (unsigned i = 0; i < TRANSFER_HISTORY; i++)
-        record_drop_decision(transfers->history[i].decision);
-    record_drop_decision(transfers->decision);
-}
-
-unsigned transfers_active(const struct transfers *transfers)
-{
-    unsigned n = 0;
-
-    list_for_each (node, &transfers->active)
-        n++;
-    list_for_each (node, &transfers->serves)
-        n++;
-    return n;
-}
-
-void transfers_set_on_idle(struct transfers *transfers, void (*on_idle)(struct transfers *))
-{
-    transfers->on_idle = on_idle;
-}
-
-uint64_t transfers_quiet_ns(const struct transfers *transfers)
-{
-    return transfers->last_sent_ns ? uv_hrtime() - transfers->last_sent_ns : UINT64_MAX;
-}
-
-void transfers_stats(const struct transfers *transfers, struct transfers_stats *stats_p)
-{
-    *stats_p = (struct transfers_stats){.active = transfers_active(transfers),
-                                        .done = transfers->done,
-                                        .failed = transfers->failed,
-                                        .bytes_in = transfers->bytes_in,
-                                        .bytes_out = transfers->bytes_out,
-                                        .bytes_local = transfers->bytes_local,
-                                        .fetches_joined = transfers->joined,
-                                        .fell_back = transfers->fell_back,
-                                        .replicas = map_count(&transfers->replicas.by_origin),
-                                        .replica_bytes = transfers->replicas.bytes,
-                                        .replica_fetches = transfers->replicas.served,
-                                        .redirected = transfers->directory.redirected};
-}
-
 struct transfer *transfers_find(const struct transfers *transfers, uint64_t id)
 {
     return map_get_u64(&transfers->by_id, id);
-}
-
-const struct transfer_record *transfers_history(const struct transfers *transfers, uint64_t n)
-{
-    if (n >= TRANSFER_HISTORY || n >= transfers->n_history)
-        return NULL;
-    return &transfers->history[(transfers->n_history - 1 - n) % TRANSFER_HISTORY];
-}
-
-void transfers_object_ended(struct transfers *transfers, const struct object *object)
-{
-    replica_directory_object_ended(&transfers->directory, object);
-}
-
-uint64_t transfers_evict_replicas(struct transfers *transfers, uint64_t bytes)
-{
-    return replicas_give_up(&transfers->replicas, bytes);
-}
-
-void transfers_refuse_parked(struct transfers *transfers)
-{
-    transfers->refuse_parked = true;
-    list_for_each_safe (node, &transfers->active) {
-        struct transfer *transfer = container_of(node, struct transfer, record.link);
-        if (transfer->sm.state == TRANSFER_PARKED)
-            transfer_fail(transfer, RDT_SHUTTING_DOWN, "object \"%s\" cannot be put any more: the daemon is shutting down",
-                          transfer->ref.id);
-    }
-    serve_refuse_parked(transfers);
 }
 
 void transfer_set_state(struct transfer *transfer, enum transfer_state state)
@@ -189,9 +88,9 @@ struct transfer *transfer_new(struct transfers *transfers, const struct transfer
     return transfer;
 }
 
-enum rdt_status transfer_reserve(struct transfer *transfer, region_ready on_ready, struct rdt_error *err)
+enum rdt_status transfer_reserve(struct transfer *transfer, bool shared, region_ready on_ready, struct rdt_error *err)
 {
-    bool own = transfer->n_fetches == 1 && !transfer->pull.replica; /* what several share is nobody's again */
+    bool own = transfer->n_fetches == 1 && !shared;
 
     if (own)
         transfer->received = region_cache_take(&transfer->client->cache, transfer->stream_bytes, REGION_RECEIVED);
@@ -292,6 +191,12 @@ void fetch_answer_error(struct client *client, uint64_t handle, const struct rdt
     client->send(client, RDT_EVENT_FETCH_DONE, FRAME_EVENT, handle, &done.base, NULL, 0);
 }
 
+/* Other nodes may want the replica that the transfer fills, even if no fetch waits for it. */
+static bool still_wanted(const struct transfer *transfer)
+{
+    return transfer->kind->wanted && transfer->kind->wanted(transfer);
+}
+
 void fetch_fail(struct fetch *fetch, const struct rdt_error *err)
 {
     struct transfer *transfer = fetch->transfer;
@@ -300,7 +205,7 @@ void fetch_fail(struct fetch *fetch, const struct rdt_error *err)
     fetch_detach(fetch);
     if (list_empty(&transfer->fetches)) {
         transfer->client = NULL;
-        if (replica_in_demand(transfer->pull.replica))
+        if (still_wanted(transfer))
             return;
         if (!transfer->record.error[0])
             (void)snprintf(transfer->record.error, sizeof transfer->record.error, "%s: %s", rdt_status_name(err->status),
@@ -319,7 +224,7 @@ bool transfers_client_gone(struct transfers *transfers, struct client *client, u
         fetch_detach(fetch);
         if (list_empty(&transfer->fetches)) {
             transfer->client = NULL;
-            if (!replica_in_demand(transfer->pull.replica)) {
+            if (!still_wanted(transfer)) {
                 if (!transfer->record.error[0])
                     (void)snprintf(transfer->record.error, sizeof transfer->record.error, "the client that asked is gone");
                 transfer_abort(transfer);
@@ -340,7 +245,7 @@ void transfer_fail_err(struct transfer *transfer, const struct rdt_error *err)
     if (transfer->kind->recover && transfer->kind->recover(transfer, err))
         return;
     if (list_empty(&transfer->fetches)) {
-        if (transfer->pull.replica) { /* other nodes had wanted the copy; else it ends already */
+        if (transfer->sm.state != TRANSFER_ABORT) { /* other nodes wanted the replica, which will not be whole */
             (void)snprintf(transfer->record.error, sizeof transfer->record.error, "%s", err->msg);
             transfer_abort(transfer);
         }

@@ -56,7 +56,7 @@ static void rewind_move(struct transfer *transfer)
     transfer->pull.plan = NULL;
     transfer->pull.chunk_ops = NULL;
     transfer->pull.staging.used = 0;
-    transfer->pull.collective = false; /* its cut stays: some of it may be there */
+    transfer->pull.broadcast.collective = false; /* its cut stays: some of it may be there */
     transfer->pull.remote = NULL;
     transfer->pull.keys = NULL;
     transfer->pull.key_bytes = NULL;

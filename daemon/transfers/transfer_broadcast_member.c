@@ -11,6 +11,7 @@
  */
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 
 #include "daemon/base/log.h"
 #include "daemon/base/text.h"
@@ -54,6 +55,7 @@ static void say(struct peer_session *root, uint64_t number, const struct rdt_err
 static void leave_transfer(struct transfer *transfer)
 {
     transfer->pull.member = NULL;
+    transfer->pull.broadcast.number = 0;
     transfer->kind = &transfer_pull_kind;
 }
 
@@ -138,9 +140,12 @@ static void pull(struct broadcast_member *part)
     }
     part->transfer = transfer;
     transfer->pull.member = part;
-    transfer->pull.collective = part->collective;
+    transfer->pull.broadcast = (struct pull_broadcast){.number = part->number,
+                                                       .epoch = part->epoch,
+                                                       .collective = part->collective,
+                                                       .chunk_bytes = part->collective ? part->chunk_bytes : 0};
+    memcpy(transfer->pull.broadcast.token, part->token, sizeof part->token);
     transfer->pull.keeps = transfer->pull.no_redirect = true;
-    transfer->pull.chunk_bytes = part->collective ? part->chunk_bytes : 0;
     text_copy(transfer->wish.transport, sizeof transfer->wish.transport, group->transport->name);
     text_copy(transfer->wish.group, sizeof transfer->wish.group, group->name);
     transfer->record.direction = "in";
@@ -160,21 +165,6 @@ static void begin(struct broadcast_member *part)
         pull(part); /* if there is one, the answer says whether it may serve */
 }
 
-/* ---- of its transfer ---- */
-
-struct group *transfer_member_group(const struct transfer *transfer)
-{
-    const struct broadcast_member *part = transfer->pull.member;
-    struct group *group = group_by_token(transfer->transfers->groups, part->token, sizeof part->token);
-
-    return group && group->sm.state != GROUP_ENDING && group->epoch == part->epoch ? group : NULL;
-}
-
-uint64_t transfer_member_number(const struct transfer *transfer)
-{
-    return transfer->pull.member ? transfer->pull.member->number : 0;
-}
-
 /* The pull has found a copy here: another fetch was faster, or one from before may serve again. */
 static void give_way(struct transfer *transfer, struct replica *replica, bool replicated)
 {
@@ -190,7 +180,7 @@ static void give_way(struct transfer *transfer, struct replica *replica, bool re
     use(part, replica);
 }
 
-bool transfer_member_answered(struct transfer *transfer, const Rdt__Pb__PullMeta *meta)
+static bool answered(struct transfer *transfer, const Rdt__Pb__PullMeta *meta)
 {
     struct transfers *transfers = transfer->transfers;
     struct replica *replica = replica_find(&transfers->replicas, transfer->ref.node, transfer->ref.generation);
@@ -215,7 +205,7 @@ bool transfer_member_answered(struct transfer *transfer, const Rdt__Pb__PullMeta
     return true;
 }
 
-void transfer_member_whole(struct transfer *transfer)
+static void complete(struct transfer *transfer)
 {
     struct broadcast_member *part = transfer->pull.member;
     struct rdt_error err;
@@ -245,7 +235,7 @@ static bool may_go_back(const struct transfer *transfer)
            transfer->sm.state != TRANSFER_REWIND && transfer->pull.peer && transfer->pull.origin->peer->state == PEER_UP;
 }
 
-bool transfer_member_failed(struct transfer *transfer, const struct rdt_error *err)
+static bool recover(struct transfer *transfer, const struct rdt_error *err)
 {
     if (!transfer->pull.member)
         return false;
@@ -260,8 +250,12 @@ bool transfer_member_failed(struct transfer *transfer, const struct rdt_error *e
     return true;
 }
 
-const struct transfer_kind transfer_member_kind = {
-    .abort = transfer_in_abort, .recover = transfer_member_failed, .release = transfer_pull_release};
+const struct transfer_kind transfer_member_kind = {.abort = transfer_in_abort,
+                                                   .recover = recover,
+                                                   .release = transfer_pull_release,
+                                                   .wanted = transfer_pull_wanted,
+                                                   .answered = answered,
+                                                   .complete = complete};
 
 /* ---- word from the root ---- */
 
@@ -346,7 +340,7 @@ static void drop(struct broadcast_member *part, const struct rdt_error *why)
     struct replica *replica = NULL;
 
     if (transfer) {
-        (void)transfer_member_failed(transfer, why);
+        (void)recover(transfer, why);
         return;
     }
     if (!list_empty(&part->waiting.link))

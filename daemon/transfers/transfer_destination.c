@@ -204,3 +204,25 @@ void destination_take(struct transfer *transfer, struct region *region)
     if (region)
         transfer->destination->regions[transfer->destination->n_ready++] = region;
 }
+
+/* ---- through host memory ---- */
+
+const char *transfer_source_device(const struct transfer *transfer)
+{
+    const struct memory_placement *places =
+        transfer->subpull.parent && transfer->subpull.n_select > 0 ? transfer->subpull.parent->pull.placement : NULL;
+
+    return places ? places->device[places->of[transfer->subpull.select[0]]] : "";
+}
+
+const char *transfer_target_device(const struct transfer *transfer)
+{
+    return transfer->subpull.parent && transfer->target->n > 0 ? region_device(transfer->target->uses[0].region) : "";
+}
+
+const char *transfer_target_memory(const struct transfer *transfer)
+{
+    const struct region *region = transfer->subpull.parent && transfer->target->n > 0 ? transfer->target->uses[0].region : NULL;
+
+    return region ? region->kind->name : "host";
+}

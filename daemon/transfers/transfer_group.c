@@ -4,7 +4,6 @@
 #include <strings.h>
 
 #include "daemon/base/text.h"
-#include "daemon/transfers/transfer_broadcast.h"
 #include "daemon/transfers/transfer_impl.h"
 
 static const struct sm_state states[] = {
@@ -31,12 +30,6 @@ static void sweep(struct peer_session *session)
         list_remove(&pt->link);
         free(pt);
     }
-}
-
-void transfer_groups_free(struct peer_session *session)
-{
-    list_for_each_safe (node, &session->in_groups)
-        free(container_of(node, struct peer_transport, link));
 }
 
 bool transfer_groups_use(const struct transfers *transfers, const struct transport *transport, struct rdt_error *err)
@@ -129,11 +122,7 @@ static void gone(struct peer_transport *pt)
 {
     list_remove(&pt->by_group);
     pt->group = NULL;
-    list_for_each_safe (node, &pt->users_in) {
-        struct transfer *transfer = container_of(node, struct transfer, pull.by_connection);
-        if (transfer->sm.state == TRANSFER_CONNECT)
-            transfer_fail(transfer, RDT_TRANSPORT, "%s: the group is destroyed", pt->transport->name);
-    }
+    pt->session->transfers->connections->on_group_gone(pt);
 }
 
 static void closed(struct peer_transport *pt)
@@ -159,18 +148,8 @@ static void wake(struct transfers *transfers, struct group *group)
         transfers->connections->on_connected(container_of(node, struct peer_transport, by_group));
 }
 
-/* All its nodes are there, says who coordinates it: whoever uses it now need not wait for this node's next try. */
-static void reach_all(const struct transfers *transfers, const struct group *group)
+void transfer_groups_on_change(struct transfers *transfers, struct group *group, enum group_change change)
 {
-    for (uint32_t i = 0; transfers->peers && i < group->n_members; i++)
-        peers_hear_of(transfers->peers, group->members[i].node, group->members[i].address);
-}
-
-void transfers_on_group(struct transfers *transfers, struct group *group, enum group_change change)
-{
-    if (change == GROUP_OPENS && !transfers->closing)
-        reach_all(transfers, group);
-    broadcasts_on_group(transfers, group, change);
     list_for_each_safe (node, &group->connections) {
         struct peer_transport *pt = container_of(node, struct peer_transport, by_group);
         switch (change) {
@@ -222,6 +201,15 @@ static bool ranks_of(const struct transfer *transfer, const struct group *group,
     return false;
 }
 
+/* The group of the broadcast that the transfer is part of; NULL: it has ended, or was formed anew. */
+static struct group *group_of_broadcast(const struct transfer *transfer)
+{
+    const struct pull_broadcast *broadcast = &transfer->pull.broadcast;
+    struct group *group = group_by_token(transfer->transfers->groups, broadcast->token, sizeof broadcast->token);
+
+    return group && group->sm.state != GROUP_ENDING && group->epoch == broadcast->epoch ? group : NULL;
+}
+
 /* The group that the transfer is to go by: with members on its devices, and READY, if there is such; NULL: why_p, if given, says what to
  * do. */
 struct group *transfer_group_of(const struct transfer *transfer, const struct transport *transport, char why_p[192])
@@ -238,7 +226,7 @@ struct group *transfer_group_of(const struct transfer *transfer, const struct tr
     bool shared_will_do = false;
 
     if (transfer->pull.member) {
-        shared = transfer_member_group(transfer);
+        shared = group_of_broadcast(transfer);
         if (!shared && why_p)
             (void)snprintf(why_p, 192, "group %.40s has ended, or been formed anew", transfer->wish.group);
         return shared && shared->transport == transport ? shared : NULL;

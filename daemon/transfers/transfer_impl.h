@@ -140,14 +140,16 @@ enum rdt_status peer_session_send(struct peer_session *session, enum rdt_peer_me
 
 /* Finds or creates the session of a peer. NULL: no memory. */
 struct peer_session *peer_session_get(struct transfers *transfers, struct peer *peer);
+void peer_session_free(struct peer_session *session); /* nothing uses it any more */
 
 /* What a connection tells its users. The connections (peer_transport.c, transfer_group.c) know none of them: transfers_init gives them this table,
  * which transfer_peer.c fills in. Each callback may end transfers and close connections. */
 struct connection_events {
-    void (*on_connected)(struct peer_transport *pt); /* it is connected */
-    void (*on_refused)(struct peer_transport *pt);   /* the other node does not want it: pt->remote_why_not */
-    void (*on_broken)(struct peer_transport *pt);    /* the operations on it are about to end: pt->broken */
-    void (*on_closed)(struct peer_transport *pt);    /* all operations on it have ended: pt->broken */
+    void (*on_connected)(struct peer_transport *pt);  /* it is connected */
+    void (*on_refused)(struct peer_transport *pt);    /* the other node does not want it: pt->remote_why_not */
+    void (*on_broken)(struct peer_transport *pt);     /* the operations on it are about to end: pt->broken */
+    void (*on_closed)(struct peer_transport *pt);     /* all operations on it have ended: pt->broken */
+    void (*on_group_gone)(struct peer_transport *pt); /* its group is destroyed: it will not be connected again */
 };
 extern const struct connection_events transfers_connection_events;
 
@@ -192,7 +194,6 @@ struct peer_transport {
 void peer_transports_up(struct peer_session *session);   /* the link is up: offer every transport */
 void peer_transports_down(struct peer_session *session); /* it is down: take all connections down */
 bool peer_transports_closed(const struct peer_session *session);
-void transfers_check_closed(struct transfers *transfers); /* a connection has closed */
 enum rdt_status peer_transport_on_offer(struct peer_session *session, const Rdt__Pb__Offer *offer, struct rdt_error *err);
 struct peer_transport *peer_transport_find(struct peer_session *session, const char *name);
 
@@ -237,7 +238,9 @@ bool transfer_group_is_local(const struct transfer *transfer, const struct objec
 /* The reader's node may be sent chunks in this group, by the side *pt_p. */
 enum rdt_status transfer_group_start(struct serve *out, const Rdt__Pb__PullStart *start, struct peer_transport **pt_p,
                                      struct rdt_error *err);
-void transfer_groups_free(struct peer_session *session);
+
+/* Tells each side of the group what the group goes through, and through connection_events its users. */
+void transfer_groups_on_change(struct transfers *transfers, struct group *group, enum group_change change);
 
 /* There is a group of this transport, or what moved in one has not ended yet: BUSY, naming it. Else nothing is left of any. */
 bool transfer_groups_use(const struct transfers *transfers, const struct transport *transport, struct rdt_error *err);
@@ -361,6 +364,12 @@ struct transfer_kind {
     bool (*recover)(struct transfer *, const struct rdt_error *err);
     /* Gives back everything that belongs to the kind alone. Called once, when no operation is left. */
     void (*release)(struct transfer *);
+    /* Whether the transfer shall go on although no fetch waits for it. NULL: never. */
+    bool (*wanted)(const struct transfer *);
+    /* A pull whose answer has come, and was read. Returns true if the transfer needs no bytes, was sent elsewhere, or has ended. NULL: false. */
+    bool (*answered)(struct transfer *, const Rdt__Pb__PullMeta *meta);
+    /* A pull whose bytes are all there and whose fetches have been answered; it ends next. NULL: nothing is to be done. */
+    void (*complete)(struct transfer *);
 };
 extern const struct transfer_kind transfer_local_kind, transfer_pull_kind, transfer_subpull_kind, transfer_member_kind;
 
@@ -374,8 +383,9 @@ void transfer_fail_err(struct transfer *transfer, const struct rdt_error *err);
 void transfer_abort(struct transfer *transfer); /* no fetch waits any more: stops the operations, then ends it */
 void transfer_end(struct transfer *transfer);   /* nothing touches its memory: frees it */
 
-/* Allocates transfer->received: cached memory of the client, or new memory (RDT_AGAIN: on_ready is called later with the transfer). */
-enum rdt_status transfer_reserve(struct transfer *transfer, region_ready on_ready, struct rdt_error *err);
+/* Allocates transfer->received: cached memory of the client, or new memory (RDT_AGAIN: on_ready is called later with the transfer). Memory that
+ * several fetches share, or `shared` by a replica, belongs to no client. */
+enum rdt_status transfer_reserve(struct transfer *transfer, bool shared, region_ready on_ready, struct rdt_error *err);
 
 /* ---- on devices (transfer_destination.c) ---- */
 
@@ -401,6 +411,9 @@ void destination_free(struct transfer *transfer);
 void transfer_deliver_object(struct transfer *transfer, struct object *object, struct layout *layout, enum path_kind how);
 void transfer_deliver_received(struct transfer *transfer); /* the result is in `received`, `target` or inline_data */
 void transfer_deliver_meta(struct transfer *transfer);
+
+/* Points the transfer to the object's metadata, which is borrowed: the object must stay held until the fetches are answered. */
+void transfer_local_metadata(struct transfer *transfer, const struct object *object);
 void fetch_detach(struct fetch *fetch); /* frees a fetch that was answered or whose client has ended */
 
 /* SYSTEM: memory of the target is missing. NULL is fine. */

@@ -145,6 +145,14 @@ static void take_inline(struct transfer *transfer, const Rdt__Pb__PullMeta *meta
     transfer_end(transfer);
 }
 
+static void on_room(struct transfer *transfer, const struct rdt_error *err)
+{
+    if (err)
+        transfer_fail_err(transfer, err);
+    else
+        go_on(transfer);
+}
+
 void transfer_in_find_path(struct transfer *transfer, const Rdt__Pb__PullMeta *meta)
 {
     struct rdt_error err = {0};
@@ -168,7 +176,7 @@ void transfer_in_find_path(struct transfer *transfer, const Rdt__Pb__PullMeta *m
     transfer_in_take_path(transfer);
     if (transfer->is_inline)
         take_inline(transfer, meta);
-    else if (!reservation_wait(transfer, go_on))
+    else if (!reservation_wait(transfer, on_room))
         go_on(transfer);
 }
 
@@ -230,12 +238,8 @@ static void take_answer(struct transfer *transfer, const Rdt__Pb__PullMeta *meta
             transfer_in_choose_again(transfer);
         return;
     }
-    if (status == RDT_OK && transfer->pull.member) {
-        if (transfer_member_answered(transfer, meta))
-            return;
-    } else if (status == RDT_OK && !meta->has_inline && transfer_replica_answered(transfer, meta)) {
+    if (status == RDT_OK && transfer->kind->answered && transfer->kind->answered(transfer, meta))
         return;
-    }
     if (status == RDT_OK)
         transfer_in_find_path(transfer, meta);
     else
@@ -297,7 +301,7 @@ static void go_on(struct transfer *transfer)
     void *handle;
 
     if (!target && !transfer->received)
-        status = transfer_reserve(transfer, on_ready, &err);
+        status = transfer_reserve(transfer, transfer->pull.replica, on_ready, &err);
     if (status == RDT_OK && transfer->pull.replica && !transfer->pull.replica->placed)
         status = replica_place(transfer->pull.replica, transfer, &err);
     if (status == RDT_OK && target)
@@ -403,8 +407,17 @@ void transfer_pull_release(struct transfer *transfer)
     free(transfer->pull.chunk_ops);
 }
 
-const struct transfer_kind transfer_pull_kind = {
-    .start = start, .abort = transfer_in_abort, .recover = transfer_replica_comes_back, .release = transfer_pull_release};
+const struct transfer_kind transfer_pull_kind = {.start = start,
+                                                 .abort = transfer_in_abort,
+                                                 .recover = transfer_replica_comes_back,
+                                                 .release = transfer_pull_release,
+                                                 .wanted = transfer_pull_wanted,
+                                                 .answered = transfer_replica_answered};
+
+bool transfer_pull_wanted(const struct transfer *transfer)
+{
+    return replica_in_demand(transfer->pull.replica);
+}
 
 void transfer_become_local(struct transfer *transfer)
 {

@@ -11,12 +11,6 @@
 #define HANDED_TENSORS 64 /* of an object that its reader copies itself: their layout travels in the answer */
 #define READERS_SHARE 2   /* of several copies, beside one of the pool's, which wakes a thread and then the loop */
 
-void transfer_local_metadata(struct transfer *transfer, const struct object *object)
-{
-    transfer->metadata = object_metadata(object);
-    transfer->metadata_bytes = object->metadata_bytes;
-}
-
 /* What is neither little nor much a reader that may see it copies sooner itself than the pool could, which has to be woken first. But it
  * is one thread: of several at once the pool gets its share. */
 static bool reader_copies(const struct transfer *transfer, const struct object *object)

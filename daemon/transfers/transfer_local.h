@@ -30,9 +30,6 @@ void transfer_local_abort(struct transfer *transfer);
 /* Serves the transfer from the object, which the caller holds. Answers its fetches and ends it, or starts a copy. */
 void transfer_local_serve(struct transfer *transfer, struct object *object);
 
-/* Points the transfer to the object's metadata, which is borrowed: the object must stay held until the fetches are answered. */
-void transfer_local_metadata(struct transfer *transfer, const struct object *object);
-
 /* Holds and pins the object, allocates memory for the reader and copies the tensors there. Ends the transfer when that is done or has failed. */
 void transfer_local_copy(struct transfer *transfer, struct object *object);
 

@@ -299,10 +299,10 @@ static void on_landed(void *arg, struct region *region, const struct rdt_error *
         land(transfer);
 }
 
-static void on_room(struct transfer *transfer)
+static void reserve(struct transfer *transfer)
 {
     struct rdt_error err = {0};
-    enum rdt_status status = transfer_reserve(transfer, on_reserved, &err);
+    enum rdt_status status = transfer_reserve(transfer, false, on_reserved, &err);
 
     if (status == RDT_AGAIN)
         transfer->n_ops++;
@@ -310,6 +310,14 @@ static void on_room(struct transfer *transfer)
         fill(transfer);
     else
         transfer_fail_err(transfer, &err);
+}
+
+static void on_room(struct transfer *transfer, const struct rdt_error *err)
+{
+    if (err)
+        transfer_fail_err(transfer, err);
+    else
+        reserve(transfer);
 }
 
 void transfer_local_copy(struct transfer *transfer, struct object *object)
@@ -343,7 +351,7 @@ void transfer_local_copy(struct transfer *transfer, struct object *object)
         return;
     }
     if (!reservation_wait(transfer, on_room))
-        on_room(transfer);
+        reserve(transfer);
 }
 
 void transfer_local_abort(struct transfer *transfer)

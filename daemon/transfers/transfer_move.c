@@ -123,7 +123,7 @@ static enum rdt_status post_part(struct transfer *transfer, struct chunk_op *op,
 
     if (!transfer->pull.member || !here || !here->open || !group_has(group, transfer->pull.peer->peer->uuid, NULL, &root))
         return rdt_error_set(err, RDT_TRANSPORT, "the group has ended, or been formed anew");
-    op->base.op.transfer = transfer_member_number(transfer);
+    op->base.op.transfer = transfer->pull.broadcast.number;
     return plugin_group_broadcast(&here->vendor, root, &op->base, err);
 }
 
@@ -141,7 +141,7 @@ static enum rdt_status post(struct transfer *transfer, uint32_t index, struct rd
         op->base.op.key_bytes = transfer->pull.key_bytes[key];
         op->base.op.key_offset = transfer->pull.remote->offset[i] + (chunk->offset - transfer->packed->offset[i]);
         status = plugin_op_read(&transfer->pull.connection->conn, &op->base, err);
-    } else if (transfer->pull.collective) {
+    } else if (transfer->pull.broadcast.collective) {
         status = post_part(transfer, op, err);
     } else {
         status = plugin_op_recv(&transfer->pull.connection->conn, &op->base, err);
@@ -165,8 +165,8 @@ void transfer_in_ask_start(struct transfer *transfer)
     start.chunk_bytes = transfer->transfers->options->chunk_bytes;
     start.epoch = transfer->pull.connection->epoch;
     start.one_sided = transfer->pull.one_sided;
-    if (transfer->pull.chunk_bytes > 0)
-        start.chunk_bytes = transfer->pull.chunk_bytes;
+    if (transfer->pull.broadcast.chunk_bytes > 0)
+        start.chunk_bytes = transfer->pull.broadcast.chunk_bytes;
     if (transfer->pull.connection->group) {
         start.group =
             (ProtobufCBinaryData){sizeof transfer->pull.connection->group->token, transfer->pull.connection->group->token};
@@ -179,7 +179,7 @@ void transfer_in_ask_start(struct transfer *transfer)
     if (transfer->pull.staged_here && !transfer->pull.one_sided)
         start.window =
             transfer->pull.stage->slots < transfer->pull.plan->n ? transfer->pull.stage->slots : transfer->pull.plan->n;
-    start.broadcast = transfer_member_number(transfer);
+    start.broadcast = transfer->pull.broadcast.number;
     if (peer_session_send(transfer->pull.peer, RDT_PEER_PULL_START, &start.base, &err) != RDT_OK)
         transfer_fail_err(transfer, &err);
 }
@@ -367,15 +367,15 @@ static void finish(struct transfer *transfer)
     transfer->pull.peer->bytes_in += transfer->stream_bytes;
     transfer->transfers->bytes_in += transfer->stream_bytes;
     transfer->pull.connection->failures = 0;
-    if (transfer->pull.collective)
+    if (transfer->pull.broadcast.collective)
         text_copy(transfer->record.lanes, sizeof transfer->record.lanes, "broadcast");
     record_lanes(&transfer->record, transfer->pull.connection);
-    transfer->subpull.done = true;
     if (transfer->pull.replica)
         transfer_deliver_replica(transfer);
     else
         transfer_deliver_received(transfer);
-    transfer_member_whole(transfer);
+    if (transfer->kind->complete)
+        transfer->kind->complete(transfer);
     transfer_end(transfer);
 }
 
@@ -534,9 +534,10 @@ static void on_chunk_done(struct plugin_op *base, enum rdt_status status, const 
 
 void transfer_in_cancel_ops(struct transfer *transfer)
 {
-    struct group_rank *here = transfer->pull.collective && transfer->pull.connection && transfer->pull.connection->group
-                                  ? group_rank_here(transfer->pull.connection->group)
-                                  : NULL;
+    struct group_rank *here =
+        transfer->pull.broadcast.collective && transfer->pull.connection && transfer->pull.connection->group
+            ? group_rank_here(transfer->pull.connection->group)
+            : NULL;
 
     if (!transfer->pull.connection || transfer->pull.connection->sm.state != PT_CONNECTED)
         return; /* its disconnect ends them */

@@ -7,38 +7,6 @@
 #include "daemon/transfers/transfer_broadcast.h"
 #include "daemon/transfers/transfer_impl.h"
 
-struct peer_session *peer_session_get(struct transfers *transfers, struct peer *peer)
-{
-    struct peer_session *session = peer->session;
-
-    if (session)
-        return session;
-    session = calloc(1, sizeof *session);
-    if (!session)
-        return NULL;
-    session->transfers = transfers;
-    session->peer = peer;
-    list_init(&session->pending);
-    list_init(&session->incoming);
-    list_init(&session->transports);
-    list_init(&session->in_groups);
-    list_init(&session->parts);
-    list_init(&session->replica_entries);
-    list_init(&session->lost_entries);
-    map_init(&session->serves);
-    peer->session = session;
-    list_append(&transfers->sessions, &session->link);
-    return session;
-}
-
-enum rdt_status peer_session_send(struct peer_session *session, enum rdt_peer_message type, const ProtobufCMessage *message,
-                                  struct rdt_error *err)
-{
-    if (session->transfers->closing)
-        return rdt_error_set(err, RDT_SHUTTING_DOWN, "the daemon is shutting down");
-    return peer_send(session->peer, type, message, err);
-}
-
 /* Takes the first transfer of `from` over into `to`; NULL: none is left. Lists of transfers are walked so where the end of one may
  * end others: what is left is never one that is gone. */
 static struct transfer *take_over(struct list *from, struct list *to)
@@ -80,25 +48,6 @@ void transfers_peer_up(struct transfers *transfers, struct peer *peer)
     replicas_peer_up(&transfers->replicas, session);
     broadcasts_peer_up(session);
     ask_pending(session);
-}
-
-bool transfers_believe(const struct transfers *transfers, const Rdt__Pb__Requester *requester, struct owner *owner_p,
-                       struct rdt_error *err)
-{
-    const char *shared = transfers->options->share_tenants;
-    const char *tenant = requester ? requester->tenant : "";
-    size_t length = strlen(tenant);
-    bool found = strcmp(shared, "*") == 0 || (length == 0 && shared[0] == '\0');
-
-    for (const char *at = shared; !found && *at; at += strcspn(at, ",") + (at[strcspn(at, ",")] == ','))
-        found = strcspn(at, ",") == length && strncmp(at, tenant, length) == 0;
-    if (!requester || length > RDT_MAX_TENANT_BYTES || !found) {
-        (void)rdt_error_set(err, RDT_DENIED, "tenant \"%.32s\" is not shared with other nodes here (share_tenants)", tenant);
-        return false;
-    }
-    *owner_p = (struct owner){.uid = requester->uid};
-    memcpy(owner_p->tenant, tenant, length + 1);
-    return true;
 }
 
 /* What waits for the link of one waits for the other's: one node, known by two addresses. */
@@ -226,14 +175,43 @@ static void tell_broken(struct peer_transport *pt)
         serve_fail(container_of(node, struct serve, by_connection), &err);
 }
 
+static void check_closed(struct transfers *transfers)
+{
+    void (*on_closed)(void *arg);
+
+    if (!transfers->closing || !transfers->on_closed)
+        return;
+    list_for_each (node, &transfers->sessions) {
+        if (!peer_transports_closed(container_of(node, struct peer_session, link)))
+            return;
+    }
+    on_closed = transfers->on_closed;
+    transfers->on_closed = NULL;
+    on_closed(transfers->closed_arg);
+}
+
 static void tell_closed(struct peer_transport *pt)
 {
     transfer_in_connection_failed(pt);
     serve_connection_closed(pt);
+    check_closed(pt->session->transfers);
 }
 
-const struct connection_events transfers_connection_events = {
-    .on_connected = tell_connected, .on_refused = tell_refused, .on_broken = tell_broken, .on_closed = tell_closed};
+/* The transfers that wait for the group to be formed anew will not be served. */
+static void tell_gone(struct peer_transport *pt)
+{
+    list_for_each_safe (node, &pt->users_in) {
+        struct transfer *transfer = container_of(node, struct transfer, pull.by_connection);
+        if (transfer->sm.state == TRANSFER_CONNECT)
+            transfer_fail(transfer, RDT_TRANSPORT, "%s: the group is destroyed", pt->transport->name);
+    }
+}
+
+const struct connection_events transfers_connection_events = {.on_connected = tell_connected,
+                                                              .on_refused = tell_refused,
+                                                              .on_broken = tell_broken,
+                                                              .on_closed = tell_closed,
+                                                              .on_group_gone = tell_gone};
 
 static void session_fail(struct peer_session *session, const struct rdt_error *why)
 {
@@ -271,28 +249,8 @@ bool transfers_forget_peer(struct transfers *transfers, struct peer *peer)
         if (container_of(node, struct transfer, record.link)->pull.origin == session)
             return false;
     }
-    list_remove(&session->link);
-    list_for_each_safe (node, &session->transports)
-        free(container_of(node, struct peer_transport, link));
-    map_fini(&session->serves);
-    free(session);
-    peer->session = NULL;
+    peer_session_free(session);
     return true;
-}
-
-void transfers_check_closed(struct transfers *transfers)
-{
-    void (*on_closed)(void *arg);
-
-    if (!transfers->closing || !transfers->on_closed)
-        return;
-    list_for_each (node, &transfers->sessions) {
-        if (!peer_transports_closed(container_of(node, struct peer_session, link)))
-            return;
-    }
-    on_closed = transfers->on_closed;
-    transfers->on_closed = NULL;
-    on_closed(transfers->closed_arg);
 }
 
 void transfers_close(struct transfers *transfers, void (*on_closed)(void *arg), void *arg)
@@ -308,7 +266,7 @@ void transfers_close(struct transfers *transfers, void (*on_closed)(void *arg), 
     list_for_each (node, &transfers->sessions)
         session_fail(container_of(node, struct peer_session, link), &err);
     replicas_close(&transfers->replicas);
-    transfers_check_closed(transfers);
+    check_closed(transfers);
 }
 
 typedef enum rdt_status (*handler)(struct peer_session *session, const void *message, struct rdt_error *err);
@@ -467,30 +425,19 @@ enum rdt_status transfers_peer_frame(struct transfers *transfers, struct peer *p
     return rdt_error_set(err, RDT_PROTOCOL, "a message of unknown type %u from node %s", frame->type, peer->name);
 }
 
-void transfers_peer_summary(const struct peer *peer, struct peer_summary *summary)
-{
-    const struct peer_session *session = peer->session;
+/* ---- groups ---- */
 
-    *summary = (struct peer_summary){0};
-    if (!session)
-        return;
-    summary->transfers_in = session->n_in;
-    summary->transfers_out = session->n_out;
-    summary->bytes_in = session->bytes_in;
-    summary->bytes_out = session->bytes_out;
-    summary->fell_back = session->fell_back;
-    list_for_each (node, &session->transports) {
-        const struct peer_transport *pt = container_of(node, struct peer_transport, link);
-        if (pt->sm.state != PT_CONNECTED) {
-            if (peer->state == PEER_UP && summary->n_unusable < PATH_MAX_CANDIDATES) {
-                peer_transport_why_not(pt, summary->unusable[summary->n_unusable], sizeof summary->unusable[0]);
-                summary->n_unusable += summary->unusable[summary->n_unusable][0] != '\0';
-            }
-            continue;
-        }
-        if (summary->n_transports == PATH_MAX_CANDIDATES)
-            continue;
-        plugin_conn_describe(&pt->conn, summary->lanes[summary->n_transports], sizeof summary->lanes[0]);
-        summary->transports[summary->n_transports++] = pt->transport->name;
-    }
+/* All its nodes are there, says who coordinates it: whoever uses it now need not wait for this node's next try. */
+static void reach_all(const struct transfers *transfers, const struct group *group)
+{
+    for (uint32_t i = 0; transfers->peers && i < group->n_members; i++)
+        peers_hear_of(transfers->peers, group->members[i].node, group->members[i].address);
+}
+
+void transfers_on_group(struct transfers *transfers, struct group *group, enum group_change change)
+{
+    if (change == GROUP_OPENS && !transfers->closing)
+        reach_all(transfers, group);
+    broadcasts_on_group(transfers, group, change);
+    transfer_groups_on_change(transfers, group, change);
 }

@@ -46,6 +46,15 @@ struct pull_answer {
     char producer[65];  /* the name of the client that put the object; "": it has ended */
 };
 
+/* The broadcast that a pull is part of. After the pull has left the broadcast, `number` is 0 and the rest stays as it was. */
+struct pull_broadcast {
+    uint64_t number;      /* the root's number of it */
+    uint8_t token[16];    /* of the group */
+    uint32_t epoch;       /* of the group */
+    bool collective;      /* the chunks come by the transport's own broadcast */
+    uint64_t chunk_bytes; /* the size of chunks that the root uses; 0: as this daemon is configured */
+};
+
 /* The part of a transfer that only a pull uses, which includes sub-pulls and a broadcast's members. */
 struct pull {
     struct peer_session *peer;   /* the node that is asked: the owner's, or one with a replica; NULL: no node is */
@@ -65,8 +74,7 @@ struct pull {
     struct deadline patience;    /* at another node's replica: how long that node may stay silent */
     int64_t patience_ns;
     struct broadcast_member *member; /* this node's part of a broadcast (transfer_broadcast_member.c); NULL: none */
-    bool collective;                 /* with `member`: the chunks come by the transport's own broadcast */
-    uint64_t chunk_bytes;            /* the size of chunks that the broadcast's root uses; 0: as this daemon is configured */
+    struct pull_broadcast broadcast; /* what the root's node said about it */
 
     /* The path. */
     struct peer_transport *connection; /* chosen by transfer_in_take_path; NULL: not yet */
@@ -147,6 +155,8 @@ void transfer_in_refused(struct transfer *transfer, const struct peer_transport 
 void transfer_in_abort(struct transfer *transfer);     /* the abort of every kind that pulls */
 void transfer_in_settle(struct transfer *transfer);    /* ABORT: one operation has ended; the last one ends the transfer */
 void transfer_pull_release(struct transfer *transfer); /* the release of every kind that pulls */
+bool transfer_pull_wanted(
+    const struct transfer *transfer); /* the wanted of every kind that pulls: other nodes wait for its replica */
 
 /* A replica on this node serves the pull after all: it becomes a local transfer. */
 void transfer_become_local(struct transfer *transfer);
@@ -214,15 +224,6 @@ void transfer_unwanted(struct transfer *transfer);
 
 /* ---- this node's part of a broadcast (transfer_broadcast_member.c), for transfers with pull.member ---- */
 
-struct group *transfer_member_group(const struct transfer *transfer); /* the group of the broadcast; NULL: it has ended */
-uint64_t transfer_member_number(const struct transfer *transfer);     /* the root's number of the broadcast; 0: no member */
-void transfer_member_whole(struct transfer *transfer); /* the replica is complete; does nothing without a member */
-
-/* The owner has answered. true: a replica exists here already, or there will be none; the transfer has ended or failed. */
-bool transfer_member_answered(struct transfer *transfer, const Rdt__Pb__PullMeta *meta);
-
-/* The recover operation of members. true: it ends, or goes on as an ordinary pull; false: other fetches wait for the replica and fail too. */
-bool transfer_member_failed(struct transfer *transfer, const struct rdt_error *err);
 enum rdt_status transfer_member_on_ask(struct peer_session *root, const Rdt__Pb__GroupBroadcast *message,
                                        struct rdt_error *err);
 void transfer_member_on_over(struct peer_session *root, const Rdt__Pb__BroadcastWord *word);

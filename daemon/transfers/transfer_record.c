@@ -116,39 +116,37 @@ void record_finish(struct transfers *transfers, struct transfer_record *record, 
         transfers->done++;
 }
 
-const struct transfer_record *transfers_next_active(const struct transfers *transfers, struct list **cursor)
+static void *copy_column(const void *column, size_t bytes)
 {
-    struct list *next = *cursor ? (*cursor)->next : transfers->active.next;
+    void *copy = malloc(bytes ? bytes : 1);
 
-    if (next == &transfers->active)
-        next = transfers->serves.next;
-    if (next == &transfers->serves)
-        return NULL;
-    *cursor = next;
-    return container_of(next, struct transfer_record, link);
+    if (copy && bytes)
+        memcpy(copy, column, bytes);
+    return copy;
 }
 
-void transfer_record_to_wire(const struct transfer_record *record, Rdt__Pb__TransferInfo *info,
-                             char ref_text[RDT_REF_TEXT_BYTES], char waits[RECORD_WAITS_BYTES])
+Rdt__Pb__Slice *slice_dup(const Rdt__Pb__Slice *slice)
 {
-    rdt__pb__transfer_info__init(info);
-    rdt_ref_to_text(&record->ref, ref_text);
-    record_waits_for(record, waits);
-    info->waits = waits;
-    info->transfer = record->id;
-    info->ref = ref_text;
-    info->direction = (char *)record->direction;
-    info->peer = (char *)record->peer;
-    info->state = (char *)record->state;
-    info->path = (char *)record->path;
-    info->lanes = (char *)record->lanes;
-    info->bytes = record->bytes;
-    info->bytes_done = record->bytes_done;
-    info->age_ns = (int64_t)(uv_hrtime() - record->since_ns);
-    info->elapsed_ns = (int64_t)record->elapsed_ns;
-    info->error = (char *)record->error;
-    info->client = record->client;
-    info->part_of = record->part_of;
-    info->from_memory = (char *)record->from;
-    info->to_memory = (char *)record->to;
+    Rdt__Pb__Slice *copy;
+
+    if (!slice)
+        return NULL;
+    copy = malloc(sizeof *copy);
+    if (!copy)
+        return NULL;
+    rdt__pb__slice__init(copy);
+    copy->start = copy_column(slice->start, slice->n_start * sizeof *slice->start);
+    copy->count = copy_column(slice->count, slice->n_count * sizeof *slice->count);
+    copy->ndim = copy_column(slice->ndim, slice->n_ndim * sizeof *slice->ndim);
+    if (!copy->start || !copy->count || !copy->ndim) {
+        free(copy->start);
+        free(copy->count);
+        free(copy->ndim);
+        free(copy);
+        return NULL;
+    }
+    copy->n_start = slice->n_start;
+    copy->n_count = slice->n_count;
+    copy->n_ndim = slice->n_ndim;
+    return copy;
 }

@@ -103,7 +103,7 @@ bool transfer_replica_answered(struct transfer *transfer, const Rdt__Pb__PullMet
 {
     struct replica *there;
 
-    if (transfer->pull.peer != transfer->pull.origin || !meta->snapshot)
+    if (transfer->pull.peer != transfer->pull.origin || !meta->snapshot || meta->has_inline)
         return false;
     if (use_if_there(transfer, meta->kept))
         return true;

@@ -391,3 +391,9 @@ void transfer_deliver_meta(struct transfer *transfer)
         result_send(&result, fetch, NULL);
     }
 }
+
+void transfer_local_metadata(struct transfer *transfer, const struct object *object)
+{
+    transfer->metadata = object_metadata(object);
+    transfer->metadata_bytes = object->metadata_bytes;
+}

@@ -32,7 +32,8 @@ bool transfer_chunk_in_place(const struct transfer *transfer, uint32_t index, st
 
 enum rdt_status transfer_plan(struct transfer *transfer, struct rdt_error *err)
 {
-    uint64_t chunk_bytes = transfer->pull.chunk_bytes ? transfer->pull.chunk_bytes : transfer->transfers->options->chunk_bytes,
+    uint64_t chunk_bytes = transfer->pull.broadcast.chunk_bytes ? transfer->pull.broadcast.chunk_bytes
+                                                                : transfer->transfers->options->chunk_bytes,
              offset;
     struct region *region;
     enum rdt_status status;
@@ -112,4 +113,19 @@ void transfer_free_staging(struct transfer *transfer)
         regions_uncharge(transfer->transfers->regions, staging->heap_bytes);
     free(staging->heap);
     *staging = (struct staging){0};
+}
+
+/* What of the tensors the chunk holds. */
+struct device_part chunk_part(const struct chunk *chunk, const struct layout *packed)
+{
+    struct device_part part = {.first = chunk->first, .bytes = chunk->bytes};
+
+    if (chunk->count == 1) {
+        part.at = chunk->offset - packed->offset[chunk->first];
+        return part;
+    }
+    part.bytes = 0;
+    for (uint32_t i = chunk->first; i < chunk->first + chunk->count; i++)
+        part.bytes += layout_bytes(packed, i);
+    return part;
 }

@@ -150,7 +150,16 @@ static void release(struct transfer *piece)
     settle(whole);
 }
 
-const struct transfer_kind transfer_subpull_kind = {.abort = transfer_in_abort, .recover = fail_whole, .release = release};
+static void complete(struct transfer *piece)
+{
+    piece->subpull.done = true;
+}
+
+const struct transfer_kind transfer_subpull_kind = {.abort = transfer_in_abort,
+                                                    .recover = fail_whole,
+                                                    .release = release,
+                                                    .wanted = transfer_pull_wanted,
+                                                    .complete = complete};
 
 void subpulls_abort(struct transfer *whole)
 {
@@ -347,28 +356,6 @@ void subpulls_begin(struct transfer *whole)
         transfer_fail_err(whole, &err);
 }
 
-/* ---- through host memory ---- */
-
-const char *transfer_source_device(const struct transfer *transfer)
-{
-    const struct memory_placement *places =
-        transfer->subpull.parent && transfer->subpull.n_select > 0 ? transfer->subpull.parent->pull.placement : NULL;
-
-    return places ? places->device[places->of[transfer->subpull.select[0]]] : "";
-}
-
-const char *transfer_target_device(const struct transfer *transfer)
-{
-    return transfer->subpull.parent && transfer->target->n > 0 ? region_device(transfer->target->uses[0].region) : "";
-}
-
-const char *transfer_target_memory(const struct transfer *transfer)
-{
-    const struct region *region = transfer->subpull.parent && transfer->target->n > 0 ? transfer->target->uses[0].region : NULL;
-
-    return region ? region->kind->name : "host";
-}
-
 static void on_stage(void *arg, struct stage *stage, const struct rdt_error *err)
 {
     struct transfer *transfer = arg;
@@ -402,19 +389,4 @@ enum rdt_status transfer_reserve_stage(struct transfer *transfer, region_ready o
 bool transfer_has_slot(const struct transfer *transfer)
 {
     return !transfer->pull.staged_here || stage_free_slots(transfer->pull.stage) > 0;
-}
-
-/* What of the tensors the chunk holds. */
-struct device_part chunk_part(const struct chunk *chunk, const struct layout *packed)
-{
-    struct device_part part = {.first = chunk->first, .bytes = chunk->bytes};
-
-    if (chunk->count == 1) {
-        part.at = chunk->offset - packed->offset[chunk->first];
-        return part;
-    }
-    part.bytes = 0;
-    for (uint32_t i = chunk->first; i < chunk->first + chunk->count; i++)
-        part.bytes += layout_bytes(packed, i);
-    return part;
 }

@@ -1,0 +1,205 @@
+/* The room as a whole: its beginning and end, what it shows to rdtctl, and what the daemon tells it. */
+#include <stdlib.h>
+#include <string.h>
+
+#include "daemon/transfers/transfer_broadcast.h"
+#include "daemon/transfers/transfer_impl.h"
+
+void transfers_init(struct transfers *transfers)
+{
+    list_init(&transfers->active);
+    list_init(&transfers->serves);
+    list_init(&transfers->sessions);
+    list_init(&transfers->broadcasts);
+    map_init(&transfers->by_id);
+    map_init(&transfers->coalesced_requests);
+    replicas_init(&transfers->replicas, transfers);
+    replica_directory_init(&transfers->directory, transfers);
+    transfers_init_turns(transfers);
+    transfers->connections = &transfers_connection_events;
+    transfers->next_id = 1;
+}
+
+void transfers_fini(struct transfers *transfers)
+{
+    tickets_fini(&transfers->turns);
+    replica_directory_fini(&transfers->directory);
+    replicas_fini(&transfers->replicas);
+    list_for_each_safe (node, &transfers->sessions)
+        peer_session_free(container_of(node, struct peer_session, link));
+    map_fini(&transfers->by_id);
+    map_fini(&transfers->coalesced_requests);
+    for (unsigned i = 0; i < TRANSFER_HISTORY; i++)
+        record_drop_decision(transfers->history[i].decision);
+    record_drop_decision(transfers->decision);
+}
+
+unsigned transfers_active(const struct transfers *transfers)
+{
+    unsigned n = 0;
+
+    list_for_each (node, &transfers->active)
+        n++;
+    list_for_each (node, &transfers->serves)
+        n++;
+    return n;
+}
+
+void transfers_set_on_idle(struct transfers *transfers, void (*on_idle)(struct transfers *))
+{
+    transfers->on_idle = on_idle;
+}
+
+uint64_t transfers_quiet_ns(const struct transfers *transfers)
+{
+    return transfers->last_sent_ns ? uv_hrtime() - transfers->last_sent_ns : UINT64_MAX;
+}
+
+void transfers_stats(const struct transfers *transfers, struct transfers_stats *stats_p)
+{
+    *stats_p = (struct transfers_stats){.active = transfers_active(transfers),
+                                        .done = transfers->done,
+                                        .failed = transfers->failed,
+                                        .bytes_in = transfers->bytes_in,
+                                        .bytes_out = transfers->bytes_out,
+                                        .bytes_local = transfers->bytes_local,
+                                        .fetches_joined = transfers->joined,
+                                        .fell_back = transfers->fell_back,
+                                        .replicas = map_count(&transfers->replicas.by_origin),
+                                        .replica_bytes = transfers->replicas.bytes,
+                                        .replica_fetches = transfers->replicas.served,
+                                        .redirected = transfers->directory.redirected};
+}
+
+const struct transfer_record *transfers_history(const struct transfers *transfers, uint64_t n)
+{
+    if (n >= TRANSFER_HISTORY || n >= transfers->n_history)
+        return NULL;
+    return &transfers->history[(transfers->n_history - 1 - n) % TRANSFER_HISTORY];
+}
+
+void transfers_object_ended(struct transfers *transfers, const struct object *object)
+{
+    replica_directory_object_ended(&transfers->directory, object);
+}
+
+uint64_t transfers_evict_replicas(struct transfers *transfers, uint64_t bytes)
+{
+    return replicas_give_up(&transfers->replicas, bytes);
+}
+
+void transfers_refuse_parked(struct transfers *transfers)
+{
+    transfers->refuse_parked = true;
+    list_for_each_safe (node, &transfers->active) {
+        struct transfer *transfer = container_of(node, struct transfer, record.link);
+        if (transfer->sm.state == TRANSFER_PARKED)
+            transfer_fail(transfer, RDT_SHUTTING_DOWN, "object \"%s\" cannot be put any more: the daemon is shutting down",
+                          transfer->ref.id);
+    }
+    serve_refuse_parked(transfers);
+}
+
+/* ---- transports that are unloaded ---- */
+
+enum rdt_status transfers_transport_idle(const struct transfers *transfers, const struct transport *transport,
+                                         struct rdt_error *err)
+{
+    list_for_each (node, &transfers->sessions) {
+        struct peer_session *session = container_of(node, struct peer_session, link);
+        const struct peer_transport *pt = peer_transport_find(session, transport->name);
+        if (!pt || !peer_transport_has_users(pt))
+            continue;
+        if (!list_empty(&pt->users_in))
+            return rdt_error_set(
+                err, RDT_BUSY, "transport %s is in use: transfer %llu from node %s moves by it", transport->name,
+                (unsigned long long)container_of(list_first(&pt->users_in), struct transfer, pull.by_connection)->id,
+                session->peer->name);
+        return rdt_error_set(err, RDT_BUSY, "transport %s is in use: a transfer to node %s moves by it", transport->name,
+                             session->peer->name);
+    }
+    if (transfers->groups && transfer_groups_use(transfers, transport, err))
+        return RDT_BUSY;
+    if (transport->ops_active > 0)
+        return rdt_error_set(err, RDT_BUSY, "transport %s is in use: %llu of its operations have not ended", transport->name,
+                             (unsigned long long)transport->ops_active);
+    return RDT_OK;
+}
+
+bool transfers_transport_gone(const struct transfers *transfers, const struct transport *transport)
+{
+    list_for_each (node, &transfers->sessions) {
+        struct peer_session *session = container_of(node, struct peer_session, link);
+        const struct peer_transport *pt = peer_transport_find(session, transport->name);
+        if (pt && (pt->sm.state != PT_NONE || peer_transport_has_users(pt)))
+            return false;
+    }
+    return transport->ops_active == 0 && !(transfers->groups && transfer_groups_use(transfers, transport, NULL));
+}
+
+/* ---- for rdtctl ---- */
+
+const struct transfer_record *transfers_next_active(const struct transfers *transfers, struct list **cursor)
+{
+    struct list *next = *cursor ? (*cursor)->next : transfers->active.next;
+
+    if (next == &transfers->active)
+        next = transfers->serves.next;
+    if (next == &transfers->serves)
+        return NULL;
+    *cursor = next;
+    return container_of(next, struct transfer_record, link);
+}
+
+void transfer_record_to_wire(const struct transfer_record *record, Rdt__Pb__TransferInfo *info,
+                             char ref_text[RDT_REF_TEXT_BYTES], char waits[RECORD_WAITS_BYTES])
+{
+    rdt__pb__transfer_info__init(info);
+    rdt_ref_to_text(&record->ref, ref_text);
+    record_waits_for(record, waits);
+    info->waits = waits;
+    info->transfer = record->id;
+    info->ref = ref_text;
+    info->direction = (char *)record->direction;
+    info->peer = (char *)record->peer;
+    info->state = (char *)record->state;
+    info->path = (char *)record->path;
+    info->lanes = (char *)record->lanes;
+    info->bytes = record->bytes;
+    info->bytes_done = record->bytes_done;
+    info->age_ns = (int64_t)(uv_hrtime() - record->since_ns);
+    info->elapsed_ns = (int64_t)record->elapsed_ns;
+    info->error = (char *)record->error;
+    info->client = record->client;
+    info->part_of = record->part_of;
+    info->from_memory = (char *)record->from;
+    info->to_memory = (char *)record->to;
+}
+
+void transfers_peer_summary(const struct peer *peer, struct peer_summary *summary)
+{
+    const struct peer_session *session = peer->session;
+
+    *summary = (struct peer_summary){0};
+    if (!session)
+        return;
+    summary->transfers_in = session->n_in;
+    summary->transfers_out = session->n_out;
+    summary->bytes_in = session->bytes_in;
+    summary->bytes_out = session->bytes_out;
+    summary->fell_back = session->fell_back;
+    list_for_each (node, &session->transports) {
+        const struct peer_transport *pt = container_of(node, struct peer_transport, link);
+        if (pt->sm.state != PT_CONNECTED) {
+            if (peer->state == PEER_UP && summary->n_unusable < PATH_MAX_CANDIDATES) {
+                peer_transport_why_not(pt, summary->unusable[summary->n_unusable], sizeof summary->unusable[0]);
+                summary->n_unusable += summary->unusable[summary->n_unusable][0] != '\0';
+            }
+            continue;
+        }
+        if (summary->n_transports == PATH_MAX_CANDIDATES)
+            continue;
+        plugin_conn_describe(&pt->conn, summary->lanes[summary->n_transports], sizeof summary->lanes[0]);
+        summary->transports[summary->n_transports++] = pt->transport->name;
+    }
+}
