@@ -66,3 +66,26 @@ bool transfers_believe(const struct transfers *transfers, const Rdt__Pb__Request
     memcpy(owner_p->tenant, tenant, length + 1);
     return true;
 }
+
+void peer_session_ping(struct peer_session *session)
+{
+    session->asked++;
+    session->answer_due = true;
+    peer_ask(session->peer);
+}
+
+void peer_session_doubt(struct transfer *transfer)
+{
+    struct transfers *transfers = transfer->transfers;
+    struct peer_session *session = transfer->pull.peer;
+    int64_t patience_ns = 2 * (int64_t)transfers->options->peer_timeout_ns;
+
+    if (session->answer_due) {
+        transfer->pull.ping = session->asked + 1;
+    } else {
+        peer_session_ping(session);
+        transfer->pull.ping = session->asked;
+    }
+    (void)deadline_set(transfers->deadlines, &transfer->pull.stall,
+                       patience_ns); /* for a node that says this and that, but no pong */
+}

@@ -9,9 +9,9 @@
 #define EXPECT_NS 5000000000ll /* a pull may come before the answer that makes the copy; its reader has patience of his own */
 #define WORD_MAX 1000u         /* generations in one message */
 
-void replicas_init(struct replicas *replicas, struct transfers *transfers)
+void replicas_init(struct replicas *replicas, struct transfers *transfers, const struct replica_events *events)
 {
-    *replicas = (struct replicas){.transfers = transfers};
+    *replicas = (struct replicas){.transfers = transfers, .events = events};
     map_init(&replicas->by_origin);
     list_init(&replicas->listed);
     list_init(&replicas->expected);
@@ -231,7 +231,7 @@ enum rdt_status replica_place(struct replica *replica, struct transfer *transfer
 static void wake_pulls(struct replica *replica)
 {
     list_for_each_safe (node, &replica->pulls)
-        serve_go_on(container_of(node, struct serve, by_replica));
+        replica->replicas->events->on_arrived(container_of(node, struct serve, by_replica));
 }
 
 enum rdt_status replica_plan(struct replica *replica, const struct chunk_plan *plan, struct rdt_error *err)
@@ -331,7 +331,7 @@ void replica_end_filling(struct transfer *transfer)
         while (!list_empty(&replica->pulls)) {
             struct serve *out = container_of(list_first(&replica->pulls), struct serve, by_replica);
             list_remove(&out->by_replica); /* it may have to come to rest first */
-            serve_fail(out, &err);
+            replica->replicas->events->on_failed(out, &err);
         }
         if (replica->listed)
             drop(replica);
@@ -363,14 +363,14 @@ void replica_serve(struct replicas *replicas, struct serve *out)
     if (!visible_to(replica, &out->account->owner)) {
         (void)rdt_error_set(&err, RDT_DENIED, "the copy of object \"%s\" is not visible to uid %u", out->ref.id,
                             out->account->owner.uid);
-        serve_refuse(out, &err);
+        replicas->events->on_refused(out, &err);
         return;
     }
     replica_used(replica);
     replica->refs++;
     out->replica = replica;
     list_append(&replica->pulls, &out->by_replica);
-    serve_answer(out, replica->object);
+    replicas->events->on_found(out, replica->object);
 }
 
 void replica_unserve(struct serve *out)
@@ -382,7 +382,7 @@ void replica_unserve(struct serve *out)
     if (!replica)
         return;
     if (replica->filling && list_empty(&replica->pulls))
-        transfer_unwanted(replica->filling);
+        replica->replicas->events->on_unwanted(replica->filling);
     replica_unref(replica);
 }
 

@@ -34,7 +34,18 @@ struct peer_session;
 struct transfer;
 struct transfers;
 
+/* What replicas tell the transfers that fill them and the pulls of other nodes. The table is given at start; each callback may end the transfer or the
+ * pull that it is about. */
+struct replica_events {
+    void (*on_found)(struct serve *pull, struct object *object);         /* the pull can be answered */
+    void (*on_refused)(struct serve *pull, const struct rdt_error *err); /* the requester may not see the object */
+    void (*on_arrived)(struct serve *pull);                              /* memory was allocated, or more bytes have arrived */
+    void (*on_failed)(struct serve *pull, const struct rdt_error *err);  /* the replica will not be complete */
+    void (*on_unwanted)(struct transfer *filling);                       /* the last pull of an incomplete replica has ended */
+};
+
 struct replicas {
+    const struct replica_events *events;
     struct transfers *transfers;
     struct map by_origin; /* key -> struct replica, listed */
     struct list listed;   /* struct replica.link, least recently used first */
@@ -74,7 +85,7 @@ struct replica {
     struct list waiters; /* struct replica_waiter.link; with a waiter it is filled even if no fetch waits */
 };
 
-void replicas_init(struct replicas *replicas, struct transfers *transfers);
+void replicas_init(struct replicas *replicas, struct transfers *transfers, const struct replica_events *events);
 void replicas_close(struct replicas *replicas); /* drops all replicas */
 void replicas_fini(struct replicas *replicas);
 

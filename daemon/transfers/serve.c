@@ -14,11 +14,8 @@
 
 #include "daemon/base/log.h"
 #include "daemon/base/text.h"
-#include "daemon/transfers/transfer_broadcast.h"
 #include "daemon/transfers/transfer_impl.h"
 #include "wire_ref.h"
-
-#define MAX_PULLS 65536u /* of one peer at a time */
 
 static const struct sm_state states[] = {
     [SERVE_PARKED] = {"parked", 1u << SERVE_OFFERED | 1u << SERVE_ENDED},
@@ -57,7 +54,7 @@ void serve_end(struct serve *out)
     object_waiter_remove(&out->waiter);
     name_waiter_remove(&out->named);
     if (out->broadcast)
-        broadcast_reader_left(out->broadcast, out);
+        transfers->serve->on_end(out->broadcast, out);
     if (map_get_u64(&out->session->serves, out->number) == out)
         map_remove_u64(&out->session->serves, out->number);
     list_remove(&out->record.link);
@@ -85,6 +82,29 @@ void serve_end(struct serve *out)
     free(out);
     if (transfers->on_idle && list_empty(&transfers->active) && list_empty(&transfers->serves))
         transfers->on_idle(transfers);
+}
+
+enum rdt_status serve_map(struct serve *out, struct rdt_error *err)
+{
+    struct object *object = out->object;
+
+    if (!out->bases)
+        out->bases = calloc(object_n_places(object) + 1u, sizeof *out->bases);
+    if (!out->bases)
+        return rdt_error_set(err, RDT_NO_MEMORY, "no memory to send object \"%s\"", out->ref.id);
+    for (uint32_t i = 0; i < object_n_places(object); i++)
+        if (!(out->bases[i] = object_base(object, i, err)))
+            return err->status;
+    return RDT_OK;
+}
+
+enum rdt_status serve_check(const struct serve *out, struct rdt_error *err)
+{
+    enum rdt_status status = RDT_OK;
+
+    for (uint32_t i = 0; status == RDT_OK && i < out->object->n_regions; i++)
+        status = region_check(out->object->uses[i].region, err);
+    return status;
 }
 
 void serve_answer_error(struct peer_session *session, uint64_t number, const struct rdt_error *err)
@@ -162,19 +182,6 @@ void serve_refuse(struct serve *out, const struct rdt_error *err)
     serve_end(out);
 }
 
-void serve_refuse_parked(struct transfers *transfers)
-{
-    list_for_each_safe (node, &transfers->serves) {
-        struct serve *out = container_of(node, struct serve, record.link);
-        struct rdt_error err;
-        if (out->sm.state != SERVE_PARKED)
-            continue;
-        (void)rdt_error_set(&err, RDT_SHUTTING_DOWN, "object \"%s\" cannot be put any more: its daemon is shutting down",
-                            out->ref.id);
-        serve_refuse(out, &err);
-    }
-}
-
 static void on_deadline(struct deadline *deadline)
 {
     struct serve *out = container_of(deadline, struct serve, deadline);
@@ -203,52 +210,6 @@ static void on_deadline(struct deadline *deadline)
     serve_fail(out, &err);
 }
 
-static void on_put(struct object_waiter *waiter, struct object *object, const struct rdt_error *why)
-{
-    struct serve *out = container_of(waiter, struct serve, waiter);
-
-    if (why) {
-        serve_refuse(out, why);
-        return;
-    }
-    if (!object_visible_to(object, &out->account->owner)) {
-        struct rdt_error err;
-        (void)rdt_error_set(&err, RDT_DENIED, "object \"%s\" was put, but is not visible to uid %u", out->ref.id,
-                            out->account->owner.uid);
-        serve_answer_error(out->session, out->number, &err);
-        (void)snprintf(out->record.error, sizeof out->record.error, "%s", err.msg);
-        serve_end(out);
-        return;
-    }
-    serve_answer(out, object);
-}
-
-static void on_published(struct name_waiter *waiter, struct object *object, uint64_t version, const struct rdt_error *err)
-{
-    struct serve *out = container_of(waiter, struct serve, named);
-
-    out->version = version;
-    if (object)
-        serve_answer(out, object);
-    else
-        serve_refuse(out, err);
-}
-
-/* The object that is asked for now, by its own ref or as the newest version of a name; AGAIN: it is waited for. */
-static enum rdt_status find_object(struct transfers *transfers, const struct rdt_ref *ref, const struct owner *requester,
-                                   struct object **object_p, uint64_t *version_p, struct rdt_error *err)
-{
-    *version_p = 0;
-    return ref->is_name ? names_find(transfers->names, ref, requester, object_p, version_p, err)
-                        : object_table_find(transfers->objects, ref, requester, object_p, err);
-}
-
-static enum rdt_status park(struct serve *out, struct rdt_error *err)
-{
-    return out->ref.is_name ? names_wait(out->transfers->names, &out->ref, &out->account->owner, &out->named, err)
-                            : object_table_wait(out->transfers->objects, &out->ref, &out->account->owner, &out->waiter, err);
-}
-
 /* What it stands for is charged where its message's size does not bound it. */
 static bool take_expected(struct serve *out, const Rdt__Pb__TensorList *expect)
 {
@@ -266,8 +227,8 @@ static bool take_expected(struct serve *out, const Rdt__Pb__TensorList *expect)
     return false;
 }
 
-static struct serve *serve_new(struct peer_session *session, const Rdt__Pb__Pull *pull, const struct rdt_ref *ref,
-                               const struct owner *requester, struct rdt_error *err)
+struct serve *serve_new(struct peer_session *session, const Rdt__Pb__Pull *pull, const struct rdt_ref *ref,
+                        const struct owner *requester, struct rdt_error *err)
 {
     struct transfers *transfers = session->transfers;
     struct serve *out = calloc(1, sizeof *out);
@@ -294,8 +255,6 @@ static struct serve *serve_new(struct peer_session *session, const Rdt__Pb__Pull
                                 : transfers->options->inline_max_bytes;
     out->credit = UINT32_MAX;
     out->deadline.on_passed = on_deadline;
-    out->waiter.on_event = on_put;
-    out->named.on_event = on_published;
     list_init(&out->by_connection);
     list_init(&out->in_turn);
     list_init(&out->by_replica);
@@ -331,172 +290,4 @@ static struct serve *serve_new(struct peer_session *session, const Rdt__Pb__Pull
     event(transfers->events, RDT__PB__LIST_KIND__LIST_KIND_TRANSFERS, "began", &out->record);
     (void)deadline_set(transfers->deadlines, &out->deadline, pull->timeout_ns);
     return out;
-}
-
-static bool take_selection(struct serve *out, const Rdt__Pb__Pull *pull)
-{
-    out->select = calloc(pull->n_tensors + 1, sizeof *out->select);
-    if (!out->select)
-        return false;
-    if (pull->n_tensors > 0)
-        memcpy(out->select, pull->tensors, pull->n_tensors * sizeof *out->select);
-    out->n_select = (uint32_t)pull->n_tensors;
-    return true;
-}
-
-/* A part of what another pull has been answered about, which holds the object for it. */
-static enum rdt_status find_whole(struct peer_session *session, const Rdt__Pb__Pull *pull, const struct owner *requester,
-                                  struct object **object_p, uint64_t *version_p, struct rdt_error *err)
-{
-    const struct serve *whole = map_get_u64(&session->serves, pull->part_of);
-
-    *version_p = 0;
-    if (!whole || whole->sm.state != SERVE_OFFERED || !whole->object || whole->replica)
-        return rdt_error_set(err, RDT_NOT_FOUND, "the pull that this is a part of has ended");
-    if (!owner_equal(&whole->account->owner, requester))
-        return rdt_error_set(err, RDT_DENIED, "the pull that this is a part of is another owner's");
-    *object_p = whole->object;
-    return RDT_OK;
-}
-
-enum rdt_status serve_on_pull(struct peer_session *session, const Rdt__Pb__Pull *pull, struct rdt_error *err)
-{
-    struct transfers *transfers = session->transfers;
-    struct rdt_error why = {0};
-    struct owner requester;
-    struct object *object;
-    struct serve *out;
-    struct rdt_ref ref;
-    uint64_t version;
-    enum rdt_status status;
-
-    if (map_get_u64(&session->serves, pull->transfer))
-        return rdt_error_set(err, RDT_PROTOCOL, "node %s uses transfer number %llu twice", session->peer->name,
-                             (unsigned long long)pull->transfer);
-    status = wire_ref_to(pull->ref, &ref, &why);
-    if (status == RDT_OK && !transfers_believe(transfers, pull->requester, &requester, &why))
-        status = why.status;
-    if (status == RDT_OK && map_count(&session->serves) >= MAX_PULLS)
-        status = rdt_error_set(&why, RDT_LIMIT, "node %s has %u transfers under way from here", session->peer->name, MAX_PULLS);
-    if (status == RDT_OK && pull->from_copy && (pull->slice || pull->meta_only || ref.generation == 0))
-        status = rdt_error_set(&why, RDT_UNSUPPORTED, "a copy is served whole");
-    else if (status == RDT_OK && pull->part_of != 0)
-        status = find_whole(session, pull, &requester, &object, &version, &why);
-    else if (status == RDT_OK && !pull->from_copy)
-        status = find_object(transfers, &ref, &requester, &object, &version, &why);
-    if (status == RDT_AGAIN && transfers->refuse_parked)
-        status =
-            rdt_error_set(&why, RDT_SHUTTING_DOWN, "object \"%s\" cannot be put any more: its daemon is shutting down", ref.id);
-    if (status != RDT_OK && status != RDT_AGAIN) {
-        serve_answer_error(session, pull->transfer, &why);
-        return RDT_OK;
-    }
-    out = serve_new(session, pull, &ref, &requester, &why);
-    if (!out) {
-        serve_answer_error(session, pull->transfer, &why);
-        return RDT_OK;
-    }
-    if (pull->part_of != 0 && !take_selection(out, pull)) {
-        (void)rdt_error_set(&why, RDT_NO_MEMORY, "no memory to serve a part of object \"%s\"", ref.id);
-        serve_refuse(out, &why);
-    } else if (pull->from_copy) {
-        replica_serve(&transfers->replicas, out);
-    } else if (status == RDT_OK) {
-        out->version = version;
-        serve_answer(out, object);
-    } else if (park(out, &why) != RDT_OK) {
-        serve_answer_error(session, pull->transfer, &why);
-        serve_end(out);
-    } else if (pull->tell_parked) {
-        Rdt__Pb__PullParked parked = RDT__PB__PULL_PARKED__INIT;
-        parked.transfer = pull->transfer;
-        (void)peer_session_send(session, RDT_PEER_PULL_PARKED, &parked.base, NULL);
-    }
-    return RDT_OK;
-}
-
-/* ---- what the reader says next ---- */
-
-void serve_on_end(struct peer_session *session, const Rdt__Pb__PullEnd *end)
-{
-    struct serve *out = map_get_u64(&session->serves, end->transfer);
-
-    if (!out)
-        return;
-    out->reader_done = true;
-    if (out->sm.state == SERVE_SENDING && out->one_sided && end->status == RDT_OK) {
-        out->record.bytes_done = out->stream_bytes;
-        out->transfers->bytes_out += out->stream_bytes;
-        session->bytes_out += out->stream_bytes;
-        if (out->connection)
-            record_lanes(&out->record, out->connection);
-        serve_end(out);
-        return;
-    }
-    if (out->sm.state == SERVE_ABORT)
-        serve_settle(out); /* it had waited for this reader only */
-    else
-        serve_stop(out);
-}
-
-void serve_on_credit(struct peer_session *session, const Rdt__Pb__PullCredit *credit)
-{
-    struct serve *out = map_get_u64(&session->serves, credit->transfer);
-
-    if (!out || out->sm.state == SERVE_ABORT || credit->chunks <= out->credit)
-        return;
-    out->credit = credit->chunks;
-    if (out->sm.state == SERVE_SENDING)
-        serve_go_on(out);
-}
-
-void serve_on_abort(struct peer_session *session, const Rdt__Pb__PullAbort *message)
-{
-    struct serve *out = map_get_u64(&session->serves, message->transfer);
-
-    if (!out)
-        return;
-    out->reader_done = true;
-    if (!out->record.error[0])
-        (void)snprintf(out->record.error, sizeof out->record.error, "the reader gave up");
-    if (out->sm.state == SERVE_ABORT)
-        serve_settle(out);
-    else
-        serve_stop(out);
-}
-
-void serve_shut_down(struct transfers *transfers, const struct rdt_error *why)
-{
-    list_for_each_safe (node, &transfers->serves)
-        serve_fail(container_of(node, struct serve, record.link), why);
-}
-
-void serve_link_down(struct peer_session *session)
-{
-    struct serve *out;
-    size_t cursor = 0;
-
-    while ((out = map_next(&session->serves, &cursor))) {
-        map_remove_u64(&session->serves, out->number); /* the reader may come back and count from one again */
-        if (!out->record.error[0])
-            (void)snprintf(out->record.error, sizeof out->record.error, "the reader's node is gone");
-        serve_stop(out);
-    }
-}
-
-void serve_connection_closed(struct peer_transport *pt)
-{
-    pt->sends_in_flight = 0;
-    list_for_each_safe (node, &pt->users_out) {
-        struct serve *out = container_of(node, struct serve, by_connection);
-        struct rdt_error err;
-        out->reader_done = true;
-        if (out->sm.state == SERVE_ABORT) {
-            serve_settle(out);
-        } else {
-            (void)rdt_error_set(&err, RDT_TRANSPORT, "%s at the owner: %s", pt->transport->name,
-                                pt->broken[0] ? pt->broken : "the connection was taken down");
-            serve_fail(out, &err);
-        }
-    }
 }

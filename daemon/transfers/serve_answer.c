@@ -5,7 +5,6 @@
 
 #include "daemon/base/text.h"
 #include "daemon/memory/region_fill.h"
-#include "daemon/transfers/transfer_broadcast.h"
 #include "daemon/transfers/transfer_impl.h"
 #include "wire_ref.h"
 
@@ -15,29 +14,6 @@ static bool all_contiguous(const struct layout *layout)
         if (!layout_is_contiguous(layout, i))
             return false;
     return true;
-}
-
-enum rdt_status serve_map(struct serve *out, struct rdt_error *err)
-{
-    struct object *object = out->object;
-
-    if (!out->bases)
-        out->bases = calloc(object_n_places(object) + 1u, sizeof *out->bases);
-    if (!out->bases)
-        return rdt_error_set(err, RDT_NO_MEMORY, "no memory to send object \"%s\"", out->ref.id);
-    for (uint32_t i = 0; i < object_n_places(object); i++)
-        if (!(out->bases[i] = object_base(object, i, err)))
-            return err->status;
-    return RDT_OK;
-}
-
-enum rdt_status serve_check(const struct serve *out, struct rdt_error *err)
-{
-    enum rdt_status status = RDT_OK;
-
-    for (uint32_t i = 0; status == RDT_OK && i < out->object->n_regions; i++)
-        status = region_check(out->object->uses[i].region, err);
-    return status;
 }
 
 static enum rdt_status gather_inline(struct serve *out, Rdt__Pb__PullMeta *meta, struct rdt_error *err)

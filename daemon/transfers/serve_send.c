@@ -7,7 +7,6 @@
 
 #include "daemon/base/log.h"
 #include "daemon/memory/region_fill.h"
-#include "daemon/transfers/transfer_broadcast.h"
 #include "daemon/transfers/transfer_impl.h"
 
 #define SMALL_COPY (256u << 10)
@@ -117,15 +116,18 @@ static void prepare(struct serve *out)
             rdt_error_set(&err, RDT_TRANSPORT, "%s: the owner's connection is being rebuilt", out->connection->transport->name);
     if (status == RDT_OK && out->turns) {
         status = order_out_begin(out, &err);
-        if (status == RDT_OK)
+        if (status == RDT_OK) {
+            serve_set_state(out, SERVE_TURN);
+            order_out_queue(out);
             return;
+        }
     } else if (status == RDT_OK) {
         serve_set_state(out, SERVE_SENDING);
         if (out->one_sided)
             status = send_keys(out, &err);
     }
     if (status == RDT_OK && out->collective) {
-        status = broadcast_reader_stands(out, &err);
+        status = out->transfers->serve->on_ready(out, &err);
         if (status == RDT_OK)
             return; /* it may have ended */
     }
@@ -215,7 +217,7 @@ void serve_on_start(struct peer_session *session, const Rdt__Pb__PullStart *star
     if (out->sm.state != SERVE_OFFERED || out->awaits_memory) /* it has said so before */
         return;
     if (start->broadcast != 0)
-        status = broadcast_reader_comes(out, start, &err);
+        status = out->transfers->serve->on_start(out, start, &err);
     if (status != RDT_OK)
         ;
     else if (start->group.len > 0)
@@ -532,4 +534,10 @@ void serve_pump(struct peer_transport *pt)
             serve_fail(out, &err);
     }
     pt->pumping = false;
+}
+
+void serve_send_in_order(struct serve *out)
+{
+    serve_set_state(out, SERVE_SENDING);
+    serve_go_on(out);
 }

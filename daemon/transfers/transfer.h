@@ -124,6 +124,8 @@ struct transfers {
     struct map by_id;                            /* id -> struct transfer of this node's clients, not ended */
     struct map coalesced_requests;               /* struct coalesced: requests that other fetches may join */
     const struct connection_events *connections; /* what connections tell their users */
+    const struct order_events *order;            /* what ordered queues tell their users */
+    const struct serve_events *serve;            /* what the owner's side of pulls tells broadcasts */
     struct replicas replicas;
     struct replica_directory directory;
     struct tickets turns; /* the tickets of this node's ordered queues */

@@ -1,19 +1,22 @@
 /* Private to the room of transfers: what its files share.
  *
- * The files from the lowest layer up; a file calls files of its own layer and below, and reaches those above by a table or a callback:
+ * The files, from the top down. A file calls files of its own row and of the rows below. It reaches the rows above only by a table: each
+ * transfer has the table of its kind (struct transfer_kind), and transfers_init gives the other tables to the rows that are named beside them.
  *
- *   parts      transfer_record, transfer_destination, transfer_staging, reservation
- *   links      peer_transport, transfer_group            -> connection_events
- *   core       transfer, transfer_result                 -> transfer_kind
- *   replicas   replica, replica_directory, coalescer
- *   local      transfer_local, transfer_local_copy
- *   order      transfer_order
- *   serve      serve, serve_answer, serve_send           the owner's side of a pull
- *   pull       transfer_in, _ask, _way, _move, _back, transfer_subpull, transfer_replica    the reader's side
- *   broadcast  transfer_broadcast, transfer_broadcast_move, transfer_broadcast_member
- *   top        fetch, transfer_peer
+ *   room         transfers, transfer_peer, fetch
+ *   members      transfer_broadcast_member
+ *   pull         transfer_in, _ask, _way, _move, _back, _replica, _subpull     the reader's side of a pull
+ *   broadcast    transfer_broadcast, transfer_broadcast_move
+ *   serve        serve_pull > serve_answer > serve_send > serve                the owner's side; calls broadcast by struct serve_events
+ *   local        transfer_local > transfer_local_copy
+ *   order        transfer_order                                                calls pull and serve by struct order_events
+ *   result       transfer_result
+ *   core         transfer                                                      calls the kinds by struct transfer_kind
+ *   replicas     replica, replica_directory, coalescer                         calls pull and serve by struct replica_events
+ *   connections  transfer_group > peer_transport > peer_session                calls pull and serve by struct connection_events
+ *   parts        transfer_record, transfer_destination, transfer_staging, reservation
  *
- * replicas, order, serve, pull and broadcast still call each other by name in places. */
+ * The files of pull call each other in a circle because the states of a pull do: an attempt that fails goes back from moving to asking. */
 #ifndef DAEMON_TRANSFER_IMPL_H
 #define DAEMON_TRANSFER_IMPL_H
 
@@ -129,6 +132,10 @@ struct peer_session {
     uint64_t asked;         /* number of the last peer_ask */
     bool answer_due;        /* the peer has not answered it yet */
 };
+
+/* Asks the peer for a sign of life by peer_ask and counts it in session->asked. One ping is under way at a time: a failure that is found meanwhile needs
+ * the next one, because the node may have gone since it answered. */
+void peer_session_ping(struct peer_session *session);
 
 /* A failed operation may be the first sign that the whole node is lost. The transfer has noted the failure (transfer->failed). It ends with that
  * failure when the peer has answered a ping, or with PEER_LOST if the link goes down instead. */
@@ -321,6 +328,16 @@ struct serve {
     struct transfer_record record;
 };
 
+/* What the owner's side of a pull tells the broadcast that the pull is part of. The table is given at start. */
+struct serve_events {
+    /* PULL_START names a broadcast: fills in broadcast_number and collective. */
+    enum rdt_status (*on_start)(struct serve *out, const Rdt__Pb__PullStart *start, struct rdt_error *err);
+    /* SENDING, for a collective broadcast: the broadcast moves the bytes, perhaps at once. */
+    enum rdt_status (*on_ready)(struct serve *out, struct rdt_error *err);
+    /* A pull of out->broadcast ends. */
+    void (*on_end)(struct broadcast *broadcast, struct serve *out);
+};
+
 enum rdt_status serve_on_pull(struct peer_session *session, const Rdt__Pb__Pull *pull, struct rdt_error *err);
 void serve_on_start(struct peer_session *session, const Rdt__Pb__PullStart *start);
 void serve_on_credit(struct peer_session *session, const Rdt__Pb__PullCredit *credit);
@@ -333,6 +350,10 @@ void serve_refuse(struct serve *out, const struct rdt_error *err); /* answers wi
 void serve_answer_error(struct peer_session *session, uint64_t number,
                         const struct rdt_error *err); /* for a pull without a struct serve */
 void serve_go_on(struct serve *out);                  /* more of the replica may have arrived */
+void serve_send_in_order(struct serve *out);          /* TURN: its ticket was called: sends */
+/* A serve of this pull, PARKED and in session->serves. The caller sets the events of `waiter` and `named`. NULL: err says why. */
+struct serve *serve_new(struct peer_session *session, const Rdt__Pb__Pull *pull, const struct rdt_ref *ref,
+                        const struct owner *requester, struct rdt_error *err);
 void serve_set_state(struct serve *out, enum serve_state state);
 enum rdt_status serve_map(struct serve *out, struct rdt_error *err);         /* maps the object's regions into `bases` */
 enum rdt_status serve_check(const struct serve *out, struct rdt_error *err); /* SYSTEM: memory that was read is missing */
@@ -421,12 +442,21 @@ enum rdt_status target_check(const struct target *target, struct rdt_error *err)
 
 /* ---- ordered queues (transfer_order.c), for transfers with record.order ---- */
 
+/* What ordered queues tell the transfers whose tickets they hold. The table is given at start; each callback may end the transfer. */
+struct order_events {
+    void (*receive)(struct transfer *); /* TICKET: both ends have their tickets: posts the receives */
+    void (*waits)(struct transfer *);   /* the transfer waits in a queue, so it does not stand still */
+    void (*send)(struct serve *);       /* SERVE_TURN: the same on the owner's side: sends */
+    void (*fail_serve)(struct serve *, const struct rdt_error *err);
+};
+
 void transfers_init_turns(struct transfers *transfers);
 bool order_wanted(const struct transfer *transfer,
                   const struct peer_transport *pt); /* whether its operations stand in an ordered queue on either node */
 bool order_needed(const struct serve *out, const struct peer_transport *pt);      /* the same, asked by the owner */
 enum rdt_status order_in_begin(struct transfer *transfer, struct rdt_error *err); /* before START is sent */
-enum rdt_status order_out_begin(struct serve *out, struct rdt_error *err);        /* called when its memory is ready */
+enum rdt_status order_out_begin(struct serve *out, struct rdt_error *err);        /* its memory is ready: makes its ticket */
+void order_out_queue(struct serve *out);              /* SERVE_TURN: queues the ticket; may end the serve */
 void order_out_on_stall(struct serve *out);           /* SENDING: watches that what was posted moves */
 void order_receives_stand(struct transfer *transfer); /* all receives are posted; may end it */
 void order_give(

@@ -143,7 +143,7 @@ static void say_with(struct order *order, enum ticket_word word, const char *beh
     if (order->in)
         transfer_fail_err(order->in, &err);
     else
-        serve_fail(order->out, &err);
+        transfers_of(order)->order->fail_serve(order->out, &err);
 }
 
 static void say(struct ticket *turn, enum ticket_word word)
@@ -174,7 +174,7 @@ void order_out_on_stall(struct serve *out)
                         "%s at the owner: the reader took nothing for %.1f s (stall_timeout) after %llu of %llu bytes",
                         out->connection->transport->name, (double)out->transfers->options->stall_timeout_ns / 1e9,
                         (unsigned long long)out->record.bytes_done, (unsigned long long)out->stream_bytes);
-    serve_fail(out, &err);
+    out->transfers->order->fail_serve(out, &err);
 }
 
 static void post(struct ticket *turn)
@@ -182,12 +182,11 @@ static void post(struct ticket *turn)
     struct order *order = order_of(turn);
 
     if (order->in) {
-        transfer_in_receive(order->in);
+        order->in->transfers->order->receive(order->in);
         return;
     }
     watch_sends(order);
-    serve_set_state(order->out, SERVE_SENDING);
-    serve_go_on(order->out);
+    order->out->transfers->order->send(order->out);
 }
 
 static const struct ticket_events events = {.say = say, .post = post};
@@ -236,7 +235,7 @@ static void on_tick(struct deadline *deadline)
         describe(order, text, sizeof text);
         say_with(order, TICKET_WAITING, text);
         if (order->in)
-            transfer_replica_moved(order->in); /* it is not the copy that stands still */
+            order->in->transfers->order->waits(order->in); /* it is not the copy that stands still */
     }
     if (!list_empty(&transfers->turns.all))
         tick_later(transfers);
@@ -300,15 +299,14 @@ enum rdt_status order_in_begin(struct transfer *transfer, struct rdt_error *err)
 enum rdt_status order_out_begin(struct serve *out, struct rdt_error *err)
 {
     struct queue_names names = {.n = 0};
-    enum rdt_status status;
 
     names_of_owner(&names, out, out->connection);
-    status = begin(&out->record.order, NULL, out, out->connection, &names, err);
-    if (status == RDT_OK) {
-        serve_set_state(out, SERVE_TURN);
-        ticket_begin(&out->record.order->turn);
-    }
-    return status;
+    return begin(&out->record.order, NULL, out, out->connection, &names, err);
+}
+
+void order_out_queue(struct serve *out)
+{
+    ticket_begin(&out->record.order->turn);
 }
 
 void order_receives_stand(struct transfer *transfer)
@@ -333,7 +331,7 @@ static void fail(struct order *order, struct rdt_error *err)
     if (order->in)
         transfer_fail_err(order->in, err);
     else
-        serve_fail(order->out, err);
+        transfers_of(order)->order->fail_serve(order->out, err);
 }
 
 /* The other end stands behind others there. False: for too long, and the transfer has failed. */
@@ -377,7 +375,7 @@ static void hear(struct order *order, const Rdt__Pb__PullTurn *message)
             return;
         watch(order);
         if (order->in)
-            transfer_replica_moved(order->in);
+            order->in->transfers->order->waits(order->in);
         return;
     }
     order->waits_since_ns = 0;

@@ -93,30 +93,6 @@ static void fail_each(struct list *transfers, const struct rdt_error *why)
     }
 }
 
-/* One question at a time: who comes while it is under way needs the next, for the node may have gone since it answered. */
-static void ask(struct peer_session *session)
-{
-    session->asked++;
-    session->answer_due = true;
-    peer_ask(session->peer);
-}
-
-void peer_session_doubt(struct transfer *transfer)
-{
-    struct transfers *transfers = transfer->transfers;
-    struct peer_session *session = transfer->pull.peer;
-    int64_t patience_ns = 2 * (int64_t)transfers->options->peer_timeout_ns;
-
-    if (session->answer_due) {
-        transfer->pull.ping = session->asked + 1;
-    } else {
-        ask(session);
-        transfer->pull.ping = session->asked;
-    }
-    (void)deadline_set(transfers->deadlines, &transfer->pull.stall,
-                       patience_ns); /* for a node that says this and that, but no pong */
-}
-
 void transfers_peer_answer(struct transfers *transfers, struct peer *peer)
 {
     struct peer_session *session = peer->session;
@@ -138,7 +114,7 @@ void transfers_peer_answer(struct transfers *transfers, struct peer *peer)
             transfer_in_judge(transfer);
     }
     if (again && !session->answer_due)
-        ask(session);
+        peer_session_ping(session);
 }
 
 static void tell_connected(struct peer_transport *pt)

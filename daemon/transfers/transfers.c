@@ -5,6 +5,17 @@
 #include "daemon/transfers/transfer_broadcast.h"
 #include "daemon/transfers/transfer_impl.h"
 
+/* The tables by which lower files of the room reach higher ones. */
+static const struct replica_events replica_events = {.on_found = serve_answer,
+                                                     .on_refused = serve_refuse,
+                                                     .on_arrived = serve_go_on,
+                                                     .on_failed = serve_fail,
+                                                     .on_unwanted = transfer_unwanted};
+static const struct order_events order_events = {
+    .receive = transfer_in_receive, .waits = transfer_replica_moved, .send = serve_send_in_order, .fail_serve = serve_fail};
+static const struct serve_events serve_events = {
+    .on_start = broadcast_reader_comes, .on_ready = broadcast_reader_stands, .on_end = broadcast_reader_left};
+
 void transfers_init(struct transfers *transfers)
 {
     list_init(&transfers->active);
@@ -13,10 +24,12 @@ void transfers_init(struct transfers *transfers)
     list_init(&transfers->broadcasts);
     map_init(&transfers->by_id);
     map_init(&transfers->coalesced_requests);
-    replicas_init(&transfers->replicas, transfers);
+    replicas_init(&transfers->replicas, transfers, &replica_events);
     replica_directory_init(&transfers->directory, transfers);
     transfers_init_turns(transfers);
     transfers->connections = &transfers_connection_events;
+    transfers->order = &order_events;
+    transfers->serve = &serve_events;
     transfers->next_id = 1;
 }
 
