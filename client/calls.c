@@ -68,6 +68,7 @@ enum rdt_status rdt_drop(rdt *conn, const struct rdt_ref *ref, struct rdt_error 
     request.ref = &message;
     connection_lock(conn);
     status = connection_give_back(conn, RDT_MSG_FREE, &request.base, err);
+    connection_make_room(conn);
     connection_unlock(conn);
     return status;
 }

@@ -19,6 +19,7 @@
 #define LATER_FRAMES 8                      /* that wait for company, at most */
 #define CORKED_FRAMES 64
 #define STALLED_NS 10000000                 /* between two tries to send what is stalled */
+#define UNREAD_NS 500000000                 /* how long a release waits for a daemon that does not read */
 #define MAX_READS 256                       /* in one go, so that a talkative daemon cannot hide a deadline */
 
 bool connection_is_forked(const rdt *conn)
@@ -173,6 +174,10 @@ static void flush(rdt *conn)
     if (conn->why_unsent.status != RDT_OK)
         return;
     status = frame_writer_send(&conn->writer, conn->sock, &err);
+    if (conn->blocked && status == RDT_OK) {
+        conn->unread = false;
+        connection_news(conn); /* connection_make_room may wait in another thread */
+    }
     conn->blocked = status == RDT_AGAIN;
     if (status == RDT_OK)
         return;
@@ -241,6 +246,19 @@ enum rdt_status connection_give_back(rdt *conn, uint16_t type, const ProtobufCMe
     return status;
 }
 
+/* The socket takes a few hundred messages. What does not fit stays in the queue, and without this nobody would send it before the
+ * next call: a program that releases a list of objects and then computes for an hour would hold them for that hour. */
+void connection_make_room(rdt *conn)
+{
+    int64_t deadline_ns;
+
+    if (!conn->blocked || conn->unread || conn->corks > 0)
+        return;
+    deadline_ns = clock_now_ns() + UNREAD_NS;
+    while (conn->blocked && !conn->lost && !conn->unread)
+        conn->unread = connection_step(conn, deadline_ns) == RDT_TIMED_OUT && conn->blocked;
+}
+
 void connection_flush(rdt *conn)
 {
     if (conn->writer.queued_frames > 0 && !conn->lost)
@@ -264,6 +282,7 @@ void rdt_uncork(rdt *conn)
     conn->corks -= conn->corks > 0;
     if (conn->corks == 0)
         connection_flush(conn);
+    connection_make_room(conn);
     connection_unlock(conn);
 }
 

@@ -59,6 +59,7 @@ struct rdt {
 
     unsigned corks; /* rdt_cork less rdt_uncork */
     bool blocked;   /* the socket took no more */
+    bool unread;    /* ... and a release has waited for the daemon to read in vain: the next ones do not wait */
     struct poll_rule rule; /* whether the leader looks before it sleeps */
     bool polling;       /* a leader is in poll, without the lock */
     unsigned followers; /* asleep on `changed` */
@@ -117,6 +118,10 @@ void connection_send_later(rdt *conn, uint16_t type, const ProtobufCMessage *mes
 /* Gives something back that the caller lets go of: as if urgent and without an answer, at once or, while the connection is corked, later. */
 enum rdt_status connection_give_back(rdt *conn, uint16_t type, const ProtobufCMessage *message, struct rdt_error *err);
 void connection_flush(rdt *conn);
+
+/* Waits, half a second at most, until the socket has taken all that is queued. For the end of a public function that gives something back: the
+ * lock is released meanwhile. A daemon that does not read delays one call; later ones return at once, until it reads. */
+void connection_make_room(rdt *conn);
 
 /* Waits until something may have happened that a waiter must look at, or until the deadline: TIMED_OUT. The lock is
  * released meanwhile. After TIMED_OUT all that is there has been read: look once more. */

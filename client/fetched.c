@@ -315,5 +315,6 @@ void rdt_release(rdt_object *object)
         return; /* in a child rdt_close unmaps */
     connection_lock(conn);
     fetched_destroy(object);
+    connection_make_room(conn);
     connection_unlock(conn);
 }

@@ -240,8 +240,9 @@ enum rdt_status rdt_fail(rdt *rdt, const struct rdt_ref *ref, enum rdt_status wh
  * FREED, DENIED, PEER_LOST. */
 enum rdt_status rdt_free(rdt *rdt, const struct rdt_ref *ref, bool force, struct rdt_error *err);
 
-/* rdt_free without its answer: never blocks, and nobody is told how it went. For destructors and collectors of garbage. Errors: INVALID,
- * FORKED, DISCONNECTED. */
+/* rdt_free without its answer: nobody is told how it went. For destructors and collectors of garbage. It blocks only while the socket is
+ * full, as rdt_release, rdt_cancel and rdt_request_destroy do: half a second at most, and where the daemon has not read by then, the
+ * message goes with the next call, and further ones do not wait. Errors: INVALID, FORKED, DISCONNECTED. */
 enum rdt_status rdt_drop(rdt *rdt, const struct rdt_ref *ref, struct rdt_error *err);
 
 /* ---- holds ----

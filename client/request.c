@@ -404,11 +404,15 @@ enum rdt_status rdt_request_take_object(rdt_request *request, rdt_object **objec
 
 void rdt_cancel(rdt_request *request)
 {
+    rdt *conn;
+
     if (check(request, NULL) != RDT_OK)
         return;
-    connection_lock(request->conn);
+    conn = request->conn;
+    connection_lock(conn);
     request_cancel(request);
-    connection_unlock(request->conn);
+    connection_make_room(conn);
+    connection_unlock(conn);
 }
 
 void rdt_request_destroy(rdt_request *request)
@@ -419,6 +423,7 @@ void rdt_request_destroy(rdt_request *request)
         return;
     connection_lock(conn);
     request_destroy(request);
+    connection_make_room(conn);
     connection_unlock(conn);
 }
 

@@ -199,6 +199,46 @@ Test(batched_release, a_wait_takes_it_along_whoever_reads_the_socket)
     end();
 }
 
+static void *thaw_soon(void *ignored)
+{
+    nanosleep(&(struct timespec){.tv_nsec = 20 * MSEC}, NULL); /* meanwhile the socket fills */
+    node_thaw(&node);
+    return ignored;
+}
+
+Test(batched_release, what_meets_a_full_socket_goes_without_another_call)
+{
+    static rdt_request *requests[1000];
+    pthread_t thaws;
+
+    begin();
+    hold(requests, 1000);
+    cr_assert_eq(holds(), 1001);
+    node_freeze(&node);
+    cr_assert_eq(pthread_create(&thaws, NULL, thaw_soon, NULL), 0);
+    drop(requests, 1000);
+    (void)pthread_join(thaws, NULL);
+    wait_until(LONG, holds() == 1);
+    end();
+}
+
+Test(batched_release, a_frozen_daemon_delays_a_thousand_releases_once)
+{
+    static rdt_request *requests[1000];
+    int64_t began_ns;
+
+    begin();
+    hold(requests, 1000);
+    node_freeze(&node);
+    began_ns = now_ns();
+    drop(requests, 1000);
+    cr_assert_lt(now_ns() - began_ns, patience(3 * SEC));
+    node_thaw(&node);
+    must_ok(rdt_ping(reader, LONG, &err));
+    wait_until(LONG, holds() == 1);
+    end();
+}
+
 Test(batched_release, none_is_none)
 {
     rdt_cork(NULL);
