@@ -2,8 +2,6 @@
  * because rdt_close unmaps the memory below those views. */
 #include "rdtpy.h"
 
-#include <unistd.h>
-
 void link_init(struct link *link)
 {
     link->next = link->prev = link;
@@ -33,7 +31,6 @@ static void settle(struct conn *conn)
 
     if (!conn->closed || conn->calls > 0 || conn->session_users > 0 || !gone)
         return;
-    together_end(conn);
     conn->rdt = NULL;
     while (conn->requests.next != &conn->requests) {
         struct request *request =
@@ -63,7 +60,6 @@ bool conn_enter(struct conn *conn)
     }
     conn->calls++;
     Py_INCREF(conn);
-    together_end_others(conn);
     return true;
 }
 
@@ -137,7 +133,6 @@ PyObject *conn_close(PyObject *self, PyObject *ignored)
         Py_RETURN_NONE;
     Py_INCREF(conn);
     conn->closed = true;
-    together_end(conn);
     for (struct link *at = conn->requests.next; at != &conn->requests; at = at->next)
         rdt_cancel(container_of(at, struct request, link)->request);
     drop_holds(conn);
@@ -174,7 +169,6 @@ static PyObject *conn_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
     link_init(&conn->holds);
     link_init(&conn->retained);
     link_init(&conn->memories);
-    conn->pid = getpid();
     Py_BEGIN_ALLOW_THREADS
     status = rdt_connect(&options, &conn->rdt, &err);
     Py_END_ALLOW_THREADS

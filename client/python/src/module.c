@@ -137,10 +137,6 @@ PyMODINIT_FUNC PyInit__rdt(void)
 
     if (!module)
         return NULL;
-    if (!together_init()) {
-        Py_DECREF(module);
-        return PyErr_NoMemory();
-    }
     for (size_t i = 0; i < sizeof types / sizeof *types; i++) {
         if (PyModule_AddType(module, types[i]) < 0) {
             Py_DECREF(module);

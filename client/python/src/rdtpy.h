@@ -8,7 +8,6 @@
  *   tensor.c    Tensor and Memory: the daemon's memory as numpy, torch and the buffer protocol see it;  dlpack.c: DLPack
  *   gather.c    borrows any library's tensors as struct rdt_tensor;  gather_torch.c: torch's;  gather_gpu.c: tensors on GPUs
  *   gpu.c       GPU memory: the calls of librdt-cuda (refused where the package was built without cuda.h)
- *   together.c  batches releases that follow each other closely
  *   header.c    parses the names out of a safetensors header
  *   module.c    the module itself, and how statuses become exceptions
  *
@@ -24,7 +23,6 @@
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
-#include <sys/types.h>
 
 #ifdef RDTPY_WITHOUT_CUDA
 typedef struct rdt_cuda rdt_cuda;
@@ -53,10 +51,6 @@ struct conn {
     struct link memories;
     PyObject *shared; /* dict: packed ref -> address of the Request whose hold all unpickled copies of that ref share; NULL: empty */
     rdt_cuda *cuda;  /* NULL: no call has used GPU memory yet */
-    pid_t pid;            /* the process that connected */
-    int64_t gave_back_ns; /* CLOCK_MONOTONIC time of the last release */
-    struct conn *corked;  /* next in together.c's list of corked connections */
-    bool is_corked;       /* this connection is in that list */
     bool pooled;     /* torch's pool has used this connection, so the session lasts until the process ends */
     PyObject *weakrefs;
 };
@@ -150,18 +144,6 @@ void conn_release_session(struct conn *conn); /* undoes conn_hold_session */
 void link_init(struct link *link);
 void link_add(struct link *list, struct link *link);
 void link_remove(struct link *link);
-
-/* ---- together ---- */
-
-bool together_init(void); /* false: no memory */
-
-/* The caller is about to give something back, as an array or a ref does when it goes. When that comes one upon the other in the main thread it is
- * kept until the interpreter has done with what lets go of it, and a millisecond at most, and wakes the daemon once. */
-void together(struct conn *conn);
-
-/* What is kept goes now: of this connection, before what shall not wait; of all others, before one is used that might look for it. */
-void together_end(struct conn *conn);
-void together_end_others(const struct conn *conn);
 
 /* ---- ref ---- */
 

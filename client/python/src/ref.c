@@ -43,8 +43,7 @@ static void ref_dealloc(PyObject *self)
         *retained = (struct retained_hold){.ref = ref->ref, .hold = conn ? NULL : request_take_hold(ref->hold, &conn)};
     if (retained && conn) {
         link_add(&conn->retained, &retained->link);
-    } else if (ref->conn && ref->conn->rdt) { /* rdt_drop does not wait for an answer: the garbage collector may run this anywhere */
-        together(ref->conn);
+    } else if (ref->conn && ref->conn->rdt) { /* rdt_drop waits for no answer: the garbage collector may run this anywhere */
         (void)rdt_drop(ref->conn->rdt, &ref->ref, NULL);
     }
     if (retained && !conn)
@@ -182,13 +181,7 @@ static PyObject *ref_reduce(PyObject *self, PyObject *ignored)
 /* Releases the hold that this Ref took later (not the producer's). */
 static void end_hold(struct ref *ref)
 {
-    struct conn *conn = ref->hold ? ((struct request *)ref->hold)->conn : NULL;
-
-    Py_XINCREF(conn);
     Py_CLEAR(ref->hold);
-    if (conn)
-        together_end(conn);
-    Py_XDECREF(conn);
 }
 
 static PyObject *ref_free(PyObject *self, PyObject *args, PyObject *kwargs)
@@ -236,7 +229,6 @@ static PyObject *ref_drop(PyObject *self, PyObject *ignored)
         return NULL;
     Py_INCREF(conn);
     let_go(ref);
-    together_end(conn);
     status = rdt_drop(conn->rdt, &ref->ref, &err); /* does not block */
     conn_leave(conn);
     Py_DECREF(conn);

@@ -36,7 +36,7 @@ static void stop_sharing(struct request *request)
 }
 
 /* _share(packed): copies of the same ref that are unpickled later find this Request while it is alive. The dict has its address, not a weak
- * reference: the callback of a weak reference is Python code, and would end the batch of releases (together.c). */
+ * reference, whose callback would run Python code for each Request that ends. */
 static PyObject *request_share(PyObject *self, PyObject *packed)
 {
     struct request *request = (struct request *)self;
@@ -85,8 +85,6 @@ static void request_dealloc(PyObject *self)
 
         link_remove(&request->link);
         request->request = NULL;
-        if (gone)
-            together(conn);
         if (gone && !request->targets) {
             rdt_request_destroy(gone); /* does not block: it has no target of the caller */
         } else if (gone) {
@@ -171,10 +169,8 @@ static PyObject *request_cancel(PyObject *self, PyObject *ignored)
     struct request *request = (struct request *)self;
 
     (void)ignored;
-    if (request->request) {
-        together_end(request->conn);
+    if (request->request)
         rdt_cancel(request->request);
-    }
     Py_RETURN_NONE;
 }
 
@@ -302,7 +298,6 @@ static void object_dealloc(PyObject *self)
     struct conn *conn = object->conn;
     rdt_object *released = object->object;
 
-    together(conn);
     Py_BEGIN_ALLOW_THREADS /* may unmap much memory */
     gpu_settle(conn, object->gpus);
     rdt_release(released);
