@@ -1,16 +1,10 @@
-/* rdt_alloc, rdt_import, rdt_dealloc. */
+/* Regions of this session: new ones from the daemon, finding them by address, and giving them back. */
 #include "alloc.h"
 
-#include <errno.h>
-#include <fcntl.h>
 #include <stdlib.h>
-#include <strings.h>
-#include <sys/stat.h>
 #include <unistd.h>
 
 #include "call.h"
-#include "clock.h"
-#include "options.h"
 #include "rdt.pb-c.h"
 
 /* ---- giving back ---- */
@@ -82,7 +76,7 @@ void alloc_release(rdt *conn, uint64_t region)
     connection_unlock(conn);
 }
 
-/* ---- the daemon's memory ---- */
+/* ---- new regions ---- */
 
 static enum rdt_status map_region(rdt *conn, const Rdt__Pb__RegionReply *reply, int fd, size_t bytes,
                                   struct mapping **mapping_p, struct rdt_error *err)
@@ -135,6 +129,23 @@ enum rdt_status alloc_region(rdt *conn, size_t bytes, int64_t room_ns, int64_t d
     return status;
 }
 
+/* ---- finding them by address ---- */
+
+enum rdt_status alloc_check_unknown(rdt *conn, const void *addr, size_t bytes, struct rdt_error *err)
+{
+    struct mapping *other;
+    enum rdt_status status = RDT_OK;
+
+    connection_lock(conn);
+    other = memory_at(&conn->memory, (uintptr_t)addr, (uintptr_t)addr + bytes);
+    if (other)
+        status = rdt_error_set(err, RDT_INVALID,
+                               "[%p, +%zu) overlaps [%p, +%zu), which the daemon knows already: rdt_dealloc it first", addr,
+                               bytes, (void *)other->addr, other->bytes);
+    connection_unlock(conn);
+    return status;
+}
+
 /* Imported memory that the caller has unmapped without rdt_dealloc: the kernel has given its address anew. */
 static void forget_stale_imports(rdt *conn, const struct mapping *fresh)
 {
@@ -158,192 +169,3 @@ enum rdt_status alloc_offer(rdt *conn, struct mapping *take_mapping, struct rdt_
     return status;
 }
 
-enum rdt_status rdt_alloc(rdt *conn, size_t bytes, void **addr_p, struct rdt_error *err)
-{
-    return rdt_alloc_with(conn, bytes, NULL, addr_p, err);
-}
-
-enum rdt_status rdt_alloc_with(rdt *conn, size_t bytes, const struct rdt_alloc_options *options, void **addr_p,
-                               struct rdt_error *err)
-{
-    struct rdt_alloc_options own;
-    struct mapping *mapping;
-    int64_t deadline_ns;
-    enum rdt_status status = connection_check(conn, err);
-
-    if (status == RDT_OK)
-        status = options_copy(&own, sizeof own, options, err);
-
-    if (status != RDT_OK)
-        return status;
-    if (bytes == 0 || !addr_p)
-        return rdt_error_set(err, RDT_INVALID, bytes == 0 ? "an allocation of 0 bytes" : "addr_p is NULL");
-    if (own.call_timeout_ns != 0)
-        deadline_ns = clock_deadline_ns(own.call_timeout_ns);
-    else if (own.timeout_ns < 0 || own.timeout_ns > INT64_MAX - CALL_MEMORY_TIMEOUT_NS)
-        deadline_ns = CLOCK_NEVER;
-    else /* making the pages takes its time too, after the wait for room */
-        deadline_ns = clock_deadline_ns(own.timeout_ns + CALL_MEMORY_TIMEOUT_NS);
-    if (own.memory && strcasecmp(own.memory, "host") != 0)
-        status = alloc_on_device(conn, bytes, &own, deadline_ns, &mapping, err);
-    else
-        status = alloc_region(conn, bytes, own.timeout_ns, deadline_ns, &mapping, NULL, err);
-    if (status != RDT_OK)
-        return status;
-
-    connection_lock(conn);
-    status = alloc_offer(conn, mapping, err);
-    if (status == RDT_OK)
-        *addr_p = mapping->addr;
-    connection_unlock(conn);
-    return status;
-}
-
-/* ---- the caller's memory ---- */
-
-static enum rdt_status check_import(int fd, const void *addr, size_t bytes, struct rdt_error *err)
-{
-    struct stat st;
-    int seals;
-
-    if (!addr || bytes == 0)
-        return rdt_error_set(err, RDT_INVALID, bytes == 0 ? "an import of 0 bytes" : "addr is NULL");
-    if (bytes > UINTPTR_MAX - (uintptr_t)addr)
-        return rdt_error_set(err, RDT_INVALID, "[%p, +%zu) is no range of memory", addr, bytes);
-    if (fstat(fd, &st) < 0)
-        return rdt_error_set(err, RDT_INVALID, "fd %d is not open", fd);
-    seals = fcntl(fd, F_GET_SEALS);
-    if (seals < 0)
-        return rdt_error_set(err, RDT_INVALID, "fd %d is not a memfd", fd);
-    if (!(seals & F_SEAL_SHRINK))
-        return rdt_error_set(err, RDT_INVALID, "the memfd %d may still shrink: fcntl(fd, F_ADD_SEALS, F_SEAL_SHRINK) first",
-                             fd);
-    if ((uint64_t)st.st_size < bytes)
-        return rdt_error_set(err, RDT_INVALID, "the memfd %d has %lld bytes, not %zu", fd, (long long)st.st_size, bytes);
-    return RDT_OK;
-}
-
-enum rdt_status alloc_check_unknown(rdt *conn, const void *addr, size_t bytes, struct rdt_error *err)
-{
-    struct mapping *other;
-    enum rdt_status status = RDT_OK;
-
-    connection_lock(conn);
-    other = memory_at(&conn->memory, (uintptr_t)addr, (uintptr_t)addr + bytes);
-    if (other)
-        status = rdt_error_set(err, RDT_INVALID,
-                               "[%p, +%zu) overlaps [%p, +%zu), which the daemon knows already: rdt_dealloc it first", addr,
-                               bytes, (void *)other->addr, other->bytes);
-    connection_unlock(conn);
-    return status;
-}
-
-static enum rdt_status adopt(rdt *conn, const Rdt__Pb__RegionReply *reply, void *addr, size_t bytes, struct rdt_error *err)
-{
-    struct mapping *mapping;
-    enum rdt_status status;
-
-    connection_lock(conn);
-    status = memory_adopt(&conn->memory, reply->region, reply->generation, addr, bytes, &mapping, err);
-    if (status == RDT_OK) {
-        status = memory_offer(&conn->memory, mapping, err);
-        if (status != RDT_OK)
-            memory_unref(&conn->memory, mapping);
-    }
-    connection_unlock(conn);
-    if (status != RDT_OK)
-        alloc_release(conn, reply->region);
-    return status;
-}
-
-enum rdt_status rdt_import(rdt *conn, int fd, void *addr, size_t bytes, struct rdt_error *err)
-{
-    Rdt__Pb__Import request = RDT__PB__IMPORT__INIT;
-    ProtobufCMessage *answer;
-    enum rdt_status status = connection_check(conn, err);
-
-    if (status == RDT_OK)
-        status = check_import(fd, addr, bytes, err);
-    if (status == RDT_OK)
-        status = alloc_check_unknown(conn, addr, bytes, err);
-    if (status != RDT_OK)
-        return status;
-    request.kind = RDT__PB__REGION_KIND__REGION_KIND_MEMFD;
-    request.bytes = bytes;
-    status = call_fds(conn, RDT_MSG_IMPORT, &request.base, fd,
-                      clock_deadline_ns(CALL_MEMORY_TIMEOUT_NS), &answer, NULL, err);
-    if (status != RDT_OK)
-        return status;
-    status = adopt(conn, (Rdt__Pb__RegionReply *)answer, addr, bytes, err);
-    protobuf_c_message_free_unpacked(answer, NULL);
-    return status;
-}
-
-/* As in alloc_give_back the mapping stays until the daemon has heard of it, unless it is parked; here the caller expects it gone on
- * return. Its reply says whether the daemon keeps it too. */
-static enum rdt_status release_region(rdt *conn, struct mapping *mapping, struct rdt_error *err)
-{
-    Rdt__Pb__ReleaseRegion request = RDT__PB__RELEASE_REGION__INIT;
-    ProtobufCMessage *reply = NULL;
-    bool kept = false;
-    enum rdt_status status;
-
-    connection_lock(conn);
-    request.region = mapping->region;
-    request.keep_mapped = memory_may_park(mapping, MAPPING_ALLOCATED);
-    if (request.keep_mapped)
-        memory_park(&conn->memory, mapping);
-    connection_unlock(conn);
-    status = call(conn, RDT_MSG_RELEASE_REGION, &request.base, CALL_TIMEOUT_NS, &reply, err);
-    if (status == RDT_OK) {
-        kept = ((Rdt__Pb__RegionReleased *)reply)->keep_mapped;
-        protobuf_c_message_free_unpacked(reply, NULL);
-    }
-    connection_lock(conn);
-    if (!request.keep_mapped)
-        memory_unref(&conn->memory, mapping);
-    else if (!kept && status != RDT_TIMED_OUT) /* then it may be kept all the same */
-        memory_drop(&conn->memory, request.region);
-    connection_unlock(conn);
-    return status;
-}
-
-/* With the lock. From now on no put finds it. */
-static enum rdt_status withdraw(rdt *conn, const void *addr, struct mapping **mapping_p, struct rdt_error *err)
-{
-    struct mapping *mapping = memory_at(&conn->memory, (uintptr_t)addr, (uintptr_t)addr + 1);
-
-    if (!mapping || mapping->addr != addr)
-        return rdt_error_set(err, RDT_INVALID, "%p is not the start of memory from rdt_alloc or rdt_import", addr);
-    memory_withdraw(&conn->memory, mapping);
-    *mapping_p = mapping;
-    return RDT_OK;
-}
-
-enum rdt_status rdt_dealloc(rdt *conn, void *addr, struct rdt_error *err)
-{
-    struct mapping *mapping;
-    enum rdt_status status = connection_check(conn, err);
-
-    if (status != RDT_OK)
-        return status;
-    connection_lock(conn);
-    status = withdraw(conn, addr, &mapping, err);
-    connection_unlock(conn);
-    return status == RDT_OK ? release_region(conn, mapping, err) : status;
-}
-
-enum rdt_status rdt_dealloc_soon(rdt *conn, void *addr, struct rdt_error *err)
-{
-    struct mapping *mapping;
-    enum rdt_status status = connection_check(conn, err);
-
-    if (status != RDT_OK)
-        return status;
-    connection_lock(conn);
-    status = withdraw(conn, addr, &mapping, err);
-    if (status == RDT_OK)
-        alloc_give_back(conn, mapping);
-    connection_unlock(conn);
-    return status;
-}

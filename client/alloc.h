@@ -1,32 +1,32 @@
-/* Memory that the daemon gave or was offered: regions of this session. */
+/* Regions of this session: memory that the daemon allocated for it, or that it imported. */
 #ifndef CLIENT_ALLOC_H
 #define CLIENT_ALLOC_H
 
 #include "connection.h"
 
-/* New daemon memory, mapped writable, not offered by address, with one reference for the caller. room_ns: how long the daemon may let it
- * wait for room; 0: not at all, negative: without end. fd_p, if not NULL: takes the region's fd, the caller's then; -1 if it was mapped before. */
+/* Allocates `bytes` of host memory at the daemon and maps them writable. The mapping is not offered by address, and has
+ * one reference, the caller's, in *mapping_p. room_ns is how long the daemon may wait for room: 0 is not at all, a
+ * negative time has no end. If fd_p is not NULL, *fd_p receives the region's fd, which the caller closes, or -1 if the
+ * region was mapped already. Takes the lock. Errors: those of ALLOC, SYSTEM, NO_MEMORY, PROTOCOL. */
 enum rdt_status alloc_region(rdt *conn, size_t bytes, int64_t room_ns, int64_t deadline_ns, struct mapping **mapping_p,
                              int *fd_p, struct rdt_error *err);
 
-/* With the lock: known from now on at its address; the reference is taken, also on an error, when it is given back. What the caller had
- * imported there and unmapped behind our back is forgotten. */
+/* With the lock: puts and fetch targets find the mapping by its address from now on. Takes the caller's reference, also
+ * on an error, when the region is given back. Forgets an import at the same address: the caller unmapped it without
+ * rdt_dealloc, and the kernel has used the address again. */
 enum rdt_status alloc_offer(rdt *conn, struct mapping *take_mapping, struct rdt_error *err);
 
-/* INVALID: a part of it is known already. */
+/* INVALID if some byte of [addr, addr + bytes) is in a known region. Takes the lock. */
 enum rdt_status alloc_check_unknown(rdt *conn, const void *addr, size_t bytes, struct rdt_error *err);
 
-/* With the lock: tells the daemon that the session no longer has the region, and drops the reference once the daemon
- * has heard it. Until then an object that is fetched may still come as "the region that you have". */
+/* With the lock: releases the region at the daemon, and drops the caller's reference when the daemon has answered.
+ * Until then the answer to a fetch may still name the region as one that this process has mapped. */
 void alloc_give_back(rdt *conn, struct mapping *take_mapping);
 
-/* device.c: the same on a device. */
-enum rdt_status alloc_on_device(rdt *conn, size_t bytes, const struct rdt_alloc_options *options, int64_t deadline_ns,
-                                struct mapping **mapping_p, struct rdt_error *err);
-
-/* REGION_GONE, with the lock. */
-void alloc_on_gone(rdt *conn, struct frame *frame);
-/* The same of a region that is not mapped here any more. */
+/* Releases a region that is not mapped here any more. Takes the lock. */
 void alloc_release(rdt *conn, uint64_t region);
+
+/* With the lock: handles REGION_GONE, which names cached mappings that the daemon has dropped. */
+void alloc_on_gone(rdt *conn, struct frame *frame);
 
 #endif

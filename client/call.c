@@ -7,9 +7,9 @@
 
 #include "clock.h"
 #include "connection.h"
+#include "events.h"
 #include "proto/verb.h"
 #include "rdt.pb-c.h"
-#include "watch.h"
 
 struct waiting { /* on the caller's stack, in the table until its frame came */
     struct pending pending;
@@ -29,7 +29,7 @@ static void on_frame(rdt *conn, struct pending *pending, struct frame *frame)
     } else {
         waiting->reply = protobuf_c_message_unpack(waiting->verb->reply, NULL, frame->length, frame->payload);
         if (waiting->reply && waiting->verb->type == RDT_MSG_WATCH)
-            watch_begin(conn); /* here, for the first events may be in the same read */
+            events_begin(conn); /* here, for the first events may be in the same read */
         for (unsigned i = 0; waiting->reply && i < frame->nfds; i++)
             waiting->got.fds[waiting->got.n_fds++] = frame_take_fd(frame, i);
         if (!waiting->reply)
@@ -198,7 +198,7 @@ static void end_watch(rdt *conn)
 {
     Rdt__Pb__Watch request = RDT__PB__WATCH__INIT;
 
-    watch_begin(conn);
+    events_begin(conn);
     (void)connection_send(conn, RDT_MSG_WATCH, 0, &request.base, -1, true, NULL);
 }
 

@@ -14,15 +14,15 @@
 #include "call.h"
 #include "clock.h"
 #include "connection.h"
-#include "loans.h"
+#include "events.h"
 #include "fetch.h"
 #include "fetched.h"
+#include "loans.h"
 #include "options.h"
 #include "process.h"
 #include "proto/wire_limits.h"
 #include "rdt.pb-c.h"
 #include "request.h"
-#include "watch.h"
 
 #define DEFAULT_SOCKET "/run/rdtd/rdtd.sock"
 #define DEFAULT_TIMEOUT_NS (INT64_C(10) * 1000000000)
@@ -61,7 +61,7 @@ static void free_all(rdt *conn)
         request_destroy(container_of(conn->requests.next, rdt_request, link));
     while (!chain_is_empty(&conn->objects))
         fetched_destroy(container_of(conn->objects.next, rdt_object, link));
-    watch_fini(conn);
+    events_fini(conn);
     batches_fini(conn);
     loans_fini(conn);
     memory_fini(&conn->memory);

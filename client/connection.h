@@ -1,9 +1,35 @@
-/* One connection to the daemon: the socket, its lock, and who drives it. Owns framing, waiting, deadlines and the loss
- * of the connection; knows no message but errors. What messages mean comes back by callbacks.
+/* The room client/: librdt.
  *
- * No thread belongs to the library. A caller that waits drives: one of them polls the socket (the leader) while the
- * others sleep, and whoever finds an answer there hands it to the one it is for. Everything below is under `lock`
- * unless it says otherwise.
+ * It owns this process's end of one session: the socket and who reads it, requests and their replies, mappings of the
+ * daemon's memory, fetched objects. It promises what rdt.h says. It refuses to start threads, to log, to print, to move
+ * bytes over the socket (beyond small tensors inline), and to touch a device.
+ *
+ * Order of the files. A file uses those on lower lines only; tests/check-layers compares this drawing with the symbols
+ * of the objects. A lower file calls upward by the callbacks of struct rdt and of struct pending_ops.
+ *
+ *     9  groups
+ *     8  connect                     opens and closes a connection; sets its callbacks
+ *     7  calls fetch memory_calls put  public calls
+ *     6  device loans wait           memory on devices; memory for put's copies; rdt_wait, rdt_dispatch
+ *     5  alloc backends batch        regions of the session; plug-ins; the fds that one message's fetches share
+ *        names request watch         published names; one fetch or wait; events
+ *     4  call fetched                one request and its reply; one fetched object
+ *     3  events mappers targets      events not yet taken; memory kinds; memory that a fetch fills
+ *     2  connection                  this header: the socket, its lock, and who reads it
+ *     1  memory options pending      mappings; options structs; what waits for an answer
+ *        process sealed_memfd tensor the pid; memfds for snapshots; checks of tensors
+ *
+ * A connection. This header owns framing, waiting, deadlines and the loss of the connection. It knows no message but
+ * ErrorReply.
+ *
+ * No thread belongs to the library; the callers that wait read the socket. One of them, the leader, polls it without
+ * the lock. The others, the followers, sleep on `changed`. The leader hands each answer to the request that it is for
+ * and wakes the followers. When the leader returns to its caller, a follower takes its place.
+ *
+ *     thread A: rdt_fetch   ── lock ── sends ── poll ───────┐ reads A's answer ── unlock ── returns
+ *     thread B: rdt_ping    ── lock ── sends ── sleeps ─────┴──────── wakes: polls ── reads B's answer ──
+ *
+ * Everything below is under `lock` unless its comment says otherwise.
  */
 #ifndef CLIENT_CONNECTION_H
 #define CLIENT_CONNECTION_H

@@ -1,103 +1,17 @@
-/* Memory on devices: it is named here and mapped by whoever said how (rdt_map_by). Nothing here touches it. */
+/* Memory on devices: allocating and importing it, what the daemon knows of it, and the list of devices. */
 #include "device.h"
 
 #include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-#include <strings.h>
-#include <unistd.h>
 
 #include "alloc.h"
 #include "call.h"
 #include "clock.h"
+#include "mappers.h"
 #include "options.h"
-#include "proto/wire_limits.h"
-#include "proto/wire_ref.h"
 
 #define MAX_CHUNKS 65536u
 
-enum rdt_status rdt_map_by(rdt *conn, const struct rdt_mapper *given, struct rdt_error *err)
-{
-    struct rdt_mapper ops;
-    struct mapper *mapper;
-    enum rdt_status status = connection_check(conn, err);
-
-    if (status == RDT_OK && !given)
-        status = rdt_error_set(err, RDT_INVALID, "mapper is NULL");
-    if (status == RDT_OK)
-        status = options_copy(&ops, sizeof ops, given, err);
-    if (status == RDT_OK && (!ops.memory || !ops.map || !ops.unmap))
-        status = rdt_error_set(err, RDT_INVALID, "a mapper needs memory, map and unmap");
-    if (status == RDT_OK)
-        status = options_check_text(ops.memory, RDT_MAX_NAME_BYTES < 32 ? RDT_MAX_NAME_BYTES : 32, "memory", err);
-    if (status == RDT_OK && strcasecmp(ops.memory, "host") == 0)
-        status = rdt_error_set(err, RDT_EXISTS, "host memory needs no mapper");
-    if (status != RDT_OK)
-        return status;
-    mapper = calloc(1, sizeof *mapper);
-    if (!mapper)
-        return rdt_error_set(err, RDT_NO_MEMORY, "no memory for a mapper");
-    mapper->ops = ops;
-    (void)snprintf(mapper->memory, sizeof mapper->memory, "%s", ops.memory);
-    mapper->ops.memory = mapper->memory;
-    connection_lock(conn);
-    if (memory_mapper(&conn->memory, mapper->memory)) {
-        status = rdt_error_set(err, RDT_EXISTS, "%s memory has a mapper already", mapper->memory);
-        free(mapper);
-    } else {
-        mapper->next = conn->memory.mappers;
-        conn->memory.mappers = mapper;
-    }
-    connection_unlock(conn);
-    return status;
-}
-
-size_t device_maps(const rdt *conn, char **names_p, size_t max)
-{
-    size_t n = 0;
-
-    for (struct mapper *mapper = conn->memory.mappers; mapper && n < max; mapper = mapper->next)
-        names_p[n++] = mapper->memory;
-    return n;
-}
-
-/* ---- what the daemon shares ---- */
-
-static enum rdt_status map_share(rdt *conn, uint64_t region, uint64_t generation, uint64_t bytes, const Rdt__Pb__Share *share,
-                                 const int *fds, unsigned n_fds, enum mapping_origin origin, struct mapping **mapping_p,
-                                 struct rdt_error *err)
-{
-    struct rdt_shared shared = {.struct_size = sizeof shared,
-                                .memory = share->memory,
-                                .device = share->device,
-                                .kind = (enum rdt_shared_kind)share->kind,
-                                .bytes = bytes,
-                                .offset = share->offset,
-                                .fds = fds,
-                                .chunk_bytes = share->chunk_bytes,
-                                .n_fds = n_fds,
-                                .handle = share->handle.data,
-                                .handle_bytes = share->handle.len};
-
-    if (bytes == 0 || bytes > SIZE_MAX / 2 || share->n_chunk_bytes != n_fds)
-        return rdt_error_set(err, RDT_PROTOCOL, "rdtd shares region %llu of %llu bytes with %u fds for %zu chunks",
-                             (unsigned long long)region, (unsigned long long)bytes, n_fds, share->n_chunk_bytes);
-    return memory_map_device(&conn->memory, region, generation, &shared, origin, mapping_p, err);
-}
-
-enum rdt_status device_map_shared(rdt *conn, const Rdt__Pb__SharedRegion *shared, struct frame *frame, struct mapping **mapping_p,
-                                  struct rdt_error *err)
-{
-    unsigned first = shared->fd_index >= 0 ? (unsigned)shared->fd_index : 0;
-    unsigned n = shared->fd_index >= 0 ? (unsigned)shared->share->n_chunk_bytes : 0;
-
-    if (shared->share->n_chunk_bytes > frame->nfds || first + n > frame->nfds)
-        return rdt_error_set(err, RDT_PROTOCOL, "the fds of region %llu did not come", (unsigned long long)shared->region);
-    return map_share(conn, shared->region, shared->generation, shared->bytes, shared->share, frame->fds + first, n,
-                     MAPPING_FETCHED, mapping_p, err);
-}
-
-enum rdt_status alloc_on_device(rdt *conn, size_t bytes, const struct rdt_alloc_options *options, int64_t deadline_ns,
+enum rdt_status device_alloc(rdt *conn, size_t bytes, const struct rdt_alloc_options *options, int64_t deadline_ns,
                                 struct mapping **mapping_p, struct rdt_error *err)
 {
     Rdt__Pb__Alloc request = RDT__PB__ALLOC__INIT;
@@ -125,7 +39,7 @@ enum rdt_status alloc_on_device(rdt *conn, size_t bytes, const struct rdt_alloc_
                                bytes, mapper->memory, (unsigned long long)reply->bytes);
     } else {
         connection_lock(conn);
-        status = map_share(conn, reply->region, reply->generation, reply->bytes, reply->share, got.fds, got.n_fds,
+        status = mapper_map_share(conn, reply->region, reply->generation, reply->bytes, reply->share, got.fds, got.n_fds,
                            MAPPING_ALLOCATED, mapping_p, err);
         connection_unlock(conn);
     }
@@ -371,37 +285,4 @@ enum rdt_status rdt_devices(rdt *conn, struct rdt_device_info *devices_p, size_t
     } while (request.after != 0);
     *count_p = count;
     return RDT_OK;
-}
-
-/* ---- puts that are pending ---- */
-
-static enum rdt_status send_ready(rdt *conn, const struct rdt_ref *ref, enum rdt_status how, const char *sentence,
-                                  struct rdt_error *err)
-{
-    Rdt__Pb__Ready request = RDT__PB__READY__INIT;
-    Rdt__Pb__Ref message;
-    enum rdt_status status = connection_check(conn, err);
-
-    if (status == RDT_OK && (!ref || ref->is_name || ref->id_bytes == 0 || ref->id_bytes > RDT_MAX_ID_BYTES))
-        status = rdt_error_set(err, RDT_INVALID, "this is not the ref of an object that was put here");
-    if (status != RDT_OK)
-        return status;
-    wire_ref_from(ref, &message);
-    request.ref = &message;
-    request.status = how;
-    request.message = (char *)(sentence ? sentence : "");
-    connection_lock(conn);
-    status = connection_send(conn, RDT_MSG_READY, 0, &request.base, -1, true, err);
-    connection_unlock(conn);
-    return status;
-}
-
-enum rdt_status rdt_ready(rdt *conn, const struct rdt_ref *ref, struct rdt_error *err)
-{
-    return send_ready(conn, ref, RDT_OK, NULL, err);
-}
-
-enum rdt_status rdt_fail(rdt *conn, const struct rdt_ref *ref, enum rdt_status why, const char *sentence, struct rdt_error *err)
-{
-    return send_ready(conn, ref, why == RDT_OK ? RDT_OWNER_DIED : why, sentence, err);
 }

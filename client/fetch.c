@@ -6,9 +6,10 @@
 #include "alloc.h"
 #include "batch.h"
 #include "clock.h"
-#include "loans.h"
-#include "device.h"
+#include "events.h"
 #include "fetched.h"
+#include "loans.h"
+#include "mappers.h"
 #include "options.h"
 #include "proto/messages.h"
 #include "proto/wire_error.h"
@@ -16,7 +17,6 @@
 #include "proto/wire_ref.h"
 #include "rdt.pb-c.h"
 #include "request.h"
-#include "watch.h"
 
 #define ITEM_OVERHEAD_BYTES 24u /* of an item in its frame: tag, length, and the handle, which is not known yet */
 #define SELF_COPY_BYTES (4u << 20) /* objects of this node that this process copies itself, if it may see them: a round trip, not three */
@@ -54,7 +54,7 @@ void fetch_on_event(rdt *conn, struct frame *frame)
     if (frame->type == RDT_EVENT_REGION_BACK)
         loans_on_back(conn, frame);
     if (frame->type == RDT_EVENT_WATCHED)
-        watch_on_event(conn, frame);
+        events_add(conn, frame);
     if (frame->type != RDT_EVENT_FETCH_DONE)
         return;
     arena_init(&arena, RDT_MAX_DECODED_BYTES);
@@ -329,7 +329,7 @@ static enum rdt_status send_batch(struct fetch *fetch, size_t first, size_t n, s
     request.device = (char *)(options->device ? options->device : "");
     request.host_stays = options->host_stays;
     request.maps = maps;
-    request.n_maps = device_maps(fetch->conn, maps, sizeof maps / sizeof maps[0]);
+    request.n_maps = mapper_kinds(fetch->conn, maps, sizeof maps / sizeof maps[0]);
     request.self_copy_bytes = SELF_COPY_BYTES;
     request.timeout_ns = clock_remaining_ns(fetch->deadline_ns);
     request.fds_once = n > 1 && batch_begin(fetch->conn, fetch->items[first]->handle, n);

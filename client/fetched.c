@@ -5,7 +5,7 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "device.h"
+#include "mappers.h"
 #include "proto/messages.h"
 #include "proto/wire_ref.h"
 
@@ -124,7 +124,7 @@ enum rdt_status fetched_map(rdt *conn, const Rdt__Pb__SharedRegion *shared, stru
 
     *mapping_p = NULL;
     if (shared->share)
-        return device_map_shared(conn, shared, frame, mapping_p, err);
+        return mapper_map_region(conn, shared, frame, mapping_p, err);
     fd = shared->fd_index >= 0 ? frame_take_fd(frame, (unsigned)shared->fd_index) : -1;
     if (shared->fd_index < 0) {
         *mapping_p = memory_find(&conn->memory, shared->region, shared->generation, false);

@@ -8,11 +8,11 @@
 #include "call.h"
 #include "clock.h"
 #include "loans.h"
-#include "sealed_memfd.h"
 #include "options.h"
 #include "proto/wire_limits.h"
 #include "proto/wire_ref.h"
 #include "rdt.pb-c.h"
+#include "sealed_memfd.h"
 #include "tensor.h"
 
 #define ROOM_MARGIN_NS 100000000
@@ -471,4 +471,37 @@ enum rdt_status rdt_put(rdt *conn, const struct rdt_tensor *tensors, size_t coun
     if (status != RDT_OK && err)
         *err = why;
     return status;
+}
+
+/* ---- puts that are pending ---- */
+
+static enum rdt_status send_ready(rdt *conn, const struct rdt_ref *ref, enum rdt_status how, const char *sentence,
+                                  struct rdt_error *err)
+{
+    Rdt__Pb__Ready request = RDT__PB__READY__INIT;
+    Rdt__Pb__Ref message;
+    enum rdt_status status = connection_check(conn, err);
+
+    if (status == RDT_OK && (!ref || ref->is_name || ref->id_bytes == 0 || ref->id_bytes > RDT_MAX_ID_BYTES))
+        status = rdt_error_set(err, RDT_INVALID, "this is not the ref of an object that was put here");
+    if (status != RDT_OK)
+        return status;
+    wire_ref_from(ref, &message);
+    request.ref = &message;
+    request.status = how;
+    request.message = (char *)(sentence ? sentence : "");
+    connection_lock(conn);
+    status = connection_send(conn, RDT_MSG_READY, 0, &request.base, -1, true, err);
+    connection_unlock(conn);
+    return status;
+}
+
+enum rdt_status rdt_ready(rdt *conn, const struct rdt_ref *ref, struct rdt_error *err)
+{
+    return send_ready(conn, ref, RDT_OK, NULL, err);
+}
+
+enum rdt_status rdt_fail(rdt *conn, const struct rdt_ref *ref, enum rdt_status why, const char *sentence, struct rdt_error *err)
+{
+    return send_ready(conn, ref, why == RDT_OK ? RDT_OWNER_DIED : why, sentence, err);
 }

@@ -1,88 +1,12 @@
-/* rdt_watch and rdt_next_event. Who does not take events loses them: they are kept up to a bound. What was lost, there or in the daemon,
- * is told by the gap in their numbers. */
+/* rdt_watch and rdt_next_event. */
 #include "watch.h"
 
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 
 #include "call.h"
 #include "clock.h"
-
-#define MOST_BYTES ((size_t)4 << 20)
-
-struct watched {
-    struct chain link;
-    size_t bytes;
-    uint8_t payload[];
-};
-
-static void forget_all(rdt *conn)
-{
-    while (!chain_is_empty(&conn->events)) {
-        struct watched *watched = container_of(conn->events.next, struct watched, link);
-
-        chain_remove(&watched->link);
-        free(watched);
-    }
-    conn->event_bytes = 0;
-}
-
-void watch_begin(rdt *conn)
-{
-    forget_all(conn);
-    conn->event_sequence = 0;
-}
-
-void watch_fini(rdt *conn)
-{
-    forget_all(conn);
-}
-
-void watch_on_event(rdt *conn, struct frame *frame)
-{
-    struct watched *watched;
-
-    if (conn->event_bytes + frame->length > MOST_BYTES)
-        return; /* the next one's number tells */
-    watched = malloc(sizeof *watched + frame->length);
-    if (!watched)
-        return;
-    watched->bytes = frame->length;
-    if (frame->length > 0)
-        memcpy(watched->payload, frame->payload, frame->length);
-    conn->event_bytes += frame->length;
-    chain_append(&conn->events, &watched->link);
-    connection_news(conn);
-}
-
-/* NULL with err RDT_OK: there is none. */
-static Rdt__Pb__Event *take(rdt *conn, struct rdt_error *err)
-{
-    err->status = RDT_OK;
-    while (!chain_is_empty(&conn->events)) {
-        struct watched *watched = container_of(conn->events.next, struct watched, link);
-        Rdt__Pb__Event *event = rdt__pb__event__unpack(NULL, watched->bytes, watched->payload);
-        bool is_row;
-
-        chain_remove(&watched->link);
-        conn->event_bytes -= watched->bytes;
-        free(watched);
-        is_row = event && strcmp(event->what, "lost") != 0;
-        if (!event || event->sequence < conn->event_sequence + is_row) {
-            if (event)
-                rdt__pb__event__free_unpacked(event, NULL);
-            (void)rdt_error_set(err, RDT_PROTOCOL, "rdtd sent an event that cannot be read");
-            return NULL;
-        }
-        event->lost = event->sequence - conn->event_sequence - is_row;
-        conn->event_sequence = event->sequence;
-        if (is_row || event->lost > 0)
-            return event;
-        rdt__pb__event__free_unpacked(event, NULL); /* what it says was told by an earlier one */
-    }
-    return NULL;
-}
+#include "events.h"
 
 enum rdt_status watch_next(rdt *conn, int64_t timeout_ns, Rdt__Pb__Event **event_p, struct rdt_error *err)
 {
@@ -94,7 +18,7 @@ enum rdt_status watch_next(rdt *conn, int64_t timeout_ns, Rdt__Pb__Event **event
     if (status != RDT_OK)
         return status;
     connection_lock(conn);
-    while (!(*event_p = take(conn, &why))) {
+    while (!(*event_p = events_take(conn, &why))) {
         if (why.status != RDT_OK)
             break;
         if (conn->lost)

@@ -10,7 +10,6 @@
 #include "ctl.h"
 #include "ctl_json.h"
 #include "ctl_table.h"
-#include "wire_ref.h"
 
 int ctl_fail(struct ctl *ctl, const struct rdt_error *err)
 {
@@ -90,47 +89,6 @@ void ctl_reply_free(ProtobufCMessage *reply)
 {
     if (reply)
         protobuf_c_message_free_unpacked(reply, NULL);
-}
-
-enum rdt_status ctl_ref(const char *text, struct rdt_ref *ref_p, struct rdt_error *err)
-{
-    enum rdt_status status = rdt_ref_from_text(text, ref_p, err);
-
-    if (status)
-        rdt_error_prefix(err, "'%.60s'", text);
-    return status;
-}
-
-int ctl_ref_or_name(struct ctl *ctl, const char *text, const struct ctl_name *name, struct rdt_ref *ref_p)
-{
-    struct rdt_error err;
-    enum rdt_status status;
-
-    if (!text == !name->name)
-        return ctl_usage_error(ctl, text ? "a REF and --name exclude each other" : "needs a REF, or --name NAME");
-    if (text && name->node)
-        return ctl_usage_error(ctl, "--node is where a name is: a REF says that itself");
-    status = text ? ctl_ref(text, ref_p, &err) : rdt_ref_from_name(name->name, 0, NULL, ref_p, &err);
-    if (status == RDT_OK && name->node)
-        status = rdt_ref_set_address(ref_p, name->node, &err);
-    if (status)
-        return ctl_usage_error(ctl, "%s", err.msg);
-    if (name->after != CTL_NO_VERSION && !ref_p->is_name)
-        return ctl_usage_error(ctl, "--after is of a name: '%.60s' is an object", text);
-    if (name->after != CTL_NO_VERSION)
-        ref_p->after = name->after;
-    return CTL_GO;
-}
-
-const char *ctl_id_of(const char *text, char *text_p, size_t size)
-{
-    char id[3 * RDT_MAX_ID_BYTES + 1];
-    struct rdt_ref ref;
-
-    if (rdt_ref_from_text(text, &ref, NULL) != RDT_OK)
-        return ctl_plain(text, text_p, size);
-    wire_ref_id_text(ref.id, ref.id_bytes, id);
-    return ctl_plain(id, text_p, size);
 }
 
 int ctl_signals(struct rdt_error *err)

@@ -9,13 +9,15 @@ failures=0
 
 sound() {
   rm -rf "$tmp/tree"
-  mkdir -p "$tmp"/tree/{proto,client/ctl,daemon/{base,plugins,objects,transfers,rpc},backends/{common,host,ucx},tests/loopback,build/{backends,obj/daemon/{base,objects,rpc}}}
+  mkdir -p "$tmp"/tree/{proto,client/ctl,daemon/{base,plugins,objects,transfers,rpc},backends/{common,host,ucx},tests/loopback,build/{backends,obj/{client,daemon/{base,objects,rpc}}}}
   cd "$tmp/tree"
   echo '#include <stdint.h>' >proto/rdt_status.h
   printf '%s\n' '#include "rdt_status.h"' '/* calls rdt_absent(1) */' 'void *rdt_connect(const char *socket);' >client/rdt.h
   echo '#include "rdt_status.h"' >backends/rdt_backend.h
   printf '#include %s\n' '"proto/rdt_status.h"' '"rdt.pb-c.h"' '<protobuf-c/protobuf-c.h>' >proto/frame.c
   printf '#include %s\n' '"client/rdt.h"' '"proto/rdt_status.h"' >client/client.c
+  printf '%s\n' '/* Order of the files.' ' *' ' *     2  client' ' *     1  memory' ' */' >client/connection.h
+  touch client/memory.c
   printf '#include %s\n' '<jansson.h>' '"client/rdt.h"' >client/ctl/rdtctl.c
   touch daemon/{base/list,objects/object,plugins/plugin,transfers/transfer,transfers/transfer_impl,rpc/rpc}.h backends/{common/ring,ucx/own}.h backends/host/host.c
   touch daemon/daemon.c daemon/{base/list,objects/object}.c
@@ -37,8 +39,10 @@ sound() {
   object rpc/rpc_put 'int object_find(void); int rpc_put(void); int rpc_put(void) { return object_find(); }'
 }
 
-object() { # NAME SOURCE: an object of daemon/NAME.c in the build
-  gcc -c -o "$tmp/tree/build/obj/daemon/$1.o" -x c - <<<"$2"
+object() { # NAME SOURCE: an object of daemon/NAME.c in the build, or of NAME.c if it names its folder
+  local name=daemon/$1
+  [[ $1 != client/* ]] || name=$1
+  gcc -c -o "$tmp/tree/build/obj/$name.o" -x c - <<<"$2"
 }
 
 sees() { # what it must say
@@ -123,5 +127,13 @@ sees 'daemon/objects/object.c: uses rpc_put of daemon/rpc/rpc_put.c: the room rp
 sound
 rm -r obj
 sees 'no objects, so the symbols between rooms were not checked'
+sound
+object client/client 'int memory_find(void); int client_find(void); int client_find(void) { return memory_find(); }'
+object client/memory 'int client_find(void); int memory_find(void); int memory_find(void) { return client_find(); }'
+sees 'client/memory.c: uses client_find of client/client.c, which client/connection.h does not draw below it'
+sound
+touch "$tmp/tree/client/stray.c"
+object client/stray 'int stray(void); int stray(void) { return 0; }'
+sees 'client/stray.c: is not in the drawing of client/connection.h'
 
 ((failures == 0))

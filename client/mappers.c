@@ -1,0 +1,90 @@
+/* Mappers: what maps memory of devices for this process, and mapping what the daemon shares by them. */
+#include "mappers.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <strings.h>
+
+#include "options.h"
+#include "proto/wire_limits.h"
+
+enum rdt_status rdt_map_by(rdt *conn, const struct rdt_mapper *given, struct rdt_error *err)
+{
+    struct rdt_mapper ops;
+    struct mapper *mapper;
+    enum rdt_status status = connection_check(conn, err);
+
+    if (status == RDT_OK && !given)
+        status = rdt_error_set(err, RDT_INVALID, "mapper is NULL");
+    if (status == RDT_OK)
+        status = options_copy(&ops, sizeof ops, given, err);
+    if (status == RDT_OK && (!ops.memory || !ops.map || !ops.unmap))
+        status = rdt_error_set(err, RDT_INVALID, "a mapper needs memory, map and unmap");
+    if (status == RDT_OK)
+        status = options_check_text(ops.memory, RDT_MAX_NAME_BYTES < 32 ? RDT_MAX_NAME_BYTES : 32, "memory", err);
+    if (status == RDT_OK && strcasecmp(ops.memory, "host") == 0)
+        status = rdt_error_set(err, RDT_EXISTS, "host memory needs no mapper");
+    if (status != RDT_OK)
+        return status;
+    mapper = calloc(1, sizeof *mapper);
+    if (!mapper)
+        return rdt_error_set(err, RDT_NO_MEMORY, "no memory for a mapper");
+    mapper->ops = ops;
+    (void)snprintf(mapper->memory, sizeof mapper->memory, "%s", ops.memory);
+    mapper->ops.memory = mapper->memory;
+    connection_lock(conn);
+    if (memory_mapper(&conn->memory, mapper->memory)) {
+        status = rdt_error_set(err, RDT_EXISTS, "%s memory has a mapper already", mapper->memory);
+        free(mapper);
+    } else {
+        mapper->next = conn->memory.mappers;
+        conn->memory.mappers = mapper;
+    }
+    connection_unlock(conn);
+    return status;
+}
+
+size_t mapper_kinds(const rdt *conn, char **names_p, size_t max)
+{
+    size_t n = 0;
+
+    for (struct mapper *mapper = conn->memory.mappers; mapper && n < max; mapper = mapper->next)
+        names_p[n++] = mapper->memory;
+    return n;
+}
+
+/* ---- what the daemon shares ---- */
+
+enum rdt_status mapper_map_share(rdt *conn, uint64_t region, uint64_t generation, uint64_t bytes, const Rdt__Pb__Share *share,
+                                 const int *fds, unsigned n_fds, enum mapping_origin origin, struct mapping **mapping_p,
+                                 struct rdt_error *err)
+{
+    struct rdt_shared shared = {.struct_size = sizeof shared,
+                                .memory = share->memory,
+                                .device = share->device,
+                                .kind = (enum rdt_shared_kind)share->kind,
+                                .bytes = bytes,
+                                .offset = share->offset,
+                                .fds = fds,
+                                .chunk_bytes = share->chunk_bytes,
+                                .n_fds = n_fds,
+                                .handle = share->handle.data,
+                                .handle_bytes = share->handle.len};
+
+    if (bytes == 0 || bytes > SIZE_MAX / 2 || share->n_chunk_bytes != n_fds)
+        return rdt_error_set(err, RDT_PROTOCOL, "rdtd shares region %llu of %llu bytes with %u fds for %zu chunks",
+                             (unsigned long long)region, (unsigned long long)bytes, n_fds, share->n_chunk_bytes);
+    return memory_map_device(&conn->memory, region, generation, &shared, origin, mapping_p, err);
+}
+
+enum rdt_status mapper_map_region(rdt *conn, const Rdt__Pb__SharedRegion *shared, struct frame *frame, struct mapping **mapping_p,
+                                  struct rdt_error *err)
+{
+    unsigned first = shared->fd_index >= 0 ? (unsigned)shared->fd_index : 0;
+    unsigned n = shared->fd_index >= 0 ? (unsigned)shared->share->n_chunk_bytes : 0;
+
+    if (shared->share->n_chunk_bytes > frame->nfds || first + n > frame->nfds)
+        return rdt_error_set(err, RDT_PROTOCOL, "the fds of region %llu did not come", (unsigned long long)shared->region);
+    return mapper_map_share(conn, shared->region, shared->generation, shared->bytes, shared->share, frame->fds + first, n,
+                     MAPPING_FETCHED, mapping_p, err);
+}

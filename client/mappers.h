@@ -1,0 +1,22 @@
+/* Mappers of memory kinds (rdt_map_by): only a vendor's library can map memory of its devices. librdt names it. */
+#ifndef CLIENT_MAPPERS_H
+#define CLIENT_MAPPERS_H
+
+#include "connection.h"
+#include "rdt.pb-c.h"
+
+/* With the lock: maps the region that `share` describes with the fds of its chunks, fds [n_fds], borrowed. *mapping_p
+ * has one reference, the caller's. Errors: PROTOCOL, UNSUPPORTED (no mapper of that kind), the mapper's own. */
+enum rdt_status mapper_map_share(rdt *conn, uint64_t region, uint64_t generation, uint64_t bytes, const Rdt__Pb__Share *share,
+                                 const int *fds, unsigned n_fds, enum mapping_origin origin, struct mapping **mapping_p,
+                                 struct rdt_error *err);
+
+/* With the lock: the same for a region in the answer to a fetch, with the fds that came in its frame. */
+enum rdt_status mapper_map_region(rdt *conn, const Rdt__Pb__SharedRegion *shared, struct frame *frame,
+                                  struct mapping **mapping_p, struct rdt_error *err);
+
+/* With the lock: writes the kinds that this process can map, at most max, to names_p (borrowed strings), for FETCH.
+ * Returns their number. */
+size_t mapper_kinds(const rdt *conn, char **names_p, size_t max);
+
+#endif
