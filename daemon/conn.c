@@ -2,6 +2,7 @@
 
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 #include <sys/ioctl.h>
 #include <sys/socket.h>
 #include <unistd.h>
@@ -9,6 +10,7 @@
 #include "daemon/conn_heap.h"
 #include "daemon/conn_identity.h"
 #include "daemon/base/log.h"
+#include "daemon/base/text.h"
 #include "daemon/objects/object.h"
 #include "daemon/rpc/rpc_watch.h"
 #include "wire_ref.h"
@@ -330,6 +332,7 @@ static void on_hello(struct conn *conn, struct frame *frame)
         return;
     }
     (void)snprintf(client->name, sizeof client->name, "%s", hello->client_name);
+    text_clean(client->name, strlen(client->name));
     client->tensor_runs = hello->tensor_runs;
     conn->greeted = true;
     client_keep_warm(client, rpc->regions);

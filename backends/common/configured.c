@@ -85,3 +85,10 @@ unsigned configured_threads(uint64_t said)
 
     return said ? (unsigned)said : processors < 8 ? 1 : processors < 16 ? (unsigned)processors / 4 : 4;
 }
+
+enum rdt_status configured_peers(const struct rdt_host *host, struct rdt_error *err)
+{
+    if (strcmp(configured_text(host, "peers"), "no") != 0)
+        return RDT_OK;
+    return rdt_error_set(err, RDT_UNSUPPORTED, "there are no other nodes, so no port is opened: set key_file, and listen");
+}

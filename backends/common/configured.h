@@ -30,4 +30,7 @@ enum rdt_status configured_listen(const struct rdt_host *host, const char *secti
 /* Returns the number of threads that move bytes: what the user has configured, or a default for 0. */
 unsigned configured_threads(uint64_t said);
 
+/* UNSUPPORTED: the daemon has no other nodes, so there is nobody to open a port for. */
+enum rdt_status configured_peers(const struct rdt_host *host, struct rdt_error *err);
+
 #endif

@@ -43,6 +43,8 @@ enum rdt_status settings_read(const struct rdt_host *host, struct settings *sett
     if (status == RDT_OK && off)
         status = rdt_error_set(err, RDT_UNSUPPORTED, "it is switched off: enabled = no in [stream]");
     if (status == RDT_OK)
+        status = configured_peers(host, err);
+    if (status == RDT_OK)
         status = configured_listen(host, "stream", settings.listen, err);
     if (status != RDT_OK)
         return status;

@@ -147,7 +147,9 @@ enum rdt_status settings_read(const struct rdt_host *host, struct settings *sett
             err, RDT_UNSUPPORTED,
             "UCX authenticates nobody; set trusted_network = yes if only trusted machines reach its interfaces");
 
-    status = config_copy(host, "tls", settings.tls, sizeof settings.tls, err);
+    status = configured_peers(host, err);
+    if (status == RDT_OK)
+        status = config_copy(host, "tls", settings.tls, sizeof settings.tls, err);
     if (status == RDT_OK)
         status = config_copy(host, "interfaces", settings.interfaces, sizeof settings.interfaces, err);
     if (status == RDT_OK)

@@ -1,5 +1,7 @@
-/* One line per event to stderr. Refuses to let what others sent break a line: control characters become '?'. */
+/* One line per event to stderr. Refuses to let what others sent break a line or lie in it: control characters and those
+ * that change the direction of text become '?'. */
 #include "daemon/base/log.h"
+#include "daemon/base/text.h"
 
 #include <errno.h>
 #include <stdarg.h>
@@ -80,10 +82,7 @@ void log_write(enum log_level level, const char *fmt, ...)
         used = room - 1;
         memcpy(line + head + used - 3, "...", 3);
     }
-    for (size_t i = head; i < head + used; i++) {
-        if ((unsigned char)line[i] < ' ' || line[i] == 0x7f)
-            line[i] = '?';
-    }
+    text_clean(line + head, used);
     line[head + used] = '\n';
 
     /* One write: lines of several threads and processes do not mix. A log that cannot be written is nobody's to report. */

@@ -78,6 +78,8 @@ static const char *host_config(void *ctx, const char *name)
         return key_value(plugin, options, key);
     if (strcmp(name, "trusted_network") == 0)
         return options->trusted_network ? "yes" : "no";
+    if (strcmp(name, "peers") == 0)
+        return options->key_file[0] ? "yes" : "no";
     if (strcmp(name, "interfaces") == 0)
         return options->interfaces;
     if (strcmp(name, "listen_host") == 0) {

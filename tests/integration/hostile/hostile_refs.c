@@ -2,7 +2,10 @@
  * nodes meet. Whoever is at an address is reached there, whatever others asked for before. */
 #include <arpa/inet.h>
 #include <errno.h>
+#include <sched.h>
+#include <stdlib.h>
 #include <signal.h>
+#include <sys/mount.h>
 #include <sys/random.h>
 #include <sys/socket.h>
 #include <unistd.h>
@@ -165,6 +168,68 @@ Test(hostile_refs, silent_connections_keep_no_node_away)
     both_end();
 }
 
+/* ---- names that cannot be looked up ---- */
+
+/* In /etc, for whoever shares this mount namespace. */
+static void replace_file(const char *folder, const char *name, const char *text)
+{
+    char from[96], to[64];
+
+    (void)snprintf(from, sizeof from, "%s/%s", folder, name);
+    (void)snprintf(to, sizeof to, "/etc/%s", name);
+    write_file(from, text);
+    must_say(mount(from, to, NULL, MS_BIND, NULL) == 0, "%s: %s", to, strerror(errno));
+    must(unlink(from) == 0);
+}
+
+/* From now on, for this process and its daemons: a name server that never answers, and a hosts file with one name. */
+static bool mute_name_server(void)
+{
+    struct sockaddr_in at = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK), .sin_port = htons(53)};
+    int server;
+    char folder[] = "/tmp/rdt-names.XXXXXX";
+
+    if (unshare(CLONE_NEWNS | CLONE_NEWNET) != 0 || mount(NULL, "/", NULL, MS_REC | MS_PRIVATE, NULL) != 0)
+        return false;
+    must(system("ip link set lo up") == 0);
+    must(bind((server = socket(AF_INET, SOCK_DGRAM | SOCK_CLOEXEC, 0)), (struct sockaddr *)&at, sizeof at) == 0);
+    must(mkdtemp(folder));
+    replace_file(folder, "resolv.conf", "nameserver 127.0.0.1\noptions timeout:2 attempts:2\n");
+    replace_file(folder, "hosts", "127.0.0.1 bee.test\n");
+    replace_file(folder, "nsswitch.conf", "hosts: files dns\n");
+    must(rmdir(folder) == 0);
+    return true;
+}
+
+Test(hostile_refs, names_that_are_looked_up_for_ever_delay_no_other_user)
+{
+    enum { N = 40 };
+    rdt_request *requests[N];
+    struct node_status status;
+    char place[65];
+    rdt *user;
+
+    if (geteuid() != 0 || !mute_name_server())
+        cr_skip_test("a name server of its own needs root and namespaces");
+    both_begin(NULL, NULL);
+    must(seteuid(STRANGER) == 0);
+    user = node_client(&node, "user");
+    must(seteuid(0) == 0);
+    for (unsigned i = 0; i < N; i++) {
+        struct rdt_ref ref;
+        (void)snprintf(place, sizeof place, "nobody%u.invalid:7411", i);
+        ref = there(place);
+        requests[i] = start_one(user, &ref, LONG);
+    }
+    wait_until(LONG, (node_status(&node, &status), status.peers_known >= N));
+    (void)snprintf(place, sizeof place, "bee.test%s", strrchr(other_address, ':'));
+    must_be_reached(place);
+    for (unsigned i = 0; i < N; i++)
+        rdt_request_destroy(requests[i]);
+    rdt_close(user);
+    both_end();
+}
+
 /* ---- the daemon is no port scanner ---- */
 
 Test(hostile_refs, dial_listed_refuses_other_addresses)
@@ -230,4 +295,45 @@ Test(hostile_refs, user_cannot_tell_a_closed_port_from_another_service)
     (void)close(listener);
     rdt_close(user);
     both_end();
+}
+
+/* ---- no peers, no ports ---- */
+
+/* Listening TCP sockets, and bound UDP sockets, among the descriptors of the process. */
+static unsigned ports_of(pid_t pid)
+{
+    static const char *const tables[] = {"tcp", "tcp6", "udp", "udp6"};
+    unsigned n = 0;
+
+    for (unsigned i = 0; i < 4; i++) {
+        char path[64], line[512];
+        FILE *file;
+
+        (void)snprintf(path, sizeof path, "/proc/%d/net/%s", (int)pid, tables[i]);
+        file = fopen(path, "re");
+        while (file && fgets(line, sizeof line, file)) {
+            char command[160];
+            unsigned state;
+            unsigned long inode;
+
+            if (sscanf(line, " %*d: %*[0-9A-F:] %*[0-9A-F:] %x %*s %*s %*s %*s %*s %lu", &state, &inode) != 2 ||
+                (i < 2 && state != 10))
+                continue;
+            (void)snprintf(command, sizeof command, "ls -l /proc/%d/fd | grep -q 'socket:.%lu.$'", (int)pid, inode);
+            n += system(command) == 0;
+        }
+        if (file)
+            (void)fclose(file);
+    }
+    return n;
+}
+
+Test(hostile_refs, node_without_peers_opens_no_port)
+{
+    begin(&(struct node_options){.trusted_network = true});
+    cr_assert_eq(ports_of(node.pid), 0);
+    end();
+    begin(&(struct node_options){.listen = "127.0.0.1:0", .trusted_network = true});
+    cr_assert_gt(ports_of(node.pid), 0);
+    end();
 }

@@ -2,6 +2,7 @@
  * targets that do not fit, sessions and numbers that are somebody else's. Each is refused with the thing's name. */
 #include "proto/rdt_dtype.h"
 #include "tests/integration/hostile/protocol_fixture.h"
+#include "tests/support/program.h"
 
 static struct raw raw;
 
@@ -250,4 +251,24 @@ Test(hostile_requests, numbers_that_mean_nothing_are_answered)
             raw_reply(&raw, raw_send(&raw, RDT_MSG_LIST, &list.base, NULL, 0), &rdt__pb__list_reply__descriptor), NULL);
     }
     finish();
+}
+
+/* A name that would clear a terminal, or read from right to left there. */
+Test(hostile_requests, name_of_a_client_is_shown_as_plain_text)
+{
+    Rdt__Pb__Hello hello = RDT__PB__HELLO__INIT;
+    struct program ctl;
+
+    begin(NULL);
+    raw_connect(&raw, node.socket);
+    hello.protocol_min = hello.protocol_max = RDT_PROTOCOL_MAX;
+    hello.client_name = (char *)"evil\xc2\x9b" "2J\x1b[2J\xe2\x80\xae" "live";
+    protobuf_c_message_free_unpacked(raw_reply(&raw, raw_send(&raw, RDT_MSG_HELLO, &hello.base, NULL, 0),
+                                               &rdt__pb__hello_reply__descriptor), NULL);
+    program_run(&ctl, (const char *[]){"rdtctl", "--socket", node.socket, "clients", NULL}, NULL);
+    must_say(ctl.status == 0 && strstr(ctl.out, "evil??2J?[2J???live"), "%s%s", ctl.out, ctl.err);
+    program_free(&ctl);
+    must(node_log_has(&node, "evil??2J?[2J???live"));
+    raw_close(&raw);
+    end();
 }
