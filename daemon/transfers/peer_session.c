@@ -44,7 +44,6 @@ void peer_session_free(struct peer_session *session)
     list_for_each_safe (node, &session->in_groups)
         free(container_of(node, struct peer_transport, link));
     map_fini(&session->serves);
-    session->peer->session = NULL;
     free(session);
 }
 

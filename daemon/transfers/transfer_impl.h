@@ -147,7 +147,7 @@ enum rdt_status peer_session_send(struct peer_session *session, enum rdt_peer_me
 
 /* Finds or creates the session of a peer. NULL: no memory. */
 struct peer_session *peer_session_get(struct transfers *transfers, struct peer *peer);
-void peer_session_free(struct peer_session *session); /* nothing uses it any more */
+void peer_session_free(struct peer_session *session); /* nothing uses it any more; its peer may be gone already */
 
 /* What a connection tells its users. The connections (peer_transport.c, transfer_group.c) know none of them: transfers_init gives them this table,
  * which transfer_peer.c fills in. Each callback may end transfers and close connections. */

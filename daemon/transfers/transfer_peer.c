@@ -226,6 +226,7 @@ bool transfers_forget_peer(struct transfers *transfers, struct peer *peer)
             return false;
     }
     peer_session_free(session);
+    peer->session = NULL;
     return true;
 }
 
