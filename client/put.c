@@ -1,4 +1,25 @@
-/* rdt_put: finds where each tensor's bytes are, copies in what the daemon cannot reach, and makes the object. */
+/* rdt_put: finds where each tensor's bytes are, copies those that the daemon cannot reach, and makes the object.
+ *
+ * Tensors in memory that the daemon knows (rdt_alloc, rdt_import) are put where they lie. The bytes of all others,
+ * n in total, are copied once. choose() says where to, by the first row that fits:
+ *
+ *     n                 the put is                     way        copied into                            messages
+ *     0                                                NOTHING                                           PUT
+ *     <= inline_max                                    INLINE     the message PUT                        PUT
+ *     <= sealed_max     a snapshot of contiguous       SEALED     a memfd that this process creates      PUT + fd
+ *                       tensors                                   and seals
+ *     any               a snapshot                     GIVEN      a region that this process unmaps,     ALLOC, PUT
+ *                                                                 so that the daemon can seal it
+ *     any               without flags, for its owner   LOANED     a region that the next such put        PUT (ALLOC before,
+ *                                                                 uses again                             if none is idle)
+ *     any               any other                      RELEASED   a region of this put alone             ALLOC, PUT,
+ *                                                                                                        RELEASE_REGION
+ *
+ * SEALED falls back to GIVEN: the daemon can wait for room for a region, but not for a memfd that exists already.
+ * LOANED tries once more with a new region if the daemon has dropped the idle one meanwhile.
+ */
+#include "put.h"
+
 #include <fcntl.h>
 #include <stdlib.h>
 #include <string.h>
@@ -16,87 +37,86 @@
 #include "tensor.h"
 
 #define ROOM_MARGIN_NS 100000000
-#define COPY_BYTES ((uint64_t)64 << 20) /* between two looks at the clock */
+#define COPY_BYTES ((uint64_t)64 << 20) /* copied between two looks at the clock */
 #define WRITE_MIN_BYTES 65536
 
-struct placed { /* the tensors of one put: layout's offsets are addresses until their place is known */
-    struct layout *layout;
-    enum rdt_memory *how; /* [count] */
+enum way { NOTHING, INLINE, SEALED, GIVEN, LOANED, RELEASED };
+
+struct put {
+    rdt *conn;
+    const struct rdt_put_options *options;
+    int64_t deadline_ns;
+    struct layout *layout; /* an offset is an address until the tensor's place is known */
+    enum rdt_memory *how;  /* [count] */
     Rdt__Pb__RegionUse *regions;
     uint32_t n_regions, room;
-    uint64_t copied_bytes; /* packed */
-    struct mapping *copy;  /* what they are copied into, with its reference or as its room's; NULL: nothing is copied */
-    struct copy_room *loan; /* NULL: the copy is this put's only */
-    bool lends, fresh;     /* it is to have a room; fresh: one that was not lent before */
-    uint32_t copy_index;   /* in regions */
-    int copy_fd;           /* its, if it is new and nobody here looks at it; -1 */
-    bool given;            /* it is unmapped, and becomes the snapshot as it is if nobody else can write it */
-    uint8_t *inline_data;  /* or this, which goes with the message; its tensors' region is n_regions */
-    int sealed_fd;           /* or this, likewise; -1 */
-    bool not_taken;        /* the daemon did not want it, for another reason than room */
+
+    enum way way;
+    uint64_t copied_bytes; /* packed, with padding between tensors */
+    uint32_t copy_index;   /* the copy's region in the message; n_regions for INLINE and SEALED, which have none */
+    uint8_t *inline_data;  /* INLINE */
+    int fd;                /* SEALED: the memfd; GIVEN: the region's fd if nobody has mapped it before; else -1 */
+    struct mapping *copy;  /* GIVEN, RELEASED: one reference, until the put ends or the region is given */
+    struct copy_room *loan; /* LOANED */
+    bool given;            /* regions[copy_index] is unmapped, and becomes the snapshot */
 };
 
-static void placed_fini(rdt *conn, struct placed *placed, bool put)
+static void put_fini(struct put *put, bool done)
 {
-    if (placed->loan) {
-        connection_lock(conn);
-        loans_end(conn, placed->loan, put);
-        connection_unlock(conn);
+    if (put->loan || put->copy) {
+        connection_lock(put->conn);
+        if (put->loan)
+            loans_end(put->conn, put->loan, done);
+        else
+            alloc_give_back(put->conn, put->copy); /* the object keeps the bytes alive */
+        connection_unlock(put->conn);
     }
-    if (placed->copy && !placed->loan) {
-        /* The object keeps the bytes alive. */
-        connection_lock(conn);
-        alloc_give_back(conn, placed->copy);
-        connection_unlock(conn);
-    }
-    if (placed->copy_fd >= 0)
-        (void)close(placed->copy_fd);
-    if (placed->sealed_fd >= 0)
-        (void)close(placed->sealed_fd);
-    free(placed->inline_data);
-    free(placed->how);
-    free(placed->regions);
-    free(placed->layout);
+    if (put->given && !done)
+        alloc_release(put->conn, put->regions[put->copy_index].region);
+    if (put->fd >= 0)
+        (void)close(put->fd);
+    free(put->inline_data);
+    free(put->how);
+    free(put->regions);
+    free(put->layout);
 }
 
-static enum rdt_status add_region(struct placed *placed, const struct mapping *mapping, uint32_t *index_p,
-                                  struct rdt_error *err)
+static enum rdt_status add_region(struct put *put, const struct mapping *mapping, uint32_t *index_p, struct rdt_error *err)
 {
     Rdt__Pb__RegionUse *use;
 
-    if (placed->n_regions == placed->room) {
-        uint32_t room = placed->room ? 2 * placed->room : 8;
-        Rdt__Pb__RegionUse *regions = realloc(placed->regions, room * sizeof *regions);
+    if (put->n_regions == put->room) {
+        uint32_t room = put->room ? 2 * put->room : 8;
+        Rdt__Pb__RegionUse *regions = realloc(put->regions, room * sizeof *regions);
 
         if (!regions)
-            return rdt_error_set(err, RDT_NO_MEMORY, "no memory for %u regions", room);
-        placed->regions = regions;
-        placed->room = room;
+            return rdt_error_set(err, RDT_NO_MEMORY, "there is no memory for a list of %u regions", room);
+        put->regions = regions;
+        put->room = room;
     }
-    use = &placed->regions[placed->n_regions];
+    use = &put->regions[put->n_regions];
     rdt__pb__region_use__init(use);
     use->region = mapping->region;
     use->generation = mapping->generation;
-    *index_p = placed->n_regions++;
+    *index_p = put->n_regions++;
     return RDT_OK;
 }
 
 /* ---- where the bytes are ---- */
 
-static enum rdt_status place_in(struct placed *placed, uint32_t i, struct mapping *mapping, uint64_t mark,
-                                struct rdt_error *err)
+static enum rdt_status place_in(struct put *put, uint32_t i, struct mapping *mapping, uint64_t mark, struct rdt_error *err)
 {
     enum rdt_status status;
 
     if (mapping->mark != mark) {
-        status = add_region(placed, mapping, &mapping->index, err);
+        status = add_region(put, mapping, &mapping->index, err);
         if (status != RDT_OK)
             return status;
         mapping->mark = mark;
     }
-    placed->layout->region[i] = mapping->index;
-    placed->layout->offset[i] -= (uintptr_t)mapping->addr;
-    placed->how[i] = mapping->origin == MAPPING_IMPORTED ? RDT_MEMORY_IMPORTED : RDT_MEMORY_DAEMON;
+    put->layout->region[i] = mapping->index;
+    put->layout->offset[i] -= (uintptr_t)mapping->addr;
+    put->how[i] = mapping->origin == MAPPING_IMPORTED ? RDT_MEMORY_IMPORTED : RDT_MEMORY_DAEMON;
     return RDT_OK;
 }
 
@@ -106,16 +126,15 @@ static uint64_t align_up(uint64_t bytes)
 }
 
 /* With the lock. *near is the mapping of the tensor before, where the next one often is too. */
-static enum rdt_status place(rdt *conn, struct placed *placed, uint32_t i, uint64_t mark, struct mapping **near,
-                             struct rdt_error *err)
+static enum rdt_status place(struct put *put, uint32_t i, uint64_t mark, struct mapping **near, struct rdt_error *err)
 {
-    struct layout *layout = placed->layout;
+    struct layout *layout = put->layout;
     uint64_t lo, hi;
     enum rdt_status status;
 
     if (layout_elems(layout, i) == 0) {
         layout->offset[i] = 0;
-        placed->how[i] = RDT_MEMORY_COPIED; /* all of its nothing */
+        put->how[i] = RDT_MEMORY_COPIED; /* a tensor without elements has no bytes to refer to */
         layout_set_row_major(layout, i);
         return RDT_OK;
     }
@@ -123,37 +142,74 @@ static enum rdt_status place(rdt *conn, struct placed *placed, uint32_t i, uint6
     if (status != RDT_OK)
         return status;
     if (*near && memory_contains(*near, lo, hi))
-        return place_in(placed, i, *near, mark, err);
-    *near = memory_at(&conn->memory, lo, hi);
+        return place_in(put, i, *near, mark, err);
+    *near = memory_at(&put->conn->memory, lo, hi);
     if (!*near) {
-        placed->how[i] = RDT_MEMORY_COPIED;
-        placed->copied_bytes = align_up(placed->copied_bytes) + layout_bytes(layout, i);
+        put->how[i] = RDT_MEMORY_COPIED;
+        put->copied_bytes = align_up(put->copied_bytes) + layout_bytes(layout, i);
         return RDT_OK;
     }
     if (!memory_contains(*near, lo, hi))
         return rdt_error_set(err, RDT_INVALID, "tensor %u: its bytes [%p, +%llu) lie partly in [%p, +%zu), partly outside", i,
                              (void *)(uintptr_t)lo, (unsigned long long)(hi - lo), (void *)(*near)->addr, (*near)->bytes);
-    return place_in(placed, i, *near, mark, err);
+    return place_in(put, i, *near, mark, err);
 }
 
-static enum rdt_status place_all(rdt *conn, struct placed *placed, struct rdt_error *err)
+static enum rdt_status place_all(struct put *put, struct rdt_error *err)
 {
     struct mapping *near = NULL;
     enum rdt_status status = RDT_OK;
     uint64_t mark;
 
-    connection_lock(conn);
-    mark = memory_mark(&conn->memory);
-    for (uint32_t i = 0; i < placed->layout->count && status == RDT_OK; i++)
-        status = place(conn, placed, i, mark, &near, err);
-    connection_unlock(conn);
+    connection_lock(put->conn);
+    mark = memory_mark(&put->conn->memory);
+    for (uint32_t i = 0; i < put->layout->count && status == RDT_OK; i++)
+        status = place(put, i, mark, &near, err);
+    connection_unlock(put->conn);
+    if (status == RDT_OK && put->options->flags & RDT_PUT_PENDING && put->copied_bytes > 0)
+        status = rdt_error_set(err, RDT_INVALID,
+                               "a PENDING put has tensors in memory that the daemon does not know: rdt_alloc or rdt_import it");
     return status;
 }
 
-/* ---- copying in ---- */
+static bool is_copied(const struct put *put, uint32_t i)
+{
+    return put->how[i] == RDT_MEMORY_COPIED && layout_elems(put->layout, i) > 0;
+}
 
-/* By write() the kernel fills pages that nobody has mapped at half of what mapping them, a fault each, costs. False: it is to be copied
- * (huge pages cannot be written so). */
+/* ---- where they are copied to: the table above ---- */
+
+static bool may_seal(const struct put *put)
+{
+    if (put->copied_bytes > put->conn->sealed_max_bytes ||
+        atomic_load_explicit(&put->conn->takes_none, memory_order_relaxed))
+        return false;
+    for (uint32_t i = 0; i < put->layout->count; i++)
+        if (is_copied(put, i) && !layout_is_contiguous(put->layout, i))
+            return false;
+    return true;
+}
+
+static enum way choose(const struct put *put)
+{
+    const struct rdt_put_options *options = put->options;
+
+    if (put->copied_bytes == 0)
+        return NOTHING;
+    if (put->copied_bytes <= put->conn->inline_max_bytes)
+        return INLINE;
+    if (options->flags & RDT_PUT_SNAPSHOT)
+        return may_seal(put) ? SEALED : GIVEN;
+    /* A loaned region is used again, so only its owner may have seen it, and its end must be known to this session. */
+    if (put->conn->lends && options->flags == 0 && options->visibility == RDT_VISIBLE_TO_OWNER)
+        return LOANED;
+    return RELEASED;
+}
+
+/* ---- copying ---- */
+
+/* Writing by pwrite takes half the time of writing through a mapping that has no pages yet, since there is no fault for
+ * each page. False if the kernel refuses it, as it does for huge pages: then the bytes are copied. */
 static bool write_in(int fd, const uint8_t *data, uint64_t bytes, uint64_t at)
 {
     while (bytes > 0) {
@@ -168,12 +224,18 @@ static bool write_in(int fd, const uint8_t *data, uint64_t bytes, uint64_t at)
     return true;
 }
 
-/* Tensor i, now at *at of the region that starts at base, row-major; *at moves behind it. fd: the region's, if it is new and this process
- * will not look at it, else -1. */
-static enum rdt_status copy_in(struct placed *placed, uint32_t i, uint8_t *base, int fd, uint32_t region, uint64_t *at,
-                               int64_t deadline_ns, struct rdt_error *err)
+/* Tensor i begins at `at` of the copy, row-major. */
+static void set_place(struct put *put, uint32_t i, uint64_t at)
 {
-    struct layout *layout = placed->layout;
+    put->layout->region[i] = put->copy_index;
+    put->layout->offset[i] = at;
+    layout_set_row_major(put->layout, i);
+}
+
+/* Copies tensor i to *at of the memory at base, and moves *at behind it. */
+static enum rdt_status copy_in(struct put *put, uint32_t i, uint8_t *base, uint64_t *at, struct rdt_error *err)
+{
+    struct layout *layout = put->layout;
     uint64_t bytes = layout_bytes(layout, i);
     const uint8_t *data = (const uint8_t *)(uintptr_t)layout->offset[i];
 
@@ -182,82 +244,92 @@ static enum rdt_status copy_in(struct placed *placed, uint32_t i, uint8_t *base,
     for (uint64_t from = 0; from < bytes; from += COPY_BYTES) {
         uint64_t part = bytes - from < COPY_BYTES ? bytes - from : COPY_BYTES;
 
-        if (deadline_ns != CLOCK_NEVER && clock_now_ns() >= deadline_ns)
-            return rdt_error_set(err, RDT_TIMED_OUT, "the deadline passed while tensor %u was copied in", i);
-        if (fd < 0 || bytes < WRITE_MIN_BYTES || !layout_is_contiguous(layout, i) || !write_in(fd, data + from, part, *at + from))
+        if (put->deadline_ns != CLOCK_NEVER && clock_now_ns() >= put->deadline_ns)
+            return rdt_error_set(err, RDT_TIMED_OUT, "the deadline passed while tensor %u was copied", i);
+        if (put->fd < 0 || bytes < WRITE_MIN_BYTES || !layout_is_contiguous(layout, i) ||
+            !write_in(put->fd, data + from, part, *at + from))
             layout_gather(layout, i, data, from, part, base + *at + from);
     }
-    layout->region[i] = region;
-    layout->offset[i] = *at;
-    layout_set_row_major(layout, i);
+    set_place(put, i, *at);
     *at += bytes;
     return RDT_OK;
 }
 
-/* How long the daemon may let a request of this put wait for room: a little less than the put has, so that its word of what it waited
- * for comes in time. */
-static int64_t room_ns(int64_t deadline_ns)
+/* How long the daemon may let a request of this put wait for room. It is a little less than the put has left, so that
+ * the daemon's sentence about what it waited for arrives in time. */
+static int64_t room_ns(const struct put *put)
 {
-    int64_t left_ns = clock_remaining_ns(deadline_ns), margin_ns = left_ns / 8;
+    int64_t left_ns = clock_remaining_ns(put->deadline_ns), margin_ns = left_ns / 8;
 
     if (left_ns < 0)
         return 0;
     return left_ns - (margin_ns < ROOM_MARGIN_NS ? margin_ns : ROOM_MARGIN_NS);
 }
 
-/* unseen: nobody in this process looks at the copy. */
-static enum rdt_status copy_all_in(rdt *conn, struct placed *placed, bool unseen, int64_t deadline_ns, struct rdt_error *err)
+/* Creates the memory of the chosen way, all but SEALED. *base_p is its address. */
+static enum rdt_status make_room(struct put *put, bool fresh, uint8_t **base_p, struct rdt_error *err)
 {
-    enum rdt_status status = RDT_OK;
+    bool write = put->way == GIVEN && sealed_may_write(put->copied_bytes);
+    struct mapping *mapping = NULL;
+    enum rdt_status status;
+
+    put->copy_index = put->n_regions;
+    if (put->way == INLINE) {
+        *base_p = put->inline_data = calloc(1, put->copied_bytes); /* zeroes: the padding is sent too */
+        return put->inline_data ? RDT_OK
+                                : rdt_error_set(err, RDT_NO_MEMORY, "there is no memory for %llu bytes of tensors",
+                                                (unsigned long long)put->copied_bytes);
+    }
+    if (put->way == LOANED) {
+        status = loans_take(put->conn, put->copied_bytes, fresh, room_ns(put), put->deadline_ns, &put->loan, err);
+        mapping = status == RDT_OK ? put->loan->mapping : NULL;
+    } else {
+        status = alloc_region(put->conn, put->copied_bytes, room_ns(put), put->deadline_ns, &put->copy, write ? &put->fd : NULL,
+                              err);
+        mapping = put->copy;
+    }
+    if (status != RDT_OK)
+        return status;
+    *base_p = mapping->addr;
+    return add_region(put, mapping, &put->copy_index, err);
+}
+
+/* Unmaps regions[copy_index] and hands it to the daemon, which seals it: a mapping that can be written would prevent
+ * that. It is sealed here before if its fd is here. The kernel refuses the seal until each processor has filed the
+ * pages that it has in hand; this processor filled them, and files them at once, but a later seal in the daemon would
+ * wait for two ticks of the clock. */
+static void give(struct put *put, struct mapping *take_mapping)
+{
+    connection_lock(put->conn);
+    memory_withdraw(&put->conn->memory, take_mapping);
+    memory_unref(&put->conn->memory, take_mapping);
+    connection_unlock(put->conn);
+    put->given = true;
+    if (put->fd >= 0)
+        (void)fcntl(put->fd, F_ADD_SEALS, F_SEAL_WRITE);
+}
+
+static enum rdt_status copy_all(struct put *put, bool fresh, struct rdt_error *err)
+{
     uint8_t *base = NULL;
     uint64_t at = 0;
+    enum rdt_status status = put->way == NOTHING ? RDT_OK : make_room(put, fresh, &base, err);
 
-    if (placed->copied_bytes == 0)
-        return RDT_OK;
-    if (placed->copied_bytes <= conn->inline_max_bytes) {
-        base = placed->inline_data = calloc(1, placed->copied_bytes); /* what lies between tensors is sent too */
-        if (!base)
-            status = rdt_error_set(err, RDT_NO_MEMORY, "no memory for %llu bytes", (unsigned long long)placed->copied_bytes);
-    } else {
-        if (placed->lends) {
-            status = loans_take(conn, placed->copied_bytes, placed->fresh, room_ns(deadline_ns), deadline_ns, &placed->loan, err);
-            placed->copy = status == RDT_OK ? placed->loan->mapping : NULL;
-        } else {
-            status = alloc_region(conn, placed->copied_bytes, room_ns(deadline_ns), deadline_ns, &placed->copy,
-                                  unseen && sealed_may_write(placed->copied_bytes) ? &placed->copy_fd : NULL, err);
-        }
-        if (status == RDT_OK) {
-            base = placed->copy->addr;
-            status = add_region(placed, placed->copy, &placed->copy_index, err);
-        }
-    }
-    for (uint32_t i = 0; i < placed->layout->count && status == RDT_OK; i++) {
-        if (placed->how[i] == RDT_MEMORY_COPIED && layout_elems(placed->layout, i) > 0)
-            status = copy_in(placed, i, base, placed->copy_fd, placed->inline_data ? placed->n_regions : placed->copy_index, &at,
-                             deadline_ns, err);
+    for (uint32_t i = 0; i < put->layout->count && status == RDT_OK; i++)
+        if (is_copied(put, i))
+            status = copy_in(put, i, base, &at, err);
+    if (status == RDT_OK && put->way == GIVEN) {
+        give(put, put->copy);
+        put->copy = NULL;
     }
     return status;
 }
 
-/* A snapshot need not be copied again: nobody maps its bytes any more, so that the daemon can seal them. They are sealed here before: the
- * kernel waits, two ticks of its clock, until no processor has pages in hand that it is still to file; those of this one it files at
- * once, and here they were filled. What the daemon seals again costs nothing; where this fails, it does. */
-static void give_up_copy(rdt *conn, struct placed *placed)
-{
-    connection_lock(conn);
-    memory_unref(&conn->memory, placed->copy);
-    connection_unlock(conn);
-    placed->copy = NULL;
-    placed->given = true;
-    if (placed->copy_fd >= 0)
-        (void)fcntl(placed->copy_fd, F_ADD_SEALS, F_SEAL_WRITE);
-}
-
 /* ---- the request ---- */
 
-static enum rdt_status send_put(rdt *conn, const struct placed *placed, const struct rdt_put_options *options,
-                                int64_t deadline_ns, struct rdt_ref *ref_p, struct rdt_error *err)
+static enum rdt_status send_put(const struct put *put, struct rdt_ref *ref_p, struct rdt_error *err)
 {
+    const struct rdt_put_options *options = put->options;
     Rdt__Pb__Put request = RDT__PB__PUT__INIT;
     Rdt__Pb__TensorList list = RDT__PB__TENSOR_LIST__INIT;
     struct layout_rows rows;
@@ -273,30 +345,32 @@ static enum rdt_status send_put(rdt *conn, const struct placed *placed, const st
     if (options->transport)
         request.transport = (char *)options->transport;
     request.visibility = (Rdt__Pb__Visibility)options->visibility;
-    layout_to_wire(placed->layout, true, conn->tensor_runs ? &rows : NULL, &list);
+    layout_to_wire(put->layout, true, put->conn->tensor_runs ? &rows : NULL, &list);
     request.tensors = &list;
-    if (placed->inline_data)
-        request.inline_data = (ProtobufCBinaryData){placed->copied_bytes, placed->inline_data};
-    request.regions = calloc((size_t)placed->n_regions + 1, sizeof *request.regions);
+    if (put->inline_data)
+        request.inline_data = (ProtobufCBinaryData){put->copied_bytes, put->inline_data};
+    request.regions = calloc((size_t)put->n_regions + 1, sizeof *request.regions);
     if (!request.regions)
-        return rdt_error_set(err, RDT_NO_MEMORY, "no memory for %u regions", placed->n_regions);
-    request.n_regions = placed->n_regions;
-    for (uint32_t i = 0; i < placed->n_regions; i++)
-        request.regions[i] = &placed->regions[i];
-    if (placed->given) {
-        request.given = (uint32_t *)&placed->copy_index;
+        return rdt_error_set(err, RDT_NO_MEMORY, "there is no memory for a list of %u regions", put->n_regions);
+    request.n_regions = put->n_regions;
+    for (uint32_t i = 0; i < put->n_regions; i++)
+        request.regions[i] = &put->regions[i];
+    if (put->given) {
+        request.given = (uint32_t *)&put->copy_index;
         request.n_given = 1;
     }
-    if (placed->loan) {
-        request.loaned = (uint32_t *)&placed->copy_index;
+    if (put->loan) {
+        request.loaned = (uint32_t *)&put->copy_index;
         request.n_loaned = 1;
     }
-    if (placed->sealed_fd >= 0)
-        request.sealed_bytes = placed->copied_bytes;
-    /* 0: a snapshot's copy is waited for without end, room not at all. Nor does what is lent again wait for room: fresh memory may take less. */
-    if (deadline_ns != CLOCK_NEVER && !(placed->loan && placed->loan->again))
-        request.timeout_ns = room_ns(deadline_ns) > 0 ? room_ns(deadline_ns) : 1;
-    status = call_fds(conn, RDT_MSG_PUT, &request.base, placed->sealed_fd, deadline_ns, &answer, NULL, err);
+    if (put->way == SEALED)
+        request.sealed_bytes = put->copied_bytes;
+    /* 0 lets the daemon wait for a snapshot's copy without end, and not at all for room. A region that is loaned again
+     * does not wait for room either: a new region may need less. */
+    if (put->deadline_ns != CLOCK_NEVER && !(put->loan && put->loan->again))
+        request.timeout_ns = room_ns(put) > 0 ? room_ns(put) : 1;
+    status = call_fds(put->conn, RDT_MSG_PUT, &request.base, put->way == SEALED ? put->fd : -1, put->deadline_ns, &answer, NULL,
+                      err);
     free(request.regions);
     if (status != RDT_OK)
         return status;
@@ -309,67 +383,34 @@ static enum rdt_status send_put(rdt *conn, const struct placed *placed, const st
     return status;
 }
 
-/* ---- what is copied into memory that is made here, and comes with the request ---- */
-
-static bool is_copied(const struct placed *placed, uint32_t i)
-{
-    return placed->how[i] == RDT_MEMORY_COPIED && layout_elems(placed->layout, i) > 0;
-}
-
-static bool fits_made(const rdt *conn, const struct placed *placed)
-{
-    if (placed->copied_bytes <= conn->inline_max_bytes || placed->copied_bytes > conn->sealed_max_bytes ||
-        atomic_load_explicit(&conn->takes_none, memory_order_relaxed))
-        return false;
-    for (uint32_t i = 0; i < placed->layout->count; i++)
-        if (is_copied(placed, i) && !layout_is_contiguous(placed->layout, i))
-            return false;
-    return true;
-}
-
-static void place_made(struct placed *placed)
-{
-    struct layout *layout = placed->layout;
-    uint64_t at = 0;
-
-    for (uint32_t i = 0; i < layout->count; i++) {
-        if (!is_copied(placed, i))
-            continue;
-        at = align_up(at);
-        layout->region[i] = placed->n_regions;
-        layout->offset[i] = at;
-        layout_set_row_major(layout, i);
-        at += layout_bytes(layout, i);
-    }
-}
-
-static void unplace_made(struct placed *placed, const struct rdt_tensor *tensors)
-{
-    (void)close(placed->sealed_fd);
-    placed->sealed_fd = -1;
-    for (uint32_t i = 0; i < placed->layout->count; i++)
-        if (is_copied(placed, i))
-            placed->layout->offset[i] = (uintptr_t)tensors[i].data;
-}
-
-/* AGAIN: it is to be put in the daemon's own memory, for which it can wait, and nothing has changed: none could be made here, or there is
- * no room for it, or the daemon cannot take it from here. */
-static enum rdt_status put_made(rdt *conn, struct placed *placed, const struct rdt_tensor *tensors, const struct rdt_put_options *options,
-                                int64_t deadline_ns, struct rdt_ref *ref_p, struct rdt_error *err)
+/* Puts by SEALED. AGAIN: this process cannot create the memfd, or the daemon refused it, and nothing has changed but
+ * *refused_p: true if it refused for another reason than room. */
+static enum rdt_status put_sealed(struct put *put, const struct rdt_tensor *tensors, bool *refused_p, struct rdt_ref *ref_p,
+                                  struct rdt_error *err)
 {
     struct rdt_error why = {0};
     enum rdt_status status;
+    uint64_t at = 0;
 
-    if (!fits_made(conn, placed))
+    put->fd = sealed_memory(put->layout, put->how, put->copied_bytes);
+    if (put->fd < 0)
         return RDT_AGAIN;
-    placed->sealed_fd = sealed_memory(placed->layout, placed->how, placed->copied_bytes);
-    if (placed->sealed_fd < 0)
-        return RDT_AGAIN;
-    place_made(placed);
-    status = send_put(conn, placed, options, deadline_ns, ref_p, &why);
-    if (status == RDT_LIMIT || status == RDT_NO_MEMORY || status == RDT_INVALID || status == RDT_UNSUPPORTED || status == RDT_SYSTEM) {
-        unplace_made(placed, tensors);
-        placed->not_taken = status != RDT_LIMIT && status != RDT_NO_MEMORY;
+    put->copy_index = put->n_regions;
+    for (uint32_t i = 0; i < put->layout->count; i++) {
+        if (!is_copied(put, i))
+            continue;
+        set_place(put, i, at = align_up(at));
+        at += layout_bytes(put->layout, i);
+    }
+    status = send_put(put, ref_p, &why);
+    if (status == RDT_LIMIT || status == RDT_NO_MEMORY || status == RDT_INVALID || status == RDT_UNSUPPORTED ||
+        status == RDT_SYSTEM) {
+        (void)close(put->fd);
+        put->fd = -1;
+        for (uint32_t i = 0; i < put->layout->count; i++)
+            if (is_copied(put, i))
+                put->layout->offset[i] = (uintptr_t)tensors[i].data;
+        *refused_p = status != RDT_LIMIT && status != RDT_NO_MEMORY;
         return RDT_AGAIN;
     }
     if (status != RDT_OK && err)
@@ -377,28 +418,7 @@ static enum rdt_status put_made(rdt *conn, struct placed *placed, const struct r
     return status;
 }
 
-static enum rdt_status put_copied(rdt *conn, struct placed *placed, const struct rdt_put_options *options, int64_t deadline_ns,
-                                  struct rdt_ref *ref_p, struct rdt_error *err)
-{
-    bool snapshot = (options->flags & RDT_PUT_SNAPSHOT) != 0;
-    enum rdt_status status = copy_all_in(conn, placed, snapshot, deadline_ns, err);
-
-    if (status == RDT_OK && placed->copy && snapshot)
-        give_up_copy(conn, placed);
-    if (status == RDT_OK)
-        status = send_put(conn, placed, options, deadline_ns, ref_p, err);
-    if (status != RDT_OK && placed->given)
-        alloc_release(conn, placed->regions[placed->copy_index].region);
-    if (status == RDT_OK && placed->not_taken)
-        atomic_store_explicit(&conn->takes_none, true, memory_order_relaxed);
-    return status;
-}
-
-/* Of memory that comes back only, when the object has ended, and that nobody of another owner has seen. */
-static bool may_lend(const rdt *conn, const struct rdt_put_options *options)
-{
-    return conn->lends && options->flags == 0 && options->visibility == RDT_VISIBLE_TO_OWNER;
-}
+/* ---- the calls ---- */
 
 static enum rdt_status check_options(const struct rdt_put_options *options, struct rdt_error *err)
 {
@@ -417,35 +437,66 @@ static enum rdt_status check_options(const struct rdt_put_options *options, stru
     return options_check_text(options->transport, RDT_MAX_NAME_BYTES, "transport", err);
 }
 
-/* AGAIN: what was to be lent again is gone, or larger than there may be; it is put in memory of its own. */
-static enum rdt_status put_once(rdt *conn, const struct rdt_tensor *tensors, size_t count, const struct rdt_put_options *options,
-                                int64_t deadline_ns, bool fresh, struct rdt_ref *ref_p, struct rdt_error *err)
+static enum rdt_status put_init(struct put *put, const struct rdt_tensor *tensors, size_t count, struct rdt_error *err)
 {
-    struct placed placed = {.copy_fd = -1, .sealed_fd = -1, .lends = may_lend(conn, options), .fresh = fresh};
-    enum rdt_status status = tensor_layout(tensors, count, &placed.layout, err);
+    enum rdt_status status = tensor_layout(tensors, count, &put->layout, err);
 
     if (status != RDT_OK)
         return status;
-    placed.how = malloc((count + 1) * sizeof *placed.how);
-    if (!placed.how)
-        status = rdt_error_set(err, RDT_NO_MEMORY, "no memory for %zu tensors", count);
-    if (status == RDT_OK)
-        status = place_all(conn, &placed, err);
-    if (status == RDT_OK && options->flags & RDT_PUT_PENDING && placed.copied_bytes > 0)
-        status = rdt_error_set(err, RDT_INVALID,
-                               "a PENDING put has tensors in memory that the daemon does not know: rdt_alloc or rdt_import it");
+    put->how = malloc((count + 1) * sizeof *put->how);
+    if (!put->how)
+        return rdt_error_set(err, RDT_NO_MEMORY, "there is no memory for a list of %zu tensors", count);
+    return place_all(put, err);
+}
+
+/* With `fresh` no idle region is loaned again. AGAIN: the daemon has dropped the one that was, or counts it as too
+ * large: to be tried again with fresh. */
+static enum rdt_status put_once(rdt *conn, const struct rdt_tensor *tensors, size_t count, const struct rdt_put_options *options,
+                                int64_t deadline_ns, bool fresh, struct rdt_ref *ref_p, struct rdt_error *err)
+{
+    struct put put = {.conn = conn, .options = options, .deadline_ns = deadline_ns, .fd = -1};
+    enum rdt_status status = put_init(&put, tensors, count, err);
+    bool refused = false, sealed = false;
+
     if (status == RDT_OK) {
-        bool made = options->flags & RDT_PUT_SNAPSHOT && !(options->flags & RDT_PUT_PENDING);
-        status = made ? put_made(conn, &placed, tensors, options, deadline_ns, ref_p, err) : RDT_AGAIN;
-        if (status == RDT_AGAIN)
-            status = put_copied(conn, &placed, options, deadline_ns, ref_p, err);
+        put.way = choose(&put);
+        sealed = put.way == SEALED;
+        status = sealed ? put_sealed(&put, tensors, &refused, ref_p, err) : RDT_AGAIN;
+        if (sealed && status == RDT_AGAIN)
+            put.way = GIVEN;
+    }
+    if (status == RDT_AGAIN) {
+        status = copy_all(&put, fresh, err);
+        if (status == RDT_OK)
+            status = send_put(&put, ref_p, err);
+        if (status == RDT_OK && refused)
+            atomic_store_explicit(&conn->takes_none, true, memory_order_relaxed);
     }
     if (status == RDT_OK && options->how)
-        memcpy(options->how, placed.how, count * sizeof *options->how);
-    if ((status == RDT_NOT_FOUND || status == RDT_LIMIT) && placed.loan && placed.loan->again)
+        memcpy(options->how, put.how, count * sizeof *options->how);
+    if ((status == RDT_NOT_FOUND || status == RDT_LIMIT) && put.loan && put.loan->again)
         status = RDT_AGAIN;
-    placed_fini(conn, &placed, status == RDT_OK);
+    put_fini(&put, status == RDT_OK);
     return status;
+}
+
+static enum rdt_status check(const rdt *conn, const struct rdt_put_options *options, struct rdt_put_options *own_p,
+                             const struct rdt_ref *ref_p, struct rdt_error *err)
+{
+    enum rdt_status status = connection_check(conn, err);
+
+    if (status == RDT_OK)
+        status = options_copy(own_p, sizeof *own_p, options, err);
+    if (status == RDT_OK)
+        status = check_options(own_p, err);
+    if (status == RDT_OK && !ref_p)
+        status = rdt_error_set(err, RDT_INVALID, "ref_p is NULL");
+    return status;
+}
+
+static int64_t put_deadline_ns(const struct rdt_put_options *options)
+{
+    return clock_deadline_ns(options->timeout_ns > 0 ? options->timeout_ns : RDT_FOREVER);
 }
 
 enum rdt_status rdt_put(rdt *conn, const struct rdt_tensor *tensors, size_t count, const struct rdt_put_options *options,
@@ -454,22 +505,46 @@ enum rdt_status rdt_put(rdt *conn, const struct rdt_tensor *tensors, size_t coun
     struct rdt_put_options own;
     struct rdt_error why = {0};
     int64_t deadline_ns;
-    enum rdt_status status = connection_check(conn, err);
+    enum rdt_status status = check(conn, options, &own, ref_p, err);
 
-    if (status == RDT_OK)
-        status = options_copy(&own, sizeof own, options, err);
-    if (status == RDT_OK)
-        status = check_options(&own, err);
-    if (status == RDT_OK && !ref_p)
-        status = rdt_error_set(err, RDT_INVALID, "ref_p is NULL");
     if (status != RDT_OK)
         return status;
-    deadline_ns = clock_deadline_ns(own.timeout_ns > 0 ? own.timeout_ns : RDT_FOREVER);
+    deadline_ns = put_deadline_ns(&own);
     status = put_once(conn, tensors, count, &own, deadline_ns, false, ref_p, &why);
     if (status == RDT_AGAIN)
         status = put_once(conn, tensors, count, &own, deadline_ns, true, ref_p, &why);
     if (status != RDT_OK && err)
         *err = why;
+    return status;
+}
+
+enum rdt_status put_snapshot_of(rdt *conn, void *take_addr, const struct rdt_tensor *tensors, size_t count,
+                                const struct rdt_put_options *options, struct rdt_ref *ref_p, struct rdt_error *err)
+{
+    struct rdt_put_options own = {0};
+    struct put put = {.conn = conn, .options = &own, .fd = -1};
+    struct mapping *mapping;
+    enum rdt_status status = check(conn, options, &own, ref_p, err);
+
+    if (status == RDT_FORKED)
+        return status;
+    if (status == RDT_OK)
+        status = put_init(&put, tensors, count, err);
+    put.deadline_ns = put_deadline_ns(&own);
+    connection_lock(conn);
+    mapping = memory_at(&conn->memory, (uintptr_t)take_addr, (uintptr_t)take_addr + 1);
+    if (status == RDT_OK && (put.copied_bytes > 0 || put.n_regions != 1 || !mapping || put.regions[0].region != mapping->region))
+        status = rdt_error_set(err, RDT_INVALID, "the tensors of a snapshot lie outside the memory that becomes the snapshot");
+    if (status != RDT_OK && mapping) {
+        memory_withdraw(&conn->memory, mapping);
+        alloc_give_back(conn, mapping);
+    }
+    connection_unlock(conn);
+    if (status == RDT_OK) {
+        give(&put, mapping); /* copy_index is 0 */
+        status = send_put(&put, ref_p, err);
+    }
+    put_fini(&put, status == RDT_OK);
     return status;
 }
 

@@ -25,7 +25,8 @@ int ctl_free(struct ctl *ctl, int argc, char **argv)
         return ctl_usage_error(ctl, "%s", err.msg);
     if (ctl_connect(ctl, &err) || rdt_free(ctl->rdt, &ref, force, &err))
         return ctl_fail(ctl, &err);
-    if (wait_ns && rdt_wait_freed(ctl->rdt, &ref, wait_ns, &err))
+    /* A plain id says no generation, so an object that has ended by now is NOT_FOUND. */
+    if (wait_ns && rdt_wait_freed(ctl->rdt, &ref, wait_ns, &err) && err.status != RDT_NOT_FOUND)
         return ctl_fail(ctl, &err);
     if (ctl->json)
         return ctl_print_json(

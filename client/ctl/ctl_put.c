@@ -11,6 +11,7 @@
 #include <strings.h>
 #include <unistd.h>
 
+#include "client/put.h"
 #include "ctl.h"
 #include "ctl_commands.h"
 #include "ctl_json.h"
@@ -113,7 +114,14 @@ static enum rdt_status put_object(struct ctl *ctl, struct put *put, struct rdt_e
     options.timeout_ns = ctl_timeout(ctl, CTL_DEFAULT_TIMEOUT_NS);
     if (options.timeout_ns <= 0) /* 0 polls here, and is "without end" there */
         options.timeout_ns = options.timeout_ns ? 0 : 1;
-    status = rdt_put(ctl->rdt, tensors, put->count, &options, &put->ref, err);
+    if (put->data && options.flags & RDT_PUT_SNAPSHOT) {
+        void *data = put->data;
+
+        put->data = NULL;
+        status = put_snapshot_of(ctl->rdt, data, tensors, put->count, &options, &put->ref, err);
+    } else {
+        status = rdt_put(ctl->rdt, tensors, put->count, &options, &put->ref, err);
+    }
     free(tensors);
     if (status == RDT_OK && put->publish) {
         struct rdt_publish_options publish = RDT_INIT(publish);

@@ -162,4 +162,26 @@ ends_with 3
 grep -q 'the object is lost' "$dir/actor" || bad "the actor says $(cat "$dir/actor")"
 status 3 "$rdtctl" status
 
+# ---- a snapshot takes its size once, not twice ----
+
+"$RDT_BUILD_DIR/rdtd" --socket "$RDT_SOCKET" --state-dir "$dir" --backend-dir "$RDT_BUILD_DIR/backends" --memory-limit 24MiB \
+  </dev/null >"$dir/log" 2>&1 &
+small=$!
+pids+=("$small")
+until_deadline 20 "$rdtctl" ping -q --timeout 2s 2>/dev/null || { cat "$dir/log"; exit 1; }
+header='{"a":{"dtype":"U8","shape":[16777216],"data_offsets":[0,16777216]}}'
+printf -v length '\\x%02x' "${#header}"
+{ printf '%b%s' "$length\0\0\0\0\0\0\0" "$header"; head -c 16777216 /dev/urandom; } >"$dir/large"
+status 0 "$rdtctl" put "$dir/large" --id large --snapshot --detached --timeout 5s
+"$rdtctl" stat large | grep -q '^snapshot' || bad "stat says $("$rdtctl" stat large 2>&1)"
+status 0 "$rdtctl" fetch large -o "$dir/large.back"
+cmp "$dir/large" "$dir/large.back" || bad 'a snapshot comes back changed'
+status 0 "$rdtctl" free large --wait 5s
+status 0 "$rdtctl" put "$dir/large" --publish weights --timeout 5s
+status 0 "$rdtctl" fetch --name weights -o "$dir/large.back"
+cmp "$dir/large" "$dir/large.back" || bad 'a published file comes back changed'
+status 0 "$rdtctl" unpublish weights
+kill -TERM "$small"
+wait "$small" || bad "the second daemon ended with status $?"
+
 ((failures == 0))

@@ -1,0 +1,14 @@
+/* A put that rdt.h does not offer, for rdtctl, which links librdt statically. */
+#ifndef CLIENT_PUT_H
+#define CLIENT_PUT_H
+
+#include "connection.h"
+
+/* As rdt_put of a snapshot whose tensors lie all in take_addr, memory of rdt_alloc: the daemon seals that memory instead
+ * of copying it, so no second copy needs room. take_addr is taken, also on an error: nothing may be read or written
+ * there any more. No other thread may use it during the call. options->flags has RDT_PUT_SNAPSHOT. Errors: those of
+ * rdt_put; INVALID if a tensor lies elsewhere. */
+enum rdt_status put_snapshot_of(rdt *conn, void *take_addr, const struct rdt_tensor *tensors, size_t count,
+                                const struct rdt_put_options *options, struct rdt_ref *ref_p, struct rdt_error *err);
+
+#endif
