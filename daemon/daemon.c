@@ -167,7 +167,7 @@ static enum rdt_status find_for_group(void *arg, const uint8_t node[16], const c
 
 static bool believe_for_group(void *arg, const Rdt__Pb__Requester *requester, struct owner *owner_p, struct rdt_error *err)
 {
-    return transfers_believe(&((struct daemon *)arg)->transfers, requester, owner_p, err);
+    return transfers_check_requester(&((struct daemon *)arg)->transfers, requester, owner_p, err);
 }
 
 static bool has_client(void *arg, const struct owner *owner, const char *name)

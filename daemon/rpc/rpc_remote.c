@@ -210,7 +210,7 @@ static void on_call(struct rpc *rpc, struct peer *peer, const Rdt__Pb__Call *mes
         (void)rdt_error_set(&err, RDT_DENIED, "another node may not send request %u", message->type);
     else if (peer->n_calls >= MAX_CALLS)
         (void)rdt_error_set(&err, RDT_LIMIT, "the node has %u deferred calls here already", peer->n_calls);
-    else if (transfers_believe(rpc->transfers, message->requester, &requester, &err) &&
+    else if (transfers_check_requester(rpc->transfers, message->requester, &requester, &err) &&
              !(call->account = account_get(rpc->objects->accounts, &requester)))
         (void)rdt_error_set(&err, RDT_NO_MEMORY, "no memory for the call");
     if (err.status != RDT_OK)

@@ -264,7 +264,7 @@ static uint32_t transfers_in_group(const struct group *group)
     uint32_t n = 0;
 
     list_for_each (node, &group->connections)
-        n += transfers_by_side(node);
+        n += transfers_of_group_side(node);
     return n;
 }
 

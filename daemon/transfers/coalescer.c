@@ -6,7 +6,7 @@
 _Static_assert(sizeof(struct coalesced_key) == 16 + 2 * 8 + 2 * 4 + 2 * 33 + 2 + 128 + 65 + 3,
                "bytes of the key that nobody sets");
 
-/* By its address alone: only a name is asked for so. */
+/* The ref has an address but no node id. Only fetches of names do. */
 static bool is_anywhere(const struct rdt_ref *ref)
 {
     static const uint8_t nobody[16];
@@ -68,7 +68,7 @@ bool coalescer_begin(struct transfer *transfer)
     if (!coalesced) {
         coalesced = calloc(1, sizeof *coalesced);
         if (!coalesced)
-            return true; /* then it goes alone */
+            return true; /* Without memory the transfer asks alone. */
         make_key(&transfer->ref, &transfer->account->owner, &coalesced->key);
         if (!map_put(&transfer->transfers->coalesced_requests, &coalesced->key, sizeof coalesced->key, coalesced)) {
             free(coalesced);
@@ -76,7 +76,7 @@ bool coalescer_begin(struct transfer *transfer)
         }
     }
     if (coalesced->open)
-        return true; /* another id under the same generation: the owner's node will refuse it */
+        return true; /* The ref has another id with the same generation: the owner's node will refuse it. */
     coalesced->open = transfer;
     transfer->pull.coalesced = coalesced;
     return !coalesced->asked;

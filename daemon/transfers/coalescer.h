@@ -1,27 +1,32 @@
-/* The request coalescer: what this node is asking other nodes for, so that fetches of one object by one user become one transfer.
+/* The request coalescer: what this node is asking other nodes for, so that fetches of one object by one user
+ * become one transfer.
  *
- * A fetch must read bytes that are no older than its own start. So a fetch joins another transfer in two cases only:
+ * A fetch must read bytes that are no older than its own start. So a fetch joins another transfer in two
+ * cases only:
  *
- *   - PULL has not been sent (the link is coming up, or the transfer is queued here). Nothing can have been read, so this holds for live objects too.
- *   - The answer says that the object is a snapshot. Its bytes never change, so fetches join at any moment (replica.h).
+ *   - PULL has not been sent, because the link is coming up or the transfer is queued here. No byte can have
+ *     been read, so this holds for live objects too.
+ *   - The answer says that the object is a snapshot. Its bytes never change, so fetches join at any moment
+ *     (replica.h).
  *
- * Only the answer tells which it is. While a transfer of the object is ASKED, later fetches gather in one other transfer, which is QUEUED. It asks
- * when the answer is there, unless the object is a snapshot. So at most one transfer of a live object is ASKED and one QUEUED, and a fetch waits
- * for at most one answer more than it would alone.
+ * Only the answer tells which it is. While a transfer of the object is ASKED, later fetches gather in one
+ * other transfer, which is QUEUED. It asks when the answer is there, unless the object is a snapshot. So at
+ * most one transfer of a live object is ASKED and one QUEUED, and a fetch waits for at most one answer more
+ * than it would alone.
  *
  *   first fetch      ASKED ------- answer ------> goes on
  *   second, third            QUEUED ...... \---> asks (live), or takes what the first one receives (snapshot)
  *   fourth                                          QUEUED ...
  *
- * The same holds for published names: a fetch of the next version is queued while another transfer waits for the same version. Only fetches that
- * have read the same version gather.
+ * The same holds for published names: a fetch of the next version is queued while another transfer waits for
+ * the same version. Only fetches that have read the same version gather.
  *
- * Fetches join only if they want the whole object, in memory that the daemon allocates, without a wish for a path, and name it by generation or by
- * name: a bare id may mean another object a moment later. All fetches of one transfer have one owner as their requester, because the owner's node
- * decides per requester who may have the object.
- */
-#ifndef DAEMON_QUESTION_H
-#define DAEMON_QUESTION_H
+ * Fetches join only if they want the whole object, in memory that the daemon allocates, without a wish for a
+ * path, and name it by generation or by name: a bare id may mean another object a moment later. All fetches
+ * of one transfer have one owner as their requester, because the owner's node decides per requester who may
+ * have the object. */
+#ifndef DAEMON_COALESCER_H
+#define DAEMON_COALESCER_H
 
 #include "daemon/transfers/transfer_impl.h"
 
@@ -49,14 +54,15 @@ bool coalescer_fits(const Rdt__Pb__Fetch *message, const Rdt__Pb__FetchItem *ite
 /* The transfer that another fetch of the same object may join, or NULL. */
 struct transfer *coalescer_open(const struct transfers *transfers, const struct rdt_ref *ref, const struct owner *requester);
 
-/* Begins a transfer that fits. true: it may ask as soon as the link is up; false: it is queued behind another transfer, and
- * transfer_in_go_on_after_coalesced will follow. */
+/* Begins a transfer that fits. true: it may ask as soon as the link is up; false: it is queued behind another
+ * transfer, and transfer_in_resume will follow. */
 bool coalescer_begin(struct transfer *transfer);
 
 /* Called when PULL is about to be sent. */
 void coalescer_asked(struct transfer *transfer);
 
-/* Called when it was answered, or ends without an answer. Returns the id of the transfer that was queued behind it and must go on now; 0: none. */
+/* Called when it was answered, or ends without an answer. Returns the id of the transfer that was queued
+ * behind it and must go on now; 0: none. */
 uint64_t coalescer_close(struct transfer *transfer);
 
 #endif

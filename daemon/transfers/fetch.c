@@ -1,4 +1,4 @@
-/* From a FETCH message to transfers: everything a client says is checked here, before anything starts. */
+/* From a FETCH message to transfers. Everything that a client says is checked here, before anything starts. */
 #include <assert.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -24,9 +24,11 @@ bool fetch_joinable(const Rdt__Pb__Fetch *message, const Rdt__Pb__FetchItem *a, 
 {
     struct rdt_ref x, y;
 
-    if (message->mode == RDT__PB__FETCH_MODE__FETCH_MODE_COPY || a->targets || b->targets) /* each wants memory of its own */
+    /* Each item needs memory of its own. */
+    if (message->mode == RDT__PB__FETCH_MODE__FETCH_MODE_COPY || a->targets || b->targets)
         return false;
-    if (message->mode == RDT__PB__FETCH_MODE__FETCH_MODE_COW && message->n_maps > 0) /* a device's knows no private mapping */
+    /* Device memory cannot be mapped privately. */
+    if (message->mode == RDT__PB__FETCH_MODE__FETCH_MODE_COW && message->n_maps > 0)
         return false;
     if (wire_ref_to(a->ref, &x, NULL) != RDT_OK || wire_ref_to(b->ref, &y, NULL) != RDT_OK)
         return false;
@@ -42,7 +44,8 @@ static struct region *find_region(const struct client *client, const Rdt__Pb__Re
     return region && region->generation == use->generation && !region->laid_by ? region : NULL;
 }
 
-/* Every tensor lies whole in a region that the client may write. regions[n]: NULL where it has none; spans[n]: what lies in each. */
+/* Checks that every tensor lies in a region that the client may write. regions[n] are the client's regions,
+ * NULL where it has none; spans[n] are filled with the bytes of each region that the tensors use. */
 static enum rdt_status check_targets(const struct layout *layout, const Rdt__Pb__FetchItem *item, struct region *const *regions,
                                      struct region_span *spans, struct rdt_error *err)
 {
@@ -72,7 +75,8 @@ static enum rdt_status check_targets(const struct layout *layout, const Rdt__Pb_
                                  (unsigned long long)tensor_hi, (unsigned long long)regions[r]->bytes);
         region_span_add(&spans[r], i, tensor_lo, tensor_hi);
     }
-    for (size_t r = 0; r < item->n_target_regions; r++) /* the answer lists them all */
+    /* The answer lists all of them, so each must exist. */
+    for (size_t r = 0; r < item->n_target_regions; r++)
         if (!regions[r])
             return rdt_error_set(err, RDT_NOT_FOUND, "this client has no region %llu, which its targets list",
                                  (unsigned long long)item->target_regions[r]->region);
@@ -143,7 +147,7 @@ static void on_deadline(struct deadline *deadline)
 static enum rdt_status join(struct client *client, struct transfer *transfer, const Rdt__Pb__Fetch *message,
                             const Rdt__Pb__FetchItem *item, bool joined, struct rdt_error *err)
 {
-    bool is_name = transfer->ref.is_name; /* then it has asked for the same version */
+    bool is_name = transfer->ref.is_name; /* All fetches that wait for a name want the same version. */
     struct fetch *fetch;
 
     if (account_take(client->account, USAGE_TRANSFERS, 1, err) != RDT_OK)
@@ -174,7 +178,7 @@ static enum rdt_status join(struct client *client, struct transfer *transfer, co
     }
     list_append(&transfer->fetches, &fetch->by_transfer);
     transfer->n_fetches++;
-    if (!transfer->client) /* it was nobody's so far: part of a broadcast */
+    if (!transfer->client) /* Until now the transfer was part of a broadcast and had no client. */
         transfer->client = client;
     return RDT_OK;
 }
@@ -184,7 +188,7 @@ static bool wants_device(const Rdt__Pb__Fetch *message)
     return message->memory[0] != '\0' && strcasecmp(message->memory, "host") != 0;
 }
 
-/* What its process can map never becomes less. */
+/* Notes which memory kinds the client's process can map. It never loses one. */
 static void note_maps(struct client *client, const Rdt__Pb__Fetch *message)
 {
     for (size_t i = 0; i < message->n_maps; i++) {
@@ -218,7 +222,7 @@ static enum rdt_status check_wishes(struct transfers *transfers, const Rdt__Pb__
     return RDT_OK;
 }
 
-/* A group is a wish for its transport too. */
+/* Asking for a group asks for its transport too. */
 static enum rdt_status check_group(const struct transfers *transfers, const struct client *client,
                                    const Rdt__Pb__Fetch *message, const struct group **group_p, struct rdt_error *err)
 {
@@ -240,7 +244,8 @@ static enum rdt_status check_group(const struct transfers *transfers, const stru
     return RDT_OK;
 }
 
-/* All of it, in memory that others may read too, by any path: a snapshot that comes so stays for everybody. */
+/* Whether a snapshot that is fetched in this way may become a replica on this node: all of it, by any path,
+ * in memory that others may read. */
 static bool may_keep(const Rdt__Pb__Fetch *message, const Rdt__Pb__FetchItem *item)
 {
     return !wants_device(message) &&
@@ -256,7 +261,7 @@ static struct transfer *find_joinable(struct transfers *transfers, const struct 
     struct replica *replica = may_keep(message, item) ? replica_for(&transfers->replicas, ref, requester) : NULL;
 
     if (replica)
-        return replica->filling; /* NULL: it is whole, and serves at once */
+        return replica->filling; /* NULL: the replica is complete and serves at once. */
     return !wants_device(message) && coalescer_fits(message, item, ref) ? coalescer_open(transfers, ref, requester) : NULL;
 }
 
@@ -334,6 +339,6 @@ void transfer_go(struct transfer *transfer, struct reservation *reservation)
     transfer->reserve.message = reservation;
     transfer->kind->start(transfer);
     transfer = transfers_find(transfers, id);
-    if (transfer) /* it waits for an event; the reservation serves the other items */
+    if (transfer) /* The transfer waits for an event. The reservation serves the other items. */
         transfer->reserve.message = NULL;
 }

@@ -19,7 +19,7 @@ struct peer_session *peer_session_get(struct transfers *transfers, struct peer *
     list_init(&session->incoming);
     list_init(&session->transports);
     list_init(&session->in_groups);
-    list_init(&session->parts);
+    list_init(&session->members);
     list_init(&session->replica_entries);
     list_init(&session->lost_entries);
     map_init(&session->serves);
@@ -47,8 +47,8 @@ void peer_session_free(struct peer_session *session)
     free(session);
 }
 
-bool transfers_believe(const struct transfers *transfers, const Rdt__Pb__Requester *requester, struct owner *owner_p,
-                       struct rdt_error *err)
+bool transfers_check_requester(const struct transfers *transfers, const Rdt__Pb__Requester *requester, struct owner *owner_p,
+                               struct rdt_error *err)
 {
     const char *shared = transfers->options->share_tenants;
     const char *tenant = requester ? requester->tenant : "";
@@ -85,6 +85,6 @@ void peer_session_doubt(struct transfer *transfer)
         peer_session_ping(session);
         transfer->pull.ping = session->asked;
     }
-    (void)deadline_set(transfers->deadlines, &transfer->pull.stall,
-                       patience_ns); /* for a node that says this and that, but no pong */
+    /* This is for a node that sends other messages, but never answers the ping. */
+    (void)deadline_set(transfers->deadlines, &transfer->pull.stall, patience_ns);
 }

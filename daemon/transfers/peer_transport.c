@@ -1,4 +1,5 @@
-/* Transport connections to a peer: offered when the link is up, rebuilt under a new epoch when one fails or must be isolated. */
+/* Connections of transports to a peer. They are offered when the link is up, and rebuilt under a new epoch
+ * when one fails or must be isolated. */
 #include <assert.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -24,13 +25,13 @@ static bool link_is_up(const struct peer_transport *pt)
     return pt->session->peer->state == PEER_UP;
 }
 
-/* Neither end has said that it will not. */
+/* Whether a connection can be built: neither end has said that it will not take part. */
 static bool may_open(const struct peer_transport *pt)
 {
     return link_is_up(pt) && !pt->transport->leaving && pt->remote_why_not[0] == '\0';
 }
 
-/* What is under way on it ends, for this reason. */
+/* Starts to disconnect. The operations under way end with this reason. */
 static void close_connection(struct peer_transport *pt, const char *why)
 {
     (void)snprintf(pt->broken, sizeof pt->broken, "the connection was taken down: %.150s", why);
@@ -57,7 +58,7 @@ static void on_failed(struct plugin_conn *conn, enum rdt_status status, const ch
     char why[256];
 
     if (pt->transport->leaving && (pt->sm.state == PT_CONNECTED || pt->sm.state == PT_OFFERED)) {
-        close_connection(pt, "the transport is being unloaded"); /* the other end has heard of it */
+        close_connection(pt, "the transport is being unloaded"); /* The other end knows already. */
         return;
     }
     (void)snprintf(why, sizeof why, "%s: %s", rdt_status_name(status), msg ? msg : "");
@@ -73,7 +74,8 @@ static void on_closed(struct plugin_conn *conn)
     sm_move(&pt->sm, PT_NONE);
     pt->remote_epoch = 0;
     closing = pt->session->transfers->closing;
-    pt->session->transfers->connections->on_closed(pt); /* while the daemon closes its transfers, `pt` may be gone now */
+    /* while the daemon closes its transfers, `pt` may be gone now */
+    pt->session->transfers->connections->on_closed(pt);
     if (!closing && may_open(pt)) {
         int64_t wait = RETRY_MIN_NS << (pt->failures < 8 ? pt->failures : 8);
         if (pt->failures <= 1)
@@ -83,7 +85,7 @@ static void on_closed(struct plugin_conn *conn)
     }
 }
 
-/* The other end has no use for it, and says why. It will be built again when that changes. */
+/* The other end does not want the connection and says why. It is built again when that changes. */
 static void take_down(struct peer_transport *pt)
 {
     pt->blob_epoch = 0;
@@ -103,7 +105,8 @@ static void on_retry(struct deadline *deadline)
         peer_transport_open(pt);
 }
 
-/* Two versions of one library may take each other's connections and then fail, or worse: they are not brought together. */
+/* Two versions of one library may connect and then fail, or exchange wrong bytes. Such ends are not
+ * connected. */
 static bool versions_agree(struct peer_transport *pt)
 {
     bool agree = strcmp(pt->transport->version, pt->remote_version) == 0;
@@ -132,7 +135,8 @@ static void use_blob(struct peer_transport *pt)
     pt->session->transfers->connections->on_connected(pt);
 }
 
-/* Without a blob and without a reason: it will be offered when it can be. */
+/* Sends an offer; without a blob, the reason why there is none; without either, only that the offer will come
+ * later. */
 static void send_offer(struct peer_transport *pt, uint8_t *blob, size_t blob_bytes, const char *why_not)
 {
     Rdt__Pb__Offer offer = RDT__PB__OFFER__INIT;
@@ -223,8 +227,8 @@ void peer_transports_up(struct peer_session *session)
         pt->remote_why_not[0] = '\0';
         if (pt->sm.state == PT_NONE)
             peer_transport_open(pt);
-        else if (!transport->leaving) /* it is opened when it has closed: whoever pulls need not think that there is none */
-            send_offer(pt, NULL, 0, "");
+        else if (!transport->leaving)
+            send_offer(pt, NULL, 0, ""); /* The offer comes when the old connection has closed. */
     }
 }
 
@@ -249,7 +253,7 @@ bool peer_transports_closed(const struct peer_session *session)
     return true;
 }
 
-/* What is offered to us, and we do not have: so that the other end need not keep its end of nothing. */
+/* Declines the offer of a transport that this node does not have, so that the other node closes its end. */
 static void decline(struct peer_session *session, const char *transport)
 {
     Rdt__Pb__Offer offer = RDT__PB__OFFER__INIT;
@@ -263,7 +267,7 @@ enum rdt_status peer_transport_on_offer(struct peer_session *session, const Rdt_
 {
     struct peer_transport *pt = peer_transport_find(session, offer->transport);
 
-    if (!pt) { /* a transport that is not loaded here */
+    if (!pt) { /* The transport is not loaded here. */
         log_debug("node %s offers %s, which is not loaded here", session->peer->name, offer->transport);
         if (offer->why_not[0] == '\0')
             decline(session, offer->transport);
@@ -289,10 +293,10 @@ enum rdt_status peer_transport_on_offer(struct peer_session *session, const Rdt_
         memcpy(pt->blob, offer->blob.data, offer->blob.len);
     pt->blob_bytes = offer->blob.len;
     pt->blob_epoch = offer->epoch;
-    if (pt->sm.state == PT_CONNECTED) /* the peer built its end anew: ours leads nowhere */
-        close_connection(pt, "the other node built its end anew");
+    if (pt->sm.state == PT_CONNECTED) /* The peer has built its end anew, so this node's end leads nowhere. */
+        close_connection(pt, "the other node rebuilt its end");
     else if (pt->sm.state == PT_NONE && pt->transport->available && pt->retry.place == 0)
-        peer_transport_open(pt); /* it was not there before */
+        peer_transport_open(pt); /* The transport was not there before. */
     else
         use_blob(pt);
     return RDT_OK;

@@ -6,8 +6,9 @@
 #include "daemon/base/log.h"
 #include "daemon/transfers/transfer_impl.h"
 
-#define EXPECT_NS 5000000000ll /* a pull may come before the answer that makes the copy; its reader has patience of his own */
-#define WORD_MAX 1000u         /* generations in one message */
+/* A pull may arrive before the answer that creates the replica. Its reader has its own timeout. */
+#define EXPECT_NS 5000000000ll
+#define WORD_MAX 1000u /* how many generations fit into one message */
 
 void replicas_init(struct replicas *replicas, struct transfers *transfers, const struct replica_events *events)
 {
@@ -31,7 +32,7 @@ struct replica *replica_find(const struct replicas *replicas, const uint8_t node
     return generation ? map_get(&replicas->by_origin, key, sizeof key) : NULL;
 }
 
-/* ---- word to the owner's node ---- */
+/* ---- messages to the owner's node ---- */
 
 static void tell(struct peer_session *origin, uint64_t *whole, size_t n_whole, uint64_t *dropped, uint64_t *invalidated,
                  size_t n_invalidated)
@@ -44,7 +45,8 @@ static void tell(struct peer_session *origin, uint64_t *whole, size_t n_whole, u
     copies.n_dropped = dropped ? 1 : 0;
     copies.invalidated = invalidated;
     copies.n_invalidated = n_invalidated;
-    (void)peer_session_send(origin, RDT_PEER_COPIES, &copies.base, NULL); /* link down: it has forgotten this node */
+    /* Link down: the owner's node has dropped its entry already. */
+    (void)peer_session_send(origin, RDT_PEER_COPIES, &copies.base, NULL);
 }
 
 void replica_decline(struct peer_session *origin, uint64_t generation)
@@ -61,14 +63,14 @@ static void replica_unref(struct replica *replica)
         return;
     assert(list_empty(&replica->pulls) && list_empty(&replica->waiters) && !replica->listed);
     if (replica->object)
-        object_drop(replica->object); /* its readers keep it */
+        object_drop(replica->object); /* Fetches that hold the object keep it. */
     account_unref(replica->account);
     replica->origin->n_replicas--;
     free(replica->arrived);
     free(replica);
 }
 
-/* Whoever asks from now on does not get it. */
+/* Makes sure that no later fetch finds the replica. */
 static void unlist(struct replica *replica)
 {
     if (!replica->listed)
@@ -99,7 +101,7 @@ void replicas_fini(struct replicas *replicas)
     map_fini(&replicas->by_origin);
 }
 
-/* Its object, as yet without memory. */
+/* Creates the replica's object, still without memory. */
 static bool adopt(struct replica *replica, const struct transfer *transfer)
 {
     struct object_put put = {.account = replica->account,
@@ -179,8 +181,9 @@ static bool visible_to(const struct replica *replica, const struct owner *reques
     return replica->visibility == RDT__PB__VISIBILITY__VISIBILITY_TENANT && strcmp(owner->tenant, requester->tenant) == 0;
 }
 
-/* Word that the object is gone would have come. The owner's node gives this one up no sooner than its patience after the last sign of
- * life, and that was no earlier than the ping that it answered. A quarter is for clocks that differ. */
+/* Whether a message that the object has ended could not have been missed. If the owner's node cannot deliver
+ * that message, it waits for this node until its own timeout after the last message from here, and that
+ * message is not older than the ping that it answered. A quarter of the time is left for clocks that differ. */
 bool replica_is_fresh(const struct replica *replica)
 {
     const struct peer *peer = replica->origin->peer;
@@ -197,7 +200,7 @@ struct replica *replica_for(const struct replicas *replicas, const struct rdt_re
     struct replica *replica = replica_find(replicas, ref->node, ref->generation);
 
     if (!replica || replica->ref.id_bytes != ref->id_bytes || memcmp(replica->ref.id, ref->id, ref->id_bytes) != 0)
-        return NULL; /* what is wrong with it the owner says */
+        return NULL; /* The owner's node says what is wrong with the ref. */
     if (strcmp(replica->tenant, requester->tenant) != 0 || !visible_to(replica, requester))
         return NULL;
     return replica_is_fresh(replica) ? replica : NULL;
@@ -236,7 +239,8 @@ static void wake_pulls(struct replica *replica)
 
 enum rdt_status replica_plan(struct replica *replica, const struct chunk_plan *plan, struct rdt_error *err)
 {
-    if (replica->arrived && replica->plan_n != plan->n) { /* cut otherwise than before: all of it comes again */
+    /* The stream is cut differently than before, so all chunks must come again. */
+    if (replica->arrived && replica->plan_n != plan->n) {
         free(replica->arrived);
         replica->arrived = NULL;
     }
@@ -245,7 +249,7 @@ enum rdt_status replica_plan(struct replica *replica, const struct chunk_plan *p
     replica->plan = plan;
     replica->plan_n = plan->n;
     replica->refs++;
-    wake_pulls(replica); /* there is memory to send from, if not bytes */
+    wake_pulls(replica); /* Readers may begin: there is memory to send from, though no bytes yet. */
     replica_unref(replica);
     return RDT_OK;
 }
@@ -263,7 +267,7 @@ bool replica_wants(const struct replica *replica, uint32_t chunk)
 void replica_arrived(struct replica *replica, uint32_t chunk)
 {
     replica->arrived[chunk] = true;
-    replica->refs++; /* a pull that fails may be the last that wanted it */
+    replica->refs++; /* A pull that fails may be the last that wanted the replica. */
     wake_pulls(replica);
     replica_unref(replica);
 }
@@ -274,7 +278,7 @@ static bool idle(const struct replica *replica)
            replica->object->pins == 0;
 }
 
-/* What is least of use goes, as long as it takes. */
+/* Drops idle replicas, least recently used first, until replicas_max_bytes is met. */
 static void make_room(struct replicas *replicas)
 {
     list_for_each_safe (node, &replicas->listed) {
@@ -309,8 +313,8 @@ void replica_whole(struct replica *replica)
         make_room(replicas);
         if (replicas->bytes > replicas->transfers->options->replicas_max_bytes)
             drop(replica);
-        else
-            region_rest(replica->object->uses[0].region); /* it is everybody's: nobody's limit is for it */
+        else /* Every fetch shares the memory now, so it is charged to no user's limit. */
+            region_rest(replica->object->uses[0].region);
     }
     tell_waiters(replica);
     replica_unref(replica);
@@ -327,10 +331,11 @@ void replica_end_filling(struct transfer *transfer)
         struct rdt_error err;
         replica->filling = NULL;
         replica->plan = NULL;
-        (void)rdt_error_set(&err, RDT_PEER_LOST, "the copy of object \"%s\" on this node will not be whole", replica->ref.id);
+        (void)rdt_error_set(&err, RDT_PEER_LOST, "the replica of object \"%s\" on this node will not become complete",
+                            replica->ref.id);
         while (!list_empty(&replica->pulls)) {
             struct serve *out = container_of(list_first(&replica->pulls), struct serve, by_replica);
-            list_remove(&out->by_replica); /* it may have to come to rest first */
+            list_remove(&out->by_replica); /* Its operations may have to end first. */
             replica->replicas->events->on_failed(out, &err);
         }
         if (replica->listed)
@@ -346,7 +351,7 @@ bool replica_in_demand(const struct replica *replica)
                        (replica->filling && replica->filling->pull.member));
 }
 
-/* ---- other nodes' pulls ---- */
+/* ---- pulls of other nodes ---- */
 
 void replica_serve(struct replicas *replicas, struct serve *out)
 {
@@ -359,9 +364,9 @@ void replica_serve(struct replicas *replicas, struct serve *out)
         (void)deadline_set(replicas->transfers->deadlines, &out->deadline, EXPECT_NS);
         return;
     }
-    deadline_unset(replicas->transfers->deadlines, &out->deadline); /* its reader watches the time */
+    deadline_unset(replicas->transfers->deadlines, &out->deadline); /* The reader watches the time. */
     if (!visible_to(replica, &out->account->owner)) {
-        (void)rdt_error_set(&err, RDT_DENIED, "the copy of object \"%s\" is not visible to uid %u", out->ref.id,
+        (void)rdt_error_set(&err, RDT_DENIED, "the replica of object \"%s\" is not visible to uid %u", out->ref.id,
                             out->account->owner.uid);
         replicas->events->on_refused(out, &err);
         return;
@@ -392,10 +397,10 @@ bool replica_has(const struct replica *replica, uint64_t offset, uint64_t bytes)
     uint32_t lo = 0, hi;
 
     if (!replica->filling)
-        return true; /* or it fails as a whole */
+        return true; /* All bytes are there; or the filling has failed, and with it all pulls. */
     if (!plan)
         return false;
-    for (hi = plan->n; lo < hi;) { /* the first chunk that ends behind offset */
+    for (hi = plan->n; lo < hi;) { /* Finds the first chunk that ends after `offset`. */
         uint32_t middle = lo + (hi - lo) / 2;
         if (plan->chunks[middle].offset + plan->chunks[middle].bytes > offset)
             hi = middle;
@@ -408,7 +413,7 @@ bool replica_has(const struct replica *replica, uint64_t offset, uint64_t bytes)
     return true;
 }
 
-/* ---- word from the owner's node ---- */
+/* ---- messages from the owner's node ---- */
 
 void replicas_peer_up(struct replicas *replicas, struct peer_session *session)
 {
@@ -420,7 +425,7 @@ void replicas_peer_up(struct replicas *replicas, struct peer_session *session)
         if (replica->origin != session)
             continue;
         if (memcmp(replica->boot_id, session->peer->boot_id, sizeof replica->boot_id) != 0) {
-            unlist(replica); /* another start of that node: the object is gone */
+            unlist(replica); /* The node has restarted, so its objects are gone. */
             continue;
         }
         generations[n++] = replica->ref.generation;
@@ -439,8 +444,8 @@ void replicas_on_news(struct replicas *replicas, struct peer_session *session, c
         struct replica *replica = replica_find(replicas, session->peer->uuid, news->valid[i]);
         if (replica)
             replica->epoch = session->peer->epoch;
-        else
-            replica_decline(session, news->valid[i]); /* dropped while the question was under way */
+        else /* The replica was dropped while the message was under way. */
+            replica_decline(session, news->valid[i]);
     }
     for (size_t i = 0; i < news->n_invalid; i++) {
         struct replica *replica = replica_find(replicas, session->peer->uuid, news->invalid[i]);
@@ -453,7 +458,7 @@ void replicas_on_news(struct replicas *replicas, struct peer_session *session, c
 
 /* ---- memory ---- */
 
-uint64_t replicas_give_up(struct replicas *replicas, uint64_t bytes)
+uint64_t replicas_evict(struct replicas *replicas, uint64_t bytes)
 {
     uint64_t there = 0, given = 0;
 
@@ -462,7 +467,7 @@ uint64_t replicas_give_up(struct replicas *replicas, uint64_t bytes)
         there += idle(replica) ? replica->bytes : 0;
     }
     if (there < bytes)
-        return there; /* it would not be enough */
+        return there; /* Evicting all idle replicas would not free enough memory. */
     list_for_each_safe (node, &replicas->listed) {
         struct replica *replica = container_of(node, struct replica, link);
         if (given >= bytes)
@@ -470,7 +475,7 @@ uint64_t replicas_give_up(struct replicas *replicas, uint64_t bytes)
         if (!idle(replica))
             continue;
         given += replica->bytes;
-        log_debug("the copy of obj %016llx gives way", (unsigned long long)replica->ref.generation);
+        log_debug("the replica of obj %016llx is evicted", (unsigned long long)replica->ref.generation);
         drop(replica);
     }
     return there;

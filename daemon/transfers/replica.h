@@ -1,25 +1,28 @@
-/* Replicas: copies of other nodes' snapshots that this node has or is receiving. A snapshot never changes, so one transfer serves every reader on
- * this node, while it runs and afterwards, and other nodes too.
+/* Replicas: copies of other nodes' snapshots that this node has or is receiving. A snapshot never changes, so
+ * one transfer serves every reader on this node, while it runs and afterwards, and other nodes too.
  *
- *   PULL is answered: a snapshot     all bytes have arrived
- *   ---------------------> FILLING -----------------------> WHOLE
- *                             |                            |   the owner says that the object has ended; the owner's node
- *        its transfer fails   `-------> not listed <-------'   has another boot id; its memory is evicted
+ *   PULL is answered: a snapshot       all bytes have arrived
+ *   -----------------------> FILLING -----------------------> WHOLE
+ *                               |                               |   the owner says that the object has ended; the
+ *          its transfer fails   `--------> not listed <---------'   owner's node has another boot id; eviction
  *
  * A listed replica serves new readers. A reader that has one keeps its memory for as long as it wants.
  *
- * The owner's node has an entry for each replica (replica_directory.h), made by the PULL with `keep` before there are bytes, and says when the object
- * has ended. So a replica may be served without asking only while such a message could not have been missed (replica_is_fresh): the link on which
- * the entry was made is up, and the owner answered a ping so recently that it cannot have given this node up for lost. Otherwise PULL is sent as if
- * there were no replica; if the answer says that the object is still there, the replica serves after all.
+ * The owner's node has an entry for each replica (replica_directory.h), made by the PULL with `keep` before
+ * there are bytes, and says when the object has ended. So a replica may be served without asking only while
+ * such a message could not have been missed (replica_is_fresh): the link on which the entry was made is up,
+ * and the owner answered a ping so recently that it cannot have given this node up for lost. Otherwise PULL
+ * is sent as if there were no replica; if the answer says that the object is still there, the replica serves
+ * after all.
  *
- * Who may have it: the owner's rule, by the object's owner and visibility as the answer states them, and only for requesters of the tenant that the
- * owner's node was asked for, because only that node knows which tenants it believes this node for.
+ * Who may have it: the owner's rule, by the object's owner and visibility as the answer states them, and only
+ * for requesters of the tenant that the owner's node was asked for, because only that node knows which
+ * tenants it believes this node for.
  *
- * Memory: a replica without users gives way to every other use of memory; above replicas_max the one that was used least recently is evicted.
+ * Memory: a replica without users gives way to every other use of memory; above replicas_max the one that was
+ * used least recently is evicted.
  *
- * All calls are made in the loop thread.
- */
+ * All calls are made in the loop thread. */
 #ifndef DAEMON_REPLICA_H
 #define DAEMON_REPLICA_H
 
@@ -34,14 +37,16 @@ struct peer_session;
 struct transfer;
 struct transfers;
 
-/* What replicas tell the transfers that fill them and the pulls of other nodes. The table is given at start; each callback may end the transfer or the
- * pull that it is about. */
+/* What replicas tell the transfers that fill them and the pulls of other nodes. The table is given at start;
+ * each callback may end the transfer or the pull that it is about. */
 struct replica_events {
     void (*on_found)(struct serve *pull, struct object *object);         /* the pull can be answered */
     void (*on_refused)(struct serve *pull, const struct rdt_error *err); /* the requester may not see the object */
-    void (*on_arrived)(struct serve *pull);                              /* memory was allocated, or more bytes have arrived */
-    void (*on_failed)(struct serve *pull, const struct rdt_error *err);  /* the replica will not be complete */
-    void (*on_unwanted)(struct transfer *filling);                       /* the last pull of an incomplete replica has ended */
+    /* memory was allocated, or more bytes have arrived */
+    void (*on_arrived)(struct serve *pull);
+    void (*on_failed)(struct serve *pull, const struct rdt_error *err); /* the replica will not be complete */
+    /* the last pull of an incomplete replica has ended */
+    void (*on_unwanted)(struct transfer *filling);
 };
 
 struct replicas {
@@ -58,7 +63,8 @@ struct replicas {
 struct replica_waiter {
     struct list link;
     void (*on_end)(
-        struct replica_waiter *); /* called once, after removal: the replica is complete or has failed; replica_find tells */
+        /* called once, after removal: the replica is complete or has failed; replica_find tells */
+        struct replica_waiter *);
 };
 
 struct replica {
@@ -104,8 +110,8 @@ bool replica_is_fresh(const struct replica *replica);
 
 /* ---- for the transfer that fills it ---- */
 
-/* The answer, which the transfer has read, is about a snapshot that this node shall keep. Sets transfer->replica, with a reference. false: no memory;
- * the replica is then not kept. */
+/* The answer, which the transfer has read, is about a snapshot that this node shall keep. Sets
+ * transfer->replica, with a reference. false: no memory; the replica is then not kept. */
 bool replica_create(struct transfer *transfer, const Rdt__Pb__PullMeta *meta);
 
 /* Its memory was allocated. */
@@ -120,7 +126,8 @@ bool replica_wants(const struct replica *replica, uint32_t chunk); /* the chunk 
 /* All chunks have arrived. From now on readers may hold replica->object. */
 void replica_whole(struct replica *replica);
 
-/* The transfer ends. If the replica is not complete, pulls of it by other nodes fail. Drops the transfer's reference. */
+/* The transfer ends. If the replica is not complete, pulls of it by other nodes fail. Drops the transfer's
+ * reference. */
 void replica_end_filling(struct transfer *transfer);
 
 /* Other nodes wait for it, or it is part of a broadcast: it is filled even if no fetch of this node waits. */
@@ -145,7 +152,8 @@ void replica_decline(struct peer_session *origin, uint64_t generation);
 
 /* ---- memory ---- */
 
-/* Evicts replicas without users, least recently used first, until `bytes` bytes are free; evicts none if they have fewer. Returns the bytes evicted. */
-uint64_t replicas_give_up(struct replicas *replicas, uint64_t bytes);
+/* Evicts replicas without users, least recently used first, until `bytes` bytes are free; evicts none if they
+ * have fewer. Returns the bytes evicted. */
+uint64_t replicas_evict(struct replicas *replicas, uint64_t bytes);
 
 #endif

@@ -12,7 +12,7 @@ void replica_directory_init(struct replica_directory *directory, struct transfer
     map_init(&directory->by_generation);
 }
 
-static void kept_forget(struct replicated_object *replicated)
+static void replicated_object_forget(struct replicated_object *replicated)
 {
     map_remove_u64(&replicated->directory->by_generation, replicated->generation);
     while (!list_empty(&replicated->waiters)) {
@@ -24,7 +24,7 @@ static void kept_forget(struct replicated_object *replicated)
     free(replicated);
 }
 
-/* ---- who receives from whom ---- */
+/* ---- the source of each receiver ---- */
 
 static void set_source(struct replica_entry *entry, struct replica_entry *source, bool direct)
 {
@@ -49,10 +49,10 @@ static void replica_entry_free(struct replica_entry *entry)
     list_remove(&entry->by_node);
     free(entry);
     if (list_empty(&replicated->nodes) && list_empty(&replicated->lost))
-        kept_forget(replicated);
+        replicated_object_forget(replicated);
 }
 
-/* It is none any more for those that receive. */
+/* The entry's node serves no other node any more. */
 static void leave_sources(struct replica_entry *entry)
 {
     struct replicated_object *replicated = entry->replicated;
@@ -60,7 +60,7 @@ static void leave_sources(struct replica_entry *entry)
     list_for_each (node, &replicated->nodes) {
         struct replica_entry *other = container_of(node, struct replica_entry, link);
         if (other->source == entry)
-            set_source(other, NULL, true); /* it will come back here */
+            set_source(other, NULL, true); /* The receiver will ask this node again. */
     }
     set_source(entry, NULL, false);
 }
@@ -96,7 +96,7 @@ void replica_directory_fini(struct replica_directory *directory)
     map_fini(&directory->by_generation);
 }
 
-/* ---- being noted ---- */
+/* ---- adding entries ---- */
 
 static struct replica_entry *find(const struct replicated_object *replicated, const struct peer_session *session)
 {
@@ -108,7 +108,7 @@ static struct replica_entry *find(const struct replicated_object *replicated, co
     return NULL;
 }
 
-static struct replicated_object *kept_get(struct replica_directory *directory, const struct object *object)
+static struct replicated_object *replicated_object_get(struct replica_directory *directory, const struct object *object)
 {
     struct replicated_object *replicated = map_get_u64(&directory->by_generation, object->generation);
 
@@ -133,7 +133,7 @@ static struct replicated_object *kept_get(struct replica_directory *directory, c
 struct replica_entry *replica_entry_add(struct replica_directory *directory, struct peer_session *session,
                                         const struct object *object, bool *is_new_p)
 {
-    struct replicated_object *replicated = kept_get(directory, object);
+    struct replicated_object *replicated = replicated_object_get(directory, object);
     struct replica_entry *entry = replicated ? find(replicated, session) : NULL;
 
     *is_new_p = !entry;
@@ -142,7 +142,7 @@ struct replica_entry *replica_entry_add(struct replica_directory *directory, str
     entry = calloc(1, sizeof *entry);
     if (!entry) {
         if (list_empty(&replicated->nodes) && list_empty(&replicated->lost))
-            kept_forget(replicated);
+            replicated_object_forget(replicated);
         return NULL;
     }
     entry->replicated = replicated;
@@ -155,7 +155,7 @@ struct replica_entry *replica_entry_add(struct replica_directory *directory, str
 
 /* ---- fan-out ---- */
 
-/* As far as this node knows: both offer one and the same transport. */
+/* Whether both nodes offer the same transport, as far as this node knows. */
 static bool share_transport(struct peer_session *a, struct peer_session *b)
 {
     list_for_each (node, &a->transports) {
@@ -172,7 +172,8 @@ struct peer_session *replica_entry_redirect(struct replica_entry *entry)
 {
     struct replicated_object *replicated = entry->replicated;
     uint64_t chunk_bytes = replicated->directory->transfers->options->chunk_bytes;
-    uint64_t least = (uint64_t)(replicated->direct - 1) * replicated->bytes; /* here; itself is counted already */
+    /* The cost of receiving from this node; the new entry itself is already counted. */
+    uint64_t least = (uint64_t)(replicated->direct - 1) * replicated->bytes;
     struct replica_entry *best = NULL;
 
     assert(!entry->source && entry->children == 0);
@@ -197,7 +198,7 @@ struct peer_session *replica_entry_redirect(struct replica_entry *entry)
     return best->session;
 }
 
-/* ---- word ---- */
+/* ---- messages ---- */
 
 static void tell(struct peer_session *session, uint64_t *valid, size_t n_valid, uint64_t *invalid, size_t n_invalid)
 {
@@ -207,11 +208,12 @@ static void tell(struct peer_session *session, uint64_t *valid, size_t n_valid, 
     copies.n_valid = n_valid;
     copies.invalid = invalid;
     copies.n_invalid = n_invalid;
+    /* Link down: the entry is LOST, or will be at once. */
     if (n_valid + n_invalid > 0)
-        (void)peer_session_send(session, RDT_PEER_COPIES, &copies.base, NULL); /* link down: it is LOST, or about to be */
+        (void)peer_session_send(session, RDT_PEER_COPIES, &copies.base, NULL);
 }
 
-/* false: the object is gone. */
+/* The node has a complete replica. Returns false if the object is gone. */
 static bool note_whole(struct replica_directory *directory, struct peer_session *session, uint64_t generation)
 {
     const struct object *object = index_get(&directory->transfers->objects->by_generation, generation);
@@ -244,7 +246,7 @@ void replica_directory_on_news(struct replica_directory *directory, struct peer_
         else
             lists[news->n_whole + n_invalid++] = news->whole[i];
     }
-    if (lists) /* else they will ask */
+    if (lists) /* If there is no memory for the lists, the other node asks. */
         tell(session, lists, n_valid, lists + news->n_whole, n_invalid);
     free(lists);
 }
@@ -264,8 +266,8 @@ static void replica_entry_lose(struct replica_entry *entry, int64_t left_ns)
     list_append(&replicated->lost, &entry->link);
     list_append(&entry->session->lost_entries, &entry->by_node);
     entry->over.on_passed = on_over;
-    (void)deadline_set(replicated->directory->transfers->deadlines, &entry->over,
-                       left_ns); /* without memory: until its link is up */
+    /* Without memory for the deadline, the entry stays LOST until the link is up. */
+    (void)deadline_set(replicated->directory->transfers->deadlines, &entry->over, left_ns);
 }
 
 void replica_directory_link_down(struct peer_session *session)

@@ -1,27 +1,29 @@
 /* The replica directory: which other nodes have replicas of this node's snapshots, or are receiving one.
  *
- * A node gets an entry when its PULL with `keep` is answered, before it has any bytes. It reports when its replica is complete and when it drops it.
- * When the link to a node goes down, its entries end, because that node may not serve a replica before it has asked again. If this node gave the
- * link up, the other one may not know yet. Its entries are then LOST: it may still serve the replica and cannot be told anything. It stops when
- * enough time has passed since the last ping that this node answered (replica_is_fresh), or when its link is up again.
+ * A node gets an entry when its PULL with `keep` is answered, before it has any bytes. It reports when its
+ * replica is complete and when it drops it. When the link to a node goes down, its entries end, because that
+ * node may not serve a replica before it has asked again. If this node gave the link up, the other one may
+ * not know yet. Its entries are then LOST: it may still serve the replica and cannot be told anything. It
+ * stops when enough time has passed since the last ping that this node answered (replica_is_fresh), or when
+ * its link is up again.
  *
- * When an object ends, each node with an entry is told, and confirms that it serves the replica to no new reader. A forced free waits for these
- * confirmations and for LOST entries.
+ * When an object ends, each node with an entry is told, and confirms that it serves the replica to no new
+ * reader. A forced free waits for these confirmations and for LOST entries.
  *
  *   PULL, keep         Copies.whole           the object ends            Copies.invalidated
  *   ----------> RECEIVING --------> WHOLE -----------------------> TOLD ----------------------> removed
  *                   |------ Copies.dropped; the link goes down and the node knows -------------------^
  *                   `------ the link goes down -------> LOST ------ time passes, or the link is up --'
  *
- * Fan-out: if several nodes want one large snapshot at the same time, a later one is redirected to a node that has it or is receiving it, so that a
- * chain or tree of nodes takes about as long as one node. Each gets the place with the lowest cost: what is ahead of it there (other receivers, each
- * of the whole object) plus the chunks that the place is behind. A node that comes back from such a place is served from here. Only nodes that
- * are new to the object are redirected, so no node waits for itself.
+ * Fan-out: if several nodes want one large snapshot at the same time, a later one is redirected to a node
+ * that has it or is receiving it, so that a chain or tree of nodes takes about as long as one node. Each gets
+ * the place with the lowest cost: what is ahead of it there (other receivers, each of the whole object) plus
+ * the chunks that the place is behind. A node that comes back from such a place is served from here. Only
+ * nodes that are new to the object are redirected, so no node waits for itself.
  *
- * All calls are made in the loop thread.
- */
-#ifndef DAEMON_KEEPER_H
-#define DAEMON_KEEPER_H
+ * All calls are made in the loop thread. */
+#ifndef DAEMON_REPLICA_DIRECTORY_H
+#define DAEMON_REPLICA_DIRECTORY_H
 
 #include "daemon/base/deadline.h"
 #include "daemon/base/list.h"
@@ -47,13 +49,15 @@ struct replicated_object { /* an object of this node that has entries */
 
 struct replica_entry {
     struct list link,
-        by_node; /* in replicated->nodes, session->replica_entries; LOST: in replicated->lost, session->lost_entries */
+        /* in replicated->nodes, session->replica_entries; LOST: in replicated->lost, session->lost_entries */
+        by_node;
     struct replicated_object *replicated;
     struct peer_session *session;
     bool whole;
-    struct replica_entry *source; /* the entry that it receives from; NULL: it receives from this node, or no longer receives */
-    unsigned children;            /* number of entries that receive from it */
-    struct deadline over;         /* LOST */
+    /* the entry that it receives from; NULL: it receives from this node, or no longer receives */
+    struct replica_entry *source;
+    unsigned children;    /* number of entries that receive from it */
+    struct deadline over; /* LOST */
 };
 
 struct replica_directory_waiter {

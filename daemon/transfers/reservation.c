@@ -6,18 +6,18 @@
 #include "daemon/transfers/transfer_impl.h"
 
 struct reservation_group {
-    struct list link; /* in the reservation */
+    struct list link; /* in reservation->groups */
     struct reservation *reservation;
-    struct peer_session *peer; /* only compared */
-    unsigned unknown;          /* have joined, and neither wait nor left */
+    struct peer_session *peer; /* used for comparison only */
+    unsigned unknown;          /* transfers that have joined and whose size is not known yet */
     unsigned n_ready;
-    uint64_t bytes;    /* of those that wait */
+    uint64_t bytes;    /* of the transfers that wait */
     struct list ready; /* struct transfer.reserve.link */
 };
 
 struct reservation {
     struct regions *regions;
-    unsigned refs; /* the message, transfers in groups, and whoever is at it */
+    unsigned refs; /* the message, each transfer in a group, and a running settle */
     bool sealed;
     struct list groups;
 };
@@ -61,7 +61,8 @@ static enum rdt_status judge(const struct reservation_group *group, struct rdt_e
 {
     const struct regions *regions = group->reservation->regions;
     uint64_t used = regions_claimed_bytes(regions), limit = regions->limit_bytes;
-    uint64_t spare = regions->give_up ? regions->give_up(regions->give_up_arg, 0) : 0; /* goes when it is wanted */
+    /* This memory is freed when it is needed. */
+    uint64_t spare = regions->give_up ? regions->give_up(regions->give_up_arg, 0) : 0;
 
     used -= spare < used ? spare : used;
 
@@ -74,7 +75,8 @@ static enum rdt_status judge(const struct reservation_group *group, struct rdt_e
         group->n_ready, (unsigned long long)group->bytes, (unsigned long long)limit, (unsigned long long)used);
 }
 
-/* All that wait go on or fail, once nobody is missing, or when those that are known are too much already. */
+/* Lets all waiting transfers go on or fail, when no size is unknown or when the known sizes exceed the limit
+ * already. */
 static void settle(struct reservation_group *group)
 {
     struct reservation *reservation = group->reservation;
@@ -84,7 +86,7 @@ static void settle(struct reservation_group *group)
 
     if (list_empty(&group->ready) || (!complete && group->bytes <= reservation->regions->limit_bytes))
         return;
-    /* One by itself hears about itself from who allocates. */
+    /* A single transfer learns from the allocation itself whether there is room. */
     status = complete && group->n_ready == 1 ? RDT_OK : judge(group, &err);
     reservation->refs++;
     while (!list_empty(&group->ready)) {
@@ -127,7 +129,7 @@ void reservation_join(struct transfer *transfer, struct peer_session *peer)
 {
     struct reservation *reservation = transfer->reserve.message;
 
-    transfer->reserve.message = NULL; /* it is asked once */
+    transfer->reserve.message = NULL; /* A transfer joins a group once only. */
     if (!reservation || transfer->target || transfer->wish.meta_only)
         return;
     assert(!transfer->reserve.group);

@@ -1,12 +1,4 @@
-/* The owner's side of a pull: who may have it, waiting until it is put, what its reader says, and the end. The answer is serve_answer.c,
- * the bytes serve_send.c.
- *
- *   PARKED --put--> OFFERED --PULL_START--> PREPARE --> SENDING --last chunk sent, or PULL_END--> ENDED
- *     |               |                        |  TURN     |                                        ^
- *     +---------------+--- abort, deadline ----+-----------+--> ABORT --nothing touches memory------+
- *
- *   TURN, between PREPARE and SENDING, is of ordered queues alone: transfer_order.c.
- */
+/* The life of the owner's side of a pull: creation, states, failure, end. transfer_impl.h draws the states. */
 #include <assert.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -20,8 +12,8 @@
 static const struct sm_state states[] = {
     [SERVE_PARKED] = {"parked", 1u << SERVE_OFFERED | 1u << SERVE_ENDED},
     [SERVE_OFFERED] = {"offered", 1u << SERVE_PREPARE | 1u << SERVE_ENDED},
-    [SERVE_PREPARE] = {"preparing", 1u << SERVE_TURN | 1u << SERVE_SENDING | 1u << SERVE_ABORT | 1u << SERVE_ENDED},
-    [SERVE_TURN] = {"turn", 1u << SERVE_SENDING | 1u << SERVE_ABORT | 1u << SERVE_ENDED},
+    [SERVE_PREPARE] = {"preparing", 1u << SERVE_TICKET | 1u << SERVE_SENDING | 1u << SERVE_ABORT | 1u << SERVE_ENDED},
+    [SERVE_TICKET] = {"ticket", 1u << SERVE_SENDING | 1u << SERVE_ABORT | 1u << SERVE_ENDED},
     [SERVE_SENDING] = {"sending", 1u << SERVE_ABORT | 1u << SERVE_ENDED},
     [SERVE_ABORT] = {"aborting", 1u << SERVE_ENDED},
     [SERVE_ENDED] = {"ended", 0},
@@ -137,7 +129,7 @@ static void send_aborted(struct serve *out)
     (void)peer_session_send(out->session, RDT_PEER_PULL_ABORTED, &aborted.base, NULL);
 }
 
-/* No more chunks; ends when nothing touches the memory. */
+/* Sends no more chunks. The serve ends when no operation touches the memory. */
 void serve_stop(struct serve *out)
 {
     struct transfers *transfers = out->transfers;
@@ -160,7 +152,7 @@ void serve_settle(struct serve *out)
     bool readable = out->one_sided && !out->reader_done && out->connection && out->connection->sm.state != PT_NONE;
 
     if (out->sm.state != SERVE_ABORT || out->n_ops > 0 || readable)
-        return; /* one-sided: the reader, or its connection's end, says when nobody reads any more */
+        return; /* One-sided: the reader, or the end of its connection, tells when nobody reads any more. */
     send_aborted(out);
     serve_end(out);
 }
@@ -189,16 +181,16 @@ static void on_deadline(struct deadline *deadline)
 
     if (out->sm.state == SERVE_ABORT) {
         if (out->connection && out->connection->sm.state != PT_NONE)
-            peer_transport_isolate(out->connection, "the sends of an aborted transfer do not come to rest");
+            peer_transport_isolate(out->connection, "the sends of an aborted transfer do not end");
         return;
     }
     if (out->sm.state == SERVE_SENDING) {
         order_out_on_stall(out);
         return;
     }
-    if (out->sm.state == SERVE_TURN)
+    if (out->sm.state == SERVE_TICKET)
         (void)rdt_error_set(&err, RDT_TRANSPORT,
-                            "%s at the owner: the reader has said nothing about its turn for %.1f s (stall_timeout)",
+                            "%s at the owner: the reader has said nothing about its queue ticket for %.1f s (stall_timeout)",
                             out->connection->transport->name, (double)out->transfers->options->stall_timeout_ns / 1e9);
     else
         (void)rdt_error_set(&err, RDT_TIMED_OUT, "object \"%s\" was not %s in time", out->ref.id,
@@ -210,7 +202,8 @@ static void on_deadline(struct deadline *deadline)
     serve_fail(out, &err);
 }
 
-/* What it stands for is charged where its message's size does not bound it. */
+/* Notes the layout that the reader expects. It is charged to the account if the size of the message does not
+ * bound it. */
 static bool take_expected(struct serve *out, const Rdt__Pb__TensorList *expect)
 {
     uint64_t bytes;
@@ -262,7 +255,7 @@ struct serve *serve_new(struct peer_session *session, const Rdt__Pb__Pull *pull,
     record_start(&out->record, transfers->next_id++, requester, ref, "out", "parked");
     text_copy(out->record.peer, sizeof out->record.peer, session->peer->name);
     if (pull->start && pull->expect && strlen(pull->start->transport) < sizeof out->start_transport &&
-        take_expected(out, pull->expect)) { /* else the reader will say PULL_START */
+        take_expected(out, pull->expect)) { /* Without an expected layout, the reader sends PULL_START. */
         memcpy(out->start_transport, pull->start->transport, strlen(pull->start->transport) + 1);
         out->start_chunk_bytes = pull->start->chunk_bytes;
         out->start_epoch = pull->start->epoch;

@@ -1,4 +1,5 @@
-/* The owner's answer to a pull: what the object is, its bytes if they are few, where a copy of it is to be had instead. */
+/* The owner's answer to a pull: what the object is, its bytes if they are few, and which node's replica the
+ * reader should pull instead. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -46,8 +47,9 @@ static enum rdt_status gather_inline(struct serve *out, Rdt__Pb__PullMeta *meta,
     return RDT_OK;
 }
 
-/* The reader will keep it: is noted, and may be sent to another node that has it: then that is in the answer. */
-static void note_keeper(struct serve *out, const struct object *object, Rdt__Pb__PullMeta *meta)
+/* The reader will keep a replica: adds an entry for its node to the directory. The answer may redirect the
+ * reader to another node's replica. */
+static void add_replica_entry(struct serve *out, const struct object *object, Rdt__Pb__PullMeta *meta)
 {
     struct transfers *transfers = out->transfers;
     uint64_t least = transfers->options->fanout_min_bytes;
@@ -72,7 +74,7 @@ static void note_keeper(struct serve *out, const struct object *object, Rdt__Pb_
     (void)snprintf(out->record.path, sizeof out->record.path, "redirect");
 }
 
-/* Where the tensors lie, for an answer. */
+/* The memory kinds and devices of the tensors, for the answer. */
 struct places {
     Rdt__Pb__Place rows[PLACING_MAX], *list[PLACING_MAX];
     uint32_t *of, n;
@@ -111,7 +113,8 @@ static bool places_fill(struct places *places, const struct serve *out, const st
     return true;
 }
 
-/* The object is there and may be read: answers, and ends here unless chunks are to follow. */
+/* Answers the pull: the object is there and the reader may have it. Ends the serve unless chunks are to
+ * follow. */
 void serve_answer(struct serve *out, struct object *object)
 {
     Rdt__Pb__PullMeta meta = RDT__PB__PULL_META__INIT;
@@ -170,7 +173,7 @@ void serve_answer(struct serve *out, struct object *object)
     meta.bytes = out->stream_bytes;
     meta.transport = (char *)object->transport;
     meta.memory = object_n_places(object) > 0 ? (char *)object_region(object, 0)->kind->name : (char *)"host";
-    /* nobody is given a key of the arena, or of a copy that is being filled */
+    /* No reader gets a key to the arena, or to a replica that is being filled. */
     meta.contiguous = !object->chunk && all_contiguous(out->source) && !(out->replica && out->replica->filling);
     if (object->producer && !out->replica && !list_empty(&out->transfers->groups->all))
         meta.producer = object->producer->name;
@@ -179,8 +182,8 @@ void serve_answer(struct serve *out, struct object *object)
     if (places.n > 0)
         meta.memory = places.rows[0].memory;
     if (!on_device && !out->select && !out->expect)
-        note_keeper(out, object, &meta);
-    /* a reader that would keep a replica of the snapshot has not reserved room for it yet, and asks again */
+        add_replica_entry(out, object, &meta);
+    /* A reader that would keep a replica of the snapshot has not reserved memory for it yet, and asks again. */
     meta.started = !on_device && !out->select && !meta.has_inline && !out->meta_only && !(out->keep && object->snapshot) &&
                    serve_can_start(out);
     more = !out->meta_only && !meta.has_inline && meta.redirect_node.len == 0;

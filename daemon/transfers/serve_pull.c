@@ -1,5 +1,5 @@
-/* The owner's side of a pull, driven by the messages of the reader and the events of its node: a pull is looked up, waits until its object has been put,
- * is answered (serve_answer.c) and sent (serve_send.c). */
+/* The owner's side of a pull, driven by the messages of the reader and the events of its node: a pull is
+ * looked up, waits until its object has been put, is answered (serve_answer.c) and sent (serve_send.c). */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -53,7 +53,8 @@ static void on_published(struct name_waiter *waiter, struct object *object, uint
         serve_refuse(out, err);
 }
 
-/* The object that is asked for now, by its own ref or as the newest version of a name; AGAIN: it is waited for. */
+/* Finds the requested object by its own ref, or the newest version of a name. AGAIN: the object is not there
+ * yet, and may be waited for. */
 static enum rdt_status find_object(struct transfers *transfers, const struct rdt_ref *ref, const struct owner *requester,
                                    struct object **object_p, uint64_t *version_p, struct rdt_error *err)
 {
@@ -79,7 +80,8 @@ static bool take_selection(struct serve *out, const Rdt__Pb__Pull *pull)
     return true;
 }
 
-/* A part of what another pull has been answered about, which holds the object for it. */
+/* Finds the object of a sub-pull: another pull has been answered about the whole object, and holds it for its
+ * sub-pulls. */
 static enum rdt_status find_whole(struct peer_session *session, const Rdt__Pb__Pull *pull, const struct owner *requester,
                                   struct object **object_p, uint64_t *version_p, struct rdt_error *err)
 {
@@ -87,9 +89,9 @@ static enum rdt_status find_whole(struct peer_session *session, const Rdt__Pb__P
 
     *version_p = 0;
     if (!whole || whole->sm.state != SERVE_OFFERED || !whole->object || whole->replica)
-        return rdt_error_set(err, RDT_NOT_FOUND, "the pull that this is a part of has ended");
+        return rdt_error_set(err, RDT_NOT_FOUND, "the pull of the whole object has ended");
     if (!owner_equal(&whole->account->owner, requester))
-        return rdt_error_set(err, RDT_DENIED, "the pull that this is a part of is another owner's");
+        return rdt_error_set(err, RDT_DENIED, "the pull of the whole object has another requester");
     *object_p = whole->object;
     return RDT_OK;
 }
@@ -109,12 +111,12 @@ enum rdt_status serve_on_pull(struct peer_session *session, const Rdt__Pb__Pull 
         return rdt_error_set(err, RDT_PROTOCOL, "node %s uses transfer number %llu twice", session->peer->name,
                              (unsigned long long)pull->transfer);
     status = wire_ref_to(pull->ref, &ref, &why);
-    if (status == RDT_OK && !transfers_believe(transfers, pull->requester, &requester, &why))
+    if (status == RDT_OK && !transfers_check_requester(transfers, pull->requester, &requester, &why))
         status = why.status;
     if (status == RDT_OK && map_count(&session->serves) >= MAX_PULLS)
         status = rdt_error_set(&why, RDT_LIMIT, "node %s has %u transfers under way from here", session->peer->name, MAX_PULLS);
     if (status == RDT_OK && pull->from_copy && (pull->slice || pull->meta_only || ref.generation == 0))
-        status = rdt_error_set(&why, RDT_UNSUPPORTED, "a copy is served whole");
+        status = rdt_error_set(&why, RDT_UNSUPPORTED, "a replica serves the whole object only, not a slice or its metadata");
     else if (status == RDT_OK && pull->part_of != 0)
         status = find_whole(session, pull, &requester, &object, &version, &why);
     else if (status == RDT_OK && !pull->from_copy)
@@ -134,7 +136,7 @@ enum rdt_status serve_on_pull(struct peer_session *session, const Rdt__Pb__Pull 
     out->waiter.on_event = on_put;
     out->named.on_event = on_published;
     if (pull->part_of != 0 && !take_selection(out, pull)) {
-        (void)rdt_error_set(&why, RDT_NO_MEMORY, "no memory to serve a part of object \"%s\"", ref.id);
+        (void)rdt_error_set(&why, RDT_NO_MEMORY, "no memory to serve tensors of object \"%s\"", ref.id);
         serve_refuse(out, &why);
     } else if (pull->from_copy) {
         replica_serve(&transfers->replicas, out);
@@ -152,7 +154,7 @@ enum rdt_status serve_on_pull(struct peer_session *session, const Rdt__Pb__Pull 
     return RDT_OK;
 }
 
-/* ---- what the reader says next ---- */
+/* ---- later messages of the reader ---- */
 
 void serve_on_end(struct peer_session *session, const Rdt__Pb__PullEnd *end)
 {
@@ -171,7 +173,7 @@ void serve_on_end(struct peer_session *session, const Rdt__Pb__PullEnd *end)
         return;
     }
     if (out->sm.state == SERVE_ABORT)
-        serve_settle(out); /* it had waited for this reader only */
+        serve_settle(out); /* Only the reader was still missing. */
     else
         serve_stop(out);
 }
@@ -195,7 +197,7 @@ void serve_on_abort(struct peer_session *session, const Rdt__Pb__PullAbort *mess
         return;
     out->reader_done = true;
     if (!out->record.error[0])
-        (void)snprintf(out->record.error, sizeof out->record.error, "the reader gave up");
+        (void)snprintf(out->record.error, sizeof out->record.error, "the reader has cancelled the transfer");
     if (out->sm.state == SERVE_ABORT)
         serve_settle(out);
     else
@@ -214,9 +216,10 @@ void serve_link_down(struct peer_session *session)
     size_t cursor = 0;
 
     while ((out = map_next(&session->serves, &cursor))) {
-        map_remove_u64(&session->serves, out->number); /* the reader may come back and count from one again */
+        /* The reader's node may come back and count from one again. */
+        map_remove_u64(&session->serves, out->number);
         if (!out->record.error[0])
-            (void)snprintf(out->record.error, sizeof out->record.error, "the reader's node is gone");
+            (void)snprintf(out->record.error, sizeof out->record.error, "the link to the reader's node is down");
         serve_stop(out);
     }
 }

@@ -1,4 +1,5 @@
-/* The owner's side while bytes move: preparing memory, and chunks of all transfers in turn, so that none starves another. */
+/* The owner's side while bytes move: prepares memory, and posts the chunks of all serves on a connection in
+ * rotation, so that none starves another. */
 #include <assert.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -29,7 +30,7 @@ static enum rdt_status send_keys(struct serve *out, struct rdt_error *err)
     for (uint32_t i = 0; status == RDT_OK && i < object->n_regions; i++) {
         void *handle = NULL;
         if (!transport_moves(transport, object->uses[i].region->kind->name))
-            continue; /* nothing that is asked for lies there, and it has not been registered */
+            continue; /* None of the requested tensors lies in this region, so it was not registered. */
         status = region_register(object->uses[i].region, transport, &handle, NULL, NULL, err);
         list[i].data = blobs[i];
         if (status == RDT_OK)
@@ -70,7 +71,7 @@ static void on_stage(void *arg, struct stage *stage, const struct rdt_error *err
     on_registered(out, NULL, err);
 }
 
-/* Slots for the chunks under way, between the device and the transport. */
+/* Reserves pinned slots for the chunks between the device and the transport. */
 static enum rdt_status reserve_stage(struct serve *out, struct rdt_error *err)
 {
     struct object *object = out->object;
@@ -92,7 +93,7 @@ static enum rdt_status reserve_stage(struct serve *out, struct rdt_error *err)
                      (most + 4095) & ~UINT64_C(4095), out->account, on_stage, out, err);
 }
 
-/* Maps and registers the object's regions, one at a time; then sends, or lets the reader read. */
+/* Maps and registers the object's regions, one at a time. Then it sends, or lets the reader read. */
 static void prepare(struct serve *out)
 {
     struct rdt_error err = {0};
@@ -114,10 +115,10 @@ static void prepare(struct serve *out)
     if (status == RDT_OK && out->connection->sm.state != PT_CONNECTED)
         status =
             rdt_error_set(&err, RDT_TRANSPORT, "%s: the owner's connection is being rebuilt", out->connection->transport->name);
-    if (status == RDT_OK && out->turns) {
+    if (status == RDT_OK && out->ordered) {
         status = order_out_begin(out, &err);
         if (status == RDT_OK) {
-            serve_set_state(out, SERVE_TURN);
+            serve_set_state(out, SERVE_TICKET);
             order_out_queue(out);
             return;
         }
@@ -129,7 +130,7 @@ static void prepare(struct serve *out)
     if (status == RDT_OK && out->collective) {
         status = out->transfers->serve->on_ready(out, &err);
         if (status == RDT_OK)
-            return; /* it may have ended */
+            return; /* The serve may have ended. */
     }
     if (status == RDT_OK)
         serve_go_on(out);
@@ -137,14 +138,14 @@ static void prepare(struct serve *out)
         serve_fail(out, &err);
 }
 
-/* The object is pinned from here on. The plan is made already where chunks are sent. */
+/* Pins the object from here on. If chunks are to be sent, the plan exists already. */
 void serve_begin(struct serve *out, struct peer_transport *pt)
 {
     if (out->replica && !out->replica->placed) {
         out->awaits_memory = pt;
         return;
     }
-    deadline_unset(out->transfers->deadlines, &out->deadline); /* the reader watches the time */
+    deadline_unset(out->transfers->deadlines, &out->deadline); /* The reader watches the time. */
     (void)snprintf(out->record.path, sizeof out->record.path, "%s", pt->transport->name);
     out->connection = pt;
     list_append(&pt->users_out, &out->by_connection);
@@ -164,7 +165,8 @@ bool serve_can_start(struct serve *out)
            chunk_plan_create(out->packed, out->stream_bytes, out->start_chunk_bytes, &out->plan, NULL) == RDT_OK;
 }
 
-/* Its memory is on devices: the transport moves that itself, as one piece for each chunk, or it goes through host memory. */
+/* Decides how device memory is sent: the transport moves it itself, one tensor for each chunk, or it goes
+ * through host memory. */
 static enum rdt_status decide_staging(struct serve *out, const struct peer_transport *pt, const Rdt__Pb__PullStart *start,
                                       struct rdt_error *err)
 {
@@ -172,7 +174,7 @@ static enum rdt_status decide_staging(struct serve *out, const struct peer_trans
 
     if (start->window > 0)
         out->credit = start->window;
-    if (!object_on_device(out->object)) /* a copy that is being filled may have no memory yet */
+    if (!object_on_device(out->object)) /* A replica that is being filled may have no memory yet. */
         return RDT_OK;
     for (uint32_t i = 0; i < out->source->count; i++) {
         const struct region *region =
@@ -188,7 +190,7 @@ static enum rdt_status decide_staging(struct serve *out, const struct peer_trans
     if (!on_device)
         return RDT_OK;
     if (host)
-        return rdt_error_set(err, RDT_PROTOCOL, "memory of several kinds in one pull");
+        return rdt_error_set(err, RDT_PROTOCOL, "one pull asks for tensors in several kinds of memory");
     out->staged = !start->one_sided && (!start->single || !moves || holes);
     if (start->one_sided && !moves)
         return rdt_error_set(err, RDT_UNSUPPORTED, "%s reads no device memory at the owner", pt->transport->name);
@@ -205,7 +207,7 @@ void serve_on_start(struct peer_session *session, const Rdt__Pb__PullStart *star
     struct rdt_error err = {0};
     enum rdt_status status = RDT_OK;
 
-    if (!out) { /* its reader would wait for chunks that nobody sends */
+    if (!out) { /* The reader would wait for chunks that nobody sends. */
         Rdt__Pb__PullEnd end = RDT__PB__PULL_END__INIT;
         end.transfer = start->transfer;
         end.status = RDT_TRANSPORT;
@@ -214,7 +216,7 @@ void serve_on_start(struct peer_session *session, const Rdt__Pb__PullStart *star
         (void)peer_session_send(session, RDT_PEER_PULL_END, &end.base, NULL);
         return;
     }
-    if (out->sm.state != SERVE_OFFERED || out->awaits_memory) /* it has said so before */
+    if (out->sm.state != SERVE_OFFERED || out->awaits_memory) /* The reader has sent PULL_START before. */
         return;
     if (start->broadcast != 0)
         status = out->transfers->serve->on_start(out, start, &err);
@@ -227,23 +229,26 @@ void serve_on_start(struct peer_session *session, const Rdt__Pb__PullStart *star
     if (status != RDT_OK)
         ;
     else if (out->collective && (start->one_sided || start->turns || !pt->group))
-        status = rdt_error_set(&err, RDT_PROTOCOL, "a broadcast is neither read nor ordered, and of a group");
+        status = rdt_error_set(&err, RDT_PROTOCOL, "a collective broadcast moves by sends in a group without ordered queues");
     else if (pt->sm.state != PT_CONNECTED || pt->remote_epoch != start->epoch)
         status = rdt_error_set(&err, RDT_TRANSPORT, "%s: the owner's connection is being rebuilt", pt->transport->name);
     else if (start->one_sided ? !pt->transport->ops.pack_key : !pt->transport->ops.post_send)
-        status = rdt_error_set(&err, RDT_UNSUPPORTED, "%s cannot do that at the owner", pt->transport->name);
-    else if (start->one_sided && out->object->chunk) /* a key would show its neighbours too */
+        status =
+            rdt_error_set(&err, RDT_UNSUPPORTED, "%s cannot move the object in this way at the owner", pt->transport->name);
+    else if (start->one_sided && out->object->chunk) /* The key would open the neighbours in the arena too. */
         status =
             rdt_error_set(&err, RDT_UNSUPPORTED, "%s cannot read a small object of the owner's arena", pt->transport->name);
     else if (start->one_sided && out->replica && out->replica->filling)
-        status = rdt_error_set(&err, RDT_TRANSPORT, "%s: a copy that is not whole yet cannot be read", pt->transport->name);
-    else if (!start->turns && !start->one_sided && order_needed(out, pt))
-        status = rdt_error_set(&err, RDT_PROTOCOL,
-                               "%s: the object stands in an ordered queue at the owner, and the reader takes no turn",
+        status = rdt_error_set(&err, RDT_TRANSPORT, "%s: a replica that is not complete cannot be read one-sided",
                                pt->transport->name);
-    else if (start->turns && !start->one_sided && out->replica && out->replica->filling)
+    else if (!start->turns && !start->one_sided && order_needed(out, pt))
         status =
-            rdt_error_set(&err, RDT_TRANSPORT, "%s: a copy that is not whole yet would hold up its queue", pt->transport->name);
+            rdt_error_set(&err, RDT_PROTOCOL,
+                          "%s: the object's memory is in an ordered queue at the owner, and the reader takes no queue ticket",
+                          pt->transport->name);
+    else if (start->turns && !start->one_sided && out->replica && out->replica->filling)
+        status = rdt_error_set(&err, RDT_TRANSPORT, "%s: a replica that is not complete would hold up its ordered queue",
+                               pt->transport->name);
     if (status == RDT_OK)
         status = decide_staging(out, pt, start, &err);
     if (status == RDT_OK && !start->one_sided && start->single)
@@ -251,13 +256,13 @@ void serve_on_start(struct peer_session *session, const Rdt__Pb__PullStart *star
     else if (status == RDT_OK && !start->one_sided)
         status = chunk_plan_create(out->packed, out->stream_bytes, start->chunk_bytes, &out->plan, &err);
     if (status == RDT_OK && !start->one_sided && start->first_chunk >= out->plan->n)
-        status = rdt_error_set(&err, RDT_PROTOCOL, "chunk %u of %u", start->first_chunk, out->plan->n);
+        status = rdt_error_set(&err, RDT_PROTOCOL, "the first chunk is %u, and there are %u", start->first_chunk, out->plan->n);
     if (status != RDT_OK) {
         serve_fail(out, &err);
         return;
     }
     out->one_sided = start->one_sided;
-    out->turns = start->turns && !start->one_sided;
+    out->ordered = start->turns && !start->one_sided;
     out->start_epoch = start->epoch;
     if (!out->one_sided)
         out->next_chunk = out->chunks_done = start->first_chunk;
@@ -287,16 +292,16 @@ static void chunk_ended(struct chunk_op *op, enum rdt_status status, const char 
 
     op_free(op);
     out->n_ops--;
-    if (!out->turns && pt->sends_in_flight > 0)
+    if (!out->ordered && pt->sends_in_flight > 0)
         pt->sends_in_flight--;
     if (out->sm.state == SERVE_ABORT) {
         serve_settle(out);
     } else if (status != RDT_OK) {
-        if (status ==
-            RDT_CANCELLED) /* nobody cancelled this one: it ends with the whole connection, or the transport knows why */
+        /* Nobody cancelled this operation: the whole connection has ended, or the transport knows why. */
+        if (status == RDT_CANCELLED)
             status = RDT_TRANSPORT, msg = pt->broken;
         (void)rdt_error_set(&err, status, "%s at the owner: %s", pt->transport->name,
-                            msg && msg[0] ? msg : "it gave up what nobody had cancelled");
+                            msg && msg[0] ? msg : "the transport cancelled an operation that the daemon had not cancelled");
         serve_fail(out, &err);
     } else {
         out->chunks_done++;
@@ -306,10 +311,10 @@ static void chunk_ended(struct chunk_op *op, enum rdt_status status, const char 
         if (out->chunks_done == out->plan->n) {
             record_lanes(&out->record, pt);
             serve_end(out);
-        } else if (out->turns) {
+        } else if (out->ordered) {
             send_in_order(out);
         } else if (out->staged) {
-            send_more(out); /* its slot is free */
+            send_more(out); /* The slot is free again. */
         }
     }
     serve_pump(pt);
@@ -320,7 +325,7 @@ static void on_sent(struct plugin_op *base, enum rdt_status status, const char *
     chunk_ended((struct chunk_op *)base, status, msg);
 }
 
-/* Hands a chunk whose bytes are in place to the transport. */
+/* Gives a chunk to the transport. Its bytes are in place. */
 static void hand_over(struct chunk_op *op)
 {
     struct peer_transport *pt = op->out->connection;
@@ -348,12 +353,12 @@ static void done_gather(struct work *work)
     struct chunk_op *op = container_of(work, struct chunk_op, work);
     struct serve *out = op->out;
 
-    if (!out->turns) {
+    if (!out->ordered) {
         hand_over(op);
         return;
     }
     out->gathering = false;
-    out->n_ops++; /* it does not end meanwhile */
+    out->n_ops++; /* The serve must not end meanwhile. */
     hand_over(op);
     out->n_ops--;
     if (out->sm.state == SERVE_ABORT)
@@ -362,7 +367,7 @@ static void done_gather(struct work *work)
         send_in_order(out);
 }
 
-/* The op failed before it was handed over: as if the transport had failed it. */
+/* The operation failed before the transport had it. It ends as if the transport had failed it. */
 static void on_device_gathered(void *arg, const struct rdt_error *err)
 {
     struct chunk_op *op = arg;
@@ -386,12 +391,12 @@ static void gather_from_device(struct chunk_op *op)
 
     op->place.base = op->staging - chunk->offset;
     if (chunk->count > 1)
-        memset(op->staging, 0, chunk->bytes); /* what lies between tensors never carries old bytes */
-    out->gathering = out->turns;
+        memset(op->staging, 0, chunk->bytes); /* The gaps between tensors must not carry old bytes. */
+    out->gathering = out->ordered;
     status = device_copy_start(out->source, out->places, out->packed, &op->place, &part, out->stage->pinned, on_device_gathered,
                                op, &op->copy, &err);
     if (status == RDT_OK && !op->copy)
-        status = rdt_error_set(&err, RDT_INTERNAL, "a chunk without bytes");
+        status = rdt_error_set(&err, RDT_INTERNAL, "a chunk has no bytes");
     if (status != RDT_OK)
         on_device_gathered(op, &err);
 }
@@ -413,7 +418,7 @@ static bool send_next(struct serve *out, struct rdt_error *err)
     op->base.op.transfer = out->number;
     op->base.op.chunk = index;
     op->base.op.piece.bytes = chunk->bytes;
-    /* What may fault is read by us alone: a transport's connection would not survive it. */
+    /* Only the daemon reads memory that may fault: a transport's connection would not survive the fault. */
     op->base.op.memory_kind = "host";
     op->base.op.device = "";
     if (out->staged) {
@@ -434,7 +439,7 @@ static bool send_next(struct serve *out, struct rdt_error *err)
     }
     out->next_chunk++;
     out->n_ops++;
-    if (!out->turns)
+    if (!out->ordered)
         out->connection->sends_in_flight++;
     if (!op->staging) {
         hand_over(op);
@@ -451,7 +456,7 @@ static bool send_next(struct serve *out, struct rdt_error *err)
     return true;
 }
 
-/* There is such a chunk, and its bytes are here. */
+/* Whether the chunk exists and its bytes have arrived. */
 static bool is_here(const struct serve *out, uint32_t index)
 {
     return index < out->plan->n && index < out->credit &&
@@ -459,8 +464,8 @@ static bool is_here(const struct serve *out, uint32_t index)
            (!out->replica || replica_has(out->replica, out->plan->chunks[index].offset, out->plan->chunks[index].bytes));
 }
 
-/* In ordered queues: chunk after chunk, each handed over before the next, while it has its turn. What other transfers have under way does
- * not count: theirs may stand behind it. */
+/* Posts chunks in ordered queues: one after the other, while the serve has its ticket. The operations of
+ * other transfers do not count, because they may stand behind this one in the queue. */
 static void send_in_order(struct serve *out)
 {
     unsigned most = out->transfers->options->chunks_in_flight;
@@ -469,7 +474,7 @@ static void send_in_order(struct serve *out)
     if (out->posting || out->sm.state != SERVE_SENDING)
         return;
     out->posting = true;
-    out->n_ops++; /* it does not end meanwhile */
+    out->n_ops++; /* The serve must not end meanwhile. */
     while (out->sm.state == SERVE_SENDING && out->connection->sm.state == PT_CONNECTED && !out->gathering &&
            is_here(out, out->next_chunk) && out->n_ops - 1 < most)
         if (!send_next(out, &err))
@@ -479,12 +484,12 @@ static void send_in_order(struct serve *out)
     if (out->sm.state == SERVE_ABORT)
         serve_settle(out);
     else if (out->next_chunk == out->plan->n && !out->gathering)
-        order_give(&out->record);
+        order_pass_on(&out->record);
 }
 
 static void send_more(struct serve *out)
 {
-    if (out->turns) {
+    if (out->ordered) {
         send_in_order(out);
         return;
     }
@@ -494,7 +499,7 @@ static void send_more(struct serve *out)
     serve_pump(out->connection);
 }
 
-/* The copy that it is served from has memory now. */
+/* The replica that is served has memory now. */
 static void begin_late(struct serve *out)
 {
     struct peer_transport *pt = out->awaits_memory;
@@ -519,7 +524,7 @@ void serve_go_on(struct serve *out)
 
 void serve_pump(struct peer_transport *pt)
 {
-    if (pt->pumping) /* a chunk that failed at once ends here again */
+    if (pt->pumping) /* A chunk that fails at once calls this function again. */
         return;
     pt->pumping = true;
     while (pt->sm.state == PT_CONNECTED && pt->sends_in_flight < pt->session->transfers->options->chunks_in_flight &&

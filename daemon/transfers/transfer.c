@@ -1,4 +1,5 @@
-/* The life of a transfer, whatever moves its bytes: beginning, memory, failure, end. Its answers: transfer_result.c. */
+/* The life of a transfer, whatever moves its bytes: creation, memory, failure, end. transfer_result.c answers
+ * its fetches. */
 #include "daemon/transfers/transfer_impl.h"
 
 #include <assert.h>
@@ -11,7 +12,7 @@
 
 #define BIT(state) (1u << (state))
 
-/* Every move that is allowed; transfer.h draws them. */
+/* Every allowed move. transfer.h draws them. */
 static const struct sm_state states[] = {
     [TRANSFER_NEW] = {"new", BIT(TRANSFER_PARKED) | BIT(TRANSFER_LINK) | BIT(TRANSFER_QUEUED) | BIT(TRANSFER_ASKED) |
                                  BIT(TRANSFER_RESERVE) | BIT(TRANSFER_ENDED)},
@@ -24,7 +25,7 @@ static const struct sm_state states[] = {
     [TRANSFER_RESERVE] = {"reserving", BIT(TRANSFER_CONNECT) | BIT(TRANSFER_TICKET) | BIT(TRANSFER_MOVE) |
                                            BIT(TRANSFER_REWIND) | BIT(TRANSFER_ABORT) | BIT(TRANSFER_ENDED)},
     [TRANSFER_CONNECT] = {"connecting", BIT(TRANSFER_RESERVE) | BIT(TRANSFER_REWIND) | BIT(TRANSFER_ABORT)},
-    [TRANSFER_TICKET] = {"turn", BIT(TRANSFER_MOVE) | BIT(TRANSFER_REWIND) | BIT(TRANSFER_ABORT)},
+    [TRANSFER_TICKET] = {"ticket", BIT(TRANSFER_MOVE) | BIT(TRANSFER_REWIND) | BIT(TRANSFER_ABORT)},
     [TRANSFER_MOVE] = {"moving", BIT(TRANSFER_REWIND) | BIT(TRANSFER_ABORT) | BIT(TRANSFER_ENDED)},
     [TRANSFER_REWIND] = {"rewinding", BIT(TRANSFER_LINK) | BIT(TRANSFER_ASKED) | BIT(TRANSFER_RESERVE) | BIT(TRANSFER_ABORT)},
     [TRANSFER_ABORT] = {"aborting", BIT(TRANSFER_ENDED)},
@@ -175,7 +176,8 @@ void fetch_detach(struct fetch *fetch)
     map_remove_u64(&fetch->client->fetches, fetch->handle);
     account_give(fetch->client->account, USAGE_TRANSFERS, 1);
     list_remove(&fetch->by_transfer);
-    if (!list_empty(&transfer->fetches)) /* whose client is left may differ: they joined */
+    /* The first fetch of the list may be of another client, because fetches join. */
+    if (!list_empty(&transfer->fetches))
         transfer->client = container_of(list_first(&transfer->fetches), struct fetch, by_transfer)->client;
     free(fetch);
 }
@@ -226,7 +228,7 @@ bool transfers_client_gone(struct transfers *transfers, struct client *client, u
             transfer->client = NULL;
             if (!still_wanted(transfer)) {
                 if (!transfer->record.error[0])
-                    (void)snprintf(transfer->record.error, sizeof transfer->record.error, "the client that asked is gone");
+                    (void)snprintf(transfer->record.error, sizeof transfer->record.error, "the client has ended");
                 transfer_abort(transfer);
             }
         }
@@ -245,7 +247,8 @@ void transfer_fail_err(struct transfer *transfer, const struct rdt_error *err)
     if (transfer->kind->recover && transfer->kind->recover(transfer, err))
         return;
     if (list_empty(&transfer->fetches)) {
-        if (transfer->sm.state != TRANSFER_ABORT) { /* other nodes wanted the replica, which will not be whole */
+        /* Other nodes wanted the replica, which will not be complete. */
+        if (transfer->sm.state != TRANSFER_ABORT) {
             (void)snprintf(transfer->record.error, sizeof transfer->record.error, "%s", err->msg);
             transfer_abort(transfer);
         }
@@ -258,7 +261,8 @@ void transfer_fail_err(struct transfer *transfer, const struct rdt_error *err)
         last = node->next == &transfer->fetches;
         fetch_fail(container_of(node, struct fetch, by_transfer), err);
     }
-    if (map_get_u64(&transfers->by_id, id) == transfer) /* others had wanted the copy, and will not get it */
+    /* Other nodes wanted the replica and will not get it. */
+    if (map_get_u64(&transfers->by_id, id) == transfer)
         transfer_abort(transfer);
 }
 
@@ -273,7 +277,7 @@ void transfer_fail(struct transfer *transfer, enum rdt_status status, const char
     transfer_fail_err(transfer, &err);
 }
 
-/* Nobody waits for it any more: stops what runs; memory goes when it has stopped. */
+/* No fetch waits any more: stops the operations. The memory is freed when they have ended. */
 void transfer_abort(struct transfer *transfer)
 {
     transfer->client = NULL;

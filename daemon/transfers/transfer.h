@@ -1,11 +1,13 @@
 /* The room of transfers: moves of objects to this node's clients, and to the nodes that pull from here.
  *
- * A fetch is the request of a client; a transfer is one move of bytes, which one or more fetches wait for. A fetch ends at once when it fails, is
- * cancelled or its deadline passes. Its transfer ends when no engine touches its memory any more.
+ * A fetch is the request of a client; a transfer is one move of bytes, which one or more fetches wait for. A
+ * fetch ends at once when it fails, is cancelled or its deadline passes. Its transfer ends when no engine
+ * touches its memory any more.
  *
- * The room owns the transfers of both directions, the connections of transports to other nodes, the replicas of other nodes' snapshots and the
- * directory of who has replicas of ours. It shows transfer.h, reservation.h and transfer_broadcast.h. It refuses to know clients' requests (rpc
- * does) and how a peer link works (peers does). All calls are made in the loop thread.
+ * The room owns the transfers of both directions, the connections of transports to other nodes, the replicas
+ * of other nodes' snapshots and the directory of who has replicas of ours. It shows transfer.h, reservation.h
+ * and transfer_broadcast.h. It refuses to know clients' requests (rpc does) and how a peer link works (peers
+ * does). All calls are made in the loop thread.
  *
  * The states of the reader's side (struct transfer; the table in transfer.c has exactly these moves):
  *
@@ -99,12 +101,13 @@ struct transfer_record {
     char path[65];
     char lanes[64]; /* how the bytes went, in the words of the transport; "": it does not say */
     uint64_t bytes, bytes_done;
-    uint64_t since_ns;              /* when it was requested */
-    uint64_t began_ns;              /* when the object was found and work began; 0: not yet */
-    uint64_t elapsed_ns;            /* from began_ns to the end; 0: not ended */
-    struct order *order;            /* in ordered queues: its ticket, until the transfer ends; NULL: none */
-    struct path_decision *decision; /* a reference; allocated with room for its candidates only; NULL: no path was chosen */
-    char error[560];                /* must be the last member: the history copies only the text that is used */
+    uint64_t since_ns;   /* when it was requested */
+    uint64_t began_ns;   /* when the object was found and work began; 0: not yet */
+    uint64_t elapsed_ns; /* from began_ns to the end; 0: not ended */
+    struct order *order; /* in ordered queues: its ticket, until the transfer ends; NULL: none */
+    /* a reference; allocated with room for its candidates only; NULL: no path was chosen */
+    struct path_decision *decision;
+    char error[560]; /* must be the last member: the history copies only the text that is used */
 };
 
 struct transfers {
@@ -128,24 +131,26 @@ struct transfers {
     const struct serve_events *serve;            /* what the owner's side of pulls tells broadcasts */
     struct replicas replicas;
     struct replica_directory directory;
-    struct tickets turns; /* the tickets of this node's ordered queues */
-    struct deadline turns_ready, turns_tick;
+    struct tickets tickets; /* the tickets of this node's ordered queues */
+    struct deadline tickets_ready, tickets_tick;
     struct list active; /* struct transfer_record.link: transfers to this node's clients */
     struct list serves; /* struct transfer_record.link: transfers to other nodes */
     struct transfer_record history[TRANSFER_HISTORY];
     uint64_t n_history;
     struct path_query decided;                /* the last path query about an object of this node, */
     char decided_show[192], decided_cow[192]; /* its show_why_not and cow_why_not, */
-    struct path_decision *decision; /* and the decision on it, which the same query gets again: a reference; NULL: none */
-    uint64_t last_sent_ns;          /* when the last transfer to another node ended; 0: never */
+    /* and the decision on it, which the same query gets again: a reference; NULL: none */
+    struct path_decision *decision;
+    uint64_t last_sent_ns; /* when the last transfer to another node ended; 0: never */
     uint64_t done, failed, bytes_in, bytes_out, bytes_local;
     uint64_t copying_bytes;              /* bytes of local copies on the work pool */
     uint64_t fell_back;                  /* transfers from other nodes by a slower transport than both nodes have */
     uint64_t joined;                     /* fetches that joined a transfer which another fetch had begun */
     void (*on_idle)(struct transfers *); /* see transfers_set_on_idle */
     struct list broadcasts;              /* struct broadcast.link: of this node's objects (transfer_broadcast.h) */
-    struct list sessions;                /* struct peer_session.link: one for each node that was ever asked or served */
-    bool refuse_parked;                  /* the daemon takes no more puts, so nothing may wait for one */
+    /* struct peer_session.link: one for each node that was ever asked or served */
+    struct list sessions;
+    bool refuse_parked; /* the daemon takes no more puts, so nothing may wait for one */
     bool closing;
     void (*on_closed)(void *arg);
     void *closed_arg;
@@ -159,7 +164,8 @@ void transfers_init(struct transfers *transfers);
 void transfers_fini(struct transfers *transfers);
 unsigned transfers_active(const struct transfers *transfers);
 
-/* Tells the caller, once for each time, that the last transfer of either direction has ended; NULL: nobody any more. */
+/* Tells the caller, once for each time, that the last transfer of either direction has ended; NULL: nobody
+ * any more. */
 void transfers_set_on_idle(struct transfers *transfers, void (*on_idle)(struct transfers *));
 
 /* Since the last transfer to another node has ended; UINT64_MAX: there was none. */
@@ -171,10 +177,11 @@ struct transfers_stats {
     uint64_t done, failed;                     /* transfers that ended, well or not */
     uint64_t bytes_in, bytes_out, bytes_local; /* from other nodes, to other nodes, copied on this node */
     uint64_t fetches_joined;                   /* that took part in a transfer which another fetch had begun */
-    uint64_t fell_back;                        /* transfers from other nodes by a slower transport than both nodes have */
-    uint64_t replicas, replica_bytes;          /* of other nodes' snapshots on this node, now */
-    uint64_t replica_fetches;                  /* fetches that such a replica answered */
-    uint64_t redirected;                       /* pulls of other nodes that were sent to a replica elsewhere */
+    /* transfers from other nodes by a slower transport than both nodes have */
+    uint64_t fell_back;
+    uint64_t replicas, replica_bytes; /* of other nodes' snapshots on this node, now */
+    uint64_t replica_fetches;         /* fetches that such a replica answered */
+    uint64_t redirected;              /* pulls of other nodes that were sent to a replica elsewhere */
 };
 void transfers_stats(const struct transfers *transfers, struct transfers_stats *stats_p);
 
@@ -187,7 +194,8 @@ const struct transfer_record *transfers_history(const struct transfers *transfer
 /* An object of this node may be fetched no more: nodes with a replica are told. */
 void transfers_object_ended(struct transfers *transfers, const struct object *object);
 
-/* Evicts replicas that nobody uses until `bytes` bytes are free, or none if there are not as many. Returns the bytes evicted. */
+/* Evicts replicas that nobody uses until `bytes` bytes are free, or none if there are not as many. Returns
+ * the bytes evicted. */
 uint64_t transfers_evict_replicas(struct transfers *transfers, uint64_t bytes);
 
 /* The daemon stops and takes no more puts: transfers that wait for one fail now with SHUTTING_DOWN. */
@@ -198,16 +206,17 @@ uint64_t transfer_id(const struct transfer *transfer);
 unsigned transfer_fetch_count(const struct transfer *transfer); /* how many fetches have joined it since its start */
 bool transfer_is_local(const struct transfer *transfer);        /* its ref names an object of this node */
 
-/* Starts one item of a FETCH for the client. `twin` is an earlier transfer of the same message that the item may join, found by the
- * caller with fetch_joinable; NULL: none. *transfer_p is what the caller must transfer_go with; NULL: it joined one that goes already.
- * On error nothing was started: the caller answers. */
+/* Starts one item of a FETCH for the client. `twin` is an earlier transfer of the same message that the item
+ * may join, found by the caller with fetch_joinable; NULL: none. *transfer_p is what the caller must
+ * transfer_go with; NULL: it joined one that goes already. On error nothing was started: the caller answers. */
 enum rdt_status fetch_start(struct transfers *transfers, struct client *client, const Rdt__Pb__Fetch *message,
                             const Rdt__Pb__FetchItem *item, struct transfer *twin, struct transfer **transfer_p,
                             struct rdt_error *err);
 bool fetch_joinable(const Rdt__Pb__Fetch *message, const Rdt__Pb__FetchItem *a, const Rdt__Pb__FetchItem *b);
 
-/* Begins a transfer that fetch_start created, after all items of the message were started. It may end at once. `reservation` is the
- * reservation of the message, which stays the caller's; NULL: the transfer reserves memory for itself. */
+/* Begins a transfer that fetch_start created, after all items of the message were started. It may end at
+ * once. `reservation` is the reservation of the message, which stays the caller's; NULL: the transfer
+ * reserves memory for itself. */
 void transfer_go(struct transfer *transfer, struct reservation *reservation);
 
 /* Ends a fetch with an error now, and its transfer too if no other fetch waits for it. */
@@ -239,22 +248,23 @@ void transfers_transport_loaded(struct transfers *transfers, struct transport *t
 enum rdt_status transfers_transport_idle(const struct transfers *transfers, const struct transport *transport,
                                          struct rdt_error *err);
 
-/* transport->leaving and not available: tells every node, which takes its end of the connection down, and then this one goes; those that
- * do not are cut. When it is gone nothing of it is connected or under way, and it may be forgotten. */
+/* transport->leaving and not available: tells every node, which takes its end of the connection down, and
+ * then this one goes; those that do not are cut. When it is gone nothing of it is connected or under way, and
+ * it may be forgotten. */
 void transfers_transport_leave(struct transfers *transfers, struct transport *transport);
 void transfers_transport_cut(struct transfers *transfers, const struct transport *transport);
 bool transfers_transport_gone(const struct transfers *transfers, const struct transport *transport);
 void transfers_transport_forget(struct transfers *transfers, const struct transport *transport);
 
 /* A peer states whose behalf it speaks on: believed only for tenants that share_tenants names. false fills err. */
-bool transfers_believe(const struct transfers *transfers, const Rdt__Pb__Requester *requester, struct owner *owner_p,
-                       struct rdt_error *err);
+bool transfers_check_requester(const struct transfers *transfers, const Rdt__Pb__Requester *requester, struct owner *owner_p,
+                               struct rdt_error *err);
 
 /* For groups_callbacks. */
 void transfers_on_group(struct transfers *transfers, struct group *group, enum group_change change);
 
-/* Fails what is under way and takes down every transport connection; on_closed from the loop when none is left. The peers must live
- * until then. */
+/* Fails what is under way and takes down every transport connection; on_closed from the loop when none is
+ * left. The peers must live until then. */
 void transfers_close(struct transfers *transfers, void (*on_closed)(void *arg), void *arg);
 
 /* ---- for rdtctl ---- */
@@ -262,7 +272,8 @@ void transfers_close(struct transfers *transfers, void (*on_closed)(void *arg), 
 /* What is under way, one after the other; *cursor starts NULL; NULL at the end. */
 const struct transfer_record *transfers_next_active(const struct transfers *transfers, struct list **cursor);
 
-/* What a transfer in ordered queues waits for: "behind transfer 12 (to n2) in queue nccl/gpu0"; "": for nothing of that kind. */
+/* What a transfer in ordered queues waits for: "behind transfer 12 (to n2) in queue nccl/gpu0"; "": for
+ * nothing of that kind. */
 #define RECORD_WAITS_BYTES 256
 void record_waits_for(const struct transfer_record *record, char text_p[RECORD_WAITS_BYTES]);
 
@@ -277,7 +288,7 @@ struct peer_summary {
     unsigned n_unusable;
 };
 void transfers_peer_summary(const struct peer *peer, struct peer_summary *summary_p);
-unsigned transfers_by_side(const struct list *connection); /* of group->vias: how many use it */
+unsigned transfers_of_group_side(const struct list *connection); /* of group->vias: how many use it */
 void transfer_record_to_wire(const struct transfer_record *record, Rdt__Pb__TransferInfo *info_p,
                              char ref_text[RDT_REF_TEXT_BYTES], char waits[RECORD_WAITS_BYTES]);
 

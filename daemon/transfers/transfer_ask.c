@@ -1,5 +1,5 @@
-/* A fetch from another node until its question is out, and leaving that node: which node is asked, what it is told, who waits for another's
- * answer to the same. */
+/* A pull until PULL has been sent, and the end of asking: which node is asked, what it is told, and which
+ * fetches wait for the answer to another pull of the same object. */
 #include <string.h>
 #include <strings.h>
 
@@ -30,12 +30,13 @@ enum rdt_status transfer_in_start(struct transfer *transfer, struct rdt_error *e
         return peer_away(peer, err);
     transfer->pull.stall.on_passed = transfer_in_on_stall;
     if (!transfer->pull.joinable || coalescer_begin(transfer)) {
-        reservation_join(transfer,
-                         transfer->pull.origin); /* also while the link is to come up: all from that node wait for it */
+        /* Also while the link comes up: all items from that node wait for it. */
+        reservation_join(transfer, transfer->pull.origin);
         transfer_in_pull_from(transfer, transfer->pull.origin);
         return RDT_OK;
     }
-    if (!transfer->ref.is_name) /* which may be asked for long: the others need not wait for the next version */
+    /* A name may be waited for long. The other items need not wait for its next version. */
+    if (!transfer->ref.is_name)
         reservation_join(transfer, transfer->pull.origin);
     transfer->pull.peer = transfer->pull.origin;
     transfer->pull.peer->n_in++;
@@ -67,7 +68,7 @@ void transfer_in_pull_from(struct transfer *transfer, struct peer_session *sessi
     transfer_set_state(transfer, TRANSFER_LINK);
 }
 
-void transfer_in_go_on_after_coalesced(struct transfer *transfer)
+void transfer_in_resume(struct transfer *transfer)
 {
     if (transfer->sm.state != TRANSFER_QUEUED || (transfer->pull.coalesced && transfer->pull.coalesced->asked))
         return;
@@ -78,10 +79,11 @@ void transfer_in_go_on_after_coalesced(struct transfer *transfer)
 
 static void on_resume(struct deadline *deadline)
 {
-    transfer_in_go_on_after_coalesced(container_of(deadline, struct transfer, pull.resume));
+    transfer_in_resume(container_of(deadline, struct transfer, pull.resume));
 }
 
-/* Whoever waited for its answer goes on when the loop turns: who calls here may be in the middle of another one's end. */
+/* The transfer that waited for this answer goes on in the next loop iteration, because the caller may be in
+ * the middle of another transfer's end. */
 void transfer_in_leave_coalesced(struct transfer *transfer)
 {
     struct transfers *transfers = transfer->transfers;
@@ -92,13 +94,14 @@ void transfer_in_leave_coalesced(struct transfer *transfer)
         return;
     next->pull.resume.on_passed = on_resume;
     if (!deadline_set(transfers->deadlines, &next->pull.resume, 0))
-        transfer_in_go_on_after_coalesced(next);
+        transfer_in_resume(next);
 }
 
-/* The longest that any of its fetches would wait. */
+/* The longest time that one of its fetches would still wait. */
 static int64_t time_left_ns(const struct transfer *transfer)
 {
-    int64_t longest = list_empty(&transfer->fetches) ? -1 : 0; /* nobody here: other nodes wait for its copy */
+    /* Without a fetch here, other nodes wait for the replica. */
+    int64_t longest = list_empty(&transfer->fetches) ? -1 : 0;
 
     list_for_each (node, &transfer->fetches) {
         int64_t left = deadline_left_ns(&container_of(node, struct fetch, by_transfer)->deadline);
@@ -126,9 +129,10 @@ void transfer_in_ask(struct transfer *transfer)
         uint64_t id = transfer->id;
         transfer_in_early(transfer);
         if (map_get_u64(&transfers->by_id, id) != transfer || transfer->sm.state == TRANSFER_ABORT)
-            return; /* its receives could not be posted: it has failed */
+            return; /* A receive could not be posted, and the transfer has failed. */
     }
-    if (transfer->sm.state == TRANSFER_EARLY && transfer->pull.failed == RDT_OK) { /* else a receive could not be posted */
+    /* If a receive failed, the owner must not start. */
+    if (transfer->sm.state == TRANSFER_EARLY && transfer->pull.failed == RDT_OK) {
         start.transport = (char *)transfer->pull.connection->transport->name;
         start.chunk_bytes = transfer->transfers->options->chunk_bytes;
         start.epoch = transfer->pull.connection->epoch;
@@ -149,8 +153,8 @@ void transfer_in_ask(struct transfer *transfer)
     pull.keep = transfer->pull.keeps && transfer->pull.peer == transfer->pull.origin;
     pull.no_redirect = transfer->pull.no_redirect;
     pull.from_copy = transfer->pull.peer != transfer->pull.origin;
-    if (transfer->wish.transport[0] == '\0' ||
-        strcasecmp(transfer->wish.transport, "inline") == 0) /* else they go another way */
+    /* With another wish the bytes must not come in the answer. */
+    if (transfer->wish.transport[0] == '\0' || strcasecmp(transfer->wish.transport, "inline") == 0)
         pull.inline_max_bytes = transfer->transfers->options->inline_max_bytes;
     pull.parts = true;
     if (transfer->subpull.parent || subpulls_wanted_here(transfer))
@@ -169,8 +173,8 @@ void transfer_in_send_abort(struct transfer *transfer)
     Rdt__Pb__PullAbort abort_message = RDT__PB__PULL_ABORT__INIT;
 
     if (!transfer->pull.peer)
-        return; /* it was on its way back, and has told already */
+        return; /* The transfer is on its way back to the owner's node and has told the other one already. */
     abort_message.transfer = transfer->id;
     (void)peer_session_send(transfer->pull.peer, RDT_PEER_PULL_ABORT, &abort_message.base,
-                            NULL); /* link down: the owner knows */
+                            NULL); /* Link down: the owner knows. */
 }

@@ -1,11 +1,12 @@
-/* A transfer from another node that begins anew: it takes another way, or asks again, when nothing touches its memory any more. */
+/* Pulls that start again: by another path, or by asking again, when no operation touches the memory any
+ * more. */
 #include <stdlib.h>
 #include <string.h>
 
 #include "daemon/transfers/transfer_impl.h"
 
-/* The owner did not start as asked: it prefers another transport, or its connection was not ready. If the way stays the same the
- * receives that stand are good; else they end first. */
+/* The owner did not start the early receives, because it prefers another transport or its connection was not
+ * ready. If the path stays the same, the posted receives are used; otherwise they must end first. */
 void transfer_in_choose_again(struct transfer *transfer)
 {
     struct transfers *transfers = transfer->transfers;
@@ -37,7 +38,7 @@ void transfer_in_forget_answer(struct transfer *transfer)
     transfer->pull.answer.arrived = false;
 }
 
-/* The operations on that connection have ended: nothing of them counts. */
+/* Resets the attempt. All its operations have ended, and nothing that they moved counts. */
 static void rewind_move(struct transfer *transfer)
 {
     transfer->pull.failed = RDT_OK;
@@ -56,11 +57,13 @@ static void rewind_move(struct transfer *transfer)
     transfer->pull.plan = NULL;
     transfer->pull.chunk_ops = NULL;
     transfer->pull.staging.used = 0;
-    transfer->pull.broadcast.collective = false; /* its cut stays: some of it may be there */
+    /* The size of the chunks stays: some of them may be in the replica. */
+    transfer->pull.broadcast.collective = false;
     transfer->pull.remote = NULL;
     transfer->pull.keys = NULL;
     transfer->pull.key_bytes = NULL;
-    transfer->pull.next_chunk = transfer->pull.chunks_done = 0; /* what came unasked counts for nothing */
+    /* Chunks that came without PULL_START do not count. */
+    transfer->pull.next_chunk = transfer->pull.chunks_done = 0;
     transfer->record.bytes_done = 0;
 }
 
@@ -101,7 +104,7 @@ bool transfer_in_ask_anew(struct transfer *transfer)
         return false;
     transfer_in_send_abort(transfer);
     map_remove_u64(&transfers->by_id, transfer->id);
-    transfer->record.state = "asked anew";
+    transfer->record.state = "asked again";
     event(transfers->events, RDT__PB__LIST_KIND__LIST_KIND_TRANSFERS, "ended", &transfer->record);
     transfer->id = transfer->record.id = id;
     event(transfers->events, RDT__PB__LIST_KIND__LIST_KIND_TRANSFERS, "began", &transfer->record);

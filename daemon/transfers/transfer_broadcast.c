@@ -1,4 +1,5 @@
-/* Rounds of broadcasts, from asking the other nodes to the answer. How the bytes move together: transfer_broadcast_move.c. */
+/* Rounds of a broadcast at the root, from asking the other nodes to the answer. transfer_broadcast_move.c
+ * moves the bytes of collective broadcasts. */
 #include <assert.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -24,9 +25,9 @@ static const struct sm_state states[] = {
 static void broadcast_free(struct broadcast *broadcast)
 {
     assert(broadcast->n_ops == 0);
-    for (uint32_t i = 0; i < broadcast->n_others; i++)
-        if (broadcast->others[i].out)
-            broadcast->others[i].out->broadcast = NULL;
+    for (uint32_t i = 0; i < broadcast->n_receivers; i++)
+        if (broadcast->receivers[i].out)
+            broadcast->receivers[i].out->broadcast = NULL;
     deadline_unset(broadcast->transfers->deadlines, &broadcast->deadline);
     list_remove(&broadcast->link);
     if (broadcast->plan)
@@ -39,41 +40,41 @@ static void broadcast_free(struct broadcast *broadcast)
     free(broadcast->packed);
     free(broadcast->plan);
     free(broadcast->bases);
-    free(broadcast->others);
+    free(broadcast->receivers);
     free(broadcast);
 }
 
-static void tell_over(const struct broadcast *broadcast, const struct other *other)
+static void tell_over(const struct broadcast *broadcast, const struct receiver *receiver)
 {
     Rdt__Pb__BroadcastWord word = RDT__PB__BROADCAST_WORD__INIT;
 
     word.broadcast = broadcast->number;
     word.status = RDT_CANCELLED;
     word.from_root = true;
-    if (other->asked && !other->done)
-        (void)peer_session_send(other->session, RDT_PEER_BROADCAST_WORD, &word.base, NULL);
+    if (receiver->asked && !receiver->done)
+        (void)peer_session_send(receiver->session, RDT_PEER_BROADCAST_WORD, &word.base, NULL);
 }
 
-static void let_go(struct other *other)
+static void let_go(struct receiver *receiver)
 {
-    struct serve *out = other->out;
+    struct serve *out = receiver->out;
     struct rdt_error err;
 
     if (!out)
         return;
-    other->out = NULL;
+    receiver->out = NULL;
     out->broadcast = NULL;
-    (void)rdt_error_set(&err, RDT_TRANSPORT, "the broadcast was given up");
+    (void)rdt_error_set(&err, RDT_TRANSPORT, "the broadcast was cancelled");
     serve_fail(out, &err);
 }
 
-/* The round is over for those who are not done. */
+/* Ends the round for the nodes that are not done. */
 static void end_round(struct broadcast *broadcast)
 {
-    for (uint32_t i = 0; i < broadcast->n_others; i++) {
-        tell_over(broadcast, &broadcast->others[i]);
-        let_go(&broadcast->others[i]);
-        broadcast->others[i].asked = false;
+    for (uint32_t i = 0; i < broadcast->n_receivers; i++) {
+        tell_over(broadcast, &broadcast->receivers[i]);
+        let_go(&broadcast->receivers[i]);
+        broadcast->receivers[i].asked = false;
     }
 }
 
@@ -83,8 +84,8 @@ void broadcast_settle(struct broadcast *broadcast)
 
     if (broadcast->busy)
         return;
-    for (uint32_t i = 0; i < broadcast->n_others; i++)
-        all = all && broadcast->others[i].done;
+    for (uint32_t i = 0; i < broadcast->n_receivers; i++)
+        all = all && broadcast->receivers[i].done;
     if (!all && broadcast->sm.state != BROADCAST_OVER)
         return;
     if (broadcast->on_done) {
@@ -104,19 +105,19 @@ void broadcast_give_up(struct broadcast *broadcast, const struct rdt_error *why)
         broadcast->failure = *why;
     deadline_unset(broadcast->transfers->deadlines, &broadcast->deadline);
     sm_move(&broadcast->sm, BROADCAST_OVER);
-    if (broadcast->n_ops > 0) /* they hold the object, and may not end by themselves */
+    if (broadcast->n_ops > 0) /* The operations hold the object, and may not end by themselves. */
         (void)deadline_set(broadcast->transfers->deadlines, &broadcast->deadline,
                            (int64_t)broadcast->transfers->options->quiesce_grace_ns);
     end_round(broadcast);
     broadcast_settle(broadcast);
 }
 
-static void other_failed(struct broadcast *broadcast, struct other *other, const struct rdt_error *why)
+static void receiver_failed(struct broadcast *broadcast, struct receiver *receiver, const struct rdt_error *why)
 {
     if (broadcast->failure.status == RDT_OK)
         broadcast->failure = *why;
-    other->done = true;
-    let_go(other);
+    receiver->done = true;
+    let_go(receiver);
 }
 
 static enum rdt_status is_down(const struct group *group, struct rdt_error *err)
@@ -126,7 +127,7 @@ static enum rdt_status is_down(const struct group *group, struct rdt_error *err)
 
 /* ---- a round ---- */
 
-static void ask(struct broadcast *broadcast, struct other *other)
+static void ask(struct broadcast *broadcast, struct receiver *receiver)
 {
     Rdt__Pb__GroupBroadcast message = RDT__PB__GROUP_BROADCAST__INIT;
     Rdt__Pb__Requester owner = RDT__PB__REQUESTER__INIT;
@@ -143,38 +144,40 @@ static void ask(struct broadcast *broadcast, struct other *other)
     message.owner = &owner;
     message.together = broadcast->collective;
     message.chunk_bytes = broadcast->transfers->options->chunk_bytes;
-    other->asked = true;
-    if (peer_session_send(other->session, RDT_PEER_BROADCAST, &message.base, &err) != RDT_OK)
-        other_failed(broadcast, other, &err);
+    receiver->asked = true;
+    if (peer_session_send(receiver->session, RDT_PEER_BROADCAST, &message.base, &err) != RDT_OK)
+        receiver_failed(broadcast, receiver, &err);
 }
 
-/* Those that are away have been dialled: they are asked when their link is up, or fail. */
+/* Asks all nodes that are not done. A node whose link is down is dialled, and asked when the link is up; or
+ * it fails. */
 static void ask_all(struct broadcast *broadcast)
 {
     struct transfers *transfers = broadcast->transfers;
 
-    for (uint32_t i = 0; i < broadcast->n_others; i++) {
-        struct other *other = &broadcast->others[i];
+    for (uint32_t i = 0; i < broadcast->n_receivers; i++) {
+        struct receiver *receiver = &broadcast->receivers[i];
         struct rdt_error err = {0};
         struct peer *peer;
         enum rdt_status status = RDT_OK;
-        if (other->done)
+        if (receiver->done)
             continue;
-        if (!other->session) {
-            status = peers_find(transfers->peers, other->uuid, other->address, NULL, &peer, &err);
+        if (!receiver->session) {
+            status = peers_find(transfers->peers, receiver->uuid, receiver->address, NULL, &peer, &err);
             if (status == RDT_OK && peer->state == PEER_BACKOFF)
                 status = peer_away(peer, &err);
-            if (status == RDT_OK && !(other->session = peer_session_get(transfers, peer)))
+            if (status == RDT_OK && !(receiver->session = peer_session_get(transfers, peer)))
                 status = rdt_error_set(&err, RDT_NO_MEMORY, "no memory for node %s", peer->name);
         }
         if (status != RDT_OK)
-            other_failed(broadcast, other, &err);
-        else if (other->session->peer->state == PEER_UP)
-            ask(broadcast, other);
+            receiver_failed(broadcast, receiver, &err);
+        else if (receiver->session->peer->state == PEER_UP)
+            ask(broadcast, receiver);
     }
 }
 
-/* The transport does it by itself, on every node of the group, none of which has the object yet. */
+/* Whether the transport can do it by its own broadcast: every node of the group takes part, and none has the
+ * object yet. */
 static bool can_be_collective(const struct broadcast *broadcast)
 {
     const struct group *group = broadcast->group;
@@ -182,8 +185,8 @@ static bool can_be_collective(const struct broadcast *broadcast)
     struct list *cursor = NULL;
     struct plugin_conn conn;
 
-    if (!group->transport->ops.post_broadcast || !here || !here->open || broadcast->n_others < 2 ||
-        group->n_ranks != broadcast->n_others + 1 ||
+    if (!group->transport->ops.post_broadcast || !here || !here->open || broadcast->n_receivers < 2 ||
+        group->n_ranks != broadcast->n_receivers + 1 ||
         replica_directory_next(&broadcast->transfers->directory, broadcast->object->generation, &cursor))
         return false;
     plugin_group_conn(&here->vendor, here == group->ranks ? 1 : 0, &conn);
@@ -192,18 +195,18 @@ static bool can_be_collective(const struct broadcast *broadcast)
 
 static void by_sends(struct broadcast *broadcast, const char *why);
 
-/* All must stand, and one never will. */
+/* Whether a collective round cannot succeed: all nodes must be ready, and one never will be. */
 static bool is_doomed(const struct broadcast *broadcast)
 {
     if (!broadcast->collective || broadcast->sm.state != BROADCAST_ASKED)
         return false;
-    for (uint32_t i = 0; i < broadcast->n_others; i++)
-        if (broadcast->others[i].done)
+    for (uint32_t i = 0; i < broadcast->n_receivers; i++)
+        if (broadcast->receivers[i].done)
             return true;
     return false;
 }
 
-/* The next round, of those who are not done. */
+/* Starts the next round, of the nodes that are not done. */
 static void next_round(struct broadcast *broadcast, bool collective)
 {
     broadcast->collective = collective;
@@ -224,7 +227,7 @@ static void next_round(struct broadcast *broadcast, bool collective)
 
 static void by_sends(struct broadcast *broadcast, const char *why)
 {
-    log_debug("broadcast %llu goes by sends: %s", (unsigned long long)broadcast->number, why);
+    log_debug("broadcast %llu moves by sends: %s", (unsigned long long)broadcast->number, why);
     end_round(broadcast);
     next_round(broadcast, false);
 }
@@ -236,7 +239,7 @@ static void begin(struct broadcast *broadcast)
     next_round(broadcast, can_be_collective(broadcast));
 }
 
-/* It opens with a word, but stays down without one. */
+/* The group tells when it opens, but not when it stays down. */
 static void look_at_group(struct broadcast *broadcast)
 {
     struct rdt_error err;
@@ -265,11 +268,11 @@ static void on_deadline(struct deadline *deadline)
     }
     if (broadcast->sm.state == BROADCAST_OVER) {
         if (broadcast->group && broadcast->group->epoch == broadcast->epoch)
-            group_break(broadcast->group, "the sends of a broadcast that was given up do not come to rest");
+            group_break(broadcast->group, "the sends of a cancelled broadcast do not end");
         return;
     }
     if (broadcast->chunks_done == broadcast->chunks_seen && broadcast->n_ops > 0 && broadcast->group) {
-        group_break(broadcast->group, "a broadcast in it stands still");
+        group_break(broadcast->group, "a broadcast in the group makes no progress");
         return;
     }
     broadcast->chunks_seen = broadcast->chunks_done;
@@ -279,35 +282,35 @@ static void on_deadline(struct deadline *deadline)
 
 /* ---- the pulls of the other nodes ---- */
 
-static struct other *find_other(struct broadcast *broadcast, const struct peer_session *session)
+static struct receiver *find_receiver(struct broadcast *broadcast, const struct peer_session *session)
 {
-    for (uint32_t i = 0; i < broadcast->n_others; i++)
-        if (broadcast->others[i].session == session)
-            return &broadcast->others[i];
+    for (uint32_t i = 0; i < broadcast->n_receivers; i++)
+        if (broadcast->receivers[i].session == session)
+            return &broadcast->receivers[i];
     return NULL;
 }
 
-static struct broadcast *find(const struct peer_session *session, uint64_t number, struct other **other_p)
+static struct broadcast *find(const struct peer_session *session, uint64_t number, struct receiver **receiver_p)
 {
     list_for_each (node, &session->transfers->broadcasts) {
         struct broadcast *broadcast = container_of(node, struct broadcast, link);
         if (broadcast->number != number || broadcast->sm.state == BROADCAST_OVER)
             continue;
-        *other_p = find_other(broadcast, session);
-        return *other_p && (*other_p)->asked && !(*other_p)->done ? broadcast : NULL;
+        *receiver_p = find_receiver(broadcast, session);
+        return *receiver_p && (*receiver_p)->asked && !(*receiver_p)->done ? broadcast : NULL;
     }
     return NULL;
 }
 
-enum rdt_status broadcast_reader_comes(struct serve *out, const Rdt__Pb__PullStart *start, struct rdt_error *err)
+enum rdt_status broadcast_reader_joins(struct serve *out, const Rdt__Pb__PullStart *start, struct rdt_error *err)
 {
-    struct other *other;
-    struct broadcast *broadcast = find(out->session, start->broadcast, &other);
+    struct receiver *receiver;
+    struct broadcast *broadcast = find(out->session, start->broadcast, &receiver);
 
     if (!broadcast || out->object != broadcast->object || out->slice)
-        return rdt_error_set(err, RDT_TRANSPORT, "the broadcast was given up");
+        return rdt_error_set(err, RDT_TRANSPORT, "the broadcast was cancelled");
     if (broadcast->collective && start->chunk_bytes != broadcast->transfers->options->chunk_bytes)
-        return rdt_error_set(err, RDT_PROTOCOL, "chunks of %llu bytes in a broadcast of %llu",
+        return rdt_error_set(err, RDT_PROTOCOL, "the reader wants chunks of %llu bytes, and the broadcast has chunks of %llu",
                              (unsigned long long)start->chunk_bytes,
                              (unsigned long long)broadcast->transfers->options->chunk_bytes);
     out->broadcast_number = start->broadcast;
@@ -315,36 +318,36 @@ enum rdt_status broadcast_reader_comes(struct serve *out, const Rdt__Pb__PullSta
     return RDT_OK;
 }
 
-enum rdt_status broadcast_reader_stands(struct serve *out, struct rdt_error *err)
+enum rdt_status broadcast_reader_ready(struct serve *out, struct rdt_error *err)
 {
-    struct other *other;
-    struct broadcast *broadcast = find(out->session, out->broadcast_number, &other);
+    struct receiver *receiver;
+    struct broadcast *broadcast = find(out->session, out->broadcast_number, &receiver);
 
-    if (!broadcast || broadcast->sm.state != BROADCAST_ASKED || other->out)
-        return rdt_error_set(err, RDT_TRANSPORT, "the broadcast was given up");
-    other->out = out;
+    if (!broadcast || broadcast->sm.state != BROADCAST_ASKED || receiver->out)
+        return rdt_error_set(err, RDT_TRANSPORT, "the broadcast was cancelled");
+    receiver->out = out;
     out->broadcast = broadcast;
-    for (uint32_t i = 0; i < broadcast->n_others; i++)
-        if (!broadcast->others[i].out)
+    for (uint32_t i = 0; i < broadcast->n_receivers; i++)
+        if (!broadcast->receivers[i].out)
             return RDT_OK;
     broadcast_move(broadcast);
     return RDT_OK;
 }
 
-void broadcast_reader_left(struct broadcast *broadcast, struct serve *out)
+void broadcast_reader_ended(struct broadcast *broadcast, struct serve *out)
 {
-    for (uint32_t i = 0; i < broadcast->n_others; i++)
-        if (broadcast->others[i].out == out)
-            broadcast->others[i].out = NULL;
+    for (uint32_t i = 0; i < broadcast->n_receivers; i++)
+        if (broadcast->receivers[i].out == out)
+            broadcast->receivers[i].out = NULL;
     out->broadcast = NULL;
 }
 
-/* ---- what happens ---- */
+/* ---- events ---- */
 
 void broadcast_on_word(struct peer_session *session, const Rdt__Pb__BroadcastWord *word)
 {
-    struct other *other;
-    struct broadcast *broadcast = find(session, word->broadcast, &other);
+    struct receiver *receiver;
+    struct broadcast *broadcast = find(session, word->broadcast, &receiver);
     struct rdt_error why;
     bool collective;
 
@@ -356,10 +359,10 @@ void broadcast_on_word(struct peer_session *session, const Rdt__Pb__BroadcastWor
         return;
     }
     if (word->status == RDT_OK && !word->declined) {
-        other->done = true;
-        if (other->out) { /* its bytes went with everybody's */
-            struct serve *out = other->out;
-            other->out = NULL;
+        receiver->done = true;
+        if (receiver->out) { /* Its bytes came by the collective broadcast. */
+            struct serve *out = receiver->out;
+            receiver->out = NULL;
             out->broadcast = NULL;
             out->record.bytes_done = out->stream_bytes;
             text_copy(out->record.lanes, sizeof out->record.lanes, "broadcast");
@@ -369,9 +372,9 @@ void broadcast_on_word(struct peer_session *session, const Rdt__Pb__BroadcastWor
     } else {
         (void)wire_error(word->status == RDT_OK ? RDT_PROTOCOL : word->status, 0, word->message, &why);
         rdt_error_prefix(&why, "node %s", session->peer->name);
-        other_failed(broadcast, other, &why);
+        receiver_failed(broadcast, receiver, &why);
     }
-    if (collective) /* the others cannot do it together without it */
+    if (collective) /* The other nodes cannot broadcast collectively without this one. */
         by_sends(broadcast, session->peer->name);
     else
         broadcast_settle(broadcast);
@@ -381,10 +384,10 @@ void broadcasts_peer_up(struct peer_session *session)
 {
     list_for_each_safe (node, &session->transfers->broadcasts) {
         struct broadcast *broadcast = container_of(node, struct broadcast, link);
-        struct other *other = find_other(broadcast, session);
-        if (broadcast->sm.state != BROADCAST_ASKED || !other || other->asked || other->done)
+        struct receiver *receiver = find_receiver(broadcast, session);
+        if (broadcast->sm.state != BROADCAST_ASKED || !receiver || receiver->asked || receiver->done)
             continue;
-        ask(broadcast, other);
+        ask(broadcast, receiver);
         if (is_doomed(broadcast))
             by_sends(broadcast, broadcast->failure.msg);
         else
@@ -395,7 +398,7 @@ void broadcasts_peer_up(struct peer_session *session)
 bool broadcasts_name_session(struct peer_session *session)
 {
     list_for_each (node, &session->transfers->broadcasts) {
-        if (find_other(container_of(node, struct broadcast, link), session))
+        if (find_receiver(container_of(node, struct broadcast, link), session))
             return true;
     }
     return false;
@@ -404,9 +407,9 @@ bool broadcasts_name_session(struct peer_session *session)
 void broadcasts_peer_merged(struct peer_session *from, struct peer_session *into)
 {
     list_for_each_safe (node, &from->transfers->broadcasts) {
-        struct other *other = find_other(container_of(node, struct broadcast, link), from);
-        if (other)
-            other->session = into;
+        struct receiver *receiver = find_receiver(container_of(node, struct broadcast, link), from);
+        if (receiver)
+            receiver->session = into;
     }
     if (into->peer->state == PEER_UP)
         broadcasts_peer_up(into);
@@ -416,11 +419,11 @@ void broadcasts_link_down(struct peer_session *session, const struct rdt_error *
 {
     list_for_each_safe (node, &session->transfers->broadcasts) {
         struct broadcast *broadcast = container_of(node, struct broadcast, link);
-        struct other *other = find_other(broadcast, session);
+        struct receiver *receiver = find_receiver(broadcast, session);
         bool collective = broadcast->collective && broadcast->sm.state == BROADCAST_ASKED;
-        if (!other || other->done || broadcast->sm.state == BROADCAST_WAITING || broadcast->sm.state == BROADCAST_OVER)
+        if (!receiver || receiver->done || broadcast->sm.state == BROADCAST_WAITING || broadcast->sm.state == BROADCAST_OVER)
             continue;
-        other_failed(broadcast, other, why);
+        receiver_failed(broadcast, receiver, why);
         if (collective)
             by_sends(broadcast, why->msg);
         else
@@ -457,22 +460,22 @@ void broadcasts_close(struct transfers *transfers, const struct rdt_error *why)
 
 /* ---- the beginning ---- */
 
-static enum rdt_status take_others(struct broadcast *broadcast, struct rdt_error *err)
+static enum rdt_status add_receivers(struct broadcast *broadcast, struct rdt_error *err)
 {
     const struct group *group = broadcast->group;
 
-    broadcast->others = calloc(group->n_members + 1u, sizeof *broadcast->others);
-    if (!broadcast->others)
+    broadcast->receivers = calloc(group->n_members + 1u, sizeof *broadcast->receivers);
+    if (!broadcast->receivers)
         return rdt_error_set(err, RDT_NO_MEMORY, "no memory for a broadcast to %u members", group->n_members);
     for (uint32_t i = 0; i < group->n_members; i++) {
         const struct group_member *member = &group->members[i];
         uint32_t k = 0;
-        while (k < broadcast->n_others && memcmp(broadcast->others[k].uuid, member->node, 16) != 0)
+        while (k < broadcast->n_receivers && memcmp(broadcast->receivers[k].uuid, member->node, 16) != 0)
             k++;
-        if (k < broadcast->n_others || memcmp(member->node, broadcast->transfers->node->uuid, 16) == 0)
+        if (k < broadcast->n_receivers || memcmp(member->node, broadcast->transfers->node->uuid, 16) == 0)
             continue;
-        memcpy(broadcast->others[k].uuid, member->node, 16);
-        broadcast->others[broadcast->n_others++].address = member->address;
+        memcpy(broadcast->receivers[k].uuid, member->node, 16);
+        broadcast->receivers[broadcast->n_receivers++].address = member->address;
     }
     return RDT_OK;
 }
@@ -497,20 +500,21 @@ static enum rdt_status check_object(const struct transfers *transfers, const str
     enum rdt_status status = object_table_find(transfers->objects, ref, owner, &object, err);
 
     if (status == RDT_AGAIN)
-        return rdt_error_set(err, RDT_NOT_FOUND, "nobody has put object \"%s\", or it is not whole yet", ref->id);
+        return rdt_error_set(err, RDT_NOT_FOUND, "nobody has put object \"%s\", or it is not complete yet", ref->id);
     if (status != RDT_OK)
         return status;
     if (!owner_equal(&object->account->owner, owner))
         return rdt_error_set(err, RDT_DENIED, "object \"%s\" belongs to uid %u: only that user broadcasts it", ref->id,
                              object->account->owner.uid);
     if (!object->snapshot)
-        return rdt_error_set(err, RDT_INVALID,
-                             "object \"%s\" is live: what its producer writes later would not show in the copies; put it with "
-                             "RDT_PUT_SNAPSHOT (rdtctl put --snapshot)",
-                             ref->id);
+        return rdt_error_set(
+            err, RDT_INVALID,
+            "object \"%s\" is live: what its producer writes later would not show in the replicas; put it with "
+            "RDT_PUT_SNAPSHOT (rdtctl put --snapshot)",
+            ref->id);
     for (uint32_t i = 0; i < object_n_places(object); i++)
         if (!region_is_host(object_region(object, i)))
-            return rdt_error_set(err, RDT_UNSUPPORTED, "object \"%s\" is in %s memory: copies are kept in host memory only",
+            return rdt_error_set(err, RDT_UNSUPPORTED, "object \"%s\" is in %s memory: replicas are in host memory only",
                                  ref->id, object_region(object, i)->kind->name);
         else if (!transport_moves(group->transport, object_region(object, i)->kind->name))
             return rdt_error_set(err, RDT_UNSUPPORTED, "%s does not read %s memory", group->transport->name,
@@ -551,9 +555,9 @@ enum rdt_status broadcast_start(struct transfers *transfers, struct account *acc
         status = rdt_error_set(err, RDT_NO_MEMORY, "no memory to hold object \"%s\"", ref->id);
     if (status == RDT_OK) {
         object_ref(object, &broadcast->ref);
-        status = take_others(broadcast, err);
+        status = add_receivers(broadcast, err);
     }
-    if (status != RDT_OK || broadcast->n_others == 0 || object->bytes == 0) {
+    if (status != RDT_OK || broadcast->n_receivers == 0 || object->bytes == 0) {
         broadcast_free(broadcast);
         *broadcast_p = NULL;
         return status;
@@ -561,36 +565,36 @@ enum rdt_status broadcast_start(struct transfers *transfers, struct account *acc
     broadcast->on_done = on_done;
     broadcast->arg = arg;
     *broadcast_p = broadcast;
-    /* When the loop turns: it may come to nothing at once. */
+    /* In the next loop iteration, because the broadcast may fail at once. */
     (void)deadline_set(transfers->deadlines, &broadcast->deadline, 0);
     return RDT_OK;
 }
 
-/* Whom the others wait for: together, one that does not stand. */
-static const struct other *late_one(const struct broadcast *broadcast)
+/* The node that the others wait for: in a collective round, one that is not ready. */
+static const struct receiver *late_one(const struct broadcast *broadcast)
 {
-    const struct other *late = NULL;
+    const struct receiver *late = NULL;
 
-    for (uint32_t i = 0; i < broadcast->n_others; i++) {
-        const struct other *other = &broadcast->others[i];
-        if (!other->done && other->session && (!late || (late->out && !other->out)))
-            late = other;
+    for (uint32_t i = 0; i < broadcast->n_receivers; i++) {
+        const struct receiver *receiver = &broadcast->receivers[i];
+        if (!receiver->done && receiver->session && (!late || (late->out && !receiver->out)))
+            late = receiver;
     }
     return late;
 }
 
 void broadcast_leave(struct broadcast *broadcast, char what[192])
 {
-    const struct other *late;
+    const struct receiver *late;
     struct rdt_error why;
 
-    (void)snprintf(what, 192, "the copy of a node was not whole in time");
+    (void)snprintf(what, 192, "the replica of a node was not complete in time");
     if (broadcast->sm.state == BROADCAST_WAITING)
         (void)snprintf(what, 192, "group %.64s was not ready in time", broadcast->group ? broadcast->group->name : "");
     late = late_one(broadcast);
     if (late)
-        (void)snprintf(what, 192, "node %s had no whole copy in time", late->session->peer->name);
+        (void)snprintf(what, 192, "the replica on node %s was not complete in time", late->session->peer->name);
     broadcast->on_done = NULL;
-    (void)rdt_error_set(&why, RDT_CANCELLED, "nobody waits for it any more");
+    (void)rdt_error_set(&why, RDT_CANCELLED, "no client waits for the broadcast any more");
     broadcast_give_up(broadcast, &why);
 }

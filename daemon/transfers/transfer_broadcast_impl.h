@@ -1,4 +1,4 @@
-/* What the files of broadcasts share. Nobody else includes it. */
+/* Private to the root's side of broadcasts: what transfer_broadcast.c and transfer_broadcast_move.c share. */
 #ifndef DAEMON_TRANSFER_BROADCAST_IMPL_H
 #define DAEMON_TRANSFER_BROADCAST_IMPL_H
 
@@ -7,33 +7,37 @@
 
 enum broadcast_state { BROADCAST_WAITING, BROADCAST_ASKED, BROADCAST_MOVING, BROADCAST_OVER };
 
-struct other { /* a node of the group that is not this one */
+/* A node of the group that is not this one. */
+struct receiver {
     uint8_t uuid[16];
-    const char *address; /* the group's */
+    const char *address; /* borrowed from the group */
     struct peer_session *session;
-    bool asked;        /* in this round */
-    bool done;         /* has its copy, or has failed */
-    struct serve *out; /* its part stands */
+    bool asked;        /* asked in this round */
+    bool done;         /* it has its replica, or has failed */
+    struct serve *out; /* the pull that is ready in a collective round; NULL: none */
 };
 
 struct broadcast {
     struct list link; /* in transfers->broadcasts */
     struct transfers *transfers;
     struct sm sm;
-    uint64_t number;     /* of the round */
-    struct group *group; /* NULL: it is closed */
+    uint64_t number;     /* the number of the round */
+    struct group *group; /* NULL: it is destroyed */
     uint32_t epoch;
     struct account *account; /* a reference, charged for one transfer */
     struct object *object;   /* held; pinned while MOVING */
     struct rdt_ref ref;
-    struct other *others; /* [n_others] */
-    uint32_t n_others;
+    struct receiver *receivers; /* [n_receivers] */
+    uint32_t n_receivers;
     bool collective;
-    struct rdt_error failure; /* the first; status RDT_OK: none */
-    struct deadline deadline; /* WAITING: to look at the group; ASKED together: for all to stand; MOVING: no chunk has gone */
-    void (*on_done)(void *arg, const struct rdt_error *err); /* NULL: it was told, or nobody waits */
+    struct rdt_error failure; /* the first failure; status RDT_OK: none */
+    /* WAITING: looks at the group again; ASKED, collective: all nodes must be ready; MOVING: progress; OVER:
+     * the grace time */
+    struct deadline deadline;
+    /* NULL: it was called, or the client does not wait any more */
+    void (*on_done)(void *arg, const struct rdt_error *err);
     void *arg;
-    bool busy; /* something is at it: it does not go */
+    bool busy; /* a function is working on it: it must not be freed */
 
     /* MOVING */
     struct layout *source, *packed;
@@ -44,13 +48,13 @@ struct broadcast {
     bool gathering;
 };
 
-/* All stand: sends; broadcast_settle may follow. */
+/* All nodes are ready: sends the chunks. The broadcast may end. */
 void broadcast_move(struct broadcast *broadcast);
 
-/* Answers and goes, as far as that may be. */
+/* Calls on_done if every node is done or the broadcast is OVER, and frees the broadcast if no operation is left. */
 void broadcast_settle(struct broadcast *broadcast);
 
-/* OVER, for this reason; it may be gone. */
+/* Moves to OVER with this failure. The broadcast may be freed. */
 void broadcast_give_up(struct broadcast *broadcast, const struct rdt_error *why);
 
 #endif

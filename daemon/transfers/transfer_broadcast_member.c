@@ -1,14 +1,14 @@
-/* This node's part of another node's broadcast: it gets a copy of a snapshot, and says so.
+/* This node as a member of another node's broadcast: it gets a replica of a snapshot and tells the root so.
  *
- *   asked --- no copy here -----------------> PULLING ---- whole ----> word
- *     |                                       |     ^
- *     +--- a copy is being filled here --> WAITING -+ it came to nothing
- *     |                                       `-------- whole ------> word
- *     `--- a whole one is here -------------------------------------> word
+ *   BROADCAST --- no replica here ----------------> PULLING --- complete ---> BROADCAST_WORD
+ *       |                                            |   ^
+ *       +--- a transfer here fills a replica ----> WAITING   (PULLING if that transfer fails)
+ *       |                                            `--------- complete ---> BROADCAST_WORD
+ *       `--- a complete replica is here ------------------------------------> BROADCAST_WORD
  *
- * PULLING is a transfer that no client waits for (transfer->member), in the group, from the root itself. What else wants the object here
- * meanwhile waits for the same copy (replica.h); if then the broadcast comes to nothing, that transfer goes on as an ordinary one.
- */
+ * PULLING is a transfer without a client (pull.member), in the group, from the root itself. Fetches of the
+ * object here meanwhile wait for the same replica (replica.h). If the broadcast fails then, the transfer goes
+ * on as an ordinary pull for them. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -19,7 +19,7 @@
 #include "wire_error.h"
 #include "wire_ref.h"
 
-#define PARTS_MAX 1024u /* of one root at a time */
+#define MEMBERS_MAX 1024u /* of one root at a time */
 
 struct broadcast_member {
     struct list link; /* in root->parts */
@@ -36,7 +36,7 @@ struct broadcast_member {
     struct deadline again;
 };
 
-static void begin(struct broadcast_member *part);
+static void begin(struct broadcast_member *member);
 
 static void say(struct peer_session *root, uint64_t number, const struct rdt_error *why, bool declined)
 {
@@ -48,7 +48,7 @@ static void say(struct peer_session *root, uint64_t number, const struct rdt_err
         word.status = why->status;
         word.message = (char *)why->msg;
     }
-    (void)peer_session_send(root, RDT_PEER_BROADCAST_WORD, &word.base, NULL); /* link down: the root knows */
+    (void)peer_session_send(root, RDT_PEER_BROADCAST_WORD, &word.base, NULL); /* Link down: the root knows. */
 }
 
 /* The transfer goes on, or ends, as an ordinary pull. */
@@ -59,125 +59,126 @@ static void leave_transfer(struct transfer *transfer)
     transfer->kind = &transfer_pull_kind;
 }
 
-static void part_free(struct broadcast_member *part)
+static void member_free(struct broadcast_member *member)
 {
-    if (part->transfer)
-        leave_transfer(part->transfer);
-    deadline_unset(part->root->transfers->deadlines, &part->again);
-    list_remove(&part->waiting.link);
-    list_remove(&part->link);
-    part->root->n_parts--;
-    account_give(part->account, USAGE_TRANSFERS, 1);
-    account_unref(part->account);
-    free(part);
+    if (member->transfer)
+        leave_transfer(member->transfer);
+    deadline_unset(member->root->transfers->deadlines, &member->again);
+    list_remove(&member->waiting.link);
+    list_remove(&member->link);
+    member->root->n_members--;
+    account_give(member->account, USAGE_TRANSFERS, 1);
+    account_unref(member->account);
+    free(member);
 }
 
-/* NULL: well. */
-static void finish(struct broadcast_member *part, const struct rdt_error *why)
+/* Tells the root. why NULL: the replica is complete. */
+static void finish(struct broadcast_member *member, const struct rdt_error *why)
 {
     if (why)
-        log_debug("broadcast %llu of node %s: no copy here: %s", (unsigned long long)part->number, part->root->peer->name,
-                  why->msg);
-    say(part->root, part->number, why, false);
-    part_free(part);
+        log_debug("broadcast %llu of node %s: no replica here: %s", (unsigned long long)member->number,
+                  member->root->peer->name, why->msg);
+    say(member->root, member->number, why, false);
+    member_free(member);
 }
 
-static void decline(struct broadcast_member *part)
+static void decline(struct broadcast_member *member)
 {
-    say(part->root, part->number, NULL, true);
-    part_free(part);
+    say(member->root, member->number, NULL, true);
+    member_free(member);
 }
 
-/* ---- waiting for a copy that is filled for others ---- */
+/* ---- waiting for a replica that another transfer fills ---- */
 
 static void on_again(struct deadline *deadline)
 {
     begin(container_of(deadline, struct broadcast_member, again));
 }
 
-/* When the loop turns: this is the middle of another transfer's end. */
+/* Looks again in the next loop iteration: this is the middle of another transfer's end. */
 static void on_copy_end(struct replica_waiter *waiter)
 {
-    struct broadcast_member *part = container_of(waiter, struct broadcast_member, waiting);
+    struct broadcast_member *member = container_of(waiter, struct broadcast_member, waiting);
 
-    part->again.on_passed = on_again;
-    (void)deadline_set(part->root->transfers->deadlines, &part->again, 0);
+    member->again.on_passed = on_again;
+    (void)deadline_set(member->root->transfers->deadlines, &member->again, 0);
 }
 
-/* There is a copy. */
-static void use(struct broadcast_member *part, struct replica *replica)
+/* There is a replica: it is complete, or another transfer fills it. */
+static void use(struct broadcast_member *member, struct replica *replica)
 {
     if (!replica->filling) {
         replica_used(replica);
-        finish(part, NULL);
-    } else if (part->collective) {
-        decline(part); /* it cannot be filled twice */
+        finish(member, NULL);
+    } else if (member->collective) {
+        decline(member); /* A collective broadcast cannot use a replica that is filled already. */
     } else {
-        part->waiting.on_end = on_copy_end;
-        list_append(&replica->waiters, &part->waiting.link);
+        member->waiting.on_end = on_copy_end;
+        list_append(&replica->waiters, &member->waiting.link);
     }
 }
 
 /* ---- pulling ---- */
 
-static void pull(struct broadcast_member *part)
+static void pull(struct broadcast_member *member)
 {
-    struct transfers *transfers = part->root->transfers;
-    struct group *group = group_by_token(transfers->groups, part->token, sizeof part->token);
+    struct transfers *transfers = member->root->transfers;
+    struct group *group = group_by_token(transfers->groups, member->token, sizeof member->token);
     struct rdt_error err = {0};
     struct transfer *transfer;
 
-    if (!group || group->sm.state == GROUP_ENDING || group->epoch != part->epoch) {
-        (void)rdt_error_set(&err, RDT_TRANSPORT, "the group has ended, or been formed anew");
-        finish(part, &err);
+    if (!group || group->sm.state == GROUP_ENDING || group->epoch != member->epoch) {
+        (void)rdt_error_set(&err, RDT_TRANSPORT, "the group has ended, or was formed anew");
+        finish(member, &err);
         return;
     }
-    transfer = transfer_new(transfers, &transfer_member_kind, NULL, part->account, &part->ref);
+    transfer = transfer_new(transfers, &transfer_member_kind, NULL, member->account, &member->ref);
     if (!transfer) {
         (void)rdt_error_set(&err, RDT_NO_MEMORY, "no memory for the transfer");
-        finish(part, &err);
+        finish(member, &err);
         return;
     }
-    part->transfer = transfer;
-    transfer->pull.member = part;
-    transfer->pull.broadcast = (struct pull_broadcast){.number = part->number,
-                                                       .epoch = part->epoch,
-                                                       .collective = part->collective,
-                                                       .chunk_bytes = part->collective ? part->chunk_bytes : 0};
-    memcpy(transfer->pull.broadcast.token, part->token, sizeof part->token);
+    member->transfer = transfer;
+    transfer->pull.member = member;
+    transfer->pull.broadcast = (struct pull_broadcast){.number = member->number,
+                                                       .epoch = member->epoch,
+                                                       .collective = member->collective,
+                                                       .chunk_bytes = member->collective ? member->chunk_bytes : 0};
+    memcpy(transfer->pull.broadcast.token, member->token, sizeof member->token);
     transfer->pull.keeps = transfer->pull.no_redirect = true;
     text_copy(transfer->wish.transport, sizeof transfer->wish.transport, group->transport->name);
     text_copy(transfer->wish.group, sizeof transfer->wish.group, group->name);
     transfer->record.direction = "in";
-    text_copy(transfer->record.peer, sizeof transfer->record.peer, part->root->peer->name);
+    text_copy(transfer->record.peer, sizeof transfer->record.peer, member->root->peer->name);
     transfer->pull.stall.on_passed = transfer_in_on_stall;
-    transfer->pull.origin = part->root;
-    transfer_in_pull_from(transfer, part->root);
+    transfer->pull.origin = member->root;
+    transfer_in_pull_from(transfer, member->root);
 }
 
-static void begin(struct broadcast_member *part)
+static void begin(struct broadcast_member *member)
 {
-    struct replica *replica = replica_find(&part->root->transfers->replicas, part->ref.node, part->ref.generation);
+    struct replica *replica = replica_find(&member->root->transfers->replicas, member->ref.node, member->ref.generation);
 
     if (replica && (replica->filling || replica_is_fresh(replica)))
-        use(part, replica);
+        use(member, replica);
     else
-        pull(part); /* if there is one, the answer says whether it may serve */
+        pull(member); /* If there is an old replica, the answer says whether it may serve. */
 }
 
-/* The pull has found a copy here: another fetch was faster, or one from before may serve again. */
+/* The answer has come and there is a replica already: another fetch was faster, or an old replica may serve
+ * again. */
 static void give_way(struct transfer *transfer, struct replica *replica, bool replicated)
 {
-    struct broadcast_member *part = transfer->pull.member;
+    struct broadcast_member *member = transfer->pull.member;
 
     if (replicated)
-        replica->epoch = part->root->peer->epoch;
+        replica->epoch = member->root->peer->epoch;
     transfer_in_send_abort(transfer);
-    part->transfer = NULL;
+    member->transfer = NULL;
     leave_transfer(transfer);
     transfer->merged = true;
     transfer_end(transfer);
-    use(part, replica);
+    use(member, replica);
 }
 
 static bool answered(struct transfer *transfer, const Rdt__Pb__PullMeta *meta)
@@ -192,36 +193,39 @@ static bool answered(struct transfer *transfer, const Rdt__Pb__PullMeta *meta)
         return true;
     }
     if (!meta->snapshot || meta->has_inline || meta->bytes == 0)
-        transfer_fail(transfer, RDT_PROTOCOL, "node %s broadcasts what is no snapshot, or has no bytes", transfer->record.peer);
+        transfer_fail(transfer, RDT_PROTOCOL, "node %s broadcasts an object that is no snapshot, or has no bytes",
+                      transfer->record.peer);
     else if (meta->bytes > most)
-        transfer_fail(transfer, RDT_LIMIT, "a copy of %llu bytes is more than this node keeps of all (replicas_max, %llu)",
+        transfer_fail(transfer, RDT_LIMIT,
+                      "a replica of %llu bytes is larger than all replicas of this node may be (replicas_max, %llu)",
                       (unsigned long long)meta->bytes, (unsigned long long)most);
     else if (!meta->kept || (!transfer->pull.replica && !replica_create(transfer, meta)))
-        transfer_fail(transfer, RDT_NO_MEMORY, "no memory to keep a copy");
+        transfer_fail(transfer, RDT_NO_MEMORY, "no memory for the replica");
     else
         return false;
-    if (meta->kept) /* it sends nobody here */
+    if (meta->kept) /* The root's node shall redirect no reader to this node. */
         replica_decline(root, generation);
     return true;
 }
 
 static void complete(struct transfer *transfer)
 {
-    struct broadcast_member *part = transfer->pull.member;
+    struct broadcast_member *member = transfer->pull.member;
     struct rdt_error err;
 
-    if (!part)
+    if (!member)
         return;
     if (transfer->pull.replica && transfer->pull.replica->listed) {
-        finish(part, NULL);
+        finish(member, NULL);
         return;
     }
-    (void)rdt_error_set(&err, RDT_LIMIT, "the copy was not kept: the object has ended, or replicas_max is used up");
-    finish(part, &err);
+    (void)rdt_error_set(&err, RDT_LIMIT, "the replica was dropped: the object has ended, or replicas_max is used up");
+    finish(member, &err);
 }
 
-/* Without the broadcast it is a fetch of those who had waited for the same copy; its operations end first. Under another number: at the
- * root the pull may not have come to rest yet. false: no memory. */
+/* The broadcast has failed, but fetches wait for the same replica: the transfer asks again, as an ordinary
+ * pull for them. It uses a new id, since the root's side of the old pull may not have ended yet. Returns
+ * false if there is no memory. */
 static bool go_back(struct transfer *transfer)
 {
     transfer->wish.transport[0] = transfer->wish.group[0] = '\0';
@@ -257,111 +261,111 @@ const struct transfer_kind transfer_member_kind = {.abort = transfer_in_abort,
                                                    .answered = answered,
                                                    .complete = complete};
 
-/* ---- word from the root ---- */
+/* ---- messages from the root ---- */
 
 static struct broadcast_member *find(const struct peer_session *root, uint64_t number)
 {
-    list_for_each (node, &root->parts) {
-        struct broadcast_member *part = container_of(node, struct broadcast_member, link);
-        if (part->number == number)
-            return part;
+    list_for_each (node, &root->members) {
+        struct broadcast_member *member = container_of(node, struct broadcast_member, link);
+        if (member->number == number)
+            return member;
     }
     return NULL;
 }
 
-static enum rdt_status part_new(struct peer_session *root, const Rdt__Pb__GroupBroadcast *message,
-                                struct broadcast_member **part_p, struct rdt_error *err)
+static enum rdt_status member_new(struct peer_session *root, const Rdt__Pb__GroupBroadcast *message,
+                                  struct broadcast_member **member_p, struct rdt_error *err)
 {
     struct transfers *transfers = root->transfers;
     struct group *group = group_by_token(transfers->groups, message->group.data, message->group.len);
     struct owner owner;
-    struct broadcast_member *part;
+    struct broadcast_member *member;
     struct rdt_ref ref;
     enum rdt_status status = wire_ref_to(message->ref, &ref, err);
 
     if (status != RDT_OK)
         return status;
     if (ref.is_name || ref.generation == 0 || memcmp(ref.node, root->peer->uuid, sizeof ref.node) != 0)
-        return rdt_error_set(err, RDT_INVALID, "object \"%s\" is not one of the root's", ref.id);
-    if (!transfers_believe(transfers, message->owner, &owner, err))
+        return rdt_error_set(err, RDT_INVALID, "object \"%s\" is not on the root's node", ref.id);
+    if (!transfers_check_requester(transfers, message->owner, &owner, err))
         return err->status;
     if (!group || group->sm.state == GROUP_ENDING || group->epoch != message->epoch)
-        return rdt_error_set(err, RDT_TRANSPORT, "the group has ended, or been formed anew");
+        return rdt_error_set(err, RDT_TRANSPORT, "the group has ended, or was formed anew");
     if (!owner_equal(&group->owner, &owner) || !group_has(group, root->peer->uuid, NULL, NULL))
         return rdt_error_set(err, RDT_DENIED, "group \"%s\" has no member of uid %u on node %s", group->name, owner.uid,
                              root->peer->name);
     if (message->together && !group->transport->ops.post_broadcast)
-        return rdt_error_set(err, RDT_UNSUPPORTED, "%s has no broadcast of its own here", group->transport->name);
-    if (root->n_parts >= PARTS_MAX)
-        return rdt_error_set(err, RDT_LIMIT, "node %s has %u broadcasts under way here", root->peer->name, PARTS_MAX);
-    part = calloc(1, sizeof *part);
-    if (!part || !(part->account = account_get(transfers->objects->accounts, &owner))) {
-        free(part);
+        return rdt_error_set(err, RDT_UNSUPPORTED, "%s supports no collective broadcast here", group->transport->name);
+    if (root->n_members >= MEMBERS_MAX)
+        return rdt_error_set(err, RDT_LIMIT, "node %s has %u broadcasts under way here", root->peer->name, MEMBERS_MAX);
+    member = calloc(1, sizeof *member);
+    if (!member || !(member->account = account_get(transfers->objects->accounts, &owner))) {
+        free(member);
         return rdt_error_set(err, RDT_NO_MEMORY, "no memory for a broadcast");
     }
-    status = account_take(part->account, USAGE_TRANSFERS, 1, err);
+    status = account_take(member->account, USAGE_TRANSFERS, 1, err);
     if (status != RDT_OK) {
-        account_unref(part->account);
-        free(part);
+        account_unref(member->account);
+        free(member);
         return status;
     }
-    part->root = root;
-    part->number = message->broadcast;
-    memcpy(part->token, group->token, sizeof part->token);
-    part->epoch = group->epoch;
-    part->collective = message->together;
-    part->chunk_bytes = message->chunk_bytes;
-    part->ref = ref;
-    list_init(&part->waiting.link);
-    list_append(&root->parts, &part->link);
-    root->n_parts++;
-    *part_p = part;
+    member->root = root;
+    member->number = message->broadcast;
+    memcpy(member->token, group->token, sizeof member->token);
+    member->epoch = group->epoch;
+    member->collective = message->together;
+    member->chunk_bytes = message->chunk_bytes;
+    member->ref = ref;
+    list_init(&member->waiting.link);
+    list_append(&root->members, &member->link);
+    root->n_members++;
+    *member_p = member;
     return RDT_OK;
 }
 
 enum rdt_status transfer_member_on_ask(struct peer_session *root, const Rdt__Pb__GroupBroadcast *message, struct rdt_error *err)
 {
     struct rdt_error why = {0};
-    struct broadcast_member *part = NULL;
+    struct broadcast_member *member = NULL;
 
     if (find(root, message->broadcast))
         return rdt_error_set(err, RDT_PROTOCOL, "node %s uses broadcast number %llu twice", root->peer->name,
                              (unsigned long long)message->broadcast);
-    if (part_new(root, message, &part, &why) == RDT_OK)
-        begin(part);
+    if (member_new(root, message, &member, &why) == RDT_OK)
+        begin(member);
     else
         say(root, message->broadcast, &why, false);
     return RDT_OK;
 }
 
-static void drop(struct broadcast_member *part, const struct rdt_error *why)
+static void drop(struct broadcast_member *member, const struct rdt_error *why)
 {
-    struct transfer *transfer = part->transfer;
+    struct transfer *transfer = member->transfer;
     struct replica *replica = NULL;
 
     if (transfer) {
         (void)recover(transfer, why);
         return;
     }
-    if (!list_empty(&part->waiting.link))
-        replica = replica_find(&part->root->transfers->replicas, part->ref.node, part->ref.generation);
-    part_free(part);
+    if (!list_empty(&member->waiting.link))
+        replica = replica_find(&member->root->transfers->replicas, member->ref.node, member->ref.generation);
+    member_free(member);
     if (replica && replica->filling && !replica_in_demand(replica))
-        transfer_unwanted(replica->filling);
+        transfer_replica_unwanted(replica->filling);
 }
 
 void transfer_member_on_over(struct peer_session *root, const Rdt__Pb__BroadcastWord *word)
 {
-    struct broadcast_member *part = find(root, word->broadcast);
+    struct broadcast_member *member = find(root, word->broadcast);
     struct rdt_error why;
 
-    (void)rdt_error_set(&why, RDT_CANCELLED, "the broadcast was given up");
-    if (part)
-        drop(part, &why);
+    (void)rdt_error_set(&why, RDT_CANCELLED, "the broadcast was cancelled");
+    if (member)
+        drop(member, &why);
 }
 
 void transfer_members_link_down(struct peer_session *root, const struct rdt_error *why)
 {
-    while (!list_empty(&root->parts))
-        drop(container_of(list_first(&root->parts), struct broadcast_member, link), why);
+    while (!list_empty(&root->members))
+        drop(container_of(list_first(&root->members), struct broadcast_member, link), why);
 }

@@ -1,4 +1,4 @@
-/* The root's part of a broadcast that the transport does by itself: a few chunks at a time, as they end. */
+/* The root's side of a collective broadcast: posts a few chunks at a time, more when they end. */
 #include <stdlib.h>
 
 #include "daemon/transfers/transfer_broadcast_impl.h"
@@ -7,7 +7,7 @@ struct broadcast_op {
     struct plugin_op base;
     struct broadcast *broadcast;
     uint32_t chunk;
-    uint8_t *staging; /* NULL: straight from memory */
+    uint8_t *staging; /* NULL: the chunk is sent from the object's memory itself */
     struct work work;
 };
 
@@ -71,14 +71,14 @@ static void done_gather(struct work *work)
     struct broadcast *broadcast = op->broadcast;
 
     broadcast->gathering = false;
-    broadcast->n_ops++; /* it does not go meanwhile */
+    broadcast->n_ops++; /* The broadcast must not be freed meanwhile. */
     hand_over(op);
     broadcast->n_ops--;
     send_more(broadcast);
     broadcast_settle(broadcast);
 }
 
-/* false: no memory. */
+/* Posts the next chunk, or starts to gather it. Returns false if there is no memory. */
 static bool send_next(struct broadcast *broadcast)
 {
     uint32_t index = broadcast->next_chunk, region;
@@ -121,7 +121,7 @@ static void send_more(struct broadcast *broadcast)
     struct rdt_error err;
 
     if (broadcast->busy)
-        return; /* a chunk that failed at once ends here again */
+        return; /* A chunk that fails at once calls this function again. */
     broadcast->busy = true;
     while (broadcast->sm.state == BROADCAST_MOVING && !broadcast->gathering && broadcast->group &&
            broadcast->next_chunk < broadcast->plan->n && broadcast->n_ops < broadcast->transfers->options->chunks_in_flight)
@@ -149,7 +149,7 @@ static enum rdt_status make_plan(struct broadcast *broadcast, struct rdt_error *
     if (status == RDT_OK)
         status = chunk_plan_create(broadcast->packed, bytes, broadcast->transfers->options->chunk_bytes, &broadcast->plan, err);
     if (status == RDT_OK)
-        object_pin(object); /* as long as there is a plan */
+        object_pin(object); /* The pin lasts as long as the plan. */
     return status;
 }
 

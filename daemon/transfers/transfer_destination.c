@@ -1,6 +1,6 @@
-/* Where a fetch's tensors shall lie when its reader named no targets: by what it wishes and what it can map. Host memory is one range, as
- * ever (transfer->received); if some of them go to devices, each place gets a region of its own (transfer->landing), and together they
- * are a target that the daemon made. */
+/* Where the tensors of a fetch without targets shall lie, by what its reader wishes and can map. Tensors in
+ * host memory get one range (transfer->received). If some of them go to devices, each device gets a region of
+ * its own (transfer->destination), and together the regions become a target that the daemon made. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -21,7 +21,8 @@ bool client_maps(const struct client *client, const char *kind)
     return strcasestr(client->maps, word);
 }
 
-/* The wish was checked when it was asked for; the kind may have been unloaded since. */
+/* Finds the wished kind and device. They were checked when the fetch came, but the kind may have been
+ * unloaded since. */
 static enum rdt_status find_wish(const struct transfer *transfer, struct memory_device **device_p, struct rdt_error *err)
 {
     struct rdt_error why = {0};
@@ -56,12 +57,13 @@ enum rdt_status destination_check_wish(const struct transfer *transfer, struct r
 static struct memory_device *place_for(const struct transfer *transfer, struct memory_device *from, bool on_device,
                                        struct memory_device *wish)
 {
-    if (transfer->wish.memory[0] == '\0') /* on this node where it lies, if that can be mapped */
+    /* On this node the tensors stay where they are, if the reader can map that. */
+    if (transfer->wish.memory[0] == '\0')
         return from && transfer->client && client_maps(transfer->client, from->kind->name) ? from : NULL;
     return on_device || !transfer->wish.host_stays ? wish : NULL;
 }
 
-/* A kind that is named stays, though nothing may lie there for a while yet. */
+/* A kind that a plan names stays loaded, although nothing may lie there for a while. */
 static void use_kinds(const struct placing *placing, void (*use)(struct memory_kind *))
 {
     for (uint32_t i = 0; i < placing->n; i++)
@@ -88,7 +90,7 @@ enum rdt_status destination_plan(struct transfer *transfer, struct memory_device
         return status;
     to = calloc(source->count + 1u, sizeof *to);
     if (!to)
-        return rdt_error_set(err, RDT_NO_MEMORY, "no memory for the tensors' places");
+        return rdt_error_set(err, RDT_NO_MEMORY, "no memory for the tensors' placement");
     for (uint32_t i = 0; i < source->count; i++) {
         struct memory_device *at = from ? from[i] : NULL;
         bool on_device = from ? at != NULL
@@ -104,7 +106,7 @@ enum rdt_status destination_plan(struct transfer *transfer, struct memory_device
         transfer->destination = calloc(1, sizeof *transfer->destination);
         status = transfer->destination
                      ? placing_make(source, to, &transfer->destination->placing, &transfer->destination->layout, err)
-                     : rdt_error_set(err, RDT_NO_MEMORY, "no memory for the tensors' places");
+                     : rdt_error_set(err, RDT_NO_MEMORY, "no memory for the tensors' placement");
         if (status == RDT_OK)
             use_kinds(&transfer->destination->placing, memory_kind_use);
         else
@@ -128,7 +130,8 @@ void destination_free(struct transfer *transfer)
     free(destination);
 }
 
-/* What its reader will map it by must fit into one answer: known before a byte is copied. */
+/* Checks before any byte is copied that the answer can hold all handles by which the reader maps the
+ * regions. */
 static enum rdt_status check_answer(const struct transfer *transfer, struct rdt_error *err)
 {
     const struct device_destination *destination = transfer->destination;
@@ -150,7 +153,7 @@ static enum rdt_status check_answer(const struct transfer *transfer, struct rdt_
                          all, destination->n_ready, RDT_MAX_FRAME_FDS);
 }
 
-/* All regions are there: they are a target of ours. */
+/* All regions are allocated: they become the transfer's target. */
 static enum rdt_status become_target(struct transfer *transfer, struct rdt_error *err)
 {
     struct device_destination *destination = transfer->destination;
@@ -161,7 +164,7 @@ static enum rdt_status become_target(struct transfer *transfer, struct rdt_error
         return status;
     if (!target || !(target->uses = calloc(destination->n_ready + 1u, sizeof *target->uses))) {
         free(target);
-        return rdt_error_set(err, RDT_NO_MEMORY, "no memory for the tensors' places");
+        return rdt_error_set(err, RDT_NO_MEMORY, "no memory for the tensors' placement");
     }
     target->layout = destination->layout;
     destination->layout = NULL;
@@ -179,7 +182,8 @@ static enum rdt_status become_target(struct transfer *transfer, struct rdt_error
 enum rdt_status destination_reserve(struct transfer *transfer, region_ready on_ready, struct rdt_error *err)
 {
     struct device_destination *destination = transfer->destination;
-    bool own = transfer->client && transfer->n_fetches == 1; /* what several share is nobody's again */
+    /* Memory that several fetches share belongs to no client. */
+    bool own = transfer->client && transfer->n_fetches == 1;
     enum rdt_status status = RDT_OK;
 
     while (status == RDT_OK && destination->n_ready < destination->placing.n) {
@@ -205,7 +209,7 @@ void destination_take(struct transfer *transfer, struct region *region)
         transfer->destination->regions[transfer->destination->n_ready++] = region;
 }
 
-/* ---- through host memory ---- */
+/* ---- the memory of sub-pulls ---- */
 
 const char *transfer_source_device(const struct transfer *transfer)
 {

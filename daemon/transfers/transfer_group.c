@@ -1,4 +1,5 @@
-/* Groups as transfers see them: each other node's side of a group is a connection to it, whose life is the group's. */
+/* Groups as transfers use them. The connection to each other node's rank of a group is a struct
+ * peer_transport that lives as long as the group. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <strings.h>
@@ -20,7 +21,7 @@ static bool in_use(const struct peer_transport *pt)
     return pt->group || pt->pumping || peer_transport_has_users(pt);
 }
 
-/* Sides of groups that are gone, when the last who used them have ended. */
+/* Frees the sides of groups that are gone and have no users any more. */
 static void sweep(struct peer_session *session)
 {
     list_for_each_safe (node, &session->in_groups) {
@@ -42,12 +43,13 @@ bool transfer_groups_use(const struct transfers *transfers, const struct transpo
                             transport->name, group->name, group->owner.uid);
         return true;
     }
-    list_for_each (work_node, &transfers->sessions) {
-        struct peer_session *session = container_of(work_node, struct peer_session, link);
+    list_for_each (session_node, &transfers->sessions) {
+        struct peer_session *session = container_of(session_node, struct peer_session, link);
         sweep(session);
         list_for_each (pt_node, &session->in_groups)
             if (container_of(pt_node, struct peer_transport, link)->transport == transport) {
-                (void)rdt_error_set(err, RDT_BUSY, "transport %s is in use: transfers of a group that has ended have not",
+                (void)rdt_error_set(err, RDT_BUSY,
+                                    "transport %s is in use: transfers of a group that was destroyed have not ended",
                                     transport->name);
                 return true;
             }
@@ -108,7 +110,7 @@ bool transfer_group_is_gone(const struct peer_transport *pt)
     return transport_is_grouped(pt->transport) && !pt->group;
 }
 
-/* ---- what the group goes through ---- */
+/* ---- changes of the group ---- */
 
 static void broken(struct peer_transport *pt)
 {
@@ -117,7 +119,7 @@ static void broken(struct peer_transport *pt)
     pt->session->transfers->connections->on_broken(pt);
 }
 
-/* Those who waited for it to be formed anew. */
+/* The group is destroyed: transfers that wait for it will not be served. */
 static void gone(struct peer_transport *pt)
 {
     list_remove(&pt->by_group);
@@ -128,18 +130,18 @@ static void gone(struct peer_transport *pt)
 static void closed(struct peer_transport *pt)
 {
     sm_move(&pt->sm, PT_NONE);
-    pt->conn.handle = NULL; /* the group's, which is destroyed next */
+    pt->conn.handle = NULL; /* The handle belongs to the group, which is destroyed next. */
     pt->remote_epoch = 0;
     pt->session->transfers->connections->on_closed(pt);
 }
 
-/* Whoever waits for the group, with a side of it or without one yet. */
+/* Tells every transfer that waits for the group, whether it has a side of it or not yet. */
 static void wake(struct transfers *transfers, struct group *group)
 {
     const struct group_rank *here = group_rank_here(group);
 
-    list_for_each_safe (work_node, &transfers->sessions) {
-        struct peer_session *session = container_of(work_node, struct peer_session, link);
+    list_for_each_safe (session_node, &transfers->sessions) {
+        struct peer_session *session = container_of(session_node, struct peer_session, link);
         const struct group_rank *there = group_rank_for(group, session->peer->uuid, "", NULL);
         if (here && there)
             (void)transfer_group_connection(session, group, here, there);
@@ -178,14 +180,15 @@ void transfer_groups_on_change(struct transfers *transfers, struct group *group,
 
 /* ---- the reader's side ---- */
 
-/* The ranks of the memory that it moves. False: one of the nodes has none; why_p says so. */
+/* Finds the ranks of the memory that the transfer moves. Returns false if one of the nodes has none; then
+ * why_p says which. */
 static bool ranks_of(const struct transfer *transfer, const struct group *group, const struct group_rank **here_p,
                      const struct group_rank **there_p, char why_p[192])
 {
     const struct peer *peer = transfer->pull.peer->peer;
     const struct client *client = transfer->subpull.parent ? transfer->subpull.parent->client : transfer->client;
-    const char *from =
-        transport_moves(group->transport, transfer->pull.answer.memory) ? transfer_source_device(transfer) : ""; /* staged */
+    /* "": the memory is staged */
+    const char *from = transport_moves(group->transport, transfer->pull.answer.memory) ? transfer_source_device(transfer) : "";
     const char *to =
         transport_moves(group->transport, transfer_target_memory(transfer)) ? transfer_target_device(transfer) : "";
 
@@ -210,14 +213,14 @@ static struct group *group_of_broadcast(const struct transfer *transfer)
     return group && group->sm.state != GROUP_ENDING && group->epoch == broadcast->epoch ? group : NULL;
 }
 
-/* The group that the transfer is to go by: with members on its devices, and READY, if there is such; NULL: why_p, if given, says what to
- * do. */
+/* The group that moves the transfer: one with members on its devices, READY if possible. NULL: why_p, if
+ * given, says what to do. */
 struct group *transfer_group_of(const struct transfer *transfer, const struct transport *transport, char why_p[192])
 {
     const struct transfers *transfers = transfer->transfers;
     const struct client *client = transfer->subpull.parent ? transfer->subpull.parent->client : transfer->client;
     const char *reader = client ? client->name : NULL;
-    /* A copy serves for its node, and so does a node whose client has left what it put. */
+    /* A replica serves on behalf of its node, and so does a node whose producing client has ended. */
     const char *producer = transfer->pull.answer.producer[0] && transfer->pull.peer == transfer->pull.origin
                                ? transfer->pull.answer.producer
                                : NULL;
@@ -228,7 +231,7 @@ struct group *transfer_group_of(const struct transfer *transfer, const struct tr
     if (transfer->pull.member) {
         shared = group_of_broadcast(transfer);
         if (!shared && why_p)
-            (void)snprintf(why_p, 192, "group %.40s has ended, or been formed anew", transfer->wish.group);
+            (void)snprintf(why_p, 192, "group %.40s has ended, or was formed anew", transfer->wish.group);
         return shared && shared->transport == transport ? shared : NULL;
     }
     list_for_each (node, &transfers->groups->all) {
@@ -277,10 +280,11 @@ void transfer_group_offer(const struct transfer *transfer, struct transport *tra
     const struct group_rank *here, *there;
     struct peer_transport *pt = NULL;
 
+    /* A group of different versions could not have been formed. */
     *offer = (struct path_offer){.name = transport->name,
                                  .speed = transport->ops.speed,
                                  .here_version = transport->version,
-                                 .there_version = transport->version, /* it could not have been formed else */
+                                 .there_version = transport->version,
                                  .moves_source = transport_moves(transport, transfer->pull.answer.memory),
                                  .moves_target = transport_moves(transport, target),
                                  .stages_source =
@@ -346,8 +350,9 @@ enum rdt_status transfer_group_start(struct serve *out, const Rdt__Pb__PullStart
 
     if (!group || group->sm.state == GROUP_ENDING)
         return rdt_error_set(err, RDT_TRANSPORT, "%.64s: the group has ended", start->transport);
+    /* The root's owner may broadcast without a member that produced the object. */
     if (!owner_equal(&group->owner, &out->account->owner) || !group_has(group, out->session->peer->uuid, NULL, NULL) ||
-        !group_has(group, transfers->node->uuid, out->broadcast_number ? NULL : producer, NULL)) /* its owner wants it there */
+        !group_has(group, transfers->node->uuid, out->broadcast_number ? NULL : producer, NULL))
         return rdt_error_set(err, RDT_DENIED,
                              "the reader's node and the producer of object \"%s\" are not both in group \"%s\"", out->ref.id,
                              group->name);
@@ -371,7 +376,7 @@ enum rdt_status transfer_group_start(struct serve *out, const Rdt__Pb__PullStart
     return *pt_p ? RDT_OK : rdt_error_set(err, RDT_NO_MEMORY, "no memory to send in group \"%s\"", group->name);
 }
 
-unsigned transfers_by_side(const struct list *connection)
+unsigned transfers_of_group_side(const struct list *connection)
 {
     const struct peer_transport *pt = container_of(connection, struct peer_transport, by_group);
     unsigned n = 0;

@@ -1,22 +1,24 @@
 /* Private to the room of transfers: what its files share.
  *
- * The files, from the top down. A file calls files of its own row and of the rows below. It reaches the rows above only by a table: each
- * transfer has the table of its kind (struct transfer_kind), and transfers_init gives the other tables to the rows that are named beside them.
+ * The files, from the top down. A file calls files of its own row and of the rows below. It reaches the rows
+ * above only by a table: each transfer has the table of its kind (struct transfer_kind), and transfers_init
+ * gives the other tables (-> table: the rows that it calls).
  *
  *   room         transfers, transfer_peer, fetch
  *   members      transfer_broadcast_member
- *   pull         transfer_in, _ask, _way, _move, _back, _replica, _subpull     the reader's side of a pull
+ *   pull         transfer_in, _ask, _way, _move, _back, _replica, _subpull
  *   broadcast    transfer_broadcast, transfer_broadcast_move
- *   serve        serve_pull > serve_answer > serve_send > serve                the owner's side; calls broadcast by struct serve_events
+ *   serve        serve_pull > serve_answer > serve_send > serve              -> serve_events: broadcast
  *   local        transfer_local > transfer_local_copy
- *   order        transfer_order                                                calls pull and serve by struct order_events
+ *   order        transfer_order                                              -> order_events: pull, serve
  *   result       transfer_result
- *   core         transfer                                                      calls the kinds by struct transfer_kind
- *   replicas     replica, replica_directory, coalescer                         calls pull and serve by struct replica_events
- *   connections  transfer_group > peer_transport > peer_session                calls pull and serve by struct connection_events
+ *   core         transfer                                                    -> transfer_kind: local, pull, members
+ *   replicas     replica, replica_directory, coalescer                       -> replica_events: pull, serve
+ *   connections  transfer_group > peer_transport > peer_session              -> connection_events: pull, serve
  *   parts        transfer_record, transfer_destination, transfer_staging, reservation
  *
- * The files of pull call each other in a circle because the states of a pull do: an attempt that fails goes back from moving to asking. */
+ * `serve` is the owner's side of a pull, `pull` the reader's. The files of pull call each other in a circle
+ * because the states of a pull do: an attempt that fails goes back from moving to asking. */
 #ifndef DAEMON_TRANSFER_IMPL_H
 #define DAEMON_TRANSFER_IMPL_H
 
@@ -56,7 +58,8 @@ struct fetch_wish {
     uint64_t self_copy_bytes;                 /* the client copies up to this many bytes into the targets itself */
 };
 
-/* One move of bytes. The core is what every transfer has; `local`, `pull` and `subpull` belong to the kinds that they name. */
+/* One move of bytes. The core is what every transfer has; `local`, `pull` and `subpull` belong to the kinds
+ * that they name. */
 struct transfer {
     struct transfers *transfers;
     const struct transfer_kind *kind; /* what depends on where the bytes come from */
@@ -81,8 +84,9 @@ struct transfer {
     size_t metadata_bytes;
 
     /* Where it goes. */
-    struct target *target;           /* NULL: the daemon allocates memory */
-    uint32_t filled_from, filled_to; /* how many regions of the object and of the target have all their pages (region_fill.h) */
+    struct target *target; /* NULL: the daemon allocates memory */
+    /* how many regions of the object and of the target have all their pages (region_fill.h) */
+    uint32_t filled_from, filled_to;
     struct device_destination *destination; /* memory of several kinds, or on a device; NULL: host memory */
     bool target_is_destination;             /* `destination` has become `target` */
     struct region *received;                /* memory for the stream; NULL with a target */
@@ -122,8 +126,8 @@ struct peer_session {
     struct list lost_entries;    /* the same, after the link was lost */
     struct list transports;      /* struct peer_transport.link */
     struct list in_groups;       /* struct peer_transport.link: sides of groups with that node */
-    struct list parts;           /* struct broadcast_member.link: this node's parts of its broadcasts */
-    unsigned n_parts;
+    struct list members;         /* struct broadcast_member.link: this node as a member of its broadcasts */
+    unsigned n_members;
     unsigned n_in, n_out; /* active transfers from and to that node */
     unsigned n_replicas;  /* replicas here of its objects */
     uint64_t bytes_in, bytes_out;
@@ -133,12 +137,14 @@ struct peer_session {
     bool answer_due;        /* the peer has not answered it yet */
 };
 
-/* Asks the peer for a sign of life by peer_ask and counts it in session->asked. One ping is under way at a time: a failure that is found meanwhile needs
- * the next one, because the node may have gone since it answered. */
+/* Asks the peer for a sign of life by peer_ask and counts it in session->asked. One ping is under way at a
+ * time: a failure that is found meanwhile needs the next one, because the node may have gone since it
+ * answered. */
 void peer_session_ping(struct peer_session *session);
 
-/* A failed operation may be the first sign that the whole node is lost. The transfer has noted the failure (transfer->failed). It ends with that
- * failure when the peer has answered a ping, or with PEER_LOST if the link goes down instead. */
+/* A failed operation may be the first sign that the whole node is lost. The transfer has noted the failure
+ * (transfer->failed). It ends with that failure when the peer has answered a ping, or with PEER_LOST if the
+ * link goes down instead. */
 void peer_session_doubt(struct transfer *transfer);
 
 /* Sends by peer_send. SHUTTING_DOWN while the daemon closes its transfers, since the peer may not exist any more. */
@@ -149,8 +155,9 @@ enum rdt_status peer_session_send(struct peer_session *session, enum rdt_peer_me
 struct peer_session *peer_session_get(struct transfers *transfers, struct peer *peer);
 void peer_session_free(struct peer_session *session); /* nothing uses it any more; its peer may be gone already */
 
-/* What a connection tells its users. The connections (peer_transport.c, transfer_group.c) know none of them: transfers_init gives them this table,
- * which transfer_peer.c fills in. Each callback may end transfers and close connections. */
+/* What a connection tells its users. The connections (peer_transport.c, transfer_group.c) know none of them:
+ * transfers_init gives them this table, which transfer_peer.c fills in. Each callback may end transfers and
+ * close connections. */
 struct connection_events {
     void (*on_connected)(struct peer_transport *pt);  /* it is connected */
     void (*on_refused)(struct peer_transport *pt);    /* the other node does not want it: pt->remote_why_not */
@@ -172,7 +179,9 @@ struct peer_transport {
     struct list link; /* in session->transports, or ->in_groups */
     struct peer_session *session;
     struct group
-        *group; /* it is that node's side of this group, whose epoch is its own; NULL: a connection, or the group is gone */
+        /* it is that node's side of this group, whose epoch is its own; NULL: a connection, or the group is
+         * gone */
+        *group;
     struct list by_group; /* in group->vias */
     uint32_t rank_here, rank_there;
     char broken[192]; /* why it was taken down last; of a connection: since it was connected */
@@ -229,8 +238,8 @@ struct peer_transport *transfer_group_connection(struct peer_session *session, s
 /* Between the ranks of the memory that it moves, its path being by that group. NULL: no memory. */
 struct peer_transport *transfer_group_side(const struct transfer *transfer, struct group *group);
 
-/* What this group transport could do for the transfer, for path_choose: by the first group, of those it wants, that its reader and the
- * object's producer share. The texts lie in why_p. */
+/* What this group transport could do for the transfer, for path_choose: by the first group, of those it
+ * wants, that its reader and the object's producer share. The texts lie in why_p. */
 void transfer_group_offer(const struct transfer *transfer, struct transport *transport, struct path_offer *offer_p,
                           char why_p[192]);
 struct group *transfer_group_of(const struct transfer *transfer, const struct transport *transport, char why_p[192]);
@@ -249,7 +258,8 @@ enum rdt_status transfer_group_start(struct serve *out, const Rdt__Pb__PullStart
 /* Tells each side of the group what the group goes through, and through connection_events its users. */
 void transfer_groups_on_change(struct transfers *transfers, struct group *group, enum group_change change);
 
-/* There is a group of this transport, or what moved in one has not ended yet: BUSY, naming it. Else nothing is left of any. */
+/* There is a group of this transport, or what moved in one has not ended yet: BUSY, naming it. Else nothing
+ * is left of any. */
 bool transfer_groups_use(const struct transfers *transfers, const struct transport *transport, struct rdt_error *err);
 
 /* ---- chunks ---- */
@@ -274,7 +284,7 @@ struct chunk_op {
  *   PREPARE, TURN, SENDING -> ABORT -> ENDED: it ends when no operation is left
  *   PARKED, OFFERED, PREPARE, TURN -> ENDED: it was answered whole, refused or given up, and nothing touches memory
  */
-enum serve_state { SERVE_PARKED, SERVE_OFFERED, SERVE_PREPARE, SERVE_TURN, SERVE_SENDING, SERVE_ABORT, SERVE_ENDED };
+enum serve_state { SERVE_PARKED, SERVE_OFFERED, SERVE_PREPARE, SERVE_TICKET, SERVE_SENDING, SERVE_ABORT, SERVE_ENDED };
 
 struct serve {
     struct transfers *transfers;
@@ -287,9 +297,10 @@ struct serve {
     bool meta_only;
     bool keep, no_redirect; /* what the reader asked for in PULL */
     uint64_t inline_max_bytes;
-    struct deadline deadline; /* the reader's; while TURN: how long the reader may stay silent; while ABORT: the grace time */
-    struct replica *replica;  /* the replica that is served: a reference; NULL: an object of this node */
-    struct list by_replica;   /* in replica->pulls, or replicas->expected */
+    /* the reader's; while TURN: how long the reader may stay silent; while ABORT: the grace time */
+    struct deadline deadline;
+    struct replica *replica;              /* the replica that is served: a reference; NULL: an object of this node */
+    struct list by_replica;               /* in replica->pulls, or replicas->expected */
     struct peer_transport *awaits_memory; /* OFFERED: the connection to begin with when the replica has memory */
     struct object_waiter waiter;
     struct name_waiter named;
@@ -312,16 +323,18 @@ struct serve {
     struct peer_transport *connection;
     struct list by_connection, in_turn;
     bool one_sided;
-    bool turns; /* the reader's operations stand in ordered queues */
+    bool ordered; /* the reader's operations stand in ordered queues */
     struct broadcast
-        *broadcast;            /* SENDING: the reader gets its bytes by this broadcast (transfer_broadcast.h); NULL: by sends */
+        /* SENDING: the reader gets its bytes by this broadcast (transfer_broadcast.h); NULL: by sends */
+        *broadcast;
     bool collective;           /* the broadcast is the transport's own */
     uint64_t broadcast_number; /* the broadcast that the reader takes part in; 0: none */
     bool gathering;            /* with turns: a chunk is being gathered, and later chunks wait for it */
     bool posting;              /* with turns: sends are being posted */
     bool reader_done;          /* one-sided: the reader has finished */
-    struct layout *expect;     /* PULL carried a start: the layout that the reader expects; NULL: PULL_START will come */
-    uint64_t expect_bytes;     /* charged for a layout that came as runs */
+    /* PULL carried a start: the layout that the reader expects; NULL: PULL_START will come */
+    struct layout *expect;
+    uint64_t expect_bytes; /* charged for a layout that came as runs */
     char start_transport[65];
     uint64_t start_chunk_bytes;
     uint32_t start_epoch;
@@ -351,12 +364,15 @@ void serve_answer_error(struct peer_session *session, uint64_t number,
                         const struct rdt_error *err); /* for a pull without a struct serve */
 void serve_go_on(struct serve *out);                  /* more of the replica may have arrived */
 void serve_send_in_order(struct serve *out);          /* TURN: its ticket was called: sends */
-/* A serve of this pull, PARKED and in session->serves. The caller sets the events of `waiter` and `named`. NULL: err says why. */
+/* A serve of this pull, PARKED and in session->serves. The caller sets the events of `waiter` and `named`.
+ * NULL: err says why. */
 struct serve *serve_new(struct peer_session *session, const Rdt__Pb__Pull *pull, const struct rdt_ref *ref,
                         const struct owner *requester, struct rdt_error *err);
 void serve_set_state(struct serve *out, enum serve_state state);
-enum rdt_status serve_map(struct serve *out, struct rdt_error *err);         /* maps the object's regions into `bases` */
-enum rdt_status serve_check(const struct serve *out, struct rdt_error *err); /* SYSTEM: memory that was read is missing */
+/* maps the object's regions into `bases` */
+enum rdt_status serve_map(struct serve *out, struct rdt_error *err);
+/* SYSTEM: memory that was read is missing */
+enum rdt_status serve_check(const struct serve *out, struct rdt_error *err);
 void serve_end(struct serve *out);
 void serve_stop(struct serve *out);   /* sends no more chunks; it ends when nothing touches its memory */
 void serve_settle(struct serve *out); /* ABORT: one operation has ended; the last one ends it */
@@ -379,17 +395,21 @@ void serve_connection_closed(struct peer_transport *pt); /* every serve on the c
 struct transfer_kind {
     /* Begins a fetch, once; NULL: the file of the kind begins its transfers itself. May end the transfer. */
     void (*start)(struct transfer *);
-    /* Nobody waits any more, and the transfer has begun to use memory (ASKED and later). Moves it to ABORT; it ends when its operations have. */
+    /* Nobody waits any more, and the transfer has begun to use memory (ASKED and later). Moves it to ABORT;
+     * it ends when its operations have. */
     void (*abort)(struct transfer *);
-    /* The transfer has failed. Returns true if the kind has dealt with that: the transfer goes on another way, or was ended. NULL: never. */
+    /* The transfer has failed. Returns true if the kind has dealt with that: the transfer goes on another
+     * way, or was ended. NULL: never. */
     bool (*recover)(struct transfer *, const struct rdt_error *err);
     /* Gives back everything that belongs to the kind alone. Called once, when no operation is left. */
     void (*release)(struct transfer *);
     /* Whether the transfer shall go on although no fetch waits for it. NULL: never. */
     bool (*wanted)(const struct transfer *);
-    /* A pull whose answer has come, and was read. Returns true if the transfer needs no bytes, was sent elsewhere, or has ended. NULL: false. */
+    /* A pull whose answer has come, and was read. Returns true if the transfer needs no bytes, was sent
+     * elsewhere, or has ended. NULL: false. */
     bool (*answered)(struct transfer *, const Rdt__Pb__PullMeta *meta);
-    /* A pull whose bytes are all there and whose fetches have been answered; it ends next. NULL: nothing is to be done. */
+    /* A pull whose bytes are all there and whose fetches have been answered; it ends next. NULL: nothing is
+     * to be done. */
     void (*complete)(struct transfer *);
 };
 extern const struct transfer_kind transfer_local_kind, transfer_pull_kind, transfer_subpull_kind, transfer_member_kind;
@@ -404,8 +424,9 @@ void transfer_fail_err(struct transfer *transfer, const struct rdt_error *err);
 void transfer_abort(struct transfer *transfer); /* no fetch waits any more: stops the operations, then ends it */
 void transfer_end(struct transfer *transfer);   /* nothing touches its memory: frees it */
 
-/* Allocates transfer->received: cached memory of the client, or new memory (RDT_AGAIN: on_ready is called later with the transfer). Memory that
- * several fetches share, or `shared` by a replica, belongs to no client. */
+/* Allocates transfer->received: cached memory of the client, or new memory (RDT_AGAIN: on_ready is called
+ * later with the transfer). Memory that several fetches share, or `shared` by a replica, belongs to no
+ * client. */
 enum rdt_status transfer_reserve(struct transfer *transfer, bool shared, region_ready on_ready, struct rdt_error *err);
 
 /* ---- on devices (transfer_destination.c) ---- */
@@ -415,26 +436,28 @@ bool client_maps(const struct client *client, const char *kind);
 /* Whether the memory kind and device that the reader wishes exist here and the reader can map them. */
 enum rdt_status destination_check_wish(const struct transfer *transfer, struct rdt_error *err);
 
-/* Decides where each tensor of transfer->source shall be. from[i] is its device on this node (NULL: host memory); with `from` NULL the object is on
- * another node, and transfer->placement says where. Creates transfer->destination if a tensor goes to a device, or if `always` is set, unless the
- * reader gave targets. *elsewhere_p: some tensor must move to other memory. */
+/* Decides where each tensor of transfer->source shall be. from[i] is its device on this node (NULL: host
+ * memory); with `from` NULL the object is on another node, and transfer->placement says where. Creates
+ * transfer->destination if a tensor goes to a device, or if `always` is set, unless the reader gave targets.
+ * *elsewhere_p: some tensor must move to other memory. */
 enum rdt_status destination_plan(struct transfer *transfer, struct memory_device *const *from, bool always, bool *elsewhere_p,
                                  struct rdt_error *err);
 
-/* Allocates the memory of transfer->destination, which becomes transfer->target. AGAIN: on_ready is called with a region for destination_take, and
- * then this function must be called again. */
+/* Allocates the memory of transfer->destination, which becomes transfer->target. AGAIN: on_ready is called
+ * with a region for destination_take, and then this function must be called again. */
 enum rdt_status destination_reserve(struct transfer *transfer, region_ready on_ready, struct rdt_error *err);
 void destination_take(struct transfer *transfer, struct region *region); /* NULL is fine */
 void destination_free(struct transfer *transfer);
 
-/* Each of these answers every fetch of the transfer; the caller ends the transfer afterwards. With PATH_COPY the clients copy from the object
- * themselves. */
+/* Each of these answers every fetch of the transfer; the caller ends the transfer afterwards. With PATH_COPY
+ * the clients copy from the object themselves. */
 void transfer_deliver_object(struct transfer *transfer, struct object *object, struct layout *layout, enum path_kind how);
 void transfer_deliver_received(struct transfer *transfer); /* the result is in `received`, `target` or inline_data */
 void transfer_deliver_meta(struct transfer *transfer);
 
-/* Points the transfer to the object's metadata, which is borrowed: the object must stay held until the fetches are answered. */
-void transfer_local_metadata(struct transfer *transfer, const struct object *object);
+/* Points the transfer to the object's metadata, which is borrowed: the object must stay held until the
+ * fetches are answered. */
+void transfer_use_metadata(struct transfer *transfer, const struct object *object);
 void fetch_detach(struct fetch *fetch); /* frees a fetch that was answered or whose client has ended */
 
 /* SYSTEM: memory of the target is missing. NULL is fine. */
@@ -442,42 +465,49 @@ enum rdt_status target_check(const struct target *target, struct rdt_error *err)
 
 /* ---- ordered queues (transfer_order.c), for transfers with record.order ---- */
 
-/* What ordered queues tell the transfers whose tickets they hold. The table is given at start; each callback may end the transfer. */
+/* What ordered queues tell the transfers whose tickets they hold. The table is given at start; each callback
+ * may end the transfer. */
 struct order_events {
     void (*receive)(struct transfer *); /* TICKET: both ends have their tickets: posts the receives */
     void (*waits)(struct transfer *);   /* the transfer waits in a queue, so it does not stand still */
-    void (*send)(struct serve *);       /* SERVE_TURN: the same on the owner's side: sends */
+    void (*send)(struct serve *);       /* SERVE_TICKET: the same on the owner's side: sends */
     void (*fail_serve)(struct serve *, const struct rdt_error *err);
 };
 
-void transfers_init_turns(struct transfers *transfers);
+void orders_init(struct transfers *transfers);
 bool order_wanted(const struct transfer *transfer,
-                  const struct peer_transport *pt); /* whether its operations stand in an ordered queue on either node */
+                  /* whether its operations stand in an ordered queue on either node */
+                  const struct peer_transport *pt);
 bool order_needed(const struct serve *out, const struct peer_transport *pt);      /* the same, asked by the owner */
 enum rdt_status order_in_begin(struct transfer *transfer, struct rdt_error *err); /* before START is sent */
-enum rdt_status order_out_begin(struct serve *out, struct rdt_error *err);        /* its memory is ready: makes its ticket */
-void order_out_queue(struct serve *out);              /* SERVE_TURN: queues the ticket; may end the serve */
-void order_out_on_stall(struct serve *out);           /* SENDING: watches that what was posted moves */
-void order_receives_stand(struct transfer *transfer); /* all receives are posted; may end it */
-void order_give(
-    const struct transfer_record *record);        /* all operations, or nearly all, are posted: the next transfer may post */
+/* its memory is ready: makes its ticket */
+enum rdt_status order_out_begin(struct serve *out, struct rdt_error *err);
+void order_out_queue(struct serve *out);               /* SERVE_TICKET: queues the ticket; may end the serve */
+void order_out_on_stall(struct serve *out);            /* SENDING: watches that what was posted moves */
+void order_receives_posted(struct transfer *transfer); /* all receives are posted; may end it */
+void order_pass_on(
+    /* all operations, or nearly all, are posted: the next transfer may post */
+    const struct transfer_record *record);
 void order_leave(struct transfer_record *record); /* no operation of it is under way */
-bool order_stands_behind(const struct transfer_record *record);
-void order_on_turn(struct peer_session *session, const Rdt__Pb__PullTurn *message);
+bool order_waits_behind(const struct transfer_record *record);
+void order_on_message(struct peer_session *session, const Rdt__Pb__PullTurn *message);
 
 /* Fills in a record that is all zero. */
 void record_start(struct transfer_record *record, uint64_t id, const struct owner *requester, const struct rdt_ref *ref,
                   const char *direction, const char *state);
-/* Chooses the path by path_choose and keeps a reference to the decision in the record. For an object of this node, the same query as last time gets
- * the same decision without choosing. Errors: as path_choose, NO_MEMORY. */
+/* Chooses the path by path_choose and keeps a reference to the decision in the record. For an object of this
+ * node, the same query as last time gets the same decision without choosing. Errors: as path_choose,
+ * NO_MEMORY. */
 enum rdt_status record_decide(struct transfers *transfers, struct transfer_record *record, const struct path_query *query,
                               struct rdt_error *err);
-void record_drop_decision(struct path_decision *decision);                        /* NULL is fine */
-const struct path_candidate *record_chosen(const struct transfer_record *record); /* after record_decide has succeeded */
+void record_drop_decision(struct path_decision *decision); /* NULL is fine */
+/* after record_decide has succeeded */
+const struct path_candidate *record_chosen(const struct transfer_record *record);
 /* Notes how the bytes went, once. */
 void record_lanes(struct transfer_record *record, const struct peer_transport *pt);
 /* Moves the record into the history. */
 void record_finish(struct transfers *transfers, struct transfer_record *record, const char *state, const char *error);
-Rdt__Pb__Slice *slice_dup(const Rdt__Pb__Slice *slice); /* NULL for NULL; free with protobuf_c_message_free_unpacked */
+/* NULL for NULL; free with protobuf_c_message_free_unpacked */
+Rdt__Pb__Slice *slice_dup(const Rdt__Pb__Slice *slice);
 
 #endif

@@ -1,5 +1,5 @@
-/* Fetches from another node, from the answer up to the point where their bytes begin to move: what the answer says, memory for it, and the
- * end. Asking is transfer_ask.c, the path transfer_way.c. */
+/* Pulls from the answer up to the point where their bytes begin to move: what the answer says, memory, and
+ * the end. transfer_ask.c asks, transfer_way.c chooses the path. */
 #include <assert.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -24,10 +24,11 @@ static struct transfer *find(struct peer_session *session, uint64_t id)
 
 /* ---- the answer ---- */
 
-/* It stays until the fetch is answered, which may wait for many others: a client's share of the heap bounds what it makes us keep. */
+/* Copies the metadata of the answer. It stays until the fetch is answered, which may have to wait for many
+ * others; so it is charged to the client's share of the heap. */
 static enum rdt_status take_metadata(struct transfer *transfer, const ProtobufCBinaryData *from, struct rdt_error *err)
 {
-    if (from->len == 0 || transfer->subpull.parent) /* which has it */
+    if (from->len == 0 || transfer->subpull.parent) /* The parent has the metadata. */
         return RDT_OK;
     if (account_take(transfer->account, USAGE_HEAP, from->len, err) != RDT_OK) {
         rdt_error_prefix(err, "the metadata of object \"%s\"", transfer->ref.id);
@@ -62,23 +63,24 @@ enum rdt_status transfer_in_read_meta(struct transfer *transfer, const Rdt__Pb__
     if (status == RDT_OK && transfer->ref.generation != 0 && ref.generation != transfer->ref.generation)
         status = rdt_error_set(err, RDT_PROTOCOL, "the answer is about another object");
     if (status == RDT_OK && (ref.is_name || (transfer->ref.is_name && meta->version <= transfer->ref.after)))
-        status = rdt_error_set(err, RDT_PROTOCOL, "the answer is no later version of the name");
+        status = rdt_error_set(err, RDT_PROTOCOL, "the answer has no newer version of the name");
     if (status == RDT_OK)
         status = layout_from_wire(meta->tensors, &transfer->source, err);
-    if (status == RDT_OK && transfer->target) /* before anything of an early start is believed */
+    if (status == RDT_OK && transfer->target) /* Nothing of an early start is believed before this check. */
         status = layout_same_shape(transfer->source, transfer->target->layout, err);
     if (status == RDT_MISMATCH)
         return status;
     if (status == RDT_OK && transfer->sm.state != TRANSFER_EARLY)
         status = layout_packed(transfer->source, &transfer->packed, &transfer->stream_bytes, err);
     if (status == RDT_OK && transfer->stream_bytes != meta->bytes)
-        status = rdt_error_set(err, RDT_PROTOCOL, "its tensors take %llu bytes, not the %llu it says",
+        status = rdt_error_set(err, RDT_PROTOCOL, "its tensors have %llu bytes, but the answer says %llu",
                                (unsigned long long)transfer->stream_bytes, (unsigned long long)meta->bytes);
     if (status == RDT_OK && meta->has_inline && meta->inline_data.len != meta->bytes)
-        status = rdt_error_set(err, RDT_PROTOCOL, "%zu bytes came with the answer, not %llu", meta->inline_data.len,
+        status = rdt_error_set(err, RDT_PROTOCOL, "the answer carries %zu bytes of an object of %llu", meta->inline_data.len,
                                (unsigned long long)meta->bytes);
-    if (status == RDT_OK && transfer->received && transfer->received->bytes != meta->bytes) /* it is asked for again */
-        status = rdt_error_set(err, RDT_PROTOCOL, "the object has %llu bytes, and had %llu before",
+    /* The object is asked for again. */
+    if (status == RDT_OK && transfer->received && transfer->received->bytes != meta->bytes)
+        status = rdt_error_set(err, RDT_PROTOCOL, "the object has %llu bytes now, and had %llu when it was first asked for",
                                (unsigned long long)meta->bytes, (unsigned long long)transfer->received->bytes);
     if (status == RDT_OK && meta->metadata.len > RDT_MAX_METADATA_BYTES)
         status = rdt_error_set(err, RDT_PROTOCOL, "its metadata is too large");
@@ -90,7 +92,7 @@ enum rdt_status transfer_in_read_meta(struct transfer *transfer, const Rdt__Pb__
         return err->status;
     memcpy(ref.node, transfer->pull.origin->peer->uuid, sizeof ref.node);
     transfer->ref = ref;
-    if (meta->version != 0) /* else it was asked for again, by the ref that the name meant */
+    if (meta->version != 0) /* Otherwise the transfer asks again by the ref that the name meant. */
         transfer->version = meta->version;
     transfer->record.ref = ref;
     transfer->record.bytes = transfer->stream_bytes;
@@ -192,8 +194,9 @@ void transfer_in_connected(struct transfer *transfer, const struct peer_transpor
         transfer_in_find_path(transfer, NULL);
 }
 
-/* The other node has no use for that connection any more, so it is not rebuilt: whoever waits for it takes another way, or hears why
- * there is none. Of a broadcast only the root's node knows another, and a piece keeps the slots that it was given for this one. */
+/* The other node does not want the connection, so it is not rebuilt: the transfer takes another path, or
+ * fails. Members of a broadcast and sub-pulls wait on: only the root knows another path, and a sub-pull keeps
+ * the slots that it has. */
 void transfer_in_refused(struct transfer *transfer, const struct peer_transport *pt)
 {
     if (transfer->sm.state != TRANSFER_CONNECT || transfer->pull.member || transfer->subpull.parent ||
@@ -254,13 +257,13 @@ void transfer_in_on_meta(struct peer_session *session, const Rdt__Pb__PullMeta *
     if (!transfer || (transfer->sm.state != TRANSFER_ASKED && transfer->sm.state != TRANSFER_EARLY)) {
         if (meta->kept && meta->ref && !replica_find(&session->transfers->replicas, session->peer->uuid, meta->ref->generation))
             replica_decline(session, meta->ref->generation);
-        return; /* its reader has left */
+        return; /* The reader has ended. */
     }
     id = coalescer_close(transfer);
     take_answer(transfer, meta);
     next = id ? map_get_u64(&session->transfers->by_id, id) : NULL;
     if (next)
-        transfer_in_go_on_after_coalesced(next);
+        transfer_in_resume(next);
 }
 
 void transfer_in_on_parked(struct peer_session *session, const Rdt__Pb__PullParked *parked)
@@ -269,7 +272,7 @@ void transfer_in_on_parked(struct peer_session *session, const Rdt__Pb__PullPark
 
     if (!transfer || transfer->pull.answer.arrived)
         return;
-    reservation_leave(transfer); /* the others need not wait for a put */
+    reservation_leave(transfer); /* The other items need not wait for a put. */
 }
 
 /* ---- memory for it ---- */
@@ -292,7 +295,7 @@ static void on_ready(void *arg, struct region *region, const struct rdt_error *e
     }
 }
 
-/* One step of reserving at a time, until all is there: then the bytes may come. */
+/* Takes one step of reserving at a time, until all memory is there. Then the bytes may move. */
 static void go_on(struct transfer *transfer)
 {
     struct target *target = transfer->target;
@@ -320,7 +323,7 @@ static void go_on(struct transfer *transfer)
     if (status == RDT_OK)
         status = transfer_reserve_stage(transfer, on_ready, &err);
     if (status == RDT_AGAIN)
-        transfer->n_ops++; /* the pool works for it */
+        transfer->n_ops++; /* The pool works for the transfer. */
     else if (status != RDT_OK)
         transfer_fail_err(transfer, &err);
     else
@@ -347,7 +350,7 @@ void transfer_in_abort(struct transfer *transfer)
         return;
     }
     if (!transfer->pull.chunk_ops || transfer->pull.subpulls)
-        return; /* it waits for the pool, or for its sub-pulls */
+        return; /* The transfer waits for the pool, or for its sub-pulls. */
     transfer_in_cancel_ops(transfer);
     (void)deadline_set(transfers->deadlines, &transfer->pull.stall, (int64_t)transfers->options->quiesce_grace_ns);
 }

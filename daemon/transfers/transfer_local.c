@@ -1,5 +1,5 @@
-/* Fetches of this node's own objects: waiting until they are there, and whether it is the very memory, a read-only share, the bytes in the
- * answer, or a copy (transfer_local_copy.c). */
+/* Fetches of objects on this node: waiting until the object is there, and choosing between the memory itself,
+ * a read-only mapping of it, the bytes in the answer, and a copy (transfer_local_copy.c). */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -8,11 +8,14 @@
 #include "daemon/transfers/reservation.h"
 #include "daemon/transfers/transfer_impl.h"
 
-#define HANDED_TENSORS 64 /* of an object that its reader copies itself: their layout travels in the answer */
-#define READERS_SHARE 2   /* of several copies, beside one of the pool's, which wakes a thread and then the loop */
+#define HANDED_TENSORS 64 /* The layout of an object that its reader copies travels in the answer. */
+/* The reader's thread gets this many bytes for each byte of the pool, whose threads and loop must be woken
+ * first. */
+#define READERS_SHARE 2
 
-/* What is neither little nor much a reader that may see it copies sooner itself than the pool could, which has to be woken first. But it
- * is one thread: of several at once the pool gets its share. */
+/* Whether the reader copies the bytes itself. For objects of a middle size that is faster than the pool,
+ * whose threads must be woken. But a reader is one thread: of several copies at once the pool gets its
+ * share. */
 static bool reader_copies(const struct transfer *transfer, const struct object *object)
 {
     uint64_t bytes = layout_total_bytes(transfer->source);
@@ -22,8 +25,9 @@ static bool reader_copies(const struct transfer *transfer, const struct object *
         return false;
     for (uint32_t i = 0; i < object->n_regions; i++) {
         const struct region *region = object->uses[i].region;
-        if (!mapped_may_keep(region) ||
-            region_may_fault(region)) /* to be mapped anew each time; and the guard is ours, not the reader's */
+        /* The reader would have to map the region for each copy; or reading it may fault, which only the
+         * daemon can survive. */
+        if (!mapped_may_keep(region) || region_may_fault(region))
             return false;
     }
     for (uint32_t i = 0; i < transfer->target->n; i++) {
@@ -48,7 +52,7 @@ static void hand_over(struct transfer *transfer, struct object *object)
     transfer_end(transfer);
 }
 
-/* From the arena into the reply: nothing is held, nothing is registered. */
+/* Answers with the bytes of a small object from the arena. Nothing is held or registered. */
 static void reply_inline(struct transfer *transfer, struct object *object)
 {
     struct rdt_error err = {0};
@@ -56,7 +60,7 @@ static void reply_inline(struct transfer *transfer, struct object *object)
     uint8_t *data = slab_addr(object_piece(object));
     enum rdt_status status = RDT_OK;
 
-    transfer_local_metadata(transfer, object);
+    transfer_use_metadata(transfer, object);
     if (transfer->wish.slice) {
         status = layout_packed(source, &transfer->packed, &transfer->stream_bytes, &err);
         if (status == RDT_OK && !(transfer->inline_data = calloc(1, transfer->stream_bytes + 1)))
@@ -64,7 +68,7 @@ static void reply_inline(struct transfer *transfer, struct object *object)
         for (uint32_t i = 0; status == RDT_OK && i < source->count; i++)
             if (layout_bytes(source, i) > 0)
                 layout_gather(source, i, data, 0, layout_bytes(source, i), transfer->inline_data + transfer->packed->offset[i]);
-    } else { /* as it lies there, it goes */
+    } else { /* The bytes are sent as they lie in the arena. */
         uint32_t last = source->count - 1;
         transfer->packed = transfer->source;
         transfer->stream_bytes = source->offset[last] + layout_bytes(source, last);
@@ -77,14 +81,14 @@ static void reply_inline(struct transfer *transfer, struct object *object)
         transfer_deliver_received(transfer);
     }
     if (transfer->inline_data == data)
-        transfer->inline_data = NULL; /* not ours */
+        transfer->inline_data = NULL; /* The bytes belong to the arena. */
     if (status == RDT_OK)
         transfer_end(transfer);
     else
         transfer_fail_err(transfer, &err);
 }
 
-/* Of what it is shared by. */
+/* How many fds the answer needs to share the object's regions. */
 static uint32_t n_fds_of(const struct object *object)
 {
     uint32_t n = object->n_regions;
@@ -97,7 +101,7 @@ static uint32_t n_fds_of(const struct object *object)
     return n;
 }
 
-/* Its own process cannot open a handle that it has given away. */
+/* Whether the reader's process exported the region's handle, which it cannot open itself. */
 static bool is_own_handle(const struct region *region, const struct client *client)
 {
     unsigned fds;
@@ -107,7 +111,8 @@ static bool is_own_handle(const struct region *region, const struct client *clie
            fds == 0;
 }
 
-/* Where its tensors go; why they cannot be had where they are (unshared_p is room for that). */
+/* Decides where the tensors go, and notes in the query why the reader cannot have them where they are.
+ * unshared_p holds the text. */
 static enum rdt_status place_tensors(struct transfer *transfer, struct object *object, struct path_query *query,
                                      struct rdt_error *unshared_p, struct rdt_error *err)
 {
@@ -127,10 +132,10 @@ static enum rdt_status place_tensors(struct transfer *transfer, struct object *o
             query->elsewhere = unshared_p->msg[0] ? unshared_p->msg : "its memory cannot be shared";
     }
     if (transfer->wish.memory[0] == '\0' && !object_on_device(object))
-        return RDT_OK; /* all of it in host memory, and nobody wants it elsewhere */
+        return RDT_OK; /* All tensors are in host memory and shall stay there. */
     from = calloc(source->count + 1u, sizeof *from);
     if (!from)
-        return rdt_error_set(err, RDT_NO_MEMORY, "no memory for the tensors' places");
+        return rdt_error_set(err, RDT_NO_MEMORY, "no memory for the tensors' placement");
     for (uint32_t i = 0; i < source->count; i++)
         from[i] = !object->chunk && layout_bytes(source, i) > 0 ? object->uses[source->region[i]].region->at : NULL;
     status = destination_plan(transfer, from, false, &elsewhere, err);
@@ -162,14 +167,14 @@ void transfer_local_serve(struct transfer *transfer, struct object *object)
         return;
     }
     if (transfer->wish.meta_only) {
-        transfer_local_metadata(transfer, object);
+        transfer_use_metadata(transfer, object);
         (void)snprintf(transfer->record.path, sizeof transfer->record.path, "metadata");
         transfer_deliver_meta(transfer);
         transfer_end(transfer);
         return;
     }
     if (transfer_group_is_local(transfer, object))
-        query.transport = ""; /* nothing needs to be moved between nodes */
+        query.transport = ""; /* No bytes move between nodes. */
     if (!object_may_show(object, &transfer->account->owner, &why_not))
         query.show_why_not = why_not;
     if (!object->snapshot && !object->lent)
@@ -203,7 +208,7 @@ void transfer_local_serve(struct transfer *transfer, struct object *object)
     }
     transfer->record.bytes = transfer->wish.slice ? layout_total_bytes(transfer->source) : object->bytes;
     transfer_deliver_object(transfer, object, transfer->source, chosen->kind);
-    transfer->record.bytes_done = transfer->record.bytes; /* all there, none moved */
+    transfer->record.bytes_done = transfer->record.bytes; /* All bytes are there, although none moved. */
     transfer_end(transfer);
 }
 
@@ -225,7 +230,7 @@ static void on_put(struct object_waiter *waiter, struct object *object, const st
 {
     struct transfer *transfer = container_of(waiter, struct transfer, local.waiter);
 
-    transfer_set_state(transfer, TRANSFER_NEW); /* as if it had only now been asked for */
+    transfer_set_state(transfer, TRANSFER_NEW); /* The transfer goes on as if it had just begun. */
     if (why) {
         transfer_fail_err(transfer, why);
         return;

@@ -1,5 +1,5 @@
-/* Copies of this node's objects into other memory of this node: memory for it, the pool's hands and the devices' copies, and their end.
- * Which fetch is copied is transfer_local.c's. */
+/* Copies of objects on this node into other memory of this node: memory for the copy, the threads of the pool
+ * and the copies of devices, and their end. transfer_local.c decides what is copied. */
 #include <stdio.h>
 #include <stdlib.h>
 
@@ -9,9 +9,9 @@
 #include "daemon/transfers/reservation.h"
 #include "daemon/transfers/transfer_impl.h"
 
-#define LOOK_STEPS 16 /* of one hand; then the loop hears how far the copy is */
+#define LOOK_STEPS 16 /* After so many steps a thread returns to the loop, which learns the progress. */
 
-struct hand { /* a work of the pool that takes the copy's next step as long as there is one */
+struct hand { /* one work item of the pool: it takes the copy's next step as long as there is one */
     struct work work;
     struct local_copy *local;
     unsigned steps;
@@ -20,13 +20,13 @@ struct hand { /* a work of the pool that takes the copy's next step as long as t
 struct local_copy {
     struct transfer *transfer;
     struct copy copy;
-    struct rdt_error failure; /* status RDT_OK: none yet */
-    uint64_t on_pool_bytes;   /* of it; 0: it is not there */
-    unsigned n_hands;         /* at work */
+    struct rdt_error failure; /* status RDT_OK: no failure */
+    uint64_t on_pool_bytes;   /* counted in transfers->copying_bytes; 0: none */
+    unsigned n_hands;         /* work items under way */
     struct hand *hands;
-    struct device_copy *device; /* at work on what lies, or shall lie, on devices; NULL: it has ended, or there is none */
+    struct device_copy *device; /* copies from or to devices; NULL: they have ended, or there are none */
     struct device_place *from, *to;
-    uint64_t device_bytes; /* that it has copied */
+    uint64_t device_bytes; /* bytes that devices have copied */
 };
 
 static void copy_free(struct local_copy *local)
@@ -48,7 +48,7 @@ static void run_hand(struct work *work)
     work->again = more && ++hand->steps % LOOK_STEPS != 0;
 }
 
-/* What a copy reads and writes was all there. */
+/* Checks that no memory that the copy read or wrote was missing. */
 static enum rdt_status check_regions(const struct transfer *transfer, struct rdt_error *err)
 {
     const struct object *object = transfer->local.object;
@@ -78,7 +78,7 @@ static void done_hand(struct work *work)
         device_copy_stop(local->device);
     transfer->n_ops--;
     if (--local->n_hands > 0)
-        atomic_store(&local->copy.stop, true); /* nothing is left to take, or nobody wants it */
+        atomic_store(&local->copy.stop, true); /* No step is left, or nobody wants the copy any more. */
     else
         hands_ended(local);
 }
@@ -88,7 +88,7 @@ static uint64_t copied(const struct local_copy *local)
     return atomic_load(&local->copy.copied) + (local->device ? device_copy_bytes(local->device) : local->device_bytes);
 }
 
-/* Those of the pool, or the device's: when both have. */
+/* The pool or the device has ended. The copy ends when both have. */
 static void hands_ended(struct local_copy *local)
 {
     struct transfer *transfer = local->transfer;
@@ -99,7 +99,7 @@ static void hands_ended(struct local_copy *local)
     transfer->record.bytes_done = copied(local);
     copy_free(local);
     if (transfer->sm.state == TRANSFER_MOVE && failure.status != RDT_OK) {
-        transfer_fail_err(transfer, &failure); /* ends it */
+        transfer_fail_err(transfer, &failure); /* This ends the transfer. */
         return;
     }
     if (transfer->sm.state == TRANSFER_MOVE) {
@@ -123,7 +123,7 @@ static void on_device_copied(void *arg, const struct rdt_error *err)
     hands_ended(local);
 }
 
-/* What the processor does not copy. */
+/* Starts the copies from and to devices. */
 static enum rdt_status start_device_copy(struct local_copy *local, struct rdt_error *err)
 {
     struct transfer *transfer = local->transfer;
@@ -157,7 +157,7 @@ static enum rdt_status fill_places(struct transfer *transfer, struct copy *copy,
     if (object->chunk)
         copy->from[0] = (struct copy_place){object_base(object, 0, err), object_region(object, 0)->kind};
     for (uint32_t i = 0; i < object->n_regions && status == RDT_OK; i++)
-        if (region_is_host(object->uses[i].region)) /* the rest is the device's */
+        if (region_is_host(object->uses[i].region)) /* Devices copy the rest. */
             status = copy_place(&copy->from[i], object->uses[i].region, err);
     for (uint32_t i = 0; target && i < target->n && status == RDT_OK; i++)
         if (region_is_host(target->uses[i].region))
@@ -214,13 +214,14 @@ static void start_copy(struct transfer *transfer)
     }
     local->on_pool_bytes = transfer->stream_bytes;
     transfer->transfers->copying_bytes += local->on_pool_bytes;
-    for (unsigned i = 0, n = local->n_hands; i < n; i++) /* none is done before the loop turns */
+    /* No work item ends before the next loop iteration. */
+    for (unsigned i = 0, n = local->n_hands; i < n; i++)
         work_submit(transfer->transfers->pool, &local->hands[i].work);
 }
 
 static void on_filled(void *arg, struct region *region, const struct rdt_error *err);
 
-/* Memory is there; then its pages, where it is imported. */
+/* The memory is allocated. Makes its pages present where it is imported, then copies. */
 static void fill(struct transfer *transfer)
 {
     struct object *object = transfer->local.object;
@@ -270,12 +271,12 @@ static void on_reserved(void *arg, struct region *region, const struct rdt_error
     fill(transfer);
 }
 
-static void on_landed(void *arg, struct region *region, const struct rdt_error *err);
+static void on_devices_reserved(void *arg, struct region *region, const struct rdt_error *err);
 
-static void land(struct transfer *transfer)
+static void reserve_devices(struct transfer *transfer)
 {
     struct rdt_error err = {0};
-    enum rdt_status status = destination_reserve(transfer, on_landed, &err);
+    enum rdt_status status = destination_reserve(transfer, on_devices_reserved, &err);
 
     if (status == RDT_AGAIN)
         transfer->n_ops++;
@@ -285,7 +286,7 @@ static void land(struct transfer *transfer)
         transfer_fail_err(transfer, &err);
 }
 
-static void on_landed(void *arg, struct region *region, const struct rdt_error *err)
+static void on_devices_reserved(void *arg, struct region *region, const struct rdt_error *err)
 {
     struct transfer *transfer = arg;
 
@@ -296,7 +297,7 @@ static void on_landed(void *arg, struct region *region, const struct rdt_error *
     else if (err)
         transfer_fail_err(transfer, err);
     else
-        land(transfer);
+        reserve_devices(transfer);
 }
 
 static void reserve(struct transfer *transfer)
@@ -325,7 +326,7 @@ void transfer_local_copy(struct transfer *transfer, struct object *object)
     struct rdt_error err = {0};
     enum rdt_status status;
 
-    if (transfer->target || transfer->destination) /* they say where each tensor goes */
+    if (transfer->target || transfer->destination) /* The target says where each tensor goes. */
         status = layout_packed_bytes(transfer->source, &transfer->stream_bytes, &err);
     else
         status = layout_packed(transfer->source, &transfer->packed, &transfer->stream_bytes, &err);
@@ -336,14 +337,14 @@ void transfer_local_copy(struct transfer *transfer, struct object *object)
         return;
     }
     transfer->record.bytes = transfer->stream_bytes;
-    transfer_local_metadata(transfer, object);
+    transfer_use_metadata(transfer, object);
     object_hold(object);
     object_pin(object);
     transfer->local.object = object;
     transfer_set_state(transfer, TRANSFER_RESERVE);
     if (transfer->destination) {
         reservation_leave(transfer);
-        land(transfer);
+        reserve_devices(transfer);
         return;
     }
     if (transfer->target || transfer->stream_bytes == 0) {

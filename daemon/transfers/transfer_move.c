@@ -1,4 +1,4 @@
-/* The reader's side while bytes move: chunks received or read, progress, failure. */
+/* The reader's side while bytes move: receives or reads chunks, watches the progress, notes failures. */
 #include <assert.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -12,7 +12,7 @@
 
 static void on_chunk_done(struct plugin_op *base, enum rdt_status status, const char *msg);
 
-/* Operations of this attempt may be under way, and count. */
+/* Whether operations of this attempt may be under way and count. */
 static bool is_moving(const struct transfer *transfer)
 {
     return transfer->sm.state == TRANSFER_MOVE || transfer->sm.state == TRANSFER_EARLY;
@@ -29,17 +29,16 @@ static void note_failure(struct transfer *transfer, enum rdt_status status, cons
 {
     if (transfer->pull.failed != RDT_OK)
         return;
-    if (status == RDT_CANCELLED &&
-        transfer->pull
-            .connection) /* nobody cancelled this one: it ends with the whole connection, or the transport knows why */
+    /* Nobody cancelled this operation: the whole connection has ended, or the transport knows why. */
+    if (status == RDT_CANCELLED && transfer->pull.connection)
         status = RDT_TRANSPORT, msg = transfer->pull.connection->broken;
     transfer->pull.failed = status;
     text_copy(transfer->pull.failure, sizeof transfer->pull.failure,
-              msg && msg[0] ? msg : "it gave up what nobody had cancelled");
+              msg && msg[0] ? msg : "the transport cancelled an operation that the daemon had not cancelled");
     if (transfer->sm.state == TRANSFER_EARLY)
-        return; /* nothing was promised yet: the answer may lead another way */
+        return; /* The owner has not started: its answer may choose another path. */
     if (transfer->sm.state == TRANSFER_TICKET)
-        order_leave(&transfer->record); /* it has posted nothing */
+        order_leave(&transfer->record); /* The transfer has posted nothing. */
     peer_session_doubt(transfer);
 }
 
@@ -67,16 +66,17 @@ void transfer_in_on_stall(struct deadline *deadline)
         return;
     }
     if (transfer->sm.state == TRANSFER_TICKET) {
-        (void)snprintf(why, sizeof why, "node %s has said nothing about its turn for %.1f s (stall_timeout)",
+        (void)snprintf(why, sizeof why, "node %s has said nothing about its queue ticket for %.1f s (stall_timeout)",
                        transfer->record.peer, (double)transfers->options->stall_timeout_ns / 1e9);
         note_failure(transfer, RDT_TRANSPORT, why);
         return;
     }
-    if (transfer->record.bytes_done == transfer->pull.stall_bytes && !order_stands_behind(&transfer->record)) {
+    if (transfer->record.bytes_done == transfer->pull.stall_bytes && !order_waits_behind(&transfer->record)) {
         (void)snprintf(why, sizeof why, "it moved nothing for %.1f s (stall_timeout) after %llu of %llu bytes",
                        (double)transfers->options->stall_timeout_ns / 1e9, (unsigned long long)transfer->record.bytes_done,
                        (unsigned long long)transfer->stream_bytes);
-        note_failure(transfer, RDT_TRANSPORT, why); /* unless it is the node that stands still, or has gone */
+        /* The node itself may stand still or be gone: the answer to the ping decides. */
+        note_failure(transfer, RDT_TRANSPORT, why);
         return;
     }
     transfer->pull.stall_bytes = transfer->record.bytes_done;
@@ -101,7 +101,8 @@ static struct chunk_op *make_op(struct transfer *transfer, uint32_t index, struc
     op->base.op.chunk = index;
     op->base.op.piece.bytes = chunk->bytes;
     if (transfer_chunk_in_place(transfer, index, &region, &offset)) {
-        op->base.op.piece.addr = region_addr(region, NULL) + offset; /* mapped while reserving */
+        /* The region was mapped while memory was reserved. */
+        op->base.op.piece.addr = region_addr(region, NULL) + offset;
         (void)region_register(region, transfer->pull.connection->transport, &op->base.op.piece.registration, NULL, NULL, NULL);
         op->base.op.memory_kind = region->kind->name;
         op->base.op.device = region_device(region);
@@ -114,7 +115,7 @@ static struct chunk_op *make_op(struct transfer *transfer, uint32_t index, struc
     return op;
 }
 
-/* As the root numbers it. */
+/* Posts this node's part of a collective broadcast, under the root's number of it. */
 static enum rdt_status post_part(struct transfer *transfer, struct chunk_op *op, struct rdt_error *err)
 {
     struct group *group = transfer->pull.connection->group;
@@ -122,7 +123,7 @@ static enum rdt_status post_part(struct transfer *transfer, struct chunk_op *op,
     uint32_t root;
 
     if (!transfer->pull.member || !here || !here->open || !group_has(group, transfer->pull.peer->peer->uuid, NULL, &root))
-        return rdt_error_set(err, RDT_TRANSPORT, "the group has ended, or been formed anew");
+        return rdt_error_set(err, RDT_TRANSPORT, "the group has ended, or was formed anew");
     op->base.op.transfer = transfer->pull.broadcast.number;
     return plugin_group_broadcast(&here->vendor, root, &op->base, err);
 }
@@ -191,15 +192,16 @@ void transfer_in_watch(struct transfer *transfer)
     (void)deadline_set(transfers->deadlines, &transfer->pull.stall, (int64_t)transfers->options->stall_timeout_ns);
 }
 
-/* From now on another transfer may post behind it: what is left is as much as the owner has posted too. */
+/* Lets the next transfer of the queue post behind this one, when as few chunks are left as the owner has
+ * posted too. */
 static void give_if_nearly_done(const struct transfer *transfer)
 {
     if (transfer->pull.plan->n - transfer->pull.chunks_done <= transfer->transfers->options->chunks_in_flight)
-        order_give(&transfer->record);
+        order_pass_on(&transfer->record);
 }
 
-/* It comes back from a copy that failed: what came from there need not come again, as far as it came in order. The last chunk does,
- * so that there is always something to wait for. */
+/* A transfer that comes back from a replica which failed skips the chunks that have arrived in order. The
+ * last chunk always comes again, so that there is something to wait for. */
 static void skip_what_is_there(struct transfer *transfer)
 {
     uint32_t next = 0;
@@ -209,7 +211,7 @@ static void skip_what_is_there(struct transfer *transfer)
     transfer->pull.first_chunk = transfer->pull.next_chunk = transfer->pull.chunks_done = next;
 }
 
-/* A connection that has failed is for the transport, or for the link if the node is gone, to judge. */
+/* A failed post: if the connection has failed, the transport decides, or the link if the node is gone. */
 static void post_failed(struct transfer *transfer, const struct rdt_error *err)
 {
     if (err->status == RDT_TRANSPORT || err->status == RDT_PEER_LOST)
@@ -218,20 +220,20 @@ static void post_failed(struct transfer *transfer, const struct rdt_error *err)
         transfer_fail_err(transfer, err);
 }
 
-/* Nothing has moved yet: it can as well wait until the connection is rebuilt, or its link is down. */
+/* Nothing has moved yet, so the transfer can wait until the connection is rebuilt or the link goes down. */
 void transfer_in_wait(struct transfer *transfer)
 {
     transfer_set_state(transfer, TRANSFER_CONNECT);
     transfer_in_watch(transfer);
 }
 
-/* Both ends' turns have come: its operations may stand in ordered queues no longer than they must. */
+/* Both ends have their tickets. The operations hold their places in the queue only as long as necessary. */
 static void receive_in_order(struct transfer *transfer)
 {
     struct transfers *transfers = transfer->transfers;
     uint64_t id = transfer->id;
 
-    order_receives_stand(transfer);
+    order_receives_posted(transfer);
     if (map_get_u64(&transfers->by_id, id) == transfer)
         give_if_nearly_done(transfer);
 }
@@ -244,7 +246,7 @@ void transfer_in_receive(struct transfer *transfer)
     transfer_set_state(transfer, early ? TRANSFER_EARLY : TRANSFER_MOVE);
     if (!early)
         transfer_in_watch(transfer);
-    if (!transfer->pull.one_sided) /* every receive stands before the first send can come */
+    if (!transfer->pull.one_sided) /* All receives must be posted before the first send can arrive. */
         for (; transfer->pull.next_chunk < transfer->pull.plan->n && transfer_has_slot(transfer); transfer->pull.next_chunk++)
             if (post(transfer, transfer->pull.next_chunk, &err) != RDT_OK) {
                 post_failed(transfer, &err);
@@ -261,14 +263,16 @@ void transfer_in_move(struct transfer *transfer)
     struct rdt_error err = {0};
     enum rdt_status status;
 
-    if (transfer_group_is_gone(transfer->pull.connection)) { /* while its memory was made ready: it will not be formed anew */
+    /* The group was destroyed while memory was reserved. It will not be formed anew. */
+    if (transfer_group_is_gone(transfer->pull.connection)) {
         transfer_fail(transfer, RDT_TRANSPORT, "%s: the group is destroyed", transfer->pull.connection->transport->name);
         return;
     }
     if (transfer->pull.connection->sm.state != PT_CONNECTED || !transfer_group_is_open(transfer->pull.connection)) {
         transfer_in_wait(transfer);
+        /* The other node declined while memory was reserved. */
         if (!transfer->pull.connection->group && transfer->pull.connection->remote_why_not[0] != '\0')
-            transfer_in_refused(transfer, transfer->pull.connection); /* while its memory was made ready */
+            transfer_in_refused(transfer, transfer->pull.connection);
         return;
     }
     status = transfer_plan(transfer, &err);
@@ -299,7 +303,7 @@ static void read_more(struct transfer *transfer)
     struct rdt_error err = {0};
 
     if (transfer->pull.failed != RDT_OK || transfer->pull.connection->sm.state != PT_CONNECTED)
-        return; /* there is no connection to post to, or another one by now: its failure ends the transfer */
+        return; /* There is no connection to post to, or a new one: the noted failure ends the transfer. */
     while (transfer->pull.next_chunk < transfer->pull.plan->n &&
            transfer->n_ops < transfer->transfers->options->chunks_in_flight && transfer_has_slot(transfer)) {
         if (post(transfer, transfer->pull.next_chunk, &err) != RDT_OK) {
@@ -317,7 +321,7 @@ static enum rdt_status take_keys(struct transfer *transfer, const Rdt__Pb__PullK
     if (status == RDT_OK)
         status = layout_same_shape(transfer->source, transfer->pull.remote, err);
     if (status == RDT_OK && keys->n_keys > MAX_KEYS)
-        status = rdt_error_set(err, RDT_PROTOCOL, "%zu keys", keys->n_keys);
+        status = rdt_error_set(err, RDT_PROTOCOL, "the owner sent %zu keys", keys->n_keys);
     if (status != RDT_OK)
         return status;
     transfer->pull.keys = calloc(keys->n_keys + 1, sizeof *transfer->pull.keys);
@@ -326,8 +330,8 @@ static enum rdt_status take_keys(struct transfer *transfer, const Rdt__Pb__PullK
         return rdt_error_set(err, RDT_NO_MEMORY, "no memory for the keys");
     for (size_t i = 0; i < keys->n_keys; i++) {
         if (keys->keys[i].len > RDT_KEY_MAX_BYTES)
-            return rdt_error_set(err, RDT_PROTOCOL, "a key of %zu bytes", keys->keys[i].len);
-        if (keys->keys[i].len > 0) /* else nothing is to be read there */
+            return rdt_error_set(err, RDT_PROTOCOL, "a key has %zu bytes", keys->keys[i].len);
+        if (keys->keys[i].len > 0) /* An empty key: nothing is read from that region. */
             memcpy(transfer->pull.keys[i], keys->keys[i].data, keys->keys[i].len);
         transfer->pull.key_bytes[i] = keys->keys[i].len;
     }
@@ -335,7 +339,7 @@ static enum rdt_status take_keys(struct transfer *transfer, const Rdt__Pb__PullK
     for (uint32_t i = 0; i < transfer->pull.remote->count; i++)
         if (layout_bytes(transfer->pull.remote, i) > 0 &&
             (transfer->pull.remote->region[i] >= keys->n_keys || !layout_is_contiguous(transfer->pull.remote, i)))
-            return rdt_error_set(err, RDT_PROTOCOL, "tensor %u has no key, or has holes", i);
+            return rdt_error_set(err, RDT_PROTOCOL, "tensor %u has no key, or is not contiguous", i);
     return RDT_OK;
 }
 
@@ -379,7 +383,7 @@ static void finish(struct transfer *transfer)
     transfer_end(transfer);
 }
 
-/* A slot is free again: the owner may send one more. */
+/* A slot is free again, so the owner may send one more chunk. */
 static void receive_more(struct transfer *transfer)
 {
     Rdt__Pb__PullCredit credit = RDT__PB__PULL_CREDIT__INIT;
@@ -462,7 +466,7 @@ static void done_scatter(struct work *work)
         chunk_arrived(transfer, index);
 }
 
-/* From its slot to the device. */
+/* The chunk has been copied from its slot to the device. */
 static void on_device_scattered(void *arg, const struct rdt_error *err)
 {
     struct chunk_op *op = arg;
@@ -494,7 +498,7 @@ static void scatter_to_device(struct chunk_op *op)
     status = device_copy_start(transfer->packed, &op->place, transfer->target->layout, transfer->pull.to_places, &part,
                                transfer->pull.stage->pinned, on_device_scattered, op, &op->copy, &err);
     if (status == RDT_OK && !op->copy)
-        status = rdt_error_set(&err, RDT_INTERNAL, "a chunk without bytes");
+        status = rdt_error_set(&err, RDT_INTERNAL, "a chunk has no bytes");
     if (status != RDT_OK)
         on_device_scattered(op, &err);
 }
@@ -540,7 +544,7 @@ void transfer_in_cancel_ops(struct transfer *transfer)
             : NULL;
 
     if (!transfer->pull.connection || transfer->pull.connection->sm.state != PT_CONNECTED)
-        return; /* its disconnect ends them */
+        return; /* The disconnect ends the operations. */
     for (uint32_t i = 0; i < transfer->pull.plan->n; i++) {
         if (transfer->pull.chunk_ops[i] && here)
             plugin_group_cancel_broadcast(&here->vendor, &transfer->pull.chunk_ops[i]->base);

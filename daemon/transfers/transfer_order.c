@@ -1,7 +1,9 @@
-/* Transfers in the ordered queues of a transport: whose operations stand in some take turns (ticket.h), and tell each other so by
- * PULL_TURN. Whoever waits in a queue says so from time to time, and the other end waits for it: while nothing moves for ALONE times
- * stall_timeout, or for PATIENCE times where that holds up others here. An end that says nothing for stall_timeout is not waited for,
- * nor a reader that takes nothing for somewhat longer: it watches the time itself, and speaks first if it can. */
+/* Transfers in the ordered queues of a transport. Transfers whose operations share a queue get tickets
+ * (ticket.h), and both ends agree on them by PULL_TURN. An end that waits in a queue says so from time to
+ * time, and the other end waits for it: up to ALONE times stall_timeout while nothing moves, or PATIENCE
+ * times where that holds up other transfers here. An end that says nothing for stall_timeout is not waited
+ * for. The owner waits a quarter longer for a reader that takes nothing, because the reader watches the time
+ * itself and should be the first to speak. */
 #include <stdio.h>
 #include <stdlib.h>
 
@@ -15,19 +17,20 @@
 #define ALONE 30u
 
 struct order {
-    struct ticket turn;
-    struct transfer *in; /* one of both */
+    struct ticket ticket;
+    struct transfer *in; /* either `in` or `out` is set */
     struct serve *out;
-    char there[112]; /* what the other end has said lately that it waits for; "": nothing */
+    char there[112]; /* what the other end said last that it waits for; "": nothing */
     uint64_t said_ns;
-    uint64_t waits_since_ns; /* it has said nothing else since, and nothing has moved: 0: not so */
-    uint64_t holds_since_ns; /* that holds up others here: 0: not so */
-    uint64_t bytes_seen;     /* done when waits_since_ns was set, or the owner's patience */
+    /* since then the other end has only said that it waits, and nothing has moved; 0: it does not wait */
+    uint64_t waits_since_ns;
+    uint64_t holds_since_ns; /* since then that wait holds up other transfers here; 0: it does not */
+    uint64_t bytes_seen;     /* bytes done when waits_since_ns was set, or when the owner last saw progress */
 };
 
-static struct order *order_of(const struct ticket *turn)
+static struct order *order_of(const struct ticket *ticket)
 {
-    return container_of(turn, struct order, turn);
+    return container_of(ticket, struct order, ticket);
 }
 
 static struct transfers *transfers_of(const struct order *order)
@@ -63,7 +66,7 @@ static void names_add(struct queue_names *names, const struct peer_transport *pt
         names->name[names->n++] = name;
 }
 
-/* received: NULL while there is none, or with a target. */
+/* transfer->received is NULL before it is allocated, and with a target. */
 static void names_of_reader(struct queue_names *names, const struct transfer *transfer, const struct peer_transport *pt)
 {
     const struct target *target = transfer->target;
@@ -100,7 +103,7 @@ bool order_needed(const struct serve *out, const struct peer_transport *pt)
 static void describe(const struct order *order, char *text, size_t size)
 {
     const char *queue;
-    const struct ticket *ahead = ticket_behind(&order->turn, &queue);
+    const struct ticket *ahead = ticket_behind(&order->ticket, &queue);
     const struct transfer_record *record = ahead ? record_of(order_of(ahead)) : NULL;
 
     text[0] = '\0';
@@ -109,14 +112,14 @@ static void describe(const struct order *order, char *text, size_t size)
                        order_of(ahead)->in ? "from" : "to", record->peer, queue);
 }
 
-static bool stands_behind(const struct ticket *turn)
+static bool stands_behind(const struct ticket *ticket)
 {
     const char *queue;
 
-    return (turn->sm.state == TICKET_QUEUED || ticket_has_posted(turn)) && ticket_behind(turn, &queue);
+    return (ticket->sm.state == TICKET_QUEUED || ticket_has_posted(ticket)) && ticket_behind(ticket, &queue);
 }
 
-/* What the other end owes is awaited so long. */
+/* Waits stall_timeout for what the other end must say. */
 static void watch(struct order *order)
 {
     struct transfers *transfers = transfers_of(order);
@@ -132,26 +135,26 @@ static void say_with(struct order *order, enum ticket_word word, const char *beh
     enum rdt_status status;
 
     message.transfer = order->in ? order->in->id : order->out->number;
-    message.from_owner = order->turn.owner;
+    message.from_owner = order->ticket.owner;
     message.word = (Rdt__Pb__TurnWord)word;
     message.behind = (char *)behind;
     if (word == TICKET_READY || word == TICKET_TAKEN)
         watch(order);
     status = peer_session_send(order->in ? order->in->pull.peer : order->out->session, RDT_PEER_PULL_TURN, &message.base, &err);
     if (status == RDT_OK || status == RDT_PEER_LOST || word == TICKET_WAITING)
-        return; /* a link that is down ends it soon enough */
+        return; /* If the link is down, it ends the transfer soon. */
     if (order->in)
         transfer_fail_err(order->in, &err);
     else
         transfers_of(order)->order->fail_serve(order->out, &err);
 }
 
-static void say(struct ticket *turn, enum ticket_word word)
+static void say(struct ticket *ticket, enum ticket_word word)
 {
-    say_with(order_of(turn), word, "");
+    say_with(order_of(ticket), word, "");
 }
 
-/* What the reader is to take is awaited somewhat longer than it would wait for it. */
+/* The owner waits somewhat longer for the reader to take its sends than the reader would. */
 static void watch_sends(struct order *order)
 {
     int64_t timeout_ns = (int64_t)order->out->transfers->options->stall_timeout_ns;
@@ -165,7 +168,7 @@ void order_out_on_stall(struct serve *out)
     struct order *order = out->record.order;
     struct rdt_error err;
 
-    if (out->record.bytes_done != order->bytes_seen || stands_behind(&order->turn)) {
+    if (out->record.bytes_done != order->bytes_seen || stands_behind(&order->ticket)) {
         order->waits_since_ns = 0;
         watch_sends(order);
         return;
@@ -177,9 +180,9 @@ void order_out_on_stall(struct serve *out)
     out->transfers->order->fail_serve(out, &err);
 }
 
-static void post(struct ticket *turn)
+static void post(struct ticket *ticket)
 {
-    struct order *order = order_of(turn);
+    struct order *order = order_of(ticket);
 
     if (order->in) {
         order->in->transfers->order->receive(order->in);
@@ -193,59 +196,60 @@ static const struct ticket_events events = {.say = say, .post = post};
 
 static void on_ready(struct deadline *deadline)
 {
-    struct transfers *transfers = container_of(deadline, struct transfers, turns_ready);
+    struct transfers *transfers = container_of(deadline, struct transfers, tickets_ready);
 
-    tickets_run(&transfers->turns);
+    tickets_run(&transfers->tickets);
 }
 
-static void on_some_ready(struct tickets *turns)
+static void on_some_ready(struct tickets *tickets)
 {
-    struct transfers *transfers = container_of(turns, struct transfers, turns);
+    struct transfers *transfers = container_of(tickets, struct transfers, tickets);
 
-    (void)deadline_set(transfers->deadlines, &transfers->turns_ready, 0); /* who calls may be in the middle of an end */
+    /* In the next loop iteration, because the caller may be in the middle of a transfer's end. */
+    (void)deadline_set(transfers->deadlines, &transfers->tickets_ready, 0);
 }
 
 static void tick_later(struct transfers *transfers)
 {
     int64_t often = (int64_t)transfers->options->stall_timeout_ns / 4;
 
-    (void)deadline_set(transfers->deadlines, &transfers->turns_tick, often < TICK_NS ? often : TICK_NS);
+    (void)deadline_set(transfers->deadlines, &transfers->tickets_tick, often < TICK_NS ? often : TICK_NS);
 }
 
-/* It has neither failed nor been given up. */
+/* Whether the transfer has neither failed nor been given up. */
 static bool goes_on(const struct order *order)
 {
     const struct transfer *in = order->in;
 
     if (!in)
-        return order->out->sm.state == SERVE_TURN || order->out->sm.state == SERVE_SENDING;
+        return order->out->sm.state == SERVE_TICKET || order->out->sm.state == SERVE_SENDING;
     return in->pull.failed == RDT_OK && (in->sm.state == TRANSFER_TICKET || in->sm.state == TRANSFER_MOVE);
 }
 
 static void on_tick(struct deadline *deadline)
 {
-    struct transfers *transfers = container_of(deadline, struct transfers, turns_tick);
+    struct transfers *transfers = container_of(deadline, struct transfers, tickets_tick);
 
-    tickets_run(&transfers->turns); /* in case there was no memory to do it at once */
-    list_for_each (node, &transfers->turns.all) {
+    tickets_run(&transfers->tickets); /* An earlier run may have been skipped for want of memory. */
+    list_for_each (node, &transfers->tickets.all) {
         struct order *order = order_of(container_of(node, struct ticket, link));
         char text[sizeof order->there];
-        if (!stands_behind(&order->turn) || !goes_on(order))
+        if (!stands_behind(&order->ticket) || !goes_on(order))
             continue;
         describe(order, text, sizeof text);
         say_with(order, TICKET_WAITING, text);
         if (order->in)
-            order->in->transfers->order->waits(order->in); /* it is not the copy that stands still */
+            order->in->transfers->order->waits(order->in); /* The replica that sends does not stand still. */
     }
-    if (!list_empty(&transfers->turns.all))
+    if (!list_empty(&transfers->tickets.all))
         tick_later(transfers);
 }
 
-void transfers_init_turns(struct transfers *transfers)
+void orders_init(struct transfers *transfers)
 {
-    tickets_init(&transfers->turns, on_some_ready);
-    transfers->turns_ready.on_passed = on_ready;
-    transfers->turns_tick.on_passed = on_tick;
+    tickets_init(&transfers->tickets, on_some_ready);
+    transfers->tickets_ready.on_passed = on_ready;
+    transfers->tickets_tick.on_passed = on_tick;
 }
 
 void order_leave(struct transfer_record *record)
@@ -255,7 +259,7 @@ void order_leave(struct transfer_record *record)
     record->order = NULL;
     if (!order)
         return;
-    ticket_leave(&order->turn);
+    ticket_leave(&order->ticket);
     free(order);
 }
 
@@ -268,14 +272,14 @@ static enum rdt_status begin(struct order **order_p, struct transfer *in, struct
 
     if (names->too_many)
         return rdt_error_set(err, RDT_UNSUPPORTED,
-                             "%s: its memory is in more than %u ordered queues, or one has too long a name",
+                             "%s: the memory is in more than %u ordered queues, or the name of one is too long",
                              pt->transport->name, TICKET_MAX_QUEUES);
     order = calloc(1, sizeof *order);
     if (!order)
-        return rdt_error_set(err, RDT_NO_MEMORY, "no memory for a turn of %s", pt->transport->name);
+        return rdt_error_set(err, RDT_NO_MEMORY, "no memory for a queue ticket of %s", pt->transport->name);
     order->in = in;
     order->out = out;
-    status = ticket_init(&order->turn, &transfers->turns, &events, out,
+    status = ticket_init(&order->ticket, &transfers->tickets, &events, out,
                          ticket_is_first(transfers->node->uuid, pt->session->peer->uuid), pt->transport->name, names->name,
                          names->n, err);
     if (status != RDT_OK) {
@@ -283,7 +287,7 @@ static enum rdt_status begin(struct order **order_p, struct transfer *in, struct
         return status;
     }
     *order_p = order;
-    if (deadline_left_ns(&transfers->turns_tick) < 0)
+    if (deadline_left_ns(&transfers->tickets_tick) < 0)
         tick_later(transfers);
     return RDT_OK;
 }
@@ -306,23 +310,23 @@ enum rdt_status order_out_begin(struct serve *out, struct rdt_error *err)
 
 void order_out_queue(struct serve *out)
 {
-    ticket_begin(&out->record.order->turn);
+    ticket_begin(&out->record.order->ticket);
 }
 
-void order_receives_stand(struct transfer *transfer)
+void order_receives_posted(struct transfer *transfer)
 {
-    ticket_receives_stand(&transfer->record.order->turn);
+    ticket_receives_stand(&transfer->record.order->ticket);
 }
 
-void order_give(const struct transfer_record *record)
+void order_pass_on(const struct transfer_record *record)
 {
     if (record->order)
-        ticket_give(&record->order->turn);
+        ticket_give(&record->order->ticket);
 }
 
-bool order_stands_behind(const struct transfer_record *record)
+bool order_waits_behind(const struct transfer_record *record)
 {
-    return record->order && stands_behind(&record->order->turn);
+    return record->order && stands_behind(&record->order->ticket);
 }
 
 static void fail(struct order *order, struct rdt_error *err)
@@ -334,7 +338,8 @@ static void fail(struct order *order, struct rdt_error *err)
         transfers_of(order)->order->fail_serve(order->out, err);
 }
 
-/* The other end stands behind others there. False: for too long, and the transfer has failed. */
+/* The other end waits behind other transfers there. Returns false if it has waited too long; then the
+ * transfer has failed. */
 static bool may_wait_on(struct order *order)
 {
     uint64_t now_ns = uv_hrtime(), stall_ns = transfers_of(order)->options->stall_timeout_ns,
@@ -347,7 +352,7 @@ static bool may_wait_on(struct order *order)
         order->holds_since_ns = 0;
         order->bytes_seen = bytes;
     }
-    if (!ticket_holds_up(&order->turn))
+    if (!ticket_holds_up(&order->ticket))
         order->holds_since_ns = 0;
     else if (!order->holds_since_ns)
         order->holds_since_ns = now_ns;
@@ -365,7 +370,7 @@ static bool may_wait_on(struct order *order)
 static void hear(struct order *order, const Rdt__Pb__PullTurn *message)
 {
     struct deadline *deadline = order->in ? &order->in->pull.stall : &order->out->deadline;
-    bool waited_for = order->in || order->out->sm.state == SERVE_SENDING || order->turn.sm.state != TICKET_QUEUED;
+    bool waited_for = order->in || order->out->sm.state == SERVE_SENDING || order->ticket.sm.state != TICKET_QUEUED;
     struct rdt_error err;
 
     text_copy(order->there, sizeof order->there, message->behind);
@@ -380,11 +385,11 @@ static void hear(struct order *order, const Rdt__Pb__PullTurn *message)
     }
     order->waits_since_ns = 0;
     deadline_unset(transfers_of(order)->deadlines, deadline);
-    if (ticket_hear(&order->turn, (enum ticket_word)message->word, &err) != RDT_OK)
-        fail(order, &err); /* else the transfer may have ended */
+    if (ticket_hear(&order->ticket, (enum ticket_word)message->word, &err) != RDT_OK)
+        fail(order, &err); /* Otherwise the transfer may have ended. */
 }
 
-void order_on_turn(struct peer_session *session, const Rdt__Pb__PullTurn *message)
+void order_on_message(struct peer_session *session, const Rdt__Pb__PullTurn *message)
 {
     struct transfer *in = message->from_owner ? map_get_u64(&session->transfers->by_id, message->transfer) : NULL;
     struct serve *out = message->from_owner ? NULL : map_get_u64(&session->serves, message->transfer);
@@ -403,10 +408,10 @@ void record_waits_for(const struct transfer_record *record, char text_p[RECORD_W
     text_p[0] = '\0';
     if (!order)
         return;
-    if (stands_behind(&order->turn))
+    if (stands_behind(&order->ticket))
         describe(order, text_p, RECORD_WAITS_BYTES);
     else if (order->there[0] != '\0' && uv_hrtime() - order->said_ns < 3 * (uint64_t)TICK_NS)
         (void)snprintf(text_p, RECORD_WAITS_BYTES, "on node %.64s it is %s", record->peer, order->there);
-    else if (!ticket_has_posted(&order->turn))
-        (void)snprintf(text_p, RECORD_WAITS_BYTES, "for the turn of node %.64s", record->peer);
+    else if (!ticket_has_posted(&order->ticket))
+        (void)snprintf(text_p, RECORD_WAITS_BYTES, "for the queue ticket of node %.64s", record->peer);
 }

@@ -1,4 +1,5 @@
-/* The peer link as transfers see it: what comes in goes to the reader's or the owner's side. */
+/* The events of peers, groups and connections: passes them on to the pulls, serves, replicas and broadcasts
+ * that they concern. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -7,8 +8,8 @@
 #include "daemon/transfers/transfer_broadcast.h"
 #include "daemon/transfers/transfer_impl.h"
 
-/* Takes the first transfer of `from` over into `to`; NULL: none is left. Lists of transfers are walked so where the end of one may
- * end others: what is left is never one that is gone. */
+/* Moves the first transfer of `from` to `to` and returns it; NULL: none is left. The end of one transfer may
+ * end others of the list, so a loop over a list must not remember the next one. */
 static struct transfer *take_over(struct list *from, struct list *to)
 {
     struct list *node = list_first(from);
@@ -20,7 +21,8 @@ static struct transfer *take_over(struct list *from, struct list *to)
     return container_of(node, struct transfer, pull.by_peer);
 }
 
-/* The link is up. What is queued behind a question has its turn when that is answered. */
+/* The link is up: asks for every transfer that waits for it. A transfer that is queued behind another one
+ * goes on when that one has been answered. */
 static void ask_pending(struct peer_session *session)
 {
     struct list now;
@@ -50,35 +52,38 @@ void transfers_peer_up(struct transfers *transfers, struct peer *peer)
     ask_pending(session);
 }
 
-/* What waits for the link of one waits for the other's: one node, known by two addresses. */
+/* Two addresses have turned out to be one node: transfers that wait for the link of `from` wait for the link
+ * of `into` instead. */
 void transfers_peer_merged(struct transfers *transfers, struct peer *from, struct peer *into)
 {
     static const uint8_t nobody[16];
-    bool from_is_known = memcmp(from->uuid, nobody, sizeof nobody) != 0; /* another node has taken its address */
-    struct peer_session *old = from->session, *work = old ? peer_session_get(transfers, into) : NULL;
+    /* false: another node has taken its address */
+    bool from_is_known = memcmp(from->uuid, nobody, sizeof nobody) != 0;
+    struct peer_session *old_session = from->session, *session = old_session ? peer_session_get(transfers, into) : NULL;
     struct list none;
 
     list_init(&none);
-    list_for_each_safe (node, work ? &old->pending : &none) {
+    list_for_each_safe (node, session ? &old_session->pending : &none) {
         struct transfer *transfer = container_of(node, struct transfer, pull.by_peer);
         if (from_is_known && memcmp(transfer->ref.node, nobody, sizeof nobody) != 0)
-            continue; /* it wants that node, whoever has its address now */
+            continue; /* The transfer wants that node, whoever has its address now. */
         list_remove(&transfer->pull.by_peer);
-        list_append(&work->pending, &transfer->pull.by_peer);
-        transfer->pull.peer = work;
-        if (transfer->pull.origin == old)
-            transfer->pull.origin = work;
+        list_append(&session->pending, &transfer->pull.by_peer);
+        transfer->pull.peer = session;
+        if (transfer->pull.origin == old_session)
+            transfer->pull.origin = session;
         (void)snprintf(transfer->record.peer, sizeof transfer->record.peer, "%s", into->name);
-        old->n_in--;
-        work->n_in++;
+        old_session->n_in--;
+        session->n_in++;
     }
-    if (work && !from_is_known) /* the nodes of a group are known by their uuids */
-        broadcasts_peer_merged(old, work);
-    if (work && into->state == PEER_UP)
-        ask_pending(work);
+    if (session && !from_is_known) /* The nodes of a group are known by their uuids. */
+        broadcasts_peer_merged(old_session, session);
+    if (session && into->state == PEER_UP)
+        ask_pending(session);
 }
 
-/* Those first that wait for the rest of their batch: the end of the rest would let them go on. */
+/* Fails all transfers. Those that wait for the rest of their reservation group fail first, because the end of
+ * the rest would let them go on. */
 static void fail_each(struct list *transfers, const struct rdt_error *why)
 {
     for (unsigned pass = 0; pass < 2; pass++) {
@@ -218,7 +223,7 @@ bool transfers_forget_peer(struct transfers *transfers, struct peer *peer)
         return true;
     if (transfers->closing || session->n_in > 0 || session->n_out > 0 || session->n_replicas > 0 ||
         map_count(&session->serves) > 0 || !list_empty(&session->pending) || !list_empty(&session->incoming) ||
-        !list_empty(&session->in_groups) || !list_empty(&session->parts) || !list_empty(&session->replica_entries) ||
+        !list_empty(&session->in_groups) || !list_empty(&session->members) || !list_empty(&session->replica_entries) ||
         !list_empty(&session->lost_entries) || !peer_transports_closed(session) || broadcasts_name_session(session))
         return false;
     list_for_each (node, &transfers->active) {
@@ -289,7 +294,7 @@ static enum rdt_status on_start(struct peer_session *session, const void *messag
 static enum rdt_status on_turn(struct peer_session *session, const void *message, struct rdt_error *err)
 {
     (void)err;
-    order_on_turn(session, message);
+    order_on_message(session, message);
     return RDT_OK;
 }
 
@@ -321,7 +326,7 @@ static enum rdt_status on_abort(struct peer_session *session, const void *messag
 
 static enum rdt_status on_aborted(struct peer_session *session, const void *message, struct rdt_error *err)
 {
-    (void)session; /* the reader's memory waits for its own engine, not for this */
+    (void)session; /* The reader's memory depends on its own operations only. */
     (void)message;
     (void)err;
     return RDT_OK;
@@ -404,7 +409,7 @@ enum rdt_status transfers_peer_frame(struct transfers *transfers, struct peer *p
 
 /* ---- groups ---- */
 
-/* All its nodes are there, says who coordinates it: whoever uses it now need not wait for this node's next try. */
+/* The coordinator says that all nodes of the group are there, so links to them are tried again at once. */
 static void reach_all(const struct transfers *transfers, const struct group *group)
 {
     for (uint32_t i = 0; transfers->peers && i < group->n_members; i++)

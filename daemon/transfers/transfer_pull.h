@@ -1,5 +1,6 @@
-/* Pulls: fetches of objects that are on another node. The reader's node asks the owner's by PULL, reserves memory by the answer, and receives the
- * bytes in chunks (rdt_peer.proto draws the exchange, transfer.h the states). The files:
+/* Pulls: fetches of objects that are on another node. The reader's node asks the owner's by PULL, reserves
+ * memory by the answer, and receives the bytes in chunks (rdt_peer.proto draws the exchange, transfer.h the
+ * states). The files:
  *
  *   transfer_ask.c        asks: the peer, its link, the queue of the request coalescer, PULL
  *   transfer_in.c         takes the answer and reserves memory; abort and end
@@ -46,7 +47,8 @@ struct pull_answer {
     char producer[65];  /* the name of the client that put the object; "": it has ended */
 };
 
-/* The broadcast that a pull is part of. After the pull has left the broadcast, `number` is 0 and the rest stays as it was. */
+/* The broadcast that a pull is part of. After the pull has left the broadcast, `number` is 0 and the rest
+ * stays as it was. */
 struct pull_broadcast {
     uint64_t number;      /* the root's number of it */
     uint8_t token[16];    /* of the group */
@@ -61,7 +63,8 @@ struct pull {
     struct list by_peer;         /* in peer->pending or peer->incoming */
     struct peer_session *origin; /* the node of the object */
     struct pull_answer answer;
-    uint8_t *own_metadata; /* the metadata that came with the answer: owned, its bytes are charged to the account; NULL: none */
+    /* the metadata that came with the answer: owned, its bytes are charged to the account; NULL: none */
+    uint8_t *own_metadata;
 
     /* Other fetches and nodes. */
     bool joinable;               /* other fetches may join while PULL is not sent (coalescer.h) */
@@ -103,9 +106,11 @@ struct pull {
     /* Failure. */
     enum rdt_status failed; /* the first failure of an operation of this attempt */
     char failure[192];
-    uint64_t ping;         /* the number (peer_session.asked) of the ping whose answer decides about the failure; 0: none */
-    struct deadline stall; /* MOVE, TICKET, CONNECT: no progress; ABORT, REWIND: the grace time; the same after a failure */
-    uint64_t stall_bytes;  /* bytes done when `stall` was set */
+    /* the number (peer_session.asked) of the ping whose answer decides about the failure; 0: none */
+    uint64_t ping;
+    /* MOVE, TICKET, CONNECT: no progress; ABORT, REWIND: the grace time; the same after a failure */
+    struct deadline stall;
+    uint64_t stall_bytes; /* bytes done when `stall` was set */
 
     /* The whole of an object in several kinds of memory: transfer_subpull.c. */
     struct memory_placement *placement; /* where the tensors lie at the owner; NULL: all are in host memory */
@@ -114,7 +119,8 @@ struct pull {
 
 /* ---- asking (transfer_ask.c) ---- */
 
-/* Finds the owner's node and asks it, or queues behind another transfer that asks for the same object. On error nothing was started. */
+/* Finds the owner's node and asks it, or queues behind another transfer that asks for the same object. On
+ * error nothing was started. */
 enum rdt_status transfer_in_start(struct transfer *transfer, struct rdt_error *err);
 
 /* Asks that node as soon as its link is up. */
@@ -124,9 +130,10 @@ void transfer_in_pull_from(struct transfer *transfer, struct peer_session *sessi
 void transfer_in_ask(struct transfer *transfer);
 
 /* QUEUED: the transfer before it was answered, or will not be. */
-void transfer_in_go_on_after_coalesced(struct transfer *transfer);
+void transfer_in_resume(struct transfer *transfer);
 
-/* No other fetch can join any more. The transfer that is queued behind this one goes on in the next loop iteration. */
+/* No other fetch can join any more. The transfer that is queued behind this one goes on in the next loop
+ * iteration. */
 void transfer_in_leave_coalesced(struct transfer *transfer);
 
 /* Tells the asked node by PULL_ABORT; does nothing if no node is asked. */
@@ -148,12 +155,14 @@ void transfer_in_free_metadata(struct transfer *transfer);
 /* RESERVE: chooses the path, then reserves memory. `meta` is the answer that has just come; NULL: it came earlier. */
 void transfer_in_find_path(struct transfer *transfer, const Rdt__Pb__PullMeta *meta);
 
-/* CONNECT, in other states nothing: the connection stands; or it will not be rebuilt, and the transfer takes another path or fails. */
+/* CONNECT, in other states nothing: the connection stands; or it will not be rebuilt, and the transfer takes
+ * another path or fails. */
 void transfer_in_connected(struct transfer *transfer, const struct peer_transport *pt);
 void transfer_in_refused(struct transfer *transfer, const struct peer_transport *pt);
 
-void transfer_in_abort(struct transfer *transfer);     /* the abort of every kind that pulls */
-void transfer_in_settle(struct transfer *transfer);    /* ABORT: one operation has ended; the last one ends the transfer */
+void transfer_in_abort(struct transfer *transfer); /* the abort of every kind that pulls */
+/* ABORT: one operation has ended; the last one ends the transfer */
+void transfer_in_settle(struct transfer *transfer);
 void transfer_pull_release(struct transfer *transfer); /* the release of every kind that pulls */
 bool transfer_pull_wanted(
     const struct transfer *transfer); /* the wanted of every kind that pulls: other nodes wait for its replica */
@@ -185,11 +194,13 @@ void transfer_in_cancel_ops(struct transfer *transfer);
 
 void transfer_in_watch(struct transfer *transfer); /* starts the timer for progress (stall_timeout) */
 void transfer_in_on_stall(struct deadline *deadline);
-void transfer_in_judge(struct transfer *transfer); /* the peer has answered the ping: the noted failure ends the transfer */
+/* the peer has answered the ping: the noted failure ends the transfer */
+void transfer_in_judge(struct transfer *transfer);
 void transfer_in_connection_failed(struct peer_transport *pt); /* notes pt->broken for each pull that moves by it */
 
-/* transfer_plan cuts the stream into chunks and finds how many bytes must be staged (staging.need). transfer_reserve_staging allocates them
- * (RDT_AGAIN: on_ready is called later with the transfer); transfer_take_staging takes them chunk by chunk. Freed with the transfer. */
+/* transfer_plan cuts the stream into chunks and finds how many bytes must be staged (staging.need).
+ * transfer_reserve_staging allocates them (RDT_AGAIN: on_ready is called later with the transfer);
+ * transfer_take_staging takes them chunk by chunk. Freed with the transfer. */
 enum rdt_status transfer_plan(struct transfer *transfer, struct rdt_error *err);
 bool transfer_chunk_in_place(const struct transfer *transfer, uint32_t index, struct region **region_p, uint64_t *offset_p);
 bool transfer_staging_is_little(const struct transfer *transfer);
@@ -199,28 +210,34 @@ void transfer_free_staging(struct transfer *transfer);
 
 /* ---- starting again (transfer_back.c) ---- */
 
-void transfer_in_choose_again(struct transfer *transfer);  /* the owner did not start the early receives: chooses again */
+/* the owner did not start the early receives: chooses again */
+void transfer_in_choose_again(struct transfer *transfer);
 void transfer_in_forget_answer(struct transfer *transfer); /* drops the owner's answer; reserved memory stays */
 void transfer_in_go_back(struct transfer *transfer);       /* REWIND, then asks again when no operation is left */
-bool transfer_in_ask_anew(struct transfer *transfer); /* the same under a new id; false: no memory, and nothing has changed */
-void transfer_in_rewound(struct transfer *transfer);  /* REWIND: one operation has ended; the last one starts again */
+/* the same under a new id; false: no memory, and nothing has changed */
+bool transfer_in_ask_anew(struct transfer *transfer);
+void transfer_in_rewound(struct transfer *transfer); /* REWIND: one operation has ended; the last one starts again */
 
 /* ---- replicas (transfer_replica.c) ---- */
 
-/* true: a replica on this node serves the transfer, or its fetches have joined the transfer that fills one; it may have ended. */
+/* true: a replica on this node serves the transfer, or its fetches have joined the transfer that fills one;
+ * it may have ended. */
 bool transfer_replica_serves(struct transfer *transfer);
 
-/* The owner has answered about a snapshot. true: as above, or the transfer was redirected to another node; false: this transfer moves the bytes. */
+/* The owner has answered about a snapshot. true: as above, or the transfer was redirected to another node;
+ * false: this transfer moves the bytes. */
 bool transfer_replica_answered(struct transfer *transfer, const Rdt__Pb__PullMeta *meta);
 void transfer_replica_redirected(struct transfer *transfer, const Rdt__Pb__PullMeta *meta);
 
-/* The recover operation of pulls. true: the transfer had been redirected to a replica, and asks the owner's node again. */
+/* The recover operation of pulls. true: the transfer had been redirected to a replica, and asks the owner's
+ * node again. */
 bool transfer_replica_comes_back(struct transfer *transfer, const struct rdt_error *why);
 void transfer_replica_moved(struct transfer *transfer); /* a chunk has arrived */
 void transfer_deliver_replica(struct transfer *transfer);
 
-/* The last other node has stopped pulling the replica that it fills: ends the transfer, unless a fetch of this node waits for it. */
-void transfer_unwanted(struct transfer *transfer);
+/* The last other node has stopped pulling the replica that it fills: ends the transfer, unless a fetch of
+ * this node waits for it. */
+void transfer_replica_unwanted(struct transfer *transfer);
 
 /* ---- this node's part of a broadcast (transfer_broadcast_member.c), for transfers with pull.member ---- */
 

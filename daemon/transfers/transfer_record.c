@@ -1,4 +1,4 @@
-/* What is kept of transfers for people. */
+/* The records of transfers that rdtctl shows, their path decisions and their history. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -23,7 +23,7 @@ void record_drop_decision(struct path_decision *decision)
         free(decision);
 }
 
-/* Of a few words at most. */
+/* Whether the query consists of a few texts at most, so that it can be compared with the next one. */
 static bool is_common(const struct path_query *query)
 {
     return query->same_node && !query->elsewhere && !query->copy_why_not && !query->transport[0] && !query->least[0];
@@ -34,13 +34,13 @@ static bool is_same_text(const char *a, const char *b)
     return a && b ? strcmp(a, b) == 0 : a == b;
 }
 
-/* NULL: there is none. One that does not fit is like no other. */
-static const char *keep_text(char replicated[192], const char *text)
+/* Copies a text; NULL stays NULL. A text that is too long is cut and equals no other. */
+static const char *keep_text(char copy[192], const char *text)
 {
     if (!text)
         return NULL;
-    text_copy(replicated, 192, text);
-    return replicated;
+    text_copy(copy, 192, text);
+    return copy;
 }
 
 static bool is_same(const struct path_query *a, const struct path_query *b)
@@ -54,7 +54,7 @@ enum rdt_status record_decide(struct transfers *transfers, struct transfer_recor
                               struct rdt_error *err)
 {
     bool common = is_common(query);
-    struct path_decision decision, *replicated;
+    struct path_decision decision, *copy;
     enum rdt_status status;
     size_t bytes;
 
@@ -66,20 +66,20 @@ enum rdt_status record_decide(struct transfers *transfers, struct transfer_recor
     }
     status = path_choose(query, &decision, err);
     bytes = offsetof(struct path_decision, candidates) + decision.n * sizeof decision.candidates[0];
-    replicated = malloc(bytes);
-    if (!replicated)
+    copy = malloc(bytes);
+    if (!copy)
         return status == RDT_OK ? rdt_error_set(err, RDT_NO_MEMORY, "no memory for the transfer") : status;
-    memcpy(replicated, &decision, bytes);
-    replicated->refs = 1;
+    memcpy(copy, &decision, bytes);
+    copy->refs = 1;
     record_drop_decision(record->decision);
-    record->decision = replicated;
+    record->decision = copy;
     if (common && status == RDT_OK) {
         record_drop_decision(transfers->decision);
-        transfers->decision = replicated;
+        transfers->decision = copy;
         transfers->decided = *query;
         transfers->decided.show_why_not = keep_text(transfers->decided_show, query->show_why_not);
         transfers->decided.cow_why_not = keep_text(transfers->decided_cow, query->cow_why_not);
-        replicated->refs++;
+        copy->refs++;
     }
     return status;
 }
@@ -109,7 +109,7 @@ void record_finish(struct transfers *transfers, struct transfer_record *record, 
     memcpy(place, record, offsetof(struct transfer_record, error) + strlen(record->error) + 1);
     place->order = NULL;
     event(transfers->events, RDT__PB__LIST_KIND__LIST_KIND_TRANSFERS, "ended", record);
-    record->decision = NULL; /* the history's */
+    record->decision = NULL; /* The history owns the decision now. */
     if (record->error[0])
         transfers->failed++;
     else

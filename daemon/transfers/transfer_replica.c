@@ -1,5 +1,5 @@
-/* Fetches and the copies of snapshots: being served by one, taking part in filling one, being sent to another node that has one, and
- * the way back from there. */
+/* Pulls and replicas of snapshots: a pull is served by a replica here, joins the transfer that fills one, is
+ * redirected to a replica on another node, or comes back from there. */
 #include <assert.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -10,15 +10,16 @@
 #include "daemon/transfers/transfer_impl.h"
 #include "wire_ref.h"
 
-/* How long a node that has a copy may take until the first chunk, and between two; the further away from the owner the longer, so that
- * of a row that stands still the first one moves, and the others with it. */
+/* How long a node with a replica may take until the first chunk, and between two chunks. The further a node
+ * is from the owner's node, the longer it may take, so that in a chain that stands still the first node goes
+ * on first, and the others with it. */
 #define PATIENCE_NS 2000000000ll
 #define PATIENCE_STEP_NS 500000000ll
 #define DEPTH_MAX 1000u
 
-/* ---- by a copy on this node ---- */
+/* ---- replicas on this node ---- */
 
-/* Its fetches wait for the other transfer from now on. */
+/* All fetches of the transfer wait for the other transfer from now on. */
 static void merge(struct transfer *transfer, struct transfer *into)
 {
     while (!list_empty(&transfer->fetches)) {
@@ -46,7 +47,7 @@ static bool wants_other_path(const struct transfer *transfer)
            strcasecmp(wish, "cow") != 0 && strcasecmp(wish, "copy") != 0;
 }
 
-/* While it is filled, only those that need all of it as it is can wait for it. */
+/* A fetch can wait for a replica that is being filled only if it needs the whole object as it is. */
 static bool fits(const struct transfer *transfer, const struct replica *replica)
 {
     return replica->filling ? transfer->pull.keeps && replica->filling != transfer : !wants_other_path(transfer);
@@ -82,7 +83,7 @@ bool transfer_replica_serves(struct transfer *transfer)
     return true;
 }
 
-/* The owner has just said that the object is there, and that the requester may have it. */
+/* The owner has just confirmed that the object exists and that the requester may have it. */
 static bool use_if_there(struct transfer *transfer, bool replicated)
 {
     struct replica *replica =
@@ -129,25 +130,27 @@ static void on_unwanted(struct deadline *deadline)
         transfer->sm.state == TRANSFER_ENDED)
         return;
     if (!transfer->record.error[0])
-        (void)snprintf(transfer->record.error, sizeof transfer->record.error, "nobody wants it any more");
+        (void)snprintf(transfer->record.error, sizeof transfer->record.error,
+                       "no fetch and no other node waits for the replica any more");
     transfer_abort(transfer);
 }
 
-/* When the loop turns: who calls may be in the middle of it. Without memory for that it goes on to its end. */
-void transfer_unwanted(struct transfer *transfer)
+/* Looks in the next loop iteration, because the caller may be in the middle of the replica's lists. Without
+ * memory for the deadline, the transfer goes on to its end. */
+void transfer_replica_unwanted(struct transfer *transfer)
 {
     transfer->pull.unwanted.on_passed = on_unwanted;
     if (list_empty(&transfer->fetches))
         (void)deadline_set(transfer->transfers->deadlines, &transfer->pull.unwanted, 0);
 }
 
-/* ---- by a copy on another node ---- */
+/* ---- replicas on other nodes ---- */
 
 static void on_patience(struct deadline *deadline)
 {
     struct transfer *transfer = container_of(deadline, struct transfer, pull.patience);
 
-    transfer_fail(transfer, RDT_TIMED_OUT, "the copy on node %s stands still", transfer->record.peer);
+    transfer_fail(transfer, RDT_TIMED_OUT, "the replica on node %s makes no progress", transfer->record.peer);
 }
 
 void transfer_replica_moved(struct transfer *transfer)
@@ -160,7 +163,7 @@ static enum rdt_status read_redirect(struct transfer *transfer, const Rdt__Pb__P
 {
     if (!transfer->pull.keeps || transfer->pull.no_redirect || transfer->pull.peer != transfer->pull.origin ||
         meta->redirect_node.len != 16 || !meta->snapshot || !meta->kept || meta->has_inline)
-        return rdt_error_set(err, RDT_PROTOCOL, "node %s sends this fetch elsewhere, which it may not", transfer->record.peer);
+        return rdt_error_set(err, RDT_PROTOCOL, "node %s redirects this fetch, which it may not", transfer->record.peer);
     return transfer_in_read_meta(transfer, meta, err);
 }
 
@@ -183,7 +186,7 @@ static enum rdt_status go_there(struct transfer *transfer, const Rdt__Pb__PullMe
     transfer->pull.patience.on_passed = on_patience;
     (void)deadline_set(transfers->deadlines, &transfer->pull.patience, transfer->pull.patience_ns);
     (void)snprintf(transfer->record.peer, sizeof transfer->record.peer, "%s", peer->name);
-    log_debug("xfer %llu goes to the copy on node %s", (unsigned long long)transfer->id, peer->name);
+    log_debug("xfer %llu is redirected to the replica on node %s", (unsigned long long)transfer->id, peer->name);
     transfer_in_pull_from(transfer, session);
     return RDT_OK;
 }
@@ -198,17 +201,18 @@ void transfer_replica_redirected(struct transfer *transfer, const Rdt__Pb__PullM
     }
     if (use_if_there(transfer, meta->kept))
         return;
-    reservation_leave(transfer); /* another node may be silent */
+    reservation_leave(transfer); /* The other node may be silent. */
     if (transfer->pull.replica || !replica_create(transfer, meta)) {
         replica_decline(transfer->pull.origin, transfer->ref.generation);
-        (void)rdt_error_set(&err, RDT_NO_MEMORY, "no memory for a copy");
+        (void)rdt_error_set(&err, RDT_NO_MEMORY, "no memory for a replica");
     } else {
-        transfer_in_forget_answer(transfer); /* the other node gives it again, and its keeping its word is seen by that */
+        /* The other node answers again, which shows that it keeps its word. */
+        transfer_in_forget_answer(transfer);
         if (go_there(transfer, meta, &err) == RDT_OK)
             return;
     }
     transfer_in_forget_answer(transfer);
-    log_debug("xfer %llu does not go to a copy: %s", (unsigned long long)transfer->id, err.msg);
+    log_debug("xfer %llu is not redirected to a replica: %s", (unsigned long long)transfer->id, err.msg);
     transfer->pull.no_redirect = true;
     transfer_in_pull_from(transfer, transfer->pull.origin);
 }
@@ -220,7 +224,7 @@ bool transfer_replica_comes_back(struct transfer *transfer, const struct rdt_err
     if (transfers->closing || !transfer->pull.origin || !transfer->pull.peer || transfer->pull.peer == transfer->pull.origin ||
         transfer->sm.state == TRANSFER_ABORT || (list_empty(&transfer->fetches) && !replica_in_demand(transfer->pull.replica)))
         return false;
-    log_debug("xfer %llu comes back from the copy on node %s: %s", (unsigned long long)transfer->id, transfer->record.peer,
+    log_debug("xfer %llu comes back from the replica on node %s: %s", (unsigned long long)transfer->id, transfer->record.peer,
               why->msg);
     transfer->pull.no_redirect = true;
     deadline_unset(transfers->deadlines, &transfer->pull.patience);

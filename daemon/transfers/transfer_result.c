@@ -1,4 +1,4 @@
-/* What a transfer answers: to each of its fetches the object, what was received, or what is known of it. */
+/* The answers of a transfer: gives each of its fetches the object, the received memory, or the metadata. */
 #include <fcntl.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -14,7 +14,7 @@ struct result {
     Rdt__Pb__TensorList tensors;
     struct layout_rows rows; /* of tensors */
     Rdt__Pb__SharedRegion *regions, **region_list;
-    struct region_share *shares; /* of those on devices; NULL: there are none */
+    struct region_share *shares; /* of the regions on devices; NULL: there are none */
     Rdt__Pb__SharedRegion one_region, *one_in_list;
     int fds[RDT_MAX_FRAME_FDS];
     unsigned n_fds;
@@ -49,7 +49,8 @@ static enum rdt_status result_add_region(struct result *result, struct region *r
 {
     size_t n_at = result->done.n_regions;
     Rdt__Pb__SharedRegion *entry = &result->regions[n_at];
-    bool writable_fd = how == SHARE_WRITE || region->origin == REGION_IMPORTED; /* imported memory knows no read-only fd */
+    /* Imported memory has no read-only fd. */
+    bool writable_fd = how == SHARE_WRITE || region->origin == REGION_IMPORTED;
 
     rdt__pb__shared_region__init(entry);
     entry->region = region->id;
@@ -59,7 +60,7 @@ static enum rdt_status result_add_region(struct result *result, struct region *r
     entry->cow = how == SHARE_COW;
     entry->fd_index = -1;
     if (with_fd && region->keep_mapped && region->exported_to == client) {
-        region->keep_mapped = false; /* it has it mapped since it last had it */
+        region->keep_mapped = false; /* The client has mapped the region since it last got it. */
         entry->cacheable = true;
     } else if (with_fd && !region_is_host(region)) {
         unsigned n;
@@ -92,7 +93,8 @@ static void result_set_tensors(struct result *result, const struct layout *layou
     layout_to_wire(layout, with_place, client->tensor_runs ? &result->rows : NULL, &result->tensors);
 }
 
-/* The client has the region mapped for reading: it kept it, or had it by an earlier answer to the same message. */
+/* Whether the client has the region mapped for reading: it kept the mapping, or got the fd by an earlier
+ * answer to the same message. */
 static bool has_fd(const struct fetch *fetch, const struct region *region)
 {
     const struct client_fd *out = &fetch->client->fds_out[region->id % CLIENT_FDS_OUT];
@@ -137,7 +139,7 @@ static void result_fini(struct result *result)
     }
 }
 
-static size_t number_bytes(uint64_t number) /* seven bits each */
+static size_t number_bytes(uint64_t number) /* A varint holds seven bits in each byte. */
 {
     size_t n = 1;
 
@@ -146,7 +148,8 @@ static size_t number_bytes(uint64_t number) /* seven bits each */
     return n;
 }
 
-/* No less than its message has bytes; who sends it counts them. Texts are short, but for those of devices. */
+/* An upper limit of the message's size; the sender counts the real bytes. Texts are short, except those of
+ * devices. */
 static size_t result_at_most(const struct result *result)
 {
     const Rdt__Pb__FetchDone *done = &result->done;
@@ -166,7 +169,8 @@ static size_t result_at_most(const struct result *result)
            (number_bytes(shape) + (tensors->n_strides > 0 ? 10 : 0)) * tensors->n_shape;
 }
 
-/* What its client has not read yet counts as its share of the heap, and there is no room for a great answer more. */
+/* Whether the answer is too large for the client: messages that the client has not read yet count as its
+ * share of the heap. */
 static bool is_too_much(const struct fetch *fetch, size_t bytes, struct rdt_error *err)
 {
     size_t counted = fetch->transfer->pull.own_metadata ? fetch->transfer->metadata_bytes : 0;
@@ -178,7 +182,7 @@ static bool is_too_much(const struct fetch *fetch, size_t bytes, struct rdt_erro
     return true;
 }
 
-/* Sends one result to one fetch, with its own hold; detaches the fetch. */
+/* Sends one result to one fetch, with its own hold, and detaches the fetch. */
 static void result_send(struct result *result, struct fetch *fetch, struct hold *hold)
 {
     struct client *client = fetch->client;
@@ -207,15 +211,15 @@ static void result_send(struct result *result, struct fetch *fetch, struct hold 
             client_release(hold);
         fetch_answer_error(client, fetch->handle, &err);
         fetch_detach(fetch);
-        return; /* its fds go with the result */
+        return; /* The caller closes the fds with the result. */
     }
-    result->n_fds = 0; /* send takes them */
+    result->n_fds = 0; /* send() takes the fds. */
     note_fds(fetch, result);
     client->send(client, RDT_EVENT_FETCH_DONE, FRAME_EVENT, fetch->handle, &result->done.base, result->fds, n_fds);
     fetch_detach(fetch);
 }
 
-/* It can still be written by its producer. */
+/* Whether the producer can still write the object. */
 static bool may_be_written(const struct object *object)
 {
     for (uint32_t i = 0; i < object->n_regions; i++)
@@ -224,8 +228,9 @@ static bool may_be_written(const struct object *object)
     return false;
 }
 
-/* Whoever fetches learns it once of each object; the log says it once of a producer, of which there may be a million such objects, and then
- * to who looks closer. */
+/* Tells the reader that the object may still be written. A reader is told once for each object. The log says
+ * it once for each producer at level info, since there may be a million such objects, and then at level
+ * debug. */
 static bool give_notice(const struct transfer *transfer, struct object *object)
 {
     struct client *producer = object->producer;
@@ -250,7 +255,7 @@ void transfer_deliver_object(struct transfer *transfer, struct object *object, s
         ref = transfer->ref;
     else
         object_ref(object, &ref);
-    object_hold(object); /* while we are at it */
+    object_hold(object); /* The object must outlive this function. */
     while (!list_empty(&transfer->fetches)) {
         struct fetch *fetch = container_of(list_first(&transfer->fetches), struct fetch, by_transfer);
         struct rdt_error err = {0};
@@ -296,7 +301,8 @@ void transfer_deliver_object(struct transfer *transfer, struct object *object, s
     object_drop(object);
 }
 
-/* How a reader gets host memory that was made for the fetch: his own, unless several read it. */
+/* How readers get host memory that was allocated for the fetch: a single reader may write it, several may
+ * not. */
 static enum share share_of(const struct transfer *transfer)
 {
     if (transfer->n_fetches == 1)
@@ -304,9 +310,9 @@ static enum share share_of(const struct transfer *transfer)
     return transfer->wish.mode == RDT__PB__FETCH_MODE__FETCH_MODE_COW ? SHARE_COW : SHARE_READ;
 }
 
-/* In memory of ours in several places. Several fetches of one client share it. */
-static enum rdt_status fill_landed(struct result *result, struct transfer *transfer, struct client *client,
-                                   struct hold **hold_p, struct rdt_error *err)
+/* Fills in the result from memory on several devices, which several fetches of one client share. */
+static enum rdt_status fill_devices(struct result *result, struct transfer *transfer, struct client *client,
+                                    struct hold **hold_p, struct rdt_error *err)
 {
     const struct target *target = transfer->target;
     enum rdt_status status = RDT_OK;
@@ -329,11 +335,11 @@ static enum rdt_status fill_received(struct result *result, struct transfer *tra
                                      struct hold **hold_p, struct rdt_error *err)
 {
     if (transfer->target_is_destination)
-        return fill_landed(result, transfer, client, hold_p, err);
+        return fill_devices(result, transfer, client, hold_p, err);
     if (transfer->target) {
         if (!result_make_regions(result, transfer->target->n, false))
             return rdt_error_set(err, RDT_NO_MEMORY, "no memory for the answer");
-        result->done.tensors = NULL; /* they are where their reader said */
+        result->done.tensors = NULL; /* The tensors are where the reader asked for. */
         for (uint32_t i = 0; i < transfer->target->n; i++)
             (void)result_add_region(result, transfer->target->uses[i].region, client->id, SHARE_WRITE, false, err);
         return RDT_OK;
@@ -343,9 +349,10 @@ static enum rdt_status fill_received(struct result *result, struct transfer *tra
         result->done.inline_data = (ProtobufCBinaryData){transfer->stream_bytes, transfer->inline_data};
         return RDT_OK;
     }
-    if (!transfer->received) /* nothing but empty tensors */
+    if (!transfer->received) /* All tensors are empty. */
         return RDT_OK;
-    if (transfer->n_fetches > 1) /* several read the same: none may write it, the same uid's others included */
+    /* Several fetches read the same memory, so none may write it, not even others of the same uid. */
+    if (transfer->n_fetches > 1)
         (void)region_seal(transfer->received, NULL);
     if (!result_make_regions(result, 1, false) || !(*hold_p = client_hold_region(client, transfer->received)))
         return rdt_error_set(err, RDT_NO_MEMORY, "no memory for the answer");
@@ -392,7 +399,7 @@ void transfer_deliver_meta(struct transfer *transfer)
     }
 }
 
-void transfer_local_metadata(struct transfer *transfer, const struct object *object)
+void transfer_use_metadata(struct transfer *transfer, const struct object *object)
 {
     transfer->metadata = object_metadata(object);
     transfer->metadata_bytes = object->metadata_bytes;

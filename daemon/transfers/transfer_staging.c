@@ -1,11 +1,12 @@
-/* Where a reader receives what cannot go straight to its place: runs of small tensors, and memory that may fault. One range for the
- * whole transfer, counted under memory_limit, and there before the owner is asked to send: all of its receives stand before the first
- * chunk can come. Never seen outside, so that it is kept ready afterwards. */
+/* Memory for chunks that cannot be received at their final place: runs of small tensors, and memory that may
+ * fault. It is one range for the whole transfer, counted under memory_limit, and reserved before the owner is
+ * asked to send, because all receives must be posted before the first chunk can arrive. No client ever sees
+ * it, so the region cache keeps it afterwards. */
 #include <stdlib.h>
 
 #include "daemon/transfers/transfer_impl.h"
 
-#define LITTLE_BYTES (128ull << 10) /* from the heap: it need not be waited for */
+#define LITTLE_BYTES (128ull << 10) /* So few bytes come from the heap, without waiting. */
 
 static uint64_t align_up(uint64_t bytes)
 {
@@ -115,7 +116,7 @@ void transfer_free_staging(struct transfer *transfer)
     *staging = (struct staging){0};
 }
 
-/* What of the tensors the chunk holds. */
+/* Which part of the tensors the chunk holds. */
 struct device_part chunk_part(const struct chunk *chunk, const struct layout *packed)
 {
     struct device_part part = {.first = chunk->first, .bytes = chunk->bytes};

@@ -1,9 +1,10 @@
-/* Objects of several kinds of memory: their tensors lie, or shall lie, on devices too. The reader asks once for all of it, finds memory, and
- * then pulls what is alike (source and target memory) as a transfer of its own, which finds its own path and goes through host memory where
- * no transport moves the kinds. The whole ends with the last of them, or with the first that fails.
+/* Objects whose tensors lie, or shall lie, in several kinds of memory. The reader asks once for the whole
+ * object and reserves memory. Then it pulls all tensors with the same source and target memory by a transfer
+ * of its own, a sub-pull. A sub-pull finds its own path, and goes through host memory where no transport
+ * moves the kinds. The whole ends with the last sub-pull, or with the first that fails.
  *
- *   whole:   ASKED -> RESERVE -> MOVE (while pieces run) -> ENDED
- *   piece:   NEW -> ASKED -> ... as any pull, into memory of the whole
+ *   whole:      ASKED -> RESERVE -> MOVE (while sub-pulls run) -> ENDED
+ *   sub-pull:   NEW -> ASKED -> ... as any pull, into memory of the whole
  */
 #include <stdio.h>
 #include <stdlib.h>
@@ -32,10 +33,10 @@ enum rdt_status subpulls_read_places(struct transfer *transfer, const Rdt__Pb__P
     if (meta->n_places == 0)
         return RDT_OK;
     if (meta->n_places > PLACING_MAX || (meta->n_place != 0 && meta->n_place != transfer->source->count))
-        return rdt_error_set(err, RDT_PROTOCOL, "%zu places of %zu tensors", meta->n_places, meta->n_place);
+        return rdt_error_set(err, RDT_PROTOCOL, "the answer names %zu memories for %zu tensors", meta->n_places, meta->n_place);
     places = calloc(1, sizeof *places + (transfer->source->count + 1u) * sizeof places->of[0]);
     if (!places)
-        return rdt_error_set(err, RDT_NO_MEMORY, "no memory for the tensors' places");
+        return rdt_error_set(err, RDT_NO_MEMORY, "no memory for the tensors' placement");
     for (size_t i = 0; i < meta->n_places; i++) {
         text_copy(places->memory[i], sizeof places->memory[i], meta->places[i]->memory);
         text_copy(places->device[i], sizeof places->device[i], meta->places[i]->device);
@@ -43,7 +44,7 @@ enum rdt_status subpulls_read_places(struct transfer *transfer, const Rdt__Pb__P
     for (size_t i = 0; i < meta->n_place; i++) {
         if (meta->place[i] >= meta->n_places) {
             free(places);
-            return rdt_error_set(err, RDT_PROTOCOL, "place %u of %zu", meta->place[i], meta->n_places);
+            return rdt_error_set(err, RDT_PROTOCOL, "a tensor is in memory %u of %zu", meta->place[i], meta->n_places);
         }
         places->of[i] = meta->place[i];
     }
@@ -81,34 +82,34 @@ static void on_failing(struct deadline *deadline)
     transfer_fail_err(subpulls->parent, &subpulls->failure);
 }
 
-/* The whole fails when the loop turns: whoever calls may be in the middle of a list that it is in. */
-static bool fail_whole(struct transfer *piece, const struct rdt_error *err)
+/* The whole fails in the next loop iteration, because the caller may be walking a list that contains it. */
+static bool fail_whole(struct transfer *child, const struct rdt_error *err)
 {
-    struct subpulls *subpulls = piece->subpull.parent->pull.subpulls;
-    struct transfers *transfers = piece->transfers;
+    struct subpulls *subpulls = child->subpull.parent->pull.subpulls;
+    struct transfers *transfers = child->transfers;
 
-    if (!piece->record.error[0])
-        (void)snprintf(piece->record.error, sizeof piece->record.error, "%s: %s", rdt_status_name(err->status), err->msg);
+    if (!child->record.error[0])
+        (void)snprintf(child->record.error, sizeof child->record.error, "%s: %s", rdt_status_name(err->status), err->msg);
     if (subpulls->failure.status == RDT_OK) {
         subpulls->failure = *err;
-        if (piece->subpull.parent->sm.state == TRANSFER_MOVE)
+        if (child->subpull.parent->sm.state == TRANSFER_MOVE)
             (void)deadline_set(transfers->deadlines, &subpulls->failing, 0);
     }
-    transfer_abort(piece);
+    transfer_abort(child);
     return true;
 }
 
-static void join_paths(struct transfer *whole, const struct transfer *piece)
+static void join_paths(struct transfer *whole, const struct transfer *child)
 {
     char *path = whole->record.path;
-    size_t used = strlen(path), bytes = strlen(piece->record.path);
+    size_t used = strlen(path), bytes = strlen(child->record.path);
 
     if (bytes == 0)
         return;
-    for (const char *at = path; (at = strstr(at, piece->record.path)) != NULL; at += bytes)
-        if (at[bytes] == '\0' || at[bytes] == ',') /* not the beginning of another's */
+    for (const char *at = path; (at = strstr(at, child->record.path)) != NULL; at += bytes)
+        if (at[bytes] == '\0' || at[bytes] == ',') /* The match must not be the beginning of another name. */
             return;
-    (void)snprintf(path + used, sizeof whole->record.path - used, "%s%s", used ? ", " : "", piece->record.path);
+    (void)snprintf(path + used, sizeof whole->record.path - used, "%s%s", used ? ", " : "", child->record.path);
 }
 
 static void finish(struct transfer *whole)
@@ -133,26 +134,26 @@ static void settle(struct transfer *whole)
         finish(whole);
 }
 
-static void release(struct transfer *piece)
+static void release(struct transfer *child)
 {
-    struct transfer *whole = piece->subpull.parent;
+    struct transfer *whole = child->subpull.parent;
 
-    transfer_pull_release(piece);
-    list_remove(&piece->subpull.link);
+    transfer_pull_release(child);
+    list_remove(&child->subpull.link);
     whole->n_ops--;
-    if (piece->subpull.done) {
-        whole->record.bytes_done += piece->stream_bytes;
-        join_paths(whole, piece);
+    if (child->subpull.done) {
+        whole->record.bytes_done += child->stream_bytes;
+        join_paths(whole, child);
     } else if (whole->pull.subpulls->failure.status == RDT_OK && whole->sm.state == TRANSFER_MOVE) {
-        (void)rdt_error_set(&whole->pull.subpulls->failure, RDT_TRANSPORT, "a part of it was given up");
+        (void)rdt_error_set(&whole->pull.subpulls->failure, RDT_TRANSPORT, "a sub-pull was cancelled");
         (void)deadline_set(whole->transfers->deadlines, &whole->pull.subpulls->failing, 0);
     }
     settle(whole);
 }
 
-static void complete(struct transfer *piece)
+static void complete(struct transfer *child)
 {
-    piece->subpull.done = true;
+    child->subpull.done = true;
 }
 
 const struct transfer_kind transfer_subpull_kind = {.abort = transfer_in_abort,
@@ -163,12 +164,12 @@ const struct transfer_kind transfer_subpull_kind = {.abort = transfer_in_abort,
 
 void subpulls_abort(struct transfer *whole)
 {
-    whole->n_ops++; /* it does not end meanwhile */
+    whole->n_ops++; /* The whole must not end meanwhile. */
     deadline_unset(whole->transfers->deadlines, &whole->pull.subpulls->failing);
     while (!list_empty(&whole->pull.subpulls->list)) {
-        struct transfer *piece = container_of(list_first(&whole->pull.subpulls->list), struct transfer, subpull.link);
-        list_remove(&piece->subpull.link); /* those whose memory is in use end later */
-        transfer_abort(piece);
+        struct transfer *child = container_of(list_first(&whole->pull.subpulls->list), struct transfer, subpull.link);
+        list_remove(&child->subpull.link); /* A sub-pull whose memory is in use ends later. */
+        transfer_abort(child);
     }
     whole->n_ops--;
 }
@@ -204,16 +205,17 @@ static bool alike(const struct transfer *whole, uint32_t i, uint32_t k)
            (!whole->pull.placement || whole->pull.placement->of[i] == whole->pull.placement->of[k]);
 }
 
-/* Those of the whole's target that the selection needs, with the same memory. */
+/* The regions of the whole's target that the selected tensors need, as a target of their own that uses the
+ * same memory. */
 static enum rdt_status target_part(const struct transfer *whole, const uint32_t *select, uint32_t n, struct target **target_p,
                                    struct rdt_error *err)
 {
     struct target *from = whole->target, *target = calloc(1, sizeof *target);
-    uint32_t *index = calloc(from->n + 1u, sizeof *index); /* 1 + place in the new one */
+    uint32_t *index = calloc(from->n + 1u, sizeof *index); /* 1 + index in the new target */
     enum rdt_status status = RDT_OK;
 
     if (!target || !index || !(target->uses = calloc(from->n + 1u, sizeof *target->uses)))
-        status = rdt_error_set(err, RDT_NO_MEMORY, "no memory for a part of the object");
+        status = rdt_error_set(err, RDT_NO_MEMORY, "no memory for a sub-pull");
     if (status == RDT_OK)
         status = layout_select(from->layout, select, n, &target->layout, err);
     for (uint32_t k = 0; status == RDT_OK && k < n; k++) {
@@ -239,38 +241,38 @@ static enum rdt_status target_part(const struct transfer *whole, const uint32_t 
 
 static enum rdt_status create(struct transfer *whole, const uint32_t *select, uint32_t n, struct rdt_error *err)
 {
-    struct transfer *piece = transfer_new(whole->transfers, &transfer_subpull_kind, whole->client, whole->account, &whole->ref);
+    struct transfer *child = transfer_new(whole->transfers, &transfer_subpull_kind, whole->client, whole->account, &whole->ref);
     enum rdt_status status;
 
-    if (!piece)
-        return rdt_error_set(err, RDT_NO_MEMORY, "no memory for a part of the object");
-    piece->client = NULL; /* the client of the parent may change */
-    piece->subpull.parent = whole;
-    piece->subpull.select = calloc(n, sizeof *piece->subpull.select);
-    piece->subpull.n_select = n;
-    piece->wish.mode = whole->wish.mode;
-    piece->pull.no_redirect = true;
-    piece->record.direction = "in";
-    piece->record.part_of = whole->id;
-    text_copy(piece->wish.transport, sizeof piece->wish.transport, whole->wish.transport);
-    text_copy(piece->wish.least, sizeof piece->wish.least, whole->wish.least);
-    text_copy(piece->wish.group, sizeof piece->wish.group, whole->wish.group);
-    text_copy(piece->record.peer, sizeof piece->record.peer, whole->record.peer);
-    piece->pull.origin = whole->pull.origin;
-    piece->pull.stall.on_passed = transfer_in_on_stall;
-    list_init(&piece->subpull.link);
-    list_append(&whole->pull.subpulls->list, &piece->subpull.link);
+    if (!child)
+        return rdt_error_set(err, RDT_NO_MEMORY, "no memory for a sub-pull");
+    child->client = NULL; /* The parent's client may change. */
+    child->subpull.parent = whole;
+    child->subpull.select = calloc(n, sizeof *child->subpull.select);
+    child->subpull.n_select = n;
+    child->wish.mode = whole->wish.mode;
+    child->pull.no_redirect = true;
+    child->record.direction = "in";
+    child->record.part_of = whole->id;
+    text_copy(child->wish.transport, sizeof child->wish.transport, whole->wish.transport);
+    text_copy(child->wish.least, sizeof child->wish.least, whole->wish.least);
+    text_copy(child->wish.group, sizeof child->wish.group, whole->wish.group);
+    text_copy(child->record.peer, sizeof child->record.peer, whole->record.peer);
+    child->pull.origin = whole->pull.origin;
+    child->pull.stall.on_passed = transfer_in_on_stall;
+    list_init(&child->subpull.link);
+    list_append(&whole->pull.subpulls->list, &child->subpull.link);
     whole->n_ops++;
-    status = piece->subpull.select ? target_part(whole, select, n, &piece->target, err)
-                                   : rdt_error_set(err, RDT_NO_MEMORY, "no memory for a part of the object");
-    if (piece->subpull.select)
-        memcpy(piece->subpull.select, select, n * sizeof *select);
-    if (status == RDT_OK && whole->wish.slice && !(piece->wish.slice = slice_dup(whole->wish.slice)))
-        status = rdt_error_set(err, RDT_NO_MEMORY, "no memory for a part of the object");
+    status = child->subpull.select ? target_part(whole, select, n, &child->target, err)
+                                   : rdt_error_set(err, RDT_NO_MEMORY, "no memory for a sub-pull");
+    if (child->subpull.select)
+        memcpy(child->subpull.select, select, n * sizeof *select);
+    if (status == RDT_OK && whole->wish.slice && !(child->wish.slice = slice_dup(whole->wish.slice)))
+        status = rdt_error_set(err, RDT_NO_MEMORY, "no memory for a sub-pull");
     if (status == RDT_OK)
-        transfer_in_pull_from(piece, whole->pull.peer);
+        transfer_in_pull_from(child, whole->pull.peer);
     else
-        (void)fail_whole(piece, err);
+        (void)fail_whole(child, err);
     return status;
 }
 
@@ -283,9 +285,9 @@ static void start(struct transfer *whole)
     enum rdt_status status = RDT_OK;
 
     transfer_set_state(whole, TRANSFER_MOVE);
-    whole->n_ops++; /* it does not end meanwhile */
+    whole->n_ops++; /* The whole must not end meanwhile. */
     if (!select || !done)
-        status = rdt_error_set(&whole->pull.subpulls->failure, RDT_NO_MEMORY, "no memory for the parts of the object");
+        status = rdt_error_set(&whole->pull.subpulls->failure, RDT_NO_MEMORY, "no memory for the sub-pulls");
     for (uint32_t i = 0; status == RDT_OK && i < layout->count && whole->pull.subpulls->failure.status == RDT_OK; i++) {
         uint32_t n = 0;
         if (done[i] || layout_bytes(layout, i) == 0)
@@ -305,12 +307,12 @@ static void start(struct transfer *whole)
     settle(whole);
 }
 
-static void on_landed(void *arg, struct region *region, const struct rdt_error *err);
+static void on_devices_reserved(void *arg, struct region *region, const struct rdt_error *err);
 
-static void land(struct transfer *whole)
+static void reserve_devices(struct transfer *whole)
 {
     struct rdt_error err = {0};
-    enum rdt_status status = whole->target ? RDT_OK : destination_reserve(whole, on_landed, &err);
+    enum rdt_status status = whole->target ? RDT_OK : destination_reserve(whole, on_devices_reserved, &err);
 
     if (status == RDT_AGAIN)
         whole->n_ops++;
@@ -320,7 +322,7 @@ static void land(struct transfer *whole)
         transfer_fail_err(whole, &err);
 }
 
-static void on_landed(void *arg, struct region *region, const struct rdt_error *err)
+static void on_devices_reserved(void *arg, struct region *region, const struct rdt_error *err)
 {
     struct transfer *whole = arg;
 
@@ -331,7 +333,7 @@ static void on_landed(void *arg, struct region *region, const struct rdt_error *
     else if (err)
         transfer_fail_err(whole, err);
     else
-        land(whole);
+        reserve_devices(whole);
 }
 
 void subpulls_begin(struct transfer *whole)
@@ -343,7 +345,7 @@ void subpulls_begin(struct transfer *whole)
     reservation_leave(whole);
     whole->pull.subpulls = calloc(1, sizeof *whole->pull.subpulls);
     if (!whole->pull.subpulls) {
-        status = rdt_error_set(&err, RDT_NO_MEMORY, "no memory for the parts of the object");
+        status = rdt_error_set(&err, RDT_NO_MEMORY, "no memory for the sub-pulls");
     } else {
         whole->pull.subpulls->parent = whole;
         list_init(&whole->pull.subpulls->list);
@@ -351,7 +353,7 @@ void subpulls_begin(struct transfer *whole)
         status = whole->target ? RDT_OK : destination_plan(whole, NULL, true, &ignored, &err);
     }
     if (status == RDT_OK)
-        land(whole);
+        reserve_devices(whole);
     else
         transfer_fail_err(whole, &err);
 }
@@ -378,7 +380,7 @@ enum rdt_status transfer_reserve_stage(struct transfer *transfer, region_ready o
         most = transfer->pull.plan->chunks[i].bytes > most ? transfer->pull.plan->chunks[i].bytes : most;
     transfer->pull.to_places = calloc(target->n + 1u, sizeof *transfer->pull.to_places);
     if (!transfer->pull.to_places)
-        return rdt_error_set(err, RDT_NO_MEMORY, "no memory for a part of the object");
+        return rdt_error_set(err, RDT_NO_MEMORY, "no memory for a sub-pull");
     for (uint32_t i = 0; i < target->n; i++)
         transfer->pull.to_places[i].region = target->uses[i].region;
     transfer->pull.stage_ready = on_ready;

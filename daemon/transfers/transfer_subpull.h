@@ -1,5 +1,6 @@
-/* Pulls of objects whose tensors lie, or shall lie, in several kinds of memory. The reader asks once for the whole object and reserves memory. Then it
- * pulls all tensors with the same source and target memory by a transfer of its own, a sub-pull (the drawing is in transfer_subpull.c). */
+/* Pulls of objects whose tensors lie, or shall lie, in several kinds of memory. The reader asks once for the
+ * whole object and reserves memory. Then it pulls all tensors with the same source and target memory by a
+ * transfer of its own, a sub-pull (the drawing is in transfer_subpull.c). */
 #ifndef DAEMON_TRANSFER_SUBPULL_H
 #define DAEMON_TRANSFER_SUBPULL_H
 
@@ -35,7 +36,8 @@ bool subpulls_wanted_here(const struct transfer *transfer);
 /* Whether the answer, which has come, makes sub-pulls necessary. */
 bool subpulls_needed(const struct transfer *transfer);
 
-/* RESERVE: reserves memory for the whole object and then starts the sub-pulls. The transfer ends with the last of them, or with the first that fails. */
+/* RESERVE: reserves memory for the whole object and then starts the sub-pulls. The transfer ends with the
+ * last of them, or with the first that fails. */
 void subpulls_begin(struct transfer *whole);
 
 /* Aborts all sub-pulls. The whole ends when the last of them has ended. */
@@ -51,7 +53,8 @@ const char *transfer_target_memory(const struct transfer *transfer);
 const char *transfer_source_device(const struct transfer *transfer);
 const char *transfer_target_device(const struct transfer *transfer);
 
-/* Reserves pinned slots for a sub-pull that goes through host memory here. AGAIN: on_ready is called later with the transfer. */
+/* Reserves pinned slots for a sub-pull that goes through host memory here. AGAIN: on_ready is called later
+ * with the transfer. */
 enum rdt_status transfer_reserve_stage(struct transfer *transfer, region_ready on_ready, struct rdt_error *err);
 
 /* Whether another chunk can be received: there is a free slot, or none is needed. */

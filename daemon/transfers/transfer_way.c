@@ -1,5 +1,5 @@
-/* Which way the bytes of another node's object come: the path by what is known of it, the connection that it means, and the early start
- * where the reader's own targets say enough before the answer does. */
+/* The path of a pull: chooses it by what is known, finds its connection, and starts early where the reader's
+ * own targets say enough before the answer comes. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -9,13 +9,15 @@
 #include "daemon/memory/region_fill.h"
 #include "daemon/transfers/transfer_impl.h"
 
-/* Which path, by what is known: before the answer that is less. soon_p: as if what is being rebuilt stood already, and only to know. */
+/* Chooses the path by what is known, which is less before the answer. With soon_p it only finds out what
+ * would be chosen if all connections that are being rebuilt were connected. */
 static enum rdt_status choose_of(struct transfer *transfer, bool has_inline, struct path_decision *soon_p,
                                  struct rdt_error *err)
 {
     struct path_offer offers[PATH_MAX_CANDIDATES];
     char why[PATH_MAX_CANDIDATES][192];
-    bool nothing = transfer->pull.answer.arrived && transfer->stream_bytes == 0; /* then no transport need move it */
+    /* No transport needs to move it. */
+    bool nothing = transfer->pull.answer.arrived && transfer->stream_bytes == 0;
     struct path_query query = {.has_inline = has_inline,
                                .source_memory = transfer->pull.answer.memory,
                                .target_memory = transfer_target_memory(transfer),
@@ -34,7 +36,9 @@ static enum rdt_status choose_of(struct transfer *transfer, bool has_inline, str
         peer_transport_offer_to_path(pt, transfer->pull.answer.memory, query.target_memory, &offers[query.n_offers]);
         if (soon_p && peer_transport_is_coming(pt)) {
             offers[query.n_offers].connected = true;
-            if (!pt->remote_known) /* on a new link: its end still closes the old connection, and offers the new one then, or declines */
+            /* The link is new. The other end closes the old connection first, and then offers a new one or
+             * declines. */
+            if (!pt->remote_known)
                 offers[query.n_offers].there_why_not = NULL;
         }
         query.n_offers++;
@@ -43,7 +47,7 @@ static enum rdt_status choose_of(struct transfer *transfer, bool has_inline, str
         struct transport *transport = container_of(transport_node, struct transport, link);
         struct path_offer *offer = &offers[query.n_offers];
         if (query.n_offers == PATH_MAX_CANDIDATES || !transport_is_grouped(transport) || !transfer->pull.answer.arrived)
-            continue; /* before the answer it is not known whose object it is */
+            continue; /* Before the answer it is not known which client put the object. */
         transfer_group_offer(transfer, transport, offer, why[query.n_offers++]);
         if (soon_p && !offer->connected && !offer->group_why_not && !offer->here_why_not)
             offer->connected = offer->two_sided = true;
@@ -66,7 +70,8 @@ bool transfer_in_path_is_coming(struct transfer *transfer)
     return true;
 }
 
-/* Counted for each transfer, and told once for each peer: a slower way may be for good, or until a connection stands again. */
+/* A fall-back is counted for each transfer, but logged once for each peer, because the slower path may be for
+ * good. */
 void transfer_in_note_fall_back(struct transfer *transfer)
 {
     const struct path_decision *decision = transfer->record.decision;
@@ -82,11 +87,11 @@ void transfer_in_note_fall_back(struct transfer *transfer)
     transfer->transfers->fell_back++;
     (void)snprintf(what, sizeof what, "%s instead of %s", chosen->name, better->name);
     if (strcmp(what, session->fell_back_to) != 0)
-        log_info("node %s: objects come by %s: %s", session->peer->name, what, better->reason);
+        log_info("node %s: objects arrive by %s: %s", session->peer->name, what, better->reason);
     (void)snprintf(session->fell_back_to, sizeof session->fell_back_to, "%s", what);
 }
 
-/* A piece's ends: each is the memory itself, or goes through host memory. */
+/* Notes for a sub-pull which of its ends go through host memory. */
 static void take_staging(struct transfer *transfer, const struct path_candidate *chosen)
 {
     bool from_device = strcmp(transfer->pull.answer.memory, "host") != 0,
@@ -113,26 +118,26 @@ void transfer_in_take_path(struct transfer *transfer)
         take_staging(transfer, chosen);
     if (!transfer->is_inline) {
         transfer->pull.connection = peer_transport_find(transfer->pull.peer, chosen->name);
-        if (!transfer->pull.connection) /* chosen a moment ago, and its side has been made */
+        if (!transfer->pull.connection) /* The group's side was chosen a moment ago and exists. */
             transfer->pull.connection = transfer_group_side(
                 transfer, transfer_group_of(transfer, plugins_transport(transfer->transfers->plugins, chosen->name), NULL));
         list_append(&transfer->pull.connection->users_in, &transfer->pull.by_connection);
     }
 }
 
-/* Nobody reserves in an early start: what receives and scatters write to must be mapped all the same, and have its pages. */
+/* An early start reserves nothing, so all target memory must be mapped and have its pages already. */
 static bool map_targets(const struct target *target)
 {
     if (region_fill_is_needed(target->uses, target->n))
         return false;
     for (uint32_t i = 0; i < target->n; i++)
         if (!region_addr(target->uses[i].region, NULL))
-            return false; /* the ordinary way says why */
+            return false; /* The ordinary start reports the error. */
     return true;
 }
 
-/* The reader knows what it will get: where a two-sided transport is connected, the receives can stand before the question, and the
- * owner need not wait for a second message. */
+/* The reader's targets say what it will get. Where a two-sided transport is connected, the receives can be
+ * posted before PULL is sent, and the owner does not wait for a second message. */
 void transfer_in_early(struct transfer *transfer)
 {
     const struct path_candidate *chosen;
@@ -146,7 +151,7 @@ void transfer_in_early(struct transfer *transfer)
         const struct transport *transport;
         chosen = record_chosen(&transfer->record);
         transport = plugins_transport(transfer->transfers->plugins, chosen->name);
-        /* without cancel a plain "no such object" would cost the connection */
+        /* Without cancel, an ordinary "no such object" would cost the connection. */
         if (chosen->kind == PATH_TRANSPORT && !chosen->one_sided && transport && !transport->ops.register_memory &&
             transport->ops.cancel && map_targets(transfer->target) &&
             !order_wanted(transfer, peer_transport_find(transfer->pull.peer, chosen->name))) {

@@ -1,20 +1,20 @@
-/* The room as a whole: its beginning and end, what it shows to rdtctl, and what the daemon tells it. */
+/* The room as a whole: start and end, statistics, and what rdtctl shows. */
 #include <stdlib.h>
 #include <string.h>
 
 #include "daemon/transfers/transfer_broadcast.h"
 #include "daemon/transfers/transfer_impl.h"
 
-/* The tables by which lower files of the room reach higher ones. */
+/* The tables by which lower files of the room call higher ones. */
 static const struct replica_events replica_events = {.on_found = serve_answer,
                                                      .on_refused = serve_refuse,
                                                      .on_arrived = serve_go_on,
                                                      .on_failed = serve_fail,
-                                                     .on_unwanted = transfer_unwanted};
+                                                     .on_unwanted = transfer_replica_unwanted};
 static const struct order_events order_events = {
     .receive = transfer_in_receive, .waits = transfer_replica_moved, .send = serve_send_in_order, .fail_serve = serve_fail};
 static const struct serve_events serve_events = {
-    .on_start = broadcast_reader_comes, .on_ready = broadcast_reader_stands, .on_end = broadcast_reader_left};
+    .on_start = broadcast_reader_joins, .on_ready = broadcast_reader_ready, .on_end = broadcast_reader_ended};
 
 void transfers_init(struct transfers *transfers)
 {
@@ -26,7 +26,7 @@ void transfers_init(struct transfers *transfers)
     map_init(&transfers->coalesced_requests);
     replicas_init(&transfers->replicas, transfers, &replica_events);
     replica_directory_init(&transfers->directory, transfers);
-    transfers_init_turns(transfers);
+    orders_init(transfers);
     transfers->connections = &transfers_connection_events;
     transfers->order = &order_events;
     transfers->serve = &serve_events;
@@ -35,7 +35,7 @@ void transfers_init(struct transfers *transfers)
 
 void transfers_fini(struct transfers *transfers)
 {
-    tickets_fini(&transfers->turns);
+    tickets_fini(&transfers->tickets);
     replica_directory_fini(&transfers->directory);
     replicas_fini(&transfers->replicas);
     list_for_each_safe (node, &transfers->sessions)
@@ -98,7 +98,7 @@ void transfers_object_ended(struct transfers *transfers, const struct object *ob
 
 uint64_t transfers_evict_replicas(struct transfers *transfers, uint64_t bytes)
 {
-    return replicas_give_up(&transfers->replicas, bytes);
+    return replicas_evict(&transfers->replicas, bytes);
 }
 
 void transfers_refuse_parked(struct transfers *transfers)
@@ -125,10 +125,10 @@ enum rdt_status transfers_transport_idle(const struct transfers *transfers, cons
             continue;
         if (!list_empty(&pt->users_in))
             return rdt_error_set(
-                err, RDT_BUSY, "transport %s is in use: transfer %llu from node %s moves by it", transport->name,
+                err, RDT_BUSY, "transport %s is in use: transfer %llu from node %s uses it", transport->name,
                 (unsigned long long)container_of(list_first(&pt->users_in), struct transfer, pull.by_connection)->id,
                 session->peer->name);
-        return rdt_error_set(err, RDT_BUSY, "transport %s is in use: a transfer to node %s moves by it", transport->name,
+        return rdt_error_set(err, RDT_BUSY, "transport %s is in use: a transfer to node %s uses it", transport->name,
                              session->peer->name);
     }
     if (transfers->groups && transfer_groups_use(transfers, transport, err))

@@ -297,7 +297,7 @@ Test(broadcast, deadline_and_cancel_release_the_caller_and_leave_nothing)
     must_ok(form(actor_of[0], "g", 3, &err));
     ref = put_snapshot(actor_of[0], 2 * MIB, 1);
     set_faults("delay_ms=100\n");
-    must_come_too_late(&ref, 400 * MSEC, "had no whole copy in time");
+    must_come_too_late(&ref, 400 * MSEC, "was not complete in time");
     must_ok(rdt_broadcast_start(actor_of[0], &ref, "g", RDT_FOREVER, &request, &err));
     await_engine(&c.node[1]);
     rdt_cancel(request);

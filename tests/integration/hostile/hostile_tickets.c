@@ -157,7 +157,7 @@ Test(hostile_tickets, reader_that_has_the_turn_and_says_nothing)
     pull(&ref, 1);
     take_turns();
     others_move();
-    ends_with(1, RDT_TRANSPORT, "said nothing about its turn");
+    ends_with(1, RDT_TRANSPORT, "said nothing about its queue ticket");
     must_ok(rdt_free(owner, &ref, false, &err));
     end();
 }
@@ -265,7 +265,7 @@ Test(hostile_tickets, reader_that_takes_no_turns)
     begin(STALL);
     ref = put_pattern(owner, NULL, BYTES, 1);
     pull_with(&ref, 1, false);
-    ends_with(1, RDT_PROTOCOL, "the reader takes no turn");
+    ends_with(1, RDT_PROTOCOL, "the reader takes no queue ticket");
     others_move();
     must_ok(rdt_free(owner, &ref, false, &err));
     end();
@@ -353,7 +353,7 @@ Test(hostile_tickets, owner_that_says_nothing_or_words_out_of_place)
     }
     request = asked(&number);
     others_move();
-    must_fail(request, RDT_TRANSPORT, "about its turn");
+    must_fail(request, RDT_TRANSPORT, "about its queue ticket");
     end();
 }
 

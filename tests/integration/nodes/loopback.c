@@ -305,12 +305,12 @@ Test(loopback, failing_send_is_transport)
 /* A transport may end by itself what nobody cancelled, and keep its connection. */
 Test(loopback, read_that_it_gives_up_is_transport)
 {
-    check_failing("one", 1, "give_up_every=5\n", "loopback: it gave up what nobody had cancelled");
+    check_failing("one", 1, "give_up_every=5\n", "loopback: the transport cancelled an operation that the daemon had not cancelled");
 }
 
 Test(loopback, send_that_it_gives_up_is_transport)
 {
-    check_failing("two", 0, "give_up_every=5\n", "at the owner: it gave up what nobody had cancelled");
+    check_failing("two", 0, "give_up_every=5\n", "at the owner: the transport cancelled an operation that the daemon had not cancelled");
 }
 
 /* An operation that never ends. */
@@ -583,7 +583,7 @@ Test(loopback, failure_is_explained_on_both_ends)
     n = transfers_of(&c.node[0], views, 8);
     for (unsigned i = 0; i < n; i++)
         found += strcmp(views[i].direction, "out") == 0 && strcmp(views[i].state, "failed") == 0 &&
-                 strstr(views[i].error, "reader gave up");
+                 strstr(views[i].error, "reader has cancelled");
     must(found == 1);
     must_ok(rdt_free(owner, &ref, false, &err));
     end(rebuilt);

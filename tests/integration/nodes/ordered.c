@@ -253,8 +253,8 @@ Test(ordered, waiting_for_a_turn_is_shown_cancelled_and_timed_out)
         await_engine(&c.node[cast.reader]);
         cancelled = moving(cast.owner, cast.reader, 10 * CHUNK, 2, LONG);
         last = moving(cast.owner, cast.reader, 10 * CHUNK, 4, LONG);
-        wait_until(5 * SEC, in_state(cast.reader, "in", "turn", "behind transfer") == 2);
-        wait_until(5 * SEC, in_state(cast.owner, "out", "turn", "") == 2);
+        wait_until(5 * SEC, in_state(cast.reader, "in", "ticket", "behind transfer") == 2);
+        wait_until(5 * SEC, in_state(cast.owner, "out", "ticket", "") == 2);
         must(operations_of(&c.node[cast.reader]) <= 100); /* they have posted nothing */
         late = moving(cast.owner, cast.reader, 10 * CHUNK, 3, patience(200 * MSEC));
         rdt_cancel(cancelled.request);
@@ -321,7 +321,7 @@ static void owner_ends_before_it_sends(bool freeze, const char *at_reader)
         dead = moving(cast.owner, cast.reader, 8 * CHUNK, 1, LONG);
         await_engine(&c.node[cast.reader]);
         other = moving(cast.other, cast.reader, 8 * CHUNK, 2, LONG);
-        wait_until(5 * SEC, in_state(cast.reader, "in", "turn", "behind transfer") == 1);
+        wait_until(5 * SEC, in_state(cast.reader, "in", "ticket", "behind transfer") == 1);
         struck = now_ns();
         if (freeze)
             node_freeze(&c.node[cast.owner]);
@@ -373,7 +373,7 @@ Test(ordered, reader_that_never_comes_gives_up_its_turn)
         busy = moving(cast.other, cast.reader, 100 * CHUNK, 1, LONG);
         await_engine(&c.node[cast.reader]);
         never = moving(cast.owner, cast.reader, 8 * CHUNK, 2, LONG);
-        wait_until(5 * SEC, in_state(cast.owner, "out", "turn", "") == 1);
+        wait_until(5 * SEC, in_state(cast.owner, "out", "ticket", "") == 1);
         node_freeze(&c.node[cast.reader]);
         struck = now_ns();
         behind = moving(cast.owner, cast.other, 8 * CHUNK, 3, LONG);

@@ -146,7 +146,7 @@ Test(paths, falling_back_is_told_once_and_counted)
     must_say(after.fell_back - before.fell_back == FETCHES, "%llu of %u are counted",
              (unsigned long long)(after.fell_back - before.fell_back), FETCHES);
     must(times_in_log(&c.node[1],
-                      "objects come by stream instead of ucx: not available on this node: UCX authenticates nobody") == 1);
+                      "objects arrive by stream instead of ucx: not available on this node: UCX authenticates nobody") == 1);
     (void)snprintf(times, sizeof times, "%llu by a slower transport", (unsigned long long)after.fell_back);
     expect_ctl(times, "status", NULL);
     (void)snprintf(times, sizeof times, "a slower one was taken %llu times", (unsigned long long)after.fell_back);
