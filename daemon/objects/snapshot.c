@@ -76,7 +76,7 @@ static void done_prove(struct work *work)
     go_on(snapshot, RDT_OK, NULL);
 }
 
-/* AGAIN: the pool does it. */
+/* AGAIN: a thread of the owner does it. */
 static enum rdt_status prove(struct snapshot *snapshot)
 {
     struct object *object = snapshot->object;
@@ -86,12 +86,10 @@ static enum rdt_status prove(struct snapshot *snapshot)
         bytes += snapshot->given[i] && !object->uses[i].region->sealed ? object->uses[i].region->bytes : 0;
     if (bytes == 0)
         return RDT_OK;
-    if (bytes <= COPY_SMALL_BYTES) {
-        run_prove(&snapshot->work);
-        return RDT_OK;
-    }
-    snapshot->work = (struct work){.run = run_prove, .done = done_prove, .lane = object->producer_id};
-    work_submit(snapshot->table->pool, &snapshot->work);
+    /* However few bytes: the kernel waits up to 155 ms for whoever may still write a page, and a client can see to that
+     * with vmsplice. */
+    snapshot->work = (struct work){.run = run_prove, .done = done_prove};
+    owner_work_submit(snapshot->table->owner_work, &snapshot->work, object->account, true);
     return RDT_AGAIN;
 }
 

@@ -10,6 +10,7 @@
 #include <sys/mount.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
+#include <sys/uio.h>
 #include <unistd.h>
 
 #include "tests/integration/hostile/protocol_fixture.h"
@@ -362,5 +363,72 @@ Test(hostile_close, refused_import_of_large_memory_is_freed_off_the_loop, .timeo
     refuses(&raw, RDT_INVALID, "F_SEAL_SHRINK");
     expect_freed_elsewhere(&before);
     raw_close(&raw);
+    end();
+}
+
+/* ---- memory that is still being written ---- */
+
+enum { PINNED = 20 };
+
+/* Hands memory over whose page a pipe holds: to seal it, the kernel waits 155 ms for whoever may still write it. */
+static int put_pinned_pages(struct actor *self, void *arg)
+{
+    uint32_t dtype = RDT_U8, ndim = 1, region_index = 0, given = 0;
+    uint64_t shape = 4096, offset = 0;
+    struct raw raw;
+
+    (void)arg;
+    raw_connect(&raw, node.socket);
+    raw_hello(&raw);
+    actor_step(self);
+    for (unsigned i = 0; i < PINNED; i++) {
+        Rdt__Pb__TensorList tensors = RDT__PB__TENSOR_LIST__INIT;
+        Rdt__Pb__RegionUse use = RDT__PB__REGION_USE__INIT, *uses[] = {&use};
+        Rdt__Pb__Put put = RDT__PB__PUT__INIT;
+        struct iovec page;
+        int fd, ends[2];
+
+        use.region = raw_alloc(&raw, 4096, &fd, &use.generation);
+        page = (struct iovec){.iov_base = mmap(NULL, 4096, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0), .iov_len = 4096};
+        must(page.iov_base != MAP_FAILED && pipe(ends) == 0 && vmsplice(ends[1], &page, 1, 0) == 4096);
+        must(munmap(page.iov_base, 4096) == 0 && close(fd) == 0);
+        tensors.dtype = &dtype;
+        tensors.ndim = &ndim;
+        tensors.region_index = &region_index;
+        tensors.offset = &offset;
+        tensors.shape = &shape;
+        tensors.n_dtype = tensors.n_ndim = tensors.n_region_index = tensors.n_offset = tensors.n_shape = 1;
+        put.tensors = &tensors;
+        put.regions = uses;
+        put.n_regions = 1;
+        put.flags = RDT_PUT_SNAPSHOT;
+        put.given = &given;
+        put.n_given = 1;
+        (void)raw_send(&raw, RDT_MSG_PUT, &put.base, NULL, 0);
+        must(raw_next(&raw));
+        (void)close(ends[0]);
+        (void)close(ends[1]);
+    }
+    raw_close(&raw);
+    return 0;
+}
+
+/* Of the others' requests many are answered while one of these waits. */
+Test(hostile_close, sealing_memory_that_is_held_delays_nobody, .timeout = 120)
+{
+    struct actor actor;
+    struct pollfd ended;
+    unsigned n_pings = 0;
+
+    begin(NULL);
+    actor_start(&actor, put_pinned_pages, NULL);
+    actor_await(&actor);
+    ended = (struct pollfd){.fd = actor.pidfd, .events = POLLIN};
+    do {
+        must_ok(rdt_ping(bystander, LONG, &err));
+        n_pings++;
+    } while (poll(&ended, 1, 0) == 0);
+    actor_wait(&actor);
+    must_say(n_pings >= 10 * PINNED, "only %u requests were answered meanwhile", n_pings);
     end();
 }
