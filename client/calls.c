@@ -264,7 +264,24 @@ enum rdt_status rdt_wait_freed_range_start(rdt *conn, const void *addr, size_t b
 
 /* ---- holds ---- */
 
-enum rdt_status rdt_hold_start(rdt *conn, const struct rdt_ref *ref, int64_t timeout_ns, rdt_request **hold_p, struct rdt_error *err)
+enum rdt_status rdt_hand_on(rdt *conn, const struct rdt_ref *ref, int64_t grace_ns, struct rdt_error *err)
+{
+    Rdt__Pb__Hold message = RDT__PB__HOLD__INIT;
+    Rdt__Pb__Ref wire;
+    enum rdt_status status = check_ref(conn, ref, err);
+
+    if (status == RDT_OK && (ref->is_name || ref->generation == 0 || grace_ns <= 0))
+        status = rdt_error_set(err, RDT_INVALID, "a ref that is handed on names one object, and its grace period is above 0");
+    if (status != RDT_OK)
+        return status;
+    wire_ref_from(ref, &wire);
+    message.ref = &wire;
+    message.transit_ns = grace_ns;
+    return call(conn, RDT_MSG_HOLD, &message.base, CALL_TIMEOUT_NS, NULL, err);
+}
+
+static enum rdt_status start_hold(rdt *conn, const struct rdt_ref *ref, int64_t timeout_ns, bool takes_over, rdt_request **hold_p,
+                                  struct rdt_error *err)
 {
     Rdt__Pb__Hold message = RDT__PB__HOLD__INIT;
     Rdt__Pb__Ref wire;
@@ -280,10 +297,22 @@ enum rdt_status rdt_hold_start(rdt *conn, const struct rdt_ref *ref, int64_t tim
     wire_ref_from(ref, &wire);
     message.ref = &wire;
     message.timeout_ns = timeout_ns < 0 ? -1 : timeout_ns;
+    message.takes_over = takes_over;
     connection_lock(conn);
     status = start_wait(request, RDT_MSG_HOLD, &message.base, hold_p, err);
     connection_unlock(conn);
     return status;
+}
+
+enum rdt_status rdt_hold_start(rdt *conn, const struct rdt_ref *ref, int64_t timeout_ns, rdt_request **hold_p, struct rdt_error *err)
+{
+    return start_hold(conn, ref, timeout_ns, false, hold_p, err);
+}
+
+enum rdt_status rdt_take_over_start(rdt *conn, const struct rdt_ref *ref, int64_t timeout_ns, rdt_request **hold_p,
+                                    struct rdt_error *err)
+{
+    return start_hold(conn, ref, timeout_ns, true, hold_p, err);
 }
 
 enum rdt_status rdt_hold(rdt *conn, const struct rdt_ref *ref, int64_t timeout_ns, rdt_request **hold_p, struct rdt_error *err)

@@ -252,7 +252,8 @@ enum rdt_status rdt_drop(rdt *rdt, const struct rdt_ref *ref, struct rdt_error *
  * is fetched then is FREED.
  *
  * There is no moment between two holders when nobody holds: the one that hands a ref on keeps its own hold until the other says that it has
- * one (rdt_hold has returned), or has put the object with RDT_PUT_DETACHED and a ttl_ns that is longer than the way.
+ * one (rdt_hold has returned), has called rdt_hand_on, or has put the object with RDT_PUT_DETACHED and a ttl_ns that is longer than
+ * the way.
  *
  * A hold on another node's object is that node's daemon's, for this session: it survives the link between them for the owner's hold_grace, and
  * this session's end ends it. The ref is held, not its name: of a published name it is the version that came. Each takes one of client_max_holds.
@@ -265,6 +266,17 @@ enum rdt_status rdt_hold(rdt *rdt, const struct rdt_ref *ref, int64_t timeout_ns
 
 /* The same without waiting for it: it holds from when it has ended well. timeout_ns is its. */
 enum rdt_status rdt_hold_start(rdt *rdt, const struct rdt_ref *ref, int64_t timeout_ns, rdt_request **hold_p, struct rdt_error *err);
+
+/* The holder of a ref sends it to another process and may let go before that process has a hold. The daemon holds the object for
+ * grace_ns (at most its detached_ttl_max), whatever becomes of this session; a rdt_take_over_start of the receiver ends that hold early.
+ * Call it once for each process that the ref is sent to, before the ref is sent. Errors: INVALID (a name, a ref without a generation, a
+ * grace_ns of 0), UNSUPPORTED (an object of another node), DENIED (another owner's), NOT_FOUND, FREED, OWNER_DIED, NO_MEMORY. */
+enum rdt_status rdt_hand_on(rdt *rdt, const struct rdt_ref *ref, int64_t grace_ns, struct rdt_error *err);
+
+/* rdt_hold_start for a ref that rdt_hand_on announced: when this hold is taken, the one in transit ends. Without one it is
+ * rdt_hold_start. */
+enum rdt_status rdt_take_over_start(rdt *rdt, const struct rdt_ref *ref, int64_t timeout_ns, rdt_request **hold_p,
+                                    struct rdt_error *err);
 
 /* What it holds, with its true generation. AGAIN, INVALID (no hold), or the failure. */
 enum rdt_status rdt_hold_ref(const rdt_request *hold, struct rdt_ref *ref_p, struct rdt_error *err);

@@ -16,6 +16,7 @@
 
 #include "daemon/conn.h"
 #include "daemon/objects/detached.h"
+#include "daemon/objects/transit.h"
 #include "daemon/base/sigbus_guard.h"
 #include "daemon/config/limits.h"
 #include "daemon/listener.h"
@@ -257,6 +258,7 @@ static void close_transfers(void *arg)
 
     object_notifies_end(&daemon->objects);
     detached_end_all(&daemon->objects);
+    transit_end_all(&daemon->objects);
     holds_clear(&daemon->rpc.holds);
     names_clear(&daemon->names); /* names hold objects, whose memory the work pool frees while it still runs */
     transfers_close(&daemon->transfers, close_groups, daemon);

@@ -10,6 +10,7 @@
 #include "daemon/objects/object_table.h"
 #include "daemon/base/shapes.h"
 #include "daemon/base/sm.h"
+#include "daemon/objects/transit.h"
 
 #define SHAPE_BYTES 3u /* of a tensor, at least */
 
@@ -310,6 +311,7 @@ void object_free(struct object *object, bool force, enum object_end end)
             object_table_unname(table, object);
             object_set_state(object, OBJECT_DRAINING);
         }
+        transit_end(object);
         if (table->on_forced)
             table->on_forced(table->arg, object);
     }
@@ -386,14 +388,28 @@ void object_fail(struct object *object, const struct rdt_error *why)
     object_drop(object);
 }
 
+enum rdt_status object_error_ended(enum object_end end, const char *id, int id_bytes, struct rdt_error *err)
+{
+    switch (end) {
+    case OBJECT_END_OWNER_DIED:
+        return rdt_error_set(err, RDT_OWNER_DIED, "object \"%.*s\" went with the client that put it", id_bytes, id);
+    case OBJECT_END_DROPPED:
+        return rdt_error_set(err, RDT_FREED,
+                             "object \"%.*s\" was freed when its producer dropped its Ref: keep the Ref, or put with "
+                             "detached=True (RDT_PUT_DETACHED)",
+                             id_bytes, id);
+    case OBJECT_END_FREED:
+    default:
+        return rdt_error_set(err, RDT_FREED, "object \"%.*s\" was freed", id_bytes, id);
+    }
+}
+
 enum rdt_status object_why_ended(const struct object *object, struct rdt_error *err)
 {
     int n = object->id_bytes;
     const char *id = (const char *)object_id(object);
 
-    if (object->end == OBJECT_END_OWNER_DIED)
-        return rdt_error_set(err, RDT_OWNER_DIED, "object \"%.*s\" went with the client that put it", n, id);
-    return rdt_error_set(err, RDT_FREED, "object \"%.*s\" was freed", n, id);
+    return object_error_ended((enum object_end)object->end, id, n, err);
 }
 
 const char *object_state_name(const struct object *object)

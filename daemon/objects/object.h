@@ -31,7 +31,11 @@ struct client;
 struct object_table;
 
 enum object_state { OBJECT_AWAITED, OBJECT_FILLING, OBJECT_LIVE, OBJECT_DRAINING, OBJECT_GONE };
-enum object_end { OBJECT_END_FREED, OBJECT_END_OWNER_DIED };
+enum object_end {
+    OBJECT_END_FREED,
+    OBJECT_END_DROPPED, /* freed by a request without an answer: its producer deleted the last ref of its own */
+    OBJECT_END_OWNER_DIED
+};
 
 /* By whom it is held, beside its producer, names and transfers. */
 enum holder_kind {
@@ -83,6 +87,7 @@ struct object {
     bool cover_known : 1;  /* uses[].covered is filled in */
     bool notice_given : 1; /* told that it is shared while its producer may write */
     bool detached : 1;     /* its producer's hold outlives the producer, for a time (detached.h) */
+    bool in_transit : 1;   /* a ref of it is on its way to another process (transit.h) */
     bool adopted : 1;      /* another node's, which has a copy here: in no table, charged to nobody */
     bool snapshot : 1;     /* it never changes: its regions are sealed, and hold nothing else */
     bool lent : 1;         /* by its producer's word it does not change as long as it lives, nor do its regions */
@@ -191,6 +196,9 @@ enum rdt_status object_attach(struct object *object, struct region **regions, ui
 
 /* FILLING: its put came to nothing; whoever waited is told why, many in turns. Nothing in another state. */
 void object_fail(struct object *object, const struct rdt_error *why);
+
+/* FREED or OWNER_DIED, with a sentence about the object of that id. */
+enum rdt_status object_error_ended(enum object_end end, const char *id, int id_bytes, struct rdt_error *err);
 
 /* DRAINING or GONE: FREED or OWNER_DIED, with a sentence. */
 enum rdt_status object_why_ended(const struct object *object, struct rdt_error *err);

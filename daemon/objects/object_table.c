@@ -22,6 +22,7 @@ void object_table_init(struct object_table *table, const struct node *node, stru
     *table = (struct object_table){.node = node, .accounts = accounts, .slabs = slabs, .max_objects = max_objects};
     map_init(&table->by_name);
     map_init(&table->detached);
+    map_init(&table->transit);
     list_init(&table->notifies);
     if (getrandom(&boot, sizeof boot, 0) != (ssize_t)sizeof boot)
         boot = (uint32_t)uv_hrtime();
@@ -34,6 +35,7 @@ void object_table_fini(struct object_table *table)
 {
     map_fini(&table->by_name);
     map_fini(&table->detached);
+    map_fini(&table->transit);
     index_fini(&table->by_generation);
 }
 
@@ -139,13 +141,28 @@ void object_table_unname(struct object_table *table, struct object *object)
         table->on_ended(table->on_ended_arg, object);
 }
 
+static void tombstones_add(struct tombstones *tombstones, uint64_t generation)
+{
+    tombstones->generation[tombstones->next++ % TOMBSTONES] = generation;
+}
+
+static bool tombstones_have(const struct tombstones *tombstones, uint64_t generation)
+{
+    for (unsigned i = 0; i < TOMBSTONES; i++)
+        if (tombstones->generation[i] == generation)
+            return true;
+    return false;
+}
+
 void object_table_forget(struct object_table *table, struct object *object)
 {
     object_table_unname(table, object);
     if (object->generation != 0) {
         index_remove(&table->by_generation, object->generation);
         if (object->end == OBJECT_END_OWNER_DIED)
-            table->tombstones[table->next_tombstone++ % TOMBSTONES] = object->generation;
+            tombstones_add(&table->owner_died, object->generation);
+        else if (object->end == OBJECT_END_DROPPED)
+            tombstones_add(&table->dropped, object->generation);
     }
 }
 
@@ -378,10 +395,10 @@ static enum rdt_status why_gone(const struct object_table *table, const struct r
         return rdt_error_set(
             err, RDT_NOT_FOUND,
             "object \"%s\" is not known here: its ref is from an earlier start of this node, or was never given", ref->id);
-    for (unsigned i = 0; i < TOMBSTONES; i++)
-        if (table->tombstones[i] == ref->generation)
-            return rdt_error_set(err, RDT_OWNER_DIED, "object \"%s\" went with the client that put it", ref->id);
-    return rdt_error_set(err, RDT_FREED, "object \"%s\" was freed", ref->id);
+    if (tombstones_have(&table->owner_died, ref->generation))
+        return object_error_ended(OBJECT_END_OWNER_DIED, ref->id, ref->id_bytes, err);
+    return object_error_ended(tombstones_have(&table->dropped, ref->generation) ? OBJECT_END_DROPPED : OBJECT_END_FREED, ref->id,
+                              ref->id_bytes, err);
 }
 
 enum rdt_status object_table_find_any(struct object_table *table, const struct rdt_ref *ref, const struct owner *requester,

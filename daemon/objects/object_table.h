@@ -21,10 +21,13 @@ struct object_table {
     uint64_t first_generation;
     uint64_t max_objects;
     struct map detached;             /* generation -> struct detached */
+    struct map transit;              /* generation -> struct transit */
     struct list notifies;            /* struct object_notify.link: failures that some have not heard of yet */
     struct deadlines *deadlines;     /* set by the owner of the table: for detached objects and tellings */
-    uint64_t tombstones[TOMBSTONES]; /* generations whose producer died, a ring */
-    unsigned next_tombstone;
+    struct tombstones {              /* a ring: the generations of the latest objects that ended so */
+        uint64_t generation[TOMBSTONES];
+        unsigned next;
+    } dropped, owner_died;
     void (*on_forced)(void *arg,
                       struct object *object); /* freed by force: who holds it for later readers lets go. NULL: nobody */
     void *arg;

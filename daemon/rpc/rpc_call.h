@@ -87,6 +87,7 @@ struct call {
     struct account_wait room; /* queued for room under a limit (rpc.c) */
     char *why;                /* what it waits for: the text of its TIMED_OUT */
     bool deferred;            /* charged as a waiter */
+    bool takes_over;          /* HOLD: a hold in transit ends when this one is taken */
     bool gave;                /* the memory that the client handed over is used: the put cannot be tried again */
     uint64_t heap_bytes;      /* charged for `packed` */
     uint8_t *packed;          /* the request, while it waits for the link or for room */

@@ -100,7 +100,7 @@ enum rdt_status rpc_free(struct call *call, const void *request, struct rdt_erro
     if (message->force && !call_may_wait(call, err)) /* for the nodes that have replicas */
         return RDT_LIMIT;
     ref.generation = object->generation;
-    object_free(object, message->force, OBJECT_END_FREED);
+    object_free(object, message->force, call->request_id == 0 && !message->force ? OBJECT_END_DROPPED : OBJECT_END_FREED);
     if (message->force)
         return answer_forced(call, ref.generation, err);
     call_reply_empty(call);

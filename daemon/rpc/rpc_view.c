@@ -6,6 +6,7 @@
 #include <unistd.h>
 
 #include "daemon/objects/detached.h"
+#include "daemon/objects/transit.h"
 #include "daemon/memory/region_orphans.h"
 #include "wire_ref.h"
 
@@ -133,7 +134,7 @@ static size_t fill_nodes(Rdt__Pb__HoldInfo *rows, char (*uuids)[33], size_t max,
 
 static void fill_holders(struct object_view *view, const struct rpc *rpc, struct object *object, size_t n_names)
 {
-    size_t n = 0, max = object_is_kept(object) + 1u + n_names;
+    size_t n = 0, max = object_is_kept(object) + object->in_transit + 1u + n_names;
     struct list *cursor = NULL, *copy_cursor = NULL;
     const struct replica_entry *entry;
     const struct name *name;
@@ -172,6 +173,10 @@ static void fill_holders(struct object_view *view, const struct rpc *rpc, struct
         view->holds[n].hold = keeping->request_id;
         view->holds[n].kind = (char *)"keeping";
         view->holds[n++].client = keeping->client->id;
+    }
+    if (object->in_transit) {
+        rdt__pb__hold_info__init(&view->holds[n]);
+        view->holds[n++].kind = (char *)"in transit";
     }
     n += fill_nodes(&view->holds[n], view->copies + n_copies, n_nodes, object);
     for (size_t i = 0; (name = names_of_object(rpc->names, object, &cursor)); i++) {
@@ -214,6 +219,13 @@ static void fill_why(struct object_view *view, const struct object *object, size
     if (keeping > 0)
         (void)snprintf(view->why[n++], sizeof view->why[0], "%zu hold%s of clients of this node that may fetch it yet", keeping,
                        keeping == 1 ? "" : "s");
+    if (object->in_transit) {
+        int64_t left_ns;
+        unsigned refs = transit_count(object, &left_ns);
+
+        (void)snprintf(view->why[n++], sizeof view->why[0], "%u ref%s on the way to another process, for %.1f s at most", refs,
+                       refs == 1 ? "" : "s", (double)left_ns / 1e9);
+    }
     if (nodes > 0)
         (void)snprintf(view->why[n++], sizeof view->why[0], "%zu hold%s of clients of other nodes that may fetch it yet", nodes,
                        nodes == 1 ? "" : "s");

@@ -11,7 +11,7 @@ struct object_view {
     Rdt__Pb__HoldInfo *holds, **hold_list; /* NULL without holders */
     char (*names)[3 * RDT_MAX_ID_BYTES + 1];
     char (*copies)[33]; /* uuids of nodes */
-    char why[7][96], *why_list[7];
+    char why[8][96], *why_list[8];
 };
 void object_view_fill(struct object_view *view, const struct rpc *rpc, struct object *object, bool with_holders);
 void object_view_fini(struct object_view *view);

@@ -1,4 +1,5 @@
 /* WAIT and HOLD: both wait until an object is live. WAIT then describes it, and HOLD takes a hold on it. */
+#include "daemon/objects/transit.h"
 #include "daemon/rpc/rpc_view.h"
 #include "wire_ref.h"
 
@@ -20,21 +21,29 @@ static enum rdt_status hold(struct call *call, struct object *object, struct rdt
     return remote_hold_take(call->client, call->request_id, object, &(struct remote_hold *){NULL}, err);
 }
 
-static void answer_hold(struct call *call, struct object *object)
+static void answer_held(struct call *call, const struct object *object)
 {
     Rdt__Pb__HoldReply reply = RDT__PB__HOLD_REPLY__INIT;
     Rdt__Pb__Ref message;
     struct rdt_ref ref;
+
+    object_ref(object, &ref);
+    wire_ref_from(&ref, &message);
+    reply.ref = &message;
+    call_reply(call, &reply.base, NULL, 0);
+}
+
+static void answer_hold(struct call *call, struct object *object)
+{
     struct rdt_error err;
 
     if (hold(call, object, &err) != RDT_OK) {
         call_fail(call, &err);
         return;
     }
-    object_ref(object, &ref);
-    wire_ref_from(&ref, &message);
-    reply.ref = &message;
-    call_reply(call, &reply.base, NULL, 0);
+    if (call->takes_over)
+        transit_arrived(object);
+    answer_held(call, object);
 }
 
 /* The caller may see it. */
@@ -145,9 +154,37 @@ enum rdt_status rpc_wait(struct call *call, const void *request, struct rdt_erro
     return wait_live(call, message->ref, &message->base, message->timeout_ns, err);
 }
 
+/* A hold in transit, which belongs to no session. */
+static enum rdt_status begin_transit(struct call *call, const Rdt__Pb__Hold *message, struct rdt_error *err)
+{
+    int64_t most_ns = (int64_t)call->rpc->options->detached_max_ns;
+    struct object *object;
+    struct rdt_ref ref;
+    enum rdt_status status = call_object_ref(message->ref, &ref, err);
+
+    if (status != RDT_OK)
+        return status;
+    if (!call->client || call_is_remote(call, &ref))
+        return rdt_error_set(err, RDT_UNSUPPORTED, "object \"%s\" is on another node: only its own node holds it in transit", ref.id);
+    status = object_table_find_any(call->rpc->objects, &ref, &call->account->owner, &object, err);
+    if (status == RDT_AGAIN || (status == RDT_OK && object->state != OBJECT_FILLING && object->state != OBJECT_LIVE))
+        return rdt_error_set(err, RDT_NOT_FOUND, "nobody has put object \"%s\", or it has ended", ref.id);
+    if (status != RDT_OK)
+        return status;
+    if (!owner_equal(&object->account->owner, &call->account->owner))
+        return rdt_error_set(err, RDT_DENIED, "object \"%s\" belongs to another user: only its own can hold it in transit", ref.id);
+    if (!transit_begin(object, message->transit_ns < most_ns ? message->transit_ns : most_ns))
+        return rdt_error_set(err, RDT_NO_MEMORY, "no memory for a hold in transit");
+    answer_held(call, object);
+    return RDT_OK;
+}
+
 enum rdt_status rpc_hold(struct call *call, const void *request, struct rdt_error *err)
 {
     const Rdt__Pb__Hold *message = request;
 
+    if (message->transit_ns > 0)
+        return begin_transit(call, message, err);
+    call->takes_over = message->takes_over;
     return wait_live(call, message->ref, &message->base, message->timeout_ns, err);
 }

@@ -295,6 +295,76 @@ def test_pipes_to_other_processes():
             c.wait_freed(name, timeout=LONG)
 
 
+def produced(step):
+    return rdtd.put({"w": np.full(50000, step)})  # nothing but the pickle is left of the Ref
+
+
+def enqueue(queue, n):
+    with rdtd.connect() as c:
+        for step in range(n):
+            queue.put(c.put({"w": np.full(50000, step)}))
+        queue.close()
+        queue.join_thread()  # all are pickled
+    sys.exit(0)
+
+
+def test_refs_that_a_worker_returns_arrive():
+    with Node() as node, rdtd.connect(node.socket) as c:
+        os.environ["RDT_SOCKET"] = node.socket
+        with multiprocessing.get_context("spawn").Pool(2) as pool:
+            names = []
+            for step, ref in enumerate(pool.imap(produced, range(20))):
+                assert ref.holds and c.get(ref)["w"][49999] == step
+                names.append(rdtd.Ref(str(ref)))
+            del ref
+            for name in names:  # taken over: nothing waits for the grace period
+                c.wait_freed(name, timeout=5)
+        refs = multiprocessing.get_context("spawn").Pool(1).map(produced, range(20))
+        assert [int(c.get(ref)["w"][0]) for ref in refs] == list(range(20))
+
+
+def test_refs_in_a_queue_outlive_the_process_that_put_them():
+    with Node() as node, rdtd.connect(node.socket) as c:
+        os.environ["RDT_SOCKET"] = node.socket
+        context = multiprocessing.get_context("spawn")
+        queue = context.Queue()
+        child = context.Process(target=enqueue, args=(queue, 20))
+        child.start()
+        first = queue.get(timeout=LONG)
+        assert c.get(first)["w"][0] == 0
+        child.join(LONG)
+        assert child.exitcode == 0
+        assert [int(c.get(queue.get(timeout=LONG))["w"][49999]) for _ in range(19)] == list(range(1, 20))
+
+
+def test_grace_period_is_an_option_of_put():
+    with Node("--set", "daemon.detached_ttl_max=2s", "--set", "daemon.detached_ttl=2s") as node, rdtd.connect(node.socket) as c, rdtd.connect(node.socket) as other:
+        def sent(**options):
+            ref = c.put(np.arange(100000), **options)
+            return pickle.dumps(ref), rdtd.Ref(str(ref))
+
+        data, name = sent(grace=0)
+        with raises(rdtd.Freed, "was freed when its producer dropped its Ref: keep the Ref, or put with detached=True"):
+            other.get(pickle.loads(data))
+        data, name = sent(grace=1)
+        assert other.stat(name)["holds"] == 1 and "on the way to another process" in node.ctl("stat", str(name))
+        other.wait_freed(name, timeout=LONG)
+        data, name = sent(grace=3600)  # at most what the daemon allows
+        other.wait_freed(name, timeout=LONG)
+        data, name = sent()
+        held = pickle.loads(data)
+        again = pickle.loads(data)
+        assert held.holds and again.holds and other.get(held)[99999] == 99999
+        del held, again
+        other.wait_freed(name, timeout=5)
+        ref = c.put(np.arange(3))
+        same, deep = copy.copy(ref), copy.deepcopy([ref])
+        assert same.holds and deep[0].holds
+        name = rdtd.Ref(str(ref))
+        del ref, same, deep  # a copy is no hand-on
+        c.wait_freed(name, timeout=5)
+
+
 def test_forked_child_disturbs_no_hold():
     with Node() as node, rdtd.connect(node.socket) as c:
         ref = c.put(np.arange(3))

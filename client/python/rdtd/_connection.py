@@ -14,7 +14,7 @@ from ._arrays import ITEM_BYTES, NUMBERS, dtype_text, gpu_of, kind_of, stream_nu
 from ._errors import Unsupported
 from ._gpu import TorchPools
 from ._groups import GroupCalls
-from ._requests import HOLD, MODES, Fetched, Held, How, Ref, Request, is_open
+from ._requests import HOLD, MODES, TAKE_OVER, Fetched, Held, How, Ref, Request, is_open
 from ._structure import Layout, bare, encode, encode_nested, flatten
 
 Visible = Literal["owner", "tenant", "all"]
@@ -225,7 +225,7 @@ class Connection(GroupCalls):
 
     def put(self, value: Any, *, id: Union[str, bytes, None] = None, snapshot: bool = False, detached: bool = False,
             ttl: Optional[float] = None, visible: Visible = "owner", transport: Optional[str] = None, timeout: Optional[float] = None,
-            allow_pickle: bool = True, stream: Any = None) -> Ref:
+            allow_pickle: bool = True, stream: Any = None, grace: Optional[float] = None) -> Ref:
         """Puts a tensor, or a structure (dicts, lists, tuples, dataclasses, ...) that contains tensors, as one object. Returns the Ref that holds it.
 
         Tensors are numpy arrays, torch tensors, and objects with the buffer protocol, `__dlpack__` or `__cuda_array_interface__`, in host memory
@@ -237,8 +237,10 @@ class Connection(GroupCalls):
 
         id: an id of your choice, 1 to 128 bytes. Readers may wait for it before it is put. The connection holds such an object, also after the
         Ref is deleted, until it is freed. snapshot: the daemon copies now, and the object never changes.
-        detached: the object outlives this connection by ttl seconds (None: the daemon's detached_ttl), and the Ref has no hold. visible: who
-        else may fetch it. transport: the preferred transport between nodes. timeout: seconds to wait for room under a limit; None: do not wait.
+        detached: the object outlives this connection by ttl seconds (None: the daemon's detached_ttl), and the Ref has no hold.
+        grace: how many seconds the daemon holds the object for a process that the Ref is pickled for (see Ref), at most the daemon's
+        detached_ttl_max; None: 10; 0: not at all. visible: who else may fetch it. transport: the preferred transport between nodes.
+        timeout: seconds to wait for room under a limit; None: do not wait.
         stream: the stream that writes the tensors on GPUs: a torch.cuda.Stream or CUDA's number of a stream. None: torch's current stream for torch
         tensors; the stream that `__cuda_array_interface__` names; the legacy default stream for DLPack (whose producer makes it wait) and for
         rdtd's own tensors. If one stream writes all tensors, and they are torch's or rdtd's own, put returns at once and readers wait for the
@@ -259,6 +261,8 @@ class Connection(GroupCalls):
             assert ref is not None
         if encoded.has_torch:
             ref._hint = 1
+        if grace is not None:
+            ref._grace = grace
         if ref._live:
             self._keep_live(ref, encoded.tensors, snapshot)
         return ref
@@ -394,7 +398,7 @@ class Connection(GroupCalls):
         return held
 
     def _hold_too(self, ref: Any) -> None:
-        ref._hold = self._start(HOLD, ref, 0, 0, None)
+        ref._hold = self._start(TAKE_OVER, ref, 0, 0, None)
         ref._wanting = False
 
     # ---- waiting ----

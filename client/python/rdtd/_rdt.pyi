@@ -47,6 +47,7 @@ class Conn:
     def _use_pool(self) -> None: ...
 
 class Ref:
+    _grace: float
     _hint: int
     _wanting: bool
     @property

@@ -13,7 +13,7 @@ from ._structure import Layout
 if TYPE_CHECKING:
     from ._connection import Connection
 
-HOLD = 3  # Conn._start: take a hold
+HOLD, TAKE_OVER = 3, 4  # Conn._start: take a hold; take it over from the process that pickled the Ref
 HOLD_SECONDS = 1.0  # how long implicit holds (unpickling) are waited for
 
 _opened: list[weakref.ref[Connection]] = []
@@ -54,8 +54,11 @@ class Ref(_rdt.Ref):
       raises `Freed` or `Denied`. `holds` tells whether the Ref has the hold. `Connection.hold` takes a hold or raises why it cannot.
     - A Ref made from text, from a name or from an id, and a Ref that a call returned as information, has no hold until `Connection.hold`.
 
-    To hand an object over without a gap, keep your Ref until the other process reports that its `holds` is true, or put the object with
-    `detached=True` and a `ttl` longer than the transit. `keep()` passes the hold to the connection.
+    Handing a Ref on: pickling a Ref that holds its object gives the object a grace period (`put(grace=)`, 10 seconds): the daemon holds it until
+    the other process has unpickled the Ref and holds the object itself, or until the time is over, whatever becomes of this Ref and this
+    process. So `return c.put(x)` in a pool's worker and `queue.put(c.put(x))` just work. Each pickling is for one receiver. The grace period
+    is for objects of this user on this node. If the Ref may be longer on its way, keep yours, or put with `detached=True` and a `ttl`.
+    `keep()` passes the hold to the connection.
     A fetched value holds its memory by itself, whatever happens to the Ref.
     """
 
@@ -85,9 +88,13 @@ class Ref(_rdt.Ref):
             shared = connection._shared(packed)
             if shared is not None and shared._state() in (OK, AGAIN):
                 self._hold = shared
+                try:
+                    connection._start(TAKE_OVER, self, 0, 0, None, HOLD_SECONDS)  # ends the hold in transit, and ends itself
+                except Error:
+                    pass  # the grace period ends it
                 return
             try:
-                self._hold = request = connection._start(HOLD, self, 0, 0, None, HOLD_SECONDS)
+                self._hold = request = connection._start(TAKE_OVER, self, 0, 0, None, HOLD_SECONDS)
             except Error:  # the connection was closed, is lost, or belongs to another process
                 continue
             request._share(packed)
@@ -126,6 +133,13 @@ class Ref(_rdt.Ref):
         node."""
         made = cls._from_name(name, after, near)
         return made.at(address) if address is not None else made
+
+    def __copy__(self) -> Ref:
+        """A copy in this process, with a hold of its own: no pickle, so no grace period."""
+        return type(self)._unpickle(self.pack(), self._hint)
+
+    def __deepcopy__(self, memo: Any) -> Ref:
+        return self.__copy__()
 
     def __enter__(self) -> Ref:
         return self

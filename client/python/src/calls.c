@@ -65,10 +65,11 @@ static PyObject *free_ref(PyObject *self, PyObject *args)
     return none_or_raise(status, &err);
 }
 
-static enum rdt_status hold(rdt *conn, const struct rdt_ref *ref, int64_t timeout_ns, int64_t patience_ns, rdt_request **request_p,
-                            struct rdt_error *err)
+static enum rdt_status hold(rdt *conn, const struct rdt_ref *ref, bool takes_over, int64_t timeout_ns, int64_t patience_ns,
+                            rdt_request **request_p, struct rdt_error *err)
 {
-    enum rdt_status status = rdt_hold_start(conn, ref, timeout_ns, request_p, err);
+    enum rdt_status status = takes_over ? rdt_take_over_start(conn, ref, timeout_ns, request_p, err)
+                                        : rdt_hold_start(conn, ref, timeout_ns, request_p, err);
 
     if (status == RDT_OK && patience_ns > 0)
         (void)rdt_wait(conn, request_p, 1, 1, patience_ns, NULL, NULL, NULL); /* the request carries the result */
@@ -76,7 +77,7 @@ static enum rdt_status hold(rdt *conn, const struct rdt_ref *ref, int64_t timeou
 }
 
 /* _start(what, ref or None, address, bytes, timeout, patience): starts a wait and returns its Request. what: 0 waits for a put, 1 for the end of an
- * object, 2 for the end of all objects in a range, 3 takes a hold. A hold is waited for `patience` seconds right here, which saves a wake-up. */
+ * object, 2 for the end of all objects in a range, 3 takes a hold, 4 takes a hold over from the process that pickled the Ref. A hold is waited for `patience` seconds right here, which saves a wake-up. */
 static PyObject *start(PyObject *self, PyObject *args)
 {
     struct conn *conn = (struct conn *)self;
@@ -107,8 +108,8 @@ static PyObject *start(PyObject *self, PyObject *args)
         status = rdt_wait_put_start(conn->rdt, &value, timeout_ns, &request, &err);
     else if (what == 1)
         status = rdt_wait_freed_start(conn->rdt, &value, timeout_ns, &request, &err);
-    else if (what == 3)
-        status = hold(conn->rdt, &value, timeout_ns, (int64_t)(patience * 1e9), &request, &err);
+    else if (what == 3 || what == 4)
+        status = hold(conn->rdt, &value, what == 4, timeout_ns, (int64_t)(patience * 1e9), &request, &err);
     else
         status = rdt_wait_freed_range_start(conn->rdt, (const void *)(uintptr_t)address, (size_t)bytes, timeout_ns, &request, &err);
     Py_END_ALLOW_THREADS

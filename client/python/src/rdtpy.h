@@ -38,6 +38,7 @@ struct link { /* an element of one of Conn's lists */
 };
 
 #define HOST (-1)
+#define GRACE_NS INT64_C(10000000000) /* unless put was told another */
 #define MAX_GPUS 64
 
 struct conn {
@@ -66,6 +67,7 @@ struct ref {
     bool retained;         /* the hold passes to the connection when this Ref is deallocated */
     bool live;         /* from put: the caller's GPU memory must not be reused until the object is freed */
     int hint;          /* for readers: 1 if the tensors were torch's */
+    int64_t grace_ns;  /* how long the daemon holds the object for a process that this Ref is pickled for; 0: not at all */
 };
 
 struct request {

@@ -11,6 +11,7 @@ PyObject *ref_new(const struct rdt_ref *value, struct conn *conn)
         return NULL;
     ref->ref = *value;
     ref->copied = -1;
+    ref->grace_ns = GRACE_NS;
     link_init(&ref->link);
     if (conn) {
         Py_INCREF(conn);
@@ -63,6 +64,7 @@ static PyObject *make(PyTypeObject *type, const struct rdt_ref *value)
         return NULL;
     ref->ref = *value;
     ref->copied = -1;
+    ref->grace_ns = GRACE_NS;
     link_init(&ref->link);
     return (PyObject *)ref;
 }
@@ -166,11 +168,30 @@ static PyObject *ref_pack(PyObject *self, PyObject *ignored)
     return PyBytes_FromStringAndSize((const char *)packed, (Py_ssize_t)bytes);
 }
 
+/* The pickle is for another process, and nobody knows whether this Ref is still there when it arrives: `return put(x)` deletes it at once.
+ * So the daemon holds the object until the other process does (Ref._take), or until the grace period is over. */
+static bool hand_on(struct ref *ref)
+{
+    struct conn *conn = ref->conn ? ref->conn : ref->hold ? ((struct request *)ref->hold)->conn : NULL;
+    struct rdt_ref value = ref->ref;
+
+    if (!conn || conn->closed || ref->grace_ns <= 0 || value.is_name || value.generation == 0)
+        return true;
+    if (!conn_enter(conn))
+        return false;
+    CONN_CALL(conn, (void)rdt_hand_on(conn->rdt, &value, ref->grace_ns, NULL)); /* the receiver's fetch says what is wrong */
+    return true;
+}
+
 static PyObject *ref_reduce(PyObject *self, PyObject *ignored)
 {
-    PyObject *packed = ref_pack(self, NULL), *unpack = PyObject_GetAttrString((PyObject *)Py_TYPE(self), "_unpickle"), *reduced = NULL;
+    PyObject *packed, *unpack, *reduced = NULL;
 
     (void)ignored;
+    if (!hand_on((struct ref *)self))
+        return NULL;
+    packed = ref_pack(self, NULL);
+    unpack = PyObject_GetAttrString((PyObject *)Py_TYPE(self), "_unpickle");
     if (packed && unpack)
         reduced = Py_BuildValue("O(Oi)", unpack, packed, ((struct ref *)self)->hint);
     Py_XDECREF(packed);
@@ -396,6 +417,18 @@ static PyObject *get_hint(PyObject *self, void *ignored)
     return PyLong_FromLong(((struct ref *)self)->hint);
 }
 
+static PyObject *get_grace(PyObject *self, void *ignored)
+{
+    (void)ignored;
+    return PyFloat_FromDouble((double)((struct ref *)self)->grace_ns / 1e9);
+}
+
+static int set_grace(PyObject *self, PyObject *value, void *ignored)
+{
+    (void)ignored;
+    return value && timeout_from(value, GRACE_NS, &((struct ref *)self)->grace_ns) ? 0 : -1;
+}
+
 static int set_hint(PyObject *self, PyObject *value, void *ignored)
 {
     long hint = value ? PyLong_AsLong(value) : 0;
@@ -419,6 +452,7 @@ static PyGetSetDef getset[] = {
     {"copied", get_copied, NULL, "The number of tensors that put copied into the daemon's memory; None if this Ref did not come from put.", NULL},
     {"_hold", get_hold, set_hold, NULL, NULL},
     {"_wanting", get_wanting, set_wanting, NULL, NULL},
+    {"_grace", get_grace, set_grace, NULL, NULL},
     {"_hint", get_hint, set_hint, NULL, NULL},
     {"_live", get_live, NULL, NULL, NULL},
     {NULL, NULL, NULL, NULL, NULL},

@@ -57,6 +57,93 @@ Test(holds, producer_frees_and_it_can_be_fetched_until_the_holder_lets_go)
     end(NULL);
 }
 
+/* ---- in transit ---- */
+
+static rdt_request *take_over(rdt *client, const struct rdt_ref *ref)
+{
+    rdt_request *hold = NULL;
+
+    must_ok(rdt_take_over_start(client, ref, LONG, &hold, &err));
+    must_ok(rdt_wait(client, &hold, 1, 1, LONG, NULL, NULL, &err));
+    return hold;
+}
+
+Test(holds, ref_that_was_handed_on_outlives_the_drop_until_its_receiver_lets_go)
+{
+    struct rdt_ref ref;
+    rdt_request *hold;
+
+    begin(NULL);
+    ref = put_mib(conn, NULL, 1);
+    must_ok(rdt_hand_on(conn, &ref, 60 * SEC, &err));
+    must_ok(rdt_drop(conn, &ref, &err));
+    hold = take_over(other, &ref);
+    is_there(other, &ref, 1);
+    rdt_request_destroy(hold);
+    must_ok(rdt_wait_freed(other, &ref, LONG, &err)); /* the hold in transit has ended with its take-over */
+    end(NULL);
+}
+
+Test(holds, each_ref_that_was_handed_on_is_taken_over_for_itself)
+{
+    struct rdt_ref ref;
+    rdt_request *hold;
+
+    begin(NULL);
+    ref = put_mib(conn, NULL, 1);
+    must_ok(rdt_hand_on(conn, &ref, 60 * SEC, &err));
+    must_ok(rdt_hand_on(conn, &ref, 1, &err)); /* a shorter one does not cut the first short */
+    must_ok(rdt_drop(conn, &ref, &err));
+    must_ok(rdt_ping(conn, LONG, &err));
+    for (int i = 0; i < 2; i++) {
+        hold = take_over(other, &ref);
+        is_there(other, &ref, 1);
+        rdt_request_destroy(hold);
+    }
+    must_ok(rdt_wait_freed(other, &ref, LONG, &err));
+    end(NULL);
+}
+
+Test(holds, ref_that_was_handed_on_outlives_its_session_and_then_its_time_ends)
+{
+    struct rdt_ref ref;
+    rdt *third;
+
+    begin(NULL);
+    third = node_client(&node, "third");
+    ref = put_mib(third, NULL, 1);
+    must_ok(rdt_hand_on(third, &ref, SEC, &err));
+    rdt_close(third);
+    is_there(other, &ref, 1);
+    must_ok(rdt_wait_freed(other, &ref, LONG, &err));
+    must_be(RDT_OWNER_DIED, fetch(other, &ref, RDT_FETCH_AUTO, &err));
+    end(NULL);
+}
+
+Test(holds, object_that_went_with_a_drop_says_so)
+{
+    struct rdt_ref dropped, freed, forced;
+    struct rdt_error why;
+
+    begin(NULL);
+    dropped = put_mib(conn, NULL, 1);
+    freed = put_mib(conn, NULL, 1);
+    forced = put_mib(conn, NULL, 1);
+    must_ok(rdt_hand_on(conn, &forced, 60 * SEC, &err));
+    must_ok(rdt_drop(conn, &dropped, &err));
+    must_ok(rdt_free(conn, &freed, false, &err));
+    must_ok(rdt_free(conn, &forced, true, &err));
+    must_be(RDT_FREED, fetch(other, &dropped, RDT_FETCH_AUTO, &why));
+    must(strstr(why.msg, "was freed when its producer dropped its Ref: keep the Ref, or put with detached=True"));
+    must_be(RDT_FREED, fetch(other, &freed, RDT_FETCH_AUTO, &why));
+    must(!strstr(why.msg, "dropped"));
+    must_be(RDT_FREED, fetch(other, &forced, RDT_FETCH_AUTO, &why));
+    must_ok(rdt_wait_freed(other, &forced, LONG, &err));
+    must_be(RDT_INVALID, rdt_hand_on(conn, &freed, 0, &err));
+    must_be(RDT_FREED, rdt_hand_on(conn, &freed, SEC, &err));
+    end(NULL);
+}
+
 Test(holds, each_counts_for_itself)
 {
     enum { N = 300 };
