@@ -29,7 +29,7 @@ void conns_init(struct conns *conns, struct rpc *rpc, uint64_t open_files)
 {
     FILE *file = fopen("/proc/sys/kernel/overflowuid", "re");
 
-    *conns = (struct conns){.rpc = rpc, .next_id = 1, .open_files = open_files};
+    *conns = (struct conns){.rpc = rpc, .next_id = 1, .open_files = open_files, .refusals.every_ns = UINT64_C(1000000000)};
     owner_work_watch(rpc->owner_work, on_closed_some, conns);
     list_init(&conns->all);
     list_init(&conns->unflushed);
@@ -116,7 +116,7 @@ static void conn_close(struct conn *conn, const char *why)
     list_remove(&conn->unflushed);
     deadline_unset(conn->rpc->deadlines, &conn->retry);
     if (conn->greeted) {
-        log_info("client %llu (%s, pid %d, uid %u) ends: %s; %u objects, %zu holds, %zu fetches",
+        log_debug("client %llu (%s, pid %d, uid %u) ends: %s; %u objects, %zu holds, %zu fetches",
                  (unsigned long long)client->id, client->name, (int)client->pid, client->account->owner.uid, why,
                  client->n_objects, map_count(&client->holds) + map_count(&client->keeps),
                  map_count(&client->fetches));
@@ -296,9 +296,12 @@ static uint64_t said(const struct client *client)
 
 static void refuse(struct conn *conn, const struct frame *frame, const struct rdt_error *err)
 {
+    char who[80];
+
     send_error(&conn->client, frame->type, FRAME_REPLY, frame->request_id, err);
-    log_warn("client %llu (pid %d, uid %u): %s", (unsigned long long)conn->client.id, (int)conn->client.pid,
-             conn->client.account->owner.uid, err->msg);
+    (void)snprintf(who, sizeof who, "client %llu (pid %d, uid %u)", (unsigned long long)conn->client.id, (int)conn->client.pid,
+                   conn->client.account->owner.uid);
+    log_warn_rarely(&conn->conns->refusals, who, err->msg);
     conn->draining = true;
     (void)deadline_set(conn->rpc->deadlines, &conn->hello, HELLO_TIMEOUT_NS); /* the time for the client to read the answer */
 }
@@ -340,8 +343,8 @@ static void on_hello(struct conn *conn, struct frame *frame)
     list_append(&rpc->clients, &client->link);
     rpc->n_clients++;
     event(&rpc->events, RDT__PB__LIST_KIND__LIST_KIND_CLIENTS, "connected", client);
-    log_info("client %llu (%s, pid %d, uid %u) connects", (unsigned long long)client->id, client->name, (int)client->pid,
-             client->account->owner.uid);
+    log_trace("client %llu (%s, pid %d, uid %u) connects", (unsigned long long)client->id, client->name, (int)client->pid,
+              client->account->owner.uid);
     reply.protocol = RDT_PROTOCOL_MAX;
     reply.daemon_version = (char *)RDTD_VERSION;
     reply.node_uuid = (ProtobufCBinaryData){16, (uint8_t *)rpc->node->uuid};

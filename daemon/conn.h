@@ -17,6 +17,7 @@
 #include "daemon/base/owner_work.h"
 #include "daemon/base/deadline.h"
 #include "daemon/base/list.h"
+#include "daemon/base/log.h"
 #include "daemon/rpc/rpc.h"
 #include "proto/frame.h"
 
@@ -60,6 +61,7 @@ struct conns {
     uv_prepare_t prepare; /* sends the answers that were queued in this iteration */
     unsigned n, n_refused, n_behind;
     uint64_t open_files; /* the most that this process may have */
+    struct log_rare refusals;
     uint64_t next_id;
     unsigned overflow_uid;       /* the uid that the kernel shows for users that it cannot map */
     void (*on_empty)(void *arg); /* called when the last connection is freed */

@@ -579,7 +579,7 @@ enum rdt_status daemon_run(const struct options *options, struct rdt_error *err)
     status = start(daemon, err);
     if (status == RDT_OK) {
         node_hex(daemon->node.uuid, uuid);
-        log_info("node %s serves %s%s%s", uuid, options->socket, daemon->node.address[0] ? ", peers at " : "",
+        log_info("rdtd %s: node %s serves %s%s%s", RDTD_VERSION, uuid, options->socket, daemon->node.address[0] ? ", peers at " : "",
                  daemon->node.address);
         sdnotify("READY=1\nSTATUS=serving");
         daemon->idle.on_passed = on_idle_look;

@@ -92,3 +92,24 @@ void log_write(enum log_level level, const char *fmt, ...)
     } while (written < 0 && errno == EINTR);
     errno = saved_errno;
 }
+
+void log_warn_rarely(struct log_rare *rare, const char *who, const char *text)
+{
+    struct timespec time;
+    uint64_t now;
+    unsigned unsaid = rare->unsaid;
+
+    (void)clock_gettime(CLOCK_MONOTONIC, &time);
+    now = (uint64_t)time.tv_sec * 1000000000u + (uint64_t)time.tv_nsec;
+    if (rare->said_ns && now - rare->said_ns < rare->every_ns) {
+        rare->unsaid++;
+        log_debug("%s: %s", who, text);
+        return;
+    }
+    rare->said_ns = now;
+    rare->unsaid = 0;
+    if (unsaid)
+        log_warn("%s: %s (and %u more like it)", who, text, unsaid);
+    else
+        log_warn("%s: %s", who, text);
+}

@@ -4,6 +4,7 @@
 #define DAEMON_LOG_H
 
 #include <stdbool.h>
+#include <stdint.h>
 
 enum log_level { LOG_LEVEL_ERROR, LOG_LEVEL_WARN, LOG_LEVEL_INFO, LOG_LEVEL_DEBUG, LOG_LEVEL_TRACE };
 
@@ -21,5 +22,14 @@ void log_write(enum log_level level, const char *fmt, ...) __attribute__((format
 #define log_info(...) log_at(LOG_LEVEL_INFO, __VA_ARGS__)   /* lifecycle */
 #define log_debug(...) log_at(LOG_LEVEL_DEBUG, __VA_ARGS__) /* per object */
 #define log_trace(...) log_at(LOG_LEVEL_TRACE, __VA_ARGS__) /* per message */
+
+/* For what users and strangers can cause at will: one warning in a while, the rest at debug. Zeroed but for every_ns. */
+struct log_rare {
+    uint64_t every_ns, said_ns;
+    unsigned unsaid; /* since then */
+};
+
+/* "who: text", and how many were not said since the last one. One thread at a time. */
+void log_warn_rarely(struct log_rare *rare, const char *who, const char *text);
 
 #endif

@@ -141,7 +141,7 @@ static void log_failure(struct peer *peer, const struct rdt_error *why)
     peer_describe(peer, who);
     snprintf(peer->dial->logged, sizeof peer->dial->logged, "%.191s", why->msg);
     if (news && !peer_has_been_met(peer))
-        peers_warn_rarely(&peer->peers->unmet_warnings, who, why->msg);
+        log_warn_rarely(&peer->peers->unmet_warnings, who, why->msg);
     else
         log_at(news ? LOG_LEVEL_WARN : LOG_LEVEL_DEBUG, "%s: %s", who, why->msg);
 }

@@ -3,6 +3,7 @@
 #ifndef DAEMON_PEER_IMPL_H
 #define DAEMON_PEER_IMPL_H
 
+#include "daemon/base/log.h"
 #include "daemon/base/map.h"
 #include "daemon/base/node.h"
 #include "daemon/config/options.h"
@@ -30,12 +31,6 @@ struct peer_dial {
     struct peer *same;      /* hidden: the peer that it turned out to be; NULL: this node itself */
 };
 
-/* What strangers and users can cause at will: one line in a while. */
-struct peers_warnings {
-    uint64_t every_ns, said_ns;
-    unsigned unsaid; /* since then */
-};
-
 struct peers {
     uv_loop_t *loop;
     const struct options *options;
@@ -55,7 +50,7 @@ struct peers {
     bool turning_away, left_waiting;
     struct strangers strangers; /* accepted links that are not up */
     char hello_address[65];
-    struct peers_warnings stranger_warnings, unmet_warnings;
+    struct log_rare stranger_warnings, unmet_warnings;
 
     bool closing;
     void (*on_closed)(void *arg);
@@ -67,9 +62,6 @@ struct peers {
 bool peer_is_known(const struct peer *peer);        /* returns whether its uuid is known */
 bool peer_has_been_met(const struct peer *peer);    /* or the nodes file lists it */
 bool peer_can_be_dialled(const struct peer *peer);  /* returns whether an address of it is known */
-
-/* Logs "who: text" as a warning, or at debug if there was a warning a short while ago. */
-void peers_warn_rarely(struct peers_warnings *warnings, const char *who, const char *text);
 
 /* Adds a peer; uuid NULL: not known yet. For less than PROOF_HELLO, account is the user's whose request names the node (a
  * reference is taken; NULL: no user's), and LIMIT says that there are too many such nodes. NO_MEMORY. */

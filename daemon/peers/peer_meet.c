@@ -29,7 +29,7 @@ static void warn_of_stranger(struct peers *peers, const char *remote, const char
     char who[128];
 
     snprintf(who, sizeof who, "connection from %.100s", remote);
-    peers_warn_rarely(&peers->stranger_warnings, who, text);
+    log_warn_rarely(&peers->stranger_warnings, who, text);
 }
 
 void peer_meet_drop(struct peers *peers, struct peer_link *link, const char *reason)

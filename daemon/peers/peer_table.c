@@ -16,27 +16,8 @@
 #define FORGET_NS UINT64_C(60000000000) /* an unmet node that nobody wants is forgotten after this */
 #define DIAL_EVERY_NS UINT64_C(250000000) /* one user's dials of unlisted addresses, in the long run */
 #define DIAL_BURST 64u
-#define WARN_EVERY_NS UINT64_C(60000000000)
 
 static const uint8_t nobody[16];
-
-void peers_warn_rarely(struct peers_warnings *warnings, const char *who, const char *text)
-{
-    uint64_t now = uv_hrtime();
-    unsigned unsaid = warnings->unsaid;
-
-    if (warnings->said_ns && now - warnings->said_ns < warnings->every_ns) {
-        warnings->unsaid++;
-        log_debug("%s: %s", who, text);
-        return;
-    }
-    warnings->said_ns = now;
-    warnings->unsaid = 0;
-    if (unsaid)
-        log_warn("%s: %s (and %u more like it)", who, text, unsaid);
-    else
-        log_warn("%s: %s", who, text);
-}
 
 bool peer_is_known(const struct peer *peer)
 {

@@ -141,11 +141,11 @@ Test(hostile_peer, sizes_that_do_not_agree_are_refused)
     uint8_t *megabytes = calloc(1, 5 * MIB);
 
     begin_with_insider(NULL);
-    LIES(RDT_PROTOCOL, "take 16 bytes, not the 17 it says", answer.meta.bytes = 17);
-    LIES(RDT_PROTOCOL, "take 16 bytes, not the 18446744073709551615", answer.meta.bytes = UINT64_MAX);
-    LIES(RDT_PROTOCOL, "15 bytes came with the answer, not 16", answer.meta.inline_data.len = 15);
-    LIES(RDT_PROTOCOL, "0 bytes came with the answer, not 16", answer.meta.inline_data.len = 0);
-    LIES(RDT_PROTOCOL, "take 0 bytes, not the 16", answer.meta.tensors = NULL);
+    LIES(RDT_PROTOCOL, "have 16 bytes, but the answer says 17", answer.meta.bytes = 17);
+    LIES(RDT_PROTOCOL, "have 16 bytes, but the answer says 18446744073709551615", answer.meta.bytes = UINT64_MAX);
+    LIES(RDT_PROTOCOL, "carries 15 bytes of an object of 16", answer.meta.inline_data.len = 15);
+    LIES(RDT_PROTOCOL, "carries 0 bytes of an object of 16", answer.meta.inline_data.len = 0);
+    LIES(RDT_PROTOCOL, "have 0 bytes, but the answer says 16", answer.meta.tensors = NULL);
     LIES(RDT_INVALID, "tensor 0", answer.dtype = 99);
     LIES(RDT_INVALID, "tensor 0", answer.shape = UINT64_MAX);
     LIES(RDT_INVALID, "tensor 0", answer.ndim = two; answer.tensors.shape = huge; answer.tensors.n_shape = 2);

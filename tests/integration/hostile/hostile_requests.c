@@ -259,7 +259,7 @@ Test(hostile_requests, name_of_a_client_is_shown_as_plain_text)
     Rdt__Pb__Hello hello = RDT__PB__HELLO__INIT;
     struct program ctl;
 
-    begin(NULL);
+    begin(&(struct node_options){.log = "trace"});
     raw_connect(&raw, node.socket);
     hello.protocol_min = hello.protocol_max = RDT_PROTOCOL_MAX;
     hello.client_name = (char *)"evil\xc2\x9b" "2J\x1b[2J\xe2\x80\xae" "live";
